@@ -1,0 +1,68 @@
+"""ferrule: GPU kernels written by hand, at home in NumPy, PyTorch and MLX, on any machine.
+
+Importing this module imports NumPy and ml_dtypes, and nothing else of weight.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+from .call import DictionaryKernel, MetalKernel, metal_kernel
+from .dtypes import (
+    Dtype,
+    bfloat16,
+    bool_,
+    complex64,
+    float16,
+    float32,
+    float64,
+    int8,
+    int16,
+    int32,
+    int64,
+    uint8,
+    uint16,
+    uint32,
+    uint64,
+)  # fmt: skip
+from .errors import (
+    CacheWarning,
+    CompileError,
+    DeviceError,
+    DialectError,
+    FerruleError,
+    FerruleWarning,
+    KernelError,
+    KernelTypeError,
+    PortabilityWarning,
+    ToolchainError,
+)  # fmt: skip
+
+if TYPE_CHECKING:
+    from .binding import set_threads as set_threads
+    from .toolchain import set_compiler as set_compiler
+
+# Loaded when first used: they need ctypes, compilers or the C runtime.
+_LAZY = {"set_compiler": "toolchain", "set_threads": "binding"}
+
+__all__ = [
+    "CacheWarning", "CompileError", "DeviceError", "DialectError", "DictionaryKernel", "Dtype",
+    "FerruleError", "FerruleWarning", "KernelError", "KernelTypeError", "MetalKernel",
+    "PortabilityWarning", "ToolchainError", "__version__", "bfloat16", "bool_", "complex64",
+    "float16", "float32", "float64", "int8", "int16", "int32", "int64", "metal_kernel",
+    "set_compiler", "set_threads", "uint8", "uint16", "uint32", "uint64",
+]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(importlib.import_module(f".{_LAZY[name]}", __name__), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,54 @@
+"""The only place where ferrule reads environment variables.
+
+Each variable has an argument or a function that does the same; ``ferrule doctor`` prints them.
+
+==================  =====================================================================
+FERRULE_CACHE_DIR   folder of the disk cache (``ferrule.cache.Cache(path)``)
+FERRULE_CXX         C++ compiler for the CPU (``ferrule.set_compiler(path)``)
+FERRULE_THREADS     threads that run CPU kernels (``ferrule.set_threads(n)``)
+==================  =====================================================================
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+CACHE_DIR = "FERRULE_CACHE_DIR"
+CXX = "FERRULE_CXX"
+THREADS = "FERRULE_THREADS"
+NAMES = (CACHE_DIR, CXX, THREADS)
+
+
+def get(name: str) -> str | None:
+    """The value of one of ``NAMES``, or None where it is unset or empty."""
+    if name not in NAMES:
+        raise KeyError(name)
+    return os.environ.get(name) or None
+
+
+def search_path() -> str:
+    """The folders that are searched for compilers."""
+    return os.environ.get("PATH", os.defpath)
+
+
+def child_environment() -> dict[str, str]:
+    """The environment for a compiler: the caller's, with messages in English."""
+    return {**os.environ, "LC_ALL": "C"}
+
+
+def user_cache_folder() -> str | None:
+    """The user's folder for caches, as platformdirs has it; None where there is no home."""
+    # platformdirs itself takes longer to import than a cached kernel takes to load.
+    chosen = os.environ.get("XDG_CACHE_HOME", "")
+    if sys.platform != "darwin" and os.path.isabs(chosen):
+        return chosen
+    home = os.path.expanduser("~")
+    if not os.path.isabs(home):
+        return None
+    return os.path.join(home, *(("Library", "Caches") if sys.platform == "darwin" else (".cache",)))
+
+
+def cuda_homes() -> list[str]:
+    """The folders that the user names as CUDA's."""
+    return [home for name in ("CUDA_HOME", "CUDA_PATH") if (home := os.environ.get(name))]

@@ -1,0 +1,394 @@
+"""Checks of a call's arguments. Each error names the kernel, the argument, the value and the rule.
+
+The first lines of each check let the usual value pass at little cost; the rest is for the unusual.
+Messages begin with MLX's own sentence where MLX has one.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import numpy as np
+
+from . import dtypes, hosts
+from .dtypes import Dtype
+from .errors import FerruleError, KernelError, KernelTypeError
+from .hosts import Host
+from .kernel import Kernel
+from .spec import MAX_THREADS, Facts, Shape, is_row_contiguous, row_contiguous_strides
+
+INT32 = 2**31
+MAX_BYTES = 2**63 - 1
+BAD_TEMPLATE = (
+    "[metal_kernel] Invalid template argument. Must be `mlx.core.Dtype`, `int` or `bool`."
+)
+_DESCRIBED = re.compile(r"\s*(\w+)\s*(?:\[([\d,\s]*)\])?\s*", re.ASCII)
+_found: dict[object, Dtype] = {}  # dtypes of any library seen so far
+
+
+def shown(value: object) -> str:
+    """``value`` for a message: its repr, or its type and shape where it is an array."""
+    kind = type(value)
+    if hosts.find(kind) is not None:
+        shape = getattr(value, "shape", ())
+        return f"a {kind.__module__}.{kind.__qualname__} of shape {tuple(shape)}"
+    try:
+        text = repr(value)
+    except Exception:  # a message must not fail over a value's repr
+        text = f"a {kind.__module__}.{kind.__qualname__}"
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def input_label(kernel: Kernel, index: int) -> str:
+    """How messages call an input."""
+    return f"input {kernel.input_names[index]!r} of kernel {kernel.name!r}"
+
+
+def output_label(kernel: Kernel, what: str, index: int) -> str:
+    """How messages call an entry of ``output_shapes`` or ``output_dtypes``."""
+    return f"`{what}` of kernel {kernel.name!r} for output {kernel.output_names[index]!r}"
+
+
+def renamed(error: FerruleError, label: str) -> FerruleError:
+    """A host's error, which tells what is wrong, with the argument that it is wrong with."""
+    return type(error)(f"[metal_kernel] {label} {error}")
+
+
+def wrong_type(label: str, value: object, expected: str) -> KernelTypeError:
+    """The error for an argument of a wrong type."""
+    return KernelTypeError(
+        f"[metal_kernel] {label}: got {shown(value)} of type {type(value).__name__}, "
+        f"expected {expected}."
+    )
+
+
+def mixed(kernel: Kernel, one: int, had: str, two: int, has: str, what: str) -> KernelError:
+    """The error for two libraries or devices in one call."""
+    names = kernel.input_names
+    return KernelError(
+        f"[metal_kernel] kernel {kernel.name!r} got arrays of two {what}: input {names[one]!r} is "
+        f"{had}, input {names[two]!r} is {has}; convert one of them."
+    )
+
+
+def listed(kernel: Kernel, what: str, value: object, names: tuple[str, ...]) -> list[Any]:
+    """The entries of an argument that has one per name."""
+    if type(value) is not list and type(value) is not tuple:
+        if isinstance(value, Mapping):
+            raise KernelTypeError(
+                f"[metal_kernel] `{what}` of kernel {kernel.name!r}: got a dictionary, expected a "
+                "list, because the kernel was made with `input_names` and `output_names`. Leave "
+                "both out to call it with dictionaries."
+            )
+        if isinstance(value, (str, bytes)) or not isinstance(value, Sequence):
+            label = f"`{what}` of kernel {kernel.name!r}"
+            wrong = wrong_type(label, value, f"a list of {len(names)} entries")
+            if hosts.find(type(value)) is None:
+                raise wrong
+            raise KernelError(str(wrong))  # MLX takes an array for a list, and counts its rows
+    entries: list[Any] = list(value)
+    if len(entries) != len(names):
+        raise KernelError(
+            f"[metal_kernel] Expected `{what}` to have size {len(names)} but got size "
+            f"{len(entries)}. Kernel {kernel.name!r} wants one entry for each of: "
+            f"{', '.join(names) or '(none)'}."
+        )
+    return entries
+
+
+def _integers(label: str, value: object, expected: str) -> tuple[int, ...]:
+    """``value`` as a tuple of ints, for what is no tuple of ints."""
+    if isinstance(value, (str, bytes, Mapping)):
+        raise wrong_type(label, value, expected)
+    try:
+        entries = list(value)  # type: ignore[call-overload]
+    except TypeError:
+        raise wrong_type(label, value, expected) from None
+    sizes = []
+    for entry in entries:
+        if isinstance(entry, (bool, np.bool_)):
+            raise wrong_type(label, value, expected)
+        try:
+            sizes.append(operator.index(entry))
+        except TypeError:
+            raise wrong_type(label, value, expected) from None
+    return tuple(sizes)
+
+
+def axes(kernel: Kernel, what: str, value: object, least: int) -> tuple[int, int, int]:
+    """``grid`` or ``threadgroup``: three int32, none below ``least``."""
+    if type(value) is tuple and len(value) == 3:
+        x, y, z = value
+        if (
+            type(x) is int
+            and type(y) is int
+            and type(z) is int
+            and least <= x < INT32
+            and least <= y < INT32
+            and least <= z < INT32
+        ):
+            return value
+    label = f"`{what}` of kernel {kernel.name!r}"
+    expected = f"three integers from {least} to {INT32 - 1}"
+    sizes = _integers(label, value, expected)
+    if len(sizes) != 3 or not all(-INT32 <= size < INT32 for size in sizes):
+        raise wrong_type(label, value, expected)
+    if min(sizes) < least:
+        raise KernelError(f"[metal_kernel] {label}: got {sizes}, expected {expected}.")
+    return sizes[0], sizes[1], sizes[2]
+
+
+def threadgroup_axes(kernel: Kernel, value: object) -> tuple[int, int, int]:
+    """``threadgroup``: three positive int32 with a product of 1024 at most."""
+    x, y, z = group = axes(kernel, "threadgroup", value, 1)
+    if x * y * z > MAX_THREADS:
+        raise KernelError(
+            f"[metal_kernel] `threadgroup` of kernel {kernel.name!r}: got {group}, which is "
+            f"{x * y * z} threads; at most {MAX_THREADS} are allowed."
+        )
+    return group
+
+
+def check_empty(kernel: Kernel, grid: tuple[int, int, int], shapes: Sequence[Shape]) -> None:
+    """Refuse a grid of no threads where an output has elements to write."""
+    for name, shape in zip(kernel.output_names, shapes, strict=True):
+        if 0 not in shape:
+            raise KernelError(
+                f"[metal_kernel] `grid` of kernel {kernel.name!r}: got {grid}, which runs no "
+                f"thread, but output {name!r} of shape {shape} is not empty; expected three "
+                "positive integers."
+            )
+
+
+def output_shape(kernel: Kernel, index: int, value: object, dtype: Dtype) -> Shape:
+    """One entry of ``output_shapes``."""
+    usual = type(value) is tuple
+    size = dtype.itemsize
+    if usual:
+        for dim in value:  # type: ignore[attr-defined]
+            if type(dim) is not int or dim < 0:
+                usual = False
+                break
+            size *= dim
+        if usual and size <= MAX_BYTES:
+            return value  # type: ignore[return-value]
+    label = output_label(kernel, "output_shapes", index)
+    expected = "a sequence of non-negative integers"
+    shape = _integers(label, value, expected)
+    if shape and min(shape) < 0:
+        raise KernelError(f"[metal_kernel] {label}: got {shape}, expected {expected}.")
+    size = dtype.itemsize * math.prod(shape)
+    if size > MAX_BYTES:
+        raise KernelError(
+            f"[metal_kernel] {label}: got {shape}, which is {size} bytes of {dtype.name}; at most "
+            f"{MAX_BYTES} are allowed."
+        )
+    return shape
+
+
+def find_dtype(value: Any) -> Dtype | None:
+    """`dtypes.find`, which remembers what it found."""
+    try:
+        return _found[value]
+    except (KeyError, TypeError):
+        dtype = dtypes.find(value)
+        if dtype is not None:
+            _found[value] = dtype
+        return dtype
+
+
+def output_dtype(kernel: Kernel, index: int, value: object) -> Dtype:
+    """One entry of ``output_dtypes``."""
+    dtype = find_dtype(value)
+    if dtype is None:
+        names = ", ".join(d.name for d in dtypes.ALL if d.level0)
+        raise wrong_type(
+            output_label(kernel, "output_dtypes", index),
+            value,
+            f"a dtype of NumPy, torch or MLX, one of {names}",
+        )
+    if not dtype.level0:
+        raise KernelError(
+            f"[metal_kernel] {output_label(kernel, 'output_dtypes', index)}: float64 is not "
+            "supported on the GPU, so no metal_kernel takes it; expected another, such as float32."
+        )
+    return dtype
+
+
+def scalar(kernel: Kernel, index: int, value: object) -> tuple[Facts, object]:
+    """The facts of an input that is no array, and what owns its bytes."""
+    try:
+        found = hosts.scalar(value)
+    except FerruleError as error:
+        raise renamed(error, input_label(kernel, index)) from error
+    if found is not None:
+        return found
+    expected = "a NumPy, torch or MLX array, or a Python or NumPy number"
+    wrong = wrong_type(input_label(kernel, index), value, expected)
+    if value is None or isinstance(value, type):
+        raise wrong
+    raise KernelError(str(wrong))  # MLX raises a ValueError for a list or a str
+
+
+def check_input(kernel: Kernel, index: int, facts: Facts) -> None:
+    """Refuse float64, and sizes beyond int32 where the body reads them."""
+    if not facts.dtype.level0:
+        raise KernelError(
+            f"[metal_kernel] {input_label(kernel, index)}: float64 is not supported on the GPU, "
+            "so no metal_kernel takes it; cast the array to another dtype, such as float32."
+        )
+    name = kernel.input_names[index]
+    if kernel.wants(name)[0] and facts.shape and max(facts.shape) >= INT32:
+        raise KernelError(
+            f"[metal_kernel] {input_label(kernel, index)}: got the shape {facts.shape}, but the "
+            f"body reads {name}_shape, whose sizes are int32: at most {INT32 - 1}."
+        )
+
+
+def gather(
+    kernel: Kernel, inputs: list[Any], wants_shape: tuple[bool, ...]
+) -> tuple[Host | None, str, list[Facts], list[Any], tuple[int, ...], list[object]]:
+    """What a call's inputs are, copied where a kernel cannot take them as they lie.
+
+    Returns:
+        The host of the arrays and their device (None and ``""`` where there is no array), the
+        facts of all inputs, the arrays that were given, the indices of those that were copied, and
+        the objects that own the memory of copies and scalars.
+    """
+    host: Host | None = None
+    device = ""
+    first = 0
+    facts: list[Facts] = []
+    arrays: list[Any] = []
+    owners: list[object] = []
+    copies: tuple[int, ...] = ()
+    for i, value in enumerate(inputs):
+        found = hosts.known.get(type(value)) or hosts.find(type(value))
+        if found is None:
+            fact, owner = scalar(kernel, i, value)
+            facts.append(fact)
+            owners.append(owner)
+            continue
+        if host is None:
+            host, first = found, i
+        elif found is not host:
+            raise mixed(kernel, first, host.name, i, found.name, "libraries")
+        try:
+            read = found.facts(value)
+            if read is None or (
+                kernel.ensure_row_contiguous and not is_row_contiguous(read.shape, read.strides)
+            ):
+                copy = found.contiguous(value)
+                read = cast(Facts, found.facts(copy))
+                owners.append(copy)
+                copies += (i,)
+        except FerruleError as error:
+            raise renamed(error, input_label(kernel, i)) from error
+        if not read.dtype.level0 or wants_shape[i]:
+            check_input(kernel, i, read)
+        if not device:
+            device = read.device
+        elif read.device != device:
+            raise mixed(kernel, first, f"on {device}", i, f"on {read.device}", "devices")
+        facts.append(read)
+        arrays.append(value)
+    return host, device, facts, arrays, copies, owners
+
+
+def template_value(kernel: Kernel, name: object, value: object) -> int | bool | Dtype:
+    """The value of a template parameter."""
+    kind = type(value)
+    where = f"`template` of kernel {kernel.name!r}: {name}"
+    if kind is bool or kind is int:
+        number: int = value  # type: ignore[assignment]
+        if -INT32 <= number < INT32:
+            return number
+        raise KernelError(
+            f"{BAD_TEMPLATE} {where} is {number}, expected an int from {-INT32} to {INT32 - 1}."
+        )
+    dtype = find_dtype(value)
+    if dtype is None:
+        raise KernelError(
+            f"{BAD_TEMPLATE} {where} is {shown(value)} of type {kind.__name__}; NumPy and torch "
+            "dtypes are allowed too, numbers of NumPy are not: give int(x)."
+        )
+    if not dtype.level0:
+        raise KernelError(
+            f"[metal_kernel] {where} is float64, which is not supported on the GPU; expected "
+            "another dtype, such as float32."
+        )
+    return dtype
+
+
+def number(kernel: Kernel, value: object) -> float:
+    """``init_value`` as a Python bool, int or float."""
+    if type(value) is float or type(value) is int or type(value) is bool:
+        return value
+    plain = value
+    if getattr(value, "shape", None) == () and hasattr(value, "item"):
+        plain = value.item()
+    if not isinstance(plain, (bool, int, float)):
+        raise wrong_type(f"`init_value` of kernel {kernel.name!r}", value, "a number or None")
+    return plain
+
+
+def fill_value(kernel: Kernel, index: int, value: float, dtype: Dtype) -> float:
+    """``init_value`` as an element of ``dtype``: truncated for integers, as a cast does."""
+    label = (
+        f"`init_value` of kernel {kernel.name!r} for output {kernel.output_names[index]!r} of "
+        f"dtype {dtype.name}"
+    )
+    if dtype.kind == "b":
+        return bool(value)
+    if dtype.kind in "iu":
+        limits = np.iinfo(dtype.numpy)
+        low, high = int(limits.min), int(limits.max)
+        if not math.isfinite(value) or not low <= int(value) <= high:
+            raise KernelError(
+                f"[metal_kernel] {label}: got {value!r}, expected a number from {low} to {high}."
+            )
+        return int(value)
+    try:
+        with np.errstate(over="ignore"):
+            return float(np.float32(value))  # MLX takes a C float
+    except OverflowError:
+        raise wrong_type(label, value, "a number that a float can hold") from None
+
+
+def describe(kernel: Kernel, index: int, value: Any) -> Facts:
+    """The facts of an input that is described: an array, a pair, a string or a scalar."""
+    label = input_label(kernel, index)
+    if isinstance(value, str):
+        match = _DESCRIBED.fullmatch(value)
+        dtype = dtypes.BY_NAME.get(match[1]) if match else None
+        sizes = re.findall(r"\d+", match[2] or "") if match else []
+        shape = tuple(int(size) for size in sizes)
+        if dtype is None:
+            raise KernelError(
+                f"[metal_kernel] {label}: got {shown(value)}, expected a dtype and a shape such "
+                f'as "float16[4,16]", with one of the dtypes {", ".join(dtypes.BY_NAME)}.'
+            )
+    elif isinstance(value, (tuple, list)):
+        expected = "a pair such as ((4, 16), np.float16)"
+        if len(value) != 2:
+            raise wrong_type(label, value, expected)
+        shape = _integers(label, value[0], expected)
+        dtype = find_dtype(value[1])
+        if dtype is None:
+            raise wrong_type(label, value[1], "a dtype of NumPy, torch or MLX")
+    elif hosts.find(type(value)) is not None:
+        shape = tuple(value.shape)
+        dtype = find_dtype(value.dtype)
+        if dtype is None:
+            raise renamed(hosts.unknown_dtype(value.dtype), label)
+    else:
+        return scalar(kernel, index, value)[0]
+    if shape and min(shape) < 0:
+        raise KernelError(f"[metal_kernel] {label}: got the shape {shape}, which has no meaning.")
+    facts = Facts(dtype, shape, row_contiguous_strides(shape), 0, "")
+    check_input(kernel, index, facts)
+    return facts

@@ -1,0 +1,596 @@
+"""`metal_kernel`: the call that MLX users know, on any array and any machine.
+
+Everything is checked before anything is launched. What a kernel becomes for one set of dtypes,
+ranks and template values is looked up in a dictionary, so a repeated call builds no text.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, cast, overload
+
+from . import arguments, hosts
+from .dtypes import Dtype
+from .errors import FerruleError, KernelError, KernelTypeError
+from .kernel import Kernel, check_distinct, check_identifier, make_kernel
+from .spec import SMALL, Facts, Input, Launch, Shape, Spec
+
+if TYPE_CHECKING:
+    from .devices import Binary, Program
+    from .hosts import Host
+
+
+class MetalKernel:
+    """A kernel that can be called: what `metal_kernel` returns.
+
+    Attributes:
+        kernel: the text, names and flags, checked.
+    """
+
+    def __init__(self, kernel: Kernel) -> None:
+        self.kernel = kernel
+        self._wants_shape = tuple(kernel.wants(n)[0] for n in kernel.input_names)
+        self._programs: dict[tuple[object, ...], Program] = {}
+        self._template_names: set[tuple[str, ...]] = {()}
+
+    def __repr__(self) -> str:
+        inputs, outputs = ", ".join(self.kernel.input_names), ", ".join(self.kernel.output_names)
+        return f"<ferrule.MetalKernel {self.kernel.name}({inputs}) -> {outputs}>"
+
+    def __reduce__(self) -> tuple[type[MetalKernel], tuple[Kernel]]:
+        return MetalKernel, (self.kernel,)  # loaded programs stay behind
+
+    @hosts.eager_only
+    def __call__(
+        self,
+        *,
+        inputs: Sequence[Any],
+        output_shapes: Sequence[Sequence[int]],
+        output_dtypes: Sequence[Any],
+        grid: Sequence[int],
+        threadgroup: Sequence[int],
+        template: Sequence[tuple[str, Any]] | None = None,
+        init_value: float | None = None,
+        verbose: bool = False,
+        stream: Any = None,
+    ) -> list[Any]:
+        """Run the kernel on ``grid`` threads and return its outputs.
+
+        Args:
+            inputs: one array or Python or NumPy scalar per input name. All arrays belong to one
+                library (NumPy, torch, MLX) and one device, and the outputs do too; where no
+                input is an array, the library of the output dtypes decides.
+            output_shapes: one shape per output name.
+            output_dtypes: one dtype per output name, of NumPy, torch or MLX.
+            grid: threads along x, y and z; exactly this many run.
+            threadgroup: threads per threadgroup along x, y and z, 1024 in all at most. An axis
+                of the grid that is shorter makes the threadgroup shorter.
+            template: ``(name, value)`` pairs; a value is an int, a bool or a dtype.
+            init_value: what every output is filled with before the launch. None leaves them
+                unwritten.
+            verbose: print the text of the kernel for the device that runs it.
+            stream: None; for torch on CUDA also the current stream; for MLX any stream or device.
+
+        Returns:
+            One row-contiguous array per output name.
+
+        Raises:
+            KernelError: an argument has a value that is not allowed (also a ValueError).
+            KernelTypeError: an argument has a type that is not allowed (also a TypeError).
+            CompileError: the compiler refused the kernel's text.
+            DeviceError: the arrays are on a device that ferrule cannot use.
+        """
+        kernel = self.kernel
+        inputs = arguments.listed(kernel, "inputs", inputs, kernel.input_names)
+        shapes = arguments.listed(kernel, "output_shapes", output_shapes, kernel.output_names)
+        wanted = arguments.listed(kernel, "output_dtypes", output_dtypes, kernel.output_names)
+        threads = arguments.axes(kernel, "grid", grid, 0)
+        group = arguments.threadgroup_axes(kernel, threadgroup)
+        if verbose is not False and verbose is not True:
+            raise arguments.wrong_type(f"`verbose` of kernel {kernel.name!r}", verbose, "a bool")
+        key: list[object] = []  # what tells this call's Spec and device from others
+        outs: list[Dtype] = []
+        for i, value in enumerate(wanted):
+            dtype = arguments.output_dtype(kernel, i, value)
+            shapes[i] = arguments.output_shape(kernel, i, shapes[i], dtype)
+            outs.append(dtype)
+            key.append(dtype.name)
+        items = () if template is None else self._template(template, key)
+        empty = 0 in threads
+        if empty:
+            arguments.check_empty(kernel, threads, shapes)
+        number = None if init_value is None else arguments.number(kernel, init_value)
+
+        host, device, facts, arrays, copies, owners = arguments.gather(
+            kernel, inputs, self._wants_shape
+        )
+        if host is None:
+            host, device = self._host_of_dtypes(wanted)
+        for fact in facts:
+            key.append(fact.dtype.name)
+            key.append(len(fact.shape))
+        key.append(device)
+        try:
+            queue = host.stream(stream, device)
+        except FerruleError as error:
+            raise arguments.renamed(error, f"`stream` of kernel {kernel.name!r}") from error
+
+        outputs: list[Any] = []
+        results: list[Facts] = []
+        for i, dtype in enumerate(outs):
+            output, fact = self._allocate(i, host, shapes[i], dtype, device, number)
+            outputs.append(output)
+            results.append(fact)
+        launch = _launch(threads, group, shapes, number, copies)
+        program = self._programs.get(tuple(key))
+        if verbose or (program is None and not empty):
+            program = self._load(facts, outs, items, tuple(key), device, launch, verbose)
+        if program is not None and not empty:
+            program.launch(facts, results, launch, queue)
+        del owners  # the bytes of scalars and copies had to live until here
+        return host.finish(kernel.name, arrays, outputs)
+
+    def text(
+        self,
+        device: str = "cpu",
+        *,
+        inputs: Sequence[Any],
+        output_dtypes: Sequence[Any],
+        output_shapes: Sequence[Sequence[int]] | None = None,
+        grid: Sequence[int] | None = None,
+        threadgroup: Sequence[int] | None = None,
+        template: Sequence[tuple[str, Any]] | None = None,
+        init_value: float | None = None,
+        verbose: bool = False,
+        stream: Any = None,
+    ) -> str:
+        """What the kernel becomes on ``device``; nothing is compiled or launched.
+
+        Args:
+            device: ``"metal"`` for the text that MLX compiles on Apple's GPUs, ``"cpu"``, or
+                another device's name.
+            inputs: as in a call, or in place of arrays ``(shape, dtype)`` pairs or strings such
+                as ``"float16[4,16]"``.
+            output_dtypes, template: as in a call.
+            output_shapes, grid, threadgroup, init_value, verbose, stream: as in a call; checked
+                where given, without effect on the text.
+
+        Raises:
+            KernelError, KernelTypeError: as a call does.
+            DeviceError: there is no such device.
+        """
+        spec, launch = self._described(
+            inputs, output_dtypes, output_shapes, grid, threadgroup, template, init_value,
+            device == "metal",
+        )  # fmt: skip
+        if device == "metal":
+            from .source import metal
+
+            return metal.text(spec)
+        from . import devices
+
+        return devices.get(device).text(spec, launch)
+
+    def compile(
+        self,
+        device: str = "cpu",
+        *,
+        inputs: Sequence[Any],
+        output_dtypes: Sequence[Any],
+        output_shapes: Sequence[Sequence[int]] | None = None,
+        grid: Sequence[int] | None = None,
+        threadgroup: Sequence[int] | None = None,
+        template: Sequence[tuple[str, Any]] | None = None,
+        init_value: float | None = None,
+        verbose: bool = False,
+        stream: Any = None,
+    ) -> Binary:
+        """The kernel compiled for ``device``, from the disk cache where it is there.
+
+        Takes what `text` takes, and launches nothing.
+
+        Raises:
+            KernelError, KernelTypeError: as a call does.
+            CompileError: the compiler refused the kernel's text.
+            ToolchainError: there is no compiler for ``device``.
+            DeviceError: there is no such device.
+        """
+        spec, launch = self._described(
+            inputs, output_dtypes, output_shapes, grid, threadgroup, template, init_value, False
+        )
+        from . import devices
+
+        return devices.get(device).compile(spec, launch)
+
+    def _host_of_dtypes(self, wanted: list[Any]) -> tuple[Host, str]:
+        """Who makes the outputs of a call that has no array among its inputs."""
+        names = self.kernel.output_names
+        host = hosts.of_dtype(wanted[0])
+        for name, value in zip(names, wanted, strict=True):
+            if hosts.of_dtype(value) is not host:
+                raise KernelError(
+                    f"[metal_kernel] `output_dtypes` of kernel {self.kernel.name!r}: output "
+                    f"{names[0]!r} has a dtype of {host.name}, output {name!r} one of "
+                    f"{hosts.of_dtype(value).name}; no input is an array, so the dtypes decide "
+                    "whose arrays the outputs are: expected dtypes of one library."
+                )
+        return host, host.device()
+
+    def _allocate(
+        self, index: int, host: Host, shape: Shape, dtype: Dtype, device: str, number: float | None
+    ) -> tuple[Any, Facts]:
+        """One output and its facts."""
+        kernel = self.kernel
+        if number is not None:
+            number = arguments.fill_value(kernel, index, number, dtype)
+        try:
+            if number is None:
+                output = host.empty(shape, dtype, device)
+            else:
+                output = host.full(shape, number, dtype, device)
+            return output, cast(Facts, host.facts(output))
+        except FerruleError as error:
+            name = kernel.output_names[index]
+            raise arguments.renamed(error, f"output {name!r} of kernel {kernel.name!r}") from error
+        except host.allocation_errors as error:
+            raise KernelError(
+                f"[metal_kernel] {arguments.output_label(kernel, 'output_shapes', index)}: got "
+                f"{shape}, which is {dtype.itemsize * math.prod(shape)} bytes of {dtype.name}; "
+                f"{host.name} cannot allocate them: {error}"
+            ) from error
+
+    def _load(
+        self,
+        facts: list[Facts],
+        outs: list[Dtype],
+        items: tuple[tuple[str, int | bool | Dtype], ...],
+        key: tuple[object, ...],
+        device: str,
+        launch: Launch,
+        verbose: bool,
+    ) -> Program | None:
+        """The program for a call that is not remembered, or that wants its text printed."""
+        from . import devices
+
+        inputs = tuple([Input(f.dtype, len(f.shape)) for f in facts])
+        spec = Spec(self.kernel, inputs, tuple(outs), items)
+        where = devices.get(device)
+        if verbose:
+            text = where.text(spec, launch)
+            print(f"Generated source code for `{self.kernel.name}`:\n```\n{text}\n```", flush=True)
+        if 0 in launch.grid:
+            return None
+        program = self._programs[key] = where.program(spec)
+        return program
+
+    def _template(
+        self, template: object, key: list[object]
+    ) -> tuple[tuple[str, int | bool | Dtype], ...]:
+        """The checked template; adds to ``key`` what tells it from others."""
+        kernel = self.kernel
+        label = f"`template` of kernel {kernel.name!r}"
+        if isinstance(template, (str, bytes)) or not isinstance(template, Sequence):
+            raise arguments.wrong_type(label, template, 'a list such as [("T", mx.float32)]')
+        names: list[str] = []
+        items: list[tuple[str, int | bool | Dtype]] = []
+        for item in template:
+            if not isinstance(item, (tuple, list)) or len(item) != 2:
+                raise arguments.wrong_type(label, item, 'a pair such as ("T", mx.float32)')
+            name = item[0]
+            if type(name) is not str:
+                name = check_identifier("`template`", name, kernel.name)
+            value = arguments.template_value(kernel, name, item[1])
+            names.append(name)
+            items.append((name, value))
+            # True == 1 in Python, but `bool B` and `int B` are different template parameters.
+            key += (name, type(value), value.name if isinstance(value, Dtype) else value)
+        if tuple(names) not in self._template_names:
+            for name in names:
+                check_identifier("`template`", name, kernel.name)
+            check_distinct(kernel.name, kernel.input_names + kernel.output_names + tuple(names))
+            self._template_names.add(tuple(names))
+        return tuple(items)
+
+    def _described(
+        self,
+        inputs: Sequence[Any],
+        output_dtypes: Sequence[Any],
+        output_shapes: Sequence[Sequence[int]] | None,
+        grid: Sequence[int] | None,
+        threadgroup: Sequence[int] | None,
+        template: Sequence[tuple[str, Any]] | None,
+        init_value: float | None,
+        small: bool,
+    ) -> tuple[Spec, Launch | None]:
+        """A call that is only described. ``small`` asks for what Metal's text alone depends on."""
+        kernel = self.kernel
+        names = kernel.output_names
+        values = arguments.listed(kernel, "inputs", inputs, kernel.input_names)
+        wanted = arguments.listed(kernel, "output_dtypes", output_dtypes, names)
+        outs = [arguments.output_dtype(kernel, i, value) for i, value in enumerate(wanted)]
+        items = () if template is None else self._template(template, [])
+        shapes: list[Shape] | None = None
+        if output_shapes is not None:
+            shapes = arguments.listed(kernel, "output_shapes", output_shapes, names)
+            for i, dtype in enumerate(outs):
+                shapes[i] = arguments.output_shape(kernel, i, shapes[i], dtype)
+        threads = None if grid is None else arguments.axes(kernel, "grid", grid, 0)
+        group = None if threadgroup is None else arguments.threadgroup_axes(kernel, threadgroup)
+        number = None if init_value is None else arguments.number(kernel, init_value)
+        if number is not None:
+            for i, dtype in enumerate(outs):
+                arguments.fill_value(kernel, i, number, dtype)
+        if threads is not None and 0 in threads and shapes is not None:
+            arguments.check_empty(kernel, threads, shapes)
+        facts = [arguments.describe(kernel, i, value) for i, value in enumerate(values)]
+        spec = Spec(
+            kernel,
+            tuple(Input(f.dtype, len(f.shape), small and f.size < SMALL) for f in facts),
+            tuple(outs),
+            items,
+        )
+        if threads is None or group is None:
+            return spec, None
+        return spec, _launch(threads, group, shapes or [], number, ())
+
+
+def _launch(
+    threads: tuple[int, int, int],
+    group: tuple[int, int, int],
+    shapes: list[Shape],
+    number: float | None,
+    copies: tuple[int, ...],
+) -> Launch:
+    """What is sent: the threadgroup is never longer than the grid along any axis."""
+    gx, gy, gz = threads
+    x, y, z = group
+    group = (x if x < gx else gx, y if y < gy else gy, z if z < gz else gz)
+    return Launch(threads, group, tuple(shapes), number, copies)
+
+
+class DictionaryKernel:
+    """A kernel made without names: arguments are named by the keys of each call's dictionaries.
+
+    The form of MLX's first documentation of custom kernels. A call returns a dictionary.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        source: str,
+        header: str,
+        ensure_row_contiguous: bool,
+        atomic_outputs: bool,
+        compile_options: Mapping[str, str] | None,
+        portable: bool,
+    ) -> None:
+        # Checks now what needs no names.
+        self._base = make_kernel(
+            name, (), ("out",), source, header, ensure_row_contiguous, atomic_outputs,
+            compile_options, portable,
+        )  # fmt: skip
+        self._kernels: dict[tuple[object, ...], MetalKernel] = {}
+
+    def __repr__(self) -> str:
+        return f"<ferrule.DictionaryKernel {self._base.name}>"
+
+    @hosts.eager_only
+    def __call__(
+        self,
+        *,
+        inputs: Mapping[str, Any],
+        output_shapes: Mapping[str, Sequence[int]],
+        output_dtypes: Mapping[str, Any],
+        grid: Sequence[int],
+        threadgroup: Sequence[int],
+        template: Mapping[str, Any] | None = None,
+        init_value: float | None = None,
+        ensure_row_contiguous: bool | None = None,
+        atomic_outputs: bool | None = None,
+        verbose: bool = False,
+        stream: Any = None,
+    ) -> dict[str, Any]:
+        """Run the kernel as `MetalKernel.__call__` does, with arguments named by their keys.
+
+        Args:
+            inputs, output_shapes, output_dtypes, template: as in `MetalKernel.__call__`, as
+                dictionaries. The keys of ``inputs`` and ``output_shapes`` are the arguments, in
+                order; ``output_dtypes`` has the keys of ``output_shapes``.
+            ensure_row_contiguous, atomic_outputs: in place of those given at construction.
+            grid, threadgroup, init_value, verbose, stream: as in `MetalKernel.__call__`.
+
+        Returns:
+            An array per key of ``output_shapes``.
+        """
+        kernel, call = self._named(
+            inputs, output_dtypes, output_shapes, template, ensure_row_contiguous, atomic_outputs
+        )
+        outputs = kernel(
+            grid=grid, threadgroup=threadgroup, init_value=init_value, verbose=verbose,
+            stream=stream, **call,
+        )  # fmt: skip
+        return dict(zip(kernel.kernel.output_names, outputs, strict=True))
+
+    def text(
+        self,
+        device: str = "cpu",
+        *,
+        inputs: Mapping[str, Any],
+        output_dtypes: Mapping[str, Any],
+        output_shapes: Mapping[str, Sequence[int]] | None = None,
+        template: Mapping[str, Any] | None = None,
+        ensure_row_contiguous: bool | None = None,
+        atomic_outputs: bool | None = None,
+        **call: Any,
+    ) -> str:
+        """What the kernel becomes on ``device``: as `MetalKernel.text`, with dictionaries."""
+        kernel, named = self._named(
+            inputs, output_dtypes, output_shapes, template, ensure_row_contiguous, atomic_outputs
+        )
+        return kernel.text(device, **named, **call)
+
+    def compile(
+        self,
+        device: str = "cpu",
+        *,
+        inputs: Mapping[str, Any],
+        output_dtypes: Mapping[str, Any],
+        output_shapes: Mapping[str, Sequence[int]] | None = None,
+        template: Mapping[str, Any] | None = None,
+        ensure_row_contiguous: bool | None = None,
+        atomic_outputs: bool | None = None,
+        **call: Any,
+    ) -> Binary:
+        """The kernel compiled for ``device``: as `MetalKernel.compile`, with dictionaries."""
+        kernel, named = self._named(
+            inputs, output_dtypes, output_shapes, template, ensure_row_contiguous, atomic_outputs
+        )
+        return kernel.compile(device, **named, **call)
+
+    def _named(
+        self,
+        inputs: Mapping[str, Any],
+        output_dtypes: Mapping[str, Any],
+        output_shapes: Mapping[str, Sequence[int]] | None,
+        template: Mapping[str, Any] | None,
+        ensure_row_contiguous: bool | None,
+        atomic_outputs: bool | None,
+    ) -> tuple[MetalKernel, dict[str, Any]]:
+        """The kernel with names, and the arguments of its call as lists."""
+        base = self._base
+        if output_shapes is None:
+            output_shapes = dict.fromkeys(output_dtypes, ())
+        for what, value in (
+            ("inputs", inputs), ("output_shapes", output_shapes), ("output_dtypes", output_dtypes),
+            ("template", {} if template is None else template),
+        ):  # fmt: skip
+            if not isinstance(value, Mapping):
+                raise KernelTypeError(
+                    f"[metal_kernel] `{what}` of kernel {base.name!r}: got a "
+                    f"{type(value).__name__}, expected a dictionary, because the kernel was made "
+                    "without `input_names` and `output_names`. Give both to call it with lists."
+                )
+        if output_shapes.keys() != output_dtypes.keys():
+            raise KernelError(
+                f"[metal_kernel] kernel {base.name!r}: `output_shapes` has the keys "
+                f"{list(output_shapes)}, but `output_dtypes` has {list(output_dtypes)}; expected "
+                "the same."
+            )
+        key = (tuple(inputs), tuple(output_shapes), ensure_row_contiguous, atomic_outputs)
+        kernel = self._kernels.get(key)
+        if kernel is None:
+            contiguous = (
+                base.ensure_row_contiguous
+                if ensure_row_contiguous is None
+                else ensure_row_contiguous
+            )
+            atomic = base.atomic_outputs if atomic_outputs is None else atomic_outputs
+            kernel = self._kernels[key] = MetalKernel(
+                make_kernel(
+                    base.name, key[0], key[1], base.source, base.header, contiguous, atomic,
+                    {"math_mode": base.math_mode}, base.portable,
+                )
+            )  # fmt: skip
+        return kernel, {
+            "inputs": list(inputs.values()),
+            "output_shapes": list(output_shapes.values()),
+            "output_dtypes": [output_dtypes[name] for name in output_shapes],
+            "template": None if template is None else list(template.items()),
+        }
+
+
+@overload
+def metal_kernel(
+    name: str,
+    input_names: Sequence[str],
+    output_names: Sequence[str],
+    source: str,
+    header: str = "",
+    ensure_row_contiguous: bool = True,
+    atomic_outputs: bool = False,
+    compile_options: Mapping[str, str] | None = None,
+    *,
+    portable: bool = False,
+) -> MetalKernel: ...
+
+
+@overload
+def metal_kernel(
+    name: str,
+    *,
+    source: str,
+    header: str = "",
+    ensure_row_contiguous: bool = True,
+    atomic_outputs: bool = False,
+    compile_options: Mapping[str, str] | None = None,
+    portable: bool = False,
+) -> DictionaryKernel: ...
+
+
+def metal_kernel(
+    name: str,
+    input_names: Sequence[str] | None = None,
+    output_names: Sequence[str] | None = None,
+    source: str | None = None,
+    header: str = "",
+    ensure_row_contiguous: bool = True,
+    atomic_outputs: bool = False,
+    compile_options: Mapping[str, str] | None = None,
+    *,
+    portable: bool = False,
+) -> MetalKernel | DictionaryKernel:
+    """A kernel from the body of a Metal function, run on the device of its arrays.
+
+    The parameters are those of ``mx.fast.metal_kernel``. Nothing is compiled before the first
+    call.
+
+    Args:
+        name: the kernel's name: letters, digits and underscores.
+        input_names: the names of the inputs, in order. Without ``input_names`` and
+            ``output_names`` each call names its arguments: see `DictionaryKernel`.
+        output_names: the names of the outputs, in order.
+        source: the body of a Metal function; its signature is generated.
+        header: text placed before the function: helper functions, structs, constants.
+        ensure_row_contiguous: copy the inputs that are not row-contiguous before the launch.
+            Otherwise a body that wants strides reads ``<input>_strides``, in elements.
+        atomic_outputs: make every output a ``device atomic<T>*``.
+        compile_options: ``{"math_mode": "safe" | "relaxed" | "fast"}``; safe by default.
+        portable: refuse what runs here but Apple's compiler or GPU would not take.
+
+    Raises:
+        KernelError: a name, option or text that is not allowed (also a ValueError).
+        KernelTypeError: an argument of a type that is not allowed (also a TypeError).
+
+    Example:
+        >>> import ferrule, numpy as np
+        >>> double = ferrule.metal_kernel(
+        ...     name="double_it", input_names=["inp"], output_names=["out"],
+        ...     source="uint i = thread_position_in_grid.x; out[i] = 2 * inp[i];")
+        >>> x = np.arange(4, dtype=np.float32)
+        >>> (y,) = double(inputs=[x], grid=(4, 1, 1), threadgroup=(4, 1, 1),
+        ...               output_shapes=[x.shape], output_dtypes=[x.dtype])
+        >>> y
+        array([0., 2., 4., 6.], dtype=float32)
+    """
+    if source is None:
+        raise KernelTypeError(
+            f"[metal_kernel] kernel {name!r} has no `source`; give the body of a Metal function."
+        )
+    hosts.prepare_tracers()
+    if input_names is None and output_names is None:
+        return DictionaryKernel(
+            name, source, header, ensure_row_contiguous, atomic_outputs, compile_options, portable
+        )
+    if input_names is None or output_names is None:
+        missing = "input_names" if input_names is None else "output_names"
+        raise KernelTypeError(
+            f"[metal_kernel] kernel {name!r} has no `{missing}`; give both `input_names` and "
+            "`output_names`, or neither to name the arguments in each call's dictionaries."
+        )
+    return MetalKernel(
+        make_kernel(
+            name, input_names, output_names, source, header, ensure_row_contiguous,
+            atomic_outputs, compile_options, portable,
+        )
+    )  # fmt: skip

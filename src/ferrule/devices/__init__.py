@@ -1,0 +1,66 @@
+"""Devices: who compiles, loads and launches. They never allocate arrays; hosts do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from ..errors import DeviceError
+from ..spec import Facts, Launch, Spec
+
+
+@dataclass(frozen=True)
+class Binary:
+    """Compiled bytes for one `Spec` and one target.
+
+    Attributes:
+        payload: the bytes: a shared library for the CPU, a cubin for CUDA.
+        mode: how the text runs threads, such as ``"flat"`` or ``"fibers"``.
+        text: the text that was compiled.
+    """
+
+    payload: bytes
+    mode: str
+    text: str
+
+
+class Program(Protocol):
+    """A kernel that is loaded and can be launched."""
+
+    def launch(
+        self, inputs: Sequence[Facts], outputs: Sequence[Facts], launch: Launch, stream: int = 0
+    ) -> None:
+        """Run the kernel over these arrays, which the caller keeps alive."""
+        ...
+
+
+class Device(Protocol):
+    """One place where kernels run."""
+
+    name: str
+
+    def text(self, spec: Spec, launch: Launch | None = None) -> str:
+        """What the kernel becomes on this device."""
+        ...
+
+    def compile(self, spec: Spec, launch: Launch | None = None) -> Binary:
+        """The compiled kernel, from the disk cache where it is there; launches nothing."""
+        ...
+
+    def program(self, spec: Spec) -> Program:
+        """The loaded kernel, remembered per `Spec`."""
+        ...
+
+
+def get(name: str) -> Device:
+    """The device called ``"cpu"``.
+
+    Raises:
+        DeviceError: there is no such device here.
+    """
+    if name == "cpu":
+        from .cpu import device
+
+        return device()
+    raise DeviceError(f"there is no device {name!r}; ferrule runs kernels on 'cpu'.")

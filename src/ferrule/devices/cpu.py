@@ -1,0 +1,341 @@
+"""The CPU: kernels compiled by the host's C++ compiler, run over threadgroups by a thread pool."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import threading
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from .. import cache, loader, toolchain
+from ..binding import runtime
+from ..dtypes import bfloat16, float16
+from ..errors import DeviceError, DialectError, PortabilityWarning
+from ..kernel import Kernel
+from ..source import cpp
+from ..source.cpp import Prepared
+from ..source.rewrite import Note
+from ..spec import Facts, Launch, Spec
+from . import Binary
+from .diagnostics import compile_error
+
+SCHEMA = "1"  # raised when the same text, flags and compiler would run differently
+BLOCK = 8192  # threads along x of one unit of work of a flat kernel
+MODES = ("auto", "flat", "split", "fibers")
+INCLUDE = Path(__file__).resolve().parent.parent / "include"
+
+_FLAGS = (
+    "-O3", "-w", "-fno-math-errno", "-fno-trapping-math", "-fno-strict-aliasing", "-fsigned-char",
+    "-fno-exceptions", "-fno-rtti", "-fvisibility=hidden", "-fno-stack-protector",
+    "-fno-asynchronous-unwind-tables", "-fno-plt",
+)  # fmt: skip
+
+_mode: ContextVar[str] = ContextVar("ferrule.devices.cpu.mode", default="auto")
+
+
+@contextmanager
+def running(mode: str) -> Iterator[None]:
+    """Choose how kernels run on the CPU inside a ``with`` block, for tests and comparisons.
+
+    Args:
+        mode: ``"auto"``, ``"flat"``, ``"split"`` or ``"fibers"`` (see `ferrule.source.cpp`).
+    """
+    if mode not in MODES:
+        raise ValueError(f"mode: got {mode!r}, expected one of {', '.join(map(repr, MODES))}.")
+    token = _mode.set(mode)
+    try:
+        yield
+    finally:
+        _mode.reset(token)
+
+
+@lru_cache(maxsize=1)
+def header_digest() -> str:
+    """A digest of the dialect's header."""
+    return cache.digest(*(p.name.encode() + p.read_bytes() for p in sorted(INCLUDE.glob("*.h"))))
+
+
+@lru_cache(maxsize=1)
+def generator_digest() -> str:
+    """A digest of what turns a kernel into C++ text."""
+    folder = Path(cpp.__file__).resolve().parent
+    return cache.digest(SCHEMA, *(p.read_bytes() for p in sorted(folder.glob("*.py"))))
+
+
+class Form(NamedTuple):
+    """What of a launch's sizes decides how its threads are run.
+
+    Attributes:
+        small: a threadgroup fits into one simdgroup.
+        simd_rows: the lanes of each simdgroup differ in x alone.
+        group_rows: the threads of each threadgroup differ in x alone.
+    """
+
+    small: bool
+    simd_rows: bool
+    group_rows: bool
+
+
+def form_of(launch: Launch | None) -> Form:
+    """The form of a launch; without one, that of a large one-dimensional launch."""
+    if launch is None:
+        return Form(False, True, True)
+    x, y, z = launch.threadgroup
+    group_rows = y == 1 and z == 1
+    edge = launch.grid[0] % x if x else 0
+    return Form(
+        small=x * y * z <= 32,
+        simd_rows=group_rows or (x % 32 == 0 and edge % 32 == 0),
+        group_rows=group_rows,
+    )
+
+
+class _LaunchStruct(ctypes.Structure):
+    """`fr::launch` of include/cpu.h."""
+
+    _fields_ = (
+        ("buffers", ctypes.c_void_p),
+        ("shapes", ctypes.c_void_p),
+        ("strides", ctypes.c_void_p),
+        ("ndims", ctypes.c_void_p),
+        ("grid", ctypes.c_uint32 * 3),
+        ("threadgroup", ctypes.c_uint32 * 3),
+        ("groups", ctypes.c_uint32 * 3),
+        ("block", ctypes.c_uint32),
+    )
+
+
+class _Loaded:
+    """A binary in this process."""
+
+    def __init__(self, payload: bytes, kernel: Kernel) -> None:
+        self.library = loader.load_library(payload, kernel.name)
+        self.entry = ctypes.cast(getattr(self.library, cpp.ENTRY), ctypes.c_void_p)
+        units = ctypes.c_char.in_dll(self.library, "fr_units")
+        self.over_grid = ctypes.string_at(ctypes.addressof(units)) == b"grid"
+
+
+class CpuProgram:
+    """A kernel that is loaded; how it runs is chosen per launch, and compiled when first needed."""
+
+    def __init__(self, device: CpuDevice, spec: Spec) -> None:
+        self._device = device
+        self._spec = spec
+        self._forms: dict[tuple[str, Form], _Loaded] = {}
+        self._lock = threading.Lock()
+
+    def _loaded(self, launch: Launch) -> _Loaded:
+        key = (_mode.get(), form_of(launch))
+        found = self._forms.get(key)
+        if found is None:
+            with self._lock:
+                found = self._forms.get(key)
+                if found is None:
+                    payload = self._device.binary(self._spec, key[1])[0]
+                    found = self._forms[key] = _Loaded(payload, self._spec.kernel)
+        return found
+
+    def launch(
+        self, inputs: Sequence[Facts], outputs: Sequence[Facts], launch: Launch, stream: int = 0
+    ) -> None:
+        """Run the kernel and wait for it.
+
+        Raises:
+            CompileError: the compiler refused the kernel's text.
+            DialectError: the text uses something that ferrule refuses.
+            DeviceError: the runtime ran out of memory.
+        """
+        loaded = self._loaded(launch)
+        grid, threadgroup = launch.grid, launch.threadgroup
+        if 0 in grid:
+            return
+        groups = tuple(-(-g // t) for g, t in zip(grid, threadgroup, strict=True))
+        pointers = [f.pointer for f in inputs] + [f.pointer for f in outputs]
+        buffers = (ctypes.c_void_p * len(pointers))(*pointers)
+        n = len(inputs)
+        keep: list[Any] = []
+        shapes = (ctypes.c_void_p * n)()
+        strides = (ctypes.c_void_p * n)()
+        for i, f in enumerate(inputs):
+            if f.shape:
+                shape = (ctypes.c_int32 * len(f.shape))(*f.shape)
+                stride = (ctypes.c_int64 * len(f.shape))(*f.strides)
+                keep += (shape, stride)
+                shapes[i] = ctypes.addressof(shape)
+                strides[i] = ctypes.addressof(stride)
+        ndims = (ctypes.c_int32 * n)(*(len(f.shape) for f in inputs))
+        args = _LaunchStruct(
+            ctypes.addressof(buffers),
+            ctypes.addressof(shapes),
+            ctypes.addressof(strides),
+            ctypes.addressof(ndims),
+            grid,
+            threadgroup,
+            groups,
+            BLOCK,
+        )
+        if loaded.over_grid:
+            units = -(-grid[0] // BLOCK) * grid[1] * grid[2]
+        else:
+            units = groups[0] * groups[1] * groups[2]
+        status = runtime().fr_run(loaded.entry, ctypes.addressof(args), units, 0)
+        if status:
+            raise DeviceError(
+                f"kernel {self._spec.kernel.name!r}: the CPU runtime failed with code {status} "
+                f"(1: out of memory) for grid {grid} and threadgroup {threadgroup}."
+            )
+
+
+class CpuDevice:
+    """The host's processor."""
+
+    name = "cpu"
+
+    def __init__(self) -> None:
+        self._programs: dict[Spec, CpuProgram] = {}
+        self._noted: set[Kernel] = set()
+
+    # -- text ------------------------------------------------------------------------------------
+
+    def text(self, spec: Spec, launch: Launch | None = None) -> str:
+        """The C++ text.
+
+        Raises:
+            DialectError: the text uses something that ferrule refuses.
+        """
+        return self._write(cpp.prepare(spec), form_of(launch))[1]
+
+    def _write(self, p: Prepared, form: Form) -> tuple[str, str]:
+        """How the kernel runs, and the text for that."""
+        forced = _mode.get()
+        if forced == "flat" or (forced == "auto" and not p.synchronises):
+            return "flat", cpp.flat(p)
+        if forced == "fibers":
+            return "fibers", cpp.fibers(p)
+        simdgroup = form.small or not p.barriers
+        rows = form.simd_rows if simdgroup else form.group_rows
+        try:
+            text = cpp.split(p, simdgroup=simdgroup, rows=rows)
+        except cpp.NotSplittable as why:
+            if forced == "split":
+                raise
+            return f"fibers ({why})", cpp.fibers(p)
+        return f"split by {'simdgroups' if simdgroup else 'threadgroups'}", text
+
+    def _notes(self, p: Prepared) -> list[Note]:
+        """What runs here but Apple refuses."""
+        found = list(p.text.notes)
+        if p.kernel.atomic_outputs:
+            found += [
+                Note("source", 1, f"atomics on {d.name} (output {n!r})")
+                for n, d in zip(p.kernel.output_names, p.spec.outputs, strict=True)
+                if d in (float16, bfloat16)
+            ]
+        if len(cpp.parameters(p.spec)) > 31:
+            found.append(Note("source", 1, "a kernel with more than 31 buffers"))
+        return found
+
+    def _say(self, kernel: Kernel, notes: list[Note]) -> None:
+        for note in notes:
+            message = (
+                f"kernel {kernel.name!r}, {note.where} line {note.line}: {note.what} runs here, "
+                "but Apple's compiler or GPU refuses it"
+            )
+            if kernel.portable:
+                raise DialectError(
+                    f"{message}; `portable=True` asks for an error.", kernel=kernel.name,
+                    where=note.where, line=note.line, construct=note.what,
+                )  # fmt: skip
+            if kernel not in self._noted:
+                warnings.warn(f"{message}.", PortabilityWarning, stacklevel=2)
+        self._noted.add(kernel)
+
+    # -- binaries --------------------------------------------------------------------------------
+
+    def flags(self, kernel: Kernel, compiler: toolchain.Compiler, contract_off: bool) -> list[str]:
+        """The compiler's flags for a kernel."""
+        flags = [*_FLAGS, *toolchain.native_flags(compiler)]
+        flags.append("-ffp-contract=off" if contract_off else "-ffp-contract=fast")
+        if kernel.math_mode == "fast":
+            flags.append("-D__FAST_MATH__=1")
+        return flags
+
+    def binary(self, spec: Spec, form: Form) -> tuple[bytes, str]:
+        """The shared library for a spec and a form of launch, and how it runs.
+
+        The disk cache knows it twice: a request (kernel, spec, form) leads to the digest of a text
+        without that text being written; the text's digest leads to the library.
+        """
+        disk = cache.default()
+        compiler = toolchain.find_compiler()
+        base = (header_digest(), compiler.identity, toolchain.isa_identity())
+        request = cache.digest("request", generator_digest(), *base, _mode.get(), _describe(spec, form))
+        known = disk.get(request)
+        if known is not None:
+            mode, key, notes = json.loads(known)
+            payload = disk.get(key)
+            if payload is not None:
+                self._say(spec.kernel, [Note(*n) for n in notes])
+                return payload, mode
+        p = cpp.prepare(spec)
+        found = self._notes(p)
+        self._say(spec.kernel, found)
+        mode, text = self._write(p, form)
+        flags = self.flags(spec.kernel, compiler, p.text.contract_off)
+        key = cache.digest("cpu", SCHEMA, *base, *flags, text)
+
+        def make() -> bytes:
+            try:
+                return compiler.compile(text, flags=[*flags, f"-I{INCLUDE}"])
+            except toolchain.CompilerFailed as failed:
+                name = f"{compiler.kind} {compiler.version}"
+                raise compile_error(spec.kernel, failed.log, name) from None
+
+        payload = disk.get_or_make(key, make)
+        disk.put(request, json.dumps([mode, key, [tuple(vars(n).values()) for n in found]]).encode())
+        return payload, mode
+
+    def compile(self, spec: Spec, launch: Launch | None = None) -> Binary:
+        """The compiled kernel, from the disk cache where it is there; launches nothing.
+
+        Raises:
+            CompileError: the compiler refused the text; quotes the author's lines.
+            DialectError: the text uses something that ferrule refuses.
+            ToolchainError: there is no compiler, or it crashed or hung.
+        """
+        payload, mode = self.binary(spec, form_of(launch))
+        return Binary(payload, mode, self.text(spec, launch))
+
+    def program(self, spec: Spec) -> CpuProgram:
+        """The kernel, ready to be launched; compiled when first launched."""
+        found = self._programs.get(spec)
+        if found is None:
+            found = self._programs.setdefault(spec, CpuProgram(self, spec))
+        return found
+
+
+def _describe(spec: Spec, form: Form) -> str:
+    """A spec and a form as text: equal for equal binaries, different for different ones."""
+    k = spec.kernel
+    return json.dumps(
+        [
+            [k.name, k.input_names, k.output_names, k.source, k.header, k.atomic_outputs],
+            [k.math_mode, k.portable],
+            [[i.dtype.name, i.ndim == 0] for i in spec.inputs],
+            [d.name for d in spec.outputs],
+            [[n, type(v).__name__, str(v)] for n, v in spec.template],
+            form,
+        ]
+    )
+
+
+@lru_cache(maxsize=1)
+def device() -> CpuDevice:
+    """The one CPU device of this process."""
+    return CpuDevice()

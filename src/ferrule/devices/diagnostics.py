@@ -1,0 +1,96 @@
+"""A compiler's complaints in the author's terms: the kernel, the line, the line's text."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from ..errors import CompileError
+from ..kernel import Kernel
+
+_LINE = re.compile(
+    r"^(?P<file>[^\s:]+)[:(](?P<line>\d+)(?:[:,](?P<column>\d+))?\)?:?\s*"
+    r"(?P<kind>fatal error|error|catastrophic error)\b[^:]*:\s*(?P<message>.*)$"
+)
+
+# Names of the header and of the rewriter, and what the author wrote.
+_TERMS: tuple[tuple[str, str], ...] = (
+    (r"‘|’|“|”", "'"),
+    (r"\bfr::user::", ""),
+    (r"\(anonymous namespace\)::", ""),
+    (r"(?:::)?\bfr::metal::packed<(\w+), (\d)>", r"packed_\1\2"),
+    (r"(?:::)?\bfr::metal::", "metal::"),
+    (r"\bmetal::vec<(\w+), (\d)>", r"\1\2"),
+    (r"(?:::)?\bfr::metal\b", "metal"),
+    (r"(?:::)?\bfr::(half|bfloat)_lit\(([^()]*)\)", r"\2"),
+    (r"(?:::)?\bfr::(half|bfloat)\b", r"\1"),
+    (r"(?:::)?\bfr::pick<.*?>", ""),
+    (r"(?:::)?\bfr::", ""),
+    (r"\b_Float16\b", "half"),
+    (r"\bfr_a_(\w+)", r"\1"),
+    (r"\bthread_local\b", "threadgroup"),
+    (r" \{aka '[^']*'\}", ""),
+    (r" __restrict__\b", ""),
+)
+
+
+class Complaint(NamedTuple):
+    """One error of a compiler: where (``"source"``, ``"header"`` or ``""``), line, message."""
+
+    where: str
+    line: int
+    column: int
+    message: str
+
+
+def in_authors_terms(message: str) -> str:
+    """A compiler's message without the names that only ferrule's headers use."""
+    for pattern, replacement in _TERMS:
+        message = re.sub(pattern, replacement, message)
+    return message
+
+
+def complaints(kernel: Kernel, log: str) -> list[Complaint]:
+    """The errors in a compiler's output."""
+    found: list[Complaint] = []
+    for text in log.splitlines():
+        match = _LINE.match(text)
+        if match is None:
+            continue
+        name = match["file"].rsplit("/", 1)[-1]
+        where = name.removeprefix(f"{kernel.name}.") if name.startswith(kernel.name + ".") else ""
+        if where not in ("source", "header"):
+            where = ""
+        found.append(
+            Complaint(
+                where,
+                int(match["line"]),
+                int(match["column"] or 0),
+                in_authors_terms(match["message"].strip()),
+            )
+        )
+    return found
+
+
+def compile_error(kernel: Kernel, log: str, compiler: str) -> CompileError:
+    """A `CompileError` that quotes the author's lines."""
+    found = complaints(kernel, log)
+    own = [c for c in found if c.where]
+    parts = [f"kernel {kernel.name!r} does not compile ({compiler}):"]
+    seen: set[tuple[str, int, str]] = set()
+    for c in own:
+        if (c.where, c.line, c.message) in seen:
+            continue
+        seen.add((c.where, c.line, c.message))
+        if len(seen) > 5:
+            parts.append(f"  … and {len(own) - 5} more; all of it is in the exception's `log`.")
+            break
+        lines = (kernel.source if c.where == "source" else kernel.header).splitlines()
+        quoted = lines[c.line - 1].strip() if 0 < c.line <= len(lines) else ""
+        parts.append(f"  {c.where} line {c.line}: {c.message}")
+        parts.append(f"    | {quoted}")
+    if not own:
+        # The fault shows only inside the generated text: say so, with what the compiler said.
+        parts.append("  no error lies in the kernel's own lines; the compiler said:")
+        parts += [f"    {c.message}" for c in found[:5]] or [f"    {log.strip()[:2000]}"]
+    return CompileError("\n".join(parts), kernel=kernel.name, log=log)

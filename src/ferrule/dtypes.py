@@ -1,0 +1,104 @@
+"""One table: the names of every dtype in NumPy, torch, MLX, Metal, C++ and CUDA.
+
+A `Dtype` is what the rest of ferrule passes around; hosts translate to and from their own.
+Importing this module imports neither torch nor MLX.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from .errors import KernelTypeError
+
+
+@dataclass(frozen=True)
+class Dtype:
+    """An element type.
+
+    Attributes:
+        name: the full name, such as ``"bfloat16"``; also the attribute's name in NumPy (or
+            ml_dtypes), torch and MLX, but for ``bool`` (``mx.bool_``).
+        metal: the spelling in MLX's Metal text, also used in the CPU and CUDA texts.
+        itemsize: bytes per element.
+        kind: ``"b"`` bool, ``"u"`` unsigned, ``"i"`` signed, ``"f"`` float, ``"c"`` complex.
+        level0: whether a `metal_kernel` call takes it (MLX refuses float64 on the GPU).
+    """
+
+    name: str
+    metal: str
+    itemsize: int
+    kind: str
+    level0: bool = True
+
+    @property
+    def numpy(self) -> np.dtype[Any]:
+        """The NumPy dtype (ml_dtypes' for bfloat16)."""
+        return np.dtype(ml_dtypes.bfloat16 if self.name == "bfloat16" else self.name)
+
+    def __repr__(self) -> str:
+        return f"ferrule.{self.name}"
+
+
+bool_ = Dtype("bool", "bool", 1, "b")
+uint8 = Dtype("uint8", "uint8_t", 1, "u")
+uint16 = Dtype("uint16", "uint16_t", 2, "u")
+uint32 = Dtype("uint32", "uint32_t", 4, "u")
+uint64 = Dtype("uint64", "uint64_t", 8, "u")
+int8 = Dtype("int8", "int8_t", 1, "i")
+int16 = Dtype("int16", "int16_t", 2, "i")
+int32 = Dtype("int32", "int32_t", 4, "i")
+int64 = Dtype("int64", "int64_t", 8, "i")
+float16 = Dtype("float16", "float16_t", 2, "f")
+bfloat16 = Dtype("bfloat16", "bfloat16_t", 2, "f")
+float32 = Dtype("float32", "float", 4, "f")
+float64 = Dtype("float64", "double", 8, "f", level0=False)
+complex64 = Dtype("complex64", "complex64_t", 8, "c")
+
+ALL: tuple[Dtype, ...] = (
+    bool_, uint8, uint16, uint32, uint64, int8, int16, int32, int64,
+    float16, bfloat16, float32, float64, complex64,
+)  # fmt: skip
+BY_NAME: dict[str, Dtype] = {d.name: d for d in ALL}
+_BY_NUMPY: dict[Any, Dtype] = {d.numpy: d for d in ALL}
+
+
+def find(value: object) -> Dtype | None:
+    """The `Dtype` that ``value`` stands for, or None where it stands for none.
+
+    ``value`` may be a `Dtype`, a NumPy dtype or scalar type, a torch dtype or an MLX dtype.
+    A string is no dtype: MLX refuses it too.
+    """
+    if isinstance(value, Dtype):
+        return value
+    if isinstance(value, np.dtype):
+        return _BY_NUMPY.get(value)
+    module = type(value).__module__
+    if module == "torch" and type(value).__name__ == "dtype":
+        return BY_NAME.get(str(value).removeprefix("torch."))
+    if module == "mlx.core" and type(value).__name__ == "Dtype":
+        return BY_NAME.get(str(value).removeprefix("mlx.core.").rstrip("_"))
+    if isinstance(value, type):
+        if value is bool:
+            return bool_
+        if issubclass(value, np.generic) or value.__module__ == "ml_dtypes":
+            return _BY_NUMPY.get(np.dtype(value))
+    return None
+
+
+def of(value: object) -> Dtype:
+    """The `Dtype` that ``value`` stands for.
+
+    Raises:
+        KernelTypeError: ``value`` is no dtype, or one that ferrule does not know.
+    """
+    found = find(value)
+    if found is None:
+        raise KernelTypeError(
+            f"{value!r} is not a dtype that ferrule knows; expected one of "
+            f"{', '.join(d.name for d in ALL)}, given as a NumPy, torch or MLX dtype."
+        )
+    return found

@@ -1,0 +1,86 @@
+"""Every exception and warning that ferrule raises, in one tree.
+
+::
+
+    FerruleError
+    ├── KernelError (ValueError)          a kernel or a call was given a bad value
+    │   └── DialectError                  a body uses what ferrule refuses, with its line
+    ├── KernelTypeError (TypeError)       a kernel or a call was given a value of a wrong type
+    ├── CompileError (RuntimeError)       the compiler refused a kernel
+    ├── ToolchainError (RuntimeError)     no compiler, or one that crashed or hung
+    └── DeviceError (RuntimeError)        a device is missing or failed
+    FerruleWarning (UserWarning)
+    ├── PortabilityWarning                runs here, but Apple's compiler refuses it
+    └── CacheWarning                      the disk cache cannot be used
+
+Each class also derives from the builtin that MLX raises for the same fault, so that handlers
+written for MLX go on working.
+"""
+
+from __future__ import annotations
+
+
+class FerruleError(Exception):
+    """Base of every exception of this library."""
+
+
+class KernelError(FerruleError, ValueError):
+    """A kernel or a call was given a value that is not allowed."""
+
+
+class KernelTypeError(FerruleError, TypeError):
+    """A kernel or a call was given a value of a type that is not allowed."""
+
+
+class DialectError(KernelError):
+    """A body or header uses a construct that ferrule does not run.
+
+    Attributes:
+        kernel: the kernel's name.
+        where: ``"source"`` or ``"header"``.
+        line: 1-based line in that text.
+        construct: what was found.
+    """
+
+    def __init__(
+        self, message: str, *, kernel: str = "", where: str = "", line: int = 0, construct: str = ""
+    ) -> None:
+        super().__init__(message)
+        self.kernel = kernel
+        self.where = where
+        self.line = line
+        self.construct = construct
+
+
+class CompileError(FerruleError, RuntimeError):
+    """The compiler refused a kernel's text.
+
+    Attributes:
+        kernel: the kernel's name.
+        log: the compiler's whole output.
+    """
+
+    def __init__(self, message: str, *, kernel: str = "", log: str = "") -> None:
+        super().__init__(message)
+        self.kernel = kernel
+        self.log = log
+
+
+class ToolchainError(FerruleError, RuntimeError):
+    """No usable compiler was found, or it crashed, hung or printed without end."""
+
+
+class DeviceError(FerruleError, RuntimeError):
+    """A device is not there, or failed."""
+
+
+class FerruleWarning(UserWarning):
+    """Base of every warning of this library."""
+
+
+class PortabilityWarning(FerruleWarning):
+    """A kernel runs here, but Apple's compiler or GPU would refuse it."""
+
+
+class CacheWarning(FerruleWarning):
+    """The disk cache cannot be used, so kernels are compiled anew in each process."""

@@ -1,0 +1,187 @@
+"""Hosts: the libraries that own arrays. What goes into a kernel decides what comes out.
+
+A host is a module that offers the functions of `Host`. It is found by the type of the array, in a
+dictionary of names, so that no library is imported unless the caller has imported it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Callable, Sequence
+from types import CodeType
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+
+from .. import dtypes
+from ..dtypes import Dtype
+from ..errors import KernelError, KernelTypeError
+from ..spec import Facts, Shape
+
+
+class Host(Protocol):
+    """What a host module offers. Messages of its errors name no argument: the caller adds it."""
+
+    @property
+    def name(self) -> str:
+        """How messages call the library: ``"NumPy"``, ``"torch"``, ``"MLX"``."""
+        ...
+
+    @property
+    def allocation_errors(self) -> tuple[type[Exception], ...]:
+        """What `empty` and `full` raise where the library cannot allocate."""
+        ...
+
+    def facts(self, array: Any) -> Facts | None:
+        """What a kernel must know of ``array``, which is not copied.
+
+        None where only a `contiguous` copy can be given to a kernel: byte-swapped or misaligned
+        elements, strides that are no whole number of elements, lazy conjugation.
+
+        Raises:
+            KernelError: an array without data of its own, or one that a kernel may not read.
+            KernelTypeError: an element type that ferrule does not know.
+        """
+        ...
+
+    def contiguous(self, array: Any) -> Any:
+        """A row-contiguous array of the same shape, dtype and values, in native byte order."""
+        ...
+
+    def empty(self, shape: Shape, dtype: Dtype, device: str) -> Any:
+        """A new row-contiguous array; its values are anything."""
+        ...
+
+    def full(self, shape: Shape, value: float, dtype: Dtype, device: str) -> Any:
+        """A new row-contiguous array filled with ``value``, which ``dtype`` can hold."""
+        ...
+
+    def finish(self, kernel: str, inputs: Sequence[Any], outputs: list[Any]) -> list[Any]:
+        """The arrays to return, once the kernel called ``kernel`` was launched."""
+        ...
+
+    def device(self) -> str:
+        """Where outputs go when a call has no array among its inputs."""
+        ...
+
+    def stream(self, given: object, device: str) -> int:
+        """The queue for a launch on ``device``: an address, or 0 for the CPU.
+
+        Raises:
+            KernelTypeError: ``given`` is no stream of this library.
+            KernelError: a stream that cannot be used.
+        """
+        ...
+
+
+_ARRAYS = {
+    ("numpy", "ndarray"): "numpy",
+    ("torch", "Tensor"): "torch",
+    ("mlx.core", "array"): "mlx",
+}
+_DTYPES = {("torch", "dtype"): "torch", ("mlx.core", "Dtype"): "mlx"}
+
+known: dict[type, Host] = {}  # array types seen so far
+
+
+def load(name: str) -> Host:
+    """The host module ``name``: ``"numpy"``, ``"torch"`` or ``"mlx"``; imports its library."""
+    if name == "numpy":
+        from . import numpy as numpy_host
+
+        return numpy_host
+    if name == "torch":
+        from . import torch as torch_host
+
+        return torch_host
+    from . import mlx as mlx_host
+
+    return mlx_host
+
+
+def find(kind: type) -> Host | None:
+    """The host whose arrays are of type ``kind`` or of a base of it, else None."""
+    host = known.get(kind)
+    if host is None:
+        for base in kind.__mro__:
+            name = _ARRAYS.get((base.__module__, base.__qualname__))
+            if name is not None:
+                host = known[kind] = load(name)
+                break
+    return host
+
+
+def of_dtype(value: object) -> Host:
+    """The host that a dtype belongs to: torch's and MLX's to theirs, all others to NumPy."""
+    return load(_DTYPES.get((type(value).__module__, type(value).__name__), "numpy"))
+
+
+def scalar(value: object) -> tuple[Facts, object] | None:
+    """The facts of a Python or NumPy scalar and the object that owns its bytes, or None.
+
+    Python's bool, int, float and complex become bool, int32 (int64 where it does not fit),
+    float32 and complex64, as in MLX. NumPy scalars keep their dtype, but for float64 and
+    complex128, which become float32 and complex64, as in MLX.
+
+    Raises:
+        KernelError: an int that int64 cannot hold.
+        KernelTypeError: a NumPy scalar of a dtype that ferrule does not know.
+    """
+    owner: Any
+    if isinstance(value, np.generic):
+        narrow = {"d": np.float32, "D": np.complex64}.get(value.dtype.char)
+        owner = np.array(value, narrow)
+        known_dtype = dtypes.find(owner.dtype)
+        if known_dtype is None:
+            raise unknown_dtype(owner.dtype)
+        return Facts(known_dtype, (), (), owner.ctypes.data, "cpu", True), owner
+    if isinstance(value, bool):
+        dtype, owner = dtypes.bool_, ctypes.c_bool(value)
+    elif isinstance(value, int):
+        if -(2**31) <= value < 2**31:
+            dtype, owner = dtypes.int32, ctypes.c_int32(value)
+        elif -(2**63) <= value < 2**63:
+            dtype, owner = dtypes.int64, ctypes.c_int64(value)
+        else:
+            raise KernelError(
+                f"is the int {value}, which does not fit in int64; give a NumPy scalar such as "
+                "np.uint64(value), or a float."
+            )
+    elif isinstance(value, float):
+        dtype, owner = dtypes.float32, ctypes.c_float(value)
+    elif isinstance(value, complex):
+        dtype, owner = dtypes.complex64, (ctypes.c_float * 2)(value.real, value.imag)
+    else:
+        return None
+    return Facts(dtype, (), (), ctypes.addressof(owner), "cpu", True), owner
+
+
+def unknown_dtype(dtype: object) -> KernelTypeError:
+    """The error for an array whose element type ferrule does not know."""
+    names = ", ".join(d.name for d in dtypes.ALL if d.level0)
+    return KernelTypeError(f"has dtype {dtype}, expected one of {names}.")
+
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+eager_codes: list[CodeType] = []
+
+
+def eager_only(function: _Function) -> _Function:
+    """Mark a function that graph tracers call as it is, without looking inside.
+
+    ``torch.compile`` reads the two attributes: it breaks the graph around the call, or says so
+    under ``fullgraph=True``. The torch host tells it about the code that runs inside.
+    """
+    function._torchdynamo_disable = True  # type: ignore[attr-defined]
+    function._torchdynamo_disable_msg = (  # type: ignore[attr-defined]
+        "a ferrule.metal_kernel call has no shape rule, so it runs eagerly and breaks the graph"
+    )
+    eager_codes.append(function.__code__)
+    return function
+
+
+def prepare_tracers() -> None:
+    """Let the torch host tell torch.compile about `eager_only` code, where torch is imported."""
+    if hasattr(sys.modules.get("torch"), "compile"):
+        load("torch")

@@ -1,0 +1,162 @@
+"""The MLX host: arrays evaluated when the kernel is called, viewed and written without a copy."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from ..dtypes import ALL, Dtype
+from ..errors import KernelError, KernelTypeError
+from ..spec import Facts, Shape
+from . import unknown_dtype
+
+name = "MLX"
+allocation_errors: tuple[type[Exception], ...] = (
+    RuntimeError, ValueError, MemoryError, OverflowError, TypeError,
+)  # fmt: skip
+_MLX: dict[str, Any] = {d.name: getattr(mx, "bool_" if d.name == "bool" else d.name) for d in ALL}
+_KNOWN: dict[Any, Dtype] = {_MLX[d.name]: d for d in ALL}
+
+
+_LARGE = 1 << 26  # bytes
+
+
+class _Buffer(ctypes.Structure):
+    """Python's ``Py_buffer``, which the stable ABI fixes.
+
+    NumPy cannot view MLX's bfloat16 arrays, and a memoryview does not tell its address.
+    """
+
+    _fields_ = (
+        ("buf", ctypes.c_void_p),
+        ("obj", ctypes.py_object),
+        ("len", ctypes.c_ssize_t),
+        ("itemsize", ctypes.c_ssize_t),
+        ("readonly", ctypes.c_int),
+        ("ndim", ctypes.c_int),
+        ("format", ctypes.c_char_p),
+        ("shape", ctypes.POINTER(ctypes.c_ssize_t)),
+        ("strides", ctypes.POINTER(ctypes.c_ssize_t)),
+        ("suboffsets", ctypes.POINTER(ctypes.c_ssize_t)),
+        ("internal", ctypes.c_void_p),
+    )
+
+
+_STRIDED = 0x18  # PyBUF_STRIDES
+_get_buffer = ctypes.pythonapi.PyObject_GetBuffer
+_get_buffer.argtypes = [ctypes.py_object, ctypes.POINTER(_Buffer), ctypes.c_int]
+_get_buffer.restype = ctypes.c_int
+_release = ctypes.pythonapi.PyBuffer_Release
+_release.argtypes = [ctypes.POINTER(_Buffer)]
+_release.restype = None
+
+
+def facts(array: mx.array) -> Facts | None:
+    """The facts of ``array``, which is evaluated first."""
+    dtype = _KNOWN.get(array.dtype)
+    if dtype is None:
+        raise unknown_dtype(array.dtype)
+    _evaluate(array)
+    buffer = _Buffer()
+    _get_buffer(array, buffer, _STRIDED)
+    try:
+        size = dtype.itemsize
+        strides = tuple([stride // size for stride in buffer.strides[: buffer.ndim]])
+        return Facts(dtype, array.shape, strides, buffer.buf or 0, "cpu")
+    finally:
+        _release(buffer)
+
+
+def _evaluate(array: mx.array) -> None:
+    try:
+        mx.eval(array)
+    except (RuntimeError, ValueError) as error:
+        if "function transformations" not in str(error):
+            raise
+        raise KernelError(
+            "stands for a value inside mx.compile, mx.vmap or mx.export_function, but a "
+            "metal_kernel call runs eagerly; call the kernel outside of the transformed function."
+        ) from error
+
+
+def contiguous(array: mx.array) -> mx.array:
+    """A row-contiguous array of the same values."""
+    return mx.contiguous(array, stream=mx.cpu)
+
+
+def empty(shape: Shape, dtype: Dtype, device: str) -> mx.array:
+    """A new array of ``shape``; MLX has no way to leave it unwritten, so it is zeros.
+
+    The kernel writes into its memory, which is cheaper than a copy of a NumPy array.
+    """
+    _probe(shape, dtype)
+    return mx.zeros(shape, _MLX[dtype.name], stream=mx.cpu)
+
+
+def _probe(shape: Shape, dtype: Dtype) -> None:
+    """Raise MemoryError where memory for an array is not to be had.
+
+    MLX would allocate it on a thread of its own, where a failure ends the process.
+    """
+    size = dtype.itemsize * math.prod(shape)
+    if size >= _LARGE:
+        np.empty(size, np.uint8)
+
+
+def full(shape: Shape, value: float, dtype: Dtype, device: str) -> mx.array:
+    """A new array of ``shape`` filled with ``value``."""
+    _probe(shape, dtype)
+    if dtype.kind in "iu":  # MLX reads no Python int beyond int64
+        return mx.full(shape, mx.array(np.array(value, dtype.numpy)), stream=mx.cpu)
+    return mx.full(shape, value, _MLX[dtype.name], stream=mx.cpu)
+
+
+def finish(kernel: str, inputs: Sequence[Any], outputs: list[mx.array]) -> list[mx.array]:
+    """``outputs``, tied to ``inputs`` so that a gradient through them is refused.
+
+    Without the tie `mx.grad` would find constants, and give zeros without a word.
+    """
+    if not inputs:
+        return outputs
+    linked: list[mx.array] = _tie(kernel, len(outputs))(*outputs, *inputs)
+    mx.eval(linked)  # outside of mx.grad this also forgets the inputs
+    return linked
+
+
+@functools.lru_cache(maxsize=256)
+def _tie(kernel: str, count: int) -> Callable[..., Any]:
+    tie = mx.custom_function(lambda *arrays: list(arrays[:count]))
+
+    def refuse(*_: object) -> None:
+        raise KernelError(
+            f"[metal_kernel] kernel {kernel!r} has no derivative: a metal_kernel call has none. "
+            "Give it mx.stop_gradient(x), or wrap the call in an mx.custom_function with a vjp."
+        )
+
+    tie.vjp(refuse)
+    tie.jvp(refuse)
+    return tie
+
+
+def device() -> str:
+    """MLX arrays are in memory that the CPU reads."""
+    return "cpu"
+
+
+def stream(given: object, device: str) -> int:
+    """Takes MLX's streams and devices, of the CPU and the GPU alike, and needs none of them.
+
+    The kernel runs on the CPU, after its inputs were evaluated and before the call returns.
+    """
+    if given is not None and type(given).__module__ != "mlx.core":
+        raise KernelTypeError(
+            f"is {given!r} of type {type(given).__name__}, expected None or an MLX stream or "
+            "device."
+        )
+    return 0

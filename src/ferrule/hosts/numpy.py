@@ -1,0 +1,76 @@
+"""The NumPy host: arrays in memory, with ml_dtypes' bfloat16."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ..dtypes import ALL, Dtype
+from ..errors import KernelTypeError
+from ..spec import Facts, Shape
+from . import unknown_dtype
+
+name = "NumPy"
+allocation_errors: tuple[type[Exception], ...] = (MemoryError, ValueError, OverflowError)
+_KNOWN: dict[Any, Dtype] = {d.numpy: d for d in ALL}
+_NUMPY: dict[str, Any] = {d.name: d.numpy for d in ALL}
+
+
+def facts(array: np.ndarray[Any, Any]) -> Facts | None:
+    """The facts of ``array``; None where the elements cannot be addressed in place."""
+    dtype = _KNOWN.get(array.dtype)
+    if type(array) is not np.ndarray and hasattr(array, "mask"):
+        raise KernelTypeError(
+            "is a masked array, whose mask a kernel would ignore; give x.filled(value)."
+        )
+    if dtype is None:
+        if array.dtype.newbyteorder("=") in _KNOWN:
+            return None
+        raise unknown_dtype(array.dtype)
+    strides = array.strides
+    pointer = array.ctypes.data
+    size = dtype.itemsize
+    if size > 1:
+        if pointer % size:
+            return None
+        for stride in strides:
+            if stride % size:
+                return None
+        strides = tuple([stride // size for stride in strides])
+    return Facts(dtype, array.shape, strides, pointer, "cpu")
+
+
+def contiguous(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """A row-contiguous, aligned copy in native byte order."""
+    return np.array(array, array.dtype.newbyteorder("="), copy=True, order="C")
+
+
+def empty(shape: Shape, dtype: Dtype, device: str) -> np.ndarray[Any, Any]:
+    """A new array of ``shape``."""
+    return np.empty(shape, _NUMPY[dtype.name])
+
+
+def full(shape: Shape, value: float, dtype: Dtype, device: str) -> np.ndarray[Any, Any]:
+    """A new array of ``shape`` filled with ``value``."""
+    return np.full(shape, value, _NUMPY[dtype.name])
+
+
+def finish(
+    kernel: str, inputs: Sequence[Any], outputs: list[np.ndarray[Any, Any]]
+) -> list[np.ndarray[Any, Any]]:
+    """``outputs`` as they are."""
+    return outputs
+
+
+def device() -> str:
+    """NumPy's arrays live on the CPU."""
+    return "cpu"
+
+
+def stream(given: object, device: str) -> int:
+    """NumPy has no streams: only None is allowed."""
+    if given is not None:
+        raise KernelTypeError(f"is {given!r}, expected None: NumPy arrays have no streams.")
+    return 0

@@ -1,0 +1,160 @@
+"""The torch host: dense tensors on the CPU and on CUDA devices, called eagerly."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.autograd import forward_ad
+
+from ..dtypes import ALL, Dtype
+from ..errors import KernelError, KernelTypeError
+from ..spec import Facts, Shape
+from . import eager_codes, unknown_dtype
+
+name = "torch"
+allocation_errors: tuple[type[Exception], ...] = (RuntimeError, TypeError, OverflowError)
+_TORCH: dict[str, torch.dtype] = {d.name: getattr(torch, d.name) for d in ALL}
+_KNOWN: dict[torch.dtype, Dtype] = {_TORCH[d.name]: d for d in ALL}
+_PLAIN = torch.Tensor.__torch_dispatch__
+_TRACERS = ("ProxyTorchDispatchMode", "FakeTensorMode", "FunctionalTensorMode")
+
+
+def facts(tensor: torch.Tensor) -> Facts | None:
+    """The facts of ``tensor``; None where it is the lazy conjugate or negative of its memory."""
+    if tensor.requires_grad and torch.is_grad_enabled():
+        raise KernelError(
+            "requires grad, but a metal_kernel call has no derivative. Call it under "
+            "torch.no_grad(), give x.detach(), or wrap the call in a torch.autograd.Function "
+            "with a backward of its own."
+        )
+    _refuse_tracing(tensor)
+    dtype = _KNOWN.get(tensor.dtype)
+    if dtype is None:
+        raise unknown_dtype(tensor.dtype)
+    if tensor.is_conj() or tensor.is_neg():
+        return None
+    try:
+        pointer = tensor.data_ptr()
+    except RuntimeError as error:
+        raise _no_data(tensor) from error
+    if not pointer and tensor.numel():
+        raise _no_data(tensor)
+    where = "cpu" if tensor.is_cpu else str(tensor.device)
+    return Facts(dtype, tuple(tensor.shape), tensor.stride(), pointer, where)
+
+
+def _refuse_tracing(tensor: torch.Tensor) -> None:
+    """Refuse what is no dense tensor with values of its own."""
+    kind = type(tensor)
+    if kind is not torch.Tensor and kind.__torch_dispatch__ is not _PLAIN:
+        raise KernelError(
+            f"is a {kind.__module__}.{kind.__qualname__}, which holds no plain memory. A "
+            "metal_kernel call takes dense tensors with values, outside of export, fake-tensor "
+            "and make_fx tracing."
+        )
+    if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized:
+        found = (
+            f"quantised ({tensor.dtype})"
+            if tensor.is_quantized
+            else "nested"
+            if tensor.is_nested
+            else f"of layout {tensor.layout}"
+        )
+        raise KernelError(f"is {found}; expected a dense tensor, such as x.to_dense().")
+    if tensor.is_meta:
+        raise KernelError("is a meta tensor, which has no values; expected one on a real device.")
+    if torch._C._get_tracing_state() is not None:
+        raise KernelError(
+            "is traced by torch.jit.trace, which would keep this call's result as a constant; "
+            "call the kernel outside of the traced function."
+        )
+    if torch._C._len_torch_dispatch_stack():
+        from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+        for mode in _get_current_dispatch_mode_stack():
+            if type(mode).__name__ in _TRACERS:
+                raise KernelError(
+                    f"is traced ({type(mode).__name__}), which would keep this call's result as "
+                    "a constant; call the kernel eagerly."
+                )
+    if forward_ad._current_level >= 0 and _tangent(tensor) is not None:
+        raise KernelError(
+            "has a forward-mode tangent, but a metal_kernel call has no derivative; give "
+            "torch.autograd.forward_ad.unpack_dual(x).primal."
+        )
+
+
+def _tangent(tensor: torch.Tensor) -> torch.Tensor | None:
+    tangent: torch.Tensor | None = forward_ad.unpack_dual(tensor).tangent  # type: ignore[no-untyped-call]
+    return tangent
+
+
+def _no_data(tensor: torch.Tensor) -> KernelError:
+    return KernelError(
+        "has no memory that a kernel could read: it stands for a value inside torch.func.grad, "
+        "vmap, jvp or functionalize, or its storage was freed. Call the kernel outside of them."
+    )
+
+
+def contiguous(tensor: torch.Tensor) -> torch.Tensor:
+    """A row-contiguous tensor with the values resolved."""
+    return tensor.resolve_conj().resolve_neg().contiguous()
+
+
+def empty(shape: Shape, dtype: Dtype, device: str) -> torch.Tensor:
+    """A new tensor of ``shape`` on ``device``."""
+    return torch.empty(shape, dtype=_TORCH[dtype.name], device=device)
+
+
+def full(shape: Shape, value: float, dtype: Dtype, device: str) -> torch.Tensor:
+    """A new tensor of ``shape`` on ``device`` filled with ``value``."""
+    return torch.full(shape, value, dtype=_TORCH[dtype.name], device=device)
+
+
+def finish(kernel: str, inputs: Sequence[Any], outputs: list[torch.Tensor]) -> list[torch.Tensor]:
+    """``outputs`` as they are."""
+    return outputs
+
+
+def device() -> str:
+    """torch's default device."""
+    return str(torch.empty(0).device)
+
+
+def stream(given: object, device: str) -> int:
+    """The address of the current CUDA stream of ``device``; 0 on the CPU.
+
+    ``given`` is None or the current stream: memory of the outputs is tied to the current stream.
+    """
+    current = torch.cuda.current_stream(device) if device.startswith("cuda") else None
+    if given is not None and given != current:
+        if current is not None and isinstance(given, torch.cuda.Stream):
+            raise KernelError(
+                f"is {given!r}, which is not the current stream of {device}; call the kernel "
+                "inside `with torch.cuda.stream(stream):`."
+            )
+        raise KernelTypeError(
+            f"is {given!r} of type {type(given).__name__}, expected None for tensors on {device}."
+        )
+    return 0 if current is None else int(current.cuda_stream)
+
+
+def _skip_in_dynamo() -> None:
+    """Ask torch.compile not to trace into the frames of an eager call.
+
+    A private function of torch: without it, torch.compile also gives right results, but tries
+    to compile ferrule's own Python first.
+    """
+    try:
+        from torch._C._dynamo import eval_frame
+
+        skip = eval_frame._FrameAction.SKIP
+        for code in eager_codes:
+            eval_frame.set_code_exec_strategy(code, eval_frame._FrameExecStrategy(skip, skip))
+    except (ImportError, AttributeError, TypeError):
+        pass
+
+
+_skip_in_dynamo()

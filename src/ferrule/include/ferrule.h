@@ -1,0 +1,19 @@
+// The Metal dialect for g++, clang, zig and NVRTC: one header, without a single #include of a
+// library. A kernel's text defines one of FR_FLAT, FR_SPLIT, FR_FIBERS and FR_CUDA_KERNEL first.
+#pragma once
+#include "types.h"
+#include "math.h"
+#include "functions.h"
+#include "atomic.h"
+#include "mlx.h"
+#if FR_CUDA
+#include "cuda.h"
+#else
+#include "cpu.h"
+#include "simd.h"
+#if defined(FR_FIBERS)
+#include "fiber.h"
+#elif defined(FR_SPLIT)
+#include "split.h"
+#endif
+#endif

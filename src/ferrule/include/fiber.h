@@ -1,0 +1,471 @@
+// Kernels that synchronise, whatever their control flow: each thread of a threadgroup is a fiber.
+//
+// A fiber runs until it reaches a barrier or an operation of its simdgroup. When no lane of a
+// simdgroup can go on, the lanes that wait at the earliest call take part in it. "Earliest" is by
+// position: the calls and loops that a lane is inside, outermost first, each with its place in the
+// text and, for a loop, its iteration. A thread that has returned keeps nobody waiting.
+#pragma once
+
+#if defined(__x86_64__)
+asm(R"(
+.text
+.p2align 4
+fr_switch:
+  pushq %rbp
+  pushq %rbx
+  pushq %r12
+  pushq %r13
+  pushq %r14
+  pushq %r15
+  movq %rsp, (%rdi)
+  movq %rsi, %rsp
+  popq %r15
+  popq %r14
+  popq %r13
+  popq %r12
+  popq %rbx
+  popq %rbp
+  ret
+.p2align 4
+fr_start:
+  movq %r12, %rdi
+  callq *%r13
+  ud2
+)");
+#elif defined(__aarch64__)
+asm(R"(
+.text
+.p2align 4
+fr_switch:
+  sub sp, sp, #160
+  stp x19, x20, [sp, #0]
+  stp x21, x22, [sp, #16]
+  stp x23, x24, [sp, #32]
+  stp x25, x26, [sp, #48]
+  stp x27, x28, [sp, #64]
+  stp x29, x30, [sp, #80]
+  stp d8, d9, [sp, #96]
+  stp d10, d11, [sp, #112]
+  stp d12, d13, [sp, #128]
+  stp d14, d15, [sp, #144]
+  mov x9, sp
+  str x9, [x0]
+  mov sp, x1
+  ldp x19, x20, [sp, #0]
+  ldp x21, x22, [sp, #16]
+  ldp x23, x24, [sp, #32]
+  ldp x25, x26, [sp, #48]
+  ldp x27, x28, [sp, #64]
+  ldp x29, x30, [sp, #80]
+  ldp d8, d9, [sp, #96]
+  ldp d10, d11, [sp, #112]
+  ldp d12, d13, [sp, #128]
+  ldp d14, d15, [sp, #144]
+  add sp, sp, #160
+  ret
+.p2align 4
+fr_start:
+  mov x0, x19
+  blr x20
+  brk #0
+)");
+#else
+#error "ferrule: fibers are written for x86-64 and AArch64"
+#endif
+
+extern "C" {
+void fr_switch(void** save, void* to) __asm__("fr_switch");
+void fr_start() __asm__("fr_start");
+}
+
+namespace fr {
+
+constexpr size_t FIBER_STACK = 128 << 10;
+constexpr unsigned MAX_FIBERS = 1024;
+constexpr unsigned MAX_DEPTH = 14;  // nested loops and calls that are told apart
+
+// A step of a lane's position: a place in the text and, inside a loop, the iteration.
+struct step {
+  unsigned place, round;
+};
+
+struct fiber {
+  enum : unsigned char { READY, AT_BARRIER, AT_OPERATION, DONE };
+  void* stack_pointer;
+  void** operands;                           // of the operation it waits at
+  void (*run)(unsigned mask, void*** operands);  // carries that operation out
+  unsigned index;
+  unsigned char state;
+  unsigned depth;
+  step path[MAX_DEPTH + 2];
+};
+
+struct fibers {
+  void* scheduler;
+  fiber* current;
+  const group* where;
+  void* body;
+  fiber all[MAX_FIBERS];
+};
+
+static thread_local fibers* fr_fibers;
+
+FR_FN fiber& self() { return *fr_fibers->current; }
+
+static __attribute__((noinline)) void suspend() {
+  fibers* f = fr_fibers;
+  fr_switch(&f->current->stack_pointer, f->scheduler);
+}
+
+// -- position ------------------------------------------------------------------------------------
+
+template <unsigned PLACE> struct at {};
+
+struct place_mark {
+  FR_FN explicit place_mark(unsigned place) {
+    fiber& f = self();
+    if (f.depth < MAX_DEPTH) f.path[f.depth] = step{place, 0};
+    ++f.depth;
+  }
+  FR_FN void tick() {
+    fiber& f = self();
+    if (f.depth <= MAX_DEPTH) ++f.path[f.depth - 1].round;
+  }
+  FR_FN ~place_mark() { --self().depth; }
+  place_mark(const place_mark&) = delete;
+};
+
+inline int compare(const fiber& a, const fiber& b) {
+  for (unsigned i = 0;; ++i) {
+    const step &x = a.path[i], &y = b.path[i];
+    if (x.place != y.place) return x.place < y.place ? -1 : 1;
+    if (x.round != y.round) return x.round < y.round ? -1 : 1;
+    if (i == (a.depth < MAX_DEPTH ? a.depth : MAX_DEPTH) || i == (b.depth < MAX_DEPTH ? b.depth : MAX_DEPTH)) return 0;
+  }
+}
+
+// Wait with these operands at this place until the scheduler has run the operation.
+FR_FN void operate(unsigned place, void** operands, void (*run)(unsigned, void***)) {
+  fiber& f = self();
+  f.path[f.depth < MAX_DEPTH ? f.depth : MAX_DEPTH] = step{place, 0};
+  f.operands = operands;
+  f.run = run;
+  f.state = fiber::AT_OPERATION;
+  suspend();
+}
+
+// -- scheduler -----------------------------------------------------------------------------------
+
+inline void resume(fibers* f, fiber& lane) {
+  f->current = &lane;
+  fr_switch(&f->scheduler, lane.stack_pointer);
+}
+
+// Run the lanes of one simdgroup until each is done or waits at a threadgroup barrier.
+inline void run_simdgroup(fibers* f, unsigned first, unsigned count) {
+  for (;;) {
+    for (unsigned i = 0; i < count; ++i)
+      if (f->all[first + i].state == fiber::READY) resume(f, f->all[first + i]);
+    fiber* earliest = nullptr;
+    for (unsigned i = 0; i < count; ++i) {
+      fiber& lane = f->all[first + i];
+      if (lane.state == fiber::AT_OPERATION && (!earliest || compare(lane, *earliest) < 0)) earliest = &lane;
+    }
+    if (!earliest) return;
+    unsigned mask = 0;
+    void** operands[SIMD_WIDTH] = {};
+    void (*run)(unsigned, void***) = earliest->run;
+    for (unsigned i = 0; i < count; ++i) {
+      fiber& lane = f->all[first + i];
+      if (lane.state != fiber::AT_OPERATION || lane.run != run || compare(lane, *earliest) != 0) continue;
+      mask |= 1u << i;
+      operands[i] = lane.operands;
+      lane.state = fiber::READY;
+    }
+    run(mask, operands);
+  }
+}
+
+template <class BODY> void fiber_main(fiber* f) {
+  (*static_cast<BODY*>(fr_fibers->body))(*fr_fibers->where, f->index);
+  f->state = fiber::DONE;
+  suspend();
+}
+
+inline void prepare(fiber& lane, char* stack_top, void (*main)(fiber*)) {
+  void** top = reinterpret_cast<void**>(reinterpret_cast<uintptr_t>(stack_top) & ~uintptr_t(15));
+#if defined(__x86_64__)
+  *--top = reinterpret_cast<void*>(&fr_start);  // popped by ret
+  *--top = nullptr;                             // rbp
+  *--top = nullptr;                             // rbx
+  *--top = &lane;                               // r12
+  *--top = reinterpret_cast<void*>(main);       // r13
+  *--top = nullptr;                             // r14
+  *--top = nullptr;                             // r15
+#else
+  top -= 20;
+  for (int i = 0; i < 20; ++i) top[i] = nullptr;
+  top[0] = &lane;                               // x19
+  top[1] = reinterpret_cast<void*>(main);       // x20
+  top[11] = reinterpret_cast<void*>(&fr_start); // x30
+#endif
+  lane.stack_pointer = top;
+  lane.state = fiber::READY;
+  lane.depth = 0;
+}
+
+// Run `body(group, thread index)` for every thread of the threadgroups begin … end.
+template <class BODY>
+void fiber_groups(const launch* l, uint64_t begin, uint64_t end, worker* w, BODY body) {
+  group g(l);
+  if (w->scratch_bytes < sizeof(fibers) && !w->grow(w, sizeof(fibers))) return;
+  fibers* f = static_cast<fibers*>(w->scratch);
+  const unsigned most = l->threadgroup[0] * l->threadgroup[1] * l->threadgroup[2];
+  size_t stride = 0;
+  char* stacks = static_cast<char*>(w->fiber_stacks(w, most, FIBER_STACK, &stride));
+  if (!stacks) return;
+  fr_fibers = f;
+  f->where = &g;
+  f->body = &body;
+  for (uint64_t u = begin; u < end; ++u) {
+    g.move_to(u);
+    for (unsigned i = 0; i < g.n; ++i) {
+      f->all[i].index = i;
+      // Tops that are equal modulo the page size would share a few sets of the L1 cache.
+      prepare(f->all[i], stacks + i * stride + FIBER_STACK - (i % 32) * 64, &fiber_main<BODY>);
+    }
+    for (bool waiting = true; waiting;) {
+      for (unsigned s = 0; s < g.n; s += 32) run_simdgroup(f, s, g.n - s < 32 ? g.n - s : 32);
+      waiting = false;
+      for (unsigned i = 0; i < g.n; ++i)
+        if (f->all[i].state == fiber::AT_BARRIER) f->all[i].state = fiber::READY, waiting = true;
+    }
+  }
+}
+
+// -- operations, as a body calls them --------------------------------------------------------------
+// The rewriter hands each call its place in the text: `simd_sum(x)` is `simd_sum(FR_AT x)`.
+
+template <class T, class RUN> FR_FN void exchange(unsigned place, T* v, const RUN&) {
+  void* operands[1] = {v};
+  operate(place, operands, [](unsigned mask, void*** o) {
+    T t[32];
+    for (unsigned i = 0; i < 32; ++i) t[i] = has_lane(mask, i) ? *static_cast<T*>(o[i][0]) : T();
+    RUN::run(t, mask);
+    for (unsigned i = 0; i < 32; ++i)
+      if (has_lane(mask, i)) *static_cast<T*>(o[i][0]) = t[i];
+  });
+}
+template <class T, class RUN> FR_FN void exchange(unsigned place, T* v, unsigned* k, const RUN&) {
+  void* operands[2] = {v, k};
+  operate(place, operands, [](unsigned mask, void*** o) {
+    T t[32];
+    unsigned j[32];
+    for (unsigned i = 0; i < 32; ++i) {
+      t[i] = has_lane(mask, i) ? *static_cast<T*>(o[i][0]) : T();
+      j[i] = has_lane(mask, i) ? *static_cast<unsigned*>(o[i][1]) : 0;
+    }
+    RUN::run(t, static_cast<const unsigned*>(j), mask);
+    for (unsigned i = 0; i < 32; ++i)
+      if (has_lane(mask, i)) *static_cast<T*>(o[i][0]) = t[i];
+  });
+}
+template <class T, class RUN>
+FR_FN void exchange(unsigned place, T* v, T* filling, unsigned* k, unsigned* modulo, const RUN&) {
+  void* operands[4] = {v, filling, k, modulo};
+  operate(place, operands, [](unsigned mask, void*** o) {
+    T t[32], u[32];
+    unsigned j[32], m[32];
+    for (unsigned i = 0; i < 32; ++i) {
+      const bool here = has_lane(mask, i);
+      t[i] = here ? *static_cast<T*>(o[i][0]) : T();
+      u[i] = here ? *static_cast<T*>(o[i][1]) : T();
+      j[i] = here ? *static_cast<unsigned*>(o[i][2]) : 0;
+      m[i] = here ? *static_cast<unsigned*>(o[i][3]) : 1;
+    }
+    RUN::run(t, static_cast<const T*>(u), static_cast<const unsigned*>(j), static_cast<const unsigned*>(m), mask);
+    for (unsigned i = 0; i < 32; ++i)
+      if (has_lane(mask, i)) *static_cast<T*>(o[i][0]) = t[i];
+  });
+}
+
+namespace metal {
+
+#define FR_REDUCTION(NAME, OP)                                                           \
+  template <unsigned P, class T> FR_FN T simd_##NAME(at<P>, T v) {                       \
+    struct op_ { static void run(T* t, unsigned m) { lanes::reduce<op::OP, 32>(t, m); } }; \
+    exchange(P, &v, op_());                                                              \
+    return v;                                                                            \
+  }                                                                                      \
+  template <unsigned P, class T> FR_FN T quad_##NAME(at<P>, T v) {                       \
+    struct op_ { static void run(T* t, unsigned m) { lanes::reduce<op::OP, 4>(t, m); } };  \
+    exchange(P, &v, op_());                                                              \
+    return v;                                                                            \
+  }
+FR_REDUCTION(sum, sum)
+FR_REDUCTION(product, product)
+FR_REDUCTION(max, max)
+FR_REDUCTION(min, min)
+FR_REDUCTION(and, bit_and)
+FR_REDUCTION(or, bit_or)
+FR_REDUCTION(xor, bit_xor)
+#undef FR_REDUCTION
+
+#define FR_SCAN(NAME, OP, EXCLUSIVE)                                                               \
+  template <unsigned P, class T> FR_FN T simd_##NAME(at<P>, T v) {                                 \
+    struct op_ { static void run(T* t, unsigned m) { lanes::scan<op::OP, EXCLUSIVE, 32>(t, m); } }; \
+    exchange(P, &v, op_());                                                                        \
+    return v;                                                                                      \
+  }                                                                                                \
+  template <unsigned P, class T> FR_FN T quad_##NAME(at<P>, T v) {                                 \
+    struct op_ { static void run(T* t, unsigned m) { lanes::scan<op::OP, EXCLUSIVE, 4>(t, m); } };  \
+    exchange(P, &v, op_());                                                                        \
+    return v;                                                                                      \
+  }
+FR_SCAN(prefix_inclusive_sum, sum, false)
+FR_SCAN(prefix_exclusive_sum, sum, true)
+FR_SCAN(prefix_inclusive_product, product, false)
+FR_SCAN(prefix_exclusive_product, product, true)
+#undef FR_SCAN
+
+#define FR_MOVE(NAME)                                                                                  \
+  template <unsigned P, class T> FR_FN T simd_##NAME(at<P>, T v, ushort k) {                           \
+    struct op_ { static void run(T* t, const unsigned* j, unsigned m) { lanes::NAME<32>(t, j, m); } };  \
+    unsigned k_ = k;                                                                                   \
+    exchange(P, &v, &k_, op_());                                                                       \
+    return v;                                                                                          \
+  }                                                                                                    \
+  template <unsigned P, class T> FR_FN T quad_##NAME(at<P>, T v, ushort k) {                           \
+    struct op_ { static void run(T* t, const unsigned* j, unsigned m) { lanes::NAME<4>(t, j, m); } };   \
+    unsigned k_ = k;                                                                                   \
+    exchange(P, &v, &k_, op_());                                                                       \
+    return v;                                                                                          \
+  }
+FR_MOVE(broadcast)
+FR_MOVE(shuffle)
+FR_MOVE(shuffle_up)
+FR_MOVE(shuffle_down)
+FR_MOVE(shuffle_xor)
+FR_MOVE(shuffle_rotate_up)
+FR_MOVE(shuffle_rotate_down)
+#undef FR_MOVE
+
+#define FR_FILL(NAME, WIDTH, PREFIX)                                                             \
+  template <unsigned P, class T, class F>                                                        \
+  FR_FN T PREFIX##_##NAME(at<P>, T v, F filling, ushort k, ushort modulo = WIDTH) {               \
+    struct op_ {                                                                                 \
+      static void run(T* t, const T* u, const unsigned* j, const unsigned* n, unsigned m) {      \
+        lanes::NAME<WIDTH>(t, u, j, n, m);                                                       \
+      }                                                                                          \
+    };                                                                                           \
+    T f = T(filling);                                                                            \
+    unsigned k_ = k, m_ = modulo;                                                                \
+    exchange(P, &v, &f, &k_, &m_, op_());                                                        \
+    return v;                                                                                    \
+  }
+FR_FILL(shuffle_and_fill_up, 32, simd)
+FR_FILL(shuffle_and_fill_down, 32, simd)
+FR_FILL(shuffle_and_fill_up, 4, quad)
+FR_FILL(shuffle_and_fill_down, 4, quad)
+#undef FR_FILL
+
+#define FR_VOTES(PREFIX, WIDTH)                                                                     \
+  template <unsigned P, class T> FR_FN T PREFIX##_broadcast_first(at<P>, T v) {                     \
+    struct op_ { static void run(T* t, unsigned m) { lanes::broadcast_first<WIDTH>(t, m); } };       \
+    exchange(P, &v, op_());                                                                         \
+    return v;                                                                                       \
+  }                                                                                                 \
+  template <unsigned P> FR_FN simd_vote PREFIX##_ballot(at<P>, bool v) {                            \
+    struct op_ {                                                                                    \
+      static void run(uint64_t* t, unsigned m) {                                                    \
+        unsigned b = 0;                                                                             \
+        for (unsigned i = 0; i < 32; ++i) b |= unsigned(t[i] & 1) << i;                             \
+        b &= m;                                                                                     \
+        for (unsigned i = 0; i < 32; ++i)                                                           \
+          t[i] = lanes::part_of<WIDTH>(b, i) | (uint64_t(lanes::part_of<WIDTH>(m, i)) << 32);       \
+      }                                                                                             \
+    };                                                                                              \
+    uint64_t x = v;                                                                                 \
+    exchange(P, &x, op_());                                                                         \
+    return simd_vote(x & 0xffffffffu);                                                              \
+  }                                                                                                 \
+  template <unsigned P> FR_FN simd_vote PREFIX##_active_threads_mask(at<P> p) {                     \
+    return PREFIX##_ballot(p, true);                                                                \
+  }                                                                                                 \
+  template <unsigned P> FR_FN bool PREFIX##_any(at<P> p, bool v) {                                  \
+    return simd_vote::vote_t(PREFIX##_ballot(p, v)) != 0;                                           \
+  }                                                                                                 \
+  template <unsigned P> FR_FN bool PREFIX##_all(at<P> p, bool v) {                                  \
+    return simd_vote::vote_t(PREFIX##_ballot(p, !v)) == 0;                                          \
+  }                                                                                                 \
+  template <unsigned P> FR_FN bool PREFIX##_is_first(at<P> p) {                                     \
+    const unsigned active = unsigned(simd_vote::vote_t(PREFIX##_ballot(p, true)));                  \
+    return (active & ((1u << (self().index & (WIDTH - 1))) - 1)) == 0;                              \
+  }
+FR_VOTES(simd, 32)
+FR_VOTES(quad, 4)
+#undef FR_VOTES
+
+template <unsigned P> FR_FN void threadgroup_barrier(at<P>, mem_flags, int = 0) {
+  self().state = fiber::AT_BARRIER;
+  suspend();
+}
+template <unsigned P> FR_FN void simdgroup_barrier(at<P>, mem_flags, int = 0) {
+  operate(P, nullptr, [](unsigned, void***) {});
+}
+template <unsigned P> FR_FN void quadgroup_barrier(at<P>, mem_flags, int = 0) {
+  operate(P, nullptr, [](unsigned, void***) {});
+}
+
+template <unsigned P, class T, class Q, class S = int>
+FR_FN void simdgroup_load(at<P>, simdgroup_matrix<T, 8, 8>& m, const Q* p, S stride = 8,
+                          ulong2 origin = ulong2(0, 0), bool transpose = false) {
+  operate(P, nullptr, [](unsigned, void***) {});
+  lanes::matrix_load(self().index % 32, m, p, stride, origin, transpose);
+}
+template <unsigned P, class T, class Q, class S = int>
+FR_FN void simdgroup_store(at<P>, const simdgroup_matrix<T, 8, 8>& m, Q* p, S stride = 8,
+                           ulong2 origin = ulong2(0, 0), bool transpose = false) {
+  lanes::matrix_store(self().index % 32, m, p, stride, origin, transpose);
+  operate(P, nullptr, [](unsigned, void***) {});
+}
+
+template <bool ADD, class D, class A, class B, class C>
+void matrix_operation(unsigned, void*** o) {
+  D* d[32];
+  const A* a[32];
+  const B* b[32];
+  const C* c[32];
+  static D no_d;
+  static A no_a;
+  static B no_b;
+  static C no_c;
+  for (unsigned i = 0; i < 32; ++i) {
+    d[i] = o[i] ? static_cast<D*>(o[i][0]) : &no_d;
+    a[i] = o[i] ? static_cast<const A*>(o[i][1]) : &no_a;
+    b[i] = o[i] ? static_cast<const B*>(o[i][2]) : &no_b;
+    c[i] = o[i] ? static_cast<const C*>(o[i][3]) : &no_c;
+  }
+  lanes::matrix_multiply(d, a, b, ADD ? c : static_cast<const C* const*>(nullptr));
+}
+template <unsigned P, class T, class A, class B>
+FR_FN void simdgroup_multiply(at<P>, simdgroup_matrix<T, 8, 8>& d, const simdgroup_matrix<A, 8, 8>& a,
+                              const simdgroup_matrix<B, 8, 8>& b) {
+  typedef simdgroup_matrix<T, 8, 8> D;
+  void* o[4] = {&d, const_cast<simdgroup_matrix<A, 8, 8>*>(&a), const_cast<simdgroup_matrix<B, 8, 8>*>(&b), &d};
+  operate(P, o, &matrix_operation<false, D, simdgroup_matrix<A, 8, 8>, simdgroup_matrix<B, 8, 8>, D>);
+}
+template <unsigned P, class T, class A, class B, class C>
+FR_FN void simdgroup_multiply_accumulate(at<P>, simdgroup_matrix<T, 8, 8>& d, const simdgroup_matrix<A, 8, 8>& a,
+                                         const simdgroup_matrix<B, 8, 8>& b, const simdgroup_matrix<C, 8, 8>& c) {
+  void* o[4] = {&d, const_cast<simdgroup_matrix<A, 8, 8>*>(&a), const_cast<simdgroup_matrix<B, 8, 8>*>(&b),
+                const_cast<simdgroup_matrix<C, 8, 8>*>(&c)};
+  operate(P, o, &matrix_operation<true, simdgroup_matrix<T, 8, 8>, simdgroup_matrix<A, 8, 8>,
+                                  simdgroup_matrix<B, 8, 8>, simdgroup_matrix<C, 8, 8>>);
+}
+
+}  // namespace metal
+}  // namespace fr
+
+#define FR_AT ::fr::at<__COUNTER__>(),
+#define FR_AT_ONLY ::fr::at<__COUNTER__>()

@@ -1,0 +1,309 @@
+// Operations of a simdgroup (or quadgroup) on the CPU, on arrays with one element per lane.
+//
+// `v` holds 32 elements, `mask` says which lanes take part. Fibers gather their operands into such
+// arrays; split loops keep them there all the time. The active lanes get the result in place.
+//
+// Sums of floats add in the ascending butterfly order (partners at distance 1, 2, 4, 8, 16). A lane
+// that is missing adds nothing: its partner's value passes through unchanged.
+#pragma once
+
+namespace fr {
+
+constexpr unsigned SIMD_WIDTH = 32;
+constexpr unsigned FULL_MASK = 0xffffffffu;
+
+FR_FN bool has_lane(unsigned mask, unsigned lane) { return (mask >> lane) & 1u; }
+
+namespace op {
+
+struct sum {
+  template <class T> static FR_FN T of(T a, T b) { return T(a + b); }
+  static constexpr int identity = 0;
+};
+struct product {
+  template <class T> static FR_FN T of(T a, T b) { return T(a * b); }
+  static constexpr int identity = 1;
+};
+struct max {
+  template <class T> static FR_FN T of(T a, T b) { return metal::max(a, b); }
+};
+struct min {
+  template <class T> static FR_FN T of(T a, T b) { return metal::min(a, b); }
+};
+struct bit_and {
+  template <class T> static FR_FN T of(T a, T b) { return T(a & b); }
+};
+struct bit_or {
+  template <class T> static FR_FN T of(T a, T b) { return T(a | b); }
+};
+struct bit_xor {
+  template <class T> static FR_FN T of(T a, T b) { return T(a ^ b); }
+};
+
+}  // namespace op
+
+// bfloat16 reductions go through float and round once, as MLX's overloads do.
+template <class T> struct wide { using type = T; };
+template <> struct wide<bfloat> { using type = float; };
+
+namespace lanes {
+
+// The butterfly's tree over `W` full lanes, halving the array at each level so that it vectorises.
+template <class OP, unsigned W, class T> FR_FN T tree(const T* v) {
+  T t[W];
+  for (unsigned i = 0; i < W; ++i) t[i] = v[i];
+#pragma GCC unroll 8
+  for (unsigned half = W / 2; half > 0; half /= 2)
+    for (unsigned i = 0; i < half; ++i) t[i] = OP::of(t[2 * i], t[2 * i + 1]);
+  return t[0];
+}
+
+template <class OP, unsigned W, class T> T sparse_tree(const T* v, unsigned mask) {
+  T t[W];
+  bool there[W];
+  for (unsigned i = 0; i < W; ++i) t[i] = v[i], there[i] = has_lane(mask, i);
+  for (unsigned d = 1; d < W; d *= 2)
+    for (unsigned i = 0; i < W; i += 2 * d) {
+      if (there[i] && there[i + d]) t[i] = OP::of(t[i], t[i + d]);
+      else if (there[i + d]) t[i] = t[i + d];
+      there[i] = there[i] || there[i + d];
+    }
+  return t[0];
+}
+
+// The reduction of one simdgroup, as one value.
+template <class OP, class T> FR_FN T reduced(const T* v, unsigned mask) {
+  using A = typename wide<T>::type;
+  if (__builtin_expect(mask == FULL_MASK, 1)) {
+    if constexpr (metal::is_same<A, T>::value) return tree<OP, 32, T>(v);
+    A w[32];
+    for (unsigned i = 0; i < 32; ++i) w[i] = A(v[i]);
+    return T(tree<OP, 32, A>(w));
+  }
+  A w[32];
+  for (unsigned i = 0; i < 32; ++i) w[i] = has_lane(mask, i) ? A(v[i]) : A();
+  return T(sparse_tree<OP, 32, A>(w, mask));
+}
+
+template <class OP, unsigned W, class T> FR_FN void reduce(T* v, unsigned mask) {
+  if constexpr (W == 32) {
+    const T r = reduced<OP>(v, mask);
+    for (unsigned i = 0; i < 32; ++i) v[i] = r;
+  } else {
+    for (unsigned q = 0; q < 32; q += W) {
+      const unsigned part = (mask >> q) & ((1u << W) - 1);
+      if (!part) continue;
+      T w[W];
+      for (unsigned i = 0; i < W; ++i) w[i] = has_lane(part, i) ? v[q + i] : T();
+      const T r = sparse_tree<OP, W, T>(w, part);
+      for (unsigned i = 0; i < W; ++i) v[q + i] = r;
+    }
+  }
+}
+
+// Prefix sums in log steps (distances 1, 2, 4, 8, 16), the same on every device.
+template <class OP, bool EXCLUSIVE, unsigned W, class T> void scan(T* v, unsigned mask) {
+  using A = typename wide<T>::type;
+  A t[32], u[32];
+  for (unsigned i = 0; i < 32; ++i) t[i] = has_lane(mask, i) ? A(v[i]) : A(OP::identity);
+  for (unsigned d = 1; d < W; d *= 2) {
+    for (unsigned i = 0; i < 32; ++i) u[i] = i % W >= d ? A(OP::of(t[i - (i % W >= d ? d : 0)], t[i])) : t[i];
+    for (unsigned i = 0; i < 32; ++i) t[i] = u[i];
+  }
+  for (unsigned i = 0; i < 32; ++i) {
+    if (!has_lane(mask, i)) continue;
+    if (EXCLUSIVE) v[i] = i % W ? T(t[i - 1]) : T(OP::identity);
+    else v[i] = T(t[i]);
+  }
+}
+
+// Every move reads lane `from(i)`; a source that is out of range or takes no part gives the lane's
+// own value (undefined in Metal, what CUDA does).
+template <unsigned W, class T, class F> FR_FN void move(T* v, unsigned mask, F from) {
+  T t[32];
+  for (unsigned i = 0; i < 32; ++i) t[i] = v[i];
+  if (__builtin_expect(mask == FULL_MASK, 1)) {
+    for (unsigned i = 0; i < 32; ++i) {
+      const unsigned base = i & ~(W - 1), s = unsigned(from(i & (W - 1)));
+      v[i] = t[s < W ? base + s : i];
+    }
+    return;
+  }
+  for (unsigned i = 0; i < 32; ++i) {
+    const unsigned base = i & ~(W - 1), s = unsigned(from(i & (W - 1)));
+    if (has_lane(mask, i)) v[i] = t[s < W && has_lane(mask, base + s) ? base + s : i];
+  }
+}
+
+// `k[i]` where the operand differs from lane to lane, or one number for all.
+template <class K> FR_FN unsigned at(const K* k, unsigned i) { return unsigned(k[i]); }
+FR_FN unsigned at(unsigned k, unsigned) { return k; }
+FR_FN unsigned at(int k, unsigned) { return unsigned(k); }
+FR_FN unsigned at(unsigned short k, unsigned) { return k; }
+FR_FN unsigned at(short k, unsigned) { return unsigned(int(k)); }
+FR_FN unsigned at(unsigned char k, unsigned) { return k; }
+FR_FN unsigned at(unsigned long k, unsigned) { return unsigned(k); }
+FR_FN unsigned at(long k, unsigned) { return unsigned(k); }
+
+struct kept_lane {};
+
+#define FR_MOVE(NAME, EXPR)                                                                      \
+  template <unsigned W, class T, class K> FR_FN void NAME(T* v, const K& k, unsigned mask) {     \
+    T t[32];                                                                                     \
+    for (unsigned i = 0; i < 32; ++i) t[i] = v[i];                                               \
+    for (unsigned i = 0; i < 32; ++i) {                                                          \
+      const unsigned j = i & (W - 1), d = at(k, i), s = (EXPR);                                  \
+      const unsigned from = (i & ~(W - 1)) + (s & (W - 1));                                      \
+      const bool ok = s < W && has_lane(mask, from) && has_lane(mask, i);                        \
+      v[i] = t[ok ? from : i];                                                                   \
+    }                                                                                            \
+  }
+FR_MOVE(broadcast, (j & 0u) | d)
+FR_MOVE(shuffle, (j & 0u) | d)
+FR_MOVE(shuffle_up, j - d)
+FR_MOVE(shuffle_down, j + d)
+FR_MOVE(shuffle_xor, j ^ d)
+FR_MOVE(shuffle_rotate_up, (j - d) & (W - 1))
+FR_MOVE(shuffle_rotate_down, (j + d) & (W - 1))
+#undef FR_MOVE
+
+// `modulo` splits the group into parts of that many lanes; the lanes that a shift leaves without a
+// source take the filling of the part's other end.
+template <unsigned W, class T, class K, class M>
+void shuffle_and_fill_up(T* v, const T* filling, const K& k, const M& modulo, unsigned mask) {
+  T t[32];
+  for (unsigned i = 0; i < 32; ++i) t[i] = v[i];
+  for (unsigned i = 0; i < 32; ++i) {
+    const unsigned m = at(modulo, i), part = (i & (W - 1)) / m * m, j = (i & (W - 1)) - part;
+    const unsigned d = at(k, i), base = (i & ~(W - 1)) + part;
+    const unsigned from = base + (j >= d ? j - d : (j + m - d % m) % m);
+    if (!has_lane(mask, i) || !has_lane(mask, from)) continue;
+    v[i] = j >= d ? t[from] : filling[from];
+  }
+}
+template <unsigned W, class T, class K, class M>
+void shuffle_and_fill_down(T* v, const T* filling, const K& k, const M& modulo, unsigned mask) {
+  T t[32];
+  for (unsigned i = 0; i < 32; ++i) t[i] = v[i];
+  for (unsigned i = 0; i < 32; ++i) {
+    const unsigned m = at(modulo, i), part = (i & (W - 1)) / m * m, j = (i & (W - 1)) - part;
+    const unsigned d = at(k, i), base = (i & ~(W - 1)) + part;
+    const unsigned from = base + (j + d) % m;
+    if (!has_lane(mask, i) || !has_lane(mask, from)) continue;
+    v[i] = j + d < m ? t[from] : filling[from];
+  }
+}
+
+template <unsigned W, class T> FR_FN void broadcast_first(T* v, unsigned mask) {
+  for (unsigned q = 0; q < 32; q += W) {
+    const unsigned part = W == 32 ? mask : (mask >> q) & ((1u << (W & 31)) - 1);
+    if (!part) continue;
+    const T first = v[q + unsigned(__builtin_ctz(part))];
+    for (unsigned i = 0; i < W; ++i) v[q + i] = first;
+  }
+}
+
+// The lanes whose bool is true, as bits.
+FR_FN unsigned bits(const bool* v, unsigned mask) {
+  unsigned b = 0;
+  for (unsigned i = 0; i < 32; ++i) b |= unsigned(v[i]) << i;
+  return b & mask;
+}
+
+template <unsigned W> FR_FN unsigned part_of(unsigned bits, unsigned lane) {
+  return W == 32 ? bits : (bits >> (lane & ~(W - 1))) & ((1u << (W & 31)) - 1);
+}
+
+}  // namespace lanes
+
+namespace metal {
+
+// A set of lanes, as simd_ballot gives it.
+struct simd_vote {
+  typedef unsigned long vote_t;
+  vote_t v;
+  simd_vote() = default;
+  explicit constexpr simd_vote(vote_t bits) : v(bits) {}
+  explicit constexpr operator vote_t() const { return v; }
+  constexpr bool all() const { return v == 0xffffffffu; }
+  constexpr bool any() const { return v != 0; }
+};
+typedef simd_vote quad_vote;
+
+}  // namespace metal
+
+// -- simdgroup_matrix ----------------------------------------------------------------------------
+
+namespace metal {
+
+// An 8x8 tile spread over a simdgroup: each lane holds two neighbouring elements of one row.
+template <class T, int R, int C> struct simdgroup_matrix {
+  static_assert(R == 8 && C == 8, "simdgroup_matrix is 8x8");
+  typedef vec<T, 2> storage_type;
+  vec<T, 2> elements;
+  simdgroup_matrix() = default;
+  explicit simdgroup_matrix(T diagonal);
+  FR_FN vec<T, 2>& thread_elements() { return elements; }
+  FR_FN const vec<T, 2>& thread_elements() const { return elements; }
+};
+typedef simdgroup_matrix<float, 8, 8> simdgroup_float8x8;
+typedef simdgroup_matrix<half, 8, 8> simdgroup_half8x8;
+typedef simdgroup_matrix<bfloat, 8, 8> simdgroup_bfloat8x8;
+
+template <class T, int R, int C> FR_FN simdgroup_matrix<T, R, C> make_filled_simdgroup_matrix(T value) {
+  simdgroup_matrix<T, R, C> m;
+  m.elements = vec<T, 2>(value, value);
+  return m;
+}
+template <class T> FR_FN simdgroup_matrix<T, 8, 8> make_filled_simdgroup_matrix(T value) {
+  return make_filled_simdgroup_matrix<T, 8, 8>(value);
+}
+
+}  // namespace metal
+
+namespace lanes {
+
+FR_FN unsigned matrix_row(unsigned lane) { return ((lane / 4) & 4) + (lane / 2) % 4; }
+FR_FN unsigned matrix_column(unsigned lane) { return ((lane / 4) & 2) * 2 + (lane % 2) * 2; }
+
+template <class T, class P, class S>
+FR_FN void matrix_load(unsigned lane, metal::simdgroup_matrix<T, 8, 8>& m, const P* p, S stride,
+                       metal::ulong2 origin, bool transpose) {
+  const size_t r = matrix_row(lane), c = matrix_column(lane);
+  for (unsigned i = 0; i < 2; ++i)
+    m.elements[i] = transpose ? T(p[(c + i + origin.y) * size_t(stride) + r + origin.x])
+                              : T(p[(r + origin.y) * size_t(stride) + c + i + origin.x]);
+}
+template <class T, class P, class S>
+FR_FN void matrix_store(unsigned lane, const metal::simdgroup_matrix<T, 8, 8>& m, P* p, S stride,
+                        metal::ulong2 origin, bool transpose) {
+  const size_t r = matrix_row(lane), c = matrix_column(lane);
+  for (unsigned i = 0; i < 2; ++i)
+    if (transpose) p[(c + i + origin.y) * size_t(stride) + r + origin.x] = P(m.elements[i]);
+    else p[(r + origin.y) * size_t(stride) + c + i + origin.x] = P(m.elements[i]);
+}
+
+// d = a * b (+ c): operands by lane. The sum is kept in float and rounded to D's type once.
+template <class D, class A, class B, class C>
+void matrix_multiply(D* const* d, const A* const* a, const B* const* b, const C* const* c) {
+  float x[8][8], y[8][8], z[8][8];
+  for (unsigned l = 0; l < 32; ++l) {
+    const unsigned row = matrix_row(l), col = matrix_column(l);
+    for (unsigned i = 0; i < 2; ++i) {
+      x[row][col + i] = float(a[l]->elements[i]);
+      y[row][col + i] = float(b[l]->elements[i]);
+      z[row][col + i] = c ? float(c[l]->elements[i]) : 0.0f;
+    }
+  }
+  for (unsigned i = 0; i < 8; ++i)
+    for (unsigned k = 0; k < 8; ++k)
+      for (unsigned j = 0; j < 8; ++j) z[i][j] += x[i][k] * y[k][j];
+  for (unsigned l = 0; l < 32; ++l) {
+    const unsigned row = matrix_row(l), col = matrix_column(l);
+    for (unsigned i = 0; i < 2; ++i)
+      d[l]->elements[i] = decltype(+d[l]->elements[i] * 1)(z[row][col + i]);
+  }
+}
+
+}  // namespace lanes
+}  // namespace fr

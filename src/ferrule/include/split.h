@@ -1,0 +1,267 @@
+// Kernels that synchronise, as loops over the lanes that are split at each barrier and operation.
+//
+// `source/split.py` writes such loops: what a lane keeps from one loop to the next lies in arrays
+// with one element per lane; operations of a simdgroup work on those arrays. A mask is an array of
+// int, one per lane; a null mask means that all lanes are active.
+#pragma once
+
+namespace fr {
+
+template <class T> struct mutable_of { using type = T; };
+template <class T> struct mutable_of<const T> { using type = T; };
+template <class T, size_t N> struct mutable_of<T[N]> {
+  using type = typename mutable_of<T>::type[N];
+};
+template <class T, size_t N> struct mutable_of<const T[N]> {
+  using type = typename mutable_of<T>::type[N];
+};
+// What holds a lane's variable of type T: without const, so that each lane can be initialised.
+template <class T> using storage_t = typename mutable_of<T>::type;
+
+template <class T> struct value_of { using type = T; };
+template <class T> struct value_of<T&> : value_of<T> {};
+template <class T> struct value_of<T&&> : value_of<T> {};
+template <class T> struct value_of<const T> : value_of<T> {};
+template <class T> struct value_of<volatile T> : value_of<T> {};
+template <class T, size_t N> struct value_of<T[N]> { using type = T*; };
+template <class T, size_t N> struct value_of<const T[N]> { using type = const T*; };
+// What `auto x = e;` makes of an expression's type.
+template <class T> using value_t = typename value_of<T>::type;
+
+// Names a type's object at the level of the group, for decltype alone; never read or written.
+template <class T> struct named {
+  alignas(T) static inline unsigned char bytes[sizeof(T)];
+  static FR_FN T& get() { return *reinterpret_cast<T*>(bytes); }
+};
+
+// A lane's reference: to what exists, or to a value that is kept.
+template <class T> struct reference {
+  typename mutable_of<T>::type value;
+  FR_FN void set(const T& v) { value = v; }
+  FR_FN const T& get() const { return value; }
+};
+template <class T> struct reference<T&> {
+  T* to;
+  FR_FN void set(T& v) { to = &v; }
+  FR_FN T& get() const { return *to; }
+};
+
+struct here {};
+
+struct at_lane {
+  unsigned index;
+};
+
+}  // namespace fr
+
+FR_FN void* operator new(decltype(sizeof(0)), fr::here, void* p) { return p; }
+FR_FN void* operator new[](decltype(sizeof(0)), fr::here, void* p) { return p; }
+
+namespace fr {
+namespace split {
+
+FR_FN bool any(const int* mask, unsigned n) {
+  int a = 0;
+  for (unsigned i = 0; i < n; ++i) a |= mask[i];
+  return a != 0;
+}
+FR_FN void all(int* mask, unsigned n) {
+  for (unsigned i = 0; i < n; ++i) mask[i] = 1;
+}
+FR_FN void copy(int* mask, const int* from, unsigned n) {
+  if (from) for (unsigned i = 0; i < n; ++i) mask[i] = from[i];
+  else all(mask, n);
+}
+// The lanes of `from` where `condition` is true, and where it is not.
+FR_FN void both(int* yes, int* no, const int* from, const int* condition, unsigned n) {
+  for (unsigned i = 0; i < n; ++i) {
+    const int active = from ? from[i] : 1;
+    yes[i] = active & condition[i];
+    no[i] = active & (condition[i] ^ 1);
+  }
+}
+
+// The active lanes of the simdgroup that starts at lane `s`, as bits.
+FR_FN unsigned bits_at(unsigned s, unsigned n, const int* mask) {
+  const unsigned there = n - s >= 32 ? FULL_MASK : (1u << (n - s)) - 1;
+  if (!mask) return there;
+  unsigned b = 0;
+  for (unsigned i = 0; i < 32; ++i) b |= unsigned(s + i < n ? mask[s + i] & 1 : 0) << i;
+  return b;
+}
+
+#define FR_EACH_SIMDGROUP                                     \
+  for (unsigned s = 0; s < n; s += 32)                        \
+    if (const unsigned m = bits_at(s, n, mask))
+
+#define FR_REDUCTION(NAME, OP)                                                             \
+  template <class T> FR_FN void simd_##NAME(T* v, unsigned n, const int* mask) {           \
+    FR_EACH_SIMDGROUP lanes::reduce<op::OP, 32>(v + s, m);                                 \
+  }                                                                                        \
+  template <class T> FR_FN void quad_##NAME(T* v, unsigned n, const int* mask) {           \
+    FR_EACH_SIMDGROUP lanes::reduce<op::OP, 4>(v + s, m);                                  \
+  }                                                                                        \
+  template <class T> FR_FN T uniform_simd_##NAME(T* v, unsigned n, const int* mask) {      \
+    const unsigned m = bits_at(0, n, mask);                                                \
+    return m ? lanes::reduced<op::OP>(v, m) : T();                                         \
+  }
+FR_REDUCTION(sum, sum)
+FR_REDUCTION(product, product)
+FR_REDUCTION(max, max)
+FR_REDUCTION(min, min)
+FR_REDUCTION(and, bit_and)
+FR_REDUCTION(or, bit_or)
+FR_REDUCTION(xor, bit_xor)
+#undef FR_REDUCTION
+
+#define FR_SCAN(NAME, OP, EXCLUSIVE)                                                       \
+  template <class T> FR_FN void simd_##NAME(T* v, unsigned n, const int* mask) {           \
+    FR_EACH_SIMDGROUP lanes::scan<op::OP, EXCLUSIVE, 32>(v + s, m);                        \
+  }                                                                                        \
+  template <class T> FR_FN void quad_##NAME(T* v, unsigned n, const int* mask) {           \
+    FR_EACH_SIMDGROUP lanes::scan<op::OP, EXCLUSIVE, 4>(v + s, m);                         \
+  }
+FR_SCAN(prefix_inclusive_sum, sum, false)
+FR_SCAN(prefix_exclusive_sum, sum, true)
+FR_SCAN(prefix_inclusive_product, product, false)
+FR_SCAN(prefix_exclusive_product, product, true)
+#undef FR_SCAN
+
+// An operand that is one number for all lanes, or an array with one per lane.
+FR_FN unsigned from(unsigned k, unsigned) { return k; }
+FR_FN const unsigned* from(const unsigned* k, unsigned s) { return k + s; }
+
+#define FR_MOVE(NAME)                                                                      \
+  template <class T, class K> FR_FN void simd_##NAME(T* v, K k, unsigned n, const int* mask) { \
+    FR_EACH_SIMDGROUP lanes::NAME<32>(v + s, from(k, s), m);                               \
+  }                                                                                        \
+  template <class T, class K> FR_FN void quad_##NAME(T* v, K k, unsigned n, const int* mask) { \
+    FR_EACH_SIMDGROUP lanes::NAME<4>(v + s, from(k, s), m);                                \
+  }
+FR_MOVE(broadcast)
+FR_MOVE(shuffle)
+FR_MOVE(shuffle_up)
+FR_MOVE(shuffle_down)
+FR_MOVE(shuffle_xor)
+FR_MOVE(shuffle_rotate_up)
+FR_MOVE(shuffle_rotate_down)
+#undef FR_MOVE
+
+#define FR_FILL(NAME, PREFIX, WIDTH)                                                       \
+  template <class T, class K, class M>                                                     \
+  FR_FN void PREFIX##_##NAME(T* v, T* filling, K k, M modulo, unsigned n, const int* mask) { \
+    FR_EACH_SIMDGROUP lanes::NAME<WIDTH>(v + s, filling + s, from(k, s), from(modulo, s), m); \
+  }                                                                                        \
+  template <class T, class K>                                                              \
+  FR_FN void PREFIX##_##NAME(T* v, T* filling, K k, unsigned n, const int* mask) {         \
+    PREFIX##_##NAME(v, filling, k, unsigned(WIDTH), n, mask);                              \
+  }
+FR_FILL(shuffle_and_fill_up, simd, 32)
+FR_FILL(shuffle_and_fill_down, simd, 32)
+FR_FILL(shuffle_and_fill_up, quad, 4)
+FR_FILL(shuffle_and_fill_down, quad, 4)
+#undef FR_FILL
+
+template <class T> FR_FN void simd_broadcast_first(T* v, unsigned n, const int* mask) {
+  FR_EACH_SIMDGROUP lanes::broadcast_first<32>(v + s, m);
+}
+template <class T> FR_FN void quad_broadcast_first(T* v, unsigned n, const int* mask) {
+  FR_EACH_SIMDGROUP lanes::broadcast_first<4>(v + s, m);
+}
+template <class T> FR_FN T uniform_simd_broadcast_first(T* v, unsigned n, const int* mask) {
+  const unsigned m = bits_at(0, n, mask);
+  return m ? v[__builtin_ctz(m)] : T();
+}
+
+#define FR_VOTES(PREFIX, WIDTH)                                                                      \
+  FR_FN void PREFIX##_any(bool* r, const bool* v, unsigned n, const int* mask) {                     \
+    FR_EACH_SIMDGROUP {                                                                              \
+      const unsigned b = lanes::bits(v + s, m);                                                      \
+      for (unsigned i = 0; i < 32; ++i) r[s + i] = lanes::part_of<WIDTH>(b, i) != 0;                 \
+    }                                                                                                \
+  }                                                                                                  \
+  FR_FN void PREFIX##_all(bool* r, const bool* v, unsigned n, const int* mask) {                     \
+    FR_EACH_SIMDGROUP {                                                                              \
+      const unsigned b = m & ~lanes::bits(v + s, m);                                                 \
+      for (unsigned i = 0; i < 32; ++i) r[s + i] = lanes::part_of<WIDTH>(b, i) == 0;                 \
+    }                                                                                                \
+  }                                                                                                  \
+  FR_FN void PREFIX##_ballot(metal::simd_vote* r, const bool* v, unsigned n, const int* mask) {      \
+    FR_EACH_SIMDGROUP {                                                                              \
+      const unsigned b = lanes::bits(v + s, m);                                                      \
+      for (unsigned i = 0; i < 32; ++i) r[s + i] = metal::simd_vote(lanes::part_of<WIDTH>(b, i));    \
+    }                                                                                                \
+  }                                                                                                  \
+  FR_FN void PREFIX##_active_threads_mask(metal::simd_vote* r, unsigned n, const int* mask) {        \
+    FR_EACH_SIMDGROUP                                                                                \
+      for (unsigned i = 0; i < 32; ++i) r[s + i] = metal::simd_vote(lanes::part_of<WIDTH>(m, i));    \
+  }                                                                                                  \
+  FR_FN void PREFIX##_is_first(bool* r, unsigned n, const int* mask) {                               \
+    FR_EACH_SIMDGROUP                                                                                \
+      for (unsigned i = 0; i < 32; ++i)                                                              \
+        r[s + i] = (lanes::part_of<WIDTH>(m, i) & ((1u << (i & (WIDTH - 1))) - 1)) == 0;             \
+  }
+FR_VOTES(simd, 32)
+FR_VOTES(quad, 4)
+#undef FR_VOTES
+
+FR_FN bool uniform_simd_any(const bool* v, unsigned n, const int* mask) {
+  return lanes::bits(v, bits_at(0, n, mask)) != 0;
+}
+FR_FN bool uniform_simd_all(const bool* v, unsigned n, const int* mask) {
+  const unsigned m = bits_at(0, n, mask);
+  return (m & ~lanes::bits(v, m)) == 0;
+}
+FR_FN metal::simd_vote uniform_simd_ballot(const bool* v, unsigned n, const int* mask) {
+  return metal::simd_vote(lanes::bits(v, bits_at(0, n, mask)));
+}
+FR_FN metal::simd_vote uniform_simd_active_threads_mask(unsigned n, const int* mask) {
+  return metal::simd_vote(bits_at(0, n, mask));
+}
+
+// Matrices of a whole simdgroup: operands by lane, as pointers.
+template <class D, class A, class B>
+FR_FN void simdgroup_multiply(D** d, const A** a, const B** b, unsigned n, const int*) {
+  for (unsigned s = 0; s + 32 <= n; s += 32)
+    lanes::matrix_multiply<D, A, B, D>(d + s, a + s, b + s, nullptr);
+}
+template <class D, class A, class B, class C>
+FR_FN void simdgroup_multiply_accumulate(D** d, const A** a, const B** b, const C** c, unsigned n, const int*) {
+  for (unsigned s = 0; s + 32 <= n; s += 32)
+    lanes::matrix_multiply<D, A, B, C>(d + s, a + s, b + s, c + s);
+}
+
+// Run `body(group, first thread, threads)` for each simdgroup, or each threadgroup as a whole.
+template <class BODY>
+FR_FN void simdgroups(const launch* l, uint64_t begin, uint64_t end, BODY body) {
+  group g(l);
+  for (uint64_t u = begin; u < end; ++u) {
+    g.move_to(u);
+    for (unsigned s = 0; s < g.n; s += 32) body(g, s, g.n - s < 32 ? g.n - s : 32u);
+  }
+}
+template <class BODY>
+FR_FN void threadgroups(const launch* l, uint64_t begin, uint64_t end, BODY body) {
+  group g(l);
+  for (uint64_t u = begin; u < end; ++u) {
+    g.move_to(u);
+    body(g, 0u, g.n);
+  }
+}
+
+#undef FR_EACH_SIMDGROUP
+}  // namespace split
+
+namespace metal {
+template <class T, class Q, class S = int>
+FR_FN void simdgroup_load(fr::at_lane lane, simdgroup_matrix<T, 8, 8>& m, const Q* p, S stride = 8,
+                          ulong2 origin = ulong2(0, 0), bool transpose = false) {
+  lanes::matrix_load(lane.index, m, p, stride, origin, transpose);
+}
+template <class T, class Q, class S = int>
+FR_FN void simdgroup_store(fr::at_lane lane, const simdgroup_matrix<T, 8, 8>& m, Q* p, S stride = 8,
+                           ulong2 origin = ulong2(0, 0), bool transpose = false) {
+  lanes::matrix_store(lane.index, m, p, stride, origin, transpose);
+}
+}  // namespace metal
+}  // namespace fr

@@ -1,0 +1,234 @@
+"""What a person wrote: a kernel's text, names and flags, checked once.
+
+A `Kernel` knows no device and no array type. `ferrule.call` turns one and some arrays into a
+`ferrule.spec.Spec` and a launch.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .errors import KernelError, KernelTypeError
+
+MATH_MODES = ("safe", "relaxed", "fast")
+
+# The 20 attributes of the Metal Shading Language's Table 5.8 that MLX passes, in MLX's order.
+ATTRIBUTES: dict[str, str] = {
+    "dispatch_quadgroups_per_threadgroup": "uint",
+    "dispatch_simdgroups_per_threadgroup": "uint",
+    "dispatch_threads_per_threadgroup": "uint3",
+    "grid_origin": "uint3",
+    "grid_size": "uint3",
+    "quadgroup_index_in_threadgroup": "uint",
+    "quadgroups_per_threadgroup": "uint",
+    "simdgroup_index_in_threadgroup": "uint",
+    "simdgroups_per_threadgroup": "uint",
+    "thread_execution_width": "uint",
+    "thread_index_in_quadgroup": "uint",
+    "thread_index_in_simdgroup": "uint",
+    "thread_index_in_threadgroup": "uint",
+    "thread_position_in_grid": "uint3",
+    "thread_position_in_threadgroup": "uint3",
+    "threadgroup_position_in_grid": "uint3",
+    "threadgroups_per_grid": "uint3",
+    "threads_per_grid": "uint3",
+    "threads_per_simdgroup": "uint",
+    "threads_per_threadgroup": "uint3",
+}
+
+# Words that C++ or Metal reserve: an argument cannot have one as its name.
+KEYWORDS = frozenset(
+    """alignas alignof and and_eq asm auto bitand bitor bool break case catch char class compl
+    const const_cast constant constexpr continue decltype default delete device do double
+    dynamic_cast else enum explicit export extern false float for friend goto half if inline int
+    long mutable namespace new noexcept not not_eq nullptr operator or or_eq private protected
+    public register reinterpret_cast return short signed sizeof static static_assert static_cast
+    struct switch template this thread thread_local threadgroup throw true try typedef typeid
+    typename uint union unsigned using virtual void volatile wchar_t while xor xor_eq""".split()
+)
+
+_KERNEL_NAME = re.compile(r"[A-Za-z0-9_]{1,256}")
+_IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,255}")
+MAX_SOURCE = 4 << 20  # characters; larger text is a mistake, not a kernel
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel body with its names and flags: frozen, hashable, the same for every device.
+
+    Attributes:
+        name: the kernel's name, letters, digits and underscores.
+        input_names, output_names: the arguments, in order.
+        source: the body, without a signature.
+        header: text placed before the kernel: helper functions, structs, constants, includes.
+        ensure_row_contiguous: copy inputs that are not row-contiguous before the launch.
+        atomic_outputs: every output is a ``device atomic<T>*``.
+        math_mode: ``"safe"``, ``"relaxed"`` or ``"fast"``.
+        portable: refuse what runs here but Apple's compiler or GPU would not take.
+    """
+
+    name: str
+    input_names: tuple[str, ...]
+    output_names: tuple[str, ...]
+    source: str
+    header: str = ""
+    ensure_row_contiguous: bool = True
+    atomic_outputs: bool = False
+    math_mode: str = "safe"
+    portable: bool = False
+
+    def __hash__(self) -> int:
+        # Strings remember their hash; the names and the body tell kernels apart well enough.
+        return hash((self.name, self.source, self.input_names))
+
+    @property
+    def attributes(self) -> tuple[str, ...]:
+        """The thread attributes that the body names; MLX searches the text, comments included."""
+        return tuple(a for a in ATTRIBUTES if a in self.source)
+
+    def wants(self, input_name: str) -> tuple[bool, bool, bool]:
+        """Whether the body names the input's ``_shape``, ``_strides`` and ``_ndim``."""
+        return (
+            f"{input_name}_shape" in self.source,
+            f"{input_name}_strides" in self.source,
+            f"{input_name}_ndim" in self.source,
+        )
+
+
+def check_identifier(what: str, name: object, kernel: str) -> str:
+    """``name`` if it can name an argument of a kernel, else a `KernelError`."""
+    if not isinstance(name, str):
+        raise KernelTypeError(
+            f"[metal_kernel] {what} of kernel {kernel!r}: got {name!r} of type "
+            f"{type(name).__name__}, expected a str."
+        )
+    if not _IDENTIFIER.fullmatch(name):
+        shown = name if len(name) <= 60 else name[:57] + "..."
+        raise KernelError(
+            f"[metal_kernel] {what} of kernel {kernel!r}: {shown!r} is not an identifier; expected "
+            "a letter or underscore, then letters, digits or underscores (256 at most)."
+        )
+    if name in KEYWORDS:
+        raise KernelError(
+            f"[metal_kernel] {what} of kernel {kernel!r}: {name!r} is a reserved word of C++ or "
+            "Metal; choose another name."
+        )
+    return name
+
+
+def _names(what: str, names: object, kernel: str) -> tuple[str, ...]:
+    if isinstance(names, str) or not isinstance(names, Sequence):
+        raise KernelTypeError(
+            f"[metal_kernel] `{what}` of kernel {kernel!r}: got {names!r}, expected a sequence of "
+            'str, such as ["inp"].'
+        )
+    return tuple(check_identifier(f"`{what}`", n, kernel) for n in names)
+
+
+def _text(what: str, text: object, kernel: str) -> str:
+    if not isinstance(text, str):
+        raise KernelTypeError(
+            f"[metal_kernel] `{what}` of kernel {kernel!r}: got {type(text).__name__}, expected str."
+        )
+    if len(text) > MAX_SOURCE:
+        raise KernelError(
+            f"[metal_kernel] `{what}` of kernel {kernel!r} has {len(text)} characters; at most "
+            f"{MAX_SOURCE} are allowed."
+        )
+    if "\0" in text:
+        line = text.count("\n", 0, text.index("\0")) + 1
+        raise KernelError(
+            f"[metal_kernel] `{what}` of kernel {kernel!r} has a NUL character in line {line}."
+        )
+    return text
+
+
+def _math_mode(options: object) -> str:
+    if options is None:
+        return "safe"
+    if not isinstance(options, Mapping):
+        raise KernelError(
+            f"[metal_kernel] `compile_options`: got {options!r}, expected a dict such as "
+            '{"math_mode": "fast"}.'
+        )
+    for key in options:
+        if key != "math_mode":
+            raise KernelError(
+                f"[metal_kernel] `compile_options` has the unknown key {key!r}; the only one is "
+                '"math_mode".'
+            )
+    mode: Any = options.get("math_mode", "safe")
+    if mode not in MATH_MODES:
+        raise KernelError(
+            f'[metal_kernel] `compile_options["math_mode"]`: got {mode!r}, expected one of '
+            f"{', '.join(map(repr, MATH_MODES))}."
+        )
+    return str(mode)
+
+
+def check_distinct(kernel: str, names: Sequence[str]) -> None:
+    """Refuse a name that two arguments share."""
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise KernelError(
+                f"[metal_kernel] kernel {kernel!r} has two arguments called {name!r}; the names of "
+                "inputs, outputs and template parameters must differ."
+            )
+        seen.add(name)
+
+
+def make_kernel(
+    name: object,
+    input_names: object,
+    output_names: object,
+    source: object,
+    header: object = "",
+    ensure_row_contiguous: bool = True,
+    atomic_outputs: bool = False,
+    compile_options: object = None,
+    portable: bool = False,
+) -> Kernel:
+    """A checked `Kernel`.
+
+    Raises:
+        KernelError: a name is no identifier, is reserved or is used twice; no outputs; an
+            unknown compile option; a text with a NUL character or too long.
+        KernelTypeError: an argument of a wrong type.
+    """
+    if not isinstance(name, str):
+        raise KernelTypeError(f"[metal_kernel] `name`: got {name!r}, expected a str.")
+    if not _KERNEL_NAME.fullmatch(name):
+        shown = name if len(name) <= 60 else name[:57] + "..."
+        raise KernelError(
+            f"[metal_kernel] `name`: {shown!r} cannot name a kernel; expected letters, digits and "
+            "underscores (256 at most)."
+        )
+    inputs = _names("input_names", input_names, name)
+    outputs = _names("output_names", output_names, name)
+    if not outputs:
+        raise KernelError("[metal_kernel] Must specify at least one output.")
+    check_distinct(name, inputs + outputs)
+    for flag, value in (
+        ("ensure_row_contiguous", ensure_row_contiguous),
+        ("atomic_outputs", atomic_outputs),
+        ("portable", portable),
+    ):
+        if not isinstance(value, bool):
+            raise KernelTypeError(
+                f"[metal_kernel] `{flag}` of kernel {name!r}: got {value!r}, expected a bool."
+            )
+    return Kernel(
+        name=name,
+        input_names=inputs,
+        output_names=outputs,
+        source=_text("source", source, name),
+        header=_text("header", header, name),
+        ensure_row_contiguous=ensure_row_contiguous,
+        atomic_outputs=atomic_outputs,
+        math_mode=_math_mode(compile_options),
+        portable=portable,
+    )

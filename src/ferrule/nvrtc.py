@@ -1,0 +1,155 @@
+"""Finds NVRTC, the compiler of CUDA C++ that is a library, and compiles with it. Needs no GPU."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import re
+from collections.abc import Iterator, Sequence
+
+from . import _env, cache
+from .errors import ToolchainError
+from .toolchain import CompilerFailed
+
+_LIBRARY = re.compile(r"libnvrtc\.(?:so(?:\.[\d.]+)?|dylib)")  # not -builtins, not .alt
+_SONAMES = ("libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so.11.2", "libnvrtc.so")
+_COMPILATION = 6  # NVRTC_ERROR_COMPILATION
+
+
+class Nvrtc:
+    """One NVRTC library, loaded.
+
+    Attributes:
+        path: its file, or its bare name where the system's loader found it.
+        version: such as ``(13, 0)``.
+        identity: changes whenever the library does.
+    """
+
+    def __init__(self, path: str) -> None:
+        """Loads the library.
+
+        Raises:
+            ToolchainError: it cannot be loaded, or is no NVRTC.
+        """
+        self.path = path
+        try:
+            self._library = ctypes.CDLL(path)
+            major, minor = ctypes.c_int(), ctypes.c_int()
+            self._call("nvrtcVersion", ctypes.byref(major), ctypes.byref(minor))
+        except (OSError, AttributeError) as fault:
+            raise ToolchainError(f"NVRTC at {path} cannot be loaded: {fault}") from fault
+        self.version = (major.value, minor.value)
+        try:
+            status = os.stat(os.path.realpath(path))
+            state = f"{status.st_size} {status.st_mtime_ns}"
+        except OSError:  # a bare name
+            state = ""
+        self.identity = cache.digest("nvrtc", path, f"{major.value}.{minor.value}", state)
+
+    def compile(self, source: str, name: str, options: Sequence[str] = ()) -> tuple[bytes, str]:
+        """Compiles one translation unit.
+
+        Args:
+            source: CUDA C++.
+            name: what diagnostics call it.
+            options: NVRTC's, one string each. With ``--gpu-architecture=sm_…`` the result is a
+                cubin, else PTX.
+
+        Returns:
+            The cubin or PTX, and the log with its warnings.
+
+        Raises:
+            CompilerFailed: NVRTC refused the text.
+            ToolchainError: NVRTC failed in another way, or does not know an option.
+        """
+        text = source.encode("utf-8", "backslashreplace")
+        if b"\0" in text:
+            raise CompilerFailed(f"{name}: error: the text has a NUL character")
+        program = ctypes.c_void_p()
+        label = name.encode("utf-8", "replace").replace(b"\0", b"?")
+        self._call("nvrtcCreateProgram", ctypes.byref(program), text, label, 0, None, None)
+        try:
+            given = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
+            status = self._library.nvrtcCompileProgram(program, len(options), given)
+            log = self._fetch("ProgramLog", program).rstrip(b"\0").decode("utf-8", "replace")
+            if status == _COMPILATION:
+                raise CompilerFailed(log)
+            if status:
+                raise ToolchainError(f"{self._explain('nvrtcCompileProgram', status)}\n{log}")
+            return self._fetch("CUBIN" if _is_real(options) else "PTX", program), log
+        finally:
+            self._library.nvrtcDestroyProgram(ctypes.byref(program))
+
+    def architectures(self) -> list[int]:
+        """The compute capabilities that it compiles for, such as ``[75, 80, 90]``."""
+        count = ctypes.c_int()
+        self._call("nvrtcGetNumSupportedArchs", ctypes.byref(count))
+        found = (ctypes.c_int * count.value)()
+        self._call("nvrtcGetSupportedArchs", found)
+        return list(found)
+
+    def _fetch(self, what: str, program: ctypes.c_void_p) -> bytes:
+        size = ctypes.c_size_t()
+        self._call(f"nvrtcGet{what}Size", program, ctypes.byref(size))
+        buffer = ctypes.create_string_buffer(size.value)
+        self._call(f"nvrtcGet{what}", program, buffer)
+        return buffer.raw
+
+    def _call(self, function: str, *arguments: object) -> None:
+        status = getattr(self._library, function)(*arguments)
+        if status:
+            raise ToolchainError(self._explain(function, status))
+
+    def _explain(self, function: str, status: int) -> str:
+        words = self._library.nvrtcGetErrorString
+        words.restype = ctypes.c_char_p
+        return f"{function} of {self.path} failed: {words(status).decode()}"
+
+
+def _is_real(options: Sequence[str]) -> bool:
+    return any(re.match(r"(-arch|--gpu-architecture)=sm_", option) for option in options)
+
+
+@functools.cache
+def find_nvrtc() -> Nvrtc | None:
+    """The first NVRTC that loads, or None: that of NVIDIA's wheels, of CUDA_HOME or CUDA_PATH, of
+    /usr/local/cuda, or one that the system's loader knows. Looked for once per process."""
+    for path in _candidates():
+        try:
+            return Nvrtc(path)
+        except ToolchainError:
+            continue
+    return None
+
+
+def _candidates() -> Iterator[str]:
+    # The wheels differ in layout: nvidia/cuda_nvrtc/lib, and nvidia/cu13/lib since CUDA 13.
+    wheels = [os.path.join(room, "lib") for root in _wheels() for room in _listed(root)]
+    homes = (*_env.cuda_homes(), "/usr/local/cuda")
+    for folders in (wheels, *([os.path.join(home, "lib64")] for home in homes)):
+        found = [path for folder in folders for path in _listed(folder)]
+        libraries = [path for path in found if _LIBRARY.fullmatch(os.path.basename(path))]
+        yield from sorted(libraries, key=_version, reverse=True)
+    yield from _SONAMES
+
+
+def _wheels() -> list[str]:
+    from importlib.util import find_spec
+
+    try:
+        spec = find_spec("nvidia")
+    except (ImportError, ValueError):  # an odd module of that name
+        return []
+    return list(spec.submodule_search_locations or ()) if spec else []
+
+
+def _listed(folder: str) -> list[str]:
+    try:
+        return [os.path.join(folder, name) for name in sorted(os.listdir(folder))]
+    except OSError:
+        return []
+
+
+def _version(path: str) -> list[int]:
+    return [int(n) for n in re.findall(r"\d+", os.path.basename(path).partition(".so")[2])]

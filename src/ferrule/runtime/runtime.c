@@ -1,0 +1,438 @@
+/* Threads, stacks and scratch memory for kernels on the CPU. See runtime.h for the contract.
+ *
+ * Valid as C11 and as C++17, so that the compiler that builds kernels can build this file too.
+ */
+#include "platform.h"
+#include "runtime.h"
+
+#include <signal.h>
+
+#ifndef FR_DIGEST
+#define FR_DIGEST ""
+#endif
+
+enum {
+  CHUNKS_PER_THREAD = 16, /* a thread that loses its CPU holds up 1/16 of its share, not all of it */
+  WAKE_FANOUT = 4,        /* each thread wakes so many others */
+  SPIN_NANOSECONDS = 50000,
+  ALONE_NANOSECONDS = 5000, /* what a caller does alone before it wakes sleepers, which costs more */
+  FIBER_SETS = 4,         /* shapes of fiber stacks that a thread keeps */
+  MAX_SPLIT_GUARDS = 8192 /* Linux allows 65530 mappings; mprotect makes two of each guarded one */
+};
+
+/* --------------------------------------------------------------------- what a thread owns */
+
+typedef struct {
+  char* base;
+  size_t mapped, count, each, stride;
+  int split_guards;
+  uint64_t used; /* the clock of the thread's last use */
+} fiber_set;
+
+/* All that belongs to one thread that runs kernels: a worker or a caller of fr_run. */
+typedef struct {
+  fr_worker worker; /* first: kernels hand back its address */
+  char* stack;      /* the mapping, guard first; NULL in a portable build */
+  size_t stack_mapped;
+  bool running;
+  fiber_set fibers[FIBER_SETS];
+  uint64_t clock;
+} state;
+
+static int split_guards; /* guard pages made by mprotect, in the whole process */
+
+static void fiber_set_free(fiber_set* set) {
+  if (!set->base) return;
+  munmap(set->base, set->mapped);
+  __atomic_fetch_sub(&split_guards, set->split_guards, __ATOMIC_RELAXED);
+  memset(set, 0, sizeof *set);
+}
+
+/* Makes the lowest page of each stack fault, for as many stacks as the system can afford. */
+static void protect(fiber_set* set, size_t page) {
+  size_t i = 0;
+#if defined(__linux__)
+  enum { GUARD_INSTALL = 102, NONSENSE = -1 }; /* MADV_GUARD_INSTALL, Linux 6.13: takes no mapping */
+  if (madvise(set->base, page, NONSENSE) != 0)  /* an emulator may accept what it does not know */
+    while (i < set->count && madvise(set->base + i * set->stride, page, GUARD_INSTALL) == 0) i++;
+#endif
+  for (; i < set->count; i++) {
+    if (__atomic_add_fetch(&split_guards, 1, __ATOMIC_RELAXED) > MAX_SPLIT_GUARDS ||
+        mprotect(set->base + i * set->stride, page, PROT_NONE) != 0) {
+      __atomic_fetch_sub(&split_guards, 1, __ATOMIC_RELAXED);
+      return;
+    }
+    set->split_guards++;
+  }
+}
+
+static void* fiber_stacks(fr_worker* worker, size_t count, size_t bytes_each, size_t* stride) {
+  state* self = (state*)(void*)worker;
+  size_t page = page_size();
+  if (!count || !bytes_each || bytes_each > SIZE_MAX / 4 ||
+      count > SIZE_MAX / 2 / (round_up(bytes_each, page) + page)) {
+    worker->status = FR_E_MEMORY;
+    return NULL;
+  }
+  size_t each = round_up(bytes_each, page);
+  fiber_set* set = &self->fibers[0];
+  for (int i = 0; i < FIBER_SETS; i++) {
+    fiber_set* kept = &self->fibers[i];
+    if (kept->each == each) {
+      set = kept;
+      break;
+    }
+    if (kept->used < set->used) set = kept; /* an empty one, or the least recently used */
+  }
+  if (set->each == each && set->count >= count) {
+    set->used = ++self->clock;
+    *stride = set->stride;
+    return set->base + page;
+  }
+  fiber_set_free(set);
+  size_t mapped = count * (each + page);
+  char* base = (char*)map(mapped);
+  if (!base) {
+    for (int i = 0; i < FIBER_SETS; i++) fiber_set_free(&self->fibers[i]);
+    base = (char*)map(mapped);
+  }
+  if (!base) {
+    worker->status = FR_E_MEMORY;
+    return NULL;
+  }
+#ifdef MADV_NOHUGEPAGE
+  madvise(base, mapped, MADV_NOHUGEPAGE); /* a fiber touches a few kilobytes of its stack */
+#endif
+  set->base = base;
+  set->mapped = mapped;
+  set->count = count;
+  set->each = each;
+  set->stride = each + page;
+  set->used = ++self->clock;
+  protect(set, page);
+  *stride = set->stride;
+  return base + page;
+}
+
+static void* grow(fr_worker* worker, size_t bytes) {
+  if (bytes <= worker->scratch_bytes) return worker->scratch;
+  free(worker->scratch);
+  worker->scratch = NULL;
+  worker->scratch_bytes = 0;
+  if (bytes > SIZE_MAX / 2 || posix_memalign(&worker->scratch, 64, round_up(bytes, 4 * KIB))) {
+    worker->scratch = NULL;
+    worker->status = FR_E_MEMORY;
+    return NULL;
+  }
+  worker->scratch_bytes = round_up(bytes, 4 * KIB);
+  return worker->scratch;
+}
+
+static void state_free(void* pointer) {
+  state* self = (state*)pointer;
+  for (int i = 0; i < FIBER_SETS; i++) fiber_set_free(&self->fibers[i]);
+  if (self->stack) munmap(self->stack, self->stack_mapped);
+  free(self->worker.scratch);
+  free(self);
+}
+
+static state* state_new(int index) {
+  state* self = (state*)calloc(1, sizeof(state));
+  if (!self) return NULL;
+  self->worker.grow = grow;
+  self->worker.fiber_stacks = fiber_stacks;
+  self->worker.index = index;
+#ifndef FR_PORTABLE
+  for (size_t i = 0; i < sizeof STACK_SIZES / sizeof *STACK_SIZES && !self->stack; i++) {
+    self->stack_mapped = STACK_SIZES[i] + STACK_GUARD;
+    self->stack = (char*)map(self->stack_mapped);
+    self->worker.stack_bytes = STACK_SIZES[i];
+  }
+  if (!self->stack) {
+    free(self);
+    return NULL;
+  }
+  mprotect(self->stack, STACK_GUARD, PROT_NONE); /* without it kernels run all the same */
+#endif
+  return self;
+}
+
+/* --------------------------------------------------------------------------------- the pool */
+
+typedef struct {
+  fr_entry entry;
+  const void* launch;
+  uint64_t units, chunk;
+  uint64_t next; /* the first unit that nobody has taken; may pass `units` */
+  int threads;
+  int32_t status;
+} job;
+
+/* The life of a worker's signal. Whoever posts a job swaps GO in; the worker answers with RUNNING,
+ * then IDLE. A GO that the worker has not yet seen when all units are taken is taken back, so a job
+ * never waits for a thread to wake up. */
+enum {
+  ABSENT, /* no such thread yet */
+  IDLE,   /* spins */
+  SLEEPING,
+  GO,
+  RUNNING,
+  AWAITED /* running, and the job's caller sleeps until the end */
+};
+
+typedef struct {
+  word signal;
+  job* posted;
+  state* own;
+} __attribute__((aligned(128))) slot; /* two cache lines: neighbours are fetched in pairs */
+
+static struct {
+  uint32_t busy; /* 1 while a job owns the workers and all that follows */
+  int started;   /* workers that exist: slots 1 … started */
+  int64_t spin;  /* nanoseconds that waiting threads spin before they sleep */
+  slot slots[FR_MAX_THREADS];
+} pool;
+
+static int threads_set; /* what fr_set_threads asked for */
+static int cpus;        /* fr_cpu_count's answer, 0 until it is known */
+
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+static pthread_key_t key; /* the state of a thread that calls fr_run */
+static bool key_ok;
+
+/* In the child of a fork only the forking thread exists. What the vanished ones owned is given up,
+ * not freed: they may have been in the middle of changing it. */
+static void after_fork(void) {
+  for (int i = 1; i <= pool.started; i++) word_init(&pool.slots[i].signal, ABSENT);
+  pool.started = 0;
+  STORE(&pool.busy, 0u);
+  __atomic_store_n(&cpus, 0, __ATOMIC_RELAXED);
+}
+
+static void initialise(void) {
+  key_ok = pthread_key_create(&key, state_free) == 0 && pthread_atfork(NULL, NULL, after_fork) == 0;
+}
+
+static void post_children(job* j, int parent) {
+  int first = parent * WAKE_FANOUT + 1;
+  for (int i = first; i < first + WAKE_FANOUT && i < j->threads; i++) {
+    slot* s = &pool.slots[i];
+    s->posted = j;
+    if (EXCHANGE(&s->signal.value, (uint32_t)GO) == SLEEPING) word_wake(&s->signal);
+  }
+}
+
+/* Takes one chunk and runs it. False when there is none left. */
+static bool run_chunk(job* j, state* self, uint64_t chunk) {
+  uint64_t begin = __atomic_fetch_add(&j->next, chunk, __ATOMIC_RELAXED);
+  if (begin >= j->units) return false;
+  uint64_t end = j->units - begin > chunk ? begin + chunk : j->units;
+  j->entry(j->launch, begin, end, &self->worker);
+  if (self->worker.status) {
+    __atomic_store_n(&j->status, self->worker.status, __ATOMIC_RELAXED);
+    __atomic_store_n(&j->next, j->units, __ATOMIC_RELAXED);
+  }
+  return true;
+}
+
+static bool work_left(job* j) { return __atomic_load_n(&j->next, __ATOMIC_RELAXED) < j->units; }
+
+static void worker_share(void* argument) {
+  slot* s = (slot*)argument;
+  job* j = s->posted;
+  if (work_left(j)) post_children(j, s->own->worker.index);
+  fp_environment old = fp_enter();
+  s->own->worker.status = 0;
+  while (run_chunk(j, s->own, j->chunk)) {
+  }
+  fp_leave(old);
+}
+
+static void* worker_main(void* argument) {
+  slot* s = (slot*)argument;
+  s->own->running = true; /* a kernel that calls fr_run is told so on this thread too */
+  if (pthread_setspecific(key, s->own)) return NULL;
+#if defined(__linux__)
+  pthread_setname_np(pthread_self(), "ferrule");
+#endif
+  for (;;) {
+    spin_while(&s->signal, IDLE, __atomic_load_n(&pool.spin, __ATOMIC_RELAXED));
+    if (replace(&s->signal.value, IDLE, SLEEPING)) word_wait(&s->signal, SLEEPING);
+    if (!replace(&s->signal.value, GO, RUNNING)) continue;
+#ifdef FR_PORTABLE
+    worker_share(s);
+#else
+    fr_switch_stack(worker_share, s, s->own->stack + s->own->stack_mapped);
+#endif
+    if (EXCHANGE(&s->signal.value, (uint32_t)IDLE) == AWAITED) word_wake(&s->signal);
+  }
+  return NULL;
+}
+
+/* Starts workers 1 … wanted; fewer where the system refuses. The caller owns the pool. */
+static void start_workers(int wanted) {
+  sigset_t blocked, old; /* signals are the application's, faults are the thread's own */
+  if (pool.started >= wanted) return;
+  sigfillset(&blocked);
+  const int faults[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGABRT, SIGSYS};
+  for (size_t i = 0; i < sizeof faults / sizeof *faults; i++) sigdelset(&blocked, faults[i]);
+  pthread_sigmask(SIG_SETMASK, &blocked, &old);
+  while (pool.started < wanted) {
+    slot* s = &pool.slots[pool.started + 1];
+    pthread_t thread;
+    s->own = state_new(pool.started + 1);
+    if (!s->own) break;
+    word_init(&s->signal, IDLE);
+#ifdef FR_PORTABLE
+    bool ok = big_thread(&thread, worker_main, s, &s->own->worker.stack_bytes);
+#else
+    bool ok = pthread_create(&thread, NULL, worker_main, s) == 0;
+#endif
+    if (!ok) {
+      word_init(&s->signal, ABSENT);
+      state_free(s->own);
+      break;
+    }
+    pthread_detach(thread);
+    pool.started++;
+  }
+  pthread_sigmask(SIG_SETMASK, &old, NULL);
+}
+
+/* Gives the workers to this job, if they are free. */
+static bool take_pool(job* j) {
+  if (__atomic_load_n(&pool.busy, __ATOMIC_RELAXED) || EXCHANGE(&pool.busy, 1u)) return false;
+  start_workers(j->threads - 1);
+  if (j->threads > pool.started + 1) j->threads = pool.started + 1;
+  /* With more threads than CPUs a spinning thread keeps a working one from its CPU. */
+  __atomic_store_n(&pool.spin, j->threads <= fr_cpu_count() ? SPIN_NANOSECONDS : 0,
+                   __ATOMIC_RELAXED);
+  post_children(j, 0);
+  return true;
+}
+
+/* Waits until no worker is in this job, then frees the pool. A worker's parent in the tree of wakes
+ * has a lower number: once that one is done nobody can post to the worker any more. */
+static void leave_pool(job* j) {
+  for (int i = 1; i < j->threads; i++) {
+    word* signal = &pool.slots[i].signal;
+    for (;;) {
+      uint32_t value = LOAD(&signal->value);
+      if (value == IDLE || value == SLEEPING) break;
+      if (value == GO) {
+        if (replace(&signal->value, GO, IDLE)) break;
+        continue;
+      }
+      spin_while(signal, RUNNING, pool.spin);
+      if (replace(&signal->value, RUNNING, AWAITED)) word_wait(signal, AWAITED);
+    }
+  }
+  STORE(&pool.busy, 0u);
+}
+
+typedef struct {
+  job* j;
+  state* self;
+} caller;
+
+static void caller_share(void* argument) {
+  caller* c = (caller*)argument;
+  job* j = c->j;
+  fp_environment old = fp_enter();
+  if (j->threads > 1) {
+    int64_t start = nanoseconds();
+    uint64_t chunk = j->chunk / 16 ? j->chunk / 16 : 1;
+    bool called = false, pooled = false;
+    do {
+      /* Spinning workers are called at once, sleeping ones when the job proves not to be small. */
+      if (!called)
+        called = LOAD(&pool.slots[1].signal.value) == IDLE ||
+                 nanoseconds() - start >= ALONE_NANOSECONDS;
+      if (called && !pooled && work_left(j)) pooled = take_pool(j);
+      chunk = called || chunk > j->chunk / 2 ? j->chunk : chunk * 2;
+    } while (run_chunk(j, c->self, chunk));
+    if (pooled) leave_pool(j);
+  } else {
+    run_chunk(j, c->self, j->units);
+  }
+  fp_leave(old);
+}
+
+#ifdef FR_PORTABLE
+static void* caller_main(void* argument) {
+  caller* c = (caller*)argument;
+  if (pthread_setspecific(key, c->self)) c->j->status = FR_E_MEMORY;
+  else caller_share(c);
+  pthread_setspecific(key, NULL); /* the state stays the caller's */
+  return NULL;
+}
+#endif
+
+int fr_run(fr_entry entry, const void* launch, uint64_t units, int threads) {
+  if (!entry || units > FR_MAX_UNITS) return FR_E_ARGUMENT;
+  if (units == 0) return FR_OK;
+  pthread_once(&once, initialise);
+  if (!key_ok) return FR_E_MEMORY;
+  state* self = (state*)pthread_getspecific(key);
+  if (!self) {
+    self = state_new(0);
+    if (!self) return FR_E_MEMORY;
+    if (pthread_setspecific(key, self)) {
+      state_free(self);
+      return FR_E_MEMORY;
+    }
+  }
+  if (self->running) return FR_E_NESTED;
+  if (threads <= 0) threads = fr_threads();
+  if (threads > FR_MAX_THREADS) threads = FR_MAX_THREADS;
+  if ((uint64_t)threads > units) threads = (int)units;
+
+  job j;
+  memset(&j, 0, sizeof j);
+  j.entry = entry;
+  j.launch = launch;
+  j.units = units;
+  j.threads = threads;
+  j.chunk = units / ((uint64_t)threads * CHUNKS_PER_THREAD);
+  if (j.chunk == 0) j.chunk = 1;
+
+  caller c = {&j, self};
+  self->worker.status = 0;
+  self->running = true;
+#ifdef FR_PORTABLE
+  pthread_t helper;
+  if (big_thread(&helper, caller_main, &c, &self->worker.stack_bytes)) pthread_join(helper, NULL);
+  else j.status = FR_E_MEMORY;
+#else
+  fr_switch_stack(caller_share, &c, self->stack + self->stack_mapped);
+#endif
+  self->running = false;
+  return j.status;
+}
+
+/* ------------------------------------------------------------------------------------ settings */
+
+int fr_cpu_count(void) {
+  int count = __atomic_load_n(&cpus, __ATOMIC_RELAXED);
+  if (count) return count;
+  count = affinity_count();
+  int quota = cgroup_quota("/proc/self/cgroup", "/sys/fs/cgroup");
+  if (quota && quota < count) count = quota;
+  if (count > FR_MAX_THREADS) count = FR_MAX_THREADS;
+  __atomic_store_n(&cpus, count, __ATOMIC_RELAXED);
+  return count;
+}
+
+void fr_set_threads(int n) {
+  if (n > FR_MAX_THREADS) n = FR_MAX_THREADS;
+  __atomic_store_n(&threads_set, n > 0 ? n : 0, __ATOMIC_RELAXED);
+}
+
+int fr_threads(void) {
+  int n = __atomic_load_n(&threads_set, __ATOMIC_RELAXED);
+  return n ? n : fr_cpu_count();
+}
+
+int fr_version(void) { return FR_VERSION; }
+
+const char* fr_digest(void) { return FR_DIGEST; }

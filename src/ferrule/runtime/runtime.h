@@ -1,0 +1,87 @@
+/* The contract between ferrule's kernels, its C runtime and its Python binding.
+ *
+ * A job is `units` units of work (threadgroups, or runs of them). The runtime cuts it into chunks
+ * and calls the kernel's entry for each, on several threads at once. The text of a compiled kernel
+ * restates `fr_worker`, so the layout is part of FR_VERSION: fields are only ever added at the end.
+ */
+#ifndef FERRULE_RUNTIME_H
+#define FERRULE_RUNTIME_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define FR_VERSION 1
+
+#if defined(__GNUC__)
+#define FR_API __attribute__((visibility("default")))
+#else
+#define FR_API
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* What fr_run returns. A kernel may set `worker->status` to FR_E_KERNEL or more. */
+enum {
+  FR_OK = 0,
+  FR_E_MEMORY = 1,   /* no memory for a stack, for scratch or for fiber stacks */
+  FR_E_ARGUMENT = 2, /* no entry, or more than FR_MAX_UNITS units */
+  FR_E_NESTED = 3,   /* called from inside a kernel */
+  FR_E_KERNEL = 64   /* first of the codes that are the kernel's own */
+};
+
+#define FR_MAX_UNITS ((uint64_t)1 << 62)
+#define FR_MAX_THREADS 1024
+
+/* What one thread lends to a kernel for the time of one call of its entry. */
+typedef struct fr_worker fr_worker;
+struct fr_worker {
+  /* Memory of this thread, 64-byte aligned. It is kept between jobs, its content is anybody's. */
+  void* scratch;
+  size_t scratch_bytes;
+  /* Makes scratch at least `bytes` long, losing its content, and returns it. On failure returns
+   * NULL and sets `status`: the entry then just returns. */
+  void* (*grow)(fr_worker* worker, size_t bytes);
+  /* Number of the thread within the job: 0 is the caller of fr_run, all are below `threads`. */
+  int32_t index;
+  /* 0 when an entry is called. What an entry leaves here ends the job and is fr_run's result. */
+  int32_t status;
+  /* `count` stacks of at least `bytes_each` bytes for the fibers of a threadgroup. Stack i is
+   * [result + i * *stride, result + i * *stride + bytes_each); below each lies a guard page where
+   * the system can afford one. Memory is committed when touched and kept for the next job. Valid
+   * until the entry returns. On failure returns NULL and sets `status`. All tops are equal modulo
+   * the page size, thus share a few sets of the L1 cache: start fiber i some lines lower. */
+  void* (*fiber_stacks)(fr_worker* worker, size_t count, size_t bytes_each, size_t* stride);
+  /* Size of the stack that the entry runs on. */
+  size_t stack_bytes;
+};
+
+/* Runs units [begin, end) of the job that `launch` describes. It may use all of its big stack, must
+ * not throw, and must not call fr_run. */
+typedef void (*fr_entry)(const void* launch, uint64_t begin, uint64_t end, fr_worker* worker);
+
+/* Runs all units on up to `threads` threads, the caller's among them, and returns when all are done:
+ * FR_OK or the code of a failure, after which an unknown part of the units has run. `threads` <= 0
+ * means fr_threads(). Any number of threads may call at the same time: the workers serve one job
+ * after the other, a job that finds them busy begins on its own thread and gets them when they are
+ * free. The entry runs on a stack of 256 MiB (64 or 16 where memory is limited) and in the default
+ * floating point environment, whatever the caller's is. */
+FR_API int fr_run(fr_entry entry, const void* launch, uint64_t units, int threads);
+
+/* Sets the number of threads of later jobs; n <= 0 means fr_cpu_count(). At most FR_MAX_THREADS. */
+FR_API void fr_set_threads(int n);
+FR_API int fr_threads(void);
+
+/* CPUs that this process may use: affinity mask and cgroup quota, looked up once per process. */
+FR_API int fr_cpu_count(void);
+
+FR_API int fr_version(void); /* FR_VERSION */
+
+/* Digest of the source text this library was built from, "" if the build did not say. */
+FR_API const char* fr_digest(void);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,1 @@
+"""Text: the Metal signature, and one C++ text that g++, clang and NVRTC read."""

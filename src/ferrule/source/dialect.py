@@ -1,0 +1,95 @@
+"""The words of the Metal dialect that the rewriter and the splitter must know."""
+
+from __future__ import annotations
+
+# Address spaces: they say where a pointer points, which the CPU and CUDA texts need not know.
+ADDRESS_SPACES = frozenset({"device", "thread", "threadgroup", "constant", "ray_data"})
+
+# Words that stand around an address space in a declaration.
+SPECIFIERS = ADDRESS_SPACES | {"const", "constexpr", "static", "inline", "extern", "volatile"}
+
+THREADGROUP_BARRIERS = frozenset({"threadgroup_barrier"})
+SIMD_BARRIERS = frozenset({"simdgroup_barrier", "quadgroup_barrier"})
+
+_REDUCTIONS = ("sum", "product", "max", "min", "and", "or", "xor")
+_SCANS = (
+    "prefix_inclusive_sum",
+    "prefix_exclusive_sum",
+    "prefix_inclusive_product",
+    "prefix_exclusive_product",
+)
+_MOVES = (
+    "broadcast",
+    "broadcast_first",
+    "shuffle",
+    "shuffle_up",
+    "shuffle_down",
+    "shuffle_xor",
+    "shuffle_rotate_up",
+    "shuffle_rotate_down",
+    "shuffle_and_fill_up",
+    "shuffle_and_fill_down",
+)
+_VOTES = ("all", "any", "ballot", "active_threads_mask", "is_first")
+
+# Operations that the active lanes of a simdgroup (or quadgroup) carry out together.
+SIMD_OPS = frozenset(
+    f"{width}_{op}"
+    for width in ("simd", "quad")
+    for op in (*_REDUCTIONS, *_SCANS, *_MOVES, *_VOTES)
+)
+# Of those, the ones whose result is the same in every lane that takes part.
+UNIFORM_RESULTS = frozenset(
+    f"simd_{op}" for op in (*_REDUCTIONS, "broadcast_first", "all", "any", "ballot")
+) | {"simd_active_threads_mask"}
+
+MATRIX_OPS = frozenset(
+    {
+        "simdgroup_load",
+        "simdgroup_store",
+        "simdgroup_multiply",
+        "simdgroup_multiply_accumulate",
+    }
+)
+
+COLLECTIVES = SIMD_OPS | MATRIX_OPS | SIMD_BARRIERS
+SYNC = COLLECTIVES | THREADGROUP_BARRIERS
+
+# What is refused, by the word that gives it away: what it is, and what to write instead.
+REFUSED: dict[str, tuple[str, str]] = {
+    "mpp": (
+        "Metal performance primitives (mpp::)",
+        "write the product with simdgroup_matrix or plain loops",
+    ),
+    "asm": ("inline assembly", "write the operation in Metal"),
+    "__asm": ("inline assembly", "write the operation in Metal"),
+    "__asm__": ("inline assembly", "write the operation in Metal"),
+    "sampler": ("a texture sampler", "pass the data as an array and interpolate in the body"),
+    "function_constant": ("a function constant", "pass the value in `template=`"),
+    "visible_function_table": ("a function table", "call the function directly"),
+    "intersection_function_table": ("a function table", "call the function directly"),
+    "acceleration_structure": ("ray tracing", "only compute kernels run here"),
+    "imageblock": ("an image block", "pass the data as an array"),
+}
+for _kind in ("texture", "depth"):
+    for _shape in (
+        "1d",
+        "1d_array",
+        "2d",
+        "2d_array",
+        "2d_ms",
+        "2d_ms_array",
+        "3d",
+        "cube",
+        "cube_array",
+        "_buffer",
+    ):
+        REFUSED[_kind + _shape] = ("a texture", "pass the data as an array")
+REFUSED_PREFIXES: dict[str, tuple[str, str]] = {
+    "__metal_": ("a builtin of Apple's compiler (__metal_*)", "use the documented Metal function"),
+    "__builtin_": ("a builtin of one compiler (__builtin_*)", "use the documented Metal function"),
+    "simdgroup_async_": ("an undocumented asynchronous copy", "copy in a loop, then a barrier"),
+}
+
+# Names in C library headers are not the dialect's business; these Metal headers are built in.
+METAL_HEADERS = ("metal", "simd/")

@@ -1,0 +1,116 @@
+"""Tokens of a Metal text: just enough of C++ to rewrite words without touching anything else.
+
+Comments become white space of the same number of lines, so that line numbers stay the author's.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from ..errors import DialectError
+
+_TOKEN = re.compile(
+    r"""(?P<space>(?:[ \t\r\f\v]|\\\r?\n)+)
+      | (?P<newline>\n)
+      | (?P<line_comment>//(?:[^\n\\]|\\.|\\\n)*)
+      | (?P<comment>/\*.*?\*/)
+      | (?P<open_comment>/\*)
+      | (?P<string>"(?:[^"\\\n]|\\.)*")
+      | (?P<char>'(?:[^'\\\n]|\\.)+')
+      | (?P<number>\.?[0-9](?:[eEpP][+-]|'[0-9a-zA-Z]|[0-9a-zA-Z_.])*)
+      | (?P<word>[A-Za-z_][A-Za-z0-9_]*)
+      | (?P<op><<=|>>=|\.\.\.|->\*|::|->|\+\+|--|<<|<=|>=|==|!=|&&|\|\||[-+*/%&|^]=|\#\#|.)
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+
+
+@dataclass
+class Token:
+    """One token.
+
+    Attributes:
+        kind: ``space``, ``newline``, ``string``, ``char``, ``number``, ``word``, ``op`` or
+            ``directive`` (a whole ``#include``, ``#pragma`` … line).
+        text: the characters, changed in place by the rewriter.
+        line: 1-based line of the author's text.
+        macro: True inside the replacement text of a ``#define`` or the condition of an ``#if``.
+    """
+
+    kind: str
+    text: str
+    line: int
+    macro: bool = False
+
+    @property
+    def blank(self) -> bool:
+        """Whether this is white space."""
+        return self.kind in ("space", "newline")
+
+
+def tokens(text: str, *, kernel: str, where: str) -> list[Token]:
+    """The tokens of ``text``.
+
+    Raises:
+        DialectError: a comment is never closed.
+    """
+    text = text.replace("\r\n", "\n")
+    out: list[Token] = []
+    line = 1
+    position = 0
+    line_start = True  # only white space since the last newline
+    macro = False
+    while position < len(text):
+        match = _TOKEN.match(text, position)
+        assert match is not None and match.lastgroup is not None  # the last alternative takes any
+        kind, value = match.lastgroup, match.group()
+        if kind == "open_comment":
+            raise DialectError(
+                f"kernel {kernel!r}, {where} line {line}: this comment is never closed; add */.",
+                kernel=kernel, where=where, line=line, construct="/*",
+            )  # fmt: skip
+        if kind == "op" and value == "#" and line_start:
+            value, kind = _directive(text, position)
+            position += len(value)
+            if kind == "define":
+                out.append(Token("op", value, line, True))
+                macro = True
+            else:
+                out.append(Token("directive", value, line))
+            line += value.count("\n")
+            line_start = False
+            continue
+        position = match.end()
+        lines = value.count("\n")
+        if kind in ("comment", "line_comment"):
+            out.append(Token("space", ("\n" * lines) or " ", line, macro))
+        elif kind == "newline":
+            out.append(Token("newline", "\n", line))
+            line_start, macro = True, False
+        elif kind == "space":
+            out.append(Token("space", value, line, macro))
+        else:
+            out.append(Token(kind, value, line, macro))
+            line_start = False
+        line += lines
+    return out
+
+
+def _directive(text: str, start: int) -> tuple[str, str]:
+    """The directive at ``start``, and ``"define"`` where its rest is to be read as tokens.
+
+    Of a ``#define`` or ``#if`` only the word itself is returned: what follows is code.
+    """
+    word = re.compile(r"#[ \t]*([a-z]*)").match(text, start)
+    assert word is not None
+    if word.group(1) in ("define", "if", "elif"):
+        return word.group(), "define"
+    whole = re.compile(r"#(?:[^\n\\]|\\.|\\\n)*?(?=//|/\*|\n|$)", re.DOTALL).match(text, start)
+    assert whole is not None
+    return whole.group(), "directive"
+
+
+def join(parts: list[Token]) -> str:
+    """The text of these tokens."""
+    return "".join(t.text for t in parts)

@@ -1,0 +1,348 @@
+"""From Metal's dialect to C++ that g++, clang and NVRTC read with `include/ferrule.h`.
+
+A header gives most of the dialect its meaning. What a header cannot express is rewritten here,
+token by token, line by line:
+
+==============================================  ==============================================
+``device``, ``thread``, ``threadgroup``         removed from pointers, parameters and casts
+``constant``                                    ``const``, or removed beside const/constexpr
+``threadgroup float t[8];``                     ``thread_local float t[8];`` (a mark: the texts
+                                                for fibers, split loops and CUDA each replace it)
+``1.5``, ``1.5h``, ``1.5bf``                    ``1.5f``, ``::fr::half_lit(1.5)`` …
+``v.xyz``, ``v.xy = w``                         ``v.swz(::fr::ix<0,1,2>{})``, ``v.swr(…) = w``
+``[[attributes]]``, ``#include <metal_…>``      removed
+``c ? a : b``                                   both operands converted, where a class type
+                                                (bfloat) may be one of them
+==============================================  ==============================================
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+from ..errors import DialectError
+from ..kernel import Kernel
+from .dialect import (
+    ADDRESS_SPACES,
+    METAL_HEADERS,
+    REFUSED,
+    REFUSED_PREFIXES,
+    SPECIFIERS,
+)
+from .lexer import Token, join, tokens
+
+_SWIZZLE = re.compile(r"[xyzw]{2,4}|[rgba]{1,4}|lo|hi|even|odd")
+_LANES = {letter: i for letters in ("xyzw", "rgba") for i, letter in enumerate(letters)}
+_ASSIGN = frozenset({"=", "+=", "-=", "*=", "/=", "%=", "&=", "|=", "^=", "<<=", ">>="})
+_FLOAT = re.compile(r"(?:[0-9']+\.[0-9']*|\.[0-9']+|[0-9']+(?=[eE]))(?:[eE][+-]?[0-9]+)?")
+_CONTRACT = re.compile(r"\bfp\s+contract\s*\(\s*off\s*\)|FP_CONTRACT\s+OFF")
+
+
+@dataclass(frozen=True)
+class Note:
+    """Something that runs here but that Apple's compiler or GPU refuses."""
+
+    where: str
+    line: int
+    what: str
+
+
+@dataclass
+class Rewritten:
+    """A kernel's texts as C++.
+
+    Attributes:
+        header, source: the texts, line for line the author's.
+        words: every identifier of both texts.
+        contract_off: a pragma asks that ``a * b + c`` is not fused.
+        notes: what Apple refuses.
+    """
+
+    header: str
+    source: str
+    words: frozenset[str]
+    contract_off: bool
+    notes: list[Note] = field(default_factory=list)
+
+
+def rewrite(kernel: Kernel) -> Rewritten:
+    """The kernel's header and source as C++.
+
+    Raises:
+        DialectError: the text uses something that ferrule refuses; names it and its line.
+    """
+    header = tokens(kernel.header, kernel=kernel.name, where="header")
+    source = tokens(kernel.source, kernel=kernel.name, where="source")
+    members = _members(header) | _members(source)
+    words = frozenset(t.text for t in (*header, *source) if t.kind == "word")
+    contract_off = False
+    notes: list[Note] = []
+    for where, part in (("header", header), ("source", source)):
+        pass_ = _Pass(kernel.name, where, part, members, words)
+        pass_.run(body=where == "source")
+        contract_off |= pass_.contract_off
+        notes += pass_.notes
+    return Rewritten(join(header), join(source), words, contract_off, notes)
+
+
+def _members(part: list[Token]) -> set[str]:
+    """Names like swizzles that structs of this text declare as their own members."""
+    found: set[str] = set()
+    solid = [t for t in part if not t.blank]
+    depth = 0
+    struct_depths: list[int] = []
+    pending = False
+    for i, token in enumerate(solid):
+        if token.text in ("struct", "class", "union"):
+            pending = True
+        elif token.text == "{":
+            depth += 1
+            if pending:
+                struct_depths.append(depth)
+                pending = False
+        elif token.text == "}":
+            if struct_depths and struct_depths[-1] == depth:
+                struct_depths.pop()
+            depth -= 1
+        elif token.text in (";", "(", ")", ">") and pending:
+            pending = False
+        elif (
+            struct_depths
+            and struct_depths[-1] == depth
+            and token.kind == "word"
+            and _SWIZZLE.fullmatch(token.text)
+            and i + 1 < len(solid)
+            and solid[i + 1].text in (";", ",", "=", "[", "{", ":")
+            and solid[i - 1].text not in (".", "->")
+        ):
+            found.add(token.text)
+    return found
+
+
+class _Pass:
+    """One pass over one text."""
+
+    def __init__(
+        self, kernel: str, where: str, part: list[Token], members: set[str], words: frozenset[str]
+    ) -> None:
+        self.kernel = kernel
+        self.where = where
+        self.part = part
+        self.members = members
+        self.words = words
+        self.solid = [t for t in part if not t.blank]
+        self.contract_off = False
+        self.notes: list[Note] = []
+
+    def refuse(self, token: Token, what: str, instead: str) -> DialectError:
+        return DialectError(
+            f"kernel {self.kernel!r}, {self.where} line {token.line}: {what} is not supported "
+            f"(found {token.text.strip()[:60]!r}); {instead}.",
+            kernel=self.kernel,
+            where=self.where,
+            line=token.line,
+            construct=token.text,
+        )
+
+    def run(self, *, body: bool) -> None:
+        for token in self.part:
+            if token.kind == "directive":
+                self._directive(token)
+        self._attributes()
+        depth = 0
+        for i, token in enumerate(self.solid):
+            if token.kind == "word":
+                self._word(i, token, body or depth > 0)
+            elif token.kind == "number":
+                self._number(token)
+            elif token.text == "{":
+                depth += 1
+            elif token.text == "}":
+                depth -= 1
+
+    # -- directives, attributes ------------------------------------------------------------------
+
+    def _directive(self, token: Token) -> None:
+        text = token.text
+        lines = "\n" * text.count("\n")
+        if re.match(r"#[ \t]*include", text):
+            name = re.sub(r"#[ \t]*include[ \t]*", "", text).strip()
+            bare = name.strip('<>"')
+            if name.startswith("<") and bare.startswith(METAL_HEADERS):
+                token.text = lines
+                return
+            if bare.startswith("MetalPerformancePrimitives"):
+                raise self.refuse(token, *REFUSED["mpp"])
+            if bare.startswith("mlx/"):
+                raise self.refuse(
+                    token,
+                    "an include of MLX's own kernel headers",
+                    "MLX's utilities (elem_to_loc, Limits, ceildiv …) are there without an "
+                    "include; paste what else is needed into `header`",
+                )
+            raise self.refuse(
+                token,
+                "this include",
+                "only Metal's own headers (<metal_stdlib> …) can be included; paste the text "
+                "into `header`",
+            )
+        if re.match(r"#[ \t]*pragma", text):
+            if _CONTRACT.search(text):
+                self.contract_off = True
+            token.text = ("#pragma unroll" if "unroll" in text else "") + lines
+
+    def _attributes(self) -> None:
+        """Remove ``[[…]]``."""
+        solid = self.solid
+        i = 0
+        while i + 1 < len(solid):
+            if not (solid[i].text == "[" and solid[i + 1].text == "["):
+                i += 1
+                continue
+            depth, j = 0, i
+            while j < len(solid):
+                depth += (solid[j].text == "[") - (solid[j].text == "]")
+                if depth == 0:
+                    break
+                j += 1
+            else:
+                return
+            if solid[j - 1].text != "]":  # a[[…]…]: no attribute
+                i += 2
+                continue
+            for token in solid[i : j + 1]:
+                if token.text in REFUSED:
+                    raise self.refuse(token, *REFUSED[token.text])
+                token.text, token.kind = "", "gone"
+            i = j + 1
+        self.solid = [t for t in solid if t.kind != "gone"]
+
+    # -- words -----------------------------------------------------------------------------------
+
+    def _text(self, i: int) -> str:
+        return self.solid[i].text if 0 <= i < len(self.solid) else ""
+
+    def _word(self, i: int, token: Token, inside: bool) -> None:
+        word = token.text
+        if word in ADDRESS_SPACES:
+            self._address_space(i, token, inside)
+        elif word in REFUSED and self._means(i, word):
+            raise self.refuse(token, *REFUSED[word])
+        elif word == "double":
+            self.notes.append(Note(self.where, token.line, "the type double"))
+        elif word in ("_Pragma", "MLX_MTL_PRAGMA_UNROLL"):
+            self._drop_pragma(i, token)
+        elif word == "kernel" and self._text(i + 1) == "void":
+            token.text = ""
+        elif self._text(i - 1) in (".", "->"):
+            self._member(i, token)
+        else:
+            for prefix, (what, instead) in REFUSED_PREFIXES.items():
+                if word.startswith(prefix):
+                    raise self.refuse(token, what, instead)
+
+    def _means(self, i: int, word: str) -> bool:
+        """Whether a refused word is used as what it is refused for, not as a local name."""
+        after = self._text(i + 1)
+        if word == "mpp":
+            return after == "::"
+        if word in ("asm", "__asm", "__asm__"):
+            return True
+        if word == "sampler":
+            return self.solid[i + 1].kind == "word" if i + 1 < len(self.solid) else False
+        return after in ("<", "(") or self.solid[min(i + 1, len(self.solid) - 1)].kind == "word"
+
+    def _address_space(self, i: int, token: Token, inside: bool) -> None:
+        if token.text == "constant":
+            token.text = "" if self._near_const(i) else "const"
+            return
+        if token.text == "threadgroup" and inside and self._declares_storage(i):
+            token.text = "thread_local"
+            return
+        token.text = ""
+
+    def _near_const(self, i: int) -> bool:
+        for step in (-1, 1):
+            j = i + step
+            # A word that was rewritten to nothing keeps its place among the specifiers.
+            while 0 <= j < len(self.solid) and self._text(j) in (*SPECIFIERS, ""):
+                if self._text(j) in ("const", "constexpr"):
+                    return True
+                j += step
+        return False
+
+    def _declares_storage(self, i: int) -> bool:
+        """Whether the ``threadgroup`` at ``i`` declares memory, not a pointer to it."""
+        start = i
+        while start > 0 and self._text(start - 1) not in (";", "{", "}", ")", "(", ":", ","):
+            start -= 1
+        if self._text(start - 1) in ("(", ","):
+            return False  # a parameter or a cast
+        if self._text(start) in ("using", "typedef", "for"):
+            return False
+        j, angle, named = i + 1, 0, False
+        while j < len(self.solid):
+            text, kind = self._text(j), self.solid[j].kind
+            if text == "<":
+                angle += 1
+            elif text == ">":
+                angle -= 1
+            elif text == ">>":
+                angle -= 2
+            elif angle == 0:
+                if text in ("*", "&", "&&", "(", ")"):
+                    return False
+                if text in (";", "[", ",", "=", "{"):
+                    return named
+                named = kind == "word"
+            j += 1
+        return False
+
+    def _drop_pragma(self, i: int, token: Token) -> None:
+        if token.text != "_Pragma":
+            token.text = ""
+            return
+        text = self._text(i + 2)
+        if _CONTRACT.search(text):
+            self.contract_off = True
+        for j in range(i, min(i + 4, len(self.solid))):
+            self.solid[j].text = ""
+            self.solid[j].kind = "space"
+
+    def _member(self, i: int, token: Token) -> None:
+        name, after = token.text, self._text(i + 1)
+        if not _SWIZZLE.fullmatch(name) or name in self.members or after in ("(", "<"):
+            return
+        if name in ("lo", "hi", "even", "odd"):
+            index = f"::fr::{name}_ix{{}}"
+        elif len(name) == 1:
+            token.text = "xyzw"["rgba".index(name)]
+            return
+        else:
+            index = f"::fr::ix<{','.join(str(_LANES[c]) for c in name)}>{{}}"
+        token.text = f"{'swr' if after in _ASSIGN else 'swz'}({index})"
+
+    # -- numbers ---------------------------------------------------------------------------------
+
+    def _number(self, token: Token) -> None:
+        text = token.text
+        lower = text.lower()
+        if lower.startswith("0x"):
+            if "p" in lower and not lower.endswith("f"):
+                token.text = text + "f"
+            return
+        if lower.endswith("bf") and _is_number(text[:-2]):
+            token.text = f"::fr::bfloat_lit({_spell(text[:-2])})"
+        elif lower.endswith("h") and _is_number(text[:-1]):
+            token.text = f"::fr::half_lit({_spell(text[:-1])})"
+        elif _FLOAT.fullmatch(text):
+            token.text = text + "f"  # Metal has no double: an unmarked literal is a float
+
+
+def _is_number(text: str) -> bool:
+    return bool(_FLOAT.fullmatch(text)) or text.isdigit()
+
+
+def _spell(text: str) -> str:
+    return text if _FLOAT.fullmatch(text) else text + ".0"

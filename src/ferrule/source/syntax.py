@@ -1,0 +1,158 @@
+"""The syntax tree of a rewritten body, by tree-sitter, and edits made on it.
+
+Imported only when a kernel is compiled: a kernel from the cache needs no parser.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from functools import lru_cache
+
+import tree_sitter_cpp
+from tree_sitter import Language, Node, Parser
+
+_BEFORE = "void fr() {"  # no newline: line numbers of the body stay as they are
+
+
+@lru_cache(maxsize=1)
+def _parser() -> Parser:
+    return Parser(Language(tree_sitter_cpp.language()))
+
+
+class Tree:
+    """A parsed text.
+
+    Attributes:
+        data: the text that was parsed, as bytes (with a function around a body).
+        root: the node of the whole.
+        block: for a body, the compound statement that holds it.
+    """
+
+    def __init__(self, text: str, *, body: bool) -> None:
+        self.data = (_BEFORE + text + "\n}" if body else text).encode()
+        self.root = _parser().parse(self.data).root_node
+        self.has_error = self.root.has_error
+        self.block = self.root
+        if body and self.root.child_count and self.root.children[0].type == "function_definition":
+            block = self.root.children[0].child_by_field_name("body")
+            if block is not None:
+                self.block = block
+        self.is_body = body
+
+    def text(self, node: Node) -> str:
+        """The characters of a node."""
+        return self.data[node.start_byte : node.end_byte].decode()
+
+    def edited(self, edits: list[tuple[int, int, str]]) -> str:
+        """The text with ``[start, end)`` byte ranges replaced, without the function around it."""
+        out: list[bytes] = []
+        position = len(_BEFORE) if self.is_body else 0
+        for start, end, new in sorted(edits, key=lambda e: (e[0], e[1])):
+            out.append(self.data[position:start])
+            out.append(new.encode())
+            position = end
+        out.append(self.data[position : len(self.data) - (2 if self.is_body else 0)])
+        return b"".join(out).decode()
+
+
+def walk(node: Node) -> Iterator[Node]:
+    """The node and all below it, in the order of the text."""
+    yield node
+    for child in node.children:
+        yield from walk(child)
+
+
+def walk_code(node: Node) -> Iterator[Node]:
+    """Like `walk`, but not into lambdas, local functions and local structs."""
+    yield node
+    for child in node.children:
+        if child.type not in (
+            "lambda_expression",
+            "function_definition",
+            "struct_specifier",
+            "class_specifier",
+        ):
+            yield from walk_code(child)
+
+
+def callee(tree: Tree, call: Node) -> str:
+    """The last name of what a call expression calls: ``simd_sum`` of ``metal::simd_sum(x)``."""
+    function = call.child_by_field_name("function")
+    if function is None:
+        return ""
+    text = tree.text(function)
+    return re.sub(r"<.*", "", text, flags=re.DOTALL).rsplit("::", 1)[-1].strip()
+
+
+def returns_to_goto(text: str, label: str) -> str:
+    """The body with each of its own ``return``s as a jump to ``label``."""
+    tree = Tree(text, body=True)
+    edits = [
+        (node.start_byte, node.end_byte, f"goto {label};")
+        for node in walk_code(tree.block)
+        if node.type == "return_statement"
+    ]
+    return tree.edited(edits)
+
+
+def convert_conditionals(text: str, *, body: bool) -> str:
+    """Give both operands of each ``?:`` one type.
+
+    C++ refuses ``c ? bfloat : float`` for a class type that converts both ways.
+    """
+    tree = Tree(text, body=body)
+    edits: list[tuple[int, int, str]] = []
+
+    def render(node: Node) -> str:
+        if node.type == "conditional_expression":
+            condition = node.child_by_field_name("condition")
+            a = node.child_by_field_name("consequence")
+            b = node.child_by_field_name("alternative")
+            if condition is not None and a is not None and b is not None:
+                types = f"decltype(({render(a)})), decltype(({render(b)}))"
+                return (
+                    f"{render(condition)} ? ::fr::pick<{types}>({render(a)}) : "
+                    f"::fr::pick<{types}>({render(b)})"
+                )
+        if not any(n.type == "conditional_expression" for n in walk(node)):
+            return tree.text(node)
+        out: list[str] = []
+        position = node.start_byte
+        for child in node.children:
+            out.append(tree.data[position : child.start_byte].decode())
+            out.append(render(child))
+            position = child.end_byte
+        out.append(tree.data[position : node.end_byte].decode())
+        return "".join(out)
+
+    def visit(node: Node) -> None:
+        if node.type == "conditional_expression":
+            # An operand that spans lines is repeated on one line, and the lines are made up for.
+            new = render(node)
+            flat = new.replace("\n", " ")
+            edits.append((node.start_byte, node.end_byte, flat + "\n" * tree.text(node).count("\n")))
+            return
+        for child in node.children:
+            visit(child)
+
+    if "?" in text:
+        visit(tree.block)
+    return tree.edited(edits)
+
+
+def function_names(tree: Tree) -> dict[str, Node]:
+    """The functions that a text defines, by name (the last one where several share a name)."""
+    found: dict[str, Node] = {}
+    for node in walk(tree.root):
+        if node.type != "function_definition":
+            continue
+        declarator = node.child_by_field_name("declarator")
+        while declarator is not None and declarator.type != "function_declarator":
+            declarator = declarator.child_by_field_name("declarator")
+        if declarator is None:
+            continue
+        name = declarator.child_by_field_name("declarator")
+        if name is not None:
+            found[tree.text(name)] = node
+    return found

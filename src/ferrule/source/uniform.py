@@ -1,0 +1,328 @@
+"""Which variables of a body have the same value in every lane of a unit of work.
+
+A unit is a simdgroup or a threadgroup. A variable that is uniform is one C++ variable of the split
+text, outside the loops over lanes; any other is an array with one element per lane. To call a
+variable uniform that is not would give wrong results, so whatever is not understood is not uniform.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from tree_sitter import Node
+
+from .dialect import SYNC, UNIFORM_RESULTS
+from .syntax import Tree, callee, walk
+
+# Attributes that are the same in every thread of a threadgroup.
+GROUP_ATTRIBUTES = frozenset(
+    {
+        "threadgroup_position_in_grid", "threads_per_threadgroup", "simdgroups_per_threadgroup",
+        "quadgroups_per_threadgroup", "dispatch_threads_per_threadgroup",
+        "dispatch_simdgroups_per_threadgroup", "dispatch_quadgroups_per_threadgroup",
+        "threadgroups_per_grid", "threads_per_grid", "grid_size", "grid_origin",
+        "threads_per_simdgroup", "thread_execution_width",
+    }
+)  # fmt: skip
+POSITIONS = frozenset({"thread_position_in_grid", "thread_position_in_threadgroup"})
+LANE_ATTRIBUTES = frozenset(
+    {
+        "thread_index_in_threadgroup", "thread_index_in_simdgroup", "thread_index_in_quadgroup",
+        "simdgroup_index_in_threadgroup", "quadgroup_index_in_threadgroup",
+    }
+) | POSITIONS  # fmt: skip
+
+# Functions of the library that write to an argument.
+_WRITES_ARGUMENTS = frozenset({"frexp", "modf", "sincos"})
+
+_LITERALS = frozenset({"number_literal", "true", "false", "char_literal", "null", "nullptr"})
+_PASS_THROUGH = frozenset(
+    {
+        "parenthesized_expression", "binary_expression", "conditional_expression",
+        "unary_expression", "argument_list", "initializer_list", "sizeof_expression",
+        "condition_clause", "subscript_argument_list", "comma_expression",
+    }
+)  # fmt: skip
+_SKIPPED = frozenset(
+    {
+        "type_identifier", "primitive_type", "template_argument_list", "type_descriptor",
+        "field_identifier", "sized_type_specifier", "namespace_identifier", "comment",
+        "template_type", "placeholder_type_specifier",
+    }
+)  # fmt: skip
+
+
+@dataclass
+class Variable:
+    """A variable of the body (or a parameter).
+
+    Attributes:
+        name: as the author calls it.
+        context: how deep in divergent control flow it is declared.
+        uniform: whether all lanes hold one value.
+        readonly: it points (if at all) to memory that the kernel never writes.
+        kind: ``value``, ``array``, ``reference``, ``lambda`` or ``shared`` (threadgroup memory).
+        pointer: it is known to be a pointer, so writing through it leaves it as it is.
+        number: tells storage of equal names apart.
+    """
+
+    name: str
+    context: int
+    uniform: bool = True
+    readonly: bool = True
+    kind: str = "value"
+    pointer: bool = False
+    number: int = 0
+    type: str = ""
+    is_const: bool = False
+    lambda_text: str = ""
+    lambda_line: int = 0
+    written: bool = False
+
+
+Scope = dict[str, Variable]
+
+
+@dataclass
+class Facts:
+    """What the analysis must know of the kernel and the unit.
+
+    Attributes:
+        simdgroup: the unit is a simdgroup, not a threadgroup.
+        rows: lanes of a unit differ in x alone.
+        inputs, outputs: names of pointer arguments.
+        scalars: names of arguments that are one value.
+        functions: what the header defines.
+        opaque: macros whose text is more than a number.
+    """
+
+    simdgroup: bool
+    rows: bool
+    inputs: frozenset[str]
+    outputs: frozenset[str]
+    scalars: frozenset[str]
+    functions: frozenset[str]
+    opaque: frozenset[str]
+
+
+class Uniformity:
+    """Decides whether expressions are uniform, given what is known of variables so far."""
+
+    def __init__(self, tree: Tree, facts: Facts, lookup: Callable[[str], Variable | None]) -> None:
+        self.tree = tree
+        self.facts = facts
+        self.lookup = lookup
+
+    def of(self, node: Node | None) -> bool:
+        """Whether the expression has one value for all active lanes."""
+        if node is None:
+            return True
+        kind = node.type
+        if kind in _LITERALS or not node.is_named or kind in _SKIPPED:
+            return True
+        if kind == "identifier":
+            return self._name(self.tree.text(node))
+        if kind in ("qualified_identifier", "template_function"):
+            return True  # metal::x, a constant or a function
+        if kind == "field_expression":
+            return self._field(node)
+        if kind == "subscript_expression":
+            return self._memory(node) and all(self.of(c) for c in node.children)
+        if kind == "pointer_expression":
+            operator = node.children[0].type
+            inner = node.child_by_field_name("argument")
+            if operator == "&" or inner is None:
+                return False
+            return self.of(inner) and self._readonly(inner)
+        if kind == "cast_expression":
+            return self.of(node.child_by_field_name("value"))
+        if kind == "call_expression":
+            return self._call(node)
+        if kind == "compound_literal_expression":
+            return all(self.of(c) for c in node.children)
+        if kind in _PASS_THROUGH:
+            return all(self.of(c) for c in node.children)
+        return False
+
+    def _name(self, name: str) -> bool:
+        variable = self.lookup(name)
+        if variable is not None:
+            return variable.uniform and variable.kind != "lambda"
+        if name in LANE_ATTRIBUTES:
+            return name in ("simdgroup_index_in_threadgroup",) and self.facts.simdgroup
+        return name not in self.facts.opaque
+
+    def _field(self, node: Node) -> bool:
+        base = node.child_by_field_name("argument")
+        name = node.child_by_field_name("field")
+        if base is None or name is None:
+            return False
+        if base.type == "identifier" and self.tree.text(base) in POSITIONS:
+            return self.facts.rows and self.tree.text(name) in ("y", "z")
+        if any(c.type == "->" for c in node.children):
+            return self.of(base) and self._readonly(base)
+        return self.of(base)
+
+    def _memory(self, node: Node) -> bool:
+        base = node.child_by_field_name("argument")
+        return base is not None and self._readonly(base)
+
+    def _readonly(self, node: Node) -> bool:
+        """Whether what this expression points to is never written while the kernel runs."""
+        for part in walk(node):
+            if part.type != "identifier":
+                continue
+            name = self.tree.text(part)
+            variable = self.lookup(name)
+            if variable is not None:
+                if not variable.readonly or variable.kind in ("shared", "lambda"):
+                    return False
+            elif name in self.facts.outputs:
+                return False
+        return True
+
+    def pointer(self, node: Node | None) -> bool:
+        """Whether an expression is known to be a pointer."""
+        if node is None:
+            return False
+        if node.type == "identifier":
+            variable = self.lookup(self.tree.text(node))
+            return variable is not None and (variable.pointer or variable.kind == "shared")
+        if node.type == "binary_expression" and node.children[1].type in ("+", "-"):
+            return self.pointer(node.child_by_field_name("left"))
+        if node.type == "parenthesized_expression":
+            return self.pointer(node.named_children[0] if node.named_children else None)
+        if node.type == "cast_expression":
+            kind = node.child_by_field_name("type")
+            return kind is not None and self.tree.text(kind).rstrip().endswith("*")
+        if node.type == "pointer_expression":
+            return node.children[0].type == "&"
+        return False
+
+    def readonly(self, node: Node | None) -> bool:
+        """Whether a pointer made by this expression points to memory that is never written."""
+        return node is None or self._readonly(node)
+
+    def _call(self, node: Node) -> bool:
+        function = node.child_by_field_name("function")
+        arguments = node.child_by_field_name("arguments")
+        if function is None:
+            return False
+        name = callee(self.tree, node)
+        if name in SYNC:
+            if not self.facts.simdgroup:
+                return False
+            if name == "simd_broadcast" or name == "simd_shuffle":
+                # One lane's value for all, where the lane is the same for all.
+                given = [c for c in arguments.named_children] if arguments else []
+                return len(given) == 2 and self.of(given[1])
+            return name in UNIFORM_RESULTS
+        if name.startswith("atomic_") or name in _WRITES_ARGUMENTS:
+            return False
+        if function.type == "field_expression":
+            method = function.child_by_field_name("field")
+            # Only swizzles are methods that change nothing.
+            if method is None or self.tree.text(method) not in ("swz",):
+                return False
+            return self.of(function.child_by_field_name("argument"))
+        if function.type == "identifier":
+            text = self.tree.text(function)
+            if text in self.facts.functions or text in self.facts.opaque or self.lookup(text):
+                return False
+        elif function.type not in (
+            "qualified_identifier", "template_function", "primitive_type", "template_type",
+            "type_identifier", "sized_type_specifier",
+        ):  # fmt: skip
+            return False
+        if self.tree.text(function).split("<")[0] in self.facts.functions:
+            return False
+        return arguments is None or all(
+            self.of(c) and self._not_memory(c) for c in arguments.named_children
+        )
+
+    def _not_memory(self, node: Node) -> bool:
+        """An argument that is a pointer may be read through: only constant memory is safe."""
+        return self._readonly(node)
+
+
+def assigned(tree: Tree, node: Node) -> Iterable[tuple[str, bool]]:
+    """The names that an expression or statement may change.
+
+    With each, whether it is changed through ``[]``, ``*`` or ``->``: then a pointer stays as it is.
+    """
+    for part in walk(node):
+        kind = part.type
+        target: Node | None = None
+        if kind == "assignment_expression":
+            target = part.child_by_field_name("left")
+        elif kind == "update_expression" or (
+            kind == "pointer_expression" and part.children[0].type == "&"
+        ):
+            target = part.child_by_field_name("argument")
+        elif kind == "reference_declarator":
+            # `T& r = v;`: v may change through r.
+            parent = part.parent
+            value = parent.child_by_field_name("value") if parent is not None else None
+            if value is not None:
+                yield from ((n, False) for n in _names(tree, value))
+            continue
+        elif kind == "call_expression":
+            function = part.child_by_field_name("function")
+            if function is not None and function.type == "field_expression":
+                method = function.child_by_field_name("field")
+                if method is not None and tree.text(method) != "swz":
+                    base = function.child_by_field_name("argument")
+                    if base is not None:
+                        yield from ((n, False) for n in _names(tree, base))
+            continue
+        if target is not None:
+            base, through = _base(target)
+            if base is not None:
+                yield tree.text(base), through
+
+
+def _base(node: Node) -> tuple[Node | None, bool]:
+    """The variable that an lvalue is a part of, or points to."""
+    through = False
+    while node.type != "identifier":
+        through |= node.type in ("subscript_expression", "pointer_expression") or any(
+            c.type == "->" for c in node.children
+        )
+        inner = (
+            node.child_by_field_name("argument")
+            or node.child_by_field_name("left")
+            or (node.named_children[0] if node.named_children else None)
+        )
+        if inner is None or inner == node:
+            return None, through
+        node = inner
+    return node, through
+
+
+def _names(tree: Tree, node: Node) -> Iterable[str]:
+    return (tree.text(n) for n in walk(node) if n.type == "identifier")
+
+
+def passed_by_name(
+    tree: Tree, node: Node, functions: frozenset[str]
+) -> Iterable[tuple[str, bool]]:
+    """Names handed bare to functions that might change them: the header's, or lambdas."""
+    for part in walk(node):
+        if part.type != "call_expression":
+            continue
+        function = part.child_by_field_name("function")
+        arguments = part.child_by_field_name("arguments")
+        if function is None or arguments is None:
+            continue
+        name = callee(tree, part)
+        plain = function.type == "identifier" and name not in functions
+        if (plain or function.type == "qualified_identifier") and name not in _WRITES_ARGUMENTS:
+            if not name.startswith(("simdgroup_", "atomic_")):
+                continue
+        for argument in arguments.named_children:
+            if argument.type not in ("identifier", "field_expression", "subscript_expression"):
+                continue
+            base, _ = _base(argument)
+            if base is not None:
+                yield tree.text(base), True

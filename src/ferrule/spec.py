@@ -1,0 +1,134 @@
+"""From a kernel and the facts of one call to what is compiled (`Spec`) and sent (`Launch`).
+
+Nothing here keeps state: the same facts always give the same answer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from .dtypes import Dtype
+from .kernel import Kernel
+
+TemplateValue = int | bool | Dtype
+Shape = tuple[int, ...]
+
+SMALL = 8  # inputs of fewer elements are in Metal's `constant` address space, as in MLX
+MAX_THREADS = 1024  # threads per threadgroup
+
+
+class Facts(NamedTuple):
+    """What a host says of one array (or Python scalar) that it hands to a kernel.
+
+    Attributes:
+        dtype: the element type.
+        shape: the sizes.
+        strides: in elements, one per dim.
+        pointer: the address of the first element.
+        device: ``"cpu"``, ``"cuda:0"`` …
+        value: True for a Python scalar.
+    """
+
+    dtype: Dtype
+    shape: Shape
+    strides: tuple[int, ...]
+    pointer: int
+    device: str
+    value: bool = False
+
+    @property
+    def size(self) -> int:
+        """The number of elements."""
+        size = 1
+        for dim in self.shape:
+            size *= dim
+        return size
+
+    @property
+    def row_contiguous(self) -> bool:
+        """Whether the elements lie in row-major order without gaps."""
+        return is_row_contiguous(self.shape, self.strides)
+
+
+class Input(NamedTuple):
+    """What of one input decides the text: its dtype, its rank, and whether it is small.
+
+    `small` is a bit for Metal's text alone; the CPU and CUDA texts do not depend on it.
+    """
+
+    dtype: Dtype
+    ndim: int
+    small: bool = False
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What must be compiled for one call. Hashable; sizes enter through the template alone.
+
+    Attributes:
+        kernel: the text, names and flags.
+        inputs: one `Input` per input name.
+        outputs: one dtype per output name.
+        template: the template parameters, in order.
+    """
+
+    kernel: Kernel
+    inputs: tuple[Input, ...]
+    outputs: tuple[Dtype, ...]
+    template: tuple[tuple[str, TemplateValue], ...] = ()
+
+    def __hash__(self) -> int:
+        return hash((self.kernel, self.inputs, self.outputs, self.template))
+
+    def __eq__(self, other: object) -> bool:
+        # True == 1 in Python, but `bool B` and `int B` are different template parameters.
+        return (
+            isinstance(other, Spec)
+            and self.kernel == other.kernel
+            and self.inputs == other.inputs
+            and self.outputs == other.outputs
+            and self.template == other.template
+            and [type(v) for _, v in self.template] == [type(v) for _, v in other.template]
+        )
+
+
+class Launch(NamedTuple):
+    """What is sent with one call.
+
+    Attributes:
+        grid: threads per axis; exactly this many run.
+        threadgroup: threads per threadgroup and axis, never more than the grid.
+        output_shapes: one shape per output.
+        fill: the value that outputs are filled with before the kernel runs, or None.
+        copies: the inputs that are copied to row-contiguous memory first.
+    """
+
+    grid: tuple[int, int, int]
+    threadgroup: tuple[int, int, int]
+    output_shapes: tuple[Shape, ...]
+    fill: float | int | complex | None
+    copies: tuple[int, ...]
+
+
+def row_contiguous_strides(shape: Shape) -> tuple[int, ...]:
+    """The element strides of a row-major array without gaps."""
+    strides: list[int] = []
+    step = 1
+    for dim in reversed(shape):
+        strides.append(step)
+        step *= max(dim, 1)
+    return tuple(reversed(strides))
+
+
+def is_row_contiguous(shape: Shape, strides: tuple[int, ...]) -> bool:
+    """Whether these strides are row-major without gaps, dims of size 1 apart."""
+    step = 1
+    for dim, stride in zip(reversed(shape), reversed(strides), strict=True):
+        if dim == 0:
+            return True
+        if dim != 1:
+            if stride != step:
+                return False
+            step *= dim
+    return True

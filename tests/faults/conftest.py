@@ -1,0 +1,57 @@
+"""What the fault tests share: a cache of their own, and processes to be killed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from ferrule import _env
+
+HERE = Path(__file__).parent
+SKIPPED = 77  # the exit status of a driver that lacks a right; its output says which
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(_env.CACHE_DIR, str(tmp_path / "default-cache"))
+    monkeypatch.delenv(_env.CXX, raising=False)
+
+
+@pytest.fixture
+def fast_folder(tmp_path: Path) -> Iterator[Path]:
+    """A folder in memory where there is one: a thousand fsyncs on a disk take their time."""
+    memory = Path("/dev/shm")  # noqa: S108
+    if not (memory.is_dir() and os.access(memory, os.W_OK)):
+        yield tmp_path
+        return
+    with tempfile.TemporaryDirectory(dir=memory) as folder:
+        yield Path(folder)
+
+
+@pytest.fixture
+def drive() -> Callable[..., None]:
+    """Runs one function of a driver script in a process of its own."""
+
+    def run(script: str, function: str, *arguments: object) -> None:
+        from ferrule import cache
+
+        environment = {**os.environ, "PYTHONPATH": str(Path(cache.__file__).parents[1])}
+        done = subprocess.run(  # noqa: S603
+            [sys.executable, HERE / script, function, *map(str, arguments)],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=120,
+        )
+        if done.returncode == SKIPPED:
+            pytest.skip(done.stdout.strip())
+        assert done.returncode == 0, done.stdout
+
+    return run
