@@ -71,7 +71,9 @@ def read(path: Path) -> Block:
             kind = ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype
             sizes = tuple(int(n) for n in shape.split(",") if n)
             outputs.append((name, np.dtype(kind), sizes))
-    text = re.sub(r"(?<=\)) (?=\w+=)|(?<=\w) (?=\w+=)|(?<=\]) (?=\w+=)", ", ", " ".join(said["run"]))
+    text = re.sub(
+        r"(?<=\)) (?=\w+=)|(?<=\w) (?=\w+=)|(?<=\]) (?=\w+=)", ", ", " ".join(said["run"])
+    )
     run = _arguments(text)
     kernel = {
         "name": path.stem,

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from ferrule import devices
 from ferrule.devices import Binary
 from ferrule.spec import Facts, Launch, Spec
@@ -22,7 +23,7 @@ def view(facts: Facts) -> Any:
         return np.empty(facts.shape, dtype)
     ends = [(n - 1) * s * size for n, s in zip(facts.shape, facts.strides, strict=True)]
     low, high = sum(e for e in ends if e < 0), sum(e for e in ends if e > 0) + size
-    memory = (ctypes.c_char * (high - low)).from_address(facts.pointer + low)
+    memory: Any = (ctypes.c_char * (high - low)).from_address(facts.pointer + low)
     strides = [s * size for s in facts.strides]
     return np.ndarray(facts.shape, dtype, memory, -low, strides)
 

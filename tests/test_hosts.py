@@ -9,15 +9,18 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
-import fake_device
-import ferrule as fe
 import ml_dtypes
 import mlx.core as mx
 import numpy as np
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import fake_device
+import ferrule as fe
 from fake_device import FakeDevice
 from ferrule import dtypes, hosts
 from ferrule.dtypes import Dtype
@@ -25,8 +28,6 @@ from ferrule.hosts import mlx as mlx_host
 from ferrule.hosts import numpy as numpy_host
 from ferrule.hosts import torch as torch_host
 from ferrule.spec import Facts, is_row_contiguous
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from strategies import LEVEL0, level0_dtypes
 
 SHARED = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -173,11 +174,12 @@ def test_numpy_views_with_negative_strides(
 @pytest.mark.parametrize("kind", KINDS)
 def test_broadcast_inputs(fake: FakeDevice, kind: str, contiguous: bool) -> None:
     values = of_kind(kind, np.array([1, 2, 3], np.float32))
-    wide = {
+    widen: dict[str, Callable[[], Any]] = {
         "numpy": lambda: np.broadcast_to(values, (4, 3)),
         "torch": lambda: values.expand(4, 3),
         "mlx": lambda: mx.broadcast_to(values, (4, 3)),
-    }[kind]()
+    }
+    wide = widen[kind]()
     (out,) = run(kernel(contiguous), wide)
     np.testing.assert_array_equal(as_numpy(out), np.broadcast_to([1, 2, 3], (4, 3)))
     ((facts,), _, launch) = fake.launches[0]
@@ -304,7 +306,7 @@ def test_scalars_go_with_any_host(fake: FakeDevice, kind: str, value: Any, dtype
     ids=repr,
 )
 def test_scalars_get_the_dtypes_that_mlx_gives_them(value: Any, dtype: Dtype) -> None:
-    k = mx.fast.metal_kernel("k", ["a"], ["out"], "")
+    k: Any = mx.fast.metal_kernel("k", ["a"], ["out"], "")
     constants: list[Any] = []
 
     def note(event: dict[str, Any]) -> None:
@@ -410,7 +412,11 @@ def test_arrays_on_two_devices_are_refused(
         (np.array(["a"]), fe.KernelTypeError, "has dtype <U1"),
         (np.zeros(2, ml_dtypes.float8_e4m3fn), fe.KernelTypeError, "has dtype float8_e4m3fn"),
         (torch.zeros(2, dtype=torch.float8_e4m3fn), fe.KernelTypeError, "has dtype torch.float8"),
-        (np.ma.masked_array(np.zeros(2, "f4"), [0, 1]), fe.KernelTypeError, r"masked.*x\.filled"),
+        (
+            np.ma.masked_array(np.zeros(2, "f4"), np.array([0, 1], bool)),
+            fe.KernelTypeError,
+            r"masked.*x\.filled",
+        ),
     ],
     ids=lambda v: str(v)[:40],
 )
@@ -467,7 +473,8 @@ def test_a_kernel_inside_an_autograd_function(fake: FakeDevice) -> None:
             return 5 * cotangents[0]
 
     x = torch.ones(3, requires_grad=True)
-    Copy.apply(x).sum().backward()
+    function: Any = Copy
+    function.apply(x).sum().backward()
     assert x.grad is not None
     assert x.grad.tolist() == [5, 5, 5]
 
@@ -531,7 +538,7 @@ def test_torch_transforms_and_tracers_are_refused(fake: FakeDevice) -> None:
         out: torch.Tensor = run(kernel(), x)[0]
         return out * 2
 
-    x = torch.ones(3)
+    x, jit = torch.ones(3), cast(Any, torch.jit)
     transforms: dict[str, Callable[[], Any]] = {
         "grad": lambda: torch.func.grad(lambda x: f(x).sum())(x),
         "vmap": lambda: torch.func.vmap(f)(torch.ones(2, 3)),
@@ -539,7 +546,7 @@ def test_torch_transforms_and_tracers_are_refused(fake: FakeDevice) -> None:
         "functionalize": lambda: torch.func.functionalize(f)(x),
         "make_fx": lambda: make_fx(f)(x),
         "make_fx, fake": lambda: make_fx(f, tracing_mode="fake")(x),
-        "jit.trace": lambda: torch.jit.trace(f, x),
+        "jit.trace": lambda: jit.trace(f, x),
         "export": lambda: torch.export.export(_Module(f), (x,), strict=False),
     }
     for name, transform in transforms.items():
@@ -559,8 +566,7 @@ class _Module(torch.nn.Module):
 
 
 def test_forward_mode_tangents_are_refused(fake: FakeDevice) -> None:
-    import torch.autograd.forward_ad as fw
-
+    fw: Any = torch.autograd.forward_ad
     with fw.dual_level():
         dual = fw.make_dual(torch.ones(3), torch.ones(3))
         with pytest.raises(fe.KernelError, match="forward-mode tangent"):
@@ -574,7 +580,7 @@ def test_outputs_under_a_fake_mode_are_refused(fake: FakeDevice) -> None:
 
     with (
         FakeTensorMode(),
-        pytest.raises(fe.KernelError, match="output 'out0' of kernel 'copy' is a .*FakeTensor"),
+        pytest.raises(fe.KernelError, match=r"output 'out0' of kernel 'copy' is a .*FakeTensor"),
     ):
         run(kernel(), 3, output_shapes=[(1,)], output_dtypes=[torch.float32])
     assert not fake.launches
@@ -667,15 +673,13 @@ def test_mlx_gradients_through_a_kernel_are_refused_and_never_zero(fake: FakeDev
 
 
 def test_a_kernel_inside_an_mlx_custom_function(fake: FakeDevice) -> None:
-    @mx.custom_function
-    def f(x: mx.array) -> mx.array:
+    def forward(x: mx.array) -> mx.array:
         out: mx.array = run(kernel(), x)[0]
         return out
 
-    @f.vjp
-    def f_vjp(primals: Any, cotangent: Any, output: Any) -> Any:
-        return 5 * cotangent
+    f: Any = mx.custom_function(forward)
 
+    f.vjp(lambda primals, cotangent, output: 5 * cotangent)
     assert mx.grad(lambda x: f(x).sum())(mx.ones((3,))).tolist() == [5, 5, 5]
 
 

@@ -150,7 +150,7 @@ def test_nothing_is_left_behind(
 def test_kernels_are_told_apart_by_the_machine(compiler: Compiler) -> None:
     first = toolchain.isa_identity()
     assert first == toolchain.isa_identity() and len(first) == 64
-    assert first != cache.digest(os.uname().machine)  # more is known than the machine's name
+    assert toolchain._processor_lines() or sys.platform == "darwin"
     assert all(flag.endswith("=native") for flag in toolchain.native_flags(compiler))
 
 
@@ -340,11 +340,11 @@ print(toolchain.find_compiler().identity, len(toolchain.isa_identity()), len(spa
 """
     environment = {
         **os.environ,
-        "PYTHONPATH": str(Path(toolchain.__file__).parents[1]),
+        "PYTHONPATH": os.pathsep.join(sys.path),
         _env.CACHE_DIR: str(tmp_path / "c"),
     }
     cold, warm = (
-        subprocess.run(  # noqa: S603
+        subprocess.run(
             [sys.executable, "-c", script], env=environment, check=True, capture_output=True
         ).stdout.split()
         for _ in range(2)

@@ -27,7 +27,7 @@ from .dtypes import (
     uint16,
     uint32,
     uint64,
-)  # fmt: skip
+)
 from .errors import (
     CacheWarning,
     CompileError,
@@ -39,21 +39,49 @@ from .errors import (
     KernelTypeError,
     PortabilityWarning,
     ToolchainError,
-)  # fmt: skip
+)
 
 if TYPE_CHECKING:
+    from .binding import get_threads as get_threads
     from .binding import set_threads as set_threads
     from .toolchain import set_compiler as set_compiler
 
 # Loaded when first used: they need ctypes, compilers or the C runtime.
-_LAZY = {"set_compiler": "toolchain", "set_threads": "binding"}
+_LAZY = {"get_threads": "binding", "set_compiler": "toolchain", "set_threads": "binding"}
 
 __all__ = [
-    "CacheWarning", "CompileError", "DeviceError", "DialectError", "DictionaryKernel", "Dtype",
-    "FerruleError", "FerruleWarning", "KernelError", "KernelTypeError", "MetalKernel",
-    "PortabilityWarning", "ToolchainError", "__version__", "bfloat16", "bool_", "complex64",
-    "float16", "float32", "float64", "int8", "int16", "int32", "int64", "metal_kernel",
-    "set_compiler", "set_threads", "uint8", "uint16", "uint32", "uint64",
+    "CacheWarning",
+    "CompileError",
+    "DeviceError",
+    "DialectError",
+    "DictionaryKernel",
+    "Dtype",
+    "FerruleError",
+    "FerruleWarning",
+    "KernelError",
+    "KernelTypeError",
+    "MetalKernel",
+    "PortabilityWarning",
+    "ToolchainError",
+    "__version__",
+    "bfloat16",
+    "bool_",
+    "complex64",
+    "float16",
+    "float32",
+    "float64",
+    "get_threads",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "metal_kernel",
+    "set_compiler",
+    "set_threads",
+    "uint8",
+    "uint16",
+    "uint32",
+    "uint64",
 ]  # fmt: skip
 
 

@@ -38,8 +38,7 @@ def child_environment() -> dict[str, str]:
 
 
 def user_cache_folder() -> str | None:
-    """The user's folder for caches, as platformdirs has it; None where there is no home."""
-    # platformdirs itself takes longer to import than a cached kernel takes to load.
+    """The user's folder for caches, by the XDG standard or macOS's; None without a home."""
     chosen = os.environ.get("XDG_CACHE_HOME", "")
     if sys.platform != "darwin" and os.path.isabs(chosen):
         return chosen

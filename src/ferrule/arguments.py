@@ -102,11 +102,11 @@ def listed(kernel: Kernel, what: str, value: object, names: tuple[str, ...]) -> 
 
 def _integers(label: str, value: object, expected: str) -> tuple[int, ...]:
     """``value`` as a tuple of ints, for what is no tuple of ints."""
-    if isinstance(value, (str, bytes, Mapping)):
+    if isinstance(value, (str, bytes, Mapping)) or not hasattr(value, "__len__"):
         raise wrong_type(label, value, expected)
     try:
         entries = list(value)  # type: ignore[call-overload]
-    except TypeError:
+    except TypeError:  # a 0-d array has a length, too
         raise wrong_type(label, value, expected) from None
     sizes = []
     for entry in entries:

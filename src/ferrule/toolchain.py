@@ -203,7 +203,7 @@ def find_compiler(explicit: str | None = None) -> Compiler:
                 ) from fault
     tried = []
     missing = []
-    for label, argv in _candidates():
+    for label, argv in candidates():
         if argv is None:
             missing.append(label)
             continue
@@ -259,7 +259,8 @@ def _split(command: str) -> tuple[str, ...]:
     return (path, *argv[1:])
 
 
-def _candidates() -> Iterator[tuple[str, tuple[str, ...] | None]]:
+def candidates() -> Iterator[tuple[str, tuple[str, ...] | None]]:
+    """Each name that the search tries, with its command, or None where it is not found."""
     for name in _NAMES:
         path = next(_which(name), None)
         yield name, (path,) if path else None
@@ -412,7 +413,7 @@ def _run(argv: Sequence[str], folder: str, timeout: float) -> str:
     environment["TMPDIR"] = folder  # its temporary files go when the folder goes
     done = False
     try:
-        process = subprocess.Popen(  # noqa: S603  a fixed command, without a shell
+        process = subprocess.Popen(
             list(argv),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -527,12 +528,15 @@ def native_flags(compiler: Compiler) -> list[str]:
 
 @functools.cache
 def isa_identity() -> str:
-    """Tells this machine's instruction set from others', without running a compiler."""
+    """Tells this machine's instruction set and C library from others', running no compiler."""
     machine = os.uname().machine
+    libc = ""  # two machines may share a home folder, and the compiler in it
+    with contextlib.suppress(ValueError, OSError):
+        libc = os.confstr("CS_GNU_LIBC_VERSION") or ""
     if sys.platform == "darwin":
         names = ("brand_string", "features", "leaf7_features")
-        return cache.digest(machine, *(_sysctl(f"machdep.cpu.{name}") for name in names))
-    return cache.digest(machine, *_processor_lines())
+        return cache.digest(machine, libc, *(_sysctl(f"machdep.cpu.{name}") for name in names))
+    return cache.digest(machine, libc, *_processor_lines())
 
 
 # Lines of /proc/cpuinfo that decide which code a compiler makes "native", on x86, Arm, RISC-V,

@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from faulty import HERE
 
 from ferrule import _env
 
-HERE = Path(__file__).parent
 SKIPPED = 77  # the exit status of a driver that lacks a right; its output says which
 
 
@@ -39,10 +39,13 @@ def drive() -> Callable[..., None]:
     """Runs one function of a driver script in a process of its own."""
 
     def run(script: str, function: str, *arguments: object) -> None:
-        from ferrule import cache
-
-        environment = {**os.environ, "PYTHONPATH": str(Path(cache.__file__).parents[1])}
-        done = subprocess.run(  # noqa: S603
+        # A process of one thread may fork, and may enter a namespace of its own.
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(sys.path),
+            "OPENBLAS_NUM_THREADS": "1",
+        }
+        done = subprocess.run(
             [sys.executable, HERE / script, function, *map(str, arguments)],
             env=environment,
             stdout=subprocess.PIPE,

@@ -66,6 +66,8 @@ def kill_at_every_step(folder: Path) -> None:
             if ended and action is not clear:
                 assert found == (before if before and action is make else new)
             assert store.get_or_make("k", lambda: b"after") in (before, new, b"after")
+            store.put("k", b"later")
+            assert store.get("k") == b"later"
             _reap(place)
             names = os.listdir(place)
             assert all(name.endswith(".entry") for name in names), names
@@ -86,6 +88,7 @@ def _reap(place: Path) -> None:
 def same_key(folder: Path) -> None:
     """16 processes, one key, 200 rounds: a read gives what one of them wrote, or nothing."""
     rounds = 200
+    Cache(folder / "same").put("k", bytes([1]) * 1400)
     barrier = _FORK.Barrier(PROCESSES)
 
     def work(me: int) -> None:

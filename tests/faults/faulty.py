@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+HERE = Path(__file__).parent
 SYSTEM_CALLS = frozenset(
-    """close fstat fsync makedirs mkdir open read replace scandir stat unlink utime write""".split()
+    {"open", "read", "write", "close", "fsync", "fstat", "stat", "utime"}
+    | {"replace", "unlink", "mkdir", "makedirs", "scandir"}
 )
 
 

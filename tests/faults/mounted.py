@@ -142,7 +142,7 @@ def full_scratch(folder: Path) -> None:
 
 def unprivileged(folder: Path) -> None:
     """A folder of one's own that one may not write: no mount, but root must become another."""
-    folder = Path(tempfile.mkdtemp(dir="/tmp"))  # noqa: S108  the others are root's alone
+    folder = Path(tempfile.mkdtemp(dir="/tmp"))  # the given one may be root's alone
     try:
         if os.geteuid() == 0:
             os.chown(folder, 65534, 65534)

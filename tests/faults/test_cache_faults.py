@@ -5,6 +5,7 @@ Whatever happens, a read gives the bytes that were put or nothing, and nothing i
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import threading
@@ -152,6 +153,34 @@ def test_a_lock_whose_holder_was_killed(drive: Drive, fast_folder: Path) -> None
     drive("crowd.py", "dead_holder", fast_folder)
 
 
+def test_a_lock_file_removed_while_it_is_taken(
+    store: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last holder removes the file after we opened it, and another locks a new one: what we
+    hold then is a lock that nobody else will look at, and must not count."""
+    other = contextlib.ExitStack()
+
+    class Racing:
+        done = False
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(os, name)
+
+        def open(self, path: str, *args: Any, **kwargs: Any) -> int:
+            file = os.open(path, *args, **kwargs)
+            if path.endswith(".lock") and not self.done:
+                self.done = True
+                os.unlink(store.path / path)
+                assert other.enter_context(store.lock("key", timeout=0))
+            return file
+
+    monkeypatch.setattr(cache, "os", Racing())
+    with other, Cache(store.path).lock("key", timeout=0.05) as held:
+        assert not held
+    with store.lock("key", timeout=0) as held:
+        assert held
+
+
 def test_a_fork_among_threads(drive: Drive, fast_folder: Path) -> None:
     drive("crowd.py", "fork_among_threads", fast_folder)
 
@@ -163,9 +192,7 @@ def test_eviction_while_loading(drive: Drive, fast_folder: Path) -> None:
     drive("crowd.py", "evict_while_loading", fast_folder, file)
 
 
-def test_an_entry_that_goes_while_it_is_read(
-    store: Cache, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_entry_that_goes_while_it_is_read(store: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
     file = entry_file(store, "key")
     whole = file.read_bytes()
     probe = FaultyOs(lambda number, name, args: None)
@@ -237,11 +264,12 @@ def test_a_noexec_disk(drive: Drive, tmp_path: Path) -> None:
     drive("mounted.py", "noexec", tmp_path)
 
 
-FAULTS = [
-    getattr(errno, name)
-    for name in "ESTALE ENOENT EBUSY EIO ENOSPC EDQUOT EROFS EACCES EPERM EMFILE ENFILE "
-    "ETIMEDOUT ENOLCK ENOTDIR ELOOP ENOMEM".split()
-]
+FAULTS = (
+    # what disks and networks say
+    *(errno.ESTALE, errno.ENOENT, errno.EBUSY, errno.EIO, errno.ENOSPC, errno.EDQUOT),
+    *(errno.EROFS, errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE),
+    *(errno.ETIMEDOUT, errno.ENOLCK, errno.ENOTDIR, errno.ELOOP, errno.ENOMEM),
+)
 OPERATIONS = st.tuples(
     st.sampled_from(["get", "put", "make", "lock", "entries", "size", "clear", "reason"]),
     st.sampled_from("ab"),
@@ -374,9 +402,7 @@ def test_short_reads_and_writes(store: Cache, monkeypatch: pytest.MonkeyPatch) -
         ("too long", "File name too long", "to a folder of your own."),
     ],
 )
-def test_a_folder_that_is_not_ours_alone(
-    tmp_path: Path, what: str, reason: str, cure: str
-) -> None:
+def test_a_folder_that_is_not_ours_alone(tmp_path: Path, what: str, reason: str, cure: str) -> None:
     path, target = tmp_path / "cache", tmp_path / "target"
     planted = Cache(target if what == "a link" else path)
     if what not in ("a file", "in a file", "a dangling link"):
@@ -406,7 +432,9 @@ def test_a_folder_that_is_not_ours_alone(
         assert store.entries() == [] and store.clear() == 0
     assert len(said) == 1
     message = str(said[0].message)
-    assert message.startswith(f"kernels are compiled anew in each process, because the folder {path}")
+    assert message.startswith(
+        f"kernels are compiled anew in each process, because the folder {path}"
+    )
     assert reason in message
     assert message.endswith(cure.format(path=path, target=target))
     assert reason in (store.reason_disabled or "")

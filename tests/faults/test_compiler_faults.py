@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import HERE
+from faulty import HERE
 
 from ferrule import _env, cache, toolchain
 from ferrule.errors import ToolchainError
@@ -154,7 +154,7 @@ def test_a_success_may_print_much(script: Scripts) -> None:
 
 def test_output_of_any_bytes(script: Scripts) -> None:
     path = script("printf 'kernel.cpp:1: error: \\377\\000\\303\\n'; exit 1")
-    with pytest.raises(CompilerFailed, match="kernel.cpp:1: error: \ufffd\0\ufffd"):
+    with pytest.raises(CompilerFailed, match="error: \ufffd\0\ufffd"):
         find_compiler(str(path)).compile("int f();")
 
 
@@ -339,8 +339,8 @@ def test_eight_threads_compile(script: Scripts) -> None:
 def test_an_interrupt_ends_the_compiler(script: Scripts, while_: str) -> None:
     hang = HANG.format(root=script.root)
     path = script(hang) if while_ == "compiling" else script("exit 1", version=hang)
-    environment = {**os.environ, "PYTHONPATH": str(Path(cache.__file__).parents[1])}
-    process = subprocess.Popen(  # noqa: S603
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    process = subprocess.Popen(
         [sys.executable, HERE / "interrupted.py", path, script.scratch],
         env=environment,
         stdout=subprocess.PIPE,

@@ -1,7 +1,7 @@
 /* Exercises the C runtime from C, so that sanitizers see all of it. Exits 0 when all checks hold.
  *
  * Includes runtime.c itself: its static functions are checked too, and failures of the system are
- * injected through the two functions below.
+ * injected through the three functions below.
  */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
@@ -26,9 +26,17 @@ static int limited_create(pthread_t* thread, const pthread_attr_t* attributes,
   return pthread_create(thread, attributes, body, argument);
 }
 
+static int old_kernel; /* refuse the guards that need no mapping of their own */
+
+static int limited_madvise(void* at, size_t size, int advice) {
+  return old_kernel && advice == 102 ? -1 : madvise(at, size, advice);
+}
+
+#define madvise limited_madvise
 #define mmap limited_mmap
 #define pthread_create limited_create
 #include "runtime.c"
+#undef madvise
 #undef mmap
 #undef pthread_create
 
@@ -52,9 +60,9 @@ static int limited_create(pthread_t* thread, const pthread_attr_t* attributes,
 #endif
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
 #define SANITIZED 1
-enum { ROUNDS = 300 };
+enum { ROUNDS = 150 };
 #else
-enum { ROUNDS = 3000 };
+enum { ROUNDS = 1500 };
 #endif
 
 static uint32_t random_below(uint32_t* seed, uint32_t limit) {
@@ -260,36 +268,13 @@ static void use_fibers(const void* launch, uint64_t begin, uint64_t end, fr_work
   (void)begin, (void)end;
 }
 
-static size_t fiber, below; /* which byte under which fiber's stack */
-
-static void touch_guard(const void* launch, uint64_t begin, uint64_t end, fr_worker* worker) {
-  (void)launch, (void)begin, (void)end;
-  size_t stride;
-  volatile char* base = (char*)worker->fiber_stacks(worker, 3, 20000, &stride);
-  CHECK(base);
-  signal(SIGSEGV, SIG_DFL), signal(SIGBUS, SIG_DFL); /* no report of a sanitizer */
-  base[(ptrdiff_t)(fiber * stride) - (ptrdiff_t)below] = 1;
-}
-
-static void overflow_fiber(void) { fr_run(touch_guard, NULL, 1, 1); }
-
-static char use_frames(volatile char* above, uint64_t depth) {
-  volatile char frame[4000];
-  frame[0] = *above;
-  return depth ? (char)(use_frames(frame, depth - 1) + frame[0]) : frame[0];
-}
-
-static void touch_all(const void* launch, uint64_t begin, uint64_t end, fr_worker* worker) {
-  (void)launch, (void)begin, (void)end, (void)worker;
-  signal(SIGSEGV, SIG_DFL), signal(SIGBUS, SIG_DFL);
-  volatile char start = 1;
-  use_frames(&start, 256 * MIB / 4000);
-}
-
-static void overflow_stack(void) { fr_run(touch_all, NULL, 1, 1); }
-
-static bool faulted(int status) {
-  return WIFSIGNALED(status) && (WTERMSIG(status) == SIGSEGV || WTERMSIG(status) == SIGBUS);
+static void run_out_of_guards(void) { /* which costs the guards, nothing else */
+  old_kernel = 1;
+  const size_t many[] = {MAX_SPLIT_GUARDS + 100, 5000}, few[] = {10, 50000};
+  CHECK(fr_run(use_fibers, many, 1, 1) == FR_OK && split_guards == MAX_SPLIT_GUARDS);
+  CHECK(fr_run(use_fibers, few, 1, 1) == FR_OK && split_guards == MAX_SPLIT_GUARDS);
+  state_free(pthread_getspecific(key));
+  CHECK(split_guards == 0 && pthread_setspecific(key, NULL) == 0);
 }
 
 static void deep_stack(const void* launch, uint64_t begin, uint64_t end, fr_worker* worker) {
@@ -322,10 +307,7 @@ static void test_lent(void) {
     CHECK(fr_run(check_rounding, NULL, 200, threads) == FR_OK);
     CHECK(one_and_a_bit() > 1.0f && fesetround(FE_TONEAREST) == 0);
   }
-  for (fiber = 0; fiber < 3; fiber++)
-    for (below = 1; below <= page_size(); below += page_size() - 1)
-      CHECK(faulted(in_child(overflow_fiber)));
-  CHECK(faulted(in_child(overflow_stack)));
+  CHECK(in_child(run_out_of_guards) == 0);
 }
 
 static void* run_once(void* argument) {
@@ -353,6 +335,173 @@ static void test_threads_that_end(void) {
 #endif
   (void)before;
 }
+
+/* ---------------------------------------------------------------------------------------- faults */
+
+static volatile char* nowhere; /* OUTSIDE bytes where nothing is mapped */
+enum { OUTSIDE = 8 << 20 };
+
+static bool nothing_mapped(void) {
+#ifndef SANITIZED /* which map memory of their own at any time */
+  unsigned char there[1];
+  for (size_t at = 0; at < OUTSIDE; at += page_size())
+    if (mincore((void*)(uintptr_t)(nowhere + at), 1, there) == 0) return false;
+#endif
+  return true;
+}
+
+static void load_outside(const void* launch, uint64_t begin, uint64_t end, fr_worker* worker) {
+  (void)worker;
+  for (uint64_t i = begin; i < end; i++)
+    if (nowhere[i * *(const size_t*)launch] != 0) abort();
+}
+
+#ifndef SANITIZED /* which keep books of stacks that a jump out of a kernel falsifies */
+static void store_outside(const void* launch, uint64_t begin, uint64_t end, fr_worker* worker) {
+  (void)begin, (void)worker;
+  if (end > *(const size_t*)launch) nowhere[12345] = 1;
+}
+
+static void use_null(const void* launch, uint64_t begin, uint64_t end, fr_worker* w) {
+  (void)begin, (void)end, (void)w;
+  (void)*(const volatile char*)launch;
+}
+
+#if defined(__x86_64__)
+static void divide(const void* launch, uint64_t begin, uint64_t end, fr_worker* worker) {
+  (void)launch, (void)end, (void)worker;
+  volatile uint64_t zero = 0;
+  zero = begin / zero;
+}
+#endif
+
+static size_t fiber, below; /* which byte under which fiber's stack */
+
+static void overflow_fiber(const void* launch, uint64_t begin, uint64_t end, fr_worker* worker) {
+  (void)launch, (void)begin, (void)end;
+  size_t stride;
+  volatile char* base = (char*)worker->fiber_stacks(worker, 3, 20000, &stride);
+  CHECK(base);
+  volatile char* guard = base + (ptrdiff_t)(fiber % 3 * stride) - (ptrdiff_t)below;
+  *guard = fiber % 2 ? 1 : *guard;
+}
+
+static char use_frames(volatile char* above, uint64_t depth) {
+  volatile char frame[4000];
+  frame[0] = *above;
+  return depth ? (char)(use_frames(frame, depth - 1) + frame[0]) : frame[0];
+}
+
+static void overflow_stack(const void* launch, uint64_t begin, uint64_t end, fr_worker* worker) {
+  (void)launch, (void)begin, (void)end, (void)worker;
+  volatile char start = 1;
+  use_frames(&start, 256 * MIB / 4000);
+}
+#endif
+
+static void find_nowhere(void) {
+  void* hole = mmap(NULL, OUTSIDE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  CHECK(hole != MAP_FAILED && munmap(hole, OUTSIDE) == 0);
+  nowhere = (volatile char*)hole;
+}
+
+static void test_faults_in_kernels(void) {
+  for (int threads = 1; threads < 4; threads++) {
+    run_counted(&one, 1000, threads, 10); /* has all workers, so that nothing else maps memory */
+    find_nowhere();
+    for (int i = 0; i < ROUNDS / 10; i++) {
+      size_t step = 64; /* many threads meet at each page */
+      CHECK(fr_run(load_outside, &step, 1000, threads) == FR_OK && nothing_mapped());
+    }
+    size_t step = 4096;
+    CHECK(fr_run(load_outside, &step, 1000, threads) == FR_OK && nothing_mapped());
+#ifndef SANITIZED
+    for (size_t from = 0; from < 100; from += 99) {
+      CHECK(fr_run(store_outside, &from, 100, threads) == FR_E_FAULT && nothing_mapped());
+      CHECK(fr_fault_address() == (void*)(uintptr_t)(nowhere + 12345));
+    }
+    CHECK(fr_run(use_null, NULL, 1, threads) == FR_E_FAULT && fr_fault_address() == NULL);
+#if defined(__x86_64__)
+    CHECK(fr_run(divide, NULL, 100, threads) == FR_E_DIVISION);
+#endif
+    if (threads == 1) CHECK(fr_run(load_outside, &step, MAX_ZERO_PAGES * 2, 1) == FR_E_FAULT);
+    CHECK(nothing_mapped());
+    for (fiber = 0; fiber < 6; fiber++, old_kernel = fiber >= 3)
+      for (below = 1; below <= page_size(); below += page_size() - 1)
+        CHECK(fr_run(overflow_fiber, NULL, 1, threads) == FR_E_FAULT);
+    old_kernel = 0;
+    CHECK(fr_run(overflow_stack, NULL, 9, threads) == FR_E_FAULT);
+#endif
+    run_counted(&one, 1000, threads, 10); /* and all goes on */
+  }
+}
+
+#ifndef __SANITIZE_THREAD__ /* it knows no new threads in the child of a fork */
+static void load_nowhere(void) { (void)*nowhere; }
+
+static void handle_once(int number) {
+  (void)number;
+  _exit(42);
+}
+
+static struct sigaction previous;
+static volatile int reports;
+
+static void report(int number) { /* as Python's faulthandler does */
+  if (++reports > 1) _exit(43);
+  sigaction(number, &previous, NULL);
+  raise(number);
+}
+
+static void fault_after_handler(void) {
+  signal(SIGSEGV, handle_once);
+  run_counted(&one, 100, 2, 1);
+  load_nowhere();
+}
+
+static void fault_after_reporter(void) {
+  struct sigaction action;
+  memset(&action, 0, sizeof action);
+  action.sa_handler = report;
+  action.sa_flags = SA_NODEFER;
+  CHECK(sigaction(SIGSEGV, &action, &previous) == 0);
+  size_t step = 64;
+  CHECK(fr_run(load_outside, &step, 100, 2) == FR_OK && reports == 0);
+  load_nowhere();
+}
+
+static void send_signal(void) { raise(SIGSEGV); }
+
+static void forget_handlers(void) { /* a sanitizer's among them */
+  signal(SIGSEGV, SIG_DFL);
+  run_counted(&one, 100, 2, 1);
+}
+
+static void fault_after_none(void) {
+  forget_handlers();
+  load_nowhere();
+}
+
+static void reporter_after_us(void) {
+  forget_handlers();
+  fault_after_reporter();
+}
+
+static void send_after_none(void) {
+  forget_handlers();
+  send_signal();
+}
+
+static bool killed(int status) { return WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV; }
+
+static void test_faults_elsewhere(void) {
+  int status = in_child(fault_after_handler);
+  CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 42);
+  CHECK(killed(in_child(fault_after_none)));
+  CHECK(killed(in_child(send_after_none)));
+  CHECK(killed(in_child(reporter_after_us)));
+}
+#endif
 
 /* ------------------------------------------------------------------------------------------ fork */
 
@@ -386,7 +535,7 @@ static void test_fork(void) {
   pthread_t busy[2];
   for (int i = 0; i < 2; i++)
     CHECK(pthread_create(&busy[i], NULL, call_until_stopped, NULL) == 0);
-  for (int i = 0; i < 30; i++) CHECK(in_child(run_some) == 0);
+  for (int i = 0; i < 15; i++) CHECK(in_child(run_some) == 0);
   STORE(&stop, 1u);
   for (int i = 0; i < 2; i++) CHECK(pthread_join(busy[i], NULL) == 0);
 #endif
@@ -458,6 +607,10 @@ int main(int count, char** arguments) {
   test_failures();
   test_lent();
   test_threads_that_end();
+  test_faults_in_kernels();
+#ifndef __SANITIZE_THREAD__
+  test_faults_elsewhere();
+#endif
   test_concurrent_callers();
   test_fork();
   puts("ok");

@@ -54,7 +54,7 @@ class Device(Protocol):
 
 
 def get(name: str) -> Device:
-    """The device called ``"cpu"``.
+    """The device called ``"cpu"``, ``"cuda"`` or ``"cuda:0"`` ….
 
     Raises:
         DeviceError: there is no such device here.
@@ -63,4 +63,8 @@ def get(name: str) -> Device:
         from .cpu import device
 
         return device()
-    raise DeviceError(f"there is no device {name!r}; ferrule runs kernels on 'cpu'.")
+    if name.split(":")[0] == "cuda":
+        from . import cuda
+
+        return cuda.device()
+    raise DeviceError(f"there is no device {name!r}; expected 'cpu' or 'cuda'.")

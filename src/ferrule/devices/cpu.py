@@ -30,6 +30,9 @@ BLOCK = 8192  # threads along x of one unit of work of a flat kernel
 MODES = ("auto", "flat", "split", "fibers")
 INCLUDE = Path(__file__).resolve().parent.parent / "include"
 
+# Codes of runtime/runtime.h.
+_MEMORY, _FAULT, _DIVISION = 1, 4, 5
+
 _FLAGS = (
     "-O3", "-w", "-fno-math-errno", "-fno-trapping-math", "-fno-strict-aliasing", "-fsigned-char",
     "-fno-exceptions", "-fno-rtti", "-fvisibility=hidden", "-fno-stack-protector",
@@ -186,10 +189,34 @@ class CpuProgram:
             units = groups[0] * groups[1] * groups[2]
         status = runtime().fr_run(loaded.entry, ctypes.addressof(args), units, 0)
         if status:
-            raise DeviceError(
-                f"kernel {self._spec.kernel.name!r}: the CPU runtime failed with code {status} "
-                f"(1: out of memory) for grid {grid} and threadgroup {threadgroup}."
-            )
+            raise _failure(status, self._spec.kernel, launch, [*inputs, *outputs])
+
+
+def _failure(status: int, kernel: Kernel, launch: Launch, arrays: list[Facts]) -> DeviceError:
+    """What a code of the runtime means, in the author's terms."""
+    where = f"kernel {kernel.name!r} (grid {launch.grid}, threadgroup {launch.threadgroup})"
+    if status == _FAULT:
+        address = int(runtime().fr_fault_address() or 0)
+        names = kernel.input_names + kernel.output_names
+        nearest, distance = "", 1 << 64
+        for name, fact in zip(names, arrays, strict=True):
+            end = fact.pointer + fact.size * fact.dtype.itemsize
+            apart = max(fact.pointer - address, address - end + 1)
+            if apart < distance:
+                side = "before the start" if address < fact.pointer else "past the end"
+                nearest, distance = f"{apart} bytes {side} of {name!r}", apart
+        return DeviceError(
+            f"{where} accessed memory outside its arrays, {nearest}. Check the indices against the "
+            "shapes; the outputs are lost, the inputs are as they were unless the kernel wrote to "
+            "other memory first."
+        )
+    if status == _DIVISION:
+        return DeviceError(
+            f"{where} divided an integer by zero, which Metal leaves undefined. Guard the division."
+        )
+    if status == _MEMORY:
+        return DeviceError(f"{where} could not get memory for its threads' stacks.")
+    return DeviceError(f"{where}: the CPU runtime failed with code {status}.")
 
 
 class CpuDevice:
@@ -274,8 +301,10 @@ class CpuDevice:
         """
         disk = cache.default()
         compiler = toolchain.find_compiler()
-        base = (header_digest(), compiler.identity, toolchain.isa_identity())
-        request = cache.digest("request", generator_digest(), *base, _mode.get(), _describe(spec, form))
+        base = (header_digest(), compiler.identity, toolchain.isa_identity(), *_FLAGS)
+        request = cache.digest(
+            "request", generator_digest(), *base, _mode.get(), _describe(spec, form)
+        )
         known = disk.get(request)
         if known is not None:
             mode, key, notes = json.loads(known)
@@ -298,7 +327,9 @@ class CpuDevice:
                 raise compile_error(spec.kernel, failed.log, name) from None
 
         payload = disk.get_or_make(key, make)
-        disk.put(request, json.dumps([mode, key, [tuple(vars(n).values()) for n in found]]).encode())
+        disk.put(
+            request, json.dumps([mode, key, [tuple(vars(n).values()) for n in found]]).encode()
+        )
         return payload, mode
 
     def compile(self, spec: Spec, launch: Launch | None = None) -> Binary:

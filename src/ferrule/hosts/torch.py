@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.autograd import forward_ad
@@ -18,6 +18,7 @@ allocation_errors: tuple[type[Exception], ...] = (RuntimeError, TypeError, Overf
 _TORCH: dict[str, torch.dtype] = {d.name: getattr(torch, d.name) for d in ALL}
 _KNOWN: dict[torch.dtype, Dtype] = {_TORCH[d.name]: d for d in ALL}
 _PLAIN = torch.Tensor.__torch_dispatch__
+_names: dict[torch.device, str] = {}
 _TRACERS = ("ProxyTorchDispatchMode", "FakeTensorMode", "FunctionalTensorMode")
 
 
@@ -41,8 +42,10 @@ def facts(tensor: torch.Tensor) -> Facts | None:
         raise _no_data(tensor) from error
     if not pointer and tensor.numel():
         raise _no_data(tensor)
-    where = "cpu" if tensor.is_cpu else str(tensor.device)
-    return Facts(dtype, tuple(tensor.shape), tensor.stride(), pointer, where)
+    device = _names.get(tensor.device)
+    if device is None:
+        device = _names[tensor.device] = str(tensor.device)
+    return Facts(dtype, tuple(tensor.shape), tensor.stride(), pointer, device)
 
 
 def _refuse_tracing(tensor: torch.Tensor) -> None:
@@ -86,9 +89,9 @@ def _refuse_tracing(tensor: torch.Tensor) -> None:
         )
 
 
-def _tangent(tensor: torch.Tensor) -> torch.Tensor | None:
-    tangent: torch.Tensor | None = forward_ad.unpack_dual(tensor).tangent  # type: ignore[no-untyped-call]
-    return tangent
+def _tangent(tensor: torch.Tensor) -> object:
+    pair: Any = cast(Any, forward_ad).unpack_dual(tensor)
+    return pair.tangent
 
 
 def _no_data(tensor: torch.Tensor) -> KernelError:

@@ -70,29 +70,3 @@ struct group {
 }  // namespace fr
 
 #define FR_EXPORT extern "C" __attribute__((visibility("default")))
-
-// Metal's barriers take a set of these flags; all of them make every thread wait.
-namespace fr {
-namespace metal {
-enum class mem_flags : unsigned {
-  mem_none = 0,
-  mem_device = 1,
-  mem_threadgroup = 2,
-  mem_texture = 4,
-  mem_threadgroup_imageblock = 8,
-  mem_object_data = 16,
-};
-FR_FN constexpr mem_flags operator|(mem_flags a, mem_flags b) {
-  return mem_flags(unsigned(a) | unsigned(b));
-}
-FR_FN constexpr mem_flags operator&(mem_flags a, mem_flags b) {
-  return mem_flags(unsigned(a) & unsigned(b));
-}
-enum thread_scope : int {
-  thread_scope_thread = 0,
-  thread_scope_simdgroup = 1,
-  thread_scope_threadgroup = 2,
-  thread_scope_device = 3,
-};
-}  // namespace metal
-}  // namespace fr

@@ -6,10 +6,14 @@
 #include "functions.h"
 #include "atomic.h"
 #include "mlx.h"
+#include "barrier.h"
 #if FR_CUDA
+#include "matrix.h"
 #include "cuda.h"
 #else
 #include "cpu.h"
+#include "divide.h"
+#include "matrix.h"
 #include "simd.h"
 #if defined(FR_FIBERS)
 #include "fiber.h"

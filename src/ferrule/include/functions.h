@@ -16,15 +16,18 @@ using metal::make_unsigned_t;
 using metal::numeric_limits;
 
 // The type in which two arguments meet.
-template <class A, class B, int N = width_v<A>, int M = width_v<B>> struct join2 {
-  using type = value_t<conditional_t<(N > 1), A, B>>;
-};
+template <class A, class B, int N = width_v<A>, int M = width_v<B>> struct join2 {};
 template <class A, class B, int N> struct join2<A, B, N, N> {
   using type = shape_t<common_t<element_t<A>, element_t<B>>, N>;
 };
 template <class A, class B> struct join2<A, B, 0, 0> {};
-template <class A, class B, int N> struct join2<A, B, N, 0> {};
-template <class A, class B, int M> struct join2<A, B, 0, M> {};
+template <class A, class B, int N> struct join2<A, B, N, 1> { using type = value_t<A>; };
+template <class A, class B, int M> struct join2<A, B, 1, M> { using type = value_t<B>; };
+template <class A, class B> struct join2<A, B, 1, 1> {
+  using type = common_t<element_t<A>, element_t<B>>;
+};
+template <class A, class B> struct join2<A, B, 0, 1> {};
+template <class A, class B> struct join2<A, B, 1, 0> {};
 template <class A, class... B> struct join : join2<A, typename join<B...>::type> {};
 template <class A> struct join<A> : join2<A, A> {};
 template <class... A> using join_t = typename join<A...>::type;
@@ -36,7 +39,6 @@ template <class... A> using float_join_t = typename floating<join_t<A...>>::type
 // The type in which to compute: float for half and bfloat.
 template <class T> using compute_t = conditional_t<small_v<T>, float, T>;
 template <class R> using wide_t = shape_t<compute_t<element_t<R>>, width_v<R>>;
-template <class A> using bools_t = shape_t<bool, width_v<A>>;
 
 template <class T> using bits_t = typename metal::int_of_size<sizeof(T), false>::type;
 template <class T> inline constexpr bits_t<T> sign_bit = bits_t<T>(bits_t<T>(1) << (sizeof(T) * 8 - 1));

@@ -216,72 +216,7 @@ template <unsigned W> FR_FN unsigned part_of(unsigned bits, unsigned lane) {
 
 }  // namespace lanes
 
-namespace metal {
-
-// A set of lanes, as simd_ballot gives it.
-struct simd_vote {
-  typedef unsigned long vote_t;
-  vote_t v;
-  simd_vote() = default;
-  explicit constexpr simd_vote(vote_t bits) : v(bits) {}
-  explicit constexpr operator vote_t() const { return v; }
-  constexpr bool all() const { return v == 0xffffffffu; }
-  constexpr bool any() const { return v != 0; }
-};
-typedef simd_vote quad_vote;
-
-}  // namespace metal
-
-// -- simdgroup_matrix ----------------------------------------------------------------------------
-
-namespace metal {
-
-// An 8x8 tile spread over a simdgroup: each lane holds two neighbouring elements of one row.
-template <class T, int R, int C> struct simdgroup_matrix {
-  static_assert(R == 8 && C == 8, "simdgroup_matrix is 8x8");
-  typedef vec<T, 2> storage_type;
-  vec<T, 2> elements;
-  simdgroup_matrix() = default;
-  explicit simdgroup_matrix(T diagonal);
-  FR_FN vec<T, 2>& thread_elements() { return elements; }
-  FR_FN const vec<T, 2>& thread_elements() const { return elements; }
-};
-typedef simdgroup_matrix<float, 8, 8> simdgroup_float8x8;
-typedef simdgroup_matrix<half, 8, 8> simdgroup_half8x8;
-typedef simdgroup_matrix<bfloat, 8, 8> simdgroup_bfloat8x8;
-
-template <class T, int R, int C> FR_FN simdgroup_matrix<T, R, C> make_filled_simdgroup_matrix(T value) {
-  simdgroup_matrix<T, R, C> m;
-  m.elements = vec<T, 2>(value, value);
-  return m;
-}
-template <class T> FR_FN simdgroup_matrix<T, 8, 8> make_filled_simdgroup_matrix(T value) {
-  return make_filled_simdgroup_matrix<T, 8, 8>(value);
-}
-
-}  // namespace metal
-
 namespace lanes {
-
-FR_FN unsigned matrix_row(unsigned lane) { return ((lane / 4) & 4) + (lane / 2) % 4; }
-FR_FN unsigned matrix_column(unsigned lane) { return ((lane / 4) & 2) * 2 + (lane % 2) * 2; }
-
-template <class T, class P, class S>
-FR_FN void matrix_load(unsigned lane, metal::simdgroup_matrix<T, 8, 8>& m, const P* p, S stride,
-                       metal::ulong2 origin, bool transpose) {
-  const size_t r = matrix_row(lane), c = matrix_column(lane);
-  for (unsigned i = 0; i < 2; ++i)
-    m.elements[i] = transpose ? T(p[(c + i + origin.y) * size_t(stride) + r + origin.x])
-                              : T(p[(r + origin.y) * size_t(stride) + c + i + origin.x]);
-}
-template <class T, class P, class S>
-FR_FN void matrix_store(unsigned lane, const metal::simdgroup_matrix<T, 8, 8>& m, P* p, S stride,
-                        metal::ulong2 origin, bool transpose) {
-  const size_t r = matrix_row(lane), c = matrix_column(lane);
-  for (unsigned i = 0; i < 2; ++i)
-    if (transpose) p[(c + i + origin.y) * size_t(stride) + r + origin.x] = P(m.elements[i]);
-    else p[(r + origin.y) * size_t(stride) + c + i + origin.x] = P(m.elements[i]);
-}
 
 // d = a * b (+ c): operands by lane. The sum is kept in float and rounded to D's type once.
 template <class D, class A, class B, class C>

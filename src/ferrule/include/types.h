@@ -367,15 +367,28 @@ template <class T> struct num_small {
   FR_FN static constexpr T neg(T a) { return T::from_bits(static_cast<uint16_t>(a.bits ^ 0x8000)); }
 };
 #if FR_FLOAT16
-#define FR_HALF_OP(name, op)                                                              \
-  FR_FN static constexpr half name(half a, half b) {                                      \
-    _Float16 r = __builtin_bit_cast(_Float16, a.bits) op __builtin_bit_cast(_Float16, b.bits); \
-    return half::from_bits(__builtin_bit_cast(uint16_t, r));                              \
+// A product must not melt into an FMA with the sum that follows, whatever g++'s flags say; it is
+// one itself. clang contracts across statements only if told -ffp-contract=fast: do not.
+#if !defined(__clang__) && \
+    (defined(__AVX512FP16__) || defined(__ARM_FEATURE_FP16_SCALAR_ARITHMETIC))
+#define FR_HALF_PRODUCT(x, y) __builtin_fmaf16(x, y, static_cast<_Float16>(-0.0f))
+#else
+#define FR_HALF_PRODUCT(x, y) static_cast<_Float16>((x) * (y))
+#endif
+#define FR_HALF_OP(name, E)                                                      \
+  FR_FN static constexpr half name(half a, half b) {                             \
+    _Float16 x = __builtin_bit_cast(_Float16, a.bits);                           \
+    _Float16 y = __builtin_bit_cast(_Float16, b.bits);                           \
+    return half::from_bits(__builtin_bit_cast(uint16_t, static_cast<_Float16>(E))); \
   }
 template <> struct num<half> : num_small<half> {
-  FR_HALF_OP(add, +) FR_HALF_OP(sub, -) FR_HALF_OP(mul, *) FR_HALF_OP(div, /)
+  FR_HALF_OP(add, x + y)
+  FR_HALF_OP(sub, x - y)
+  FR_HALF_OP(mul, FR_HALF_PRODUCT(x, y))
+  FR_HALF_OP(div, x / y)
 };
 #undef FR_HALF_OP
+#undef FR_HALF_PRODUCT
 template <> struct num<bfloat> : num_small<bfloat> {};
 #elif FR_CUDA
 // `.rn` keeps the assembler from fusing a product and a sum into one rounding.
@@ -416,6 +429,7 @@ template <class T, int N> struct element<packed_vec<T, N>> { using type = T; };
 template <class T> using element_t = typename element<T>::type;
 template <class T, int N> struct shape { using type = vec<T, N>; };
 template <class T> struct shape<T, 1> { using type = T; };
+template <class T> struct shape<T, 0> {};
 template <class T, int N> using shape_t = typename shape<T, N>::type;  // T, or vec<T, N>
 template <class A> using value_t = shape_t<element_t<A>, width_v<A>>;  // not packed
 template <class A> using if_number = enable_if_t<(width_v<A> > 1 || small_v<A>), int>;
@@ -568,6 +582,9 @@ template <class A, class B> using sum_t = typename sum<A, B>::type;
 // The same, where at least one is a vector, or (bits) a vector of ints.
 template <class A, class B, int N = sum_width<A, B>()>
 using vec_sum_t = enable_if_t<(N > 1), sum_t<A, B>>;
+// Of && and ||: of vectors of any two types the truth.
+template <class T> using bools_t = shape_t<bool, width_v<T>>;
+template <class A, class B> using vec_bool_t = vec_sum_t<bools_t<A>, bools_t<B>>;
 template <class A, class B, class R = vec_sum_t<A, B>>
 using int_sum_t = enable_if_t<int_v<element_t<R>>, R>;
 
@@ -609,16 +626,18 @@ FR_BINARY(>>, shr, int_sum_t, static_cast<T>(a >> b))
 FR_SMALL_ASSIGN(+) FR_SMALL_ASSIGN(-) FR_SMALL_ASSIGN(*) FR_SMALL_ASSIGN(/)
 #undef FR_SMALL_ASSIGN
 
-#define FR_COMPARE(op, name)                                                                   \
+#define FR_COMPARE(op, name, Rule)                                                             \
   struct op_##name {                                                                           \
     template <class T> FR_FN static constexpr bool call(T a, T b) { return a op b; }           \
   };                                                                                           \
-  template <class A, class B, class R = vec_sum_t<A, B>>                                       \
+  template <class A, class B, class R = Rule<A, B>>                                            \
   FR_FN constexpr vec<bool, width_v<R>> operator op(const A& a, const B& b) {                  \
     return lift<vec<bool, width_v<R>>, element_t<R>, op_##name>(a, b);                         \
   }
-FR_COMPARE(==, eq) FR_COMPARE(!=, ne) FR_COMPARE(<, lt) FR_COMPARE(>, gt) FR_COMPARE(<=, le)
-FR_COMPARE(>=, ge) FR_COMPARE(&&, land) FR_COMPARE(||, lor)
+FR_COMPARE(==, eq, vec_sum_t) FR_COMPARE(!=, ne, vec_sum_t)
+FR_COMPARE(<, lt, vec_sum_t) FR_COMPARE(>, gt, vec_sum_t)
+FR_COMPARE(<=, le, vec_sum_t) FR_COMPARE(>=, ge, vec_sum_t)
+FR_COMPARE(&&, land, vec_bool_t) FR_COMPARE(||, lor, vec_bool_t)
 #undef FR_COMPARE
 
 struct op_neg {
@@ -857,6 +876,9 @@ FR_FN constexpr decltype(auto) pick(X&& x) {
     } else {
       return static_cast<T>(x);
     }
+  } else if constexpr (detail::small_v<detail::decay_t<X>> &&
+                       metal::is_const_v<metal::remove_reference_t<X>>) {
+    return detail::decay_t<X>(x);  // a choice of values vectorises, one of addresses does not
   } else if constexpr (metal::is_lvalue_reference_v<X>) {
     return static_cast<X>(x);
   } else {

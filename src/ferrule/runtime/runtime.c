@@ -4,8 +4,7 @@
  */
 #include "platform.h"
 #include "runtime.h"
-
-#include <signal.h>
+#include "faults.h"
 
 #ifndef FR_DIGEST
 #define FR_DIGEST ""
@@ -37,6 +36,7 @@ typedef struct {
   bool running;
   fiber_set fibers[FIBER_SETS];
   uint64_t clock;
+  guard faults;
 } state;
 
 static int split_guards; /* guard pages made by mprotect, in the whole process */
@@ -130,6 +130,7 @@ static void* grow(fr_worker* worker, size_t bytes) {
 
 static void state_free(void* pointer) {
   state* self = (state*)pointer;
+  remove_signal_stack(&self->faults);
   for (int i = 0; i < FIBER_SETS; i++) fiber_set_free(&self->fibers[i]);
   if (self->stack) munmap(self->stack, self->stack_mapped);
   free(self->worker.scratch);
@@ -166,6 +167,7 @@ typedef struct {
   uint64_t next; /* the first unit that nobody has taken; may pass `units` */
   int threads;
   int32_t status;
+  void* fault; /* the address that a kernel was given up for */
 } job;
 
 /* The life of a worker's signal. Whoever posts a job swaps GO in; the worker answers with RUNNING,
@@ -200,6 +202,11 @@ static pthread_once_t once = PTHREAD_ONCE_INIT;
 static pthread_key_t key; /* the state of a thread that calls fr_run */
 static bool key_ok;
 
+static guard* guard_of_thread(void) {
+  state* self = key_ok ? (state*)pthread_getspecific(key) : NULL;
+  return self ? &self->faults : NULL;
+}
+
 /* In the child of a fork only the forking thread exists. What the vanished ones owned is given up,
  * not freed: they may have been in the middle of changing it. */
 static void after_fork(void) {
@@ -227,7 +234,14 @@ static bool run_chunk(job* j, state* self, uint64_t chunk) {
   uint64_t begin = __atomic_fetch_add(&j->next, chunk, __ATOMIC_RELAXED);
   if (begin >= j->units) return false;
   uint64_t end = j->units - begin > chunk ? begin + chunk : j->units;
-  j->entry(j->launch, begin, end, &self->worker);
+  if (_setjmp(self->faults.back) == 0) {
+    self->faults.in_kernel = true;
+    j->entry(j->launch, begin, end, &self->worker);
+    self->faults.in_kernel = false;
+  } else {
+    self->worker.status = self->faults.code;
+    __atomic_store_n(&j->fault, self->faults.address, __ATOMIC_RELAXED);
+  }
   if (self->worker.status) {
     __atomic_store_n(&j->status, self->worker.status, __ATOMIC_RELAXED);
     __atomic_store_n(&j->next, j->units, __ATOMIC_RELAXED);
@@ -245,6 +259,7 @@ static void worker_share(void* argument) {
   s->own->worker.status = 0;
   while (run_chunk(j, s->own, j->chunk)) {
   }
+  drop_zeros(&s->own->faults);
   fp_leave(old);
 }
 
@@ -252,6 +267,7 @@ static void* worker_main(void* argument) {
   slot* s = (slot*)argument;
   s->own->running = true; /* a kernel that calls fr_run is told so on this thread too */
   if (pthread_setspecific(key, s->own)) return NULL;
+  add_signal_stack(&s->own->faults);
 #if defined(__linux__)
   pthread_setname_np(pthread_self(), "ferrule");
 #endif
@@ -355,14 +371,20 @@ static void caller_share(void* argument) {
   } else {
     run_chunk(j, c->self, j->units);
   }
+  drop_zeros(&c->self->faults);
   fp_leave(old);
 }
 
 #ifdef FR_PORTABLE
 static void* caller_main(void* argument) {
   caller* c = (caller*)argument;
-  if (pthread_setspecific(key, c->self)) c->j->status = FR_E_MEMORY;
-  else caller_share(c);
+  if (pthread_setspecific(key, c->self)) {
+    c->j->status = FR_E_MEMORY;
+    return NULL;
+  }
+  add_signal_stack(&c->self->faults);
+  caller_share(c);
+  remove_signal_stack(&c->self->faults);
   pthread_setspecific(key, NULL); /* the state stays the caller's */
   return NULL;
 }
@@ -381,6 +403,9 @@ int fr_run(fr_entry entry, const void* launch, uint64_t units, int threads) {
       state_free(self);
       return FR_E_MEMORY;
     }
+#ifndef FR_PORTABLE
+    add_signal_stack(&self->faults);
+#endif
   }
   if (self->running) return FR_E_NESTED;
   if (threads <= 0) threads = fr_threads();
@@ -396,6 +421,7 @@ int fr_run(fr_entry entry, const void* launch, uint64_t units, int threads) {
   j.chunk = units / ((uint64_t)threads * CHUNKS_PER_THREAD);
   if (j.chunk == 0) j.chunk = 1;
 
+  watch_faults();
   caller c = {&j, self};
   self->worker.status = 0;
   self->running = true;
@@ -407,6 +433,7 @@ int fr_run(fr_entry entry, const void* launch, uint64_t units, int threads) {
   fr_switch_stack(caller_share, &c, self->stack + self->stack_mapped);
 #endif
   self->running = false;
+  self->faults.address = j.fault;
   return j.status;
 }
 
@@ -431,6 +458,11 @@ void fr_set_threads(int n) {
 int fr_threads(void) {
   int n = __atomic_load_n(&threads_set, __ATOMIC_RELAXED);
   return n ? n : fr_cpu_count();
+}
+
+void* fr_fault_address(void) {
+  guard* g = guard_of_thread();
+  return g ? g->address : NULL;
 }
 
 int fr_version(void) { return FR_VERSION; }

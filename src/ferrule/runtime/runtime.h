@@ -10,7 +10,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define FR_VERSION 1
+#define FR_VERSION 2
 
 #if defined(__GNUC__)
 #define FR_API __attribute__((visibility("default")))
@@ -28,6 +28,8 @@ enum {
   FR_E_MEMORY = 1,   /* no memory for a stack, for scratch or for fiber stacks */
   FR_E_ARGUMENT = 2, /* no entry, or more than FR_MAX_UNITS units */
   FR_E_NESTED = 3,   /* called from inside a kernel */
+  FR_E_FAULT = 4,    /* the kernel stored outside its buffers, or ran out of stack */
+  FR_E_DIVISION = 5, /* the kernel divided an integer by zero */
   FR_E_KERNEL = 64   /* first of the codes that are the kernel's own */
 };
 
@@ -75,6 +77,9 @@ FR_API int fr_threads(void);
 
 /* CPUs that this process may use: affinity mask and cgroup quota, looked up once per process. */
 FR_API int fr_cpu_count(void);
+
+/* What the calling thread's last job accessed when that ended it with FR_E_FAULT. */
+FR_API void* fr_fault_address(void);
 
 FR_API int fr_version(void); /* FR_VERSION */
 

@@ -68,14 +68,14 @@ class Prepared:
         return self.shared or bool(self.text.words & THREADGROUP_BARRIERS)
 
 
-def prepare(spec: Spec, *, cuda: bool = False) -> Prepared:
+def prepare(spec: Spec) -> Prepared:
     """Rewrite a spec's text.
 
     Raises:
         DialectError: the text uses something that ferrule refuses.
     """
     text = rewrite(spec.kernel)
-    if _class_types(spec, text, cuda):
+    if _class_types(spec, text):
         from .syntax import convert_conditionals
 
         text = replace(
@@ -86,13 +86,16 @@ def prepare(spec: Spec, *, cuda: bool = False) -> Prepared:
     return Prepared(spec, text)
 
 
-def _class_types(spec: Spec, text: Rewritten, cuda: bool) -> bool:
+# Types that are classes on some compiler, and so convert both ways in a `?:`.
+_CLASSES = frozenset({"bfloat16_t", "bfloat", "half", "float16_t"})
+_CLASS_WORDS = _CLASSES | {f"{n}{k}" for n in ("bfloat", "half") for k in (2, 3, 4)}
+
+
+def _class_types(spec: Spec, text: Rewritten) -> bool:
     """Whether a class that converts both ways may stand in a ``?:``."""
-    names = {"bfloat16_t", "bfloat"} | ({"half", "float16_t"} if cuda else set())
     used = {i.dtype.metal for i in spec.inputs} | {d.metal for d in spec.outputs}
     used |= {v.metal for _, v in spec.template if isinstance(v, Dtype)}
-    words = names | {f"{n}{k}" for n in ("bfloat", "half") for k in (2, 3, 4)}
-    return bool(names & used) or bool(words & text.words)
+    return bool(_CLASSES & used) or bool(_CLASS_WORDS & text.words)
 
 
 def parameters(spec: Spec) -> list[Parameter]:
@@ -112,9 +115,7 @@ def parameters(spec: Spec) -> list[Parameter]:
         if strides:
             out.append(Parameter("const int64_t*", f"{name}_strides", f"fr_l->strides[{i}]"))
         if ndim:
-            out.append(
-                Parameter("const int&", f"{name}_ndim", f"fr_l->ndims[{i}]", scalar=True)
-            )
+            out.append(Parameter("const int&", f"{name}_ndim", f"fr_l->ndims[{i}]", scalar=True))
     for j, (name, dtype) in enumerate(zip(kernel.output_names, spec.outputs, strict=True)):
         ctype = f"atomic<{dtype.metal}>" if kernel.atomic_outputs else dtype.metal
         i = len(spec.inputs) + j
@@ -234,56 +235,81 @@ def _function_parameters(parameters_: list[Parameter]) -> str:
 
 
 def flat(p: Prepared) -> str:
-    """Plain loops over the grid."""
-    source = p.text.source
-    if re.search(r"\breturn\b", source):
-        from .syntax import returns_to_goto
-
-        source = returns_to_goto(source, "fr_next")
+    """Plain loops over the grid; what is the same in all threads of a row stands outside."""
     attributes = used_attributes(p)
     in_group = any(a in _PER_THREAD and a != "thread_position_in_grid" for a in attributes) or any(
         a in _PER_GROUP for a in attributes
     )
-    values = "".join(f"      {attribute(a)}\n" for a in attributes if a != "thread_position_in_grid")
-    if "thread_position_in_grid" in attributes:
-        position = "fr_g.origin + fr_p" if in_group else "::fr::metal::uint3(fr_x, fr_y, fr_z)"
-        values += f"      const uint3 thread_position_in_grid = {position};\n"
     params = parameters(p.spec)
-    # Values behind references are read once: the outputs cannot change them.
-    scalars = "".join(
-        f"  const auto fr_s_{q.name} = fr_a_{q.name};\n" for q in params if q.scalar
+    before, inside, row, moved = _flat_parts(p, params)
+    uniform = [a for a in attributes if a not in _PER_THREAD]
+    lane = [a for a in attributes if a in _PER_THREAD and a != "thread_position_in_grid"]
+    grid = "thread_position_in_grid" in attributes
+    # The row's first thread stands for all where only y and z are asked for.
+    group_position = "fr_g.origin + fr_p" if in_group else "metal::uint3(fr_first, fr_y, fr_z)"
+    position = "fr_g.origin + fr_p" if in_group else "metal::uint3(fr_i, fr_y, fr_z)"
+    scalars = "".join(f"  const auto fr_s_{q.name} = fr_a_{q.name};\n" for q in params if q.scalar)
+    values = "".join(
+        f"  {q.type} {q.name} = {'fr_s_' if q.scalar else 'fr_a_'}{q.name}; (void){q.name};\n"
+        for q in params
+        if q.name not in moved
     )
-    names = "".join(
-        f"      {q.type} {q.name} = {'fr_s_' if q.scalar else 'fr_a_'}{q.name};\n" for q in params
-    )
-    loop = f"{names}{values}      {{\n{body(p, source)}      }}\n      fr_next: ;\n"
+    values += "".join(f"  {attribute(a)} (void){a};\n" for a in uniform)
+    if grid:
+        values += f"  const uint3 thread_position_in_grid = {group_position};\n"
+        values += "  (void)thread_position_in_grid;\n"
+    thread = "".join(f"  {q.type} {q.name} = fr_a_{q.name};\n" for q in params if q.name in moved)
+    thread += "".join(f"  {attribute(a)}\n" for a in lane)
+    if grid:
+        thread += f"  const uint3 thread_position_in_grid = {position};\n"
+    loop = f"""\
+  for (unsigned fr_i = fr_first; fr_i < fr_last; ++fr_i) {{
+{thread}{inside}  }}
+"""
+    if row is not None and not in_group:
+        divisor, of_row = row
+        loop = f"""\
+  if (const unsigned fr_c = ::fr::row_length({divisor})) {{
+  for (unsigned fr_s = fr_first; fr_s < fr_last;) {{
+  const unsigned fr_q = {divisor}.plain.divide(fr_s), fr_b = fr_q * fr_c;
+  const unsigned fr_e = fr_last - fr_b < fr_c ? fr_last : fr_b + fr_c;
+  for (unsigned fr_i = fr_s; fr_i < fr_e; ++fr_i) {{
+{thread}{of_row}  }}
+  fr_s = fr_e;
+  }}
+  }} else {{
+{loop}  }}
+"""
     if in_group:
         loops = f"""\
   for (uint64_t fr_u = fr_begin; fr_u < fr_end; ++fr_u) {{
-    fr_g.move_to(fr_u);
-    const metal::uint3 fr_t = fr_g.threads_per_threadgroup;
-    for (unsigned fr_z = 0, fr_row = 0; fr_z < fr_t.z; ++fr_z)
-    for (unsigned fr_y = 0; fr_y < fr_t.y; ++fr_y, fr_row += fr_t.x)
-    for (unsigned fr_x = 0; fr_x < fr_t.x; ++fr_x) {{
-      const unsigned fr_i = fr_row + fr_x;
-      const metal::uint3 fr_p(fr_x, fr_y, fr_z);
-      (void)fr_i;
-{loop}    }}
+  fr_g.move_to(fr_u);
+  const metal::uint3 fr_t = fr_g.threads_per_threadgroup;
+  for (unsigned fr_z = 0, fr_row = 0; fr_z < fr_t.z; ++fr_z)
+  for (unsigned fr_y = 0; fr_y < fr_t.y; ++fr_y, fr_row += fr_t.x) {{
+  const metal::uint3 fr_p(0, fr_y, fr_z);
+  (void)fr_p;
+{values}{before}#line 1 "ferrule"
+  for (unsigned fr_x = 0; fr_x < fr_t.x; ++fr_x) {{
+  const unsigned fr_i = fr_row + fr_x;
+  const metal::uint3 fr_p(fr_x, fr_y, fr_z);
+  (void)fr_i, (void)fr_p;
+{thread}{inside}  }}
+  }}
   }}
 """
     else:
         loops = f"""\
   const unsigned fr_blocks = (fr_l->grid[0] + fr_l->block - 1) / fr_l->block;
   for (uint64_t fr_u = fr_begin; fr_u < fr_end; ++fr_u) {{
-    const uint64_t fr_row = fr_u / fr_blocks;
-    const unsigned fr_first = unsigned(fr_u % fr_blocks) * fr_l->block;
-    const unsigned fr_left = fr_l->grid[0] - fr_first;
-    const unsigned fr_last = fr_first + (fr_left < fr_l->block ? fr_left : fr_l->block);
-    const unsigned fr_y = unsigned(fr_row % fr_l->grid[1]), fr_z = unsigned(fr_row / fr_l->grid[1]);
-    (void)fr_y, (void)fr_z;
-    for (unsigned fr_x = fr_first; fr_x < fr_last; ++fr_x) {{
-{loop}    }}
-  }}
+  const uint64_t fr_row = fr_u / fr_blocks;
+  const unsigned fr_first = unsigned(fr_u % fr_blocks) * fr_l->block;
+  const unsigned fr_left = fr_l->grid[0] - fr_first;
+  const unsigned fr_last = fr_first + (fr_left < fr_l->block ? fr_left : fr_l->block);
+  const unsigned fr_y = unsigned(fr_row % fr_l->grid[1]), fr_z = unsigned(fr_row / fr_l->grid[1]);
+  (void)fr_y, (void)fr_z;
+{values}{before}#line 1 "ferrule"
+{loop}  }}
 """
     return _with_entry(
         p,
@@ -298,6 +324,27 @@ def flat(p: Prepared) -> str:
         params,
         units="grid" if not in_group else "threadgroups",
     )
+
+
+def _flat_parts(
+    p: Prepared, params: list[Parameter]
+) -> tuple[str, str, tuple[str, str] | None, set[str]]:
+    """Before the loop, inside it, inside a row of it, and the parameters that a thread moves."""
+    from .flat import Flat
+
+    moved = {q.name for q in params if not q.scalar}
+    try:
+        writer = Flat(p, rows=True)
+    except NotSplittable:
+        # Syntax that is not understood: a lambda takes the body as it is.
+        return "", f"  [&]() {{\n{body(p, p.text.source)}  }}();\n", None, moved
+    before, inside, exits = writer.run()
+    if exits:
+        inside = f'{{\n{inside}}}\n#line 1 "ferrule"\n  fr_next: ;\n'
+    else:
+        inside += '#line 1 "ferrule"\n'
+    moved = {q.name for q in params if writer.by_param[q.name].written}
+    return before, inside, writer.row(inside), moved
 
 
 def _comma(params: list[Parameter]) -> str:
@@ -316,6 +363,79 @@ def _with_entry(
         f'FR_EXPORT const char fr_units[] = "{units}";\n'
         f"{TAIL}"
     )
+
+
+# -- CUDA ----------------------------------------------------------------------------------------
+
+
+def cuda(p: Prepared) -> str:
+    """One GPU thread per thread; a threadgroup is a block.
+
+    The kernel takes the buffers, each input's shape and strides where the body names them, by
+    value, and at last the grid and threadgroup (`fr::launch` of include/cuda.h).
+    """
+    kernel, spec = p.kernel, p.spec
+    source = re.sub(r"\bthread_local\b", "__shared__", p.text.source)
+    params = parameters(spec)
+    given: list[str] = []
+    passed: list[str] = []
+    for name, one in zip(kernel.input_names, spec.inputs, strict=True):
+        ctype = one.dtype.metal
+        given.append(
+            f"const fr::{ctype}* __restrict__ fr_a_{name}"
+            if ctype not in _BUILTIN
+            else f"const {ctype}* __restrict__ fr_a_{name}"
+        )
+        passed.append(f"*fr_a_{name}" if one.ndim == 0 else f"fr_a_{name}")
+        if one.ndim == 0:
+            continue
+        shape, strides, ndim = kernel.wants(name)
+        if shape:
+            given.append(f"const __grid_constant__ fr::list<int, {one.ndim}> fr_a_{name}_shape")
+            passed.append(f"fr_a_{name}_shape.values")
+        if strides:
+            given.append(
+                f"const __grid_constant__ fr::list<fr::int64_t, {one.ndim}> fr_a_{name}_strides"
+            )
+            passed.append(f"fr_a_{name}_strides.values")
+        if ndim:
+            passed.append(str(one.ndim))
+    for name, dtype in zip(kernel.output_names, spec.outputs, strict=True):
+        ctype = dtype.metal if dtype.metal in _BUILTIN else f"fr::{dtype.metal}"
+        ctype = f"fr::metal::atomic<{ctype}>" if kernel.atomic_outputs else ctype
+        given.append(f"{ctype}* __restrict__ fr_a_{name}")
+        passed.append(f"fr_a_{name}")
+    names = ", ".join(f"{q.type} {q.name}" for q in params)
+    values = "".join(f"  {attribute(a)}\n" for a in used_attributes(p))
+    return f"""\
+{head(p, "cuda_kernel")}{template_head(spec)}FR_FN void fr_kernel(const ::fr::group& fr_g, unsigned fr_i, const ::fr::metal::uint3& fr_p{_comma(params)}{names}) {{
+  (void)fr_i, (void)fr_p;
+{values}{body(p, source)}}}
+{TAIL}
+extern "C" __global__ void {kernel_symbol(p)}({", ".join([*given, "const __grid_constant__ fr::launch fr_l"])}) {{
+  const fr::group fr_g(fr_l);
+  const fr::metal::uint3 fr_p(threadIdx.x, threadIdx.y, threadIdx.z);
+  if (!fr_g.holds(fr_p)) return;
+  fr::user::fr_kernel{_qualified_values(spec)}({", ".join(["fr_g, fr_g.index(fr_p), fr_p", *passed])});
+}}
+"""
+
+
+_BUILTIN = frozenset({"bool", "float", "double"})
+
+
+def kernel_symbol(p: Prepared) -> str:
+    """The name of the CUDA function."""
+    return f"ferrule_{p.kernel.name}"
+
+
+def _qualified_values(spec: Spec) -> str:
+    """Template arguments as they read outside ``namespace fr``."""
+    values = [
+        f"fr::{v.metal}" if isinstance(v, Dtype) and v.metal not in _BUILTIN else template_value(v)
+        for _, v in spec.template
+    ]
+    return f"<{', '.join(values)}>" if values else ""
 
 
 # -- fibers --------------------------------------------------------------------------------------
@@ -369,9 +489,7 @@ def mark_places(text: str, p: Prepared, *, body: bool) -> str:
                     edits.append((inner.start_byte, inner.start_byte, "{ fr_m.tick(); "))
                     edits.append((inner.end_byte, inner.end_byte, " }"))
             elif node.type == "call_expression" and callee(tree, node) in helpers:
-                edits.append(
-                    (node.start_byte, node.start_byte, "(::fr::place_mark(__COUNTER__), ")
-                )
+                edits.append((node.start_byte, node.start_byte, "(::fr::place_mark(__COUNTER__), "))
                 edits.append((node.end_byte, node.end_byte, ")"))
     marked = tree.edited(edits) if edits else text
     own = {name for name in defined_here if name in SYNC}

@@ -131,7 +131,9 @@ def convert_conditionals(text: str, *, body: bool) -> str:
             # An operand that spans lines is repeated on one line, and the lines are made up for.
             new = render(node)
             flat = new.replace("\n", " ")
-            edits.append((node.start_byte, node.end_byte, flat + "\n" * tree.text(node).count("\n")))
+            edits.append(
+                (node.start_byte, node.end_byte, flat + "\n" * tree.text(node).count("\n"))
+            )
             return
         for child in node.children:
             visit(child)

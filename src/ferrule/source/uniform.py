@@ -65,6 +65,7 @@ class Variable:
         kind: ``value``, ``array``, ``reference``, ``lambda`` or ``shared`` (threadgroup memory).
         pointer: it is known to be a pointer, so writing through it leaves it as it is.
         number: tells storage of equal names apart.
+        type, value: its specifiers and its initialiser, as the author wrote them.
     """
 
     name: str
@@ -75,6 +76,7 @@ class Variable:
     pointer: bool = False
     number: int = 0
     type: str = ""
+    value: str = ""
     is_const: bool = False
     lambda_text: str = ""
     lambda_line: int = 0
@@ -304,9 +306,7 @@ def _names(tree: Tree, node: Node) -> Iterable[str]:
     return (tree.text(n) for n in walk(node) if n.type == "identifier")
 
 
-def passed_by_name(
-    tree: Tree, node: Node, functions: frozenset[str]
-) -> Iterable[tuple[str, bool]]:
+def passed_by_name(tree: Tree, node: Node, functions: frozenset[str]) -> Iterable[tuple[str, bool]]:
     """Names handed bare to functions that might change them: the header's, or lambdas."""
     for part in walk(node):
         if part.type != "call_expression":

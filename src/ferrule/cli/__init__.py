@@ -1,0 +1,77 @@
+"""The command line: ``ferrule demo``, ``doctor``, ``inspect`` and ``cache``.
+
+Exit codes: 0, all went well; 1, a check that the command makes has failed; 2, the command line or
+a kernel was wrong, and a message says what.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import click
+
+from .. import FerruleError, __version__
+
+
+class Fault(click.ClickException):
+    """Something that the user can put right; ends the command with exit code 2."""
+
+    exit_code = 2
+
+
+class _Commands(click.Group):
+    """The commands, each loaded when asked for: drawing pictures takes a second to import."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return ["cache", "demo", "doctor", "inspect"]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name == "cache":
+            from . import cache
+
+            return cache.command
+        if cmd_name == "demo":
+            from . import demo
+
+            return demo.command
+        if cmd_name == "doctor":
+            from . import doctor
+
+            return doctor.command
+        if cmd_name == "inspect":
+            from . import inspect
+
+            return inspect.command
+        return None
+
+    def invoke(self, ctx: click.Context) -> Any:
+        with warnings.catch_warnings():
+            warnings.showwarning = _show_warning  # type: ignore[assignment]
+            try:
+                return super().invoke(ctx)
+            except FerruleError as error:
+                raise Fault(str(error)) from error
+
+
+def _show_warning(message: Warning | str, *place: object) -> None:
+    """A warning in one line, without the line of ferrule that it came from."""
+    click.echo(f"warning: {message}", err=True)
+
+
+@click.command(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="ferrule")
+def main() -> None:
+    """Metal kernels written for MLX, on any machine: see them run, and see what they become."""
+
+
+def readable(size: int) -> str:
+    """A number of bytes for a reader: ``"512 B"``, ``"3.4 MiB"``."""
+    if size < 1024:
+        return f"{size} B"
+    amount = float(size)
+    for unit in ("KiB", "MiB", "GiB", "TiB"):
+        amount /= 1024
+        if amount < 1024 or unit == "TiB":
+            break
+    return f"{amount:.1f} {unit}"

@@ -1,0 +1,282 @@
+"""``ferrule doctor``: what is here, what is missing, and the command that would mend it."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shlex
+import sys
+import tempfile
+import textwrap
+import time
+import warnings
+from importlib import metadata
+from typing import Any
+
+import click
+import numpy as np
+from rich.console import Console
+from rich.text import Text
+
+from .. import (
+    FerruleError,
+    KernelError,
+    ToolchainError,
+    __version__,
+    _env,
+    binding,
+    cache,
+    devices,
+    metal_kernel,
+    nvrtc,
+)
+from .. import toolchain as tools
+from . import readable
+
+_DEVICES = ("cpu", "cuda")
+_HOSTS = ("numpy", "ml_dtypes", "torch", "mlx")
+
+Report = dict[str, Any]
+
+
+@click.command("doctor")
+@click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
+def command(as_json: bool) -> None:
+    """Say what ferrule finds on this machine, and how to get what is missing.
+
+    At the end a small kernel is compiled and run. Exit code 1 says that this failed.
+    """
+    report = examine()
+    if as_json:
+        click.echo(json.dumps(report, indent=2))
+    else:
+        show(report, Console(soft_wrap=True, highlight=False))
+    if not report["check"]["ok"]:
+        raise SystemExit(1)
+
+
+# -- looking ---------------------------------------------------------------------------------------
+
+
+def examine() -> Report:
+    """Everything that the command prints, made of JSON's types."""
+    problems: list[Report] = []
+    report: Report = {
+        "ferrule": __version__,
+        "python": {"version": platform.python_version(), "path": sys.executable},
+        "system": platform.platform(),
+        "processors": os.cpu_count(),
+        "cache": _cache(problems),  # first, for the others use it and would warn of it
+        "devices": [_device(name) for name in _DEVICES],
+        "compilers": _compilers(problems),
+        "nvrtc": _nvrtc(),
+        "hosts": {name: _version(name) for name in _HOSTS},
+        "environment": {name: _env.get(name) for name in _env.NAMES},
+    }
+    no_compiler = not any(found["used"] for found in report["compilers"])
+    report["runtime"] = _runtime(problems, no_compiler)
+    report["check"] = _check(problems)
+    report["problems"] = problems
+    return report
+
+
+def _cache(problems: list[Report]) -> Report:
+    disk = cache.default()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        reason = disk.reason_disabled
+    if reason is not None:
+        said = [str(warning.message) for warning in caught]
+        problems.append({"problem": said[0] if said else reason, "fix": None})
+    entries = disk.entries()
+    return {
+        "path": str(disk.path),
+        "usable": reason is None,
+        "reason": reason,
+        "entries": len(entries),
+        "bytes": sum(entry.size for entry in entries),
+        "max_bytes": disk.max_bytes,
+    }
+
+
+def _device(name: str) -> Report:
+    try:
+        devices.get(name)
+    except FerruleError as error:
+        return {"name": name, "found": False, "note": str(error)}
+    return {"name": name, "found": True, "note": None}
+
+
+def _compilers(problems: list[Report]) -> list[Report]:
+    """Every C++ compiler that is found, once each; the one that is used comes first."""
+    found: dict[str, Report] = {}
+    try:
+        chosen = tools.find_compiler()
+        found[os.path.realpath(chosen.path)] = _described(chosen, used=True)
+    except FerruleError as error:
+        named = _env.get(_env.CXX)
+        fix = f"Run: unset {_env.CXX}" if named is not None else tools.remedy()
+        problems.append({"problem": str(error).removesuffix(tools.remedy()).rstrip(), "fix": fix})
+    for _, argv in tools.candidates():
+        if argv is None or os.path.realpath(argv[0]) in found:
+            continue
+        try:
+            report = _described(tools.find_compiler(shlex.join(argv)), used=False)
+        except FerruleError as error:
+            report = {"path": argv[0], "used": False, "error": str(error).partition("\n")[0]}
+        found[os.path.realpath(argv[0])] = report
+    return list(found.values())
+
+
+def _described(compiler: tools.Compiler, used: bool) -> Report:
+    return {
+        "kind": compiler.kind,
+        "version": compiler.version,
+        "path": shlex.join(compiler.argv),
+        "used": used,
+    }
+
+
+def _runtime(problems: list[Report], no_compiler: bool) -> Report | None:
+    """The C runtime: where it is from, and the threads that run kernels."""
+    try:
+        library = binding.runtime()
+    except FerruleError as error:
+        # That there is no compiler, and so no runtime, was said already.
+        if not (isinstance(error, ToolchainError) and no_compiler):
+            unset = f"Run: unset {_env.THREADS}" if isinstance(error, KernelError) else None
+            problems.append({"problem": str(error), "fix": unset})
+        return None
+    installed = str(library._name).startswith(str(binding.FOLDER))
+    return {
+        "built": "with the package" if installed else "on this machine, kept in the cache",
+        "threads": binding.get_threads(),
+    }
+
+
+def _nvrtc() -> Report | None:
+    library = nvrtc.find_nvrtc()
+    if library is None:
+        return None
+    return {"version": ".".join(map(str, library.version)), "path": library.path}
+
+
+def _version(package: str) -> str | None:
+    """The version that is installed, found without importing it."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _check(problems: list[Report]) -> Report:
+    """Compile a kernel afresh, run it, and look at what it computed."""
+    kernel = metal_kernel(
+        name="doctor",
+        input_names=["inp"],
+        output_names=["out"],
+        source="""
+            uint i = thread_position_in_grid.x;
+            out[i] = inp[i] + simd_sum(inp[i]);
+        """,
+    )
+    x = np.arange(64, dtype=np.float32)
+    expected = x + np.repeat(x.reshape(2, 32).sum(axis=1), 32)
+    start = time.perf_counter()
+    with tempfile.TemporaryDirectory(prefix="ferrule-doctor-") as folder:
+        cache.set_default(folder)  # an empty one, so that the compiler has to work
+        try:
+            (out,) = kernel(
+                inputs=[x], grid=(64, 1, 1), threadgroup=(32, 1, 1),
+                output_shapes=[x.shape], output_dtypes=[x.dtype],
+            )  # fmt: skip
+        except FerruleError as error:
+            if not problems:
+                problems.append({"problem": str(error), "fix": None})
+            return {"ok": False, "error": str(error), "seconds": None}
+        finally:
+            cache.set_default(None)
+    seconds = round(time.perf_counter() - start, 3)
+    if not np.array_equal(out, expected):
+        wrong = f"a kernel gave wrong numbers: {out.tolist()}, expected {expected.tolist()}"
+        problems.append({"problem": wrong, "fix": None})
+        return {"ok": False, "error": wrong, "seconds": seconds}
+    return {"ok": True, "error": None, "seconds": seconds}
+
+
+# -- showing ---------------------------------------------------------------------------------------
+
+
+def show(report: Report, console: Console) -> None:
+    """Print a report for a reader, one line a fact."""
+
+    def title(text: str) -> None:
+        console.print(Text(f"\n{text}", style="bold"))
+
+    def line(label: str, value: str, style: str = "") -> None:
+        console.print(Text.assemble(f"  {label:<20}", (value, style)))
+
+    console.print(Text(f"ferrule {report['ferrule']}", style="bold"))
+    line("Python", f"{report['python']['version']}, {report['python']['path']}")
+    line("system", f"{report['system']}, {report['processors']} processors")
+
+    title("Devices")
+    for device in report["devices"]:
+        if device["found"]:
+            line(device["name"], "found", "green")
+        else:
+            line(device["name"], device["note"], "dim")
+
+    title("C++ compilers")
+    for found in report["compilers"]:
+        if "error" in found:
+            line("unusable", f"{found['path']}: {found['error']}", "yellow")
+        else:
+            used = " (used)" if found["used"] else ""
+            style = "green" if found["used"] else ""
+            line(f"{found['kind']} {found['version']}", f"{found['path']}{used}", style)
+    if not report["compilers"]:
+        line("none", "", "red")
+
+    title("C runtime")
+    if report["runtime"] is None:
+        line("missing", "", "red")
+    else:
+        line("built", report["runtime"]["built"])
+        line("threads", str(report["runtime"]["threads"]))
+
+    title("NVRTC")
+    if report["nvrtc"] is None:
+        line("not found", "needed for NVIDIA GPUs alone: pip install nvidia-cuda-nvrtc", "dim")
+    else:
+        line(report["nvrtc"]["version"], report["nvrtc"]["path"])
+
+    title("Array libraries")
+    for name, version in report["hosts"].items():
+        line(name, version or "not installed", "" if version else "dim")
+
+    title("Cache")
+    disk = report["cache"]
+    line("folder", disk["path"])
+    usable = "yes, private to this user" if disk["usable"] else f"no: {disk['reason']}"
+    line("usable", usable, "" if disk["usable"] else "red")
+    line(
+        "entries", f"{disk['entries']}, {readable(disk['bytes'])} of {readable(disk['max_bytes'])}"
+    )
+
+    title("Environment")
+    for name, value in report["environment"].items():
+        line(name, value or "not set", "" if value else "dim")
+
+    title("Check")
+    check = report["check"]
+    if check["ok"]:
+        line("compile and run", f"ok, {check['seconds']:.2f} s", "green")
+    else:
+        line("compile and run", "failed: see below", "red")
+    for problem in report["problems"]:
+        title("Problem")
+        console.print(Text(textwrap.indent(problem["problem"], "  "), style="yellow"))
+        if problem["fix"]:
+            console.print(Text(f"  {problem['fix']}", style="bold"))

@@ -1,0 +1,83 @@
+"""NVIDIA GPUs: kernels as CUDA C++, compiled by NVRTC to a cubin. Compiling needs no GPU."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from .. import cache, nvrtc, toolchain
+from ..errors import DeviceError, ToolchainError
+from ..source import cpp
+from ..spec import Launch, Spec
+from . import Binary, Program
+from .cpu import INCLUDE, header_digest
+from .diagnostics import compile_error
+
+SCHEMA = "1"  # raised when the same text, flags and compiler would run differently
+ARCHITECTURE = "sm_90"
+
+_FLAGS = ("--std=c++17", "--device-as-default-execution-space", "-w")
+
+
+class CudaDevice:
+    """CUDA C++ and cubins for one architecture, such as ``"sm_90"``."""
+
+    name = "cuda"
+
+    def __init__(self, architecture: str = ARCHITECTURE) -> None:
+        self.architecture = architecture
+
+    def text(self, spec: Spec, launch: Launch | None = None) -> str:
+        """The CUDA C++ text.
+
+        Raises:
+            DialectError: the text uses something that ferrule refuses.
+        """
+        return cpp.cuda(cpp.prepare(spec))
+
+    def compile(self, spec: Spec, launch: Launch | None = None) -> Binary:
+        """The cubin, from the disk cache where it is there.
+
+        Raises:
+            CompileError: NVRTC refused the text; quotes the author's lines.
+            DialectError: the text uses something that ferrule refuses.
+            ToolchainError: there is no NVRTC.
+        """
+        prepared = cpp.prepare(spec)
+        text = cpp.cuda(prepared)
+        compiler = nvrtc.find_nvrtc()
+        if compiler is None:
+            raise ToolchainError(
+                f"kernel {spec.kernel.name!r}: NVRTC, the compiler for CUDA, was not found; "
+                "`pip install nvidia-cuda-nvrtc` installs it."
+            )
+        flags = [*_FLAGS, f"--gpu-architecture={self.architecture}"]
+        flags.append(f"--fmad={'false' if prepared.text.contract_off else 'true'}")
+        if spec.kernel.math_mode == "fast":
+            flags.append("-D__FAST_MATH__=1")
+        key = cache.digest("cuda", SCHEMA, header_digest(), compiler.identity, *flags, text)
+
+        def make() -> bytes:
+            try:
+                return compiler.compile(text, spec.kernel.name, [*flags, f"-I{INCLUDE}"])[0]
+            except toolchain.CompilerFailed as failed:
+                name = f"NVRTC {'.'.join(map(str, compiler.version))}"
+                raise compile_error(spec.kernel, failed.log, name) from None
+
+        return Binary(cache.default().get_or_make(key, make), "cuda", text)
+
+    def program(self, spec: Spec) -> Program:
+        """Refused: this version compiles for CUDA but does not launch there.
+
+        Raises:
+            DeviceError: always.
+        """
+        raise DeviceError(
+            f"kernel {spec.kernel.name!r}: this version of ferrule compiles kernels for CUDA but "
+            "does not launch them there; move the arrays to the CPU."
+        )
+
+
+@lru_cache(maxsize=8)
+def device(architecture: str = ARCHITECTURE) -> CudaDevice:
+    """The CUDA device for an architecture."""
+    return CudaDevice(architecture)

@@ -1,0 +1,394 @@
+"""A body as the splitter sees it: its variables, and which of them are uniform."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from tree_sitter import Node
+
+from .cpp import NotSplittable, Prepared, parameters, used_attributes
+from .dialect import MATRIX_OPS, SYNC
+from .syntax import Tree, callee, function_names, walk
+from .uniform import (
+    Facts,
+    Uniformity,
+    Variable,
+    assigned,
+    passed_by_name,
+)
+
+WORD = re.compile(r"[A-Za-z_]\w*")
+LOOPS = ("for_statement", "while_statement", "do_statement")
+# Calls that end a loop over lanes. Matrices are loaded and stored by each lane for itself.
+SPLIT_CALLS = (SYNC - MATRIX_OPS) | {"simdgroup_multiply", "simdgroup_multiply_accumulate"}
+_OWN_SCOPE = ("lambda_expression", "function_definition", "struct_specifier")
+
+
+class Body:
+    """A body with its variables.
+
+    Args:
+        prepared: the kernel.
+        text: the body's text, rewritten.
+        simdgroup: units of work are simdgroups; else threadgroups.
+        rows: the lanes of a unit differ in x alone, so y and z are uniform.
+    """
+
+    def __init__(self, prepared: Prepared, text: str, *, simdgroup: bool, rows: bool) -> None:
+        self.p = prepared
+        self.simdgroup = simdgroup
+        self.rows = rows
+        self.tree = Tree(text, body=True)
+        if self.tree.has_error:
+            raise NotSplittable("the body has syntax that the splitter does not read")
+        self.macros = _macros(prepared)
+        self.functions = frozenset(function_names(Tree(prepared.text.header, body=False)))
+        self.params = parameters(prepared.spec)
+        self.attributes = used_attributes(prepared)
+        self.masked_loops: set[int] = set()  # loops that some lanes leave before others
+        self.continued_loops: set[int] = set()  # loops of which some lanes skip a rest
+        self.variables: dict[int, Variable] = {}  # by the start of their declarator
+        self.by_param: dict[str, Variable] = {}
+        self.scopes: list[dict[str, Variable]] = []
+        self.divergent = 0
+
+    def _calls(self, node: Node) -> bool:
+        """Whether a synchronising call stands in the node."""
+        return any(
+            n.type == "call_expression" and callee(self.tree, n) in SPLIT_CALLS for n in walk(node)
+        )
+
+    def _names(self, text: str) -> set[str]:
+        """The words of a text, with those that its macros and lambdas bring along."""
+        found = set(WORD.findall(text))
+        todo = list(found)
+        while todo:
+            name = todo.pop()
+            more = self.macros.get(name, "")
+            variable = self._lookup(name)
+            if variable is not None and variable.kind == "lambda":
+                more += " " + variable.lambda_text
+            new = set(WORD.findall(more)) - found
+            found |= new
+            todo += new
+        return found
+
+    def _lookup(self, name: str) -> Variable | None:
+        for scope in reversed(self.scopes):
+            if name in scope:
+                return scope[name]
+        return None
+
+    # -- analysis: what is uniform ---------------------------------------------------------------
+
+    def _facts(self) -> Facts:
+        spec = self.p.spec
+        names = self.p.kernel.input_names
+        return Facts(
+            simdgroup=self.simdgroup,
+            rows=self.rows,
+            inputs=frozenset(names),
+            outputs=frozenset(self.p.kernel.output_names),
+            scalars=frozenset(n for n, i in zip(names, spec.inputs, strict=True) if i.ndim == 0),
+            functions=self.functions,
+            opaque=frozenset(
+                n for n, t in self.macros.items() if not re.fullmatch(r"[\s\w.:()+-]*", t)
+                or set(WORD.findall(t)) & set(WORD.findall(self.p.text.source))
+            ),
+        )  # fmt: skip
+
+    def _analyse(self) -> None:
+        self.facts = self._facts()
+        self.by_param = {}
+        outputs = set(self.p.kernel.output_names)
+        for q in self.params:
+            self.by_param[q.name] = Variable(
+                q.name, 0, readonly=q.name not in outputs, pointer=not q.scalar
+            )
+        self.variables = {}
+        self.scopes = [dict(self.by_param)]
+        self.uniformity = Uniformity(self.tree, self.facts, self._lookup)
+        while True:
+            before = self._state()
+            self.scopes = [dict(self.by_param)]
+            self.divergent = 0
+            self._visit_block(self.tree.block.named_children, 0)
+            if self._state() == before:
+                break
+        self.scopes = [dict(self.by_param)]
+
+    def _state(self) -> list[tuple[bool, bool, bool, bool]]:
+        return [
+            (v.uniform, v.readonly, v.written, v.pointer)
+            for v in (*self.by_param.values(), *self.variables.values())
+        ]
+
+    def _visit_block(self, statements: Iterable[Node], context: int) -> None:
+        self.scopes.append({})
+        for s in statements:
+            self._visit(s, context)
+        self.scopes.pop()
+
+    def _visit(self, s: Node, context: int) -> None:
+        kind = s.type
+        if kind == "declaration":
+            self._visit_declaration(s, context)
+        elif kind == "expression_statement":
+            self._visit_expression(s.named_children[0] if s.named_children else None, context)
+        elif self._splits(s) and kind == "compound_statement":
+            self._visit_block(s.named_children, context)
+        elif self._splits(s) and kind == "if_statement":
+            self._visit_if(s, context)
+        elif self._splits(s) and kind in LOOPS:
+            self._visit_loop(s, context)
+        elif kind == "else_clause":
+            for c in s.named_children:
+                self._visit(c, context)
+        else:
+            self._opaque_writes(s)
+
+    def _opaque_writes(self, node: Node) -> None:
+        """Whatever a statement inside a loop over lanes may write is not uniform."""
+        inner = {
+            self.tree.text(n)
+            for d in walk(node)
+            if d.type in ("init_declarator", "array_declarator", "declaration")
+            for n in [declared_name(d)]
+            if n is not None
+        }
+        for name, through in assigned(self.tree, node):
+            self._written(name, inner, through)
+        for name, through in passed_by_name(self.tree, node, self._callables()):
+            self._written(name, inner, through)
+
+    def _callables(self) -> frozenset[str]:
+        lambdas = {n for scope in self.scopes for n, v in scope.items() if v.kind == "lambda"}
+        return self.functions | lambdas
+
+    def _written(self, name: str, inner: set[str], through: bool) -> None:
+        variable = self._lookup(name)
+        if variable is not None and not (through and variable.pointer):
+            variable.written = True
+            if name not in inner or variable.kind == "value":
+                variable.uniform = False
+
+    def _variable(self, key: int, made: Variable) -> Variable:
+        known = self.variables.get(key)
+        if known is None:
+            known = self.variables[key] = made
+            made.number = len(self.variables)
+        known.context = made.context
+        self.scopes[-1][known.name] = known
+        return known
+
+    def _visit_declaration(self, s: Node, context: int) -> None:
+        for d in declarators(s):
+            variable = self._declared(s, d, context)
+            value = d.child_by_field_name("value") if d.type == "init_declarator" else None
+            if variable.kind == "lambda":
+                variable.uniform = False
+                if value is not None:
+                    self._opaque_writes(value)
+                continue
+            if value is not None and value.type != "lambda_expression":
+                self._side_effects(value)
+            if variable.kind in ("reference", "shared"):
+                variable.uniform = variable.kind == "shared"
+                variable.readonly = False
+            elif variable.kind == "array" and (value is None or not variable.is_const):
+                variable.uniform = False
+            elif not self.uniformity.of(value):
+                variable.uniform = False
+            if not self.uniformity.readonly(value):
+                variable.readonly = False
+            if variable.kind == "value" and "auto" in variable.type.split():
+                variable.pointer |= self.uniformity.pointer(value)
+
+    def _side_effects(self, value: Node) -> None:
+        for name, through in assigned(self.tree, value):
+            self._written(name, set(), through)
+        for name, through in passed_by_name(self.tree, value, self._callables()):
+            self._written(name, set(), through)
+
+    def _declared(self, s: Node, d: Node, context: int) -> Variable:
+        """The variable of a declarator, known from an earlier pass or new."""
+        spec, declarator, _ = self._parts(s, d)
+        name_node = declared_name(d)
+        if name_node is None:
+            raise NotSplittable(f"the declaration {self.tree.text(s)!r} is not understood")
+        value = d.child_by_field_name("value") if d.type == "init_declarator" else None
+        if value is not None and value.type == "lambda_expression":
+            kind = "lambda"
+        elif "thread_local" in spec.split():
+            kind = "shared"
+        elif "&" in declarator:
+            kind = "reference"
+        elif "[" in declarator:
+            kind = "array"
+        else:
+            kind = "value"
+        if "(" in declarator or "[]" in declarator.replace(" ", ""):
+            raise NotSplittable(f"the declarator {declarator!r} is not understood")
+        words = spec.split()
+        variable = self._variable(
+            d.start_byte,
+            Variable(
+                self.tree.text(name_node), context, kind=kind, type=spec,
+                value=self.tree.text(value) if value is not None else "",
+                pointer=kind == "value" and "*" in declarator,
+                is_const="constexpr" in words or ("const" in words and "*" not in declarator),
+            ),
+        )  # fmt: skip
+        if kind == "lambda":
+            variable.lambda_text = self.tree.text(s)
+            variable.lambda_line = self._line(s)
+        return variable
+
+    def _visit_expression(self, e: Node | None, context: int) -> None:
+        if e is None:
+            return
+        target: Node | None = None
+        value: Node | None = None
+        if e.type == "assignment_expression":
+            target, value = e.child_by_field_name("left"), e.child_by_field_name("right")
+        elif e.type == "update_expression":
+            target = e.child_by_field_name("argument")
+        if target is None or target.type != "identifier":
+            self._opaque_writes(e)
+            return
+        if value is not None:
+            self._side_effects(value)
+        variable = self._lookup(self.tree.text(target))
+        if variable is None:
+            return
+        variable.written = True
+        if variable.context != context or not self.uniformity.of(value):
+            variable.uniform = False
+        if not self.uniformity.readonly(value):
+            variable.readonly = False
+
+    def _visit_if(self, s: Node, context: int) -> None:
+        condition = s.child_by_field_name("condition")
+        if condition is not None:
+            self._side_effects(condition)
+        inner = context if self._uniform_if(s) else self._deeper()
+        for part in ("consequence", "alternative"):
+            branch = s.child_by_field_name(part)
+            if branch is not None:
+                self._visit_block([branch], inner)
+
+    def _deeper(self) -> int:
+        self.divergent += 1
+        return self.divergent
+
+    def _uniform_if(self, s: Node) -> bool:
+        return self.uniformity.of(s.child_by_field_name("condition"))
+
+    def _visit_loop(self, s: Node, context: int) -> None:
+        self.scopes.append({})
+        start = s.child_by_field_name("initializer")
+        condition = s.child_by_field_name("condition")
+        update = s.child_by_field_name("update")
+        outer = context
+        if start is not None and start.type == "declaration":
+            # Declared here: changes in the head keep it uniform while the loop itself is.
+            self._visit_declaration(start, context)
+        elif start is not None:
+            self._visit_expression(expression(start), context)
+        for part in (condition,):
+            if part is not None:
+                self._side_effects(part)
+        uniform = self.uniformity.of(condition)
+        inner = context if uniform else self._deeper()
+        if s.start_byte in self.masked_loops | self.continued_loops and uniform:
+            # Lanes leave at different times: what was declared outside may differ afterwards.
+            inner = self._deeper()
+            for variable in self.scopes[-1].values():
+                variable.context = inner if variable.context == outer else variable.context
+        if update is not None:
+            self._visit_expression(update, inner)
+        body = s.child_by_field_name("body")
+        if body is not None:
+            self._visit_block([body], inner)
+        self.scopes.pop()
+
+    # -- what stands where -----------------------------------------------------------------------
+
+    def _splits(self, s: Node) -> bool:
+        """Whether a statement cannot be part of one loop over lanes."""
+        if self._calls(s):
+            return True
+        # A uniform jump is better made once for all lanes than once for each.
+        if s.type == "compound_statement":
+            return any(self._splits(c) for c in s.named_children)
+        if s.type == "if_statement" and self._exits(s):
+            return self._uniform_if(s)
+        return s.type in ("return_statement", "break_statement", "continue_statement")
+
+    def _exits(self, node: Node, nested: bool = False, switched: bool = False) -> bool:
+        """Whether control may leave the node by return, break or continue."""
+        for child in node.children:
+            kind = child.type
+            if kind == "return_statement":
+                return True
+            if kind == "break_statement" and not nested and not switched:
+                return True
+            if kind == "continue_statement" and not nested:
+                return True
+            if kind in ("lambda_expression", "function_definition", "struct_specifier"):
+                continue
+            if self._exits(child, nested or kind in LOOPS, switched or kind == "switch_statement"):
+                return True
+        return False
+
+    def _parts(self, s: Node, d: Node) -> tuple[str, str, Node]:
+        """A declaration's specifiers, one declarator without its initialiser, and its name."""
+        first = declarators(s)[0]
+        spec = self.tree.data[s.start_byte : first.start_byte].decode().strip()
+        inner = d.child_by_field_name("declarator") if d.type == "init_declarator" else d
+        name = declared_name(d)
+        if inner is None or name is None:
+            raise NotSplittable(f"the declaration {self.tree.text(s)!r} is not understood")
+        return spec, self.tree.text(inner), name
+
+    def _line(self, node: Node) -> int:
+        return node.start_point[0] + 1
+
+
+def expression(node: Node | None) -> Node | None:
+    if node is not None and node.type == "expression_statement":
+        return node.named_children[0] if node.named_children else None
+    return node
+
+
+def declarators(s: Node) -> list[Node]:
+    return list(s.children_by_field_name("declarator"))
+
+
+def declared_name(d: Node) -> Node | None:
+    """The identifier that a declarator declares."""
+    node: Node | None = d
+    while node is not None and node.type != "identifier":
+        following = node.child_by_field_name("declarator")
+        if following is None and node.type in ("reference_declarator", "pointer_declarator"):
+            following = next(
+                (
+                    c
+                    for c in node.named_children
+                    if "identifier" in c.type or "declarator" in c.type
+                ),
+                None,
+            )
+        node = following
+    return node
+
+
+def _macros(p: Prepared) -> dict[str, str]:
+    """The macros of both texts: names and what they stand for."""
+    found: dict[str, str] = {}
+    for text in (p.text.header, p.text.source):
+        joined = text.replace("\\\n", " ")
+        for match in re.finditer(r"^[ \t]*#[ \t]*define[ \t]+(\w+)(\([^)]*\))?(.*)$", joined, re.M):
+            found[match.group(1)] = match.group(3)
+    return found

@@ -1,0 +1,771 @@
+"""Random statements, and whole programs."""
+
+from __future__ import annotations
+
+from . import program as p
+from .generate import (
+    HELD, VECTOR, Context, Expressions, Scope, p_kind, p_type, spanned,
+)  # fmt: skip
+from .program import (
+    BOOL, CHAR, FLOAT, HALF, INT, LONG, SHORT, UCHAR, UINT, ULONG, USHORT, Expr, Stmt, Type, Var,
+    Vector,
+)  # fmt: skip
+
+SLOTS, FLOATS = 8, 4  # elements of the outputs y and z per thread
+BINS = 16
+_FLAGS = ("mem_flags::mem_threadgroup",) * 5 + (
+    "metal::mem_flags::mem_threadgroup", "mem_flags::mem_device | mem_flags::mem_threadgroup",
+)  # fmt: skip
+
+
+class Generator(Expressions):
+    """Makes one program: ``Generator(seed).program()``."""
+
+    # -- declarations ------------------------------------------------------------------------------
+
+    def any_type(self) -> Type:
+        return self.rng.choice(self.types)
+
+    def decl(self, ctx: Context) -> list[Stmt]:
+        """A variable, of a scalar or vector type, with or without an initial value."""
+        rng = self.rng
+        if self.vector_types and self.odds(0.2):
+            kind = rng.choice(self.vector_types)
+            value = self.vector(kind, 2, ctx)
+            var = self.declare(Var(self.fresh(value), kind, span=value.span))
+            return [p.Decl(var, value, style=rng.choice("==("))]
+        kind1 = self.any_type()
+        if self.odds(0.1):
+            return self.decl_later(kind1, ctx)
+        if self.odds(0.15):
+            return self.decl_several(kind1, ctx)
+        uniform = ctx.uniform and self.odds(0.25)
+        value = (self.uniform if uniform else self.expr)(kind1, 2 + self.odds(0.3), ctx)
+        var = Var(self.fresh(value), kind1, span=HELD[kind1], uniform=uniform)
+        var.spelling = self.spelled.get(kind1, "") if self.odds(0.6) else ""
+        spec = ""
+        if self.odds(0.2):
+            spec, var.const = "const ", True
+            var.span = value.span
+        style = rng.choice("====({")
+        # `int a(b);` and `T(a)` parse as declarations of functions where b is a type's name.
+        if style == "(" and not isinstance(value, (p.Bin, p.Lit)):
+            style = "="
+        if self.has("auto") and self.odds(0.2) and style == "=":
+            var.spelling = "auto"
+        self.declare(var)
+        return [p.Decl(var, value, style=style, spec=spec)]
+
+    def decl_later(self, kind: Type, ctx: Context) -> list[Stmt]:
+        """Declared without a value, assigned on both sides of a branch."""
+        test = self.expr(BOOL, 2, ctx)
+        a, b = self.expr(kind, 2, ctx), self.expr(kind, 1, ctx)
+        var = Var(self.fresh(p.Cond(test, a, b)), kind, span=HELD[kind])
+        self.declare(var)
+        name = p.Name(var)
+        return [p.Decl(var), p.If(test, [p.Assign(name, "=", a)], [p.Assign(name, "=", b)],
+                                  braces=False)]  # fmt: skip
+
+    def decl_several(self, kind: Type, ctx: Context) -> list[Stmt]:
+        parts = []
+        for _ in range(self.rng.randint(2, 3)):
+            value = self.expr(kind, 1 + self.odds(0.3), ctx)
+            var = self.declare(Var(self.fresh(value), kind, span=HELD[kind]))
+            parts.append(p.Decl(var, value))
+        return [p.Decls(parts)]
+
+    def decl_array(self, ctx: Context) -> list[Stmt]:
+        rng = self.rng
+        kind = self.any_type()
+        size = rng.choice((2, 3, 4, 5, 8))
+        if self.odds(0.5):
+            count = size if self.odds(0.7) else rng.randint(1, size)
+            values = [self.expr(kind, 1, ctx) for _ in range(count)]
+            probe = p.Fn("", values, kind)
+            var = self.declare(Var(self.fresh(probe), kind, "array", size, span=HELD[kind]))
+            return [p.Decl(var, values=values)]
+        var = Var(self.fresh(), kind, "array", size, span=HELD[kind])
+        self.declare(var)
+        k = Var(self.fresh(), rng.choice((INT, UINT)), span=(0, size - 1), locked=True)
+        self.scopes.append(Scope({k.name: k}))
+        k.name = f"{k.name}_k"
+        self.scopes[-1].names = {k.name: k}
+        hidden = self.scopes[-2].names.pop(var.name)
+        value = self.expr(kind, 1, ctx.deeper(sync=False))
+        self.scopes[-2].names[var.name] = hidden
+        self.scopes.pop()
+        return [p.Decl(var), self.counted(k, size, [p.Assign(p.Index(var, p.Name(k)), "=", value)])]
+
+    def counted(self, k: Var, size: int, body: list[Stmt]) -> p.For:
+        """``for (k = 0; k < size; ++k)``."""
+        zero, bound = p.Lit(0, p_kind(k)), p.Lit(size, p_kind(k))
+        return p.For(p.Decl(k, zero), p.Bin("<", p.Name(k), bound, BOOL),
+                     p.Step(p.Name(k), "++", self.odds(0.5)), body)  # fmt: skip
+
+    def decl_pointer(self, ctx: Context) -> list[Stmt]:
+        rng = self.rng
+        choices = [v for v in self.visible()
+                   if (v.kind == "array" or (v.kind == "input" and self.contiguous)
+                       or v.kind == "table") and v.size > 1]  # fmt: skip
+        shared = [v for v in self.visible() if v.kind == "shared" and v.size
+                  and v.spelling[:6] != "atomic"]  # fmt: skip
+        if shared and self.odds(0.4):
+            base = rng.choice(shared)
+            own = self.odds(0.6)
+            index = spanned(p.Name(self.lid), self.lid.span) if own else None
+            value = p.Address(base, index, own and self.odds(0.5))
+            var = Var(self.fresh(value), base.type, "pointer", base.size if not own else 1,
+                      "threadgroup", base.span, target=base, own=own, const=not own)  # fmt: skip
+            if not own:
+                var.size = self.smallest_group
+        elif choices:
+            base = rng.choice(choices)
+            offset = rng.randint(0, base.size - 1)
+            index = self.fit(self.expr(UINT, 1, ctx), UINT, 0, offset) if offset else None
+            value = p.Address(base, index, index is not None and self.odds(0.4))
+            space = {"array": "thread", "input": "device", "table": "constant"}[base.kind]
+            const = base.kind != "array"
+            var = Var(self.fresh(value), base.type, "pointer", base.size - offset, space, base.span,
+                      target=base, const=const)  # fmt: skip
+        else:
+            return self.decl_array(ctx)
+        self.declare(var)
+        spec = "const " if var.const and var.space != "constant" else ""
+        return [p.Decl(var, value, spec=spec)]
+
+    def decl_ref(self, ctx: Context) -> list[Stmt]:
+        rng = self.rng
+        choices: list[Expr] = []
+        target: Var | None = None
+        own = False
+        space = "thread"
+        for v in self.visible():
+            if v.const or v.locked or v.uniform or not isinstance(v.type, Type):
+                continue
+            if v.kind == "value":
+                choices.append(p.Name(v))
+            elif v.kind == "array":
+                choices.append(p.Index(v, self.index(v.size, ctx)))
+        place: Expr
+        shared = [v for v in self.visible() if v.kind == "shared" and v.size
+                  and v.spelling[:6] != "atomic"]  # fmt: skip
+        if shared and self.odds(0.3) and ctx.function is None:
+            base = rng.choice(shared)
+            place, target, own, space = p.Index(base, p.Name(self.lid)), base, True, "threadgroup"
+        elif choices:
+            place = rng.choice(choices)
+        else:
+            return self.decl(ctx)
+        kind = place.type
+        assert isinstance(kind, Type)
+        span = target.span if target else HELD[kind]
+        var = Var(self.fresh(place), kind, "ref", 0, space, span, target=target, own=own)
+        self.declare(var)
+        return [p.Decl(var, place)]
+
+    def decl_table(self, ctx: Context) -> list[Stmt]:
+        kind = self.rng.choice([t for t in (INT, FLOAT, UCHAR, UINT) if t in self.types] or [INT])
+        low, high = (0, 50) if kind.kind == "uint" else (-50, 50)
+        values = [self.rng.randint(low, high) for _ in range(self.rng.randint(2, 8))]
+        var = Var(self.fresh(), kind, "table", len(values), span=(low, high), const=True)
+        self.declare(var)
+        head = self.rng.choice(("const", "constexpr"))
+        return [p.TableDecl(p.Table(var, list(values), head))]
+
+    def decl_lambda(self, ctx: Context) -> list[Stmt]:
+        rng = self.rng
+        self.count += 1
+        name = f"f_{self.count}"
+        kind = rng.choice([*self.types, p.VOID]) if ctx.loop != "x" else INT
+        copies = self.has("copies")
+        f = p.Function(name, kind, [], [], capture="=" if copies else "&")
+        f.synchronises = self.has("sync_lambdas") and ctx.sync
+        self.scopes.append(Scope())
+        self._parameters(f, refs=self.odds(0.3))
+        inner = ctx.deeper(function=f, sync=f.synchronises, barrier=False, uniform=False, loop="")
+        body: list[Stmt] = []
+        if not copies and (kind is p.VOID or self.odds(0.4)):
+            for _ in range(rng.randint(1, 2)):
+                body += self.assign(inner)
+        if kind is not p.VOID:
+            if self.odds(0.2):
+                test = self.expr(BOOL, 1, inner)
+                body.append(p.If(test, [p.Return(self.exactly(self.expr(kind, 1, inner), kind))], []))
+            body.append(p.Return(self.exactly(self.expr(kind, 2, inner), kind)))
+        f.body = body
+        self.scopes.pop()
+        self.scopes[-1].lambdas.append(f)
+        return [p.LambdaDecl(f)]
+
+    def exactly(self, e: Expr, kind: Type) -> Expr:
+        """`e` with its value where a lambda's type is deduced."""
+        return self.held(e, kind)
+
+    def _parameters(self, f: p.Function, refs: bool) -> None:
+        for i in range(self.rng.randint(0, 3)):
+            kind = self.any_type()
+            mode = "ref" if refs and i == 0 else "value"
+            var = Var(f"p{i}", kind, "ref" if mode == "ref" else "value", span=HELD[kind])
+            if mode == "ref":
+                var.space = "thread"
+            self.declare(var)
+            f.params.append(var)
+            f.modes.append(mode)
+
+    def define(self, ctx: Context) -> list[Stmt]:
+        self.count += 1
+        return [p.Define(self.make_macro(f"M_{self.count}", named=True))]
+
+    def make_macro(self, name: str, named: bool) -> p.Macro:
+        """A macro; in the body its text may name variables."""
+        kind = self.rng.choice([t for t in self.types if t is not BOOL])
+        params = [f"P{i}" for i in range(self.rng.randint(0 if named else 1, 2))]
+        parts: list[Expr] = []
+        for i, q in enumerate(params):
+            low, high = HELD[kind] if kind.kind == "uint" else (-(1 << 9), 1 << 9)
+            if kind in (HALF, CHAR):
+                low, high = HELD[kind]
+            parts.append(spanned(p.Param(q, i, kind), HELD[kind]))
+        if named and self.has("macro_names"):
+            own = [v for v in self.visible() if v.type is kind and v.kind == "value"]
+            if own:
+                v = self.rng.choice(own)
+                parts.append(spanned(p.Name(v), v.span))
+        parts.append(self.lit(kind))
+        body = parts[0]
+        for q2 in parts[1:]:
+            body = self.arithmetic(self.rng.choice("+-*"), body, q2)
+        if params and self.odds(0.2):
+            test = self.compare("<", spanned(p.Param(params[0], 0, kind), HELD[kind]), self.lit(kind))
+            other = self.held(body, kind)
+            body = spanned(p.Cond(test, other, self.lit(kind)), HELD[kind])
+        m = p.Macro(name, params, self.held(body, kind))
+        kept = {n.name for n in p.walk(m.body) if isinstance(n, p.Param)}
+        if kept != set(params):
+            m = p.Macro(name, [], self.lit(kind))
+        self.macros.append(m)
+        return m
+
+    # -- simple statements -------------------------------------------------------------------------
+
+    def writable(self, ctx: Context) -> list[Var]:
+        return [
+            v for v in self.visible()
+            if not v.const and not v.locked and v.kind in ("value", "array", "ref", "pointer")
+            and (not v.uniform or (ctx.uniform and ctx.function is None))
+        ]  # fmt: skip
+
+    def place(self, v: Var, ctx: Context) -> Expr | None:
+        """An element that may be written now."""
+        if v.target is not None and v.target.kind == "shared":
+            if ctx.function is not None or not v.own or not self.own(v.target):
+                return None
+        if v.kind in ("value", "ref"):
+            return p.Name(v)
+        if v.kind == "pointer":
+            if v.const:
+                return None
+            if v.own or self.odds(0.3):
+                return p.Deref(v)
+            return p.Index(v, self.index(v.size, ctx.deeper(sync=False)))
+        return p.Index(v, self.index(v.size, ctx.deeper(sync=False)))
+
+    def assign(self, ctx: Context) -> list[Stmt]:
+        choices = self.writable(ctx)
+        if self.odds(0.15) and ctx.function is None:
+            return self.output(ctx)
+        for _ in range(4):
+            if not choices:
+                break
+            v = self.rng.choice(choices)
+            target = self.place(v, ctx)
+            if target is not None:
+                return [self.assign_to(target, v, ctx)]
+        return self.output(ctx) if ctx.function is None else []
+
+    def assign_to(self, target: Expr, v: Var, ctx: Context) -> Stmt:
+        rng = self.rng
+        kind = target.type
+        if isinstance(kind, Vector):
+            return self.assign_vector(target, kind, ctx)
+        assert isinstance(kind, Type)
+        make = self.uniform if v.uniform else self.expr
+        roll = rng.random()
+        if roll < 0.45 or kind is BOOL:
+            return p.Assign(target, "=", self.held(make(kind, 3, ctx), kind))
+        if roll < 0.6 and kind is not HALF:
+            return p.Step(target, rng.choice(("++", "--")), self.odds(0.5))
+        unsigned = kind.kind == "uint"
+        if roll < 0.85:
+            other = rng.choice([t for t in self.types if t is not BOOL])
+            if not kind.integer and other.bits == 64:
+                other = INT
+            small = self.fit(make(other, 2, ctx), other, *((0, 9) if other.kind == "uint" else (-9, 9)))
+            if unsigned and other is kind:
+                small = make(kind, 2, ctx)
+            if unsigned and other.kind == "float":
+                small = self.fit(small, INT, -9, 9)
+            return p.Assign(target, rng.choice(("+=", "-=")), small)
+        if not kind.integer:
+            return p.Assign(target, "*=", self.fit(make(kind, 2, ctx), kind, -1, 1))
+        op = rng.choice(("*=", "/=", "%=", "&=", "|=", "^=", "<<=", ">>="))
+        if op == "*=" or (op == "<<=" and not unsigned):
+            low, high = HELD[kind] if unsigned and kind.bits >= 32 else (-1, 1)
+            return p.Assign(target, "*=", self.fit(make(kind, 2, ctx), kind, max(low, 0 if unsigned else low), high))
+        if op in ("<<=", ">>="):
+            return p.Assign(target, op, self.fit(make(UINT, 2, ctx), UINT, 0, 7))
+        if op in ("/=", "%="):
+            return p.Assign(target, op, self.lit(p.common(kind, kind), 1, 17))
+        value = make(kind, 2, ctx)
+        if not unsigned:
+            value = self.fit(value, kind, 0, 63)
+        return p.Assign(target, op, value)
+
+    def assign_vector(self, target: Expr, kind: Vector, ctx: Context) -> Stmt:
+        rng = self.rng
+        low, high = VECTOR[kind.base]
+        roll = rng.random()
+        plain = ctx.deeper(sync=False) if roll >= 0.4 else ctx
+        if roll < 0.4:
+            return p.Assign(target, "=", self.tame(self.vector(kind, 2, ctx), kind))
+        if roll < 0.6:
+            place: Expr = p.Swizzle(target, rng.choice("xyzw"[: kind.lanes]))
+        elif roll < 0.75:
+            place = p.Component(target, self.index(kind.lanes, plain))
+        else:
+            letters = rng.sample("xyzw"[: kind.lanes], rng.randint(2, kind.lanes))
+            smaller = Vector(kind.base, len(letters))
+            place = p.Swizzle(target, "".join(letters))
+            return p.Assign(place, "=", self.small_vector(smaller, plain))
+        value = self.fit(self.expr(kind.base, 2, ctx), kind.base, low, high)
+        return p.Assign(place, "=", value)
+
+    def tame(self, e: Expr, kind: Vector) -> Expr:
+        low, high = VECTOR[kind.base]
+        if low <= e.span[0] and e.span[1] <= high:
+            return e
+        return self.small_vector(kind, Context(sync=False, function=p.Function("", INT, [], [], capture="&")))
+
+    def output(self, ctx: Context) -> list[Stmt]:
+        """A write to one of this thread's elements of the outputs."""
+        floats = self.odds(0.3)
+        slot = self.slot(floats, self.rng.randrange(FLOATS if floats else SLOTS))
+        kind = FLOAT if floats else INT
+        if self.odds(0.15) and not floats:
+            return [p.Assign(slot, "+=", self.fit(self.expr(INT, 2, ctx), INT, -99, 99))]
+        return [p.Assign(slot, "=", self.expr(kind, 3, ctx))]
+
+    def slot(self, floats: bool, c: int) -> p.Index:
+        out = self.outputs[1 if floats else 0]
+        if self.moved:
+            return p.Index(out, p.Lit(c, INT))
+        per = p.Lit(FLOATS if floats else SLOTS, UINT)
+        scaled = p.Bin("*", p.Name(self.gid), per, UINT)
+        return p.Index(out, p.Bin("+", scaled, p.Lit(c, UINT), UINT))
+
+    def effect(self, ctx: Context) -> list[Stmt]:
+        """A call of a helper or lambda for its effects, or with references and pointers."""
+        lambdas = [f for s in self.scopes for f in s.lambdas]
+        fits = [
+            f for f in (*self.functions, *lambdas)
+            if (ctx.sync or not f.synchronises) and (ctx.barrier or not f.barriers)
+        ]  # fmt: skip
+        if not fits or ctx.function is not None:
+            return self.assign(ctx)
+        f = self.rng.choice(fits)
+        args: list[Expr] = []
+        plain = ctx if self.odds(0.3) else ctx.deeper(sync=False)
+        for q, mode in zip(f.params, f.modes, strict=True):
+            if mode == "value":
+                args.append(self.held(self.expr(p_kind(q), 1, plain), p_kind(q)))
+                continue
+            place = self.argument(q, mode, ctx)
+            if place is None or any(_same(place, a) for a in args):
+                return self.assign(ctx)
+            args.append(place)
+        if f.barriers:
+            self.passed_barriers(f, args)
+        made = spanned(p.Call(f, args), HELD.get(f.type, (0, 0)))  # type: ignore[arg-type]
+        if f.type is p.VOID or self.odds(0.2):
+            return [p.Do(made)]
+        assert isinstance(f.type, Type)
+        used = {n.var for n in p.walk(made) if isinstance(n, p.Name)}
+        used |= {n.base for n in p.walk(made) if isinstance(n, p.Address)}
+        free = [v for v in self.writable(ctx) if v.type is f.type and v.kind == "value"
+                and not v.uniform and v not in used]  # fmt: skip
+        if free:
+            return [p.Assign(p.Name(self.rng.choice(free)), "=", made)]
+        var = self.declare(Var(self.fresh(made), f.type, span=HELD[f.type]))
+        return [p.Decl(var, made)]
+
+    def argument(self, q: Var, mode: str, ctx: Context) -> Expr | None:
+        """A place for a reference or pointer parameter."""
+        rng = self.rng
+        if q.space == "thread":
+            names = [v for v in self.writable(ctx) if v.type is q.type and not v.uniform
+                     and v.kind == "value"]  # fmt: skip
+            arrays = [v for v in self.writable(ctx) if v.type is q.type and v.kind == "array"
+                      and v.size >= q.size]  # fmt: skip
+            if mode == "ref":
+                if names and self.odds(0.7):
+                    return p.Name(rng.choice(names))
+                if arrays:
+                    v = rng.choice(arrays)
+                    return p.Index(v, self.lit(INT, 0, v.size - 1))
+                return None
+            if arrays and (q.size > 1 or self.odds(0.5)):
+                v = rng.choice(arrays)
+                room = v.size - q.size
+                return p.Address(v, self.lit(INT, 0, room) if room else None, self.odds(0.3) and room > 0)
+            return p.Address(rng.choice(names), None, True) if names and q.size == 1 else None
+        kinds = {"device": "input", "constant": "table", "threadgroup": "shared"}
+        found = [v for v in self.visible() if v.kind == kinds[q.space] and v.type is q.type
+                 and v.size >= q.size and v.spelling[:6] != "atomic"]  # fmt: skip
+        if q.space == "device" and not self.contiguous:
+            return None
+        return p.Address(rng.choice(found), None, False) if found else None
+
+    def passed_barriers(self, f: p.Function, args: list[Expr]) -> None:
+        for key in self.state:
+            self.state[key] = "any"
+        for q, a in zip(f.params, args, strict=True):
+            if q.space == "threadgroup" and isinstance(a, p.Address):
+                self.state[a.base.id] = "cross"
+
+    def jump_out(self, ctx: Context) -> list[Stmt]:
+        """An early return, ``break`` or ``continue``."""
+        kinds = []
+        if self.has("returns") and ctx.function is None and self.odds(0.5):
+            kinds.append("return")
+        if ctx.loop:
+            kinds += ["break", "continue"]
+        if not kinds:
+            return self.assign(ctx)
+        kind = self.rng.choice(kinds)
+        together = ctx.loop == "uniform" and kind != "return"
+        if together and not ctx.uniform:
+            return self.assign(ctx)
+        test = self.uniform_test(1, ctx) if together or self.odds(0.2) else self.boolean(2, ctx)
+        body: list[Stmt] = [] if self.odds(0.7) else self.assign(ctx.deeper(uniform=False, barrier=False))
+        body.append(p.Return() if kind == "return" else p.Jump(kind))
+        return [p.If(test, body, [], braces=self.odds(0.6))]
+
+    # -- control flow ------------------------------------------------------------------------------
+
+    def inner(self, ctx: Context, count: int) -> list[Stmt]:
+        self.scopes.append(Scope())
+        body = self.statements(ctx, count)
+        self.scopes.pop()
+        return body
+
+    def branch(self, ctx: Context) -> list[Stmt]:
+        constexpr = self.has("constexpr_if") and self.odds(0.3) and bool(self.template_ints)
+        if constexpr:
+            v = self.rng.choice(self.template_ints)
+            test: Expr = p.Name(v) if v.type is BOOL else self.compare("<", p.Name(v), self.lit(INT))
+            inner = ctx.deeper()
+        elif ctx.uniform and self.odds(0.35):
+            test, inner = self.uniform_test(2, ctx), ctx.deeper()
+        else:
+            test, inner = self.boolean(3, ctx), ctx.deeper(uniform=False, barrier=False)
+        before = dict(self.state)
+        yes = self.inner(inner, self.rng.randint(1, 3))
+        after = dict(self.state)
+        no: list[Stmt] = []
+        if inner.barrier:
+            self.state = before
+        if self.odds(0.5):
+            no = self.inner(inner, self.rng.randint(1, 2))
+        if inner.barrier:
+            self.state = {k: _joined(v, self.state[k]) for k, v in after.items()}
+        return [p.If(test, yes, no, constexpr, braces=self.odds(0.8) or bool(no))]
+
+    def loop(self, ctx: Context) -> list[Stmt]:
+        """A loop that ends after a few rounds."""
+        rng = self.rng
+        if ctx.loops >= 2:
+            return self.assign(ctx)
+        together = ctx.uniform and (self.odds(0.6) if ctx.barrier else self.odds(0.4))
+        barriers = together and ctx.barrier
+        inner = ctx.deeper(
+            uniform=together, barrier=barriers, loop="uniform" if barriers else "free",
+            loops=ctx.loops + 1,
+        )  # fmt: skip
+        before = dict(self.state)
+        if barriers:
+            self.state = dict.fromkeys(self.state, "none")
+        shape = rng.choice(("for", "for", "for", "while", "do", "vote"))
+        if shape == "vote" and not ctx.sync:
+            shape = "while"
+        made = getattr(self, f"_{shape}")(ctx, inner, together)
+        if barriers:
+            self.state = dict.fromkeys(before, "none")
+        return list(made)
+
+    def _rounds(self, ctx: Context, together: bool, kind: Type) -> Expr:
+        """How often a loop goes round."""
+        if together:
+            if self.odds(0.5):
+                return self.lit(kind, 1, 4)
+            return self.fit(self.uniform(kind, 1, ctx), kind, 0, 4)
+        plain = ctx.deeper(sync=False)  # evaluated in each round
+        return self.fit(self.expr(kind, 2, plain), kind, 0, 5)
+
+    def _counter(self, kind: Type, span: tuple[int, int], together: bool) -> Var:
+        k = Var(self.fresh(), kind, span=span, locked=True, uniform=together)
+        return k
+
+    def _for(self, ctx: Context, inner: Context, together: bool) -> list[Stmt]:
+        kind = self.rng.choice((INT, UINT))
+        bound = self._rounds(ctx, together, kind)
+        pre: list[Stmt] = []
+        if not isinstance(bound, p.Lit) and (not together or self.odds(0.5)):
+            # The bound stays as it is while the loop runs.
+            n = Var(self.fresh(bound), kind, span=(0, 5), const=True, uniform=together)
+            self.declare(n)
+            pre.append(p.Decl(n, bound, spec="const "))
+            bound = spanned(p.Name(n), n.span)
+        k = self._counter(kind, (0, 5), together)
+        self.scopes.append(Scope({k.name: k}))
+        name = p.Name(k)
+        shape = self.rng.random()
+        if shape < 0.6:
+            start, test = p.Decl(k, p.Lit(0, kind)), self.compare("<", name, bound)
+            step: Stmt = p.Step(name, "++", self.odds(0.6))
+        elif shape < 0.8:
+            start, test = p.Decl(k, bound), self.compare(">", name, p.Lit(0, kind))
+            step = p.Step(name, "--", self.odds(0.6))
+        else:
+            start, test = p.Decl(k, p.Lit(1, kind)), self.compare("<=", name, bound)
+            step = p.Assign(name, *self.rng.choice((("<<=", p.Lit(1, INT)), ("+=", p.Lit(2, INT)))))
+        body = self.statements(inner, self.rng.randint(1, 3))
+        self.scopes.pop()
+        return [*pre, p.For(start, test, step, body)]
+
+    def _while(self, ctx: Context, inner: Context, together: bool) -> list[Stmt]:
+        kind = self.rng.choice((INT, UINT))
+        bound = self._rounds(ctx, together, kind)
+        k = self._counter(kind, (0, 5), together)
+        k.name = self.fresh(bound)
+        self.declare(k)
+        name = p.Name(k)
+        test: Expr = self.compare(">", name, p.Lit(0, kind))
+        if self.odds(0.25):
+            extra = self.uniform_test(1, ctx) if together else self.boolean(2, inner.deeper(sync=self.odds(0.5) and inner.sync))
+            test = spanned(p.Bin("&&", test, extra, BOOL) if self.has("sync_branches") or not _synchronises(extra)
+                           else p.Bin("&&", extra, test, BOOL), (0, 1))  # fmt: skip
+        body: list[Stmt] = [p.Step(name, "--", self.odds(0.5))]
+        body += self.inner(inner, self.rng.randint(1, 3))
+        return [p.Decl(k, bound), p.While(test, body)]
+
+    def _do(self, ctx: Context, inner: Context, together: bool) -> list[Stmt]:
+        kind = self.rng.choice((INT, UINT))
+        bound = self._rounds(ctx, together, kind)
+        k = self._counter(kind, (0, 5), together)
+        k.name = self.fresh(bound)
+        self.declare(k)
+        name = p.Name(k)
+        body: list[Stmt] = [p.Step(name, "++", self.odds(0.5))]
+        body += self.inner(inner, self.rng.randint(1, 3))
+        limit = bound if isinstance(bound, p.Lit) else self.lit(kind, 1, 4)
+        test = self.compare("<", name, limit)
+        if not together and not isinstance(bound, p.Lit):
+            test = spanned(p.Bin("&&", test, self.boolean(1, inner.deeper(sync=False)), BOOL), (0, 1))
+        start = p.Lit(0, kind) if isinstance(bound, p.Lit) else bound
+        if together and not isinstance(bound, p.Lit):
+            start = bound
+        return [p.Decl(k, start), p.While(test, body, do=True)]
+
+    def _vote(self, ctx: Context, inner: Context, together: bool) -> list[Stmt]:
+        """``while (simd_any(k > 0))``."""
+        if together and ctx.barrier:
+            return self._while(ctx, inner, together)
+        inner = inner.deeper(uniform=False, barrier=False, loop="free")
+        k = Var(self.fresh(), INT, span=(-20, 5), locked=True)
+        start = self.fit(self.expr(INT, 2, ctx), INT, 0, 5)
+        k.name = self.fresh(start)
+        self.declare(k)
+        name = p.Name(k)
+        running = self.compare(">", name, p.Lit(0, INT))
+        op = self.rng.choice(("simd_any", "simd_any", "simd_all", "quad_any"))
+        test = spanned(p.Sync(op, [running], BOOL), (0, 1))
+        if self.odds(0.2):
+            total = spanned(p.Sync("simd_max", [name], INT), (-20, 5))
+            test = self.compare(">", total, p.Lit(0, INT))
+        if self.odds(0.5):
+            active = self.inner(inner, self.rng.randint(1, 2))
+            body: list[Stmt] = [p.If(running, [p.Step(name, "--", True), *active], [])]
+            return [p.Decl(k, start), p.While(test, body)]
+        body = [p.Step(name, "--", self.odds(0.5)), *self.inner(inner, self.rng.randint(1, 2))]
+        return [p.Decl(k, start), p.While(test, body, do=self.odds(0.2))]
+
+    def switch(self, ctx: Context) -> list[Stmt]:
+        cases = self.rng.randint(2, 4)
+        value = self.fit(self.expr(INT, 2, ctx), INT, 0, cases)
+        sync = ctx.sync and self.has("sync_switch")
+        inner = ctx.deeper(uniform=False, barrier=False, sync=sync, loop="")
+        bodies = [self.inner(inner, 1) for _ in range(cases)]
+        return [p.Switch(value, bodies)]
+
+    def block(self, ctx: Context) -> list[Stmt]:
+        return [p.Block(self.inner(ctx.deeper(), self.rng.randint(1, 3)))]
+
+    # -- threadgroup memory ------------------------------------------------------------------------
+
+    def barrier(self, ctx: Context) -> list[Stmt]:
+        if not ctx.barrier:
+            return self.assign(ctx)
+        self.state = dict.fromkeys(self.state, "any")
+        return [p.Barrier(flags=self.rng.choice(_FLAGS))]
+
+    def exchange(self, ctx: Context) -> list[Stmt]:
+        """Each thread writes its element; after a barrier they read each other's."""
+        if ctx.function is not None or not self.shared:
+            return self.assign(ctx)
+        v = self.rng.choice(self.shared)
+        out: list[Stmt] = []
+        if self.state[v.id] not in ("any", "own"):
+            if not ctx.barrier:
+                return self.assign(ctx)
+            out += self.barrier(ctx)
+        kind = p_kind(v)
+        value = self.fit(self.expr(kind, 2, ctx), kind, *v.span)
+        if not self.own(v):  # the value read it
+            if not ctx.barrier:
+                return out
+            var = self.declare(Var(self.fresh(value), kind, span=v.span, const=True))
+            out += [p.Decl(var, value, spec="const "), *self.barrier(ctx)]
+            value = spanned(p.Name(var), v.span)
+            self.own(v)
+        out.append(p.Assign(p.Index(v, p.Name(self.lid)), "=", value))
+        if ctx.barrier and self.odds(0.9):
+            out += self.barrier(ctx)
+            read = self.fit(self.cross(v, ctx), kind, *HELD[kind])
+            if self.odds(0.6):
+                var = self.declare(Var(self.fresh(read), kind, span=v.span))
+                out.append(p.Decl(var, read))
+            else:
+                out += self.assign(ctx)
+        return out
+
+    def one(self, ctx: Context) -> list[Stmt]:
+        """A single threadgroup variable that one thread sets for all."""
+        if not ctx.barrier or not self.single:
+            return self.exchange(ctx)
+        v = self.rng.choice(self.single)
+        out = self.barrier(ctx) if self.odds(0.7) or self.state[v.id] != "any" else []
+        first = p.Bin("==", p.Name(self.lid), p.Lit(0, UINT), BOOL)
+        value = self.fit(self.expr(p_kind(v), 2, ctx.deeper(sync=False)), p_kind(v), *v.span)
+        out += [p.If(first, [p.Assign(p.Name(v), "=", value)], [], braces=self.odds(0.5))]
+        out += self.barrier(ctx)
+        self.state[v.id] = "cross"
+        var = self.declare(Var(self.fresh(), p_kind(v), span=v.span, uniform=ctx.uniform))
+        return [*out, p.Decl(var, p.Name(v))]
+
+    def atomic(self, ctx: Context) -> list[Stmt]:
+        if ctx.function is not None or not self.has("atomics"):
+            return self.assign(ctx)
+        value = self.fit(self.expr(INT, 2, ctx), INT, -99, 99)
+        index = self.index(BINS, ctx.deeper(sync=False))
+        if not self.bins or not ctx.barrier or self.odds(0.5):
+            return [p.AtomicAdd(self.outputs[2], index, value)]
+        v = self.bins[0]
+        out = self.barrier(ctx)
+        plain = ctx.deeper(sync=False)
+        rounds = p.Var("r", UINT, span=(0, BINS - 1), locked=True)
+        zero = p.AtomicStore(v, p.Name(rounds), p.Lit(0, UINT))
+        step = p.Assign(p.Name(rounds), "+=", p.Name(self.group_size))
+        out.append(p.For(p.Decl(rounds, p.Name(self.lid)), p.Bin("<", p.Name(rounds), p.Lit(BINS, UINT), BOOL), step, [zero]))
+        out += self.barrier(ctx)
+        add: Stmt = p.AtomicAdd(v, self.index(BINS, plain), self.expr(UINT, 1, plain))
+        out.append(p.If(self.boolean(1, plain), [add], [], braces=False) if self.odds(0.4) else add)
+        out += self.barrier(ctx)
+        self.state[v.id] = "cross"
+        load = spanned(p.AtomicLoad(v, self.index(BINS, plain)), UINT.limits)
+        var = self.declare(Var(self.fresh(load), UINT, span=UINT.limits))
+        return [*out, p.Decl(var, load)]
+
+    def simd_exchange(self, ctx: Context) -> list[Stmt]:
+        """Lanes of one simdgroup exchange through memory, with the simdgroup's barrier."""
+        if not ctx.barrier or not self.shared or not self.has("simd_exchange"):
+            return self.barrier(ctx)
+        v = self.rng.choice(self.shared)
+        kind = p_kind(v)
+        value = self.fit(self.expr(kind, 1, ctx.deeper(sync=False)), kind, *v.span)
+        var = self.declare(Var(self.fresh(value), kind, span=v.span, const=True))
+        out: list[Stmt] = [p.Decl(var, value, spec="const "), *self.barrier(ctx)]
+        own = p.Name(self.lid)
+        out.append(p.Assign(p.Index(v, own), "=", p.Name(var)))
+        out.append(p.Barrier("simdgroup_barrier"))
+        partner = p.Bin("^", own, p.Lit(self.rng.choice((1, 2, 3)), UINT), UINT)
+        there = p.Cond(p.Bin("<", partner, p.Name(self.group_size), BOOL), partner, own)
+        got = Var(self.fresh(), kind, span=v.span)
+        out.append(p.Decl(got, p.Index(v, there)))
+        self.declare(got)
+        if self.odds(0.5):
+            out += [p.Barrier("simdgroup_barrier"), p.Assign(p.Index(v, own), "=", p.Name(got))]
+        return [*out, *self.barrier(ctx)]
+
+    # -- lists of statements -----------------------------------------------------------------------
+
+    def statements(self, ctx: Context, count: int) -> list[Stmt]:
+        table: list[tuple[float, object]] = [
+            (14, self.decl), (18, self.assign), (8, self.output), (5, self.decl_array),
+            (6, self.jump_out), (4, self.effect), (2, self.block),
+        ]  # fmt: skip
+        if ctx.depth < 4:
+            table += [(10, self.branch), (10, self.loop)]
+        if self.has("pointers"):
+            table.append((4, self.decl_pointer))
+        if self.has("refs"):
+            table.append((4, self.decl_ref))
+        if self.has("tables"):
+            table.append((1.5, self.decl_table))
+        if self.has("lambdas") and ctx.function is None:
+            table.append((3, self.decl_lambda))
+        if self.has("macros") and ctx.function is None:
+            table.append((3, self.define))
+        if self.has("switch"):
+            table.append((3, self.switch))
+        if self.has("atomics"):
+            table.append((4, self.atomic))
+        if self.kind == "group":
+            table += [(12, self.exchange), (3, self.one), (4, self.barrier), (4, self.simd_exchange)]
+        out: list[Stmt] = []
+        makers = [m for _, m in table]
+        weights = [w for w, _ in table]
+        for _ in range(count):
+            (make,) = self.rng.choices(makers, weights)
+            out += make(ctx)  # type: ignore[operator]
+        return out
+
+    lid: Var
+    gid: Var
+    outputs: list[Var]
+    moved = False
+    smallest_group = 1
+
+    def __init__(self, seed: int, avoid: frozenset[str] = frozenset()) -> None:
+        super().__init__(seed, avoid)
+        self.shared: list[Var] = []
+        self.single: list[Var] = []
+        self.bins: list[Var] = []
+        self.template_ints: list[Var] = []
+
+
+def _joined(a: str, b: str) -> str:
+    """What may be done with memory after either of two pasts."""
+    if a == b or b == "any":
+        return a
+    return b if a == "any" else "none"
+
+
+def _same(a: Expr, b: Expr) -> bool:
+    """Whether two arguments may lead to one variable."""
+    names = [{getattr(n, f) for n in p.walk(e) for f in ("var", "base") if isinstance(getattr(n, f, None), Var)}
+             for e in (a, b)]  # fmt: skip
+    return bool(names[0] & names[1])
+
+
+def _synchronises(e: Expr) -> bool:
+    return any(isinstance(n, p.Sync) for n in p.walk(e))

@@ -1,0 +1,258 @@
+"""Who may import whom, and what no module may do: read from the sources, not from a running module.
+
+The table is the design. A module that is not in it fails, so a new one must find its place first.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import ferrule
+
+PACKAGE = Path(ferrule.__file__).resolve().parent
+
+NOUNS = "errors _env dtypes kernel spec"
+
+# Module: what of ferrule it may import, and of other packages. A package's name stands for all
+# modules in it, "ferrule" for the public names. The standard library is everybody's.
+MAY_IMPORT = {
+    "errors": "",
+    "_env": "",
+    "dtypes": "errors numpy ml_dtypes",
+    "kernel": "errors dtypes",
+    "spec": "errors dtypes kernel",
+    # Text: knows no device, no host, no compiler.
+    "source": "",
+    "source.analysis": f"{NOUNS} source tree_sitter",
+    "source.cpp": f"{NOUNS} source",
+    "source.dialect": "",
+    "source.lexer": "errors",
+    "source.metal": f"{NOUNS} source",
+    "source.regions": f"{NOUNS} source tree_sitter",
+    "source.rewrite": f"{NOUNS} source",
+    "source.split": f"{NOUNS} source tree_sitter",
+    "source.syntax": "errors tree_sitter tree_sitter_cpp",
+    "source.uniform": "errors source tree_sitter",
+    # Tools: know no kernel.
+    "cache": "errors _env",
+    "loader": "errors",
+    "toolchain": "errors _env cache",
+    "nvrtc": "errors _env cache toolchain",
+    "binding": "errors _env cache loader toolchain",
+    # Devices compile and launch, and never see an array; hosts have arrays, and never see a device.
+    "devices": f"{NOUNS} devices",
+    "devices.cpu": f"{NOUNS} source cache loader toolchain binding devices",
+    "devices.diagnostics": f"{NOUNS}",
+    "hosts": f"{NOUNS} hosts numpy",
+    "hosts.numpy": f"{NOUNS} hosts numpy",
+    "hosts.torch": f"{NOUNS} hosts numpy torch",
+    "hosts.mlx": f"{NOUNS} hosts numpy mlx",
+    # The call joins them.
+    "arguments": f"{NOUNS} hosts numpy",
+    "call": f"{NOUNS} arguments source.metal hosts devices",
+    "ferrule": "errors dtypes call binding toolchain",
+    # The command line uses what users have, and asks the tools how they are.
+    "cli": "ferrule cli click rich",
+    "cli.grid_sample": "ferrule numpy",
+}
+
+BUILTINS = {"eval", "exec", "compile", "__import__"}
+MODULES = {"pickle", "marshal", "shelve", "dill", "cloudpickle"}
+SHELLS = {"system", "popen", "getoutput", "getstatusoutput", "create_subprocess_shell"}
+ENVIRONMENT = {"environ", "environb", "getenv", "putenv", "getenvb", "unsetenv"}
+
+
+def sources() -> dict[str, str]:
+    """The text of each module, by its name without ``ferrule.``; packages by their own name."""
+    found = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        parts = path.relative_to(PACKAGE).with_suffix("").parts
+        name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+        found[name or "ferrule"] = path.read_text(encoding="utf-8")
+    return found
+
+
+SOURCES = sources()
+PACKAGES = {name.rpartition(".")[0] for name in SOURCES} - {""}
+
+
+def imported(module: str, tree: ast.Module, known: set[str]) -> Iterator[tuple[int, str]]:
+    """Line and name of each import, wherever it stands: ``spec``, ``source.cpp``, ``numpy``."""
+    home = [] if module == "ferrule" else module.split(".")
+    if module not in PACKAGES and module != "ferrule":
+        home.pop()
+    for node in ast.walk(tree):
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                above = home[: len(home) - node.level + 1]
+                base = ".".join(["ferrule", *above, *([base] if base else [])])
+            names = [f"{base}.{alias.name}" for alias in node.names]
+        for name in names:
+            first, _, rest = name.partition(".")
+            if first != "ferrule":
+                yield node.lineno, first
+                continue
+            while rest and rest not in known:  # from a module down to what it defines
+                rest = rest.rpartition(".")[0]
+            yield node.lineno, rest or "ferrule"
+
+
+def violations(module: str, text: str, known: set[str] | None = None) -> list[str]:
+    """What breaks the rules, each with its line."""
+    if module not in MAY_IMPORT:
+        return [f"{module} is not in the table of tests/test_layers.py: give it a place"]
+    tree = ast.parse(text)
+    found = []
+    allowed = set(MAY_IMPORT[module].split())
+    for line, name in imported(module, tree, known or set(SOURCES)):
+        if name in sys.stdlib_module_names:
+            if name in MODULES:
+                found.append(f"{module}:{line} imports {name}, which runs what it reads")
+        elif name not in allowed and name.partition(".")[0] not in allowed and name != module:
+            found.append(f"{module}:{line} imports {name}, which its room may not")
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.level:
+            found += [
+                f"{module}:{node.lineno} imports the private {alias.name}"
+                for alias in node.names
+                if alias.name.startswith("_") and alias.name != "_env"
+            ]
+        if isinstance(node, ast.Call):
+            if isinstance(node.func, ast.Name) and node.func.id in BUILTINS:
+                found.append(f"{module}:{node.lineno} calls {node.func.id}")
+            for keyword in node.keywords:
+                if keyword.arg == "shell" and not (
+                    isinstance(keyword.value, ast.Constant) and keyword.value.value is False
+                ):
+                    found.append(f"{module}:{node.lineno} runs a shell")
+        name = ""
+        if isinstance(node, ast.Attribute):
+            name = node.attr
+        elif isinstance(node, ast.alias):
+            name = node.name
+        if name in SHELLS:
+            found.append(f"{module}:{node.lineno} uses {name}: it runs a shell")
+        if name in ENVIRONMENT and module != "_env":
+            found.append(f"{module}:{node.lineno} uses {name}: only _env reads the environment")
+        if name == "import_module" and module != "ferrule":
+            found.append(
+                f"{module}:{node.lineno} uses {name}: this test cannot see what it imports"
+            )
+    return found
+
+
+@pytest.mark.parametrize("module", SOURCES)
+def test_rules(module: str) -> None:
+    assert violations(module, SOURCES[module]) == []
+
+
+def test_table_names_what_exists() -> None:
+    assert set(MAY_IMPORT) - set(SOURCES) == set()
+
+
+@pytest.mark.parametrize(
+    ("module", "text", "fault"),
+    [
+        ("spec", "from . import cache", "imports cache"),
+        ("spec", "from .hosts import Host", "imports hosts"),
+        ("spec", "def f():\n    import torch", "spec:2 imports torch"),
+        ("spec", "if TYPE_CHECKING:\n    from .call import MetalKernel", "imports call"),
+        ("hosts.numpy", "from .. import devices", "imports devices"),
+        ("hosts.numpy", "from ..devices.cpu import device", "imports devices.cpu"),
+        ("hosts.numpy", "import torch.nn", "imports torch"),
+        ("hosts", "from ferrule.source import cpp", "imports source.cpp"),
+        ("devices.cpu", "from ..hosts import numpy", "imports hosts.numpy"),
+        ("source.cpp", "import ferrule.toolchain as t", "imports toolchain"),
+        ("source.metal", "from ... import anything", "imports ferrule"),
+        ("cli", "from ..source import cpp", "imports source.cpp"),
+        ("call", "from .source import cpp, metal", "imports source.cpp"),
+        ("newcomer", "", "not in the table"),
+        ("cache", "import pickle", "imports pickle"),
+        ("cache", "from marshal import loads", "imports marshal"),
+        ("cache", "import dill", "imports dill"),
+        ("cache", "x = eval(text)", "calls eval"),
+        ("cache", "exec(text)", "calls exec"),
+        ("cache", "__import__('torch')", "calls __import__"),
+        ("toolchain", "subprocess.run(c, shell=True)", "runs a shell"),
+        ("toolchain", "subprocess.run(c, shell=chosen)", "runs a shell"),
+        ("toolchain", "os.system(c)", "uses system"),
+        ("toolchain", "from subprocess import getoutput as g", "uses getoutput"),
+        ("cache", "os.environ['HOME']", "uses environ"),
+        ("cache", "from os import getenv", "uses getenv"),
+        ("cache", "importlib.import_module(n)", "uses import_module"),
+        ("call", "from .arguments import _found", "the private _found"),
+    ],
+)
+def test_rules_are_seen_broken(module: str, text: str, fault: str) -> None:
+    assert any(fault in found for found in violations(module, text))
+
+
+@pytest.mark.parametrize(
+    ("module", "text"),
+    [
+        ("hosts.torch", "import torch\nimport torch.utils._pytree\nfrom torch import nn"),
+        (
+            "hosts.torch",
+            "from . import numpy\nfrom ..spec import Facts\nfrom .. import dtypes, _env",
+        ),
+        ("devices", "from .cpu import device"),
+        (
+            "cli",
+            "import ferrule as fe\nfrom ferrule import metal_kernel\nfrom .. import CompileError",
+        ),
+        ("toolchain", "re.compile(p)\nsubprocess.run(c, shell=False)\nmx.eval(a)\nimport os"),
+        ("_env", "import os\nos.environ.get('X')"),
+    ],
+)
+def test_rules_allow_what_is_right(module: str, text: str) -> None:
+    assert violations(module, text) == []
+
+
+def imports_of(code: str) -> set[str]:
+    """The top-level modules, outside the standard library, that `code` loads in a new process."""
+    script = (
+        "import json, sys\n"
+        "def tops(): return {name.partition('.')[0] for name in list(sys.modules)}\n"
+        f"before = tops()\n{code}\n"
+        "print(json.dumps(sorted(tops() - before - set(sys.stdlib_module_names))))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], check=True, capture_output=True, text=True, timeout=120
+    )
+    return set(json.loads(done.stdout.splitlines()[-1]))
+
+
+def test_import_is_cheap() -> None:
+    assert imports_of("import ferrule") == {"ferrule", "numpy", "ml_dtypes"}
+
+
+@pytest.mark.parametrize("module", ["click", "tree_sitter"])
+def test_dear_imports_are_seen(module: str) -> None:
+    assert imports_of(f"import ferrule, {module}") >= {"ferrule", "numpy", module}
+
+
+def test_writing_text_imports_no_framework() -> None:
+    code = (
+        "import ferrule\n"
+        "k = ferrule.metal_kernel('copy', ['a'], ['b'],"
+        " 'b[thread_position_in_grid.x] = a[thread_position_in_grid.x];')\n"
+        "assert 'a[' in k.text('metal', inputs=['float32[9]'], output_shapes=[(9,)],"
+        " output_dtypes=[ferrule.float32], grid=(9, 1, 1), threadgroup=(9, 1, 1))\n"
+    )
+    assert not imports_of(code) & {"torch", "mlx", "click", "rich", "cuda"}
+
+
+@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda p: p.stem)
+def test_files_are_small(path: Path) -> None:
+    assert len(path.read_text(encoding="utf-8").splitlines()) <= 620, "two modules in one?"
