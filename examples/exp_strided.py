@@ -10,8 +10,8 @@ myexp = ferrule.metal_kernel(
     output_names=["out"],
     source="""
         uint i = thread_position_in_grid.x;
-        // The place of element i, from the array's own strides; MLX has the same function.
-        auto place = elem_to_loc(i, inp_shape, inp_strides, inp_ndim);
+        // The place of element i; signed, because strides may be negative.
+        int64_t place = elem_to_loc<int64_t>(i, inp_shape, inp_strides, inp_ndim);
         out[i] = metal::exp(inp[place]);
     """,
     ensure_row_contiguous=False,

@@ -34,8 +34,8 @@ expected = torch.nn.functional.grid_sample(
 ).permute(0, 2, 3, 1)
 expected_grads = torch.autograd.grad((expected * weights).sum(), (x, grid))
 
-for name, mine, torchs in zip(
-    ("out", "x_grad", "grid_grad"), (out, x_grad, grid_grad), (expected, *expected_grads)
-):
-    torch.testing.assert_close(mine, torchs, rtol=1e-4, atol=1e-4)
-    print(f"{name:9} differs from torch's by {(mine - torchs).abs().max():.0e} at most")
+names = ("out", "x_grad", "grid_grad")
+pairs = zip((out, x_grad, grid_grad), (expected, *expected_grads), strict=True)
+for name, (mine, theirs) in zip(names, pairs, strict=True):
+    torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
+    print(f"{name:9} differs from torch's by {(mine - theirs).abs().max():.0e} at most")

@@ -71,7 +71,7 @@ class CountingOs:
 # In and out
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=25)
 @given(contents=st.dictionaries(KEYS, st.binary(max_size=3000), max_size=6))
 def test_what_goes_in_comes_out(
     tmp_path_factory: pytest.TempPathFactory, contents: dict[str, bytes]
@@ -177,7 +177,7 @@ def test_a_failing_make_leaves_nothing(tmp_path: Path) -> None:
 # Size and age
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=30)
 @given(
     bound=st.integers(0, 4000),
     puts=st.lists(st.tuples(st.sampled_from("abcdefgh"), st.integers(0, 1500)), max_size=25),

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ferrule import _env, cache, loader, toolchain
+from ferrule import _env, loader, toolchain
 from ferrule.errors import CacheWarning, ToolchainError
 from ferrule.toolchain import Compiler, CompilerFailed, find_compiler
 

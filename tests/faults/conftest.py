@@ -23,15 +23,21 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(_env.CXX, raising=False)
 
 
-@pytest.fixture
-def fast_folder(tmp_path: Path) -> Iterator[Path]:
+@pytest.fixture(scope="session")
+def memory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A folder in memory where there is one: a thousand fsyncs on a disk take their time."""
-    memory = Path("/dev/shm")  # noqa: S108
-    if not (memory.is_dir() and os.access(memory, os.W_OK)):
-        yield tmp_path
+    folder = Path("/dev/shm")  # noqa: S108
+    if not (folder.is_dir() and os.access(folder, os.W_OK)):
+        yield tmp_path_factory.mktemp("memory")
         return
-    with tempfile.TemporaryDirectory(dir=memory) as folder:
-        yield Path(folder)
+    with tempfile.TemporaryDirectory(dir=folder) as inside:
+        yield Path(inside)
+
+
+@pytest.fixture
+def fast_folder(memory: Path) -> Path:
+    """A new folder in memory."""
+    return Path(tempfile.mkdtemp(dir=memory))
 
 
 @pytest.fixture

@@ -83,8 +83,9 @@ def test_any_byte_flipped(fast_folder: Path) -> None:
 
 @settings(deadline=None, max_examples=100)
 @given(data=st.binary(max_size=300))
-def test_a_file_of_anything(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
-    store = Cache(tmp_path_factory.mktemp("cache"))
+def test_a_file_of_anything(memory: Path, data: bytes) -> None:
+    store = Cache(memory / "anything")
+    store.put("key", PAYLOAD)
     damaged_then_sound(store, data)
     damaged_then_sound(store, b"ferrule\n" + data)
     entry_file(store, "other").write_bytes(b"ferrule\n\0\0\0\1" + data)
@@ -283,14 +284,15 @@ OPERATIONS = st.tuples(
     bound=st.sampled_from([1 << 30, 400]),
 )
 def test_any_call_may_fail_at_any_time(
-    fast_cache: Path, operations: list[tuple[str, str]], faults: dict[int, int], bound: int
+    memory: Path, operations: list[tuple[str, str]], faults: dict[int, int], bound: int
 ) -> None:
     def fault(number: int, name: str, args: tuple[Any, ...]) -> None:
         if number in faults:
             raise OSError(faults[number], os.strerror(faults[number]))
 
-    Cache(fast_cache).clear()
-    store = Cache(fast_cache, max_bytes=bound)
+    folder = memory / "faulty"
+    Cache(folder).clear()
+    store = Cache(folder, max_bytes=bound)
     put: dict[str, set[bytes | None]] = {"a": {None}, "b": {None}}
     descriptors = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings(record=True) as said:
@@ -321,16 +323,11 @@ def test_any_call_may_fail_at_any_time(
     assert len(said) <= 1
     if descriptors:
         assert len(os.listdir("/proc/self/fd")) == descriptors
-    sound = Cache(fast_cache)
+    sound = Cache(folder)
     for key, possible in put.items():
         assert sound.get(key) in possible
         sound.put(key, b"sound")
         assert sound.get(key) == b"sound"
-
-
-@pytest.fixture(scope="module")
-def fast_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("cache")
 
 
 @pytest.mark.parametrize("number", [errno.ESTALE, errno.EBUSY, errno.ENOENT, errno.EIO])

@@ -495,7 +495,9 @@ class Function(Node):
     Attributes:
         modes: for each parameter ``value``, ``ref`` or ``pointer``.
         template: the text before it, such as ``template <int Q>``, with the values in `explicit`.
-        synchronises: it holds synchronising calls.
+        synchronises: it may hold synchronising calls.
+        barriers: it holds barriers: `Statements.meet` calls it.
+        pure: it changes nothing, so that it may stand inside expressions.
         capture: for a lambda, ``&`` or ``=``.
     """
 
@@ -509,6 +511,7 @@ class Function(Node):
     template_vars: list[tuple[Var, int]] = field(default_factory=list)
     synchronises: bool = False
     barriers: bool = False
+    pure: bool = True
     capture: str = ""
     spelling: str = ""
 
@@ -823,7 +826,7 @@ class Program:
         inputs: for each input its variable, shape and layout (``plain``, ``strided`` or ``0d``).
         outputs: for each output its variable and its elements per thread (0: 16 in all).
         exact: every float is an integer that its type holds exactly.
-        why: what makes the program special, for the statistics.
+        kind: ``flat``, ``simd`` or ``group``: what it synchronises.
     """
 
     seed: int
@@ -836,6 +839,7 @@ class Program:
     contiguous: bool = True
     exact: bool = True
     init: int = 0
+    kind: str = ""
 
     def header_text(self) -> str:
         return "\n".join(n.text() for n in self.header)  # type: ignore[attr-defined]

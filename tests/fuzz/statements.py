@@ -1,9 +1,9 @@
-"""Random statements, and whole programs."""
+"""Random statements."""
 
 from __future__ import annotations
 
 from . import program as p
-from .generate import (
+from .expressions import (
     HELD, VECTOR, Context, Expressions, Scope, p_kind, p_type, spanned,
 )  # fmt: skip
 from .program import (
@@ -18,8 +18,8 @@ _FLAGS = ("mem_flags::mem_threadgroup",) * 5 + (
 )  # fmt: skip
 
 
-class Generator(Expressions):
-    """Makes one program: ``Generator(seed).program()``."""
+class Statements(Expressions):
+    """Random statements; a method for each kind gives the list of statements that it takes."""
 
     # -- declarations ------------------------------------------------------------------------------
 
@@ -84,16 +84,13 @@ class Generator(Expressions):
             probe = p.Fn("", values, kind)
             var = self.declare(Var(self.fresh(probe), kind, "array", size, span=HELD[kind]))
             return [p.Decl(var, values=values)]
-        var = Var(self.fresh(), kind, "array", size, span=HELD[kind])
-        self.declare(var)
-        k = Var(self.fresh(), rng.choice((INT, UINT)), span=(0, size - 1), locked=True)
+        k = Var(f"k_{self.count}", rng.choice((INT, UINT)), span=(0, size - 1), locked=True)
+        self.count += 1
         self.scopes.append(Scope({k.name: k}))
-        k.name = f"{k.name}_k"
-        self.scopes[-1].names = {k.name: k}
-        hidden = self.scopes[-2].names.pop(var.name)
         value = self.expr(kind, 1, ctx.deeper(sync=False))
-        self.scopes[-2].names[var.name] = hidden
         self.scopes.pop()
+        var = Var(self.fresh(value), kind, "array", size, span=HELD[kind])
+        self.declare(var)
         return [p.Decl(var), self.counted(k, size, [p.Assign(p.Index(var, p.Name(k)), "=", value)])]
 
     def counted(self, k: Var, size: int, body: list[Stmt]) -> p.For:
@@ -176,17 +173,20 @@ class Generator(Expressions):
         rng = self.rng
         self.count += 1
         name = f"f_{self.count}"
-        kind = rng.choice([*self.types, p.VOID]) if ctx.loop != "x" else INT
+        kind = rng.choice([*self.types, p.VOID])
         copies = self.has("copies")
         f = p.Function(name, kind, [], [], capture="=" if copies else "&")
         f.synchronises = self.has("sync_lambdas") and ctx.sync
         self.scopes.append(Scope())
         self._parameters(f, refs=self.odds(0.3))
-        inner = ctx.deeper(function=f, sync=f.synchronises, barrier=False, uniform=False, loop="")
+        inner = ctx.deeper(
+            function=f, sync=f.synchronises, barrier=False, uniform=False, loop="", post=False
+        )
         body: list[Stmt] = []
         if not copies and (kind is p.VOID or self.odds(0.4)):
             for _ in range(rng.randint(1, 2)):
                 body += self.assign(inner)
+            f.pure = False
         if kind is not p.VOID:
             if self.odds(0.2):
                 test = self.expr(BOOL, 1, inner)
@@ -194,6 +194,8 @@ class Generator(Expressions):
             body.append(p.Return(self.exactly(self.expr(kind, 2, inner), kind)))
         f.body = body
         self.scopes.pop()
+        if copies and not all(_copied(n) for b in body for n in p.walk(b)):
+            return self.assign(ctx)
         self.scopes[-1].lambdas.append(f)
         return [p.LambdaDecl(f)]
 
@@ -327,7 +329,7 @@ class Generator(Expressions):
         roll = rng.random()
         plain = ctx.deeper(sync=False) if roll >= 0.4 else ctx
         if roll < 0.4:
-            return p.Assign(target, "=", self.tame(self.vector(kind, 2, ctx), kind))
+            return p.Assign(target, "=", self.tame(self.vector(kind, 2, ctx), kind, ctx))
         if roll < 0.6:
             place: Expr = p.Swizzle(target, rng.choice("xyzw"[: kind.lanes]))
         elif roll < 0.75:
@@ -340,11 +342,11 @@ class Generator(Expressions):
         value = self.fit(self.expr(kind.base, 2, ctx), kind.base, low, high)
         return p.Assign(place, "=", value)
 
-    def tame(self, e: Expr, kind: Vector) -> Expr:
+    def tame(self, e: Expr, kind: Vector, ctx: Context) -> Expr:
         low, high = VECTOR[kind.base]
         if low <= e.span[0] and e.span[1] <= high:
             return e
-        return self.small_vector(kind, Context(sync=False, function=p.Function("", INT, [], [], capture="&")))
+        return self.small_vector(kind, ctx.deeper(sync=False))
 
     def output(self, ctx: Context) -> list[Stmt]:
         """A write to one of this thread's elements of the outputs."""
@@ -354,6 +356,15 @@ class Generator(Expressions):
         if self.odds(0.15) and not floats:
             return [p.Assign(slot, "+=", self.fit(self.expr(INT, 2, ctx), INT, -99, 99))]
         return [p.Assign(slot, "=", self.expr(kind, 3, ctx))]
+
+    def read_back(self, ctx: Context) -> list[Stmt]:
+        """A read of one of this thread's elements of the outputs."""
+        if ctx.function is not None:
+            return self.assign(ctx)
+        slot = self.slot(False, self.rng.randrange(SLOTS))
+        value = self.fit(spanned(slot, INT.limits), INT, *HELD[INT])
+        var = self.declare(Var(self.fresh(slot), INT, span=HELD[INT]))
+        return [p.Decl(var, value)]
 
     def slot(self, floats: bool, c: int) -> p.Index:
         out = self.outputs[1 if floats else 0]
@@ -383,8 +394,6 @@ class Generator(Expressions):
             if place is None or any(_same(place, a) for a in args):
                 return self.assign(ctx)
             args.append(place)
-        if f.barriers:
-            self.passed_barriers(f, args)
         made = spanned(p.Call(f, args), HELD.get(f.type, (0, 0)))  # type: ignore[arg-type]
         if f.type is p.VOID or self.odds(0.2):
             return [p.Do(made)]
@@ -425,12 +434,29 @@ class Generator(Expressions):
             return None
         return p.Address(rng.choice(found), None, False) if found else None
 
-    def passed_barriers(self, f: p.Function, args: list[Expr]) -> None:
-        for key in self.state:
-            self.state[key] = "any"
-        for q, a in zip(f.params, args, strict=True):
-            if q.space == "threadgroup" and isinstance(a, p.Address):
-                self.state[a.base.id] = "cross"
+    def meet(self, ctx: Context) -> list[Stmt]:
+        """A call of a helper that holds barriers."""
+        helpers = [f for f in self.functions if f.barriers]
+        if not ctx.barrier or not helpers or not self.shared:
+            return self.exchange(ctx)
+        f = self.rng.choice(helpers)
+        fits = [v for v in self.shared if v.type is f.type]
+        if not fits:
+            return self.exchange(ctx)
+        v = self.rng.choice(fits)
+        kind = p_kind(v)
+        value = self.fit(self.expr(kind, 1, ctx.deeper(sync=False)), kind, *v.span)
+        out: list[Stmt] = []
+        if not self.own(v):
+            var = self.declare(Var(self.fresh(value), kind, span=v.span, const=True))
+            out += [p.Decl(var, value, spec="const "), *self.barrier(ctx)]
+            value = spanned(p.Name(var), v.span)
+        args = [p.Address(v, None, False), p.Name(self.lid), p.Name(self.group_size), value]
+        made = spanned(p.Call(f, args), v.span)
+        self.state = dict.fromkeys(self.state, "any")
+        self.state[v.id] = "cross"
+        var = self.declare(Var(self.fresh(made), kind, span=v.span))
+        return [*out, p.Decl(var, made)]
 
     def jump_out(self, ctx: Context) -> list[Stmt]:
         """An early return, ``break`` or ``continue``."""
@@ -730,7 +756,12 @@ class Generator(Expressions):
         if self.has("atomics"):
             table.append((4, self.atomic))
         if self.kind == "group":
-            table += [(12, self.exchange), (3, self.one), (4, self.barrier), (4, self.simd_exchange)]
+            table += [(12, self.exchange), (3, self.one), (4, self.barrier),
+                      (4, self.simd_exchange), (2 * self.has("sync_helpers"), self.meet)]  # fmt: skip
+        if self.has("reads_output"):
+            table.append((2, self.read_back))
+        if ctx.function is not None:
+            table = [(w, m) for w, m in table if m not in (self.output, self.jump_out)]
         out: list[Stmt] = []
         makers = [m for _, m in table]
         weights = [w for w, _ in table]
@@ -765,6 +796,13 @@ def _same(a: Expr, b: Expr) -> bool:
     names = [{getattr(n, f) for n in p.walk(e) for f in ("var", "base") if isinstance(getattr(n, f, None), Var)}
              for e in (a, b)]  # fmt: skip
     return bool(names[0] & names[1])
+
+
+def _copied(n: p.Node) -> bool:
+    """Whether a lambda that copies what it names may hold this."""
+    if isinstance(n, (p.Index, p.Deref, p.Strided)):
+        return n.base.kind in ("input", "table")
+    return not isinstance(n, p.Name) or n.var.kind in ("value", "template", "scalar")
 
 
 def _synchronises(e: Expr) -> bool:

@@ -338,15 +338,14 @@ static void test_threads_that_end(void) {
 
 /* ---------------------------------------------------------------------------------------- faults */
 
+#ifndef SANITIZED /* which map memory at any time, and keep books of stacks that a jump falsifies */
 static volatile char* nowhere; /* OUTSIDE bytes where nothing is mapped */
 enum { OUTSIDE = 8 << 20 };
 
 static bool nothing_mapped(void) {
-#ifndef SANITIZED /* which map memory of their own at any time */
   unsigned char there[1];
   for (size_t at = 0; at < OUTSIDE; at += page_size())
     if (mincore((void*)(uintptr_t)(nowhere + at), 1, there) == 0) return false;
-#endif
   return true;
 }
 
@@ -356,7 +355,6 @@ static void load_outside(const void* launch, uint64_t begin, uint64_t end, fr_wo
     if (nowhere[i * *(const size_t*)launch] != 0) abort();
 }
 
-#ifndef SANITIZED /* which keep books of stacks that a jump out of a kernel falsifies */
 static void store_outside(const void* launch, uint64_t begin, uint64_t end, fr_worker* worker) {
   (void)begin, (void)worker;
   if (end > *(const size_t*)launch) nowhere[12345] = 1;
@@ -397,7 +395,6 @@ static void overflow_stack(const void* launch, uint64_t begin, uint64_t end, fr_
   volatile char start = 1;
   use_frames(&start, 256 * MIB / 4000);
 }
-#endif
 
 static void find_nowhere(void) {
   void* hole = mmap(NULL, OUTSIDE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -415,7 +412,6 @@ static void test_faults_in_kernels(void) {
     }
     size_t step = 4096;
     CHECK(fr_run(load_outside, &step, 1000, threads) == FR_OK && nothing_mapped());
-#ifndef SANITIZED
     for (size_t from = 0; from < 100; from += 99) {
       CHECK(fr_run(store_outside, &from, 100, threads) == FR_E_FAULT && nothing_mapped());
       CHECK(fr_fault_address() == (void*)(uintptr_t)(nowhere + 12345));
@@ -431,12 +427,10 @@ static void test_faults_in_kernels(void) {
         CHECK(fr_run(overflow_fiber, NULL, 1, threads) == FR_E_FAULT);
     old_kernel = 0;
     CHECK(fr_run(overflow_stack, NULL, 9, threads) == FR_E_FAULT);
-#endif
     run_counted(&one, 1000, threads, 10); /* and all goes on */
   }
 }
 
-#ifndef __SANITIZE_THREAD__ /* it knows no new threads in the child of a fork */
 static void load_nowhere(void) { (void)*nowhere; }
 
 static void handle_once(int number) {
@@ -472,7 +466,7 @@ static void fault_after_reporter(void) {
 
 static void send_signal(void) { raise(SIGSEGV); }
 
-static void forget_handlers(void) { /* a sanitizer's among them */
+static void forget_handlers(void) {
   signal(SIGSEGV, SIG_DFL);
   run_counted(&one, 100, 2, 1);
 }
@@ -607,8 +601,8 @@ int main(int count, char** arguments) {
   test_failures();
   test_lent();
   test_threads_that_end();
+#ifndef SANITIZED
   test_faults_in_kernels();
-#ifndef __SANITIZE_THREAD__
   test_faults_elsewhere();
 #endif
   test_concurrent_callers();

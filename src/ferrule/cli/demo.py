@@ -123,11 +123,11 @@ def compare(
 def timed(work: Callable[[], _Result], most: int) -> tuple[_Result, float]:
     """What `work` returns, and the median time of a call in seconds, after one that warms up.
 
-    Calls it up to ``most`` times, but no longer than about 2 seconds.
+    Calls it up to ``most`` times, but no longer than about a second.
     """
     result = work()
     times: list[float] = []
-    while len(times) < most and (len(times) < 3 or sum(times) < 2):
+    while len(times) < most and (len(times) < 3 or sum(times) < 1):
         start = time.perf_counter()
         result = work()
         times.append(time.perf_counter() - start)
@@ -234,7 +234,7 @@ def draw(path: str, x: Floats, out: Floats, x_grad: Floats, grid_grad: Floats) -
     )
     for i, (name, caption, picture) in enumerate(pictures):
         axes = figure.add_subplot(rows, columns, i + 1)
-        axes.imshow(np.clip(picture, 0, 1))
+        axes.imshow(np.clip(np.nan_to_num(picture), 0, 1))
         axes.set_axis_off()
         axes.set_title(name, color="white", fontsize=15, family="monospace", pad=24)
         axes.text(
@@ -256,6 +256,7 @@ def _directions(field: Floats) -> Floats:
     """A picture of a field of vectors: hue is direction, brightness is length."""
     from matplotlib.colors import hsv_to_rgb
 
+    field = np.nan_to_num(field)
     length = np.hypot(field[..., 0], field[..., 1])
     bright = np.clip(length / max(float(np.percentile(length, 99)), 1e-30), 0, 1) ** 0.45
     hue = np.arctan2(field[..., 1], field[..., 0]) / (2 * np.pi) % 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import struct
 import threading
 import warnings
 from collections.abc import Iterator, Sequence
@@ -11,7 +12,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from .. import cache, loader, toolchain
 from ..binding import runtime
@@ -29,6 +30,8 @@ SCHEMA = "1"  # raised when the same text, flags and compiler would run differen
 BLOCK = 8192  # threads along x of one unit of work of a flat kernel
 MODES = ("auto", "flat", "split", "fibers")
 INCLUDE = Path(__file__).resolve().parent.parent / "include"
+
+_SHARED_LIMIT = 32 << 10
 
 # Codes of runtime/runtime.h.
 _MEMORY, _FAULT, _DIVISION = 1, 4, 5
@@ -99,21 +102,6 @@ def form_of(launch: Launch | None) -> Form:
     )
 
 
-class _LaunchStruct(ctypes.Structure):
-    """`fr::launch` of include/cpu.h."""
-
-    _fields_ = (
-        ("buffers", ctypes.c_void_p),
-        ("shapes", ctypes.c_void_p),
-        ("strides", ctypes.c_void_p),
-        ("ndims", ctypes.c_void_p),
-        ("grid", ctypes.c_uint32 * 3),
-        ("threadgroup", ctypes.c_uint32 * 3),
-        ("groups", ctypes.c_uint32 * 3),
-        ("block", ctypes.c_uint32),
-    )
-
-
 class _Loaded:
     """A binary in this process."""
 
@@ -122,6 +110,29 @@ class _Loaded:
         self.entry = ctypes.cast(getattr(self.library, cpp.ENTRY), ctypes.c_void_p)
         units = ctypes.c_char.in_dll(self.library, "fr_units")
         self.over_grid = ctypes.string_at(ctypes.addressof(units)) == b"grid"
+        self.shared = _shared_memory(self.library)
+
+
+def _shared_memory(library: ctypes.CDLL) -> dict[int, int]:
+    """Bytes of threadgroup memory that a kernel declares, by line."""
+    if not hasattr(library, "fr_shared"):
+        return {}
+    words = (ctypes.c_uint32 * 512)()
+    n = min(library.fr_shared(words, len(words)), len(words))
+    # A compiler may emit a declaration more than once.
+    pairs = {(words[i], words[i + 1]) for i in range(0, n - 1, 2)}
+    found: dict[int, int] = {}
+    for line, size in pairs:
+        found[line] = found.get(line, 0) + size
+    return found
+
+
+class _Plan(NamedTuple):
+    """What of a launch depends on its grid and threadgroup alone."""
+
+    loaded: _Loaded
+    sizes: tuple[int, ...]  # grid, threadgroup, threadgroups and block, as `fr::launch` has them
+    units: int
 
 
 class CpuProgram:
@@ -131,17 +142,36 @@ class CpuProgram:
         self._device = device
         self._spec = spec
         self._forms: dict[tuple[str, Form], _Loaded] = {}
+        self._plans: dict[tuple[object, ...], _Plan] = {}
         self._lock = threading.Lock()
+        self._count = len(spec.inputs) + len(spec.outputs)
+        # Inputs whose shape, strides or rank the body asks for.
+        self._described = [
+            i for i, name in enumerate(spec.kernel.input_names) if any(spec.kernel.wants(name))
+        ]
 
-    def _loaded(self, launch: Launch) -> _Loaded:
-        key = (_mode.get(), form_of(launch))
-        found = self._forms.get(key)
-        if found is None:
-            with self._lock:
-                found = self._forms.get(key)
-                if found is None:
-                    payload = self._device.binary(self._spec, key[1])[0]
-                    found = self._forms[key] = _Loaded(payload, self._spec.kernel)
+    def _plan(self, launch: Launch, key: tuple[object, ...]) -> _Plan:
+        grid, threadgroup = launch.grid, launch.threadgroup
+        loaded = self._loaded(form_of(launch))
+        groups = tuple(-(-g // t) for g, t in zip(grid, threadgroup, strict=True))
+        if loaded.over_grid:
+            units = -(-grid[0] // BLOCK) * grid[1] * grid[2]
+        else:
+            units = groups[0] * groups[1] * groups[2]
+        if len(self._plans) > 256:
+            self._plans.clear()
+        plan = _Plan(loaded, (*grid, *threadgroup, *groups, BLOCK), units)
+        return self._plans.setdefault(key, plan)
+
+    def _loaded(self, form: Form) -> _Loaded:
+        key = (_mode.get(), form)
+        with self._lock:
+            found = self._forms.get(key)
+            if found is None:
+                payload = self._device.binary(self._spec, form)[0]
+                found = _Loaded(payload, self._spec.kernel)
+                self._device.check_shared(self._spec.kernel, found.shared)
+                self._forms[key] = found
         return found
 
     def launch(
@@ -152,44 +182,64 @@ class CpuProgram:
         Raises:
             CompileError: the compiler refused the kernel's text.
             DialectError: the text uses something that ferrule refuses.
-            DeviceError: the runtime ran out of memory.
+            DeviceError: the kernel accessed memory outside its arrays, divided an integer by
+                zero, or the runtime ran out of memory.
         """
-        loaded = self._loaded(launch)
-        grid, threadgroup = launch.grid, launch.threadgroup
+        grid = launch.grid
+        key = (grid, launch.threadgroup, _mode.get())
+        plan = self._plans.get(key) or self._plan(launch, key)
         if 0 in grid:
             return
-        groups = tuple(-(-g // t) for g, t in zip(grid, threadgroup, strict=True))
-        pointers = [f.pointer for f in inputs] + [f.pointer for f in outputs]
-        buffers = (ctypes.c_void_p * len(pointers))(*pointers)
-        n = len(inputs)
-        keep: list[Any] = []
-        shapes = (ctypes.c_void_p * n)()
-        strides = (ctypes.c_void_p * n)()
-        for i, f in enumerate(inputs):
-            if f.shape:
-                shape = (ctypes.c_int32 * len(f.shape))(*f.shape)
-                stride = (ctypes.c_int64 * len(f.shape))(*f.strides)
-                keep += (shape, stride)
-                shapes[i] = ctypes.addressof(shape)
-                strides[i] = ctypes.addressof(stride)
-        ndims = (ctypes.c_int32 * n)(*(len(f.shape) for f in inputs))
-        args = _LaunchStruct(
-            ctypes.addressof(buffers),
-            ctypes.addressof(shapes),
-            ctypes.addressof(strides),
-            ctypes.addressof(ndims),
-            grid,
-            threadgroup,
-            groups,
-            BLOCK,
-        )
-        if loaded.over_grid:
-            units = -(-grid[0] // BLOCK) * grid[1] * grid[2]
+        count = self._count
+        if self._described:
+            block = self._pack(inputs, outputs, plan)
         else:
-            units = groups[0] * groups[1] * groups[2]
-        status = runtime().fr_run(loaded.entry, ctypes.addressof(args), units, 0)
+            block = ctypes.create_string_buffer(_FIXED + 8 * count)
+            at = ctypes.addressof(block)
+            _launch_struct(count).pack_into(
+                block, 0, at + _FIXED, 0, 0, 0, *plan.sizes,
+                *[f.pointer for f in inputs], *[f.pointer for f in outputs],
+            )  # fmt: skip
+        status = runtime().fr_run(plan.loaded.entry, ctypes.addressof(block), plan.units, 0)
         if status:
             raise _failure(status, self._spec.kernel, launch, [*inputs, *outputs])
+
+    def _pack(
+        self, inputs: Sequence[Facts], outputs: Sequence[Facts], plan: _Plan
+    ) -> ctypes.Array[ctypes.c_char]:
+        """`fr::launch` of include/cpu.h with all that it points to, in one block of memory."""
+        n, count = len(inputs), self._count
+        shapes = _FIXED + 8 * count
+        strides = shapes + 8 * n
+        ndims = strides + 8 * n
+        data = ndims + (4 * n + 7) // 8 * 8
+        rank = sum(len(inputs[i].shape) for i in self._described)
+        block = ctypes.create_string_buffer(data + 16 * rank)
+        at = ctypes.addressof(block)
+        shape_at, stride_at = [0] * n, [0] * n
+        for i in self._described:
+            fact = inputs[i]
+            ndim = len(fact.shape)
+            struct.pack_into(f"={ndim}q{ndim}i", block, data, *fact.strides, *fact.shape)
+            stride_at[i], shape_at[i] = at + data, at + data + 8 * ndim
+            data += 16 * ndim
+        _launch_struct(count).pack_into(
+            block, 0, at + _FIXED, at + shapes, at + strides, at + ndims, *plan.sizes,
+            *[f.pointer for f in inputs], *[f.pointer for f in outputs],
+        )  # fmt: skip
+        struct.pack_into(
+            f"={2 * n}Q{n}i", block, shapes, *shape_at, *stride_at, *[len(f.shape) for f in inputs]
+        )
+        return block
+
+
+_FIXED = 4 * 8 + 10 * 4  # bytes of `fr::launch` of include/cpu.h
+
+
+@lru_cache(maxsize=64)
+def _launch_struct(buffers: int) -> struct.Struct:
+    """`fr::launch`, followed by the addresses of the buffers."""
+    return struct.Struct(f"=4Q10I{buffers}Q")
 
 
 def _failure(status: int, kernel: Kernel, launch: Launch, arrays: list[Facts]) -> DeviceError:
@@ -267,6 +317,17 @@ class CpuDevice:
         if len(cpp.parameters(p.spec)) > 31:
             found.append(Note("source", 1, "a kernel with more than 31 buffers"))
         return found
+
+    def check_shared(self, kernel: Kernel, shared: dict[int, int]) -> None:
+        """Apple's GPUs give a threadgroup 32 KB of memory."""
+        total = 0
+        for line in sorted(shared):
+            total += shared[line]
+            if total > _SHARED_LIMIT:
+                what = f"{sum(shared.values())} bytes of threadgroup memory (more than 32 KB)"
+                self._noted.discard(kernel)
+                self._say(kernel, [Note("source", line, what)])
+                return
 
     def _say(self, kernel: Kernel, notes: list[Note]) -> None:
         for note in notes:

@@ -70,3 +70,24 @@ struct group {
 }  // namespace fr
 
 #define FR_EXPORT extern "C" __attribute__((visibility("default")))
+
+// A threadgroup variable's line and size, written where the compiler knows the size: into a section
+// of its own, which `shared_memory` reads back as pairs. Returns how many words there are.
+#if defined(__ELF__)
+#define FR_SHARED(LINE, NAME)                                                                       \
+  __asm__ volatile(".pushsection fr_shared_sizes,\"a\"\n.long %c0, %c1\n.popsection" ::"i"(LINE), "i"(sizeof(NAME)))
+extern "C" __attribute__((weak, visibility("hidden"))) const unsigned fr_shared_start[] __asm__("__start_fr_shared_sizes");
+extern "C" __attribute__((weak, visibility("hidden"))) const unsigned fr_shared_stop[] __asm__("__stop_fr_shared_sizes");
+namespace fr {
+inline unsigned shared_memory(unsigned* at, unsigned room) {
+  const unsigned n = unsigned(fr_shared_stop - fr_shared_start);
+  for (unsigned i = 0; i < n && i < room; ++i) at[i] = fr_shared_start[i];
+  return n;
+}
+}  // namespace fr
+#else
+#define FR_SHARED(LINE, NAME) (void)0
+namespace fr {
+inline unsigned shared_memory(unsigned*, unsigned) { return 0; }
+}  // namespace fr
+#endif

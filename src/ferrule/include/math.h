@@ -202,7 +202,7 @@ FR_FN int ilogb(float x) {
   float y = m < 0x00800000 ? x * 0x1p24f : x;
   int e = (detail::magnitude_bits(y) >> 23) - (m < 0x00800000 ? 127 + 24 : 127);
   e = m == 0x7f800000 ? 0x7fffffff : e;
-  return (m == 0) | (m > 0x7f800000) ? -0x7fffffff - 1 : e;
+  return ((m == 0) | (m > 0x7f800000)) ? -0x7fffffff - 1 : e;
 }
 FR_FN int ilogb(double x) {
   int e = 0;
@@ -225,7 +225,7 @@ FR_FN float nextafter(float x, float y) {
   detail::u32 zero = detail::sign_bit(y) | 1u;
   float r = detail::from_bits(x == 0.0f ? zero : step);
   r = x == y ? y : r;
-  return isnan(x) | isnan(y) ? x + y : r;
+  return ((x != x) | (y != y)) ? x + y : r;
 }
 FR_FN double nextafter(double x, double y) { return FR_LIBM(nextafter)(x, y); }
 
@@ -624,7 +624,7 @@ FR_FN float pow_core(float x, float y) {
   float k = from_bits((u32)(v < limit ? v : limit) | ((u32)w & 0x80000000u));
   float r = scale(t, bits(k + FR_EXPONENT_ROUNDER));
   bool lost = (x != x) | (y != y);
-  return lost & (one == false) ? nan() : r;
+  return (lost & (one == false)) ? nan() : r;
 }
 
 }  // namespace detail
@@ -692,7 +692,7 @@ FR_FN float log1p(float x) {
   float u = 1.0f + x;
   float lost = x - (u - 1.0f);  // what the sum lost
   float y = detail::log_core(u);
-  y = (u > 0.0f) & (u < 0x1p25f) ? y + lost / u : y;
+  y = ((u > 0.0f) & (u < 0x1p25f)) ? y + lost / u : y;
   return x == 0.0f ? x : y;
 }
 
@@ -844,7 +844,8 @@ FR_FN float pow(float x, float y) {
   bool whole = rint(y) == y;
   bool odd = whole & (rint(h) != h);
   float p = detail::pow_core(x, y);
-  p = (x < 0.0f) & !whole & (x != -detail::infinity()) ? detail::nan() : p;
+  bool real = whole | (x >= 0.0f) | (x == -detail::infinity()) | (x != x);
+  p = real ? p : detail::nan();
   return detail::flip_sign(p, odd ? detail::sign_bit(x) : 0u);
 }
 

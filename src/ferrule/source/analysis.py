@@ -9,7 +9,7 @@ from tree_sitter import Node
 
 from .cpp import NotSplittable, Prepared, parameters, used_attributes
 from .dialect import MATRIX_OPS, SYNC
-from .syntax import Tree, callee, function_names, walk
+from .syntax import Tree, callee, declarators, declared_name, function_definitions, walk
 from .uniform import (
     Facts,
     Uniformity,
@@ -42,8 +42,10 @@ class Body:
         self.tree = Tree(text, body=True)
         if self.tree.has_error:
             raise NotSplittable("the body has syntax that the splitter does not read")
-        self.macros = _macros(prepared)
-        self.functions = frozenset(function_names(Tree(prepared.text.header, body=False)))
+        self.macros = prepared.text.macros
+        self.functions = frozenset(
+            name for name, _ in function_definitions(Tree(prepared.text.header, body=False))
+        )
         self.params = parameters(prepared.spec)
         self.attributes = used_attributes(prepared)
         self.masked_loops: set[int] = set()  # loops that some lanes leave before others
@@ -168,6 +170,8 @@ class Body:
 
     def _written(self, name: str, inner: set[str], through: bool) -> None:
         variable = self._lookup(name)
+        if name in self.facts.scalars and variable is self.by_param.get(name):
+            return  # a reference to a constant
         if variable is not None and not (through and variable.pointer):
             variable.written = True
             if name not in inner or variable.kind == "value":
@@ -360,35 +364,3 @@ def expression(node: Node | None) -> Node | None:
     if node is not None and node.type == "expression_statement":
         return node.named_children[0] if node.named_children else None
     return node
-
-
-def declarators(s: Node) -> list[Node]:
-    return list(s.children_by_field_name("declarator"))
-
-
-def declared_name(d: Node) -> Node | None:
-    """The identifier that a declarator declares."""
-    node: Node | None = d
-    while node is not None and node.type != "identifier":
-        following = node.child_by_field_name("declarator")
-        if following is None and node.type in ("reference_declarator", "pointer_declarator"):
-            following = next(
-                (
-                    c
-                    for c in node.named_children
-                    if "identifier" in c.type or "declarator" in c.type
-                ),
-                None,
-            )
-        node = following
-    return node
-
-
-def _macros(p: Prepared) -> dict[str, str]:
-    """The macros of both texts: names and what they stand for."""
-    found: dict[str, str] = {}
-    for text in (p.text.header, p.text.source):
-        joined = text.replace("\\\n", " ")
-        for match in re.finditer(r"^[ \t]*#[ \t]*define[ \t]+(\w+)(\([^)]*\))?(.*)$", joined, re.M):
-            found[match.group(1)] = match.group(3)
-    return found

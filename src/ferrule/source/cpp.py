@@ -21,7 +21,7 @@ from typing import NamedTuple
 from ..dtypes import Dtype
 from ..kernel import Kernel
 from ..spec import Spec
-from .dialect import COLLECTIVES, MATRIX_OPS, SYNC, THREADGROUP_BARRIERS
+from .dialect import MATRIX_OPS, SYNC, THREADGROUP_BARRIERS
 from .lexer import join, tokens
 from .rewrite import Rewritten, rewrite
 
@@ -55,7 +55,13 @@ class Prepared:
     @property
     def synchronises(self) -> bool:
         """Whether some thread may wait for another."""
-        return bool(self.text.words & SYNC) or self.shared
+        words = self.text.source_words
+        if words & SYNC or self.shared:
+            return True
+        # Macros and functions of the header may bring a synchronising call along.
+        return bool(self.text.header_words & SYNC) and bool(
+            words & (synchronising_functions(self) | self.text.synchronising_macros)
+        )
 
     @property
     def shared(self) -> bool:
@@ -236,6 +242,7 @@ def _function_parameters(parameters_: list[Parameter]) -> str:
 
 def flat(p: Prepared) -> str:
     """Plain loops over the grid; what is the same in all threads of a row stands outside."""
+    p = without_synchronising_functions(p)
     attributes = used_attributes(p)
     in_group = any(a in _PER_THREAD and a != "thread_position_in_grid" for a in attributes) or any(
         a in _PER_GROUP for a in attributes
@@ -351,6 +358,13 @@ def _comma(params: list[Parameter]) -> str:
     return ", " if params else ""
 
 
+_SHARED_TABLE = """\
+FR_EXPORT unsigned fr_shared(unsigned* fr_at, unsigned fr_room) {
+  return ::fr::shared_memory(fr_at, fr_room);
+}
+"""
+
+
 def _with_entry(
     p: Prepared, mode: str, function: str, call: str, params: list[Parameter], units: str
 ) -> str:
@@ -361,6 +375,7 @@ def _with_entry(
         f"FR_EXPORT void {ENTRY}(const ::fr::launch* fr_l, uint64_t fr_begin, uint64_t fr_end, "
         f"::fr::worker* fr_w) {{\n  (void)fr_w;\n{call}}}\n"
         f'FR_EXPORT const char fr_units[] = "{units}";\n'
+        f"{_SHARED_TABLE if mode != 'flat' else ''}"
         f"{TAIL}"
     )
 
@@ -468,11 +483,23 @@ def fibers(p: Prepared) -> str:
 _STORAGE = "static thread_local __attribute__((aligned(16)))"
 
 
+def shared_note(line: int, name: str) -> str:
+    """Records how large a threadgroup variable is, in a section that the device reads."""
+    return f"FR_SHARED({line}, {name});"
+
+
 def mark_places(text: str, p: Prepared, *, body: bool) -> str:
     """Tell each synchronising call and loop its place in the text (see ``include/fiber.h``)."""
-    from .syntax import Tree, callee, function_names, walk
+    from .syntax import (
+        Tree,
+        callee,
+        declarators,
+        declared_name,
+        function_definitions,
+        walk,
+    )
 
-    defined_here = function_names(Tree(p.text.header, body=False))
+    defined_here = {name for name, _ in function_definitions(Tree(p.text.header, body=False))}
     helpers = synchronising_functions(p)
     tree = Tree(text, body=body)
     edits: list[tuple[int, int, str]] = []
@@ -488,6 +515,11 @@ def mark_places(text: str, p: Prepared, *, body: bool) -> str:
                     )  # fmt: skip
                     edits.append((inner.start_byte, inner.start_byte, "{ fr_m.tick(); "))
                     edits.append((inner.end_byte, inner.end_byte, " }"))
+            elif node.type == "declaration" and tree.text(node).startswith("thread_local"):
+                names = [declared_name(d) for d in declarators(node)]
+                line = node.start_point[0] + 1
+                notes = " ".join(shared_note(line, tree.text(n)) for n in names if n is not None)
+                edits.append((node.end_byte, node.end_byte, f" {notes}"))
             elif node.type == "call_expression" and callee(tree, node) in helpers:
                 edits.append((node.start_byte, node.start_byte, "(::fr::place_mark(__COUNTER__), "))
                 edits.append((node.end_byte, node.end_byte, ")"))
@@ -512,21 +544,31 @@ def _mark_calls(text: str, kernel: str, own: set[str]) -> str:
 
 def synchronising_functions(p: Prepared) -> set[str]:
     """The header's functions that synchronise, directly or through others."""
-    from .syntax import Tree, callee, function_names, walk
+    from .syntax import Tree, callee, function_definitions, walk
 
-    if not p.text.header.strip():
+    if not p.text.header_words & SYNC:
         return set()
     tree = Tree(p.text.header, body=False)
-    calls = {
-        name: {callee(tree, n) for n in walk(node) if n.type == "call_expression"}
-        for name, node in function_names(tree).items()
-    }
-    found = {name for name, called in calls.items() if called & COLLECTIVES | called & SYNC}
+    calls: dict[str, set[str]] = {}
+    for name, node in function_definitions(tree):
+        called = {callee(tree, n) for n in walk(node) if n.type == "call_expression"}
+        calls[name] = calls.get(name, set()) | called
+    found = {name for name, called in calls.items() if called & SYNC}
     while True:
         more = {name for name, called in calls.items() if called & found} - found
         if not more:
-            return found - SYNC
+            return found
         found |= more
+
+
+def without_synchronising_functions(p: Prepared) -> Prepared:
+    """The kernel without the header's functions that only fibers can run; nobody calls them."""
+    from .syntax import without_functions
+
+    names = synchronising_functions(p)
+    if not names:
+        return p
+    return replace(p, text=replace(p.text, header=without_functions(p.text.header, names)))
 
 
 # -- split ---------------------------------------------------------------------------------------
@@ -546,6 +588,8 @@ def split(p: Prepared, *, simdgroup: bool, rows: bool) -> str:
     from .split import split_body
     from .uniform import LANE_ATTRIBUTES
 
+    text = split_body(p, simdgroup=simdgroup, rows=rows)
+    p = without_synchronising_functions(p)
     params = parameters(p.spec)
     positions = (
         ""
@@ -561,7 +605,6 @@ def split(p: Prepared, *, simdgroup: bool, rows: bool) -> str:
         for a in used_attributes(p)
     )
     lanes = "32" if simdgroup else "1024"
-    text = split_body(p, simdgroup=simdgroup, rows=rows)
     head_ = template_head(p.spec) or ""
     full = "template <unsigned FR_FULL" + (", " + head_[len("template <") :] if head_ else ">\n")
     each = "simdgroups" if simdgroup else "threadgroups"

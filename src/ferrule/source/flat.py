@@ -6,9 +6,9 @@ import re
 
 from tree_sitter import Node
 
-from .analysis import declarators
 from .cpp import Prepared
 from .regions import Piece, Regions
+from .syntax import declarators
 from .uniform import Variable
 
 _POSITION = "thread_position_in_grid.x"

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 from tree_sitter import Node
 
-from .analysis import LOOPS, Body, declared_name, declarators
-from .cpp import NotSplittable, Parameter, Prepared, attribute, body_line
-from .syntax import walk
+from .analysis import LOOPS, Body
+from .cpp import NotSplittable, Parameter, Prepared, attribute, body_line, shared_note
+from .syntax import declared_name, declarators, walk
 from .uniform import LANE_ATTRIBUTES, Variable
 
 _CONSTANT = re.compile(r"\bconstexpr\b")
@@ -288,7 +288,8 @@ class Regions(Body):
                 continue
             if v.kind == "shared":
                 text = re.sub(r"\b(thread_local|static)\b", "", spec)
-                self._at(s, f"alignas(16) {text} {declarator};\n")
+                note = shared_note(self._line(s), v.name)
+                self._at(s, f"alignas(16) {text} {declarator}; {note}\n")
                 continue
             if v.uniform and v.kind in ("value", "array"):
                 if any(piece.exits for piece in self.pending):

@@ -29,6 +29,7 @@ from .dialect import (
     REFUSED,
     REFUSED_PREFIXES,
     SPECIFIERS,
+    SYNC,
 )
 from .lexer import Token, join, tokens
 
@@ -36,6 +37,8 @@ _SWIZZLE = re.compile(r"[xyzw]{2,4}|[rgba]{1,4}|lo|hi|even|odd")
 _LANES = {letter: i for letters in ("xyzw", "rgba") for i, letter in enumerate(letters)}
 _ASSIGN = frozenset({"=", "+=", "-=", "*=", "/=", "%=", "&=", "|=", "^=", "<<=", ">>="})
 _FLOAT = re.compile(r"(?:[0-9']+\.[0-9']*|\.[0-9']+|[0-9']+(?=[eE]))(?:[eE][+-]?[0-9]+)?")
+_DEFINE = re.compile(r"^[ \t]*#[ \t]*define[ \t]+(\w+(?=\W|$))(?:\([^)]*\))?(.*)$", re.MULTILINE)
+_WORD = re.compile(r"[A-Za-z_]\w*")
 _CONTRACT = re.compile(r"\bfp\s+contract\s*\(\s*off\s*\)|FP_CONTRACT\s+OFF")
 
 
@@ -54,16 +57,42 @@ class Rewritten:
 
     Attributes:
         header, source: the texts, line for line the author's.
-        words: every identifier of both texts.
+        header_words, source_words: every identifier of each text.
         contract_off: a pragma asks that ``a * b + c`` is not fused.
         notes: what Apple refuses.
     """
 
     header: str
     source: str
-    words: frozenset[str]
+    header_words: frozenset[str]
+    source_words: frozenset[str]
     contract_off: bool
     notes: list[Note] = field(default_factory=list)
+
+    @property
+    def words(self) -> frozenset[str]:
+        """Every identifier of both texts."""
+        return self.header_words | self.source_words
+
+    @property
+    def macros(self) -> dict[str, str]:
+        """The macros of both texts: names and what they stand for."""
+        found: dict[str, str] = {}
+        for text in (self.header, self.source):
+            for match in _DEFINE.finditer(text.replace("\\\n", " ")):
+                found[match.group(1)] = match.group(2)
+        return found
+
+    @property
+    def synchronising_macros(self) -> frozenset[str]:
+        """The macros whose text synchronises, directly or through others."""
+        words = {name: set(_WORD.findall(text)) for name, text in self.macros.items()}
+        found = {name for name, used in words.items() if used & SYNC}
+        while True:
+            more = {name for name, used in words.items() if used & found} - found
+            if not more:
+                return frozenset(found)
+            found |= more
 
 
 def rewrite(kernel: Kernel) -> Rewritten:
@@ -75,15 +104,18 @@ def rewrite(kernel: Kernel) -> Rewritten:
     header = tokens(kernel.header, kernel=kernel.name, where="header")
     source = tokens(kernel.source, kernel=kernel.name, where="source")
     members = _members(header) | _members(source)
-    words = frozenset(t.text for t in (*header, *source) if t.kind == "word")
+    header_words = frozenset(t.text for t in header if t.kind == "word")
+    source_words = frozenset(t.text for t in source if t.kind == "word")
     contract_off = False
     notes: list[Note] = []
     for where, part in (("header", header), ("source", source)):
-        pass_ = _Pass(kernel.name, where, part, members, words)
+        pass_ = _Pass(kernel.name, where, part, members)
         pass_.run(body=where == "source")
         contract_off |= pass_.contract_off
         notes += pass_.notes
-    return Rewritten(join(header), join(source), words, contract_off, notes)
+    return Rewritten(
+        join(header), join(source), header_words, source_words, contract_off, notes
+    )
 
 
 def _members(part: list[Token]) -> set[str]:
@@ -124,13 +156,12 @@ class _Pass:
     """One pass over one text."""
 
     def __init__(
-        self, kernel: str, where: str, part: list[Token], members: set[str], words: frozenset[str]
+        self, kernel: str, where: str, part: list[Token], members: set[str]
     ) -> None:
         self.kernel = kernel
         self.where = where
         self.part = part
         self.members = members
-        self.words = words
         self.solid = [t for t in part if not t.blank]
         self.contract_off = False
         self.notes: list[Note] = []

@@ -19,12 +19,12 @@ import re
 
 from tree_sitter import Node
 
-from .analysis import LOOPS, SPLIT_CALLS, WORD, declarators, expression
+from .analysis import LOOPS, SPLIT_CALLS, WORD, expression
 from .cpp import NotSplittable, Prepared, body_line, synchronising_functions
 from .dialect import MATRIX_OPS, SIMD_BARRIERS, SYNC, THREADGROUP_BARRIERS, UNIFORM_RESULTS
 from .lexer import join, tokens
 from .regions import Again, Mask, Piece, Regions
-from .syntax import callee, walk
+from .syntax import callee, declarators, walk
 from .uniform import assigned
 
 _GROUP_LEVEL = (

@@ -143,18 +143,54 @@ def convert_conditionals(text: str, *, body: bool) -> str:
     return tree.edited(edits)
 
 
-def function_names(tree: Tree) -> dict[str, Node]:
-    """The functions that a text defines, by name (the last one where several share a name)."""
-    found: dict[str, Node] = {}
+def function_definitions(tree: Tree) -> list[tuple[str, Node]]:
+    """The functions that a text defines: their names, and their nodes in the text."""
+    found: list[tuple[str, Node]] = []
     for node in walk(tree.root):
         if node.type != "function_definition":
             continue
         declarator = node.child_by_field_name("declarator")
         while declarator is not None and declarator.type != "function_declarator":
-            declarator = declarator.child_by_field_name("declarator")
-        if declarator is None:
-            continue
-        name = declarator.child_by_field_name("declarator")
+            declarator = declarator.child_by_field_name("declarator") or next(
+                (c for c in declarator.named_children if c.type == "function_declarator"), None
+            )
+        name = declarator.child_by_field_name("declarator") if declarator is not None else None
         if name is not None:
-            found[tree.text(name)] = node
+            found.append((tree.text(name).rsplit("::", 1)[-1], node))
     return found
+
+
+def without_functions(text: str, names: set[str]) -> str:
+    """The text without the definitions of these functions, line for line."""
+    tree = Tree(text, body=False)
+    edits: list[tuple[int, int, str]] = []
+    for name, node in function_definitions(tree):
+        if name not in names:
+            continue
+        while node.parent is not None and node.parent.type == "template_declaration":
+            node = node.parent
+        edits.append((node.start_byte, node.end_byte, "\n" * tree.text(node).count("\n")))
+    return tree.edited(edits)
+
+
+def declarators(s: Node) -> list[Node]:
+    """The declarators of a declaration."""
+    return list(s.children_by_field_name("declarator"))
+
+
+def declared_name(d: Node) -> Node | None:
+    """The identifier that a declarator declares."""
+    node: Node | None = d
+    while node is not None and node.type != "identifier":
+        following = node.child_by_field_name("declarator")
+        if following is None and node.type in ("reference_declarator", "pointer_declarator"):
+            following = next(
+                (
+                    c
+                    for c in node.named_children
+                    if "identifier" in c.type or "declarator" in c.type
+                ),
+                None,
+            )
+        node = following
+    return node

@@ -53,6 +53,10 @@ _SKIPPED = frozenset(
 )  # fmt: skip
 
 
+# `float(x)` reads like a call.
+_CASTS = frozenset({"primitive_type", "sized_type_specifier", "type_identifier", "template_type"})
+
+
 @dataclass
 class Variable:
     """A variable of the body (or a parameter).
@@ -217,7 +221,7 @@ class Uniformity:
                 return False
             if name == "simd_broadcast" or name == "simd_shuffle":
                 # One lane's value for all, where the lane is the same for all.
-                given = [c for c in arguments.named_children] if arguments else []
+                given = list(arguments.named_children) if arguments else []
                 return len(given) == 2 and self.of(given[1])
             return name in UNIFORM_RESULTS
         if name.startswith("atomic_") or name in _WRITES_ARGUMENTS:
@@ -316,10 +320,15 @@ def passed_by_name(tree: Tree, node: Node, functions: frozenset[str]) -> Iterabl
         if function is None or arguments is None:
             continue
         name = callee(tree, part)
-        plain = function.type == "identifier" and name not in functions
-        if (plain or function.type == "qualified_identifier") and name not in _WRITES_ARGUMENTS:
-            if not name.startswith(("simdgroup_", "atomic_")):
-                continue
+        if function.type in _CASTS:
+            continue
+        harmless = name not in functions and name not in _WRITES_ARGUMENTS
+        if (
+            harmless
+            and function.type in ("identifier", "qualified_identifier")
+            and not name.startswith(("simdgroup_", "atomic_"))
+        ):
+            continue
         for argument in arguments.named_children:
             if argument.type not in ("identifier", "field_expression", "subscript_expression"):
                 continue

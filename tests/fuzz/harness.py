@@ -1,0 +1,124 @@
+"""Programs through ferrule: each launch in each mode, compared with the reference."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+import ferrule
+from ferrule.devices import cpu
+
+from . import program as p
+from .operations import Invalid
+from .reference import Reference
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass
+class Outcome:
+    """What became of one program.
+
+    Attributes:
+        kind: ``ok``, ``invalid`` (no defined result), ``mismatch`` or ``error``.
+        modes: how the launches ran in mode ``auto``: ``flat``, ``split by …``, ``fibers (why)``.
+        where: for a mismatch or error the mode and launch, and what differs.
+        bad: the mode of the first failure.
+    """
+
+    kind: str
+    modes: list[str] = field(default_factory=list)
+    launches: int = 0
+    where: str = ""
+    bad: str = ""
+
+
+def build(program: p.Program) -> ferrule.MetalKernel:
+    """The program as a kernel."""
+    return ferrule.metal_kernel(
+        name=f"fuzz_{program.seed}",
+        input_names=[v.name for v, _, _ in program.inputs],
+        output_names=[v.name for v, _ in program.outputs],
+        source=program.body_text(),
+        header=program.header_text(),
+        ensure_row_contiguous=program.contiguous,
+    )
+
+
+def launch(
+    kernel: ferrule.MetalKernel, program: p.Program, how: p.Launch, mode: str
+) -> tuple[list[Array], str]:
+    """The flat outputs of one launch, and how it ran."""
+    threads = how.grid[0] * how.grid[1] * how.grid[2]
+    arguments: dict[str, Any] = {
+        "inputs": program.arrays(how.data),
+        "grid": how.grid,
+        "threadgroup": how.threadgroup,
+        "output_shapes": [(per * threads or 16,) for _, per in program.outputs],
+        "output_dtypes": [np.dtype(v.type.dtype) for v, _ in program.outputs],
+        "init_value": program.init,
+    }
+    if program.template:
+        arguments["template"] = [
+            (v.name, np.dtype(x.dtype) if isinstance(x, p.Type) else x) for v, x in program.template
+        ]
+    with cpu.running(mode), warnings.catch_warnings():
+        warnings.simplefilter("ignore", ferrule.PortabilityWarning)
+        outputs = kernel(**arguments)
+        way = "?"
+        for known in kernel._programs.values():
+            group = tuple(min(g, t) for g, t in zip(how.grid, how.threadgroup, strict=True))
+            form = cpu.form_of(ferrule.spec.Launch(how.grid, group, (), None, ()))  # type: ignore[arg-type]
+            way = cpu.device().binary(known._spec, form)[1]  # type: ignore[attr-defined]
+    return outputs, way
+
+
+def synchronises(program: p.Program) -> bool:
+    """Whether the text may hold a synchronising call or threadgroup memory."""
+    text = program.body_text() + program.header_text()
+    return any(w in text for w in ("simd_", "quad_", "barrier(", "threadgroup "))
+
+
+def expected(program: p.Program) -> list[list[Array]]:
+    """The outputs of each launch.
+
+    Raises:
+        Invalid: some launch has no defined result.
+    """
+    return [Reference(program, how).run() for how in program.launches]
+
+
+def check(program: p.Program, modes: tuple[str, ...] = ("auto", "fibers")) -> Outcome:
+    """Run a program in each mode and compare every output."""
+    try:
+        wanted = expected(program)
+    except Invalid as why:
+        return Outcome("invalid", where=str(why))
+    kernel = build(program)
+    outcome = Outcome("ok")
+    for mode in modes:
+        for n, (how, want) in enumerate(zip(program.launches, wanted, strict=True)):
+            try:
+                got, way = launch(kernel, program, how, mode)
+            except ferrule.FerruleError as error:
+                outcome.kind, outcome.bad = "error", mode
+                outcome.where = f"mode {mode}, launch {n}: {type(error).__name__}: {error}"
+                return outcome
+            outcome.launches += 1
+            if mode == "auto":
+                outcome.modes.append(way)
+            for (var, _), a, b in zip(program.outputs, want, got, strict=True):
+                different = np.flatnonzero(a != b.reshape(-1))
+                if len(different):
+                    i = int(different[0])
+                    outcome.kind, outcome.bad = "mismatch", mode
+                    outcome.where = (
+                        f"mode {mode} ({way}), launch {n} (grid {how.grid}, threadgroup "
+                        f"{how.threadgroup}): {var.name}[{i}] is {b.reshape(-1)[i]}, expected "
+                        f"{a[i]}; {len(different)} of {len(a)} differ"
+                    )
+                    return outcome
+    return outcome
