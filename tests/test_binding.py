@@ -344,7 +344,7 @@ PORTABLE = "-DFR_PORTABLE"
 @pytest.mark.parametrize(
     "flags",
     [
-        pytest.param((*CXX, "-O2"), id="plain"),
+        pytest.param((*CXX, "-O2", "-U_FORTIFY_SOURCE", "-D_FORTIFY_SOURCE=2"), id="plain"),
         pytest.param((*C, "-O2", PORTABLE), id="portable"),
         pytest.param((*C, "-O1", "-fsanitize=address,undefined"), id="address"),
         pytest.param(

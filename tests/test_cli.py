@@ -268,7 +268,7 @@ def test_doctor(folder: Path) -> None:
     assert report["check"]["ok"] and report["problems"] == []
     assert [found["used"] for found in report["compilers"]].count(True) == 1
     assert len({found["path"] for found in report["compilers"]}) == len(report["compilers"])
-    assert report["devices"][0] == {"name": "cpu", "found": True, "note": None}
+    assert report["devices"][0] == {"name": "cpu", "runs": True, "note": None}
     assert report["hosts"]["numpy"] == np.__version__
     assert report["cache"]["path"] == str(folder) and report["cache"]["usable"]
     assert report["runtime"]["threads"] >= 1

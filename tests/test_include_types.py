@@ -506,6 +506,9 @@ def from_bits(kind: str, raw: bytes) -> Array:
     if dtype == "bool":
         return np.frombuffer(raw, np.uint8) > 127
     array = np.frombuffer(raw, NUMPY[dtype])
+    if dtype in FLOATS:  # quiet NaNs: NumPy's fmax takes signalling ones for numbers or not
+        with np.errstate(all="ignore"):
+            array = np.where(np.isnan(array), NUMPY[dtype].type(np.nan), array)
     return array.reshape(-1, width) if width > 1 else array
 
 

@@ -59,8 +59,13 @@ MAY_IMPORT = {
     "call": f"{NOUNS} arguments source.metal hosts devices",
     "ferrule": "errors dtypes call binding toolchain",
     # The command line uses what users have, and asks the tools how they are.
-    "cli": "ferrule cli click rich",
+    "cli": "ferrule cli click",
+    "cli.cache": "ferrule cli cache click",
+    "cli.demo": "ferrule cli binding numpy click rich matplotlib PIL",
+    "cli.doctor": ("ferrule cli _env spec devices cache toolchain binding nvrtc numpy click rich"),
     "cli.grid_sample": "ferrule numpy",
+    "cli.inspect": "ferrule cli dtypes click",
+    "__main__": "cli",
 }
 
 BUILTINS = {"eval", "exec", "compile", "__import__"}

@@ -174,7 +174,10 @@ def test_gated_delta_packed(lm: MlxLm, sizes: Any) -> None:
     """mlx-lm's tests want the packed kernel to give the bits of the others."""
     case = gated_delta_case(*sizes)
     packed = check_gated_delta(lm, lm.gated_delta.gated_delta_kernel, case)
-    for run in (lm.gated_delta.gated_delta_kernel_xtree, lm.gated_delta.gated_delta_kernel_unpacked):
+    for run in (
+        lm.gated_delta.gated_delta_kernel_xtree,
+        lm.gated_delta.gated_delta_kernel_unpacked,
+    ):
         assert all(map(mx.array_equal, check_gated_delta(lm, run, case), packed))
 
 
@@ -266,7 +269,9 @@ def test_kimi_k3(lm: MlxLm, dtype: mx.Dtype, blocks: int, shape: Any) -> None:
 
 
 @covers("deepseek_v41_sinkhorn")
-@pytest.mark.parametrize(("leading", "hc", "iters"), [((2, 3), 4, 20), ((300,), 4, 1), ((1,), 3, 2)])
+@pytest.mark.parametrize(
+    ("leading", "hc", "iters"), [((2, 3), 4, 20), ((300,), 4, 1), ((1,), 3, 2)]
+)
 def test_deepseek_v41(lm: MlxLm, leading: Any, hc: int, iters: int) -> None:
     comb = mx.softmax(Random(F32).normal(*leading, hc, hc), axis=-1)
     eps = mx.array([1e-6])
@@ -279,7 +284,7 @@ def test_deepseek_v41(lm: MlxLm, leading: Any, hc: int, iters: int) -> None:
 # -- losses ----------------------------------------------------------------------------------------
 
 # Blocks are of 4096 logits: less than one, exactly one, one and a part of another.
-LOSSES = [(F32, (3, 37)), (F32, (2, 4096)), (BF16, (2, 2, 5000)), (F16, (2, 4100))]
+LOSSES = [(F32, (3, 37)), (F16, (2, 4096)), (BF16, (2, 2, 5000))]
 
 
 def softmaxes(q: mx.array, p: mx.array) -> tuple[Array, Array]:
@@ -354,7 +359,8 @@ def rms_norm(x: Array, eps: float) -> Array:
     return x / np.sqrt((x * x).mean(-1, keepdims=True) + eps)
 
 
-@covers("norm_add_norm", "norm_add", "norm_add_norm_pre_norm")
+# a function of their header holds the barrier
+@covers("norm_add_norm", "norm_add", "norm_add_norm_pre_norm", fibers=True)
 @pytest.mark.parametrize(
     ("dtype", "leading", "D", "scaled"),
     [(F32, (3,), 40, False), (BF16, (2, 2), 600, True), (F16, (1,), 2100, True)],
@@ -389,9 +395,7 @@ def test_norm_add_norm(lm: MlxLm, dtype: mx.Dtype, leading: Any, D: int, scaled:
     ("dtype", "leading", "K", "D"),
     [(F32, (3,), 2, 40), (BF16, (2, 2), 4, 600), (F16, (1,), 1, 1100)],
 )
-def test_post_expert_norm_combine(
-    lm: MlxLm, dtype: mx.Dtype, leading: Any, K: int, D: int
-) -> None:
+def test_post_expert_norm_combine(lm: MlxLm, dtype: mx.Dtype, leading: Any, K: int, D: int) -> None:
     random = Random(dtype)
     experts, norm_weight = random.normal(*leading, K, D), random.normal(D)
     weights = Random(F32, seed=1).uniform(0, 1, *leading, K)
@@ -425,7 +429,9 @@ def test_qk_norm(lm: MlxLm, dtype: mx.Dtype, leading: Any, HQ: int, HK: int, D: 
 
 
 @covers("qk_norm_rope")
-@pytest.mark.parametrize(("dtype", "leading", "HQ", "HK", "D"), HEADS[1:] + [(F32, (2, 5), 2, 1, 40)])
+@pytest.mark.parametrize(
+    ("dtype", "leading", "HQ", "HK", "D"), [*HEADS[1:], (F32, (2, 5), 2, 1, 40)]
+)
 def test_qk_norm_rope(lm: MlxLm, dtype: mx.Dtype, leading: Any, HQ: int, HK: int, D: int) -> None:
     qkvg = Random(dtype).normal(*leading, 2 * (HQ + HK) * D)
     for offset in (0, 11, mx.arange(leading[0]) * 70):
@@ -447,9 +453,7 @@ def test_qk_norm_rope(lm: MlxLm, dtype: mx.Dtype, leading: Any, HQ: int, HK: int
 @pytest.mark.parametrize(
     ("dtype", "B", "H", "L", "D"), [(F32, 2, 3, 4, 40), (BF16, 1, 2, 3, 64), (F16, 2, 1, 1, 8)]
 )
-def test_rms_norm_sigmoid_gate(
-    lm: MlxLm, dtype: mx.Dtype, B: int, H: int, L: int, D: int
-) -> None:
+def test_rms_norm_sigmoid_gate(lm: MlxLm, dtype: mx.Dtype, B: int, H: int, L: int, D: int) -> None:
     """The inputs are views of larger arrays, read by their strides."""
     random = Random(dtype)
     x = random.normal(B, L, H, 2 * D).transpose(0, 2, 1, 3)[..., ::2]

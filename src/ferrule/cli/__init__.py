@@ -11,7 +11,9 @@ from typing import Any
 
 import click
 
-from .. import FerruleError, __version__
+import ferrule
+
+from .. import FerruleError
 
 
 class Fault(click.ClickException):
@@ -60,7 +62,7 @@ def _show_warning(message: Warning | str, *place: object) -> None:
 
 
 @click.command(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(__version__, prog_name="ferrule")
+@click.version_option(ferrule.__version__, prog_name="ferrule")
 def main() -> None:
     """Metal kernels written for MLX, on any machine: see them run, and see what they become."""
 

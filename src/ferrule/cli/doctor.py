@@ -19,23 +19,36 @@ import numpy as np
 from rich.console import Console
 from rich.text import Text
 
+import ferrule
+
 from .. import (
     FerruleError,
     KernelError,
     ToolchainError,
-    __version__,
     _env,
     binding,
     cache,
     devices,
+    float32,
     metal_kernel,
     nvrtc,
 )
 from .. import toolchain as tools
+from ..spec import Input, Spec
 from . import readable
 
 _DEVICES = ("cpu", "cuda")
 _HOSTS = ("numpy", "ml_dtypes", "torch", "mlx")
+
+_KERNEL = metal_kernel(
+    name="doctor",
+    input_names=["inp"],
+    output_names=["out"],
+    source="""
+        uint i = thread_position_in_grid.x;
+        out[i] = inp[i] + simd_sum(inp[i]);
+    """,
+)
 
 Report = dict[str, Any]
 
@@ -63,7 +76,7 @@ def examine() -> Report:
     """Everything that the command prints, made of JSON's types."""
     problems: list[Report] = []
     report: Report = {
-        "ferrule": __version__,
+        "ferrule": ferrule.__version__,
         "python": {"version": platform.python_version(), "path": sys.executable},
         "system": platform.platform(),
         "processors": os.cpu_count(),
@@ -101,11 +114,14 @@ def _cache(problems: list[Report]) -> Report:
 
 
 def _device(name: str) -> Report:
+    """Whether a device can run kernels; if not, why."""
+    spec = Spec(_KERNEL.kernel, (Input(float32, 1),), (float32,))
     try:
-        devices.get(name)
+        devices.get(name).program(spec)
     except FerruleError as error:
-        return {"name": name, "found": False, "note": str(error)}
-    return {"name": name, "found": True, "note": None}
+        note = str(error).removeprefix(f"kernel {_KERNEL.kernel.name!r}: ")
+        return {"name": name, "runs": False, "note": note}
+    return {"name": name, "runs": True, "note": None}
 
 
 def _compilers(problems: list[Report]) -> list[Report]:
@@ -172,22 +188,13 @@ def _version(package: str) -> str | None:
 
 def _check(problems: list[Report]) -> Report:
     """Compile a kernel afresh, run it, and look at what it computed."""
-    kernel = metal_kernel(
-        name="doctor",
-        input_names=["inp"],
-        output_names=["out"],
-        source="""
-            uint i = thread_position_in_grid.x;
-            out[i] = inp[i] + simd_sum(inp[i]);
-        """,
-    )
     x = np.arange(64, dtype=np.float32)
     expected = x + np.repeat(x.reshape(2, 32).sum(axis=1), 32)
     start = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="ferrule-doctor-") as folder:
         cache.set_default(folder)  # an empty one, so that the compiler has to work
         try:
-            (out,) = kernel(
+            (out,) = _KERNEL(
                 inputs=[x], grid=(64, 1, 1), threadgroup=(32, 1, 1),
                 output_shapes=[x.shape], output_dtypes=[x.dtype],
             )  # fmt: skip
@@ -223,8 +230,8 @@ def show(report: Report, console: Console) -> None:
 
     title("Devices")
     for device in report["devices"]:
-        if device["found"]:
-            line(device["name"], "found", "green")
+        if device["runs"]:
+            line(device["name"], "runs kernels", "green")
         else:
             line(device["name"], device["note"], "dim")
 

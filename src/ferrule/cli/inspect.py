@@ -137,7 +137,7 @@ def _notes(kernel: MetalKernel | DictionaryKernel, device: str, call: dict[str, 
             return [f"note: not compiled: {error}"]
     return [
         *(f"warning: {warning.message}" for warning in caught),
-        f"note: compiles, and runs as: {binary.mode}",
+        f"note: compiles, and runs as: {binary.mode}" if device == "cpu" else "note: compiles",
     ]
 
 

@@ -81,14 +81,16 @@ class Form(NamedTuple):
         small: a threadgroup fits into one simdgroup.
         simd_rows: the lanes of each simdgroup differ in x alone.
         group_rows: the threads of each threadgroup differ in x alone.
+        alone: one CPU thread runs it all, so that atomics need not be atomic.
     """
 
     small: bool
     simd_rows: bool
     group_rows: bool
+    alone: bool = False
 
 
-def form_of(launch: Launch | None) -> Form:
+def form_of(launch: Launch | None, alone: bool = False) -> Form:
     """The form of a launch; without one, that of a large one-dimensional launch."""
     if launch is None:
         return Form(False, True, True)
@@ -99,6 +101,7 @@ def form_of(launch: Launch | None) -> Form:
         small=x * y * z <= 32,
         simd_rows=group_rows or (x % 32 == 0 and edge % 32 == 0),
         group_rows=group_rows,
+        alone=alone,
     )
 
 
@@ -145,14 +148,16 @@ class CpuProgram:
         self._plans: dict[tuple[object, ...], _Plan] = {}
         self._lock = threading.Lock()
         self._count = len(spec.inputs) + len(spec.outputs)
+        kernel = spec.kernel
+        self._atomics = "atomic" in kernel.source or "atomic" in kernel.header
         # Inputs whose shape, strides or rank the body asks for.
         self._described = [
             i for i, name in enumerate(spec.kernel.input_names) if any(spec.kernel.wants(name))
         ]
 
-    def _plan(self, launch: Launch, key: tuple[object, ...]) -> _Plan:
+    def _plan(self, launch: Launch, alone: bool, key: tuple[object, ...]) -> _Plan:
         grid, threadgroup = launch.grid, launch.threadgroup
-        loaded = self._loaded(form_of(launch))
+        loaded = self._loaded(form_of(launch, alone))
         groups = tuple(-(-g // t) for g, t in zip(grid, threadgroup, strict=True))
         if loaded.over_grid:
             units = -(-grid[0] // BLOCK) * grid[1] * grid[2]
@@ -186,8 +191,9 @@ class CpuProgram:
                 zero, or the runtime ran out of memory.
         """
         grid = launch.grid
-        key = (grid, launch.threadgroup, _mode.get())
-        plan = self._plans.get(key) or self._plan(launch, key)
+        alone = self._atomics and int(runtime().fr_threads()) == 1
+        key = (grid, launch.threadgroup, _mode.get(), alone)
+        plan = self._plans.get(key) or self._plan(launch, alone, key)
         if 0 in grid:
             return
         count = self._count
@@ -200,7 +206,11 @@ class CpuProgram:
                 block, 0, at + _FIXED, 0, 0, 0, *plan.sizes,
                 *[f.pointer for f in inputs], *[f.pointer for f in outputs],
             )  # fmt: skip
-        status = runtime().fr_run(plan.loaded.entry, ctypes.addressof(block), plan.units, 0)
+        # One thread where the kernel counts on it; else as many as are set.
+        threads = 1 if alone else 0
+        status = runtime().fr_run(
+            plan.loaded.entry, ctypes.addressof(block), plan.units, threads
+        )
         if status:
             raise _failure(status, self._spec.kernel, launch, [*inputs, *outputs])
 
@@ -378,6 +388,8 @@ class CpuDevice:
         self._say(spec.kernel, found)
         mode, text = self._write(p, form)
         flags = self.flags(spec.kernel, compiler, p.text.contract_off)
+        if form.alone:
+            flags.append("-DFR_ALONE=1")
         key = cache.digest("cpu", SCHEMA, *base, *flags, text)
 
         def make() -> bytes:

@@ -40,11 +40,30 @@ FR_FN constexpr int order_of(memory_order o) {
     constexpr int o = __ATOMIC_SEQ_CST;                 \
     return call;                                        \
   }
+// A launch on one thread is alone with its memory: plain operations do, and can be vectorised.
+#if defined(FR_ALONE)
+constexpr bool alone = true;
+#else
+constexpr bool alone = false;
+#endif
 template <class T> FR_FN bool swap(volatile T* p, T& expected, T desired, memory_order order) {
+  if constexpr (alone) {
+    T& now = *const_cast<T*>(p);
+    const bool same = bits_of(now) == bits_of(expected);
+    if (same) now = desired;
+    else expected = now;
+    return same;
+  }
   FR_ORDERED(__atomic_compare_exchange(const_cast<T*>(p), &expected, &desired, true, o, o))
 }
 // old = *p; *p = F(old, v); return old, as a loop: for what no instruction does.
 template <class F, class T> FR_FN T swap_loop(volatile T* p, T v, memory_order order) {
+  if constexpr (alone) {
+    T& now = *const_cast<T*>(p);
+    const T before = now;
+    now = static_cast<T>(F::call(before, v));
+    return before;
+  }
   T old;
   __atomic_load(const_cast<T*>(p), &old, __ATOMIC_RELAXED);
   while (!swap(p, old, static_cast<T>(F::call(old, v)), order)) {
@@ -77,14 +96,14 @@ template <class T> FR_FN T atomic_swap(volatile T* p, T v, memory_order order) {
   return r;
 }
 template <class T> FR_FN T atomic_add(volatile T* p, T v, memory_order order) {
-  if constexpr (float_v<T> || is_same_v<T, bool>) {
+  if constexpr (alone || float_v<T> || is_same_v<T, bool>) {
     return swap_loop<swap_add>(p, v, order);
   } else {
     FR_ORDERED(__atomic_fetch_add(p, v, o))
   }
 }
 template <class T> FR_FN T atomic_sub(volatile T* p, T v, memory_order order) {
-  if constexpr (float_v<T> || is_same_v<T, bool>) {
+  if constexpr (alone || float_v<T> || is_same_v<T, bool>) {
     return swap_loop<swap_sub>(p, v, order);
   } else {
     FR_ORDERED(__atomic_fetch_sub(p, v, o))

@@ -1172,4 +1172,11 @@ enum memory_order {
 #define M_SQRT2_BF (::fr::bfloat_lit(FR_M_SQRT2))
 #define M_SQRT1_2_BF (::fr::bfloat_lit(FR_M_SQRT1_2))
 
+// What a member of type T is aligned to in a struct: vectors to their size, though on the CPU a
+// vector behind a pointer may lie anywhere.
+namespace fr {
+template <class T> inline constexpr size_t member_align = alignof(T);
+template <class T, int N> inline constexpr size_t member_align<core::vec<T, N>> = sizeof(core::vec<T, N>);
+}  // namespace fr
+
 #endif

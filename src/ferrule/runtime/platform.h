@@ -6,7 +6,6 @@
 #ifndef FERRULE_PLATFORM_H
 #define FERRULE_PLATFORM_H
 
-#undef _FORTIFY_SOURCE /* its longjmp takes a jump between stacks for an attack */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE /* sched_getaffinity, MAP_NORESERVE */
 #endif

@@ -240,7 +240,8 @@ class Body:
             Variable(
                 self.tree.text(name_node), context, kind=kind, type=spec,
                 value=self.tree.text(value) if value is not None else "",
-                pointer=kind == "value" and "*" in declarator,
+                pointer=(kind == "value" and "*" in declarator)
+                or (kind == "shared" and "[" in declarator),
                 is_const="constexpr" in words or ("const" in words and "*" not in declarator),
             ),
         )  # fmt: skip

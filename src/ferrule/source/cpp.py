@@ -81,6 +81,14 @@ def prepare(spec: Spec) -> Prepared:
         DialectError: the text uses something that ferrule refuses.
     """
     text = rewrite(spec.kernel)
+    if text.words & {"struct", "class", "union"} and _VECTOR.search(" ".join(text.words)):
+        from .syntax import align_members
+
+        text = replace(
+            text,
+            header=align_members(text.header, body=False),
+            source=align_members(text.source, body=True),
+        )
     if _class_types(spec, text):
         from .syntax import convert_conditionals
 
@@ -91,6 +99,8 @@ def prepare(spec: Spec) -> Prepared:
         )
     return Prepared(spec, text)
 
+
+_VECTOR = re.compile(r"\b(?:vec|[a-z]+[234])\b")
 
 # Types that are classes on some compiler, and so convert both ways in a `?:`.
 _CLASSES = frozenset({"bfloat16_t", "bfloat", "half", "float16_t"})

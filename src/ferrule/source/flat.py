@@ -15,7 +15,7 @@ _POSITION = "thread_position_in_grid.x"
 _MAY_FAIL = re.compile(r"[/%\[*]|->")  # a division or a load, which an early return may guard
 _CONSTANTS = (
     "alias_declaration", "type_definition", "using_declaration", "static_assert_declaration",
-    "struct_specifier",
+    "struct_specifier", "class_specifier", "union_specifier", "enum_specifier",
 )  # fmt: skip
 
 
@@ -106,13 +106,15 @@ class Flat(Regions):
         if kind.startswith("preproc"):
             self.pending.append(Piece("\n" + text + "\n", self._line(s)))
         elif kind in _CONSTANTS and not self._lane_names_in(text):
-            self._at(s, text + "\n")
+            self._at(s, text + (";\n" if kind.endswith("_specifier") else "\n"))
         elif kind == "declaration" and not self._leaves_loop(s):
             self._declare(s)
         elif kind == "declaration":
             for d in declarators(s):
                 self.inside.add(self._declared(s, d, 0).name)
             self._piece(s)
+        elif kind.endswith("_specifier"):
+            self.pending.append(Piece(text + ";", self._line(s)))
         else:
             self._piece(s)
             self.left |= self.pending[-1].exits

@@ -24,12 +24,12 @@ from .cpp import NotSplittable, Prepared, body_line, synchronising_functions
 from .dialect import MATRIX_OPS, SIMD_BARRIERS, SYNC, THREADGROUP_BARRIERS, UNIFORM_RESULTS
 from .lexer import join, tokens
 from .regions import Again, Mask, Piece, Regions
-from .syntax import callee, declarators, walk
+from .syntax import callee, declared_name, declarators, walk
 from .uniform import assigned
 
 _GROUP_LEVEL = (
     "alias_declaration", "type_definition", "using_declaration", "static_assert_declaration",
-    "struct_specifier", "preproc_def", "preproc_function_def", "preproc_undef", "empty_statement",
+    "struct_specifier", "class_specifier", "union_specifier", "enum_specifier", "preproc_def", "preproc_function_def", "preproc_undef", "empty_statement",
 )  # fmt: skip
 _VOTES = {"any": "bool", "all": "bool", "ballot": "simd_vote"}
 _ASKS = {"active_threads_mask": "simd_vote", "is_first": "bool"}
@@ -111,14 +111,25 @@ class Splitter(Regions):
 
     def _block(self, statements: list[Node], after: list[str]) -> None:
         """Emit statements; `after` are texts that may use this block's variables later."""
-        self.scopes.append({})
         texts = [self.tree.text(s) for s in statements]
+        self._refuse_shadows(statements, texts)
+        self.scopes.append({})
         for i, s in enumerate(statements):
             self.later = texts[i + 1 :] + after
             self._statement(s)
         self.later = after
         self._flush(set())
         self.scopes.pop()
+
+    def _refuse_shadows(self, statements: list[Node], texts: list[str]) -> None:
+        """A name that a block first uses and then declares itself means two variables."""
+        for i, s in enumerate(statements):
+            for d in declarators(s) if s.type == "declaration" else []:
+                name = declared_name(d)
+                if name is None or self._lookup(self.tree.text(name)) is None:
+                    continue
+                if self.tree.text(name) in self._names(" ".join(texts[:i])):
+                    raise NotSplittable(f"a block uses {self.tree.text(name)} before it hides it")
 
     def _nested(self, statement: Node) -> None:
         """Emit a branch or a loop's body in braces of its own."""
@@ -170,7 +181,8 @@ class Splitter(Regions):
             for d in declarators(s):
                 variable = self._declared(s, d, 0)
                 variable.uniform = True
-        self._at(s, self.tree.text(s) + ("" if self.tree.text(s).endswith("\n") else "\n"))
+        text = self.tree.text(s) + (";" if s.type.endswith("_specifier") else "")
+        self._at(s, text if text.endswith("\n") else text + "\n")
 
     def _lane_jump(self, kind: str) -> str:
         """One lane leaves: cleared in the masks around it, then on to the next lane."""

@@ -127,6 +127,9 @@ def convert_conditionals(text: str, *, body: bool) -> str:
         return "".join(out)
 
     def visit(node: Node) -> None:
+        if node.type == "preproc_arg" and "?" in tree.text(node):
+            edits.append((node.start_byte, node.end_byte, _convert_macro(tree.text(node))))
+            return
         if node.type == "conditional_expression":
             # An operand that spans lines is repeated on one line, and the lines are made up for.
             new = render(node)
@@ -140,6 +143,34 @@ def convert_conditionals(text: str, *, body: bool) -> str:
 
     if "?" in text:
         visit(tree.block)
+    return tree.edited(edits)
+
+
+def _convert_macro(text: str) -> str:
+    """The replacement text of a macro with its conditionals converted, if it is an expression."""
+    flat = text.replace("\\\n", " ")
+    if Tree(flat + ";", body=True).has_error:
+        return text
+    converted = convert_conditionals(flat + ";", body=True).rstrip().removesuffix(";")
+    return converted + "\n" * text.count("\n")
+
+
+def align_members(text: str, *, body: bool) -> str:
+    """Give vectors that are members of structs the alignment that Metal gives them."""
+    tree = Tree(text, body=body)
+    edits: list[tuple[int, int, str]] = []
+    for node in walk(tree.block):
+        if node.type != "field_declaration":
+            continue
+        kind = node.child_by_field_name("type")
+        declared = node.children_by_field_name("declarator")
+        words = tree.text(node).split()
+        plain = all(d.type in ("field_identifier", "array_declarator") for d in declared)
+        if kind is None or not declared or not plain or "static" in words or ":" in words:
+            continue
+        if kind.type in ("type_identifier", "template_type", "qualified_identifier"):
+            name = tree.text(kind)
+            edits.append((node.start_byte, node.start_byte, f"alignas(::fr::member_align<{name}>) "))
     return tree.edited(edits)
 
 

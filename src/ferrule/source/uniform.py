@@ -154,6 +154,8 @@ class Uniformity:
     def _name(self, name: str) -> bool:
         variable = self.lookup(name)
         if variable is not None:
+            if variable.kind == "shared":
+                return variable.pointer  # its address; what it holds may change at any statement
             return variable.uniform and variable.kind != "lambda"
         if name in LANE_ATTRIBUTES:
             return name in ("simdgroup_index_in_threadgroup",) and self.facts.simdgroup
@@ -194,7 +196,7 @@ class Uniformity:
             return False
         if node.type == "identifier":
             variable = self.lookup(self.tree.text(node))
-            return variable is not None and (variable.pointer or variable.kind == "shared")
+            return variable is not None and variable.pointer
         if node.type == "binary_expression" and node.children[1].type in ("+", "-"):
             return self.pointer(node.child_by_field_name("left"))
         if node.type == "parenthesized_expression":
@@ -219,10 +221,6 @@ class Uniformity:
         if name in SYNC:
             if not self.facts.simdgroup:
                 return False
-            if name == "simd_broadcast" or name == "simd_shuffle":
-                # One lane's value for all, where the lane is the same for all.
-                given = list(arguments.named_children) if arguments else []
-                return len(given) == 2 and self.of(given[1])
             return name in UNIFORM_RESULTS
         if name.startswith("atomic_") or name in _WRITES_ARGUMENTS:
             return False
