@@ -14,6 +14,7 @@ import os
 import re
 import signal
 import sys
+import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -24,6 +25,7 @@ from .errors import ToolchainError
 
 if TYPE_CHECKING:  # as long to import as a cached kernel takes to load
     import subprocess
+    from types import FrameType
 
 # In this order. The names with a version help where the plain ones are missing or too old.
 _NAMES = (
@@ -370,21 +372,43 @@ def _first_line(log: str) -> str:
 
 
 @contextlib.contextmanager
+def _interrupts_wait() -> Iterator[None]:
+    """Holds Ctrl-C back until the block ends: what the block makes has an owner by then."""
+    handler = signal.getsignal(signal.SIGINT)
+    if not callable(handler) or threading.current_thread() is not threading.main_thread():
+        yield  # nothing is raised in this thread
+        return
+    arrived: list[tuple[int, FrameType | None]] = []
+    signal.signal(signal.SIGINT, lambda number, frame: arrived.append((number, frame)))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    if arrived:
+        handler(*arrived[0])
+
+
+@contextlib.contextmanager
 def _scratch() -> Iterator[str]:
     """A private folder, removed however the block ends."""
     import shutil
     import tempfile
 
+    folder = None
     try:
-        folder = tempfile.mkdtemp(prefix="ferrule-")  # mode 0700
-    except OSError as fault:
-        raise ToolchainError(
-            f"no temporary folder to compile in: {fault}. Set TMPDIR to one that can be written."
-        ) from fault
-    try:
+        with _interrupts_wait():
+            try:
+                folder = tempfile.mkdtemp(prefix="ferrule-")  # mode 0700
+            except OSError as fault:
+                raise ToolchainError(
+                    f"no temporary folder to compile in: {fault}. "
+                    "Set TMPDIR to one that can be written."
+                ) from fault
         yield folder
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        if folder is not None:
+            with _interrupts_wait():
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def _write(folder: str, name: str, text: bytes) -> None:
@@ -411,30 +435,32 @@ def _run(argv: Sequence[str], folder: str, timeout: float) -> str:
     for name in _SIDE_EFFECTS:
         environment.pop(name, None)
     environment["TMPDIR"] = folder  # its temporary files go when the folder goes
+    process = None
     done = False
     try:
-        process = subprocess.Popen(
-            list(argv),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            cwd=folder,
-            env=environment,
-            start_new_session=True,  # one group, so that the compiler proper can be killed too
-        )
-    except (OSError, ValueError) as fault:
-        raise ToolchainError(f"{argv[0]} cannot be run: {fault}") from fault
-    try:
+        with _interrupts_wait():
+            process = subprocess.Popen(
+                list(argv),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                cwd=folder,
+                env=environment,
+                start_new_session=True,  # one group: the compiler proper can be killed too
+            )
         _limit(process.pid)
         output, trouble = _collect(process, time.monotonic() + timeout)
         done = trouble is None
+    except (OSError, ValueError) as fault:
+        raise ToolchainError(f"{argv[0]} cannot be run: {fault}") from fault
     finally:
-        if not done:
-            with contextlib.suppress(OSError):
-                os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        if process.stdout is not None:
-            process.stdout.close()
+        if process is not None:
+            if not done:
+                with contextlib.suppress(OSError):
+                    os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            if process.stdout is not None:
+                process.stdout.close()
     log = output.decode("utf-8", "replace")
     if trouble == "time":
         raise ToolchainError(

@@ -134,12 +134,14 @@ class Slots:
     Attributes:
         inputs: arrays; a body reads element ``i`` of those of `n` elements by itself.
         prologue: statements at the start of the body, after ``uint i``.
+        each: statements at the start of every slot, which may so change what they declare.
     """
 
     n: int = 1
     inputs: Mapping[str, Any] = field(default_factory=dict)
     header: str = ""
     prologue: str = ""
+    each: str = ""
     threadgroup: int = 0
     flags: Mapping[str, Any] = field(default_factory=dict)
     slots: list[Slot] = field(default_factory=list)
@@ -159,10 +161,8 @@ class Slots:
             row = rows.setdefault(slot.kind, 0)
             rows[slot.kind] += 1
             place = f"o_{slot.kind}[{row * self.n} + i]"
-            if slot.statement:
-                lines.append("{ " + slot.text.replace("OUT", place) + " }")
-            else:
-                lines.append(f"{place} = {slot.text};")
+            text = slot.text.replace("OUT", place) if slot.statement else f"{place} = {slot.text};"
+            lines.append(f"{{ {self.each} {text} }}" if slot.statement or self.each else text)
         return "\n".join(lines), {f"o_{k}": (k, (rows[k], self.n)) for k in rows}
 
     def _run(self, slots: Sequence[Slot], mode: str) -> list[tuple[Slot, Array]]:

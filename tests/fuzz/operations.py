@@ -230,14 +230,15 @@ def _moved_or_reduced(
         return np.asarray(_prefix(op, table, there, kind, exact)[unit, lane])
     if op == "broadcast_first":
         return np.asarray(table[unit, there.argmax(axis=1)[unit]])
-    step = args[1].astype(np.int64)
+    fills = "_and_fill_" in op
+    step = args[2 if fills else 1].astype(np.int64)
     filling = None
-    if "_and_fill_" in op:
+    if fills:
         modulo = args[3].astype(np.int64) if len(args) == 4 else step * 0 + width
         start, at = lane // modulo * modulo, lane % modulo
         if ((step >= modulo) | (step < 0)).any():
             raise Invalid("a shift by more than the modulo")
-        filling = spread(convert(args[2], kind, kind, exact))
+        filling = spread(args[1])
         ahead = at + (step if op.endswith("down") else -step)
         outside = (ahead < 0) | (ahead >= modulo)
         source = start + ahead % modulo

@@ -1,0 +1,84 @@
+"""Medians of interleaved runs, so that a drift of the machine's speed hits both sides alike."""
+
+from __future__ import annotations
+
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import metadata
+
+
+@dataclass
+class Row:
+    """One comparison: how much longer the peer takes than ferrule.
+
+    Attributes:
+        work: what is done.
+        peer: who else does it.
+        ours, theirs: medians in seconds.
+        ratio: the median of the ratios, pair by pair.
+    """
+
+    work: str
+    peer: str
+    ours: float
+    theirs: float
+    ratio: float
+
+
+def compare(
+    work: str,
+    ours: Callable[[], object],
+    peers: dict[str, Callable[[], object]],
+    rounds: int = 9,
+) -> list[Row]:
+    """Time ``ours`` against each peer, in turn, ``rounds`` times after a warm-up."""
+    rows = []
+    for peer, theirs in peers.items():
+        ours(), theirs()
+        pairs = []
+        for _ in range(rounds):
+            start = time.perf_counter()
+            ours()
+            middle = time.perf_counter()
+            theirs()
+            pairs.append((middle - start, time.perf_counter() - middle))
+        rows.append(
+            Row(
+                work,
+                peer,
+                statistics.median(a for a, _ in pairs),
+                statistics.median(b for _, b in pairs),
+                statistics.median(b / a for a, b in pairs),
+            )
+        )
+        print(line(rows[-1]), flush=True)
+    return rows
+
+
+def line(row: Row) -> str:
+    """A row as text."""
+    return (
+        f"{row.work:44s} {row.peer:34s} {row.ours * 1e3:9.2f} ms {row.theirs * 1e3:9.2f} ms "
+        f"{row.ratio:7.2f}x"
+    )
+
+
+def header() -> str:
+    """The machine and the versions that the rows below were measured with."""
+    names = ("ferrule", "numpy", "torch", "mlx", "mlx-lm")
+    versions = []
+    for name in names:
+        try:
+            versions.append(f"{name} {metadata.version(name)}")
+        except metadata.PackageNotFoundError:
+            versions.append(f"{name} not installed: its rows are left out")
+    try:
+        with open("/proc/cpuinfo") as file:
+            cpu = next(x.split(":", 1)[1].strip() for x in file if x.startswith("model name"))
+    except (OSError, StopIteration):
+        cpu = platform.processor()
+    title = f"{'work':44s} {'peer':34s} {'ferrule':>12s} {'peer':>12s} {'peer/ferrule':>9s}"
+    return f"{cpu}, Python {platform.python_version()}\n{', '.join(versions)}\n\n{title}"
