@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from dataclasses import dataclass, field
 from typing import Any
@@ -122,3 +123,37 @@ def check(program: p.Program, modes: tuple[str, ...] = ("auto", "fibers")) -> Ou
                     )
                     return outcome
     return outcome
+
+
+def signature(outcome: Outcome) -> str:
+    """What failures of one cause have in common, more or less."""
+    if outcome.kind == "mismatch":
+        return f"mismatch {outcome.bad}"
+    text = re.sub(r"^mode \w+, launch \d+: ", "", outcome.where)
+    lines = [ln for ln in text.splitlines() if not ln.lstrip().startswith("|")]
+    first = " ".join(lines[:2] if "no error lies" not in text else lines[:3])
+    first = re.sub(r"kernel 'fuzz_\d+'|header line \d+|source line \d+|\(grid.*?\)\)", "", first)
+    return f"{outcome.bad} " + re.sub(r"'[^']*'", "'…'", re.sub(r"\d+", "#", first))[:160]
+
+
+def report(program: p.Program, outcome: Outcome) -> str:
+    """A reproducer: the texts, the launches, the inputs, and what went wrong."""
+    lines = [f"# seed {program.seed}: {outcome.kind}", "", outcome.where, "", "## header", ""]
+    lines += ["    " + ln for ln in program.header_text().splitlines()]
+    lines += ["", "## body", ""]
+    lines += ["    " + ln for ln in program.body_text().splitlines()]
+    lines += ["", "## launches", ""]
+    template = [(v.name, x.name if isinstance(x, p.Type) else x) for v, x in program.template]
+    outputs = [(v.name, v.type.name, per or "16 in all") for v, per in program.outputs]
+    lines += [f"template {template}; outputs (elements per thread) {outputs}; init {program.init}; "
+              f"ensure_row_contiguous {program.contiguous}"]  # fmt: skip
+    for how in program.launches:
+        lines.append(f"grid {how.grid}, threadgroup {how.threadgroup}")
+        for (var, _, layout), values in zip(program.inputs, program.arrays(how.data), strict=True):
+            lines.append(f"    {var.name} ({layout}, {values.dtype}): {values.tolist()}")
+    return "\n".join(lines) + "\n"
+
+
+def optimise(level: int) -> None:
+    """Compile with another level of optimisation: fuzzing spends nearly all its time in compilers."""
+    cpu._FLAGS = tuple(f"-O{level}" if f.startswith("-O") else f for f in cpu._FLAGS)

@@ -846,7 +846,7 @@ FR_FN float pow(float x, float y) {
   float p = detail::pow_core(x, y);
   bool real = whole | (x >= 0.0f) | (x == -detail::infinity()) | (x != x);
   p = real ? p : detail::nan();
-  return detail::flip_sign(p, odd ? detail::sign_bit(x) : 0u);
+  return p * (odd ? copysign(1.0f, x) : 1.0f);
 }
 
 FR_FN float powr(float x, float y) {

@@ -46,16 +46,11 @@ template <class T> struct reference<T&> {
   FR_FN T& get() const { return *to; }
 };
 
-struct here {};
-
 struct at_lane {
   unsigned index;
 };
 
 }  // namespace fr
-
-FR_FN void* operator new(decltype(sizeof(0)), fr::here, void* p) { return p; }
-FR_FN void* operator new[](decltype(sizeof(0)), fr::here, void* p) { return p; }
 
 namespace fr {
 namespace split {

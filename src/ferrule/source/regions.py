@@ -173,6 +173,9 @@ class Regions(Body):
         if not pieces:
             self.out += types or []
             return
+        for text, number in self.divisors.items():
+            self.out.append(f"const auto fr_d{number} = ::fr::divisor_of({text});\n")
+        self.divisors = {}
         kept: list[Variable] = []
         own: list[Variable] = []
         lines: list[str] = []
@@ -191,9 +194,6 @@ class Regions(Body):
         names = self._names(body) - local
         exits = any(p.exits for p in pieces)
         mask = self._mask()
-        for text, number in self.divisors.items():
-            self.out.append(f"const auto fr_d{number} = ::fr::divisor_of({text});\n")
-        self.divisors = {}
         self.out.append(f'#line 1 "ferrule"\n{self._loop_head()}')
         self.out.append(f"if ({mask}[fr_i]) {{\n" if mask else "{\n")
         self.out.append(self._lane_names(names))
@@ -266,8 +266,11 @@ class Regions(Body):
             f"for (unsigned fr_i = 0; fr_i < fr_n; ++fr_i) fr_v{n}[fr_i] = fr_a_{q.name};\n"
         )
 
-    def _extract(self, s: Node) -> dict[int, str]:
-        """Carry out the synchronising calls of a statement; what stands for each result."""
+    def _extract(self, s: Node, statement: Node | None = None) -> dict[int, str]:
+        """Carry out the synchronising calls of a statement, or of a part of it.
+
+        Returns what stands for each result, by the call's node.
+        """
         return {}
 
     def _later_names(self) -> set[str]:
@@ -275,11 +278,18 @@ class Regions(Body):
         return set()
 
     def _declaration(self, s: Node) -> None:
-        replaced = self._extract(s)
+        if not self._calls(s):
+            self._declare_all(s, declarators(s), {})
+            return
+        # A declarator may speak of the one before it: one after the other.
+        for d in declarators(s):
+            self._declare_all(s, [d], self._extract(d, s))
+
+    def _declare_all(self, s: Node, ds: list[Node], replaced: dict[int, str]) -> None:
+        """Emit declarators of a statement: uniform ones outside the loop, others inside."""
         fast = self._divisions(s, replaced)
         pieces: list[Piece] = []
-        plain = True
-        for d in declarators(s):
+        for d in ds:
             v = self._declared(s, d, 0)
             spec, declarator, name = self._parts(s, d)
             value = d.child_by_field_name("value") if d.type == "init_declarator" else None
@@ -295,15 +305,10 @@ class Regions(Body):
                 if any(piece.exits for piece in self.pending):
                     # A lane that leaves may guard what follows: a load, a division.
                     self._flush(self._later_names() | self._names(self.tree.text(s)))
-                init = self._render(d, replaced)
-                self._at(s, f"{spec} {init};\n")
-                plain = False
+                self._at(s, f"{spec} {self._render(d, replaced)};\n")
                 continue
             pieces.append(self._lane_declaration(s, d, v, spec, declarator, name, value, fast))
-        if not pieces:
-            return
-        whole = len(pieces) == len(declarators(s)) and plain
-        if whole:
+        if len(pieces) == len(declarators(s)):
             joined = Piece("", self._line(s), plain=self._render(s, fast))
             for piece in pieces:
                 joined.declared += piece.declared
@@ -348,7 +353,8 @@ class Regions(Body):
         if value is None:
             return f"(void){target};"
         if v.kind == "array":
-            return f"new (::fr::here(), &{target}) ::fr::storage_t<fr_t{v.number}> {init};"
+            made = f"::fr::storage_t<fr_t{v.number}> fr_w {init}"
+            return f"{{ {made}; __builtin_memcpy(&{target}, &fr_w, sizeof fr_w); }}"
         if value.type == "argument_list":
             return f"{target} = fr_t{v.number}{init};"
         if value.type == "initializer_list":

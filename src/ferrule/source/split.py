@@ -240,13 +240,14 @@ class Splitter(Regions):
                 return
         self._piece(s, self._extract(s))
 
-    def _extract(self, s: Node) -> dict[int, str]:
+    def _extract(self, s: Node, statement: Node | None = None) -> dict[int, str]:
         """Carry out the synchronising calls of a statement; what stands for each result."""
         replaced: dict[int, str] = {}
         if not self._calls(s):
             return replaced
         self._refuse_order(s)
-        outer, self._statement_names = self._statement_names, self._names(self.tree.text(s))
+        whole = self.tree.text(statement or s)
+        outer, self._statement_names = self._statement_names, self._names(whole)
         self._statement_names |= outer
 
         def visit(node: Node) -> None:
