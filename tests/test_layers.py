@@ -262,4 +262,4 @@ def test_writing_text_imports_no_framework() -> None:
 
 @pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda p: p.stem)
 def test_files_are_small(path: Path) -> None:
-    assert len(path.read_text(encoding="utf-8").splitlines()) <= 620, "two modules in one?"
+    assert len(path.read_text(encoding="utf-8").splitlines()) <= 700, "two modules in one?"

@@ -161,29 +161,29 @@ inline void resume(fibers* f, fiber& lane) {
   fr_switch(&f->scheduler, lane.stack_pointer);
 }
 
-// Run the lanes of one simdgroup until each is done or waits at a threadgroup barrier.
-inline void run_simdgroup(fibers* f, unsigned first, unsigned count) {
-  for (;;) {
-    for (unsigned i = 0; i < count; ++i)
-      if (f->all[first + i].state == fiber::READY) resume(f, f->all[first + i]);
-    fiber* earliest = nullptr;
-    for (unsigned i = 0; i < count; ++i) {
-      fiber& lane = f->all[first + i];
-      if (lane.state == fiber::AT_OPERATION && (!earliest || compare(lane, *earliest) < 0)) earliest = &lane;
-    }
-    if (!earliest) return;
-    unsigned mask = 0;
-    void** operands[SIMD_WIDTH] = {};
-    void (*run)(unsigned, void***) = earliest->run;
-    for (unsigned i = 0; i < count; ++i) {
-      fiber& lane = f->all[first + i];
-      if (lane.state != fiber::AT_OPERATION || lane.run != run || compare(lane, *earliest) != 0) continue;
-      mask |= 1u << i;
-      operands[i] = lane.operands;
-      lane.state = fiber::READY;
-    }
-    run(mask, operands);
+// Run the lanes of one simdgroup until each is done or waits, then carry out one operation. False
+// when there is none: each lane is done or waits at a threadgroup barrier.
+inline bool run_simdgroup(fibers* f, unsigned first, unsigned count) {
+  for (unsigned i = 0; i < count; ++i)
+    if (f->all[first + i].state == fiber::READY) resume(f, f->all[first + i]);
+  fiber* earliest = nullptr;
+  for (unsigned i = 0; i < count; ++i) {
+    fiber& lane = f->all[first + i];
+    if (lane.state == fiber::AT_OPERATION && (!earliest || compare(lane, *earliest) < 0)) earliest = &lane;
   }
+  if (!earliest) return false;
+  unsigned mask = 0;
+  void** operands[SIMD_WIDTH] = {};
+  void (*run)(unsigned, void***) = earliest->run;
+  for (unsigned i = 0; i < count; ++i) {
+    fiber& lane = f->all[first + i];
+    if (lane.state != fiber::AT_OPERATION || lane.run != run || compare(lane, *earliest) != 0) continue;
+    mask |= 1u << i;
+    operands[i] = lane.operands;
+    lane.state = fiber::READY;
+  }
+  run(mask, operands);
+  return true;
 }
 
 template <class BODY> void fiber_main(fiber* f) {
@@ -235,7 +235,12 @@ void fiber_groups(const launch* l, uint64_t begin, uint64_t end, worker* w, BODY
       prepare(f->all[i], stacks + i * stride + FIBER_STACK - (i % 32) * 64, &fiber_main<BODY>);
     }
     for (bool waiting = true; waiting;) {
-      for (unsigned s = 0; s < g.n; s += 32) run_simdgroup(f, s, g.n - s < 32 ? g.n - s : 32);
+      // Simdgroups advance in step, an operation each, as split loops do and GPUs nearly do: kernels
+      // are published that forget a barrier and rely on it.
+      for (bool going = true; going;) {
+        going = false;
+        for (unsigned s = 0; s < g.n; s += 32) going |= run_simdgroup(f, s, g.n - s < 32 ? g.n - s : 32);
+      }
       waiting = false;
       for (unsigned i = 0; i < g.n; ++i)
         if (f->all[i].state == fiber::AT_BARRIER) f->all[i].state = fiber::READY, waiting = true;
