@@ -419,8 +419,8 @@ def _function(case: Case, cuda: bool) -> str:
         f"const {name(k)} {x} = {x}_[i];" for k, x in zip(case.types, letters, strict=True)
     )
     body = f"using T = {t}; using V = {name(case.types[0])}; {loads}"
-    if case.close and not cuda:
-        body += ' asm volatile("");'  # functions of math.h take long to vectorise
+    if not cuda and (case.close or case.types[0] not in FLOATS):
+        body += ' asm volatile("");'  # no time for vectorising them all
     body += f" y_[i] = {name(case.result)}({case.text});"
     head = f"void case_{case.name}({pointers}, {of(case.result)}* y_, int n)"
     if cuda:
