@@ -464,6 +464,15 @@ template <int K, class A, class... B> FR_FN constexpr auto piece(const A& a, con
 }  // namespace detail
 
 template <int... I> struct ix {};
+// `.lo .hi .even .odd`: every other, or half of the elements; of three, the fourth does not exist.
+struct lo_ix {};
+struct hi_ix {};
+struct even_ix {};
+struct odd_ix {};
+template <int FIRST, int STEP, bool TWO> struct half_ix { using type = ix<FIRST>; };
+template <int FIRST, int STEP> struct half_ix<FIRST, STEP, true> { using type = ix<FIRST, FIRST + STEP>; };
+template <int N, int FIRST, int STEP>
+using half_ix_t = typename half_ix<FIRST, STEP, (FIRST + STEP < N) && (N > 2)>::type;
 
 namespace core {
 
@@ -473,7 +482,15 @@ namespace core {
   template <int... I> FR_FN constexpr shape_t<T, sizeof...(I)> swz(ix<I...>) const {            \
     return shape_t<T, sizeof...(I)>(comp<I>(*this)...);                                           \
   }                                                                                             \
-  template <int... I> FR_FN constexpr swizzle<This, I...> swr(ix<I...>) { return {*this}; }
+  template <int... I> FR_FN constexpr swizzle<This, I...> swr(ix<I...>) { return {*this}; }   \
+  FR_FN constexpr auto swz(lo_ix) const { return swz(half_ix_t<N, 0, 1>()); }                  \
+  FR_FN constexpr auto swz(hi_ix) const { return swz(half_ix_t<N, (N + 1) / 2, 1>()); }        \
+  FR_FN constexpr auto swz(even_ix) const { return swz(half_ix_t<N, 0, 2>()); }                \
+  FR_FN constexpr auto swz(odd_ix) const { return swz(half_ix_t<N, 1, 2>()); }                 \
+  FR_FN constexpr auto swr(lo_ix) { return swr(half_ix_t<N, 0, 1>()); }                        \
+  FR_FN constexpr auto swr(hi_ix) { return swr(half_ix_t<N, (N + 1) / 2, 1>()); }              \
+  FR_FN constexpr auto swr(even_ix) { return swr(half_ix_t<N, 0, 2>()); }                      \
+  FR_FN constexpr auto swr(odd_ix) { return swr(half_ix_t<N, 1, 2>()); }
 #define FR_VEC_INDEX_2(T) (i == 0 ? x : y)
 #define FR_VEC_INDEX_3(T) (i == 0 ? x : i == 1 ? y : z)
 #define FR_VEC_INDEX_4(T) (i == 0 ? x : i == 1 ? y : i == 2 ? z : w)
@@ -683,7 +700,7 @@ template <class V, int... I> struct swizzle {
   V& v;
   using value = shape_t<element_t<V>, sizeof...(I)>;
   FR_FN constexpr operator value() const { return value(comp<I>(v)...); }
-  FR_FN constexpr const swizzle& set(const value& r) const {
+  FR_FN constexpr const swizzle& set(value r) const {  // a copy: r may be v itself
     int k = 0;
     if constexpr (sizeof...(I) == 1) {
       ((v[I] = r), ...);
