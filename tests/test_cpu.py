@@ -186,7 +186,7 @@ def test_an_interrupted_compilation_leaves_nothing(tmp_path: Path) -> None:
     """Ctrl-C while a kernel compiles: KeyboardInterrupt, no child, no scratch, then it works."""
     compiler = tmp_path / "slow"
     compiler.write_text(
-        f"#!/bin/sh\ncase \"$*\" in *kernel.cpp*) touch {tmp_path}/started; sleep 60;; esac\n"
+        f'#!/bin/sh\ncase "$*" in *kernel.cpp*) touch {tmp_path}/started; sleep 60;; esac\n'
         'exec g++ "$@"\n'
     )
     compiler.chmod(0o755)

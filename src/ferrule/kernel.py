@@ -40,15 +40,16 @@ ATTRIBUTES: dict[str, str] = {
 }
 
 # Words that C++ or Metal reserve: an argument cannot have one as its name.
-KEYWORDS = frozenset(
-    """alignas alignof and and_eq asm auto bitand bitor bool break case catch char class compl
+_KEYWORDS = """
+    alignas alignof and and_eq asm auto bitand bitor bool break case catch char class compl
     const const_cast constant constexpr continue decltype default delete device do double
     dynamic_cast else enum explicit export extern false float for friend goto half if inline int
     long mutable namespace new noexcept not not_eq nullptr operator or or_eq private protected
     public register reinterpret_cast return short signed sizeof static static_assert static_cast
     struct switch template this thread thread_local threadgroup throw true try typedef typeid
-    typename uint union unsigned using virtual void volatile wchar_t while xor xor_eq""".split()
-)
+    typename uint union unsigned using virtual void volatile wchar_t while xor xor_eq
+"""
+KEYWORDS = frozenset(_KEYWORDS.split())
 
 _KERNEL_NAME = re.compile(r"[A-Za-z0-9_]{1,256}")
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,255}")
@@ -131,7 +132,8 @@ def _names(what: str, names: object, kernel: str) -> tuple[str, ...]:
 def _text(what: str, text: object, kernel: str) -> str:
     if not isinstance(text, str):
         raise KernelTypeError(
-            f"[metal_kernel] `{what}` of kernel {kernel!r}: got {type(text).__name__}, expected str."
+            f"[metal_kernel] `{what}` of kernel {kernel!r}: got {type(text).__name__}, expected "
+            "a str."
         )
     if len(text) > MAX_SOURCE:
         raise KernelError(

@@ -91,12 +91,15 @@ class Clock:
 
     def __init__(self, hangs: Path) -> None:
         self.hangs = hangs
+        self.seen = False
         self.jumped = 0.0
 
     def monotonic(self) -> float:
-        if self.hangs.exists():
+        if self.seen:
             self.hangs.unlink()
             self.jumped += 86400.0
+        # Not at first sight: that may be when the deadline is set.
+        self.seen = not self.seen and self.hangs.exists()
         return time.monotonic() + self.jumped
 
     def sleep(self, seconds: float) -> None:

@@ -855,7 +855,7 @@ class Program:
         for var, shape, layout in self.inputs:
             low, high = var.span
             assert isinstance(var.type, Type)
-            values = rng.integers(low, high + 1, size=shape).astype(var.type.dtype)
+            values = rng.integers(int(low), int(high) + 1, size=shape).astype(var.type.dtype)
             if not self.exact and var.type.name == "float":
                 values = (rng.standard_normal(shape) * 10).astype(np.float32)
             if layout == "strided":

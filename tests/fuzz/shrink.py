@@ -73,8 +73,13 @@ def _launches(program: p.Program) -> Iterator[Edit]:
     for group in ((4, 1, 1), (8, 1, 1), (32, 1, 1), how.threadgroup):
         for grid in (group, how.grid):
             new = p.Launch(grid, group, how.data)
-            if new != how and grid[0] * grid[1] * grid[2] <= how.grid[0] * how.grid[1] * how.grid[2]:
+            if _size(new) < _size(how):
                 yield _set(program, "launches", [new])
+
+
+def _size(how: p.Launch) -> tuple[int, int]:
+    (x, y, z), (tx, ty, tz) = how.grid, how.threadgroup
+    return x * y * z, tx * ty * tz
 
 
 def _lists(program: p.Program) -> Iterator[list[Any]]:

@@ -208,9 +208,7 @@ class CpuProgram:
             )  # fmt: skip
         # One thread where the kernel counts on it; else as many as are set.
         threads = 1 if alone else 0
-        status = runtime().fr_run(
-            plan.loaded.entry, ctypes.addressof(block), plan.units, threads
-        )
+        status = runtime().fr_run(plan.loaded.entry, ctypes.addressof(block), plan.units, threads)
         if status:
             raise _failure(status, self._spec.kernel, launch, [*inputs, *outputs])
 
@@ -300,19 +298,22 @@ class CpuDevice:
 
     def _write(self, p: Prepared, form: Form) -> tuple[str, str]:
         """How the kernel runs, and the text for that."""
+        # Imported here: a kernel from the cache needs no parser.
+        from ..source import fibers, flat, split
+
         forced = _mode.get()
         if forced == "flat" or (forced == "auto" and not p.synchronises):
-            return "flat", cpp.flat(p)
+            return "flat", flat.text(p)
         if forced == "fibers":
-            return "fibers", cpp.fibers(p)
+            return "fibers", fibers.text(p)
         simdgroup = form.small or not p.barriers
         rows = form.simd_rows if simdgroup else form.group_rows
         try:
-            text = cpp.split(p, simdgroup=simdgroup, rows=rows)
+            text = split.text(p, simdgroup=simdgroup, rows=rows)
         except cpp.NotSplittable as why:
             if forced == "split":
                 raise
-            return f"fibers ({why})", cpp.fibers(p)
+            return f"fibers ({why})", fibers.text(p)
         return f"split by {'simdgroups' if simdgroup else 'threadgroups'}", text
 
     def _notes(self, p: Prepared) -> list[Note]:

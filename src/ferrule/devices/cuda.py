@@ -7,6 +7,7 @@ from functools import lru_cache
 from .. import cache, nvrtc, toolchain
 from ..errors import DeviceError, ToolchainError
 from ..source import cpp
+from ..source import cuda as cuda_text
 from ..spec import Launch, Spec
 from . import Binary, Program
 from .cpu import INCLUDE, header_digest
@@ -32,7 +33,7 @@ class CudaDevice:
         Raises:
             DialectError: the text uses something that ferrule refuses.
         """
-        return cpp.cuda(cpp.prepare(spec))
+        return cuda_text.text(cpp.prepare(spec))
 
     def compile(self, spec: Spec, launch: Launch | None = None) -> Binary:
         """The cubin, from the disk cache where it is there.
@@ -43,7 +44,7 @@ class CudaDevice:
             ToolchainError: there is no NVRTC.
         """
         prepared = cpp.prepare(spec)
-        text = cpp.cuda(prepared)
+        text = cuda_text.text(prepared)
         compiler = nvrtc.find_nvrtc()
         if compiler is None:
             raise ToolchainError(

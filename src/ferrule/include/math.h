@@ -1,23 +1,32 @@
-// Scalar math of Metal kernels, the same text for g++, clang, zig c++ and NVRTC.
+// Scalar math of Metal kernels, the same text for g++ >= 11, clang >= 14, zig c++ and NVRTC.
 //
 // fr::scalar::precise   what `metal::f` and `metal::precise::f` mean
-// fr::scalar::fast      what `metal::fast::f` means; fewer guarantees, see each function
+// fr::scalar::fast      what `metal::fast::f` means; fewer guarantees, see at the end
 // fr::scalar            precise, for callers that do not choose
 //
 // Nothing is included, so that no name of the C library reaches a kernel.
 //
 // On the CPU every float function is straight-line code (`?:` on values that are computed anyway,
-// integers as wide as the floats beside them), so that a plain loop over it is vectorised by the
-// compiler. fmod is the one exception. Results are right for subnormals, infinities, NaN and the
-// sign of zero, with or without contraction of a*b+c into one operation. Doubles call the
-// compiler's builtins and are not meant for hot loops.
+// integers as wide as the floats beside them), so that compilers vectorise a plain loop over it.
+// fmod is the one exception. Whether a*b+c is contracted into one operation makes no difference
+// where the processor has that operation. Infinities, NaN, subnormals, the sign of zero and
+// arguments of any size come out as IEEE 754 and C have them. Doubles call the compiler's builtins
+// and are not meant for hot loops.
+//
+// Largest errors on the CPU in ulp, over all floats (tests/test_include_math.py has the bounds):
+//
+//   floor ceil trunc rint round fmod fract frexp modf ldexp   none, or one rounding
+//   fma sqrt divide fdim                                      one rounding
+//   exp exp2 exp10 log log2 log10 pow powr                    1.2 (log2, log10 without FMA: 1.8)
+//   sin cos sinpi cospi acos atan atan2 expm1 log1p cosh      1.8
+//   rsqrt asin asinh                                          2.0
+//   tanh sinh acosh atanh                                     2.5
+//   tan tanpi                                                 3.6
 //
 // The polynomials are minimax fits made for this file, their coefficients rounded to float one by
-// one while the others were fitted again. Errors in ulp, as measured by tests/test_include_math.py,
-// stand beside each function.
-
-#ifndef FERRULE_MATH_H
-#define FERRULE_MATH_H
+// one while the others were fitted again.
+#ifndef FR_MATH_H
+#define FR_MATH_H
 
 #ifndef FR_CUDA
 #ifdef __CUDACC_RTC__
@@ -375,7 +384,7 @@ FR_FN double mad(double a, double b, double c) {
 // Adding 1.5 * 2^23 to a float below 2^22 rounds it to an integer, which then stands in the low
 // bits. A compiler that may reassociate would cancel the sum: setting a bit that is set already
 // hides it.
-#if defined(__ASSOCIATIVE_MATH__) || defined(__FAST_MATH__)
+#if defined(__ASSOCIATIVE_MATH__) || (defined(__clang__) && defined(__FAST_MATH__))
 #define FR_REASSOCIATES 1
 #else
 #define FR_REASSOCIATES 0
@@ -1039,4 +1048,4 @@ using namespace precise;
 #undef FR_ROUNDER64
 #undef FR_EXPONENT_ROUNDER
 
-#endif  // FERRULE_MATH_H
+#endif  // FR_MATH_H

@@ -200,9 +200,9 @@ class Body:
             if variable.kind in ("reference", "shared"):
                 variable.uniform = variable.kind == "shared"
                 variable.readonly = False
-            elif variable.kind == "array" and (value is None or not variable.is_const):
-                variable.uniform = False
-            elif not self.uniformity.of(value):
+            elif (
+                variable.kind == "array" and (value is None or not variable.is_const)
+            ) or not self.uniformity.of(value):
                 variable.uniform = False
             if not self.uniformity.readonly(value):
                 variable.readonly = False

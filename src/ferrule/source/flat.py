@@ -6,7 +6,22 @@ import re
 
 from tree_sitter import Node
 
-from .cpp import Prepared
+from .cpp import (
+    PER_GROUP,
+    PER_THREAD,
+    NotSplittable,
+    Parameter,
+    Prepared,
+    attribute,
+    body,
+    comma,
+    function_parameters,
+    parameters,
+    template_head,
+    used_attributes,
+    with_entry,
+    without_synchronising_functions,
+)
 from .regions import Piece, Regions
 from .syntax import declarators
 from .uniform import Variable
@@ -140,3 +155,117 @@ class Flat(Regions):
         for d in declarators(s):
             self._declared(s, d, 0)
         self._at(s, self.tree.text(s) + "\n")
+
+
+def text(p: Prepared) -> str:
+    """The whole text: loops over the grid, what is the same in all threads of a row outside."""
+    p = without_synchronising_functions(p)
+    attributes = used_attributes(p)
+    in_group = any(a in PER_THREAD and a != "thread_position_in_grid" for a in attributes) or any(
+        a in PER_GROUP for a in attributes
+    )
+    params = parameters(p.spec)
+    before, inside, row, moved = _parts(p, params)
+    uniform = [a for a in attributes if a not in PER_THREAD]
+    lane = [a for a in attributes if a in PER_THREAD and a != "thread_position_in_grid"]
+    grid = "thread_position_in_grid" in attributes
+    # The row's first thread stands for all where only y and z are asked for.
+    group_position = "fr_g.origin + fr_p" if in_group else "metal::uint3(fr_first, fr_y, fr_z)"
+    position = "fr_g.origin + fr_p" if in_group else "metal::uint3(fr_i, fr_y, fr_z)"
+    scalars = "".join(f"  const auto fr_s_{q.name} = fr_a_{q.name};\n" for q in params if q.scalar)
+    values = "".join(
+        f"  {q.type} {q.name} = {'fr_s_' if q.scalar else 'fr_a_'}{q.name}; (void){q.name};\n"
+        for q in params
+        if q.name not in moved
+    )
+    values += "".join(f"  {attribute(a)} (void){a};\n" for a in uniform)
+    if grid:
+        values += f"  const uint3 thread_position_in_grid = {group_position};\n"
+        values += "  (void)thread_position_in_grid;\n"
+    thread = "".join(f"  {q.type} {q.name} = fr_a_{q.name};\n" for q in params if q.name in moved)
+    thread += "".join(f"  {attribute(a)}\n" for a in lane)
+    if grid:
+        thread += f"  const uint3 thread_position_in_grid = {position};\n"
+    loop = f"""\
+  for (unsigned fr_i = fr_first; fr_i < fr_last; ++fr_i) {{
+{thread}{inside}  }}
+"""
+    if row is not None and not in_group:
+        divisor, of_row = row
+        loop = f"""\
+  if (const unsigned fr_c = ::fr::row_length({divisor})) {{
+  for (unsigned fr_s = fr_first; fr_s < fr_last;) {{
+  const unsigned fr_q = {divisor}.plain.divide(fr_s), fr_b = fr_q * fr_c;
+  const unsigned fr_e = fr_last - fr_b < fr_c ? fr_last : fr_b + fr_c;
+  for (unsigned fr_i = fr_s; fr_i < fr_e; ++fr_i) {{
+{thread}{of_row}  }}
+  fr_s = fr_e;
+  }}
+  }} else {{
+{loop}  }}
+"""
+    if in_group:
+        loops = f"""\
+  for (uint64_t fr_u = fr_begin; fr_u < fr_end; ++fr_u) {{
+  fr_g.move_to(fr_u);
+  const metal::uint3 fr_t = fr_g.threads_per_threadgroup;
+  for (unsigned fr_z = 0, fr_row = 0; fr_z < fr_t.z; ++fr_z)
+  for (unsigned fr_y = 0; fr_y < fr_t.y; ++fr_y, fr_row += fr_t.x) {{
+  const metal::uint3 fr_p(0, fr_y, fr_z);
+  (void)fr_p;
+{values}{before}#line 1 "ferrule"
+  for (unsigned fr_x = 0; fr_x < fr_t.x; ++fr_x) {{
+  const unsigned fr_i = fr_row + fr_x;
+  const metal::uint3 fr_p(fr_x, fr_y, fr_z);
+  (void)fr_i, (void)fr_p;
+{thread}{inside}  }}
+  }}
+  }}
+"""
+    else:
+        loops = f"""\
+  const unsigned fr_blocks = (fr_l->grid[0] + fr_l->block - 1) / fr_l->block;
+  for (uint64_t fr_u = fr_begin; fr_u < fr_end; ++fr_u) {{
+  const uint64_t fr_row = fr_u / fr_blocks;
+  const unsigned fr_first = unsigned(fr_u % fr_blocks) * fr_l->block;
+  const unsigned fr_left = fr_l->grid[0] - fr_first;
+  const unsigned fr_last = fr_first + (fr_left < fr_l->block ? fr_left : fr_l->block);
+  const unsigned fr_y = unsigned(fr_row % fr_l->grid[1]), fr_z = unsigned(fr_row / fr_l->grid[1]);
+  (void)fr_y, (void)fr_z;
+{values}{before}#line 1 "ferrule"
+{loop}  }}
+"""
+    arguments = comma(params) + function_parameters(params)
+    return with_entry(
+        p,
+        "flat",
+        f"""\
+{template_head(p.spec)}static void fr_kernel(
+    const ::fr::launch* fr_l, uint64_t fr_begin, uint64_t fr_end{arguments}) {{
+  ::fr::group fr_g(fr_l);
+  (void)fr_g;
+{scalars}{loops}}}
+""",
+        "  fr_kernel{values}(fr_l, fr_begin, fr_end{arguments});\n",
+        params,
+        units="grid" if not in_group else "threadgroups",
+    )
+
+
+def _parts(
+    p: Prepared, params: list[Parameter]
+) -> tuple[str, str, tuple[str, str] | None, set[str]]:
+    """Before the loop, inside it, inside a row of it, and the parameters that a thread moves."""
+    moved = {q.name for q in params if not q.scalar}
+    try:
+        writer = Flat(p, rows=True)
+    except NotSplittable:
+        # Syntax that is not understood: a lambda takes the body as it is.
+        return "", f"  [&]() {{\n{body(p, p.text.source)}  }}();\n", None, moved
+    before, inside, exits = writer.run()
+    if exits:
+        inside = f'{{\n{inside}}}\n#line 1 "ferrule"\n  fr_next: ;\n'
+    else:
+        inside += '#line 1 "ferrule"\n'
+    moved = {q.name for q in params if writer.by_param[q.name].written}
+    return before, inside, writer.row(inside), moved

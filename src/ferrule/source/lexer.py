@@ -25,6 +25,9 @@ _TOKEN = re.compile(
     re.VERBOSE | re.DOTALL,
 )
 
+_DIRECTIVE = re.compile(r"#[ \t]*([a-z]*)")
+_WHOLE_DIRECTIVE = re.compile(r"#(?:[^\n\\]|\\.|\\\n)*?(?=//|/\*|\n|$)", re.DOTALL)
+
 
 @dataclass
 class Token:
@@ -63,7 +66,8 @@ def tokens(text: str, *, kernel: str, where: str) -> list[Token]:
     macro = False
     while position < len(text):
         match = _TOKEN.match(text, position)
-        assert match is not None and match.lastgroup is not None  # the last alternative takes any
+        if match is None or match.lastgroup is None:  # the pattern's last alternative takes all
+            raise ValueError(f"no token at {position} of {where}")
         kind, value = match.lastgroup, match.group()
         if kind == "open_comment":
             raise DialectError(
@@ -102,13 +106,11 @@ def _directive(text: str, start: int) -> tuple[str, str]:
 
     Of a ``#define`` or ``#if`` only the word itself is returned: what follows is code.
     """
-    word = re.compile(r"#[ \t]*([a-z]*)").match(text, start)
-    assert word is not None
-    if word.group(1) in ("define", "if", "elif"):
+    word = _DIRECTIVE.match(text, start)
+    if word is not None and word.group(1) in ("define", "if", "elif"):
         return word.group(), "define"
-    whole = re.compile(r"#(?:[^\n\\]|\\.|\\\n)*?(?=//|/\*|\n|$)", re.DOTALL).match(text, start)
-    assert whole is not None
-    return whole.group(), "directive"
+    whole = _WHOLE_DIRECTIVE.match(text, start)
+    return whole.group() if whole else "#", "directive"
 
 
 def join(parts: list[Token]) -> str:

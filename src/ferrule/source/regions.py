@@ -9,7 +9,7 @@ from tree_sitter import Node
 
 from .analysis import LOOPS, Body
 from .cpp import NotSplittable, Parameter, Prepared, attribute, body_line, shared_note
-from .syntax import declared_name, declarators, walk
+from .syntax import declarators, declared_name, walk
 from .uniform import LANE_ATTRIBUTES, Variable
 
 _CONSTANT = re.compile(r"\bconstexpr\b")
@@ -377,11 +377,10 @@ def _storage(v: Variable, keep: bool) -> str:
     """The declaration of a lane variable's array, or of a name for its type alone."""
     n = v.number
     if v.kind == "reference":
-        return (
-            f"::fr::reference<fr_t{n}> fr_v{n}[FR_N]; auto&& {v.name} = fr_v{n}[0].get(); (void){v.name};\n"
-            if keep
-            else f"auto&& {v.name} = ::fr::named<::fr::reference<fr_t{n}>>::get().get(); (void){v.name};\n"
-        )
+        kind = f"::fr::reference<fr_t{n}>"
+        array = f"{kind} fr_v{n}[FR_N]; " if keep else ""
+        first = f"fr_v{n}[0]" if keep else f"::fr::named<{kind}>::get()"
+        return f"{array}auto&& {v.name} = {first}.get(); (void){v.name};\n"
     if keep:
         return (
             f"::fr::storage_t<fr_t{n}> fr_v{n}[FR_N]; fr_t{n}& {v.name} = fr_v{n}[0]; "

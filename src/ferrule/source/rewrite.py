@@ -113,9 +113,7 @@ def rewrite(kernel: Kernel) -> Rewritten:
         pass_.run(body=where == "source")
         contract_off |= pass_.contract_off
         notes += pass_.notes
-    return Rewritten(
-        join(header), join(source), header_words, source_words, contract_off, notes
-    )
+    return Rewritten(join(header), join(source), header_words, source_words, contract_off, notes)
 
 
 def _members(part: list[Token]) -> set[str]:
@@ -155,9 +153,7 @@ def _members(part: list[Token]) -> set[str]:
 class _Pass:
     """One pass over one text."""
 
-    def __init__(
-        self, kernel: str, where: str, part: list[Token], members: set[str]
-    ) -> None:
+    def __init__(self, kernel: str, where: str, part: list[Token], members: set[str]) -> None:
         self.kernel = kernel
         self.where = where
         self.part = part

@@ -2,7 +2,7 @@
 
 The body's statements between two such points become one loop over the lanes of a unit (a simdgroup,
 or a whole threadgroup). What a lane keeps from one loop to a later one lies in an array with one
-element per lane; what is the same in all lanes (`source.uniform`) is one variable outside the loops.
+element per lane; what is the same in all lanes (`source.uniform`) is one variable outside them.
 
 Control flow that holds a synchronising call moves outside the loops. Where its condition is uniform
 it stays as it is; where lanes differ, it works with masks: an ``if`` runs both sides, each for its
@@ -20,16 +20,31 @@ import re
 from tree_sitter import Node
 
 from .analysis import LOOPS, SPLIT_CALLS, WORD, expression
-from .cpp import NotSplittable, Prepared, body_line, synchronising_functions
+from .cpp import (
+    NotSplittable,
+    Prepared,
+    attribute,
+    body_line,
+    comma,
+    function_parameters,
+    parameters,
+    synchronising_functions,
+    template_head,
+    template_values,
+    used_attributes,
+    with_entry,
+    without_synchronising_functions,
+)
 from .dialect import MATRIX_OPS, SIMD_BARRIERS, SYNC, THREADGROUP_BARRIERS, UNIFORM_RESULTS
 from .lexer import join, tokens
 from .regions import Again, Mask, Piece, Regions
-from .syntax import callee, declared_name, declarators, walk
-from .uniform import assigned
+from .syntax import callee, declarators, declared_name, walk
+from .uniform import LANE_ATTRIBUTES, assigned
 
 _GROUP_LEVEL = (
     "alias_declaration", "type_definition", "using_declaration", "static_assert_declaration",
-    "struct_specifier", "class_specifier", "union_specifier", "enum_specifier", "preproc_def", "preproc_function_def", "preproc_undef", "empty_statement",
+    "struct_specifier", "class_specifier", "union_specifier", "enum_specifier",
+    "preproc_def", "preproc_function_def", "preproc_undef", "empty_statement",
 )  # fmt: skip
 _VOTES = {"any": "bool", "all": "bool", "ballot": "simd_vote"}
 _ASKS = {"active_threads_mask": "simd_vote", "is_first": "bool"}
@@ -369,7 +384,8 @@ class Splitter(Regions):
     def _if(self, s: Node) -> None:
         condition = s.child_by_field_name("condition")
         yes, no = s.child_by_field_name("consequence"), s.child_by_field_name("alternative")
-        assert condition is not None and yes is not None
+        if condition is None or yes is None:
+            raise NotSplittable("an if is not understood")
         otherwise = no.named_children[-1] if no is not None and no.named_children else None
         inner = condition.child_by_field_name("value") or condition
         if condition.child_by_field_name("initializer") is not None or inner.type == "declaration":
@@ -408,7 +424,8 @@ class Splitter(Regions):
         body = s.child_by_field_name("body")
         condition = s.child_by_field_name("condition")
         start, update = s.child_by_field_name("initializer"), s.child_by_field_name("update")
-        assert body is not None
+        if body is None:
+            raise NotSplittable("a loop is not understood")
         if condition is not None and condition.type == "condition_clause":
             condition = condition.child_by_field_name("value")
         if any(c is not None and c.type == "declaration" and c is not start for c in (condition,)):
@@ -446,9 +463,9 @@ class Splitter(Regions):
 
     def _plain_head(self, start: Node | None, update: Node | None) -> bool:
         """Whether a loop's head only speaks of uniform variables."""
-        if start is not None and start.type == "declaration":
-            if not all(self._declared(start, d, 0).uniform for d in declarators(start)):
-                return False
+        declared = declarators(start) if start is not None and start.type == "declaration" else []
+        if start is not None and not all(self._declared(start, d, 0).uniform for d in declared):
+            return False
         for part in (expression(start) if start is not None else None, update):
             if part is None or part.type == "declaration":
                 continue
@@ -578,3 +595,68 @@ def split_body(p: Prepared, *, simdgroup: bool, rows: bool) -> str:
         except Again:
             continue
     raise NotSplittable("the control flow is too deep")
+
+
+def text(p: Prepared, *, simdgroup: bool, rows: bool) -> str:
+    """Loops over the lanes of a simdgroup, or of a whole threadgroup.
+
+    Args:
+        simdgroup: a unit of work is a simdgroup; the threadgroup must not be larger where the
+            body has barriers or threadgroup memory.
+        rows: the lanes of a unit differ in x alone.
+
+    Raises:
+        NotSplittable: the control flow does not allow it (`ferrule.source.split`).
+    """
+    inside = split_body(p, simdgroup=simdgroup, rows=rows)
+    p = without_synchronising_functions(p)
+    params = parameters(p.spec)
+    positions = (
+        ""
+        if rows
+        else "  unsigned fr_px[FR_N], fr_py[FR_N], fr_pz[FR_N];\n"
+        "  for (unsigned fr_i = 0; fr_i < fr_n; ++fr_i) {\n"
+        "    const metal::uint3 fr_q = fr_g.position(fr_first + fr_i);\n"
+        "    fr_px[fr_i] = fr_q.x, fr_py[fr_i] = fr_q.y, fr_pz[fr_i] = fr_q.z;\n  }\n"
+    )
+    values = "".join(
+        f"  {attribute(a).replace('fr_i', 'fr_first') if a in LANE_ATTRIBUTES else attribute(a)} "
+        f"(void){a};\n"
+        for a in used_attributes(p)
+    )
+    lanes = "32" if simdgroup else "1024"
+    given = comma(params) + function_parameters(params)
+    head_ = template_head(p.spec) or ""
+    full = "template <unsigned FR_FULL" + (", " + head_[len("template <") :] if head_ else ">\n")
+    each = "simdgroups" if simdgroup else "threadgroups"
+    arguments = template_values(p.spec)[1:] if p.spec.template else ">"
+    sep = ", " if p.spec.template else ""
+    call = (
+        f"  ::fr::split::{each}(fr_l, fr_begin, fr_end, [&](const ::fr::group& fr_g, unsigned "
+        "fr_first, unsigned fr_n) {\n"
+    )
+    passed = "(fr_g, fr_first, fr_n{arguments});\n"
+    if simdgroup:
+        call += (
+            f"    if (fr_n == 32) fr_kernel<32{sep}{arguments}{passed}"
+            f"    else fr_kernel<0{sep}{arguments}{passed}"
+        )
+    else:
+        call += f"    fr_kernel<0{sep}{arguments}{passed}"
+    call += "  });\n"
+    return with_entry(
+        p,
+        "split",
+        f"""\
+{full}static void fr_kernel(
+    const ::fr::group& fr_g, unsigned fr_first, unsigned fr_count{given}) {{
+  constexpr unsigned FR_N = {lanes}, fr_i = 0;
+  const unsigned fr_n = FR_FULL ? FR_FULL : fr_count;
+  const metal::uint3 fr_p0 = fr_g.position(fr_first), fr_p = fr_p0;
+  (void)fr_i, (void)fr_p;
+{positions}{values}{inside}}}
+""",
+        call,
+        params,
+        units="threadgroups",
+    )

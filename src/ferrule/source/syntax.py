@@ -170,7 +170,9 @@ def align_members(text: str, *, body: bool) -> str:
             continue
         if kind.type in ("type_identifier", "template_type", "qualified_identifier"):
             name = tree.text(kind)
-            edits.append((node.start_byte, node.start_byte, f"alignas(::fr::member_align<{name}>) "))
+            edits.append(
+                (node.start_byte, node.start_byte, f"alignas(::fr::member_align<{name}>) ")
+            )
     return tree.edited(edits)
 
 

@@ -1,0 +1,91 @@
+"""The CUDA C++ text of a kernel: one GPU thread per thread; a threadgroup is a block."""
+
+from __future__ import annotations
+
+import re
+
+from ..dtypes import Dtype
+from ..spec import Spec
+from .cpp import (
+    TAIL,
+    Prepared,
+    attribute,
+    body,
+    comma,
+    head,
+    parameters,
+    template_head,
+    template_value,
+    used_attributes,
+)
+
+_BUILTIN = frozenset({"bool", "float", "double"})
+
+
+def text(p: Prepared) -> str:
+    """The whole text.
+
+    The kernel takes the buffers, each input's shape and strides where the body names them, by
+    value, and at last the grid and threadgroup (`fr::launch` of include/cuda.h).
+    """
+    kernel, spec = p.kernel, p.spec
+    source = re.sub(r"\bthread_local\b", "__shared__", p.text.source)
+    params = parameters(spec)
+    given: list[str] = []
+    passed = ["fr_g", "fr_g.index(fr_p)", "fr_p"]
+    for name, one in zip(kernel.input_names, spec.inputs, strict=True):
+        ctype = one.dtype.metal
+        given.append(
+            f"const fr::{ctype}* __restrict__ fr_a_{name}"
+            if ctype not in _BUILTIN
+            else f"const {ctype}* __restrict__ fr_a_{name}"
+        )
+        passed.append(f"*fr_a_{name}" if one.ndim == 0 else f"fr_a_{name}")
+        if one.ndim == 0:
+            continue
+        shape, strides, ndim = kernel.wants(name)
+        if shape:
+            given.append(f"const __grid_constant__ fr::list<int, {one.ndim}> fr_a_{name}_shape")
+            passed.append(f"fr_a_{name}_shape.values")
+        if strides:
+            given.append(
+                f"const __grid_constant__ fr::list<fr::int64_t, {one.ndim}> fr_a_{name}_strides"
+            )
+            passed.append(f"fr_a_{name}_strides.values")
+        if ndim:
+            passed.append(str(one.ndim))
+    for name, dtype in zip(kernel.output_names, spec.outputs, strict=True):
+        ctype = dtype.metal if dtype.metal in _BUILTIN else f"fr::{dtype.metal}"
+        ctype = f"fr::metal::atomic<{ctype}>" if kernel.atomic_outputs else ctype
+        given.append(f"{ctype}* __restrict__ fr_a_{name}")
+        passed.append(f"fr_a_{name}")
+    given.append("const __grid_constant__ fr::launch fr_l")
+    names = ", ".join(f"{q.type} {q.name}" for q in params)
+    values = "".join(f"  {attribute(a)}\n" for a in used_attributes(p))
+    return f"""\
+{head(p, "cuda_kernel")}{template_head(spec)}FR_FN void fr_kernel(
+    const ::fr::group& fr_g, unsigned fr_i, const ::fr::metal::uint3& fr_p{comma(params)}{names}) {{
+  (void)fr_i, (void)fr_p;
+{values}{body(p, source)}}}
+{TAIL}
+extern "C" __global__ void {kernel_symbol(p)}({", ".join(given)}) {{
+  const fr::group fr_g(fr_l);
+  const fr::metal::uint3 fr_p(threadIdx.x, threadIdx.y, threadIdx.z);
+  if (!fr_g.holds(fr_p)) return;
+  fr::user::fr_kernel{_qualified_values(spec)}({", ".join(passed)});
+}}
+"""
+
+
+def kernel_symbol(p: Prepared) -> str:
+    """The name of the CUDA function."""
+    return f"ferrule_{p.kernel.name}"
+
+
+def _qualified_values(spec: Spec) -> str:
+    """Template arguments as they read outside ``namespace fr``."""
+    values = [
+        f"fr::{v.metal}" if isinstance(v, Dtype) and v.metal not in _BUILTIN else template_value(v)
+        for _, v in spec.template
+    ]
+    return f"<{', '.join(values)}>" if values else ""

@@ -1,0 +1,93 @@
+"""The text of a kernel whose threads are fibers: right for any control flow."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from .cpp import (
+    Prepared,
+    attribute,
+    body,
+    comma,
+    parameters,
+    shared_note,
+    synchronising_functions,
+    template_head,
+    used_attributes,
+    with_entry,
+)
+from .dialect import MATRIX_OPS, SYNC
+from .lexer import join, tokens
+from .syntax import Tree, callee, declarators, declared_name, function_definitions, walk
+
+_STORAGE = "static thread_local __attribute__((aligned(16)))"
+
+
+def text(p: Prepared) -> str:
+    """The whole text."""
+    params = parameters(p.spec)
+    values = "".join(f"  {attribute(a)}\n" for a in used_attributes(p))
+    source = mark_places(p.text.source, p, body=True)
+    header = mark_places(p.text.header, p, body=False)
+    marked = replace(p, text=replace(p.text, header=header, source=source))
+    names = ", ".join(f"{q.type} {q.name}" for q in params)
+    return with_entry(
+        marked,
+        "fibers",
+        f"""\
+{template_head(p.spec)}static void fr_kernel(
+    const ::fr::group& fr_g, unsigned fr_i{comma(params)}{names}) {{
+  const metal::uint3 fr_p = fr_g.position(fr_i);
+  (void)fr_p;
+{values}{body(p, source)}}}
+""",
+        "  ::fr::fiber_groups(fr_l, fr_begin, fr_end, fr_w, [&](const ::fr::group& fr_g, unsigned "
+        "fr_i) {\n    fr_kernel{values}(fr_g, fr_i{arguments});\n  });\n",
+        params,
+        units="threadgroups",
+    )
+
+
+def mark_places(text: str, p: Prepared, *, body: bool) -> str:
+    """Tell each synchronising call and loop its place in the text (see ``include/fiber.h``)."""
+    defined_here = {name for name, _ in function_definitions(Tree(p.text.header, body=False))}
+    helpers = synchronising_functions(p)
+    tree = Tree(text, body=body)
+    edits: list[tuple[int, int, str]] = []
+    if not tree.has_error:
+        for node in walk(tree.block):
+            if node.type in ("for_statement", "while_statement", "do_statement"):
+                calls = {callee(tree, n) for n in walk(node) if n.type == "call_expression"}
+                inner = node.child_by_field_name("body")
+                if calls & (SYNC | helpers) and inner is not None:
+                    edits.append(
+                        (node.start_byte, node.start_byte,
+                         "if (::fr::place_mark fr_m(__COUNTER__); true) ")
+                    )  # fmt: skip
+                    edits.append((inner.start_byte, inner.start_byte, "{ fr_m.tick(); "))
+                    edits.append((inner.end_byte, inner.end_byte, " }"))
+            elif node.type == "declaration" and tree.text(node).startswith("thread_local"):
+                names = [declared_name(d) for d in declarators(node)]
+                line = node.start_point[0] + 1
+                notes = " ".join(shared_note(line, tree.text(n)) for n in names if n is not None)
+                edits.append((node.end_byte, node.end_byte, f" {notes}"))
+            elif node.type == "call_expression" and callee(tree, node) in helpers:
+                edits.append((node.start_byte, node.start_byte, "(::fr::place_mark(__COUNTER__), "))
+                edits.append((node.end_byte, node.end_byte, ")"))
+    marked = tree.edited(edits) if edits else text
+    own = {name for name in defined_here if name in SYNC}
+    return _mark_calls(marked, p.kernel.name, own)
+
+
+def _mark_calls(text: str, kernel: str, own: set[str]) -> str:
+    part = tokens(text, kernel=kernel, where="source")
+    solid = [t for t in part if not t.blank]
+    for i, token in enumerate(solid):
+        if token.text == "thread_local":
+            token.text = _STORAGE
+        if token.kind != "word" or token.text not in (SYNC | MATRIX_OPS) or token.text in own:
+            continue
+        if i + 1 < len(solid) and solid[i + 1].text == "(":
+            empty = i + 2 < len(solid) and solid[i + 2].text == ")"
+            solid[i + 1].text = "(FR_AT_ONLY" if empty else "(FR_AT "
+    return join(part)
