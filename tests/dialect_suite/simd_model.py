@@ -28,13 +28,15 @@ def groups(n: int, threadgroup: int, width: int) -> Iterator[Array]:
 
 def over(model: Model, x: Array, active: Array, threadgroup: int, width: int) -> Result:
     """`model` applied to every group of a launch of ``len(x)`` threads."""
-    want, defined = np.zeros_like(x), np.zeros(len(x), bool)
+    want: Array | None = None
+    defined = np.zeros(len(x), bool)
     for lanes in groups(len(x), threadgroup, width):
         here = lanes >= 0
-        values = np.where(here.reshape(-1, *[1] * (x.ndim - 1)), x[lanes], np.zeros((), x.dtype))
-        result, good = model(values, here & active[np.maximum(lanes, 0)])
+        result, good = model(x[np.maximum(lanes, 0)], here & active[np.maximum(lanes, 0)])
+        want = np.zeros((len(x), *result.shape[1:]), result.dtype) if want is None else want
         want[lanes[here]] = result[here]
         defined[lanes[here]] = good[here]
+    assert want is not None
     return want, defined
 
 
@@ -76,20 +78,20 @@ def moved(source: Callable[[Array], Array]) -> Model:
     return model
 
 
-def filled(delta: int, modulo: int, fill: Callable[[Array], Array]) -> Model:
+def filled(delta: int, modulo: int) -> Model:
     """A shuffle by `delta` (up if negative) inside vectors of `modulo` lanes.
 
-    What would come from outside of a vector comes from the other end of the same vector of
-    `fill` of the values.
+    The values are pairs of data and filling: what would come from outside of a vector comes from
+    the other end of the same vector, of the filling.
     """
 
     def model(v: Array, active: Array) -> Result:
         lane = np.arange(len(v))
-        base, place = lane // modulo * modulo, lane % modulo + delta
+        place = lane % modulo + delta
+        read = lane // modulo * modulo + place % modulo
         outside = (place < 0) | (place >= modulo)
-        read = base + place % modulo
-        values = np.where(outside.reshape(-1, *[1] * (v.ndim - 1)), fill(v)[read], v[read])
-        return values, active & active[read]
+        chosen = np.where(outside.reshape(-1, *[1] * (v.ndim - 2)), v[read, 1], v[read, 0])
+        return chosen, active & active[read]
 
     return model
 

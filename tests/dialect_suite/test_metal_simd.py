@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +24,7 @@ def multiply(a: Any, b: Any) -> Any:
 @dataclass
 class Operation:
     text: str  # with x (small numbers), p (for products), b (any bits), l (the lane)
-    operand: str  # which of these the model takes
+    operand: str  # which of these the model takes; "bx" is pairs
     model: Model
 
 
@@ -56,13 +55,13 @@ def operations(prefix_name: str, width: int, whole: bool) -> list[Operation]:
             Operation(f"{s}_shuffle_up(b, {delta})", "b", moved(lambda n, d=delta: n - d)),
             Operation(f"{s}_shuffle_rotate_down(b, {delta})", "b", moved(lambda n, d=delta: (n + d) % width)),
             Operation(f"{s}_shuffle_rotate_up(b, {delta})", "b", moved(lambda n, d=delta: (n - d) % width)),
-            Operation(f"{s}_shuffle_and_fill_down(b, x, {delta})", "bx", filled(delta, width, np.copy)),
-            Operation(f"{s}_shuffle_and_fill_up(b, x, {delta})", "bx", filled(-delta, width, np.copy)),
+            Operation(f"{s}_shuffle_and_fill_down(b, x, {delta})", "bx", filled(delta, width)),
+            Operation(f"{s}_shuffle_and_fill_up(b, x, {delta})", "bx", filled(-delta, width)),
         ]
     for modulo in (2, 8) if width > 4 else (2,):
         few += [
-            Operation(f"{s}_shuffle_and_fill_down(b, x, 1, {modulo})", "bx", filled(1, modulo, np.copy)),
-            Operation(f"{s}_shuffle_and_fill_up(b, x, 1, {modulo})", "bx", filled(-1, modulo, np.copy)),
+            Operation(f"{s}_shuffle_and_fill_down(b, x, 1, {modulo})", "bx", filled(1, modulo)),
+            Operation(f"{s}_shuffle_and_fill_up(b, x, 1, {modulo})", "bx", filled(-1, modulo)),
         ]
     if whole:
         few += [
@@ -90,14 +89,61 @@ def values(kind: str, n: int, tail: tuple[int, ...] = ()) -> dict[str, Array]:
 LAUNCHES = {"full": (128, 64), "ragged": (77, 40), "small": (23, 7)}
 
 
-def expected(operation: Operation, v: dict[str, Array], active: Array, group: int, width: int) -> Any:
-    model = operation.model
-    if operation.operand == "bx":
-        # The model sees both arrays as one: value and filling in two columns.
-        both = np.stack([v["b"], v["x"]], 1)
-        swap: Callable[[Array], Array] = lambda m: m[:, ::-1]  # noqa: E731
-        delta, modulo = FILL_ARGUMENTS[operation.text] if operation.text in FILL_ARGUMENTS else (0, 0)
-        del delta, modulo, swap
-        want, defined = over(model, both, active, group, width)
-        return want[:, 0], defined
-    return over(model, v[operation.operand], active, group, width)
+
+def body(kind: str, work: list[Operation], guard: str, n: int) -> str:
+    lines = [f"y[{row} * N + i] = {operation.text};" for row, operation in enumerate(work)]
+    inner = "\n".join(lines)
+    start = f"""
+    constexpr uint N = {n};
+    uint i = thread_position_in_grid.x, l = thread_index_in_simdgroup, q = thread_index_in_quadgroup;
+    {kind} x = vx[i], p = vp[i], b = vb[i];
+    """
+    return start + {
+        "none": inner,
+        "if": f"if (m[i]) {{\n{inner}\n}}",
+        "return": f"if (!m[i]) return;\n{inner}",
+        "else": f"if (m[i] == 0) {{ y[i] = simd_max(x); }} else {{\n{inner}\n}}",
+    }[guard]
+
+
+def check(kind: str, work: list[Operation], width: int, launch: str, guard: str, mode: str) -> None:
+    n, group = LAUNCHES[launch]
+    v = values(kind, n)
+    active = np.ones(n, bool)
+    inputs: dict[str, Any] = {f"v{name}": array for name, array in v.items()}
+    if guard != "none":
+        # Lanes 2 and 3 are always there: a broadcast reads one, a shuffle the other.
+        active = np.random.default_rng(32).integers(0, 3, n) > 0
+        active[np.arange(n) % group % 4 >= 2] |= np.arange(n)[np.arange(n) % group % 4 >= 2] % 5 < 4
+        active[[t for t in range(n) if t % group % width in (2, 3)]] = True
+        inputs["m"] = active.astype(np.uint8)
+    out = run(
+        body(kind, work, guard, n), inputs, {"y": (kind, (len(work), n))}, n, group, mode=mode
+    )["y"]
+    failed = []
+    for row, operation in enumerate(work):
+        given = np.stack([v["b"], v["x"]], 1) if operation.operand == "bx" else v[operation.operand]
+        want, defined = over(operation.model, given, active, group, width)
+        bad = wrong(out[row], want, kind) & defined & active
+        if bad.any():
+            at = np.flatnonzero(bad)
+            failed.append(f"{operation.text}: at {at[:6]} {out[row][at[:6]]} for {want[at[:6]]}")
+    assert not failed, "\n".join(failed)
+
+
+SIMD_KINDS = ["float", "half", "bfloat", "int", "uint", "short", "ushort", "char", "uchar"]
+
+
+@pytest.mark.parametrize("kind", SIMD_KINDS)
+def test_simd_operations(kind: str, mode: str) -> None:
+    work = operations("simd", 32, KINDS[kind].kind in "iu")
+    for launch in LAUNCHES:
+        check(kind, work, 32, launch, "none", mode)
+
+
+@pytest.mark.parametrize("kind", SIMD_KINDS)
+def test_simd_operations_of_some_lanes(kind: str, mode: str) -> None:
+    work = operations("simd", 32, KINDS[kind].kind in "iu")
+    guard = {"float": "return", "int": "return", "half": "else", "uint": "else"}.get(kind, "if")
+    for launch in ("full", "ragged"):
+        check(kind, work, 32, launch, guard, mode)

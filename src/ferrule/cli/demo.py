@@ -42,8 +42,8 @@ def command(photo: str | None, out: str) -> None:
     """Warp a photograph with a Metal kernel, on this machine.
 
     PHOTO is a picture file; without it, a sample that comes with matplotlib is taken. The kernel
-    is grid_sample, from MLX's documentation: it samples the picture at moved points, and a second
-    kernel is its derivative (VJP). Both are compared with plain NumPy.
+    is grid_sample, the larger example of MLX's documentation: it samples the picture at moved
+    points, and a second kernel is its derivative (VJP). Both are compared with plain NumPy.
 
     Exit code 1 says that they differ.
     """

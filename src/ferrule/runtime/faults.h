@@ -117,12 +117,46 @@ static void pass_on(int number, siginfo_t* info, void* context) {
   passing[number]--;
 }
 
+/* Metal: an integer division by zero raises nothing and gives some value. Here it gives zero: the
+ * length of the division instruction at `p`, so that it can be skipped, or 0 if it is none. */
+#if defined(__linux__) && defined(__x86_64__)
+static size_t division_length(const unsigned char* p) {
+  size_t n = 0;
+  while (p[n] == 0x66 || p[n] == 0x67 || p[n] == 0x2e || p[n] == 0x3e || p[n] == 0x64 || p[n] == 0x65) n++;
+  if ((p[n] & 0xf0) == 0x40) n++;                 /* REX */
+  if (p[n] != 0xf6 && p[n] != 0xf7) return 0;
+  n++;
+  unsigned modrm = p[n++], mod = modrm >> 6, rm = modrm & 7;
+  if (((modrm >> 3) & 7) < 6) return 0;           /* /6 is div, /7 is idiv */
+  if (mod == 3) return n;
+  if (rm == 4 && (p[n++] & 7) == 5 && mod == 0) return n + 4; /* SIB without a base */
+  if (mod == 0) return rm == 5 ? n + 4 : n;       /* relative to the next instruction */
+  return n + (mod == 1 ? 1 : 4);
+}
+
+static bool skip_division(void* context) {
+  greg_t* r = ((ucontext_t*)context)->uc_mcontext.gregs;
+  size_t length = division_length((const unsigned char*)r[REG_RIP]);
+  if (!length) return false;
+  r[REG_RAX] = 0; /* the quotient; of a byte division AX holds both */
+  r[REG_RDX] = 0; /* the remainder */
+  r[REG_RIP] += (greg_t)length;
+  return true;
+}
+#else
+static bool skip_division(void* context) {
+  (void)context;
+  return false;
+}
+#endif
+
 static void on_fault(int number, siginfo_t* info, void* context) {
   guard* g = guard_of_thread();
   if (!g || !g->in_kernel || info->si_code <= 0) { /* not ours, or sent by another process */
     pass_on(number, info, context);
     return;
   }
+  if (number == SIGFPE && skip_division(context)) return;
   int kept = errno;
   bool served = number == SIGSEGV && info->si_code == SEGV_MAPERR && !is_write(context) &&
                 serve_load(g, info->si_addr);

@@ -15,6 +15,7 @@ from .uniform import (
     Uniformity,
     Variable,
     assigned,
+    names_in,
     passed_by_name,
 )
 
@@ -54,6 +55,36 @@ class Body:
         self.by_param: dict[str, Variable] = {}
         self.scopes: list[dict[str, Variable]] = []
         self.divergent = 0
+        self.escaping = self._escaping()
+
+    def _escaping(self) -> set[str]:
+        """Names that something else may point or refer to, so that they must stay in memory.
+
+        An array that is named without an index may have become a pointer.
+        """
+        found: set[str] = set()
+        for node in walk(self.tree.block):
+            if node.type == "pointer_expression" and node.children[0].type == "&":
+                found |= names_in(self.tree, node)
+            elif node.type == "reference_declarator" and node.parent is not None:
+                value = node.parent.child_by_field_name("value")
+                if value is not None:
+                    found |= names_in(self.tree, value)
+            elif node.type == "identifier" and node.parent is not None:
+                parent = node.parent
+                indexed = parent.type == "subscript_expression" and (
+                    parent.child_by_field_name("argument") == node
+                )
+                declared = parent.child_by_field_name("declarator") == node
+                if not indexed and not declared:
+                    found.add("[]" + self.tree.text(node))
+        return found
+
+    def _escapes(self, v: Variable) -> bool:
+        """Whether something else may point or refer to a variable."""
+        return v.name in self.escaping or (
+            v.kind == "array" and "[]" + v.name in self.escaping
+        )
 
     def _calls(self, node: Node) -> bool:
         """Whether a synchronising call stands in the node."""
@@ -197,6 +228,9 @@ class Body:
                 continue
             if value is not None and value.type != "lambda_expression":
                 self._side_effects(value)
+            if variable.kind == "reference" and value is not None:
+                for name in names_in(self.tree, value):
+                    self._written(name, set(), through=False)  # through the reference, later
             if variable.kind in ("reference", "shared"):
                 variable.uniform = variable.kind == "shared"
                 variable.readonly = False

@@ -180,7 +180,7 @@ class Regions(Body):
         own: list[Variable] = []
         lines: list[str] = []
         for piece in pieces:
-            keep = any(v.name in later for v in piece.declared)
+            keep = any(v.name in later or self._escapes(v) for v in piece.declared)
             for v, declaration in zip(piece.declared, piece.types, strict=True):
                 self.out.append(declaration.replace("@", _storage(v, keep)))
                 own.append(v)
@@ -191,7 +191,8 @@ class Regions(Body):
         self.out += types or []
         body = "".join(lines)
         local = {v.name for v in own if v not in kept}
-        names = self._names(body) - local
+        # A reference is bound where it is declared, not at the start of the loop.
+        names = self._names(body) - local - {v.name for v in own if v.kind == "reference"}
         exits = any(p.exits for p in pieces)
         mask = self._mask()
         self.out.append(f'#line 1 "ferrule"\n{self._loop_head()}')
@@ -329,7 +330,8 @@ class Regions(Body):
         plain = f"{spec} {self._render(d, replaced)};"
         if v.kind == "reference":
             text = f"using fr_t{n} = decltype(({init}));\n@"
-            return Piece("", self._line(s), [v], [text], [f"fr_v{n}[fr_i].set({init});"], plain)
+            bind = f"fr_v{n}[fr_i].set({init}); auto&& {v.name} = fr_v{n}[fr_i].get();"
+            return Piece("", self._line(s), [v], [text], [bind], plain)
         if is_auto:
             const = "const " if "const" in words and "*" not in declarator else ""
             text = f"typedef {const}::fr::value_t<decltype({init})> fr_t{n};\n@"

@@ -269,7 +269,7 @@ def assigned(tree: Tree, node: Node) -> Iterable[tuple[str, bool]]:
             parent = part.parent
             value = parent.child_by_field_name("value") if parent is not None else None
             if value is not None:
-                yield from ((n, False) for n in _names(tree, value))
+                yield from ((n, False) for n in names_in(tree, value))
             continue
         elif kind == "call_expression":
             function = part.child_by_field_name("function")
@@ -278,7 +278,7 @@ def assigned(tree: Tree, node: Node) -> Iterable[tuple[str, bool]]:
                 if method is not None and tree.text(method) != "swz":
                     base = function.child_by_field_name("argument")
                     if base is not None:
-                        yield from ((n, False) for n in _names(tree, base))
+                        yield from ((n, False) for n in names_in(tree, base))
             continue
         if target is not None:
             base, through = _base(target)
@@ -304,8 +304,9 @@ def _base(node: Node) -> tuple[Node | None, bool]:
     return node, through
 
 
-def _names(tree: Tree, node: Node) -> Iterable[str]:
-    return (tree.text(n) for n in walk(node) if n.type == "identifier")
+def names_in(tree: Tree, node: Node) -> set[str]:
+    """The identifiers in an expression."""
+    return {tree.text(n) for n in walk(node) if n.type == "identifier"}
 
 
 def passed_by_name(tree: Tree, node: Node, functions: frozenset[str]) -> Iterable[tuple[str, bool]]:
