@@ -40,7 +40,7 @@ FEATURES: dict[str, float] = {
     "strided": 0.2, "switch": 0.15, "post": 0.2, "atomics": 0.3, "moved": 0.3, "templates": 0.4,
     "dtype": 0.25, "returns": 0.45, "quads": 0.4, "fills": 0.2, "reads_output": 0.25,
     "several": 0.35, "shadows": 0.5, "copies": 0.05, "sync_helpers": 0.1, "sync_lambdas": 0.04,
-    "sync_branches": 0.08, "macro_effects": 0.06, "sync_switch": 0.03, "lost_lanes": 0.5,
+    "sync_branches": 0.08, "macro_effects": 0.12, "sync_switch": 0.03, "lost_lanes": 0.5,
     "auto": 0.5, "constexpr_if": 0.2, "simd_exchange": 0.3,
 }  # fmt: skip
 
@@ -596,6 +596,8 @@ class Expressions:
 
     def macro(self, kind: Type, depth: int, ctx: Context) -> Expr | None:
         fits = [m for m in self.macros if m.body.type is kind and self.readable(m.body)]
+        if ctx.function is not None and not ctx.function.capture:
+            fits = [m for m in fits if m.name.startswith("H")]
         if not fits:
             return None
         m = self.rng.choice(fits)

@@ -479,13 +479,17 @@ class MacroUse(Expr):
 
 @dataclass(eq=False)
 class Macro(Node):
+    """``#define``; a bare one stands for a variable and can be assigned to."""
+
     name: str
     params: list[str]
     body: Expr
+    bare: bool = False
 
     def text(self) -> str:
         head = f"{self.name}({', '.join(self.params)})" if self.params else self.name
-        return f"#define {head} ({self.body.text()})"
+        body = self.body.text()
+        return f"#define {head} {body if self.bare else f'({body})'}"
 
 
 @dataclass(eq=False)
@@ -644,6 +648,28 @@ class Assign(Stmt):
 
     def lines(self) -> list[str]:
         return [f"{self.target.text()} {self.op} {self.value.text()};"]
+
+
+@dataclass(eq=False)
+class MacroAssign(Stmt):
+    """``ADD(target, value);`` where ``ADD`` is defined as an assignment."""
+
+    name: str
+    target: Expr
+    op: str
+    value: Expr
+
+    def lines(self) -> list[str]:
+        return [f"{self.name}({self.target.text()}, {self.value.text()});"]
+
+
+@dataclass(eq=False)
+class DefineAssign(Stmt):
+    name: str
+    op: str
+
+    def lines(self) -> list[str]:
+        return [f"#define {self.name}(V, E) V {self.op} E"]
 
 
 @dataclass(eq=False)

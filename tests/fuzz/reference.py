@@ -161,6 +161,7 @@ class Reference:
         self._statements: dict[type, Callable[[Any, Array], Array]] = {
             p.Decl: self._decl, p.Decls: self._decls, p.TableDecl: self._table,
             p.LambdaDecl: self._lambda, p.Define: lambda s, act: act, p.Assign: self._assign,
+            p.DefineAssign: lambda s, act: act, p.MacroAssign: self._assign,
             p.Step: self._step, p.Do: self._do, p.If: self._if, p.For: self._for,
             p.While: self._while, p.Switch: self._switch, p.Jump: self._jump,
             p.Return: self._return, p.Block: self._inner, p.Barrier: self._barrier,
@@ -307,7 +308,7 @@ class Reference:
                     copy.defined[act] = found.defined[act]
         return act
 
-    def _assign(self, s: p.Assign, act: Array) -> Array:
+    def _assign(self, s: p.Assign | p.MacroAssign, act: Array) -> Array:
         if isinstance(s.target, p.Name) and s.target.var.kind in ("pointer", "input", "output"):
             pointer = self._lookup(s.target.var)
             assert isinstance(pointer, Pointer)
@@ -599,9 +600,7 @@ class Reference:
         return convert(value, given, wanted, self.exact)
 
     def _read(self, e: p.Expr, act: Array) -> Array:
-        if isinstance(e, (p.Swizzle, p.Component)) and not isinstance(
-            e.value, (p.Name, p.Index, p.Deref, p.Swizzle)
-        ):
+        if isinstance(e, (p.Swizzle, p.Component)) and not _is_place(e.value):
             value = self.value(e.value, act)
             if isinstance(e, p.Component):
                 index = self.value(e.index, act).astype(np.int64)
@@ -754,6 +753,13 @@ class Reference:
         if f.type is not p.VOID and len(end):
             raise Invalid("a function ends without a value")
         return result[act]
+
+
+def _is_place(e: p.Expr) -> bool:
+    """Whether an expression names memory."""
+    if isinstance(e, p.Swizzle):
+        return _is_place(e.value)
+    return isinstance(e, (p.Name, p.Index, p.Deref))
 
 
 def _tail(kind: p.AnyType) -> tuple[int, ...]:

@@ -49,7 +49,7 @@ class Statements(Expressions):
             var.span = value.span
         style = rng.choice("====({")
         # `int a(b);` and `T(a)` parse as declarations of functions where b is a type's name.
-        if style == "(" and not isinstance(value, (p.Bin, p.Lit)):
+        if style == "(" and not isinstance(value, p.Lit):
             style = "="
         if self.has("auto") and self.odds(0.2) and style == "=":
             var.spelling = "auto"
@@ -216,6 +216,17 @@ class Statements(Expressions):
 
     def define(self, ctx: Context) -> list[Stmt]:
         self.count += 1
+        if self.has("macro_effects"):
+            found = [v for v in self.writable(ctx) if v.kind == "value" and isinstance(v.type, Type)]
+            if found and self.odds(0.5):
+                v = self.rng.choice(found)
+                body = spanned(p.Name(v), v.span)
+                m = p.Macro(f"V_{self.count}", [], body, bare=True)
+                self.macros.append(m)
+                return [p.Define(m), *self.assign_by_macro(ctx)]
+            op = self.rng.choice(("+=", "-=", "=", "^="))
+            self.assigning.append((f"A_{self.count}", op))
+            return [p.DefineAssign(f"A_{self.count}", op)]
         return [p.Define(self.make_macro(f"M_{self.count}", named=True))]
 
     def make_macro(self, name: str, named: bool) -> p.Macro:
@@ -247,6 +258,31 @@ class Statements(Expressions):
             m = p.Macro(name, [], self.lit(kind))
         self.macros.append(m)
         return m
+
+    def assign_by_macro(self, ctx: Context) -> list[Stmt]:
+        """An assignment that only a macro's text shows."""
+        if ctx.function is not None:
+            return self.assign(ctx)
+        known = self.writable(ctx)
+        bare = [
+            m for m in self.macros
+            if m.bare and isinstance(m.body, p.Name) and m.body.var in known
+        ]  # fmt: skip
+        if bare and self.odds(0.6):
+            m = self.rng.choice(bare)
+            v = m.body.var
+            target: Expr = spanned(p.MacroUse(m, []), v.span)
+            return [self.assign_to(target, v, ctx)]
+        found = [v for v in known if v.kind == "value" and v.type in (INT, UINT) and not v.uniform]
+        if not found or not self.assigning:
+            return self.assign(ctx)
+        v = self.rng.choice(found)
+        name, op = self.rng.choice(self.assigning)
+        kind = p_kind(v)
+        plain = ctx.deeper(sync=ctx.sync and self.odds(0.2))
+        low = 0 if kind is UINT else -9
+        value = self.fit(self.expr(kind, 2, plain), kind, low, 9)
+        return [p.MacroAssign(name, p.Name(v), op, value)]
 
     # -- simple statements -------------------------------------------------------------------------
 
@@ -440,7 +476,7 @@ class Statements(Expressions):
         if not ctx.barrier or not helpers or not self.shared:
             return self.exchange(ctx)
         f = self.rng.choice(helpers)
-        fits = [v for v in self.shared if v.type is f.type]
+        fits = [v for v in self.shared if v.type is f.type and self.sees(v)]
         if not fits:
             return self.exchange(ctx)
         v = self.rng.choice(fits)
@@ -503,7 +539,7 @@ class Statements(Expressions):
         if self.odds(0.5):
             no = self.inner(inner, self.rng.randint(1, 2))
         if inner.barrier:
-            self.state = {k: _joined(v, self.state[k]) for k, v in after.items()}
+            self.state = {k: _joined(v, self.state.get(k, "none")) for k, v in after.items()}
         return [p.If(test, yes, no, constexpr, braces=self.odds(0.8) or bool(no))]
 
     def loop(self, ctx: Context) -> list[Stmt]:
@@ -551,8 +587,9 @@ class Statements(Expressions):
             self.declare(n)
             pre.append(p.Decl(n, bound, spec="const "))
             bound = spanned(p.Name(n), n.span)
-        k = self._counter(kind, (0, 5), together)
-        self.scopes.append(Scope({k.name: k}))
+        self.scopes.append(Scope())
+        k = Var(self.fresh(bound), kind, span=(0, 5), locked=True, uniform=together)
+        self.declare(k)
         name = p.Name(k)
         shape = self.rng.random()
         if shape < 0.6:
@@ -648,8 +685,12 @@ class Statements(Expressions):
         """Each thread writes its element; after a barrier they read each other's."""
         if ctx.function is not None or not self.shared:
             return self.assign(ctx)
-        v = self.rng.choice(self.shared)
         out: list[Stmt] = []
+        if ctx.barrier and ctx.depth and self.odds(0.25):
+            out += self.new_shared(ctx)
+        v = self.rng.choice([v for v in self.shared if self.sees(v)] or [None])
+        if v is None:
+            return self.assign(ctx)
         if self.state[v.id] not in ("any", "own"):
             if not ctx.barrier:
                 return self.assign(ctx)
@@ -673,6 +714,25 @@ class Statements(Expressions):
             else:
                 out += self.assign(ctx)
         return out
+
+    def new_shared(self, ctx: Context) -> list[Stmt]:
+        """Threadgroup memory declared in an inner block."""
+        kind = self.rng.choice((INT, FLOAT, UINT))
+        span = (0, 200) if kind is UINT else (-100, 100)
+        var = Var(self.fresh(), kind, "shared", self.group_threads, "threadgroup", span)
+        self.declare(var)
+        self.shared.append(var)
+        self.state[var.id] = "none"
+        return [p.Decl(var), *self.exchange_of(var, ctx)]
+
+    def exchange_of(self, v: Var, ctx: Context) -> list[Stmt]:
+        """Every element of new memory is written before any is read."""
+        kind = p_kind(v)
+        value = self.fit(self.expr(kind, 1, ctx), kind, *v.span)
+        out = self.barrier(ctx)
+        self.own(v)
+        out.append(p.Assign(p.Index(v, p.Name(self.lid)), "=", value))
+        return [*out, *self.barrier(ctx)]
 
     def one(self, ctx: Context) -> list[Stmt]:
         """A single threadgroup variable that one thread sets for all."""
@@ -715,7 +775,7 @@ class Statements(Expressions):
         """Lanes of one simdgroup exchange through memory, with the simdgroup's barrier."""
         if not ctx.barrier or not self.shared or not self.has("simd_exchange"):
             return self.barrier(ctx)
-        v = self.rng.choice(self.shared)
+        v = self.rng.choice([v for v in self.shared if self.sees(v)])
         kind = p_kind(v)
         value = self.fit(self.expr(kind, 1, ctx.deeper(sync=False)), kind, *v.span)
         var = self.declare(Var(self.fresh(value), kind, span=v.span, const=True))
@@ -751,6 +811,8 @@ class Statements(Expressions):
             table.append((3, self.decl_lambda))
         if self.has("macros") and ctx.function is None:
             table.append((3, self.define))
+        if self.has("macro_effects") and ctx.function is None:
+            table += [(4, self.define), (6, self.assign_by_macro)]
         if self.has("switch"):
             table.append((3, self.switch))
         if self.has("atomics"):
@@ -782,6 +844,7 @@ class Statements(Expressions):
         self.single: list[Var] = []
         self.bins: list[Var] = []
         self.template_ints: list[Var] = []
+        self.assigning: list[tuple[str, str]] = []
 
 
 def _joined(a: str, b: str) -> str:

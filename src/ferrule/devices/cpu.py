@@ -81,19 +81,21 @@ class Form(NamedTuple):
         small: a threadgroup fits into one simdgroup.
         simd_rows: the lanes of each simdgroup differ in x alone.
         group_rows: the threads of each threadgroup differ in x alone.
+        aligned: threadgroups are a multiple of 32 threads wide.
         alone: one CPU thread runs it all, so that atomics need not be atomic.
     """
 
     small: bool
     simd_rows: bool
     group_rows: bool
+    aligned: bool
     alone: bool = False
 
 
 def form_of(launch: Launch | None, alone: bool = False) -> Form:
     """The form of a launch; without one, that of a large one-dimensional launch."""
     if launch is None:
-        return Form(False, True, True)
+        return Form(False, True, True, True)
     x, y, z = launch.threadgroup
     group_rows = y == 1 and z == 1
     edge = launch.grid[0] % x if x else 0
@@ -101,6 +103,7 @@ def form_of(launch: Launch | None, alone: bool = False) -> Form:
         small=x * y * z <= 32,
         simd_rows=group_rows or (x % 32 == 0 and edge % 32 == 0),
         group_rows=group_rows,
+        aligned=x % 32 == 0,
         alone=alone,
     )
 
@@ -309,7 +312,7 @@ class CpuDevice:
         simdgroup = form.small or not p.barriers
         rows = form.simd_rows if simdgroup else form.group_rows
         try:
-            text = split.text(p, simdgroup=simdgroup, rows=rows)
+            text = split.text(p, simdgroup=simdgroup, rows=rows, aligned=form.aligned)
         except cpp.NotSplittable as why:
             if forced == "split":
                 raise

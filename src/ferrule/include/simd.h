@@ -117,23 +117,8 @@ template <class OP, bool EXCLUSIVE, unsigned W, class T> void scan(T* v, unsigne
   }
 }
 
-// Every move reads lane `from(i)`; a source that is out of range or takes no part gives the lane's
-// own value (undefined in Metal, what CUDA does).
-template <unsigned W, class T, class F> FR_FN void move(T* v, unsigned mask, F from) {
-  T t[32];
-  for (unsigned i = 0; i < 32; ++i) t[i] = v[i];
-  if (__builtin_expect(mask == FULL_MASK, 1)) {
-    for (unsigned i = 0; i < 32; ++i) {
-      const unsigned base = i & ~(W - 1), s = unsigned(from(i & (W - 1)));
-      v[i] = t[s < W ? base + s : i];
-    }
-    return;
-  }
-  for (unsigned i = 0; i < 32; ++i) {
-    const unsigned base = i & ~(W - 1), s = unsigned(from(i & (W - 1)));
-    if (has_lane(mask, i)) v[i] = t[s < W && has_lane(mask, base + s) ? base + s : i];
-  }
-}
+// A source that is out of range or takes no part gives the lane's own value (undefined in Metal, what
+// CUDA does).
 
 // `k[i]` where the operand differs from lane to lane, or one number for all.
 template <class K> FR_FN unsigned at(const K* k, unsigned i) { return unsigned(k[i]); }
@@ -145,7 +130,7 @@ FR_FN unsigned at(unsigned char k, unsigned) { return k; }
 FR_FN unsigned at(unsigned long k, unsigned) { return unsigned(k); }
 FR_FN unsigned at(long k, unsigned) { return unsigned(k); }
 
-struct kept_lane {};
+template <class K> constexpr bool is_one_number = metal::is_integral_v<K>;
 
 #define FR_MOVE(NAME, EXPR)                                                                      \
   template <unsigned W, class T, class K> FR_FN void NAME(T* v, const K& k, unsigned mask) {     \
@@ -162,10 +147,38 @@ FR_MOVE(broadcast, (j & 0u) | d)
 FR_MOVE(shuffle, (j & 0u) | d)
 FR_MOVE(shuffle_up, j - d)
 FR_MOVE(shuffle_down, j + d)
-FR_MOVE(shuffle_xor, j ^ d)
+FR_MOVE(general_shuffle_xor, j ^ d)
 FR_MOVE(shuffle_rotate_up, (j - d) & (W - 1))
 FR_MOVE(shuffle_rotate_down, (j + d) & (W - 1))
 #undef FR_MOVE
+
+// The butterfly's step is the move that matters: all 32 lanes, one distance, a power of two.
+template <unsigned D, class T> FR_FN void exchange_at(T* v) {
+  T t[32];
+  for (unsigned i = 0; i < 32; ++i) t[i] = v[i];
+  if constexpr (D >= 4) {
+    for (unsigned b = 0; b < 32; b += 2 * D)
+      for (unsigned i = 0; i < D; ++i) v[b + i] = t[b + D + i], v[b + D + i] = t[b + i];
+  } else {
+    for (unsigned i = 0; i < 32; i += 4)
+      v[i] = t[i + D], v[i + 1] = t[i + (1 ^ D)], v[i + 2] = t[i + (2 ^ D)], v[i + 3] = t[i + (3 ^ D)];
+  }
+}
+template <unsigned W, class T, class K> FR_FN void shuffle_xor(T* v, const K& k, unsigned mask) {
+  if constexpr (W == 32 && is_one_number<K>) {
+    if (__builtin_expect(mask == FULL_MASK, 1)) {
+      switch (at(k, 0)) {
+        case 1: return exchange_at<1>(v);
+        case 2: return exchange_at<2>(v);
+        case 4: return exchange_at<4>(v);
+        case 8: return exchange_at<8>(v);
+        case 16: return exchange_at<16>(v);
+        default: break;
+      }
+    }
+  }
+  general_shuffle_xor<W>(v, k, mask);
+}
 
 // `modulo` splits the group into parts of that many lanes; the lanes that a shift leaves without a
 // source take the filling of the part's other end.

@@ -34,12 +34,22 @@ class Body:
         text: the body's text, rewritten.
         simdgroup: units of work are simdgroups; else threadgroups.
         rows: the lanes of a unit differ in x alone, so y and z are uniform.
+        aligned: threadgroups are a multiple of 32 threads wide.
     """
 
-    def __init__(self, prepared: Prepared, text: str, *, simdgroup: bool, rows: bool) -> None:
+    def __init__(
+        self,
+        prepared: Prepared,
+        text: str,
+        *,
+        simdgroup: bool,
+        rows: bool,
+        aligned: bool = False,
+    ) -> None:
         self.p = prepared
         self.simdgroup = simdgroup
         self.rows = rows
+        self.aligned = aligned
         self.tree = Tree(text, body=True)
         if self.tree.has_error:
             raise NotSplittable("the body has syntax that the splitter does not read")
@@ -121,6 +131,7 @@ class Body:
         return Facts(
             simdgroup=self.simdgroup,
             rows=self.rows,
+            aligned=self.aligned,
             inputs=frozenset(names),
             outputs=frozenset(self.p.kernel.output_names),
             scalars=frozenset(n for n, i in zip(names, spec.inputs, strict=True) if i.ndim == 0),

@@ -10,7 +10,7 @@ from tree_sitter import Node
 from .analysis import LOOPS, Body
 from .cpp import NotSplittable, Parameter, Prepared, attribute, body_line, shared_note
 from .syntax import declarators, declared_name, walk
-from .uniform import LANE_ATTRIBUTES, Variable
+from .uniform import LANE_ATTRIBUTES, POSITION_TEXTS, Variable
 
 _CONSTANT = re.compile(r"\bconstexpr\b")
 
@@ -45,8 +45,16 @@ class Piece:
 class Regions(Body):
     """Emits statements as loops over the lanes of a unit of work."""
 
-    def __init__(self, prepared: Prepared, text: str, *, simdgroup: bool, rows: bool) -> None:
-        super().__init__(prepared, text, simdgroup=simdgroup, rows=rows)
+    def __init__(
+        self,
+        prepared: Prepared,
+        text: str,
+        *,
+        simdgroup: bool,
+        rows: bool,
+        aligned: bool = False,
+    ) -> None:
+        super().__init__(prepared, text, simdgroup=simdgroup, rows=rows, aligned=aligned)
         self.out: list[str] = []
         self.pending: list[Piece] = []
         self.masks: list[Mask] = []
@@ -87,7 +95,7 @@ class Regions(Body):
             left, right = node.child_by_field_name("left"), node.child_by_field_name("right")
             if left is None or right is None or not self._prepares(right, inner):
                 return
-            text = self._render(right, found)
+            text = self._outside_text(right, found)
             number = self.divisors.get(text)
             if number is None:
                 self.count += 1
@@ -127,6 +135,20 @@ class Regions(Body):
             out.append(self._render(child, replaced))
             position = child.end_byte
         return "".join(out)
+
+    def _outside_text(self, node: Node, replaced: dict[int, str] | None = None) -> str:
+        """The text of what is uniform, as it stands outside the loop over lanes.
+
+        A variable that holds a position is not uniform, but its quotient may be: the first lane's
+        position stands for it.
+        """
+        names = dict(replaced or {})
+        for n in walk(node):
+            v = self._lookup(self.tree.text(n)) if n.type == "identifier" else None
+            if v is not None and not v.uniform and v.value in POSITION_TEXTS:
+                kind = "uint" if "auto" in v.type.split() else v.type
+                names[n.id] = f"(({kind})({v.value}))"
+        return self._render(node, names)
 
     def _with_exits(self, s: Node, replaced: dict[int, str]) -> tuple[str, bool]:
         """A statement's text with its jumps out of the loop over lanes written as mask changes."""
@@ -306,7 +328,7 @@ class Regions(Body):
                 if any(piece.exits for piece in self.pending):
                     # A lane that leaves may guard what follows: a load, a division.
                     self._flush(self._later_names() | self._names(self.tree.text(s)))
-                self._at(s, f"{spec} {self._render(d, replaced)};\n")
+                self._at(s, f"{spec} {self._outside_text(d, replaced)};\n")
                 continue
             pieces.append(self._lane_declaration(s, d, v, spec, declarator, name, value, fast))
         if len(pieces) == len(declarators(s)):

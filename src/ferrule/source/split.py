@@ -60,11 +60,14 @@ class Splitter(Regions):
         prepared: the kernel.
         simdgroup: units are simdgroups; else whole threadgroups.
         rows: the lanes of a unit differ in x alone, so y and z are uniform.
+        aligned: threadgroups are a multiple of 32 threads wide.
     """
 
-    def __init__(self, prepared: Prepared, *, simdgroup: bool, rows: bool) -> None:
+    def __init__(
+        self, prepared: Prepared, *, simdgroup: bool, rows: bool, aligned: bool
+    ) -> None:
         text = _with_lanes(prepared.text.source, prepared.kernel.name)
-        super().__init__(prepared, text, simdgroup=simdgroup, rows=rows)
+        super().__init__(prepared, text, simdgroup=simdgroup, rows=rows, aligned=aligned)
         helpers = synchronising_functions(prepared)
         if helpers & prepared.text.words and any(
             callee(self.tree, n) in helpers
@@ -251,7 +254,7 @@ class Splitter(Regions):
             if variable is not None and variable.uniform and variable.kind == "value":
                 replaced = self._extract(s)
                 self._flush(self._later_names() | self._names(self.tree.text(s)))
-                self._at(s, self._render(s, replaced) + "\n")
+                self._at(s, self._outside_text(s, replaced) + "\n")
                 return
         self._piece(s, self._extract(s))
 
@@ -341,7 +344,7 @@ class Splitter(Regions):
             rest = rest[1:]
         for k, (node, text) in enumerate(rest):
             if self.uniformity.of(node):
-                operands.append(f"unsigned({text})")
+                operands.append(f"unsigned({self._outside_text(node, fast)})")
             else:
                 types.append(f"unsigned fr_k{n}_{k}[FR_N];\n")
                 self.pending.append(Piece(f"fr_k{n}_{k}[fr_i] = unsigned({text});", line))
@@ -398,6 +401,7 @@ class Splitter(Regions):
         text = self._render(condition, replaced)
         later = self._later_names() | self._names(self.tree.text(s))
         if uniform:
+            text = self._outside_text(condition, replaced)
             self._flush(later)
             self._at(s, f"if {'constexpr ' if constexpr else ''}{text} ")
             self._nested(yes)
@@ -484,10 +488,10 @@ class Splitter(Regions):
         if start is not None and start.type == "declaration":
             for d in declarators(start):
                 self._declared(start, d, 0)
-        test = self.tree.text(condition) if condition is not None else ""
+        test = self._outside_text(condition) if condition is not None else ""
         if s.type == "for_statement":
-            first = self.tree.text(start).rstrip(";") if start is not None else ""
-            step = self.tree.text(update) if update is not None else ""
+            first = self._outside_text(start).rstrip(";") if start is not None else ""
+            step = self._outside_text(update) if update is not None else ""
             self._at(s, f"for ({first}; {test}; {step}) {{\n")
         elif s.type == "while_statement":
             self._at(s, f"while ({test}) {{\n")
@@ -582,13 +586,13 @@ def _with_lanes(text: str, kernel: str) -> str:
     return join(part)
 
 
-def split_body(p: Prepared, *, simdgroup: bool, rows: bool) -> str:
+def split_body(p: Prepared, *, simdgroup: bool, rows: bool, aligned: bool) -> str:
     """The split body of a kernel.
 
     Raises:
         NotSplittable: the control flow does not allow it.
     """
-    splitter = Splitter(p, simdgroup=simdgroup, rows=rows)
+    splitter = Splitter(p, simdgroup=simdgroup, rows=rows, aligned=aligned)
     for _ in range(200):
         try:
             return splitter.run()
@@ -597,18 +601,19 @@ def split_body(p: Prepared, *, simdgroup: bool, rows: bool) -> str:
     raise NotSplittable("the control flow is too deep")
 
 
-def text(p: Prepared, *, simdgroup: bool, rows: bool) -> str:
+def text(p: Prepared, *, simdgroup: bool, rows: bool, aligned: bool = False) -> str:
     """Loops over the lanes of a simdgroup, or of a whole threadgroup.
 
     Args:
         simdgroup: a unit of work is a simdgroup; the threadgroup must not be larger where the
             body has barriers or threadgroup memory.
         rows: the lanes of a unit differ in x alone.
+        aligned: threadgroups are a multiple of 32 threads wide.
 
     Raises:
         NotSplittable: the control flow does not allow it (`ferrule.source.split`).
     """
-    inside = split_body(p, simdgroup=simdgroup, rows=rows)
+    inside = split_body(p, simdgroup=simdgroup, rows=rows, aligned=aligned)
     p = without_synchronising_functions(p)
     params = parameters(p.spec)
     positions = (

@@ -33,6 +33,13 @@ LANE_ATTRIBUTES = frozenset(
     }
 ) | POSITIONS  # fmt: skip
 
+# What counts up from a multiple of 32 within a simdgroup: always, and where threadgroups are a
+# multiple of 32 threads wide.
+_ALIGNED = frozenset({"thread_index_in_threadgroup"})
+_ALIGNED_ROWS = frozenset({"thread_position_in_grid.x", "thread_position_in_threadgroup.x"})
+POSITION_TEXTS = _ALIGNED | _ALIGNED_ROWS
+_WIDTHS = frozenset({"threads_per_simdgroup", "thread_execution_width"})
+
 # Functions of the library that write to an argument.
 _WRITES_ARGUMENTS = frozenset({"frexp", "modf", "sincos"})
 
@@ -97,6 +104,7 @@ class Facts:
     Attributes:
         simdgroup: the unit is a simdgroup, not a threadgroup.
         rows: lanes of a unit differ in x alone.
+        aligned: threadgroups are a multiple of 32 threads wide.
         inputs, outputs: names of pointer arguments.
         scalars: names of arguments that are one value.
         functions: what the header defines.
@@ -105,6 +113,7 @@ class Facts:
 
     simdgroup: bool
     rows: bool
+    aligned: bool
     inputs: frozenset[str]
     outputs: frozenset[str]
     scalars: frozenset[str]
@@ -133,6 +142,8 @@ class Uniformity:
             return True  # metal::x, a constant or a function
         if kind == "field_expression":
             return self._field(node)
+        if kind == "binary_expression" and self._simdgroup_number(node):
+            return True
         if kind == "subscript_expression":
             return self._memory(node) and all(self.of(c) for c in node.children)
         if kind == "pointer_expression":
@@ -160,6 +171,23 @@ class Uniformity:
         if name in LANE_ATTRIBUTES:
             return name in ("simdgroup_index_in_threadgroup",) and self.facts.simdgroup
         return name not in self.facts.opaque
+
+    def _simdgroup_number(self, node: Node) -> bool:
+        """Whether an expression divides a position, which is uniform but for its last 5 bits."""
+        left, right = node.child_by_field_name("left"), node.child_by_field_name("right")
+        if left is None or right is None or not self.facts.simdgroup:
+            return False
+        position = self.tree.text(left)
+        variable = self.lookup(position)
+        if variable is not None and not variable.written and variable.kind == "value":
+            position = variable.value
+        if position not in _ALIGNED and not (position in _ALIGNED_ROWS and self.facts.aligned):
+            return False
+        by = self.tree.text(right).rstrip("uU")
+        operator = node.children[1].type
+        if operator == "/":
+            return by in _WIDTHS or (by.isdecimal() and int(by) > 0 and int(by) % 32 == 0)
+        return operator == ">>" and by.isdecimal() and int(by) >= 5
 
     def _field(self, node: Node) -> bool:
         base = node.child_by_field_name("argument")
