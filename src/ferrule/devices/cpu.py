@@ -287,7 +287,7 @@ class CpuDevice:
 
     def __init__(self) -> None:
         self._programs: dict[Spec, CpuProgram] = {}
-        self._noted: set[Kernel] = set()
+        self._noted: set[tuple[Kernel, Note]] = set()
 
     # -- text ------------------------------------------------------------------------------------
 
@@ -339,11 +339,11 @@ class CpuDevice:
             total += shared[line]
             if total > _SHARED_LIMIT:
                 what = f"{sum(shared.values())} bytes of threadgroup memory (more than 32 KB)"
-                self._noted.discard(kernel)
                 self._say(kernel, [Note("source", line, what)])
                 return
 
     def _say(self, kernel: Kernel, notes: list[Note]) -> None:
+        """Warn once of each; with ``portable=True`` each is an error."""
         for note in notes:
             message = (
                 f"kernel {kernel.name!r}, {note.where} line {note.line}: {note.what} runs here, "
@@ -354,9 +354,9 @@ class CpuDevice:
                     f"{message}; `portable=True` asks for an error.", kernel=kernel.name,
                     where=note.where, line=note.line, construct=note.what,
                 )  # fmt: skip
-            if kernel not in self._noted:
+            if (kernel, note) not in self._noted:
+                self._noted.add((kernel, note))
                 warnings.warn(f"{message}.", PortabilityWarning, stacklevel=2)
-        self._noted.add(kernel)
 
     # -- binaries --------------------------------------------------------------------------------
 
