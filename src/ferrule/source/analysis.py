@@ -7,9 +7,18 @@ from collections.abc import Iterable
 
 from tree_sitter import Node
 
-from .cpp import NotSplittable, Prepared, parameters, used_attributes
+from ..kernel import ATTRIBUTES
+from .cpp import NotSplittable, Prepared, parameters
 from .dialect import MATRIX_OPS, SYNC
-from .syntax import Tree, callee, declarators, declared_name, function_definitions, walk
+from .syntax import (
+    Tree,
+    callee,
+    declarators,
+    declared_name,
+    function_definitions,
+    struct_names,
+    walk,
+)
 from .uniform import (
     Facts,
     Uniformity,
@@ -53,12 +62,17 @@ class Body:
         self.tree = Tree(text, body=True)
         if self.tree.has_error:
             raise NotSplittable("the body has syntax that the splitter does not read")
-        self.macros = prepared.text.macros
+        header = Tree(prepared.text.header, body=False)
+        # Calls of these may change what they are given: functions, and constructors.
         self.functions = frozenset(
-            name for name, _ in function_definitions(Tree(prepared.text.header, body=False))
+            [name for name, _ in function_definitions(header)]
+            + [name for tree in (header, self.tree) for name in struct_names(tree)]
         )
+        # Operators of the author's own may change their operands.
+        self.operators = "operator" in prepared.text.words
         self.params = parameters(prepared.spec)
-        self.attributes = used_attributes(prepared)
+        words = set(WORD.findall(text))
+        self.attributes = [a for a in ATTRIBUTES if a in words]
         self.masked_loops: set[int] = set()  # loops that some lanes leave before others
         self.continued_loops: set[int] = set()  # loops of which some lanes skip a rest
         self.variables: dict[int, Variable] = {}  # by the start of their declarator
@@ -92,9 +106,7 @@ class Body:
 
     def _escapes(self, v: Variable) -> bool:
         """Whether something else may point or refer to a variable."""
-        return v.name in self.escaping or (
-            v.kind == "array" and "[]" + v.name in self.escaping
-        )
+        return v.name in self.escaping or (v.kind == "array" and "[]" + v.name in self.escaping)
 
     def _calls(self, node: Node) -> bool:
         """Whether a synchronising call stands in the node."""
@@ -103,16 +115,15 @@ class Body:
         )
 
     def _names(self, text: str) -> set[str]:
-        """The words of a text, with those that its macros and lambdas bring along."""
+        """The words of a text, with those that its lambdas bring along."""
         found = set(WORD.findall(text))
         todo = list(found)
         while todo:
             name = todo.pop()
-            more = self.macros.get(name, "")
             variable = self._lookup(name)
-            if variable is not None and variable.kind == "lambda":
-                more += " " + variable.lambda_text
-            new = set(WORD.findall(more)) - found
+            if variable is None or variable.kind != "lambda":
+                continue
+            new = set(WORD.findall(variable.lambda_text)) - found
             found |= new
             todo += new
         return found
@@ -136,11 +147,7 @@ class Body:
             outputs=frozenset(self.p.kernel.output_names),
             scalars=frozenset(n for n, i in zip(names, spec.inputs, strict=True) if i.ndim == 0),
             functions=self.functions,
-            opaque=frozenset(
-                n for n, t in self.macros.items() if not re.fullmatch(r"[\s\w.:()+-]*", t)
-                or set(WORD.findall(t)) & set(WORD.findall(self.p.text.source))
-            ),
-        )  # fmt: skip
+        )
 
     def _analyse(self) -> None:
         self.facts = self._facts()
@@ -205,10 +212,21 @@ class Body:
             self._written(name, inner, through)
         for name, through in passed_by_name(self.tree, node, self._callables()):
             self._written(name, inner, through)
+        self._operands(node, inner)
 
     def _callables(self) -> frozenset[str]:
-        lambdas = {n for scope in self.scopes for n, v in scope.items() if v.kind == "lambda"}
-        return self.functions | lambdas
+        # A local name that is called is a lambda, or an object with an operator ().
+        return self.functions | {name for scope in self.scopes for name in scope}
+
+    def _operands(self, node: Node, inner: set[str]) -> None:
+        """Where the author defines operators, an operand may be changed by one."""
+        if not self.operators:
+            return
+        for part in walk(node):
+            if part.type in ("binary_expression", "unary_expression", "subscript_expression"):
+                for child in part.named_children:
+                    if child.type == "identifier":
+                        self._written(self.tree.text(child), inner, through=True)
 
     def _written(self, name: str, inner: set[str], through: bool) -> None:
         variable = self._lookup(name)
@@ -259,6 +277,12 @@ class Body:
             self._written(name, set(), through)
         for name, through in passed_by_name(self.tree, value, self._callables()):
             self._written(name, set(), through)
+        self._operands(value, set())
+        if value.type in ("argument_list", "initializer_list") and value.parent is not None:
+            made = value.parent.parent.child_by_field_name("type") if value.parent.parent else None
+            if made is not None and self.tree.text(made) in self.functions:
+                for name in names_in(self.tree, value):
+                    self._written(name, set(), through=False)
 
     def _declared(self, s: Node, d: Node, context: int) -> Variable:
         """The variable of a declarator, known from an earlier pass or new."""

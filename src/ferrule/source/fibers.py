@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from tree_sitter import Node
+
 from .cpp import (
     Prepared,
     attribute,
@@ -60,12 +62,7 @@ def mark_places(text: str, p: Prepared, *, body: bool) -> str:
                 calls = {callee(tree, n) for n in walk(node) if n.type == "call_expression"}
                 inner = node.child_by_field_name("body")
                 if calls & (SYNC | helpers) and inner is not None:
-                    edits.append(
-                        (node.start_byte, node.start_byte,
-                         "if (::fr::place_mark fr_m(__COUNTER__); true) ")
-                    )  # fmt: skip
-                    edits.append((inner.start_byte, inner.start_byte, "{ fr_m.tick(); "))
-                    edits.append((inner.end_byte, inner.end_byte, " }"))
+                    edits += _loop_marks(node, inner)
             elif node.type == "declaration" and tree.text(node).startswith("thread_local"):
                 names = [declared_name(d) for d in declarators(node)]
                 line = node.start_point[0] + 1
@@ -77,6 +74,26 @@ def mark_places(text: str, p: Prepared, *, body: bool) -> str:
     marked = tree.edited(edits) if edits else text
     own = {name for name in defined_here if name in SYNC}
     return _mark_calls(marked, p.kernel.name, own)
+
+
+def _loop_marks(node: Node, inner: Node) -> list[tuple[int, int, str]]:
+    """Count a loop's rounds. A condition or step belongs to the round that follows it."""
+    mark = "if (::fr::place_mark fr_m(__COUNTER__); true) "
+    edits = [(node.start_byte, node.start_byte, mark)]
+    condition, step = (node.child_by_field_name(f) for f in ("condition", "update"))
+    if condition is not None and condition.type == "condition_clause":
+        condition = condition.child_by_field_name("value")
+    heads = [step] if step is not None else []
+    plain = condition is not None and not condition.type.endswith("declaration")
+    if node.type != "do_statement" and condition is not None and plain:
+        heads.append(condition)
+    for head in heads:
+        edits.append((head.start_byte, head.start_byte, "(fr_m.tick(), ("))
+        edits.append((head.end_byte, head.end_byte, "))"))
+    if node.type == "do_statement" or not plain:
+        edits.append((inner.start_byte, inner.start_byte, "{ fr_m.tick(); "))
+        edits.append((inner.end_byte, inner.end_byte, " }"))
+    return edits
 
 
 def _mark_calls(text: str, kernel: str, own: set[str]) -> str:

@@ -22,6 +22,7 @@ from .cpp import (
     with_entry,
     without_synchronising_functions,
 )
+from .macros import expand
 from .regions import Piece, Regions
 from .syntax import declarators
 from .uniform import Variable
@@ -38,7 +39,7 @@ class Flat(Regions):
     """Writes a body as the inside of one loop, preceded by what is the same in all its rounds."""
 
     def __init__(self, prepared: Prepared, *, rows: bool) -> None:
-        super().__init__(prepared, prepared.text.source, simdgroup=False, rows=rows)
+        super().__init__(prepared, expand(prepared), simdgroup=False, rows=rows)
         self.inside: set[str] = set()  # uniform variables that stay inside the loop
         self.left = False  # a lane may have left already
         self._kept_divisors: dict[str, int] = {}

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from tree_sitter import Node
 
-from .analysis import LOOPS, Body
+from .analysis import LOOPS, WORD, Body
 from .cpp import NotSplittable, Parameter, Prepared, attribute, body_line, shared_note
 from .syntax import declarators, declared_name, walk
 from .uniform import LANE_ATTRIBUTES, POSITION_TEXTS, Variable
@@ -249,6 +249,7 @@ class Regions(Body):
                 elif not v.uniform and v.kind != "shared":
                     out.append(f"fr_t{v.number}& {name} = fr_v{v.number}[fr_i];\n")
         for v in sorted(lambdas, key=lambda v: v.number):
+            self._refuse_hidden(v)
             out.append(f"{body_line(self.p, v.lambda_line)}{v.lambda_text}\n")
         return "".join(out)
 
@@ -385,7 +386,15 @@ class Regions(Body):
             return f"{target} = ::fr::storage_t<fr_t{v.number}>{init};"
         return f"{target} = {init};"
 
+    def _refuse_hidden(self, v: Variable) -> None:
+        """A lambda is written anew in each loop: its names must still mean what they meant."""
+        for name, meant in v.names.items():
+            if self._lookup(name) is not meant:
+                raise NotSplittable(f"{name} means another variable where {v.name} is called")
+
     def _lambda(self, v: Variable) -> None:
+        words = WORD.findall(v.lambda_text)
+        v.names = {name: self._lookup(name) for name in words if name != v.name}
         captures = re.match(r"[^\[]*\[([^\]]*)\]", v.lambda_text)
         inside = captures.group(1) if captures else ""
         if re.search(r"(?<![&\w])\w|=", inside.replace("&", " &")) and inside.strip() != "&":

@@ -15,11 +15,9 @@ What cannot be split (`NotSplittable`) runs on fibers instead.
 
 from __future__ import annotations
 
-import re
-
 from tree_sitter import Node
 
-from .analysis import LOOPS, SPLIT_CALLS, WORD, expression
+from .analysis import LOOPS, SPLIT_CALLS, expression
 from .cpp import (
     NotSplittable,
     Prepared,
@@ -35,8 +33,9 @@ from .cpp import (
     with_entry,
     without_synchronising_functions,
 )
-from .dialect import MATRIX_OPS, SIMD_BARRIERS, SYNC, THREADGROUP_BARRIERS, UNIFORM_RESULTS
+from .dialect import MATRIX_OPS, SIMD_BARRIERS, THREADGROUP_BARRIERS, UNIFORM_RESULTS
 from .lexer import join, tokens
+from .macros import expand
 from .regions import Again, Mask, Piece, Regions
 from .syntax import callee, declarators, declared_name, walk
 from .uniform import LANE_ATTRIBUTES, assigned
@@ -48,9 +47,6 @@ _GROUP_LEVEL = (
 )  # fmt: skip
 _VOTES = {"any": "bool", "all": "bool", "ballot": "simd_vote"}
 _ASKS = {"active_threads_mask": "simd_vote", "is_first": "bool"}
-_EFFECTS = re.compile(
-    r"(?<![=!<>])=(?!=)|\+\+|--|\b(?:return|break|continue|goto|if|for|while)\b|[{};]"
-)
 
 
 class Splitter(Regions):
@@ -63,10 +59,8 @@ class Splitter(Regions):
         aligned: threadgroups are a multiple of 32 threads wide.
     """
 
-    def __init__(
-        self, prepared: Prepared, *, simdgroup: bool, rows: bool, aligned: bool
-    ) -> None:
-        text = _with_lanes(prepared.text.source, prepared.kernel.name)
+    def __init__(self, prepared: Prepared, *, simdgroup: bool, rows: bool, aligned: bool) -> None:
+        text = _with_lanes(expand(prepared), prepared.kernel.name)
         super().__init__(prepared, text, simdgroup=simdgroup, rows=rows, aligned=aligned)
         helpers = synchronising_functions(prepared)
         if helpers & prepared.text.words and any(
@@ -120,10 +114,6 @@ class Splitter(Regions):
                 node.parent is not None and self._calls(node.parent)
             ):
                 raise NotSplittable("an #if stands beside a synchronising call")
-        used = set(WORD.findall(self.p.text.source))
-        for name, text in self.macros.items():
-            if name in used and (set(WORD.findall(text)) & SYNC or _EFFECTS.search(text)):
-                raise NotSplittable(f"the macro {name} synchronises or holds statements")
 
     # -- emission: blocks ------------------------------------------------------------------------
 
@@ -436,6 +426,9 @@ class Splitter(Regions):
             raise NotSplittable("a loop declares a variable in its condition")
         loop = s.start_byte
         self.scopes.append({})
+        if start is not None and start.type == "declaration":
+            for d in declarators(start):
+                self._declared(start, d, 0)
         self.out.append("{\n")
         kept = self.later
         self.later = [self.tree.text(s), *kept]

@@ -193,6 +193,13 @@ def function_definitions(tree: Tree) -> list[tuple[str, Node]]:
     return found
 
 
+def struct_names(tree: Tree) -> list[str]:
+    """The structs and classes that a text defines."""
+    kinds = ("struct_specifier", "class_specifier", "union_specifier")
+    named = (n.child_by_field_name("name") for n in walk(tree.root) if n.type in kinds)
+    return [tree.text(name) for name in named if name is not None]
+
+
 def without_functions(text: str, names: set[str]) -> str:
     """The text without the definitions of these functions, line for line."""
     tree = Tree(text, body=False)

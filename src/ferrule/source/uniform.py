@@ -8,7 +8,7 @@ variable uniform that is not would give wrong results, so whatever is not unders
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tree_sitter import Node
 
@@ -75,6 +75,7 @@ class Variable:
         readonly: it points (if at all) to memory that the kernel never writes.
         kind: ``value``, ``array``, ``reference``, ``lambda`` or ``shared`` (threadgroup memory).
         pointer: it is known to be a pointer, so writing through it leaves it as it is.
+        names: of a lambda, what each of its words means where it is written.
         number: tells storage of equal names apart.
         type, value: its specifiers and its initialiser, as the author wrote them.
     """
@@ -91,6 +92,7 @@ class Variable:
     is_const: bool = False
     lambda_text: str = ""
     lambda_line: int = 0
+    names: dict[str, Variable | None] = field(default_factory=dict)
     written: bool = False
 
 
@@ -108,7 +110,6 @@ class Facts:
         inputs, outputs: names of pointer arguments.
         scalars: names of arguments that are one value.
         functions: what the header defines.
-        opaque: macros whose text is more than a number.
     """
 
     simdgroup: bool
@@ -118,7 +119,6 @@ class Facts:
     outputs: frozenset[str]
     scalars: frozenset[str]
     functions: frozenset[str]
-    opaque: frozenset[str]
 
 
 class Uniformity:
@@ -170,7 +170,7 @@ class Uniformity:
             return variable.uniform and variable.kind != "lambda"
         if name in LANE_ATTRIBUTES:
             return name in ("simdgroup_index_in_threadgroup",) and self.facts.simdgroup
-        return name not in self.facts.opaque
+        return True  # a constant of the header, or a template parameter
 
     def _simdgroup_number(self, node: Node) -> bool:
         """Whether an expression divides a position, which is uniform but for its last 5 bits."""
@@ -260,7 +260,7 @@ class Uniformity:
             return self.of(function.child_by_field_name("argument"))
         if function.type == "identifier":
             text = self.tree.text(function)
-            if text in self.facts.functions or text in self.facts.opaque or self.lookup(text):
+            if text in self.facts.functions or self.lookup(text):
                 return False
         elif function.type not in (
             "qualified_identifier", "template_function", "primitive_type", "template_type",
@@ -356,6 +356,8 @@ def passed_by_name(tree: Tree, node: Node, functions: frozenset[str]) -> Iterabl
             and not name.startswith(("simdgroup_", "atomic_"))
         ):
             continue
+        if function.type == "identifier" and name in functions:
+            yield name, True  # an object that is called
         for argument in arguments.named_children:
             if argument.type not in ("identifier", "field_expression", "subscript_expression"):
                 continue

@@ -1,0 +1,155 @@
+"""The author's macros expanded in a body, so that its loops over lanes hide nothing.
+
+Only what the author defines is expanded; conditional compilation is left to the compiler, and a
+body that depends on it is not split.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .cpp import NotSplittable, Prepared
+from .lexer import Token, join, tokens
+
+_CONDITIONALS = ("#if", "#ifdef", "#ifndef", "#elif", "#else", "#endif")
+
+
+@dataclass
+class _Macro:
+    name: str
+    parameters: list[str] | None  # None: not a function-like macro
+    body: list[Token]
+    conditional: bool  # defined inside an #if
+
+
+def expand(p: Prepared) -> str:
+    """The body with the macros of header and body expanded, line for line.
+
+    Raises:
+        NotSplittable: the body has conditional compilation, or uses a macro that depends on it,
+            pastes tokens or takes any number of arguments.
+    """
+    macros: dict[str, _Macro] = {}
+    _run(tokens(p.text.header, kernel=p.kernel.name, where="header"), macros, emit=False)
+    source = tokens(p.text.source, kernel=p.kernel.name, where="source")
+    return join(_run(source, macros, emit=True))
+
+
+def _run(part: list[Token], macros: dict[str, _Macro], *, emit: bool) -> list[Token]:
+    out: list[Token] = []
+    depth = 0  # of #if
+    i = 0
+    while i < len(part):
+        token = part[i]
+        word = token.text.replace(" ", "").replace("\t", "")
+        if token.kind == "directive" or (token.kind == "op" and word.startswith("#")):
+            line = [token]
+            while i + 1 < len(part) and part[i + 1].kind != "newline" and part[i + 1].macro:
+                i += 1
+                line.append(part[i])
+            i += 1
+            if word.startswith(_CONDITIONALS):
+                if emit:
+                    raise NotSplittable("the body has an #if")
+                depth += word.startswith("#if") - word.startswith("#endif")
+            elif word == "#define":
+                _define(line[1:], macros, depth > 0)
+            elif word.startswith("#undef"):
+                macros.pop(token.text.split()[-1], None)
+            if emit and word.startswith("#pragma"):
+                out.append(token)
+            elif emit:
+                out.append(Token("space", "\n" * sum(t.text.count("\n") for t in line), token.line))
+            continue
+        if emit and token.kind == "word" and token.text in macros:
+            made, i = _apply(part, i, macros, frozenset())
+            out += made
+            continue
+        out.append(token)
+        i += 1
+    return out
+
+
+def _define(line: list[Token], macros: dict[str, _Macro], conditional: bool) -> None:
+    i = 0
+    while i < len(line) and line[i].blank:
+        i += 1
+    if i == len(line):
+        return
+    name = line[i].text
+    i += 1
+    parameters: list[str] | None = None
+    if i < len(line) and line[i].text == "(":  # no white space before it
+        end = next((j for j in range(i, len(line)) if line[j].text == ")"), len(line) - 1)
+        parameters = [t.text for t in line[i + 1 : end] if t.kind == "word" or t.text == "..."]
+        i = end + 1
+    body = [t for t in line[i:] if t.kind != "newline"]
+    while body and body[0].blank:
+        body.pop(0)
+    macros[name] = _Macro(name, parameters, body, conditional)
+
+
+def _apply(
+    part: list[Token], i: int, macros: dict[str, _Macro], inside: frozenset[str]
+) -> tuple[list[Token], int]:
+    """What the macro at ``part[i]`` stands for, and where to go on."""
+    token = part[i]
+    macro = macros[token.text]
+    if macro.conditional:
+        raise NotSplittable(f"the macro {macro.name} depends on an #if")
+    if macro.parameters is None:
+        return _again(macro.body, token.line, macros, inside | {macro.name}), i + 1
+    j = i + 1
+    while j < len(part) and part[j].blank:
+        j += 1
+    if j == len(part) or part[j].text != "(":
+        return [token], i + 1  # a function-like macro's name alone means nothing
+    if any(t.text in ("#", "##") for t in macro.body) or "..." in macro.parameters:
+        raise NotSplittable(f"the macro {macro.name} pastes tokens")
+    given: list[list[Token]] = [[]]
+    depth, lines = 0, 0
+    while j < len(part):
+        text = part[j].text
+        lines += text.count("\n")
+        if text in ("(", "[", "{"):
+            depth += 1
+        elif text in (")", "]", "}"):
+            depth -= 1
+            if depth == 0:
+                break
+        if text == "," and depth == 1:
+            given.append([])
+        elif depth > 1 or text != "(" or given[0]:
+            given[-1].append(part[j])
+        j += 1
+    if len(given) != max(1, len(macro.parameters)):
+        raise NotSplittable(f"the macro {macro.name} gets {len(given)} arguments")
+    arguments = dict(zip(macro.parameters, given, strict=False))
+    body: list[Token] = []
+    for t in macro.body:
+        if t.kind == "word" and t.text in arguments:
+            body += _again(arguments[t.text], token.line, macros, inside)
+        else:
+            body.append(t)
+    made = _again(body, token.line, macros, inside | {macro.name})
+    made.append(Token("space", "\n" * lines or " ", token.line))
+    return made, j + 1
+
+
+def _again(
+    body: list[Token], line: int, macros: dict[str, _Macro], inside: frozenset[str]
+) -> list[Token]:
+    """Expand the macros in what a macro stands for, but not those being expanded."""
+    out = [Token("space", " ", line)]
+    i = 0
+    while i < len(body):
+        t = body[i]
+        if t.kind == "word" and t.text in macros and t.text not in inside:
+            made, i = _apply(body, i, macros, inside)
+            out += made
+            continue
+        # Lines inside an argument are made up for after the call.
+        out.append(Token(t.kind, " " if t.blank else t.text, line))
+        i += 1
+    out.append(Token("space", " ", line))
+    return out
