@@ -527,8 +527,15 @@ class Expressions:
         wide = p.common(kind, kind)
         low, high = a.span
         if op in ("/", "%"):
-            if self.odds(0.6):
+            roll = rng.random()
+            if roll < 0.4:
                 b = self.lit(wide, 1, 17)
+            elif roll < 0.7:  # one divisor for all threads: prepared outside their loop
+                most = rng.choice((3, 15, 31, 100))
+                b = self.arithmetic(
+                    "+", self.fit(self.uniform(kind, 1, ctx), wide, 0, most),
+                    spanned(p.Lit(1, wide), (1, 1)),
+                )  # fmt: skip
             else:
                 b = self.arithmetic(
                     "+", self.fit(self.expr(kind, depth - 1, ctx), wide, 0, 30),

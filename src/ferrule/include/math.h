@@ -751,7 +751,9 @@ FR_FN float tanpi(float x) {
   detail::u32 n;
   float low, r = detail::reduce_pi(fabs(x), n, low);
   float s = detail::sin_quarter(r) + low, c = detail::cos_quarter(r);
-  return detail::tan_quadrant(s, c, n, detail::sign_bit(x));
+  // The zeros are positive, so that infinities have the sign of the sine.
+  float t = (detail::sin_quadrant(s, c, n, 0u) + 0.0f) / (detail::cos_quadrant(s, c, n) + 0.0f);
+  return detail::flip_sign(t, detail::sign_bit(x));
 }
 
 FR_FN float asin(float x) {

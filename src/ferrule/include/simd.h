@@ -216,10 +216,11 @@ template <unsigned W, class T> FR_FN void broadcast_first(T* v, unsigned mask) {
   }
 }
 
-// The lanes whose bool is true, as bits.
-FR_FN unsigned bits(const bool* v, unsigned mask) {
+// The lanes whose byte is not 0, as bits. Bytes, since a lane that takes no part may have left
+// anything there, which a bool must not hold.
+FR_FN unsigned bits(const unsigned char* v, unsigned mask) {
   unsigned b = 0;
-  for (unsigned i = 0; i < 32; ++i) b |= unsigned(v[i]) << i;
+  for (unsigned i = 0; i < 32; ++i) b |= unsigned(v[i] != 0) << i;
   return b & mask;
 }
 

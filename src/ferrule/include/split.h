@@ -169,19 +169,19 @@ template <class T> FR_FN T uniform_simd_broadcast_first(T* v, unsigned n, const 
 }
 
 #define FR_VOTES(PREFIX, WIDTH)                                                                      \
-  FR_FN void PREFIX##_any(bool* r, const bool* v, unsigned n, const int* mask) {                     \
+  FR_FN void PREFIX##_any(bool* r, const unsigned char* v, unsigned n, const int* mask) {                     \
     FR_EACH_SIMDGROUP {                                                                              \
       const unsigned b = lanes::bits(v + s, m);                                                      \
       for (unsigned i = 0; i < 32; ++i) r[s + i] = lanes::part_of<WIDTH>(b, i) != 0;                 \
     }                                                                                                \
   }                                                                                                  \
-  FR_FN void PREFIX##_all(bool* r, const bool* v, unsigned n, const int* mask) {                     \
+  FR_FN void PREFIX##_all(bool* r, const unsigned char* v, unsigned n, const int* mask) {                     \
     FR_EACH_SIMDGROUP {                                                                              \
       const unsigned b = m & ~lanes::bits(v + s, m);                                                 \
       for (unsigned i = 0; i < 32; ++i) r[s + i] = lanes::part_of<WIDTH>(b, i) == 0;                 \
     }                                                                                                \
   }                                                                                                  \
-  FR_FN void PREFIX##_ballot(metal::simd_vote* r, const bool* v, unsigned n, const int* mask) {      \
+  FR_FN void PREFIX##_ballot(metal::simd_vote* r, const unsigned char* v, unsigned n, const int* mask) {      \
     FR_EACH_SIMDGROUP {                                                                              \
       const unsigned b = lanes::bits(v + s, m);                                                      \
       for (unsigned i = 0; i < 32; ++i) r[s + i] = metal::simd_vote(lanes::part_of<WIDTH>(b, i));    \
@@ -200,14 +200,14 @@ FR_VOTES(simd, 32)
 FR_VOTES(quad, 4)
 #undef FR_VOTES
 
-FR_FN bool uniform_simd_any(const bool* v, unsigned n, const int* mask) {
+FR_FN bool uniform_simd_any(const unsigned char* v, unsigned n, const int* mask) {
   return lanes::bits(v, bits_at(0, n, mask)) != 0;
 }
-FR_FN bool uniform_simd_all(const bool* v, unsigned n, const int* mask) {
+FR_FN bool uniform_simd_all(const unsigned char* v, unsigned n, const int* mask) {
   const unsigned m = bits_at(0, n, mask);
   return (m & ~lanes::bits(v, m)) == 0;
 }
-FR_FN metal::simd_vote uniform_simd_ballot(const bool* v, unsigned n, const int* mask) {
+FR_FN metal::simd_vote uniform_simd_ballot(const unsigned char* v, unsigned n, const int* mask) {
   return metal::simd_vote(lanes::bits(v, bits_at(0, n, mask)));
 }
 FR_FN metal::simd_vote uniform_simd_active_threads_mask(unsigned n, const int* mask) {

@@ -317,7 +317,7 @@ class Splitter(Regions):
             raise NotSplittable(f"{name} has no operand")
         types: list[str] = []
         if short in _VOTES:
-            types.append(f"bool fr_x{n}[FR_N];\n")
+            types.append(f"unsigned char fr_x{n}[FR_N];\n")
             self.pending.append(Piece(f"fr_x{n}[fr_i] = bool({texts[0]});", line))
         else:
             types.append(

@@ -111,9 +111,10 @@ def convert_conditionals(text: str, *, body: bool) -> str:
             b = node.child_by_field_name("alternative")
             if condition is not None and a is not None and b is not None:
                 types = f"decltype(({render(a)})), decltype(({render(b)}))"
+                # In parentheses: a macro's argument must hold no bare comma.
                 return (
-                    f"{render(condition)} ? ::fr::pick<{types}>({render(a)}) : "
-                    f"::fr::pick<{types}>({render(b)})"
+                    f"({render(condition)} ? ::fr::pick<{types}>({render(a)}) : "
+                    f"::fr::pick<{types}>({render(b)}))"
                 )
         if not any(n.type == "conditional_expression" for n in walk(node)):
             return tree.text(node)

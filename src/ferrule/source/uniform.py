@@ -312,21 +312,28 @@ def assigned(tree: Tree, node: Node) -> Iterable[tuple[str, bool]]:
             base, through = _base(target)
             if base is not None:
                 yield tree.text(base), through
+            else:  # a conditional, a comma, a call: any name in it may be the target
+                yield from ((n, False) for n in names_in(tree, target))
+
+
+_CHAIN = frozenset(
+    {"subscript_expression", "field_expression", "pointer_expression", "parenthesized_expression"}
+)
 
 
 def _base(node: Node) -> tuple[Node | None, bool]:
-    """The variable that an lvalue is a part of, or points to."""
+    """The variable that an lvalue is a part of, or points to; None where it is no plain chain."""
     through = False
     while node.type != "identifier":
+        if node.type not in _CHAIN:
+            return None, through
         through |= node.type in ("subscript_expression", "pointer_expression") or any(
             c.type == "->" for c in node.children
         )
-        inner = (
-            node.child_by_field_name("argument")
-            or node.child_by_field_name("left")
-            or (node.named_children[0] if node.named_children else None)
-        )
-        if inner is None or inner == node:
+        inner = node.child_by_field_name("argument")
+        if inner is None and node.named_children:
+            inner = node.named_children[0]
+        if inner is None:
             return None, through
         node = inner
     return node, through
