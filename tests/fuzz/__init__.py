@@ -1,12 +1,19 @@
-"""A differential fuzzer: random kernels, run in every way on the CPU and by an independent executor.
+"""A differential fuzzer: random kernels, run in every way and by an independent executor.
 
-=================  ==========================================================================
-``program.py``     the small syntax tree that programs are made of, and its Metal text
-``generate.py``    random programs with defined results
-``statements.py``  their statements
-``reference.py``   the independent executor: NumPy, all threads of a grid at once
-``harness.py``     programs through ferrule, in each mode, compared element by element
-``shrink.py``      a smaller program that still fails
-``run.py``         the command line
-=================  ==========================================================================
+===================  ========================================================================
+``tree.py``          types, variables and expressions, with their Metal text
+``program.py``       statements and whole programs
+``choices.py``       random choices, names in scope, arithmetic that stays within bounds
+``expressions.py``   random expressions
+``declarations.py``  random declarations
+``memory.py``        random exchanges through threadgroup memory
+``statements.py``    random statements
+``generate.py``      whole random programs: ``Generator(seed).program()``
+``reference.py``     the independent executor: NumPy, all threads of a grid at once
+``machine.py``       what it runs on: positions of threads, memory that notices races
+``operations.py``    its arithmetic, library and operations of simdgroups
+``harness.py``       programs through ferrule, in each mode, compared element by element
+``shrink.py``        a smaller program that still fails
+``run.py``           the command line
+===================  ========================================================================
 """

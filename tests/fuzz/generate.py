@@ -3,12 +3,27 @@
 from __future__ import annotations
 
 from . import program as p
-from .expressions import HELD, Context, Scope, p_kind, spanned
+from .choices import HELD, Context, Scope, p_kind, spanned
+from .memory import BINS
 from .program import (
-    BOOL, CHAR, FLOAT, HALF, INT, LONG, SHORT, UCHAR, UINT, ULONG, USHORT, Expr, Stmt, Type, Var,
+    BOOL,
+    CHAR,
+    FLOAT,
+    HALF,
+    INT,
+    LONG,
+    SHORT,
+    UCHAR,
+    UINT,
+    ULONG,
+    USHORT,
+    Expr,
+    Stmt,
+    Type,
+    Var,
     Vector,
 )  # fmt: skip
-from .statements import BINS, FLOATS, SLOTS, Statements
+from .statements import FLOATS, SLOTS, Statements
 
 MAX_THREADS = 1500
 
@@ -18,7 +33,7 @@ class Generator(Statements):
 
     Args:
         seed: equal seeds give equal programs.
-        avoid: features (`expressions.FEATURES`) that the program must not have.
+        avoid: features (`choices.FEATURES`) that the program must not have.
     """
 
     def program(self) -> p.Program:
@@ -94,7 +109,9 @@ class Generator(Statements):
             while True:
                 grid = [1, 1, 1]
                 for a in range(self.dims):
-                    grid[a] = max(1, rng.choice((group[a], 2 * group[a], rng.randint(1, 3 * group[a] + 1))))
+                    grid[a] = max(
+                        1, rng.choice((group[a], 2 * group[a], rng.randint(1, 3 * group[a] + 1)))
+                    )
                 if grid[0] * grid[1] * grid[2] <= MAX_THREADS:
                     break
             found.append(p.Launch((grid[0], grid[1], grid[2]), group, data))
@@ -147,9 +164,7 @@ class Generator(Statements):
         if self.odds(0.5):
             kind = rng.choice((INT, FLOAT, UINT))
             low = 0 if kind is UINT else -20
-            var = self.declare(
-                Var("s", kind, "scalar", span=(low, 20), uniform=True, const=True)
-            )
+            var = self.declare(Var("s", kind, "scalar", span=(low, 20), uniform=True, const=True))
             found.append((var, (), "0d"))
         return found
 
@@ -218,7 +233,11 @@ class Generator(Statements):
             number = rng.randint(0, 9)
             q.span = (number, number)
             self.declare(q)
-            f.template, f.explicit, f.template_vars = "template <int Q>", f"<{number}>", [(q, number)]
+            f.template, f.explicit, f.template_vars = (
+                "template <int Q>",
+                f"<{number}>",
+                [(q, number)],
+            )
         elif self.odds(0.2) and f.modes and f.modes[-1] == "value":
             f.template = "template <typename Q>"
             f.params[-1].spelling = "Q"
@@ -332,7 +351,9 @@ class Generator(Statements):
             self.single.append(var)
             self.state[var.id] = "none"
         if self.has("atomics") and self.odds(0.7):
-            var = Var("bins", UINT, "shared", BINS, "threadgroup", UINT.limits, spelling="atomic_uint")
+            var = Var(
+                "bins", UINT, "shared", BINS, "threadgroup", UINT.limits, spelling="atomic_uint"
+            )
             body.append(p.Decl(var))
             self.bins.append(var)
             self.state[var.id] = "none"

@@ -162,5 +162,5 @@ def report(program: p.Program, outcome: Outcome) -> str:
 
 
 def optimise(level: int) -> None:
-    """Compile with another level of optimisation: fuzzing spends nearly all its time in compilers."""
+    """Compile with another level of optimisation: compilers take most of the time."""
     cpu._FLAGS = tuple(f"-O{level}" if f.startswith("-O") else f for f in cpu._FLAGS)

@@ -1,4 +1,4 @@
-"""The reference's arithmetic: exact on integers, rounded as the types say, undefined cases refused."""
+"""The reference's arithmetic: rounded as the types say, undefined cases refused."""
 
 from __future__ import annotations
 
@@ -47,9 +47,8 @@ def convert(value: Array, given: p.Type, wanted: p.Type, exact: bool) -> Array:
         if len(whole) and (whole.min() < max(low, -(2**53)) or whole.max() > min(high, 2**53)):
             raise Invalid("a float does not fit into the integer")
         return whole.astype(wanted.dtype)
-    if wanted.kind == "int" and len(value):
-        if int(value.min()) < low or int(value.max()) > high:
-            raise Invalid("a signed integer is narrowed beyond its range")
+    if wanted.kind == "int" and len(value) and not low <= value.min() <= value.max() <= high:
+        raise Invalid("a signed integer is narrowed beyond its range")
     return value.astype(wanted.dtype)  # unsigned: modulo
 
 
@@ -144,7 +143,9 @@ def library(e: p.Fn, args: list[Array], exact: bool) -> Array:
         (a, b), base = args, e.args[0].type.base
         total = arithmetic("*", a[:, 0], b[:, 0], base, exact)
         for i in range(1, a.shape[1]):
-            total = arithmetic("+", total, arithmetic("*", a[:, i], b[:, i], base, exact), base, exact)
+            total = arithmetic(
+                "+", total, arithmetic("*", a[:, i], b[:, i], base, exact), base, exact
+            )
         return total
     return _scalar(e.name, args, kind, exact)
 
@@ -247,7 +248,8 @@ def _moved_or_reduced(
         source = {
             "broadcast": step, "shuffle": step, "shuffle_up": lane - step,
             "shuffle_down": lane + step, "shuffle_xor": lane ^ step,
-            "shuffle_rotate_up": (lane - step) % width, "shuffle_rotate_down": (lane + step) % width,
+            "shuffle_rotate_up": (lane - step) % width,
+            "shuffle_rotate_down": (lane + step) % width,
         }[op]  # fmt: skip
     # A source that is out of range or takes no part: the lane keeps its own value.
     reachable = (source >= 0) & (source < width)

@@ -160,6 +160,7 @@ class Run:
             return self.lost(job, "crash")
         if said["kind"] == "working":
             job.working = said
+            self.write(said)
             return job
         self.counts[said["kind"]] += 1
         self.launches += said["launches"]
@@ -189,10 +190,14 @@ class Run:
         first = mark not in self.failures
         self.failures.setdefault(mark, []).append(said["seed"])
         if first or mark.startswith("mismatch") or len(self.failures[mark]) <= 3:
-            name = re.sub(r"\W+", "-", mark)[:60]
-            path = self.out / f"{name}-{said['seed']}.md"
-            path.write_text(said["report"])
-            print(f"seed {said['seed']}: {mark}: {path}", flush=True)
+            self.write(said)
+
+    def write(self, said: dict[str, Any]) -> None:
+        """Keep a reproducer; a smaller one replaces it."""
+        name = re.sub(r"\W+", "-", said["signature"])[:60]
+        path = self.out / f"{name}-{said['seed']}.md"
+        path.write_text(said["report"])
+        print(f"seed {said['seed']}: {said['signature']}: {path}", flush=True)
 
     def show(self) -> None:
         """Print the counts."""
@@ -213,7 +218,9 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="the first seed")
     parser.add_argument("--out", default="fuzz-failures", help="folder for reproducers")
     parser.add_argument("--optimise", type=int, default=1, help="the compiler's -O level")
-    parser.add_argument("--avoid", nargs="*", default=[], help="features that programs must not have")
+    parser.add_argument(
+        "--avoid", nargs="*", default=[], help="features that programs must not have"
+    )
     parser.add_argument("--as-found", action="store_true", help="do not make failures smaller")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()

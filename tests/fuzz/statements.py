@@ -3,286 +3,15 @@
 from __future__ import annotations
 
 from . import program as p
-from .expressions import (
-    HELD, VECTOR, Context, Expressions, Scope, p_kind, p_type, spanned,
-)  # fmt: skip
-from .program import (
-    BOOL, CHAR, FLOAT, HALF, INT, LONG, SHORT, UCHAR, UINT, ULONG, USHORT, Expr, Stmt, Type, Var,
-    Vector,
-)  # fmt: skip
+from .choices import HELD, VECTOR, Context, Scope, p_kind, spanned
+from .memory import Memory
+from .program import BOOL, FLOAT, HALF, INT, UINT, Expr, Stmt, Type, Var, Vector
 
 SLOTS, FLOATS = 8, 4  # elements of the outputs y and z per thread
-BINS = 16
-_FLAGS = ("mem_flags::mem_threadgroup",) * 5 + (
-    "metal::mem_flags::mem_threadgroup", "mem_flags::mem_device | mem_flags::mem_threadgroup",
-)  # fmt: skip
 
 
-class Statements(Expressions):
-    """Random statements; a method for each kind gives the list of statements that it takes."""
-
-    # -- declarations ------------------------------------------------------------------------------
-
-    def any_type(self) -> Type:
-        return self.rng.choice(self.types)
-
-    def decl(self, ctx: Context) -> list[Stmt]:
-        """A variable, of a scalar or vector type, with or without an initial value."""
-        rng = self.rng
-        if self.vector_types and self.odds(0.2):
-            kind = rng.choice(self.vector_types)
-            value = self.vector(kind, 2, ctx)
-            var = self.declare(Var(self.fresh(value), kind, span=value.span))
-            return [p.Decl(var, value, style=rng.choice("==("))]
-        kind1 = self.any_type()
-        if self.odds(0.1):
-            return self.decl_later(kind1, ctx)
-        if self.odds(0.15):
-            return self.decl_several(kind1, ctx)
-        uniform = ctx.uniform and self.odds(0.25)
-        value = (self.uniform if uniform else self.expr)(kind1, 2 + self.odds(0.3), ctx)
-        var = Var(self.fresh(value), kind1, span=HELD[kind1], uniform=uniform)
-        var.spelling = self.spelled.get(kind1, "") if self.odds(0.6) else ""
-        spec = ""
-        if self.odds(0.2):
-            spec, var.const = "const ", True
-            var.span = value.span
-        style = rng.choice("====({")
-        # `int a(b);` and `T(a)` parse as declarations of functions where b is a type's name.
-        if style == "(" and not isinstance(value, p.Lit):
-            style = "="
-        if self.has("auto") and self.odds(0.2) and style == "=":
-            var.spelling = "auto"
-        self.declare(var)
-        return [p.Decl(var, value, style=style, spec=spec)]
-
-    def decl_later(self, kind: Type, ctx: Context) -> list[Stmt]:
-        """Declared without a value, assigned on both sides of a branch."""
-        test = self.expr(BOOL, 2, ctx)
-        a, b = self.expr(kind, 2, ctx), self.expr(kind, 1, ctx)
-        var = Var(self.fresh(p.Cond(test, a, b)), kind, span=HELD[kind])
-        self.declare(var)
-        name = p.Name(var)
-        return [p.Decl(var), p.If(test, [p.Assign(name, "=", a)], [p.Assign(name, "=", b)],
-                                  braces=False)]  # fmt: skip
-
-    def decl_several(self, kind: Type, ctx: Context) -> list[Stmt]:
-        parts = []
-        for _ in range(self.rng.randint(2, 3)):
-            value = self.expr(kind, 1 + self.odds(0.3), ctx)
-            var = self.declare(Var(self.fresh(value), kind, span=HELD[kind]))
-            parts.append(p.Decl(var, value))
-        return [p.Decls(parts)]
-
-    def decl_array(self, ctx: Context) -> list[Stmt]:
-        rng = self.rng
-        kind = self.any_type()
-        size = rng.choice((2, 3, 4, 5, 8))
-        if self.odds(0.5):
-            count = size if self.odds(0.7) else rng.randint(1, size)
-            values = [self.expr(kind, 1, ctx) for _ in range(count)]
-            probe = p.Fn("", values, kind)
-            var = self.declare(Var(self.fresh(probe), kind, "array", size, span=HELD[kind]))
-            return [p.Decl(var, values=values)]
-        k = Var(f"k_{self.count}", rng.choice((INT, UINT)), span=(0, size - 1), locked=True)
-        self.count += 1
-        self.scopes.append(Scope({k.name: k}))
-        value = self.expr(kind, 1, ctx.deeper(sync=False))
-        self.scopes.pop()
-        var = Var(self.fresh(value), kind, "array", size, span=HELD[kind])
-        self.declare(var)
-        return [p.Decl(var), self.counted(k, size, [p.Assign(p.Index(var, p.Name(k)), "=", value)])]
-
-    def counted(self, k: Var, size: int, body: list[Stmt]) -> p.For:
-        """``for (k = 0; k < size; ++k)``."""
-        zero, bound = p.Lit(0, p_kind(k)), p.Lit(size, p_kind(k))
-        return p.For(p.Decl(k, zero), p.Bin("<", p.Name(k), bound, BOOL),
-                     p.Step(p.Name(k), "++", self.odds(0.5)), body)  # fmt: skip
-
-    def decl_pointer(self, ctx: Context) -> list[Stmt]:
-        rng = self.rng
-        choices = [v for v in self.visible()
-                   if (v.kind == "array" or (v.kind == "input" and self.contiguous)
-                       or v.kind == "table") and v.size > 1]  # fmt: skip
-        shared = [v for v in self.visible() if v.kind == "shared" and v.size
-                  and v.spelling[:6] != "atomic"]  # fmt: skip
-        if shared and self.odds(0.4):
-            base = rng.choice(shared)
-            own = self.odds(0.6)
-            index = spanned(p.Name(self.lid), self.lid.span) if own else None
-            value = p.Address(base, index, own and self.odds(0.5))
-            var = Var(self.fresh(value), base.type, "pointer", base.size if not own else 1,
-                      "threadgroup", base.span, target=base, own=own, const=not own)  # fmt: skip
-            if not own:
-                var.size = self.smallest_group
-        elif choices:
-            base = rng.choice(choices)
-            offset = rng.randint(0, base.size - 1)
-            index = self.fit(self.expr(UINT, 1, ctx), UINT, 0, offset) if offset else None
-            value = p.Address(base, index, index is not None and self.odds(0.4))
-            space = {"array": "thread", "input": "device", "table": "constant"}[base.kind]
-            const = base.kind != "array"
-            var = Var(self.fresh(value), base.type, "pointer", base.size - offset, space, base.span,
-                      target=base, const=const)  # fmt: skip
-        else:
-            return self.decl_array(ctx)
-        self.declare(var)
-        spec = "const " if var.const and var.space != "constant" else ""
-        return [p.Decl(var, value, spec=spec)]
-
-    def decl_ref(self, ctx: Context) -> list[Stmt]:
-        rng = self.rng
-        choices: list[Expr] = []
-        target: Var | None = None
-        own = False
-        space = "thread"
-        for v in self.visible():
-            if v.const or v.locked or v.uniform or not isinstance(v.type, Type):
-                continue
-            if v.kind == "value":
-                choices.append(p.Name(v))
-            elif v.kind == "array":
-                choices.append(p.Index(v, self.index(v.size, ctx)))
-        place: Expr
-        shared = [v for v in self.visible() if v.kind == "shared" and v.size
-                  and v.spelling[:6] != "atomic"]  # fmt: skip
-        if shared and self.odds(0.3) and ctx.function is None:
-            base = rng.choice(shared)
-            place, target, own, space = p.Index(base, p.Name(self.lid)), base, True, "threadgroup"
-        elif choices:
-            place = rng.choice(choices)
-        else:
-            return self.decl(ctx)
-        kind = place.type
-        assert isinstance(kind, Type)
-        span = target.span if target else HELD[kind]
-        var = Var(self.fresh(place), kind, "ref", 0, space, span, target=target, own=own)
-        self.declare(var)
-        return [p.Decl(var, place)]
-
-    def decl_table(self, ctx: Context) -> list[Stmt]:
-        kind = self.rng.choice([t for t in (INT, FLOAT, UCHAR, UINT) if t in self.types] or [INT])
-        low, high = (0, 50) if kind.kind == "uint" else (-50, 50)
-        values = [self.rng.randint(low, high) for _ in range(self.rng.randint(2, 8))]
-        var = Var(self.fresh(), kind, "table", len(values), span=(low, high), const=True)
-        self.declare(var)
-        head = self.rng.choice(("const", "constexpr"))
-        return [p.TableDecl(p.Table(var, list(values), head))]
-
-    def decl_lambda(self, ctx: Context) -> list[Stmt]:
-        rng = self.rng
-        self.count += 1
-        name = f"f_{self.count}"
-        kind = rng.choice([*self.types, p.VOID])
-        copies = self.has("copies")
-        f = p.Function(name, kind, [], [], capture="=" if copies else "&")
-        f.synchronises = self.has("sync_lambdas") and ctx.sync
-        self.scopes.append(Scope())
-        self._parameters(f, refs=self.odds(0.3))
-        inner = ctx.deeper(
-            function=f, sync=f.synchronises, barrier=False, uniform=False, loop="", post=False
-        )
-        body: list[Stmt] = []
-        if not copies and (kind is p.VOID or self.odds(0.4)):
-            for _ in range(rng.randint(1, 2)):
-                body += self.assign(inner)
-            f.pure = False
-        if kind is not p.VOID:
-            if self.odds(0.2):
-                test = self.expr(BOOL, 1, inner)
-                body.append(p.If(test, [p.Return(self.exactly(self.expr(kind, 1, inner), kind))], []))
-            body.append(p.Return(self.exactly(self.expr(kind, 2, inner), kind)))
-        f.body = body
-        self.scopes.pop()
-        if copies and not all(_copied(n) for b in body for n in p.walk(b)):
-            return self.assign(ctx)
-        self.scopes[-1].lambdas.append(f)
-        return [p.LambdaDecl(f)]
-
-    def exactly(self, e: Expr, kind: Type) -> Expr:
-        """`e` with its value where a lambda's type is deduced."""
-        return self.held(e, kind)
-
-    def _parameters(self, f: p.Function, refs: bool) -> None:
-        for i in range(self.rng.randint(0, 3)):
-            kind = self.any_type()
-            mode = "ref" if refs and i == 0 else "value"
-            var = Var(f"p{i}", kind, "ref" if mode == "ref" else "value", span=HELD[kind])
-            if mode == "ref":
-                var.space = "thread"
-            self.declare(var)
-            f.params.append(var)
-            f.modes.append(mode)
-
-    def define(self, ctx: Context) -> list[Stmt]:
-        self.count += 1
-        if self.has("macro_effects"):
-            found = [v for v in self.writable(ctx) if v.kind == "value" and isinstance(v.type, Type)]
-            if found and self.odds(0.5):
-                v = self.rng.choice(found)
-                body = spanned(p.Name(v), v.span)
-                m = p.Macro(f"V_{self.count}", [], body, bare=True)
-                self.macros.append(m)
-                return [p.Define(m), *self.assign_by_macro(ctx)]
-            op = self.rng.choice(("+=", "-=", "=", "^="))
-            self.assigning.append((f"A_{self.count}", op))
-            return [p.DefineAssign(f"A_{self.count}", op)]
-        return [p.Define(self.make_macro(f"M_{self.count}", named=True))]
-
-    def make_macro(self, name: str, named: bool) -> p.Macro:
-        """A macro; in the body its text may name variables."""
-        kind = self.rng.choice([t for t in self.types if t is not BOOL])
-        params = [f"P{i}" for i in range(self.rng.randint(0 if named else 1, 2))]
-        parts: list[Expr] = []
-        for i, q in enumerate(params):
-            low, high = HELD[kind] if kind.kind == "uint" else (-(1 << 9), 1 << 9)
-            if kind in (HALF, CHAR):
-                low, high = HELD[kind]
-            parts.append(spanned(p.Param(q, i, kind), HELD[kind]))
-        if named and self.has("macro_names"):
-            own = [v for v in self.visible() if v.type is kind and v.kind == "value"]
-            if own:
-                v = self.rng.choice(own)
-                parts.append(spanned(p.Name(v), v.span))
-        parts.append(self.lit(kind))
-        body = parts[0]
-        for q2 in parts[1:]:
-            body = self.arithmetic(self.rng.choice("+-*"), body, q2)
-        if params and self.odds(0.2):
-            test = self.compare("<", spanned(p.Param(params[0], 0, kind), HELD[kind]), self.lit(kind))
-            other = self.held(body, kind)
-            body = spanned(p.Cond(test, other, self.lit(kind)), HELD[kind])
-        m = p.Macro(name, params, self.held(body, kind))
-        kept = {n.name for n in p.walk(m.body) if isinstance(n, p.Param)}
-        if kept != set(params):
-            m = p.Macro(name, [], self.lit(kind))
-        self.macros.append(m)
-        return m
-
-    def assign_by_macro(self, ctx: Context) -> list[Stmt]:
-        """An assignment that only a macro's text shows."""
-        if ctx.function is not None:
-            return self.assign(ctx)
-        known = self.writable(ctx)
-        bare = [
-            m for m in self.macros
-            if m.bare and isinstance(m.body, p.Name) and m.body.var in known
-        ]  # fmt: skip
-        if bare and self.odds(0.6):
-            m = self.rng.choice(bare)
-            v = m.body.var
-            target: Expr = spanned(p.MacroUse(m, []), v.span)
-            return [self.assign_to(target, v, ctx)]
-        found = [v for v in known if v.kind == "value" and v.type in (INT, UINT) and not v.uniform]
-        if not found or not self.assigning:
-            return self.assign(ctx)
-        v = self.rng.choice(found)
-        name, op = self.rng.choice(self.assigning)
-        kind = p_kind(v)
-        plain = ctx.deeper(sync=ctx.sync and self.odds(0.2))
-        low = 0 if kind is UINT else -9
-        value = self.fit(self.expr(kind, 2, plain), kind, low, 9)
-        return [p.MacroAssign(name, p.Name(v), op, value)]
+class Statements(Memory):
+    """A method for each kind of statement gives the list of statements that it takes."""
 
     # -- simple statements -------------------------------------------------------------------------
 
@@ -295,9 +24,9 @@ class Statements(Expressions):
 
     def place(self, v: Var, ctx: Context) -> Expr | None:
         """An element that may be written now."""
-        if v.target is not None and v.target.kind == "shared":
-            if ctx.function is not None or not v.own or not self.own(v.target):
-                return None
+        shared = v.target is not None and v.target.kind == "shared"
+        if shared and (ctx.function is not None or not v.own or not self.own(v.target)):
+            return None
         if v.kind in ("value", "ref"):
             return p.Name(v)
         if v.kind == "pointer":
@@ -338,7 +67,9 @@ class Statements(Expressions):
             other = rng.choice([t for t in self.types if t is not BOOL])
             if not kind.integer and other.bits == 64:
                 other = INT
-            small = self.fit(make(other, 2, ctx), other, *((0, 9) if other.kind == "uint" else (-9, 9)))
+            small = self.fit(
+                make(other, 2, ctx), other, *((0, 9) if other.kind == "uint" else (-9, 9))
+            )
             if unsigned and other is kind:
                 small = make(kind, 2, ctx)
             if unsigned and other.kind == "float":
@@ -349,7 +80,11 @@ class Statements(Expressions):
         op = rng.choice(("*=", "/=", "%=", "&=", "|=", "^=", "<<=", ">>="))
         if op == "*=" or (op == "<<=" and not unsigned):
             low, high = HELD[kind] if unsigned and kind.bits >= 32 else (-1, 1)
-            return p.Assign(target, "*=", self.fit(make(kind, 2, ctx), kind, max(low, 0 if unsigned else low), high))
+            return p.Assign(
+                target,
+                "*=",
+                self.fit(make(kind, 2, ctx), kind, max(low, 0 if unsigned else low), high),
+            )
         if op in ("<<=", ">>="):
             return p.Assign(target, op, self.fit(make(UINT, 2, ctx), UINT, 0, 7))
         if op in ("/=", "%="):
@@ -461,7 +196,9 @@ class Statements(Expressions):
             if arrays and (q.size > 1 or self.odds(0.5)):
                 v = rng.choice(arrays)
                 room = v.size - q.size
-                return p.Address(v, self.lit(INT, 0, room) if room else None, self.odds(0.3) and room > 0)
+                return p.Address(
+                    v, self.lit(INT, 0, room) if room else None, self.odds(0.3) and room > 0
+                )
             return p.Address(rng.choice(names), None, True) if names and q.size == 1 else None
         kinds = {"device": "input", "constant": "table", "threadgroup": "shared"}
         found = [v for v in self.visible() if v.kind == kinds[q.space] and v.type is q.type
@@ -508,7 +245,9 @@ class Statements(Expressions):
         if together and not ctx.uniform:
             return self.assign(ctx)
         test = self.uniform_test(1, ctx) if together or self.odds(0.2) else self.boolean(2, ctx)
-        body: list[Stmt] = [] if self.odds(0.7) else self.assign(ctx.deeper(uniform=False, barrier=False))
+        body: list[Stmt] = (
+            [] if self.odds(0.7) else self.assign(ctx.deeper(uniform=False, barrier=False))
+        )
         body.append(p.Return() if kind == "return" else p.Jump(kind))
         return [p.If(test, body, [], braces=self.odds(0.6))]
 
@@ -524,7 +263,9 @@ class Statements(Expressions):
         constexpr = self.has("constexpr_if") and self.odds(0.3) and bool(self.template_ints)
         if constexpr:
             v = self.rng.choice(self.template_ints)
-            test: Expr = p.Name(v) if v.type is BOOL else self.compare("<", p.Name(v), self.lit(INT))
+            test: Expr = (
+                p.Name(v) if v.type is BOOL else self.compare("<", p.Name(v), self.lit(INT))
+            )
             inner = ctx.deeper()
         elif ctx.uniform and self.odds(0.35):
             test, inner = self.uniform_test(2, ctx), ctx.deeper()
@@ -614,9 +355,15 @@ class Statements(Expressions):
         name = p.Name(k)
         test: Expr = self.compare(">", name, p.Lit(0, kind))
         if self.odds(0.25):
-            extra = self.uniform_test(1, ctx) if together else self.boolean(2, inner.deeper(sync=self.odds(0.5) and inner.sync))
-            test = spanned(p.Bin("&&", test, extra, BOOL) if self.has("sync_branches") or not _synchronises(extra)
-                           else p.Bin("&&", extra, test, BOOL), (0, 1))  # fmt: skip
+            extra = (
+                self.uniform_test(1, ctx)
+                if together
+                else self.boolean(2, inner.deeper(sync=self.odds(0.5) and inner.sync))
+            )
+            parts = (test, extra)
+            if _synchronises(extra) and not self.has("sync_branches"):
+                parts = (extra, test)
+            test = spanned(p.Bin("&&", *parts, BOOL), (0, 1))
         body: list[Stmt] = [p.Step(name, "--", self.odds(0.5))]
         body += self.inner(inner, self.rng.randint(1, 3))
         return [p.Decl(k, bound), p.While(test, body)]
@@ -633,7 +380,9 @@ class Statements(Expressions):
         limit = bound if isinstance(bound, p.Lit) else self.lit(kind, 1, 4)
         test = self.compare("<", name, limit)
         if not together and not isinstance(bound, p.Lit):
-            test = spanned(p.Bin("&&", test, self.boolean(1, inner.deeper(sync=False)), BOOL), (0, 1))
+            test = spanned(
+                p.Bin("&&", test, self.boolean(1, inner.deeper(sync=False)), BOOL), (0, 1)
+            )
         start = p.Lit(0, kind) if isinstance(bound, p.Lit) else bound
         if together and not isinstance(bound, p.Lit):
             start = bound
@@ -673,125 +422,6 @@ class Statements(Expressions):
     def block(self, ctx: Context) -> list[Stmt]:
         return [p.Block(self.inner(ctx.deeper(), self.rng.randint(1, 3)))]
 
-    # -- threadgroup memory ------------------------------------------------------------------------
-
-    def barrier(self, ctx: Context) -> list[Stmt]:
-        if not ctx.barrier:
-            return self.assign(ctx)
-        self.state = dict.fromkeys(self.state, "any")
-        return [p.Barrier(flags=self.rng.choice(_FLAGS))]
-
-    def exchange(self, ctx: Context) -> list[Stmt]:
-        """Each thread writes its element; after a barrier they read each other's."""
-        if ctx.function is not None or not self.shared:
-            return self.assign(ctx)
-        out: list[Stmt] = []
-        if ctx.barrier and ctx.depth and self.odds(0.25):
-            out += self.new_shared(ctx)
-        v = self.rng.choice([v for v in self.shared if self.sees(v)] or [None])
-        if v is None:
-            return self.assign(ctx)
-        if self.state[v.id] not in ("any", "own"):
-            if not ctx.barrier:
-                return self.assign(ctx)
-            out += self.barrier(ctx)
-        kind = p_kind(v)
-        value = self.fit(self.expr(kind, 2, ctx), kind, *v.span)
-        if not self.own(v):  # the value read it
-            if not ctx.barrier:
-                return out
-            var = self.declare(Var(self.fresh(value), kind, span=v.span, const=True))
-            out += [p.Decl(var, value, spec="const "), *self.barrier(ctx)]
-            value = spanned(p.Name(var), v.span)
-            self.own(v)
-        out.append(p.Assign(p.Index(v, p.Name(self.lid)), "=", value))
-        if ctx.barrier and self.odds(0.9):
-            out += self.barrier(ctx)
-            read = self.fit(self.cross(v, ctx), kind, *HELD[kind])
-            if self.odds(0.6):
-                var = self.declare(Var(self.fresh(read), kind, span=v.span))
-                out.append(p.Decl(var, read))
-            else:
-                out += self.assign(ctx)
-        return out
-
-    def new_shared(self, ctx: Context) -> list[Stmt]:
-        """Threadgroup memory declared in an inner block."""
-        kind = self.rng.choice((INT, FLOAT, UINT))
-        span = (0, 200) if kind is UINT else (-100, 100)
-        var = Var(self.fresh(), kind, "shared", self.group_threads, "threadgroup", span)
-        self.declare(var)
-        self.shared.append(var)
-        self.state[var.id] = "none"
-        return [p.Decl(var), *self.exchange_of(var, ctx)]
-
-    def exchange_of(self, v: Var, ctx: Context) -> list[Stmt]:
-        """Every element of new memory is written before any is read."""
-        kind = p_kind(v)
-        value = self.fit(self.expr(kind, 1, ctx), kind, *v.span)
-        out = self.barrier(ctx)
-        self.own(v)
-        out.append(p.Assign(p.Index(v, p.Name(self.lid)), "=", value))
-        return [*out, *self.barrier(ctx)]
-
-    def one(self, ctx: Context) -> list[Stmt]:
-        """A single threadgroup variable that one thread sets for all."""
-        if not ctx.barrier or not self.single:
-            return self.exchange(ctx)
-        v = self.rng.choice(self.single)
-        out = self.barrier(ctx) if self.odds(0.7) or self.state[v.id] != "any" else []
-        first = p.Bin("==", p.Name(self.lid), p.Lit(0, UINT), BOOL)
-        value = self.fit(self.expr(p_kind(v), 2, ctx.deeper(sync=False)), p_kind(v), *v.span)
-        out += [p.If(first, [p.Assign(p.Name(v), "=", value)], [], braces=self.odds(0.5))]
-        out += self.barrier(ctx)
-        self.state[v.id] = "cross"
-        var = self.declare(Var(self.fresh(), p_kind(v), span=v.span, uniform=ctx.uniform))
-        return [*out, p.Decl(var, p.Name(v))]
-
-    def atomic(self, ctx: Context) -> list[Stmt]:
-        if ctx.function is not None or not self.has("atomics"):
-            return self.assign(ctx)
-        value = self.fit(self.expr(INT, 2, ctx), INT, -99, 99)
-        index = self.index(BINS, ctx.deeper(sync=False))
-        if not self.bins or not ctx.barrier or self.odds(0.5):
-            return [p.AtomicAdd(self.outputs[2], index, value)]
-        v = self.bins[0]
-        out = self.barrier(ctx)
-        plain = ctx.deeper(sync=False)
-        rounds = p.Var("r", UINT, span=(0, BINS - 1), locked=True)
-        zero = p.AtomicStore(v, p.Name(rounds), p.Lit(0, UINT))
-        step = p.Assign(p.Name(rounds), "+=", p.Name(self.group_size))
-        out.append(p.For(p.Decl(rounds, p.Name(self.lid)), p.Bin("<", p.Name(rounds), p.Lit(BINS, UINT), BOOL), step, [zero]))
-        out += self.barrier(ctx)
-        add: Stmt = p.AtomicAdd(v, self.index(BINS, plain), self.expr(UINT, 1, plain))
-        out.append(p.If(self.boolean(1, plain), [add], [], braces=False) if self.odds(0.4) else add)
-        out += self.barrier(ctx)
-        self.state[v.id] = "cross"
-        load = spanned(p.AtomicLoad(v, self.index(BINS, plain)), UINT.limits)
-        var = self.declare(Var(self.fresh(load), UINT, span=UINT.limits))
-        return [*out, p.Decl(var, load)]
-
-    def simd_exchange(self, ctx: Context) -> list[Stmt]:
-        """Lanes of one simdgroup exchange through memory, with the simdgroup's barrier."""
-        if not ctx.barrier or not self.shared or not self.has("simd_exchange"):
-            return self.barrier(ctx)
-        v = self.rng.choice([v for v in self.shared if self.sees(v)])
-        kind = p_kind(v)
-        value = self.fit(self.expr(kind, 1, ctx.deeper(sync=False)), kind, *v.span)
-        var = self.declare(Var(self.fresh(value), kind, span=v.span, const=True))
-        out: list[Stmt] = [p.Decl(var, value, spec="const "), *self.barrier(ctx)]
-        own = p.Name(self.lid)
-        out.append(p.Assign(p.Index(v, own), "=", p.Name(var)))
-        out.append(p.Barrier("simdgroup_barrier"))
-        partner = p.Bin("^", own, p.Lit(self.rng.choice((1, 2, 3)), UINT), UINT)
-        there = p.Cond(p.Bin("<", partner, p.Name(self.group_size), BOOL), partner, own)
-        got = Var(self.fresh(), kind, span=v.span)
-        out.append(p.Decl(got, p.Index(v, there)))
-        self.declare(got)
-        if self.odds(0.5):
-            out += [p.Barrier("simdgroup_barrier"), p.Assign(p.Index(v, own), "=", p.Name(got))]
-        return [*out, *self.barrier(ctx)]
-
     # -- lists of statements -----------------------------------------------------------------------
 
     def statements(self, ctx: Context, count: int) -> list[Stmt]:
@@ -818,8 +448,8 @@ class Statements(Expressions):
         if self.has("atomics"):
             table.append((4, self.atomic))
         if self.kind == "group":
-            table += [(12, self.exchange), (3, self.one), (4, self.barrier),
-                      (4, self.simd_exchange), (2 * self.has("sync_helpers"), self.meet)]  # fmt: skip
+            table += [(12, self.exchange), (3, self.one), (4, self.barrier)]
+            table += [(4, self.simd_exchange), (2 * self.has("sync_helpers"), self.meet)]
         if self.has("reads_output"):
             table.append((2, self.read_back))
         if ctx.function is not None:
@@ -856,16 +486,12 @@ def _joined(a: str, b: str) -> str:
 
 def _same(a: Expr, b: Expr) -> bool:
     """Whether two arguments may lead to one variable."""
-    names = [{getattr(n, f) for n in p.walk(e) for f in ("var", "base") if isinstance(getattr(n, f, None), Var)}
-             for e in (a, b)]  # fmt: skip
-    return bool(names[0] & names[1])
+    return bool(_variables(a) & _variables(b))
 
 
-def _copied(n: p.Node) -> bool:
-    """Whether a lambda that copies what it names may hold this."""
-    if isinstance(n, (p.Index, p.Deref, p.Strided)):
-        return n.base.kind in ("input", "table")
-    return not isinstance(n, p.Name) or n.var.kind in ("value", "template", "scalar")
+def _variables(e: Expr) -> set[Var]:
+    found = {getattr(n, f, None) for n in p.walk(e) for f in ("var", "base")}
+    return {v for v in found if isinstance(v, Var)}
 
 
 def _synchronises(e: Expr) -> bool:

@@ -21,7 +21,9 @@ LAUNCH = p.Launch((8, 1, 1), (8, 1, 1), 0)
 
 
 @pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def _quick(
+    monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[None]:
     # A cache of its own: these binaries are compiled with less optimisation.
     monkeypatch.setenv("FERRULE_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
     monkeypatch.setattr(harness.cpu, "_FLAGS", harness.cpu._FLAGS)

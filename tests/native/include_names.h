@@ -97,3 +97,14 @@ METAL_FUNC half4 author(half h, bfloat b, float4 f, Pair p) {
   auto w = vec<half, 4>(many.at[1]) * squash(t);
   return cross(f, f).x > 0 ? ::fr::pick<half4, half>(w) : ::fr::pick<half4, half>(t);
 }
+METAL_FUNC void through_volatile(volatile half* p, const volatile bfloat* b, half* q) {
+  half x = p[0];
+  bfloat y = b[0];
+  p[1] = x;
+  q[0] = p[2];
+  float sum = p[0] + 1.0f + y;
+  q[1] = q[2] = sum;
+}
+METAL_FUNC metal::half4 qualified(metal::uint u, metal::size_t n, metal::packed_float3 p) {
+  return metal::half4(metal::float3(p) * u, metal::half(n));
+}

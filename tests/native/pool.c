@@ -477,7 +477,8 @@ static struct sigaction previous;
 static volatile int reports;
 
 static void report(int number) { /* as Python's faulthandler does */
-  if (++reports > 1) _exit(43);
+  reports = reports + 1;
+  if (reports > 1) _exit(43);
   sigaction(number, &previous, NULL);
   raise(number);
 }

@@ -24,13 +24,6 @@ struct swap_sub {
 
 #if !FR_CUDA
 // ---- CPU: the compiler's __atomic builtins ----------------------------------------------------
-FR_FN constexpr int order_of(memory_order o) {
-  return o == metal::memory_order_relaxed   ? __ATOMIC_RELAXED
-         : o == metal::memory_order_acquire ? __ATOMIC_ACQUIRE
-         : o == metal::memory_order_release ? __ATOMIC_RELEASE
-         : o == metal::memory_order_acq_rel ? __ATOMIC_ACQ_REL
-                                            : __ATOMIC_SEQ_CST;
-}
 // The builtins want a constant order: relaxed, which nearly every kernel asks for, or the strongest.
 #define FR_ORDERED(call)                                \
   if (order == metal::memory_order_relaxed) {           \
@@ -46,6 +39,15 @@ constexpr bool alone = true;
 #else
 constexpr bool alone = false;
 #endif
+// Exchanges go by the bits: g++ keeps ints in registers there, but sends floats through the stack.
+template <class T> using alias_t __attribute__((may_alias)) = bits_t<T>;
+template <class T> FR_FN volatile alias_t<T>* alias(volatile T* p) {
+  return reinterpret_cast<volatile alias_t<T>*>(p);
+}
+template <class T>
+FR_FN bool swap_bits(volatile T* p, bits_t<T>& expected, bits_t<T> desired, memory_order order) {
+  FR_ORDERED(__atomic_compare_exchange_n(alias(p), &expected, desired, true, o, o))
+}
 template <class T> FR_FN bool swap(volatile T* p, T& expected, T desired, memory_order order) {
   if constexpr (alone) {
     T& now = *const_cast<T*>(p);
@@ -54,7 +56,10 @@ template <class T> FR_FN bool swap(volatile T* p, T& expected, T desired, memory
     else expected = now;
     return same;
   }
-  FR_ORDERED(__atomic_compare_exchange(const_cast<T*>(p), &expected, &desired, true, o, o))
+  bits_t<T> old = bits_of(expected);
+  const bool done = swap_bits(p, old, bits_of(desired), order);
+  if (!done) expected = from_bits<T>(old);
+  return done;
 }
 // old = *p; *p = F(old, v); return old, as a loop: for what no instruction does.
 template <class F, class T> FR_FN T swap_loop(volatile T* p, T v, memory_order order) {
@@ -64,11 +69,11 @@ template <class F, class T> FR_FN T swap_loop(volatile T* p, T v, memory_order o
     now = static_cast<T>(F::call(before, v));
     return before;
   }
-  T old;
-  __atomic_load(const_cast<T*>(p), &old, __ATOMIC_RELAXED);
-  while (!swap(p, old, static_cast<T>(F::call(old, v)), order)) {
+  bits_t<T> old = __atomic_load_n(alias(p), __ATOMIC_RELAXED);
+  for (;;) {
+    const T before = from_bits<T>(old);
+    if (swap_bits(p, old, bits_of(static_cast<T>(F::call(before, v))), order)) return before;
   }
-  return old;
 }
 template <class T> FR_FN T atomic_read(const volatile T* p, memory_order order) {
   T r;

@@ -17,16 +17,20 @@
 //
 //   floor ceil trunc rint round fmod fract frexp modf ldexp   none, or one rounding
 //   fma sqrt divide fdim                                      one rounding
-//   exp exp2 exp10 log log2 log10 pow powr                    1.2 (log2, log10 without FMA: 1.8)
+//   exp exp2 exp10 log log2 log10 pow powr                    1.3 (log2, log10 without FMA: 1.8)
 //   sin cos sinpi cospi acos atan atan2 expm1 log1p cosh      1.8
 //   rsqrt asin asinh                                          2.0
 //   tanh sinh acosh atanh                                     2.5
-//   tan tanpi                                                 3.6
+//   tan tanpi                                                 3.8
 //
 // The polynomials are minimax fits made for this file, their coefficients rounded to float one by
 // one while the others were fitted again.
 #ifndef FR_MATH_H
 #define FR_MATH_H
+
+#ifdef __ASSOCIATIVE_MATH__
+#error "math.h: -fassociative-math, which -ffast-math brings, would cancel roundings; leave it out"
+#endif
 
 #ifndef FR_CUDA
 #ifdef __CUDACC_RTC__
@@ -304,13 +308,13 @@ FR_FN double sinpi(double x) {
   double a = fabs(x), n = rint(a), r = a - n;
   double odd = fmod(n, 2.0);
   double s = FR_LIBM(sin)(r * 0x1.921fb54442d18p+1);
-  return copysign(1.0, x) * (odd != 0.0 ? -s : s);
+  return copysign(1.0, x) * ((odd != 0.0 ? -s : s) + 0.0);  // IEEE: a zero has the sign of x
 }
 FR_FN double cospi(double x) {
   double a = fabs(x), n = floor(a), r = 0.5 - (a - n);
   double odd = fmod(n, 2.0);
   double c = FR_LIBM(sin)(r * 0x1.921fb54442d18p+1);
-  return odd != 0.0 ? -c : c;
+  return (odd != 0.0 ? -c : c) + 0.0;
 }
 FR_FN double tanpi(double x) { return sinpi(x) / cospi(x); }
 
@@ -382,27 +386,7 @@ FR_FN double mad(double a, double b, double c) {
 }
 
 // Adding 1.5 * 2^23 to a float below 2^22 rounds it to an integer, which then stands in the low
-// bits. A compiler that may reassociate would cancel the sum: setting a bit that is set already
-// hides it.
-#if defined(__ASSOCIATIVE_MATH__) || (defined(__clang__) && defined(__FAST_MATH__))
-#define FR_REASSOCIATES 1
-#else
-#define FR_REASSOCIATES 0
-#endif
-FR_FN float opaque(float x) {
-#if FR_REASSOCIATES
-  return from_bits((u32)bits(x) | 0x40000000u);
-#else
-  return x;
-#endif
-}
-FR_FN double opaque(double x) {
-#if FR_REASSOCIATES
-  return from_bits(bits(x) | 0x4000000000000000ull);
-#else
-  return x;
-#endif
-}
+// bits.
 #define FR_ROUNDER 0x1.8p23f
 #define FR_ROUNDER64 0x1.8p52
 // The same for an exponent n: n + 254 stands in the low bits, the sum of two biased exponents.
@@ -421,7 +405,7 @@ FR_FN float expm1_poly(float r) {
 // k = bits(n + FR_EXPONENT_ROUNDER) for the float n that it returns. Exponents above 130 become 130:
 // what remains of the argument is then positive and large, and so is every polynomial of it.
 FR_FN float exponent(float rounded, int& k) {
-  k = bits(opaque(rounded));
+  k = bits(rounded);
   int limit = 0x4b400000 + 254 + 130;
   k = k < limit ? k : limit;
   return from_bits((u32)k) - FR_EXPONENT_ROUNDER;
@@ -531,7 +515,7 @@ FR_FN double turns(float a) {
 FR_FN float reduce_quarter(float a, u32& n) {
   const double rounder = 0x1.8p50;  // rounds to quarters, and counts them in the low bits
   double f = turns(a);
-  double k = opaque(f + rounder);
+  double k = f + rounder;
   n = (u32)bits(k);
   return (float)((f - (k - rounder)) * 0x1.921fb54442d18p+2);
 }
@@ -552,7 +536,7 @@ FR_FN float tan_quadrant(float s, float c, u32 n, u32 sign) {
 FR_FN float reduce_pi(float a, u32& n, float& low) {
   const float rounder = 0x1.8p22f;  // rounds to halves, and counts them in the low bits
   float h = a - 2.0f * FR_LIBM(truncf)(0.5f * a);
-  float k = opaque(h + rounder);
+  float k = h + rounder;
   n = (u32)bits(k);
   float r = h - (k - rounder);
   float p = r * 0x1.921fb6p+1f;
@@ -626,7 +610,7 @@ FR_FN float pow_core(float x, float y) {
   bool one = (a == 1.0f) | (y == 0.0f);
   float b = one ? 0.0f : from_bits((u32)m | sign_bit(y));
   double p = log2_double(f, e) * (double)b;
-  double n = opaque(p + FR_ROUNDER64) - FR_ROUNDER64;
+  double n = (p + FR_ROUNDER64) - FR_ROUNDER64;
   float t = exp2m1_poly((float)(p - n));
   int w = bits((float)n), limit = 0x43480000;  // 200
   int v = w & 0x7fffffff;
@@ -992,7 +976,7 @@ namespace detail {
 // growing beyond. From 6 * 10^6 on the result means nothing, but stays between -1 and 1.
 FR_FN float reduce_quarter_fast(float a, u32& n) {
 #if FR_HAS_FMA
-  float k = opaque(mad(a, 0x1.45f306p-1f, FR_ROUNDER));
+  float k = mad(a, 0x1.45f306p-1f, FR_ROUNDER);
   n = (u32)bits(k);
   k -= FR_ROUNDER;
   float r = mad(k, -0x1.921fb6p+0f, a);
@@ -1045,7 +1029,6 @@ using namespace precise;
 
 #undef FR_LIBM
 #undef FR_HAS_FMA
-#undef FR_REASSOCIATES
 #undef FR_ROUNDER
 #undef FR_ROUNDER64
 #undef FR_EXPONENT_ROUNDER

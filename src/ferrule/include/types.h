@@ -147,6 +147,20 @@ template <class A, class B> inline constexpr bool is_base_of_v = __is_base_of(A,
 }  // namespace metal
 
 namespace core {
+using fr::int16_t;
+using fr::int32_t;
+using fr::int64_t;
+using fr::int8_t;
+using fr::ptrdiff_t;
+using fr::size_t;
+using fr::uchar;
+using fr::uint;
+using fr::uint16_t;
+using fr::uint32_t;
+using fr::uint64_t;
+using fr::uint8_t;
+using fr::ulong;
+using fr::ushort;
 struct half;
 struct bfloat;
 template <class T, int N> struct vec;
@@ -255,11 +269,26 @@ using namespace detail;
 // ---- half and bfloat --------------------------------------------------------------------------
 // One class for every compiler, so that what a kernel may write does not depend on the compiler:
 // g++ 11 and clang 14 lack _Float16, g++ 13 refuses float -> _Float16, NVRTC has none.
+// Templates, for a class with a copy constructor or an assignment of its own is no plain one.
+#define FR_VOLATILE(This)                                                                   \
+  template <class S, enable_if_t<is_same_v<S, This>, int> = 0>                              \
+  FR_FN This(const volatile S& s) : bits(s.bits) {}                                         \
+  template <class S, enable_if_t<is_same_v<S, This>, int> = 0>                              \
+  FR_FN This& operator=(const volatile S& s) {                                              \
+    bits = s.bits;                                                                          \
+    return *this;                                                                           \
+  }                                                                                         \
+  template <class S, enable_if_t<is_same_v<S, This>, int> = 0>                              \
+  FR_FN void operator=(const S& s) volatile {                                               \
+    bits = s.bits;                                                                          \
+  }                                                                                         \
+  FR_FN operator float() const volatile { return This(*this); }
 struct half {
   uint16_t bits;
   half() = default;
   template <class S, enable_if_t<scalar_v<S> && !is_same_v<S, half>, int> = 0>
   FR_FN constexpr half(S s) : bits(make(s)) {}
+  FR_VOLATILE(half)
   FR_FN constexpr operator float() const { return widen(); }
 
   FR_FN static constexpr half from_bits(uint16_t b) {
@@ -316,6 +345,7 @@ struct bfloat {
   bfloat() = default;
   template <class S, enable_if_t<scalar_v<S> && !is_same_v<S, bfloat>, int> = 0>
   FR_FN constexpr bfloat(S s) : bits(make(s)) {}
+  FR_VOLATILE(bfloat)
   FR_FN constexpr operator float() const {
     return __builtin_bit_cast(float, static_cast<uint32_t>(bits) << 16);
   }
@@ -345,7 +375,9 @@ struct bfloat {
   }
 #endif
 };
-static_assert(sizeof(half) == 2 && sizeof(bfloat) == 2, "16-bit floats");
+#undef FR_VOLATILE
+static_assert(sizeof(half) == 2 && metal::is_trivially_copyable_v<half>, "half is a plain value");
+static_assert(sizeof(bfloat) == 2 && metal::is_trivially_copyable_v<bfloat>, "and so is bfloat");
 }  // namespace core
 
 namespace detail {

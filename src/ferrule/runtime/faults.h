@@ -2,9 +2,10 @@
  *
  * Kernels written for a GPU read outside their buffers: a border pixel is loaded first and discarded
  * afterwards. A GPU gives such a load some value. Here, where it hits memory that is not mapped, it
- * gets a page of zeros, which is given back when the thread has done its share. A store outside, a
- * load that cannot be served, a stack that is too small and a division by zero end the job with a
- * code instead; faults outside kernels go to whoever handled them before.
+ * gets a page of zeros, which is given back when the thread has done its share; an integer division
+ * by zero gives zero. A store outside, a load that cannot be served, a stack that is too small and a
+ * division that cannot be skipped end the job with a code instead; faults outside kernels go to
+ * whoever handled them before.
  */
 #ifndef FERRULE_FAULTS_H
 #define FERRULE_FAULTS_H
@@ -111,10 +112,10 @@ static void pass_on(int number, siginfo_t* info, void* context) {
     if (info->si_code <= 0) raise(number); /* else the instruction runs again, and faults again */
     return;
   }
-  passing[number]++;
+  passing[number] = passing[number] + 1;
   if (old->sa_flags & SA_SIGINFO) old->sa_sigaction(number, info, context);
   else old->sa_handler(number);
-  passing[number]--;
+  passing[number] = passing[number] - 1;
 }
 
 /* Metal: an integer division by zero raises nothing and gives some value. Here it gives zero: the

@@ -29,7 +29,7 @@ enum {
   FR_E_ARGUMENT = 2, /* no entry, or more than FR_MAX_UNITS units */
   FR_E_NESTED = 3,   /* called from inside a kernel */
   FR_E_FAULT = 4,    /* the kernel stored outside its buffers, or ran out of stack */
-  FR_E_DIVISION = 5, /* the kernel divided an integer by zero */
+  FR_E_DIVISION = 5, /* the kernel divided an integer by zero, on a system where that ends it */
   FR_E_KERNEL = 64   /* first of the codes that are the kernel's own */
 };
 

@@ -13,6 +13,7 @@ from .dialect import MATRIX_OPS, SYNC
 from .syntax import (
     Tree,
     callee,
+    declarator_shape,
     declarators,
     declared_name,
     function_definitions,
@@ -291,17 +292,19 @@ class Body:
         if name_node is None:
             raise NotSplittable(f"the declaration {self.tree.text(s)!r} is not understood")
         value = d.child_by_field_name("value") if d.type == "init_declarator" else None
+        shape = declarator_shape(d)
         if value is not None and value.type == "lambda_expression":
             kind = "lambda"
-        elif "thread_local" in spec.split():
-            kind = "shared"
-        elif "&" in declarator:
+        elif "reference_declarator" in shape:
             kind = "reference"
-        elif "[" in declarator:
+        elif "thread_local" in spec.split() and "pointer_declarator" not in shape:
+            kind = "shared"
+        elif "array_declarator" in shape:
             kind = "array"
         else:
             kind = "value"
-        if "(" in declarator or "[]" in declarator.replace(" ", ""):
+        unknown = {"function_declarator", "parenthesized_declarator"}
+        if unknown & set(shape) or "[]" in declarator.replace(" ", ""):
             raise NotSplittable(f"the declarator {declarator!r} is not understood")
         words = spec.split()
         variable = self._variable(
@@ -309,9 +312,10 @@ class Body:
             Variable(
                 self.tree.text(name_node), context, kind=kind, type=spec,
                 value=self.tree.text(value) if value is not None else "",
-                pointer=(kind == "value" and "*" in declarator)
-                or (kind == "shared" and "[" in declarator),
-                is_const="constexpr" in words or ("const" in words and "*" not in declarator),
+                pointer=(kind == "value" and "pointer_declarator" in shape)
+                or (kind == "shared" and "array_declarator" in shape),
+                is_const="constexpr" in words
+                or ("const" in words and "pointer_declarator" not in shape),
             ),
         )  # fmt: skip
         if kind == "lambda":

@@ -23,14 +23,11 @@ from typing import NamedTuple
 from ..dtypes import Dtype
 from ..kernel import Kernel
 from ..spec import Spec
+from . import NotSplittable as NotSplittable
 from .dialect import SYNC, THREADGROUP_BARRIERS
 from .rewrite import Rewritten, rewrite
 
 ENTRY = "fr_entry"  # the exported function of a CPU kernel
-
-
-class NotSplittable(Exception):
-    """The control flow does not allow the split; says why."""
 
 
 class Parameter(NamedTuple):

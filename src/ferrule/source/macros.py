@@ -6,10 +6,15 @@ body that depends on it is not split.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from .cpp import NotSplittable, Prepared
+from . import NotSplittable
 from .lexer import Token, join, tokens
+
+if TYPE_CHECKING:
+    from .cpp import Prepared
 
 _CONDITIONALS = ("#if", "#ifdef", "#ifndef", "#elif", "#else", "#endif")
 
@@ -35,7 +40,34 @@ def expand(p: Prepared) -> str:
     return join(_run(source, macros, emit=True))
 
 
-def _run(part: list[Token], macros: dict[str, _Macro], *, emit: bool) -> list[Token]:
+def expand_spaces(header: list[Token], source: list[Token]) -> tuple[list[Token], list[Token]]:
+    """Both texts with the macros expanded that name threadgroup memory, before they are rewritten.
+
+    What the word means, memory or a pointer to it, shows only where such a macro is used.
+    """
+    if not any(t.macro and t.text == "threadgroup" for t in (*header, *source)):
+        return header, source
+    macros: dict[str, _Macro] = {}
+
+    def names_space(macro: _Macro) -> bool:
+        words = {t.text for t in macro.body}
+        plain = not words & {"#", "##"} and "..." not in (macro.parameters or [])
+        return plain and not macro.conditional and bool(words & ({"threadgroup"} | set(macros)))
+
+    return (
+        _run(header, macros, emit=True, only=names_space),
+        _run(source, macros, emit=True, only=names_space),
+    )
+
+
+def _run(
+    part: list[Token],
+    macros: dict[str, _Macro],
+    *,
+    emit: bool,
+    only: Callable[[_Macro], bool] | None = None,
+) -> list[Token]:
+    """Expand macros; with `only`, those that it chooses, and the rest stays as it is."""
     out: list[Token] = []
     depth = 0  # of #if
     i = 0
@@ -49,14 +81,22 @@ def _run(part: list[Token], macros: dict[str, _Macro], *, emit: bool) -> list[To
                 line.append(part[i])
             i += 1
             if word.startswith(_CONDITIONALS):
-                if emit:
+                if emit and only is None:
                     raise NotSplittable("the body has an #if")
                 depth += word.startswith("#if") - word.startswith("#endif")
             elif word == "#define":
-                _define(line[1:], macros, depth > 0)
+                defined = _define(line[1:], macros, depth > 0)
+                if defined is not None and only is not None:
+                    if only(defined):
+                        line = [Token("space", "".join(t.text for t in line), token.line)]
+                        line[0].text = "\n" * line[0].text.count("\n")
+                    else:
+                        del macros[defined.name]
             elif word.startswith("#undef"):
                 macros.pop(token.text.split()[-1], None)
-            if emit and word.startswith("#pragma"):
+            if only is not None:
+                out += line
+            elif emit and word.startswith("#pragma"):
                 out.append(token)
             elif emit:
                 out.append(Token("space", "\n" * sum(t.text.count("\n") for t in line), token.line))
@@ -70,12 +110,12 @@ def _run(part: list[Token], macros: dict[str, _Macro], *, emit: bool) -> list[To
     return out
 
 
-def _define(line: list[Token], macros: dict[str, _Macro], conditional: bool) -> None:
+def _define(line: list[Token], macros: dict[str, _Macro], conditional: bool) -> _Macro | None:
     i = 0
     while i < len(line) and line[i].blank:
         i += 1
     if i == len(line):
-        return
+        return None
     name = line[i].text
     i += 1
     parameters: list[str] | None = None
@@ -87,6 +127,7 @@ def _define(line: list[Token], macros: dict[str, _Macro], conditional: bool) -> 
     while body and body[0].blank:
         body.pop(0)
     macros[name] = _Macro(name, parameters, body, conditional)
+    return macros[name]
 
 
 def _apply(

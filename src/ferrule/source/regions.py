@@ -316,6 +316,8 @@ class Regions(Body):
         for d in ds:
             v = self._declared(s, d, 0)
             spec, declarator, name = self._parts(s, d)
+            if v.kind != "shared":  # a pointer beside threadgroup memory is private
+                spec = re.sub(r"\bthread_local\b", "", spec)
             value = d.child_by_field_name("value") if d.type == "init_declarator" else None
             if v.kind == "lambda":
                 self._lambda(v)
@@ -423,4 +425,4 @@ def _storage(v: Variable, keep: bool) -> str:
 
 
 def _without_storage(spec: str) -> str:
-    return re.sub(r"\b(static|register|inline)\b", "", spec)
+    return re.sub(r"\b(static|register|inline|thread_local)\b", "", spec)

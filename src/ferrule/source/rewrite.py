@@ -32,6 +32,7 @@ from .dialect import (
     SYNC,
 )
 from .lexer import Token, join, tokens
+from .macros import expand_spaces
 
 _SWIZZLE = re.compile(r"[xyzw]{2,4}|[rgba]{1,4}|lo|hi|even|odd")
 _LANES = {letter: i for letters in ("xyzw", "rgba") for i, letter in enumerate(letters)}
@@ -103,6 +104,7 @@ def rewrite(kernel: Kernel) -> Rewritten:
     """
     header = tokens(kernel.header, kernel=kernel.name, where="header")
     source = tokens(kernel.source, kernel=kernel.name, where="source")
+    header, source = expand_spaces(header, source)
     members = _members(header) | _members(source)
     header_words = frozenset(t.text for t in header if t.kind == "word")
     source_words = frozenset(t.text for t in source if t.kind == "word")

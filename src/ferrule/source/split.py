@@ -90,6 +90,7 @@ class Splitter(Regions):
             before = (self.need_function_mask, set(self.masked_loops), set(self.continued_loops))
             self.out, self.pending, self.masks, self.loops = [], [], [], []
             self.divergent = self.count = 0
+            self.divisors = {}
             self.scopes = [dict(self.by_param)]
             if self.need_function_mask:
                 self.out.append("int fr_m0[FR_N]; ::fr::split::all(fr_m0, fr_n);\n")

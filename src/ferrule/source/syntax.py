@@ -219,6 +219,19 @@ def declarators(s: Node) -> list[Node]:
     return list(s.children_by_field_name("declarator"))
 
 
+def declarator_shape(d: Node) -> list[str]:
+    """The kinds of declarators around a declared name: pointers, references, arrays, functions."""
+    found: list[str] = []
+    node: Node | None = d
+    while node is not None and node.type != "identifier":
+        found.append(node.type)
+        following = node.child_by_field_name("declarator")
+        if following is None and node.type in ("reference_declarator", "parenthesized_declarator"):
+            following = node.named_children[-1] if node.named_children else None
+        node = following
+    return found
+
+
 def declared_name(d: Node) -> Node | None:
     """The identifier that a declarator declares."""
     node: Node | None = d
