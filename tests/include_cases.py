@@ -500,6 +500,12 @@ def _samples(kind: str, seed: int, n: int) -> Array:
     info, count = NUMPY[dtype], n * width
     array = from_bits(dtype, rng.bytes(count * info.itemsize)).copy()
     special: list[Any]
+    if dtype == "double":
+        # Close to the middle of two 16-bit floats: rounding to float first would lose the side.
+        bits = rng.choice([9, 12], count)
+        middle = np.ldexp(np.rint(np.ldexp(rng.uniform(0.5, 1, count), bits - 1)) * 2 + 1, -bits)
+        middle += rng.integers(-1, 2, count) * 2.0**-50
+        array = np.where(rng.random(count) < 0.3, middle, array)
     if dtype in FLOATS:
         f = ml_dtypes.finfo(info)
         special = [0.0, -0.0, 1, -1, 2, 0.5, 1.5, 3, np.inf, -np.inf, np.nan, f.max, f.min,
@@ -528,6 +534,12 @@ def row(case: Case) -> tuple[list[Array], Array]:
     else:
         n = 700 if kind in INTS else 10_000
         inputs = [_samples(kind, k, n) for k, kind in enumerate(case.types)]
+    if case.name == "half_fma":
+        # 3 * 683 / 2048 lies in the middle of two halves; a sum in float would lose the rest.
+        near = np.meshgrid(
+            [3, -3, 6], [683 / 2048, 683 / 1024], [6e-8, -6e-8, 0, 2**-13, -(2**-13)]
+        )
+        inputs = [np.append(x, y.ravel().astype(f16)) for x, y in zip(inputs, near, strict=True)]
     return inputs, expected(case, inputs)
 
 

@@ -59,7 +59,9 @@ def prefix(function: Callable[[Any, Any], Any], first: int | None) -> Model:
         for lane in np.flatnonzero(active):
             before = total
             total = v[lane] if total is None else np.asarray(function(total, v[lane]), v.dtype)
-            exclusive = np.asarray(first, v.dtype) if before is None and first is not None else before
+            exclusive = (
+                np.asarray(first, v.dtype) if before is None and first is not None else before
+            )
             out[lane] = total if first is None else exclusive
         return out, active
 

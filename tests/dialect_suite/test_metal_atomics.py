@@ -29,7 +29,11 @@ def test_integer_operations_under_contention(kind: str, space: str, threads: int
     n = 4000
     x = np.random.default_rng(71).integers(-(2**31), 2**31, n).astype(KINDS[kind])
     names = ["add", "sub", "and", "or", "xor", "max", "min"]
-    start = {"and": -1, "max": -(2**31), "min": 2**31 - 1} if kind == "int" else {"and": 2**32 - 1, "min": 2**32 - 1}
+    start = (
+        {"and": -1, "max": -(2**31), "min": 2**31 - 1}
+        if kind == "int"
+        else {"and": 2**32 - 1, "min": 2**32 - 1}
+    )
     place = {
         "outputs": "&y[g * 8 + {k}]",
         "cast": f"(device atomic_{kind}*)&y[g * 8 + {{k}}]",
@@ -97,7 +101,8 @@ def test_float_operations(threads: int) -> None:
     body = f"""
     threadgroup atomic<float> t; threadgroup atomic_float u;
     uint i = thread_position_in_grid.x, l = thread_position_in_threadgroup.x;
-    if (l == 0) {{ atomic_store_explicit(&t, 0.0f, {ORDER}); atomic_store_explicit(&u, 0.0f, {ORDER}); }}
+    if (l == 0) {{ atomic_store_explicit(&t, 0.0f, {ORDER});
+    atomic_store_explicit(&u, 0.0f, {ORDER}); }}
     threadgroup_barrier(mem_flags::mem_threadgroup);
     atomic_fetch_add_explicit(&y[0], x[i], {ORDER});
     atomic_fetch_sub_explicit(&y[1], x[i], metal::memory_order_relaxed);
@@ -110,7 +115,8 @@ def test_float_operations(threads: int) -> None:
     if (l == 0) {{
         atomic_fetch_add_explicit(&y[7], atomic_load_explicit(&t, {ORDER}), {ORDER});
         atomic_fetch_add_explicit(&y[8], atomic_load_explicit(&u, {ORDER}), {ORDER});
-        atomic_store_explicit(&y[9 + threadgroup_position_in_grid.x], atomic_load_explicit(&t, {ORDER}), {ORDER});
+        atomic_store_explicit(&y[9 + threadgroup_position_in_grid.x],
+            atomic_load_explicit(&t, {ORDER}), {ORDER});
     }}
     """
     y = run(body, {"x": x}, {"y": ("float", (25,))}, n, 256, atomic_outputs=True, init_value=0)["y"]
@@ -146,11 +152,13 @@ def test_compare_and_exchange_loops(threads: int, mode: str) -> None:
     inline void atomic_max_float(volatile device atomic_uint* p, float v) {{
         uint old = atomic_load_explicit(p, {ORDER});
         while (as_type<float>(old) < v
-               && !atomic_compare_exchange_weak_explicit(p, &old, as_type<uint>(v), {ORDER}, {ORDER})) {{}}
+               && !atomic_compare_exchange_weak_explicit(p, &old, as_type<uint>(v), {ORDER},
+                   {ORDER})) {{}}
     }}
     template <typename T> inline T atomic_update(device atomic<T>* p, T v) {{
         T old = atomic_load_explicit(p, {ORDER}), next;
-        do {{ next = old * T(3) + v; }} while (!atomic_compare_exchange_weak_explicit(p, &old, next, {ORDER}, {ORDER}));
+        do {{ next = old * T(3) + v; }}
+        while (!atomic_compare_exchange_weak_explicit(p, &old, next, {ORDER}, {ORDER}));
         return old;
     }}
     """
@@ -163,7 +171,8 @@ def test_compare_and_exchange_loops(threads: int, mode: str) -> None:
     atomic_update((device atomic<uint>*)(y + 1), 1u);
     atomic_update<int>((device atomic_int*)(y + 2), 1);
     int zero = 0;
-    bool won = atomic_compare_exchange_weak_explicit((device atomic_int*)(y + 3), &zero, int(i) + 1, {ORDER}, {ORDER});
+    bool won = atomic_compare_exchange_weak_explicit((device atomic_int*)(y + 3), &zero,
+        int(i) + 1, {ORDER}, {ORDER});
     if (won) y[4] = i + 1;
     else if (zero == 0) y[5] = 1;
     atomic_fetch_add_explicit(&lock, 1, {ORDER});
@@ -171,7 +180,16 @@ def test_compare_and_exchange_loops(threads: int, mode: str) -> None:
     z[i] = atomic_load_explicit(&lock, {ORDER});
     """
     x = np.abs(np.random.default_rng(75).normal(size=640)).astype(f32)
-    out = run(body, {"x": x}, {"y": ("uint", (8,)), "z": ("int", (640,))}, 640, 64, init_value=0, header=header, mode=mode)
+    out = run(
+        body,
+        {"x": x},
+        {"y": ("uint", (8,)), "z": ("int", (640,))},
+        640,
+        64,
+        init_value=0,
+        header=header,
+        mode=mode,
+    )
     y = out["y"]
     value = reduce(lambda old, _: (old * 3 + 1) % 2**32, range(640), 0)
     assert y.view(f32)[0] == x.max()
@@ -185,7 +203,8 @@ def test_a_histogram_with_privatised_bins(threads: int, mode: str) -> None:
     threadgroup atomic_uint bins[64];
     threadgroup atomic_int seen;
     uint l = thread_position_in_threadgroup.x, i = thread_position_in_grid.x;
-    for (uint k = l; k < 64; k += threads_per_threadgroup.x) atomic_store_explicit(&bins[k], 0u, {ORDER});
+    for (uint k = l; k < 64; k += threads_per_threadgroup.x) atomic_store_explicit(&bins[k], 0u,
+        {ORDER});
     if (l == 0) atomic_store_explicit(&seen, 0, {ORDER});
     threadgroup_barrier(mem_flags::mem_threadgroup);
     atomic_fetch_add_explicit(&bins[x[i]], 1u, {ORDER});
@@ -207,9 +226,12 @@ def test_a_histogram_with_privatised_bins(threads: int, mode: str) -> None:
 def test_atomics_in_structs_pointers_and_helpers(threads: int) -> None:
     header = f"""
     struct Counter {{ atomic_uint hits; uint limit; }};
-    inline bool take(threadgroup Counter& c) {{ return atomic_fetch_add_explicit(&c.hits, 1u, {ORDER}) < c.limit; }}
-    inline void add(device atomic<float>* p, float v) {{ atomic_fetch_add_explicit(p, v, {ORDER}); }}
-    template <typename A, typename T> inline void bump(A p, T v) {{ atomic_fetch_add_explicit(p, v, {ORDER}); }}
+    inline bool take(threadgroup Counter& c) {{ return atomic_fetch_add_explicit(&c.hits, 1u,
+        {ORDER}) < c.limit; }}
+    inline void add(device atomic<float>* p, float v) {{ atomic_fetch_add_explicit(p, v, {ORDER});
+    }}
+    template <typename A, typename T> inline void bump(A p, T v) {{
+        atomic_fetch_add_explicit(p, v, {ORDER}); }}
     """
     body = f"""
     threadgroup Counter c;
@@ -221,7 +243,8 @@ def test_atomics_in_structs_pointers_and_helpers(threads: int) -> None:
     if (take(c)) add((device atomic<float>*)&y[0], 1.5f);
     bump(second, 2); bump(&list[2], 1); bump((device atomic<float>*)(y + 2), 1.0f);
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    if (l == 0) add((device metal::atomic<float>*)&y[1], atomic_load_explicit(second, {ORDER}) + atomic_load_explicit(&list[2], {ORDER}));
+    if (l == 0) add((device metal::atomic<float>*)&y[1],
+        atomic_load_explicit(second, {ORDER}) + atomic_load_explicit(&list[2], {ORDER}));
     """
     y = run(body, {}, {"y": ("float", (3,))}, 640, 64, init_value=0, header=header)["y"]
     assert (y == [150, 640 * 3, 640]).all()
@@ -237,7 +260,9 @@ def test_scattered_additions_into_a_gradient(threads: int) -> None:
     atomic_fetch_add_explicit(&count[index[i]], 1, memory_order_relaxed);
     """
     outs: dict[str, Any] = {"grad": ("float", (50,)), "count": ("int", (50,))}
-    out = run(body, {"index": index, "value": value}, outs, 5000, 256, atomic_outputs=True, init_value=0)
+    out = run(
+        body, {"index": index, "value": value}, outs, 5000, 256, atomic_outputs=True, init_value=0
+    )
     want: Array = np.bincount(index, value, 50)
     assert (out["grad"] == want).all()
     assert (out["count"] == np.bincount(index, minlength=50)).all()

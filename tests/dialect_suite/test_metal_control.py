@@ -12,8 +12,12 @@ f32 = np.float32
 L = np.arange(32)
 
 
-def ints(source: str, inputs: dict[str, Any], shape: Any, n: int, group: int, mode: str, **more: Any) -> Array:
-    return run(source, inputs, {"y": ("int", shape)}, n, group, mode=mode, init_value=-1, **more)["y"]
+def ints(
+    source: str, inputs: dict[str, Any], shape: Any, n: int, group: int, mode: str, **more: Any
+) -> Array:
+    return run(source, inputs, {"y": ("int", shape)}, n, group, mode=mode, init_value=-1, **more)[
+        "y"
+    ]
 
 
 def test_branches_see_their_own_lanes_and_meet_again(mode: str) -> None:
@@ -26,7 +30,8 @@ def test_branches_see_their_own_lanes_and_meet_again(mode: str) -> None:
     c = simd_sum(1);
     if (l & 1) if (l & 2) d = simd_sum(10); else d = simd_sum(20); else d = simd_sum(30);
     e = l < 7 ? simd_sum(1) : l < 9 ? simd_sum(100) : 0;
-    f = (l % 4 == 0 && simd_sum(1) == 8) + 2 * (l >= 30 || simd_all(l < 30)) + 4 * (l < 10 && l > 3 && simd_sum(1) == 6);
+    f = (l % 4 == 0 && simd_sum(1) == 8) + 2 * (l >= 30 || simd_all(l < 30))
+        + 4 * (l < 10 && l > 3 && simd_sum(1) == 6);
     int r[6] = {a, b, c, d, e, f};
     for (int k = 0; k < 6; ++k) y[i * 6 + k] = r[k];
     """
@@ -55,7 +60,8 @@ def test_loops_that_lanes_leave_one_by_one(mode: str) -> None:
     while (k < n) { ++k; if (k % 2) continue; b += simd_sum(k); }
     k = 0;
     do { c = c * 2 + simd_max(int(l)); } while (++k < n % 5);
-    for (int j = 0;; ++j) { if (j == n) break; d += simd_sum(j == 3 ? 5 : 1); if (d > 150) { d = -d; break; } }
+    for (int j = 0;; ++j) { if (j == n) break; d += simd_sum(j == 3 ? 5 : 1);
+    if (d > 150) { d = -d; break; } }
     for (int j = 0; j < 3; ++j) for (int m = 0; m < n % 4; ++m) e += simd_sum(1) * (j + 1);
     int r[6] = {a, b, c, d, e, simd_sum(1)};
     for (int q = 0; q < 6; ++q) y[i * 6 + q] = r[q];
@@ -79,7 +85,10 @@ def test_loops_that_lanes_leave_one_by_one(mode: str) -> None:
         out = alive & (d > 150)
         d[out] *= -1
         alive &= ~out
-    e = [sum((j + 1) * int((trips % 4 > m).sum()) for j in range(3) for m in range(n % 4)) for n in trips]
+    e = [
+        sum((j + 1) * int((trips % 4 > m).sum()) for j in range(3) for m in range(n % 4))
+        for n in trips
+    ]
     for k, want in enumerate([a, b, c, d, e, [32] * 32]):
         assert (y[:, k] == want).all(), (k, y[:, k], want)
 
@@ -151,7 +160,8 @@ def test_an_operation_as_a_condition(mode: str) -> None:
     int key = x[i] % 4;
     while (true) {
         int chosen = simd_broadcast_first(key);
-        if (key == chosen) { same = simd_sum(1); if (simd_is_first()) leader = l; leader = simd_max(leader); break; }
+        if (key == chosen) { same = simd_sum(1); if (simd_is_first()) leader = l;
+        leader = simd_max(leader); break; }
     }
     int r[5] = {rounds, v, found, same, leader};
     for (int k = 0; k < 5; ++k) y[i * 5 + k] = r[k];
@@ -169,15 +179,19 @@ def test_an_operation_as_a_condition(mode: str) -> None:
         key = v % 4
         same = [int((key == k).sum()) for k in key]
         leader = [int(np.argmax(key == k)) for k in key]
-        for k, want in enumerate([np.full(32, rounds + 1000), left, np.full(32, found), same, leader]):
+        for k, want in enumerate(
+            [np.full(32, rounds + 1000), left, np.full(32, found), same, leader]
+        ):
             assert (y[group, :, k] == want).all(), (k, y[group, :, k], want)
 
 
 HELPERS = """
 inline int total(int v) { return simd_sum(v); }
 inline int some(int v, int limit) { if (v > limit) return -simd_sum(1); return simd_max(v); }
-template <typename T> inline T best(T v, T w) { T m = simd_max(v); if (m > w) { m = simd_min(v); } return m; }
-struct Scan { int carry; int step(int v) { int s = simd_prefix_inclusive_sum(v) + carry; carry += simd_sum(v); return s; } };
+template <typename T> inline T best(T v, T w) { T m = simd_max(v); if (m > w) { m = simd_min(v); }
+return m; }
+struct Scan { int carry; int step(int v) { int s = simd_prefix_inclusive_sum(v) + carry;
+carry += simd_sum(v); return s; } };
 #define EVERYONE(v) (simd_sum(v) * 2)
 inline int exchange(threadgroup int* t, uint l, int v) {
     t[l] = v;
@@ -244,7 +258,8 @@ def test_operations_in_helpers_lambdas_methods_and_macros(mode: str) -> None:
 def test_private_state_lives_across_barriers(n: int, group: int, mode: str) -> None:
     body = """
     threadgroup int t[96];
-    uint i = thread_position_in_grid.x, l = thread_position_in_threadgroup.x, g = threads_per_threadgroup.x;
+    uint i = thread_position_in_grid.x, l = thread_position_in_threadgroup.x,
+        g = threads_per_threadgroup.x;
     const int v = x[i];
     constexpr int two = 2;
     int acc[4] = {v, v + 1, v + 2, v + 3};
@@ -326,7 +341,8 @@ def test_barriers_in_every_kind_of_uniform_control_flow(mode: str) -> None:
         k++;
     }
     y[(g * 64 + l) * 5 + 1] = t[l];
-    do { threadgroup_barrier(mem_flags::mem_none); if (l == uint(k % 64)) t[l] = -5; threadgroup_barrier(mem_flags::mem_none); } while (k++ < n);
+    do { threadgroup_barrier(mem_flags::mem_none); if (l == uint(k % 64)) t[l] = -5;
+    threadgroup_barrier(mem_flags::mem_none); } while (k++ < n);
     y[(g * 64 + l) * 5 + 2] = t[l];
     if (n > 2) {
         threadgroup_barrier(mem_flags::mem_threadgroup);
@@ -337,9 +353,11 @@ def test_barriers_in_every_kind_of_uniform_control_flow(mode: str) -> None:
         t[l] *= 2;
     }
     switch (n % 3) {
-        case 0: threadgroup_barrier(mem_flags::mem_threadgroup); y[(g * 64 + l) * 5 + 3] = t[(l + 5) % 64]; break;
+        case 0: threadgroup_barrier(mem_flags::mem_threadgroup);
+        y[(g * 64 + l) * 5 + 3] = t[(l + 5) % 64]; break;
         case 1: y[(g * 64 + l) * 5 + 3] = 7; break;
-        default: threadgroup_barrier(mem_flags::mem_threadgroup); y[(g * 64 + l) * 5 + 3] = t[0]; threadgroup_barrier(mem_flags::mem_threadgroup);
+        default: threadgroup_barrier(mem_flags::mem_threadgroup); y[(g * 64 + l) * 5 + 3] = t[0];
+        threadgroup_barrier(mem_flags::mem_threadgroup);
     }
     for (;;) {
         threadgroup_barrier(mem_flags::mem_threadgroup);
@@ -435,11 +453,13 @@ def test_returns_between_barriers(mode: str) -> None:
 def test_simdgroups_that_do_different_work(mode: str) -> None:
     body = """
     threadgroup int part[4];
-    uint i = thread_position_in_grid.x, s = simdgroup_index_in_threadgroup, l = thread_index_in_simdgroup;
+    uint i = thread_position_in_grid.x, s = simdgroup_index_in_threadgroup,
+        l = thread_index_in_simdgroup;
     int v = x[i], r = 0;
     if (s == 0) r = simd_sum(v);
     else if (s == 1) { for (uint k = 0; k < 3; ++k) r += simd_shuffle_xor(v, 1u << k); }
-    else if (s == 2) { r = simd_prefix_inclusive_sum(v); simdgroup_barrier(mem_flags::mem_threadgroup); r += simd_max(v); }
+    else if (s == 2) { r = simd_prefix_inclusive_sum(v);
+    simdgroup_barrier(mem_flags::mem_threadgroup); r += simd_max(v); }
     if (l == 0) part[s] = r;
     threadgroup_barrier(mem_flags::mem_threadgroup);
     y[i] = r * 1000 + part[0] + part[2];
@@ -472,7 +492,8 @@ def test_simdgroup_barriers_order_the_memory_of_a_simdgroup(mode: str) -> None:
 
 def test_device_memory_is_seen_after_a_device_barrier(mode: str) -> None:
     body = """
-    uint i = thread_position_in_grid.x, g = threadgroup_position_in_grid.x * 64, l = thread_position_in_threadgroup.x;
+    uint i = thread_position_in_grid.x, g = threadgroup_position_in_grid.x * 64,
+        l = thread_position_in_threadgroup.x;
     y[i] = x[i] * 2;
     threadgroup_barrier(mem_flags::mem_device);
     int v = y[g + 63 - l];
@@ -540,7 +561,8 @@ def test_a_tiled_matrix_product(mode: str) -> None:
 def test_a_row_softmax_with_block_reductions(group: int, mode: str) -> None:
     body = """
     threadgroup float part[32];
-    uint row = threadgroup_position_in_grid.y, l = thread_position_in_threadgroup.x, g = threads_per_threadgroup.x;
+    uint row = threadgroup_position_in_grid.y, l = thread_position_in_threadgroup.x,
+        g = threads_per_threadgroup.x;
     uint lane = thread_index_in_simdgroup, s = simdgroup_index_in_threadgroup;
     const device float* in = x + row * W;
     float most = -INFINITY;
@@ -548,7 +570,8 @@ def test_a_row_softmax_with_block_reductions(group: int, mode: str) -> None:
     most = simd_max(most);
     if (lane == 0) part[s] = most;
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    if (s == 0) { most = simd_max(lane < simdgroups_per_threadgroup ? part[lane] : -INFINITY); if (lane == 0) part[0] = most; }
+    if (s == 0) { most = simd_max(lane < simdgroups_per_threadgroup ? part[lane] : -INFINITY);
+    if (lane == 0) part[0] = most; }
     threadgroup_barrier(mem_flags::mem_threadgroup);
     most = part[0];
     threadgroup_barrier(mem_flags::mem_threadgroup);

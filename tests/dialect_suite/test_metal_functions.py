@@ -39,7 +39,13 @@ def test_common_functions(kind: str) -> None:
         s.expr(kind, f"{space}saturate(a)", np.clip(x, 0, 1))
         s.expr(kind, f"{space}sign(a)", np.sign(x))
         s.expr(kind, f"{space}step(a, b)", np.where(y < x, 0.0, 1.0))
-        s.expr(kind, f"{space}mix(a, b, {kind}(0.25h))", x + (y - x) * 0.25, ulp=near, atol=2e-6 if kind == "float" else 4e-3)
+        s.expr(
+            kind,
+            f"{space}mix(a, b, {kind}(0.25h))",
+            x + (y - x) * 0.25,
+            ulp=near,
+            atol=2e-6 if kind == "float" else 4e-3,
+        )
         s.expr(kind, f"{space}mix(a, b, {kind}(0))", x)
     r = np.clip((w - low) / (high - low), 0, 1)
     s.expr(kind, "smoothstep(l, h, t)", r * r * (3 - 2 * r), ulp=16 if kind == "float" else 6,
@@ -77,7 +83,11 @@ def test_common_functions(kind: str) -> None:
 
 
 def test_select_of_other_types() -> None:
-    s = Slots(n=4, prologue="bool c = i % 2; int4 a = int4(1, 2, 3, 4), b = int4(10, 20, 30, 40); bool4 m = bool4(c, !c, true, false);")
+    s = Slots(
+        n=4,
+        prologue="bool c = i % 2; int4 a = int4(1, 2, 3, 4), b = int4(10, 20, 30, 40); bool4 m ="
+        " bool4(c, !c, true, false);",
+    )
     odd = np.arange(4) % 2 == 1
     s.expr("int", "select(1, 2, c)", np.where(odd, 2, 1))
     s.expr("uint", "select(1u, 2u, c)", np.where(odd, 2, 1))
@@ -137,8 +147,14 @@ def test_geometric_functions(kind: str) -> None:
         if kind == "float":
             entering = p / size[:, None]
             k = 1 - 0.64 * (1 - (entering * unit).sum(1) ** 2)
-            refracted = 0.8 * entering - (0.8 * (entering * unit).sum(1) + np.sqrt(np.maximum(k, 0)))[:, None] * unit
-            add(f"refract(normalize({pa}), normalize({pb}), 0.8f).y", np.where(k < 0, 0, refracted[:, 1]))
+            refracted = (
+                0.8 * entering
+                - (0.8 * (entering * unit).sum(1) + np.sqrt(np.maximum(k, 0)))[:, None] * unit
+            )
+            add(
+                f"refract(normalize({pa}), normalize({pb}), 0.8f).y",
+                np.where(k < 0, 0, refracted[:, 1]),
+            )
             for space in ("precise::", "fast::"):
                 add(f"{space}length({pa})", size)
                 add(f"{space}distance({pa}, {pb})", gap)

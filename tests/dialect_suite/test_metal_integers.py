@@ -71,10 +71,13 @@ def test_operators_and_functions(kind: str) -> None:
     s = Slots(
         n=n,
         inputs={name: w.array(v) for name, v in inputs.items()},
-        prologue=f"{kind} a = va[i], b = vb[i], c = vc[i], s = vs[i], d = vd[i], l = vl[i], h = vh[i];",
+        prologue=f"{kind} a = va[i], b = vb[i], c = vc[i], s = vs[i], d = vd[i], l = vl[i], h ="
+        f" vh[i];",
     )
 
-    def check(text: str, function: Callable[..., int], *columns: list[int], as_kind: str = kind) -> None:
+    def check(
+        text: str, function: Callable[..., int], *columns: list[int], as_kind: str = kind
+    ) -> None:
         want = [function(*row) for row in zip(*columns, strict=True)]
         s.expr(as_kind, text, Width(as_kind).array(want))
 
@@ -95,7 +98,9 @@ def test_operators_and_functions(kind: str) -> None:
         ("<", lambda x, y: x < y), ("<=", lambda x, y: x <= y), (">", lambda x, y: x > y),
         (">=", lambda x, y: x >= y), ("==", lambda x, y: x == y), ("!=", lambda x, y: x != y),
     ]:  # fmt: skip
-        s.expr("bool", f"a {operator} b", np.array([function(x, y) for x, y in zip(a, b, strict=True)]))
+        s.expr(
+            "bool", f"a {operator} b", np.array([function(x, y) for x, y in zip(a, b, strict=True)])
+        )
     check("min(a, b)", min, a, b)
     check("metal::max(a, b)", max, a, b)
     check("min3(a, b, c)", min, a, b, c)
@@ -123,7 +128,15 @@ def test_operators_and_functions(kind: str) -> None:
     check("madhi(a, b, c)", lambda x, y, z: (x * y >> w.bits) + z, a, b, c)
     if w.bits < 64:
         check("madsat(a, b, c)", lambda x, y, z: w.clip(x * y + z), a, b, c)
-    for offset, count in [(0, 0), (0, 1), (1, 3), (3, 5), (0, w.bits), (w.bits - 2, 2), (w.bits // 2, 4)]:
+    for offset, count in [
+        (0, 0),
+        (0, 1),
+        (1, 3),
+        (3, 5),
+        (0, w.bits),
+        (w.bits - 2, 2),
+        (w.bits // 2, 4),
+    ]:
         mask = (1 << count) - 1
 
         def extracted(x: int, offset: int = offset, count: int = count, mask: int = mask) -> int:
@@ -210,7 +223,9 @@ def test_division_in_loops_and_by_parameters() -> None:
     """Divisors that are the same for every thread, of every sign and size."""
     divisors = [1, 2, 3, 5, 7, 10, 64, 641, 65537, 2**31 - 1, -1, -3, -64, -(2**31)]
     rng = np.random.default_rng(14)
-    x = np.concatenate([rng.integers(-(2**31), 2**31, 90), [0, 1, -1, 2**31 - 1, 5, 6, 7, -7, 8, -8]])
+    x = np.concatenate(
+        [rng.integers(-(2**31), 2**31, 90), [0, 1, -1, 2**31 - 1, 5, 6, 7, -7, 8, -8]]
+    )
     x = np.where(x == -(2**31), 17, x).astype(np.int32)
     body = """
     uint i = thread_position_in_grid.x;
@@ -226,7 +241,8 @@ def test_division_in_loops_and_by_parameters() -> None:
     d = np.array(divisors, np.int32)
     shape = (x.size, d.size)
     outs: dict[str, Any] = {k: (t, shape) for k, t in
-                            {"q": "int", "r": "int", "uq": "uint", "ur": "uint", "lq": "long"}.items()}  # fmt: skip
+                            {"q": "int", "r": "int", "uq": "uint", "ur": "uint",
+                             "lq": "long"}.items()}  # fmt: skip
     out = run(body, {"x": x, "d": d}, outs, x.size, 50)
     wide, by = x.astype(np.int64)[:, None], d.astype(np.int64)[None]
     q = np.sign(wide) * np.sign(by) * (np.abs(wide) // np.abs(by))
@@ -241,7 +257,9 @@ def test_division_in_loops_and_by_parameters() -> None:
 
 def test_indices_of_every_type_reach_their_element() -> None:
     x = np.arange(300, dtype=np.int32)
-    s = Slots(n=120, inputs={"x": x}, prologue="uchar c = i; short h = i; ulong w = i; char m = -1;")
+    s = Slots(
+        n=120, inputs={"x": x}, prologue="uchar c = i; short h = i; ulong w = i; char m = -1;"
+    )
     j = np.arange(120)
     s.expr("int", "x[c]", j)
     s.expr("int", "x[h]", j)

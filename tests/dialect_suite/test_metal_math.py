@@ -33,9 +33,13 @@ INPUTS: dict[str, Array] = {
     "other": spread(-100, 100, N, 2),
     "some": RNG.uniform(-80, 80, N).astype(f32),
     "few": RNG.uniform(-37, 37, N).astype(f32),
-    "unit": np.concatenate([RNG.uniform(-1, 1, N // 2), spread(-20, -0.001, N // 2, 3)]).astype(f32),
+    "unit": np.concatenate([RNG.uniform(-1, 1, N // 2), spread(-20, -0.001, N // 2, 3)]).astype(
+        f32
+    ),
     "turn": RNG.uniform(-PI, PI, N).astype(f32),
-    "expo": np.where(np.arange(N) % 2, RNG.uniform(-3, 3, N), np.round(RNG.uniform(-9, 9, N))).astype(f32),
+    "expo": np.where(
+        np.arange(N) % 2, RNG.uniform(-3, 3, N), np.round(RNG.uniform(-9, 9, N))
+    ).astype(f32),
     "base": np.exp2(RNG.uniform(-9, 9, N)).astype(f32),
 }
 INPUTS["near"] = (INPUTS["wide"] * RNG.choice([0.5, 1, 1 + 2.0**-20, 3.7, -2], N)).astype(f32)
@@ -74,12 +78,14 @@ def median(x: Array, y: Array, z: Array) -> Array:
 # A fast bound is None where only "correctly rounded" or the precise bound is said.
 FUNCTIONS: list[tuple[str, str, Function, float, tuple[float, float] | None]] = [
     ("acos", "unit", np.arccos, 4, (5, 0)),
-    ("acosh", "1.0f + fabs(wide)", lambda: np.arccosh((f32(1) + np.abs(INPUTS["wide"])).astype(f64)), 4, (64, 2e-3)),
+    ("acosh", "1.0f + fabs(wide)",
+     lambda: np.arccosh((f32(1) + np.abs(INPUTS["wide"])).astype(f64)), 4, (64, 2e-3)),
     ("asin", "unit", np.arcsin, 4, (5, 0)),
     ("asinh", "small", np.arcsinh, 4, (64, 2e-3)),
     ("atan", "wide", np.arctan, 5, (5, 0)),
     ("atan2", "wide, near", np.arctan2, 6, (64, 0)),
-    ("atanh", "unit * 0.999f", lambda: np.arctanh((INPUTS["unit"] * f32(0.999)).astype(f64)), 5, (64, 2e-3)),
+    ("atanh", "unit * 0.999f", lambda: np.arctanh((INPUTS["unit"] * f32(0.999)).astype(f64)), 5,
+     (64, 2e-3)),
     ("ceil", "small", np.ceil, 0, None),
     ("copysign", "wide, other", np.copysign, 0, None),
     ("cos", "small", np.cos, 4, (1e9, 2e-1)),
@@ -125,12 +131,15 @@ FUNCTIONS: list[tuple[str, str, Function, float, tuple[float, float] | None]] = 
     ("tan", "turn", np.tan, 6, (1e5, 1e-2)),
     ("tanh", "few", np.tanh, 5, (256, 1e-5)),
     ("tanh", "unit", np.tanh, 5, (1e9, 1e-5)),
-    ("tanpi", "unit * 0.49f", lambda: np.tan(PI * (INPUTS["unit"] * f32(0.49)).astype(f64)), 6, (1e5, 1e-2)),
+    ("tanpi", "unit * 0.49f", lambda: np.tan(PI * (INPUTS["unit"] * f32(0.49)).astype(f64)), 6,
+     (1e5, 1e-2)),
     ("trunc", "small", np.trunc, 0, None),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("space", ["", "metal::", "precise::", "metal::precise::", "fast::", "metal::fast::"])
+@pytest.mark.parametrize(
+    "space", ["", "metal::", "precise::", "metal::precise::", "fast::", "metal::fast::"]
+)
 def test_float_functions(space: str) -> None:
     s = Slots(
         n=N,
@@ -138,7 +147,7 @@ def test_float_functions(space: str) -> None:
         prologue="".join(f"float {name} = v_{name}[i];" for name in INPUTS),
     )
     for name, arguments, reference, precise, fast in FUNCTIONS:
-        names = [a for a in arguments.split(", ")]
+        names = arguments.split(", ")
         plain = all(a in INPUTS for a in names)
         want = reference(*[W[a] for a in names]) if plain else reference()
         ulp, atol = fast if "fast" in space and fast is not None else (precise, 0)
@@ -179,7 +188,8 @@ def test_functions_with_two_results() -> None:
     s.stmt("float", "int e; float m = frexp(v, e); OUT = ldexp(m, e);", x)
     s.expr("float", "ldexp(1.5f, int(i % 40) - 20)", np.ldexp(1.5, np.arange(x.size) % 40 - 20))
     s.stmt("float", "int2 e; float2 m = frexp(float2(v, 8), e); OUT = m.y + float(e.y);", 4.5)
-    s.stmt("float", "float2 w; float2 m = modf(float2(2.5f, -3.25f), w); OUT = m.x * 100 + m.y * 10 + w.x + w.y;",
+    s.stmt("float", "float2 w; float2 m = modf(float2(2.5f, -3.25f), w); OUT = m.x * 100 + m.y *"
+                    " 10 + w.x + w.y;",
            46.5)  # fmt: skip
     s.stmt("float", "float3 w; float3 m = sincos(float3(0), w); OUT = m.x + w.y;", 1)
     s.expr("float", "nextafter(v, INFINITY)", np.nextafter(x, f32(np.inf)))
@@ -215,23 +225,30 @@ ONE_ARGUMENT: dict[str, list[tuple[float, float]]] = {
     "atanh": [(0, 0), (1, inf), (-1, -inf), (2, nan)],
     "sinpi": [(0, 0), (0.5, 1), (1.5, -1)],
     "cospi": [(0, 1), (1, -1), (0.5, 0)],
-    "floor": [(-0.0, -0.0), (inf, inf), (-inf, -inf), (-0.5, -1), (8388607.5, 8388607), (1e30, 1e30)],
+    "floor": [(-0.0, -0.0), (inf, inf), (-inf, -inf), (-0.5, -1), (8388607.5, 8388607),
+     (1e30, 1e30)],
     "ceil": [(-0.0, -0.0), (-0.5, -0.0), (inf, inf), (0.2, 1), (8388607.5, 8388608)],
     "trunc": [(-0.7, -0.0), (0.7, 0), (-1.5, -1), (inf, inf), (8388607.5, 8388607)],
-    "rint": [(0.5, 0), (1.5, 2), (2.5, 2), (-0.5, -0.0), (-1.5, -2), (8388607.5, 8388608), (inf, inf),
+    "rint": [(0.5, 0), (1.5, 2), (2.5, 2), (-0.5, -0.0), (-1.5, -2), (8388607.5, 8388608),
+     (inf, inf),
              (4194303.5, 4194304), (4194302.5, 4194302)],
-    "round": [(0.5, 1), (1.5, 2), (2.5, 3), (-0.5, -1), (-2.5, -3), (0.49999997, 0), (8388607.5, 8388608),
-              (inf, inf), (-0.0, -0.0), (8388609, 8388609), (-0.49999997, -0.0), (4194302.5, 4194303)],
+    "round": [(0.5, 1), (1.5, 2), (2.5, 3), (-0.5, -1), (-2.5, -3), (0.49999997, 0),
+     (8388607.5, 8388608),
+              (inf, inf), (-0.0, -0.0), (8388609, 8388609), (-0.49999997, -0.0),
+              (4194302.5, 4194303)],
     "fabs": [(-0.0, 0), (-inf, inf)],
     "abs": [(-0.0, 0), (-inf, inf), (-3, 3)],
     "fract": [(-0.25, 0.75), (2.5, 0.5), (-1e-10, 1 - 2.0**-24), (3, 0)],
     "sign": [(-3, -1), (5, 1), (0, 0), (-0.0, -0.0), (inf, 1), (-inf, -1)],
 }  # fmt: skip
 TWO_ARGUMENTS: dict[str, list[tuple[float, float, float]]] = {
-    "pow": [(2, 3, 8), (0, 0, 1), (nan, 0, 1), (1, nan, 1), (-2, 3, -8), (-2, 2, 4), (-2, 0.5, nan), (0, -1, inf),
-            (0, 2, 0), (inf, 2, inf), (inf, -1, 0), (0.5, inf, 0), (2, -inf, 0), (2, inf, inf), (-1, inf, 1),
+    "pow": [(2, 3, 8), (0, 0, 1), (nan, 0, 1), (1, nan, 1), (-2, 3, -8), (-2, 2, 4),
+     (-2, 0.5, nan), (0, -1, inf),
+            (0, 2, 0), (inf, 2, inf), (inf, -1, 0), (0.5, inf, 0), (2, -inf, 0), (2, inf, inf),
+            (-1, inf, 1),
             (-0.0, 3, -0.0), (-0.0, 2, 0), (-inf, 3, -inf), (9, 0.5, 3), (-0.0, -3, -inf)],
-    "fmod": [(5, 3, 2), (-5, 3, -2), (5, -3, 2), (5, inf, 5), (inf, 2, nan), (5, 0, nan), (-0.0, 3, -0.0),
+    "fmod": [(5, 3, 2), (-5, 3, -2), (5, -3, 2), (5, inf, 5), (inf, 2, nan), (5, 0, nan),
+     (-0.0, 3, -0.0),
              (5.5, 0.25, 0)],
     "fmin": [(nan, 2, 2), (2, nan, 2), (nan, nan, nan), (-inf, 3, -inf), (inf, 3, 3)],
     "fmax": [(nan, 2, 2), (2, nan, 2), (nan, nan, nan), (-inf, 3, 3), (inf, 3, inf)],
@@ -241,8 +258,10 @@ TWO_ARGUMENTS: dict[str, list[tuple[float, float, float]]] = {
     "copysign": [(3, -0.0, -3), (-3, 1, 3), (inf, -1, -inf), (0, -2, -0.0)],
     "divide": [(1, 0, inf), (-1, 0, -inf), (0, 0, nan), (1, inf, 0), (1, -inf, -0.0), (6, 3, 2)],
     "atan2": [(0, 1, 0), (-0.0, 1, -0.0), (0, -1, float(f32(PI))), (-0.0, -1, -float(f32(PI))),
-              (1, 0, float(f32(PI / 2))), (-1, 0, -float(f32(PI / 2))), (1, inf, 0), (1, -inf, float(f32(PI))),
-              (inf, 1, float(f32(PI / 2))), (inf, inf, float(f32(PI / 4))), (-inf, inf, -float(f32(PI / 4))),
+              (1, 0, float(f32(PI / 2))), (-1, 0, -float(f32(PI / 2))), (1, inf, 0),
+              (1, -inf, float(f32(PI))),
+              (inf, 1, float(f32(PI / 2))), (inf, inf, float(f32(PI / 4))),
+              (-inf, inf, -float(f32(PI / 4))),
               (0, 0, 0), (0, -0.0, float(f32(PI)))],
     "nextafter": [(1, 2, 1 + 2.0**-23), (1, 0, 1 - 2.0**-24), (3, 3, 3)],
     "powr": [(2, 3, 8), (4, 0.5, 2), (0, 2, 0), (inf, 1, inf)],
@@ -292,22 +311,34 @@ def test_predicates() -> None:
         s.expr("bool", "isunordered(x, y)", np.isnan(x) | np.isnan(y))
         s.expr("bool", "signbit(x)", np.where(np.isnan(x), False, np.signbit(x)))
         s.slots[-1].text = "isnan(x) ? false : signbit(x)"
-        s.stmt("bool", f"bool2 t = isnan({kind}2(x, y)); OUT = t.x && t.y;", np.isnan(x) & np.isnan(y))
+        s.stmt(
+            "bool", f"bool2 t = isnan({kind}2(x, y)); OUT = t.x && t.y;", np.isnan(x) & np.isnan(y)
+        )
         s.stmt("bool", f"OUT = any(isinf({kind}2(x, y)));", np.isinf(x) | np.isinf(y))
         s.stmt("bool", f"OUT = all(isfinite({kind}3(x, y, 0)));", np.isfinite(x) & np.isfinite(y))
-        s.stmt("uint", f"OUT = uint(signbit({kind}2(x, y)).y);", np.where(np.isnan(y), 0, np.signbit(y)))
+        s.stmt(
+            "uint",
+            f"OUT = uint(signbit({kind}2(x, y)).y);",
+            np.where(np.isnan(y), 0, np.signbit(y)),
+        )
         s.slots[-1].text = f"OUT = isnan(y) ? 0 : uint(signbit({kind}2(x, y)).y);"
         s.check()
 
 
 HALF_BOUNDS: list[tuple[str, Function, float]] = [
-    ("acos", np.arccos, 1), ("acosh", np.arccosh, 1), ("asin", np.arcsin, 1), ("asinh", np.arcsinh, 1),
-    ("atan", np.arctan, 1), ("atanh", np.arctanh, 1), ("ceil", np.ceil, 0), ("cos", np.cos, 1), ("cosh", cosh, 1),
-    ("cospi", pi_cosine, 1), ("exp", np.exp, 1), ("exp2", np.exp2, 1), ("exp10", lambda x: 10.0**x, 1),
-    ("fabs", np.abs, 0), ("abs", np.abs, 0), ("floor", np.floor, 0), ("log", np.log, 1), ("log2", np.log2, 1),
+    ("acos", np.arccos, 1), ("acosh", np.arccosh, 1), ("asin", np.arcsin, 1),
+    ("asinh", np.arcsinh, 1),
+    ("atan", np.arctan, 1), ("atanh", np.arctanh, 1), ("ceil", np.ceil, 0), ("cos", np.cos, 1),
+    ("cosh", cosh, 1),
+    ("cospi", pi_cosine, 1), ("exp", np.exp, 1), ("exp2", np.exp2, 1),
+    ("exp10", lambda x: 10.0**x, 1),
+    ("fabs", np.abs, 0), ("abs", np.abs, 0), ("floor", np.floor, 0), ("log", np.log, 1),
+    ("log2", np.log2, 1),
     ("log10", np.log10, 1), ("rint", np.rint, 0), ("round", round_away, 0),
-    ("rsqrt", lambda x: 1 / np.sqrt(x), 1), ("sin", np.sin, 1), ("sinh", np.sinh, 1), ("sinpi", pi_sine, 1),
-    ("sqrt", np.sqrt, 0.5), ("tan", np.tan, 2), ("tanh", np.tanh, 1), ("tanpi", lambda x: pi_sine(x) / pi_cosine(x), 2),
+    ("rsqrt", lambda x: 1 / np.sqrt(x), 1), ("sin", np.sin, 1), ("sinh", np.sinh, 1),
+    ("sinpi", pi_sine, 1),
+    ("sqrt", np.sqrt, 0.5), ("tan", np.tan, 2), ("tanh", np.tanh, 1),
+    ("tanpi", lambda x: pi_sine(x) / pi_cosine(x), 2),
     ("trunc", np.trunc, 0),
 ]  # fmt: skip
 
@@ -329,16 +360,22 @@ def test_every_16_bit_number_through_every_function(kind: str) -> None:
         # What the type cannot hold is infinite, and what is below its least number near zero.
         largest = float(np.finfo(f32).max) if kind == "bfloat" else 65504.0
         want = np.where(np.abs(want) > largest, want.astype(KINDS[kind]).astype(f64), want)
-        condition = {True: "x", False: f"(fabs(float(x)) < 1e6f ? x : {kind}(0.0f))"}[bool(domain.all())]
+        condition = {True: "x", False: f"(fabs(float(x)) < 1e6f ? x : {kind}(0.0f))"}[
+            bool(domain.all())
+        ]
         if name == "tanpi":
-            condition = f"(fract(fabs(float(x))) != 0.5f && fabs(float(x)) < 1e6f ? x : {kind}(0.0f))"
+            condition = (
+                f"(fract(fabs(float(x))) != 0.5f && fabs(float(x)) < 1e6f ? x : {kind}(0.0f))"
+            )
             domain &= np.abs(x) < 1e6
         want = np.where(domain, want, np.asarray(reference(np.zeros(1)))[0])
         atol = 2.0**-126 if kind == "bfloat" else 0.0
         if bound == 0:
             s.expr(kind, f"{name}({condition})", want.astype(KINDS[kind]))
         else:
-            s.expr(kind, f"{name}({condition})", want, ulp=bound if kind == "half" else 0.51, atol=atol)
+            s.expr(
+                kind, f"{name}({condition})", want, ulp=bound if kind == "half" else 0.51, atol=atol
+            )
     s.check()
 
 
@@ -362,7 +399,8 @@ def test_16_bit_functions_of_several_arguments(kind: str) -> None:
         s.expr(kind, f"{space}fmod(d, b)", np.fmod(w, y), ulp=0.5 if space != "fast::" else 1e9,
                atol=0 if space != "fast::" else 0.01)  # fmt: skip
         s.expr(kind, f"{space}fdim(a, b)", np.maximum(x - y, 0), ulp=0.5)
-        s.expr(kind, f"{space}fma(a, b, d)", (x * y + w).astype(dtype) if kind == "half" else x * y + w,
+        s.expr(kind, f"{space}fma(a, b, d)",
+         (x * y + w).astype(dtype) if kind == "half" else x * y + w,
                ulp=0 if kind == "half" else 0.501)  # fmt: skip
         s.expr(kind, f"{space}max(a, b)", np.maximum(x, y))
         s.expr(kind, f"{space}min(a, d)", np.minimum(x, w))
@@ -396,14 +434,21 @@ def test_16_bit_functions_of_several_arguments(kind: str) -> None:
 
 def test_calls_that_mix_types() -> None:
     """The calls that kernels make: a half beside a float, an int beside a float, a scalar first."""
-    s = Slots(prologue="half h = 1.5h; bfloat b = bfloat(2.5f); float f = 2; int n = 3; uint u = 4; uchar c = 5;")
+    s = Slots(
+        prologue="half h = 1.5h; bfloat b = bfloat(2.5f); float f = 2; int n = 3; uint u = 4;"
+        " uchar c = 5;"
+    )
     for text, want in [
         ("max(float(h), f)", 2), ("min(f, float(b))", 2), ("fma(2.0f, f, 1)", 5), ("pow(f, 3)", 8),
-        ("pow(2.0f, n)", 8), ("max(f, 0)", 2), ("max(0, f)", 2), ("fmax(f, 3)", 3), ("min(3, f)", 2), ("clamp(f, 0, 1)", 1),
-        ("clamp(f, 0.0f, 1)", 1), ("exp2(float(n))", 8), ("sqrt(float(u))", 2), ("sqrt(4.0f)", 2), ("floor(f / 3)", 0),
-        ("abs(-f)", 2), ("fabs(f - 5)", 3), ("ldexp(f, n)", 16), ("mix(f, 4, 0.5f)", 3), ("metal::max(f, 3.0)", 3),
+        ("pow(2.0f, n)", 8), ("max(f, 0)", 2), ("max(0, f)", 2), ("fmax(f, 3)", 3),
+        ("min(3, f)", 2), ("clamp(f, 0, 1)", 1),
+        ("clamp(f, 0.0f, 1)", 1), ("exp2(float(n))", 8), ("sqrt(float(u))", 2), ("sqrt(4.0f)", 2),
+        ("floor(f / 3)", 0),
+        ("abs(-f)", 2), ("fabs(f - 5)", 3), ("ldexp(f, n)", 16), ("mix(f, 4, 0.5f)", 3),
+        ("metal::max(f, 3.0)", 3),
         ("precise::sqrt(4.0)", 2), ("fast::max(f, 3.0f)", 3), ("fast::clamp(f, 0.0f, 1.0f)", 1),
-        ("precise::divide(1.0f, f)", 0.5), ("fma(f, f, h)", 5.5), ("select(f, 1.0f, n > 2)", 1), ("sign(-f)", -1),
+        ("precise::divide(1.0f, f)", 0.5), ("fma(f, f, h)", 5.5), ("select(f, 1.0f, n > 2)", 1),
+        ("sign(-f)", -1),
     ]:  # fmt: skip
         s.expr("float", text, want)
     s.expr("int", "max(n, 5)", 5)
@@ -427,7 +472,8 @@ def test_functions_of_vectors() -> None:
     s = Slots(
         n=16,
         inputs={"a": a},
-        prologue="float4 v = ((const device float4*)a)[i]; float3 w = v.xyz; float2 u = v.xy; half4 h = half4(v);",
+        prologue="float4 v = ((const device float4*)a)[i]; float3 w = v.xyz; float2 u = v.xy;"
+        " half4 h = half4(v);",
     )
     for space in ("", "metal::", "precise::"):
         s.expr("float", f"{space}exp(-v).w", np.exp(-x[:, 3]), ulp=4)
@@ -447,7 +493,12 @@ def test_functions_of_vectors() -> None:
     s.expr("float", "fma(2.0f, v, 1.0f).w", 2 * x[:, 3] + 1, ulp=0.51)
     s.expr("float", "abs(-v).w", x[:, 3])
     s.expr("half", "max(h, half4(5)).x", np.maximum(a[:, 0].astype(np.float16), np.float16(5)))
-    s.expr("half", "exp(-h * 0.1h).y", np.exp(-(a[:, 1].astype(np.float16) * np.float16(0.1)).astype(f64)), ulp=1)
+    s.expr(
+        "half",
+        "exp(-h * 0.1h).y",
+        np.exp(-(a[:, 1].astype(np.float16) * np.float16(0.1)).astype(f64)),
+        ulp=1,
+    )
     s.expr("half", "floor(h).z", np.floor(a[:, 2].astype(np.float16)))
     s.stmt("bfloat", "bfloat4 t = bfloat4(v); OUT = max(t, bfloat4(7.0f)).x;",
            np.maximum(a[:, 0].astype(bfloat16).astype(f32), 7))  # fmt: skip

@@ -29,9 +29,15 @@ LAYOUTS = [
 
 @pytest.mark.parametrize("kind", ["auto", "64", "32"])
 def test_elem_to_loc(kind: str) -> None:
-    text = {"auto": "elem_to_loc(i, a_shape, a_strides, a_ndim)", "64": "elem_to_loc<int64_t>(i, a_shape, a_strides, a_ndim)",
+    text = {"auto": "elem_to_loc(i, a_shape, a_strides, a_ndim)",
+     "64": "elem_to_loc<int64_t>(i, a_shape, a_strides, a_ndim)",
             "32": "elem_to_loc<uint>(i, a_shape, a_strides, a_ndim)"}[kind]  # fmt: skip
-    body = f"uint i = thread_position_in_grid.x; auto loc = {text}; y[i] = a[loc] * 2 + a_ndim; z[i] = sizeof(loc);"
+    body = f"""
+    uint i = thread_position_in_grid.x;
+    auto loc = {text};
+    y[i] = a[loc] * 2 + a_ndim;
+    z[i] = sizeof(loc);
+    """
     for shape, order, step in LAYOUTS:
         a = strided(shape, order, step)
         assert a.shape == shape
@@ -53,12 +59,22 @@ def test_elem_to_loc_of_positions_and_several_arrays() -> None:
     auto small = elem_to_loc_3_nd<uint>(p, a_shape, a_strides, b_strides, c_strides, a_ndim);
     y[i + 3 * n] = float(small.z == uint(three.z)) + sizeof(small.x);
     """
-    for shape, orders in [((2, 3, 4), [(2, 0, 1), (0, 1, 2), (1, 2, 0)]), ((2, 3, 4, 5), [(3, 1, 0, 2), (0, 1, 2, 3), (2, 3, 0, 1)])]:
+    for shape, orders in [
+        ((2, 3, 4), [(2, 0, 1), (0, 1, 2), (1, 2, 0)]),
+        ((2, 3, 4, 5), [(3, 1, 0, 2), (0, 1, 2, 3), (2, 3, 0, 1)]),
+    ]:
         a, b, c = (strided(shape, order) for order in orders)
         n = a.size
         grid = (shape[-1], shape[-2], int(np.prod(shape[:-2])))
         inputs = {"a": a, "b": b, "c": c, "n": np.array(n, np.uint32)}
-        y = run(body, inputs, {"y": ("float", (4, *shape))}, grid, (4, 2, 2), ensure_row_contiguous=False)["y"]
+        y = run(
+            body,
+            inputs,
+            {"y": ("float", (4, *shape))},
+            grid,
+            (4, 2, 2),
+            ensure_row_contiguous=False,
+        )["y"]
         assert (y[0] == a).all()
         assert (y[1] == a * 1000 + b).all()
         assert (y[2] == a + b * 1000 + c * 7).all()
@@ -108,7 +124,7 @@ def test_looped_elem_to_loc(dim: int) -> None:
         if len(shape) < dim or (dim == 1 and len(shape) > 3):
             continue
         a = strided(shape, order, step)
-        # With DIM = 1 an array of more axes is walked with elem_to_loc; else DIM counts the inner ones.
+        # DIM = 1 walks any number of axes with elem_to_loc; else it is the number of axes.
         if dim > 1 and len(shape) != dim:
             continue
         y = run(body, {"a": a}, {"y": ("float", (3, *shape))}, 1, 1, ensure_row_contiguous=False,
@@ -137,29 +153,52 @@ def test_limits_and_work_per_thread() -> None:
     s = Slots()
     for kind in ("char", "uchar", "short", "ushort", "int", "uint", "long", "ulong"):
         info = np.iinfo(KINDS[kind])
-        name = kind if kind[0] != "u" else kind
-        for member, value in [("max", info.max), ("min", info.min), ("finite_max", info.max), ("finite_min", info.min)]:
-            s.expr(kind, f"Limits<{name}>::{member}", np.array(value, KINDS[kind]))
+        for member, value in [
+            ("max", info.max),
+            ("min", info.min),
+            ("finite_max", info.max),
+            ("finite_min", info.min),
+        ]:
+            s.expr(kind, f"Limits<{kind}>::{member}", np.array(value, KINDS[kind]))
     s.expr("long", "Limits<int64_t>::min", np.iinfo(np.int64).min)
     s.expr("uchar", "Limits<uint8_t>::max", 255)
     largest = {"float": np.finfo(f32).max, "half": 65504.0, "bfloat": (2 - 2.0**-7) * 2.0**127}
     for kind, value in largest.items():
         name = {"bfloat": "bfloat16_t", "half": "float16_t"}.get(kind, kind)
-        for member, want in [("max", np.inf), ("min", -np.inf), ("finite_max", value), ("finite_min", -value)]:
+        for member, want in [
+            ("max", np.inf),
+            ("min", -np.inf),
+            ("finite_max", value),
+            ("finite_min", -value),
+        ]:
             s.expr(kind, f"Limits<{name}>::{member}", want)
     s.expr("bool", "Limits<bool>::max", True)
     s.expr("bool", "Limits<bool>::min", False)
     s.expr("float", "Limits<complex64_t>::max.real", np.inf)
     s.expr("float", "Limits<complex64_t>::min.imag", -np.inf)
     s.stmt("float", "constexpr float k = Limits<float>::finite_max; OUT = k;", np.finfo(f32).max)
-    for kind, size in {"uchar": 1, "bool": 1, "half": 2, "bfloat16_t": 2, "float": 4, "int": 4, "long": 8, "complex64_t": 8}.items():
+    for kind, size in {
+        "uchar": 1,
+        "bool": 1,
+        "half": 2,
+        "bfloat16_t": 2,
+        "float": 4,
+        "int": 4,
+        "long": 8,
+        "complex64_t": 8,
+    }.items():
         s.expr("int", f"WorkPerThread<{kind}>::n", 8 // size)
         s.stmt("int", f"{kind} t[WorkPerThread<{kind}>::n]; OUT = sizeof(t);", 8)
-    for name, want in {"MAX_REDUCE_SPECIALIZED_DIMS": 4, "REDUCE_N_READS": 4, "REDUCE_N_WRITES": 4, "SOFTMAX_N_READS": 4,
-                       "RMS_N_READS": 4, "RMS_LOOPED_LIMIT": 4096}.items():  # fmt: skip
+    for name in ("MAX_REDUCE_SPECIALIZED_DIMS", "REDUCE_N_READS", "REDUCE_N_WRITES"):
+        s.expr("int", name, 4)
+    for name, want in {"SOFTMAX_N_READS": 4, "RMS_N_READS": 4, "RMS_LOOPED_LIMIT": 4096}.items():
         s.expr("int", name, want)
     s.stmt("int", "OUT = 0; MLX_MTL_PRAGMA_UNROLL\nfor (int k = 0; k < 4; ++k) OUT += k;", 6)
-    s.stmt("int", "ConditionalType<(sizeof(float) > 2), float, half>::type v = 2.5f; OUT = int(v * 2);", 5)
+    s.stmt(
+        "int",
+        "ConditionalType<(sizeof(float) > 2), float, half>::type v = 2.5f; OUT = int(v * 2);",
+        5,
+    )
     s.stmt("int", "ConditionalType<false, float, char>::type v = 3; OUT = sizeof(v);", 1)
     s.stmt("ushort", "OUT = bfloat16_to_uint16(bfloat16_t(1.0f));", 0x3F80)
     s.expr("bfloat", "uint16_to_bfloat16(0x4040)", 3)
@@ -168,12 +207,19 @@ def test_limits_and_work_per_thread() -> None:
 
 
 def test_ceildiv_log1p_and_cast_to() -> None:
-    x = np.concatenate([np.exp2(np.random.default_rng(91).uniform(-30, 30, 300)), [0, -0.5, -0.999, 1e-10, 3e38]]).astype(f32)
+    x = np.concatenate(
+        [np.exp2(np.random.default_rng(91).uniform(-30, 30, 300)), [0, -0.5, -0.999, 1e-10, 3e38]]
+    ).astype(f32)
     wide = np.log1p(x.astype(np.float64))
     n = x.size
     s = Slots(n=n, inputs={"x": x})
     s.expr("float", "log1p(x[i])", wide, ulp=8)
-    s.expr("float", "float(log1p(bfloat16_t(x[i])))", np.log1p(x.astype(bfloat16).astype(np.float64)), atol=1e-30)
+    s.expr(
+        "float",
+        "float(log1p(bfloat16_t(x[i])))",
+        np.log1p(x.astype(bfloat16).astype(np.float64)),
+        atol=1e-30,
+    )
     s.slots[-1].kind = "bfloat"
     s.slots[-1].text = "log1p(bfloat16_t(x[i]))"
     s.slots[-1].ulp = 0.6
@@ -204,7 +250,9 @@ def test_complex_numbers() -> None:
     n = 400
     a, b = ((rng.normal(size=n) + 1j * rng.normal(size=n)).astype(np.complex64) for _ in range(2))
     a[0], b[0], a[1] = 1 + 2j, 1 + 2j, b[1].real
-    s = Slots(n=n, inputs={"va": a, "vb": b}, each="complex64_t a = va[i], b = vb[i]; float f = 2.5f;")
+    s = Slots(
+        n=n, inputs={"va": a, "vb": b}, each="complex64_t a = va[i], b = vb[i]; float f = 2.5f;"
+    )
 
     def add(text: str, want: Array, ulp: float = 0, atol: float = 0) -> None:
         s.stmt("float", f"complex64_t c = {text}; OUT = c.real;", want.real, ulp=ulp, atol=atol)

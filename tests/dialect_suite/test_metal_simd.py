@@ -44,7 +44,9 @@ def operations(prefix_name: str, width: int, whole: bool) -> list[Operation]:
         Operation(f"{s}_broadcast(b, 3)", "b", moved(lambda lane: lane * 0 + 3)),
         Operation(f"{s}_broadcast_first(b)", "b", first_active),
         Operation(f"{s}_shuffle(b, {width - 1} - l)", "b", moved(lambda lane: width - 1 - lane)),
-        Operation(f"{s}_shuffle(b, (l * 7 + 3) % {width})", "b", moved(lambda n: (n * 7 + 3) % width)),
+        Operation(
+            f"{s}_shuffle(b, (l * 7 + 3) % {width})", "b", moved(lambda n: (n * 7 + 3) % width)
+        ),
         Operation(f"{s}_shuffle(b, ushort(2))", "b", moved(lambda lane: lane * 0 + 2)),
         Operation(f"{s}_shuffle_xor(b, 1)", "b", moved(lambda lane: lane ^ 1)),
         Operation(f"{s}_shuffle_xor(b, {width - 2})", "b", moved(lambda lane: lane ^ (width - 2))),
@@ -53,8 +55,14 @@ def operations(prefix_name: str, width: int, whole: bool) -> list[Operation]:
         few += [
             Operation(f"{s}_shuffle_down(b, {delta})", "b", moved(lambda n, d=delta: n + d)),
             Operation(f"{s}_shuffle_up(b, {delta})", "b", moved(lambda n, d=delta: n - d)),
-            Operation(f"{s}_shuffle_rotate_down(b, {delta})", "b", moved(lambda n, d=delta: (n + d) % width)),
-            Operation(f"{s}_shuffle_rotate_up(b, {delta})", "b", moved(lambda n, d=delta: (n - d) % width)),
+            Operation(
+                f"{s}_shuffle_rotate_down(b, {delta})",
+                "b",
+                moved(lambda n, d=delta: (n + d) % width),
+            ),
+            Operation(
+                f"{s}_shuffle_rotate_up(b, {delta})", "b", moved(lambda n, d=delta: (n - d) % width)
+            ),
             Operation(f"{s}_shuffle_and_fill_down(b, x, {delta})", "bx", filled(delta, width)),
             Operation(f"{s}_shuffle_and_fill_up(b, x, {delta})", "bx", filled(-delta, width)),
         ]
@@ -89,21 +97,24 @@ def values(kind: str, n: int, tail: tuple[int, ...] = ()) -> dict[str, Array]:
 LAUNCHES = {"full": (128, 64), "ragged": (77, 40), "small": (23, 7)}
 
 
-
 def body(kind: str, work: list[Operation], guard: str) -> str:
     lines = [f"y[{row} * N + i] = {operation.text};" for row, operation in enumerate(work)]
     inner = "\n".join(lines)
     start = f"""
     uint N = threads_per_grid.x;
-    uint i = thread_position_in_grid.x, l = thread_index_in_simdgroup, q = thread_index_in_quadgroup;
+    uint i = thread_position_in_grid.x, l = thread_index_in_simdgroup,
+        q = thread_index_in_quadgroup;
     {kind} x = vx[i], p = vp[i], b = vb[i];
     """
-    return start + {
-        "none": inner,
-        "if": f"if (m[i]) {{\n{inner}\n}}",
-        "return": f"if (!m[i]) return;\n{inner}",
-        "else": f"if (m[i] == 0) {{ y[i] = simd_max(x); }} else {{\n{inner}\n}}",
-    }[guard]
+    return (
+        start
+        + {
+            "none": inner,
+            "if": f"if (m[i]) {{\n{inner}\n}}",
+            "return": f"if (!m[i]) return;\n{inner}",
+            "else": f"if (m[i] == 0) {{ y[i] = simd_max(x); }} else {{\n{inner}\n}}",
+        }[guard]
+    )
 
 
 def check(kind: str, work: list[Operation], width: int, launch: str, guard: str, mode: str) -> None:
@@ -117,9 +128,9 @@ def check(kind: str, work: list[Operation], width: int, launch: str, guard: str,
         active[np.arange(n) % group % 4 >= 2] |= np.arange(n)[np.arange(n) % group % 4 >= 2] % 5 < 4
         active[[t for t in range(n) if t % group % width in (2, 3)]] = True
         inputs["m"] = active.astype(np.uint8)
-    out = run(
-        body(kind, work, guard), inputs, {"y": (kind, (len(work), n))}, n, group, mode=mode
-    )["y"]
+    out = run(body(kind, work, guard), inputs, {"y": (kind, (len(work), n))}, n, group, mode=mode)[
+        "y"
+    ]
     failed = []
     for row, operation in enumerate(work):
         given = np.stack([v["b"], v["x"]], 1) if operation.operand == "bx" else v[operation.operand]
@@ -135,9 +146,13 @@ SIMD_KINDS = ["float", "half", "bfloat", "int", "uint", "short", "ushort", "char
 
 
 # Every type the fast way, and some with fibers: the operations there are the same text.
-EVERY_KIND = [("auto", kind) for kind in SIMD_KINDS] + [("fibers", k) for k in ("float", "bfloat", "uchar")]
+EVERY_KIND = [("auto", kind) for kind in SIMD_KINDS] + [
+    ("fibers", k) for k in ("float", "bfloat", "uchar")
+]
 # Divergent code runs on fibers mostly, so half of the types say it.
-SOME_LANES = [("fibers" if k in ("float", "uint", "short", "uchar") else "auto", k) for k in SIMD_KINDS]
+SOME_LANES = [
+    ("fibers" if k in ("float", "uint", "short", "uchar") else "auto", k) for k in SIMD_KINDS
+]
 
 
 @pytest.mark.parametrize(("mode", "kind"), EVERY_KIND)
@@ -155,7 +170,10 @@ def test_simd_operations_of_some_lanes(kind: str, mode: str) -> None:
         check(kind, work, 32, launch, guard, mode)
 
 
-@pytest.mark.parametrize(("mode", "kind"), [("auto", "float"), ("fibers", "half"), ("auto", "bfloat"), ("auto", "int"), ("auto", "uchar")])
+@pytest.mark.parametrize(
+    ("mode", "kind"),
+    [("auto", "float"), ("fibers", "half"), ("auto", "bfloat"), ("auto", "int"), ("auto", "uchar")],
+)
 def test_quad_operations(kind: str, mode: str) -> None:
     work = operations("quad", 4, KINDS[kind].kind in "iu")
     for operation in work:
@@ -212,7 +230,9 @@ def test_votes(launch: str, guard: str, mode: str) -> None:
     v[-group // 2 :] = 0
     m = rng.integers(0, 4, n).astype(np.uint8) if guard else np.ones(n, np.uint8)
     inputs = {"v": v, "m": m} if guard else {"v": v}
-    y = run(VOTES.replace("GUARD", guard), inputs, {"y": ("uint", (16, n))}, n, group, mode=mode)["y"]
+    y = run(VOTES.replace("GUARD", guard), inputs, {"y": ("uint", (16, n))}, n, group, mode=mode)[
+        "y"
+    ]
     active, p = m != 0, v != 0
 
     def every(model: Model, width: int) -> Array:
@@ -237,10 +257,18 @@ def test_votes(launch: str, guard: str, mode: str) -> None:
     ]  # fmt: skip
     for row, expected in enumerate(want):
         bad = active & (y[row] != np.asarray(expected).astype(np.uint32))
-        assert not bad.any(), (row, np.flatnonzero(bad)[:5], y[row][bad][:5], np.asarray(expected)[bad][:5])
+        assert not bad.any(), (
+            row,
+            np.flatnonzero(bad)[:5],
+            y[row][bad][:5],
+            np.asarray(expected)[bad][:5],
+        )
 
 
-@pytest.mark.parametrize(("kind", "count"), [("float", 4), ("half", 2), ("uint", 3), ("bfloat", 4), ("uchar", 4), ("int", 2)])
+@pytest.mark.parametrize(
+    ("kind", "count"),
+    [("float", 4), ("half", 2), ("uint", 3), ("bfloat", 4), ("uchar", 4), ("int", 2)],
+)
 def test_operations_of_vectors(kind: str, count: int) -> None:
     n, group = 77, 40
     v = values(kind, n, (count,))
@@ -270,7 +298,9 @@ def test_operations_of_vectors(kind: str, count: int) -> None:
             Operation("simd_or(b)", "b", reduction(np.bitwise_or)),
             Operation("simd_xor(b)", "b", reduction(np.bitwise_xor)),
         ]
-    lines = ["uint i = thread_position_in_grid.x, l = thread_index_in_simdgroup, N = threads_per_grid.x;"]
+    lines = [
+        "uint i = thread_position_in_grid.x, l = thread_index_in_simdgroup, N = threads_per_grid.x;"
+    ]
     for name in "xpb":
         items = ", ".join(f"v{name}[i * {count} + {k}]" for k in range(count))
         lines.append(f"{vector} {name} = {vector}({items});")
@@ -284,7 +314,12 @@ def test_operations_of_vectors(kind: str, count: int) -> None:
         width = 4 if operation.text.startswith("quad") else 32
         want, defined = over(operation.model, given, np.ones(n, bool), group, width)
         bad = wrong(out[row], want, kind) & defined[:, None]
-        assert not bad.any(), (operation.text, np.argwhere(bad)[:4], out[row][bad][:4], want[bad][:4])
+        assert not bad.any(), (
+            operation.text,
+            np.argwhere(bad)[:4],
+            out[row][bad][:4],
+            want[bad][:4],
+        )
 
 
 def test_64_bit_bool_and_complex_shuffles_of_mlx(mode: str) -> None:
@@ -296,7 +331,9 @@ def test_64_bit_bool_and_complex_shuffles_of_mlx(mode: str) -> None:
         "bool": rng.integers(0, 2, n).astype(bool),
         "complex64_t": (rng.normal(size=n) + 1j * rng.normal(size=n)).astype(np.complex64),
     }
-    lines = ["uint i = thread_position_in_grid.x, l = thread_index_in_simdgroup, N = threads_per_grid.x;"]
+    lines = [
+        "uint i = thread_position_in_grid.x, l = thread_index_in_simdgroup, N = threads_per_grid.x;"
+    ]
     models: list[tuple[str, Model]] = [
         ("simd_shuffle_down(v, 1)", moved(lambda lane: lane + 1)),
         ("simd_shuffle_up(v, 2)", moved(lambda lane: lane - 2)),
@@ -314,7 +351,9 @@ def test_64_bit_bool_and_complex_shuffles_of_mlx(mode: str) -> None:
     for kind, array in arrays.items():
         for row, (text, model) in enumerate(models):
             pair = np.stack([array, array[::-1]], 1)
-            want, defined = over(model, pair if "fill" in text else array, np.ones(n, bool), group, 32)
+            want, defined = over(
+                model, pair if "fill" in text else array, np.ones(n, bool), group, 32
+            )
             assert (out[f"y_{kind}"][row] == want)[defined].all(), (kind, text)
 
 
@@ -348,10 +387,15 @@ def test_infinities_and_nans_reach_every_lane(mode: str) -> None:
     x[0, 5], x[1, 7], x[1, 9], x[2, 31], x[3] = np.inf, np.inf, -np.inf, np.nan, -np.inf
     body = """
     uint i = thread_position_in_grid.x;
-    y[i * 3] = simd_sum(x[i]); y[i * 3 + 1] = simd_max(x[i]); y[i * 3 + 2] = simd_prefix_inclusive_sum(x[i]);
+    y[i * 3] = simd_sum(x[i]); y[i * 3 + 1] = simd_max(x[i]);
+    y[i * 3 + 2] = simd_prefix_inclusive_sum(x[i]);
     """
     y = run(body, {"x": x}, {"y": ("float", (4, 32, 3))}, 128, 64, mode=mode)["y"]
-    assert (y[0, :, 0] == np.inf).all() and np.isnan(y[1:3, :, 0]).all() and (y[3, :, 0] == -np.inf).all()
+    assert (
+        (y[0, :, 0] == np.inf).all()
+        and np.isnan(y[1:3, :, 0]).all()
+        and (y[3, :, 0] == -np.inf).all()
+    )
     assert (y[:2, :, 1] == np.inf).all() and (y[3, :, 1] == -np.inf).all()
     assert not wrong(y[:2, :, 2], np.cumsum(x[:2], 1, dtype=f32), "float").any()
 
@@ -360,11 +404,16 @@ def test_the_types_of_results() -> None:
     header = "template <typename T, typename U> int is(U) { return metal::is_same_v<T, U>; }"
     lines = ["uint i = thread_position_in_grid.x; int good = 1; bfloat16_t b = bfloat16_t(1.0f);"]
     for text, kind in [
-        ("simd_sum(half(1))", "half"), ("simd_sum(1.0f)", "float"), ("simd_sum(b)", "bfloat"), ("simd_sum(short(1))", "short"),
-        ("simd_sum(uchar(1))", "uchar"), ("simd_max(1u)", "uint"), ("simd_shuffle_xor(half(1), 1)", "half"),
-        ("simd_shuffle(b, 0)", "bfloat"), ("simd_any(true)", "bool"), ("simd_sum(float4(1))", "float4"),
-        ("simd_shuffle_down(half4(1), 1)", "half4"), ("simd_prefix_exclusive_sum(1)", "int"), ("simd_broadcast(char(1), 0)", "char"),
-        ("simd_shuffle(1L, 0)", "long"), ("simd_shuffle(true, 0)", "bool"), ("simd_sum(true ? 1 : 0)", "int"),
+        ("simd_sum(half(1))", "half"), ("simd_sum(1.0f)", "float"), ("simd_sum(b)", "bfloat"),
+        ("simd_sum(short(1))", "short"),
+        ("simd_sum(uchar(1))", "uchar"), ("simd_max(1u)", "uint"),
+        ("simd_shuffle_xor(half(1), 1)", "half"),
+        ("simd_shuffle(b, 0)", "bfloat"), ("simd_any(true)", "bool"),
+        ("simd_sum(float4(1))", "float4"),
+        ("simd_shuffle_down(half4(1), 1)", "half4"), ("simd_prefix_exclusive_sum(1)", "int"),
+        ("simd_broadcast(char(1), 0)", "char"),
+        ("simd_shuffle(1L, 0)", "long"), ("simd_shuffle(true, 0)", "bool"),
+        ("simd_sum(true ? 1 : 0)", "int"),
         ("simd_max(b)", "bfloat"), ("simd_ballot(true)", "simd_vote"), ("simd_sum(1.0)", "float"),
     ]:  # fmt: skip
         lines.append(f"good &= is<{kind}>({text});")

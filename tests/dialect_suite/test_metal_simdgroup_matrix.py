@@ -9,7 +9,11 @@ import pytest
 from metal_harness import KINDS, Array, run
 
 f32 = np.float32
-TYPES = {"float": "simdgroup_float8x8", "half": "simdgroup_half8x8", "bfloat": "simdgroup_bfloat8x8"}
+TYPES = {
+    "float": "simdgroup_float8x8",
+    "half": "simdgroup_half8x8",
+    "bfloat": "simdgroup_bfloat8x8",
+}
 
 
 def tile(seed: int, shape: tuple[int, ...] = (8, 8)) -> Array:
@@ -46,7 +50,8 @@ def test_load_store_and_products(kind: str, mode: str) -> None:
     """
     a, b = tile(1) / 2, tile(2)
     dtype = KINDS[kind]
-    y = run(body, {"a": a.astype(dtype), "b": b.astype(dtype)}, {"y": (kind, (6, 8, 8))}, 32, 32, mode=mode,
+    y = run(body, {"a": a.astype(dtype), "b": b.astype(dtype)}, {"y": (kind, (6, 8, 8))}, 32, 32,
+     mode=mode,
             header="#include <metal_simdgroup_matrix>")["y"].astype(f32)  # fmt: skip
     rounded = (a + a @ b).astype(dtype).astype(f32)
     last = (rounded @ (2 * np.eye(8, dtype=f32)) + a).astype(dtype).astype(f32)
@@ -57,7 +62,8 @@ def test_load_store_and_products(kind: str, mode: str) -> None:
 def test_products_of_narrow_tiles_accumulate_in_float(mode: str) -> None:
     body = """
     uint s = simdgroup_index_in_threadgroup;
-    simdgroup_half8x8 A, B; simdgroup_bfloat8x8 G, H; simdgroup_float8x8 C(0), D = make_filled_simdgroup_matrix<float, 8>(0.5f);
+    simdgroup_half8x8 A, B; simdgroup_bfloat8x8 G, H;
+    simdgroup_float8x8 C(0), D = make_filled_simdgroup_matrix<float, 8>(0.5f);
     simdgroup_load(A, a + s * 64, 8);
     simdgroup_load(B, b + s * 64, 8);
     simdgroup_load(G, g + s * 64, 8);
@@ -70,7 +76,9 @@ def test_products_of_narrow_tiles_accumulate_in_float(mode: str) -> None:
     a, b, g, h = (np.random.default_rng(k).normal(size=(2, 8, 8)).astype(f32) for k in range(4))
     a, b = a.astype(np.float16), b.astype(np.float16)
     g, h = g.astype(KINDS["bfloat"]), h.astype(KINDS["bfloat"])
-    y = run(body, {"a": a, "b": b, "g": g, "h": h}, {"y": ("float", (2, 2, 8, 8))}, 64, 64, mode=mode)["y"]
+    y = run(
+        body, {"a": a, "b": b, "g": g, "h": h}, {"y": ("float", (2, 2, 8, 8))}, 64, 64, mode=mode
+    )["y"]
     assert np.allclose(y[:, 0], 3 * (a.astype(f32) @ b.astype(f32)), rtol=1e-6, atol=1e-5)
     assert np.allclose(y[:, 1], g.astype(f32) @ h.astype(f32) + 0.5, rtol=1e-6, atol=1e-5)
 
@@ -156,25 +164,31 @@ def test_a_matrix_product_by_tiles(mode: str) -> None:
     uint s = simdgroup_index_in_threadgroup, l = thread_index_in_threadgroup;
     uint2 g = threadgroup_position_in_grid.xy;
     simdgroup_matrix<float, 8, 8> acc[2][2];
-    for (int r = 0; r < 2; ++r) for (int c = 0; c < 2; ++c) acc[r][c] = simdgroup_matrix<float, 8, 8>(0);
+    for (int r = 0; r < 2; ++r) for (int c = 0; c < 2; ++c) acc[r][c] = simdgroup_matrix<float, 8,
+        8>(0);
     for (int k = 0; k < K; k += 16) {
-        for (uint e = l; e < 32 * 16; e += 128) ta[e / 16][e % 16] = a[(g.y * 32 + e / 16) * K + k + e % 16];
-        for (uint e = l; e < 16 * 32; e += 128) tb[e / 32][e % 32] = b[(k + e / 32) * N + g.x * 32 + e % 32];
+        for (uint e = l; e < 32 * 16; e += 128) ta[e / 16][e % 16] = a[(g.y * 32 + e / 16) * K +
+            k + e % 16];
+        for (uint e = l; e < 16 * 32; e += 128) tb[e / 32][e % 32] = b[(k + e / 32) * N +
+            g.x * 32 + e % 32];
         threadgroup_barrier(mem_flags::mem_threadgroup);
         #pragma unroll
         for (int j = 0; j < 16; j += 8) {
             simdgroup_half8x8 A[2], B[2];
             for (int r = 0; r < 2; ++r) simdgroup_load(A[r], &ta[(s / 2) * 16 + r * 8][j], 24);
             for (int c = 0; c < 2; ++c) simdgroup_load(B[c], &tb[j][(s % 2) * 16 + c * 8], 40);
-            for (int r = 0; r < 2; ++r) for (int c = 0; c < 2; ++c) simdgroup_multiply_accumulate(acc[r][c], A[r], B[c], acc[r][c]);
+            for (int r = 0; r < 2; ++r) for (int c = 0; c < 2; ++c)
+                simdgroup_multiply_accumulate(acc[r][c], A[r], B[c], acc[r][c]);
         }
         threadgroup_barrier(mem_flags::mem_threadgroup);
     }
     for (int r = 0; r < 2; ++r) for (int c = 0; c < 2; ++c)
-        simdgroup_store(acc[r][c], y + (g.y * 32 + (s / 2) * 16 + r * 8) * N + g.x * 32 + (s % 2) * 16 + c * 8, N);
+        simdgroup_store(acc[r][c], y + (g.y * 32 + (s / 2) * 16 + r * 8) * N + g.x * 32 +
+            (s % 2) * 16 + c * 8, N);
     """
     a, b = tile(4, (64, 48)).astype(np.float16), tile(5, (48, 96)).astype(np.float16)
-    y = run(body, {"a": a, "b": b}, {"y": ("float", (64, 96))}, (3 * 128, 2, 1), (128, 1, 1), mode=mode, header=header,
+    y = run(body, {"a": a, "b": b}, {"y": ("float", (64, 96))}, (3 * 128, 2, 1), (128, 1, 1),
+     mode=mode, header=header,
             template=[("K", 48), ("N", 96)])["y"]  # fmt: skip
     assert (y == a.astype(f32) @ b.astype(f32)).all()
 
@@ -182,9 +196,12 @@ def test_a_matrix_product_by_tiles(mode: str) -> None:
 def test_helpers_that_take_matrices(mode: str) -> None:
     header = """
     template <typename T> using Tile = simdgroup_matrix<T, 8, 8>;
-    template <typename T, typename U> inline void mma(thread Tile<U>& c, thread Tile<T>& a, thread Tile<T>& b) { simdgroup_multiply_accumulate(c, a, b, c); }
-    struct Work { simdgroup_float8x8 c; void start() thread { c = make_filled_simdgroup_matrix<float, 8, 8>(3.0f); } };
-    inline simdgroup_float8x8 loaded(const device float* p) { simdgroup_float8x8 m; simdgroup_load(m, p, 8); return m; }
+    template <typename T, typename U> inline void mma(thread Tile<U>& c, thread Tile<T>& a,
+        thread Tile<T>& b) { simdgroup_multiply_accumulate(c, a, b, c); }
+    struct Work { simdgroup_float8x8 c; void start() thread {
+        c = make_filled_simdgroup_matrix<float, 8, 8>(3.0f); } };
+    inline simdgroup_float8x8 loaded(const device float* p) { simdgroup_float8x8 m;
+    simdgroup_load(m, p, 8); return m; }
     """
     body = """
     Work w; w.start();

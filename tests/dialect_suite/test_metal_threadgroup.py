@@ -27,10 +27,19 @@ def numbers(n: int, seed: int = 61) -> Array:
 
 def test_arrays_of_every_type_and_shape(mode: str) -> None:
     kinds = [k for k in KINDS if k != "bool"]
-    lines = ["constexpr int N = 32;", "uint l = thread_position_in_threadgroup.x, i = thread_position_in_grid.x;"]
+    lines = [
+        "constexpr int N = 32;",
+        "uint l = thread_position_in_threadgroup.x, i = thread_position_in_grid.x;",
+    ]
     lines += [f"threadgroup {kind} t_{kind}[32];" for kind in kinds]
-    lines += ["threadgroup bool t_bool[32], flags[4][8];", "threadgroup float4 t4[32]; threadgroup half3 h3[N];"]
-    lines += ["threadgroup float a[4][8], b[2][4][4], single; threadgroup float* p = a[1];", "threadgroup uchar4 bytes[N / 2 + 16];"]
+    lines += [
+        "threadgroup bool t_bool[32], flags[4][8];",
+        "threadgroup float4 t4[32]; threadgroup half3 h3[N];",
+    ]
+    lines += [
+        "threadgroup float a[4][8], b[2][4][4], single; threadgroup float* p = a[1];",
+        "threadgroup uchar4 bytes[N / 2 + 16];",
+    ]
     lines += [f"t_{kind}[l] = {kind}(x[i]);" for kind in kinds]
     lines.append("""
     t_bool[l] = x[i] > 0; flags[l / 8][l % 8] = l & 1;
@@ -66,11 +75,13 @@ def test_arrays_of_every_type_and_shape(mode: str) -> None:
 
 HEADER = """
 struct Pair { float a; uint n; };
-struct Block { float rows[4][8]; int count; Pair pairs[2]; float sum() const threadgroup { return rows[0][0] + rows[3][7]; } };
+struct Block { float rows[4][8]; int count; Pair pairs[2];
+float sum() const threadgroup { return rows[0][0] + rows[3][7]; } };
 inline void put(threadgroup float* t, uint l, float v) { t[l] = v; }
 inline float get(threadgroup const float* t, uint l) { return t[l]; }
 inline void bump(threadgroup int& n, int k) { n += k; }
-inline float row_sum(threadgroup float (&t)[4][8], int r) { float s = 0; for (int c = 0; c < 8; ++c) s += t[r][c]; return s; }
+inline float row_sum(threadgroup float (&t)[4][8], int r) { float s = 0;
+for (int c = 0; c < 8; ++c) s += t[r][c]; return s; }
 inline float row_ptr(threadgroup float (*t)[8], int r, int c) { return t[r][c]; }
 template <int N> inline float last(const threadgroup float (&t)[N]) { return t[N - 1]; }
 template <typename T, typename P> inline T read(P p, uint k) { return T(p[k]); }
@@ -81,18 +92,21 @@ inline void set(threadgroup Pair* p, float a, uint n) { p->a = a; p->n = n; }
 
 def test_structs_pointers_references_and_parameters(mode: str) -> None:
     body = """
-    threadgroup float t[32]; threadgroup float grid[4][8]; threadgroup Pair one; threadgroup Pair many[4];
+    threadgroup float t[32]; threadgroup float grid[4][8]; threadgroup Pair one;
+    threadgroup Pair many[4];
     threadgroup Block block; threadgroup int counter; threadgroup half halves[32];
     uint l = thread_position_in_threadgroup.x, i = thread_position_in_grid.x;
     put(t, l, x[i]); grid[l / 8][l % 8] = x[i] * 2; fill(halves, l, half(x[i]));
     block.rows[l / 8][l % 8] = x[i] + 1;
-    if (l == 0) { one.a = 5; one.n = 7; counter = 100; block.count = 3; set(&block.pairs[1], 2.5f, 4); }
+    if (l == 0) { one.a = 5; one.n = 7; counter = 100; block.count = 3;
+    set(&block.pairs[1], 2.5f, 4); }
     if (l < 4) many[l] = {float(l), l * 2};
     threadgroup_barrier(mem_flags::mem_threadgroup);
     if (l == 31) { bump(counter, 11); threadgroup int* c = &counter; *c += 1; }
     threadgroup_barrier(mem_flags::mem_threadgroup);
     threadgroup float* p = t + 4; threadgroup const float* q = &t[8]; threadgroup float& r = t[3];
-    threadgroup float (*rows)[8] = grid; threadgroup float* row = grid[l / 8]; threadgroup Block* b = &block;
+    threadgroup float (*rows)[8] = grid; threadgroup float* row = grid[l / 8];
+    threadgroup Block* b = &block;
     float o[12];
     o[0] = get(t, 31 - l) + p[l % 8] + q[-1] + *q;
     o[1] = r + *(t + l) + (t + 5)[0];
@@ -105,7 +119,8 @@ def test_structs_pointers_references_and_parameters(mode: str) -> None:
     o[8] = block.sum();
     o[9] = float(&t[l] - t) + float(q - p) + (p == &t[4]) + (p != q);
     o[10] = (l & 1 ? t : &t[16])[l / 2];
-    threadgroup float* walk = t; float s = 0; for (threadgroup float* e = t + 32; walk < e; ++walk) s += *walk;
+    threadgroup float* walk = t; float s = 0; for (threadgroup float* e = t + 32; walk < e; ++walk)
+        s += *walk;
     o[11] = s;
     for (int k = 0; k < 12; ++k) y[i * 12 + k] = o[k];
     """
@@ -117,8 +132,10 @@ def test_structs_pointers_references_and_parameters(mode: str) -> None:
         grid = (v * 2).reshape(4, 8)
         want = [
             v[31 - l] + v[4 + l % 8] + v[7] + v[8], v[3] + v + v[5], grid.sum(1)[l % 4],
-            v * 2 + grid[1, 2] + v * 2, np.full(32, v[31] + v[2] + v[3] + x[1]), 12 + l % 4 + (3 - l % 4) * 2,
-            np.full(32, 112), v.reshape(4, 8)[l % 4, l // 4] + 1 + 3 + 2.5 + 4, np.full(32, v[0] + v[31] + 2),
+            v * 2 + grid[1, 2] + v * 2, np.full(32, v[31] + v[2] + v[3] + x[1]),
+            12 + l % 4 + (3 - l % 4) * 2,
+            np.full(32, 112), v.reshape(4, 8)[l % 4, l // 4] + 1 + 3 + 2.5 + 4,
+            np.full(32, v[0] + v[31] + 2),
             l + 4 + 2, np.where(l & 1, v[l // 2], v[16 + l // 2]), np.full(32, v.sum()),
         ]  # fmt: skip
         for k, expected in enumerate(want):
@@ -158,15 +175,22 @@ def test_casts_of_threadgroup_memory(mode: str) -> None:
     for g in range(2):
         v = x[g * 32 : g * 32 + 32]
         want = [
-            v[31 - l] * 3 + (31 - l) * 3, l % 8 + 3 + l // 4, np.r_[v, -v].reshape(16, 4)[l // 2, l % 4],
-            plain[l * 2 + 1], plain[4 + l // 4 * 4 + 2], v[31 - l] + v.view(np.uint8)[4 * l + 3], v * 2,
+            v[31 - l] * 3 + (31 - l) * 3, l % 8 + 3 + l // 4,
+            np.r_[v, -v].reshape(16, 4)[l // 2, l % 4],
+            plain[l * 2 + 1], plain[4 + l // 4 * 4 + 2], v[31 - l] + v.view(np.uint8)[4 * l + 3],
+            v * 2,
         ]  # fmt: skip
         for k, expected in enumerate(want):
             assert (y[g, :, k] == expected).all(), (k, y[g, :, k], expected)
 
 
 def test_sizes_and_types_from_templates_and_constants(mode: str) -> None:
-    header = "constant int ROWS = 4;\n#define COLUMNS 8\nconstexpr constant int PAD = 1;\nenum { EXTRA = 2 };"
+    header = """
+    constant int ROWS = 4;
+    #define COLUMNS 8
+    constexpr constant int PAD = 1;
+    enum { EXTRA = 2 };
+    """
     body = """
     constexpr int W = N / 4;
     constexpr size_t BYTES = sizeof(T) * N;
@@ -226,7 +250,9 @@ def test_declarations_in_nested_scopes(mode: str) -> None:
     y[l] = r;
     """
     x = numbers(32)
-    y = run(body, {"x": x}, {"y": ("float", (32,))}, 32, 32, mode=mode, template=[("MORE", True)])["y"]
+    y = run(body, {"x": x}, {"y": ("float", (32,))}, 32, 32, mode=mode, template=[("MORE", True)])[
+        "y"
+    ]
     l = np.arange(32)  # noqa: E741
     assert (y == x[::-1] + (l ^ 1) * 2 + x[4] + 2 * x[l ^ 16] + 1).all()
 

@@ -75,7 +75,8 @@ def test_literals() -> None:
     s = Slots(
         n=64,
         inputs={"x": x},
-        header="#define TENTH 0.1\n#define HALF_TENTH 0.1h\nconstant float TABLE[3] = {0.1, .2, 3.};",
+        header="#define TENTH 0.1\n#define HALF_TENTH 0.1h\nconstant float TABLE[3] = {0.1, .2,"
+        " 3.};",
         prologue="float v = x[i];",
     )
     for text, size in [
@@ -93,7 +94,9 @@ def test_literals() -> None:
     s.expr("float", "1.0 / 3.0", f32(1) / f32(3))
     s.expr("float", "v - 1.0e-1", x - f32(0.1))
     s.expr("float", "v * .7", x * f32(0.7))
-    s.stmt("float", "constexpr auto k = 0.1; OUT = k * v; static_assert(sizeof(k) == 4);", x * f32(0.1))
+    s.stmt(
+        "float", "constexpr auto k = 0.1; OUT = k * v; static_assert(sizeof(k) == 4);", x * f32(0.1)
+    )
     s.stmt("float", "const float k[] = {0.1, 0.2}; OUT = k[1] * v;", x * f32(0.2))
     s.expr("float", "TABLE[0] + TABLE[1]", f32(0.1) + f32(0.2))
     s.expr("float", "TABLE[2]", 3)
@@ -302,7 +305,14 @@ def edge_floats() -> Any:
     others = np.array([np.inf, -np.inf, np.nan, 65519.996, 65520, -65520, 3.4e38, 0.0, -0.0], f32)
     around = [brains, brains + 1, brains - 1, brains | 0x80000000]
     return np.concatenate(
-        [bits.view(f32), ties, -ties, near, *[b.astype(np.uint32).view(f32) for b in around], others]
+        [
+            bits.view(f32),
+            ties,
+            -ties,
+            near,
+            *[b.astype(np.uint32).view(f32) for b in around],
+            others,
+        ]
     )
 
 
@@ -428,7 +438,7 @@ def test_16_bit_arithmetic_rounds_at_every_step(kind: str) -> None:
     c = rng.normal(size=n).astype(f32).astype(dtype)
     k = rng.integers(-2000, 2000, n).astype(np.int32)
     f = rng.normal(size=n).astype(f32)
-    aw, bw, cw = a.astype(f32), b.astype(f32), c.astype(f32)
+    aw, bw = a.astype(f32), b.astype(f32)
     kd = k.astype(dtype)
     suffix = "h" if kind == "half" else "bf"
     one = np.ones((), dtype)
@@ -479,7 +489,7 @@ def test_16_bit_arithmetic_rounds_at_every_step(kind: str) -> None:
     st(kind, f"{kind} t = a; t++; OUT = t;", a + one)
     st(kind, f"{kind} t = a; OUT = t++;", a)
     st(kind, f"{kind} t = a; OUT = --t;", a - one)
-    st("float", f"float t = f; t += a; OUT = t;", f + aw)
+    st("float", "float t = f; t += a; OUT = t;", f + aw)
     if kind == "half":
         st(kind, "half t = a; t += f; OUT = t;", (aw + f).astype(dtype))
         st(kind, "half t = a; t *= 0.1f; OUT = t;", (aw * f32(0.1)).astype(dtype))
@@ -511,9 +521,7 @@ def test_16_bit_infinities_and_nans(kind: str) -> None:
     v = np.array([np.inf, -np.inf, np.nan, 0.0, -0.0, big, -big, 1.0], f32).astype(dtype)
     a, b = (m.ravel() for m in np.meshgrid(v, v))
     aw, bw = a.astype(f32), b.astype(f32)
-    s = Slots(
-        n=64, inputs={"va": a, "vb": b}, prologue=f"{kind} a = va[i], b = vb[i];"
-    )
+    s = Slots(n=64, inputs={"va": a, "vb": b}, prologue=f"{kind} a = va[i], b = vb[i];")
     with np.errstate(all="ignore"):
         s.expr(kind, "a + b", a + b)
         s.expr(kind, "a - b", a - b)
@@ -575,7 +583,11 @@ def test_ternaries_of_16_bit_floats(kind: str) -> None:
            np.where(c, (a + np.ones((), dtype)) + b, a + (b + np.ones((), dtype))))  # fmt: skip
     s.stmt(kind, f"{kind} x; if (c) x = a; else x = b; OUT = x;", np.where(c, a, b))
     s.stmt("float", "float t = 1; t += c ? a : 0.25f; OUT = t;", 1 + np.where(c, aw, f32(0.25)))
-    s.stmt("float", "auto g = [&](bool q) { return q ? a : f; }; OUT = g(c);", np.where(c, aw, f32(0.1)))
+    s.stmt(
+        "float",
+        "auto g = [&](bool q) { return q ? a : f; }; OUT = g(c);",
+        np.where(c, aw, f32(0.1)),
+    )
     s.check()
 
 

@@ -16,7 +16,11 @@ V4 = np.array([1.5, -2, 3, 40.25], f32)
 def put(count: int, value: str = "t") -> str:
     """Statements that store a vector's elements as one number in base 1000: see `told`."""
     letters = "xyzw"[:count]
-    return "OUT = " + " + ".join(f"{1000**k}L * long({value}.{c})" for k, c in enumerate(letters)) + ";"
+    return (
+        "OUT = "
+        + " + ".join(f"{1000**k}L * long({value}.{c})" for k, c in enumerate(letters))
+        + ";"
+    )
 
 
 def told(values: Any) -> int:
@@ -51,7 +55,8 @@ def test_constructors() -> None:
         s.stmt("long", f"auto t = {text}; {put(len(want))}", told(want))
     for statement, want in [
         ("float4 t = {1, 2, 3, 4};", [1, 2, 3, 4]), ("float4 t = 5;", [5] * 4),
-        ("float2 t = {a, b};", [1, 2]), ("int3 t = 7;", [7] * 3), ("half2 t = 1.5h; t *= 2;", [3, 3]),
+        ("float2 t = {a, b};", [1, 2]), ("int3 t = 7;", [7] * 3),
+        ("half2 t = 1.5h; t *= 2;", [3, 3]),
         ("float3 t{1, 2, 3};", [1, 2, 3]), ("float4 t(u, u);", [3, 4, 3, 4]),
         ("float4 t; t.x = 1; t.y = 2; t.z = 3; t.w = 4;", [1, 2, 3, 4]),
         ("float4 t; t = 3;", [3] * 4), ("float4 t; t = q; t[2] = 1;", [8, 9, 1, 11]),
@@ -120,11 +125,14 @@ def test_arithmetic_is_that_of_the_elements(kind: str, count: int) -> None:
         bits = dtype.itemsize * 8
         amount = (np.abs(b.astype(np.int64)) % bits).astype(dtype)
         quotient = np.where(b == 0, 1, b).astype(dtype)
-        quotient = np.where((quotient == -1) if dtype.kind == "i" else False, 1, quotient).astype(dtype)
+        quotient = np.where((quotient == -1) if dtype.kind == "i" else False, 1, quotient).astype(
+            dtype
+        )
 
         def divide(x: Array, y: Array) -> tuple[Array, Array]:
             q = [[int(abs(int(m)) // abs(int(n))) * (1 if (m < 0) == (n < 0) else -1)
-                  for m, n in zip(r, t, strict=True)] for r, t in zip(x, y, strict=True)]  # fmt: skip
+                  for m, n in zip(r, t, strict=True)] for r, t in zip(x, y,
+                  strict=True)]  # fmt: skip
             r = [[int(m) - k * int(n) for m, k, n in zip(z, w, t, strict=True)]
                  for z, w, t in zip(x, q, y, strict=True)]  # fmt: skip
             return np.array(q, object).astype(dtype), np.array(r, object).astype(dtype)
@@ -152,7 +160,8 @@ def test_arithmetic_is_that_of_the_elements(kind: str, count: int) -> None:
     ]
     for row, (text, _) in enumerate(cases):
         body.append("{" + "".join(
-            f"{kind}{count} {name}; for (int k = 0; k < {count}; ++k) {name}[k] = v{name}[i * {count} + k];"
+            f"{kind}{count} {name}; for (int k = 0; k < {count}; ++k) {name}[k] = v{name}[i *"
+            f" {count} + k];"
             for name in "abmd"
         ) + store(kind, count, f"({text})", row) + "}")  # fmt: skip
     out = run(
@@ -165,7 +174,9 @@ def test_arithmetic_is_that_of_the_elements(kind: str, count: int) -> None:
     failed = []
     for row, (text, want) in enumerate(cases):
         got = np.ascontiguousarray(out[:, row])
-        same = got.view(f"u{dtype.itemsize}") == np.ascontiguousarray(want, dtype).view(f"u{dtype.itemsize}")
+        same = got.view(f"u{dtype.itemsize}") == np.ascontiguousarray(want, dtype).view(
+            f"u{dtype.itemsize}"
+        )
         if not same.all():
             failed.append((text, got[~same][:3], np.asarray(want, dtype)[~same][:3]))
     assert not failed
@@ -197,7 +208,9 @@ def test_comparisons_give_bool_vectors() -> None:
         s.stmt("uint", f"bool4 t = a {operator} 0.5f; OUT = {code};", bits(function(a, f32(0.5))))
         s.stmt("uint", f"bool4 t = 1 {operator} a; OUT = {code};", bits(function(1, a)))
         h = a.astype(np.float16)
-        s.stmt("uint", f"auto t = h {operator} 0.5h; OUT = {code};", bits(function(h, np.float16(0.5))))
+        s.stmt(
+            "uint", f"auto t = h {operator} 0.5h; OUT = {code};", bits(function(h, np.float16(0.5)))
+        )
         m = np.trunc(a).astype(int)
         s.stmt("uint", f"auto t = m {operator} 2; OUT = {code};", bits(function(m, 2)))
     positive, big = a > 0, np.abs(a) > 4
@@ -216,14 +229,17 @@ def test_comparisons_give_bool_vectors() -> None:
     s.stmt("float", f"{pro} OUT = float4(p).x + float4(p).w;", positive[:, [0, 3]].sum(1))
     s.stmt("int", f"{pro} int4 t = int4(p); OUT = t.x + t.y + t.z + t.w;", positive.sum(1))
     s.stmt("float", f"{pro} float4 t = select(a, b, p); OUT = t.z;", np.where(positive, b, a)[:, 2])
-    s.stmt("float", f"{pro} OUT = select(a, float4(1.0f), g).y;", np.where(big, 1, a)[:, 1].astype(f32))
+    s.stmt(
+        "float", f"{pro} OUT = select(a, float4(1.0f), g).y;", np.where(big, 1, a)[:, 1].astype(f32)
+    )
     s.check()
 
 
 def test_vector_and_scalar_of_another_type() -> None:
     """The scalar becomes the type of the vector's elements before the operation."""
     s = Slots(
-        prologue="uchar4 c = uchar4(200, 100, 5, 255); half4 h = half4(3); int4 n = int4(7, -7, 8, 9);"
+        prologue="uchar4 c = uchar4(200, 100, 5, 255); half4 h = half4(3); int4 n = int4(7, -7,"
+        " 8, 9);"
         " float4 f = float4(0.1f, 1, 2, 3); half g = 0.1h;"
     )
     s.stmt("uchar", "uchar4 t = c + 100; OUT = t.x;", 44)
@@ -252,7 +268,9 @@ LETTERS = {"xyzw": (0, 1, 2, 3), "rgba": (0, 1, 2, 3)}
 
 
 def test_swizzles_are_read() -> None:
-    s = Slots(prologue="int4 v = int4(1, 20, 300, 999); int3 w = int3(4, 50, 600); int2 u = int2(7, 80);")
+    s = Slots(
+        prologue="int4 v = int4(1, 20, 300, 999); int3 w = int3(4, 50, 600); int2 u = int2(7, 80);"
+    )
     v, w, u = [1, 20, 300, 999], [4, 50, 600], [7, 80]
     for count in (2, 3, 4):
         everything = list(itertools.product(range(4), repeat=count))
@@ -272,7 +290,8 @@ def test_swizzles_are_read() -> None:
         ("v.wzyx.xy", [999, 300]), ("v.xyz.zy", [300, 20]), ("(v + 0).yx", [20, 1]),
         ("int4(u, u).yz", [80, 7]), ("v.lo.yx", [20, 1]), ("v.hi.yy", [999, 999]),
         ("u.xy + v.zw", [307, 1079]), ("min(v, 50).zw", [50, 50]), ("(u * 2).yx", [160, 14]),
-        ("-w.zy", [-600, -50]), ("v.xy * u.yx", [80, 140]), ("select(v, w.xyzz, v > 50).zw", [600, 600]),
+        ("-w.zy", [-600, -50]), ("v.xy * u.yx", [80, 140]),
+        ("select(v, w.xyzz, v > 50).zw", [600, 600]),
     ]:  # fmt: skip
         s.stmt("long", f"auto t = {text}; {put(len(want))}", told(want))
     s.expr("int", "v.r", 1)
@@ -320,7 +339,8 @@ def test_swizzles_are_written() -> None:
         ("int4 m[2] = {t, t}; m[1].xy = u; t = m[1] + m[0] * 0;", [7, 80, 300, 999]),
         ("int4 m[2] = {t, t}; int k = 0; m[k++].xy = u; t = m[0]; t.z = k;", [7, 80, 1, 999]),
         ("Body o; o.n[1] = t; o.n[1].zy = u; t = o.n[1];", [1, 80, 7, 999]),
-        ("Body o; thread Body* p = &o; p->n[0] = t; p->n[0].xw = u; t = p->n[0];", [7, 20, 300, 80]),
+        ("Body o; thread Body* p = &o; p->n[0] = t; p->n[0].xw = u; t = p->n[0];",
+         [7, 20, 300, 80]),
         ("thread int4& r = t; r.xy = u;", [7, 80, 300, 999]),
         ("thread int4* p = &t; p->xy = u; (*p).zw = u;", [7, 80, 7, 80]),
         ("auto f = [&]() { t.xy = u; }; f();", [7, 80, 300, 999]),
@@ -332,8 +352,17 @@ def test_swizzles_are_written() -> None:
         ("t.xyz = abs(-w);", [4, 50, 600, 999]),
     ]:  # fmt: skip
         s.stmt("long", f"{text} {put(4)}", told(want))
-    s.stmt("float", "Body o; o.at = 1; o.at.xy = float2(2, 3); OUT = o.at.x * 100 + o.at.y * 10 + o.at.z;", 231)
-    s.stmt("float", "float4 v = 0; v.xyz += float3(1, 2, 3); v.xyz *= 2; OUT = dot(v, float4(1, 10, 100, 1000));", 642)
+    s.stmt(
+        "float",
+        "Body o; o.at = 1; o.at.xy = float2(2, 3); OUT = o.at.x * 100 + o.at.y * 10 + o.at.z;",
+        231,
+    )
+    s.stmt(
+        "float",
+        "float4 v = 0; v.xyz += float3(1, 2, 3); v.xyz *= 2; OUT = dot(v, float4(1, 10, 100,"
+        " 1000));",
+        642,
+    )
     s.stmt("half", "half4 v = 1; v.yz = half2(2, 3); OUT = v.x + v.y * 10 + v.z * 100;", 321)
     s.check()
 
@@ -450,14 +479,20 @@ def test_packed_vectors() -> None:
     s.expr("float", "p[i][2]", x[j * 3 + 2])
     s.stmt("float", "float3 t = p[i]; OUT = t.y;", x[j * 3 + 1])
     s.expr("float", "float3(p[i]).z", x[j * 3 + 2])
-    s.expr("float", "dot(float3(p[i]), float3(1, 10, 100))", x[j * 3] + 10 * x[j * 3 + 1] + 100 * x[j * 3 + 2])
+    s.expr(
+        "float",
+        "dot(float3(p[i]), float3(1, 10, 100))",
+        x[j * 3] + 10 * x[j * 3 + 1] + 100 * x[j * 3 + 2],
+    )
     s.stmt("uchar", "uchar3 t = q[i]; OUT = t.z;", j * 3 + 2)
     s.expr("float", "v[i].at.z + v[i].w", x[j * 4 + 2] + x[j * 4 + 3])
     s.stmt("float", "packed_float3 t = float3(1, 2, 3); t.y = 5; float3 k = t; OUT = k.x + k.y;", 6)
     s.stmt("float", "packed_float2 t = packed_float2(1, 2); OUT = t[0] + t[1];", 3)
     s.stmt("float", "packed_half4 t = packed_half4(half4(1, 2, 3, 4)); OUT = half4(t).w;", 4)
     s.stmt("float", "packed_float3 t(1, 2, 3); float3 k = float3(t) * 2.0f; OUT = k.z;", 6)
-    s.stmt("float", "packed_float3 a = float3(1), b = float3(2, 3, 4); float3 k = a + b; OUT = k.z;", 5)
+    s.stmt(
+        "float", "packed_float3 a = float3(1), b = float3(2, 3, 4); float3 k = a + b; OUT = k.z;", 5
+    )
     s.stmt("float", "packed_float3 a = float3(1); a = float3(4, 5, 6); OUT = a.z;", 6)
     s.check()
 

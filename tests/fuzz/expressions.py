@@ -246,6 +246,8 @@ class Expressions(Choices):
             )  # fmt: skip
         if roll < 0.85:
             return spanned(p.Un("!", self.expr(BOOL, depth - 1, ctx), BOOL), (0, 1))
+        if roll < 0.93 and ctx.sync:
+            return self.sync(BOOL, depth, ctx) or self.lit(BOOL)
         lane = spanned(p.Attr("thread_index_in_simdgroup"), (0, 31))
         if not ctx.in_kernel:
             return self.compare("<", self.expr(UINT, 0, ctx), self.lit(UINT, 0, 9))

@@ -269,6 +269,11 @@ class Statements(Memory):
             inner = ctx.deeper()
         elif ctx.uniform and self.odds(0.35):
             test, inner = self.uniform_test(2, ctx), ctx.deeper()
+        elif ctx.sync and self.odds(0.25):
+            kind = self.rng.choice((INT, UINT))
+            total = self.reduction("simd", 32, kind, self.expr(kind, 1, ctx))
+            test = self.compare(self.rng.choice(("<", ">=", "!=")), total, self.lit(kind))
+            inner = ctx.deeper(uniform=False, barrier=False)
         else:
             test, inner = self.boolean(3, ctx), ctx.deeper(uniform=False, barrier=False)
         before = dict(self.state)

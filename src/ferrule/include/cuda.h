@@ -61,6 +61,10 @@ FR_FN unsigned lane() {
   return l;
 }
 
+}  // namespace warp
+FR_FN unsigned matrix_own_lane() { return warp::lane(); }
+namespace warp {
+
 // One lane's value in words of 32 bits.
 template <class T> FR_FN T read(unsigned mask, const T& v, unsigned from) {
   constexpr unsigned words = (sizeof(T) + 3) / 4;

@@ -1,6 +1,8 @@
 // The Metal dialect for g++, clang, zig and NVRTC: one header, without a single #include of a
 // library. A kernel's text defines one of FR_FLAT, FR_SPLIT, FR_FIBERS and FR_CUDA_KERNEL first.
 #pragma once
+#define __METAL__ 1
+#define __METAL_VERSION__ 320  // what MLX compiles for on macOS 15
 #include "types.h"
 #include "math.h"
 #include "functions.h"

@@ -112,6 +112,8 @@ static thread_local fibers* fr_fibers;
 
 FR_FN fiber& self() { return *fr_fibers->current; }
 
+inline unsigned matrix_own_lane() { return self().index % 32; }
+
 static __attribute__((noinline)) void suspend() {
   fibers* f = fr_fibers;
   fr_switch(&f->current->stack_pointer, f->scheduler);

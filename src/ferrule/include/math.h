@@ -19,8 +19,8 @@
 //   fma sqrt divide fdim                                      one rounding
 //   exp exp2 exp10 log log2 log10 pow powr                    1.3 (log2, log10 without FMA: 1.8)
 //   sin cos sinpi cospi acos atan atan2 expm1 log1p cosh      1.8
-//   rsqrt asin asinh                                          2.0
-//   tanh sinh acosh atanh                                     2.5
+//   rsqrt asin                                                2.0
+//   tanh sinh asinh acosh atanh                               2.8
 //   tan tanpi                                                 3.8
 //
 // The polynomials are minimax fits made for this file, their coefficients rounded to float one by
@@ -295,7 +295,7 @@ FR_UNARY_DOUBLE(tanh)
 FR_FN double atan2(double y, double x) { return FR_LIBM(atan2)(y, x); }
 FR_FN double pow(double x, double y) { return FR_LIBM(pow)(x, y); }
 FR_FN double powr(double x, double y) {
-  return x < 0.0 ? (double)detail::nan() : FR_LIBM(pow)(x, y);
+  return x < 0.0 ? (double)detail::nan() : FR_LIBM(pow)(fabs(x), y);
 }
 FR_FN double exp10(double x) { return FR_LIBM(pow)(10.0, x); }  // not every libm has exp10
 FR_FN double rsqrt(double x) { return 1.0 / sqrt(x); }
@@ -349,7 +349,7 @@ FR_UNARY_FLOAT(tanh)
 
 FR_FN float atan2(float y, float x) { return ::atan2f(y, x); }
 FR_FN float pow(float x, float y) { return ::powf(x, y); }
-FR_FN float powr(float x, float y) { return x < 0.0f ? detail::nan() : ::powf(x, y); }
+FR_FN float powr(float x, float y) { return x < 0.0f ? detail::nan() : ::powf(fabs(x), y); }
 FR_FN float sincos(float x, float& cosine) {
   float s;
   ::sincosf(x, &s, &cosine);
@@ -596,7 +596,10 @@ FR_FN double log2_double(float f, float e) {
   return mad(p, s, (double)e);
 }
 
-// |x|^y; where either is a NaN, 1 for y = 0 or |x| = 1 and else a NaN.
+// |x|^y, and a NaN where one of them is and matters: 1^y and x^0 are 1.
+//
+// Kernels often have one y for all x. What depends on y alone is therefore made a number before it
+// meets x: g++ before 13 does not vectorise a choice by a bool that comes from outside the loop.
 FR_FN float pow_core(float x, float y) {
   float a = FR_LIBM(fabsf)(x);
   float e, f = log_reduce(a, e);
@@ -604,20 +607,19 @@ FR_FN float pow_core(float x, float y) {
   // kept between 2^-60 and 2^40, where it gives no other result.
   e = magnitude_bits(x) > 0x7f7fffff ? 0x1p126f : e;
   e = x == 0.0f ? -0x1p126f : e;
-  int m = magnitude_bits(y), least = 0x21800000, most = 0x53800000;
+  int m = magnitude_bits(y), least = m == 0 ? 0 : 0x21800000, most = 0x53800000;
   m = m < most ? m : most;
   m = m > least ? m : least;
-  bool one = (a == 1.0f) | (y == 0.0f);
-  float b = one ? 0.0f : from_bits((u32)m | sign_bit(y));
-  double p = log2_double(f, e) * (double)b;
+  double p = log2_double(f, e) * (double)from_bits((u32)m | sign_bit(y));
   double n = (p + FR_ROUNDER64) - FR_ROUNDER64;
   float t = exp2m1_poly((float)(p - n));
   int w = bits((float)n), limit = 0x43480000;  // 200
   int v = w & 0x7fffffff;
   float k = from_bits((u32)(v < limit ? v : limit) | ((u32)w & 0x80000000u));
   float r = scale(t, bits(k + FR_EXPONENT_ROUNDER));
-  bool lost = (x != x) | (y != y);
-  return (lost & (one == false)) ? nan() : r;
+  float lost = y != y ? nan() : 0.0f, of_nan = y == 0.0f ? 1.0f : nan();
+  r = x == 1.0f ? r : r + lost;
+  return x != x ? of_nan : r;
 }
 
 }  // namespace detail
@@ -836,12 +838,12 @@ FR_FN float atanh(float x) {
 
 FR_FN float pow(float x, float y) {
   float h = y * 0.5f;
-  bool whole = rint(y) == y;
-  bool odd = whole & (rint(h) != h);
-  float p = detail::pow_core(x, y);
-  bool real = whole | (x >= 0.0f) | (x == -detail::infinity()) | (x != x);
-  p = real ? p : detail::nan();
-  return p * (odd ? copysign(1.0f, x) : 1.0f);
+  bool whole = trunc(y) == y;
+  detail::u32 odd = (detail::u32)(whole & (trunc(h) != h)) << 31;
+  // Negative numbers have whole powers alone, infinity any.
+  float top = detail::infinity(), bound = whole ? -0x1.fffffep127f : 0.0f;
+  float p = detail::flip_sign(detail::pow_core(x, y), (detail::u32)detail::bits(x) & odd);
+  return ((x < bound) & (x > -top)) ? detail::nan() : p;
 }
 
 FR_FN float powr(float x, float y) {

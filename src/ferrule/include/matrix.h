@@ -26,7 +26,7 @@ template <class T, int R, int C> struct simdgroup_matrix {
   typedef vec<T, 2> storage_type;
   vec<T, 2> elements;
   simdgroup_matrix() = default;
-  explicit simdgroup_matrix(T diagonal);
+  explicit FR_FN simdgroup_matrix(T diagonal);
   FR_FN vec<T, 2>& thread_elements() { return elements; }
   FR_FN const vec<T, 2>& thread_elements() const { return elements; }
 };
@@ -34,7 +34,7 @@ typedef simdgroup_matrix<float, 8, 8> simdgroup_float8x8;
 typedef simdgroup_matrix<half, 8, 8> simdgroup_half8x8;
 typedef simdgroup_matrix<bfloat, 8, 8> simdgroup_bfloat8x8;
 
-template <class T, int R, int C> FR_FN simdgroup_matrix<T, R, C> make_filled_simdgroup_matrix(T value) {
+template <class T, int R, int C = R> FR_FN simdgroup_matrix<T, R, C> make_filled_simdgroup_matrix(T value) {
   simdgroup_matrix<T, R, C> m;
   m.elements = vec<T, 2>(value, value);
   return m;
@@ -72,4 +72,21 @@ FR_FN void matrix_store(unsigned lane, const metal::simdgroup_matrix<T, 8, 8>& m
 }
 
 }  // namespace lanes
+
+// The lane that runs now; split texts, which cannot know, make such matrices of 0 alone.
+#if FR_CUDA
+FR_FN unsigned matrix_own_lane();
+#elif defined(FR_FIBERS)
+inline unsigned matrix_own_lane();
+#else
+FR_FN unsigned matrix_own_lane() { return 0; }
+#endif
+
+namespace metal {
+template <class T, int R, int C> FR_FN simdgroup_matrix<T, R, C>::simdgroup_matrix(T diagonal) {
+  const unsigned lane = matrix_own_lane();
+  const unsigned row = lanes::matrix_row(lane), column = lanes::matrix_column(lane);
+  elements = vec<T, 2>(row == column ? diagonal : T(0), row == column + 1 ? diagonal : T(0));
+}
+}  // namespace metal
 }  // namespace fr

@@ -260,10 +260,10 @@ def _parts(
     moved = {q.name for q in params if not q.scalar}
     try:
         writer = Flat(p, rows=True)
+        before, inside, exits = writer.run()
     except NotSplittable:
         # Syntax that is not understood: a lambda takes the body as it is.
         return "", f"  [&]() {{\n{body(p, p.text.source)}  }}();\n", None, moved
-    before, inside, exits = writer.run()
     if exits:
         inside = f'{{\n{inside}}}\n#line 1 "ferrule"\n  fr_next: ;\n'
     else:

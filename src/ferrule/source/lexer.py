@@ -64,6 +64,7 @@ def tokens(text: str, *, kernel: str, where: str) -> list[Token]:
     position = 0
     line_start = True  # only white space since the last newline
     macro = False
+    owed = 0  # lines of comments inside the current directive
     while position < len(text):
         match = _TOKEN.match(text, position)
         if match is None or match.lastgroup is None:  # the pattern's last alternative takes all
@@ -88,10 +89,12 @@ def tokens(text: str, *, kernel: str, where: str) -> list[Token]:
         position = match.end()
         lines = value.count("\n")
         if kind in ("comment", "line_comment"):
-            out.append(Token("space", ("\n" * lines) or " ", line, macro))
+            # Inside a directive a comment is one space; its lines are made up for at the end.
+            owed += lines if macro else 0
+            out.append(Token("space", " " if macro else ("\n" * lines) or " ", line, macro))
         elif kind == "newline":
-            out.append(Token("newline", "\n", line))
-            line_start, macro = True, False
+            out.append(Token("newline", "\n" * (1 + owed), line))
+            line_start, macro, owed = True, False, 0
         elif kind == "space":
             out.append(Token("space", value, line, macro))
         else:

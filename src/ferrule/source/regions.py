@@ -359,7 +359,7 @@ class Regions(Body):
             return Piece("", self._line(s), [v], [text], [bind], plain)
         if is_auto:
             const = "const " if "const" in words and "*" not in declarator else ""
-            text = f"typedef {const}::fr::value_t<decltype({init})> fr_t{n};\n@"
+            text = f"typedef {const}::fr::value_t<__typeof__({init})> fr_t{n};\n@"
         else:
             start = (
                 name.start_byte

@@ -15,6 +15,8 @@ What cannot be split (`NotSplittable`) runs on fibers instead.
 
 from __future__ import annotations
 
+import re
+
 from tree_sitter import Node
 
 from .analysis import LOOPS, SPLIT_CALLS, expression
@@ -45,6 +47,12 @@ _GROUP_LEVEL = (
     "struct_specifier", "class_specifier", "union_specifier", "enum_specifier",
     "preproc_def", "preproc_function_def", "preproc_undef", "empty_statement",
 )  # fmt: skip
+# A matrix made of one value has it on its diagonal, so a lane must know which it is; 0 is the same
+# everywhere.
+_DIAGONAL = re.compile(
+    r"\bsimdgroup_(?:matrix[ \t]*<[^;>]*>|\w+8x8)[ \t\n]*\w*[ \t\n]*[({][ \t\n]*"
+    r"(?!0[.0]*[fFhH]?[ \t\n]*[)}])(?![)}])"
+)
 _VOTES = {"any": "bool", "all": "bool", "ballot": "simd_vote"}
 _ASKS = {"active_threads_mask": "simd_vote", "is_first": "bool"}
 
@@ -102,6 +110,8 @@ class Splitter(Regions):
         raise NotSplittable("the control flow is too deep")
 
     def _check(self) -> None:
+        if _DIAGONAL.search(self.tree.data.decode()):
+            raise NotSplittable("a simdgroup_matrix is made from a value on its diagonal")
         for node in walk(self.tree.block):
             if node.type in ("goto_statement", "labeled_statement", "co_return_statement"):
                 raise NotSplittable("the body jumps with goto")
@@ -322,7 +332,7 @@ class Splitter(Regions):
             self.pending.append(Piece(f"fr_x{n}[fr_i] = bool({texts[0]});", line))
         else:
             types.append(
-                f"{body_line(self.p, line)}typedef ::fr::value_t<decltype({texts[0]})> fr_q{n}; "
+                f"{body_line(self.p, line)}typedef ::fr::value_t<__typeof__({texts[0]})> fr_q{n}; "
                 f"fr_q{n} fr_x{n}[FR_N];\n"
             )
             self.pending.append(Piece(f"fr_x{n}[fr_i] = {texts[0]};", line))
@@ -366,7 +376,7 @@ class Splitter(Regions):
         for k, a in enumerate(arguments):
             text = self.tree.text(a)
             const = "" if k == 0 else "const "
-            types.append(f"{const}::fr::value_t<decltype({text})>* fr_p{n}_{k}[FR_N];\n")
+            types.append(f"{const}::fr::value_t<__typeof__({text})>* fr_p{n}_{k}[FR_N];\n")
             self.pending.append(Piece(f"fr_p{n}_{k}[fr_i] = &({text});", line))
         names = self._names(self.tree.text(call))
         self._flush(self._later_names() | names, types)

@@ -20,6 +20,15 @@ def _parser() -> Parser:
     return Parser(Language(tree_sitter_cpp.language()))
 
 
+_CAST = re.compile(rb"\b(short|long|signed|unsigned)(?=[ \t]*\()")
+_READS_AS = {b"short": b"sh0rt", b"long": b"l0ng", b"signed": b"s1gned", b"unsigned": b"uns1gned"}
+
+
+def _readable(data: bytes) -> bytes:
+    """The text with words that the grammar does not take as casts replaced, byte for byte."""
+    return _CAST.sub(lambda m: _READS_AS[m.group(1)], data)
+
+
 class Tree:
     """A parsed text.
 
@@ -31,7 +40,7 @@ class Tree:
 
     def __init__(self, text: str, *, body: bool) -> None:
         self.data = (_BEFORE + text + "\n}" if body else text).encode()
-        self.root = _parser().parse(self.data).root_node
+        self.root = _parser().parse(_readable(self.data)).root_node
         self.has_error = self.root.has_error
         self.block = self.root
         if body and self.root.child_count and self.root.children[0].type == "function_definition":
@@ -142,7 +151,7 @@ def convert_conditionals(text: str, *, body: bool) -> str:
         for child in node.children:
             visit(child)
 
-    if "?" in text:
+    if "?" in text and not tree.has_error:
         visit(tree.block)
     return tree.edited(edits)
 
