@@ -1,7 +1,7 @@
 """The examples of the dialect: bodies with their inputs, launch and what must come out.
 
-Format of ``tests/dialect/*.metal``: ``//@ in name=NumPy expression``, ``//@ out name:dtype[shape]``,
-``//@ run`` launch and flags, ``//@ want`` a NumPy expression that is true; what stands before
+Format of ``tests/dialect/*.metal``: ``//@ in name=NumPy expression``,
+``//@ out name:dtype[shape]``, ``//@ run`` launch and flags, ``//@ want`` a NumPy expression that is true; what stands before
 ``//@ body`` is the header.
 """
 
@@ -37,7 +37,11 @@ class Block:
 
     def check(self, outputs: list[Any]) -> bool:
         """Whether these outputs are what the example wants."""
-        names = {**_NAMES, **self.inputs, **dict(zip(self.kernel["output_names"], outputs))}
+        names = {
+            **_NAMES,
+            **self.inputs,
+            **dict(zip(self.kernel["output_names"], outputs, strict=True)),
+        }
         # The files are this project's own; an expression is the plainest way to say a result.
         return bool(eval(self.want, names))
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from dialect_blocks import BLOCKS, Block
 
 import ferrule
+from dialect_blocks import BLOCKS, Block
 from ferrule.devices import cpu
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from dialect_blocks import BLOCKS, Block
 
 import ferrule
+from dialect_blocks import BLOCKS, Block
 
 
 @pytest.mark.parametrize("block", BLOCKS, ids=lambda b: b.name)

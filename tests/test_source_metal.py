@@ -15,6 +15,12 @@ import mlx.core as mx
 import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
+
+from ferrule import dtypes
+from ferrule.dtypes import Dtype
+from ferrule.kernel import ATTRIBUTES, MATH_MODES, Kernel
+from ferrule.source import metal
+from ferrule.spec import Input, Shape, Spec, TemplateValue
 from strategies import (
     LEVEL0,
     identifiers,
@@ -24,12 +30,6 @@ from strategies import (
     template_values,
     texts,
 )
-
-from ferrule import dtypes
-from ferrule.dtypes import Dtype
-from ferrule.kernel import ATTRIBUTES, MATH_MODES, Kernel
-from ferrule.source import metal
-from ferrule.spec import Input, Shape, Spec, TemplateValue
 
 Scalar = bool | int | float | complex
 

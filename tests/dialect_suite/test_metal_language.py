@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from metal_harness import KINDS, Slots, run
+from metal_harness import Slots, run
 
 f32 = np.float32
 
@@ -420,12 +420,61 @@ def test_loops_and_their_pragmas() -> None:
 
 def test_names_that_other_languages_own() -> None:
     """Locals, globals, functions and inputs may be called what C and C++ libraries call theirs."""
-    names = (
-        "y0 j1 index gamma norm div signal time log1 round_ pipe data out_ mask block warp lane tid"
-        " grid_ self main string vector list array_ N1 T1 inp blockIdx threadIdx exit free read"
-        " write link hash swap move next begin end size function thread_id device_id constants"
-        " threadgroups val assert_ std_ fr core detail"
-    ).split()
+    names = [
+        "y0",
+        "j1",
+        "index",
+        "gamma",
+        "norm",
+        "div",
+        "signal",
+        "time",
+        "log1",
+        "round_",
+        "pipe",
+        "data",
+        "out_",
+        "mask",
+        "block",
+        "warp",
+        "lane",
+        "tid",
+        "grid_",
+        "self",
+        "main",
+        "string",
+        "vector",
+        "list",
+        "array_",
+        "N1",
+        "T1",
+        "inp",
+        "blockIdx",
+        "threadIdx",
+        "exit",
+        "free",
+        "read",
+        "write",
+        "link",
+        "hash",
+        "swap",
+        "move",
+        "next",
+        "begin",
+        "end",
+        "size",
+        "function",
+        "thread_id",
+        "device_id",
+        "constants",
+        "threadgroups",
+        "val",
+        "assert_",
+        "std_",
+        "fr",
+        "core",
+        "detail",
+    ]
     header = """
     constant float y1 = 2;
     constant int yn = 3, j0 = 4;

@@ -15,6 +15,9 @@ MOVES = ("broadcast", "shuffle", "shuffle_up", "shuffle_down", "shuffle_xor", "s
 class Expressions(Choices):
     """Random expressions of a wanted type."""
 
+    lid: Var  # this thread's index in its threadgroup, and in the grid
+    gid: Var
+
     # -- leaves ------------------------------------------------------------------------------------
 
     def attribute(self) -> Expr:
@@ -289,6 +292,8 @@ class Expressions(Choices):
     def integer(self, kind: Type, depth: int, ctx: Context) -> Expr:
         rng = self.rng
         op = rng.choice(("/", "%", "&", "|", "^", "<<", ">>", "~"))
+        if kind is UINT and ctx.in_kernel and self.odds(0.2):
+            return self.divided_position()
         a = self.expr(kind, depth - 1, ctx)
         wide = p.common(kind, kind)
         low, high = a.span
@@ -334,6 +339,16 @@ class Expressions(Choices):
         bits = max(most.bit_length(), (-least - 1).bit_length() if least < 0 else 0)
         span = (0 if least >= 0 else -(1 << bits), (1 << bits) - 1)
         return self.held(spanned(p.Bin(op, a, b, wide), span), kind)
+
+    def divided_position(self) -> Expr:
+        """A position divided by the width of a simdgroup or so: the same for many threads."""
+        v = self.rng.choice((self.lid, self.gid))
+        e = spanned(p.Name(v), v.span) if self.odds(0.5) else self.attribute()
+        by = self.rng.choice((32, 32, 64, 16, 31))
+        if by == 32 and self.odds(0.3):
+            return spanned(p.Bin(">>", e, p.Lit(5, INT), UINT), (0, e.span[1] // 32))
+        divisor = p.Lit(by, self.rng.choice((INT, UINT)))
+        return spanned(p.Bin("/", e, divisor, UINT), (0, e.span[1] // by))
 
     def library(self, kind: Type, depth: int, ctx: Context) -> Expr:
         rng = self.rng

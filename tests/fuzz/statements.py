@@ -467,8 +467,6 @@ class Statements(Memory):
             out += make(ctx)  # type: ignore[operator]
         return out
 
-    lid: Var
-    gid: Var
     outputs: list[Var]
     moved = False
     smallest_group = 1

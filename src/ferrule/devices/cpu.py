@@ -363,7 +363,9 @@ class CpuDevice:
     def flags(self, kernel: Kernel, compiler: toolchain.Compiler, contract_off: bool) -> list[str]:
         """The compiler's flags for a kernel."""
         flags = [*_FLAGS, *toolchain.native_flags(compiler)]
-        flags.append("-ffp-contract=off" if contract_off else "-ffp-contract=fast")
+        # clang's "fast" also fuses half's products and sums, whose rounding in between must stay.
+        fused = "-ffp-contract=fast" if compiler.kind == "gcc" else "-ffp-contract=on"
+        flags.append("-ffp-contract=off" if contract_off else fused)
         if kernel.math_mode == "fast":
             flags.append("-D__FAST_MATH__=1")
         return flags

@@ -30,6 +30,11 @@ _TERMS: tuple[tuple[str, str], ...] = (
     (r"\b_Float16\b", "half"),
     (r"\bfr_a_(\w+)", r"\1"),
     (r"\bthread_local\b", "threadgroup"),
+    (r"\bfr_kernel(?:<[^<>]*>)?\([^()]*\)::", ""),
+    (r"\bfr_kernel\b", "the kernel"),
+    (r"\bfr_[a-z]\d+\b(?: ?\[\d+\])?", "value"),
+    (r"\bconst group&, (?:unsigned int, )*", ""),
+    (r", std::nullptr_t", ""),
     (r" \{aka '[^']*'\}", ""),
     (r" __restrict__\b", ""),
 )
@@ -54,23 +59,30 @@ def in_authors_terms(message: str) -> str:
 def complaints(kernel: Kernel, log: str) -> list[Complaint]:
     """The errors in a compiler's output."""
     found: list[Complaint] = []
+    own = re.compile(rf"(?:.*/)?{re.escape(kernel.name)}\.(source|header)[:(](\d+)")
+    mentioned: tuple[str, int] | None = None  # the author's line that an error elsewhere is about
     for text in log.splitlines():
+        here = own.match(text)
         match = _LINE.match(text)
         if match is None:
+            if here is not None and (mentioned is None or "required from" in text):
+                mentioned = here[1], int(here[2])
+                _adopt(found, mentioned, text)
             continue
-        name = match["file"].rsplit("/", 1)[-1]
-        where = name.removeprefix(f"{kernel.name}.") if name.startswith(kernel.name + ".") else ""
-        if where not in ("source", "header"):
-            where = ""
-        found.append(
-            Complaint(
-                where,
-                int(match["line"]),
-                int(match["column"] or 0),
-                in_authors_terms(match["message"].strip()),
-            )
-        )
+        message = in_authors_terms(match["message"].strip())
+        if here is not None:
+            found.append(Complaint(here[1], int(here[2]), int(match["column"] or 0), message))
+        else:
+            where, line = mentioned or ("", int(match["line"]))
+            found.append(Complaint(where, line, 0, message))
+        mentioned = None
     return found
+
+
+def _adopt(found: list[Complaint], place: tuple[str, int], text: str) -> None:
+    """clang says after an error where the author's text led to it."""
+    if found and not found[-1].where and "note:" in text:
+        found[-1] = found[-1]._replace(where=place[0], line=place[1])
 
 
 def compile_error(kernel: Kernel, log: str, compiler: str) -> CompileError:

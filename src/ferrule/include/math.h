@@ -598,8 +598,8 @@ FR_FN double log2_double(float f, float e) {
 
 // |x|^y, and a NaN where one of them is and matters: 1^y and x^0 are 1.
 //
-// Kernels often have one y for all x. What depends on y alone is therefore made a number before it
-// meets x: g++ before 13 does not vectorise a choice by a bool that comes from outside the loop.
+// Kernels often have one y for all x, or one x. g++ before 13 does not vectorise a choice by a bool
+// that comes from outside the loop, so most choices are made with masks.
 FR_FN float pow_core(float x, float y) {
   float a = FR_LIBM(fabsf)(x);
   float e, f = log_reduce(a, e);
@@ -607,7 +607,8 @@ FR_FN float pow_core(float x, float y) {
   // kept between 2^-60 and 2^40, where it gives no other result.
   e = magnitude_bits(x) > 0x7f7fffff ? 0x1p126f : e;
   e = x == 0.0f ? -0x1p126f : e;
-  int m = magnitude_bits(y), least = m == 0 ? 0 : 0x21800000, most = 0x53800000;
+  int m = magnitude_bits(y), zero = (m - 1) >> 31, lost = (0x7f800000 - m) >> 31;
+  int least = ~zero & 0x21800000, most = 0x53800000;
   m = m < most ? m : most;
   m = m > least ? m : least;
   double p = log2_double(f, e) * (double)from_bits((u32)m | sign_bit(y));
@@ -616,10 +617,10 @@ FR_FN float pow_core(float x, float y) {
   int w = bits((float)n), limit = 0x43480000;  // 200
   int v = w & 0x7fffffff;
   float k = from_bits((u32)(v < limit ? v : limit) | ((u32)w & 0x80000000u));
-  float r = scale(t, bits(k + FR_EXPONENT_ROUNDER));
-  float lost = y != y ? nan() : 0.0f, of_nan = y == 0.0f ? 1.0f : nan();
-  r = x == 1.0f ? r : r + lost;
-  return x != x ? of_nan : r;
+  u32 d = (u32)bits(x) ^ 0x3f800000u;  // 0 for x = 1
+  int other = (int)(d | (0u - d)) >> 31, unknown = (0x7f800000 - bits(a)) >> 31;
+  u32 bad = (u32)((lost & other) | (unknown & ~zero));
+  return scale(t, bits(k + FR_EXPONENT_ROUNDER)) + from_bits(bad & 0x7fc00000u);
 }
 
 }  // namespace detail
@@ -841,9 +842,9 @@ FR_FN float pow(float x, float y) {
   bool whole = trunc(y) == y;
   detail::u32 odd = (detail::u32)(whole & (trunc(h) != h)) << 31;
   // Negative numbers have whole powers alone, infinity any.
-  float top = detail::infinity(), bound = whole ? -0x1.fffffep127f : 0.0f;
+  float bound = detail::from_bits((0u - (detail::u32)whole) & 0xff7fffffu);
   float p = detail::flip_sign(detail::pow_core(x, y), (detail::u32)detail::bits(x) & odd);
-  return ((x < bound) & (x > -top)) ? detail::nan() : p;
+  return ((x < bound) & (x > -detail::infinity())) ? detail::nan() : p;
 }
 
 FR_FN float powr(float x, float y) {
@@ -851,7 +852,8 @@ FR_FN float powr(float x, float y) {
   return x < 0.0f ? detail::nan() : p;
 }
 
-FR_FN float rsqrt(float x) { return 1.0f / sqrt(x); }
+// Correctly rounded but for the rarest of ties, which Metal asks for: one rounding, from double.
+FR_FN float rsqrt(float x) { return float(1.0 / __builtin_sqrt(double(x))); }
 
 }  // namespace precise
 

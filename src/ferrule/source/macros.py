@@ -96,7 +96,7 @@ def _run(
                 macros.pop(token.text.split()[-1], None)
             if only is not None:
                 out += line
-            elif emit and word.startswith("#pragma"):
+            elif emit and word.startswith(("#pragma", "#error", "#warning")):
                 out.append(token)
             elif emit:
                 out.append(Token("space", "\n" * sum(t.text.count("\n") for t in line), token.line))

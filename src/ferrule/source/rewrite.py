@@ -36,6 +36,7 @@ from .macros import expand_spaces
 
 _SWIZZLE = re.compile(r"[xyzw]{2,4}|[rgba]{1,4}|lo|hi|even|odd")
 _LANES = {letter: i for letters in ("xyzw", "rgba") for i, letter in enumerate(letters)}
+_HALVES = frozenset({"half", "float16_t", "bfloat", "bfloat16_t"})
 _ASSIGN = frozenset({"=", "+=", "-=", "*=", "/=", "%=", "&=", "|=", "^=", "<<=", ">>="})
 _FLOAT = re.compile(r"(?:[0-9']+\.[0-9']*|\.[0-9']+|[0-9']+(?=[eE]))(?:[eE][+-]?[0-9]+)?")
 _DEFINE = re.compile(r"^[ \t]*#[ \t]*define[ \t]+(\w+(?=\W|$))(?:\([^)]*\))?(.*)$", re.MULTILINE)
@@ -258,6 +259,9 @@ class _Pass:
             self._address_space(i, token, inside)
         elif word in REFUSED and self._means(i, word):
             raise self.refuse(token, *REFUSED[word])
+        elif word == "atomic" and self._text(i + 1) == "<" and self._text(i + 2) in _HALVES:
+            what = f"atomics on {self._text(i + 2)}"
+            self.notes.append(Note(self.where, token.line, what))
         elif word == "double":
             self.notes.append(Note(self.where, token.line, "the type double"))
         elif word in ("_Pragma", "MLX_MTL_PRAGMA_UNROLL"):
@@ -275,7 +279,7 @@ class _Pass:
         """Whether a refused word is used as what it is refused for, not as a local name."""
         after = self._text(i + 1)
         if word == "mpp":
-            return after == "::"
+            return after == "::" or self._text(i - 1) == "namespace"
         if word in ("asm", "__asm", "__asm__"):
             return True
         if word == "sampler":

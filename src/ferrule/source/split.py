@@ -167,7 +167,11 @@ class Splitter(Regions):
 
     def _statement(self, s: Node) -> None:
         kind = s.type
-        if kind in ("comment", "preproc_call"):
+        if kind == "comment" or (kind == "preproc_call" and "#pragma" in self.tree.text(s)):
+            return
+        if kind == "preproc_call":
+            self._flush(self._later_names())
+            self._at(s, self.tree.text(s).rstrip() + "\n")
             return
         if kind == "attributed_statement":
             self._statement(s.named_children[-1])
@@ -240,6 +244,9 @@ class Splitter(Regions):
         if e.type == "call_expression":
             name = callee(self.tree, e)
             if name in THREADGROUP_BARRIERS | SIMD_BARRIERS:
+                given = e.child_by_field_name("arguments")
+                if given is None or not given.named_children:
+                    raise NotSplittable(f"{name} is called without its flags")
                 self._flush(self._later_names())
                 return
             if name in ("simdgroup_multiply", "simdgroup_multiply_accumulate"):
