@@ -1,8 +1,8 @@
 """The examples of the dialect: bodies with their inputs, launch and what must come out.
 
 Format of ``tests/dialect/*.metal``: ``//@ in name=NumPy expression``,
-``//@ out name:dtype[shape]``, ``//@ run`` launch and flags, ``//@ want`` a NumPy expression that is true; what stands before
-``//@ body`` is the header.
+``//@ out name:dtype[shape]``, ``//@ run`` launch and flags, ``//@ want`` a NumPy expression that is
+true; what stands before ``//@ body`` is the header.
 """
 
 from __future__ import annotations

@@ -484,6 +484,8 @@ COMBINED = {
     "quantise": "fmin(fmax(rint(x[i] * 127.0f), -128.0f), 127.0f)",
     "normalise": "x[i] * rsqrt(x[i] * x[i] + 1e-5f)",
     "powers": "pow(fabs(x[i]), 1.7f) + pow(x[i], 2.0f)",
+    "gamma": "pow(x[i], y[0])",
+    "frequency": "pow(y[0], x[i])",
     "gauss": "sqrt(-2.0f * log(x[i])) * cos(6.2831853f * x[i])",
     "turn": "x[i] * fast::cos(x[i]) - fast::sin(x[i])",
 }
@@ -506,11 +508,11 @@ def test_loops_vectorise(tmp_path: Path, compiler: str, isa: str) -> None:
         lines.append(_loop(f"loop_{name}", "fff", f"o[i] = precise::{name}(x[i], y[i])").strip())
         names.append(name)
     for name, expression in COMBINED.items():
-        lines.append(_loop(f"combined_{name}", "ff", f"o[i] = {expression}").strip())
+        lines.append(_loop(f"combined_{name}", "fff", f"o[i] = {expression}").strip())
         names.append(name)
     clang = "clang" in Path(compiler).name
     report = "-Rpass=loop-vectorize" if clang else "-fopt-info-vec-optimized"
-    options = ("-c", report, *VECTORS[isa])
+    options = ("-c", report, *VECTORS[isa], "-Wno-unused-parameter")
     log = compile_text(compiler, "\n".join(lines) + "\n", tmp_path / "loops.o", *options)
     said = re.findall(r"loops\.cpp:(\d+):\d+: .*vectorized", log)
     vectorised = {names[int(line) - 1] for line in said}

@@ -94,7 +94,7 @@ def _run(
                         del macros[defined.name]
             elif word.startswith("#undef"):
                 macros.pop(token.text.split()[-1], None)
-            if only is not None:
+            if only is not None or (emit and word == "#define" and len(line) == 1):
                 out += line
             elif emit and word.startswith(("#pragma", "#error", "#warning")):
                 out.append(token)

@@ -199,6 +199,8 @@ class _Pass:
         if re.match(r"#[ \t]*include", text):
             name = re.sub(r"#[ \t]*include[ \t]*", "", text).strip()
             bare = name.strip('<>"')
+            if "tensor" in bare:
+                raise self.refuse(token, *REFUSED["mpp"])
             if name.startswith("<") and bare.startswith(METAL_HEADERS):
                 token.text = lines
                 return

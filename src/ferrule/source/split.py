@@ -247,7 +247,8 @@ class Splitter(Regions):
                 given = e.child_by_field_name("arguments")
                 if given is None or not given.named_children:
                     raise NotSplittable(f"{name} is called without its flags")
-                self._flush(self._later_names())
+                self._flush(self._later_names() | self._names(self.tree.text(given)))
+                self._at(s, f"(void){self.tree.text(given)};\n")  # what they are is checked
                 return
             if name in ("simdgroup_multiply", "simdgroup_multiply_accumulate"):
                 self._matrix(e, name)
@@ -331,7 +332,7 @@ class Splitter(Regions):
                 f"{result} fr_x{n}[FR_N]; ::fr::split::{name}(fr_x{n}, fr_n, {mask});\n"
             )
             return f"fr_x{n}[fr_i]"
-        if not texts:
+        if not texts or ("shuffle" in short and len(texts) < 2):
             raise NotSplittable(f"{name} has no operand")
         types: list[str] = []
         if short in _VOTES:
@@ -359,6 +360,7 @@ class Splitter(Regions):
                 operands.append(f"static_cast<const unsigned*>(fr_k{n}_{k})")
         self._flush(later | self._statement_names | self._names(" ".join(texts)), types)
         listed = ", ".join(operands)
+        self.out.append(body_line(self.p, line))
         if uniform:
             self.out.append(
                 f"const auto fr_u{n} = ::fr::split::uniform_{name}({listed}, fr_n, {mask});\n"
