@@ -33,13 +33,95 @@ def shrink(program: p.Program, fails: Callable[[p.Program], bool], most: int = 2
                 left -= 1
                 kept = False
                 with contextlib.suppress(Exception):  # a change may make no sense at all
-                    kept = fails(program)
+                    kept = sound(program) and fails(program)
                 if kept:
                     changed = True
                 else:
                     undo()
                     position += 1
     return program
+
+
+def sound(program: p.Program) -> bool:
+    """Whether every name is declared before its use, and what is written to is a place."""
+    known = {v.id for v, *_ in (*program.inputs, *program.outputs, *program.template)}
+    for node in program.header:
+        if isinstance(node, p.Table):
+            known.add(node.var.id)
+        elif isinstance(node, p.Function):
+            names = {v.id for v in (*node.params, *(v for v, _ in node.template_vars))}
+            if not _sound_block(node.body, known | names):
+                return False
+        elif isinstance(node, p.Macro) and not _named(node.body, known):
+            return False
+    return _sound_block(program.body, known)
+
+
+def _sound_block(body: list[p.Stmt], known: set[int]) -> bool:
+    known = set(known)
+    for s in body:
+        if isinstance(s, p.TableDecl):
+            known.add(s.table.var.id)
+        elif isinstance(s, (p.Decl, p.Decls)):
+            for d in [s] if isinstance(s, p.Decl) else s.parts:
+                values = [*([d.value] if d.value else []), *(d.values or [])]
+                if not all(_named(e, known) for e in values):
+                    return False
+                if d.var.kind == "ref" and (d.value is None or not _is_place(d.value)):
+                    return False
+                if d.var.kind == "pointer" and not isinstance(d.value, p.Address):
+                    return False
+                known.add(d.var.id)
+        elif isinstance(s, p.LambdaDecl):
+            if not _sound_block(s.function.body, known | {v.id for v in s.function.params}):
+                return False
+        elif isinstance(s, p.Define):
+            if not _named(s.macro.body, known):
+                return False
+        elif not _sound_statement(s, known):
+            return False
+    return True
+
+
+def _sound_statement(s: p.Stmt, known: set[int]) -> bool:
+    target = getattr(s, "target", None)
+    if target is not None and not _is_place(target):
+        return False
+    inner = set(known)
+    if isinstance(s, p.For) and s.start is not None:
+        if not _sound_block([s.start], known):
+            return False
+        inner |= {d.var.id for d in [s.start] if isinstance(d, p.Decl)}
+    for f in dataclasses.fields(s):
+        value = getattr(s, f.name)
+        if isinstance(value, p.Expr) and not _named(value, inner):
+            return False
+        if f.name == "step" and value is not None and not _sound_statement(value, inner):
+            return False
+        if isinstance(value, p.Var) and value.id not in inner:
+            return False
+        if f.name in ("yes", "no", "body") and not _sound_block(value, inner):
+            return False
+        if f.name == "cases" and not all(_sound_block(case, inner) for case in value):
+            return False
+    return True
+
+
+def _named(e: p.Expr, known: set[int]) -> bool:
+    for node in p.walk(e):
+        for name in ("var", "base"):
+            var = getattr(node, name, None)
+            if isinstance(var, p.Var) and var.id not in known:
+                return False
+    return True
+
+
+def _is_place(e: p.Expr) -> bool:
+    if isinstance(e, (p.Swizzle, p.Component)):
+        return _is_place(e.value)
+    if isinstance(e, p.MacroUse):
+        return _is_place(e.macro.body)
+    return isinstance(e, (p.Name, p.Index, p.Deref))
 
 
 def _set(owner: Any, name: str, value: Any) -> Edit:

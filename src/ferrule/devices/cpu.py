@@ -81,7 +81,7 @@ class Form(NamedTuple):
         small: a threadgroup fits into one simdgroup.
         simd_rows: the lanes of each simdgroup differ in x alone.
         group_rows: the threads of each threadgroup differ in x alone.
-        aligned: threadgroups are a multiple of 32 threads wide.
+        aligned: threadgroups are a multiple of 32 threads wide, and x fits into an int.
         alone: one CPU thread runs it all, so that atomics need not be atomic.
     """
 
@@ -103,7 +103,7 @@ def form_of(launch: Launch | None, alone: bool = False) -> Form:
         small=x * y * z <= 32,
         simd_rows=group_rows or (x % 32 == 0 and edge % 32 == 0),
         group_rows=group_rows,
-        aligned=x % 32 == 0,
+        aligned=x % 32 == 0 and launch.grid[0] < 2**31,
         alone=alone,
     )
 

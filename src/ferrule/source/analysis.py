@@ -80,6 +80,7 @@ class Body:
         self.by_param: dict[str, Variable] = {}
         self.scopes: list[dict[str, Variable]] = []
         self.divergent = 0
+        self.analysed = False  # all variables are known
         self.escaping = self._escaping()
 
     def _escaping(self) -> set[str]:
@@ -159,6 +160,7 @@ class Body:
                 q.name, 0, readonly=q.name not in outputs, pointer=not q.scalar
             )
         self.variables = {}
+        self.analysed = False
         self.scopes = [dict(self.by_param)]
         self.uniformity = Uniformity(self.tree, self.facts, self._lookup)
         while True:
@@ -168,6 +170,7 @@ class Body:
             self._visit_block(self.tree.block.named_children, 0)
             if self._state() == before:
                 break
+        self.analysed = True
         self.scopes = [dict(self.by_param)]
 
     def _state(self) -> list[tuple[bool, bool, bool, bool]]:
@@ -194,9 +197,6 @@ class Body:
             self._visit_if(s, context)
         elif self._splits(s) and kind in LOOPS:
             self._visit_loop(s, context)
-        elif kind == "else_clause":
-            for c in s.named_children:
-                self._visit(c, context)
         else:
             self._opaque_writes(s)
 
@@ -241,6 +241,8 @@ class Body:
     def _variable(self, key: int, made: Variable) -> Variable:
         known = self.variables.get(key)
         if known is None:
+            if self.analysed:
+                raise NotSplittable(f"{made.name} is declared where the analysis did not look")
             known = self.variables[key] = made
             made.number = len(self.variables)
         known.context = made.context
@@ -354,7 +356,7 @@ class Body:
         for part in ("consequence", "alternative"):
             branch = s.child_by_field_name(part)
             if branch is not None:
-                self._visit_block([branch], inner)
+                self._visit_block(branch_statements(branch), inner)
 
     def _deeper(self) -> int:
         self.divergent += 1
@@ -388,7 +390,7 @@ class Body:
             self._visit_expression(update, inner)
         body = s.child_by_field_name("body")
         if body is not None:
-            self._visit_block([body], inner)
+            self._visit_block(branch_statements(body), inner)
         self.scopes.pop()
 
     # -- what stands where -----------------------------------------------------------------------
@@ -432,6 +434,14 @@ class Body:
 
     def _line(self, node: Node) -> int:
         return node.start_point[0] + 1
+
+
+def branch_statements(branch: Node) -> list[Node]:
+    """The statements of a branch, or of a loop's body."""
+    if branch.type == "else_clause":
+        branch = branch.named_children[-1]
+    found = branch.named_children if branch.type == "compound_statement" else [branch]
+    return [s for s in found if s.type != "comment"]
 
 
 def expression(node: Node | None) -> Node | None:

@@ -169,6 +169,8 @@ def text(p: Prepared) -> str:
     before, inside, row, moved = _parts(p, params)
     uniform = [a for a in attributes if a not in PER_THREAD]
     lane = [a for a in attributes if a in PER_THREAD and a != "thread_position_in_grid"]
+    # A row's y and z are the same for all its threads.
+    uniform += [a for a in lane if a == "thread_position_in_threadgroup"]
     grid = "thread_position_in_grid" in attributes
     # The row's first thread stands for all where only y and z are asked for.
     group_position = "fr_g.origin + fr_p" if in_group else "metal::uint3(fr_first, fr_y, fr_z)"

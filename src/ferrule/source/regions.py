@@ -311,7 +311,7 @@ class Regions(Body):
 
     def _declare_all(self, s: Node, ds: list[Node], replaced: dict[int, str]) -> None:
         """Emit declarators of a statement: uniform ones outside the loop, others inside."""
-        fast = self._divisions(s, replaced)
+        fast = dict(replaced)
         pieces: list[Piece] = []
         for d in ds:
             v = self._declared(s, d, 0)
@@ -333,6 +333,7 @@ class Regions(Body):
                     self._flush(self._later_names() | self._names(self.tree.text(s)))
                 self._at(s, f"{spec} {self._outside_text(d, replaced)};\n")
                 continue
+            fast |= self._divisions(d, replaced)
             pieces.append(self._lane_declaration(s, d, v, spec, declarator, name, value, fast))
         if len(pieces) == len(declarators(s)):
             joined = Piece("", self._line(s), plain=self._render(s, fast))
@@ -359,7 +360,7 @@ class Regions(Body):
             return Piece("", self._line(s), [v], [text], [bind], plain)
         if is_auto:
             const = "const " if "const" in words and "*" not in declarator else ""
-            text = f"typedef {const}::fr::value_t<__typeof__({init})> fr_t{n};\n@"
+            text = f"typedef {const}::fr::value_t<__typeof__(({init}))> fr_t{n};\n@"
         else:
             start = (
                 name.start_byte

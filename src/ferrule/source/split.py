@@ -19,7 +19,7 @@ import re
 
 from tree_sitter import Node
 
-from .analysis import LOOPS, SPLIT_CALLS, expression
+from .analysis import LOOPS, SPLIT_CALLS, branch_statements, expression
 from .cpp import (
     NotSplittable,
     Prepared,
@@ -154,11 +154,8 @@ class Splitter(Regions):
         """Emit a branch or a loop's body in braces of its own."""
         self._flush(self._later_names())
         self.out.append("{\n")
-        statements = (
-            statement.named_children if statement.type == "compound_statement" else [statement]
-        )
         kept = self.later
-        self._block([s for s in statements if s.type != "comment"], [])
+        self._block(branch_statements(statement), [])
         self.later = kept
         self.out.append("}\n")
 
@@ -253,19 +250,24 @@ class Splitter(Regions):
             if name in ("simdgroup_multiply", "simdgroup_multiply_accumulate"):
                 self._matrix(e, name)
                 return
+        if self._changes_uniform(e):
+            replaced = self._extract(s)
+            self._flush(self._later_names() | self._names(self.tree.text(s)))
+            self._at(s, self._outside_text(s, replaced) + "\n")
+        else:
+            self._piece(s, self._extract(s))
+
+    def _changes_uniform(self, e: Node) -> bool:
+        """Whether an expression assigns to a variable that all lanes share."""
         target: Node | None = None
         if e.type == "assignment_expression":
             target = e.child_by_field_name("left")
         elif e.type == "update_expression":
             target = e.child_by_field_name("argument")
-        if target is not None and target.type == "identifier":
-            variable = self._lookup(self.tree.text(target))
-            if variable is not None and variable.uniform and variable.kind == "value":
-                replaced = self._extract(s)
-                self._flush(self._later_names() | self._names(self.tree.text(s)))
-                self._at(s, self._outside_text(s, replaced) + "\n")
-                return
-        self._piece(s, self._extract(s))
+        if target is None or target.type != "identifier":
+            return False
+        variable = self._lookup(self.tree.text(target))
+        return variable is not None and variable.uniform and variable.kind == "value"
 
     def _extract(self, s: Node, statement: Node | None = None) -> dict[int, str]:
         """Carry out the synchronising calls of a statement; what stands for each result."""
@@ -340,7 +342,7 @@ class Splitter(Regions):
             self.pending.append(Piece(f"fr_x{n}[fr_i] = bool({texts[0]});", line))
         else:
             types.append(
-                f"{body_line(self.p, line)}typedef ::fr::value_t<__typeof__({texts[0]})> fr_q{n}; "
+                f"{body_line(self.p, line)}typedef ::fr::value_t<__typeof__(({texts[0]}))> fr_q{n}; "
                 f"fr_q{n} fr_x{n}[FR_N];\n"
             )
             self.pending.append(Piece(f"fr_x{n}[fr_i] = {texts[0]};", line))
@@ -385,7 +387,7 @@ class Splitter(Regions):
         for k, a in enumerate(arguments):
             text = self.tree.text(a)
             const = "" if k == 0 else "const "
-            types.append(f"{const}::fr::value_t<__typeof__({text})>* fr_p{n}_{k}[FR_N];\n")
+            types.append(f"{const}::fr::value_t<__typeof__(({text}))>* fr_p{n}_{k}[FR_N];\n")
             self.pending.append(Piece(f"fr_p{n}_{k}[fr_i] = &({text});", line))
         names = self._names(self.tree.text(call))
         self._flush(self._later_names() | names, types)
@@ -554,8 +556,11 @@ class Splitter(Regions):
             if update is not None:
                 if self._calls(update):
                     raise NotSplittable("a loop's step holds a synchronising call")
-                self.pending.append(Piece(self.tree.text(update) + ";", self._line(update)))
-                self._flush(self._later_names())
+                if self._changes_uniform(update):
+                    self._at(update, self._outside_text(update) + ";\n")
+                else:
+                    self.pending.append(Piece(self.tree.text(update) + ";", self._line(update)))
+                    self._flush(self._later_names())
         self.out.append("}\n")
 
     def _leave(self, s: Node, condition: Node | None, mask: str) -> None:

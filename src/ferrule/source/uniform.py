@@ -38,6 +38,13 @@ LANE_ATTRIBUTES = frozenset(
 _ALIGNED = frozenset({"thread_index_in_threadgroup"})
 _ALIGNED_ROWS = frozenset({"thread_position_in_grid.x", "thread_position_in_threadgroup.x"})
 POSITION_TEXTS = _ALIGNED | _ALIGNED_ROWS
+# Types that hold each position as the number that it is, in grids of less than 2^31 threads.
+_COUNTS = frozenset(
+    {
+        "auto", "int", "uint", "unsigned", "long", "ulong", "size_t", "ptrdiff_t",
+        "int32_t", "uint32_t", "int64_t", "uint64_t",
+    }
+)  # fmt: skip
 _WIDTHS = frozenset({"threads_per_simdgroup", "thread_execution_width"})
 
 # Functions of the library that write to an argument.
@@ -181,13 +188,17 @@ class Uniformity:
         variable = self.lookup(position)
         if variable is not None and not variable.written and variable.kind == "value":
             position = variable.value
-        if position not in _ALIGNED and not (position in _ALIGNED_ROWS and self.facts.aligned):
+            if not set(variable.type.split()) & _COUNTS:
+                return False  # it may hold fractions, or wrap to negative numbers
+        in_step = self.facts.aligned and self.facts.rows
+        if position not in _ALIGNED and not (position in _ALIGNED_ROWS and in_step):
             return False
         by = self.tree.text(right).rstrip("uU")
+        decimal = by.isdecimal() and not by.startswith("0")
         operator = node.children[1].type
         if operator == "/":
-            return by in _WIDTHS or (by.isdecimal() and int(by) > 0 and int(by) % 32 == 0)
-        return operator == ">>" and by.isdecimal() and int(by) >= 5
+            return by in _WIDTHS or (decimal and int(by) > 0 and int(by) % 32 == 0)
+        return operator == ">>" and decimal and int(by) >= 5
 
     def _field(self, node: Node) -> bool:
         base = node.child_by_field_name("argument")
