@@ -114,6 +114,11 @@ def sampling(rounds: int, quick: bool) -> list[Row]:
     def f(a: Any, g: Any) -> Any:
         return function(a, g, align_corners=False)
 
+    def by_ops() -> object:
+        # Autograd has no gradient without the forward pass that it records.
+        a, g = tx.detach().requires_grad_(), tg.detach().requires_grad_()
+        return torch.autograd.grad(_sample_torch(a, g), (a, g), tc)
+
     what = f"x {x.shape}, grid {grid.shape}"
     print(f"-- grid_sample: {what}")
     rows = compare(
@@ -132,7 +137,7 @@ def sampling(rounds: int, quick: bool) -> list[Row]:
         lambda: gs.sample_vjp(tx, tg, tc),
         {
             "NumPy, op by op": lambda: gs.sample_vjp_numpy(x, grid, cot),
-            "torch, op by op": backward(_sample_torch, tx, tc),
+            "torch, op by op, with autograd": by_ops,
             "F.grid_sample, NHWC memory": backward(f, seen, cot_seen),
             "F.grid_sample, NCHW memory": backward(f, packed, cot_seen.contiguous()),
         },

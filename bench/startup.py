@@ -15,6 +15,8 @@ import subprocess
 import sys
 import tempfile
 
+from timing import machine
+
 _CHILD = """
 import json, sys, time
 import numpy as np
@@ -77,6 +79,7 @@ def main() -> int:
                 cold.setdefault(name, []).append(first)
             for name, times in child(folder).items():
                 warm.setdefault(name, []).append(times)
+    print(machine())
     title = ("kernel", "cold", "cached", "second", "load", "cached-second-load")
     print("{:20s} {:>10s} {:>10s} {:>10s} {:>10s} {:>20s}".format(*title))
     for name in cold:

@@ -66,8 +66,8 @@ def line(row: Row) -> str:
     )
 
 
-def header() -> str:
-    """The machine and the versions that the rows below were measured with."""
+def machine() -> str:
+    """The machine and the versions that are measured with."""
     names = ("ferrule", "numpy", "torch", "mlx", "mlx-lm")
     versions = []
     for name in names:
@@ -80,5 +80,10 @@ def header() -> str:
             cpu = next(x.split(":", 1)[1].strip() for x in file if x.startswith("model name"))
     except (OSError, StopIteration):
         cpu = platform.processor()
+    return f"{cpu}, Python {platform.python_version()}\n{', '.join(versions)}\n"
+
+
+def header() -> str:
+    """The machine, the versions and the head of the table."""
     title = f"{'work':44s} {'peer':34s} {'ferrule':>12s} {'peer':>12s} {'peer/ferrule':>9s}"
-    return f"{cpu}, Python {platform.python_version()}\n{', '.join(versions)}\n\n{title}"
+    return f"{machine()}\n{title}"

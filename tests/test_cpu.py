@@ -64,7 +64,7 @@ def test_modes() -> None:
     )
     assert mode("bool b = x[0] > 0 || simd_any(x[1] > 0); y[0] = b;").startswith("fibers (")
     helper = "inline float f(float v) { return simd_sum(v); }"
-    assert mode("y[0] = f(x[0]);", helper).startswith("fibers (")
+    assert mode("y[0] = f(x[0]);", helper) == "split by simdgroups"
     assert mode("y[0] = x[0];", helper) == "flat"  # nobody calls it
 
 

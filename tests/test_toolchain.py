@@ -151,7 +151,11 @@ def test_kernels_are_told_apart_by_the_machine(compiler: Compiler) -> None:
     first = toolchain.isa_identity()
     assert first == toolchain.isa_identity() and len(first) == 64
     assert toolchain._processor_lines() or sys.platform == "darwin"
-    assert all(flag.endswith("=native") for flag in toolchain.native_flags(compiler))
+    flags = toolchain.native_flags(compiler)
+    assert all(flag.endswith("=native") for flag in flags[:1])
+    wide = any("avx512_vbmi2" in line.split() for line in toolchain._processor_lines())
+    assert (flags[1:] == ["-mprefer-vector-width=512"]) == (wide and compiler.kind != "zig")
+    assert compiler.compile("int f() { return 1; }", flags=flags)
 
 
 def test_the_processor_is_read_once_and_its_clock_ignored(

@@ -546,10 +546,20 @@ def native_flags(compiler: Compiler) -> list[str]:
     if compiler.kind == "zig":
         return ["-mcpu=native"]
     if machine in ("x86_64", "amd64", "i386", "i686"):
-        return ["-march=native"]
+        return ["-march=native", *_wide_vectors()]
     if machine in ("aarch64", "arm64", "ppc64le"):
         return ["-mcpu=native"]
     return []
+
+
+@functools.cache
+def _wide_vectors() -> list[str]:
+    """Compilers keep to half of AVX-512's width, for processors that slowed down in the other.
+
+    Those that have VBMI2 (Intel since Ice Lake, AMD since Zen 4) do not.
+    """
+    wide = any("avx512_vbmi2" in line.split() for line in _processor_lines())
+    return ["-mprefer-vector-width=512"] if wide else []
 
 
 @functools.cache

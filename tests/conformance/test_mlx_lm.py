@@ -359,8 +359,7 @@ def rms_norm(x: Array, eps: float) -> Array:
     return x / np.sqrt((x * x).mean(-1, keepdims=True) + eps)
 
 
-# a function of their header holds the barrier
-@covers("norm_add_norm", "norm_add", "norm_add_norm_pre_norm", fibers=True)
+@covers("norm_add_norm", "norm_add", "norm_add_norm_pre_norm")
 @pytest.mark.parametrize(
     ("dtype", "leading", "D", "scaled"),
     [(F32, (3,), 40, False), (BF16, (2, 2), 600, True), (F16, (1,), 2100, True)],

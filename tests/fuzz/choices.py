@@ -51,7 +51,7 @@ FEATURES: dict[str, float] = {
     "dtype": 0.25, "returns": 0.45, "quads": 0.4, "fills": 0.2, "reads_output": 0.25,
     "several": 0.35, "shadows": 0.5, "copies": 0.05, "sync_helpers": 0.1, "sync_lambdas": 0.04,
     "sync_branches": 0.08, "macro_effects": 0.12, "sync_switch": 0.03, "lost_lanes": 0.5,
-    "auto": 0.5, "constexpr_if": 0.2, "simd_exchange": 0.3,
+    "rows": 0.35, "auto": 0.5, "constexpr_if": 0.2, "simd_exchange": 0.3,
 }  # fmt: skip
 
 
@@ -102,6 +102,7 @@ class Choices:
         self.scopes: list[Scope] = [Scope()]
         self.macros: list[p.Macro] = []
         self.functions: list[p.Function] = []
+        self.row_tests: list[Expr] = []  # the same for all threads of a row
         self.state: dict[int, str] = {}  # of threadgroup memory: any, own, cross, none
         self.types: list[Type] = [INT, INT, UINT, FLOAT]
         self.vector_types: list[Vector] = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from . import program as p
 from .choices import HELD, Context, Scope, p_kind, spanned
 from .expressions import Expressions
-from .program import BOOL, FLOAT, INT, UCHAR, UINT, Expr, Stmt, Type, Var
+from .program import BOOL, CHAR, FLOAT, INT, UCHAR, UINT, Expr, Stmt, Type, Var
 
 
 class Declarations(Expressions):
@@ -114,6 +114,8 @@ class Declarations(Expressions):
             const = base.kind != "array"
             var = Var(self.fresh(value), base.type, "pointer", base.size - offset, space, base.span,
                       target=base, const=const)  # fmt: skip
+            if base.kind == "input" and base.type is CHAR:
+                var.spelling = "int8_t"  # as the argument is declared
         else:
             return self.decl_array(ctx)
         self.declare(var)

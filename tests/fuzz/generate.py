@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from . import program as p
 from .choices import HELD, Context, Scope, p_kind, spanned
 from .memory import BINS
@@ -314,6 +316,8 @@ class Generator(Statements):
                 n = p.Bin("*", n, axis("threads_per_threadgroup", letter), UINT)
             self.group_size = constant("n", n, self.group_threads)
             self.group_size.uniform = True
+        if self.has("rows"):
+            body += self._rows(constant)
         if self.odds(0.5):
             constant("lane", p.Attr("thread_index_in_simdgroup"), 31)
         if self.has("post"):
@@ -329,6 +333,39 @@ class Generator(Statements):
         if self.kind == "group":
             body += self._memory()
         return body
+
+    def _rows(self, constant: Callable[[str, Expr, int], Var]) -> list[Stmt]:
+        """x divided by the length of a row: which row it is, the place in it, and loads there."""
+        rng = self.rng
+        length = rng.choice((2, 3, 4, 7, 16, 20, 32, 33, 64, rng.randint(1, 40)))
+        position: Expr = p.Attr("thread_position_in_grid", "x")
+        most = self.threads - 1
+        if self.odds(0.7):
+            position = (
+                p.Name(self.gid) if self.dims == 1 else p.Name(constant("px", position, most))
+            )
+        by: Expr = p.Lit(length, rng.choice((INT, UINT)))
+        if self.odds(0.7):
+            part = rng.randint(0, length)
+            if self.odds(0.5):
+                by = p.Bin("+", p.Lit(part, UINT), p.Lit(length - part, UINT), UINT)
+            by = p.Name(constant("rl", by, length))
+        row = constant("q0", p.Bin("/", position, by, UINT), most // length)
+        place = constant("r0", p.Bin("%", position, by, UINT), length - 1)
+        self.row_tests = [
+            p.Bin(rng.choice(("<", "==", ">", "!=")), p.Name(row), p.Lit(n, UINT), BOOL)
+            for n in (0, 1, 2)
+        ]
+        out: list[Stmt] = []
+        for v in [v for v in self.visible() if v.kind == "input" and v.size > 1]:
+            index: Expr = p.Name(place)
+            if self.odds(0.5):
+                index = p.Bin("+", index, p.Lit(rng.randint(0, 3), INT), UINT)
+            if self.contiguous and length + 3 <= v.size and isinstance(v.type, Type):
+                read = Var(self.fresh(), v.type, span=v.span, const=True)
+                self.declare(read)
+                out.append(p.Decl(read, p.Index(v, index), spec="const "))
+        return out
 
     def _memory(self) -> list[Stmt]:
         rng = self.rng

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -151,6 +152,9 @@ from .tree import (
 # -- statements ------------------------------------------------------------------------------------
 
 
+_CAST = re.compile(r"\w+\(")
+
+
 @dataclass(eq=False)
 class Decl(Stmt):
     """A variable, an array, a pointer or a reference."""
@@ -171,6 +175,8 @@ class Decl(Stmt):
             return f"{mark}{v.name}"
         text = self.value.text()
         if self.style == "(":
+            # `T v(uint(n))` declares a function.
+            text = f"({text})" if _CAST.match(text) else text
             return f"{mark}{v.name}({text})"
         if self.style == "{":
             return f"{mark}{v.name}{{{text}}}"
@@ -265,6 +271,8 @@ class Step(Stmt):
 
     def lines(self) -> list[str]:
         t = self.target.text()
+        if t.startswith("*") and not self.before:
+            t = f"({t})"  # `*p++` would move p
         return [f"{self.op}{t};" if self.before else f"{t}{self.op};"]
 
 

@@ -269,6 +269,9 @@ class Statements(Memory):
             inner = ctx.deeper()
         elif ctx.uniform and self.odds(0.35):
             test, inner = self.uniform_test(2, ctx), ctx.deeper()
+        elif self.row_tests and ctx.in_kernel and self.odds(0.3):
+            test = self.rng.choice(self.row_tests)
+            inner = ctx.deeper(uniform=False, barrier=False)
         elif ctx.sync and self.odds(0.25):
             kind = self.rng.choice((INT, UINT))
             total = self.reduction("simd", 32, kind, self.expr(kind, 1, ctx))

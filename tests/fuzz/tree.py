@@ -6,11 +6,15 @@ Every expression knows its type. `reference` gives the tree its meaning without 
 from __future__ import annotations
 
 import itertools
+import re
 from dataclasses import dataclass, field
 
 import numpy as np
 
 _serial = itertools.count(1)
+
+
+_NESTED = re.compile(r"\w+\(")
 
 
 @dataclass(frozen=True)
@@ -278,7 +282,12 @@ class Cast(Expr):
             return f"({name}){self.value.within(PRIMARY)}"
         if self.style == "static":
             return f"static_cast<{name}>({self.value.text()})"
-        return f"{name}({self.value.text()})"
+        text = self.value.text()
+        # `int(uint(*r))` and `int(uint(l))` are types of functions too, and g++ refuses to take N,
+        # a template parameter, for a parameter's name.
+        if text.startswith("*") or _NESTED.match(text) or text in ("N", "FLAG", "Q"):
+            return f"static_cast<{name}>({text})"
+        return f"{name}({text})"
 
 
 @dataclass(eq=False)

@@ -54,6 +54,8 @@ def empty(shape: Shape, dtype: Dtype, device: str) -> np.ndarray[Any, Any]:
 
 def full(shape: Shape, value: float, dtype: Dtype, device: str) -> np.ndarray[Any, Any]:
     """A new array of ``shape`` filled with ``value``."""
+    if str(value) in ("0", "0.0", "False"):
+        return np.zeros(shape, _NUMPY[dtype.name])  # fresh pages are zero already
     return np.full(shape, value, _NUMPY[dtype.name])
 
 

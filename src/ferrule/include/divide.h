@@ -69,9 +69,12 @@ template <class A, class B> FR_FN auto remainder(const A& a, const divisor<B>& d
 }
 
 // The length of the rows that a position is divided into; 0 where rows would not pay.
+#ifndef FR_ROW_MIN
+#define FR_ROW_MIN 16
+#endif
 template <class B> FR_FN unsigned row_length(const divisor<B>& d) {
   if constexpr (metal::is_integral_v<B> && sizeof(B) <= 4)
-    return d.value >= B(16) && int(d.value) > 0 ? unsigned(d.value) : 0u;
+    return d.value >= B(FR_ROW_MIN) && int(d.value) > 0 ? unsigned(d.value) : 0u;
   else
     return 0;
 }

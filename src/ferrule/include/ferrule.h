@@ -1,5 +1,5 @@
 // The Metal dialect for g++, clang, zig and NVRTC: one header, without a single #include of a
-// library. A kernel's text defines one of FR_FLAT, FR_SPLIT, FR_FIBERS and FR_CUDA_KERNEL first.
+// library. A kernel's text defines one of FR_FLAT, FR_ROWS, FR_SPLIT, FR_FIBERS and FR_CUDA_KERNEL first.
 #pragma once
 #define __METAL__ 1
 #define __METAL_VERSION__ 320  // what MLX compiles for on macOS 15
@@ -19,7 +19,7 @@
 #include "simd.h"
 #if defined(FR_FIBERS)
 #include "fiber.h"
-#elif defined(FR_SPLIT)
+#elif defined(FR_SPLIT) || defined(FR_ROWS)
 #include "split.h"
 #endif
 #endif

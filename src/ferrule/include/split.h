@@ -18,6 +18,17 @@ template <class T, size_t N> struct mutable_of<const T[N]> {
 // What holds a lane's variable of type T: without const, so that each lane can be initialised.
 template <class T> using storage_t = typename mutable_of<T>::type;
 
+// An array of them, one for each lane; memory alone where the type cannot be made from nothing.
+template <class T, unsigned N, bool MADE = __is_constructible(storage_t<T>)> struct lanes_of {
+  using type = storage_t<T>[N];
+};
+template <class T, unsigned N> struct raw {
+  alignas(T) unsigned char bytes[N * sizeof(T)];
+  FR_FN T& operator[](unsigned i) { return reinterpret_cast<T*>(bytes)[i]; }
+};
+template <class T, unsigned N> struct lanes_of<T, N, false> { using type = raw<storage_t<T>, N>; };
+template <class T, unsigned N> using lanes_t = typename lanes_of<T, N>::type;
+
 template <class T> struct value_of { using type = T; };
 template <class T> struct value_of<T&> : value_of<T> {};
 template <class T> struct value_of<T&&> : value_of<T> {};
@@ -74,6 +85,12 @@ FR_FN void both(int* yes, int* no, const int* from, const int* condition, unsign
     yes[i] = active & condition[i];
     no[i] = active & (condition[i] ^ 1);
   }
+}
+
+// One more than the last active lane.
+FR_FN unsigned end(const int* mask, unsigned n) {
+  while (n && !mask[n - 1]) --n;
+  return n;
 }
 
 // The active lanes of the simdgroup that starts at lane `s`, as bits.
@@ -224,6 +241,41 @@ template <class D, class A, class B, class C>
 FR_FN void simdgroup_multiply_accumulate(D** d, const A** a, const B** b, const C** c, unsigned n, const int*) {
   for (unsigned s = 0; s + 32 <= n; s += 32)
     lanes::matrix_multiply<D, A, B, C>(d + s, a + s, b + s, c + s);
+}
+
+// Atomic additions of neighbouring lanes to neighbouring elements: v[i] to p[i].
+template <class A> struct element_of;
+template <class T> struct element_of<core::atomic<T>> { using type = T; };
+template <class A> using element_t = typename element_of<A>::type;
+
+template <class T>
+FR_FN void atomic_add(core::atomic<T>* p, const T* v, unsigned n, const int* mask) {
+  constexpr auto order = metal::memory_order_relaxed;
+  if constexpr (detail::alone || detail::by_stripe<T>) {
+    for (unsigned i = 0; i < n;) {
+      constexpr size_t stripe = detail::stripe_bytes;
+      const size_t left = (stripe - reinterpret_cast<size_t>(p + i) % stripe + sizeof(T) - 1) / sizeof(T);
+      const unsigned end = detail::alone || n - i <= left ? n : i + unsigned(left);
+      const detail::held lock(p + i);
+      (void)lock;
+      if (mask) {
+        for (; i < end; ++i)
+          if (mask[i]) p[i].value = detail::swap_add::call(p[i].value, v[i]);
+      } else {
+        for (; i < end; ++i) p[i].value = detail::swap_add::call(p[i].value, v[i]);
+      }
+    }
+  } else {
+    for (unsigned i = 0; i < n; ++i)
+      if (!mask || mask[i]) detail::atomic_add(&p[i].value, v[i], order);
+  }
+}
+
+// Whether the lanes of a unit lie in one row of this length.
+FR_FN bool in_row(const group& g, unsigned first, unsigned n, unsigned length) {
+  if (length == 0) return false;
+  const unsigned x = g.origin.x + g.position(first).x, last = x + n - 1;
+  return last >= x && last <= 0x7fffffffu && x / length == last / length;
 }
 
 // Run `body(group, first thread, threads)` for each simdgroup, or each threadgroup as a whole.

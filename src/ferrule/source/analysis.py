@@ -21,10 +21,14 @@ from .syntax import (
     walk,
 )
 from .uniform import (
+    INTEGERS,
+    LINEAR_TYPES,
+    POSITION_TEXTS,
     Facts,
     Uniformity,
     Variable,
     assigned,
+    base_of,
     names_in,
     passed_by_name,
 )
@@ -57,6 +61,7 @@ class Body:
         aligned: bool = False,
     ) -> None:
         self.p = prepared
+        self.row: str | None = None
         self.simdgroup = simdgroup
         self.rows = rows
         self.aligned = aligned
@@ -91,7 +96,9 @@ class Body:
         found: set[str] = set()
         for node in walk(self.tree.block):
             if node.type == "pointer_expression" and node.children[0].type == "&":
-                found |= names_in(self.tree, node)
+                target = node.child_by_field_name("argument")
+                base = base_of(target)[0] if target is not None else None
+                found |= {self.tree.text(base)} if base else names_in(self.tree, node)
             elif node.type == "reference_declarator" and node.parent is not None:
                 value = node.parent.child_by_field_name("value")
                 if value is not None:
@@ -149,7 +156,21 @@ class Body:
             outputs=frozenset(self.p.kernel.output_names),
             scalars=frozenset(n for n, i in zip(names, spec.inputs, strict=True) if i.ndim == 0),
             functions=self.functions,
+            integers=self._integers(),
+            row=self.row,
         )
+
+    def _integers(self) -> frozenset[str]:
+        """Arguments and template parameters that are integers, or point to integers."""
+        spec = self.p.spec
+        found = {q.name for q in self.params if q.name.endswith(("_shape", "_strides", "_ndim"))}
+        found |= {
+            name
+            for name, given in zip(self.p.kernel.input_names, spec.inputs, strict=True)
+            if given.dtype.metal.removesuffix("_t") in INTEGERS or given.dtype.metal in INTEGERS
+        }
+        found |= {name for name, v in spec.template if type(v) is int}
+        return frozenset(found)
 
     def _analyse(self) -> None:
         self.facts = self._facts()
@@ -173,9 +194,9 @@ class Body:
         self.analysed = True
         self.scopes = [dict(self.by_param)]
 
-    def _state(self) -> list[tuple[bool, bool, bool, bool]]:
+    def _state(self) -> list[tuple[bool, bool, bool, bool, bool]]:
         return [
-            (v.uniform, v.readonly, v.written, v.pointer)
+            (v.uniform, v.readonly, v.written, v.pointer, v.linear)
             for v in (*self.by_param.values(), *self.variables.values())
         ]
 
@@ -270,10 +291,26 @@ class Body:
                 variable.kind == "array" and (value is None or not variable.is_const)
             ) or not self.uniformity.of(value):
                 variable.uniform = False
+            variable.linear = self._is_linear(variable, value)
             if not self.uniformity.readonly(value):
                 variable.readonly = False
             if variable.kind == "value" and "auto" in variable.type.split():
                 variable.pointer |= self.uniformity.pointer(value)
+
+    def _is_linear(self, v: Variable, value: Node | None) -> bool:
+        words = set(v.type.split()) - {"const", "thread"}
+        if words == {"auto"} and v.value in POSITION_TEXTS:
+            words = {"uint"}
+        return (
+            v.kind == "value"
+            and not v.pointer
+            and not v.uniform
+            and not v.written
+            and not self._escapes(v)
+            and bool(words)
+            and words <= LINEAR_TYPES
+            and self.uniformity.whole(value)
+        )
 
     def _side_effects(self, value: Node) -> None:
         for name, through in assigned(self.tree, value):
@@ -399,12 +436,33 @@ class Body:
         """Whether a statement cannot be part of one loop over lanes."""
         if self._calls(s):
             return True
+        if self.row is not None and self._decides(s):
+            return True
         # A uniform jump is better made once for all lanes than once for each.
         if s.type == "compound_statement":
             return any(self._splits(c) for c in s.named_children)
         if s.type == "if_statement" and self._exits(s):
             return self._uniform_if(s)
         return s.type in ("return_statement", "break_statement", "continue_statement")
+
+    def _decides(self, s: Node) -> bool:
+        """Whether an `if` in a statement is decided once for all lanes of a row."""
+        if s.type == "if_statement":
+            if self._uniform_if(s):
+                return True
+            parts = [s.child_by_field_name(f) for f in ("consequence", "alternative")]
+            return any(p is not None and self._decides(p) for p in parts)
+        if s.type in ("compound_statement", "else_clause"):
+            return any(self._decides(c) for c in s.named_children)
+        if s.type in LOOPS:
+            body = s.child_by_field_name("body")
+            return (
+                body is not None
+                and self.uniformity.of(s.child_by_field_name("condition"))
+                and not self._exits(s)
+                and self._decides(body)
+            )
+        return False
 
     def _exits(self, node: Node, nested: bool = False, switched: bool = False) -> bool:
         """Whether control may leave the node by return, break or continue."""

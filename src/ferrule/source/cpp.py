@@ -57,8 +57,8 @@ class Prepared:
         if words & SYNC or self.shared:
             return True
         # Macros and functions of the header may bring a synchronising call along.
-        return bool(self.text.header_words & SYNC) and bool(
-            words & (synchronising_functions(self) | self.text.synchronising_macros)
+        return bool(self.text.header_words & SYNC) and any(
+            words & found for found in _synchronising(self)
         )
 
     @property
@@ -98,6 +98,7 @@ def prepare(spec: Spec) -> Prepared:
     return Prepared(spec, text)
 
 
+_WORD = re.compile(r"[A-Za-z_]\w*")
 _VECTOR = re.compile(r"\b(?:vec|[a-z]+[234])\b")
 
 # Types that are classes on some compiler, and so convert both ways in a `?:`.
@@ -265,12 +266,13 @@ def with_entry(
     """A whole text for the CPU: head, function, and the entry that the runtime calls."""
     arguments = "".join(f", {q.argument}" for q in params)
     call = call.replace("{values}", template_values(p.spec)).replace("{arguments}", arguments)
+    stripes = "#define FR_STRIPES 1\n" if "::fr::split::atomic_add(" in function else ""
     return (
-        f"{head(p, mode)}{function}"
+        f"{stripes}{head(p, mode)}{function}"
         f"FR_EXPORT void {ENTRY}(const ::fr::launch* fr_l, uint64_t fr_begin, uint64_t fr_end, "
         f"::fr::worker* fr_w) {{\n  (void)fr_w;\n{call}}}\n"
         f'FR_EXPORT const char fr_units[] = "{units}";\n'
-        f"{_SHARED_TABLE if mode != 'flat' else ''}"
+        f"{_SHARED_TABLE if mode in ('split', 'fibers') else ''}"
         f"{TAIL}"
     )
 
@@ -282,20 +284,31 @@ def shared_note(line: int, name: str) -> str:
 
 def synchronising_functions(p: Prepared) -> set[str]:
     """The header's functions that synchronise, directly or through others."""
-    from .syntax import Tree, callee, function_definitions, walk
+    return _synchronising(p)[0]
+
+
+def _synchronising(p: Prepared) -> tuple[set[str], set[str]]:
+    """What of the header synchronises: functions and structs with such operators; macros."""
+    from .syntax import Tree, callee, enclosing_struct, function_definitions, walk
 
     if not p.text.header_words & SYNC:
-        return set()
+        return set(), set(p.text.synchronising_macros)
     tree = Tree(p.text.header, body=False)
-    calls: dict[str, set[str]] = {}
-    for name, node in function_definitions(tree):
+    calls = {name: set(_WORD.findall(text)) for name, text in p.text.macros.items()}
+    macros, definitions = set(calls), function_definitions(tree)
+    operators = {enclosing_struct(tree, n) for name, n in definitions if "operator" in name}
+    seen = SYNC | macros | operators  # their names say it, whatever stands around
+    for name, node in definitions:
         called = {callee(tree, n) for n in walk(node) if n.type == "call_expression"}
-        calls[name] = calls.get(name, set()) | called
+        called = {re.split(r"\.|->", c)[-1] for c in called}
+        called |= seen & set(_WORD.findall(tree.text(node)))
+        for user in {name, enclosing_struct(tree, node)} if "operator" in name else {name}:
+            calls[user] = calls.get(user, set()) | called
     found = {name for name, called in calls.items() if called & SYNC}
     while True:
         more = {name for name, called in calls.items() if called & found} - found
         if not more:
-            return found
+            return found & ({name for name, _ in definitions} | operators), found & macros
         found |= more
 
 

@@ -68,12 +68,52 @@ def mark_places(text: str, p: Prepared, *, body: bool) -> str:
                 line = node.start_point[0] + 1
                 notes = " ".join(shared_note(line, tree.text(n)) for n in names if n is not None)
                 edits.append((node.end_byte, node.end_byte, f" {notes}"))
-            elif node.type == "call_expression" and callee(tree, node) in helpers:
-                edits.append((node.start_byte, node.start_byte, "(::fr::place_mark(__COUNTER__), "))
-                edits.append((node.end_byte, node.end_byte, ")"))
+            elif node.type == "call_expression":
+                edits += _call_marks(tree, node, helpers, set(SYNC) - defined_here)
     marked = tree.edited(edits) if edits else text
     own = {name for name in defined_here if name in SYNC}
     return _mark_calls(marked, p.kernel.name, own)
+
+
+def _call_marks(
+    tree: Tree, node: Node, helpers: set[str], sync: set[str]
+) -> list[tuple[int, int, str]]:
+    """Say what is inside a call, and that its arguments come before it.
+
+    Lanes may leave the arguments at different times: those that are ahead wait at the call, whose
+    place must then be later in the text than the arguments' own. A lambda stands in parentheses:
+    ``[[`` would begin an attribute.
+    """
+    name = callee(tree, node)
+    function, given = (node.child_by_field_name(f) for f in ("function", "arguments"))
+    if name not in helpers | sync or function is None or given is None or not _is_made(node):
+        return []
+    start, end, forward = node.start_byte, node.end_byte, "static_cast<decltype(fr_a)&&>(fr_a)..."
+    calls = {callee(tree, n) for n in walk(given) if n.type == "call_expression"}
+    nested = bool(calls & (helpers | sync))
+    if not nested or any(a.type == "initializer_list" for a in given.named_children):
+        if name not in helpers:
+            return []
+        before = "([&]() -> decltype(auto) { ::fr::place_mark fr_c(__COUNTER__); return "
+        return [(start, start, before), (end, end, "; }())")]
+    outer = "([&](auto&&... fr_a) { return [&](auto fr_n) -> decltype(auto) { "
+    if name in helpers:
+        before, inside = f"{outer}::fr::place_mark fr_c(fr_n); return ", f"({forward}); }}; }}"
+        place = "(__COUNTER__))"
+    else:  # in parentheses: it has its place already
+        before, inside = f"{outer}return (", f")(fr_n, {forward}); }}; }}"
+        place = "(::fr::at<__COUNTER__>()))"
+    return [(start, start, before), (function.end_byte,) * 2 + (inside,), (end, end, place)]
+
+
+def _is_made(node: Node) -> bool:
+    """Whether a call is made, not only asked for its type."""
+    around = node.parent
+    while around is not None and not around.type.endswith("_statement"):
+        if around.type in ("decltype", "sizeof_expression", "template_argument_list"):
+            return False
+        around = around.parent
+    return True
 
 
 def _loop_marks(node: Node, inner: Node) -> list[tuple[int, int, str]]:

@@ -6,6 +6,7 @@ import re
 
 from tree_sitter import Node
 
+from . import split
 from .cpp import (
     PER_GROUP,
     PER_THREAD,
@@ -24,10 +25,11 @@ from .cpp import (
 )
 from .macros import expand
 from .regions import Piece, Regions
+from .rows import Row
 from .syntax import declarators
 from .uniform import Variable
 
-_POSITION = "thread_position_in_grid.x"
+ROW_LANES = 64  # threads of a row that are carried out together
 _MAY_FAIL = re.compile(r"[/%\[*]|->")  # a division or a load, which an early return may guard
 _CONSTANTS = (
     "alias_declaration", "type_definition", "using_declaration", "static_assert_declaration",
@@ -42,7 +44,6 @@ class Flat(Regions):
         super().__init__(prepared, expand(prepared), simdgroup=False, rows=rows)
         self.inside: set[str] = set()  # uniform variables that stay inside the loop
         self.left = False  # a lane may have left already
-        self._kept_divisors: dict[str, int] = {}
 
     def run(self) -> tuple[str, str, bool]:
         """What goes before the loop, what goes inside, and whether a lane leaves early."""
@@ -57,31 +58,8 @@ class Flat(Regions):
         divisors = "".join(
             f"const auto fr_d{n} = ::fr::divisor_of({text});\n" for text, n in self.divisors.items()
         )
-        self._kept_divisors = dict(self.divisors)
         body = "".join(self._text_of(piece) for piece in pieces)
         return "".join(self.out) + divisors, body, any(piece.exits for piece in pieces)
-
-    def row(self, inside: str) -> tuple[str, str] | None:
-        """The length of a row that the body divides its x by, and the body inside such a row.
-
-        ``x / C`` and ``x % C`` with a uniform C tell which row a thread works on and where in it.
-        Within a row the quotient is uniform too: what depends on it alone leaves the loop, and
-        neighbouring threads touch neighbouring memory.
-        """
-        xs = [
-            v.name
-            for v in self.variables.values()
-            if not v.written and not v.uniform and v.value == _POSITION
-        ]
-        xs.append(_POSITION)
-        for text, n in self._kept_divisors.items():
-            for x in xs:
-                quotient, rest = f"::fr::quotient({x}, fr_d{n})", f"::fr::remainder({x}, fr_d{n})"
-                if quotient in inside or rest in inside:
-                    of_row = inside.replace(quotient, f"decltype({x} / ({text}))(fr_q)")
-                    of_row = of_row.replace(rest, f"decltype({x} % ({text}))(fr_i - fr_b)")
-                    return f"fr_d{n}", of_row.replace("fr_next", "fr_next_in_row")
-        return None
 
     def _analyse_again(self) -> None:
         """What depends on a variable that is written is not uniform either."""
@@ -193,20 +171,32 @@ def text(p: Prepared) -> str:
   for (unsigned fr_i = fr_first; fr_i < fr_last; ++fr_i) {{
 {thread}{inside}  }}
 """
+    functions = ""
     if row is not None and not in_group:
-        divisor, of_row = row
+        of_row, in_row = row
+        functions = split.row_function(p, of_row)
+        functions += split.function(p, "fr_in_row", in_row, ROW_LANES, rows=True)
+        passed = comma(params) + ", ".join(f"fr_a_{q.name}" for q in params)
+        types = ", ".join(n for n, _ in p.spec.template)
+        sep = ", " if types else ""
         loop = f"""\
-  if (const unsigned fr_c = ::fr::row_length({divisor})) {{
+  if (fr_c && fr_last <= 0x7fffffffu) {{
   for (unsigned fr_s = fr_first; fr_s < fr_last;) {{
-  const unsigned fr_q = {divisor}.plain.divide(fr_s), fr_b = fr_q * fr_c;
+  const unsigned fr_b = fr_s - fr_s % fr_c;
   const unsigned fr_e = fr_last - fr_b < fr_c ? fr_last : fr_b + fr_c;
-  for (unsigned fr_i = fr_s; fr_i < fr_e; ++fr_i) {{
-{thread}{of_row}  }}
-  fr_s = fr_e;
+  for (unsigned fr_k; fr_s < fr_e; fr_s += fr_k) {{
+  fr_k = fr_e - fr_s < {ROW_LANES} ? fr_e - fr_s : {ROW_LANES}u;
+  fr_g.origin = metal::uint3(fr_s, fr_y, fr_z);
+  if (fr_k == {ROW_LANES}) fr_in_row<{ROW_LANES}{sep}{types}>(fr_g, 0, fr_k{passed});
+  else fr_in_row<0{sep}{types}>(fr_g, 0, fr_k{passed});
+  }}
   }}
   }} else {{
 {loop}  }}
 """
+        scalars += "  fr_g.threads_per_threadgroup = metal::uint3(1, 1, 1);\n"
+        call = f"fr_row_length{'<' + types + '>' if types else ''}(fr_g{passed})"
+        scalars += f"  const unsigned fr_c = {call};\n"
     if in_group:
         loops = f"""\
   for (uint64_t fr_u = fr_begin; fr_u < fr_end; ++fr_u) {{
@@ -241,9 +231,9 @@ def text(p: Prepared) -> str:
     arguments = comma(params) + function_parameters(params)
     return with_entry(
         p,
-        "flat",
+        "rows" if functions else "flat",
         f"""\
-{template_head(p.spec)}static void fr_kernel(
+{functions}{template_head(p.spec)}static void fr_kernel(
     const ::fr::launch* fr_l, uint64_t fr_begin, uint64_t fr_end{arguments}) {{
   ::fr::group fr_g(fr_l);
   (void)fr_g;
@@ -257,7 +247,7 @@ def text(p: Prepared) -> str:
 
 def _parts(
     p: Prepared, params: list[Parameter]
-) -> tuple[str, str, tuple[str, str] | None, set[str]]:
+) -> tuple[str, str, tuple[Row, str] | None, set[str]]:
     """Before the loop, inside it, inside a row of it, and the parameters that a thread moves."""
     moved = {q.name for q in params if not q.scalar}
     try:
@@ -271,4 +261,4 @@ def _parts(
     else:
         inside += '#line 1 "ferrule"\n'
     moved = {q.name for q in params if writer.by_param[q.name].written}
-    return before, inside, writer.row(inside), moved
+    return before, inside, split.in_row(p, writer), moved

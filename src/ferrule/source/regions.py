@@ -26,6 +26,7 @@ class Mask:
     name: str
     kind: str
     loop: int = -1
+    end: str = "fr_n"  # no lane from here on is in it
 
 
 @dataclass
@@ -59,7 +60,9 @@ class Regions(Body):
         self.pending: list[Piece] = []
         self.masks: list[Mask] = []
         self.count = 0
-        self.divisors: dict[str, int] = {}  # of the pending statements: text to number
+        # Of the pending statements: what is prepared before their loop, text to number.
+        self.divisors: dict[str, int] = {}
+        self.anchors: dict[tuple[str, str], int] = {}
 
     def _at(self, node: Node, text: str) -> None:
         self.out.append(f"{body_line(self.p, self._line(node))}{text}")
@@ -90,6 +93,11 @@ class Regions(Body):
                 return
             for child in node.children:
                 visit(child)
+            if node.type == "subscript_expression":
+                anchored = self._anchored(node, inner)
+                if anchored:
+                    found[node.id] = anchored
+                return
             if node.type != "binary_expression" or node.children[1].type not in ("/", "%"):
                 return
             left, right = node.child_by_field_name("left"), node.child_by_field_name("right")
@@ -105,6 +113,51 @@ class Regions(Body):
 
         visit(s)
         return found
+
+    def _anchored(self, node: Node, inner: set[str]) -> str:
+        """An element of an array that is the next one in each lane, from a prepared pointer.
+
+        The compiler does not know that an index never wraps from one lane to the next, and would
+        gather the elements one by one. The pointer is that of the last lane: where an unsigned
+        index starts below zero, the lanes that are guarded off are the first ones.
+        """
+        base, index = node.child_by_field_name("argument"), node.child_by_field_name("indices")
+        if self.row is None or base is None or index is None or base.type != "identifier":
+            return ""
+        v = self._lookup(self.tree.text(base))
+        if v is None or not v.pointer or not v.uniform or v.written or v.kind != "value":
+            return ""
+        if index.named_child_count != 1 or self._names(self.tree.text(node)) & inner:
+            return ""
+        if not self.uniformity.linear(index.named_children[0]):
+            return ""
+        key = (v.name, self._last_text(index.named_children[0]))
+        number = self.anchors.get(key)
+        if number is None:
+            self.count += 1
+            number = self.anchors[key] = self.count
+        return f"fr_p{number}[fr_i]"
+
+    def _last_text(self, node: Node) -> str:
+        """The text of a linear expression for the last lane of the unit."""
+        names: dict[int, str] = {}
+
+        def visit(n: Node) -> None:
+            text = self.tree.text(n)
+            if n.type == "field_expression" and text in POSITION_TEXTS:
+                names[n.id] = f"({text} + (fr_n - 1u))"
+                return
+            if n.type == "identifier":
+                v = self._lookup(text)
+                if v is not None and v.linear:
+                    names[n.id] = f"fr_z{v.number}"
+                elif v is None and self.uniformity.counts(text):
+                    names[n.id] = f"({text} + (fr_n - 1u))"
+            for child in n.children:
+                visit(child)
+
+        visit(node)
+        return self._render(node, names)
 
     def _prepares(self, divisor: Node, inner: set[str]) -> bool:
         """Whether a divisor is uniform, not a constant, and known before the loop."""
@@ -180,7 +233,10 @@ class Regions(Body):
 
     def _loop_head(self) -> str:
         """The loop over the lanes of a unit."""
-        return "for (unsigned fr_i = 0; fr_i < fr_n; ++fr_i) "
+        return f"for (unsigned fr_i = 0; fr_i < {self._end()}; ++fr_i) "
+
+    def _end(self) -> str:
+        return self.masks[-1].end if self.masks else "fr_n"
 
     def _mask(self) -> str:
         return self.masks[-1].name if self.masks else ""
@@ -198,6 +254,12 @@ class Regions(Body):
         for text, number in self.divisors.items():
             self.out.append(f"const auto fr_d{number} = ::fr::divisor_of({text});\n")
         self.divisors = {}
+        for (base, index), number in self.anchors.items():
+            self.out.append(
+                f"auto* const fr_p{number} = {base} + "
+                f"(static_cast<int64_t>({index}) - static_cast<int64_t>(fr_n - 1u));\n"
+            )
+        self.anchors = {}
         kept: list[Variable] = []
         own: list[Variable] = []
         lines: list[str] = []
@@ -333,7 +395,14 @@ class Regions(Body):
                     self._flush(self._later_names() | self._names(self.tree.text(s)))
                 self._at(s, f"{spec} {self._outside_text(d, replaced)};\n")
                 continue
-            fast |= self._divisions(d, replaced)
+            if v.linear and self.row is not None and value is not None:
+                n = v.number
+                kind = " ".join(w for w in spec.split() if w not in ("const", "thread"))
+                kind = kind.replace("auto", "uint")
+                self._at(s, f"const {kind} fr_z{n} = {self._last_text(value)};\n")
+                fast[value.id] = f"(({kind})(unsigned(fr_z{n}) - (fr_n - 1u) + fr_i))"
+            else:
+                fast |= self._divisions(d, replaced)
             pieces.append(self._lane_declaration(s, d, v, spec, declarator, name, value, fast))
         if len(pieces) == len(declarators(s)):
             joined = Piece("", self._line(s), plain=self._render(s, fast))
@@ -419,7 +488,7 @@ def _storage(v: Variable, keep: bool) -> str:
         return f"{array}auto&& {v.name} = {first}.get(); (void){v.name};\n"
     if keep:
         return (
-            f"::fr::storage_t<fr_t{n}> fr_v{n}[FR_N]; fr_t{n}& {v.name} = fr_v{n}[0]; "
+            f"::fr::lanes_t<fr_t{n}, FR_N> fr_v{n}; fr_t{n}& {v.name} = fr_v{n}[0]; "
             f"(void){v.name};\n"
         )
     return f"fr_t{n}& {v.name} = ::fr::named<fr_t{n}>::get(); (void){v.name};\n"

@@ -19,27 +19,28 @@ import re
 
 from tree_sitter import Node
 
-from .analysis import LOOPS, SPLIT_CALLS, branch_statements, expression
+from .analysis import LOOPS, SPLIT_CALLS, Body, branch_statements, expression
 from .cpp import (
     NotSplittable,
     Prepared,
     attribute,
-    body_line,
     comma,
     function_parameters,
     parameters,
-    synchronising_functions,
     template_head,
     template_values,
     used_attributes,
     with_entry,
     without_synchronising_functions,
 )
-from .dialect import MATRIX_OPS, SIMD_BARRIERS, THREADGROUP_BARRIERS, UNIFORM_RESULTS
+from .inline import inline
 from .lexer import join, tokens
 from .macros import expand
-from .regions import Again, Mask, Piece, Regions
-from .syntax import callee, declarators, declared_name, walk
+from .matrices import makes_diagonal
+from .operations import Operations
+from .regions import Again, Mask, Piece
+from .rows import LAUNCH_ATTRIBUTES, Row, find
+from .syntax import declarators, declared_name, walk
 from .uniform import LANE_ATTRIBUTES, assigned
 
 _GROUP_LEVEL = (
@@ -47,17 +48,11 @@ _GROUP_LEVEL = (
     "struct_specifier", "class_specifier", "union_specifier", "enum_specifier",
     "preproc_def", "preproc_function_def", "preproc_undef", "empty_statement",
 )  # fmt: skip
-# A matrix made of one value has it on its diagonal, so a lane must know which it is; 0 is the same
-# everywhere.
-_DIAGONAL = re.compile(
-    r"\bsimdgroup_(?:matrix[ \t]*<[^;>]*>|\w+8x8)[ \t\n]*\w*[ \t\n]*[({][ \t\n]*"
-    r"(?!0[.0]*[fFhH]?[ \t\n]*[)}])(?![)}])"
-)
-_VOTES = {"any": "bool", "all": "bool", "ballot": "simd_vote"}
-_ASKS = {"active_threads_mask": "simd_vote", "is_first": "bool"}
+_LEFT = re.compile(r"(?<!split::)(?<!\w)(\w+)\s*\(")
+_TO_POINTER = re.compile(r"\w+\s*\(\s*[*&]\s*\w+\s*\)\s*[\[(]")
 
 
-class Splitter(Regions):
+class Splitter(Operations):
     """Splits one body for one kind of unit.
 
     Args:
@@ -65,24 +60,25 @@ class Splitter(Regions):
         simdgroup: units are simdgroups; else whole threadgroups.
         rows: the lanes of a unit differ in x alone, so y and z are uniform.
         aligned: threadgroups are a multiple of 32 threads wide.
+        row: each unit lies in one row of this length.
     """
 
-    def __init__(self, prepared: Prepared, *, simdgroup: bool, rows: bool, aligned: bool) -> None:
-        text = _with_lanes(expand(prepared), prepared.kernel.name)
+    def __init__(
+        self,
+        prepared: Prepared,
+        *,
+        simdgroup: bool,
+        rows: bool,
+        aligned: bool,
+        row: str | None = None,
+    ) -> None:
+        text = _with_lanes(inline(prepared, expand(prepared)), prepared.kernel.name)
         super().__init__(prepared, text, simdgroup=simdgroup, rows=rows, aligned=aligned)
-        helpers = synchronising_functions(prepared)
-        if helpers & prepared.text.words and any(
-            callee(self.tree, n) in helpers
-            for n in walk(self.tree.block)
-            if n.type == "call_expression"
-        ):
-            raise NotSplittable("a function of the header synchronises")
+        self.row = row
         self.need_function_mask = False
         # The loops around, innermost last: where each starts, whether its head is plain C++, and
         # how many masks there were at its start.
         self.loops: list[tuple[int, bool, int]] = []
-        self.later: list[str] = []  # texts that come after the current statement
-        self._statement_names: set[str] = set()  # of the statement whose calls are carried out
 
     # -- the whole -------------------------------------------------------------------------------
 
@@ -98,7 +94,7 @@ class Splitter(Regions):
             before = (self.need_function_mask, set(self.masked_loops), set(self.continued_loops))
             self.out, self.pending, self.masks, self.loops = [], [], [], []
             self.divergent = self.count = 0
-            self.divisors = {}
+            self.divisors, self.anchors = {}, {}
             self.scopes = [dict(self.by_param)]
             if self.need_function_mask:
                 self.out.append("int fr_m0[FR_N]; ::fr::split::all(fr_m0, fr_n);\n")
@@ -106,13 +102,24 @@ class Splitter(Regions):
             self._declare_parameters()
             self._block(self.tree.block.named_children, [])
             if before == (self.need_function_mask, self.masked_loops, self.continued_loops):
-                return "".join(self.out)
+                return self._checked("".join(self.out))
         raise NotSplittable("the control flow is too deep")
 
+    def _checked(self, text: str) -> str:
+        """The text, if no synchronising call is left in a loop over lanes."""
+        for m in _LEFT.finditer(text):
+            if m.group(1) in SPLIT_CALLS:
+                # The grammar takes `(f(x) && (a)) && (b)` for a conversion.
+                raise NotSplittable(f"a call of {m.group(1)} is not understood")
+        return text
+
     def _check(self) -> None:
-        if _DIAGONAL.search(self.tree.data.decode()):
+        if makes_diagonal(self.p.text.header, self.tree):
             raise NotSplittable("a simdgroup_matrix is made from a value on its diagonal")
         for node in walk(self.tree.block):
+            if node.type == "expression_statement" and _TO_POINTER.match(self.tree.text(node)):
+                # The grammar takes `int (*p)[2] = a;` for an assignment.
+                raise NotSplittable(f"the statement {self.tree.text(node)!r} is not understood")
             if node.type in ("goto_statement", "labeled_statement", "co_return_statement"):
                 raise NotSplittable("the body jumps with goto")
             if node.type == "lambda_expression" and self._calls(node):
@@ -158,9 +165,6 @@ class Splitter(Regions):
         self._block(branch_statements(statement), [])
         self.later = kept
         self.out.append("}\n")
-
-    def _later_names(self) -> set[str]:
-        return self._names(" ".join(self.later))
 
     def _statement(self, s: Node) -> None:
         kind = s.type
@@ -232,168 +236,6 @@ class Splitter(Regions):
         clear = " ".join(f"{name}[fr_i] = 0;" for name in cleared)
         return f"{{ {clear} goto fr_next; }}"
 
-    # -- emission: expressions ---------------------------------------------------------------------
-
-    def _expression(self, s: Node) -> None:
-        e = s.named_children[0] if s.named_children else None
-        if e is None:
-            return
-        if e.type == "call_expression":
-            name = callee(self.tree, e)
-            if name in THREADGROUP_BARRIERS | SIMD_BARRIERS:
-                given = e.child_by_field_name("arguments")
-                if given is None or not given.named_children:
-                    raise NotSplittable(f"{name} is called without its flags")
-                self._flush(self._later_names() | self._names(self.tree.text(given)))
-                self._at(s, f"(void){self.tree.text(given)};\n")  # what they are is checked
-                return
-            if name in ("simdgroup_multiply", "simdgroup_multiply_accumulate"):
-                self._matrix(e, name)
-                return
-        if self._changes_uniform(e):
-            replaced = self._extract(s)
-            self._flush(self._later_names() | self._names(self.tree.text(s)))
-            self._at(s, self._outside_text(s, replaced) + "\n")
-        else:
-            self._piece(s, self._extract(s))
-
-    def _changes_uniform(self, e: Node) -> bool:
-        """Whether an expression assigns to a variable that all lanes share."""
-        target: Node | None = None
-        if e.type == "assignment_expression":
-            target = e.child_by_field_name("left")
-        elif e.type == "update_expression":
-            target = e.child_by_field_name("argument")
-        if target is None or target.type != "identifier":
-            return False
-        variable = self._lookup(self.tree.text(target))
-        return variable is not None and variable.uniform and variable.kind == "value"
-
-    def _extract(self, s: Node, statement: Node | None = None) -> dict[int, str]:
-        """Carry out the synchronising calls of a statement; what stands for each result."""
-        replaced: dict[int, str] = {}
-        if not self._calls(s):
-            return replaced
-        self._refuse_order(s)
-        whole = self.tree.text(statement or s)
-        outer, self._statement_names = self._statement_names, self._names(whole)
-        self._statement_names |= outer
-
-        def visit(node: Node) -> None:
-            if node.type == "conditional_expression":
-                parts = [node.child_by_field_name(f) for f in ("consequence", "alternative")]
-                if any(p is not None and self._calls(p) for p in parts):
-                    raise NotSplittable("a branch of ?: holds a synchronising call")
-            if node.type == "binary_expression" and node.children[1].type in ("&&", "||"):
-                right = node.child_by_field_name("right")
-                if right is not None and self._calls(right):
-                    raise NotSplittable(
-                        f"a synchronising call stands behind {node.children[1].type}"
-                    )
-            for child in node.children:
-                visit(child)
-            if node.type == "call_expression" and callee(self.tree, node) in SPLIT_CALLS:
-                replaced[node.id] = self._operation(node, replaced)
-
-        visit(s)
-        self._statement_names = outer
-        return replaced
-
-    def _refuse_order(self, s: Node) -> None:
-        """Side effects beside a synchronising call would happen in another order."""
-        top = s.named_children[0] if s.type == "expression_statement" and s.named_children else None
-        for node in walk(s):
-            if node.type in ("update_expression", "assignment_expression") and node != top:
-                raise NotSplittable("an expression changes a variable beside a synchronising call")
-
-    def _operation(self, call: Node, replaced: dict[int, str]) -> str:
-        """Carry out one operation of the simdgroup on arrays of its operands."""
-        name = callee(self.tree, call)
-        if name in THREADGROUP_BARRIERS | SIMD_BARRIERS or name in MATRIX_OPS:
-            raise NotSplittable(f"{name} stands inside an expression")
-        given = call.child_by_field_name("arguments")
-        arguments = [c for c in given.named_children if c.type != "comment"] if given else []
-        fast = self._divisions(call, replaced)
-        texts = [self._render(a, fast) for a in arguments]
-        self.count += 1
-        n = self.count
-        short = name.split("_", 1)[1]
-        uniform = self.simdgroup and name in UNIFORM_RESULTS
-        mask = self._mask() or "nullptr"
-        line = self._line(call)
-        later = self._later_names()
-        if short in _ASKS:
-            self._flush(later | self._statement_names)
-            result = _ASKS[short]
-            if uniform:
-                self.out.append(
-                    f"const {result} fr_x{n} = ::fr::split::uniform_{name}(fr_n, {mask});\n"
-                )
-                return f"fr_x{n}"
-            self.out.append(
-                f"{result} fr_x{n}[FR_N]; ::fr::split::{name}(fr_x{n}, fr_n, {mask});\n"
-            )
-            return f"fr_x{n}[fr_i]"
-        if not texts or ("shuffle" in short and len(texts) < 2):
-            raise NotSplittable(f"{name} has no operand")
-        types: list[str] = []
-        if short in _VOTES:
-            types.append(f"unsigned char fr_x{n}[FR_N];\n")
-            self.pending.append(Piece(f"fr_x{n}[fr_i] = bool({texts[0]});", line))
-        else:
-            types.append(
-                f"{body_line(self.p, line)}typedef ::fr::value_t<__typeof__(({texts[0]}))> fr_q{n}; "
-                f"fr_q{n} fr_x{n}[FR_N];\n"
-            )
-            self.pending.append(Piece(f"fr_x{n}[fr_i] = {texts[0]};", line))
-        operands = [f"fr_x{n}"]
-        rest = list(zip(arguments[1:], texts[1:], strict=True))
-        if "_and_fill_" in short and rest:
-            types.append(f"fr_q{n} fr_f{n}[FR_N];\n")
-            self.pending.append(Piece(f"fr_f{n}[fr_i] = fr_q{n}({rest[0][1]});", line))
-            operands.append(f"fr_f{n}")
-            rest = rest[1:]
-        for k, (node, text) in enumerate(rest):
-            if self.uniformity.of(node):
-                operands.append(f"unsigned({self._outside_text(node, fast)})")
-            else:
-                types.append(f"unsigned fr_k{n}_{k}[FR_N];\n")
-                self.pending.append(Piece(f"fr_k{n}_{k}[fr_i] = unsigned({text});", line))
-                operands.append(f"static_cast<const unsigned*>(fr_k{n}_{k})")
-        self._flush(later | self._statement_names | self._names(" ".join(texts)), types)
-        listed = ", ".join(operands)
-        self.out.append(body_line(self.p, line))
-        if uniform:
-            self.out.append(
-                f"const auto fr_u{n} = ::fr::split::uniform_{name}({listed}, fr_n, {mask});\n"
-            )
-            return f"fr_u{n}"
-        if short in _VOTES:
-            self.out.append(
-                f"{_VOTES[short]} fr_r{n}[FR_N]; "
-                f"::fr::split::{name}(fr_r{n}, {listed}, fr_n, {mask});\n"
-            )
-            return f"fr_r{n}[fr_i]"
-        self.out.append(f"::fr::split::{name}({listed}, fr_n, {mask});\n")
-        return f"fr_x{n}[fr_i]"
-
-    def _matrix(self, call: Node, name: str) -> None:
-        given = call.child_by_field_name("arguments")
-        arguments = [c for c in given.named_children if c.type != "comment"] if given else []
-        self.count += 1
-        n = self.count
-        types: list[str] = []
-        line = self._line(call)
-        for k, a in enumerate(arguments):
-            text = self.tree.text(a)
-            const = "" if k == 0 else "const "
-            types.append(f"{const}::fr::value_t<__typeof__(({text}))>* fr_p{n}_{k}[FR_N];\n")
-            self.pending.append(Piece(f"fr_p{n}_{k}[fr_i] = &({text});", line))
-        names = self._names(self.tree.text(call))
-        self._flush(self._later_names() | names, types)
-        listed = ", ".join(f"fr_p{n}_{k}" for k in range(len(arguments)))
-        self.out.append(f"::fr::split::{name}({listed}, fr_n, {self._mask() or 'nullptr'});\n")
-
     # -- emission: control flow --------------------------------------------------------------------
 
     def _if(self, s: Node) -> None:
@@ -430,8 +272,13 @@ class Splitter(Regions):
         for name, branch in ((f"fr_y{n}", yes), (f"fr_n{n}", otherwise)):
             if branch is None:
                 continue
-            self.out.append(f"if (::fr::split::any({name}, fr_n)) ")
-            self.masks.append(Mask(name, "if"))
+            if self.row is None:
+                self.out.append(f"if (::fr::split::any({name}, fr_n)) ")
+                self.masks.append(Mask(name, "if"))
+            else:
+                end = f"fr_e{name.removeprefix('fr_')}"
+                self.out.append(f"if (const unsigned {end} = ::fr::split::end({name}, fr_n)) ")
+                self.masks.append(Mask(name, "if", end=end))
             self._nested(branch)
             self.masks.pop()
 
@@ -465,7 +312,7 @@ class Splitter(Regions):
             self.count += 1
             mask, n = self._mask() or "nullptr", self.count
             self.out.append(f"int fr_l{n}[FR_N]; ::fr::split::copy(fr_l{n}, {mask}, fr_n);\n")
-            self.masks.append(Mask(f"fr_l{n}", "loop", loop))
+            self.masks.append(Mask(f"fr_l{n}", "loop", loop, self._end()))
         self.loops.append((loop, heads_plain, len(self.masks)))
         if heads_plain:
             self._plain_loop(s, start, condition, update, body, masked)
@@ -534,7 +381,7 @@ class Splitter(Regions):
         self.out.append(
             f"int {name}[FR_N]; ::fr::split::copy({name}, {self._loop_mask(s)}, fr_n);\n"
         )
-        self.masks.append(Mask(name, "round", s.start_byte))
+        self.masks.append(Mask(name, "round", s.start_byte, self._end()))
         self._nested(body)
         self.masks.pop()
 
@@ -604,19 +451,52 @@ def _with_lanes(text: str, kernel: str) -> str:
     return join(part)
 
 
-def split_body(p: Prepared, *, simdgroup: bool, rows: bool, aligned: bool) -> str:
+def _carried_out(splitter: Splitter) -> str:
     """The split body of a kernel.
 
     Raises:
         NotSplittable: the control flow does not allow it.
     """
-    splitter = Splitter(p, simdgroup=simdgroup, rows=rows, aligned=aligned)
     for _ in range(200):
         try:
             return splitter.run()
         except Again:
             continue
     raise NotSplittable("the control flow is too deep")
+
+
+def in_row(p: Prepared, body: Body) -> tuple[Row, str] | None:
+    """The row that a body divides its x by, and the body for units that lie in one row.
+
+    Args:
+        body: the analysed body.
+    """
+    row = find(body) if body.rows else None
+    if row is None:
+        return None
+    try:
+        splitter = Splitter(
+            p, simdgroup=body.simdgroup, rows=True, aligned=body.aligned, row=row.text
+        )
+        return row, _carried_out(splitter)
+    except NotSplittable:
+        return None
+
+
+def row_function(p: Prepared, row: Row) -> str:
+    """A function that finds the length of the rows of a launch; 0 where rows would not pay."""
+    params = parameters(p.spec)
+    values = "".join(
+        f"  {q.type} {q.name} = fr_a_{q.name}; (void){q.name};\n" for q in params
+    ) + "".join(
+        f"  {attribute(a)} (void){a};\n" for a in used_attributes(p) if a in LAUNCH_ATTRIBUTES
+    )
+    return (
+        f"{template_head(p.spec)}static unsigned fr_row_length(\n"
+        f"    const ::fr::group& fr_g{comma(params)}{function_parameters(params)}) {{\n"
+        f"  (void)fr_g;\n{values}  {' '.join(row.declarations)}\n"
+        f"  return ::fr::row_length(::fr::divisor_of({row.text}));\n}}\n"
+    )
 
 
 def text(p: Prepared, *, simdgroup: bool, rows: bool, aligned: bool = False) -> str:
@@ -631,8 +511,47 @@ def text(p: Prepared, *, simdgroup: bool, rows: bool, aligned: bool = False) -> 
     Raises:
         NotSplittable: the control flow does not allow it (`ferrule.source.split`).
     """
-    inside = split_body(p, simdgroup=simdgroup, rows=rows, aligned=aligned)
+    splitter = Splitter(p, simdgroup=simdgroup, rows=rows, aligned=aligned)
+    inside = _carried_out(splitter)
+    whole_row = in_row(p, splitter)
     p = without_synchronising_functions(p)
+    params = parameters(p.spec)
+    functions = function(p, "fr_kernel", inside, 32 if simdgroup else 1024, rows=rows)
+    sep = ", " if p.spec.template else ""
+    each = "simdgroups" if simdgroup else "threadgroups"
+    arguments = template_values(p.spec)[1:] if p.spec.template else ">"
+    passed = "(fr_g, fr_first, fr_n{arguments});\n"
+    call = ""
+    if whole_row is not None:
+        row, inside = whole_row
+        functions += row_function(p, row)
+        functions += function(p, "fr_in_row", inside, 32 if simdgroup else 1024, rows=rows)
+        call = (
+            "  const ::fr::group fr_g(fr_l);\n"
+            "  const unsigned fr_c = fr_row_length{values}(fr_g{arguments});\n"
+        )
+    call += (
+        f"  ::fr::split::{each}(fr_l, fr_begin, fr_end, [&](const ::fr::group& fr_g, unsigned "
+        "fr_first, unsigned fr_n) {\n"
+    )
+    full = "fr_n == 32" if simdgroup else "false"
+    if whole_row is not None:
+        full_row = f"{full} && " if simdgroup else ""
+        call += (
+            f"    if ({full_row}::fr::split::in_row(fr_g, fr_first, fr_n, fr_c)) "
+            f"fr_in_row<{32 if simdgroup else 0}{sep}{arguments}{passed}    else"
+        )
+    if simdgroup:
+        call += f"    if ({full}) fr_kernel<32{sep}{arguments}{passed}    else"
+    call += f"    fr_kernel<0{sep}{arguments}{passed}  }});\n"
+    return with_entry(p, "split", functions, call, params, units="threadgroups")
+
+
+def function(p: Prepared, name: str, inside: str, lanes: int, *, rows: bool) -> str:
+    """A function that carries out a body for the lanes of one unit.
+
+    Its first template argument is the number of lanes where it is known, else 0.
+    """
     params = parameters(p.spec)
     positions = (
         ""
@@ -647,39 +566,15 @@ def text(p: Prepared, *, simdgroup: bool, rows: bool, aligned: bool = False) -> 
         f"(void){a};\n"
         for a in used_attributes(p)
     )
-    lanes = "32" if simdgroup else "1024"
     given = comma(params) + function_parameters(params)
     head_ = template_head(p.spec) or ""
     full = "template <unsigned FR_FULL" + (", " + head_[len("template <") :] if head_ else ">\n")
-    each = "simdgroups" if simdgroup else "threadgroups"
-    arguments = template_values(p.spec)[1:] if p.spec.template else ">"
-    sep = ", " if p.spec.template else ""
-    call = (
-        f"  ::fr::split::{each}(fr_l, fr_begin, fr_end, [&](const ::fr::group& fr_g, unsigned "
-        "fr_first, unsigned fr_n) {\n"
-    )
-    passed = "(fr_g, fr_first, fr_n{arguments});\n"
-    if simdgroup:
-        call += (
-            f"    if (fr_n == 32) fr_kernel<32{sep}{arguments}{passed}"
-            f"    else fr_kernel<0{sep}{arguments}{passed}"
-        )
-    else:
-        call += f"    fr_kernel<0{sep}{arguments}{passed}"
-    call += "  });\n"
-    return with_entry(
-        p,
-        "split",
-        f"""\
-{full}static void fr_kernel(
+    return f"""\
+{full}static void {name}(
     const ::fr::group& fr_g, unsigned fr_first, unsigned fr_count{given}) {{
   constexpr unsigned FR_N = {lanes}, fr_i = 0;
   const unsigned fr_n = FR_FULL ? FR_FULL : fr_count;
   const metal::uint3 fr_p0 = fr_g.position(fr_first), fr_p = fr_p0;
   (void)fr_i, (void)fr_p;
 {positions}{values}{inside}}}
-""",
-        call,
-        params,
-        units="threadgroups",
-    )
+"""

@@ -21,11 +21,13 @@ def _parser() -> Parser:
 
 
 _CAST = re.compile(rb"\b(short|long|signed|unsigned)(?=[ \t]*\()")
+_MACRO = re.compile(rb"\bMETAL_FUNC\b")  # of the header that comes with ferrule
 _READS_AS = {b"short": b"sh0rt", b"long": b"l0ng", b"signed": b"s1gned", b"unsigned": b"uns1gned"}
 
 
 def _readable(data: bytes) -> bytes:
-    """The text with words that the grammar does not take as casts replaced, byte for byte."""
+    """The text with words that the grammar takes for something else replaced, byte for byte."""
+    data = _MACRO.sub(b"inline    ", data)
     return _CAST.sub(lambda m: _READS_AS[m.group(1)], data)
 
 
@@ -201,6 +203,15 @@ def function_definitions(tree: Tree) -> list[tuple[str, Node]]:
         if name is not None:
             found.append((tree.text(name).rsplit("::", 1)[-1], node))
     return found
+
+
+def enclosing_struct(tree: Tree, node: Node) -> str:
+    """The name of the struct that a method stands in; nothing for other functions."""
+    around = node.parent
+    while around is not None and not around.type.endswith(("struct_specifier", "class_specifier")):
+        around = around.parent
+    name = around.child_by_field_name("name") if around is not None else None
+    return tree.text(name) if name is not None else ""
 
 
 def struct_names(tree: Tree) -> list[str]:

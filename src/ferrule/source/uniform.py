@@ -25,6 +25,7 @@ GROUP_ATTRIBUTES = frozenset(
         "threads_per_simdgroup", "thread_execution_width",
     }
 )  # fmt: skip
+GRID_X = "thread_position_in_grid.x"
 POSITIONS = frozenset({"thread_position_in_grid", "thread_position_in_threadgroup"})
 LANE_ATTRIBUTES = frozenset(
     {
@@ -45,6 +46,10 @@ _COUNTS = frozenset(
         "int32_t", "uint32_t", "int64_t", "uint64_t",
     }
 )  # fmt: skip
+# Types of variables that may count lanes: 32 bits, so that sums wrap as the processor's do.
+LINEAR_TYPES = frozenset({"int", "uint", "unsigned", "int32_t", "uint32_t"})
+_WIDE = LINEAR_TYPES | {"size_t", "long", "ulong", "int64_t", "uint64_t", "ptrdiff_t"}
+INTEGERS = _WIDE | {"short", "ushort", "char", "uchar", "int8_t", "uint8_t", "int16_t", "uint16_t"}
 _WIDTHS = frozenset({"threads_per_simdgroup", "thread_execution_width"})
 
 # Functions of the library that write to an argument.
@@ -85,6 +90,7 @@ class Variable:
         names: of a lambda, what each of its words means where it is written.
         number: tells storage of equal names apart.
         type, value: its specifiers and its initialiser, as the author wrote them.
+        linear: an integer that counts up by one from lane to lane, and is never written.
     """
 
     name: str
@@ -101,6 +107,7 @@ class Variable:
     lambda_line: int = 0
     names: dict[str, Variable | None] = field(default_factory=dict)
     written: bool = False
+    linear: bool = False
 
 
 Scope = dict[str, Variable]
@@ -114,9 +121,12 @@ class Facts:
         simdgroup: the unit is a simdgroup, not a threadgroup.
         rows: lanes of a unit differ in x alone.
         aligned: threadgroups are a multiple of 32 threads wide.
+        row: a divisor, as the author wrote it: all lanes of a unit have the same quotient of their
+            x by it.
         inputs, outputs: names of pointer arguments.
         scalars: names of arguments that are one value.
         functions: what the header defines.
+        integers: names of arguments and template parameters that are integers, or point to some.
     """
 
     simdgroup: bool
@@ -126,6 +136,8 @@ class Facts:
     outputs: frozenset[str]
     scalars: frozenset[str]
     functions: frozenset[str]
+    integers: frozenset[str] = frozenset()
+    row: str | None = None
 
 
 class Uniformity:
@@ -149,7 +161,9 @@ class Uniformity:
             return True  # metal::x, a constant or a function
         if kind == "field_expression":
             return self._field(node)
-        if kind == "binary_expression" and self._simdgroup_number(node):
+        if kind == "binary_expression" and (
+            self._simdgroup_number(node) or self._row_number(node, "/")
+        ):
             return True
         if kind == "subscript_expression":
             return self._memory(node) and all(self.of(c) for c in node.children)
@@ -199,6 +213,97 @@ class Uniformity:
         if operator == "/":
             return by in _WIDTHS or (decimal and int(by) > 0 and int(by) % 32 == 0)
         return operator == ">>" and decimal and int(by) >= 5
+
+    def _row_number(self, node: Node, operator: str) -> bool:
+        """Whether an expression divides x by the length of the row that all lanes are in."""
+        left, right = node.child_by_field_name("left"), node.child_by_field_name("right")
+        if self.facts.row is None or left is None or right is None:
+            return False
+        return (
+            node.children[1].type == operator
+            and self.position(left)
+            and bare(self.tree.text(right)) == self.facts.row
+        )
+
+    def position(self, node: Node) -> bool:
+        """Whether an expression is the thread's x in the grid."""
+        text = self.tree.text(node)
+        variable = self.lookup(text)
+        if variable is not None and not variable.written and variable.kind == "value":
+            text = variable.value if set(variable.type.split()) & _COUNTS else ""
+        return text == GRID_X
+
+    def linear(self, node: Node | None) -> bool:
+        """Whether an expression, if it is an integer, counts up by one from lane to lane."""
+        if node is None:
+            return False
+        kind = node.type
+        if kind == "parenthesized_expression":
+            return bool(node.named_children) and self.linear(node.named_children[0])
+        if kind == "identifier":
+            variable = self.lookup(self.tree.text(node))
+            if variable is not None:
+                return variable.linear
+            return self.counts(self.tree.text(node))
+        if kind == "field_expression":
+            base = node.child_by_field_name("argument")
+            return (
+                self.facts.rows
+                and self.tree.text(node) in _ALIGNED_ROWS
+                and base is not None
+                and self.lookup(self.tree.text(base)) is None
+            )
+        if kind == "binary_expression":
+            left, right = node.child_by_field_name("left"), node.child_by_field_name("right")
+            operator = node.children[1].type
+            if operator == "%":
+                return self._row_number(node, "%")
+            if operator == "+" and self.of(left) and self.linear(right):
+                return True
+            return operator in ("+", "-") and self.linear(left) and self.of(right)
+        if kind in ("call_expression", "cast_expression"):
+            # A conversion, of nothing that may have been a fraction.
+            made = node.child_by_field_name("function" if kind == "call_expression" else "type")
+            given = node.child_by_field_name("arguments" if kind == "call_expression" else "value")
+            if made is None or given is None or self.tree.text(made) not in _WIDE:
+                return False
+            if given.type == "argument_list":
+                given = given.named_children[0] if given.named_child_count == 1 else None
+            plain = ("identifier", "field_expression", "parenthesized_expression")
+            return given is not None and given.type in plain and self.whole(given)
+        return False
+
+    def counts(self, attribute: str) -> bool:
+        """Whether an attribute is a number that counts up by one from lane to lane."""
+        if attribute == "thread_index_in_simdgroup":
+            return self.facts.simdgroup
+        return attribute == "thread_index_in_threadgroup"
+
+    def whole(self, node: Node | None) -> bool:
+        """Whether a linear expression is made of integers alone."""
+        return node is not None and self.linear(node) and self._integral(node)
+
+    def _integral(self, node: Node) -> bool:
+        kind = node.type
+        text = self.tree.text(node)
+        if kind == "number_literal":
+            return text.rstrip("uUlL").isdecimal()
+        if kind == "identifier":
+            variable = self.lookup(text)
+            if variable is not None and text not in self.facts.integers:
+                return bool(set(variable.type.split()) & INTEGERS) and variable.kind == "value"
+            return text in self.facts.integers or text in LANE_ATTRIBUTES | _WIDTHS
+        if kind == "field_expression":
+            return text.split(".")[0] in GROUP_ATTRIBUTES | POSITIONS
+        if kind in ("parenthesized_expression", "binary_expression", "subscript_expression"):
+            inner = [c for c in node.named_children if c.type != "comment"]
+            if kind == "subscript_expression":
+                inner = inner[:1]  # what it is an element of
+            return all(self._integral(c) for c in inner)
+        if kind == "call_expression":
+            made = node.child_by_field_name("function")
+            return made is not None and self.tree.text(made) in INTEGERS
+        return False
 
     def _field(self, node: Node) -> bool:
         base = node.child_by_field_name("argument")
@@ -289,6 +394,23 @@ class Uniformity:
         return self._readonly(node)
 
 
+def bare(text: str) -> str:
+    """The text of an expression without spaces and parentheses around it."""
+    text = "".join(text.split())
+    while text.startswith("(") and text.endswith(")") and _one_group(text):
+        text = text[1:-1]
+    return text
+
+
+def _one_group(text: str) -> bool:
+    depth = 0
+    for i, c in enumerate(text):
+        depth += (c == "(") - (c == ")")
+        if depth == 0:
+            return i == len(text) - 1
+    return False
+
+
 def assigned(tree: Tree, node: Node) -> Iterable[tuple[str, bool]]:
     """The names that an expression or statement may change.
 
@@ -320,7 +442,7 @@ def assigned(tree: Tree, node: Node) -> Iterable[tuple[str, bool]]:
                         yield from ((n, False) for n in names_in(tree, base))
             continue
         if target is not None:
-            base, through = _base(target)
+            base, through = base_of(target)
             if base is not None:
                 yield tree.text(base), through
             else:  # a conditional, a comma, a call: any name in it may be the target
@@ -332,7 +454,7 @@ _CHAIN = frozenset(
 )
 
 
-def _base(node: Node) -> tuple[Node | None, bool]:
+def base_of(node: Node) -> tuple[Node | None, bool]:
     """The variable that an lvalue is a part of, or points to; None where it is no plain chain."""
     through = False
     while node.type != "identifier":
@@ -379,6 +501,6 @@ def passed_by_name(tree: Tree, node: Node, functions: frozenset[str]) -> Iterabl
         for argument in arguments.named_children:
             if argument.type not in ("identifier", "field_expression", "subscript_expression"):
                 continue
-            base, _ = _base(argument)
+            base, _ = base_of(argument)
             if base is not None:
                 yield tree.text(base), True
