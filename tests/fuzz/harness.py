@@ -27,7 +27,8 @@ class Outcome:
     """What became of one program.
 
     Attributes:
-        kind: ``ok``, ``invalid`` (no defined result), ``mismatch`` or ``error``.
+        kind: ``ok``, ``invalid`` (no defined result), ``mismatch``, ``error``, or ``compiler``: it
+            crashed.
         modes: how the launches ran in mode ``auto``: ``flat``, ``split by …``, ``fibers (why)``.
         where: for a mismatch or error the mode and launch, and what differs.
         bad: the mode of the first failure.
@@ -125,7 +126,9 @@ def check(program: p.Program, modes: tuple[str, ...] = ("auto", "fibers")) -> Ou
             try:
                 got, way = launch(kernel, program, how, mode)
             except ferrule.FerruleError as error:
-                outcome.kind, outcome.bad = "error", mode
+                # g++ 12 stops at `true ? TABLE[FLAG ? 1 : 2] : 1.0f`, FLAG being a template's.
+                fault = "internal compiler error" in str(error)
+                outcome.kind, outcome.bad = "compiler" if fault else "error", mode
                 outcome.where = f"mode {mode}, launch {n}: {type(error).__name__}: {error}"
                 return outcome
             outcome.launches += 1

@@ -27,6 +27,7 @@ from . import Binary
 from .diagnostics import compile_error
 
 SCHEMA = "1"  # raised when the same text, flags and compiler would run differently
+FEW = 3  # threads: locked additions cost three times what plain ones do, or more
 BLOCK = 8192  # threads along x of one unit of work of a flat kernel
 MODES = ("auto", "flat", "split", "fibers")
 INCLUDE = Path(__file__).resolve().parent.parent / "include"
@@ -82,17 +83,19 @@ class Form(NamedTuple):
         simd_rows: the lanes of each simdgroup differ in x alone.
         group_rows: the threads of each threadgroup differ in x alone.
         aligned: threadgroups are a multiple of 32 threads wide, and x fits into an int.
-        alone: one CPU thread runs it all, so that atomics need not be atomic.
+        threads: how many CPU threads there are for atomics: 1, ``FEW`` or 0 for more. One thread
+            needs no atomic instructions, and where a kernel adds whole rows of elements, it is
+            faster than a few that do.
     """
 
     small: bool
     simd_rows: bool
     group_rows: bool
     aligned: bool
-    alone: bool = False
+    threads: int = 0
 
 
-def form_of(launch: Launch | None, alone: bool = False) -> Form:
+def form_of(launch: Launch | None, threads: int = 0) -> Form:
     """The form of a launch; without one, that of a large one-dimensional launch."""
     if launch is None:
         return Form(False, True, True, True)
@@ -104,7 +107,7 @@ def form_of(launch: Launch | None, alone: bool = False) -> Form:
         simd_rows=group_rows or (x % 32 == 0 and edge % 32 == 0),
         group_rows=group_rows,
         aligned=x % 32 == 0 and launch.grid[0] < 2**31,
-        alone=alone,
+        threads=threads,
     )
 
 
@@ -115,6 +118,7 @@ class _Loaded:
         self.library = loader.load_library(payload, kernel.name)
         self.entry = ctypes.cast(getattr(self.library, cpp.ENTRY), ctypes.c_void_p)
         units = ctypes.c_char.in_dll(self.library, "fr_units")
+        self.alone = ctypes.c_char.in_dll(self.library, "fr_alone").value == b"1"
         self.over_grid = ctypes.string_at(ctypes.addressof(units)) == b"grid"
         self.shared = _shared_memory(self.library)
 
@@ -158,9 +162,9 @@ class CpuProgram:
             i for i, name in enumerate(spec.kernel.input_names) if any(spec.kernel.wants(name))
         ]
 
-    def _plan(self, launch: Launch, alone: bool, key: tuple[object, ...]) -> _Plan:
+    def _plan(self, launch: Launch, threads: int, key: tuple[object, ...]) -> _Plan:
         grid, threadgroup = launch.grid, launch.threadgroup
-        loaded = self._loaded(form_of(launch, alone))
+        loaded = self._loaded(form_of(launch, threads))
         groups = tuple(-(-g // t) for g, t in zip(grid, threadgroup, strict=True))
         if loaded.over_grid:
             units = -(-grid[0] // BLOCK) * grid[1] * grid[2]
@@ -170,6 +174,12 @@ class CpuProgram:
             self._plans.clear()
         plan = _Plan(loaded, (*grid, *threadgroup, *groups, BLOCK), units)
         return self._plans.setdefault(key, plan)
+
+    @staticmethod
+    def _atomic_threads() -> int:
+        """`Form.threads` as threads are set now."""
+        threads = int(runtime().fr_threads())
+        return threads if threads == 1 else FEW if threads <= FEW else 0
 
     def _loaded(self, form: Form) -> _Loaded:
         key = (_mode.get(), form)
@@ -194,9 +204,9 @@ class CpuProgram:
                 zero, or the runtime ran out of memory.
         """
         grid = launch.grid
-        alone = self._atomics and int(runtime().fr_threads()) == 1
-        key = (grid, launch.threadgroup, _mode.get(), alone)
-        plan = self._plans.get(key) or self._plan(launch, alone, key)
+        threads = self._atomic_threads() if self._atomics else 0
+        key = (grid, launch.threadgroup, _mode.get(), threads)
+        plan = self._plans.get(key) or self._plan(launch, threads, key)
         if 0 in grid:
             return
         count = self._count
@@ -210,8 +220,8 @@ class CpuProgram:
                 *[f.pointer for f in inputs], *[f.pointer for f in outputs],
             )  # fmt: skip
         # One thread where the kernel counts on it; else as many as are set.
-        threads = 1 if alone else 0
-        status = runtime().fr_run(plan.loaded.entry, ctypes.addressof(block), plan.units, threads)
+        limit = 1 if plan.loaded.alone else 0
+        status = runtime().fr_run(plan.loaded.entry, ctypes.addressof(block), plan.units, limit)
         if status:
             raise _failure(status, self._spec.kernel, launch, [*inputs, *outputs])
 
@@ -394,7 +404,7 @@ class CpuDevice:
         self._say(spec.kernel, found)
         mode, text = self._write(p, form)
         flags = self.flags(spec.kernel, compiler, p.text.contract_off)
-        if form.alone:
+        if form.threads == 1 or (form.threads and cpp.ROW_ADDITION in text):
             flags.append("-DFR_ALONE=1")
         key = cache.digest("cpu", SCHEMA, *base, *flags, text)
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch.autograd import forward_ad
 
@@ -106,14 +108,38 @@ def contiguous(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.resolve_conj().resolve_neg().contiguous()
 
 
+# From here on NumPy asks the kernel for huge pages, which torch does not: a fresh output of 64 MiB
+# costs 16,000 page faults less. It also knows that fresh pages are zero.
+_LARGE = 4 << 20  # bytes
+
+
+def _large(shape: Shape, dtype: Dtype, *, zero: bool) -> torch.Tensor | None:
+    """A new tensor on the CPU, aligned like torch's own; None where it would be small or too large."""
+    size = math.prod(shape) * dtype.itemsize
+    if size < _LARGE:
+        return None
+    try:
+        memory = (np.zeros if zero else np.empty)(size + 64, np.uint8)
+    except (MemoryError, ValueError):
+        return None  # torch says it in its own words
+    start = -memory.ctypes.data % 64
+    data = torch.from_numpy(memory[start : start + size])
+    return data.view(_TORCH[dtype.name]).reshape(shape)
+
+
 def empty(shape: Shape, dtype: Dtype, device: str) -> torch.Tensor:
     """A new tensor of ``shape`` on ``device``."""
-    return torch.empty(shape, dtype=_TORCH[dtype.name], device=device)
+    made = _large(shape, dtype, zero=False) if device == "cpu" else None
+    return torch.empty(shape, dtype=_TORCH[dtype.name], device=device) if made is None else made
 
 
 def full(shape: Shape, value: float, dtype: Dtype, device: str) -> torch.Tensor:
     """A new tensor of ``shape`` on ``device`` filled with ``value``."""
-    return torch.full(shape, value, dtype=_TORCH[dtype.name], device=device)
+    positive_zero = str(value) in ("0", "0.0", "False")
+    made = _large(shape, dtype, zero=positive_zero) if device == "cpu" else None
+    if made is None:
+        return torch.full(shape, value, dtype=_TORCH[dtype.name], device=device)
+    return made if positive_zero else made.fill_(value)
 
 
 def finish(kernel: str, inputs: Sequence[Any], outputs: list[torch.Tensor]) -> list[torch.Tensor]:

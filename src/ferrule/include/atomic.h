@@ -39,34 +39,6 @@ constexpr bool alone = true;
 #else
 constexpr bool alone = false;
 #endif
-// Floats are added by compare-and-swap, one at a time. Where a kernel adds whole rows of them, a lock
-// for each stripe of memory costs less: it is taken once for many. Then all that writes to a float
-// atomically takes it; readers need not.
-#if defined(FR_STRIPES) && !defined(FR_ALONE)
-extern "C" int sched_yield(void);
-constexpr bool striped = true;
-constexpr size_t stripe_bytes = 512;
-alignas(64) inline unsigned char stripes[256][64];
-struct held {
-  unsigned char* lock;
-  FR_FN explicit held(const volatile void* p)
-      : lock(stripes[reinterpret_cast<size_t>(p) / stripe_bytes % 256]) {
-    // A thread that faulted while it held a lock is gone: after about a second, take it over.
-    for (unsigned spins = 0; __atomic_exchange_n(lock, 1, __ATOMIC_ACQUIRE); ++spins) {
-      if (spins > 100) ::fr::detail::sched_yield();
-      if (spins > (1u << 20)) return;
-    }
-  }
-  FR_FN ~held() { __atomic_store_n(lock, 0, __ATOMIC_RELEASE); }
-};
-#else
-constexpr bool striped = false;
-constexpr size_t stripe_bytes = 1 << 30;
-struct held {
-  FR_FN explicit held(const volatile void*) {}
-};
-#endif
-template <class T> constexpr bool by_stripe = striped && float_v<T>;
 // Exchanges go by the bits: g++ keeps ints in registers there, but sends floats through the stack.
 template <class T> using alias_t __attribute__((may_alias)) = bits_t<T>;
 template <class T> FR_FN volatile alias_t<T>* alias(volatile T* p) {
@@ -93,14 +65,6 @@ template <class T> FR_FN bool swap(volatile T* p, T& expected, T desired, memory
     else expected = now;
     return same;
   }
-  if constexpr (by_stripe<T>) {
-    const held lock(p);
-    const T now = atomic_read(p, order);
-    const bool same = bits_of(now) == bits_of(expected);
-    if (same) __atomic_store_n(alias(p), bits_of(desired), __ATOMIC_RELAXED);
-    else expected = now;
-    return same;
-  }
   bits_t<T> old = bits_of(expected);
   const bool done = swap_bits(p, old, bits_of(desired), order);
   if (!done) expected = from_bits<T>(old);
@@ -114,13 +78,6 @@ template <class F, class T> FR_FN T swap_loop(volatile T* p, T v, memory_order o
     now = static_cast<T>(F::call(before, v));
     return before;
   }
-  if constexpr (by_stripe<T>) {
-    const held lock(p);
-    const T before = from_bits<T>(__atomic_load_n(alias(p), __ATOMIC_RELAXED));
-    __atomic_store_n(
-        alias(p), bits_of(static_cast<T>(F::call(before, v))), __ATOMIC_RELAXED);
-    return before;
-  }
   bits_t<T> old = __atomic_load_n(alias(p), __ATOMIC_RELAXED);
   for (;;) {
     const T before = from_bits<T>(old);
@@ -128,10 +85,7 @@ template <class F, class T> FR_FN T swap_loop(volatile T* p, T v, memory_order o
   }
 }
 template <class T> FR_FN void atomic_write(volatile T* p, T v, memory_order order) {
-  if constexpr (by_stripe<T>) {
-    const held lock(p);
-    __atomic_store(const_cast<T*>(p), &v, __ATOMIC_SEQ_CST);
-  } else if (order == metal::memory_order_relaxed) {
+  if (order == metal::memory_order_relaxed) {
     __atomic_store(const_cast<T*>(p), &v, __ATOMIC_RELAXED);
   } else {
     __atomic_store(const_cast<T*>(p), &v, __ATOMIC_SEQ_CST);
@@ -139,10 +93,7 @@ template <class T> FR_FN void atomic_write(volatile T* p, T v, memory_order orde
 }
 template <class T> FR_FN T atomic_swap(volatile T* p, T v, memory_order order) {
   T r;
-  if constexpr (by_stripe<T>) {
-    const held lock(p);
-    __atomic_exchange(const_cast<T*>(p), &v, &r, __ATOMIC_SEQ_CST);
-  } else if (order == metal::memory_order_relaxed) {
+  if (order == metal::memory_order_relaxed) {
     __atomic_exchange(const_cast<T*>(p), &v, &r, __ATOMIC_RELAXED);
   } else {
     __atomic_exchange(const_cast<T*>(p), &v, &r, __ATOMIC_SEQ_CST);

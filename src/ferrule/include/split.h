@@ -87,6 +87,11 @@ FR_FN void both(int* yes, int* no, const int* from, const int* condition, unsign
   }
 }
 
+FR_FN bool each(const int* mask, unsigned n) {
+  int a = 1;
+  for (unsigned i = 0; i < n; ++i) a &= mask[i];
+  return a != 0;
+}
 // One more than the last active lane.
 FR_FN unsigned end(const int* mask, unsigned n) {
   while (n && !mask[n - 1]) --n;
@@ -243,31 +248,51 @@ FR_FN void simdgroup_multiply_accumulate(D** d, const A** a, const B** b, const 
     lanes::matrix_multiply<D, A, B, C>(d + s, a + s, b + s, c + s);
 }
 
-// Atomic additions of neighbouring lanes to neighbouring elements: v[i] to p[i].
+// Atomic additions of neighbouring lanes to neighbouring elements: v[i] to p[i]. A locked instruction
+// costs as much for one element as for a whole word, so as many are changed together as fit.
 template <class A> struct element_of;
 template <class T> struct element_of<core::atomic<T>> { using type = T; };
 template <class A> using element_t = typename element_of<A>::type;
 
+#if defined(__GCC_HAVE_SYNC_COMPARE_AND_SWAP_16)
+using wide __attribute__((may_alias)) = unsigned __int128;
+#else
+using wide __attribute__((may_alias)) = uint64_t;
+#endif
+
 template <class T>
 FR_FN void atomic_add(core::atomic<T>* p, const T* v, unsigned n, const int* mask) {
-  constexpr auto order = metal::memory_order_relaxed;
-  if constexpr (detail::alone || detail::by_stripe<T>) {
-    for (unsigned i = 0; i < n;) {
-      constexpr size_t stripe = detail::stripe_bytes;
-      const size_t left = (stripe - reinterpret_cast<size_t>(p + i) % stripe + sizeof(T) - 1) / sizeof(T);
-      const unsigned end = detail::alone || n - i <= left ? n : i + unsigned(left);
-      const detail::held lock(p + i);
-      (void)lock;
-      if (mask) {
-        for (; i < end; ++i)
-          if (mask[i]) p[i].value = detail::swap_add::call(p[i].value, v[i]);
-      } else {
-        for (; i < end; ++i) p[i].value = detail::swap_add::call(p[i].value, v[i]);
-      }
+  if constexpr (detail::alone) {
+    if (mask) {
+      for (unsigned i = 0; i < n; ++i)
+        if (mask[i]) p[i].value = detail::swap_add::call(p[i].value, v[i]);
+    } else {
+      for (unsigned i = 0; i < n; ++i) p[i].value = detail::swap_add::call(p[i].value, v[i]);
     }
-  } else {
-    for (unsigned i = 0; i < n; ++i)
-      if (!mask || mask[i]) detail::atomic_add(&p[i].value, v[i], order);
+    return;
+  }
+  constexpr unsigned many = sizeof(wide) / sizeof(T);
+  struct values {
+    T at[many];
+  };
+  for (unsigned i = 0; i < n;) {
+    if (reinterpret_cast<size_t>(p + i) % sizeof(wide) != 0 || n - i < many) {
+      if (!mask || mask[i]) detail::atomic_add(&p[i].value, v[i], metal::memory_order_relaxed);
+      ++i;
+      continue;
+    }
+    int asked = mask ? 0 : 1;
+    if (mask) for (unsigned k = 0; k < many; ++k) asked |= mask[i + k];
+    volatile wide* word = reinterpret_cast<wide*>(p + i);
+    for (wide old = *word; asked;) {
+      values now = __builtin_bit_cast(values, old);
+      for (unsigned k = 0; k < many; ++k)
+        if (!mask || mask[i + k]) now.at[k] = detail::swap_add::call(now.at[k], v[i + k]);
+      const wide seen = __sync_val_compare_and_swap(word, old, __builtin_bit_cast(wide, now));
+      if (seen == old) break;
+      old = seen;
+    }
+    i += many;
   }
 }
 

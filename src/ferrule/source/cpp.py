@@ -253,6 +253,9 @@ def comma(params: list[Parameter]) -> str:
     return ", " if params else ""
 
 
+ROW_ADDITION = "::fr::split::atomic_add("  # atomic additions to neighbouring elements
+
+
 _SHARED_TABLE = """\
 FR_EXPORT unsigned fr_shared(unsigned* fr_at, unsigned fr_room) {
   return ::fr::shared_memory(fr_at, fr_room);
@@ -266,12 +269,12 @@ def with_entry(
     """A whole text for the CPU: head, function, and the entry that the runtime calls."""
     arguments = "".join(f", {q.argument}" for q in params)
     call = call.replace("{values}", template_values(p.spec)).replace("{arguments}", arguments)
-    stripes = "#define FR_STRIPES 1\n" if "::fr::split::atomic_add(" in function else ""
     return (
-        f"{stripes}{head(p, mode)}{function}"
+        f"{head(p, mode)}{function}"
         f"FR_EXPORT void {ENTRY}(const ::fr::launch* fr_l, uint64_t fr_begin, uint64_t fr_end, "
         f"::fr::worker* fr_w) {{\n  (void)fr_w;\n{call}}}\n"
         f'FR_EXPORT const char fr_units[] = "{units}";\n'
+        "FR_EXPORT const char fr_alone = ::fr::detail::alone ? '1' : '0';\n"
         f"{_SHARED_TABLE if mode in ('split', 'fibers') else ''}"
         f"{TAIL}"
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tree_sitter import Node
 
 from .analysis import SPLIT_CALLS
-from .cpp import NotSplittable, Prepared, body_line
+from .cpp import ROW_ADDITION, NotSplittable, Prepared, body_line
 from .dialect import MATRIX_OPS, SIMD_BARRIERS, THREADGROUP_BARRIERS, UNIFORM_RESULTS
 from .regions import Piece, Regions
 from .syntax import callee, walk
@@ -80,7 +80,7 @@ class Operations(Regions):
         self._flush(self._later_names() | self._names(self.tree.text(s)), [kind])
         pointer = anchored.removesuffix("[fr_i]")
         mask = self._mask() or "nullptr"
-        self._at(s, f"::fr::split::atomic_add({pointer}, fr_x{n}, {self._end()}, {mask});\n")
+        self._at(s, f"{ROW_ADDITION}{pointer}, fr_x{n}, {self._end()}, {mask});\n")
         return True
 
     def _changes_uniform(self, e: Node) -> bool:

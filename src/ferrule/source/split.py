@@ -269,6 +269,18 @@ class Splitter(Operations):
         self.pending.append(Piece(f"fr_c{n}[fr_i] = {text} ? 1 : 0;", self._line(s)))
         self._flush(later, [f"int fr_c{n}[FR_N], fr_y{n}[FR_N], fr_n{n}[FR_N];\n"])
         self.out.append(f"::fr::split::both(fr_y{n}, fr_n{n}, {mask}, fr_c{n}, fr_n);\n")
+        if self.row is not None and not self.masks and not self._exits(s):
+            # Mostly all lanes go the same way, and then need no mask.
+            self.out.append(f"if (::fr::split::each(fr_y{n}, fr_n)) ")
+            self._nested(yes)
+            self.out.append("else {\n")
+            self._sides(n, yes, otherwise)
+            self.out.append("}\n")
+        else:
+            self._sides(n, yes, otherwise)
+
+    def _sides(self, n: int, yes: Node, otherwise: Node | None) -> None:
+        """The two branches of an `if`, each for the lanes that take it."""
         for name, branch in ((f"fr_y{n}", yes), (f"fr_n{n}", otherwise)):
             if branch is None:
                 continue
