@@ -34,10 +34,15 @@ def compare(
     peers: dict[str, Callable[[], object]],
     rounds: int = 9,
 ) -> list[Row]:
-    """Time ``ours`` against each peer, in turn, ``rounds`` times after a warm-up."""
+    """Time ``ours`` against each peer, in turn, ``rounds`` times after a warm-up.
+
+    The warm-up is long enough for the C library to learn how large the arrays are: until then each
+    new array is fresh memory, and costs a fault per page.
+    """
     rows = []
     for peer, theirs in peers.items():
-        ours(), theirs()
+        for _ in range(max(1, rounds // 3)):
+            ours(), theirs()
         pairs = []
         for _ in range(rounds):
             start = time.perf_counter()

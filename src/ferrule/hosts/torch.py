@@ -114,7 +114,7 @@ _LARGE = 4 << 20  # bytes
 
 
 def _large(shape: Shape, dtype: Dtype, *, zero: bool) -> torch.Tensor | None:
-    """A new tensor on the CPU, aligned like torch's own; None where it would be small or too large."""
+    """A new tensor on the CPU, aligned like torch's own; None where it is small, or too large."""
     size = math.prod(shape) * dtype.itemsize
     if size < _LARGE:
         return None

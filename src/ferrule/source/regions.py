@@ -149,7 +149,10 @@ class Regions(Body):
                 return
             if n.type == "identifier":
                 v = self._lookup(text)
-                if v is not None and v.linear:
+                if v is not None and v.linear and self.row is None:
+                    kind = _plain_type(v.type)  # its value is a position alone (`_is_position`)
+                    names[n.id] = f"(({kind})({v.value} + (fr_n - 1u)))"
+                elif v is not None and v.linear:
                     names[n.id] = f"fr_z{v.number}"
                 elif v is None and self.uniformity.counts(text):
                     names[n.id] = f"({text} + (fr_n - 1u))"
@@ -241,11 +244,13 @@ class Regions(Body):
     def _mask(self) -> str:
         return self.masks[-1].name if self.masks else ""
 
-    def _flush(self, later: set[str], types: list[str] | None = None) -> None:
+    def _flush(
+        self, later: set[str], types: list[str] | None = None, head: str | None = None
+    ) -> None:
         """Emit the pending statements as one loop over the lanes.
 
         `later` are the names used afterwards; `types` are declarations that go before the loop
-        but may speak of what the statements declare.
+        but may speak of what the statements declare; `head` stands for the loop over all lanes.
         """
         pieces, self.pending = self.pending, []
         if not pieces:
@@ -279,7 +284,7 @@ class Regions(Body):
         names = self._names(body) - local - {v.name for v in own if v.kind == "reference"}
         exits = any(p.exits for p in pieces)
         mask = self._mask()
-        self.out.append(f'#line 1 "ferrule"\n{self._loop_head()}')
+        self.out.append(f'#line 1 "ferrule"\n{head or self._loop_head()}')
         self.out.append(f"if ({mask}[fr_i]) {{\n" if mask else "{\n")
         self.out.append(self._lane_names(names))
         self.out.append("{\n" + body + "}\n" if exits else body)
@@ -397,8 +402,7 @@ class Regions(Body):
                 continue
             if v.linear and self.row is not None and value is not None:
                 n = v.number
-                kind = " ".join(w for w in spec.split() if w not in ("const", "thread"))
-                kind = kind.replace("auto", "uint")
+                kind = _plain_type(spec)
                 self._at(s, f"const {kind} fr_z{n} = {self._last_text(value)};\n")
                 fast[value.id] = f"(({kind})(unsigned(fr_z{n}) - (fr_n - 1u) + fr_i))"
             else:
@@ -492,6 +496,12 @@ def _storage(v: Variable, keep: bool) -> str:
             f"(void){v.name};\n"
         )
     return f"fr_t{n}& {v.name} = ::fr::named<fr_t{n}>::get(); (void){v.name};\n"
+
+
+def _plain_type(spec: str) -> str:
+    """The type of a variable that counts lanes."""
+    words = " ".join(w for w in spec.split() if w not in ("const", "thread"))
+    return words.replace("auto", "uint")
 
 
 def _without_storage(spec: str) -> str:

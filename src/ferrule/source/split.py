@@ -41,7 +41,7 @@ from .operations import Operations
 from .regions import Again, Mask, Piece
 from .rows import LAUNCH_ATTRIBUTES, Row, find
 from .syntax import declarators, declared_name, walk
-from .uniform import LANE_ATTRIBUTES, assigned
+from .uniform import LANE_ATTRIBUTES, POSITION_TEXTS, assigned
 
 _GROUP_LEVEL = (
     "alias_declaration", "type_definition", "using_declaration", "static_assert_declaration",
@@ -184,7 +184,8 @@ class Splitter(Operations):
         elif kind == "expression_statement":
             self._expression(s)
         elif not self._splits(s):
-            self._piece(s)
+            if not self._one_lane(s):
+                self._piece(s)
         elif kind == "compound_statement":
             self._flush(self._later_names() | self._names(self.tree.text(s)))
             self._nested(s)
@@ -196,6 +197,38 @@ class Splitter(Operations):
             self._jump(s)
         else:
             raise NotSplittable(f"a {kind.replace('_', ' ')} holds a synchronising call")
+
+    def _one_lane(self, s: Node) -> bool:
+        """`if (lane == 0) …`, for that lane alone, without a loop; False if it is not that."""
+        condition, yes = s.child_by_field_name("condition"), s.child_by_field_name("consequence")
+        if s.type != "if_statement" or yes is None or s.child_by_field_name("alternative"):
+            return False
+        test = condition.child_by_field_name("value") if condition is not None else None
+        if test is None or test.type != "binary_expression" or test.children[1].type != "==":
+            return False
+        lane, number = test.child_by_field_name("left"), test.child_by_field_name("right")
+        if lane is None or number is None or self._exits(s) or not self._is_position(lane):
+            return False
+        if number.type != "number_literal" or not self.tree.text(number).rstrip("uU").isdecimal():
+            return False
+        self._flush(self._later_names() | self._names(self.tree.text(s)))
+        self.count += 1
+        at = f"fr_o{self.count}"
+        last = self._last_text(lane)
+        self.out.append(
+            f"const unsigned {at} = {self.tree.text(number)} - unsigned({last}) + (fr_n - 1u);\n"
+        )
+        self._piece(yes)
+        head = f"if ({at} < {self._end()}) for (unsigned fr_i = {at}, {at}o = 1; {at}o; {at}o = 0) "
+        self._flush(self._later_names(), head=head)
+        return True
+
+    def _is_position(self, node: Node) -> bool:
+        """Whether an expression is a lane's number, or a variable that holds it."""
+        v = self._lookup(self.tree.text(node)) if node.type == "identifier" else None
+        if v is not None and self.row is None:
+            return v.linear and (v.value in POSITION_TEXTS or self.uniformity.counts(v.value))
+        return node.type in ("identifier", "field_expression") and self.uniformity.linear(node)
 
     def _is_constant(self, s: Node) -> bool:
         return "constexpr" in self.tree.text(s).split("=")[0].split() or not declarators(s)
