@@ -124,6 +124,17 @@ CONSTRUCTION: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"output_names": []}, fe.KernelError, "Must specify at least one output"),
     ({"source": 3}, fe.KernelTypeError, "`source` of kernel 'k': got int"),
     ({"source": None}, fe.KernelTypeError, "kernel 'k' has no `source`"),
+    ({"source": "\n\ud800"}, fe.KernelTypeError, "surrogate pair in line 2"),
+    (
+        {"input_names": ["grid_size"], "source": "o[0] = grid_size[0];"},
+        fe.KernelError,
+        "'grid_size', and its body names the thread attribute",
+    ),
+    (
+        {"input_names": ["a", "a_shape"], "source": "o[0] = a_shape[0];"},
+        fe.KernelError,
+        "'a_shape', which is also the shape of its input 'a'",
+    ),
     ({"source": "\n\0"}, fe.KernelError, "`source` of kernel 'k' has a NUL.*line 2"),
     ({"source": " " * (10 << 20)}, fe.KernelError, "10485760 characters"),
     ({"header": None}, fe.KernelTypeError, "`header` of kernel 'k': got NoneType"),

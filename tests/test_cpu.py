@@ -145,6 +145,17 @@ def test_an_integer_division_by_zero_raises_nothing(kind: str) -> None:
     np.testing.assert_array_equal(y[d != 0], (120 % np.where(d == 0, 1, d))[d != 0])
 
 
+@pytest.mark.parametrize("by", ["N", "0", "(N - N)"])
+@pytest.mark.parametrize("value", ["x0[i]", "simd_sum(x0[i])"])
+def test_an_integer_division_by_a_zero_that_the_compiler_sees(by: str, value: str) -> None:
+    x = np.arange(8, dtype=np.int32)
+    source = f"int i = thread_position_in_grid.x; int v = {value}; y[i] = i == 99 ? v / {by} : v;"
+    y = run(source, x, n=8, dtype=x.dtype, template=[("N", 0)])
+    np.testing.assert_array_equal(y, x if value == "x0[i]" else np.full(8, 28))
+    run(f"int i = thread_position_in_grid.x; y[i] = x0[i] % {by};", x, n=8, dtype=x.dtype,
+        template=[("N", 0)])  # fmt: skip
+
+
 def _child(code: str, **env: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code)], env={**os.environ, **env},

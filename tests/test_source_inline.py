@@ -503,16 +503,17 @@ def test_fibers_wait_for_lanes_that_are_in_the_arguments(
 
 
 def test_lines_of_errors() -> None:
-    header = "int f(int v, int w) {\n  return simd_sum(v) + w; }\nint g(int v) {\n"
-    header += "  return simd_sum(v) + oops; }\n"
+    header = "int f(int v, int w) {\n  return simd_sum(v) + w; }\n"
+    wrong = header + "int g(int v) {\n  return simd_sum(v) + oops; }\n"
+    with pytest.raises(ferrule.CompileError, match=r"header line 4: .*oops"):
+        kernel_of(wrong, HEAD + "y[i] =\n g(2);").compile("cpu", **described(LINE))
     for body, line in (
-        ("int r = 3 +\n f(2,\n oops); \n y[i] = r;", 2),
+        ("int r = 3 +\n f(2,\n oops); \n y[i] = r;", 3),
         ("int r = 3;\n r = f(r, 3) +\n oops; y[i] = r;", 3),
         ("int r =\n\n f(1, 2)\n; y[i] = oops;", 4),
         ("int r = 1; if (r == 2) \n r = 2; else if (\n f(1, oops) == 2) \n r = 3; y[i] = r;", 3),
         ("int r = 1; \n while (f(r, 2) < 3)\n ++r; y[i] = r; \n oops();", 4),
-        ("int r = 1, \n t = f(r, 2), u = 3, \n v = f(r,\n oops); y[i] = r;", 3),
-        ("y[i] =\n g(2);", 2),
+        ("int r = 1, \n t = f(r, 2), u = 3, \n v = f(r,\n oops); y[i] = r;", 4),
     ):
         kernel = kernel_of(header, HEAD + body)
         line += HEAD.count("\n")

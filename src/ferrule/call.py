@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast, overload
 from . import arguments, hosts
 from .dtypes import Dtype
 from .errors import FerruleError, KernelError, KernelTypeError
-from .kernel import Kernel, check_distinct, check_identifier, make_kernel
+from .kernel import Kernel, check_distinct, check_identifier, check_not_given, make_kernel
 from .spec import SMALL, Facts, Input, Launch, Shape, Spec
 
 if TYPE_CHECKING:
@@ -289,6 +289,7 @@ class MetalKernel:
             for name in names:
                 check_identifier("`template`", name, kernel.name)
             check_distinct(kernel.name, kernel.input_names + kernel.output_names + tuple(names))
+            check_not_given(kernel, tuple(names))
             self._template_names.add(tuple(names))
         return tuple(items)
 

@@ -140,6 +140,14 @@ def _text(what: str, text: object, kernel: str) -> str:
             f"[metal_kernel] `{what}` of kernel {kernel!r} has {len(text)} characters; at most "
             f"{MAX_SOURCE} are allowed."
         )
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        line = text.count("\n", 0, error.start) + 1
+        raise KernelTypeError(
+            f"[metal_kernel] `{what}` of kernel {kernel!r} has half of a surrogate pair in line "
+            f"{line}, which is no character; read the text with the encoding that it has."
+        ) from None
     if "\0" in text:
         line = text.count("\n", 0, text.index("\0")) + 1
         raise KernelError(
@@ -183,6 +191,24 @@ def check_distinct(kernel: str, names: Sequence[str]) -> None:
         seen.add(name)
 
 
+def check_not_given(kernel: Kernel, names: Sequence[str]) -> None:
+    """Refuse names that the body already has from elsewhere, which no compiler would accept."""
+    for name in names:
+        if name in kernel.attributes:
+            raise KernelError(
+                f"[metal_kernel] kernel {kernel.name!r} has an argument called {name!r}, and its "
+                "body names the thread attribute of that name; rename the argument."
+            )
+        for given in kernel.input_names:
+            parts = zip(kernel.wants(given), ("shape", "strides", "ndim"), strict=True)
+            if any(wanted and name == f"{given}_{part}" for wanted, part in parts):
+                raise KernelError(
+                    f"[metal_kernel] kernel {kernel.name!r} has an argument called {name!r}, which "
+                    f"is also the {name.removeprefix(given + '_')} of its input {given!r}; rename "
+                    "one of them."
+                )
+
+
 def make_kernel(
     name: object,
     input_names: object,
@@ -197,9 +223,10 @@ def make_kernel(
     """A checked `Kernel`.
 
     Raises:
-        KernelError: a name is no identifier, is reserved or is used twice; no outputs; an
-            unknown compile option; a text with a NUL character or too long.
-        KernelTypeError: an argument of a wrong type.
+        KernelError: a name is no identifier, is reserved, is used twice, or is what the body has
+            from elsewhere (a thread attribute, an input's shape); no outputs; an unknown compile
+            option; a text that is too long or has a NUL.
+        KernelTypeError: an argument of a wrong type, a text with what is no character.
     """
     if not isinstance(name, str):
         raise KernelTypeError(f"[metal_kernel] `name`: got {name!r}, expected a str.")
@@ -223,7 +250,7 @@ def make_kernel(
             raise KernelTypeError(
                 f"[metal_kernel] `{flag}` of kernel {name!r}: got {value!r}, expected a bool."
             )
-    return Kernel(
+    kernel = Kernel(
         name=name,
         input_names=inputs,
         output_names=outputs,
@@ -234,3 +261,5 @@ def make_kernel(
         math_mode=_math_mode(compile_options),
         portable=portable,
     )
+    check_not_given(kernel, inputs + outputs)
+    return kernel

@@ -32,6 +32,31 @@ def call(source: str, header: str = "", mode: str = "auto", **flags: Any) -> Any
     )
 
 
+@pytest.mark.parametrize(
+    ("source", "header", "said"),
+    [
+        ("y[0] = 1;\nif (x[0] > 0) {\n y[0] = 2;", "", "source line 2: this '{' is never closed"),
+        ("y[0] = (x[0]));", "", "source line 1: nothing opened this '\\)'"),
+        ("\ny[0] = x[(0];", "", "source line 2: this ']' does not close the '\\(' of line 2"),
+        ("y[0] = 1;", "\n#import <thing>", "header line 2: this include"),
+        ("y[0] = 1;", "# /* */ include <thing>", "header line 1: a directive"),
+        ("y[0] = 1;", "%:include <thing>", "header line 1: a directive"),
+        ("\nthreadgroup float t[2] = {1, 2}; y[0] = t[0];", "", "source line 2: threadgroup mem"),
+    ],
+)
+def test_texts_refused_with_their_line(source: str, header: str, said: str) -> None:
+    with pytest.raises(ferrule.DialectError, match=said):
+        call(source, header)
+
+
+def test_global_names() -> None:
+    got = call(
+        "y[thread_position_in_grid.x] = ::twice(::metal::fabs(-3.0f));",
+        "inline float twice(float v) { return v * 2; }",
+    )
+    assert (got["y"] == 6).all()
+
+
 # Construct as the message should name it, and a statement that uses it.
 STATEMENTS = [
     ("mpp", "mpp::tensor_ops::matmul2d<descriptor, execution_simdgroups<4>> op;"),
@@ -229,15 +254,16 @@ BROKEN = [
 )
 def test_compile_errors_quote_the_line_of_the_body(text: str, words: list[str]) -> None:
     source = f"// a comment\nuint i = thread_position_in_grid.x;\n{text}\ny[i] = simd_sum(x[i]);"
-    with pytest.raises(ferrule.CompileError) as caught:
+    with pytest.raises((ferrule.CompileError, ferrule.DialectError)) as caught:
         call(source, header="// header\ninline float k() { return 1; }\n")
     message = str(caught.value)
+    refused = isinstance(caught.value, ferrule.DialectError)  # named, but not quoted
     lines = text.split("\n")
     assert "refused" in message and caught.value.kernel == "refused"
     quoted = [
         n
         for n, line in enumerate(lines)
-        if f"source line {3 + n}:" in message and line.strip() in message
+        if f"source line {3 + n}:" in message and (refused or line.strip() in message)
     ]
     after = f"source line {3 + len(lines)}:" in message  # an error may be seen behind its place
     assert quoted or after, message

@@ -131,6 +131,9 @@ def check(program: p.Program, modes: tuple[str, ...] = ("auto", "fibers")) -> Ou
                 outcome.kind, outcome.bad = "compiler" if fault else "error", mode
                 outcome.where = f"mode {mode}, launch {n}: {type(error).__name__}: {error}"
                 return outcome
+            if "does not compile" in way:
+                outcome.kind, outcome.bad, outcome.where = "error", mode, f"mode {mode}: {way}"
+                return outcome
             outcome.launches += 1
             if mode == "auto":
                 outcome.modes.append(way)

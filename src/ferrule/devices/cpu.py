@@ -17,7 +17,7 @@ from typing import NamedTuple
 from .. import cache, loader, toolchain
 from ..binding import runtime
 from ..dtypes import bfloat16, float16
-from ..errors import DeviceError, DialectError, PortabilityWarning
+from ..errors import CompileError, DeviceError, DialectError, PortabilityWarning
 from ..kernel import Kernel
 from ..source import cpp
 from ..source.cpp import Prepared
@@ -276,10 +276,17 @@ def _failure(status: int, kernel: Kernel, launch: Launch, arrays: list[Facts]) -
             if apart < distance:
                 side = "before the start" if address < fact.pointer else "past the end"
                 nearest, distance = f"{apart} bytes {side} of {name!r}", apart
+        if address < 1 << 16:
+            return DeviceError(f"{where} followed a null pointer (address {address:#x}).")
+        far = (
+            " So far away, the stack may be at fault: recursion, or private arrays of megabytes."
+            if distance > 1 << 32
+            else ""
+        )
         return DeviceError(
             f"{where} accessed memory outside its arrays, {nearest}. Check the indices against the "
             "shapes; the outputs are lost, the inputs are as they were unless the kernel wrote to "
-            "other memory first."
+            f"other memory first.{far}"
         )
     if status == _DIVISION:
         return DeviceError(
@@ -312,13 +319,13 @@ class CpuDevice:
     def _write(self, p: Prepared, form: Form) -> tuple[str, str]:
         """How the kernel runs, and the text for that."""
         # Imported here: a kernel from the cache needs no parser.
-        from ..source import fibers, flat, split
+        from ..source import flat, split
 
         forced = _mode.get()
         if forced == "flat" or (forced == "auto" and not p.synchronises):
             return "flat", flat.text(p)
         if forced == "fibers":
-            return "fibers", fibers.text(p)
+            return "fibers", self._write_fibers(p)
         simdgroup = form.small or not p.barriers
         rows = form.simd_rows if simdgroup else form.group_rows
         try:
@@ -326,8 +333,14 @@ class CpuDevice:
         except cpp.NotSplittable as why:
             if forced == "split":
                 raise
-            return f"fibers ({why})", fibers.text(p)
+            return f"fibers ({why})", self._write_fibers(p)
         return f"split by {'simdgroups' if simdgroup else 'threadgroups'}", text
+
+    @staticmethod
+    def _write_fibers(p: Prepared) -> str:
+        from ..source import fibers
+
+        return fibers.text(p)
 
     def _notes(self, p: Prepared) -> list[Note]:
         """What runs here but Apple refuses."""
@@ -373,6 +386,9 @@ class CpuDevice:
     def flags(self, kernel: Kernel, compiler: toolchain.Compiler, contract_off: bool) -> list[str]:
         """The compiler's flags for a kernel."""
         flags = [*_FLAGS, *toolchain.native_flags(compiler)]
+        if compiler.kind == "gcc":
+            # g++ would trap, with an invalid instruction, at a division by a zero that it sees.
+            flags.append("-fno-isolate-erroneous-paths-dereference")
         # clang's "fast" also fuses half's products and sums, whose rounding in between must stay.
         fused = "-ffp-contract=fast" if compiler.kind == "gcc" else "-ffp-contract=on"
         flags.append("-ffp-contract=off" if contract_off else fused)
@@ -403,19 +419,31 @@ class CpuDevice:
         found = self._notes(p)
         self._say(spec.kernel, found)
         mode, text = self._write(p, form)
-        flags = self.flags(spec.kernel, compiler, p.text.contract_off)
-        if form.threads == 1 or (form.threads and cpp.ROW_ADDITION in text):
-            flags.append("-DFR_ALONE=1")
-        key = cache.digest("cpu", SCHEMA, *base, *flags, text)
+        plain = self.flags(spec.kernel, compiler, p.text.contract_off)
 
-        def make() -> bytes:
-            try:
-                return compiler.compile(text, flags=[*flags, f"-I{INCLUDE}"])
-            except toolchain.CompilerFailed as failed:
-                name = f"{compiler.kind} {compiler.version}"
-                raise compile_error(spec.kernel, failed.log, name) from None
+        def made(text: str) -> tuple[str, bytes]:
+            one = form.threads == 1 or (form.threads and cpp.ROW_ADDITION in text)
+            flags = [*plain, "-DFR_ALONE=1"] if one else plain
+            key = cache.digest("cpu", SCHEMA, *base, *flags, text)
 
-        payload = disk.get_or_make(key, make)
+            def make() -> bytes:
+                try:
+                    return compiler.compile(text, flags=[*flags, f"-I{INCLUDE}"])
+                except toolchain.CompilerFailed as failed:
+                    name = f"{compiler.kind} {compiler.version}"
+                    raise compile_error(spec.kernel, failed.log, name) from None
+
+            return key, disk.get_or_make(key, make)
+
+        try:
+            key, payload = made(text)
+        except CompileError:
+            if _mode.get() != "auto" or not mode.startswith("split"):
+                raise
+            # A text that stays nearer to the author's says more about an error in it; if it has
+            # none, the kernel runs.
+            key, payload = made(self._write_fibers(p))
+            mode = "fibers (the split text does not compile)"
         disk.put(
             request, json.dumps([mode, key, [tuple(vars(n).values()) for n in found]]).encode()
         )

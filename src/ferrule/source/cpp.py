@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from ..dtypes import Dtype
+from ..errors import DialectError
 from ..kernel import Kernel
 from ..spec import Spec
 from . import NotSplittable as NotSplittable
@@ -79,6 +80,7 @@ def prepare(spec: Spec) -> Prepared:
         DialectError: the text uses something that ferrule refuses.
     """
     text = rewrite(spec.kernel)
+    _refuse_initialisers(spec, text)
     if text.words & {"struct", "class", "union"} and _VECTOR.search(" ".join(text.words)):
         from .syntax import align_members
 
@@ -99,6 +101,32 @@ def prepare(spec: Spec) -> Prepared:
 
 
 _WORD = re.compile(r"[A-Za-z_]\w*")
+
+
+def _refuse_initialisers(spec: Spec, text: Rewritten) -> None:
+    """Threadgroup memory is not initialised: Metal refuses what looks like it."""
+    if "thread_local" not in text.source:
+        return
+    from .syntax import Tree, declarator_shape, declarators, walk
+
+    tree = Tree(text.source, body=True)
+    for node in walk(tree.block):
+        if node.type != "declaration" or "thread_local" not in tree.text(node).split("=")[0]:
+            continue
+        for d in declarators(node):
+            if d.type != "init_declarator" or "pointer_declarator" in declarator_shape(d):
+                continue
+            if "reference_declarator" in declarator_shape(d):
+                continue
+            line = node.start_point[0] + 1
+            raise DialectError(
+                f"kernel {spec.kernel.name!r}, source line {line}: threadgroup memory cannot be "
+                "initialised where it is declared; let its threads write it, then call "
+                "threadgroup_barrier(mem_flags::mem_threadgroup).",
+                kernel=spec.kernel.name, where="source", line=line, construct="threadgroup",
+            )  # fmt: skip
+
+
 _VECTOR = re.compile(r"\b(?:vec|[a-z]+[234])\b")
 
 # Types that are classes on some compiler, and so convert both ways in a `?:`.

@@ -29,6 +29,9 @@ _DIRECTIVE = re.compile(r"#[ \t]*([a-z]*)")
 _WHOLE_DIRECTIVE = re.compile(r"#(?:[^\n\\]|\\.|\\\n)*?(?=//|/\*|\n|$)", re.DOTALL)
 
 
+_ODD_DIRECTIVE = re.compile(r"%:|#[ \t]*(?:/\*|\\\r?\n|[a-z]+\\\r?\n[a-z])")
+
+
 @dataclass
 class Token:
     """One token.
@@ -56,7 +59,7 @@ def tokens(text: str, *, kernel: str, where: str) -> list[Token]:
     """The tokens of ``text``.
 
     Raises:
-        DialectError: a comment is never closed.
+        DialectError: a comment is never closed, or a directive is written in an odd way.
     """
     text = text.replace("\r\n", "\n")
     out: list[Token] = []
@@ -74,6 +77,13 @@ def tokens(text: str, *, kernel: str, where: str) -> list[Token]:
             raise DialectError(
                 f"kernel {kernel!r}, {where} line {line}: this comment is never closed; add */.",
                 kernel=kernel, where=where, line=line, construct="/*",
+            )  # fmt: skip
+        if line_start and (_ODD_DIRECTIVE.match(text, position) is not None):
+            raise DialectError(
+                f"kernel {kernel!r}, {where} line {line}: a directive begins with %: or has a "
+                "comment or the end of a line inside its name, which is not supported; write "
+                "#name on one line.",
+                kernel=kernel, where=where, line=line, construct="#",
             )  # fmt: skip
         if kind == "op" and value == "#" and line_start:
             value, kind = _directive(text, position)

@@ -113,6 +113,7 @@ def rewrite(kernel: Kernel) -> Rewritten:
     notes: list[Note] = []
     for where, part in (("header", header), ("source", source)):
         pass_ = _Pass(kernel.name, where, part, members)
+        pass_.check_pairs()
         pass_.run(body=where == "source")
         contract_off |= pass_.contract_off
         notes += pass_.notes
@@ -153,6 +154,10 @@ def _members(part: list[Token]) -> set[str]:
     return found
 
 
+_PARTNERS = {"(": ")", "[": "]", "{": "}", ")": "(", "]": "[", "}": "{"}
+_INCLUDE = re.compile(r"#[ \t]*(?:include_next|include|import|embed)\b[ \t]*")
+
+
 class _Pass:
     """One pass over one text."""
 
@@ -175,6 +180,37 @@ class _Pass:
             construct=token.text,
         )
 
+    def check_pairs(self) -> None:
+        """Refuse a bracket without its partner: a compiler would speak of a much later line."""
+        opened: list[Token] = []
+        if any(t.kind == "op" and t.text.startswith("#") for t in self.solid):
+            return  # only one branch of an #if counts
+        for token in self.solid:
+            if token.kind != "op" or token.macro or token.text not in _PARTNERS:
+                continue
+            if token.text in "([{":
+                opened.append(token)
+                continue
+            if not opened:
+                raise self._unpaired(token, f"nothing opened this {token.text!r}")
+            before = opened.pop()
+            if before.text != _PARTNERS[token.text]:
+                told = (
+                    f"this {token.text!r} does not close the {before.text!r} of line {before.line}"
+                )
+                raise self._unpaired(token, told)
+        if opened:
+            raise self._unpaired(opened[-1], f"this {opened[-1].text!r} is never closed")
+
+    def _unpaired(self, token: Token, what: str) -> DialectError:
+        return DialectError(
+            f"kernel {self.kernel!r}, {self.where} line {token.line}: {what}; check the brackets.",
+            kernel=self.kernel,
+            where=self.where,
+            line=token.line,
+            construct=token.text,
+        )
+
     def run(self, *, body: bool) -> None:
         for token in self.part:
             if token.kind == "directive":
@@ -186,18 +222,30 @@ class _Pass:
                 self._word(i, token, body or depth > 0)
             elif token.kind == "number":
                 self._number(token)
+            elif token.text == "::" and self._is_global(i):
+                # What is global for the author is in a namespace here.
+                token.text = "::fr::" if self._text(i + 1) == "metal" else "::fr::user::"
             elif token.text == "{":
                 depth += 1
             elif token.text == "}":
                 depth -= 1
+
+    def _is_global(self, i: int) -> bool:
+        """Whether the `::` at i begins a name."""
+        before = self.solid[i - 1] if i else None
+        if before is None:
+            return True
+        if before.kind == "word":
+            return before.text in ("return", "else", "case", "const", "constexpr", "typename", "do")
+        return before.text not in (">", "]")
 
     # -- directives, attributes ------------------------------------------------------------------
 
     def _directive(self, token: Token) -> None:
         text = token.text
         lines = "\n" * text.count("\n")
-        if re.match(r"#[ \t]*include", text):
-            name = re.sub(r"#[ \t]*include[ \t]*", "", text).strip()
+        if re.match(_INCLUDE, text):
+            name = re.sub(_INCLUDE, "", text).strip()
             bare = name.strip('<>"')
             if "tensor" in bare:
                 raise self.refuse(token, *REFUSED["mpp"])
