@@ -302,6 +302,18 @@ _SPLIT = [
         want=lambda t: 100 + t.sum(1),
     ),
     solid(
+        "reference_whose_index_names_an_arguments_rank",
+        "int a[5] = {1, 2, 3, 4, int(l)}; thread int& r = a[x_ndim + 3]; r += simd_sum(1);"
+        " y[i] = r + x_ndim;",
+        want=lambda t: t.l + t.sum(1) + 1,
+    ),
+    solid(
+        "functions_whose_names_ferrule_uses_too",
+        "atomic_thread_fence(mem_flags::mem_device, memory_order_seq_cst);"
+        " y[i] = int(step(float(l), 3.0f)) + simd_sum(1);",
+        want=lambda t: (t.l <= 3) + t.sum(1),
+    ),
+    solid(
         "reference_to_a_uniform_variable",
         """
         int best = int(threads_per_threadgroup.x);

@@ -24,5 +24,13 @@ enum thread_scope : int {
   thread_scope_threadgroup = 2,
   thread_scope_device = 3,
 };
+// Orders this thread's own accesses; nobody waits.
+FR_FN void atomic_thread_fence(mem_flags, memory_order order, thread_scope = thread_scope_device) {
+#if FR_CUDA
+  if (order != memory_order_relaxed) ::__threadfence();
+#else
+  if (order != memory_order_relaxed) __atomic_thread_fence(__ATOMIC_SEQ_CST);
+#endif
+}
 }  // namespace metal
 }  // namespace fr

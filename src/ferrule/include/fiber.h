@@ -85,7 +85,7 @@ constexpr unsigned MAX_FIBERS = 1024;
 constexpr unsigned MAX_DEPTH = 14;  // nested loops and calls that are told apart
 
 // A step of a lane's position: a place in the text and, inside a loop, the iteration.
-struct step {
+struct path_step {
   unsigned place, round;
 };
 
@@ -97,7 +97,7 @@ struct fiber {
   unsigned index;
   unsigned char state;
   unsigned depth;
-  step path[MAX_DEPTH + 2];
+  path_step path[MAX_DEPTH + 2];
 };
 
 struct fibers {
@@ -126,7 +126,7 @@ template <unsigned PLACE> struct at {};
 struct place_mark {
   FR_FN explicit place_mark(unsigned place) {
     fiber& f = self();
-    if (f.depth < MAX_DEPTH) f.path[f.depth] = step{place, 0};
+    if (f.depth < MAX_DEPTH) f.path[f.depth] = path_step{place, 0};
     ++f.depth;
   }
   FR_FN void tick() {
@@ -139,7 +139,7 @@ struct place_mark {
 
 inline int compare(const fiber& a, const fiber& b) {
   for (unsigned i = 0;; ++i) {
-    const step &x = a.path[i], &y = b.path[i];
+    const path_step &x = a.path[i], &y = b.path[i];
     if (x.place != y.place) return x.place < y.place ? -1 : 1;
     if (x.round != y.round) return x.round < y.round ? -1 : 1;
     if (i == (a.depth < MAX_DEPTH ? a.depth : MAX_DEPTH) || i == (b.depth < MAX_DEPTH ? b.depth : MAX_DEPTH)) return 0;
@@ -149,7 +149,7 @@ inline int compare(const fiber& a, const fiber& b) {
 // Wait with these operands at this place until the scheduler has run the operation.
 FR_FN void operate(unsigned place, void** operands, void (*run)(unsigned, void***)) {
   fiber& f = self();
-  f.path[f.depth < MAX_DEPTH ? f.depth : MAX_DEPTH] = step{place, 0};
+  f.path[f.depth < MAX_DEPTH ? f.depth : MAX_DEPTH] = path_step{place, 0};
   f.operands = operands;
   f.run = run;
   f.state = fiber::AT_OPERATION;

@@ -28,9 +28,9 @@ from .uniform import (
     Uniformity,
     Variable,
     assigned,
-    base_of,
     names_in,
     passed_by_name,
+    referred,
 )
 
 WORD = re.compile(r"[A-Za-z_]\w*")
@@ -77,6 +77,7 @@ class Body:
         # Operators of the author's own may change their operands.
         self.operators = "operator" in prepared.text.words
         self.params = parameters(prepared.spec)
+        self.constants = frozenset(q.name for q in self.params if q.scalar)
         words = set(WORD.findall(text))
         self.attributes = [a for a in ATTRIBUTES if a in words]
         self.masked_loops: set[int] = set()  # loops that some lanes leave before others
@@ -97,12 +98,11 @@ class Body:
         for node in walk(self.tree.block):
             if node.type == "pointer_expression" and node.children[0].type == "&":
                 target = node.child_by_field_name("argument")
-                base = base_of(target)[0] if target is not None else None
-                found |= {self.tree.text(base)} if base else names_in(self.tree, node)
+                found |= referred(self.tree, target or node)
             elif node.type == "reference_declarator" and node.parent is not None:
                 value = node.parent.child_by_field_name("value")
                 if value is not None:
-                    found |= names_in(self.tree, value)
+                    found |= referred(self.tree, value)
             elif node.type == "identifier" and node.parent is not None:
                 parent = node.parent
                 indexed = parent.type == "subscript_expression" and (
@@ -252,7 +252,7 @@ class Body:
 
     def _written(self, name: str, inner: set[str], through: bool) -> None:
         variable = self._lookup(name)
-        if name in self.facts.scalars and variable is self.by_param.get(name):
+        if name in self.constants and variable is self.by_param.get(name):
             return  # a reference to a constant
         if variable is not None and not (through and variable.pointer):
             variable.written = True
@@ -282,7 +282,7 @@ class Body:
             if value is not None and value.type != "lambda_expression":
                 self._side_effects(value)
             if variable.kind == "reference" and value is not None:
-                for name in names_in(self.tree, value):
+                for name in referred(self.tree, value):
                     self._written(name, set(), through=False)  # through the reference, later
             if variable.kind in ("reference", "shared"):
                 variable.uniform = variable.kind == "shared"

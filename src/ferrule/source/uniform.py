@@ -430,7 +430,7 @@ def assigned(tree: Tree, node: Node) -> Iterable[tuple[str, bool]]:
             parent = part.parent
             value = parent.child_by_field_name("value") if parent is not None else None
             if value is not None:
-                yield from ((n, False) for n in names_in(tree, value))
+                yield from ((n, False) for n in referred(tree, value))
             continue
         elif kind == "call_expression":
             function = part.child_by_field_name("function")
@@ -470,6 +470,12 @@ def base_of(node: Node) -> tuple[Node | None, bool]:
             return None, through
         node = inner
     return node, through
+
+
+def referred(tree: Tree, node: Node) -> set[str]:
+    """The variables that an lvalue may be a part of."""
+    base = base_of(node)[0]
+    return names_in(tree, node) if base is None else {tree.text(base)}
 
 
 def names_in(tree: Tree, node: Node) -> set[str]:
