@@ -312,9 +312,9 @@ def template_value(kernel: Kernel, name: object, value: object) -> int | bool | 
         )
     dtype = find_dtype(value)
     if dtype is None:
+        hint = "give int(x)" if hasattr(value, "dtype") else "NumPy and torch dtypes do as well"
         raise KernelError(
-            f"{BAD_TEMPLATE} {where} is {shown(value)} of type {kind.__name__}; NumPy and torch "
-            "dtypes are allowed too, numbers of NumPy are not: give int(x)."
+            f"{BAD_TEMPLATE} {where} is {shown(value)} of type {kind.__name__}; {hint}."
         )
     if not dtype.level0:
         raise KernelError(

@@ -49,6 +49,21 @@ def test_texts_refused_with_their_line(source: str, header: str, said: str) -> N
         call(source, header)
 
 
+@pytest.mark.parametrize("name", ["group", "launch", "at", "position", "detail", "fr", "index"])
+@pytest.mark.parametrize("mode", ["auto", "fibers"])
+def test_macros_may_have_names_that_ferrule_uses(name: str, mode: str) -> None:
+    body = f"uint i = thread_position_in_grid.x; y[i] = simd_sum(x[i]) + {name};"
+    got = call(body, f"#define {name} 3", mode=mode)
+    assert (got["y"] == 9).all()
+
+
+def test_macros_may_open_brackets() -> None:
+    got = call(
+        "uint i = thread_position_in_grid.x; y[i] = AT_LEAST 2.0f);", "#define AT_LEAST max(x[i],"
+    )
+    np.testing.assert_array_equal(got["y"], [2, 2, 2, 3])
+
+
 def test_global_names() -> None:
     got = call(
         "y[thread_position_in_grid.x] = ::twice(::metal::fabs(-3.0f));",

@@ -28,7 +28,7 @@ _TERMS: tuple[tuple[str, str], ...] = (
     (r"(?:::)?\bfr::pick<.*?>", ""),
     (r"(?:::)?\bfr::", ""),
     (r"\b_Float16\b", "half"),
-    (r"\bfr_(?:a|h\d+)_(\w+)", r"\1"),
+    (r"\bfr_(?:a|m|h\d+)_(\w+)", r"\1"),
     (r"\bthread_local\b", "threadgroup"),
     (r"\bfr_kernel(?:<[^<>]*>)?\([^()]*\)::", ""),
     (r"\bfr_kernel\b", "the kernel"),

@@ -39,7 +39,7 @@ template <class B> FR_FN divisor<B> divisor_of(B b) {
   }
 }
 
-template <class A, class B> FR_FN auto quotient(const A& a, const divisor<B>& d) {
+template <class A, class B> FR_FN auto divided(const A& a, const divisor<B>& d) {
   if constexpr (is_integer_pair<A, B>) {
     using C = decltype(a / d.value);
     if constexpr (sizeof(C) == 4 && sizeof(B) <= 4 && C(-1) > C(0)) {
@@ -56,11 +56,11 @@ template <class A, class B> FR_FN auto quotient(const A& a, const divisor<B>& d)
   }
 }
 
-template <class A, class B> FR_FN auto remainder(const A& a, const divisor<B>& d) {
+template <class A, class B> FR_FN auto left_of(const A& a, const divisor<B>& d) {
   if constexpr (is_integer_pair<A, B>) {
     using C = decltype(a % d.value);
     if constexpr (sizeof(C) == 4 && sizeof(B) <= 4)
-      return C(unsigned(a) - unsigned(quotient(a, d)) * unsigned(d.value));
+      return C(unsigned(a) - unsigned(divided(a, d)) * unsigned(d.value));
     else
       return a % d.value;
   } else {

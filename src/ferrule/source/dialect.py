@@ -93,3 +93,13 @@ REFUSED_PREFIXES: dict[str, tuple[str, str]] = {
 
 # Names in C library headers are not the dialect's business; these Metal headers are built in.
 METAL_HEADERS = ("metal", "simd/")
+
+# Words of the text that is generated around an author's: their macros must not have these names.
+_GENERATED = """
+    fr metal user detail core lanes split fiber launch group worker buffers shapes strides ndims
+    grid threadgroup groups block origin position n move_to simdgroups quadgroups threadgroups
+    dispatch_simdgroups dispatch_quadgroups alone at index value type get set bytes named storage_t
+    value_t lanes_t reference divisor_of divided left_of row_length plain any all both each end copy
+    in_row atomic_add element_t shared_memory uint3 uint fiber_groups place_mark pick
+"""
+GENERATED = frozenset(_GENERATED.split())

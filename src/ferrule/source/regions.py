@@ -108,7 +108,7 @@ class Regions(Body):
             if number is None:
                 self.count += 1
                 number = self.divisors[text] = self.count
-            name = "quotient" if node.children[1].type == "/" else "remainder"
+            name = "divided" if node.children[1].type == "/" else "left_of"
             found[node.id] = f"::fr::{name}({self._render(left, found)}, fr_d{number})"
 
         visit(s)

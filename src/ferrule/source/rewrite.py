@@ -18,6 +18,7 @@ token by token, line by line:
 
 from __future__ import annotations
 
+import itertools
 import re
 from dataclasses import dataclass, field
 
@@ -25,6 +26,7 @@ from ..errors import DialectError
 from ..kernel import Kernel
 from .dialect import (
     ADDRESS_SPACES,
+    GENERATED,
     METAL_HEADERS,
     REFUSED,
     REFUSED_PREFIXES,
@@ -106,6 +108,7 @@ def rewrite(kernel: Kernel) -> Rewritten:
     header = tokens(kernel.header, kernel=kernel.name, where="header")
     source = tokens(kernel.source, kernel=kernel.name, where="source")
     header, source = expand_spaces(header, source)
+    _rename_macros(header + source)
     members = _members(header) | _members(source)
     header_words = frozenset(t.text for t in header if t.kind == "word")
     source_words = frozenset(t.text for t in source if t.kind == "word")
@@ -113,11 +116,25 @@ def rewrite(kernel: Kernel) -> Rewritten:
     notes: list[Note] = []
     for where, part in (("header", header), ("source", source)):
         pass_ = _Pass(kernel.name, where, part, members)
-        pass_.check_pairs()
+        if not _MACRO.search(kernel.header + kernel.source):  # whose text may open or close some
+            pass_.check_pairs()
         pass_.run(body=where == "source")
         contract_off |= pass_.contract_off
         notes += pass_.notes
     return Rewritten(join(header), join(source), header_words, source_words, contract_off, notes)
+
+
+def _rename_macros(part: list[Token]) -> None:
+    """Macros with names that the generated text uses get others."""
+    solid = [t for t in part if not t.blank]
+    taken = {
+        b.text
+        for a, b in itertools.pairwise(solid)
+        if re.fullmatch(r"#[ \t]*define", a.text) and b.text in GENERATED
+    }
+    for token in solid if taken else []:
+        if token.kind == "word" and token.text in taken:
+            token.text = f"fr_m_{token.text}"
 
 
 def _members(part: list[Token]) -> set[str]:
@@ -155,6 +172,7 @@ def _members(part: list[Token]) -> set[str]:
 
 
 _PARTNERS = {"(": ")", "[": "]", "{": "}", ")": "(", "]": "[", "}": "{"}
+_MACRO = re.compile(r"#[ \t]*(?:define|if)")
 _INCLUDE = re.compile(r"#[ \t]*(?:include_next|include|import|embed)\b[ \t]*")
 
 
@@ -183,8 +201,6 @@ class _Pass:
     def check_pairs(self) -> None:
         """Refuse a bracket without its partner: a compiler would speak of a much later line."""
         opened: list[Token] = []
-        if any(t.kind == "op" and t.text.startswith("#") for t in self.solid):
-            return  # only one branch of an #if counts
         for token in self.solid:
             if token.kind != "op" or token.macro or token.text not in _PARTNERS:
                 continue
