@@ -19,7 +19,7 @@ from typing import SupportsIndex
 from . import _env, cache, loader, toolchain
 from .errors import KernelError, KernelTypeError, ToolchainError
 
-VERSION = 2  # FR_VERSION of runtime/runtime.h
+VERSION = 3  # FR_VERSION of runtime/runtime.h
 MAX_THREADS = 1024  # FR_MAX_THREADS
 FOLDER = Path(__file__).resolve().parent
 
@@ -35,6 +35,7 @@ def runtime() -> ctypes.CDLL:
 
     ``fr_run(entry, launch, units, threads)`` takes the addresses of a kernel's entry and of its
     launch data, releases the GIL while it runs, and returns 0 or a code of ``runtime.h``.
+    ``fr_run_some(entry, launch, first, units, threads, nanoseconds)`` comes back in between.
 
     Raises:
         ToolchainError: it was not built when ferrule was installed, and cannot be built now.
@@ -113,6 +114,11 @@ def _load() -> ctypes.CDLL:
 def _prototypes(library: ctypes.CDLL) -> ctypes.CDLL:
     library.fr_run.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64, ctypes.c_int)
     library.fr_run.restype = ctypes.c_int
+    library.fr_run_some.argtypes = (
+        ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_int,
+        ctypes.c_int64,
+    )  # fmt: skip
+    library.fr_run_some.restype = ctypes.c_int64
     library.fr_set_threads.argtypes = (ctypes.c_int,)
     library.fr_set_threads.restype = None
     library.fr_digest.restype = ctypes.c_char_p

@@ -28,6 +28,7 @@ from .diagnostics import compile_error
 
 SCHEMA = "1"  # raised when the same text, flags and compiler would run differently
 FEW = 3  # threads: locked additions cost three times what plain ones do, or more
+SLICE = 200_000_000  # nanoseconds after which a launch looks for signals
 BLOCK = 8192  # threads along x of one unit of work of a flat kernel
 MODES = ("auto", "flat", "split", "fibers")
 INCLUDE = Path(__file__).resolve().parent.parent / "include"
@@ -221,9 +222,13 @@ class CpuProgram:
             )  # fmt: skip
         # One thread where the kernel counts on it; else as many as are set.
         limit = 1 if plan.loaded.alone else 0
-        status = runtime().fr_run(plan.loaded.entry, ctypes.addressof(block), plan.units, limit)
-        if status:
-            raise _failure(status, self._spec.kernel, launch, [*inputs, *outputs])
+        entry, at, units = plan.loaded.entry, ctypes.addressof(block), plan.units
+        run = runtime().fr_run_some
+        done = run(entry, at, 0, units, limit, SLICE)
+        while 0 <= done < units:  # here Python raises KeyboardInterrupt
+            done = run(entry, at, done, units, limit, SLICE)
+        if done < 0:
+            raise _failure(-done, self._spec.kernel, launch, [*inputs, *outputs])
 
     def _pack(
         self, inputs: Sequence[Facts], outputs: Sequence[Facts], plan: _Plan

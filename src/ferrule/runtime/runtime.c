@@ -11,6 +11,7 @@
 #endif
 
 enum {
+  PACE_NANOSECONDS = 1000000,
   CHUNKS_PER_THREAD = 16, /* a thread that loses its CPU holds up 1/16 of its share, not all of it */
   WAKE_FANOUT = 4,        /* each thread wakes so many others */
   SPIN_NANOSECONDS = 50000,
@@ -165,6 +166,7 @@ typedef struct {
   const void* launch;
   uint64_t units, chunk;
   uint64_t next; /* the first unit that nobody has taken; may pass `units` */
+  int64_t deadline; /* no unit is begun from then on; 0: there is none */
   int threads;
   int32_t status;
   void* fault; /* the address that a kernel was given up for */
@@ -231,6 +233,7 @@ static void post_children(job* j, int parent) {
 
 /* Takes one chunk and runs it. False when there is none left. */
 static bool run_chunk(job* j, state* self, uint64_t chunk) {
+  if (j->deadline && nanoseconds() >= j->deadline) return false;
   uint64_t begin = __atomic_fetch_add(&j->next, chunk, __ATOMIC_RELAXED);
   if (begin >= j->units) return false;
   uint64_t end = j->units - begin > chunk ? begin + chunk : j->units;
@@ -249,6 +252,23 @@ static bool run_chunk(job* j, state* self, uint64_t chunk) {
   return true;
 }
 
+/* How many units a thread takes at once: as many as it wants, but where somebody waits for a deadline
+ * no more than about a millisecond's work. */
+typedef struct {
+  uint64_t most;
+  int64_t before;
+} pace;
+
+static uint64_t paced(job* j, pace* p, uint64_t wanted) {
+  if (!j->deadline) return wanted;
+  int64_t now = nanoseconds();
+  if (!p->most) p->most = 1;
+  else if (now - p->before < PACE_NANOSECONDS && p->most <= j->units / 2) p->most *= 2;
+  else if (now - p->before > 4 * PACE_NANOSECONDS && p->most > 1) p->most /= 2;
+  p->before = now;
+  return wanted < p->most ? wanted : p->most;
+}
+
 static bool work_left(job* j) { return __atomic_load_n(&j->next, __ATOMIC_RELAXED) < j->units; }
 
 static void worker_share(void* argument) {
@@ -257,7 +277,8 @@ static void worker_share(void* argument) {
   if (work_left(j)) post_children(j, s->own->worker.index);
   fp_environment old = fp_enter();
   s->own->worker.status = 0;
-  while (run_chunk(j, s->own, j->chunk)) {
+  pace p = {0, 0};
+  while (run_chunk(j, s->own, paced(j, &p, j->chunk))) {
   }
   drop_zeros(&s->own->faults);
   fp_leave(old);
@@ -359,6 +380,7 @@ static void caller_share(void* argument) {
     int64_t start = nanoseconds();
     uint64_t chunk = j->chunk / 16 ? j->chunk / 16 : 1;
     bool called = false, pooled = false;
+    pace p = {0, 0};
     do {
       /* Spinning workers are called at once, sleeping ones when the job proves not to be small. */
       if (!called)
@@ -366,10 +388,13 @@ static void caller_share(void* argument) {
                  nanoseconds() - start >= ALONE_NANOSECONDS;
       if (called && !pooled && work_left(j)) pooled = take_pool(j);
       chunk = called || chunk > j->chunk / 2 ? j->chunk : chunk * 2;
-    } while (run_chunk(j, c->self, chunk));
+    } while (run_chunk(j, c->self, paced(j, &p, chunk)));
     if (pooled) leave_pool(j);
   } else {
-    run_chunk(j, c->self, j->units);
+    /* All at once, or in pieces that a limit can stop between. */
+    pace p = {0, 0};
+    while (run_chunk(j, c->self, paced(j, &p, j->units))) {
+    }
   }
   drop_zeros(&c->self->faults);
   fp_leave(old);
@@ -390,9 +415,11 @@ static void* caller_main(void* argument) {
 }
 #endif
 
-int fr_run(fr_entry entry, const void* launch, uint64_t units, int threads) {
-  if (!entry || units > FR_MAX_UNITS) return FR_E_ARGUMENT;
-  if (units == 0) return FR_OK;
+static int run(fr_entry entry, const void* launch, uint64_t first, uint64_t units, int threads,
+               int64_t limit, uint64_t* next) {
+  if (!entry || units > FR_MAX_UNITS || first > units) return FR_E_ARGUMENT;
+  *next = units;
+  if (first == units) return FR_OK;
   pthread_once(&once, initialise);
   if (!key_ok) return FR_E_MEMORY;
   state* self = (state*)pthread_getspecific(key);
@@ -410,15 +437,17 @@ int fr_run(fr_entry entry, const void* launch, uint64_t units, int threads) {
   if (self->running) return FR_E_NESTED;
   if (threads <= 0) threads = fr_threads();
   if (threads > FR_MAX_THREADS) threads = FR_MAX_THREADS;
-  if ((uint64_t)threads > units) threads = (int)units;
+  if ((uint64_t)threads > units - first) threads = (int)(units - first);
 
   job j;
   memset(&j, 0, sizeof j);
   j.entry = entry;
   j.launch = launch;
   j.units = units;
+  j.next = first;
+  j.deadline = limit > 0 ? nanoseconds() + limit : 0;
   j.threads = threads;
-  j.chunk = units / ((uint64_t)threads * CHUNKS_PER_THREAD);
+  j.chunk = (units - first) / ((uint64_t)threads * CHUNKS_PER_THREAD);
   if (j.chunk == 0) j.chunk = 1;
 
   watch_faults();
@@ -434,7 +463,20 @@ int fr_run(fr_entry entry, const void* launch, uint64_t units, int threads) {
 #endif
   self->running = false;
   self->faults.address = j.fault;
+  if (j.next < units) *next = j.next;
   return j.status;
+}
+
+int fr_run(fr_entry entry, const void* launch, uint64_t units, int threads) {
+  uint64_t next;
+  return run(entry, launch, 0, units, threads, 0, &next);
+}
+
+int64_t fr_run_some(fr_entry entry, const void* launch, uint64_t first, uint64_t units, int threads,
+                    int64_t limit) {
+  uint64_t next = first;
+  int status = run(entry, launch, first, units, threads, limit, &next);
+  return status ? -(int64_t)status : (int64_t)next;
 }
 
 /* ------------------------------------------------------------------------------------ settings */

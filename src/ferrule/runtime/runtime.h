@@ -10,7 +10,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define FR_VERSION 2
+#define FR_VERSION 3
 
 #if defined(__GNUC__)
 #define FR_API __attribute__((visibility("default")))
@@ -70,6 +70,12 @@ typedef void (*fr_entry)(const void* launch, uint64_t begin, uint64_t end, fr_wo
  * free. The entry runs on a stack of 256 MiB (64 or 16 where memory is limited) and in the default
  * floating point environment, whatever the caller's is. */
 FR_API int fr_run(fr_entry entry, const void* launch, uint64_t units, int threads);
+
+/* Runs units from `first` on, but begins none after so many nanoseconds (0: no limit), for a caller
+ * that wants to see its signals in between. Returns the first unit that was not begun, `units` when
+ * all are done, or a code of fr_run's, negative. */
+FR_API int64_t fr_run_some(fr_entry entry, const void* launch, uint64_t first, uint64_t units,
+                           int threads, int64_t limit);
 
 /* Sets the number of threads of later jobs; n <= 0 means fr_cpu_count(). At most FR_MAX_THREADS. */
 FR_API void fr_set_threads(int n);
