@@ -193,20 +193,25 @@ def check_distinct(kernel: str, names: Sequence[str]) -> None:
 
 def check_not_given(kernel: Kernel, names: Sequence[str]) -> None:
     """Refuse names that the body already has from elsewhere, which no compiler would accept."""
+    attributes = kernel.attributes
+    described = {
+        f"{given}_{part}": (given, part)
+        for given in kernel.input_names
+        for wanted, part in zip(kernel.wants(given), ("shape", "strides", "ndim"), strict=True)
+        if wanted
+    }
     for name in names:
-        if name in kernel.attributes:
+        if name in attributes:
             raise KernelError(
                 f"[metal_kernel] kernel {kernel.name!r} has an argument called {name!r}, and its "
                 "body names the thread attribute of that name; rename the argument."
             )
-        for given in kernel.input_names:
-            parts = zip(kernel.wants(given), ("shape", "strides", "ndim"), strict=True)
-            if any(wanted and name == f"{given}_{part}" for wanted, part in parts):
-                raise KernelError(
-                    f"[metal_kernel] kernel {kernel.name!r} has an argument called {name!r}, which "
-                    f"is also the {name.removeprefix(given + '_')} of its input {given!r}; rename "
-                    "one of them."
-                )
+        if name in described:
+            given, part = described[name]
+            raise KernelError(
+                f"[metal_kernel] kernel {kernel.name!r} has an argument called {name!r}, which is "
+                f"also the {part} of its input {given!r}; rename one of them."
+            )
 
 
 def make_kernel(

@@ -315,28 +315,28 @@ class Sync(Fn):
 
 
 @dataclass(eq=False)
-class Index(Expr):
-    """An element of an array or of what a pointer points to."""
+class Element(Expr):
+    """A part of a variable, or what it points to, of the variable's own type."""
 
     base: Var
-    index: Expr
 
     @property
     def type(self) -> AnyType:  # type: ignore[override]
         return self.base.type
+
+
+@dataclass(eq=False)
+class Index(Element):
+    """An element of an array or of what a pointer points to."""
+
+    index: Expr
 
     def text(self) -> str:
         return f"{self.base.name}[{self.index.text()}]"
 
 
 @dataclass(eq=False)
-class Deref(Expr):
-    base: Var
-
-    @property
-    def type(self) -> AnyType:  # type: ignore[override]
-        return self.base.type
-
+class Deref(Element):
     @property
     def level(self) -> int:
         return UNARY
@@ -346,15 +346,10 @@ class Deref(Expr):
 
 
 @dataclass(eq=False)
-class Strided(Expr):
+class Strided(Element):
     """``x[elem_to_loc(i, x_shape, x_strides, x_ndim)]``: the i-th element in row-major order."""
 
-    base: Var
     index: Expr
-
-    @property
-    def type(self) -> AnyType:  # type: ignore[override]
-        return self.base.type
 
     def text(self) -> str:
         n = self.base.name

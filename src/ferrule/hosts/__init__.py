@@ -7,6 +7,7 @@ dictionary of names, so that no library is imported unless the caller has import
 from __future__ import annotations
 
 import ctypes
+import math
 import sys
 from collections.abc import Callable, Sequence
 from types import CodeType
@@ -155,6 +156,11 @@ def scalar(value: object) -> tuple[Facts, object] | None:
     else:
         return None
     return Facts(dtype, (), (), ctypes.addressof(owner), "cpu", True), owner
+
+
+def all_bits_zero(value: float) -> bool:
+    """Whether a fill value is what fresh pages hold: 0, but not -0.0."""
+    return value == 0 and math.copysign(1, value) > 0
 
 
 def unknown_dtype(dtype: object) -> KernelTypeError:

@@ -10,7 +10,7 @@ import numpy as np
 from ..dtypes import ALL, Dtype
 from ..errors import KernelTypeError
 from ..spec import Facts, Shape
-from . import unknown_dtype
+from . import all_bits_zero, unknown_dtype
 
 name = "NumPy"
 allocation_errors: tuple[type[Exception], ...] = (MemoryError, ValueError, OverflowError)
@@ -54,7 +54,7 @@ def empty(shape: Shape, dtype: Dtype, device: str) -> np.ndarray[Any, Any]:
 
 def full(shape: Shape, value: float, dtype: Dtype, device: str) -> np.ndarray[Any, Any]:
     """A new array of ``shape`` filled with ``value``."""
-    if str(value) in ("0", "0.0", "False"):
+    if all_bits_zero(value):
         return np.zeros(shape, _NUMPY[dtype.name])  # fresh pages are zero already
     return np.full(shape, value, _NUMPY[dtype.name])
 

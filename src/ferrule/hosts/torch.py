@@ -13,7 +13,7 @@ from torch.autograd import forward_ad
 from ..dtypes import ALL, Dtype
 from ..errors import KernelError, KernelTypeError
 from ..spec import Facts, Shape
-from . import eager_codes, unknown_dtype
+from . import all_bits_zero, eager_codes, unknown_dtype
 
 name = "torch"
 allocation_errors: tuple[type[Exception], ...] = (RuntimeError, TypeError, OverflowError)
@@ -135,11 +135,11 @@ def empty(shape: Shape, dtype: Dtype, device: str) -> torch.Tensor:
 
 def full(shape: Shape, value: float, dtype: Dtype, device: str) -> torch.Tensor:
     """A new tensor of ``shape`` on ``device`` filled with ``value``."""
-    positive_zero = str(value) in ("0", "0.0", "False")
-    made = _large(shape, dtype, zero=positive_zero) if device == "cpu" else None
+    zero = all_bits_zero(value)
+    made = _large(shape, dtype, zero=zero) if device == "cpu" else None
     if made is None:
         return torch.full(shape, value, dtype=_TORCH[dtype.name], device=device)
-    return made if positive_zero else made.fill_(value)
+    return made if zero else made.fill_(value)
 
 
 def finish(kernel: str, inputs: Sequence[Any], outputs: list[torch.Tensor]) -> list[torch.Tensor]:

@@ -26,6 +26,7 @@ from .uniform import (
     POSITION_TEXTS,
     Facts,
     Uniformity,
+    Unit,
     Variable,
     assigned,
     names_in,
@@ -46,25 +47,12 @@ class Body:
     Args:
         prepared: the kernel.
         text: the body's text, rewritten.
-        simdgroup: units of work are simdgroups; else threadgroups.
-        rows: the lanes of a unit differ in x alone, so y and z are uniform.
-        aligned: threadgroups are a multiple of 32 threads wide.
+        unit: the threads that are carried out together.
     """
 
-    def __init__(
-        self,
-        prepared: Prepared,
-        text: str,
-        *,
-        simdgroup: bool,
-        rows: bool,
-        aligned: bool = False,
-    ) -> None:
+    def __init__(self, prepared: Prepared, text: str, unit: Unit) -> None:
         self.p = prepared
-        self.row: str | None = None
-        self.simdgroup = simdgroup
-        self.rows = rows
-        self.aligned = aligned
+        self.unit = unit
         self.tree = Tree(text, body=True)
         if self.tree.has_error:
             raise NotSplittable("the body has syntax that the splitter does not read")
@@ -87,6 +75,9 @@ class Body:
         self.scopes: list[dict[str, Variable]] = []
         self.divergent = 0
         self.analysed = False  # all variables are known
+        outputs = frozenset(prepared.kernel.output_names)
+        self.facts = Facts(unit, outputs, self.functions, self._integers())
+        self.uniformity = Uniformity(self.tree, self.facts, self._lookup)
         self.escaping = self._escaping()
 
     def _escaping(self) -> set[str]:
@@ -145,21 +136,6 @@ class Body:
 
     # -- analysis: what is uniform ---------------------------------------------------------------
 
-    def _facts(self) -> Facts:
-        spec = self.p.spec
-        names = self.p.kernel.input_names
-        return Facts(
-            simdgroup=self.simdgroup,
-            rows=self.rows,
-            aligned=self.aligned,
-            inputs=frozenset(names),
-            outputs=frozenset(self.p.kernel.output_names),
-            scalars=frozenset(n for n, i in zip(names, spec.inputs, strict=True) if i.ndim == 0),
-            functions=self.functions,
-            integers=self._integers(),
-            row=self.row,
-        )
-
     def _integers(self) -> frozenset[str]:
         """Arguments and template parameters that are integers, or point to integers."""
         spec = self.p.spec
@@ -173,17 +149,14 @@ class Body:
         return frozenset(found)
 
     def _analyse(self) -> None:
-        self.facts = self._facts()
         self.by_param = {}
-        outputs = set(self.p.kernel.output_names)
         for q in self.params:
             self.by_param[q.name] = Variable(
-                q.name, 0, readonly=q.name not in outputs, pointer=not q.scalar
+                q.name, 0, readonly=q.name not in self.facts.outputs, pointer=not q.scalar
             )
         self.variables = {}
         self.analysed = False
         self.scopes = [dict(self.by_param)]
-        self.uniformity = Uniformity(self.tree, self.facts, self._lookup)
         while True:
             before = self._state()
             self.scopes = [dict(self.by_param)]
@@ -436,7 +409,7 @@ class Body:
         """Whether a statement cannot be part of one loop over lanes."""
         if self._calls(s):
             return True
-        if self.row is not None and self._decides(s):
+        if self.unit.row is not None and self._decides(s):
             return True
         # A uniform jump is better made once for all lanes than once for each.
         if s.type == "compound_statement":

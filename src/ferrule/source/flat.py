@@ -27,7 +27,7 @@ from .macros import expand
 from .regions import Piece, Regions
 from .rows import Row
 from .syntax import declarators
-from .uniform import Variable
+from .uniform import Unit, Variable
 
 ROW_LANES = 64  # threads of a row that are carried out together
 _MAY_FAIL = re.compile(r"[/%\[*]|->")  # a division or a load, which an early return may guard
@@ -40,8 +40,8 @@ _CONSTANTS = (
 class Flat(Regions):
     """Writes a body as the inside of one loop, preceded by what is the same in all its rounds."""
 
-    def __init__(self, prepared: Prepared, *, rows: bool) -> None:
-        super().__init__(prepared, expand(prepared), simdgroup=False, rows=rows)
+    def __init__(self, prepared: Prepared) -> None:
+        super().__init__(prepared, expand(prepared), Unit(simdgroup=False, rows=True))
         self.inside: set[str] = set()  # uniform variables that stay inside the loop
         self.left = False  # a lane may have left already
 
@@ -251,7 +251,7 @@ def _parts(
     """Before the loop, inside it, inside a row of it, and the parameters that a thread moves."""
     moved = {q.name for q in params if not q.scalar}
     try:
-        writer = Flat(p, rows=True)
+        writer = Flat(p)
         before, inside, exits = writer.run()
     except NotSplittable:
         # Syntax that is not understood: a lambda takes the body as it is.

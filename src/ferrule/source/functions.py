@@ -506,14 +506,17 @@ def declared_in(declarator: Node) -> Node | None:
     while node is not None and node.type not in ("identifier", "type_identifier"):
         if node.type == "function_declarator":
             return None
-        following = node.child_by_field_name("declarator")
-        if following is None:
-            following = next(
-                (c for c in node.named_children if c.type.endswith(("identifier", "declarator"))),
-                None,
-            )
-        node = following
+        node = _inner(node)
     return node
+
+
+def _inner(declarator: Node) -> Node | None:
+    """What a declarator is around: another one, or a name."""
+    field = declarator.child_by_field_name("declarator")
+    if field is not None:
+        return field
+    inner = (c for c in declarator.named_children if c.type.endswith(("identifier", "declarator")))
+    return next(inner, None)
 
 
 def _declares(node: Node) -> list[Node | None]:
@@ -572,13 +575,7 @@ def _shape(declarator: Node | None) -> list[str]:
             found.append("[]")
         elif kind == "function_declarator":
             found.append("function")
-        following = node.child_by_field_name("declarator")
-        if following is None:
-            following = next(
-                (c for c in node.named_children if c.type.endswith(("identifier", "declarator"))),
-                None,
-            )
-        node = following
+        node = _inner(node)
     return found
 
 

@@ -23,11 +23,11 @@ from .cpp import NotSplittable, Prepared, parameters, synchronising_functions
 from .dialect import SYNC
 from .functions import Function, Functions, Name, Parameter, declared_names, one_line, shapes
 from .returns import Returns
-from .syntax import Tree, callee, declarators, walk
+from .syntax import Tree, call_arguments, callee, declarators, walk
+from .uniform import WRITES_ARGUMENTS, names_in
 
 _MOST_CALLS = 256
 _MOST_TEXT = 1 << 19  # characters
-_WRITES_ARGUMENTS = frozenset({"frexp", "modf", "sincos"})
 _STEPS = ("subscript_expression", "field_expression", "pointer_expression")
 _ACTS = ("call_expression", "update_expression", "assignment_expression", "lambda_expression")
 
@@ -111,8 +111,7 @@ class _Call:
             if node.parent.type == "init_declarator"
             for name in node.parent.children_by_field_name("declarator")
         }
-        given = call.child_by_field_name("arguments")
-        self.arguments: list[Node] = given.named_children if given is not None else []
+        self.arguments = call_arguments(call)
         self.function: Function = functions.find(self.name, len(self.arguments))
         self.result = f"fr_h{number}"
         self.before: list[str] = []
@@ -293,7 +292,7 @@ class _Call:
     def _may_act(self, call: Node) -> bool:
         """Whether a call may do more than make a value of its operands."""
         function, name = call.child_by_field_name("function"), callee(self.tree, call)
-        if function is None or name.startswith("atomic_") or name in _WRITES_ARGUMENTS:
+        if function is None or name.startswith("atomic_") or name in WRITES_ARGUMENTS:
             return True
         if function.type == "field_expression":
             return not name.endswith((".swz", ".swr"))
@@ -312,9 +311,6 @@ class _Call:
             if shared or {"*", "*const", "&"} & set(shape):
                 return True
         return name not in self.declared and name in self.p.kernel.output_names
-
-    def _names(self, node: Node) -> set[str]:
-        return {self.tree.text(n) for n in walk(node) if n.type == "identifier"}
 
     # -- arguments -------------------------------------------------------------------------------
 
@@ -373,17 +369,19 @@ class _Call:
         """Which variables of the body the function may change."""
         for argument in (a for q, a in pairs if q.kind == "reference"):
             root = _root(argument)
-            self.changes |= {self.tree.text(root)} if root is not None else self._names(argument)
+            self.changes |= (
+                {self.tree.text(root)} if root is not None else names_in(self.tree, argument)
+            )
             self.effects |= argument.type in _STEPS and self._is_memory(argument)
         for argument in (a for q, a in pairs if q.kind in ("value", "constant")):
             made = self.lambdas.get(self.tree.text(argument), argument)
             if made.type == "lambda_expression":
-                self.changes |= self._names(made)
+                self.changes |= names_in(self.tree, made)
         if not self.effects:
             return
         self.changes |= _addressed(self.tree, self.tree.block)
         for argument in (a for q, a in pairs if q.kind == "pointer"):
-            for name in self._names(argument):
+            for name in names_in(self.tree, argument):
                 if any("[]" in shape for _, shape in self.declared.get(name, [])):
                     self.changes.add(name)
 
@@ -458,7 +456,7 @@ class _Call:
         if argument.type == "identifier":
             if not arrays and name in self.changes:
                 return False
-        elif not arrays or self._names(argument) - constants:
+        elif not arrays or names_in(self.tree, argument) - constants:
             return False
         self._deduce(q, f"*({text})", argument)
         q.name.text = text if argument.type == "identifier" else f"({text})"
@@ -475,9 +473,9 @@ class _Call:
             others = set[str]()
             for other, a in zip(self.function.parameters, self.arguments, strict=False):
                 if other.kind == "reference" and a != argument:
-                    others |= self._names(a) if a.type == "identifier" else set()
+                    others |= names_in(self.tree, a) if a.type == "identifier" else set()
             moving = {self.tree.text(n) for n in indices} & self.changes
-            if moving or self._names(argument) & others:
+            if moving or names_in(self.tree, argument) & others:
                 raise NotSplittable(f"{self.name} may change which variable it is given")
             if q.name is not None and q.name.captured:
                 raise NotSplittable(f"a lambda of {self.name} captures a reference")

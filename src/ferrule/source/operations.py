@@ -8,7 +8,8 @@ from .analysis import SPLIT_CALLS
 from .cpp import ROW_ADDITION, NotSplittable, Prepared, body_line
 from .dialect import MATRIX_OPS, SIMD_BARRIERS, THREADGROUP_BARRIERS, UNIFORM_RESULTS
 from .regions import Piece, Regions
-from .syntax import callee, walk
+from .syntax import call_arguments, callee, walk
+from .uniform import Unit
 
 _VOTES = {"any": "bool", "all": "bool", "ballot": "simd_vote"}
 _ASKS = {"active_threads_mask": "simd_vote", "is_first": "bool"}
@@ -17,16 +18,8 @@ _ASKS = {"active_threads_mask": "simd_vote", "is_first": "bool"}
 class Operations(Regions):
     """Emits expressions whose parts all lanes carry out together."""
 
-    def __init__(
-        self,
-        prepared: Prepared,
-        text: str,
-        *,
-        simdgroup: bool,
-        rows: bool,
-        aligned: bool = False,
-    ) -> None:
-        super().__init__(prepared, text, simdgroup=simdgroup, rows=rows, aligned=aligned)
+    def __init__(self, prepared: Prepared, text: str, unit: Unit) -> None:
+        super().__init__(prepared, text, unit)
         self.later: list[str] = []  # texts that come after the current statement
         self._statement_names: set[str] = set()  # of the statement whose calls are carried out
 
@@ -60,8 +53,7 @@ class Operations(Regions):
 
     def _row_addition(self, s: Node, call: Node) -> bool:
         """Atomic additions to neighbouring elements, all lanes together; False if it is not one."""
-        given = call.child_by_field_name("arguments")
-        arguments = [c for c in given.named_children if c.type != "comment"] if given else []
+        arguments = call_arguments(call)
         target = arguments[0].child_by_field_name("argument") if len(arguments) == 3 else None
         if target is None or arguments[0].children[0].type != "&" or self._calls(s):
             return False
@@ -137,14 +129,13 @@ class Operations(Regions):
         name = callee(self.tree, call)
         if name in THREADGROUP_BARRIERS | SIMD_BARRIERS or name in MATRIX_OPS:
             raise NotSplittable(f"{name} stands inside an expression")
-        given = call.child_by_field_name("arguments")
-        arguments = [c for c in given.named_children if c.type != "comment"] if given else []
+        arguments = call_arguments(call)
         fast = self._divisions(call, replaced)
         texts = [self._render(a, fast) for a in arguments]
         self.count += 1
         n = self.count
         short = name.split("_", 1)[1]
-        uniform = self.simdgroup and name in UNIFORM_RESULTS
+        uniform = self.unit.simdgroup and name in UNIFORM_RESULTS
         mask = self._mask() or "nullptr"
         line = self._line(call)
         later = self._later_names()
@@ -204,8 +195,7 @@ class Operations(Regions):
         return f"fr_x{n}[fr_i]"
 
     def _matrix(self, call: Node, name: str) -> None:
-        given = call.child_by_field_name("arguments")
-        arguments = [c for c in given.named_children if c.type != "comment"] if given else []
+        arguments = call_arguments(call)
         self.count += 1
         n = self.count
         types: list[str] = []

@@ -10,7 +10,7 @@ from tree_sitter import Node
 from .analysis import LOOPS, WORD, Body
 from .cpp import NotSplittable, Parameter, Prepared, attribute, body_line, shared_note
 from .syntax import declarators, declared_name, walk
-from .uniform import LANE_ATTRIBUTES, POSITION_TEXTS, Variable
+from .uniform import LANE_ATTRIBUTES, POSITION_TEXTS, Unit, Variable
 
 _CONSTANT = re.compile(r"\bconstexpr\b")
 
@@ -46,16 +46,8 @@ class Piece:
 class Regions(Body):
     """Emits statements as loops over the lanes of a unit of work."""
 
-    def __init__(
-        self,
-        prepared: Prepared,
-        text: str,
-        *,
-        simdgroup: bool,
-        rows: bool,
-        aligned: bool = False,
-    ) -> None:
-        super().__init__(prepared, text, simdgroup=simdgroup, rows=rows, aligned=aligned)
+    def __init__(self, prepared: Prepared, text: str, unit: Unit) -> None:
+        super().__init__(prepared, text, unit)
         self.out: list[str] = []
         self.pending: list[Piece] = []
         self.masks: list[Mask] = []
@@ -122,7 +114,7 @@ class Regions(Body):
         index starts below zero, the lanes that are guarded off are the first ones.
         """
         base, index = node.child_by_field_name("argument"), node.child_by_field_name("indices")
-        if self.row is None or base is None or index is None or base.type != "identifier":
+        if self.unit.row is None or base is None or index is None or base.type != "identifier":
             return ""
         v = self._lookup(self.tree.text(base))
         if v is None or not v.pointer or not v.uniform or v.written or v.kind != "value":
@@ -149,7 +141,7 @@ class Regions(Body):
                 return
             if n.type == "identifier":
                 v = self._lookup(text)
-                if v is not None and v.linear and self.row is None:
+                if v is not None and v.linear and self.unit.row is None:
                     kind = _plain_type(v.type)  # its value is a position alone (`_is_position`)
                     names[n.id] = f"(({kind})({v.value} + (fr_n - 1u)))"
                 elif v is not None and v.linear:
@@ -323,11 +315,11 @@ class Regions(Body):
     def _lane_attribute(self, name: str) -> str:
         text = attribute(name)
         text = text.replace("fr_i", "(fr_first + fr_i)")
-        if name == "thread_index_in_simdgroup" and self.simdgroup:
+        if name == "thread_index_in_simdgroup" and self.unit.simdgroup:
             text = "const uint thread_index_in_simdgroup = fr_i;"
-        elif name == "simdgroup_index_in_threadgroup" and self.simdgroup:
+        elif name == "simdgroup_index_in_threadgroup" and self.unit.simdgroup:
             text = "const uint simdgroup_index_in_threadgroup = fr_first / 32u;"
-        if self.rows:
+        if self.unit.rows:
             position = "::fr::metal::uint3(fr_p0.x + fr_i, fr_p0.y, fr_p0.z)"
         else:
             position = "::fr::metal::uint3(fr_px[fr_i], fr_py[fr_i], fr_pz[fr_i])"
@@ -400,7 +392,7 @@ class Regions(Body):
                     self._flush(self._later_names() | self._names(self.tree.text(s)))
                 self._at(s, f"{spec} {self._outside_text(d, replaced)};\n")
                 continue
-            if v.linear and self.row is not None and value is not None:
+            if v.linear and self.unit.row is not None and value is not None:
                 n = v.number
                 kind = _plain_type(spec)
                 self._at(s, f"const {kind} fr_z{n} = {self._last_text(value)};\n")

@@ -189,9 +189,12 @@ class _Pass:
         self.notes: list[Note] = []
 
     def refuse(self, token: Token, what: str, instead: str) -> DialectError:
+        found = token.text.strip()[:60]
+        return self._error(token, f"{what} is not supported (found {found!r}); {instead}.")
+
+    def _error(self, token: Token, said: str) -> DialectError:
         return DialectError(
-            f"kernel {self.kernel!r}, {self.where} line {token.line}: {what} is not supported "
-            f"(found {token.text.strip()[:60]!r}); {instead}.",
+            f"kernel {self.kernel!r}, {self.where} line {token.line}: {said}",
             kernel=self.kernel,
             where=self.where,
             line=token.line,
@@ -219,13 +222,7 @@ class _Pass:
             raise self._unpaired(opened[-1], f"this {opened[-1].text!r} is never closed")
 
     def _unpaired(self, token: Token, what: str) -> DialectError:
-        return DialectError(
-            f"kernel {self.kernel!r}, {self.where} line {token.line}: {what}; check the brackets.",
-            kernel=self.kernel,
-            where=self.where,
-            line=token.line,
-            construct=token.text,
-        )
+        return self._error(token, f"{what}; check the brackets.")
 
     def run(self, *, body: bool) -> None:
         for token in self.part:

@@ -41,7 +41,7 @@ from .operations import Operations
 from .regions import Again, Mask, Piece
 from .rows import LAUNCH_ATTRIBUTES, Row, find
 from .syntax import declarators, declared_name, walk
-from .uniform import LANE_ATTRIBUTES, POSITION_TEXTS, assigned
+from .uniform import LANE_ATTRIBUTES, POSITION_TEXTS, Unit, assigned
 
 _GROUP_LEVEL = (
     "alias_declaration", "type_definition", "using_declaration", "static_assert_declaration",
@@ -57,24 +57,12 @@ class Splitter(Operations):
 
     Args:
         prepared: the kernel.
-        simdgroup: units are simdgroups; else whole threadgroups.
-        rows: the lanes of a unit differ in x alone, so y and z are uniform.
-        aligned: threadgroups are a multiple of 32 threads wide.
-        row: each unit lies in one row of this length.
+        unit: the threads that are carried out together.
     """
 
-    def __init__(
-        self,
-        prepared: Prepared,
-        *,
-        simdgroup: bool,
-        rows: bool,
-        aligned: bool,
-        row: str | None = None,
-    ) -> None:
+    def __init__(self, prepared: Prepared, unit: Unit) -> None:
         text = _with_lanes(inline(prepared, expand(prepared)), prepared.kernel.name)
-        super().__init__(prepared, text, simdgroup=simdgroup, rows=rows, aligned=aligned)
-        self.row = row
+        super().__init__(prepared, text, unit)
         self.need_function_mask = False
         # The loops around, innermost last: where each starts, whether its head is plain C++, and
         # how many masks there were at its start.
@@ -226,7 +214,7 @@ class Splitter(Operations):
     def _is_position(self, node: Node) -> bool:
         """Whether an expression is a lane's number, or a variable that holds it."""
         v = self._lookup(self.tree.text(node)) if node.type == "identifier" else None
-        if v is not None and self.row is None:
+        if v is not None and self.unit.row is None:
             return v.linear and (v.value in POSITION_TEXTS or self.uniformity.counts(v.value))
         return node.type in ("identifier", "field_expression") and self.uniformity.linear(node)
 
@@ -302,7 +290,7 @@ class Splitter(Operations):
         self.pending.append(Piece(f"fr_c{n}[fr_i] = {text} ? 1 : 0;", self._line(s)))
         self._flush(later, [f"int fr_c{n}[FR_N], fr_y{n}[FR_N], fr_n{n}[FR_N];\n"])
         self.out.append(f"::fr::split::both(fr_y{n}, fr_n{n}, {mask}, fr_c{n}, fr_n);\n")
-        if self.row is not None and not self.masks and not self._exits(s):
+        if self.unit.row is not None and not self.masks and not self._exits(s):
             # Mostly all lanes go the same way, and then need no mask.
             self.out.append(f"if (::fr::split::each(fr_y{n}, fr_n)) ")
             self._nested(yes)
@@ -317,7 +305,7 @@ class Splitter(Operations):
         for name, branch in ((f"fr_y{n}", yes), (f"fr_n{n}", otherwise)):
             if branch is None:
                 continue
-            if self.row is None:
+            if self.unit.row is None:
                 self.out.append(f"if (::fr::split::any({name}, fr_n)) ")
                 self.masks.append(Mask(name, "if"))
             else:
@@ -407,9 +395,7 @@ class Splitter(Operations):
         self._round(s, body)
         if masked:
             self.out.append(f"if (!::fr::split::any({self._loop_mask(s)}, fr_n)) break;\n")
-        self.out.append(
-            "}\n" if s.type != "do_statement" else f"}} while {_parenthesised(test)};\n"
-        )
+        self.out.append("}\n" if s.type != "do_statement" else f"}} while ({test});\n")
 
     def _loop_mask(self, s: Node) -> str:
         return next(
@@ -482,10 +468,6 @@ class Splitter(Operations):
         self._flush(self._later_names())
 
 
-def _parenthesised(test: str) -> str:
-    return test if test.startswith("(") and test.endswith(")") else f"({test})"
-
-
 def _with_lanes(text: str, kernel: str) -> str:
     """Loads and stores of matrices ask for their lane."""
     part = tokens(text, kernel=kernel, where="source")
@@ -516,14 +498,11 @@ def in_row(p: Prepared, body: Body) -> tuple[Row, str] | None:
     Args:
         body: the analysed body.
     """
-    row = find(body) if body.rows else None
+    row = find(body) if body.unit.rows else None
     if row is None:
         return None
     try:
-        splitter = Splitter(
-            p, simdgroup=body.simdgroup, rows=True, aligned=body.aligned, row=row.text
-        )
-        return row, _carried_out(splitter)
+        return row, _carried_out(Splitter(p, body.unit._replace(row=row.text)))
     except NotSplittable:
         return None
 
@@ -556,7 +535,7 @@ def text(p: Prepared, *, simdgroup: bool, rows: bool, aligned: bool = False) -> 
     Raises:
         NotSplittable: the control flow does not allow it (`ferrule.source.split`).
     """
-    splitter = Splitter(p, simdgroup=simdgroup, rows=rows, aligned=aligned)
+    splitter = Splitter(p, Unit(simdgroup, rows, aligned))
     inside = _carried_out(splitter)
     whole_row = in_row(p, splitter)
     p = without_synchronising_functions(p)

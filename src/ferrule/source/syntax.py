@@ -96,6 +96,12 @@ def callee(tree: Tree, call: Node) -> str:
     return re.sub(r"<.*", "", text, flags=re.DOTALL).rsplit("::", 1)[-1].strip()
 
 
+def call_arguments(call: Node) -> list[Node]:
+    """The arguments of a call expression."""
+    given = call.child_by_field_name("arguments")
+    return [c for c in given.named_children if c.type != "comment"] if given is not None else []
+
+
 def returns_to_goto(text: str, label: str) -> str:
     """The body with each of its own ``return``s as a jump to ``label``."""
     tree = Tree(text, body=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from tree_sitter import Node
 
@@ -39,21 +40,16 @@ LANE_ATTRIBUTES = frozenset(
 _ALIGNED = frozenset({"thread_index_in_threadgroup"})
 _ALIGNED_ROWS = frozenset({"thread_position_in_grid.x", "thread_position_in_threadgroup.x"})
 POSITION_TEXTS = _ALIGNED | _ALIGNED_ROWS
-# Types that hold each position as the number that it is, in grids of less than 2^31 threads.
-_COUNTS = frozenset(
-    {
-        "auto", "int", "uint", "unsigned", "long", "ulong", "size_t", "ptrdiff_t",
-        "int32_t", "uint32_t", "int64_t", "uint64_t",
-    }
-)  # fmt: skip
 # Types of variables that may count lanes: 32 bits, so that sums wrap as the processor's do.
 LINEAR_TYPES = frozenset({"int", "uint", "unsigned", "int32_t", "uint32_t"})
 _WIDE = LINEAR_TYPES | {"size_t", "long", "ulong", "int64_t", "uint64_t", "ptrdiff_t"}
+# Types that hold each position as the number that it is, in grids of less than 2^31 threads.
+_COUNTS = _WIDE | {"auto"}
 INTEGERS = _WIDE | {"short", "ushort", "char", "uchar", "int8_t", "uint8_t", "int16_t", "uint16_t"}
 _WIDTHS = frozenset({"threads_per_simdgroup", "thread_execution_width"})
 
 # Functions of the library that write to an argument.
-_WRITES_ARGUMENTS = frozenset({"frexp", "modf", "sincos"})
+WRITES_ARGUMENTS = frozenset({"frexp", "modf", "sincos"})
 
 _LITERALS = frozenset({"number_literal", "true", "false", "char_literal", "null", "nullptr"})
 _PASS_THROUGH = frozenset(
@@ -113,31 +109,36 @@ class Variable:
 Scope = dict[str, Variable]
 
 
-@dataclass
-class Facts:
-    """What the analysis must know of the kernel and the unit.
+class Unit(NamedTuple):
+    """The threads that are carried out together.
 
     Attributes:
-        simdgroup: the unit is a simdgroup, not a threadgroup.
-        rows: lanes of a unit differ in x alone.
+        simdgroup: they are a simdgroup, not a threadgroup.
+        rows: they differ in x alone, so y and z are uniform.
         aligned: threadgroups are a multiple of 32 threads wide.
-        row: a divisor, as the author wrote it: all lanes of a unit have the same quotient of their
-            x by it.
-        inputs, outputs: names of pointer arguments.
-        scalars: names of arguments that are one value.
-        functions: what the header defines.
-        integers: names of arguments and template parameters that are integers, or point to some.
+        row: a divisor, as the author wrote it: all of them have the same quotient of their x by it.
     """
 
     simdgroup: bool
     rows: bool
-    aligned: bool
-    inputs: frozenset[str]
-    outputs: frozenset[str]
-    scalars: frozenset[str]
-    functions: frozenset[str]
-    integers: frozenset[str] = frozenset()
+    aligned: bool = False
     row: str | None = None
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the analysis must know of the kernel and the unit.
+
+    Attributes:
+        outputs: names of the outputs.
+        functions: what the header defines.
+        integers: names of arguments and template parameters that are integers, or point to some.
+    """
+
+    unit: Unit
+    outputs: frozenset[str]
+    functions: frozenset[str]
+    integers: frozenset[str]
 
 
 class Uniformity:
@@ -190,13 +191,13 @@ class Uniformity:
                 return variable.pointer  # its address; what it holds may change at any statement
             return variable.uniform and variable.kind != "lambda"
         if name in LANE_ATTRIBUTES:
-            return name in ("simdgroup_index_in_threadgroup",) and self.facts.simdgroup
+            return name == "simdgroup_index_in_threadgroup" and self.facts.unit.simdgroup
         return True  # a constant of the header, or a template parameter
 
     def _simdgroup_number(self, node: Node) -> bool:
         """Whether an expression divides a position, which is uniform but for its last 5 bits."""
         left, right = node.child_by_field_name("left"), node.child_by_field_name("right")
-        if left is None or right is None or not self.facts.simdgroup:
+        if left is None or right is None or not self.facts.unit.simdgroup:
             return False
         position = self.tree.text(left)
         variable = self.lookup(position)
@@ -204,7 +205,7 @@ class Uniformity:
             position = variable.value
             if not set(variable.type.split()) & _COUNTS:
                 return False  # it may hold fractions, or wrap to negative numbers
-        in_step = self.facts.aligned and self.facts.rows
+        in_step = self.facts.unit.aligned and self.facts.unit.rows
         if position not in _ALIGNED and not (position in _ALIGNED_ROWS and in_step):
             return False
         by = self.tree.text(right).rstrip("uU")
@@ -217,12 +218,12 @@ class Uniformity:
     def _row_number(self, node: Node, operator: str) -> bool:
         """Whether an expression divides x by the length of the row that all lanes are in."""
         left, right = node.child_by_field_name("left"), node.child_by_field_name("right")
-        if self.facts.row is None or left is None or right is None:
+        if self.facts.unit.row is None or left is None or right is None:
             return False
         return (
             node.children[1].type == operator
             and self.position(left)
-            and bare(self.tree.text(right)) == self.facts.row
+            and bare(self.tree.text(right)) == self.facts.unit.row
         )
 
     def position(self, node: Node) -> bool:
@@ -248,7 +249,7 @@ class Uniformity:
         if kind == "field_expression":
             base = node.child_by_field_name("argument")
             return (
-                self.facts.rows
+                self.facts.unit.rows
                 and self.tree.text(node) in _ALIGNED_ROWS
                 and base is not None
                 and self.lookup(self.tree.text(base)) is None
@@ -276,7 +277,7 @@ class Uniformity:
     def counts(self, attribute: str) -> bool:
         """Whether an attribute is a number that counts up by one from lane to lane."""
         if attribute == "thread_index_in_simdgroup":
-            return self.facts.simdgroup
+            return self.facts.unit.simdgroup
         return attribute == "thread_index_in_threadgroup"
 
     def whole(self, node: Node | None) -> bool:
@@ -311,7 +312,7 @@ class Uniformity:
         if base is None or name is None:
             return False
         if base.type == "identifier" and self.tree.text(base) in POSITIONS:
-            return self.facts.rows and self.tree.text(name) in ("y", "z")
+            return self.facts.unit.rows and self.tree.text(name) in ("y", "z")
         if any(c.type == "->" for c in node.children):
             return self.of(base) and self._readonly(base)
         return self.of(base)
@@ -363,10 +364,10 @@ class Uniformity:
             return False
         name = callee(self.tree, node)
         if name in SYNC:
-            if not self.facts.simdgroup:
+            if not self.facts.unit.simdgroup:
                 return False
             return name in UNIFORM_RESULTS
-        if name.startswith("atomic_") or name in _WRITES_ARGUMENTS:
+        if name.startswith("atomic_") or name in WRITES_ARGUMENTS:
             return False
         if function.type == "field_expression":
             method = function.child_by_field_name("field")
@@ -495,7 +496,7 @@ def passed_by_name(tree: Tree, node: Node, functions: frozenset[str]) -> Iterabl
         name = callee(tree, part)
         if function.type in _CASTS:
             continue
-        harmless = name not in functions and name not in _WRITES_ARGUMENTS
+        harmless = name not in functions and name not in WRITES_ARGUMENTS
         if (
             harmless
             and function.type in ("identifier", "qualified_identifier")
