@@ -1,4 +1,4 @@
-"""Medians of interleaved runs, so that a drift of the machine's speed hits both sides alike."""
+"""Medians of blocks of calls in turn: a drift of the machine hits both sides alike."""
 
 from __future__ import annotations
 
@@ -34,22 +34,18 @@ def compare(
     peers: dict[str, Callable[[], object]],
     rounds: int = 9,
 ) -> list[Row]:
-    """Time ``ours`` against each peer, in turn, ``rounds`` times after a warm-up.
+    """Time a block of calls of ``ours`` and one of each peer, in turn, ``rounds`` times.
 
-    The warm-up is long enough for the C library to learn how large the arrays are: until then each
-    new array is fresh memory, and costs a fault per page.
+    The first calls of a block are not timed: both sides keep threads that wait for work, and for a
+    while take the CPU from those of the other. The warm-up before is long enough for the C library
+    to learn how large the arrays are: until then each new array is fresh memory, and costs a fault
+    per page.
     """
     rows = []
     for peer, theirs in peers.items():
         for _ in range(max(1, rounds // 3)):
             ours(), theirs()
-        pairs = []
-        for _ in range(rounds):
-            start = time.perf_counter()
-            ours()
-            middle = time.perf_counter()
-            theirs()
-            pairs.append((middle - start, time.perf_counter() - middle))
+        pairs = [(_block(ours), _block(theirs)) for _ in range(rounds)]
         rows.append(
             Row(
                 work,
@@ -61,6 +57,19 @@ def compare(
         )
         print(line(rows[-1]), flush=True)
     return rows
+
+
+def _block(function: Callable[[], object]) -> float:
+    """Seconds per call, of calls that last 20 ms together (or of one), after 5 ms of others."""
+    done, start = 0, time.perf_counter()
+    while done == 0 or time.perf_counter() - start < 0.005:
+        function()
+        done += 1
+    calls = max(1, round(0.02 * done / (time.perf_counter() - start)))
+    start = time.perf_counter()
+    for _ in range(calls):
+        function()
+    return (time.perf_counter() - start) / calls
 
 
 def line(row: Row) -> str:

@@ -11,6 +11,7 @@ import pytest
 
 from ferrule import devices
 from ferrule.devices import Binary
+from ferrule.errors import DeviceError
 from ferrule.spec import Facts, Launch, Spec
 
 Body = Callable[[list[Any], list[Any]], None]
@@ -64,6 +65,12 @@ class FakeDevice:
         self.streams.append(stream)
         if self.body is not None:
             self.body([view(f) for f in inputs], [view(f) for f in outputs])
+
+    def repeat(self, *_: object) -> None:
+        """Every call is seen."""
+
+    def failure(self, status: int, *_: object) -> DeviceError:
+        return DeviceError(str(status))
 
 
 def install(monkeypatch: pytest.MonkeyPatch, body: Body | None = None) -> FakeDevice:

@@ -101,6 +101,7 @@ def test_header_and_binding_agree() -> None:
     assert defined == {
         "FR_VERSION": str(binding.VERSION),
         "FR_MAX_THREADS": str(binding.MAX_THREADS),
+        "FR_MAX_PARTS": str(binding.MAX_PARTS),
     }
     assert binding.runtime().fr_version() == binding.VERSION
     assert binding.runtime().fr_digest() == binding.source_digest().encode()
@@ -366,7 +367,7 @@ def test_native(tmp_path: Path, flags: tuple[str, ...]) -> None:
          "__atomic_exchange_n(p, v, __ATOMIC_RELAXED)", "data race"),
         ("-fsanitize=address,undefined", "round_up(bytes, 4 * KIB))) {",
          "bytes)) {", "heap-buffer-overflow"),
-        ("-O2", "> chunk ? begin + chunk", "> chunk ? begin + chunk + 1", "does not hold"),
+        ("-O2", "> chunk ? *begin + chunk", "> chunk ? *begin + chunk + 1", "does not hold"),
         ("-O2", "STORE(&pool.busy, 0u);\n  __atomic_store_n(&cpus", "__atomic_store_n(&cpus",
          "does not hold"),
     ],

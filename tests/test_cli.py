@@ -272,6 +272,7 @@ def test_doctor(folder: Path) -> None:
     assert report["hosts"]["numpy"] == np.__version__
     assert report["cache"]["path"] == str(folder) and report["cache"]["usable"]
     assert report["runtime"]["threads"] >= 1
+    assert report["runtime"]["repeated calls"].startswith("by ")
     assert set(report["environment"]) == set(_env.NAMES)
 
 

@@ -56,24 +56,27 @@ MAY_IMPORT = {
     "toolchain": "errors _env cache",
     "nvrtc": "errors _env cache toolchain",
     "binding": "errors _env cache loader toolchain",
+    "_fastcall": "",
+    "fastcall": "_fastcall",
     # Devices compile and launch, and never see an array; hosts have arrays, and never see a device.
     "devices": f"{NOUNS} devices",
-    "devices.cpu": f"{NOUNS} source cache loader toolchain binding devices",
+    "devices.cpu": f"{NOUNS} source cache fastcall loader toolchain binding devices",
     "devices.cuda": f"{NOUNS} source cache toolchain nvrtc devices",
     "devices.diagnostics": f"{NOUNS}",
     "hosts": f"{NOUNS} hosts numpy",
-    "hosts.numpy": f"{NOUNS} hosts numpy",
-    "hosts.torch": f"{NOUNS} hosts numpy torch",
+    "hosts.numpy": f"{NOUNS} hosts fastcall numpy",
+    "hosts.torch": f"{NOUNS} hosts fastcall numpy torch",
     "hosts.mlx": f"{NOUNS} hosts numpy mlx",
     # The call joins them.
     "arguments": f"{NOUNS} hosts numpy",
-    "call": f"{NOUNS} arguments source.metal hosts devices",
+    "call": f"{NOUNS} arguments fastcall source.metal hosts devices",
     "ferrule": "errors dtypes call binding toolchain",
     # The command line uses what users have, and asks the tools how they are.
     "cli": "ferrule cli click",
     "cli.cache": "ferrule cli cache click",
     "cli.demo": "ferrule cli binding numpy click rich matplotlib PIL",
-    "cli.doctor": "ferrule cli _env spec devices cache toolchain binding nvrtc numpy click rich",
+    "cli.doctor": "ferrule cli _env spec devices cache toolchain binding fastcall nvrtc numpy "
+    "click rich",
     "cli.grid_sample": "ferrule numpy",
     "cli.inspect": "ferrule cli dtypes click",
     "__main__": "cli",
@@ -88,7 +91,7 @@ ENVIRONMENT = {"environ", "environb", "getenv", "putenv", "getenvb", "unsetenv"}
 def sources() -> dict[str, str]:
     """The text of each module, by its name without ``ferrule.``; packages by their own name."""
     found = {}
-    for path in sorted(PACKAGE.rglob("*.py")):
+    for path in sorted([*PACKAGE.rglob("*.py"), *PACKAGE.rglob("*.pyi")]):
         parts = path.relative_to(PACKAGE).with_suffix("").parts
         name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
         found[name or "ferrule"] = path.read_text(encoding="utf-8")
@@ -142,7 +145,7 @@ def violations(module: str, text: str, known: set[str] | None = None) -> list[st
             found += [
                 f"{module}:{node.lineno} imports the private {alias.name}"
                 for alias in node.names
-                if alias.name.startswith("_") and alias.name != "_env"
+                if alias.name.startswith("_") and alias.name not in ("_env", "_fastcall")
             ]
         if isinstance(node, ast.Call):
             if isinstance(node.func, ast.Name) and node.func.id in BUILTINS:

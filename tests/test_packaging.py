@@ -63,33 +63,35 @@ def test_wheel(tmp_path: Path, compiler: str | None) -> None:
         names = archive.namelist()
         archive.extractall(site)
     ours = {name for name in names if name.startswith("ferrule/")}
-    built = {name for name in ours if "_runtime" in name}
+    built = {name for name in ours if name.endswith(".so")}
     assert ours - built == {
         path.relative_to(PACKAGE.parent).as_posix()
-        for pattern in ("*.py", "*.h", "*.c", "py.typed")
+        for pattern in ("*.py", "*.h", "*.c", "*.pyi", "py.typed")
         for path in PACKAGE.rglob(pattern)
     }
     assert {name.split("/")[0] for name in names} == {"ferrule", "ferrule-0.1.0.dist-info"}
     assert any(name.endswith("licenses/LICENSE") for name in names)
     if compiler is None:
-        assert len(built) == 1
-        ready = str(site / built.pop())
+        runtime, calls = sorted(built, key=lambda name: "_fastcall" in name)
+        ready, found = str(site / runtime), str(site / calls)
     else:
         assert not built
         assert re.search('building extension "ferrule._runtime" failed', log)
-        ready = "None"
+        assert re.search('building extension "ferrule._fastcall" failed', log)
+        ready = found = "None"
     # What was installed imports, and finds the runtime that was built, or none.
     code = (
-        "import ferrule, ferrule.cli; from ferrule import binding\n"
+        "import ferrule, ferrule.cli; from ferrule import binding, fastcall\n"
         "runtime = binding._installed(binding.FOLDER)\n"
-        "print(ferrule.__file__, runtime and runtime._name)"
+        "calls = fastcall.library()\n"
+        "print(ferrule.__file__, runtime and runtime._name, calls and calls.__file__)"
     )
     environment = {**os.environ, "PYTHONPATH": str(site)}
     done = subprocess.run(
         [sys.executable, "-c", code],
         check=True, env=environment, capture_output=True, text=True, timeout=100,
     )  # fmt: skip
-    assert done.stdout.split() == [str(site / "ferrule" / "__init__.py"), ready]
+    assert done.stdout.split() == [str(site / "ferrule" / "__init__.py"), ready, found]
 
 
 def test_versions_agree() -> None:

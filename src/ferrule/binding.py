@@ -19,8 +19,11 @@ from typing import SupportsIndex
 from . import _env, cache, loader, toolchain
 from .errors import KernelError, KernelTypeError, ToolchainError
 
-VERSION = 3  # FR_VERSION of runtime/runtime.h
+VERSION = 4  # FR_VERSION of runtime/runtime.h
 MAX_THREADS = 1024  # FR_MAX_THREADS
+MORE = -1  # FR_MORE
+MAX_PARTS = 32  # FR_MAX_PARTS
+Progress = ctypes.c_uint64 * (1 + MAX_PARTS * 16)  # fr_progress
 FOLDER = Path(__file__).resolve().parent
 
 _FLAGS = ("-O2", "-fvisibility=hidden", "-fno-exceptions", "-fno-rtti", "-pthread")
@@ -35,7 +38,7 @@ def runtime() -> ctypes.CDLL:
 
     ``fr_run(entry, launch, units, threads)`` takes the addresses of a kernel's entry and of its
     launch data, releases the GIL while it runs, and returns 0 or a code of ``runtime.h``.
-    ``fr_run_some(entry, launch, first, units, threads, nanoseconds)`` comes back in between.
+    ``fr_run_some(entry, launch, units, threads, nanoseconds, progress)`` comes back in between.
 
     Raises:
         ToolchainError: it was not built when ferrule was installed, and cannot be built now.
@@ -115,10 +118,10 @@ def _prototypes(library: ctypes.CDLL) -> ctypes.CDLL:
     library.fr_run.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64, ctypes.c_int)
     library.fr_run.restype = ctypes.c_int
     library.fr_run_some.argtypes = (
-        ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_int,
-        ctypes.c_int64,
+        ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64, ctypes.c_int, ctypes.c_int64,
+        ctypes.c_void_p,
     )  # fmt: skip
-    library.fr_run_some.restype = ctypes.c_int64
+    library.fr_run_some.restype = ctypes.c_int
     library.fr_set_threads.argtypes = (ctypes.c_int,)
     library.fr_set_threads.restype = None
     library.fr_digest.restype = ctypes.c_char_p
@@ -132,7 +135,8 @@ def _prototypes(library: ctypes.CDLL) -> ctypes.CDLL:
 @functools.lru_cache(maxsize=1)
 def source_digest() -> str:
     """The SHA-256 of the runtime's sources; ``setup.py`` builds the same one in."""
-    files = sorted((FOLDER / "runtime").glob("*.[ch]"))
+    found = (FOLDER / "runtime").glob("*.[ch]")
+    files = sorted(file for file in found if file.name != "fastcall.c")
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
 

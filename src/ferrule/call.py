@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast, overload
 
-from . import arguments, hosts
+from . import arguments, fastcall, hosts
 from .dtypes import Dtype
 from .errors import FerruleError, KernelError, KernelTypeError
 from .kernel import Kernel, check_distinct, check_identifier, check_not_given, make_kernel
@@ -33,6 +33,9 @@ class MetalKernel:
         self._wants_shape = tuple(kernel.wants(n)[0] for n in kernel.input_names)
         self._programs: dict[tuple[object, ...], Program] = {}
         self._template_names: set[tuple[str, ...]] = {()}
+        self._table = fastcall.table(
+            len(kernel.input_names), len(kernel.output_names), kernel.ensure_row_contiguous
+        )
 
     def __repr__(self) -> str:
         inputs, outputs = ", ".join(self.kernel.input_names), ", ".join(self.kernel.output_names)
@@ -81,8 +84,15 @@ class MetalKernel:
             CompileError: the compiler refused the kernel's text.
             DeviceError: the arrays are on a device that ferrule cannot use.
         """
+        table = self._table if stream is None and verbose is False else None
+        if table is not None:
+            known = table.call(
+                inputs, output_shapes, output_dtypes, grid, threadgroup, template, init_value
+            )
+            if known is not None:
+                return known
         kernel = self.kernel
-        inputs = arguments.listed(kernel, "inputs", inputs, kernel.input_names)
+        arrays = arguments.listed(kernel, "inputs", inputs, kernel.input_names)
         shapes = arguments.listed(kernel, "output_shapes", output_shapes, kernel.output_names)
         wanted = arguments.listed(kernel, "output_dtypes", output_dtypes, kernel.output_names)
         threads = arguments.axes(kernel, "grid", grid, 0)
@@ -103,7 +113,7 @@ class MetalKernel:
         number = None if init_value is None else arguments.number(kernel, init_value)
 
         host, device, facts, arrays, copies, owners = arguments.gather(
-            kernel, inputs, self._wants_shape
+            kernel, arrays, self._wants_shape
         )
         if host is None:
             host, device = self._host_of_dtypes(wanted)
@@ -128,6 +138,13 @@ class MetalKernel:
             program = self._load(facts, outs, items, tuple(key), device, launch, verbose)
         if program is not None and not empty:
             program.launch(facts, results, launch, queue)
+            if table is not None and not copies:
+                plan = self._plan(program, host, device, facts, results, outs, launch, number)
+                if plan is not None:
+                    table.remember(
+                        inputs, output_shapes, output_dtypes, grid, threadgroup, template,
+                        init_value, plan,
+                    )  # fmt: skip
         del owners  # the bytes of scalars and copies had to live until here
         return host.finish(kernel.name, arrays, outputs)
 
@@ -239,6 +256,39 @@ class MetalKernel:
                 f"{shape}, which is {dtype.itemsize * math.prod(shape)} bytes of {dtype.name}; "
                 f"{host.name} cannot allocate them: {error}"
             ) from error
+
+    def _plan(
+        self,
+        program: Program,
+        host: Host,
+        device: str,
+        facts: list[Facts],
+        results: list[Facts],
+        outs: list[Dtype],
+        launch: Launch,
+        number: float | None,
+    ) -> tuple[object, ...] | None:
+        """What runtime/fastcall.c must know to do the same again; None where it cannot, or where
+        this was the first time."""
+        device_part = program.repeat(facts, results, launch)
+        if device_part is None:
+            return None
+        kernel = self.kernel
+        makers = []
+        for i, dtype in enumerate(outs):
+            value = None if number is None else arguments.fill_value(kernel, i, number, dtype)
+            maker = host.maker(results[i].shape, value, dtype, device)
+            if maker is None:
+                return None
+            makers.append(maker)
+
+        def fail(status: int, inputs: list[Any], outputs: list[Any]) -> None:
+            arrays = [host.facts(a) if hosts.find(type(a)) else None for a in [*inputs, *outputs]]
+            known = [a or f for a, f in zip(arrays, [*facts, *results], strict=True)]
+            raise program.failure(status, launch, known)
+
+        sizes = tuple(fact.dtype.itemsize for fact in facts)
+        return (tuple(makers), sizes, fail, *device_part)
 
     def _load(
         self,

@@ -161,6 +161,35 @@ static void test_many_units(void) {
   }
 }
 
+/* A job that comes back whenever its time is up, and goes on with another number of threads. */
+static void test_pieces(void) {
+  uint32_t seed = 5;
+  for (int i = 0; i < ROUNDS / 4; i++) {
+    uint64_t units = 1 + random_below(&seed, MAX_UNITS - 1);
+    memset(&one, 0, sizeof one);
+    one.units = units;
+    one.threads = 40;
+    one.work = 20;
+    fr_progress progress;
+    progress.parts = 0;
+    int status, pieces = 0;
+    do {
+      int threads = 1 + (int)random_below(&seed, i % 4 ? 4 : 40);
+      int64_t limit = pieces < 20 ? 1 + (int64_t)random_below(&seed, 200000) : 0;
+      status = fr_run_some(count_units, &one, units, threads, limit, &progress);
+      CHECK(status == FR_OK || status == FR_MORE);
+      pieces++;
+    } while (status == FR_MORE);
+    for (uint64_t u = 0; u < MAX_UNITS; u++) CHECK(one.seen[u] == (u < units));
+    CHECK(fr_run_some(count_units, &one, units, 2, 0, &progress) == FR_OK); /* nothing is left */
+  }
+  fr_progress progress;
+  progress.parts = FR_MAX_PARTS + 1;
+  CHECK(fr_run_some(count_units, &one, 10, 2, 0, &progress) == FR_E_ARGUMENT);
+  progress.parts = 0;
+  CHECK(fr_run_some(count_units, &one, 0, 2, 0, &progress) == FR_OK);
+}
+
 /* ------------------------------------------------------------------------------------- failures */
 
 static void fail_at(const void* launch, uint64_t begin, uint64_t end, fr_worker* worker) {
@@ -634,6 +663,7 @@ int main(int count, char** arguments) {
   test_settings(arguments[1]);
   test_units();
   test_many_units();
+  test_pieces();
   test_failures();
   test_lent();
   test_threads_that_end();

@@ -34,6 +34,16 @@ class Program(Protocol):
         """Run the kernel over these arrays, which the caller keeps alive."""
         ...
 
+    def repeat(
+        self, inputs: Sequence[Facts], outputs: Sequence[Facts], launch: Launch
+    ) -> tuple[object, ...] | None:
+        """How runtime/fastcall.c launches this again; None where it cannot, or need not yet."""
+        ...
+
+    def failure(self, status: int, launch: Launch, arrays: list[Facts]) -> DeviceError:
+        """The error for a launch by runtime/fastcall.c that ended with ``status``."""
+        ...
+
 
 class Device(Protocol):
     """One place where kernels run."""

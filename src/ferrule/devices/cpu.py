@@ -14,8 +14,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
-from .. import cache, loader, toolchain
-from ..binding import runtime
+from .. import cache, fastcall, loader, toolchain
+from ..binding import MORE, Progress, runtime
 from ..dtypes import bfloat16, float16
 from ..errors import CompileError, DeviceError, DialectError, PortabilityWarning
 from ..kernel import Kernel
@@ -58,7 +58,8 @@ def running(mode: str) -> Iterator[None]:
         raise ValueError(f"mode: got {mode!r}, expected one of {', '.join(map(repr, MODES))}.")
     token = _mode.set(mode)
     try:
-        yield
+        with fastcall.bypassed():
+            yield
     finally:
         _mode.reset(token)
 
@@ -144,6 +145,7 @@ class _Plan(NamedTuple):
     loaded: _Loaded
     sizes: tuple[int, ...]  # grid, threadgroup, threadgroups and block, as `fr::launch` has them
     units: int
+    repeated: list[bool]  # not empty once it was launched
 
 
 class CpuProgram:
@@ -173,7 +175,7 @@ class CpuProgram:
             units = groups[0] * groups[1] * groups[2]
         if len(self._plans) > 256:
             self._plans.clear()
-        plan = _Plan(loaded, (*grid, *threadgroup, *groups, BLOCK), units)
+        plan = _Plan(loaded, (*grid, *threadgroup, *groups, BLOCK), units, [])
         return self._plans.setdefault(key, plan)
 
     @staticmethod
@@ -222,18 +224,29 @@ class CpuProgram:
             )  # fmt: skip
         # One thread where the kernel counts on it; else as many as are set.
         limit = 1 if plan.loaded.alone else 0
-        entry, at, units = plan.loaded.entry, ctypes.addressof(block), plan.units
+        call = plan.loaded.entry, ctypes.addressof(block), plan.units, limit, SLICE, Progress()
         run = runtime().fr_run_some
-        done = run(entry, at, 0, units, limit, SLICE)
-        while 0 <= done < units:  # here Python raises KeyboardInterrupt
-            done = run(entry, at, done, units, limit, SLICE)
-        if done < 0:
-            raise _failure(-done, self._spec.kernel, launch, [*inputs, *outputs])
+        status = run(*call)
+        while status == MORE:  # here Python raises KeyboardInterrupt
+            status = run(*call)
+        if status:
+            raise self.failure(status, launch, [*inputs, *outputs])
 
     def _pack(
-        self, inputs: Sequence[Facts], outputs: Sequence[Facts], plan: _Plan
+        self,
+        inputs: Sequence[Facts],
+        outputs: Sequence[Facts],
+        plan: _Plan,
+        base: int | None = None,
+        moves: list[int] | None = None,
     ) -> ctypes.Array[ctypes.c_char]:
-        """`fr::launch` of include/cpu.h with all that it points to, in one block of memory."""
+        """`fr::launch` of include/cpu.h with all that it points to, in one block of memory.
+
+        Args:
+            inputs, outputs, plan: what is launched.
+            base: the address that the block will be copied to; None means that it stays.
+            moves: gets the offsets of all that points into the block.
+        """
         n, count = len(inputs), self._count
         shapes = _FIXED + 8 * count
         strides = shapes + 8 * n
@@ -241,7 +254,7 @@ class CpuProgram:
         data = ndims + (4 * n + 7) // 8 * 8
         rank = sum(len(inputs[i].shape) for i in self._described)
         block = ctypes.create_string_buffer(data + 16 * rank)
-        at = ctypes.addressof(block)
+        at = ctypes.addressof(block) if base is None else base
         shape_at, stride_at = [0] * n, [0] * n
         for i in self._described:
             fact = inputs[i]
@@ -256,7 +269,34 @@ class CpuProgram:
         struct.pack_into(
             f"={2 * n}Q{n}i", block, shapes, *shape_at, *stride_at, *[len(f.shape) for f in inputs]
         )
+        if moves is not None:
+            moves += [0, 8, 16, 24]
+            moves += [table + 8 * i for i in self._described for table in (shapes, strides)]
         return block
+
+    def repeat(
+        self, inputs: Sequence[Facts], outputs: Sequence[Facts], launch: Launch
+    ) -> tuple[object, ...] | None:
+        """What runtime/fastcall.c needs to launch this again; None at the first such launch."""
+        threads = self._atomic_threads() if self._atomics else 0
+        plan = self._plans.get((launch.grid, launch.threadgroup, "auto", threads))
+        if plan is None or not plan.repeated:
+            if plan is not None:
+                plan.repeated.append(True)
+            return None
+        moves: list[int] = []
+        block = self._pack(inputs, outputs, plan, 0, moves)
+        library = runtime()
+        return (
+            block.raw, tuple(moves), _FIXED, plan.loaded.entry.value, plan.units,
+            1 if plan.loaded.alone else 0, threads if self._atomics else -1, FEW,
+            ctypes.cast(library.fr_run_some, ctypes.c_void_p).value,
+            ctypes.cast(library.fr_threads, ctypes.c_void_p).value, SLICE, (plan, library),
+        )  # fmt: skip
+
+    def failure(self, status: int, launch: Launch, arrays: list[Facts]) -> DeviceError:
+        """The error for a launch that ended with ``status``, a code of runtime/runtime.h."""
+        return _failure(status, self._spec.kernel, launch, arrays)
 
 
 _FIXED = 4 * 8 + 10 * 4  # bytes of `fr::launch` of include/cpu.h

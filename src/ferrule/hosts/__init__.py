@@ -20,6 +20,9 @@ from ..dtypes import Dtype
 from ..errors import KernelError, KernelTypeError
 from ..spec import Facts, Shape
 
+# A function, its arguments and its keywords (or None), which make an output anew each time.
+Maker = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any] | None]
+
 
 class Host(Protocol):
     """What a host module offers. Messages of its errors name no argument: the caller adds it."""
@@ -56,6 +59,11 @@ class Host(Protocol):
 
     def full(self, shape: Shape, value: float, dtype: Dtype, device: str) -> Any:
         """A new row-contiguous array filled with ``value``, which ``dtype`` can hold."""
+        ...
+
+    def maker(self, shape: Shape, number: float | None, dtype: Dtype, device: str) -> Maker | None:
+        """How `empty`, or `full` of ``number``, makes an output; None where calls of this library
+        are not remembered (see `ferrule.fastcall`)."""
         ...
 
     def finish(self, kernel: str, inputs: Sequence[Any], outputs: list[Any]) -> list[Any]:

@@ -117,6 +117,10 @@ def full(shape: Shape, value: float, dtype: Dtype, device: str) -> mx.array:
     return mx.full(shape, value, _MLX[dtype.name], stream=mx.cpu)
 
 
+def maker(shape: Shape, number: float | None, dtype: Dtype, device: str) -> None:
+    """None: MLX's arrays are evaluated, and tied to the outputs, by Python code each time."""
+
+
 def finish(kernel: str, inputs: Sequence[Any], outputs: list[mx.array]) -> list[mx.array]:
     """``outputs``, tied to ``inputs`` so that a gradient through them is refused.
 

@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from .. import fastcall
 from ..dtypes import ALL, Dtype
 from ..errors import KernelTypeError
 from ..spec import Facts, Shape
-from . import all_bits_zero, unknown_dtype
+from . import Maker, all_bits_zero, unknown_dtype
 
 name = "NumPy"
 allocation_errors: tuple[type[Exception], ...] = (MemoryError, ValueError, OverflowError)
@@ -59,6 +60,13 @@ def full(shape: Shape, value: float, dtype: Dtype, device: str) -> np.ndarray[An
     return np.full(shape, value, _NUMPY[dtype.name])
 
 
+def maker(shape: Shape, number: float | None, dtype: Dtype, device: str) -> Maker:
+    """How an output is made again."""
+    if number is not None:
+        return full, (shape, number, dtype, device), None
+    return np.empty, (shape, _NUMPY[dtype.name]), None
+
+
 def finish(
     kernel: str, inputs: Sequence[Any], outputs: list[np.ndarray[Any, Any]]
 ) -> list[np.ndarray[Any, Any]]:
@@ -76,3 +84,8 @@ def stream(given: object, device: str) -> int:
     if given is not None:
         raise KernelTypeError(f"is {given!r}, expected None: NumPy arrays have no streams.")
     return 0
+
+
+_fast = fastcall.library()
+if _fast is not None:
+    _fast.register_numpy(np.ndarray)

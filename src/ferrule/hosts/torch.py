@@ -10,10 +10,11 @@ import numpy as np
 import torch
 from torch.autograd import forward_ad
 
+from .. import fastcall
 from ..dtypes import ALL, Dtype
 from ..errors import KernelError, KernelTypeError
 from ..spec import Facts, Shape
-from . import all_bits_zero, eager_codes, unknown_dtype
+from . import Maker, all_bits_zero, eager_codes, unknown_dtype
 
 name = "torch"
 allocation_errors: tuple[type[Exception], ...] = (RuntimeError, TypeError, OverflowError)
@@ -108,15 +109,18 @@ def contiguous(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.resolve_conj().resolve_neg().contiguous()
 
 
-# From here on NumPy asks the kernel for huge pages, which torch does not: a fresh output of 64 MiB
-# costs 16,000 page faults less. It also knows that fresh pages are zero.
-_LARGE = 4 << 20  # bytes
+# Beyond this the C library gives freed memory back to the system. Then NumPy asks for huge pages,
+# which torch does not: an output of 64 MiB costs 16,000 page faults less.
+_LARGE = 32 << 20  # bytes
+# NumPy also knows that fresh pages are zero; and where torch fills on several threads, these go on
+# waiting for work, on the CPUs that the kernel's threads need.
+_ZERO = 128 << 10  # bytes
 
 
 def _large(shape: Shape, dtype: Dtype, *, zero: bool) -> torch.Tensor | None:
     """A new tensor on the CPU, aligned like torch's own; None where it is small, or too large."""
     size = math.prod(shape) * dtype.itemsize
-    if size < _LARGE:
+    if size < (_ZERO if zero else _LARGE):
         return None
     try:
         memory = (np.zeros if zero else np.empty)(size + 64, np.uint8)
@@ -140,6 +144,15 @@ def full(shape: Shape, value: float, dtype: Dtype, device: str) -> torch.Tensor:
     if made is None:
         return torch.full(shape, value, dtype=_TORCH[dtype.name], device=device)
     return made if zero else made.fill_(value)
+
+
+def maker(shape: Shape, number: float | None, dtype: Dtype, device: str) -> Maker:
+    """How an output is made again."""
+    if number is not None:
+        return full, (shape, number, dtype, device), None
+    if device == "cpu" and math.prod(shape) * dtype.itemsize >= _LARGE:
+        return empty, (shape, dtype, device), None
+    return torch.empty, (shape,), {"dtype": _TORCH[dtype.name], "device": torch.device(device)}
 
 
 def finish(kernel: str, inputs: Sequence[Any], outputs: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -187,3 +200,19 @@ def _skip_in_dynamo() -> None:
 
 
 _skip_in_dynamo()
+
+
+def _remember_calls() -> None:
+    """Let calls with torch's own tensors be remembered, where this torch has what that takes."""
+    fast = fastcall.library()
+    api = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
+    parts = [
+        getattr(torch._C, name, None)
+        for name in ("_get_tracing_state", "_len_torch_dispatch_stack", "is_grad_enabled")
+    ]
+    if fast is not None and api is not None and None not in parts:
+        kinds = (torch.Tensor, torch.nn.Parameter)
+        fast.register_torch(kinds, api, *parts, forward_ad.__dict__)
+
+
+_remember_calls()

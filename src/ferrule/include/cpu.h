@@ -12,6 +12,7 @@ struct worker {
   int32_t index, status;
   void* (*fiber_stacks)(worker*, size_t count, size_t bytes_each, size_t* stride);
   size_t stack_bytes;
+  uint8_t* held;
 };
 
 struct launch {
@@ -30,6 +31,7 @@ struct group {
   metal::uint3 threads_per_grid, dispatch_threads_per_threadgroup, threadgroups_per_grid;
   metal::uint3 threadgroup_position_in_grid, threads_per_threadgroup, origin;
   unsigned n;  // threads in this threadgroup
+  worker* runs = nullptr;
 
   explicit group(const launch* l)
       : threads_per_grid(l->grid[0], l->grid[1], l->grid[2]),

@@ -5,6 +5,8 @@
 // int, one per lane; a null mask means that all lanes are active.
 #pragma once
 
+extern "C" int sched_yield();
+
 namespace fr {
 
 template <class T> struct mutable_of { using type = T; };
@@ -296,6 +298,61 @@ FR_FN void atomic_add(core::atomic<T>* p, const T* v, unsigned n, const int* mas
   }
 }
 
+// The same where nothing in the kernel touches the array but additions: then a lock for each page of
+// memory does, with plain additions under it, which are vectorised. A thread keeps the lock that it
+// took last until it needs another, or its unit of work ends.
+constexpr size_t page = 4096;  // bytes; a page is mapped as a whole or not
+struct alignas(64) page_lock {
+  uint8_t taken;
+};
+static page_lock locks[1024];
+
+FR_FN void let_go(worker* w) {
+  uint8_t* l = w->held;
+  if (!l) return;
+  w->held = nullptr;
+  __atomic_store_n(l, uint8_t(0), __ATOMIC_RELEASE);
+}
+FR_FN void hold(worker* w, const void* p) {
+  uint8_t* l = &locks[reinterpret_cast<size_t>(p) / page % 1024].taken;
+  if (w->held == l) return;
+  let_go(w);
+  for (unsigned turns = 0; __atomic_exchange_n(l, uint8_t(1), __ATOMIC_ACQUIRE);)
+    while (__atomic_load_n(l, __ATOMIC_RELAXED))
+      if (++turns % 256 == 0) ::sched_yield();  // its holder may have lost its CPU
+  w->held = l;
+}
+
+template <class T>
+FR_FN void locked_add(worker* w, core::atomic<T>* p, const T* v, unsigned n, const int* mask) {
+  if constexpr (detail::alone) {
+    atomic_add(p, v, n, mask);
+    return;
+  }
+  for (unsigned i = 0; i < n;) {
+    const size_t left = (page - reinterpret_cast<size_t>(p + i) % page) / sizeof(T);
+    const unsigned stop = n - i < left ? n : i + (left ? unsigned(left) : 1u);
+    hold(w, p + i);
+    if (mask) {
+      for (unsigned k = i; k < stop; ++k)
+        if (mask[k]) p[k].value = detail::swap_add::call(p[k].value, v[k]);
+    } else {
+      for (unsigned k = i; k < stop; ++k) p[k].value = detail::swap_add::call(p[k].value, v[k]);
+    }
+    i = stop;
+  }
+}
+// For lanes one by one.
+template <class T>
+FR_FN T locked_fetch_add(worker* w, core::atomic<T>* p, metal::type_identity_t<T> v,
+                         metal::memory_order order) {
+  if constexpr (detail::alone) return detail::atomic_add(&p->value, v, order);
+  hold(w, p);
+  const T before = p->value;
+  p->value = detail::swap_add::call(before, v);
+  return before;
+}
+
 // Whether the lanes of a unit lie in one row of this length.
 FR_FN bool in_row(const group& g, unsigned first, unsigned n, unsigned length) {
   if (length == 0) return false;
@@ -305,19 +362,25 @@ FR_FN bool in_row(const group& g, unsigned first, unsigned n, unsigned length) {
 
 // Run `body(group, first thread, threads)` for each simdgroup, or each threadgroup as a whole.
 template <class BODY>
-FR_FN void simdgroups(const launch* l, uint64_t begin, uint64_t end, BODY body) {
+FR_FN void simdgroups(const launch* l, uint64_t begin, uint64_t end, worker* w, BODY body) {
   group g(l);
+  g.runs = w;
   for (uint64_t u = begin; u < end; ++u) {
     g.move_to(u);
-    for (unsigned s = 0; s < g.n; s += 32) body(g, s, g.n - s < 32 ? g.n - s : 32u);
+    for (unsigned s = 0; s < g.n; s += 32) {
+      body(g, s, g.n - s < 32 ? g.n - s : 32u);
+      let_go(w);
+    }
   }
 }
 template <class BODY>
-FR_FN void threadgroups(const launch* l, uint64_t begin, uint64_t end, BODY body) {
+FR_FN void threadgroups(const launch* l, uint64_t begin, uint64_t end, worker* w, BODY body) {
   group g(l);
+  g.runs = w;
   for (uint64_t u = begin; u < end; ++u) {
     g.move_to(u);
     body(g, 0u, g.n);
+    let_go(w);
   }
 }
 

@@ -15,6 +15,7 @@ enum {
   CHUNKS_PER_THREAD = 16, /* a thread that loses its CPU holds up 1/16 of its share, not all of it */
   WAKE_FANOUT = 4,        /* each thread wakes so many others */
   SPIN_NANOSECONDS = 50000,
+  LONG_SPIN_NANOSECONDS = 1000000, /* asleep, a thread takes 100 microseconds to begin */
   ALONE_NANOSECONDS = 5000, /* what a caller does alone before it wakes sleepers, which costs more */
   FIBER_SETS = 4,         /* shapes of fiber stacks that a thread keeps */
   MAX_SPLIT_GUARDS = 8192 /* Linux allows 65530 mappings; mprotect makes two of each guarded one */
@@ -165,7 +166,7 @@ typedef struct {
   fr_entry entry;
   const void* launch;
   uint64_t units, chunk;
-  uint64_t next; /* the first unit that nobody has taken; may pass `units` */
+  fr_progress* progress;
   int64_t deadline; /* no unit is begun from then on; 0: there is none */
   int threads;
   int32_t status;
@@ -231,23 +232,48 @@ static void post_children(job* j, int parent) {
   }
 }
 
+static bool any_left(const fr_progress* progress) {
+  for (int i = 0; i < progress->parts; i++)
+    if (__atomic_load_n(&progress->part[i].next, __ATOMIC_RELAXED) < progress->part[i].end)
+      return true;
+  return false;
+}
+
+/* Takes up to `chunk` units: of the thread's own part, then of those of others. */
+static bool take(job* j, int* part, uint64_t chunk, uint64_t* begin, uint64_t* end) {
+  fr_progress* progress = j->progress;
+  for (int tried = 0; tried < progress->parts; tried++) {
+    uint64_t* next = &progress->part[*part].next;
+    uint64_t last = progress->part[*part].end;
+    if (__atomic_load_n(next, __ATOMIC_RELAXED) < last) {
+      *begin = __atomic_fetch_add(next, chunk, __ATOMIC_RELAXED);
+      *end = last - *begin > chunk ? *begin + chunk : last;
+      if (*begin < last) return true;
+    }
+    if (++*part == progress->parts) *part = 0;
+  }
+  return false;
+}
+
 /* Takes one chunk and runs it. False when there is none left. */
-static bool run_chunk(job* j, state* self, uint64_t chunk) {
+static bool run_chunk(job* j, state* self, int* part, uint64_t chunk) {
+  uint64_t begin, end;
   if (j->deadline && nanoseconds() >= j->deadline) return false;
-  uint64_t begin = __atomic_fetch_add(&j->next, chunk, __ATOMIC_RELAXED);
-  if (begin >= j->units) return false;
-  uint64_t end = j->units - begin > chunk ? begin + chunk : j->units;
+  if (!take(j, part, chunk, &begin, &end)) return false;
   if (_setjmp(self->faults.back) == 0) {
     self->faults.in_kernel = true;
     j->entry(j->launch, begin, end, &self->worker);
     self->faults.in_kernel = false;
   } else {
     self->worker.status = self->faults.code;
+    if (self->worker.held) __atomic_store_n(self->worker.held, (uint8_t)0, __ATOMIC_RELEASE);
+    self->worker.held = NULL;
     __atomic_store_n(&j->fault, self->faults.address, __ATOMIC_RELAXED);
   }
   if (self->worker.status) {
     __atomic_store_n(&j->status, self->worker.status, __ATOMIC_RELAXED);
-    __atomic_store_n(&j->next, j->units, __ATOMIC_RELAXED);
+    for (int i = 0; i < j->progress->parts; i++)
+      __atomic_store_n(&j->progress->part[i].next, j->progress->part[i].end, __ATOMIC_RELAXED);
   }
   return true;
 }
@@ -269,16 +295,15 @@ static uint64_t paced(job* j, pace* p, uint64_t wanted) {
   return wanted < p->most ? wanted : p->most;
 }
 
-static bool work_left(job* j) { return __atomic_load_n(&j->next, __ATOMIC_RELAXED) < j->units; }
-
 static void worker_share(void* argument) {
   slot* s = (slot*)argument;
   job* j = s->posted;
-  if (work_left(j)) post_children(j, s->own->worker.index);
+  if (any_left(j->progress)) post_children(j, s->own->worker.index);
   fp_environment old = fp_enter();
   s->own->worker.status = 0;
   pace p = {0, 0};
-  while (run_chunk(j, s->own, paced(j, &p, j->chunk))) {
+  int part = s->own->worker.index % j->progress->parts;
+  while (run_chunk(j, s->own, &part, paced(j, &p, j->chunk))) {
   }
   drop_zeros(&s->own->faults);
   fp_leave(old);
@@ -341,8 +366,11 @@ static bool take_pool(job* j) {
   if (__atomic_load_n(&pool.busy, __ATOMIC_RELAXED) || EXCHANGE(&pool.busy, 1u)) return false;
   start_workers(j->threads - 1);
   if (j->threads > pool.started + 1) j->threads = pool.started + 1;
-  /* With more threads than CPUs a spinning thread keeps a working one from its CPU. */
-  __atomic_store_n(&pool.spin, j->threads <= fr_cpu_count() ? SPIN_NANOSECONDS : 0,
+  /* A spinning thread keeps another from its CPU: one of ours where there are more threads than CPUs,
+   * one of another library's pool where there are not twice as many CPUs. */
+  int spare = fr_cpu_count() - j->threads;
+  __atomic_store_n(&pool.spin,
+                   spare >= j->threads ? LONG_SPIN_NANOSECONDS : spare >= 0 ? SPIN_NANOSECONDS : 0,
                    __ATOMIC_RELAXED);
   post_children(j, 0);
   return true;
@@ -376,6 +404,7 @@ static void caller_share(void* argument) {
   caller* c = (caller*)argument;
   job* j = c->j;
   fp_environment old = fp_enter();
+  int part = 0;
   if (j->threads > 1) {
     int64_t start = nanoseconds();
     uint64_t chunk = j->chunk / 16 ? j->chunk / 16 : 1;
@@ -386,14 +415,14 @@ static void caller_share(void* argument) {
       if (!called)
         called = LOAD(&pool.slots[1].signal.value) == IDLE ||
                  nanoseconds() - start >= ALONE_NANOSECONDS;
-      if (called && !pooled && work_left(j)) pooled = take_pool(j);
+      if (called && !pooled && any_left(j->progress)) pooled = take_pool(j);
       chunk = called || chunk > j->chunk / 2 ? j->chunk : chunk * 2;
-    } while (run_chunk(j, c->self, paced(j, &p, chunk)));
+    } while (run_chunk(j, c->self, &part, paced(j, &p, chunk)));
     if (pooled) leave_pool(j);
   } else {
     /* All at once, or in pieces that a limit can stop between. */
     pace p = {0, 0};
-    while (run_chunk(j, c->self, paced(j, &p, j->units))) {
+    while (run_chunk(j, c->self, &part, paced(j, &p, j->units))) {
     }
   }
   drop_zeros(&c->self->faults);
@@ -415,11 +444,20 @@ static void* caller_main(void* argument) {
 }
 #endif
 
-static int run(fr_entry entry, const void* launch, uint64_t first, uint64_t units, int threads,
-               int64_t limit, uint64_t* next) {
-  if (!entry || units > FR_MAX_UNITS || first > units) return FR_E_ARGUMENT;
-  *next = units;
-  if (first == units) return FR_OK;
+static void cut(fr_progress* progress, uint64_t units, int parts) {
+  uint64_t each = units / (uint64_t)parts, more = units % (uint64_t)parts, at = 0;
+  for (int i = 0; i < parts; i++) {
+    progress->part[i].next = at;
+    progress->part[i].end = at += each + ((uint64_t)i < more);
+  }
+  progress->parts = parts;
+}
+
+int fr_run_some(fr_entry entry, const void* launch, uint64_t units, int threads, int64_t limit,
+                fr_progress* progress) {
+  if (!entry || units > FR_MAX_UNITS || progress->parts < 0 || progress->parts > FR_MAX_PARTS)
+    return FR_E_ARGUMENT;
+  if (units == 0) return FR_OK;
   pthread_once(&once, initialise);
   if (!key_ok) return FR_E_MEMORY;
   state* self = (state*)pthread_getspecific(key);
@@ -437,17 +475,18 @@ static int run(fr_entry entry, const void* launch, uint64_t first, uint64_t unit
   if (self->running) return FR_E_NESTED;
   if (threads <= 0) threads = fr_threads();
   if (threads > FR_MAX_THREADS) threads = FR_MAX_THREADS;
-  if ((uint64_t)threads > units - first) threads = (int)(units - first);
+  if ((uint64_t)threads > units) threads = (int)units;
+  if (!progress->parts) cut(progress, units, threads < FR_MAX_PARTS ? threads : FR_MAX_PARTS);
 
   job j;
   memset(&j, 0, sizeof j);
   j.entry = entry;
   j.launch = launch;
   j.units = units;
-  j.next = first;
+  j.progress = progress;
   j.deadline = limit > 0 ? nanoseconds() + limit : 0;
   j.threads = threads;
-  j.chunk = (units - first) / ((uint64_t)threads * CHUNKS_PER_THREAD);
+  j.chunk = units / ((uint64_t)threads * CHUNKS_PER_THREAD);
   if (j.chunk == 0) j.chunk = 1;
 
   watch_faults();
@@ -463,20 +502,13 @@ static int run(fr_entry entry, const void* launch, uint64_t first, uint64_t unit
 #endif
   self->running = false;
   self->faults.address = j.fault;
-  if (j.next < units) *next = j.next;
-  return j.status;
+  return j.status ? j.status : any_left(progress) ? FR_MORE : FR_OK;
 }
 
 int fr_run(fr_entry entry, const void* launch, uint64_t units, int threads) {
-  uint64_t next;
-  return run(entry, launch, 0, units, threads, 0, &next);
-}
-
-int64_t fr_run_some(fr_entry entry, const void* launch, uint64_t first, uint64_t units, int threads,
-                    int64_t limit) {
-  uint64_t next = first;
-  int status = run(entry, launch, first, units, threads, limit, &next);
-  return status ? -(int64_t)status : (int64_t)next;
+  fr_progress progress;
+  progress.parts = 0;
+  return fr_run_some(entry, launch, units, threads, 0, &progress);
 }
 
 /* ------------------------------------------------------------------------------------ settings */

@@ -10,7 +10,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define FR_VERSION 3
+#define FR_VERSION 4
 
 #if defined(__GNUC__)
 #define FR_API __attribute__((visibility("default")))
@@ -24,6 +24,7 @@ extern "C" {
 
 /* What fr_run returns. A kernel may set `worker->status` to FR_E_KERNEL or more. */
 enum {
+  FR_MORE = -1,      /* fr_run_some's: time is up */
   FR_OK = 0,
   FR_E_MEMORY = 1,   /* no memory for a stack, for scratch or for fiber stacks */
   FR_E_ARGUMENT = 2, /* no entry, or more than FR_MAX_UNITS units */
@@ -57,6 +58,8 @@ struct fr_worker {
   void* (*fiber_stacks)(fr_worker* worker, size_t count, size_t bytes_each, size_t* stride);
   /* Size of the stack that the entry runs on. */
   size_t stack_bytes;
+  /* A lock that the kernel holds, a byte that is 1; it is set to 0 should the kernel be given up. */
+  uint8_t* held;
 };
 
 /* Runs units [begin, end) of the job that `launch` describes. It may use all of its big stack, must
@@ -71,11 +74,23 @@ typedef void (*fr_entry)(const void* launch, uint64_t begin, uint64_t end, fr_wo
  * floating point environment, whatever the caller's is. */
 FR_API int fr_run(fr_entry entry, const void* launch, uint64_t units, int threads);
 
-/* Runs units from `first` on, but begins none after so many nanoseconds (0: no limit), for a caller
- * that wants to see its signals in between. Returns the first unit that was not begun, `units` when
- * all are done, or a code of fr_run's, negative. */
-FR_API int64_t fr_run_some(fr_entry entry, const void* launch, uint64_t first, uint64_t units,
-                           int threads, int64_t limit);
+/* How far a job is. Its units are cut into as many parts as there are threads, and each thread begins
+ * with its own part: what it wrote is in its cache when a next kernel, cut alike, reads it. Then it
+ * helps the others. */
+#define FR_MAX_PARTS 32
+typedef struct {
+  int32_t parts; /* 0 before the first call; the rest needs no value then */
+  struct {
+    uint64_t next, end;   /* units that nobody has taken; `next` may pass `end` */
+    uint64_t apart[14];   /* two cache lines: neighbours are fetched in pairs */
+  } part[FR_MAX_PARTS];
+} fr_progress;
+
+/* As fr_run, but begins no unit after so many nanoseconds (0: no limit), for a caller that wants to
+ * see its signals in between. Returns FR_MORE where units are left: call again with the same entry,
+ * launch, units and progress. */
+FR_API int fr_run_some(fr_entry entry, const void* launch, uint64_t units, int threads,
+                       int64_t limit, fr_progress* progress);
 
 /* Sets the number of threads of later jobs; n <= 0 means fr_cpu_count(). At most FR_MAX_THREADS. */
 FR_API void fr_set_threads(int n);

@@ -70,9 +70,9 @@ class Operations(Regions):
         )
         self.pending.append(Piece(f"fr_x{n}[fr_i] = static_cast<fr_q{n}>({value});", line))
         self._flush(self._later_names() | self._names(self.tree.text(s)), [kind])
-        pointer = anchored.removesuffix("[fr_i]")
+        added = f"{ROW_ADDITION}/*{self.tree.text(base)}*/{anchored.removesuffix('[fr_i]')}"
         mask = self._mask() or "nullptr"
-        self._at(s, f"{ROW_ADDITION}{pointer}, fr_x{n}, {self._end()}, {mask});\n")
+        self._at(s, f"{added}, fr_x{n}, {self._end()}, {mask});\n")
         return True
 
     def _changes_uniform(self, e: Node) -> bool:

@@ -16,11 +16,13 @@ What cannot be split (`NotSplittable`) runs on fibers instead.
 from __future__ import annotations
 
 import re
+from typing import Any
 
 from tree_sitter import Node
 
 from .analysis import LOOPS, SPLIT_CALLS, Body, branch_statements, expression
 from .cpp import (
+    ROW_ADDITION,
     NotSplittable,
     Prepared,
     attribute,
@@ -507,6 +509,31 @@ def in_row(p: Prepared, body: Body) -> tuple[Row, str] | None:
         return None
 
 
+def _locked(p: Prepared, functions: str, bodies: list[str]) -> str:
+    """Additions under locks, for outputs that get row additions and nothing but additions.
+
+    Args:
+        functions: the text, in which they are replaced.
+        bodies: the parts of it that run for one launch.
+    """
+    for name in p.kernel.output_names:
+        row = f"{ROW_ADDITION}/*{name}*/"
+        single = re.compile(rf"(?:\bmetal::)?\batomic_fetch_add_explicit\s*\(\s*&\s*(?={name}\b)")
+
+        def only_added_to(
+            body: str, name: str = name, row: str = row, single: Any = single
+        ) -> bool:
+            # A row addition names the array in its mark, as a pointer, and for its type.
+            additions = 3 * body.count(row) + len(single.findall(body))
+            declared = 2 * body.count(f" {name} = fr_a_{name}; (void){name};")
+            return len(re.findall(rf"\b{name}\b", body)) == additions + declared
+
+        if row in functions and all(map(only_added_to, bodies)):
+            functions = functions.replace(row, "::fr::split::locked_add(fr_g.runs, ")
+            functions = single.sub("::fr::split::locked_fetch_add(fr_g.runs, &", functions)
+    return functions
+
+
 def row_function(p: Prepared, row: Row) -> str:
     """A function that finds the length of the rows of a launch; 0 where rows would not pay."""
     params = parameters(p.spec)
@@ -536,7 +563,7 @@ def text(p: Prepared, *, simdgroup: bool, rows: bool, aligned: bool = False) -> 
         NotSplittable: the control flow does not allow it (`ferrule.source.split`).
     """
     splitter = Splitter(p, Unit(simdgroup, rows, aligned))
-    inside = _carried_out(splitter)
+    own = inside = _carried_out(splitter)
     whole_row = in_row(p, splitter)
     p = without_synchronising_functions(p)
     params = parameters(p.spec)
@@ -555,8 +582,8 @@ def text(p: Prepared, *, simdgroup: bool, rows: bool, aligned: bool = False) -> 
             "  const unsigned fr_c = fr_row_length{values}(fr_g{arguments});\n"
         )
     call += (
-        f"  ::fr::split::{each}(fr_l, fr_begin, fr_end, [&](const ::fr::group& fr_g, unsigned "
-        "fr_first, unsigned fr_n) {\n"
+        f"  ::fr::split::{each}(fr_l, fr_begin, fr_end, fr_w, "
+        "[&](const ::fr::group& fr_g, unsigned fr_first, unsigned fr_n) {\n"
     )
     full = "fr_n == 32" if simdgroup else "false"
     if whole_row is not None:
@@ -568,6 +595,7 @@ def text(p: Prepared, *, simdgroup: bool, rows: bool, aligned: bool = False) -> 
     if simdgroup:
         call += f"    if ({full}) fr_kernel<32{sep}{arguments}{passed}    else"
     call += f"    fr_kernel<0{sep}{arguments}{passed}  }});\n"
+    functions = _locked(p, functions, [inside] if whole_row is None else [own, inside])
     return with_entry(p, "split", functions, call, params, units="threadgroups")
 
 

@@ -1,0 +1,41 @@
+from typing import Any
+
+DIGEST: str
+
+class Table:
+    def __init__(self, inputs: int, outputs: int, contiguous: bool, /) -> None: ...
+    def call(
+        self,
+        inputs: object,
+        output_shapes: object,
+        output_dtypes: object,
+        grid: object,
+        threadgroup: object,
+        template: object,
+        init_value: object,
+        /,
+    ) -> list[Any] | None: ...
+    def remember(
+        self,
+        inputs: object,
+        output_shapes: object,
+        output_dtypes: object,
+        grid: object,
+        threadgroup: object,
+        template: object,
+        init_value: object,
+        plan: tuple[object, ...],
+        /,
+    ) -> bool: ...
+
+def register_numpy(kind: type, /) -> bool: ...
+def register_torch(
+    kinds: tuple[type, ...],
+    exchange_api: object,
+    tracing_state: object,
+    dispatch_modes: object,
+    grad_enabled: object,
+    forward_ad: dict[str, Any],
+    /,
+) -> bool: ...
+def bypass(by: int, /) -> None: ...

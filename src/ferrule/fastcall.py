@@ -1,0 +1,59 @@
+"""Repeated calls without Python code: the table of runtime/fastcall.c, where it was built.
+
+Installing ferrule builds ``ferrule/_fastcall*.so`` where there is a C compiler with Python's
+headers. Without it, and after its sources have changed, every call takes the long way, with the
+same results.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from . import _fastcall
+
+FOLDER = Path(__file__).resolve().parent / "runtime"
+MOST_BUFFERS = 32  # MAX_BUFFERS of fastcall.c
+
+
+@lru_cache(maxsize=1)
+def library() -> ModuleType | None:
+    """The C module, if it is there and of these sources."""
+    try:
+        from . import _fastcall
+    except ImportError:
+        return None
+    text = b"".join((FOLDER / name).read_bytes() for name in ("fastcall.c", "runtime.h"))
+    return _fastcall if hashlib.sha256(text).hexdigest() == _fastcall.DIGEST else None
+
+
+def table(inputs: int, outputs: int, contiguous: bool) -> _fastcall.Table | None:
+    """A table of the calls of one kernel; None where there is none.
+
+    Args:
+        inputs, outputs: how many the kernel has.
+        contiguous: inputs are copied unless they are row-contiguous.
+    """
+    module = library()
+    if module is None or inputs + outputs > MOST_BUFFERS:
+        return None
+    made: _fastcall.Table = module.Table(inputs, outputs, contiguous)
+    return made
+
+
+@contextmanager
+def bypassed() -> Iterator[None]:
+    """Sends all calls the long way inside a ``with`` block, those of other threads, too."""
+    module = library()
+    change: Callable[[int], None] = (lambda by: None) if module is None else module.bypass
+    change(1)
+    try:
+        yield
+    finally:
+        change(-1)

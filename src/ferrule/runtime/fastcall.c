@@ -1,0 +1,634 @@
+/* Calls of a kernel that are the same as one before, but for their arrays, without Python code.
+ *
+ * A table belongs to one kernel. `remember` keeps, under all that decides a call (the arrays' types,
+ * dtypes, shapes and strides, and every other argument), what ferrule.call found out about it; `call`
+ * looks it up, makes the outputs and launches. Whatever is not known, or out of the ordinary, is
+ * answered with None: then ferrule.call does it all, and words the errors.
+ *
+ * Python's own code is slow to begin with when large arrays have pushed it out of the caches: 60 to
+ * 100 microseconds a call, against 10 here.
+ */
+#define PY_SSIZE_T_CLEAN
+#define Py_LIMITED_API 0x030A0000
+#include <Python.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include "runtime.h"
+
+#ifndef FR_DIGEST
+#define FR_DIGEST ""
+#endif
+
+enum { MAX_WORDS = 256, MAX_REFS = 64, MAX_BUFFERS = 32, MAX_BLOCK = 2048, MAX_TYPES = 16 };
+enum { SLOTS = 64, PROBES = 4 };
+enum { TORCH = 1, NUMPY = 2 };
+
+/* --------------------------------------------------------------------- arrays, as their ABIs say */
+
+/* DLPack 1.x (github.com/dmlc/dlpack, include/dlpack/dlpack.h). */
+typedef struct {
+  void* data;
+  int32_t device_type, device_id;
+  int32_t ndim;
+  uint8_t code, bits;
+  uint16_t lanes;
+  int64_t* shape;
+  int64_t* strides;
+  uint64_t byte_offset;
+} dl_tensor;
+
+typedef struct dl_exchange {
+  uint32_t major, minor;
+  struct dl_exchange* older;
+  void* managed_tensor_allocator;
+  void* managed_tensor_from_object;
+  void* managed_tensor_to_object;
+  int (*tensor_from_object)(void*, dl_tensor*);
+  int (*current_work_stream)(int32_t, int32_t, void**);
+} dl_exchange;
+
+/* The beginning of a NumPy array, the same in all versions since 1.7 (PyArrayObject_fields). */
+typedef struct {
+  PyObject head;
+  char* data;
+  int nd;
+  Py_ssize_t* dimensions;
+  Py_ssize_t* strides;
+  PyObject* base;
+  PyObject* descr;
+  int flags;
+} numpy_array;
+
+enum { NUMPY_C_CONTIGUOUS = 0x0001, NUMPY_ALIGNED = 0x0100 };
+enum { DL_CPU = 1, DL_COMPLEX = 5 };
+
+static struct {
+  PyTypeObject* type;
+  int host;
+} types[MAX_TYPES]; /* the array types of which calls may be remembered */
+static int types_known;
+
+static const dl_exchange* torch_api;
+static PyObject *torch_tracing, *torch_modes, *torch_forward, *torch_recording; /* functions; a dict */
+static PyObject *text_requires_grad, *text_is_neg, *text_level;
+static long bypass; /* how many want calls to go the long way */
+
+/* ------------------------------------------------------------------------------------------- keys */
+
+typedef struct {
+  int n, refs, buffers, host;
+  bool contiguous; /* the kernel wants row-contiguous inputs */
+  uint64_t words[MAX_WORDS];
+  PyObject* ref[MAX_REFS]; /* what the words point to */
+  void* pointer[MAX_BUFFERS];
+  PyObject* array[MAX_BUFFERS]; /* the inputs */
+  union {
+    int32_t i32;
+    int64_t i64;
+    float f32;
+    bool b;
+  } scalar[MAX_BUFFERS];
+} call_key;
+
+static bool word(call_key* k, uint64_t value) {
+  if (k->n == MAX_WORDS) return false;
+  k->words[k->n++] = value;
+  return true;
+}
+
+/* An object that stands for itself; the entry keeps it alive, so no other gets its address. */
+static bool identity(call_key* k, PyObject* object) {
+  if (k->refs == MAX_REFS) return false;
+  k->ref[k->refs++] = object;
+  return word(k, (uint64_t)(uintptr_t)object);
+}
+
+static bool sizes(call_key* k, int n, const int64_t* values) {
+  for (int i = 0; i < n; i++)
+    if (!word(k, (uint64_t)values[i])) return false;
+  return true;
+}
+
+static bool integer(call_key* k, PyObject* value) {
+  if (!PyLong_CheckExact(value)) return false;
+  long long number = PyLong_AsLongLong(value);
+  if (number == -1 && PyErr_Occurred()) return false;
+  return word(k, (uint64_t)number);
+}
+
+static Py_ssize_t length(PyObject* list) {
+  if (PyList_Check(list)) return PyList_Size(list);
+  return PyTuple_Check(list) ? PyTuple_Size(list) : -1;
+}
+
+static PyObject* item(PyObject* list, Py_ssize_t i) { /* borrowed */
+  return PyList_Check(list) ? PyList_GetItem(list, i) : PyTuple_GetItem(list, i);
+}
+
+static bool integers(call_key* k, PyObject* tuple) {
+  if (!PyTuple_Check(tuple)) return false;
+  Py_ssize_t n = PyTuple_Size(tuple);
+  if (!word(k, (uint64_t)n)) return false;
+  for (Py_ssize_t i = 0; i < n; i++)
+    if (!integer(k, PyTuple_GetItem(tuple, i))) return false;
+  return true;
+}
+
+static bool torch_facts(PyObject* tensor, dl_tensor* t) {
+  return torch_api->tensor_from_object(tensor, t) == 0 && t->byte_offset == 0;
+}
+
+static bool is_true(PyObject* result) { /* steals */
+  bool yes = result != Py_False;
+  Py_XDECREF(result);
+  return yes; /* also for an error */
+}
+
+static bool torch_input(call_key* k, int i, PyObject* tensor) {
+  dl_tensor t;
+  if (is_true(PyObject_GetAttr(tensor, text_requires_grad)) &&
+      is_true(PyObject_CallObject(torch_recording, NULL)))
+    return false;
+  if (!torch_facts(tensor, &t) || !t.data || t.code == DL_COMPLEX || t.device_type != DL_CPU)
+    return false;
+  if (is_true(PyObject_CallMethodObjArgs(tensor, text_is_neg, NULL))) return false;
+  if (k->contiguous) {
+    int64_t step = 1;
+    for (int d = t.ndim - 1; d >= 0; d--) {
+      if (t.shape[d] != 1 && t.strides[d] != step) return false;
+      step *= t.shape[d];
+    }
+  }
+  k->pointer[i] = t.data;
+  uint64_t dtype = (uint64_t)t.code << 24 | (uint64_t)t.bits << 16 | t.lanes;
+  return word(k, dtype << 32 | (uint32_t)t.ndim) && sizes(k, t.ndim, t.shape) &&
+         sizes(k, t.ndim, t.strides);
+}
+
+static bool numpy_input(call_key* k, int i, PyObject* object) {
+  numpy_array* a = (numpy_array*)object;
+  int wanted = NUMPY_ALIGNED | (k->contiguous ? NUMPY_C_CONTIGUOUS : 0);
+  if ((a->flags & wanted) != wanted) return false;
+  k->pointer[i] = a->data;
+  if (!identity(k, a->descr) || !word(k, (uint64_t)a->nd)) return false;
+  for (int d = 0; d < a->nd; d++)
+    if (!word(k, (uint64_t)a->dimensions[d]) || !word(k, (uint64_t)a->strides[d])) return false;
+  return true;
+}
+
+/* A Python scalar, which gets the type that ferrule.hosts.scalar gives it. */
+static bool scalar_input(call_key* k, int i, PyObject* value) {
+  k->pointer[i] = &k->scalar[i];
+  if (PyFloat_CheckExact(value)) {
+    k->scalar[i].f32 = (float)PyFloat_AsDouble(value);
+    return word(k, 'f');
+  }
+  if (value == Py_True || value == Py_False) {
+    k->scalar[i].b = value == Py_True;
+    return word(k, 'b');
+  }
+  if (!PyLong_CheckExact(value)) return false;
+  long long number = PyLong_AsLongLong(value);
+  if (number == -1 && PyErr_Occurred()) return false;
+  if (number >= INT32_MIN && number <= INT32_MAX) {
+    k->scalar[i].i32 = (int32_t)number;
+    return word(k, 'i');
+  }
+  k->scalar[i].i64 = number;
+  return word(k, 'l');
+}
+
+static bool input(call_key* k, int i, PyObject* value) {
+  PyTypeObject* type = Py_TYPE(value);
+  k->array[i] = value;
+  for (int j = 0; j < types_known; j++) {
+    if (types[j].type != type) continue;
+    if (k->host && k->host != types[j].host) return false;
+    k->host = types[j].host;
+    if (!word(k, (uint64_t)(uintptr_t)type)) return false;
+    return k->host == TORCH ? torch_input(k, i, value) : numpy_input(k, i, value);
+  }
+  return scalar_input(k, i, value);
+}
+
+static bool template_pairs(call_key* k, PyObject* list) {
+  Py_ssize_t n = length(list);
+  if (n < 0 || !word(k, (uint64_t)n)) return false;
+  for (Py_ssize_t i = 0; i < n; i++) {
+    PyObject* pair = item(list, i);
+    if (length(pair) != 2 || !identity(k, item(pair, 0))) return false;
+    PyObject* value = item(pair, 1);
+    bool plain = PyLong_CheckExact(value);
+    if (!word(k, plain) || !(plain ? integer(k, value) : identity(k, value))) return false;
+  }
+  return true;
+}
+
+static bool fill(call_key* k, PyObject* value) {
+  if (value == Py_None || value == Py_True || value == Py_False) return identity(k, value);
+  if (PyLong_CheckExact(value)) return word(k, 'i') && integer(k, value);
+  if (!PyFloat_CheckExact(value)) return false;
+  double number = PyFloat_AsDouble(value);
+  uint64_t bits;
+  memcpy(&bits, &number, sizeof bits);
+  return word(k, 'f') && word(k, bits);
+}
+
+/* What decides a call: inputs, output_shapes, output_dtypes, grid, threadgroup, template and
+ * init_value, in this order. False where it is unusual, perhaps with an exception set. */
+static bool make_key(call_key* k, PyObject* const* args, int inputs, int outputs, bool contiguous) {
+  k->n = k->refs = k->host = 0;
+  k->buffers = inputs + outputs;
+  k->contiguous = contiguous;
+  if (length(args[0]) != inputs || length(args[1]) != outputs || length(args[2]) != outputs)
+    return false;
+  for (int i = 0; i < inputs; i++)
+    if (!input(k, i, item(args[0], i))) return false;
+  if (!k->host) return false;
+  for (int i = 0; i < outputs; i++)
+    if (!integers(k, item(args[1], i)) || !identity(k, item(args[2], i))) return false;
+  return integers(k, args[3]) && integers(k, args[4]) &&
+         (args[5] == Py_None ? word(k, 'n') : template_pairs(k, args[5])) && fill(k, args[6]);
+}
+
+static uint64_t hash(const call_key* k) {
+  uint64_t h = (uint64_t)k->n;
+  for (int i = 0; i < k->n; i++) {
+    h = (h ^ k->words[i]) * UINT64_C(0x9e3779b97f4a7c15);
+    h ^= h >> 29;
+  }
+  return h;
+}
+
+/* ---------------------------------------------------------------------------------------- entries */
+
+typedef int (*run_function)(fr_entry, const void*, uint64_t, int, int64_t, fr_progress*);
+
+typedef struct {
+  int owners; /* the table, and the calls that are under way */
+  int n, refs, relocations, block_bytes;
+  uint64_t* words;
+  PyObject** ref;
+  PyObject* plan; /* keeps everything below alive */
+  PyObject *outputs, *fail;
+  run_function run;
+  int (*threads_now)(void);
+  fr_entry entry;
+  uint64_t units;
+  int64_t slice;
+  int limit;
+  int threads, few; /* with how many threads it was compiled; -1: for any number */
+  uint32_t buffers_at;
+  uint32_t relocation[2 * MAX_BUFFERS + 4];
+  uint32_t itemsize[MAX_BUFFERS];
+  char block[MAX_BLOCK];
+} entry;
+
+static void release(entry* e) {
+  if (--e->owners) return;
+  for (int i = 0; i < e->refs; i++) Py_DECREF(e->ref[i]);
+  Py_XDECREF(e->plan);
+  PyMem_Free(e->words);
+  PyMem_Free(e->ref);
+  PyMem_Free(e);
+}
+
+typedef struct {
+  PyObject head;
+  int inputs, outputs;
+  bool contiguous;
+  unsigned turn;
+  entry* slot[SLOTS];
+} table;
+
+static entry* find(table* self, const call_key* k) {
+  uint64_t at = hash(k);
+  for (int i = 0; i < PROBES; i++) {
+    entry* e = self->slot[(at + (uint64_t)i) % SLOTS];
+    if (e && e->n == k->n && !memcmp(e->words, k->words, sizeof *k->words * (size_t)k->n)) return e;
+  }
+  return NULL;
+}
+
+static int threads_class(entry* e) {
+  int threads = e->threads_now();
+  return threads == 1 ? 1 : threads <= e->few ? e->few : 0;
+}
+
+/* Whether torch is doing nothing but computing: no tracing, no modes, no forward-mode derivative. */
+static bool torch_is_plain(void) {
+  PyObject* state = PyObject_CallObject(torch_tracing, NULL);
+  bool plain = state == Py_None;
+  Py_XDECREF(state);
+  if (!plain) return false;
+  PyObject* modes = PyObject_CallObject(torch_modes, NULL);
+  plain = modes && PyLong_Check(modes) && PyLong_AsLong(modes) == 0;
+  Py_XDECREF(modes);
+  if (!plain) return false;
+  PyObject* level = PyDict_GetItemWithError(torch_forward, text_level);
+  return level && PyLong_Check(level) && PyLong_AsLong(level) < 0;
+}
+
+/* Makes the outputs and notes their addresses; NULL where that fails. */
+static PyObject* make_outputs(entry* e, call_key* k, int inputs, int outputs) {
+  PyObject* list = PyList_New(outputs);
+  for (int i = 0; list && i < outputs; i++) {
+    PyObject* maker = PyTuple_GetItem(e->outputs, i);
+    PyObject* keywords = PyTuple_GetItem(maker, 2);
+    PyObject* made = PyObject_Call(PyTuple_GetItem(maker, 0), PyTuple_GetItem(maker, 1),
+                                   keywords == Py_None ? NULL : keywords);
+    bool good = made != NULL;
+    if (good && k->host == TORCH) {
+      dl_tensor t;
+      good = torch_facts(made, &t);
+      k->pointer[inputs + i] = t.data;
+    } else if (good) {
+      k->pointer[inputs + i] = ((numpy_array*)made)->data;
+    }
+    if (!good || PyList_SetItem(list, i, made)) { /* steals `made` */
+      if (!good) Py_XDECREF(made);
+      Py_CLEAR(list);
+    }
+  }
+  return list;
+}
+
+/* The launch itself. Returns -1 with an exception set, else 0. */
+static int launch(entry* e, call_key* k, PyObject* outputs) {
+  char block[MAX_BLOCK] __attribute__((aligned(16)));
+  memcpy(block, e->block, (size_t)e->block_bytes);
+  memcpy(block + e->buffers_at, k->pointer, sizeof(void*) * (size_t)k->buffers);
+  for (int i = 0; i < e->relocations; i++) {
+    uint64_t address;
+    memcpy(&address, block + e->relocation[i], sizeof address);
+    address += (uint64_t)(uintptr_t)block;
+    memcpy(block + e->relocation[i], &address, sizeof address);
+  }
+  fr_progress progress;
+  int status;
+  progress.parts = 0;
+  do {
+    Py_BEGIN_ALLOW_THREADS;
+    status = e->run(e->entry, block, e->units, e->limit, e->slice, &progress);
+    Py_END_ALLOW_THREADS;
+    if (status == FR_OK) return 0;
+    if (PyErr_CheckSignals()) return -1;
+  } while (status == FR_MORE);
+  Py_ssize_t inputs = k->buffers - PyList_Size(outputs);
+  PyObject* given = PyList_New(inputs);
+  for (Py_ssize_t i = 0; given && i < inputs; i++) {
+    Py_INCREF(k->array[i]);
+    PyList_SetItem(given, i, k->array[i]);
+  }
+  PyObject* code = given ? PyLong_FromLong(status) : NULL;
+  PyObject* result = code ? PyObject_CallFunctionObjArgs(e->fail, code, given, outputs, NULL) : NULL;
+  if (result) PyErr_SetString(PyExc_SystemError, "a failed launch raised no error");
+  Py_XDECREF(result);
+  Py_XDECREF(code);
+  Py_XDECREF(given);
+  return -1;
+}
+
+/* None, for the long way. */
+static PyObject* unknown(void) {
+  if (PyErr_Occurred()) {
+    if (PyErr_ExceptionMatches(PyExc_KeyboardInterrupt)) return NULL;
+    PyErr_Clear();
+  }
+  Py_RETURN_NONE;
+}
+
+static PyObject* table_call(PyObject* object, PyObject* const* args, Py_ssize_t count) {
+  table* self = (table*)object;
+  call_key k;
+  if (count != 7) {
+    PyErr_Format(PyExc_TypeError, "call: got %zd arguments, expected 7", count);
+    return NULL;
+  }
+  if (bypass || !make_key(&k, args, self->inputs, self->outputs, self->contiguous)) return unknown();
+  entry* e = find(self, &k);
+  if (!e || (e->threads >= 0 && threads_class(e) != e->threads)) return unknown();
+  for (int i = 0; i < self->inputs; i++)
+    if ((uintptr_t)k.pointer[i] % e->itemsize[i]) return unknown();
+  if (k.host == TORCH && !torch_is_plain()) return unknown();
+  /* Making outputs and running without the GIL let others in: what is in use is kept. */
+  e->owners++;
+  for (int i = 0; i < self->inputs; i++) Py_INCREF(k.array[i]);
+  PyObject* outputs = make_outputs(e, &k, self->inputs, self->outputs);
+  bool made = outputs != NULL;
+  if (made && launch(e, &k, outputs)) Py_CLEAR(outputs);
+  for (int i = 0; i < self->inputs; i++) Py_DECREF(k.array[i]);
+  release(e);
+  return made ? outputs : unknown();
+}
+
+static bool read_words(PyObject* tuple, uint32_t* out, int most, int* count) {
+  Py_ssize_t n = PyTuple_Size(tuple);
+  if (n < 0 || n > most) return false;
+  for (Py_ssize_t i = 0; i < n; i++)
+    out[i] = (uint32_t)PyLong_AsUnsignedLong(PyTuple_GetItem(tuple, i));
+  *count = (int)n;
+  return !PyErr_Occurred();
+}
+
+/* The plan of ferrule.call: (outputs, itemsizes, fail, block, relocations, buffers_at, entry, units,
+ * limit, threads, few, run, threads_now, slice, …). */
+static bool read_plan(entry* e, PyObject* plan) {
+  PyObject *itemsizes, *relocations;
+  const char* block;
+  Py_ssize_t bytes;
+  unsigned long long code, units, run, threads_now;
+  long long slice;
+  int sizes_read;
+  PyObject* rest;
+  if (!PyArg_ParseTuple(plan, "O!O!Oy#O!IKKiiiKKLO", &PyTuple_Type, &e->outputs, &PyTuple_Type,
+                        &itemsizes, &e->fail, &block, &bytes, &PyTuple_Type, &relocations,
+                        &e->buffers_at, &code, &units, &e->limit, &e->threads, &e->few, &run,
+                        &threads_now, &slice, &rest))
+    return false;
+  if (bytes > MAX_BLOCK ||
+      !read_words(itemsizes, e->itemsize, MAX_BUFFERS, &sizes_read) ||
+      !read_words(relocations, e->relocation, 2 * MAX_BUFFERS + 4, &e->relocations))
+    return false;
+  memcpy(e->block, block, (size_t)bytes);
+  e->block_bytes = (int)bytes;
+  e->entry = (fr_entry)(uintptr_t)code;
+  e->units = units;
+  e->run = (run_function)(uintptr_t)run;
+  e->threads_now = (int (*)(void))(uintptr_t)threads_now;
+  e->slice = slice;
+  Py_INCREF(plan);
+  e->plan = plan;
+  return true;
+}
+
+static PyObject* table_remember(PyObject* object, PyObject* const* args, Py_ssize_t count) {
+  table* self = (table*)object;
+  call_key k;
+  if (count != 8) {
+    PyErr_Format(PyExc_TypeError, "remember: got %zd arguments, expected 8", count);
+    return NULL;
+  }
+  if (bypass || !make_key(&k, args, self->inputs, self->outputs, self->contiguous)) {
+    PyErr_Clear();
+    Py_RETURN_FALSE;
+  }
+  entry* e = PyMem_Malloc(sizeof *e);
+  if (!e) return PyErr_NoMemory();
+  memset(e, 0, offsetof(entry, relocation));
+  e->owners = 1;
+  size_t bytes = sizeof *k.words * (size_t)k.n;
+  e->words = PyMem_Malloc(bytes);
+  e->ref = PyMem_Malloc(sizeof *e->ref * (size_t)(k.refs + 1));
+  if (!e->words || !e->ref || !read_plan(e, args[7])) {
+    release(e);
+    if (PyErr_Occurred()) return NULL;
+    Py_RETURN_FALSE;
+  }
+  memcpy(e->words, k.words, bytes);
+  e->n = k.n;
+  for (int i = 0; i < k.refs; i++) {
+    Py_INCREF(k.ref[i]);
+    e->ref[i] = k.ref[i];
+  }
+  e->refs = k.refs;
+  uint64_t at = hash(&k);
+  entry** place = &self->slot[(at + self->turn++ % PROBES) % SLOTS];
+  entry* known = find(self, &k);
+  for (int i = 0; i < PROBES; i++) {
+    entry** probe = &self->slot[(at + (uint64_t)i) % SLOTS];
+    if (known ? *probe == known : !*probe) {
+      place = probe;
+      break;
+    }
+  }
+  entry* old = *place;
+  *place = e;
+  if (old) release(old);
+  Py_RETURN_TRUE;
+}
+
+static PyObject* table_new(PyTypeObject* type, PyObject* args, PyObject* keywords) {
+  int inputs, outputs, contiguous;
+  if (!PyArg_ParseTuple(args, "iip", &inputs, &outputs, &contiguous)) return NULL;
+  if (inputs < 0 || outputs < 0 || inputs + outputs > MAX_BUFFERS) {
+    PyErr_Format(PyExc_ValueError, "Table: got %d inputs and %d outputs, at most %d together",
+                 inputs, outputs, MAX_BUFFERS);
+    return NULL;
+  }
+  allocfunc make = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
+  table* self = (table*)make(type, 0); /* zeroed */
+  if (!self) return NULL;
+  self->inputs = inputs;
+  self->outputs = outputs;
+  self->contiguous = contiguous;
+  (void)keywords;
+  return (PyObject*)self;
+}
+
+static void table_free(PyObject* object) {
+  table* self = (table*)object;
+  PyTypeObject* type = Py_TYPE(object);
+  for (int i = 0; i < SLOTS; i++)
+    if (self->slot[i]) release(self->slot[i]);
+  ((freefunc)PyType_GetSlot(type, Py_tp_free))(object);
+  Py_DECREF((PyObject*)type);
+}
+
+static PyMethodDef table_methods[] = {
+    {"call", (PyCFunction)(void (*)(void))table_call, METH_FASTCALL,
+     "call(inputs, output_shapes, output_dtypes, grid, threadgroup, template, init_value)\n\n"
+     "The outputs, where such a call is remembered; else None, and nothing was done."},
+    {"remember", (PyCFunction)(void (*)(void))table_remember, METH_FASTCALL,
+     "remember(…, plan)\n\nKeep what a call came to. False where such calls cannot be remembered."},
+    {NULL, NULL, 0, NULL}};
+
+static PyType_Slot table_slots[] = {{Py_tp_new, (void*)table_new},
+                                    {Py_tp_dealloc, (void*)table_free},
+                                    {Py_tp_methods, table_methods},
+                                    {0, NULL}};
+
+static PyType_Spec table_spec = {"ferrule._fastcall.Table", sizeof(table), 0, Py_TPFLAGS_DEFAULT,
+                                 table_slots};
+
+/* ----------------------------------------------------------------------------------------- module */
+
+static PyObject* add_type(PyObject* type, int host) {
+  if (types_known == MAX_TYPES) Py_RETURN_FALSE;
+  Py_INCREF(type);
+  types[types_known].type = (PyTypeObject*)type;
+  types[types_known++].host = host;
+  Py_RETURN_TRUE;
+}
+
+static PyObject* register_numpy(PyObject* module, PyObject* type) {
+  (void)module;
+  return add_type(type, NUMPY);
+}
+
+static PyObject* register_torch(PyObject* module, PyObject* args) {
+  PyObject *given, *capsule, *tracing, *modes, *recording, *forward;
+  (void)module;
+  if (!PyArg_ParseTuple(args, "O!OOOOO!", &PyTuple_Type, &given, &capsule, &tracing, &modes,
+                        &recording, &PyDict_Type, &forward))
+    return NULL;
+  const dl_exchange* api = PyCapsule_GetPointer(capsule, "dlpack_exchange_api");
+  if (!api) return NULL;
+  while (api && api->major != 1) api = api->older;
+  if (!api || !api->tensor_from_object) Py_RETURN_FALSE;
+  if (!torch_api) {
+    Py_INCREF(tracing);
+    Py_INCREF(modes);
+    Py_INCREF(recording);
+    Py_INCREF(forward);
+    torch_tracing = tracing;
+    torch_modes = modes;
+    torch_recording = recording;
+    torch_forward = forward;
+    torch_api = api;
+    for (Py_ssize_t i = 0; i < PyTuple_Size(given); i++) {
+      PyObject* added = add_type(PyTuple_GetItem(given, i), TORCH);
+      Py_DECREF(added);
+    }
+  }
+  Py_RETURN_TRUE;
+}
+
+static PyObject* change_bypass(PyObject* module, PyObject* by) {
+  (void)module;
+  long change = PyLong_AsLong(by);
+  if (change == -1 && PyErr_Occurred()) return NULL;
+  bypass += change;
+  Py_RETURN_NONE;
+}
+
+static PyMethodDef module_methods[] = {
+    {"register_numpy", register_numpy, METH_O, "Take arrays of this very type."},
+    {"register_torch", register_torch, METH_VARARGS,
+     "register_torch(types, exchange_api, tracing_state, dispatch_modes, grad_enabled, forward_ad)\n\n"
+     "Take tensors of these very types, while torch does nothing but compute."},
+    {"bypass", change_bypass, METH_O,
+     "bypass(1) sends all calls the long way, until as many bypass(-1)."},
+    {NULL, NULL, 0, NULL}};
+
+static struct PyModuleDef module_definition = {PyModuleDef_HEAD_INIT, "_fastcall", NULL, -1,
+                                               module_methods, NULL, NULL, NULL, NULL};
+
+PyMODINIT_FUNC PyInit__fastcall(void) {
+  PyObject* module = PyModule_Create(&module_definition);
+  if (!module) return NULL;
+  text_requires_grad = PyUnicode_InternFromString("requires_grad");
+  text_is_neg = PyUnicode_InternFromString("is_neg");
+  text_level = PyUnicode_InternFromString("_current_level");
+  PyObject* type = PyType_FromSpec(&table_spec);
+  if (!text_requires_grad || !text_is_neg || !text_level || !type ||
+      PyModule_AddObject(module, "Table", type) ||
+      PyModule_AddStringConstant(module, "DIGEST", FR_DIGEST)) {
+    Py_DECREF(module);
+    return NULL;
+  }
+  return module;
+}

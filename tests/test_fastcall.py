@@ -1,0 +1,383 @@
+"""Repeated calls by C against the long way: the same results, the same errors, no Python code."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd import forward_ad
+
+import ferrule
+from ferrule import arguments, fastcall
+
+pytestmark = pytest.mark.skipif(fastcall.library() is None, reason="built without Python's headers")
+
+ADD = ferrule.metal_kernel(
+    name="fast_add",
+    input_names=["a", "s"],
+    output_names=["out"],
+    source="uint i = thread_position_in_grid.x; out[i] = T(a[i]) + T(s);",
+)
+SHAPED = ferrule.metal_kernel(
+    name="fast_shaped",
+    input_names=["a"],
+    output_names=["out", "sizes"],
+    source="""
+    uint i = thread_position_in_grid.x;
+    out[i] = a[elem_to_loc(i, a_shape, a_strides, a_ndim)];
+    if (i < uint(a_ndim)) { sizes[i] = a_shape[i]; sizes[i + a_ndim] = int(a_strides[i]); }
+    """,
+    ensure_row_contiguous=False,
+)
+
+
+def add(a: Any, s: Any, **more: Any) -> Any:
+    call: dict[str, Any] = {
+        "inputs": [a, s],
+        "output_shapes": [a.shape],
+        "output_dtypes": [a.dtype],
+        "grid": (int(np.prod(a.shape)), 1, 1),
+        "threadgroup": (32, 1, 1),
+        "template": [("T", a.dtype)],
+    }
+    return ADD(**{**call, **more})[0]
+
+
+def shaped(a: Any) -> list[Any]:
+    int32 = torch.int32 if isinstance(a, torch.Tensor) else np.int32
+    return SHAPED(
+        inputs=[a],
+        output_shapes=[a.shape, (2 * a.ndim,)],
+        output_dtypes=[a.dtype, int32],
+        grid=(int(np.prod(a.shape)), 1, 1),
+        threadgroup=(32, 1, 1),
+    )
+
+
+@pytest.fixture
+def by_c(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
+    """From its call on, the long way fails the test."""
+
+    def forbid() -> None:
+        def gather(*_: Any) -> Any:
+            raise AssertionError("the long way was taken")
+
+        monkeypatch.setattr(arguments, "gather", gather)
+
+    yield forbid
+
+
+def warm(function: Callable[[], Any]) -> Any:
+    for _ in range(3):
+        result = function()
+    return result
+
+
+@pytest.mark.parametrize("kind", ["numpy", "torch"])
+def test_repeated_calls_run_no_python(kind: str, by_c: Callable[[], None]) -> None:
+    make: Any = np.arange if kind == "numpy" else torch.arange
+    a = make(40.0).astype(np.float32) if kind == "numpy" else make(40.0)
+    warm(lambda: add(a, 2.0))
+    warm(lambda: shaped(a.reshape(5, 8).T if kind == "numpy" else a.reshape(5, 8).t()))
+    by_c()
+    assert np.array_equal(np.asarray(add(a + 1, -0.5)), np.arange(40, dtype=np.float32) + 0.5)
+    given_ = a.reshape(5, 8).T if kind == "numpy" else a.reshape(5, 8).t()
+    out, sizes = shaped(given_)
+    assert type(out) is type(a)
+    assert np.array_equal(np.asarray(out).reshape(8, 5), np.arange(40.0).reshape(5, 8).T)
+    assert list(np.asarray(sizes)) == [8, 5, 1, 8]
+
+
+DTYPES = ("float32", "float16", "bfloat16", "int32", "int64", "uint8", "uint32", "bool")
+
+
+@settings(deadline=None, max_examples=120)
+@given(
+    data=st.data(),
+    library=st.sampled_from(["numpy", "torch"]),
+    name=st.sampled_from(DTYPES),
+    shape=st.lists(st.integers(0, 5), max_size=3).map(tuple),
+    scalar=st.sampled_from([0, 1, -3, 2**31, True, False, 0.5, -0.0, float("inf"), 2**40]),
+    fill=st.sampled_from([None, 0, 0.0, 1, True, 3.7]),
+)
+def test_any_call_is_what_the_long_way_gives(
+    data: st.DataObject, library: str, name: str, shape: tuple[int, ...], scalar: Any, fill: Any
+) -> None:
+    values = np.arange(int(np.prod(shape)) or 1)[: int(np.prod(shape))].reshape(shape)
+    a: Any
+    if library == "numpy":
+        a = values.astype(ml_dtypes.bfloat16 if name == "bfloat16" else name)
+    else:
+        a = torch.from_numpy(values).to(getattr(torch, name))
+    if a.ndim > 1 and data.draw(st.booleans()):
+        a = a.swapaxes(0, 1)
+
+    def run() -> list[Any]:
+        grid = (int(np.prod(shape)), 1, 1)
+        got = [add(a, scalar, grid=grid, init_value=fill)]
+        return got if 0 in grid or not a.ndim else [*got, *shaped(a)]
+
+    try:
+        with fastcall.bypassed():
+            want = run()
+    except ferrule.FerruleError as error:
+        for _ in range(3):
+            with pytest.raises(type(error)) as again:
+                run()
+            assert str(again.value) == str(error)
+        return
+    for _ in range(3):
+        for g, w in zip(run(), want, strict=True):
+            assert g.dtype == w.dtype and tuple(g.shape) == tuple(w.shape)
+            if library == "torch":
+                assert torch.equal(g, w) or (g != g).equal(w != w)
+            else:
+                assert g.tobytes() == w.tobytes()
+
+
+def test_what_a_call_differs_in_is_seen() -> None:
+    a, b = np.arange(64, dtype=np.float32), np.arange(64, dtype=np.int32)
+    for _ in range(4):  # the same sizes, other dtypes, scalars, fills and templates
+        assert add(a, 1.5)[1] == 2.5
+        assert add(b, 1)[1] == 2 and add(b, 2**40 + 1)[1] == 2
+        assert add(a, True)[1] == 2.0
+        assert add(a, 1, template=[("T", np.int32)])[1] == 2.0
+        half = add(a, 1.0, grid=(32, 1, 1), init_value=9)
+        assert half[31] == 32 and half[32] == 9
+        other = add(a, 1.0, grid=(32, 1, 1), init_value=9.0)
+        assert other[32] == 9
+        assert add(a, 1.0, output_dtypes=[np.float16]).dtype == np.float16
+        assert add(a, 1.0, output_shapes=[(8, 8)]).shape == (8, 8)
+
+
+def test_more_shapes_than_a_table_holds() -> None:
+    for _ in range(3):
+        for n in range(1, 200):
+            a = np.arange(n, dtype=np.float32)
+            assert np.array_equal(add(a, 1.0), a + 1)
+
+
+def test_inputs_that_need_a_copy_still_get_one() -> None:
+    a = np.arange(64, dtype=np.float32)
+    t = torch.arange(64.0)
+    bytes_ = np.zeros(65 * 4, np.uint8)
+    crooked = bytes_[1 : 1 + 64 * 4].view(np.float32)
+    crooked[:] = a
+    swapped = a.astype(">f4")
+    warm(lambda: add(a, 1.0))
+    warm(lambda: add(t, 1.0))
+    for _ in range(3):
+        assert np.array_equal(add(crooked, 1.0), a + 1)
+        assert np.array_equal(
+            add(swapped, 1.0, template=[("T", np.float32)], output_dtypes=[np.float32]), a + 1
+        )
+        assert np.array_equal(add(a.reshape(8, 8).T, 1.0), a.reshape(8, 8).T + 1)
+        imaginary = torch.complex(t, t).conj().imag
+        assert imaginary.is_neg() and torch.equal(add(imaginary, 1.0), imaginary + 1)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
+def test_tensors_that_must_be_refused_are_after_a_call_that_was_not() -> None:
+    t = torch.arange(64.0)
+    parameter = torch.nn.Parameter(t)
+    warm(lambda: add(t, 1.0))
+    with torch.no_grad():
+        warm(lambda: add(parameter, 1.0))
+    for _ in range(2):
+        for bad in (t.clone().requires_grad_(), parameter):
+            with pytest.raises(ferrule.KernelError, match="requires grad"):
+                add(bad, 1.0)
+        with pytest.raises(ferrule.KernelError, match="two libraries"):
+            add(t, np.ones(1, np.float32))
+        with forward_ad.dual_level(), pytest.raises(ferrule.KernelError, match="tangent"):
+            add(forward_ad.make_dual(t, t), 1.0)
+        with pytest.raises(ferrule.FerruleError):
+            torch.func.grad(lambda x: add(x, 1.0).sum())(t)
+        with FakeTensorMode(allow_non_fake_inputs=True), pytest.raises(ferrule.FerruleError):
+            add(t, 1.0)
+        assert torch.equal(add(t, 1.0), t + 1)
+
+
+def test_a_parameter_without_grad_mode_is_fast(by_c: Callable[[], None]) -> None:
+    parameter = torch.nn.Parameter(torch.arange(64.0))
+    with torch.no_grad():
+        warm(lambda: add(parameter, 1.0))
+        by_c()
+        assert torch.equal(add(parameter, 1.0), parameter + 1)
+
+
+def test_wrong_arguments_of_a_remembered_call() -> None:
+    a = np.arange(64, dtype=np.float32)
+    warm(lambda: add(a, 1.0))
+    bad: list[tuple[type[Exception], dict[str, Any]]] = [
+        (ferrule.KernelError, {"grid": (64, 1)}),
+        (ferrule.KernelError, {"grid": (-1, 1, 1)}),
+        (ferrule.KernelError, {"threadgroup": (0, 1, 1)}),
+        (ferrule.KernelTypeError, {"grid": (64.0, 1, 1)}),
+        (ferrule.KernelError, {"output_shapes": [(64,), (64,)]}),
+        (ferrule.KernelTypeError, {"output_shapes": 64}),
+        (ferrule.KernelTypeError, {"template": "T"}),
+        (ferrule.KernelTypeError, {"output_dtypes": [object()]}),
+        (ferrule.KernelTypeError, {"init_value": "zero"}),
+        (ferrule.KernelTypeError, {"verbose": 1}),
+        (ferrule.KernelTypeError, {"stream": 7}),
+        (ferrule.KernelError, {"inputs": [a]}),
+        (ferrule.KernelError, {"inputs": [a, "one"]}),
+    ]
+    for kind, change in bad:
+        for _ in range(2):
+            with pytest.raises((ferrule.KernelError, ferrule.KernelTypeError)) as caught:
+                add(a, 1.0, **change)
+        assert isinstance(caught.value, (kind, ferrule.KernelTypeError))
+    assert add(a, 1.0)[0] == 1
+
+
+WILD = ferrule.metal_kernel(
+    name="fast_wild",
+    input_names=["step"],
+    output_names=["out"],
+    source="out[long(thread_position_in_grid.x) * long(step)] = 1;",
+)
+
+
+def test_a_failure_names_what_the_long_way_names() -> None:
+    def run(step: int) -> Any:
+        return WILD(
+            inputs=[step], output_shapes=[(4,)], output_dtypes=[np.float32],
+            grid=(4, 1, 1), threadgroup=(4, 1, 1),
+        )[0]  # fmt: skip
+
+    a = np.zeros((), np.int64)
+
+    def by_array(step: int) -> Any:
+        return WILD(
+            inputs=[a + step], output_shapes=[(4,)], output_dtypes=[np.float32],
+            grid=(4, 1, 1), threadgroup=(4, 1, 1),
+        )[0]  # fmt: skip
+
+    for call in (run, by_array):
+        warm(lambda call=call: call(1))
+        with pytest.raises(ferrule.DeviceError, match=r"outside its arrays.*'out'|null pointer"):
+            call(2**40)
+        assert list(call(1)) == [1, 1, 1, 1]
+
+
+def test_nothing_is_kept_of_a_call() -> None:
+    t = torch.arange(64.0)
+    shape = (64,)
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        return add(x, 1.0, output_shapes=[shape])
+
+    warm(lambda: run(t))
+    before = sys.getrefcount(t), sys.getrefcount(shape), sys.getrefcount(torch.float32)
+    for _ in range(50):
+        run(t)
+    after = sys.getrefcount(t), sys.getrefcount(shape), sys.getrefcount(torch.float32)
+    assert after == before
+    out = run(t)
+    gone = weakref.ref(out)
+    del out
+    assert gone() is None
+
+
+def test_a_kernel_goes_with_all_that_it_remembered() -> None:
+    kernel = ferrule.metal_kernel(
+        name="fast_gone", input_names=["a"], output_names=["out"],
+        source="out[thread_position_in_grid.x] = a[thread_position_in_grid.x];",
+    )  # fmt: skip
+    a = np.ones(8, np.float32)
+    for _ in range(3):
+        kernel(
+            inputs=[a], output_shapes=[(8,)], output_dtypes=[np.float32], grid=(8, 1, 1),
+            threadgroup=(8, 1, 1),
+        )  # fmt: skip
+    gone = weakref.ref(kernel)
+    del kernel
+    gc.collect()
+    assert gone() is None
+
+
+def test_threads_and_settings() -> None:
+    histogram = ferrule.metal_kernel(
+        name="fast_histogram", input_names=["a"], output_names=["out"], atomic_outputs=True,
+        source="""
+        uint i = thread_position_in_grid.x;
+        atomic_fetch_add_explicit(&out[a[i] % 16], 1, memory_order_relaxed);
+        """,
+    )  # fmt: skip
+    a = np.arange(4096, dtype=np.uint32)
+
+    def run(_: int = 0) -> bool:
+        (out,) = histogram(
+            inputs=[a], output_shapes=[(16,)], output_dtypes=[np.int32], grid=(4096, 1, 1),
+            threadgroup=(64, 1, 1), init_value=0,
+        )  # fmt: skip
+        return bool((out == 256).all())
+
+    try:
+        for threads in (1, 2, 8, 1, 3, None):
+            ferrule.set_threads(threads)
+            assert all(run() for _ in range(4))
+            with ThreadPoolExecutor(4) as pool:
+                assert all(pool.map(run, range(64)))
+    finally:
+        ferrule.set_threads(None)
+
+
+def test_an_argument_that_changes_while_the_kernel_runs() -> None:
+    a = [np.full(1 << 16, 1, np.float32), 1.0]
+    shapes, stop = [(1 << 16,)], threading.Event()
+
+    def spoil() -> None:
+        while not stop.is_set():
+            a[0] = np.full(1 << 16, 1, np.float32)
+
+    other = threading.Thread(target=spoil)
+    other.start()
+    try:
+        for _ in range(200):
+            (out,) = ADD(
+                inputs=a, output_shapes=shapes, output_dtypes=[np.float32],
+                grid=(1 << 16, 1, 1), threadgroup=(256, 1, 1), template=[("T", np.float32)],
+            )  # fmt: skip
+            assert (out == 2).all()
+    finally:
+        stop.set()
+        other.join()
+
+
+def test_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fastcall, "library", lambda: None)
+    kernel = ferrule.metal_kernel(
+        name="fast_add", input_names=["a", "s"], output_names=["out"], source=ADD.kernel.source
+    )
+    a = np.arange(64, dtype=np.float32)
+    for _ in range(3):
+        (out,) = kernel(
+            inputs=[a, 1], output_shapes=[a.shape], output_dtypes=[a.dtype], grid=(64, 1, 1),
+            threadgroup=(32, 1, 1), template=[("T", np.float32)],
+        )  # fmt: skip
+        assert np.array_equal(out, a + 1)
+    with fastcall.bypassed():
+        assert add(a, 1.0)[1] == 2
+
+
+def test_no_table_for_more_buffers_than_it_holds() -> None:
+    assert fastcall.table(fastcall.MOST_BUFFERS, 1, True) is None
+    assert fastcall.table(fastcall.MOST_BUFFERS - 1, 1, True) is not None
+    module: Any = fastcall.library()
+    with pytest.raises(ValueError, match="at most 32"):
+        module.Table(40, 1, True)

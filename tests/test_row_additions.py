@@ -1,0 +1,106 @@
+"""Atomic additions to rows of neighbouring elements, by several threads that share the rows."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ferrule
+from ferrule.devices.cpu import running
+
+BODY = """
+uint elem = thread_position_in_grid.x;
+int C = rows_shape[1];
+int padded = (C + 31) / 32 * 32;
+uint one = elem / padded;
+int channel = elem % padded;
+float mine = 0;
+if (channel < C) {
+    mine = rows[one * C + channel];
+    if (to[one] != 7777) {
+        int at = int(to[one]) * C + channel;
+        atomic_fetch_add_explicit(&sum[at], T(mine), memory_order_relaxed);
+    }
+}
+mine = simd_sum(mine);
+if (thread_index_in_simdgroup == 0) {
+    atomic_fetch_add_explicit(&total[to[one]], T(mine), memory_order_relaxed);
+}
+EXTRA
+"""
+
+
+def kernel(extra: str = "") -> Any:
+    return ferrule.metal_kernel(
+        name="add_rows", input_names=["rows", "to"], output_names=["sum", "total"],
+        source=BODY.replace("EXTRA", extra), atomic_outputs=True,
+    )  # fmt: skip
+
+
+def call(rows: np.ndarray[Any, Any], to: np.ndarray[Any, Any], out: int, dtype: Any) -> Any:
+    n, channels = rows.shape
+    return {
+        "inputs": [rows, to],
+        "output_shapes": [(out, channels), (out,)],
+        "output_dtypes": [dtype, dtype],
+        "grid": (n * -(-channels // 32) * 32, 1, 1),
+        "threadgroup": (64, 1, 1),
+        "template": [("T", dtype)],
+        "init_value": 0,
+    }
+
+
+@pytest.fixture(autouse=True)
+def default_threads() -> Iterator[None]:
+    yield
+    ferrule.set_threads(None)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.int32, np.uint32])
+@pytest.mark.parametrize("threads", [1, 2, 3, 8])
+@pytest.mark.parametrize("channels", [1, 3, 32, 64, 100])
+def test_sums_are_exact(dtype: Any, threads: int, channels: int) -> None:
+    rng = np.random.default_rng(channels)
+    ferrule.set_threads(threads)
+    for n, out in ((3000, 2), (4000, 300)):
+        rows = rng.integers(0, 7, (n, channels)).astype(np.float32)
+        to = rng.integers(0, out, n).astype(np.uint32)
+        want = np.zeros((out, channels))
+        np.add.at(want, to, rows)
+        for way in ("auto", "fibers"):
+            with running(way):
+                total_sum, total = kernel()(**call(rows, to, out, dtype))
+            assert np.array_equal(total_sum, want.astype(dtype)), way
+            assert np.array_equal(total, want.sum(1).astype(dtype)), way
+
+
+def text(extra: str) -> str:
+    rows, to = np.zeros((8, 64), np.float32), np.zeros(8, np.uint32)
+    return str(kernel(extra).text("cpu", **call(rows, to, 4, np.float32)))
+
+
+def test_locks_are_for_arrays_that_nothing_else_touches() -> None:
+    assert "locked_add(" in text("") and "locked_fetch_add(" in text("")
+    for other in (
+        "atomic_store_explicit(&sum[0], 1.0f, memory_order_relaxed);",
+        "if (atomic_load_explicit(&sum[0], memory_order_relaxed) > 3) return;",
+        "atomic_fetch_max_explicit((device atomic_uint*)&sum[0], 1u, memory_order_relaxed);",
+        "device atomic<float>* p = sum; "
+        "atomic_fetch_add_explicit(p + elem % 7, 1.0f, memory_order_relaxed);",
+    ):
+        assert "locked_" not in text(other), other
+
+
+def test_a_lock_does_not_outlive_a_kernel_that_fails() -> None:
+    rows = np.ones((64, 64), np.float32)
+    good, wild = np.zeros(64, np.uint32), np.full(64, 2**31, np.uint32)
+    add = kernel()
+    for threads, _ in itertools.product((1, 4), range(5)):
+        ferrule.set_threads(threads)
+        with pytest.raises(ferrule.DeviceError, match="outside its arrays"):
+            add(**call(rows, wild, 4, np.float32))
+        assert add(**call(rows, good, 4, np.float32))[0][0].tolist() == [64] * 64
