@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import ctypes
 import os
+import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -145,6 +147,42 @@ def test_nothing_is_left_behind(
         with pytest.raises(ToolchainError, match="crashed"):  # and writes a report somewhere
             compiler.compile("#pragma clang __debug crash\n")
     assert os.listdir(scratch) == []
+
+
+def test_what_killed_processes_left_is_removed_after_a_day(
+    compiler: Compiler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(scratch))
+    days = {"ferrule-compile-old": 2.0, "ferrule-compile-new": 0.5, "ferrule-data": 9.0}
+    for name, age in days.items():
+        (scratch / name).mkdir()
+        (scratch / name / "kernel.cpp").write_text("int x;")
+        os.utime(scratch / name, (time.time() - age * 86400,) * 2)
+    (scratch / "ferrule-compile-link").symlink_to(scratch / "ferrule-data")
+    compiler.compile("int f() { return 1; }")
+    left = {"ferrule-compile-new", "ferrule-data", "ferrule-compile-link"}
+    assert set(os.listdir(scratch)) == left
+    assert (scratch / "ferrule-data" / "kernel.cpp").exists()
+
+
+@pytest.mark.parametrize("program", ["ls", "make", "true"])
+def test_other_gnu_programs_are_no_compilers(program: str) -> None:
+    path = shutil.which(program)
+    if path is None:
+        pytest.skip(f"there is no {program}")
+    with pytest.raises(ToolchainError, match=r"is not g\+\+, clang or zig"):
+        find_compiler(path)
+
+
+def test_gcc_of_another_name(tmp_path: Path) -> None:
+    path = shutil.which("g++")
+    if path is None:
+        pytest.skip("there is no g++")
+    (tmp_path / "my compiler").symlink_to(path)
+    found = find_compiler(str(tmp_path / "my compiler"))
+    assert (found.kind, found.version) == ("gcc", find_compiler(path).version)
 
 
 def test_kernels_are_told_apart_by_the_machine(compiler: Compiler) -> None:

@@ -68,6 +68,10 @@ _CRASH = re.compile(
 )
 
 
+_SCRATCH = "ferrule-compile-"  # how folders to compile in begin
+_ABANDONED = 24 * 3600.0  # seconds
+
+
 class CompilerFailed(Exception):
     """A compiler read a text and refused it. Internal: devices turn it into a `CompileError`.
 
@@ -350,7 +354,7 @@ def _ask_version(argv: tuple[str, ...]) -> str:
         kind = "zig"
     elif "clang" in log:
         kind = "clang"
-    elif "Free Software Foundation" in log or re.match(r"\S*(g\+\+|gcc)", log):
+    elif re.match(r"\S*(g\+\+|gcc|c\+\+)", log) or _is_gcc(argv, log):
         kind = "gcc"
     else:
         raise ToolchainError(
@@ -362,6 +366,19 @@ def _ask_version(argv: tuple[str, ...]) -> str:
     if version is None:
         raise ToolchainError(f"{argv[0]} prints no version: {_first_line(log)!r}")
     return f"{kind}\n{version.group()}"
+
+
+def _is_gcc(argv: tuple[str, ...], log: str) -> bool:
+    """Whether a GNU program, of any name, is the compiler."""
+    if "Free Software Foundation" not in log:
+        return False
+    try:
+        with _scratch() as folder:
+            return "__GNUC__" in _run(
+                [*argv, "-E", "-dM", "-x", "c++", "/dev/null"], folder, _VERSION_TIMEOUT
+            )
+    except CompilerFailed:
+        return False
 
 
 def _first_line(log: str) -> str:
@@ -398,7 +415,7 @@ def _scratch() -> Iterator[str]:
     try:
         with _interrupts_wait():
             try:
-                folder = tempfile.mkdtemp(prefix="ferrule-")  # mode 0700
+                folder = tempfile.mkdtemp(prefix=_SCRATCH)  # mode 0700
             except OSError as fault:
                 raise ToolchainError(
                     f"no temporary folder to compile in: {fault}. "
@@ -409,6 +426,19 @@ def _scratch() -> Iterator[str]:
         if folder is not None:
             with _interrupts_wait():
                 shutil.rmtree(folder, ignore_errors=True)
+                _remove_abandoned(os.path.dirname(folder))
+
+
+def _remove_abandoned(temporary: str) -> None:
+    """Removes what processes that were killed have left there a day ago or longer."""
+    import shutil
+
+    with contextlib.suppress(OSError), os.scandir(temporary) as entries:
+        for entry in entries:
+            if entry.name.startswith(_SCRATCH) and entry.is_dir(follow_symlinks=False):
+                status = entry.stat(follow_symlinks=False)
+                if status.st_uid == os.getuid() and time.time() - status.st_mtime > _ABANDONED:
+                    shutil.rmtree(entry.path, ignore_errors=True)
 
 
 def _write(folder: str, name: str, text: bytes) -> None:

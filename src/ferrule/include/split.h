@@ -367,10 +367,8 @@ FR_FN void simdgroups(const launch* l, uint64_t begin, uint64_t end, worker* w, 
   g.runs = w;
   for (uint64_t u = begin; u < end; ++u) {
     g.move_to(u);
-    for (unsigned s = 0; s < g.n; s += 32) {
-      body(g, s, g.n - s < 32 ? g.n - s : 32u);
-      let_go(w);
-    }
+    for (unsigned s = 0; s < g.n; s += 32) body(g, s, g.n - s < 32 ? g.n - s : 32u);
+    let_go(w);
   }
 }
 template <class BODY>
