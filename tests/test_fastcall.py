@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import gc
+import signal
 import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, cast
 
 import ml_dtypes
 import numpy as np
@@ -269,7 +270,7 @@ def test_a_failure_names_what_the_long_way_names() -> None:
 
     for call in (run, by_array):
         warm(lambda call=call: call(1))
-        with pytest.raises(ferrule.DeviceError, match=r"outside its arrays.*'out'|null pointer"):
+        with pytest.raises(ferrule.DeviceError, match=r"outside its arrays|null pointer"):
             call(2**40)
         assert list(call(1)) == [1, 1, 1, 1]
 
@@ -308,6 +309,129 @@ def test_a_kernel_goes_with_all_that_it_remembered() -> None:
     del kernel
     gc.collect()
     assert gone() is None
+
+
+def test_torch_modes_take_the_long_way() -> None:
+    t = torch.arange(64.0)
+    warm(lambda: add(t, 1.0))
+    given_: list[Any] = [t, 1.0]
+
+    class Meddling(torch.overrides.TorchFunctionMode):
+        """Takes the inputs away while a call looks at them."""
+
+        def __torch_function__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            given_[:] = [torch.arange(64.0)]
+            gc.collect()
+            return func(*args, **(kwargs or {}))
+
+    def run() -> Any:
+        return ADD(
+            inputs=given_, output_shapes=[(64,)], output_dtypes=[torch.float32], grid=(64, 1, 1),
+            threadgroup=(32, 1, 1), template=[("T", torch.float32)],
+        )[0]  # fmt: skip
+
+    warm(run)
+    with Meddling():
+        assert torch.equal(run(), t + 1)
+    given_[:] = [t, 1.0]
+    with torch.device("cpu"):
+        assert torch.equal(run(), t + 1)
+
+
+def test_an_exception_inside_a_mode_is_not_lost() -> None:
+    parameter = torch.nn.Parameter(torch.arange(64.0))
+
+    class Failing(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, *_: Any, **__: Any) -> Any:
+            raise SystemExit(3)
+
+    with torch.no_grad():
+        warm(lambda: add(parameter, 1.0))
+        with Failing(), pytest.raises(SystemExit):
+            add(parameter, 1.0)
+
+
+def test_outputs_without_memory_are_refused() -> None:
+    t = torch.zeros(64)
+    for fill in (None, 0, 7):
+        warm(lambda fill=fill: add(t, 1.0, init_value=fill))
+        with pytest.raises(ferrule.KernelError, match=r"output 'out' of kernel 'fast_add'"):
+            torch.func.functionalize(lambda x, f=fill: x + add(t, 1.0, init_value=f))(t)
+
+
+def test_exceptions_of_signal_handlers_arrive() -> None:
+    class Timeout(Exception):
+        pass
+
+    def ring(*_: Any) -> None:
+        nonlocal raised
+        raised += 1
+        raise Timeout
+
+    a = np.zeros(4096, np.float32)
+    raised = caught = 0
+    warm(lambda: add(a, 1.0, init_value=7))
+    before = signal.signal(signal.SIGALRM, ring)
+    try:
+        while caught < 300:
+            try:
+                signal.setitimer(signal.ITIMER_REAL, 0.0002)
+                while True:
+                    add(a, 1.0, init_value=7)
+            except Timeout:
+                caught += 1
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert caught == raised
+
+
+@pytest.mark.parametrize("size", [1000, 1 << 16, 1 << 24])
+@pytest.mark.parametrize("fill", [None, 0, 1])
+def test_torch_outputs_are_no_views(size: int, fill: float | None) -> None:
+    t = torch.zeros(size)
+
+    class Function(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            out: torch.Tensor = add(x.detach(), 1.0, init_value=fill)
+            return out
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Any) -> Any:
+            return grads[0]
+
+    for _ in range(3):
+        y = cast(Any, Function).apply(t.clone().requires_grad_())
+        assert not y._is_view()
+        y += 1
+        assert float(y.detach()[-1]) == 2
+        with torch.no_grad():
+            out = add(t, 1.0, init_value=fill)
+        out.mul_(torch.ones(1, requires_grad=True))
+        if size < 1 << 23:
+            out.detach().untyped_storage().resize_(0)
+
+
+def test_lists_that_iterate_otherwise() -> None:
+    class Reversed(list):  # type: ignore[type-arg]
+        def __iter__(self) -> Any:
+            return reversed([self[i] for i in range(len(self))])
+
+    a, s = np.full(8, 5, np.float32), np.ones(8, np.float32)
+    subtract = ferrule.metal_kernel(
+        name="fast_subtract", input_names=["a", "b"], output_names=["out"],
+        source="uint i = thread_position_in_grid.x; out[i] = a[i] - b[i];",
+    )  # fmt: skip
+    for _ in range(4):
+        for inputs, want in (([a, s], 4), (Reversed([a, s]), -4)):
+            (out,) = subtract(
+                inputs=inputs, output_shapes=[(8,)], output_dtypes=[np.float32], grid=(8, 1, 1),
+                threadgroup=(8, 1, 1),
+            )  # fmt: skip
+            assert out[0] == want
 
 
 def test_threads_and_settings() -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import os
+import signal
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -93,6 +96,68 @@ def test_locks_are_for_arrays_that_nothing_else_touches() -> None:
         "atomic_fetch_add_explicit(p + elem % 7, 1.0f, memory_order_relaxed);",
     ):
         assert "locked_" not in text(other), other
+
+
+LOCKING = """
+uint elem = thread_position_in_grid.x;
+int C = rows_shape[1];
+uint one = elem / C;
+int channel = elem % C;
+float mine = rows[one * C + channel];
+if (to[one] != 7777) {
+    int at = int(to[one]) * C + channel;
+    atomic_fetch_add_explicit(&sum[at], mine, memory_order_relaxed);
+}
+if (simd_is_first()) {
+    while (atomic_exchange_explicit(&total[0], 1.0f, memory_order_relaxed) != 0) {}
+}
+if (to[one] != 7778) {
+    int at = int(to[one]) * C + channel;
+    atomic_fetch_add_explicit(&sum[at], mine, memory_order_relaxed);
+}
+if (simd_is_first()) atomic_store_explicit(&total[0], 0.0f, memory_order_relaxed);
+"""
+
+
+def test_a_kernel_with_a_lock_of_its_own_does_not_wait_for_ever() -> None:
+    mutex = ferrule.metal_kernel(
+        name="own_lock", input_names=["rows", "to"], output_names=["sum", "total"],
+        source=LOCKING, atomic_outputs=True,
+    )  # fmt: skip
+    rows, to = np.ones((2000, 32), np.float32), np.zeros(2000, np.uint32)
+    given = {**call(rows, to, 1, np.float32), "template": None, "threadgroup": (32, 1, 1)}
+    assert "locked_" not in mutex.text("cpu", **given)
+    for threads in (1, 4):
+        ferrule.set_threads(threads)
+        assert mutex(**given)[0].tolist() == [[4000.0] * 32]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_locks_that_another_thread_held_at_a_fork_are_free_in_the_child() -> None:
+    rows = np.ones((2048, 1024), np.float32)
+    given = call(rows, np.arange(2048, dtype=np.uint32) % 512, 512, np.float32)
+    add, stop = kernel(), threading.Event()
+    ferrule.set_threads(8)
+    add(**given)
+
+    def run() -> None:
+        while not stop.is_set():
+            add(**given)
+
+    other = threading.Thread(target=run)
+    other.start()
+    try:
+        for _ in range(8):
+            child = os.fork()
+            if child == 0:
+                signal.alarm(30)
+                good = (add(**given)[0] == 4).all()
+                os._exit(0 if good else 1)
+            assert os.waitpid(child, 0)[1] == 0
+    finally:
+        stop.set()
+        other.join()
 
 
 def test_a_lock_does_not_outlive_a_kernel_that_fails() -> None:

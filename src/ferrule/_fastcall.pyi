@@ -31,9 +31,11 @@ class Table:
 def register_numpy(kind: type, /) -> bool: ...
 def register_torch(
     kinds: tuple[type, ...],
+    size: type,
     exchange_api: object,
     tracing_state: object,
     dispatch_modes: object,
+    function_modes: object,
     grad_enabled: object,
     forward_ad: dict[str, Any],
     /,

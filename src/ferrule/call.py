@@ -284,7 +284,9 @@ class MetalKernel:
 
         def fail(status: int, inputs: list[Any], outputs: list[Any]) -> None:
             arrays = [host.facts(a) if hosts.find(type(a)) else None for a in [*inputs, *outputs]]
-            known = [a or f for a, f in zip(arrays, [*facts, *results], strict=True)]
+            # A scalar's address was that of its first call.
+            gone = [fact._replace(pointer=0) for fact in [*facts, *results]]
+            known = [a or f for a, f in zip(arrays, gone, strict=True)]
             raise program.failure(status, launch, known)
 
         sizes = tuple(fact.dtype.itemsize for fact in facts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 from collections.abc import Sequence
 from typing import Any, cast
@@ -110,25 +111,27 @@ def contiguous(tensor: torch.Tensor) -> torch.Tensor:
 
 
 # Beyond this the C library gives freed memory back to the system. Then NumPy asks for huge pages,
-# which torch does not: an output of 64 MiB costs 16,000 page faults less.
+# which torch does not: an output of 64 MiB costs 16,000 page faults less. It also knows that fresh
+# pages are zero.
 _LARGE = 32 << 20  # bytes
-# NumPy also knows that fresh pages are zero; and where torch fills on several threads, these go on
-# waiting for work, on the CPUs that the kernel's threads need.
-_ZERO = 128 << 10  # bytes
 
 
 def _large(shape: Shape, dtype: Dtype, *, zero: bool) -> torch.Tensor | None:
-    """A new tensor on the CPU, aligned like torch's own; None where it is small, or too large."""
+    """A new tensor on the CPU, aligned like torch's own; None where it is small, or too large.
+
+    It is no view, but its storage cannot be resized.
+    """
     size = math.prod(shape) * dtype.itemsize
-    if size < (_ZERO if zero else _LARGE):
+    if size < _LARGE:
         return None
+    kind = _TORCH[dtype.name]
     try:
         memory = (np.zeros if zero else np.empty)(size + 64, np.uint8)
     except (MemoryError, ValueError):
         return None  # torch says it in its own words
     start = -memory.ctypes.data % 64
-    data = torch.from_numpy(memory[start : start + size])
-    return data.view(_TORCH[dtype.name]).reshape(shape)
+    storage = torch.from_numpy(memory[start : start + size]).untyped_storage()
+    return torch.empty(0, dtype=kind).set_(storage, 0, shape)
 
 
 def empty(shape: Shape, dtype: Dtype, device: str) -> torch.Tensor:
@@ -139,11 +142,19 @@ def empty(shape: Shape, dtype: Dtype, device: str) -> torch.Tensor:
 
 def full(shape: Shape, value: float, dtype: Dtype, device: str) -> torch.Tensor:
     """A new tensor of ``shape`` on ``device`` filled with ``value``."""
+    kind = _TORCH[dtype.name]
     zero = all_bits_zero(value)
     made = _large(shape, dtype, zero=zero) if device == "cpu" else None
-    if made is None:
-        return torch.full(shape, value, dtype=_TORCH[dtype.name], device=device)
-    return made if zero else made.fill_(value)
+    if made is not None:
+        return made if zero else made.fill_(value)
+    if zero and device == "cpu":
+        # Where torch fills on several threads, these go on waiting for work, on the CPUs that the
+        # kernel's threads need.
+        made = torch.empty(shape, dtype=kind, device=device)
+        if type(made) is torch.Tensor and (pointer := made.data_ptr()):
+            ctypes.memset(pointer, 0, made.nbytes)
+            return made
+    return torch.full(shape, value, dtype=kind, device=device)
 
 
 def maker(shape: Shape, number: float | None, dtype: Dtype, device: str) -> Maker:
@@ -208,11 +219,16 @@ def _remember_calls() -> None:
     api = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
     parts = [
         getattr(torch._C, name, None)
-        for name in ("_get_tracing_state", "_len_torch_dispatch_stack", "is_grad_enabled")
+        for name in (
+            "_get_tracing_state",
+            "_len_torch_dispatch_stack",
+            "_len_torch_function_stack",
+            "is_grad_enabled",
+        )
     ]
     if fast is not None and api is not None and None not in parts:
         kinds = (torch.Tensor, torch.nn.Parameter)
-        fast.register_torch(kinds, api, *parts, forward_ad.__dict__)
+        fast.register_torch(kinds, torch.Size, api, *parts, forward_ad.__dict__)
 
 
 _remember_calls()

@@ -13,6 +13,7 @@ struct worker {
   void* (*fiber_stacks)(worker*, size_t count, size_t bytes_each, size_t* stride);
   size_t stack_bytes;
   uint8_t* held;
+  uint8_t holding;
 };
 
 struct launch {

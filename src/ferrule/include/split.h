@@ -317,8 +317,9 @@ FR_FN void hold(worker* w, const void* p) {
   uint8_t* l = &locks[reinterpret_cast<size_t>(p) / page % 1024].taken;
   if (w->held == l) return;
   let_go(w);
-  for (unsigned turns = 0; __atomic_exchange_n(l, uint8_t(1), __ATOMIC_ACQUIRE);)
-    while (__atomic_load_n(l, __ATOMIC_RELAXED))
+  const uint8_t mine = w->holding;
+  for (unsigned turns = 0; __atomic_exchange_n(l, mine, __ATOMIC_ACQUIRE) == mine;)
+    while (__atomic_load_n(l, __ATOMIC_RELAXED) == mine)
       if (++turns % 256 == 0) ::sched_yield();  // its holder may have lost its CPU
   w->held = l;
 }

@@ -72,7 +72,9 @@ static struct {
 static int types_known;
 
 static const dl_exchange* torch_api;
-static PyObject *torch_tracing, *torch_modes, *torch_forward, *torch_recording; /* functions; a dict */
+static PyTypeObject* torch_size; /* a tuple of ints, too */
+static PyObject *torch_tracing, *torch_modes, *torch_overrides, *torch_recording; /* functions */
+static PyObject* torch_forward;                                                   /* a dict */
 static PyObject *text_requires_grad, *text_is_neg, *text_level;
 static long bypass; /* how many want calls to go the long way */
 
@@ -81,10 +83,12 @@ static long bypass; /* how many want calls to go the long way */
 typedef struct {
   int n, refs, buffers, host;
   bool contiguous; /* the kernel wants row-contiguous inputs */
+  bool failed;     /* the launch did */
   uint64_t words[MAX_WORDS];
-  PyObject* ref[MAX_REFS]; /* what the words point to */
+  PyObject* ref[MAX_REFS]; /* what the words point to; owned, since torch lets other threads run */
   void* pointer[MAX_BUFFERS];
-  PyObject* array[MAX_BUFFERS]; /* the inputs */
+  PyObject* array[MAX_BUFFERS]; /* the inputs, owned */
+  int arrays;
   union {
     int32_t i32;
     int64_t i64;
@@ -101,7 +105,8 @@ static bool word(call_key* k, uint64_t value) {
 
 /* An object that stands for itself; the entry keeps it alive, so no other gets its address. */
 static bool identity(call_key* k, PyObject* object) {
-  if (k->refs == MAX_REFS) return false;
+  if (!object || k->refs == MAX_REFS) return false;
+  Py_INCREF(object);
   k->ref[k->refs++] = object;
   return word(k, (uint64_t)(uintptr_t)object);
 }
@@ -119,17 +124,23 @@ static bool integer(call_key* k, PyObject* value) {
   return word(k, (uint64_t)number);
 }
 
-static Py_ssize_t length(PyObject* list) {
-  if (PyList_Check(list)) return PyList_Size(list);
-  return PyTuple_Check(list) ? PyTuple_Size(list) : -1;
+/* Subclasses may say of their elements what they like. */
+static bool is_tuple(PyObject* value) {
+  return value && (PyTuple_CheckExact(value) || Py_TYPE(value) == torch_size);
 }
 
-static PyObject* item(PyObject* list, Py_ssize_t i) { /* borrowed */
-  return PyList_Check(list) ? PyList_GetItem(list, i) : PyTuple_GetItem(list, i);
+static Py_ssize_t length(PyObject* list) {
+  if (list && PyList_CheckExact(list)) return PyList_Size(list);
+  return is_tuple(list) ? PyTuple_Size(list) : -1;
+}
+
+/* Borrowed; NULL where the list has become shorter. */
+static PyObject* item(PyObject* list, Py_ssize_t i) {
+  return PyList_CheckExact(list) ? PyList_GetItem(list, i) : PyTuple_GetItem(list, i);
 }
 
 static bool integers(call_key* k, PyObject* tuple) {
-  if (!PyTuple_Check(tuple)) return false;
+  if (!is_tuple(tuple)) return false;
   Py_ssize_t n = PyTuple_Size(tuple);
   if (!word(k, (uint64_t)n)) return false;
   for (Py_ssize_t i = 0; i < n; i++)
@@ -141,20 +152,39 @@ static bool torch_facts(PyObject* tensor, dl_tensor* t) {
   return torch_api->tensor_from_object(tensor, t) == 0 && t->byte_offset == 0;
 }
 
-static bool is_true(PyObject* result) { /* steals */
-  bool yes = result != Py_False;
+/* 0 or 1; -1 with an exception set. Steals. */
+static int truth(PyObject* result) {
+  int yes = result ? result != Py_False : -1;
   Py_XDECREF(result);
-  return yes; /* also for an error */
+  return yes;
+}
+
+/* Whether a function, called without arguments, gives 0. */
+static bool gives_zero(PyObject* function) {
+  PyObject* result = PyObject_CallObject(function, NULL);
+  bool zero = result && PyLong_Check(result) && PyLong_AsLong(result) == 0;
+  Py_XDECREF(result);
+  return zero;
+}
+
+/* Whether torch is doing nothing but computing: no tracing, no modes, no forward-mode derivative. Then
+ * what is asked of a tensor runs no Python code. */
+static bool torch_is_plain(void) {
+  PyObject* state = PyObject_CallObject(torch_tracing, NULL);
+  bool plain = state == Py_None;
+  Py_XDECREF(state);
+  if (!plain || !gives_zero(torch_modes) || !gives_zero(torch_overrides)) return false;
+  PyObject* level = PyDict_GetItemWithError(torch_forward, text_level);
+  return level && PyLong_Check(level) && PyLong_AsLong(level) < 0;
 }
 
 static bool torch_input(call_key* k, int i, PyObject* tensor) {
   dl_tensor t;
-  if (is_true(PyObject_GetAttr(tensor, text_requires_grad)) &&
-      is_true(PyObject_CallObject(torch_recording, NULL)))
-    return false;
+  int grad = truth(PyObject_GetAttr(tensor, text_requires_grad));
+  if (grad < 0 || (grad && truth(PyObject_CallObject(torch_recording, NULL)) != 0)) return false;
   if (!torch_facts(tensor, &t) || !t.data || t.code == DL_COMPLEX || t.device_type != DL_CPU)
     return false;
-  if (is_true(PyObject_CallMethodObjArgs(tensor, text_is_neg, NULL))) return false;
+  if (truth(PyObject_CallMethodObjArgs(tensor, text_is_neg, NULL)) != 0) return false;
   if (k->contiguous) {
     int64_t step = 1;
     for (int d = t.ndim - 1; d >= 0; d--) {
@@ -202,11 +232,14 @@ static bool scalar_input(call_key* k, int i, PyObject* value) {
 }
 
 static bool input(call_key* k, int i, PyObject* value) {
+  if (!value) return false;
   PyTypeObject* type = Py_TYPE(value);
-  k->array[i] = value;
+  Py_INCREF(value);
+  k->array[k->arrays++] = value;
   for (int j = 0; j < types_known; j++) {
     if (types[j].type != type) continue;
     if (k->host && k->host != types[j].host) return false;
+    if (!k->host && types[j].host == TORCH && !torch_is_plain()) return false;
     k->host = types[j].host;
     if (!word(k, (uint64_t)(uintptr_t)type)) return false;
     return k->host == TORCH ? torch_input(k, i, value) : numpy_input(k, i, value);
@@ -240,7 +273,7 @@ static bool fill(call_key* k, PyObject* value) {
 /* What decides a call: inputs, output_shapes, output_dtypes, grid, threadgroup, template and
  * init_value, in this order. False where it is unusual, perhaps with an exception set. */
 static bool make_key(call_key* k, PyObject* const* args, int inputs, int outputs, bool contiguous) {
-  k->n = k->refs = k->host = 0;
+  k->n = k->refs = k->arrays = k->host = 0;
   k->buffers = inputs + outputs;
   k->contiguous = contiguous;
   if (length(args[0]) != inputs || length(args[1]) != outputs || length(args[2]) != outputs)
@@ -252,6 +285,11 @@ static bool make_key(call_key* k, PyObject* const* args, int inputs, int outputs
     if (!integers(k, item(args[1], i)) || !identity(k, item(args[2], i))) return false;
   return integers(k, args[3]) && integers(k, args[4]) &&
          (args[5] == Py_None ? word(k, 'n') : template_pairs(k, args[5])) && fill(k, args[6]);
+}
+
+static void drop(call_key* k) {
+  while (k->refs) Py_DECREF(k->ref[--k->refs]);
+  while (k->arrays) Py_DECREF(k->array[--k->arrays]);
 }
 
 static uint64_t hash(const call_key* k) {
@@ -318,20 +356,6 @@ static int threads_class(entry* e) {
   return threads == 1 ? 1 : threads <= e->few ? e->few : 0;
 }
 
-/* Whether torch is doing nothing but computing: no tracing, no modes, no forward-mode derivative. */
-static bool torch_is_plain(void) {
-  PyObject* state = PyObject_CallObject(torch_tracing, NULL);
-  bool plain = state == Py_None;
-  Py_XDECREF(state);
-  if (!plain) return false;
-  PyObject* modes = PyObject_CallObject(torch_modes, NULL);
-  plain = modes && PyLong_Check(modes) && PyLong_AsLong(modes) == 0;
-  Py_XDECREF(modes);
-  if (!plain) return false;
-  PyObject* level = PyDict_GetItemWithError(torch_forward, text_level);
-  return level && PyLong_Check(level) && PyLong_AsLong(level) < 0;
-}
-
 /* Makes the outputs and notes their addresses; NULL where that fails. */
 static PyObject* make_outputs(entry* e, call_key* k, int inputs, int outputs) {
   PyObject* list = PyList_New(outputs);
@@ -343,7 +367,10 @@ static PyObject* make_outputs(entry* e, call_key* k, int inputs, int outputs) {
     bool good = made != NULL;
     if (good && k->host == TORCH) {
       dl_tensor t;
-      good = torch_facts(made, &t);
+      good = torch_facts(made, &t) && t.device_type == DL_CPU;
+      for (int d = 0; good && !t.data && d < t.ndim; d++)
+        if (t.shape[d] == 0) t.data = &t; /* nobody looks there */
+      good = good && t.data;
       k->pointer[inputs + i] = t.data;
     } else if (good) {
       k->pointer[inputs + i] = ((numpy_array*)made)->data;
@@ -392,37 +419,54 @@ static int launch(entry* e, call_key* k, PyObject* outputs) {
   return -1;
 }
 
-/* None, for the long way. */
+/* None, for the long way, which words what went wrong. Other exceptions come from a signal's handler
+ * or another thread, and are the caller's. */
 static PyObject* unknown(void) {
-  if (PyErr_Occurred()) {
-    if (PyErr_ExceptionMatches(PyExc_KeyboardInterrupt)) return NULL;
+  PyObject* type = PyErr_Occurred(); /* borrowed */
+  if (type) {
+    if (type != PyExc_TypeError && type != PyExc_ValueError && type != PyExc_RuntimeError &&
+        type != PyExc_OverflowError && type != PyExc_IndexError && type != PyExc_BufferError &&
+        !PyErr_ExceptionMatches(PyExc_MemoryError))
+      return NULL;
     PyErr_Clear();
   }
   Py_RETURN_NONE;
 }
 
+/* The outputs of a call whose key is made; NULL with an exception set, or without where it is not
+ * known. */
+static PyObject* repeat(table* self, call_key* k) {
+  entry* e = find(self, k);
+  if (!e || (e->threads >= 0 && threads_class(e) != e->threads)) return NULL;
+  for (int i = 0; i < self->inputs; i++)
+    if ((uintptr_t)k->pointer[i] % e->itemsize[i]) return NULL;
+  e->owners++; /* making outputs and running let others in, who may replace it */
+  PyObject* outputs = make_outputs(e, k, self->inputs, self->outputs);
+  if (outputs && launch(e, k, outputs)) {
+    Py_CLEAR(outputs);
+    k->failed = true;
+  }
+  release(e);
+  return outputs;
+}
+
 static PyObject* table_call(PyObject* object, PyObject* const* args, Py_ssize_t count) {
   table* self = (table*)object;
   call_key k;
+  PyObject* outputs = NULL;
   if (count != 7) {
     PyErr_Format(PyExc_TypeError, "call: got %zd arguments, expected 7", count);
     return NULL;
   }
-  if (bypass || !make_key(&k, args, self->inputs, self->outputs, self->contiguous)) return unknown();
-  entry* e = find(self, &k);
-  if (!e || (e->threads >= 0 && threads_class(e) != e->threads)) return unknown();
-  for (int i = 0; i < self->inputs; i++)
-    if ((uintptr_t)k.pointer[i] % e->itemsize[i]) return unknown();
-  if (k.host == TORCH && !torch_is_plain()) return unknown();
-  /* Making outputs and running without the GIL let others in: what is in use is kept. */
-  e->owners++;
-  for (int i = 0; i < self->inputs; i++) Py_INCREF(k.array[i]);
-  PyObject* outputs = make_outputs(e, &k, self->inputs, self->outputs);
-  bool made = outputs != NULL;
-  if (made && launch(e, &k, outputs)) Py_CLEAR(outputs);
-  for (int i = 0; i < self->inputs; i++) Py_DECREF(k.array[i]);
-  release(e);
-  return made ? outputs : unknown();
+  if (bypass) Py_RETURN_NONE;
+  k.failed = false;
+  if (make_key(&k, args, self->inputs, self->outputs, self->contiguous)) outputs = repeat(self, &k);
+  if (!outputs && !k.failed) outputs = unknown();
+  PyObject *type, *value, *traceback; /* what a destructor does must not change the exception */
+  PyErr_Fetch(&type, &value, &traceback);
+  drop(&k);
+  PyErr_Restore(type, value, traceback);
+  return outputs;
 }
 
 static bool read_words(PyObject* tuple, uint32_t* out, int most, int* count) {
@@ -472,29 +516,33 @@ static PyObject* table_remember(PyObject* object, PyObject* const* args, Py_ssiz
     PyErr_Format(PyExc_TypeError, "remember: got %zd arguments, expected 8", count);
     return NULL;
   }
-  if (bypass || !make_key(&k, args, self->inputs, self->outputs, self->contiguous)) {
-    PyErr_Clear();
+  if (bypass) Py_RETURN_FALSE;
+  if (!make_key(&k, args, self->inputs, self->outputs, self->contiguous)) {
+    drop(&k);
+    PyObject* said = unknown();
+    Py_XDECREF(said);
+    if (!said) return NULL;
     Py_RETURN_FALSE;
   }
   entry* e = PyMem_Malloc(sizeof *e);
-  if (!e) return PyErr_NoMemory();
-  memset(e, 0, offsetof(entry, relocation));
-  e->owners = 1;
   size_t bytes = sizeof *k.words * (size_t)k.n;
-  e->words = PyMem_Malloc(bytes);
-  e->ref = PyMem_Malloc(sizeof *e->ref * (size_t)(k.refs + 1));
-  if (!e->words || !e->ref || !read_plan(e, args[7])) {
-    release(e);
+  if (e) {
+    memset(e, 0, offsetof(entry, relocation));
+    e->owners = 1;
+    e->words = PyMem_Malloc(bytes);
+    e->ref = PyMem_Malloc(sizeof *e->ref * (size_t)(k.refs + 1));
+  }
+  if (!e || !e->words || !e->ref || !read_plan(e, args[7])) {
+    if (e) release(e);
+    drop(&k);
     if (PyErr_Occurred()) return NULL;
     Py_RETURN_FALSE;
   }
   memcpy(e->words, k.words, bytes);
   e->n = k.n;
-  for (int i = 0; i < k.refs; i++) {
-    Py_INCREF(k.ref[i]);
-    e->ref[i] = k.ref[i];
-  }
+  memcpy(e->ref, k.ref, sizeof *e->ref * (size_t)k.refs);
   e->refs = k.refs;
+  k.refs = 0; /* they are the entry's */
   uint64_t at = hash(&k);
   entry** place = &self->slot[(at + self->turn++ % PROBES) % SLOTS];
   entry* known = find(self, &k);
@@ -508,6 +556,7 @@ static PyObject* table_remember(PyObject* object, PyObject* const* args, Py_ssiz
   entry* old = *place;
   *place = e;
   if (old) release(old);
+  drop(&k);
   Py_RETURN_TRUE;
 }
 
@@ -570,10 +619,10 @@ static PyObject* register_numpy(PyObject* module, PyObject* type) {
 }
 
 static PyObject* register_torch(PyObject* module, PyObject* args) {
-  PyObject *given, *capsule, *tracing, *modes, *recording, *forward;
+  PyObject *given, *size, *capsule, *tracing, *modes, *overrides, *recording, *forward;
   (void)module;
-  if (!PyArg_ParseTuple(args, "O!OOOOO!", &PyTuple_Type, &given, &capsule, &tracing, &modes,
-                        &recording, &PyDict_Type, &forward))
+  if (!PyArg_ParseTuple(args, "O!O!OOOOOO!", &PyTuple_Type, &given, &PyType_Type, &size, &capsule,
+                        &tracing, &modes, &overrides, &recording, &PyDict_Type, &forward))
     return NULL;
   const dl_exchange* api = PyCapsule_GetPointer(capsule, "dlpack_exchange_api");
   if (!api) return NULL;
@@ -582,10 +631,14 @@ static PyObject* register_torch(PyObject* module, PyObject* args) {
   if (!torch_api) {
     Py_INCREF(tracing);
     Py_INCREF(modes);
+    Py_INCREF(overrides);
+    Py_INCREF(size);
     Py_INCREF(recording);
     Py_INCREF(forward);
     torch_tracing = tracing;
     torch_modes = modes;
+    torch_overrides = overrides;
+    torch_size = (PyTypeObject*)size;
     torch_recording = recording;
     torch_forward = forward;
     torch_api = api;
@@ -608,7 +661,8 @@ static PyObject* change_bypass(PyObject* module, PyObject* by) {
 static PyMethodDef module_methods[] = {
     {"register_numpy", register_numpy, METH_O, "Take arrays of this very type."},
     {"register_torch", register_torch, METH_VARARGS,
-     "register_torch(types, exchange_api, tracing_state, dispatch_modes, grad_enabled, forward_ad)\n\n"
+     "register_torch(types, size, exchange_api, tracing_state, dispatch_modes, function_modes,\n"
+     "grad_enabled, forward_ad)\n\n"
      "Take tensors of these very types, while torch does nothing but compute."},
     {"bypass", change_bypass, METH_O,
      "bypass(1) sends all calls the long way, until as many bypass(-1)."},

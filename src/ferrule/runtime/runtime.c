@@ -198,6 +198,7 @@ static struct {
   slot slots[FR_MAX_THREADS];
 } pool;
 
+static uint8_t holding = 1; /* see fr_worker */
 static int threads_set; /* what fr_set_threads asked for */
 static int cpus;        /* fr_cpu_count's answer, 0 until it is known */
 
@@ -216,6 +217,7 @@ static void after_fork(void) {
   for (int i = 1; i <= pool.started; i++) word_init(&pool.slots[i].signal, ABSENT);
   pool.started = 0;
   STORE(&pool.busy, 0u);
+  holding = (uint8_t)(holding % 255 + 1);
   __atomic_store_n(&cpus, 0, __ATOMIC_RELAXED);
 }
 
@@ -301,6 +303,7 @@ static void worker_share(void* argument) {
   if (any_left(j->progress)) post_children(j, s->own->worker.index);
   fp_environment old = fp_enter();
   s->own->worker.status = 0;
+  s->own->worker.holding = holding;
   pace p = {0, 0};
   int part = s->own->worker.index % j->progress->parts;
   while (run_chunk(j, s->own, &part, paced(j, &p, j->chunk))) {
@@ -492,6 +495,7 @@ int fr_run_some(fr_entry entry, const void* launch, uint64_t units, int threads,
   watch_faults();
   caller c = {&j, self};
   self->worker.status = 0;
+  self->worker.holding = holding;
   self->running = true;
 #ifdef FR_PORTABLE
   pthread_t helper;

@@ -58,8 +58,11 @@ struct fr_worker {
   void* (*fiber_stacks)(fr_worker* worker, size_t count, size_t bytes_each, size_t* stride);
   /* Size of the stack that the entry runs on. */
   size_t stack_bytes;
-  /* A lock that the kernel holds, a byte that is 1; it is set to 0 should the kernel be given up. */
+  /* A lock that the kernel holds; it is set to 0 should the kernel be given up. */
   uint8_t* held;
+  /* What a lock that is held contains. It changes with a fork: what the vanished threads held is
+   * free. Never 0. */
+  uint8_t holding;
 };
 
 /* Runs units [begin, end) of the job that `launch` describes. It may use all of its big stack, must

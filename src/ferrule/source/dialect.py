@@ -100,6 +100,7 @@ _GENERATED = """
     grid threadgroup groups block origin position n move_to simdgroups quadgroups threadgroups
     dispatch_simdgroups dispatch_quadgroups alone at index value type get set bytes named storage_t
     value_t lanes_t reference divisor_of divided left_of row_length plain any all both each end copy
-    in_row atomic_add element_t shared_memory uint3 uint fiber_groups place_mark pick
+    in_row atomic_add locked_add locked_fetch_add runs element_t shared_memory uint3 uint
+    fiber_groups place_mark pick
 """
 GENERATED = frozenset(_GENERATED.split())

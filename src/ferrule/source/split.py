@@ -42,7 +42,7 @@ from .matrices import makes_diagonal
 from .operations import Operations
 from .regions import Again, Mask, Piece
 from .rows import LAUNCH_ATTRIBUTES, Row, find
-from .syntax import declarators, declared_name, walk
+from .syntax import Tree, callee, declarators, declared_name, walk
 from .uniform import LANE_ATTRIBUTES, POSITION_TEXTS, Unit, assigned
 
 _GROUP_LEVEL = (
@@ -50,6 +50,7 @@ _GROUP_LEVEL = (
     "struct_specifier", "class_specifier", "union_specifier", "enum_specifier",
     "preproc_def", "preproc_function_def", "preproc_undef", "empty_statement",
 )  # fmt: skip
+_FETCH_ADD = "atomic_fetch_add_explicit"
 _LEFT = re.compile(r"(?<!split::)(?<!\w)(\w+)\s*\(")
 _TO_POINTER = re.compile(r"\w+\s*\(\s*[*&]\s*\w+\s*\)\s*[\[(]")
 
@@ -509,6 +510,20 @@ def in_row(p: Prepared, body: Body) -> tuple[Row, str] | None:
         return None
 
 
+def _may_wait(p: Prepared, tree: Tree) -> bool:
+    """Whether a thread may wait for what another one does with an atomic."""
+    words = p.text.words | p.text.header_words
+    used = {w for w in words if w.startswith("atomic_") and w.endswith("_explicit")}
+    if "volatile" in words or used != {_FETCH_ADD} or _FETCH_ADD in p.text.header_words:
+        return True
+    calls = (n for n in walk(tree.block) if n.type == "call_expression")
+    return any(
+        callee(tree, n).rpartition("::")[2] == _FETCH_ADD
+        and (n.parent is None or n.parent.type != "expression_statement")
+        for n in calls
+    )
+
+
 def _locked(p: Prepared, functions: str, bodies: list[str]) -> str:
     """Additions under locks, for outputs that get row additions and nothing but additions.
 
@@ -518,7 +533,7 @@ def _locked(p: Prepared, functions: str, bodies: list[str]) -> str:
     """
     for name in p.kernel.output_names:
         row = f"{ROW_ADDITION}/*{name}*/"
-        single = re.compile(rf"(?:\bmetal::)?\batomic_fetch_add_explicit\s*\(\s*&\s*(?={name}\b)")
+        single = re.compile(rf"(?:\bmetal::)?\b{_FETCH_ADD}\s*\(\s*&\s*(?={name}\b)")
 
         def only_added_to(
             body: str, name: str = name, row: str = row, single: Any = single
@@ -595,7 +610,8 @@ def text(p: Prepared, *, simdgroup: bool, rows: bool, aligned: bool = False) -> 
     if simdgroup:
         call += f"    if ({full}) fr_kernel<32{sep}{arguments}{passed}    else"
     call += f"    fr_kernel<0{sep}{arguments}{passed}  }});\n"
-    functions = _locked(p, functions, [inside] if whole_row is None else [own, inside])
+    if not _may_wait(p, splitter.tree):
+        functions = _locked(p, functions, [inside] if whole_row is None else [own, inside])
     return with_entry(p, "split", functions, call, params, units="threadgroups")
 
 
