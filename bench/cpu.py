@@ -12,6 +12,7 @@ import argparse
 import importlib.util
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -55,19 +56,18 @@ def elementwise(rounds: int, size: int) -> list[Row]:
             f"uint i = thread_position_in_grid.x; out[i] = {expression};",
         )  # fmt: skip
 
-        def run(kernel: Any = kernel) -> object:
+        def run(array: Any, kernel: Any = kernel) -> object:
             return kernel(
-                inputs=[t],
-                output_shapes=[t.shape],
-                output_dtypes=[t.dtype],
+                inputs=[array],
+                output_shapes=[array.shape],
+                output_dtypes=[array.dtype],
                 grid=(size, 1, 1),
                 threadgroup=(256, 1, 1),
             )
 
-        rows += compare(
-            f"{name}, {size} float32", run,
-            {"NumPy": numpy_way[name], "torch": torch_way[name]}, rounds,
-        )  # fmt: skip
+        what = f"{name}, {size} float32"
+        rows += compare(what, partial(run, x), {"NumPy": numpy_way[name]}, rounds)
+        rows += compare(what, partial(run, t), {"torch": torch_way[name]}, rounds)
     return rows
 
 

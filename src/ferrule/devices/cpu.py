@@ -41,7 +41,7 @@ _MEMORY, _FAULT, _DIVISION = 1, 4, 5
 _FLAGS = (
     "-O3", "-w", "-fno-math-errno", "-fno-trapping-math", "-fno-strict-aliasing", "-fsigned-char",
     "-fno-exceptions", "-fno-rtti", "-fvisibility=hidden", "-fno-stack-protector",
-    "-fno-asynchronous-unwind-tables", "-fno-plt",
+    "-fno-asynchronous-unwind-tables", "-fno-plt", "-funroll-loops",
 )  # fmt: skip
 
 _mode: ContextVar[str] = ContextVar("ferrule.devices.cpu.mode", default="auto")
