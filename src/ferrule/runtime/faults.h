@@ -119,14 +119,19 @@ static void pass_on(int number, siginfo_t* info, void* context) {
 }
 
 /* Metal: an integer division by zero raises nothing and gives some value. Here it gives zero: the
- * length of the division instruction at `p`, so that it can be skipped, or 0 if it is none. */
+ * length of the division instruction at `p`, so that it can be skipped, or 0 if it is none, and how
+ * many bytes it divides by. */
 #if defined(__linux__) && defined(__x86_64__)
-static size_t division_length(const unsigned char* p) {
+static size_t division_length(const unsigned char* p, int* bytes) {
   size_t n = 0;
-  while (p[n] == 0x66 || p[n] == 0x67 || p[n] == 0x2e || p[n] == 0x3e || p[n] == 0x64 || p[n] == 0x65) n++;
-  if ((p[n] & 0xf0) == 0x40) n++;                 /* REX */
+  bool small = false, wide = false;
+  for (;; n++) {
+    if (p[n] == 0x66) small = true;
+    else if (p[n] != 0x67 && p[n] != 0x2e && p[n] != 0x3e && p[n] != 0x64 && p[n] != 0x65) break;
+  }
+  if ((p[n] & 0xf0) == 0x40) wide = p[n++] & 8;   /* REX, and its W */
   if (p[n] != 0xf6 && p[n] != 0xf7) return 0;
-  n++;
+  *bytes = p[n++] == 0xf6 ? 1 : wide ? 8 : small ? 2 : 4;
   unsigned modrm = p[n++], mod = modrm >> 6, rm = modrm & 7;
   if (((modrm >> 3) & 7) < 6) return 0;           /* /6 is div, /7 is idiv */
   if (mod == 3) return n;
@@ -137,10 +142,12 @@ static size_t division_length(const unsigned char* p) {
 
 static bool skip_division(void* context) {
   greg_t* r = ((ucontext_t*)context)->uc_mcontext.gregs;
-  size_t length = division_length((const unsigned char*)r[REG_RIP]);
+  int bytes;
+  size_t length = division_length((const unsigned char*)r[REG_RIP], &bytes);
   if (!length) return false;
-  r[REG_RAX] = 0; /* the quotient; of a byte division AX holds both */
-  r[REG_RDX] = 0; /* the remainder */
+  greg_t kept = bytes < 4 ? ~(greg_t)0xffff : 0; /* what such an instruction does not write */
+  r[REG_RAX] &= kept;                            /* the quotient; of a byte AX holds both */
+  if (bytes > 1) r[REG_RDX] &= kept;             /* the remainder */
   r[REG_RIP] += (greg_t)length;
   return true;
 }
