@@ -27,6 +27,8 @@ def test_launching_is_refused() -> None:
     from ferrule import devices
 
     kernel = ferrule.metal_kernel("k", ["x"], ["y"], "y[0] = x[0];")
-    spec = kernel._described(["float32[8]"], [ferrule.float32], None, None, None, None, None, False)
+    spec = kernel._described(
+        ["float32[8]"], [ferrule.float32], None, None, None, None, None, "cuda"
+    )
     with pytest.raises(ferrule.DeviceError, match="does not launch"):
         devices.get("cuda:0").program(spec[0])

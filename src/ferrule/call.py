@@ -119,7 +119,7 @@ class MetalKernel:
             host, device = self._host_of_dtypes(wanted)
         for fact in facts:
             key.append(fact.dtype.name)
-            key.append(len(fact.shape))
+            key.append(-1 if fact.value else len(fact.shape))
         key.append(device)
         try:
             queue = host.stream(stream, device)
@@ -178,9 +178,8 @@ class MetalKernel:
             DeviceError: there is no such device.
         """
         spec, launch = self._described(
-            inputs, output_dtypes, output_shapes, grid, threadgroup, template, init_value,
-            device == "metal",
-        )  # fmt: skip
+            inputs, output_dtypes, output_shapes, grid, threadgroup, template, init_value, device
+        )
         if device == "metal":
             from .source import metal
 
@@ -214,7 +213,7 @@ class MetalKernel:
             DeviceError: there is no such device.
         """
         spec, launch = self._described(
-            inputs, output_dtypes, output_shapes, grid, threadgroup, template, init_value, False
+            inputs, output_dtypes, output_shapes, grid, threadgroup, template, init_value, device
         )
         from . import devices
 
@@ -305,7 +304,8 @@ class MetalKernel:
         """The program for a call that is not remembered, or that wants its text printed."""
         from . import devices
 
-        inputs = tuple([Input(f.dtype, len(f.shape)) for f in facts])
+        cuda = device != "cpu"
+        inputs = tuple([Input(f.dtype, len(f.shape), value=cuda and f.value) for f in facts])
         spec = Spec(self.kernel, inputs, tuple(outs), items)
         where = devices.get(device)
         if verbose:
@@ -354,9 +354,9 @@ class MetalKernel:
         threadgroup: Sequence[int] | None,
         template: Sequence[tuple[str, Any]] | None,
         init_value: float | None,
-        small: bool,
+        device: str,
     ) -> tuple[Spec, Launch | None]:
-        """A call that is only described. ``small`` asks for what Metal's text alone depends on."""
+        """A call on ``device`` that is only described."""
         kernel = self.kernel
         names = kernel.output_names
         values = arguments.listed(kernel, "inputs", inputs, kernel.input_names)
@@ -377,9 +377,13 @@ class MetalKernel:
         if threads is not None and 0 in threads and shapes is not None:
             arguments.check_empty(kernel, threads, shapes)
         facts = [arguments.describe(kernel, i, value) for i, value in enumerate(values)]
+        metal, cuda = device == "metal", device.startswith("cuda")
         spec = Spec(
             kernel,
-            tuple(Input(f.dtype, len(f.shape), small and f.size < SMALL) for f in facts),
+            tuple(
+                Input(f.dtype, len(f.shape), metal and f.size < SMALL, cuda and f.value)
+                for f in facts
+            ),
             tuple(outs),
             items,
         )

@@ -52,14 +52,16 @@ class Facts(NamedTuple):
 
 
 class Input(NamedTuple):
-    """What of one input decides the text: its dtype, its rank, and whether it is small.
+    """What of one input decides the text: its dtype, its rank, and two bits.
 
-    `small` is a bit for Metal's text alone; the CPU and CUDA texts do not depend on it.
+    `small`, fewer than 8 elements, is for Metal's text alone; `value`, a Python scalar, for CUDA's,
+    which takes it by value.
     """
 
     dtype: Dtype
     ndim: int
     small: bool = False
+    value: bool = False
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,8 @@ class CudaDevice:
         Raises:
             DialectError: the text uses something that ferrule refuses.
         """
-        return cuda_text.text(cpp.prepare(spec))
+        prepared = cpp.prepare(spec)
+        return cuda_text.text(prepared, cuda_text.form_of(prepared, launch))
 
     def compile(self, spec: Spec, launch: Launch | None = None) -> Binary:
         """The cubin, from the disk cache where it is there.
@@ -44,7 +45,7 @@ class CudaDevice:
             ToolchainError: there is no NVRTC.
         """
         prepared = cpp.prepare(spec)
-        text = cuda_text.text(prepared)
+        text = cuda_text.text(prepared, cuda_text.form_of(prepared, launch))
         compiler = nvrtc.find_nvrtc()
         if compiler is None:
             raise ToolchainError(

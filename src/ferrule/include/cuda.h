@@ -1,57 +1,7 @@
-// What a CUDA kernel is handed, where a thread stands in its grid, and the operations of a warp.
-//
-// A threadgroup is a block and a simdgroup is a warp. Threads outside the grid leave at once; the
-// hardware's barriers do not wait for threads that have left.
+// The operations of a warp, which is a simdgroup, and its matrices.
 #pragma once
 
 namespace fr {
-
-// The shape or strides of an input, by value.
-template <class T, int N> struct list {
-  T values[N > 0 ? N : 1];
-};
-
-struct launch {
-  unsigned grid[3];         // threads
-  unsigned threadgroup[3];  // threads, never more than the grid
-};
-
-// One threadgroup, with the members of cpu.h's.
-struct group {
-  metal::uint3 threads_per_grid, dispatch_threads_per_threadgroup, threadgroups_per_grid;
-  metal::uint3 threadgroup_position_in_grid, threads_per_threadgroup, origin;
-
-  FR_FN explicit group(const launch& l)
-      : threads_per_grid(l.grid[0], l.grid[1], l.grid[2]),
-        dispatch_threads_per_threadgroup(l.threadgroup[0], l.threadgroup[1], l.threadgroup[2]),
-        threadgroups_per_grid(gridDim.x, gridDim.y, gridDim.z),
-        threadgroup_position_in_grid(blockIdx.x, blockIdx.y, blockIdx.z),
-        origin(blockIdx.x * l.threadgroup[0], blockIdx.y * l.threadgroup[1], blockIdx.z * l.threadgroup[2]) {
-    threads_per_threadgroup = metal::uint3(smaller(l.grid[0] - origin.x, l.threadgroup[0]),
-                                           smaller(l.grid[1] - origin.y, l.threadgroup[1]),
-                                           smaller(l.grid[2] - origin.z, l.threadgroup[2]));
-  }
-  FR_FN static unsigned smaller(unsigned a, unsigned b) { return a < b ? a : b; }
-  FR_FN bool holds(metal::uint3 p) const {
-    return p.x < threads_per_threadgroup.x && p.y < threads_per_threadgroup.y && p.z < threads_per_threadgroup.z;
-  }
-  FR_FN unsigned index(metal::uint3 p) const {
-    return (p.z * threads_per_threadgroup.y + p.y) * threads_per_threadgroup.x + p.x;
-  }
-  FR_FN unsigned threads() const {
-    return threads_per_threadgroup.x * threads_per_threadgroup.y * threads_per_threadgroup.z;
-  }
-  FR_FN unsigned simdgroups() const { return (threads() + 31) / 32; }
-  FR_FN unsigned quadgroups() const { return (threads() + 3) / 4; }
-  FR_FN unsigned dispatch_simdgroups() const {
-    const metal::uint3& t = dispatch_threads_per_threadgroup;
-    return (t.x * t.y * t.z + 31) / 32;
-  }
-  FR_FN unsigned dispatch_quadgroups() const {
-    const metal::uint3& t = dispatch_threads_per_threadgroup;
-    return (t.x * t.y * t.z + 3) / 4;
-  }
-};
 
 namespace warp {
 
@@ -116,6 +66,7 @@ template <class OP, unsigned W, class T> FR_FN T reduce(T value) {
     for (unsigned d = 1; d < W; d *= 2) v = OP::of(v, read(mask, v, l ^ d));
     return T(v);
   }
+#pragma unroll 1  // rare, and five times as long
   for (unsigned d = 1; d < W; d *= 2) {
     const unsigned base = (l ^ d) & ~(d - 1), part = mask & (((1u << d) - 1) << base);
     const A other = read(mask, v, part ? unsigned(__ffs(int(part)) - 1) : l);

@@ -11,6 +11,7 @@
 #include "barrier.h"
 #if FR_CUDA
 #include "matrix.h"
+#include "cuda_grid.h"
 #include "cuda.h"
 #else
 #include "cpu.h"

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+from typing import NamedTuple
 
 from ..dtypes import Dtype
-from ..spec import Spec
+from ..spec import Launch, Spec
 from .cpp import (
     TAIL,
     Prepared,
@@ -18,15 +19,50 @@ from .cpp import (
     template_value,
     used_attributes,
 )
+from .dialect import COLLECTIVES
+
+# CUDA's limits (CUDA C++ Programming Guide, technical specifications per compute capability).
+_MOST_ALONG_YZ = 65535  # blocks along y and z
+_MOST_DEEP = 64  # threads of a block along z
 
 _BUILTIN = frozenset({"bool", "float", "double"})
 
 
-def text(p: Prepared) -> str:
+class Form(NamedTuple):
+    """What of a launch's sizes decides its text; see include/cuda_grid.h.
+
+    Attributes:
+        threads: ``"row"``, ``"box"`` or ``"line"``: how blocks hold their threads.
+        far: there are more threadgroups along y or z than a CUDA grid may have.
+    """
+
+    threads: str = "row"
+    far: bool = False
+
+
+def form_of(p: Prepared, launch: Launch | None) -> Form:
+    """The form of a launch; without one, that of a row of threadgroups."""
+    if launch is None:
+        return Form()
+    grid, threadgroup = launch.grid, launch.threadgroup
+    groups = [-(-g // t) if t else 0 for g, t in zip(grid, threadgroup, strict=True)]
+    far = max(groups[1:]) > _MOST_ALONG_YZ
+    if threadgroup[1:] == (1, 1):
+        return Form("row", far)
+    # In a whole block the hardware numbers threads as Metal does; so it does not where an edge is
+    # ragged, but then only operations of a simdgroup can tell.
+    whole = all(g % t == 0 for g, t in zip(grid, threadgroup, strict=True))
+    lanes = bool((p.text.source_words | p.text.header_words) & COLLECTIVES)
+    box = (whole or not lanes) and threadgroup[2] <= _MOST_DEEP
+    return Form("box" if box else "line", far)
+
+
+def text(p: Prepared, form: Form) -> str:
     """The whole text.
 
-    The kernel takes the buffers, each input's shape and strides where the body names them, by
-    value, and at last the grid and threadgroup (`fr::launch` of include/cuda.h).
+    The kernel takes the buffers (Python scalars by value), each input's shape and strides where the
+    body names them, by value, and at last the grid and threadgroup (`fr::launch` of
+    include/cuda_grid.h).
     """
     kernel, spec = p.kernel, p.spec
     source = re.sub(r"\bthread_local\b", "__shared__", p.text.source)
@@ -34,12 +70,12 @@ def text(p: Prepared) -> str:
     given: list[str] = []
     passed = ["fr_g", "fr_g.index(fr_p)", "fr_p"]
     for name, one in zip(kernel.input_names, spec.inputs, strict=True):
-        ctype = one.dtype.metal
-        given.append(
-            f"const fr::{ctype}* __restrict__ fr_a_{name}"
-            if ctype not in _BUILTIN
-            else f"const {ctype}* __restrict__ fr_a_{name}"
-        )
+        ctype = one.dtype.metal if one.dtype.metal in _BUILTIN else f"fr::{one.dtype.metal}"
+        if one.value:
+            given.append(f"const {ctype} fr_a_{name}")
+            passed.append(f"fr_a_{name}")
+            continue
+        given.append(f"const {ctype}* __restrict__ fr_a_{name}")
         passed.append(f"*fr_a_{name}" if one.ndim == 0 else f"fr_a_{name}")
         if one.ndim == 0:
             continue
@@ -62,7 +98,9 @@ def text(p: Prepared) -> str:
     given.append("const __grid_constant__ fr::launch fr_l")
     names = ", ".join(f"{q.type} {q.name}" for q in params)
     values = "".join(f"  {attribute(a)}\n" for a in used_attributes(p))
+    layout = f"#define FR_{form.threads.upper()} 1\n{'#define FR_FAR 1' if form.far else ''}\n"
     return f"""\
+{layout.rstrip()}
 {head(p, "cuda_kernel")}{template_head(spec)}FR_FN void fr_kernel(
     const ::fr::group& fr_g, unsigned fr_i, const ::fr::metal::uint3& fr_p{comma(params)}{names}) {{
   (void)fr_i, (void)fr_p;
@@ -70,7 +108,7 @@ def text(p: Prepared) -> str:
 {TAIL}
 extern "C" __global__ void {kernel_symbol(p)}({", ".join(given)}) {{
   const fr::group fr_g(fr_l);
-  const fr::metal::uint3 fr_p(threadIdx.x, threadIdx.y, threadIdx.z);
+  const fr::metal::uint3 fr_p = fr_g.position();
   if (!fr_g.holds(fr_p)) return;
   fr::user::fr_kernel{_qualified_values(spec)}({", ".join(passed)});
 }}

@@ -39,11 +39,11 @@ def kernel_name(spec: Spec) -> str:
     if spec.template:
         # A minus sign cannot be in a name: -3 becomes _3.
         name += "__" + "_".join(_value(v) for _, v in spec.template).replace("-", "_")
-    for dtype, ndim, small in spec.inputs:
-        name += f"_{dtype.metal}"
-        if ndim == 0:
+    for one in spec.inputs:
+        name += f"_{one.dtype.metal}"
+        if one.ndim == 0:
             name += "s"
-        elif small:
+        elif one.small:
             name += "c"
     for dtype in spec.outputs:
         name += f"_{dtype.metal}"
@@ -80,11 +80,12 @@ def _arguments(spec: Spec) -> list[str]:
     """The declarations in the signature: inputs, outputs, thread attributes."""
     kernel = spec.kernel
     buffers: list[str] = []
-    for name, (dtype, ndim, small) in zip(kernel.input_names, spec.inputs, strict=True):
-        if ndim == 0:  # a reference; it has no shape, so naming its shape adds nothing
+    for name, one in zip(kernel.input_names, spec.inputs, strict=True):
+        dtype = one.dtype
+        if one.ndim == 0:  # a reference; it has no shape, so naming its shape adds nothing
             buffers.append(f"const constant {dtype.metal}& {name}")
             continue
-        buffers.append(f"const {'constant' if small else 'device'} {dtype.metal}* {name}")
+        buffers.append(f"const {'constant' if one.small else 'device'} {dtype.metal}* {name}")
         shape, strides, rank = kernel.wants(name)
         if shape:
             buffers.append(f"const constant int* {name}_shape")

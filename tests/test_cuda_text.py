@@ -1,0 +1,256 @@
+"""The CUDA text: where threads stand, for every kind of launch, and how many instructions it is."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import shutil
+import subprocess
+import sysconfig
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import ferrule
+from ferrule import nvrtc
+from ferrule.devices import cpu
+from ferrule.source import cpp
+from ferrule.source import cuda as cuda_text
+from ferrule.spec import Launch
+
+F32 = ferrule.float32
+
+
+def launch(grid: tuple[int, int, int], threadgroup: tuple[int, int, int]) -> Launch:
+    group = tuple(min(g, t) for g, t in zip(grid, threadgroup, strict=True))
+    return Launch(grid, group, (), None, ())  # type: ignore[arg-type]
+
+
+def form(source: str, grid: tuple[int, int, int], threadgroup: tuple[int, int, int]) -> Any:
+    kernel = ferrule.metal_kernel("k", ["x"], ["y"], source)
+    spec, _ = kernel._described(["float32[8]"], [F32], None, None, None, None, None, "cuda")
+    return cuda_text.form_of(cpp.prepare(spec), launch(grid, threadgroup))
+
+
+PLAIN = "y[thread_position_in_grid.x] = x[0];"
+LANES = "y[thread_position_in_grid.x] = simd_sum(x[0]);"
+
+
+@pytest.mark.parametrize(
+    ("source", "grid", "threadgroup", "threads", "far"),
+    [
+        (PLAIN, (1000, 1, 1), (256, 1, 1), "row", False),
+        (LANES, (1000, 7, 3), (256, 1, 1), "row", False),
+        (LANES, (1000, 65536, 1), (256, 1, 1), "row", True),
+        (LANES, (1, 65535, 65535), (1, 1, 1), "row", False),
+        (PLAIN, (20, 20, 1), (16, 16, 1), "box", False),
+        (LANES, (20, 20, 1), (16, 16, 1), "line", False),
+        (LANES, (32, 32, 1), (16, 16, 1), "box", False),
+        (PLAIN, (32, 32, 2_000_000), (16, 16, 1), "box", True),
+        (PLAIN, (1, 1, 500), (1, 1, 100), "line", False),  # CUDA's blocks are 64 deep at most
+        (LANES, (4, 4, 64), (4, 4, 64), "box", False),
+    ],
+)
+def test_forms(source: str, grid: Any, threadgroup: Any, threads: str, far: bool) -> None:
+    assert form(source, grid, threadgroup) == cuda_text.Form(threads, far)
+
+
+# -- where threads stand: the header's arithmetic, on the CPU -------------------------------------
+
+HOST = r"""
+#include "types.h"
+#include "math.h"
+#include "functions.h"
+struct { unsigned x, y, z; } blockIdx, threadIdx, gridDim;
+#include "cuda_grid.h"
+extern "C" __attribute__((visibility("default"))) long run(
+    const fr::launch* l, const unsigned* grid, const unsigned* block, unsigned* out) {
+  long n = 0;
+  gridDim = {grid[0], grid[1], grid[2]};
+  for (blockIdx.z = 0; blockIdx.z < grid[2]; ++blockIdx.z)
+  for (blockIdx.y = 0; blockIdx.y < grid[1]; ++blockIdx.y)
+  for (blockIdx.x = 0; blockIdx.x < grid[0]; ++blockIdx.x)
+  for (threadIdx.z = 0; threadIdx.z < block[2]; ++threadIdx.z)
+  for (threadIdx.y = 0; threadIdx.y < block[1]; ++threadIdx.y)
+  for (threadIdx.x = 0; threadIdx.x < block[0]; ++threadIdx.x) {
+    const fr::group g(*l);
+    const fr::metal::uint3 p = g.position();
+    if (!g.holds(p)) continue;
+    const fr::metal::uint3 at = g.threadgroup_position_in_grid, t = g.threads_per_threadgroup;
+    const unsigned hardware = (threadIdx.z * block[1] + threadIdx.y) * block[0] + threadIdx.x;
+    const unsigned row[] = {g.origin.x + p.x, g.origin.y + p.y, g.origin.z + p.z, g.index(p), at.x,
+                            at.y, at.z, t.x, t.y, t.z, g.threads(), hardware};
+    for (unsigned v : row) *out++ = v;
+    ++n;
+  }
+  return n;
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def host() -> Any:
+    import ctypes
+
+    from ferrule import loader, toolchain
+
+    compiler = toolchain.find_compiler()
+    made: dict[tuple[str, bool], Any] = {}
+
+    def run(threads: str, far: bool, *arrays: Any) -> int:
+        if (threads, far) not in made:
+            text = f"#define FR_{threads.upper()} 1\n{'#define FR_FAR 1' if far else ''}\n{HOST}"
+            library = compiler.compile(text, flags=["-O1", "-w", f"-I{cpu.INCLUDE}"])
+            made[threads, far] = loader.load_library(library, "placement").run
+            made[threads, far].restype = ctypes.c_long
+        pointers = [a.ctypes.data_as(ctypes.c_void_p) for a in arrays]
+        return int(made[threads, far](*pointers))
+
+    return run
+
+
+SIZE = st.integers(1, 40)
+
+
+@settings(deadline=None, max_examples=300)
+@given(
+    grid=st.tuples(SIZE, SIZE, SIZE),
+    threadgroup=st.tuples(st.integers(1, 40), st.integers(1, 9), st.integers(1, 5)),
+    lanes=st.booleans(),
+    spread=st.integers(1, 5),
+    far=st.booleans(),
+)
+def test_threads_stand_where_metal_puts_them(
+    host: Any, grid: Any, threadgroup: Any, lanes: bool, spread: int, far: bool
+) -> None:
+    """Exactly the grid's threads run, numbered within the threadgroups that there really are."""
+    sent = launch(grid, threadgroup)
+    found = form(LANES if lanes else PLAIN, grid, threadgroup)
+    t = sent.threadgroup
+    groups = [-(-g // n) for g, n in zip(grid, t, strict=True)]
+    blocks = groups
+    if far:  # any rectangle that is large enough
+        blocks = [-(-int(np.prod(groups)) // spread), spread, 1]
+    block = t if found.threads == "box" else (int(np.prod(t)), 1, 1)
+    words = np.array([*grid, *t, *groups], np.uint32)
+    out = np.zeros((int(np.prod(grid)) + 8, 12), np.uint32)
+    n = host(
+        found.threads, far, words, np.array(blocks, np.uint32), np.array(block, np.uint32), out
+    )
+    assert n == np.prod(grid)
+    seen = {tuple(row[:3]): row[3:] for row in out[:n].tolist()}
+    assert len(seen) == n
+    sample = itertools.islice(np.ndindex(*grid), 0, None, max(1, n // 500))
+    for x, y, z in sample:
+        index, gx, gy, gz, tx, ty, tz, threads, hardware = seen[x, y, z]
+        group = (x // t[0], y // t[1], z // t[2])
+        size = [min(t[i], grid[i] - group[i] * t[i]) for i in range(3)]
+        px, py, pz = x % t[0], y % t[1], z % t[2]
+        assert (gx, gy, gz) == group and [tx, ty, tz] == size
+        assert index == (pz * size[1] + py) * size[0] + px and threads == np.prod(size)
+        if lanes:  # a simdgroup is 32 threads that follow each other
+            assert hardware == index
+
+
+# -- compiled, without a GPU ----------------------------------------------------------------------
+
+ATTRIBUTES = "\n".join(
+    [f"y[{i}] += {name};" for i, name in enumerate(sorted(
+        ("thread_index_in_threadgroup", "simdgroup_index_in_threadgroup", "threads_per_simdgroup",
+         "simdgroups_per_threadgroup", "quadgroups_per_threadgroup", "thread_index_in_quadgroup"),
+    ))]
+    + [f"y[{i}] += {name}.z;" for i, name in enumerate(
+        ("thread_position_in_grid", "threads_per_threadgroup", "threadgroup_position_in_grid",
+         "threadgroups_per_grid", "threads_per_grid", "thread_position_in_threadgroup"),
+    )]
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def library() -> nvrtc.Nvrtc:
+    found = nvrtc.find_nvrtc()
+    if found is None:
+        pytest.skip("NVRTC is not installed")
+    return found
+
+
+@pytest.mark.parametrize(
+    ("grid", "threadgroup"),
+    [((100, 1, 1), (32, 1, 1)), ((20, 20, 1), (16, 16, 1)), ((9, 9, 300), (1, 1, 128)),
+     ((8, 70000, 1), (8, 1, 1)), ((8, 8, 70000), (8, 4, 1))],
+)  # fmt: skip
+def test_every_form_compiles(library: nvrtc.Nvrtc, grid: Any, threadgroup: Any) -> None:
+    kernel = ferrule.metal_kernel("forms", ["x", "s"], ["y"], ATTRIBUTES + "y[7] = simd_sum(s);")
+    for s in (1.5, "float32[]"):
+        binary = kernel.compile(
+            "cuda", inputs=["float32[8]", s], output_dtypes=[F32], grid=grid,
+            threadgroup=threadgroup,
+        )  # fmt: skip
+        assert binary.payload.startswith(b"\x7fELF")
+        assert ("const float fr_a_s" in binary.text) == (s == 1.5)
+
+
+def _disassembler() -> str | None:
+    places = [Path(sysconfig.get_paths()["purelib"]) / "nvidia" / "cu13" / "bin" / "nvdisasm"]
+    return next((str(p) for p in places if p.is_file()), shutil.which("nvdisasm"))
+
+
+def instructions(cubin: bytes, folder: Path) -> int:
+    """Instructions up to the last EXIT: what follows is padding."""
+    tool = _disassembler()
+    if tool is None:
+        pytest.skip("nvdisasm is not installed")
+    path = folder / "k.cubin"
+    path.write_bytes(cubin)
+    text = subprocess.run([tool, "-c", path], capture_output=True, text=True, check=True).stdout
+    lines = [line for line in text.splitlines() if re.search(r"/\*[0-9a-f]{4,}\*/", line)]
+    return max(i for i, line in enumerate(lines) if "EXIT" in line) + 1
+
+
+ROW = "unsigned i = blockIdx.x * blockDim.x + threadIdx.x; if (i >= n) return; "
+TWINS: dict[str, tuple[str, list[Any], str]] = {
+    "copy": (
+        "uint i = thread_position_in_grid.x; y[i] = a[i];", ["float32[1024]"],
+        f"(const float* __restrict__ a, float* __restrict__ y, unsigned n) {{ {ROW}"
+        " y[i] = a[i]; }",
+    ),
+    "exp": (
+        "uint i = thread_position_in_grid.x; y[i] = metal::exp(a[i]);", ["float32[1024]"],
+        f"(const float* __restrict__ a, float* __restrict__ y, unsigned n) {{ {ROW}"
+        " y[i] = expf(a[i]); }",
+    ),
+    "scale": (
+        "uint i = thread_position_in_grid.x; y[i] = a[i] * b;", ["float32[1024]", 2.5],
+        f"(const float* __restrict__ a, float b, float* __restrict__ y, unsigned n) {{ {ROW} "
+        "y[i] = a[i] * b; }",
+    ),
+    "add a row": (
+        "uint2 p = thread_position_in_grid.xy; uint w = a_shape[1];"
+        " y[p.y * w + p.x] = a[p.y * w + p.x] + b[p.x];", ["float32[64,64]", "float32[64]"],
+        "(const float* __restrict__ a, const float* __restrict__ b, float* __restrict__ y, int w,"
+        " uint3 n) { unsigned i = blockIdx.x * blockDim.x + threadIdx.x,"
+        " j = blockIdx.y * blockDim.y + threadIdx.y, k = blockIdx.z * blockDim.z + threadIdx.z;"
+        " if (i >= n.x || j >= n.y || k >= n.z) return; y[j * w + i] = a[j * w + i] + b[i]; }",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TWINS)
+def test_simple_bodies_cost_what_cuda_by_hand_does(
+    library: nvrtc.Nvrtc, tmp_path: Path, name: str
+) -> None:
+    source, inputs, signature = TWINS[name]
+    two = "p.y" in source
+    kernel = ferrule.metal_kernel("twin", ["a", "b"][: len(inputs)], ["y"], source)
+    ours = kernel.compile(
+        "cuda", inputs=inputs, output_dtypes=[F32], grid=(64, 64, 1) if two else (1024, 1, 1),
+        threadgroup=(32, 8, 1) if two else (256, 1, 1),
+    )  # fmt: skip
+    flags = ["--gpu-architecture=sm_90", "--std=c++17"]
+    by_hand = library.compile(f'extern "C" __global__ void k{signature}', "k.cu", flags)[0]
+    mine, theirs = instructions(ours.payload, tmp_path), instructions(by_hand, tmp_path)
+    assert mine <= 1.1 * theirs, (mine, theirs)
