@@ -254,3 +254,82 @@ def test_simple_bodies_cost_what_cuda_by_hand_does(
     by_hand = library.compile(f'extern "C" __global__ void k{signature}', "k.cu", flags)[0]
     mine, theirs = instructions(ours.payload, tmp_path), instructions(by_hand, tmp_path)
     assert mine <= 1.1 * theirs, (mine, theirs)
+
+
+# -- ferrule inspect --cuda ------------------------------------------------------------------------
+
+INSPECTED = """
+import ferrule
+
+tiles = ferrule.metal_kernel(
+    "tiles", ["x"], ["y"],
+    '''
+    threadgroup float tile[256];
+    uint i = thread_position_in_grid.x, j = thread_index_in_threadgroup;
+    tile[j] = x[i];
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    y[i] = tile[255 - j];
+    ''',
+)
+wrong = ferrule.metal_kernel("wrong", ["x"], ["y"], "y[0] = nothing;")
+"""
+
+
+def inspect(folder: Path, *arguments: str) -> Any:
+    from click.testing import CliRunner
+
+    from ferrule.cli import main
+
+    (folder / "kernels.py").write_text(INSPECTED)
+    return CliRunner().invoke(main, ["inspect", *arguments], catch_exceptions=False)
+
+
+def test_inspect_shows_machine_code(library: nvrtc.Nvrtc, tmp_path: Path) -> None:
+    if _disassembler() is None:
+        pytest.skip("nvdisasm is not installed")
+    done = inspect(tmp_path, f"{tmp_path}/kernels.py:tiles", "--cuda", "--arch", "sm_80")
+    assert done.exit_code == 0, done.output
+    for part in (
+        'extern "C" __global__ void ferrule_tiles(', "==== PTX for sm_80 ====", ".target sm_80",
+        "==== SASS for sm_80 ====", "EXIT", "registers, memory and spills", "0 bytes spill stores",
+        "1024 bytes smem",
+    ):  # fmt: skip
+        assert part in done.output, part
+
+
+def test_inspect_of_a_wrong_architecture_or_body(library: nvrtc.Nvrtc, tmp_path: Path) -> None:
+    target = f"{tmp_path}/kernels.py"
+    for arch, message in (
+        ("sm_42", "does not compile for 'sm_42'; it knows sm_75"),
+        ("sm_9x", "does not compile for 'sm_9x'"),
+        ("hopper", "--arch: got 'hopper', expected an architecture such as sm_90"),
+    ):
+        done = inspect(tmp_path, f"{target}:tiles", "--cuda", "--arch", arch)
+        assert done.exit_code == 2 and message in done.output
+        assert "__global__" not in done.output
+    done = inspect(tmp_path, f"{target}:wrong", "--cuda")
+    assert done.exit_code == 2 and "source line 1: identifier" in done.output
+
+
+def test_inspect_without_the_disassembler(
+    library: nvrtc.Nvrtc, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ferrule import nvdisasm
+
+    monkeypatch.setattr(nvdisasm, "find_nvdisasm", lambda: None)
+    done = inspect(tmp_path, f"{tmp_path}/kernels.py:tiles", "--cuda")
+    assert done.exit_code == 0 and "==== PTX" in done.output
+    assert "pip install nvidia-cuda-nvdisasm" in done.output and "registers" in done.output
+
+
+def test_architectures_as_devices(library: nvrtc.Nvrtc) -> None:
+    kernel = ferrule.metal_kernel("k", ["x"], ["y"], "y[0] = x[0];")
+    call: dict[str, Any] = {"inputs": ["float32[8]"], "output_dtypes": [F32]}
+    cubin, ptx = kernel.compile("sm_80", **call), kernel.compile("compute_80", **call)
+    assert cubin.mode == "sm_80" and "registers" in cubin.log
+    assert b".target sm_80" in ptx.payload
+    assert kernel.compile("sm_80", **call) == cubin  # from the cache
+    with pytest.raises(ferrule.DeviceError, match="does not compile for 'sm_1'"):
+        kernel.compile("sm_1", **call)
+    with pytest.raises(ferrule.DeviceError, match="expected 'cpu', 'cuda', or an architecture"):
+        kernel.compile("gfx90a", **call)

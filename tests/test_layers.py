@@ -55,6 +55,7 @@ MAY_IMPORT = {
     "loader": "errors",
     "toolchain": "errors _env cache",
     "nvrtc": "errors _env cache toolchain",
+    "nvdisasm": "errors _env",
     "binding": "errors _env cache loader toolchain",
     "_fastcall": "",
     "fastcall": "_fastcall",
@@ -75,10 +76,10 @@ MAY_IMPORT = {
     "cli": "ferrule cli click",
     "cli.cache": "ferrule cli cache click",
     "cli.demo": "ferrule cli binding numpy click rich matplotlib PIL",
-    "cli.doctor": "ferrule cli _env spec devices cache toolchain binding fastcall nvrtc numpy "
-    "click rich",
+    "cli.doctor": "ferrule cli _env spec devices cache toolchain binding fastcall nvdisasm nvrtc "
+    "numpy click rich",
     "cli.grid_sample": "ferrule numpy",
-    "cli.inspect": "ferrule cli dtypes click",
+    "cli.inspect": "ferrule cli dtypes nvdisasm click",
     "__main__": "cli",
 }
 

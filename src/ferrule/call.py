@@ -377,7 +377,7 @@ class MetalKernel:
         if threads is not None and 0 in threads and shapes is not None:
             arguments.check_empty(kernel, threads, shapes)
         facts = [arguments.describe(kernel, i, value) for i, value in enumerate(values)]
-        metal, cuda = device == "metal", device.startswith("cuda")
+        metal, cuda = device == "metal", device not in ("metal", "cpu")
         spec = Spec(
             kernel,
             tuple(

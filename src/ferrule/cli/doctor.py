@@ -33,6 +33,7 @@ from .. import (
     fastcall,
     float32,
     metal_kernel,
+    nvdisasm,
     nvrtc,
 )
 from .. import toolchain as tools
@@ -86,6 +87,7 @@ def examine() -> Report:
         "devices": [_device(name) for name in _DEVICES],
         "compilers": _compilers(problems),
         "nvrtc": _nvrtc(),
+        "nvdisasm": _nvdisasm(),
         "hosts": {name: _version(name) for name in _HOSTS},
         "environment": {name: _env.get(name) for name in _env.NAMES},
     }
@@ -187,7 +189,16 @@ def _nvrtc() -> Report | None:
     library = nvrtc.find_nvrtc()
     if library is None:
         return None
-    return {"version": ".".join(map(str, library.version)), "path": library.path}
+    return {
+        "version": ".".join(map(str, library.version)),
+        "path": library.path,
+        "architectures": library.architectures(),
+    }
+
+
+def _nvdisasm() -> Report | None:
+    path = nvdisasm.find_nvdisasm()
+    return None if path is None else {"path": path}
 
 
 def _version(package: str) -> str | None:
@@ -271,6 +282,12 @@ def show(report: Report, console: Console) -> None:
         line("not found", "needed for NVIDIA GPUs alone: pip install nvidia-cuda-nvrtc", "dim")
     else:
         line(report["nvrtc"]["version"], report["nvrtc"]["path"])
+        architectures = ", ".join(map(str, report["nvrtc"]["architectures"]))
+        line("architectures", f"sm_: {architectures}")
+    if report["nvdisasm"] is None:
+        line("nvdisasm", f"not found; to see machine code: {nvdisasm.REMEDY}", "dim")
+    else:
+        line("nvdisasm", report["nvdisasm"]["path"])
 
     title("Array libraries")
     for name, version in report["hosts"].items():

@@ -24,6 +24,7 @@ from .. import (
     MetalKernel,
     ToolchainError,
     dtypes,
+    nvdisasm,
 )
 from . import Fault
 
@@ -54,7 +55,13 @@ _NUMBER = re.compile(r"[-+]?(?:\d|\.\d|inf$|nan$)", re.ASCII)
 @click.option("--threadgroup", metavar="X,Y,Z", help="Threads per threadgroup along each axis.")
 @click.option("--metal", "wanted", flag_value="metal", help="Only the Metal text.")
 @click.option("--cpp", "wanted", flag_value="cpu", help="Only the C++ text for the CPU.")
-@click.option("--cuda", "wanted", flag_value="cuda", help="Only the CUDA text.")
+@click.option(
+    "--cuda",
+    "wanted",
+    flag_value="cuda",
+    help="Only what NVIDIA's GPUs get: the CUDA text, PTX, SASS, registers, memory and spills.",
+)
+@click.option("--arch", default="sm_90", show_default=True, help="The GPU for --cuda.")
 def command(
     target: str,
     inputs: Sequence[str],
@@ -63,8 +70,9 @@ def command(
     grid: str | None,
     threadgroup: str | None,
     wanted: str | None,
+    arch: str,
 ) -> None:
-    """Print what a kernel becomes: Metal, C++, and how it runs. Nothing is launched.
+    """Print what a kernel becomes: Metal, C++ and CUDA, and how it runs. Nothing is launched.
 
     FILE:NAME is a Python file or an importable module, and in it the name of what
     ferrule.metal_kernel returned, or of a function without arguments that returns it. Without
@@ -104,6 +112,9 @@ def command(
     )
     for note in notes:
         click.echo(f"note: {note}", err=alone)
+    if wanted == "cuda":
+        _print_cuda(kernel, arch, call)
+        return
     for device in (wanted,) if wanted is not None else _TITLES:
         try:
             text = kernel.text(device, **call)
@@ -116,6 +127,37 @@ def command(
         click.echo(text, nl=not text.endswith("\n"))
         for note in _notes(kernel, device, call):
             click.echo(note, err=alone)
+
+
+def _print_cuda(kernel: MetalKernel | DictionaryKernel, arch: str, call: dict[str, Any]) -> None:
+    """The CUDA text, PTX and SASS, and what ptxas says of registers and memory.
+
+    Raises:
+        Fault: it does not compile, or there is no such architecture.
+    """
+    if not arch.startswith("sm_"):
+        raise Fault(f"--arch: got {arch!r}, expected an architecture such as sm_90.")
+    text = kernel.text(arch, **call)
+    try:
+        binary = kernel.compile(arch, **call)
+        ptx = kernel.compile(f"compute_{arch.removeprefix('sm_')}", **call).payload
+    except CompileError as error:
+        hint = "\nA template parameter is given with --template NAME=VALUE."
+        raise Fault(f"{error}{'' if call['template'] else hint}") from error
+    except ToolchainError as error:
+        click.echo(text)
+        click.echo(f"note: not compiled: {error}", err=True)
+        return
+    click.echo(text)
+    click.echo(f"==== PTX for {arch} ====\n{ptx.rstrip(bytes(1)).decode().strip()}\n")
+    try:
+        click.echo(f"==== SASS for {arch} ====\n{nvdisasm.disassemble(binary.payload).strip()}\n")
+    except ToolchainError as error:
+        click.echo(f"note: not disassembled: {error}", err=True)
+    click.echo(f"==== registers, memory and spills for {arch} ====")
+    for line in binary.log.splitlines():
+        if "stack frame" in line or "registers" in line:
+            click.echo(line.replace("ptxas", "").replace("info", "").strip(" :."))
 
 
 def _notes(kernel: MetalKernel | DictionaryKernel, device: str, call: dict[str, Any]) -> list[str]:

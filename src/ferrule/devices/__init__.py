@@ -15,14 +15,18 @@ class Binary:
     """Compiled bytes for one `Spec` and one target.
 
     Attributes:
-        payload: the bytes: a shared library for the CPU, a cubin for CUDA.
-        mode: how the text runs threads, such as ``"flat"`` or ``"fibers"``.
+        payload: the bytes: a shared library for the CPU; for CUDA a cubin, or PTX for a
+            ``compute_…`` architecture.
+        mode: how the text runs threads, such as ``"flat"`` or ``"fibers"``; for CUDA the
+            architecture, such as ``"sm_90"``.
         text: the text that was compiled.
+        log: what the compiler said of it: for a cubin its registers, memory and spills.
     """
 
     payload: bytes
     mode: str
     text: str
+    log: str = ""
 
 
 class Program(Protocol):
@@ -64,7 +68,8 @@ class Device(Protocol):
 
 
 def get(name: str) -> Device:
-    """The device called ``"cpu"``, ``"cuda"`` or ``"cuda:0"`` ….
+    """The device called ``"cpu"``, ``"cuda"`` or ``"cuda:0"`` …; or one that only compiles, for an
+    NVIDIA architecture such as ``"sm_90"`` or, to PTX, ``"compute_90"``.
 
     Raises:
         DeviceError: there is no such device here.
@@ -77,4 +82,10 @@ def get(name: str) -> Device:
         from . import cuda
 
         return cuda.device()
-    raise DeviceError(f"there is no device {name!r}; expected 'cpu' or 'cuda'.")
+    if name.startswith(("sm_", "compute_")):
+        from . import cuda
+
+        return cuda.device(name)
+    raise DeviceError(
+        f"there is no device {name!r}; expected 'cpu', 'cuda', or an architecture such as 'sm_90'."
+    )
