@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -12,7 +13,7 @@ import threading
 import time
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -365,3 +366,63 @@ def test_text_compiles_nothing() -> None:
     kernel = ferrule.metal_kernel("k", ["x"], ["y"], "this is no C++")
     text = kernel.text("cpu", inputs=["float32[8]"], output_dtypes=[F32])
     assert "this is no C++" in text
+
+
+DEEP = {
+    "else if": "if (i == 1000) y[i] = 1;"
+    + "".join(f" else if (i == {k}) y[i] = {k};" for k in range(700)),
+    "sum": "y[i] = " + " + ".join(["1"] * 3000) + ";",
+    "brackets": "y[i] = " + "(" * 200 + "i" + ")" * 200 + ";",
+    "ifs": "if (i < 100) { " * 200 + "y[i] = 7;" + " }" * 200,
+}
+
+
+@pytest.mark.parametrize("name", DEEP)
+@pytest.mark.parametrize("sync", ["", "float f = simd_sum(1.0f);"])
+def test_deep_bodies(name: str, sync: str) -> None:
+    i = np.arange(8)
+    want = {"else if": i, "sum": np.full(8, 3000), "brackets": i, "ifs": np.full(8, 7)}[name]
+    y = run(f"uint i = thread_position_in_grid.x; {sync} {DEEP[name]}", n=8)
+    np.testing.assert_array_equal(y, want.astype(F32))
+
+
+def test_a_body_that_is_too_deep_is_an_error_of_the_kernel() -> None:
+    source = "uint i = thread_position_in_grid.x; y[i] = " + "(" * 3000 + "i" + ")" * 3000 + ";"
+    for text in (source, source + " y[i] += simd_sum(1.0f);"):
+        with contextlib.suppress(ferrule.DialectError, ferrule.CompileError):
+            run(text, n=8)
+
+
+def test_warnings_point_at_the_call() -> None:
+    kernel = ferrule.metal_kernel(
+        "far_away", [], ["y"], "\n\nuint i = 0; y[i];", atomic_outputs=True
+    )
+    with pytest.warns(
+        ferrule.PortabilityWarning, match="source line 3: atomics on float16"
+    ) as caught:
+        kernel(
+            inputs=[], output_shapes=[(1,)], output_dtypes=[np.float16], grid=(1, 1, 1),
+            threadgroup=(1, 1, 1),
+        )  # fmt: skip
+    assert caught[0].filename == __file__
+
+
+def test_writing_an_input_is_said_in_words() -> None:
+    with pytest.raises(ferrule.CompileError, match="assignment to 'x0', which is an input"):
+        run("x0[thread_position_in_grid.x] = 1;", np.ones(8, F32), n=8)
+
+
+@pytest.mark.parametrize(
+    "text", ["raytracing::ray r;", "tensor<device float, dextents<int, 2>> t;"]
+)
+def test_ray_tracing_and_tensors_are_refused(text: str) -> None:
+    with pytest.raises(ferrule.DialectError, match="source line 2"):
+        run(f"uint i = 0;\n{text} y[i] = 1;", n=8)
+
+
+def test_devices_that_there_are_not() -> None:
+    kernel = ferrule.metal_kernel("k", [], ["y"], "y[0] = 1;")
+    with pytest.raises(ferrule.KernelTypeError, match="device: got None"):
+        kernel.text(cast(Any, None), inputs=[], output_dtypes=[np.float32])
+    with pytest.raises(ferrule.DeviceError, match="compiled by MLX"):
+        kernel.compile("metal", inputs=[], output_dtypes=[np.float32])

@@ -26,12 +26,11 @@ import stat
 import struct
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from . import _env
-from .errors import CacheWarning, KernelError
+from .errors import CacheWarning, KernelError, warn
 
 if TYPE_CHECKING:  # pathlib takes longer to import than a kernel to load
     from pathlib import Path
@@ -306,7 +305,7 @@ class Cache:
     def _warn(self, what: str, remedy: str | None) -> None:
         if self._warned.acquire(blocking=False):
             message = f"kernels are compiled anew in each process, because {what}."
-            warnings.warn(f"{message} {remedy or _MOVE}.", CacheWarning, stacklevel=2)
+            warn(f"{message} {remedy or _MOVE}.", CacheWarning)
 
     # One entry
 

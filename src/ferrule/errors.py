@@ -19,6 +19,9 @@ written for MLX go on working.
 
 from __future__ import annotations
 
+import sys
+import warnings
+
 
 class FerruleError(Exception):
     """Base of every exception of this library."""
@@ -84,3 +87,11 @@ class PortabilityWarning(FerruleWarning):
 
 class CacheWarning(FerruleWarning):
     """The disk cache cannot be used, so kernels are compiled anew in each process."""
+
+
+def warn(message: str, category: type[Warning]) -> None:
+    """Warn of something at the line outside ferrule that led to it."""
+    level, frame = 1, sys._getframe(0)
+    while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] == "ferrule":
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, category, stacklevel=level)

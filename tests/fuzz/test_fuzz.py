@@ -16,7 +16,7 @@ from .operations import Invalid
 from .reference import Reference
 from .shrink import shrink
 
-SEEDS = range(7_000, 7_024)
+SEEDS = range(7_000, 7_090)  # about a minute on one core
 LAUNCH = p.Launch((8, 1, 1), (8, 1, 1), 0)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from ..errors import DeviceError
+from ..errors import DeviceError, KernelTypeError
 from ..spec import Facts, Launch, Spec
 
 
@@ -74,6 +74,12 @@ def get(name: str) -> Device:
     Raises:
         DeviceError: there is no such device here.
     """
+    if not isinstance(name, str):
+        raise KernelTypeError(f"device: got {name!r}, expected a name such as 'cpu' or 'cuda'.")
+    if name == "metal":
+        raise DeviceError(
+            "Metal's text is compiled by MLX on Apple's GPUs; `text('metal', …)` shows it."
+        )
     if name == "cpu":
         from .cpu import device
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import json
+import re
 import struct
+import sys
 import threading
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -17,7 +18,7 @@ from typing import NamedTuple
 from .. import cache, fastcall, loader, toolchain
 from ..binding import MORE, Progress, runtime
 from ..dtypes import bfloat16, float16
-from ..errors import CompileError, DeviceError, DialectError, PortabilityWarning
+from ..errors import CompileError, DeviceError, DialectError, PortabilityWarning, warn
 from ..kernel import Kernel
 from ..source import cpp
 from ..source.cpp import Prepared
@@ -375,10 +376,11 @@ class CpuDevice:
         rows = form.simd_rows if simdgroup else form.group_rows
         try:
             text = split.text(p, simdgroup=simdgroup, rows=rows, aligned=form.aligned)
-        except cpp.NotSplittable as why:
+        except (cpp.NotSplittable, RecursionError) as why:
             if forced == "split":
                 raise
-            return f"fibers ({why})", self._write_fibers(p)
+            deep = isinstance(why, RecursionError)
+            return f"fibers ({'nested too deeply' if deep else why})", self._write_fibers(p)
         return f"split by {'simdgroups' if simdgroup else 'threadgroups'}", text
 
     @staticmethod
@@ -392,7 +394,7 @@ class CpuDevice:
         found = list(p.text.notes)
         if p.kernel.atomic_outputs:
             found += [
-                Note("source", 1, f"atomics on {d.name} (output {n!r})")
+                Note("source", _first_line(p.kernel, n), f"atomics on {d.name} (output {n!r})")
                 for n, d in zip(p.kernel.output_names, p.spec.outputs, strict=True)
                 if d in (float16, bfloat16)
             ]
@@ -424,7 +426,7 @@ class CpuDevice:
                 )  # fmt: skip
             if (kernel, note) not in self._noted:
                 self._noted.add((kernel, note))
-                warnings.warn(f"{message}.", PortabilityWarning, stacklevel=2)
+                warn(f"{message}.", PortabilityWarning)
 
     # -- binaries --------------------------------------------------------------------------------
 
@@ -460,6 +462,21 @@ class CpuDevice:
             if payload is not None:
                 self._say(spec.kernel, [Note(*n) for n in notes])
                 return payload, mode
+        try:
+            return self._compiled(spec, form, request)
+        except RecursionError:
+            raise DialectError(
+                f"kernel {spec.kernel.name!r} is nested too deeply: Python's recursion limit is "
+                f"{sys.getrecursionlimit()} (sys.setrecursionlimit raises it). Split the body's "
+                "deepest statement or expression.",
+                kernel=spec.kernel.name, where="source", line=1, construct="nesting",
+            ) from None  # fmt: skip
+
+    def _compiled(self, spec: Spec, form: Form, request: str) -> tuple[bytes, str]:
+        """`binary` of what the disk cache does not know by its request."""
+        disk = cache.default()
+        compiler = toolchain.find_compiler()
+        base = (header_digest(), compiler.identity, toolchain.isa_identity(), *_FLAGS)
         p = cpp.prepare(spec)
         found = self._notes(p)
         self._say(spec.kernel, found)
@@ -511,6 +528,12 @@ class CpuDevice:
         if found is None:
             found = self._programs.setdefault(spec, CpuProgram(self, spec))
         return found
+
+
+def _first_line(kernel: Kernel, name: str) -> int:
+    """The first line of the source that has this name."""
+    found = re.search(rf"\b{name}\b", kernel.source)
+    return 1 + kernel.source.count("\n", 0, found.start()) if found else 1
 
 
 def _describe(spec: Spec, form: Form) -> str:

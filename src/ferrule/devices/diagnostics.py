@@ -32,6 +32,8 @@ _TERMS: tuple[tuple[str, str], ...] = (
     (r"\bthread_local\b", "threadgroup"),
     (r"\bfr_kernel(?:<[^<>]*>)?\([^()]*\)::", ""),
     (r"\bfr_kernel\b", "the kernel"),
+    (r"assignment of read-only location '\W*(\w+).*", r"assignment to '\1', which is an input"),
+    (r"is not a member of 'user'", "is not declared"),
     (r"\bfr_[a-z]\d+\b(?: ?\[\d+\])?", "value"),
     (r"\bconst group&, (?:unsigned int, )*", ""),
     (r", std::nullptr_t", ""),

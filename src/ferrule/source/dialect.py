@@ -69,6 +69,9 @@ REFUSED: dict[str, tuple[str, str]] = {
     "visible_function_table": ("a function table", "call the function directly"),
     "intersection_function_table": ("a function table", "call the function directly"),
     "acceleration_structure": ("ray tracing", "only compute kernels run here"),
+    "raytracing": ("ray tracing", "only compute kernels run here"),
+    "dextents": ("a Metal tensor", "pass the data as an array"),
+    "cooperative_tensor": ("a Metal tensor", "write the product with simdgroup_matrix"),
     "imageblock": ("an image block", "pass the data as an array"),
 }
 for _kind in ("texture", "depth"):

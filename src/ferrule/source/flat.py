@@ -253,8 +253,8 @@ def _parts(
     try:
         writer = Flat(p)
         before, inside, exits = writer.run()
-    except NotSplittable:
-        # Syntax that is not understood: a lambda takes the body as it is.
+    except (NotSplittable, RecursionError):
+        # Syntax that is not understood, or too deep: a lambda takes the body as it is.
         return "", f"  [&]() {{\n{body(p, p.text.source)}  }}();\n", None, moved
     if exits:
         inside = f'{{\n{inside}}}\n#line 1 "ferrule"\n  fr_next: ;\n'

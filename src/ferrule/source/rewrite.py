@@ -341,7 +341,7 @@ class _Pass:
     def _means(self, i: int, word: str) -> bool:
         """Whether a refused word is used as what it is refused for, not as a local name."""
         after = self._text(i + 1)
-        if word == "mpp":
+        if word in ("mpp", "raytracing"):
             return after == "::" or self._text(i - 1) == "namespace"
         if word in ("asm", "__asm", "__asm__"):
             return True

@@ -67,24 +67,25 @@ class Tree:
         return b"".join(out).decode()
 
 
+_OTHER_CODE = ("lambda_expression", "function_definition", "struct_specifier", "class_specifier")
+
+
 def walk(node: Node) -> Iterator[Node]:
     """The node and all below it, in the order of the text."""
-    yield node
-    for child in node.children:
-        yield from walk(child)
+    waiting = [node]  # no recursion: a long chain of else-ifs is as deep as it is long
+    while waiting:
+        node = waiting.pop()
+        yield node
+        waiting += reversed(node.children)
 
 
 def walk_code(node: Node) -> Iterator[Node]:
     """Like `walk`, but not into lambdas, local functions and local structs."""
-    yield node
-    for child in node.children:
-        if child.type not in (
-            "lambda_expression",
-            "function_definition",
-            "struct_specifier",
-            "class_specifier",
-        ):
-            yield from walk_code(child)
+    waiting = [node]
+    while waiting:
+        node = waiting.pop()
+        yield node
+        waiting += [child for child in reversed(node.children) if child.type not in _OTHER_CODE]
 
 
 def callee(tree: Tree, call: Node) -> str:
