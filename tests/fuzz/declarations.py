@@ -195,7 +195,11 @@ class Declarations(Expressions):
 
     def exactly(self, e: Expr, kind: Type) -> Expr:
         """`e` with its value where a lambda's type is deduced."""
-        return self.held(e, kind)
+        held = self.held(e, kind)
+        if kind is not CHAR:
+            return held
+        # An int8 array's elements are int8_t, which is signed char: another type than char.
+        return spanned(p.Cast(held, kind), held.span)
 
     def _parameters(self, f: p.Function, refs: bool) -> None:
         for i in range(self.rng.randint(0, 3)):

@@ -53,6 +53,18 @@ CASES = [
         want=lambda t: t.l + t.sum(t.l + 5),
     ),
     solid(
+        "declaration_that_uses_a_name_before_it_hides_it",
+        """
+        int a[2] = {int(l), 3};
+        {
+          int b = simd_sum(a[0]), a = 7;
+          y[i] = a + b;
+        }
+        """,
+        way="fibers (a block uses a before it hides it)",
+        want=lambda t: t.sum(t.l) + 7,
+    ),
+    solid(
         "block_that_uses_a_name_before_it_hides_it",
         """
         int a = int(l);

@@ -141,11 +141,14 @@ class Splitter(Operations):
     def _refuse_shadows(self, statements: list[Node], texts: list[str]) -> None:
         """A name that a block first uses and then declares itself means two variables."""
         for i, s in enumerate(statements):
+            before = texts[:i]
             for d in declarators(s) if s.type == "declaration" else []:
                 name = declared_name(d)
+                used = self._names(" ".join(before))
+                before.append(self.tree.text(d))  # `int a = best[1], best = 2;`
                 if name is None or self._lookup(self.tree.text(name)) is None:
                     continue
-                if self.tree.text(name) in self._names(" ".join(texts[:i])):
+                if self.tree.text(name) in used:
                     raise NotSplittable(f"a block uses {self.tree.text(name)} before it hides it")
 
     def _nested(self, statement: Node) -> None:
