@@ -426,3 +426,25 @@ def test_devices_that_there_are_not() -> None:
         kernel.text(cast(Any, None), inputs=[], output_dtypes=[np.float32])
     with pytest.raises(ferrule.DeviceError, match="compiled by MLX"):
         kernel.compile("metal", inputs=[], output_dtypes=[np.float32])
+
+
+@pytest.mark.parametrize("other", ["", "y[i] = float(half(1));", "y[i] = simd_sum(1.0f);"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "x0[1] >> ((thread_index_in_simdgroup < 29u ? 1u : i >> 5) & 7u)",
+        "x0[1] >> ((thread_position_in_grid.x < 29u ? 1u : i >> 5) & 7u)",
+        "x0[1] >> (j < 29u ? 1u : i > (5u))",
+        "x0[1] >> (c.x < 29u ? 1u : i > (5u))",
+        "x0[1] >> at(i < 29u ? 1u : i >> 5)",
+    ],
+)
+def test_a_comparison_is_no_template(text: str, other: str) -> None:
+    """The parser takes `a < b ? c : d >` for a template with its argument."""
+    source = (
+        f"uint i = thread_position_in_grid.x, j = i; uint2 c = uint2(i, j); {other} y[i] = {text};"
+    )
+    y = run(
+        source, np.array([0, 34], np.int32), n=16, header="inline uint at(uint p) { return p; }"
+    )
+    np.testing.assert_array_equal(y, np.full(16, 17, F32))

@@ -5,8 +5,8 @@
  * looks it up, makes the outputs and launches. Whatever is not known, or out of the ordinary, is
  * answered with None: then ferrule.call does it all, and words the errors.
  *
- * Python's own code is slow to begin with when large arrays have pushed it out of the caches: 60 to
- * 100 microseconds a call, against 10 here.
+ * Python's own code is slow to begin with when large arrays have pushed it out of the caches: 80 to
+ * 100 microseconds a call, against 15 (NumPy) and 37 (torch) here.
  */
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030A0000

@@ -89,6 +89,16 @@ def prepare(spec: Spec) -> Prepared:
             header=align_members(text.header, body=False),
             source=align_members(text.source, body=True),
         )
+    if any("?" in part and "<" in part for part in (text.header, text.source)):
+        from ..kernel import ATTRIBUTES
+        from .syntax import plain_comparisons
+
+        names = {*ATTRIBUTES, *spec.kernel.input_names, *spec.kernel.output_names}
+        text = replace(
+            text,
+            header=plain_comparisons(text.header, body=False, variables=names),
+            source=plain_comparisons(text.source, body=True, variables=names),
+        )
     if _class_types(spec, text):
         from .syntax import convert_conditionals
 

@@ -6,7 +6,7 @@ Imported only when a kernel is compiled: a kernel from the cache needs no parser
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from functools import lru_cache
 
 import tree_sitter_cpp
@@ -114,11 +114,49 @@ def returns_to_goto(text: str, label: str) -> str:
     return tree.edited(edits)
 
 
+def plain_comparisons(text: str, *, body: bool, variables: Set[str]) -> str:
+    """Brackets around the left side of comparisons that could be read as templates.
+
+    In ``a < b ? c : d >> e`` the parser, which knows no variables, takes ``a<b ? c : d>`` for a
+    template with its argument.
+    """
+    for _ in range(20):
+        if "<" not in text or "?" not in text:
+            return text
+        tree = Tree(text, body=body)
+        edits: list[tuple[int, int, str]] = []
+        names = set(variables)
+        for node in walk(tree.block):
+            found = declarators(node) if node.type == "declaration" else []
+            names |= {tree.text(n) for n in map(declared_name, found) if n is not None}
+            owner = node.parent
+            if node.type != "template_argument_list" or owner is None:
+                continue
+            name = owner.child_by_field_name("name")
+            if name is None or not any(c.type == "conditional_expression" for c in node.children):
+                continue
+            whole = owner.parent if owner.type == "template_method" else owner
+            if whole is None:
+                continue
+            called = whole.parent is not None and whole.parent.type == "call_expression"
+            if called and tree.text(name) not in names:
+                continue
+            edits += [
+                (whole.start_byte, whole.start_byte, "("),
+                (name.end_byte, name.end_byte, ")"),
+            ]
+        if not edits or tree.has_error:
+            return text
+        text = tree.edited(edits)
+    return text
+
+
 def convert_conditionals(text: str, *, body: bool) -> str:
     """Give both operands of each ``?:`` one type.
 
     C++ refuses ``c ? bfloat : float`` for a class type that converts both ways.
     """
+    text = plain_comparisons(text, body=body, variables=frozenset())
     tree = Tree(text, body=body)
     edits: list[tuple[int, int, str]] = []
 
