@@ -38,6 +38,7 @@ _SHARED_LIMIT = 32 << 10
 
 # Codes of runtime/runtime.h.
 _MEMORY, _FAULT, _DIVISION = 1, 4, 5
+_NO_ADDRESS = ctypes.c_void_p(-1).value  # what `fr_fault_address` says of what is no address
 
 _FLAGS = (
     "-O3", "-w", "-fno-math-errno", "-fno-trapping-math", "-fno-strict-aliasing", "-fsigned-char",
@@ -324,9 +325,11 @@ def _failure(status: int, kernel: Kernel, launch: Launch, arrays: list[Facts]) -
                 nearest, distance = f"{apart} bytes {side} of {name!r}", apart
         if address < 1 << 16:
             return DeviceError(f"{where} followed a null pointer (address {address:#x}).")
+        if address == _NO_ADDRESS:
+            nearest = "at an address that the processor does not have, beyond 2^47"
         far = (
             " So far away, the stack may be at fault: recursion, or private arrays of megabytes."
-            if distance > 1 << 32
+            if distance > 1 << 32 and address != _NO_ADDRESS
             else ""
         )
         return DeviceError(

@@ -171,6 +171,9 @@ static void on_fault(int number, siginfo_t* info, void* context) {
   errno = kept;
   if (served) return;
   g->address = info->si_addr;
+#if defined(__linux__)
+  if (info->si_code == SI_KERNEL) g->address = (void*)UINTPTR_MAX; /* si_addr says nothing then */
+#endif
   g->code = number == SIGFPE ? FR_E_DIVISION : FR_E_FAULT;
   g->in_kernel = false;
   _longjmp(g->back, 1);

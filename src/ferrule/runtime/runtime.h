@@ -102,7 +102,9 @@ FR_API int fr_threads(void);
 /* CPUs that this process may use: affinity mask and cgroup quota, looked up once per process. */
 FR_API int fr_cpu_count(void);
 
-/* What the calling thread's last job accessed when that ended it with FR_E_FAULT. */
+/* What the calling thread's last job accessed when that ended it with FR_E_FAULT: all ones if the
+ * processor does not say, since it was no address at all (x86: neither of the lowest nor of the
+ * highest 2^47 bytes). */
 FR_API void* fr_fault_address(void);
 
 FR_API int fr_version(void); /* FR_VERSION */
