@@ -170,14 +170,6 @@ ATTRIBUTES = "\n".join(
 )  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def library() -> nvrtc.Nvrtc:
-    found = nvrtc.find_nvrtc()
-    if found is None:
-        pytest.skip("NVRTC is not installed")
-    return found
-
-
 @pytest.mark.parametrize(
     ("grid", "threadgroup"),
     [((100, 1, 1), (32, 1, 1)), ((20, 20, 1), (16, 16, 1)), ((9, 9, 300), (1, 1, 128)),

@@ -26,14 +26,6 @@ from include_cases import (
 )
 
 
-@pytest.fixture(scope="module")
-def library() -> nvrtc.Nvrtc:
-    found = nvrtc.find_nvrtc()
-    if found is None:
-        pytest.skip("NVRTC is not installed")
-    return found
-
-
 def cubin(library: nvrtc.Nvrtc, text: str, arch: str, standard: str = "c++17") -> bytes:
     """The text and the header compiled: machine code for `sm_…`, PTX for `compute_…`."""
     text = "".join((INCLUDE / name).read_text() for name in HEADERS) + text

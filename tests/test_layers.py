@@ -55,7 +55,7 @@ MAY_IMPORT = {
     "loader": "errors",
     "toolchain": "errors _env cache",
     "nvrtc": "errors _env cache toolchain",
-    "nvdisasm": "errors _env",
+    "nvdisasm": "errors _env nvrtc",
     "binding": "errors _env cache loader toolchain",
     "_fastcall": "",
     "fastcall": "_fastcall",

@@ -9,6 +9,7 @@ import tempfile
 
 from . import _env
 from .errors import ToolchainError
+from .nvrtc import wheel_folders
 
 REMEDY = "pip install nvidia-cuda-nvdisasm"
 _TIMEOUT = 60.0  # seconds
@@ -18,7 +19,7 @@ _TIMEOUT = 60.0  # seconds
 def find_nvdisasm() -> str | None:
     """The program, or None: that of NVIDIA's wheels, of CUDA_HOME or CUDA_PATH, of /usr/local/cuda,
     or of the search path. Looked for once per process."""
-    folders = [os.path.join(room, "bin") for root in _wheels() for room in _listed(root)]
+    folders = wheel_folders("bin")
     folders += [os.path.join(home, "bin") for home in (*_env.cuda_homes(), "/usr/local/cuda")]
     folders += [f for f in _env.search_path().split(os.pathsep) if os.path.isabs(f)]
     for folder in folders:
@@ -26,23 +27,6 @@ def find_nvdisasm() -> str | None:
         if os.path.isfile(path) and os.access(path, os.X_OK):
             return path
     return None
-
-
-def _wheels() -> list[str]:
-    from importlib.util import find_spec
-
-    try:
-        spec = find_spec("nvidia")
-    except (ImportError, ValueError):  # an odd module of that name
-        return []
-    return list(spec.submodule_search_locations or ()) if spec else []
-
-
-def _listed(folder: str) -> list[str]:
-    try:
-        return [os.path.join(folder, name) for name in sorted(os.listdir(folder))]
-    except OSError:
-        return []
 
 
 def disassemble(cubin: bytes) -> str:

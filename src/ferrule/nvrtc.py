@@ -124,14 +124,18 @@ def find_nvrtc() -> Nvrtc | None:
 
 
 def _candidates() -> Iterator[str]:
-    # The wheels differ in layout: nvidia/cuda_nvrtc/lib, and nvidia/cu13/lib since CUDA 13.
-    wheels = [os.path.join(room, "lib") for root in _wheels() for room in _listed(root)]
     homes = (*_env.cuda_homes(), "/usr/local/cuda")
-    for folders in (wheels, *([os.path.join(home, "lib64")] for home in homes)):
+    for folders in (wheel_folders("lib"), *([os.path.join(home, "lib64")] for home in homes)):
         found = [path for folder in folders for path in _listed(folder)]
         libraries = [path for path in found if _LIBRARY.fullmatch(os.path.basename(path))]
         yield from sorted(libraries, key=_version, reverse=True)
     yield from _SONAMES
+
+
+def wheel_folders(name: str) -> list[str]:
+    """The folders of this name in NVIDIA's wheels, which differ in layout: nvidia/cuda_nvrtc/lib,
+    and nvidia/cu13/lib since CUDA 13."""
+    return [os.path.join(room, name) for root in _wheels() for room in _listed(root)]
 
 
 def _wheels() -> list[str]:

@@ -129,6 +129,12 @@ def command(
             click.echo(note, err=alone)
 
 
+def _not_compiled(error: CompileError, call: dict[str, Any]) -> Fault:
+    """What to say of a kernel that does not compile."""
+    hint = "\nA template parameter is given with --template NAME=VALUE."
+    return Fault(f"{error}{'' if call['template'] else hint}")
+
+
 def _print_cuda(kernel: MetalKernel | DictionaryKernel, arch: str, call: dict[str, Any]) -> None:
     """The CUDA text, PTX and SASS, and what ptxas says of registers and memory.
 
@@ -142,8 +148,7 @@ def _print_cuda(kernel: MetalKernel | DictionaryKernel, arch: str, call: dict[st
         binary = kernel.compile(arch, **call)
         ptx = kernel.compile(f"compute_{arch.removeprefix('sm_')}", **call).payload
     except CompileError as error:
-        hint = "\nA template parameter is given with --template NAME=VALUE."
-        raise Fault(f"{error}{'' if call['template'] else hint}") from error
+        raise _not_compiled(error, call) from error
     except ToolchainError as error:
         click.echo(text)
         click.echo(f"note: not compiled: {error}", err=True)
@@ -173,8 +178,7 @@ def _notes(kernel: MetalKernel | DictionaryKernel, device: str, call: dict[str, 
         try:
             binary = kernel.compile(device, **call)
         except CompileError as error:
-            hint = "\nA template parameter is given with --template NAME=VALUE."
-            raise Fault(f"{error}{'' if call['template'] else hint}") from error
+            raise _not_compiled(error, call) from error
         except (DeviceError, ToolchainError) as error:
             return [f"note: not compiled: {error}"]
     return [

@@ -452,6 +452,17 @@ class CpuDevice:
         The disk cache knows it twice: a request (kernel, spec, form) leads to the digest of a text
         without that text being written; the text's digest leads to the library.
         """
+        try:
+            return self._binary(spec, form)
+        except RecursionError:
+            raise DialectError(
+                f"kernel {spec.kernel.name!r} is nested too deeply: Python's recursion limit is "
+                f"{sys.getrecursionlimit()} (sys.setrecursionlimit raises it). Split the body's "
+                "deepest statement or expression.",
+                kernel=spec.kernel.name, where="source", line=1, construct="nesting",
+            ) from None  # fmt: skip
+
+    def _binary(self, spec: Spec, form: Form) -> tuple[bytes, str]:
         disk = cache.default()
         compiler = toolchain.find_compiler()
         base = (header_digest(), compiler.identity, toolchain.isa_identity(), *_FLAGS)
@@ -465,21 +476,6 @@ class CpuDevice:
             if payload is not None:
                 self._say(spec.kernel, [Note(*n) for n in notes])
                 return payload, mode
-        try:
-            return self._compiled(spec, form, request)
-        except RecursionError:
-            raise DialectError(
-                f"kernel {spec.kernel.name!r} is nested too deeply: Python's recursion limit is "
-                f"{sys.getrecursionlimit()} (sys.setrecursionlimit raises it). Split the body's "
-                "deepest statement or expression.",
-                kernel=spec.kernel.name, where="source", line=1, construct="nesting",
-            ) from None  # fmt: skip
-
-    def _compiled(self, spec: Spec, form: Form, request: str) -> tuple[bytes, str]:
-        """`binary` of what the disk cache does not know by its request."""
-        disk = cache.default()
-        compiler = toolchain.find_compiler()
-        base = (header_digest(), compiler.identity, toolchain.isa_identity(), *_FLAGS)
         p = cpp.prepare(spec)
         found = self._notes(p)
         self._say(spec.kernel, found)

@@ -156,7 +156,6 @@ def convert_conditionals(text: str, *, body: bool) -> str:
 
     C++ refuses ``c ? bfloat : float`` for a class type that converts both ways.
     """
-    text = plain_comparisons(text, body=body, variables=frozenset())
     tree = Tree(text, body=body)
     edits: list[tuple[int, int, str]] = []
 
@@ -208,7 +207,8 @@ def _convert_macro(text: str) -> str:
     flat = text.replace("\\\n", " ")
     if Tree(flat + ";", body=True).has_error:
         return text
-    converted = convert_conditionals(flat + ";", body=True).rstrip().removesuffix(";")
+    plain = plain_comparisons(flat + ";", body=True, variables=frozenset())
+    converted = convert_conditionals(plain, body=True).rstrip().removesuffix(";")
     return converted + "\n" * text.count("\n")
 
 
