@@ -310,7 +310,8 @@ class Sync(Fn):
     def text(self) -> str:
         inner = super().text()
         if self.name.endswith(("ballot", "active_threads_mask")):
-            return f"uint(simd_vote::vote_t({inner}))"
+            # Not uint(…): in a macro's brackets, `(uint(vote_t(f()))) - 1` is a cast to a function.
+            return f"(uint)simd_vote::vote_t({inner})"
         return inner
 
 
