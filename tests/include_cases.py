@@ -114,6 +114,13 @@ def _assigned(a: Array, b: Array) -> Array:
     return (a.astype(f32) + b).astype(a.dtype) * a - a.dtype.type(1)
 
 
+def _int_assigned(a: Array, kind: str) -> Array:
+    """`int += half` is what `int + half` is, rounded to half, each time converted back."""
+    small = NUMPY[kind]
+    first = (a.astype(small) + small.type(63)).astype(np.int32)
+    return (first.astype(small) - small.type(7)).astype(np.int32)
+
+
 def _mixed(a: Array, b: Array) -> Array:
     a, b = a.astype(f32), b.astype(f32)
     return np.where(a > b, a + b, a * b)
@@ -135,6 +142,8 @@ def _arithmetic() -> Iterator[Case]:
         yield Case(f"{s}_less_float", (s, "float"), "float", text, lambda a, b: a.astype(f32) - b)
         text = "[=] { T t = a; t += b; t *= a; t -= 1; return t; }()"
         yield Case(f"{s}_assign", (s, "float"), s, text, _assigned)
+        text = f"[=] {{ int t = a; t += {s}(63); t -= {s}(7); return t; }}()"
+        yield Case(f"int_assign_{s}", ("short",), "int", text, lambda a, s=s: _int_assigned(a, s))
         text = "[=] { T t = a, o = t++; ++t; o += t--; return o - t; }()"
         yield Case(f"{s}_increment", (s,), s, text, _incremented)
         text = "(a < b) + 2 * (a == b) + 4 * (a != b) + 8 * (a >= 1) + 16 * (2u > b) + 32 * !a"

@@ -648,7 +648,8 @@ namespace core {
   FR_FN constexpr R operator op(const A& a, const B& b) {                                    \
     return lift<R, element_t<R>, op_##name>(a, b);                                           \
   }                                                                                          \
-  template <class A, class B, class R = Rule<A, B>, if_t<(width_v<A> > 1 || small_v<A>)> = 0> \
+  template <class A, class B, class R = Rule<A, B>,                                          \
+            if_t<(width_v<A> > 1 || small_v<A> || small_v<B>)> = 0>                          \
   FR_FN constexpr A& operator op##=(A& a, const B& b) {                                      \
     return a = A(lift<R, element_t<R>, op_##name>(a, b));                                    \
   }
