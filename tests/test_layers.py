@@ -56,13 +56,15 @@ MAY_IMPORT = {
     "toolchain": "errors _env cache",
     "nvrtc": "errors _env cache toolchain",
     "nvdisasm": "errors _env nvrtc",
+    "driver": "errors",
     "binding": "errors _env cache loader toolchain",
     "_fastcall": "",
     "fastcall": "_fastcall",
     # Devices compile and launch, and never see an array; hosts have arrays, and never see a device.
     "devices": f"{NOUNS} devices",
     "devices.cpu": f"{NOUNS} source cache fastcall loader toolchain binding devices",
-    "devices.cuda": f"{NOUNS} source cache toolchain nvrtc devices",
+    "devices.cuda": f"{NOUNS} source cache driver toolchain nvrtc devices",
+    "devices.cuda_program": f"{NOUNS} source driver fastcall devices",
     "devices.diagnostics": f"{NOUNS}",
     "hosts": f"{NOUNS} hosts numpy",
     "hosts.numpy": f"{NOUNS} hosts fastcall numpy",
@@ -76,8 +78,8 @@ MAY_IMPORT = {
     "cli": "ferrule cli click",
     "cli.cache": "ferrule cli cache click",
     "cli.demo": "ferrule cli binding numpy click rich matplotlib PIL",
-    "cli.doctor": "ferrule cli _env spec devices cache toolchain binding fastcall nvdisasm nvrtc "
-    "numpy click rich",
+    "cli.doctor": "ferrule cli _env spec devices driver cache toolchain binding fastcall nvdisasm "
+    "nvrtc numpy click rich",
     "cli.grid_sample": "ferrule numpy",
     "cli.inspect": "ferrule cli dtypes nvdisasm click",
     "__main__": "cli",

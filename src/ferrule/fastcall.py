@@ -7,6 +7,7 @@ same results.
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -57,3 +58,9 @@ def bypassed() -> Iterator[None]:
         yield
     finally:
         change(-1)
+
+
+def use_cuda(state: ctypes.Structure) -> bool:
+    """Lets calls on GPUs be remembered, given a driver's `State`; False where they cannot."""
+    module = library()
+    return module is not None and bool(module.register_cuda(ctypes.addressof(state)))

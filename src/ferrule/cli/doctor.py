@@ -30,6 +30,7 @@ from .. import (
     binding,
     cache,
     devices,
+    driver,
     fastcall,
     float32,
     metal_kernel,
@@ -40,7 +41,6 @@ from .. import toolchain as tools
 from ..spec import Input, Spec
 from . import readable
 
-_DEVICES = ("cpu", "cuda")
 _HOSTS = ("numpy", "ml_dtypes", "torch", "mlx")
 
 _KERNEL = metal_kernel(
@@ -84,8 +84,9 @@ def examine() -> Report:
         "system": platform.platform(),
         "processors": os.cpu_count(),
         "cache": _cache(problems),  # first, for the others use it and would warn of it
-        "devices": [_device(name) for name in _DEVICES],
+        "devices": [],  # last, when it is known whether kernels run
         "compilers": _compilers(problems),
+        "driver": _driver(),
         "nvrtc": _nvrtc(),
         "nvdisasm": _nvdisasm(),
         "hosts": {name: _version(name) for name in _HOSTS},
@@ -94,6 +95,7 @@ def examine() -> Report:
     no_compiler = not any(found["used"] for found in report["compilers"])
     report["runtime"] = _runtime(problems, no_compiler)
     report["check"] = _check(problems)
+    report["devices"] = _devices(report["driver"], report["check"])
     report["problems"] = problems
     return report
 
@@ -117,15 +119,41 @@ def _cache(problems: list[Report]) -> Report:
     }
 
 
-def _device(name: str) -> Report:
-    """Whether a device can run kernels; if not, why."""
+def _devices(found: Report, check: Report) -> list[Report]:
+    """Whether each device can run kernels; if not, why."""
+    note = None if check["ok"] else check["error"].partition("\n")[0]
+    cpu = {"name": "cpu", "runs": check["ok"], "note": note}
+    gpus = [_gpu(f"cuda:{n}", gpu["name"]) for n, gpu in enumerate(found["gpus"])]
+    none = {"name": "cuda", "runs": False, "note": found["error"] or "this process sees no GPU"}
+    return [cpu, *(gpus or [none])]
+
+
+def _gpu(name: str, model: str) -> Report:
+    """A GPU, for which a kernel is compiled."""
     spec = Spec(_KERNEL.kernel, (Input(float32, 1),), (float32,))
     try:
-        devices.get(name).program(spec)
+        binary = devices.get(name).compile(spec)
     except FerruleError as error:
         note = str(error).removeprefix(f"kernel {_KERNEL.kernel.name!r}: ")
-        return {"name": name, "runs": False, "note": note}
-    return {"name": name, "runs": True, "note": None}
+        return {"name": name, "runs": False, "note": f"{model}: {note}"}
+    return {"name": name, "runs": True, "note": f"{model}, {binary.mode}"}
+
+
+def _driver() -> Report:
+    """NVIDIA's driver and the GPUs that this process sees."""
+    try:
+        found = driver.driver()
+        gpus = [
+            {
+                "name": found.name(n),
+                "capability": ".".join(map(str, found.capability(n))),
+                "threadgroup_memory": found.shared_memory(n),
+            }
+            for n in range(found.count)
+        ]
+    except FerruleError as error:
+        return {"version": None, "gpus": [], "error": str(error)}
+    return {"version": ".".join(map(str, found.version)), "gpus": gpus, "error": None}
 
 
 def _compilers(problems: list[Report]) -> list[Report]:
@@ -254,7 +282,8 @@ def show(report: Report, console: Console) -> None:
     title("Devices")
     for device in report["devices"]:
         if device["runs"]:
-            line(device["name"], "runs kernels", "green")
+            note = f" ({device['note']})" if device["note"] else ""
+            line(device["name"], f"runs kernels{note}", "green")
         else:
             line(device["name"], device["note"], "dim")
 
@@ -265,7 +294,8 @@ def show(report: Report, console: Console) -> None:
         else:
             used = " (used)" if found["used"] else ""
             style = "green" if found["used"] else ""
-            line(f"{found['kind']} {found['version']}", f"{found['path']}{used}", style)
+            kind = "zig, clang" if found["kind"] == "zig" else found["kind"]
+            line(f"{kind} {found['version']}", f"{found['path']}{used}", style)
     if not report["compilers"]:
         line("none", "", "red")
 
@@ -276,6 +306,14 @@ def show(report: Report, console: Console) -> None:
         line("built", report["runtime"]["built"])
         line("threads", str(report["runtime"]["threads"]))
         line("repeated calls", report["runtime"]["repeated calls"])
+
+    if report["driver"]["error"] is None:
+        title("NVIDIA's driver")
+        line("CUDA", report["driver"]["version"])
+        for n, gpu in enumerate(report["driver"]["gpus"]):
+            memory = readable(gpu["threadgroup_memory"])
+            line(f"cuda:{n}", f"{gpu['name']}, sm_{gpu['capability'].replace('.', '')}, {memory} "
+                 "of threadgroup memory")  # fmt: skip
 
     title("NVRTC")
     if report["nvrtc"] is None:

@@ -21,12 +21,14 @@ class Binary:
             architecture, such as ``"sm_90"``.
         text: the text that was compiled.
         log: what the compiler said of it: for a cubin its registers, memory and spills.
+        shared: for CUDA, the bytes of dynamic shared memory that a launch must ask for.
     """
 
     payload: bytes
     mode: str
     text: str
     log: str = ""
+    shared: int = 0
 
 
 class Program(Protocol):
@@ -87,7 +89,7 @@ def get(name: str) -> Device:
     if name.split(":")[0] == "cuda":
         from . import cuda
 
-        return cuda.device()
+        return cuda.gpu(name)
     if name.startswith(("sm_", "compute_")):
         from . import cuda
 

@@ -293,7 +293,7 @@ class CpuProgram:
             block.raw, tuple(moves), _FIXED, plan.loaded.entry.value, plan.units,
             1 if plan.loaded.alone else 0, threads if self._atomics else -1, FEW,
             ctypes.cast(library.fr_run_some, ctypes.c_void_p).value,
-            ctypes.cast(library.fr_threads, ctypes.c_void_p).value, SLICE, (plan, library),
+            ctypes.cast(library.fr_threads, ctypes.c_void_p).value, SLICE, -1, (plan, library),
         )  # fmt: skip
 
     def failure(self, status: int, launch: Launch, arrays: list[Facts]) -> DeviceError:

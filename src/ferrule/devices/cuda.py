@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 from .. import cache, nvrtc, toolchain
+from ..driver import driver
 from ..errors import DeviceError, ToolchainError
 from ..source import cpp
 from ..source import cuda as cuda_text
 from ..spec import Launch, Spec
-from . import Binary, Program
+from . import Binary
 from .cpu import INCLUDE, header_digest
 from .diagnostics import compile_error
+
+if TYPE_CHECKING:
+    from .cuda_program import CudaProgram
 
 SCHEMA = "2"  # raised when the same text, flags and compiler would run differently
 ARCHITECTURE = "sm_90"
@@ -21,12 +26,13 @@ _FLAGS = ("--std=c++17", "--device-as-default-execution-space", "-w")
 
 
 class CudaDevice:
-    """CUDA C++ and cubins for one architecture, such as ``"sm_90"``."""
+    """CUDA C++ and cubins for one architecture, such as ``"sm_90"``, and the GPU that runs them."""
 
     name = "cuda"
 
-    def __init__(self, architecture: str = ARCHITECTURE) -> None:
+    def __init__(self, architecture: str = ARCHITECTURE, ordinal: int | None = None) -> None:
         self.architecture = architecture
+        self.ordinal = ordinal  # of the GPU; None where there is none to run kernels on
 
     def text(self, spec: Spec, launch: Launch | None = None) -> str:
         """The CUDA C++ text.
@@ -67,6 +73,8 @@ class CudaDevice:
         if architecture.startswith("sm_"):
             flags.append("--ptxas-options=-v")
         flags.append(f"--fmad={'false' if prepared.text.contract_off else 'true'}")
+        if most := self.registers(launch):
+            flags.append(f"--maxrregcount={most}")
         if spec.kernel.math_mode == "fast":
             flags.append("-D__FAST_MATH__=1")
         key = cache.digest("cuda", SCHEMA, header_digest(), compiler.identity, *flags, text)
@@ -82,19 +90,63 @@ class CudaDevice:
         log, _, payload = cache.default().get_or_make(key, make).partition(b"\0")
         return Binary(payload, architecture, text, log.decode())
 
-    def program(self, spec: Spec) -> Program:
-        """Refused: this version compiles for CUDA but does not launch there.
+    def program(self, spec: Spec) -> CudaProgram:
+        """The kernel on this GPU.
 
         Raises:
-            DeviceError: always.
+            DeviceError: there is no driver or no such GPU.
         """
-        raise DeviceError(
-            f"kernel {spec.kernel.name!r}: this version of ferrule compiles kernels for CUDA but "
-            "does not launch them there; move the arrays to the CPU."
-        )
+        from .cuda_program import CudaProgram
+
+        if self.ordinal is None:
+            raise DeviceError(
+                f"kernel {spec.kernel.name!r}: {self.architecture!r} is an architecture, which "
+                "kernels are compiled for; a GPU to run them is called 'cuda:0'."
+            )
+        return CudaProgram(self, spec, self.ordinal)
+
+    @staticmethod
+    def registers(launch: Launch | None) -> int:
+        """How many registers a thread may have, so that a threadgroup fits; 0 leaves it open.
+
+        A multiprocessor has 65,536, and a thread at most 255.
+        """
+        x, y, z = launch.threadgroup if launch is not None else (1, 1, 1)
+        threads = x * y * z
+        return 0 if threads <= 256 else 128 if threads <= 512 else 64
 
 
 @lru_cache(maxsize=8)
 def device(architecture: str = ARCHITECTURE) -> CudaDevice:
     """The CUDA device for an architecture."""
     return CudaDevice(architecture)
+
+
+@lru_cache(maxsize=64)
+def gpu(name: str) -> CudaDevice:
+    """A GPU, ``"cuda:0"`` …; for ``"cuda"`` the first, or where there is none one that compiles
+    for `ARCHITECTURE`.
+
+    Raises:
+        DeviceError: there is no driver, or no such GPU.
+    """
+    try:
+        ordinal = int(name.partition(":")[2] or "0")
+    except ValueError:
+        raise DeviceError(f"there is no device {name!r}; expected 'cuda:0', 'cuda:1' …") from None
+    try:
+        major, minor = driver().capability(ordinal)
+    except DeviceError:
+        if name == "cuda":
+            return device()
+        raise
+    return CudaDevice(_nearest(10 * major + minor), ordinal)
+
+
+def _nearest(capability: int) -> str:
+    """What NVRTC compiles for a GPU: its own machine code, or PTX if the GPU is newer."""
+    compiler = nvrtc.find_nvrtc()
+    known = compiler.architectures() if compiler is not None else []
+    if not known or capability in known or capability < min(known):
+        return f"sm_{capability}"
+    return f"compute_{max(n for n in known if n < capability)}"

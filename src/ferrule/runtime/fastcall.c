@@ -63,7 +63,7 @@ typedef struct {
 } numpy_array;
 
 enum { NUMPY_C_CONTIGUOUS = 0x0001, NUMPY_ALIGNED = 0x0100 };
-enum { DL_CPU = 1, DL_COMPLEX = 5 };
+enum { DL_CPU = 1, DL_CUDA = 2, DL_COMPLEX = 5 };
 
 static struct {
   PyTypeObject* type;
@@ -78,10 +78,52 @@ static PyObject* torch_forward;                                                 
 static PyObject *text_requires_grad, *text_is_neg, *text_level;
 static long bypass; /* how many want calls to go the long way */
 
+/* ------------------------------------------------------------------------------------ NVIDIA's GPUs */
+
+typedef int (*cuda_launcher)(void* function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
+                             unsigned shared, void* stream, void** arguments, void** extra);
+
+/* `State` of ferrule/driver.py. */
+typedef struct {
+  cuda_launcher launch;
+  int (*get_current)(void**);
+  int (*push)(void*);
+  int (*pop)(void**);
+  int32_t forked;
+  uint32_t count;
+  uint32_t last[8];
+} cuda_state;
+
+/* How a block of ferrule/devices/cuda_program.py begins. */
+typedef struct {
+  void *function, *context;
+  uint32_t blocks[3], threads[3];
+  uint32_t shared, device, number, table;
+} cuda_call;
+
+static cuda_state* cuda; /* once there is a driver */
+
+/* Starts a kernel on the device's current stream. Returns a CUresult. */
+static int launch_cuda(char* block, void* stream) {
+  cuda_call c;
+  void* found = NULL;
+  memcpy(&c, block, sizeof c);
+  cuda->last[cuda->count++ % 8] = c.number;
+  int status = cuda->get_current(&found);
+  bool other = found != c.context;
+  if (!status && other) status = cuda->push(c.context);
+  if (status) return status;
+  status = cuda->launch(c.function, c.blocks[0], c.blocks[1], c.blocks[2], c.threads[0], c.threads[1],
+                        c.threads[2], c.shared, stream, (void**)(block + c.table), NULL);
+  if (other) cuda->pop(&found);
+  return status;
+}
+
 /* ------------------------------------------------------------------------------------------- keys */
 
 typedef struct {
   int n, refs, buffers, host;
+  int32_t device_type, device; /* of torch's tensors */
   bool contiguous; /* the kernel wants row-contiguous inputs */
   bool failed;     /* the launch did */
   uint64_t words[MAX_WORDS];
@@ -182,8 +224,11 @@ static bool torch_input(call_key* k, int i, PyObject* tensor) {
   dl_tensor t;
   int grad = truth(PyObject_GetAttr(tensor, text_requires_grad));
   if (grad < 0 || (grad && truth(PyObject_CallObject(torch_recording, NULL)) != 0)) return false;
-  if (!torch_facts(tensor, &t) || !t.data || t.code == DL_COMPLEX || t.device_type != DL_CPU)
-    return false;
+  if (!torch_facts(tensor, &t) || !t.data || t.code == DL_COMPLEX) return false;
+  if (t.device_type != DL_CPU && (t.device_type != DL_CUDA || !cuda)) return false;
+  if (k->device_type && (k->device_type != t.device_type || k->device != t.device_id)) return false;
+  k->device_type = t.device_type;
+  k->device = t.device_id;
   if (truth(PyObject_CallMethodObjArgs(tensor, text_is_neg, NULL)) != 0) return false;
   if (k->contiguous) {
     int64_t step = 1;
@@ -194,7 +239,8 @@ static bool torch_input(call_key* k, int i, PyObject* tensor) {
   }
   k->pointer[i] = t.data;
   uint64_t dtype = (uint64_t)t.code << 24 | (uint64_t)t.bits << 16 | t.lanes;
-  return word(k, dtype << 32 | (uint32_t)t.ndim) && sizes(k, t.ndim, t.shape) &&
+  uint64_t place = (uint64_t)t.device_type << 32 | (uint32_t)t.device_id;
+  return word(k, dtype << 32 | (uint32_t)t.ndim) && word(k, place) && sizes(k, t.ndim, t.shape) &&
          sizes(k, t.ndim, t.strides);
 }
 
@@ -273,7 +319,7 @@ static bool fill(call_key* k, PyObject* value) {
 /* What decides a call: inputs, output_shapes, output_dtypes, grid, threadgroup, template and
  * init_value, in this order. False where it is unusual, perhaps with an exception set. */
 static bool make_key(call_key* k, PyObject* const* args, int inputs, int outputs, bool contiguous) {
-  k->n = k->refs = k->arrays = k->host = 0;
+  k->n = k->refs = k->arrays = k->host = k->device_type = k->device = 0;
   k->buffers = inputs + outputs;
   k->contiguous = contiguous;
   if (length(args[0]) != inputs || length(args[1]) != outputs || length(args[2]) != outputs)
@@ -319,6 +365,7 @@ typedef struct {
   int64_t slice;
   int limit;
   int threads, few; /* with how many threads it was compiled; -1: for any number */
+  int device;       /* an NVIDIA GPU; -1 is the CPU */
   uint32_t buffers_at;
   uint32_t relocation[2 * MAX_BUFFERS + 4];
   uint32_t itemsize[MAX_BUFFERS];
@@ -367,7 +414,7 @@ static PyObject* make_outputs(entry* e, call_key* k, int inputs, int outputs) {
     bool good = made != NULL;
     if (good && k->host == TORCH) {
       dl_tensor t;
-      good = torch_facts(made, &t) && t.device_type == DL_CPU;
+      good = torch_facts(made, &t) && t.device_type == k->device_type && t.device_id == k->device;
       for (int d = 0; good && !t.data && d < t.ndim; d++)
         if (t.shape[d] == 0) t.data = &t; /* nobody looks there */
       good = good && t.data;
@@ -383,27 +430,8 @@ static PyObject* make_outputs(entry* e, call_key* k, int inputs, int outputs) {
   return list;
 }
 
-/* The launch itself. Returns -1 with an exception set, else 0. */
-static int launch(entry* e, call_key* k, PyObject* outputs) {
-  char block[MAX_BLOCK] __attribute__((aligned(16)));
-  memcpy(block, e->block, (size_t)e->block_bytes);
-  memcpy(block + e->buffers_at, k->pointer, sizeof(void*) * (size_t)k->buffers);
-  for (int i = 0; i < e->relocations; i++) {
-    uint64_t address;
-    memcpy(&address, block + e->relocation[i], sizeof address);
-    address += (uint64_t)(uintptr_t)block;
-    memcpy(block + e->relocation[i], &address, sizeof address);
-  }
-  fr_progress progress;
-  int status;
-  progress.parts = 0;
-  do {
-    Py_BEGIN_ALLOW_THREADS;
-    status = e->run(e->entry, block, e->units, e->limit, e->slice, &progress);
-    Py_END_ALLOW_THREADS;
-    if (status == FR_OK) return 0;
-    if (PyErr_CheckSignals()) return -1;
-  } while (status == FR_MORE);
+/* Raises what a launch's status means. */
+static void fail(entry* e, call_key* k, PyObject* outputs, int status) {
   Py_ssize_t inputs = k->buffers - PyList_Size(outputs);
   PyObject* given = PyList_New(inputs);
   for (Py_ssize_t i = 0; given && i < inputs; i++) {
@@ -416,6 +444,45 @@ static int launch(entry* e, call_key* k, PyObject* outputs) {
   Py_XDECREF(result);
   Py_XDECREF(code);
   Py_XDECREF(given);
+}
+
+/* The launch itself. Returns -1 with an exception set, else 0. */
+static int launch(entry* e, call_key* k, PyObject* outputs) {
+  char block[MAX_BLOCK] __attribute__((aligned(16)));
+  memcpy(block, e->block, (size_t)e->block_bytes);
+  memcpy(block + e->buffers_at, k->pointer, sizeof(void*) * (size_t)k->buffers);
+  for (int i = 0; i < e->relocations; i++) {
+    uint64_t address;
+    memcpy(&address, block + e->relocation[i], sizeof address);
+    address += (uint64_t)(uintptr_t)block;
+    memcpy(block + e->relocation[i], &address, sizeof address);
+  }
+  int status;
+  if (e->device >= 0) {
+    void* stream = NULL;
+    for (int i = 0; i < k->buffers; i++) /* a Python scalar is passed by value */
+      if (k->pointer[i] == &k->scalar[i])
+        memcpy(block + e->buffers_at + 8 * i, &k->scalar[i], sizeof(void*));
+    if (torch_api->current_work_stream(DL_CUDA, e->device, &stream)) {
+      if (!PyErr_Occurred()) PyErr_SetString(PyExc_RuntimeError, "torch does not tell its stream");
+      return -1;
+    }
+    Py_BEGIN_ALLOW_THREADS; /* it waits where a thousand launches are under way */
+    status = launch_cuda(block, stream);
+    Py_END_ALLOW_THREADS;
+    if (status) fail(e, k, outputs, status);
+    return status ? -1 : 0;
+  }
+  fr_progress progress;
+  progress.parts = 0;
+  do {
+    Py_BEGIN_ALLOW_THREADS;
+    status = e->run(e->entry, block, e->units, e->limit, e->slice, &progress);
+    Py_END_ALLOW_THREADS;
+    if (status == FR_OK) return 0;
+    if (PyErr_CheckSignals()) return -1;
+  } while (status == FR_MORE);
+  fail(e, k, outputs, status);
   return -1;
 }
 
@@ -438,6 +505,7 @@ static PyObject* unknown(void) {
 static PyObject* repeat(table* self, call_key* k) {
   entry* e = find(self, k);
   if (!e || (e->threads >= 0 && threads_class(e) != e->threads)) return NULL;
+  if (e->device >= 0 && (k->device != e->device || cuda->forked)) return NULL;
   for (int i = 0; i < self->inputs; i++)
     if ((uintptr_t)k->pointer[i] % e->itemsize[i]) return NULL;
   e->owners++; /* making outputs and running let others in, who may replace it */
@@ -479,7 +547,7 @@ static bool read_words(PyObject* tuple, uint32_t* out, int most, int* count) {
 }
 
 /* The plan of ferrule.call: (outputs, itemsizes, fail, block, relocations, buffers_at, entry, units,
- * limit, threads, few, run, threads_now, slice, …). */
+ * limit, threads, few, run, threads_now, slice, device, …). */
 static bool read_plan(entry* e, PyObject* plan) {
   PyObject *itemsizes, *relocations;
   const char* block;
@@ -488,15 +556,19 @@ static bool read_plan(entry* e, PyObject* plan) {
   long long slice;
   int sizes_read;
   PyObject* rest;
-  if (!PyArg_ParseTuple(plan, "O!O!Oy#O!IKKiiiKKLO", &PyTuple_Type, &e->outputs, &PyTuple_Type,
+  if (!PyArg_ParseTuple(plan, "O!O!Oy#O!IKKiiiKKLiO", &PyTuple_Type, &e->outputs, &PyTuple_Type,
                         &itemsizes, &e->fail, &block, &bytes, &PyTuple_Type, &relocations,
                         &e->buffers_at, &code, &units, &e->limit, &e->threads, &e->few, &run,
-                        &threads_now, &slice, &rest))
+                        &threads_now, &slice, &e->device, &rest))
     return false;
   if (bytes > MAX_BLOCK ||
       !read_words(itemsizes, e->itemsize, MAX_BUFFERS, &sizes_read) ||
       !read_words(relocations, e->relocation, 2 * MAX_BUFFERS + 4, &e->relocations))
     return false;
+  if (e->device >= 0 && (!cuda || bytes < (Py_ssize_t)sizeof(cuda_call))) {
+    PyErr_SetString(PyExc_ValueError, "a launch on a GPU without a driver");
+    return false;
+  }
   memcpy(e->block, block, (size_t)bytes);
   e->block_bytes = (int)bytes;
   e->entry = (fr_entry)(uintptr_t)code;
@@ -650,6 +722,15 @@ static PyObject* register_torch(PyObject* module, PyObject* args) {
   Py_RETURN_TRUE;
 }
 
+static PyObject* register_cuda(PyObject* module, PyObject* address) {
+  (void)module;
+  unsigned long long state = PyLong_AsUnsignedLongLong(address);
+  if (PyErr_Occurred()) return NULL;
+  if (!torch_api || !torch_api->current_work_stream) Py_RETURN_FALSE;
+  cuda = (cuda_state*)(uintptr_t)state;
+  Py_RETURN_TRUE;
+}
+
 static PyObject* change_bypass(PyObject* module, PyObject* by) {
   (void)module;
   long change = PyLong_AsLong(by);
@@ -664,6 +745,8 @@ static PyMethodDef module_methods[] = {
      "register_torch(types, size, exchange_api, tracing_state, dispatch_modes, function_modes,\n"
      "grad_enabled, forward_ad)\n\n"
      "Take tensors of these very types, while torch does nothing but compute."},
+    {"register_cuda", register_cuda, METH_O,
+     "Take torch's tensors on NVIDIA's GPUs, too, given the address of a driver's state."},
     {"bypass", change_bypass, METH_O,
      "bypass(1) sends all calls the long way, until as many bypass(-1)."},
     {NULL, NULL, 0, NULL}};

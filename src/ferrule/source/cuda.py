@@ -22,7 +22,8 @@ from .cpp import (
 from .dialect import COLLECTIVES
 
 # CUDA's limits (CUDA C++ Programming Guide, technical specifications per compute capability).
-_MOST_ALONG_YZ = 65535  # blocks along y and z
+_MOST_ALONG_X = 2**31 - 1  # blocks along x
+_MOST_ALONG_YZ = 65535  # and along y and z
 _MOST_DEEP = 64  # threads of a block along z
 
 _BUILTIN = frozenset({"bool", "float", "double"})
@@ -45,8 +46,7 @@ def form_of(p: Prepared, launch: Launch | None) -> Form:
     if launch is None:
         return Form()
     grid, threadgroup = launch.grid, launch.threadgroup
-    groups = [-(-g // t) if t else 0 for g, t in zip(grid, threadgroup, strict=True)]
-    far = max(groups[1:]) > _MOST_ALONG_YZ
+    far = max(groups_of(launch)[1:]) > _MOST_ALONG_YZ
     if threadgroup[1:] == (1, 1):
         return Form("row", far)
     # In a whole block the hardware numbers threads as Metal does; so it does not where an edge is
@@ -106,7 +106,7 @@ def text(p: Prepared, form: Form) -> str:
   (void)fr_i, (void)fr_p;
 {values}{body(p, source)}}}
 {TAIL}
-extern "C" __global__ void {kernel_symbol(p)}({", ".join(given)}) {{
+extern "C" __global__ void {kernel_symbol(spec)}({", ".join(given)}) {{
   const fr::group fr_g(fr_l);
   const fr::metal::uint3 fr_p = fr_g.position();
   if (!fr_g.holds(fr_p)) return;
@@ -115,9 +115,48 @@ extern "C" __global__ void {kernel_symbol(p)}({", ".join(given)}) {{
 """
 
 
-def kernel_symbol(p: Prepared) -> str:
+def kernel_parameters(spec: Spec) -> list[tuple[str, int]]:
+    """The parameters of the CUDA function, in order: what each is, and of which argument.
+
+    ``"input"`` and ``"output"`` are pointers, ``"value"`` is a Python scalar, ``"shape"`` (int32)
+    and ``"strides"`` (int64) are an input's, and ``"launch"`` is the grid and threadgroup.
+    """
+    given: list[tuple[str, int]] = []
+    for i, (name, one) in enumerate(zip(spec.kernel.input_names, spec.inputs, strict=True)):
+        given.append(("value" if one.value else "input", i))
+        if one.ndim and not one.value:
+            shape, strides, _ = spec.kernel.wants(name)
+            given += [("shape", i)] * shape + [("strides", i)] * strides
+    return [*given, *[("output", j) for j in range(len(spec.outputs))], ("launch", 0)]
+
+
+def kernel_symbol(spec: Spec) -> str:
     """The name of the CUDA function."""
-    return f"ferrule_{p.kernel.name}"
+    return f"ferrule_{spec.kernel.name}"
+
+
+def blocks_of(form: Form, launch: Launch) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
+    """Blocks of the CUDA grid and threads of a block, along x, y and z.
+
+    Raises:
+        OverflowError: more threadgroups than CUDA can count.
+    """
+    x, y, z = launch.threadgroup
+    block = (x, y, z) if form.threads == "box" else (x * y * z, 1, 1)
+    groups = groups_of(launch)
+    if not form.far:
+        return groups, block
+    count = groups[0] * groups[1] * groups[2]
+    rows = -(-count // _MOST_ALONG_X)
+    if rows > _MOST_ALONG_YZ:
+        raise OverflowError(f"{count} threadgroups")
+    return (-(-count // rows), rows, 1), block
+
+
+def groups_of(launch: Launch) -> tuple[int, int, int]:
+    """Threadgroups along x, y and z."""
+    x, y, z = [-(-g // t) if t else 0 for g, t in zip(launch.grid, launch.threadgroup, strict=True)]
+    return x, y, z
 
 
 def _qualified_values(spec: Spec) -> str:

@@ -1,0 +1,175 @@
+"""Launching on NVIDIA GPUs: a kernel's cubins for one GPU, and the arguments of its launches."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+import threading
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from .. import fastcall
+from ..driver import Function, driver
+from ..errors import DeviceError
+from ..source import cpp
+from ..source import cuda as cuda_text
+from ..source.cuda import Form
+from ..spec import Facts, Launch, Spec
+
+if TYPE_CHECKING:
+    from .cuda import CudaDevice
+
+_HEAD = struct.Struct("=2Q10I")  # `cuda_call` of runtime/fastcall.c
+_LAUNCH = struct.Struct("=9I")  # `fr::launch` of include/cuda_grid.h
+_MOST_PLANS = 256
+
+
+class _Plan(NamedTuple):
+    """What of a launch depends on its grid and threadgroup alone."""
+
+    function: Function
+    blocks: tuple[int, int, int]
+    block: tuple[int, int, int]
+    sizes: bytes  # `fr::launch`
+    repeated: list[bool]  # not empty once it was launched
+
+
+class CudaProgram:
+    """A kernel on one GPU; its forms are compiled and loaded when they are first launched."""
+
+    def __init__(self, device: CudaDevice, spec: Spec, ordinal: int) -> None:
+        self._device = device
+        self._spec = spec
+        self._ordinal = ordinal
+        self._driver = driver()
+        self._number = self._driver.number(spec.kernel.name)
+        self._prepared = cpp.prepare(spec)
+        self._parameters = cuda_text.kernel_parameters(spec)
+        self._values = [i for kind, i in self._parameters if kind == "value"]
+        self._functions: dict[tuple[Form, int], Function] = {}
+        self._plans: dict[tuple[object, ...], _Plan] = {}
+        self._lock = threading.Lock()
+
+    def launch(
+        self, inputs: Sequence[Facts], outputs: Sequence[Facts], launch: Launch, stream: int = 0
+    ) -> None:
+        """Start the kernel on a stream, after what was started there before; waits for nothing.
+
+        Raises:
+            CompileError: NVRTC refused the kernel's text.
+            DialectError: the text uses something that ferrule refuses.
+            ToolchainError: there is no NVRTC.
+            DeviceError: the GPU cannot run it, or an earlier kernel broke the process's CUDA.
+        """
+        self._driver.check_ordinal(self._ordinal)
+        key = (launch.grid, launch.threadgroup)
+        plan = self._plans.get(key) or self._plan(launch, key)
+        block, table, _ = self._pack(inputs, outputs, plan, None)
+        at = ctypes.addressof(block) + table
+        status = self._driver.launch(
+            plan.function, self._number, plan.blocks, plan.block, at, stream
+        )
+        if status:
+            raise self.failure(status, launch, [*inputs, *outputs])
+
+    def repeat(
+        self, inputs: Sequence[Facts], outputs: Sequence[Facts], launch: Launch
+    ) -> tuple[object, ...] | None:
+        """What runtime/fastcall.c needs to launch this again; None at the first such launch."""
+        plan = self._plans.get((launch.grid, launch.threadgroup))
+        if plan is None or not plan.repeated or not fastcall.use_cuda(self._driver.state):
+            if plan is not None:
+                plan.repeated.append(True)
+            return None
+        block, _, moves = self._pack(inputs, outputs, plan, 0)
+        return (
+            block.raw, tuple(moves), _HEAD.size, 0, 0, 0, -1, 0, 0, 0, 0, self._ordinal,
+            (plan, self),
+        )  # fmt: skip
+
+    def failure(self, status: int, launch: Launch, arrays: list[Facts]) -> DeviceError:
+        """The error for a launch that ended with ``status``, a CUresult."""
+        return self._driver.failure(
+            status,
+            f"kernel {self._spec.kernel.name!r} (grid {launch.grid}, threadgroup "
+            f"{launch.threadgroup}, cuda:{self._ordinal})",
+        )
+
+    def _plan(self, launch: Launch, key: tuple[object, ...]) -> _Plan:
+        form = cuda_text.form_of(self._prepared, launch)
+        try:
+            blocks, block = cuda_text.blocks_of(form, launch)
+        except OverflowError as error:
+            raise DeviceError(
+                f"kernel {self._spec.kernel.name!r}: grid {launch.grid} with threadgroup "
+                f"{launch.threadgroup} has {error}, more than CUDA can launch."
+            ) from None
+        sizes = _LAUNCH.pack(*launch.grid, *launch.threadgroup, *cuda_text.groups_of(launch))
+        plan = _Plan(self._function(form, launch), blocks, block, sizes, [])
+        threads = block[0] * block[1] * block[2]
+        if threads > plan.function.most_threads:
+            raise DeviceError(
+                f"kernel {self._spec.kernel.name!r}: a threadgroup of {threads} threads needs more "
+                f"registers than the GPU has; {plan.function.most_threads} threads fit."
+            )
+        if len(self._plans) >= _MOST_PLANS:
+            self._plans.clear()
+        return self._plans.setdefault(key, plan)
+
+    def _function(self, form: Form, launch: Launch) -> Function:
+        key = (form, self._device.registers(launch))
+        with self._lock:
+            found = self._functions.get(key)
+            if found is None:
+                binary = self._device.compile(self._spec, launch)
+                found = self._functions[key] = self._driver.load(
+                    self._ordinal, binary.payload, cuda_text.kernel_symbol(self._spec),
+                    binary.shared,
+                )  # fmt: skip
+        return found
+
+    def _pack(
+        self, inputs: Sequence[Facts], outputs: Sequence[Facts], plan: _Plan, base: int | None
+    ) -> tuple[ctypes.Array[ctypes.c_char], int, list[int]]:
+        """A launch in one block of memory: `cuda_call`, an address or value per array, what else
+        the kernel takes by value, and the table of where each argument stands.
+
+        Args:
+            inputs, outputs, plan: what is launched.
+            base: the address that the block will be copied to; None means that it stays.
+
+        Returns:
+            The block, where the table begins, and the offsets of all that points into the block.
+        """
+        arrays = [*inputs, *outputs]
+        data = bytearray(_HEAD.size)
+        slots = [f.pointer for f in arrays]
+        for i in self._values:
+            given = inputs[i]
+            value = ctypes.string_at(given.pointer, given.dtype.itemsize)
+            slots[i] = int.from_bytes(value.ljust(8, b"\0"), "little")
+        data += struct.pack(f"={len(slots)}Q", *slots)
+        where = []
+        for kind, i in self._parameters:
+            if kind in ("input", "value", "output"):
+                where.append(_HEAD.size + 8 * (i + len(inputs) * (kind == "output")))
+                continue
+            where.append(len(data))
+            if kind == "launch":
+                data += plan.sizes
+            else:
+                facts = inputs[i]
+                numbers = facts.shape if kind == "shape" else facts.strides
+                data += struct.pack(f"={len(numbers)}{'i' if kind == 'shape' else 'q'}", *numbers)
+            data += bytes(-len(data) % 8)
+        table = len(data)
+        function = plan.function
+        _HEAD.pack_into(
+            data, 0, function.handle, function.context, *plan.blocks, *plan.block, function.shared,
+            self._ordinal, self._number, table,
+        )  # fmt: skip
+        block = ctypes.create_string_buffer(table + 8 * len(where))
+        at = ctypes.addressof(block) if base is None else base
+        ctypes.memmove(block, bytes(data), table)
+        struct.pack_into(f"={len(where)}Q", block, table, *[at + offset for offset in where])
+        return block, table, [table + 8 * n for n in range(len(where))]

@@ -1,0 +1,314 @@
+"""The CUDA driver: the GPUs, the cubins that are loaded on them, launches, and what went wrong.
+
+libcuda is called through ctypes. The functions used have been the same since CUDA 12.0, and to
+import NVIDIA's Python bindings takes 70 ms, where a kernel from the cache should be launched in 10.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import NamedTuple
+
+from .errors import DeviceError
+
+_NAMES = ("libcuda.so.1", "libcuda.so")
+_REMEDY = (
+    "Kernels for NVIDIA GPUs need NVIDIA's driver of CUDA 12.0 or newer; "
+    "`nvidia-smi` shows what there is"
+)
+_OLDEST = 12000
+
+# CUdevice_attribute and CUfunction_attribute of cuda.h.
+_MAJOR, _MINOR, _SHARED_OPTIN = 75, 76, 97
+_KERNEL_THREADS, _KERNEL_DYNAMIC = 0, 8
+
+# CUresult of cuda.h: what the error says of a launch.
+_OUT_OF_MEMORY, _NO_IMAGE, _OUT_OF_RESOURCES = 2, 209, 701
+_EARLIER = {
+    700: "accessed memory outside its arrays",
+    702: "ran longer than the system lets kernels run",
+    710: "failed an assertion",
+    714: "damaged its stack",
+    715: "ran an instruction that the GPU does not have",
+    716: "accessed memory at an address that is no multiple of the element's size",
+    717: "accessed the wrong kind of memory",
+    718: "jumped out of its code",
+    719: "failed",
+}
+KEPT = 8  # names of kernels that an error tells
+
+Sizes = tuple[int, int, int]
+
+
+class State(ctypes.Structure):
+    """What runtime/fastcall.c needs to launch by itself; `cuda_state` there."""
+
+    _fields_ = (
+        ("launch", ctypes.c_uint64),  # cuLaunchKernel and three functions of contexts
+        ("get_current", ctypes.c_uint64),
+        ("push", ctypes.c_uint64),
+        ("pop", ctypes.c_uint64),
+        ("forked", ctypes.c_int32),
+        ("count", ctypes.c_uint32),  # launches so far
+        ("last", ctypes.c_uint32 * KEPT),  # the kernels that were launched last, by number
+    )
+
+
+class Function(NamedTuple):
+    """A kernel that is loaded on one GPU.
+
+    Attributes:
+        handle: the CUkernel, which cuLaunchKernel takes in place of a CUfunction.
+        ordinal: the GPU's number.
+        context: its primary context.
+        shared: bytes of dynamic shared memory that a launch asks for.
+        most_threads: how many threads a block may have.
+    """
+
+    handle: int
+    ordinal: int
+    context: int
+    shared: int
+    most_threads: int
+
+
+class Driver:
+    """libcuda, loaded and initialised.
+
+    Attributes:
+        version: such as ``(13, 0)``: the newest CUDA that the driver runs.
+        count: how many GPUs this process sees.
+        state: what launches need and leave behind.
+    """
+
+    def __init__(self) -> None:
+        """Loads and initialises libcuda.
+
+        Raises:
+            DeviceError: there is no driver, it is too old, or it does not start.
+        """
+        self._library = _load()
+        self._contexts: dict[int, int] = {}
+        self._names: list[str] = []
+        self._lock = threading.Lock()
+        self.state = State()
+        self._call("cuInit", 0)
+        found = ctypes.c_int()
+        self._call("cuDriverGetVersion", ctypes.byref(found))
+        self.version = (found.value // 1000, found.value % 1000 // 10)
+        if found.value < _OLDEST:
+            raise DeviceError(
+                f"NVIDIA's driver runs CUDA {self.version[0]}.{self.version[1]}. {_REMEDY}."
+            )
+        self._call("cuDeviceGetCount", ctypes.byref(found))
+        self.count = found.value
+        for field, symbol in (
+            ("launch", "cuLaunchKernel"), ("get_current", "cuCtxGetCurrent"),
+            ("push", "cuCtxPushCurrent_v2"), ("pop", "cuCtxPopCurrent_v2"),
+        ):  # fmt: skip
+            function = getattr(self._library, symbol)
+            setattr(self.state, field, ctypes.cast(function, ctypes.c_void_p).value)
+        self._launch = self._library.cuLaunchKernel
+        self._launch.argtypes = (
+            ctypes.c_void_p, *[ctypes.c_uint] * 7, *[ctypes.c_void_p] * 3,
+        )  # fmt: skip
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._forked)
+
+    def _forked(self) -> None:
+        self.state.forked = 1
+
+    def check_ordinal(self, ordinal: int) -> None:
+        """Raises DeviceError unless there is such a GPU and this process can use it."""
+        if self.state.forked:
+            raise DeviceError(
+                "this process was forked from one that had used CUDA, which does not work in a "
+                "child. Start children with multiprocessing.get_context('spawn'), or fork before "
+                "the first use of CUDA."
+            )
+        if not 0 <= ordinal < self.count:
+            seen = f"cuda:0 to cuda:{self.count - 1}" if self.count else "none"
+            raise DeviceError(f"there is no GPU cuda:{ordinal}; this process sees {seen}.")
+
+    def name(self, ordinal: int) -> str:
+        """What NVIDIA calls a GPU."""
+        self.check_ordinal(ordinal)
+        text = ctypes.create_string_buffer(256)
+        self._call("cuDeviceGetName", text, len(text), self._device(ordinal))
+        return text.value.decode("utf-8", "replace")
+
+    def capability(self, ordinal: int) -> tuple[int, int]:
+        """A GPU's compute capability, such as ``(9, 0)``."""
+        self.check_ordinal(ordinal)
+        return self._attribute(ordinal, _MAJOR), self._attribute(ordinal, _MINOR)
+
+    def shared_memory(self, ordinal: int) -> int:
+        """The bytes of threadgroup memory that one threadgroup may have on a GPU."""
+        self.check_ordinal(ordinal)
+        return self._attribute(ordinal, _SHARED_OPTIN)
+
+    def load(self, ordinal: int, image: bytes, symbol: str, shared: int) -> Function:
+        """Loads a kernel; it stays loaded.
+
+        Args:
+            ordinal: the GPU.
+            image: a cubin, or PTX that ends with a NUL.
+            symbol: the kernel's name in it.
+            shared: bytes of dynamic shared memory that each launch is to have.
+
+        Raises:
+            DeviceError: the driver refuses the image, or there is no such GPU.
+        """
+        self.check_ordinal(ordinal)
+        context, device = self._context(ordinal), self._device(ordinal)
+        library, kernel, most = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_int()
+        none = [None, None, 0]
+        self._call("cuLibraryLoadData", ctypes.byref(library), image, *none, *none)
+        self._call("cuLibraryGetKernel", ctypes.byref(kernel), library, symbol.encode())
+        with self.current(context):
+            if shared:
+                self._call("cuKernelSetAttribute", _KERNEL_DYNAMIC, shared, kernel, device)
+            self._call("cuKernelGetAttribute", ctypes.byref(most), _KERNEL_THREADS, kernel, device)
+        return Function(int(kernel.value or 0), ordinal, context, shared, most.value)
+
+    def number(self, name: str) -> int:
+        """The number under which launches of a kernel are noted."""
+        with self._lock:
+            self._names.append(name)
+            return len(self._names) - 1
+
+    def launch(
+        self, function: Function, number: int, blocks: Sizes, block: Sizes, at: int, stream: int
+    ) -> int:
+        """Launches a kernel and returns at once.
+
+        Args:
+            function: what is launched.
+            number: its `number`.
+            blocks, block: blocks of the grid and threads of a block, along x, y and z.
+            at: the address of a table with the address of each argument.
+            stream: a CUstream as an integer; 0 is the GPU's default stream.
+
+        Returns:
+            0, or a code for `failure`.
+        """
+        state = self.state
+        state.last[state.count % KEPT] = number
+        state.count += 1
+        with self.current(function.context):
+            return int(
+                self._launch(function.handle, *blocks, *block, function.shared, stream, at, None)
+            )
+
+    @contextmanager
+    def current(self, context: int) -> Iterator[None]:
+        """Makes a context the current one inside a ``with`` block."""
+        found = ctypes.c_void_p()
+        self._call("cuCtxGetCurrent", ctypes.byref(found))
+        if found.value == context:
+            yield
+            return
+        self._call("cuCtxPushCurrent_v2", ctypes.c_void_p(context))
+        try:
+            yield
+        finally:
+            self._library.cuCtxPopCurrent_v2(ctypes.byref(found))
+
+    def failure(self, status: int, what: str) -> DeviceError:
+        """The error for a launch that ended with ``status``.
+
+        Args:
+            status: what `launch` returned.
+            what: the kernel and its launch, in words.
+        """
+        name, said = self.explain(status)
+        if status in _EARLIER:
+            before = self.last()[:-1]  # without the one that was refused
+            shown = ", ".join(map(repr, before)) or "none by ferrule"
+            return DeviceError(
+                f"{what} was not launched: a kernel before it {_EARLIER[status]} ({name}), after "
+                "which CUDA refuses everything in this process. The last kernels launched, the "
+                f"newest last: {shown}. To see which it was, run again with the environment "
+                "variable CUDA_LAUNCH_BLOCKING=1, or under compute-sanitizer."
+            )
+        if status == _OUT_OF_RESOURCES:
+            return DeviceError(
+                f"{what} was not launched: its threadgroup needs more registers or threadgroup "
+                f"memory than the GPU has ({name}). Use a smaller threadgroup."
+            )
+        if status == _OUT_OF_MEMORY:
+            return DeviceError(f"{what} was not launched: the GPU has no memory left ({name}).")
+        return DeviceError(f"{what} was not launched: {name}: {said}.")
+
+    def last(self) -> list[str]:
+        """The kernels that were launched last, the newest last."""
+        count = self.state.count
+        return [self._names[self.state.last[i % KEPT]] for i in range(max(0, count - KEPT), count)]
+
+    def explain(self, status: int) -> tuple[str, str]:
+        """The name of a CUresult, and what it says."""
+        words = []
+        for function in ("cuGetErrorName", "cuGetErrorString"):
+            text = ctypes.c_char_p()
+            getattr(self._library, function)(status, ctypes.byref(text))
+            words.append((text.value or b"an unknown error").decode("utf-8", "replace"))
+        return words[0], words[1]
+
+    def _device(self, ordinal: int) -> int:
+        device = ctypes.c_int()
+        self._call("cuDeviceGet", ctypes.byref(device), ordinal)
+        return device.value
+
+    def _attribute(self, ordinal: int, attribute: int) -> int:
+        value = ctypes.c_int()
+        device = self._device(ordinal)
+        self._call("cuDeviceGetAttribute", ctypes.byref(value), attribute, device)
+        return value.value
+
+    def _context(self, ordinal: int) -> int:
+        """The primary context, which the array libraries use too; kept for ever."""
+        with self._lock:
+            if ordinal not in self._contexts:
+                context = ctypes.c_void_p()
+                device = self._device(ordinal)
+                self._call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
+                self._contexts[ordinal] = int(context.value or 0)
+            return self._contexts[ordinal]
+
+    def _call(self, function: str, *arguments: object) -> None:
+        status = getattr(self._library, function)(*arguments)
+        if status:
+            name, said = self.explain(status)
+            hint = (
+                f" Another program may have filled the GPU. {_REMEDY}."
+                if status == _OUT_OF_MEMORY
+                else " It was made for another GPU."
+                if status == _NO_IMAGE
+                else ""
+            )
+            raise DeviceError(f"{function} of NVIDIA's driver failed: {name}: {said}.{hint}")
+
+
+def _load() -> ctypes.CDLL:
+    faults = []
+    for name in _NAMES:
+        try:
+            return ctypes.CDLL(name)
+        except OSError as fault:
+            faults.append(str(fault))
+    raise DeviceError(f"NVIDIA's driver was not found ({faults[0]}). {_REMEDY}.")
+
+
+@lru_cache(maxsize=1)
+def driver() -> Driver:
+    """The driver, loaded at the first call.
+
+    Raises:
+        DeviceError: there is none that can be used.
+    """
+    return Driver()

@@ -1,0 +1,129 @@
+"""Repeated calls by runtime/fastcall.c on a GPU that is the host: run by test_driver.py.
+
+torch's tensors lie on the CPU, but its DLPack table and ferrule's host say that they are on a GPU.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import ferrule
+from fake_cuda import FakeCuda, Launched
+from ferrule import fastcall
+
+SLOW_STREAM, FAST_STREAM = 0x77, 0x500
+
+
+def pretend(fake: FakeCuda) -> None:
+    """Makes torch's tensors ones of cuda:0 in the eyes of ferrule."""
+    api = ctypes.pythonapi
+    api.PyCapsule_GetPointer.restype = ctypes.c_void_p
+    api.PyCapsule_GetPointer.argtypes = (ctypes.py_object, ctypes.c_char_p)
+    api.PyCapsule_New.restype = ctypes.py_object
+    api.PyCapsule_New.argtypes = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
+    table: Any = torch.Tensor
+    name = b"dlpack_exchange_api"
+    library = fake.library
+    library.fake_exchange.argtypes = (ctypes.c_void_p,)
+    library.fake_table.restype = ctypes.c_void_p
+    library.fake_exchange(api.PyCapsule_GetPointer(table.__dlpack_c_exchange_api__, name))
+    table.__dlpack_c_exchange_api__ = api.PyCapsule_New(library.fake_table(), name, None)
+
+    from ferrule.hosts import torch as host
+
+    facts = host.facts
+    empty, full = host.empty, host.full
+
+    def on_gpu(tensor: Any) -> Any:
+        found = facts(tensor)
+        return found and found._replace(device="cuda:0")
+
+    host.facts = on_gpu
+    host.empty = lambda shape, dtype, device: empty(shape, dtype, "cpu")
+    host.full = lambda shape, value, dtype, device: full(shape, value, dtype, "cpu")
+    host.maker = lambda shape, number, dtype, device: (
+        (host.empty, (shape, dtype, device), None)
+        if number is None
+        else (host.full, (shape, number, dtype, device), None)
+    )
+    host.stream = lambda given, device: SLOW_STREAM
+
+
+def main(path: str) -> None:
+    fake = FakeCuda(Path(path))
+    with fake.installed():
+        if fastcall.library() is None or not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):
+            print("ok")  # there is no such way
+            return
+        pretend(fake)
+        check(fake)
+    print("ok")
+
+
+def check(fake: FakeCuda) -> None:
+    kernel = ferrule.metal_kernel(
+        "fast", ["x", "s"], ["y"],
+        "uint i = thread_position_in_grid.x;"
+        "y[i] = x[elem_to_loc(i, x_shape, x_strides, x_ndim)] * s;",
+        ensure_row_contiguous=False,
+    )  # fmt: skip
+    made = kernel.text("cuda", inputs=["float32[8,4]", 2.0], output_dtypes=[torch.float32])
+    fake.texts["ferrule_fast"] = made
+
+    def run(one: Launched) -> None:
+        given = one.arguments
+        scale = ctypes.c_float.from_buffer_copy(given["s"]).value
+        shape, strides = given["x_shape"], given["x_strides"]
+        x = (ctypes.c_float * 32).from_address(given["x"])
+        y = (ctypes.c_float * 32).from_address(given["y"])
+        for i in range(shape[0] * shape[1]):
+            y[i] = x[i // shape[1] * strides[0] + i % shape[1] * strides[1]] * scale
+
+    fake.on_launch = run
+
+    def call(x: torch.Tensor, s: float, **more: Any) -> Any:
+        return kernel(
+            inputs=[x, s], output_shapes=[tuple(x.shape)], output_dtypes=[torch.float32],
+            grid=(x.numel(), 1, 1), threadgroup=(32, 1, 1), **more,
+        )[0]  # fmt: skip
+
+    streams = []
+    for n in range(6):
+        x = torch.randn(8, 4)
+        given = x.t() if n % 2 else x
+        torch.testing.assert_close(call(given, 1.5 + n), given * (1.5 + n), rtol=0, atol=0)
+        streams.append(fake.launches[-1].stream)
+    # Each kind of strides goes the long way once, and the grid twice.
+    assert streams == [SLOW_STREAM] * 3 + [FAST_STREAM] * 3, streams
+    assert fake.launches[-1].arguments["fr_l"] == fake.launches[0].arguments["fr_l"]
+    assert {one.context for one in fake.launches} == {0xC0}
+    assert fake.library.fake_depth() == 0
+
+    x = torch.ones(8, 4)
+    for _ in range(3):
+        y = call(x, 3.0, init_value=5)
+    assert fake.launches[-1].stream == FAST_STREAM and bool((y == 3).all())
+
+    fake.status = 700
+    try:
+        call(x, 3.0)
+    except ferrule.DeviceError as error:
+        assert "'fast'" in str(error) and "CUDA_ERROR_ILLEGAL_ADDRESS" in str(error), error
+    else:
+        raise AssertionError("no error")
+    assert fake.launches[-1].stream == FAST_STREAM
+    fake.status = 0
+
+    # Tensors of another GPU are no known call.
+    fake.library.fake_gpu(1)
+    call(x, 3.0)
+    assert fake.launches[-1].stream == SLOW_STREAM
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,129 @@
+"""A driver for tests: native/fake_cuda.c in place of libcuda. A launch is a call of the test's."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from ferrule import driver
+from ferrule.devices import cuda
+
+_SOURCE = Path(__file__).parent / "native" / "fake_cuda.c"
+_LAUNCHED = ctypes.CFUNCTYPE(
+    ctypes.c_int, ctypes.c_size_t, ctypes.POINTER(ctypes.c_uint), ctypes.c_size_t, ctypes.c_size_t,
+    ctypes.POINTER(ctypes.c_void_p),
+)  # fmt: skip
+_PARAMETER = re.compile(r"((?:[^,<(]|<[^>]*>)+?) (fr_\w+)(?:, |\))")
+
+
+class Launched(NamedTuple):
+    """One call of cuLaunchKernel.
+
+    Attributes:
+        symbol: the kernel's name.
+        blocks, threads, shared: the configuration.
+        stream, context: as integers.
+        arguments: by the parameter's name: addresses, lists of integers, and bytes of scalars.
+    """
+
+    symbol: str
+    blocks: tuple[int, ...]
+    threads: tuple[int, ...]
+    shared: int
+    stream: int
+    context: int
+    arguments: dict[str, Any]
+
+
+def build(folder: Path) -> Path:
+    """The library, compiled into ``folder``; skips where there is no C compiler."""
+    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    if compiler is None:
+        pytest.skip("no C compiler")
+    path = folder / "libcuda-fake.so"
+    command = [compiler, "-std=c11", "-O1", "-Wall", "-Werror", "-shared", "-fPIC", "-o"]
+    subprocess.run([*command, str(path), str(_SOURCE)], check=True, timeout=60)
+    return path
+
+
+class FakeCuda:
+    """The library, in place of libcuda while `installed`.
+
+    Attributes:
+        launches: what was launched.
+        status: what the next launches return.
+        texts: the CUDA text of each kernel that is launched, by its name; says what arguments are.
+        on_launch: called with each launch.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.library = ctypes.CDLL(str(path))
+        self.library.fake_symbol.restype = ctypes.c_char_p
+        self.library.fake_symbol.argtypes = (ctypes.c_size_t,)
+        self.library.fake_dynamic.argtypes = (ctypes.c_size_t,)
+        self.launches: list[Launched] = []
+        self.status = 0
+        self.texts: dict[str, str] = {}
+        self.on_launch: Callable[[Launched], None] = lambda launched: None
+        self._callback = _LAUNCHED(self._launched)
+        self.library.fake_on_launch(self._callback)
+        self.set()
+
+    def set(
+        self, version: int = 13000, count: int = 2, init: int = 0, image: int = 0, most: int = 1024
+    ) -> None:
+        """How the driver behaves: version, GPUs, statuses of cuInit and of loading, threads."""
+        self.library.fake_set(version, count, init, image, most)
+
+    @contextlib.contextmanager
+    def installed(self) -> Iterator[FakeCuda]:
+        """In place of libcuda inside a ``with`` block."""
+        names = driver._NAMES
+        driver._NAMES = (str(self.path),)
+        self._forget()
+        try:
+            yield self
+        finally:
+            driver._NAMES = names
+            self._forget()
+
+    @staticmethod
+    def _forget() -> None:
+        driver.driver.cache_clear()
+        cuda.gpu.cache_clear()
+
+    def _launched(self, kernel: int, sizes: Any, stream: int, context: int, given: Any) -> int:
+        symbol = self.library.fake_symbol(kernel).decode()
+        arguments: dict[str, Any] = {}
+        text = self.texts.get(symbol, "")
+        _, _, rest = text.partition(f"{symbol}(")
+        for n, (kind, name) in enumerate(_PARAMETER.findall(rest.partition("{")[0])):
+            arguments[name.removeprefix("fr_a_")] = _value(kind, given[n])
+        launched = Launched(
+            symbol, tuple(sizes[:3]), tuple(sizes[3:6]), sizes[6], stream, context, arguments
+        )
+        self.launches.append(launched)
+        if not self.status:
+            self.on_launch(launched)
+        return self.status
+
+
+def _value(kind: str, address: int) -> Any:
+    if "*" in kind:
+        return ctypes.c_uint64.from_address(address).value
+    if kind.endswith("launch"):
+        return list((ctypes.c_uint32 * 9).from_address(address))
+    numbers = re.search(r"list<(.*), (\d+)>", kind)
+    if numbers is None:
+        return ctypes.string_at(address, 8)
+    item = ctypes.c_int32 if numbers[1] == "int" else ctypes.c_int64
+    return list((item * int(numbers[2])).from_address(address))

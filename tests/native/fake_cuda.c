@@ -1,0 +1,140 @@
+/* A stand-in for libcuda in tests: two GPUs whose memory is the host's. A launch is handed to a
+ * function of the test, with all its arguments. */
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+#define API __attribute__((visibility("default")))
+
+typedef int (*launched)(uintptr_t kernel, const unsigned* sizes, uintptr_t stream, uintptr_t context,
+                        void** arguments);
+
+enum { GPUS = 2, DEEP = 16, MOST = 4096 };
+enum { INVALID = 1, NO_DEVICE = 101 };
+
+static launched on_launch;
+static int version = 13000, count = GPUS, refuse_init, refuse_image, most_threads = 1024;
+static _Thread_local uintptr_t stack[DEEP];
+static _Thread_local int depth;
+static char symbols[MOST][64];
+static int kernels, retained[GPUS], dynamic[MOST];
+
+/* For tests. */
+API void fake_on_launch(launched f) { on_launch = f; }
+API void fake_set(int v, int n, int init, int image, int threads) {
+  version = v, count = n, refuse_init = init, refuse_image = image, most_threads = threads;
+}
+API const char* fake_symbol(uintptr_t kernel) { return symbols[kernel]; }
+API int fake_dynamic(uintptr_t kernel) { return dynamic[kernel]; }
+API int fake_depth(void) { return depth; }
+API int fake_retained(int gpu) { return retained[gpu]; }
+
+API int cuInit(unsigned flags) { return flags ? INVALID : refuse_init; }
+API int cuDriverGetVersion(int* v) { *v = version; return 0; }
+API int cuDeviceGetCount(int* n) { *n = count; return 0; }
+API int cuDeviceGet(int* device, int ordinal) {
+  *device = ordinal;
+  return ordinal < count ? 0 : NO_DEVICE;
+}
+API int cuDeviceGetName(char* name, int room, int device) {
+  snprintf(name, (size_t)room, "Fake GPU %d", device);
+  return 0;
+}
+API int cuDeviceGetAttribute(int* value, int attribute, int device) {
+  (void)device;
+  if (attribute == 75) *value = 9;
+  else if (attribute == 76) *value = 0;
+  else if (attribute == 97) *value = 227 * 1024;
+  else return INVALID;
+  return 0;
+}
+API int cuDevicePrimaryCtxRetain(void** context, int device) {
+  retained[device]++;
+  *context = (void*)(uintptr_t)(0xc0 + device);
+  return 0;
+}
+API int cuCtxGetCurrent(void** context) {
+  *context = (void*)(depth ? stack[depth - 1] : 0);
+  return 0;
+}
+API int cuCtxPushCurrent_v2(void* context) {
+  if (depth == DEEP) return INVALID;
+  stack[depth++] = (uintptr_t)context;
+  return 0;
+}
+API int cuCtxPopCurrent_v2(void** context) {
+  if (!depth) return INVALID;
+  *context = (void*)stack[--depth];
+  return 0;
+}
+API int cuLibraryLoadData(void** library, const void* image, void* a, void* b, unsigned c, void* d,
+                          void* e, unsigned f) {
+  if (a || b || c || d || e || f) return INVALID;
+  if (refuse_image || !image) return refuse_image;
+  *library = (void*)0x11b;
+  return 0;
+}
+API int cuLibraryGetKernel(void** kernel, void* library, const char* name) {
+  if (library != (void*)0x11b || kernels + 1 == MOST) return INVALID;
+  snprintf(symbols[++kernels], sizeof *symbols, "%s", name);
+  *kernel = (void*)(uintptr_t)kernels;
+  return 0;
+}
+API int cuKernelGetAttribute(int* value, int attribute, void* kernel, int device) {
+  if (attribute || !kernel || device >= count) return INVALID;
+  *value = most_threads;
+  return 0;
+}
+API int cuKernelSetAttribute(int attribute, int value, void* kernel, int device) {
+  if (attribute != 8 || device >= count) return INVALID;
+  dynamic[(uintptr_t)kernel] = value;
+  return 0;
+}
+API int cuLaunchKernel(void* kernel, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
+                       unsigned bz, unsigned shared, void* stream, void** arguments, void** extra) {
+  const unsigned sizes[] = {gx, gy, gz, bx, by, bz, shared};
+  if (extra || !depth) return INVALID;
+  return on_launch((uintptr_t)kernel, sizes, (uintptr_t)stream, stack[depth - 1], arguments);
+}
+API int cuGetErrorName(int status, const char** text) {
+  *text = status == 700 ? "CUDA_ERROR_ILLEGAL_ADDRESS" : status == 2 ? "CUDA_ERROR_OUT_OF_MEMORY" : "CUDA_ERROR_X";
+  return 0;
+}
+API int cuGetErrorString(int status, const char** text) {
+  *text = status == 700 ? "an illegal memory access was encountered" : "some error";
+  return 0;
+}
+
+/* torch's tensors on the CPU, said to be on the GPU: its DLPack exchange table with two functions
+ * replaced (runtime/fastcall.c says what is in it). */
+typedef struct {
+  void* data;
+  int32_t device_type, device_id;
+} tensor_head;
+typedef struct {
+  uint32_t major, minor;
+  void *older, *allocator, *from, *to;
+  int (*tensor_from_object)(void*, tensor_head*);
+  int (*current_work_stream)(int32_t, int32_t, void**);
+} exchange;
+
+static exchange fake, real;
+static int gpu;
+
+static int from_object(void* object, tensor_head* t) {
+  int status = real.tensor_from_object(object, t);
+  t->device_type = 2;
+  t->device_id = gpu;
+  return status;
+}
+static int work_stream(int32_t type, int32_t device, void** stream) {
+  *stream = (void*)(uintptr_t)(0x500 + device);
+  return type == 2 ? 0 : -1;
+}
+API void fake_exchange(exchange* table) {
+  fake = real = *table;
+  fake.tensor_from_object = from_object;
+  fake.current_work_stream = work_stream;
+}
+API exchange* fake_table(void) { return &fake; }
+API void fake_gpu(int ordinal) { gpu = ordinal; }
