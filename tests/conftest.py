@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterator
 
 import pytest
 
+import on_cuda
 from ferrule import nvrtc
 
 # A shell ignores Ctrl-C on behalf of what it runs in the background, and children inherit that.
@@ -20,3 +22,16 @@ def library() -> nvrtc.Nvrtc:
     if found is None:
         pytest.skip("NVRTC is not installed")
     return found
+
+
+_DEVICES = ["cpu", *([pytest.param("cuda", marks=pytest.mark.gpu)] if on_cuda.available() else [])]
+
+
+@pytest.fixture(scope="module", params=_DEVICES)
+def everywhere(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Where the kernels of a test run: on the CPU, then on the GPU if there is one."""
+    if request.param == "cpu":
+        yield "cpu"
+        return
+    with on_cuda.everything():
+        yield "cuda"

@@ -9,6 +9,8 @@ import ferrule
 from dialect_blocks import BLOCKS, Block
 from ferrule.devices import cpu
 
+pytestmark = pytest.mark.usefixtures("everywhere")
+
 
 @pytest.mark.parametrize("mode", ["auto", "fibers"])
 @pytest.mark.parametrize("block", BLOCKS, ids=lambda b: b.name)

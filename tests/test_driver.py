@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 import ferrule
+import on_cuda
 from fake_cuda import FakeCuda, Launched, build
 from ferrule import DeviceError, devices, driver, fastcall, nvrtc
 from ferrule.cli import doctor
@@ -329,6 +330,37 @@ def test_doctor_shows_gpus(fake_path: Path, library: nvrtc.Nvrtc, capsys: Any) -
     said = capsys.readouterr().out
     assert "13.0" in said and "Fake GPU 1, sm_90, 227.0 KiB of threadgroup memory" in said
     assert none[1] == {"name": "cuda", "runs": False, "note": "this process sees no GPU"}
+
+
+def test_kernels_of_tests_run_on_the_gpu(fake_path: Path, library: nvrtc.Nvrtc) -> None:
+    """`on_cuda`, which the GPU suite relies on, copies what is there, strided and scalar too."""
+    kernel = ferrule.metal_kernel(
+        "strided", ["x", "s"], ["y"], "y[0] = x[0] + s + x_shape[0];", ensure_row_contiguous=False
+    )
+    x = np.arange(24, dtype=F32).reshape(4, 6)[::-1, 1::2]
+    fake = FakeCuda(fake_path)
+    fake.texts["ferrule_strided"] = text(kernel, [x, np.array(1, F32)])
+
+    def run(one: Launched) -> None:
+        sent = one.arguments
+        memory = ctypes.c_float * 1
+        rows = [
+            memory.from_address(sent["x"] + 4 * (i * -6 + j * 2))[0]
+            for i in range(4)
+            for j in range(3)
+        ]
+        np.testing.assert_array_equal(np.reshape(rows, (4, 3)), x)
+        assert sent["x"] != x.ctypes.data
+        given = memory.from_address(sent["s"])[0]
+        write(sent["y"], np.array([given, sent["y"] % 4096], F32))
+
+    fake.on_launch = run
+    with fake.installed(), on_cuda.everything():
+        (y,) = kernel(
+            inputs=[x, np.float32(2.5)], output_shapes=[(3,)], output_dtypes=[F32], init_value=9,
+            grid=(4, 1, 1), threadgroup=(4, 1, 1),
+        )  # fmt: skip
+    assert y[0] == 2.5 and y[2] == 9 and len(fake.launches) == 1
 
 
 def test_repeated_calls_by_c(fake_path: Path) -> None:

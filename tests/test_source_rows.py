@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 import ferrule
 from ferrule.devices import cpu
 
+pytestmark = pytest.mark.usefixtures("everywhere")
+
 Array = NDArray[Any]
 ROWS = st.tuples(st.integers(1, 9), st.integers(1, 150))
 THREADGROUPS = st.sampled_from([(32, 1, 1), (256, 1, 1), (48, 1, 1), (7, 1, 1)])

@@ -32,3 +32,8 @@ def kernel_cache(tmp_path_factory: pytest.TempPathFactory, request: pytest.Fixtu
 @pytest.fixture(autouse=True)
 def own_cache(kernel_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(_env.CACHE_DIR, str(kernel_cache))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def on_every_device(everywhere: str) -> None:
+    """All tests here, on the GPU too where there is one."""

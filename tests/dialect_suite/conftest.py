@@ -29,3 +29,8 @@ def quiet_references() -> Iterator[None]:
 def mode(request: pytest.FixtureRequest) -> str:
     """Both ways to run a kernel that synchronises."""
     return str(request.param)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def on_every_device(everywhere: str) -> None:
+    """All tests here, on the GPU too where there is one."""

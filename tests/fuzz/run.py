@@ -27,6 +27,17 @@ PATIENCE = 240.0  # seconds for one program, its shrinking apart
 
 def worker(options: argparse.Namespace) -> None:
     """Read seeds from the standard input; write a line of JSON for each."""
+    if options.cuda:
+        from .. import on_cuda
+
+        with on_cuda.everything():
+            work(options)
+    else:
+        work(options)
+
+
+def work(options: argparse.Namespace) -> None:
+    """`worker`, on the device that was asked for."""
     from . import harness
     from .generate import Generator
 
@@ -35,7 +46,8 @@ def worker(options: argparse.Namespace) -> None:
     for line in sys.stdin:
         seed = int(line)
         program = Generator(seed, frozenset(options.avoid)).program()
-        modes = ("auto", "fibers") if program.kind != "flat" or seed % 3 == 0 else ("auto",)
+        both = not options.cuda and (program.kind != "flat" or seed % 3 == 0)
+        modes = ("auto", "fibers") if both else ("auto",)
         outcome = harness.check(program, modes)
         said: dict[str, Any] = {"seed": seed, **vars(outcome), "report": "", "signature": ""}
         if outcome.kind in ("mismatch", "error"):
@@ -77,7 +89,7 @@ class Job:
         environment = {**os.environ, "FERRULE_CACHE_DIR": self.folder.name}
         command = [sys.executable, "-m", "tests.fuzz.run", "--worker"]
         command += ["--optimise", str(options.optimise), "--avoid", *options.avoid]
-        command += ["--as-found"] * options.as_found
+        command += ["--as-found"] * options.as_found + ["--cuda"] * options.cuda
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment,
             cwd=ROOT,
@@ -222,6 +234,7 @@ def main() -> int:
         "--avoid", nargs="*", default=[], help="features that programs must not have"
     )
     parser.add_argument("--as-found", action="store_true", help="do not make failures smaller")
+    parser.add_argument("--cuda", action="store_true", help="run the kernels on the first GPU")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:

@@ -31,6 +31,7 @@ def _quick(
     yield
 
 
+@pytest.mark.usefixtures("everywhere")
 @pytest.mark.parametrize("seed", SEEDS)
 def test_program(seed: int) -> None:
     program = Generator(seed).program()

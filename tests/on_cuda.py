@@ -1,0 +1,141 @@
+"""Every kernel of a test on the GPU, whosever arrays it is called with.
+
+What stands in for the CPU copies the arrays to the GPU, launches there, and copies them back.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import Any
+
+import pytest
+
+from ferrule import devices, driver, fastcall
+from ferrule.call import MetalKernel
+from ferrule.devices import Binary
+from ferrule.devices.cuda import CudaDevice, gpu
+from ferrule.errors import DeviceError
+from ferrule.spec import Facts, Launch, Spec
+
+
+@lru_cache(maxsize=1)
+def available() -> bool:
+    """Whether there is a GPU and a driver that can be used."""
+    try:
+        return driver.driver().count > 0
+    except DeviceError:
+        return False
+
+
+class Copied:
+    """The memory of one array, on the GPU while in the ``with`` block."""
+
+    def __init__(self, facts: Facts) -> None:
+        size = facts.dtype.itemsize
+        steps = [(n - 1) * s * size for n, s in zip(facts.shape, facts.strides, strict=True)]
+        self.facts = facts
+        self.low = facts.pointer + sum(s for s in steps if s < 0)
+        self.bytes = sum(map(abs, steps)) + size if 0 not in facts.shape else 0
+        self.call = driver.driver()._call
+        self.address = ctypes.c_void_p()
+
+    def __enter__(self) -> Copied:
+        # A page more on either side: kernels read borders before they discard them.
+        self.call("cuMemAlloc_v2", ctypes.byref(self.address), ctypes.c_size_t(self.bytes + 8192))
+        self.base = int(self.address.value or 0) + 4096
+        self._copy("cuMemcpyHtoD_v2", self.base, self.low)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.call("cuMemFree_v2", self.address)
+
+    def _copy(self, function: str, to: int, start: int) -> None:
+        if self.bytes:
+            sizes = ctypes.c_void_p(to), ctypes.c_void_p(start), ctypes.c_size_t(self.bytes)
+            self.call(function, *sizes)
+
+    def moved(self) -> Facts:
+        """The facts of the copy."""
+        return self.facts._replace(
+            pointer=self.facts.pointer - self.low + self.base, device="cuda:0"
+        )
+
+    def back(self) -> None:
+        """Copy what the kernel wrote; waits for it, and raises what it did wrong."""
+        self._copy("cuMemcpyDtoH_v2", self.low, self.base)
+
+
+class OnCuda:
+    """A device that tests have in place of the CPU."""
+
+    name = "cpu"
+
+    def __init__(self) -> None:
+        self._cpu = devices.get("cpu")
+        self._gpu: CudaDevice = gpu("cuda:0")
+
+    def text(self, spec: Spec, launch: Launch | None = None) -> str:
+        return self._cpu.text(spec, launch)
+
+    def compile(self, spec: Spec, launch: Launch | None = None) -> Binary:
+        return self._cpu.compile(spec, launch)
+
+    def program(self, spec: Spec) -> OnCudaProgram:
+        # The refusals and warnings that the CPU gives belong to the kernel, wherever it runs.
+        self._cpu.program(spec)
+        return OnCudaProgram(self._gpu.program(spec))
+
+
+class OnCudaProgram:
+    """A `CudaProgram` for arrays in the host's memory."""
+
+    def __init__(self, program: Any) -> None:
+        self._program = program
+
+    def launch(
+        self, inputs: Sequence[Facts], outputs: Sequence[Facts], launch: Launch, stream: int = 0
+    ) -> None:
+        found = driver.driver()
+        copies = [Copied(fact) for fact in (*inputs, *outputs)]
+        with found.current(found._context(0)):
+            entered: list[Copied] = []
+            try:
+                for copy in copies:
+                    entered.append(copy.__enter__())
+                moved = [copy.moved() for copy in copies]
+                n = len(inputs)
+                self._program.launch(moved[:n], moved[n:], launch, 0)
+                found._call("cuCtxSynchronize")
+                for copy in copies[n:]:
+                    copy.back()
+            finally:
+                for copy in entered:
+                    copy.__exit__()
+
+    def repeat(self, *_: object) -> None:
+        """Every call copies."""
+
+    def failure(self, status: int, *_: object) -> DeviceError:
+        return DeviceError(str(status))
+
+
+@contextmanager
+def everything() -> Iterator[None]:
+    """Kernels called with arrays on the CPU run on the GPU inside a ``with`` block."""
+    real, fake, call = devices.get, OnCuda(), MetalKernel.__call__
+
+    def on_gpu(kernel: Any, **given: Any) -> Any:
+        programs = kernel._programs  # those of the CPU
+        kernel._programs = kernel.__dict__.setdefault("programs_on_cuda", {})
+        try:
+            return call(kernel, **given)
+        finally:
+            kernel._programs = programs
+
+    with pytest.MonkeyPatch.context() as patch, fastcall.bypassed():
+        patch.setattr(devices, "get", lambda name: fake if name == "cpu" else real(name))
+        patch.setattr(MetalKernel, "__call__", on_gpu)
+        yield
