@@ -8,14 +8,16 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
 import pytest
 
-from ferrule import devices, driver, fastcall
+from ferrule import devices, driver, fastcall, nvrtc
 from ferrule.call import MetalKernel
 from ferrule.devices import Binary
+from ferrule.devices.cpu import CpuDevice
 from ferrule.devices.cuda import CudaDevice, gpu
 from ferrule.errors import DeviceError
 from ferrule.spec import Facts, Launch, Spec
@@ -138,4 +140,23 @@ def everything() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch, fastcall.bypassed():
         patch.setattr(devices, "get", lambda name: fake if name == "cpu" else real(name))
         patch.setattr(MetalKernel, "__call__", on_gpu)
+        yield
+
+
+@contextmanager
+def compiled() -> Iterator[None]:
+    """Every kernel that is loaded on the CPU inside a ``with`` block is compiled to PTX, too."""
+    if nvrtc.find_nvrtc() is None or available():
+        yield
+        return
+    right = CpuDevice.program
+
+    def program(device: CpuDevice, spec: Spec) -> Any:
+        made = right(device, spec)
+        gpu_spec = replace(spec, inputs=tuple(i._replace(value=False) for i in spec.inputs))
+        devices.get("compute_90").compile(gpu_spec)
+        return made
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(CpuDevice, "program", program)
         yield

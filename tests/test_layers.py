@@ -33,6 +33,7 @@ MAY_IMPORT = {
     "source.analysis": f"{NOUNS} source tree_sitter",
     "source.cpp": f"{NOUNS} source",
     "source.cuda": f"{NOUNS} source",
+    "source.cuda_memory": "source tree_sitter",
     "source.dialect": "",
     "source.fibers": f"{NOUNS} source tree_sitter",
     "source.flat": f"{NOUNS} source tree_sitter",

@@ -23,12 +23,16 @@ def test_error_names_the_authors_line() -> None:
     assert "| y[i] = x[i] + nothing;" in str(caught.value)
 
 
-def test_launching_is_refused() -> None:
-    from ferrule import devices
-
-    kernel = ferrule.metal_kernel("k", ["x"], ["y"], "y[0] = x[0];")
-    spec = kernel._described(
-        ["float32[8]"], [ferrule.float32], None, None, None, None, None, "cuda"
-    )
-    with pytest.raises(ferrule.DeviceError, match="does not launch"):
-        devices.get("cuda:0").program(spec[0])
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("float v = as_type<float>(half(1)); y[i] = v;", "as_type: the two types"),
+        ("struct S { int a; } s; y[i] = simd_sum(s).a;", r'operator "\+" matches'),
+        ("float3 v = float2(1).xyz; y[i] = v.x;", 'has no member "z"'),
+    ],
+)
+def test_an_error_in_the_header_names_the_line_that_led_there(line: str, said: str) -> None:
+    kernel = ferrule.metal_kernel("led", ["x"], ["y"], f"uint i = 0;\n{line}")
+    with pytest.raises(ferrule.CompileError, match=f"source line 2: .*{said}") as caught:
+        kernel.compile("compute_90", inputs=["float32[8]"], output_dtypes=[ferrule.float32])
+    assert f"| {line}" in str(caught.value)

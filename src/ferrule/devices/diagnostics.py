@@ -62,14 +62,19 @@ def complaints(kernel: Kernel, log: str) -> list[Complaint]:
     """The errors in a compiler's output."""
     found: list[Complaint] = []
     own = re.compile(rf"(?:.*/)?{re.escape(kernel.name)}\.(source|header)[:(](\d+)")
+    led = re.compile(rf" at line (\d+) of (?:.*/)?{re.escape(kernel.name)}\.(source|header)\b")
     mentioned: tuple[str, int] | None = None  # the author's line that an error elsewhere is about
     for text in log.splitlines():
         here = own.match(text)
         match = _LINE.match(text)
         if match is None:
+            after = led.search(text)  # NVRTC's way
+            if after is not None:
+                _adopt(found, (after[2], int(after[1])))
             if here is not None and (mentioned is None or "required from" in text):
                 mentioned = here[1], int(here[2])
-                _adopt(found, mentioned, text)
+                if "note:" in text:
+                    _adopt(found, mentioned)  # clang's way
             continue
         message = in_authors_terms(match["message"].strip())
         if here is not None:
@@ -81,9 +86,9 @@ def complaints(kernel: Kernel, log: str) -> list[Complaint]:
     return found
 
 
-def _adopt(found: list[Complaint], place: tuple[str, int], text: str) -> None:
-    """clang says after an error where the author's text led to it."""
-    if found and not found[-1].where and "note:" in text:
+def _adopt(found: list[Complaint], place: tuple[str, int]) -> None:
+    """Some compilers say after an error where the author's text led to it."""
+    if found and not found[-1].where:
         found[-1] = found[-1]._replace(where=place[0], line=place[1])
 
 

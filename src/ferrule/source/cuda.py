@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import NamedTuple
 
 from ..dtypes import Dtype
@@ -19,6 +18,7 @@ from .cpp import (
     template_value,
     used_attributes,
 )
+from .cuda_memory import with_shared_memory
 from .dialect import COLLECTIVES
 
 # CUDA's limits (CUDA C++ Programming Guide, technical specifications per compute capability).
@@ -65,12 +65,12 @@ def text(p: Prepared, form: Form) -> str:
     include/cuda_grid.h).
     """
     kernel, spec = p.kernel, p.spec
-    source = re.sub(r"\bthread_local\b", "__shared__", p.text.source)
+    source = with_shared_memory(p.text.source)
     params = parameters(spec)
     given: list[str] = []
     passed = ["fr_g", "fr_g.index(fr_p)", "fr_p"]
     for name, one in zip(kernel.input_names, spec.inputs, strict=True):
-        ctype = one.dtype.metal if one.dtype.metal in _BUILTIN else f"fr::{one.dtype.metal}"
+        ctype = _qualified(one.dtype)
         if one.value:
             given.append(f"const {ctype} fr_a_{name}")
             passed.append(f"fr_a_{name}")
@@ -91,7 +91,7 @@ def text(p: Prepared, form: Form) -> str:
         if ndim:
             passed.append(str(one.ndim))
     for name, dtype in zip(kernel.output_names, spec.outputs, strict=True):
-        ctype = dtype.metal if dtype.metal in _BUILTIN else f"fr::{dtype.metal}"
+        ctype = _qualified(dtype)
         ctype = f"fr::metal::atomic<{ctype}>" if kernel.atomic_outputs else ctype
         given.append(f"{ctype}* __restrict__ fr_a_{name}")
         passed.append(f"fr_a_{name}")
@@ -159,10 +159,14 @@ def groups_of(launch: Launch) -> tuple[int, int, int]:
     return x, y, z
 
 
+def _qualified(dtype: Dtype) -> str:
+    """A type's name as it reads outside ``namespace fr``."""
+    return dtype.metal if dtype.metal in _BUILTIN else f"fr::metal::{dtype.metal}"
+
+
 def _qualified_values(spec: Spec) -> str:
     """Template arguments as they read outside ``namespace fr``."""
     values = [
-        f"fr::{v.metal}" if isinstance(v, Dtype) and v.metal not in _BUILTIN else template_value(v)
-        for _, v in spec.template
+        _qualified(v) if isinstance(v, Dtype) else template_value(v) for _, v in spec.template
     ]
     return f"<{', '.join(values)}>" if values else ""
