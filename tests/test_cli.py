@@ -14,6 +14,7 @@ from typing import Any
 import click
 import numpy as np
 import pytest
+import torch
 from click.testing import CliRunner, Result
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -173,6 +174,23 @@ def test_demo_with_the_sample(tmp_path: Path) -> None:
         # Four panels side by side, each with a picture in it.
         panels = np.array_split(np.asarray(picture.convert("L"), np.float32), 4, axis=1)
         assert all(panel.std() > 20 for panel in panels)
+
+
+def test_demo_on_two_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a GPU that is none: tensors, and waiting for it."""
+    waited = []
+    gpu = demo.Place("Some GPU", torch.from_numpy, lambda: waited.append(1))
+    real = demo.places
+    monkeypatch.setattr(demo, "places", lambda: [*real(), gpu])
+    result = run("demo", photograph(tmp_path / "photo.png"), "--out", tmp_path / "out.png")
+    assert result.exit_code == 0, result.output
+    assert result.stdout.count("Some GPU") == 2 and result.stdout.count("CPU, ") == 2
+    assert len(waited) >= 8
+    broken = gpu._replace(send=lambda array: torch.from_numpy(array * np.float32(1.01)))
+    monkeypatch.setattr(demo, "places", lambda: [*real(), broken])
+    result = run("demo", tmp_path / "photo.png", "--out", tmp_path / "out.png")
+    assert result.exit_code == 1
+    assert "on Some GPU; at most" in result.stderr and "on CPU" not in result.stderr
 
 
 @pytest.mark.parametrize(

@@ -78,7 +78,7 @@ MAY_IMPORT = {
     # The command line uses what users have, and asks the tools how they are.
     "cli": "ferrule cli click",
     "cli.cache": "ferrule cli cache click",
-    "cli.demo": "ferrule cli binding numpy click rich matplotlib PIL",
+    "cli.demo": "ferrule cli binding driver numpy torch click rich matplotlib PIL",
     "cli.doctor": "ferrule cli _env spec devices driver cache toolchain binding fastcall nvdisasm "
     "nvrtc numpy click rich",
     "cli.grid_sample": "ferrule numpy",

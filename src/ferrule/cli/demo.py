@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
-from .. import binding
+from .. import DeviceError, binding, driver
 from . import Fault, grid_sample
 
 LARGEST = 1024  # pixels; photographs with a longer side are made smaller
@@ -24,10 +25,19 @@ Floats = NDArray[np.floating[Any]]
 _Result = TypeVar("_Result")
 
 
+class Place(NamedTuple):
+    """Where kernels are run: a device's name, how arrays get there, and how to wait for it."""
+
+    device: str
+    send: Callable[[Floats], Any]
+    wait: Callable[[], object]
+
+
 class Measured(NamedTuple):
     """One kernel against NumPy: times in seconds, error as a fraction of the largest value."""
 
     name: str
+    device: str
     kernel: float
     numpy: float
     error: float
@@ -53,20 +63,18 @@ def command(photo: str | None, out: str) -> None:
     height, width = x.shape[1:3]
     grid = water(height, width)
     with console.status("running the kernels and NumPy"):
-        samples, forward = compare(
-            "forward",
-            lambda: (grid_sample.sample(x, grid),),
-            lambda: (grid_sample.sample_numpy(x, grid),),
+        where = places()
+        (samples,), forward = compare(
+            "forward", where, grid_sample.sample, grid_sample.sample_numpy, (x, grid)
         )
-        cotangent = samples[0]  # the derivative of half the sum of squares
+        cotangent = samples  # the derivative of half the sum of squares
         grads, backward = compare(
-            "VJP",
-            lambda: grid_sample.sample_vjp(x, grid, cotangent),
-            lambda: grid_sample.sample_vjp_numpy(x, grid, cotangent),
-        )
-    results = (forward, backward)
+            "VJP", where, grid_sample.sample_vjp, grid_sample.sample_vjp_numpy,
+            (x, grid, cotangent),
+        )  # fmt: skip
+    results = (*forward, *backward)
     try:
-        draw(out, x[0], samples[0][0], grads[0][0], grads[1][0])
+        draw(out, x[0], samples[0], grads[0][0], grads[1][0])
     except OSError as error:
         raise Fault(f"{out}: cannot be written: {error.strerror or error}") from error
     console.print(_table(results, f"grid_sample of {width} x {height} pixels, float32"))
@@ -75,7 +83,7 @@ def command(photo: str | None, out: str) -> None:
     for result in wrong:
         click.echo(
             f"{result.name}: the kernel differs from NumPy by {result.error:.1e} of the largest "
-            f"value; at most {TOLERANCE:.0e} is right.",
+            f"value on {result.device}; at most {TOLERANCE:.0e} is right.",
             err=True,
         )
     if wrong:
@@ -83,14 +91,12 @@ def command(photo: str | None, out: str) -> None:
 
 
 def _table(results: tuple[Measured, ...], title: str) -> Table:
-    threads = binding.get_threads()
-    device = f"CPU, {threads} thread{'s' if threads > 1 else ''}"
     table = Table(title=title)
     for heading in ("", "device"):
         table.add_column(heading)
     for heading in ("kernel", "NumPy", "ratio", "largest error"):
         table.add_column(heading, justify="right", no_wrap=True)
-    for name, kernel, numpy, error in results:
+    for name, device, kernel, numpy, error in results:
         table.add_row(
             name,
             device,
@@ -105,20 +111,67 @@ def _table(results: tuple[Measured, ...], title: str) -> Table:
 # -- the work --------------------------------------------------------------------------------------
 
 
+def places() -> list[Place]:
+    """The CPU, and the first NVIDIA GPU where torch has one."""
+    threads = binding.get_threads()
+    found = [Place(f"CPU, {threads} thread{'s' if threads > 1 else ''}", lambda a: a, lambda: None)]
+    with contextlib.suppress(ImportError, DeviceError):
+        driver.driver()  # where there is none, torch need not be imported
+        import torch
+
+        if torch.cuda.is_available():
+            device, name = torch.device("cuda", 0), torch.cuda.get_device_name(0)
+            found.append(
+                Place(
+                    name, lambda a: torch.from_numpy(a).to(device),
+                    lambda: torch.cuda.synchronize(device),
+                )
+            )  # fmt: skip
+    return found
+
+
 def compare(
     name: str,
-    kernel: Callable[[], tuple[Floats, ...]],
-    numpy: Callable[[], tuple[Floats, ...]],
-) -> tuple[tuple[Floats, ...], Measured]:
-    """Time two ways to make the same arrays; the kernel's arrays, and how the two compare."""
-    made, kernel_time = timed(kernel, most=15)
-    expected, numpy_time = timed(numpy, most=5)
-    errors = [
-        np.abs(a - b).max(initial=0) / max(np.abs(b).max(initial=0), 1e-30)
-        for a, b in zip(made, expected, strict=True)
-    ]
-    error = float(np.max(errors))  # unlike Python's max, keeps a NaN
-    return made, Measured(name, kernel_time, numpy_time, error)
+    where: list[Place],
+    kernel: Callable[..., Any],
+    numpy: Callable[..., Any],
+    arrays: tuple[Floats, ...],
+) -> tuple[tuple[Floats, ...], list[Measured]]:
+    """Time two ways to make the same arrays, the kernel's on each device.
+
+    Returns:
+        The arrays that the kernel made on the first device, and how each compares with NumPy.
+    """
+    expected, numpy_time = timed(lambda: numpy(*arrays), most=5)
+    made: list[tuple[Floats, ...]] = []
+    results = []
+    for device, send, wait in where:
+        given = [send(array) for array in arrays]
+
+        def call(given: list[Any] = given, wait: Callable[[], object] = wait) -> Any:
+            found = kernel(*given)
+            wait()
+            return found
+
+        found, kernel_time = timed(call, most=15)
+        made.append(tuple(map(_numpy, _several(found))))
+        errors = [
+            np.abs(a - b).max(initial=0) / max(np.abs(b).max(initial=0), 1e-30)
+            for a, b in zip(made[-1], _several(expected), strict=True)
+        ]
+        error = float(np.max(errors))  # unlike Python's max, keeps a NaN
+        results.append(Measured(name, device, kernel_time, numpy_time, error))
+    return made[0], results
+
+
+def _several(arrays: Any) -> tuple[Any, ...]:
+    return arrays if isinstance(arrays, tuple) else (arrays,)
+
+
+def _numpy(array: Any) -> Floats:
+    """An array in the memory of the CPU."""
+    found: Floats = array if isinstance(array, np.ndarray) else array.cpu().numpy()
+    return found
 
 
 def timed(work: Callable[[], _Result], most: int) -> tuple[_Result, float]:
