@@ -33,6 +33,7 @@ MAY_IMPORT = {
     "source.analysis": f"{NOUNS} source tree_sitter",
     "source.cpp": f"{NOUNS} source",
     "source.cuda": f"{NOUNS} source",
+    "source.cuda_body": f"{NOUNS} source",
     "source.cuda_memory": "source tree_sitter",
     "source.dialect": "",
     "source.fibers": f"{NOUNS} source tree_sitter",
@@ -74,7 +75,8 @@ MAY_IMPORT = {
     # The call joins them.
     "arguments": f"{NOUNS} hosts numpy",
     "call": f"{NOUNS} arguments fastcall source.metal hosts devices",
-    "ferrule": "errors dtypes call binding toolchain",
+    "cuda_call": f"{NOUNS} hosts call",
+    "ferrule": "errors dtypes call cuda_call binding toolchain",
     # The command line uses what users have, and asks the tools how they are.
     "cli": "ferrule cli click",
     "cli.cache": "ferrule cli cache click",

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 from .call import DictionaryKernel, MetalKernel, metal_kernel
+from .cuda_call import CudaKernel, cuda_kernel
 from .dtypes import (
     Dtype,
     bfloat16,
@@ -52,6 +53,7 @@ _LAZY = {"get_threads": "binding", "set_compiler": "toolchain", "set_threads": "
 __all__ = [
     "CacheWarning",
     "CompileError",
+    "CudaKernel",
     "DeviceError",
     "DialectError",
     "DictionaryKernel",
@@ -67,6 +69,7 @@ __all__ = [
     "bfloat16",
     "bool_",
     "complex64",
+    "cuda_kernel",
     "float16",
     "float32",
     "float64",

@@ -16,16 +16,16 @@ import numpy as np
 
 from . import dtypes, hosts
 from .dtypes import Dtype
-from .errors import FerruleError, KernelError, KernelTypeError
+from .errors import DeviceError, FerruleError, KernelError, KernelTypeError
 from .hosts import Host
 from .kernel import Kernel
-from .spec import MAX_THREADS, Facts, Shape, is_row_contiguous, row_contiguous_strides
+from .spec import CUDA_RANK, MAX_THREADS, Facts, Shape, is_row_contiguous, row_contiguous_strides
 
 INT32 = 2**31
+MOST_DEEP = 64  # threads of a CUDA block along z
+MOST_BLOCKS = 65535  # of a CUDA grid along y and along z
 MAX_BYTES = 2**63 - 1
-BAD_TEMPLATE = (
-    "[metal_kernel] Invalid template argument. Must be `mlx.core.Dtype`, `int` or `bool`."
-)
+BAD_TEMPLATE = "Invalid template argument. Must be `mlx.core.Dtype`, `int` or `bool`."
 _DESCRIBED = re.compile(r"\s*(\w+)\s*(?:\[([\d,\s]*)\])?\s*", re.ASCII)
 _found: dict[object, Dtype] = {}  # dtypes of any library seen so far
 
@@ -43,26 +43,30 @@ def shown(value: object) -> str:
     return text if len(text) <= 80 else text[:77] + "..."
 
 
+def label_of(kernel: Kernel, what: str) -> str:
+    """How messages call the argument ``what``."""
+    return f"{kernel.tag} `{what}` of kernel {kernel.name!r}"
+
+
 def input_label(kernel: Kernel, index: int) -> str:
     """How messages call an input."""
-    return f"input {kernel.input_names[index]!r} of kernel {kernel.name!r}"
+    return f"{kernel.tag} input {kernel.input_names[index]!r} of kernel {kernel.name!r}"
 
 
 def output_label(kernel: Kernel, what: str, index: int) -> str:
     """How messages call an entry of ``output_shapes`` or ``output_dtypes``."""
-    return f"`{what}` of kernel {kernel.name!r} for output {kernel.output_names[index]!r}"
+    return f"{label_of(kernel, what)} for output {kernel.output_names[index]!r}"
 
 
 def renamed(error: FerruleError, label: str) -> FerruleError:
     """A host's error, which tells what is wrong, with the argument that it is wrong with."""
-    return type(error)(f"[metal_kernel] {label} {error}")
+    return type(error)(f"{label} {error}")
 
 
 def wrong_type(label: str, value: object, expected: str) -> KernelTypeError:
     """The error for an argument of a wrong type."""
     return KernelTypeError(
-        f"[metal_kernel] {label}: got {shown(value)} of type {type(value).__name__}, "
-        f"expected {expected}."
+        f"{label}: got {shown(value)} of type {type(value).__name__}, expected {expected}."
     )
 
 
@@ -70,7 +74,7 @@ def mixed(kernel: Kernel, one: int, had: str, two: int, has: str, what: str) -> 
     """The error for two libraries or devices in one call."""
     names = kernel.input_names
     return KernelError(
-        f"[metal_kernel] kernel {kernel.name!r} got arrays of two {what}: input {names[one]!r} is "
+        f"{kernel.tag} kernel {kernel.name!r} got arrays of two {what}: input {names[one]!r} is "
         f"{had}, input {names[two]!r} is {has}; convert one of them."
     )
 
@@ -80,12 +84,12 @@ def listed(kernel: Kernel, what: str, value: object, names: tuple[str, ...]) -> 
     if type(value) is not list and type(value) is not tuple:
         if isinstance(value, Mapping):
             raise KernelTypeError(
-                f"[metal_kernel] `{what}` of kernel {kernel.name!r}: got a dictionary, expected a "
-                "list, because the kernel was made with `input_names` and `output_names`. Leave "
-                "both out to call it with dictionaries."
+                f"{label_of(kernel, what)}: got a dictionary, expected a list, because the kernel "
+                "was made with `input_names` and `output_names`."
+                + (" Leave both out to call it with dictionaries." * (kernel.language == "metal"))
             )
         if isinstance(value, (str, bytes)) or not isinstance(value, Sequence):
-            label = f"`{what}` of kernel {kernel.name!r}"
+            label = label_of(kernel, what)
             wrong = wrong_type(label, value, f"a list of {len(names)} entries")
             if hosts.find(type(value)) is None:
                 raise wrong
@@ -93,7 +97,7 @@ def listed(kernel: Kernel, what: str, value: object, names: tuple[str, ...]) -> 
     entries: list[Any] = list(value)
     if len(entries) != len(names):
         raise KernelError(
-            f"[metal_kernel] Expected `{what}` to have size {len(names)} but got size "
+            f"{kernel.tag} Expected `{what}` to have size {len(names)} but got size "
             f"{len(entries)}. Kernel {kernel.name!r} wants one entry for each of: "
             f"{', '.join(names) or '(none)'}."
         )
@@ -132,25 +136,49 @@ def axes(kernel: Kernel, what: str, value: object, least: int) -> tuple[int, int
             and least <= z < INT32
         ):
             return value
-    label = f"`{what}` of kernel {kernel.name!r}"
+    label = label_of(kernel, what)
     expected = f"three integers from {least} to {INT32 - 1}"
     sizes = _integers(label, value, expected)
     if len(sizes) != 3 or not all(-INT32 <= size < INT32 for size in sizes):
         raise wrong_type(label, value, expected)
     if min(sizes) < least:
-        raise KernelError(f"[metal_kernel] {label}: got {sizes}, expected {expected}.")
+        raise KernelError(f"{label}: got {sizes}, expected {expected}.")
     return sizes[0], sizes[1], sizes[2]
 
 
-def threadgroup_axes(kernel: Kernel, value: object) -> tuple[int, int, int]:
+def threadgroup_axes(
+    kernel: Kernel, value: object, grid: tuple[int, int, int] | None
+) -> tuple[int, int, int]:
     """``threadgroup``: three positive int32 with a product of 1024 at most."""
     x, y, z = group = axes(kernel, "threadgroup", value, 1)
-    if x * y * z > MAX_THREADS:
+    if kernel.language == "cuda":
+        if grid is not None and 0 not in grid:
+            _check_blocks(kernel, group, grid)
+    elif x * y * z > MAX_THREADS:
         raise KernelError(
-            f"[metal_kernel] `threadgroup` of kernel {kernel.name!r}: got {group}, which is "
+            f"{label_of(kernel, 'threadgroup')}: got {group}, which is "
             f"{x * y * z} threads; at most {MAX_THREADS} are allowed."
         )
     return group
+
+
+def _check_blocks(kernel: Kernel, group: tuple[int, int, int], grid: tuple[int, int, int]) -> None:
+    """Refuse blocks that CUDA does not launch; a Metal body's can be arranged otherwise."""
+    x, y, z = block = tuple(map(min, group, grid))
+    if x * y * z > MAX_THREADS or z > MOST_DEEP:
+        raise KernelError(
+            f"{label_of(kernel, 'threadgroup')}: got {group} for the grid {grid}, which makes "
+            f"blocks of {block} threads; at most {MAX_THREADS} are allowed, and {MOST_DEEP} along "
+            "z."
+        )
+    for axis in (1, 2):
+        blocks = -(-grid[axis] // block[axis])
+        if blocks > MOST_BLOCKS:
+            raise KernelError(
+                f"{label_of(kernel, 'grid')}: got {grid}, which is {blocks} blocks along "
+                f"{'xyz'[axis]} with the threadgroup {group}; CUDA allows {MOST_BLOCKS}. Put the "
+                "long axis first."
+            )
 
 
 def check_empty(kernel: Kernel, grid: tuple[int, int, int], shapes: Sequence[Shape]) -> None:
@@ -158,7 +186,7 @@ def check_empty(kernel: Kernel, grid: tuple[int, int, int], shapes: Sequence[Sha
     for name, shape in zip(kernel.output_names, shapes, strict=True):
         if 0 not in shape:
             raise KernelError(
-                f"[metal_kernel] `grid` of kernel {kernel.name!r}: got {grid}, which runs no "
+                f"{label_of(kernel, 'grid')}: got {grid}, which runs no "
                 f"thread, but output {name!r} of shape {shape} is not empty; expected three "
                 "positive integers."
             )
@@ -180,11 +208,11 @@ def output_shape(kernel: Kernel, index: int, value: object, dtype: Dtype) -> Sha
     expected = "a sequence of non-negative integers"
     shape = _integers(label, value, expected)
     if shape and min(shape) < 0:
-        raise KernelError(f"[metal_kernel] {label}: got {shape}, expected {expected}.")
+        raise KernelError(f"{label}: got {shape}, expected {expected}.")
     size = dtype.itemsize * math.prod(shape)
     if size > MAX_BYTES:
         raise KernelError(
-            f"[metal_kernel] {label}: got {shape}, which is {size} bytes of {dtype.name}; at most "
+            f"{label}: got {shape}, which is {size} bytes of {dtype.name}; at most "
             f"{MAX_BYTES} are allowed."
         )
     return shape
@@ -213,8 +241,8 @@ def output_dtype(kernel: Kernel, index: int, value: object) -> Dtype:
         )
     if not dtype.level0:
         raise KernelError(
-            f"[metal_kernel] {output_label(kernel, 'output_dtypes', index)}: float64 is not "
-            "supported on the GPU, so no metal_kernel takes it; expected another, such as float32."
+            f"{output_label(kernel, 'output_dtypes', index)}: float64 is not supported on the "
+            f"GPU, so no {kernel.language}_kernel takes it; expected another, such as float32."
         )
     return dtype
 
@@ -235,22 +263,28 @@ def scalar(kernel: Kernel, index: int, value: object) -> tuple[Facts, object]:
 
 
 def check_input(kernel: Kernel, index: int, facts: Facts) -> None:
-    """Refuse float64, and sizes beyond int32 where the body reads them."""
+    """Refuse float64, and sizes and ranks that a body cannot read where it reads them."""
     if not facts.dtype.level0:
         raise KernelError(
-            f"[metal_kernel] {input_label(kernel, index)}: float64 is not supported on the GPU, "
-            "so no metal_kernel takes it; cast the array to another dtype, such as float32."
+            f"{input_label(kernel, index)}: float64 is not supported on the GPU, "
+            f"so no {kernel.language}_kernel takes it; cast the array to another dtype, such as "
+            "float32."
         )
     name = kernel.input_names[index]
+    if kernel.language == "cuda" and len(facts.shape) > CUDA_RANK and any(kernel.wants(name)[:2]):
+        raise KernelError(
+            f"{input_label(kernel, index)}: got the shape {facts.shape} of {len(facts.shape)} "
+            f"dims, but the body reads its shape or strides, which hold {CUDA_RANK}; reshape it."
+        )
     if kernel.wants(name)[0] and facts.shape and max(facts.shape) >= INT32:
         raise KernelError(
-            f"[metal_kernel] {input_label(kernel, index)}: got the shape {facts.shape}, but the "
+            f"{input_label(kernel, index)}: got the shape {facts.shape}, but the "
             f"body reads {name}_shape, whose sizes are int32: at most {INT32 - 1}."
         )
 
 
 def gather(
-    kernel: Kernel, inputs: list[Any], wants_shape: tuple[bool, ...]
+    kernel: Kernel, inputs: list[Any], wants: tuple[bool, ...]
 ) -> tuple[Host | None, str, list[Facts], list[Any], tuple[int, ...], list[object]]:
     """What a call's inputs are, copied where a kernel cannot take them as they lie.
 
@@ -288,7 +322,7 @@ def gather(
                 copies += (i,)
         except FerruleError as error:
             raise renamed(error, input_label(kernel, i)) from error
-        if not read.dtype.level0 or wants_shape[i]:
+        if not read.dtype.level0 or wants[i]:
             check_input(kernel, i, read)
         if not device:
             device = read.device
@@ -297,6 +331,24 @@ def gather(
         facts.append(read)
         arrays.append(value)
     return host, device, facts, arrays, copies, owners
+
+
+def needs_cuda(kernel: Kernel, host: str, device: str) -> DeviceError:
+    """The error for a call of a CUDA body with arrays that are not on an NVIDIA GPU."""
+    return DeviceError(
+        f"{kernel.tag} kernel {kernel.name!r} is written in CUDA C++, which runs on NVIDIA GPUs "
+        f"alone, but was called with {host} arrays on {device!r}. Give torch tensors on a CUDA "
+        'device, such as x.to("cuda"), or write the body for ferrule.metal_kernel, which runs on '
+        "any machine."
+    )
+
+
+def no_text(kernel: Kernel, device: str) -> DeviceError:
+    """The error for asking what a CUDA body becomes elsewhere."""
+    return DeviceError(
+        f"{kernel.tag} kernel {kernel.name!r} is written in CUDA C++ and has no text for "
+        f"{device!r}; expected 'cuda' or an architecture such as 'sm_90'."
+    )
 
 
 def template_value(kernel: Kernel, name: object, value: object) -> int | bool | Dtype:
@@ -308,17 +360,19 @@ def template_value(kernel: Kernel, name: object, value: object) -> int | bool | 
         if -INT32 <= number < INT32:
             return number
         raise KernelError(
-            f"{BAD_TEMPLATE} {where} is {number}, expected an int from {-INT32} to {INT32 - 1}."
+            f"{kernel.tag} {BAD_TEMPLATE} {where} is {number}, expected an int from {-INT32} to "
+            f"{INT32 - 1}."
         )
     dtype = find_dtype(value)
     if dtype is None:
         hint = "give int(x)" if hasattr(value, "dtype") else "NumPy and torch dtypes do as well"
         raise KernelError(
-            f"{BAD_TEMPLATE} {where} is {shown(value)} of type {kind.__name__}; {hint}."
+            f"{kernel.tag} {BAD_TEMPLATE} {where} is {shown(value)} of type {kind.__name__}; "
+            f"{hint}."
         )
     if not dtype.level0:
         raise KernelError(
-            f"[metal_kernel] {where} is float64, which is not supported on the GPU; expected "
+            f"{kernel.tag} {where} is float64, which is not supported on the GPU; expected "
             "another dtype, such as float32."
         )
     return dtype
@@ -332,25 +386,20 @@ def number(kernel: Kernel, value: object) -> float:
     if getattr(value, "shape", None) == () and hasattr(value, "item"):
         plain = value.item()
     if not isinstance(plain, (bool, int, float)):
-        raise wrong_type(f"`init_value` of kernel {kernel.name!r}", value, "a number or None")
+        raise wrong_type(label_of(kernel, "init_value"), value, "a number or None")
     return plain
 
 
 def fill_value(kernel: Kernel, index: int, value: float, dtype: Dtype) -> float:
     """``init_value`` as an element of ``dtype``: truncated for integers, as a cast does."""
-    label = (
-        f"`init_value` of kernel {kernel.name!r} for output {kernel.output_names[index]!r} of "
-        f"dtype {dtype.name}"
-    )
+    label = f"{output_label(kernel, 'init_value', index)} of dtype {dtype.name}"
     if dtype.kind == "b":
         return bool(value)
     if dtype.kind in "iu":
         limits = np.iinfo(dtype.numpy)
         low, high = int(limits.min), int(limits.max)
         if not math.isfinite(value) or not low <= int(value) <= high:
-            raise KernelError(
-                f"[metal_kernel] {label}: got {value!r}, expected a number from {low} to {high}."
-            )
+            raise KernelError(f"{label}: got {value!r}, expected a number from {low} to {high}.")
         return int(value)
     try:
         with np.errstate(over="ignore"):
@@ -369,7 +418,7 @@ def describe(kernel: Kernel, index: int, value: Any) -> Facts:
         shape = tuple(int(size) for size in sizes)
         if dtype is None:
             raise KernelError(
-                f"[metal_kernel] {label}: got {shown(value)}, expected a dtype and a shape such "
+                f"{label}: got {shown(value)}, expected a dtype and a shape such "
                 f'as "float16[4,16]", with one of the dtypes {", ".join(dtypes.BY_NAME)}.'
             )
     elif isinstance(value, (tuple, list)):
@@ -388,7 +437,7 @@ def describe(kernel: Kernel, index: int, value: Any) -> Facts:
     else:
         return scalar(kernel, index, value)[0]
     if shape and min(shape) < 0:
-        raise KernelError(f"[metal_kernel] {label}: got the shape {shape}, which has no meaning.")
+        raise KernelError(f"{label}: got the shape {shape}, which has no meaning.")
     facts = Facts(dtype, shape, row_contiguous_strides(shape), 0, "")
     check_input(kernel, index, facts)
     return facts

@@ -1,4 +1,5 @@
-"""`metal_kernel`: the call that MLX users know, on any array and any machine.
+"""`metal_kernel`: the call that MLX users know, on any array and any machine. `CallableKernel` is
+what it shares with `ferrule.cuda_kernel`.
 
 Everything is checked before anything is launched. What a kernel becomes for one set of dtypes,
 ranks and template values is looked up in a dictionary, so a repeated call builds no text.
@@ -21,16 +22,19 @@ if TYPE_CHECKING:
     from .hosts import Host
 
 
-class MetalKernel:
-    """A kernel that can be called: what `metal_kernel` returns.
+class CallableKernel:
+    """A kernel that can be called, in any language.
 
     Attributes:
         kernel: the text, names and flags, checked.
+        usual: the device of `text` and `compile` where none is given.
     """
+
+    usual = "cpu"
 
     def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel
-        self._wants_shape = tuple(kernel.wants(n)[0] for n in kernel.input_names)
+        self._wants = tuple(any(kernel.wants(n)) for n in kernel.input_names)
         self._programs: dict[tuple[object, ...], Program] = {}
         self._template_names: set[tuple[str, ...]] = {()}
         self._table = fastcall.table(
@@ -39,10 +43,10 @@ class MetalKernel:
 
     def __repr__(self) -> str:
         inputs, outputs = ", ".join(self.kernel.input_names), ", ".join(self.kernel.output_names)
-        return f"<ferrule.MetalKernel {self.kernel.name}({inputs}) -> {outputs}>"
+        return f"<ferrule.{type(self).__name__} {self.kernel.name}({inputs}) -> {outputs}>"
 
-    def __reduce__(self) -> tuple[type[MetalKernel], tuple[Kernel]]:
-        return MetalKernel, (self.kernel,)  # loaded programs stay behind
+    def __reduce__(self) -> tuple[type[CallableKernel], tuple[Kernel]]:
+        return type(self), (self.kernel,)  # loaded programs stay behind
 
     @hosts.eager_only
     def __call__(
@@ -66,9 +70,11 @@ class MetalKernel:
                 input is an array, the library of the output dtypes decides.
             output_shapes: one shape per output name.
             output_dtypes: one dtype per output name, of NumPy, torch or MLX.
-            grid: threads along x, y and z; exactly this many run.
-            threadgroup: threads per threadgroup along x, y and z, 1024 in all at most. An axis
-                of the grid that is shorter makes the threadgroup shorter.
+            grid: threads along x, y and z; exactly this many run. A CUDA body runs in whole
+                blocks: where ``threadgroup`` does not divide the grid, threads beyond its end
+                run, too, and the body must stop them.
+            threadgroup: threads per threadgroup, which is CUDA's block, along x, y and z, 1024 in
+                all at most. An axis of the grid that is shorter makes the threadgroup shorter.
             template: ``(name, value)`` pairs; a value is an int, a bool or a dtype.
             init_value: what every output is filled with before the launch. None leaves them
                 unwritten.
@@ -96,9 +102,9 @@ class MetalKernel:
         shapes = arguments.listed(kernel, "output_shapes", output_shapes, kernel.output_names)
         wanted = arguments.listed(kernel, "output_dtypes", output_dtypes, kernel.output_names)
         threads = arguments.axes(kernel, "grid", grid, 0)
-        group = arguments.threadgroup_axes(kernel, threadgroup)
+        group = arguments.threadgroup_axes(kernel, threadgroup, threads)
         if verbose is not False and verbose is not True:
-            raise arguments.wrong_type(f"`verbose` of kernel {kernel.name!r}", verbose, "a bool")
+            raise arguments.wrong_type(arguments.label_of(kernel, "verbose"), verbose, "a bool")
         key: list[object] = []  # what tells this call's Spec and device from others
         outs: list[Dtype] = []
         for i, value in enumerate(wanted):
@@ -112,11 +118,11 @@ class MetalKernel:
             arguments.check_empty(kernel, threads, shapes)
         number = None if init_value is None else arguments.number(kernel, init_value)
 
-        host, device, facts, arrays, copies, owners = arguments.gather(
-            kernel, arrays, self._wants_shape
-        )
+        host, device, facts, arrays, copies, owners = arguments.gather(kernel, arrays, self._wants)
         if host is None:
             host, device = self._host_of_dtypes(wanted)
+        if kernel.language == "cuda" and not device.startswith("cuda"):
+            raise arguments.needs_cuda(kernel, host.name, device)
         for fact in facts:
             key.append(fact.dtype.name)
             key.append(-1 if fact.value else len(fact.shape))
@@ -124,7 +130,7 @@ class MetalKernel:
         try:
             queue = host.stream(stream, device)
         except FerruleError as error:
-            raise arguments.renamed(error, f"`stream` of kernel {kernel.name!r}") from error
+            raise arguments.renamed(error, arguments.label_of(kernel, "stream")) from error
 
         outputs: list[Any] = []
         results: list[Facts] = []
@@ -150,7 +156,7 @@ class MetalKernel:
 
     def text(
         self,
-        device: str = "cpu",
+        device: str | None = None,
         *,
         inputs: Sequence[Any],
         output_dtypes: Sequence[Any],
@@ -165,8 +171,9 @@ class MetalKernel:
         """What the kernel becomes on ``device``; nothing is compiled or launched.
 
         Args:
-            device: ``"metal"`` for the text that MLX compiles on Apple's GPUs, ``"cpu"``, or
-                another device's name.
+            device: ``"metal"`` for the text that MLX compiles on Apple's GPUs, ``"cpu"``,
+                ``"cuda"``, or an architecture such as ``"sm_90"``; None for ``"cpu"``, and for a
+                CUDA body, which has CUDA's text alone, ``"cuda"``.
             inputs: as in a call, or in place of arrays ``(shape, dtype)`` pairs or strings such
                 as ``"float16[4,16]"``.
             output_dtypes, template: as in a call.
@@ -175,8 +182,9 @@ class MetalKernel:
 
         Raises:
             KernelError, KernelTypeError: as a call does.
-            DeviceError: there is no such device.
+            DeviceError: there is no such device, or the kernel's language is not for it.
         """
+        device = device or self.usual
         spec, launch = self._described(
             inputs, output_dtypes, output_shapes, grid, threadgroup, template, init_value, device
         )
@@ -190,7 +198,7 @@ class MetalKernel:
 
     def compile(
         self,
-        device: str = "cpu",
+        device: str | None = None,
         *,
         inputs: Sequence[Any],
         output_dtypes: Sequence[Any],
@@ -210,8 +218,9 @@ class MetalKernel:
             KernelError, KernelTypeError: as a call does.
             CompileError: the compiler refused the kernel's text.
             ToolchainError: there is no compiler for ``device``.
-            DeviceError: there is no such device.
+            DeviceError: there is no such device, or the kernel's language is not for it.
         """
+        device = device or self.usual
         spec, launch = self._described(
             inputs, output_dtypes, output_shapes, grid, threadgroup, template, init_value, device
         )
@@ -226,7 +235,7 @@ class MetalKernel:
         for name, value in zip(names, wanted, strict=True):
             if hosts.of_dtype(value) is not host:
                 raise KernelError(
-                    f"[metal_kernel] `output_dtypes` of kernel {self.kernel.name!r}: output "
+                    f"{arguments.label_of(self.kernel, 'output_dtypes')}: output "
                     f"{names[0]!r} has a dtype of {host.name}, output {name!r} one of "
                     f"{hosts.of_dtype(value).name}; no input is an array, so the dtypes decide "
                     "whose arrays the outputs are: expected dtypes of one library."
@@ -248,10 +257,11 @@ class MetalKernel:
             return output, cast(Facts, host.facts(output))
         except FerruleError as error:
             name = kernel.output_names[index]
-            raise arguments.renamed(error, f"output {name!r} of kernel {kernel.name!r}") from error
+            label = f"{kernel.tag} output {name!r} of kernel {kernel.name!r}"
+            raise arguments.renamed(error, label) from error
         except host.allocation_errors as error:
             raise KernelError(
-                f"[metal_kernel] {arguments.output_label(kernel, 'output_shapes', index)}: got "
+                f"{arguments.output_label(kernel, 'output_shapes', index)}: got "
                 f"{shape}, which is {dtype.itemsize * math.prod(shape)} bytes of {dtype.name}; "
                 f"{host.name} cannot allocate them: {error}"
             ) from error
@@ -321,7 +331,7 @@ class MetalKernel:
     ) -> tuple[tuple[str, int | bool | Dtype], ...]:
         """The checked template; adds to ``key`` what tells it from others."""
         kernel = self.kernel
-        label = f"`template` of kernel {kernel.name!r}"
+        label = arguments.label_of(kernel, "template")
         if isinstance(template, (str, bytes)) or not isinstance(template, Sequence):
             raise arguments.wrong_type(label, template, 'a list such as [("T", mx.float32)]')
         names: list[str] = []
@@ -331,7 +341,7 @@ class MetalKernel:
                 raise arguments.wrong_type(label, item, 'a pair such as ("T", mx.float32)')
             name = item[0]
             if type(name) is not str:
-                name = check_identifier("`template`", name, kernel.name)
+                name = check_identifier("`template`", name, kernel.name, kernel.language)
             value = arguments.template_value(kernel, name, item[1])
             names.append(name)
             items.append((name, value))
@@ -339,8 +349,10 @@ class MetalKernel:
             key += (name, type(value), value.name if isinstance(value, Dtype) else value)
         if tuple(names) not in self._template_names:
             for name in names:
-                check_identifier("`template`", name, kernel.name)
-            check_distinct(kernel.name, kernel.input_names + kernel.output_names + tuple(names))
+                check_identifier("`template`", name, kernel.name, kernel.language)
+            check_distinct(
+                kernel.name, (*kernel.input_names, *kernel.output_names, *names), kernel.language
+            )
             check_not_given(kernel, tuple(names))
             self._template_names.add(tuple(names))
         return tuple(items)
@@ -358,6 +370,8 @@ class MetalKernel:
     ) -> tuple[Spec, Launch | None]:
         """A call on ``device`` that is only described."""
         kernel = self.kernel
+        if kernel.language == "cuda" and device in ("cpu", "metal"):
+            raise arguments.no_text(kernel, device)
         names = kernel.output_names
         values = arguments.listed(kernel, "inputs", inputs, kernel.input_names)
         wanted = arguments.listed(kernel, "output_dtypes", output_dtypes, names)
@@ -369,7 +383,9 @@ class MetalKernel:
             for i, dtype in enumerate(outs):
                 shapes[i] = arguments.output_shape(kernel, i, shapes[i], dtype)
         threads = None if grid is None else arguments.axes(kernel, "grid", grid, 0)
-        group = None if threadgroup is None else arguments.threadgroup_axes(kernel, threadgroup)
+        group = None
+        if threadgroup is not None:
+            group = arguments.threadgroup_axes(kernel, threadgroup, threads)
         number = None if init_value is None else arguments.number(kernel, init_value)
         if number is not None:
             for i, dtype in enumerate(outs):
@@ -404,6 +420,10 @@ def _launch(
     x, y, z = group
     group = (x if x < gx else gx, y if y < gy else gy, z if z < gz else gz)
     return Launch(threads, group, tuple(shapes), number, copies)
+
+
+class MetalKernel(CallableKernel):
+    """A kernel with the body of a Metal function: what `metal_kernel` returns."""
 
 
 class DictionaryKernel:

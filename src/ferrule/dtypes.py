@@ -14,6 +14,12 @@ import numpy as np
 
 from .errors import KernelTypeError
 
+_CUDA = {
+    "float16": "__half",
+    "bfloat16": "__nv_bfloat16",
+    "complex64": "mlx::core::cu::complex64_t",
+}
+
 
 @dataclass(frozen=True)
 class Dtype:
@@ -22,7 +28,8 @@ class Dtype:
     Attributes:
         name: the full name, such as ``"bfloat16"``; also the attribute's name in NumPy (or
             ml_dtypes), torch and MLX, but for ``bool`` (``mx.bool_``).
-        metal: the spelling in MLX's Metal text, also used in the CPU and CUDA texts.
+        metal: the spelling in MLX's Metal text, also used in the CPU and CUDA texts of Metal
+            bodies.
         itemsize: bytes per element.
         kind: ``"b"`` bool, ``"u"`` unsigned, ``"i"`` signed, ``"f"`` float, ``"c"`` complex.
         level0: whether a `metal_kernel` call takes it (MLX refuses float64 on the GPU).
@@ -38,6 +45,11 @@ class Dtype:
     def numpy(self) -> np.dtype[Any]:
         """The NumPy dtype (ml_dtypes' for bfloat16)."""
         return np.dtype(ml_dtypes.bfloat16 if self.name == "bfloat16" else self.name)
+
+    @property
+    def cuda(self) -> str:
+        """The spelling in MLX's CUDA text."""
+        return _CUDA.get(self.name, self.metal)
 
     def __repr__(self) -> str:
         return f"ferrule.{self.name}"

@@ -6,6 +6,7 @@ A `Kernel` knows no device and no array type. `ferrule.call` turns one and some 
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -50,6 +51,7 @@ _KEYWORDS = """
     typename uint union unsigned using virtual void volatile wchar_t while xor xor_eq
 """
 KEYWORDS = frozenset(_KEYWORDS.split())
+_METAL_KEYWORDS = frozenset({"constant", "device", "thread", "threadgroup"})  # not of C++
 
 _KERNEL_NAME = re.compile(r"[A-Za-z0-9_]{1,256}")
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,255}")
@@ -69,6 +71,8 @@ class Kernel:
         atomic_outputs: every output is a ``device atomic<T>*``.
         math_mode: ``"safe"``, ``"relaxed"`` or ``"fast"``.
         portable: refuse what runs here but Apple's compiler or GPU would not take.
+        language: what the text is written in: ``"metal"`` or ``"cuda"``.
+        shared_memory: bytes of dynamic shared memory per block; for CUDA alone.
     """
 
     name: str
@@ -80,14 +84,23 @@ class Kernel:
     atomic_outputs: bool = False
     math_mode: str = "safe"
     portable: bool = False
+    language: str = "metal"
+    shared_memory: int = 0
 
     def __hash__(self) -> int:
         # Strings remember their hash; the names and the body tell kernels apart well enough.
         return hash((self.name, self.source, self.input_names))
 
     @property
+    def tag(self) -> str:
+        """What messages about this kernel begin with: ``"[metal_kernel]"``."""
+        return _tag(self.language)
+
+    @property
     def attributes(self) -> tuple[str, ...]:
         """The thread attributes that the body names; MLX searches the text, comments included."""
+        if self.language == "cuda":
+            return ()
         return tuple(a for a in ATTRIBUTES if a in self.source)
 
     def wants(self, input_name: str) -> tuple[bool, bool, bool]:
@@ -99,45 +112,49 @@ class Kernel:
         )
 
 
-def check_identifier(what: str, name: object, kernel: str) -> str:
+def _tag(language: str) -> str:
+    return f"[{language}_kernel]"
+
+
+def check_identifier(what: str, name: object, kernel: str, language: str = "metal") -> str:
     """``name`` if it can name an argument of a kernel, else a `KernelError`."""
     if not isinstance(name, str):
         raise KernelTypeError(
-            f"[metal_kernel] {what} of kernel {kernel!r}: got {name!r} of type "
+            f"{_tag(language)} {what} of kernel {kernel!r}: got {name!r} of type "
             f"{type(name).__name__}, expected a str."
         )
     if not _IDENTIFIER.fullmatch(name):
         shown = name if len(name) <= 60 else name[:57] + "..."
         raise KernelError(
-            f"[metal_kernel] {what} of kernel {kernel!r}: {shown!r} is not an identifier; expected "
-            "a letter or underscore, then letters, digits or underscores (256 at most)."
+            f"{_tag(language)} {what} of kernel {kernel!r}: {shown!r} is not an identifier; "
+            "expected a letter or underscore, then letters, digits or underscores (256 at most)."
         )
-    if name in KEYWORDS:
+    if name in KEYWORDS and not (language == "cuda" and name in _METAL_KEYWORDS):
         raise KernelError(
-            f"[metal_kernel] {what} of kernel {kernel!r}: {name!r} is a reserved word of C++ or "
-            "Metal; choose another name."
+            f"{_tag(language)} {what} of kernel {kernel!r}: {name!r} is a reserved word of C++ or "
+            f"{'CUDA' if language == 'cuda' else 'Metal'}; choose another name."
         )
     return name
 
 
-def _names(what: str, names: object, kernel: str) -> tuple[str, ...]:
+def _names(what: str, names: object, kernel: str, language: str) -> tuple[str, ...]:
     if isinstance(names, str) or not isinstance(names, Sequence):
         raise KernelTypeError(
-            f"[metal_kernel] `{what}` of kernel {kernel!r}: got {names!r}, expected a sequence of "
-            'str, such as ["inp"].'
+            f"{_tag(language)} `{what}` of kernel {kernel!r}: got {names!r}, expected a sequence "
+            'of str, such as ["inp"].'
         )
-    return tuple(check_identifier(f"`{what}`", n, kernel) for n in names)
+    return tuple(check_identifier(f"`{what}`", n, kernel, language) for n in names)
 
 
-def _text(what: str, text: object, kernel: str) -> str:
+def _text(what: str, text: object, kernel: str, language: str) -> str:
     if not isinstance(text, str):
         raise KernelTypeError(
-            f"[metal_kernel] `{what}` of kernel {kernel!r}: got {type(text).__name__}, expected "
+            f"{_tag(language)} `{what}` of kernel {kernel!r}: got {type(text).__name__}, expected "
             "a str."
         )
     if len(text) > MAX_SOURCE:
         raise KernelError(
-            f"[metal_kernel] `{what}` of kernel {kernel!r} has {len(text)} characters; at most "
+            f"{_tag(language)} `{what}` of kernel {kernel!r} has {len(text)} characters; at most "
             f"{MAX_SOURCE} are allowed."
         )
     try:
@@ -145,13 +162,13 @@ def _text(what: str, text: object, kernel: str) -> str:
     except UnicodeEncodeError as error:
         line = text.count("\n", 0, error.start) + 1
         raise KernelTypeError(
-            f"[metal_kernel] `{what}` of kernel {kernel!r} has half of a surrogate pair in line "
+            f"{_tag(language)} `{what}` of kernel {kernel!r} has half of a surrogate pair in line "
             f"{line}, which is no character; read the text with the encoding that it has."
         ) from None
     if "\0" in text:
         line = text.count("\n", 0, text.index("\0")) + 1
         raise KernelError(
-            f"[metal_kernel] `{what}` of kernel {kernel!r} has a NUL character in line {line}."
+            f"{_tag(language)} `{what}` of kernel {kernel!r} has a NUL character in line {line}."
         )
     return text
 
@@ -179,14 +196,33 @@ def _math_mode(options: object) -> str:
     return str(mode)
 
 
-def check_distinct(kernel: str, names: Sequence[str]) -> None:
+def _shared_memory(size: object, kernel: str, language: str) -> int:
+    expected = "a number of bytes, from 0 to 2147483647"
+    try:
+        found = None if isinstance(size, bool) else operator.index(size)  # type: ignore[arg-type]
+    except TypeError:
+        found = None
+    if found is None:
+        raise KernelTypeError(
+            f"{_tag(language)} `shared_memory` of kernel {kernel!r}: got {size!r} of type "
+            f"{type(size).__name__}, expected {expected}."
+        )
+    if not 0 <= found < 1 << 31:
+        raise KernelError(
+            f"{_tag(language)} `shared_memory` of kernel {kernel!r}: got {found}, expected "
+            f"{expected}."
+        )
+    return found
+
+
+def check_distinct(kernel: str, names: Sequence[str], language: str = "metal") -> None:
     """Refuse a name that two arguments share."""
     seen: set[str] = set()
     for name in names:
         if name in seen:
             raise KernelError(
-                f"[metal_kernel] kernel {kernel!r} has two arguments called {name!r}; the names of "
-                "inputs, outputs and template parameters must differ."
+                f"{_tag(language)} kernel {kernel!r} has two arguments called {name!r}; the names "
+                "of inputs, outputs and template parameters must differ."
             )
         seen.add(name)
 
@@ -203,13 +239,13 @@ def check_not_given(kernel: Kernel, names: Sequence[str]) -> None:
     for name in names:
         if name in attributes:
             raise KernelError(
-                f"[metal_kernel] kernel {kernel.name!r} has an argument called {name!r}, and its "
+                f"{kernel.tag} kernel {kernel.name!r} has an argument called {name!r}, and its "
                 "body names the thread attribute of that name; rename the argument."
             )
         if name in described:
             given, part = described[name]
             raise KernelError(
-                f"[metal_kernel] kernel {kernel.name!r} has an argument called {name!r}, which is "
+                f"{kernel.tag} kernel {kernel.name!r} has an argument called {name!r}, which is "
                 f"also the {part} of its input {given!r}; rename one of them."
             )
 
@@ -224,28 +260,31 @@ def make_kernel(
     atomic_outputs: bool = False,
     compile_options: object = None,
     portable: bool = False,
+    language: str = "metal",
+    shared_memory: object = 0,
 ) -> Kernel:
     """A checked `Kernel`.
 
     Raises:
         KernelError: a name is no identifier, is reserved, is used twice, or is what the body has
             from elsewhere (a thread attribute, an input's shape); no outputs; an unknown compile
-            option; a text that is too long or has a NUL.
+            option; a text that is too long or has a NUL; a size of shared memory below zero.
         KernelTypeError: an argument of a wrong type, a text with what is no character.
     """
+    tag = _tag(language)
     if not isinstance(name, str):
-        raise KernelTypeError(f"[metal_kernel] `name`: got {name!r}, expected a str.")
+        raise KernelTypeError(f"{tag} `name`: got {name!r}, expected a str.")
     if not _KERNEL_NAME.fullmatch(name):
         shown = name if len(name) <= 60 else name[:57] + "..."
         raise KernelError(
-            f"[metal_kernel] `name`: {shown!r} cannot name a kernel; expected letters, digits and "
+            f"{tag} `name`: {shown!r} cannot name a kernel; expected letters, digits and "
             "underscores (256 at most)."
         )
-    inputs = _names("input_names", input_names, name)
-    outputs = _names("output_names", output_names, name)
+    inputs = _names("input_names", input_names, name, language)
+    outputs = _names("output_names", output_names, name, language)
     if not outputs:
-        raise KernelError("[metal_kernel] Must specify at least one output.")
-    check_distinct(name, inputs + outputs)
+        raise KernelError(f"{tag} Must specify at least one output.")
+    check_distinct(name, inputs + outputs, language)
     for flag, value in (
         ("ensure_row_contiguous", ensure_row_contiguous),
         ("atomic_outputs", atomic_outputs),
@@ -253,18 +292,20 @@ def make_kernel(
     ):
         if not isinstance(value, bool):
             raise KernelTypeError(
-                f"[metal_kernel] `{flag}` of kernel {name!r}: got {value!r}, expected a bool."
+                f"{tag} `{flag}` of kernel {name!r}: got {value!r}, expected a bool."
             )
     kernel = Kernel(
         name=name,
         input_names=inputs,
         output_names=outputs,
-        source=_text("source", source, name),
-        header=_text("header", header, name),
+        source=_text("source", source, name, language),
+        header=_text("header", header, name, language),
         ensure_row_contiguous=ensure_row_contiguous,
         atomic_outputs=atomic_outputs,
         math_mode=_math_mode(compile_options),
         portable=portable,
+        language=language,
+        shared_memory=_shared_memory(shared_memory, name, language),
     )
     check_not_given(kernel, inputs + outputs)
     return kernel

@@ -1,4 +1,5 @@
-"""Finds NVRTC, the compiler of CUDA C++ that is a library, and compiles with it. Needs no GPU."""
+"""Finds NVRTC, the compiler of CUDA C++ that is a library, and CUDA's headers; compiles with it.
+Needs no GPU."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ import functools
 import os
 import re
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from . import _env, cache
 from .errors import ToolchainError
@@ -14,6 +16,13 @@ from .toolchain import CompilerFailed
 
 _LIBRARY = re.compile(r"libnvrtc\.(?:so(?:\.[\d.]+)?|dylib)")  # not -builtins, not .alt
 _SONAMES = ("libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so.11.2", "libnvrtc.so")
+_HEADERS = (
+    "cooperative_groups.h",
+    "cuda_fp16.h",
+    "nv/target",
+    "cuda/std/cstdint",
+    "cuda/std/tuple",
+)
 _COMPILATION = 6  # NVRTC_ERROR_COMPILATION
 
 
@@ -121,6 +130,47 @@ def find_nvrtc() -> Nvrtc | None:
         except ToolchainError:
             continue
     return None
+
+
+class Headers(NamedTuple):
+    """CUDA's headers.
+
+    Attributes:
+        folders: where ``#include`` looks.
+        identity: changes whenever they do.
+    """
+
+    folders: tuple[str, ...]
+    identity: str
+
+
+def find_headers(compiler: Nvrtc) -> Headers:
+    """The headers for kernels that are written in CUDA C++: those beside NVRTC, else of NVIDIA's
+    wheels, of CUDA_HOME or CUDA_PATH, or of /usr/local/cuda.
+
+    Raises:
+        ToolchainError: some are missing; names the command that installs them.
+    """
+    beside = os.path.join(os.path.dirname(os.path.dirname(compiler.path)), "include")
+    homes = (*_env.cuda_homes(), "/usr/local/cuda")
+    roots = [beside, *wheel_folders("include"), *(os.path.join(home, "include") for home in homes)]
+    roots += [os.path.join(root, "cccl") for root in roots]
+    folders: list[str] = []
+    state: list[str] = []
+    for name in _HEADERS:
+        path = next((p for r in roots if os.path.isfile(p := os.path.join(r, name))), None)
+        if path is None:
+            suffix = "" if compiler.version >= (13, 0) else "-cu12"
+            raise ToolchainError(
+                f"<{name}> of CUDA's headers was not found, which kernels in CUDA C++ include. "
+                f"Run: pip install nvidia-cuda-runtime{suffix} nvidia-cuda-cccl{suffix}"
+            )
+        status = os.stat(os.path.realpath(path))
+        state.append(f"{path} {status.st_size} {status.st_mtime_ns}")
+        folder = path[: -len(name) - 1]
+        if folder not in folders:
+            folders.append(folder)
+    return Headers(tuple(folders), cache.digest("headers", *state))
 
 
 def _candidates() -> Iterator[str]:

@@ -16,6 +16,7 @@ Shape = tuple[int, ...]
 
 SMALL = 8  # inputs of fewer elements are in Metal's `constant` address space, as in MLX
 MAX_THREADS = 1024  # threads per threadgroup
+CUDA_RANK = 10  # dims in the Shape and Strides of a CUDA body, as in MLX
 
 
 class Facts(NamedTuple):
@@ -99,7 +100,7 @@ class Launch(NamedTuple):
     """What is sent with one call.
 
     Attributes:
-        grid: threads per axis; exactly this many run.
+        grid: threads per axis; exactly this many run (of a CUDA body, whole blocks).
         threadgroup: threads per threadgroup and axis, never more than the grid.
         output_shapes: one shape per output.
         fill: the value that outputs are filled with before the kernel runs, or None.

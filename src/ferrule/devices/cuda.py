@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from .. import cache, nvrtc, toolchain
 from ..driver import driver
 from ..errors import DeviceError, ToolchainError
-from ..source import cpp
+from ..source import cpp, cuda_body
 from ..source import cuda as cuda_text
 from ..spec import Launch, Spec
 from . import Binary
@@ -40,6 +40,8 @@ class CudaDevice:
         Raises:
             DialectError: the text uses something that ferrule refuses.
         """
+        if spec.kernel.language == "cuda":
+            return cuda_body.text(spec)
         prepared = cpp.prepare(spec)
         return cuda_text.text(prepared, cuda_text.form_of(prepared, launch))
 
@@ -52,8 +54,13 @@ class CudaDevice:
             ToolchainError: there is no NVRTC.
             DeviceError: NVRTC does not know the architecture.
         """
-        prepared = cpp.prepare(spec)
-        text = cuda_text.text(prepared, cuda_text.form_of(prepared, launch))
+        folders, contract, libraries = [str(INCLUDE)], True, ""
+        if spec.kernel.language == "cuda":
+            text = cuda_body.text(spec)
+        else:
+            prepared = cpp.prepare(spec)
+            text = cuda_text.text(prepared, cuda_text.form_of(prepared, launch))
+            contract = not prepared.text.contract_off
         compiler = nvrtc.find_nvrtc()
         if compiler is None:
             raise ToolchainError(
@@ -72,16 +79,22 @@ class CudaDevice:
         flags = [*_FLAGS, f"--gpu-architecture={architecture}"]
         if architecture.startswith("sm_"):
             flags.append("--ptxas-options=-v")
-        flags.append(f"--fmad={'false' if prepared.text.contract_off else 'true'}")
+        flags.append(f"--fmad={'true' if contract else 'false'}")
         if most := self.registers(launch):
             flags.append(f"--maxrregcount={most}")
         if spec.kernel.math_mode == "fast":
             flags.append("-D__FAST_MATH__=1")
-        key = cache.digest("cuda", SCHEMA, header_digest(), compiler.identity, *flags, text)
+        if spec.kernel.language == "cuda":
+            headers = nvrtc.find_headers(compiler)
+            folders += headers.folders
+            libraries = headers.identity
+        made_of = (SCHEMA, header_digest(), compiler.identity, libraries, *flags, text)
+        key = cache.digest("cuda", *made_of)
+        flags += [f"-I{folder}" for folder in folders]
 
         def make() -> bytes:
             try:
-                made, log = compiler.compile(text, spec.kernel.name, [*flags, f"-I{INCLUDE}"])
+                made, log = compiler.compile(text, spec.kernel.name, flags)
                 return log.encode() + b"\0" + made
             except toolchain.CompilerFailed as failed:
                 name = f"NVRTC {'.'.join(map(str, compiler.version))}"

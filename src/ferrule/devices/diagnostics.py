@@ -16,6 +16,7 @@ _LINE = re.compile(
 # Names of the header and of the rewriter, and what the author wrote.
 _TERMS: tuple[tuple[str, str], ...] = (
     (r"‘|’|“|”", "'"),
+    (r"(?:::)?\bmlx::core::cu::", ""),
     (r"\bfr::user::", ""),
     (r"\(anonymous namespace\)::", ""),
     (r"(?:::)?\bfr::metal::packed<(\w+), (\d)>", r"packed_\1\2"),

@@ -189,7 +189,7 @@ def eager_only(function: _Function) -> _Function:
     """
     function._torchdynamo_disable = True  # type: ignore[attr-defined]
     function._torchdynamo_disable_msg = (  # type: ignore[attr-defined]
-        "a ferrule.metal_kernel call has no shape rule, so it runs eagerly and breaks the graph"
+        "a ferrule kernel call has no shape rule, so it runs eagerly and breaks the graph"
     )
     eager_codes.append(function.__code__)
     return function

@@ -81,7 +81,7 @@ def _evaluate(array: mx.array) -> None:
             raise
         raise KernelError(
             "stands for a value inside mx.compile, mx.vmap or mx.export_function, but a "
-            "metal_kernel call runs eagerly; call the kernel outside of the transformed function."
+            "kernel call runs eagerly; call the kernel outside of the transformed function."
         ) from error
 
 

@@ -30,7 +30,7 @@ def facts(tensor: torch.Tensor) -> Facts | None:
     """The facts of ``tensor``; None where it is the lazy conjugate or negative of its memory."""
     if tensor.requires_grad and torch.is_grad_enabled():
         raise KernelError(
-            "requires grad, but a metal_kernel call has no derivative. Call it under "
+            "requires grad, but a kernel call has no derivative. Call it under "
             "torch.no_grad(), give x.detach(), or wrap the call in a torch.autograd.Function "
             "with a backward of its own."
         )
@@ -58,7 +58,7 @@ def _refuse_tracing(tensor: torch.Tensor) -> None:
     if kind is not torch.Tensor and kind.__torch_dispatch__ is not _PLAIN:
         raise KernelError(
             f"is a {kind.__module__}.{kind.__qualname__}, which holds no plain memory. A "
-            "metal_kernel call takes dense tensors with values, outside of export, fake-tensor "
+            "kernel call takes dense tensors with values, outside of export, fake-tensor "
             "and make_fx tracing."
         )
     if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized:
@@ -88,7 +88,7 @@ def _refuse_tracing(tensor: torch.Tensor) -> None:
                 )
     if forward_ad._current_level >= 0 and _tangent(tensor) is not None:
         raise KernelError(
-            "has a forward-mode tangent, but a metal_kernel call has no derivative; give "
+            "has a forward-mode tangent, but a kernel call has no derivative; give "
             "torch.autograd.forward_ad.unpack_dual(x).primal."
         )
 

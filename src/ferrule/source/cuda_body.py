@@ -1,0 +1,128 @@
+"""The CUDA text of a kernel whose body is CUDA: `ferrule.cuda_kernel`.
+
+The body stands in a ``__global__`` function in namespace ``mlx::core::cu``, where MLX puts it, and
+the header before it in the global one. Nothing of either is rewritten. `include/cuda_kernel.h` has
+the names that MLX documents.
+"""
+
+from __future__ import annotations
+
+import re
+
+from ..dtypes import Dtype
+from ..spec import Spec, TemplateValue
+
+_SPACE = "mlx::core::cu"
+
+# The parts of libcu++ that include/cuda_kernel.h knows, and the names of cuda::std that they have.
+# A name that is not listed may be in any of them.
+_PARTS = {
+    "ARRAY": r"array|get|tuple_(size|element)(_v|_t)?",
+    "LIMITS": r"numeric_limits",
+    "TUPLE": r"tuple|make_tuple|tie|apply|get|tuple_(size|element)(_v|_t)?",
+    "COMPLEX": r"complex",
+    "TYPE_TRAITS": r"type_traits|(is|remove|add|make|has)_\w+|conditional(_t)?|enable_if(_t)?|"
+    r"decay(_t)?|common_type(_t)?|integral_constant|(bool_constant|true_type|false_type)|"
+    r"underlying_type(_t)?|void_t|invoke_result(_t)?|type_identity(_t)?",
+}
+_ALWAYS = (
+    r"c(stdint|stddef|limits|float)|u?int(_fast|_least)?(8|16|32|64|max|ptr)_t|(size|ptrdiff)_t"
+)
+_STD = re.compile(r"\bcuda\s*(?:::|/)\s*std\b(?:\s*(?:::|/)\s*(\w+))?")
+_GROUPS = re.compile(r"\b(cg|cooperative_groups)\b")
+_LIBRARY = re.compile(r"\bcuda\s*::\s*(?!std\b)\w|\bcuda\s*::\s*std\s*::\s*atomic")
+_COMPLEX = re.compile(r"\b(complex(64_|128_|_)t|is_complex(_v)?)\b")
+
+
+def text(spec: Spec) -> str:
+    """The whole text."""
+    kernel = spec.kernel
+    lines = [f"// {kernel.name}", *(f"#define {name} 1" for name in named(spec))]
+    lines += ['#include "cuda_kernel.h"', f'#line 1 "{kernel.name}.header"', kernel.header]
+    lines += ['#line 1 "ferrule"', "namespace mlx { namespace core { namespace cu {"]
+    lines.append(f'extern "C" __global__ void {kernel_symbol(spec)}(')
+    lines.append(",\n".join(f"    {parameter}" for parameter in _parameters(spec)) + ") {")
+    lines += _locals(spec)
+    lines += [f'#line 1 "{kernel.name}.source"', kernel.source, '#line 1 "ferrule"']
+    return "\n".join([*lines, "}", "} } }  // namespace mlx::core::cu", ""])
+
+
+def kernel_symbol(spec: Spec) -> str:
+    """The name of the CUDA function."""
+    return f"ferrule_{spec.kernel.name}"
+
+
+def kernel_parameters(spec: Spec) -> list[tuple[str, int]]:
+    """What a launch passes, in order: pairs of a kind and the index of an input or output.
+
+    ``"input"`` is a pointer; ``"value"`` the element of a Python scalar; ``"shape"`` 10 int32 and
+    ``"strides"`` 10 int64, in elements, both by value, with zeros beyond the input's rank;
+    ``"output"`` a pointer. The rank is a constant of the text.
+    """
+    found: list[tuple[str, int]] = []
+    for i, (name, given) in enumerate(zip(spec.kernel.input_names, spec.inputs, strict=True)):
+        found.append(("value" if given.value else "input", i))
+        if given.ndim:
+            shape, strides, _ = spec.kernel.wants(name)
+            found += [("shape", i)] * shape + [("strides", i)] * strides
+    return found + [("output", i) for i in range(len(spec.outputs))]
+
+
+def named(spec: Spec) -> list[str]:
+    """What include/cuda_kernel.h is asked for: the libraries that the text seems to name."""
+    kernel = spec.kernel
+    both = f"{kernel.header}\n{kernel.source}"
+    names = {match[1] or "" for match in _STD.finditer(both)}
+    parts = {
+        part for part, own in _PARTS.items() for name in names if re.fullmatch(own, name, re.ASCII)
+    }
+    known = f"{_ALWAYS}|{'|'.join(_PARTS.values())}"
+    if not all(re.fullmatch(known, name, re.ASCII) for name in names):
+        parts |= set(_PARTS)
+    dtypes = [i.dtype for i in spec.inputs] + [*spec.outputs, *(v for _, v in spec.template)]
+    if _COMPLEX.search(both) or any(isinstance(d, Dtype) and d.kind == "c" for d in dtypes):
+        parts.add("COMPLEX")
+    found = [f"FR_STD_{part}" for part in _PARTS if part in parts]
+    if _LIBRARY.search(both):
+        return [*found, "FR_COOPERATIVE_GROUPS", "FR_CUDA_LIBRARY"]
+    return [*found, "FR_COOPERATIVE_GROUPS"] if _GROUPS.search(both) else found
+
+
+def _parameters(spec: Spec) -> list[str]:
+    kernel = spec.kernel
+    found: list[str] = []
+    for kind, i in kernel_parameters(spec):
+        if kind == "output":
+            found.append(f"{spec.outputs[i].cuda}* {kernel.output_names[i]}")
+            continue
+        name, ctype = kernel.input_names[i], spec.inputs[i].dtype.cuda
+        if kind == "input":
+            found.append(f"const {ctype}* {name}")
+        elif kind == "value":
+            found.append(f"const __grid_constant__ {ctype} fr_a_{name}")
+        else:
+            what = kind.capitalize()
+            found.append(f"const __grid_constant__ {_SPACE}::{what} {name}_{kind}")
+    return found
+
+
+def _locals(spec: Spec) -> list[str]:
+    """What the body has without a parameter of its own."""
+    found: list[str] = []
+    for name, given in zip(spec.kernel.input_names, spec.inputs, strict=True):
+        if given.value:
+            found.append(f"  const {given.dtype.cuda}* const {name} = &fr_a_{name};")
+        shape, strides, ndim = spec.kernel.wants(name)
+        if not given.ndim:
+            found += [f"  constexpr {_SPACE}::Shape {name}_shape{{}};"] * shape
+            found += [f"  constexpr {_SPACE}::Strides {name}_strides{{}};"] * strides
+        found += [f"  constexpr int {name}_ndim = {given.ndim};"] * ndim
+    return found + [f"  {_constant(name, value)}" for name, value in spec.template]
+
+
+def _constant(name: str, value: TemplateValue) -> str:
+    if isinstance(value, Dtype):
+        return f"using {name} = {value.cuda};"
+    if isinstance(value, bool):
+        return f"constexpr bool {name} = {str(value).lower()};"
+    return f"constexpr int {name} = {'(-2147483647 - 1)' if value == -(1 << 31) else value};"
