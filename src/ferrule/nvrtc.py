@@ -23,6 +23,7 @@ _HEADERS = (
     "cuda/std/cstdint",
     "cuda/std/tuple",
 )
+CUDA_HOME = "/usr/local/cuda"
 _COMPILATION = 6  # NVRTC_ERROR_COMPILATION
 
 
@@ -152,7 +153,7 @@ def find_headers(compiler: Nvrtc) -> Headers:
         ToolchainError: some are missing; names the command that installs them.
     """
     beside = os.path.join(os.path.dirname(os.path.dirname(compiler.path)), "include")
-    homes = (*_env.cuda_homes(), "/usr/local/cuda")
+    homes = (*_env.cuda_homes(), CUDA_HOME)
     roots = [beside, *wheel_folders("include"), *(os.path.join(home, "include") for home in homes)]
     roots += [os.path.join(root, "cccl") for root in roots]
     folders: list[str] = []
@@ -174,7 +175,7 @@ def find_headers(compiler: Nvrtc) -> Headers:
 
 
 def _candidates() -> Iterator[str]:
-    homes = (*_env.cuda_homes(), "/usr/local/cuda")
+    homes = (*_env.cuda_homes(), CUDA_HOME)
     for folders in (wheel_folders("lib"), *([os.path.join(home, "lib64")] for home in homes)):
         found = [path for folder in folders for path in _listed(folder)]
         libraries = [path for path in found if _LIBRARY.fullmatch(os.path.basename(path))]

@@ -18,6 +18,7 @@ import click
 
 from .. import (
     CompileError,
+    CudaKernel,
     DeviceError,
     DictionaryKernel,
     Dtype,
@@ -28,6 +29,7 @@ from .. import (
 )
 from . import Fault
 
+AnyKernel = MetalKernel | DictionaryKernel | CudaKernel
 ELEMENTS = 1024  # of an input that is not described
 _TITLES = {"metal": "Metal", "cpu": "C++ for the CPU", "cuda": "CUDA"}
 
@@ -75,8 +77,9 @@ def command(
     """Print what a kernel becomes: Metal, C++ and CUDA, and how it runs. Nothing is launched.
 
     FILE:NAME is a Python file or an importable module, and in it the name of what
-    ferrule.metal_kernel returned, or of a function without arguments that returns it. Without
-    NAME, the only kernel in the file is taken.
+    ferrule.metal_kernel or ferrule.cuda_kernel returned, or of a function without arguments that
+    returns it. Without NAME, the only kernel in the file is taken. A kernel that is written in CUDA
+    has no Metal and no C++.
 
     FILE IS RUN, as by "python FILE" but without its `if __name__ == "__main__"` part: give only
     files that you trust.
@@ -89,12 +92,12 @@ def command(
         raise Fault("--grid and --threadgroup are given together or not at all.")
     name, kernel = find_kernel(target)
     notes = _complete(kernel, described, given)
-    if grid is None and wanted != "metal":
+    if grid is None and wanted != "metal" and not isinstance(kernel, CudaKernel):
         notes.append(
             "threads: taken as a long row of large threadgroups; see --grid, --threadgroup"
         )
     call: dict[str, Any]
-    if isinstance(kernel, MetalKernel):
+    if not isinstance(kernel, DictionaryKernel):
         call = {
             "inputs": list(described.values()),
             "output_dtypes": list(given.values()),
@@ -135,7 +138,7 @@ def _not_compiled(error: CompileError, call: dict[str, Any]) -> Fault:
     return Fault(f"{error}{'' if call['template'] else hint}")
 
 
-def _print_cuda(kernel: MetalKernel | DictionaryKernel, arch: str, call: dict[str, Any]) -> None:
+def _print_cuda(kernel: AnyKernel, arch: str, call: dict[str, Any]) -> None:
     """The CUDA text, PTX and SASS, and what ptxas says of registers and memory.
 
     Raises:
@@ -165,7 +168,7 @@ def _print_cuda(kernel: MetalKernel | DictionaryKernel, arch: str, call: dict[st
             click.echo(line.replace("ptxas", "").replace("info", "").strip(" :."))
 
 
-def _notes(kernel: MetalKernel | DictionaryKernel, device: str, call: dict[str, Any]) -> list[str]:
+def _notes(kernel: AnyKernel, device: str, call: dict[str, Any]) -> list[str]:
     """How the kernel runs on a device, and what ferrule warns of.
 
     Raises:
@@ -190,7 +193,7 @@ def _notes(kernel: MetalKernel | DictionaryKernel, device: str, call: dict[str, 
 # -- the kernel ------------------------------------------------------------------------------------
 
 
-def find_kernel(target: str) -> tuple[str, MetalKernel | DictionaryKernel]:
+def find_kernel(target: str) -> tuple[str, AnyKernel]:
     """The kernel that ``FILE:NAME``, ``package.module:NAME`` or either without NAME stands for.
 
     Returns:
@@ -220,19 +223,19 @@ def find_kernel(target: str) -> tuple[str, MetalKernel | DictionaryKernel]:
             raise Fault(f"there is no {path!r} in {place!r}; kernels there: {names}.") from None
     if isinstance(value, types.FunctionType):
         value = _call(f"{path}()", value)
-    if not isinstance(value, (MetalKernel, DictionaryKernel)):
+    if not isinstance(value, AnyKernel):
         names = ", ".join(n for n, _ in _kernels(module)) or "none"
         kind = f"{type(value).__module__}.{type(value).__qualname__}"
         raise Fault(
-            f"{path!r} in {place!r} is a {kind}, not a kernel that ferrule.metal_kernel made; "
+            f"{path!r} in {place!r} is a {kind}, not a kernel that ferrule made; "
             f"kernels there: {names}."
         )
     return path, value
 
 
-def _kernels(module: types.ModuleType) -> Iterator[tuple[str, MetalKernel | DictionaryKernel]]:
+def _kernels(module: types.ModuleType) -> Iterator[tuple[str, AnyKernel]]:
     for name, value in vars(module).items():
-        if isinstance(value, (MetalKernel, DictionaryKernel)):
+        if isinstance(value, AnyKernel):
             yield name, value
 
 
@@ -390,9 +393,7 @@ def _axes(option: str, text: str | None) -> tuple[int, int, int] | None:
     return x, y, z
 
 
-def _complete(
-    kernel: MetalKernel | DictionaryKernel, described: dict[str, Any], given: dict[str, Dtype]
-) -> list[str]:
+def _complete(kernel: AnyKernel, described: dict[str, Any], given: dict[str, Dtype]) -> list[str]:
     """Put the inputs and outputs in order and fill in what was not given; says what was.
 
     Raises:
