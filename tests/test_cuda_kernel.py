@@ -437,6 +437,7 @@ def test_missing_headers_are_named_with_the_command(
     monkeypatch.setattr(nvrtc, "_wheels", lambda: [str(tmp_path)])
     monkeypatch.setattr(_env, "cuda_homes", lambda: [])
     monkeypatch.setattr(library, "path", str(tmp_path / "lib" / "libnvrtc.so"))
+    monkeypatch.setattr(library, "version", (13, 5))
     monkeypatch.setattr(nvrtc, "CUDA_HOME", str(tmp_path / "cuda"))
     with pytest.raises(fe.ToolchainError, match="pip install nvidia-cuda-runtime nvidia-cuda-cccl"):
         compiled("out[0] = x[0];")
