@@ -75,7 +75,7 @@ MAY_IMPORT = {
     # The call joins them.
     "arguments": f"{NOUNS} hosts numpy",
     "call": f"{NOUNS} arguments fastcall source.metal hosts devices",
-    "cuda_call": f"{NOUNS} hosts call",
+    "cuda_call": f"{NOUNS} hosts call devices",
     "ferrule": "errors dtypes call cuda_call binding toolchain",
     # The command line uses what users have, and asks the tools how they are.
     "cli": "ferrule cli click",

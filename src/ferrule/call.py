@@ -27,10 +27,7 @@ class CallableKernel:
 
     Attributes:
         kernel: the text, names and flags, checked.
-        usual: the device of `text` and `compile` where none is given.
     """
-
-    usual = "cpu"
 
     def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel
@@ -156,7 +153,7 @@ class CallableKernel:
 
     def text(
         self,
-        device: str | None = None,
+        device: str = "cpu",
         *,
         inputs: Sequence[Any],
         output_dtypes: Sequence[Any],
@@ -172,8 +169,7 @@ class CallableKernel:
 
         Args:
             device: ``"metal"`` for the text that MLX compiles on Apple's GPUs, ``"cpu"``,
-                ``"cuda"``, or an architecture such as ``"sm_90"``; None for ``"cpu"``, and for a
-                CUDA body, which has CUDA's text alone, ``"cuda"``.
+                ``"cuda"``, or an architecture such as ``"sm_90"``.
             inputs: as in a call, or in place of arrays ``(shape, dtype)`` pairs or strings such
                 as ``"float16[4,16]"``.
             output_dtypes, template: as in a call.
@@ -184,7 +180,6 @@ class CallableKernel:
             KernelError, KernelTypeError: as a call does.
             DeviceError: there is no such device, or the kernel's language is not for it.
         """
-        device = device or self.usual
         spec, launch = self._described(
             inputs, output_dtypes, output_shapes, grid, threadgroup, template, init_value, device
         )
@@ -198,7 +193,7 @@ class CallableKernel:
 
     def compile(
         self,
-        device: str | None = None,
+        device: str = "cpu",
         *,
         inputs: Sequence[Any],
         output_dtypes: Sequence[Any],
@@ -220,7 +215,6 @@ class CallableKernel:
             ToolchainError: there is no compiler for ``device``.
             DeviceError: there is no such device, or the kernel's language is not for it.
         """
-        device = device or self.usual
         spec, launch = self._described(
             inputs, output_dtypes, output_shapes, grid, threadgroup, template, init_value, device
         )

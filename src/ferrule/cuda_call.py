@@ -3,19 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from . import hosts
 from .call import CallableKernel
 from .kernel import make_kernel
+
+if TYPE_CHECKING:
+    from .devices import Binary
 
 
 class CudaKernel(CallableKernel):
     """A kernel with the body of a CUDA function: what `cuda_kernel` returns.
 
     It is called as a `MetalKernel` is, with arrays on an NVIDIA GPU.
+
+    Attributes:
+        kernel: the text, names and flags, checked.
     """
 
-    usual = "cuda"
+    def text(self, device: str = "cuda", **call: Any) -> str:
+        """The CUDA text: as `MetalKernel.text`, for ``"cuda"`` or an architecture alone."""
+        return super().text(device, **call)
+
+    def compile(self, device: str = "cuda", **call: Any) -> Binary:
+        """The machine code: as `MetalKernel.compile`, for ``"cuda"`` or an architecture alone."""
+        return super().compile(device, **call)
 
 
 def cuda_kernel(
