@@ -21,7 +21,7 @@ _LAUNCHED = ctypes.CFUNCTYPE(
     ctypes.c_int, ctypes.c_size_t, ctypes.POINTER(ctypes.c_uint), ctypes.c_size_t, ctypes.c_size_t,
     ctypes.POINTER(ctypes.c_void_p),
 )  # fmt: skip
-_PARAMETER = re.compile(r"((?:[^,<(]|<[^>]*>)+?) (fr_\w+)(?:, |\))")
+_PARAMETER = re.compile(r"((?:[^,<(]|<[^>]*>)+?) (\w+)(?:,\s*|\))")
 
 
 class Launched(NamedTuple):
@@ -122,6 +122,8 @@ def _value(kind: str, address: int) -> Any:
         return ctypes.c_uint64.from_address(address).value
     if kind.endswith("launch"):
         return list((ctypes.c_uint32 * 9).from_address(address))
+    if kind.endswith(("::Shape", "::Strides")):
+        kind = f"list<{'int' if kind.endswith('Shape') else 'long'}, 10>"
     numbers = re.search(r"list<(.*), (\d+)>", kind)
     if numbers is None:
         return ctypes.string_at(address, 8)

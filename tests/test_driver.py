@@ -373,6 +373,25 @@ def test_repeated_calls_by_c(fake_path: Path) -> None:
     assert done.stdout.split() == ["ok"]
 
 
+def test_a_body_in_cuda(gpu: FakeCuda) -> None:
+    kernel = ferrule.cuda_kernel(
+        "own", ["x", "s"], ["y"], "y[0] = x_shape[1] + x_strides[0] + s[0] + x_ndim;",
+        ensure_row_contiguous=False, shared_memory=70_000,
+    )  # fmt: skip
+    x = np.ones((5, 3), F32).T
+    gpu.texts["ferrule_own"] = kernel.text(inputs=[x, 2.5], output_dtypes=[F32])
+    y = call(kernel, x, 2.5, grid=(40, 3, 2), threadgroup=(16, 2, 1))
+    (one,) = gpu.launches
+    assert (one.blocks, one.threads, one.shared) == ((3, 2, 2), (16, 2, 1), 70_000)
+    sent = one.arguments
+    assert sent["x_shape"] == [3, 5, *[0] * 8] and sent["x_strides"] == [1, 3, *[0] * 8]
+    assert (sent["x"], sent["y"]) == (x.ctypes.data, y.ctypes.data)
+    assert np.frombuffer(sent["s"], F32, 1)[0] == 2.5
+    large = ferrule.cuda_kernel("large", ["x"], ["y"], "y[0] = x[0];", shared_memory=300_000)
+    with pytest.raises(DeviceError, match=r"shared_memory=300000 bytes, .* has 232448 at most"):
+        call(large, x)
+
+
 def test_bfloat16_is_a_type_of_ours(gpu: FakeCuda) -> None:
     kernel = double("small")
     x = np.ones(64, bfloat16.numpy)

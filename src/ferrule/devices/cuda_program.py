@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, NamedTuple
 from .. import fastcall
 from ..driver import Function, driver
 from ..errors import DeviceError
-from ..source import cpp
+from ..source import cpp, cuda_body
 from ..source import cuda as cuda_text
 from ..source.cuda import Form
-from ..spec import Facts, Launch, Spec
+from ..spec import CUDA_RANK, Facts, Launch, Spec
 
 if TYPE_CHECKING:
     from .cuda import CudaDevice
@@ -43,8 +43,10 @@ class CudaProgram:
         self._ordinal = ordinal
         self._driver = driver()
         self._number = self._driver.number(spec.kernel.name)
-        self._prepared = cpp.prepare(spec)
-        self._parameters = cuda_text.kernel_parameters(spec)
+        self._in_cuda = spec.kernel.language == "cuda"
+        self._prepared = None if self._in_cuda else cpp.prepare(spec)
+        maker = cuda_body if self._in_cuda else cuda_text
+        self._parameters = maker.kernel_parameters(spec)
         self._values = [i for kind, i in self._parameters if kind == "value"]
         self._functions: dict[tuple[Form, int], Function] = {}
         self._plans: dict[tuple[object, ...], _Plan] = {}
@@ -96,7 +98,8 @@ class CudaProgram:
         )
 
     def _plan(self, launch: Launch, key: tuple[object, ...]) -> _Plan:
-        form = cuda_text.form_of(self._prepared, launch)
+        # A body in CUDA sees blocks as they are.
+        form = cuda_text.form_of(self._prepared, launch) if self._prepared else Form("box")
         try:
             blocks, block = cuda_text.blocks_of(form, launch)
         except OverflowError as error:
@@ -124,9 +127,20 @@ class CudaProgram:
                 binary = self._device.compile(self._spec, launch)
                 found = self._functions[key] = self._driver.load(
                     self._ordinal, binary.payload, cuda_text.kernel_symbol(self._spec),
-                    binary.shared,
+                    self._shared(binary.shared),
                 )  # fmt: skip
         return found
+
+    def _shared(self, needed: int) -> int:
+        """The bytes of dynamic shared memory of a launch."""
+        asked = self._spec.kernel.shared_memory
+        most = self._driver.shared_memory(self._ordinal)
+        if asked > most:
+            raise DeviceError(
+                f"kernel {self._spec.kernel.name!r}: shared_memory={asked} bytes, but a block of "
+                f"cuda:{self._ordinal} ({self._driver.name(self._ordinal)}) has {most} at most."
+            )
+        return asked or needed
 
     def _pack(
         self, inputs: Sequence[Facts], outputs: Sequence[Facts], plan: _Plan, base: int | None
@@ -160,6 +174,8 @@ class CudaProgram:
             else:
                 facts = inputs[i]
                 numbers = facts.shape if kind == "shape" else facts.strides
+                if self._in_cuda:
+                    numbers += (0,) * (CUDA_RANK - len(numbers))
                 data += struct.pack(f"={len(numbers)}{'i' if kind == 'shape' else 'q'}", *numbers)
             data += bytes(-len(data) % 8)
         table = len(data)
