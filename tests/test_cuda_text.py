@@ -41,22 +41,29 @@ LANES = "y[thread_position_in_grid.x] = simd_sum(x[0]);"
 
 
 @pytest.mark.parametrize(
-    ("source", "grid", "threadgroup", "threads", "far"),
+    ("source", "grid", "threadgroup", "expected"),
     [
-        (PLAIN, (1000, 1, 1), (256, 1, 1), "row", False),
-        (LANES, (1000, 7, 3), (256, 1, 1), "row", False),
-        (LANES, (1000, 65536, 1), (256, 1, 1), "row", True),
-        (LANES, (1, 65535, 65535), (1, 1, 1), "row", False),
-        (PLAIN, (20, 20, 1), (16, 16, 1), "box", False),
-        (LANES, (20, 20, 1), (16, 16, 1), "line", False),
-        (LANES, (32, 32, 1), (16, 16, 1), "box", False),
-        (PLAIN, (32, 32, 2_000_000), (16, 16, 1), "box", True),
-        (PLAIN, (1, 1, 500), (1, 1, 100), "line", False),  # CUDA's blocks are 64 deep at most
-        (LANES, (4, 4, 64), (4, 4, 64), "box", False),
+        (PLAIN, (1000, 1, 1), (256, 1, 1), ("row",)),
+        (PLAIN, (1024, 1, 1), (256, 1, 1), ("row",)),
+        (LANES, (1000, 7, 3), (256, 1, 1), ("row",)),
+        (LANES, (1024, 7, 3), (256, 1, 1), ("row", False, True, True)),
+        (LANES, (992, 7, 3), (256, 1, 1), ("row", False, True, True)),  # the last one has 224
+        (LANES, (96, 1, 1), (48, 1, 1), ("row",)),
+        (LANES, (1000, 65536, 1), (256, 1, 1), ("row", True)),
+        (LANES, (1, 65535, 65535), (1, 1, 1), ("row",)),
+        (PLAIN, (20, 20, 1), (16, 16, 1), ("box",)),
+        (LANES, (20, 20, 1), (16, 16, 1), ("line",)),
+        (LANES, (48, 18, 1), (16, 16, 1), ("line", False, True)),
+        (LANES, (32, 32, 1), (16, 16, 1), ("box", False, True)),
+        (LANES, (32, 30, 1), (32, 8, 1), ("line", False, True, True)),
+        (LANES, (64, 32, 1), (32, 8, 1), ("box", False, True, True)),
+        (PLAIN, (32, 32, 2_000_000), (16, 16, 1), ("box", True)),
+        (PLAIN, (1, 1, 500), (1, 1, 100), ("line",)),  # CUDA's blocks are 64 deep at most
+        (LANES, (4, 4, 64), (4, 4, 64), ("box", False, True)),
     ],
 )
-def test_forms(source: str, grid: Any, threadgroup: Any, threads: str, far: bool) -> None:
-    assert form(source, grid, threadgroup) == cuda_text.Form(threads, far)
+def test_forms(source: str, grid: Any, threadgroup: Any, expected: Any) -> None:
+    assert form(source, grid, threadgroup) == cuda_text.Form(*expected)
 
 
 # -- where threads stand: the header's arithmetic, on the CPU -------------------------------------
@@ -154,6 +161,8 @@ def test_threads_stand_where_metal_puts_them(
         assert index == (pz * size[1] + py) * size[0] + px and threads == np.prod(size)
         if lanes:  # a simdgroup is 32 threads that follow each other
             assert hardware == index
+            assert threads % 32 == 0 or not found.full
+            assert tx % 32 == 0 or not found.aligned
 
 
 # -- compiled, without a GPU ----------------------------------------------------------------------
@@ -203,6 +212,8 @@ def instructions(cubin: bytes, folder: Path) -> int:
     return max(i for i, line in enumerate(lines) if "EXIT" in line) + 1
 
 
+SUM = "for (int d = 1; d < 32; d *= 2) {0} += __shfl_xor_sync(0xffffffffu, {0}, d);"
+MAX = "for (int d = 1; d < 32; d *= 2) {0} = fmaxf({0}, __shfl_xor_sync(0xffffffffu, {0}, d));"
 ROW = "unsigned i = blockIdx.x * blockDim.x + threadIdx.x; if (i >= n) return; "
 TWINS: dict[str, tuple[str, list[Any], str]] = {
     "copy": (
@@ -227,6 +238,55 @@ TWINS: dict[str, tuple[str, list[Any], str]] = {
         " uint3 n) { unsigned i = blockIdx.x * blockDim.x + threadIdx.x,"
         " j = blockIdx.y * blockDim.y + threadIdx.y, k = blockIdx.z * blockDim.z + threadIdx.z;"
         " if (i >= n.x || j >= n.y || k >= n.z) return; y[j * w + i] = a[j * w + i] + b[i]; }",
+    ),
+    "simd_sum": (
+        "uint i = thread_position_in_grid.x; y[i] = simd_sum(a[i]);", ["float32[1024]"],
+        f"(const float* __restrict__ a, float* __restrict__ y, unsigned n) {{ {ROW}"
+        f" float s = a[i]; {SUM.format('s')} y[i] = s; }}",
+    ),
+    "simd_sum of integers": (
+        "uint i = thread_position_in_grid.x; y[i] = simd_sum(a[i]);", ["int32[1024]"],
+        f"(const int* __restrict__ a, float* __restrict__ y, unsigned n) {{ {ROW}"
+        f" y[i] = __reduce_add_sync(0xffffffffu, a[i]); }}",
+    ),
+    "softmax of 32": (
+        "uint i = thread_position_in_grid.x;"
+        "float v = a[i], m = simd_max(v), e = metal::exp(v - m); y[i] = e / simd_sum(e);",
+        ["float32[1024]"],
+        f"(const float* __restrict__ a, float* __restrict__ y, unsigned n) {{ {ROW}"
+        f" float v = a[i], m = v; {MAX.format('m')} float e = expf(v - m), s = e;"
+        f" {SUM.format('s')} y[i] = e / s; }}",
+    ),
+    "softmax": (
+        "uint row = threadgroup_position_in_grid.x, lane = thread_position_in_threadgroup.x;"
+        "int n = a_shape[1]; a += row * n; float m = -INFINITY, s = 0;"
+        "for (int i = lane; i < n; i += 256) m = metal::max(m, a[i]);"
+        "m = simd_max(m);"
+        "for (int i = lane; i < n; i += 256) s += metal::exp(a[i] - m);"
+        "s = simd_sum(s);"
+        "for (int i = lane; i < n; i += 256) y[row * n + i] = metal::exp(a[i] - m) / s;",
+        ["float32[64,100]"],
+        "(const float* __restrict__ a, float* __restrict__ y, int n) {"
+        " unsigned row = blockIdx.x, lane = threadIdx.x; a += row * n;"
+        " float m = __int_as_float(0xff800000), s = 0;"
+        " for (int i = lane; i < n; i += 256) m = fmaxf(m, a[i]);"
+        f" {MAX.format('m')} for (int i = lane; i < n; i += 256) s += expf(a[i] - m);"
+        f" {SUM.format('s')}"
+        " for (int i = lane; i < n; i += 256) y[row * n + i] = expf(a[i] - m) / s; }",
+    ),
+    "sum of a threadgroup": (
+        "threadgroup float part[32]; uint i = thread_position_in_grid.x,"
+        "lane = thread_index_in_simdgroup, sg = simdgroup_index_in_threadgroup;"
+        "float s = simd_sum(a[i]); if (lane == 0) part[sg] = s;"
+        "threadgroup_barrier(mem_flags::mem_threadgroup);"
+        "if (sg == 0) { float t = lane < simdgroups_per_threadgroup ? part[lane] : 0.0f;"
+        "t = simd_sum(t); if (lane == 0) y[threadgroup_position_in_grid.x] = t; }",
+        ["float32[1024]"],
+        f"(const float* __restrict__ a, float* __restrict__ y, unsigned n) {{ {ROW}"
+        " __shared__ float part[32]; unsigned lane = threadIdx.x & 31, sg = threadIdx.x / 32;"
+        f" float s = a[i]; {SUM.format('s')} if (lane == 0) part[sg] = s; __syncthreads();"
+        " if (sg == 0) { float t = lane < (blockDim.x + 31) / 32 ? part[lane] : 0.0f;"
+        f" {SUM.format('t')} if (lane == 0) y[blockIdx.x] = t; }} }}",
     ),
 }  # fmt: skip
 

@@ -42,6 +42,7 @@ MAY_IMPORT = {
     "source.inline": f"{NOUNS} source tree_sitter",
     "source.lexer": "errors",
     "source.macros": f"{NOUNS} source",
+    "source.masks": f"{NOUNS} source tree_sitter",
     "source.matrices": "source tree_sitter",
     "source.metal": f"{NOUNS} source",
     "source.operations": f"{NOUNS} source tree_sitter",

@@ -15,97 +15,180 @@ FR_FN unsigned lane() {
 FR_FN unsigned matrix_own_lane() { return warp::lane(); }
 namespace warp {
 
-// One lane's value in words of 32 bits.
-template <class T> FR_FN T read(unsigned mask, const T& v, unsigned from) {
+// A set of lanes. All of them, and no others, come to what is handed the set, and the hardware waits
+// until they have: `source/masks.py` writes into a body which lanes those are.
+struct mask {
+  unsigned bits;
+  FR_FN bool whole() const { return bits == 0xffffffffu; }
+  FR_FN bool has(unsigned lane) const { return (bits >> lane) & 1u; }
+};
+
+// The lanes that happen to be together: for what is handed no set.
+FR_FN mask here() { return mask{__activemask()}; }
+
+// The lanes of the simdgroup of thread `i` that a threadgroup has.
+FR_FN mask all(const group& g, unsigned i) {
+#if defined(FR_FULL)
+  (void)g, (void)i;
+  return mask{0xffffffffu};
+#else
+  const unsigned left = g.threads() - (i & ~31u);
+  return mask{left >= 32 ? 0xffffffffu : (1u << left) - 1};
+#endif
+}
+
+// Where lanes of a set go two ways: which way this one goes, and who goes either way.
+struct branch {
+  mask yes, no;
+  bool taken;
+  FR_FN branch(mask m, bool condition) : taken(condition) {
+    yes.bits = __ballot_sync(m.bits, condition);
+    no.bits = m.bits & ~yes.bits;
+  }
+};
+
+// Before a round of a loop: whether this lane stays in it. Those that do have the set of them.
+FR_FN bool stays(mask& m, bool condition) {
+  m.bits = __ballot_sync(m.bits, condition);
+  return condition;
+}
+
+// A move of words of 32 bits, for a value of any size.
+template <class T, class F> FR_FN T by_words(const T& v, F move) {
   constexpr unsigned words = (sizeof(T) + 3) / 4;
   unsigned w[words] = {};
   memcpy(w, &v, sizeof(T));
 #pragma unroll
-  for (unsigned i = 0; i < words; ++i) w[i] = __shfl_sync(mask, w[i], int(from));
+  for (unsigned i = 0; i < words; ++i) w[i] = move(w[i]);
   T r;
   memcpy(&r, w, sizeof(T));
   return r;
 }
+template <class T> FR_FN T read(unsigned bits, const T& v, unsigned from) {
+  return by_words(v, [=](unsigned w) { return __shfl_sync(bits, w, int(from)); });
+}
+
+// Integers of up to 32 bits: one instruction, whose result does not depend on any order.
+template <class T> constexpr bool is_word =
+    metal::is_integral_v<T> && !metal::is_same_v<T, bool> && sizeof(T) <= 4;
+template <class T> struct word { using type = unsigned; };
+template <> struct word<int> { using type = int; };
+template <> struct word<short> { using type = int; };
+template <> struct word<signed char> { using type = int; };
+template <> struct word<char> { using type = int; };
+struct no_instruction {
+  static constexpr bool together = false;
+};
+#if __CUDA_ARCH__ >= 800
+#define FR_TOGETHER(INSTRUCTION)       \
+  static constexpr bool together = true; \
+  template <class T> static FR_FN T of_all(unsigned bits, T v) { return T(INSTRUCTION(bits, v)); }
+#else
+#define FR_TOGETHER(INSTRUCTION) static constexpr bool together = false;
+#endif
 
 struct sum {
   template <class T> static FR_FN T of(T a, T b) { return T(a + b); }
   static constexpr int identity = 0;
+  FR_TOGETHER(__reduce_add_sync)
 };
-struct product {
+struct product : no_instruction {
   template <class T> static FR_FN T of(T a, T b) { return T(a * b); }
   static constexpr int identity = 1;
 };
 struct max {
   template <class T> static FR_FN T of(T a, T b) { return metal::max(a, b); }
+  FR_TOGETHER(__reduce_max_sync)
 };
 struct min {
   template <class T> static FR_FN T of(T a, T b) { return metal::min(a, b); }
+  FR_TOGETHER(__reduce_min_sync)
 };
 struct bit_and {
   template <class T> static FR_FN T of(T a, T b) { return T(a & b); }
+  FR_TOGETHER(__reduce_and_sync)
 };
 struct bit_or {
   template <class T> static FR_FN T of(T a, T b) { return T(a | b); }
+  FR_TOGETHER(__reduce_or_sync)
 };
 struct bit_xor {
   template <class T> static FR_FN T of(T a, T b) { return T(a ^ b); }
+  FR_TOGETHER(__reduce_xor_sync)
 };
+#undef FR_TOGETHER
 
-// bfloat16 reductions go through float and round once, as MLX's overloads do.
-template <class T> struct wide { using type = T; };
-template <> struct wide<bfloat> { using type = float; };
+// bfloat16 reductions of a simdgroup go through float and round once, as MLX's overloads do.
+template <class T, unsigned W = 32> struct wide { using type = T; };
+template <> struct wide<bfloat, 32> { using type = float; };
+
+// Two subtrees' values. Complex products, where one may be fused, ask which of them comes first.
+template <class OP, class T> FR_FN T joined(const T& own, const T& other, bool second) {
+  if constexpr (metal::is_complex_v<T>) return second ? OP::of(other, own) : OP::of(own, other);
+  return OP::of(own, other);
+}
 
 // The ascending butterfly. Where lanes are missing, a subtree's value is read from any lane that is
 // in it, and an empty subtree adds nothing.
-template <class OP, unsigned W, class T> FR_FN T reduce(T value) {
-  using A = typename wide<T>::type;
-  A v = A(value);
-  const unsigned mask = __activemask(), l = lane();
-  if (mask == 0xffffffffu) {
+template <class OP, unsigned W, class T> FR_FN T reduce(mask m, T value) {
+  if constexpr (W == 32 && OP::together && is_word<T>) {
+    return T(OP::of_all(m.bits, typename word<T>::type(value)));
+  } else {
+    using A = typename wide<T, W>::type;
+    A v = A(value);
+    if (m.whole()) {
 #pragma unroll
-    for (unsigned d = 1; d < W; d *= 2) v = OP::of(v, read(mask, v, l ^ d));
+      for (unsigned d = 1; d < W; d *= 2) {
+        const A other = by_words(v, [=](unsigned w) { return __shfl_xor_sync(0xffffffffu, w, int(d)); });
+        v = joined<OP>(v, other, metal::is_complex_v<A> && (lane() & d));
+      }
+      return T(v);
+    }
+    const unsigned l = lane();
+#pragma unroll 1  // rare, and five times as long
+    for (unsigned d = 1; d < W; d *= 2) {
+      const unsigned base = (l ^ d) & ~(d - 1), part = m.bits & (((1u << d) - 1) << base);
+      const A other = read(m.bits, v, part ? unsigned(__ffs(int(part)) - 1) : l);
+      if (part) v = joined<OP>(v, other, l & d);
+    }
     return T(v);
   }
-#pragma unroll 1  // rare, and five times as long
-  for (unsigned d = 1; d < W; d *= 2) {
-    const unsigned base = (l ^ d) & ~(d - 1), part = mask & (((1u << d) - 1) << base);
-    const A other = read(mask, v, part ? unsigned(__ffs(int(part)) - 1) : l);
-    if (part) v = OP::of(v, other);
-  }
-  return T(v);
 }
 
 // Prefix sums in log steps, as on the CPU; a missing lane counts as the identity.
-template <class OP, bool EXCLUSIVE, unsigned W, class T> FR_FN T scan(T value) {
+template <class OP, bool EXCLUSIVE, unsigned W, class T> FR_FN T scan(mask m, T value) {
   using A = typename wide<T>::type;
-  const unsigned mask = __activemask(), l = lane(), j = l & (W - 1), base = l & ~(W - 1);
-  if (mask == 0xffffffffu) {
+  const unsigned l = lane(), j = l & (W - 1), base = l & ~(W - 1);
+  if (m.whole()) {
     A v = A(value);
 #pragma unroll
     for (unsigned d = 1; d < W; d *= 2) {
-      const A other = read(mask, v, j >= d ? l - d : l);
+      const A other = by_words(v, [=](unsigned w) { return __shfl_up_sync(0xffffffffu, w, d, W); });
       if (j >= d) v = A(OP::of(other, v));
     }
     if (!EXCLUSIVE) return T(v);
-    const A before = read(mask, v, j ? l - 1 : l);
+    const A before = by_words(v, [=](unsigned w) { return __shfl_up_sync(0xffffffffu, w, 1u, W); });
     return j ? T(before) : T(OP::identity);
   }
   A t[W];
+#pragma unroll 1  // rare; and ptxas 13.5 fails on 32 of them in a row
   for (unsigned i = 0; i < W; ++i) {
-    const bool there = (mask >> (base + i)) & 1;
-    const A other = read(mask, A(value), there ? base + i : l);
+    const bool there = m.has(base + i);
+    const A other = read(m.bits, A(value), there ? base + i : l);
     t[i] = there ? other : A(OP::identity);
   }
+#pragma unroll 1
   for (unsigned d = 1; d < W; d *= 2)
+#pragma unroll 1
     for (unsigned i = W - 1; i >= d; --i) t[i] = A(OP::of(t[i - d], t[i]));
   if (EXCLUSIVE) return j ? T(t[j - 1]) : T(OP::identity);
   return T(t[j]);
 }
 
 // A source that is out of range or takes no part gives the lane's own value.
-template <unsigned W, class T> FR_FN T move(const T& v, unsigned from) {
-  const unsigned mask = __activemask(), l = lane(), s = (l & ~(W - 1)) + (from & (W - 1));
-  return read(mask, v, from < W && ((mask >> s) & 1) ? s : l);
+template <unsigned W, class T> FR_FN T move(mask m, const T& v, unsigned from) {
+  const unsigned l = lane(), s = (l & ~(W - 1)) + (from & (W - 1));
+  return read(m.bits, v, from < W && m.has(s) ? s : l);
 }
 
 template <unsigned W> FR_FN unsigned part(unsigned bits) {
@@ -116,9 +199,12 @@ template <unsigned W> FR_FN unsigned part(unsigned bits) {
 
 namespace metal {
 
-#define FR_REDUCTION(NAME, OP)                                                                \
-  template <class T> FR_FN T simd_##NAME(T v) { return warp::reduce<warp::OP, 32>(v); }       \
-  template <class T> FR_FN T quad_##NAME(T v) { return warp::reduce<warp::OP, 4>(v); }
+// Each operation twice: for the set of lanes that it is handed first, and for those that are together.
+#define FR_REDUCTION(NAME, OP)                                                                       \
+  template <class T> FR_FN T simd_##NAME(warp::mask m, T v) { return warp::reduce<warp::OP, 32>(m, v); } \
+  template <class T> FR_FN T quad_##NAME(warp::mask m, T v) { return warp::reduce<warp::OP, 4>(m, v); }  \
+  template <class T> FR_FN T simd_##NAME(T v) { return simd_##NAME(warp::here(), v); }               \
+  template <class T> FR_FN T quad_##NAME(T v) { return quad_##NAME(warp::here(), v); }
 FR_REDUCTION(sum, sum)
 FR_REDUCTION(product, product)
 FR_REDUCTION(max, max)
@@ -128,72 +214,115 @@ FR_REDUCTION(or, bit_or)
 FR_REDUCTION(xor, bit_xor)
 #undef FR_REDUCTION
 
-#define FR_SCAN(NAME, OP, EXCLUSIVE)                                                              \
-  template <class T> FR_FN T simd_##NAME(T v) { return warp::scan<warp::OP, EXCLUSIVE, 32>(v); }  \
-  template <class T> FR_FN T quad_##NAME(T v) { return warp::scan<warp::OP, EXCLUSIVE, 4>(v); }
+#define FR_SCAN(NAME, OP, EXCLUSIVE)                                                                 \
+  template <class T> FR_FN T simd_##NAME(warp::mask m, T v) {                                        \
+    return warp::scan<warp::OP, EXCLUSIVE, 32>(m, v);                                                \
+  }                                                                                                  \
+  template <class T> FR_FN T quad_##NAME(warp::mask m, T v) {                                        \
+    return warp::scan<warp::OP, EXCLUSIVE, 4>(m, v);                                                 \
+  }                                                                                                  \
+  template <class T> FR_FN T simd_##NAME(T v) { return simd_##NAME(warp::here(), v); }               \
+  template <class T> FR_FN T quad_##NAME(T v) { return quad_##NAME(warp::here(), v); }
 FR_SCAN(prefix_inclusive_sum, sum, false)
 FR_SCAN(prefix_exclusive_sum, sum, true)
 FR_SCAN(prefix_inclusive_product, product, false)
 FR_SCAN(prefix_exclusive_product, product, true)
 #undef FR_SCAN
 
-#define FR_MOVE(NAME, EXPR)                                                                  \
-  template <class T> FR_FN T simd_##NAME(T v, ushort k) {                                    \
-    const unsigned j = warp::lane(), d = k, w = 31;                                          \
-    (void)j, (void)w;                                                                        \
-    return warp::move<32>(v, EXPR);                                                          \
-  }                                                                                          \
-  template <class T> FR_FN T quad_##NAME(T v, ushort k) {                                    \
-    const unsigned j = warp::lane() & 3, d = k, w = 3;                                       \
-    (void)j, (void)w;                                                                        \
-    return warp::move<4>(v, EXPR);                                                           \
-  }
-FR_MOVE(broadcast, d)
-FR_MOVE(shuffle, d)
-FR_MOVE(shuffle_up, j - d)
-FR_MOVE(shuffle_down, j + d)
-FR_MOVE(shuffle_xor, j ^ d)
-FR_MOVE(shuffle_rotate_up, (j - d) & w)
-FR_MOVE(shuffle_rotate_down, (j + d) & w)
+// Among 32 lanes the hardware finds the source, and gives the own value where there is none.
+#define FR_MOVE_OF(PREFIX, WIDTH, NAME, SOURCE, HARDWARE)                                            \
+  template <class T> FR_FN T PREFIX##_##NAME(warp::mask m, T v, ushort k) {                          \
+    const unsigned d = k, w = WIDTH - 1, j = warp::lane() & w;                                       \
+    (void)w, (void)j;                                                                                \
+    if (!m.whole()) return warp::move<WIDTH>(m, v, SOURCE);                                          \
+    const T r = warp::by_words(v, [=](unsigned x) { return HARDWARE; });                             \
+    return d < WIDTH ? r : v;                                                                        \
+  }                                                                                                  \
+  template <class T> FR_FN T PREFIX##_##NAME(T v, ushort k) { return PREFIX##_##NAME(warp::here(), v, k); }
+#define FR_MOVE(NAME, SOURCE, HARDWARE)           \
+  FR_MOVE_OF(simd, 32, NAME, SOURCE, HARDWARE)    \
+  FR_MOVE_OF(quad, 4, NAME, SOURCE, HARDWARE)
+FR_MOVE(broadcast, d, __shfl_sync(0xffffffffu, x, int(d & w), int(w + 1)))
+FR_MOVE(shuffle, d, __shfl_sync(0xffffffffu, x, int(d & w), int(w + 1)))
+FR_MOVE(shuffle_up, j - d, __shfl_up_sync(0xffffffffu, x, d & w, int(w + 1)))
+FR_MOVE(shuffle_down, j + d, __shfl_down_sync(0xffffffffu, x, d & w, int(w + 1)))
+FR_MOVE(shuffle_xor, j ^ d, __shfl_xor_sync(0xffffffffu, x, int(d & w), int(w + 1)))
 #undef FR_MOVE
+#undef FR_MOVE_OF
 
-#define FR_FILL(PREFIX, WIDTH)                                                                     \
-  template <class T, class F>                                                                      \
-  FR_FN T PREFIX##_shuffle_and_fill_up(T v, F filling, ushort k, ushort modulo = WIDTH) {          \
-    const unsigned j = warp::lane() & (WIDTH - 1), m = modulo, first = j / m * m, i = j - first;   \
-    const unsigned from = first + (i >= k ? i - k : (i + m - k % m) % m);                          \
-    const T a = warp::move<WIDTH>(v, from), b = warp::move<WIDTH>(T(filling), from);               \
-    return i >= k ? a : b;                                                                         \
-  }                                                                                                \
-  template <class T, class F>                                                                      \
-  FR_FN T PREFIX##_shuffle_and_fill_down(T v, F filling, ushort k, ushort modulo = WIDTH) {        \
-    const unsigned j = warp::lane() & (WIDTH - 1), m = modulo, first = j / m * m, i = j - first;   \
-    const unsigned from = first + (i + k) % m;                                                     \
-    const T a = warp::move<WIDTH>(v, from), b = warp::move<WIDTH>(T(filling), from);               \
-    return i + k < m ? a : b;                                                                      \
-  }                                                                                                \
-  template <class T> FR_FN T PREFIX##_broadcast_first(T v) {                                       \
-    const unsigned p = warp::part<WIDTH>(__activemask());                                          \
-    return warp::move<WIDTH>(v, unsigned(__ffs(int(p)) - 1));                                      \
-  }                                                                                                \
-  FR_FN simd_vote PREFIX##_ballot(bool v) {                                                        \
-    return simd_vote(warp::part<WIDTH>(__ballot_sync(__activemask(), v)));                         \
-  }                                                                                                \
-  FR_FN simd_vote PREFIX##_active_threads_mask() {                                                 \
-    return simd_vote(warp::part<WIDTH>(__activemask()));                                           \
-  }                                                                                                \
-  FR_FN bool PREFIX##_any(bool v) { return simd_vote::vote_t(PREFIX##_ballot(v)) != 0; }           \
-  FR_FN bool PREFIX##_all(bool v) { return simd_vote::vote_t(PREFIX##_ballot(!v)) == 0; }          \
-  FR_FN bool PREFIX##_is_first() {                                                                 \
-    return (warp::part<WIDTH>(__activemask()) & ((1u << (warp::lane() & (WIDTH - 1))) - 1)) == 0;  \
-  }
-FR_FILL(simd, 32)
-FR_FILL(quad, 4)
-#undef FR_FILL
+#define FR_ROTATION(NAME, SIGN)                                                                      \
+  template <class T> FR_FN T simd_##NAME(warp::mask m, T v, ushort k) {                              \
+    return warp::move<32>(m, v, (warp::lane() SIGN k) & 31);                                         \
+  }                                                                                                  \
+  template <class T> FR_FN T quad_##NAME(warp::mask m, T v, ushort k) {                              \
+    return warp::move<4>(m, v, (warp::lane() SIGN k) & 3);                                           \
+  }                                                                                                  \
+  template <class T> FR_FN T simd_##NAME(T v, ushort k) { return simd_##NAME(warp::here(), v, k); }  \
+  template <class T> FR_FN T quad_##NAME(T v, ushort k) { return quad_##NAME(warp::here(), v, k); }
+FR_ROTATION(shuffle_rotate_up, -)
+FR_ROTATION(shuffle_rotate_down, +)
+#undef FR_ROTATION
+
+#define FR_GROUP(PREFIX, WIDTH)                                                                      \
+  template <class T, class F>                                                                        \
+  FR_FN T PREFIX##_shuffle_and_fill_up(warp::mask g, T v, F filling, ushort k, ushort modulo = WIDTH) { \
+    const unsigned j = warp::lane() & (WIDTH - 1), m = modulo, first = j / m * m, i = j - first;     \
+    const unsigned from = first + (i >= k ? i - k : (i + m - k % m) % m);                            \
+    const T a = warp::move<WIDTH>(g, v, from), b = warp::move<WIDTH>(g, T(filling), from);           \
+    const bool there = g.whole() || (from < WIDTH && g.has((warp::lane() & ~(WIDTH - 1)) + from));   \
+    return !there ? v : i >= k ? a : b;                                                              \
+  }                                                                                                  \
+  template <class T, class F>                                                                        \
+  FR_FN T PREFIX##_shuffle_and_fill_down(warp::mask g, T v, F filling, ushort k, ushort modulo = WIDTH) { \
+    const unsigned j = warp::lane() & (WIDTH - 1), m = modulo, first = j / m * m, i = j - first;     \
+    const unsigned from = first + (i + k) % m;                                                       \
+    const T a = warp::move<WIDTH>(g, v, from), b = warp::move<WIDTH>(g, T(filling), from);           \
+    const bool there = g.whole() || (from < WIDTH && g.has((warp::lane() & ~(WIDTH - 1)) + from));   \
+    return !there ? v : i + k < m ? a : b;                                                           \
+  }                                                                                                  \
+  template <class T> FR_FN T PREFIX##_broadcast_first(warp::mask m, T v) {                           \
+    return warp::move<WIDTH>(m, v, unsigned(__ffs(int(warp::part<WIDTH>(m.bits))) - 1));             \
+  }                                                                                                  \
+  FR_FN simd_vote PREFIX##_ballot(warp::mask m, bool v) {                                            \
+    return simd_vote(warp::part<WIDTH>(__ballot_sync(m.bits, v)));                                   \
+  }                                                                                                  \
+  FR_FN simd_vote PREFIX##_active_threads_mask(warp::mask m) {                                       \
+    return simd_vote(warp::part<WIDTH>(m.bits));                                                     \
+  }                                                                                                  \
+  FR_FN bool PREFIX##_any(warp::mask m, bool v) {                                                    \
+    return simd_vote::vote_t(PREFIX##_ballot(m, v)) != 0;                                            \
+  }                                                                                                  \
+  FR_FN bool PREFIX##_all(warp::mask m, bool v) {                                                    \
+    return simd_vote::vote_t(PREFIX##_ballot(m, !v)) == 0;                                           \
+  }                                                                                                  \
+  FR_FN bool PREFIX##_is_first(warp::mask m) {                                                       \
+    return (warp::part<WIDTH>(m.bits) & ((1u << (warp::lane() & (WIDTH - 1))) - 1)) == 0;            \
+  }                                                                                                  \
+  template <class T, class F>                                                                        \
+  FR_FN T PREFIX##_shuffle_and_fill_up(T v, F filling, ushort k, ushort modulo = WIDTH) {            \
+    return PREFIX##_shuffle_and_fill_up(warp::here(), v, filling, k, modulo);                        \
+  }                                                                                                  \
+  template <class T, class F>                                                                        \
+  FR_FN T PREFIX##_shuffle_and_fill_down(T v, F filling, ushort k, ushort modulo = WIDTH) {          \
+    return PREFIX##_shuffle_and_fill_down(warp::here(), v, filling, k, modulo);                      \
+  }                                                                                                  \
+  template <class T> FR_FN T PREFIX##_broadcast_first(T v) {                                         \
+    return PREFIX##_broadcast_first(warp::here(), v);                                                \
+  }                                                                                                  \
+  FR_FN simd_vote PREFIX##_ballot(bool v) { return PREFIX##_ballot(warp::here(), v); }               \
+  FR_FN simd_vote PREFIX##_active_threads_mask() { return PREFIX##_active_threads_mask(warp::here()); } \
+  FR_FN bool PREFIX##_any(bool v) { return PREFIX##_any(warp::here(), v); }                          \
+  FR_FN bool PREFIX##_all(bool v) { return PREFIX##_all(warp::here(), v); }                          \
+  FR_FN bool PREFIX##_is_first() { return PREFIX##_is_first(warp::here()); }
+FR_GROUP(simd, 32)
+FR_GROUP(quad, 4)
+#undef FR_GROUP
 
 FR_FN void threadgroup_barrier(mem_flags, int = 0) { __syncthreads(); }
-FR_FN void simdgroup_barrier(mem_flags, int = 0) { __syncwarp(__activemask()); }
-FR_FN void quadgroup_barrier(mem_flags, int = 0) { __syncwarp(__activemask()); }
+FR_FN void simdgroup_barrier(warp::mask m, mem_flags, int = 0) { __syncwarp(m.bits); }
+FR_FN void quadgroup_barrier(warp::mask m, mem_flags, int = 0) { __syncwarp(m.bits); }
+FR_FN void simdgroup_barrier(mem_flags f, int = 0) { simdgroup_barrier(warp::here(), f); }
+FR_FN void quadgroup_barrier(mem_flags f, int = 0) { quadgroup_barrier(warp::here(), f); }
 
 template <class T, class Q, class S = int>
 FR_FN void simdgroup_load(simdgroup_matrix<T, 8, 8>& m, const Q* p, S stride = 8,

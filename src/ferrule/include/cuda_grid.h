@@ -80,7 +80,11 @@ struct group {
 #endif
   }
   FR_FN unsigned threads() const {
+#if defined(FR_ROW)
+    return threads_per_threadgroup.x;
+#else
     return threads_per_threadgroup.x * threads_per_threadgroup.y * threads_per_threadgroup.z;
+#endif
   }
   FR_FN unsigned simdgroups() const { return (threads() + 31) / 32; }
   FR_FN unsigned quadgroups() const { return (threads() + 3) / 4; }

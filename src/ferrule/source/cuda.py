@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import NamedTuple
 
 from ..dtypes import Dtype
@@ -35,10 +36,15 @@ class Form(NamedTuple):
     Attributes:
         threads: ``"row"``, ``"box"`` or ``"line"``: how blocks hold their threads.
         far: there are more threadgroups along y or z than a CUDA grid may have.
+        full: every simdgroup has 32 threads (said only where the body has its operations).
+        aligned: threadgroups are a multiple of 32 threads wide, so that the lanes of a simdgroup
+            differ in x alone (likewise).
     """
 
     threads: str = "row"
     far: bool = False
+    full: bool = False
+    aligned: bool = False
 
 
 def form_of(p: Prepared, launch: Launch | None) -> Form:
@@ -47,14 +53,17 @@ def form_of(p: Prepared, launch: Launch | None) -> Form:
         return Form()
     grid, threadgroup = launch.grid, launch.threadgroup
     far = max(groups_of(launch)[1:]) > _MOST_ALONG_YZ
+    lanes = bool((p.text.source_words | p.text.header_words) & COLLECTIVES)
+    sizes = [{t, g % t or t} if t else {0} for g, t in zip(grid, threadgroup, strict=True)]
+    full = lanes and all(x * y * z % 32 == 0 for x, y, z in itertools.product(*sizes))
+    aligned = lanes and all(x % 32 == 0 for x in sizes[0]) and grid[0] < 2**31
     if threadgroup[1:] == (1, 1):
-        return Form("row", far)
+        return Form("row", far, full, aligned)
     # In a whole block the hardware numbers threads as Metal does; so it does not where an edge is
     # ragged, but then only operations of a simdgroup can tell.
     whole = all(g % t == 0 for g, t in zip(grid, threadgroup, strict=True))
-    lanes = bool((p.text.source_words | p.text.header_words) & COLLECTIVES)
     box = (whole or not lanes) and threadgroup[2] <= _MOST_DEEP
-    return Form("box" if box else "line", far)
+    return Form("box" if box else "line", far, full, aligned)
 
 
 def text(p: Prepared, form: Form) -> str:
@@ -65,7 +74,15 @@ def text(p: Prepared, form: Form) -> str:
     include/cuda_grid.h).
     """
     kernel, spec = p.kernel, p.spec
-    source = with_shared_memory(p.text.source)
+    source, masks = p.text.source, ""
+    if p.text.words & COLLECTIVES:
+        from .masks import masked
+        from .uniform import Unit
+
+        found = masked(p, Unit(True, form.threads == "row" or form.aligned, form.aligned))
+        if found is not None:
+            masks, source = f"  {found[0]}\n", found[1]
+    source = with_shared_memory(source)
     params = parameters(spec)
     given: list[str] = []
     passed = ["fr_g", "fr_g.index(fr_p)", "fr_p"]
@@ -98,13 +115,14 @@ def text(p: Prepared, form: Form) -> str:
     given.append("const __grid_constant__ fr::launch fr_l")
     names = ", ".join(f"{q.type} {q.name}" for q in params)
     values = "".join(f"  {attribute(a)}\n" for a in used_attributes(p))
-    layout = f"#define FR_{form.threads.upper()} 1\n{'#define FR_FAR 1' if form.far else ''}\n"
+    said = [form.threads, *(["far"] if form.far else []), *(["full"] if form.full else [])]
+    layout = "".join(f"#define FR_{word.upper()} 1\n" for word in said)
     return f"""\
 {layout.rstrip()}
 {head(p, "cuda_kernel")}{template_head(spec)}FR_FN void fr_kernel(
     const ::fr::group& fr_g, unsigned fr_i, const ::fr::metal::uint3& fr_p{comma(params)}{names}) {{
   (void)fr_i, (void)fr_p;
-{values}{body(p, source)}}}
+{values}{masks}{body(p, source)}}}
 {TAIL}
 extern "C" __global__ void {kernel_symbol(spec)}({", ".join(given)}) {{
   const fr::group fr_g(fr_l);

@@ -1,0 +1,138 @@
+"""CUDA texts of kernels on the CPU: each thread a fiber, each warp checked (tests/native/warps.h).
+
+What no GPU says, this does: an operation that names a lane which does not come to it, or that lanes
+come to at two places.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import ferrule
+from ferrule import loader, toolchain
+from ferrule.devices import cpu
+from ferrule.devices.cuda import CudaDevice
+
+NATIVE = Path(__file__).parent / "native" / "warps.h"
+Array = np.ndarray[Any, Any]
+
+_LANE = re.compile(r'unsigned l;\s*asm\("mov.u32 %0, %%laneid;" : "=r"\(l\)\);\s*return l;')
+_FERRULE = """
+#include "types.h"
+#include "math.h"
+#include "functions.h"
+#include "atomic.h"
+#include "mlx.h"
+#include "barrier.h"
+#define FR_FIBERS 1
+#include "matrix.h"
+#include "cuda_grid.h"
+using emu_memory = void;
+namespace fr { inline void memcpy(void* t, const void* f, unsigned long n) { emu_copy(t, f, n); } }
+"""
+_RUN = """
+extern "C" __attribute__((visibility("default"))) const char* run(
+    void** a, const unsigned* grid, const unsigned* block, long* asked) {{
+  gridDim = {{grid[0], grid[1], grid[2]}}, blockDim = {{block[0], block[1], block[2]}};
+  emu::failure[0] = 0, emu::asked = 0;
+  emu::kernel_call = [&] {{ {name}({arguments}); }};
+  for (blockIdx.z = 0; blockIdx.z < grid[2]; ++blockIdx.z)
+  for (blockIdx.y = 0; blockIdx.y < grid[1]; ++blockIdx.y)
+  for (blockIdx.x = 0; blockIdx.x < grid[0]; ++blockIdx.x)
+    if (!emu::block()) return emu::failure;
+  *asked = emu::asked;
+  return "";
+}}
+"""
+
+
+def host_text(text: str, arch: int = 900) -> str:
+    """A CUDA text as C++ for the CPU."""
+    header = (cpu.INCLUDE / "cuda.h").read_text()
+    header, n = _LANE.subn("return emu_lane();", header)
+    assert n == 1
+    signature = re.search(r'extern "C" __global__ void (\w+)\((.*)\) \{', text)
+    assert signature is not None
+    arguments = []
+    for i, one in enumerate(re.split(r", (?![^<]*>)", signature[2])):
+        kind = re.sub(r"__grid_constant__|__restrict__", "", one).rsplit(" ", 1)[0].strip()
+        arguments.append(f"*({kind.removeprefix('const ') if '*' not in kind else kind}*)a[{i}]")
+    text = text.replace('#include "ferrule.h"', _FERRULE + header)
+    run = _RUN.format(name=signature[1], arguments=", ".join(arguments))
+    return f'#define __CUDA_ARCH__ {arch}\n#include "{NATIVE}"\n#undef FR_CUDA\n{text}{run}'
+
+
+@functools.cache
+def _compiled(text: str) -> Any:
+    flags = ["-O0", "-w", "-std=c++17", f"-I{cpu.INCLUDE}", "-ffp-contract=off"]
+    library = toolchain.find_compiler().compile(text, flags=flags)
+    run = loader.load_library(library, "warps").run
+    run.restype = ctypes.c_char_p
+    return run
+
+
+def launch(
+    kernel: ferrule.MetalKernel, inputs: list[Any], *, grid: Any, threadgroup: Any,
+    output_shapes: Any, output_dtypes: Any, template: Any = None, init_value: Any = None,
+    arch: int = 900,
+) -> tuple[list[Array], int, str]:  # fmt: skip
+    """The outputs, how often a thread asked who is with it, and the CUDA text.
+
+    Raises:
+        AssertionError: a warp's lanes do not do what they must.
+    """
+    spec, sent = kernel._described(
+        inputs, output_dtypes, output_shapes, grid, threadgroup, template, init_value, "cuda"
+    )
+    assert sent is not None
+    text = CudaDevice().text(spec, sent)
+    run = _compiled(host_text(text, arch))
+    outputs = [
+        np.full(shape, 0 if init_value is None else init_value, dtype)
+        for shape, dtype in zip(output_shapes, output_dtypes, strict=True)
+    ]
+    kept: list[Any] = []
+    pointers: list[int] = []
+
+    def passed(array: Array) -> None:
+        kept.append(array)
+        pointers.append(array.ctypes.data)
+
+    for name, value, one in zip(kernel.kernel.input_names, inputs, spec.inputs, strict=True):
+        array = np.asarray(value, dtype=one.dtype.numpy if one.value else None)
+        if one.value:
+            passed(np.ascontiguousarray(array).reshape(1))
+            continue
+        if kernel.kernel.ensure_row_contiguous:
+            array = np.ascontiguousarray(array).reshape(np.shape(value))
+        kept.append(array)
+        passed(np.array([array.ctypes.data], np.uint64))
+        if one.ndim == 0:
+            continue
+        shape, strides, _ = kernel.kernel.wants(name)
+        if shape:
+            passed(np.array(array.shape, np.int32))
+        if strides:
+            passed(np.array([s // array.itemsize for s in array.strides], np.int64))
+    for array in outputs:
+        passed(np.array([array.ctypes.data], np.uint64))
+    group = sent.threadgroup
+    groups = [-(-g // t) for g, t in zip(sent.grid, group, strict=True)]
+    passed(np.array([*sent.grid, *group, *groups], np.uint32))
+    block = group if "#define FR_BOX" in text else (int(np.prod(group)), 1, 1)
+    asked = ctypes.c_long()
+    blocks = np.array(groups, np.uint32)
+    sizes = np.array(block, np.uint32)
+    array_of = (ctypes.c_void_p * len(pointers))(*pointers)
+    failure = run(
+        array_of, blocks.ctypes.data_as(ctypes.c_void_p), sizes.ctypes.data_as(ctypes.c_void_p),
+        ctypes.byref(asked),
+    )  # fmt: skip
+    assert not failure, f"{failure.decode()}\n{text}"
+    return outputs, asked.value, text
