@@ -64,6 +64,9 @@ def host_text(text: str, arch: int = 900) -> str:
         kind = re.sub(r"__grid_constant__|__restrict__", "", one).rsplit(" ", 1)[0].strip()
         arguments.append(f"*({kind.removeprefix('const ') if '*' not in kind else kind}*)a[{i}]")
     text = text.replace('#include "ferrule.h"', _FERRULE + header)
+    text = text.replace("extern __shared__", "__shared__").replace(
+        "fr_shared[]", "fr_shared[1 << 20]"
+    )
     run = _RUN.format(name=signature[1], arguments=", ".join(arguments))
     return f'#define __CUDA_ARCH__ {arch}\n#include "{NATIVE}"\n#undef FR_CUDA\n{text}{run}'
 
@@ -80,9 +83,9 @@ def _compiled(text: str) -> Any:
 def launch(
     kernel: ferrule.MetalKernel, inputs: list[Any], *, grid: Any, threadgroup: Any,
     output_shapes: Any, output_dtypes: Any, template: Any = None, init_value: Any = None,
-    arch: int = 900,
+    arch: int = 900, text: str = "",
 ) -> tuple[list[Array], int, str]:  # fmt: skip
-    """The outputs, how often a thread asked who is with it, and the CUDA text.
+    """The outputs, how often a thread asked who is with it, and the CUDA text that ran.
 
     Raises:
         AssertionError: a warp's lanes do not do what they must.
@@ -91,7 +94,7 @@ def launch(
         inputs, output_dtypes, output_shapes, grid, threadgroup, template, init_value, "cuda"
     )
     assert sent is not None
-    text = CudaDevice().text(spec, sent)
+    text = text or CudaDevice().text(spec, sent)
     run = _compiled(host_text(text, arch))
     outputs = [
         np.full(shape, 0 if init_value is None else init_value, dtype)

@@ -15,6 +15,7 @@
 #define __forceinline__ inline
 #define __shared__ static
 #define __grid_constant__
+#define __align__(n) __attribute__((aligned(n)))
 
 struct uint3_ { unsigned x, y, z; };
 static uint3_ blockIdx, threadIdx, gridDim, blockDim;

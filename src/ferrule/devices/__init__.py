@@ -21,7 +21,7 @@ class Binary:
             architecture, such as ``"sm_90"``.
         text: the text that was compiled.
         log: what the compiler said of it: for a cubin its registers, memory and spills.
-        shared: for CUDA, the bytes of dynamic shared memory that a launch must ask for.
+        shared: for CUDA the bytes of dynamic shared memory that each launch must ask for.
     """
 
     payload: bytes

@@ -6,7 +6,7 @@ import re
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from .. import cache, nvrtc, toolchain
+from .. import cache, nvrtc
 from ..driver import driver
 from ..errors import DeviceError, ToolchainError
 from ..source import cpp, cuda_body
@@ -14,12 +14,12 @@ from ..source import cuda as cuda_text
 from ..spec import Launch, Spec
 from . import Binary
 from .cpu import INCLUDE, header_digest
-from .diagnostics import compile_error
+from .cuda_build import Built, build, build_body
 
 if TYPE_CHECKING:
     from .cuda_program import CudaProgram
 
-SCHEMA = "2"  # raised when the same text, flags and compiler would run differently
+SCHEMA = "3"  # raised when the same text, flags and compiler would run differently
 ARCHITECTURE = "sm_90"
 
 _FLAGS = ("--std=c++17", "--device-as-default-execution-space", "-w")
@@ -52,15 +52,13 @@ class CudaDevice:
             CompileError: NVRTC refused the text; quotes the author's lines.
             DialectError: the text uses something that ferrule refuses.
             ToolchainError: there is no NVRTC.
-            DeviceError: NVRTC does not know the architecture.
+            DeviceError: NVRTC does not know the architecture, or the kernel has more threadgroup
+                memory than it.
         """
-        folders, contract, libraries = [str(INCLUDE)], True, ""
-        if spec.kernel.language == "cuda":
-            text = cuda_body.text(spec)
-        else:
-            prepared = cpp.prepare(spec)
-            text = cuda_text.text(prepared, cuda_text.form_of(prepared, launch))
-            contract = not prepared.text.contract_off
+        in_cuda = spec.kernel.language == "cuda"
+        prepared = None if in_cuda else cpp.prepare(spec)
+        form = cuda_text.form_of(prepared, launch) if prepared else cuda_text.Form()
+        text = cuda_text.text(prepared, form) if prepared else cuda_body.text(spec)
         compiler = nvrtc.find_nvrtc()
         if compiler is None:
             raise ToolchainError(
@@ -76,32 +74,28 @@ class CudaDevice:
                 f"kernel {spec.kernel.name!r}: NVRTC {'.'.join(map(str, compiler.version))} does "
                 f"not compile for {architecture!r}; it knows {listed} (and compute_… for PTX)."
             )
-        flags = [*_FLAGS, f"--gpu-architecture={architecture}"]
-        if architecture.startswith("sm_"):
-            flags.append("--ptxas-options=-v")
-        flags.append(f"--fmad={'true' if contract else 'false'}")
+        contract = prepared is None or not prepared.text.contract_off
+        flags = [*_FLAGS, f"--fmad={'true' if contract else 'false'}"]
         if most := self.registers(launch):
             flags.append(f"--maxrregcount={most}")
         if spec.kernel.math_mode == "fast":
             flags.append("-D__FAST_MATH__=1")
-        if spec.kernel.language == "cuda":
+        folders, libraries = [str(INCLUDE)], ""
+        if in_cuda:
             headers = nvrtc.find_headers(compiler)
             folders += headers.folders
             libraries = headers.identity
-        made_of = (SCHEMA, header_digest(), compiler.identity, libraries, *flags, text)
-        key = cache.digest("cuda", *made_of)
+        made_of = (header_digest(), compiler.identity, libraries, architecture, *flags, text)
+        key = cache.digest("cuda", SCHEMA, *made_of)
         flags += [f"-I{folder}" for folder in folders]
 
         def make() -> bytes:
-            try:
-                made, log = compiler.compile(text, spec.kernel.name, flags)
-                return log.encode() + b"\0" + made
-            except toolchain.CompilerFailed as failed:
-                name = f"NVRTC {'.'.join(map(str, compiler.version))}"
-                raise compile_error(spec.kernel, failed.log, name) from None
+            if prepared is None:
+                return build_body(compiler, spec.kernel, text, architecture, flags).packed()
+            return build(compiler, prepared, form, architecture, flags).packed()
 
-        log, _, payload = cache.default().get_or_make(key, make).partition(b"\0")
-        return Binary(payload, architecture, text, log.decode())
+        built = Built.unpacked(cache.default().get_or_make(key, make))
+        return Binary(built.payload, architecture, built.text, built.log, built.shared)
 
     def program(self, spec: Spec) -> CudaProgram:
         """The kernel on this GPU.

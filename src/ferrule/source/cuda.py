@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from ..dtypes import Dtype
 from ..spec import Launch, Spec
+from . import shared as memory
 from .cpp import (
     TAIL,
     Prepared,
@@ -19,7 +21,6 @@ from .cpp import (
     template_value,
     used_attributes,
 )
-from .cuda_memory import with_shared_memory
 from .dialect import COLLECTIVES
 
 # CUDA's limits (CUDA C++ Programming Guide, technical specifications per compute capability).
@@ -66,23 +67,41 @@ def form_of(p: Prepared, launch: Launch | None) -> Form:
     return Form("box" if box else "line", far, full, aligned)
 
 
-def text(p: Prepared, form: Form) -> str:
+class Dynamic(NamedTuple):
+    """Threadgroup memory in the launch's own shared memory (`source.shared`).
+
+    Attributes:
+        offsets: where each variable starts; None for a text that tells their sizes.
+    """
+
+    offsets: Mapping[int, int] | None
+
+
+def text(p: Prepared, form: Form, *, masks: bool = True, shared: Dynamic | None = None) -> str:
     """The whole text.
+
+    Args:
+        masks: whether operations of a simdgroup are told which lanes come to them.
+        shared: where threadgroup memory is not CUDA's own, as it is up to 48 KB.
 
     The kernel takes the buffers (Python scalars by value), each input's shape and strides where the
     body names them, by value, and at last the grid and threadgroup (`fr::launch` of
     include/cuda_grid.h).
     """
     kernel, spec = p.kernel, p.spec
-    source, masks = p.text.source, ""
-    if p.text.words & COLLECTIVES:
+    source, declared = p.text.source, ""
+    if masks and p.text.words & COLLECTIVES:
         from .masks import masked
         from .uniform import Unit
 
         found = masked(p, Unit(True, form.threads == "row" or form.aligned, form.aligned))
         if found is not None:
-            masks, source = f"  {found[0]}\n", found[1]
-    source = with_shared_memory(source)
+            declared, source = f"  {found[0]}\n", found[1]
+    if shared is None:
+        source = memory.static(source)
+    else:
+        source = memory.dynamic(p, source, shared.offsets)
+        declared += "  extern __shared__ __align__(16) unsigned char fr_shared[];\n"
     params = parameters(spec)
     given: list[str] = []
     passed = ["fr_g", "fr_g.index(fr_p)", "fr_p"]
@@ -122,7 +141,7 @@ def text(p: Prepared, form: Form) -> str:
 {head(p, "cuda_kernel")}{template_head(spec)}FR_FN void fr_kernel(
     const ::fr::group& fr_g, unsigned fr_i, const ::fr::metal::uint3& fr_p{comma(params)}{names}) {{
   (void)fr_i, (void)fr_p;
-{values}{masks}{body(p, source)}}}
+{values}{declared}{body(p, source)}}}
 {TAIL}
 extern "C" __global__ void {kernel_symbol(spec)}({", ".join(given)}) {{
   const fr::group fr_g(fr_l);
