@@ -200,14 +200,19 @@ def _disassembler() -> str | None:
     return next((str(p) for p in places if p.is_file()), shutil.which("nvdisasm"))
 
 
-def instructions(cubin: bytes, folder: Path) -> int:
-    """Instructions up to the last EXIT: what follows is padding."""
+def disassembled(cubin: bytes, folder: Path) -> str:
+    """The machine code of a cubin."""
     tool = _disassembler()
     if tool is None:
         pytest.skip("nvdisasm is not installed")
     path = folder / "k.cubin"
     path.write_bytes(cubin)
-    text = subprocess.run([tool, "-c", path], capture_output=True, text=True, check=True).stdout
+    return subprocess.run([tool, "-c", path], capture_output=True, text=True, check=True).stdout
+
+
+def instructions(cubin: bytes, folder: Path) -> int:
+    """Instructions up to the last EXIT: what follows is padding."""
+    text = disassembled(cubin, folder)
     lines = [line for line in text.splitlines() if re.search(r"/\*[0-9a-f]{4,}\*/", line)]
     return max(i for i, line in enumerate(lines) if "EXIT" in line) + 1
 

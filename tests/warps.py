@@ -23,6 +23,12 @@ NATIVE = Path(__file__).parent / "native" / "warps.h"
 Array = np.ndarray[Any, Any]
 
 _LANE = re.compile(r'unsigned l;\s*asm\("mov.u32 %0, %%laneid;" : "=r"\(l\)\);\s*return l;')
+_TRANSPOSE = re.compile(r'asm volatile\("movmatrix.sync.aligned.m8n8.trans.b16[^;]*;[^;]*;')
+_PRODUCT = re.compile(
+    r'asm volatile\("mma.sync.aligned.m16n8k8.row.col.f32.(f16|bf16).\1.f32 \{%0,%1,%2,%3\}, '
+    r'\{%4,%5\}, \{%6\}, \{%7,%8,%9,%9\};"\s*: "=f"\(x\), "=f"\(y\), "=f"\(p\), "=f"\(q\) : '
+    r'"r"\(a\), "r"\(0u\), "r"\(b\), "f"\(x\), "f"\(y\), "f"\(0.0f\)\);'
+)
 _FERRULE = """
 #include "types.h"
 #include "math.h"
@@ -57,6 +63,10 @@ def host_text(text: str, arch: int = 900) -> str:
     header = (cpu.INCLUDE / "cuda.h").read_text()
     header, n = _LANE.subn("return emu_lane();", header)
     assert n == 1
+    header, n = _TRANSPOSE.subn("r = emu_transposed(w);", header)
+    assert n == 1
+    header, n = _PRODUCT.subn(r"emu_mma_\1(x, y, p, q, a, 0, b, x, y, 0, 0);", header)
+    assert n == 2
     signature = re.search(r'extern "C" __global__ void (\w+)\((.*)\) \{', text)
     assert signature is not None
     arguments = []

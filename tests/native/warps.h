@@ -30,6 +30,8 @@ struct fiber {
   int kind;
   const void* place;
   unsigned long long result;
+  unsigned a[2], b;  // fragments of matrices
+  float c[4], d[4];
   uint3_ at;
 };
 static std::vector<fiber> fibers;
@@ -51,7 +53,45 @@ __attribute__((noinline)) unsigned long long meet(int kind, unsigned mask, unsig
   wait(together);
   return fibers[self].result;
 }
-enum { shuffle, ballot, sync, add, smax, smin, umax, umin, band, bor, bxor };
+enum { shuffle, ballot, sync, add, smax, smin, umax, umin, band, bor, bxor, transpose, mma_f16, mma_bf16 };
+
+inline double number(unsigned bits, bool brain) {
+  if (brain) {
+    const unsigned wide = bits << 16;
+    float f;
+    __builtin_memcpy(&f, &wide, 4);
+    return f;
+  }
+  const int e = int(bits >> 10 & 31), m = int(bits & 1023);
+  double v = e == 31 ? (m ? __builtin_nan("") : __builtin_inf()) : __builtin_ldexp(e ? m + 1024 : m, (e ? e : 1) - 25);
+  return bits >> 15 ? -v : v;
+}
+inline unsigned half_of(unsigned word, unsigned i) { return word >> (16 * i) & 0xffff; }
+// As the PTX manual has the fragments of mma.m16n8k8 and movmatrix.
+inline void matrices(fiber* f, int kind) {
+  if (kind == transpose) {
+    unsigned m[8][8];
+    for (unsigned l = 0; l < 32; ++l)
+      for (unsigned i = 0; i < 2; ++i) m[l / 4][l % 4 * 2 + i] = half_of(f[l].value, i);
+    for (unsigned l = 0; l < 32; ++l) f[l].result = m[l % 4 * 2][l / 4] | m[l % 4 * 2 + 1][l / 4] << 16;
+    return;
+  }
+  const bool brain = kind == mma_bf16;
+  double a[16][8], b[8][8];
+  for (unsigned l = 0; l < 32; ++l)
+    for (unsigned i = 0; i < 4; ++i) {
+      const unsigned group = l >> 2, in_group = l % 4;
+      a[i < 2 ? group : group + 8][in_group * 2 + (i & 1)] = number(half_of(f[l].a[i / 2], i & 1), brain);
+      if (i < 2) b[in_group * 2 + i][group] = number(half_of(f[l].b, i), brain);
+    }
+  for (unsigned l = 0; l < 32; ++l)
+    for (unsigned i = 0; i < 4; ++i) {
+      const unsigned row = i < 2 ? l >> 2 : (l >> 2) + 8, column = l % 4 * 2 + (i & 1);
+      double sum = f[l].c[i];
+      for (unsigned k = 0; k < 8; ++k) sum += a[row][k] * b[k][column];
+      f[l].d[i] = float(sum);
+    }
+}
 
 inline bool fail(const char* what, unsigned warp, unsigned lane) {
   if (!failure[0]) snprintf(failure, sizeof failure, "%s: warp %u, lane %u, mask %08x", what, warp, lane,
@@ -75,6 +115,12 @@ inline bool resolve(unsigned warp) {
       if (g.kind != f.kind || g.place != f.place) return fail("lanes meet at two places", warp, l);
     }
     if (!all) continue;
+    if (f.kind >= transpose) {
+      if (n < 32 || f.mask != 0xffffffffu) return fail("a matrix needs all lanes", warp, l);
+      matrices(&fibers[first], f.kind);
+      for (unsigned k = 0; k < 32; ++k) fibers[first + k].now = ready;
+      return true;
+    }
     unsigned long long votes = 0, r = 0;
     bool begun = false;
     for (unsigned k = 0; k < n; ++k) {
@@ -192,6 +238,17 @@ EMU int __reduce_min_sync(unsigned m, int v) { return int(emu::meet(emu::smin, m
 EMU unsigned __reduce_and_sync(unsigned m, unsigned v) { return unsigned(emu::meet(emu::band, m, v, 0)); }
 EMU unsigned __reduce_or_sync(unsigned m, unsigned v) { return unsigned(emu::meet(emu::bor, m, v, 0)); }
 EMU unsigned __reduce_xor_sync(unsigned m, unsigned v) { return unsigned(emu::meet(emu::bxor, m, v, 0)); }
+EMU unsigned emu_transposed(unsigned w) { return unsigned(emu::meet(emu::transpose, 0xffffffffu, w, 0)); }
+EMU void emu_mma(int kind, float& d0, float& d1, float& d2, float& d3, unsigned a0, unsigned a1, unsigned b,
+                 float c0, float c1, float c2, float c3) {
+  emu::fiber& f = emu::fibers[emu::self];
+  f.a[0] = a0, f.a[1] = a1, f.b = b, f.c[0] = c0, f.c[1] = c1, f.c[2] = c2, f.c[3] = c3;
+  emu::meet(kind, 0xffffffffu, 0, 0);
+  const emu::fiber& g = emu::fibers[emu::self];
+  d0 = g.d[0], d1 = g.d[1], d2 = g.d[2], d3 = g.d[3];
+}
+#define emu_mma_f16(...) emu_mma(emu::mma_f16, __VA_ARGS__)
+#define emu_mma_bf16(...) emu_mma(emu::mma_bf16, __VA_ARGS__)
 __attribute__((noinline)) inline unsigned __activemask() {
   ++emu::asked;
   emu::fibers[emu::self].place = __builtin_return_address(0);

@@ -335,26 +335,101 @@ FR_FN void simdgroup_store(const simdgroup_matrix<T, 8, 8>& m, Q* p, S stride = 
   lanes::matrix_store(warp::lane(), m, p, stride, origin, transpose);
 }
 
-// Each lane sums its own two elements, in float, and rounds once.
+}  // namespace metal
+
+namespace tile {
+
+// Whether tensor cores multiply matrices of these types without losing bits of their elements.
+template <class A, class B>
+constexpr bool possible =
+#if __CUDA_ARCH__ >= 800
+    metal::is_same_v<A, B> && (metal::is_same_v<A, half> || metal::is_same_v<A, bfloat>);
+#else
+    false;
+#endif
+
+// What tensor cores call a fragment of 8x8: lane l holds two neighbours of row l / 4, from column
+// 2 * (l % 4). Matrices whose elements the author sees lie as Apple's do, and are moved.
+template <class T> FR_FN metal::vec<T, 2> fragment(const metal::vec<T, 2>& v) {
+#if defined(FR_TILES)
+  return v;
+#else
+  const unsigned l = warp::lane();
+  return warp::read(0xffffffffu, v, lanes::matrix_lane(l / 4, l % 4 * 2));
+#endif
+}
+template <class T> FR_FN metal::vec<T, 2> elements(const metal::vec<T, 2>& v) {
+#if defined(FR_TILES)
+  return v;
+#else
+  const unsigned l = warp::lane();
+  return warp::read(0xffffffffu, v, lanes::matrix_row(l) * 4 + lanes::matrix_column(l) / 2);
+#endif
+}
+template <class T> FR_FN unsigned word(const metal::vec<T, 2>& v) {
+  unsigned w;
+  memcpy(&w, &v, sizeof w);
+  return w;
+}
+// The transposed matrix: the right operand is handed over by columns.
+FR_FN unsigned transposed(unsigned w) {
+  unsigned r;
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(r) : "r"(w));
+  return r;
+}
+// x, y += a * b. The instruction multiplies 16 rows; the lower 8 are zeros.
+template <class T> FR_FN void product(float& x, float& y, unsigned a, unsigned b) {
+  float p, q;
+  if constexpr (metal::is_same_v<T, half>) {
+    asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%7,%8,%9,%9};"
+                 : "=f"(x), "=f"(y), "=f"(p), "=f"(q) : "r"(a), "r"(0u), "r"(b), "f"(x), "f"(y), "f"(0.0f));
+  } else {
+    asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%7,%8,%9,%9};"
+                 : "=f"(x), "=f"(y), "=f"(p), "=f"(q) : "r"(a), "r"(0u), "r"(b), "f"(x), "f"(y), "f"(0.0f));
+  }
+}
+
+// d = a * b + (x, y), in float; rounded once. (x, y) are this lane's elements, or this fragment's.
+template <class T, class A, class B, class C>
+FR_FN void multiply(metal::vec<T, 2>& d, const metal::vec<A, 2>& a, const metal::vec<B, 2>& b,
+                    const metal::vec<C, 2>* c) {
+  float x = 0, y = 0;
+  if constexpr (possible<A, B>) {
+    if (c) {
+      const metal::vec<C, 2> own = fragment(*c);
+      x = float(own.x), y = float(own.y);
+    }
+    product<A>(x, y, word(fragment(a)), transposed(word(fragment(b))));
+    d = elements(metal::vec<T, 2>(T(x), T(y)));
+  } else {  // each lane sums its own two elements
+    const unsigned row = lanes::matrix_row(warp::lane()), column = lanes::matrix_column(warp::lane());
+    if (c) x = float(c->x), y = float(c->y);
+#pragma unroll
+    for (unsigned k = 0; k < 8; ++k) {
+      const metal::vec<A, 2> left = warp::read(0xffffffffu, a, lanes::matrix_lane(row, k));
+      const metal::vec<B, 2> right = warp::read(0xffffffffu, b, lanes::matrix_lane(k, column));
+      const float l = k & 1 ? float(left.y) : float(left.x);
+      x += l * float(right.x);
+      y += l * float(right.y);
+    }
+    d = metal::vec<T, 2>(T(x), T(y));
+  }
+}
+
+}  // namespace tile
+
+namespace metal {
+
 template <class T, class A, class B, class C>
 FR_FN void simdgroup_multiply_accumulate(simdgroup_matrix<T, 8, 8>& d, const simdgroup_matrix<A, 8, 8>& a,
                                          const simdgroup_matrix<B, 8, 8>& b, const simdgroup_matrix<C, 8, 8>& c) {
-  const unsigned row = lanes::matrix_row(warp::lane()), column = lanes::matrix_column(warp::lane());
-  float x = float(c.elements.x), y = float(c.elements.y);
-#pragma unroll
-  for (unsigned k = 0; k < 8; ++k) {
-    const vec<A, 2> left = warp::read(0xffffffffu, a.elements, lanes::matrix_lane(row, k));
-    const vec<B, 2> right = warp::read(0xffffffffu, b.elements, lanes::matrix_lane(k, column));
-    const float l = k & 1 ? float(left.y) : float(left.x);
-    x += l * float(right.x);
-    y += l * float(right.y);
-  }
-  d.elements = vec<T, 2>(T(x), T(y));
+  tile::multiply(d.elements, a.elements, b.elements, &c.elements);
 }
 template <class T, class A, class B>
 FR_FN void simdgroup_multiply(simdgroup_matrix<T, 8, 8>& d, const simdgroup_matrix<A, 8, 8>& a,
                               const simdgroup_matrix<B, 8, 8>& b) {
-  simdgroup_multiply_accumulate(d, a, b, make_filled_simdgroup_matrix<T, 8, 8>(T(0)));
+  const vec<T, 2>* const nothing = nullptr;
+  tile::multiply(d.elements, a.elements, b.elements, nothing);
 }
 
 }  // namespace metal

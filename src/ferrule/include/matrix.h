@@ -1,4 +1,4 @@
-// simdgroup_matrix and simd_vote: what a lane holds, the same on every device.
+// simdgroup_matrix and simd_vote: what a lane holds, the same on every device that an author can see.
 #pragma once
 
 namespace fr {
@@ -47,12 +47,19 @@ template <class T> FR_FN simdgroup_matrix<T, 8, 8> make_filled_simdgroup_matrix(
 
 namespace lanes {
 
+#if defined(FR_TILES)
+// Where nobody asks what a lane holds, matrices lie as NVIDIA's tensor cores want them.
+FR_FN unsigned matrix_row(unsigned lane) { return lane / 4; }
+FR_FN unsigned matrix_column(unsigned lane) { return lane % 4 * 2; }
+FR_FN unsigned matrix_lane(unsigned row, unsigned column) { return row * 4 + column / 2; }
+#else
 FR_FN unsigned matrix_row(unsigned lane) { return ((lane / 4) & 4) + (lane / 2) % 4; }
 FR_FN unsigned matrix_column(unsigned lane) { return ((lane / 4) & 2) * 2 + (lane % 2) * 2; }
 // The lane that holds an element; it holds the one beside it too.
 FR_FN unsigned matrix_lane(unsigned row, unsigned column) {
   return ((column >> 1) & 1) | ((row & 3) << 1) | (((column >> 2) & 1) << 3) | (((row >> 2) & 1) << 4);
 }
+#endif
 
 template <class T, class P, class S>
 FR_FN void matrix_load(unsigned lane, metal::simdgroup_matrix<T, 8, 8>& m, const P* p, S stride,

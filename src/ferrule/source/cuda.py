@@ -21,7 +21,7 @@ from .cpp import (
     template_value,
     used_attributes,
 )
-from .dialect import COLLECTIVES
+from .dialect import COLLECTIVES, MATRIX_OPS
 
 # CUDA's limits (CUDA C++ Programming Guide, technical specifications per compute capability).
 _MOST_ALONG_X = 2**31 - 1  # blocks along x
@@ -135,6 +135,8 @@ def text(p: Prepared, form: Form, *, masks: bool = True, shared: Dynamic | None 
     names = ", ".join(f"{q.type} {q.name}" for q in params)
     values = "".join(f"  {attribute(a)}\n" for a in used_attributes(p))
     said = [form.threads, *(["far"] if form.far else []), *(["full"] if form.full else [])]
+    if p.text.words & MATRIX_OPS and "thread_elements" not in p.text.words:
+        said.append("tiles")  # nobody sees which lane holds which element
     layout = "".join(f"#define FR_{word.upper()} 1\n" for word in said)
     return f"""\
 {layout.rstrip()}
