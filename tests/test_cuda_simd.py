@@ -243,3 +243,15 @@ def test_fuzzed_programs(seed: int) -> None:
     )  # fmt: skip
     for (var, _), a, b in zip(program.outputs, want, outputs, strict=True):
         np.testing.assert_array_equal(a, b.reshape(-1), var.name)
+
+
+def test_a_fill_of_shorts_has_masks() -> None:
+    """`modulo` may be left out: the mask before a short is no value."""
+    kernel = ferrule.metal_kernel(
+        "fills", ["x"], ["y"],
+        "uint i = thread_position_in_grid.x; ushort v = x[i];"
+        "y[i] = simd_shuffle_and_fill_up(v, v, 1) + simd_shuffle_and_fill_down(v, v, ushort(2));"
+        "y[i] += quad_shuffle_and_fill_up(v, v, 1) + quad_shuffle_and_fill_down(v, v, 1, 2);",
+    )  # fmt: skip
+    binary = kernel.compile("compute_90", inputs=["uint16[64]"], output_dtypes=[ferrule.float32])
+    assert "simd_shuffle_and_fill_up(fr_m0, v, v, 1)" in binary.text

@@ -298,11 +298,11 @@ FR_ROTATION(shuffle_rotate_down, +)
   FR_FN bool PREFIX##_is_first(warp::mask m) {                                                       \
     return (warp::part<WIDTH>(m.bits) & ((1u << (warp::lane() & (WIDTH - 1))) - 1)) == 0;            \
   }                                                                                                  \
-  template <class T, class F>                                                                        \
+  template <class T, class F, detail::if_t<!is_same_v<T, warp::mask>> = 0>                           \
   FR_FN T PREFIX##_shuffle_and_fill_up(T v, F filling, ushort k, ushort modulo = WIDTH) {            \
     return PREFIX##_shuffle_and_fill_up(warp::here(), v, filling, k, modulo);                        \
   }                                                                                                  \
-  template <class T, class F>                                                                        \
+  template <class T, class F, detail::if_t<!is_same_v<T, warp::mask>> = 0>                           \
   FR_FN T PREFIX##_shuffle_and_fill_down(T v, F filling, ushort k, ushort modulo = WIDTH) {          \
     return PREFIX##_shuffle_and_fill_down(warp::here(), v, filling, k, modulo);                      \
   }                                                                                                  \
