@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 from collections.abc import Iterator
 
@@ -24,18 +25,41 @@ def library() -> nvrtc.Nvrtc:
     return found
 
 
-_DEVICES = ["cpu", *([pytest.param("cuda", marks=pytest.mark.gpu)] if on_cuda.available() else [])]
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--emulate", action="store_true",
+        help="also carry out the CUDA texts of kernels on the CPU, warp by warp: slow",
+    )  # fmt: skip
 
 
-@pytest.fixture(scope="module", params=_DEVICES)
-def everywhere(request: pytest.FixtureRequest) -> Iterator[str]:
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "everywhere" in metafunc.fixturenames:
+        places = ["cpu"]
+        if metafunc.config.getoption("--emulate"):
+            places.append("emulated")
+        if on_cuda.available():
+            places.append(pytest.param("cuda", marks=pytest.mark.gpu))
+        metafunc.parametrize("everywhere", places, indirect=True, scope="module")
+
+
+@pytest.fixture(scope="module")
+def everywhere(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[str]:
     """Where the kernels of a test run: on the CPU, then on the GPU if there is one.
 
     Where there is none, NVRTC compiles them all the same.
     """
-    if request.param == "cpu":
-        with on_cuda.compiled():
-            yield "cpu"
-        return
-    with on_cuda.everything():
-        yield "cuda"
+    with contextlib.ExitStack() as stack:
+        if request.param == "cpu":
+            stack.enter_context(on_cuda.compiled())
+        elif request.param == "cuda":
+            stack.enter_context(on_cuda.everything())
+        else:
+            import fake_cuda
+            import warps
+
+            fake = fake_cuda.FakeCuda(fake_cuda.build(tmp_path_factory.mktemp("fake")))
+            stack.enter_context(fake.installed())
+            stack.enter_context(on_cuda.in_place_of_the_cpu(warps.Emulated()))
+        yield request.param

@@ -127,11 +127,18 @@ class OnCudaProgram:
 @contextmanager
 def everything() -> Iterator[None]:
     """Kernels called with arrays on the CPU run on the GPU inside a ``with`` block."""
-    real, fake, call = devices.get, OnCuda(), MetalKernel.__call__
+    with in_place_of_the_cpu(OnCuda()):
+        yield
+
+
+@contextmanager
+def in_place_of_the_cpu(fake: Any) -> Iterator[None]:
+    """Kernels called with arrays on the CPU run on another device inside a ``with`` block."""
+    real, call = devices.get, MetalKernel.__call__
 
     def on_gpu(kernel: Any, **given: Any) -> Any:
         programs = kernel._programs  # those of the CPU
-        kernel._programs = kernel.__dict__.setdefault("programs_on_cuda", {})
+        kernel._programs = kernel.__dict__.setdefault("other_programs", {})
         try:
             return call(kernel, **given)
         finally:

@@ -146,6 +146,18 @@ def test_writing_outside_memory_is_an_error(way: str, sync: str, index: str, sai
         )
 
 
+@pytest.mark.parametrize("way", ["auto", "fibers"])
+def test_an_index_gigabytes_away_that_nobody_reaches(way: str) -> None:
+    """A linker has no room for it; found by the fuzzer (seed 730618)."""
+    body = (
+        "uint l = thread_index_in_threadgroup; threadgroup int t[10]; y[l] = 7;"
+        " if (1u + l >= 1u) return; t[l] = -3; int v = t[1u]; y[1] = v;"
+    )
+    with cpu.running(way):
+        y = run(body, n=4, dtype=np.dtype(np.int32))
+    np.testing.assert_array_equal(y, [7, 7, 7, 7])
+
+
 @pytest.mark.parametrize("kind", ["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64"])
 def test_an_integer_division_by_zero_raises_nothing(kind: str) -> None:
     """Metal leaves the value open and goes on; what is right elsewhere stays right."""

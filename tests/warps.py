@@ -15,9 +15,14 @@ from typing import Any
 import numpy as np
 
 import ferrule
-from ferrule import loader, toolchain
-from ferrule.devices import cpu
+from ferrule import devices, loader, toolchain
+from ferrule.devices import Binary, cpu
 from ferrule.devices.cuda import CudaDevice
+from ferrule.devices.cuda_program import CudaProgram
+from ferrule.driver import Function
+from ferrule.errors import DeviceError
+from ferrule.source import cuda as cuda_text
+from ferrule.spec import Facts, Launch, Spec
 
 NATIVE = Path(__file__).parent / "native" / "warps.h"
 Array = np.ndarray[Any, Any]
@@ -149,3 +154,53 @@ def launch(
     )  # fmt: skip
     assert not failure, f"{failure.decode()}\n{text}"
     return outputs, asked.value, text
+
+
+class Emulated:
+    """A device that tests have in place of the CPU: it carries out CUDA texts, warp by warp.
+
+    All but the driver and the GPU is what runs there: the text, how blocks are laid out, and how
+    the arguments are packed. A driver must be installed (`fake_cuda`).
+    """
+
+    name = "cpu"
+
+    def __init__(self) -> None:
+        self._cpu = devices.get("cpu")
+
+    def text(self, spec: Spec, launch: Launch | None = None) -> str:
+        return self._cpu.text(spec, launch)
+
+    def compile(self, spec: Spec, launch: Launch | None = None) -> Binary:
+        return self._cpu.compile(spec, launch)
+
+    def program(self, spec: Spec) -> EmulatedProgram:
+        self._cpu.program(spec)
+        return EmulatedProgram(CudaDevice("sm_90", 0), spec, 0)
+
+
+class EmulatedProgram(CudaProgram):
+    """A kernel whose launches are carried out on the CPU."""
+
+    def _function(self, form: cuda_text.Form, launch: Launch) -> Function:
+        assert self._prepared is not None
+        self.runs = getattr(self, "runs", [])
+        self.runs.append(_compiled(host_text(cuda_text.text(self._prepared, form))))
+        return Function(len(self.runs) - 1, 0, 0, 0, 1024)
+
+    def launch(self, inputs: Any, outputs: Any, launch: Launch, stream: int = 0) -> None:
+        key = (launch.grid, launch.threadgroup)
+        plan = self._plans.get(key) or self._plan(launch, key)
+        block, table, _ = self._pack(inputs, outputs, plan, None)
+        blocks, threads = ((ctypes.c_uint * 3)(*sizes) for sizes in (plan.blocks, plan.block))
+        asked = ctypes.c_long()
+        at = ctypes.c_void_p(ctypes.addressof(block) + table)
+        failure = self.runs[plan.function.handle](at, blocks, threads, ctypes.byref(asked))
+        if failure:
+            raise DeviceError(failure.decode())
+
+    def repeat(self, *_: object) -> None:
+        """Every call goes the long way."""
+
+    def failure(self, status: int, launch: Launch, arrays: list[Facts]) -> DeviceError:
+        return DeviceError(str(status))

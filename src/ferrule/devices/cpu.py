@@ -46,6 +46,10 @@ _FLAGS = (
     "-fno-asynchronous-unwind-tables", "-fno-plt", "-funroll-loops",
 )  # fmt: skip
 
+# The linker of a text with an index that the compiler knows, and that is gigabytes outside: in code
+# that is never reached, as a rule. Without optimisation it is computed when it is used.
+_TOO_FAR = "relocation truncated to fit"
+
 _mode: ContextVar[str] = ContextVar("ferrule.devices.cpu.mode", default="auto")
 
 
@@ -488,8 +492,14 @@ class CpuDevice:
             key = cache.digest("cpu", SCHEMA, *base, *flags, text)
 
             def make() -> bytes:
+                options = [*flags, f"-I{INCLUDE}"]
                 try:
-                    return compiler.compile(text, flags=[*flags, f"-I{INCLUDE}"])
+                    try:
+                        return compiler.compile(text, flags=options)
+                    except toolchain.CompilerFailed as failed:
+                        if _TOO_FAR not in failed.log:
+                            raise
+                        return compiler.compile(text, flags=[*options, "-O0"])
                 except toolchain.CompilerFailed as failed:
                     name = f"{compiler.kind} {compiler.version}"
                     raise compile_error(spec.kernel, failed.log, name) from None
