@@ -79,8 +79,21 @@ MAY_IMPORT = {
     "call": f"{NOUNS} arguments fastcall source.metal hosts devices",
     "cuda_call": f"{NOUNS} hosts call devices",
     "ferrule": "errors dtypes call cuda_call binding toolchain",
+    # The benchmarks use what users have, and what they are measured against.
+    "bench": "",
+    "bench.by_ops": "torch",
+    "bench.cpu": "ferrule bench cli numpy torch mlx",
+    "bench.cuda": "ferrule bench cli devices numpy torch cupy",
+    "bench.mlx_lm": "ferrule mlx mlx_lm",
+    "bench.report": "errors bench binding driver nvrtc matplotlib",
+    "bench.sass": "ferrule bench nvdisasm nvrtc",
+    "bench.startup": "ferrule bench cli cache loader numpy torch",
+    "bench.timing": "numpy",
+    "bench.triton_exp": "torch triton",
+    "bench.twins": "errors driver nvrtc torch",
     # The command line uses what users have, and asks the tools how they are.
     "cli": "ferrule cli click",
+    "cli.bench": "ferrule cli bench binding driver click torch matplotlib",
     "cli.cache": "ferrule cli cache click",
     "cli.demo": "ferrule cli binding driver numpy torch click rich matplotlib PIL",
     "cli.doctor": "ferrule cli _env spec devices driver cache toolchain binding fastcall nvdisasm "

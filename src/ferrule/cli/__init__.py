@@ -1,4 +1,4 @@
-"""The command line: ``ferrule demo``, ``doctor``, ``inspect`` and ``cache``.
+"""The command line: ``ferrule bench``, ``cache``, ``demo``, ``doctor`` and ``inspect``.
 
 Exit codes: 0, all went well; 1, a check that the command makes has failed; 2, the command line or
 a kernel was wrong, and a message says what.
@@ -26,9 +26,13 @@ class _Commands(click.Group):
     """The commands, each loaded when asked for: drawing pictures takes a second to import."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return ["cache", "demo", "doctor", "inspect"]
+        return ["bench", "cache", "demo", "doctor", "inspect"]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name == "bench":
+            from . import bench
+
+            return bench.command
         if cmd_name == "cache":
             from . import cache
 

@@ -48,7 +48,7 @@ _FLAGS = (
 
 # The linker of a text with an index that the compiler knows, and that is gigabytes outside: in code
 # that is never reached, as a rule. Without optimisation it is computed when it is used.
-_TOO_FAR = "relocation truncated to fit"
+_TOO_FAR = re.compile(r"relocation (truncated to fit|.* out of range)")
 
 _mode: ContextVar[str] = ContextVar("ferrule.devices.cpu.mode", default="auto")
 
@@ -497,7 +497,7 @@ class CpuDevice:
                     try:
                         return compiler.compile(text, flags=options)
                     except toolchain.CompilerFailed as failed:
-                        if _TOO_FAR not in failed.log:
+                        if _TOO_FAR.search(failed.log) is None:
                             raise
                         return compiler.compile(text, flags=[*options, "-O0"])
                 except toolchain.CompilerFailed as failed:

@@ -1,0 +1,44 @@
+"""The kernels of the installed mlx-lm, unmodified, made by ferrule."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from types import ModuleType
+from typing import Any
+
+import ferrule
+
+
+@functools.cache
+def imported() -> tuple[dict[str, ModuleType], dict[str, Any]]:
+    """mlx-lm's modules and, by their names, the kernels that they made.
+
+    mlx-lm makes its kernels while it is imported and where Metal is there: for that long, MLX says
+    that it is, and its function for kernels is ferrule's. An mlx-lm that was imported before is
+    left as it is.
+    """
+    import mlx.core as mx
+
+    made: dict[str, Any] = {}
+
+    def make(name: str, *args: Any, **kwargs: Any) -> Any:
+        made[name] = ferrule.metal_kernel(name, *args, **kwargs)
+        return made[name]
+
+    def own() -> list[str]:
+        return [name for name in sys.modules if name.partition(".")[0] == "mlx_lm"]
+
+    before = {name: sys.modules.pop(name) for name in own()}
+    kept = mx.metal.is_available, mx.fast.metal_kernel
+    mx.metal.is_available = lambda: True
+    mx.fast.metal_kernel = make
+    try:
+        from mlx_lm.models import bitlinear_layers, gated_delta, rwkv7, ssm
+    finally:
+        mx.metal.is_available, mx.fast.metal_kernel = kept
+        for name in own():
+            del sys.modules[name]
+        sys.modules.update(before)
+    modules = (bitlinear_layers, gated_delta, rwkv7, ssm)
+    return {module.__name__.rpartition(".")[2]: module for module in modules}, made

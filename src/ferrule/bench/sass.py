@@ -1,0 +1,87 @@
+"""How many instructions simple bodies become, against CUDA by hand. Needs no GPU."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import ferrule
+
+from .. import nvdisasm, nvrtc
+from .timing import Bench
+
+ARCHITECTURE = "sm_90"
+MOST = 1.1  # times the instructions of CUDA by hand
+
+_ROW = "unsigned i = blockIdx.x * blockDim.x + threadIdx.x; if (i >= n) return; "
+
+# Name: the body, its inputs, and the parameters and body of the kernel by hand.
+TWINS: dict[str, tuple[str, list[Any], str]] = {
+    "copy": (
+        "uint i = thread_position_in_grid.x; y[i] = a[i];", ["float32[1024]"],
+        f"(const float* __restrict__ a, float* __restrict__ y, unsigned n) {{ {_ROW}"
+        " y[i] = a[i]; }",
+    ),
+    "exp": (
+        "uint i = thread_position_in_grid.x; y[i] = metal::exp(a[i]);", ["float32[1024]"],
+        f"(const float* __restrict__ a, float* __restrict__ y, unsigned n) {{ {_ROW}"
+        " y[i] = expf(a[i]); }",
+    ),
+    "scale": (
+        "uint i = thread_position_in_grid.x; y[i] = a[i] * b;", ["float32[1024]", 2.5],
+        f"(const float* __restrict__ a, float b, float* __restrict__ y, unsigned n) {{ {_ROW} "
+        "y[i] = a[i] * b; }",
+    ),
+    "add a row": (
+        "uint2 p = thread_position_in_grid.xy; uint w = a_shape[1];"
+        " y[p.y * w + p.x] = a[p.y * w + p.x] + b[p.x];", ["float32[64,64]", "float32[64]"],
+        "(const float* __restrict__ a, const float* __restrict__ b, float* __restrict__ y, int w,"
+        " uint3 n) { unsigned i = blockIdx.x * blockDim.x + threadIdx.x,"
+        " j = blockIdx.y * blockDim.y + threadIdx.y, k = blockIdx.z * blockDim.z + threadIdx.z;"
+        " if (i >= n.x || j >= n.y || k >= n.z) return; y[j * w + i] = a[j * w + i] + b[i]; }",
+    ),
+}  # fmt: skip
+
+
+def instructions(cubin: bytes) -> int:
+    """Instructions up to the last EXIT: what follows is padding.
+
+    Raises:
+        ToolchainError: there is no nvdisasm.
+    """
+    text = nvdisasm.disassemble(cubin)
+    lines = [line for line in text.splitlines() if re.search(r"/\*[0-9a-f]{4,}\*/", line)]
+    return max(i for i, line in enumerate(lines) if "EXIT" in line) + 1
+
+
+def counts(name: str, library: nvrtc.Nvrtc) -> tuple[int, int]:
+    """The instructions of a body of `TWINS`, and of its twin by hand.
+
+    Raises:
+        ToolchainError: there is no nvdisasm.
+    """
+    source, inputs, signature = TWINS[name]
+    two = "p.y" in source
+    kernel = ferrule.metal_kernel("twin", ["a", "b"][: len(inputs)], ["y"], source)
+    ours = kernel.compile(
+        ARCHITECTURE, inputs=inputs, output_dtypes=[ferrule.float32],
+        grid=(64, 64, 1) if two else (1024, 1, 1), threadgroup=(32, 8, 1) if two else (256, 1, 1),
+    )  # fmt: skip
+    flags = [f"--gpu-architecture={ARCHITECTURE}", "--std=c++17"]
+    by_hand, _ = library.compile(f'extern "C" __global__ void k{signature}', "k.cu", flags)
+    return instructions(ours.payload), instructions(by_hand)
+
+
+def count(bench: Bench) -> None:
+    """Rows of instructions."""
+    library = nvrtc.find_nvrtc()
+    if library is None:
+        bench.leave_out("NVRTC not installed: instructions are not counted")
+    elif nvdisasm.find_nvdisasm() is None:
+        bench.leave_out(f"nvdisasm not installed: instructions are not counted ({nvdisasm.REMEDY})")
+    else:
+        for name in TWINS:
+            bench.measured(
+                f"{name}, float32, {ARCHITECTURE}", "CUDA by hand", [counts(name, library)],
+                1 / MOST, unit="instructions",
+            )  # fmt: skip
