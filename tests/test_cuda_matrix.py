@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -11,9 +10,8 @@ import pytest
 
 import ferrule
 import warps
-from ferrule import nvrtc
+from ferrule import nvdisasm, nvrtc
 from ferrule.devices import cpu
-from test_cuda_text import disassembled
 
 F32 = np.dtype(np.float32)
 TYPES = {"half": np.dtype(np.float16), "bfloat": np.dtype(ml_dtypes.bfloat16), "float": F32}
@@ -86,14 +84,14 @@ def test_lanes_of_tensor_cores() -> None:
     [("half", "sm_90", True), ("bfloat", "sm_80", True), ("float", "sm_90", False),
      ("half", "sm_75", False)],
 )  # fmt: skip
-def test_machine_code(
-    library: nvrtc.Nvrtc, tmp_path: Path, kind: str, device: str, tensor: bool
-) -> None:
+def test_machine_code(library: nvrtc.Nvrtc, kind: str, device: str, tensor: bool) -> None:
+    if nvdisasm.find_nvdisasm() is None:
+        pytest.skip("nvdisasm is not installed")
     for keep, most in (("", 0), (KEEP, 99)):
         kernel = ferrule.metal_kernel("product", ["a", "b", "c"], ["y"], BODY + keep)
         inputs, call = given(kind, kind, "float")
         binary = kernel.compile(device, inputs=inputs, **{**call, "init_value": None})
-        code = disassembled(binary.payload, tmp_path)
+        code = nvdisasm.disassemble(binary.payload)
         assert ("HMMA.1688.F32" in code) == tensor
         if tensor:
             assert code.count("MOVM.16.MT88") in (2, 3)

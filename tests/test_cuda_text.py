@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import re
-import shutil
-import subprocess
-import sysconfig
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ferrule
-from ferrule import nvrtc
+from ferrule import nvdisasm, nvrtc
+from ferrule.bench import sass
 from ferrule.devices import cpu
 from ferrule.source import cpp
 from ferrule.source import cuda as cuda_text
@@ -195,122 +192,16 @@ def test_every_form_compiles(library: nvrtc.Nvrtc, grid: Any, threadgroup: Any) 
         assert ("const float fr_a_s" in binary.text) == (s == 1.5)
 
 
-def _disassembler() -> str | None:
-    places = [Path(sysconfig.get_paths()["purelib"]) / "nvidia" / "cu13" / "bin" / "nvdisasm"]
-    return next((str(p) for p in places if p.is_file()), shutil.which("nvdisasm"))
+@pytest.mark.parametrize("name", sass.TWINS)
+def test_simple_bodies_cost_what_cuda_by_hand_does(library: nvrtc.Nvrtc, name: str) -> None:
+    needs_nvdisasm()
+    mine, theirs = sass.counts(name, library)
+    assert mine <= sass.MOST * theirs, (mine, theirs)
 
 
-def disassembled(cubin: bytes, folder: Path) -> str:
-    """The machine code of a cubin."""
-    tool = _disassembler()
-    if tool is None:
+def needs_nvdisasm() -> None:
+    if nvdisasm.find_nvdisasm() is None:
         pytest.skip("nvdisasm is not installed")
-    path = folder / "k.cubin"
-    path.write_bytes(cubin)
-    return subprocess.run([tool, "-c", path], capture_output=True, text=True, check=True).stdout
-
-
-def instructions(cubin: bytes, folder: Path) -> int:
-    """Instructions up to the last EXIT: what follows is padding."""
-    text = disassembled(cubin, folder)
-    lines = [line for line in text.splitlines() if re.search(r"/\*[0-9a-f]{4,}\*/", line)]
-    return max(i for i, line in enumerate(lines) if "EXIT" in line) + 1
-
-
-SUM = "for (int d = 1; d < 32; d *= 2) {0} += __shfl_xor_sync(0xffffffffu, {0}, d);"
-MAX = "for (int d = 1; d < 32; d *= 2) {0} = fmaxf({0}, __shfl_xor_sync(0xffffffffu, {0}, d));"
-ROW = "unsigned i = blockIdx.x * blockDim.x + threadIdx.x; if (i >= n) return; "
-TWINS: dict[str, tuple[str, list[Any], str]] = {
-    "copy": (
-        "uint i = thread_position_in_grid.x; y[i] = a[i];", ["float32[1024]"],
-        f"(const float* __restrict__ a, float* __restrict__ y, unsigned n) {{ {ROW}"
-        " y[i] = a[i]; }",
-    ),
-    "exp": (
-        "uint i = thread_position_in_grid.x; y[i] = metal::exp(a[i]);", ["float32[1024]"],
-        f"(const float* __restrict__ a, float* __restrict__ y, unsigned n) {{ {ROW}"
-        " y[i] = expf(a[i]); }",
-    ),
-    "scale": (
-        "uint i = thread_position_in_grid.x; y[i] = a[i] * b;", ["float32[1024]", 2.5],
-        f"(const float* __restrict__ a, float b, float* __restrict__ y, unsigned n) {{ {ROW} "
-        "y[i] = a[i] * b; }",
-    ),
-    "add a row": (
-        "uint2 p = thread_position_in_grid.xy; uint w = a_shape[1];"
-        " y[p.y * w + p.x] = a[p.y * w + p.x] + b[p.x];", ["float32[64,64]", "float32[64]"],
-        "(const float* __restrict__ a, const float* __restrict__ b, float* __restrict__ y, int w,"
-        " uint3 n) { unsigned i = blockIdx.x * blockDim.x + threadIdx.x,"
-        " j = blockIdx.y * blockDim.y + threadIdx.y, k = blockIdx.z * blockDim.z + threadIdx.z;"
-        " if (i >= n.x || j >= n.y || k >= n.z) return; y[j * w + i] = a[j * w + i] + b[i]; }",
-    ),
-    "simd_sum": (
-        "uint i = thread_position_in_grid.x; y[i] = simd_sum(a[i]);", ["float32[1024]"],
-        f"(const float* __restrict__ a, float* __restrict__ y, unsigned n) {{ {ROW}"
-        f" float s = a[i]; {SUM.format('s')} y[i] = s; }}",
-    ),
-    "simd_sum of integers": (
-        "uint i = thread_position_in_grid.x; y[i] = simd_sum(a[i]);", ["int32[1024]"],
-        f"(const int* __restrict__ a, float* __restrict__ y, unsigned n) {{ {ROW}"
-        f" y[i] = __reduce_add_sync(0xffffffffu, a[i]); }}",
-    ),
-    "softmax of 32": (
-        "uint i = thread_position_in_grid.x;"
-        "float v = a[i], m = simd_max(v), e = metal::exp(v - m); y[i] = e / simd_sum(e);",
-        ["float32[1024]"],
-        f"(const float* __restrict__ a, float* __restrict__ y, unsigned n) {{ {ROW}"
-        f" float v = a[i], m = v; {MAX.format('m')} float e = expf(v - m), s = e;"
-        f" {SUM.format('s')} y[i] = e / s; }}",
-    ),
-    "softmax": (
-        "uint row = threadgroup_position_in_grid.x, lane = thread_position_in_threadgroup.x;"
-        "int n = a_shape[1]; a += row * n; float m = -INFINITY, s = 0;"
-        "for (int i = lane; i < n; i += 256) m = metal::max(m, a[i]);"
-        "m = simd_max(m);"
-        "for (int i = lane; i < n; i += 256) s += metal::exp(a[i] - m);"
-        "s = simd_sum(s);"
-        "for (int i = lane; i < n; i += 256) y[row * n + i] = metal::exp(a[i] - m) / s;",
-        ["float32[64,100]"],
-        "(const float* __restrict__ a, float* __restrict__ y, int n) {"
-        " unsigned row = blockIdx.x, lane = threadIdx.x; a += row * n;"
-        " float m = __int_as_float(0xff800000), s = 0;"
-        " for (int i = lane; i < n; i += 256) m = fmaxf(m, a[i]);"
-        f" {MAX.format('m')} for (int i = lane; i < n; i += 256) s += expf(a[i] - m);"
-        f" {SUM.format('s')}"
-        " for (int i = lane; i < n; i += 256) y[row * n + i] = expf(a[i] - m) / s; }",
-    ),
-    "sum of a threadgroup": (
-        "threadgroup float part[32]; uint i = thread_position_in_grid.x,"
-        "lane = thread_index_in_simdgroup, sg = simdgroup_index_in_threadgroup;"
-        "float s = simd_sum(a[i]); if (lane == 0) part[sg] = s;"
-        "threadgroup_barrier(mem_flags::mem_threadgroup);"
-        "if (sg == 0) { float t = lane < simdgroups_per_threadgroup ? part[lane] : 0.0f;"
-        "t = simd_sum(t); if (lane == 0) y[threadgroup_position_in_grid.x] = t; }",
-        ["float32[1024]"],
-        f"(const float* __restrict__ a, float* __restrict__ y, unsigned n) {{ {ROW}"
-        " __shared__ float part[32]; unsigned lane = threadIdx.x & 31, sg = threadIdx.x / 32;"
-        f" float s = a[i]; {SUM.format('s')} if (lane == 0) part[sg] = s; __syncthreads();"
-        " if (sg == 0) { float t = lane < (blockDim.x + 31) / 32 ? part[lane] : 0.0f;"
-        f" {SUM.format('t')} if (lane == 0) y[blockIdx.x] = t; }} }}",
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", TWINS)
-def test_simple_bodies_cost_what_cuda_by_hand_does(
-    library: nvrtc.Nvrtc, tmp_path: Path, name: str
-) -> None:
-    source, inputs, signature = TWINS[name]
-    two = "p.y" in source
-    kernel = ferrule.metal_kernel("twin", ["a", "b"][: len(inputs)], ["y"], source)
-    ours = kernel.compile(
-        "cuda", inputs=inputs, output_dtypes=[F32], grid=(64, 64, 1) if two else (1024, 1, 1),
-        threadgroup=(32, 8, 1) if two else (256, 1, 1),
-    )  # fmt: skip
-    flags = ["--gpu-architecture=sm_90", "--std=c++17"]
-    by_hand = library.compile(f'extern "C" __global__ void k{signature}', "k.cu", flags)[0]
-    mine, theirs = instructions(ours.payload, tmp_path), instructions(by_hand, tmp_path)
-    assert mine <= 1.1 * theirs, (mine, theirs)
 
 
 # -- ferrule inspect --cuda ------------------------------------------------------------------------
@@ -342,8 +233,7 @@ def inspect(folder: Path, *arguments: str) -> Any:
 
 
 def test_inspect_shows_machine_code(library: nvrtc.Nvrtc, tmp_path: Path) -> None:
-    if _disassembler() is None:
-        pytest.skip("nvdisasm is not installed")
+    needs_nvdisasm()
     done = inspect(tmp_path, f"{tmp_path}/kernels.py:tiles", "--cuda", "--arch", "sm_80")
     assert done.exit_code == 0, done.output
     for part in (
@@ -371,8 +261,6 @@ def test_inspect_of_a_wrong_architecture_or_body(library: nvrtc.Nvrtc, tmp_path:
 def test_inspect_without_the_disassembler(
     library: nvrtc.Nvrtc, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ferrule import nvdisasm
-
     monkeypatch.setattr(nvdisasm, "find_nvdisasm", lambda: None)
     done = inspect(tmp_path, f"{tmp_path}/kernels.py:tiles", "--cuda")
     assert done.exit_code == 0 and "==== PTX" in done.output

@@ -84,7 +84,7 @@ MAY_IMPORT = {
     "bench.by_ops": "torch",
     "bench.cpu": "ferrule bench cli numpy torch mlx",
     "bench.cuda": "ferrule bench cli devices numpy torch cupy",
-    "bench.mlx_lm": "ferrule mlx mlx_lm",
+    "bench.mlx_lm": "ferrule bench mlx mlx_lm",
     "bench.report": "errors bench binding driver nvrtc matplotlib",
     "bench.sass": "ferrule bench nvdisasm nvrtc",
     "bench.startup": "ferrule bench cli cache loader numpy torch",

@@ -15,13 +15,14 @@ def sample(x: Tensor, grid: Tensor) -> Tensor:
     column = ((grid[..., 0] + 1) * width - 1) / 2
     row = ((grid[..., 1] + 1) * height - 1) / 2
     west, north = column.floor(), row.floor()
+    dx, dy = column - west, row - north
     image = torch.arange(batch, device=x.device)[:, None, None]
     total: Any = 0
     for down in (0, 1):
         for across in (0, 1):
             i, j = north.long() + down, west.long() + across
             inside = (i >= 0) & (i < height) & (j >= 0) & (j < width)
-            weight = (1 - (row - i).abs()) * (1 - (column - j).abs()) * inside
+            weight = (dx if across else 1 - dx) * (dy if down else 1 - dy) * inside
             value = x[image, i.clamp(0, height - 1), j.clamp(0, width - 1)]
             total = total + weight.to(x.dtype)[..., None] * value
     return total

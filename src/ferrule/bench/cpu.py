@@ -136,12 +136,12 @@ def _sampling(bench: Bench, batch: int, size: int, channels: int, points: int) -
 
 def models(bench: Bench) -> None:
     """mlx-lm's kernels, unmodified, against its own op-by-op fallbacks on MLX's CPU."""
-    if not (bench.installed("mlx") and bench.installed("mlx_lm")):
+    found = mlx_lm.find(bench)
+    if found is None:
         return
     import mlx.core as mx
 
-    modules, _ = mlx_lm.imported()
-    gated_delta, ssm = modules["gated_delta"], modules["ssm"]
+    gated_delta, ssm = found[0]["gated_delta"], found[0]["ssm"]
     rng = np.random.default_rng(0)
 
     def array(*shape: int, scale: float = 1.0) -> Any:

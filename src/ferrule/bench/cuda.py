@@ -255,11 +255,10 @@ OPS = 5.0  # times as fast as torch op by op
 
 def models(bench: Bench) -> None:
     """mlx-lm's kernels, unmodified, with the arguments that mlx-lm gives them, float32."""
-    if not (bench.installed("mlx") and bench.installed("mlx_lm")):
-        return
-    _, made = mlx_lm.imported()
-    for part in (_gated_delta, _ssm, _wkv7, _bitlinear):
-        part(bench, made)
+    found = mlx_lm.find(bench)
+    if found is not None:
+        for part in (_gated_delta, _ssm, _wkv7, _bitlinear):
+            part(bench, found[1])
 
 
 def _normal(*shape: int, scale: float = 1.0) -> Any:

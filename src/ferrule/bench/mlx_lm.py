@@ -9,9 +9,24 @@ from typing import Any
 
 import ferrule
 
+from .timing import Bench
+
+Found = tuple[dict[str, ModuleType], dict[str, Any]]
+
+
+def find(bench: Bench) -> Found | None:
+    """What `imported` returns; None, which is said, where there is no mlx-lm."""
+    if not (bench.installed("mlx") and bench.installed("mlx_lm")):
+        return None
+    try:
+        return imported()
+    except ImportError as error:
+        bench.leave_out(f"mlx-lm cannot be imported, its rows are left out: {error}")
+        return None
+
 
 @functools.cache
-def imported() -> tuple[dict[str, ModuleType], dict[str, Any]]:
+def imported() -> Found:
     """mlx-lm's modules and, by their names, the kernels that they made.
 
     mlx-lm makes its kernels while it is imported and where Metal is there: for that long, MLX says

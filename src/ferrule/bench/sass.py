@@ -15,6 +15,9 @@ MOST = 1.1  # times the instructions of CUDA by hand
 
 _ROW = "unsigned i = blockIdx.x * blockDim.x + threadIdx.x; if (i >= n) return; "
 
+_SUM = "for (int d = 1; d < 32; d *= 2) {0} += __shfl_xor_sync(0xffffffffu, {0}, d);"
+_MAX = "for (int d = 1; d < 32; d *= 2) {0} = fmaxf({0}, __shfl_xor_sync(0xffffffffu, {0}, d));"
+
 # Name: the body, its inputs, and the parameters and body of the kernel by hand.
 TWINS: dict[str, tuple[str, list[Any], str]] = {
     "copy": (
@@ -39,6 +42,55 @@ TWINS: dict[str, tuple[str, list[Any], str]] = {
         " uint3 n) { unsigned i = blockIdx.x * blockDim.x + threadIdx.x,"
         " j = blockIdx.y * blockDim.y + threadIdx.y, k = blockIdx.z * blockDim.z + threadIdx.z;"
         " if (i >= n.x || j >= n.y || k >= n.z) return; y[j * w + i] = a[j * w + i] + b[i]; }",
+    ),
+    "simd_sum": (
+        "uint i = thread_position_in_grid.x; y[i] = simd_sum(a[i]);", ["float32[1024]"],
+        f"(const float* __restrict__ a, float* __restrict__ y, unsigned n) {{ {_ROW}"
+        f" float s = a[i]; {_SUM.format('s')} y[i] = s; }}",
+    ),
+    "simd_sum of integers": (
+        "uint i = thread_position_in_grid.x; y[i] = simd_sum(a[i]);", ["int32[1024]"],
+        f"(const int* __restrict__ a, float* __restrict__ y, unsigned n) {{ {_ROW}"
+        f" y[i] = __reduce_add_sync(0xffffffffu, a[i]); }}",
+    ),
+    "softmax of 32": (
+        "uint i = thread_position_in_grid.x;"
+        "float v = a[i], m = simd_max(v), e = metal::exp(v - m); y[i] = e / simd_sum(e);",
+        ["float32[1024]"],
+        f"(const float* __restrict__ a, float* __restrict__ y, unsigned n) {{ {_ROW}"
+        f" float v = a[i], m = v; {_MAX.format('m')} float e = expf(v - m), s = e;"
+        f" {_SUM.format('s')} y[i] = e / s; }}",
+    ),
+    "softmax": (
+        "uint row = threadgroup_position_in_grid.x, lane = thread_position_in_threadgroup.x;"
+        "int n = a_shape[1]; a += row * n; float m = -INFINITY, s = 0;"
+        "for (int i = lane; i < n; i += 256) m = metal::max(m, a[i]);"
+        "m = simd_max(m);"
+        "for (int i = lane; i < n; i += 256) s += metal::exp(a[i] - m);"
+        "s = simd_sum(s);"
+        "for (int i = lane; i < n; i += 256) y[row * n + i] = metal::exp(a[i] - m) / s;",
+        ["float32[64,100]"],
+        "(const float* __restrict__ a, float* __restrict__ y, int n) {"
+        " unsigned row = blockIdx.x, lane = threadIdx.x; a += row * n;"
+        " float m = __int_as_float(0xff800000), s = 0;"
+        " for (int i = lane; i < n; i += 256) m = fmaxf(m, a[i]);"
+        f" {_MAX.format('m')} for (int i = lane; i < n; i += 256) s += expf(a[i] - m);"
+        f" {_SUM.format('s')}"
+        " for (int i = lane; i < n; i += 256) y[row * n + i] = expf(a[i] - m) / s; }",
+    ),
+    "sum of a threadgroup": (
+        "threadgroup float part[32]; uint i = thread_position_in_grid.x,"
+        "lane = thread_index_in_simdgroup, sg = simdgroup_index_in_threadgroup;"
+        "float s = simd_sum(a[i]); if (lane == 0) part[sg] = s;"
+        "threadgroup_barrier(mem_flags::mem_threadgroup);"
+        "if (sg == 0) { float t = lane < simdgroups_per_threadgroup ? part[lane] : 0.0f;"
+        "t = simd_sum(t); if (lane == 0) y[threadgroup_position_in_grid.x] = t; }",
+        ["float32[1024]"],
+        f"(const float* __restrict__ a, float* __restrict__ y, unsigned n) {{ {_ROW}"
+        " __shared__ float part[32]; unsigned lane = threadIdx.x & 31, sg = threadIdx.x / 32;"
+        f" float s = a[i]; {_SUM.format('s')} if (lane == 0) part[sg] = s; __syncthreads();"
+        " if (sg == 0) { float t = lane < (blockDim.x + 31) / 32 ? part[lane] : 0.0f;"
+        f" {_SUM.format('t')} if (lane == 0) y[blockIdx.x] = t; }} }}",
     ),
 }  # fmt: skip
 

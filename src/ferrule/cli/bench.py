@@ -144,8 +144,10 @@ def _measure(
     bench.clock = partial(cuda.events, bench) if on_gpu else bench.wall
     try:
         measure(bench)
-    except (FerruleError, RuntimeError) as error:
+    except FerruleError as error:
         bench.fail(f"{group} on {device}: {error}")
+    except Exception as error:  # of what is measured beside: the other groups go on
+        bench.fail(f"{group} on {device}: {timing.said(error)}")
     if on_gpu:
         import torch
 
