@@ -82,7 +82,7 @@ def test_as_a_module() -> None:
     assert (done.returncode, done.stdout) == (0, f"ferrule, version {ferrule.__version__}\n")
 
 
-@pytest.mark.parametrize("name", ["cache", "demo", "doctor", "inspect"])
+@pytest.mark.parametrize("name", ["bench", "cache", "demo", "doctor", "inspect"])
 def test_help(name: str) -> None:
     assert name in run("--help").output
     result = run(name, "--help")
