@@ -109,7 +109,7 @@ def line(row: Row) -> str:
     if row.target is not None:
         text += f"  wanted >= {row.target:.3g}: {'reached' if row.reached else 'MISSED'}"
     if row.moved:
-        text += f", at {row.moved / row.ours / 1e9:.0f} GB/s"
+        text += f"  ({row.moved / row.ours / 1e9:.0f} GB/s)"
     return text if row.right else f"{text}  WRONG: {wrong(row)}"
 
 

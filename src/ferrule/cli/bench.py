@@ -75,6 +75,8 @@ def command(
     say(report.about(found))
     if quick:
         say("quick: a check of every part with small sizes; the times say nothing")
+    if any(_on_gpu(at, group) for at, group, _ in work):
+        say("on the GPU: CUDA's events around blocks of queued calls; no cache is flushed")
     say(f"\n{report.heading()}")
     for at, group, measure in work:
         _measure(bench, at, group, measure)
@@ -99,24 +101,20 @@ def _chosen(bench: timing.Bench, device: str | None, only: str | None) -> Work:
     Raises:
         Fault: there is none.
     """
-    cuda_groups = dict(_GROUPS["cuda"])
-    missing = _no_gpu()
+    devices = [device] if device is not None else list(_GROUPS)
+    missing = _no_gpu() if "cuda" in devices else None
     if missing is not None:
-        for name in cuda.GROUPS:
-            del cuda_groups[name]
-        if device == "cuda":
-            bench.leave_out(f"{missing}: only what needs no GPU is measured")
-    devices = {"cpu": cpu.GROUPS, "cuda": cuda_groups}
-    wanted = devices if device is None and missing is None else (device or "cpu",)
-    work = [
+        bench.leave_out(f"{missing}: of NVIDIA's GPUs, only what needs none is measured")
+    here = [
         (at, name, measure)
-        for at in wanted
-        for name, measure in devices[at].items()
-        if only is None or only.lower() in name.lower()
+        for at in devices
+        for name, measure in _GROUPS[at].items()
+        if at == "cpu" or missing is None or name in cuda.WITHOUT_GPU
     ]
+    work = [one for one in here if only is None or only.lower() in one[1].lower()]
     if not work:
-        names = ", ".join(name for at in wanted for name in devices[at])
-        raise Fault(f"--only {only!r}: no group of {' and '.join(wanted)} is called so: {names}.")
+        names = ", ".join(name for _, name, _ in here)
+        raise Fault(f"--only {only!r}: no group of {' and '.join(devices)} is called so: {names}.")
     return work
 
 
@@ -126,7 +124,7 @@ def _no_gpu() -> str | None:
         if not driver.driver().count:
             return "this process sees no GPU"
     except DeviceError as error:
-        return str(error).partition(".")[0]
+        return str(error).partition(". ")[0]
     if find_spec("torch") is None:
         return "the GPU's rows need torch, which is not installed (https://pytorch.org/get-started)"
     import torch
@@ -136,22 +134,26 @@ def _no_gpu() -> str | None:
     return None
 
 
+def _on_gpu(device: str, group: str) -> bool:
+    return device == "cuda" and group in cuda.GROUPS
+
+
 def _measure(
     bench: timing.Bench, device: str, group: str, measure: Callable[[timing.Bench], None]
 ) -> None:
     bench.device, bench.group = device, group
-    on_gpu = device == "cuda" and group in cuda.GROUPS
-    bench.clock = partial(cuda.events, bench) if on_gpu else bench.wall
+    bench.clock = partial(cuda.events, bench) if _on_gpu(device, group) else bench.wall
     try:
         measure(bench)
     except FerruleError as error:
         bench.fail(f"{group} on {device}: {error}")
     except Exception as error:  # of what is measured beside: the other groups go on
         bench.fail(f"{group} on {device}: {timing.said(error)}")
-    if on_gpu:
+    if _on_gpu(device, group):
         import torch
 
-        torch.cuda.empty_cache()  # the next group's arrays may need it all
+        with contextlib.suppress(RuntimeError):  # which a kernel that failed leaves behind
+            torch.cuda.empty_cache()  # the next group's arrays may need it all
 
 
 def _json(bench: timing.Bench, machine: dict[str, Any]) -> str:
