@@ -157,10 +157,10 @@ def test_differences() -> None:
 
 def test_lines() -> None:
     plain = report.line(row())
-    assert re.fullmatch(r"exp +torch +2\.00 ms +3\.00 ms +1\.50", plain)
-    assert report.line(row(target=1.5)).endswith("1.50  wanted >= 1.5: reached")
-    assert report.line(row(target=0.95, ratio=0.94)).endswith("0.94  wanted >= 0.95: MISSED")
-    assert report.line(row(moved=4 << 20)).endswith("1.50  (2 GB/s)")
+    assert re.fullmatch(r"exp +torch +2\.00 ms +3\.00 ms +1\.500", plain)
+    assert report.line(row(target=1.5)).endswith("1.500  wanted >= 1.5: reached")
+    assert report.line(row(target=0.95, ratio=0.94)).endswith("0.940  wanted >= 0.95: MISSED")
+    assert report.line(row(moved=4 << 20)).endswith("1.500  (2 GB/s)")
     assert report.line(row(error=0.5, tolerance=1e-3)).endswith(
         "WRONG: the results differ by 5.0e-01; at most 1e-03 is right"
     )

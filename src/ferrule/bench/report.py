@@ -102,9 +102,10 @@ def heading() -> str:
 def line(row: Row) -> str:
     """A row as text."""
     work, peer = _WIDTHS
+    ratio = f"{row.ratio:.{3 if row.ratio < 2 else 2}f}"  # 0.949 misses 0.95
     text = (
         f"{row.work:{work}s} {row.peer:{peer}s} {amount(row.ours, row.unit):>9s} "
-        f"{amount(row.theirs, row.unit):>9s} {row.ratio:12.2f}"
+        f"{amount(row.theirs, row.unit):>9s} {ratio:>12s}"
     )
     if row.target is not None:
         text += f"  wanted >= {row.target:.3g}: {'reached' if row.reached else 'MISSED'}"

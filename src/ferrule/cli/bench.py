@@ -83,7 +83,8 @@ def command(
         if json_path not in (None, "-"):  # what there is so far, should the run be stopped
             _write(str(json_path), bench, found)
     rows = bench.rows
-    say(f"\n{report.summary(rows)}".rstrip())
+    if wanted := report.summary(rows):
+        say(f"\n{wanted}")
     if json_path == "-":
         click.echo(_json(bench, found))
     if plot_path is not None and rows:
