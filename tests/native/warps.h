@@ -213,7 +213,7 @@ inline bool block() {
 #define EMU inline __attribute__((always_inline))
 EMU unsigned emu_lane() { return emu::self % 32; }
 EMU unsigned __ballot_sync(unsigned m, bool v) { return unsigned(emu::meet(emu::ballot, m, v, 0)); }
-EMU void __syncwarp(unsigned m) { emu::meet(emu::sync, m, 0, 0); }
+EMU void __syncwarp(unsigned m = 0xffffffffu) { emu::meet(emu::sync, m, 0, 0); }
 EMU unsigned __shfl_sync(unsigned m, unsigned v, int from, int width = 32) {
   const unsigned l = emu_lane(), w = unsigned(width);
   return unsigned(emu::meet(emu::shuffle, m, v, (l & ~(w - 1)) | (unsigned(from) & (w - 1))));

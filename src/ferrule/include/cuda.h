@@ -332,7 +332,9 @@ FR_FN void simdgroup_load(simdgroup_matrix<T, 8, 8>& m, const Q* p, S stride = 8
 template <class T, class Q, class S = int>
 FR_FN void simdgroup_store(const simdgroup_matrix<T, 8, 8>& m, Q* p, S stride = 8,
                            ulong2 origin = ulong2(0, 0), bool transpose = false) {
+  __syncwarp();  // what lanes read before, they have read; what they read next is there
   lanes::matrix_store(warp::lane(), m, p, stride, origin, transpose);
+  __syncwarp();
 }
 
 }  // namespace metal
