@@ -70,6 +70,7 @@ MAY_IMPORT = {
     "devices.cuda_build": f"{NOUNS} source toolchain nvrtc devices",
     "devices.cuda_program": f"{NOUNS} source driver fastcall devices",
     "devices.diagnostics": f"{NOUNS}",
+    "devices.portability": f"{NOUNS} source",
     "hosts": f"{NOUNS} hosts numpy",
     "hosts.numpy": f"{NOUNS} hosts fastcall numpy",
     "hosts.torch": f"{NOUNS} hosts fastcall numpy torch",

@@ -176,17 +176,17 @@ class Emulated:
 
     def program(self, spec: Spec) -> EmulatedProgram:
         self._cpu.program(spec)
-        return EmulatedProgram(CudaDevice("sm_90", 0), spec, 0)
+        return EmulatedProgram(CudaDevice("compute_90", 0), spec, 0)
 
 
 class EmulatedProgram(CudaProgram):
     """A kernel whose launches are carried out on the CPU."""
 
-    def _function(self, form: cuda_text.Form, launch: Launch) -> Function:
-        assert self._prepared is not None
+    def _loaded(self, launch: Launch) -> tuple[cuda_text.Form, Function]:
+        form, built = self._device.built(self._spec, launch)  # for what it says and refuses
         self.runs = getattr(self, "runs", [])
-        self.runs.append(_compiled(host_text(cuda_text.text(self._prepared, form))))
-        return Function(len(self.runs) - 1, 0, 0, 0, 1024)
+        self.runs.append(_compiled(host_text(built.text)))
+        return form, Function(len(self.runs) - 1, 0, 0, 0, 1024)
 
     def launch(self, inputs: Any, outputs: Any, launch: Launch, stream: int = 0) -> None:
         key = (launch.grid, launch.threadgroup)

@@ -17,15 +17,15 @@ from typing import NamedTuple
 
 from .. import cache, fastcall, loader, toolchain
 from ..binding import MORE, Progress, runtime
-from ..dtypes import bfloat16, float16
-from ..errors import CompileError, DeviceError, DialectError, PortabilityWarning, warn
+from ..errors import CompileError, DeviceError, DialectError
 from ..kernel import Kernel
 from ..source import cpp
 from ..source.cpp import Prepared
 from ..source.rewrite import Note
 from ..spec import Facts, Launch, Spec
-from . import Binary
+from . import Binary, portability
 from .diagnostics import compile_error
+from .portability import Portability
 
 SCHEMA = "1"  # raised when the same text, flags and compiler would run differently
 FEW = 3  # threads: locked additions cost three times what plain ones do, or more
@@ -33,8 +33,6 @@ SLICE = 200_000_000  # nanoseconds after which a launch looks for signals
 BLOCK = 8192  # threads along x of one unit of work of a flat kernel
 MODES = ("auto", "flat", "split", "fibers")
 INCLUDE = Path(__file__).resolve().parent.parent / "include"
-
-_SHARED_LIMIT = 32 << 10
 
 # Codes of runtime/runtime.h.
 _MEMORY, _FAULT, _DIVISION = 1, 4, 5
@@ -357,7 +355,7 @@ class CpuDevice:
 
     def __init__(self) -> None:
         self._programs: dict[Spec, CpuProgram] = {}
-        self._noted: set[tuple[Kernel, Note]] = set()
+        self._portability = Portability()
 
     # -- text ------------------------------------------------------------------------------------
 
@@ -396,44 +394,19 @@ class CpuDevice:
 
         return fibers.text(p)
 
-    def _notes(self, p: Prepared) -> list[Note]:
-        """What runs here but Apple refuses."""
-        found = list(p.text.notes)
-        if p.kernel.atomic_outputs:
-            found += [
-                Note("source", _first_line(p.kernel, n), f"atomics on {d.name} (output {n!r})")
-                for n, d in zip(p.kernel.output_names, p.spec.outputs, strict=True)
-                if d in (float16, bfloat16)
-            ]
-        if len(cpp.parameters(p.spec)) > 31:
-            found.append(Note("source", 1, "a kernel with more than 31 buffers"))
-        return found
-
     def check_shared(self, kernel: Kernel, shared: dict[int, int]) -> None:
-        """Apple's GPUs give a threadgroup 32 KB of memory."""
-        total = 0
+        """Say where threadgroup memory becomes more than Apple's GPUs have.
+
+        Args:
+            kernel: whose memory it is.
+            shared: bytes, by the line that declares them.
+        """
+        size, total = sum(shared.values()), 0
         for line in sorted(shared):
             total += shared[line]
-            if total > _SHARED_LIMIT:
-                what = f"{sum(shared.values())} bytes of threadgroup memory (more than 32 KB)"
-                self._say(kernel, [Note("source", line, what)])
+            if portability.of_shared_memory(total, line):
+                self._portability.say(kernel, portability.of_shared_memory(size, line))
                 return
-
-    def _say(self, kernel: Kernel, notes: list[Note]) -> None:
-        """Warn once of each; with ``portable=True`` each is an error."""
-        for note in notes:
-            message = (
-                f"kernel {kernel.name!r}, {note.where} line {note.line}: {note.what} runs here, "
-                "but Apple's compiler or GPU refuses it"
-            )
-            if kernel.portable:
-                raise DialectError(
-                    f"{message}; `portable=True` asks for an error.", kernel=kernel.name,
-                    where=note.where, line=note.line, construct=note.what,
-                )  # fmt: skip
-            if (kernel, note) not in self._noted:
-                self._noted.add((kernel, note))
-                warn(f"{message}.", PortabilityWarning)
 
     # -- binaries --------------------------------------------------------------------------------
 
@@ -478,11 +451,11 @@ class CpuDevice:
             mode, key, notes = json.loads(known)
             payload = disk.get(key)
             if payload is not None:
-                self._say(spec.kernel, [Note(*n) for n in notes])
+                self._portability.say(spec.kernel, [Note(*n) for n in notes])
                 return payload, mode
         p = cpp.prepare(spec)
-        found = self._notes(p)
-        self._say(spec.kernel, found)
+        found = portability.notes(p)
+        self._portability.say(spec.kernel, found)
         mode, text = self._write(p, form)
         plain = self.flags(spec.kernel, compiler, p.text.contract_off)
 
@@ -537,12 +510,6 @@ class CpuDevice:
         if found is None:
             found = self._programs.setdefault(spec, CpuProgram(self, spec))
         return found
-
-
-def _first_line(kernel: Kernel, name: str) -> int:
-    """The first line of the source that has this name."""
-    found = re.search(rf"\b{name}\b", kernel.source)
-    return 1 + kernel.source.count("\n", 0, found.start()) if found else 1
 
 
 def _describe(spec: Spec, form: Form) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -9,17 +10,20 @@ from typing import TYPE_CHECKING
 from .. import cache, nvrtc
 from ..driver import driver
 from ..errors import DeviceError, ToolchainError
-from ..source import cpp, cuda_body
+from ..source import cpp, cuda_body, shared
 from ..source import cuda as cuda_text
+from ..source.cuda import Form
+from ..source.rewrite import Note
 from ..spec import Launch, Spec
-from . import Binary
-from .cpu import INCLUDE, header_digest
+from . import Binary, portability
+from .cpu import INCLUDE, generator_digest, header_digest
 from .cuda_build import Built, build, build_body
+from .portability import Portability
 
 if TYPE_CHECKING:
     from .cuda_program import CudaProgram
 
-SCHEMA = "3"  # raised when the same text, flags and compiler would run differently
+SCHEMA = "4"  # raised when the same text, flags and compiler would run differently
 ARCHITECTURE = "sm_90"
 
 _FLAGS = ("--std=c++17", "--device-as-default-execution-space", "-w")
@@ -33,6 +37,7 @@ class CudaDevice:
     def __init__(self, architecture: str = ARCHITECTURE, ordinal: int | None = None) -> None:
         self.architecture = architecture
         self.ordinal = ordinal  # of the GPU; None where there is none to run kernels on
+        self._portability = Portability()
 
     def text(self, spec: Spec, launch: Launch | None = None) -> str:
         """The CUDA C++ text.
@@ -55,16 +60,77 @@ class CudaDevice:
             DeviceError: NVRTC does not know the architecture, or the kernel has more threadgroup
                 memory than it.
         """
-        in_cuda = spec.kernel.language == "cuda"
-        prepared = None if in_cuda else cpp.prepare(spec)
-        form = cuda_text.form_of(prepared, launch) if prepared else cuda_text.Form()
-        text = cuda_text.text(prepared, form) if prepared else cuda_body.text(spec)
+        _, built = self.built(spec, launch)
+        return Binary(built.payload, self.architecture, built.text, built.log, built.shared)
+
+    def built(self, spec: Spec, launch: Launch | None) -> tuple[Form, Built]:
+        """`compile`, with the form of the launch.
+
+        The disk cache knows it twice, as on the CPU: a request leads to the form and the digest of
+        a text without that text being written. A request without a compiler is what `carry` left.
+        """
+        disk = cache.default()
         compiler = nvrtc.find_nvrtc()
+        for asked in (compiler.identity if compiler is not None else None, ""):
+            record = None if asked is None else disk.get(self._request(spec, launch, asked))
+            found = None if record is None else self._recalled(disk, spec, record)
+            if found is not None:
+                return found
         if compiler is None:
             raise ToolchainError(
                 f"kernel {spec.kernel.name!r}: NVRTC, the compiler for CUDA, was not found; "
-                "`pip install nvidia-cuda-nvrtc` installs it."
+                "`pip install nvidia-cuda-nvrtc` installs it. (Or carry machine code here: "
+                "`ferrule build --help`.)"
             )
+        form, key, built, found_notes = self._build(compiler, spec, launch)
+        disk.put(self._request(spec, launch, compiler.identity), _record(form, key, found_notes))
+        return form, built
+
+    def carry(self, spec: Spec, launch: Launch | None, to: cache.Cache) -> Binary:
+        """Compile a kernel, and put it where another machine's cache can be filled from.
+
+        Raises:
+            CompileError, DialectError, ToolchainError, DeviceError: as `compile` does.
+        """
+        compiler = _found(nvrtc.find_nvrtc(), spec)
+        form, key, built, found = self._build(compiler, spec, launch)
+        to.put(key, built.packed())
+        to.put(self._request(spec, launch, ""), _record(form, key, found))
+        return Binary(built.payload, self.architecture, built.text, built.log, built.shared)
+
+    def _request(self, spec: Spec, launch: Launch | None, compiler: str) -> str:
+        """The key of all that decides what is built."""
+        k = spec.kernel
+        described = [
+            [k.language, k.name, k.input_names, k.output_names, k.source, k.header],
+            [k.atomic_outputs, k.math_mode, k.portable],
+            [[i.dtype.name, i.ndim, i.value] for i in spec.inputs],
+            [d.name for d in spec.outputs],
+            [[n, type(v).__name__, str(v)] for n, v in spec.template],
+            [cuda_text.form_for(lanes, launch) for lanes in (False, True)],
+            self.registers(launch),
+        ]
+        digests = (header_digest(), generator_digest(), compiler, self.architecture)
+        return cache.digest("cuda request", SCHEMA, *digests, json.dumps(described))
+
+    def _recalled(self, disk: cache.Cache, spec: Spec, record: bytes) -> tuple[Form, Built] | None:
+        """What a record of the cache stands for, if that is still there."""
+        form, key, found = json.loads(record)
+        packed = disk.get(key)
+        if packed is None:
+            return None
+        self._portability.say(spec.kernel, [Note(*note) for note in found])
+        return Form(*form), Built.unpacked(packed)
+
+    def _build(
+        self, compiler: nvrtc.Nvrtc, spec: Spec, launch: Launch | None
+    ) -> tuple[Form, str, Built, list[Note]]:
+        """The form, the key in the cache, what was built, and what Apple refuses of it."""
+        prepared = None if spec.kernel.language == "cuda" else cpp.prepare(spec)
+        form = cuda_text.form_of(prepared, launch) if prepared else Form("box")
+        found = portability.notes(prepared) if prepared else []
+        self._portability.say(spec.kernel, found)
+        text = cuda_text.text(prepared, form) if prepared else cuda_body.text(spec)
         architecture = self.architecture
         known = compiler.architectures()
         number = re.fullmatch(r"(?:sm|compute)_(\d+)[af]?", architecture)
@@ -81,7 +147,7 @@ class CudaDevice:
         if spec.kernel.math_mode == "fast":
             flags.append("-D__FAST_MATH__=1")
         folders, libraries = [str(INCLUDE)], ""
-        if in_cuda:
+        if prepared is None:
             headers = nvrtc.find_headers(compiler)
             folders += headers.folders
             libraries = headers.identity
@@ -95,7 +161,12 @@ class CudaDevice:
             return build(compiler, prepared, form, architecture, flags).packed()
 
         built = Built.unpacked(cache.default().get_or_make(key, make))
-        return Binary(built.payload, architecture, built.text, built.log, built.shared)
+        if prepared is not None:
+            lines = [one.line for one in shared.declared(prepared.text.source)]
+            more = portability.of_shared_memory(built.memory, max(lines, default=1))
+            self._portability.say(spec.kernel, more)
+            found = [*found, *more]
+        return form, key, built, found
 
     def program(self, spec: Spec) -> CudaProgram:
         """The kernel on this GPU.
@@ -121,6 +192,20 @@ class CudaDevice:
         x, y, z = launch.threadgroup if launch is not None else (1, 1, 1)
         threads = x * y * z
         return 0 if threads <= 256 else 128 if threads <= 512 else 64
+
+
+def _found(compiler: nvrtc.Nvrtc | None, spec: Spec) -> nvrtc.Nvrtc:
+    if compiler is None:
+        raise ToolchainError(
+            f"kernel {spec.kernel.name!r}: NVRTC, the compiler for CUDA, was not found; "
+            "`pip install nvidia-cuda-nvrtc` installs it. (`ferrule build`, on a machine that has "
+            "it, makes machine code that can be carried here.)"
+        )
+    return compiler
+
+
+def _record(form: Form, key: str, found: list[Note]) -> bytes:
+    return json.dumps([form, key, [tuple(vars(note).values()) for note in found]]).encode()
 
 
 @lru_cache(maxsize=8)

@@ -23,6 +23,7 @@ STATIC_LIMIT = 48 << 10  # bytes that a block may have without asking
 _LIMITS = {
     75: 64, 80: 163, 86: 99, 87: 163, 89: 99, 90: 227, 100: 227, 103: 227, 120: 99, 121: 99,
 }  # fmt: skip
+_SMEM = re.compile(r"(\d+) bytes smem")
 _TOO_MUCH = "uses too much shared data"
 
 
@@ -34,24 +35,32 @@ class Built(NamedTuple):
         log: what the compiler said.
         shared: bytes of dynamic shared memory that each launch must ask for.
         text: the text that was compiled at last.
+        memory: bytes of threadgroup memory in all.
     """
 
     payload: bytes
     log: str
     shared: int
     text: str
+    memory: int
 
     def packed(self) -> bytes:
         """All of it as bytes, for the cache."""
         return b"\0".join(
-            (b"%d" % self.shared, self.text.encode(), self.log.encode(), self.payload)
+            (
+                b"%d %d" % (self.shared, self.memory),
+                self.text.encode(),
+                self.log.encode(),
+                self.payload,
+            )
         )
 
     @staticmethod
     def unpacked(data: bytes) -> Built:
         """The reverse of `packed`."""
-        size, text, log, payload = data.split(b"\0", 3)
-        return Built(payload, log.decode(), int(size), text.decode())
+        sizes, text, log, payload = data.split(b"\0", 3)
+        dynamic, memory = map(int, sizes.split())
+        return Built(payload, log.decode(), dynamic, text.decode(), memory)
 
 
 def build(
@@ -91,15 +100,15 @@ def build(
             _check(p, architecture, sizes, size)
             text = cuda_text.text(p, form, shared=cuda_text.Dynamic(offsets))
             made, log = compiled(text)
-            return Built(made, log, size, text)
-        return Built(made, log, 0, text)
+            return Built(made, log, size, text, size)
+        return Built(made, log, 0, text, _static(made, log))
     except CompilerFailed as failed:
         log = failed.log
         without = cuda_text.text(p, form, masks=False)
         if without != text:
             try:
                 made, said = compiled(without)
-                return Built(made, said, 0, without)
+                return Built(made, said, 0, without, _static(made, said))
             except CompilerFailed as again:
                 log = again.log  # in the lines of the author's own functions
         raise _refused(compiler, p.kernel, log) from None
@@ -113,7 +122,14 @@ def build_body(
         made, log = compiler.compile(text, kernel.name, _target(architecture, flags))
     except CompilerFailed as failed:
         raise _refused(compiler, kernel, failed.log) from None
-    return Built(made, log, 0, text)
+    return Built(made, log, 0, text, _static(made, log))
+
+
+def _static(made: bytes, log: str) -> int:
+    """The bytes of threadgroup memory that a cubin or PTX declares."""
+    if made.startswith(b"\x7fELF"):
+        return max((int(size) for size in _SMEM.findall(log)), default=0)
+    return shared.static_bytes(made.decode())
 
 
 def _target(architecture: str, flags: Sequence[str]) -> list[str]:

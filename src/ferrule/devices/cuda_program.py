@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from .. import fastcall
 from ..driver import Function, driver
 from ..errors import DeviceError
-from ..source import cpp, cuda_body
 from ..source import cuda as cuda_text
+from ..source import cuda_body
 from ..source.cuda import Form
 from ..spec import CUDA_RANK, Facts, Launch, Spec
 
@@ -44,11 +44,10 @@ class CudaProgram:
         self._driver = driver()
         self._number = self._driver.number(spec.kernel.name)
         self._in_cuda = spec.kernel.language == "cuda"
-        self._prepared = None if self._in_cuda else cpp.prepare(spec)
         maker = cuda_body if self._in_cuda else cuda_text
         self._parameters = maker.kernel_parameters(spec)
         self._values = [i for kind, i in self._parameters if kind == "value"]
-        self._functions: dict[tuple[Form, int], Function] = {}
+        self._functions: dict[tuple[object, ...], tuple[Form, Function]] = {}
         self._plans: dict[tuple[object, ...], _Plan] = {}
         self._lock = threading.Lock()
 
@@ -98,8 +97,7 @@ class CudaProgram:
         )
 
     def _plan(self, launch: Launch, key: tuple[object, ...]) -> _Plan:
-        # A body in CUDA sees blocks as they are.
-        form = cuda_text.form_of(self._prepared, launch) if self._prepared else Form("box")
+        form, function = self._loaded(launch)
         try:
             blocks, block = cuda_text.blocks_of(form, launch)
         except OverflowError as error:
@@ -108,7 +106,7 @@ class CudaProgram:
                 f"{launch.threadgroup} has {error}, more than CUDA can launch."
             ) from None
         sizes = _LAUNCH.pack(*launch.grid, *launch.threadgroup, *cuda_text.groups_of(launch))
-        plan = _Plan(self._function(form, launch), blocks, block, sizes, [])
+        plan = _Plan(function, blocks, block, sizes, [])
         threads = block[0] * block[1] * block[2]
         if threads > plan.function.most_threads:
             raise DeviceError(
@@ -119,16 +117,19 @@ class CudaProgram:
             self._plans.clear()
         return self._plans.setdefault(key, plan)
 
-    def _function(self, form: Form, launch: Launch) -> Function:
-        key = (form, self._device.registers(launch))
+    def _loaded(self, launch: Launch) -> tuple[Form, Function]:
+        """The form of a launch, and what is loaded for it."""
+        possible = tuple(cuda_text.form_for(lanes, launch) for lanes in (False, True))
+        key = (*possible, self._device.registers(launch))
         with self._lock:
             found = self._functions.get(key)
             if found is None:
-                binary = self._device.compile(self._spec, launch)
-                found = self._functions[key] = self._driver.load(
-                    self._ordinal, binary.payload, cuda_text.kernel_symbol(self._spec),
-                    self._shared(binary.shared),
+                form, built = self._device.built(self._spec, launch)
+                function = self._driver.load(
+                    self._ordinal, built.payload, cuda_text.kernel_symbol(self._spec),
+                    self._shared(built.shared),
                 )  # fmt: skip
+                found = self._functions[key] = form, function
         return found
 
     def _shared(self, needed: int) -> int:

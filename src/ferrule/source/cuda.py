@@ -50,11 +50,15 @@ class Form(NamedTuple):
 
 def form_of(p: Prepared, launch: Launch | None) -> Form:
     """The form of a launch; without one, that of a row of threadgroups."""
+    return form_for(bool((p.text.source_words | p.text.header_words) & COLLECTIVES), launch)
+
+
+def form_for(lanes: bool, launch: Launch | None) -> Form:
+    """`form_of` for a text of which it is known whether it has operations of a simdgroup."""
     if launch is None:
         return Form()
     grid, threadgroup = launch.grid, launch.threadgroup
     far = max(groups_of(launch)[1:]) > _MOST_ALONG_YZ
-    lanes = bool((p.text.source_words | p.text.header_words) & COLLECTIVES)
     sizes = [{t, g % t or t} if t else {0} for g, t in zip(grid, threadgroup, strict=True)]
     full = lanes and all(x * y * z % 32 == 0 for x, y, z in itertools.product(*sizes))
     aligned = lanes and all(x % 32 == 0 for x in sizes[0]) and grid[0] < 2**31

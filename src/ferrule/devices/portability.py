@@ -1,0 +1,74 @@
+"""What runs here but Apple refuses: said once of each kernel, or an error where that is asked."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from ..dtypes import bfloat16, float16
+from ..errors import DialectError, PortabilityWarning, warn
+from ..kernel import Kernel
+from ..source import cpp
+from ..source.cpp import Prepared
+from ..source.rewrite import Note
+
+_SHARED_LIMIT = 32 << 10
+_MOST_BUFFERS = 31
+
+
+class Portability:
+    """What a device has said so far."""
+
+    def __init__(self) -> None:
+        self._said: set[tuple[Kernel, Note]] = set()
+
+    def say(self, kernel: Kernel, notes: Iterable[Note]) -> None:
+        """Warn once of each.
+
+        Raises:
+            DialectError: there is one, and the kernel has ``portable=True``.
+        """
+        for note in notes:
+            message = (
+                f"kernel {kernel.name!r}, {note.where} line {note.line}: {note.what} runs here, "
+                "but Apple's compiler or GPU refuses it"
+            )
+            if kernel.portable:
+                raise DialectError(
+                    f"{message}; `portable=True` asks for an error.", kernel=kernel.name,
+                    where=note.where, line=note.line, construct=note.what,
+                )  # fmt: skip
+            if (kernel, note) not in self._said:
+                self._said.add((kernel, note))
+                warn(f"{message}.", PortabilityWarning)
+
+
+def notes(p: Prepared) -> list[Note]:
+    """What the text alone tells."""
+    found = list(p.text.notes)
+    if p.kernel.atomic_outputs:
+        found += [
+            Note("source", _first_line(p.kernel, n), f"atomics on {d.name} (output {n!r})")
+            for n, d in zip(p.kernel.output_names, p.spec.outputs, strict=True)
+            if d in (float16, bfloat16)
+        ]
+    if len(cpp.parameters(p.spec)) > _MOST_BUFFERS:
+        found.append(Note("source", 1, "a kernel with more than 31 buffers"))
+    return found
+
+
+def of_shared_memory(size: int, line: int) -> list[Note]:
+    """Apple's GPUs give a threadgroup 32 KB of memory.
+
+    Args:
+        size: the bytes that a kernel declares.
+        line: where it declares most of them.
+    """
+    what = f"{size} bytes of threadgroup memory (more than 32 KB)"
+    return [Note("source", line, what)] if size > _SHARED_LIMIT else []
+
+
+def _first_line(kernel: Kernel, name: str) -> int:
+    """The first line of the source that has this name."""
+    found = re.search(rf"\b{name}\b", kernel.source)
+    return 1 + kernel.source.count("\n", 0, found.start()) if found else 1
