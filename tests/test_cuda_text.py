@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ferrule
-from ferrule import nvdisasm, nvrtc
+from ferrule import dtypes, nvdisasm, nvrtc
 from ferrule.bench import sass
 from ferrule.devices import cpu
 from ferrule.source import cpp
@@ -278,3 +278,13 @@ def test_architectures_as_devices(library: nvrtc.Nvrtc) -> None:
         kernel.compile("sm_1", **call)
     with pytest.raises(ferrule.DeviceError, match="expected 'cpu', 'cuda', or an architecture"):
         kernel.compile("gfx90a", **call)
+
+
+@pytest.mark.parametrize("dtype", [d.name for d in dtypes.ALL if d.level0])
+def test_every_dtype_has_a_name(library: nvrtc.Nvrtc, dtype: str) -> None:
+    kernel = ferrule.metal_kernel("k", ["x", "s"], ["y"], "y[0] = T(x[0]); y[1] = s;")
+    kind = dtypes.BY_NAME[dtype]
+    binary = kernel.compile(
+        "cuda", inputs=[f"{dtype}[8]", f"{dtype}[]"], output_dtypes=[kind], template=[("T", kind)]
+    )
+    assert binary.payload.startswith(b"\x7fELF")

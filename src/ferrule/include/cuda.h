@@ -25,6 +25,8 @@ struct mask {
 
 // The lanes that happen to be together: for what is handed no set.
 FR_FN mask here() { return mask{__activemask()}; }
+// Brings the lanes of a set together before what will ask.
+FR_FN void meet(mask m) { __syncwarp(m.bits); }
 
 // The lanes of the simdgroup of thread `i` that a threadgroup has.
 FR_FN mask all(const group& g, unsigned i) {
@@ -41,6 +43,7 @@ FR_FN mask all(const group& g, unsigned i) {
 struct branch {
   mask yes, no;
   bool taken;
+  branch() = default;
   FR_FN branch(mask m, bool condition) : taken(condition) {
     yes.bits = __ballot_sync(m.bits, condition);
     no.bits = m.bits & ~yes.bits;

@@ -110,7 +110,7 @@ def text(p: Prepared, form: Form, *, masks: bool = True, shared: Dynamic | None 
     given: list[str] = []
     passed = ["fr_g", "fr_g.index(fr_p)", "fr_p"]
     for name, one in zip(kernel.input_names, spec.inputs, strict=True):
-        ctype = _qualified(one.dtype)
+        ctype = _outside(one.dtype)
         if one.value:
             given.append(f"const {ctype} fr_a_{name}")
             passed.append(f"fr_a_{name}")
@@ -131,7 +131,7 @@ def text(p: Prepared, form: Form, *, masks: bool = True, shared: Dynamic | None 
         if ndim:
             passed.append(str(one.ndim))
     for name, dtype in zip(kernel.output_names, spec.outputs, strict=True):
-        ctype = _qualified(dtype)
+        ctype = _outside(dtype)
         ctype = f"fr::metal::atomic<{ctype}>" if kernel.atomic_outputs else ctype
         given.append(f"{ctype}* __restrict__ fr_a_{name}")
         passed.append(f"fr_a_{name}")
@@ -202,14 +202,12 @@ def groups_of(launch: Launch) -> tuple[int, int, int]:
     return x, y, z
 
 
-def _qualified(dtype: Dtype) -> str:
+def _outside(dtype: Dtype) -> str:
     """A type's name as it reads outside ``namespace fr``."""
     return dtype.metal if dtype.metal in _BUILTIN else f"fr::metal::{dtype.metal}"
 
 
 def _qualified_values(spec: Spec) -> str:
     """Template arguments as they read outside ``namespace fr``."""
-    values = [
-        _qualified(v) if isinstance(v, Dtype) else template_value(v) for _, v in spec.template
-    ]
+    values = [_outside(v) if isinstance(v, Dtype) else template_value(v) for _, v in spec.template]
     return f"<{', '.join(values)}>" if values else ""

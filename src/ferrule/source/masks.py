@@ -7,6 +7,7 @@ the same way need not be together), so the body keeps count of them itself, in m
 ==============================  ================================================================
 the body                        ``fr_m0``: the lanes that there are, less those that returned
 an ``if`` where lanes differ    a vote on its condition gives the lanes of either side
+``&&``, ``||``, ``?:``          likewise, where an operand operates
 a loop where lanes differ       a mask of its own: lanes vote on the condition before each round
 a ``continue`` of some lanes    a mask of the round
 ==============================  ================================================================
@@ -18,31 +19,41 @@ in ``fr_leave`` and goes to the end of each in turn, where the lanes of the mask
 stays.
 
 Each vote is one of all lanes of a mask, at one place, which all of them come to. What cannot be
-written so (`NotSplittable`) asks the hardware which lanes are with it, as do operations in lambdas,
-in header functions that cannot be put in place of their calls, and in operands that only some lanes
-evaluate.
+written so asks the hardware which lanes are with it: operations in lambdas, in a ``switch``, in
+header functions that cannot be put in place of their calls (before all of these, the lanes of the
+mask are brought together), and in bodies that are not understood at all (`NotSplittable`).
 """
 
 from __future__ import annotations
 
+import re
 from contextlib import suppress
 from dataclasses import dataclass, field
 
 from tree_sitter import Node
 
 from .analysis import LOOPS, Body, branch_statements
-from .cpp import NotSplittable, Prepared
+from .cpp import NotSplittable, Prepared, synchronising_functions
 from .dialect import SIMD_BARRIERS, SIMD_OPS
 from .inline import inline
 from .macros import expand
 from .regions import Again
-from .syntax import callee, declarators, function_definitions, walk, walk_code
+from .syntax import (
+    OTHER_CODE,
+    callee,
+    declarators,
+    declared_name,
+    enclosing_struct,
+    function_definitions,
+    walk,
+    walk_code,
+)
 from .uniform import Unit
 
 MASKED = SIMD_OPS | SIMD_BARRIERS  # what is handed a mask
 _CODES = {"return": 1, "break": 2, "continue": 3}
 _JUMPS = {f"{kind}_statement": kind for kind in _CODES}
-_SHORT = ("&&", "||", "and", "or")
+_SHORT = {"&&": "yes", "and": "yes", "||": "no", "or": "no"}  # who evaluates the right side
 
 
 @dataclass
@@ -105,7 +116,8 @@ class Masks(Body):
             NotSplittable: the control flow does not allow it.
             Again: a loop turned out to be left by some lanes before others.
         """
-        calls = [n for n in walk_code(self.tree.block) if self._is_operation(n)]
+        self.callers = self._callers()
+        calls = [n for n in walk_code(self.tree.block) if self._is_operation(n) or self._asks(n)]
         self.operations = [n.start_byte for n in calls]
         if not calls:
             return None
@@ -114,11 +126,14 @@ class Masks(Body):
         self.edits: list[tuple[int, int, str]] = []
         self.regions = [_Region("fr_m0")]
         self.loops: list[_Loop] = []
-        self.count = 0
+        self.count = self.choices = 0
         self.leaves = False
         self.scopes = [dict(self.by_param)]
         self._block(self.tree.block.named_children)
         declared = "::fr::warp::mask fr_m0 = ::fr::warp::all(fr_g, fr_i);"
+        if self.choices:
+            names = ", ".join(f"fr_b{n + 1}" for n in range(self.choices))
+            declared += f" ::fr::warp::branch {names};"
         if self.leaves:
             declared += " int fr_leave = 0;"
         return declared, self.tree.edited(self.edits)
@@ -135,6 +150,35 @@ class Masks(Body):
 
     def _is_operation(self, node: Node) -> bool:
         return node.type == "call_expression" and callee(self.tree, node) in MASKED
+
+    def _asks(self, node: Node) -> bool:
+        """Whether a call leads to operations that name no lanes."""
+        if node.type != "call_expression":
+            return False
+        return re.split(r"\.|->", callee(self.tree, node))[-1] in self.callers
+
+    def _callers(self) -> set[str]:
+        """Functions and lambdas that operate: what is left of the header's, and local ones."""
+        found = {re.sub(r"<.*", "", name) for name in synchronising_functions(self.p)}
+        own: list[tuple[str, Node]] = []
+        for name, node in function_definitions(self.tree):
+            own += [(name, node), (enclosing_struct(self.tree, node), node)]
+        for node in walk(self.tree.block):
+            if node.type == "init_declarator":
+                name_node, value = declared_name(node), node.child_by_field_name("value")
+                if name_node is not None and value is not None:
+                    own += [
+                        (self.tree.text(name_node), n) for n in walk(value) if "lambda" in n.type
+                    ]
+        for _ in range(len(own) + 1):
+            known = len(found)
+            for name, node in own:
+                words = {callee(self.tree, n) for n in walk(node) if n.type == "call_expression"}
+                if node.start_byte > self.tree.block.start_byte and words & (found | MASKED):
+                    found.add(name)
+            if len(found) == known:
+                break
+        return found - {""}
 
     def _operates(self, node: Node) -> bool:
         return any(node.start_byte <= at < node.end_byte for at in self.operations)
@@ -212,7 +256,7 @@ class Masks(Body):
             self._statement(s.named_children[-1])
         elif kind == "if_statement":
             self._if(s)
-        elif not self._operates(s):
+        elif kind == "switch_statement" or not self._operates(s):
             self._unseen(s)
         elif kind in LOOPS:
             self._loop(s)
@@ -226,31 +270,47 @@ class Masks(Body):
             if "constexpr" in variable.type.split():
                 variable.uniform = True
 
-    def _name_lanes(self, node: Node | None) -> None:
-        """Hand the current mask to the operations in an expression."""
-        for call in walk_code(node) if node is not None else ():
-            arguments = call.child_by_field_name("arguments")
-            if not self._is_operation(call) or arguments is None or node is None:
-                continue
-            if self._for_some(call, node):
-                continue
-            comma = ", " if arguments.named_child_count else ""
-            self._insert(arguments.start_byte + 1, self.regions[-1].mask + comma)
+    def _name_lanes(self, node: Node | None, mask: str = "") -> None:
+        """Hand a mask, that of the current region, to the operations in an expression."""
+        mask = mask or self.regions[-1].mask
+        if node is None or node.type in OTHER_CODE or not self._operates(node):
+            return
+        decides, sides = self._choice(node)
+        if decides is not None and not self.uniformity.of(decides):
+            self.choices += 1
+            vote = f"fr_b{self.choices}"
+            self._insert(decides.start_byte, f"({vote} = ::fr::warp::branch({mask}, (")
+            self._name_lanes(decides, mask)
+            self._insert(decides.end_byte, ") ? true : false)).taken")
+            for side, which in sides:
+                self._name_lanes(side, f"{vote}.{which}")
+            return
+        asks = self._asks(node)
+        if asks:
+            self._insert(node.start_byte, f"(::fr::warp::meet({mask}), ")
+        elif self._is_operation(node):
+            arguments = node.child_by_field_name("arguments")
+            if arguments is not None:
+                comma = ", " if arguments.named_child_count else ""
+                self._insert(arguments.start_byte + 1, mask + comma)
+        for child in node.children:
+            self._name_lanes(child, mask)
+        if asks:
+            self._insert(node.end_byte, ")")
 
-    def _for_some(self, call: Node, whole: Node) -> bool:
-        """Whether only some of the lanes may evaluate a call in an expression."""
-        inner = call
-        while inner != whole and inner.parent is not None:
-            outer = inner.parent
-            decides: Node | None = None
-            if outer.type == "binary_expression" and outer.children[1].type in _SHORT:
-                decides = outer.child_by_field_name("left")
-            elif outer.type == "conditional_expression":
-                decides = outer.child_by_field_name("condition")
-            if decides is not None and decides != inner and not self.uniformity.of(decides):
-                return True
-            inner = outer
-        return False
+    def _choice(self, node: Node) -> tuple[Node | None, list[tuple[Node, str]]]:
+        """What decides who evaluates which operands, where some of these operate."""
+        sides: list[tuple[Node | None, str]] = []
+        decides: Node | None = None
+        if node.type == "binary_expression" and node.children[1].type in _SHORT:
+            decides = node.child_by_field_name("left")
+            sides = [(node.child_by_field_name("right"), _SHORT[node.children[1].type])]
+        elif node.type == "conditional_expression":
+            decides = node.child_by_field_name("condition")
+            sides = [(node.child_by_field_name("consequence"), "yes")]
+            sides.append((node.child_by_field_name("alternative"), "no"))
+        found = [(side, which) for side, which in sides if side is not None]
+        return (decides, found) if any(self._operates(side) for side, _ in found) else (None, [])
 
     # -- leaving ---------------------------------------------------------------------------------
 
@@ -318,9 +378,16 @@ class Masks(Body):
         )
 
     def _unseen(self, s: Node) -> None:
-        """A statement without operations, which lanes may leave anywhere: they say so and vote."""
-        region = _Region(self.regions[-1].mask, s, f"fr_e{self._number()}")
+        """A statement without operations, or a switch, which lanes may leave anywhere: they say so
+        and vote."""
+        mask = self.regions[-1].mask
+        region = _Region(mask, s, f"fr_e{self._number()}")
         self._insert(self._start(s), " { ")
+        if self._operates(s):
+            self._insert(self._start(s), f"::fr::warp::meet({mask}); ")
+        self._name_lanes(
+            s.child_by_field_name("condition") if s.type == "switch_statement" else None
+        )
         for jump in self._outgoing(s):
             kind = _JUMPS[jump.type]
             self.regions.append(region)
@@ -332,7 +399,8 @@ class Masks(Body):
             self.leaves = True
             there = f"{{ fr_leave = {_CODES[kind]}; goto {region.end}; }}"
             self.edits.append((jump.start_byte, jump.end_byte, there))
-        self._insert(s.end_byte, f" {region.end}: ;{self._stay(region.leaving)} }}")
+        label = f" {region.end}: ;" if region.leaving else ""
+        self._insert(s.end_byte, f"{label}{self._stay(region.leaving)} }}")
 
     # -- control flow ----------------------------------------------------------------------------
 

@@ -67,7 +67,7 @@ class Tree:
         return b"".join(out).decode()
 
 
-_OTHER_CODE = ("lambda_expression", "function_definition", "struct_specifier", "class_specifier")
+OTHER_CODE = ("lambda_expression", "function_definition", "struct_specifier", "class_specifier")
 
 
 def walk(node: Node) -> Iterator[Node]:
@@ -85,7 +85,7 @@ def walk_code(node: Node) -> Iterator[Node]:
     while waiting:
         node = waiting.pop()
         yield node
-        waiting += [child for child in reversed(node.children) if child.type not in _OTHER_CODE]
+        waiting += [child for child in reversed(node.children) if child.type not in OTHER_CODE]
 
 
 def callee(tree: Tree, call: Node) -> str:
