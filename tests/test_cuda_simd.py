@@ -107,7 +107,7 @@ LEAVES = {
     "a macro": ("v += TWICE(i); if (i % 3 == 1) { v += TWICE(2); }", "simd_sum(fr_s1.yes"),
     "operands": (
         "bool b = (i > 3 && simd_sum(1) == 5) || simd_is_first();"
-        "v += i % 3 == 1 ? simd_sum(i) : i % 5 == 2 ? simd_max(i) : simd_sum(b && simd_any(i > 9));",
+        "v += i % 3 == 1 ? simd_sum(i) : i % 5 ? simd_max(i) : simd_sum(b && simd_any(i > 9));",
         "fr_b2 = ::fr::warp::branch(fr_m0, (i > 3) ? true : false)).taken && simd_sum(fr_b2.yes",
     ),
     "operands that all evaluate": (
@@ -235,6 +235,41 @@ def test_reductions_of_every_type(kind: str, arch: int) -> None:
         with cpu.running("fibers"):
             (want,) = kernel(inputs=[x], **call)
         np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("kind", ["ushort", "int", "half"])
+def test_moves_of_every_lane(library: nvrtc.Nvrtc, kind: str) -> None:
+    """With all lanes and with some; distances known and not known."""
+    names = [
+        f"{width}_{move}"
+        for width in ("simd", "quad")
+        for move in ("shuffle", "broadcast", *(f"shuffle_{m}" for m in (
+            "up", "down", "xor", "rotate_up", "rotate_down", "and_fill_up", "and_fill_down",
+        )))
+    ]  # fmt: skip
+    calls = [
+        f"{n}(v, {'f, ' if 'fill' in n else ''}{k})" for n in names for k in ("1", "k", "k + 2")
+    ]
+    calls += [f"{n}(v, f, 1, 2)" for n in names if "fill" in n]
+    source = f"uint i = thread_position_in_grid.x; {kind} v = i * 3, f = i + 100;"
+    source += "ushort k = x[0];" + "".join(
+        f"y[i * {len(calls)} + {n}] = float({text});" for n, text in enumerate(calls)
+    )
+    kernel = ferrule.metal_kernel("moves", ["x"], ["y"], source)
+    for n, k in ((64, 1), (41, 2), (64, 40)):
+        call: dict[str, Any] = {
+            "output_shapes": [(64 * len(calls),)], "output_dtypes": [np.dtype(np.float32)],
+            "grid": (n, 1, 1), "threadgroup": (64, 1, 1), "init_value": 0,
+        }  # fmt: skip
+        x = np.full(8, k, np.int32)
+        (got,), asked, _ = warps.launch(kernel, [x], **call)
+        with cpu.running("fibers"):
+            (want,) = kernel(inputs=[x], **call)
+        wrong = np.flatnonzero(got != want)
+        assert not len(wrong), [(w, calls[w % len(calls)], got[w], want[w]) for w in wrong[:5]]
+        assert asked == 0
+    del call["init_value"]
+    assert kernel.compile("cuda", inputs=[x], **call).payload.startswith(b"\x7fELF")
 
 
 def _fuzzed(seeds: range) -> list[int]:

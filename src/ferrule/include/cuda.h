@@ -23,6 +23,9 @@ struct mask {
   FR_FN bool has(unsigned lane) const { return (bits >> lane) & 1u; }
 };
 
+// For overloads that could take a set for a value.
+template <class T> using unless_mask = metal::enable_if_t<!metal::is_same_v<T, mask>>;
+
 // The lanes that happen to be together: for what is handed no set.
 FR_FN mask here() { return mask{__activemask()}; }
 // Brings the lanes of a set together before what will ask.
@@ -301,11 +304,11 @@ FR_ROTATION(shuffle_rotate_down, +)
   FR_FN bool PREFIX##_is_first(warp::mask m) {                                                       \
     return (warp::part<WIDTH>(m.bits) & ((1u << (warp::lane() & (WIDTH - 1))) - 1)) == 0;            \
   }                                                                                                  \
-  template <class T, class F, detail::if_t<!is_same_v<T, warp::mask>> = 0>                           \
+  template <class T, class F, class = warp::unless_mask<T>>                                          \
   FR_FN T PREFIX##_shuffle_and_fill_up(T v, F filling, ushort k, ushort modulo = WIDTH) {            \
     return PREFIX##_shuffle_and_fill_up(warp::here(), v, filling, k, modulo);                        \
   }                                                                                                  \
-  template <class T, class F, detail::if_t<!is_same_v<T, warp::mask>> = 0>                           \
+  template <class T, class F, class = warp::unless_mask<T>>                                          \
   FR_FN T PREFIX##_shuffle_and_fill_down(T v, F filling, ushort k, ushort modulo = WIDTH) {          \
     return PREFIX##_shuffle_and_fill_down(warp::here(), v, filling, k, modulo);                      \
   }                                                                                                  \
