@@ -40,6 +40,16 @@ def test_examples_of_the_dialect(block: Block) -> None:
 LEAVES = {
     "return": ("if (i % 5 == 3) return;", "else fr_m0 = fr_s1.no"),
     "return, and more": ("if (i % 5 == 3) { y[i] = 7; return; }", "else fr_m0 = fr_s1.no"),
+    "return, and variables": (
+        "if (i % 5 == 3) { int z = i * 2; for (int k = 0; k < 3; ++k) { int w = k; z += w; }"
+        " if (z > 40) { y[i] = z; } y[i] += 7; return; }",
+        "else fr_m0 = fr_s1.no",
+    ),
+    "return, of variables": (
+        "int z = 1; if (i % 5 != 3) { int z = i % 7, u = z; if (u < 3) return; v += simd_sum(u); }"
+        " if (z) v += simd_sum(z);",
+        "if (z) v += simd_sum(fr_m0, z)",
+    ),
     "return or not": (
         "if (i % 5 == 3) { y[i] = 7; return; } else v += simd_sum(2);",
         "{ fr_m0 = fr_s1.no; v += simd_sum(fr_m0, 2); }",

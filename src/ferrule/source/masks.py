@@ -48,7 +48,7 @@ from .syntax import (
     walk,
     walk_code,
 )
-from .uniform import Unit
+from .uniform import Unit, Variable
 
 MASKED = SIMD_OPS | SIMD_BARRIERS  # what is handed a mask
 _CODES = {"return": 1, "break": 2, "continue": 3}
@@ -145,6 +145,15 @@ class Masks(Body):
         for node in walk(self.tree.block):
             if node.type in ("goto_statement", "labeled_statement", "co_return_statement"):
                 raise NotSplittable("the body jumps with goto")
+
+    def _variable(self, key: int, made: Variable) -> Variable:
+        """A variable; of one in a statement that the analysis took as a whole nothing is known."""
+        if self.analysed and key not in self.variables:
+            made.uniform = made.readonly = made.pointer = False
+            made.written = True
+            self.scopes[-1][made.name] = made
+            return made
+        return super()._variable(key, made)
 
     # -- what there is to do ---------------------------------------------------------------------
 
