@@ -56,10 +56,7 @@ def everywhere(
         elif request.param == "cuda":
             stack.enter_context(on_cuda.everything())
         else:
-            import fake_cuda
             import warps
 
-            fake = fake_cuda.FakeCuda(fake_cuda.build(tmp_path_factory.mktemp("fake")))
-            stack.enter_context(fake.installed())
-            stack.enter_context(on_cuda.in_place_of_the_cpu(warps.Emulated()))
+            stack.enter_context(warps.everything(tmp_path_factory.mktemp("fake")))
         yield request.param

@@ -6,15 +6,19 @@ come to at two places.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+import fake_cuda
 import ferrule
+import on_cuda
 from ferrule import devices, loader, toolchain
 from ferrule.devices import Binary, cpu
 from ferrule.devices.cuda import CudaDevice
@@ -154,6 +158,18 @@ def launch(
     )  # fmt: skip
     assert not failure, f"{failure.decode()}\n{text}"
     return outputs, asked.value, text
+
+
+@contextlib.contextmanager
+def everything(folder: Path) -> Iterator[None]:
+    """Kernels called with arrays on the CPU are carried out as CUDA texts inside a ``with`` block.
+
+    Args:
+        folder: where the stand-in for the driver is compiled.
+    """
+    fake = fake_cuda.FakeCuda(fake_cuda.build(folder))
+    with fake.installed(), on_cuda.in_place_of_the_cpu(Emulated()):
+        yield
 
 
 class Emulated:

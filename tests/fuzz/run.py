@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import contextlib
 import json
 import os
 import queue
@@ -27,12 +28,17 @@ PATIENCE = 240.0  # seconds for one program, its shrinking apart
 
 def worker(options: argparse.Namespace) -> None:
     """Read seeds from the standard input; write a line of JSON for each."""
-    if options.cuda:
-        from .. import on_cuda
+    sys.path.insert(0, str(ROOT / "tests"))
+    with contextlib.ExitStack() as stack:
+        if options.cuda:
+            import on_cuda
 
-        with on_cuda.everything():
-            work(options)
-    else:
+            stack.enter_context(on_cuda.everything())
+        elif options.emulate:
+            import warps
+
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="ferrule-fuzz-"))
+            stack.enter_context(warps.everything(Path(folder)))
         work(options)
 
 
@@ -46,7 +52,7 @@ def work(options: argparse.Namespace) -> None:
     for line in sys.stdin:
         seed = int(line)
         program = Generator(seed, frozenset(options.avoid)).program()
-        both = not options.cuda and (program.kind != "flat" or seed % 3 == 0)
+        both = not (options.cuda or options.emulate) and (program.kind != "flat" or seed % 3 == 0)
         modes = ("auto", "fibers") if both else ("auto",)
         outcome = harness.check(program, modes)
         said: dict[str, Any] = {"seed": seed, **vars(outcome), "report": "", "signature": ""}
@@ -90,6 +96,7 @@ class Job:
         command = [sys.executable, "-m", "tests.fuzz.run", "--worker"]
         command += ["--optimise", str(options.optimise), "--avoid", *options.avoid]
         command += ["--as-found"] * options.as_found + ["--cuda"] * options.cuda
+        command += ["--emulate"] * options.emulate
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment,
             cwd=ROOT,
@@ -235,6 +242,9 @@ def main() -> int:
     )
     parser.add_argument("--as-found", action="store_true", help="do not make failures smaller")
     parser.add_argument("--cuda", action="store_true", help="run the kernels on the first GPU")
+    parser.add_argument(
+        "--emulate", action="store_true", help="carry out the kernels' CUDA texts on the CPU"
+    )
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
