@@ -22,7 +22,8 @@ from PIL import Image
 
 import ferrule
 from ferrule import _env, cache, dtypes
-from ferrule.cli import Fault, demo, grid_sample, inspect, main, readable
+from ferrule.cli import Fault, demo, grid_sample, main, readable
+from ferrule.cli import target as target_of
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 MADE = """
@@ -409,7 +410,7 @@ def test_inspect_one_text(made: Path, inp: str, shape: tuple[int, ...], out: str
         "--template", f"T={t}",
     )  # fmt: skip
     assert result.exit_code == 0, result.output
-    kernel = inspect.find_kernel(str(made))[1]
+    kernel = target_of.find_kernel(str(made))[1]
     assert isinstance(kernel, ferrule.MetalKernel)
     by_name = dtypes.BY_NAME
     assert result.stdout == kernel.text(
@@ -439,7 +440,7 @@ def test_inspect_finds_kernels(tmp_path: Path) -> None:
         + "old = ferrule.metal_kernel(name='old', source='b[0] = a[0] * e;')\n"
     )
     for name in ("exp", "Box.kernel", "make"):
-        assert isinstance(inspect.find_kernel(f"{path}:{name}")[1], ferrule.MetalKernel)
+        assert isinstance(target_of.find_kernel(f"{path}:{name}")[1], ferrule.MetalKernel)
     found = fault_of(f"{path}:nothing")
     assert found == f"there is no 'nothing' in {str(path)!r}; kernels there: exp, old."
     assert "has 2 kernels: exp, old; expected" in fault_of(str(path))
@@ -458,7 +459,7 @@ def test_inspect_finds_kernels(tmp_path: Path) -> None:
 
 def fault_of(target: str) -> str:
     with pytest.raises(Fault) as caught:
-        inspect.find_kernel(target)
+        target_of.find_kernel(target)
     assert "\n" not in caught.value.message
     return caught.value.message
 
@@ -530,7 +531,7 @@ def test_inspect_faults(made: Path, arguments: list[str], message: str) -> None:
 @given(st.one_of(st.text(), st.text("inp=float163284[], -.", max_size=20)).map(lambda t: f"inp{t}"))
 def test_inputs_are_read_or_pointed_at(text: str) -> None:
     try:
-        name, value = inspect._described_input(text)
+        name, value = target_of._described_input(text)
     except Fault as error:
         place = re.search(r"at character (\d+), ", error.message)
         assert place is not None
@@ -546,13 +547,13 @@ def test_inputs_are_read_or_pointed_at(text: str) -> None:
 @given(names, st.lists(st.integers(0, 9999), max_size=5))
 def test_inputs_are_read(dtype: str, shape: list[int]) -> None:
     text = f"x = {dtype}[ {' , '.join(map(str, shape))} ]"
-    assert inspect._described_input(text) == ("x", f"{dtype}[{','.join(map(str, shape))}]")
+    assert target_of._described_input(text) == ("x", f"{dtype}[{','.join(map(str, shape))}]")
 
 
 @given(st.one_of(st.integers(), st.floats(allow_nan=False), st.booleans()))
 def test_numbers_are_read(value: float) -> None:
     text = str(value).lower() if isinstance(value, bool) else repr(value)
-    name, read = inspect._described_input(f"eps={text}")
+    name, read = target_of._described_input(f"eps={text}")
     assert (name, read, type(read)) == ("eps", value, type(value))
 
 

@@ -8,12 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ferrule
 from ferrule import dtypes, nvdisasm, nvrtc
 from ferrule.bench import sass
+from ferrule.cli import main, target
 from ferrule.devices import cpu
 from ferrule.source import cpp
 from ferrule.source import cuda as cuda_text
@@ -288,3 +290,73 @@ def test_every_dtype_has_a_name(library: nvrtc.Nvrtc, dtype: str) -> None:
         "cuda", inputs=[f"{dtype}[8]", f"{dtype}[]"], output_dtypes=[kind], template=[("T", kind)]
     )
     assert binary.payload.startswith(b"\x7fELF")
+
+
+# -- machine code that is carried ------------------------------------------------------------------
+
+CARRIED = """
+import ferrule
+plain = ferrule.metal_kernel("plain", ["x"], ["y"], "y[thread_position_in_grid.x] = x[0];")
+sums = ferrule.metal_kernel("sums", ["x", "s"], ["y"],
+    "uint i = thread_position_in_grid.x; y[i] = simd_sum(x[i]) * s;")
+own = ferrule.cuda_kernel("own", ["x"], ["y"], "y[threadIdx.x] = x[0];")
+"""
+
+
+@pytest.mark.parametrize("name", ["plain", "sums", "own"])
+def test_carried_to_a_machine_without_nvrtc(
+    library: nvrtc.Nvrtc, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    file, carried = tmp_path / "kernels.py", tmp_path / "carried"
+    file.write_text(CARRIED)
+    monkeypatch.setenv("FERRULE_CACHE_DIR", str(tmp_path / "one"))
+    options = ["--with", "s=2.5"] if name == "sums" else []
+    built = CliRunner().invoke(
+        main, ["build", f"{file}:{name}", *options, "--arch", "sm_90", "--to", str(carried)]
+    )
+    assert built.exit_code == 0, built.output
+    assert "sm_90: " in built.stdout and str(carried) in built.stdout
+
+    monkeypatch.setenv("FERRULE_CACHE_DIR", str(tmp_path / "other"))
+    monkeypatch.setattr(nvrtc, "find_nvrtc", lambda: None)
+    kernel = target.find_kernel(f"{file}:{name}")[1]
+    given = ["float32[1024]", 2.5] if name == "sums" else ["float32[1024]"]
+
+    def compiled(grid: Any, threadgroup: Any, device: str = "sm_90") -> Any:
+        return kernel.compile(
+            device, inputs=given, output_dtypes=[F32], grid=grid, threadgroup=threadgroup
+        )
+
+    with pytest.raises(ferrule.ToolchainError, match="ferrule build"):
+        compiled((1024, 1, 1), (256, 1, 1))
+    added = CliRunner().invoke(main, ["cache", "add", str(carried)])
+    assert added.exit_code == 0, added.output
+    for threads in (32, 100, 256, 300, 1024):
+        for n in (threads, 7 * threads, 12345):
+            assert compiled((n, 1, 1), (threads, 1, 1)).payload.startswith(b"\x7fELF")
+    with pytest.raises(ferrule.ToolchainError, match="ferrule build"):
+        compiled((1024, 1, 1), (256, 1, 1), "sm_80")
+
+
+def test_what_cannot_be_carried(tmp_path: Path) -> None:
+    kernel = ferrule.metal_kernel("k", ["x"], ["y"], "y[0] = x[0];")
+    with pytest.raises(ferrule.DeviceError, match="to NVIDIA GPUs alone, not to 'cpu'"):
+        kernel.compile("cpu", inputs=["float32[8]"], output_dtypes=[F32], carry_to=tmp_path / "new")
+    file = tmp_path / "kernels.py"
+    file.write_text(CARRIED)
+
+    def said(*words: str) -> str:
+        result = CliRunner().invoke(main, list(words))
+        assert result.exit_code == 2
+        return str(result.stderr)
+
+    assert "expected an architecture" in said(
+        "build", f"{file}:plain", "--arch", "90", "--to", str(tmp_path / "new")
+    )
+    assert "does not compile for 'sm_1'" in said(
+        "build", f"{file}:plain", "--arch", "sm_1", "--to", str(tmp_path / "new")
+    )
+    (tmp_path / "empty").mkdir(mode=0o700)
+    assert "has no entries" in said("cache", "add", str(tmp_path / "empty"))
+    assert "with the action add" in said("cache", "add")
+    assert "with the action add" in said("cache", "show", str(tmp_path))

@@ -64,7 +64,7 @@ MAY_IMPORT = {
     "_fastcall": "",
     "fastcall": "_fastcall",
     # Devices compile and launch, and never see an array; hosts have arrays, and never see a device.
-    "devices": f"{NOUNS} devices",
+    "devices": f"{NOUNS} cache devices",
     "devices.cpu": f"{NOUNS} source cache fastcall loader toolchain binding devices",
     "devices.cuda": f"{NOUNS} source cache driver toolchain nvrtc devices",
     "devices.cuda_build": f"{NOUNS} source toolchain nvrtc devices",
@@ -95,12 +95,14 @@ MAY_IMPORT = {
     # The command line uses what users have, and asks the tools how they are.
     "cli": "ferrule cli click",
     "cli.bench": "ferrule cli bench binding driver click torch matplotlib",
+    "cli.build": "ferrule cli click",
     "cli.cache": "ferrule cli cache click",
     "cli.demo": "ferrule cli binding driver numpy torch click rich matplotlib PIL",
     "cli.doctor": "ferrule cli _env spec devices driver cache toolchain binding fastcall nvdisasm "
     "nvrtc numpy click rich",
     "cli.grid_sample": "ferrule numpy",
-    "cli.inspect": "ferrule cli dtypes nvdisasm click",
+    "cli.inspect": "ferrule cli nvdisasm click",
+    "cli.target": "ferrule cli dtypes click",
     "__main__": "cli",
 }
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from os import PathLike
 from typing import TYPE_CHECKING, Any, cast, overload
 
 from . import arguments, fastcall, hosts
@@ -204,10 +205,12 @@ class CallableKernel:
         init_value: float | None = None,
         verbose: bool = False,
         stream: Any = None,
+        carry_to: str | PathLike[str] | None = None,
     ) -> Binary:
         """The kernel compiled for ``device``, from the disk cache where it is there.
 
-        Takes what `text` takes, and launches nothing.
+        Takes what `text` takes, and launches nothing. ``carry_to`` is a folder that gets machine
+        code for an NVIDIA GPU, for machines without NVRTC: ``ferrule cache add FOLDER`` there.
 
         Raises:
             KernelError, KernelTypeError: as a call does.
@@ -220,6 +223,8 @@ class CallableKernel:
         )
         from . import devices
 
+        if carry_to is not None:
+            return devices.carry(device, spec, launch, carry_to)
         return devices.get(device).compile(spec, launch)
 
     def _host_of_dtypes(self, wanted: list[Any]) -> tuple[Host, str]:

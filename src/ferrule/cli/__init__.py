@@ -26,13 +26,17 @@ class _Commands(click.Group):
     """The commands, each loaded when asked for: drawing pictures takes a second to import."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return ["bench", "cache", "demo", "doctor", "inspect"]
+        return ["bench", "build", "cache", "demo", "doctor", "inspect"]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name == "bench":
             from . import bench
 
             return bench.command
+        if cmd_name == "build":
+            from . import build
+
+            return build.command
         if cmd_name == "cache":
             from . import cache
 

@@ -7,7 +7,7 @@ import time
 import click
 
 from .. import cache
-from . import readable
+from . import Fault, readable
 
 
 def _ago(seconds: float) -> str:
@@ -19,13 +19,20 @@ def _ago(seconds: float) -> str:
 
 
 @click.command("cache")
-@click.argument("action", type=click.Choice(["show", "clear", "path"]), default="show")
-def command(action: str) -> None:
-    """Show, clear or locate the disk cache of compiled kernels.
+@click.argument("action", type=click.Choice(["show", "clear", "path", "add"]), default="show")
+@click.argument("folder", required=False, type=click.Path(exists=True, file_okay=False))
+def command(action: str, folder: str | None) -> None:
+    """Show, clear, locate or fill the disk cache of compiled kernels.
 
-    ACTION is "show" (the default), "clear" or "path". FERRULE_CACHE_DIR moves the cache.
+    ACTION is "show" (the default), "clear", "path", or "add FOLDER", which takes in what
+    "ferrule build" made: give only folders that you trust. FERRULE_CACHE_DIR moves the cache.
     """
     disk = cache.default()
+    if (action == "add") != (folder is not None):
+        raise Fault("a FOLDER is given with the action add, and with no other.")
+    if folder is not None:
+        _add(disk, cache.Cache(folder))
+        return
     if action == "path":
         click.echo(disk.path)
     elif action == "clear":
@@ -35,6 +42,21 @@ def command(action: str) -> None:
         click.echo(f"Removed {entries} ({readable(size)}) from {disk.path}")
     else:
         _show(disk)
+
+
+def _add(disk: cache.Cache, carried: cache.Cache) -> None:
+    for one in (disk, carried):
+        if one.reason_disabled is not None:
+            raise Fault(f"{one.path} cannot be used: {one.reason_disabled}")
+    count = 0
+    for entry in carried.entries():
+        payload = carried.get(entry.key)
+        if payload is not None:
+            disk.put(entry.key, payload)
+            count += 1
+    if not count:
+        raise Fault(f"{carried.path} has no entries; fill it with `ferrule build --to FOLDER`.")
+    click.echo(f"Added {count} entries from {carried.path} to {disk.path}")
 
 
 def _show(disk: cache.Cache) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from os import PathLike, fspath
 from typing import Protocol
 
 from ..errors import DeviceError, KernelTypeError
@@ -97,3 +98,24 @@ def get(name: str) -> Device:
     raise DeviceError(
         f"there is no device {name!r}; expected 'cpu', 'cuda', or an architecture such as 'sm_90'."
     )
+
+
+def carry(name: str, spec: Spec, launch: Launch | None, folder: str | PathLike[str]) -> Binary:
+    """Compile for an NVIDIA GPU, into a folder from which another machine's cache can be filled.
+
+    Raises:
+        DeviceError: the device is no NVIDIA GPU, or the folder cannot be written.
+    """
+    from .. import cache
+    from .cuda import CudaDevice
+
+    device = get(name)
+    if not isinstance(device, CudaDevice):
+        raise DeviceError(
+            f"carry_to: kernels are carried to NVIDIA GPUs alone, not to {name!r}; expected an "
+            "architecture such as 'sm_90'."
+        )
+    to = cache.Cache(fspath(folder))
+    if to.reason_disabled is not None:
+        raise DeviceError(f"carry_to: {to.path} cannot be written: {to.reason_disabled}.")
+    return device.carry(spec, launch, to)

@@ -1,0 +1,57 @@
+"""``ferrule build``: machine code for NVIDIA GPUs, made on a machine that has none."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from .. import CompileError
+from . import Fault, readable
+from .inspect import not_compiled
+from .target import described, options
+
+# Launches in one row that between them need all that such launches can: whole simdgroups or not,
+# and threadgroups of up to 256, 512 and 1024 threads.
+_ROWS = [((size * 64 + rest, 1, 1), (size, 1, 1)) for size in (256, 512, 1024) for rest in (0, 1)]
+
+
+@click.command("build")
+@options
+@click.option(
+    "--arch", "architectures", multiple=True, required=True, metavar="SM",
+    help="A GPU's architecture, such as sm_90. Once per architecture.",
+)  # fmt: skip
+@click.option("--to", "folder", required=True, type=click.Path(), help="The folder to fill.")
+def command(architectures: tuple[str, ...], folder: str, **given: Any) -> None:
+    """Compile a kernel for NVIDIA GPUs, to be carried to machines without NVRTC.
+
+    There, "ferrule cache add FOLDER" puts it into the cache. It must be the same version of
+    ferrule. FILE:NAME and the options that describe a call are those of "ferrule inspect"; without
+    --grid, all launches in one row are provided for.
+
+    FILE IS RUN: give only files that you trust.
+    """
+    kernel, call, title, notes = described(**given)
+    click.echo(title)
+    launches = [(call.pop("grid"), call.pop("threadgroup"))]
+    if launches[0][0] is None:
+        launches = _ROWS
+        notes.append("threads: any number in one row; see --grid, --threadgroup")
+    for note in notes:
+        click.echo(f"note: {note}")
+    for architecture in architectures:
+        if not architecture.startswith("sm_"):
+            raise Fault(f"--arch: got {architecture!r}, expected an architecture such as sm_90.")
+        made = set()
+        for grid, threadgroup in launches:
+            try:
+                binary = kernel.compile(
+                    architecture, **call, grid=grid, threadgroup=threadgroup, carry_to=folder
+                )
+            except CompileError as error:
+                raise not_compiled(error, call) from error
+            made.add(binary.payload)
+        size = readable(sum(map(len, made)))
+        files = "1 kernel" if len(made) == 1 else f"{len(made)} variants"
+        click.echo(f"{architecture}: {files}, {size}, in {folder}")
