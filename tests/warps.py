@@ -39,6 +39,8 @@ _PRODUCT = re.compile(
     r'"r"\(a\), "r"\(0u\), "r"\(b\), "f"\(x\), "f"\(y\), "f"\(0.0f\)\);'
 )
 _FERRULE = """
+#define __METAL__ 1
+#define __METAL_VERSION__ 320
 #include "types.h"
 #include "math.h"
 #include "functions.h"
@@ -67,8 +69,8 @@ extern "C" __attribute__((visibility("default"))) const char* run(
 """
 
 
-def host_text(text: str, arch: int = 900) -> str:
-    """A CUDA text as C++ for the CPU."""
+def host_text(text: str, arch: int = 900, defines: str = "") -> str:
+    """A CUDA text as C++ for the CPU; ``defines`` are what NVRTC is told beside it."""
     header = (cpu.INCLUDE / "cuda.h").read_text()
     header, n = _LANE.subn("return emu_lane();", header)
     assert n == 1
@@ -87,7 +89,9 @@ def host_text(text: str, arch: int = 900) -> str:
         "fr_shared[]", "fr_shared[1 << 20]"
     )
     run = _RUN.format(name=signature[1], arguments=", ".join(arguments))
-    return f'#define __CUDA_ARCH__ {arch}\n#include "{NATIVE}"\n#undef FR_CUDA\n{text}{run}'
+    return (
+        f'#define __CUDA_ARCH__ {arch}\n{defines}#include "{NATIVE}"\n#undef FR_CUDA\n{text}{run}'
+    )
 
 
 @functools.cache
@@ -201,7 +205,9 @@ class EmulatedProgram(CudaProgram):
     def _loaded(self, launch: Launch) -> tuple[cuda_text.Form, Function]:
         form, built = self._device.built(self._spec, launch)  # for what it says and refuses
         self.runs = getattr(self, "runs", [])
-        self.runs.append(_compiled(host_text(built.text)))
+        fast = self._spec.kernel.math_mode == "fast"
+        defines = "#define __FAST_MATH__ 1\n" if fast else ""
+        self.runs.append(_compiled(host_text(built.text, defines=defines)))
         return form, Function(len(self.runs) - 1, 0, 0, 0, 1024)
 
     def launch(self, inputs: Any, outputs: Any, launch: Launch, stream: int = 0) -> None:

@@ -147,8 +147,9 @@ def portability() -> list[Any]:
          "\n\ninline float twice(double v) { return v * 2; }", {}, "double",
                      ("header", 3), id="double-header"),
         pytest.param("\nthreadgroup float t[9000];\nt[thread_position_in_grid.x] ="
-                     " 6;\ny[thread_position_in_grid.x] ="
-                     " t[thread_position_in_grid.x];", "", {}, "threadgroup", ("source", 3),
+                     " 6;\nthreadgroup_barrier(mem_flags::mem_threadgroup);\n"
+                     "y[thread_position_in_grid.x] = t[thread_position_in_grid.x ^ 1];",
+                     "", {}, "threadgroup", ("source", 3),
                      id="threadgroup"),
         pytest.param("\natomic_fetch_add_explicit((device atomic<half>*)h +"
                      " thread_position_in_grid.x, 6.0h, memory_order_relaxed);"
