@@ -75,6 +75,8 @@ MAY_IMPORT = {
     "hosts.numpy": f"{NOUNS} hosts fastcall numpy",
     "hosts.torch": f"{NOUNS} hosts fastcall numpy torch",
     "hosts.mlx": f"{NOUNS} hosts numpy mlx",
+    "hosts.cupy": f"{NOUNS} hosts cupy",
+    "hosts.exchange": f"{NOUNS} hosts torch",
     # The call joins them.
     "arguments": f"{NOUNS} hosts numpy",
     "call": f"{NOUNS} arguments fastcall source.metal hosts devices",

@@ -64,7 +64,7 @@ class CallableKernel:
 
         Args:
             inputs: one array or Python or NumPy scalar per input name. All arrays belong to one
-                library (NumPy, torch, MLX) and one device, and the outputs do too; where no
+                library (NumPy, torch, MLX, CuPy) and one device, and the outputs do too; where no
                 input is an array, the library of the output dtypes decides.
             output_shapes: one shape per output name.
             output_dtypes: one dtype per output name, of NumPy, torch or MLX.

@@ -88,6 +88,7 @@ _ARRAYS = {
     ("numpy", "ndarray"): "numpy",
     ("torch", "Tensor"): "torch",
     ("mlx.core", "array"): "mlx",
+    ("cupy", "ndarray"): "cupy",
 }
 _DTYPES = {("torch", "dtype"): "torch", ("mlx.core", "Dtype"): "mlx"}
 
@@ -95,7 +96,8 @@ known: dict[type, Host] = {}  # array types seen so far
 
 
 def load(name: str) -> Host:
-    """The host module ``name``: ``"numpy"``, ``"torch"`` or ``"mlx"``; imports its library."""
+    """The host module ``name``: ``"numpy"``, ``"torch"``, ``"mlx"``, ``"cupy"`` or ``"exchange"``;
+    imports its library."""
     if name == "numpy":
         from . import numpy as numpy_host
 
@@ -104,6 +106,14 @@ def load(name: str) -> Host:
         from . import torch as torch_host
 
         return torch_host
+    if name == "cupy":
+        from . import cupy as cupy_host
+
+        return cupy_host
+    if name == "exchange":
+        from . import exchange as exchange_host
+
+        return exchange_host
     from . import mlx as mlx_host
 
     return mlx_host
@@ -118,7 +128,17 @@ def find(kind: type) -> Host | None:
             if name is not None:
                 host = known[kind] = load(name)
                 break
+        else:
+            dlpack = hasattr(kind, "__dlpack__") and hasattr(kind, "__dlpack_device__")
+            if (dlpack or hasattr(kind, "__cuda_array_interface__")) and _has_torch():
+                host = known[kind] = load("exchange")
     return host
+
+
+def _has_torch() -> bool:
+    from importlib.util import find_spec
+
+    return find_spec("torch") is not None
 
 
 def of_dtype(value: object) -> Host:

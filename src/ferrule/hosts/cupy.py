@@ -1,0 +1,83 @@
+"""The CuPy host: arrays on NVIDIA GPUs, with memory from CuPy's pool, on CuPy's current stream."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import cupy
+
+from ..dtypes import ALL, Dtype
+from ..errors import KernelTypeError
+from ..spec import Facts, Shape
+from . import unknown_dtype
+
+name = "CuPy"
+allocation_errors: tuple[type[Exception], ...] = (
+    MemoryError, ValueError, TypeError, OverflowError, RuntimeError,
+)  # fmt: skip
+_KNOWN: dict[Any, Dtype] = {d.numpy: d for d in ALL}
+_NUMPY: dict[str, Any] = {d.name: d.numpy for d in ALL}
+
+
+def facts(array: Any) -> Facts | None:
+    """The facts of ``array``; None where the elements cannot be addressed in place."""
+    dtype = _KNOWN.get(array.dtype)
+    if dtype is None:
+        raise unknown_dtype(array.dtype)
+    size = dtype.itemsize
+    if any(stride % size for stride in array.strides) or array.data.ptr % size:
+        return None
+    strides = tuple(stride // size for stride in array.strides)
+    return Facts(dtype, array.shape, strides, array.data.ptr, f"cuda:{array.device.id}")
+
+
+def contiguous(array: Any) -> Any:
+    """A row-contiguous copy."""
+    with array.device:
+        return cupy.array(array, copy=True, order="C")
+
+
+def empty(shape: Shape, dtype: Dtype, device: str) -> Any:
+    """A new array of ``shape`` on ``device``."""
+    with _gpu(device):
+        return cupy.empty(shape, _NUMPY[dtype.name])
+
+
+def full(shape: Shape, value: float, dtype: Dtype, device: str) -> Any:
+    """A new array of ``shape`` on ``device`` filled with ``value``."""
+    with _gpu(device):
+        return cupy.full(shape, value, _NUMPY[dtype.name])
+
+
+def maker(shape: Shape, number: float | None, dtype: Dtype, device: str) -> None:
+    """Calls with CuPy's arrays are not remembered."""
+
+
+def finish(kernel: str, inputs: Sequence[Any], outputs: list[Any]) -> list[Any]:
+    """``outputs`` as they are."""
+    return outputs
+
+
+def device() -> str:
+    """CuPy's current device."""
+    return f"cuda:{cupy.cuda.Device().id}"
+
+
+def stream(given: object, device: str) -> int:
+    """The address of CuPy's current stream of ``device``.
+
+    ``given`` is None or that stream: memory of the outputs is tied to it.
+    """
+    with _gpu(device):
+        current = cupy.cuda.get_current_stream()
+    if given is not None and given != current:
+        raise KernelTypeError(
+            f"is {given!r}, expected None or the current stream of {device}; call the kernel "
+            "inside `with stream:`."
+        )
+    return int(current.ptr)
+
+
+def _gpu(device: str) -> Any:
+    return cupy.cuda.Device(int(device.partition(":")[2]))
