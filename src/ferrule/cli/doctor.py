@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform
@@ -41,7 +42,8 @@ from .. import toolchain as tools
 from ..spec import Input, Spec
 from . import readable
 
-_HOSTS = ("numpy", "ml_dtypes", "torch", "mlx")
+_HOSTS = ("numpy", "ml_dtypes", "torch", "mlx", "cupy")
+_CUPY = ("cupy-cuda13x", "cupy-cuda12x", "cupy")  # how its packages are called
 
 _KERNEL = metal_kernel(
     name="doctor",
@@ -217,10 +219,16 @@ def _nvrtc() -> Report | None:
     library = nvrtc.find_nvrtc()
     if library is None:
         return None
+    try:
+        headers, missing = list(nvrtc.find_headers(library).folders), None
+    except ToolchainError as error:
+        headers, missing = [], str(error)
     return {
         "version": ".".join(map(str, library.version)),
         "path": library.path,
         "architectures": library.architectures(),
+        "headers": headers,
+        "headers_missing": missing,
     }
 
 
@@ -231,10 +239,10 @@ def _nvdisasm() -> Report | None:
 
 def _version(package: str) -> str | None:
     """The version that is installed, found without importing it."""
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
+    for name in _CUPY if package == "cupy" else (package,):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            return metadata.version(name)
+    return None
 
 
 def _check(problems: list[Report]) -> Report:
@@ -322,6 +330,9 @@ def show(report: Report, console: Console) -> None:
         line(report["nvrtc"]["version"], report["nvrtc"]["path"])
         architectures = ", ".join(map(str, report["nvrtc"]["architectures"]))
         line("architectures", f"sm_: {architectures}")
+        headers = report["nvrtc"]["headers"]
+        missing = report["nvrtc"]["headers_missing"]
+        line("CUDA's headers", missing or ", ".join(headers), "dim" if missing else "")
     if report["nvdisasm"] is None:
         line("nvdisasm", f"not found; to see machine code: {nvdisasm.REMEDY}", "dim")
     else:
