@@ -235,6 +235,48 @@ def test_an_earlier_kernel_broke_the_context(gpu: FakeCuda) -> None:
     assert "CUDA_LAUNCH_BLOCKING=1" in said
 
 
+class Accelerator(RuntimeError):
+    """As torch.AcceleratorError is."""
+
+    error_code = 700
+
+
+def test_an_array_library_is_told_first(gpu: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An allocation, a fill or a copy may be what meets the error of an earlier kernel."""
+    x = np.ones((8, 8), F32)
+    call(double("first"), x)
+
+    def broken(*_: Any) -> Any:
+        raise Accelerator("CUDA error: an illegal memory access was encountered")
+
+    said = r"'second' was not launched: a kernel before it accessed .* last: 'first'\."
+    for part, array in (("empty", x), ("contiguous", x.T)):
+        with monkeypatch.context() as patch:
+            patch.setattr(numpy_host, part, broken)
+            patch.setattr(numpy_host, "allocation_errors", (RuntimeError,))
+            with pytest.raises(DeviceError, match=said) as caught:
+                call(double("second"), array)
+            assert isinstance(caught.value.__cause__, Accelerator)
+
+
+def test_loading_is_told_first(gpu: FakeCuda) -> None:
+    x = np.ones(64, F32)
+    call(double("first"), x)
+    gpu.set(image=700)
+    with pytest.raises(DeviceError, match=r"cuLibraryLoadData .* failed: a kernel .*: 'first'\."):
+        call(double("second"), x)
+
+
+def test_the_first_call_may_be_recorded(gpu: FakeCuda) -> None:
+    """While torch.cuda.graph records, a thread may load kernels only where it says so."""
+    call(double(), np.ones(64, F32))
+    assert gpu.library.fake_capture_mode() == 0 and gpu.library.fake_depth() == 0
+    gpu.set(image=2)
+    with pytest.raises(DeviceError):
+        call(double("other"), np.ones(64, F32))
+    assert gpu.library.fake_capture_mode() == 0 and gpu.library.fake_depth() == 0
+
+
 @pytest.mark.parametrize(
     ("status", "said"),
     [(701, "Use a smaller threadgroup"), (2, "no memory left"), (1, "CUDA_ERROR_X: some error")],

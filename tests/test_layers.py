@@ -64,7 +64,7 @@ MAY_IMPORT = {
     "_fastcall": "",
     "fastcall": "_fastcall",
     # Devices compile and launch, and never see an array; hosts have arrays, and never see a device.
-    "devices": f"{NOUNS} cache devices",
+    "devices": f"{NOUNS} cache driver devices",
     "devices.cpu": f"{NOUNS} source cache fastcall loader toolchain binding devices",
     "devices.cuda": f"{NOUNS} source cache driver toolchain nvrtc devices",
     "devices.cuda_build": f"{NOUNS} source toolchain nvrtc devices",

@@ -116,7 +116,13 @@ class CallableKernel:
             arguments.check_empty(kernel, threads, shapes)
         number = None if init_value is None else arguments.number(kernel, init_value)
 
-        host, device, facts, arrays, copies, owners = arguments.gather(kernel, arrays, self._wants)
+        try:
+            host, device, facts, arrays, copies, owners = arguments.gather(
+                kernel, arrays, self._wants
+            )
+        except RuntimeError as error:  # of a copy
+            self._after_a_fault(error)
+            raise
         if host is None:
             host, device = self._host_of_dtypes(wanted)
         if kernel.language == "cuda" and not device.startswith("cuda"):
@@ -259,11 +265,26 @@ class CallableKernel:
             label = f"{kernel.tag} output {name!r} of kernel {kernel.name!r}"
             raise arguments.renamed(error, label) from error
         except host.allocation_errors as error:
+            self._after_a_fault(error)
             raise KernelError(
                 f"{arguments.output_label(kernel, 'output_shapes', index)}: got "
                 f"{shape}, which is {dtype.itemsize * math.prod(shape)} bytes of {dtype.name}; "
                 f"{host.name} cannot allocate them: {error}"
             ) from error
+
+    def _after_a_fault(self, error: Exception) -> None:
+        """Say in our words that a library found CUDA broken by a kernel that was launched before.
+
+        Raises:
+            DeviceError: that is so; names the last kernels.
+        """
+        code = getattr(error, "error_code", None)  # of torch.AcceleratorError
+        if isinstance(code, int):
+            from . import devices
+
+            found = devices.after_a_fault(code, f"kernel {self.kernel.name!r} was not launched")
+            if found is not None:
+                raise found from error
 
     def _plan(
         self,

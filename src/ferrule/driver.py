@@ -26,10 +26,11 @@ _OLDEST = 12000
 # CUdevice_attribute and CUfunction_attribute of cuda.h.
 _MAJOR, _MINOR, _SHARED_OPTIN = 75, 76, 97
 _KERNEL_THREADS, _KERNEL_DYNAMIC = 0, 8
+_CAPTURE_RELAXED = 2  # CUstreamCaptureMode
 
 # CUresult of cuda.h: what the error says of a launch.
 _OUT_OF_MEMORY, _NO_IMAGE, _OUT_OF_RESOURCES = 2, 209, 701
-_EARLIER = {
+EARLIER = {
     700: "accessed memory outside its arrays",
     702: "ran longer than the system lets kernels run",
     710: "failed an assertion",
@@ -63,7 +64,7 @@ class Function(NamedTuple):
     """A kernel that is loaded on one GPU.
 
     Attributes:
-        handle: the CUkernel, which cuLaunchKernel takes in place of a CUfunction.
+        handle: the CUfunction, in this context.
         ordinal: the GPU's number.
         context: its primary context.
         shared: bytes of dynamic shared memory that a launch asks for.
@@ -166,15 +167,19 @@ class Driver:
         """
         self.check_ordinal(ordinal)
         context, device = self._context(ordinal), self._device(ordinal)
-        library, kernel, most = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_int()
+        library, kernel, function = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
+        most = ctypes.c_int()
         none = [None, None, 0]
-        self._call("cuLibraryLoadData", ctypes.byref(library), image, *none, *none)
-        self._call("cuLibraryGetKernel", ctypes.byref(kernel), library, symbol.encode())
-        with self.current(context):
+        with self.current(context), self._uncaptured():
+            self._call("cuLibraryLoadData", ctypes.byref(library), image, *none, *none)
+            self._call("cuLibraryGetKernel", ctypes.byref(kernel), library, symbol.encode())
             if shared:
                 self._call("cuKernelSetAttribute", _KERNEL_DYNAMIC, shared, kernel, device)
             self._call("cuKernelGetAttribute", ctypes.byref(most), _KERNEL_THREADS, kernel, device)
-        return Function(int(kernel.value or 0), ordinal, context, shared, most.value)
+            # A library's kernels are moved to the GPU when they are first asked for: now, not at
+            # the first launch, which may be recorded in a CUDA graph.
+            self._call("cuKernelGetFunction", ctypes.byref(function), kernel)
+        return Function(int(function.value or 0), ordinal, context, shared, most.value)
 
     def number(self, name: str) -> int:
         """The number under which launches of a kernel are noted."""
@@ -198,9 +203,9 @@ class Driver:
             0, or a code for `failure`.
         """
         state = self.state
-        state.last[state.count % KEPT] = number
-        state.count += 1
         with self.current(function.context):
+            state.last[state.count % KEPT] = number
+            state.count += 1
             return int(
                 self._launch(function.handle, *blocks, *block, function.shared, stream, at, None)
             )
@@ -219,6 +224,20 @@ class Driver:
         finally:
             self._library.cuCtxPopCurrent_v2(ctypes.byref(found))
 
+    @contextmanager
+    def _uncaptured(self) -> Iterator[None]:
+        """Lets this thread load kernels inside a ``with`` block while a stream is recorded.
+
+        torch.cuda.graph forbids all threads what might wait for the GPU while it records. Nothing
+        that is called here is a part of what is recorded.
+        """
+        mode = ctypes.c_int(_CAPTURE_RELAXED)
+        self._call("cuThreadExchangeStreamCaptureMode", ctypes.byref(mode))
+        try:
+            yield
+        finally:
+            self._library.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
+
     def failure(self, status: int, what: str) -> DeviceError:
         """The error for a launch that ended with ``status``.
 
@@ -226,16 +245,9 @@ class Driver:
             status: what `launch` returned.
             what: the kernel and its launch, in words.
         """
+        if status in EARLIER:  # the last kernel noted is the one that was refused
+            return self.broken(status, f"{what} was not launched", self.last()[:-1])
         name, said = self.explain(status)
-        if status in _EARLIER:
-            before = self.last()[:-1]  # without the one that was refused
-            shown = ", ".join(map(repr, before)) or "none by ferrule"
-            return DeviceError(
-                f"{what} was not launched: a kernel before it {_EARLIER[status]} ({name}), after "
-                "which CUDA refuses everything in this process. The last kernels launched, the "
-                f"newest last: {shown}. To see which it was, run again with the environment "
-                "variable CUDA_LAUNCH_BLOCKING=1, or under compute-sanitizer."
-            )
         if status == _OUT_OF_RESOURCES:
             return DeviceError(
                 f"{what} was not launched: its threadgroup needs more registers or threadgroup "
@@ -244,6 +256,23 @@ class Driver:
         if status == _OUT_OF_MEMORY:
             return DeviceError(f"{what} was not launched: the GPU has no memory left ({name}).")
         return DeviceError(f"{what} was not launched: {name}: {said}.")
+
+    def broken(self, status: int, what: str, before: list[str] | None = None) -> DeviceError:
+        """The error for what CUDA refused because of a kernel that was launched before.
+
+        Args:
+            status: a CUresult, or torch's code for the same, which has the same number.
+            what: what was refused, in words.
+            before: the kernels that were launched last; `last`'s where None.
+        """
+        name, said = self.explain(status)
+        shown = ", ".join(map(repr, self.last() if before is None else before))
+        return DeviceError(
+            f"{what}: a kernel before it {EARLIER.get(status, said)} ({name}), after which CUDA "
+            "refuses everything in this process. The last kernels launched, the newest last: "
+            f"{shown or 'none by ferrule'}. To see which it was, run again with the environment "
+            "variable CUDA_LAUNCH_BLOCKING=1, or under compute-sanitizer."
+        )
 
     def last(self) -> list[str]:
         """The kernels that were launched last, the newest last."""
@@ -282,6 +311,8 @@ class Driver:
 
     def _call(self, function: str, *arguments: object) -> None:
         status = getattr(self._library, function)(*arguments)
+        if status in EARLIER:
+            raise self.broken(status, f"{function} of NVIDIA's driver failed")
         if status:
             name, said = self.explain(status)
             hint = (

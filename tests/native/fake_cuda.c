@@ -16,7 +16,7 @@ enum { INVALID = 1, NO_DEVICE = 101 };
 static launched on_launch;
 static int version = 13000, count = GPUS, refuse_init, refuse_image, most_threads = 1024;
 static _Thread_local uintptr_t stack[DEEP];
-static _Thread_local int depth;
+static _Thread_local int depth, capture_mode;
 static char symbols[MOST][64];
 static int kernels, retained[GPUS], dynamic[MOST];
 
@@ -28,6 +28,7 @@ API void fake_set(int v, int n, int init, int image, int threads) {
 API const char* fake_symbol(uintptr_t kernel) { return symbols[kernel]; }
 API int fake_dynamic(uintptr_t kernel) { return dynamic[kernel]; }
 API int fake_depth(void) { return depth; }
+API int fake_capture_mode(void) { return capture_mode; }
 API int fake_retained(int gpu) { return retained[gpu]; }
 
 API int cuInit(unsigned flags) { return flags ? INVALID : refuse_init; }
@@ -71,6 +72,7 @@ API int cuCtxPopCurrent_v2(void** context) {
 API int cuLibraryLoadData(void** library, const void* image, void* a, void* b, unsigned c, void* d,
                           void* e, unsigned f) {
   if (a || b || c || d || e || f) return INVALID;
+  if (capture_mode != 2) return 900;
   if (refuse_image || !image) return refuse_image;
   *library = (void*)0x11b;
   return 0;
@@ -89,6 +91,16 @@ API int cuKernelGetAttribute(int* value, int attribute, void* kernel, int device
 API int cuKernelSetAttribute(int attribute, int value, void* kernel, int device) {
   if (attribute != 8 || device >= count) return INVALID;
   dynamic[(uintptr_t)kernel] = value;
+  return 0;
+}
+API int cuKernelGetFunction(void** function, void* kernel) {
+  *function = kernel;
+  return depth && capture_mode == 2 ? 0 : INVALID;
+}
+API int cuThreadExchangeStreamCaptureMode(int* mode) {
+  const int old = capture_mode;
+  capture_mode = *mode;
+  *mode = old;
   return 0;
 }
 API int cuLaunchKernel(void* kernel, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,

@@ -100,6 +100,21 @@ def get(name: str) -> Device:
     )
 
 
+def after_a_fault(code: int, what: str) -> DeviceError | None:
+    """The error for what CUDA refused because of a kernel before it.
+
+    Args:
+        code: CUDA's, as an array library tells it.
+        what: what was refused, in words.
+
+    Returns:
+        None where the code says something else.
+    """
+    from .. import driver
+
+    return driver.driver().broken(code, what) if code in driver.EARLIER else None
+
+
 def carry(name: str, spec: Spec, launch: Launch | None, folder: str | PathLike[str]) -> Binary:
     """Compile for an NVIDIA GPU, into a folder from which another machine's cache can be filled.
 
