@@ -17,6 +17,7 @@ from fake_cuda import FakeCuda, Launched
 from ferrule import fastcall
 
 SLOW_STREAM, FAST_STREAM = 0x77, 0x500
+FAULTS: list[Exception] = []  # what an allocation raises
 
 
 def pretend(fake: FakeCuda) -> None:
@@ -43,8 +44,13 @@ def pretend(fake: FakeCuda) -> None:
         found = facts(tensor)
         return found and found._replace(device="cuda:0")
 
+    def allocated(shape: Any, dtype: Any, device: str) -> Any:
+        if FAULTS:
+            raise FAULTS[0]
+        return empty(shape, dtype, "cpu")
+
     host.facts = on_gpu
-    host.empty = lambda shape, dtype, device: empty(shape, dtype, "cpu")
+    host.empty = allocated
     host.full = lambda shape, value, dtype, device: full(shape, value, dtype, "cpu")
     host.maker = lambda shape, number, dtype, device: (
         (host.empty, (shape, dtype, device), None)
@@ -118,6 +124,23 @@ def check(fake: FakeCuda) -> None:
         raise AssertionError("no error")
     assert fake.launches[-1].stream == FAST_STREAM
     fake.status = 0
+
+    # What torch raises where the GPU is full or broken has classes of its own.
+    call(x, 3.0)
+    full, broken = torch.OutOfMemoryError("full"), RuntimeError("broken")
+    if hasattr(torch, "AcceleratorError"):
+        broken = torch.AcceleratorError("broken")
+    broken.error_code = 700  # type: ignore[attr-defined]
+    for fault, kind in ((full, ferrule.KernelError), (broken, ferrule.DeviceError)):
+        FAULTS[:] = [fault]
+        try:
+            call(x, 3.0)
+        except kind as error:
+            assert "'fast'" in str(error) and error.__cause__ is fault, error
+        else:
+            raise AssertionError("no error")
+    FAULTS.clear()
+    assert fake.launches[-1].stream == FAST_STREAM
 
     # Tensors of another GPU are no known call.
     fake.library.fake_gpu(1)

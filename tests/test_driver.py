@@ -347,6 +347,16 @@ def test_a_forked_child_is_told(gpu: FakeCuda) -> None:
     call(kernel, x)  # the parent goes on
 
 
+def test_a_forked_child_is_told_by_torch_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where torch had used CUDA, its stream cannot be asked for."""
+    torch = pytest.importorskip("torch")
+    from ferrule.hosts import torch as torch_host
+
+    monkeypatch.setattr(torch.cuda, "_is_in_bad_fork", lambda: True)
+    with pytest.raises(DeviceError, match=r"this process was forked .*spawn"):
+        torch_host.stream(None, "cuda:0")
+
+
 def test_shared_memory_is_asked_for(gpu: FakeCuda) -> None:
     loaded = driver.driver().load(1, b"image", "name", 100_000)
     assert gpu.library.fake_dynamic(loaded.handle) == 100_000
@@ -432,6 +442,12 @@ def test_a_body_in_cuda(gpu: FakeCuda) -> None:
     large = ferrule.cuda_kernel("large", ["x"], ["y"], "y[0] = x[0];", shared_memory=300_000)
     with pytest.raises(DeviceError, match=r"shared_memory=300000 bytes, .* has 232448 at most"):
         call(large, x)
+    both = ferrule.cuda_kernel(
+        "both", ["x"], ["y"], "__shared__ volatile float t[4096]; t[0] = x[0]; y[0] = t[0];",
+        shared_memory=220_000,
+    )  # fmt: skip
+    with pytest.raises(DeviceError, match=r"220000 bytes and 16384 of the body's own, but a block"):
+        call(both, x)
 
 
 def test_bfloat16_is_a_type_of_ours(gpu: FakeCuda) -> None:

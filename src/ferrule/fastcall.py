@@ -60,7 +60,12 @@ def bypassed() -> Iterator[None]:
         change(-1)
 
 
+_states: dict[int, ctypes.Structure] = {}  # C keeps their addresses
+
+
 def use_cuda(state: ctypes.Structure) -> bool:
     """Lets calls on GPUs be remembered, given a driver's `State`; False where they cannot."""
     module = library()
-    return module is not None and bool(module.register_cuda(ctypes.addressof(state)))
+    at = ctypes.addressof(state)
+    _states[at] = state
+    return module is not None and bool(module.register_cuda(at))

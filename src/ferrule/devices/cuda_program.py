@@ -18,6 +18,7 @@ from ..spec import CUDA_RANK, Facts, Launch, Spec
 
 if TYPE_CHECKING:
     from .cuda import CudaDevice
+    from .cuda_build import Built
 
 _HEAD = struct.Struct("=2Q10I")  # `cuda_call` of runtime/fastcall.c
 _LAUNCH = struct.Struct("=9I")  # `fr::launch` of include/cuda_grid.h
@@ -78,9 +79,12 @@ class CudaProgram:
     ) -> tuple[object, ...] | None:
         """What runtime/fastcall.c needs to launch this again; None at the first such launch."""
         plan = self._plans.get((launch.grid, launch.threadgroup))
-        if plan is None or not plan.repeated or not fastcall.use_cuda(self._driver.state):
-            if plan is not None:
-                plan.repeated.append(True)
+        if plan is None:
+            return None
+        if not plan.repeated:
+            plan.repeated.append(True)
+            return None
+        if not fastcall.use_cuda(self._driver.state):
             return None
         block, _, moves = self._pack(inputs, outputs, plan, 0)
         return (
@@ -127,21 +131,24 @@ class CudaProgram:
                 form, built = self._device.built(self._spec, launch)
                 function = self._driver.load(
                     self._ordinal, built.payload, cuda_text.kernel_symbol(self._spec),
-                    self._shared(built.shared),
+                    self._shared(built),
                 )  # fmt: skip
                 found = self._functions[key] = form, function
         return found
 
-    def _shared(self, needed: int) -> int:
+    def _shared(self, built: Built) -> int:
         """The bytes of dynamic shared memory of a launch."""
         asked = self._spec.kernel.shared_memory
+        if not asked:
+            return built.shared
         most = self._driver.shared_memory(self._ordinal)
-        if asked > most:
+        if asked + built.memory > most:
+            own = f" and {built.memory} of the body's own" if built.memory else ""
             raise DeviceError(
-                f"kernel {self._spec.kernel.name!r}: shared_memory={asked} bytes, but a block of "
-                f"cuda:{self._ordinal} ({self._driver.name(self._ordinal)}) has {most} at most."
+                f"kernel {self._spec.kernel.name!r}: shared_memory={asked} bytes{own}, but a block "
+                f"of cuda:{self._ordinal} ({self._driver.name(self._ordinal)}) has {most} at most."
             )
-        return asked or needed
+        return asked
 
     def _pack(
         self, inputs: Sequence[Facts], outputs: Sequence[Facts], plan: _Plan, base: int | None

@@ -13,7 +13,7 @@ from torch.autograd import forward_ad
 
 from .. import fastcall
 from ..dtypes import ALL, Dtype
-from ..errors import KernelError, KernelTypeError
+from ..errors import DeviceError, KernelError, KernelTypeError
 from ..spec import Facts, Shape
 from . import Maker, all_bits_zero, eager_codes, unknown_dtype
 
@@ -181,6 +181,12 @@ def stream(given: object, device: str) -> int:
 
     ``given`` is None or the current stream: memory of the outputs is tied to the current stream.
     """
+    if device.startswith("cuda") and torch.cuda._is_in_bad_fork():
+        raise DeviceError(
+            "cannot be found: this process was forked from one that had used CUDA, which does not "
+            "work in a child. Start children with multiprocessing.get_context('spawn'), or fork "
+            "before the first use of CUDA."
+        )
     current = torch.cuda.current_stream(device) if device.startswith("cuda") else None
     if given is not None and given != current:
         if current is not None and isinstance(given, torch.cuda.Stream):

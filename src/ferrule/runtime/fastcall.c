@@ -486,6 +486,17 @@ static int launch(entry* e, call_key* k, PyObject* outputs) {
   return -1;
 }
 
+/* Whether the exception that is set is of a class of torch's own: of a GPU without memory, or broken. */
+static bool raised_by_torch(void) {
+  PyObject *type, *value, *traceback;
+  PyErr_Fetch(&type, &value, &traceback);
+  PyObject* module = PyObject_GetAttrString(type, "__module__");
+  bool own = module && PyUnicode_Check(module) && !PyUnicode_CompareWithASCIIString(module, "torch");
+  Py_XDECREF(module);
+  PyErr_Restore(type, value, traceback);
+  return own;
+}
+
 /* None, for the long way, which words what went wrong. Other exceptions come from a signal's handler
  * or another thread, and are the caller's. */
 static PyObject* unknown(void) {
@@ -493,7 +504,7 @@ static PyObject* unknown(void) {
   if (type) {
     if (type != PyExc_TypeError && type != PyExc_ValueError && type != PyExc_RuntimeError &&
         type != PyExc_OverflowError && type != PyExc_IndexError && type != PyExc_BufferError &&
-        !PyErr_ExceptionMatches(PyExc_MemoryError))
+        !PyErr_ExceptionMatches(PyExc_MemoryError) && !raised_by_torch())
       return NULL;
     PyErr_Clear();
   }
