@@ -450,6 +450,21 @@ def test_a_body_in_cuda(gpu: FakeCuda) -> None:
         call(both, x)
 
 
+def test_a_cached_kernel_needs_no_compiler(
+    gpu: FakeCuda, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To load NVRTC takes as long as a kernel from the cache may need for its first launch."""
+    monkeypatch.setenv("FERRULE_CACHE_DIR", str(tmp_path / "cache"))
+    if nvrtc.likely_identity() is None:
+        pytest.skip("NVRTC is the system's")
+    x = np.ones(64, F32)
+    call(double(), x)
+    gpu._forget()  # as in a new process
+    monkeypatch.setattr(nvrtc, "find_nvrtc", lambda: pytest.fail("NVRTC was loaded"))
+    call(double(), x)
+    assert len(gpu.launches) == 2
+
+
 def test_bfloat16_is_a_type_of_ours(gpu: FakeCuda) -> None:
     kernel = double("small")
     x = np.ones(64, bfloat16.numpy)

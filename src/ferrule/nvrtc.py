@@ -50,12 +50,9 @@ class Nvrtc:
         except (OSError, AttributeError) as fault:
             raise ToolchainError(f"NVRTC at {path} cannot be loaded: {fault}") from fault
         self.version = (major.value, minor.value)
-        try:
-            status = os.stat(os.path.realpath(path))
-            state = f"{status.st_size} {status.st_mtime_ns}"
-        except OSError:  # a bare name
-            state = ""
-        self.identity = cache.digest("nvrtc", path, f"{major.value}.{minor.value}", state)
+        self.identity = _identity(path) or cache.digest(
+            "nvrtc", path, f"{major.value}.{minor.value}"
+        )
 
     def compile(self, source: str, name: str, options: Sequence[str] = ()) -> tuple[bytes, str]:
         """Compiles one translation unit.
@@ -131,6 +128,22 @@ def find_nvrtc() -> Nvrtc | None:
         except ToolchainError:
             continue
     return None
+
+
+@functools.cache
+def likely_identity() -> str | None:
+    """The identity of what `find_nvrtc` finds first, without loading it, which takes 10 ms; None
+    where only the system's loader could know it."""
+    return _identity(next(_candidates()))
+
+
+def _identity(path: str) -> str | None:
+    """A digest that changes whenever the file does; None for a bare name."""
+    try:
+        status = os.stat(os.path.realpath(path))
+    except OSError:
+        return None
+    return cache.digest("nvrtc", path, f"{status.st_size} {status.st_mtime_ns}")
 
 
 class Headers(NamedTuple):
