@@ -131,10 +131,12 @@ def find_nvrtc() -> Nvrtc | None:
 
 
 @functools.cache
-def likely_identity() -> str | None:
-    """The identity of what `find_nvrtc` finds first, without loading it, which takes 10 ms; None
-    where only the system's loader could know it."""
-    return _identity(next(_candidates()))
+def likely() -> tuple[str, str] | None:
+    """The path and identity of what `find_nvrtc` finds first, without loading it, which takes
+    10 ms; None where only the system's loader could know it."""
+    path = next(_candidates())
+    identity = _identity(path)
+    return None if identity is None else (path, identity)
 
 
 def _identity(path: str) -> str | None:
@@ -165,7 +167,25 @@ def find_headers(compiler: Nvrtc) -> Headers:
     Raises:
         ToolchainError: some are missing; names the command that installs them.
     """
-    beside = os.path.join(os.path.dirname(os.path.dirname(compiler.path)), "include")
+    found = _headers(compiler.path)
+    if isinstance(found, Headers):
+        return found
+    suffix = "" if compiler.version >= (13, 0) else "-cu12"
+    raise ToolchainError(
+        f"<{found}> of CUDA's headers was not found, which kernels in CUDA C++ include. "
+        f"Run: pip install nvidia-cuda-runtime{suffix} nvidia-cuda-cccl{suffix}"
+    )
+
+
+def headers_identity(path: str) -> str:
+    """The identity of the headers for the NVRTC at a path; empty where some are missing."""
+    found = _headers(path)
+    return found.identity if isinstance(found, Headers) else ""
+
+
+def _headers(compiler: str) -> Headers | str:
+    """The headers for the NVRTC at a path, or the first that is missing."""
+    beside = os.path.join(os.path.dirname(os.path.dirname(compiler)), "include")
     homes = (*_env.cuda_homes(), CUDA_HOME)
     roots = [beside, *wheel_folders("include"), *(os.path.join(home, "include") for home in homes)]
     roots += [os.path.join(root, "cccl") for root in roots]
@@ -174,11 +194,7 @@ def find_headers(compiler: Nvrtc) -> Headers:
     for name in _HEADERS:
         path = next((p for r in roots if os.path.isfile(p := os.path.join(r, name))), None)
         if path is None:
-            suffix = "" if compiler.version >= (13, 0) else "-cu12"
-            raise ToolchainError(
-                f"<{name}> of CUDA's headers was not found, which kernels in CUDA C++ include. "
-                f"Run: pip install nvidia-cuda-runtime{suffix} nvidia-cuda-cccl{suffix}"
-            )
+            return name
         status = os.stat(os.path.realpath(path))
         state.append(f"{path} {status.st_size} {status.st_mtime_ns}")
         folder = path[: -len(name) - 1]

@@ -70,13 +70,15 @@ class CudaDevice:
         a text without that text being written. A request without a compiler is what `carry` left.
         """
         disk = cache.default()
-        likely = nvrtc.likely_identity()
-        found = self._cached(disk, spec, launch, likely) or self._cached(disk, spec, launch, "")
+        likely = nvrtc.likely()
+        first = None if likely is None else _decisive(spec, *likely)
+        found = self._cached(disk, spec, launch, first) or self._cached(disk, spec, launch, "")
         if found is not None:
             return found
         compiler = nvrtc.find_nvrtc()
-        if compiler is not None and compiler.identity != likely:
-            found = self._cached(disk, spec, launch, compiler.identity)
+        asked = "" if compiler is None else _decisive(spec, compiler.path, compiler.identity)
+        if asked not in ("", first):
+            found = self._cached(disk, spec, launch, asked)
             if found is not None:
                 return found
         if compiler is None:
@@ -86,7 +88,7 @@ class CudaDevice:
                 "`ferrule build --help`.)"
             )
         form, key, built, found_notes = self._build(compiler, spec, launch)
-        disk.put(self._request(spec, launch, compiler.identity), _record(form, key, found_notes))
+        disk.put(self._request(spec, launch, asked), _record(form, key, found_notes))
         return form, built
 
     def carry(self, spec: Spec, launch: Launch | None, to: cache.Cache) -> Binary:
@@ -121,7 +123,7 @@ class CudaDevice:
     def _cached(
         self, disk: cache.Cache, spec: Spec, launch: Launch | None, compiler: str | None
     ) -> tuple[Form, Built] | None:
-        """What the cache has of a compiler, given its identity."""
+        """What the cache has of a compiler, given what `_decisive` says of it."""
         record = None if compiler is None else disk.get(self._request(spec, launch, compiler))
         if record is None:
             return None
@@ -214,6 +216,13 @@ def _found(compiler: nvrtc.Nvrtc | None, spec: Spec) -> nvrtc.Nvrtc:
     return compiler
 
 
+def _decisive(spec: Spec, path: str, identity: str) -> str:
+    """What of a compiler decides what is built: for bodies in CUDA the headers, too."""
+    if spec.kernel.language != "cuda":
+        return identity
+    return cache.digest(identity, nvrtc.headers_identity(path))
+
+
 def _record(form: Form, key: str, found: list[Note]) -> bytes:
     return json.dumps([form, key, [tuple(vars(note).values()) for note in found]]).encode()
 
@@ -255,8 +264,8 @@ def _nearest(capability: int) -> str:
 
 def _architectures() -> list[int]:
     """What NVRTC compiles for, from the disk cache where it is there: to load NVRTC takes 10 ms."""
-    disk, likely = cache.default(), nvrtc.likely_identity()
-    key = cache.digest("nvrtc architectures", likely or "")
+    disk, likely = cache.default(), nvrtc.likely()
+    key = cache.digest("nvrtc architectures", "" if likely is None else likely[1])
     found = None if likely is None else disk.get(key)
     if found is not None:
         return [int(n) for n in json.loads(found)]
@@ -264,6 +273,6 @@ def _architectures() -> list[int]:
     if compiler is None:
         return []
     known = compiler.architectures()
-    if compiler.identity == likely:
+    if likely is not None and compiler.identity == likely[1]:
         disk.put(key, json.dumps(known).encode())
     return known
