@@ -23,7 +23,7 @@ from .portability import Portability
 if TYPE_CHECKING:
     from .cuda_program import CudaProgram
 
-SCHEMA = "4"  # raised when the same text, flags and compiler would run differently
+SCHEMA = "5"  # raised when the same text, flags and compiler would run differently
 ARCHITECTURE = "sm_90"
 
 _FLAGS = ("--std=c++17", "--device-as-default-execution-space", "-w")
@@ -81,14 +81,8 @@ class CudaDevice:
             found = self._cached(disk, spec, launch, asked)
             if found is not None:
                 return found
-        if compiler is None:
-            raise ToolchainError(
-                f"kernel {spec.kernel.name!r}: NVRTC, the compiler for CUDA, was not found; "
-                "`pip install nvidia-cuda-nvrtc` installs it. (Or carry machine code here: "
-                "`ferrule build --help`.)"
-            )
-        form, key, built, found_notes = self._build(compiler, spec, launch)
-        disk.put(self._request(spec, launch, asked), _record(form, key, found_notes))
+        form, key, built, notes = self._build(_found(compiler, spec), spec, launch)
+        disk.put(self._request(spec, launch, asked), _record(form, key, notes))
         return form, built
 
     def carry(self, spec: Spec, launch: Launch | None, to: cache.Cache) -> Binary:
