@@ -6,6 +6,9 @@ What stands in for the CPU copies the arrays to the GPU, launches there, and cop
 from __future__ import annotations
 
 import ctypes
+import os
+import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -70,6 +73,34 @@ class Copied:
         self._copy("cuMemcpyDtoH_v2", self.low, self.base)
 
 
+SECONDS = 60  # that a kernel of a test may take
+
+
+def finished(found: driver.Driver) -> None:
+    """Waits for what was launched in the current context.
+
+    A kernel that hangs cannot be stopped, and after one that faulted CUDA refuses everything: both
+    end this process. pytest-xdist says which test that was, and goes on with another process.
+
+    Raises:
+        DeviceError: a kernel faulted, and there is but this process.
+    """
+    end = time.monotonic() + SECONDS
+    while (status := found._library.cuStreamQuery(None)) == 600:  # not ready
+        if time.monotonic() > end:
+            _leave(f"{found.last()[-1:]} hangs")
+        time.sleep(2e-5)
+    if status in driver.EARLIER and "PYTEST_XDIST_WORKER" in os.environ:
+        _leave(str(found.broken(status, "a test failed")))
+    found._call("cuCtxSynchronize")
+
+
+def _leave(why: str) -> None:
+    test = os.environ.get("PYTEST_CURRENT_TEST")
+    print(f"\n{test}: {why}", file=sys.__stderr__, flush=True)
+    os._exit(1)
+
+
 class OnCuda:
     """A device that tests have in place of the CPU."""
 
@@ -110,7 +141,7 @@ class OnCudaProgram:
                 moved = [copy.moved() for copy in copies]
                 n = len(inputs)
                 self._program.launch(moved[:n], moved[n:], launch, 0)
-                found._call("cuCtxSynchronize")
+                finished(found)
                 for copy in copies[n:]:
                     copy.back()
             finally:

@@ -415,6 +415,26 @@ def test_kernels_of_tests_run_on_the_gpu(fake_path: Path, library: nvrtc.Nvrtc) 
     assert y[0] == 2.5 and y[2] == 9 and len(fake.launches) == 1
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.parametrize(("status", "said"), [(600, "hangs"), (700, "a kernel before it accessed")])
+def test_a_kernel_of_a_test_hangs_or_faults(
+    gpu: FakeCuda, monkeypatch: pytest.MonkeyPatch, capfd: Any, status: int, said: str
+) -> None:
+    """The process ends, so that the GPU suite goes on in another."""
+    monkeypatch.setenv("PYTEST_XDIST_WORKER", "gw0")
+    monkeypatch.setattr(on_cuda, "SECONDS", -1)
+    gpu.library.fake_queried(status)
+    child = os.fork()
+    if not child:
+        on_cuda.finished(driver.driver())
+        os._exit(0)
+    _, ended = os.waitpid(child, 0)
+    gpu.library.fake_queried(0)
+    assert os.waitstatus_to_exitcode(ended) == 1
+    assert said in capfd.readouterr().err
+    on_cuda.finished(driver.driver())
+
+
 def test_repeated_calls_by_c(fake_path: Path) -> None:
     """In a process of its own, where torch's tensors are said to be on a GPU."""
     script = Path(__file__).with_name("cuda_fastcall.py")

@@ -17,6 +17,7 @@ static launched on_launch;
 static int version = 13000, count = GPUS, refuse_init, refuse_image, most_threads = 1024;
 static _Thread_local uintptr_t stack[DEEP];
 static _Thread_local int depth, capture_mode;
+static int queried; /* what cuStreamQuery says next; counts down */
 static char symbols[MOST][64];
 static int kernels, retained[GPUS], dynamic[MOST];
 
@@ -25,6 +26,7 @@ API void fake_on_launch(launched f) { on_launch = f; }
 API void fake_set(int v, int n, int init, int image, int threads) {
   version = v, count = n, refuse_init = init, refuse_image = image, most_threads = threads;
 }
+API void fake_queried(int status) { queried = status; }
 API const char* fake_symbol(uintptr_t kernel) { return symbols[kernel]; }
 API int fake_dynamic(uintptr_t kernel) { return dynamic[kernel]; }
 API int fake_depth(void) { return depth; }
@@ -117,6 +119,7 @@ API int cuMemFree_v2(void* at) { free(at); return 0; }
 API int cuMemcpyHtoD_v2(void* to, const void* from, size_t n) { memcpy(to, from, n); return 0; }
 API int cuMemcpyDtoH_v2(void* to, const void* from, size_t n) { memcpy(to, from, n); return 0; }
 API int cuCtxSynchronize(void) { return 0; }
+API int cuStreamQuery(void* stream) { return stream ? INVALID : queried ? queried-- : 0; }
 API int cuGetErrorName(int status, const char** text) {
   *text = status == 700 ? "CUDA_ERROR_ILLEGAL_ADDRESS" : status == 2 ? "CUDA_ERROR_OUT_OF_MEMORY" : "CUDA_ERROR_X";
   return 0;
