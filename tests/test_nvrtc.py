@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -66,6 +68,20 @@ def test_where_it_is_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert found[:3] == [new, old, home]
     assert found[-1] == "libnvrtc.so"
     assert not any("builtins" in path or "alt" in path for path in found)
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/maps"), reason="no list of loaded libraries")
+def test_what_compiling_needs_is_loaded_from_beside(library: nvrtc.Nvrtc) -> None:
+    """NVRTC 13.0 asks the loader for its builtins by name alone."""
+    folder = os.path.dirname(library.path)
+    if not any("builtins" in name for name in os.listdir(folder or "/proc/self/task")):
+        pytest.skip("NVRTC is the system's")
+    code = (
+        "from ferrule import nvrtc; nvrtc.find_nvrtc(); "
+        "print('libnvrtc-builtins' in open('/proc/self/maps').read())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["True"]
 
 
 def test_a_broken_library_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@ Needs no GPU."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import os
@@ -15,6 +16,7 @@ from .errors import ToolchainError
 from .toolchain import CompilerFailed
 
 _LIBRARY = re.compile(r"libnvrtc\.(?:so(?:\.[\d.]+)?|dylib)")  # not -builtins, not .alt
+_BUILTINS = re.compile(r"libnvrtc-builtins\.(?:so\.[\d.]+|[\d.]+\.dylib)")
 _SONAMES = ("libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so.11.2", "libnvrtc.so")
 _HEADERS = (
     "cooperative_groups.h",
@@ -45,6 +47,7 @@ class Nvrtc:
         self.path = path
         try:
             self._library = ctypes.CDLL(path)
+            _load_builtins(path)
             major, minor = ctypes.c_int(), ctypes.c_int()
             self._call("nvrtcVersion", ctypes.byref(major), ctypes.byref(minor))
         except (OSError, AttributeError) as fault:
@@ -112,6 +115,15 @@ class Nvrtc:
         words = self._library.nvrtcGetErrorString
         words.restype = ctypes.c_char_p
         return f"{function} of {self.path} failed: {words(status).decode()}"
+
+
+def _load_builtins(path: str) -> None:
+    """Loads what NVRTC asks the system's loader for when it compiles. NVRTC 13.0 of NVIDIA's wheels
+    does not say that it lies beside it."""
+    for other in _listed(os.path.dirname(path)) if os.path.isabs(path) else []:
+        if _BUILTINS.fullmatch(os.path.basename(other)):
+            with contextlib.suppress(OSError):
+                ctypes.CDLL(other)
 
 
 def _is_real(options: Sequence[str]) -> bool:
