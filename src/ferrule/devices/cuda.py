@@ -106,7 +106,7 @@ class CudaDevice:
             [[i.dtype.name, i.ndim, i.value] for i in spec.inputs],
             [d.name for d in spec.outputs],
             [[n, type(v).__name__, str(v)] for n, v in spec.template],
-            [cuda_text.form_for(lanes, launch) for lanes in (False, True)],
+            cuda_text.possible_forms(launch),
             self.registers(launch),
         ]
         if k.language == "cuda":

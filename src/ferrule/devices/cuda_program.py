@@ -123,14 +123,13 @@ class CudaProgram:
 
     def _loaded(self, launch: Launch) -> tuple[Form, Function]:
         """The form of a launch, and what is loaded for it."""
-        possible = tuple(cuda_text.form_for(lanes, launch) for lanes in (False, True))
-        key = (*possible, self._device.registers(launch))
+        key = (*cuda_text.possible_forms(launch), self._device.registers(launch))
         with self._lock:
             found = self._functions.get(key)
             if found is None:
                 form, built = self._device.built(self._spec, launch)
                 function = self._driver.load(
-                    self._ordinal, built.payload, cuda_text.kernel_symbol(self._spec),
+                    self._ordinal, built.payload, cuda_body.kernel_symbol(self._spec),
                     self._shared(built),
                 )  # fmt: skip
                 found = self._functions[key] = form, function

@@ -467,6 +467,23 @@ class Body:
         return node.start_point[0] + 1
 
 
+def loop_parts(s: Node) -> tuple[Node, Node | None, Node | None, Node | None]:
+    """A loop's body, condition, start and step.
+
+    Raises:
+        NotSplittable: it has no body, or its condition declares a variable.
+    """
+    body, condition = s.child_by_field_name("body"), s.child_by_field_name("condition")
+    if body is None:
+        raise NotSplittable("a loop is not understood")
+    if condition is not None and condition.type == "condition_clause":
+        condition = condition.child_by_field_name("value")
+    if condition is not None and condition.type == "declaration":
+        raise NotSplittable("a loop declares a variable in its condition")
+    start, update = s.child_by_field_name("initializer"), s.child_by_field_name("update")
+    return body, condition, start, update
+
+
 def branch_statements(branch: Node) -> list[Node]:
     """The statements of a branch, or of a loop's body."""
     if branch.type == "else_clause":

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from ..dtypes import Dtype
 from ..spec import Launch, Spec
+from . import cuda_body
 from . import shared as memory
 from .cpp import (
     TAIL,
@@ -69,6 +70,11 @@ def form_for(lanes: bool, launch: Launch | None) -> Form:
     whole = all(g % t == 0 for g, t in zip(grid, threadgroup, strict=True))
     box = (whole or not lanes) and threadgroup[2] <= _MOST_DEEP
     return Form("box" if box else "line", far, full, aligned)
+
+
+def possible_forms(launch: Launch | None) -> tuple[Form, ...]:
+    """The forms of a launch while its text is not known."""
+    return tuple(form_for(lanes, launch) for lanes in (False, True))
 
 
 class Dynamic(NamedTuple):
@@ -149,7 +155,7 @@ def text(p: Prepared, form: Form, *, masks: bool = True, shared: Dynamic | None 
   (void)fr_i, (void)fr_p;
 {values}{declared}{body(p, source)}}}
 {TAIL}
-extern "C" __global__ void {kernel_symbol(spec)}({", ".join(given)}) {{
+extern "C" __global__ void {cuda_body.kernel_symbol(spec)}({", ".join(given)}) {{
   const fr::group fr_g(fr_l);
   const fr::metal::uint3 fr_p = fr_g.position();
   if (!fr_g.holds(fr_p)) return;
@@ -161,21 +167,10 @@ extern "C" __global__ void {kernel_symbol(spec)}({", ".join(given)}) {{
 def kernel_parameters(spec: Spec) -> list[tuple[str, int]]:
     """The parameters of the CUDA function, in order: what each is, and of which argument.
 
-    ``"input"`` and ``"output"`` are pointers, ``"value"`` is a Python scalar, ``"shape"`` (int32)
-    and ``"strides"`` (int64) are an input's, and ``"launch"`` is the grid and threadgroup.
+    Those of `cuda_body.kernel_parameters`, but for shapes and strides, which are as long as the
+    input's rank, and at last ``"launch"``, the grid and threadgroup.
     """
-    given: list[tuple[str, int]] = []
-    for i, (name, one) in enumerate(zip(spec.kernel.input_names, spec.inputs, strict=True)):
-        given.append(("value" if one.value else "input", i))
-        if one.ndim and not one.value:
-            shape, strides, _ = spec.kernel.wants(name)
-            given += [("shape", i)] * shape + [("strides", i)] * strides
-    return [*given, *[("output", j) for j in range(len(spec.outputs))], ("launch", 0)]
-
-
-def kernel_symbol(spec: Spec) -> str:
-    """The name of the CUDA function."""
-    return f"ferrule_{spec.kernel.name}"
+    return [*cuda_body.kernel_parameters(spec), ("launch", 0)]
 
 
 def blocks_of(form: Form, launch: Launch) -> tuple[tuple[int, int, int], tuple[int, int, int]]:

@@ -32,7 +32,7 @@ from dataclasses import dataclass, field
 
 from tree_sitter import Node
 
-from .analysis import LOOPS, Body, branch_statements
+from .analysis import LOOPS, Body, branch_statements, loop_parts
 from .cpp import NotSplittable, Prepared, synchronising_functions
 from .dialect import SIMD_BARRIERS, SIMD_OPS
 from .inline import inline
@@ -460,15 +460,7 @@ class Masks(Body):
             self._insert(s.end_byte, f" {label}: ;{stay} }}")
 
     def _loop(self, s: Node) -> None:
-        body = s.child_by_field_name("body")
-        condition = s.child_by_field_name("condition")
-        start, update = s.child_by_field_name("initializer"), s.child_by_field_name("update")
-        if body is None:
-            raise NotSplittable("a loop is not understood")
-        if condition is not None and condition.type == "condition_clause":
-            condition = condition.child_by_field_name("value")
-        if condition is not None and condition.type == "declaration":
-            raise NotSplittable("a loop declares a variable in its condition")
+        body, condition, start, update = loop_parts(s)
         self.scopes.append({})
         key = s.start_byte
         # The analysis must have seen the loop's variables before its condition is judged.

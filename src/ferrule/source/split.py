@@ -20,7 +20,7 @@ from typing import Any
 
 from tree_sitter import Node
 
-from .analysis import LOOPS, SPLIT_CALLS, Body, branch_statements, expression
+from .analysis import LOOPS, SPLIT_CALLS, Body, branch_statements, expression, loop_parts
 from .cpp import (
     ROW_ADDITION,
     NotSplittable,
@@ -323,15 +323,7 @@ class Splitter(Operations):
 
     def _loop(self, s: Node) -> None:
         self._flush(self._later_names() | self._names(self.tree.text(s)))
-        body = s.child_by_field_name("body")
-        condition = s.child_by_field_name("condition")
-        start, update = s.child_by_field_name("initializer"), s.child_by_field_name("update")
-        if body is None:
-            raise NotSplittable("a loop is not understood")
-        if condition is not None and condition.type == "condition_clause":
-            condition = condition.child_by_field_name("value")
-        if any(c is not None and c.type == "declaration" and c is not start for c in (condition,)):
-            raise NotSplittable("a loop declares a variable in its condition")
+        body, condition, start, update = loop_parts(s)
         loop = s.start_byte
         self.scopes.append({})
         if start is not None and start.type == "declaration":
