@@ -90,7 +90,7 @@ MAY_IMPORT = {
     "bench.mlx_lm": "ferrule bench mlx mlx_lm",
     "bench.report": "errors bench binding driver nvrtc matplotlib",
     "bench.sass": "ferrule bench nvdisasm nvrtc",
-    "bench.startup": "ferrule bench cli cache loader numpy torch",
+    "bench.startup": "ferrule bench _env cli cache loader numpy torch",
     "bench.timing": "numpy",
     "bench.triton_exp": "torch triton",
     "bench.twins": "errors driver nvrtc torch",

@@ -37,6 +37,11 @@ def child_environment() -> dict[str, str]:
     return {**os.environ, "LC_ALL": "C"}
 
 
+def with_bytecode() -> dict[str, str]:
+    """The environment for a Python that keeps the bytecode of what it imports, as pip does."""
+    return {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+
+
 def user_cache_folder() -> str | None:
     """The user's folder for caches, by the XDG standard or macOS's; None without a home."""
     chosen = os.environ.get("XDG_CACHE_HOME", "")

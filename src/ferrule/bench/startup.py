@@ -20,7 +20,7 @@ import numpy as np
 
 import ferrule
 
-from .. import cache, loader
+from .. import _env, cache, loader
 from ..cli import grid_sample as gs
 from .timing import Bench
 
@@ -69,7 +69,10 @@ def _runs(
 
 def _process(device: str, folder: str, names: list[str]) -> dict[str, Times]:
     command = [sys.executable, "-m", "ferrule.bench.startup", device, folder, *names]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=300,
+        env=_env.with_bytecode(),
+    )  # fmt: skip
     if done.returncode:
         raise ferrule.DeviceError(f"a process that calls {names} failed:\n{done.stderr.strip()}")
     return {name: tuple(times) for name, times in json.loads(done.stdout).items()}

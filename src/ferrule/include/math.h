@@ -339,13 +339,14 @@ FR_UNARY_FLOAT(log)
 FR_UNARY_FLOAT(log10)
 FR_UNARY_FLOAT(log1p)
 FR_UNARY_FLOAT(log2)
-FR_UNARY_FLOAT(rsqrt)
 FR_UNARY_FLOAT(sin)
 FR_UNARY_FLOAT(sinh)
 FR_UNARY_FLOAT(sinpi)
 FR_UNARY_FLOAT(tan)
 FR_UNARY_FLOAT(tanh)
 #undef FR_UNARY_FLOAT
+// rsqrtf may be two ulp off, and Metal asks for the correct rounding.
+FR_FN float rsqrt(float x) { return ::__frsqrt_rn(x); }
 
 FR_FN float atan2(float y, float x) { return ::atan2f(y, x); }
 FR_FN float pow(float x, float y) { return ::powf(x, y); }
@@ -901,7 +902,6 @@ using precise::nextafter;
 using precise::pow;
 using precise::rint;
 using precise::round;
-using precise::rsqrt;
 using precise::signbit;
 using precise::sinh;
 using precise::sinpi;
@@ -923,6 +923,7 @@ FR_FN double exp10(double x) { return precise::exp10(x); }
 FR_FN double log(double x) { return precise::log(x); }
 FR_FN double log10(double x) { return precise::log10(x); }
 FR_FN double log2(double x) { return precise::log2(x); }
+FR_FN double rsqrt(double x) { return precise::rsqrt(x); }
 FR_FN double sqrt(double x) { return precise::sqrt(x); }
 
 FR_FN float divide(float x, float y) { return ::__fdividef(x, y); }
@@ -932,6 +933,7 @@ FR_FN float log(float x) { return ::__logf(x); }
 FR_FN float log10(float x) { return ::__log10f(x); }
 FR_FN float log2(float x) { return ::__log2f(x); }
 FR_FN float powr(float x, float y) { return ::__powf(x, y); }
+FR_FN float rsqrt(float x) { return ::rsqrtf(x); }
 FR_FN float sqrt(float x) {
   float r;
   asm("sqrt.approx.f32 %0, %1;" : "=f"(r) : "f"(x));
@@ -969,6 +971,7 @@ using precise::exp10;
 using precise::log;
 using precise::log10;
 using precise::log2;
+using precise::rsqrt;
 using precise::sqrt;
 
 FR_FN float powr(float x, float y) { return exp2(y * log2(x)); }
