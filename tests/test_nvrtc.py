@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import on_cuda
 import pytest
 
 from ferrule import nvrtc
@@ -30,6 +31,15 @@ def test_ptx_and_cubin(library: nvrtc.Nvrtc) -> None:
     assert b".entry twice" in ptx and log == ""
     cubin, _ = library.compile(_TEXT % "", "k.cu", [f"--gpu-architecture=sm_{newest}"])
     assert cubin.startswith(b"\x7fELF")
+
+
+@pytest.mark.gpu  # without a driver NVRTC has no cache of its own
+@pytest.mark.skipif(not on_cuda.available(), reason="there is no GPU")
+def test_the_log_comes_every_time(library: nvrtc.Nvrtc) -> None:
+    for _ in range(2):
+        options = ["--gpu-architecture=sm_90", "--ptxas-options=-v"]
+        _, log = library.compile(_TEXT % "", "k.cu", options)
+        assert "registers" in log
 
 
 def test_warnings_come_with_the_result(library: nvrtc.Nvrtc) -> None:

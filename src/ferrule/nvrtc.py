@@ -78,6 +78,9 @@ class Nvrtc:
             raise CompilerFailed(f"{name}: error: the text has a NUL character")
         program = ctypes.c_void_p()
         label = name.encode("utf-8", "replace").replace(b"\0", b"?")
+        if self.version >= (13, 0):
+            # Its own disk cache, which it has where there is a driver, forgets the log.
+            options = [*options, "--no-cache"]
         self._call("nvrtcCreateProgram", ctypes.byref(program), text, label, 0, None, None)
         try:
             given = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
