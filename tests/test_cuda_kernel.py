@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 import ferrule as fe
 from ferrule import _env, nvrtc
-from ferrule.devices import cpu
-from ferrule.source import cuda_body
+from ferrule.devices.digests import INCLUDE
+from ferrule.source import cuda_body, cuda_launch
 from test_call import mlx_parameters, our_parameters
 
 F32 = fe.float32
@@ -201,7 +201,7 @@ def test_the_text() -> None:
     text = made.text(**call, template=template)
     assert text.replace("#define FR_STD_COMPLEX 1\n", "") == TEXT
     assert made.text("sm_80", **call, template=template) == text
-    assert cuda_body.kernel_parameters(spec_of(made, call["inputs"], call["output_dtypes"])) == [
+    assert cuda_launch.kernel_parameters(spec_of(made, call["inputs"], call["output_dtypes"])) == [
         ("input", 0), ("shape", 0), ("strides", 0), ("value", 1), ("input", 2), ("output", 0),
         ("output", 1),
     ]  # fmt: skip
@@ -399,7 +399,7 @@ def test_ptx_has_the_parameters_in_order(headers: nvrtc.Headers) -> None:
     made = make(source, input_names=["x", "s"])
     ptx = made.compile("compute_80", inputs=inputs, output_dtypes=[F32]).payload.decode()
     found = re.findall(r"\.param (?:\.align \d )?\.(\w+) (?:\.ptr [\w. ]+)?\w+_param_\d(.*)", ptx)
-    kinds = [kind for kind, _ in cuda_body.kernel_parameters(spec_of(made, inputs))]
+    kinds = [kind for kind, _ in cuda_launch.kernel_parameters(spec_of(made, inputs))]
     assert kinds == ["input", "shape", "strides", "value", "output"]
     sizes = {"input": "u64", "output": "u64", "shape": "b8[40]", "strides": "b8[80]"}
     values = {"value": ("f32", "b8[4]", "b32")}
@@ -574,7 +574,7 @@ EXPORT void run_vectors(int n, int way, const float* x, float* y, size_t offset,
 def host() -> Any:
     from ferrule import loader, toolchain
 
-    flags = ["-O1", "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas", f"-I{cpu.INCLUDE}"]
+    flags = ["-O1", "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas", f"-I{INCLUDE}"]
     return loader.load_library(toolchain.find_compiler().compile(HOST, flags=flags), "cuda_index")
 
 

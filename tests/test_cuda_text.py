@@ -16,9 +16,10 @@ import ferrule
 from ferrule import dtypes, nvdisasm, nvrtc
 from ferrule.bench import sass
 from ferrule.cli import main, target
-from ferrule.devices import cpu
+from ferrule.devices.digests import INCLUDE
 from ferrule.source import cpp
 from ferrule.source import cuda as cuda_text
+from ferrule.source.cuda_launch import Form
 from ferrule.spec import Launch
 
 F32 = ferrule.float32
@@ -62,7 +63,7 @@ LANES = "y[thread_position_in_grid.x] = simd_sum(x[0]);"
     ],
 )
 def test_forms(source: str, grid: Any, threadgroup: Any, expected: Any) -> None:
-    assert form(source, grid, threadgroup) == cuda_text.Form(*expected)
+    assert form(source, grid, threadgroup) == Form(*expected)
 
 
 # -- where threads stand: the header's arithmetic, on the CPU -------------------------------------
@@ -110,7 +111,7 @@ def host() -> Any:
     def run(threads: str, far: bool, *arrays: Any) -> int:
         if (threads, far) not in made:
             text = f"#define FR_{threads.upper()} 1\n{'#define FR_FAR 1' if far else ''}\n{HOST}"
-            library = compiler.compile(text, flags=["-O1", "-w", f"-I{cpu.INCLUDE}"])
+            library = compiler.compile(text, flags=["-O1", "-w", f"-I{INCLUDE}"])
             made[threads, far] = loader.load_library(library, "placement").run
             made[threads, far].restype = ctypes.c_long
         pointers = [a.ctypes.data_as(ctypes.c_void_p) for a in arrays]

@@ -11,8 +11,7 @@ import on_cuda
 import pytest
 
 from ferrule import nvrtc
-from ferrule.errors import ToolchainError
-from ferrule.toolchain import CompilerFailed
+from ferrule.errors import CompilerFailed, ToolchainError
 
 _TEXT = 'extern "C" __global__ void twice(float* x) { x[threadIdx.x] *= 2; %s }'
 

@@ -19,8 +19,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ferrule import _env, loader, toolchain
-from ferrule.errors import CacheWarning, ToolchainError
-from ferrule.toolchain import Compiler, CompilerFailed, find_compiler
+from ferrule.errors import CacheWarning, CompilerFailed, ToolchainError
+from ferrule.toolchain import Compiler, find_compiler
 
 GNU = "g++ (Debian 12.2.0-14) 12.2.0\nCopyright (C) 2022 Free Software Foundation, Inc."
 LLVM = "Debian clang version 14.0.6\nTarget: x86_64-pc-linux-gnu"

@@ -20,12 +20,13 @@ import fake_cuda
 import ferrule
 import on_cuda
 from ferrule import devices, loader, toolchain
-from ferrule.devices import Binary, cpu
+from ferrule.devices import Binary
 from ferrule.devices.cuda import CudaDevice
 from ferrule.devices.cuda_program import CudaProgram
+from ferrule.devices.digests import INCLUDE
 from ferrule.driver import Function
 from ferrule.errors import DeviceError
-from ferrule.source import cuda as cuda_text
+from ferrule.source.cuda_launch import Form
 from ferrule.spec import Facts, Launch, Spec
 
 NATIVE = Path(__file__).parent / "native" / "warps.h"
@@ -71,7 +72,7 @@ extern "C" __attribute__((visibility("default"))) const char* run(
 
 def host_text(text: str, arch: int = 900, defines: str = "") -> str:
     """A CUDA text as C++ for the CPU; ``defines`` are what NVRTC is told beside it."""
-    header = (cpu.INCLUDE / "cuda.h").read_text()
+    header = (INCLUDE / "cuda.h").read_text()
     header, n = _LANE.subn("return emu_lane();", header)
     assert n == 1
     header, n = _TRANSPOSE.subn("r = emu_transposed(w);", header)
@@ -96,7 +97,7 @@ def host_text(text: str, arch: int = 900, defines: str = "") -> str:
 
 @functools.cache
 def _compiled(text: str) -> Any:
-    flags = ["-O0", "-w", "-std=c++17", f"-I{cpu.INCLUDE}", "-ffp-contract=off"]
+    flags = ["-O0", "-w", "-std=c++17", f"-I{INCLUDE}", "-ffp-contract=off"]
     library = toolchain.find_compiler().compile(text, flags=flags)
     run = loader.load_library(library, "warps").run
     run.restype = ctypes.c_char_p
@@ -202,7 +203,7 @@ class Emulated:
 class EmulatedProgram(CudaProgram):
     """A kernel whose launches are carried out on the CPU."""
 
-    def _loaded(self, launch: Launch) -> tuple[cuda_text.Form, Function]:
+    def _loaded(self, launch: Launch) -> tuple[Form, Function]:
         form, built = self._device.built(self._spec, launch)  # for what it says and refuses
         self.runs = getattr(self, "runs", [])
         fast = self._spec.kernel.math_mode == "fast"

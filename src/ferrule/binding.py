@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import SupportsIndex
 
 from . import _env, cache, loader, toolchain
-from .errors import KernelError, KernelTypeError, ToolchainError
+from .errors import CompilerFailed, KernelError, KernelTypeError, ToolchainError
 
 VERSION = 4  # FR_VERSION of runtime/runtime.h
 MAX_THREADS = 1024  # FR_MAX_THREADS
@@ -170,7 +170,7 @@ def _build() -> ctypes.CDLL:
         text = f'#define FR_DIGEST "{source_digest()}"\n#include "runtime.c"\n'
         try:
             return compiler.compile(text, flags=[*_FLAGS, f"-I{FOLDER / 'runtime'}"])
-        except toolchain.CompilerFailed as failed:
+        except CompilerFailed as failed:
             raise ToolchainError(
                 f"{compiler.path} ({compiler.kind} {compiler.version}) cannot build the C runtime "
                 f"that runs kernels on the CPU:\n{failed.log}"

@@ -73,6 +73,18 @@ class ToolchainError(FerruleError, RuntimeError):
     """No usable compiler was found, or it crashed, hung or printed without end."""
 
 
+class CompilerFailed(Exception):
+    """A compiler read a text and refused it. Internal: devices turn it into a `CompileError`.
+
+    Attributes:
+        log: the compiler's output, its first MB at most.
+    """
+
+    def __init__(self, log: str) -> None:
+        super().__init__(log)
+        self.log = log
+
+
 class DeviceError(FerruleError, RuntimeError):
     """A device is not there, or failed."""
 

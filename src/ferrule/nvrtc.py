@@ -12,8 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from . import _env, cache
-from .errors import ToolchainError
-from .toolchain import CompilerFailed
+from .errors import CompilerFailed, ToolchainError
 
 _LIBRARY = re.compile(r"libnvrtc\.(?:so(?:\.[\d.]+)?|dylib)")  # not -builtins, not .alt
 _BUILTINS = re.compile(r"libnvrtc-builtins\.(?:so\.[\d.]+|[\d.]+\.dylib)")

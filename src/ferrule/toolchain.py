@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from . import _env, cache
-from .errors import ToolchainError
+from .errors import CompilerFailed, ToolchainError
 
 if TYPE_CHECKING:  # as long to import as a cached kernel takes to load
     import subprocess
@@ -70,18 +70,6 @@ _CRASH = re.compile(
 
 _SCRATCH = "ferrule-compile-"  # how folders to compile in begin
 _ABANDONED = 24 * 3600.0  # seconds
-
-
-class CompilerFailed(Exception):
-    """A compiler read a text and refused it. Internal: devices turn it into a `CompileError`.
-
-    Attributes:
-        log: the compiler's output, its first MB at most.
-    """
-
-    def __init__(self, log: str) -> None:
-        super().__init__(log)
-        self.log = log
 
 
 @dataclass(frozen=True)

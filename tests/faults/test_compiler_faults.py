@@ -20,8 +20,8 @@ import pytest
 from faulty import HERE
 
 from ferrule import _env, cache, toolchain
-from ferrule.errors import ToolchainError
-from ferrule.toolchain import CompilerFailed, find_compiler
+from ferrule.errors import CompilerFailed, ToolchainError
+from ferrule.toolchain import find_compiler
 
 Drive = Callable[..., None]
 

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from os import PathLike, fspath
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from ..errors import DeviceError, KernelTypeError
 from ..spec import Facts, Launch, Spec
 
 
-@dataclass(frozen=True)
-class Binary:
+class Binary(NamedTuple):
     """Compiled bytes for one `Spec` and one target.
 
     Attributes:
@@ -23,6 +21,7 @@ class Binary:
         text: the text that was compiled.
         log: what the compiler said of it: for a cubin its registers, memory and spills.
         shared: for CUDA the bytes of dynamic shared memory that each launch must ask for.
+        memory: for CUDA the bytes of threadgroup memory in all.
     """
 
     payload: bytes
@@ -30,6 +29,7 @@ class Binary:
     text: str
     log: str = ""
     shared: int = 0
+    memory: int = 0
 
 
 class Program(Protocol):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import json
-import re
 import struct
 import sys
 import threading
@@ -12,19 +11,16 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import lru_cache
-from pathlib import Path
 from typing import NamedTuple
 
 from .. import cache, fastcall, loader, toolchain
 from ..binding import MORE, Progress, runtime
 from ..errors import CompileError, DeviceError, DialectError
 from ..kernel import Kernel
-from ..source import cpp
-from ..source.cpp import Prepared
-from ..source.rewrite import Note
+from ..source import ENTRY, Note
 from ..spec import Facts, Launch, Spec
 from . import Binary, portability
-from .diagnostics import compile_error
+from .digests import generator_digest, header_digest
 from .portability import Portability
 
 SCHEMA = "1"  # raised when the same text, flags and compiler would run differently
@@ -32,7 +28,6 @@ FEW = 3  # threads: locked additions cost three times what plain ones do, or mor
 SLICE = 200_000_000  # nanoseconds after which a launch looks for signals
 BLOCK = 8192  # threads along x of one unit of work of a flat kernel
 MODES = ("auto", "flat", "split", "fibers")
-INCLUDE = Path(__file__).resolve().parent.parent / "include"
 
 # Codes of runtime/runtime.h.
 _MEMORY, _FAULT, _DIVISION = 1, 4, 5
@@ -43,10 +38,6 @@ _FLAGS = (
     "-fno-exceptions", "-fno-rtti", "-fvisibility=hidden", "-fno-stack-protector",
     "-fno-asynchronous-unwind-tables", "-fno-plt", "-funroll-loops",
 )  # fmt: skip
-
-# The linker of a text with an index that the compiler knows, and that is gigabytes outside: in code
-# that is never reached, as a rule. Without optimisation it is computed when it is used.
-_TOO_FAR = re.compile(r"relocation (truncated to fit|.* out of range)")
 
 _mode: ContextVar[str] = ContextVar("ferrule.devices.cpu.mode", default="auto")
 
@@ -66,19 +57,6 @@ def running(mode: str) -> Iterator[None]:
             yield
     finally:
         _mode.reset(token)
-
-
-@lru_cache(maxsize=1)
-def header_digest() -> str:
-    """A digest of the dialect's header."""
-    return cache.digest(*(p.name.encode() + p.read_bytes() for p in sorted(INCLUDE.glob("*.h"))))
-
-
-@lru_cache(maxsize=1)
-def generator_digest() -> str:
-    """A digest of what turns a kernel into C++ text."""
-    folder = Path(cpp.__file__).resolve().parent
-    return cache.digest(SCHEMA, *(p.read_bytes() for p in sorted(folder.glob("*.py"))))
 
 
 class Form(NamedTuple):
@@ -122,7 +100,7 @@ class _Loaded:
 
     def __init__(self, payload: bytes, kernel: Kernel) -> None:
         self.library = loader.load_library(payload, kernel.name)
-        self.entry = ctypes.cast(getattr(self.library, cpp.ENTRY), ctypes.c_void_p)
+        self.entry = ctypes.cast(getattr(self.library, ENTRY), ctypes.c_void_p)
         units = ctypes.c_char.in_dll(self.library, "fr_units")
         self.alone = ctypes.c_char.in_dll(self.library, "fr_alone").value == b"1"
         self.over_grid = ctypes.string_at(ctypes.addressof(units)) == b"grid"
@@ -365,34 +343,9 @@ class CpuDevice:
         Raises:
             DialectError: the text uses something that ferrule refuses.
         """
-        return self._write(cpp.prepare(spec), form_of(launch))[1]
+        from .cpu_build import Build
 
-    def _write(self, p: Prepared, form: Form) -> tuple[str, str]:
-        """How the kernel runs, and the text for that."""
-        # Imported here: a kernel from the cache needs no parser.
-        from ..source import flat, split
-
-        forced = _mode.get()
-        if forced == "flat" or (forced == "auto" and not p.synchronises):
-            return "flat", flat.text(p)
-        if forced == "fibers":
-            return "fibers", self._write_fibers(p)
-        simdgroup = form.small or not p.barriers
-        rows = form.simd_rows if simdgroup else form.group_rows
-        try:
-            text = split.text(p, simdgroup=simdgroup, rows=rows, aligned=form.aligned)
-        except (cpp.NotSplittable, RecursionError) as why:
-            if forced == "split":
-                raise
-            deep = isinstance(why, RecursionError)
-            return f"fibers ({'nested too deeply' if deep else why})", self._write_fibers(p)
-        return f"split by {'simdgroups' if simdgroup else 'threadgroups'}", text
-
-    @staticmethod
-    def _write_fibers(p: Prepared) -> str:
-        from ..source import fibers
-
-        return fibers.text(p)
+        return Build(spec, form_of(launch), _mode.get()).text()[1]
 
     def check_shared(self, kernel: Kernel, shared: dict[int, int]) -> None:
         """Say where threadgroup memory becomes more than Apple's GPUs have.
@@ -440,11 +393,11 @@ class CpuDevice:
             ) from None  # fmt: skip
 
     def _binary(self, spec: Spec, form: Form) -> tuple[bytes, str]:
-        disk = cache.default()
+        disk, forced = cache.default(), _mode.get()
         compiler = toolchain.find_compiler()
         base = (header_digest(), compiler.identity, toolchain.isa_identity(), *_FLAGS)
         request = cache.digest(
-            "request", generator_digest(), *base, _mode.get(), _describe(spec, form)
+            "request", SCHEMA, generator_digest(), *base, forced, _describe(spec, form)
         )
         known = disk.get(request)
         if known is not None:
@@ -453,44 +406,29 @@ class CpuDevice:
             if payload is not None:
                 self._portability.say(spec.kernel, [Note(*n) for n in notes])
                 return payload, mode
-        p = cpp.prepare(spec)
-        found = portability.notes(p)
+        from .cpu_build import Build  # a kernel from the cache needs no text and no parser
+
+        build = Build(spec, form, forced)
+        found = build.notes()
         self._portability.say(spec.kernel, found)
-        mode, text = self._write(p, form)
-        plain = self.flags(spec.kernel, compiler, p.text.contract_off)
+        mode, text = build.text()
+        plain = self.flags(spec.kernel, compiler, build.contract_off)
 
         def made(text: str) -> tuple[str, bytes]:
-            one = form.threads == 1 or (form.threads and cpp.ROW_ADDITION in text)
-            flags = [*plain, "-DFR_ALONE=1"] if one else plain
+            flags = [*plain, "-DFR_ALONE=1"] if build.alone(text) else plain
             key = cache.digest("cpu", SCHEMA, *base, *flags, text)
-
-            def make() -> bytes:
-                options = [*flags, f"-I{INCLUDE}"]
-                try:
-                    try:
-                        return compiler.compile(text, flags=options)
-                    except toolchain.CompilerFailed as failed:
-                        if _TOO_FAR.search(failed.log) is None:
-                            raise
-                        return compiler.compile(text, flags=[*options, "-O0"])
-                except toolchain.CompilerFailed as failed:
-                    name = f"{compiler.kind} {compiler.version}"
-                    raise compile_error(spec.kernel, failed.log, name) from None
-
-            return key, disk.get_or_make(key, make)
+            return key, disk.get_or_make(key, lambda: build.compile(compiler, text, flags))
 
         try:
             key, payload = made(text)
         except CompileError:
-            if _mode.get() != "auto" or not mode.startswith("split"):
+            if forced != "auto" or not mode.startswith("split"):
                 raise
             # A text that stays nearer to the author's says more about an error in it; if it has
             # none, the kernel runs.
-            key, payload = made(self._write_fibers(p))
+            key, payload = made(build.fibers())
             mode = "fibers (the split text does not compile)"
-        disk.put(
-            request, json.dumps([mode, key, [tuple(vars(n).values()) for n in found]]).encode()
-        )
+        disk.put(request, json.dumps([mode, key, found]).encode())
         return payload, mode
 
     def compile(self, spec: Spec, launch: Launch | None = None) -> Binary:

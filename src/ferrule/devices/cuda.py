@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import json
-import re
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from .. import cache, nvrtc
 from ..driver import driver
 from ..errors import DeviceError, ToolchainError
-from ..source import cpp, cuda_body, shared
-from ..source import cuda as cuda_text
-from ..source.cuda import Form
-from ..source.rewrite import Note
+from ..source import Note
+from ..source.cuda_launch import Form, most_registers, possible_forms
 from ..spec import Launch, Spec
-from . import Binary, portability
-from .cpu import INCLUDE, generator_digest, header_digest
-from .cuda_build import Built, build, build_body
+from . import Binary
+from .digests import generator_digest, header_digest
 from .portability import Portability
 
 if TYPE_CHECKING:
@@ -25,8 +21,6 @@ if TYPE_CHECKING:
 
 SCHEMA = "5"  # raised when the same text, flags and compiler would run differently
 ARCHITECTURE = "sm_90"
-
-_FLAGS = ("--std=c++17", "--device-as-default-execution-space", "-w")
 
 
 class CudaDevice:
@@ -45,10 +39,9 @@ class CudaDevice:
         Raises:
             DialectError: the text uses something that ferrule refuses.
         """
-        if spec.kernel.language == "cuda":
-            return cuda_body.text(spec)
-        prepared = cpp.prepare(spec)
-        return cuda_text.text(prepared, cuda_text.form_of(prepared, launch))
+        from .cuda_build import Build
+
+        return Build(spec, launch).text()
 
     def compile(self, spec: Spec, launch: Launch | None = None) -> Binary:
         """The cubin (PTX for ``compute_…``), from the disk cache where it is there.
@@ -60,10 +53,9 @@ class CudaDevice:
             DeviceError: NVRTC does not know the architecture, or the kernel has more threadgroup
                 memory than it.
         """
-        _, built = self.built(spec, launch)
-        return Binary(built.payload, self.architecture, built.text, built.log, built.shared)
+        return self.built(spec, launch)[1]
 
-    def built(self, spec: Spec, launch: Launch | None) -> tuple[Form, Built]:
+    def built(self, spec: Spec, launch: Launch | None) -> tuple[Form, Binary]:
         """`compile`, with the form of the launch.
 
         The disk cache knows it twice, as on the CPU: a request leads to the form and the digest of
@@ -93,9 +85,9 @@ class CudaDevice:
         """
         compiler = _found(nvrtc.find_nvrtc(), spec)
         form, key, built, found = self._build(compiler, spec, launch)
-        to.put(key, built.packed())
+        to.put(key, _packed(built))
         to.put(self._request(spec, launch, ""), _record(form, key, found))
-        return Binary(built.payload, self.architecture, built.text, built.log, built.shared)
+        return built
 
     def _request(self, spec: Spec, launch: Launch | None, compiler: str) -> str:
         """The key of all that decides what is built."""
@@ -106,8 +98,8 @@ class CudaDevice:
             [[i.dtype.name, i.ndim, i.value] for i in spec.inputs],
             [d.name for d in spec.outputs],
             [[n, type(v).__name__, str(v)] for n, v in spec.template],
-            cuda_text.possible_forms(launch),
-            self.registers(launch),
+            possible_forms(launch),
+            most_registers(launch),
         ]
         if k.language == "cuda":
             described[-2] = []  # its text is the same for every launch
@@ -116,7 +108,7 @@ class CudaDevice:
 
     def _cached(
         self, disk: cache.Cache, spec: Spec, launch: Launch | None, compiler: str | None
-    ) -> tuple[Form, Built] | None:
+    ) -> tuple[Form, Binary] | None:
         """What the cache has of a compiler, given what `_decisive` says of it."""
         record = None if compiler is None else disk.get(self._request(spec, launch, compiler))
         if record is None:
@@ -126,53 +118,24 @@ class CudaDevice:
         if packed is None:
             return None
         self._portability.say(spec.kernel, [Note(*note) for note in found])
-        return Form(*form), Built.unpacked(packed)
+        return Form(*form), _unpacked(packed, self.architecture)
 
     def _build(
         self, compiler: nvrtc.Nvrtc, spec: Spec, launch: Launch | None
-    ) -> tuple[Form, str, Built, list[Note]]:
+    ) -> tuple[Form, str, Binary, list[Note]]:
         """The form, the key in the cache, what was built, and what Apple refuses of it."""
-        prepared = None if spec.kernel.language == "cuda" else cpp.prepare(spec)
-        form = cuda_text.form_of(prepared, launch) if prepared else Form("box")
-        found = portability.notes(prepared) if prepared else []
+        from .cuda_build import Build  # a kernel from the cache needs no text and no parser
+
+        build = Build(spec, launch)
+        found = build.notes()
         self._portability.say(spec.kernel, found)
-        text = cuda_text.text(prepared, form) if prepared else cuda_body.text(spec)
-        architecture = self.architecture
-        known = compiler.architectures()
-        number = re.fullmatch(r"(?:sm|compute)_(\d+)[af]?", architecture)
-        if number is None or int(number[1]) not in known:
-            listed = ", ".join(f"sm_{n}" for n in known)
-            raise DeviceError(
-                f"kernel {spec.kernel.name!r}: NVRTC {'.'.join(map(str, compiler.version))} does "
-                f"not compile for {architecture!r}; it knows {listed} (and compute_… for PTX)."
-            )
-        contract = prepared is None or not prepared.text.contract_off
-        flags = [*_FLAGS, f"--fmad={'true' if contract else 'false'}"]
-        if most := self.registers(launch):
-            flags.append(f"--maxrregcount={most}")
-        if spec.kernel.math_mode == "fast":
-            flags.append("-D__FAST_MATH__=1")
-        folders, libraries = [str(INCLUDE)], ""
-        if prepared is None:
-            headers = nvrtc.find_headers(compiler)
-            folders += headers.folders
-            libraries = headers.identity
-        made_of = (header_digest(), compiler.identity, libraries, architecture, *flags, text)
-        key = cache.digest("cuda", SCHEMA, *made_of)
-        flags += [f"-I{folder}" for folder in folders]
-
-        def make() -> bytes:
-            if prepared is None:
-                return build_body(compiler, spec.kernel, text, architecture, flags).packed()
-            return build(compiler, prepared, form, architecture, flags).packed()
-
-        built = Built.unpacked(cache.default().get_or_make(key, make))
-        if prepared is not None:
-            lines = [one.line for one in shared.declared(prepared.text.source)]
-            more = portability.of_shared_memory(built.memory, max(lines, default=1))
-            self._portability.say(spec.kernel, more)
-            found = [*found, *more]
-        return form, key, built, found
+        task = build.task(compiler, self.architecture)
+        key = cache.digest("cuda", SCHEMA, header_digest(), *task.made_of)
+        packed = cache.default().get_or_make(key, lambda: _packed(task.run()))
+        built = _unpacked(packed, self.architecture)
+        more = build.notes_of_memory(built.memory)
+        self._portability.say(spec.kernel, more)
+        return build.form, key, built, [*found, *more]
 
     def program(self, spec: Spec) -> CudaProgram:
         """The kernel on this GPU.
@@ -188,16 +151,6 @@ class CudaDevice:
                 "kernels are compiled for; a GPU to run them is called 'cuda:0'."
             )
         return CudaProgram(self, spec, self.ordinal)
-
-    @staticmethod
-    def registers(launch: Launch | None) -> int:
-        """How many registers a thread may have, so that a threadgroup fits; 0 leaves it open.
-
-        A multiprocessor has 65,536, and a thread at most 255.
-        """
-        x, y, z = launch.threadgroup if launch is not None else (1, 1, 1)
-        threads = x * y * z
-        return 0 if threads <= 256 else 128 if threads <= 512 else 64
 
 
 def _found(compiler: nvrtc.Nvrtc | None, spec: Spec) -> nvrtc.Nvrtc:
@@ -218,7 +171,20 @@ def _decisive(spec: Spec, path: str, identity: str) -> str:
 
 
 def _record(form: Form, key: str, found: list[Note]) -> bytes:
-    return json.dumps([form, key, [tuple(vars(note).values()) for note in found]]).encode()
+    return json.dumps([form, key, found]).encode()
+
+
+def _packed(built: Binary) -> bytes:
+    """What was built as bytes, for the cache."""
+    sizes = b"%d %d" % (built.shared, built.memory)
+    return b"\0".join((sizes, built.text.encode(), built.log.encode(), built.payload))
+
+
+def _unpacked(data: bytes, architecture: str) -> Binary:
+    """The reverse of `_packed`."""
+    sizes, text, log, payload = data.split(b"\0", 3)
+    shared, memory = map(int, sizes.split())
+    return Binary(payload, architecture, text.decode(), log.decode(), shared, memory)
 
 
 @lru_cache(maxsize=8)

@@ -1,4 +1,4 @@
-"""From a prepared kernel to a cubin or PTX, by as many compilations as that takes.
+"""From a kernel to its CUDA text and its cubin or PTX, by as many compilations as that takes.
 
 Mostly one. Threadgroup memory beyond 48 KB needs two more (`source.shared`). A text whose masks
 (`source.masks`) the compiler does not take is compiled without them.
@@ -7,17 +7,21 @@ Mostly one. Threadgroup memory beyond 48 KB needs two more (`source.shared`). A 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from ..errors import CompileError, DeviceError
+from ..errors import CompileError, CompilerFailed, DeviceError
 from ..kernel import Kernel
-from ..nvrtc import Nvrtc
-from ..source import cpp, shared
+from ..nvrtc import Nvrtc, find_headers
+from ..source import Note, cpp, cuda_body, shared
 from ..source import cuda as cuda_text
-from ..toolchain import CompilerFailed
+from ..source.cuda_launch import Form, most_registers
+from ..spec import Launch, Spec
+from . import Binary, portability
 from .diagnostics import compile_error
+from .digests import INCLUDE
 
+_FLAGS = ("--std=c++17", "--device-as-default-execution-space", "-w")
 STATIC_LIMIT = 48 << 10  # bytes that a block may have without asking
 # The bytes that it may ask for, by compute capability (CUDA C++ Programming Guide).
 _LIMITS = {
@@ -27,48 +31,102 @@ _SMEM = re.compile(r"(\d+) bytes smem")
 _TOO_MUCH = "uses too much shared data"
 
 
-class Built(NamedTuple):
-    """What a compilation gave.
+class Task(NamedTuple):
+    """A compilation.
 
     Attributes:
-        payload: the cubin, or PTX.
-        log: what the compiler said.
-        shared: bytes of dynamic shared memory that each launch must ask for.
-        text: the text that was compiled at last.
-        memory: bytes of threadgroup memory in all.
+        made_of: all that decides what it gives, but for the dialect's header.
+        run: compiles.
     """
 
-    payload: bytes
-    log: str
-    shared: int
-    text: str
-    memory: int
+    made_of: tuple[str, ...]
+    run: Callable[[], Binary]
 
-    def packed(self) -> bytes:
-        """All of it as bytes, for the cache."""
-        return b"\0".join(
-            (
-                b"%d %d" % (self.shared, self.memory),
-                self.text.encode(),
-                self.log.encode(),
-                self.payload,
+
+class Build:
+    """A kernel that the cache does not have.
+
+    Attributes:
+        form: how its launch runs.
+    """
+
+    def __init__(self, spec: Spec, launch: Launch | None) -> None:
+        """Rewrites the text.
+
+        Raises:
+            DialectError: it uses something that ferrule refuses.
+        """
+        self._spec = spec
+        self._registers = most_registers(launch)
+        self._prepared = None if spec.kernel.language == "cuda" else cpp.prepare(spec)
+        self.form = cuda_text.form_of(self._prepared, launch) if self._prepared else Form("box")
+
+    def text(self) -> str:
+        """The CUDA C++ text."""
+        p = self._prepared
+        return cuda_text.text(p, self.form) if p else cuda_body.text(self._spec)
+
+    def notes(self) -> list[Note]:
+        """What Apple refuses of it, as far as the text alone tells."""
+        return portability.notes(self._prepared) if self._prepared else []
+
+    def notes_of_memory(self, size: int) -> list[Note]:
+        """What Apple refuses of so many bytes of threadgroup memory."""
+        if self._prepared is None:
+            return []
+        lines = [one.line for one in shared.declared(self._prepared.text.source)]
+        return portability.of_shared_memory(size, max(lines, default=1))
+
+    def task(self, compiler: Nvrtc, architecture: str) -> Task:
+        """How it is compiled.
+
+        Raises:
+            DeviceError: NVRTC does not know the architecture.
+            ToolchainError: CUDA's headers are missing, which a body that is CUDA includes.
+        """
+        p, kernel, text = self._prepared, self._spec.kernel, self.text()
+        known = compiler.architectures()
+        number = re.fullmatch(r"(?:sm|compute)_(\d+)[af]?", architecture)
+        if number is None or int(number[1]) not in known:
+            listed = ", ".join(f"sm_{n}" for n in known)
+            raise DeviceError(
+                f"kernel {kernel.name!r}: NVRTC {'.'.join(map(str, compiler.version))} does "
+                f"not compile for {architecture!r}; it knows {listed} (and compute_… for PTX)."
             )
-        )
+        contract = p is None or not p.text.contract_off
+        flags = [*_FLAGS, f"--fmad={'true' if contract else 'false'}"]
+        if self._registers:
+            flags.append(f"--maxrregcount={self._registers}")
+        if kernel.math_mode == "fast":
+            flags.append("-D__FAST_MATH__=1")
+        folders, libraries = [str(INCLUDE)], ""
+        if p is None:
+            headers = find_headers(compiler)
+            folders += headers.folders
+            libraries = headers.identity
+        made_of = (compiler.identity, libraries, architecture, *flags, text)
+        flags += [f"-I{folder}" for folder in folders]
 
-    @staticmethod
-    def unpacked(data: bytes) -> Built:
-        """The reverse of `packed`."""
-        sizes, text, log, payload = data.split(b"\0", 3)
-        dynamic, memory = map(int, sizes.split())
-        return Built(payload, log.decode(), dynamic, text.decode(), memory)
+        def run() -> Binary:
+            if p is None:
+                return _build_body(compiler, kernel, text, architecture, flags)
+            return _build(compiler, p, self.form, text, architecture, flags)
+
+        return Task(made_of, run)
 
 
-def build(
-    compiler: Nvrtc, p: cpp.Prepared, form: cuda_text.Form, architecture: str, flags: Sequence[str]
-) -> Built:
+def _build(
+    compiler: Nvrtc,
+    p: cpp.Prepared,
+    form: Form,
+    text: str,
+    architecture: str,
+    flags: Sequence[str],
+) -> Binary:
     """Compile a kernel.
 
     Args:
+        text: its text, as it is compiled first.
         architecture: such as ``"sm_90"``; the flags do not have it, but where headers are.
 
     Raises:
@@ -80,7 +138,6 @@ def build(
     def compiled(text: str, options: Sequence[str] = target) -> tuple[bytes, str]:
         return compiler.compile(text, p.kernel.name, options)
 
-    text = cuda_text.text(p, form)
     try:
         try:
             made, log = compiled(text)
@@ -100,29 +157,29 @@ def build(
             _check(p, architecture, sizes, size)
             text = cuda_text.text(p, form, shared=cuda_text.Dynamic(offsets))
             made, log = compiled(text)
-            return Built(made, log, size, text, size)
-        return Built(made, log, 0, text, _static(made, log))
+            return Binary(made, architecture, text, log, size, size)
+        return Binary(made, architecture, text, log, 0, _static(made, log))
     except CompilerFailed as failed:
         log = failed.log
         without = cuda_text.text(p, form, masks=False)
         if without != text:
             try:
                 made, said = compiled(without)
-                return Built(made, said, 0, without, _static(made, said))
+                return Binary(made, architecture, without, said, 0, _static(made, said))
             except CompilerFailed as again:
                 log = again.log  # in the lines of the author's own functions
         raise _refused(compiler, p.kernel, log) from None
 
 
-def build_body(
+def _build_body(
     compiler: Nvrtc, kernel: Kernel, text: str, architecture: str, flags: Sequence[str]
-) -> Built:
-    """Compile a kernel whose body is CUDA, as `build` does."""
+) -> Binary:
+    """Compile a kernel whose body is CUDA, as `_build` does."""
     try:
         made, log = compiler.compile(text, kernel.name, _target(architecture, flags))
     except CompilerFailed as failed:
         raise _refused(compiler, kernel, failed.log) from None
-    return Built(made, log, 0, text, _static(made, log))
+    return Binary(made, architecture, text, log, 0, _static(made, log))
 
 
 def _static(made: bytes, log: str) -> int:

@@ -11,14 +11,20 @@ from typing import TYPE_CHECKING, NamedTuple
 from .. import fastcall
 from ..driver import Function, driver
 from ..errors import DeviceError
-from ..source import cuda as cuda_text
-from ..source import cuda_body
-from ..source.cuda import Form
+from ..source.cuda_launch import (
+    Form,
+    blocks_of,
+    groups_of,
+    kernel_parameters,
+    kernel_symbol,
+    most_registers,
+    possible_forms,
+)
 from ..spec import CUDA_RANK, Facts, Launch, Spec
+from . import Binary
 
 if TYPE_CHECKING:
     from .cuda import CudaDevice
-    from .cuda_build import Built
 
 _HEAD = struct.Struct("=2Q10I")  # `cuda_call` of runtime/fastcall.c
 _LAUNCH = struct.Struct("=9I")  # `fr::launch` of include/cuda_grid.h
@@ -45,8 +51,7 @@ class CudaProgram:
         self._driver = driver()
         self._number = self._driver.number(spec.kernel.name)
         self._in_cuda = spec.kernel.language == "cuda"
-        maker = cuda_body if self._in_cuda else cuda_text
-        self._parameters = maker.kernel_parameters(spec)
+        self._parameters = kernel_parameters(spec)
         self._values = [i for kind, i in self._parameters if kind == "value"]
         self._functions: dict[tuple[object, ...], tuple[Form, Function]] = {}
         self._plans: dict[tuple[object, ...], _Plan] = {}
@@ -103,13 +108,13 @@ class CudaProgram:
     def _plan(self, launch: Launch, key: tuple[object, ...]) -> _Plan:
         form, function = self._loaded(launch)
         try:
-            blocks, block = cuda_text.blocks_of(form, launch)
+            blocks, block = blocks_of(form, launch)
         except OverflowError as error:
             raise DeviceError(
                 f"kernel {self._spec.kernel.name!r}: grid {launch.grid} with threadgroup "
                 f"{launch.threadgroup} has {error}, more than CUDA can launch."
             ) from None
-        sizes = _LAUNCH.pack(*launch.grid, *launch.threadgroup, *cuda_text.groups_of(launch))
+        sizes = _LAUNCH.pack(*launch.grid, *launch.threadgroup, *groups_of(launch))
         plan = _Plan(function, blocks, block, sizes, [])
         threads = block[0] * block[1] * block[2]
         if threads > plan.function.most_threads:
@@ -123,19 +128,19 @@ class CudaProgram:
 
     def _loaded(self, launch: Launch) -> tuple[Form, Function]:
         """The form of a launch, and what is loaded for it."""
-        key = (*cuda_text.possible_forms(launch), self._device.registers(launch))
+        key = (*possible_forms(launch), most_registers(launch))
         with self._lock:
             found = self._functions.get(key)
             if found is None:
                 form, built = self._device.built(self._spec, launch)
                 function = self._driver.load(
-                    self._ordinal, built.payload, cuda_body.kernel_symbol(self._spec),
+                    self._ordinal, built.payload, kernel_symbol(self._spec),
                     self._shared(built),
                 )  # fmt: skip
                 found = self._functions[key] = form, function
         return found
 
-    def _shared(self, built: Built) -> int:
+    def _shared(self, built: Binary) -> int:
         """The bytes of dynamic shared memory of a launch."""
         asked = self._spec.kernel.shared_memory
         if not asked:

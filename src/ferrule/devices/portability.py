@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from ..dtypes import bfloat16, float16
 from ..errors import DialectError, PortabilityWarning, warn
 from ..kernel import Kernel
-from ..source import cpp
-from ..source.cpp import Prepared
-from ..source.rewrite import Note
+from ..source import Note
+
+if TYPE_CHECKING:
+    from ..source.cpp import Prepared
 
 _SHARED_LIMIT = 32 << 10
 _MOST_BUFFERS = 31
@@ -45,6 +47,8 @@ class Portability:
 
 def notes(p: Prepared) -> list[Note]:
     """What the text alone tells."""
+    from ..source.cpp import parameters  # what is in the cache needs no text
+
     found = list(p.text.notes)
     if p.kernel.atomic_outputs:
         found += [
@@ -52,7 +56,7 @@ def notes(p: Prepared) -> list[Note]:
             for n, d in zip(p.kernel.output_names, p.spec.outputs, strict=True)
             if d in (float16, bfloat16)
         ]
-    if len(cpp.parameters(p.spec)) > _MOST_BUFFERS:
+    if len(parameters(p.spec)) > _MOST_BUFFERS:
         found.append(Note("source", 1, "a kernel with more than 31 buffers"))
     return found
 

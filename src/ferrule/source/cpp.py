@@ -24,11 +24,10 @@ from ..dtypes import Dtype
 from ..errors import DialectError
 from ..kernel import Kernel
 from ..spec import Spec
+from . import ENTRY
 from . import NotSplittable as NotSplittable
 from .dialect import SYNC, THREADGROUP_BARRIERS
 from .rewrite import Rewritten, rewrite
-
-ENTRY = "fr_entry"  # the exported function of a CPU kernel
 
 
 class Parameter(NamedTuple):

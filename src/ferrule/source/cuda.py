@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping
 from typing import NamedTuple
 
 from ..dtypes import Dtype
 from ..spec import Launch, Spec
-from . import cuda_body
 from . import shared as memory
 from .cpp import (
     TAIL,
@@ -22,59 +20,15 @@ from .cpp import (
     template_value,
     used_attributes,
 )
+from .cuda_launch import Form, form_for, kernel_symbol
 from .dialect import COLLECTIVES, MATRIX_OPS
 
-# CUDA's limits (CUDA C++ Programming Guide, technical specifications per compute capability).
-_MOST_ALONG_X = 2**31 - 1  # blocks along x
-_MOST_ALONG_YZ = 65535  # and along y and z
-_MOST_DEEP = 64  # threads of a block along z
-
 _BUILTIN = frozenset({"bool", "float", "double"})
-
-
-class Form(NamedTuple):
-    """What of a launch's sizes decides its text; see include/cuda_grid.h.
-
-    Attributes:
-        threads: ``"row"``, ``"box"`` or ``"line"``: how blocks hold their threads.
-        far: there are more threadgroups along y or z than a CUDA grid may have.
-        full: every simdgroup has 32 threads (said only where the body has its operations).
-        aligned: threadgroups are a multiple of 32 threads wide, so that the lanes of a simdgroup
-            differ in x alone (likewise).
-    """
-
-    threads: str = "row"
-    far: bool = False
-    full: bool = False
-    aligned: bool = False
 
 
 def form_of(p: Prepared, launch: Launch | None) -> Form:
     """The form of a launch; without one, that of a row of threadgroups."""
     return form_for(bool((p.text.source_words | p.text.header_words) & COLLECTIVES), launch)
-
-
-def form_for(lanes: bool, launch: Launch | None) -> Form:
-    """`form_of` for a text of which it is known whether it has operations of a simdgroup."""
-    if launch is None:
-        return Form()
-    grid, threadgroup = launch.grid, launch.threadgroup
-    far = max(groups_of(launch)[1:]) > _MOST_ALONG_YZ
-    sizes = [{t, g % t or t} if t else {0} for g, t in zip(grid, threadgroup, strict=True)]
-    full = lanes and all(x * y * z % 32 == 0 for x, y, z in itertools.product(*sizes))
-    aligned = lanes and all(x % 32 == 0 for x in sizes[0]) and grid[0] < 2**31
-    if threadgroup[1:] == (1, 1):
-        return Form("row", far, full, aligned)
-    # In a whole block the hardware numbers threads as Metal does; so it does not where an edge is
-    # ragged, but then only operations of a simdgroup can tell.
-    whole = all(g % t == 0 for g, t in zip(grid, threadgroup, strict=True))
-    box = (whole or not lanes) and threadgroup[2] <= _MOST_DEEP
-    return Form("box" if box else "line", far, full, aligned)
-
-
-def possible_forms(launch: Launch | None) -> tuple[Form, ...]:
-    """The forms of a launch while its text is not known."""
-    return tuple(form_for(lanes, launch) for lanes in (False, True))
 
 
 class Dynamic(NamedTuple):
@@ -155,46 +109,13 @@ def text(p: Prepared, form: Form, *, masks: bool = True, shared: Dynamic | None 
   (void)fr_i, (void)fr_p;
 {values}{declared}{body(p, source)}}}
 {TAIL}
-extern "C" __global__ void {cuda_body.kernel_symbol(spec)}({", ".join(given)}) {{
+extern "C" __global__ void {kernel_symbol(spec)}({", ".join(given)}) {{
   const fr::group fr_g(fr_l);
   const fr::metal::uint3 fr_p = fr_g.position();
   if (!fr_g.holds(fr_p)) return;
   fr::user::fr_kernel{_qualified_values(spec)}({", ".join(passed)});
 }}
 """
-
-
-def kernel_parameters(spec: Spec) -> list[tuple[str, int]]:
-    """The parameters of the CUDA function, in order: what each is, and of which argument.
-
-    Those of `cuda_body.kernel_parameters`, but for shapes and strides, which are as long as the
-    input's rank, and at last ``"launch"``, the grid and threadgroup.
-    """
-    return [*cuda_body.kernel_parameters(spec), ("launch", 0)]
-
-
-def blocks_of(form: Form, launch: Launch) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
-    """Blocks of the CUDA grid and threads of a block, along x, y and z.
-
-    Raises:
-        OverflowError: more threadgroups than CUDA can count.
-    """
-    x, y, z = launch.threadgroup
-    block = (x, y, z) if form.threads == "box" else (x * y * z, 1, 1)
-    groups = groups_of(launch)
-    if not form.far:
-        return groups, block
-    count = groups[0] * groups[1] * groups[2]
-    rows = -(-count // _MOST_ALONG_X)
-    if rows > _MOST_ALONG_YZ:
-        raise OverflowError(f"{count} threadgroups")
-    return (-(-count // rows), rows, 1), block
-
-
-def groups_of(launch: Launch) -> tuple[int, int, int]:
-    """Threadgroups along x, y and z."""
-    x, y, z = [-(-g // t) if t else 0 for g, t in zip(launch.grid, launch.threadgroup, strict=True)]
-    return x, y, z
 
 
 def _outside(dtype: Dtype) -> str:

@@ -11,6 +11,7 @@ import re
 
 from ..dtypes import Dtype
 from ..spec import Spec, TemplateValue
+from .cuda_launch import kernel_parameters, kernel_symbol
 
 _SPACE = "mlx::core::cu"
 
@@ -45,27 +46,6 @@ def text(spec: Spec) -> str:
     lines += _locals(spec)
     lines += [f'#line 1 "{kernel.name}.source"', kernel.source, '#line 1 "ferrule"']
     return "\n".join([*lines, "}", "} } }  // namespace mlx::core::cu", ""])
-
-
-def kernel_symbol(spec: Spec) -> str:
-    """The name of the CUDA function."""
-    return f"ferrule_{spec.kernel.name}"
-
-
-def kernel_parameters(spec: Spec) -> list[tuple[str, int]]:
-    """What a launch passes, in order: pairs of a kind and the index of an input or output.
-
-    ``"input"`` is a pointer; ``"value"`` the element of a Python scalar; ``"shape"`` 10 int32 and
-    ``"strides"`` 10 int64, in elements, both by value, with zeros beyond the input's rank;
-    ``"output"`` a pointer. The rank is a constant of the text.
-    """
-    found: list[tuple[str, int]] = []
-    for i, (name, given) in enumerate(zip(spec.kernel.input_names, spec.inputs, strict=True)):
-        found.append(("value" if given.value else "input", i))
-        if given.ndim:
-            shape, strides, _ = spec.kernel.wants(name)
-            found += [("shape", i)] * shape + [("strides", i)] * strides
-    return found + [("output", i) for i in range(len(spec.outputs))]
 
 
 def named(spec: Spec) -> list[str]:

@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 
 from ..errors import DialectError
 from ..kernel import Kernel
+from . import Note
 from .dialect import (
     ADDRESS_SPACES,
     GENERATED,
@@ -44,15 +45,6 @@ _FLOAT = re.compile(r"(?:[0-9']+\.[0-9']*|\.[0-9']+|[0-9']+(?=[eE]))(?:[eE][+-]?
 _DEFINE = re.compile(r"^[ \t]*#[ \t]*define[ \t]+(\w+(?=\W|$))(?:\([^)]*\))?(.*)$", re.MULTILINE)
 _WORD = re.compile(r"[A-Za-z_]\w*")
 _CONTRACT = re.compile(r"\bfp\s+contract\s*\(\s*off\s*\)|FP_CONTRACT\s+OFF")
-
-
-@dataclass(frozen=True)
-class Note:
-    """Something that runs here but that Apple's compiler or GPU refuses."""
-
-    where: str
-    line: int
-    what: str
 
 
 @dataclass

@@ -1,0 +1,117 @@
+"""What a launch on CUDA is, apart from its text: its form, its blocks, and what it passes.
+
+A kernel that is in the cache is launched with this alone.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import NamedTuple
+
+from ..spec import Launch, Spec
+
+# CUDA's limits (CUDA C++ Programming Guide, technical specifications per compute capability).
+_MOST_ALONG_X = 2**31 - 1  # blocks along x
+_MOST_ALONG_YZ = 65535  # and along y and z
+_MOST_DEEP = 64  # threads of a block along z
+
+
+class Form(NamedTuple):
+    """What of a launch's sizes decides its text; see include/cuda_grid.h.
+
+    Attributes:
+        threads: ``"row"``, ``"box"`` or ``"line"``: how blocks hold their threads.
+        far: there are more threadgroups along y or z than a CUDA grid may have.
+        full: every simdgroup has 32 threads (said only where the body has its operations).
+        aligned: threadgroups are a multiple of 32 threads wide, so that the lanes of a simdgroup
+            differ in x alone (likewise).
+    """
+
+    threads: str = "row"
+    far: bool = False
+    full: bool = False
+    aligned: bool = False
+
+
+def form_for(lanes: bool, launch: Launch | None) -> Form:
+    """The form of a launch; without one, that of a row of threadgroups.
+
+    Args:
+        lanes: whether the text has operations of a simdgroup.
+    """
+    if launch is None:
+        return Form()
+    grid, threadgroup = launch.grid, launch.threadgroup
+    far = max(groups_of(launch)[1:]) > _MOST_ALONG_YZ
+    sizes = [{t, g % t or t} if t else {0} for g, t in zip(grid, threadgroup, strict=True)]
+    full = lanes and all(x * y * z % 32 == 0 for x, y, z in itertools.product(*sizes))
+    aligned = lanes and all(x % 32 == 0 for x in sizes[0]) and grid[0] < 2**31
+    if threadgroup[1:] == (1, 1):
+        return Form("row", far, full, aligned)
+    # In a whole block the hardware numbers threads as Metal does; so it does not where an edge is
+    # ragged, but then only operations of a simdgroup can tell.
+    whole = all(g % t == 0 for g, t in zip(grid, threadgroup, strict=True))
+    box = (whole or not lanes) and threadgroup[2] <= _MOST_DEEP
+    return Form("box" if box else "line", far, full, aligned)
+
+
+def possible_forms(launch: Launch | None) -> tuple[Form, ...]:
+    """The forms of a launch while its text is not known."""
+    return tuple(form_for(lanes, launch) for lanes in (False, True))
+
+
+def most_registers(launch: Launch | None) -> int:
+    """How many registers a thread may have, so that a threadgroup fits; 0 leaves it open.
+
+    A multiprocessor has 65,536, and a thread at most 255.
+    """
+    x, y, z = launch.threadgroup if launch is not None else (1, 1, 1)
+    threads = x * y * z
+    return 0 if threads <= 256 else 128 if threads <= 512 else 64
+
+
+def blocks_of(form: Form, launch: Launch) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
+    """Blocks of the CUDA grid and threads of a block, along x, y and z.
+
+    Raises:
+        OverflowError: more threadgroups than CUDA can count.
+    """
+    x, y, z = launch.threadgroup
+    block = (x, y, z) if form.threads == "box" else (x * y * z, 1, 1)
+    groups = groups_of(launch)
+    if not form.far:
+        return groups, block
+    count = groups[0] * groups[1] * groups[2]
+    rows = -(-count // _MOST_ALONG_X)
+    if rows > _MOST_ALONG_YZ:
+        raise OverflowError(f"{count} threadgroups")
+    return (-(-count // rows), rows, 1), block
+
+
+def groups_of(launch: Launch) -> tuple[int, int, int]:
+    """Threadgroups along x, y and z."""
+    x, y, z = [-(-g // t) if t else 0 for g, t in zip(launch.grid, launch.threadgroup, strict=True)]
+    return x, y, z
+
+
+def kernel_symbol(spec: Spec) -> str:
+    """The name of the CUDA function."""
+    return f"ferrule_{spec.kernel.name}"
+
+
+def kernel_parameters(spec: Spec) -> list[tuple[str, int]]:
+    """What a launch passes, in order: pairs of a kind and the index of an input or output.
+
+    ``"input"`` is a pointer; ``"value"`` the element of a Python scalar; ``"shape"`` int32 and
+    ``"strides"`` int64, in elements, both by value; ``"output"`` a pointer. Shapes and strides are
+    as long as the input's rank; for a body that is CUDA they are 10 long, with zeros beyond it. A
+    Metal body gets ``"launch"``, the grid and threadgroup, at last.
+    """
+    found: list[tuple[str, int]] = []
+    for i, (name, given) in enumerate(zip(spec.kernel.input_names, spec.inputs, strict=True)):
+        found.append(("value" if given.value else "input", i))
+        if given.ndim:
+            shape, strides, _ = spec.kernel.wants(name)
+            found += [("shape", i)] * shape + [("strides", i)] * strides
+    found += [("output", i) for i in range(len(spec.outputs))]
+    return found if spec.kernel.language == "cuda" else [*found, ("launch", 0)]
