@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ def form(source: str, grid: tuple[int, int, int], threadgroup: tuple[int, int, i
     return cuda_text.form_of(cpp.prepare(spec), launch(grid, threadgroup))
 
 
+ROW = ("row", False, False, False)
 PLAIN = "y[thread_position_in_grid.x] = x[0];"
 LANES = "y[thread_position_in_grid.x] = simd_sum(x[0]);"
 
@@ -60,10 +62,69 @@ LANES = "y[thread_position_in_grid.x] = simd_sum(x[0]);"
         (PLAIN, (32, 32, 2_000_000), (16, 16, 1), ("box", True)),
         (PLAIN, (1, 1, 500), (1, 1, 100), ("line",)),  # CUDA's blocks are 64 deep at most
         (LANES, (4, 4, 64), (4, 4, 64), ("box", False, True)),
+        (PLAIN, (1 << 20, 1, 1), (256, 1, 1), (*ROW, 4)),
+        (PLAIN, (4 * 132 * 256, 1, 1), (256, 1, 1), (*ROW, 4)),
+        (PLAIN, (4 * 132 * 256 - 1, 1, 1), (256, 1, 1), ROW),
+        (PLAIN, (7 * 256, 1 << 10, 1), (256, 1, 1), ROW),  # the second block would have three
+        (PLAIN, (33 * 256, 1 << 10, 1), (256, 1, 1), (*ROW, 4)),
+        (PLAIN, (1 << 10, 1 << 10, 1), (32, 8, 1), ("box", *ROW[1:], 4)),
+        (PLAIN, (1 << 20, 65536, 1), (256, 1, 1), ("row", True)),
+        (PLAIN, (2**31, 1, 1), (256, 1, 1), ROW),
+        (PLAIN, (1 << 10, 1 << 5, 1 << 10), (4, 4, 65), ("line",)),
+        (LANES, (1 << 20, 1, 1), (256, 1, 1), ("row", False, True, True)),
     ],
 )
 def test_forms(source: str, grid: Any, threadgroup: Any, expected: Any) -> None:
     assert form(source, grid, threadgroup) == Form(*expected)
+
+
+@pytest.mark.parametrize(
+    ("source", "dtype", "expected"),
+    [
+        ("y[i] = x[i];", "float32", 4),
+        ("y[i] = x[i];", "int64", 4),
+        ("y[i] = x[i];", "bfloat16", 8),
+        ("y[i] = x[i];", "uint8", 8),
+        ("y[i] = x[i]; // for all i, while there are some", "float32", 4),
+        ("for (int j = 0; j < 4; ++j) y[4 * i + j] = x[4 * i + j];", "float32", 4),
+        ("for (uint j = 0; j < N; j++) y[4 * i + j] = x[4 * i + j];", "float32", 4),
+        ("for (int j = 0; j < 99; ++j) y[i] = x[i + 512 * j] + y[i] * 2 - x[i];", "float32", 1),
+        ("for (uint j = 0; j < i; ++j) y[i] += x[j];", "float32", 1),
+        ("for (int j = 0; j < 4; ) y[4 * i + j++] = x[i];", "float32", 1),
+        ("for (int j = 0; j < x_shape[0]; ++j) y[i] = x[j];", "float32", 1),
+        ("uint j = 0; while (j < 4) y[j++] = x[i];", "float32", 1),
+        ("y[i] = simd_sum(x[i]);", "float32", 1),
+        ("threadgroup float t[9]; t[0] = x[i]; y[i] = t[0];", "float32", 1),
+        ("volatile float v = x[i]; y[i] = v;", "float32", 1),
+        ("y[i] = looped(x[i]);", "float32", 1),
+        ("y[i] = " + " + ".join(["x[i]"] * 1000) + ";", "float32", 1),
+    ],
+)  # fmt: skip
+def test_how_many_threadgroups_a_block_carries_out(source: str, dtype: str, expected: int) -> None:
+    header = "float looped(float v) { for (;;) if ((v *= 2) > 9) return v; }"
+    kernel = ferrule.metal_kernel(
+        "k", ["x"], ["y"], f"uint i = thread_position_in_grid.x; {source}",
+        header if "looped" in source else "",
+    )  # fmt: skip
+    kind = dtypes.BY_NAME[dtype]
+    spec, _ = kernel._described([f"{dtype}[8]"], [kind], None, None, None, [("N", 4)], None, "cuda")
+    assert cuda_text.each_of(cpp.prepare(spec)) == expected
+
+
+def test_the_loads_of_several_threadgroups_are_under_way_together(library: nvrtc.Nvrtc) -> None:
+    if nvdisasm.find_nvdisasm() is None:
+        pytest.skip("no nvdisasm")
+    for dtype, each in ((F32, 4), (ferrule.bfloat16, 8)):
+        kernel = ferrule.metal_kernel(
+            "k", ["x"], ["y"], "uint i = thread_position_in_grid.x; y[i] = metal::exp(x[i]);"
+        )
+        binary = kernel.compile(
+            "sm_90", inputs=[f"{dtype.name}[8]"], output_dtypes=[dtype], grid=(1 << 20, 1, 1),
+            threadgroup=(256, 1, 1),
+        )  # fmt: skip
+        found = re.findall(r"\b(LDG|STG|BRA)\b", nvdisasm.disassemble(binary.payload))
+        whole = " ".join(["LDG"] * each + ["STG"] * each)
+        assert whole in " ".join(found)
 
 
 # -- where threads stand: the header's arithmetic, on the CPU -------------------------------------
@@ -333,7 +394,7 @@ def test_carried_to_a_machine_without_nvrtc(
     added = CliRunner().invoke(main, ["cache", "add", str(carried)])
     assert added.exit_code == 0, added.output
     for threads in (32, 100, 256, 300, 1024):
-        for n in (threads, 7 * threads, 12345):
+        for n in (threads, 7 * threads, 12345, 1 << 18, 3 << 18, 12345 << 10):
             assert compiled((n, 1, 1), (threads, 1, 1)).payload.startswith(b"\x7fELF")
     with pytest.raises(ferrule.ToolchainError, match="ferrule build"):
         compiled((1024, 1, 1), (256, 1, 1), "sm_80")

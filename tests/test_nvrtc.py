@@ -7,9 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import on_cuda
 import pytest
 
+import on_cuda
 from ferrule import nvrtc
 from ferrule.errors import CompilerFailed, ToolchainError
 

@@ -12,8 +12,14 @@ from .inspect import not_compiled
 from .target import described, options
 
 # Launches in one row that between them need all that such launches can: whole simdgroups or not,
-# and threadgroups of up to 256, 512 and 1024 threads.
-_ROWS = [((size * 64 + rest, 1, 1), (size, 1, 1)) for size in (256, 512, 1024) for rest in (0, 1)]
+# threadgroups of up to 256, 512 and 1024 threads, and as many that a block does well to carry out
+# one, four or eight of them.
+_ROWS = [
+    ((threads + rest, 1, 1), (size, 1, 1))
+    for size in (256, 512, 1024)
+    for threads in (1 << 14, 200 << 10, 1 << 20)
+    for rest in (0, 1)
+]
 
 
 @click.command("build")

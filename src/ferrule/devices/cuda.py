@@ -68,6 +68,10 @@ class CudaDevice:
         if found is not None:
             return found
         compiler = nvrtc.find_nvrtc()
+        if compiler is None:
+            found = self._cached(disk, spec, launch, "", single=True)
+            if found is not None:
+                return found
         asked = "" if compiler is None else _decisive(spec, compiler.path, compiler.identity)
         if asked not in ("", first):
             found = self._cached(disk, spec, launch, asked)
@@ -84,12 +88,21 @@ class CudaDevice:
             CompileError, DialectError, ToolchainError, DeviceError: as `compile` does.
         """
         compiler = _found(nvrtc.find_nvrtc(), spec)
-        form, key, built, found = self._build(compiler, spec, launch)
-        to.put(key, _packed(built))
-        to.put(self._request(spec, launch, ""), _record(form, key, found))
+
+        def put(single: bool) -> Binary:
+            form, key, built, found = self._build(compiler, spec, launch, single=single)
+            to.put(key, _packed(built))
+            to.put(self._request(spec, launch, "", single=single), _record(form, key, found))
+            return built
+
+        built = put(single=False)
+        if possible_forms(launch) != possible_forms(launch, single=True):
+            put(single=True)  # which serves launches of any size
         return built
 
-    def _request(self, spec: Spec, launch: Launch | None, compiler: str) -> str:
+    def _request(
+        self, spec: Spec, launch: Launch | None, compiler: str, *, single: bool = False
+    ) -> str:
         """The key of all that decides what is built."""
         k = spec.kernel
         described = [
@@ -98,7 +111,7 @@ class CudaDevice:
             [[i.dtype.name, i.ndim, i.value] for i in spec.inputs],
             [d.name for d in spec.outputs],
             [[n, type(v).__name__, str(v)] for n, v in spec.template],
-            possible_forms(launch),
+            possible_forms(launch, single=single),
             most_registers(launch),
         ]
         if k.language == "cuda":
@@ -107,10 +120,13 @@ class CudaDevice:
         return cache.digest("cuda request", SCHEMA, *digests, json.dumps(described))
 
     def _cached(
-        self, disk: cache.Cache, spec: Spec, launch: Launch | None, compiler: str | None
-    ) -> tuple[Form, Binary] | None:
+        self, disk: cache.Cache, spec: Spec, launch: Launch | None, compiler: str | None,
+        *, single: bool = False,
+    ) -> tuple[Form, Binary] | None:  # fmt: skip
         """What the cache has of a compiler, given what `_decisive` says of it."""
-        record = None if compiler is None else disk.get(self._request(spec, launch, compiler))
+        if compiler is None:
+            return None
+        record = disk.get(self._request(spec, launch, compiler, single=single))
         if record is None:
             return None
         form, key, found = json.loads(record)
@@ -121,12 +137,12 @@ class CudaDevice:
         return Form(*form), _unpacked(packed, self.architecture)
 
     def _build(
-        self, compiler: nvrtc.Nvrtc, spec: Spec, launch: Launch | None
+        self, compiler: nvrtc.Nvrtc, spec: Spec, launch: Launch | None, *, single: bool = False
     ) -> tuple[Form, str, Binary, list[Note]]:
         """The form, the key in the cache, what was built, and what Apple refuses of it."""
         from .cuda_build import Build  # a kernel from the cache needs no text and no parser
 
-        build = Build(spec, launch)
+        build = Build(spec, launch, single=single)
         found = build.notes()
         self._portability.say(spec.kernel, found)
         task = build.task(compiler, self.architecture)

@@ -50,8 +50,11 @@ class Build:
         form: how its launch runs.
     """
 
-    def __init__(self, spec: Spec, launch: Launch | None) -> None:
+    def __init__(self, spec: Spec, launch: Launch | None, *, single: bool = False) -> None:
         """Rewrites the text.
+
+        Args:
+            single: whether each threadgroup has a block of its own, however many there are.
 
         Raises:
             DialectError: it uses something that ferrule refuses.
@@ -60,6 +63,8 @@ class Build:
         self._registers = most_registers(launch)
         self._prepared = None if spec.kernel.language == "cuda" else cpp.prepare(spec)
         self.form = cuda_text.form_of(self._prepared, launch) if self._prepared else Form("box")
+        if single:
+            self.form = self.form._replace(each=1)
 
     def text(self) -> str:
         """The CUDA C++ text."""

@@ -27,16 +27,17 @@ struct group {
   metal::uint3 threads_per_grid, dispatch_threads_per_threadgroup, threadgroups_per_grid;
   metal::uint3 threadgroup_position_in_grid, threads_per_threadgroup, origin;
 
-  FR_FN explicit group(const launch& l)
+  // ``x`` is the threadgroup's place along x.
+  FR_FN explicit group(const launch& l, unsigned x = blockIdx.x)
       : threads_per_grid(l.grid[0], l.grid[1], l.grid[2]),
         dispatch_threads_per_threadgroup(l.threadgroup[0], l.threadgroup[1], l.threadgroup[2]),
         threadgroups_per_grid(l.groups[0], l.groups[1], l.groups[2]) {
 #if defined(FR_FAR)
-    const uint64_t index = blockIdx.x + uint64_t(gridDim.x) * blockIdx.y, rest = index / l.groups[0];
+    const uint64_t index = x + uint64_t(gridDim.x) * blockIdx.y, rest = index / l.groups[0];
     threadgroup_position_in_grid =
         metal::uint3(unsigned(index % l.groups[0]), unsigned(rest % l.groups[1]), unsigned(rest / l.groups[1]));
 #else
-    threadgroup_position_in_grid = metal::uint3(blockIdx.x, blockIdx.y, blockIdx.z);
+    threadgroup_position_in_grid = metal::uint3(x, blockIdx.y, blockIdx.z);
 #endif
     const metal::uint3& t = dispatch_threads_per_threadgroup;
     origin = metal::uint3(threadgroup_position_in_grid.x * t.x, threadgroup_position_in_grid.y * t.y,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -20,15 +22,47 @@ from .cpp import (
     template_value,
     used_attributes,
 )
-from .cuda_launch import Form, form_for, kernel_symbol
-from .dialect import COLLECTIVES, MATRIX_OPS
+from .cuda_launch import EACH, Form, form_for, kernel_symbol
+from .dialect import COLLECTIVES, MATRIX_OPS, SYNC
+
+# Words of bodies whose threads may wait for each other.
+_MEETING = SYNC | {"while", "do", "goto", "volatile", "atomic_thread_fence"}
+_LOOP = re.compile(r"\bfor\b")
+_COUNTED = re.compile(
+    r"\bfor\s*\(\s*\w+\s+\w+\s*=\s*0\s*;\s*\w+\s*<\s*(\w+)\s*;\s*(?:\+\+\s*\w+|\w+\s*\+\+)\s*\)"
+)
+_MOST_TEXT, _SHORT_TEXT = 6000, 400  # characters of bodies that are repeated, and repeated often
 
 _BUILTIN = frozenset({"bool", "float", "double"})
 
 
 def form_of(p: Prepared, launch: Launch | None) -> Form:
     """The form of a launch; without one, that of a row of threadgroups."""
-    return form_for(bool((p.text.source_words | p.text.header_words) & COLLECTIVES), launch)
+    return form_for(bool(p.text.words & COLLECTIVES), launch, each_of(p))
+
+
+def each_of(p: Prepared) -> int:
+    """How many threadgroups a block had best carry out, if there are many.
+
+    A thread that loads one element waits for memory most of its life. With several, their loads
+    are under way together. That is for short bodies, whose threads do not meet: a longer one has
+    enough to do, and what loops as often as its arguments say may wait for another thread.
+    """
+    words, length = p.text.words, len(p.text.source) * _repetitions(p)
+    if words & _MEETING or p.shared or not length or length + len(p.text.header) > _MOST_TEXT:
+        return 1
+    sizes = [i.dtype.itemsize for i in p.spec.inputs if i.ndim]
+    narrow = max([*sizes, *(d.itemsize for d in p.spec.outputs)], default=4) < 4
+    return EACH[1] if narrow and length <= _SHORT_TEXT else EACH[0]
+
+
+def _repetitions(p: Prepared) -> int:
+    """How often loops may repeat a part of the body; 0 where that is not written in numbers."""
+    numbers = {name: value for name, value in p.spec.template if type(value) is int}
+    found = _COUNTED.findall(p.text.source)
+    if len(found) != len(_LOOP.findall(p.text.source)) or p.text.header_words & {"for"}:
+        return 0
+    return math.prod(int(n) if n.isdigit() else numbers.get(n, 0) for n in found)
 
 
 class Dynamic(NamedTuple):
@@ -110,11 +144,41 @@ def text(p: Prepared, form: Form, *, masks: bool = True, shared: Dynamic | None 
 {values}{declared}{body(p, source)}}}
 {TAIL}
 extern "C" __global__ void {kernel_symbol(spec)}({", ".join(given)}) {{
+{_threads(form, f"fr::user::fr_kernel{_qualified_values(spec)}({', '.join(passed)});")}}}
+"""
+
+
+def _threads(form: Form, call: str) -> str:
+    """What a thread of CUDA does: a thread of the grid, or one of each of several threadgroups."""
+    position = "const fr::metal::uint3 fr_p = fr_g.position();"
+    if form.each == 1:
+        return f"""\
   const fr::group fr_g(fr_l);
-  const fr::metal::uint3 fr_p = fr_g.position();
+  {position}
   if (!fr_g.holds(fr_p)) return;
-  fr::user::fr_kernel{_qualified_values(spec)}({", ".join(passed)});
-}}
+  {call}
+"""
+    # Without a condition in between, the compiler moves the loads of all to the front.
+    each = form.each
+    return f"""\
+  const unsigned fr_first = blockIdx.x * {each}u;
+  const fr::group fr_last(fr_l, fr_first + {each - 1}u);
+  if (fr_last.holds(fr_last.position())) {{
+#pragma unroll
+    for (unsigned fr_n = 0; fr_n < {each}u; ++fr_n) {{
+      const fr::group fr_g(fr_l, fr_first + fr_n);
+      {position}
+      {call}
+    }}
+  }} else {{
+#pragma unroll 1
+    for (unsigned fr_n = 0; fr_n < {each}u; ++fr_n) {{
+      const fr::group fr_g(fr_l, fr_first + fr_n);
+      {position}
+      if (!fr_g.holds(fr_p)) return;
+      {call}
+    }}
+  }}
 """
 
 

@@ -15,6 +15,11 @@ _MOST_ALONG_X = 2**31 - 1  # blocks along x
 _MOST_ALONG_YZ = 65535  # and along y and z
 _MOST_DEEP = 64  # threads of a block along z
 
+# Threadgroups that a block may carry out: for elements of 32 bits or more, and for narrower ones.
+EACH = (4, 8)
+# What keeps the memory of a large GPU busy: a block of 256 threads on each multiprocessor.
+_BUSY = 132 * 256
+
 
 class Form(NamedTuple):
     """What of a launch's sizes decides its text; see include/cuda_grid.h.
@@ -25,19 +30,22 @@ class Form(NamedTuple):
         full: every simdgroup has 32 threads (said only where the body has its operations).
         aligned: threadgroups are a multiple of 32 threads wide, so that the lanes of a simdgroup
             differ in x alone (likewise).
+        each: threadgroups that a block carries out, neighbours along x.
     """
 
     threads: str = "row"
     far: bool = False
     full: bool = False
     aligned: bool = False
+    each: int = 1
 
 
-def form_for(lanes: bool, launch: Launch | None) -> Form:
+def form_for(lanes: bool, launch: Launch | None, each: int = 1) -> Form:
     """The form of a launch; without one, that of a row of threadgroups.
 
     Args:
         lanes: whether the text has operations of a simdgroup.
+        each: threadgroups that a block carries out if there are many.
     """
     if launch is None:
         return Form()
@@ -46,18 +54,37 @@ def form_for(lanes: bool, launch: Launch | None) -> Form:
     sizes = [{t, g % t or t} if t else {0} for g, t in zip(grid, threadgroup, strict=True)]
     full = lanes and all(x * y * z % 32 == 0 for x, y, z in itertools.product(*sizes))
     aligned = lanes and all(x % 32 == 0 for x in sizes[0]) and grid[0] < 2**31
+    each = each if not far and many(launch, each) else 1
     if threadgroup[1:] == (1, 1):
-        return Form("row", far, full, aligned)
+        return Form("row", far, full, aligned, each)
     # In a whole block the hardware numbers threads as Metal does; so it does not where an edge is
     # ragged, but then only operations of a simdgroup can tell.
     whole = all(g % t == 0 for g, t in zip(grid, threadgroup, strict=True))
     box = (whole or not lanes) and threadgroup[2] <= _MOST_DEEP
-    return Form("box" if box else "line", far, full, aligned)
+    return Form("box" if box else "line", far, full, aligned, each if box else 1)
 
 
-def possible_forms(launch: Launch | None) -> tuple[Form, ...]:
-    """The forms of a launch while its text is not known."""
-    return tuple(form_for(lanes, launch) for lanes in (False, True))
+def many(launch: Launch, each: int) -> bool:
+    """Whether a launch keeps a GPU busy with so many threadgroups in each block."""
+    x, y, z = launch.grid
+    groups = groups_of(launch)[0]
+    return (
+        x * y * z >= each * _BUSY
+        and (groups % each == 0 or groups >= 8 * each)  # else blocks at the edge have little to do
+        and x < 2**31  # no position overflows
+    )
+
+
+def possible_forms(launch: Launch | None, *, single: bool = False) -> tuple[Form, ...]:
+    """The forms of a launch while its text is not known.
+
+    Args:
+        single: the forms with one threadgroup a block.
+    """
+    return (
+        form_for(True, launch),
+        *(form_for(False, launch, 1 if single else each) for each in (1, *EACH)),
+    )
 
 
 def most_registers(launch: Launch | None) -> int:
@@ -80,7 +107,7 @@ def blocks_of(form: Form, launch: Launch) -> tuple[tuple[int, int, int], tuple[i
     block = (x, y, z) if form.threads == "box" else (x * y * z, 1, 1)
     groups = groups_of(launch)
     if not form.far:
-        return groups, block
+        return (-(-groups[0] // form.each), *groups[1:]), block
     count = groups[0] * groups[1] * groups[2]
     rows = -(-count // _MOST_ALONG_X)
     if rows > _MOST_ALONG_YZ:
