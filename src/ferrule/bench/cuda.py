@@ -23,6 +23,7 @@ from .timing import Bench, Call, Peer
 DEVICE = "cuda:0"
 BY_HAND = "CUDA by hand"
 BANDWIDTH, AS_BY_HAND = 0.95, 0.95  # of torch's copy, and of CUDA by hand
+AS_FAST = 0.99  # runs of one and the same kernel differ by as much
 HALF = 2e-2  # how far results in float16 and bfloat16 may be apart
 
 
@@ -230,7 +231,10 @@ def vjp(bench: Bench) -> None:
             peers.append(Peer("torch.compile, backward", recorded(f), compiled))
             both = "torch.compile, forward and backward"
             peers.append(Peer(both, partial(differentiated, f), compiled))
-        peers.append(Peer("F.grid_sample, backward", recorded(_f)))
+        # In float16, torch's backward pass places points in float16 too: wrongly, in images of 1024
+        # pixels. Its forward pass and all the others do not.
+        exact = dtype == torch.float32
+        peers.append(Peer("F.grid_sample, backward", recorded(_f), compared=exact))
         bench.compare(
             f"grid_sample VJP, x {tuple(x.shape)} {_short(dtype)}",
             partial(gs.sample_vjp, x, grid, cot), peers, tolerance=_tolerance(dtype),
@@ -307,7 +311,7 @@ def _against(
         other([*given, *outputs, *sizes], blocks, threadgroup)
         return outputs
 
-    peers = [Peer(BY_HAND, twin, 1.0), Peer("torch, op by op", partial(by_ops, *given), OPS)]
+    peers = [Peer(BY_HAND, twin, AS_FAST), Peer("torch, op by op", partial(by_ops, *given), OPS)]
     bench.compare(work, ours, peers)
 
 
