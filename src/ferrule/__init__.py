@@ -1,6 +1,6 @@
 """ferrule: GPU kernels written by hand, at home in NumPy, PyTorch and MLX, on any machine.
 
-Importing this module imports NumPy and ml_dtypes, and nothing else of weight.
+Importing this module imports NumPy, and nothing else of weight.
 """
 
 from __future__ import annotations

@@ -38,8 +38,9 @@ if TYPE_CHECKING:  # pathlib takes longer to import than a kernel to load
 _MAGIC = b"ferrule\n"
 _SCHEMA = 1
 _HEADER = struct.Struct(">8sIIQ32s")
-_ENTRY = re.compile(r"[0-9a-f]{64}\.entry")
-_SCRATCH = re.compile(r"[0-9a-f]{64}\.(lock|[0-9a-f]{16}\.temp)")
+# Compiled when first used, by housekeeping alone: that takes longer than to read an entry.
+_ENTRY = r"[0-9a-f]{64}\.entry"
+_SCRATCH = r"[0-9a-f]{64}\.(lock|[0-9a-f]{16}\.temp)"
 
 _STALE = 3600.0  # seconds after which a temporary file has no living writer
 _REFRESH = 60.0  # seconds between two notes of an entry's last use
@@ -192,7 +193,7 @@ class Cache:
         with contextlib.suppress(OSError), self._folder() as folder:
             if folder is not None:
                 for name, status in _files(folder):
-                    if _ENTRY.fullmatch(name) and (key := _read_key(folder, name)) is not None:
+                    if re.fullmatch(_ENTRY, name) and (key := _read_key(folder, name)) is not None:
                         found.append(Entry(key, status.st_size, status.st_mtime))
         return sorted(found, key=lambda entry: entry.last_use, reverse=True)
 
@@ -201,7 +202,7 @@ class Cache:
         total = 0
         with contextlib.suppress(OSError), self._folder() as folder:
             if folder is not None:
-                total = sum(s.st_size for name, s in _files(folder) if _ENTRY.fullmatch(name))
+                total = sum(s.st_size for name, s in _files(folder) if re.fullmatch(_ENTRY, name))
         return total
 
     def clear(self) -> int:
@@ -213,9 +214,9 @@ class Cache:
         with contextlib.suppress(OSError), self._folder() as folder:
             if folder is not None:
                 for name, _ in _files(folder):
-                    if _ENTRY.fullmatch(name):
+                    if re.fullmatch(_ENTRY, name):
                         removed += _remove(folder, name)
-                    elif _SCRATCH.fullmatch(name):
+                    elif re.fullmatch(_SCRATCH, name):
                         _remove(folder, name)
         self._total = None
         return removed
@@ -351,11 +352,11 @@ class Cache:
         found = []
         total = 0
         for name, status in _files(folder):
-            if _ENTRY.fullmatch(name):
+            if re.fullmatch(_ENTRY, name):
                 used = status.st_mtime if status.st_mtime <= now + _STALE else 0.0
                 found.append((name == newest, used, name, status.st_size))
                 total += status.st_size
-            elif _SCRATCH.fullmatch(name) and abs(now - status.st_mtime) > _STALE:
+            elif re.fullmatch(_SCRATCH, name) and abs(now - status.st_mtime) > _STALE:
                 _remove(folder, name)
         if total > self.max_bytes:
             for is_newest, _, name, size in sorted(found):

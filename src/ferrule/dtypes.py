@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 from .errors import KernelTypeError
@@ -44,7 +43,12 @@ class Dtype:
     @property
     def numpy(self) -> np.dtype[Any]:
         """The NumPy dtype (ml_dtypes' for bfloat16)."""
-        return np.dtype(ml_dtypes.bfloat16 if self.name == "bfloat16" else self.name)
+        kind: str | type = self.name
+        if kind == "bfloat16":
+            import ml_dtypes  # takes longer to import than all of ferrule, and few need it
+
+            kind = ml_dtypes.bfloat16
+        return np.dtype(kind)
 
     @property
     def cuda(self) -> str:
@@ -75,7 +79,7 @@ ALL: tuple[Dtype, ...] = (
     float16, bfloat16, float32, float64, complex64,
 )  # fmt: skip
 BY_NAME: dict[str, Dtype] = {d.name: d for d in ALL}
-_BY_NUMPY: dict[Any, Dtype] = {d.numpy: d for d in ALL}
+_BY_NUMPY: dict[Any, Dtype] = {d.numpy: d for d in ALL if d is not bfloat16}
 
 
 def find(value: object) -> Dtype | None:
@@ -87,7 +91,10 @@ def find(value: object) -> Dtype | None:
     if isinstance(value, Dtype):
         return value
     if isinstance(value, np.dtype):
-        return _BY_NUMPY.get(value)
+        found = _BY_NUMPY.get(value)
+        if found is None and value.type.__module__ == "ml_dtypes" and value == bfloat16.numpy:
+            return bfloat16
+        return found
     module = type(value).__module__
     if module == "torch" and type(value).__name__ == "dtype":
         return BY_NAME.get(str(value).removeprefix("torch."))
@@ -97,7 +104,7 @@ def find(value: object) -> Dtype | None:
         if value is bool:
             return bool_
         if issubclass(value, np.generic) or value.__module__ == "ml_dtypes":
-            return _BY_NUMPY.get(np.dtype(value))
+            return find(np.dtype(value))
     return None
 
 

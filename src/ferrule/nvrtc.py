@@ -14,8 +14,7 @@ from typing import NamedTuple
 from . import _env, cache
 from .errors import CompilerFailed, ToolchainError
 
-_LIBRARY = re.compile(r"libnvrtc\.(?:so(?:\.[\d.]+)?|dylib)")  # not -builtins, not .alt
-_BUILTINS = re.compile(r"libnvrtc-builtins\.(?:so\.[\d.]+|[\d.]+\.dylib)")
+_BUILTINS = r"libnvrtc-builtins\.(?:so\.[\d.]+|[\d.]+\.dylib)"
 _SONAMES = ("libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so.11.2", "libnvrtc.so")
 _HEADERS = (
     "cooperative_groups.h",
@@ -123,7 +122,7 @@ def _load_builtins(path: str) -> None:
     """Loads what NVRTC asks the system's loader for when it compiles. NVRTC 13.0 of NVIDIA's wheels
     does not say that it lies beside it."""
     for other in _listed(os.path.dirname(path)) if os.path.isabs(path) else []:
-        if _BUILTINS.fullmatch(os.path.basename(other)):
+        if re.fullmatch(_BUILTINS, os.path.basename(other)):
             with contextlib.suppress(OSError):
                 ctypes.CDLL(other)
 
@@ -221,8 +220,8 @@ def _candidates() -> Iterator[str]:
     homes = (*_env.cuda_homes(), CUDA_HOME)
     for folders in (wheel_folders("lib"), *([os.path.join(home, "lib64")] for home in homes)):
         found = [path for folder in folders for path in _listed(folder)]
-        libraries = [path for path in found if _LIBRARY.fullmatch(os.path.basename(path))]
-        yield from sorted(libraries, key=_version, reverse=True)
+        versions = {path: v for path in found if (v := _version(path)) is not None}
+        yield from sorted(versions, key=versions.__getitem__, reverse=True)
     yield from _SONAMES
 
 
@@ -249,5 +248,14 @@ def _listed(folder: str) -> list[str]:
         return []
 
 
-def _version(path: str) -> list[int]:
-    return [int(n) for n in re.findall(r"\d+", os.path.basename(path).partition(".so")[2])]
+def _version(path: str) -> list[int] | None:
+    """What the name of a library says of its version; None where it is no NVRTC (-builtins, .alt).
+
+    A regular expression takes longer to compile than a kernel from the cache should wait.
+    """
+    name = os.path.basename(path)
+    stem, _, version = name.partition(".so")
+    first, *numbers = version.split(".")
+    if name == "libnvrtc.dylib" or (stem == "libnvrtc" and name != stem and not first):
+        return [int(n) for n in numbers] if all(n.isdecimal() for n in numbers) else None
+    return None

@@ -61,10 +61,9 @@ _STEERING = (
 _SIDE_EFFECTS = ("DEPENDENCIES_OUTPUT", "SUNPRO_DEPENDENCIES")  # gcc writes files they name
 
 # A driver that lives reports, in words, a compiler proper that died.
-_CRASH = re.compile(
+_CRASH = (
     r"internal compiler error|signal terminated program|frontend command failed"
-    r"|unable to execute command|PLEASE submit a bug report|LLVM ERROR",
-    re.IGNORECASE,
+    r"|unable to execute command|PLEASE submit a bug report|LLVM ERROR"
 )
 
 
@@ -545,7 +544,7 @@ def _judge(program: str, code: int, log: str) -> None:
         raise ToolchainError(f"{program} was killed by {name}.{_quote(log)}")
     if "No space left on device" in log:
         raise ToolchainError(f"{program} found the disk full. Set TMPDIR elsewhere.{_quote(log)}")
-    if _CRASH.search(log):
+    if re.search(_CRASH, log, re.IGNORECASE):
         raise ToolchainError(f"{program} crashed.{_quote(log)}")
     raise CompilerFailed(log)
 
