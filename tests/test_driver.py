@@ -445,6 +445,57 @@ def test_repeated_calls_by_c(fake_path: Path) -> None:
     assert done.stdout.split() == ["ok"]
 
 
+_FIRST_CALL = """
+import sys
+from pathlib import Path
+import numpy as np
+import ferrule
+from fake_cuda import FakeCuda
+from ferrule.hosts import numpy as host
+
+facts = host.facts
+host.facts = lambda array: facts(array)._replace(device=sys.argv[2])
+kernel = ferrule.metal_kernel("first", ["x"], ["y"], "y[thread_position_in_grid.x] = x[0];")
+x = np.ones(4, np.float32)
+with FakeCuda(Path(sys.argv[1])).installed():
+    kernel(inputs=[x], output_shapes=[(4,)], output_dtypes=[x.dtype], grid=(4, 1, 1),
+           threadgroup=(4, 1, 1))
+print(*sys.modules)
+"""
+_TO_BUILD = {
+    "ferrule.devices.diagnostics", "ferrule.source.cpp", "ferrule.source.lexer",
+    "ferrule.source.rewrite",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("device", "to_build", "beside"),
+    [
+        ("cpu", {"ferrule.devices.cpu_build", "ferrule.source.flat"}, {"tree_sitter"}),
+        (
+            "cuda:0",
+            {"ferrule.devices.cuda_build", "ferrule.source.cuda"},
+            {"ferrule.devices.cpu", "ferrule.toolchain", "ferrule.binding", "tree_sitter"},
+        ),
+    ],
+)
+def test_a_first_call_from_the_cache_imports_nothing_to_build(
+    fake_path: Path, library: nvrtc.Nvrtc, tmp_path: Path, device: str, to_build: set[str],
+    beside: set[str],
+) -> None:  # fmt: skip
+    command = [sys.executable, "-c", _FIRST_CALL, str(fake_path), device]
+    paths = [str(Path(__file__).parent), *sys.path]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "FERRULE_CACHE_DIR": str(tmp_path)}
+    first, second = (
+        set(subprocess.run(
+            command, check=True, capture_output=True, text=True, timeout=120, env=env
+        ).stdout.split())
+        for _ in range(2)
+    )  # fmt: skip
+    assert first >= _TO_BUILD | to_build
+    assert not second & (_TO_BUILD | to_build | beside)
+
+
 def test_a_body_in_cuda(gpu: FakeCuda) -> None:
     kernel = ferrule.cuda_kernel(
         "own", ["x", "s"], ["y"], "y[0] = x_shape[1] + x_strides[0] + s[0] + x_ndim;",

@@ -254,8 +254,7 @@ def _version(path: str) -> list[int] | None:
     A regular expression takes longer to compile than a kernel from the cache should wait.
     """
     name = os.path.basename(path)
-    stem, _, version = name.partition(".so")
+    stem, so, version = name.partition(".so")
     first, *numbers = version.split(".")
-    if name == "libnvrtc.dylib" or (stem == "libnvrtc" and name != stem and not first):
-        return [int(n) for n in numbers] if all(n.isdecimal() for n in numbers) else None
-    return None
+    known = (stem, so, first) == ("libnvrtc", ".so", "") or name == "libnvrtc.dylib"
+    return [int(n) for n in numbers] if known and all(n.isdecimal() for n in numbers) else None
