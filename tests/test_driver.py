@@ -471,11 +471,11 @@ _TO_BUILD = {
 @pytest.mark.parametrize(
     ("device", "to_build", "beside"),
     [
-        ("cpu", {"ferrule.devices.cpu_build", "ferrule.source.flat"}, {"tree_sitter"}),
+        ("cpu", {"ferrule.devices.cpu_build", "ferrule.source.flat"}, {"ml_dtypes", "tree_sitter"}),
         (
             "cuda:0",
             {"ferrule.devices.cuda_build", "ferrule.source.cuda"},
-            {"ferrule.devices.cpu", "ferrule.toolchain", "ferrule.binding", "tree_sitter"},
+            {"ferrule.devices.cpu", "ferrule.toolchain", "ferrule.binding", "ml_dtypes"},
         ),
     ],
 )

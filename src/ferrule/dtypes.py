@@ -91,10 +91,7 @@ def find(value: object) -> Dtype | None:
     if isinstance(value, Dtype):
         return value
     if isinstance(value, np.dtype):
-        found = _BY_NUMPY.get(value)
-        if found is None and value.type.__module__ == "ml_dtypes" and value == bfloat16.numpy:
-            return bfloat16
-        return found
+        return of_numpy(value)
     module = type(value).__module__
     if module == "torch" and type(value).__name__ == "dtype":
         return BY_NAME.get(str(value).removeprefix("torch."))
@@ -104,8 +101,16 @@ def find(value: object) -> Dtype | None:
         if value is bool:
             return bool_
         if issubclass(value, np.generic) or value.__module__ == "ml_dtypes":
-            return find(np.dtype(value))
+            return of_numpy(np.dtype(value))
     return None
+
+
+def of_numpy(value: np.dtype[Any]) -> Dtype | None:
+    """The `Dtype` of a NumPy dtype, or None."""
+    found = _BY_NUMPY.get(value)
+    if found is None and value.type.__module__ == "ml_dtypes" and value == bfloat16.numpy:
+        return bfloat16
+    return found
 
 
 def of(value: object) -> Dtype:

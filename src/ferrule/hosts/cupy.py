@@ -7,7 +7,7 @@ from typing import Any
 
 import cupy
 
-from ..dtypes import ALL, Dtype
+from ..dtypes import Dtype, of_numpy
 from ..errors import KernelTypeError
 from ..spec import Facts, Shape
 from . import unknown_dtype
@@ -16,13 +16,11 @@ name = "CuPy"
 allocation_errors: tuple[type[Exception], ...] = (
     MemoryError, ValueError, TypeError, OverflowError, RuntimeError,
 )  # fmt: skip
-_KNOWN: dict[Any, Dtype] = {d.numpy: d for d in ALL}
-_NUMPY: dict[str, Any] = {d.name: d.numpy for d in ALL}
 
 
 def facts(array: Any) -> Facts | None:
     """The facts of ``array``; None where the elements cannot be addressed in place."""
-    dtype = _KNOWN.get(array.dtype)
+    dtype = of_numpy(array.dtype)
     if dtype is None:
         raise unknown_dtype(array.dtype)
     size = dtype.itemsize
@@ -41,13 +39,13 @@ def contiguous(array: Any) -> Any:
 def empty(shape: Shape, dtype: Dtype, device: str) -> Any:
     """A new array of ``shape`` on ``device``."""
     with _gpu(device):
-        return cupy.empty(shape, _NUMPY[dtype.name])
+        return cupy.empty(shape, dtype.numpy)
 
 
 def full(shape: Shape, value: float, dtype: Dtype, device: str) -> Any:
     """A new array of ``shape`` on ``device`` filled with ``value``."""
     with _gpu(device):
-        return cupy.full(shape, value, _NUMPY[dtype.name])
+        return cupy.full(shape, value, dtype.numpy)
 
 
 def maker(shape: Shape, number: float | None, dtype: Dtype, device: str) -> None:

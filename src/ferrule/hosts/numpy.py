@@ -8,26 +8,24 @@ from typing import Any
 import numpy as np
 
 from .. import fastcall
-from ..dtypes import ALL, Dtype
+from ..dtypes import Dtype, of_numpy
 from ..errors import KernelTypeError
 from ..spec import Facts, Shape
 from . import Maker, all_bits_zero, unknown_dtype
 
 name = "NumPy"
 allocation_errors: tuple[type[Exception], ...] = (MemoryError, ValueError, OverflowError)
-_KNOWN: dict[Any, Dtype] = {d.numpy: d for d in ALL}
-_NUMPY: dict[str, Any] = {d.name: d.numpy for d in ALL}
 
 
 def facts(array: np.ndarray[Any, Any]) -> Facts | None:
     """The facts of ``array``; None where the elements cannot be addressed in place."""
-    dtype = _KNOWN.get(array.dtype)
+    dtype = of_numpy(array.dtype)
     if type(array) is not np.ndarray and hasattr(array, "mask"):
         raise KernelTypeError(
             "is a masked array, whose mask a kernel would ignore; give x.filled(value)."
         )
     if dtype is None:
-        if array.dtype.newbyteorder("=") in _KNOWN:
+        if of_numpy(array.dtype.newbyteorder("=")) is not None:
             return None
         raise unknown_dtype(array.dtype)
     strides = array.strides
@@ -50,21 +48,21 @@ def contiguous(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 def empty(shape: Shape, dtype: Dtype, device: str) -> np.ndarray[Any, Any]:
     """A new array of ``shape``."""
-    return np.empty(shape, _NUMPY[dtype.name])
+    return np.empty(shape, dtype.numpy)
 
 
 def full(shape: Shape, value: float, dtype: Dtype, device: str) -> np.ndarray[Any, Any]:
     """A new array of ``shape`` filled with ``value``."""
     if all_bits_zero(value):
-        return np.zeros(shape, _NUMPY[dtype.name])  # fresh pages are zero already
-    return np.full(shape, value, _NUMPY[dtype.name])
+        return np.zeros(shape, dtype.numpy)  # fresh pages are zero already
+    return np.full(shape, value, dtype.numpy)
 
 
 def maker(shape: Shape, number: float | None, dtype: Dtype, device: str) -> Maker:
     """How an output is made again."""
     if number is not None:
         return full, (shape, number, dtype, device), None
-    return np.empty, (shape, _NUMPY[dtype.name]), None
+    return np.empty, (shape, dtype.numpy), None
 
 
 def finish(
