@@ -73,18 +73,6 @@ class ToolchainError(FerruleError, RuntimeError):
     """No usable compiler was found, or it crashed, hung or printed without end."""
 
 
-class CompilerFailed(Exception):
-    """A compiler read a text and refused it. Internal: devices turn it into a `CompileError`.
-
-    Attributes:
-        log: the compiler's output, its first MB at most.
-    """
-
-    def __init__(self, log: str) -> None:
-        super().__init__(log)
-        self.log = log
-
-
 class DeviceError(FerruleError, RuntimeError):
     """A device is not there, or failed."""
 
@@ -99,6 +87,18 @@ class PortabilityWarning(FerruleWarning):
 
 class CacheWarning(FerruleWarning):
     """The disk cache cannot be used, so kernels are compiled anew in each process."""
+
+
+class CompilerFailed(Exception):
+    """A compiler read a text and refused it. Internal: devices turn it into a `CompileError`.
+
+    Attributes:
+        log: the compiler's output, its first MB at most.
+    """
+
+    def __init__(self, log: str) -> None:
+        super().__init__(log)
+        self.log = log
 
 
 def warn(message: str, category: type[Warning]) -> None:
