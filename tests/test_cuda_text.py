@@ -37,7 +37,7 @@ def form(source: str, grid: tuple[int, int, int], threadgroup: tuple[int, int, i
     return cuda_text.form_of(cpp.prepare(spec), launch(grid, threadgroup))
 
 
-ROW = ("row", False, False, False)
+ROW = ("row", False, False, False, False)
 PLAIN = "y[thread_position_in_grid.x] = x[0];"
 LANES = "y[thread_position_in_grid.x] = simd_sum(x[0]);"
 
@@ -48,7 +48,7 @@ LANES = "y[thread_position_in_grid.x] = simd_sum(x[0]);"
         (PLAIN, (1000, 1, 1), (256, 1, 1), ("row",)),
         (PLAIN, (1024, 1, 1), (256, 1, 1), ("row",)),
         (LANES, (1000, 7, 3), (256, 1, 1), ("row",)),
-        (LANES, (1024, 7, 3), (256, 1, 1), ("row", False, True, True)),
+        (LANES, (1024, 7, 3), (256, 1, 1), ("row", False, True, True, True)),
         (LANES, (992, 7, 3), (256, 1, 1), ("row", False, True, True)),  # the last one has 224
         (LANES, (96, 1, 1), (48, 1, 1), ("row",)),
         (LANES, (1000, 65536, 1), (256, 1, 1), ("row", True)),
@@ -56,12 +56,12 @@ LANES = "y[thread_position_in_grid.x] = simd_sum(x[0]);"
         (PLAIN, (20, 20, 1), (16, 16, 1), ("box",)),
         (LANES, (20, 20, 1), (16, 16, 1), ("line",)),
         (LANES, (48, 18, 1), (16, 16, 1), ("line", False, True)),
-        (LANES, (32, 32, 1), (16, 16, 1), ("box", False, True)),
+        (LANES, (32, 32, 1), (16, 16, 1), ("box", False, True, False, True)),
         (LANES, (32, 30, 1), (32, 8, 1), ("line", False, True, True)),
-        (LANES, (64, 32, 1), (32, 8, 1), ("box", False, True, True)),
+        (LANES, (64, 32, 1), (32, 8, 1), ("box", False, True, True, True)),
         (PLAIN, (32, 32, 2_000_000), (16, 16, 1), ("box", True)),
         (PLAIN, (1, 1, 500), (1, 1, 100), ("line",)),  # CUDA's blocks are 64 deep at most
-        (LANES, (4, 4, 64), (4, 4, 64), ("box", False, True)),
+        (LANES, (4, 4, 64), (4, 4, 64), ("box", False, True, False, True)),
         (PLAIN, (1 << 20, 1, 1), (256, 1, 1), (*ROW, 4)),
         (PLAIN, (4 * 132 * 256, 1, 1), (256, 1, 1), (*ROW, 4)),
         (PLAIN, (4 * 132 * 256 - 1, 1, 1), (256, 1, 1), ROW),
@@ -71,7 +71,7 @@ LANES = "y[thread_position_in_grid.x] = simd_sum(x[0]);"
         (PLAIN, (1 << 20, 65536, 1), (256, 1, 1), ("row", True)),
         (PLAIN, (2**31, 1, 1), (256, 1, 1), ROW),
         (PLAIN, (1 << 10, 1 << 5, 1 << 10), (4, 4, 65), ("line",)),
-        (LANES, (1 << 20, 1, 1), (256, 1, 1), ("row", False, True, True)),
+        (LANES, (1 << 20, 1, 1), (256, 1, 1), ("row", False, True, True, True)),
     ],
 )
 def test_forms(source: str, grid: Any, threadgroup: Any, expected: Any) -> None:
@@ -167,16 +167,16 @@ def host() -> Any:
     from ferrule import loader, toolchain
 
     compiler = toolchain.find_compiler()
-    made: dict[tuple[str, bool], Any] = {}
+    made: dict[tuple[str, ...], Any] = {}
 
-    def run(threads: str, far: bool, *arrays: Any) -> int:
-        if (threads, far) not in made:
-            text = f"#define FR_{threads.upper()} 1\n{'#define FR_FAR 1' if far else ''}\n{HOST}"
+    def run(said: tuple[str, ...], *arrays: Any) -> int:
+        if said not in made:
+            text = "".join(f"#define FR_{word.upper()} 1\n" for word in said) + HOST
             library = compiler.compile(text, flags=["-O1", "-w", f"-I{INCLUDE}"])
-            made[threads, far] = loader.load_library(library, "placement").run
-            made[threads, far].restype = ctypes.c_long
+            made[said] = loader.load_library(library, "placement").run
+            made[said].restype = ctypes.c_long
         pointers = [a.ctypes.data_as(ctypes.c_void_p) for a in arrays]
-        return int(made[threads, far](*pointers))
+        return int(made[said](*pointers))
 
     return run
 
@@ -206,9 +206,8 @@ def test_threads_stand_where_metal_puts_them(
     block = t if found.threads == "box" else (int(np.prod(t)), 1, 1)
     words = np.array([*grid, *t, *groups], np.uint32)
     out = np.zeros((int(np.prod(grid)) + 8, 12), np.uint32)
-    n = host(
-        found.threads, far, words, np.array(blocks, np.uint32), np.array(block, np.uint32), out
-    )
+    said = (found.threads, *["far"] * far, *["whole"] * found.whole)
+    n = host(said, words, np.array(blocks, np.uint32), np.array(block, np.uint32), out)
     assert n == np.prod(grid)
     seen = {tuple(row[:3]): row[3:] for row in out[:n].tolist()}
     assert len(seen) == n
@@ -223,7 +222,7 @@ def test_threads_stand_where_metal_puts_them(
         if lanes:  # a simdgroup is 32 threads that follow each other
             assert hardware == index
             assert threads % 32 == 0 or not found.full
-            assert tx % 32 == 0 or not found.aligned
+            assert (index % 32 == px % 32 and tx % 32 == 0) or not found.aligned
 
 
 # -- compiled, without a GPU ----------------------------------------------------------------------
@@ -261,6 +260,27 @@ def test_simple_bodies_cost_what_cuda_by_hand_does(library: nvrtc.Nvrtc, name: s
     needs_nvdisasm()
     mine, theirs = sass.counts(name, library)
     assert mine <= sass.MOST * theirs, (mine, theirs)
+
+
+def test_whole_threadgroups_ask_nothing(library: nvrtc.Nvrtc) -> None:
+    """Where every threadgroup is whole, no thread asks whether it is in the grid, nor how many
+    threads its threadgroup has along each axis before it knows its lane."""
+    needs_nvdisasm()
+    source = (
+        "uint row = thread_position_in_grid.y, x = thread_position_in_threadgroup.x;"
+        "float s = simd_sum(a[row * 32 + x]); if (thread_index_in_simdgroup == 0) y[row] = s;"
+    )
+    kernel = ferrule.metal_kernel("rows", ["a"], ["y"], source)
+    seen = {}
+    for rows in (64, 63):
+        binary = kernel.compile(
+            "sm_90", inputs=["float32[64,32]"], output_dtypes=[F32], grid=(32, rows, 1),
+            threadgroup=(32, 8, 1),
+        )  # fmt: skip
+        text = nvdisasm.disassemble(binary.payload)
+        # What is asked is compared without a sign; what the body asks is about bits.
+        seen[rows] = len(re.findall(r"ISETP\.\w+\.U32|VIMNMX", text))
+    assert seen[64] == 0 < seen[63], seen
 
 
 def needs_nvdisasm() -> None:
@@ -394,7 +414,7 @@ def test_carried_to_a_machine_without_nvrtc(
     added = CliRunner().invoke(main, ["cache", "add", str(carried)])
     assert added.exit_code == 0, added.output
     for threads in (32, 100, 256, 300, 1024):
-        for n in (threads, 7 * threads, 12345, 1 << 18, 3 << 18, 12345 << 10):
+        for n in (threads, 7 * threads, 7 * threads + 32, 12345, 1 << 18, 12345 << 10):
             assert compiled((n, 1, 1), (threads, 1, 1)).payload.startswith(b"\x7fELF")
     with pytest.raises(ferrule.ToolchainError, match="ferrule build"):
         compiled((1024, 1, 1), (256, 1, 1), "sm_80")

@@ -11,14 +11,14 @@ from . import Fault, readable
 from .inspect import not_compiled
 from .target import described, options
 
-# Launches in one row that between them need all that such launches can: whole simdgroups or not,
-# threadgroups of up to 256, 512 and 1024 threads, and as many that a block does well to carry out
-# one, four or eight of them.
+# Launches in one row that between them need all that such launches can: whole threadgroups, whole
+# simdgroups or neither, threadgroups of up to 256, 512 and 1024 threads, and so many that a block
+# does well to carry out one, four or eight of them.
 _ROWS = [
     ((threads + rest, 1, 1), (size, 1, 1))
     for size in (256, 512, 1024)
     for threads in (1 << 14, 200 << 10, 1 << 20)
-    for rest in (0, 1)
+    for rest in (0, 32, 1)
 ]
 
 

@@ -6,6 +6,8 @@
 //   FR_BOX     blocks have the threadgroup's three sizes
 //   FR_LINE    blocks are one row of the threadgroup's threads: at a ragged edge the threads that are
 //              left fill simdgroups in order, as Metal numbers them
+//   FR_WHOLE   (as well) every threadgroup has all its threads, so that none need ask whether it is there:
+//              a branch around the body would keep the compiler from moving loads
 //   FR_FAR     (as well) threadgroups are counted through, for grids beyond CUDA's limits
 #pragma once
 
@@ -42,9 +44,13 @@ struct group {
     const metal::uint3& t = dispatch_threads_per_threadgroup;
     origin = metal::uint3(threadgroup_position_in_grid.x * t.x, threadgroup_position_in_grid.y * t.y,
                           threadgroup_position_in_grid.z * t.z);
+#if defined(FR_WHOLE)
+    threads_per_threadgroup = t;
+#else
     threads_per_threadgroup =
         metal::uint3(smaller(threads_per_grid.x - origin.x, t.x), smaller(threads_per_grid.y - origin.y, t.y),
                      smaller(threads_per_grid.z - origin.z, t.z));
+#endif
   }
   FR_FN static unsigned smaller(unsigned a, unsigned b) { return a < b ? a : b; }
 
@@ -64,7 +70,9 @@ struct group {
 #if defined(FR_FAR)
     if (threadgroup_position_in_grid.z >= threadgroups_per_grid.z) return false;
 #endif
-#if defined(FR_LINE)
+#if defined(FR_WHOLE)
+    return true;
+#elif defined(FR_LINE)
     return threadIdx.x < threads();
 #elif defined(FR_BOX)
     return origin.x + p.x < threads_per_grid.x && origin.y + p.y < threads_per_grid.y &&

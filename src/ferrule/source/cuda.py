@@ -131,8 +131,8 @@ def text(p: Prepared, form: Form, *, masks: bool = True, shared: Dynamic | None 
         passed.append(f"fr_a_{name}")
     given.append("const __grid_constant__ fr::launch fr_l")
     names = ", ".join(f"{q.type} {q.name}" for q in params)
-    values = "".join(f"  {attribute(a)}\n" for a in used_attributes(p))
-    said = [form.threads, *(["far"] if form.far else []), *(["full"] if form.full else [])]
+    values = "".join(f"  {_declared(a, form)}\n" for a in used_attributes(p))
+    said = [form.threads, *(word for word in ("far", "full", "whole") if getattr(form, word))]
     if p.text.words & MATRIX_OPS and "thread_elements" not in p.text.words:
         said.append("tiles")  # nobody sees which lane holds which element
     layout = "".join(f"#define FR_{word.upper()} 1\n" for word in said)
@@ -180,6 +180,14 @@ def _threads(form: Form, call: str) -> str:
     }}
   }}
 """
+
+
+def _declared(name: str, form: Form) -> str:
+    """The declaration of an attribute's variable."""
+    if name == "thread_index_in_simdgroup" and form.aligned:
+        # Without the threadgroup's number of threads along x and y, which a thread need not know.
+        return f"const uint {name} = fr_p.x % 32u;"
+    return attribute(name)
 
 
 def _outside(dtype: Dtype) -> str:

@@ -30,6 +30,8 @@ class Form(NamedTuple):
         full: every simdgroup has 32 threads (said only where the body has its operations).
         aligned: threadgroups are a multiple of 32 threads wide, so that the lanes of a simdgroup
             differ in x alone (likewise).
+        whole: the grid is full of whole threadgroups, so that no thread of a block is outside it
+            (said only of full ones).
         each: threadgroups that a block carries out, neighbours along x.
     """
 
@@ -37,6 +39,7 @@ class Form(NamedTuple):
     far: bool = False
     full: bool = False
     aligned: bool = False
+    whole: bool = False
     each: int = 1
 
 
@@ -45,6 +48,8 @@ def form_for(lanes: bool, launch: Launch | None, each: int = 1) -> Form:
 
     Args:
         lanes: whether the text has operations of a simdgroup.
+        whole: the grid is full of whole threadgroups, so that no thread of a block is outside it
+            (said only of full ones).
         each: threadgroups that a block carries out if there are many.
     """
     if launch is None:
@@ -54,14 +59,15 @@ def form_for(lanes: bool, launch: Launch | None, each: int = 1) -> Form:
     sizes = [{t, g % t or t} if t else {0} for g, t in zip(grid, threadgroup, strict=True)]
     full = lanes and all(x * y * z % 32 == 0 for x, y, z in itertools.product(*sizes))
     aligned = lanes and all(x % 32 == 0 for x in sizes[0]) and grid[0] < 2**31
+    even = all(len(along) == 1 for along in sizes)
+    whole = full and even
     each = each if not far and many(launch, each) else 1
     if threadgroup[1:] == (1, 1):
-        return Form("row", far, full, aligned, each)
+        return Form("row", far, full, aligned, whole, each)
     # In a whole block the hardware numbers threads as Metal does; so it does not where an edge is
     # ragged, but then only operations of a simdgroup can tell.
-    whole = all(g % t == 0 for g, t in zip(grid, threadgroup, strict=True))
-    box = (whole or not lanes) and threadgroup[2] <= _MOST_DEEP
-    return Form("box" if box else "line", far, full, aligned, each if box else 1)
+    box = (even or not lanes) and threadgroup[2] <= _MOST_DEEP
+    return Form("box" if box else "line", far, full, aligned, whole, each if box else 1)
 
 
 def many(launch: Launch, each: int) -> bool:
