@@ -20,7 +20,7 @@ from ferrule.cli import main, target
 from ferrule.devices.digests import INCLUDE
 from ferrule.source import cpp
 from ferrule.source import cuda as cuda_text
-from ferrule.source.cuda_launch import Form
+from ferrule.source.cuda_launch import Form, blocks_of, dealt
 from ferrule.spec import Launch
 
 F32 = ferrule.float32
@@ -37,16 +37,18 @@ def form(source: str, grid: tuple[int, int, int], threadgroup: tuple[int, int, i
     return cuda_text.form_of(cpp.prepare(spec), launch(grid, threadgroup))
 
 
-ROW = ("row", False, False, False, False)
+ANY = ("any", False, False, False, False)
 PLAIN = "y[thread_position_in_grid.x] = x[0];"
+SEEING = f"uint n = threadgroup_position_in_grid.x; {PLAIN}"
 LANES = "y[thread_position_in_grid.x] = simd_sum(x[0]);"
 
 
 @pytest.mark.parametrize(
     ("source", "grid", "threadgroup", "expected"),
     [
-        (PLAIN, (1000, 1, 1), (256, 1, 1), ("row",)),
-        (PLAIN, (1024, 1, 1), (256, 1, 1), ("row",)),
+        (PLAIN, (1000, 1, 1), (256, 1, 1), ANY),
+        (PLAIN, (1024, 1, 1), (32, 1, 1), ANY),
+        (SEEING, (1024, 1, 1), (256, 1, 1), ("row",)),
         (LANES, (1000, 7, 3), (256, 1, 1), ("row",)),
         (LANES, (1024, 7, 3), (256, 1, 1), ("row", False, True, True, True)),
         (LANES, (992, 7, 3), (256, 1, 1), ("row", False, True, True)),  # the last one has 224
@@ -62,14 +64,17 @@ LANES = "y[thread_position_in_grid.x] = simd_sum(x[0]);"
         (PLAIN, (32, 32, 2_000_000), (16, 16, 1), ("box", True)),
         (PLAIN, (1, 1, 500), (1, 1, 100), ("line",)),  # CUDA's blocks are 64 deep at most
         (LANES, (4, 4, 64), (4, 4, 64), ("box", False, True, False, True)),
-        (PLAIN, (1 << 20, 1, 1), (256, 1, 1), (*ROW, 4)),
-        (PLAIN, (4 * 132 * 256, 1, 1), (256, 1, 1), (*ROW, 4)),
-        (PLAIN, (4 * 132 * 256 - 1, 1, 1), (256, 1, 1), ROW),
-        (PLAIN, (7 * 256, 1 << 10, 1), (256, 1, 1), ROW),  # the second block would have three
-        (PLAIN, (33 * 256, 1 << 10, 1), (256, 1, 1), (*ROW, 4)),
-        (PLAIN, (1 << 10, 1 << 10, 1), (32, 8, 1), ("box", *ROW[1:], 4)),
-        (PLAIN, (1 << 20, 65536, 1), (256, 1, 1), ("row", True)),
-        (PLAIN, (2**31, 1, 1), (256, 1, 1), ROW),
+        (PLAIN, (1 << 20, 1, 1), (256, 1, 1), (*ANY, 4)),
+        (PLAIN, (1 << 20, 1, 1), (1, 1, 1), (*ANY, 4)),
+        (SEEING, (1 << 20, 1, 1), (256, 1, 1), ("row", *ANY[1:], 4)),
+        (SEEING, (1 << 20, 1, 1), (1024, 1, 1), ("row", *ANY[1:], 4)),
+        (PLAIN, (8 * 132 * 256, 1, 1), (256, 1, 1), (*ANY, 4)),
+        (PLAIN, (8 * 132 * 256 - 1, 1, 1), (256, 1, 1), ANY),
+        (PLAIN, (7 * 256, 1 << 10, 1), (256, 1, 1), ANY),  # the second block would have three
+        (PLAIN, (33 * 256, 1 << 10, 1), (256, 1, 1), (*ANY, 4)),
+        (PLAIN, (1 << 10, 1 << 10, 1), (32, 8, 1), ("box", *ANY[1:], 4)),
+        (PLAIN, (1 << 20, 65536, 1), (256, 1, 1), ("any", True)),
+        (PLAIN, (2**31, 1, 1), (256, 1, 1), ("row",)),
         (PLAIN, (1 << 10, 1 << 5, 1 << 10), (4, 4, 65), ("line",)),
         (LANES, (1 << 20, 1, 1), (256, 1, 1), ("row", False, True, True, True)),
     ],
@@ -94,6 +99,8 @@ def test_forms(source: str, grid: Any, threadgroup: Any, expected: Any) -> None:
         ("for (int j = 0; j < x_shape[0]; ++j) y[i] = x[j];", "float32", 1),
         ("uint j = 0; while (j < 4) y[j++] = x[i];", "float32", 1),
         ("y[i] = simd_sum(x[i]);", "float32", 1),
+        ("y[i] = metal::sin(x[i]);", "float32", 1),
+        ("y[i] = metal::exp(x[i]);", "float32", 4),
         ("threadgroup float t[9]; t[0] = x[i]; y[i] = t[0];", "float32", 1),
         ("volatile float v = x[i]; y[i] = v;", "float32", 1),
         ("y[i] = looped(x[i]);", "float32", 1),
@@ -108,7 +115,38 @@ def test_how_many_threadgroups_a_block_carries_out(source: str, dtype: str, expe
     )  # fmt: skip
     kind = dtypes.BY_NAME[dtype]
     spec, _ = kernel._described([f"{dtype}[8]"], [kind], None, None, None, [("N", 4)], None, "cuda")
-    assert cuda_text.each_of(cpp.prepare(spec)) == expected
+    assert cuda_text.needs_of(cpp.prepare(spec)).each == expected
+
+
+def test_a_body_that_sees_no_threadgroup_has_blocks_of_our_choice() -> None:
+    for threads in (1, 32, 300, 1024):
+        sent = launch((5000, 3, 1), (threads, 1, 1))
+        found = form(PLAIN, sent.grid, sent.threadgroup)
+        assert blocks_of(found, sent) == ((20, 3, 1), (256, 1, 1))
+        assert dealt(found, sent).threadgroup == (256, 1, 1)
+        found = form(SEEING, sent.grid, sent.threadgroup)
+        assert blocks_of(found, sent)[1] == (threads, 1, 1)
+        assert dealt(found, sent) == sent
+    few = launch((70, 1000, 1), (32, 1, 1))
+    assert blocks_of(form(PLAIN, few.grid, few.threadgroup), few) == ((1, 1000, 1), (96, 1, 1))
+
+
+def test_registers_are_limited_only_where_they_must_be(library: nvrtc.Nvrtc) -> None:
+    sums = " + ".join(f"v[{n}] * v[{(7 * n + 3) % 90}]" for n in range(90))
+    many = f"""
+        float v[90];
+        for (int n = 0; n < 90; ++n) v[n] = x[thread_position_in_threadgroup.x + n * 1024];
+        for (int n = 0; n < x_shape[0]; ++n) for (int m = 0; m < 90; ++m) v[m] = v[m] * v[m] + n;
+        y[thread_position_in_grid.x] = {sums};"""
+    few = "y[thread_position_in_threadgroup.x] = x[0];"
+    for source, at_most in ((many, 64), (few, 20)):
+        kernel = ferrule.metal_kernel("k", ["x"], ["y"], source)
+        binary = kernel.compile(
+            "sm_90", inputs=["float32[8]"], output_dtypes=[F32], grid=(1024, 1, 1),
+            threadgroup=(1024, 1, 1),
+        )  # fmt: skip
+        (used,) = re.findall(r"Used (\d+) registers", binary.log)
+        assert int(used) <= at_most
 
 
 def test_the_loads_of_several_threadgroups_are_under_way_together(library: nvrtc.Nvrtc) -> None:

@@ -15,7 +15,7 @@ from ..kernel import Kernel
 from ..nvrtc import Nvrtc, find_headers
 from ..source import Note, cpp, cuda_body, shared
 from ..source import cuda as cuda_text
-from ..source.cuda_launch import Form, most_registers
+from ..source.cuda_launch import Form, dealt, most_registers
 from ..spec import Launch, Spec
 from . import Binary, portability
 from .diagnostics import compile_error
@@ -27,6 +27,7 @@ STATIC_LIMIT = 48 << 10  # bytes that a block may have without asking
 _LIMITS = {
     75: 64, 80: 163, 86: 99, 87: 163, 89: 99, 90: 227, 100: 227, 103: 227, 120: 99, 121: 99,
 }  # fmt: skip
+_REGISTERS = re.compile(r"Used (\d+) registers")
 _SMEM = re.compile(r"(\d+) bytes smem")
 _TOO_MUCH = "uses too much shared data"
 
@@ -60,11 +61,11 @@ class Build:
             DialectError: it uses something that ferrule refuses.
         """
         self._spec = spec
-        self._registers = most_registers(launch)
         self._prepared = None if spec.kernel.language == "cuda" else cpp.prepare(spec)
         self.form = cuda_text.form_of(self._prepared, launch) if self._prepared else Form("box")
         if single:
             self.form = self.form._replace(each=1)
+        self._registers = most_registers(None if launch is None else dealt(self.form, launch))
 
     def text(self) -> str:
         """The CUDA C++ text."""
@@ -100,8 +101,6 @@ class Build:
             )
         contract = p is None or not p.text.contract_off
         flags = [*_FLAGS, f"--fmad={'true' if contract else 'false'}"]
-        if self._registers:
-            flags.append(f"--maxrregcount={self._registers}")
         if kernel.math_mode == "fast":
             flags.append("-D__FAST_MATH__=1")
         folders, libraries = [str(INCLUDE)], ""
@@ -109,13 +108,14 @@ class Build:
             headers = find_headers(compiler)
             folders += headers.folders
             libraries = headers.identity
-        made_of = (compiler.identity, libraries, architecture, *flags, text)
+        most = self._registers
+        made_of = (compiler.identity, libraries, architecture, str(most), *flags, text)
         flags += [f"-I{folder}" for folder in folders]
 
         def run() -> Binary:
             if p is None:
-                return _build_body(compiler, kernel, text, architecture, flags)
-            return _build(compiler, p, self.form, text, architecture, flags)
+                return _build_body(compiler, kernel, text, architecture, flags, most)
+            return _build(compiler, p, self.form, text, architecture, flags, most)
 
         return Task(made_of, run)
 
@@ -127,12 +127,14 @@ def _build(
     text: str,
     architecture: str,
     flags: Sequence[str],
+    most: int,
 ) -> Binary:
     """Compile a kernel.
 
     Args:
         text: its text, as it is compiled first.
         architecture: such as ``"sm_90"``; the flags do not have it, but where headers are.
+        most: registers that a thread may have; 0 for any number.
 
     Raises:
         CompileError: NVRTC refused the text; quotes the author's lines.
@@ -141,7 +143,7 @@ def _build(
     target = _target(architecture, flags)
 
     def compiled(text: str, options: Sequence[str] = target) -> tuple[bytes, str]:
-        return compiler.compile(text, p.kernel.name, options)
+        return _fitting(compiler, text, p.kernel.name, options, most)
 
     try:
         try:
@@ -177,14 +179,30 @@ def _build(
 
 
 def _build_body(
-    compiler: Nvrtc, kernel: Kernel, text: str, architecture: str, flags: Sequence[str]
+    compiler: Nvrtc, kernel: Kernel, text: str, architecture: str, flags: Sequence[str], most: int
 ) -> Binary:
     """Compile a kernel whose body is CUDA, as `_build` does."""
     try:
-        made, log = compiler.compile(text, kernel.name, _target(architecture, flags))
+        target = _target(architecture, flags)
+        made, log = _fitting(compiler, text, kernel.name, target, most)
     except CompilerFailed as failed:
         raise _refused(compiler, kernel, failed.log) from None
     return Binary(made, architecture, text, log, 0, _static(made, log))
+
+
+def _fitting(
+    compiler: Nvrtc, text: str, name: str, options: Sequence[str], most: int
+) -> tuple[bytes, str]:
+    """Compile a text so that a thread has no more than ``most`` registers.
+
+    Told of a limit, ptxas uses what it allows, and fewer threadgroups share a multiprocessor: so
+    it is told only where it needs to be.
+    """
+    made, log = compiler.compile(text, name, options)
+    used = [int(n) for n in _REGISTERS.findall(log)]
+    if most and max(used, default=most + 1) > most:  # PTX has no registers yet
+        made, log = compiler.compile(text, name, [*options, f"--maxrregcount={most}"])
+    return made, log
 
 
 def _static(made: bytes, log: str) -> int:

@@ -14,6 +14,7 @@ from ..errors import DeviceError
 from ..source.cuda_launch import (
     Form,
     blocks_of,
+    dealt,
     groups_of,
     kernel_parameters,
     kernel_symbol,
@@ -114,7 +115,8 @@ class CudaProgram:
                 f"kernel {self._spec.kernel.name!r}: grid {launch.grid} with threadgroup "
                 f"{launch.threadgroup} has {error}, more than CUDA can launch."
             ) from None
-        sizes = _LAUNCH.pack(*launch.grid, *launch.threadgroup, *groups_of(launch))
+        sent = dealt(form, launch)
+        sizes = _LAUNCH.pack(*sent.grid, *sent.threadgroup, *groups_of(sent))
         plan = _Plan(function, blocks, block, sizes, [])
         threads = block[0] * block[1] * block[2]
         if threads > plan.function.most_threads:

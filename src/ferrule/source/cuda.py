@@ -22,38 +22,51 @@ from .cpp import (
     template_value,
     used_attributes,
 )
-from .cuda_launch import EACH, Form, form_for, kernel_symbol
+from .cuda_launch import EACH, Form, Needs, form_for, kernel_symbol
 from .dialect import COLLECTIVES, MATRIX_OPS, SYNC
 
-# Words of bodies whose threads may wait for each other.
-_MEETING = SYNC | {"while", "do", "goto", "volatile", "atomic_thread_fence"}
+# The attributes that say nothing of threadgroups.
+_GRIDS = {"thread_position_in_grid", "threads_per_grid"}
+# Words of bodies that may wait for other threads, and of functions with much to do, in branches.
+_UNSUITED = frozenset({
+    "while", "do", "goto", "volatile", "atomic_thread_fence",
+    "acosh", "asinh", "atan2", "atanh", "cos", "cosh", "cospi", "erf", "erfc", "pow", "powr", "sin",
+    "sincos", "sinh", "sinpi", "tan", "tanpi",
+})  # fmt: skip
 _LOOP = re.compile(r"\bfor\b")
 _COUNTED = re.compile(
     r"\bfor\s*\(\s*\w+\s+\w+\s*=\s*0\s*;\s*\w+\s*<\s*(\w+)\s*;\s*(?:\+\+\s*\w+|\w+\s*\+\+)\s*\)"
 )
-_MOST_TEXT, _SHORT_TEXT = 6000, 400  # characters of bodies that are repeated, and repeated often
+_MOST_WORK, _LITTLE_WORK = 6000, 400  # in characters, each as often as it is repeated
 
 _BUILTIN = frozenset({"bool", "float", "double"})
 
 
 def form_of(p: Prepared, launch: Launch | None) -> Form:
     """The form of a launch; without one, that of a row of threadgroups."""
-    return form_for(bool(p.text.words & COLLECTIVES), launch, each_of(p))
+    return form_for(needs_of(p), launch)
 
 
-def each_of(p: Prepared) -> int:
-    """How many threadgroups a block had best carry out, if there are many.
+def needs_of(p: Prepared) -> Needs:
+    """What of the text decides its forms.
 
-    A thread that loads one element waits for memory most of its life. With several, their loads
-    are under way together. That is for short bodies, whose threads do not meet: a longer one has
-    enough to do, and what loops as often as its arguments say may wait for another thread.
+    A thread that loads one element waits for memory most of its life. Where a block carries out
+    several threadgroups, their loads are under way together. That is for short bodies: a longer
+    one has enough to do, and one that repeats itself as often as its arguments say may wait for
+    another thread.
     """
-    words, length = p.text.words, len(p.text.source) * _repetitions(p)
-    if words & _MEETING or p.shared or not length or length + len(p.text.header) > _MOST_TEXT:
-        return 1
+    words = p.text.words
+    if words & COLLECTIVES:
+        return Needs(lanes=True)
+    if words & SYNC or p.shared:
+        return Needs()
+    blind = set(used_attributes(p)) <= _GRIDS
+    work = len(p.text.source) * _repetitions(p)
+    if words & _UNSUITED or not work or work + len(p.text.header) > _MOST_WORK:
+        return Needs(blind=blind)
     sizes = [i.dtype.itemsize for i in p.spec.inputs if i.ndim]
     narrow = max([*sizes, *(d.itemsize for d in p.spec.outputs)], default=4) < 4
-    return EACH[1] if narrow and length <= _SHORT_TEXT else EACH[0]
+    return Needs(blind=blind, each=EACH[1] if narrow and work <= _LITTLE_WORK else EACH[0])
 
 
 def _repetitions(p: Prepared) -> int:
@@ -92,7 +105,7 @@ def text(p: Prepared, form: Form, *, masks: bool = True, shared: Dynamic | None 
         from .masks import masked
         from .uniform import Unit
 
-        found = masked(p, Unit(True, form.threads == "row" or form.aligned, form.aligned))
+        found = masked(p, Unit(True, form.threads in ("row", "any") or form.aligned, form.aligned))
         if found is not None:
             declared, source = f"  {found[0]}\n", found[1]
     if shared is None:
@@ -132,7 +145,8 @@ def text(p: Prepared, form: Form, *, masks: bool = True, shared: Dynamic | None 
     given.append("const __grid_constant__ fr::launch fr_l")
     names = ", ".join(f"{q.type} {q.name}" for q in params)
     values = "".join(f"  {_declared(a, form)}\n" for a in used_attributes(p))
-    said = [form.threads, *(word for word in ("far", "full", "whole") if getattr(form, word))]
+    said = ["row" if form.threads == "any" else form.threads]
+    said += (word for word in ("far", "full", "whole") if getattr(form, word))
     if p.text.words & MATRIX_OPS and "thread_elements" not in p.text.words:
         said.append("tiles")  # nobody sees which lane holds which element
     layout = "".join(f"#define FR_{word.upper()} 1\n" for word in said)

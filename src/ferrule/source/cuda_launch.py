@@ -15,17 +15,19 @@ _MOST_ALONG_X = 2**31 - 1  # blocks along x
 _MOST_ALONG_YZ = 65535  # and along y and z
 _MOST_DEEP = 64  # threads of a block along z
 
+_BLOCK = 256  # threads of a block where that is free
 # Threadgroups that a block may carry out: for elements of 32 bits or more, and for narrower ones.
 EACH = (4, 8)
-# What keeps the memory of a large GPU busy: a block of 256 threads on each multiprocessor.
-_BUSY = 132 * 256
+# What keeps a large GPU busy: two blocks on each multiprocessor.
+_BUSY = 2 * 132 * _BLOCK
 
 
 class Form(NamedTuple):
-    """What of a launch's sizes decides its text; see include/cuda_grid.h.
+    """What of a launch's sizes decides its text, and its blocks; see include/cuda_grid.h.
 
     Attributes:
-        threads: ``"row"``, ``"box"`` or ``"line"``: how blocks hold their threads.
+        threads: how blocks hold threads: ``"row"``, ``"box"`` or ``"line"``; ``"any"`` is a row
+            whose length is free, because the body cannot tell.
         far: there are more threadgroups along y or z than a CUDA grid may have.
         full: every simdgroup has 32 threads (said only where the body has its operations).
         aligned: threadgroups are a multiple of 32 threads wide, so that the lanes of a simdgroup
@@ -43,31 +45,53 @@ class Form(NamedTuple):
     each: int = 1
 
 
-def form_for(lanes: bool, launch: Launch | None, each: int = 1) -> Form:
-    """The form of a launch; without one, that of a row of threadgroups.
+class Needs(NamedTuple):
+    """What of a text decides its forms.
 
-    Args:
-        lanes: whether the text has operations of a simdgroup.
-        whole: the grid is full of whole threadgroups, so that no thread of a block is outside it
-            (said only of full ones).
-        each: threadgroups that a block carries out if there are many.
+    Attributes:
+        lanes: it has operations of a simdgroup.
+        blind: its threads do not meet, and know of their place in the grid alone.
+        each: threadgroups that a block had best carry out if there are many.
     """
+
+    lanes: bool = False
+    blind: bool = False
+    each: int = 1
+
+
+# What a text may need; one threadgroup a block, always, comes first.
+_SINGLE = (Needs(lanes=True), Needs(), Needs(blind=True))
+_POSSIBLE = (*_SINGLE, *(Needs(False, blind, each) for blind in (False, True) for each in EACH))
+
+
+def form_for(needs: Needs, launch: Launch | None) -> Form:
+    """The form of a launch; without one, that of a row of threadgroups."""
     if launch is None:
         return Form()
-    grid, threadgroup = launch.grid, launch.threadgroup
+    lanes, blind, _ = needs
     far = max(groups_of(launch)[1:]) > _MOST_ALONG_YZ
+    if blind and launch.threadgroup[1:] == (1, 1) and launch.grid[0] < 2**31:
+        form = Form("any", far)
+        return form._replace(each=_each(needs, form, launch))
+    grid, threadgroup = launch.grid, launch.threadgroup
     sizes = [{t, g % t or t} if t else {0} for g, t in zip(grid, threadgroup, strict=True)]
     full = lanes and all(x * y * z % 32 == 0 for x, y, z in itertools.product(*sizes))
     aligned = lanes and all(x % 32 == 0 for x in sizes[0]) and grid[0] < 2**31
     even = all(len(along) == 1 for along in sizes)
-    whole = full and even
-    each = each if not far and many(launch, each) else 1
     if threadgroup[1:] == (1, 1):
-        return Form("row", far, full, aligned, whole, each)
-    # In a whole block the hardware numbers threads as Metal does; so it does not where an edge is
-    # ragged, but then only operations of a simdgroup can tell.
-    box = (even or not lanes) and threadgroup[2] <= _MOST_DEEP
-    return Form("box" if box else "line", far, full, aligned, whole, each if box else 1)
+        threads = "row"
+    else:
+        # In a whole block the hardware numbers threads as Metal does; so it does not where an edge
+        # is ragged, but then only operations of a simdgroup can tell.
+        threads = "box" if (even or not lanes) and threadgroup[2] <= _MOST_DEEP else "line"
+    form = Form(threads, far, full, aligned, full and even)
+    return form._replace(each=_each(needs, form, launch))
+
+
+def _each(needs: Needs, form: Form, launch: Launch) -> int:
+    if form.far or form.threads == "line" or not many(dealt(form, launch), needs.each):
+        return 1
+    return needs.each
 
 
 def many(launch: Launch, each: int) -> bool:
@@ -81,16 +105,20 @@ def many(launch: Launch, each: int) -> bool:
     )
 
 
+def dealt(form: Form, launch: Launch) -> Launch:
+    """The launch as CUDA carries it out: in threadgroups of our choice where the body is blind."""
+    if form.threads != "any":
+        return launch
+    return launch._replace(threadgroup=(min(_BLOCK, -(-launch.grid[0] // 32) * 32), 1, 1))
+
+
 def possible_forms(launch: Launch | None, *, single: bool = False) -> tuple[Form, ...]:
     """The forms of a launch while its text is not known.
 
     Args:
         single: the forms with one threadgroup a block.
     """
-    return (
-        form_for(True, launch),
-        *(form_for(False, launch, 1 if single else each) for each in (1, *EACH)),
-    )
+    return tuple(form_for(needs, launch) for needs in (_SINGLE if single else _POSSIBLE))
 
 
 def most_registers(launch: Launch | None) -> int:
@@ -109,6 +137,7 @@ def blocks_of(form: Form, launch: Launch) -> tuple[tuple[int, int, int], tuple[i
     Raises:
         OverflowError: more threadgroups than CUDA can count.
     """
+    launch = dealt(form, launch)
     x, y, z = launch.threadgroup
     block = (x, y, z) if form.threads == "box" else (x * y * z, 1, 1)
     groups = groups_of(launch)
