@@ -110,6 +110,13 @@ def check(fake: FakeCuda) -> None:
     assert {one.context for one in fake.launches} == {0xC0}
     assert fake.library.fake_depth() == 0
 
+    # What was compiled for arrays at multiples of 16 bytes is not launched for others.
+    given = torch.randn(9, 4).view(-1)[1:33].view(8, 4)
+    assert given.data_ptr() % 16
+    for stream in (SLOW_STREAM, SLOW_STREAM, FAST_STREAM):
+        torch.testing.assert_close(call(given, 0.5), given * 0.5, rtol=0, atol=0)
+        assert fake.launches[-1].stream == stream
+
     x = torch.ones(8, 4)
     for _ in range(3):
         y = call(x, 3.0, init_value=5)

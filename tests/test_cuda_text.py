@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ferrule
-from ferrule import dtypes, nvdisasm, nvrtc
+from ferrule import devices, dtypes, nvdisasm, nvrtc
 from ferrule.bench import sass
 from ferrule.cli import main, target
 from ferrule.devices.digests import INCLUDE
@@ -163,6 +163,23 @@ def test_the_loads_of_several_threadgroups_are_under_way_together(library: nvrtc
         found = re.findall(r"\b(LDG|STG|BRA)\b", nvdisasm.disassemble(binary.payload))
         whole = " ".join(["LDG"] * each + ["STG"] * each)
         assert whole in " ".join(found)
+
+
+def test_neighbouring_elements_of_aligned_arrays_move_together(library: nvrtc.Nvrtc) -> None:
+    if nvdisasm.find_nvdisasm() is None:
+        pytest.skip("no nvdisasm")
+    source = """
+        uint i = thread_position_in_grid.x;
+        for (int j = 0; j < 4; ++j) y[4 * i + j] = 2 * x[4 * i + j];"""
+    kernel = ferrule.metal_kernel("k", ["x"], ["y"], source)
+    spec, sent = kernel._described(
+        ["float32[8]"], [F32], None, (1024, 1, 1), (256, 1, 1), None, None, "cuda"
+    )
+    assert sent is not None
+    for aligned, expected in ((True, ["LDG.E.128", "STG.E.128"]), (False, ["STG.E"] * 4)):
+        binary = devices.get("sm_90").compile(spec, sent._replace(aligned=aligned))
+        sass = nvdisasm.disassemble(binary.payload)
+        assert re.findall(r"\b(?:LDG\.E\.\d+|STG\S*)", sass) == expected
 
 
 # -- where threads stand: the header's arithmetic, on the CPU -------------------------------------

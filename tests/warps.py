@@ -212,8 +212,7 @@ class EmulatedProgram(CudaProgram):
         return form, Function(len(self.runs) - 1, 0, 0, 0, 1024)
 
     def launch(self, inputs: Any, outputs: Any, launch: Launch, stream: int = 0) -> None:
-        key = (launch.grid, launch.threadgroup)
-        plan = self._plans.get(key) or self._plan(launch, key)
+        plan = self._plan(inputs, outputs, launch)
         block, table, _ = self._pack(inputs, outputs, plan, None)
         blocks, threads = ((ctypes.c_uint * 3)(*sizes) for sizes in (plan.blocks, plan.block))
         asked = ctypes.c_long()

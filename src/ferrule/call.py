@@ -318,8 +318,7 @@ class CallableKernel:
             known = [a or f for a, f in zip(arrays, gone, strict=True)]
             raise program.failure(status, launch, known)
 
-        sizes = tuple(fact.dtype.itemsize for fact in facts)
-        return (tuple(makers), sizes, fail, *device_part)
+        return (tuple(makers), fail, *device_part)
 
     def _load(
         self,

@@ -105,6 +105,7 @@ class Launch(NamedTuple):
         output_shapes: one shape per output.
         fill: the value that outputs are filled with before the kernel runs, or None.
         copies: the inputs that are copied to row-contiguous memory first.
+        aligned: every array begins at a multiple of 16 bytes, as far as is known.
     """
 
     grid: tuple[int, int, int]
@@ -112,6 +113,7 @@ class Launch(NamedTuple):
     output_shapes: tuple[Shape, ...]
     fill: float | int | complex | None
     copies: tuple[int, ...]
+    aligned: bool = True
 
 
 def row_contiguous_strides(shape: Shape) -> tuple[int, ...]:

@@ -69,7 +69,7 @@ class CudaDevice:
             return found
         compiler = nvrtc.find_nvrtc()
         if compiler is None:
-            found = self._cached(disk, spec, launch, "", single=True)
+            found = self._cached(disk, spec, launch, "", plain=True)
             if found is not None:
                 return found
         asked = "" if compiler is None else _decisive(spec, compiler.path, compiler.identity)
@@ -89,19 +89,19 @@ class CudaDevice:
         """
         compiler = _found(nvrtc.find_nvrtc(), spec)
 
-        def put(single: bool) -> Binary:
-            form, key, built, found = self._build(compiler, spec, launch, single=single)
+        def put(plain: bool) -> Binary:
+            form, key, built, found = self._build(compiler, spec, launch, plain=plain)
             to.put(key, _packed(built))
-            to.put(self._request(spec, launch, "", single=single), _record(form, key, found))
+            to.put(self._request(spec, launch, "", plain=plain), _record(form, key, found))
             return built
 
-        built = put(single=False)
-        if possible_forms(launch) != possible_forms(launch, single=True):
-            put(single=True)  # which serves launches of any size
+        built = put(plain=False)
+        if possible_forms(launch) != possible_forms(launch, plain=True):
+            put(plain=True)  # which serves all sizes and alignments
         return built
 
     def _request(
-        self, spec: Spec, launch: Launch | None, compiler: str, *, single: bool = False
+        self, spec: Spec, launch: Launch | None, compiler: str, *, plain: bool = False
     ) -> str:
         """The key of all that decides what is built."""
         k = spec.kernel
@@ -111,7 +111,7 @@ class CudaDevice:
             [[i.dtype.name, i.ndim, i.value] for i in spec.inputs],
             [d.name for d in spec.outputs],
             [[n, type(v).__name__, str(v)] for n, v in spec.template],
-            possible_forms(launch, single=single),
+            possible_forms(launch, plain=plain),
             most_registers(launch),
         ]
         if k.language == "cuda":
@@ -121,12 +121,12 @@ class CudaDevice:
 
     def _cached(
         self, disk: cache.Cache, spec: Spec, launch: Launch | None, compiler: str | None,
-        *, single: bool = False,
+        *, plain: bool = False,
     ) -> tuple[Form, Binary] | None:  # fmt: skip
         """What the cache has of a compiler, given what `_decisive` says of it."""
         if compiler is None:
             return None
-        record = disk.get(self._request(spec, launch, compiler, single=single))
+        record = disk.get(self._request(spec, launch, compiler, plain=plain))
         if record is None:
             return None
         form, key, found = json.loads(record)
@@ -137,12 +137,12 @@ class CudaDevice:
         return Form(*form), _unpacked(packed, self.architecture)
 
     def _build(
-        self, compiler: nvrtc.Nvrtc, spec: Spec, launch: Launch | None, *, single: bool = False
+        self, compiler: nvrtc.Nvrtc, spec: Spec, launch: Launch | None, *, plain: bool = False
     ) -> tuple[Form, str, Binary, list[Note]]:
         """The form, the key in the cache, what was built, and what Apple refuses of it."""
         from .cuda_build import Build  # a kernel from the cache needs no text and no parser
 
-        build = Build(spec, launch, single=single)
+        build = Build(spec, launch, plain=plain)
         found = build.notes()
         self._portability.say(spec.kernel, found)
         task = build.task(compiler, self.architecture)

@@ -15,7 +15,7 @@ from ..kernel import Kernel
 from ..nvrtc import Nvrtc, find_headers
 from ..source import Note, cpp, cuda_body, shared
 from ..source import cuda as cuda_text
-from ..source.cuda_launch import Form, dealt, most_registers
+from ..source.cuda_launch import Form, dealt, most_registers, plain_form
 from ..spec import Launch, Spec
 from . import Binary, portability
 from .diagnostics import compile_error
@@ -51,11 +51,11 @@ class Build:
         form: how its launch runs.
     """
 
-    def __init__(self, spec: Spec, launch: Launch | None, *, single: bool = False) -> None:
+    def __init__(self, spec: Spec, launch: Launch | None, *, plain: bool = False) -> None:
         """Rewrites the text.
 
         Args:
-            single: whether each threadgroup has a block of its own, however many there are.
+            plain: whether the form is to serve all sizes and alignments.
 
         Raises:
             DialectError: it uses something that ferrule refuses.
@@ -63,8 +63,8 @@ class Build:
         self._spec = spec
         self._prepared = None if spec.kernel.language == "cuda" else cpp.prepare(spec)
         self.form = cuda_text.form_of(self._prepared, launch) if self._prepared else Form("box")
-        if single:
-            self.form = self.form._replace(each=1)
+        if plain:
+            self.form = plain_form(self.form)
         self._registers = most_registers(None if launch is None else dealt(self.form, launch))
 
     def text(self) -> str:

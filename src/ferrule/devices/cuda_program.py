@@ -12,6 +12,7 @@ from .. import fastcall
 from ..driver import Function, driver
 from ..errors import DeviceError
 from ..source.cuda_launch import (
+    ALIGNMENT,
     Form,
     blocks_of,
     dealt,
@@ -33,12 +34,13 @@ _MOST_PLANS = 256
 
 
 class _Plan(NamedTuple):
-    """What of a launch depends on its grid and threadgroup alone."""
+    """What of a launch depends on its sizes, and on whether its arrays are aligned."""
 
     function: Function
     blocks: tuple[int, int, int]
     block: tuple[int, int, int]
     sizes: bytes  # `fr::launch`
+    aligned: bool  # it is for arrays that are
     repeated: list[bool]  # not empty once it was launched
 
 
@@ -54,6 +56,7 @@ class CudaProgram:
         self._in_cuda = spec.kernel.language == "cuda"
         self._parameters = kernel_parameters(spec)
         self._values = [i for kind, i in self._parameters if kind == "value"]
+        self._arrays = [i for i, one in enumerate(spec.inputs) if one.ndim and not one.value]
         self._functions: dict[tuple[object, ...], tuple[Form, Function]] = {}
         self._plans: dict[tuple[object, ...], _Plan] = {}
         self._lock = threading.Lock()
@@ -70,8 +73,7 @@ class CudaProgram:
             DeviceError: the GPU cannot run it, or an earlier kernel broke the process's CUDA.
         """
         self._driver.check_ordinal(self._ordinal)
-        key = (launch.grid, launch.threadgroup)
-        plan = self._plans.get(key) or self._plan(launch, key)
+        plan = self._plan(inputs, outputs, launch)
         block, table, _ = self._pack(inputs, outputs, plan, None)
         at = ctypes.addressof(block) + table
         status = self._driver.launch(
@@ -84,18 +86,20 @@ class CudaProgram:
         self, inputs: Sequence[Facts], outputs: Sequence[Facts], launch: Launch
     ) -> tuple[object, ...] | None:
         """What runtime/fastcall.c needs to launch this again; None at the first such launch."""
-        plan = self._plans.get((launch.grid, launch.threadgroup))
-        if plan is None:
-            return None
+        plan = self._plan(inputs, outputs, launch)
         if not plan.repeated:
             plan.repeated.append(True)
             return None
         if not fastcall.use_cuda(self._driver.state):
             return None
         block, _, moves = self._pack(inputs, outputs, plan, 0)
+        alignments = [f.dtype.itemsize for f in inputs]
+        if plan.aligned:
+            for i in self._arrays:
+                alignments[i] = ALIGNMENT
         return (
-            block.raw, tuple(moves), _HEAD.size, 0, 0, 0, -1, 0, 0, 0, 0, self._ordinal,
-            (plan, self),
+            tuple(alignments), block.raw, tuple(moves), _HEAD.size, 0, 0, 0, -1, 0, 0, 0, 0,
+            self._ordinal, (plan, self),
         )  # fmt: skip
 
     def failure(self, status: int, launch: Launch, arrays: list[Facts]) -> DeviceError:
@@ -106,7 +110,15 @@ class CudaProgram:
             f"{launch.threadgroup}, cuda:{self._ordinal})",
         )
 
-    def _plan(self, launch: Launch, key: tuple[object, ...]) -> _Plan:
+    def _plan(self, inputs: Sequence[Facts], outputs: Sequence[Facts], launch: Launch) -> _Plan:
+        """What depends on the launch's sizes, and on whether its arrays are aligned."""
+        pointers = [inputs[i].pointer for i in self._arrays] + [f.pointer for f in outputs]
+        if any(pointer % ALIGNMENT for pointer in pointers):
+            launch = launch._replace(aligned=False)
+        key = (launch.grid, launch.threadgroup, launch.aligned)
+        return self._plans.get(key) or self._made(launch, key)
+
+    def _made(self, launch: Launch, key: tuple[object, ...]) -> _Plan:
         form, function = self._loaded(launch)
         try:
             blocks, block = blocks_of(form, launch)
@@ -117,7 +129,7 @@ class CudaProgram:
             ) from None
         sent = dealt(form, launch)
         sizes = _LAUNCH.pack(*sent.grid, *sent.threadgroup, *groups_of(sent))
-        plan = _Plan(function, blocks, block, sizes, [])
+        plan = _Plan(function, blocks, block, sizes, launch.aligned, [])
         threads = block[0] * block[1] * block[2]
         if threads > plan.function.most_threads:
             raise DeviceError(

@@ -368,7 +368,7 @@ typedef struct {
   int device;       /* an NVIDIA GPU; -1 is the CPU */
   uint32_t buffers_at;
   uint32_t relocation[2 * MAX_BUFFERS + 4];
-  uint32_t itemsize[MAX_BUFFERS];
+  uint32_t alignment[MAX_BUFFERS]; /* of each input, in bytes */
   char block[MAX_BLOCK];
 } entry;
 
@@ -518,7 +518,7 @@ static PyObject* repeat(table* self, call_key* k) {
   if (!e || (e->threads >= 0 && threads_class(e) != e->threads)) return NULL;
   if (e->device >= 0 && (k->device != e->device || cuda->forked)) return NULL;
   for (int i = 0; i < self->inputs; i++)
-    if ((uintptr_t)k->pointer[i] % e->itemsize[i]) return NULL;
+    if ((uintptr_t)k->pointer[i] % e->alignment[i]) return NULL;
   e->owners++; /* making outputs and running let others in, who may replace it */
   PyObject* outputs = make_outputs(e, k, self->inputs, self->outputs);
   if (outputs && launch(e, k, outputs)) {
@@ -557,23 +557,23 @@ static bool read_words(PyObject* tuple, uint32_t* out, int most, int* count) {
   return !PyErr_Occurred();
 }
 
-/* The plan of ferrule.call: (outputs, itemsizes, fail, block, relocations, buffers_at, entry, units,
+/* The plan of ferrule.call: (outputs, fail, alignments, block, relocations, buffers_at, entry, units,
  * limit, threads, few, run, threads_now, slice, device, …). */
 static bool read_plan(entry* e, PyObject* plan) {
-  PyObject *itemsizes, *relocations;
+  PyObject *alignments, *relocations;
   const char* block;
   Py_ssize_t bytes;
   unsigned long long code, units, run, threads_now;
   long long slice;
   int sizes_read;
   PyObject* rest;
-  if (!PyArg_ParseTuple(plan, "O!O!Oy#O!IKKiiiKKLiO", &PyTuple_Type, &e->outputs, &PyTuple_Type,
-                        &itemsizes, &e->fail, &block, &bytes, &PyTuple_Type, &relocations,
+  if (!PyArg_ParseTuple(plan, "O!OO!y#O!IKKiiiKKLiO", &PyTuple_Type, &e->outputs, &e->fail,
+                        &PyTuple_Type, &alignments, &block, &bytes, &PyTuple_Type, &relocations,
                         &e->buffers_at, &code, &units, &e->limit, &e->threads, &e->few, &run,
                         &threads_now, &slice, &e->device, &rest))
     return false;
   if (bytes > MAX_BLOCK ||
-      !read_words(itemsizes, e->itemsize, MAX_BUFFERS, &sizes_read) ||
+      !read_words(alignments, e->alignment, MAX_BUFFERS, &sizes_read) ||
       !read_words(relocations, e->relocation, 2 * MAX_BUFFERS + 4, &e->relocations))
     return false;
   if (e->device >= 0 && (!cuda || bytes < (Py_ssize_t)sizeof(cuda_call))) {

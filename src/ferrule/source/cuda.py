@@ -22,7 +22,7 @@ from .cpp import (
     template_value,
     used_attributes,
 )
-from .cuda_launch import EACH, Form, Needs, form_for, kernel_symbol
+from .cuda_launch import ALIGNMENT, EACH, Form, Needs, form_for, kernel_symbol
 from .dialect import COLLECTIVES, MATRIX_OPS, SYNC
 
 # The attributes that say nothing of threadgroups.
@@ -114,6 +114,9 @@ def text(p: Prepared, form: Form, *, masks: bool = True, shared: Dynamic | None 
         source = memory.dynamic(p, source, shared.offsets)
         declared += "  extern __shared__ __align__(16) unsigned char fr_shared[];\n"
     params = parameters(spec)
+    # NVRTC forgets of a pointer with an alignment that nothing else writes there: of inputs, that
+    # loads can be moved before stores, which is what several threadgroups in a block are for.
+    aligned = form.aligned_arrays and form.each == 1
     given: list[str] = []
     passed = ["fr_g", "fr_g.index(fr_p)", "fr_p"]
     for name, one in zip(kernel.input_names, spec.inputs, strict=True):
@@ -123,7 +126,7 @@ def text(p: Prepared, form: Form, *, masks: bool = True, shared: Dynamic | None 
             passed.append(f"fr_a_{name}")
             continue
         given.append(f"const {ctype}* __restrict__ fr_a_{name}")
-        passed.append(f"*fr_a_{name}" if one.ndim == 0 else f"fr_a_{name}")
+        passed.append(f"*fr_a_{name}" if one.ndim == 0 else _array(name, f"const {ctype}", aligned))
         if one.ndim == 0:
             continue
         shape, strides, ndim = kernel.wants(name)
@@ -141,7 +144,7 @@ def text(p: Prepared, form: Form, *, masks: bool = True, shared: Dynamic | None 
         ctype = _outside(dtype)
         ctype = f"fr::metal::atomic<{ctype}>" if kernel.atomic_outputs else ctype
         given.append(f"{ctype}* __restrict__ fr_a_{name}")
-        passed.append(f"fr_a_{name}")
+        passed.append(_array(name, ctype, form.aligned_arrays))
     given.append("const __grid_constant__ fr::launch fr_l")
     names = ", ".join(f"{q.type} {q.name}" for q in params)
     values = "".join(f"  {_declared(a, form)}\n" for a in used_attributes(p))
@@ -194,6 +197,13 @@ def _threads(form: Form, call: str) -> str:
     }}
   }}
 """
+
+
+def _array(name: str, ctype: str, aligned: bool) -> str:
+    """The address of an array's elements, and whether the compiler may count on its alignment."""
+    if not aligned:
+        return f"fr_a_{name}"
+    return f"({ctype}*)__builtin_assume_aligned(fr_a_{name}, {ALIGNMENT})"
 
 
 def _declared(name: str, form: Form) -> str:

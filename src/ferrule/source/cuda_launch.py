@@ -15,6 +15,7 @@ _MOST_ALONG_X = 2**31 - 1  # blocks along x
 _MOST_ALONG_YZ = 65535  # and along y and z
 _MOST_DEEP = 64  # threads of a block along z
 
+ALIGNMENT = 16  # bytes; what a thread can read or write at once
 _BLOCK = 256  # threads of a block where that is free
 # Threadgroups that a block may carry out: for elements of 32 bits or more, and for narrower ones.
 EACH = (4, 8)
@@ -35,6 +36,8 @@ class Form(NamedTuple):
         whole: the grid is full of whole threadgroups, so that no thread of a block is outside it
             (said only of full ones).
         each: threadgroups that a block carries out, neighbours along x.
+        aligned_arrays: arrays begin at a multiple of `ALIGNMENT`, so that neighbouring elements can
+            be read and written together.
     """
 
     threads: str = "row"
@@ -43,6 +46,7 @@ class Form(NamedTuple):
     aligned: bool = False
     whole: bool = False
     each: int = 1
+    aligned_arrays: bool = True
 
 
 class Needs(NamedTuple):
@@ -71,7 +75,7 @@ def form_for(needs: Needs, launch: Launch | None) -> Form:
     lanes, blind, _ = needs
     far = max(groups_of(launch)[1:]) > _MOST_ALONG_YZ
     if blind and launch.threadgroup[1:] == (1, 1) and launch.grid[0] < 2**31:
-        form = Form("any", far)
+        form = Form("any", far, aligned_arrays=launch.aligned)
         return form._replace(each=_each(needs, form, launch))
     grid, threadgroup = launch.grid, launch.threadgroup
     sizes = [{t, g % t or t} if t else {0} for g, t in zip(grid, threadgroup, strict=True)]
@@ -84,7 +88,7 @@ def form_for(needs: Needs, launch: Launch | None) -> Form:
         # In a whole block the hardware numbers threads as Metal does; so it does not where an edge
         # is ragged, but then only operations of a simdgroup can tell.
         threads = "box" if (even or not lanes) and threadgroup[2] <= _MOST_DEEP else "line"
-    form = Form(threads, far, full, aligned, full and even)
+    form = Form(threads, far, full, aligned, full and even, 1, launch.aligned)
     return form._replace(each=_each(needs, form, launch))
 
 
@@ -112,13 +116,19 @@ def dealt(form: Form, launch: Launch) -> Launch:
     return launch._replace(threadgroup=(min(_BLOCK, -(-launch.grid[0] // 32) * 32), 1, 1))
 
 
-def possible_forms(launch: Launch | None, *, single: bool = False) -> tuple[Form, ...]:
+def possible_forms(launch: Launch | None, *, plain: bool = False) -> tuple[Form, ...]:
     """The forms of a launch while its text is not known.
 
     Args:
-        single: the forms with one threadgroup a block.
+        plain: those that serve launches of any size and arrays of any alignment (`plain_form`).
     """
-    return tuple(form_for(needs, launch) for needs in (_SINGLE if single else _POSSIBLE))
+    found = tuple(form_for(needs, launch) for needs in (_SINGLE if plain else _POSSIBLE))
+    return tuple(map(plain_form, found)) if plain else found
+
+
+def plain_form(form: Form) -> Form:
+    """A form with one threadgroup a block and arrays that may begin anywhere."""
+    return form._replace(each=1, aligned_arrays=False)
 
 
 def most_registers(launch: Launch | None) -> int:
