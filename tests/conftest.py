@@ -32,6 +32,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )  # fmt: skip
 
 
+    parser.addoption(
+        "--exact-memory", action="store_true",
+        help="on a GPU, arrays have no margin: for compute-sanitizer, which then sees every access "
+        "outside them",
+    )  # fmt: skip
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--exact-memory"):
+        on_cuda.margin = 0
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "everywhere" in metafunc.fixturenames:
         places = ["cpu"]

@@ -37,6 +37,9 @@ def available() -> bool:
         return False
 
 
+margin = 4096  # bytes on either side: kernels read borders before they discard them
+
+
 class Copied:
     """The memory of one array, on the GPU while in the ``with`` block."""
 
@@ -50,9 +53,9 @@ class Copied:
         self.address = ctypes.c_void_p()
 
     def __enter__(self) -> Copied:
-        # A page more on either side: kernels read borders before they discard them.
-        self.call("cuMemAlloc_v2", ctypes.byref(self.address), ctypes.c_size_t(self.bytes + 8192))
-        self.base = int(self.address.value or 0) + 4096
+        size = ctypes.c_size_t(max(self.bytes + 2 * margin, 1))
+        self.call("cuMemAlloc_v2", ctypes.byref(self.address), size)
+        self.base = int(self.address.value or 0) + margin
         self._copy("cuMemcpyHtoD_v2", self.base, self.low)
         return self
 
