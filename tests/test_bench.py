@@ -323,6 +323,7 @@ def test_launches_by_hand(
 @pytest.mark.gpu
 @pytest.mark.skipif(not on_cuda.available(), reason="there is no GPU")
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # torch.compile's own
+@pytest.mark.filterwarnings("ignore::ferrule.PortabilityWarning")  # grid_sample's atomics on half
 @pytest.mark.parametrize("group", ["copy", "exp", "grid_sample", "mlx-lm", "host"])
 def test_on_a_gpu(group: str) -> None:
     done = run("--quick", "--device", "cuda", "--only", group, "--json", "-")
