@@ -38,25 +38,22 @@ def pretend(fake: FakeCuda) -> None:
     from ferrule.hosts import torch as host
 
     facts = host.facts
-    empty, full = host.empty, host.full
 
     def on_gpu(tensor: Any) -> Any:
         found = facts(tensor)
         return found and found._replace(device="cuda:0")
 
-    def allocated(shape: Any, dtype: Any, device: str) -> Any:
-        if FAULTS:
-            raise FAULTS[0]
-        return empty(shape, dtype, "cpu")
+    def on_cpu(make: Any) -> Any:
+        def made(*given: Any, device: object, **more: Any) -> Any:
+            if FAULTS:
+                raise FAULTS[0]
+            return make(*given, **more)
+
+        return made
 
     host.facts = on_gpu
-    host.empty = allocated
-    host.full = lambda shape, value, dtype, device: full(shape, value, dtype, "cpu")
-    host.maker = lambda shape, number, dtype, device: (
-        (host.empty, (shape, dtype, device), None)
-        if number is None
-        else (host.full, (shape, number, dtype, device), None)
-    )
+    library_of: Any = torch
+    library_of.empty, library_of.full = on_cpu(torch.empty), on_cpu(torch.full)
     host.stream = lambda given, device: SLOW_STREAM
 
 
@@ -122,15 +119,24 @@ def check(fake: FakeCuda) -> None:
         y = call(x, 3.0, init_value=5)
     assert fake.launches[-1].stream == FAST_STREAM and bool((y == 3).all())
 
-    fake.status = 700
-    try:
-        call(x, 3.0)
-    except ferrule.DeviceError as error:
-        assert "'fast'" in str(error) and "CUDA_ERROR_ILLEGAL_ADDRESS" in str(error), error
-    else:
-        raise AssertionError("no error")
-    assert fake.launches[-1].stream == FAST_STREAM
-    fake.status = 0
+    check_zeros(fake)
+
+    for more in ({}, {"init_value": 0}):
+        call(x, 3.0, **more)
+        call(x, 3.0, **more)
+        fake.status = 700
+        try:
+            call(x, 3.0, **more)
+        except ferrule.DeviceError as error:
+            said = str(error)
+            assert said.startswith("kernel 'fast' (grid"), error
+            assert "CUDA_ERROR_ILLEGAL_ADDRESS" in said and "'fast'. To see" in said, error
+        else:
+            raise AssertionError("no error")
+        assert fake.launches[-1].stream == FAST_STREAM
+        fake.status = 0
+    assert fake.fills[-1].stream == FAST_STREAM and fake.fills[-1].before == len(fake.launches)
+    assert fake.library.fake_depth() == 0
 
     # What torch raises where the GPU is full or broken has classes of its own.
     call(x, 3.0)
@@ -153,6 +159,42 @@ def check(fake: FakeCuda) -> None:
     fake.library.fake_gpu(1)
     call(x, 3.0)
     assert fake.launches[-1].stream == SLOW_STREAM
+
+
+def check_zeros(fake: FakeCuda) -> None:
+    """Outputs that are to be zero in all bits are filled by the driver, all others by torch."""
+    kernel = ferrule.metal_kernel("zeros", ["x"], ["y", "none", "w"], "y[0] += x[0]; w[1] += 2;")
+    kinds = [torch.float16, torch.float32, torch.int32]
+    x = torch.ones(8)
+    fake.texts["ferrule_zeros"] = kernel.text("cuda", inputs=[x], output_dtypes=kinds)
+
+    def run(one: Launched) -> None:
+        w = (ctypes.c_int32 * 6).from_address(one.arguments["w"])
+        w[1] += 2
+
+    before, fake.on_launch = fake.on_launch, run
+    values: list[tuple[Any, int]] = [(0, 2), (0.0, 2), (False, 2), (-0.0, 1), (1, 0), (True, 0)]
+    for value, expected in values:
+        for n in range(4):
+            fake.fills.clear()
+            y, none, w = kernel(
+                inputs=[x], output_shapes=[(3, 5), (4, 0), (6,)], output_dtypes=kinds,
+                grid=(8, 1, 1), threadgroup=(8, 1, 1), init_value=value,
+            )  # fmt: skip
+            stream = fake.launches[-1].stream
+            if n != 1:  # the second launch over a grid may still go the long way
+                assert stream == (FAST_STREAM if n else SLOW_STREAM), (value, n)
+            bits = torch.full((3, 5), value, dtype=kinds[0], device="cpu").view(torch.int16)
+            assert torch.equal(y.view(torch.int16), bits) and none.shape == (4, 0), (value, n)
+            assert w.tolist() == [int(value), int(value) + 2, *[int(value)] * 4], (value, n)
+            # In float16, -0.0 has a bit that is not zero; in int32 it is 0.
+            filled = [(y.data_ptr(), 30), (w.data_ptr(), 24)][2 - expected :]
+            assert [(one.address, one.size) for one in fake.fills] == filled, (value, n)
+            for one in fake.fills:
+                assert (one.stream, one.context) == (stream, 0xC0), (value, n)
+                assert one.before == len(fake.launches) - 1, (value, n)
+    fake.on_launch = before
+    assert fake.library.fake_depth() == 0
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ _LAUNCHED = ctypes.CFUNCTYPE(
     ctypes.c_int, ctypes.c_size_t, ctypes.POINTER(ctypes.c_uint), ctypes.c_size_t, ctypes.c_size_t,
     ctypes.POINTER(ctypes.c_void_p),
 )  # fmt: skip
+_FILLED = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_size_t] * 4)
 _PARAMETER = re.compile(r"((?:[^,<(]|<[^>]*>)+?) (\w+)(?:,\s*|\))")
 
 
@@ -43,6 +44,22 @@ class Launched(NamedTuple):
     arguments: dict[str, Any]
 
 
+class Filled(NamedTuple):
+    """One call of cuMemsetD8Async.
+
+    Attributes:
+        address, size: the memory, which is the host's.
+        stream, context: as integers.
+        before: how many kernels had been launched.
+    """
+
+    address: int
+    size: int
+    stream: int
+    context: int
+    before: int
+
+
 def build(folder: Path) -> Path:
     """The library, compiled into ``folder``; skips where there is no C compiler."""
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
@@ -59,7 +76,8 @@ class FakeCuda:
 
     Attributes:
         launches: what was launched.
-        status: what the next launches return.
+        fills: what was filled.
+        status: what the next launches and fills return.
         texts: the CUDA text of each kernel that is launched, by its name; says what arguments are.
         on_launch: called with each launch.
     """
@@ -71,11 +89,14 @@ class FakeCuda:
         self.library.fake_symbol.argtypes = (ctypes.c_size_t,)
         self.library.fake_dynamic.argtypes = (ctypes.c_size_t,)
         self.launches: list[Launched] = []
+        self.fills: list[Filled] = []
         self.status = 0
         self.texts: dict[str, str] = {}
         self.on_launch: Callable[[Launched], None] = lambda launched: None
         self._callback = _LAUNCHED(self._launched)
         self.library.fake_on_launch(self._callback)
+        self._fill_callback = _FILLED(self._filled)
+        self.library.fake_on_fill(self._fill_callback)
         self.set()
 
     def set(
@@ -114,6 +135,10 @@ class FakeCuda:
         self.launches.append(launched)
         if not self.status:
             self.on_launch(launched)
+        return self.status
+
+    def _filled(self, address: int, size: int, stream: int, context: int) -> int:
+        self.fills.append(Filled(address, size, stream, context, len(self.launches)))
         return self.status
 
 

@@ -19,7 +19,7 @@ from rich.console import Console
 
 import ferrule
 import on_cuda
-from fake_cuda import FakeCuda, Launched, build
+from fake_cuda import FakeCuda, Filled, Launched, build
 from ferrule import DeviceError, devices, driver, fastcall, nvrtc
 from ferrule.cli import doctor
 from ferrule.dtypes import bfloat16, float32
@@ -363,6 +363,30 @@ def test_shared_memory_is_asked_for(gpu: FakeCuda) -> None:
     loaded = driver.driver().load(1, b"image", "name", 100_000)
     assert gpu.library.fake_dynamic(loaded.handle) == 100_000
     assert (loaded.context, loaded.shared) == (0xC1, 100_000)
+
+
+def test_memory_is_zeroed(gpu: FakeCuda) -> None:
+    found, memory = driver.driver(), (ctypes.c_ubyte * 100)(*[7] * 100)
+    at = ctypes.addressof(memory)
+    gpu.library.cuCtxPushCurrent_v2(ctypes.c_void_p(0xC0))
+    try:
+        found.zero(1, at + 10, 80, 2**40)
+        found.zero(1, 0, 0, 0)
+        assert gpu.library.fake_depth() == 1
+    finally:
+        gpu.library.cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
+    assert gpu.fills == [Filled(at + 10, 80, 2**40, 0xC1, 0)]
+    assert bytes(memory) == b"\7" * 10 + bytes(80) + b"\7" * 10
+    call(double("first"), np.ones(64, F32))
+    gpu.status = 700
+    with pytest.raises(DeviceError, match=r"cuMemsetD8Async .* a kernel before it .*: 'first'\."):
+        found.zero(0, at, 100, 0)
+    assert memory[0] == 7 and gpu.library.fake_depth() == 0
+    with pytest.raises(DeviceError, match="there is no GPU cuda:2"):
+        found.zero(2, at, 100, 0)
+    found._forked()
+    with pytest.raises(DeviceError, match="this process was forked"):
+        found.zero(0, at, 100, 0)
 
 
 def test_what_the_driver_says_of_gpus(gpu: FakeCuda) -> None:

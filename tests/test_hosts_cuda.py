@@ -6,6 +6,7 @@ What the libraries themselves do is seen where there is a GPU.
 from __future__ import annotations
 
 import ctypes
+import math
 import sys
 import types
 from collections.abc import Iterator
@@ -17,8 +18,8 @@ import pytest
 import torch
 
 import ferrule
-from fake_cuda import FakeCuda, Launched, build
-from ferrule import hosts, nvrtc
+from fake_cuda import FakeCuda, Filled, Launched, build
+from ferrule import dtypes, fastcall, hosts, nvrtc
 
 F32 = np.dtype(np.float32)
 DOUBLE = "uint i = thread_position_in_grid.x; y[i] = 2 * x[i];"
@@ -98,10 +99,11 @@ def double(fake: FakeCuda, name: str) -> Any:
 
 
 def call(kernel: Any, x: Any, **more: Any) -> Any:
-    return kernel(
-        inputs=[x], output_shapes=[x.shape], output_dtypes=[F32], grid=(x.size, 1, 1),
-        threadgroup=(4, 1, 1), **more,
-    )[0]  # fmt: skip
+    given: dict[str, Any] = {
+        "inputs": [x], "output_shapes": [x.shape], "output_dtypes": [F32],
+        "grid": (math.prod(x.shape), 1, 1), "threadgroup": (4, 1, 1),
+    }  # fmt: skip
+    return kernel(**{**given, **more})[0]
 
 
 def test_cupy(cupy: Any, fake: FakeCuda) -> None:
@@ -130,6 +132,112 @@ def test_cupy(cupy: Any, fake: FakeCuda) -> None:
             inputs=[x, torch.ones(3)], output_shapes=[(1,)], output_dtypes=[F32], grid=(1, 1, 1),
             threadgroup=(1, 1, 1),
         )  # fmt: skip
+
+
+@pytest.fixture
+def torch_gpu(fake: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """torch's tensors are on the fake's first GPU; holds the values that torch fills with."""
+    from ferrule.hosts import torch as host
+
+    facts, empty, full = host.facts, torch.empty, torch.full
+    filled: list[object] = []
+
+    def on_gpu(tensor: torch.Tensor) -> Any:
+        found = facts(tensor)
+        return found and found._replace(device="cuda:0")
+
+    def made(*shape: Any, device: object, **more: Any) -> torch.Tensor:
+        if device != "cuda:0" and device != "cuda:1":
+            return empty(*shape, device=device, **more)
+        return empty(*shape, **more).fill_(1)  # what was there before
+
+    def made_full(shape: Any, value: float, *, device: object, **more: Any) -> torch.Tensor:
+        filled.append(value)
+        return full(shape, value, **more)
+
+    monkeypatch.setattr(host, "facts", on_gpu)
+    monkeypatch.setattr(host, "stream", lambda given, device: 0x70 + int(device[-1]))
+    monkeypatch.setattr(torch, "empty", made)
+    monkeypatch.setattr(torch, "full", made_full)
+    return filled
+
+
+# The values that are zero in all bits are filled by the driver.
+@pytest.mark.parametrize(
+    ("value", "dtype", "by_driver"),
+    [
+        (0, torch.float32, True), (0.0, torch.bfloat16, True), (False, torch.int64, True),
+        (False, torch.bool, True), (0, torch.complex64, True), (-0.0, torch.int8, True),
+        (-0.0, torch.float32, False), (-0.0, torch.float16, False), (1, torch.uint8, False),
+        (1e-30, torch.float16, False),
+    ],
+)  # fmt: skip
+def test_outputs_that_are_zero(
+    fake: FakeCuda, torch_gpu: list[object], value: float, dtype: torch.dtype, by_driver: bool
+) -> None:
+    x = torch.ones(5)
+    with fastcall.bypassed():
+        kernel = ferrule.metal_kernel("nothing", ["x"], ["y"], "y[0] = x[0];")
+        for shape in ((3, 5), (0, 3)):
+            (y,) = kernel(
+                inputs=[x], output_shapes=[shape], output_dtypes=[dtype], grid=(5, 1, 1),
+                threadgroup=(5, 1, 1), init_value=value,
+            )  # fmt: skip
+            assert (y.shape, y.dtype) == (shape, dtype)
+            expected = torch.as_tensor(np.full(shape, value)).to(dtype)
+            assert torch.equal(*(t.reshape(-1).view(torch.uint8) for t in (y, expected)))
+            if y.numel() and by_driver:
+                size = 15 * dtype.itemsize
+                assert fake.fills == [Filled(y.data_ptr(), size, 0x70, 0xC0, 0)]
+    assert len(fake.fills) == by_driver and len(torch_gpu) == (0 if by_driver else 2)
+    assert len(fake.launches) == 2
+
+
+def test_outputs_on_the_second_gpu(fake: FakeCuda, torch_gpu: list[object]) -> None:
+    from ferrule.hosts import torch as host
+
+    current = ctypes.c_void_p(0xC0)
+    fake.library.cuCtxPushCurrent_v2(current)
+    try:
+        y = host.full((2, 3), 0, dtypes.float32, "cuda:1")
+        assert fake.library.fake_depth() == 1
+    finally:
+        fake.library.cuCtxPopCurrent_v2(ctypes.byref(current))
+    assert current.value == 0xC0 and not y.any() and not torch_gpu
+    assert fake.fills == [Filled(y.data_ptr(), 24, 0x71, 0xC1, 0)]
+
+
+def test_an_earlier_kernel_broke_the_fill(fake: FakeCuda, torch_gpu: list[object]) -> None:
+    x = torch.ones(8)
+    with fastcall.bypassed():
+        call(double(fake, "first"), x, output_dtypes=[x.dtype])
+        fake.status = 700
+        with pytest.raises(ferrule.DeviceError) as caught:
+            call(double(fake, "second"), x, output_dtypes=[x.dtype], init_value=0)
+    said = str(caught.value)
+    assert said.startswith(
+        "[metal_kernel] output 'y' of kernel 'second' cannot be filled: cuMemset"
+    )
+    assert "a kernel before it accessed memory outside its arrays" in said and "'first'. To" in said
+    assert len(fake.launches) == 1 and fake.library.fake_depth() == 0
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # of torch.func.jvp's own
+def test_modes_whose_tensors_have_no_memory(fake: FakeCuda, torch_gpu: list[object]) -> None:
+    """There torch fills them."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    from ferrule.hosts import torch as host
+
+    def add(x: torch.Tensor) -> torch.Tensor:
+        return x + host.full((3,), 0, dtypes.float32, "cuda:0")
+
+    x = torch.ones(3)
+    assert torch.func.functionalize(add)(x).tolist() == [1, 1, 1]
+    assert torch.func.jvp(add, (x,), (x,))[0].tolist() == [1, 1, 1]
+    with FakeTensorMode():
+        assert host.full((3,), 0, dtypes.float32, "cuda:0").shape == (3,)
+    assert torch_gpu == [0, 0, 0] and not fake.fills
 
 
 class Foreign:

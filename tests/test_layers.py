@@ -76,7 +76,7 @@ MAY_IMPORT = {
     "devices.portability": f"{NOUNS} source",
     "hosts": f"{NOUNS} hosts numpy",
     "hosts.numpy": f"{NOUNS} hosts fastcall numpy",
-    "hosts.torch": f"{NOUNS} hosts fastcall numpy torch",
+    "hosts.torch": f"{NOUNS} hosts driver fastcall numpy torch",
     "hosts.mlx": f"{NOUNS} hosts numpy mlx",
     "hosts.cupy": f"{NOUNS} hosts cupy",
     "hosts.exchange": f"{NOUNS} hosts torch",

@@ -50,7 +50,8 @@ class State(ctypes.Structure):
     """What runtime/fastcall.c needs to launch by itself; `cuda_state` there."""
 
     _fields_ = (
-        ("launch", ctypes.c_uint64),  # cuLaunchKernel and three functions of contexts
+        ("launch", ctypes.c_uint64),  # cuLaunchKernel, cuMemsetD8Async, three functions of contexts
+        ("set_bytes", ctypes.c_uint64),
         ("get_current", ctypes.c_uint64),
         ("push", ctypes.c_uint64),
         ("pop", ctypes.c_uint64),
@@ -109,14 +110,18 @@ class Driver:
         self._call("cuDeviceGetCount", ctypes.byref(found))
         self.count = found.value
         for field, symbol in (
-            ("launch", "cuLaunchKernel"), ("get_current", "cuCtxGetCurrent"),
-            ("push", "cuCtxPushCurrent_v2"), ("pop", "cuCtxPopCurrent_v2"),
+            ("launch", "cuLaunchKernel"), ("set_bytes", "cuMemsetD8Async"),
+            ("get_current", "cuCtxGetCurrent"), ("push", "cuCtxPushCurrent_v2"),
+            ("pop", "cuCtxPopCurrent_v2"),
         ):  # fmt: skip
             function = getattr(self._library, symbol)
             setattr(self.state, field, ctypes.cast(function, ctypes.c_void_p).value)
         self._launch = self._library.cuLaunchKernel
         self._launch.argtypes = (
             ctypes.c_void_p, *[ctypes.c_uint] * 7, *[ctypes.c_void_p] * 3,
+        )  # fmt: skip
+        self._library.cuMemsetD8Async.argtypes = (
+            ctypes.c_uint64, ctypes.c_ubyte, ctypes.c_size_t, ctypes.c_void_p,
         )  # fmt: skip
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self._forked)
@@ -209,6 +214,24 @@ class Driver:
             return int(
                 self._launch(function.handle, *blocks, *block, function.shared, stream, at, None)
             )
+
+    def zero(self, ordinal: int, address: int, size: int, stream: int) -> None:
+        """Fills memory with zeros, after what was started on the stream before; waits for nothing.
+
+        While the stream is recorded, this becomes a node of the CUDA graph.
+
+        Args:
+            ordinal: the GPU whose memory it is.
+            address, size: the memory, in bytes.
+            stream: a CUstream as an integer; 0 is the GPU's default stream.
+
+        Raises:
+            DeviceError: there is no such GPU, or an earlier kernel broke the process's CUDA.
+        """
+        self.check_ordinal(ordinal)
+        if size:
+            with self.current(self._context(ordinal)):
+                self._call("cuMemsetD8Async", address, 0, size, stream)
 
     @contextmanager
     def current(self, context: int) -> Iterator[None]:

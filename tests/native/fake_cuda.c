@@ -9,11 +9,13 @@
 
 typedef int (*launched)(uintptr_t kernel, const unsigned* sizes, uintptr_t stream, uintptr_t context,
                         void** arguments);
+typedef int (*filled)(uintptr_t address, size_t bytes, uintptr_t stream, uintptr_t context);
 
 enum { GPUS = 2, DEEP = 16, MOST = 4096 };
 enum { INVALID = 1, NO_DEVICE = 101 };
 
 static launched on_launch;
+static filled on_fill;
 static int version = 13000, count = GPUS, refuse_init, refuse_image, most_threads = 1024;
 static _Thread_local uintptr_t stack[DEEP];
 static _Thread_local int depth, capture_mode;
@@ -23,6 +25,7 @@ static int kernels, retained[GPUS], dynamic[MOST];
 
 /* For tests. */
 API void fake_on_launch(launched f) { on_launch = f; }
+API void fake_on_fill(filled f) { on_fill = f; }
 API void fake_set(int v, int n, int init, int image, int threads) {
   version = v, count = n, refuse_init = init, refuse_image = image, most_threads = threads;
 }
@@ -110,6 +113,12 @@ API int cuLaunchKernel(void* kernel, unsigned gx, unsigned gy, unsigned gz, unsi
   const unsigned sizes[] = {gx, gy, gz, bx, by, bz, shared};
   if (extra || !depth) return INVALID;
   return on_launch((uintptr_t)kernel, sizes, (uintptr_t)stream, stack[depth - 1], arguments);
+}
+API int cuMemsetD8Async(uint64_t address, unsigned char value, size_t bytes, void* stream) {
+  if (!depth || !address || !bytes) return INVALID;
+  int status = on_fill((uintptr_t)address, bytes, (uintptr_t)stream, stack[depth - 1]);
+  if (!status) memset((void*)(uintptr_t)address, value, bytes);
+  return status;
 }
 API int cuMemAlloc_v2(void** at, size_t bytes) {
   *at = calloc(bytes, 1);

@@ -11,7 +11,7 @@ import math
 import sys
 from collections.abc import Callable, Sequence
 from types import CodeType
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
@@ -20,8 +20,19 @@ from ..dtypes import Dtype
 from ..errors import KernelError, KernelTypeError
 from ..spec import Facts, Shape
 
-# A function, its arguments and its keywords (or None), which make an output anew each time.
-Maker = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any] | None]
+
+class Maker(NamedTuple):
+    """What runtime/fastcall.c does to make an output anew each time.
+
+    Attributes:
+        function, arguments, keywords: the call that makes it.
+        zeroed: how many bytes of it the launch on a GPU fills with zeros first.
+    """
+
+    function: Callable[..., Any]
+    arguments: tuple[Any, ...]
+    keywords: dict[str, Any] | None = None
+    zeroed: int = 0
 
 
 class Host(Protocol):
@@ -58,7 +69,11 @@ class Host(Protocol):
         ...
 
     def full(self, shape: Shape, value: float, dtype: Dtype, device: str) -> Any:
-        """A new row-contiguous array filled with ``value``, which ``dtype`` can hold."""
+        """A new row-contiguous array filled with ``value``, which ``dtype`` can hold.
+
+        Raises:
+            DeviceError: an earlier kernel broke the GPU that fills it.
+        """
         ...
 
     def maker(self, shape: Shape, number: float | None, dtype: Dtype, device: str) -> Maker | None:
@@ -187,7 +202,7 @@ def scalar(value: object) -> tuple[Facts, object] | None:
 
 
 def all_bits_zero(value: float) -> bool:
-    """Whether a fill value is what fresh pages hold: 0, but not -0.0."""
+    """Whether a fill value is what fresh pages and a memset hold: 0, but not -0.0."""
     return value == 0 and math.copysign(1, value) > 0
 
 

@@ -61,8 +61,8 @@ def full(shape: Shape, value: float, dtype: Dtype, device: str) -> np.ndarray[An
 def maker(shape: Shape, number: float | None, dtype: Dtype, device: str) -> Maker:
     """How an output is made again."""
     if number is not None:
-        return full, (shape, number, dtype, device), None
-    return np.empty, (shape, dtype.numpy), None
+        return Maker(full, (shape, number, dtype, device))
+    return Maker(np.empty, (shape, dtype.numpy))
 
 
 def finish(

@@ -147,23 +147,60 @@ def full(shape: Shape, value: float, dtype: Dtype, device: str) -> torch.Tensor:
     made = _large(shape, dtype, zero=zero) if device == "cpu" else None
     if made is not None:
         return made if zero else made.fill_(value)
-    if zero and device == "cpu":
-        # Where torch fills on several threads, these go on waiting for work, on the CPUs that the
-        # kernel's threads need.
+    if zero and (device == "cpu" or _on_cuda(device)):
         made = torch.empty(shape, dtype=kind, device=device)
-        if type(made) is torch.Tensor and (pointer := made.data_ptr()):
-            ctypes.memset(pointer, 0, made.nbytes)
+        if _plain_memory(made):
+            _zero(made, device)
             return made
     return torch.full(shape, value, dtype=kind, device=device)
 
 
+def _on_cuda(device: str) -> bool:
+    return device.startswith("cuda")
+
+
+def _plain_memory(made: torch.Tensor) -> bool:
+    """Whether a new tensor has memory that can be filled; some of torch's modes give it none."""
+    if type(made) is not torch.Tensor:
+        return False
+    try:
+        pointer: int = made.data_ptr()
+    except RuntimeError:
+        return False
+    return pointer != 0 or made.numel() == 0
+
+
+def _zero(made: torch.Tensor, device: str) -> None:
+    """Fill a new tensor with zeros; on a GPU, on the current stream.
+
+    Not by torch: where it fills on several threads, these go on waiting for work, on the CPUs that
+    the kernel's threads need. On a GPU it loads a kernel for its first fill, which takes 6 to 9 ms.
+    """
+    if device == "cpu":
+        ctypes.memset(made.data_ptr(), 0, made.nbytes)
+        return
+    from ..driver import driver  # calls on the CPU do without
+
+    try:
+        driver().zero(_ordinal(device), made.data_ptr(), made.nbytes, stream(None, device))
+    except DeviceError as error:
+        raise DeviceError(f"cannot be filled: {error}") from error
+
+
+def _ordinal(device: str) -> int:
+    return int(device.partition(":")[2])
+
+
 def maker(shape: Shape, number: float | None, dtype: Dtype, device: str) -> Maker:
     """How an output is made again."""
-    if number is not None:
-        return full, (shape, number, dtype, device), None
-    if device == "cpu" and math.prod(shape) * dtype.itemsize >= _LARGE:
-        return empty, (shape, dtype, device), None
-    return torch.empty, (shape,), {"dtype": _TORCH[dtype.name], "device": torch.device(device)}
+    size = math.prod(shape) * dtype.itemsize
+    zeroed = size if number is not None and all_bits_zero(number) and _on_cuda(device) else 0
+    if number is not None and not zeroed:
+        return Maker(full, (shape, number, dtype, device))
+    if device == "cpu" and size >= _LARGE:
+        return Maker(empty, (shape, dtype, device))
+    keywords = {"dtype": _TORCH[dtype.name], "device": torch.device(device)}
+    return Maker(torch.empty, (shape,), keywords, zeroed)
 
 
 def finish(kernel: str, inputs: Sequence[Any], outputs: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -181,13 +218,13 @@ def stream(given: object, device: str) -> int:
 
     ``given`` is None or the current stream: memory of the outputs is tied to the current stream.
     """
-    if device.startswith("cuda") and torch.cuda._is_in_bad_fork():
+    if _on_cuda(device) and torch.cuda._is_in_bad_fork():
         raise DeviceError(
             "cannot be found: this process was forked from one that had used CUDA, which does not "
             "work in a child. Start children with multiprocessing.get_context('spawn'), or fork "
             "before the first use of CUDA."
         )
-    current = torch.cuda.current_stream(device) if device.startswith("cuda") else None
+    current = torch.cuda.current_stream(device) if _on_cuda(device) else None
     if given is not None and given != current:
         if current is not None and isinstance(given, torch.cuda.Stream):
             raise KernelError(

@@ -86,6 +86,7 @@ typedef int (*cuda_launcher)(void* function, unsigned, unsigned, unsigned, unsig
 /* `State` of ferrule/driver.py. */
 typedef struct {
   cuda_launcher launch;
+  int (*set_bytes)(uint64_t address, unsigned char value, size_t bytes, void* stream);
   int (*get_current)(void**);
   int (*push)(void*);
   int (*pop)(void**);
@@ -103,8 +104,10 @@ typedef struct {
 
 static cuda_state* cuda; /* once there is a driver */
 
-/* Starts a kernel on the device's current stream. Returns a CUresult. */
-static int launch_cuda(char* block, void* stream) {
+/* Fills `zeroed[i]` bytes of each array with zeros and starts a kernel, both on the device's current
+ * stream. Returns a CUresult. */
+static int launch_cuda(char* block, void* stream, int arrays, void* const* array,
+                       const uint64_t* zeroed) {
   cuda_call c;
   void* found = NULL;
   memcpy(&c, block, sizeof c);
@@ -113,8 +116,12 @@ static int launch_cuda(char* block, void* stream) {
   bool other = found != c.context;
   if (!status && other) status = cuda->push(c.context);
   if (status) return status;
-  status = cuda->launch(c.function, c.blocks[0], c.blocks[1], c.blocks[2], c.threads[0], c.threads[1],
-                        c.threads[2], c.shared, stream, (void**)(block + c.table), NULL);
+  for (int i = 0; !status && i < arrays; i++)
+    if (zeroed[i]) status = cuda->set_bytes((uintptr_t)array[i], 0, (size_t)zeroed[i], stream);
+  if (!status)
+    status = cuda->launch(c.function, c.blocks[0], c.blocks[1], c.blocks[2], c.threads[0],
+                          c.threads[1], c.threads[2], c.shared, stream, (void**)(block + c.table),
+                          NULL);
   if (other) cuda->pop(&found);
   return status;
 }
@@ -367,6 +374,7 @@ typedef struct {
   int threads, few; /* with how many threads it was compiled; -1: for any number */
   int device;       /* an NVIDIA GPU; -1 is the CPU */
   uint32_t buffers_at;
+  uint64_t zeroed[MAX_BUFFERS]; /* bytes of each array that a launch on a GPU fills with zeros first */
   uint32_t relocation[2 * MAX_BUFFERS + 4];
   uint32_t alignment[MAX_BUFFERS]; /* of each input, in bytes */
   char block[MAX_BLOCK];
@@ -468,7 +476,7 @@ static int launch(entry* e, call_key* k, PyObject* outputs) {
       return -1;
     }
     Py_BEGIN_ALLOW_THREADS; /* it waits where a thousand launches are under way */
-    status = launch_cuda(block, stream);
+    status = launch_cuda(block, stream, k->buffers, k->pointer, e->zeroed);
     Py_END_ALLOW_THREADS;
     if (status) fail(e, k, outputs, status);
     return status ? -1 : 0;
@@ -557,6 +565,15 @@ static bool read_words(PyObject* tuple, uint32_t* out, int most, int* count) {
   return !PyErr_Occurred();
 }
 
+/* How many bytes of each output are zeroed, as the makers of ferrule.hosts say. */
+static bool read_zeroed(entry* e, int inputs) {
+  for (Py_ssize_t i = 0; i < PyTuple_Size(e->outputs) && inputs + i < MAX_BUFFERS; i++) {
+    PyObject* bytes = PyTuple_GetItem(PyTuple_GetItem(e->outputs, i), 3);
+    e->zeroed[inputs + i] = bytes ? PyLong_AsUnsignedLongLong(bytes) : 0;
+  }
+  return !PyErr_Occurred();
+}
+
 /* The plan of ferrule.call: (outputs, fail, alignments, block, relocations, buffers_at, entry, units,
  * limit, threads, few, run, threads_now, slice, device, …). */
 static bool read_plan(entry* e, PyObject* plan) {
@@ -574,7 +591,8 @@ static bool read_plan(entry* e, PyObject* plan) {
     return false;
   if (bytes > MAX_BLOCK ||
       !read_words(alignments, e->alignment, MAX_BUFFERS, &sizes_read) ||
-      !read_words(relocations, e->relocation, 2 * MAX_BUFFERS + 4, &e->relocations))
+      !read_words(relocations, e->relocation, 2 * MAX_BUFFERS + 4, &e->relocations) ||
+      !read_zeroed(e, sizes_read))
     return false;
   if (e->device >= 0 && (!cuda || bytes < (Py_ssize_t)sizeof(cuda_call))) {
     PyErr_SetString(PyExc_ValueError, "a launch on a GPU without a driver");
