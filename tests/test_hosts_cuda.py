@@ -134,6 +134,22 @@ def test_cupy(cupy: Any, fake: FakeCuda) -> None:
         )  # fmt: skip
 
 
+def test_cupy_is_told_first(cupy: Any, fake: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What CuPy raises where an earlier kernel broke CUDA says so."""
+
+    class CUDARuntimeError(RuntimeError):
+        status = 700
+
+    def broken(*_: Any) -> Any:
+        raise CUDARuntimeError("cudaErrorIllegalAddress: an illegal memory access")
+
+    x = np.arange(12, dtype=F32).view(CupyArray)
+    call(double(fake, "earlier"), x)
+    cupy.full = broken
+    with pytest.raises(ferrule.DeviceError, match=r"'later' was not launched: .*: 'earlier'\."):
+        call(double(fake, "later"), x, init_value=0)
+
+
 @pytest.fixture
 def torch_gpu(fake: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> list[object]:
     """torch's tensors are on the fake's first GPU; holds the values that torch fills with."""

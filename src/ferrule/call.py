@@ -278,7 +278,8 @@ class CallableKernel:
         Raises:
             DeviceError: that is so; names the last kernels.
         """
-        code = getattr(error, "error_code", None)  # of torch.AcceleratorError
+        # Of torch.AcceleratorError, or CuPy's CUDARuntimeError.
+        code = getattr(error, "error_code", getattr(error, "status", None))
         if isinstance(code, int):
             from . import devices
 
