@@ -31,7 +31,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="also carry out the CUDA texts of kernels on the CPU, warp by warp: slow",
     )  # fmt: skip
 
-
     parser.addoption(
         "--exact-memory", action="store_true",
         help="on a GPU, arrays have no margin: for compute-sanitizer, which then sees every access "
