@@ -9,7 +9,6 @@ import functools
 import os
 import re
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 from . import _env, cache
 from .errors import CompilerFailed, ToolchainError
@@ -161,7 +160,7 @@ def _identity(path: str) -> str | None:
     return cache.digest("nvrtc", path, f"{status.st_size} {status.st_mtime_ns}")
 
 
-class Headers(NamedTuple):
+class Headers:
     """CUDA's headers.
 
     Attributes:
@@ -169,8 +168,8 @@ class Headers(NamedTuple):
         identity: changes whenever they do.
     """
 
-    folders: tuple[str, ...]
-    identity: str
+    def __init__(self, folders: tuple[str, ...], identity: str) -> None:
+        self.folders, self.identity = folders, identity
 
 
 def find_headers(compiler: Nvrtc) -> Headers:

@@ -6,10 +6,10 @@ import ctypes
 import struct
 import threading
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from .. import fastcall
-from ..driver import Function, driver
+from ..driver import Function, Sizes, driver
 from ..errors import DeviceError
 from ..source.cuda_launch import (
     ALIGNMENT,
@@ -33,15 +33,22 @@ _LAUNCH = struct.Struct("=9I")  # `fr::launch` of include/cuda_grid.h
 _MOST_PLANS = 256
 
 
-class _Plan(NamedTuple):
-    """What of a launch depends on its sizes, and on whether its arrays are aligned."""
+class _Plan:
+    """What of a launch depends on its sizes, and on whether its arrays are aligned.
 
-    function: Function
-    blocks: tuple[int, int, int]
-    block: tuple[int, int, int]
-    sizes: bytes  # `fr::launch`
-    aligned: bool  # it is for arrays that are
-    repeated: list[bool]  # not empty once it was launched
+    Attributes:
+        function: what is launched.
+        blocks, block: blocks of the CUDA grid and threads of a block, along x, y and z.
+        sizes: `fr::launch`.
+        aligned: it is for arrays that begin at multiples of `ALIGNMENT`.
+        repeated: it was launched before.
+    """
+
+    def __init__(
+        self, function: Function, blocks: Sizes, block: Sizes, sizes: bytes, aligned: bool
+    ) -> None:
+        self.function, self.blocks, self.block = function, blocks, block
+        self.sizes, self.aligned, self.repeated = sizes, aligned, False
 
 
 class CudaProgram:
@@ -88,7 +95,7 @@ class CudaProgram:
         """What runtime/fastcall.c needs to launch this again; None at the first such launch."""
         plan = self._plan(inputs, outputs, launch)
         if not plan.repeated:
-            plan.repeated.append(True)
+            plan.repeated = True
             return None
         if not fastcall.use_cuda(self._driver.state):
             return None
@@ -129,7 +136,7 @@ class CudaProgram:
             ) from None
         sent = dealt(form, launch)
         sizes = _LAUNCH.pack(*sent.grid, *sent.threadgroup, *groups_of(sent))
-        plan = _Plan(function, blocks, block, sizes, launch.aligned, [])
+        plan = _Plan(function, blocks, block, sizes, launch.aligned)
         threads = block[0] * block[1] * block[2]
         if threads > plan.function.most_threads:
             raise DeviceError(
