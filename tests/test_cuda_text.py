@@ -20,7 +20,7 @@ from ferrule.cli import main, target
 from ferrule.devices.digests import INCLUDE
 from ferrule.source import cpp
 from ferrule.source import cuda as cuda_text
-from ferrule.source.cuda_launch import Form, blocks_of, dealt
+from ferrule.source.cuda_launch import Form, Needs, blocks_of, dealt
 from ferrule.spec import Launch
 
 F32 = ferrule.float32
@@ -98,6 +98,10 @@ def test_forms(source: str, grid: Any, threadgroup: Any, expected: Any) -> None:
         ("for (int j = 0; j < 4; ) y[4 * i + j++] = x[i];", "float32", 1),
         ("for (int j = 0; j < x_shape[0]; ++j) y[i] = x[j];", "float32", 1),
         ("uint j = 0; while (j < 4) y[j++] = x[i];", "float32", 1),
+        ("for (int j = 0; j < 1; ++j) if (x[0] == 0) --j;", "float32", 1),
+        ("for (int j = 0; j < 1; ++j) if (x[0] == 0) j = -1;", "float32", 1),
+        ("for (int j = 0; j < 4; ++j) y[i] += x[j] * (j == 2 && j <= 3);", "float32", 4),
+        ("for (int j = 0; j < 2; ++j) y[j] = 1; for (int j = 0; j < 2; j++) y[j]++;", "float32", 4),
         ("y[i] = simd_sum(x[i]);", "float32", 1),
         ("y[i] = metal::sin(x[i]);", "float32", 1),
         ("y[i] = metal::exp(x[i]);", "float32", 4),
@@ -116,6 +120,14 @@ def test_how_many_threadgroups_a_block_carries_out(source: str, dtype: str, expe
     kind = dtypes.BY_NAME[dtype]
     spec, _ = kernel._described([f"{dtype}[8]"], [kind], None, None, None, [("N", 4)], None, "cuda")
     assert cuda_text.needs_of(cpp.prepare(spec)).each == expected
+
+
+def test_words_that_macros_paste_together_may_be_anything() -> None:
+    """Here simd_sum, whose lanes are those of the author's threadgroups."""
+    source = "uint i = thread_position_in_grid.x; y[i] = LANES(sum)(x[i]);"
+    kernel = ferrule.metal_kernel("k", ["x"], ["y"], source, "#define LANES(n) simd_##n")
+    spec, _ = kernel._described(["float32[8]"], [F32], None, None, None, None, None, "cuda")
+    assert cuda_text.needs_of(cpp.prepare(spec)) == Needs(lanes=True)
 
 
 def test_a_body_that_sees_no_threadgroup_has_blocks_of_our_choice() -> None:

@@ -35,8 +35,10 @@ _UNSUITED = frozenset({
 })  # fmt: skip
 _LOOP = re.compile(r"\bfor\b")
 _COUNTED = re.compile(
-    r"\bfor\s*\(\s*\w+\s+\w+\s*=\s*0\s*;\s*\w+\s*<\s*(\w+)\s*;\s*(?:\+\+\s*\w+|\w+\s*\+\+)\s*\)"
+    r"\bfor\s*\(\s*\w+\s+(\w+)\s*=\s*0\s*;\s*\1\s*<\s*(\w+)\s*;"
+    r"\s*(?:\+\+\s*\1|\1\s*\+\+)\s*\)"
 )
+_CHANGED = r"(?:\+\+|--|(?<!&)&)\s*{0}\b|\b{0}\s*(?:\+\+|--|(?:[-+*/%&|^]|<<|>>)?=(?!=))"
 _MOST_WORK, _LITTLE_WORK = 6000, 400  # in characters, each as often as it is repeated
 
 _BUILTIN = frozenset({"bool", "float", "double"})
@@ -56,8 +58,8 @@ def needs_of(p: Prepared) -> Needs:
     another thread.
     """
     words = p.text.words
-    if words & COLLECTIVES:
-        return Needs(lanes=True)
+    if words & COLLECTIVES or "##" in p.text.header + p.text.source:
+        return Needs(lanes=True)  # words that macros paste together may be anything
     if words & SYNC or p.shared:
         return Needs()
     blind = set(used_attributes(p)) <= _GRIDS
@@ -75,7 +77,11 @@ def _repetitions(p: Prepared) -> int:
     found = _COUNTED.findall(p.text.source)
     if len(found) != len(_LOOP.findall(p.text.source)) or p.text.header_words & {"for"}:
         return 0
-    return math.prod(int(n) if n.isdigit() else numbers.get(n, 0) for n in found)
+    for name, _ in found:  # a loop that sets its counter back may wait for another thread
+        changes = re.findall(_CHANGED.format(name), p.text.source)
+        if len(changes) != 2 * sum(name == other for other, _ in found):
+            return 0
+    return math.prod(int(n) if n.isdigit() else numbers.get(n, 0) for _, n in found)
 
 
 class Dynamic(NamedTuple):
