@@ -74,6 +74,20 @@ def double(name: str = "double", **more: Any) -> Any:
     return ferrule.metal_kernel(name, ["x"], ["y"], source, **more)
 
 
+def test_registers_of_ptx_are_limited_by_the_driver_where_they_must_be(gpu: FakeCuda) -> None:
+    found = driver.driver()
+    for image, most, registers, expected, limit in (
+        (b".version 8.0\0", 1024, 64, 1024, 0),
+        (b".version 8.0\0", 640, 0, 640, 0),
+        (b".version 8.0\0", 640, 64, 1024, 64),
+        (b".version 8.0\0", 448, 128, 512, 128),
+        (b"\x7fELF", 640, 64, 640, 0),  # a cubin has the registers that it was compiled for
+    ):
+        gpu.set(most=most)
+        assert found.load(0, image, "k", 0, registers).most_threads == expected
+        assert gpu.library.fake_limit() == limit
+
+
 def test_a_call_from_end_to_end(gpu: FakeCuda) -> None:
     kernel, x = double(), np.arange(64, dtype=F32)
     gpu.texts["ferrule_double"] = text(kernel, [x])

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from .errors import DeviceError
 
@@ -27,6 +27,10 @@ _OLDEST = 12000
 _MAJOR, _MINOR, _SHARED_OPTIN = 75, 76, 97
 _KERNEL_THREADS, _KERNEL_DYNAMIC = 0, 8
 _CAPTURE_RELAXED = 2  # CUstreamCaptureMode
+_JIT_REGISTERS = 0  # CUjit_option
+
+_ELF = b"\x7fELF"  # how a cubin begins
+_REGISTERS = 65536  # of a multiprocessor
 
 # CUresult of cuda.h: what the error says of a launch.
 _OUT_OF_MEMORY, _NO_IMAGE, _OUT_OF_RESOURCES = 2, 209, 701
@@ -158,7 +162,9 @@ class Driver:
         self.check_ordinal(ordinal)
         return self._attribute(ordinal, _SHARED_OPTIN)
 
-    def load(self, ordinal: int, image: bytes, symbol: str, shared: int) -> Function:
+    def load(
+        self, ordinal: int, image: bytes, symbol: str, shared: int, registers: int = 0
+    ) -> Function:
         """Loads a kernel; it stays loaded.
 
         Args:
@@ -166,25 +172,42 @@ class Driver:
             image: a cubin, or PTX that ends with a NUL.
             symbol: the kernel's name in it.
             shared: bytes of dynamic shared memory that each launch is to have.
+            registers: what a thread of PTX may have, where it must be limited; else 0.
 
         Raises:
             DeviceError: the driver refuses the image, or there is no such GPU.
         """
         self.check_ordinal(ordinal)
         context, device = self._context(ordinal), self._device(ordinal)
-        library, kernel, function = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
-        most = ctypes.c_int()
-        none = [None, None, 0]
+        function = ctypes.c_void_p()
         with self.current(context), self._uncaptured():
-            self._call("cuLibraryLoadData", ctypes.byref(library), image, *none, *none)
-            self._call("cuLibraryGetKernel", ctypes.byref(kernel), library, symbol.encode())
+            kernel, most = self._loaded(image, symbol, device, 0)
+            if not image.startswith(_ELF) and registers and most < _REGISTERS // registers:
+                kernel, most = self._loaded(image, symbol, device, registers)
             if shared:
                 self._call("cuKernelSetAttribute", _KERNEL_DYNAMIC, shared, kernel, device)
-            self._call("cuKernelGetAttribute", ctypes.byref(most), _KERNEL_THREADS, kernel, device)
             # A library's kernels are moved to the GPU when they are first asked for: now, not at
             # the first launch, which may be recorded in a CUDA graph.
             self._call("cuKernelGetFunction", ctypes.byref(function), kernel)
-        return Function(int(function.value or 0), ordinal, context, shared, most.value)
+        return Function(int(function.value or 0), ordinal, context, shared, most)
+
+    def _loaded(
+        self, image: bytes, symbol: str, device: int, registers: int
+    ) -> tuple[ctypes.c_void_p, int]:
+        """A kernel of an image, and how many threads a block of it may have."""
+        library, kernel, most = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_int()
+        none: tuple[Any, ...] = (None, None, 0)
+        options = none
+        if registers:
+            options = (
+                ctypes.byref(ctypes.c_int(_JIT_REGISTERS)),
+                ctypes.byref(ctypes.c_void_p(registers)),
+                1,
+            )
+        self._call("cuLibraryLoadData", ctypes.byref(library), image, *options, *none)
+        self._call("cuLibraryGetKernel", ctypes.byref(kernel), library, symbol.encode())
+        self._call("cuKernelGetAttribute", ctypes.byref(most), _KERNEL_THREADS, kernel, device)
+        return kernel, most.value
 
     def number(self, name: str) -> int:
         """The number under which launches of a kernel are noted."""

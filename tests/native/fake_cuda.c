@@ -74,9 +74,12 @@ API int cuCtxPopCurrent_v2(void** context) {
   *context = (void*)stack[--depth];
   return 0;
 }
-API int cuLibraryLoadData(void** library, const void* image, void* a, void* b, unsigned c, void* d,
-                          void* e, unsigned f) {
-  if (a || b || c || d || e || f) return INVALID;
+static unsigned limit;  /* registers of a thread, as the last image was loaded; 0 is any number */
+API unsigned fake_limit(void) { return limit; }
+API int cuLibraryLoadData(void** library, const void* image, int* options, void** values, unsigned n,
+                          void* d, void* e, unsigned f) {
+  if (n > 1 || !options != !n || !values != !n || (n && *options) || d || e || f) return INVALID;
+  limit = n ? (unsigned)(uintptr_t)*values : 0;
   if (capture_mode != 2) return 900;
   if (refuse_image || !image) return refuse_image;
   *library = (void*)0x11b;
@@ -90,7 +93,7 @@ API int cuLibraryGetKernel(void** kernel, void* library, const char* name) {
 }
 API int cuKernelGetAttribute(int* value, int attribute, void* kernel, int device) {
   if (attribute || !kernel || device >= count) return INVALID;
-  *value = most_threads;
+  *value = limit && most_threads < 65536 / (int)limit ? 65536 / (int)limit : most_threads;
   return 0;
 }
 API int cuKernelSetAttribute(int attribute, int value, void* kernel, int device) {

@@ -196,11 +196,11 @@ def _fitting(
     """Compile a text so that a thread has no more than ``most`` registers.
 
     Told of a limit, ptxas uses what it allows, and fewer threadgroups share a multiprocessor: so
-    it is told only where it needs to be.
+    it is told only where it needs to be. PTX has no registers yet: `Driver.load` tells the driver.
     """
     made, log = compiler.compile(text, name, options)
     used = [int(n) for n in _REGISTERS.findall(log)]
-    if most and max(used, default=most + 1) > most:  # PTX has no registers yet
+    if most and max(used, default=0) > most:
         made, log = compiler.compile(text, name, [*options, f"--maxrregcount={most}"])
     return made, log
 

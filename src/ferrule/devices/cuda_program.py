@@ -156,7 +156,7 @@ class CudaProgram:
                 form, built = self._device.built(self._spec, launch)
                 function = self._driver.load(
                     self._ordinal, built.payload, kernel_symbol(self._spec),
-                    self._shared(built),
+                    self._shared(built), most_registers(dealt(form, launch)),
                 )  # fmt: skip
                 found = self._functions[key] = form, function
         return found
