@@ -32,6 +32,9 @@ def call(source: str, header: str = "", mode: str = "auto", **flags: Any) -> Any
     )
 
 
+TWO_WAYS = "#if 1\n#define TG threadgroup\n#else\n#define TG thread\n#endif"
+
+
 @pytest.mark.parametrize(
     ("source", "header", "said"),
     [
@@ -42,6 +45,12 @@ def call(source: str, header: str = "", mode: str = "auto", **flags: Any) -> Any
         ("y[0] = 1;", "# /* */ include <thing>", "header line 1: a directive"),
         ("y[0] = 1;", "%:include <thing>", "header line 1: a directive"),
         ("\nthreadgroup float t[2] = {1, 2}; y[0] = t[0];", "", "source line 2: threadgroup mem"),
+        ("TG float t[2]; y[0] = t[0];", TWO_WAYS, "source line 1: threadgroup memory by a macro"),
+        (
+            "\nT(a); y[0] = a_[0];",
+            "#define T(n) threadgroup float n##_[2 * 2]",
+            "source line 2: threadgroup memory by a macro",
+        ),
     ],
 )
 def test_texts_refused_with_their_line(source: str, header: str, said: str) -> None:
@@ -55,6 +64,12 @@ def test_macros_may_have_names_that_ferrule_uses(name: str, mode: str) -> None:
     body = f"uint i = thread_position_in_grid.x; y[i] = simd_sum(x[i]) + {name};"
     got = call(body, f"#define {name} 3", mode=mode)
     assert (got["y"] == 9).all()
+
+
+def test_macros_with_two_meanings_may_name_pointers() -> None:
+    body = "threadgroup float t; TG float* p = &t; *p = x[2]; y[0] = *P(p) + t;"
+    header = f"{TWO_WAYS}\n#define P(n) (threadgroup flo##at*)(n)\n"
+    assert call(body, header)["y"][0] == 4
 
 
 def test_macros_may_open_brackets() -> None:

@@ -282,6 +282,22 @@ def test_declarations_by_macros(place: str, mode: str) -> None:
     assert (y == x[::-1] + (l + 1) % 32 * 200 + x[l ^ 1] + 1 + (l % 31 + 1) * 2).all()
 
 
+@pytest.mark.parametrize("condition", ["#ifdef __METAL__", "#ifndef TG", "#if 1"])
+def test_declarations_by_a_macro_of_a_condition(condition: str, mode: str) -> None:
+    header = f"{condition}\n#define TG threadgroup\n#endif\n"
+    body = """
+    TG float t[32];
+    uint l = thread_position_in_threadgroup.x;
+    TG float* p = t;
+    t[l] = x[l];
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    y[l] = p[31 - l];
+    """
+    x = numbers(32)
+    y = run(body, {"x": x}, {"y": ("float", (32,))}, 32, 32, mode=mode, header=header)["y"]
+    assert (y == x[::-1]).all()
+
+
 def test_a_pointer_declared_beside_an_array(mode: str) -> None:
     body = """
     threadgroup float a[4][8], *p = a[1], b;

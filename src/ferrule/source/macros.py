@@ -6,6 +6,9 @@ body that depends on it is not split.
 
 from __future__ import annotations
 
+import itertools
+import re
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -48,8 +51,16 @@ def expand_spaces(header: list[Token], source: list[Token]) -> tuple[list[Token]
     if not any(t.macro and t.text == "threadgroup" for t in (*header, *source)):
         return header, source
     macros: dict[str, _Macro] = {}
+    defined = Counter(
+        b.text
+        for part in (header, source)
+        for a, b in itertools.pairwise([t for t in part if not t.blank])
+        if re.fullmatch(r"#[ \t]*define", a.text)
+    )
 
     def names_space(macro: _Macro) -> bool:
+        if defined[macro.name] == 1:
+            macro.conditional = False  # where it is used, there is no other
         words = {t.text for t in macro.body}
         plain = not words & {"#", "##"} and "..." not in (macro.parameters or [])
         return plain and not macro.conditional and bool(words & ({"threadgroup"} | set(macros)))

@@ -106,10 +106,12 @@ def rewrite(kernel: Kernel) -> Rewritten:
     source_words = frozenset(t.text for t in source if t.kind == "word")
     contract_off = False
     notes: list[Note] = []
+    hidden = _hidden(header) | _hidden(source)
     for where, part in (("header", header), ("source", source)):
         pass_ = _Pass(kernel.name, where, part, members)
         if not _MACRO.search(kernel.header + kernel.source):  # whose text may open or close some
             pass_.check_pairs()
+        pass_.refuse_hidden_memory(hidden)
         pass_.run(body=where == "source")
         contract_off |= pass_.contract_off
         notes += pass_.notes
@@ -127,6 +129,16 @@ def _rename_macros(part: list[Token]) -> None:
     for token in solid if taken else []:
         if token.kind == "word" and token.text in taken:
             token.text = f"fr_m_{token.text}"
+
+
+def _hidden(part: list[Token]) -> set[str]:
+    """The macros that name threadgroup memory, but no pointer to it, and were not expanded."""
+    found: set[str] = set()
+    for match in _DEFINE.finditer("".join(t.text for t in part).replace("\\\n", " ")):
+        declared = re.search(r"\bthreadgroup\b([^\[;=]*)", match[2])
+        if declared is not None and not set(declared[1]) & set("*&"):
+            found.add(match[1])
+    return found
 
 
 def _members(part: list[Token]) -> set[str]:
@@ -215,6 +227,22 @@ class _Pass:
 
     def _unpaired(self, token: Token, what: str) -> DialectError:
         return self._error(token, f"{what}; check the brackets.")
+
+    def refuse_hidden_memory(self, macros: set[str]) -> None:
+        """Refuse threadgroup memory that a macro declares which was not expanded.
+
+        Raises:
+            DialectError: there is some.
+        """
+        for i, token in enumerate(self.solid):
+            if token.text not in macros or token.macro or token.kind != "word":
+                continue
+            if self._text(i + 1) == "(" or self._declares_storage(i):
+                raise self.refuse(
+                    token,
+                    "threadgroup memory by a macro that is defined in several ways or pastes words",
+                    "write `threadgroup` where the memory is declared",
+                )
 
     def run(self, *, body: bool) -> None:
         for token in self.part:
