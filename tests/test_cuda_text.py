@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import re
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ferrule
-from ferrule import devices, dtypes, nvdisasm, nvrtc
+from ferrule import cache, devices, dtypes, nvdisasm, nvrtc
 from ferrule.bench import sass
 from ferrule.cli import main, target
 from ferrule.devices.digests import INCLUDE
@@ -485,6 +487,41 @@ def test_carried_to_a_machine_without_nvrtc(
             assert compiled((n, 1, 1), (threads, 1, 1)).payload.startswith(b"\x7fELF")
     with pytest.raises(ferrule.ToolchainError, match="ferrule build"):
         compiled((1024, 1, 1), (256, 1, 1), "sm_80")
+
+
+def test_a_folder_that_is_full(
+    library: nvrtc.Nvrtc, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody is told that machine code is where it is not."""
+    (tmp_path / "kernels.py").write_text(CARRIED)
+    build = ["build", f"{tmp_path}/kernels.py:own", "--arch", "sm_90", "--to"]
+    carried, right = tmp_path / "carried", cache._write
+    assert CliRunner().invoke(main, [*build, str(carried)]).exit_code == 0
+
+    def write(folder: int, name: str, data: bytes) -> None:
+        if len(data) > 2000:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        right(folder, name, data)
+
+    monkeypatch.setattr(cache, "_write", write)
+    monkeypatch.setenv("FERRULE_CACHE_DIR", str(tmp_path / "other"))
+    for words in ([*build, str(tmp_path / "full")], ["cache", "add", str(carried)]):
+        with warnings.catch_warnings(record=True):
+            warnings.simplefilter("always")
+            done = CliRunner().invoke(main, words)
+        assert done.exit_code == 2 and "No space left on device" in done.stderr, done.output
+
+
+def test_a_folder_that_others_can_write(tmp_path: Path) -> None:
+    """Said once, and not in the words of the cache, which no variable moves here."""
+    (tmp_path / "kernels.py").write_text(CARRIED)
+    (tmp_path / "all").mkdir()
+    (tmp_path / "all").chmod(0o777)
+    build = ["build", f"{tmp_path}/kernels.py:plain", "--arch", "sm_90", "--to"]
+    for words in ([*build, f"{tmp_path}/all"], ["cache", "add", f"{tmp_path}/all"]):
+        done = CliRunner().invoke(main, words)
+        assert done.exit_code == 2 and "other users can write to it" in done.stderr
+        assert "FERRULE_CACHE_DIR" not in done.output
 
 
 def test_what_cannot_be_carried(tmp_path: Path) -> None:

@@ -78,13 +78,16 @@ class Cache:
         max_bytes: the size in bytes above which the least recently used entries are removed.
     """
 
-    def __init__(self, path: Path | str | None = None, max_bytes: int = 1 << 30) -> None:
+    def __init__(
+        self, path: Path | str | None = None, max_bytes: int = 1 << 30, *, quiet: bool = False
+    ) -> None:
         """Names the folder; nothing is created or read before it is needed.
 
         Args:
             path: the folder; by default ``FERRULE_CACHE_DIR``, else ``ferrule`` in the user's
                 folder for caches.
             max_bytes: the bound on the sum of the entries' sizes.
+            quiet: whether the caller says what goes wrong; else a CacheWarning does.
 
         Raises:
             KernelError: `max_bytes` is negative, or `path` has a NUL.
@@ -97,6 +100,8 @@ class Cache:
         self._refused: str | None = None
         self._unwritable: str | None = None
         self._warned = threading.Lock()  # taken once, never released: unlike a flag, no race
+        if quiet:
+            self._warned.acquire()
         self._total: int | None = None  # bytes after the last sweep and this process's writes
         self._unswept = 0
         folder = os.fspath(path) if path is not None else _env.get(_env.CACHE_DIR)
@@ -132,27 +137,32 @@ class Cache:
         except OSError:
             return None
 
-    def put(self, key: str, payload: bytes) -> None:
+    def put(self, key: str, payload: bytes) -> bool:
         """Keeps `payload` under `key`, replacing what was there, where the disk allows.
 
         Another process sees the old entry or the new one, whole. An entry larger than
         `max_bytes` is not kept.
+
+        Returns:
+            Whether it is kept.
         """
         name = _file_name(key)
         data = _pack(key, payload)
         if len(data) > self.max_bytes:
-            return
+            return False
         try:
             with self._folder(create=True) as folder:
                 if folder is None:
-                    return
+                    return False
                 _write(folder, name, data)
                 self._unwritable = None
                 with contextlib.suppress(OSError):  # the entry itself is safe
                     self._note_written(folder, name, len(data))
+                return True
         except OSError as fault:
             if fault.errno not in _PASSING:
                 self._warn_unwritable(fault)
+        return False
 
     def get_or_make(self, key: str, make: Callable[[], bytes], timeout: float = 60.0) -> bytes:
         """The bytes under `key`; where there are none, those of `make()`, which are then kept.

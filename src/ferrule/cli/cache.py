@@ -31,7 +31,7 @@ def command(action: str, folder: str | None) -> None:
     if (action == "add") != (folder is not None):
         raise Fault("a FOLDER is given with the action add, and with no other.")
     if folder is not None:
-        _add(disk, cache.Cache(folder))
+        _add(disk, cache.Cache(folder, quiet=True))
         return
     if action == "path":
         click.echo(disk.path)
@@ -52,7 +52,9 @@ def _add(disk: cache.Cache, carried: cache.Cache) -> None:
     for entry in carried.entries():
         payload = carried.get(entry.key)
         if payload is not None:
-            disk.put(entry.key, payload)
+            if not disk.put(entry.key, payload):
+                why = disk.reason_disabled or "an entry is too large"
+                raise Fault(f"{disk.path}: {count} entries were added, then no more: {why}")
             count += 1
     if not count:
         raise Fault(f"{carried.path} has no entries; fill it with `ferrule build --to FOLDER`.")

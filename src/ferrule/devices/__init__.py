@@ -130,7 +130,7 @@ def carry(name: str, spec: Spec, launch: Launch | None, folder: str | PathLike[s
             f"carry_to: kernels are carried to NVIDIA GPUs alone, not to {name!r}; expected an "
             "architecture such as 'sm_90'."
         )
-    to = cache.Cache(fspath(folder))
+    to = cache.Cache(fspath(folder), quiet=True)
     if to.reason_disabled is not None:
         raise DeviceError(f"carry_to: {to.path} cannot be written: {to.reason_disabled}.")
     return device.carry(spec, launch, to)

@@ -91,8 +91,10 @@ class CudaDevice:
 
         def put(plain: bool) -> Binary:
             form, key, built, found = self._build(compiler, spec, launch, plain=plain)
-            to.put(key, _packed(built))
-            to.put(self._request(spec, launch, "", plain=plain), _record(form, key, found))
+            request = self._request(spec, launch, "", plain=plain)
+            if not (to.put(key, _packed(built)) and to.put(request, _record(form, key, found))):
+                why = to.reason_disabled or "the entry is too large"
+                raise DeviceError(f"carry_to: {to.path} cannot be written: {why}.")
             return built
 
         built = put(plain=False)
