@@ -123,6 +123,22 @@ def test_elements_of_a_lane(kind: str, mode: str) -> None:
     assert (out["z"] == [row + column, lane - 1]).all()
 
 
+@pytest.mark.parametrize("hidden", [False, True])
+def test_elements_of_a_diagonal_that_nobody_loads(hidden: bool, mode: str) -> None:
+    """No operation of a simdgroup is in sight, and yet each lane has its own elements."""
+    header = "float2 held(simdgroup_float8x8 m) { return m.thread_elements(); }" if hidden else ""
+    body = f"""
+    simdgroup_float8x8 m(3.0f);
+    float2 v = {"held(m)" if hidden else "m.thread_elements()"};
+    uint i = thread_position_in_grid.x;
+    y[2 * i] = v.x; y[2 * i + 1] = v.y;
+    """
+    y = run(body, {}, {"y": ("float", (64,))}, 32, 32, mode=mode, header=header)["y"]
+    row, column = place(np.arange(32))
+    want = 3 * np.stack([row == column, row == column + 1], axis=1)
+    assert (y.reshape(32, 2) == want).all()
+
+
 def test_origins_strides_and_transposition(mode: str) -> None:
     body = """
     threadgroup float t[16 * 24];

@@ -52,9 +52,9 @@ class Prepared:
 
     @property
     def synchronises(self) -> bool:
-        """Whether some thread may wait for another."""
+        """Whether some thread may wait for another, or is asked which lane it is."""
         words = self.text.source_words
-        if words & SYNC or self.shared:
+        if words & SYNC or self.shared or "thread_elements" in self.text.words:
             return True
         # Macros and functions of the header may bring a synchronising call along.
         return bool(self.text.header_words & SYNC) and any(
