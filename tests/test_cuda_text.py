@@ -22,7 +22,7 @@ from ferrule.cli import main, target
 from ferrule.devices.digests import INCLUDE
 from ferrule.source import cpp
 from ferrule.source import cuda as cuda_text
-from ferrule.source.cuda_launch import Form, Needs, blocks_of, dealt
+from ferrule.source.cuda_launch import Form, blocks_of, dealt
 from ferrule.spec import Launch
 
 F32 = ferrule.float32
@@ -109,6 +109,7 @@ def test_forms(source: str, grid: Any, threadgroup: Any, expected: Any) -> None:
         ("y[i] = metal::exp(x[i]);", "float32", 4),
         ("threadgroup float t[9]; t[0] = x[i]; y[i] = t[0];", "float32", 1),
         ("volatile float v = x[i]; y[i] = v;", "float32", 1),
+        ("device atomic_float* a; y[i] = atomic_load_explicit(a, memory_order_relaxed);", "int32", 1),
         ("y[i] = looped(x[i]);", "float32", 1),
         ("y[i] = " + " + ".join(["x[i]"] * 1000) + ";", "float32", 1),
     ],
@@ -129,7 +130,7 @@ def test_words_that_macros_paste_together_may_be_anything() -> None:
     source = "uint i = thread_position_in_grid.x; y[i] = LANES(sum)(x[i]);"
     kernel = ferrule.metal_kernel("k", ["x"], ["y"], source, "#define LANES(n) simd_##n")
     spec, _ = kernel._described(["float32[8]"], [F32], None, None, None, None, None, "cuda")
-    assert cuda_text.needs_of(cpp.prepare(spec)) == Needs(lanes=True)
+    assert cuda_text.needs_of(cpp.prepare(spec)).lanes
 
 
 def test_a_body_that_sees_no_threadgroup_has_blocks_of_our_choice() -> None:

@@ -115,7 +115,10 @@ def _chosen(bench: timing.Bench, device: str | None, only: str | None) -> Work:
     work = [one for one in here if only is None or only.lower() in one[1].lower()]
     if not work:
         names = ", ".join(name for _, name, _ in here)
-        raise Fault(f"--only {only!r}: no group of {' and '.join(devices)} is called so: {names}.")
+        raise Fault(
+            f"--only {only!r}: no group of {' and '.join(devices)} is called so: {names}"
+            f"{f' ({missing}: others need one)' if missing else ''}."
+        )
     return work
 
 

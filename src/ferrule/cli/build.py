@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from .. import CompileError
+from .. import CompileError, DeviceError
 from . import Fault, readable
 from .inspect import not_compiled
 from .target import described, options
@@ -57,6 +57,8 @@ def command(architectures: tuple[str, ...], folder: str, **given: Any) -> None:
                 )
             except CompileError as error:
                 raise not_compiled(error, call) from error
+            except DeviceError as error:
+                raise Fault(str(error).replace("carry_to:", "--to:")) from error
             made.add(binary.payload)
         size = readable(sum(map(len, made)))
         files = "1 kernel" if len(made) == 1 else f"{len(made)} variants"

@@ -92,8 +92,9 @@ class Build:
         """
         p, kernel, text = self._prepared, self._spec.kernel, self.text()
         known = compiler.architectures()
-        number = re.fullmatch(r"(?:sm|compute)_(\d+)[af]?", architecture)
-        if number is None or int(number[1]) not in known:
+        number = re.fullmatch(r"(?:sm|compute)_([0-9]+)([af]?)", architecture)
+        first = {"": 0, "a": 90, "f": 100}  # capabilities that have such architectures
+        if number is None or int(number[1]) not in known or int(number[1]) < first[number[2]]:
             listed = ", ".join(f"sm_{n}" for n in known)
             raise DeviceError(
                 f"kernel {kernel.name!r}: NVRTC {'.'.join(map(str, compiler.version))} does "

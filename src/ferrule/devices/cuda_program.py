@@ -65,6 +65,7 @@ class CudaProgram:
         self._values = [i for kind, i in self._parameters if kind == "value"]
         self._arrays = [i for i, one in enumerate(spec.inputs) if one.ndim and not one.value]
         self._functions: dict[tuple[object, ...], tuple[Form, Function]] = {}
+        self._loads: dict[tuple[bytes, int], Function] = {}
         self._plans: dict[tuple[object, ...], _Plan] = {}
         self._lock = threading.Lock()
 
@@ -154,10 +155,14 @@ class CudaProgram:
             found = self._functions.get(key)
             if found is None:
                 form, built = self._device.built(self._spec, launch)
-                function = self._driver.load(
-                    self._ordinal, built.payload, kernel_symbol(self._spec),
-                    self._shared(built), most_registers(dealt(form, launch)),
-                )  # fmt: skip
+                registers = most_registers(dealt(form, launch))
+                same = built.payload, registers  # of several forms
+                function = self._loads.get(same)
+                if function is None:
+                    function = self._loads[same] = self._driver.load(
+                        self._ordinal, built.payload, kernel_symbol(self._spec),
+                        self._shared(built), registers,
+                    )  # fmt: skip
                 found = self._functions[key] = form, function
         return found
 

@@ -35,6 +35,11 @@ def tensor(array: Any) -> torch.Tensor:
     if isinstance(array, torch.Tensor):
         return array
     kind = f"a {type(array).__module__}.{type(array).__qualname__}"
+    if not hasattr(array, "__dlpack__") and not torch.backends.cuda.is_built():
+        raise KernelTypeError(
+            f"is {kind}, which is read through torch, and this torch has no CUDA; install one that "
+            "has, or give a NumPy, torch or MLX array."
+        )
     try:
         if hasattr(array, "__dlpack__"):
             found = torch.from_dlpack(array)

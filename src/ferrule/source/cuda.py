@@ -29,7 +29,8 @@ from .dialect import COLLECTIVES, MATRIX_OPS, SYNC
 _GRIDS = {"thread_position_in_grid", "threads_per_grid"}
 # Words of bodies that may wait for other threads, and of functions with much to do, in branches.
 _UNSUITED = frozenset({
-    "while", "do", "goto", "volatile", "atomic_thread_fence",
+    "while", "do", "goto", "volatile", "atomic_thread_fence", "atomic_load_explicit",
+    "atomic_exchange_explicit", "atomic_compare_exchange_weak_explicit",
     "acosh", "asinh", "atan2", "atanh", "cos", "cosh", "cospi", "erf", "erfc", "pow", "powr", "sin",
     "sincos", "sinh", "sinpi", "tan", "tanpi",
 })  # fmt: skip
