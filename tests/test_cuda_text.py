@@ -109,7 +109,7 @@ def test_forms(source: str, grid: Any, threadgroup: Any, expected: Any) -> None:
         ("y[i] = metal::exp(x[i]);", "float32", 4),
         ("threadgroup float t[9]; t[0] = x[i]; y[i] = t[0];", "float32", 1),
         ("volatile float v = x[i]; y[i] = v;", "float32", 1),
-        ("device atomic_float* a; y[i] = atomic_load_explicit(a, memory_order_relaxed);", "int32", 1),
+        ("y[i] = atomic_load_explicit(&a[i], memory_order_relaxed);", "int32", 1),
         ("y[i] = looped(x[i]);", "float32", 1),
         ("y[i] = " + " + ".join(["x[i]"] * 1000) + ";", "float32", 1),
     ],
@@ -432,6 +432,13 @@ def test_architectures_as_devices(library: nvrtc.Nvrtc) -> None:
         kernel.compile("sm_1", **call)
     with pytest.raises(ferrule.DeviceError, match="expected 'cpu', 'cuda', or an architecture"):
         kernel.compile("gfx90a", **call)
+
+
+@pytest.mark.parametrize("name", ["sm_90f", "sm_80a", "compute_80a", "sm_", "sm_９０", "sm_90x"])
+def test_architectures_that_there_are_not(library: nvrtc.Nvrtc, name: str) -> None:
+    kernel = ferrule.metal_kernel("k", ["x"], ["y"], PLAIN)
+    with pytest.raises(ferrule.DeviceError, match=rf"does not compile for '{name}'; it knows .*90"):
+        kernel.compile(name, inputs=["float32[8]"], output_dtypes=[F32])
 
 
 @pytest.mark.parametrize("dtype", [d.name for d in dtypes.ALL if d.level0])

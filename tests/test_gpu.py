@@ -19,6 +19,7 @@ import pytest
 import ferrule
 import on_cuda
 from ferrule import fastcall
+from ferrule.devices import cuda
 
 torch = pytest.importorskip("torch")
 
@@ -172,6 +173,20 @@ def test_threadgroup_memory_up_to_the_limit() -> None:
     )  # fmt: skip
     with pytest.raises(ferrule.DeviceError, match=rf"280000 bytes, and \w+ has {most}"):
         call(one, torch.ones(1, device="cuda"), n=256)
+
+
+def test_ptx_gets_the_registers_that_a_threadgroup_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = f"""
+        float v[90];
+        for (int n = 0; n < 90; ++n) v[n] = x[thread_position_in_threadgroup.x + n];
+        for (int n = 0; n < x_shape[0] - 1199; ++n)
+          for (int m = 0; m < 90; ++m) v[m] = v[m] * v[(7 * m + 3) % 90] + n;
+        y[thread_position_in_grid.x] = {" + ".join(f"v[{n}] * v[{89 - n}]" for n in range(90))};"""
+    x = torch.rand(1200, device="cuda")
+    sent = {"n": 1024, "threadgroup": (1024, 1, 1), "output_shapes": [(1024,)]}
+    expected = call(kernel("registers", source), x, **sent)
+    monkeypatch.setattr(cuda, "gpu", lambda name: cuda.CudaDevice("compute_80", 0))
+    torch.testing.assert_close(call(kernel("registers_of_ptx", source), x, **sent), expected)
 
 
 def test_large_grids() -> None:
