@@ -27,7 +27,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from . import _env
 from .errors import CacheWarning, KernelError, warn
@@ -57,7 +57,7 @@ _LASTING = frozenset(
 _POSIX = hasattr(os, "geteuid")
 
 
-class Entry(NamedTuple):
+class Entry:
     """One entry of a cache.
 
     Attributes:
@@ -66,9 +66,8 @@ class Entry(NamedTuple):
         last_use: seconds since the epoch, exact to a minute.
     """
 
-    key: str
-    size: int
-    last_use: float
+    def __init__(self, key: str, size: int, last_use: float) -> None:
+        self.key, self.size, self.last_use = key, size, last_use
 
 
 class Cache:

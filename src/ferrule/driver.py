@@ -12,7 +12,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 from .errors import DeviceError
 
@@ -65,7 +65,7 @@ class State(ctypes.Structure):
     )
 
 
-class Function(NamedTuple):
+class Function:
     """A kernel that is loaded on one GPU.
 
     Attributes:
@@ -76,11 +76,11 @@ class Function(NamedTuple):
         most_threads: how many threads a block may have.
     """
 
-    handle: int
-    ordinal: int
-    context: int
-    shared: int
-    most_threads: int
+    def __init__(
+        self, handle: int, ordinal: int, context: int, shared: int, most_threads: int
+    ) -> None:
+        self.handle, self.ordinal, self.context = handle, ordinal, context
+        self.shared, self.most_threads = shared, most_threads
 
 
 class Driver:
