@@ -28,6 +28,7 @@ MAY_IMPORT = {
     "dtypes": "errors numpy ml_dtypes",
     "kernel": "errors dtypes",
     "spec": "errors dtypes kernel",
+    "expression": "errors",
     # Text: knows no device, no host, no compiler.
     "source": "",
     "source.analysis": f"{NOUNS} source tree_sitter",

@@ -4,7 +4,8 @@
 
     FerruleError
     ├── KernelError (ValueError)          a kernel or a call was given a bad value
-    │   └── DialectError                  a body uses what ferrule refuses, with its line
+    │   ├── DialectError                  a body uses what ferrule refuses, with its line
+    │   └── RuleError                     an op's declaration cannot be understood
     ├── KernelTypeError (TypeError)       a kernel or a call was given a value of a wrong type
     ├── CompileError (RuntimeError)       the compiler refused a kernel
     ├── ToolchainError (RuntimeError)     no compiler, or one that crashed or hung
@@ -53,6 +54,29 @@ class DialectError(KernelError):
         self.where = where
         self.line = line
         self.construct = construct
+
+
+class RuleError(KernelError):
+    """An op's declaration cannot be understood, or contradicts itself.
+
+    Attributes:
+        text: the declaration.
+        position: the character in it that the message is about, from 0.
+    """
+
+    def __init__(self, message: str, *, text: str = "", position: int = 0) -> None:
+        super().__init__(message)
+        self.text = text
+        self.position = position
+
+    @classmethod
+    def at(cls, message: str, text: str, position: int) -> RuleError:
+        """An error whose message shows the text, and points at a character of it."""
+        position = min(max(position, 0), len(text))
+        start = text.rfind("\n", 0, position) + 1
+        line = text[start:].split("\n", 1)[0]
+        shown = f"{message}\n  {line}\n  {' ' * (position - start)}^"
+        return cls(shown, text=text, position=position)
 
 
 class CompileError(FerruleError, RuntimeError):

@@ -1,0 +1,228 @@
+"""Expressions of rules: the same on ints, on torch's symbolic ints, in C, as text and as JSON."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ferrule import expression, loader, toolchain
+from ferrule.errors import RuleError
+from ferrule.expression import Expression, Ints, parse
+
+NAMES = ("B", "H", "W")
+LEAVES = [*(("name", name) for name in NAMES), ("size", "x"), ("ndim", "x")]
+TWO = ["+", "-", "*", "//", "%", "min", "max", "ceildiv"]
+VALUES = {"B": 3, "H": 7, "W": 128, "x.size": 2688, "x.ndim": 3}
+
+
+def ceildiv(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+def python(text: str, values: dict[str, int]) -> Any:
+    """What Python itself makes of an expression."""
+    x = type("x", (), {"size": values["x.size"], "ndim": values["x.ndim"]})
+    known = {"min": min, "max": max, "ceildiv": ceildiv, "x": x, **{n: values[n] for n in NAMES}}
+    return eval(text, {"__builtins__": {}}, known)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "B", "42", "B * H * W", "B*H - W // 2 % 5", "-B + -(-H)", "ceildiv(W, 32) * 32",
+        "W if W <= 128 else 128", "min(B, H, W)", "max(1, B - H)", "x.size // x.ndim",
+        "1 if 1 <= B < H <= 7 and not H == W or W != 2 else 0", "(B + H) * (W - 1)",
+        "B - (H - W)", "(1 if B > 2 else 2) * 3", "1 if B > 2 else 2 if H > 2 else 3", "-7 // B",
+        "-7 % B", "-(W // 2)", "(-W) // 5", "B if (B > 1) else (0)",
+    ],
+)  # fmt: skip
+def test_against_python(text: str) -> None:
+    assert parse(text).evaluate(VALUES) == python(text, VALUES)
+
+
+@st.composite
+def numbers(draw: Any, depth: int = 4) -> Any:
+    kind = draw(st.sampled_from(["leaf", "leaf", "two", "two", "neg", "if"] if depth else ["leaf"]))
+    if kind == "leaf":
+        return draw(st.sampled_from(LEAVES) | st.integers(0, 300).map(lambda n: ("int", n)))
+    inner = numbers(depth - 1)
+    if kind == "neg":
+        return ("neg", draw(inner))
+    if kind == "if":
+        return ("if", draw(conditions(depth - 1)), draw(inner), draw(inner))
+    return (draw(st.sampled_from(TWO)), draw(inner), draw(inner))
+
+
+@st.composite
+def conditions(draw: Any, depth: int) -> Any:
+    kind = draw(
+        st.sampled_from(["compare", "compare", "and", "or", "not"] if depth else ["compare"])
+    )
+    if kind == "compare":
+        sign = draw(st.sampled_from(["==", "!=", "<", "<=", ">", ">="]))
+        return (sign, draw(numbers(min(depth, 1))), draw(numbers(min(depth, 1))))
+    if kind == "not":
+        return ("not", draw(conditions(depth - 1)))
+    return (kind, draw(conditions(depth - 1)), draw(conditions(depth - 1)))
+
+
+SIZES = st.fixed_dictionaries(
+    {**{n: st.integers(0, 40) for n in NAMES}, "x.size": st.integers(0, 999), "x.ndim":
+     st.integers(0, 5)}
+)  # fmt: skip
+
+
+@settings(deadline=None, max_examples=400)
+@given(node=numbers(), values=SIZES)
+def test_text_and_json_say_the_same(node: Any, values: dict[str, int]) -> None:
+    one = Expression(node)
+    again = parse(str(one))
+    assert Expression.from_json(json.loads(json.dumps(one.to_json()))) == one
+    try:
+        expected = one.evaluate(values)
+    except ZeroDivisionError:
+        with pytest.raises(ZeroDivisionError):
+            python(str(one), values)
+        return
+    assert again.evaluate(values) == expected == python(str(one), values)
+    assert str(parse(str(again))) == str(again)
+
+
+def values_in_c(expressions: list[Expression], values: dict[str, int]) -> list[int]:
+    """What C makes of expressions."""
+    names = {name: f"v[{i}]" for i, name in enumerate(values)}
+    lines = [f"out[{i}] = {one.c(names)};" for i, one in enumerate(expressions)]
+    visible = 'extern "C" __attribute__((visibility("default")))'
+    text = (
+        f"#include <stdint.h>\n{expression.C_HELPERS}"
+        f"{visible} void run(const int64_t* v, int64_t* out) {{ {' '.join(lines)} }}"
+    )
+    library = toolchain.find_compiler().compile(text, flags=["-w"])
+    given = (ctypes.c_int64 * len(values))(*values.values())
+    out = (ctypes.c_int64 * len(expressions))()
+    loader.load_library(library, "expressions").run(given, out)
+    return list(out)
+
+
+def test_in_c() -> None:
+    @settings(deadline=None, max_examples=12)
+    @given(nodes=st.lists(numbers(), min_size=30, max_size=60), values=SIZES)
+    def check(nodes: list[Any], values: dict[str, int]) -> None:
+        kept, expected = [], []
+        for node in nodes:
+            one = Expression(node)
+            try:
+                parts = [Expression(part).evaluate(values) for part in expression._nodes(node)]
+            except ZeroDivisionError:
+                continue
+            if max(abs(int(part)) for part in parts) < 2**62:
+                kept.append(one)
+                expected.append(one.evaluate(values))
+        assert values_in_c(kept, values) == expected
+
+    check()
+
+
+def test_symbolic_ints_are_given_no_guard() -> None:
+    import torch
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    class Symbolic(Ints):
+        minimum = staticmethod(torch.sym_min)
+        maximum = staticmethod(torch.sym_max)
+
+        @staticmethod
+        def choose(condition: Any, then: Any, otherwise: Any) -> Any:
+            a, b = then(), otherwise()
+            if isinstance(a, int) != isinstance(b, int):  # torch wants both to be symbolic
+                a, b = (v if isinstance(v, torch.SymInt) else w.node.wrap_int(v)
+                        for v, w in ((a, b), (b, a)))  # fmt: skip
+                a, b = (v if isinstance(v, torch.SymInt) else torch.SymInt(v) for v in (a, b))
+            return torch.sym_ite(condition, a, b)
+
+        @staticmethod
+        def both(a: Any, b: Any) -> Any:
+            return a & b()
+
+        @staticmethod
+        def either(a: Any, b: Any) -> Any:
+            return a | b()
+
+        @staticmethod
+        def negated(a: Any) -> Any:
+            return torch.sym_not(a)
+
+    env = ShapeEnv()
+    from torch._dynamo.source import ConstantSource
+
+    sizes = {}
+    for name, value in (("B", 3), ("H", 7), ("W", 128)):
+        symbol = env.create_symbol(value, ConstantSource(name))
+        sizes[name] = env.create_symintnode(symbol, hint=value)
+    sizes["x.size"] = sizes["B"] * sizes["H"] * sizes["W"]
+    texts = ("B * H + W // 2", "min(B, H, W)", "W if W <= 128 else 128", "ceildiv(x.size, 256)",
+             "1 if B < H and not W == 5 or B > 9 else 2", "max(B - H, 0) % 3")  # fmt: skip
+    for text in texts:
+        found = parse(text).evaluate(sizes, Symbolic)
+        assert env.guards == [], text
+        assert int(found) == python(text, VALUES)
+        env.guards.clear()
+
+
+@pytest.mark.parametrize(
+    ("text", "at", "message"),
+    [
+        ("", 0, "an expression is missing"),
+        ("  ", 2, "an expression is missing"),
+        ("B +", 3, "this is no expression"),
+        ("B / 2", 0, "write // for whole numbers"),
+        ("B ** 2", 0, "expected one of"),
+        ("B[0]", 0, "not allowed in a rule"),
+        ("1.5", 0, "not allowed in a rule"),
+        ("True", 0, "not allowed in a rule"),
+        ("'B'", 0, "not allowed in a rule"),
+        ("B + x.shape", 4, "expected x.size or x.ndim"),
+        ("B + prod(x)", 4, "no function 'prod'"),
+        ("min(B)", 0, "min got 1 arguments, expected 2 or more"),
+        ("ceildiv(B, H, W)", 0, "ceildiv got 3 arguments, expected 2 arguments"),
+        ("2 * (B < H)", 5, "a condition stands where a number"),
+        ("1 if B else 2", 5, "a number stands where a condition"),
+        ("B in H", 0, "expected a comparison"),
+        ("(lambda: 1)()", 0, "not allowed in a rule"),
+        ("B.__class__", 0, "expected B.size"),
+        ("B\n+ H", 1, "unexpected character"),
+        ("B # H", 2, "unexpected character"),
+        ("B × H", 2, "unexpected character"),
+        ("9223372036854775808", 0, "the largest size"),
+        ("(" * 300 + "B" + ")" * 300, 0, "nested too deeply|no expression"),
+        ("B" + " + B" * 600, 0, "at most 2000"),
+    ],
+)
+def test_errors_point_at_the_character(text: str, at: int, message: str) -> None:
+    with pytest.raises(RuleError, match=message) as raised:
+        parse(text)
+    if not text.startswith("(("):
+        assert raised.value.position == at
+    with pytest.raises(RuleError) as raised:
+        parse(text, whole=f"x[{text}]:T", at=2)
+    if not text.startswith("(("):
+        assert raised.value.position == at + 2
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        None, 3, [], ["int"], ["int", -1], ["int", True], ["int", 2**63], ["name", 3],
+        ["name", "a b"], ["+", ["int", 1]], ["nope", ["int", 1]],
+        ["if", ["int", 1], ["int", 1], ["int", 1]],
+        ["+", ["<", ["int", 1], ["int", 2]], ["int", 2]], ["and", ["int", 1], ["int", 2]],
+    ],
+)  # fmt: skip
+def test_damaged_json_is_refused(data: Any) -> None:
+    with pytest.raises(RuleError, match="damaged"):
+        Expression.from_json(data)
