@@ -29,6 +29,7 @@ MAY_IMPORT = {
     "kernel": "errors dtypes",
     "spec": "errors dtypes kernel",
     "expression": "errors",
+    "rule": "errors dtypes expression",
     # Text: knows no device, no host, no compiler.
     "source": "",
     "source.analysis": f"{NOUNS} source tree_sitter",

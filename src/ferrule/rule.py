@@ -1,0 +1,547 @@
+"""What an op declares: its arrays' shapes and dtypes, as data.
+
+A rule reads like a signature::
+
+    x[B,H,W,C]:T, grid[B,N,M,2]:T, bias[C]:T? -> out[B,N,M,C]:T
+        where T in (float32, float16), C % 4 == 0
+
+* A dim is a name, which the first input that has it alone binds; an integer; an expression
+  (`expression`) of dims that are bound; or ``*S``, any number of dims, once per array.
+* Without brackets an input is a Python number: ``eps:float32``.
+* A dtype is a full name, or a variable (one that is no dtype's name), which an input binds.
+* ``?`` after an input says that it may be None; ``!`` that the kernel writes it in place.
+* ``where`` lists conditions, and what dtype variables may be.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from . import dtypes
+from .errors import KernelError, RuleError
+from .expression import Expression, Ints, parse
+
+Shape = tuple[Any, ...]
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z_0-9]*")
+_CHOICES = re.compile(r"\s*([A-Za-z_]\w*)\s+in\s*\((.*)\)\s*", re.DOTALL)
+
+
+class Star:
+    """``*name``: any number of dims.
+
+    Attributes:
+        name: what they are called together.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Star) and self.name == other.name
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+    def __str__(self) -> str:
+        return f"*{self.name}"
+
+
+Dim = Expression | Star
+
+
+class Argument:
+    """An input or output.
+
+    Attributes:
+        name: its name.
+        dims: its dims; None of an input that is a Python number.
+        dtype: a dtype's full name, or a variable.
+        optional: it may be None.
+        mutable: the kernel writes it in place.
+    """
+
+    def __init__(
+        self, name: str, dims: tuple[Dim, ...] | None, dtype: str, optional: bool = False,
+        mutable: bool = False,
+    ) -> None:  # fmt: skip
+        self.name, self.dims, self.dtype = name, dims, dtype
+        self.optional, self.mutable = optional, mutable
+
+    def __str__(self) -> str:
+        dims = "" if self.dims is None else f"[{','.join(map(_tight, self.dims))}]"
+        return f"{self.name}{dims}:{self.dtype}{'?' * self.optional}{'!' * self.mutable}"
+
+    @property
+    def star(self) -> int | None:
+        """Where ``*S`` stands among the dims."""
+        for i, dim in enumerate(self.dims or ()):
+            if isinstance(dim, Star):
+                return i
+        return None
+
+
+class Binding:
+    """What the inputs of one call say.
+
+    Attributes:
+        dims: the size of each dim.
+        stars: the sizes that each ``*S`` stands for.
+        dtypes: the full name of each dtype variable.
+        shapes: the shape of each input; None of those that are absent.
+    """
+
+    def __init__(self, shapes: dict[str, Shape | None]) -> None:
+        self.dims: dict[str, Any] = {}
+        self.stars: dict[str, Shape] = {}
+        self.dtypes: dict[str, str] = {}
+        self.shapes = shapes
+
+    def values(self, on: Expression) -> dict[str, Any]:
+        """What an expression may name: dims, ``"x.size"`` and ``"x.ndim"``."""
+        found = dict(self.dims)
+        for name in on.arrays:
+            size: Any = 1
+            shape = self.shapes[name] or ()
+            for n in shape:
+                size = size * n
+            found[f"{name}.size"], found[f"{name}.ndim"] = size, len(shape)
+        return found
+
+
+class Rule:
+    """A declaration.
+
+    Attributes:
+        inputs, outputs: in order.
+        choices: what dtype variables may be, by their name.
+        conditions: what must hold.
+    """
+
+    def __init__(
+        self,
+        inputs: tuple[Argument, ...],
+        outputs: tuple[Argument, ...],
+        choices: Mapping[str, tuple[str, ...]],
+        conditions: tuple[Expression, ...],
+    ) -> None:
+        self.inputs, self.outputs = inputs, outputs
+        self.choices, self.conditions = dict(choices), conditions
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Rule) and self.to_json() == other.to_json()
+
+    def __hash__(self) -> int:
+        return hash(str(self))
+
+    def __str__(self) -> str:
+        sides = (", ".join(map(str, side)) for side in (self.inputs, self.outputs))
+        where = [f"{v} in ({', '.join(names)})" for v, names in self.choices.items()]
+        where += map(str, self.conditions)
+        return " -> ".join(sides) + (f" where {', '.join(where)}" if where else "")
+
+    def bind(
+        self, op: str, shapes: Sequence[Shape | None], kinds: Sequence[str | None],
+        on: type[Ints] = Ints,
+    ) -> Binding:  # fmt: skip
+        """What a call's inputs say.
+
+        Args:
+            op: the op's name, for error messages.
+            shapes: of each input; None of one that is absent, ``()`` of a Python number.
+            kinds: the full name of each input's dtype; None of one that is absent, or of a Python
+                number that fits the declared one.
+            on: what compares sizes.
+
+        Raises:
+            KernelError: an input contradicts the declaration or another input; says which.
+        """
+        said = Binding(dict(zip((one.name for one in self.inputs), shapes, strict=True)))
+        bound: dict[str, tuple[Argument, Shape]] = {}
+        later: list[tuple[Argument, int, Any, Expression]] = []
+        for one, shape, kind in zip(self.inputs, shapes, kinds, strict=True):
+            if shape is None:
+                if not one.optional:
+                    raise KernelError(f"[op] input {one.name!r} of op {op!r}: got None, but {one}.")
+                continue
+            self._bind_dtype(op, said, bound, one, shape, kind)
+            for i, size, dim in _aligned(op, one, shape, said, bound):
+                name = _alone(dim)
+                if name is not None and name not in said.dims:
+                    said.dims[name] = size
+                    bound[name] = one, shape
+                else:
+                    later.append((one, i, size, dim))
+        for one, i, size, dim in later:
+            expected = self._value(op, dim, said)
+            if expected != size:
+                raise _disagreement(op, one, said.shapes[one.name] or (), i, dim, expected, bound)
+        for condition in self.conditions:
+            if not self._value(op, condition, said, on):
+                sizes = ", ".join(f"{n} = {said.dims[n]}" for n in sorted(condition.names))
+                raise KernelError(
+                    f"[op] op {op!r} wants {condition}, and the inputs say {sizes}: "
+                    f"{_shapes(said)}."
+                )
+        return said
+
+    def results(self, op: str, said: Binding) -> list[tuple[Shape, str]]:
+        """The shape and dtype of each output.
+
+        Raises:
+            KernelError: a size would be negative.
+        """
+        found = []
+        for one in self.outputs:
+            shape: list[Any] = []
+            for dim in one.dims or ():
+                if isinstance(dim, Star):
+                    shape += said.stars[dim.name]
+                    continue
+                size = self._value(op, dim, said)
+                if type(size) is int and size < 0:
+                    what = f"[op] output {one.name!r} of op {op!r}: {dim} is {size}"
+                    raise KernelError(f"{what} for {_shapes(said)}.")
+                shape.append(size)
+            found.append((tuple(shape), said.dtypes.get(one.dtype, one.dtype)))
+        return found
+
+    def _bind_dtype(
+        self, op: str, said: Binding, bound: dict[str, tuple[Argument, Shape]], one: Argument,
+        shape: Shape, kind: str | None,
+    ) -> None:  # fmt: skip
+        if kind is None:
+            return
+        label = f"[op] input {one.name!r} of op {op!r}: got {kind}, but "
+        if one.dtype in dtypes.BY_NAME:
+            if kind != one.dtype:
+                raise KernelError(f"{label}{one}.")
+            return
+        allowed = self.choices.get(one.dtype)
+        if allowed is not None and kind not in allowed:
+            raise KernelError(f"{label}{one} where {one.dtype} is one of {', '.join(allowed)}.")
+        known = said.dtypes.setdefault(one.dtype, kind)
+        if known != kind:
+            first = bound[f":{one.dtype}"][0]
+            raise KernelError(
+                f"{label}{one.dtype} is {known} by input {first.name!r} ({first}, {one})."
+            )
+        bound.setdefault(f":{one.dtype}", (one, shape))
+
+    def _value(self, op: str, what: Expression, said: Binding, on: type[Ints] = Ints) -> Any:
+        try:
+            return what.evaluate(said.values(what), on)
+        except ZeroDivisionError:
+            raise KernelError(
+                f"[op] {what} of op {op!r} divides by zero for {_shapes(said)}."
+            ) from None
+
+    def to_json(self) -> Any:
+        """Lists and dictionaries."""
+
+        def argument(one: Argument) -> Any:
+            dims: Any = None
+            if one.dims is not None:
+                dims = [f"*{d.name}" if isinstance(d, Star) else d.to_json() for d in one.dims]
+            return [one.name, dims, one.dtype, one.optional, one.mutable]
+
+        return {
+            "inputs": [argument(one) for one in self.inputs],
+            "outputs": [argument(one) for one in self.outputs],
+            "choices": {name: list(names) for name, names in self.choices.items()},
+            "conditions": [one.to_json() for one in self.conditions],
+        }
+
+    @staticmethod
+    def from_json(data: object) -> Rule:
+        """The reverse of `to_json`.
+
+        Raises:
+            RuleError: these are none of `to_json`, or contradict themselves.
+        """
+
+        def dim(one: Any) -> Dim:
+            if isinstance(one, str) and one.startswith("*") and one[1:].isidentifier():
+                return Star(one[1:])
+            return Expression.from_json(one)
+
+        def argument(one: Any) -> Argument:
+            name, dims, dtype, optional, mutable = one
+            good = all(isinstance(s, str) and _NAME.fullmatch(s) for s in (name, dtype))
+            if not good or type(optional) is not bool or type(mutable) is not bool:
+                raise TypeError
+            found = None if dims is None else tuple(dim(d) for d in dims)
+            return Argument(name, found, dtype, optional, mutable)
+
+        try:
+            found = Rule(
+                tuple(argument(one) for one in data["inputs"]),  # type: ignore[index]
+                tuple(argument(one) for one in data["outputs"]),  # type: ignore[index]
+                {str(n): tuple(map(str, c)) for n, c in data["choices"].items()},  # type: ignore[index]
+                tuple(Expression.from_json(one) for one in data["conditions"]),  # type: ignore[index]
+            )
+        except (TypeError, KeyError, ValueError, AttributeError) as error:
+            if isinstance(error, RuleError):
+                raise
+            raise RuleError("a saved rule is damaged") from None
+        return parse_rule(str(found))  # with all the checks of one that is written
+
+
+def parse_rule(text: str) -> Rule:
+    """Read a rule.
+
+    Raises:
+        RuleError: it cannot be understood, or contradicts itself; points at the character.
+    """
+    return _Reader(text).rule()
+
+
+class _Reader:
+    """A rule's text, and where its parts stand."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.positions: dict[int, int] = {}  # of arguments and dims, by their id
+
+    def fail(self, message: str, at: int) -> RuleError:
+        return RuleError.at(message, self.text, at)
+
+    def rule(self) -> Rule:
+        text = self.text
+        arrow = text.find("->")
+        if arrow < 0:
+            raise self.fail("a rule has '->' between its inputs and outputs", len(text))
+        if (second := text.find("->", arrow + 2)) >= 0:
+            raise self.fail("a rule has one '->'", second)
+        where = re.search(r"\bwhere\b", text)
+        end = where.start() if where else len(text)
+        if end < arrow:
+            raise self.fail("'where' stands at the end of a rule", end)
+        inputs = [self.argument(*part) for part in self.parts(0, arrow)]
+        outputs = [self.argument(*part) for part in self.parts(arrow + 2, end)]
+        if not outputs:
+            raise self.fail("a rule has an output", arrow + 2)
+        choices: dict[str, tuple[str, ...]] = {}
+        conditions = []
+        if where:
+            for start, stop in self.parts(where.end(), len(text)):
+                found = _CHOICES.fullmatch(text, start, stop)
+                if found is None:
+                    one = parse(text[start:stop], whole=text, at=start)
+                    if not one.condition:
+                        raise self.fail("expected a condition, such as K % 16 == 0", start)
+                    conditions.append(one)
+                else:
+                    name, names = found[1], [n.strip() for n in found[2].split(",")]
+                    for n in names:
+                        if n not in dtypes.BY_NAME:
+                            raise self.fail(f"there is no dtype {n!r}", found.start(2))
+                    if name in choices:
+                        raise self.fail(f"{name!r} has been limited before", found.start(1))
+                    choices[name] = tuple(names)
+        rule = Rule(tuple(inputs), tuple(outputs), choices, tuple(conditions))
+        self.check(rule, where.end() if where else len(text))
+        return rule
+
+    def parts(self, start: int, end: int) -> list[tuple[int, int]]:
+        """Where the parts between commas stand, those inside brackets apart."""
+        found, depth, begin = [], 0, start
+        for i in range(start, end):
+            c = self.text[i]
+            if c in "([":
+                depth += 1
+            elif c in ")]":
+                depth -= 1
+                if depth < 0:
+                    raise self.fail(f"{c!r} closes nothing", i)
+            elif c == "," and not depth:
+                found.append((begin, i))
+                begin = i + 1
+        if depth:
+            raise self.fail("a bracket is not closed", end)
+        if found or self.text[begin:end].strip():
+            found.append((begin, end))
+        return found
+
+    def argument(self, start: int, end: int) -> Argument:
+        """One input or output: ``name[dims]:dtype?!``."""
+        text = self.text
+        begin = start + len(text[start:end]) - len(text[start:end].lstrip())
+        name = _NAME.match(text, begin, end)
+        if name is None:
+            raise self.fail("expected an array, such as x[B,C]:float32", begin)
+        at, dims = name.end(), None
+        if at < end and text[at] == "[":
+            close = text.index("]", at)
+            dims = tuple(self.dim(*part) for part in self.parts(at + 1, close))
+            if len([d for d in dims if isinstance(d, Star)]) > 1:
+                raise self.fail("an array has one starred dim at most", at)
+            at = close + 1
+        rest = re.compile(r"\s*:\s*([A-Za-z_]\w*)\s*([?!]*)\s*").fullmatch(text, at, end)
+        if rest is None:
+            raise self.fail("expected ':' and a dtype, such as :float32 or :T", at)
+        marks = rest[2]
+        if len(set(marks)) != len(marks):
+            raise self.fail("a mark stands twice", rest.start(2))
+        found = Argument(name[0], dims, rest[1], "?" in marks, "!" in marks)
+        self.positions[id(found)] = begin
+        return found
+
+    def dim(self, start: int, end: int) -> Dim:
+        star = re.compile(r"\s*\*\s*([A-Za-z_]\w*)\s*").fullmatch(self.text, start, end)
+        found: Dim
+        if star is not None:
+            found = Star(star[1])
+        else:
+            found = parse(self.text[start:end], whole=self.text, at=start)
+            if found.condition:
+                raise self.fail("a condition stands where a size is expected", start)
+        self.positions[id(found)] = start
+        return found
+
+    def check(self, rule: Rule, where: int) -> None:
+        """What the parts say together."""
+        names: set[str] = set()
+        for one in (*rule.inputs, *rule.outputs):
+            at = self.positions[id(one)]
+            if one.name in names:
+                raise self.fail(f"there are two arrays called {one.name!r}", at)
+            names.add(one.name)
+        dims, stars, kinds = self.bound(rule)
+        for one in rule.outputs:
+            at = self.positions[id(one)]
+            if one.dims is None:
+                raise self.fail(f"output {one.name!r} has no shape: expected {one.name}[…]", at)
+            if one.optional or one.mutable:
+                raise self.fail("'?' and '!' are marks of inputs", at)
+            if one.dtype not in dtypes.BY_NAME and one.dtype not in kinds:
+                raise self.fail(f"no input says what dtype {one.dtype!r} is", at)
+        for one in (*rule.inputs, *rule.outputs):
+            for dim in one.dims or ():
+                at = self.positions[id(dim)]
+                if not isinstance(dim, Star):
+                    self.known(dim, dims, rule, at)
+                elif dim.name not in stars:
+                    raise self.fail(f"no input that is always there says what {dim} is", at)
+        for condition in rule.conditions:
+            self.known(condition, dims, rule, where)
+        for name in rule.choices:
+            if name not in kinds:
+                raise self.fail(f"no input has the dtype {name!r}", where)
+        for name in sorted(dims & stars | dims & kinds | stars & kinds):
+            raise self.fail(f"{name!r} is two things: a dim, *dims or a dtype", 0)
+
+    def bound(self, rule: Rule) -> tuple[set[str], set[str], set[str]]:
+        """The dims, starred dims and dtype variables that inputs bind which are always there."""
+        dims: set[str] = set()
+        stars: set[str] = set()
+        kinds: set[str] = set()
+        for one in rule.inputs:
+            if one.dims is None and (one.optional or one.mutable):
+                raise self.fail("'?' and '!' are marks of arrays", self.positions[id(one)])
+            if one.optional:
+                continue
+            if one.dims is not None and one.dtype not in dtypes.BY_NAME:
+                kinds.add(one.dtype)
+            for dim in one.dims or ():
+                if isinstance(dim, Star):
+                    stars.add(dim.name)
+                elif (name := _alone(dim)) is not None:
+                    dims.add(name)
+        for one in rule.inputs:
+            if one.dtype not in dtypes.BY_NAME and one.dtype not in kinds:
+                raise self.fail(
+                    f"no array that is always there says what dtype {one.dtype!r} is",
+                    self.positions[id(one)],
+                )
+        return dims, stars, kinds
+
+    def known(self, what: Expression, dims: set[str], rule: Rule, start: int) -> None:
+        """Fail where an expression, whose text begins at or after ``start``, names what is not."""
+
+        def at(name: str) -> int:
+            found = re.compile(rf"\b{name}\b").search(self.text, start)
+            return found.start() if found else start
+
+        for name in sorted(what.names - dims):
+            numbers = [one for one in rule.inputs if one.dims is None and one.name == name]
+            why = (
+                f"{name!r} is a number of the call, which sizes cannot depend on"
+                if numbers
+                else f"no input that is always there has the dim {name!r} by itself"
+            )
+            raise self.fail(why, at(name))
+        arrays = {one.name for one in rule.inputs if one.dims is not None and not one.optional}
+        for name in sorted(what.arrays - arrays):
+            raise self.fail(f"there is no input {name!r} that always has a shape", at(name))
+
+
+def _alone(dim: Dim) -> str | None:
+    """The name of a dim that is one."""
+    return dim.node[1] if isinstance(dim, Expression) and dim.node[0] == "name" else None
+
+
+def _tight(dim: Dim) -> str:
+    """A dim without spaces, but for those around words."""
+    return re.sub(r"(?<!\w) | (?!\w)", "", str(dim))
+
+
+def _aligned(
+    op: str, one: Argument, shape: Shape, said: Binding, bound: dict[str, tuple[Argument, Shape]]
+) -> list[tuple[int, Any, Expression]]:
+    """The dims of an input but ``*S``, with where they stand in its shape and their sizes."""
+    dims = one.dims or ()
+    star = one.star
+    least = len(dims) - (star is not None)
+    if len(shape) < least or (star is None and len(shape) > least):
+        many = f"{least} dims or more" if star is not None else f"{least} dims"
+        raise KernelError(
+            f"[op] input {one.name!r} of op {op!r}: got the shape {shape}, but {one}, with {many}."
+        )
+    more = len(shape) - least
+    found = []
+    at = 0
+    for dim in dims:
+        if isinstance(dim, Star):
+            _bind_star(op, one, shape, dim, shape[at : at + more], said, bound)
+            at += more
+        else:
+            found.append((at, shape[at], dim))
+            at += 1
+    return found
+
+
+def _bind_star(
+    op: str, one: Argument, shape: Shape, star: Star, sizes: Shape, said: Binding,
+    bound: dict[str, tuple[Argument, Shape]],
+) -> None:  # fmt: skip
+    known = said.stars.setdefault(star.name, sizes)
+    first, its = bound.setdefault(str(star), (one, shape))
+    if len(known) != len(sizes) or any(a != b for a, b in zip(known, sizes, strict=True)):
+        raise KernelError(
+            f"[op] input {one.name!r} of op {op!r} has the shape {shape} ({one}), so {star} is "
+            f"{sizes}, but input {first.name!r} of shape {its} ({first}) says {known}."
+        )
+
+
+def _disagreement(
+    op: str, one: Argument, shape: Shape, i: int, dim: Expression, expected: Any,
+    bound: dict[str, tuple[Argument, Shape]],
+) -> KernelError:  # fmt: skip
+    why = f"expected {expected}"
+    if dim.names:
+        said = [bound[name] for name in sorted(dim.names)]
+        sources = " and ".join(
+            dict.fromkeys(f"input {first.name!r} of shape {its} ({first})" for first, its in said)
+        )
+        why = f"{dim} is {expected} by {sources}"
+    return KernelError(
+        f"[op] input {one.name!r} of op {op!r}: got the shape {shape} ({one}), whose dim {i} is "
+        f"{shape[i]}, but {why}."
+    )
+
+
+def _shapes(said: Binding) -> str:
+    return ", ".join(f"{name} {shape}" for name, shape in said.shapes.items() if shape)

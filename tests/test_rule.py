@@ -1,0 +1,233 @@
+"""Rules: what is read, what calls bind, what is refused and how, and that nothing is lost."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ferrule.errors import KernelError, RuleError
+from ferrule.rule import Rule, parse_rule
+
+SAMPLE = "x[B,H,W,C]:T, grid[B,N,M,2]:T -> out[B,N,M,C]:T"
+LINEAR = (
+    "x[*S,K]:bfloat16, w[N,K//2]:uint8, scale[N,K//16]:float16, bias[N]:bfloat16? -> "
+    "y[*S,N]:bfloat16 where K % 16 == 0"
+)
+CACHE = "cache[B,L,D]:T!, new[B,D]:T, at:int32 -> out[B,D]:T where T in (float32, float16)"
+
+
+def bind(text: str, *shapes: Any, kinds: Any = "float32") -> Any:
+    rule = parse_rule(text)
+    given = [kinds] * len(shapes) if isinstance(kinds, str) else kinds
+    kinds = [None if shape is None else kind for shape, kind in zip(shapes, given, strict=True)]
+    return rule, rule.bind("op", shapes, kinds)
+
+
+def test_a_call_says_what_dims_are() -> None:
+    rule, said = bind(SAMPLE, (4, 8, 9, 3), (4, 5, 6, 2), kinds="float16")
+    assert said.dims == {"B": 4, "H": 8, "W": 9, "C": 3, "N": 5, "M": 6}
+    assert said.dtypes == {"T": "float16"}
+    assert rule.results("op", said) == [((4, 5, 6, 3), "float16")]
+
+
+@pytest.mark.parametrize("lead", [(), (7,), (2, 0, 3)])
+@pytest.mark.parametrize("bias", [None, (8,)])
+def test_stars_expressions_and_optional_inputs(lead: Any, bias: Any) -> None:
+    kinds = ["bfloat16", "uint8", "float16", "bfloat16"]
+    rule, said = bind(LINEAR, (*lead, 32), (8, 16), (8, 2), bias, kinds=kinds)
+    assert said.stars == {"S": lead} and said.dims == {"K": 32, "N": 8}
+    assert rule.results("op", said) == [((*lead, 8), "bfloat16")]
+
+
+def test_the_order_of_inputs_does_not_matter() -> None:
+    _, said = bind("half[K//2]:float32, x[K]:float32 -> y[ceildiv(K,3)]:float32", (4,), (8,))
+    assert said.dims == {"K": 8}
+
+
+def test_marks_and_numbers() -> None:
+    rule = parse_rule(CACHE)
+    cache, new, at = rule.inputs
+    assert cache.mutable and not new.mutable and at.dims is None
+    said = rule.bind("op", [(2, 9, 4), (2, 4), ()], ["float32", "float32", None])
+    assert rule.results("op", said) == [((2, 4), "float32")]
+
+
+def test_sizes_and_ranks() -> None:
+    rule, said = bind("x[*S]:float32 -> y[x.size // 2, x.ndim]:int32", (4, 3))
+    assert rule.results("op", said) == [((6, 2), "int32")]
+
+
+def test_symbolic_sizes_get_the_rules_own_equalities_alone() -> None:
+    import torch
+    from torch._dynamo.source import ConstantSource
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    env = ShapeEnv(duck_shape=False)
+
+    def size(name: str, value: int) -> Any:
+        return env.create_symintnode(env.create_symbol(value, ConstantSource(name)), hint=value)
+
+    b, h, c, n = (size(*one) for one in (("b", 4), ("h", 8), ("c", 3), ("n", 5)))
+    rule = parse_rule("x[B,H,C]:T, g[B,N]:T -> out[B, N * C, ceildiv(H, 2)]:T")
+    said = rule.bind("op", [(b, h, c), (b, n)], ["float32", "float32"])
+    ((shape, _),) = rule.results("op", said)
+    assert env.guards == [] and [int(s) for s in shape] == [4, 15, 4]
+    env.guards.clear()
+    other = size("other", 4)
+    rule.bind("op", [(b, h, c), (other, n)], ["float32", "float32"])
+    assert len(env.guards) == 1
+    assert isinstance(shape[1], torch.SymInt)
+
+
+@pytest.mark.parametrize(
+    ("text", "shapes", "kinds", "message"),
+    [
+        (SAMPLE, [(4, 8, 9), (4, 5, 6, 2)], "float32",
+         r"input 'x' of op 'op': got the shape \(4, 8, 9\), but x\[B,H,W,C\]:T, with 4 dims"),
+        (SAMPLE, [(4, 8, 9, 3), (5, 5, 6, 2)], "float32",
+         r"input 'grid' .* \(5, 5, 6, 2\) .* dim 0 is 5, but B is 4 by input 'x' of shape "
+         r"\(4, 8, 9, 3\)"),
+        (SAMPLE, [(4, 8, 9, 3), (4, 5, 6, 3)], "float32", r"dim 3 is 3, but expected 2"),
+        (SAMPLE, [(4, 8, 9, 3), None], "float32", r"input 'grid' of op 'op': got None"),
+        (SAMPLE, [(4, 8, 9, 3), (4, 5, 6, 2)], ["float32", "float16"],
+         r"input 'grid' .* got float16, but T is float32 by input 'x'"),
+        (LINEAR, [(3, 32), (8, 15), (8, 2), None], ["bfloat16", "uint8", "float16", None],
+         r"input 'w' .* dim 1 is 15, but K // 2 is 16 by input 'x' of shape \(3, 32\)"),
+        (LINEAR, [(3, 40), (8, 20), (8, 2), None], ["bfloat16", "uint8", "float16", None],
+         r"wants K % 16 == 0, and the inputs say K = 40"),
+        (LINEAR, [(3, 32), (8, 16), (8, 2), (9,)], ["bfloat16", "uint8", "float16", "bfloat16"],
+         r"input 'bias' .* dim 0 is 9, but N is 8 by input 'w'"),
+        (LINEAR, [(), (8, 16), (8, 2), None], ["bfloat16", "uint8", "float16", None],
+         r"x\[\*S,K\]:bfloat16, with 1 dims or more"),
+        (LINEAR, [(32,), (8, 16), (8, 2), None], ["float32", "uint8", "float16", None],
+         r"input 'x' .* got float32, but x\[\*S,K\]:bfloat16"),
+        (CACHE, [(2, 9, 4), (2, 4), ()], ["float64", "float64", None],
+         r"got float64, but cache.* where T is one of float32, float16"),
+        ("a[*S]:T, b[*S]:T -> c[*S]:T", [(2, 3), (2, 4)], "float32",
+         r"input 'b' .* so \*S is \(2, 4\), but input 'a' of shape \(2, 3\)"),
+        ("x[N]:float32 -> y[N - 3]:float32", [(2,)], "float32", r"N - 3 is -1 for x \(2,\)"),
+        ("x[N,M]:float32 -> y[N // M]:float32", [(2, 0)], "float32", r"N // M .* divides by zero"),
+    ],
+)  # fmt: skip
+def test_what_a_call_contradicts(text: str, shapes: Any, kinds: Any, message: str) -> None:
+    with pytest.raises(KernelError, match=message):
+        rule, said = bind(text, *shapes, kinds=kinds)
+        rule.results("op", said)
+
+
+@pytest.mark.parametrize(
+    ("text", "at", "message"),
+    [
+        ("x[B]:T", 6, "has '->'"),
+        ("x[B]:T -> y[B]:T -> z[B]:T", 17, "has one '->'"),
+        ("x[B]:T ->", 9, "has an output"),
+        ("x[B:T -> y[B]:T", 6, "bracket is not closed"),
+        ("x]:T -> y[1]:T", 1, "closes nothing"),
+        ("x[B] -> y[B]:float32", 4, "expected ':' and a dtype"),
+        ("x[B]:T, [B]:T -> y[B]:T", 8, "expected an array"),
+        ("x[B]:T, , z[B]:T -> y[B]:T", 8, "expected an array"),
+        ("x[B]:T, x[C]:T -> y[B]:T", 8, "two arrays called 'x'"),
+        ("x[B]:T -> y[B,Q]:T", 14, "has the dim 'Q' by itself"),
+        ("x[B+1]:T -> y[3]:T", 2, "has the dim 'B' by itself"),
+        ("x[B]:T, w[C]:T? -> y[C]:T", 10, "always there has the dim 'C'"),
+        ("x[B]:T -> y[B]:U", 10, "what dtype 'U' is"),
+        ("x[B]:T? -> y[3]:float32", 0, "always there says what dtype 'T'"),
+        ("x[B]:T, n:int32 -> y[n]:T", 21, "'n' is a number of the call"),
+        ("x[B]:T -> y[z.size]:T", 12, "no input 'z' that always has a shape"),
+        ("x[*S,*R]:T -> y[1]:T", 1, "one starred dim at most"),
+        ("x[*S]:T -> y[*R]:T", 13, r"what \*R is"),
+        ("x[B]:B -> y[B]:B", 0, "'B' is two things"),
+        ("x[B]:T -> y:T", 10, "output 'y' has no shape"),
+        ("x[B]:T -> y[B]:T?", 10, "marks of inputs"),
+        ("x[B]:T?? -> y[B]:T", 6, "a mark stands twice"),
+        ("n:int32? -> y[1]:int32", 0, "marks of arrays"),
+        ("x[B]:T -> y[B/2]:T", 12, "write // for whole"),
+        ("x[B]:T -> y[B < 2]:T", 12, "a condition stands where a size"),
+        ("x[B]:T -> y[B]:T where B", 22, "expected a condition"),
+        ("x[B]:T -> y[B]:T where T in (floaty)", 29, "no dtype 'floaty'"),
+        ("x[B]:T -> y[B]:T where U in (float32)", 22, "no input has the dtype 'U'"),
+        ("x[B]:T where B > 2 -> y[B]:T", 7, "at the end of a rule"),
+    ],
+)  # fmt: skip
+def test_errors_point_at_the_character(text: str, at: int, message: str) -> None:
+    with pytest.raises(RuleError, match=message) as raised:
+        parse_rule(text)
+    assert raised.value.position == at
+    assert str(raised.value).endswith(f"\n  {text}\n  {' ' * at}^")
+
+
+DIMS = ["A", "B", "C", "D"]
+
+
+@st.composite
+def rules(draw: Any) -> str:
+    """The text of a rule with inputs that bind all dims, and outputs made of them."""
+    dtype = st.sampled_from(["T", "U", "float32", "uint8"])
+    sides: list[str] = []
+    inputs = []
+    for n in range(draw(st.integers(1, 4))):
+        dims = draw(st.lists(st.sampled_from([*DIMS, "2", "7", "A * 2", "max(B, C)"]), max_size=4))
+        if draw(st.booleans()):
+            dims.insert(draw(st.integers(0, len(dims))), "*S")
+        mark = draw(st.sampled_from(["", "", "?", "!"]))
+        inputs.append(f"x{n}[{', '.join(dims)}]:{draw(dtype)}{mark}")
+    inputs += [f"all[{', '.join(DIMS)}, *S]:T", "kind[]:U"]
+    draw(st.randoms()).shuffle(inputs)
+    sides.append(", ".join(inputs))
+    found = []
+    for n in range(draw(st.integers(1, 3))):
+        size = st.sampled_from(
+            [*DIMS, "A + B * 2", "ceildiv(C, 4)", "all.size", "D if D < 5 else 5"]
+        )
+        dims = draw(st.lists(size, max_size=3))
+        found.append(f"y{n}[{', '.join([*dims, '*S'])}]: {draw(dtype)}")
+    sides.append(", ".join(found))
+    where = draw(st.sampled_from(["", " where A >= 0", " where T in (float32, float16), B < 99"]))
+    return " -> ".join(sides) + where
+
+
+@settings(deadline=None, max_examples=150)
+@given(text=rules(), data=st.data())
+def test_rules_survive_and_bind_what_they_were_made_of(text: str, data: Any) -> None:
+    rule = parse_rule(text)
+    assert parse_rule(str(rule)) == rule and str(parse_rule(str(rule))) == str(rule)
+    again = Rule.from_json(json.loads(json.dumps(rule.to_json())))
+    assert again == rule
+    sizes = {name: data.draw(st.integers(0, 9)) for name in DIMS}
+    star = tuple(data.draw(st.lists(st.integers(0, 4), max_size=2)))
+    every = [*sizes.values(), *star]
+
+    def shape(one: Any) -> tuple[int, ...]:
+        found: list[int] = []
+        for dim in one.dims:
+            if str(dim) == "*S":
+                found += star
+            else:
+                values = {**sizes, "all.size": 1}
+                for n in every:
+                    values["all.size"] *= n
+                found.append(dim.evaluate(values))
+        return tuple(found)
+
+    kinds = {"T": "float32", "U": "int8"}
+    shapes = [None if one.optional and data.draw(st.booleans()) else shape(one)
+              for one in rule.inputs]  # fmt: skip
+    given = [None if s is None else kinds.get(one.dtype, one.dtype)
+             for s, one in zip(shapes, rule.inputs, strict=True)]  # fmt: skip
+    said = again.bind("op", shapes, given)
+    assert said.dims == sizes and said.stars == {"S": star}
+    expected = [(shape(one), kinds.get(one.dtype, one.dtype)) for one in rule.outputs]
+    assert again.results("op", said) == expected
+
+
+@pytest.mark.parametrize(
+    "data", [None, [], {}, {"inputs": []}, {"inputs": [1], "outputs": [], "choices": {},
+                                             "conditions": []}]
+)  # fmt: skip
+def test_damaged_json_is_refused(data: Any) -> None:
+    with pytest.raises(RuleError):
+        Rule.from_json(data)
