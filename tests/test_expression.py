@@ -198,6 +198,10 @@ def test_symbolic_ints_are_given_no_guard() -> None:
         ("B\n+ H", 1, "unexpected character"),
         ("B # H", 2, "unexpected character"),
         ("B × H", 2, "unexpected character"),
+        ("B\0", 1, "unexpected character"),
+        ("B +\r H", 3, "unexpected character"),
+        ("B if B<128else 2", 7, "128else is no integer"),
+        ("B + 0xfor", 4, "0xfor is no integer"),
         ("9223372036854775808", 0, "the largest size"),
         ("(" * 300 + "B" + ")" * 300, 0, "nested too deeply|no expression"),
         ("B" + " + B" * 600, 0, "at most 2000"),
@@ -214,12 +218,34 @@ def test_errors_point_at_the_character(text: str, at: int, message: str) -> None
         assert raised.value.position == at + 2
 
 
+@pytest.mark.parametrize("n", [50, 99, 100, 101, 300, 900])
+@pytest.mark.parametrize("text", ["B{}", "min({}B)", "{}B", "B if {}B < 2 else 3"])
+def test_what_is_read_can_be_read_again(text: str, n: int) -> None:
+    text = text.format({"B{}": "+B", "min({}B)": "B,"}.get(text, "-") * n)
+    try:
+        one = parse(text)
+    except RuleError as error:
+        assert n > 97 and ("nested too deeply" in str(error) or "2000" in str(error))
+        return
+    assert parse(str(one)) == one == Expression.from_json(json.loads(json.dumps(one.to_json())))
+    assert one.evaluate(VALUES) == python(text, VALUES)
+
+
+def test_chained_comparisons_in_each_other_take_no_time() -> None:
+    text = "B"
+    for _ in range(80):
+        text = f"(1 if 0<{text}<9 else 2)"
+    with pytest.raises(RuleError, match=r"nested too deeply|too long"):
+        parse(text)
+    assert parse("(1 if 0<(1 if 0<B<9 else 2)<9 else 2)").evaluate(VALUES) == 1
+
+
 @pytest.mark.parametrize(
     "data",
     [
         None, 3, [], ["int"], ["int", -1], ["int", True], ["int", 2**63], ["name", 3],
         ["name", "a b"], ["+", ["int", 1]], ["nope", ["int", 1]],
-        ["if", ["int", 1], ["int", 1], ["int", 1]],
+        ["if", ["int", 1], ["int", 1], ["int", 1]], ["name", "if"], ["name", "\u00e9"],
         ["+", ["<", ["int", 1], ["int", 2]], ["int", 2]], ["and", ["int", 1], ["int", 2]],
     ],
 )  # fmt: skip

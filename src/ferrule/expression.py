@@ -9,6 +9,8 @@ functions ``min``, ``max`` and ``ceildiv``. Division rounds down, as in Python.
 from __future__ import annotations
 
 import ast
+import keyword
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -16,7 +18,13 @@ from .errors import RuleError
 
 MOST = 2**63 - 1  # of a literal: C's int64_t
 _LONGEST = 2000  # characters
+_DEEPEST = 100  # levels of a tree, so that no recursion over it ends the stack
+_MOST_NODES = 1000
 _ATTRIBUTES = ("size", "ndim")
+_REFUSED = "\n\r\f\0\\#"  # Python reads more than one line, or none
+
+_NUMBER = re.compile(r"(?<![\w.])\d\w*", re.ASCII)
+_INTEGER = re.compile(r"[0-9_]+|0[xX][0-9a-fA-F_]+|0[bB][01_]+|0[oO][0-7_]+")
 
 _ARITHMETIC: dict[type[ast.AST], str] = {
     ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.FloorDiv: "//", ast.Mod: "%",
@@ -111,6 +119,12 @@ class Expression:
         """The arrays whose size or rank it names."""
         return frozenset(node[1] for node in _nodes(self.node) if node[0] in _ATTRIBUTES)
 
+    @property
+    def attributes(self) -> frozenset[str]:
+        """The ``"x.size"`` and ``"x.ndim"`` that it names."""
+        found = (node for node in _nodes(self.node) if node[0] in _ATTRIBUTES)
+        return frozenset(f"{node[1]}.{node[0]}" for node in found)
+
     def evaluate(self, values: Mapping[str, Any], on: type[Ints] = Ints) -> Any:
         """Its value.
 
@@ -169,17 +183,25 @@ def parse(text: str, *, whole: str | None = None, at: int = 0) -> Expression:
         raise fail(f"unexpected character {stripped[bad]!r}", bad)
     if len(stripped) > _LONGEST:
         raise fail(f"an expression of {len(stripped)} characters; at most {_LONGEST} are read", 0)
-    if "\n" in stripped or "\\" in stripped or "#" in stripped:
-        bad = min(i for c in "\n\\#" if (i := stripped.find(c)) >= 0)
+    if any(c in stripped for c in _REFUSED):
+        bad = min(i for c in _REFUSED if (i := stripped.find(c)) >= 0)
         raise fail(f"unexpected character {stripped[bad]!r}", bad)
+    for number in _NUMBER.finditer(stripped):
+        if not _INTEGER.fullmatch(number[0]):  # Python warns of 128if, and reads it
+            raise fail(f"{number[0]} is no integer", number.start())
     try:
         tree = ast.parse(stripped, mode="eval").body
         node = _node(tree, fail)
+        deep, many = _extent(node, {})
     except SyntaxError as error:
         column = error.offset - 1 if error.offset else len(stripped)  # none where it ends early
         raise fail("this is no expression", column) from None
     except (RecursionError, MemoryError):
         raise fail("an expression that is nested too deeply", 0) from None
+    if deep > _DEEPEST:
+        raise fail(f"an expression that is nested too deeply: {deep} levels of {_DEEPEST}", 0)
+    if many > _MOST_NODES or len(_text(node)) > _LONGEST:  # so that its text can be read again
+        raise fail("an expression that is too long with its chained comparisons written out", 0)
     return Expression(node)
 
 
@@ -239,12 +261,14 @@ def _comparison(
     fail: Callable[[str, int], RuleError],
 ) -> Node:
     parts: list[Node] = []
+    a = _number(left, fail)
     for op, right in zip(ops, others, strict=True):
         sign = _COMPARISONS.get(type(op))
         if sign is None:
             raise fail("expected a comparison: == != < <= > >=", left.col_offset)
-        parts.append((sign, _number(left, fail), _number(right, fail)))
-        left = right
+        b = _number(right, fail)
+        parts.append((sign, a, b))
+        left, a = right, b
     found = parts[0]
     for one in parts[1:]:
         found = ("and", found, one)
@@ -270,6 +294,16 @@ def _nodes(node: Node) -> list[Node]:
     for part in node[1:]:
         if isinstance(part, tuple):
             found += _nodes(part)
+    return found
+
+
+def _extent(node: Node, known: dict[int, tuple[int, int]]) -> tuple[int, int]:
+    """How deep a tree is and how many nodes it has; looks once at parts that are one object."""
+    found = known.get(id(node))
+    if found is None:
+        parts = [_extent(part, known) for part in node[1:] if isinstance(part, tuple)]
+        deep = 1 + max((deep for deep, _ in parts), default=0)
+        found = known[id(node)] = deep, 1 + sum(many for _, many in parts)
     return found
 
 
@@ -395,14 +429,17 @@ def _listed(node: Node) -> list[Any]:
 
 
 def _read(data: object, depth: int = 0) -> Node:
-    if depth > 200 or not isinstance(data, list) or not data or not isinstance(data[0], str):
+    if depth >= _DEEPEST or not isinstance(data, list) or not data or not isinstance(data[0], str):
         raise RuleError("a saved expression is damaged")
     kind, *parts = data
     if kind == "int" and len(parts) == 1 and type(parts[0]) is int and 0 <= parts[0] <= MOST:
         return ("int", parts[0])
     named = kind == "name" or kind in _ATTRIBUTES
-    if named and len(parts) == 1 and isinstance(parts[0], str) and parts[0].isidentifier():
-        return (kind, parts[0])
+    if named and len(parts) == 1 and isinstance(parts[0], str):
+        name = parts[0]
+        if not (name.isascii() and name.isidentifier()) or keyword.iskeyword(name):
+            raise RuleError("a saved expression is damaged")
+        return (kind, name)
     count = 2 if kind in ("min", "max") else _OPERANDS.get(kind)
     if count != len(parts):
         raise RuleError("a saved expression is damaged")
