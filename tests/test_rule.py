@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ferrule.errors import KernelError, RuleError
+from ferrule.expression import Ints
 from ferrule.rule import Rule, parse_rule
 
 SAMPLE = "x[B,H,W,C]:T, grid[B,N,M,2]:T -> out[B,N,M,C]:T"
@@ -83,6 +84,21 @@ def test_symbolic_sizes_get_the_rules_own_equalities_alone() -> None:
     assert isinstance(shape[1], torch.SymInt)
 
 
+def test_what_compares_sizes_is_asked_for_every_dim() -> None:
+    class Counted(Ints):
+        asked = 0
+
+        @staticmethod
+        def minimum(a: int, b: int) -> int:
+            Counted.asked += 1
+            return min(a, b)
+
+    rule = parse_rule("x[B,H]:T, w[min(B,H)]:T -> y[min(B,7)]:T")
+    said = rule.bind("op", [(4, 3), (3,)], ["float32", "float32"], Counted)
+    assert Counted.asked == 1
+    assert rule.results("op", said, Counted) == [((4,), "float32")] and Counted.asked == 2
+
+
 @pytest.mark.parametrize(
     ("text", "shapes", "kinds", "message"),
     [
@@ -109,6 +125,10 @@ def test_symbolic_sizes_get_the_rules_own_equalities_alone() -> None:
          r"got float64, but cache.* where T is one of float32, float16"),
         ("a[*S]:T, b[*S]:T -> c[*S]:T", [(2, 3), (2, 4)], "float32",
          r"input 'b' .* so \*S is \(2, 4\), but input 'a' of shape \(2, 3\)"),
+        ("x[*S]:T, w[x.size]:T -> z[1]:T", [(2, 3), (5,)], "float32",
+         r"dim 0 is 5, but x.size is 6 by input 'x' of shape \(2, 3\)"),
+        ("x[*S]:T -> z[1]:T where x.ndim == 2", [(3,)], "float32",
+         r"wants x.ndim == 2, and the inputs say x.ndim = 1: x \(3,\)"),
         ("x[N]:float32 -> y[N - 3]:float32", [(2,)], "float32", r"N - 3 is -1 for x \(2,\)"),
         ("x[N,M]:float32 -> y[N // M]:float32", [(2, 0)], "float32", r"N // M .* divides by zero"),
     ],
@@ -151,6 +171,12 @@ def test_what_a_call_contradicts(text: str, shapes: Any, kinds: Any, message: st
         ("x[B]:T -> y[B]:T where T in (floaty)", 29, "no dtype 'floaty'"),
         ("x[B]:T -> y[B]:T where U in (float32)", 22, "no input has the dtype 'U'"),
         ("x[B]:T where B > 2 -> y[B]:T", 7, "at the end of a rule"),
+        ("a[B]:x, x[B]:x -> y[B]:x", 8, "'x' is two things: an array and a dtype"),
+        ("x[n]:T, n:int32 -> y[n]:T", 8, "'n' is two things: a number and a dim"),
+        ("x[B):T] -> y[B]:T", 3, r"expected '\]' before '\)'"),
+        ("x[B]:T -> y[B[0]]:T", 12, "not allowed in a rule"),
+        ("x[B]:T\u00b2 -> y[B]:T", 4, "expected ':' and a dtype"),
+        ("x[B]:T -> y[B]:T where T in (float32, floaty)", 38, "no dtype 'floaty'"),
     ],
 )  # fmt: skip
 def test_errors_point_at_the_character(text: str, at: int, message: str) -> None:
@@ -222,6 +248,25 @@ def test_rules_survive_and_bind_what_they_were_made_of(text: str, data: Any) -> 
     assert said.dims == sizes and said.stars == {"S": star}
     expected = [(shape(one), kinds.get(one.dtype, one.dtype)) for one in rule.outputs]
     assert again.results("op", said) == expected
+
+
+def test_the_order_of_choices_does_not_matter() -> None:
+    start = "x[B]:T, y[B]:U -> z[B]:T where "
+    one = parse_rule(f"{start}T in (float32), U in (float16)")
+    other = parse_rule(f"{start}U in (float16), T in (float32)")
+    assert one == other and hash(one) == hash(other) and str(one) == str(other)
+
+
+def test_json_that_would_be_read_as_something_else_is_refused() -> None:
+    data = parse_rule("x[B]:T, eps:float32 -> y[B]:T where T in (float32)").to_json()
+    assert Rule.from_json(data).to_json() == data
+    names = {"T in (float32), T": ["float32"]}
+    for changed in (
+        {**data, "choices": {"T": ["float32, float16"]}}, {**data, "choices": names},
+        {**data, "inputs": [data["inputs"][0], ["eps", "", "float32", False, False]]},
+    ):  # fmt: skip
+        with pytest.raises(RuleError):
+            Rule.from_json(changed)
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,9 @@ from .expression import Expression, Ints, parse
 Shape = tuple[Any, ...]
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z_0-9]*")
-_CHOICES = re.compile(r"\s*([A-Za-z_]\w*)\s+in\s*\((.*)\)\s*", re.DOTALL)
+_CHOICES = re.compile(r"\s*([A-Za-z_]\w*)\s+in\s*\((.*)\)\s*", re.DOTALL | re.ASCII)
+_DTYPE = re.compile(r"\s*:\s*([A-Za-z_]\w*)\s*([?!]*)\s*", re.ASCII)
+_STAR = re.compile(r"\s*\*\s*([A-Za-z_]\w*)\s*", re.ASCII)
 
 
 class Star:
@@ -128,7 +130,7 @@ class Rule:
         conditions: tuple[Expression, ...],
     ) -> None:
         self.inputs, self.outputs = inputs, outputs
-        self.choices, self.conditions = dict(choices), conditions
+        self.choices, self.conditions = dict(sorted(choices.items())), conditions
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Rule) and self.to_json() == other.to_json()
@@ -175,20 +177,29 @@ class Rule:
                 else:
                     later.append((one, i, size, dim))
         for one, i, size, dim in later:
-            expected = self._value(op, dim, said)
+            expected = self._value(op, dim, said, on)
             if expected != size:
-                raise _disagreement(op, one, said.shapes[one.name] or (), i, dim, expected, bound)
+                arrays = {a.name: (a, said.shapes[a.name] or ()) for a in self.inputs}
+                shape = said.shapes[one.name] or ()
+                raise _disagreement(op, one, shape, i, dim, expected, bound, arrays)
         for condition in self.conditions:
             if not self._value(op, condition, said, on):
-                sizes = ", ".join(f"{n} = {said.dims[n]}" for n in sorted(condition.names))
+                values = said.values(condition)
+                named = sorted(condition.names | condition.attributes)
+                sizes = ", ".join(f"{name} = {values[name]}" for name in named)
                 raise KernelError(
                     f"[op] op {op!r} wants {condition}, and the inputs say {sizes}: "
                     f"{_shapes(said)}."
                 )
         return said
 
-    def results(self, op: str, said: Binding) -> list[tuple[Shape, str]]:
+    def results(self, op: str, said: Binding, on: type[Ints] = Ints) -> list[tuple[Shape, str]]:
         """The shape and dtype of each output.
+
+        Args:
+            op: the op's name, for error messages.
+            said: what `bind` found.
+            on: what compares sizes.
 
         Raises:
             KernelError: a size would be negative.
@@ -200,7 +211,7 @@ class Rule:
                 if isinstance(dim, Star):
                     shape += said.stars[dim.name]
                     continue
-                size = self._value(op, dim, said)
+                size = self._value(op, dim, said, on)
                 if type(size) is int and size < 0:
                     what = f"[op] output {one.name!r} of op {op!r}: {dim} is {size}"
                     raise KernelError(f"{what} for {_shapes(said)}.")
@@ -286,7 +297,10 @@ class Rule:
             if isinstance(error, RuleError):
                 raise
             raise RuleError("a saved rule is damaged") from None
-        return parse_rule(str(found))  # with all the checks of one that is written
+        again = parse_rule(str(found))  # with all the checks of one that is written
+        if again.to_json() != data:
+            raise RuleError("a saved rule is damaged")
+        return again
 
 
 def parse_rule(text: str) -> Rule:
@@ -335,9 +349,12 @@ class _Reader:
                     conditions.append(one)
                 else:
                     name, names = found[1], [n.strip() for n in found[2].split(",")]
-                    for n in names:
+                    before = found.start(2)
+                    for n, spaced in zip(names, found[2].split(","), strict=True):
                         if n not in dtypes.BY_NAME:
-                            raise self.fail(f"there is no dtype {n!r}", found.start(2))
+                            column = before + len(spaced) - len(spaced.lstrip())
+                            raise self.fail(f"there is no dtype {n!r}", column)
+                        before += len(spaced) + 1
                     if name in choices:
                         raise self.fail(f"{name!r} has been limited before", found.start(1))
                     choices[name] = tuple(names)
@@ -347,19 +364,20 @@ class _Reader:
 
     def parts(self, start: int, end: int) -> list[tuple[int, int]]:
         """Where the parts between commas stand, those inside brackets apart."""
-        found, depth, begin = [], 0, start
+        found, closing, begin = [], [], start
         for i in range(start, end):
             c = self.text[i]
             if c in "([":
-                depth += 1
+                closing.append(")" if c == "(" else "]")
             elif c in ")]":
-                depth -= 1
-                if depth < 0:
+                if not closing:
                     raise self.fail(f"{c!r} closes nothing", i)
-            elif c == "," and not depth:
+                if (expected := closing.pop()) != c:
+                    raise self.fail(f"expected {expected!r} before {c!r}", i)
+            elif c == "," and not closing:
                 found.append((begin, i))
                 begin = i + 1
-        if depth:
+        if closing:
             raise self.fail("a bracket is not closed", end)
         if found or self.text[begin:end].strip():
             found.append((begin, end))
@@ -374,12 +392,15 @@ class _Reader:
             raise self.fail("expected an array, such as x[B,C]:float32", begin)
         at, dims = name.end(), None
         if at < end and text[at] == "[":
-            close = text.index("]", at)
+            close, depth = at, 1
+            while depth:  # `parts` has seen that it is closed
+                close += 1
+                depth += (text[close] == "[") - (text[close] == "]")
             dims = tuple(self.dim(*part) for part in self.parts(at + 1, close))
             if len([d for d in dims if isinstance(d, Star)]) > 1:
                 raise self.fail("an array has one starred dim at most", at)
             at = close + 1
-        rest = re.compile(r"\s*:\s*([A-Za-z_]\w*)\s*([?!]*)\s*").fullmatch(text, at, end)
+        rest = _DTYPE.fullmatch(text, at, end)
         if rest is None:
             raise self.fail("expected ':' and a dtype, such as :float32 or :T", at)
         marks = rest[2]
@@ -390,7 +411,7 @@ class _Reader:
         return found
 
     def dim(self, start: int, end: int) -> Dim:
-        star = re.compile(r"\s*\*\s*([A-Za-z_]\w*)\s*").fullmatch(self.text, start, end)
+        star = _STAR.fullmatch(self.text, start, end)
         found: Dim
         if star is not None:
             found = Star(star[1])
@@ -432,6 +453,12 @@ class _Reader:
                 raise self.fail(f"no input has the dtype {name!r}", where)
         for name in sorted(dims & stars | dims & kinds | stars & kinds):
             raise self.fail(f"{name!r} is two things: a dim, *dims or a dtype", 0)
+        for one in (*rule.inputs, *rule.outputs):
+            at = self.positions[id(one)]
+            if one.name in kinds:  # both are names of the body
+                raise self.fail(f"{one.name!r} is two things: an array and a dtype", at)
+            if one.dims is None and one.name in dims:
+                raise self.fail(f"{one.name!r} is two things: a number and a dim", at)
 
     def bound(self, rule: Rule) -> tuple[set[str], set[str], set[str]]:
         """The dims, starred dims and dtype variables that inputs bind which are always there."""
@@ -528,11 +555,12 @@ def _bind_star(
 
 def _disagreement(
     op: str, one: Argument, shape: Shape, i: int, dim: Expression, expected: Any,
-    bound: dict[str, tuple[Argument, Shape]],
+    bound: dict[str, tuple[Argument, Shape]], arrays: dict[str, tuple[Argument, Shape]],
 ) -> KernelError:  # fmt: skip
     why = f"expected {expected}"
-    if dim.names:
+    if dim.names or dim.arrays:
         said = [bound[name] for name in sorted(dim.names)]
+        said += [arrays[name] for name in sorted(dim.arrays)]
         sources = " and ".join(
             dict.fromkeys(f"input {first.name!r} of shape {its} ({first})" for first, its in said)
         )
