@@ -163,6 +163,8 @@ def test_what_a_call_contradicts(text: str, shapes: Any, kinds: Any, message: st
         ("x[B]:B -> y[B]:B", 0, "'B' is two things"),
         ("x[B]:T -> y:T", 10, "output 'y' has no shape"),
         ("x[B]:T -> y[B]:T?", 10, "marks of inputs"),
+        ("x[B]:float -> y[B]:float", 5, "no dtype 'float'; expected .*float32"),
+        ("x[B]:T -> y[B]:float24", 15, "no dtype 'float24'"),
         ("x[B]:T?? -> y[B]:T", 6, "a mark stands twice"),
         ("n:int32? -> y[1]:int32", 0, "marks of arrays"),
         ("x[B]:T -> y[B/2]:T", 12, "write // for whole"),

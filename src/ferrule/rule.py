@@ -28,6 +28,7 @@ Shape = tuple[Any, ...]
 _NAME = re.compile(r"[A-Za-z_][A-Za-z_0-9]*")
 _CHOICES = re.compile(r"\s*([A-Za-z_]\w*)\s+in\s*\((.*)\)\s*", re.DOTALL | re.ASCII)
 _DTYPE = re.compile(r"\s*:\s*([A-Za-z_]\w*)\s*([?!]*)\s*", re.ASCII)
+_LIKE_A_DTYPE = re.compile(r"(u?int|float|bfloat|complex|bool|half)(\d|_|$)")
 _STAR = re.compile(r"\s*\*\s*([A-Za-z_]\w*)\s*", re.ASCII)
 
 
@@ -403,6 +404,9 @@ class _Reader:
         rest = _DTYPE.fullmatch(text, at, end)
         if rest is None:
             raise self.fail("expected ':' and a dtype, such as :float32 or :T", at)
+        if rest[1] not in dtypes.BY_NAME and _LIKE_A_DTYPE.match(rest[1]):
+            known = ", ".join(dtypes.BY_NAME)
+            raise self.fail(f"there is no dtype {rest[1]!r}; expected {known}", rest.start(1))
         marks = rest[2]
         if len(set(marks)) != len(marks):
             raise self.fail("a mark stands twice", rest.start(2))
