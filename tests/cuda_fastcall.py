@@ -6,6 +6,7 @@ torch's tensors lie on the CPU, but its DLPack table and ferrule's host say that
 from __future__ import annotations
 
 import ctypes
+import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from ferrule import fastcall
 
 SLOW_STREAM, FAST_STREAM = 0x77, 0x500
 FAULTS: list[Exception] = []  # what an allocation raises
+SHIFTS: list[int] = []  # by how many elements an output begins after aligned memory
 
 
 def pretend(fake: FakeCuda) -> None:
@@ -47,6 +49,9 @@ def pretend(fake: FakeCuda) -> None:
         def made(*given: Any, device: object, **more: Any) -> Any:
             if FAULTS:
                 raise FAULTS[0]
+            if SHIFTS:
+                shape, *rest = given
+                return make((math.prod(shape) + SHIFTS[0],), *rest, **more)[SHIFTS[0] :].view(shape)
             return make(*given, **more)
 
         return made
@@ -113,6 +118,14 @@ def check(fake: FakeCuda) -> None:
     for stream in (SLOW_STREAM, SLOW_STREAM, FAST_STREAM):
         torch.testing.assert_close(call(given, 0.5), given * 0.5, rtol=0, atol=0)
         assert fake.launches[-1].stream == stream
+
+    x = torch.randn(4, 8)
+    for shift, stream in ((0, SLOW_STREAM), (0, FAST_STREAM), (1, SLOW_STREAM), (1, FAST_STREAM)):
+        SHIFTS[:] = [shift] * (shift > 0)
+        y = call(x, 0.5)
+        torch.testing.assert_close(y, x * 0.5, rtol=0, atol=0)
+        assert y.data_ptr() % 16 == 4 * shift and fake.launches[-1].stream == stream
+    SHIFTS.clear()
 
     x = torch.ones(8, 4)
     for _ in range(3):

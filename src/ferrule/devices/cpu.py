@@ -270,7 +270,7 @@ class CpuProgram:
         block = self._pack(inputs, outputs, plan, 0, moves)
         library = runtime()
         return (
-            tuple(f.dtype.itemsize for f in inputs), block.raw, tuple(moves), _FIXED,
+            tuple(f.dtype.itemsize for f in (*inputs, *outputs)), block.raw, tuple(moves), _FIXED,
             plan.loaded.entry.value, plan.units, 1 if plan.loaded.alone else 0,
             threads if self._atomics else -1, FEW,
             ctypes.cast(library.fr_run_some, ctypes.c_void_p).value,

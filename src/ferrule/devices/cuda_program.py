@@ -101,9 +101,9 @@ class CudaProgram:
         if not fastcall.use_cuda(self._driver.state):
             return None
         block, _, moves = self._pack(inputs, outputs, plan, 0)
-        alignments = [f.dtype.itemsize for f in inputs]
+        alignments = [f.dtype.itemsize for f in (*inputs, *outputs)]
         if plan.aligned:
-            for i in self._arrays:
+            for i in (*self._arrays, *range(len(inputs), len(alignments))):
                 alignments[i] = ALIGNMENT
         return (
             tuple(alignments), block.raw, tuple(moves), _HEAD.size, 0, 0, 0, -1, 0, 0, 0, 0,

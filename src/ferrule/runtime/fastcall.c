@@ -376,7 +376,7 @@ typedef struct {
   uint32_t buffers_at;
   uint64_t zeroed[MAX_BUFFERS]; /* bytes of each array that a launch on a GPU fills with zeros first */
   uint32_t relocation[2 * MAX_BUFFERS + 4];
-  uint32_t alignment[MAX_BUFFERS]; /* of each input, in bytes */
+  uint32_t alignment[MAX_BUFFERS]; /* of each array, in bytes */
   char block[MAX_BLOCK];
 } entry;
 
@@ -419,17 +419,18 @@ static PyObject* make_outputs(entry* e, call_key* k, int inputs, int outputs) {
     PyObject* keywords = PyTuple_GetItem(maker, 2);
     PyObject* made = PyObject_Call(PyTuple_GetItem(maker, 0), PyTuple_GetItem(maker, 1),
                                    keywords == Py_None ? NULL : keywords);
-    bool good = made != NULL;
+    bool good = made != NULL, nonempty = true;
     if (good && k->host == TORCH) {
       dl_tensor t;
       good = torch_facts(made, &t) && t.device_type == k->device_type && t.device_id == k->device;
       for (int d = 0; good && !t.data && d < t.ndim; d++)
-        if (t.shape[d] == 0) t.data = &t; /* nobody looks there */
+        if (t.shape[d] == 0) t.data = &t, nonempty = false; /* nobody looks there */
       good = good && t.data;
       k->pointer[inputs + i] = t.data;
     } else if (good) {
       k->pointer[inputs + i] = ((numpy_array*)made)->data;
     }
+    if (good && nonempty && (uintptr_t)k->pointer[inputs + i] % e->alignment[inputs + i]) good = false;
     if (!good || PyList_SetItem(list, i, made)) { /* steals `made` */
       if (!good) Py_XDECREF(made);
       Py_CLEAR(list);
@@ -576,7 +577,7 @@ static bool read_zeroed(entry* e, int inputs) {
 
 /* The plan of ferrule.call: (outputs, fail, alignments, block, relocations, buffers_at, entry, units,
  * limit, threads, few, run, threads_now, slice, device, …). */
-static bool read_plan(entry* e, PyObject* plan) {
+static bool read_plan(entry* e, PyObject* plan, int inputs, int outputs) {
   PyObject *alignments, *relocations;
   const char* block;
   Py_ssize_t bytes;
@@ -592,7 +593,7 @@ static bool read_plan(entry* e, PyObject* plan) {
   if (bytes > MAX_BLOCK ||
       !read_words(alignments, e->alignment, MAX_BUFFERS, &sizes_read) ||
       !read_words(relocations, e->relocation, 2 * MAX_BUFFERS + 4, &e->relocations) ||
-      !read_zeroed(e, sizes_read))
+      sizes_read != inputs + outputs || PyTuple_Size(e->outputs) != outputs || !read_zeroed(e, inputs))
     return false;
   if (e->device >= 0 && (!cuda || bytes < (Py_ssize_t)sizeof(cuda_call))) {
     PyErr_SetString(PyExc_ValueError, "a launch on a GPU without a driver");
@@ -633,7 +634,7 @@ static PyObject* table_remember(PyObject* object, PyObject* const* args, Py_ssiz
     e->words = PyMem_Malloc(bytes);
     e->ref = PyMem_Malloc(sizeof *e->ref * (size_t)(k.refs + 1));
   }
-  if (!e || !e->words || !e->ref || !read_plan(e, args[7])) {
+  if (!e || !e->words || !e->ref || !read_plan(e, args[7], self->inputs, self->outputs)) {
     if (e) release(e);
     drop(&k);
     if (PyErr_Occurred()) return NULL;
