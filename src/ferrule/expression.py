@@ -9,6 +9,7 @@ functions ``min``, ``max`` and ``ceildiv``. Division rounds down, as in Python.
 from __future__ import annotations
 
 import ast
+import functools
 import keyword
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -32,11 +33,11 @@ _ARITHMETIC: dict[type[ast.AST], str] = {
 _COMPARISONS: dict[type[ast.AST], str] = {
     ast.Eq: "==", ast.NotEq: "!=", ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=",
 }  # fmt: skip
-_FUNCTIONS = {"min": 2, "max": 2, "ceildiv": 2}  # how many arguments; min and max take more
+_FUNCTIONS = ("min", "max", "ceildiv")  # of two arguments; min and max take more
 
 # How often each kind of node has operands, for trees that come from a file.
 _OPERANDS = {
-    **dict.fromkeys((*_ARITHMETIC.values(), *_COMPARISONS.values(), "and", "or", "ceildiv"), 2),
+    **dict.fromkeys((*_ARITHMETIC.values(), *_COMPARISONS.values(), *_FUNCTIONS, "and", "or"), 2),
     "neg": 1, "not": 1, "if": 3,
 }  # fmt: skip
 _CONDITIONS = frozenset({*_COMPARISONS.values(), "and", "or", "not"})
@@ -230,24 +231,17 @@ def _node(tree: ast.expr, fail: Callable[[str, int], RuleError]) -> Node:
             return ("not", _condition(operand, fail))
         case ast.BoolOp(op=op, values=operands):
             sign = "and" if isinstance(op, ast.And) else "or"
-            first, *rest = (_condition(one, fail) for one in operands)
-            for one in rest:
-                first = (sign, first, one)
-            return first
+            return _folded(sign, [_condition(one, fail) for one in operands])
         case ast.Compare(left=left, ops=ops, comparators=others):
             return _comparison(left, ops, others, fail)
         case ast.IfExp(test=test, body=body, orelse=orelse):
             return ("if", _condition(test, fail), _number(body, fail), _number(orelse, fail))
         case ast.Call(func=ast.Name(id=name), args=args, keywords=[]) if name in _FUNCTIONS:
             exact = name == "ceildiv"
-            least = _FUNCTIONS[name]
-            if len(args) < least or (exact and len(args) > least):
+            if len(args) < 2 or (exact and len(args) > 2):
                 many = "2 arguments" if exact else "2 or more arguments"
                 raise fail(f"{name} got {len(args)} arguments, expected {many}", column)
-            first, *rest = (_number(one, fail) for one in args)
-            for one in rest:
-                first = (name, first, one)
-            return first
+            return _folded(name, [_number(one, fail) for one in args])
         case ast.Call(func=ast.Name(id=name)):
             known = ", ".join(_FUNCTIONS)
             raise fail(f"there is no function {name!r} here; expected one of {known}", column)
@@ -269,10 +263,12 @@ def _comparison(
         b = _number(right, fail)
         parts.append((sign, a, b))
         left, a = right, b
-    found = parts[0]
-    for one in parts[1:]:
-        found = ("and", found, one)
-    return found
+    return _folded("and", parts)
+
+
+def _folded(kind: str, nodes: Sequence[Node]) -> Node:
+    """Several operands as nodes of two."""
+    return functools.reduce(lambda first, one: (kind, first, one), nodes)
 
 
 def _number(tree: ast.expr, fail: Callable[[str, int], RuleError]) -> Node:
@@ -440,8 +436,7 @@ def _read(data: object, depth: int = 0) -> Node:
         if not (name.isascii() and name.isidentifier()) or keyword.iskeyword(name):
             raise RuleError("a saved expression is damaged")
         return (kind, name)
-    count = 2 if kind in ("min", "max") else _OPERANDS.get(kind)
-    if count != len(parts):
+    if _OPERANDS.get(kind) != len(parts):
         raise RuleError("a saved expression is damaged")
     nodes = [_read(part, depth + 1) for part in parts]
     for i, node in enumerate(nodes):

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from . import dtypes
 from .errors import KernelError, RuleError
@@ -32,21 +32,14 @@ _LIKE_A_DTYPE = re.compile(r"(u?int|float|bfloat|complex|bool|half)(\d|_|$)")
 _STAR = re.compile(r"\s*\*\s*([A-Za-z_]\w*)\s*", re.ASCII)
 
 
-class Star:
+class Star(NamedTuple):
     """``*name``: any number of dims.
 
     Attributes:
         name: what they are called together.
     """
 
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Star) and self.name == other.name
-
-    def __hash__(self) -> int:
-        return hash(self.name)
+    name: str
 
     def __str__(self) -> str:
         return f"*{self.name}"
@@ -55,7 +48,7 @@ class Star:
 Dim = Expression | Star
 
 
-class Argument:
+class Argument(NamedTuple):
     """An input or output.
 
     Attributes:
@@ -66,24 +59,15 @@ class Argument:
         mutable: the kernel writes it in place.
     """
 
-    def __init__(
-        self, name: str, dims: tuple[Dim, ...] | None, dtype: str, optional: bool = False,
-        mutable: bool = False,
-    ) -> None:  # fmt: skip
-        self.name, self.dims, self.dtype = name, dims, dtype
-        self.optional, self.mutable = optional, mutable
+    name: str
+    dims: tuple[Dim, ...] | None
+    dtype: str
+    optional: bool = False
+    mutable: bool = False
 
     def __str__(self) -> str:
         dims = "" if self.dims is None else f"[{','.join(map(_tight, self.dims))}]"
         return f"{self.name}{dims}:{self.dtype}{'?' * self.optional}{'!' * self.mutable}"
-
-    @property
-    def star(self) -> int | None:
-        """Where ``*S`` stands among the dims."""
-        for i, dim in enumerate(self.dims or ()):
-            if isinstance(dim, Star):
-                return i
-        return None
 
 
 class Binding:
@@ -349,19 +333,27 @@ class _Reader:
                         raise self.fail("expected a condition, such as K % 16 == 0", start)
                     conditions.append(one)
                 else:
-                    name, names = found[1], [n.strip() for n in found[2].split(",")]
-                    before = found.start(2)
-                    for n, spaced in zip(names, found[2].split(","), strict=True):
-                        if n not in dtypes.BY_NAME:
-                            column = before + len(spaced) - len(spaced.lstrip())
-                            raise self.fail(f"there is no dtype {n!r}", column)
-                        before += len(spaced) + 1
-                    if name in choices:
-                        raise self.fail(f"{name!r} has been limited before", found.start(1))
-                    choices[name] = tuple(names)
+                    names = self.dtype_names(*found.span(2))
+                    if found[1] in choices:
+                        raise self.fail(f"{found[1]!r} has been limited before", found.start(1))
+                    choices[found[1]] = names
         rule = Rule(tuple(inputs), tuple(outputs), choices, tuple(conditions))
         self.check(rule, where.end() if where else len(text))
         return rule
+
+    def begin(self, start: int, end: int) -> int:
+        """Where a part's text begins, after spaces."""
+        return end - len(self.text[start:end].lstrip())
+
+    def dtype_names(self, start: int, end: int) -> tuple[str, ...]:
+        """The names of dtypes between commas."""
+        found = []
+        for part in self.parts(start, end) or [(start, end)]:
+            name = self.text[slice(*part)].strip()
+            if name not in dtypes.BY_NAME:
+                raise self.fail(f"there is no dtype {name!r}", self.begin(*part))
+            found.append(name)
+        return tuple(found)
 
     def parts(self, start: int, end: int) -> list[tuple[int, int]]:
         """Where the parts between commas stand, those inside brackets apart."""
@@ -387,7 +379,7 @@ class _Reader:
     def argument(self, start: int, end: int) -> Argument:
         """One input or output: ``name[dims]:dtype?!``."""
         text = self.text
-        begin = start + len(text[start:end]) - len(text[start:end].lstrip())
+        begin = self.begin(start, end)
         name = _NAME.match(text, begin, end)
         if name is None:
             raise self.fail("expected an array, such as x[B,C]:float32", begin)
@@ -524,10 +516,10 @@ def _aligned(
 ) -> list[tuple[int, Any, Expression]]:
     """The dims of an input but ``*S``, with where they stand in its shape and their sizes."""
     dims = one.dims or ()
-    star = one.star
-    least = len(dims) - (star is not None)
-    if len(shape) < least or (star is None and len(shape) > least):
-        many = f"{least} dims or more" if star is not None else f"{least} dims"
+    starred = any(isinstance(dim, Star) for dim in dims)
+    least = len(dims) - starred
+    if len(shape) < least or (not starred and len(shape) > least):
+        many = f"{least} dims or more" if starred else f"{least} dims"
         raise KernelError(
             f"[op] input {one.name!r} of op {op!r}: got the shape {shape}, but {one}, with {many}."
         )
