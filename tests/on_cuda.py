@@ -22,7 +22,7 @@ from ferrule import devices, driver, fastcall, nvrtc
 from ferrule.call import MetalKernel
 from ferrule.devices import Binary
 from ferrule.devices.cpu import CpuDevice
-from ferrule.devices.cuda import CudaDevice, gpu
+from ferrule.devices.cuda import gpu
 from ferrule.errors import DeviceError
 from ferrule.source import cuda_launch
 from ferrule.spec import Facts, Launch, Spec
@@ -106,14 +106,13 @@ def _leave(why: str) -> None:
     os._exit(1)
 
 
-class OnCuda:
-    """A device that tests have in place of the CPU."""
+class InPlaceOfTheCpu:
+    """A device that tests have in place of the CPU; subclasses say how it runs kernels."""
 
     name = "cpu"
 
     def __init__(self) -> None:
         self._cpu = devices.get("cpu")
-        self._gpu: CudaDevice = gpu("cuda:0")
 
     def text(self, spec: Spec, launch: Launch | None = None) -> str:
         return self._cpu.text(spec, launch)
@@ -121,10 +120,21 @@ class OnCuda:
     def compile(self, spec: Spec, launch: Launch | None = None) -> Binary:
         return self._cpu.compile(spec, launch)
 
-    def program(self, spec: Spec) -> OnCudaProgram:
+    def program(self, spec: Spec) -> Any:
         # The refusals and warnings that the CPU gives belong to the kernel, wherever it runs.
         self._cpu.program(spec)
-        return OnCudaProgram(self._gpu.program(spec))
+        return self.made(spec)
+
+    def made(self, spec: Spec) -> Any:
+        """The kernel where it runs."""
+        raise NotImplementedError
+
+
+class OnCuda(InPlaceOfTheCpu):
+    """The first GPU."""
+
+    def made(self, spec: Spec) -> OnCudaProgram:
+        return OnCudaProgram(gpu("cuda:0").program(spec))
 
 
 class OnCudaProgram:

@@ -19,8 +19,7 @@ import numpy as np
 import fake_cuda
 import ferrule
 import on_cuda
-from ferrule import devices, loader, toolchain
-from ferrule.devices import Binary
+from ferrule import loader, toolchain
 from ferrule.devices.cuda import CudaDevice
 from ferrule.devices.cuda_program import CudaProgram
 from ferrule.devices.digests import INCLUDE
@@ -177,26 +176,14 @@ def everything(folder: Path) -> Iterator[None]:
         yield
 
 
-class Emulated:
-    """A device that tests have in place of the CPU: it carries out CUDA texts, warp by warp.
+class Emulated(on_cuda.InPlaceOfTheCpu):
+    """It carries out CUDA texts, warp by warp.
 
     All but the driver and the GPU is what runs there: the text, how blocks are laid out, and how
     the arguments are packed. A driver must be installed (`fake_cuda`).
     """
 
-    name = "cpu"
-
-    def __init__(self) -> None:
-        self._cpu = devices.get("cpu")
-
-    def text(self, spec: Spec, launch: Launch | None = None) -> str:
-        return self._cpu.text(spec, launch)
-
-    def compile(self, spec: Spec, launch: Launch | None = None) -> Binary:
-        return self._cpu.compile(spec, launch)
-
-    def program(self, spec: Spec) -> EmulatedProgram:
-        self._cpu.program(spec)
+    def made(self, spec: Spec) -> EmulatedProgram:
         return EmulatedProgram(CudaDevice("compute_90", 0), spec, 0)
 
 

@@ -48,6 +48,10 @@ EARLIER = {
 KEPT = 8  # names of kernels that an error tells
 
 Sizes = tuple[int, int, int]
+FORKED = (
+    "this process was forked from one that had used CUDA, which does not work in a child. Start "
+    "children with multiprocessing.get_context('spawn'), or fork before the first use of CUDA."
+)
 
 
 class State(ctypes.Structure):
@@ -136,11 +140,7 @@ class Driver:
     def check_ordinal(self, ordinal: int) -> None:
         """Raises DeviceError unless there is such a GPU and this process can use it."""
         if self.state.forked:
-            raise DeviceError(
-                "this process was forked from one that had used CUDA, which does not work in a "
-                "child. Start children with multiprocessing.get_context('spawn'), or fork before "
-                "the first use of CUDA."
-            )
+            raise DeviceError(FORKED)
         if not 0 <= ordinal < self.count:
             seen = f"cuda:0 to cuda:{self.count - 1}" if self.count else "none"
             raise DeviceError(f"there is no GPU cuda:{ordinal}; this process sees {seen}.")

@@ -260,23 +260,18 @@ def _described_input(text: str) -> tuple[str, Any]:
         got = repr(value) if value else "nothing"
         raise _fault(option, text, start, f"got {got}, expected a dtype, as in float16[4,16].")
     dtype = _dtype(option, text, start, array["dtype"])
-    sizes: list[str] = []
+    sizes: list[int] = []
     if array["shape"] is not None:
         position = start + array.start("shape")
-        parts = array["shape"].split(",") if array["shape"].strip() else []
-        for part in parts:
-            if not re.fullmatch(r"\s*\d+\s*", part, re.ASCII):
-                got = repr(part.strip()) if part.strip() else "nothing"
-                raise _fault(option, text, position, f"got {got}, expected a size.")
-            sizes.append(str(int(part)))
-            position += len(part) + 1
+        if array["shape"].strip():
+            sizes = _integers(option, text, array["shape"], position, "a size")
         if array["end"] is None:
             raise _fault(option, text, len(text), 'expected "]".')
     if array.end() != len(value):
         rest = value[array.end() :]
         expected = "nothing more" if array["end"] else 'a shape in brackets, as in "[4,16]"'
         raise _fault(option, text, start + array.end(), f"got {rest!r}, expected {expected}.")
-    return name, f"{dtype.name}[{','.join(sizes)}]"
+    return name, f"{dtype.name}[{','.join(map(str, sizes))}]"
 
 
 def _dtype_option(text: str) -> tuple[str, Dtype]:
@@ -293,17 +288,22 @@ def _template_option(text: str) -> tuple[str, int | bool | Dtype]:
     return name, _dtype("--template", text, start, value, "an int, true, false or ")
 
 
+def _integers(option: str, text: str, value: str, position: int, expected: str) -> list[int]:
+    """The integers of a part of an option's value, which begins at ``position``."""
+    found = []
+    for part in value.split(","):
+        if not re.fullmatch(r"\s*\d+\s*", part, re.ASCII):
+            got = repr(part.strip()) if part.strip() else "nothing"
+            raise _fault(option, text, position, f"got {got}, expected {expected}.")
+        found.append(int(part))
+        position += len(part) + 1
+    return found
+
+
 def _axes(option: str, text: str | None) -> tuple[int, int, int] | None:
     if text is None:
         return None
-    position = 0
-    sizes: list[int] = []
-    for part in text.split(","):
-        if not re.fullmatch(r"\s*\d+\s*", part, re.ASCII):
-            got = repr(part.strip()) if part.strip() else "nothing"
-            raise _fault(option, text, position, f"got {got}, expected a number of threads.")
-        sizes.append(int(part))
-        position += len(part) + 1
+    sizes = _integers(option, text, text, 0, "a number of threads")
     if len(sizes) > 3:
         raise Fault(f"{option} {text!r}: got {len(sizes)} numbers, expected three, as in 1024,1,1.")
     x, y, z = (*sizes, 1, 1)[:3]
@@ -325,31 +325,26 @@ def _complete(kernel: AnyKernel, described: dict[str, Any], given: dict[str, Dty
                 f"--with and each output with --out; there is no {option}."
             )
         return []
-    names = kernel.kernel.input_names
-    notes: list[str] = []
-    for name in described:
-        if name not in names:
-            allowed = ", ".join(names) or "none"
-            raise Fault(f"--with {name!r}: the kernel has no such input; its inputs: {allowed}.")
+    k = kernel.kernel
     default = f"float32[{ELEMENTS}]"
-    missing = [name for name in names if name not in described]
-    if missing:
-        notes.append(f"{', '.join(missing)}: taken as {default}; see --with")
-    ordered = {name: described.get(name, default) for name in names}
-    described.clear()
-    described.update(ordered)
-    outputs = kernel.kernel.output_names
-    for name in given:
-        if name not in outputs:
-            raise Fault(
-                f"--out {name!r}: the kernel has no such output; its outputs: {', '.join(outputs)}."
-            )
+    notes = _fill("--with", "input", k.input_names, described, default, default)
     first = next((v for v in described.values() if isinstance(v, str)), "float32")
     dtype = dtypes.BY_NAME[first.partition("[")[0]]
-    unsaid = [name for name in outputs if name not in given]
-    if unsaid:
-        notes.append(f"{', '.join(unsaid)}: taken as {dtype.name}; see --out")
-    complete = {name: given.get(name, dtype) for name in outputs}
+    return notes + _fill("--out", "output", k.output_names, given, dtype, dtype.name)
+
+
+def _fill(
+    option: str, kind: str, names: tuple[str, ...], given: dict[str, Any], default: Any, shown: str
+) -> list[str]:
+    """Put what was given in the order of ``names``, with a default for the others; says which."""
+    for name in given:
+        if name not in names:
+            allowed = ", ".join(names) or "none"
+            raise Fault(
+                f"{option} {name!r}: the kernel has no such {kind}; its {kind}s: {allowed}."
+            )
+    missing = [name for name in names if name not in given]
+    ordered = {name: given.get(name, default) for name in names}
     given.clear()
-    given.update(complete)
-    return notes
+    given.update(ordered)
+    return [f"{', '.join(missing)}: taken as {shown}; see {option}"] if missing else []

@@ -121,13 +121,18 @@ def _shared_memory(library: ctypes.CDLL) -> dict[int, int]:
     return found
 
 
-class _Plan(NamedTuple):
-    """What of a launch depends on its grid and threadgroup alone."""
+class _Plan:
+    """What of a launch depends on its grid and threadgroup alone.
 
-    loaded: _Loaded
-    sizes: tuple[int, ...]  # grid, threadgroup, threadgroups and block, as `fr::launch` has them
-    units: int
-    repeated: list[bool]  # not empty once it was launched
+    Attributes:
+        loaded: what is launched.
+        sizes: grid, threadgroup, threadgroups and block, as `fr::launch` has them.
+        units: how many pieces of work there are.
+        repeated: it was launched before.
+    """
+
+    def __init__(self, loaded: _Loaded, sizes: tuple[int, ...], units: int) -> None:
+        self.loaded, self.sizes, self.units, self.repeated = loaded, sizes, units, False
 
 
 class CpuProgram:
@@ -157,7 +162,7 @@ class CpuProgram:
             units = groups[0] * groups[1] * groups[2]
         if len(self._plans) > 256:
             self._plans.clear()
-        plan = _Plan(loaded, (*grid, *threadgroup, *groups, BLOCK), units, [])
+        plan = _Plan(loaded, (*grid, *threadgroup, *groups, BLOCK), units)
         return self._plans.setdefault(key, plan)
 
     @staticmethod
@@ -264,7 +269,7 @@ class CpuProgram:
         plan = self._plans.get((launch.grid, launch.threadgroup, "auto", threads))
         if plan is None or not plan.repeated:
             if plan is not None:
-                plan.repeated.append(True)
+                plan.repeated = True
             return None
         moves: list[int] = []
         block = self._pack(inputs, outputs, plan, 0, moves)

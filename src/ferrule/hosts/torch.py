@@ -219,11 +219,9 @@ def stream(given: object, device: str) -> int:
     ``given`` is None or the current stream: memory of the outputs is tied to the current stream.
     """
     if _on_cuda(device) and torch.cuda._is_in_bad_fork():
-        raise DeviceError(
-            "cannot be found: this process was forked from one that had used CUDA, which does not "
-            "work in a child. Start children with multiprocessing.get_context('spawn'), or fork "
-            "before the first use of CUDA."
-        )
+        from ..driver import FORKED
+
+        raise DeviceError(f"cannot be found: {FORKED}")
     current = torch.cuda.current_stream(device) if _on_cuda(device) else None
     if given is not None and given != current:
         if current is not None and isinstance(given, torch.cuda.Stream):
