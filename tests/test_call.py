@@ -327,8 +327,28 @@ CALLS: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"stream": "cpu"}, fe.KernelTypeError, "`stream` of kernel 'k' is 'cpu'"),
 ]
 
+E4M3 = ml_dtypes.float8_e4m3fn
+F8 = "float8_e4m3fn is a type that neither Metal nor MLX has"
 
-@pytest.mark.parametrize(("changed", "error", "message"), CALLS)
+# MLX has no words for these.
+FLOAT8_CALLS: list[tuple[dict[str, Any], type[Exception], str]] = [
+    *(
+        ({"inputs": [value]}, fe.KernelError, rf"input 'a0' .*: {F8}, so no .*x.view\(np.uint8\)")
+        for value in (E4M3(2.0), np.ones(2, E4M3), torch.ones(2, dtype=torch.float8_e4m3fn))
+    ),
+    *(
+        ({"output_dtypes": [d]}, fe.KernelError, f"'out0': {F8}, so no metal.*such as uint8")
+        for d in (E4M3, np.dtype(E4M3), torch.float8_e4m3fn, fe.float8_e4m3fn)
+    ),
+    (
+        {"template": [("T", torch.float8_e5m2)]},
+        fe.KernelError,
+        "T is float8_e5m2, which is a type that neither Metal nor MLX has; .*such as uint8",
+    ),
+]
+
+
+@pytest.mark.parametrize(("changed", "error", "message"), CALLS + FLOAT8_CALLS)
 def test_bad_calls_are_refused_before_anything_is_launched(
     fake: FakeDevice, changed: dict[str, Any], error: type[Exception], message: str
 ) -> None:
@@ -738,6 +758,9 @@ def test_text_takes_what_cannot_be_launched(fake: FakeDevice) -> None:
         ({"inputs": ["float32(3)"]}, fe.KernelError, "input 'a0' of kernel 'k': got 'float32"),
         ({"inputs": ["float32[-3]"]}, fe.KernelError, "input 'a0' of kernel 'k': got 'float32"),
         ({"inputs": ["float64[3]"]}, fe.KernelError, "'a0' of kernel 'k': float64 is not supp"),
+        ({"inputs": ["float8_e4m3fn[3]"]}, fe.KernelError, f"input 'a0' of kernel 'k': {F8}"),
+        ({"inputs": [((3,), E4M3)]}, fe.KernelError, f"input 'a0' of kernel 'k': {F8}"),
+        *FLOAT8_CALLS,
         ({"inputs": [((-3,), fe.int8)]}, fe.KernelError, r"'a0' of .*got the shape \(-3,\)"),
         ({"inputs": [((3,), "int8")]}, fe.KernelTypeError, "'a0' of .*got 'int8'.*a dtype"),
         ({"inputs": [(3, fe.int8)]}, fe.KernelTypeError, "'a0' of .*got 3.*a pair such as"),

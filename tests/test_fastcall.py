@@ -163,6 +163,19 @@ def test_what_a_call_differs_in_is_seen() -> None:
         assert add(a, 1.0, output_shapes=[(8, 8)]).shape == (8, 8)
 
 
+@pytest.mark.parametrize("name", [d.name for d in ferrule.dtypes.FLOAT8])
+@pytest.mark.parametrize("library", [np, torch])
+def test_8_bit_floats_are_not_taken_for_bytes(library: Any, name: str) -> None:
+    a = library.ones(9, dtype=library.uint8)
+    floats = a.view(getattr(ml_dtypes if library is np else torch, name))
+    call = {"output_dtypes": [library.uint8], "template": [("T", library.uint8)]}
+    warm(lambda: add(a, 1, **call))
+    for _ in range(3):
+        with pytest.raises(ferrule.KernelError, match=f"input 'a' of .*: {name} is a type"):
+            add(floats, 1, **call)
+        assert add(floats.view(library.uint8), 1, **call).tolist() == [2] * 9
+
+
 def test_more_shapes_than_a_table_holds() -> None:
     for _ in range(3):
         for n in range(1, 200):

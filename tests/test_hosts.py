@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import ctypes
 import gc
 import subprocess
 import sys
@@ -28,7 +29,7 @@ from ferrule.hosts import mlx as mlx_host
 from ferrule.hosts import numpy as numpy_host
 from ferrule.hosts import torch as torch_host
 from ferrule.spec import Facts, is_row_contiguous
-from strategies import LEVEL0, level0_dtypes
+from strategies import IN_MLX, LEVEL0, level0_dtypes
 
 SHARED = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 KINDS = ["numpy", "torch", "mlx"]
@@ -66,6 +67,23 @@ def numbers(shape: tuple[int, ...], dtype: Dtype) -> Any:
     """A NumPy array of values that differ and that ``dtype`` holds."""
     size = int(np.prod(shape))
     return (np.arange(size) % 100).reshape(shape).astype(dtype.numpy)
+
+
+def of_bytes(kind: str, values: Any, dtype: Dtype) -> Any:
+    """An array of NumPy or torch whose elements are these bytes."""
+    if kind == "torch":
+        tensor = torch.empty(len(values) // dtype.itemsize, dtype=getattr(torch, dtype.name))
+        ctypes.memmove(tensor.data_ptr(), values.ctypes.data, values.nbytes)
+        return tensor
+    return values.view(dtype.numpy)
+
+
+def bytes_of(array: Any) -> bytes:
+    """The bytes of an array of NumPy or torch, row by row."""
+    if isinstance(array, torch.Tensor):
+        array = array.contiguous()
+        return ctypes.string_at(array.data_ptr(), array.nbytes)
+    return cast(bytes, array.tobytes())
 
 
 def as_numpy(array: Any) -> Any:
@@ -150,6 +168,51 @@ def test_a_kernel_sees_every_element_where_it_belongs(
         assert launch.copies == (() if before.row_contiguous else (0,))
     if before.row_contiguous or not contiguous:
         assert given_ == before, "copied without need"
+
+
+@pytest.mark.parametrize("kind", ["numpy", "torch"])
+@settings(deadline=None)
+@given(st.sampled_from(dtypes.ALL), st.binary(max_size=64), st.data())
+def test_bytes_of_every_dtype_survive(kind: str, dtype: Dtype, given_: bytes, data: Any) -> None:
+    """Hosts tell where they lie, and copies, fresh arrays and dtypes are those of the library."""
+    size = dtype.itemsize
+    if dtype is dtypes.bool_:  # torch copies others as they are, NumPy makes them 1
+        given_ = bytes(byte & 1 for byte in given_)
+    values = np.frombuffer(given_[: len(given_) // size * size], np.uint8)
+    host, array = hosts.load(kind), of_bytes(kind, values, dtype)
+    assert dtypes.find(array.dtype) is dtypes.of(dtype.numpy.type) is dtype
+    facts = host.facts(array)
+    assert facts is not None
+    assert facts[:3] == (dtype, (len(values) // size,), (1,)) and facts.device == "cpu"
+    assert ctypes.string_at(facts.pointer, len(values)) == values.tobytes()
+    step = data.draw(st.integers(1, 3))
+    copied = host.contiguous(array[::step])
+    whole = values.reshape(-1, size)[::step]
+    assert copied.dtype == array.dtype and bytes_of(copied) == whole.tobytes()
+    fresh = host.empty((2, 3), dtype, "cpu")
+    assert fresh.dtype == array.dtype and tuple(fresh.shape) == (2, 3)
+    zeros = host.full((2, 3), 0, dtype, "cpu")
+    assert zeros.dtype == array.dtype and bytes_of(zeros) == bytes(6 * size)
+
+
+def test_mlx_has_no_8_bit_floats() -> None:
+    assert not {d.name for d in dtypes.FLOAT8} & mlx_host._MLX.keys()
+    assert set(mlx_host._KNOWN.values()) == set(IN_MLX)
+
+
+def test_a_torch_that_lacks_a_dtype() -> None:
+    """e8m0fnu came with torch 2.7."""
+    code = (
+        "import torch; del torch.float8_e8m0fnu\n"
+        "from ferrule import dtypes, hosts\n"
+        "host = hosts.load('torch')\n"
+        "print(host.facts(torch.ones(2, dtype=torch.float8_e5m2)).dtype)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True, text=True, check=True, env={"PYTHONPATH": ":".join(sys.path)},
+    )  # fmt: skip
+    assert done.stdout.strip() == "ferrule.float8_e5m2"
 
 
 @SHARED
@@ -410,8 +473,9 @@ def test_arrays_on_two_devices_are_refused(
         (np.zeros(2, [("x", "f4")]), fe.KernelTypeError, "has dtype"),
         (np.zeros(2, "M8[s]"), fe.KernelTypeError, "has dtype datetime64"),
         (np.array(["a"]), fe.KernelTypeError, "has dtype <U1"),
-        (np.zeros(2, ml_dtypes.float8_e4m3fn), fe.KernelTypeError, "has dtype float8_e4m3fn"),
-        (torch.zeros(2, dtype=torch.float8_e4m3fn), fe.KernelTypeError, "has dtype torch.float8"),
+        (np.zeros(2, ml_dtypes.float8_e5m2fnuz), fe.KernelTypeError, "has dtype float8_e5m2fnuz"),
+        (torch.zeros(2, dtype=torch.float8_e5m2fnuz), fe.KernelTypeError, "has dtype torch.float8"),
+        (np.zeros(2, ml_dtypes.int4), fe.KernelTypeError, "has dtype int4"),
         (
             np.ma.masked_array(np.zeros(2, "f4"), np.array([0, 1], bool)),
             fe.KernelTypeError,
@@ -426,6 +490,24 @@ def test_arrays_of_other_element_types_are_refused(
     with pytest.raises(error, match=f"input 'a0' of kernel 'copy'.*{message}"):
         run(kernel(), array, output_dtypes=[np.float32])
     assert not fake.launches
+
+
+@pytest.mark.parametrize("kind", ["numpy", "torch"])
+@pytest.mark.parametrize("dtype", dtypes.FLOAT8, ids=repr)
+def test_8_bit_floats_are_refused_by_name_and_taken_as_bytes(
+    fake: FakeDevice, kind: str, dtype: Dtype
+) -> None:
+    array = of_bytes(kind, np.arange(6, dtype=np.uint8), dtype)
+    uint8 = np.uint8 if kind == "numpy" else torch.uint8
+    with pytest.raises(fe.KernelError) as caught:
+        run(kernel(), array, output_dtypes=[uint8])
+    assert str(caught.value) == (
+        f"[metal_kernel] input 'a0' of kernel 'copy': {dtype.name} is a type that neither Metal "
+        "nor MLX has, so no metal_kernel takes it; give its bytes, such as x.view(torch.uint8) or "
+        "x.view(np.uint8)."
+    )
+    (out,) = run(kernel(), array.view(uint8))
+    assert bytes_of(out.view(array.dtype)) == bytes(range(6))
 
 
 def test_numpy_subclasses_are_arrays(fake: FakeDevice, tmp_path: Any) -> None:
@@ -853,7 +935,8 @@ import sys
 import ferrule
 kernel = ferrule.metal_kernel("k", ["a"], ["out"], "out[0] = a[0];")
 kernel.text("metal", inputs=["float32[4]"], output_dtypes=[ferrule.float32])
-print(sorted({{m.partition(".")[0] for m in sys.modules}} & {{"torch", "mlx", "cuda", "jax"}}))
+weighty = {{"torch", "mlx", "cuda", "jax", "ml_dtypes"}}
+print(sorted({{m.partition(".")[0] for m in sys.modules}} & weighty))
 """
 
 

@@ -35,6 +35,21 @@ def test_a_call_says_what_dims_are() -> None:
     assert rule.results("op", said) == [((4, 5, 6, 3), "float16")]
 
 
+@pytest.mark.parametrize("kind", ["float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu"])
+def test_8_bit_floats(kind: str) -> None:
+    text = f"x[N]:float32, w[N,K//16]:{kind}, s[K]:T -> y[N]:{kind}, z[K]:T where T in ({kind})"
+    rule, said = bind(text, (4,), (4, 2), (32,), kinds=["float32", kind, kind])
+    assert rule.results("op", said) == [((4,), kind), ((32,), kind)]
+    with pytest.raises(KernelError, match=rf"input 'w' .* got uint8, but w\[N,K//16\]:{kind}"):
+        bind(text, (4,), (4, 2), (32,), kinds=["float32", "uint8", kind])
+
+
+@pytest.mark.parametrize("name", ["float8", "float8_e4m3", "float8_e5m2fnuz", "float8_e4m3fn_"])
+def test_other_8_bit_floats_are_no_variables(name: str) -> None:
+    with pytest.raises(RuleError, match=f"no dtype '{name}'; expected .*float8_e4m3fn"):
+        parse_rule(f"x[N]:{name} -> y[N]:float32")
+
+
 @pytest.mark.parametrize("lead", [(), (7,), (2, 0, 3)])
 @pytest.mark.parametrize("bias", [None, (8,)])
 def test_stars_expressions_and_optional_inputs(lead: Any, bias: Any) -> None:

@@ -22,6 +22,7 @@ from ferrule.kernel import ATTRIBUTES, MATH_MODES, Kernel
 from ferrule.source import metal
 from ferrule.spec import Input, Shape, Spec, TemplateValue
 from strategies import (
+    IN_MLX,
     LEVEL0,
     identifiers,
     level0_dtypes,
@@ -212,7 +213,7 @@ def test_several_outputs_with_shape_arguments(
     assert_like_mlx(Call(kernel, ((f32, shape),) * inputs, (f32,) * outputs))
 
 
-@pytest.mark.parametrize("dtype", dtypes.ALL, ids=repr)
+@pytest.mark.parametrize("dtype", IN_MLX, ids=repr)
 def test_every_dtype(dtype: Dtype) -> None:
     template = (("T", dtype),)
     if dtype not in LEVEL0:
@@ -222,6 +223,14 @@ def test_every_dtype(dtype: Dtype) -> None:
         for atomic in (False, True):
             kernel = kernel_of("x_shape", ["x"], atomic_outputs=atomic)
             assert_like_mlx(Call(kernel, ((dtype, shape),), (dtype,), template))
+
+
+@pytest.mark.parametrize("dtype", dtypes.FLOAT8, ids=repr)
+def test_8_bit_floats_are_bytes(dtype: Dtype) -> None:
+    def text_of(kind: Dtype) -> str:
+        return metal.text(make_spec(kernel_of("", ["x"]), [(kind, (9,))], [kind], [("T", kind)]))
+
+    assert text_of(dtype) == text_of(dtypes.uint8)
 
 
 @pytest.mark.parametrize("attribute", ATTRIBUTES)

@@ -233,18 +233,25 @@ def output_dtype(kernel: Kernel, index: int, value: object) -> Dtype:
     """One entry of ``output_dtypes``."""
     dtype = find_dtype(value)
     if dtype is None:
-        names = ", ".join(d.name for d in dtypes.ALL if d.level0)
         raise wrong_type(
             output_label(kernel, "output_dtypes", index),
             value,
-            f"a dtype of NumPy, torch or MLX, one of {names}",
+            f"a dtype of NumPy, torch or MLX, one of {dtypes.LEVEL0_NAMES}",
         )
     if not dtype.level0:
+        why, instead = _refused(dtype)
         raise KernelError(
-            f"{output_label(kernel, 'output_dtypes', index)}: float64 is not supported on the "
-            f"GPU, so no {kernel.language}_kernel takes it; expected another, such as float32."
+            f"{output_label(kernel, 'output_dtypes', index)}: {dtype.name} {why}, so no "
+            f"{kernel.language}_kernel takes it; expected another, such as {instead}."
         )
     return dtype
+
+
+def _refused(dtype: Dtype) -> tuple[str, str]:
+    """Why no level-0 call takes ``dtype``, and what to give instead."""
+    if dtype in dtypes.FLOAT8:
+        return "is a type that neither Metal nor MLX has", "uint8"
+    return "is not supported on the GPU", "float32"
 
 
 def scalar(kernel: Kernel, index: int, value: object) -> tuple[Facts, object]:
@@ -254,6 +261,7 @@ def scalar(kernel: Kernel, index: int, value: object) -> tuple[Facts, object]:
     except FerruleError as error:
         raise renamed(error, input_label(kernel, index)) from error
     if found is not None:
+        check_input(kernel, index, found[0])
         return found
     expected = "a NumPy, torch or MLX array, or a Python or NumPy number"
     wrong = wrong_type(input_label(kernel, index), value, expected)
@@ -263,12 +271,16 @@ def scalar(kernel: Kernel, index: int, value: object) -> tuple[Facts, object]:
 
 
 def check_input(kernel: Kernel, index: int, facts: Facts) -> None:
-    """Refuse float64, and sizes and ranks that a body cannot read where it reads them."""
-    if not facts.dtype.level0:
+    """Refuse what no level-0 call takes, and sizes and ranks that a body reads and cannot."""
+    dtype = facts.dtype
+    if not dtype.level0:
+        why, instead = _refused(dtype)
+        hint = f"cast the array to another dtype, such as {instead}"
+        if dtype in dtypes.FLOAT8:
+            hint = f"give its bytes, such as x.view(torch.{instead}) or x.view(np.{instead})"
         raise KernelError(
-            f"{input_label(kernel, index)}: float64 is not supported on the GPU, "
-            f"so no {kernel.language}_kernel takes it; cast the array to another dtype, such as "
-            "float32."
+            f"{input_label(kernel, index)}: {dtype.name} {why}, so no {kernel.language}_kernel "
+            f"takes it; {hint}."
         )
     name = kernel.input_names[index]
     if kernel.language == "cuda" and len(facts.shape) > CUDA_RANK and any(kernel.wants(name)[:2]):
@@ -371,9 +383,10 @@ def template_value(kernel: Kernel, name: object, value: object) -> int | bool | 
             f"{hint}."
         )
     if not dtype.level0:
+        why, instead = _refused(dtype)
         raise KernelError(
-            f"{kernel.tag} {where} is float64, which is not supported on the GPU; expected "
-            "another dtype, such as float32."
+            f"{kernel.tag} {where} is {dtype.name}, which {why}; expected another dtype, such as "
+            f"{instead}."
         )
     return dtype
 
@@ -419,7 +432,7 @@ def describe(kernel: Kernel, index: int, value: Any) -> Facts:
         if dtype is None:
             raise KernelError(
                 f"{label}: got {shown(value)}, expected a dtype and a shape such "
-                f'as "float16[4,16]", with one of the dtypes {", ".join(dtypes.BY_NAME)}.'
+                f'as "float16[4,16]", with one of the dtypes {dtypes.LEVEL0_NAMES}.'
             )
     elif isinstance(value, (tuple, list)):
         expected = "a pair such as ((4, 16), np.float16)"

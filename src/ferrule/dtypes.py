@@ -17,6 +17,9 @@ _CUDA = {
     "float16": "__half",
     "bfloat16": "__nv_bfloat16",
     "complex64": "mlx::core::cu::complex64_t",
+    "float8_e4m3fn": "__nv_fp8_e4m3",
+    "float8_e5m2": "__nv_fp8_e5m2",
+    "float8_e8m0fnu": "__nv_fp8_e8m0",
 }
 
 
@@ -28,10 +31,11 @@ class Dtype:
         name: the full name, such as ``"bfloat16"``; also the attribute's name in NumPy (or
             ml_dtypes), torch and MLX, but for ``bool`` (``mx.bool_``).
         metal: the spelling in MLX's Metal text, also used in the CPU and CUDA texts of Metal
-            bodies.
+            bodies. Of an 8-bit float, which Metal has not, a body sees the bytes.
         itemsize: bytes per element.
         kind: ``"b"`` bool, ``"u"`` unsigned, ``"i"`` signed, ``"f"`` float, ``"c"`` complex.
-        level0: whether a `metal_kernel` call takes it (MLX refuses float64 on the GPU).
+        level0: whether a `metal_kernel` or `cuda_kernel` call takes it (MLX refuses float64 on
+            the GPU, and has no 8-bit floats).
     """
 
     name: str
@@ -42,12 +46,12 @@ class Dtype:
 
     @property
     def numpy(self) -> np.dtype[Any]:
-        """The NumPy dtype (ml_dtypes' for bfloat16)."""
+        """The NumPy dtype (ml_dtypes' for bfloat16 and 8-bit floats)."""
         kind: str | type = self.name
-        if kind == "bfloat16":
+        if kind in _IN_ML_DTYPES:
             import ml_dtypes  # takes longer to import than all of ferrule, and few need it
 
-            kind = ml_dtypes.bfloat16
+            kind = getattr(ml_dtypes, self.name)
         return np.dtype(kind)
 
     @property
@@ -73,13 +77,19 @@ bfloat16 = Dtype("bfloat16", "bfloat16_t", 2, "f")
 float32 = Dtype("float32", "float", 4, "f")
 float64 = Dtype("float64", "double", 8, "f", level0=False)
 complex64 = Dtype("complex64", "complex64_t", 8, "c")
+float8_e4m3fn = Dtype("float8_e4m3fn", "uint8_t", 1, "f", level0=False)
+float8_e5m2 = Dtype("float8_e5m2", "uint8_t", 1, "f", level0=False)
+float8_e8m0fnu = Dtype("float8_e8m0fnu", "uint8_t", 1, "f", level0=False)
 
+FLOAT8: tuple[Dtype, ...] = (float8_e4m3fn, float8_e5m2, float8_e8m0fnu)
 ALL: tuple[Dtype, ...] = (
     bool_, uint8, uint16, uint32, uint64, int8, int16, int32, int64,
-    float16, bfloat16, float32, float64, complex64,
+    float16, bfloat16, float32, float64, complex64, *FLOAT8,
 )  # fmt: skip
+LEVEL0_NAMES = ", ".join(d.name for d in ALL if d.level0)
 BY_NAME: dict[str, Dtype] = {d.name: d for d in ALL}
-_BY_NUMPY: dict[Any, Dtype] = {d.numpy: d for d in ALL if d is not bfloat16}
+_IN_ML_DTYPES = frozenset(d.name for d in (bfloat16, *FLOAT8))
+_BY_NUMPY: dict[Any, Dtype] = {d.numpy: d for d in ALL if d.name not in _IN_ML_DTYPES}
 
 
 def find(value: object) -> Dtype | None:
@@ -108,8 +118,10 @@ def find(value: object) -> Dtype | None:
 def of_numpy(value: np.dtype[Any]) -> Dtype | None:
     """The `Dtype` of a NumPy dtype, or None."""
     found = _BY_NUMPY.get(value)
-    if found is None and value.type.__module__ == "ml_dtypes" and value == bfloat16.numpy:
-        return bfloat16
+    if found is None and value.type.__module__ == "ml_dtypes":
+        named = BY_NAME.get(value.type.__name__)
+        if named is not None and value == named.numpy:  # and not byte-swapped
+            return named
     return found
 
 

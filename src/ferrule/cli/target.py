@@ -227,10 +227,10 @@ def _fault(option: str, text: str, position: int, message: str) -> Fault:
 
 def _dtype(option: str, text: str, position: int, name: str, also: str = "") -> Dtype:
     found = dtypes.BY_NAME.get(name)
-    if found is None or not found.level0:  # no metal_kernel takes float64
+    if found is None or not found.level0:  # the kernel does not take it
         got = repr(name) if name else "nothing"
-        names = ", ".join(d.name for d in dtypes.ALL if d.level0)
-        raise _fault(option, text, position, f"got {got}, expected {also}one of {names}.")
+        expected = f"{also}one of {dtypes.LEVEL0_NAMES}"
+        raise _fault(option, text, position, f"got {got}, expected {expected}.")
     return found
 
 

@@ -208,8 +208,7 @@ def all_bits_zero(value: float) -> bool:
 
 def unknown_dtype(dtype: object) -> KernelTypeError:
     """The error for an array whose element type ferrule does not know."""
-    names = ", ".join(d.name for d in dtypes.ALL if d.level0)
-    return KernelTypeError(f"has dtype {dtype}, expected one of {names}.")
+    return KernelTypeError(f"has dtype {dtype}, expected one of {dtypes.LEVEL0_NAMES}.")
 
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])

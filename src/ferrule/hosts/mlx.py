@@ -11,7 +11,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from ..dtypes import ALL, Dtype
+from ..dtypes import ALL, BY_NAME, Dtype
 from ..errors import KernelError, KernelTypeError
 from ..spec import Facts, Shape
 from . import unknown_dtype
@@ -20,9 +20,12 @@ name = "MLX"
 allocation_errors: tuple[type[Exception], ...] = (
     RuntimeError, ValueError, MemoryError, OverflowError, TypeError,
 )  # fmt: skip
-_MLX: dict[str, Any] = {d.name: getattr(mx, "bool_" if d.name == "bool" else d.name) for d in ALL}
-_KNOWN: dict[Any, Dtype] = {_MLX[d.name]: d for d in ALL}
-
+_MLX: dict[str, Any] = {
+    d.name: kind
+    for d in ALL
+    if (kind := getattr(mx, "bool_" if d.name == "bool" else d.name, None))  # no 8-bit floats
+}
+_KNOWN: dict[Any, Dtype] = {kind: BY_NAME[name] for name, kind in _MLX.items()}
 
 _LARGE = 1 << 26  # bytes
 

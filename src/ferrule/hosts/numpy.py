@@ -1,4 +1,4 @@
-"""The NumPy host: arrays in memory, with ml_dtypes' bfloat16."""
+"""The NumPy host: arrays in memory, with ml_dtypes' bfloat16 and 8-bit floats."""
 
 from __future__ import annotations
 

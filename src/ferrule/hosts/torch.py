@@ -12,15 +12,19 @@ import torch
 from torch.autograd import forward_ad
 
 from .. import fastcall
-from ..dtypes import ALL, Dtype
+from ..dtypes import ALL, BY_NAME, Dtype
 from ..errors import DeviceError, KernelError, KernelTypeError
 from ..spec import Facts, Shape
 from . import Maker, all_bits_zero, eager_codes, unknown_dtype
 
 name = "torch"
 allocation_errors: tuple[type[Exception], ...] = (RuntimeError, TypeError, OverflowError)
-_TORCH: dict[str, torch.dtype] = {d.name: getattr(torch, d.name) for d in ALL}
-_KNOWN: dict[torch.dtype, Dtype] = {_TORCH[d.name]: d for d in ALL}
+_TORCH: dict[str, torch.dtype] = {
+    d.name: getattr(torch, d.name)
+    for d in ALL
+    if hasattr(torch, d.name)  # float8_e8m0fnu came with torch 2.7
+}
+_KNOWN: dict[torch.dtype, Dtype] = {kind: BY_NAME[name] for name, kind in _TORCH.items()}
 _PLAIN = torch.Tensor.__torch_dispatch__
 _names: dict[torch.device, str] = {}
 _TRACERS = ("ProxyTorchDispatchMode", "FakeTensorMode", "FunctionalTensorMode")
