@@ -9,6 +9,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -17,9 +18,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ferrule as fe
-from ferrule import _env, nvrtc
+from ferrule import _env, devices, dtypes, nvrtc
 from ferrule.devices.digests import INCLUDE
+from ferrule.dtypes import Dtype
 from ferrule.source import cuda_body, cuda_launch
+from ferrule.spec import Input, Spec
+from strategies import make_spec
 from test_call import mlx_parameters, our_parameters
 
 F32 = fe.float32
@@ -92,6 +96,11 @@ CALLS: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"inputs": []}, fe.KernelError, "Expected `inputs` to have size 1 but got size 0"),
     ({"inputs": {"x": ONES}}, fe.KernelTypeError, "`inputs`.*got a dictionary, expected a list"),
     ({"inputs": [np.zeros(2)]}, fe.KernelError, "input 'x'.*float64.*no cuda_kernel takes it"),
+    (
+        {"inputs": [np.ones(2, ml_dtypes.float8_e5m2)]},
+        fe.KernelError,
+        "input 'x'.*float8_e5m2 is a type that neither Metal nor MLX has, so no cuda_kernel takes",
+    ),
     ({"inputs": [[1.0]]}, fe.KernelError, r"input 'x' of kernel 'k': got \[1.0\]"),
     ({"inputs": [np.zeros((1,) * 11, "f")]}, fe.KernelError, "input 'x'.*11 dims.*hold 10"),
     ({"grid": (-1, 1, 1)}, fe.KernelError, "`grid` of kernel 'k': got"),
@@ -340,6 +349,11 @@ BODIES: dict[str, tuple[str, dict[str, Any]]] = {
         half h = __float2half(x[0]); __half2 two = __half2half2(h); __nv_bfloat16 b = out[1];
         out[0] = __float2bfloat16(float(h * h) + __low2float(__hadd2(two, two)) + float(b + b));
         """, {"output_dtypes": [fe.bfloat16]}),
+    "8-bit floats of bytes": (
+        """
+        auto a = reinterpret_cast<const __nv_fp8_e4m3*>(x); auto b = (__nv_fp8_e5m2*)out;
+        b[0] = __nv_fp8_e5m2(float(a[0]) * float(__nv_fp8_e8m0(2.0f)));
+        """, {"inputs": ["uint8[4]"], "output_dtypes": [fe.uint8]}),
     "cooperative groups": (
         """
         auto block = cg::this_thread_block(); auto warp = cg::tiled_partition<WARP_SIZE>(block);
@@ -391,6 +405,38 @@ def test_bodies_compile(headers: nvrtc.Headers, name: str, arch: str) -> None:
     binary = compiled(source, arch, **changed)
     assert binary.payload.startswith(b"\x7fELF") and b"ferrule_k" in binary.payload
     assert binary.mode == arch
+
+
+def float8_spec(source: str, input: Dtype, output: Dtype, template: Any = ()) -> Spec:
+    """What a `cuda_kernel` call refuses, for it is MLX's: 8-bit floats as elements."""
+    return make_spec(make(source).kernel, [(input, (3, 4))], [output], template)
+
+
+@pytest.mark.parametrize("arch", ["sm_75", "sm_90"])
+@pytest.mark.parametrize("dtype", dtypes.FLOAT8, ids=repr)
+def test_8_bit_floats_are_those_of_cuda(headers: nvrtc.Headers, dtype: Dtype, arch: str) -> None:
+    source = "T v = x[x_shape[0]]; static_assert(sizeof v == 1); out[0] = T(2 * float(v));"
+    for spec in (
+        float8_spec(source, dtype, dtype, [("T", dtype)]),
+        float8_spec("out[0] = float(x[0]);", dtype, F32),
+        float8_spec(f"out[0] = {dtype.cuda}(x[0]);", F32, dtype),
+        Spec(make("out[0] = float(x[0]);").kernel, (Input(dtype, 0, value=True),), (F32,)),
+    ):
+        binary = devices.get(arch).compile(spec)
+        assert binary.payload.startswith(b"\x7fELF") and binary.mode == arch
+
+
+def test_cuda_fp8_is_read_where_it_is_named() -> None:
+    def has_fp8(spec: Spec) -> bool:
+        return "FR_FP8" in cuda_body.named(spec)
+
+    e4m3 = dtypes.float8_e4m3fn
+    assert not has_fp8(float8_spec("out[0] = x[0] * F8E4M3_MAX;", F32, F32))
+    assert has_fp8(float8_spec("out[0] = 1;", e4m3, F32))
+    assert has_fp8(float8_spec("out[0];", F32, e4m3))
+    assert has_fp8(float8_spec("out[0] = 1;", F32, F32, [("T", e4m3)]))
+    assert has_fp8(float8_spec("out[0] = float(*(__nv_fp8_e4m3*)x);", F32, F32))
+    assert has_fp8(float8_spec("__nv_cvt_e8m0_to_bf16raw(0);", F32, F32))
 
 
 def test_ptx_has_the_parameters_in_order(headers: nvrtc.Headers) -> None:

@@ -3,6 +3,7 @@
 //
 // NVRTC reads all that a body could name in 1.6 s. So a text defines what it names, and only that is
 // included (milliseconds for NVRTC 13.5, on top of 45 for what every body has):
+//   FR_FP8                 20; cuda_fp8.h
 //   FR_COOPERATIVE_GROUPS  30; cooperative_groups.h
 //   FR_STD_LIMITS          80; FR_STD_TYPE_TRAITS 140, FR_STD_TUPLE 220, FR_STD_ARRAY 280 and
 //   FR_STD_COMPLEX         430: the parts of libcu++
@@ -31,6 +32,9 @@
 #include <cuda_fp16.h>
 // bfloat16 after float16, of which it has the conversions
 #include <cuda_bf16.h>
+#ifdef FR_FP8
+#include <cuda_fp8.h>
+#endif
 #ifdef FR_STD_COMPLEX
 #include <cuda/std/complex>
 #endif

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 
-from ..dtypes import Dtype
+from ..dtypes import FLOAT8, Dtype, complex64
 from ..spec import Spec, TemplateValue
 from .cuda_launch import kernel_parameters, kernel_symbol
 
@@ -32,6 +32,7 @@ _ALWAYS = (
 _STD = re.compile(r"\bcuda\s*(?:::|/)\s*std\b(?:\s*(?:::|/)\s*(\w+))?")
 _GROUPS = re.compile(r"\b(cg|cooperative_groups)\b")
 _LIBRARY = re.compile(r"\bcuda\s*::\s*(?!std\b)\w|\bcuda\s*::\s*std\s*::\s*atomic")
+_FP8 = re.compile(r"fp8|e8m0", re.IGNORECASE)
 _COMPLEX = re.compile(r"\b(complex(64_|128_|_)t|is_complex(_v)?)\b")
 
 
@@ -59,10 +60,12 @@ def named(spec: Spec) -> list[str]:
     known = f"{_ALWAYS}|{'|'.join(_PARTS.values())}"
     if not all(re.fullmatch(known, name, re.ASCII) for name in names):
         parts |= set(_PARTS)
-    dtypes = [i.dtype for i in spec.inputs] + [*spec.outputs, *(v for _, v in spec.template)]
-    if _COMPLEX.search(both) or any(isinstance(d, Dtype) and d.kind == "c" for d in dtypes):
+    used = {i.dtype for i in spec.inputs} | {*spec.outputs, *(v for _, v in spec.template)}
+    if _COMPLEX.search(both) or complex64 in used:
         parts.add("COMPLEX")
     found = [f"FR_STD_{part}" for part in _PARTS if part in parts]
+    if _FP8.search(both) or used.intersection(FLOAT8):
+        found.append("FR_FP8")
     if _LIBRARY.search(both):
         return [*found, "FR_COOPERATIVE_GROUPS", "FR_CUDA_LIBRARY"]
     return [*found, "FR_COOPERATIVE_GROUPS"] if _GROUPS.search(both) else found
