@@ -47,6 +47,7 @@ MAY_IMPORT = {
     "source.masks": f"{NOUNS} source tree_sitter",
     "source.matrices": "source tree_sitter",
     "source.metal": f"{NOUNS} source",
+    "source.names": "source",
     "source.operations": f"{NOUNS} source tree_sitter",
     "source.regions": f"{NOUNS} source tree_sitter",
     "source.returns": "source tree_sitter",
@@ -86,7 +87,19 @@ MAY_IMPORT = {
     "arguments": f"{NOUNS} hosts numpy",
     "call": f"{NOUNS} arguments fastcall source.metal hosts devices",
     "cuda_call": f"{NOUNS} hosts call devices",
-    "ferrule": "errors dtypes call cuda_call binding toolchain",
+    # An op: what it declares, what carries it out, and its derivatives.
+    "identity": "errors dtypes",
+    "implementation": f"{NOUNS} identity expression rule source.names devices",
+    "derivatives": "errors dtypes identity rule op_declaration",
+    "batching": "errors expression rule op_declaration",
+    "op_launch": f"{NOUNS} implementation rule devices numpy",
+    "op_call": f"{NOUNS} arguments hosts implementation op_declaration op_launch rule",
+    "op_declaration": "errors call kernel identity rule implementation derivatives op_call "
+    "hosts.torch_op",
+    "hosts.torch_op": f"{NOUNS} arguments batching expression implementation op_declaration "
+    "op_call op_launch rule hosts torch",
+    "hosts.torch_autograd": "derivatives op_declaration torch",
+    "ferrule": "errors dtypes call cuda_call binding op_declaration toolchain",
     # The benchmarks use what users have, and what they are measured against.
     "bench": "",
     "bench.by_ops": "torch",

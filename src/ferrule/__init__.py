@@ -42,16 +42,22 @@ from .errors import (
     KernelError,
     KernelTypeError,
     PortabilityWarning,
+    RuleError,
     ToolchainError,
 )
 
 if TYPE_CHECKING:
     from .binding import get_threads as get_threads
     from .binding import set_threads as set_threads
+    from .op_declaration import Op as Op
+    from .op_declaration import op as op
     from .toolchain import set_compiler as set_compiler
 
-# Loaded when first used: they need ctypes, compilers or the C runtime.
-_LAZY = {"get_threads": "binding", "set_compiler": "toolchain", "set_threads": "binding"}
+# Loaded when first used: they need ctypes, compilers, the C runtime, or a parser of rules.
+_LAZY = {
+    "Op": "op_declaration", "get_threads": "binding", "op": "op_declaration",
+    "set_compiler": "toolchain", "set_threads": "binding",
+}  # fmt: skip
 
 __all__ = [
     "CacheWarning",
@@ -66,7 +72,9 @@ __all__ = [
     "KernelError",
     "KernelTypeError",
     "MetalKernel",
+    "Op",
     "PortabilityWarning",
+    "RuleError",
     "ToolchainError",
     "__version__",
     "bfloat16",
@@ -85,6 +93,7 @@ __all__ = [
     "int32",
     "int64",
     "metal_kernel",
+    "op",
     "set_compiler",
     "set_threads",
     "uint8",

@@ -63,6 +63,11 @@ class Ints:
     maximum: Callable[[Any, Any], Any] = staticmethod(max)
 
     @staticmethod
+    def holds(condition: Any) -> bool:
+        """Whether what a rule states is so."""
+        return bool(condition)
+
+    @staticmethod
     def choose(condition: Any, then: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
         """``then()`` where the condition holds, else ``otherwise()``."""
         return then() if condition else otherwise()

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from operator import eq
 from typing import Any, NamedTuple
 
 from . import dtypes
@@ -77,7 +78,8 @@ class Binding:
         dims: the size of each dim.
         stars: the sizes that each ``*S`` stands for.
         dtypes: the full name of each dtype variable.
-        shapes: the shape of each input; None of those that are absent.
+        shapes: the shape of each input, None of those that are absent; of outputs, too, once they
+            are known.
     """
 
     def __init__(self, shapes: dict[str, Shape | None]) -> None:
@@ -127,7 +129,13 @@ class Rule:
         sides = (", ".join(map(str, side)) for side in (self.inputs, self.outputs))
         where = [f"{v} in ({', '.join(names)})" for v, names in self.choices.items()]
         where += map(str, self.conditions)
-        return " -> ".join(sides) + (f" where {', '.join(where)}" if where else "")
+        return " -> ".join(sides).rstrip() + (f" where {', '.join(where)}" if where else "")
+
+    @property
+    def dim_names(self) -> tuple[str, ...]:
+        """The dims that inputs bind, in the order in which they appear."""
+        alone = (_alone(dim) for one in self.inputs if not one.optional for dim in one.dims or ())
+        return tuple(dict.fromkeys(name for name in alone if name is not None))
 
     def bind(
         self, op: str, shapes: Sequence[Shape | None], kinds: Sequence[str | None],
@@ -154,7 +162,7 @@ class Rule:
                     raise KernelError(f"[op] input {one.name!r} of op {op!r}: got None, but {one}.")
                 continue
             self._bind_dtype(op, said, bound, one, shape, kind)
-            for i, size, dim in _aligned(op, one, shape, said, bound):
+            for i, size, dim in _aligned(op, one, shape, said, bound, on):
                 name = _alone(dim)
                 if name is not None and name not in said.dims:
                     said.dims[name] = size
@@ -162,13 +170,13 @@ class Rule:
                 else:
                     later.append((one, i, size, dim))
         for one, i, size, dim in later:
-            expected = self._value(op, dim, said, on)
-            if expected != size:
+            expected = self.value(op, dim, said, on)
+            if not on.holds(expected == size):
                 arrays = {a.name: (a, said.shapes[a.name] or ()) for a in self.inputs}
                 shape = said.shapes[one.name] or ()
                 raise _disagreement(op, one, shape, i, dim, expected, bound, arrays)
         for condition in self.conditions:
-            if not self._value(op, condition, said, on):
+            if not on.holds(self.value(op, condition, said, on)):
                 values = said.values(condition)
                 named = sorted(condition.names | condition.attributes)
                 sizes = ", ".join(f"{name} = {values[name]}" for name in named)
@@ -179,7 +187,7 @@ class Rule:
         return said
 
     def results(self, op: str, said: Binding, on: type[Ints] = Ints) -> list[tuple[Shape, str]]:
-        """The shape and dtype of each output.
+        """The shape and dtype of each output; adds the shapes to what ``said`` knows.
 
         Args:
             op: the op's name, for error messages.
@@ -196,11 +204,12 @@ class Rule:
                 if isinstance(dim, Star):
                     shape += said.stars[dim.name]
                     continue
-                size = self._value(op, dim, said, on)
+                size = self.value(op, dim, said, on)
                 if type(size) is int and size < 0:
                     what = f"[op] output {one.name!r} of op {op!r}: {dim} is {size}"
                     raise KernelError(f"{what} for {_shapes(said)}.")
                 shape.append(size)
+            said.shapes[one.name] = tuple(shape)
             found.append((tuple(shape), said.dtypes.get(one.dtype, one.dtype)))
         return found
 
@@ -226,7 +235,12 @@ class Rule:
             )
         bound.setdefault(f":{one.dtype}", (one, shape))
 
-    def _value(self, op: str, what: Expression, said: Binding, on: type[Ints] = Ints) -> Any:
+    def value(self, op: str, what: Expression, said: Binding, on: type[Ints] = Ints) -> Any:
+        """What an expression is for one call.
+
+        Raises:
+            KernelError: it divides by zero; names ``op``.
+        """
         try:
             return what.evaluate(said.values(what), on)
         except ZeroDivisionError:
@@ -320,8 +334,8 @@ class _Reader:
             raise self.fail("'where' stands at the end of a rule", end)
         inputs = [self.argument(*part) for part in self.parts(0, arrow)]
         outputs = [self.argument(*part) for part in self.parts(arrow + 2, end)]
-        if not outputs:
-            raise self.fail("a rule has an output", arrow + 2)
+        if not outputs and not any(one.mutable for one in inputs):
+            raise self.fail("a rule has an output, or an input that is written in place", arrow + 2)
         choices: dict[str, tuple[str, ...]] = {}
         conditions = []
         if where:
@@ -512,7 +526,12 @@ def _tight(dim: Dim) -> str:
 
 
 def _aligned(
-    op: str, one: Argument, shape: Shape, said: Binding, bound: dict[str, tuple[Argument, Shape]]
+    op: str,
+    one: Argument,
+    shape: Shape,
+    said: Binding,
+    bound: dict[str, tuple[Argument, Shape]],
+    on: type[Ints],
 ) -> list[tuple[int, Any, Expression]]:
     """The dims of an input but ``*S``, with where they stand in its shape and their sizes."""
     dims = one.dims or ()
@@ -528,7 +547,7 @@ def _aligned(
     at = 0
     for dim in dims:
         if isinstance(dim, Star):
-            _bind_star(op, one, shape, dim, shape[at : at + more], said, bound)
+            _bind_star(op, one, shape, dim, shape[at : at + more], said, bound, on)
             at += more
         else:
             found.append((at, shape[at], dim))
@@ -538,11 +557,11 @@ def _aligned(
 
 def _bind_star(
     op: str, one: Argument, shape: Shape, star: Star, sizes: Shape, said: Binding,
-    bound: dict[str, tuple[Argument, Shape]],
+    bound: dict[str, tuple[Argument, Shape]], on: type[Ints],
 ) -> None:  # fmt: skip
     known = said.stars.setdefault(star.name, sizes)
     first, its = bound.setdefault(str(star), (one, shape))
-    if len(known) != len(sizes) or any(a != b for a, b in zip(known, sizes, strict=True)):
+    if len(known) != len(sizes) or not all(map(on.holds, map(eq, known, sizes))):
         raise KernelError(
             f"[op] input {one.name!r} of op {op!r} has the shape {shape} ({one}), so {star} is "
             f"{sizes}, but input {first.name!r} of shape {its} ({first}) says {known}."

@@ -19,12 +19,12 @@ from . import Maker, all_bits_zero, eager_codes, unknown_dtype
 
 name = "torch"
 allocation_errors: tuple[type[Exception], ...] = (RuntimeError, TypeError, OverflowError)
-_TORCH: dict[str, torch.dtype] = {
+TORCH: dict[str, torch.dtype] = {
     d.name: getattr(torch, d.name)
     for d in ALL
     if hasattr(torch, d.name)  # float8_e8m0fnu came with torch 2.7
 }
-_KNOWN: dict[torch.dtype, Dtype] = {kind: BY_NAME[name] for name, kind in _TORCH.items()}
+KNOWN: dict[torch.dtype, Dtype] = {kind: BY_NAME[name] for name, kind in TORCH.items()}
 _PLAIN = torch.Tensor.__torch_dispatch__
 _names: dict[torch.device, str] = {}
 _TRACERS = ("ProxyTorchDispatchMode", "FakeTensorMode", "FunctionalTensorMode")
@@ -39,7 +39,7 @@ def facts(tensor: torch.Tensor) -> Facts | None:
             "with a backward of its own."
         )
     _refuse_tracing(tensor)
-    dtype = _KNOWN.get(tensor.dtype)
+    dtype = KNOWN.get(tensor.dtype)
     if dtype is None:
         raise unknown_dtype(tensor.dtype)
     if tensor.is_conj() or tensor.is_neg():
@@ -50,10 +50,15 @@ def facts(tensor: torch.Tensor) -> Facts | None:
         raise _no_data(tensor) from error
     if not pointer and tensor.numel():
         raise _no_data(tensor)
+    return Facts(dtype, tuple(tensor.shape), tensor.stride(), pointer, device_name(tensor))
+
+
+def device_name(tensor: torch.Tensor) -> str:
+    """``"cpu"``, ``"cuda:0"`` …"""
     device = _names.get(tensor.device)
     if device is None:
         device = _names[tensor.device] = str(tensor.device)
-    return Facts(dtype, tuple(tensor.shape), tensor.stride(), pointer, device)
+    return device
 
 
 def _refuse_tracing(tensor: torch.Tensor) -> None:
@@ -128,7 +133,7 @@ def _large(shape: Shape, dtype: Dtype, *, zero: bool) -> torch.Tensor | None:
     size = math.prod(shape) * dtype.itemsize
     if size < _LARGE:
         return None
-    kind = _TORCH[dtype.name]
+    kind = TORCH[dtype.name]
     try:
         memory = (np.zeros if zero else np.empty)(size + 64, np.uint8)
     except (MemoryError, ValueError):
@@ -141,12 +146,12 @@ def _large(shape: Shape, dtype: Dtype, *, zero: bool) -> torch.Tensor | None:
 def empty(shape: Shape, dtype: Dtype, device: str) -> torch.Tensor:
     """A new tensor of ``shape`` on ``device``."""
     made = _large(shape, dtype, zero=False) if device == "cpu" else None
-    return torch.empty(shape, dtype=_TORCH[dtype.name], device=device) if made is None else made
+    return torch.empty(shape, dtype=TORCH[dtype.name], device=device) if made is None else made
 
 
 def full(shape: Shape, value: float, dtype: Dtype, device: str) -> torch.Tensor:
     """A new tensor of ``shape`` on ``device`` filled with ``value``."""
-    kind = _TORCH[dtype.name]
+    kind = TORCH[dtype.name]
     zero = all_bits_zero(value)
     made = _large(shape, dtype, zero=zero) if device == "cpu" else None
     if made is not None:
@@ -203,7 +208,7 @@ def maker(shape: Shape, number: float | None, dtype: Dtype, device: str) -> Make
         return Maker(full, (shape, number, dtype, device))
     if device == "cpu" and size >= _LARGE:
         return Maker(empty, (shape, dtype, device))
-    keywords = {"dtype": _TORCH[dtype.name], "device": torch.device(device)}
+    keywords = {"dtype": TORCH[dtype.name], "device": torch.device(device)}
     return Maker(torch.empty, (shape,), keywords, zeroed)
 
 

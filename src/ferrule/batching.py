@@ -1,0 +1,179 @@
+"""A batch of calls of an op as one call, or a few.
+
+By the rule that was declared with `Op.def_vmap`; else by dims that are declared independent, which
+a batch makes longer; else call by call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from .errors import FerruleWarning, KernelError, warn
+from .expression import Expression
+from .rule import Argument, Star
+
+if TYPE_CHECKING:
+    from .op_declaration import Op
+
+Axes = Sequence[int | None]
+_warned: set[str] = set()
+
+
+def batched(
+    op: Op, size: int, axes: Axes, values: Sequence[Any], call: Callable[..., Any], arrays: Any
+) -> tuple[Any, Any]:
+    """The outputs of a batch of calls, and the batch's axis in each.
+
+    Args:
+        op: the op.
+        size: how many calls.
+        axes: per input its axis that counts calls; None where all calls have the same.
+        values: the inputs.
+        call: calls the op.
+        arrays: what is done to arrays of this library: ``move``, ``repeat``, ``merge``, ``part``,
+            ``stack``, ``select``, ``is_array``.
+    """
+    rule = op.rules.get("vmap")
+    outputs = op.rule.outputs
+    if rule is not None and rule.op is None:
+        given, where = rule.function(size, tuple(axes), tuple(values))  # type: ignore[misc]
+        return given, where
+    if rule is not None:
+        result = rule.op(*_in_front(size, axes, values, arrays))  # type: ignore[misc]
+        return result, (0 if len(outputs) == 1 else (0,) * len(outputs))
+    axes = [
+        axis if arrays.is_array(value) else None for axis, value in zip(axes, values, strict=True)
+    ]
+    for one, axis in zip(op.rule.inputs, axes, strict=True):
+        if one.mutable and axis is None:
+            raise KernelError(
+                f"[op] vmap of op {op.name!r}: input {one.name!r} is written in place by every "
+                "call of the batch; give it an axis of the batch."
+            )
+    star = _star(op, axes)
+    if star is not None:
+        return _starred(op, star, size, axes, values, call, arrays)
+    for name in op.batch:
+        if _foldable(op, name, axes):
+            return _folded(op, name, size, axes, values, call, arrays)
+    return _looped(op, size, axes, values, call, arrays)
+
+
+def _in_front(size: int, axes: Axes, values: Sequence[Any], arrays: Any) -> list[Any]:
+    found = []
+    for axis, value in zip(axes, values, strict=True):
+        if axis is not None:
+            value = arrays.move(value, axis, 0)
+        elif arrays.is_array(value):
+            value = arrays.repeat(value, 0, size)
+        found.append(value)
+    return found
+
+
+def _place(one: Argument, name: str, star: bool) -> int | None:
+    """Where an array has ``*name`` or the dim ``name``, from the front of what is before it."""
+    for i, dim in enumerate(one.dims or ()):
+        if isinstance(dim, Star):
+            if star and dim.name == name:
+                return i
+        elif not star and dim.node == ("name", name):
+            return i
+    return None
+
+
+def _star(op: Op, axes: Axes) -> str | None:
+    """The ``*S`` that a batch can be a part of: all outputs and all batched inputs have it."""
+    names = [dim.name for one in op.rule.outputs for dim in one.dims or () if isinstance(dim, Star)]
+    changed = list(op.rule.outputs)
+    changed += [one for one, axis in zip(op.rule.inputs, axes, strict=True) if axis is not None]
+    changed += [one for one in op.rule.inputs if one.mutable]
+    for name in dict.fromkeys(names):
+        if all(_place(one, name, True) is not None for one in changed):
+            return name
+    return None
+
+
+def _starred(
+    op: Op, name: str, size: int, axes: Axes, values: Sequence[Any], call: Callable[..., Any],
+    arrays: Any,
+) -> tuple[Any, Any]:  # fmt: skip
+    given = []
+    for one, axis, value in zip(op.rule.inputs, axes, values, strict=True):
+        at = _place(one, name, True)
+        if axis is not None:
+            value = arrays.move(value, axis, at)
+        elif at is not None and arrays.is_array(value):
+            value = arrays.repeat(value, at, size)
+        given.append(value)
+    where = tuple(_place(one, name, True) for one in op.rule.outputs)
+    return call(*given), (where[0] if len(where) == 1 else where)
+
+
+def _foldable(op: Op, name: str, axes: Axes) -> bool:
+    """Whether a dim, declared independent, can be made longer by a batch: it stands alone wherever
+    it is named, once in each output and in each batched input."""
+    rule = op.rule
+    for one in (*rule.inputs, *rule.outputs):
+        if sum(name in _names(dim) for dim in one.dims or ()) > 1:
+            return False
+        alone = _place(one, name, False)
+        if alone is None and any(name in _names(dim) for dim in one.dims or ()):
+            return False
+        if alone is not None and any(isinstance(dim, Star) for dim in (one.dims or ())[:alone]):
+            return False  # its place from the front depends on the call
+    if any(name in condition.names for condition in rule.conditions):
+        return False
+    changed = [one for one, axis in zip(rule.inputs, axes, strict=True) if axis is not None]
+    if any(one.mutable for one in rule.inputs):  # a fold may be a copy
+        return False
+    return all(_place(one, name, False) is not None for one in (*changed, *rule.outputs))
+
+
+def _names(dim: Expression | Star) -> frozenset[str]:
+    return frozenset() if isinstance(dim, Star) else dim.names
+
+
+def _folded(
+    op: Op, name: str, size: int, axes: Axes, values: Sequence[Any], call: Callable[..., Any],
+    arrays: Any,
+) -> tuple[Any, Any]:  # fmt: skip
+    given = []
+    for one, axis, value in zip(op.rule.inputs, axes, values, strict=True):
+        at = _place(one, name, False)
+        if at is not None and arrays.is_array(value):
+            apart = arrays.repeat(value, at, size) if axis is None else arrays.move(value, axis, at)
+            value = arrays.merge(apart, at)
+        given.append(value)
+    result = call(*given)
+    where = tuple(_place(one, name, False) for one in op.rule.outputs)
+    found = result if len(where) > 1 else (result,)
+    parts = tuple(arrays.part(y, at, size) for y, at in zip(found, where, strict=True))
+    return (parts[0], where[0]) if len(where) == 1 else (parts, where)
+
+
+def _looped(
+    op: Op, size: int, axes: Axes, values: Sequence[Any], call: Callable[..., Any], arrays: Any
+) -> tuple[Any, Any]:
+    op.counts["vmap loop"] += 1
+    if op.digest not in _warned:
+        _warned.add(op.digest)
+        warn(
+            f"op {op.name!r} is called {size} times by vmap, once per element of the batch: no "
+            "dim of the batched inputs and of all outputs is declared independent. Declare *S or "
+            "batch=, or a rule with def_vmap.",
+            FerruleWarning,
+        )
+    calls = []
+    for i in range(size):
+        given = [
+            value if axis is None else arrays.select(value, axis, i)
+            for axis, value in zip(axes, values, strict=True)
+        ]
+        calls.append(call(*given))
+    count = len(op.rule.outputs)
+    if not count:
+        return None, None
+    if count == 1:
+        return arrays.stack(calls, 0), 0
+    return tuple(arrays.stack([one[i] for one in calls], 0) for i in range(count)), (0,) * count

@@ -1,0 +1,221 @@
+"""The derivative and batching rules of an op, as data: another op, or a Python function.
+
+A rule is itself host-neutral: `Rules.vjp` and the others call ops and array code, whatever library
+the arrays belong to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from . import dtypes, identity
+from .errors import KernelError, KernelTypeError
+from .rule import Argument
+
+if TYPE_CHECKING:
+    from .op_declaration import Op
+
+Arrays = tuple[Any, ...]
+
+
+class Derived:
+    """One rule of an op.
+
+    Attributes:
+        kind: ``"vjp"``, ``"jvp"`` or ``"vmap"``.
+        op: the op that it is, or None.
+        function: the Python function that it is, or None.
+        digest: of its content.
+    """
+
+    def __init__(
+        self, of: Op, kind: str, rule: object, version: object, matched: Callable[[Op, Op], None]
+    ) -> None:
+        from .op_declaration import Op
+
+        self.kind = kind
+        self.op: Op | None = None
+        self.function: Callable[..., Any] | None = None
+        if isinstance(rule, Op):
+            matched(of, rule)
+            self.op = rule
+            self._digest = ""
+        elif callable(rule):
+            self.function = rule
+            self._digest = identity.of_callable(f"`def_{kind}` of op {of.name!r}", rule, version)
+        else:
+            raise KernelTypeError(
+                f"[op] `def_{kind}` of op {of.name!r}: got {rule!r} of type {type(rule).__name__}, "
+                "expected an op or a function."
+            )
+
+    @property
+    def digest(self) -> str:
+        """Of its content."""
+        return self._digest if self.op is None else self.op.digest
+
+
+def cotangent_name(of: Op, output: str) -> str:
+    """What a vjp op calls the cotangent of an output."""
+    return "cotangent" if len(of.rule.outputs) == 1 else f"{output}_cotangent"
+
+
+def is_real(one: Argument) -> bool:
+    """Whether an argument may have a derivative: its dtype is a float or a variable."""
+    kind = dtypes.BY_NAME.get(one.dtype)
+    return one.dims is not None and (kind is None or kind.kind in "fc")
+
+
+def match_vjp(of: Op, rule: Op) -> None:
+    """Check that a vjp op's arguments are known by name.
+
+    Raises:
+        KernelError: one is not, or a cotangent is missing; lists what may be named.
+    """
+    outputs = [one.name for one in of.rule.outputs]
+    cotangents = {cotangent_name(of, name): name for name in outputs}
+    cotangents.update({f"{name}_cotangent": name for name in outputs})
+    inputs = [one.name for one in of.rule.inputs]
+    known = [*inputs, *outputs, *cotangents]
+    _check_inputs(of, "vjp", rule, known)
+    named = {cotangents[one.name] for one in rule.rule.inputs if one.name in cotangents}
+    for one in of.rule.outputs:
+        if is_real(one) and one.name not in named:
+            raise KernelError(
+                f"[op] `def_vjp` of op {of.name!r}: the vjp op {rule.name!r} has no input "
+                f"{cotangent_name(of, one.name)!r}, so that derivatives through output "
+                f"{one.name!r} would be lost."
+            )
+    arrays = [f"{one.name}_grad" for one in of.rule.inputs if one.dims is not None]
+    for one in rule.rule.outputs:
+        if one.name not in arrays:
+            raise KernelError(
+                f"[op] `def_vjp` of op {of.name!r}: output {one.name!r} of the vjp op "
+                f"{rule.name!r} is no gradient of an input; expected {', '.join(arrays)}."
+            )
+
+
+def match_jvp(of: Op, rule: Op) -> None:
+    """Check that a jvp op's arguments are known by name.
+
+    Raises:
+        KernelError: one is not, or an output has no tangent; lists what may be named.
+    """
+    outputs = [one.name for one in of.rule.outputs]
+    tangents = [f"{one.name}_tangent" for one in of.rule.inputs if is_real(one)]
+    _check_inputs(of, "jvp", rule, [*(one.name for one in of.rule.inputs), *outputs, *tangents])
+    expected = [f"{name}_tangent" for name in outputs]
+    found = [one.name for one in rule.rule.outputs]
+    if sorted(found) != sorted(expected):
+        raise KernelError(
+            f"[op] `def_jvp` of op {of.name!r}: the jvp op {rule.name!r} has the outputs "
+            f"{', '.join(found)}; expected {', '.join(expected)}."
+        )
+
+
+def match_vmap(of: Op, rule: Op) -> None:
+    """Check that a batched op has the arguments of the op that it batches.
+
+    Raises:
+        KernelError: its inputs or outputs have other names.
+    """
+    for what in ("inputs", "outputs"):
+        ours, theirs = ([a.name for a in getattr(one.rule, what)] for one in (of, rule))
+        if ours != theirs:
+            raise KernelError(
+                f"[op] `def_vmap` of op {of.name!r}: the batched op {rule.name!r} has the {what} "
+                f"{', '.join(theirs)}; expected {', '.join(ours)}, each with one dim more in front."
+            )
+
+
+def _check_inputs(of: Op, kind: str, rule: Op, known: Sequence[str]) -> None:
+    for one in rule.rule.inputs:
+        if one.name not in known:
+            raise KernelError(
+                f"[op] `def_{kind}` of op {of.name!r}: input {one.name!r} of the {kind} op "
+                f"{rule.name!r} is none of what it can be given: {', '.join(known)}."
+            )
+
+
+def vjp(of: Op, primals: Arrays, cotangents: Arrays, outputs: Arrays) -> Arrays:
+    """The gradient of each input, None where it has none.
+
+    Args:
+        of: the op.
+        primals: its inputs, as they were given.
+        cotangents, outputs: one array per output.
+
+    Raises:
+        KernelError: the op has no vjp, or a function of it gives other than one per input.
+    """
+    rule = of.rules.get("vjp")
+    if rule is None:
+        raise missing(of, "vjp")
+    inputs = of.rule.inputs
+    if rule.op is None:
+        given: Any = rule.function(primals, cotangents, outputs)  # type: ignore[misc]
+        grads = tuple(given) if isinstance(given, (tuple, list)) else (given,)
+        if len(grads) != len(inputs):
+            raise KernelError(
+                f"[op] the vjp of op {of.name!r} returned {len(grads)} gradients; expected "
+                f"{len(inputs)}, one per input ({', '.join(a.name for a in inputs)}), None for "
+                "those that have none."
+            )
+        return grads
+    known = {one.name: value for one, value in zip(inputs, primals, strict=True)}
+    for one, cotangent, output in zip(of.rule.outputs, cotangents, outputs, strict=True):
+        known[one.name] = output
+        known[cotangent_name(of, one.name)] = known[f"{one.name}_cotangent"] = cotangent
+    found = _by_name(rule.op, known)
+    return tuple(found.get(f"{one.name}_grad") for one in inputs)
+
+
+def jvp(of: Op, primals: Arrays, tangents: Arrays, outputs: Arrays) -> Arrays:
+    """The tangent of each output.
+
+    Args:
+        of: the op.
+        primals: its inputs, as they were given.
+        tangents: one per input; None where it has none. A jvp op gets zeros there.
+        outputs: one array per output.
+
+    Raises:
+        KernelError: the op has no jvp, or a function of it gives other than one per output.
+    """
+    rule = of.rules.get("jvp")
+    if rule is None:
+        raise missing(of, "jvp")
+    if rule.op is None:
+        given: Any = rule.function(primals, tangents, outputs)  # type: ignore[misc]
+        found = tuple(given) if isinstance(given, (tuple, list)) else (given,)
+        if len(found) != len(of.rule.outputs):
+            raise KernelError(
+                f"[op] the jvp of op {of.name!r} returned {len(found)} tangents; expected "
+                f"{len(of.rule.outputs)}, one per output."
+            )
+        return found
+    known = {one.name: value for one, value in zip(of.rule.inputs, primals, strict=True)}
+    for one, value, tangent in zip(of.rule.inputs, primals, tangents, strict=True):
+        if is_real(one):
+            known[f"{one.name}_tangent"] = 0 * value if tangent is None else tangent
+    known.update({one.name: y for one, y in zip(of.rule.outputs, outputs, strict=True)})
+    named = _by_name(rule.op, known)
+    return tuple(named[f"{one.name}_tangent"] for one in of.rule.outputs)
+
+
+def _by_name(rule: Op, known: dict[str, Any]) -> dict[str, Any]:
+    """Calls an op with what its inputs are called, and names what it gives."""
+    given = rule(*[known[one.name] for one in rule.rule.inputs])
+    names = [one.name for one in rule.rule.outputs]
+    return dict(zip(names, given if len(names) > 1 else (given,), strict=True))
+
+
+def missing(of: Op, kind: str) -> KernelError:
+    """The error for a derivative that was not declared."""
+    words = {
+        "vjp": "has no derivative; declare one with def_vjp, or give inputs that need no gradient "
+        "(x.detach(), torch.no_grad())",
+        "jvp": "has no forward-mode derivative; declare one with def_jvp",
+    }
+    return KernelError(f"[op] op {of.name!r} {words[kind]}.")

@@ -1,0 +1,126 @@
+"""The derivative of an op in torch: a kernel on the Autograd key that works at one level.
+
+The dispatcher has peeled off all levels of torch.func but one when that kernel runs, so that a
+Function of a single level is right there, and Dynamo does not look inside. An autograd.Function
+around the op gives zeros without a word under ``torch.compile(torch.func.grad(f))``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch._functorch.autograd_function import enable_single_level_autograd_function
+from torch.autograd import forward_ad
+from torch.autograd.function import _SingleLevelFunction
+
+from .. import derivatives
+from ..op_declaration import Op
+
+_after_autograd = torch._C._after_autograd_keyset
+_transformed = torch._C._are_functorch_transforms_active
+
+
+def register_autograd(library: Any, op: Op, overload: Any) -> None:
+    """Give an op its derivative, or one that raises."""
+    function = _function(op, overload)
+    below = torch._C._AutoDispatchBelowAutograd
+    differentiable = len(op.rule.outputs) > 0 and not any(one.mutable for one in op.rule.inputs)
+
+    def kernel(keyset: Any, *values: Any) -> Any:
+        wants = torch.is_grad_enabled() and torch._C._any_requires_grad(*values)
+        # Inside a backward pass what is recorded may never be asked for; then its own backward
+        # says so.
+        refused = not differentiable or (
+            "vjp" not in op.rules and torch._C._current_graph_task_id() == -1
+        )
+        if wants and refused:
+            raise derivatives.missing(op, "vjp")
+        if not differentiable:
+            with below():
+                return overload.redispatch(keyset & _after_autograd, *values)
+        if _transformed():
+            with enable_single_level_autograd_function():
+                return function.apply(keyset, *values)
+        return function.apply(keyset, *values)
+
+    library.impl(overload._schema.name.split("::")[1], kernel, "Autograd", with_keyset=True)
+
+
+def _function(op: Op, overload: Any) -> Any:
+    outputs = op.rule.outputs
+    kept_inputs, kept_outputs = _kept(op)
+
+    def forward(ctx: Any, keyset: Any, *values: Any) -> Any:
+        keyset = keyset & _after_autograd
+        if _transformed():
+            # Function.forward switched both modes off, but outer levels must still record.
+            with (
+                torch.enable_grad(),
+                forward_ad._set_fwd_grad_enabled(True),
+                torch._C._AutoDispatchBelowAutograd(),
+            ):
+                result = overload.redispatch(keyset, *values)
+        else:
+            with torch._C._AutoDispatchBelowAutograd():
+                result = overload.redispatch(keyset, *values)
+        found = result if len(outputs) > 1 else (result,)
+        ctx.plain = [None if isinstance(v, torch.Tensor) else v for v in values]
+        ctx.is_tensor = [isinstance(v, torch.Tensor) for v in values]
+        # A derivative op names what it reads; nothing else is kept alive.
+        saved = [v for i, v in enumerate(values) if ctx.is_tensor[i] and i in kept_inputs]
+        saved += [v for i, v in enumerate(found) if i in kept_outputs]
+        ctx.save_for_backward(*saved)
+        ctx.save_for_forward(*saved)
+        return result
+
+    def restored(ctx: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        saved = iter(ctx.saved_tensors)
+        values = [
+            next(saved) if is_tensor and i in kept_inputs else plain
+            for i, (is_tensor, plain) in enumerate(zip(ctx.is_tensor, ctx.plain, strict=True))
+        ]
+        results = [next(saved) if i in kept_outputs else None for i in range(len(outputs))]
+        return tuple(values), tuple(results)
+
+    def backward(ctx: Any, *cotangents: Any) -> Any:
+        values, results = restored(ctx)
+        # A kernel may be told that its arrays are contiguous; expanded cotangents are not.
+        grads = derivatives.vjp(op, values, cotangents, results)
+        found = [
+            grad if is_tensor else None
+            for grad, is_tensor in zip(grads, ctx.is_tensor, strict=True)
+        ]
+        return (None, *found)
+
+    def jvp(ctx: Any, _: Any, *tangents: Any) -> Any:
+        values, results = restored(ctx)
+        found = derivatives.jvp(op, values, tangents, results)
+        return found if len(outputs) > 1 else found[0]
+
+    members = {
+        "forward": staticmethod(forward), "backward": staticmethod(backward),
+        "jvp": staticmethod(jvp),
+    }  # fmt: skip
+    return type(f"Ferrule_{op.name}", (_SingleLevelFunction,), members)
+
+
+def _kept(op: Op) -> tuple[set[int], set[int]]:
+    """Which inputs and outputs the derivatives may read, by their places."""
+    named: set[str] | None = set()
+    for kind in ("vjp", "jvp"):
+        rule = op.rules.get(kind)
+        if rule is None or named is None:
+            continue
+        if rule.op is None:
+            named = None
+        else:
+            named |= {one.name for one in rule.op.rule.inputs}
+            if kind == "jvp":  # zeros are made like the inputs
+                named |= {one.name for one in op.rule.inputs}
+
+    def places(arguments: Sequence[Any]) -> set[int]:
+        return {i for i, one in enumerate(arguments) if named is None or one.name in named}
+
+    return places(op.rule.inputs), places(op.rule.outputs)

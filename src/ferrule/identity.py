@@ -1,0 +1,155 @@
+"""What an op's name is made of: a digest of its content, Python functions included.
+
+Names that carry the digest of all that changes behaviour keep every cache of every graph system
+right, and a saved graph is refused where the op beside it is another one.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import sys
+import types
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from .dtypes import Dtype
+from .errors import KernelError
+
+SEMANTICS = 1  # raised only when the same declaration would compute something else
+_PLAIN = (type(None), bool, int, float, complex, str, bytes)
+
+
+def digest(content: object) -> str:
+    """16 hexadecimal digits of SHA-256 over ``content``, which JSON can hold."""
+    text = json.dumps([SEMANTICS, content], sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def of_callable(what: str, function: object, version: object = None) -> str:
+    """The digest of a Python function: its code, what it closes over, its defaults.
+
+    Args:
+        what: how messages call it: ``"`run` of op 'linear'"``.
+        function: the function.
+        version: a str or int that stands for the content in its place; the caller changes it with
+            each change of behaviour.
+
+    Raises:
+        KernelError: it is none, or holds what has no digest (an array, an object with state).
+    """
+    if not callable(function):
+        raise KernelError(f"[op] {what}: got {function!r}, expected a function.")
+    if version is not None:
+        if type(version) not in (str, int):
+            raise KernelError(f"[op] `version` of {what}: got {version!r}, expected a str or int.")
+        return digest(["version", getattr(function, "__qualname__", ""), version])
+    return digest(_Reader(what).value(function, "it"))
+
+
+class _Reader:
+    """Turns values into what JSON can hold."""
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+        self.seen: dict[int, int] = {}  # functions may name themselves
+        self.kept: list[Any] = []  # so that no other object gets its id
+
+    def see(self, value: Any) -> None:
+        self.seen[id(value)] = len(self.seen)
+        self.kept.append(value)
+
+    def value(self, value: Any, where: str) -> Any:
+        kind = type(value)
+        if kind in _PLAIN:
+            return [kind.__name__, repr(value)]
+        if id(value) in self.seen:
+            return ["again", self.seen[id(value)]]
+        if kind in (tuple, list, set, frozenset):
+            self.see(value)
+            parts = [self.value(one, where) for one in value]
+            return [
+                kind.__name__,
+                sorted(map(json.dumps, parts)) if kind not in (tuple, list) else parts,
+            ]
+        if isinstance(value, Mapping):
+            self.see(value)
+            return [
+                "mapping",
+                [[self.value(k, where), self.value(v, where)] for k, v in value.items()],
+            ]
+        found = getattr(value, "ferrule_digest", None)  # an op
+        if isinstance(found, str):
+            return ["op", found]
+        if isinstance(value, Dtype):
+            return ["dtype", value.name]
+        if kind.__name__ in ("dtype", "Dtype"):
+            return ["dtype", str(value)]
+        if isinstance(value, types.ModuleType):
+            return ["module", value.__name__]
+        if isinstance(value, functools.partial):
+            return [
+                "partial",
+                *(self.value(v, where) for v in (value.func, value.args, value.keywords)),
+            ]
+        if isinstance(value, types.MethodType):
+            return ["method", self.value(value.__func__, where), self.value(value.__self__, where)]
+        if isinstance(value, types.FunctionType):
+            self.see(value)
+            return self.function(value)
+        name = _importable(value)
+        if name is not None:
+            return ["name", name]
+        raise KernelError(
+            f"[op] {self.what} cannot be told from others like it: {where} is {_short(value)} of "
+            f"type {kind.__module__}.{kind.__qualname__}, whose content is not known. Make arrays "
+            "arguments of the op, and give anything else a `version=` that you change with it."
+        )
+
+    def function(self, function: types.FunctionType) -> Any:
+        code = function.__code__
+        cells = []
+        for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+            try:
+                content = cell.cell_contents
+            except ValueError:  # not assigned yet
+                cells.append([name, "empty"])
+                continue
+            cells.append([name, self.value(content, f"{name!r}, which it closes over,")])
+        defaults = self.value(function.__defaults__ or (), "a default")
+        keywords = self.value(function.__kwdefaults__ or {}, "a default")
+        return ["function", self.code(code), cells, defaults, keywords]
+
+    def code(self, code: types.CodeType) -> Any:
+        constants = [
+            self.code(one) if isinstance(one, types.CodeType) else repr(one)
+            for one in code.co_consts
+        ]
+        return [
+            code.co_code.hex(), constants, list(code.co_names), list(code.co_varnames),
+            code.co_argcount, code.co_kwonlyargcount, code.co_flags,
+        ]  # fmt: skip
+
+
+def _importable(value: Any) -> str | None:
+    """``module:name`` of a class or builtin function that can be found under it."""
+    module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
+    if not isinstance(module, str) or not isinstance(name, str):
+        return None
+    found: Any = sys.modules.get(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return f"{module}:{name}" if found is value else None
+
+
+def _short(value: object) -> str:
+    text = repr(value).replace("\n", " ")
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def named(function: Callable[..., Any]) -> str:
+    """How messages call a function: ``"module:qualname"``."""
+    module = getattr(function, "__module__", None) or type(function).__module__
+    name = getattr(function, "__qualname__", None) or type(function).__qualname__
+    return f"{module}:{name}"

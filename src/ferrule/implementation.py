@@ -1,0 +1,435 @@
+"""What carries out an op: a kernel whose launch is declared, or a Python function.
+
+A kernel's launch is worked out from a call's sizes each time, by the expressions that were declared
+with it; nothing of an earlier call is kept.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from . import dtypes, identity
+from .dtypes import Dtype
+from .errors import KernelError, KernelTypeError, RuleError
+from .expression import Expression, parse
+from .kernel import Kernel, check_distinct, check_identifier, check_not_given, make_kernel
+from .rule import Binding, Rule
+from .source.names import taken
+from .spec import MAX_THREADS
+
+if TYPE_CHECKING:
+    from .devices import Program
+
+INT32 = 2**31
+
+Sizes = tuple[int, int, int]
+TemplateValue = int | bool | Dtype
+
+
+class Sent(NamedTuple):
+    """What a kernel is launched with, for one call.
+
+    Attributes:
+        grid, threadgroup: threads along x, y and z.
+        template: names and values, in order.
+        fill: what outputs are filled with first, or None.
+        shared: for a CUDA body, bytes of dynamic shared memory.
+    """
+
+    grid: Sizes
+    threadgroup: Sizes
+    template: tuple[tuple[str, TemplateValue], ...]
+    fill: float | None
+    shared: int = 0
+
+
+class KernelBody:
+    """A kernel in Metal or CUDA, and how it is launched.
+
+    Attributes:
+        kind: ``"metal"`` or ``"cuda"``.
+        kernel: the text, with the op's arrays, numbers and the dims that it names as inputs; what
+            is written in place is an output, after the op's own.
+        dims: the dims among the inputs, last of them.
+        programs: what it became for the dtypes, ranks and template values of earlier calls.
+        when: the condition under which it is chosen, or None.
+    """
+
+    def __init__(
+        self, op: str, rule: Rule, kernel: Kernel, kind: str, *, grid: object, threadgroup: object,
+        template: object, init_value: object, shared_memory: object, when: object,
+    ) -> None:  # fmt: skip
+        self.kind = kind
+        self._op, self._rule = op, rule
+        self.grid = _axes(op, rule, "grid", grid)
+        self.threadgroup = _axes(op, rule, "threadgroup", threadgroup)
+        self.template = _template(op, rule, template)
+        self.fill = _fill(op, rule, init_value)
+        self.shared = _expression(op, rule, "shared_memory", shared_memory)
+        self.when = None if when is None else _condition(op, rule, when)
+        variables = _variables(rule)
+        names = (*variables, *(name for name, _ in self.template))
+        free = [name for name in rule.dim_names if name not in names]
+        self.dims = taken(kernel.source, kernel.header, free, kernel=kernel.name)
+        for one in rule.inputs:
+            if one.optional and f"has_{one.name}" not in kernel.source + kernel.header:
+                raise KernelError(
+                    f"[op] op {op!r}: input {one.name!r} may be None, but the {kind} body never "
+                    f"asks `has_{one.name}`, a bool that says whether it is there."
+                )
+        self.kernel = replace(kernel, input_names=(*kernel.input_names, *self.dims))
+        asked = [f"has_{one.name}" for one in rule.inputs if one.optional]
+        for name in names:
+            check_identifier("`template`", name, op, kind)
+        every = (*self.kernel.input_names, *kernel.output_names, *names, *asked)
+        check_distinct(op, every, kind)
+        check_not_given(self.kernel, every)
+        self.programs: dict[tuple[object, ...], Program] = {}
+
+    def holds(self, said: Binding) -> bool:
+        """Whether it is for a call with these sizes."""
+        return self.when is None or bool(self._value(self.when, said))
+
+    def sent(self, said: Binding) -> Sent:
+        """What it is launched with.
+
+        Raises:
+            KernelError: a size is out of range; says which, and what it was worked out from.
+        """
+        template: list[tuple[str, TemplateValue]] = [
+            (name, dtypes.BY_NAME[said.dtypes[name]]) for name in _variables(self._rule)
+        ]
+        for one in self._rule.inputs:
+            if one.optional:
+                template.append((f"has_{one.name}", said.shapes[one.name] is not None))
+        for name, value in self.template:
+            if not isinstance(value, Expression):
+                template.append((name, value))
+                continue
+            number = self._value(value, said)
+            if not -INT32 <= number < INT32:
+                raise self._bad("template", f"{name} = {value}", number, said, "an int32")
+            template.append((name, bool(number) if value.condition else number))
+        grid, group = (
+            self._sizes("grid", self.grid, said),
+            self._sizes("threadgroup", self.threadgroup, said),
+        )
+        if 0 in group:
+            raise self._bad("threadgroup", self.threadgroup, group, said, "positive sizes")
+        if group[0] * group[1] * group[2] > MAX_THREADS:
+            most = f"{MAX_THREADS} threads at most"
+            raise self._bad("threadgroup", self.threadgroup, group, said, most)
+        fill = self._value(self.fill, said) if isinstance(self.fill, Expression) else self.fill
+        shared = self._value(self.shared, said)
+        if not 0 <= shared < INT32:
+            raise self._bad("shared_memory", self.shared, shared, said, "0 to 2147483647 bytes")
+        return Sent(grid, group, tuple(template), fill, shared)
+
+    def _sizes(self, what: str, axes: Sequence[Expression], said: Binding) -> Sizes:
+        found = [self._value(axis, said) for axis in axes]
+        for axis, size in zip(axes, found, strict=True):
+            if not 0 <= size < INT32:
+                raise self._bad(what, axis, size, said, f"0 to {INT32 - 1}")
+        return found[0], found[1], found[2]
+
+    def _value(self, what: Expression, said: Binding) -> Any:
+        return self._rule.value(self._op, what, said)
+
+    def _bad(
+        self, what: str, text: object, value: object, said: Binding, expected: str
+    ) -> KernelError:
+        if isinstance(text, tuple):
+            text = f"({', '.join(map(str, text))})"
+        sizes = ", ".join(f"{n} {s}" for n, s in said.shapes.items() if s)
+        return KernelError(
+            f"[op] `{what}` of op {self._op!r}: {text} is {value} for {sizes}; expected {expected}."
+        )
+
+    def to_json(self) -> Any:
+        """All that decides what it computes."""
+        k = self.kernel
+
+        def value(one: object) -> Any:
+            if isinstance(one, Expression):
+                return one.to_json()
+            return ["dtype", one.name] if isinstance(one, Dtype) else one
+
+        return {
+            "kind": self.kind, "name": k.name, "source": k.source, "header": k.header,
+            "ensure_row_contiguous": k.ensure_row_contiguous, "atomic_outputs": k.atomic_outputs,
+            "math_mode": k.math_mode, "portable": k.portable,
+            "grid": [e.to_json() for e in self.grid],
+            "threadgroup": [e.to_json() for e in self.threadgroup],
+            "template": [[name, value(one)] for name, one in self.template],
+            "init_value": value(self.fill), "shared_memory": self.shared.to_json(),
+            "when": None if self.when is None else self.when.to_json(),
+        }  # fmt: skip
+
+    @staticmethod
+    def from_json(op: str, rule: Rule, data: Any) -> KernelBody:
+        """The reverse of `to_json`.
+
+        Raises:
+            KernelError, RuleError, KeyError, TypeError, ValueError: this is none of `to_json`.
+        """
+
+        def value(one: Any) -> Any:
+            if isinstance(one, list) and one[0] == "dtype":
+                return dtypes.BY_NAME[one[1]]
+            return Expression.from_json(one) if isinstance(one, list) else one
+
+        kernel = kernel_of(
+            op, rule, data["kind"], data["source"], data["header"], data["ensure_row_contiguous"],
+            data["atomic_outputs"], data["math_mode"], data["portable"], data["name"],
+        )  # fmt: skip
+        return KernelBody(
+            op, rule, kernel, data["kind"],
+            grid=tuple(Expression.from_json(e) for e in data["grid"]),
+            threadgroup=tuple(Expression.from_json(e) for e in data["threadgroup"]),
+            template=[(str(name), value(one)) for name, one in data["template"]],
+            init_value=value(data["init_value"]),
+            shared_memory=Expression.from_json(data["shared_memory"]),
+            when=None if data["when"] is None else Expression.from_json(data["when"]),
+        )  # fmt: skip
+
+
+class Runner:
+    """A Python function that carries out an op.
+
+    Attributes:
+        kind: ``"run"`` or ``"reference"``.
+        function: what is called with the inputs.
+        makes: it is no runner itself, but makes one for a device and dtypes.
+        constants: what else it is made for.
+        given: it wants the outputs made for it, as far as is known without making it.
+    """
+
+    when = None
+
+    def __init__(
+        self, op: str, rule: Rule, function: Callable[..., Any], kind: str, *,
+        version: object = None, makes: bool = False, constants: object = None,
+    ) -> None:  # fmt: skip
+        self.kind, self.function, self.makes = kind, function, makes
+        self._op, self._rule = op, rule
+        self.digest = identity.of_callable(f"`{kind}` of op {op!r}", function, version)
+        self.constants = _template(op, rule, constants)
+        self._made: dict[tuple[Any, ...], Callable[..., Any]] = {}
+        self._wants: dict[int, tuple[bool, bool]] = {}
+        self.given = not makes and self.wants(function)[0]
+
+    def holds(self, said: Binding) -> bool:
+        """Whether it is for a call with these sizes: always."""
+        return True
+
+    @property
+    def name(self) -> str:
+        """How messages call the function."""
+        return f"`{self.kind}` ({identity.named(self.function)})"
+
+    def made(self, device: str, said: Binding) -> Callable[..., Any]:
+        """The function for a device, dtypes and constants; made where it was not before."""
+        if not self.makes:
+            return self.function
+        values = {
+            name: self._rule.value(self._op, one, said) if isinstance(one, Expression) else one
+            for name, one in self.constants
+        }
+        key = (device, *said.dtypes.items(), *values.items())
+        found = self._made.get(key)
+        if found is None:
+            found = self._made[key] = self.function(device=device, **said.dtypes, **values)
+            if not callable(found):
+                raise KernelTypeError(
+                    f"[op] `make` of op {self._op!r} gave {found!r} for {device}, expected a "
+                    "function."
+                )
+        return found
+
+    def wants(self, function: Callable[..., Any]) -> tuple[bool, bool]:
+        """Whether a function wants the outputs made for it, and whether the current stream."""
+        found = self._wants.get(id(function))
+        if found is None:
+            found = self._wants[id(function)] = _wanted(self._rule, function)
+        return found
+
+    def to_json(self) -> Any:
+        """Its digest; the function itself is no data."""
+        return {
+            "kind": self.kind, "digest": self.digest, "function": identity.named(self.function),
+            "makes": self.makes,
+            "constants": [[name, str(one)] for name, one in self.constants],
+        }  # fmt: skip
+
+
+Implementation = KernelBody | Runner
+
+
+def _wanted(rule: Rule, function: Callable[..., Any]) -> tuple[bool, bool]:
+    """Whether a function has parameters for the outputs, and one called ``stream``.
+
+    Raises:
+        KernelError: it has parameters for some outputs, and not for others.
+    """
+    try:
+        names = set(inspect.signature(function).parameters)
+    except (TypeError, ValueError):  # C functions, and some JITs' objects
+        return False, False
+    outputs = [one.name for one in rule.outputs]
+    found = [name for name in outputs if name in names]
+    if found and len(found) < len(outputs):
+        raise KernelError(
+            f"[op] {identity.named(function)} has a parameter for output {found[0]!r}, but none "
+            f"for {next(n for n in outputs if n not in names)!r}; expected all of them, or none."
+        )
+    return bool(found), "stream" in names
+
+
+def kernel_of(
+    op: str, rule: Rule, kind: str, source: object, header: object = "",
+    ensure_row_contiguous: bool = True, atomic_outputs: bool = False, math_mode: object = None,
+    portable: bool = False, name: str | None = None,
+) -> Kernel:  # fmt: skip
+    """The kernel of a body, with the op's arrays and numbers as arguments."""
+    return make_kernel(
+        op if name is None else name, *argument_names(rule), source, header, ensure_row_contiguous,
+        atomic_outputs, None if math_mode is None else {"math_mode": math_mode}, portable, kind,
+    )  # fmt: skip
+
+
+def argument_names(rule: Rule) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The inputs and outputs of a kernel for a rule; what is written in place is an output."""
+    inputs = tuple(one.name for one in rule.inputs if not one.mutable)
+    written = tuple(one.name for one in rule.inputs if one.mutable)
+    return inputs, (*(one.name for one in rule.outputs), *written)
+
+
+def check_names(op: str, rule: Rule, kernel: Kernel) -> None:
+    """Refuse a kernel that was made for other arguments than the rule's.
+
+    Raises:
+        KernelError: that is so.
+    """
+    inputs, outputs = argument_names(rule)
+    if (kernel.input_names, kernel.output_names) != (inputs, outputs):
+        raise KernelError(
+            f"[op] op {op!r}: the kernel {kernel.name!r} has the inputs "
+            f"{list(kernel.input_names)} and outputs {list(kernel.output_names)}, but the rule has "
+            f"{list(inputs)} and {list(outputs)}, what is written in place among the outputs; "
+            "expected the same names in the same order."
+        )
+
+
+def _variables(rule: Rule) -> tuple[str, ...]:
+    """The dtype variables of arrays, in the order in which they appear."""
+    found = dict.fromkeys(
+        one.dtype for one in rule.inputs if one.dtype not in dtypes.BY_NAME and one.dims is not None
+    )
+    return tuple(found)
+
+
+def _expression(op: str, rule: Rule, what: str, given: object) -> Expression:
+    """An int, text or `Expression` over what a launch may depend on."""
+    if isinstance(given, Expression):
+        found = given
+    elif type(given) is int:
+        found = Expression(("neg", ("int", -given)) if given < 0 else ("int", given))
+    elif isinstance(given, str):
+        try:
+            found = parse(given)
+        except RuleError as error:
+            raise RuleError(
+                f"[op] `{what}` of op {op!r}: {error}", text=error.text, position=error.position
+            ) from None
+    else:
+        raise KernelTypeError(
+            f"[op] `{what}` of op {op!r}: got {given!r} of type {type(given).__name__}, expected "
+            'an int or an expression such as "B*N".'
+        )
+    known = set(rule.dim_names)
+    for name in sorted(found.names - known):
+        raise RuleError.at(
+            f"[op] `{what}` of op {op!r}: there is no dim {name!r}; the rule binds "
+            f"{', '.join(sorted(known)) or 'none'}",
+            str(found), _find(str(found), name),
+        )  # fmt: skip
+    arrays = {
+        a.name for a in (*rule.inputs, *rule.outputs) if a.dims is not None and not a.optional
+    }
+    for name in sorted(found.arrays - arrays):
+        raise RuleError.at(
+            f"[op] `{what}` of op {op!r}: there is no array {name!r} that is always there",
+            str(found), _find(str(found), name),
+        )  # fmt: skip
+    return found
+
+
+def _find(text: str, name: str) -> int:
+    found = re.search(rf"\b{name}\b", text)
+    return found.start() if found else 0
+
+
+def _condition(op: str, rule: Rule, given: object) -> Expression:
+    found = _expression(op, rule, "when", given)
+    if not found.condition:
+        raise KernelError(
+            f'[op] `when` of op {op!r}: got {given!r}, expected a condition, such as "M <= 16".'
+        )
+    return found
+
+
+def _axes(op: str, rule: Rule, what: str, given: object) -> tuple[Expression, ...]:
+    """One to three sizes; those left out are 1."""
+    parts: Sequence[object] = given if isinstance(given, (list, tuple)) else [given]
+    if not 1 <= len(parts) <= 3:
+        raise KernelError(
+            f"[op] `{what}` of op {op!r}: got {len(parts)} sizes, expected one to three."
+        )
+    found = [_expression(op, rule, what, one) for one in parts]
+    for one in found:
+        if one.condition:
+            raise KernelError(
+                f"[op] `{what}` of op {op!r}: got the condition {one}, expected a size."
+            )
+    return (*found, *[Expression(("int", 1))] * (3 - len(found)))
+
+
+def _template(
+    op: str, rule: Rule, given: object
+) -> tuple[tuple[str, Expression | bool | Dtype], ...]:
+    """Template parameters: ints and texts become expressions."""
+    if given is None:
+        return ()
+    pairs = list(given.items()) if isinstance(given, Mapping) else given
+    if isinstance(pairs, (str, bytes)) or not isinstance(pairs, Sequence):
+        raise KernelTypeError(
+            f"[op] `template` of op {op!r}: got {given!r}, expected a dictionary such as "
+            '{"D": "D"}.'
+        )
+    found: list[tuple[str, Expression | bool | Dtype]] = []
+    for pair in pairs:
+        if not isinstance(pair, (tuple, list)) or len(pair) != 2 or not isinstance(pair[0], str):
+            raise KernelTypeError(
+                f"[op] `template` of op {op!r}: got {pair!r}, expected a name and a value."
+            )
+        name, value = pair
+        dtype = None if isinstance(value, (str, int)) else dtypes.find(value)
+        if isinstance(value, bool):
+            found.append((name, value))
+        elif dtype is not None:
+            found.append((name, dtype))
+        else:
+            found.append((name, _expression(op, rule, f"template[{name!r}]", value)))
+    return tuple(found)
+
+
+def _fill(op: str, rule: Rule, given: object) -> Expression | float | None:
+    if given is None or isinstance(given, (bool, float)):
+        return given
+    if isinstance(given, int):
+        return given
+    return _expression(op, rule, "init_value", given)

@@ -1,0 +1,239 @@
+"""A call of an op with arrays of NumPy or MLX, and what is the same for every array library: which
+implementation is chosen, and what a Python function may return."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+from . import dtypes, hosts
+from .arguments import fill_value, renamed, shown
+from .dtypes import Dtype
+from .errors import DeviceError, FerruleError, KernelError, KernelTypeError
+from .implementation import Implementation, KernelBody, Runner
+from .op_launch import launch, number
+from .rule import Argument, Binding
+from .spec import Facts, Shape
+
+if TYPE_CHECKING:
+    from .hosts import Host
+    from .op_declaration import Op
+
+
+def call(op: Op, values: Sequence[Any]) -> Any:
+    """The outputs of an op for arrays of NumPy, MLX, CuPy and others alike.
+
+    Raises:
+        KernelError, KernelTypeError, CompileError, DialectError, ToolchainError, DeviceError: as
+            `Op.__call__` says.
+    """
+    host, device, given, arrays, copies = _gathered(op, values)
+    said, results = bound(op, given)
+    chosen = choose(op, device, said)
+    queue = host.stream(None, device)
+    if isinstance(chosen, Runner):
+        inputs = [arrays.get(one.name, given[one.name]) for one in op.rule.inputs]
+        made = [host.empty(shape, kind, device) for shape, kind in results]
+        outputs = run(op, chosen, device, queue, said, inputs, made)
+        outputs = [
+            _checked(op, host, device, *one)
+            for one in zip(op.rule.outputs, outputs, results, strict=True)
+        ]
+    else:
+        sent = chosen.sent(said)
+        outputs = []
+        for i, (shape, kind) in enumerate(results):
+            if sent.fill is None:
+                outputs.append(host.empty(shape, kind, device))
+            else:
+                value = fill_value(chosen.kernel, i, sent.fill, kind)
+                outputs.append(host.full(shape, value, kind, device))
+        facts = [cast(Facts, host.facts(one)) for one in outputs]
+        launch(op.name, op.rule, chosen, sent, said, device, queue, given, facts)
+    finished = host.finish(op.name, list(arrays.values()), outputs)
+    _write_back(op, values, copies)
+    return packed(finished)
+
+
+def packed(outputs: Sequence[Any]) -> Any:
+    """One output as it is, several as a tuple, none as None."""
+    if len(outputs) == 1:
+        return outputs[0]
+    return tuple(outputs) if outputs else None
+
+
+def bound(
+    op: Op, given: dict[str, Facts | float | None]
+) -> tuple[Binding, list[tuple[Shape, Dtype]]]:
+    """What the rule says of a call, and the shape and dtype of each output."""
+    shapes: list[Shape | None] = []
+    kinds: list[str | None] = []
+    for one in op.rule.inputs:
+        fact = given[one.name]
+        shapes.append(
+            fact.shape if isinstance(fact, Facts) else None if one.dims is not None else ()
+        )
+        kinds.append(fact.dtype.name if isinstance(fact, Facts) else None)
+    said = op.rule.bind(op.name, shapes, kinds)
+    results = op.rule.results(op.name, said)
+    return said, [(shape, dtypes.BY_NAME[kind]) for shape, kind in results]
+
+
+def choose(op: Op, device: str, said: Binding) -> Implementation:
+    """The best implementation for a device and these sizes.
+
+    Raises:
+        DeviceError: there is none.
+    """
+    cuda = device.startswith("cuda")
+    for one in op.implementations:
+        if (cuda or one.kind != "cuda") and one.holds(said):
+            return one
+    kinds = ", ".join(repr(one.kind) for one in op.implementations)
+    raise DeviceError(
+        f"[op] op {op.name!r} has nothing that runs on {device!r} for these sizes: it has {kinds}. "
+        "A `metal` body runs on every device."
+    )
+
+
+def run(
+    op: Op, runner: Runner, device: str, queue: int, said: Binding, inputs: Sequence[Any],
+    made: Sequence[Any],
+) -> list[Any]:  # fmt: skip
+    """What a Python function gives for these inputs.
+
+    Args:
+        op, runner: what is run.
+        device, queue, said: where, on which stream, with which sizes.
+        inputs: its inputs.
+        made: the outputs, where the function wants them.
+
+    Raises:
+        KernelError: it returned other than one array per output.
+    """
+    function = runner.made(device, said)
+    given, wants_stream = runner.wants(function)
+    named: dict[str, Any] = {"stream": queue} if wants_stream else {}
+    if given:
+        named.update(zip((one.name for one in op.rule.outputs), made, strict=True))
+    result = function(*inputs, **named)
+    if given:
+        return list(made)
+    outputs = op.rule.outputs
+    if not outputs:
+        return []
+    found = list(result) if len(outputs) > 1 and isinstance(result, (tuple, list)) else [result]
+    if len(found) != len(outputs):
+        raise KernelError(
+            f"[op] {runner.name} of op {op.name!r} returned {_counted(result)}; expected "
+            f"{len(outputs)} arrays ({', '.join(map(str, outputs))})."
+        )
+    return found
+
+
+def _counted(result: object) -> str:
+    if isinstance(result, (tuple, list)):
+        return f"{len(result)} values"
+    return f"a {type(result).__name__}"
+
+
+def wrong_output(
+    op: Op, one: Argument, found: str, expected: tuple[Shape, Dtype], device: str
+) -> KernelError:
+    """The error for what a Python function returned."""
+    shape, kind = expected
+    return KernelError(
+        f"[op] a function of op {op.name!r} returned {found} for output {one.name!r}; expected "
+        f"{kind.name} of shape {shape} on {device}, by {one}."
+    )
+
+
+def _checked(
+    op: Op, host: Host, device: str, one: Argument, value: Any, expected: tuple[Shape, Dtype]
+) -> Any:
+    if hosts.find(type(value)) is not host:
+        raise wrong_output(op, one, shown(value), expected, device)
+    fact = host.facts(value)
+    if fact is None or (fact.shape, fact.dtype) != expected or fact.device != device:
+        found = f"an array of shape {tuple(value.shape)} and dtype {value.dtype}"
+        raise wrong_output(op, one, found, expected, device)
+    return value
+
+
+def _gathered(
+    op: Op, values: Sequence[Any]
+) -> tuple[Host, str, dict[str, Facts | float | None], dict[str, Any], dict[str, Any]]:
+    """Whose arrays the inputs are, on which device, what they are like, the arrays as a kernel
+    takes them, and those of them that are copies of what is written in place."""
+    host: Host | None = None
+    device, first = "", ""
+    given: dict[str, Facts | float | None] = {}
+    arrays: dict[str, Any] = {}
+    copies: dict[str, Any] = {}
+    contiguous = any(
+        isinstance(one, KernelBody) and one.kernel.ensure_row_contiguous
+        for one in op.implementations
+    )
+    for one, value in zip(op.rule.inputs, values, strict=True):
+        label = f"[op] input {one.name!r} of op {op.name!r}"
+        if one.dims is None:
+            given[one.name] = number(op.name, one, value)
+            continue
+        if value is None:
+            given[one.name] = None
+            continue
+        found = hosts.known.get(type(value)) or hosts.find(type(value))
+        if found is None:
+            raise KernelTypeError(
+                f"{label}: got {shown(value)} of type {type(value).__name__}, expected an array: "
+                f"{one}."
+            )
+        if host is None:
+            host, first = found, one.name
+        elif found is not host:
+            raise KernelError(
+                f"{label} is an array of {found.name}, but input {first!r} one of {host.name}; "
+                "expected arrays of one library."
+            )
+        if one.mutable:
+            _check_writable(found, label, value)
+        try:
+            fact = found.facts(value)
+            if fact is None or ((contiguous or one.mutable) and not fact.row_contiguous):
+                op.counts["copy"] += 1
+                value = found.contiguous(value)
+                fact = cast(Facts, found.facts(value))
+                if one.mutable:
+                    copies[one.name] = value
+        except FerruleError as error:
+            raise renamed(error, label) from error
+        if not device:
+            device = fact.device
+        elif fact.device != device:
+            raise KernelError(
+                f"{label} is on {fact.device}, but input {first!r} on {device}; expected one "
+                "device."
+            )
+        given[one.name], arrays[one.name] = fact, value
+    if host is None:
+        host = hosts.load("numpy")
+        device = host.device()
+    return host, device, given, arrays, copies
+
+
+def _check_writable(host: Host, label: str, value: Any) -> None:
+    """Refuse to write to an array that others count on."""
+    if host.name not in ("NumPy", "CuPy", "torch"):
+        raise KernelError(
+            f"{label} is written in place, which arrays of {host.name} do not allow; declare an "
+            "output in its place."
+        )
+    if host.name == "NumPy" and not value.flags.writeable:
+        raise KernelError(f"{label} is written in place, but is read-only; give a copy.")
+
+
+def _write_back(op: Op, values: Sequence[Any], copies: dict[str, Any]) -> None:
+    """Bring what was written to copies back to where it belongs."""
+    for one, value in zip(op.rule.inputs, values, strict=True):
+        if one.name in copies:
+            value[...] = copies[one.name]

@@ -1,0 +1,428 @@
+"""`op`: a kernel with a declared rule: shapes, dtypes, launch, derivatives and batching as data."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from . import derivatives, identity, op_call
+from .call import CallableKernel
+from .derivatives import Derived
+from .errors import KernelError, KernelTypeError, RuleError
+from .implementation import Implementation, KernelBody, Runner, check_names, kernel_of
+from .kernel import Kernel
+from .rule import Rule, parse_rule
+
+KINDS = ("cuda", "metal", "run", "reference")  # the best one first, on an NVIDIA GPU
+AUTOCAST = ("cast", "float32")
+
+
+class Op:
+    """A kernel as a function: of arrays of NumPy, torch or MLX, to arrays of the same.
+
+    Attributes:
+        name: the op's name.
+        rule: what it declares.
+        implementations: what carries it out, in the order in which they are tried.
+        batch: the dims that are declared independent.
+        autocast: what torch's autocast does with its inputs: None, ``"cast"`` or ``"float32"``.
+        rules: its derivative and batching rules, under ``"vjp"``, ``"jvp"`` and ``"vmap"``.
+        counts: how often calls took a slower way than they might: ``"copy"`` of an input that is
+            not contiguous, ``"vmap loop"`` …
+    """
+
+    def __init__(
+        self, name: str, rule: Rule, implementations: Sequence[Implementation],
+        batch: tuple[str, ...] = (), autocast: str | None = None,
+    ) -> None:  # fmt: skip
+        self.name, self.rule = name, rule
+        self.implementations = tuple(implementations)
+        self.batch, self.autocast = batch, autocast
+        self.rules: dict[str, Derived] = {}
+        self.counts: Counter[str] = Counter()
+        self._count = len(rule.inputs)
+        self._digest: str | None = None
+        self._digesting = False
+        self._torch: Any = None  # what hosts.torch_op made of it
+        self._look_for_torch = _torch_finder(self)
+
+    def __repr__(self) -> str:
+        return f"<ferrule.Op {self.name}: {self.rule}>"
+
+    def __copy__(self) -> Op:
+        return self
+
+    def __deepcopy__(self, memo: object) -> Op:
+        return self  # models that hold it are copied; it has no state that matters
+
+    # -- calls -----------------------------------------------------------------------------------
+
+    def __call__(self, *args: Any, **named: Any) -> Any:
+        """Run the op.
+
+        Args:
+            args, named: its inputs, in the rule's order or by name: arrays of one library on one
+                device, Python numbers, None for those that may be absent.
+
+        Returns:
+            The output; a tuple where there are several; None where all is written in place.
+
+        Raises:
+            KernelError: an input contradicts the rule; says which, its shape, and what says so.
+            KernelTypeError: an input is of a wrong type.
+            CompileError, DialectError, ToolchainError, DeviceError: as a kernel's call.
+        """
+        values = args if not named and len(args) == self._count else self._ordered(args, named)
+        self._look_for_torch()  # before `_torch` is read, which Dynamo remembers
+        if self._torch is not None and self._torch.takes(values):
+            return self._torch(*values)
+        return op_call.call(self, values)
+
+    def _ordered(self, args: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[Any, ...]:
+        """A call's inputs, in the rule's order."""
+        inputs = self.rule.inputs
+        if len(args) > len(inputs):
+            raise KernelTypeError(
+                f"[op] op {self.name!r} takes {len(inputs)} inputs "
+                f"({', '.join(map(str, inputs))}), but {len(args)} were given."
+            )
+        values = {one.name: value for one, value in zip(inputs, args, strict=False)}
+        for name, value in named.items():
+            if name not in [one.name for one in inputs]:
+                known = ", ".join(one.name for one in inputs)
+                raise KernelTypeError(f"[op] op {self.name!r} has no input {name!r}, but {known}.")
+            if name in values:
+                raise KernelTypeError(f"[op] op {self.name!r} got its input {name!r} twice.")
+            values[name] = value
+        for one in inputs:
+            if one.name not in values:
+                if not one.optional:
+                    raise KernelTypeError(
+                        f"[op] op {self.name!r} got no input {one.name!r} ({one})."
+                    )
+                values[one.name] = None
+        return tuple([values[one.name] for one in inputs])
+
+    @property
+    def torch_op(self) -> Any:
+        """The op in torch: an ``OpOverload`` called ``ferrule::<name>_<digest>``.
+
+        Raises:
+            KernelError: torch is not imported.
+        """
+        self._look_for_torch()
+        if self._torch is None:
+            raise KernelError(f"[op] op {self.name!r}: import torch before its `torch_op`.")
+        return self._torch.overload
+
+    # -- rules -----------------------------------------------------------------------------------
+
+    def def_vjp(self, rule: Op | Callable[..., Any], *, version: str | int | None = None) -> Any:
+        """Declare the derivative of the outputs, transposed: gradients from cotangents.
+
+        Args:
+            rule: an op, whose arguments are known by name: this op's inputs and outputs, and
+                ``cotangent`` (``<output>_cotangent`` where there are several) go in,
+                ``<input>_grad`` come out; inputs without one have no gradient. Or a function of
+                ``(primals, cotangents, outputs)``, tuples of arrays, that returns a gradient or
+                None per input; torch and MLX call it with their arrays, while tracing, too.
+            version: stands for a function's content: see `identity.of_callable`.
+
+        Returns:
+            ``rule``, so that this decorates a function.
+
+        Raises:
+            KernelError: names do not match, or a function's content is not known.
+        """
+        return self._define("vjp", rule, version, derivatives.match_vjp)
+
+    def def_jvp(self, rule: Op | Callable[..., Any], *, version: str | int | None = None) -> Any:
+        """Declare the derivative of the outputs: tangents from tangents.
+
+        Args:
+            rule: an op, whose arguments are known by name: this op's inputs and outputs and
+                ``<input>_tangent`` go in, ``<output>_tangent`` come out. Or a function of
+                ``(primals, tangents, outputs)`` that returns a tangent per output; where an input
+                has no tangent it gets None.
+            version: as in `def_vjp`.
+
+        Returns:
+            ``rule``.
+
+        Raises:
+            KernelError: as in `def_vjp`.
+        """
+        return self._define("jvp", rule, version, derivatives.match_jvp)
+
+    def def_vmap(self, rule: Op | Callable[..., Any], *, version: str | int | None = None) -> Any:
+        """Declare how the op is carried out for a batch of calls.
+
+        Without this, dims that are declared independent (``*S``, or ``batch="B"``) are batched, and
+        else calls are made one after the other.
+
+        Args:
+            rule: an op with the same names, whose arrays have one dim more in front. Or a function
+                of ``(size, axes, primals)``: the batch's size, the axis of each input that is
+                batched (None for others), the inputs; it returns ``(outputs, axes)``.
+            version: as in `def_vjp`.
+
+        Returns:
+            ``rule``.
+
+        Raises:
+            KernelError: as in `def_vjp`.
+        """
+        return self._define("vmap", rule, version, derivatives.match_vmap)
+
+    def _define(self, kind: str, rule: Any, version: object, matched: Any) -> Any:
+        self.rules[kind] = Derived(self, kind, rule, version, matched)
+        self._digest = self._torch = None  # another op from now on
+        return rule
+
+    # -- what it is ------------------------------------------------------------------------------
+
+    def to_json(self) -> Any:
+        """All that decides what it computes; Python functions by their digests."""
+        return {
+            "name": self.name, "rule": self.rule.to_json(), "batch": list(self.batch),
+            "autocast": self.autocast,
+            "implementations": [one.to_json() for one in self.implementations],
+            "rules": {kind: one.digest for kind, one in sorted(self.rules.items())},
+        }  # fmt: skip
+
+    @property
+    def digest(self) -> str:
+        """16 hexadecimal digits that tell it from every op that computes something else."""
+        if self._digest is None:
+            if self._digesting:  # a rule of it calls the op itself
+                return "itself"
+            self._digesting = True
+            try:
+                self._digest = identity.digest(self.to_json())
+            finally:
+                self._digesting = False
+        return self._digest
+
+    ferrule_digest = digest
+
+    def using(self, kind: str) -> Op:
+        """This op with one of its implementations alone.
+
+        Args:
+            kind: ``"metal"``, ``"cuda"``, ``"run"`` or ``"reference"``.
+
+        Raises:
+            KernelError: it has none of that kind.
+        """
+        found = [one for one in self.implementations if one.kind == kind]
+        if not found:
+            kinds = ", ".join(dict.fromkeys(repr(one.kind) for one in self.implementations))
+            raise KernelError(
+                f"[op] op {self.name!r} has no implementation {kind!r}; it has {kinds}."
+            )
+        other = Op(self.name, self.rule, found, self.batch, self.autocast)
+        other.rules = dict(self.rules)
+        return other
+
+    @staticmethod
+    def from_json(data: Any) -> Op:
+        """The op of `to_json`, without derivative rules, and without Python functions.
+
+        Raises:
+            RuleError: the data is damaged, or nothing in it can be carried out.
+        """
+        try:
+            rule = Rule.from_json(data["rule"])
+            bodies = [
+                KernelBody.from_json(data["name"], rule, one)
+                for one in data["implementations"]
+                if one["kind"] in ("metal", "cuda")
+            ]
+            found = Op(data["name"], rule, bodies, tuple(map(str, data["batch"])), data["autocast"])
+        except (KeyError, TypeError, ValueError) as error:
+            if isinstance(error, RuleError):
+                raise
+            raise RuleError(f"a saved op is damaged: {error}") from None
+        return found
+
+
+def _torch_finder(op: Op) -> Callable[[], None]:
+    """What registers an op with torch, once that is imported."""
+
+    def look() -> None:
+        if op._torch is None and hasattr(sys.modules.get("torch"), "compile"):
+            from .hosts.torch_op import TorchOp
+
+            op._torch = TorchOp(op)
+
+    # The mark of torch.compiler.assume_constant_result, which can be had only with torch: Dynamo
+    # calls this while it traces, so that an op may be called first inside a compiled function.
+    look._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return look
+
+
+def op(
+    name: str,
+    rule: str,
+    *,
+    metal: str | CallableKernel | None = None,
+    cuda: str | CallableKernel | None = None,
+    run: Callable[..., Any] | None = None,
+    reference: Callable[..., Any] | None = None,
+    grid: Any = None,
+    threadgroup: Any = None,
+    template: Mapping[str, Any] | Sequence[tuple[str, Any]] | None = None,
+    init_value: float | str | None = None,
+    shared_memory: int | str = 0,
+    header: str = "",
+    ensure_row_contiguous: bool = True,
+    atomic_outputs: bool = False,
+    compile_options: Mapping[str, str] | None = None,
+    portable: bool = False,
+    batch: str | Sequence[str] = (),
+    autocast: str | None = None,
+    version: str | int | None = None,
+) -> Op:
+    """An op: a kernel, or a function, and the rule of its arguments.
+
+    Args:
+        name: letters, digits and underscores.
+        rule: the arguments, as `ferrule.rule` says, such as
+            ``"x[*S,D]:T, w[D]:T, eps:float32 -> y[*S,D]:T"``.
+        metal: the body of a Metal function, which runs on every device, or a kernel made by
+            `metal_kernel` with the rule's names. In the body, arrays and numbers have their names;
+            dims that it names are ints; dtype variables are template parameters; where an input
+            may be None, ``has_<input>`` says whether it is there.
+        cuda: the same in CUDA, preferred on NVIDIA GPUs.
+        run: a function of the inputs, which gives the outputs. Parameters that are called like
+            the outputs get arrays to write to; one called ``stream`` the current CUDA stream.
+        reference: the same in ordinary array code; chosen where there is nothing else.
+        grid, threadgroup: threads along x, y and z: one to three ints or expressions such as
+            ``"B*N"``, of dims and of ``x.size`` and ``x.ndim``.
+        template: more template parameters of a body: ints, expressions, bools, dtypes.
+        init_value: what outputs are filled with before the launch: a number or expression.
+        shared_memory: for a CUDA body, bytes of dynamic shared memory, or an expression.
+        header, ensure_row_contiguous, atomic_outputs, compile_options, portable: as in
+            `metal_kernel`; what is written in place is atomic, too.
+        batch: the dims that are independent of each other: a call on one part of them is that part
+            of the whole. Such dims can be batched and sharded, and so can every ``*S``.
+        autocast: what ``torch.autocast`` does with float inputs: None leaves them, ``"cast"``
+            makes them its dtype, ``"float32"`` makes them float32.
+        version: stands for the content of ``run`` and ``reference``, which otherwise is their
+            code, closure and defaults.
+
+    Raises:
+        RuleError: the rule or an expression cannot be understood; points at the character.
+        KernelError: an argument has a value that is not allowed.
+        KernelTypeError: an argument has a type that is not allowed.
+
+    Example:
+        >>> import ferrule, numpy as np
+        >>> scale = ferrule.op("scale", "x[*S,D]:T, w[D]:T -> y[*S,D]:T",
+        ...     metal="uint i = thread_position_in_grid.x; y[i] = x[i] * w[i % D];",
+        ...     grid="x.size", threadgroup=256)
+        >>> scale(np.ones((2, 3), np.float32), np.arange(3, dtype=np.float32))
+        array([[0., 1., 2.],
+               [0., 1., 2.]], dtype=float32)
+    """
+    parsed = _parsed(name, rule)
+    launch = {
+        "grid": grid, "threadgroup": threadgroup, "template": template, "init_value": init_value,
+        "when": None,
+    }  # fmt: skip
+    found: list[Implementation] = []
+    for kind, body in (("cuda", cuda), ("metal", metal)):
+        if body is None:
+            continue
+        kernel = _kernel(
+            name, parsed, kind, body, header, ensure_row_contiguous, atomic_outputs,
+            compile_options, portable,
+        )  # fmt: skip
+        for what in ("grid", "threadgroup"):
+            if launch[what] is None:
+                raise KernelError(
+                    f"[op] op {name!r} has a {kind} body and no `{what}`; expected sizes such as "
+                    + ('"x.size".' if what == "grid" else "256.")
+                )
+        shared = shared_memory if kind == "cuda" else 0
+        found.append(KernelBody(name, parsed, kernel, kind, shared_memory=shared, **launch))
+    for kind, function in (("run", run), ("reference", reference)):
+        if function is not None:
+            found.append(Runner(name, parsed, function, kind, version=version))
+    if not found:
+        raise KernelError(
+            f"[op] op {name!r} has nothing that carries it out; give `metal`, `cuda`, `run` or "
+            "`reference`."
+        )
+    return Op(name, parsed, found, _batch(name, parsed, batch), _autocast(name, autocast))
+
+
+def _parsed(name: object, rule: object) -> Rule:
+    if not isinstance(name, str) or not isinstance(rule, str):
+        what, wrong = ("name", name) if not isinstance(name, str) else ("rule", rule)
+        raise KernelTypeError(f"[op] `{what}`: got {wrong!r}, expected a str.")
+    if not name.isidentifier() or not name.isascii():
+        raise KernelError(
+            f"[op] `name`: {name!r} cannot name an op; expected a letter or underscore, then "
+            "letters, digits and underscores."
+        )
+    return parse_rule(rule)
+
+
+def _kernel(
+    name: str, rule: Rule, kind: str, body: object, header: str, contiguous: bool, atomic: bool,
+    compile_options: Mapping[str, str] | None, portable: bool,
+) -> Kernel:  # fmt: skip
+    """The kernel of a body, which may be one already."""
+    if isinstance(body, CallableKernel):
+        kernel = body.kernel
+        if kernel.language != kind:
+            raise KernelError(
+                f"[op] `{kind}` of op {name!r}: got a kernel in {kernel.language}; give it as "
+                f"`{kernel.language}`."
+            )
+        check_names(name, rule, kernel)
+        return kernel
+    if not isinstance(body, str):
+        raise KernelTypeError(
+            f"[op] `{kind}` of op {name!r}: got {body!r} of type {type(body).__name__}, expected "
+            f"the text of a body, or a {kind}_kernel."
+        )
+    mode = None
+    if compile_options is not None:
+        if not isinstance(compile_options, Mapping) or set(compile_options) - {"math_mode"}:
+            raise KernelError(
+                f"[op] `compile_options` of op {name!r}: got {compile_options!r}, expected a dict "
+                'such as {"math_mode": "fast"}.'
+            )
+        mode = compile_options.get("math_mode")
+    return kernel_of(name, rule, kind, body, header, contiguous, atomic, mode, portable)
+
+
+def _batch(name: str, rule: Rule, given: object) -> tuple[str, ...]:
+    names = given.replace(",", " ").split() if isinstance(given, str) else given
+    if not isinstance(names, Sequence) or not all(isinstance(one, str) for one in names):
+        raise KernelTypeError(
+            f'[op] `batch` of op {name!r}: got {given!r}, expected dims such as "B N".'
+        )
+    for one in names:
+        if one not in rule.dim_names:
+            known = ", ".join(rule.dim_names) or "none"
+            raise KernelError(f"[op] `batch` of op {name!r}: there is no dim {one!r}, but {known}.")
+    return tuple(names)
+
+
+def _autocast(name: str, given: object) -> str | None:
+    if given is not None and given not in AUTOCAST:
+        raise KernelError(
+            f"[op] `autocast` of op {name!r}: got {given!r}, expected None, 'cast' or 'float32'."
+        )
+    return given
+
+
+def saved(ops: Sequence[Op]) -> str:
+    """Ops as text, for a file beside a saved graph."""
+    return json.dumps({one.name + "_" + one.digest: one.to_json() for one in ops}, sort_keys=True)

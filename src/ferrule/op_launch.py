@@ -1,0 +1,157 @@
+"""Launching an op's kernel over arrays that exist: the part of a call that is the same for every
+array library."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+
+from . import dtypes
+from .dtypes import Dtype
+from .errors import DeviceError, KernelError, KernelTypeError
+from .implementation import KernelBody, Sent
+from .rule import Argument, Binding, Rule
+from .spec import Facts, Input, Launch, Spec, row_contiguous_strides
+
+if TYPE_CHECKING:
+    from .devices import Program
+
+
+def launch(
+    op: str, rule: Rule, body: KernelBody, sent: Sent, said: Binding, device: str, queue: int,
+    given: Mapping[str, Facts | float | None], outputs: Sequence[Facts],
+) -> None:  # fmt: skip
+    """Start a kernel; on the CPU, also wait for it.
+
+    Args:
+        op, rule, body: what is launched.
+        sent, said: what it is launched with.
+        device: ``"cpu"`` or ``"cuda:0"`` …
+        queue: the stream's address.
+        given: per input its facts, the number, or None where it is absent.
+        outputs: of the op's outputs, which nothing else has touched but to fill them.
+
+    Raises:
+        KernelError: no thread would run, and yet an output has elements.
+        CompileError, DialectError, ToolchainError, DeviceError: as a kernel's launch does.
+    """
+    if body.kind == "cuda" and not device.startswith("cuda"):
+        raise DeviceError(
+            f"[op] op {op!r}: its `cuda` body runs on NVIDIA GPUs alone, not on {device!r}."
+        )
+    if 0 in sent.grid:
+        for one, fact in zip(rule.outputs, outputs, strict=True):
+            if fact.size and sent.fill is None:
+                raise KernelError(
+                    f"[op] `grid` of op {op!r} is {sent.grid}, which runs no thread, but output "
+                    f"{one.name!r} of shape {fact.shape} is not empty; give an `init_value`, or a "
+                    "grid that is not empty."
+                )
+        return
+    facts, owners = _facts(rule, body, said, given)
+    written = [*outputs]
+    for one in rule.inputs:
+        if one.mutable:
+            found = given[one.name]
+            written.append(found if isinstance(found, Facts) else _absent(one, said))
+    cuda = device != "cpu"
+    inputs = tuple([Input(f.dtype, len(f.shape), value=cuda and f.value) for f in facts])
+    kinds = tuple([f.dtype for f in written])
+    values = [(type(v), v) for _, v in sent.template]  # True == 1 in Python
+    key = (device, inputs, kinds, *values, sent.shared)
+    program = body.programs.get(key)
+    if program is None:
+        program = body.programs[key] = _program(body, sent, device, inputs, kinds)
+    x, y, z = sent.threadgroup
+    gx, gy, gz = sent.grid
+    shapes = tuple([f.shape for f in written])
+    what = Launch(sent.grid, (min(x, gx), min(y, gy), min(z, gz)), shapes, sent.fill, ())
+    program.launch(facts, written, what, queue)
+    del owners  # the bytes of numbers had to live until here
+
+
+def _program(
+    body: KernelBody, sent: Sent, device: str, inputs: tuple[Input, ...], kinds: tuple[Dtype, ...]
+) -> Program:
+    from . import devices
+
+    kernel = replace(body.kernel, shared_memory=sent.shared) if sent.shared else body.kernel
+    return devices.get(device).program(Spec(kernel, inputs, kinds, sent.template))
+
+
+def _facts(
+    rule: Rule, body: KernelBody, said: Binding, given: Mapping[str, Facts | float | None]
+) -> tuple[list[Facts], list[object]]:
+    """The facts of all that the kernel reads, and what owns the bytes of numbers."""
+    facts: list[Facts] = []
+    owners: list[object] = []
+    for one in rule.inputs:
+        if one.mutable:
+            continue
+        value = given[one.name]
+        if isinstance(value, Facts):
+            facts.append(value)
+        elif one.dims is not None:
+            facts.append(_absent(one, said))
+        else:
+            owner = np.array(value, dtypes.BY_NAME[one.dtype].numpy)
+            owners.append(owner)
+            facts.append(Facts(dtypes.BY_NAME[one.dtype], (), (), owner.ctypes.data, "cpu", True))
+    if body.dims:
+        sizes = [said.dims[name] for name in body.dims]
+        for name, size in zip(body.dims, sizes, strict=True):
+            if size >= 2**31:
+                raise KernelError(
+                    f"[op] the body of kernel {body.kernel.name!r} reads the dim {name!r}, which "
+                    f"is {size}, as an int32: at most {2**31 - 1}."
+                )
+        dims = np.array(sizes, np.int32)
+        owners.append(dims)
+        at = dims.ctypes.data
+        facts += [Facts(dtypes.int32, (), (), at + 4 * i, "cpu", True) for i in range(len(sizes))]
+    return facts, owners
+
+
+def _absent(one: Argument, said: Binding) -> Facts:
+    """What stands for an array that is not there; the body asks before it reads."""
+    kind = dtypes.BY_NAME[said.dtypes.get(one.dtype, one.dtype)]
+    shape = (1,) * len(one.dims or ())
+    return Facts(kind, shape, row_contiguous_strides(shape), 0, "cpu")
+
+
+def number(op: str, one: Argument, value: object) -> float:
+    """A call's number, as the rule declares it.
+
+    Raises:
+        KernelTypeError: it is no number of that kind.
+        KernelError: it does not fit.
+    """
+    kind = dtypes.BY_NAME[one.dtype]
+    plain: Any = value.item() if isinstance(value, np.generic) else value
+    allowed: dict[str, tuple[type, ...]] = {
+        "b": (bool,),
+        "u": (int,),
+        "i": (int,),
+        "f": (int, float),
+    }
+    if not isinstance(plain, allowed[kind.kind]) or (kind.kind != "b" and isinstance(plain, bool)):
+        raise KernelTypeError(
+            f"[op] input {one.name!r} of op {op!r}: got {_short(value)} of type "
+            f"{type(value).__name__}, but {one}, which is a Python number."
+        )
+    if kind.kind in "iu":
+        limits: Any = np.iinfo(kind.numpy)
+        if not limits.min <= plain <= limits.max:
+            raise KernelError(
+                f"[op] input {one.name!r} of op {op!r}: got {plain}, but {one}, from {limits.min} "
+                f"to {limits.max}."
+            )
+    return cast(float, plain)
+
+
+def _short(value: object) -> str:
+    text = repr(value).replace("\n", " ")
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,316 @@
+"""Ops: what calls bind, launch and refuse, with NumPy arrays; derivative rules as data."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import ferrule
+from ferrule import KernelError, KernelTypeError, Op, RuleError
+from ferrule.source.names import taken
+
+I = "uint i = thread_position_in_grid.x; "  # noqa: E741
+SCALE = I + "y[i] = x[i] * w[i % D];"
+
+
+def scale(**more: Any) -> Op:
+    return ferrule.op(
+        "scale", "x[*S,D]:T, w[D]:T -> y[*S,D]:T", metal=SCALE, grid="x.size", threadgroup=256,
+        **more,
+    )  # fmt: skip
+
+
+@given(st.lists(st.integers(0, 4), max_size=3), st.integers(1, 5))
+@settings(max_examples=20, deadline=None)
+def test_dims_are_read_by_the_body(lead: list[int], d: int) -> None:
+    x = np.random.default_rng(0).random((*lead, d), dtype=np.float32)
+    w = np.arange(d, dtype=np.float32)
+    np.testing.assert_array_equal(scale()(x, w), x * w)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.int32, np.uint8])
+def test_dtype_variables_are_template_parameters(dtype: Any) -> None:
+    double = ferrule.op(
+        "double", "x[N]:T -> y[N]:T", metal=I + "T t = x[i]; y[i] = t + t;", grid="N",
+        threadgroup=64,
+    )  # fmt: skip
+    x = np.arange(9).astype(dtype)
+    y = double(x)
+    assert y.dtype == dtype
+    np.testing.assert_array_equal(y, x + x)
+
+
+def test_what_a_body_declares_hides_a_dim() -> None:
+    assert taken("out[i] = N;", "", ["N", "M"], kernel="k") == ("N",)
+    assert taken("uint N = 3; out[i] = N;", "", ["N"], kernel="k") == ()
+    assert taken("int a = f(b), N = 2; x = N;", "", ["N"], kernel="k") == ()
+    assert taken("x = a * N; y[N] = 1; return N;", "", ["N"], kernel="k") == ("N",)
+    assert taken("{ uint N = 3; } y[0] = N;", "", ["N"], kernel="k") == ("N",)
+    assert taken("for (int N = 0; N < 3; N++) y[N] = 1;", "", ["N"], kernel="k") == ("N",)
+    assert taken("y = N;", "constant constexpr int N = 4;", ["N"], kernel="k") == ()
+    assert taken("y = N;", "int f(int N) { return N; }", ["N"], kernel="k") == ("N",)
+    assert taken("y = f<N>(1);", "template <int N> int f(int a) { return N; }", ["N"], kernel="k")
+    assert taken("y = N;", "#define N 4\n", ["N"], kernel="k") == ()
+    assert taken("y = P(1);", "#define P(a) (a * N)\n", ["N"], kernel="k") == ("N",)
+    assert taken("// N\nint M = 1;", "struct K { int a; };", ["N", "M", "K"], kernel="k") == ()
+
+
+def test_a_body_that_declares_a_dims_name_runs() -> None:
+    op = ferrule.op(
+        "own", "x[N]:float32 -> y[N]:int32", metal="int N = 7; y[thread_position_in_grid.x] = N;",
+        grid="N", threadgroup=8,
+    )  # fmt: skip
+    assert op(np.zeros(3, np.float32)).tolist() == [7, 7, 7]
+
+
+def test_template_and_launch_expressions() -> None:
+    op = ferrule.op(
+        "blocks", "x[N,D]:float32 -> y[N,ceildiv(D,2)]:int32",
+        metal="uint2 p = thread_position_in_grid.xy; "
+        "y[p.y * threads_per_grid.x + p.x] = "
+        "BLOCK + 100 * WIDE + 1000 * threads_per_threadgroup.x;",
+        grid=("ceildiv(D,2)", "N"), threadgroup=("2 if D <= 4 else 4", 1),
+        template={"BLOCK": "D if D <= 8 else 8", "WIDE": "D > 4"},
+    )  # fmt: skip
+    assert op(np.zeros((2, 8), np.float32)).tolist() == [[4108] * 4] * 2
+    assert op(np.zeros((1, 3), np.float32)).tolist() == [[2003, 2003]]
+
+
+def test_optional_inputs_and_numbers() -> None:
+    op = ferrule.op(
+        "affine", "x[N,K]:T, b[K]:T?, s:float32, n:int32, flip:bool -> y[N,K]:T",
+        metal=I + "T v = x[i] * s + n; if (has_b) v += b[i % K]; y[i] = flip ? -v : v;",
+        grid="x.size", threadgroup=32,
+    )  # fmt: skip
+    x, b = np.ones((2, 3), np.float32), np.arange(3, dtype=np.float32)
+    np.testing.assert_array_equal(op(x, None, 2, 1, False), x * 2 + 1)
+    np.testing.assert_array_equal(op(x, b, s=0.5, n=-1, flip=True), -(x * 0.5 - 1 + b))
+    np.testing.assert_array_equal(op(x=x, s=1.0, n=np.int64(0), flip=np.bool_(False)), x)
+    for wrong in ({"n": 1.5}, {"n": True}, {"s": "1"}, {"flip": 1}):
+        with pytest.raises(KernelTypeError, match=f"input '{next(iter(wrong))}' of op 'affine'"):
+            op(**{"x": x, "s": 1.0, "n": 0, "flip": False, **wrong})
+    with pytest.raises(KernelError, match="from -2147483648 to 2147483647"):
+        op(x, None, 1.0, 2**31, False)
+
+
+def test_an_optional_input_that_the_body_never_asks_for_is_refused() -> None:
+    with pytest.raises(KernelError, match="never asks `has_b`"):
+        ferrule.op("f", "x[N]:T, b[N]:T? -> y[N]:T", metal="y[0] = b[0];", grid=1, threadgroup=1)
+
+
+@pytest.mark.parametrize("step", [1, 2])
+def test_inputs_written_in_place(step: int) -> None:
+    put = ferrule.op(
+        "put", "cache[B,L,D]:T!, row[B,D]:T, at:int32 -> n[B]:int32",
+        metal=I + "cache[(i / D * L + at) * D + i % D] = row[i]; "
+        "if (i % D == 0) n[i / D] = at + 1;",
+        grid="B*D", threadgroup=64,
+    )  # fmt: skip
+    whole = np.zeros((2, 4 * step, 3), np.float32)
+    cache = whole[:, ::step]
+    assert put(cache, np.ones((2, 3), np.float32), 2).tolist() == [3, 3]
+    assert cache.sum() == 6 and cache[:, 2].sum() == 6 and whole.sum() == 6
+    cache.flags.writeable = False
+    with pytest.raises(KernelError, match="read-only"):
+        put(cache, np.ones((2, 3), np.float32), 2)
+
+
+def test_an_op_without_outputs() -> None:
+    add = ferrule.op(
+        "add", "c[L]:T!, v[L]:T ->", metal=I + "c[i] += v[i];", grid="L", threadgroup=8
+    )
+    c = np.ones(3, np.float32)
+    assert add(c, c.copy()) is None
+    assert c.tolist() == [2, 2, 2]
+
+
+def test_init_value_atomics_and_several_outputs() -> None:
+    op = ferrule.op(
+        "sums", "x[N]:float32 -> total[1]:float32, count[1]:int32",
+        metal=I + "atomic_fetch_add_explicit(&total[0], x[i], memory_order_relaxed); "
+        "atomic_fetch_add_explicit(&count[0], 1, memory_order_relaxed);",
+        grid="N", threadgroup=32, atomic_outputs=True, init_value=0,
+    )  # fmt: skip
+    total, count = op(np.ones(100, np.float32))
+    assert total.tolist() == [100] and count.tolist() == [100]
+    total, count = op(np.ones(0, np.float32))  # no thread, yet filled
+    assert total.tolist() == [0] and count.tolist() == [0]
+
+
+def test_a_grid_without_threads_leaves_nothing_unwritten() -> None:
+    op = ferrule.op("e", "x[N]:float32 -> y[1]:float32", metal="y[0]=1;", grid="N", threadgroup=1)
+    with pytest.raises(KernelError, match=r"`grid` of op 'e' is \(0, 1, 1\).*init_value"):
+        op(np.ones(0, np.float32))
+
+
+def test_an_op_from_a_kernel() -> None:
+    kernel = ferrule.metal_kernel("double", ["x"], ["y"], I + "y[i] = 2 * x[i];")
+    op = ferrule.op("double", "x[N]:T -> y[N]:T", metal=kernel, grid="N", threadgroup=32)
+    assert op(np.ones(3, np.float32)).tolist() == [2, 2, 2]
+    with pytest.raises(KernelError, match=r"has the inputs \['x'\]"):
+        ferrule.op("double", "a[N]:T -> y[N]:T", metal=kernel, grid="N", threadgroup=32)
+
+
+def test_functions_that_return_or_are_given_outputs() -> None:
+    rule = "x[N]:T, k:int32 -> y[N]:T"
+    returned = ferrule.op("f", rule, run=lambda x, k: x * k)
+    written = ferrule.op("f", rule, run=lambda x, k, y: np.multiply(x, k, out=y))
+    x = np.arange(4.0)
+    assert returned(x, 2).tolist() == written(x, 2).tolist() == [0, 2, 4, 6]
+    assert returned.digest != written.digest
+    wrong = ferrule.op("f", rule, run=lambda x, k: x[1:])
+    with pytest.raises(KernelError, match=r"shape \(3,\) .* for output 'y'; expected float64"):
+        wrong(x, 2)
+    none = ferrule.op("f", rule, run=lambda x, k: None)
+    with pytest.raises(KernelError, match="output 'y'"):
+        none(x, 2)
+
+
+def test_a_runners_own_error_is_kept() -> None:
+    def broken(x: Any) -> Any:
+        raise ArithmeticError("blew up")
+
+    with pytest.raises(ArithmeticError, match="blew up") as caught:
+        ferrule.op("f", "x[N]:T -> y[N]:T", run=broken)(np.ones(2))
+    assert caught.traceback[-1].name == "broken"
+
+
+def test_the_best_implementation_is_chosen_and_can_be_forced() -> None:
+    op = ferrule.op(
+        "f", "x[N]:T -> y[N]:T", metal=I + "y[i] = 1;", run=lambda x: 0 * x + 2,
+        reference=lambda x: 0 * x + 3, grid="N", threadgroup=32,
+    )  # fmt: skip
+    x = np.zeros(2, np.float32)
+    found = [op(x)[0], *(op.using(kind)(x)[0] for kind in ("metal", "run", "reference"))]
+    assert found == [1, 1, 2, 3]
+    with pytest.raises(KernelError, match=r"has no implementation 'cuda'; it has 'metal'"):
+        op.using("cuda")
+    assert len({op.digest, *(op.using(k).digest for k in ("metal", "run", "reference"))}) == 4
+
+
+def test_saved_and_read_again() -> None:
+    op = scale(template={"K": "D + 1", "B": True}, batch="D", init_value=1.5)
+    data = json.loads(json.dumps(op.to_json()))
+    again = Op.from_json(data)
+    assert again.digest == op.digest
+    x = np.ones((2, 3), np.float32)
+    np.testing.assert_array_equal(again(x, x[0]), op(x, x[0]))
+    data["implementations"][0]["source"] += " "
+    assert Op.from_json(data).digest != op.digest
+    for damage in ({}, {**data, "rule": 1}, {**data, "implementations": [{"kind": "metal"}]}):
+        with pytest.raises(RuleError, match="damaged"):
+            Op.from_json(damage)
+
+
+def test_the_digest_changes_with_all_that_changes_behaviour() -> None:
+    ops = [
+        scale(), scale(init_value=0), scale(init_value=0.0), scale(header="// h"),
+        scale(batch="D"), scale(autocast="cast"), scale(compile_options={"math_mode": "fast"}),
+        scale(template={"A": 1}), scale(template={"A": True}), scale(template={"A": ferrule.int8}),
+        scale(atomic_outputs=True), scale(ensure_row_contiguous=False), scale(reference=abs),
+    ]  # fmt: skip
+    for n in (1, 2):
+        other = scale()
+        other.def_vjp(lambda primals, cotangents, outputs, n=n: (None, n))
+        ops.append(other)
+    assert len({op.digest for op in ops}) == len(ops)
+    assert scale().digest == scale().digest
+
+
+def test_functions_whose_content_is_unknown_are_refused() -> None:
+    array = np.ones(3)
+    with pytest.raises(KernelError, match="'array', which it closes over, is"):
+        ferrule.op("f", "x[N]:T -> y[N]:T", run=lambda x: x + array)
+
+    class Tuned:
+        def __call__(self, x: Any) -> Any:
+            return x
+
+    with pytest.raises(KernelError, match="version="):
+        ferrule.op("f", "x[N]:T -> y[N]:T", run=Tuned())
+    one, two = (ferrule.op("f", "x[N]:T -> y[N]:T", run=Tuned(), version=v) for v in (1, 2))
+    assert one.digest != two.digest
+
+
+def test_a_derivative_op_is_matched_by_name() -> None:
+    op = scale()
+    rule = "x[*S,D]:T, w[D]:T, {} -> {}[*S,D]:T"
+    with pytest.raises(KernelError, match=r"no input 'cotangent'"):
+        op.def_vjp(ferrule.op("g", rule.format("y[*S,D]:T", "x_grad"), run=lambda x, w, y: y))
+    with pytest.raises(KernelError, match=r"input 'z' .* none of what it can be given"):
+        op.def_vjp(ferrule.op("g", rule.format("z[*S,D]:T", "x_grad"), run=lambda x, w, z: z))
+    with pytest.raises(KernelError, match=r"no gradient of an input; expected x_grad, w_grad"):
+        op.def_vjp(
+            ferrule.op("g", rule.format("cotangent[*S,D]:T", "q_grad"), run=lambda x, w, y: y)
+        )
+    with pytest.raises(KernelTypeError, match="expected an op or a function"):
+        op.def_vjp(3)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda op, x, w: op(x, w[:2]), "whose dim 0 is 2, but D is 3 by input 'x' of shape"),
+        (lambda op, x, w: op(x, x), "with 1 dims"),
+        (lambda op, x, w: op(x, w.astype(np.float16)), "T is float32 by input 'x'"),
+        (lambda op, x, w: op(x), "got no input 'w'"),
+        (lambda op, x, w: op(x, w, w), "takes 2 inputs"),
+        (lambda op, x, w: op(x, w, x=x), "takes 2 inputs|twice"),
+        (lambda op, x, w: op(x, w=w, v=w), "has no input 'v', but x, w"),
+        (lambda op, x, w: op(x, [1.0, 2.0, 3.0]), "input 'w' of op 'scale': got"),
+        (lambda op, x, w: op(x, None), "got None, but w"),
+    ],
+)
+def test_wrong_inputs(call: Any, message: str) -> None:
+    x, w = np.ones((2, 3), np.float32), np.ones(3, np.float32)
+    with pytest.raises((KernelError, KernelTypeError), match=message):
+        call(scale(), x, w)
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"grid": None}, "no `grid`"),
+        ({"grid": "Q"}, "there is no dim 'Q'"),
+        ({"grid": "z.size"}, "there is no array 'z'"),
+        ({"grid": ("x.size", 1, 1, 1)}, "one to three"),
+        ({"grid": "D +"}, "no expression"),
+        ({"threadgroup": 1.5}, "expected an int or an expression"),
+        ({"template": "D"}, "expected a dictionary"),
+        ({"template": {"x": 1}}, "two arguments called 'x'"),
+        ({"batch": "Q"}, "there is no dim 'Q'"),
+        ({"autocast": "up"}, "expected None, 'cast' or 'float32'"),
+        ({"metal": None}, "nothing that carries it out"),
+        ({"compile_options": {"speed": 1}}, "math_mode"),
+    ],
+)
+def test_wrong_declarations(more: Any, message: str) -> None:
+    given = {"metal": SCALE, "grid": "x.size", "threadgroup": 256, **more}
+    with pytest.raises((KernelError, KernelTypeError), match=message):
+        ferrule.op("scale", "x[*S,D]:T, w[D]:T -> y[*S,D]:T", **given)
+
+
+def test_launch_sizes_are_checked() -> None:
+    op = ferrule.op(
+        "f", "x[N]:float32 -> y[N]:float32", metal="y[0] = 1;", grid="N - 5", threadgroup="N"
+    )
+    with pytest.raises(KernelError, match=r"`grid` of op 'f': N - 5 is -2 for x \(3,\)"):
+        op(np.zeros(3, np.float32))
+    with pytest.raises(KernelError, match=r"`threadgroup` of op 'f'.*1024 threads at most"):
+        op(np.zeros(2000, np.float32))
+
+
+def test_mlx_arrays() -> None:
+    mx = pytest.importorskip("mlx.core")
+    y = scale()(mx.ones((2, 3)), mx.arange(3, dtype=mx.float32))
+    assert isinstance(y, mx.array) and y.tolist() == [[0, 1, 2]] * 2
+    put = ferrule.op("p", "c[L]:T!, v[L]:T ->", metal=I + "c[i] = v[i];", grid="L", threadgroup=8)
+    with pytest.raises(KernelError, match="arrays of MLX do not allow"):
+        put(mx.ones(3), mx.ones(3))
+    with pytest.raises(KernelError, match="expected arrays of one library"):
+        scale()(mx.ones((2, 3)), np.ones(3, np.float32))
