@@ -81,7 +81,7 @@ MAY_IMPORT = {
     "hosts.numpy": f"{NOUNS} hosts fastcall numpy",
     "hosts.torch": f"{NOUNS} hosts driver fastcall numpy torch",
     "hosts.mlx": f"{NOUNS} hosts numpy mlx",
-    "hosts.cupy": f"{NOUNS} hosts cupy",
+    "hosts.cupy": f"{NOUNS} hosts cupy numpy",
     "hosts.exchange": f"{NOUNS} hosts torch",
     # The call joins them.
     "arguments": f"{NOUNS} hosts numpy",
@@ -94,12 +94,13 @@ MAY_IMPORT = {
     "batching": "errors expression rule op_declaration",
     "op_launch": f"{NOUNS} implementation rule devices numpy",
     "op_call": f"{NOUNS} arguments hosts implementation op_declaration op_launch rule",
+    "op_checks": f"{NOUNS} derivatives hosts implementation op_call op_declaration numpy",
     "op_declaration": "errors call kernel identity rule implementation derivatives op_call "
     "hosts.torch_op",
     "hosts.torch_op": f"{NOUNS} arguments batching expression implementation op_declaration "
     "op_call op_launch rule hosts torch",
     "hosts.torch_autograd": "derivatives op_declaration torch",
-    "ferrule": "errors dtypes call cuda_call binding op_declaration toolchain",
+    "ferrule": "errors dtypes call cuda_call binding op_checks op_declaration toolchain",
     # The benchmarks use what users have, and what they are measured against.
     "bench": "",
     "bench.by_ops": "torch",

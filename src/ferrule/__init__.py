@@ -49,14 +49,17 @@ from .errors import (
 if TYPE_CHECKING:
     from .binding import get_threads as get_threads
     from .binding import set_threads as set_threads
+    from .op_checks import check_grad as check_grad
+    from .op_checks import compare as compare
     from .op_declaration import Op as Op
     from .op_declaration import op as op
     from .toolchain import set_compiler as set_compiler
 
 # Loaded when first used: they need ctypes, compilers, the C runtime, or a parser of rules.
 _LAZY = {
-    "Op": "op_declaration", "get_threads": "binding", "op": "op_declaration",
-    "set_compiler": "toolchain", "set_threads": "binding",
+    "Op": "op_declaration", "check_grad": "op_checks", "compare": "op_checks",
+    "get_threads": "binding", "op": "op_declaration", "set_compiler": "toolchain",
+    "set_threads": "binding",
 }  # fmt: skip
 
 __all__ = [
@@ -79,6 +82,8 @@ __all__ = [
     "__version__",
     "bfloat16",
     "bool_",
+    "check_grad",
+    "compare",
     "complex64",
     "cuda_kernel",
     "float8_e4m3fn",

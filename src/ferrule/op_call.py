@@ -27,7 +27,7 @@ def call(op: Op, values: Sequence[Any]) -> Any:
         KernelError, KernelTypeError, CompileError, DialectError, ToolchainError, DeviceError: as
             `Op.__call__` says.
     """
-    host, device, given, arrays, copies = _gathered(op, values)
+    host, device, given, arrays, copies = gathered(op, values)
     said, results = bound(op, given)
     chosen = choose(op, device, said)
     queue = host.stream(None, device)
@@ -160,7 +160,7 @@ def _checked(
     return value
 
 
-def _gathered(
+def gathered(
     op: Op, values: Sequence[Any]
 ) -> tuple[Host, str, dict[str, Facts | float | None], dict[str, Any], dict[str, Any]]:
     """Whose arrays the inputs are, on which device, what they are like, the arrays as a kernel

@@ -75,13 +75,13 @@ class Op:
             KernelTypeError: an input is of a wrong type.
             CompileError, DialectError, ToolchainError, DeviceError: as a kernel's call.
         """
-        values = args if not named and len(args) == self._count else self._ordered(args, named)
+        values = args if not named and len(args) == self._count else self.ordered(args, named)
         self._look_for_torch()  # before `_torch` is read, which Dynamo remembers
         if self._torch is not None and self._torch.takes(values):
             return self._torch(*values)
         return op_call.call(self, values)
 
-    def _ordered(self, args: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[Any, ...]:
+    def ordered(self, args: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[Any, ...]:
         """A call's inputs, in the rule's order."""
         inputs = self.rule.inputs
         if len(args) > len(inputs):

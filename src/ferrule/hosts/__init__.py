@@ -76,6 +76,14 @@ class Host(Protocol):
         """
         ...
 
+    def to_numpy(self, array: Any) -> np.ndarray[Any, Any]:
+        """The elements, in NumPy's memory; bfloat16 and 8-bit floats as float32."""
+        ...
+
+    def from_numpy(self, values: np.ndarray[Any, Any], dtype: Dtype, device: str) -> Any:
+        """A new array of these elements, cast to ``dtype``."""
+        ...
+
     def maker(self, shape: Shape, number: float | None, dtype: Dtype, device: str) -> Maker | None:
         """How `empty`, or `full` of ``number``, makes an output; None where calls of this library
         are not remembered (see `ferrule.fastcall`)."""

@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import cupy
+import numpy as np
 
 from ..dtypes import Dtype, of_numpy
 from ..errors import KernelTypeError
 from ..spec import Facts, Shape
+from . import numpy as numpy_host
 from . import unknown_dtype
 
 name = "CuPy"
@@ -49,6 +51,17 @@ def full(shape: Shape, value: float, dtype: Dtype, device: str) -> Any:
     """
     with _gpu(device):
         return cupy.full(shape, value, dtype.numpy)
+
+
+def to_numpy(array: Any) -> np.ndarray[Any, Any]:
+    """The elements, in NumPy's memory; bfloat16 and 8-bit floats as float32."""
+    return numpy_host.to_numpy(cupy.asnumpy(array))
+
+
+def from_numpy(values: np.ndarray[Any, Any], dtype: Dtype, device: str) -> Any:
+    """A new array of these elements on ``device``."""
+    with _gpu(device):
+        return cupy.asarray(values.astype(dtype.numpy))
 
 
 def maker(shape: Shape, number: float | None, dtype: Dtype, device: str) -> None:

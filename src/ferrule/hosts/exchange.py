@@ -18,7 +18,7 @@ from . import torch as host
 
 name = "DLPack"
 allocation_errors = host.allocation_errors
-empty, full, device = host.empty, host.full, host.device
+empty, full, device, from_numpy = host.empty, host.full, host.device, host.from_numpy
 
 
 def facts(array: Any) -> Facts | None:
@@ -58,6 +58,11 @@ def tensor(array: Any) -> torch.Tensor:
 def contiguous(array: Any) -> torch.Tensor:
     """A row-contiguous tensor."""
     return host.contiguous(tensor(array))
+
+
+def to_numpy(array: Any) -> Any:
+    """The elements, in NumPy's memory; bfloat16 and 8-bit floats as float32."""
+    return host.to_numpy(tensor(array))
 
 
 def maker(*_: object) -> None:

@@ -151,6 +151,18 @@ def _tie(kernel: str, count: int) -> Callable[..., Any]:
     return tie
 
 
+def to_numpy(array: mx.array) -> np.ndarray[Any, Any]:
+    """The elements, in NumPy's memory; bfloat16 as float32."""
+    return np.array(array.astype(mx.float32) if array.dtype == mx.bfloat16 else array)
+
+
+def from_numpy(values: np.ndarray[Any, Any], dtype: Dtype, device: str) -> mx.array:
+    """A new array of these elements."""
+    if values.dtype == np.float64:  # MLX casts it, but not without a word
+        values = values.astype(np.float32)
+    return mx.array(values).astype(_MLX[dtype.name])
+
+
 def device() -> str:
     """MLX arrays are in memory that the CPU reads."""
     return "cpu"

@@ -58,6 +58,16 @@ def full(shape: Shape, value: float, dtype: Dtype, device: str) -> np.ndarray[An
     return np.full(shape, value, dtype.numpy)
 
 
+def to_numpy(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """The elements; bfloat16 and 8-bit floats as float32."""
+    return array if array.dtype.type.__module__ == "numpy" else array.astype(np.float32)
+
+
+def from_numpy(values: np.ndarray[Any, Any], dtype: Dtype, device: str) -> np.ndarray[Any, Any]:
+    """A new array of these elements."""
+    return np.array(values, dtype.numpy)
+
+
 def maker(shape: Shape, number: float | None, dtype: Dtype, device: str) -> Maker:
     """How an output is made again."""
     if number is not None:

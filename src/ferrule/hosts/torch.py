@@ -200,6 +200,19 @@ def _ordinal(device: str) -> int:
     return int(device.partition(":")[2])
 
 
+def to_numpy(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
+    """The elements, in NumPy's memory; bfloat16 and 8-bit floats as float32."""
+    found = tensor.detach().resolve_conj().resolve_neg().cpu()
+    narrow = found.dtype == torch.bfloat16 or (found.is_floating_point() and found.itemsize == 1)
+    values: np.ndarray[Any, Any] = (found.float() if narrow else found).numpy()
+    return values
+
+
+def from_numpy(values: np.ndarray[Any, Any], dtype: Dtype, device: str) -> torch.Tensor:
+    """A new tensor of these elements on ``device``."""
+    return torch.tensor(values).to(TORCH[dtype.name]).to(device)
+
+
 def maker(shape: Shape, number: float | None, dtype: Dtype, device: str) -> Maker:
     """How an output is made again."""
     size = math.prod(shape) * dtype.itemsize

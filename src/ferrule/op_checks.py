@@ -1,0 +1,395 @@
+"""Whether an op does what it declares: `compare` its implementations, `check_grad` its
+derivatives."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from . import derivatives, dtypes, hosts, op_call
+from .dtypes import Dtype
+from .errors import KernelError, KernelTypeError
+from .implementation import Implementation, Runner
+from .op_declaration import Op
+
+Values = np.ndarray[Any, Any]
+
+_TRIED = 12  # elements of each input that `check_grad` moves, at most
+
+
+class Difference(NamedTuple):
+    """How far one output of an implementation is from the same output of another.
+
+    Attributes:
+        implementation: which one, such as ``"cuda"``.
+        output: the output's name.
+        largest: the largest absolute difference; infinite where one is NaN and the other is not.
+        relative: the same, divided by the largest magnitude of the output it is compared with.
+        at: where it is.
+        values: of both there: the implementation's, then what it is compared with.
+    """
+
+    implementation: str
+    output: str
+    largest: float
+    relative: float
+    at: tuple[int, ...]
+    values: tuple[float, float]
+
+
+class Comparison:
+    """What `compare` found; its text is a table.
+
+    Attributes:
+        baseline: the implementation that the others are compared with.
+        differences: per implementation and output.
+        skipped: implementations that did not run, and why.
+    """
+
+    def __init__(self, op: str, baseline: str) -> None:
+        self.op, self.baseline = op, baseline
+        self.differences: list[Difference] = []
+        self.skipped: list[tuple[str, str]] = []
+
+    @property
+    def largest(self) -> float:
+        """The largest absolute difference of all; 0 where there was one implementation alone."""
+        return max((one.largest for one in self.differences), default=0.0)
+
+    def __repr__(self) -> str:
+        lines = [f"op {self.op!r}, compared with `{self.baseline}`:"]
+        for one in self.differences:
+            where = f" at {list(one.at)}: {one.values[0]:.9g}, expected {one.values[1]:.9g}"
+            lines.append(
+                f"  {one.implementation:<10} {one.output:<12} {one.largest:.3g} "
+                f"({one.relative:.3g} of the largest){where if one.largest else ''}"
+            )
+        lines += [f"  {name:<10} not run: {why}" for name, why in self.skipped]
+        if not self.differences:
+            lines.append("  there is nothing to compare it with")
+        return "\n".join(lines)
+
+
+def compare(op: Op, *args: Any, **named: Any) -> Comparison:
+    """Run every implementation of an op that can be run here, and compare what they give.
+
+    The reference, if there is one, is what the others are compared with; else the last one that
+    runs. Each gets copies of what it writes in place.
+
+    Args:
+        op: the op.
+        args, named: its inputs, as in a call.
+
+    Raises:
+        KernelError: no implementation runs on the inputs' device; what the implementations raise.
+    """
+    values = _recording_nothing(op.ordered(args, named))
+    device, said = _bound(op, values)
+    running: list[tuple[str, Implementation]] = []
+    skipped: list[tuple[str, str]] = []
+    for n, one in enumerate(op.implementations):
+        same = sum(other.kind == one.kind for other in op.implementations[:n])
+        label = f"{one.kind} {same + 1}" if same else one.kind
+        if one.kind == "cuda" and not device.startswith("cuda"):
+            skipped.append((label, f"the arrays are on {device}"))
+        elif not one.holds(said):
+            skipped.append((label, f"it is for {one.when}"))
+        else:
+            running.append((label, one))
+    if not running:
+        raise KernelError(f"[op] op {op.name!r} has nothing that runs on {device!r} to compare.")
+    found = {}
+    for label, one in running:
+        alone = Op(op.name, op.rule, [one], op.batch)
+        given = [_copied(a, v) for a, v in zip(op.rule.inputs, values, strict=True)]
+        result = op_call.call(alone, given)
+        outputs = [] if result is None else list(result) if isinstance(result, tuple) else [result]
+        outputs += [v for a, v in zip(op.rule.inputs, given, strict=True) if a.mutable]
+        found[label] = [_numbers(output) for output in outputs]
+    names = [one.name for one in op.rule.outputs]
+    names += [one.name for one in op.rule.inputs if one.mutable]
+    baseline = "reference" if "reference" in found else running[-1][0]
+    report = Comparison(op.name, baseline)
+    report.skipped = skipped
+    for label, outputs in found.items():
+        if label != baseline:
+            for name, ours, theirs in zip(names, outputs, found[baseline], strict=True):
+                report.differences.append(_difference(label, name, ours, theirs))
+    return report
+
+
+def _difference(label: str, name: str, ours: Values, theirs: Values) -> Difference:
+    if not ours.size:
+        return Difference(label, name, 0.0, 0.0, (), (0.0, 0.0))
+    with np.errstate(invalid="ignore", over="ignore"):
+        apart = np.abs(ours - theirs)
+    same = (ours == theirs) | (np.isnan(ours) & np.isnan(theirs))  # infinities, too
+    apart = np.where(same, 0.0, np.where(np.isnan(apart), np.inf, apart))
+    index = tuple(int(i) for i in np.unravel_index(int(np.argmax(apart)), apart.shape))
+    largest = float(apart[index])
+    finite = np.abs(theirs[np.isfinite(theirs)])
+    scale = float(finite.max()) if finite.size else 0.0
+    relative = largest / scale if scale else float(largest > 0)
+    return Difference(label, name, largest, relative, index, (ours[index], theirs[index]))
+
+
+class Gradient(NamedTuple):
+    """One derivative, declared and measured.
+
+    Attributes:
+        rule: ``"vjp"`` or ``"jvp"``.
+        input: the input's name.
+        at: the element that was moved; for a jvp, which moves all, ``()``.
+        declared: what the rule gives.
+        measured: the central difference.
+        tolerance: how far they may be apart.
+    """
+
+    rule: str
+    input: str
+    at: tuple[int, ...]
+    declared: float
+    measured: float
+    tolerance: float
+
+    @property
+    def ok(self) -> bool:
+        """Whether they agree."""
+        return abs(self.declared - self.measured) <= self.tolerance
+
+
+class GradientCheck:
+    """What `check_grad` found; its text is a table, the worst first.
+
+    Attributes:
+        gradients: each derivative that was looked at.
+        dtype: in which the op was evaluated.
+    """
+
+    def __init__(self, op: str, dtype: str) -> None:
+        self.op, self.dtype = op, dtype
+        self.gradients: list[Gradient] = []
+
+    @property
+    def ok(self) -> bool:
+        """Whether all agree."""
+        return all(one.ok for one in self.gradients)
+
+    def __repr__(self) -> str:
+        wrong = sum(not one.ok for one in self.gradients)
+        lines = [
+            f"op {self.op!r}: {len(self.gradients)} derivatives against central differences in "
+            f"{self.dtype}, {wrong} wrong"
+        ]
+        worst = sorted(
+            self.gradients, key=lambda g: -abs(g.declared - g.measured) / (g.tolerance or 1e-300)
+        )
+        for one in worst[:10]:
+            place = f"{one.input}{list(one.at) if one.rule == 'vjp' else ''}"
+            lines.append(
+                f"  {one.rule} {place:<20} declared {one.declared:<14.7g} measured "
+                f"{one.measured:<14.7g} {'ok' if one.ok else f'WRONG (within {one.tolerance:.3g})'}"
+            )
+        return "\n".join(lines)
+
+
+def check_grad(
+    op: Op, *args: Any, inputs: Sequence[str] | None = None, rtol: float | None = None,
+    seed: int = 0, raises: bool = True, **named: Any,
+) -> GradientCheck:  # fmt: skip
+    """Compare an op's vjp and jvp with central differences.
+
+    Elements of each float input, twelve at most, are moved up and down; for a jvp the whole input
+    along a random direction. The op runs in float64 where its rule and what carries it out take
+    that (a Metal body does not), else in the dtype of its inputs; sums and differences are
+    float64. The tolerance covers rounding of the outputs and what halving the step changes.
+
+    Args:
+        op: the op.
+        args, named: its inputs, as in a call.
+        inputs: the inputs to look at; all that are floats by default, those that the vjp gives no
+            gradient for, too.
+        rtol: relative tolerance; by default 1e-5 in float64, 1e-2 in float32, 5e-2 in smaller ones.
+        seed: of the random cotangents, directions and choice of elements.
+        raises: raise where a derivative is wrong.
+
+    Raises:
+        KernelError: a derivative is wrong, with a table; the op has neither a vjp nor a jvp.
+    """
+    if not {"vjp", "jvp"} & op.rules.keys():
+        raise derivatives.missing(op, "vjp")
+    values = _recording_nothing(op.ordered(args, named))
+    trial = _Trial(op, values, np.random.default_rng(seed), rtol)
+    for place, one in enumerate(op.rule.inputs):
+        if inputs is not None and one.name not in inputs:
+            continue
+        if values[place] is not None and derivatives.is_real(one) and trial.is_float(place):
+            if "vjp" in op.rules:
+                trial.vjp(place)
+            if "jvp" in op.rules:
+                trial.jvp(place)
+    if raises and not trial.report.ok:
+        raise KernelError(f"[op] {trial.report!r}")
+    return trial.report
+
+
+class _Trial:
+    """One check of an op's derivatives."""
+
+    def __init__(self, op: Op, values: Sequence[Any], rng: Any, rtol: float | None) -> None:
+        self.op, self.rng = op, rng
+        self.host = _host(op, values)
+        facts = [self.host.facts(v) if _is_array(v) else None for v in values]
+        self.kinds = [None if fact is None else fact.dtype for fact in facts]
+        self.device = next(fact.device for fact in facts if fact is not None)
+        wide = _widened(op, self.kinds, self.host.name)
+        self.at = [
+            self.host.to_numpy(v).astype(np.float64) if kind is not None and kind.kind == "f" else v
+            for kind, v in zip(self.kinds, values, strict=True)
+        ]
+        self.kinds = wide
+        floats = [kind for kind in wide if kind is not None and kind.kind == "f"]
+        self.kind = min(floats, key=lambda kind: kind.itemsize, default=dtypes.float32)
+        self.epsilon = {"float64": 2.0**-52, "float32": 2.0**-23, "bfloat16": 2.0**-8}.get(
+            self.kind.name, 2.0**-10
+        )
+        default = 1e-5 if self.kind.name == "float64" else 1e-2 if self.kind.itemsize == 4 else 5e-2
+        self.rtol = default if rtol is None else rtol
+        self.report = GradientCheck(op.name, self.kind.name)
+        self.primals = tuple(self.array(i, v) for i, v in enumerate(self.at))
+        self.outputs = self.call(self.primals)
+        shapes = [self.numbers(y).shape for y in self.outputs]
+        self.weights = [rng.uniform(0.5, 1.5, s) * rng.choice([-1, 1], s) for s in shapes]
+
+    def is_float(self, place: int) -> bool:
+        kind = self.kinds[place]
+        return kind is not None and kind.kind == "f"
+
+    def array(self, place: int, values: Any) -> Any:
+        kind = self.kinds[place]
+        if kind is None or kind.kind != "f":
+            return values
+        return self.host.from_numpy(values, kind, self.device)
+
+    def numbers(self, array: Any) -> Values:
+        return self.host.to_numpy(array).astype(np.float64)
+
+    def call(self, primals: Sequence[Any]) -> tuple[Any, ...]:
+        result = op_call.call(self.op, primals)
+        return result if isinstance(result, tuple) else (result,)
+
+    def measured(self, place: int, direction: Values, step: float) -> tuple[float, float]:
+        """The derivative along a direction, and how far rounding of the outputs may move it."""
+        sides, used = [], []
+        for sign in (1, -1):
+            moved = self.array(place, self.at[place] + sign * step * direction)
+            used.append(self.numbers(moved))  # as the input's dtype has it
+            given = [*self.primals[:place], moved, *self.primals[place + 1 :]]
+            sides.append([self.numbers(y) for y in self.call(given)])
+        along = np.sum((used[0] - used[1]) * direction) / np.sum(direction * direction)
+        if not along:
+            return 0.0, np.inf
+        total = noise = 0.0
+        for up, down, weight in zip(*sides, self.weights, strict=True):
+            total += float(np.sum(weight * (up - down)))
+            changed = up != down
+            noise += float(np.sum(np.abs(weight * up)[changed])) * self.epsilon
+        return total / along, 4 * noise / along
+
+    def compare(
+        self, rule: str, place: int, index: Any, direction: Values, declared: float
+    ) -> None:
+        largest = float(np.max(np.abs(self.at[place]), initial=1.0, where=direction != 0))
+        step = self.epsilon ** (1 / 3) * largest
+        coarse, _ = self.measured(place, direction, step)
+        fine, noise = self.measured(place, direction, step / 2)
+        size = max(abs(declared), abs(fine))
+        tolerance = self.rtol * size + noise + 2 * abs(coarse - fine) + 1e-12
+        name = self.op.rule.inputs[place].name
+        self.report.gradients.append(Gradient(rule, name, index, declared, fine, tolerance))
+
+    def vjp(self, place: int) -> None:
+        cotangents = tuple(
+            self.host.from_numpy(weight, self.host.facts(y).dtype, self.device)  # type: ignore[union-attr]
+            for weight, y in zip(self.weights, self.outputs, strict=True)
+        )
+        self.weights = [self.numbers(c) for c in cotangents]  # as their dtype has them
+        grad = derivatives.vjp(self.op, self.primals, cotangents, self.outputs)[place]
+        at = self.at[place]
+        known = np.zeros(at.shape) if grad is None else self.numbers(grad)
+        if known.shape != at.shape:
+            one = self.op.rule.inputs[place]
+            raise KernelError(
+                f"[op] the vjp of op {self.op.name!r} gives a gradient of shape {known.shape} for "
+                f"input {one.name!r} of shape {at.shape} ({one})."
+            )
+        chosen = self.rng.permutation(at.size)[:_TRIED]
+        for flat in chosen:
+            index = tuple(int(i) for i in np.unravel_index(int(flat), at.shape))
+            direction = np.zeros(at.shape)
+            direction[index] = 1
+            self.compare("vjp", place, index, direction, float(known[index]))
+
+    def jvp(self, place: int) -> None:
+        direction = self.rng.uniform(-1, 1, self.at[place].shape)
+        tangent = self.array(place, direction)
+        tangents = tuple(tangent if i == place else None for i in range(len(self.primals)))
+        found = derivatives.jvp(self.op, self.primals, tangents, self.outputs)
+        declared = sum(
+            float(np.sum(weight * self.numbers(t)))
+            for weight, t in zip(self.weights, found, strict=True)
+            if t is not None
+        )
+        self.compare("jvp", place, (), self.numbers(tangent), declared)
+
+
+def _widened(op: Op, kinds: Sequence[Dtype | None], host: str) -> list[Dtype | None]:
+    """float64 for dtype variables that are floats, where nothing stands against it."""
+    narrow = host == "MLX" or any(not isinstance(one, Runner) for one in op.implementations[:1])
+    wide: list[Dtype | None] = []
+    for one, kind in zip(op.rule.inputs, kinds, strict=True):
+        allowed = op.rule.choices.get(one.dtype, ("float64",))
+        variable = one.dtype not in dtypes.BY_NAME
+        free = kind is not None and kind.kind == "f" and variable and "float64" in allowed
+        wide.append(dtypes.float64 if free and not narrow else kind)
+    return wide
+
+
+def _recording_nothing(values: Sequence[Any]) -> tuple[Any, ...]:
+    """Inputs apart from what a library records of them."""
+    return tuple(value.detach() if hasattr(value, "detach") else value for value in values)
+
+
+def _is_array(value: object) -> bool:
+    return value is not None and hosts.find(type(value)) is not None
+
+
+def _host(op: Op, values: Sequence[Any]) -> hosts.Host:
+    for value in values:
+        found = None if value is None else hosts.find(type(value))
+        if found is not None:
+            return found
+    raise KernelTypeError(f"[op] op {op.name!r}: expected an array among its inputs.")
+
+
+def _bound(op: Op, values: Sequence[Any]) -> tuple[str, Any]:
+    _, device, given, _, _ = op_call.gathered(op, values)
+    return device, op_call.bound(op, given)[0]
+
+
+def _copied(one: Any, value: Any) -> Any:
+    if not one.mutable or value is None:
+        return value
+    host = hosts.find(type(value))
+    if host is None:
+        return value
+    return host.contiguous(value) if host.name == "NumPy" else value.clone()
+
+
+def _numbers(array: Any) -> Values:
+    host = hosts.find(type(array))
+    values = array if host is None else host.to_numpy(array)
+    kind = np.complex128 if np.iscomplexobj(values) else np.float64
+    return np.asarray(values).astype(kind)

@@ -1,0 +1,136 @@
+"""`compare` and `check_grad`: what they find, on arrays of each library."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import ferrule
+from ferrule import KernelError, Op
+
+I = "uint i = thread_position_in_grid.x; "  # noqa: E741
+RULE = "x[*S,D]:T, w[D]:T -> y[*S,D]:T"
+
+
+def scale(off: float = 0.0, **more: Any) -> Op:
+    return ferrule.op(
+        "scale", RULE, metal=I + f"y[i] = x[i] * w[i % D] + (i == 4 ? {off}f : 0.0f);",
+        grid="x.size", threadgroup=64, **more,
+    )  # fmt: skip
+
+
+def test_implementations_that_agree() -> None:
+    op = scale(run=lambda x, w: w * x, reference=lambda x, w: x * w)
+    report = ferrule.compare(op, np.ones((2, 3), np.float32), w=np.ones(3, np.float32))
+    assert report.largest == 0 and report.baseline == "reference"
+    assert [one.implementation for one in report.differences] == ["metal", "run"]
+
+
+def test_where_implementations_differ() -> None:
+    op = scale(0.5, reference=lambda x, w: x * w)
+    report = ferrule.compare(op, torch.ones(2, 3, requires_grad=True), torch.full((3,), 2.0))
+    (found,) = report.differences
+    assert (found.at, found.largest, found.relative) == ((1, 1), 0.5, 0.25)
+    assert found.values == (2.5, 2.0)
+    assert "metal      y            0.5 (0.25 of the largest) at [1, 1]: 2.5, expected 2" in repr(
+        report
+    )
+
+
+def test_what_is_not_a_number_and_what_is_written_in_place() -> None:
+    op = ferrule.op(
+        "put", "c[N]:T!, x[N]:T -> y[N]:T", metal=I + "c[i] += x[i]; y[i] = 0.0f / (i * x[i]);",
+        grid="N", threadgroup=8, run=lambda c, x, y: (np.add(c, x, out=c), y.fill(0)),
+    )  # fmt: skip
+    c = np.ones(3, np.float32)
+    report = ferrule.compare(op, c, np.ones(3, np.float32))
+    assert c.tolist() == [1, 1, 1]
+    assert {one.output: one.largest for one in report.differences} == {"y": np.inf, "c": 0}
+
+
+def test_one_implementation_alone() -> None:
+    report = ferrule.compare(scale(), np.ones((2, 3), np.float32), np.ones(3, np.float32))
+    assert report.largest == 0 and "nothing to compare" in repr(report)
+
+
+def with_vjp(op: Op, wrong: bool = False) -> Op:
+    def vjp(primals: Any, cotangents: Any, outputs: Any) -> Any:
+        (x, w), (c,) = primals, cotangents
+        return c * w, (c * x).reshape(-1, x.shape[-1]).sum(0) * (1.2 if wrong else 1)
+
+    op.def_vjp(vjp)
+    return op
+
+
+def with_jvp(op: Op, wrong: bool = False) -> Op:
+    def jvp(primals: Any, tangents: Any, outputs: Any) -> Any:
+        (x, w), (tx, tw) = primals, tangents
+        return (0 if tx is None else tx * w) + (0 if tw is None else x * tw * (2 if wrong else 1))
+
+    op.def_jvp(jvp)
+    return op
+
+
+def arrays(library: str, dtype: str = "float32") -> tuple[Any, Any]:
+    rng = np.random.default_rng(1)
+    x, w = rng.normal(size=(4, 3)), rng.normal(size=3)
+    if library == "torch":
+        kind = getattr(torch, dtype)
+        return torch.tensor(x, dtype=kind), torch.tensor(w, dtype=kind)
+    if library == "mlx":
+        mx = pytest.importorskip("mlx.core")
+        return mx.array(x.astype(np.float32)), mx.array(w.astype(np.float32))
+    return x.astype(dtype), w.astype(dtype)
+
+
+@pytest.mark.parametrize("library", ["numpy", "torch", "mlx"])
+def test_derivatives_that_are_right(library: str) -> None:
+    report = ferrule.check_grad(with_jvp(with_vjp(scale())), *arrays(library))
+    assert report.ok and report.dtype == "float32" and len(report.gradients) == 12 + 3 + 2
+    assert {one.rule for one in report.gradients} == {"vjp", "jvp"}
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
+def test_in_other_dtypes(dtype: str) -> None:
+    op = ferrule.op("scale", RULE, run=lambda x, w: x * w) if dtype == "float64" else scale()
+    assert ferrule.check_grad(with_vjp(op), *arrays("torch", dtype)).dtype == dtype
+
+
+def test_functions_are_checked_in_float64() -> None:
+    op = ferrule.op("scale", RULE, run=lambda x, w: x * w)
+    assert ferrule.check_grad(with_vjp(op), *arrays("numpy")).dtype == "float64"
+
+
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+def test_derivatives_that_are_wrong(library: str) -> None:
+    with pytest.raises(KernelError, match=r"3 wrong\n  vjp w\[\d\] +declared .* measured .*WRONG"):
+        ferrule.check_grad(with_vjp(scale(), wrong=True), *arrays(library))
+    report = ferrule.check_grad(with_jvp(scale(), wrong=True), *arrays(library), raises=False)
+    assert [(one.input, one.ok) for one in report.gradients] == [("x", True), ("w", False)]
+
+
+def test_a_gradient_that_is_left_out_is_wrong_unless_it_is_not_asked_for() -> None:
+    op = scale()
+    op.def_vjp(lambda primals, cotangents, outputs: (cotangents[0] * primals[1], None))
+    with pytest.raises(KernelError, match="declared 0 "):
+        ferrule.check_grad(op, *arrays("numpy"))
+    assert ferrule.check_grad(op, *arrays("numpy"), inputs=["x"]).ok
+
+
+def test_a_vjp_op_and_gradients_of_wrong_shapes() -> None:
+    op = scale()
+    rule = "w[D]:T, cotangent[*S,D]:T -> x_grad[*S,D]:T"
+    op.def_vjp(ferrule.op("g", rule, metal=I + "x_grad[i] = cotangent[i] * w[i % D];",
+                          grid="cotangent.size", threadgroup=64))  # fmt: skip
+    assert ferrule.check_grad(op, *arrays("numpy"), inputs=["x"]).ok
+    op.def_vjp(lambda primals, cotangents, outputs: (cotangents[0][0], None))
+    with pytest.raises(KernelError, match=r"gradient of shape \(3,\) for input 'x' of shape"):
+        ferrule.check_grad(op, *arrays("numpy"))
+
+
+def test_an_op_without_derivatives() -> None:
+    with pytest.raises(KernelError, match="has no derivative; declare one with def_vjp"):
+        ferrule.check_grad(scale(), *arrays("numpy"))
