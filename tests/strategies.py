@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from hypothesis import strategies as st
 
@@ -92,3 +93,80 @@ def texts(names: Sequence[str]) -> st.SearchStrategy[str]:
     return st.lists(line, max_size=6).flatmap(
         lambda lines: st.sampled_from(["\n", "\r\n", " ", ""]).map(lambda sep: sep.join(lines))
     )
+
+
+# ---- rules ---------------------------------------------------------------------------------------
+
+NAMES = ("B", "H", "W")
+_LEAVES = [*(("name", name) for name in NAMES), ("size", "x"), ("ndim", "x")]
+_OF_TWO = ["+", "-", "*", "//", "%", "min", "max", "ceildiv"]
+_KINDS = ["leaf", "leaf", "two", "two", "neg", "if"]
+
+
+@st.composite
+def numbers(draw: Any, depth: int = 4) -> Any:
+    """The node of an expression of `NAMES`, ``x.size`` and ``x.ndim``."""
+    kind = draw(st.sampled_from(_KINDS if depth else ["leaf"]))
+    if kind == "leaf":
+        literals = st.integers(0, 300) | st.sampled_from([2**31, 2**62, 2**63 - 1])
+        return draw(st.sampled_from(_LEAVES) | literals.map(lambda n: ("int", n)))
+    inner = numbers(depth - 1)
+    if kind == "neg":
+        return ("neg", draw(inner))
+    if kind == "if":
+        return ("if", draw(conditions(depth - 1)), draw(inner), draw(inner))
+    return (draw(st.sampled_from(_OF_TWO)), draw(inner), draw(inner))
+
+
+@st.composite
+def conditions(draw: Any, depth: int) -> Any:
+    """The node of a condition."""
+    kind = draw(
+        st.sampled_from(["compare", "compare", "and", "or", "not"] if depth else ["compare"])
+    )
+    if kind == "compare":
+        sign = draw(st.sampled_from(["==", "!=", "<", "<=", ">", ">="]))
+        return (sign, draw(numbers(min(depth, 1))), draw(numbers(min(depth, 1))))
+    if kind == "not":
+        return ("not", draw(conditions(depth - 1)))
+    return (kind, draw(conditions(depth - 1)), draw(conditions(depth - 1)))
+
+
+DIMS = ["A", "B", "C", "D"]
+
+
+@st.composite
+def rules(draw: Any, faults: bool = False) -> str:
+    """The text of a rule with inputs that bind all dims, and outputs made of them.
+
+    With ``faults`` there are numbers among the inputs, and expressions that divide by zero, are
+    negative or overflow for some sizes.
+    """
+    dtype = st.sampled_from(["T", "U", "float32", "uint8"])
+    sides: list[str] = []
+    inputs = []
+    odd = ["A // B", "C - D", "all.size % A", "B * 2000000000 * C * D"] if faults else []
+    for n in range(draw(st.integers(1, 4))):
+        given = [*DIMS, "2", "7", "A * 2", "max(B, C)", *odd[:2]]
+        dims = draw(st.lists(st.sampled_from(given), max_size=4))
+        if draw(st.booleans()):
+            dims.insert(draw(st.integers(0, len(dims))), "*S")
+        mark = draw(st.sampled_from(["", "", "?", "!"]))
+        inputs.append(f"x{n}[{', '.join(dims)}]:{draw(dtype)}{mark}")
+    if faults and draw(st.booleans()):
+        inputs.append(f"number:{draw(dtype)}")
+    inputs += [f"all[{', '.join(DIMS)}, *S]:T", "kind[]:U"]
+    draw(st.randoms()).shuffle(inputs)
+    sides.append(", ".join(inputs))
+    found = []
+    for n in range(draw(st.integers(1, 3))):
+        size = st.sampled_from(
+            [*DIMS, "A + B * 2", "ceildiv(C, 4)", "all.size", "D if D < 5 else 5", *odd]
+        )
+        dims = draw(st.lists(size, max_size=3))
+        found.append(f"y{n}[{', '.join([*dims, '*S'])}]: {draw(dtype)}")
+    sides.append(", ".join(found))
+    wheres = ["", " where A >= 0", " where T in (float32, float16), B < 99"]
+    if faults:
+        wheres += [" where A == 0 or B % A == 0", " where not C // D > 3, all.ndim != 5"]
+    return " -> ".join(sides) + draw(st.sampled_from(wheres))

@@ -1,8 +1,10 @@
-"""Expressions of rules: the same on ints, on torch's symbolic ints, in C, as text and as JSON."""
+"""Expressions of rules: the same on ints, on torch's symbolic ints, as text and as JSON.
+
+`test_bytecode` compares them with what C makes of them.
+"""
 
 from __future__ import annotations
 
-import ctypes
 import json
 from typing import Any
 
@@ -10,13 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ferrule import expression, loader, toolchain
 from ferrule.errors import RuleError
 from ferrule.expression import Expression, Ints, parse
+from strategies import NAMES, numbers
 
-NAMES = ("B", "H", "W")
-LEAVES = [*(("name", name) for name in NAMES), ("size", "x"), ("ndim", "x")]
-TWO = ["+", "-", "*", "//", "%", "min", "max", "ceildiv"]
 VALUES = {"B": 3, "H": 7, "W": 128, "x.size": 2688, "x.ndim": 3}
 
 
@@ -45,32 +44,6 @@ def test_against_python(text: str) -> None:
     assert parse(text).evaluate(VALUES) == python(text, VALUES)
 
 
-@st.composite
-def numbers(draw: Any, depth: int = 4) -> Any:
-    kind = draw(st.sampled_from(["leaf", "leaf", "two", "two", "neg", "if"] if depth else ["leaf"]))
-    if kind == "leaf":
-        return draw(st.sampled_from(LEAVES) | st.integers(0, 300).map(lambda n: ("int", n)))
-    inner = numbers(depth - 1)
-    if kind == "neg":
-        return ("neg", draw(inner))
-    if kind == "if":
-        return ("if", draw(conditions(depth - 1)), draw(inner), draw(inner))
-    return (draw(st.sampled_from(TWO)), draw(inner), draw(inner))
-
-
-@st.composite
-def conditions(draw: Any, depth: int) -> Any:
-    kind = draw(
-        st.sampled_from(["compare", "compare", "and", "or", "not"] if depth else ["compare"])
-    )
-    if kind == "compare":
-        sign = draw(st.sampled_from(["==", "!=", "<", "<=", ">", ">="]))
-        return (sign, draw(numbers(min(depth, 1))), draw(numbers(min(depth, 1))))
-    if kind == "not":
-        return ("not", draw(conditions(depth - 1)))
-    return (kind, draw(conditions(depth - 1)), draw(conditions(depth - 1)))
-
-
 SIZES = st.fixed_dictionaries(
     {**{n: st.integers(0, 40) for n in NAMES}, "x.size": st.integers(0, 999), "x.ndim":
      st.integers(0, 5)}
@@ -91,41 +64,6 @@ def test_text_and_json_say_the_same(node: Any, values: dict[str, int]) -> None:
         return
     assert again.evaluate(values) == expected == python(str(one), values)
     assert str(parse(str(again))) == str(again)
-
-
-def values_in_c(expressions: list[Expression], values: dict[str, int]) -> list[int]:
-    """What C makes of expressions."""
-    names = {name: f"v[{i}]" for i, name in enumerate(values)}
-    lines = [f"out[{i}] = {one.c(names)};" for i, one in enumerate(expressions)]
-    visible = 'extern "C" __attribute__((visibility("default")))'
-    text = (
-        f"#include <stdint.h>\n{expression.C_HELPERS}"
-        f"{visible} void run(const int64_t* v, int64_t* out) {{ {' '.join(lines)} }}"
-    )
-    library = toolchain.find_compiler().compile(text, flags=["-w"])
-    given = (ctypes.c_int64 * len(values))(*values.values())
-    out = (ctypes.c_int64 * len(expressions))()
-    loader.load_library(library, "expressions").run(given, out)
-    return list(out)
-
-
-def test_in_c() -> None:
-    @settings(deadline=None, max_examples=12)
-    @given(nodes=st.lists(numbers(), min_size=30, max_size=60), values=SIZES)
-    def check(nodes: list[Any], values: dict[str, int]) -> None:
-        kept, expected = [], []
-        for node in nodes:
-            one = Expression(node)
-            try:
-                parts = [Expression(part).evaluate(values) for part in expression._nodes(node)]
-            except ZeroDivisionError:
-                continue
-            if max(abs(int(part)) for part in parts) < 2**62:
-                kept.append(one)
-                expected.append(one.evaluate(values))
-        assert values_in_c(kept, values) == expected
-
-    check()
 
 
 def test_symbolic_ints_are_given_no_guard() -> None:

@@ -30,6 +30,7 @@ MAY_IMPORT = {
     "spec": "errors dtypes kernel",
     "expression": "errors",
     "rule": "errors dtypes expression",
+    "bytecode": "errors dtypes expression rule",
     # Text: knows no device, no host, no compiler.
     "source": "",
     "source.analysis": f"{NOUNS} source tree_sitter",

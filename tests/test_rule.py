@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from ferrule.errors import KernelError, RuleError
 from ferrule.expression import Ints
 from ferrule.rule import Rule, parse_rule
+from strategies import DIMS, rules
 
 SAMPLE = "x[B,H,W,C]:T, grid[B,N,M,2]:T -> out[B,N,M,C]:T"
 LINEAR = (
@@ -201,36 +202,6 @@ def test_errors_point_at_the_character(text: str, at: int, message: str) -> None
         parse_rule(text)
     assert raised.value.position == at
     assert str(raised.value).endswith(f"\n  {text}\n  {' ' * at}^")
-
-
-DIMS = ["A", "B", "C", "D"]
-
-
-@st.composite
-def rules(draw: Any) -> str:
-    """The text of a rule with inputs that bind all dims, and outputs made of them."""
-    dtype = st.sampled_from(["T", "U", "float32", "uint8"])
-    sides: list[str] = []
-    inputs = []
-    for n in range(draw(st.integers(1, 4))):
-        dims = draw(st.lists(st.sampled_from([*DIMS, "2", "7", "A * 2", "max(B, C)"]), max_size=4))
-        if draw(st.booleans()):
-            dims.insert(draw(st.integers(0, len(dims))), "*S")
-        mark = draw(st.sampled_from(["", "", "?", "!"]))
-        inputs.append(f"x{n}[{', '.join(dims)}]:{draw(dtype)}{mark}")
-    inputs += [f"all[{', '.join(DIMS)}, *S]:T", "kind[]:U"]
-    draw(st.randoms()).shuffle(inputs)
-    sides.append(", ".join(inputs))
-    found = []
-    for n in range(draw(st.integers(1, 3))):
-        size = st.sampled_from(
-            [*DIMS, "A + B * 2", "ceildiv(C, 4)", "all.size", "D if D < 5 else 5"]
-        )
-        dims = draw(st.lists(size, max_size=3))
-        found.append(f"y{n}[{', '.join([*dims, '*S'])}]: {draw(dtype)}")
-    sides.append(", ".join(found))
-    where = draw(st.sampled_from(["", " where A >= 0", " where T in (float32, float16), B < 99"]))
-    return " -> ".join(sides) + where
 
 
 @settings(deadline=None, max_examples=150)

@@ -42,15 +42,11 @@ _OPERANDS = {
 }  # fmt: skip
 _CONDITIONS = frozenset({*_COMPARISONS.values(), "and", "or", "not"})
 
-# Division of C rounds towards zero.
-C_HELPERS = """\
-static inline int64_t fr_floordiv(int64_t a, int64_t b) {
-  return a / b - (a % b != 0 && (a < 0) != (b < 0));
-}
-static inline int64_t fr_mod(int64_t a, int64_t b) { return a - fr_floordiv(a, b) * b; }
-static inline int64_t fr_min(int64_t a, int64_t b) { return a < b ? a : b; }
-static inline int64_t fr_max(int64_t a, int64_t b) { return a < b ? b : a; }
-"""
+# Functions of runtime/arithmetic.h that take where to write a fault.
+_C_FUNCTIONS = {
+    "+": "fr_add", "-": "fr_sub", "*": "fr_mul", "//": "fr_floordiv", "%": "fr_mod",
+    "ceildiv": "fr_ceildiv", "neg": "fr_neg",
+}  # fmt: skip
 
 Node = tuple[Any, ...]
 
@@ -143,13 +139,18 @@ class Expression:
         """
         return _value(self.node, values, on)
 
-    def c(self, names: Mapping[str, str]) -> str:
-        """It as C, on ``int64_t``; needs `C_HELPERS`.
+    def c(self, names: Mapping[str, str], status: str) -> str:
+        """It as C, on ``int64_t``; needs the text of ``runtime/arithmetic.h``.
+
+        A division by zero, or a value that does not fit, leaves its code at ``status``, and then
+        the value means nothing. What `evaluate` does not evaluate counts as little here.
 
         Args:
             names: the C expression for each name, and for ``"x.size"`` and ``"x.ndim"``.
+            status: a C expression for an ``int32_t*``, which is evaluated many times; 0 must stand
+                there.
         """
-        return _c(self.node, names)
+        return _c(self.node, names, status)
 
     def to_json(self) -> Any:
         """Nested lists."""
@@ -362,7 +363,7 @@ def _value(node: Node, values: Mapping[str, Any], on: type[Ints]) -> Any:
     return a >= b
 
 
-def _c(node: Node, names: Mapping[str, str]) -> str:
+def _c(node: Node, names: Mapping[str, str], status: str) -> str:
     kind = node[0]
     if kind == "int":
         return f"INT64_C({node[1]})"
@@ -370,20 +371,14 @@ def _c(node: Node, names: Mapping[str, str]) -> str:
         return names[node[1]]
     if kind in _ATTRIBUTES:
         return names[f"{node[1]}.{kind}"]
-    parts = [_c(part, names) for part in node[1:]]
+    parts = [_c(part, names, status) for part in node[1:]]
+    if kind in _C_FUNCTIONS:
+        return f"{_C_FUNCTIONS[kind]}({', '.join(parts)}, {status})"
     match kind:
         case "if":
             return f"({parts[0]} ? {parts[1]} : {parts[2]})"
-        case "neg":
-            return f"(-{parts[0]})"
         case "not":
             return f"(!{parts[0]})"
-        case "//":
-            return f"fr_floordiv({parts[0]}, {parts[1]})"
-        case "%":
-            return f"fr_mod({parts[0]}, {parts[1]})"
-        case "ceildiv":
-            return f"(-fr_floordiv(-{parts[0]}, {parts[1]}))"
         case "min" | "max":
             return f"fr_{kind}({parts[0]}, {parts[1]})"
     sign = {"and": "&&", "or": "||"}.get(kind, kind)
