@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ferrule
-from ferrule import bytecode, dtypes
+from ferrule import bytecode, dtypes, toolchain
 from ferrule.bytecode import Op, RuleProgram, compile_expression, compile_rule
 from ferrule.errors import KernelError, RuleError
 from ferrule.expression import Expression, parse
@@ -252,15 +252,26 @@ def test_extreme_values(interpreter: Interpreter, tmp_path: Path) -> None:
             assert (status or value) == expected, (one, values)
 
 
-@pytest.mark.parametrize("n", [30, 97])
-def test_deep_expressions_have_room(interpreter: Interpreter, n: int) -> None:
-    one = parse("B+(" * n + "H" + ")" * n)
-    assert interpreter.evaluate(compile_expression(one, SYMBOLS), (2, 3)) == (OK, 2 * n + 3)
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("B+(" * 97 + "H" + ")" * 97, 2 * 97 + 3), ("+".join(["B*H"] * 97), 6 * 97),
+        ("+".join(["(1 if B<H else 2)"] * 75), 75),
+    ],
+)  # fmt: skip
+def test_whatever_is_read_has_room(interpreter: Interpreter, text: str, expected: int) -> None:
+    code = compile_expression(parse(text), SYMBOLS)
+    assert interpreter.evaluate(code, (2, 3)) == (OK, expected)
+
+
+def test_what_no_text_says_is_refused(interpreter: Interpreter) -> None:
     node: Any = ("name", "B")
-    for _ in range(bytecode.MAX_STACK):
+    for _ in range(bytecode.MAX_STACK - 1):
         node = ("+", ("name", "B"), node)
+    code = compile_expression(Expression(node), SYMBOLS)
+    assert interpreter.evaluate(code, (2,)) == (OK, 2 * bytecode.MAX_STACK)
     with pytest.raises(RuleError, match="nested too deeply"):
-        compile_expression(Expression(node), SYMBOLS)
+        compile_expression(Expression(("+", ("name", "B"), node)), SYMBOLS)
     with pytest.raises(RuleError, match="does not fit in 64 bits"):
         compile_expression(Expression(("int", 2**63)), SYMBOLS)
 
@@ -458,11 +469,12 @@ def test_sizes_below_zero_and_unknown_dtypes_are_refused(interpreter: Interprete
 
 
 def test_what_is_too_large_goes_the_slow_way(interpreter: Interpreter) -> None:
-    program = compile_rule(parse_rule("x[*S]:T -> y[2,*S]:T"))
-    assert program is not None
-    assert interpreter.bind(program, [Given((1,) * 15, 0)])[0] == OK
-    assert interpreter.bind(program, [Given((1,) * 16, 0)])[0] == LIMIT
-    assert interpreter.bind(program, [Given((1,) * 17, 0)])[0] == LIMIT
+    for dims in ("2,*S", "*S,2"):
+        program = compile_rule(parse_rule(f"x[*S]:T -> y[{dims}]:T"))
+        assert program is not None
+        assert interpreter.bind(program, [Given((1,) * 15, 0)])[0] == OK
+        assert interpreter.bind(program, [Given((1,) * 16, 0)])[0] == LIMIT
+        assert interpreter.bind(program, [Given((1,) * 17, 0)])[0] == LIMIT
 
     def rule(inputs: int, ndim: int) -> Rule:
         dims = [f"d{i}" for i in range(inputs * ndim)]
@@ -507,6 +519,10 @@ def test_the_numbers_are_those_of_the_headers() -> None:
     statuses = ("RULE_OK", "RULE_MISMATCH", "RULE_ZERO_DIVISION", "RULE_OVERFLOW", "RULE_LIMIT")
     assert [numbers[name] for name in statuses] == [OK, MISMATCH, ZERO_DIVISION, OVERFLOW, LIMIT]
     assert len(dtypes.ALL) <= bytecode.MAX_DTYPES
+
+
+def test_the_headers_are_cpp_too() -> None:
+    toolchain.find_compiler().compile('#include "rule.h"\n', flags=[f"-I{RUNTIME}", "-Wall"])
 
 
 # ---- under a sanitizer ---------------------------------------------------------------------------
