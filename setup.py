@@ -7,8 +7,12 @@ from pathlib import Path
 from setuptools import Extension, setup
 
 FOLDER = Path("src", "ferrule", "runtime")
-CALLS = FOLDER / "fastcall.c"
-FILES = sorted(file for file in FOLDER.glob("*.[ch]") if file != CALLS)
+CALL_FILES = [FOLDER / name for name in ("fastcall.c", "cuda_launch.h", "runtime.h")]
+TORCH_FILES = [
+    FOLDER / name
+    for name in ("torch_calls.c", "arithmetic.h", "cuda_launch.h", "rule.h", "runtime.h")
+]
+FILES = [FOLDER / name for name in ("faults.h", "platform.h", "runtime.c", "runtime.h")]
 
 
 def digest(files: list[Path]) -> tuple[str, str]:
@@ -34,13 +38,23 @@ setup(
             py_limited_api=ANY_VERSION,
             optional=True,
         ),
+        Extension(
+            "ferrule._torch_calls",
+            [str(TORCH_FILES[0])],
+            depends=[str(file) for file in TORCH_FILES],
+            define_macros=[digest(TORCH_FILES)],
+            # Errors are C++ exceptions of torch, which pass through these functions.
+            extra_compile_args=["-std=gnu11", "-O2", "-fvisibility=hidden", "-fexceptions"],
+            py_limited_api=ANY_VERSION,
+            optional=True,
+        ),
         *(
             [
                 Extension(
                     "ferrule._fastcall",
-                    [str(CALLS)],
-                    define_macros=[digest([CALLS, FOLDER / "runtime.h"])],
-                    depends=[str(FOLDER / "runtime.h")],
+                    [str(CALL_FILES[0])],
+                    define_macros=[digest(CALL_FILES)],
+                    depends=[str(file) for file in CALL_FILES],
                     extra_compile_args=["-std=c11", "-O2", "-fvisibility=hidden"],
                     py_limited_api=True,
                     optional=True,

@@ -148,7 +148,7 @@ class OnCudaProgram:
     ) -> None:
         found = driver.driver()
         copies = [Copied(fact) for fact in (*inputs, *outputs)]
-        with found.current(found._context(0)):
+        with found.current(found.context(0)):
             entered: list[Copied] = []
             try:
                 for copy in copies:

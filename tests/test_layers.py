@@ -100,6 +100,8 @@ MAY_IMPORT = {
     "hosts.torch_op",
     "hosts.torch_op": f"{NOUNS} arguments batching expression implementation op_declaration "
     "op_call op_launch rule hosts torch",
+    "hosts.torch_calls": f"{NOUNS} binding bytecode driver expression implementation op_call "
+    "op_declaration op_launch hosts devices torch",
     "hosts.torch_autograd": "derivatives op_declaration torch",
     "ferrule": "errors dtypes call cuda_call binding op_checks op_declaration toolchain",
     # The benchmarks use what users have, and what they are measured against.

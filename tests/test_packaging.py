@@ -72,26 +72,30 @@ def test_wheel(tmp_path: Path, compiler: str | None) -> None:
     assert {name.split("/")[0] for name in names} == {"ferrule", "ferrule-0.1.0.dist-info"}
     assert any(name.endswith("licenses/LICENSE") for name in names)
     if compiler is None:
-        runtime, calls = sorted(built, key=lambda name: "_fastcall" in name)
-        ready, found = str(site / runtime), str(site / calls)
+        calls, runtime, torch_calls = sorted(built)  # _fastcall, _runtime, _torch_calls
+        ready, found, operators = (str(site / name) for name in (runtime, calls, torch_calls))
     else:
         assert not built
         assert re.search('building extension "ferrule._runtime" failed', log)
         assert re.search('building extension "ferrule._fastcall" failed', log)
-        ready = found = "None"
+        assert re.search('building extension "ferrule._torch_calls" failed', log)
+        ready = found = operators = "None"
     # What was installed imports, and finds the runtime that was built, or none.
     code = (
         "import ferrule, ferrule.cli; from ferrule import binding, fastcall\n"
         "runtime = binding._installed(binding.FOLDER)\n"
         "calls = fastcall.library()\n"
-        "print(ferrule.__file__, runtime and runtime._name, calls and calls.__file__)"
+        "from ferrule.hosts import torch_calls\n"
+        "operators = torch_calls._installed()\n"
+        "print(ferrule.__file__, runtime and runtime._name, calls and calls.__file__,\n"
+        "      operators and operators._name)"
     )
     environment = {**os.environ, "PYTHONPATH": str(site)}
     done = subprocess.run(
         [sys.executable, "-c", code],
         check=True, env=environment, capture_output=True, text=True, timeout=100,
     )  # fmt: skip
-    assert done.stdout.split() == [str(site / "ferrule" / "__init__.py"), ready, found]
+    assert done.stdout.split() == [str(site / "ferrule" / "__init__.py"), ready, found, operators]
 
 
 def test_versions_agree() -> None:

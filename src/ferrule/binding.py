@@ -25,6 +25,7 @@ MORE = -1  # FR_MORE
 MAX_PARTS = 32  # FR_MAX_PARTS
 Progress = ctypes.c_uint64 * (1 + MAX_PARTS * 16)  # fr_progress
 FOLDER = Path(__file__).resolve().parent
+SOURCES = ("faults.h", "platform.h", "runtime.c", "runtime.h")
 
 _FLAGS = ("-O2", "-fvisibility=hidden", "-fno-exceptions", "-fno-rtti", "-pthread")
 
@@ -135,8 +136,7 @@ def _prototypes(library: ctypes.CDLL) -> ctypes.CDLL:
 @functools.lru_cache(maxsize=1)
 def source_digest() -> str:
     """The SHA-256 of the runtime's sources; ``setup.py`` builds the same one in."""
-    found = (FOLDER / "runtime").glob("*.[ch]")
-    files = sorted(file for file in found if file.name != "fastcall.c")
+    files = [FOLDER / "runtime" / name for name in SOURCES]
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
 

@@ -178,7 +178,7 @@ class Driver:
             DeviceError: the driver refuses the image, or there is no such GPU.
         """
         self.check_ordinal(ordinal)
-        context, device = self._context(ordinal), self._device(ordinal)
+        context, device = self.context(ordinal), self._device(ordinal)
         function = ctypes.c_void_p()
         with self.current(context), self._uncaptured():
             kernel, most = self._loaded(image, symbol, device, 0)
@@ -253,7 +253,7 @@ class Driver:
         """
         self.check_ordinal(ordinal)
         if size:
-            with self.current(self._context(ordinal)):
+            with self.current(self.context(ordinal)):
                 self._call("cuMemsetD8Async", address, 0, size, stream)
 
     @contextmanager
@@ -345,7 +345,7 @@ class Driver:
         self._call("cuDeviceGetAttribute", ctypes.byref(value), attribute, device)
         return value.value
 
-    def _context(self, ordinal: int) -> int:
+    def context(self, ordinal: int) -> int:
         """The primary context, which the array libraries use too; kept for ever."""
         with self._lock:
             if ordinal not in self._contexts:

@@ -30,7 +30,8 @@ def library() -> ModuleType | None:
         from . import _fastcall
     except ImportError:
         return None
-    text = b"".join((FOLDER / name).read_bytes() for name in ("fastcall.c", "runtime.h"))
+    names = ("fastcall.c", "cuda_launch.h", "runtime.h")
+    text = b"".join((FOLDER / name).read_bytes() for name in names)
     return _fastcall if hashlib.sha256(text).hexdigest() == _fastcall.DIGEST else None
 
 

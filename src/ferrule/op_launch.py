@@ -43,14 +43,36 @@ def launch(
             f"[op] op {op!r}: its `cuda` body runs on NVIDIA GPUs alone, not on {device!r}."
         )
     if 0 in sent.grid:
-        for one, fact in zip(rule.outputs, outputs, strict=True):
-            if fact.size and sent.fill is None:
-                raise KernelError(
-                    f"[op] `grid` of op {op!r} is {sent.grid}, which runs no thread, but output "
-                    f"{one.name!r} of shape {fact.shape} is not empty; give an `init_value`, or a "
-                    "grid that is not empty."
-                )
+        check_empty(op, rule, sent, outputs)
         return
+    program, facts, written, what, owners = prepare(rule, body, sent, said, device, given, outputs)
+    program.launch(facts, written, what, queue)
+    del owners  # the bytes of numbers had to live until here
+
+
+def check_empty(op: str, rule: Rule, sent: Sent, outputs: Sequence[Facts]) -> None:
+    """Refuse a grid without threads where an output has elements that nothing would write.
+
+    Raises:
+        KernelError: that is so.
+    """
+    for one, fact in zip(rule.outputs, outputs, strict=True):
+        if fact.size and sent.fill is None:
+            raise KernelError(
+                f"[op] `grid` of op {op!r} is {sent.grid}, which runs no thread, but output "
+                f"{one.name!r} of shape {fact.shape} is not empty; give an `init_value`, or a grid "
+                "that is not empty."
+            )
+
+
+def prepare(
+    rule: Rule, body: KernelBody, sent: Sent, said: Binding, device: str,
+    given: Mapping[str, Facts | float | None], outputs: Sequence[Facts],
+) -> tuple[Program, list[Facts], list[Facts], Launch, list[object]]:  # fmt: skip
+    """The program of a launch, what it reads and writes, the launch, and what owns numbers' bytes.
+
+    Takes what `launch` takes, and launches nothing.
+    """
     facts, owners = _facts(rule, body, said, given)
     written = [*outputs]
     for one in rule.inputs:
@@ -68,9 +90,8 @@ def launch(
     x, y, z = sent.threadgroup
     gx, gy, gz = sent.grid
     shapes = tuple([f.shape for f in written])
-    what = Launch(sent.grid, (min(x, gx), min(y, gy), min(z, gz)), shapes, sent.fill, ())
-    program.launch(facts, written, what, queue)
-    del owners  # the bytes of numbers had to live until here
+    group = (min(x, gx), min(y, gy), min(z, gz))
+    return program, facts, written, Launch(sent.grid, group, shapes, sent.fill, ()), owners
 
 
 def _program(

@@ -32,6 +32,33 @@ class Binary(NamedTuple):
     memory: int = 0
 
 
+class Native(NamedTuple):
+    """What runtime/torch_calls.c must know to launch a kernel for launches of one form.
+
+    Attributes:
+        run, entry: addresses of ``fr_run_some`` and of the kernel, on the CPU.
+        limit: the number of CPU threads, 0 for all.
+        over_grid: on the CPU, units of work are runs of ``block`` threads along x.
+        block: see there.
+        described: the inputs whose shape and strides the body reads, a bit each.
+        call: the fields of ``cuda_call`` of runtime/cuda_launch.h, on a GPU.
+        sizes: ``fr::launch`` of include/cuda_grid.h.
+        parameters: what the kernel takes, of `source.cuda_launch.kernel_parameters`.
+        keep: what must live as long as this is used.
+    """
+
+    run: int = 0
+    entry: int = 0
+    limit: int = 0
+    over_grid: bool = False
+    block: int = 0
+    described: int = 0
+    call: tuple[int, ...] = ()
+    sizes: tuple[int, ...] = ()
+    parameters: tuple[tuple[str, int], ...] = ()
+    keep: object = None
+
+
 class Program(Protocol):
     """A kernel that is loaded and can be launched."""
 
@@ -45,6 +72,10 @@ class Program(Protocol):
         self, inputs: Sequence[Facts], outputs: Sequence[Facts], launch: Launch
     ) -> tuple[object, ...] | None:
         """How runtime/fastcall.c launches this again; None where it cannot, or need not yet."""
+        ...
+
+    def native(self, inputs: Sequence[Facts], outputs: Sequence[Facts], launch: Launch) -> Native:
+        """How runtime/torch_calls.c launches this; of a grid without threads, what only fills."""
         ...
 
     def failure(self, status: int, launch: Launch, arrays: list[Facts]) -> DeviceError:

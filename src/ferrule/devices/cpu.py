@@ -19,7 +19,7 @@ from ..errors import CompileError, DeviceError, DialectError
 from ..kernel import Kernel
 from ..source import ENTRY, Note
 from ..spec import Facts, Launch, Spec
-from . import Binary, portability
+from . import Binary, Native, portability
 from .digests import generator_digest, header_digest
 from .portability import Portability
 
@@ -280,6 +280,17 @@ class CpuProgram:
             threads if self._atomics else -1, FEW,
             ctypes.cast(library.fr_run_some, ctypes.c_void_p).value,
             ctypes.cast(library.fr_threads, ctypes.c_void_p).value, SLICE, -1, (plan, library),
+        )  # fmt: skip
+
+    def native(self, inputs: Sequence[Facts], outputs: Sequence[Facts], launch: Launch) -> Native:
+        """What runtime/torch_calls.c needs to launch this over grids of the same form."""
+        loaded = self._loaded(form_of(launch, self._atomic_threads() if self._atomics else 0))
+        library = runtime()
+        return Native(
+            run=ctypes.cast(library.fr_run_some, ctypes.c_void_p).value or 0,
+            entry=loaded.entry.value or 0, limit=1 if loaded.alone else 0,
+            over_grid=loaded.over_grid, block=BLOCK,
+            described=sum(1 << i for i in self._described), keep=(loaded, library),
         )  # fmt: skip
 
     def failure(self, status: int, launch: Launch, arrays: list[Facts]) -> DeviceError:

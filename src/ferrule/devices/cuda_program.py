@@ -23,7 +23,7 @@ from ..source.cuda_launch import (
     possible_forms,
 )
 from ..spec import CUDA_RANK, Facts, Launch, Spec
-from . import Binary
+from . import Binary, Native
 
 if TYPE_CHECKING:
     from .cuda import CudaDevice
@@ -108,6 +108,24 @@ class CudaProgram:
         return (
             tuple(alignments), block.raw, tuple(moves), _HEAD.size, 0, 0, 0, -1, 0, 0, 0, 0,
             self._ordinal, (plan, self),
+        )  # fmt: skip
+
+    def native(self, inputs: Sequence[Facts], outputs: Sequence[Facts], launch: Launch) -> Native:
+        """What runtime/torch_calls.c needs to launch this over the same grid."""
+        self._driver.check_ordinal(self._ordinal)
+        if 0 in launch.grid:
+            context = self._driver.context(self._ordinal)
+            call = (0, context, 0, 0, 0, 0, 0, 0, 0, self._ordinal, self._number, 0)
+            return Native(call=call, keep=self)
+        plan = self._plan(inputs, outputs, launch)
+        function = plan.function
+        call = (
+            function.handle, function.context, *plan.blocks, *plan.block, function.shared,
+            self._ordinal, self._number, 0,
+        )  # fmt: skip
+        return Native(
+            call=call, sizes=_LAUNCH.unpack(plan.sizes), parameters=tuple(self._parameters),
+            keep=(plan, self),
         )  # fmt: skip
 
     def failure(self, status: int, launch: Launch, arrays: list[Facts]) -> DeviceError:

@@ -24,6 +24,7 @@ from ..op_launch import launch, number
 from ..rule import Argument, Binding
 from ..spec import Facts, Shape, is_row_contiguous
 from . import torch as host
+from . import torch_calls
 from .torch_autograd import register_autograd
 
 NAMESPACE = "ferrule"
@@ -109,19 +110,27 @@ class TorchOp:
 
     def __call__(self, *values: Any) -> Any:
         """A call; the overload's, but for plain eager tensors of which nothing is recorded."""
+        if _tracing():  # first, for Dynamo cannot trace what follows
+            return self.overload(*values)
+        call = self.raw
         if (
-            _tracing()  # first, for Dynamo cannot trace what follows
-            or _transformed()
+            _transformed()
             or forward_ad._current_level >= 0
             or _modes()
             or _function_modes()
             or (_recording() and _any_requires_grad(*values))
         ):
-            return self.overload(*values)
+            call = self.overload
         for value in values:
             if isinstance(value, torch.Tensor) and type(value) not in _PLAIN:
-                return self.overload(*values)
-        return self.raw(*values)
+                call = self.overload
+        try:
+            return call(*values)
+        except RuntimeError as by_torch:
+            error = torch_calls.raised(by_torch)
+            if error is None:
+                raise
+        raise error
 
     # -- registration ----------------------------------------------------------------------------
 
@@ -139,8 +148,6 @@ class TorchOp:
             # Kernels read memory row by row; told so, inductor hands it over that way.
             tags = (torch.Tag.pt2_compliant_tag,)
             _library.define(f"{each}{signature}", tags=tags)
-            _library.impl(each, self.run, "CPU")
-            _library.impl(each, self.run, "CUDA")
             torch.library.register_fake(qualified, self.fake, lib=_library)
             overload = getattr(getattr(torch.ops, NAMESPACE), each).default
             if mutated:
@@ -155,6 +162,11 @@ class TorchOp:
                 self.overload = overload
             else:
                 self.raw = overload
+        names = [name, f"{name}_raw"]
+        done = torch_calls.implement(op, names)
+        for key in {"CPU", "CUDA"} - set(done):
+            for each in names:
+                _library.impl(each, self.run, key)
         register_autograd(_library, op, self.overload)
         torch.library.register_vmap(f"{NAMESPACE}::{name}", self.vmap, lib=_library)
 

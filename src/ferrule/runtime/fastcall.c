@@ -16,6 +16,7 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "cuda_launch.h"
 #include "runtime.h"
 
 #ifndef FR_DIGEST
@@ -80,50 +81,14 @@ static long bypass; /* how many want calls to go the long way */
 
 /* ------------------------------------------------------------------------------------ NVIDIA's GPUs */
 
-typedef int (*cuda_launcher)(void* function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
-                             unsigned shared, void* stream, void** arguments, void** extra);
-
-/* `State` of ferrule/driver.py. */
-typedef struct {
-  cuda_launcher launch;
-  int (*set_bytes)(uint64_t address, unsigned char value, size_t bytes, void* stream);
-  int (*get_current)(void**);
-  int (*push)(void*);
-  int (*pop)(void**);
-  int32_t forked;
-  uint32_t count;
-  uint32_t last[8];
-} cuda_state;
-
-/* How a block of ferrule/devices/cuda_program.py begins. */
-typedef struct {
-  void *function, *context;
-  uint32_t blocks[3], threads[3];
-  uint32_t shared, device, number, table;
-} cuda_call;
-
 static cuda_state* cuda; /* once there is a driver */
 
-/* Fills `zeroed[i]` bytes of each array with zeros and starts a kernel, both on the device's current
- * stream. Returns a CUresult. */
+/* Starts what a block of ferrule/devices/cuda_program.py says. */
 static int launch_cuda(char* block, void* stream, int arrays, void* const* array,
                        const uint64_t* zeroed) {
   cuda_call c;
-  void* found = NULL;
   memcpy(&c, block, sizeof c);
-  cuda->last[cuda->count++ % 8] = c.number;
-  int status = cuda->get_current(&found);
-  bool other = found != c.context;
-  if (!status && other) status = cuda->push(c.context);
-  if (status) return status;
-  for (int i = 0; !status && i < arrays; i++)
-    if (zeroed[i]) status = cuda->set_bytes((uintptr_t)array[i], 0, (size_t)zeroed[i], stream);
-  if (!status)
-    status = cuda->launch(c.function, c.blocks[0], c.blocks[1], c.blocks[2], c.threads[0],
-                          c.threads[1], c.threads[2], c.shared, stream, (void**)(block + c.table),
-                          NULL);
-  if (other) cuda->pop(&found);
-  return status;
+  return cuda_start(cuda, &c, stream, arrays, array, zeroed, (void**)(block + c.table));
 }
 
 /* ------------------------------------------------------------------------------------------- keys */

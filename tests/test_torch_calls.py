@@ -1,0 +1,241 @@
+"""Calls of ops by torch in C: the same results and errors as in Python, and nothing lost."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import ferrule
+from ferrule import Op
+from ferrule.hosts import torch_calls
+
+I = "uint i = thread_position_in_grid.x; "  # noqa: E741
+
+needs_library = pytest.mark.skipif(
+    torch_calls.library() is None, reason="the C library was not built"
+)
+pytestmark = needs_library
+
+
+def ops() -> dict[str, Op]:
+    """An op per kind of thing that C does."""
+    return {
+        "affine": ferrule.op(
+            "affine", "x[N,K]:T, b[K]:T?, s:float32, n:int8, flip:bool -> y[N,K]:T",
+            metal=I + "T v = x[i] * T(s) + T(n); if (has_b) v += b[i % K]; "
+            "y[i] = flip ? T(-v) : v;",
+            grid="x.size", threadgroup=32,
+        ),
+        "stars": ferrule.op(
+            "stars", "a[*S,D]:T, b[*S,D]:U, w[D]:T -> y[*S,D,2]:T, n[1]:int32",
+            metal=I + "y[2 * i] = a[i] * w[i % D]; y[2 * i + 1] = T(b[i]); "
+            "if (i == 0) n[0] = a_ndim * 100 + a_shape[a_ndim - 1];",
+            grid="max(a.size, 1)", threadgroup=(64, 1), template={"WIDE": "D > 4", "D2": "D * 2"},
+        ),
+        "strided": ferrule.op(
+            "strided", "x[M,N]:T -> y[M,N]:T", ensure_row_contiguous=False,
+            metal="uint2 p = thread_position_in_grid.xy; "
+            "y[p.y * N + p.x] = x[p.y * x_strides[0] + p.x * x_strides[1]];",
+            grid=("N", "M"), threadgroup=(8, 8),
+        ),
+        "sums": ferrule.op(
+            "sums", "x[N]:float32 -> total[1]:float32",
+            metal=I + "atomic_fetch_add_explicit(&total[0], x[i], memory_order_relaxed);",
+            grid="N", threadgroup=64, atomic_outputs=True, init_value=0,
+        ),
+        "put": ferrule.op(
+            "put", "c[B,L]:T!, v[B]:T, at:uint16 -> was[B]:T",
+            metal=I + "was[i] = c[i * L + at]; c[i * L + at] = v[i];", grid="B", threadgroup=16,
+        ),
+    }  # fmt: skip
+
+
+OPS = ops()
+LAYOUTS = ("contiguous", "transposed", "sliced", "expanded")
+
+
+def tensor(draw: Any, shape: list[int], dtype: torch.dtype) -> torch.Tensor:
+    size = int(np.prod(shape))
+    values = torch.arange(2 * size + 1)[1:] % 7
+    layout = draw(st.sampled_from(LAYOUTS))
+    if layout == "transposed" and len(shape) > 1:
+        return values[:size].reshape(shape[::-1]).to(dtype).permute(*reversed(range(len(shape))))
+    if layout == "sliced" and shape:
+        return values.reshape(*shape[:-1], 2 * shape[-1])[..., ::2].to(dtype)
+    if layout == "expanded" and shape and size:
+        return values[: shape[-1]].to(dtype).expand(shape)
+    return values[:size].reshape(shape).to(dtype)
+
+
+@st.composite
+def calls(draw: Any) -> tuple[str, list[Any]]:
+    """An op and inputs, which are wrong now and then."""
+    name = draw(st.sampled_from(sorted(OPS)))
+    size = st.integers(0, 6)
+    dtype = draw(st.sampled_from([torch.float32, torch.float16, torch.int32, torch.bool]))
+    if dtype == torch.bool and name != "strided":
+        dtype = torch.float32
+    n, k = draw(size), draw(size)
+    wrong = draw(st.sampled_from([0, 0, 0, 1]))
+    if name == "affine":
+        b = tensor(draw, [k + wrong], dtype) if draw(st.booleans()) else None
+        values = [tensor(draw, [n, k], dtype), b, draw(st.floats(-2, 2, width=16)),
+                  draw(st.integers(-140, 140)), draw(st.booleans())]  # fmt: skip
+    elif name == "stars":
+        lead = draw(st.lists(st.integers(0, 3), max_size=3))
+        a, b = tensor(draw, [*lead, k], dtype), tensor(draw, [*lead, k + wrong], torch.int16)
+        values = [a, b, tensor(draw, [k], dtype)]
+    elif name == "strided":
+        values = [tensor(draw, [n, k, 1][: 2 + wrong], dtype)]
+    elif name == "sums":
+        values = [tensor(draw, [n], torch.float64 if wrong else torch.float32)]
+    else:
+        c = torch.arange(2 * n * k).reshape(2 * n, k).to(dtype)
+        c = c[::2] if draw(st.booleans()) else c[:n]
+        values = [c, tensor(draw, [n + wrong], dtype), draw(st.integers(0, max(k - 1, 0)))]
+    return name, values
+
+
+def outcome(call: Any, values: list[Any]) -> Any:
+    """What a call gives, and what it leaves in its inputs."""
+    given = [v.clone() if isinstance(v, torch.Tensor) and v.is_contiguous() else v for v in values]
+    if isinstance(values[0], torch.Tensor) and not values[0].is_contiguous():
+        base = values[0]
+        memory = torch.empty_strided(base.shape, base.stride(), dtype=base.dtype)
+        given[0] = memory if 0 in base.stride() and base.numel() else memory.copy_(base)
+        if 0 in base.stride() and base.numel():
+            given[0] = base
+    try:
+        found = call(*given)
+    except Exception as error:
+        return type(error), str(error)
+    outputs = found if isinstance(found, tuple) else (found,)
+    return [
+        (v.shape, v.dtype, v.stride(), v.tolist())
+        for v in (*outputs, *given)
+        if isinstance(v, torch.Tensor)
+    ]
+
+
+@given(calls())
+@settings(max_examples=150, deadline=None)
+def test_as_in_python(call: tuple[str, list[Any]]) -> None:
+    name, values = call
+    if name == "put" and values[0].shape[1] == 0 and values[0].shape[0]:
+        return  # there is no place to write to
+    op = OPS[name]
+    assert outcome(op, values) == outcome(op._torch.run if op._torch else _python(op), values)
+
+
+def _python(op: Op) -> Any:
+    return op.torch_op and op._torch.run
+
+
+def test_it_is_c_that_carries_them_out() -> None:
+    for op in OPS.values():
+        assert op.torch_op is not None
+        keys = torch._C._dispatch_dump(op.torch_op._schema.name)
+        assert "\nCPU: registered at ferrule:0 " in keys
+        assert any(one.op is op for one in torch_calls._bound)
+
+
+def test_new_sizes_ask_python_nothing() -> None:
+    op = ferrule.op(
+        "sizes", "x[N]:float32 -> y[N]:float32", metal=I + "y[i] = 2 * x[i];", grid="N",
+        threadgroup=256,
+    )  # fmt: skip
+    for n in (300, 400, 5000):
+        assert op(torch.ones(n)).sum() == 2 * n
+    (bound,) = (one for one in torch_calls._bound if one.op is op)
+    assert bound.structure.entries == 1
+
+
+def test_errors_of_compiled_and_direct_calls_have_the_text() -> None:
+    op = OPS["strided"]
+    with pytest.raises(RuntimeError, match=r"input 'x' of op 'strided': got the shape \(2,\)"):
+        op.torch_op(torch.ones(2))
+    with pytest.raises(ferrule.KernelError, match=r"input 'x' of op 'strided'"):
+        op(torch.ones(2))
+    with pytest.raises(
+        RuntimeError, match="The size of tensor a"
+    ):  # not the error of the call before
+        torch.ones(2) + torch.ones(3)
+
+
+def test_large_outputs_and_threads() -> None:
+    op = ferrule.op(
+        "large", "x[N]:float32 -> y[N]:float32", metal=I + "y[i] = x[i] + 1;", grid="N",
+        threadgroup=256,
+    )  # fmt: skip
+    x = torch.arange(9_000_000, dtype=torch.float32)
+    assert torch.equal(op(x), x + 1)
+    wrong = []
+
+    def work(n: int) -> None:
+        x = torch.full((n,), float(n))
+        wrong.extend(i for i in range(300) if not torch.equal(op(x), x + 1))
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(1, 9)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_memory_stays_flat() -> None:
+    import resource
+
+    op, x, b = OPS["affine"], torch.ones(64, 64).t(), torch.ones(64)
+
+    def rounds(count: int) -> int:
+        for _ in range(count):
+            op(x, b, 1.0, 1, False)
+            op(x, None, 1.0, 1, True)
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+    before = rounds(500)
+    assert rounds(5000) - before < 4096  # KB; a leak of a tensor a call would be 80 MB
+
+
+def test_without_the_library_python_does_the_same() -> None:
+    code = """
+import torch, ferrule
+from ferrule.hosts import torch_calls
+torch_calls.library = lambda: None
+op = ferrule.op("d", "x[N]:float32 -> y[N]:float32", grid="N", threadgroup=32,
+                metal="uint i = thread_position_in_grid.x; y[i] = 2 * x[i];")
+assert op(torch.ones(3)).tolist() == [2, 2, 2] and not torch_calls._bound
+print("ok")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout == "ok\n", done.stderr
+
+
+def test_the_pool_is_large_and_what_does_not_fit_goes_on_in_python() -> None:
+    code = """
+import torch, ferrule
+from ferrule.hosts import torch_calls
+def make(n):
+    return ferrule.op(f"n{n}", "x[N]:float32 -> y[N]:float32", grid="N", threadgroup=32,
+                      metal=f"uint i = thread_position_in_grid.x; y[i] = {n} + x[i];")
+library = torch_calls.library()
+spare = torch_calls._Op()
+import ctypes
+while (taken := library.fr_torch_take(ctypes.byref(spare))) < 2046: torch_calls._bound.append(None)
+torch_calls._bound.append(None)
+found = [make(n)(torch.ones(1)).item() for n in range(3)]
+assert found == [1, 2, 3], found
+assert len([one for one in torch_calls._bound if one]) == 1
+print("ok")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout == "ok\n", done.stderr
