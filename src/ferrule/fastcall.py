@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from . import _fastcall
@@ -47,6 +47,20 @@ def table(inputs: int, outputs: int, contiguous: bool) -> _fastcall.Table | None
         return None
     made: _fastcall.Table = module.Table(inputs, outputs, contiguous)
     return made
+
+
+def operator(function: object) -> Callable[..., Any] | None:
+    """What calls an operator of torch that has no Autograd kernel, where no derivative is wanted,
+    and else gives NotImplemented; None where it cannot be had.
+
+    Args:
+        function: the operator, which takes positional arguments.
+    """
+    module = library()
+    try:
+        return None if module is None else module.Operator(function)
+    except ValueError:  # this torch lacks what that takes
+        return None
 
 
 @contextmanager

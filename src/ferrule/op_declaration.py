@@ -47,6 +47,7 @@ class Op:
         self._digest: str | None = None
         self._digesting = False
         self._torch: Any = None  # what hosts.torch_op made of it
+        self._plain: Callable[..., Any] = unknown  # a call of it of which torch records nothing
         self._look_for_torch = _torch_finder(self)
 
     def __repr__(self) -> str:
@@ -75,6 +76,14 @@ class Op:
             KernelTypeError: an input is of a wrong type.
             CompileError, DialectError, ToolchainError, DeviceError: as a kernel's call.
         """
+        if not traced() and not named:
+            try:
+                result = self._plain(*args)
+            except RuntimeError as by_torch:
+                self._torch.reraise(by_torch)
+                raise
+            if result is not NotImplemented:
+                return result
         values = args if not named and len(args) == self._count else self.ordered(args, named)
         self._look_for_torch()  # before `_torch` is read, which Dynamo remembers
         if self._torch is not None and self._torch.takes(values):
@@ -180,6 +189,7 @@ class Op:
     def _define(self, kind: str, rule: Any, version: object, matched: Any) -> Any:
         self.rules[kind] = Derived(self, kind, rule, version, matched)
         self._digest = self._torch = None  # another op from now on
+        self._plain = unknown
         return rule
 
     # -- what it is ------------------------------------------------------------------------------
@@ -247,6 +257,26 @@ class Op:
                 raise
             raise RuleError(f"a saved op is damaged: {error}") from None
         return found
+
+
+def traced() -> bool:
+    """Whether torch.compile traces the caller: torch's own function, once torch is there.
+
+    A global that is replaced before anything is traced, for Dynamo remembers what it was.
+    """
+    return False
+
+
+def unknown(*args: Any) -> Any:
+    """Stands for `Op._plain` until a call was made."""
+    return NotImplemented
+
+
+def watch_torch() -> None:
+    """Take torch's own `traced`, if torch is imported."""
+    global traced
+    compiler = getattr(sys.modules.get("torch"), "compiler", None)
+    traced = getattr(compiler, "is_dynamo_compiling", traced)
 
 
 def _torch_finder(op: Op) -> Callable[[], None]:
@@ -352,6 +382,7 @@ def op(
     for kind, function in (("run", run), ("reference", reference)):
         if function is not None:
             found.append(Runner(name, parsed, function, kind, version=version))
+    watch_torch()
     if not found:
         raise KernelError(
             f"[op] op {name!r} has nothing that carries it out; give `metal`, `cuda`, `run` or "

@@ -284,7 +284,11 @@ class CpuProgram:
 
     def native(self, inputs: Sequence[Facts], outputs: Sequence[Facts], launch: Launch) -> Native:
         """What runtime/torch_calls.c needs to launch this over grids of the same form."""
-        loaded = self._loaded(form_of(launch, self._atomic_threads() if self._atomics else 0))
+        token = _mode.set("auto")  # what is remembered in C is for calls without `running`
+        try:
+            loaded = self._loaded(form_of(launch, self._atomic_threads() if self._atomics else 0))
+        finally:
+            _mode.reset(token)
         library = runtime()
         return Native(
             run=ctypes.cast(library.fr_run_some, ctypes.c_void_p).value or 0,

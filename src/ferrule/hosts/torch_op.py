@@ -2,7 +2,8 @@
 
 An op becomes ``ferrule::<name>_<digest>``: tensors in, tensors out. A twin without an Autograd
 kernel, ``…_raw``, serves eager calls that record nothing, for a Python kernel on the Autograd key
-costs more than the launch; graphs only ever hold the first.
+costs more than the launch. Whatever traces or transforms a call of the twin finds the first in its
+place, so graphs hold that alone.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any, cast
 import torch
 from torch.autograd import forward_ad
 
-from .. import batching, dtypes, op_call
+from .. import batching, dtypes, fastcall, op_call, op_declaration
 from ..arguments import fill_value
 from ..dtypes import Dtype
 from ..errors import KernelError, KernelTypeError
@@ -32,13 +33,12 @@ _library = torch.library.Library(NAMESPACE, "FRAGMENT")
 _registered: dict[str, TorchOp] = {}
 _TORCH = host.TORCH
 _KNOWN = host.KNOWN
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
 _tracing = torch.compiler.is_compiling
 _recording = torch.is_grad_enabled
 _any_requires_grad = torch._C._any_requires_grad
-_transformed = torch._C._are_functorch_transforms_active
-_modes = torch._C._len_torch_dispatch_stack
-_function_modes = torch._C._len_torch_function_stack
+# Keys that calls have where something traces or transforms them: modes and subclasses with
+# __torch_dispatch__, torch.func, torch.jit.trace.
+_WATCHERS = ("Python", "PythonTLSSnapshot", "FuncTorchDynamicLayerFrontMode", "Tracer")
 
 
 class SymInts(Ints):
@@ -109,28 +109,26 @@ class TorchOp:
         return any(isinstance(value, torch.Tensor) for value in values)
 
     def __call__(self, *values: Any) -> Any:
-        """A call; the overload's, but for plain eager tensors of which nothing is recorded."""
+        """A call; the overload's where a derivative may be wanted."""
         if _tracing():  # first, for Dynamo cannot trace what follows
             return self.overload(*values)
-        call = self.raw
-        if (
-            _transformed()
-            or forward_ad._current_level >= 0
-            or _modes()
-            or _function_modes()
-            or (_recording() and _any_requires_grad(*values))
-        ):
-            call = self.overload
-        for value in values:
-            if isinstance(value, torch.Tensor) and type(value) not in _PLAIN:
-                call = self.overload
+        if self.op._plain is op_declaration.unknown:
+            op_declaration.watch_torch()
+            self.op._plain = fastcall.operator(self.raw._op) or op_declaration.unknown
+        forward = forward_ad._current_level >= 0
+        recorded = forward or (_recording() and _any_requires_grad(*values))
+        call = self.overload if recorded else self.raw
         try:
             return call(*values)
         except RuntimeError as by_torch:
-            error = torch_calls.raised(by_torch)
-            if error is None:
-                raise
-        raise error
+            self.reraise(by_torch)
+            raise
+
+    def reraise(self, by_torch: RuntimeError) -> None:
+        """Raise what torch made a RuntimeError of, if it did."""
+        error = torch_calls.raised(by_torch)
+        if error is not None:
+            raise error from None
 
     # -- registration ----------------------------------------------------------------------------
 
@@ -167,6 +165,8 @@ class TorchOp:
         for key in {"CPU", "CUDA"} - set(done):
             for each in names:
                 _library.impl(each, self.run, key)
+        for key in _WATCHERS:
+            _library.impl(f"{name}_raw", lambda *values: self.overload(*values), key)
         register_autograd(_library, op, self.overload)
         torch.library.register_vmap(f"{NAMESPACE}::{name}", self.vmap, lib=_library)
 

@@ -175,21 +175,25 @@ static int truth(PyObject* result) {
 
 /* Whether a function, called without arguments, gives 0. */
 static bool gives_zero(PyObject* function) {
-  PyObject* result = PyObject_CallObject(function, NULL);
+  PyObject* result = PyObject_CallNoArgs(function);
   bool zero = result && PyLong_Check(result) && PyLong_AsLong(result) == 0;
   Py_XDECREF(result);
   return zero;
 }
 
+/* Whether torch is looking for forward-mode derivatives. */
+static bool torch_is_forward(void) {
+  PyObject* level = PyDict_GetItemWithError(torch_forward, text_level);
+  return !level || !PyLong_Check(level) || PyLong_AsLong(level) >= 0;
+}
+
 /* Whether torch is doing nothing but computing: no tracing, no modes, no forward-mode derivative. Then
  * what is asked of a tensor runs no Python code. */
 static bool torch_is_plain(void) {
-  PyObject* state = PyObject_CallObject(torch_tracing, NULL);
+  PyObject* state = PyObject_CallNoArgs(torch_tracing);
   bool plain = state == Py_None;
   Py_XDECREF(state);
-  if (!plain || !gives_zero(torch_modes) || !gives_zero(torch_overrides)) return false;
-  PyObject* level = PyDict_GetItemWithError(torch_forward, text_level);
-  return level && PyLong_Check(level) && PyLong_AsLong(level) < 0;
+  return plain && gives_zero(torch_modes) && gives_zero(torch_overrides) && !torch_is_forward();
 }
 
 static bool torch_input(call_key* k, int i, PyObject* tensor) {
@@ -670,6 +674,70 @@ static PyType_Slot table_slots[] = {{Py_tp_new, (void*)table_new},
 static PyType_Spec table_spec = {"ferrule._fastcall.Table", sizeof(table), 0, Py_TPFLAGS_DEFAULT,
                                  table_slots};
 
+/* -------------------------------------------------------------------------------------- operators */
+
+/* An operator of torch without an Autograd kernel, for calls of which no derivative is wanted. */
+typedef struct {
+  PyObject head;
+  PyObject* function;
+} operator;
+
+/* Whether autograd records a call. -1 with an exception set. */
+static int is_recorded(PyObject* args) {
+  for (Py_ssize_t i = 0, n = PyTuple_Size(args); i < n; i++) {
+    PyObject* value = PyTuple_GetItem(args, i);
+    if (PyFloat_CheckExact(value) || PyLong_CheckExact(value) || PyBool_Check(value) ||
+        value == Py_None)
+      continue;
+    int grad = truth(PyObject_GetAttr(value, text_requires_grad)); /* fails for what is no tensor */
+    if (grad) return grad < 0 ? grad : truth(PyObject_CallNoArgs(torch_recording));
+  }
+  return 0;
+}
+
+/* NotImplemented where a derivative is wanted, or arguments have names; else what the operator gives. */
+static PyObject* operator_call(PyObject* object, PyObject* args, PyObject* keywords) {
+  bool no = keywords || torch_is_forward() || is_recorded(args);
+  if (PyErr_Occurred()) {
+    if (!PyErr_ExceptionMatches(PyExc_AttributeError)) return NULL;
+    PyErr_Clear();
+  }
+  if (!no) return PyObject_Call(((operator*)object)->function, args, NULL);
+  Py_INCREF(Py_NotImplemented);
+  return Py_NotImplemented;
+}
+
+static PyObject* operator_new(PyTypeObject* type, PyObject* args, PyObject* keywords) {
+  PyObject* function;
+  (void)keywords;
+  if (!PyArg_ParseTuple(args, "O", &function)) return NULL;
+  if (!torch_api) {
+    PyErr_SetString(PyExc_ValueError, "Operator: torch is not registered");
+    return NULL;
+  }
+  operator* self = (operator*)((allocfunc)PyType_GetSlot(type, Py_tp_alloc))(type, 0);
+  if (!self) return NULL;
+  Py_INCREF(function);
+  self->function = function;
+  return (PyObject*)self;
+}
+
+static void operator_free(PyObject* object) {
+  operator* self = (operator*)object;
+  PyTypeObject* type = Py_TYPE(object);
+  Py_DECREF(self->function);
+  ((freefunc)PyType_GetSlot(type, Py_tp_free))(object);
+  Py_DECREF((PyObject*)type);
+}
+
+static PyType_Slot operator_slots[] = {{Py_tp_new, (void*)operator_new},
+                                       {Py_tp_dealloc, (void*)operator_free},
+                                       {Py_tp_call, (void*)operator_call},
+                                       {0, NULL}};
+
+static PyType_Spec operator_spec = {"ferrule._fastcall.Operator", sizeof(operator), 0,
+                                    Py_TPFLAGS_DEFAULT, operator_slots};
+
 /* ----------------------------------------------------------------------------------------- module */
 
 static PyObject* add_type(PyObject* type, int host) {
@@ -756,8 +824,10 @@ PyMODINIT_FUNC PyInit__fastcall(void) {
   text_is_neg = PyUnicode_InternFromString("is_neg");
   text_level = PyUnicode_InternFromString("_current_level");
   PyObject* type = PyType_FromSpec(&table_spec);
-  if (!text_requires_grad || !text_is_neg || !text_level || !type ||
+  PyObject* operators = PyType_FromSpec(&operator_spec);
+  if (!text_requires_grad || !text_is_neg || !text_level || !type || !operators ||
       PyModule_AddObject(module, "Table", type) ||
+      PyModule_AddObject(module, "Operator", operators) ||
       PyModule_AddStringConstant(module, "DIGEST", FR_DIGEST)) {
     Py_DECREF(module);
     return NULL;

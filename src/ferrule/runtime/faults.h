@@ -195,8 +195,16 @@ static void watch(int number, struct sigaction* before) {
 }
 
 /* Whoever set a handler since the last job, such as Python's faulthandler, is asked after us. Such
- * a handler is set for all three signals, so one system call finds out. */
+ * a handler is set for all three signals, so one system call finds out. That costs 0.1 us, a third of
+ * a small job, so it is done once per tick of the coarse clock (1 to 4 ms). */
 static void watch_faults(void) {
+#ifdef CLOCK_MONOTONIC_COARSE
+  static int64_t looked; /* at which tick */
+  struct timespec tick;
+  clock_gettime(CLOCK_MONOTONIC_COARSE, &tick);
+  int64_t at = (int64_t)tick.tv_sec * 1000000000 + tick.tv_nsec;
+  if (__atomic_exchange_n(&looked, at, __ATOMIC_RELAXED) == at) return;
+#endif
   struct sigaction now;
   if (sigaction(SIGSEGV, NULL, &now) == 0 && is_ours(&now)) return;
   watch(SIGBUS, &before_bus);

@@ -487,7 +487,7 @@ int fr_run_some(fr_entry entry, const void* launch, uint64_t units, int threads,
   j.launch = launch;
   j.units = units;
   j.progress = progress;
-  j.deadline = limit > 0 ? nanoseconds() + limit : 0;
+  j.deadline = limit > 0 && units > 1 ? nanoseconds() + limit : 0; /* one unit is never stopped */
   j.threads = threads;
   j.chunk = units / ((uint64_t)threads * CHUNKS_PER_THREAD);
   if (j.chunk == 0) j.chunk = 1;
