@@ -98,8 +98,8 @@ MAY_IMPORT = {
     "op_checks": f"{NOUNS} derivatives hosts implementation op_call op_declaration numpy",
     "op_declaration": "errors call kernel identity rule implementation derivatives op_call "
     "hosts.torch_op",
-    "hosts.torch_op": f"{NOUNS} arguments fastcall batching expression implementation op_declaration "
-    "op_call op_launch rule hosts torch",
+    "hosts.torch_op": f"{NOUNS} arguments fastcall batching expression implementation "
+    "op_declaration op_call op_launch rule hosts torch",
     "hosts.torch_calls": f"{NOUNS} binding bytecode driver expression implementation op_call "
     "op_declaration op_launch hosts devices torch",
     "hosts.torch_autograd": "derivatives op_declaration torch",
