@@ -297,7 +297,8 @@ def compare(
     extra: Sequence[str] = (),
 ) -> tuple[int, Any]:  # fmt: skip
     """The status, and the outputs; fails where C and Python disagree."""
-    more = [parse(text) for text in extra]
+    outputs = [f"{one.name}.{what}" for one in rule.outputs for what in ("size", "ndim")]
+    more = [parse(text) for text in (*extra, *outputs)]
     program = compile_rule(rule, more)
     assert program is not None and all(word in INT64 for word in program.words)
     given = [Given(s, number_of(k)) for s, k in zip(shapes, kinds, strict=True)]

@@ -164,7 +164,7 @@ def compile_rule(rule: Rule, extra: Sequence[Expression] = ()) -> RuleProgram | 
 
     Args:
         rule: the rule.
-        extra: more expressions of its dims, sizes and ranks; ``fr_rule_value`` knows them by their
+        extra: more expressions of its dims, and of sizes and ranks of inputs and outputs; ``fr_rule_value`` knows them by their
             places here.
 
     Returns:
@@ -196,6 +196,7 @@ def _symbols(rule: Rule, extra: Sequence[Expression]) -> dict[str, int]:
     expressions += [*dims, *rule.conditions, *extra]
     used = frozenset[str]().union(*(one.attributes for one in expressions))
     always = [one.name for one in rule.inputs if one.dims is not None and not one.optional]
+    always += [one.name for one in rule.outputs]
     attributes = [f"{name}.{kind}" for name in always for kind in _ATTRIBUTES]
     found = [*dict.fromkeys(bound), *(name for name in attributes if name in used)]
     return {name: number for number, name in enumerate(found)}
@@ -261,7 +262,8 @@ class _Writer:
         return record + named
 
     def attributes(self) -> list[int]:
-        places = {one.name: i for i, one in enumerate(self.rule.inputs)}
+        arguments = (*self.rule.inputs, *self.rule.outputs)
+        places = {one.name: i for i, one in enumerate(arguments)}
         found: list[int] = []
         for symbol, number in self.symbols.items():
             name, dot, kind = symbol.partition(".")

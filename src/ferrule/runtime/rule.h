@@ -79,7 +79,8 @@ enum {
 };
 enum { FR_OPTIONAL = 1, FR_NUMBER = 2 };
 
-/* The size or rank of an input, which becomes a symbol. */
+/* The size or rank of an input, which becomes a symbol; or of an output, counted after the inputs,
+ * which only extra expressions name. */
 enum {
   FR_ATTRIBUTE_KIND = 0,
   FR_ATTRIBUTE_INPUT = 1,
@@ -254,12 +255,12 @@ static inline int fr_rule_bind_input(const int64_t* record, const fr_rule_input*
 }
 
 /* How many elements an array has: 0 where any size is 0, however large the others are. */
-static inline int64_t fr_rule_size(const fr_rule_input* input, int32_t* status) {
+static inline int64_t fr_rule_size(int32_t ndim, const int64_t* sizes, int32_t* status) {
   int64_t size = 1;
   int32_t large = FR_RULE_OK;
-  for (int32_t i = 0; i < input->ndim; i++) {
-    if (input->sizes[i] == 0) return 0;
-    size = fr_mul(size, input->sizes[i], &large);
+  for (int32_t i = 0; i < ndim; i++) {
+    if (sizes[i] == 0) return 0;
+    size = fr_mul(size, sizes[i], &large);
   }
   return large ? fr_fault(status, large) : size;
 }
@@ -310,10 +311,13 @@ static inline int fr_rule_bind(const int64_t* program, const fr_rule_input* inpu
     if (status) return status;
     record += FR_INPUT_WORDS + 2 * record[FR_INPUT_NAMED];
   }
+  const int64_t* attributes = record;
   for (int64_t i = 0; i < program[FR_ATTRIBUTES]; i++, record += FR_ATTRIBUTE_WORDS) {
+    if (record[FR_ATTRIBUTE_INPUT] >= program[FR_INPUTS]) continue; /* an output's */
     const fr_rule_input* input = &inputs[record[FR_ATTRIBUTE_INPUT]];
     out->symbols[record[FR_ATTRIBUTE_SYMBOL]] =
-        record[FR_ATTRIBUTE_KIND] == FR_NDIM ? input->ndim : fr_rule_size(input, &status);
+        record[FR_ATTRIBUTE_KIND] == FR_NDIM ? input->ndim
+                                             : fr_rule_size(input->ndim, input->sizes, &status);
   }
   if (status) return status;
   int64_t value;
@@ -335,7 +339,16 @@ static inline int fr_rule_bind(const int64_t* program, const fr_rule_input* inpu
     if (status) return status;
     record += FR_OUTPUT_WORDS + FR_DIM_WORDS * record[FR_OUTPUT_NDIM];
   }
-  return FR_RULE_OK;
+  record = attributes;
+  for (int64_t i = 0; i < program[FR_ATTRIBUTES]; i++, record += FR_ATTRIBUTE_WORDS) {
+    int64_t number = record[FR_ATTRIBUTE_INPUT] - program[FR_INPUTS];
+    if (number < 0) continue;
+    const fr_rule_output* output = &out->outputs[number];
+    out->symbols[record[FR_ATTRIBUTE_SYMBOL]] =
+        record[FR_ATTRIBUTE_KIND] == FR_NDIM ? output->ndim
+                                             : fr_rule_size(output->ndim, output->sizes, &status);
+  }
+  return status;
 }
 
 /* The value of an extra expression of the program, for what fr_rule_bind has found. FR_RULE_LIMIT
