@@ -1,4 +1,4 @@
-"""The pages of docs are true: each page's programs run one after the other, and print what it says."""
+"""The pages of docs are true: a page's programs run one after the other, and print what it says."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from test_readme import blocks, same
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"

@@ -110,6 +110,7 @@ MAY_IMPORT = {
     "bench.cpu": "ferrule bench cli numpy torch mlx",
     "bench.cuda": "ferrule bench cli devices numpy torch cupy",
     "bench.mlx_lm": "ferrule bench mlx mlx_lm",
+    "bench.ops": "ferrule bench torch",
     "bench.report": "errors bench binding driver nvrtc matplotlib",
     "bench.sass": "ferrule bench nvdisasm nvrtc",
     "bench.startup": "ferrule bench _env cli cache loader numpy torch",

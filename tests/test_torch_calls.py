@@ -38,7 +38,8 @@ def ops() -> dict[str, Op]:
             "stars", "a[*S,D]:T, b[*S,D]:U, w[D]:T -> y[*S,D,2]:T, n[1]:int32",
             metal=I + "y[2 * i] = a[i] * w[i % D]; y[2 * i + 1] = T(b[i]); "
             "if (i == 0) n[0] = a_ndim * 100 + a_shape[a_ndim - 1];",
-            grid="max(y.size // 2, 1)", threadgroup=(64, 1), template={"WIDE": "D > 4", "D2": "D * 2"},
+            grid="max(y.size // 2, 1)", threadgroup=(64, 1),
+            template={"WIDE": "D > 4", "D2": "D * 2"},
         ),
         "strided": ferrule.op(
             "strided", "x[M,N]:T -> y[M,N]:T", ensure_row_contiguous=False,

@@ -164,8 +164,8 @@ def compile_rule(rule: Rule, extra: Sequence[Expression] = ()) -> RuleProgram | 
 
     Args:
         rule: the rule.
-        extra: more expressions of its dims, and of sizes and ranks of inputs and outputs; ``fr_rule_value`` knows them by their
-            places here.
+        extra: more expressions of its dims, and of sizes and ranks of inputs and outputs;
+            ``fr_rule_value`` knows them by their places here.
 
     Returns:
         The program; None of a rule that has more arguments, dims or names than the runtime keeps

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -17,7 +17,7 @@ import ferrule
 from .. import devices
 from ..cli import grid_sample as gs
 from ..cli import readable
-from . import mlx_lm, sass, startup
+from . import mlx_lm, ops, sass, startup
 from .timing import Bench, Call, Peer
 
 DEVICE = "cuda:0"
@@ -415,7 +415,16 @@ def host(bench: Bench) -> None:
             threadgroup=(256, 1, 1),
         )  # fmt: skip
 
-    peers = [Peer("torch.exp", lambda: torch.exp(x))]
+    peers = [Peer("torch.exp", lambda: torch.exp(x)), *launchers(bench, x)[:2]]
+    with bursts(bench):
+        bench.compare("one call, exp of 1024 float32, host time", ours, peers)
+
+
+def launchers(bench: Bench, x: Any, cupy_target: float | None = None) -> list[Peer]:
+    """exp of a tensor by others who launch a kernel that they are given, allocation included."""
+    import torch
+
+    peers = []
     if bench.installed("triton"):
         from . import triton_exp
 
@@ -432,7 +441,22 @@ def host(bench: Bench) -> None:
             raw((4,), (256,), (given, out, n))
             return out
 
-        peers.append(Peer("CuPy, RawKernel", by_cupy, compared=False))
+        peers.append(Peer("CuPy, RawKernel", by_cupy, cupy_target, compared=False))
+    if torch.version.cuda and hasattr(torch.cuda, "_compile_kernel"):
+        compiled = torch.cuda._compile_kernel(_RAW, "bench_exp")
+
+        def by_torch() -> object:
+            out = torch.empty_like(x)
+            compiled(grid=(4, 1, 1), block=(256, 1, 1), args=(x, out, 1024))
+            return out
+
+        peers.append(Peer("torch.cuda._compile_kernel", by_torch, 1.0))
+    return peers
+
+
+@contextlib.contextmanager
+def bursts(bench: Bench) -> Iterator[None]:
+    """Time calls after calls with one wait at the end: what they cost the host."""
 
     def clock(function: Call) -> float:
         calls = 20 if bench.quick else 2000
@@ -447,9 +471,61 @@ def host(bench: Bench) -> None:
 
     before, bench.clock = bench.clock, clock
     try:
-        bench.compare("one call, exp of 1024 float32, host time", ours, peers)
+        yield
     finally:
         bench.clock = before
+
+
+# -- ops -------------------------------------------------------------------------------------------
+
+
+def operators(bench: Bench) -> None:
+    """An op in torch: what an eager call costs the host, and what is left of that in a graph."""
+    import torch
+
+    from . import twins
+
+    x = torch.randn(1024, device=DEVICE)
+    exp = ops.exp()
+    with bursts(bench), torch.no_grad():
+        bench.compare(
+            "one call of an op, exp of 1024 float32, host time", lambda: exp(x),
+            [*ops.operators(x), *launchers(bench, x, 1.0)],
+        )  # fmt: skip
+    large = torch.randn(1 << (14 if bench.quick else 24), device=DEVICE)
+    out = torch.empty_like(large)
+    twin = by_hand(twins.EXP)
+    blocks = (large.numel() // 256, 1, 1)
+
+    def written() -> object:
+        twin([large, out, large.numel()], blocks, (256, 1, 1))
+        return out
+
+    graphs = [
+        _captured(lambda: exp(large)),
+        _captured(written),
+    ]
+    bench.compare(
+        f"10 calls of an op in a CUDA graph, exp of {large.numel()} float32", graphs[0],
+        [Peer(BY_HAND, graphs[1], AS_FAST)],
+    )  # fmt: skip
+
+
+def _captured(function: Call) -> Call:
+    """What replays ten calls of a function, and gives the last one's result."""
+    import torch
+
+    function()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(10):
+            result = function()
+
+    def replay() -> object:
+        graph.replay()
+        return result
+
+    return replay
 
 
 GROUPS: dict[str, Callable[[Bench], None]] = {
@@ -458,6 +534,7 @@ GROUPS: dict[str, Callable[[Bench], None]] = {
     "grid_sample VJP": vjp,
     "mlx-lm": models,
     "host": host,
+    "operators": operators,
     "startup": startup.on_cuda,
 }
 WITHOUT_GPU: dict[str, Callable[[Bench], None]] = {"instructions": sass.count}

@@ -46,6 +46,13 @@ inline float warp_sum(float v) {
 }
 extern "C" __global__ void twin("""
 
+# One thread an element.
+EXP = """
+    const float* __restrict__ x, float* __restrict__ out, unsigned n) {
+  const unsigned i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i < n) out[i] = expf(x[i]);
+}"""
+
 # One thread an element of the output.
 FORWARD = """
     const T* __restrict__ x, const T* __restrict__ grid, T* __restrict__ out, int H, int W, int C,

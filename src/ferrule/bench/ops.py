@@ -1,0 +1,55 @@
+"""What an eager call of an op costs in torch, against operators of torch's own and of its users."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import ferrule
+
+from .timing import Bench, Peer
+
+# No more than torch's own operator, called the same way, and 15 %.
+AS_QUICK = 1 / 1.15
+
+
+def exp() -> ferrule.Op:
+    """exp of each element."""
+    return ferrule.op(
+        "bench_exp", "x[*S]:T -> y[*S]:T",
+        metal="uint i = thread_position_in_grid.x; y[i] = metal::exp(x[i]);", grid="x.size",
+        threadgroup=256,
+    )  # fmt: skip
+
+
+def operators(x: Any) -> list[Peer]:
+    """The same by operators of torch: its own, and such as users define in Python."""
+    import torch
+
+    own, custom = torch.ops.aten.exp.default, _custom()
+    return [
+        Peer("torch.ops.aten.exp.default", lambda: own(x), AS_QUICK),
+        Peer("torch.exp", lambda: torch.exp(x)),
+        Peer("torch.library.custom_op of torch.exp", lambda: custom(x)),
+    ]
+
+
+@lru_cache(maxsize=1)
+def _custom() -> Any:
+    import torch
+
+    return torch.library.custom_op(
+        "ferrule_bench::exp", torch.exp, mutates_args=(), schema="(Tensor x) -> Tensor"
+    )
+
+
+def on_cpu(bench: Bench) -> None:
+    """One call with 16 elements: what is not the kernel's work."""
+    if not bench.installed("torch"):
+        return
+    import torch
+
+    x = torch.randn(4, 4)
+    op = exp()
+    with torch.no_grad():
+        bench.compare("one call of an op, exp of 16 float32", lambda: op(x), operators(x))
