@@ -240,3 +240,31 @@ print("ok")
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout == "ok\n", done.stderr
+
+
+def test_an_interrupt_ends_a_long_launch() -> None:
+    code = """
+import signal, time, torch, ferrule
+op = ferrule.op("slow", "x[N]:float32 -> y[N]:float32", grid="N", threadgroup=32, metal='''
+    uint i = thread_position_in_grid.x; float v = x[i];
+    for (int j = 0; j < 20000; j++) v = metal::fma(v, 0.5f, 1.0f);
+    y[i] = v;''')
+ferrule.set_threads(1)
+op(torch.ones(0))
+class Stop(Exception): pass
+def stop(number, frame): raise Stop("stopped")
+signal.signal(signal.SIGALRM, stop)
+signal.setitimer(signal.ITIMER_REAL, 2.0)
+start = time.monotonic()
+try:
+    op(torch.ones(1 << 20))
+except Stop as error:
+    print(error, time.monotonic() - start < 60)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout == "stopped True\n" and not done.stderr, done
+
+
+def test_many_dims_are_refused() -> None:
+    with pytest.raises(ferrule.KernelError, match="expected 16 dims at most"):
+        OPS["stars"](torch.ones([1] * 17), torch.ones([1] * 17), torch.ones(1))

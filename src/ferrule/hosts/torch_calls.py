@@ -45,7 +45,8 @@ _BUCKETS, _MOST_ENTRIES = 64, 4096
 _CPU, _CUDA = 1, 2
 _ARRAY, _FLOAT, _INT, _BOOL = 0, 1, 2, 3
 _PASS = {"input": 0, "value": 1, "shape": 2, "strides": 3, "output": 4, "launch": 5}
-_LOOK_FOR_SIGNALS, _INPUT_COPIED = 0, 1
+_PYTHON = ("PyGILState_Ensure", "PyGILState_Release", "PyErr_CheckSignals", "PyErr_Fetch")
+_EXCEPTION, _INPUT_COPIED = 0, 1
 
 _int32, _int64, _pointer = ctypes.c_int32, ctypes.c_int64, ctypes.c_void_p
 
@@ -104,12 +105,12 @@ class _Request(ctypes.Structure):
         ("number", ctypes.POINTER(ctypes.c_double)), ("integer", ctypes.POINTER(_int64)),
         ("torch_device", ctypes.POINTER(_int32)), ("grid", ctypes.POINTER(ctypes.c_uint32)),
         ("template_value", ctypes.POINTER(_int64)), ("threads", _int32), ("aligned", _int32),
-        ("status", _int32), ("text", ctypes.c_char_p),
+        ("status", _int32), ("exception", _pointer * 3), ("text", ctypes.c_char_p),
     )  # fmt: skip
 
 
 _RESOLVE = ctypes.CFUNCTYPE(_pointer, ctypes.POINTER(_Request))
-_TELL = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(_Request), ctypes.c_int)
+_TELL = ctypes.CFUNCTYPE(None, ctypes.POINTER(_Request), ctypes.c_int)
 
 
 class _Setup(ctypes.Structure):
@@ -117,7 +118,8 @@ class _Setup(ctypes.Structure):
         ("torch_cpu", ctypes.c_char_p), ("torch_cuda", ctypes.c_char_p), ("cuda_type", _int32),
         ("dtypes", _int32), ("torch_dtype", ctypes.POINTER(_int32)),
         ("item_bytes", ctypes.POINTER(ctypes.c_uint8)), ("resolve", _RESOLVE), ("tell", _TELL),
-        ("threads_now", _pointer), ("few", _int32),
+        ("threads_now", _pointer), ("ensure", _pointer), ("release", _pointer),
+        ("check_signals", _pointer), ("fetch", _pointer), ("few", _int32),
     )  # fmt: skip
 
 
@@ -169,6 +171,12 @@ class _Bound:
         )
         if request.status:
             raise program.failure(request.status, what, [*facts, *written])
+        if request.body < 0:
+            shapes = ", ".join(f"{n} {f.shape}" for n, f in given.items() if isinstance(f, Facts))
+            raise KernelError(
+                f"[op] op {op.name!r} was called with {shapes}; expected 16 dims at most, and sizes "
+                "that 64 bits can hold."
+            )
         if device != "cpu":
             _use_cuda()
         entry = _Entry()
@@ -234,15 +242,17 @@ def _resolve(at: Any) -> int:
         return 0
 
 
-def _tell(at: Any, what: int) -> int:
+def _tell(at: Any, what: int) -> None:
     request: _Request = at.contents
-    try:  # Python raises what signals lead to while it runs this
+    try:
         if what == _INPUT_COPIED:
             _bound[request.op].op.counts["copy"] += 1
+        else:
+            raised = (p and ctypes.cast(p, ctypes.py_object).value for p in request.exception)
+            kind, value, _ = raised
+            _fail(request, value if isinstance(value, BaseException) else kind())
     except BaseException as error:
         _fail(request, error)
-        return 1
-    return 0
 
 
 def _fail(request: _Request, error: BaseException) -> None:
@@ -269,7 +279,8 @@ def library() -> ctypes.CDLL | None:
         _call_number(folder, suffix, "aoti_torch_device_type_cuda"), len(dtypes.ALL),
         (_int32 * len(numbers))(*numbers),
         (ctypes.c_uint8 * len(numbers))(*[kind.itemsize for kind in dtypes.ALL]),
-        _RESOLVE(_resolve), _TELL(_tell), ctypes.cast(runtime().fr_threads, _pointer), FEW,
+        _RESOLVE(_resolve), _TELL(_tell), ctypes.cast(runtime().fr_threads, _pointer),
+        *[ctypes.cast(getattr(ctypes.pythonapi, name), _pointer) for name in _PYTHON], FEW,
     )  # fmt: skip
     _kept.append(setup)
     return None if found.fr_torch_init(ctypes.byref(setup)) else found

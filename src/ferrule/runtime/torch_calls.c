@@ -135,14 +135,15 @@ typedef struct {
   int32_t threads;              /* CPU: devices.cpu.Form.threads */
   int32_t aligned;              /* CUDA: arrays begin at multiples of 16 bytes */
   int32_t status;               /* of a launch that failed */
+  void* exception[3];           /* what a signal's handler raised: type, value, traceback */
   const char* text;             /* the answer: an error */
 } fr_request;
 
 /* The entry for a request, or NULL and a text. */
 static fr_table_entry* (*resolve)(fr_request*);
-/* Tells Python something. Of a signal: whether it ends the launch; then `text` says so. */
-enum { LOOK_FOR_SIGNALS = 0, INPUT_COPIED = 1 };
-static int (*tell)(fr_request*, int what);
+/* Tells Python something. Of an exception `text` is made. */
+enum { EXCEPTION = 0, INPUT_COPIED = 1 };
+static void (*tell)(fr_request*, int what);
 
 static fr_op* ops[TRAMPOLINES];
 static int ops_bound;
@@ -150,6 +151,27 @@ static cuda_state* cuda;
 static int (*threads_now)(void);
 static int few; /* devices.cpu.FEW */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+
+/* Python's own, for signals. A function in Python would not do: it is interrupted where it begins, and
+ * the exception is lost. */
+static struct {
+  int (*ensure)(void);
+  void (*release)(int);
+  int (*check_signals)(void);
+  void (*fetch)(void** type, void** value, void** traceback);
+} python;
+
+/* Whether a signal ends the call. */
+static bool interrupted(fr_request* request) {
+  int state = python.ensure();
+  bool stop = python.check_signals() != 0;
+  if (stop) {
+    python.fetch(&request->exception[0], &request->exception[1], &request->exception[2]);
+    tell(request, EXCEPTION);
+  }
+  python.release(state);
+  return stop;
+}
 
 typedef int (*run_function)(fr_entry, const void*, uint64_t, int, int64_t, fr_progress*);
 
@@ -447,7 +469,7 @@ static bool launch_cpu(call* c, fr_table_entry* e, const fr_body* body, void* co
   int status;
   do { /* in between, Python sees its signals */
     status = ((run_function)e->run)(e->entry, &l, units, e->limit, 200000000, &progress);
-  } while (status == FR_MORE && !tell(&c->request, LOOK_FOR_SIGNALS));
+  } while (status == FR_MORE && !interrupted(&c->request));
   if (status == FR_OK) return true;
   if (status != FR_MORE) {
     c->request.status = status;
@@ -672,8 +694,12 @@ typedef struct {
   const int32_t* torch_dtype; /* -1 where torch has none */
   const uint8_t* item_bytes;
   fr_table_entry* (*resolve)(fr_request*);
-  int (*tell)(fr_request*, int what);
+  void (*tell)(fr_request*, int what);
   int (*threads_now)(void);
+  int (*ensure)(void);
+  void (*release)(int);
+  int (*check_signals)(void);
+  void (*fetch)(void**, void**, void**);
   int32_t few;
 } fr_setup;
 
@@ -717,6 +743,10 @@ FR_API int fr_torch_init(const fr_setup* s) {
   resolve = s->resolve;
   tell = s->tell;
   threads_now = s->threads_now;
+  python.ensure = s->ensure;
+  python.release = s->release;
+  python.check_signals = s->check_signals;
+  python.fetch = s->fetch;
   few = s->few;
   return 0;
 }
