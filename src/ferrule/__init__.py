@@ -49,14 +49,21 @@ from .errors import (
 if TYPE_CHECKING:
     from .binding import get_threads as get_threads
     from .binding import set_threads as set_threads
+    from .cuda_parts import copy as copy
+    from .cuda_parts import cuda_body as cuda_body
+    from .cuda_parts import cuda_unit as cuda_unit
+    from .cuda_parts import fill as fill
+    from .cuda_parts import step as step
     from .op_declaration import Op as Op
     from .op_declaration import op as op
     from .toolchain import set_compiler as set_compiler
 
 # Loaded when first used: they need ctypes, compilers, the C runtime, or a parser of rules.
 _LAZY = {
-    "Op": "op_declaration", "get_threads": "binding", "op": "op_declaration",
-    "set_compiler": "toolchain", "set_threads": "binding",
+    "Op": "op_declaration", "copy": "cuda_parts", "cuda_body": "cuda_parts",
+    "cuda_unit": "cuda_parts", "fill": "cuda_parts", "get_threads": "binding",
+    "op": "op_declaration", "set_compiler": "toolchain", "set_threads": "binding",
+    "step": "cuda_parts",
 }  # fmt: skip
 
 __all__ = [
@@ -80,7 +87,11 @@ __all__ = [
     "bfloat16",
     "bool_",
     "complex64",
+    "copy",
+    "cuda_body",
     "cuda_kernel",
+    "cuda_unit",
+    "fill",
     "float8_e4m3fn",
     "float8_e5m2",
     "float8_e8m0fnu",
@@ -96,6 +107,7 @@ __all__ = [
     "op",
     "set_compiler",
     "set_threads",
+    "step",
     "uint8",
     "uint16",
     "uint32",
