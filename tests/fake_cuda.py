@@ -96,6 +96,7 @@ class FakeCuda:
         launches: what was launched.
         fills: what was filled.
         events: all of that, and what was copied, in order.
+        dynamic: the bytes of dynamic shared memory that the last launch of a kernel was allowed.
         status: what the next launches and fills return.
         texts: the CUDA text of each kernel that is launched, by its name; says what arguments are.
         on_launch: called with each launch.
@@ -109,6 +110,7 @@ class FakeCuda:
         self.library.fake_dynamic.argtypes = (ctypes.c_size_t,)
         self.launches: list[Launched] = []
         self.fills: list[Filled] = []
+        self.dynamic: dict[str, int] = {}
         self.events: list[Launched | Filled | Copied] = []
         self.status = 0
         self.texts: dict[str, str] = {}
@@ -157,6 +159,7 @@ class FakeCuda:
             symbol, tuple(sizes[:3]), tuple(sizes[3:6]), sizes[6], stream, context, arguments,
             tuple(sizes[7:10]) if sizes[7] else None,
         )  # fmt: skip
+        self.dynamic[symbol] = self.library.fake_dynamic(kernel)
         self.launches.append(launched)
         self.events.append(launched)
         if not self.status:

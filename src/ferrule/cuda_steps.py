@@ -15,7 +15,7 @@ import numpy as np
 from . import dtypes
 from .cuda_parts import CopyStep, FillStep, RunStep, UnitText
 from .dtypes import Dtype
-from .errors import KernelError, KernelTypeError, RuleError
+from .errors import KernelError, KernelTypeError
 from .expression import Expression
 from .implementation import (
     KernelBody,
@@ -408,14 +408,12 @@ class CudaUnit:
                 'array or number, an int, or an expression such as "M" or "int64 M*N". Other '
                 "constants stand in the text, or in `template`."
             )
-        try:
-            found = expression_of(self._op, self._rule, what, text)
-        except RuleError as error:
-            known = sorted({*self._arrays, *self._numbers})
-            raise RuleError(
-                f"{error}. Arrays and numbers are {', '.join(known)}", text=error.text,
-                position=error.position,
-            ) from None  # fmt: skip
+        if isinstance(text, str) and text.isidentifier() and text not in self._rule.dim_names:
+            known = [*sorted(self._arrays), *sorted(self._numbers), *self._rule.dim_names]
+            raise KernelError(
+                f"{label}: there is no array, number or dim {text!r}, but {', '.join(known)}."
+            )
+        found = expression_of(self._op, self._rule, what, text)
         kind = kind or ("bool" if found.condition else "int32")
         if (kind == "bool") != found.condition:
             expected = "a condition" if kind == "bool" else "a number"
