@@ -31,6 +31,7 @@ from ferrule import (
 from ferrule.hosts import numpy as numpy_host
 from ferrule.hosts import torch as torch_host
 from ferrule.spec import Facts
+from test_readme import blocks
 
 F32 = np.dtype(np.float32)
 STREAM = 0x77
@@ -249,6 +250,18 @@ WRONG: list[tuple[Any, type[Exception], str]] = [
 def test_wrong_implementations(cuda: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         fe.op("wrong", "x[M]:float32 -> y[M]:float32", cuda=cuda, grid=1, threadgroup=1)
+
+
+def test_the_bodies_of_the_page(gpu: FakeCuda) -> None:
+    found: dict[str, Any] = {}
+    page = Path(__file__).resolve().parent.parent / "docs" / "cuda_kernel.md"
+    text = next(
+        b.text for b in blocks(page.read_text(encoding="utf-8")) if "fe.cuda_body" in b.text
+    )
+    exec(compile(text, "cuda_kernel.md", "exec"), found)  # noqa: S102
+    for m, launched in ((16, ((4, 1, 1), (256, 1, 1))), (17, ((1, 17, 1), (32, 1, 1)))):
+        found["matmul"](np.ones((m, 64), F32), np.ones((32, 64), F32))
+        assert (gpu.launches[-1].blocks, gpu.launches[-1].threads) == launched
 
 
 # -- units: calls ----------------------------------------------------------------------------------

@@ -6,8 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+import cuda_ops
 import ferrule as fe
 from cuda_ops import SUM, bound, compiled, sum_op
 from ferrule import (
@@ -21,6 +25,7 @@ from ferrule import (
     nvrtc,
 )
 from ferrule.source import cuda_unit
+from test_readme import blocks
 
 # -- units: text and machine code ------------------------------------------------------------------
 
@@ -68,9 +73,41 @@ def test_a_unit_is_compiled_once_per_machine(
         compiled(sum_op(), [(4,), ()], ["float16", None], "cpu")
 
 
+@pytest.mark.parametrize(
+    ("op", "shapes", "kinds"),
+    [
+        (cuda_ops.reduction, [(4, 5)], ["float16"]), (cuda_ops.rotation, [(3, 4, 32)], ["float32"]),
+        (cuda_ops.reversal, [(2, 9)], ["int32"]), (cuda_ops.counts, [(4,), (3,)], ["int32"] * 2),
+    ],
+)  # fmt: skip
+def test_what_runs_on_a_gpu_compiles_without_one(
+    library: nvrtc.Nvrtc, op: Any, shapes: list[Any], kinds: list[str | None]
+) -> None:
+    assert compiled(op(), shapes, kinds).payload.startswith(b"\x7fELF")
+
+
+def test_what_one_architecture_alone_has(library: nvrtc.Nvrtc) -> None:
+    source = """__global__ void f(float* y) {
+    #if __CUDA_ARCH__ >= 900
+      asm volatile("wgmma.fence.sync.aligned;");
+    #endif
+    }"""
+
+    def op(specific: bool) -> Op:
+        step = fe.step("f", ["y"], blocks=1, block=128)
+        unit = fe.cuda_unit(source, steps=[step], specific=specific)
+        return fe.op("wgmma", "x[N]:float32 -> y[N]:float32", cuda=unit)
+
+    assert compiled(op(True), [(4,)], ["float32"]).mode == "sm_90a"
+    assert compiled(op(True), [(4,)], ["float32"], "sm_80").mode == "sm_80"
+    with pytest.raises(CompileError, match="wgmma"):
+        compiled(op(False), [(4,)], ["float32"])
+
+
 def test_headers_and_options(library: nvrtc.Nvrtc) -> None:
     source = """
     #include <cmath>
+    static_assert(INFINITY > 3e38f && NAN != NAN && sizeof NAN == 4, "");
     #include <stdint.h>
     #include <cuda_runtime.h>
     #include <cooperative_groups.h>
@@ -89,7 +126,7 @@ def test_headers_and_options(library: nvrtc.Nvrtc) -> None:
     for kind in ("float32", "float8_e4m3fn"):
         made = compiled(op, [(4,), ()], [kind, None])
         assert made.names["f"].startswith("_Z1f")
-    with pytest.raises(CompileError, match="source line 11: no suitable conversion"):
+    with pytest.raises(CompileError, match="source line 12: no suitable conversion"):
         compiled(op, [(4,), ()], ["complex64", None])
 
 
@@ -121,6 +158,44 @@ def test_errors_quote_the_author(
         compiled(op, [(4,)], ["float32"])
     assert str(caught.value).startswith("unit 'misfit' does not compile (NVRTC ")
     assert "fr_unit" not in str(caught.value) and "__nv_name_map" not in str(caught.value)
+
+
+def test_the_programs_of_the_page_are_compiled(library: nvrtc.Nvrtc) -> None:
+    page = Path(__file__).resolve().parent.parent / "docs" / "cuda_kernel.md"
+    found: dict[str, Any] = {}
+    for block in blocks(page.read_text(encoding="utf-8")):
+        if block.language == "python":
+            exec(compile(block.text, f"cuda_kernel.md:{block.line}", "exec"), found)  # noqa: S102
+    assert found["cubin"].startswith(b"\x7fELF")
+    matmul, rms = found["matmul"], found["rms"]
+    assert [str(one.when) for one in matmul.implementations] == ["M <= 16", "None"]
+    few, many = (bound(matmul, [(m, 64), (32, 64)], ["float16"] * 2) for m in (1, 17))
+    assert [one.holds(few) for one in matmul.implementations] == [True, True]
+    assert [one.holds(many) for one in matmul.implementations] == [False, True]
+    assert list(compiled(rms, [(70_000,), ()], ["bfloat16", None]).names) == [
+        "squares<THREADS, T>", "scaled",
+    ]  # fmt: skip
+    assert rms.implementations[0].sent(bound(rms, [(70_000,), ()], ["bfloat16", None])).memory == 72
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    kind=st.sampled_from(["", "int32", "uint32", "int64", "uint64"]),
+    n=st.integers(0, 2**40), factor=st.integers(0, 2**25), less=st.integers(0, 2**62),
+)  # fmt: skip
+def test_integers_are_passed_as_declared_or_refused(
+    kind: str, n: int, factor: int, less: int
+) -> None:
+    op = declared(arguments=["y", f"{kind} N*{factor} - {less}"])
+    said = bound(op, [(n,), None, ()], ["float32", None, None])
+    unit: Any = op.implementations[0]
+    dtype, value = np.dtype(kind or "int32"), n * factor - less
+    if np.iinfo(dtype).min <= value <= np.iinfo(dtype).max:
+        ((array, packed),) = (one.arguments for one in unit.sent(said).steps)
+        assert array == ("array", "y") and packed == np.array(value, dtype).tobytes()
+    else:
+        with pytest.raises(KernelError, match=rf"`arguments of step 'f'`.*is {value} for "):
+            unit.sent(said)
 
 
 # -- units: declarations ---------------------------------------------------------------------------
@@ -175,6 +250,7 @@ DECLARED: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"headers": "x"}, KernelTypeError, "`headers`.*expected a dictionary"),
     ({"headers": {"../x": ""}}, KernelError, "`headers`.*got the name '../x'"),
     ({"headers": {"x.h": 3}}, KernelTypeError, "got int"),
+    ({"specific": 1}, KernelTypeError, "`specific`.*got 1, expected a bool"),
     ({"options": "-DX"}, KernelTypeError, "`options`.*expected a list"),
     ({"options": ["-I/usr"]}, KernelError, "got '-I/usr', expected options.*go to `headers`"),
     ({"options": ["--gpu-architecture=sm_80"]}, KernelError, "got '--gpu-architecture"),
@@ -196,7 +272,8 @@ def test_all_of_a_unit_is_data_and_changes_the_digest() -> None:
         {"arguments": ["x", "y", "int64 N"]}, {"arguments": ["x", "y", "b", "s", "N > 1"]},
         {"blocks": 2}, {"blocks": ("N", 1, "x.size")}, {"block": 2}, {"cluster": 1},
         {"shared_memory": "N"}, {"when": "N > 1"}, {"template": {"D": "N"}}, {"options": ["-DX"]},
-        {"template": {"D": fe.bfloat16}}, {"template": {"D": True}}, {"headers": {"a.h": "b"}},
+        {"template": {"D": fe.bfloat16}}, {"template": {"D": True}},
+        {"specific": True}, {"headers": {"a.h": "b"}},
         {"scratch": {"t": "T[N,ceildiv(N,2)]"}}, {"scratch": {"t": "float32[N]"}},
         {"scratch": {"t": "float32[]", "u": "int8[3]"}},
         {"steps": [step, step]}, {"steps": [fe.fill("y"), step]},

@@ -85,6 +85,7 @@ class UnitText:
     template: Any
     headers: Any
     options: Any
+    specific: Any = False
 
 
 def cuda_body(
@@ -196,7 +197,7 @@ def cuda_unit(
     source: str, *, steps: Sequence[RunStep | FillStep | CopyStep],
     scratch: Mapping[str, str] | None = None, when: str | None = None,
     template: Mapping[str, Any] | Sequence[tuple[str, Any]] | None = None,
-    headers: Mapping[str, str] | None = None, options: Sequence[str] = (),
+    headers: Mapping[str, str] | None = None, options: Sequence[str] = (), specific: bool = False,
 ) -> UnitText:  # fmt: skip
     """A whole CUDA translation unit as one of an op's implementations: for `ferrule.op`'s ``cuda``.
 
@@ -217,6 +218,8 @@ def cuda_unit(
             C's names for what NVRTC has (``<stdint.h>``, ``<math.h>``).
         options: of NVRTC: ``-D…``, ``--std=…``, ``--use_fast_math``, ``--maxrregcount=…`` and
             others that name no file and no GPU.
+        specific: compile for what one architecture alone has, and none after it: ``sm_90a``, with
+            wgmma, in place of ``sm_90``. Without effect before compute capability 9.0.
 
     Raises:
         KernelTypeError: ``steps`` is no sequence of steps.
@@ -252,4 +255,4 @@ def cuda_unit(
                 f"[cuda_unit] `steps`: got {one!r} of type {type(one).__name__}, expected "
                 "ferrule.step(…), ferrule.fill(…) or ferrule.copy(…)."
             )
-    return UnitText(source, tuple(steps), scratch, when, template, headers, options)
+    return UnitText(source, tuple(steps), scratch, when, template, headers, options, specific)

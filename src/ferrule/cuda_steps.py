@@ -147,7 +147,7 @@ class CudaUnit:
 
     Attributes:
         kind: ``"cuda"``.
-        source, headers, options, template, scratch, steps: what was declared.
+        source, headers, options, specific, template, scratch, steps: what was declared.
         when: the condition under which it is chosen, or None.
         programs: what it became for the devices, dtypes and template values of earlier calls.
     """
@@ -165,6 +165,11 @@ class CudaUnit:
         self.source = check_text("source", text.source, op, "cuda")
         self.headers = _headers(op, text.headers)
         self.options = _options(op, text.options)
+        if not isinstance(text.specific, bool):
+            raise KernelTypeError(
+                f"[op] `specific` of op {op!r}: got {text.specific!r}, expected a bool."
+            )
+        self.specific = text.specific
         self.template = template_of(op, rule, text.template)
         self.when = None if text.when is None else condition_of(op, rule, text.when)
         self.scratch = _scratch(op, rule, text.scratch)
@@ -211,7 +216,8 @@ class CudaUnit:
     def spec(self, template: tuple[tuple[str, TemplateValue], ...]) -> UnitSpec:
         """What is compiled for these constants and types."""
         return UnitSpec(
-            self._op, self.source, self.headers, self.options, self.calls, template
+            self._op, self.source, self.headers, self.options, self.calls, template,
+            self.specific,
         )  # fmt: skip
 
     def sent(self, said: Binding) -> SentUnit:
@@ -467,7 +473,7 @@ class CudaUnit:
 
         return {
             "kind": self.kind, "source": self.source, "headers": [[*one] for one in self.headers],
-            "options": list(self.options), "when": optional(self.when),
+            "options": list(self.options), "specific": self.specific, "when": optional(self.when),
             "template": [[name, template(one)] for name, one in self.template],
             "scratch": [[one.name, one.dtype, axes(one.dims)] for one in self.scratch],
             "steps": [step(one) for one in self.steps],
@@ -514,6 +520,7 @@ class CudaUnit:
             [Scratch(name, dtype, axes(dims)) for name, dtype, dims in data["scratch"]],
             optional(data["when"]), [(str(name), template(one)) for name, one in data["template"]],
             {str(name): text for name, text in data["headers"]}, data["options"],
+            data["specific"],
         ))  # fmt: skip
 
 

@@ -45,6 +45,7 @@ class UnitSpec:
         options: for NVRTC.
         calls: what steps call, in order, those that this launch leaves out among them.
         template: constants and types that the text has before it begins.
+        specific: it is compiled for ``sm_90a`` on what is otherwise ``sm_90``.
     """
 
     name: str
@@ -53,6 +54,7 @@ class UnitSpec:
     options: tuple[str, ...]
     calls: tuple[Call, ...]
     template: tuple[tuple[str, TemplateValue], ...]
+    specific: bool = False
 
     @property
     def functions(self) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ from . import UnitBinary
 from .digests import generator_digest, header_digest
 
 SCHEMA = "1"  # raised when the same text, options and compiler would run differently
+_FIRST_SPECIFIC = 90  # the first sm_ that has one with an "a"
 _CLUSTERS = (9, 0)  # the first compute capability that has them
 
 
@@ -29,6 +30,9 @@ def built(spec: UnitSpec, architecture: str) -> UnitBinary:
         DeviceError: NVRTC does not know the architecture.
     """
     text, disk = cuda_unit.text(spec), cache.default()
+    number = architecture.removeprefix("sm_")
+    if spec.specific and number.isdecimal() and int(number) >= _FIRST_SPECIFIC:
+        architecture += "a"
     likely = nvrtc.likely()  # to load NVRTC takes 10 ms, which what is in the cache need not
     if likely is not None:
         found = disk.get(_key(spec, text, architecture, *likely))

@@ -12,12 +12,20 @@ CHECKS = "ferrule_unit.h"  # how the text calls include/cuda_unit.h
 
 # C's headers, which NVRTC does not have: their names are libcu++'s, or NVRTC's own.
 _STD = {"stdint": "cstdint", "stddef": "cstddef", "limits": "climits", "float": "cfloat"}
-_NVRTC_HAS = ("math", "assert", "stdio", "stdlib", "string")
+_NVRTC_HAS = ("assert", "stdio", "stdlib", "string")
+_MATH = """\
+#ifndef INFINITY
+#define INFINITY __builtin_bit_cast(float, 0x7f800000)
+#endif
+#ifndef NAN
+#define NAN __builtin_bit_cast(float, 0x7fc00000)
+#endif
+"""
 STANDARD = {
     **{name: f"#include <cuda/std/{new}>\n"
        for old, new in _STD.items() for name in (f"{old}.h", f"c{old}")},
     **{name: "" for old in _NVRTC_HAS for name in (f"{old}.h", f"c{old}")},
-    "cuda_runtime.h": "", "device_launch_parameters.h": "",
+    "math.h": _MATH, "cmath": _MATH, "cuda_runtime.h": "", "device_launch_parameters.h": "",
 }  # fmt: skip
 
 
