@@ -100,7 +100,10 @@ class TorchOp:
         name = f"{op.name}_{op.digest}"
         known = _registered.get(name)
         if known is None:
-            self._register(name)
+            try:
+                self._register(name)
+            except KernelError as error:  # arrays of other libraries can be given all the same
+                self.overload = self.raw = _refusal(str(error))
             _registered[name] = self
         else:
             self.op, self.overload, self.raw = known.op, known.overload, known.raw
@@ -321,6 +324,15 @@ class _Arrays:
     def part(array: torch.Tensor, axis: int, size: int) -> torch.Tensor:
         """With an axis made two, the first of a size."""
         return array.unflatten(axis, (size, array.shape[axis] // size))
+
+
+def _refusal(words: str) -> Callable[..., Any]:
+    """What stands in for an op that torch cannot have."""
+
+    def refuse(*_: Any) -> Any:
+        raise KernelError(words)
+
+    return refuse
 
 
 def schema(op: Op) -> str:
