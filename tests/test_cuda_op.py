@@ -470,7 +470,8 @@ def test_fills(gpu: FakeCuda, dtype: str, value: float) -> None:
 @pytest.mark.parametrize(
     ("dtype", "value", "message"),
     [("int64", 1, "halves of its 8 bytes differ"), ("uint8", 256, "expected a number from 0 to"),
-     ("int32", float("nan"), "from -2147483648"), ("bool", 2, "from 0 to 1")],
+     ("int32", float("nan"), "from -2147483648"), ("bool", 2, "from 0 to 1"),
+     ("float16", 1e5, "which it does not hold"), ("float8_e4m3fn", 1000, "does not hold")],
 )  # fmt: skip
 def test_what_no_memset_fills(gpu: FakeCuda, dtype: str, value: float, message: str) -> None:
     unit = fe.cuda_unit("", steps=[fe.fill("y", value)])

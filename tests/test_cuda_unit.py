@@ -119,7 +119,7 @@ def test_headers_and_options(library: nvrtc.Nvrtc) -> None:
                       const T* const x) { y[0] = twice(float(x[n])) + s; }"""
     unit = fe.cuda_unit(
         source, headers={"kernels/tile.cuh": "#pragma once\nfloat twice(float x) { TWICE }"},
-        options=["--std=c++20", "-DTWICE=return x+x;", "--use_fast_math"],
+        options=["-std=c++20", "-DTWICE=return x+x;", "--use_fast_math"],
         steps=[fe.step("f", ["N", "s", "y", "x"], blocks=1, block=1)],
     )  # fmt: skip
     op = fe.op("given", "x[N]:T, s:float32 -> y[N]:float32", cuda=unit)
@@ -248,6 +248,8 @@ DECLARED: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"template": {"has_b": 3}}, KernelError, "two arguments called 'has_b'"),
     ({"template": {"D": 0.5}}, KernelTypeError, r"template\['D'\]"),
     ({"headers": "x"}, KernelTypeError, "`headers`.*expected a dictionary"),
+    ({"headers": {"step1": ""}}, KernelError, "`headers`.*got the name 'step1'"),
+    ({"scratch": [("t", "float32[N]")]}, KernelTypeError, "`scratch`.*expected a dictionary"),
     ({"headers": {"../x": ""}}, KernelError, "`headers`.*got the name '../x'"),
     ({"headers": {"x.h": 3}}, KernelTypeError, "got int"),
     ({"specific": 1}, KernelTypeError, "`specific`.*got 1, expected a bool"),

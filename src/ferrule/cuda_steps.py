@@ -50,6 +50,7 @@ _OPTIONS = (
 _FUNCTION = re.compile(r"[A-Za-z_:][^;{}#\"\\\n\r\0]*")
 _TYPED = re.compile(r"\s*(u?int(?:32|64)|bool)\s+(\S.*)", re.DOTALL)
 _HEADER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_./+-]{0,200}")
+_LABEL = re.compile(r"source|header|step\d+")  # how diagnostics call what is no header
 _SCRATCH = re.compile(r"\s*([A-Za-z_]\w*)\s*\[(.*)\]\s*", re.DOTALL)
 
 
@@ -545,7 +546,7 @@ def _headers(op: str, given: object) -> tuple[tuple[str, str], ...]:
             '{"tile.cuh": text}.'
         )
     for name in given:
-        if not isinstance(name, str) or not _HEADER.fullmatch(name) or re.match(r"step\d", name):
+        if not isinstance(name, str) or not _HEADER.fullmatch(name) or _LABEL.fullmatch(name):
             raise KernelError(
                 f"[op] `headers` of op {op!r}: got the name {name!r}, expected one such as "
                 '"tile.cuh".'
@@ -573,7 +574,7 @@ def _scratch(op: str, rule: Rule, given: object) -> tuple[Scratch, ...]:
     label = f"[op] `scratch` of op {op!r}"
     if given is None:
         return ()
-    if isinstance(given, list):  # of `CudaUnit.from_json`
+    if isinstance(given, list) and all(isinstance(one, Scratch) for one in given):  # `from_json`
         pairs: list[tuple[object, object]] = [(one.name, one) for one in given]
     elif isinstance(given, Mapping):
         pairs = list(given.items())

@@ -3,6 +3,7 @@ call that is the same for every array library."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -139,7 +140,10 @@ def _pattern(op: str, step: Filled, dtype: Dtype) -> bytes:
             raise KernelError(f"{label}; expected a number from {low} to {high}.")
         value = int(value)
     with np.errstate(over="ignore"):
-        element = np.array(value).astype(numpy).tobytes()
+        one = np.array(value).astype(numpy)
+    if math.isfinite(value) and not np.isfinite(one.astype(np.complex128)):
+        raise KernelError(f"{label}, which it does not hold.")
+    element = one.tobytes()
     for size in (1, 2, 4):
         part = element[:size]
         if len(element) >= size and part * (len(element) // size) == element:

@@ -36,8 +36,8 @@ def build(spec: UnitSpec, text: str, compiler: Nvrtc, found: Headers, target: st
             author's lines.
         ToolchainError: NVRTC failed in another way.
     """
-    given = {option.partition("=")[0] for option in spec.options}
-    flags = [flag for flag in _FLAGS if flag.partition("=")[0] not in given]
+    given = {option.partition("=")[0].lstrip("-") for option in spec.options}
+    flags = [flag for flag in _FLAGS if flag.partition("=")[0].lstrip("-") not in given]
     flags += [*spec.options, f"--gpu-architecture={target}"]
     flags += ["--ptxas-options=-v"] if target.startswith("sm_") else []
     flags += [f"-I{folder}" for folder in found.folders]
