@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import ctypes
 import json
+import shutil
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,7 @@ from ferrule import (
     Op,
     RuleError,
     devices,
+    driver,
     fastcall,
     nvrtc,
 )
@@ -507,3 +510,98 @@ def test_torch(gpu: FakeCuda) -> None:
     assert compiled_op(x).item() == 37
     assert all(one.stream == STREAM for one in gpu.launches)
     torch.library.opcheck(op.torch_op, (x, 2.0))
+
+
+def test_one_graph_of_torch_chooses_when_it_runs(gpu: FakeCuda) -> None:
+    from torch._dynamo.testing import CompileCounterWithBackend
+
+    def unit(name: str, when: str | None) -> Any:
+        source = f'extern "C" __global__ void {name}(const float* x, float* y, int64_t n) {{}}'
+        gpu.texts[name] = source
+        step = fe.step(name, ["x", "y", "int64 M*N"], blocks="M*N", block=1)
+        return fe.cuda_unit(source, steps=[step], when=when)
+
+    def run(one: Launched) -> None:
+        given, n = one.arguments, number(one.arguments["n"], np.int64)
+        array(given["y"], n)[:] = array(given["x"], n) + (1 if one.symbol == "few" else 2)
+
+    gpu.on_launch = run
+    cuda = [unit("few", "M <= 16"), unit("many", None)]
+    op = fe.op("graph", "x[M,N]:float32 -> y[M,N]:float32", cuda=cuda)
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled_op = torch.compile(lambda x: op(x) * 2, fullgraph=True, dynamic=True, backend=counter)
+    for m, added in ((20, 2), (3, 1), (16, 1), (17, 2)):
+        x = torch.randn(m, 5)
+        torch.testing.assert_close(compiled_op(x), (x + added) * 2)
+    assert counter.frame_count == 1
+
+
+def test_what_torch_writes_in_place(gpu: FakeCuda) -> None:
+    source = 'extern "C" __global__ void plus(float* c, const float* x, float* y, int n) {}'
+    gpu.texts["plus"] = source
+
+    def run(one: Launched) -> None:
+        given, n = one.arguments, one.blocks[0]
+        array(given["y"], n)[:] = array(given["c"], n)
+        array(given["c"], n)[:] += array(given["x"], n)
+
+    gpu.on_launch = run
+    step = fe.step("plus", ["c", "x", "y", "N*K"], blocks="N*K", block=1)
+    op = fe.op(
+        "plus", "c[N,K]:float32!, x[N,K]:float32 -> y[N,K]:float32",
+        cuda=fe.cuda_unit(source, steps=[step]),
+    )  # fmt: skip
+    whole, x = torch.zeros(3, 4), torch.randn(2, 3).t()
+    c = whole[:, ::2]
+    version = c._version
+    before = op(c, x)
+    assert bool((before == 0).all()) and c._version > version
+    torch.testing.assert_close(c, x)
+    assert float(whole[:, 1::2].abs().sum()) == 0
+    torch.library.opcheck(op.torch_op, (c, x))
+
+
+# -- the driver ------------------------------------------------------------------------------------
+
+
+def test_the_drivers_structures_are_those_of_its_header(
+    library: nvrtc.Nvrtc, tmp_path: Path
+) -> None:
+    """NVIDIA's own cuda.h says how a launch with attributes lies in memory."""
+    folders = nvrtc.find_headers(library).folders
+    folder = next((f for f in folders if (Path(f) / "cuda.h").is_file()), None)
+    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    if folder is None or compiler is None:
+        pytest.skip("there is no cuda.h, or no C compiler")
+    numbers = {
+        "CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION": driver._CLUSTER_DIMENSION,
+        "CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK": driver._KERNEL_THREADS,
+        "CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES": driver._KERNEL_STATIC,
+        "CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES": driver._KERNEL_DYNAMIC,
+        "CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN": driver._SHARED_OPTIN,
+        "sizeof(CUlaunchConfig)": ctypes.sizeof(driver._Config),
+        "offsetof(CUlaunchConfig, sharedMemBytes)": driver._Config.sizes.offset + 24,
+        "offsetof(CUlaunchConfig, hStream)": driver._Config.stream.offset,
+        "offsetof(CUlaunchConfig, attrs)": driver._Config.attributes.offset,
+        "offsetof(CUlaunchConfig, numAttrs)": driver._Config.count.offset,
+        "sizeof(CUlaunchAttribute)": ctypes.sizeof(driver._Attribute),
+        "offsetof(CUlaunchAttribute, id)": driver._Attribute.id.offset,
+        "offsetof(CUlaunchAttribute, value.clusterDim)": driver._Attribute.value.offset,
+    }
+    functions = {
+        "cuLaunchKernelEx": "CUresult (*)(const CUlaunchConfig*, CUfunction, void**, void**)",
+        "cuMemsetD16Async": "CUresult (*)(CUdeviceptr, unsigned short, size_t, CUstream)",
+        "cuMemsetD32Async": "CUresult (*)(CUdeviceptr, unsigned int, size_t, CUstream)",
+        "cuMemcpyDtoDAsync_v2": "CUresult (*)(CUdeviceptr, CUdeviceptr, size_t, CUstream)",
+    }
+    lines = ["#include <stddef.h>", "#include <cuda.h>"]
+    lines += [f'_Static_assert({name} == {n}, "{name}");' for name, n in numbers.items()]
+    lines += [
+        f'_Static_assert(_Generic(&{name}, {kind}: 1, default: 0), "{name}");'
+        for name, kind in functions.items()
+    ]
+    text = tmp_path / "driver.c"
+    text.write_text("\n".join([*lines, ""]))
+    command = [compiler, "-std=c11", "-fsyntax-only", f"-I{folder}", str(text)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stderr
