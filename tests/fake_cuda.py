@@ -21,6 +21,7 @@ _LAUNCHED = ctypes.CFUNCTYPE(
     ctypes.c_int, ctypes.c_size_t, ctypes.POINTER(ctypes.c_uint), ctypes.c_size_t, ctypes.c_size_t,
     ctypes.POINTER(ctypes.c_void_p),
 )  # fmt: skip
+_COPIED = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_size_t] * 5)
 _FILLED = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_size_t] * 4)
 _PARAMETER = re.compile(r"((?:[^,<(]|<[^>]*>)+?) (\w+)(?:,\s*|\))")
 
@@ -33,6 +34,7 @@ class Launched(NamedTuple):
         blocks, threads, shared: the configuration.
         stream, context: as integers.
         arguments: by the parameter's name: addresses, lists of integers, and bytes of scalars.
+        cluster: blocks of a cluster; None where none were asked for.
     """
 
     symbol: str
@@ -42,6 +44,7 @@ class Launched(NamedTuple):
     stream: int
     context: int
     arguments: dict[str, Any]
+    cluster: tuple[int, ...] | None = None
 
 
 class Filled(NamedTuple):
@@ -58,6 +61,21 @@ class Filled(NamedTuple):
     stream: int
     context: int
     before: int
+
+
+class Copied(NamedTuple):
+    """One call of cuMemcpyDtoDAsync.
+
+    Attributes:
+        to, source, size: the memory, which is the host's.
+        stream, context: as integers.
+    """
+
+    to: int
+    source: int
+    size: int
+    stream: int
+    context: int
 
 
 def build(folder: Path) -> Path:
@@ -77,6 +95,8 @@ class FakeCuda:
     Attributes:
         launches: what was launched.
         fills: what was filled.
+        events: all of that, and what was copied, in order.
+        dynamic: the bytes of dynamic shared memory that the last launch of a kernel was allowed.
         status: what the next launches and fills return.
         texts: the CUDA text of each kernel that is launched, by its name; says what arguments are.
         on_launch: called with each launch.
@@ -90,6 +110,8 @@ class FakeCuda:
         self.library.fake_dynamic.argtypes = (ctypes.c_size_t,)
         self.launches: list[Launched] = []
         self.fills: list[Filled] = []
+        self.dynamic: dict[str, int] = {}
+        self.events: list[Launched | Filled | Copied] = []
         self.status = 0
         self.texts: dict[str, str] = {}
         self.on_launch: Callable[[Launched], None] = lambda launched: None
@@ -97,6 +119,10 @@ class FakeCuda:
         self.library.fake_on_launch(self._callback)
         self._fill_callback = _FILLED(self._filled)
         self.library.fake_on_fill(self._fill_callback)
+        self._copy_callback = _COPIED(self._copied)
+        self.library.fake_on_copy(self._copy_callback)
+        self.library.fake_capability(9)
+        self.library.fake_static(0)
         self.set()
 
     def set(
@@ -130,15 +156,23 @@ class FakeCuda:
         for n, (kind, name) in enumerate(_PARAMETER.findall(rest.partition("{")[0])):
             arguments[name.removeprefix("fr_a_")] = _value(kind, given[n])
         launched = Launched(
-            symbol, tuple(sizes[:3]), tuple(sizes[3:6]), sizes[6], stream, context, arguments
-        )
+            symbol, tuple(sizes[:3]), tuple(sizes[3:6]), sizes[6], stream, context, arguments,
+            tuple(sizes[7:10]) if sizes[7] else None,
+        )  # fmt: skip
+        self.dynamic[symbol] = self.library.fake_dynamic(kernel)
         self.launches.append(launched)
+        self.events.append(launched)
         if not self.status:
             self.on_launch(launched)
         return self.status
 
     def _filled(self, address: int, size: int, stream: int, context: int) -> int:
         self.fills.append(Filled(address, size, stream, context, len(self.launches)))
+        self.events.append(self.fills[-1])
+        return self.status
+
+    def _copied(self, to: int, source: int, size: int, stream: int, context: int) -> int:
+        self.events.append(Copied(to, source, size, stream, context))
         return self.status
 
 

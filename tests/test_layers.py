@@ -28,6 +28,7 @@ MAY_IMPORT = {
     "dtypes": "errors numpy ml_dtypes",
     "kernel": "errors dtypes",
     "spec": "errors dtypes kernel",
+    "unit": "spec",
     "expression": "errors",
     "rule": "errors dtypes expression",
     "bytecode": "errors dtypes expression rule",
@@ -38,6 +39,7 @@ MAY_IMPORT = {
     "source.cuda": f"{NOUNS} source",
     "source.cuda_body": f"{NOUNS} source",
     "source.cuda_launch": f"{NOUNS}",
+    "source.cuda_unit": f"{NOUNS} unit",
     "source.dialect": "",
     "source.fibers": f"{NOUNS} source tree_sitter",
     "source.flat": f"{NOUNS} source tree_sitter",
@@ -69,12 +71,14 @@ MAY_IMPORT = {
     "_fastcall": "",
     "fastcall": "_fastcall",
     # Devices compile and launch, and never see an array; hosts have arrays, and never see a device.
-    "devices": f"{NOUNS} cache driver devices",
+    "devices": f"{NOUNS} unit cache driver devices",
     "devices.cpu": f"{NOUNS} source cache fastcall loader toolchain binding devices",
     "devices.cpu_build": f"{NOUNS} source toolchain devices",
     "devices.cuda": f"{NOUNS} source cache driver nvrtc devices",
     "devices.cuda_build": f"{NOUNS} source nvrtc devices",
     "devices.cuda_program": f"{NOUNS} source driver fastcall devices",
+    "devices.cuda_unit": f"{NOUNS} unit source cache driver nvrtc devices",
+    "devices.cuda_unit_build": f"{NOUNS} unit source nvrtc devices",
     "devices.diagnostics": f"{NOUNS}",
     "devices.digests": "cache",
     "devices.portability": f"{NOUNS} source",
@@ -93,17 +97,22 @@ MAY_IMPORT = {
     "implementation": f"{NOUNS} identity expression rule source.names devices",
     "derivatives": "errors dtypes identity rule op_declaration",
     "batching": "errors expression rule op_declaration",
+    "cuda_parts": "errors implementation rule",
+    "cuda_steps": f"{NOUNS} unit expression rule implementation cuda_parts devices numpy",
     "op_launch": f"{NOUNS} implementation rule devices numpy",
-    "op_call": f"{NOUNS} arguments hosts implementation op_declaration op_launch rule",
-    "op_checks": f"{NOUNS} derivatives hosts implementation op_call op_declaration numpy",
-    "op_declaration": "errors call kernel identity rule implementation derivatives op_call "
-    "hosts.torch_op",
-    "hosts.torch_op": f"{NOUNS} arguments fastcall batching expression implementation "
-    "op_declaration op_call op_launch rule hosts torch",
+    "op_unit": f"{NOUNS} unit cuda_steps rule hosts devices numpy",
+    "op_call": f"{NOUNS} arguments hosts implementation cuda_steps op_declaration op_launch "
+    "op_unit rule",
+    "op_checks": f"{NOUNS} derivatives hosts implementation cuda_steps op_call op_declaration "
+    "numpy",
+    "op_declaration": "errors call kernel identity rule implementation cuda_parts cuda_steps "
+    "derivatives op_call hosts.torch_op",
+    "hosts.torch_op": f"{NOUNS} arguments fastcall batching expression implementation cuda_steps "
+    "op_declaration op_call op_launch op_unit rule hosts torch",
     "hosts.torch_calls": f"{NOUNS} binding bytecode driver expression implementation op_call "
     "op_declaration op_launch hosts devices torch",
     "hosts.torch_autograd": "derivatives op_declaration torch",
-    "ferrule": "errors dtypes call cuda_call binding op_checks op_declaration toolchain",
+    "ferrule": "errors dtypes call cuda_call cuda_parts binding op_checks op_declaration toolchain",
     # The benchmarks use what users have, and what they are measured against.
     "bench": "",
     "bench.by_ops": "torch",

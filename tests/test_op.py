@@ -98,6 +98,23 @@ def test_optional_inputs_and_numbers() -> None:
         op(x, None, 1.0, 2**31, False)
 
 
+def test_complex_numbers() -> None:
+    op = ferrule.op(
+        "turn", "x[N]:complex64, s:complex64 -> y[N]:complex64", metal=I + "y[i] = x[i] * s;",
+        grid="N", threadgroup=32,
+    )  # fmt: skip
+    x = np.array([1, 2j, 3 - 1j], np.complex64)
+    for s in (1j, 2.0, 3, np.complex64(1 - 2j)):
+        np.testing.assert_array_equal(op(x, s), x * np.complex64(s))
+    for wrong in (True, "1j"):
+        with pytest.raises(KernelTypeError, match="input 's' of op 'turn'"):
+            op(x, wrong)
+    torch = pytest.importorskip("torch")  # which has no such ops; NumPy's arrays do not mind
+    np.testing.assert_array_equal(op(x, 1j), x * np.complex64(1j))
+    with pytest.raises(KernelError, match=r"no complex numbers; declare an array, s\[\]:complex64"):
+        op(torch.tensor(x), 1j)
+
+
 def test_an_optional_input_that_the_body_never_asks_for_is_refused() -> None:
     with pytest.raises(KernelError, match="never asks `has_b`"):
         ferrule.op("f", "x[N]:T, b[N]:T? -> y[N]:T", metal="y[0] = b[0];", grid=1, threadgroup=1)

@@ -49,6 +49,11 @@ from .errors import (
 if TYPE_CHECKING:
     from .binding import get_threads as get_threads
     from .binding import set_threads as set_threads
+    from .cuda_parts import copy as copy
+    from .cuda_parts import cuda_body as cuda_body
+    from .cuda_parts import cuda_unit as cuda_unit
+    from .cuda_parts import fill as fill
+    from .cuda_parts import step as step
     from .op_checks import check_grad as check_grad
     from .op_checks import compare as compare
     from .op_declaration import Op as Op
@@ -58,8 +63,9 @@ if TYPE_CHECKING:
 # Loaded when first used: they need ctypes, compilers, the C runtime, or a parser of rules.
 _LAZY = {
     "Op": "op_declaration", "check_grad": "op_checks", "compare": "op_checks",
-    "get_threads": "binding", "op": "op_declaration", "set_compiler": "toolchain",
-    "set_threads": "binding",
+    "copy": "cuda_parts", "cuda_body": "cuda_parts", "cuda_unit": "cuda_parts",
+    "fill": "cuda_parts", "get_threads": "binding", "op": "op_declaration",
+    "set_compiler": "toolchain", "set_threads": "binding", "step": "cuda_parts",
 }  # fmt: skip
 
 __all__ = [
@@ -85,7 +91,11 @@ __all__ = [
     "check_grad",
     "compare",
     "complex64",
+    "copy",
+    "cuda_body",
     "cuda_kernel",
+    "cuda_unit",
+    "fill",
     "float8_e4m3fn",
     "float8_e5m2",
     "float8_e8m0fnu",
@@ -101,6 +111,7 @@ __all__ = [
     "op",
     "set_compiler",
     "set_threads",
+    "step",
     "uint8",
     "uint16",
     "uint32",

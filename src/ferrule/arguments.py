@@ -19,11 +19,18 @@ from .dtypes import Dtype
 from .errors import DeviceError, FerruleError, KernelError, KernelTypeError
 from .hosts import Host
 from .kernel import Kernel
-from .spec import CUDA_RANK, MAX_THREADS, Facts, Shape, is_row_contiguous, row_contiguous_strides
+from .spec import (
+    CUDA_RANK,
+    MAX_THREADS,
+    MOST_BLOCKS,
+    MOST_DEEP,
+    Facts,
+    Shape,
+    is_row_contiguous,
+    row_contiguous_strides,
+)
 
 INT32 = 2**31
-MOST_DEEP = 64  # threads of a CUDA block along z
-MOST_BLOCKS = 65535  # of a CUDA grid along y and along z
 MAX_BYTES = 2**63 - 1
 BAD_TEMPLATE = "Invalid template argument. Must be `mlx.core.Dtype`, `int` or `bool`."
 _DESCRIBED = re.compile(r"\s*(\w+)\s*(?:\[([\d,\s]*)\])?\s*", re.ASCII)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
@@ -25,12 +25,19 @@ _OLDEST = 12000
 
 # CUdevice_attribute and CUfunction_attribute of cuda.h.
 _MAJOR, _MINOR, _SHARED_OPTIN = 75, 76, 97
-_KERNEL_THREADS, _KERNEL_DYNAMIC = 0, 8
+_KERNEL_THREADS, _KERNEL_STATIC, _KERNEL_DYNAMIC = 0, 1, 8
+_CLUSTER_DIMENSION = 4  # CUlaunchAttributeID
 _CAPTURE_RELAXED = 2  # CUstreamCaptureMode
 _JIT_REGISTERS = 0  # CUjit_option
 
 _ELF = b"\x7fELF"  # how a cubin begins
 _REGISTERS = 65536  # of a multiprocessor
+_SHARED = 48 << 10  # bytes of shared memory that a block may have without being allowed to
+
+# By the length of a pattern: the bits in the name of the function that fills with it, and its type.
+_PATTERNS: dict[int, tuple[int, Any]] = {
+    1: (8, ctypes.c_ubyte), 2: (16, ctypes.c_ushort), 4: (32, ctypes.c_uint),
+}  # fmt: skip
 
 # CUresult of cuda.h: what the error says of a launch.
 _OUT_OF_MEMORY, _NO_IMAGE, _OUT_OF_RESOURCES = 2, 209, 701
@@ -78,13 +85,36 @@ class Function:
         context: its primary context.
         shared: bytes of dynamic shared memory that a launch asks for.
         most_threads: how many threads a block may have.
+        kernel: the CUkernel.
+        static: bytes of shared memory that its text declares.
+        allowed: bytes of dynamic shared memory that a launch may ask for.
     """
 
     def __init__(
-        self, handle: int, ordinal: int, context: int, shared: int, most_threads: int
-    ) -> None:
+        self, handle: int, ordinal: int, context: int, shared: int, most_threads: int,
+        kernel: int = 0, static: int = 0,
+    ) -> None:  # fmt: skip
         self.handle, self.ordinal, self.context = handle, ordinal, context
         self.shared, self.most_threads = shared, most_threads
+        self.kernel, self.static = kernel, static
+        self.allowed = max(0, _SHARED - static)
+
+
+class _Attribute(ctypes.Structure):
+    """CUlaunchAttribute, whose value is a union of 64 bytes."""
+
+    _fields_ = (("id", ctypes.c_int), ("pad", ctypes.c_int), ("value", ctypes.c_uint * 16))
+
+
+class _Config(ctypes.Structure):
+    """CUlaunchConfig."""
+
+    _fields_ = (
+        ("sizes", ctypes.c_uint * 7),  # blocks, threads, dynamic shared memory
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.POINTER(_Attribute)),
+        ("count", ctypes.c_uint),
+    )
 
 
 class Driver:
@@ -105,7 +135,7 @@ class Driver:
         self._library = _load()
         self._contexts: dict[int, int] = {}
         self._names: list[str] = []
-        self._lock = threading.Lock()
+        self._lock, self._lock_shared = threading.Lock(), threading.Lock()
         self.state = State()
         self._call("cuInit", 0)
         found = ctypes.c_int()
@@ -128,8 +158,15 @@ class Driver:
         self._launch.argtypes = (
             ctypes.c_void_p, *[ctypes.c_uint] * 7, *[ctypes.c_void_p] * 3,
         )  # fmt: skip
-        self._library.cuMemsetD8Async.argtypes = (
-            ctypes.c_uint64, ctypes.c_ubyte, ctypes.c_size_t, ctypes.c_void_p,
+        for bits, kind in _PATTERNS.values():
+            getattr(self._library, f"cuMemsetD{bits}Async").argtypes = (
+                ctypes.c_uint64, kind, ctypes.c_size_t, ctypes.c_void_p,
+            )  # fmt: skip
+        self._library.cuMemcpyDtoDAsync_v2.argtypes = (
+            ctypes.c_uint64, ctypes.c_uint64, ctypes.c_size_t, ctypes.c_void_p,
+        )  # fmt: skip
+        self._library.cuLaunchKernelEx.argtypes = (
+            ctypes.POINTER(_Config), ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p,
         )  # fmt: skip
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self._forked)
@@ -191,6 +228,57 @@ class Driver:
             self._call("cuKernelGetFunction", ctypes.byref(function), kernel)
         return Function(int(function.value or 0), ordinal, context, shared, most)
 
+    def load_all(
+        self, ordinal: int, image: bytes, symbols: Mapping[str, str]
+    ) -> dict[str, Function]:
+        """Loads several kernels of one image; they stay loaded.
+
+        Args:
+            ordinal: the GPU.
+            image: a cubin, or PTX that ends with a NUL.
+            symbols: the kernels' names in it, under names of the caller's.
+
+        Returns:
+            The kernels, under the caller's names.
+
+        Raises:
+            DeviceError: the driver refuses the image, or there is no such GPU.
+        """
+        self.check_ordinal(ordinal)
+        context, device = self.context(ordinal), self._device(ordinal)
+        library, function = ctypes.c_void_p(), ctypes.c_void_p()
+        kernel, most, static = ctypes.c_void_p(), ctypes.c_int(), ctypes.c_int()
+        none: tuple[Any, ...] = (None, None, 0)
+        found: dict[str, Function] = {}
+        with self.current(context), self._uncaptured():
+            self._call("cuLibraryLoadData", ctypes.byref(library), image, *none, *none)
+            for name, symbol in symbols.items():
+                self._call("cuLibraryGetKernel", ctypes.byref(kernel), library, symbol.encode())
+                for attribute, value in ((_KERNEL_THREADS, most), (_KERNEL_STATIC, static)):
+                    self._call(
+                        "cuKernelGetAttribute", ctypes.byref(value), attribute, kernel, device
+                    )
+                self._call("cuKernelGetFunction", ctypes.byref(function), kernel)
+                found[name] = Function(
+                    int(function.value or 0), ordinal, context, 0, most.value,
+                    int(kernel.value or 0), static.value,
+                )  # fmt: skip
+        return found
+
+    def allow_shared(self, function: Function, size: int) -> None:
+        """Lets launches of a kernel ask for so many bytes of dynamic shared memory, or fewer.
+
+        Raises:
+            DeviceError: the driver refuses.
+        """
+        device = self._device(function.ordinal)
+        with self._lock_shared:  # another thread may allow more
+            if size > function.allowed:
+                with self.current(function.context), self._uncaptured():
+                    kernel = ctypes.c_void_p(function.kernel)
+                    self._call("cuKernelSetAttribute", _KERNEL_DYNAMIC, size, kernel, device)
+                function.allowed = size
+
     def _loaded(
         self, image: bytes, symbol: str, device: int, registers: int
     ) -> tuple[ctypes.c_void_p, int]:
@@ -230,13 +318,69 @@ class Driver:
         Returns:
             0, or a code for `failure`.
         """
-        state = self.state
+        return self.start(function, number, blocks, block, function.shared, None, at, stream)
+
+    def start(
+        self, function: Function, number: int, blocks: Sizes, block: Sizes, shared: int,
+        cluster: Sizes | None, at: int, stream: int,
+    ) -> int:  # fmt: skip
+        """`launch`, with what else a launch can say.
+
+        Args:
+            function, number, blocks, block, at, stream: as for `launch`.
+            shared: bytes of dynamic shared memory, which were allowed.
+            cluster: blocks of a cluster along x, y and z, or None for what the text says.
+
+        Returns:
+            0, or a code for `failure`.
+        """
+        state, library = self.state, self._library
         with self.current(function.context):
             state.last[state.count % KEPT] = number
             state.count += 1
-            return int(
-                self._launch(function.handle, *blocks, *block, function.shared, stream, at, None)
-            )
+            if cluster is None:
+                return int(self._launch(function.handle, *blocks, *block, shared, stream, at, None))
+            attribute = _Attribute(_CLUSTER_DIMENSION, 0, (ctypes.c_uint * 16)(*cluster))
+            sizes = (ctypes.c_uint * 7)(*blocks, *block, shared)
+            config = _Config(sizes, stream, ctypes.pointer(attribute), 1)
+            return int(library.cuLaunchKernelEx(ctypes.byref(config), function.handle, at, None))
+
+    def fill(self, ordinal: int, address: int, count: int, pattern: bytes, stream: int) -> None:
+        """Fills memory with a pattern; otherwise as `zero`.
+
+        Args:
+            ordinal: the GPU whose memory it is.
+            address: where it begins, a multiple of the pattern's length.
+            count: how often the pattern is to stand there.
+            pattern: 1, 2 or 4 bytes.
+            stream: a CUstream as an integer; 0 is the GPU's default stream.
+
+        Raises:
+            DeviceError: as `zero`.
+        """
+        self.check_ordinal(ordinal)
+        bits, _ = _PATTERNS[len(pattern)]
+        if count:
+            value = int.from_bytes(pattern, "little")
+            with self.current(self.context(ordinal)):
+                self._call(f"cuMemsetD{bits}Async", address, value, count, stream)
+
+    def copy(self, ordinal: int, to: int, source: int, size: int, stream: int) -> None:
+        """Copies memory of a GPU, after what was started on the stream before; waits for nothing.
+
+        Args:
+            ordinal: the GPU.
+            to, source: where they begin.
+            size: in bytes.
+            stream: a CUstream as an integer; 0 is the GPU's default stream.
+
+        Raises:
+            DeviceError: as `zero`.
+        """
+        self.check_ordinal(ordinal)
+        if size:
+            with self.current(self.context(ordinal)):
+                self._call("cuMemcpyDtoDAsync_v2", to, source, size, stream)
 
     def zero(self, ordinal: int, address: int, size: int, stream: int) -> None:
         """Fills memory with zeros, after what was started on the stream before; waits for nothing.

@@ -19,7 +19,7 @@ from .expression import Expression, parse
 from .kernel import Kernel, check_distinct, check_identifier, check_not_given, make_kernel
 from .rule import Binding, Rule
 from .source.names import taken
-from .spec import MAX_THREADS
+from .spec import CUDA_RANK, MAX_THREADS, MOST_BLOCKS, MOST_DEEP
 
 if TYPE_CHECKING:
     from .devices import Program
@@ -28,6 +28,7 @@ INT32 = 2**31
 
 Sizes = tuple[int, int, int]
 TemplateValue = int | bool | Dtype
+Declared = tuple[tuple[str, Expression | bool | Dtype], ...]  # a template before its call
 
 
 class Sent(NamedTuple):
@@ -52,6 +53,7 @@ class KernelBody:
 
     Attributes:
         kind: ``"metal"`` or ``"cuda"``.
+        contiguous: inputs that are not row-contiguous are copied first.
         kernel: the text, with the op's arrays, numbers and the dims that it names as inputs; what
             is written in place is an output, after the op's own.
         dims: the dims among the inputs, last of them.
@@ -64,14 +66,15 @@ class KernelBody:
         template: object, init_value: object, shared_memory: object, when: object,
     ) -> None:  # fmt: skip
         self.kind = kind
+        self.contiguous = kernel.ensure_row_contiguous
         self._op, self._rule = op, rule
-        self.grid = _axes(op, rule, "grid", grid)
-        self.threadgroup = _axes(op, rule, "threadgroup", threadgroup)
-        self.template = _template(op, rule, template)
+        self.grid = axes_of(op, rule, "grid", grid)
+        self.threadgroup = axes_of(op, rule, "threadgroup", threadgroup)
+        self.template = template_of(op, rule, template)
         self.fill = _fill(op, rule, init_value)
-        self.shared = _expression(op, rule, "shared_memory", shared_memory)
-        self.when = None if when is None else _condition(op, rule, when)
-        variables = _variables(rule)
+        self.shared = expression_of(op, rule, "shared_memory", shared_memory)
+        self.when = None if when is None else condition_of(op, rule, when)
+        variables = dtype_variables(rule)
         names = (*variables, *(name for name, _ in self.template))
         free = [name for name in rule.dim_names if name not in names]
         self.dims = taken(kernel.source, kernel.header, free, kernel=kernel.name)
@@ -81,7 +84,8 @@ class KernelBody:
                     f"[op] op {op!r}: input {one.name!r} may be None, but the {kind} body never "
                     f"asks `has_{one.name}`, a bool that says whether it is there."
                 )
-        self.kernel = replace(kernel, input_names=(*kernel.input_names, *self.dims))
+        values = (*kernel.values, *self.dims) if kind == "cuda" else ()
+        self.kernel = replace(kernel, input_names=(*kernel.input_names, *self.dims), values=values)
         asked = [f"has_{one.name}" for one in rule.inputs if one.optional]
         for name in names:
             check_identifier("`template`", name, op, kind)
@@ -100,20 +104,7 @@ class KernelBody:
         Raises:
             KernelError: a size is out of range; says which, and what it was worked out from.
         """
-        template: list[tuple[str, TemplateValue]] = [
-            (name, dtypes.BY_NAME[said.dtypes[name]]) for name in _variables(self._rule)
-        ]
-        for one in self._rule.inputs:
-            if one.optional:
-                template.append((f"has_{one.name}", said.shapes[one.name] is not None))
-        for name, value in self.template:
-            if not isinstance(value, Expression):
-                template.append((name, value))
-                continue
-            number = self._value(value, said)
-            if not -INT32 <= number < INT32:
-                raise self._bad("template", f"{name} = {value}", number, said, "an int32")
-            template.append((name, bool(number) if value.condition else number))
+        template = template_values(self._op, self._rule, self.template, said)
         grid, group = (
             self._sizes("grid", self.grid, said),
             self._sizes("threadgroup", self.threadgroup, said),
@@ -123,11 +114,33 @@ class KernelBody:
         if group[0] * group[1] * group[2] > MAX_THREADS:
             most = f"{MAX_THREADS} threads at most"
             raise self._bad("threadgroup", self.threadgroup, group, said, most)
+        if self.kind == "cuda":
+            self._check_cuda(grid, group, said)
         fill = self._value(self.fill, said) if isinstance(self.fill, Expression) else self.fill
         shared = self._value(self.shared, said)
         if not 0 <= shared < INT32:
             raise self._bad("shared_memory", self.shared, shared, said, "0 to 2147483647 bytes")
-        return Sent(grid, group, tuple(template), fill, shared)
+        return Sent(grid, group, template, fill, shared)
+
+    def _check_cuda(self, grid: Sizes, group: Sizes, said: Binding) -> None:
+        """Refuse what CUDA cannot launch, and shapes that a CUDA body cannot hold."""
+        if min(group[2], grid[2]) > MOST_DEEP:
+            most = f"{MOST_DEEP} threads along z at most"
+            raise self._bad("threadgroup", self.threadgroup, group, said, most)
+        for axis, size, threads in zip("yz", grid[1:], group[1:], strict=True):
+            if -(-size // threads) > MOST_BLOCKS:
+                most = f"{MOST_BLOCKS} blocks along {axis} at most, of {threads} threads each"
+                raise self._bad("grid", self.grid, grid, said, most)
+        for name in self.kernel.input_names:
+            shape = said.shapes.get(name) or ()
+            if any(self.kernel.wants(name)[:2]) and (
+                len(shape) > CUDA_RANK or max(shape, default=0) >= INT32
+            ):
+                raise KernelError(
+                    f"[op] input {name!r} of op {self._op!r}: got the shape {shape}, but the cuda "
+                    f"body reads its shape or strides, which hold {CUDA_RANK} dims of at most "
+                    f"{INT32 - 1}; reshape it."
+                )
 
     def _sizes(self, what: str, axes: Sequence[Expression], said: Binding) -> Sizes:
         found = [self._value(axis, said) for axis in axes]
@@ -142,12 +155,7 @@ class KernelBody:
     def _bad(
         self, what: str, text: object, value: object, said: Binding, expected: str
     ) -> KernelError:
-        if isinstance(text, tuple):
-            text = f"({', '.join(map(str, text))})"
-        sizes = ", ".join(f"{n} {s}" for n, s in said.shapes.items() if s)
-        return KernelError(
-            f"[op] `{what}` of op {self._op!r}: {text} is {value} for {sizes}; expected {expected}."
-        )
+        return wrong_size(self._op, what, text, value, said, expected)
 
     def to_json(self) -> Any:
         """All that decides what it computes."""
@@ -167,6 +175,7 @@ class KernelBody:
             "template": [[name, value(one)] for name, one in self.template],
             "init_value": value(self.fill), "shared_memory": self.shared.to_json(),
             "when": None if self.when is None else self.when.to_json(),
+            "values": [name for name in k.values if name not in self.dims],
         }  # fmt: skip
 
     @staticmethod
@@ -186,6 +195,7 @@ class KernelBody:
             op, rule, data["kind"], data["source"], data["header"], data["ensure_row_contiguous"],
             data["atomic_outputs"], data["math_mode"], data["portable"], data["name"],
         )  # fmt: skip
+        kernel = replace(kernel, values=tuple(map(str, data["values"])))
         return KernelBody(
             op, rule, kernel, data["kind"],
             grid=tuple(Expression.from_json(e) for e in data["grid"]),
@@ -209,6 +219,7 @@ class Runner:
     """
 
     when = None
+    contiguous = False
 
     def __init__(
         self, op: str, rule: Rule, function: Callable[..., Any], kind: str, *,
@@ -217,7 +228,7 @@ class Runner:
         self.kind, self.function, self.makes = kind, function, makes
         self._op, self._rule = op, rule
         self.digest = identity.of_callable(f"`{kind}` of op {op!r}", function, version)
-        self.constants = _template(op, rule, constants)
+        self.constants = template_of(op, rule, constants)
         self._made: dict[tuple[Any, ...], Callable[..., Any]] = {}
         self._wants: dict[int, tuple[bool, bool]] = {}
         self.given = not makes and self.wants(function)[0]
@@ -266,9 +277,6 @@ class Runner:
         }  # fmt: skip
 
 
-Implementation = KernelBody | Runner
-
-
 def _wanted(rule: Rule, function: Callable[..., Any]) -> tuple[bool, bool]:
     """Whether a function has parameters for the outputs, and one called ``stream``.
 
@@ -295,10 +303,12 @@ def kernel_of(
     portable: bool = False, name: str | None = None,
 ) -> Kernel:  # fmt: skip
     """The kernel of a body, with the op's arrays and numbers as arguments."""
-    return make_kernel(
+    kernel = make_kernel(
         op if name is None else name, *argument_names(rule), source, header, ensure_row_contiguous,
         atomic_outputs, None if math_mode is None else {"math_mode": math_mode}, portable, kind,
     )  # fmt: skip
+    numbers = tuple(one.name for one in rule.inputs if one.dims is None)
+    return replace(kernel, values=numbers) if kind == "cuda" else kernel
 
 
 def argument_names(rule: Rule) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -324,7 +334,44 @@ def check_names(op: str, rule: Rule, kernel: Kernel) -> None:
         )
 
 
-def _variables(rule: Rule) -> tuple[str, ...]:
+def wrong_size(
+    op: str, what: str, text: object, value: object, said: Binding, expected: str
+) -> KernelError:
+    """The error for what an expression is for one call's sizes."""
+    if isinstance(text, tuple):
+        text = f"({', '.join(map(str, text))})"
+    sizes = ", ".join(f"{n} {s}" for n, s in said.shapes.items() if s)
+    return KernelError(
+        f"[op] `{what}` of op {op!r}: {text} is {value} for {sizes}; expected {expected}."
+    )
+
+
+def template_values(
+    op: str, rule: Rule, template: Declared, said: Binding
+) -> tuple[tuple[str, TemplateValue], ...]:
+    """The template parameters of one call: dtypes, ``has_<input>``, and what was declared.
+
+    Raises:
+        KernelError: one is no int32.
+    """
+    found: list[tuple[str, TemplateValue]] = [
+        (name, dtypes.BY_NAME[said.dtypes[name]]) for name in dtype_variables(rule)
+    ]
+    for one in rule.inputs:
+        if one.optional:
+            found.append((f"has_{one.name}", said.shapes[one.name] is not None))
+    for name, value in template:
+        if not isinstance(value, Expression):
+            found.append((name, value))
+            continue
+        number = rule.value(op, value, said)
+        if not -INT32 <= number < INT32:
+            raise wrong_size(op, "template", f"{name} = {value}", number, said, "an int32")
+        found.append((name, bool(number) if value.condition else number))
+    return tuple(found)
+
+
+def dtype_variables(rule: Rule) -> tuple[str, ...]:
     """The dtype variables of arrays, in the order in which they appear."""
     found = dict.fromkeys(
         one.dtype for one in rule.inputs if one.dtype not in dtypes.BY_NAME and one.dims is not None
@@ -332,7 +379,7 @@ def _variables(rule: Rule) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _expression(op: str, rule: Rule, what: str, given: object) -> Expression:
+def expression_of(op: str, rule: Rule, what: str, given: object) -> Expression:
     """An int, text or `Expression` over what a launch may depend on."""
     if isinstance(given, Expression):
         found = given
@@ -373,8 +420,8 @@ def _find(text: str, name: str) -> int:
     return found.start() if found else 0
 
 
-def _condition(op: str, rule: Rule, given: object) -> Expression:
-    found = _expression(op, rule, "when", given)
+def condition_of(op: str, rule: Rule, given: object) -> Expression:
+    found = expression_of(op, rule, "when", given)
     if not found.condition:
         raise KernelError(
             f'[op] `when` of op {op!r}: got {given!r}, expected a condition, such as "M <= 16".'
@@ -382,14 +429,14 @@ def _condition(op: str, rule: Rule, given: object) -> Expression:
     return found
 
 
-def _axes(op: str, rule: Rule, what: str, given: object) -> tuple[Expression, ...]:
+def axes_of(op: str, rule: Rule, what: str, given: object) -> tuple[Expression, ...]:
     """One to three sizes; those left out are 1."""
     parts: Sequence[object] = given if isinstance(given, (list, tuple)) else [given]
     if not 1 <= len(parts) <= 3:
         raise KernelError(
             f"[op] `{what}` of op {op!r}: got {len(parts)} sizes, expected one to three."
         )
-    found = [_expression(op, rule, what, one) for one in parts]
+    found = [expression_of(op, rule, what, one) for one in parts]
     for one in found:
         if one.condition:
             raise KernelError(
@@ -398,9 +445,7 @@ def _axes(op: str, rule: Rule, what: str, given: object) -> tuple[Expression, ..
     return (*found, *[Expression(("int", 1))] * (3 - len(found)))
 
 
-def _template(
-    op: str, rule: Rule, given: object
-) -> tuple[tuple[str, Expression | bool | Dtype], ...]:
+def template_of(op: str, rule: Rule, given: object) -> Declared:
     """Template parameters: ints and texts become expressions."""
     if given is None:
         return ()
@@ -423,7 +468,7 @@ def _template(
         elif dtype is not None:
             found.append((name, dtype))
         else:
-            found.append((name, _expression(op, rule, f"template[{name!r}]", value)))
+            found.append((name, expression_of(op, rule, f"template[{name!r}]", value)))
     return tuple(found)
 
 
@@ -432,4 +477,4 @@ def _fill(op: str, rule: Rule, given: object) -> Expression | float | None:
         return given
     if isinstance(given, int):
         return given
-    return _expression(op, rule, "init_value", given)
+    return expression_of(op, rule, "init_value", given)

@@ -73,6 +73,8 @@ class Kernel:
         portable: refuse what runs here but Apple's compiler or GPU would not take.
         language: what the text is written in: ``"metal"`` or ``"cuda"``.
         shared_memory: bytes of dynamic shared memory per block; for CUDA alone.
+        values: the inputs that a CUDA body has as values, where they are numbers: ``eps`` instead
+            of ``eps[0]``.
     """
 
     name: str
@@ -86,6 +88,7 @@ class Kernel:
     portable: bool = False
     language: str = "metal"
     shared_memory: int = 0
+    values: tuple[str, ...] = ()
 
     def __hash__(self) -> int:
         # Strings remember their hash; the names and the body tell kernels apart well enough.
@@ -146,7 +149,8 @@ def _names(what: str, names: object, kernel: str, language: str) -> tuple[str, .
     return tuple(check_identifier(f"`{what}`", n, kernel, language) for n in names)
 
 
-def _text(what: str, text: object, kernel: str, language: str) -> str:
+def check_text(what: str, text: object, kernel: str, language: str) -> str:
+    """``text`` if it can be compiled, else a `KernelError` or `KernelTypeError`."""
     if not isinstance(text, str):
         raise KernelTypeError(
             f"{_tag(language)} `{what}` of kernel {kernel!r}: got {type(text).__name__}, expected "
@@ -298,8 +302,8 @@ def make_kernel(
         name=name,
         input_names=inputs,
         output_names=outputs,
-        source=_text("source", source, name, language),
-        header=_text("header", header, name, language),
+        source=check_text("source", source, name, language),
+        header=check_text("header", header, name, language),
         ensure_row_contiguous=ensure_row_contiguous,
         atomic_outputs=atomic_outputs,
         math_mode=_math_mode(compile_options),

@@ -8,10 +8,10 @@ import ctypes
 import functools
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from . import _env, cache
-from .errors import CompilerFailed, ToolchainError
+from .errors import CompilerFailed, DeviceError, ToolchainError
 
 _BUILTINS = r"libnvrtc-builtins\.(?:so\.[\d.]+|[\d.]+\.dylib)"
 _SONAMES = ("libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so.11.2", "libnvrtc.so")
@@ -70,7 +70,29 @@ class Nvrtc:
             CompilerFailed: NVRTC refused the text.
             ToolchainError: NVRTC failed in another way, or does not know an option.
         """
-        text = source.encode("utf-8", "backslashreplace")
+        made, log, _ = self.compile_unit(source, name, options, {}, ())
+        return made, log
+
+    def compile_unit(
+        self, source: str, name: str, options: Sequence[str], headers: Mapping[str, str],
+        functions: Sequence[str],
+    ) -> tuple[bytes, str, list[str]]:  # fmt: skip
+        """Compiles one translation unit, and says what it calls its functions.
+
+        Args:
+            source, name, options: as for `compile`.
+            headers: texts that the unit can include, by the names under which it does.
+            functions: names of ``__global__`` functions, or expressions such as ``"f<3, float>"``,
+                which are then made.
+
+        Returns:
+            As `compile` does; and the name of each function in the cubin or PTX.
+
+        Raises:
+            CompilerFailed: NVRTC refused the text, or there is no such function.
+            ToolchainError: NVRTC failed in another way, or does not know an option.
+        """
+        text = _encoded(source)
         if b"\0" in text:
             raise CompilerFailed(f"{name}: error: the text has a NUL character")
         program = ctypes.c_void_p()
@@ -78,8 +100,13 @@ class Nvrtc:
         if self.version >= (13, 0):
             # Its own disk cache, which it has where there is a driver, forgets the log.
             options = [*options, "--no-cache"]
-        self._call("nvrtcCreateProgram", ctypes.byref(program), text, label, 0, None, None)
+        count = len(headers)
+        bodies = (ctypes.c_char_p * count)(*(_encoded(body) for body in headers.values()))
+        names = (ctypes.c_char_p * count)(*(_encoded(header) for header in headers))
+        self._call("nvrtcCreateProgram", ctypes.byref(program), text, label, count, bodies, names)
         try:
+            for function in functions:
+                self._call("nvrtcAddNameExpression", program, _encoded(function))
             given = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
             status = self._library.nvrtcCompileProgram(program, len(options), given)
             log = self._fetch("ProgramLog", program).rstrip(b"\0").decode("utf-8", "replace")
@@ -87,7 +114,8 @@ class Nvrtc:
                 raise CompilerFailed(log)
             if status:
                 raise ToolchainError(f"{self._explain('nvrtcCompileProgram', status)}\n{log}")
-            return self._fetch("CUBIN" if _is_real(options) else "PTX", program), log
+            made = self._fetch("CUBIN" if _is_real(options) else "PTX", program)
+            return made, log, [self._lowered(program, function) for function in functions]
         finally:
             self._library.nvrtcDestroyProgram(ctypes.byref(program))
 
@@ -98,6 +126,31 @@ class Nvrtc:
         found = (ctypes.c_int * count.value)()
         self._call("nvrtcGetSupportedArchs", found)
         return list(found)
+
+    def check_architecture(self, what: str, architecture: str) -> None:
+        """Refuse an architecture that it does not compile for.
+
+        Args:
+            what: what was to be compiled, in words.
+            architecture: such as ``"sm_90"`` or ``"compute_90"``.
+
+        Raises:
+            DeviceError: that is so; lists those that it knows.
+        """
+        known = self.architectures()
+        number = re.fullmatch(r"(?:sm|compute)_([0-9]+)([af]?)", architecture)
+        first = {"": 0, "a": 90, "f": 100}  # capabilities that have such architectures
+        if number is None or int(number[1]) not in known or int(number[1]) < first[number[2]]:
+            listed = ", ".join(f"sm_{n}" for n in known)
+            raise DeviceError(
+                f"{what}: NVRTC {'.'.join(map(str, self.version))} does not compile for "
+                f"{architecture!r}; it knows {listed} (and compute_… for PTX)."
+            )
+
+    def _lowered(self, program: ctypes.c_void_p, function: str) -> str:
+        name = ctypes.c_char_p()  # NVRTC's, as long as the program
+        self._call("nvrtcGetLoweredName", program, _encoded(function), ctypes.byref(name))
+        return (name.value or b"").decode()
 
     def _fetch(self, what: str, program: ctypes.c_void_p) -> bytes:
         size = ctypes.c_size_t()
@@ -115,6 +168,10 @@ class Nvrtc:
         words = self._library.nvrtcGetErrorString
         words.restype = ctypes.c_char_p
         return f"{function} of {self.path} failed: {words(status).decode()}"
+
+
+def _encoded(text: str) -> bytes:
+    return text.encode("utf-8", "backslashreplace")
 
 
 def _load_builtins(path: str) -> None:

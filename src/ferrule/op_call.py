@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any, cast
 
 from . import dtypes, hosts
 from .arguments import fill_value, renamed, shown
+from .cuda_steps import CudaUnit, Implementation
 from .dtypes import Dtype
 from .errors import DeviceError, FerruleError, KernelError, KernelTypeError
-from .implementation import Implementation, KernelBody, Runner
+from .implementation import Runner
 from .op_launch import launch, number
+from .op_unit import carry_out
 from .rule import Argument, Binding
 from .spec import Facts, Shape
 
@@ -39,6 +41,11 @@ def call(op: Op, values: Sequence[Any]) -> Any:
             _checked(op, host, device, *one)
             for one in zip(op.rule.outputs, outputs, results, strict=True)
         ]
+    elif isinstance(chosen, CudaUnit):
+        outputs = carry_out(
+            op.name, op.rule, chosen, host, lambda one: cast(Facts, host.facts(one)), device,
+            queue, said, given, results,
+        )  # fmt: skip
     else:
         sent = chosen.sent(said)
         outputs = []
@@ -89,7 +96,10 @@ def choose(op: Op, device: str, said: Binding) -> Implementation:
     for one in op.implementations:
         if (cuda or one.kind != "cuda") and one.holds(said):
             return one
-    kinds = ", ".join(repr(one.kind) for one in op.implementations)
+    kinds = ", ".join(
+        repr(one.kind) + (f" when {one.when}" if one.when is not None else "")
+        for one in op.implementations
+    )
     raise DeviceError(
         f"[op] op {op.name!r} has nothing that runs on {device!r} for these sizes: it has {kinds}. "
         "A `metal` body runs on every device."
@@ -170,10 +180,7 @@ def gathered(
     given: dict[str, Facts | float | None] = {}
     arrays: dict[str, Any] = {}
     copies: dict[str, Any] = {}
-    contiguous = any(
-        isinstance(one, KernelBody) and one.kernel.ensure_row_contiguous
-        for one in op.implementations
-    )
+    contiguous = any(one.contiguous for one in op.implementations)
     for one, value in zip(op.rule.inputs, values, strict=True):
         label = f"[op] input {one.name!r} of op {op.name!r}"
         if one.dims is None:

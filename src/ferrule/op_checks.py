@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from . import derivatives, dtypes, hosts, op_call
+from .cuda_steps import Implementation
 from .dtypes import Dtype
 from .errors import KernelError, KernelTypeError
-from .implementation import Implementation, Runner
+from .implementation import Runner
 from .op_declaration import Op
 
 Values = np.ndarray[Any, Any]

@@ -10,14 +10,18 @@ from typing import Any
 
 from . import derivatives, identity, op_call
 from .call import CallableKernel
+from .cuda_parts import CudaBody, UnitText
+from .cuda_steps import CudaUnit, Implementation
 from .derivatives import Derived
 from .errors import KernelError, KernelTypeError, RuleError
-from .implementation import Implementation, KernelBody, Runner, check_names, kernel_of
+from .implementation import KernelBody, Runner, check_names, kernel_of
 from .kernel import Kernel
 from .rule import Rule, parse_rule
 
 KINDS = ("cuda", "metal", "run", "reference")  # the best one first, on an NVIDIA GPU
 AUTOCAST = ("cast", "float32")
+
+Cuda = str | CallableKernel | CudaBody | UnitText
 
 
 class Op:
@@ -247,7 +251,7 @@ class Op:
         try:
             rule = Rule.from_json(data["rule"])
             bodies = [
-                KernelBody.from_json(data["name"], rule, one)
+                (CudaUnit if "steps" in one else KernelBody).from_json(data["name"], rule, one)
                 for one in data["implementations"]
                 if one["kind"] in ("metal", "cuda")
             ]
@@ -299,7 +303,7 @@ def op(
     rule: str,
     *,
     metal: str | CallableKernel | None = None,
-    cuda: str | CallableKernel | None = None,
+    cuda: Cuda | Sequence[Cuda] | None = None,
     run: Callable[..., Any] | None = None,
     reference: Callable[..., Any] | None = None,
     grid: Any = None,
@@ -326,7 +330,9 @@ def op(
             `metal_kernel` with the rule's names. In the body, arrays and numbers have their names;
             dims that it names are ints; dtype variables are template parameters; where an input
             may be None, ``has_<input>`` says whether it is there.
-        cuda: the same in CUDA, preferred on NVIDIA GPUs.
+        cuda: the same in CUDA, preferred on NVIDIA GPUs; there numbers and dims are values, too.
+            Or a `cuda_body` with a launch of its own, a `cuda_unit`, or a list of these, of which
+            the first is taken whose ``when`` holds.
         run: a function of the inputs, which gives the outputs. Parameters that are called like
             the outputs get arrays to write to; one called ``stream`` the current CUDA stream.
         reference: the same in ordinary array code; chosen where there is nothing else.
@@ -364,8 +370,14 @@ def op(
         "when": None,
     }  # fmt: skip
     found: list[Implementation] = []
-    for kind, body in (("cuda", cuda), ("metal", metal)):
+    for kind, body in (*(("cuda", one) for one in _cuda(name, cuda)), ("metal", metal)):
         if body is None:
+            continue
+        if isinstance(body, CudaBody):
+            found.append(body.bound(name, parsed))
+            continue
+        if isinstance(body, UnitText):
+            found.append(CudaUnit(name, parsed, body))
             continue
         kernel = _kernel(
             name, parsed, kind, body, header, ensure_row_contiguous, atomic_outputs,
@@ -420,7 +432,8 @@ def _kernel(
     if not isinstance(body, str):
         raise KernelTypeError(
             f"[op] `{kind}` of op {name!r}: got {body!r} of type {type(body).__name__}, expected "
-            f"the text of a body, or a {kind}_kernel."
+            f"the text of a body, or a {kind}_kernel"
+            + (", a cuda_body, a cuda_unit, or a list of these." if kind == "cuda" else ".")
         )
     mode = None
     if compile_options is not None:
@@ -431,6 +444,24 @@ def _kernel(
             )
         mode = compile_options.get("math_mode")
     return kernel_of(name, rule, kind, body, header, contiguous, atomic, mode, portable)
+
+
+def _cuda(name: str, given: Any) -> list[Any]:
+    """An op's CUDA implementations, of which none stands behind one that is always taken."""
+    if not isinstance(given, (list, tuple)):
+        return [given]
+    for i, one in enumerate(given):
+        if not isinstance(one, (str, CallableKernel, CudaBody, UnitText)):
+            raise KernelTypeError(
+                f"[op] `cuda` of op {name!r}: got {one!r} of type {type(one).__name__}, expected "
+                "the text of a body, a cuda_kernel, a cuda_body or a cuda_unit."
+            )
+        if i + 1 < len(given) and getattr(one, "when", None) is None:
+            raise KernelError(
+                f"[op] `cuda` of op {name!r}: number {i + 1} of {len(given)} has no `when`, so "
+                "that those after it would never be chosen; give it a condition, or put it last."
+            )
+    return list(given)
 
 
 def _batch(name: str, rule: Rule, given: object) -> tuple[str, ...]:

@@ -157,6 +157,7 @@ def number(op: str, one: Argument, value: object) -> float:
         "u": (int,),
         "i": (int,),
         "f": (int, float),
+        "c": (int, float, complex),
     }
     if not isinstance(plain, allowed[kind.kind]) or (kind.kind != "b" and isinstance(plain, bool)):
         raise KernelTypeError(

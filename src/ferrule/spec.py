@@ -16,6 +16,8 @@ Shape = tuple[int, ...]
 
 SMALL = 8  # inputs of fewer elements are in Metal's `constant` address space, as in MLX
 MAX_THREADS = 1024  # threads per threadgroup
+MOST_DEEP = 64  # threads of a CUDA block along z
+MOST_BLOCKS = 65535  # of a CUDA grid along y and along z
 CUDA_RANK = 10  # dims in the Shape and Strides of a CUDA body, as in MLX
 
 

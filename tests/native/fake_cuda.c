@@ -11,21 +11,28 @@ typedef int (*launched)(uintptr_t kernel, const unsigned* sizes, uintptr_t strea
                         void** arguments);
 typedef int (*filled)(uintptr_t address, size_t bytes, uintptr_t stream, uintptr_t context);
 
+typedef int (*copied)(uintptr_t to, uintptr_t from, size_t bytes, uintptr_t stream, uintptr_t context);
+
 enum { GPUS = 2, DEEP = 16, MOST = 4096 };
 enum { INVALID = 1, NO_DEVICE = 101 };
 
 static launched on_launch;
 static filled on_fill;
+static copied on_copy;
 static int version = 13000, count = GPUS, refuse_init, refuse_image, most_threads = 1024;
+static int capability = 9, static_bytes;  /* GPUs, and shared memory of every kernel */
 static _Thread_local uintptr_t stack[DEEP];
 static _Thread_local int depth, capture_mode;
 static int queried; /* what cuStreamQuery says next; counts down */
-static char symbols[MOST][64];
+static char symbols[MOST][256];
 static int kernels, retained[GPUS], dynamic[MOST];
 
 /* For tests. */
 API void fake_on_launch(launched f) { on_launch = f; }
 API void fake_on_fill(filled f) { on_fill = f; }
+API void fake_on_copy(copied f) { on_copy = f; }
+API void fake_capability(int major) { capability = major; }
+API void fake_static(int bytes) { static_bytes = bytes; }
 API void fake_set(int v, int n, int init, int image, int threads) {
   version = v, count = n, refuse_init = init, refuse_image = image, most_threads = threads;
 }
@@ -49,7 +56,7 @@ API int cuDeviceGetName(char* name, int room, int device) {
 }
 API int cuDeviceGetAttribute(int* value, int attribute, int device) {
   (void)device;
-  if (attribute == 75) *value = 9;
+  if (attribute == 75) *value = capability;
   else if (attribute == 76) *value = 0;
   else if (attribute == 97) *value = 227 * 1024;
   else return INVALID;
@@ -92,12 +99,13 @@ API int cuLibraryGetKernel(void** kernel, void* library, const char* name) {
   return 0;
 }
 API int cuKernelGetAttribute(int* value, int attribute, void* kernel, int device) {
-  if (attribute || !kernel || device >= count) return INVALID;
-  *value = limit && most_threads < 65536 / (int)limit ? 65536 / (int)limit : most_threads;
+  if (!kernel || device >= count || (attribute && attribute != 1)) return INVALID;
+  if (attribute) *value = static_bytes;
+  else *value = limit && most_threads < 65536 / (int)limit ? 65536 / (int)limit : most_threads;
   return 0;
 }
 API int cuKernelSetAttribute(int attribute, int value, void* kernel, int device) {
-  if (attribute != 8 || device >= count) return INVALID;
+  if (attribute != 8 || device >= count || capture_mode != 2) return INVALID;
   dynamic[(uintptr_t)kernel] = value;
   return 0;
 }
@@ -113,14 +121,50 @@ API int cuThreadExchangeStreamCaptureMode(int* mode) {
 }
 API int cuLaunchKernel(void* kernel, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
                        unsigned bz, unsigned shared, void* stream, void** arguments, void** extra) {
-  const unsigned sizes[] = {gx, gy, gz, bx, by, bz, shared};
+  const unsigned sizes[10] = {gx, gy, gz, bx, by, bz, shared};  /* no cluster */
   if (extra || !depth) return INVALID;
   return on_launch((uintptr_t)kernel, sizes, (uintptr_t)stream, stack[depth - 1], arguments);
+}
+typedef struct {
+  int id, pad;
+  unsigned value[16];
+} attribute;
+typedef struct {
+  unsigned sizes[7];
+  void* stream;
+  attribute* attributes;
+  unsigned count;
+} config;
+_Static_assert(sizeof(attribute) == 72 && sizeof(config) == 56, "as in cuda.h");
+API int cuLaunchKernelEx(const config* c, void* kernel, void** arguments, void** extra) {
+  if (extra || !depth || c->count != 1 || c->attributes->id != 4) return INVALID;
+  unsigned sizes[10];
+  memcpy(sizes, c->sizes, sizeof c->sizes);
+  memcpy(sizes + 7, c->attributes->value, 3 * sizeof *sizes);
+  return on_launch((uintptr_t)kernel, sizes, (uintptr_t)c->stream, stack[depth - 1], arguments);
 }
 API int cuMemsetD8Async(uint64_t address, unsigned char value, size_t bytes, void* stream) {
   if (!depth || !address || !bytes) return INVALID;
   int status = on_fill((uintptr_t)address, bytes, (uintptr_t)stream, stack[depth - 1]);
   if (!status) memset((void*)(uintptr_t)address, value, bytes);
+  return status;
+}
+API int cuMemsetD16Async(uint64_t address, unsigned short value, size_t n, void* stream) {
+  if (!depth || !address || !n || address % sizeof value) return INVALID;
+  int status = on_fill((uintptr_t)address, n * sizeof value, (uintptr_t)stream, stack[depth - 1]);
+  for (size_t i = 0; !status && i < n; i++) ((unsigned short*)(uintptr_t)address)[i] = value;
+  return status;
+}
+API int cuMemsetD32Async(uint64_t address, unsigned value, size_t n, void* stream) {
+  if (!depth || !address || !n || address % sizeof value) return INVALID;
+  int status = on_fill((uintptr_t)address, n * sizeof value, (uintptr_t)stream, stack[depth - 1]);
+  for (size_t i = 0; !status && i < n; i++) ((unsigned*)(uintptr_t)address)[i] = value;
+  return status;
+}
+API int cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t bytes, void* stream) {
+  if (!depth || !to || !from || !bytes) return INVALID;
+  int status = on_copy((uintptr_t)to, (uintptr_t)from, bytes, (uintptr_t)stream, stack[depth - 1]);
+  if (!status) memmove((void*)(uintptr_t)to, (void*)(uintptr_t)from, bytes);
   return status;
 }
 API int cuMemAlloc_v2(void** at, size_t bytes) {

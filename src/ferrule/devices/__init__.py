@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from os import PathLike, fspath
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from ..errors import DeviceError, KernelTypeError
 from ..spec import Facts, Launch, Spec
+from ..unit import UnitSpec
+
+if TYPE_CHECKING:
+    from .cuda import CudaDevice
+    from .cuda_unit import UnitProgram
 
 
 class Binary(NamedTuple):
@@ -57,6 +62,24 @@ class Native(NamedTuple):
     sizes: tuple[int, ...] = ()
     parameters: tuple[tuple[str, int], ...] = ()
     keep: object = None
+
+
+class UnitBinary(NamedTuple):
+    """Compiled bytes for one `UnitSpec` and one architecture.
+
+    Attributes:
+        payload: a cubin, or PTX for a ``compute_…`` architecture.
+        mode: the architecture.
+        text: the text that was compiled.
+        log: what the compiler said of it: registers, memory and spills.
+        names: what the functions that steps call are called in the payload.
+    """
+
+    payload: bytes
+    mode: str
+    text: str
+    log: str
+    names: dict[str, str]
 
 
 class Program(Protocol):
@@ -129,6 +152,49 @@ def get(name: str) -> Device:
     raise DeviceError(
         f"there is no device {name!r}; expected 'cpu', 'cuda', or an architecture such as 'sm_90'."
     )
+
+
+def compile_unit(name: str, spec: UnitSpec) -> UnitBinary:
+    """The machine code of a CUDA unit; needs no GPU.
+
+    Args:
+        name: ``"cuda"``, ``"cuda:0"`` …, or an architecture such as ``"sm_90"``.
+        spec: the unit.
+
+    Raises:
+        CompileError: NVRTC refused the text, or a step does not fit its function.
+        ToolchainError: there is no NVRTC, or CUDA's headers are missing.
+        DeviceError: there is no such device, or NVRTC does not know its architecture.
+    """
+    from .cuda_unit import built
+
+    return built(spec, _nvidia(name, spec).architecture)
+
+
+def unit_program(name: str, spec: UnitSpec) -> UnitProgram:
+    """A CUDA unit on one GPU; compiled and loaded when it is first launched.
+
+    Raises:
+        DeviceError: there is no driver or no such GPU.
+    """
+    from .cuda_unit import UnitProgram
+
+    device = _nvidia(name, spec)
+    if device.ordinal is None:
+        raise DeviceError(
+            f"unit {spec.name!r}: {device.architecture!r} is an architecture, which units are "
+            "compiled for; a GPU to run them is called 'cuda:0'."
+        )
+    return UnitProgram(spec, device.architecture, device.ordinal)
+
+
+def _nvidia(name: str, spec: UnitSpec) -> CudaDevice:
+    from .cuda import CudaDevice
+
+    device = get(name)
+    if not isinstance(device, CudaDevice):
+        raise DeviceError(f"unit {spec.name!r} runs on NVIDIA GPUs alone, not on {name!r}.")
+    return device
 
 
 def after_a_fault(code: int, what: str) -> DeviceError | None:

@@ -91,15 +91,7 @@ class Build:
             ToolchainError: CUDA's headers are missing, which a body that is CUDA includes.
         """
         p, kernel, text = self._prepared, self._spec.kernel, self.text()
-        known = compiler.architectures()
-        number = re.fullmatch(r"(?:sm|compute)_([0-9]+)([af]?)", architecture)
-        first = {"": 0, "a": 90, "f": 100}  # capabilities that have such architectures
-        if number is None or int(number[1]) not in known or int(number[1]) < first[number[2]]:
-            listed = ", ".join(f"sm_{n}" for n in known)
-            raise DeviceError(
-                f"kernel {kernel.name!r}: NVRTC {'.'.join(map(str, compiler.version))} does "
-                f"not compile for {architecture!r}; it knows {listed} (and compute_… for PTX)."
-            )
+        compiler.check_architecture(f"kernel {kernel.name!r}", architecture)
         contract = p is None or not p.text.contract_off
         flags = [*_FLAGS, f"--fmad={'true' if contract else 'false'}"]
         if kernel.math_mode == "fast":

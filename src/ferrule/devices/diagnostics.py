@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from ..errors import CompileError
@@ -61,9 +62,14 @@ def in_authors_terms(message: str) -> str:
 
 def complaints(kernel: Kernel, log: str) -> list[Complaint]:
     """The errors in a compiler's output."""
+    return _complaints(kernel.name, ("source", "header"), log)
+
+
+def _complaints(name: str, labels: Iterable[str], log: str) -> list[Complaint]:
     found: list[Complaint] = []
-    own = re.compile(rf"(?:.*/)?{re.escape(kernel.name)}\.(source|header)[:(](\d+)")
-    led = re.compile(rf" at line (\d+) of (?:.*/)?{re.escape(kernel.name)}\.(source|header)\b")
+    files = rf"(?:.*/)?{re.escape(name)}\.({'|'.join(map(re.escape, labels))})"
+    own = re.compile(rf"{files}[:(](\d+)")
+    led = re.compile(rf" at line (\d+) of {files}(?!\w)")
     mentioned: tuple[str, int] | None = None  # the author's line that an error elsewhere is about
     for text in log.splitlines():
         here = own.match(text)
@@ -95,9 +101,28 @@ def _adopt(found: list[Complaint], place: tuple[str, int]) -> None:
 
 def compile_error(kernel: Kernel, log: str, compiler: str) -> CompileError:
     """A `CompileError` that quotes the author's lines."""
-    found = complaints(kernel, log)
+    texts = {"source": kernel.source, "header": kernel.header}
+    return refused("kernel", kernel.name, texts, log, compiler)
+
+
+def refused(
+    what: str, name: str, texts: Mapping[str, str], said: str, compiler: str, log: str | None = None
+) -> CompileError:
+    """A `CompileError` that quotes the author's lines.
+
+    Args:
+        what: ``"kernel"`` or ``"unit"``.
+        name: its name.
+        texts: what the author wrote, by what diagnostics call it after the name and a dot; those
+            called ``step1``, ``step2`` … have one line.
+        said: the compiler's output.
+        compiler: its name and version.
+        log: what the exception keeps; ``said`` where None.
+    """
+    log = said if log is None else log
+    found = _complaints(name, texts, said)
     own = [c for c in found if c.where]
-    parts = [f"kernel {kernel.name!r} does not compile ({compiler}):"]
+    parts = [f"{what} {name!r} does not compile ({compiler}):"]
     seen: set[tuple[str, int, str]] = set()
     for c in own:
         if (c.where, c.line, c.message) in seen:
@@ -106,12 +131,13 @@ def compile_error(kernel: Kernel, log: str, compiler: str) -> CompileError:
         if len(seen) > 5:
             parts.append(f"  … and {len(own) - 5} more; all of it is in the exception's `log`.")
             break
-        lines = (kernel.source if c.where == "source" else kernel.header).splitlines()
+        lines = texts[c.where].splitlines()
         quoted = lines[c.line - 1].strip() if 0 < c.line <= len(lines) else ""
-        parts.append(f"  {c.where} line {c.line}: {c.message}")
+        step = c.where.startswith("step")
+        parts.append(f"  {c.where}{'' if step else f' line {c.line}'}: {c.message}")
         parts.append(f"    | {quoted}")
     if not own:
         # The fault shows only inside the generated text: say so, with what the compiler said.
-        parts.append("  no error lies in the kernel's own lines; the compiler said:")
+        parts.append(f"  no error lies in the {what}'s own lines; the compiler said:")
         parts += [f"    {c.message}" for c in found[:5]] or [f"    {log.strip()[:2000]}"]
-    return CompileError("\n".join(parts), kernel=kernel.name, log=log)
+    return CompileError("\n".join(parts), kernel=name, log=log)

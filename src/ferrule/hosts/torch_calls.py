@@ -174,8 +174,8 @@ class _Bound:
         if request.body < 0:
             shapes = ", ".join(f"{n} {f.shape}" for n, f in given.items() if isinstance(f, Facts))
             raise KernelError(
-                f"[op] op {op.name!r} was called with {shapes}; expected 16 dims at most, and sizes "
-                "that 64 bits can hold."
+                f"[op] op {op.name!r} was called with {shapes}; expected 16 dims at most, and "
+                "sizes that 64 bits can hold."
             )
         if device != "cpu":
             _use_cuda()

@@ -16,12 +16,14 @@ from torch.autograd import forward_ad
 
 from .. import batching, dtypes, fastcall, op_call, op_declaration
 from ..arguments import fill_value
+from ..cuda_steps import CudaUnit
 from ..dtypes import Dtype
 from ..errors import KernelError, KernelTypeError
 from ..expression import Ints
 from ..implementation import Runner
 from ..op_declaration import Op
 from ..op_launch import launch, number
+from ..op_unit import carry_out
 from ..rule import Argument, Binding
 from ..spec import Facts, Shape, is_row_contiguous
 from . import torch as host
@@ -99,7 +101,10 @@ class TorchOp:
         name = f"{op.name}_{op.digest}"
         known = _registered.get(name)
         if known is None:
-            self._register(name)
+            try:
+                self._register(name)
+            except KernelError as error:  # arrays of other libraries can be given all the same
+                self.overload = self.raw = _refusal(str(error))
             _registered[name] = self
         else:
             self.op, self.overload, self.raw = known.op, known.overload, known.raw
@@ -209,6 +214,13 @@ class TorchOp:
         outputs: list[torch.Tensor]
         if isinstance(chosen, Runner):
             outputs = self._run_function(chosen, values, said, results, device, queue)
+        elif isinstance(chosen, CudaUnit):
+            outputs = carry_out(
+                op.name, op.rule, chosen, host,
+                lambda one: _facts(one, _KNOWN[one.dtype], device), device, queue, said, given,
+                results,
+            )  # fmt: skip
+            self._write_back(tensors, copies)
         else:
             sent = chosen.sent(said)
             outputs = []
@@ -220,10 +232,14 @@ class TorchOp:
                     outputs.append(host.full(shape, value, kind, device))
             facts = [_facts(one, _KNOWN[one.dtype], device) for one in outputs]
             launch(op.name, op.rule, chosen, sent, said, device, queue, given, facts)
-            for one in op.rule.inputs:
-                if one.mutable and one.name in copies:
-                    tensors[one.name].copy_(copies[one.name])
+            self._write_back(tensors, copies)
         return op_call.packed(outputs)
+
+    def _write_back(self, tensors: dict[str, Any], copies: dict[str, Any]) -> None:
+        """Bring what was written to copies back to where it belongs."""
+        for one in self.op.rule.inputs:
+            if one.mutable and one.name in copies:
+                tensors[one.name].copy_(copies[one.name])
 
     def _run_function(
         self, chosen: Runner, values: Sequence[Any], said: Binding,
@@ -258,7 +274,7 @@ class TorchOp:
         that are not contiguous."""
         op = self.op
         kernels = [one for one in op.implementations if not isinstance(one, Runner)]
-        contiguous = any(one.kernel.ensure_row_contiguous for one in kernels)
+        contiguous = any(one.contiguous for one in kernels)
         given: dict[str, Facts | float | None] = {}
         tensors: dict[str, torch.Tensor] = {}
         copies: dict[str, torch.Tensor] = {}
@@ -320,6 +336,15 @@ class _Arrays:
     def part(array: torch.Tensor, axis: int, size: int) -> torch.Tensor:
         """With an axis made two, the first of a size."""
         return array.unflatten(axis, (size, array.shape[axis] // size))
+
+
+def _refusal(words: str) -> Callable[..., Any]:
+    """What stands in for an op that torch cannot have."""
+
+    def refuse(*_: Any) -> Any:
+        raise KernelError(words)
+
+    return refuse
 
 
 def schema(op: Op) -> str:

@@ -82,7 +82,8 @@ def _parameters(spec: Spec) -> list[str]:
         if kind == "input":
             found.append(f"const {ctype}* {name}")
         elif kind == "value":
-            found.append(f"const __grid_constant__ {ctype} fr_a_{name}")
+            own = name if name in kernel.values else f"fr_a_{name}"
+            found.append(f"const __grid_constant__ {ctype} {own}")
         else:
             what = kind.capitalize()
             found.append(f"const __grid_constant__ {_SPACE}::{what} {name}_{kind}")
@@ -93,7 +94,7 @@ def _locals(spec: Spec) -> list[str]:
     """What the body has without a parameter of its own."""
     found: list[str] = []
     for name, given in zip(spec.kernel.input_names, spec.inputs, strict=True):
-        if given.value:
+        if given.value and name not in spec.kernel.values:
             found.append(f"  const {given.dtype.cuda}* const {name} = &fr_a_{name};")
         shape, strides, ndim = spec.kernel.wants(name)
         if not given.ndim:

@@ -1,0 +1,154 @@
+"""Launching an op's CUDA unit over arrays that exist, and making those that it needs: the part of a
+call that is the same for every array library."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from . import dtypes
+from .cuda_steps import ALIGNMENT, Copied, CudaUnit, Filled, SentRun, SentUnit
+from .dtypes import Dtype
+from .errors import KernelError
+from .rule import Binding, Rule
+from .spec import Facts, Shape
+from .unit import Copy, Fill, Run, Step
+
+if TYPE_CHECKING:
+    from .hosts import Host
+
+Places = Mapping[str, tuple[int, Dtype, int]]  # address, dtype and elements of each array
+
+
+def carry_out(
+    op: str, rule: Rule, unit: CudaUnit, host: Host, facts: Callable[[Any], Facts], device: str,
+    queue: int, said: Binding, given: Mapping[str, Facts | float | None],
+    results: Sequence[tuple[Shape, Dtype]],
+) -> list[Any]:  # fmt: skip
+    """The outputs of a unit's steps; they are started, and nothing waits for them.
+
+    Args:
+        op, rule, unit: what is launched.
+        host, facts: who makes arrays, and what a kernel must know of them.
+        device, queue, said: where, on which stream, with which sizes.
+        given: per input its facts, the number, or None where it is absent.
+        results: the shape and dtype of each output.
+
+    Raises:
+        KernelError: a size is out of range, an array cannot be filled or copied.
+        CompileError, ToolchainError, DeviceError: as `devices.cuda_unit.UnitProgram.launch`.
+    """
+    sent = unit.sent(said)
+    outputs = [host.empty(shape, kind, device) for shape, kind in results]
+    places: dict[str, tuple[int, Dtype, int]] = {}
+    for one, made in zip(rule.outputs, outputs, strict=True):
+        fact = facts(made)
+        places[one.name] = fact.pointer, fact.dtype, fact.size
+    for one in rule.inputs:
+        value = given[one.name]
+        if isinstance(value, Facts):
+            places[one.name] = value.pointer, value.dtype, value.size
+        elif one.dims is not None:
+            places[one.name] = 0, dtypes.uint8, 0  # a null pointer
+    memory = None
+    if sent.memory:
+        # One array for all. It goes back to the library's pool when this returns, from where what
+        # comes later on this stream may have it.
+        memory = host.empty((sent.memory + ALIGNMENT - 1,), dtypes.uint8, device)
+        base = -(-facts(memory).pointer // ALIGNMENT) * ALIGNMENT
+    else:  # null pointers
+        base = 0
+    for name, (at, kind, size) in sent.scratch.items():
+        places[name] = base + at, kind, size
+    steps = _steps(op, rule, sent, places, given)
+    _launch(unit, sent, device, queue, steps)
+    del memory  # it had to live until here
+    return outputs
+
+
+def _launch(unit: CudaUnit, sent: SentUnit, device: str, queue: int, steps: Sequence[Step]) -> None:
+    if not steps:
+        return
+    key = (device, *[(type(value), value) for _, value in sent.template])  # True == 1 in Python
+    program = unit.programs.get(key)
+    if program is None:
+        from . import devices
+
+        program = unit.programs.setdefault(
+            key, devices.unit_program(device, unit.spec(sent.template))
+        )
+    program.launch(steps, queue)
+
+
+def _steps(
+    op: str, rule: Rule, sent: SentUnit, places: Places, given: Mapping[str, Facts | float | None]
+) -> list[Step]:
+    """The steps of a call, with addresses."""
+    values = {
+        one.name: np.array(given[one.name], dtypes.BY_NAME[one.dtype].numpy).tobytes()
+        for one in rule.inputs
+        if one.dims is None
+    }
+    found: list[Step] = []
+    for step in sent.steps:
+        if isinstance(step, Filled):
+            address, dtype, count = places[step.array]
+            pattern = _pattern(op, step, dtype)
+            count = count * dtype.itemsize // len(pattern)
+            if count:
+                found.append(Fill(address, count, pattern))
+        elif isinstance(step, Copied):
+            found += _copied(op, step, places)
+        else:
+            found.append(_run(step, places, values))
+    return found
+
+
+def _run(step: SentRun, places: Places, values: Mapping[str, bytes]) -> Run:
+    arguments = []
+    for one in step.arguments:
+        if isinstance(one, bytes):
+            arguments.append(one)
+        elif one[0] == "array":
+            arguments.append(places[one[1]][0].to_bytes(8, "little"))
+        else:
+            arguments.append(values[one[1]])
+    function = step.step.function
+    return Run(function, step.blocks, step.block, step.shared, step.cluster, tuple(arguments))
+
+
+def _copied(op: str, step: Copied, places: Places) -> list[Step]:
+    (to, kind, count), (source, other, many) = places[step.to], places[step.source]
+    if (kind, count) != (other, many):
+        raise KernelError(
+            f"[op] op {op!r}: a step copies {step.source!r}, {many} elements of {other.name}, to "
+            f"{step.to!r}, {count} elements of {kind.name}; expected as many of the same dtype."
+        )
+    return [Copy(to, source, count * kind.itemsize)] if count else []
+
+
+def _pattern(op: str, step: Filled, dtype: Dtype) -> bytes:
+    """1, 2 or 4 bytes that, repeated, are elements of a value."""
+    value, numpy = step.value, dtype.numpy
+    label = f"[op] op {op!r}: a step fills {step.array!r}, of {dtype.name}, with {value!r}"
+    if dtype.kind in "iu" or dtype.kind == "b":
+        low, high = (0, 1) if dtype.kind == "b" else (np.iinfo(numpy).min, np.iinfo(numpy).max)
+        if value != value or value in (float("inf"), float("-inf")) or not low <= value <= high:
+            raise KernelError(f"{label}; expected a number from {low} to {high}.")
+        value = int(value)
+    with np.errstate(over="ignore"):
+        one = np.array(value).astype(numpy)
+    if math.isfinite(value) and not np.isfinite(one.astype(np.complex128)):
+        raise KernelError(f"{label}, which it does not hold.")
+    element = one.tobytes()
+    for size in (1, 2, 4):
+        part = element[:size]
+        if len(element) >= size and part * (len(element) // size) == element:
+            return part
+    raise KernelError(
+        f"{label}, which no memset does: the halves of its 8 bytes differ. Launch a function that "
+        "does."
+    )

@@ -1,0 +1,111 @@
+"""A whole CUDA translation unit, as devices see it: what is compiled, and what a call launches.
+
+A `ferrule.spec.Spec` has one function, whose signature ferrule writes; here an author has written
+functions, and the steps of a launch say which are called, one after the other, with what.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from .spec import TemplateValue
+
+Sizes = tuple[int, int, int]
+
+POINTER = "pointer"
+
+
+class Call(NamedTuple):
+    """One function as a step calls it.
+
+    Attributes:
+        number: of the step, from 1.
+        function: its name, or an expression such as ``"gemm<BLOCK, T>"``.
+        arguments: of each what the author calls it, and what is passed: `POINTER`, or a dtype's
+            full name.
+    """
+
+    number: int
+    function: str
+    arguments: tuple[tuple[str, str], ...]
+
+    def __str__(self) -> str:
+        return f"{self.function}({', '.join(label for label, _ in self.arguments)})"
+
+
+@dataclass(frozen=True)
+class UnitSpec:
+    """What must be compiled for one call of a unit. Hashable; sizes enter through the template.
+
+    Attributes:
+        name: the op's.
+        source: the text.
+        headers: names and texts of what it includes.
+        options: for NVRTC.
+        calls: what steps call, in order, those that this launch leaves out among them.
+        template: constants and types that the text has before it begins.
+        specific: it is compiled for ``sm_90a`` on what is otherwise ``sm_90``.
+    """
+
+    name: str
+    source: str
+    headers: tuple[tuple[str, str], ...]
+    options: tuple[str, ...]
+    calls: tuple[Call, ...]
+    template: tuple[tuple[str, TemplateValue], ...]
+    specific: bool = False
+
+    @property
+    def functions(self) -> tuple[str, ...]:
+        """What steps call, each once."""
+        return tuple(dict.fromkeys(call.function for call in self.calls))
+
+
+class Run(NamedTuple):
+    """A kernel's launch.
+
+    Attributes:
+        function: as in `Call`.
+        blocks, block: blocks of the grid and threads of a block, along x, y and z.
+        shared: bytes of dynamic shared memory.
+        cluster: blocks of a cluster along x, y and z, or None.
+        arguments: the bytes of each, 8 at most.
+    """
+
+    function: str
+    blocks: Sizes
+    block: Sizes
+    shared: int
+    cluster: Sizes | None
+    arguments: tuple[bytes, ...]
+
+
+class Fill(NamedTuple):
+    """Memory that gets one value.
+
+    Attributes:
+        address: where it begins.
+        times: how often ``pattern`` stands there.
+        pattern: 1, 2 or 4 bytes.
+    """
+
+    address: int
+    times: int
+    pattern: bytes
+
+
+class Copy(NamedTuple):
+    """Memory that is copied on one GPU.
+
+    Attributes:
+        to, source: where they begin.
+        size: in bytes.
+    """
+
+    to: int
+    source: int
+    size: int
+
+
+Step = Run | Fill | Copy
