@@ -117,7 +117,7 @@ class TorchOp:
         """A call; the overload's where a derivative may be wanted."""
         if _tracing():  # first, for Dynamo cannot trace what follows
             return self.overload(*values)
-        if self.op._plain is op_declaration.unknown:
+        if self.op._plain is op_declaration.unknown and self.raw is not self.overload:
             op_declaration.watch_torch()
             self.op._plain = fastcall.operator(self.raw._op) or op_declaration.unknown
         forward = forward_ad._current_level >= 0
