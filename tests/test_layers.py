@@ -88,18 +88,19 @@ MAY_IMPORT = {
     "call": f"{NOUNS} arguments fastcall source.metal hosts devices",
     "cuda_call": f"{NOUNS} hosts call devices",
     # An op: what it declares, what carries it out, and its derivatives.
-    "identity": "errors dtypes",
+    "identity": "errors dtypes numpy",
     "implementation": f"{NOUNS} identity expression rule source.names devices",
     "derivatives": "errors dtypes identity rule op_declaration",
     "batching": "errors expression rule op_declaration",
     "op_launch": f"{NOUNS} implementation rule devices numpy",
-    "op_call": f"{NOUNS} arguments hosts implementation op_declaration op_launch rule",
+    "op_call": f"{NOUNS} arguments hosts implementation op_declaration op_launch rule numpy",
     "op_declaration": "errors call kernel identity rule implementation derivatives op_call "
     "hosts.torch_op",
+    "adopting": "errors implementation op_declaration",
     "hosts.torch_op": f"{NOUNS} arguments batching expression implementation op_declaration "
     "op_call op_launch rule hosts torch",
-    "hosts.torch_autograd": "derivatives op_declaration torch",
-    "ferrule": "errors dtypes call cuda_call binding op_declaration toolchain",
+    "hosts.torch_autograd": "derivatives op_declaration hosts torch",
+    "ferrule": "errors adopting dtypes call cuda_call binding op_declaration toolchain",
     # The benchmarks use what users have, and what they are measured against.
     "bench": "",
     "bench.by_ops": "torch",

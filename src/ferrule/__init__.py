@@ -47,6 +47,7 @@ from .errors import (
 )
 
 if TYPE_CHECKING:
+    from .adopting import adopt as adopt
     from .binding import get_threads as get_threads
     from .binding import set_threads as set_threads
     from .op_declaration import Op as Op
@@ -55,8 +56,8 @@ if TYPE_CHECKING:
 
 # Loaded when first used: they need ctypes, compilers, the C runtime, or a parser of rules.
 _LAZY = {
-    "Op": "op_declaration", "get_threads": "binding", "op": "op_declaration",
-    "set_compiler": "toolchain", "set_threads": "binding",
+    "Op": "op_declaration", "adopt": "adopting", "get_threads": "binding",
+    "op": "op_declaration", "set_compiler": "toolchain", "set_threads": "binding",
 }  # fmt: skip
 
 __all__ = [
@@ -77,6 +78,7 @@ __all__ = [
     "RuleError",
     "ToolchainError",
     "__version__",
+    "adopt",
     "bfloat16",
     "bool_",
     "complex64",
