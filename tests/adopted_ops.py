@@ -94,6 +94,13 @@ quantised_linear_vjp.def_vjp(
         version=1,
     )
 )
+
+
+@quantised_linear_vjp.def_jvp
+def _vjp_jvp(primals: Any, tangents: Any, outputs: Any) -> Any:
+    return quantised_linear_vjp(primals[0], primals[1], tangents[2])
+
+
 quantised_linear.def_vjp(quantised_linear_vjp)
 
 

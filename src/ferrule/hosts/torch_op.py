@@ -8,9 +8,11 @@ costs more than the launch; graphs only ever hold the first.
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from operator import gt
 from typing import Any, cast
 
 import torch
@@ -434,7 +436,7 @@ def checked_output(
         raise op_call.wrong_output(op, one, what.removeprefix("torch."), expected, device)
     if own:
         return cast(torch.Tensor, found[i])
-    shared = _references(found, i) > _ALONE or _memory(found, i) > _ALONE_IN_MEMORY
+    shared = any(map(gt, _holders(found, i), _alone()))
     # Memory that is not torch's may be anyone's: NumPy's, another framework's.
     shared = shared or not found[i].untyped_storage().resizable()
     with torch._C.DisableTorchFunction():
@@ -445,22 +447,20 @@ def checked_output(
     return value
 
 
-def _references(found: list[Any], i: int) -> int:
-    return sys.getrefcount(found[i])
-
-
-def _memory(found: list[Any], i: int) -> int:
-    """How many have the memory of a tensor."""
-    if _use_count is None:
-        return _ALONE_IN_MEMORY
-    return int(_use_count(found[i].untyped_storage()._cdata))
+def _holders(found: list[Any], i: int) -> tuple[int, int]:
+    """How many have a tensor, and how many its memory."""
+    memory = found[i].untyped_storage()._cdata
+    return sys.getrefcount(found[i]), 0 if _use_count is None else int(_use_count(memory))
 
 
 _use_count = getattr(torch._C, "_storage_Use_Count", None)
-_ALONE_IN_MEMORY = 0
-_fresh = [torch.empty(1, device="cpu")]
-_ALONE, _ALONE_IN_MEMORY = _references(_fresh, 0), _memory(_fresh, 0)
-del _fresh
+
+
+@functools.cache
+def _alone() -> tuple[int, int]:
+    """`_holders` of what only a list has. Asked inside a kernel, where a new tensor is a plain one,
+    whatever transforms the call is in."""
+    return _holders([torch.empty(1, device="cpu")], 0)
 
 
 def _readable(value: torch.Tensor) -> bool:
