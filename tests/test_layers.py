@@ -100,6 +100,9 @@ MAY_IMPORT = {
     "hosts.torch_op": f"{NOUNS} arguments batching expression implementation op_declaration "
     "op_call op_launch rule hosts torch",
     "hosts.torch_autograd": "derivatives op_declaration hosts torch",
+    # What other code calls.
+    "compat": "",
+    "compat.runners": "errors hosts torch",
     "ferrule": "errors adopting dtypes call cuda_call binding op_declaration toolchain",
     # The benchmarks use what users have, and what they are measured against.
     "bench": "",

@@ -436,15 +436,27 @@ def checked_output(
         raise op_call.wrong_output(op, one, what.removeprefix("torch."), expected, device)
     if own:
         return cast(torch.Tensor, found[i])
+    value, copied = new_output(found, i)
+    if copied:
+        op.counts["output copy"] += 1
+    return value
+
+
+def new_output(found: list[Any], i: int) -> tuple[torch.Tensor, bool]:
+    """A tensor that a function gave, row-contiguous and in memory that nobody else has.
+
+    Returns:
+        It, and whether it had to be copied for that.
+    """
     shared = any(map(gt, _holders(found, i), _alone()))
     # Memory that is not torch's may be anyone's: NumPy's, another framework's.
     shared = shared or not found[i].untyped_storage().resizable()
     with torch._C.DisableTorchFunction():
         value: torch.Tensor = found[i].detach()
     if shared or not _readable(value):
-        op.counts["output copy"] += 1
-        value = value.resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
-    return value
+        value = value.resolve_conj().resolve_neg()
+        return value.clone(memory_format=torch.contiguous_format), True
+    return value, False
 
 
 def _holders(found: list[Any], i: int) -> tuple[int, int]:
