@@ -96,6 +96,7 @@ MAY_IMPORT = {
     "op_call": f"{NOUNS} arguments hosts implementation op_declaration op_launch rule numpy",
     "op_declaration": "errors call kernel identity rule implementation derivatives op_call "
     "hosts.torch_op",
+    "op_text": "errors dtypes spec call cuda_call implementation op_declaration op_launch numpy",
     "adopting": "errors implementation op_declaration",
     "hosts.torch_op": f"{NOUNS} arguments batching expression implementation op_declaration "
     "op_call op_launch rule hosts torch",
@@ -126,6 +127,7 @@ MAY_IMPORT = {
     "nvrtc numpy click rich",
     "cli.grid_sample": "ferrule numpy",
     "cli.inspect": "ferrule cli nvdisasm click",
+    "cli.inspect_op": "ferrule cli dtypes identity implementation op_text rule click",
     "cli.target": "ferrule cli dtypes click",
     "__main__": "cli",
 }

@@ -180,7 +180,7 @@ def _short(value: object) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def named(function: Callable[..., Any]) -> str:
+def named(function: Callable[..., Any] | None) -> str:
     """How messages call a function: ``"module:qualname"``."""
     module = getattr(function, "__module__", None) or type(function).__module__
     name = getattr(function, "__qualname__", None) or type(function).__qualname__
