@@ -146,7 +146,8 @@ def find_kernel(target: str, *, ops: bool = False) -> tuple[str, AnyKernel | Op]
             found = {n: v for n, v in vars(module).items() if isinstance(v, Op)}
         if len(found) == 1:
             return next(iter(found.items()))
-        listed = f"has {len(found)} kernels: {', '.join(found)}" if found else "has no kernel"
+        what = "ops" if any(isinstance(one, Op) for one in found.values()) else "kernels"
+        listed = f"has {len(found)} {what}: {', '.join(found)}" if found else "has no kernel"
         raise Fault(f"{place!r} {listed}; expected {place}:NAME.")
     value: Any = module
     for part in path.split("."):
