@@ -46,27 +46,26 @@ def print_op(
                 f"--with {key!r}: the op has no such input; its inputs: {', '.join(known)}."
             )
     alone = wanted is not None
-    for line in lines(name, op):
-        click.echo(line, err=alone)
     bodies = [one for one in op.implementations if isinstance(one, KernelBody)]
     if wanted is not None and wanted != "cuda":  # the only texts of Metal bodies
         bodies = [one for one in bodies if one.kind == "metal"]
-    if not bodies:
-        if alone:
-            kinds = ", ".join(one.kind for one in op.implementations)
-            raise Fault(f"{name!r} has no such text: its implementations are {kinds}.")
-        return
     missing = [str(o) for o in op.rule.inputs if o.name not in given and not o.optional]
-    if missing:
-        what = f"--with is not given for {', '.join(missing)}"
-        if alone:
-            raise Fault(f"{what}; an op's text is for inputs that fit its rule.")
-        click.echo(f"note: no text: {what}")
-        return
-    for body in bodies[:1] if alone else bodies:
+    without = f"--with is not given for {', '.join(missing)}"
+    if alone and not bodies:
+        kinds = ", ".join(one.kind for one in op.implementations)
+        raise Fault(f"{name!r} has no such text: its implementations are {kinds}.")
+    if alone and missing:
+        raise Fault(f"{without}; an op's text is for inputs that fit its rule.")
+    calls = [] if missing else [(body.kind, *op_text.described(op, body, given)) for body in bodies]
+
+    for line in lines(name, op):
+        click.echo(line, err=alone)
+    if bodies and missing:
+        click.echo(f"note: no text: {without}")
+    for kind, kernel, call in calls[:1] if alone else calls:
         if not alone:
-            click.echo(f"\n==== the {body.kind} body ====")
-        print_texts(*op_text.described(op, body, given))
+            click.echo(f"\n==== the {kind} body ====")
+        print_texts(kernel, call)
 
 
 def lines(name: str, op: Op) -> Iterator[str]:
