@@ -7,6 +7,7 @@ import functools
 import operator
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import torch
 
 import ferrule
 from adopted_ops import hadamard, quantised_linear
-from ferrule import KernelError, identity
+from ferrule import KernelError, Op, identity
 
 ONES = torch.ones(2)
 
@@ -171,3 +172,38 @@ def test_a_version_that_was_not_changed_is_told() -> None:
     assert first.torch_op is again.torch_op and first.counts is again.counts
     with pytest.warns(ferrule.FerruleWarning, match=r"op 'stale' has been declared .* the version"):
         assert other(x).tolist() == [2, 2]
+
+
+def test_an_op_whose_rule_calls_itself_has_one_digest_in_all_threads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def declared() -> Any:
+        op = ferrule.adopt("twice", "x[*S]:T -> y[*S]:T", run=double)
+        op.def_vjp(lambda primals, cotangents, outputs: (op(cotangents[0]),))
+        return op
+
+    expected, op, to_json = declared().digest, declared(), Op.to_json
+
+    def slow(self: Op) -> Any:
+        threading.Event().wait(0.05)  # the others come
+        return to_json(self)
+
+    monkeypatch.setattr(Op, "to_json", slow)
+    found: list[str] = []
+    threads = [threading.Thread(target=lambda: found.append(op.digest)) for _ in range(4)]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join()
+    assert found == [expected] * 4
+
+
+def test_a_triton_function_is_refused() -> None:
+    triton = pytest.importorskip("triton")
+
+    @triton.jit
+    def kernel(x, y):  # type: ignore[no-untyped-def]
+        pass
+
+    with pytest.raises(KernelError, match=r"of type triton\..*give `version=`"):
+        ferrule.adopt("f", "x[N]:T -> y[N]:T", run=kernel)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -18,6 +19,7 @@ from .rule import Rule, parse_rule
 
 KINDS = ("cuda", "metal", "run", "reference")  # the best one first, on an NVIDIA GPU
 AUTOCAST = ("cast", "float32")
+_digesting = threading.RLock()  # what is "itself" to one thread is not to another
 
 
 class Op:
@@ -196,15 +198,17 @@ class Op:
     @property
     def digest(self) -> str:
         """16 hexadecimal digits that tell it from every op that computes something else."""
-        if self._digest is None:
-            if self._digesting:  # a rule of it calls the op itself
-                return "itself"
-            self._digesting = True
-            try:
-                self._digest = identity.digest(self.to_json())
-            finally:
-                self._digesting = False
-        return self._digest
+        found = self._digest
+        if found is None:
+            with _digesting:
+                if self._digesting:  # a rule of it calls the op itself
+                    return "itself"
+                self._digesting = True
+                try:
+                    found = self._digest = identity.digest(self.to_json())
+                finally:
+                    self._digesting = False
+        return found
 
     ferrule_digest = digest
 
