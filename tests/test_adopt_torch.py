@@ -163,6 +163,29 @@ def test_modes(name: str, mode: str) -> None:
         assert ADOPTED[name].op(x, *rest).dtype == torch.float32
 
 
+@pytest.mark.parametrize("policy", [None, "cast", "float32"])
+def test_autocast_policies(policy: Any) -> None:
+    """They decide what the function gets; inside of it there is no autocast."""
+    seen = []
+
+    def run(x: Any, w: Any) -> Any:
+        seen.append((x.dtype, w.dtype, (x.float() @ w.float()).dtype))
+        return x @ w
+
+    op = ferrule.adopt(
+        "mm", "x[N,K]:T, w[K,M]:T -> y[N,M]:T", run=run, autocast=policy, version=f"cast {policy}"
+    )
+    op.def_vjp(lambda primals, cts, outputs: (cts[0] @ primals[1].T, primals[0].T @ cts[0]))
+    x, w = torch.ones(2, 3, requires_grad=True), torch.ones(3, 4)
+    expected = torch.bfloat16 if policy == "cast" else torch.float32
+    for call in (op, torch.compile(op, backend="aot_eager", fullgraph=True)):
+        with torch.autocast("cpu", torch.bfloat16):
+            y = call(x, w.bfloat16() if policy == "float32" else w)
+        assert y.dtype == expected and seen.pop() == (expected, expected, torch.float32)
+        y.sum().backward()
+        assert x.grad is not None and x.grad.dtype == torch.float32
+
+
 def test_checkpoint() -> None:
     w, scale = linear_weights(16, 16)
     x = torch.randn(4, 16, requires_grad=True)

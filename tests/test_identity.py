@@ -82,6 +82,10 @@ def test_digests_tell_functions_apart() -> None:
     )
 
 
+class device:
+    """No device of torch's, for all its name."""
+
+
 class Jit:
     """As many JITs' objects are: it carries its function's name, and can be found under it."""
 
@@ -113,7 +117,8 @@ def with_default(x: Any, w: Any = ONES) -> Any:
 @pytest.mark.parametrize(
     "function",
     [
-        jitted, Jit(lambda x: x), remembered, Holder(), Holder(3).method, closed(np.ones(2)),
+        jitted, closed(device()), Jit(lambda x: x), remembered, Holder(), Holder(3).method,
+        closed(np.ones(2)),
         closed(torch.ones(2)), closed(jitted), functools.partial(jitted), [].append,
         LIBM.abs, closed(LIBM), torch.nn.Linear(2, 2), torch.nn.Linear(2, 2).forward,
         with_default,

@@ -21,6 +21,7 @@ from .errors import KernelError
 
 SEMANTICS = 1  # raised only when the same declaration would compute something else
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
+_SHOWN = {("torch", "dtype"), ("torch", "device"), ("mlx.core", "Dtype"), ("mlx.core", "Device")}
 _C_FUNCTIONS = (
     types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType, np.ufunc,
     type(np.dot),
@@ -91,10 +92,10 @@ class _Reader:
             return ["op", found]
         if isinstance(value, Dtype):
             return ["dtype", value.name]
-        if isinstance(value, np.dtype) or kind.__name__ in ("dtype", "Dtype", "device"):
+        if isinstance(value, np.dtype) or (kind.__module__, kind.__name__) in _SHOWN:
             return [kind.__module__, kind.__name__, repr(value)]
         if isinstance(value, np.generic):
-            return ["number", value.dtype.str, value.item().__repr__()]
+            return ["number", repr(value.dtype), repr(value.item())]
         if kind.__module__ == "torch._ops":  # an operator is what its name and schema say
             return ["torch op", str(value), str(getattr(value, "_schema", ""))]
         if isinstance(value, types.ModuleType):
