@@ -47,13 +47,14 @@ from .errors import (
 )
 
 if TYPE_CHECKING:
+    from .adopting import adopt as adopt
     from .binding import get_threads as get_threads
     from .binding import set_threads as set_threads
-    from .cuda_parts import copy as copy
     from .cuda_parts import cuda_body as cuda_body
+    from .cuda_parts import cuda_copy as cuda_copy
+    from .cuda_parts import cuda_fill as cuda_fill
+    from .cuda_parts import cuda_step as cuda_step
     from .cuda_parts import cuda_unit as cuda_unit
-    from .cuda_parts import fill as fill
-    from .cuda_parts import step as step
     from .op_checks import check_grad as check_grad
     from .op_checks import compare as compare
     from .op_declaration import Op as Op
@@ -62,10 +63,13 @@ if TYPE_CHECKING:
 
 # Loaded when first used: they need ctypes, compilers, the C runtime, or a parser of rules.
 _LAZY = {
-    "Op": "op_declaration", "check_grad": "op_checks", "compare": "op_checks",
-    "copy": "cuda_parts", "cuda_body": "cuda_parts", "cuda_unit": "cuda_parts",
-    "fill": "cuda_parts", "get_threads": "binding", "op": "op_declaration",
-    "set_compiler": "toolchain", "set_threads": "binding", "step": "cuda_parts",
+    **dict.fromkeys(("Op", "op"), "op_declaration"),
+    **dict.fromkeys(("check_grad", "compare"), "op_checks"),
+    **dict.fromkeys(
+        ("cuda_body", "cuda_copy", "cuda_fill", "cuda_step", "cuda_unit"), "cuda_parts"
+    ),
+    **dict.fromkeys(("get_threads", "set_threads"), "binding"),
+    "adopt": "adopting", "set_compiler": "toolchain",
 }  # fmt: skip
 
 __all__ = [
@@ -86,16 +90,18 @@ __all__ = [
     "RuleError",
     "ToolchainError",
     "__version__",
+    "adopt",
     "bfloat16",
     "bool_",
     "check_grad",
     "compare",
     "complex64",
-    "copy",
     "cuda_body",
+    "cuda_copy",
+    "cuda_fill",
     "cuda_kernel",
+    "cuda_step",
     "cuda_unit",
-    "fill",
     "float8_e4m3fn",
     "float8_e5m2",
     "float8_e8m0fnu",
@@ -111,7 +117,6 @@ __all__ = [
     "op",
     "set_compiler",
     "set_threads",
-    "step",
     "uint8",
     "uint16",
     "uint32",

@@ -3,8 +3,11 @@ implementation is chosen, and what a Python function may return."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
 
 from . import dtypes, hosts
 from .arguments import fill_value, renamed, shown
@@ -34,13 +37,21 @@ def call(op: Op, values: Sequence[Any]) -> Any:
     chosen = choose(op, device, said)
     queue = host.stream(None, device)
     if isinstance(chosen, Runner):
-        inputs = [arrays.get(one.name, given[one.name]) for one in op.rule.inputs]
-        made = [host.empty(shape, kind, device) for shape, kind in results]
-        outputs = run(op, chosen, device, queue, said, inputs, made)
-        outputs = [
-            _checked(op, host, device, *one)
-            for one in zip(op.rule.outputs, outputs, results, strict=True)
-        ]
+        inputs: list[Any] = []
+        for one in op.rule.inputs:
+            fact = given[one.name]
+            value = arrays.get(one.name, fact)
+            if chosen.contiguous and isinstance(fact, Facts) and not fact.row_contiguous:
+                op.counts["copy"] += 1
+                value = host.contiguous(value)
+            inputs.append(value)
+        outputs, own = run(op, chosen, device, queue, said, inputs, results, host)
+        for i, (one, expected) in enumerate(zip(op.rule.outputs, results, strict=True)):
+            shared = not own and _shared(host, outputs, i)
+            outputs[i] = _checked(op, host, device, one, outputs[i], expected)
+            if shared:
+                op.counts["output copy"] += 1
+                outputs[i] = outputs[i].copy()
     elif isinstance(chosen, CudaUnit):
         outputs = carry_out(
             op.name, op.rule, chosen, host, lambda one: cast(Facts, host.facts(one)), device,
@@ -108,43 +119,91 @@ def choose(op: Op, device: str, said: Binding) -> Implementation:
 
 def run(
     op: Op, runner: Runner, device: str, queue: int, said: Binding, inputs: Sequence[Any],
-    made: Sequence[Any],
-) -> list[Any]:  # fmt: skip
+    results: Sequence[tuple[Shape, Dtype]], host: Any,
+    capturing: Callable[[str], bool] | None = None,
+) -> tuple[list[Any], bool]:  # fmt: skip
     """What a Python function gives for these inputs.
 
     Args:
         op, runner: what is run.
         device, queue, said: where, on which stream, with which sizes.
         inputs: its inputs.
-        made: the outputs, where the function wants them.
+        results: the shape and dtype of each output.
+        host: makes the outputs, where the function wants them.
+        capturing: see `Runner.made`.
+
+    Returns:
+        The outputs, and whether they were made here: nobody else has them then.
 
     Raises:
-        KernelError: it returned other than one array per output.
+        KernelError: it returned other than one array per output, or something else than None
+            where it was given the outputs.
     """
-    function = runner.made(device, said)
-    given, wants_stream = runner.wants(function)
+    function, given, wants_stream = runner.made(device, said, capturing)
+    outputs = op.rule.outputs
     named: dict[str, Any] = {"stream": queue} if wants_stream else {}
     if given:
-        named.update(zip((one.name for one in op.rule.outputs), made, strict=True))
+        made = [host.empty(shape, kind, device) for shape, kind in results]
+        named.update(zip((one.name for one in outputs), made, strict=True))
+        result = function(*inputs, **named)
+        _check_written(op, runner, result, made)
+        return made, True
     result = function(*inputs, **named)
-    if given:
-        return list(made)
-    outputs = op.rule.outputs
     if not outputs:
-        return []
+        return [], True
     found = list(result) if len(outputs) > 1 and isinstance(result, (tuple, list)) else [result]
     if len(found) != len(outputs):
         raise KernelError(
             f"[op] {runner.name} of op {op.name!r} returned {_counted(result)}; expected "
             f"{len(outputs)} arrays ({', '.join(map(str, outputs))})."
         )
-    return found
+    return found, False
 
 
 def _counted(result: object) -> str:
     if isinstance(result, (tuple, list)):
         return f"{len(result)} values"
     return f"a {type(result).__name__}"
+
+
+def _check_written(op: Op, runner: Runner, result: object, made: Sequence[Any]) -> None:
+    """Refuse what a function returns that was to write to arrays, so that no result is lost.
+
+    Many return what they wrote to, which is right, or a state, which is none of an op's business.
+    """
+    parts = result if isinstance(result, (tuple, list)) else [result]
+    for part in parts:
+        if type(part) is type(made[0]) and not any(part is one for one in made):
+            names = ", ".join(repr(one.name) for one in op.rule.outputs)
+            raise KernelError(
+                f"[op] {runner.name} of op {op.name!r} has parameters for the outputs {names}, and "
+                "yet returned an array that is none of them; expected it to write to them and to "
+                "return nothing."
+            )
+
+
+def _references(found: list[Any], i: int) -> int:
+    return sys.getrefcount(found[i])
+
+
+_ALONE = _references([object()], 0)  # the references of what only the list has
+
+
+def _shared(host: Host, found: list[Any], i: int) -> bool:
+    """Whether someone else than the list has an output or its memory: an input, a runner's
+    buffer. Arrays that cannot be written to may be anyone's."""
+    if host.name not in ("NumPy", "CuPy"):
+        return False
+    if hosts.known.get(type(found[i])) is not host:
+        return False  # a number, or refused later
+    if _references(found, i) > _ALONE:
+        return True
+    bases = [found[i].base]
+    if bases[0] is None:
+        return not found[i].flags.owndata
+    if type(bases[0]) is not type(found[i]) or not bases[0].flags.owndata:
+        return True
+    return _references(bases, 0) > _ALONE + 1  # the array's own
 
 
 def wrong_output(
@@ -161,6 +220,8 @@ def wrong_output(
 def _checked(
     op: Op, host: Host, device: str, one: Argument, value: Any, expected: tuple[Shape, Dtype]
 ) -> Any:
+    if isinstance(value, np.generic) and host.name == "NumPy":
+        value = np.asarray(value)  # what NumPy's sums give
     if hosts.find(type(value)) is not host:
         raise wrong_output(op, one, shown(value), expected, device)
     fact = host.facts(value)

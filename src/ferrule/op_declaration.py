@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -20,6 +21,7 @@ from .rule import Rule, parse_rule
 
 KINDS = ("cuda", "metal", "run", "reference")  # the best one first, on an NVIDIA GPU
 AUTOCAST = ("cast", "float32")
+_digesting = threading.RLock()  # what is "itself" to one thread is not to another
 
 Cuda = str | CallableKernel | CudaBody | UnitText
 
@@ -210,15 +212,17 @@ class Op:
     @property
     def digest(self) -> str:
         """16 hexadecimal digits that tell it from every op that computes something else."""
-        if self._digest is None:
-            if self._digesting:  # a rule of it calls the op itself
-                return "itself"
-            self._digesting = True
-            try:
-                self._digest = identity.digest(self.to_json())
-            finally:
-                self._digesting = False
-        return self._digest
+        found = self._digest
+        if found is None:
+            with _digesting:
+                if self._digesting:  # a rule of it calls the op itself
+                    return "itself"
+                self._digesting = True
+                try:
+                    found = self._digest = identity.digest(self.to_json())
+                finally:
+                    self._digesting = False
+        return found
 
     ferrule_digest = digest
 
@@ -288,14 +292,20 @@ def _torch_finder(op: Op) -> Callable[[], None]:
 
     def look() -> None:
         if op._torch is None and hasattr(sys.modules.get("torch"), "compile"):
-            from .hosts.torch_op import TorchOp
-
-            op._torch = TorchOp(op)
+            # Called from a frame that Dynamo gave up on, all this would be traced.
+            off = getattr(sys.modules.get("torch._dynamo"), "disable", None)
+            op._torch = _registered(op) if off is None else off(_registered)(op)
 
     # The mark of torch.compiler.assume_constant_result, which can be had only with torch: Dynamo
     # calls this while it traces, so that an op may be called first inside a compiled function.
     look._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return look
+
+
+def _registered(op: Op) -> Any:
+    from .hosts.torch_op import TorchOp
+
+    return TorchOp(op)
 
 
 def op(
@@ -364,7 +374,7 @@ def op(
         array([[0., 1., 2.],
                [0., 1., 2.]], dtype=float32)
     """
-    parsed = _parsed(name, rule)
+    parsed = checked_rule(name, rule)
     launch = {
         "grid": grid, "threadgroup": threadgroup, "template": template, "init_value": init_value,
         "when": None,
@@ -400,10 +410,13 @@ def op(
             f"[op] op {name!r} has nothing that carries it out; give `metal`, `cuda`, `run` or "
             "`reference`."
         )
-    return Op(name, parsed, found, _batch(name, parsed, batch), _autocast(name, autocast))
+    return Op(
+        name, parsed, found, checked_batch(name, parsed, batch), checked_autocast(name, autocast)
+    )
 
 
-def _parsed(name: object, rule: object) -> Rule:
+def checked_rule(name: object, rule: object) -> Rule:
+    """A rule, read; the name beside it checked."""
     if not isinstance(name, str) or not isinstance(rule, str):
         what, wrong = ("name", name) if not isinstance(name, str) else ("rule", rule)
         raise KernelTypeError(f"[op] `{what}`: got {wrong!r}, expected a str.")
@@ -464,7 +477,8 @@ def _cuda(name: str, given: Any) -> list[Any]:
     return list(given)
 
 
-def _batch(name: str, rule: Rule, given: object) -> tuple[str, ...]:
+def checked_batch(name: str, rule: Rule, given: object) -> tuple[str, ...]:
+    """The names of dims, checked."""
     names = given.replace(",", " ").split() if isinstance(given, str) else given
     if not isinstance(names, Sequence) or not all(isinstance(one, str) for one in names):
         raise KernelTypeError(
@@ -477,7 +491,8 @@ def _batch(name: str, rule: Rule, given: object) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _autocast(name: str, given: object) -> str | None:
+def checked_autocast(name: str, given: object) -> str | None:
+    """A policy, checked."""
     if given is not None and given not in AUTOCAST:
         raise KernelError(
             f"[op] `autocast` of op {name!r}: got {given!r}, expected None, 'cast' or 'float32'."

@@ -17,6 +17,7 @@ from torch.autograd.function import _SingleLevelFunction
 
 from .. import derivatives
 from ..op_declaration import Op
+from .torch import skip_in_dynamo
 
 _after_autograd = torch._C._after_autograd_keyset
 _transformed = torch._C._are_functorch_transforms_active
@@ -45,6 +46,7 @@ def register_autograd(library: Any, op: Op, overload: Any) -> None:
                 return function.apply(keyset, *values)
         return function.apply(keyset, *values)
 
+    skip_in_dynamo([kernel.__code__])
     library.impl(overload._schema.name.split("::")[1], kernel, "Autograd", with_keyset=True)
 
 

@@ -8,7 +8,12 @@ place, so graphs hold that alone.
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import sys
+import threading
 from collections.abc import Callable, Sequence
+from operator import gt
 from typing import Any, cast
 
 import torch
@@ -18,14 +23,14 @@ from .. import batching, dtypes, fastcall, op_call, op_declaration
 from ..arguments import fill_value
 from ..cuda_steps import CudaUnit
 from ..dtypes import Dtype
-from ..errors import KernelError, KernelTypeError
+from ..errors import FerruleWarning, KernelError, KernelTypeError, warn
 from ..expression import Ints
-from ..implementation import Runner
+from ..implementation import KernelBody, Runner
 from ..op_declaration import Op
 from ..op_launch import launch, number
 from ..op_unit import carry_out
 from ..rule import Argument, Binding
-from ..spec import Facts, Shape, is_row_contiguous
+from ..spec import Facts, Shape
 from . import torch as host
 from . import torch_calls
 from .torch_autograd import register_autograd
@@ -33,8 +38,12 @@ from .torch_autograd import register_autograd
 NAMESPACE = "ferrule"
 _library = torch.library.Library(NAMESPACE, "FRAGMENT")
 _registered: dict[str, TorchOp] = {}
+_registering = threading.RLock()  # registering an op may register those that its rules call
 _TORCH = host.TORCH
 _KNOWN = host.KNOWN
+_AUTOCAST_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU) | (
+    torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCUDA)
+)
 _tracing = torch.compiler.is_compiling
 _recording = torch.is_grad_enabled
 _any_requires_grad = torch._C._any_requires_grad
@@ -99,15 +108,18 @@ class TorchOp:
         self.overload: Any
         self.raw: Any
         name = f"{op.name}_{op.digest}"
-        known = _registered.get(name)
-        if known is None:
-            try:
-                self._register(name)
-            except KernelError as error:  # arrays of other libraries can be given all the same
-                self.overload = self.raw = _refusal(str(error))
-            _registered[name] = self
-        else:
-            self.op, self.overload, self.raw = known.op, known.overload, known.raw
+        with _registering:
+            known = _registered.get(name)
+            if known is None:
+                try:
+                    self._register(name)
+                except KernelError as error:  # arrays of other libraries can be given all the same
+                    self.overload = self.raw = _refusal(str(error))
+                _registered[name] = self
+                return
+        _warn_of_stale(known.op, op)
+        self.op, self.overload, self.raw = known.op, known.overload, known.raw
+        op.counts = known.op.counts
 
     def takes(self, values: Sequence[Any]) -> bool:
         """Whether a call with these inputs is torch's."""
@@ -205,25 +217,23 @@ class TorchOp:
     def run(self, *values: Any) -> Any:
         """The outputs for tensors in memory."""
         op = self.op
-        given, tensors, copies = self._gathered(values)
-        like = next(iter(tensors.values()))
-        device = host.device_name(like)
+        given, tensors = self._gathered(values)
+        device = host.device_name(next(iter(tensors.values())))
         said, results = op_call.bound(op, given)
         chosen = op_call.choose(op, device, said)
         queue = host.stream(None, device)
-        outputs: list[torch.Tensor]
         if isinstance(chosen, Runner):
-            outputs = self._run_function(chosen, values, said, results, device, queue)
-        elif isinstance(chosen, CudaUnit):
+            return op_call.packed(self._run_function(chosen, values, said, results, device, queue))
+        copies = self._contiguous(chosen, given, tensors, device)
+        outputs: list[torch.Tensor] = []
+        if isinstance(chosen, CudaUnit):
             outputs = carry_out(
                 op.name, op.rule, chosen, host,
                 lambda one: _facts(one, _KNOWN[one.dtype], device), device, queue, said, given,
                 results,
             )  # fmt: skip
-            self._write_back(tensors, copies)
         else:
             sent = chosen.sent(said)
-            outputs = []
             for i, (shape, kind) in enumerate(results):
                 if sent.fill is None:
                     outputs.append(host.empty(shape, kind, device))
@@ -232,52 +242,54 @@ class TorchOp:
                     outputs.append(host.full(shape, value, kind, device))
             facts = [_facts(one, _KNOWN[one.dtype], device) for one in outputs]
             launch(op.name, op.rule, chosen, sent, said, device, queue, given, facts)
-            self._write_back(tensors, copies)
-        return op_call.packed(outputs)
-
-    def _write_back(self, tensors: dict[str, Any], copies: dict[str, Any]) -> None:
-        """Bring what was written to copies back to where it belongs."""
-        for one in self.op.rule.inputs:
+        for one in op.rule.inputs:
             if one.mutable and one.name in copies:
                 tensors[one.name].copy_(copies[one.name])
+        return op_call.packed(outputs)
 
     def _run_function(
         self, chosen: Runner, values: Sequence[Any], said: Binding,
         results: list[tuple[Shape, Dtype]], device: str, queue: int,
     ) -> list[torch.Tensor]:  # fmt: skip
         op = self.op
-        made = [host.empty(shape, kind, device) for shape, kind in results]
-        found = op_call.run(op, chosen, device, queue, said, values, made)
-        owned = {_storage(value) for value in values if isinstance(value, torch.Tensor)}
+        inputs = [self._plain(chosen, value) for value in values]
+        copies = [
+            (value, given)
+            for one, value, given in zip(op.rule.inputs, values, inputs, strict=True)
+            if one.mutable and value is not None and value.data_ptr() != given.data_ptr()
+        ]
+        with on_device(device):
+            found, own = as_kernel(
+                op_call.run, op, chosen, device, queue, said, inputs, results, host, host.capturing
+            )
+        del inputs  # what still holds an output's memory now is someone else
         outputs = []
-        for one, value, expected in zip(op.rule.outputs, found, results, strict=True):
-            shape, kind = expected
-            if not isinstance(value, torch.Tensor):
-                raise op_call.wrong_output(op, one, f"a {type(value).__name__}", expected, device)
-            if (tuple(value.shape), _KNOWN.get(value.dtype), host.device_name(value)) != (
-                shape, kind, device,
-            ):  # fmt: skip
-                what = f"{value.dtype} of shape {tuple(value.shape)} on {value.device}"
-                raise op_call.wrong_output(op, one, what.removeprefix("torch."), expected, device)
-            if not value.is_contiguous() or _storage(value) in owned:
-                # Graphs count on outputs that are new, and lie as the declaration says.
-                op.counts["output copy"] += 1
-                value = value.clone(memory_format=torch.contiguous_format)
-            owned.add(_storage(value))
-            outputs.append(value.detach())
+        for i, (one, expected) in enumerate(zip(op.rule.outputs, results, strict=True)):
+            outputs.append(checked_output(op, one, found, i, expected, device, own))
+        for value, given in copies:
+            value.copy_(given)
         return outputs
+
+    def _plain(self, chosen: Runner, value: Any) -> Any:
+        """An input as a function gets it: no Parameter or other subclass, and, where it wants that,
+        row-contiguous."""
+        if not isinstance(value, torch.Tensor):
+            return value
+        if type(value) is not torch.Tensor or value.requires_grad:
+            with torch._C.DisableTorchFunction():
+                value = value.detach()  # NumPy reads no tensor that requires grad
+        if chosen.contiguous and not _readable(value):
+            self.op.counts["copy"] += 1
+            value = host.contiguous(value)
+        return value
 
     def _gathered(
         self, values: Sequence[Any]
-    ) -> tuple[dict[str, Facts | float | None], dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-        """The facts of a call's inputs, the tensors that were given, and copies of those of them
-        that are not contiguous."""
+    ) -> tuple[dict[str, Facts | float | None], dict[str, torch.Tensor]]:
+        """The facts of a call's inputs, and its tensors."""
         op = self.op
-        kernels = [one for one in op.implementations if not isinstance(one, Runner)]
-        contiguous = any(one.contiguous for one in kernels)
         given: dict[str, Facts | float | None] = {}
         tensors: dict[str, torch.Tensor] = {}
-        copies: dict[str, torch.Tensor] = {}
         like: torch.Tensor | None = None
         for one, value in zip(op.rule.inputs, values, strict=True):
             if one.dims is None:
@@ -290,12 +302,24 @@ class TorchOp:
             like = value if like is None else like
             self._same_device(one, value, like)
             tensors[one.name] = value
-            wanted = kernels and (contiguous or one.mutable)
-            if wanted and not is_row_contiguous(tuple(value.shape), value.stride()):
-                op.counts["copy"] += 1
-                value = copies[one.name] = value.contiguous()
             given[one.name] = _facts(value, kind, host.device_name(value))
-        return given, tensors, copies
+        return given, tensors
+
+    def _contiguous(
+        self, chosen: KernelBody | CudaUnit, given: dict[str, Facts | float | None],
+        tensors: dict[str, torch.Tensor], device: str,
+    ) -> dict[str, torch.Tensor]:  # fmt: skip
+        """Copies of the tensors that a kernel must have row by row; their facts become these's."""
+        copies: dict[str, torch.Tensor] = {}
+        for one in self.op.rule.inputs:
+            fact = given[one.name]
+            if one.dims is None or not isinstance(fact, Facts) or fact.row_contiguous:
+                continue
+            if chosen.contiguous or one.mutable:
+                self.op.counts["copy"] += 1
+                copy = copies[one.name] = host.contiguous(tensors[one.name])
+                given[one.name] = _facts(copy, fact.dtype, device)
+        return copies
 
     def _same_device(self, one: Argument, value: torch.Tensor, like: torch.Tensor) -> None:
         if value.device != like.device:
@@ -385,12 +409,112 @@ def _dtype(op: Op, one: Argument, value: torch.Tensor) -> Dtype:
     return found
 
 
+# Called by torch, where Dynamo may be looking: from a frame that it gave up on, for one.
+host.skip_in_dynamo([TorchOp.run.__code__, TorchOp.fake.__code__, TorchOp.vmap.__code__])
+
+
+def _warn_of_stale(first: Op, second: Op) -> None:
+    """Warn where two ops of one digest differ: a `version` that was not changed with the code."""
+    for one, other in zip(first.implementations, second.implementations, strict=True):
+        if not isinstance(one, Runner) or not isinstance(other, Runner):
+            continue
+        if None not in (one.content, other.content) and one.content != other.content:
+            warn(
+                f"op {first.name!r} has been declared before with the same `version`, but other "
+                f"code in {other.name}; torch goes on running the first one. Change the version.",
+                FerruleWarning,
+            )
+
+
+def as_kernel(function: Callable[..., Any], *args: Any) -> Any:
+    """Call a function whose insides torch must not see, as it sees nothing of a kernel in C++:
+    below autograd, views included, autocast, and all that takes the place of torch's functions."""
+    with (
+        torch._C.DisableTorchFunction(),
+        torch._C._ExcludeDispatchKeyGuard(_AUTOCAST_KEYS),
+        torch._C._AutoDispatchBelowADInplaceOrView(),
+    ):
+        return function(*args)
+
+
+def on_device(device: str) -> Any:
+    """Make the GPU current on which an op runs: a function launches on the current one."""
+    if device.startswith("cuda") and torch.cuda.current_device() != torch.device(device).index:
+        return torch.cuda.device(device)
+    return contextlib.nullcontext()
+
+
+def checked_output(
+    op: Op, one: Argument, found: list[Any], i: int, expected: tuple[Shape, Dtype], device: str,
+    own: bool,
+) -> torch.Tensor:  # fmt: skip
+    """What a function gave for an output, in memory that nobody else has, as graphs count on.
+
+    Args:
+        op, one: which output of which op.
+        found, i: all that it gave, and which of these. Nothing else may hold it.
+        expected: the shape and dtype that were declared.
+        device: where it has to be.
+        own: it is what was made for the function to write to.
+
+    Raises:
+        KernelError: it is something else than was declared; says what.
+    """
+    if not isinstance(found[i], torch.Tensor):
+        raise op_call.wrong_output(op, one, f"a {type(found[i]).__name__}", expected, device)
+    got = found[i].layout, tuple(found[i].shape), _KNOWN.get(found[i].dtype), found[i].device
+    if got != (torch.strided, *expected, torch.device(device)):
+        layout = "" if got[0] is torch.strided else f" and layout {got[0]}"
+        what = f"{found[i].dtype} of shape {got[1]} on {got[3]}{layout}"
+        raise op_call.wrong_output(op, one, what.removeprefix("torch."), expected, device)
+    if own:
+        return cast(torch.Tensor, found[i])
+    value, copied = new_output(found, i)
+    if copied:
+        op.counts["output copy"] += 1
+    return value
+
+
+def new_output(found: list[Any], i: int) -> tuple[torch.Tensor, bool]:
+    """A tensor that a function gave, row-contiguous and in memory that nobody else has.
+
+    Returns:
+        It, and whether it had to be copied for that.
+    """
+    shared = any(map(gt, _holders(found, i), _alone()))
+    # Memory that is not torch's may be anyone's: NumPy's, another framework's.
+    shared = shared or not found[i].untyped_storage().resizable()
+    with torch._C.DisableTorchFunction():
+        value: torch.Tensor = found[i].detach()
+    if shared or not _readable(value):
+        value = value.resolve_conj().resolve_neg()
+        return value.clone(memory_format=torch.contiguous_format), True
+    return value, False
+
+
+def _holders(found: list[Any], i: int) -> tuple[int, int]:
+    """How many have a tensor, and how many its memory."""
+    memory = found[i].untyped_storage()._cdata
+    return sys.getrefcount(found[i]), 0 if _use_count is None else int(_use_count(memory))
+
+
+_use_count = getattr(torch._C, "_storage_Use_Count", None)
+
+
+@functools.cache
+def _alone() -> tuple[int, int]:
+    """`_holders` of what only a list has. Asked inside a kernel, where a new tensor is a plain one,
+    whatever transforms the call is in."""
+    return _holders([torch.empty(1, device="cpu")], 0)
+
+
+def _readable(value: torch.Tensor) -> bool:
+    """Whether its memory holds its elements, row by row."""
+    return value.is_contiguous() and not value.is_conj() and not value.is_neg()
+
+
 def _facts(tensor: torch.Tensor, kind: Dtype, device: str) -> Facts:
     return Facts(kind, tuple(tensor.shape), tensor.stride(), tensor.data_ptr(), device)
-
-
-def _storage(tensor: torch.Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)
 
 
 def _versioned(overload: Any, mutated: Sequence[int]) -> Callable[..., Any]:
