@@ -60,6 +60,17 @@ def test_what_a_body_declares_hides_a_dim() -> None:
     assert taken("// N\nint M = 1;", "struct K { int a; };", ["N", "M", "K"], kernel="k") == ()
 
 
+def test_arrays_whose_star_stands_for_no_dims_are_indexed_all_the_same() -> None:
+    op = ferrule.op(
+        "add", "x[*S,D]:T, w[*S]:T, c[]:T -> y[*S]:T", metal=I + "y[i] = x[i * D] + w[i] + c;",
+        grid="w.size", threadgroup=8,
+    )  # fmt: skip
+    for lead in ((), (2,), (2, 3)):
+        x = np.random.default_rng(0).random((*lead, 4), dtype=np.float32)
+        w, c = np.ones(lead, np.float32), np.float32(2)
+        np.testing.assert_array_equal(op(x, w, np.array(c)), x[..., 0] + 1 + 2)
+
+
 def test_a_body_that_declares_a_dims_name_runs() -> None:
     op = ferrule.op(
         "own", "x[N]:float32 -> y[N]:int32", metal="int N = 7; y[thread_position_in_grid.x] = N;",
