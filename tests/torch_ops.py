@@ -54,7 +54,7 @@ def rand(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.rand(shape, generator=generator, dtype=dtype) * 2 - 1
 
 
-# -- the documentation's: forward and its vjp with atomics, matched by name -------------------------
+# -- the documentation's: forward and its vjp with atomics, matched by name ------------------------
 
 grid_sample = ferrule.op(
     "grid_sample", "x[B,H,W,C]:T, grid[B,N,M,2]:T -> out[B,N,M,C]:T",
@@ -83,7 +83,7 @@ def grid_sample_samples() -> list[Inputs]:
     ]  # torch's own refuses images without pixels
 
 
-# -- attention: any number of dims in front, derivatives as Python functions ------------------------
+# -- attention: any number of dims in front, derivatives as Python functions -----------------------
 
 attention = ferrule.op(
     "attention", "q[*S,L,D]:T, k[*S,M,D]:T, v[*S,M,D]:T, scale:float32 -> o[*S,L,D]:T",
@@ -123,7 +123,10 @@ def attention_vjp(primals: Inputs, cotangents: Inputs, outputs: Inputs) -> Input
 @attention.def_jvp
 def attention_jvp(primals: Inputs, tangents: Inputs, outputs: Inputs) -> torch.Tensor:
     q, k, v, scale = primals
-    dq, dk, dv = (torch.zeros_like(p) if t is None else t for p, t in zip((q, k, v), tangents))
+    dq, dk, dv = (
+        torch.zeros_like(p) if t is None else t
+        for p, t in zip((q, k, v), tangents[:3], strict=True)
+    )
     weights = torch.softmax(q @ k.mT * scale, -1)
     slopes = weights * (dq @ k.mT + q @ dk.mT) * scale
     return slopes @ v - slopes.sum(-1, keepdim=True) * outputs[0] + weights @ dv
@@ -142,7 +145,7 @@ def attention_samples() -> list[Inputs]:
     ]  # fmt: skip
 
 
-# -- two outputs; the first and the second derivative are ops ---------------------------------------
+# -- two outputs; the first and the second derivative are ops --------------------------------------
 
 moments = ferrule.op(
     "moments", "x[*S,D]:T -> mean[*S]:T, variance[*S]:T",
@@ -239,7 +242,7 @@ def moments_samples() -> list[Inputs]:
     return [(rand(*shape),) for shape in ((2, 3, 4), (1,), (0, 3), (2, 1))]
 
 
-# -- an input that may be None, and numbers ---------------------------------------------------------
+# -- an input that may be None, and numbers --------------------------------------------------------
 
 affine = ferrule.op(
     "affine", "x[N,K]:T, b[K]:T?, s:float32, n:int32, flip:bool -> y[N,K]:T",
@@ -280,7 +283,7 @@ def affine_samples() -> list[Inputs]:
     ]  # fmt: skip
 
 
-# -- what is written in place -----------------------------------------------------------------------
+# -- what is written in place ----------------------------------------------------------------------
 
 put = ferrule.op(
     "put", "cache[B,L,D]:T!, row[B,D]:T, at:int32 -> length[B]:int32",
@@ -298,7 +301,7 @@ def put_samples() -> list[Inputs]:
     return [(rand(b, n, d), rand(b, d), n - 1) for b, n, d in ((2, 4, 3), (1, 1, 1), (0, 3, 2))]
 
 
-# -- a function of torch, in any float dtype --------------------------------------------------------
+# -- a function of torch, in any float dtype -------------------------------------------------------
 
 
 def run_gate(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
@@ -314,13 +317,15 @@ def gate_vjp(primals: Inputs, cotangents: Inputs, outputs: Inputs) -> Inputs:
     (g,) = cotangents
     p = torch.sigmoid(x * w)
     inner = g * x * p * (1 - p)
-    return g * p + inner * w, (inner * x).flatten(0, -2).sum(0) if x.ndim > 1 else inner * x
+    return g * p + inner * w, (inner * x).sum(tuple(range(x.ndim - 1))) if x.ndim > 1 else inner * x
 
 
 @gate.def_jvp
 def gate_jvp(primals: Inputs, tangents: Inputs, outputs: Inputs) -> torch.Tensor:
     x, w = primals
-    dx, dw = (torch.zeros_like(p) if t is None else t for p, t in zip(primals, tangents))
+    dx, dw = (
+        torch.zeros_like(p) if t is None else t for p, t in zip(primals, tangents, strict=True)
+    )
     p = torch.sigmoid(x * w)
     return dx * p + x * p * (1 - p) * (dx * w + x * dw)
 
@@ -331,7 +336,7 @@ def gate_samples() -> list[Inputs]:
     ]
 
 
-# -- without derivatives ----------------------------------------------------------------------------
+# -- without derivatives ---------------------------------------------------------------------------
 
 plain = ferrule.op(
     "plain", "x[*S,D]:T, w[D]:T -> y[*S,D]:T", metal=I + "y[i] = x[i] * w[i % D];", grid="x.size",

@@ -102,6 +102,8 @@ class TorchOp:
             _registered[name] = self
         else:
             self.op, self.overload, self.raw = known.op, known.overload, known.raw
+            known.op.counts.update(op.counts)
+            op.counts = known.op.counts  # it is the other that carries out calls
 
     def takes(self, values: Sequence[Any]) -> bool:
         """Whether a call with these inputs is torch's."""
@@ -310,6 +312,10 @@ class _Arrays:
         return array.unflatten(axis, (size, array.shape[axis] // size))
 
 
+# The dispatcher calls these, from graphs, too, or where Dynamo has given up on a frame above them.
+host.skip_in_dynamo([f.__code__ for f in (TorchOp.run, TorchOp.fake, TorchOp.vmap)])
+
+
 def schema(op: Op) -> str:
     """``(Tensor x, Tensor? bias, float eps) -> Tensor``: what torch knows of an op."""
     letters = iter("abcdefghijklmnopqrstuvwxyz")
@@ -367,6 +373,7 @@ def _versioned(overload: Any, mutated: Sequence[int]) -> Callable[..., Any]:
                 torch.autograd.graph.increment_version(values[i])
         return result
 
+    host.skip_in_dynamo([kernel.__code__])
     return kernel
 
 
@@ -390,4 +397,5 @@ def _autocast(overload: Any, device: str, policy: str) -> Callable[..., Any]:
         with torch._C._ExcludeDispatchKeyGuard(excluded):
             return overload(*cast_values)
 
+    host.skip_in_dynamo([kernel.__code__])
     return kernel
