@@ -131,6 +131,28 @@ def test_inputs_written_in_place(step: int) -> None:
         put(cache, np.ones((2, 3), np.float32), 2)
 
 
+def test_what_is_written_in_place_and_shares_memory() -> None:
+    add = ferrule.op(
+        "add", "c[L]:T!, v[L]:T ->", metal=I + "c[i] += v[i];", grid="L", threadgroup=8
+    )
+    for c, v in (
+        (slice(0, 4), slice(4, 8)), (slice(0, 8), slice(0, 8)), (slice(0, 4), slice(2, 6)),
+        (slice(1, 5), slice(0, 4)), (slice(0, 8, 2), slice(0, 4)), (slice(0, 4), slice(5, 1, -1)),
+    ):  # fmt: skip
+        whole = np.arange(8, dtype=np.float32)
+        expected = whole.copy()
+        expected[c] += whole[v].copy()
+        add(whole[c], whole[v])  # what is read is what was there before
+        np.testing.assert_array_equal(whole, expected)
+    both = ferrule.op(
+        "both", "a[L]:T!, b[L]:T! ->", metal=I + "a[i] = 1; b[i] = 2;", grid="L", threadgroup=8
+    )
+    both(whole[:4], whole[4:])
+    assert whole.tolist() == [1] * 4 + [2] * 4
+    with pytest.raises(KernelError, match="'b' of op 'both' shares memory with input 'a'"):
+        both(whole[:4], whole[2:6])
+
+
 def test_an_op_without_outputs() -> None:
     add = ferrule.op(
         "add", "c[L]:T!, v[L]:T ->", metal=I + "c[i] += v[i];", grid="L", threadgroup=8

@@ -26,6 +26,7 @@ class Derived:
         kind: ``"vjp"``, ``"jvp"`` or ``"vmap"``.
         op: the op that it is, or None.
         function: the Python function that it is, or None.
+        version: what stands for the function's content, or None.
         digest: of its content.
     """
 
@@ -34,7 +35,7 @@ class Derived:
     ) -> None:
         from .op_declaration import Op
 
-        self.kind = kind
+        self.kind, self.version = kind, version
         self.op: Op | None = None
         self.function: Callable[..., Any] | None = None
         if isinstance(rule, Op):

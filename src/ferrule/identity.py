@@ -98,7 +98,7 @@ class _Reader:
         if isinstance(value, types.FunctionType):
             self.see(value)
             return self.function(value)
-        name = _importable(value)
+        name = importable(value)
         if name is not None:
             return ["name", name]
         raise KernelError(
@@ -132,7 +132,7 @@ class _Reader:
         ]  # fmt: skip
 
 
-def _importable(value: Any) -> str | None:
+def importable(value: Any) -> str | None:
     """``module:name`` of a class or builtin function that can be found under it."""
     module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
     if not isinstance(module, str) or not isinstance(name, str):

@@ -203,6 +203,7 @@ class Runner:
     Attributes:
         kind: ``"run"`` or ``"reference"``.
         function: what is called with the inputs.
+        version: what stands for the function's content, or None.
         makes: it is no runner itself, but makes one for a device and dtypes.
         constants: what else it is made for.
         given: it wants the outputs made for it, as far as is known without making it.
@@ -214,7 +215,7 @@ class Runner:
         self, op: str, rule: Rule, function: Callable[..., Any], kind: str, *,
         version: object = None, makes: bool = False, constants: object = None,
     ) -> None:  # fmt: skip
-        self.kind, self.function, self.makes = kind, function, makes
+        self.kind, self.function, self.version, self.makes = kind, function, version, makes
         self._op, self._rule = op, rule
         self.digest = identity.of_callable(f"`{kind}` of op {op!r}", function, version)
         self.constants = _template(op, rule, constants)

@@ -218,7 +218,44 @@ def _gathered(
     if host is None:
         host = hosts.load("numpy")
         device = host.device()
+    for one in op.rule.inputs:
+        if one.mutable and one.name in arrays:
+            _keep_apart(op, one, host, given, arrays)
     return host, device, given, arrays, copies
+
+
+def _keep_apart(
+    op: Op, written: Argument, host: Host, given: dict[str, Facts | float | None],
+    arrays: dict[str, Any],
+) -> None:  # fmt: skip
+    """Copy inputs that share memory with one that is written in place: what is read is what was
+    there before."""
+    start, end = _memory(cast(Facts, given[written.name]))
+    for one in op.rule.inputs:
+        fact = given[one.name]
+        if one.name == written.name or not isinstance(fact, Facts):
+            continue
+        other, stop = _memory(fact)
+        if fact.value or start >= stop or other >= end:
+            continue
+        if one.mutable:
+            raise KernelError(
+                f"[op] input {one.name!r} of op {op.name!r} shares memory with input "
+                f"{written.name!r}, and both are written in place; give a copy."
+            )
+        op.counts["copy"] += 1
+        arrays[one.name] = arrays[one.name].copy()
+        given[one.name] = host.facts(arrays[one.name])
+
+
+def _memory(fact: Facts) -> tuple[int, int]:
+    """The addresses between which an array's elements lie; none of an empty one."""
+    if not fact.size:
+        return fact.pointer, fact.pointer
+    ends = [(n - 1) * step for n, step in zip(fact.shape, fact.strides, strict=True)]
+    first, last = sum(min(0, end) for end in ends), sum(max(0, end) for end in ends)
+    size = fact.dtype.itemsize
+    return fact.pointer + first * size, fact.pointer + (last + 1) * size
 
 
 def _check_writable(host: Host, label: str, value: Any) -> None:

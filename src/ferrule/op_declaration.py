@@ -17,6 +17,9 @@ from .kernel import Kernel
 from .rule import Rule, parse_rule
 
 KINDS = ("cuda", "metal", "run", "reference")  # the best one first, on an NVIDIA GPU
+MATCHES = {
+    "vjp": derivatives.match_vjp, "jvp": derivatives.match_jvp, "vmap": derivatives.match_vmap,
+}  # fmt: skip
 AUTOCAST = ("cast", "float32")
 
 
@@ -57,6 +60,34 @@ class Op:
 
     def __deepcopy__(self, memo: object) -> Op:
         return self  # models that hold it are copied; it has no state that matters
+
+    def __reduce__(self) -> Any:
+        """What a pickle holds: texts as they are, functions by their names.
+
+        Raises:
+            KernelError: a function cannot be imported.
+        """
+        bodies: list[Any] = []
+        for one in self.implementations:
+            if isinstance(one, Runner):
+                how = _pickled(self.name, f"`{one.kind}`", one.function, one.version, one.digest)
+                bodies.append((*how, one.kind, one.makes, one.constants))
+            else:
+                bodies.append(one.to_json())
+        rules = {
+            kind: (one.op,)
+            if one.op is not None
+            else _pickled(self.name, f"`def_{kind}`", one.function, one.version, one.digest)
+            for kind, one in self.rules.items()
+        }
+        given = (self.name, self.rule.to_json(), bodies, self.batch, self.autocast)
+        return _unpickled, given, rules  # the rules last, for they may hold this op again
+
+    def __setstate__(self, rules: Any) -> None:
+        for kind, (rule, *how) in rules.items():
+            self._define(kind, rule, how[0] if how else None)
+            if how and self.rules[kind].digest != how[1]:
+                raise _changed(self.name, f"`def_{kind}`", rule)
 
     # -- calls -----------------------------------------------------------------------------------
 
@@ -137,7 +168,7 @@ class Op:
         Raises:
             KernelError: names do not match, or a function's content is not known.
         """
-        return self._define("vjp", rule, version, derivatives.match_vjp)
+        return self._define("vjp", rule, version)
 
     def def_jvp(self, rule: Op | Callable[..., Any], *, version: str | int | None = None) -> Any:
         """Declare the derivative of the outputs: tangents from tangents.
@@ -155,7 +186,7 @@ class Op:
         Raises:
             KernelError: as in `def_vjp`.
         """
-        return self._define("jvp", rule, version, derivatives.match_jvp)
+        return self._define("jvp", rule, version)
 
     def def_vmap(self, rule: Op | Callable[..., Any], *, version: str | int | None = None) -> Any:
         """Declare how the op is carried out for a batch of calls.
@@ -175,10 +206,10 @@ class Op:
         Raises:
             KernelError: as in `def_vjp`.
         """
-        return self._define("vmap", rule, version, derivatives.match_vmap)
+        return self._define("vmap", rule, version)
 
-    def _define(self, kind: str, rule: Any, version: object, matched: Any) -> Any:
-        self.rules[kind] = Derived(self, kind, rule, version, matched)
+    def _define(self, kind: str, rule: Any, version: object) -> Any:
+        self.rules[kind] = Derived(self, kind, rule, version, MATCHES[kind])
         self._digest = self._torch = None  # another op from now on
         return rule
 
@@ -247,6 +278,47 @@ class Op:
                 raise
             raise RuleError(f"a saved op is damaged: {error}") from None
         return found
+
+
+def _pickled(op: str, what: str, function: Any, version: object, digest: str) -> tuple[Any, ...]:
+    """What a pickle holds of a Python function."""
+    if identity.importable(function) is None:
+        raise KernelError(
+            f"[op] op {op!r} cannot be pickled: {what} ({identity.named(function)}) cannot be "
+            "imported by its name; define it at the top level of a module."
+        )
+    return function, version, digest
+
+
+def _unpickled(
+    name: str, rule: Any, bodies: Sequence[Any], batch: tuple[str, ...], autocast: str | None
+) -> Op:
+    """The op of a pickle, as yet without its rules.
+
+    Raises:
+        KernelError: a function is not what it was.
+    """
+    parsed = Rule.from_json(rule)
+    found: list[Implementation] = []
+    for one in bodies:
+        if isinstance(one, dict):
+            found.append(KernelBody.from_json(name, parsed, one))
+            continue
+        function, version, digest, kind, makes, constants = one
+        runner = Runner(
+            name, parsed, function, kind, version=version, makes=makes, constants=constants
+        )
+        if runner.digest != digest:
+            raise _changed(name, f"`{kind}`", function)
+        found.append(runner)
+    return Op(name, parsed, found, batch, autocast)
+
+
+def _changed(op: str, what: str, function: Any) -> KernelError:
+    return KernelError(
+        f"[op] {what} ({identity.named(function)}) of op {op!r} is another function than when the "
+        "op was pickled."
+    )
 
 
 def _torch_finder(op: Op) -> Callable[[], None]:

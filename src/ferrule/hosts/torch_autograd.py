@@ -7,7 +7,7 @@ around the op gives zeros without a word under ``torch.compile(torch.func.grad(f
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
@@ -17,14 +17,13 @@ from torch.autograd.function import _SingleLevelFunction
 
 from .. import derivatives
 from ..op_declaration import Op
-from . import torch as host
 
 _after_autograd = torch._C._after_autograd_keyset
 _transformed = torch._C._are_functorch_transforms_active
 
 
-def register_autograd(library: Any, op: Op, overload: Any) -> None:
-    """Give an op its derivative, or one that raises."""
+def autograd_kernel(op: Op, overload: Any) -> Callable[..., Any]:
+    """What the Autograd key calls: the op with its derivative, or with one that raises."""
     function = _function(op, overload)
     below = torch._C._AutoDispatchBelowAutograd
     differentiable = len(op.rule.outputs) > 0 and not any(one.mutable for one in op.rule.inputs)
@@ -46,8 +45,7 @@ def register_autograd(library: Any, op: Op, overload: Any) -> None:
                 return function.apply(keyset, *values)
         return function.apply(keyset, *values)
 
-    host.skip_in_dynamo([kernel.__code__])
-    library.impl(overload._schema.name.split("::")[1], kernel, "Autograd", with_keyset=True)
+    return kernel
 
 
 def _function(op: Op, overload: Any) -> Any:

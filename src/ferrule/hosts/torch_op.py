@@ -24,7 +24,7 @@ from ..op_launch import launch, number
 from ..rule import Argument, Binding
 from ..spec import Facts, Shape, is_row_contiguous
 from . import torch as host
-from .torch_autograd import register_autograd
+from .torch_autograd import autograd_kernel
 
 NAMESPACE = "ferrule"
 _library = torch.library.Library(NAMESPACE, "FRAGMENT")
@@ -151,13 +151,15 @@ class TorchOp:
                 )
             if op.autocast is not None:
                 for device in ("CPU", "CUDA"):
-                    kernel = _autocast(overload, device, op.autocast)
+                    kernel = _autocast(overload, device, op.autocast, mutated)
                     _library.impl(each, kernel, f"Autocast{device}", with_keyset=True)
             if each is name:
                 self.overload = overload
             else:
                 self.raw = overload
-        register_autograd(_library, op, self.overload)
+        kernel = autograd_kernel(op, self.overload)
+        host.skip_in_dynamo([kernel.__code__])
+        _library.impl(name, kernel, "Autograd", with_keyset=True)
         torch.library.register_vmap(f"{NAMESPACE}::{name}", self.vmap, lib=_library)
 
     # -- what it does ----------------------------------------------------------------------------
@@ -190,6 +192,8 @@ class TorchOp:
     def run(self, *values: Any) -> Any:
         """The outputs for tensors in memory."""
         op = self.op
+        if any(one.mutable for one in op.rule.inputs):
+            values = tuple(self._apart(values))
         given, tensors, copies = self._gathered(values)
         like = next(iter(tensors.values()))
         device = host.device_name(like)
@@ -214,6 +218,38 @@ class TorchOp:
                 if one.mutable and one.name in copies:
                     tensors[one.name].copy_(copies[one.name])
         return op_call.packed(outputs)
+
+    def _apart(self, values: Sequence[Any]) -> list[Any]:
+        """The inputs, with copies of those that share memory with one that is written in place:
+        what is read is what was there before."""
+        op = self.op
+        found = list(values)
+        arrays = [
+            (i, one, value)
+            for i, (one, value) in enumerate(zip(op.rule.inputs, values, strict=True))
+            if isinstance(value, torch.Tensor)
+        ]
+        for i, one, value in arrays:
+            if one.mutable and any(
+                size > 1 and step == 0
+                for size, step in zip(value.shape, value.stride(), strict=True)
+            ):
+                raise KernelError(
+                    f"[op] input {one.name!r} of op {op.name!r} is written in place, but has many "
+                    "elements in one place, as an expanded tensor has; give a clone."
+                )
+            for j, other, written in arrays:
+                if i == j or not other.mutable or not _share_memory(value, written):
+                    continue
+                if one.mutable:
+                    raise KernelError(
+                        f"[op] input {one.name!r} of op {op.name!r} shares memory with input "
+                        f"{other.name!r}, and both are written in place; give a clone."
+                    )
+                op.counts["copy"] += 1
+                found[i] = value.clone()
+                break
+        return found
 
     def _run_function(
         self, chosen: Runner, values: Sequence[Any], said: Binding,
@@ -362,6 +398,18 @@ def _storage(tensor: torch.Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
 
+def _share_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether the memory from one tensor's first to last element is, in part, the other's."""
+    (start, end), (other, stop) = (_range(one) for one in (a, b))
+    return a.numel() > 0 and b.numel() > 0 and start < stop and other < end
+
+
+def _range(tensor: torch.Tensor) -> tuple[int, int]:
+    start = tensor.data_ptr()
+    last = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
+    return start, start + (last + 1) * tensor.element_size()
+
+
 def _versioned(overload: Any, mutated: Sequence[int]) -> Callable[..., Any]:
     """A kernel that tells autograd what was written in place."""
 
@@ -377,8 +425,11 @@ def _versioned(overload: Any, mutated: Sequence[int]) -> Callable[..., Any]:
     return kernel
 
 
-def _autocast(overload: Any, device: str, policy: str) -> Callable[..., Any]:
-    """A kernel that casts float inputs as the op's policy says."""
+def _autocast(
+    overload: Any, device: str, policy: str, mutated: Sequence[int]
+) -> Callable[..., Any]:
+    """A kernel that casts float inputs as the op's policy says, but for what is written in place:
+    that would be lost in a copy."""
     key = getattr(torch._C.DispatchKey, f"Autocast{device}")
     excluded = torch._C.DispatchKeySet(key)
 
@@ -391,8 +442,9 @@ def _autocast(overload: Any, device: str, policy: str) -> Callable[..., Any]:
             and value.is_floating_point()
             and value.dtype in (torch.float32, torch.float16, torch.bfloat16)
             and value.device.type == name
+            and i not in mutated
             else value
-            for value in values
+            for i, value in enumerate(values)
         ]
         with torch._C._ExcludeDispatchKeyGuard(excluded):
             return overload(*cast_values)
