@@ -89,12 +89,18 @@ class TorchOp:
         op: the op.
         overload: what graphs hold.
         raw: its twin for eager calls that record nothing.
+        arguments: the inputs, their places, and of those that are numbers the Python type.
     """
 
     def __init__(self, op: Op) -> None:
         self.op = op
         self.overload: Any
         self.raw: Any
+        kinds = {"b": bool, "f": float, "i": int, "u": int}
+        self.arguments = [
+            (i, one, None if one.dims is not None else kinds.get(dtypes.BY_NAME[one.dtype].kind))
+            for i, one in enumerate(op.rule.inputs)
+        ]
         name = f"{op.name}_{op.digest}"
         known = _registered.get(name)
         if known is None:
@@ -111,6 +117,13 @@ class TorchOp:
 
     def __call__(self, *values: Any) -> Any:
         """A call; the overload's, but for plain eager tensors of which nothing is recorded."""
+        for i, one, kind in self.arguments:
+            value = values[i]
+            if kind is None:
+                if value is not None and not isinstance(value, torch.Tensor):
+                    _dtype(self.op, one, value)  # says that it is none
+            elif type(value) is not kind:
+                values = (*values[:i], self._number(one, value), *values[i + 1 :])
         if (
             _tracing()  # first, for Dynamo cannot trace what follows
             or _transformed()
@@ -124,6 +137,18 @@ class TorchOp:
             if isinstance(value, torch.Tensor) and type(value) not in _PLAIN:
                 return self.overload(*values)
         return self.raw(*values)
+
+    def _number(self, one: Argument, value: Any) -> Any:
+        """A number of another type than declared, where that is one all the same: torch itself
+        takes a tensor for a number, whose derivative would be lost."""
+        if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            return value
+        if isinstance(value, torch.Tensor):
+            raise KernelTypeError(
+                f"[op] input {one.name!r} of op {self.op.name!r}: got a tensor, but {one}, which "
+                f"is a Python number; give x.item(), or declare an array: {one.name}[]:{one.dtype}."
+            )
+        return number(self.op.name, one, value)
 
     # -- registration ----------------------------------------------------------------------------
 
@@ -169,9 +194,10 @@ class TorchOp:
         op = self.op
         shapes: list[Shape | None] = []
         kinds: list[str | None] = []
-        like: torch.Tensor | None = None
         for one, value in zip(op.rule.inputs, values, strict=True):
             if one.dims is None:
+                if type(value) is int:  # its range; a symbol has none yet
+                    number(op.name, one, value)
                 shapes.append(())
                 kinds.append(None)
             elif value is None:
@@ -180,11 +206,15 @@ class TorchOp:
             else:
                 shapes.append(tuple(value.shape))
                 kinds.append(_dtype(op, one, value).name)
-                like = value if like is None else like
-                self._same_device(one, value, like)
-        said = op.rule.bind(op.name, shapes, kinds, SymInts)
-        results = op.rule.results(op.name, said, SymInts)
-        device = cast(torch.Tensor, like).device
+        device = self._device(values)
+        try:
+            said = op.rule.bind(op.name, shapes, kinds, SymInts)
+            results = op.rule.results(op.name, said, SymInts)
+        except KernelError:
+            # The same again in numbers, where they are known: s33 says nothing to anyone.
+            numbers = [None if shape is None else tuple(map(_hint, shape)) for shape in shapes]
+            op.rule.results(op.name, op.rule.bind(op.name, numbers, kinds, SymInts), SymInts)
+            raise
         return op_call.packed(
             [torch.empty(shape, dtype=_TORCH[kind], device=device) for shape, kind in results]
         )
@@ -195,8 +225,7 @@ class TorchOp:
         if any(one.mutable for one in op.rule.inputs):
             values = tuple(self._apart(values))
         given, tensors, copies = self._gathered(values)
-        like = next(iter(tensors.values()))
-        device = host.device_name(like)
+        device = host.device_name(next(iter(tensors.values())))
         said, results = op_call.bound(op, given)
         chosen = op_call.choose(op, device, said)
         queue = host.stream(None, device)
@@ -288,7 +317,7 @@ class TorchOp:
         given: dict[str, Facts | float | None] = {}
         tensors: dict[str, torch.Tensor] = {}
         copies: dict[str, torch.Tensor] = {}
-        like: torch.Tensor | None = None
+        self._device(values)
         for one, value in zip(op.rule.inputs, values, strict=True):
             if one.dims is None:
                 given[one.name] = number(op.name, one, value)
@@ -297,8 +326,6 @@ class TorchOp:
                 given[one.name] = None
                 continue
             kind = _dtype(op, one, value)
-            like = value if like is None else like
-            self._same_device(one, value, like)
             tensors[one.name] = value
             wanted = kernels and (contiguous or one.mutable)
             if wanted and not is_row_contiguous(tuple(value.shape), value.stride()):
@@ -307,12 +334,20 @@ class TorchOp:
             given[one.name] = _facts(value, kind, host.device_name(value))
         return given, tensors, copies
 
-    def _same_device(self, one: Argument, value: torch.Tensor, like: torch.Tensor) -> None:
-        if value.device != like.device:
-            raise KernelError(
-                f"[op] input {one.name!r} of op {self.op.name!r} is on {value.device}, but another "
-                f"is on {like.device}; expected one device."
-            )
+    def _device(self, values: Sequence[Any]) -> torch.device:
+        """Where all inputs are."""
+        first: tuple[Argument, torch.Tensor] | None = None
+        for one, value in zip(self.op.rule.inputs, values, strict=True):
+            if not isinstance(value, torch.Tensor):
+                continue
+            if first is None:
+                first = one, value
+            elif value.device != first[1].device:
+                raise KernelError(
+                    f"[op] input {one.name!r} of op {self.op.name!r} is on {value.device}, but "
+                    f"input {first[0].name!r} is on {first[1].device}; expected one device."
+                )
+        return cast(tuple[Argument, torch.Tensor], first)[1].device
 
     def vmap(self, info: Any, axes: Sequence[int | None], *values: Any) -> tuple[Any, Any]:
         """The op for a batch of calls, as torch.vmap wants it."""
@@ -388,6 +423,12 @@ def _dtype(op: Op, one: Argument, value: torch.Tensor) -> Dtype:
             f"{known}."
         )
     return found
+
+
+def _hint(size: Any) -> Any:
+    """The number that a symbolic size has for now, where it has one."""
+    hint = size.node.hint if isinstance(size, torch.SymInt) else size
+    return size if hint is None else hint
 
 
 def _facts(tensor: torch.Tensor, kind: Dtype, device: str) -> Facts:
