@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ferrule
-from ferrule import KernelError, KernelTypeError, Op, RuleError
+from ferrule import KernelError, KernelTypeError, Op, RuleError, derivatives
 from ferrule.source.names import taken
 
 I = "uint i = thread_position_in_grid.x; "  # noqa: E741
@@ -283,6 +283,20 @@ def test_a_derivative_op_is_matched_by_name() -> None:
         )
     with pytest.raises(KernelTypeError, match="expected an op or a function"):
         op.def_vjp(3)  # type: ignore[arg-type]
+
+
+def test_names_that_would_mean_two_things() -> None:
+    first = ferrule.op("f", "y[N]:T, cotangent[N]:T -> x_grad[N]:T", run=lambda y, c: y * c)
+    rule = "y[N]:T, cotangent[N]:T, {} -> cotangent_grad[N]:T"
+    with pytest.raises(KernelError, match="no input 'x_grad_cotangent', so that"):
+        first.def_vjp(ferrule.op("g", rule.format("x_grad[N]:T"), run=lambda y, c, g: g))
+    first.def_vjp(ferrule.op("g", rule.format("x_grad_cotangent[N]:T"), run=lambda y, c, g: g))
+    found = derivatives.vjp(first, (np.ones(1), np.full(1, 2.0)), (np.full(1, 3.0),), (None,))
+    assert found[0] is None and found[1].tolist() == [3]
+    tangents = ferrule.op("j", "x[N]:T, x_tangent[N]:T -> y_tangent[N]:T", run=lambda x, t: t)
+    rule = "x[N]:T, x_tangent[N]:T -> y_tangent_tangent[N]:T"
+    with pytest.raises(KernelError, match="'x_tangent' would be an input of the op, and a tangent"):
+        tangents.def_jvp(ferrule.op("k", rule, run=lambda x, t: t))
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -43,16 +43,6 @@ def counting(backend: str = "aot_eager") -> Any:
 
 # -- one graph for all sizes -----------------------------------------------------------------------
 
-SIZES: dict[str, Callable[[int, int], tuple[Any, ...]]] = {
-    "grid_sample": lambda a, b: (rand(a, b, 5, 3), rand(a, 4, b, 2)),
-    "attention": lambda a, b: (rand(a, 2, b, 4), rand(a, 2, b + 1, 4), rand(a, 2, b + 1, 4), 0.5),
-    "moments": lambda a, b: (rand(a, b, 4),),
-    "affine": lambda a, b: (rand(a, b), rand(b), 0.5, 3, True),
-    "put": lambda a, b: (rand(a, b, 3), rand(a, 3), 1),
-    "gate": lambda a, b: (rand(a, b, 4), rand(4)),
-    "plain": lambda a, b: (rand(a, b, 4), rand(4)),
-}
-
 
 @ALL
 @pytest.mark.parametrize("grad", [False, True])
@@ -64,7 +54,7 @@ def test_one_graph_for_all_sizes(case: Case, grad: bool) -> None:
     stance, count = "default", 0
     # the first are all different: torch takes equal ones for one size
     for sizes in ((7, 11), (2, 3), (5, 7), (3, 2), (4, 4), (19, 6)):
-        inputs = SIZES[case.name](*sizes)
+        inputs = case.sized(*sizes)
         found, expected = cloned(inputs), cloned(inputs)
         if grad:
             for one in (*found, *expected):
@@ -90,14 +80,14 @@ def test_static_shapes_and_marked_dims(case: Case) -> None:
     counter = counting()
     static = torch.compile(case.op, fullgraph=True, dynamic=False, backend=counter)
     for sizes in ((2, 3), (2, 3), (4, 3)):
-        inputs = SIZES[case.name](*sizes)
+        inputs = case.sized(*sizes)
         equal(static(*cloned(inputs)), case.reference(*cloned(inputs)))
     assert counter.frame_count == 2
     torch.compiler.reset()
     counter = counting()
     marked = torch.compile(case.op, fullgraph=True, backend=counter)
     for batch in (6, 7, 19, 2):
-        inputs = SIZES[case.name](batch, 3)
+        inputs = case.sized(batch, 3)
         given_ = cloned(inputs)
         for one in given_:
             if is_float(one) and one.shape[0] == batch and one.ndim > 1:
@@ -280,10 +270,9 @@ def _about_0_or_1(guard: str) -> bool:
 
 @ALL
 def test_guards_of_the_ops(case: Case) -> None:
-    equalities = {"grid_sample": 2, "attention": 7, "affine": 1, "put": 2, "gate": 1, "plain": 1}
-    inputs = SIZES[case.name](5, 7)
+    inputs = case.sized(5, 7)
     found = guards(case.op, *inputs)
-    assert len(found) == equalities.get(case.name, 0), found
+    assert len(found) == case.equalities, found
     assert all(one.startswith("Eq(") for one in found)
 
 

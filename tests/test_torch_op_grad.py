@@ -23,7 +23,7 @@ from torch.utils.checkpoint import (
 
 import ferrule
 from ferrule import KernelError
-from torch_ops import DIFFERENTIABLE, EACH, Case, equal
+from torch_ops import DIFFERENTIABLE, EACH, Case, I, equal, rand
 
 pytestmark = [
     # torch's own: its forward mode and its compiler use what they deprecate
@@ -359,6 +359,26 @@ def test_gradients_of_a_runner_in_float64() -> None:
     x, w = (one.double().requires_grad_() for one in EACH["gate"].samples()[0])
     assert torch.autograd.gradcheck(op, (x, w), check_forward_ad=True, check_batched_grad=True)
     assert torch.autograd.gradgradcheck(op, (x, w), check_fwd_over_rev=True)
+
+
+def test_gradients_by_ops_of_every_order() -> None:
+    first = "y[N]:T, cotangent[N]:T"
+    second = f"{first}, x_grad_cotangent[N]:T"
+    how: Any = {"grid": "N", "threadgroup": 32}
+    exp = ferrule.op("exp", "x[N]:T -> y[N]:T", metal=I + "y[i] = metal::exp(x[i]);", **how)
+    slope = ferrule.op(
+        "exp_vjp", f"{first} -> x_grad[N]:T", metal=I + "x_grad[i] = y[i] * cotangent[i];", **how
+    )
+    curve = ferrule.op(
+        "exp_vjp_vjp", f"{second} -> y_grad[N]:T, cotangent_grad[N]:T",
+        metal=I + "y_grad[i] = cotangent[i] * x_grad_cotangent[i];"
+        "cotangent_grad[i] = y[i] * x_grad_cotangent[i];", **how,
+    )  # fmt: skip
+    slope.def_vjp(curve)
+    exp.def_vjp(slope)
+    x = rand(5).double().requires_grad_()
+    assert torch.autograd.gradcheck(exp, (x,))
+    assert torch.autograd.gradgradcheck(exp, (x,))
 
 
 def test_outputs_that_are_not_used_and_inputs_that_need_nothing() -> None:

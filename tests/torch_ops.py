@@ -25,18 +25,24 @@ class Case(NamedTuple):
         op: the op.
         reference: the same function, in torch's operators.
         samples: inputs, the usual ones first; others are of sizes 0 and 1, or leave some out.
+        sized: the same for other sizes, of which the first is that of a batch.
+        equalities: how many pairs of sizes the rule says are equal, in a call of these.
         orders: how often it can be differentiated backwards.
         forward: whether it can be differentiated forwards, and its derivative, too.
         mutates: it writes to an input.
+        double: it computes in float64, where it is given that.
     """
 
     name: str
     op: ferrule.Op
     reference: Callable[..., Any]
     samples: Callable[[], list[Inputs]]
+    sized: Callable[[int, int], Inputs]
+    equalities: int
     orders: int = 2
     forward: bool = True
     mutates: bool = False
+    double: bool = False
 
     def floats(self) -> tuple[int, ...]:
         """Which inputs of the usual call may have a derivative."""
@@ -349,14 +355,35 @@ def plain_reference(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
 
 
 CASES = [
-    Case("grid_sample", grid_sample, grid_sample_reference, grid_sample_samples, 1, False),
-    Case("attention", attention, attention_reference, attention_samples),
-    Case("moments", moments, moments_reference, moments_samples),
-    Case("affine", affine, affine_reference, affine_samples),
-    Case("put", put, put_reference, put_samples, 0, False, mutates=True),
-    Case("gate", gate, run_gate, gate_samples),
-    Case("plain", plain, plain_reference, gate_samples, 0, False),
-]
+    Case(
+        "grid_sample", grid_sample, grid_sample_reference, grid_sample_samples,
+        lambda a, b: (rand(a, b, 5, 3), rand(a, 4, b, 2)), 2, orders=1, forward=False,
+    ),
+    Case(
+        "attention", attention, attention_reference, attention_samples,
+        lambda a, b: (rand(a, 2, b, 4), rand(a, 2, b + 1, 4), rand(a, 2, b + 1, 4), 0.5), 7,
+    ),
+    Case(
+        "moments", moments, moments_reference, moments_samples, lambda a, b: (rand(a, b, 4),), 0,
+        double=True,
+    ),
+    Case(
+        "affine", affine, affine_reference, affine_samples,
+        lambda a, b: (rand(a, b), rand(b), 0.5, 3, True), 1, double=True,
+    ),
+    Case(
+        "put", put, put_reference, put_samples, lambda a, b: (rand(a, b, 3), rand(a, 3), 1), 2,
+        orders=0, forward=False, mutates=True,
+    ),
+    Case(
+        "gate", gate, run_gate, gate_samples, lambda a, b: (rand(a, b, 4), rand(4)), 1,
+        double=True,
+    ),
+    Case(
+        "plain", plain, plain_reference, gate_samples, lambda a, b: (rand(a, b, 4), rand(4)), 1,
+        orders=0, forward=False,
+    ),
+]  # fmt: skip
 EACH = {case.name: case for case in CASES}
 DIFFERENTIABLE = [case for case in CASES if case.orders]
 

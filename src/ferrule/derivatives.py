@@ -57,9 +57,16 @@ class Derived:
         return self._digest if self.op is None else self.op.digest
 
 
-def cotangent_name(of: Op, output: str) -> str:
-    """What a vjp op calls the cotangent of an output."""
-    return "cotangent" if len(of.rule.outputs) == 1 else f"{output}_cotangent"
+def cotangent_names(of: Op, output: str) -> tuple[str, ...]:
+    """What a vjp op may call the cotangent of an output, the usual name first.
+
+    A vjp op has an input ``cotangent`` itself: there the vjp of it has ``<output>_cotangent``.
+    """
+    names = ("cotangent", f"{output}_cotangent")
+    inputs = [one.name for one in of.rule.inputs]
+    return tuple(
+        name for name in names[len(of.rule.outputs) != 1 :] if name not in inputs
+    )  # fmt: skip
 
 
 def is_real(one: Argument) -> bool:
@@ -75,18 +82,17 @@ def match_vjp(of: Op, rule: Op) -> None:
         KernelError: one is not, or a cotangent is missing; lists what may be named.
     """
     outputs = [one.name for one in of.rule.outputs]
-    cotangents = {cotangent_name(of, name): name for name in outputs}
-    cotangents.update({f"{name}_cotangent": name for name in outputs})
+    cotangents = {each: name for name in outputs for each in cotangent_names(of, name)}
     inputs = [one.name for one in of.rule.inputs]
     known = [*inputs, *outputs, *cotangents]
     _check_inputs(of, "vjp", rule, known)
     named = {cotangents[one.name] for one in rule.rule.inputs if one.name in cotangents}
     for one in of.rule.outputs:
         if is_real(one) and one.name not in named:
+            expected = [*cotangent_names(of, one.name), f"{one.name}_cotangent"][0]
             raise KernelError(
                 f"[op] `def_vjp` of op {of.name!r}: the vjp op {rule.name!r} has no input "
-                f"{cotangent_name(of, one.name)!r}, so that derivatives through output "
-                f"{one.name!r} would be lost."
+                f"{expected!r}, so that derivatives through output {one.name!r} would be lost."
             )
     arrays = [f"{one.name}_grad" for one in of.rule.inputs if one.dims is not None]
     for one in rule.rule.outputs:
@@ -104,8 +110,15 @@ def match_jvp(of: Op, rule: Op) -> None:
         KernelError: one is not, or an output has no tangent; lists what may be named.
     """
     outputs = [one.name for one in of.rule.outputs]
+    inputs = [one.name for one in of.rule.inputs]
     tangents = [f"{one.name}_tangent" for one in of.rule.inputs if is_real(one)]
-    _check_inputs(of, "jvp", rule, [*(one.name for one in of.rule.inputs), *outputs, *tangents])
+    for name in tangents:
+        if name in inputs:
+            raise KernelError(
+                f"[op] `def_jvp` of op {of.name!r}: {name!r} would be an input of the op, and a "
+                "tangent, too; give a function in place of the op, or rename the input."
+            )
+    _check_inputs(of, "jvp", rule, [*inputs, *outputs, *tangents])
     expected = [f"{name}_tangent" for name in outputs]
     found = [one.name for one in rule.rule.outputs]
     if sorted(found) != sorted(expected):
@@ -167,7 +180,7 @@ def vjp(of: Op, primals: Arrays, cotangents: Arrays, outputs: Arrays) -> Arrays:
     known = {one.name: value for one, value in zip(inputs, primals, strict=True)}
     for one, cotangent, output in zip(of.rule.outputs, cotangents, outputs, strict=True):
         known[one.name] = output
-        known[cotangent_name(of, one.name)] = known[f"{one.name}_cotangent"] = cotangent
+        known.update(dict.fromkeys(cotangent_names(of, one.name), cotangent))
     found = _by_name(rule.op, known)
     return tuple(found.get(f"{one.name}_grad") for one in inputs)
 
