@@ -255,6 +255,19 @@ def test_the_digest_changes_with_all_that_changes_behaviour() -> None:
     assert scale().digest == scale().digest
 
 
+def test_ops_whose_rules_call_each_other_have_one_digest_each() -> None:
+    def pair(slope: int, first: int) -> list[str]:
+        ops = [ferrule.op(name, "x[N]:T -> y[N]:T", run=np.sin) for name in ("sin", "cos")]
+        sin, cos = ops
+        sin.def_vjp(lambda primals, cotangents, outputs: cotangents[0] * cos(primals[0]))
+        cos.def_vjp(lambda primals, cotangents, outputs: -slope * cotangents[0] * sin(primals[0]))
+        _ = ops[first].digest
+        return [op.digest for op in ops]
+
+    assert pair(1, 0) == pair(1, 1)
+    assert len({*pair(1, 0), *pair(2, 0)}) == 4  # sin calls another cos
+
+
 def test_functions_whose_content_is_unknown_are_refused() -> None:
     array = np.ones(3)
     with pytest.raises(KernelError, match="'array', which it closes over, is"):

@@ -425,7 +425,7 @@ def test_a_derivative_that_is_another_in_the_next_process() -> None:
         )
         op.def_vjp(lambda primals, cotangents, outputs: SLOPE * cotangents[0])
         x = torch.ones(3, requires_grad=True)
-        torch.compile(lambda x: op(x).sum(), fullgraph=True)(x).backward()
+        torch.compile(lambda x: op(x), fullgraph=True)(x).backward(torch.ones(3))
         print(x.grad.tolist()[0])
     """
     found = [run(script.replace("SLOPE", str(slope))).strip() for slope in (2, 5)]

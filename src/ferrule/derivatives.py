@@ -41,10 +41,10 @@ class Derived:
         if isinstance(rule, Op):
             matched(of, rule)
             self.op = rule
-            self._digest = ""
         elif callable(rule):
             self.function = rule
-            self._digest = identity.of_callable(f"`def_{kind}` of op {of.name!r}", rule, version)
+            self._what = f"`def_{kind}` of op {of.name!r}"
+            _ = self.digest  # refuses what has none, now
         else:
             raise KernelTypeError(
                 f"[op] `def_{kind}` of op {of.name!r}: got {rule!r} of type {type(rule).__name__}, "
@@ -53,8 +53,10 @@ class Derived:
 
     @property
     def digest(self) -> str:
-        """Of its content."""
-        return self._digest if self.op is None else self.op.digest
+        """Of its content, which is looked at each time: ops in it may get rules later."""
+        if self.op is not None:
+            return self.op.digest
+        return identity.of_callable(self._what, self.function, self.version)
 
 
 def cotangent_names(of: Op, output: str) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from typing import Any
 
 from . import derivatives, identity, op_call
@@ -20,6 +21,7 @@ KINDS = ("cuda", "metal", "run", "reference")  # the best one first, on an NVIDI
 MATCHES = {
     "vjp": derivatives.match_vjp, "jvp": derivatives.match_jvp, "vmap": derivatives.match_vmap,
 }  # fmt: skip
+_digesting: ContextVar[tuple[Op, ...]] = ContextVar("_digesting", default=())
 AUTOCAST = ("cast", "float32")
 
 
@@ -48,7 +50,6 @@ class Op:
         self.counts: Counter[str] = Counter()
         self._count = len(rule.inputs)
         self._digest: str | None = None
-        self._digesting = False
         self._torch: Any = None  # what hosts.torch_op made of it
         self._look_for_torch = _torch_finder(self)
 
@@ -209,7 +210,11 @@ class Op:
         return self._define("vmap", rule, version)
 
     def _define(self, kind: str, rule: Any, version: object) -> Any:
-        self.rules[kind] = Derived(self, kind, rule, version, MATCHES[kind])
+        token = _digesting.set((self,))  # what others are without this rule is not kept
+        try:
+            self.rules[kind] = Derived(self, kind, rule, version, MATCHES[kind])
+        finally:
+            _digesting.reset(token)
         self._digest = self._torch = None  # another op from now on
         return rule
 
@@ -227,15 +232,19 @@ class Op:
     @property
     def digest(self) -> str:
         """16 hexadecimal digits that tell it from every op that computes something else."""
-        if self._digest is None:
-            if self._digesting:  # a rule of it calls the op itself
-                return "itself"
-            self._digesting = True
-            try:
-                self._digest = identity.digest(self.to_json())
-            finally:
-                self._digesting = False
-        return self._digest
+        around = _digesting.get()
+        if self in around:  # a rule of it calls it again
+            return f"op {around.index(self)}"
+        if self._digest is not None and not around:
+            return self._digest
+        token = _digesting.set((*around, self))
+        try:
+            found = identity.digest(self.to_json())
+        finally:
+            _digesting.reset(token)
+        if not around:  # what is found inside of another depends on that
+            self._digest = found
+        return found
 
     ferrule_digest = digest
 
