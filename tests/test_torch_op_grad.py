@@ -457,3 +457,105 @@ def test_selective_checkpoints_know_the_op() -> None:
     a, b = leaves(EACH["gate"].samples()[0])
     EACH["gate"].reference(a.sin(), b).cos().sum().backward()
     equal([x.grad, w.grad], [a.grad, b.grad])
+
+
+best = ferrule.op(
+    "best", "x[*S,D]:float32 -> value[*S]:float32, at[*S]:int64",
+    run=lambda x: tuple(torch.max(x, -1)),
+)  # fmt: skip
+
+
+@best.def_vjp
+def best_vjp(primals: Any, cotangents: Any, outputs: Any) -> Any:
+    grad = torch.zeros_like(primals[0])
+    return (grad.scatter(-1, outputs[1][..., None], cotangents[0][..., None]),)
+
+
+@best.def_jvp
+def best_jvp(primals: Any, tangents: Any, outputs: Any) -> Any:
+    return tangents[0].gather(-1, outputs[1][..., None])[..., 0], None
+
+
+@pytest.mark.parametrize(
+    "way", [backward, func_grad, func_jacrev, vmap_of_grad, func_jvp, dual_numbers, grad_of_grad],
+    ids=lambda way: way.__name__,
+)  # fmt: skip
+@pytest.mark.parametrize("backend", [None, "aot_eager"])
+def test_an_output_of_integers_has_no_derivative(way: Function, backend: str | None) -> None:
+    torch.compiler.reset()
+
+    def loss_of(function: Function) -> Function:
+        def f(x: torch.Tensor) -> torch.Tensor:
+            value, at = function(x)
+            assert not at.requires_grad
+            return (value.square() * (at + 1)).sum()
+
+        return f
+
+    found = loss_of(best)
+    if backend is not None and way is backward:
+        found = torch.compile(found, fullgraph=True, backend=backend)
+    elif backend is not None:
+        way = torch.compile(way, fullgraph=True, backend=backend)
+    equal(way(found, [rand(2, 3)]), way(loss_of(lambda x: torch.max(x, -1)), [rand(2, 3)]))
+
+
+@pytest.mark.parametrize("case", DIFFERENTIABLE, ids=lambda case: case.name)
+def test_checkpoints_inside_of_compiled_code(case: Case) -> None:
+    torch.compiler.reset()
+    f, given = loss(case, case.op)
+    reference, _ = loss(case, case.reference)
+    whole = torch.compile(
+        lambda *inputs: checkpoint(f, *inputs, use_reentrant=False), fullgraph=True,
+        backend="aot_eager",
+    )  # fmt: skip
+    equal(backward(whole, given), backward(reference, given))
+
+
+NON_LEAF = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+
+
+@NON_LEAF
+@pytest.mark.parametrize("case", DIFFERENTIABLE, ids=lambda case: case.name)
+def test_compiled_autograd(case: Case) -> None:
+    torch.compiler.reset()
+    f, given = loss(case, case.op)
+    reference, _ = loss(case, case.reference)
+    with torch._dynamo.compiled_autograd._enable(torch.compile(backend="eager")):
+        found = backward(f, given)
+    equal(found, backward(reference, given))
+
+
+@NON_LEAF
+def test_compiled_autograd_knows_the_numbers_of_a_call() -> None:
+    torch.compiler.reset()
+    case = EACH["affine"]
+    for s, flip in ((0.5, False), (2.0, True), (0.5, False)):
+        x = rand(3, 4).requires_grad_()
+        y = case.op(x, None, s, 1, flip).sum()
+        with torch._dynamo.compiled_autograd._enable(torch.compile(backend="eager")):
+            y.backward()
+        equal(x.grad, (-1 if flip else 1) * 2 * s * x.detach())
+
+
+@pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr Node")
+def test_linearize() -> None:
+    for case in (EACH["gate"], EACH["moments"]):
+        f, given = loss(case, case.op)
+        reference, _ = loss(case, case.reference)
+        y, linear = torch.func.linearize(f, *given)
+        z, expected = torch.func.linearize(reference, *given)
+        equal((y, linear(*directions(given))), (z, expected(*directions(given))))
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_graphs_of_torch_jit_hold_the_op_with_its_derivative() -> None:
+    case = EACH["gate"]
+    x, w = case.samples()[0]
+    traced = torch.jit.trace(lambda x, w: case.op(x, w) * 2, (x, w))
+    assert f"{case.op.torch_op.name()}(" in str(traced.graph)
+    a, b = leaves([x, w])
+    traced(a, b).sum().backward()
+    c, d = leaves([x, w])
+    (case.reference(c, d) * 2).sum().backward()
+    equal([a.grad, b.grad], [c.grad, d.grad])

@@ -105,9 +105,12 @@ def _function(op: Op, overload: Any) -> Any:
             found = derivatives.jvp(op, values, tangents, results)
         return found if len(outputs) > 1 else found[0]
 
+    def key(ctx: Any) -> Any:
+        return (ctx._autograd_function_id,)
+
     members = {
         "forward": staticmethod(forward), "backward": staticmethod(backward),
-        "jvp": staticmethod(jvp),
+        "jvp": staticmethod(jvp), "_compiled_autograd_key": staticmethod(key),
     }  # fmt: skip
     return type(f"Ferrule_{op.name}", (_SingleLevelFunction,), members)
 

@@ -37,6 +37,7 @@ _recording = torch.is_grad_enabled
 _any_requires_grad = torch._C._any_requires_grad
 _transformed = torch._C._are_functorch_transforms_active
 _modes = torch._C._len_torch_dispatch_stack
+_jit_tracing = torch._C._get_tracing_state
 _function_modes = torch._C._len_torch_function_stack
 
 
@@ -130,6 +131,7 @@ class TorchOp:
             or forward_ad._current_level >= 0
             or _modes()
             or _function_modes()
+            or _jit_tracing() is not None
             or (_recording() and _any_requires_grad(*values))
         ):
             return self.overload(*values)
