@@ -151,6 +151,9 @@ def test_what_is_written_in_place_and_shares_memory() -> None:
     assert whole.tolist() == [1] * 4 + [2] * 4
     with pytest.raises(KernelError, match="'b' of op 'both' shares memory with input 'a'"):
         both(whole[:4], whole[2:6])
+    with pytest.raises(KernelError, match="'b' of op 'both' shares memory with input 'a'"):
+        both(whole[::2], whole[::2])
+    both(whole[:0], whole[:0])
 
 
 def test_an_op_without_outputs() -> None:
@@ -306,6 +309,14 @@ def test_names_that_would_mean_two_things() -> None:
     first.def_vjp(ferrule.op("g", rule.format("x_grad_cotangent[N]:T"), run=lambda y, c, g: g))
     found = derivatives.vjp(first, (np.ones(1), np.full(1, 2.0)), (np.full(1, 3.0),), (None,))
     assert found[0] is None and found[1].tolist() == [3]
+    rule = "y[N]:T, cotangent[N]:T, y_cotangent[N]:T -> {}[N]:T"
+    last = ferrule.op("h", rule.format("y_grad"), run=lambda y, c, d: d)
+    with pytest.raises(KernelError, match="no input 'y_grad_cotangent'"):
+        last.def_vjp(ferrule.op("i", rule.format("y_grad"), run=lambda y, c, d: d))
+    rule = "y[N]:T, cotangent[N]:T, z_cotangent[N]:T -> {}[N]:T"
+    last = ferrule.op("h", rule.format("z"), run=lambda y, c, d: d)
+    with pytest.raises(KernelError, match="'z_cotangent' would be an input of the op, and a cot"):
+        last.def_vjp(ferrule.op("i", rule.format("y_grad"), run=lambda y, c, d: d))
     tangents = ferrule.op("j", "x[N]:T, x_tangent[N]:T -> y_tangent[N]:T", run=lambda x, t: t)
     rule = "x[N]:T, x_tangent[N]:T -> y_tangent_tangent[N]:T"
     with pytest.raises(KernelError, match="'x_tangent' would be an input of the op, and a tangent"):

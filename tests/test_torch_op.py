@@ -290,6 +290,13 @@ def test_lazy_conjugates_and_negatives() -> None:
     equal(body(negative), 2 * negative)
     torch.library.opcheck(body.torch_op, (negative,), test_utils=UTILITIES)
     equal(torch.compile(body, backend="aot_eager")(negative), 2 * negative)
+    whole = z.clone()
+    for c, v in ((whole.conj().imag, torch.ones(4)), (torch.ones(4), negative)):
+        with pytest.raises(KernelError, match="'add_in_place' writes in place, and an input is"):
+            add(c, v)
+    c = torch.ones(4)
+    add(c, negative.resolve_neg())
+    equal(c, 1 + negative)
 
 
 # -- memory ----------------------------------------------------------------------------------------

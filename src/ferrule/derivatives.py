@@ -64,11 +64,11 @@ def cotangent_names(of: Op, output: str) -> tuple[str, ...]:
 
     A vjp op has an input ``cotangent`` itself: there the vjp of it has ``<output>_cotangent``.
     """
-    names = ("cotangent", f"{output}_cotangent")
+    names = [f"{output}_cotangent"]
+    if len(of.rule.outputs) == 1:
+        names.insert(0, "cotangent")
     inputs = [one.name for one in of.rule.inputs]
-    return tuple(
-        name for name in names[len(of.rule.outputs) != 1 :] if name not in inputs
-    )  # fmt: skip
+    return tuple(name for name in names if name not in inputs)
 
 
 def is_real(one: Argument) -> bool:
@@ -90,11 +90,17 @@ def match_vjp(of: Op, rule: Op) -> None:
     _check_inputs(of, "vjp", rule, known)
     named = {cotangents[one.name] for one in rule.rule.inputs if one.name in cotangents}
     for one in of.rule.outputs:
+        names = cotangent_names(of, one.name)
+        if not names:
+            raise KernelError(
+                f"[op] `def_vjp` of op {of.name!r}: '{one.name}_cotangent' would be an input of "
+                "the op, and a cotangent, too; give a function in place of the op, or rename the "
+                "input."
+            )
         if is_real(one) and one.name not in named:
-            expected = [*cotangent_names(of, one.name), f"{one.name}_cotangent"][0]
             raise KernelError(
                 f"[op] `def_vjp` of op {of.name!r}: the vjp op {rule.name!r} has no input "
-                f"{expected!r}, so that derivatives through output {one.name!r} would be lost."
+                f"{names[0]!r}, so that derivatives through output {one.name!r} would be lost."
             )
     arrays = [f"{one.name}_grad" for one in of.rule.inputs if one.dims is not None]
     for one in rule.rule.outputs:

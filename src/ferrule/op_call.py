@@ -170,6 +170,8 @@ def _gathered(
     given: dict[str, Facts | float | None] = {}
     arrays: dict[str, Any] = {}
     copies: dict[str, Any] = {}
+    memory: dict[str, tuple[int, int]] = {}
+    mutable = any(one.mutable for one in op.rule.inputs)
     contiguous = any(
         isinstance(one, KernelBody) and one.kernel.ensure_row_contiguous
         for one in op.implementations
@@ -199,6 +201,8 @@ def _gathered(
             _check_writable(found, label, value)
         try:
             fact = found.facts(value)
+            if fact is not None and mutable:
+                memory[one.name] = _memory(fact)
             if fact is None or ((contiguous or one.mutable) and not fact.row_contiguous):
                 op.counts["copy"] += 1
                 value = found.contiguous(value)
@@ -218,30 +222,28 @@ def _gathered(
     if host is None:
         host = hosts.load("numpy")
         device = host.device()
-    for one in op.rule.inputs:
-        if one.mutable and one.name in arrays:
-            _keep_apart(op, one, host, given, arrays)
+    for name in [one.name for one in op.rule.inputs if one.mutable and one.name in memory]:
+        _keep_apart(op, name, host, memory, given, arrays)
     return host, device, given, arrays, copies
 
 
 def _keep_apart(
-    op: Op, written: Argument, host: Host, given: dict[str, Facts | float | None],
-    arrays: dict[str, Any],
+    op: Op, written: str, host: Host, memory: dict[str, tuple[int, int]],
+    given: dict[str, Facts | float | None], arrays: dict[str, Any],
 ) -> None:  # fmt: skip
     """Copy inputs that share memory with one that is written in place: what is read is what was
     there before."""
-    start, end = _memory(cast(Facts, given[written.name]))
+    start, end = memory[written]
     for one in op.rule.inputs:
-        fact = given[one.name]
-        if one.name == written.name or not isinstance(fact, Facts):
+        if one.name == written or one.name not in memory:
             continue
-        other, stop = _memory(fact)
-        if fact.value or start >= stop or other >= end:
+        other, stop = memory[one.name]
+        if max(start, other) >= min(end, stop):
             continue
         if one.mutable:
             raise KernelError(
                 f"[op] input {one.name!r} of op {op.name!r} shares memory with input "
-                f"{written.name!r}, and both are written in place; give a copy."
+                f"{written!r}, and both are written in place; give a copy."
             )
         op.counts["copy"] += 1
         arrays[one.name] = arrays[one.name].copy()

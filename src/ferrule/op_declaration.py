@@ -157,10 +157,11 @@ class Op:
 
         Args:
             rule: an op, whose arguments are known by name: this op's inputs and outputs, and
-                ``cotangent`` (``<output>_cotangent`` where there are several) go in,
-                ``<input>_grad`` come out; inputs without one have no gradient. Or a function of
-                ``(primals, cotangents, outputs)``, tuples of arrays, that returns a gradient or
-                None per input; torch and MLX call it with their arrays, while tracing, too.
+                ``cotangent`` (``<output>_cotangent`` where there are several, or where an input
+                has that name) go in, ``<input>_grad`` come out; inputs without one have no
+                gradient. Or a function of ``(primals, cotangents, outputs)``, tuples of arrays,
+                that returns a gradient or None per input; torch and MLX call it with their arrays,
+                while tracing, too.
             version: stands for a function's content: see `identity.of_callable`.
 
         Returns:

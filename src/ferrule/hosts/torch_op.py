@@ -176,6 +176,8 @@ class TorchOp:
                 _library.impl(
                     each, _versioned(overload, mutated), "ADInplaceOrView", with_keyset=True
                 )
+                for key in ("Conjugate", "Negative"):
+                    _library.impl(each, self._lazy, key)
             if op.autocast is not None:
                 for device in ("CPU", "CUDA"):
                     kernel = _autocast(overload, device, op.autocast, mutated)
@@ -249,6 +251,13 @@ class TorchOp:
                 if one.mutable and one.name in copies:
                     tensors[one.name].copy_(copies[one.name])
         return op_call.packed(outputs)
+
+    def _lazy(self, *values: Any) -> Any:
+        """What an op that writes in place does with lazy conjugates: torch would lose the write."""
+        raise KernelError(
+            f"[op] op {self.op.name!r} writes in place, and an input is the lazy conjugate or "
+            "negative of its memory; give x.resolve_conj().resolve_neg()."
+        )
 
     def _apart(self, values: Sequence[Any]) -> list[Any]:
         """The inputs, with copies of those that share memory with one that is written in place:
