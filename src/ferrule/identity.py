@@ -110,7 +110,7 @@ class _Reader:
         if isinstance(value, types.FunctionType):
             self.see(value)
             return self.function(value)
-        name = _importable(value)
+        name = importable(value)
         if name is not None:
             return ["name", name]
         raise KernelError(
@@ -152,7 +152,7 @@ class _Reader:
         return repr(one)
 
 
-def _importable(value: Any) -> str | None:
+def importable(value: Any) -> str | None:
     """``module:name`` of a class or a function written in C that can be found under it.
 
     None of what carries a Python function's name without being one, as functions do that a JIT, or
@@ -163,12 +163,17 @@ def _importable(value: Any) -> str | None:
     found: Any
     owner = getattr(value, "__objclass__", None)  # of a method such as str.join
     if isinstance(owner, type):
-        found = _importable(owner)
+        found = importable(owner)
         return None if found is None else f"{found}.{value.__name__}"
+    return by_name(value)
+
+
+def by_name(value: Any) -> str | None:
+    """``module:name`` under which a value can be found, or None."""
     module = getattr(value, "__module__", None)
     for name in (getattr(value, "__qualname__", None), getattr(value, "__name__", None)):
         if isinstance(module, str) and isinstance(name, str):
-            found = sys.modules.get(module)
+            found: Any = sys.modules.get(module)
             for part in name.split("."):
                 found = getattr(found, part, None)
             if found is value:

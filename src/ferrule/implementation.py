@@ -230,6 +230,7 @@ class Runner:
         kind: ``"run"`` or ``"reference"``.
         function: what is called with the inputs; or, where it ``makes``, with the keywords
             ``device``, the dtype variables and the constants, to give such a function.
+        version: what stands for the function's content, or None.
         makes: it is no runner itself, but makes one for a device and dtypes.
         constants: what else it is made for.
         contiguous: inputs that are not row-contiguous are copied for it.
@@ -246,6 +247,7 @@ class Runner:
         contiguous: bool = False,
     ) -> None:  # fmt: skip
         self.kind, self.function, self.makes, self.contiguous = kind, function, makes, contiguous
+        self.version = version
         self._op, self._rule = op, rule
         what = f"`{'make' if makes else kind}` of op {op!r}"
         self.digest = identity.of_callable(what, function, version)

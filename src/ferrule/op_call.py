@@ -4,7 +4,7 @@ implementation is chosen, and what a Python function may return."""
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -242,6 +242,8 @@ def gathered(
     arrays: dict[str, Any] = {}
     copies: dict[str, Any] = {}
     contiguous = any(one.contiguous for one in op.implementations)
+    memory: dict[str, tuple[int, int]] = {}
+    mutable = any(one.mutable for one in op.rule.inputs)
     for one, value in zip(op.rule.inputs, values, strict=True):
         label = f"[op] input {one.name!r} of op {op.name!r}"
         if one.dims is None:
@@ -267,6 +269,8 @@ def gathered(
             _check_writable(found, label, value)
         try:
             fact = found.facts(value)
+            if fact is not None and mutable:
+                memory[one.name] = memory_of(fact)
             if fact is None or ((contiguous or one.mutable) and not fact.row_contiguous):
                 op.counts["copy"] += 1
                 value = found.contiguous(value)
@@ -286,7 +290,72 @@ def gathered(
     if host is None:
         host = hosts.load("numpy")
         device = host.device()
+    for name in [one.name for one in op.rule.inputs if one.mutable and one.name in memory]:
+        _keep_apart(op, name, host, memory, given, arrays)
     return host, device, given, arrays, copies
+
+
+def check_apart(op: Op, given: Mapping[str, Facts | float | None]) -> None:
+    """Refuse to write to arrays that share memory, or that have many elements in one place.
+
+    Raises:
+        KernelError: that is so.
+    """
+    written = [one for one in op.rule.inputs if one.mutable]
+    for i, one in enumerate(written):
+        fact = given.get(one.name)
+        if not isinstance(fact, Facts):
+            continue
+        pairs = zip(fact.shape, fact.strides, strict=True)
+        if any(size > 1 and step == 0 for size, step in pairs):
+            raise KernelError(
+                f"[op] input {one.name!r} of op {op.name!r} is written in place, but has many "
+                "elements in one place, as an expanded array has; give a copy."
+            )
+        start, end = memory_of(fact)
+        for before in written[:i]:
+            other = given.get(before.name)
+            if not isinstance(other, Facts):
+                continue
+            first, last = memory_of(other)
+            if max(start, first) < min(end, last):
+                raise KernelError(
+                    f"[op] input {one.name!r} of op {op.name!r} shares memory with input "
+                    f"{before.name!r}, and both are written in place; give a copy."
+                )
+
+
+def _keep_apart(
+    op: Op, written: str, host: Host, memory: dict[str, tuple[int, int]],
+    given: dict[str, Facts | float | None], arrays: dict[str, Any],
+) -> None:  # fmt: skip
+    """Copy inputs that share memory with one that is written in place: what is read is what was
+    there before."""
+    start, end = memory[written]
+    for one in op.rule.inputs:
+        if one.name == written or one.name not in memory:
+            continue
+        other, stop = memory[one.name]
+        if max(start, other) >= min(end, stop):
+            continue
+        if one.mutable:
+            raise KernelError(
+                f"[op] input {one.name!r} of op {op.name!r} shares memory with input "
+                f"{written!r}, and both are written in place; give a copy."
+            )
+        op.counts["copy"] += 1
+        arrays[one.name] = arrays[one.name].copy()
+        given[one.name] = host.facts(arrays[one.name])
+
+
+def memory_of(fact: Facts) -> tuple[int, int]:
+    """The addresses between which an array's elements lie; none of an empty one."""
+    if not fact.size:
+        return fact.pointer, fact.pointer
+    ends = [(n - 1) * step for n, step in zip(fact.shape, fact.strides, strict=True)]
+    first, last = sum(min(0, end) for end in ends), sum(max(0, end) for end in ends)
+    size = fact.dtype.itemsize
+    return fact.pointer + first * size, fact.pointer + (last + 1) * size
 
 
 def _check_writable(host: Host, label: str, value: Any) -> None:

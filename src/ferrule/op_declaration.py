@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
-import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from typing import Any
 
 from . import derivatives, identity, op_call
@@ -20,8 +20,11 @@ from .kernel import Kernel
 from .rule import Rule, parse_rule
 
 KINDS = ("cuda", "metal", "run", "reference")  # the best one first, on an NVIDIA GPU
+MATCHES = {
+    "vjp": derivatives.match_vjp, "jvp": derivatives.match_jvp, "vmap": derivatives.match_vmap,
+}  # fmt: skip
+_digesting: ContextVar[tuple[Op, ...]] = ContextVar("_digesting", default=())
 AUTOCAST = ("cast", "float32")
-_digesting = threading.RLock()  # what is "itself" to one thread is not to another
 
 Cuda = str | CallableKernel | CudaBody | UnitText
 
@@ -51,7 +54,6 @@ class Op:
         self.counts: Counter[str] = Counter()
         self._count = len(rule.inputs)
         self._digest: str | None = None
-        self._digesting = False
         self._torch: Any = None  # what hosts.torch_op made of it
         self._plain: Callable[..., Any] = unknown  # a call of it of which torch records nothing
         self._look_for_torch = _torch_finder(self)
@@ -64,6 +66,34 @@ class Op:
 
     def __deepcopy__(self, memo: object) -> Op:
         return self  # models that hold it are copied; it has no state that matters
+
+    def __reduce__(self) -> Any:
+        """What a pickle holds: texts as they are, functions by their names.
+
+        Raises:
+            KernelError: a function cannot be imported.
+        """
+        bodies: list[Any] = []
+        for one in self.implementations:
+            if isinstance(one, Runner):
+                how = _pickled(self.name, f"`{one.kind}`", one.function, one.version, one.digest)
+                bodies.append((*how, one.kind, one.makes, one.constants, one.contiguous))
+            else:
+                bodies.append(one.to_json())
+        rules = {
+            kind: (one.op,)
+            if one.op is not None
+            else _pickled(self.name, f"`def_{kind}`", one.function, one.version, one.digest)
+            for kind, one in self.rules.items()
+        }
+        given = (self.name, self.rule.to_json(), bodies, self.batch, self.autocast)
+        return _unpickled, given, rules  # the rules last, for they may hold this op again
+
+    def __setstate__(self, rules: Any) -> None:
+        for kind, (rule, *how) in rules.items():
+            self._define(kind, rule, how[0] if how else None)
+            if how and self.rules[kind].digest != how[1]:
+                raise _changed(self.name, f"`def_{kind}`", rule)
 
     # -- calls -----------------------------------------------------------------------------------
 
@@ -131,6 +161,8 @@ class Op:
         self._look_for_torch()
         if self._torch is None:
             raise KernelError(f"[op] op {self.name!r}: import torch before its `torch_op`.")
+        if self._torch.overload is self._torch.raw:  # torch cannot have it
+            self._torch.overload()
         return self._torch.overload
 
     # -- rules -----------------------------------------------------------------------------------
@@ -140,10 +172,11 @@ class Op:
 
         Args:
             rule: an op, whose arguments are known by name: this op's inputs and outputs, and
-                ``cotangent`` (``<output>_cotangent`` where there are several) go in,
-                ``<input>_grad`` come out; inputs without one have no gradient. Or a function of
-                ``(primals, cotangents, outputs)``, tuples of arrays, that returns a gradient or
-                None per input; torch and MLX call it with their arrays, while tracing, too.
+                ``cotangent`` (``<output>_cotangent`` where there are several, or where an input
+                has that name) go in, ``<input>_grad`` come out; inputs without one have no
+                gradient. Or a function of ``(primals, cotangents, outputs)``, tuples of arrays,
+                that returns a gradient or None per input; torch and MLX call it with their arrays,
+                while tracing, too.
             version: stands for a function's content: see `identity.of_callable`.
 
         Returns:
@@ -152,7 +185,7 @@ class Op:
         Raises:
             KernelError: names do not match, or a function's content is not known.
         """
-        return self._define("vjp", rule, version, derivatives.match_vjp)
+        return self._define("vjp", rule, version)
 
     def def_jvp(self, rule: Op | Callable[..., Any], *, version: str | int | None = None) -> Any:
         """Declare the derivative of the outputs: tangents from tangents.
@@ -170,7 +203,7 @@ class Op:
         Raises:
             KernelError: as in `def_vjp`.
         """
-        return self._define("jvp", rule, version, derivatives.match_jvp)
+        return self._define("jvp", rule, version)
 
     def def_vmap(self, rule: Op | Callable[..., Any], *, version: str | int | None = None) -> Any:
         """Declare how the op is carried out for a batch of calls.
@@ -190,10 +223,14 @@ class Op:
         Raises:
             KernelError: as in `def_vjp`.
         """
-        return self._define("vmap", rule, version, derivatives.match_vmap)
+        return self._define("vmap", rule, version)
 
-    def _define(self, kind: str, rule: Any, version: object, matched: Any) -> Any:
-        self.rules[kind] = Derived(self, kind, rule, version, matched)
+    def _define(self, kind: str, rule: Any, version: object) -> Any:
+        token = _digesting.set((self,))  # what others are without this rule is not kept
+        try:
+            self.rules[kind] = Derived(self, kind, rule, version, MATCHES[kind])
+        finally:
+            _digesting.reset(token)
         self._digest = self._torch = None  # another op from now on
         self._plain = unknown
         return rule
@@ -212,16 +249,18 @@ class Op:
     @property
     def digest(self) -> str:
         """16 hexadecimal digits that tell it from every op that computes something else."""
-        found = self._digest
-        if found is None:
-            with _digesting:
-                if self._digesting:  # a rule of it calls the op itself
-                    return "itself"
-                self._digesting = True
-                try:
-                    found = self._digest = identity.digest(self.to_json())
-                finally:
-                    self._digesting = False
+        around = _digesting.get()
+        if self in around:  # a rule of it calls it again
+            return f"op {around.index(self)}"
+        if self._digest is not None and not around:
+            return self._digest
+        token = _digesting.set((*around, self))
+        try:
+            found = identity.digest(self.to_json())
+        finally:
+            _digesting.reset(token)
+        if not around:  # what is found inside of another depends on that
+            self._digest = found
         return found
 
     ferrule_digest = digest
@@ -285,6 +324,49 @@ def watch_torch() -> None:
     global traced
     compiler = getattr(sys.modules.get("torch"), "compiler", None)
     traced = getattr(compiler, "is_dynamo_compiling", traced)
+
+
+def _pickled(op: str, what: str, function: Any, version: object, digest: str) -> tuple[Any, ...]:
+    """What a pickle holds of a Python function."""
+    if identity.by_name(function) is None:
+        raise KernelError(
+            f"[op] op {op!r} cannot be pickled: {what} ({identity.named(function)}) cannot be "
+            "imported by its name; define it at the top level of a module."
+        )
+    return function, version, digest
+
+
+def _unpickled(
+    name: str, rule: Any, bodies: Sequence[Any], batch: tuple[str, ...], autocast: str | None
+) -> Op:
+    """The op of a pickle, as yet without its rules.
+
+    Raises:
+        KernelError: a function is not what it was.
+    """
+    parsed = Rule.from_json(rule)
+    found: list[Implementation] = []
+    for one in bodies:
+        if isinstance(one, dict):
+            kind = CudaUnit if "steps" in one else KernelBody
+            found.append(kind.from_json(name, parsed, one))
+            continue
+        function, version, digest, kind, makes, constants, contiguous = one
+        runner = Runner(
+            name, parsed, function, kind, version=version, makes=makes, constants=constants,
+            contiguous=contiguous,
+        )  # fmt: skip
+        if runner.digest != digest:
+            raise _changed(name, f"`{kind}`", function)
+        found.append(runner)
+    return Op(name, parsed, found, batch, autocast)
+
+
+def _changed(op: str, what: str, function: Any) -> KernelError:
+    return KernelError(
+        f"[op] {what} ({identity.named(function)}) of op {op!r} is another function than when the "
+        "op was pickled."
+    )
 
 
 def _torch_finder(op: Op) -> Callable[[], None]:

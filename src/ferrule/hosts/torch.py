@@ -264,7 +264,7 @@ def capturing(device: str) -> bool:
 
 
 def skip_in_dynamo(codes: Iterable[CodeType]) -> None:
-    """Ask torch.compile not to trace into the frames of an eager call, and what they call.
+    """Ask torch.compile not to trace into frames of these codes, and what they call.
 
     A private function of torch: without it, torch.compile also gives right results, but tries
     to compile ferrule's own Python first.

@@ -33,7 +33,7 @@ from ..rule import Argument, Binding
 from ..spec import Facts, Shape
 from . import torch as host
 from . import torch_calls
-from .torch_autograd import register_autograd
+from .torch_autograd import autograd_kernel
 
 NAMESPACE = "ferrule"
 _library = torch.library.Library(NAMESPACE, "FRAGMENT")
@@ -47,6 +47,8 @@ _AUTOCAST_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU) | (
 _tracing = torch.compiler.is_compiling
 _recording = torch.is_grad_enabled
 _any_requires_grad = torch._C._any_requires_grad
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+_function_modes = torch._C._len_torch_function_stack
 # Keys that calls have where something traces or transforms them: modes and subclasses with
 # __torch_dispatch__, torch.func, torch.jit.trace.
 _WATCHERS = ("Python", "PythonTLSSnapshot", "FuncTorchDynamicLayerFrontMode", "Tracer")
@@ -101,12 +103,18 @@ class TorchOp:
         op: the op.
         overload: what graphs hold.
         raw: its twin for eager calls that record nothing.
+        arguments: the inputs, their places, and of those that are numbers the Python type.
     """
 
     def __init__(self, op: Op) -> None:
         self.op = op
         self.overload: Any
         self.raw: Any
+        kinds = {"b": bool, "f": float, "i": int, "u": int}
+        self.arguments = [
+            (i, one, None if one.dims is not None else kinds.get(dtypes.BY_NAME[one.dtype].kind))
+            for i, one in enumerate(op.rule.inputs)
+        ]
         name = f"{op.name}_{op.digest}"
         with _registering:
             known = _registered.get(name)
@@ -119,7 +127,9 @@ class TorchOp:
                 return
         _warn_of_stale(known.op, op)
         self.op, self.overload, self.raw = known.op, known.overload, known.raw
-        op.counts = known.op.counts
+        if op.counts is not known.op.counts:
+            known.op.counts.update(op.counts)
+        op.counts = known.op.counts  # it is the other that carries out calls
 
     def takes(self, values: Sequence[Any]) -> bool:
         """Whether a call with these inputs is torch's."""
@@ -127,14 +137,29 @@ class TorchOp:
 
     def __call__(self, *values: Any) -> Any:
         """A call; the overload's where a derivative may be wanted."""
-        if _tracing():  # first, for Dynamo cannot trace what follows
+        if self.raw is self.overload:  # torch cannot have it
+            return self.overload()
+        for i, one, kind in self.arguments:
+            value = values[i]
+            if kind is None:
+                if value is not None and not isinstance(value, torch.Tensor):
+                    _dtype(self.op, one, value)  # says that it is none
+            elif type(value) is not kind:
+                values = (*values[:i], self._number(one, value), *values[i + 1 :])
+        if _tracing():  # Dynamo cannot trace what follows
             return self.overload(*values)
-        if self.op._plain is op_declaration.unknown and self.raw is not self.overload:
+        if self.op._plain is op_declaration.unknown:
             op_declaration.watch_torch()
-            self.op._plain = fastcall.operator(self.raw._op) or op_declaration.unknown
-        forward = forward_ad._current_level >= 0
-        recorded = forward or (_recording() and _any_requires_grad(*values))
-        call = self.overload if recorded else self.raw
+            kinds = "".join("a" if o.dims is not None else o.dtype[0] for _, o, _ in self.arguments)
+            self.op._plain = fastcall.operator(self.raw._op, kinds) or op_declaration.unknown
+        call = self.raw
+        if (
+            forward_ad._current_level >= 0
+            or (_recording() and _any_requires_grad(*values))
+            or _function_modes()
+            or any(isinstance(v, torch.Tensor) and type(v) not in _PLAIN for v in values)
+        ):
+            call = self.overload
         try:
             return call(*values)
         except RuntimeError as by_torch:
@@ -146,6 +171,18 @@ class TorchOp:
         error = torch_calls.raised(by_torch)
         if error is not None:
             raise error from None
+
+    def _number(self, one: Argument, value: Any) -> Any:
+        """A number of another type than declared, where that is one all the same: torch itself
+        takes a tensor for a number, whose derivative would be lost."""
+        if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            return value
+        if isinstance(value, torch.Tensor):
+            raise KernelTypeError(
+                f"[op] input {one.name!r} of op {self.op.name!r}: got a tensor, but {one}, which "
+                f"is a Python number; give x.item(), or declare an array: {one.name}[]:{one.dtype}."
+            )
+        return number(self.op.name, one, value)
 
     # -- registration ----------------------------------------------------------------------------
 
@@ -169,9 +206,11 @@ class TorchOp:
                 _library.impl(
                     each, _versioned(overload, mutated), "ADInplaceOrView", with_keyset=True
                 )
+                for key in ("Conjugate", "Negative"):
+                    _library.impl(each, self._lazy, key)
             if op.autocast is not None:
                 for device in ("CPU", "CUDA"):
-                    kernel = _autocast(overload, device, op.autocast)
+                    kernel = _autocast(overload, device, op.autocast, mutated)
                     _library.impl(each, kernel, f"Autocast{device}", with_keyset=True)
             if each is name:
                 self.overload = overload
@@ -184,7 +223,9 @@ class TorchOp:
                 _library.impl(each, self.run, key)
         for key in _WATCHERS:
             _library.impl(f"{name}_raw", lambda *values: self.overload(*values), key)
-        register_autograd(_library, op, self.overload)
+        kernel = autograd_kernel(op, self.overload)
+        host.skip_in_dynamo([kernel.__code__])
+        _library.impl(name, kernel, "Autograd", with_keyset=True)
         torch.library.register_vmap(f"{NAMESPACE}::{name}", self.vmap, lib=_library)
 
     # -- what it does ----------------------------------------------------------------------------
@@ -194,9 +235,10 @@ class TorchOp:
         op = self.op
         shapes: list[Shape | None] = []
         kinds: list[str | None] = []
-        like: torch.Tensor | None = None
         for one, value in zip(op.rule.inputs, values, strict=True):
             if one.dims is None:
+                if type(value) is int:  # its range; a symbol has none yet
+                    number(op.name, one, value)
                 shapes.append(())
                 kinds.append(None)
             elif value is None:
@@ -205,11 +247,15 @@ class TorchOp:
             else:
                 shapes.append(tuple(value.shape))
                 kinds.append(_dtype(op, one, value).name)
-                like = value if like is None else like
-                self._same_device(one, value, like)
-        said = op.rule.bind(op.name, shapes, kinds, SymInts)
-        results = op.rule.results(op.name, said, SymInts)
-        device = cast(torch.Tensor, like).device
+        device = self._device(values)
+        try:
+            said = op.rule.bind(op.name, shapes, kinds, SymInts)
+            results = op.rule.results(op.name, said, SymInts)
+        except KernelError:
+            # The same again in numbers, where they are known: s33 says nothing to anyone.
+            numbers = [None if shape is None else tuple(map(_hint, shape)) for shape in shapes]
+            op.rule.results(op.name, op.rule.bind(op.name, numbers, kinds, SymInts), SymInts)
+            raise
         return op_call.packed(
             [torch.empty(shape, dtype=_TORCH[kind], device=device) for shape, kind in results]
         )
@@ -217,6 +263,8 @@ class TorchOp:
     def run(self, *values: Any) -> Any:
         """The outputs for tensors in memory."""
         op = self.op
+        if any(one.mutable for one in op.rule.inputs):
+            values = tuple(self._apart(values))
         given, tensors = self._gathered(values)
         device = host.device_name(next(iter(tensors.values())))
         said, results = op_call.bound(op, given)
@@ -246,6 +294,39 @@ class TorchOp:
             if one.mutable and one.name in copies:
                 tensors[one.name].copy_(copies[one.name])
         return op_call.packed(outputs)
+
+    def _lazy(self, *values: Any) -> Any:
+        """What an op that writes in place does with lazy conjugates: torch would lose the write."""
+        raise KernelError(
+            f"[op] op {self.op.name!r} writes in place, and an input is the lazy conjugate or "
+            "negative of its memory; give x.resolve_conj().resolve_neg()."
+        )
+
+    def _apart(self, values: Sequence[Any]) -> list[Any]:
+        """The inputs, with copies of those that share memory with one that is written in place:
+        what is read is what was there before."""
+        op = self.op
+        facts: dict[str, Facts | float | None] = {
+            one.name: _facts(value, _dtype(op, one, value), "")
+            for one, value in zip(op.rule.inputs, values, strict=True)
+            if isinstance(value, torch.Tensor)
+        }
+        op_call.check_apart(op, facts)
+        written = [
+            op_call.memory_of(fact)
+            for one in op.rule.inputs
+            if one.mutable and isinstance(fact := facts.get(one.name), Facts)
+        ]
+        found = list(values)
+        for i, one in enumerate(op.rule.inputs):
+            fact = facts.get(one.name)
+            if one.mutable or not isinstance(fact, Facts):
+                continue
+            start, end = op_call.memory_of(fact)
+            if any(max(start, first) < min(end, last) for first, last in written):
+                op.counts["copy"] += 1
+                found[i] = values[i].clone()
+        return found
 
     def _run_function(
         self, chosen: Runner, values: Sequence[Any], said: Binding,
@@ -290,7 +371,7 @@ class TorchOp:
         op = self.op
         given: dict[str, Facts | float | None] = {}
         tensors: dict[str, torch.Tensor] = {}
-        like: torch.Tensor | None = None
+        self._device(values)
         for one, value in zip(op.rule.inputs, values, strict=True):
             if one.dims is None:
                 given[one.name] = number(op.name, one, value)
@@ -299,8 +380,6 @@ class TorchOp:
                 given[one.name] = None
                 continue
             kind = _dtype(op, one, value)
-            like = value if like is None else like
-            self._same_device(one, value, like)
             tensors[one.name] = value
             given[one.name] = _facts(value, kind, host.device_name(value))
         return given, tensors
@@ -321,12 +400,20 @@ class TorchOp:
                 given[one.name] = _facts(copy, fact.dtype, device)
         return copies
 
-    def _same_device(self, one: Argument, value: torch.Tensor, like: torch.Tensor) -> None:
-        if value.device != like.device:
-            raise KernelError(
-                f"[op] input {one.name!r} of op {self.op.name!r} is on {value.device}, but another "
-                f"is on {like.device}; expected one device."
-            )
+    def _device(self, values: Sequence[Any]) -> torch.device:
+        """Where all inputs are."""
+        first: tuple[Argument, torch.Tensor] | None = None
+        for one, value in zip(self.op.rule.inputs, values, strict=True):
+            if not isinstance(value, torch.Tensor):
+                continue
+            if first is None:
+                first = one, value
+            elif value.device != first[1].device:
+                raise KernelError(
+                    f"[op] input {one.name!r} of op {self.op.name!r} is on {value.device}, but "
+                    f"input {first[0].name!r} is on {first[1].device}; expected one device."
+                )
+        return cast(tuple[Argument, torch.Tensor], first)[1].device
 
     def vmap(self, info: Any, axes: Sequence[int | None], *values: Any) -> tuple[Any, Any]:
         """The op for a batch of calls, as torch.vmap wants it."""
@@ -410,7 +497,7 @@ def _dtype(op: Op, one: Argument, value: torch.Tensor) -> Dtype:
 
 
 # Called by torch, where Dynamo may be looking: from a frame that it gave up on, for one.
-host.skip_in_dynamo([TorchOp.run.__code__, TorchOp.fake.__code__, TorchOp.vmap.__code__])
+host.skip_in_dynamo([f.__code__ for f in (TorchOp.run, TorchOp.fake, TorchOp.vmap)])
 
 
 def _warn_of_stale(first: Op, second: Op) -> None:
@@ -513,6 +600,12 @@ def _readable(value: torch.Tensor) -> bool:
     return value.is_contiguous() and not value.is_conj() and not value.is_neg()
 
 
+def _hint(size: Any) -> Any:
+    """The number that a symbolic size has for now, where it has one."""
+    hint = size.node.hint if isinstance(size, torch.SymInt) else size
+    return size if hint is None else hint
+
+
 def _facts(tensor: torch.Tensor, kind: Dtype, device: str) -> Facts:
     return Facts(kind, tuple(tensor.shape), tensor.stride(), tensor.data_ptr(), device)
 
@@ -528,11 +621,15 @@ def _versioned(overload: Any, mutated: Sequence[int]) -> Callable[..., Any]:
                 torch.autograd.graph.increment_version(values[i])
         return result
 
+    host.skip_in_dynamo([kernel.__code__])
     return kernel
 
 
-def _autocast(overload: Any, device: str, policy: str) -> Callable[..., Any]:
-    """A kernel that casts float inputs as the op's policy says."""
+def _autocast(
+    overload: Any, device: str, policy: str, mutated: Sequence[int]
+) -> Callable[..., Any]:
+    """A kernel that casts float inputs as the op's policy says, but for what is written in place:
+    that would be lost in a copy."""
     key = getattr(torch._C.DispatchKey, f"Autocast{device}")
     excluded = torch._C.DispatchKeySet(key)
 
@@ -545,10 +642,12 @@ def _autocast(overload: Any, device: str, policy: str) -> Callable[..., Any]:
             and value.is_floating_point()
             and value.dtype in (torch.float32, torch.float16, torch.bfloat16)
             and value.device.type == name
+            and i not in mutated
             else value
-            for value in values
+            for i, value in enumerate(values)
         ]
         with torch._C._ExcludeDispatchKeyGuard(excluded):
             return overload(*cast_values)
 
+    host.skip_in_dynamo([kernel.__code__])
     return kernel
