@@ -92,16 +92,18 @@ MAY_IMPORT = {
     "identity": "errors dtypes",
     "implementation": f"{NOUNS} identity expression rule source.names devices",
     "derivatives": "errors dtypes identity rule op_declaration",
-    "batching": "errors expression rule op_declaration",
+    "batching": "errors rule sharding op_declaration",
+    "sharding": "errors expression rule op_declaration",
     "op_launch": f"{NOUNS} implementation rule devices numpy",
     "op_call": f"{NOUNS} arguments hosts implementation op_declaration op_launch rule",
     "op_checks": f"{NOUNS} derivatives hosts implementation op_call op_declaration numpy",
     "op_declaration": "errors call kernel identity rule implementation derivatives op_call "
-    "hosts.torch_op",
+    "sharding hosts.torch_op",
     "hosts.torch_op": f"{NOUNS} arguments batching expression implementation op_declaration "
     "op_call op_launch rule hosts torch",
     "hosts.torch_calls": f"{NOUNS} binding bytecode driver expression implementation op_call "
     "op_declaration op_launch hosts devices torch",
+    "hosts.torch_sharding": "errors op_declaration sharding torch",
     "hosts.torch_autograd": "derivatives op_declaration torch",
     "ferrule": "errors dtypes call cuda_call binding op_checks op_declaration toolchain",
     # The benchmarks use what users have, and what they are measured against.

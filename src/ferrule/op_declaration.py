@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from . import derivatives, identity, op_call
+from . import derivatives, identity, op_call, sharding
 from .call import CallableKernel
 from .derivatives import Derived
 from .errors import KernelError, KernelTypeError, RuleError
@@ -28,6 +28,7 @@ class Op:
         rule: what it declares.
         implementations: what carries it out, in the order in which they are tried.
         batch: the dims that are declared independent.
+        partial_sums: the dims (``"K"``, ``"*S"``) of which parts give partial sums of outputs.
         autocast: what torch's autocast does with its inputs: None, ``"cast"`` or ``"float32"``.
         rules: its derivative and batching rules, under ``"vjp"``, ``"jvp"`` and ``"vmap"``.
         counts: how often calls took a slower way than they might: ``"copy"`` of an input that is
@@ -37,10 +38,11 @@ class Op:
     def __init__(
         self, name: str, rule: Rule, implementations: Sequence[Implementation],
         batch: tuple[str, ...] = (), autocast: str | None = None,
+        partial_sums: tuple[str, ...] = (),
     ) -> None:  # fmt: skip
         self.name, self.rule = name, rule
         self.implementations = tuple(implementations)
-        self.batch, self.autocast = batch, autocast
+        self.batch, self.autocast, self.partial_sums = batch, autocast, partial_sums
         self.rules: dict[str, Derived] = {}
         self.counts: Counter[str] = Counter()
         self._count = len(rule.inputs)
@@ -116,6 +118,7 @@ class Op:
         self._look_for_torch()
         if self._torch is None:
             raise KernelError(f"[op] op {self.name!r}: import torch before its `torch_op`.")
+        self._torch.look_for_dtensor()
         return self._torch.overload
 
     # -- rules -----------------------------------------------------------------------------------
@@ -188,7 +191,7 @@ class Op:
         """All that decides what it computes; Python functions by their digests."""
         return {
             "name": self.name, "rule": self.rule.to_json(), "batch": list(self.batch),
-            "autocast": self.autocast,
+            "partial_sums": list(self.partial_sums), "autocast": self.autocast,
             "implementations": [one.to_json() for one in self.implementations],
             "rules": {kind: one.digest for kind, one in sorted(self.rules.items())},
         }  # fmt: skip
@@ -223,7 +226,7 @@ class Op:
             raise KernelError(
                 f"[op] op {self.name!r} has no implementation {kind!r}; it has {kinds}."
             )
-        other = Op(self.name, self.rule, found, self.batch, self.autocast)
+        other = Op(self.name, self.rule, found, self.batch, self.autocast, self.partial_sums)
         other.rules = dict(self.rules)
         return other
 
@@ -241,7 +244,9 @@ class Op:
                 for one in data["implementations"]
                 if one["kind"] in ("metal", "cuda")
             ]
-            found = Op(data["name"], rule, bodies, tuple(map(str, data["batch"])), data["autocast"])
+            batch = _batch(data["name"], rule, data["batch"])
+            sums = sharding.partial_sums(data["name"], rule, batch, data["partial_sums"])
+            found = Op(data["name"], rule, bodies, batch, data["autocast"], sums)
         except (KeyError, TypeError, ValueError) as error:
             if isinstance(error, RuleError):
                 raise
@@ -283,6 +288,7 @@ def op(
     compile_options: Mapping[str, str] | None = None,
     portable: bool = False,
     batch: str | Sequence[str] = (),
+    partial_sums: str | Sequence[str] = (),
     autocast: str | None = None,
     version: str | int | None = None,
 ) -> Op:
@@ -309,6 +315,10 @@ def op(
             `metal_kernel`; what is written in place is atomic, too.
         batch: the dims that are independent of each other: a call on one part of them is that part
             of the whole. Such dims can be batched and sharded, and so can every ``*S``.
+        partial_sums: dims, or ``*S``, whose parts give partial sums: of a call on a part of them,
+            outputs that have the dim are that part of the whole, and the other outputs add up to
+            it. So a matrix product's ``"K"``, or the ``"*S"`` of a gradient of weights, can be
+            sharded. It must hold whatever the inputs are: with a bias, each part would add it.
         autocast: what ``torch.autocast`` does with float inputs: None leaves them, ``"cast"``
             makes them its dtype, ``"float32"`` makes them float32.
         version: stands for the content of ``run`` and ``reference``, which otherwise is their
@@ -357,7 +367,9 @@ def op(
             f"[op] op {name!r} has nothing that carries it out; give `metal`, `cuda`, `run` or "
             "`reference`."
         )
-    return Op(name, parsed, found, _batch(name, parsed, batch), _autocast(name, autocast))
+    independent = _batch(name, parsed, batch)
+    sums = sharding.partial_sums(name, parsed, independent, partial_sums)
+    return Op(name, parsed, found, independent, _autocast(name, autocast), sums)
 
 
 def _parsed(name: object, rule: object) -> Rule:

@@ -384,6 +384,9 @@ def _made(op: Op) -> _Bound | None:
         templates = [value for _, value in body.template if isinstance(value, Expression)]
         places.append((when, grid, len(templates), len(extra)))
         extra += templates
+    outputs = {one.name for one in op.rule.outputs}
+    if any(one.arrays & outputs for one in extra):  # sizes that C works out later
+        return None
     program = compile_rule(op.rule, extra)
     numbers = [dtypes.BY_NAME[one.dtype] for one in op.rule.inputs if one.dims is None]
     wide = ("b", "i", "u")

@@ -7,6 +7,7 @@ costs more than the launch; graphs only ever hold the first.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
@@ -16,7 +17,7 @@ from torch.autograd import forward_ad
 from .. import batching, dtypes, op_call
 from ..arguments import fill_value
 from ..dtypes import Dtype
-from ..errors import KernelError, KernelTypeError
+from ..errors import FerruleError, KernelError, KernelTypeError
 from ..expression import Ints
 from ..implementation import Runner
 from ..op_declaration import Op
@@ -30,6 +31,7 @@ from .torch_autograd import register_autograd
 NAMESPACE = "ferrule"
 _library = torch.library.Library(NAMESPACE, "FRAGMENT")
 _registered: dict[str, TorchOp] = {}
+_sharded: set[Any] = set()  # the overloads that DTensor knows
 _TORCH = host.TORCH
 _KNOWN = host.KNOWN
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -103,6 +105,8 @@ class TorchOp:
             _registered[name] = self
         else:
             self.op, self.overload, self.raw = known.op, known.overload, known.raw
+        self.look_for_dtensor = _dtensor_finder(self.op, self.overload)
+        self.look_for_dtensor()
 
     def takes(self, values: Sequence[Any]) -> bool:
         """Whether a call with these inputs is torch's."""
@@ -111,6 +115,7 @@ class TorchOp:
     def __call__(self, *values: Any) -> Any:
         """A call; the overload's, but for plain eager tensors of which nothing is recorded."""
         if _tracing():  # first, for Dynamo cannot trace what follows
+            self.look_for_dtensor()
             return self.overload(*values)
         call = self.raw
         if (
@@ -124,10 +129,13 @@ class TorchOp:
         for value in values:
             if isinstance(value, torch.Tensor) and type(value) not in _PLAIN:
                 call = self.overload
+                self.look_for_dtensor()
         try:
             return call(*values)
         except RuntimeError as by_torch:
             error = torch_calls.raised(by_torch)
+            if error is None and isinstance(by_torch.__cause__, FerruleError):
+                error = by_torch.__cause__  # DTensor's words around it
             if error is None:
                 raise
         raise error
@@ -291,6 +299,20 @@ class TorchOp:
     def vmap(self, info: Any, axes: Sequence[int | None], *values: Any) -> tuple[Any, Any]:
         """The op for a batch of calls, as torch.vmap wants it."""
         return batching.batched(self.op, info.batch_size, axes, values, self.overload, _Arrays)
+
+
+def _dtensor_finder(op: Op, overload: Any) -> Callable[[], None]:
+    """What tells DTensor of an op, once that is imported."""
+
+    def look() -> None:
+        if overload not in _sharded and "torch.distributed.tensor" in sys.modules:
+            from .torch_sharding import register
+
+            _sharded.add(overload)
+            register(op, overload)
+
+    look._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as of Op._look_for_torch
+    return look
 
 
 class _Arrays:
