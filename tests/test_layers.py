@@ -48,6 +48,7 @@ MAY_IMPORT = {
     "source.masks": f"{NOUNS} source tree_sitter",
     "source.matrices": "source tree_sitter",
     "source.metal": f"{NOUNS} source",
+    "source.metal_prelude": "",
     "source.names": "source",
     "source.operations": f"{NOUNS} source tree_sitter",
     "source.regions": f"{NOUNS} source tree_sitter",
@@ -104,6 +105,8 @@ MAY_IMPORT = {
     "hosts.torch_calls": f"{NOUNS} binding bytecode driver expression implementation op_call "
     "op_declaration op_launch hosts devices torch",
     "hosts.torch_sharding": "errors op_declaration sharding torch",
+    "hosts.torch_mps": "errors dtypes implementation op_launch rule spec source.metal "
+    "source.metal_prelude hosts torch",
     "hosts.torch_autograd": "derivatives op_declaration torch",
     "ferrule": "errors dtypes call cuda_call binding op_checks op_declaration toolchain",
     # The benchmarks use what users have, and what they are measured against.

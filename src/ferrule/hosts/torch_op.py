@@ -21,7 +21,7 @@ from ..errors import FerruleError, KernelError, KernelTypeError
 from ..expression import Ints
 from ..implementation import Runner
 from ..op_declaration import Op
-from ..op_launch import launch, number
+from ..op_launch import check_empty, launch, number
 from ..rule import Argument, Binding
 from ..spec import Facts, Shape, is_row_contiguous
 from . import torch as host
@@ -163,7 +163,7 @@ class TorchOp:
                     each, _versioned(overload, mutated), "ADInplaceOrView", with_keyset=True
                 )
             if op.autocast is not None:
-                for device in ("CPU", "CUDA"):
+                for device in ("CPU", "CUDA", "MPS"):
                     kernel = _autocast(overload, device, op.autocast)
                     _library.impl(each, kernel, f"Autocast{device}", with_keyset=True)
             if each is name:
@@ -172,7 +172,7 @@ class TorchOp:
                 self.raw = overload
         names = [name, f"{name}_raw"]
         done = torch_calls.implement(op, names)
-        for key in {"CPU", "CUDA"} - set(done):
+        for key in {"CPU", "CUDA", "MPS"} - set(done):
             for each in names:
                 _library.impl(each, self.run, key)
         register_autograd(_library, op, self.overload)
@@ -227,7 +227,15 @@ class TorchOp:
                     value = fill_value(chosen.kernel, i, sent.fill, kind)
                     outputs.append(host.full(shape, value, kind, device))
             facts = [_facts(one, _KNOWN[one.dtype], device) for one in outputs]
-            launch(op.name, op.rule, chosen, sent, said, device, queue, given, facts)
+            if not device.startswith("mps"):
+                launch(op.name, op.rule, chosen, sent, said, device, queue, given, facts)
+            elif 0 in sent.grid:
+                check_empty(op.name, op.rule, sent, facts)
+            else:
+                from . import torch_mps
+
+                everything = {**given, **tensors, **copies}
+                torch_mps.launch(op.name, op.rule, chosen, sent, said, everything, outputs)
             for one in op.rule.inputs:
                 if one.mutable and one.name in copies:
                     tensors[one.name].copy_(copies[one.name])
