@@ -150,6 +150,7 @@ def every_starred_dim_is_sharded() -> None:
         x = numbers(*shape)
         check(EXP(spread(x, Shard(axis))), x.exp(), Shard(axis))
     check(EXP(spread(x, Replicate())), x.exp(), Replicate())
+    check(EXP(spread(x[:1], Shard(0))), x[:1].exp())  # one process has none
     with torch.no_grad():
         check(EXP(spread(x, Shard(0))), x.exp(), Shard(0))
     with torch.inference_mode():

@@ -10,6 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from ferrule.source import metal_prelude
 
 I = "uint i = thread_position_in_grid.x; "  # noqa: E741
 INCLUDE = Path(ferrule.__file__).parent / "include"
+_NATIVE = Path(__file__).parent / "native"
 TYPES = {kind.metal: host.TORCH[kind.name] for kind in dtypes.ALL if kind.level0}
 TYPES |= {"int": torch.int32}
 # By torch's csrc/mps/Module.cpp: what it makes of a number, as the bytes that the kernel sees.
@@ -313,7 +315,8 @@ int main() {
   }
   complex64_t z(1.5f, -2.0f), w(0.5f, 3.0f), v = z;
   v += w; v *= z; v -= 1; v /= w;
-  complex64_t many[] = {z + w, z - w, z * w, z / w, z * 2.0f, 3.0f - z, -z, v, complex64_t(2)};
+  complex64_t many[] = {z + w, z - w, z * w, z / w, z * 2.0f, 3.0f - z, -z, v, complex64_t(2),
+                        z % w, w % 2, 7.0f % z, Limits<complex64_t>::min};
   for (complex64_t k : many) std::printf("%.6g %.6g %d%d%d %.6g\n", k.real, k.imag, k < z, k >= w,
                                          k == z + w, float(k));
   float sizes[] = {0, 1e-9f, -0.25f, 3, 1e30f, -1, INFINITY};
@@ -357,3 +360,55 @@ def test_the_words_of_mlx_mean_what_they_mean_elsewhere(tmp_path: Path) -> None:
         found.append(subprocess.run([tmp_path / name], capture_output=True, text=True).stdout)
     assert found[0] == found[1]
     assert found[0].count("\n") > 50
+
+
+# Each of the words, used as bodies use them.
+_WORDS = """
+    complex64_t v = z[i];
+    v += z[i]; v *= 3; v = v / z[i] - complex64_t(x[i]) % 2;
+    LoopedElemToLoc<3> l(4);
+    l.next(x_shape, x_strides); l.next(3, x_shape, x_strides);
+    LoopedElemToLoc<1, int64_t, false> m(1);
+    m.next(x_shape, x_strides);
+    uint3 at = thread_position_in_grid;
+    int64_t place = elem_to_loc(at, x_shape, x_strides, x_ndim) + l.location() + m.location()
+        + elem_to_loc<int64_t>(i, x_shape, x_strides, x_ndim) + elem_to_loc_1(i, x_strides[0])
+        + elem_to_loc_2(at.xy, x_strides) + elem_to_loc_3(at, x_strides)
+        + elem_to_loc_2_nd(at, x_shape, x_strides, x_strides, 4).x
+        + elem_to_loc_3_nd(at, x_shape, x_strides, x_strides, x_strides, 4).z;
+    if (cast_to<bool>(v) && v < z[i] && has_b) place += ceildiv(N, 2) + n;
+    T t = x[place] + simd_shuffle(int64_t(5), 1) + simd_shuffle_up(v == 2, 1) + s;
+    t += Limits<float>::max + Limits<complex64_t>::min.real + WorkPerThread<T>::n + log1p(t);
+    y[place] = t + REDUCE_N_READS;
+    bfloat16_t h = uint16_to_bfloat16(3);
+    h = metal::exp(h); h = metal::max(h, metal::precise::sqrt(h)); h = simd_max(h);
+    w[i] = simd_shuffle_down(v * float(h), 1) + simd_sum(h);
+    w[i] = z[i]; w[i] = 1.0f;"""
+
+
+def clang() -> list[str] | None:
+    if shutil.which("clang"):
+        return ["clang"]
+    return [sys.executable, "-m", "ziglang", "clang"] if find_spec("ziglang") else None
+
+
+@pytest.mark.skipif(clang() is None, reason="there is no clang")
+def test_a_compiler_with_address_spaces_reads_the_text(tmp_path: Path) -> None:
+    """OpenCL C++ has Metal's address spaces, and clang reads it."""
+    op = ferrule.op(
+        "words", "x[N,K]:T, z[N]:complex64, b[N]:T?, s:float32, n:int32 -> y[N]:T, w[N]:complex64",
+        metal=I + _WORDS, grid="N", threadgroup=8, ensure_row_contiguous=False,
+    )  # fmt: skip
+    call(op, torch.ones(20, 4), torch.ones(20, dtype=torch.complex64), torch.ones(20), 1.0, 2)
+    text = launched()[0].source
+    # What Metal writes as a call, OpenCL writes as a cast.
+    text = re.sub(r"\b(vec<IdxT, \d>|float2)\((?=elem|v\.)", r"(\1)(", text)
+    text = re.sub(r"#include <.*>|\[\[[^\]]*\]\]", "", text)
+    (tmp_path / "opencl-c-base.h").write_text("")  # clang includes it by itself
+    source = tmp_path / "kernel.clcpp"
+    source.write_text(f'#include "{_NATIVE / "metal_words.h"}"\n{text}')
+    options = ["-target", "spir64", "-x", "cl", "-cl-std=clc++", "-fsyntax-only", "-w"]
+    done = subprocess.run(
+        [*clang(), *options, f"-I{tmp_path}", str(source)], capture_output=True, text=True
+    )
+    assert not done.returncode, done.stderr[:3000]

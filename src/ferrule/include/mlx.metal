@@ -116,6 +116,14 @@ template <class T> constexpr complex_t<T> operator/(complex_t<T> a, complex_t<T>
   T n = b.real * b.real + b.imag * b.imag;
   return {(a.real * b.real + a.imag * b.imag) / n, (a.imag * b.real - a.real * b.imag) / n};
 }
+// The remainder of each part for itself, with the divisor's sign.
+template <class T> constexpr complex_t<T> operator%(complex_t<T> a, complex_t<T> b) {
+  T re = a.real - b.real * static_cast<T>(static_cast<int64_t>(a.real / b.real));
+  T im = a.imag - b.imag * static_cast<T>(static_cast<int64_t>(a.imag / b.imag));
+  if (re != 0 && (re < 0) != (b.real < 0)) re += b.real;
+  if (im != 0 && (im < 0) != (b.imag < 0)) im += b.imag;
+  return {re, im};
+}
 // The order is lexicographic: the real part first.
 template <class T> constexpr bool operator==(complex_t<T> a, complex_t<T> b) {
   return a.real == b.real && a.imag == b.imag;
@@ -140,7 +148,7 @@ template <class T> constexpr bool operator>=(complex_t<T> a, complex_t<T> b) { r
     return complex_t<T>(a) op b;                                                               \
   }
 FR_MIXED(complex_t<T>, +) FR_MIXED(complex_t<T>, -) FR_MIXED(complex_t<T>, *)
-FR_MIXED(complex_t<T>, /) FR_MIXED(bool, ==) FR_MIXED(bool, !=) FR_MIXED(bool, <)
+FR_MIXED(complex_t<T>, /) FR_MIXED(complex_t<T>, %) FR_MIXED(bool, ==) FR_MIXED(bool, !=) FR_MIXED(bool, <)
 FR_MIXED(bool, >) FR_MIXED(bool, <=) FR_MIXED(bool, >=)
 #undef FR_MIXED
 #define FR_ASSIGN(op)                                                                          \
@@ -148,7 +156,7 @@ FR_MIXED(bool, >) FR_MIXED(bool, <=) FR_MIXED(bool, >=)
   constexpr thread complex_t<T>& operator op##=(thread complex_t<T>& a, U b) {                 \
     return a = a op b;                                                                         \
   }
-FR_ASSIGN(+) FR_ASSIGN(-) FR_ASSIGN(*) FR_ASSIGN(/)
+FR_ASSIGN(+) FR_ASSIGN(-) FR_ASSIGN(*) FR_ASSIGN(/) FR_ASSIGN(%)
 #undef FR_ASSIGN
 #endif
 
@@ -169,6 +177,14 @@ template <class U> struct Limits {
   };
 FR_FLOAT(half) FR_FLOAT(bfloat) FR_FLOAT(float)
 #undef FR_FLOAT
+#if FR_COMPLEX
+template <class T> struct Limits<complex_t<T>> {
+  static constant constexpr complex_t<T> max =
+      complex_t<T>(numeric_limits<T>::infinity(), numeric_limits<T>::infinity());
+  static constant constexpr complex_t<T> min =
+      complex_t<T>(-numeric_limits<T>::infinity(), -numeric_limits<T>::infinity());
+};
+#endif
 #endif
 
 #if FR_LOCATIONS
