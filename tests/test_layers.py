@@ -50,6 +50,7 @@ MAY_IMPORT = {
     "source.masks": f"{NOUNS} source tree_sitter",
     "source.matrices": "source tree_sitter",
     "source.metal": f"{NOUNS} source",
+    "source.metal_prelude": "",
     "source.names": "source",
     "source.operations": f"{NOUNS} source tree_sitter",
     "source.regions": f"{NOUNS} source tree_sitter",
@@ -96,7 +97,8 @@ MAY_IMPORT = {
     "identity": "errors dtypes numpy",
     "implementation": f"{NOUNS} identity expression rule source.names devices",
     "derivatives": "errors dtypes identity rule op_declaration",
-    "batching": "errors expression rule op_declaration",
+    "batching": "errors rule sharding op_declaration",
+    "sharding": "errors expression rule op_declaration",
     "cuda_parts": "errors implementation rule",
     "cuda_steps": f"{NOUNS} unit expression rule implementation cuda_parts devices numpy",
     "op_launch": f"{NOUNS} implementation rule devices numpy",
@@ -106,13 +108,16 @@ MAY_IMPORT = {
     "op_checks": f"{NOUNS} derivatives hosts implementation cuda_steps op_call op_declaration "
     "numpy",
     "op_declaration": "errors call kernel identity rule implementation cuda_parts cuda_steps "
-    "derivatives op_call hosts.torch_op",
+    "derivatives op_call sharding hosts.torch_op",
     "op_text": "errors dtypes spec call cuda_call implementation op_declaration op_launch numpy",
-    "adopting": "errors implementation op_declaration",
+    "adopting": "errors implementation op_declaration sharding",
     "hosts.torch_op": f"{NOUNS} arguments fastcall batching expression implementation cuda_steps "
     "op_declaration op_call op_launch op_unit rule hosts torch",
     "hosts.torch_calls": f"{NOUNS} binding bytecode driver expression implementation op_call "
     "op_declaration op_launch hosts devices torch",
+    "hosts.torch_sharding": "errors op_declaration sharding torch",
+    "hosts.torch_mps": "errors dtypes implementation op_launch rule spec source.metal "
+    "source.metal_prelude hosts torch",
     "hosts.torch_autograd": "derivatives op_declaration hosts torch",
     # What other code calls.
     "compat": "",

@@ -255,7 +255,9 @@ def test_saved_and_read_again() -> None:
     np.testing.assert_array_equal(again(x, x[0]), op(x, x[0]))
     data["implementations"][0]["source"] += " "
     assert Op.from_json(data).digest != op.digest
-    for damage in ({}, {**data, "rule": 1}, {**data, "implementations": [{"kind": "metal"}]}):
+    damaged: list[Any] = [{}, {**data, "rule": 1}, {**data, "implementations": [{"kind": "metal"}]}]
+    damaged += [{**data, "batch": ["Q"]}, {**data, "partial_sums": ["Q"]}]
+    for damage in damaged:
         with pytest.raises(RuleError, match="damaged"):
             Op.from_json(damage)
 

@@ -126,6 +126,13 @@ def outcome(call: Any, values: list[Any]) -> Any:
     ]
 
 
+def test_a_grid_of_an_outputs_size_is_left_to_python() -> None:
+    op = ferrule.op(
+        "rows", "x[*S,K]:T -> y[*S]:T", metal=I + "y[i] = x[i * K];", grid="y.size", threadgroup=8
+    )
+    assert op(torch.arange(12.0).reshape(2, 3, 2)).tolist() == [[0, 2, 4], [6, 8, 10]]
+
+
 @given(calls())
 @settings(max_examples=150, deadline=None)
 def test_as_in_python(call: tuple[str, list[Any]]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from . import sharding
 from .errors import KernelError
 from .implementation import Runner
 from .op_declaration import Op, checked_autocast, checked_batch, checked_rule
@@ -20,6 +21,7 @@ def adopt(
     contiguous: bool = False,
     reference: Callable[..., Any] | None = None,
     batch: str | Sequence[str] = (),
+    partial_sums: str | Sequence[str] = (),
     autocast: str | None = None,
     version: str | int | None = None,
 ) -> Op:
@@ -52,7 +54,8 @@ def adopt(
             Each new value makes another callable.
         contiguous: inputs that are not row-contiguous are copied first.
         reference: the same in ordinary array code, for comparisons.
-        batch: dims that are independent of each other, as in `ferrule.op`.
+        batch, partial_sums: dims that are independent of each other, and dims whose parts give
+            partial sums, as in `ferrule.op`.
         autocast: what ``torch.autocast`` does with the inputs: None, ``"cast"`` or ``"float32"``.
         version: stands for the content of the callables, which otherwise is their code, closure and
             defaults. It is needed where these cannot be read, as of most JITs' objects; where
@@ -98,6 +101,6 @@ def adopt(
     ]  # fmt: skip
     if reference is not None:
         found.append(Runner(name, parsed, reference, "reference", version=version))
-    return Op(
-        name, parsed, found, checked_batch(name, parsed, batch), checked_autocast(name, autocast)
-    )
+    independent = checked_batch(name, parsed, batch)
+    sums = sharding.partial_sums(name, parsed, independent, partial_sums)
+    return Op(name, parsed, found, independent, checked_autocast(name, autocast), sums)

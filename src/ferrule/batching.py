@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .errors import FerruleWarning, KernelError, warn
-from .expression import Expression
-from .rule import Argument, Star
+from .rule import Rule, Star
+from .sharding import place, stands_alone, stated
 
 if TYPE_CHECKING:
     from .op_declaration import Op
@@ -76,27 +76,27 @@ def _in_front(size: int, axes: Axes, values: Sequence[Any], arrays: Any) -> list
     return found
 
 
-def _place(one: Argument, name: str, star: bool) -> int | None:
-    """Where an array has ``*name`` or the dim ``name``, from the front of what is before it."""
-    for i, dim in enumerate(one.dims or ()):
-        if isinstance(dim, Star):
-            if star and dim.name == name:
-                return i
-        elif not star and dim.node == ("name", name):
-            return i
-    return None
-
-
 def _star(op: Op, axes: Axes) -> str | None:
     """The ``*S`` that a batch can be a part of: all that is written and all batched inputs have
     it."""
-    changed = [*op.rule.outputs, *(one for one in op.rule.inputs if one.mutable)]
+    rule = op.rule
+    changed = [*rule.outputs, *(one for one in rule.inputs if one.mutable)]
     names = [dim.name for one in changed for dim in one.dims or () if isinstance(dim, Star)]
-    changed += [one for one, axis in zip(op.rule.inputs, axes, strict=True) if axis is not None]
+    changed += [one for one, axis in zip(rule.inputs, axes, strict=True) if axis is not None]
     for name in dict.fromkeys(names):
-        if all(_place(one, name, True) is not None for one in changed):
+        if (
+            stands_alone(rule, name)
+            and not _ranks_count(rule, name)
+            and all(place(one, name) is not None for one in changed)
+        ):
             return name
     return None
+
+
+def _ranks_count(rule: Rule, name: str) -> bool:
+    """Whether a shape or condition names the rank of an array that has ``*name``."""
+    arrays = {one.name for one in rule.inputs if place(one, name) is not None}
+    return any(f"{array}.ndim" in one.attributes for one in stated(rule) for array in arrays)
 
 
 def _starred(
@@ -105,13 +105,13 @@ def _starred(
 ) -> tuple[Any, Any]:  # fmt: skip
     given = []
     for one, axis, value in zip(op.rule.inputs, axes, values, strict=True):
-        at = _place(one, name, True)
+        at = place(one, name)
         if axis is not None:
             value = arrays.move(value, axis, at)
         elif at is not None and arrays.is_array(value):
             value = arrays.repeat(value, at, size)
         given.append(value)
-    where = tuple(_place(one, name, True) for one in op.rule.outputs)
+    where = tuple(place(one, name) for one in op.rule.outputs)
     result = call(*given)
     return result, (where[0] if len(where) == 1 else where or None)
 
@@ -120,24 +120,14 @@ def _foldable(op: Op, name: str, axes: Axes) -> bool:
     """Whether a dim, declared independent, can be made longer by a batch: it stands alone wherever
     it is named, once in each output and in each batched input."""
     rule = op.rule
+    if not stands_alone(rule, name) or any(one.mutable for one in rule.inputs):
+        return False  # a fold may be a copy, to which a kernel would write in vain
     for one in (*rule.inputs, *rule.outputs):
-        if sum(name in _names(dim) for dim in one.dims or ()) > 1:
-            return False
-        alone = _place(one, name, False)
-        if alone is None and any(name in _names(dim) for dim in one.dims or ()):
-            return False
-        if alone is not None and any(isinstance(dim, Star) for dim in (one.dims or ())[:alone]):
+        at = place(one, name)
+        if at is not None and any(isinstance(dim, Star) for dim in (one.dims or ())[:at]):
             return False  # its place from the front depends on the call
-    if any(name in condition.names for condition in rule.conditions):
-        return False
     changed = [one for one, axis in zip(rule.inputs, axes, strict=True) if axis is not None]
-    if any(one.mutable for one in rule.inputs):  # a fold may be a copy
-        return False
-    return all(_place(one, name, False) is not None for one in (*changed, *rule.outputs))
-
-
-def _names(dim: Expression | Star) -> frozenset[str]:
-    return frozenset() if isinstance(dim, Star) else dim.names
+    return all(place(one, name) is not None for one in (*changed, *rule.outputs))
 
 
 def _folded(
@@ -146,13 +136,13 @@ def _folded(
 ) -> tuple[Any, Any]:  # fmt: skip
     given = []
     for one, axis, value in zip(op.rule.inputs, axes, values, strict=True):
-        at = _place(one, name, False)
+        at = place(one, name)
         if at is not None and arrays.is_array(value):
             apart = arrays.repeat(value, at, size) if axis is None else arrays.move(value, axis, at)
             value = arrays.merge(apart, at)
         given.append(value)
     result = call(*given)
-    where = tuple(_place(one, name, False) for one in op.rule.outputs)
+    where = tuple(place(one, name) for one in op.rule.outputs)
     found = result if len(where) > 1 else (result,)
     parts = tuple(arrays.part(y, at, size) for y, at in zip(found, where, strict=True))
     return (parts[0], where[0]) if len(where) == 1 else (parts, where)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any
 
-from . import derivatives, identity, op_call
+from . import derivatives, identity, op_call, sharding
 from .call import CallableKernel
 from .cuda_parts import CudaBody, UnitText
 from .cuda_steps import CudaUnit, Implementation
@@ -37,6 +37,7 @@ class Op:
         rule: what it declares.
         implementations: what carries it out, in the order in which they are tried.
         batch: the dims that are declared independent.
+        partial_sums: the dims (``"K"``, ``"*S"``) of which parts give partial sums of outputs.
         autocast: what torch's autocast does with its inputs: None, ``"cast"`` or ``"float32"``.
         rules: its derivative and batching rules, under ``"vjp"``, ``"jvp"`` and ``"vmap"``.
         counts: how often calls took a slower way than they might: ``"copy"`` of an input that is
@@ -46,10 +47,11 @@ class Op:
     def __init__(
         self, name: str, rule: Rule, implementations: Sequence[Implementation],
         batch: tuple[str, ...] = (), autocast: str | None = None,
+        partial_sums: tuple[str, ...] = (),
     ) -> None:  # fmt: skip
         self.name, self.rule = name, rule
         self.implementations = tuple(implementations)
-        self.batch, self.autocast = batch, autocast
+        self.batch, self.autocast, self.partial_sums = batch, autocast, partial_sums
         self.rules: dict[str, Derived] = {}
         self.counts: Counter[str] = Counter()
         self._count = len(rule.inputs)
@@ -86,7 +88,9 @@ class Op:
             else _pickled(self.name, f"`def_{kind}`", one.function, one.version, one.digest)
             for kind, one in self.rules.items()
         }
-        given = (self.name, self.rule.to_json(), bodies, self.batch, self.autocast)
+        given = (
+            self.name, self.rule.to_json(), bodies, self.batch, self.autocast, self.partial_sums
+        )  # fmt: skip
         return _unpickled, given, rules  # the rules last, for they may hold this op again
 
     def __setstate__(self, rules: Any) -> None:
@@ -163,6 +167,7 @@ class Op:
             raise KernelError(f"[op] op {self.name!r}: import torch before its `torch_op`.")
         if self._torch.overload is self._torch.raw:  # torch cannot have it
             self._torch.overload()
+        self._torch.look_for_dtensor()
         return self._torch.overload
 
     # -- rules -----------------------------------------------------------------------------------
@@ -241,7 +246,7 @@ class Op:
         """All that decides what it computes; Python functions by their digests."""
         return {
             "name": self.name, "rule": self.rule.to_json(), "batch": list(self.batch),
-            "autocast": self.autocast,
+            "partial_sums": list(self.partial_sums), "autocast": self.autocast,
             "implementations": [one.to_json() for one in self.implementations],
             "rules": {kind: one.digest for kind, one in sorted(self.rules.items())},
         }  # fmt: skip
@@ -280,7 +285,7 @@ class Op:
             raise KernelError(
                 f"[op] op {self.name!r} has no implementation {kind!r}; it has {kinds}."
             )
-        other = Op(self.name, self.rule, found, self.batch, self.autocast)
+        other = Op(self.name, self.rule, found, self.batch, self.autocast, self.partial_sums)
         other.rules = dict(self.rules)
         return other
 
@@ -298,7 +303,9 @@ class Op:
                 for one in data["implementations"]
                 if one["kind"] in ("metal", "cuda")
             ]
-            found = Op(data["name"], rule, bodies, tuple(map(str, data["batch"])), data["autocast"])
+            batch = checked_batch(data["name"], rule, data["batch"])
+            sums = sharding.partial_sums(data["name"], rule, batch, data["partial_sums"])
+            found = Op(data["name"], rule, bodies, batch, data["autocast"], sums)
         except (KeyError, TypeError, ValueError) as error:
             if isinstance(error, RuleError):
                 raise
@@ -337,8 +344,9 @@ def _pickled(op: str, what: str, function: Any, version: object, digest: str) ->
 
 
 def _unpickled(
-    name: str, rule: Any, bodies: Sequence[Any], batch: tuple[str, ...], autocast: str | None
-) -> Op:
+    name: str, rule: Any, bodies: Sequence[Any], batch: tuple[str, ...], autocast: str | None,
+    partial_sums: tuple[str, ...],
+) -> Op:  # fmt: skip
     """The op of a pickle, as yet without its rules.
 
     Raises:
@@ -359,7 +367,7 @@ def _unpickled(
         if runner.digest != digest:
             raise _changed(name, f"`{kind}`", function)
         found.append(runner)
-    return Op(name, parsed, found, batch, autocast)
+    return Op(name, parsed, found, batch, autocast, partial_sums)
 
 
 def _changed(op: str, what: str, function: Any) -> KernelError:
@@ -409,6 +417,7 @@ def op(
     compile_options: Mapping[str, str] | None = None,
     portable: bool = False,
     batch: str | Sequence[str] = (),
+    partial_sums: str | Sequence[str] = (),
     autocast: str | None = None,
     version: str | int | None = None,
 ) -> Op:
@@ -437,6 +446,10 @@ def op(
             `metal_kernel`; what is written in place is atomic, too.
         batch: the dims that are independent of each other: a call on one part of them is that part
             of the whole. Such dims can be batched and sharded, and so can every ``*S``.
+        partial_sums: dims, or ``*S``, whose parts give partial sums: of a call on a part of them,
+            outputs that have the dim are that part of the whole, and the other outputs add up to
+            it. So a matrix product's ``"K"``, or the ``"*S"`` of a gradient of weights, can be
+            sharded. It must hold whatever the inputs are: with a bias, each part would add it.
         autocast: what ``torch.autocast`` does with float inputs: None leaves them, ``"cast"``
             makes them its dtype, ``"float32"`` makes them float32.
         version: stands for the content of ``run`` and ``reference``, which otherwise is their
@@ -492,9 +505,9 @@ def op(
             f"[op] op {name!r} has nothing that carries it out; give `metal`, `cuda`, `run` or "
             "`reference`."
         )
-    return Op(
-        name, parsed, found, checked_batch(name, parsed, batch), checked_autocast(name, autocast)
-    )
+    independent = checked_batch(name, parsed, batch)
+    sums = sharding.partial_sums(name, parsed, independent, partial_sums)
+    return Op(name, parsed, found, independent, checked_autocast(name, autocast), sums)
 
 
 def checked_rule(name: object, rule: object) -> Rule:

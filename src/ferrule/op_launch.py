@@ -126,18 +126,28 @@ def _facts(
             owners.append(owner)
             facts.append(Facts(dtypes.BY_NAME[one.dtype], (), (), owner.ctypes.data, "cpu", True))
     if body.dims:
-        sizes = [said.dims[name] for name in body.dims]
-        for name, size in zip(body.dims, sizes, strict=True):
-            if size >= 2**31:
-                raise KernelError(
-                    f"[op] the body of kernel {body.kernel.name!r} reads the dim {name!r}, which "
-                    f"is {size}, as an int32: at most {2**31 - 1}."
-                )
+        sizes = read_dims(body, said)
         dims = np.array(sizes, np.int32)
         owners.append(dims)
         at = dims.ctypes.data
         facts += [Facts(dtypes.int32, (), (), at + 4 * i, "cpu", True) for i in range(len(sizes))]
     return facts, owners
+
+
+def read_dims(body: KernelBody, said: Binding) -> list[int]:
+    """The sizes of the dims that a body reads, as int32.
+
+    Raises:
+        KernelError: one is too large.
+    """
+    sizes = [said.dims[name] for name in body.dims]
+    for name, size in zip(body.dims, sizes, strict=True):
+        if size >= 2**31:
+            raise KernelError(
+                f"[op] the body of kernel {body.kernel.name!r} reads the dim {name!r}, which "
+                f"is {size}, as an int32: at most {2**31 - 1}."
+            )
+    return sizes
 
 
 def _absent(one: Argument, said: Binding) -> Facts:

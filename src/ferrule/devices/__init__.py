@@ -149,6 +149,11 @@ def get(name: str) -> Device:
         from . import cuda
 
         return cuda.device(name)
+    if name.split(":")[0] == "mps":
+        raise DeviceError(
+            "kernels on Apple's GPUs are launched by torch, for ops alone: declare one with "
+            "ferrule.op, or give tensors on the CPU."
+        )
     raise DeviceError(
         f"there is no device {name!r}; expected 'cpu', 'cuda', or an architecture such as 'sm_90'."
     )

@@ -23,11 +23,11 @@ from .. import batching, dtypes, fastcall, op_call, op_declaration
 from ..arguments import fill_value
 from ..cuda_steps import CudaUnit
 from ..dtypes import Dtype
-from ..errors import FerruleWarning, KernelError, KernelTypeError, warn
+from ..errors import FerruleError, FerruleWarning, KernelError, KernelTypeError, warn
 from ..expression import Ints
 from ..implementation import KernelBody, Runner
 from ..op_declaration import Op
-from ..op_launch import launch, number
+from ..op_launch import check_empty, launch, number
 from ..op_unit import carry_out
 from ..rule import Argument, Binding
 from ..spec import Facts, Shape
@@ -39,6 +39,7 @@ NAMESPACE = "ferrule"
 _library = torch.library.Library(NAMESPACE, "FRAGMENT")
 _registered: dict[str, TorchOp] = {}
 _registering = threading.RLock()  # registering an op may register those that its rules call
+_sharded: set[Any] = set()  # the overloads that DTensor knows
 _TORCH = host.TORCH
 _KNOWN = host.KNOWN
 _AUTOCAST_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU) | (
@@ -123,13 +124,16 @@ class TorchOp:
                     self._register(name)
                 except KernelError as error:  # arrays of other libraries can be given all the same
                     self.overload = self.raw = _refusal(str(error))
-                _registered[name] = self
-                return
-        _warn_of_stale(known.op, op)
-        self.op, self.overload, self.raw = known.op, known.overload, known.raw
-        if op.counts is not known.op.counts:
-            known.op.counts.update(op.counts)
-        op.counts = known.op.counts  # it is the other that carries out calls
+                _registered[name] = known = self
+        if known is not self:
+            _warn_of_stale(known.op, op)
+            self.op, self.overload, self.raw = known.op, known.overload, known.raw
+            if op.counts is not known.op.counts:
+                known.op.counts.update(op.counts)
+            op.counts = known.op.counts  # it is the other that carries out calls
+        self.look_for_dtensor = _dtensor_finder(self.op, self.overload)
+        if self.raw is not self.overload:
+            self.look_for_dtensor()
 
     def takes(self, values: Sequence[Any]) -> bool:
         """Whether a call with these inputs is torch's."""
@@ -147,6 +151,7 @@ class TorchOp:
             elif type(value) is not kind:
                 values = (*values[:i], self._number(one, value), *values[i + 1 :])
         if _tracing():  # Dynamo cannot trace what follows
+            self.look_for_dtensor()
             return self.overload(*values)
         if self.op._plain is op_declaration.unknown:
             op_declaration.watch_torch()
@@ -160,6 +165,7 @@ class TorchOp:
             or any(isinstance(v, torch.Tensor) and type(v) not in _PLAIN for v in values)
         ):
             call = self.overload
+            self.look_for_dtensor()
         try:
             return call(*values)
         except RuntimeError as by_torch:
@@ -169,6 +175,8 @@ class TorchOp:
     def reraise(self, by_torch: RuntimeError) -> None:
         """Raise what torch made a RuntimeError of, if it did."""
         error = torch_calls.raised(by_torch)
+        if error is None and isinstance(by_torch.__cause__, FerruleError):
+            error = by_torch.__cause__  # DTensor's words around it
         if error is not None:
             raise error from None
 
@@ -209,7 +217,7 @@ class TorchOp:
                 for key in ("Conjugate", "Negative"):
                     _library.impl(each, self._lazy, key)
             if op.autocast is not None:
-                for device in ("CPU", "CUDA"):
+                for device in ("CPU", "CUDA", "MPS"):
                     kernel = _autocast(overload, device, op.autocast, mutated)
                     _library.impl(each, kernel, f"Autocast{device}", with_keyset=True)
             if each is name:
@@ -218,7 +226,7 @@ class TorchOp:
                 self.raw = overload
         names = [name, f"{name}_raw"]
         done = torch_calls.implement(op, names)
-        for key in {"CPU", "CUDA"} - set(done):
+        for key in {"CPU", "CUDA", "MPS"} - set(done):
             for each in names:
                 _library.impl(each, self.run, key)
         for key in _WATCHERS:
@@ -289,7 +297,15 @@ class TorchOp:
                     value = fill_value(chosen.kernel, i, sent.fill, kind)
                     outputs.append(host.full(shape, value, kind, device))
             facts = [_facts(one, _KNOWN[one.dtype], device) for one in outputs]
-            launch(op.name, op.rule, chosen, sent, said, device, queue, given, facts)
+            if not device.startswith("mps"):
+                launch(op.name, op.rule, chosen, sent, said, device, queue, given, facts)
+            elif 0 in sent.grid:
+                check_empty(op.name, op.rule, sent, facts)
+            else:
+                from . import torch_mps
+
+                everything = {**given, **tensors, **copies}
+                torch_mps.launch(op.name, op.rule, chosen, sent, said, everything, outputs)
         for one in op.rule.inputs:
             if one.mutable and one.name in copies:
                 tensors[one.name].copy_(copies[one.name])
@@ -418,6 +434,20 @@ class TorchOp:
     def vmap(self, info: Any, axes: Sequence[int | None], *values: Any) -> tuple[Any, Any]:
         """The op for a batch of calls, as torch.vmap wants it."""
         return batching.batched(self.op, info.batch_size, axes, values, self.overload, _Arrays)
+
+
+def _dtensor_finder(op: Op, overload: Any) -> Callable[[], None]:
+    """What tells DTensor of an op, once that is imported."""
+
+    def look() -> None:
+        if overload not in _sharded and "torch.distributed.tensor" in sys.modules:
+            from .torch_sharding import register
+
+            _sharded.add(overload)
+            register(op, overload)
+
+    look._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as of Op._look_for_torch
+    return look
 
 
 class _Arrays:
@@ -549,8 +579,9 @@ def checked_output(
     """
     if not isinstance(found[i], torch.Tensor):
         raise op_call.wrong_output(op, one, f"a {type(found[i]).__name__}", expected, device)
-    got = found[i].layout, tuple(found[i].shape), _KNOWN.get(found[i].dtype), found[i].device
-    if got != (torch.strided, *expected, torch.device(device)):
+    at = host.device_name(found[i])
+    got = found[i].layout, tuple(found[i].shape), _KNOWN.get(found[i].dtype), at
+    if got != (torch.strided, *expected, device):
         layout = "" if got[0] is torch.strided else f" and layout {got[0]}"
         what = f"{found[i].dtype} of shape {got[1]} on {got[3]}{layout}"
         raise op_call.wrong_output(op, one, what.removeprefix("torch."), expected, device)
