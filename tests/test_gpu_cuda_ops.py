@@ -22,6 +22,9 @@ pytestmark = [
     pytest.mark.skipif(
         not (on_cuda.available() and torch.cuda.is_available()), reason="there is no GPU for torch"
     ),
+    # Of torch's own: inductor's imports, and the first graph of a pool, which is empty.
+    pytest.mark.filterwarnings("ignore:`torch.jit.script_method`:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:The CUDA Graph is empty"),
 ]
 
 

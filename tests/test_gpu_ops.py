@@ -19,7 +19,9 @@ pytestmark = [
         not (on_cuda.available() and torch.cuda.is_available()), reason="there is no GPU for torch"
     ),
     pytest.mark.filterwarnings("ignore::ferrule.PortabilityWarning"),
+    # Of torch's own: inductor's imports, and the first graph of a pool, which is empty.
     pytest.mark.filterwarnings("ignore:`torch.jit.script_method`:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:The CUDA Graph is empty"),
 ]
 
 I = "uint i = thread_position_in_grid.x; "  # noqa: E741
