@@ -112,7 +112,10 @@ MAY_IMPORT = {
     "hosts.torch_calls": f"{NOUNS} binding bytecode driver expression implementation op_call "
     "op_declaration op_launch hosts devices torch",
     "hosts.torch_autograd": "derivatives op_declaration torch",
-    "ferrule": "errors dtypes call cuda_call cuda_parts binding op_checks op_declaration toolchain",
+    "op_file": "errors identity op_declaration",
+    "hosts.torch_export": "errors op_declaration op_file hosts.torch_op torch",
+    "ferrule": "errors dtypes call cuda_call cuda_parts binding op_checks op_declaration toolchain "
+    "hosts.torch_export",
     # The benchmarks use what users have, and what they are measured against.
     "bench": "",
     "bench.by_ops": "torch",

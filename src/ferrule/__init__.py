@@ -54,6 +54,9 @@ if TYPE_CHECKING:
     from .cuda_parts import cuda_unit as cuda_unit
     from .cuda_parts import fill as fill
     from .cuda_parts import step as step
+    from .hosts.torch_export import export_for as export_for
+    from .hosts.torch_export import load as load
+    from .hosts.torch_export import save as save
     from .op_checks import check_grad as check_grad
     from .op_checks import compare as compare
     from .op_declaration import Op as Op
@@ -64,7 +67,8 @@ if TYPE_CHECKING:
 _LAZY = {
     "Op": "op_declaration", "check_grad": "op_checks", "compare": "op_checks",
     "copy": "cuda_parts", "cuda_body": "cuda_parts", "cuda_unit": "cuda_parts",
-    "fill": "cuda_parts", "get_threads": "binding", "op": "op_declaration",
+    "export_for": "hosts.torch_export", "fill": "cuda_parts", "get_threads": "binding",
+    "load": "hosts.torch_export", "op": "op_declaration", "save": "hosts.torch_export",
     "set_compiler": "toolchain", "set_threads": "binding", "step": "cuda_parts",
 }  # fmt: skip
 
@@ -95,6 +99,7 @@ __all__ = [
     "cuda_body",
     "cuda_kernel",
     "cuda_unit",
+    "export_for",
     "fill",
     "float8_e4m3fn",
     "float8_e5m2",
@@ -107,8 +112,10 @@ __all__ = [
     "int16",
     "int32",
     "int64",
+    "load",
     "metal_kernel",
     "op",
+    "save",
     "set_compiler",
     "set_threads",
     "step",

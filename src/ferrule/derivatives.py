@@ -56,6 +56,22 @@ class Derived:
         return self._digest if self.op is None else self.op.digest
 
 
+class AbsentRule(Derived):
+    """What a file knows of a rule that is a Python function: its digest. A call of it raises."""
+
+    def __init__(self, of: Op, kind: str, digest: str) -> None:
+        self.kind, self.op, self._digest = kind, None, digest
+
+        def absent(*_: Any) -> Any:
+            raise KernelError(
+                f"[op] op {of.name!r} was read from a file, without its {kind} rule, which is a "
+                "Python function; define the op in this process, with the same rules"
+                + ("." if kind == "vmap" else ", to take derivatives of it.")
+            )
+
+        self.function = absent
+
+
 def cotangent_name(of: Op, output: str) -> str:
     """What a vjp op calls the cotangent of an output."""
     return "cotangent" if len(of.rule.outputs) == 1 else f"{output}_cotangent"

@@ -277,6 +277,41 @@ class Runner:
         }  # fmt: skip
 
 
+class AbsentRunner(Runner):
+    """What a file knows of a Python function: its digest and name. A call of it raises."""
+
+    def __init__(self, op: str, rule: Rule, data: Any) -> None:
+        """From what `Runner.to_json` gave.
+
+        Raises:
+            KeyError, TypeError, ValueError: this is none of it.
+        """
+        if data["kind"] not in ("run", "reference"):
+            raise ValueError(f"an implementation of kind {data['kind']!r}")
+        if not isinstance(data["digest"], str) or not isinstance(data["function"], str):
+            raise TypeError("a function without digest or name")
+        self.kind, self.digest, self._saved = data["kind"], data["digest"], data
+
+        def absent(*_: Any, **__: Any) -> Any:
+            raise KernelError(
+                f"[op] op {op!r} was read from a file, without its Python function "
+                f"{data['function']}, which carries it out here; define the op in this process."
+            )
+
+        self.function, self.makes, self.constants, self.given = absent, False, (), False
+        self._op, self._rule = op, rule
+        self._made, self._wants = {}, {}
+
+    @property
+    def name(self) -> str:
+        """How messages call the function."""
+        return f"`{self.kind}` ({self._saved['function']})"
+
+    def to_json(self) -> Any:
+        """What it was read from."""
+        return self._saved
+
+
 def _wanted(rule: Rule, function: Callable[..., Any]) -> tuple[bool, bool]:
     """Whether a function has parameters for the outputs, and one called ``stream``.
 

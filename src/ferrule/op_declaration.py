@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import sys
+import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -12,14 +12,17 @@ from . import derivatives, identity, op_call
 from .call import CallableKernel
 from .cuda_parts import CudaBody, UnitText
 from .cuda_steps import CudaUnit, Implementation
-from .derivatives import Derived
+from .derivatives import AbsentRule, Derived
 from .errors import KernelError, KernelTypeError, RuleError
-from .implementation import KernelBody, Runner, check_names, kernel_of
+from .implementation import AbsentRunner, KernelBody, Runner, check_names, kernel_of
 from .kernel import Kernel
 from .rule import Rule, parse_rule
 
 KINDS = ("cuda", "metal", "run", "reference")  # the best one first, on an NVIDIA GPU
 AUTOCAST = ("cast", "float32")
+ITSELF = "itself"  # the digest of an op that is a rule of its own
+
+_defined: weakref.WeakSet[Op] = weakref.WeakSet()
 
 Cuda = str | CallableKernel | CudaBody | UnitText
 
@@ -53,6 +56,7 @@ class Op:
         self._torch: Any = None  # what hosts.torch_op made of it
         self._plain: Callable[..., Any] = unknown  # a call of it of which torch records nothing
         self._look_for_torch = _torch_finder(self)
+        _defined.add(self)
 
     def __repr__(self) -> str:
         return f"<ferrule.Op {self.name}: {self.rule}>"
@@ -150,7 +154,7 @@ class Op:
         Raises:
             KernelError: names do not match, or a function's content is not known.
         """
-        return self._define("vjp", rule, version, derivatives.match_vjp)
+        return self._define("vjp", rule, version)
 
     def def_jvp(self, rule: Op | Callable[..., Any], *, version: str | int | None = None) -> Any:
         """Declare the derivative of the outputs: tangents from tangents.
@@ -168,7 +172,7 @@ class Op:
         Raises:
             KernelError: as in `def_vjp`.
         """
-        return self._define("jvp", rule, version, derivatives.match_jvp)
+        return self._define("jvp", rule, version)
 
     def def_vmap(self, rule: Op | Callable[..., Any], *, version: str | int | None = None) -> Any:
         """Declare how the op is carried out for a batch of calls.
@@ -188,10 +192,10 @@ class Op:
         Raises:
             KernelError: as in `def_vjp`.
         """
-        return self._define("vmap", rule, version, derivatives.match_vmap)
+        return self._define("vmap", rule, version)
 
-    def _define(self, kind: str, rule: Any, version: object, matched: Any) -> Any:
-        self.rules[kind] = Derived(self, kind, rule, version, matched)
+    def _define(self, kind: str, rule: Any, version: object) -> Any:
+        self.rules[kind] = Derived(self, kind, rule, version, _MATCHED[kind])
         self._digest = self._torch = None  # another op from now on
         self._plain = unknown
         return rule
@@ -204,7 +208,10 @@ class Op:
             "name": self.name, "rule": self.rule.to_json(), "batch": list(self.batch),
             "autocast": self.autocast,
             "implementations": [one.to_json() for one in self.implementations],
-            "rules": {kind: one.digest for kind, one in sorted(self.rules.items())},
+            "rules": {
+                kind: ITSELF if one.op is self else one.digest
+                for kind, one in sorted(self.rules.items())
+            },
         }  # fmt: skip
 
     @property
@@ -212,7 +219,7 @@ class Op:
         """16 hexadecimal digits that tell it from every op that computes something else."""
         if self._digest is None:
             if self._digesting:  # a rule of it calls the op itself
-                return "itself"
+                return ITSELF
             self._digesting = True
             try:
                 self._digest = identity.digest(self.to_json())
@@ -241,26 +248,79 @@ class Op:
         other.rules = dict(self.rules)
         return other
 
+    def as_is(self) -> Op:
+        """What it is now, which rules that are declared later do not change."""
+        other = Op(self.name, self.rule, self.implementations, self.batch, self.autocast)
+        other.rules, other.counts = dict(self.rules), self.counts
+        return other
+
     @staticmethod
-    def from_json(data: Any) -> Op:
-        """The op of `to_json`, without derivative rules, and without Python functions.
+    def from_json(data: Any, rules: Mapping[str, Op] | None = None) -> Op:
+        """The op of `to_json`, with the same digest.
+
+        Python functions are not in the data: what calls one of them raises, and says so.
+
+        Args:
+            data: what `to_json` gave.
+            rules: the ops that are derivative or batching rules, by their digests.
 
         Raises:
-            RuleError: the data is damaged, or nothing in it can be carried out.
+            RuleError: the data is damaged.
         """
         try:
+            name, autocast = data["name"], data["autocast"]
             rule = Rule.from_json(data["rule"])
-            bodies = [
-                (CudaUnit if "steps" in one else KernelBody).from_json(data["name"], rule, one)
-                for one in data["implementations"]
+            if not isinstance(name, str) or not (name.isidentifier() and name.isascii()):
+                raise ValueError(f"{name!r} cannot name an op")
+            found: list[Implementation] = [
+                (CudaUnit if "steps" in one else KernelBody).from_json(name, rule, one)
                 if one["kind"] in ("metal", "cuda")
+                else AbsentRunner(name, rule, one)
+                for one in data["implementations"]
             ]
-            found = Op(data["name"], rule, bodies, tuple(map(str, data["batch"])), data["autocast"])
-        except (KeyError, TypeError, ValueError) as error:
+            if not found:
+                raise ValueError("nothing carries it out")
+            op = Op(name, rule, found, _batch(name, rule, data["batch"]), _autocast(name, autocast))
+            for kind, digest in data["rules"].items():
+                if kind not in _MATCHED or not isinstance(digest, str):
+                    raise ValueError(f"a rule {kind!r}")
+                known = op if digest == ITSELF else (rules or {}).get(digest)
+                op.rules[kind] = (
+                    AbsentRule(op, kind, digest)
+                    if known is None
+                    else Derived(op, kind, known, None, _MATCHED[kind])
+                )
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
             if isinstance(error, RuleError):
                 raise
             raise RuleError(f"a saved op is damaged: {error}") from None
-        return found
+        return op
+
+    @property
+    def partial(self) -> bool:
+        """Whether it was read from a file, without Python functions that belong to it."""
+        return any(isinstance(one, AbsentRunner) for one in self.implementations) or any(
+            isinstance(one, AbsentRule) for one in self.rules.values()
+        )
+
+    def complete(self, other: Op) -> None:
+        """Take over what this op was read without from another of the same digest."""
+        if not other.partial:
+            if self.partial:
+                self.implementations = other.implementations
+            self.rules = dict(other.rules)  # whose ops may be complete, too
+
+
+def defined(name: str, digest: str) -> Op | None:
+    """The op of this name and digest in this process, if there is one; one that is not partial, if
+    there are several."""
+    found = [one for one in list(_defined) if one.name == name and one.digest == digest]
+    return min(found, key=lambda one: one.partial, default=None)
+
+
+_MATCHED: Mapping[str, Callable[[Op, Op], None]] = {
+    "vjp": derivatives.match_vjp, "jvp": derivatives.match_jvp, "vmap": derivatives.match_vmap,
+}  # fmt: skip
 
 
 def traced() -> bool:
@@ -483,8 +543,3 @@ def _autocast(name: str, given: object) -> str | None:
             f"[op] `autocast` of op {name!r}: got {given!r}, expected None, 'cast' or 'float32'."
         )
     return given
-
-
-def saved(ops: Sequence[Op]) -> str:
-    """Ops as text, for a file beside a saved graph."""
-    return json.dumps({one.name + "_" + one.digest: one.to_json() for one in ops}, sort_keys=True)

@@ -19,8 +19,8 @@ from ..arguments import fill_value
 from ..cuda_steps import CudaUnit
 from ..dtypes import Dtype
 from ..errors import KernelError, KernelTypeError
-from ..expression import Ints
-from ..implementation import Runner
+from ..expression import Expression, Ints
+from ..implementation import KernelBody, Runner
 from ..op_declaration import Op
 from ..op_launch import launch, number
 from ..op_unit import carry_out
@@ -63,7 +63,11 @@ class SymInts(Ints):
         """``then()`` where the condition holds, else ``otherwise()``."""
         if not isinstance(condition, torch.SymBool):
             return then() if condition else otherwise()
-        return torch.sym_ite(condition, then(), otherwise())
+        values = [
+            torch.SymInt(condition.node.wrap_int(one)) if type(one) is int else one
+            for one in (then(), otherwise())
+        ]  # sym_ite wants two of one type
+        return torch.sym_ite(condition, *values)
 
     @staticmethod
     def both(a: Any, b: Callable[[], Any]) -> Any:
@@ -90,23 +94,26 @@ class TorchOp:
 
     Attributes:
         op: the op.
+        caller: the op whose calls these are; it may be given other rules later.
         overload: what graphs hold.
         raw: its twin for eager calls that record nothing.
     """
 
     def __init__(self, op: Op) -> None:
-        self.op = op
+        self.op = self.caller = op
         self.overload: Any
         self.raw: Any
         name = f"{op.name}_{op.digest}"
         known = _registered.get(name)
         if known is None:
+            self.op = op.as_is()  # what has this name stays what it is
             try:
                 self._register(name)
             except KernelError as error:  # arrays of other libraries can be given all the same
                 self.overload = self.raw = _refusal(str(error))
             _registered[name] = self
         else:
+            known.op.complete(op)
             self.op, self.overload, self.raw = known.op, known.overload, known.raw
 
     def takes(self, values: Sequence[Any]) -> bool:
@@ -117,9 +124,11 @@ class TorchOp:
         """A call; the overload's where a derivative may be wanted."""
         if _tracing():  # first, for Dynamo cannot trace what follows
             return self.overload(*values)
-        if self.op._plain is op_declaration.unknown:
+        if self.caller._plain is op_declaration.unknown:
             op_declaration.watch_torch()
-            self.op._plain = fastcall.operator(self.raw._op) or op_declaration.unknown
+            self.caller._plain = (
+                fastcall.operator(getattr(self.raw, "_op", self.raw)) or op_declaration.unknown
+            )
         forward = forward_ad._current_level >= 0
         recorded = forward or (_recording() and _any_requires_grad(*values))
         call = self.overload if recorded else self.raw
@@ -197,6 +206,8 @@ class TorchOp:
                 self._same_device(one, value, like)
         said = op.rule.bind(op.name, shapes, kinds, SymInts)
         results = op.rule.results(op.name, said, SymInts)
+        if torch.compiler.is_exporting():
+            _refuse_dynamic_templates(op, said)
         device = cast(torch.Tensor, like).device
         return op_call.packed(
             [torch.empty(shape, dtype=_TORCH[kind], device=device) for shape, kind in results]
@@ -307,6 +318,49 @@ class TorchOp:
     def vmap(self, info: Any, axes: Sequence[int | None], *values: Any) -> tuple[Any, Any]:
         """The op for a batch of calls, as torch.vmap wants it."""
         return batching.batched(self.op, info.batch_size, axes, values, self.overload, _Arrays)
+
+
+def _refuse_dynamic_templates(op: Op, said: Binding) -> None:
+    """Refuse a graph for many sizes that would need a kernel for each of them.
+
+    Raises:
+        KernelError: that is so; names the template parameter and the dynamic sizes.
+    """
+    for body in op.implementations:
+        if not isinstance(body, KernelBody):
+            continue
+        for name, one in body.template:
+            if isinstance(one, Expression):
+                value = op.rule.value(op.name, one, said, SymInts)
+                if fixed(value) is None:
+                    raise KernelError(_dynamic(op, body, name, one, said))
+
+
+def _dynamic(op: Op, body: KernelBody, name: str, one: Expression, said: Binding) -> str:
+    sizes = {size: value for size, value in said.values(one).items() if fixed(value) is None}
+    read = ", ".join(size for size in sizes if size in one.names | one.attributes)
+    return (
+        f"[op] op {op.name!r}: the template parameter {name!r} of its {body.kind} body is {one}, "
+        f"and {read} is dynamic in this export, so that each size would need a kernel of its own. "
+        f"Export with a fixed {read}; or leave {name!r} out of `template`, and read the dim in the "
+        "body, where it costs no compilation."
+    )
+
+
+def fixed(value: Any) -> int | None:
+    """The value of a size that is the same in every call of a graph; None where it may change."""
+    if isinstance(value, torch.SymBool):
+        from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+        known = statically_known_true(value)
+        return int(known) if known or statically_known_true(torch.sym_not(value)) else None
+    if isinstance(value, torch.SymInt):
+        known = value.node.maybe_as_int()
+        if known is not None:
+            return int(known)
+        bounds = value.node.shape_env.bound_sympy(value.node.expr)
+        return int(bounds.lower) if bounds.lower == bounds.upper else None
+    return int(value)
 
 
 class _Arrays:
@@ -428,3 +482,8 @@ def _autocast(overload: Any, device: str, policy: str) -> Callable[..., Any]:
             return overload(*cast_values)
 
     return kernel
+
+
+def registered(name: str) -> TorchOp | None:
+    """The op that torch has under ``ferrule::<name>``."""
+    return _registered.get(name)
