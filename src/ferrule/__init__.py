@@ -57,6 +57,8 @@ if TYPE_CHECKING:
     from .hosts.torch_export import export_for as export_for
     from .hosts.torch_export import load as load
     from .hosts.torch_export import save as save
+    from .hosts.torch_package import load_package as load_package
+    from .hosts.torch_package import package as package
     from .op_checks import check_grad as check_grad
     from .op_checks import compare as compare
     from .op_declaration import Op as Op
@@ -68,8 +70,9 @@ _LAZY = {
     "Op": "op_declaration", "check_grad": "op_checks", "compare": "op_checks",
     "copy": "cuda_parts", "cuda_body": "cuda_parts", "cuda_unit": "cuda_parts",
     "export_for": "hosts.torch_export", "fill": "cuda_parts", "get_threads": "binding",
-    "load": "hosts.torch_export", "op": "op_declaration", "save": "hosts.torch_export",
-    "set_compiler": "toolchain", "set_threads": "binding", "step": "cuda_parts",
+    "load": "hosts.torch_export", "load_package": "hosts.torch_package", "op": "op_declaration",
+    "package": "hosts.torch_package", "save": "hosts.torch_export", "set_compiler": "toolchain",
+    "set_threads": "binding", "step": "cuda_parts",
 }  # fmt: skip
 
 __all__ = [
@@ -113,8 +116,10 @@ __all__ = [
     "int32",
     "int64",
     "load",
+    "load_package",
     "metal_kernel",
     "op",
+    "package",
     "save",
     "set_compiler",
     "set_threads",

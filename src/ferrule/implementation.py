@@ -382,9 +382,13 @@ def wrong_size(
 
 
 def template_values(
-    op: str, rule: Rule, template: Declared, said: Binding
-) -> tuple[tuple[str, TemplateValue], ...]:
+    op: str, rule: Rule, template: Declared, said: Binding,
+    number: Callable[[Expression], int] | None = None,
+) -> tuple[tuple[str, TemplateValue], ...]:  # fmt: skip
     """The template parameters of one call: dtypes, ``has_<input>``, and what was declared.
+
+    Args:
+        number: what an expression is; by default it is worked out from ``said``.
 
     Raises:
         KernelError: one is no int32.
@@ -399,10 +403,10 @@ def template_values(
         if not isinstance(value, Expression):
             found.append((name, value))
             continue
-        number = rule.value(op, value, said)
-        if not -INT32 <= number < INT32:
-            raise wrong_size(op, "template", f"{name} = {value}", number, said, "an int32")
-        found.append((name, bool(number) if value.condition else number))
+        size = rule.value(op, value, said) if number is None else number(value)
+        if not -INT32 <= size < INT32:
+            raise wrong_size(op, "template", f"{name} = {value}", size, said, "an int32")
+        found.append((name, bool(size) if value.condition else size))
     return tuple(found)
 
 

@@ -333,10 +333,13 @@ def _refuse_dynamic_templates(op: Op, said: Binding) -> None:
             if isinstance(one, Expression):
                 value = op.rule.value(op.name, one, said, SymInts)
                 if fixed(value) is None:
-                    raise KernelError(_dynamic(op, body, name, one, said))
+                    raise KernelError(dynamic_template(op, body, name, one, said))
 
 
-def _dynamic(op: Op, body: KernelBody, name: str, one: Expression, said: Binding) -> str:
+def dynamic_template(
+    op: Op, body: KernelBody, name: str, one: Expression, said: Binding
+) -> str:
+    """The error for a template parameter that depends on a dynamic size."""
     sizes = {size: value for size, value in said.values(one).items() if fixed(value) is None}
     read = ", ".join(size for size in sizes if size in one.names | one.attributes)
     return (
