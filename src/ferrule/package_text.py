@@ -105,8 +105,11 @@ def text(ops: Sequence[PackagedOp]) -> str:
     return "\n".join([*parts, "}", ""])
 
 
-def check(op: Op, body: KernelBody) -> None:
+def check(op: Op, body: KernelBody, outputs: Sequence[Dtype]) -> None:
     """Refuse what such a library cannot do.
+
+    Args:
+        outputs: the dtypes of the op's outputs.
 
     Raises:
         KernelError: it has that; says what to write instead.
@@ -119,11 +122,11 @@ def check(op: Op, body: KernelBody) -> None:
                 f"package cannot hand over; declare {one.name}:float32, and convert in the body."
             )
     if isinstance(body.fill, Expression):
-        for one in op.rule.outputs:
-            if dtypes.BY_NAME.get(one.dtype) not in _FILLS:
+        for one, kind in zip(op.rule.outputs, outputs, strict=True):
+            if kind not in _FILLS:
                 raise KernelError(
                     f"[op] op {op.name!r}: its `init_value` is {body.fill}, which a package cannot "
-                    f"turn into output {one.name!r} of {one.dtype}; give a number, or declare the "
+                    f"turn into output {one.name!r} of {kind.name}; give a number, or declare the "
                     "output as an integer or float32."
                 )
 
@@ -235,8 +238,8 @@ class _Writer:
         texts = ", ".join(_string(str(e)) for e in (*body.grid, *body.threadgroup))
         table = [self.special(f"{name}_{s}", body, one) for s, one in enumerate(specials)]
         add = self.lines.append
-        add(f"static const fr_source fr_sources_{name}[] = {{{', '.join(sources) or '{0, 0, 0}'}}};")
-        add(f"static const fr_template fr_templates_{name}[] = {{{', '.join(rows) or '{0, 0, 0}'}}};")
+        add(f"static const fr_source fr_sources_{name}[] = {{{_list(sources)}}};")
+        add(f"static const fr_template fr_templates_{name}[] = {{{_list(rows)}}};")
         add(f"static const char* const fr_texts_{name}[] = {{{texts}}};")
         add(f"static fr_special fr_specials_{name}[] = {{{', '.join(table)}}};")
         fill = self.value(body.fill) if isinstance(body.fill, Expression) else -1
@@ -281,7 +284,7 @@ class _Writer:
         add(f"static const int64_t fr_values_{name}[] = {{{values or 0}}};")
         add(f"static const char* const fr_fills_{name}[] = {{{', '.join(fills) or 'NULL'}}};")
         add(f"static fr_code fr_codes_{name}[] = {{{', '.join(codes)}}};")
-        add(f"static const fr_parameter fr_passed_{name}[] = {{{', '.join(passed) or '{0, 0}'}}};")
+        add(f"static const fr_parameter fr_passed_{name}[] = {{{_list(passed)}}};")
         return (
             f"{{fr_dtypes_{name}, fr_ndims_{name}, fr_values_{name}, fr_fills_{name}, "
             f"fr_codes_{name}, {len(codes)}, fr_passed_{name}, {len(passed)}}}"
@@ -295,6 +298,11 @@ def _place(kind: Dtype) -> int:
 def _word(value: int) -> str:
     # C has no negative literals, and the positive one of the smallest does not fit.
     return "INT64_MIN" if value == -(2**63) else f"{value}"
+
+
+def _list(rows: Sequence[str]) -> str:
+    """The rows of a table, which C wants to have one at least."""
+    return ", ".join(rows) or "{0}"
 
 
 def _c(value: bool) -> str:

@@ -336,9 +336,7 @@ def _refuse_dynamic_templates(op: Op, said: Binding) -> None:
                     raise KernelError(dynamic_template(op, body, name, one, said))
 
 
-def dynamic_template(
-    op: Op, body: KernelBody, name: str, one: Expression, said: Binding
-) -> str:
+def dynamic_template(op: Op, body: KernelBody, name: str, one: Expression, said: Binding) -> str:
     """The error for a template parameter that depends on a dynamic size."""
     sizes = {size: value for size, value in said.values(one).items() if fixed(value) is None}
     read = ", ".join(size for size in sizes if size in one.names | one.attributes)

@@ -2,9 +2,9 @@
 
 A package is AOTInductor's own file, whose graph calls ops by name; beside that lies a library
 (``package_text``, ``packaged/ops.h``) which defines those ops when it is loaded, kernels included.
-In a package an op's name carries a digest of its machine code as well as that of its content. So two
-packages with the same op have the same name only where they have the same library code for it, and
-any of the two may define it.
+In a package an op's name carries a digest of its machine code as well as that of its content. So
+two packages have an op of the same name only where it is the same in both, and either may define
+it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
 _MEMBER = re.compile(r"/data/ferrule/ops-([0-9a-f]{64})\.so$")
-_FLAGS = ("-O2", "-fexceptions", "-fvisibility=hidden", "-pthread", "-w", "-DFR_PACKAGED=1")
+_FLAGS = ("-O2", "-fexceptions", "-fvisibility=hidden", "-pthread", "-w")
 _SCHEMA = "1"  # raised when the same tables would make another library
 
 _loaded: dict[str, ctypes.CDLL] = {}
@@ -150,9 +150,7 @@ class _Call(NamedTuple):
     arrays: tuple[Any, ...]
 
 
-def _packaged(
-    program: ExportedProgram, architectures: Sequence[str] | None
-) -> list[PackagedOp]:
+def _packaged(program: ExportedProgram, architectures: Sequence[str] | None) -> list[PackagedOp]:
     """The ops of a graph with all that its calls need."""
     by_op: dict[str, list[_Call]] = {}
     for call in _calls(program):
@@ -175,12 +173,15 @@ def _calls(program: ExportedProgram) -> Iterator[_Call]:
                 continue
             direct.add(name)
             op = ops[name]
-            given = dict(zip((one.name for one in op.rule.inputs), node.args, strict=False))
+            given: dict[str, Any] = dict(
+                zip((one.name for one in op.rule.inputs), node.args, strict=False)
+            )
             given.update(node.kwargs)
             arrays = []
             for one in op.rule.inputs:
                 value = given.get(one.name)
-                arrays.append(value.meta["val"] if one.dims is not None and value else None)
+                absent = one.dims is None or value is None
+                arrays.append(None if absent else value.meta["val"])
             yield _Call(op, tuple(arrays))
     for name in set(ops) - direct:
         raise KernelError(
@@ -212,25 +213,23 @@ def _packaged_op(calls: list[_Call], architectures: Sequence[str] | None) -> Pac
     for one in op.implementations:
         if isinstance(one, KernelBody) and (cuda or one.kind == "metal"):
             bodies.append(one)
-            package_text.check(op, one)
             if one.when is None:
                 break
     if not bodies:
         kinds = ", ".join(repr(one.kind) for one in op.implementations)
         where = "NVIDIA GPUs" if cuda else "the CPU"
         raise KernelError(
-            f"package: op {op.name!r} has no kernel for {where}, but {kinds}. A package cannot hold "
-            "a Python function; give the op a `metal` body, or save the program with ferrule.save, "
-            "and load it where Python is."
+            f"package: op {op.name!r} has no kernel for {where}, but {kinds}. A package cannot "
+            "hold a Python function; give the op a `metal` body, or save the program with "
+            "ferrule.save, and load it where Python is."
         )
     made = []
     for body in bodies:
         found: dict[object, Special] = {}
         for call in calls:
-            one = _special(op, body, call, cuda, architectures)
-            found.setdefault(one._replace(codes=()), one)
-        # A code for the sizes of one call may be wrong only for others, which choose another: but
-        # two calls of the same Spec share the table of the first.
+            special = _special(op, body, call, cuda, architectures)
+            # Of calls that differ in sizes alone the first says for which there is a fast code.
+            found.setdefault(special._replace(codes=()), special)
         made.append((body, tuple(found.values())))
     digest = _digest(op, made)
     return PackagedOp(f"{full_name(op)}_{digest}", schema(op), op, cuda, tuple(made))
@@ -250,6 +249,7 @@ def _special(
     names = [None if kind is None else kind.name for kind in kinds]
     said = op.rule.bind(op.name, shapes, names, SymInts)
     outputs = tuple(dtypes.BY_NAME[n] for _, n in op.rule.results(op.name, said, SymInts))
+    package_text.check(op, body, outputs)
     template = body.template_of(said, lambda one: _fixed(op, body, one, said))
     inputs, ndims = [], []
     for one, kind, shape in zip(op.rule.inputs, kinds, shapes, strict=True):

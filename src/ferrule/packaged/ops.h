@@ -537,18 +537,19 @@ static pthread_mutex_t fr_loading = PTHREAD_MUTEX_INITIALIZER;
 
 /* A library of bytes: from memory, else from a private file whose name is gone at once. */
 static void* fr_open(const fr_code* code) {
-  static unsigned serial;
-  char path[128];
+  char path[320];
   int file = -1;
   void* library = NULL;
 #if defined(__linux__)
   file = memfd_create("ferrule", 1 /* MFD_CLOEXEC */);
   if (file >= 0) {
-    /* The loader takes a path that it has seen for what it has loaded, and numbers of descriptors
-     * come again: so a serial number is spelled in the path, a one as "/." and a zero as "/". */
+    /* The loader takes a path that anybody in the process has used for what was loaded then, and
+     * numbers of descriptors come again. So what nobody else has is spelled in the path, a one as
+     * "/." and a zero as "/": this code's address, and the time, for addresses may come again. */
     int n = snprintf(path, sizeof path, "/proc/self/fd");
-    for (unsigned bits = ++serial; bits; bits >>= 1)
-      n += snprintf(path + n, sizeof path - (size_t)n, bits & 1 ? "/." : "/");
+    uint64_t own[] = {(uint64_t)(uintptr_t)code, (uint64_t)nanoseconds()};
+    for (int i = 0; i < 128; i++)
+      n += snprintf(path + n, sizeof path - (size_t)n, own[i / 64] >> i % 64 & 1 ? "/." : "/");
     snprintf(path + n, sizeof path - (size_t)n, "/%d", file);
   }
 #endif
