@@ -38,7 +38,7 @@ def op(name: str, rule: str, metal: str, grid: Any, threadgroup: Any = 64, **mor
 SCALE = op("scale", "x[*S,D]:T, w[D]:T -> y[*S,D]:T", I + "y[i] = x[i] * w[i % D];", "x.size", 256)
 AFFINE = op(
     "affine", "x[N,K]:T, b[K]:T?, s:float32, n:int16, flip:bool, big:float64 -> y[N,K]:T",
-    I + "T v = x[i] * s + n; if (has_b) v += b[i % K]; y[i] = flip ? -v : v + (big > 1e300);",
+    I + "T v = x[i] * s + n; if (has_b) v += b[i % K]; y[i] = flip ? -v : v + (big > 1);",
     "y.size", 32,
 )  # fmt: skip
 PUT = op(
@@ -101,7 +101,7 @@ class Everything(torch.nn.Module):
         ADD(c, w)
         first = AFFINE(x, w, 2.0, 3, False, 1.0), AFFINE(x, None, 2.0, 3, True, 1.0)
         return (
-            SCALE(x, w), SCALE(x.half(), w.half()), *first, PUT(cache, x, 1), SUMS(x[0]),
+            SCALE(x, w), SCALE(x.half(), w.half()), *first, PUT(cache, x, 1), SUMS(x.select(0, 0)),
             FILLED(x), ROWS(x), STRIDED(x.t()), TILED(x), CUBE(ints), EMPTY(w),
             BLANK(w),
         )  # fmt: skip
@@ -145,7 +145,7 @@ def test_every_size(ops: dict[str, Any], n: int, d: int) -> None:
     both(SCALE, ops["scale"], x, w)
     both(SCALE, ops["scale"], x.half(), w.half())
     both(SCALE, ops["scale"], x.double(), w.double())
-    both(AFFINE, ops["affine"], x, w, 0.5, -7, True, 1e301)
+    both(AFFINE, ops["affine"], x, w, 0.5, -7, True, 1.0000001)
     both(AFFINE, ops["affine"], x, None, 2**0.5, 7, False, 0.0)
     both(ROWS, ops["rows"], torch.randint(9, (n, max(d, 1))).float())
     both(STRIDED, ops["strided"], x.t())
@@ -315,6 +315,57 @@ def test_the_text_for_cuda_is_written() -> None:
     text = package_text.text([there])
     assert "FR_PASS_LAUNCH" in text and "FR_PASS_VALUE" in text and '"none\\077\\000' in text
     assert torch_package._library([there])
+
+
+def test_machine_code_for_gpus(library: object) -> None:
+    there = ferrule.op(
+        "there", "x[N]:T, k:int32 -> y[N]:T", grid="N", threadgroup="min(N, 64)",
+        cuda="int i = blockIdx.x * blockDim.x + threadIdx.x; if (i < 64) y[i] = x[i];",
+        metal="y[0] = 0;", shared_memory="4 * N", init_value=1,
+    )  # fmt: skip
+
+    class Model(torch.nn.Module):
+        def forward(self, x: Any, ints: Any) -> Any:
+            return SCALE(x, x.select(0, 0)), ROWS(x), CUBE(ints), there(x.select(0, 0), 3)
+
+    inputs = torch.ones(3, 64), torch.zeros(2, 3, 4, dtype=torch.int32)
+    program = ferrule.export_for("cuda", Model(), inputs, dynamic_shapes=({0: Dim("B")}, None))
+    packaged = torch_package._packaged(program, ["sm_80", "sm_90"])
+    assert all(one.cuda for one in packaged)
+    found = {one.op.name: one.bodies[0] for one in packaged}
+    for body, specials in found.values():
+        for special in specials:
+            for architecture in ("sm_80", "sm_90"):
+                codes = [one for one in special.codes if one.architecture == architecture]
+                assert codes and codes[-1].needs == () and b"ELF" in codes[-1].payload[:4]
+                assert len(codes) == (1 if body.kind == "cuda" else 2)
+    assert found["there"][0].kind == "cuda"
+    shapes = {name: body[1][0].codes[0].blocks for name, body in found.items()}
+    assert shapes == {"scale": "any", "rows": "lines", "cube": "boxes", "there": "boxes"}
+    assert "FR_FULL" in found["rows"][1][0].codes[0].needs
+    assert torch_package._library(packaged)
+
+
+def test_the_c_interface_is_torchs() -> None:
+    compiler = shutil.which("g++")
+    if compiler is None:
+        pytest.skip("no g++")
+    text = """
+        #include <torch/csrc/inductor/aoti_torch/c/shim.h>
+        #include <torch/csrc/stable/c/shim.h>
+        #include "torch_abi.h"  // a function of C has one type
+    """
+    folders = Path(torch.__file__).parent / "include", *package_text.INCLUDES
+    for line, right in (
+        ("", True),
+        ('extern "C" int32_t aoti_torch_get_dim(TH, int32_t*);', False),
+    ):
+        flags = "-std=c++20", "-fsyntax-only", "-xc++", *(f"-I{one}" for one in folders)
+        done = subprocess.run(
+            [compiler, *flags, "-"],
+            input=text + line, capture_output=True, text=True, timeout=120,
+        )  # fmt: skip
+        assert (done.returncode == 0) == right, done.stderr
 
 
 # -- whole packages --------------------------------------------------------------------------------

@@ -78,26 +78,25 @@ def for_cuda(
         CompileError, DialectError, ToolchainError, DeviceError: as `CudaDevice.compile` does.
     """
     device = cuda.device(architecture)
-    any_size = Launch((threads, 1, 1), (threads, 1, 1), (), None, ())
+    # Registers are for the largest threadgroup, whatever the example's has.
+    largest = Launch((threads, 1, 1), (threads, 1, 1), (), None, ())
+
+    def code(form: CudaForm, needs: tuple[str, ...]) -> Code:
+        built = device.shaped(spec, largest, form)
+        return Code(
+            built.payload, needs, _BLOCKS[form.threads], form.far, architecture, built.shared,
+            kernel_symbol(spec),
+        )  # fmt: skip
+
     if spec.kernel.language == "cuda":
-        return (_code(device, spec, any_size, CudaForm("box"), ()),)
-    found = []
+        return (code(CudaForm("box"), ()),)
+    found = [code(_ANY_CUDA, ())]
     if example is not None:
         needs = cuda_text.needs_of(cpp.prepare(spec))
         form = plain_form(form_for(needs, example))
         if form != _ANY_CUDA:
-            found.append(_code(device, spec, example, form, _needs(form, needs.lanes)))
-    return (*found, _code(device, spec, any_size, _ANY_CUDA, ()))
-
-
-def _code(
-    device: cuda.CudaDevice, spec: Spec, launch: Launch, form: CudaForm, needs: tuple[str, ...]
-) -> Code:
-    built = device.shaped(spec, launch, form)
-    return Code(
-        built.payload, needs, _BLOCKS[form.threads], form.far, device.architecture, built.shared,
-        kernel_symbol(spec),
-    )  # fmt: skip
+            found.insert(0, code(form, _needs(form, needs.lanes)))
+    return tuple(found)
 
 
 def _needs(form: CudaForm, lanes: bool) -> tuple[str, ...]:

@@ -173,15 +173,14 @@ def _calls(program: ExportedProgram) -> Iterator[_Call]:
                 continue
             direct.add(name)
             op = ops[name]
-            given: dict[str, Any] = dict(
-                zip((one.name for one in op.rule.inputs), node.args, strict=False)
-            )
-            given.update(node.kwargs)
-            arrays = []
-            for one in op.rule.inputs:
-                value = given.get(one.name)
-                absent = one.dims is None or value is None
-                arrays.append(None if absent else value.meta["val"])
+            names = [one.name for one in op.rule.inputs]
+            given: dict[str, Any] = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+            arrays = [
+                given[one.name].meta["val"]
+                if one.dims is not None and given.get(one.name) is not None
+                else None
+                for one in op.rule.inputs
+            ]
             yield _Call(op, tuple(arrays))
     for name in set(ops) - direct:
         raise KernelError(
