@@ -14,14 +14,13 @@ import numpy as np
 
 from . import dtypes
 from .arguments import fill_value
-from .bytecode import RuleProgram, compile_rule
+from .bytecode import compile_rule
 from .devices.package_code import Code
 from .dtypes import Dtype
 from .errors import KernelError
 from .expression import Expression
 from .implementation import KernelBody
 from .op_declaration import Op
-from .rule import Rule
 from .source.cuda_launch import kernel_parameters
 from .spec import Spec
 
@@ -29,7 +28,6 @@ FOLDER = Path(__file__).resolve().parent
 INCLUDES = FOLDER / "packaged", FOLDER / "runtime"
 
 # What packaged/ops.h keeps room for.
-_MOST_VALUES = 128
 _MOST_TEMPLATES = 64
 
 _NUMBERS = {"b": "FR_BOOL_NUMBER", "u": "FR_INT_NUMBER", "i": "FR_INT_NUMBER"}
@@ -168,11 +166,8 @@ class _Writer:
         rule = self.op.rule
         bodies = [
             self.body(f"{number}_{b}", *body) for b, body in enumerate(one.bodies)
-        ]  # before the launch's program, whose values they number
-        declared = self.program("rule", rule)
-        beside = tuple(output._replace(optional=False) for output in rule.outputs)
-        launch = Rule((*rule.inputs, *beside), (), rule.choices, ())
-        known = self.program("launch", launch, tuple(self.expressions))
+        ]  # before the rule, whose expressions they number
+        declared = self.program(tuple(self.expressions))
         arguments = ", ".join(self.arguments())
         outputs = ", ".join(_string(output.name) for output in rule.outputs)
         self.define("fr_argument", "inputs", arguments)
@@ -183,25 +178,25 @@ class _Writer:
         contiguous = any(body.kernel.ensure_row_contiguous for body, _ in one.bodies)
         self.record = (
             f"{{{_string(one.name)}, {_string(self.op.name)}, {_string(one.name + one.schema)}, "
-            f"{_string(str(rule))}, {declared}, {known}, fr_inputs_{number}, fr_outputs_{number}, "
-            f"{len(rule.inputs)}, {len(rule.outputs)}, {len(self.expressions)}, {_c(contiguous)}, "
+            f"{_string(str(rule))}, {declared}, fr_inputs_{number}, fr_outputs_{number}, "
+            f"{len(rule.inputs)}, {len(rule.outputs)}, {_c(contiguous)}, "
             f"fr_bodies_{number}, {len(bodies)}, {_c(one.cuda)}}}"
         )
 
     def define(self, kind: str, name: str, content: str) -> None:
         self.lines.append(f"static const {kind} fr_{name}_{self.number}[] = {{{content}}};")
 
-    def program(self, name: str, rule: Rule, values: tuple[Expression, ...] = ()) -> str:
-        """The words of a rule."""
-        found: RuleProgram | None = compile_rule(rule, values)
-        if found is None or len(values) > _MOST_VALUES:
+    def program(self, values: tuple[Expression, ...]) -> str:
+        """The words of the rule and of expressions."""
+        found = compile_rule(self.op.rule, values)
+        if found is None:
             raise KernelError(
-                f"[op] op {self.op.name!r} has more arguments, dims or expressions than a package "
-                "keeps room for."
+                f"[op] op {self.op.name!r} has more arguments, dims or names than a package keeps "
+                "room for."
             )
         words = ", ".join(_word(word) for word in found.words)
-        self.define("int64_t", name, words)
-        return f"fr_{name}_{self.number}"
+        self.define("int64_t", "rule", words)
+        return f"fr_rule_{self.number}"
 
     def arguments(self) -> Iterable[str]:
         for one in self.op.rule.inputs:

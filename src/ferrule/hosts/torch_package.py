@@ -21,11 +21,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .. import dtypes, package_text, toolchain
+from ..cuda_steps import CudaUnit
 from ..devices import package_code
 from ..dtypes import Dtype
 from ..errors import CompilerFailed, KernelError, KernelTypeError, ToolchainError
 from ..expression import Expression
-from ..implementation import KernelBody
+from ..implementation import KernelBody, template_values
 from ..op_declaration import Op
 from ..op_file import full_name
 from ..package_text import PackagedOp, Special
@@ -210,6 +211,11 @@ def _packaged_op(calls: list[_Call], architectures: Sequence[str] | None) -> Pac
     cuda = devices == {"cuda"}
     bodies: list[KernelBody] = []
     for one in op.implementations:
+        if cuda and isinstance(one, CudaUnit):
+            raise KernelError(
+                f"package: op {op.name!r} has a CUDA unit of several steps, which a package cannot "
+                "carry out; give it a body (`cuda_body`, or `metal`) in its place."
+            )
         if isinstance(one, KernelBody) and (cuda or one.kind == "metal"):
             bodies.append(one)
             if one.when is None:
@@ -249,7 +255,9 @@ def _special(
     said = op.rule.bind(op.name, shapes, names, SymInts)
     outputs = tuple(dtypes.BY_NAME[n] for _, n in op.rule.results(op.name, said, SymInts))
     package_text.check(op, body, outputs)
-    template = body.template_of(said, lambda one: _fixed(op, body, one, said))
+    template = template_values(
+        op.name, op.rule, body.template, said, lambda one: _fixed(op, body, one, said)
+    )
     inputs, ndims = [], []
     for one, kind, shape in zip(op.rule.inputs, kinds, shapes, strict=True):
         known = kind or dtypes.BY_NAME[said.dtypes.get(one.dtype, one.dtype)]

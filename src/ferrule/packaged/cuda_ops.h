@@ -196,8 +196,7 @@ static bool fr_blocks(fr_call* c, const fr_code* code, fr_sent* sent, uint32_t* 
 
 static bool fr_launch(fr_call* c, const fr_body* body, fr_special* special, const fr_sent* asked,
                       fr_stream stream) {
-  enum { MOST = 2 * FR_MAX_ARGUMENTS + FR_MAX_SYMBOLS, CUDA_RANK = 10 };
-  fr_array arrays[MOST];
+  fr_array arrays[FR_MOST_PASSED];
   fr_sent sent = *asked;
   uint32_t blocks[3], block[3];
   int device = 0;
@@ -221,7 +220,7 @@ static bool fr_launch(fr_call* c, const fr_body* body, fr_special* special, cons
   memcpy(sizes + 6, sent.groups, sizeof sent.groups);
   int32_t shapes[FR_MAX_ARGUMENTS][FR_MAX_NDIM];
   int64_t strides[FR_MAX_ARGUMENTS][FR_MAX_NDIM];
-  void* arguments[3 * MOST];
+  void* arguments[3 * FR_MOST_PASSED];
   for (int p = 0; p < special->passed; p++) {
     const fr_parameter* parameter = &special->parameters[p];
     bool output = parameter->kind == FR_PASS_OUTPUT;

@@ -110,10 +110,10 @@ typedef struct {
 
 typedef struct {
   const char *name, *label, *schema, *declared; /* "scale_0123_4567", "scale", …, the rule */
-  const int64_t *rule, *launch; /* the second has the outputs as inputs, too, and the values */
+  const int64_t* rule; /* with the values as its expressions */
   const fr_argument* inputs;
   const char* const* output_names;
-  int32_t reads, makes, values;
+  int32_t reads, makes;
   bool contiguous;
   fr_body* bodies;
   int32_t count;
@@ -122,7 +122,12 @@ typedef struct {
 
 /* -------------------------------------------------------------------------------------- calls */
 
-enum { FR_MOST_ERROR = 1500, FR_MOST_VALUES = 128 };
+enum {
+  FR_MOST_ERROR = 1500,
+  FR_CUDA_RANK = 10, /* spec.py has it */
+  FR_MOST_READ = FR_MAX_ARGUMENTS + FR_MAX_SYMBOLS,
+  FR_MOST_PASSED = FR_MOST_READ + FR_MAX_ARGUMENTS
+};
 
 typedef struct {
   const fr_op* op;
@@ -133,10 +138,9 @@ typedef struct {
   int64_t strides[FR_MAX_ARGUMENTS][FR_MAX_NDIM];
   uint64_t numbers[FR_MAX_ARGUMENTS]; /* the bytes of those that are numbers */
   fr_rule_input inputs[FR_MAX_ARGUMENTS];
-  fr_rule_result made, found; /* of the rule; of the launch */
-  int64_t values[FR_MOST_VALUES];
-  int32_t dims[FR_MOST_VALUES]; /* of those that a kernel reads */
-  int32_t device;               /* its number */
+  fr_rule_result made;
+  int32_t dims[FR_MOST_READ]; /* of those that a kernel reads */
+  int32_t device;             /* its number */
   char error[FR_MOST_ERROR];
 } fr_call;
 
@@ -351,7 +355,7 @@ static bool fr_number(fr_call* c, int i) {
   return true;
 }
 
-/* Outputs, allocated; and the values of all expressions of launches. */
+/* What the rule says, and its outputs, allocated. */
 static bool fr_bind(fr_call* c) {
   const fr_op* op = c->op;
   char text[600];
@@ -366,14 +370,7 @@ static bool fr_bind(fr_call* c) {
     if (!c->outputs[i]) return false;
     if (aoti_torch_get_data_ptr(c->outputs[i], &c->pointers[op->reads + i]))
       return fr_fail(c, "output '%s' has no memory.", op->output_names[i]);
-    fr_rule_input* known = &c->inputs[op->reads + i]; /* of the launch's program */
-    known->sizes = output->sizes;
-    known->ndim = output->ndim;
-    known->dtype = output->dtype;
-    known->present = true;
   }
-  status = fr_rule_bind(op->launch, c->inputs, &c->found);
-  if (status) return fr_fail(c, "its sizes are too large for %s.", fr_shown(c, text, sizeof text));
   return true;
 }
 
@@ -381,7 +378,7 @@ static bool fr_bind(fr_call* c) {
  * others may divide by zero. */
 static bool fr_value(fr_call* c, int which, int64_t* value) {
   char text[600];
-  int status = fr_rule_value(c->op->launch, which, &c->found, value);
+  int status = fr_rule_value(c->op->rule, which, &c->made, value);
   return !status || fr_fail(c, "an expression of its launch divides by zero or overflows for %s.",
                             fr_shown(c, text, sizeof text));
 }
@@ -506,6 +503,10 @@ static bool fr_reads(fr_call* c, const fr_body* body, const fr_special* special,
     array->sizes = input->present ? input->sizes : fr_ones;
     array->strides = input->present ? c->strides[source.index] : fr_ones;
     array->ndim = input->present ? input->ndim : special->ndims[source.index];
+    if (source.described && body->in_cuda && array->ndim > FR_CUDA_RANK)
+      return fr_fail(c, "its body asks for the shape of input '%s', which has %d dims; a body in "
+                     "CUDA knows of %d.", c->op->inputs[source.index].name, (int)array->ndim,
+                     FR_CUDA_RANK);
     for (int k = 0; source.described && k < array->ndim; k++)
       if (array->sizes[k] > INT32_MAX)
         return fr_fail(c, "its body asks for the shape of input '%s', of which a size is %lld; it "
@@ -601,15 +602,15 @@ typedef struct {
 } fr_cpu_launch;
 
 static bool fr_on_cpu(fr_call* c, const fr_body* body, fr_special* special, const fr_sent* sent) {
-  enum { MOST = 2 * FR_MAX_ARGUMENTS + FR_MAX_SYMBOLS, BLOCK = 8192 /* devices/cpu.py has it */ };
+  enum { BLOCK = 8192 /* devices/cpu.py has it */ };
   fr_code* code = special->codes;
   while (code->needs & ~sent->facts) code++; /* the last one needs nothing */
-  fr_array arrays[MOST];
+  fr_array arrays[FR_MOST_PASSED];
   if (!fr_load(c, code) || !fr_reads(c, body, special, arrays)) return false;
-  void* buffers[MOST];
-  int32_t sizes[FR_MAX_ARGUMENTS][FR_MAX_NDIM], ndims[MOST];
-  const int32_t* shapes[MOST];
-  const int64_t* strides[MOST];
+  void* buffers[FR_MOST_PASSED];
+  int32_t sizes[FR_MAX_ARGUMENTS][FR_MAX_NDIM], ndims[FR_MOST_PASSED];
+  const int32_t* shapes[FR_MOST_PASSED];
+  const int64_t* strides[FR_MOST_PASSED];
   int n = body->reads, written = c->op->makes;
   for (int i = 0; i < c->op->reads; i++) written += c->op->inputs[i].in_place;
   for (int i = 0; i < n + written; i++) buffers[i] = arrays[i].pointer;
