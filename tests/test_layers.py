@@ -117,8 +117,8 @@ MAY_IMPORT = {
     "hosts.torch_export": "errors op_declaration op_file hosts.torch_op torch",
     "package_text": "errors dtypes arguments bytecode expression implementation op_declaration "
     "rule spec source.cuda_launch devices.package_code numpy",
-    "hosts.torch_package": f"{NOUNS} cuda_steps devices.package_code expression implementation op_declaration "
-    "op_file package_text rule toolchain hosts.torch_export hosts.torch_op torch",
+    "hosts.torch_package": f"{NOUNS} cuda_steps devices.package_code expression implementation "
+    "op_declaration op_file package_text rule toolchain hosts.torch_export hosts.torch_op torch",
     "ferrule": "errors dtypes call cuda_call cuda_parts binding op_checks op_declaration toolchain "
     "hosts.torch_export hosts.torch_package",
     # The benchmarks use what users have, and what they are measured against.

@@ -145,7 +145,7 @@ def test_it_is_c_that_carries_them_out() -> None:
         assert op.torch_op is not None
         keys = torch._C._dispatch_dump(op.torch_op._schema.name)
         assert "\nCPU: registered at ferrule:0 " in keys
-        assert any(one.op is op for one in torch_calls._bound)
+        assert any(one.op.digest == op.digest for one in torch_calls._bound)
 
 
 def test_new_sizes_ask_python_nothing() -> None:
@@ -155,7 +155,7 @@ def test_new_sizes_ask_python_nothing() -> None:
     )  # fmt: skip
     for n in (300, 400, 5000):
         assert op(torch.ones(n)).sum() == 2 * n
-    (bound,) = (one for one in torch_calls._bound if one.op is op)
+    (bound,) = (one for one in torch_calls._bound if one.op.digest == op.digest)
     assert bound.structure.entries == 1
 
 

@@ -225,6 +225,9 @@ def test_every_byte_of_what_an_op_is_counts() -> None:
                 changed += 1
 
     walk(content["ops"], ())
+    renamed = {name.replace("scale", "skale"): one for name, one in content["ops"].items()}
+    with pytest.raises(KernelError, match="was altered: its content is that of 'scale'"):
+        op_file.read(json.dumps({**content, "ops": renamed}))
     assert changed > 50
     assert op_file.read(json.dumps(content))
 
@@ -269,6 +272,25 @@ def test_a_template_of_a_dynamic_size_is_refused(template: str, message: str, st
             Model(), (torch.randn(3, 4), torch.randn(4)), dynamic_shapes=({1: d}, {0: d}),
             strict=strict,
         )  # fmt: skip
+
+
+def test_a_cuda_unit_is_exported_and_read_again() -> None:
+    unit = ferrule.cuda_unit(
+        "template <int K> __global__ void first(const float* x, float* y) {}",
+        steps=[ferrule.step("first<K>", ["x", "y"], blocks="N", block=32)], template={"K": "D"},
+    )  # fmt: skip
+    op = ferrule.op("unit", "x[N,D]:float32 -> y[N,D]:float32", cuda=unit)
+
+    class Model(torch.nn.Module):
+        def forward(self, x: Any) -> Any:
+            return op(x)
+
+    x = torch.ones(3, 4)
+    program = ferrule.export_for("cuda", Model(), (x,), dynamic_shapes=({0: Dim("N")},))
+    ferrule.load(saved(program))
+    assert Op.from_json(json.loads(json.dumps(op.to_json()))).digest == op.digest
+    with pytest.raises(KernelError, match="parameter 'K' of its cuda body is D, and D is dynamic"):
+        ferrule.export_for("cuda", Model(), (x,), dynamic_shapes=({1: Dim("D")},))
 
 
 def test_a_template_that_is_the_same_for_all_dynamic_sizes_is_allowed() -> None:

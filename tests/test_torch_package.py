@@ -55,7 +55,10 @@ BLANK = op(
     "blank", "x[N]:float32 -> a[N]:float16, b[N]:bfloat16, c[N]:int64, d[N]:float64, e[N]:bool",
     "a[0] = 5;", 1, init_value=2.3,
 )  # fmt: skip
-FILLED = op("filled", "x[N,M]:T -> y[N]:T, z[M]:int8", I + "y[i / 3] = x[0];", 3, init_value="N")
+FILLED = op(
+    "filled", "x[N,M]:T -> y[N]:T, z[M]:int8", I + "if (i < y_last) y[i / 3] = x[0];",
+    "min(3, y.size)", init_value="y.size", header="constant constexpr uint y_last = 1;",
+)  # fmt: skip
 ROWS = op(
     "rows", "x[R,C]:float32 -> y[R]:float32",
     """
@@ -281,6 +284,18 @@ def test_what_cannot_be_packaged_is_refused(tmp_path: Path) -> None:
                       reference=lambda x: x + 0)  # fmt: skip
     with pytest.raises(KernelError, match="op 'there' has no kernel for the CPU, but 'cuda', 'ref"):
         ferrule.package(program(cuda, x), path)
+    step = ferrule.step("first", ["y"], blocks=1, block=1)
+    unit = ferrule.cuda_unit("__global__ void first(float* y) {}", steps=[step])
+    steps = ferrule.op("steps", "x[N]:float32 -> y[N]:float32", cuda=unit)
+    with pytest.raises(KernelError, match="op 'steps' has no kernel for the CPU, but 'cuda'"):
+        ferrule.package(program(steps, x), path)
+    with pytest.raises(KernelError, match="op 'steps' has a CUDA unit of several steps"):
+
+        class Steps(torch.nn.Module):
+            def forward(self, x: Any) -> Any:
+                return steps(x)
+
+        ferrule.package(ferrule.export_for("cuda", Steps(), (x,)), path)
     half = op("half", "x[N]:float32, s:float16 -> y[N]:float32", I + "y[i] = x[i] * s;", "N")
     with pytest.raises(KernelError, match="input 's' is a number of float16"):
         ferrule.package(program(lambda x: half(x, 2.0), x), path)

@@ -68,7 +68,12 @@ def read(text: str) -> dict[str, Op]:
 
 def _check(name: str, data: Any) -> None:
     """Refuse what was altered."""
-    expected = name.rpartition("_")[2]
+    own, _, expected = name.rpartition("_")
+    named = data.get("name") if isinstance(data, dict) else None
+    if named != own:
+        raise KernelError(
+            f"[op] the saved op {name!r} was altered: its content is that of {named!r}."
+        )
     if identity.digest(data) != expected:
         raise KernelError(
             f"[op] the saved op {name!r} was altered: its content has the digest "

@@ -327,7 +327,7 @@ def _refuse_dynamic_templates(op: Op, said: Binding) -> None:
         KernelError: that is so; names the template parameter and the dynamic sizes.
     """
     for body in op.implementations:
-        if not isinstance(body, KernelBody):
+        if not isinstance(body, (KernelBody, CudaUnit)):
             continue
         for name, one in body.template:
             if isinstance(one, Expression):
@@ -336,7 +336,9 @@ def _refuse_dynamic_templates(op: Op, said: Binding) -> None:
                     raise KernelError(dynamic_template(op, body, name, one, said))
 
 
-def dynamic_template(op: Op, body: KernelBody, name: str, one: Expression, said: Binding) -> str:
+def dynamic_template(
+    op: Op, body: KernelBody | CudaUnit, name: str, one: Expression, said: Binding
+) -> str:
     """The error for a template parameter that depends on a dynamic size."""
     sizes = {size: value for size, value in said.values(one).items() if fixed(value) is None}
     read = ", ".join(size for size in sizes if size in one.names | one.attributes)

@@ -386,6 +386,10 @@ def _compile(
     import torch
     from torch.export.pt2_archive._package import package_pt2
 
+    if program.example_inputs is None:
+        raise KernelError(
+            "package: the program has no example inputs, which AOTInductor wants; export it again."
+        )
     args, kwargs = program.example_inputs
     module = program.module(check_guards=False)
     with _renamed(packaged) as overloads:

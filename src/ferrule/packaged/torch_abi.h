@@ -1,7 +1,7 @@
 /* What of torch's stable C ABI is used, restated: the headers that torch ships are C++.
  *
- * torch/csrc/inductor/aoti_torch/c/shim.h and torch/csrc/stable/c/shim.h declare it;
- * tests/native/torch_abi.cpp compares.
+ * torch/csrc/inductor/aoti_torch/c/shim.h and torch/csrc/stable/c/shim.h declare it; a test includes
+ * them beside this file, and a function of C has one type.
  */
 #ifndef FERRULE_TORCH_ABI_H
 #define FERRULE_TORCH_ABI_H
