@@ -21,8 +21,8 @@ extern "C" __global__ void total(const float* partial, float* y, int count, floa
   y[0] = sum * scale;
 }
 """
-PARTS = fe.step("parts", ["x", "partial", "int64 N"], blocks="min(N,7)", block=1)
-TOTAL = fe.step("total", ["partial", "y", "min(N,7)", "scale"], blocks=1, block=1)
+PARTS = fe.cuda_step("parts", ["x", "partial", "int64 N"], blocks="min(N,7)", block=1)
+TOTAL = fe.cuda_step("total", ["partial", "y", "min(N,7)", "scale"], blocks=1, block=1)
 SUM_RULE = "x[N]:T, scale:float32 -> y[]:float32 where T in (float32, float16)"
 
 
@@ -69,9 +69,10 @@ def reduction() -> Op:
         "reduction", "x[*S]:T -> y[]:float32", cuda=fe.cuda_unit(
             REDUCTION, scratch={"unused": "int8[3]", "partial": f"float32[{blocks}]"},
             steps=[
-                fe.step("sums<256, T>", ["x", "partial", "int64 x.size"], blocks=blocks, block=256),
-                fe.step("sums<256, float>", ["partial", "y", f"int64 {blocks}"], blocks=1,
-                        block=256),
+                fe.cuda_step("sums<256, T>", ["x", "partial", "int64 x.size"], blocks=blocks,
+                             block=256),
+                fe.cuda_step("sums<256, float>", ["partial", "y", f"int64 {blocks}"], blocks=1,
+                             block=256),
             ],
         ),
     )  # fmt: skip
@@ -99,7 +100,7 @@ def rotation() -> Op:
     return fe.op(
         "rotation", "x[N,C,B]:float32 -> y[N,C,B]:float32", cuda=fe.cuda_unit(
             ROTATE,
-            steps=[fe.step("rotate", ["x", "y"], blocks="N*C", block="B", cluster="C",
+            steps=[fe.cuda_step("rotate", ["x", "y"], blocks="N*C", block="B", cluster="C",
                            shared_memory="4*B")],
         ),
     )  # fmt: skip
@@ -121,7 +122,7 @@ def reversal() -> Op:
     return fe.op(
         "reversal", "x[M,N]:T -> y[M,N]:T where T in (float32, int32)", cuda=fe.cuda_unit(
             REVERSE,
-            steps=[fe.step("reverse", ["x", "y", "N"], blocks="M", block="min(N,1024)",
+            steps=[fe.cuda_step("reverse", ["x", "y", "N"], blocks="M", block="min(N,1024)",
                            shared_memory="4*N")],
         ),
     )  # fmt: skip
@@ -132,7 +133,7 @@ def chosen() -> Op:
     unit = fe.cuda_unit(
         "__global__ void f(const float* x, float* y, int n, float scale) {"
         "  if (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n) y[i] = x[i] * scale + 2; }",
-        steps=[fe.step("f", ["x", "y", "M", "scale"], blocks="ceildiv(M,64)", block=64)],
+        steps=[fe.cuda_step("f", ["x", "y", "M", "scale"], blocks="ceildiv(M,64)", block=64)],
         when="M <= 1000",
     )
     text = "int i = blockIdx.x * blockDim.x + threadIdx.x; if (i < M) y[i] = x[i] * scale + {};"
@@ -162,9 +163,10 @@ def counts() -> Op:
         cuda=fe.cuda_unit(
             COUNT,
             steps=[
-                fe.copy("bins", "before"),
-                fe.fill("largest", float("-inf")),
-                fe.step("count", ["x", "bins", "largest", "N"], blocks="ceildiv(N,256)", block=256),
+                fe.cuda_copy("bins", "before"),
+                fe.cuda_fill("largest", float("-inf")),
+                fe.cuda_step("count", ["x", "bins", "largest", "N"], blocks="ceildiv(N,256)",
+                             block=256),
             ],
         ),
     )  # fmt: skip

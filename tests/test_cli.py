@@ -457,6 +457,95 @@ def test_inspect_finds_kernels(tmp_path: Path) -> None:
         assert part in result.stdout
 
 
+OPS = """
+import ferrule, numpy as np
+scale = ferrule.op(
+    "scale", "x[*S,D]:T, w[D]:T, eps:float32, b[D]:T? -> y[*S,D]:T", grid="x.size",
+    metal="uint i = thread_position_in_grid.x; T v = x[i] * w[i % D] + eps;"
+    "if (has_b) v += b[i % D]; y[i] = v * K;",
+    threadgroup=256, batch="D", template={"K": "D + 1"}, init_value=0, autocast="float32",
+    reference=lambda x, w, eps, b: x * w)
+"""
+MORE = """
+put = ferrule.op("put", "c[L]:T!, v[L]:T ->", metal="c[0] = v[0];", grid="L", threadgroup=8)
+scale.def_vjp(lambda primals, cotangents, outputs: (None,) * 4)
+add = ferrule.op("add", "x[N]:T -> y[N]:T", cuda="y[0] = x[0];", grid="N", threadgroup=1)
+def run(x): return x
+mine = ferrule.adopt("mine", "x[N]:T -> y[N]:T", make=lambda device, T, n: run,
+    constants={"n": "2 * N"}, contiguous=True)
+mine(np.arange(4.0)[::2])
+"""
+
+
+def test_inspect_an_op(tmp_path: Path) -> None:
+    path = tmp_path / "ops.py"
+    path.write_text(OPS)
+    result = run("inspect", path)
+    assert result.exit_code == 0, result.output
+    digest = target_of.find_kernel(str(path), ops=True)[1].digest  # type: ignore[union-attr]
+    for line in (
+        "scale: op scale",
+        "  rule         x[*S,D]:T, w[D]:T, eps:float32, b[D]:T? -> y[*S,D]:T",
+        f"  digest       {digest}",
+        "  metal        grid (x.size, 1, 1); threadgroup (256, 1, 1); reads D; template K = D + 1; "
+        "filled with 0",
+        "  vjp          none: such a derivative is refused",
+        "  vmap         by the independent dims *S, D; call by call where an input without them is "
+        "batched",
+        "  autocast     float32",
+        "  counts       no slower way was taken (calls in this process)",
+        "note: no text: --with is not given for x[*S,D]:T, w[D]:T, eps:float32",
+    ):
+        assert line in result.stdout.splitlines()
+    assert "  reference    `reference` (inspected.ops:<lambda>), digest " in result.stdout
+
+    inputs = ["--with", "x=float16[4,6]", "--with", "w=float16[6]", "--with", "eps=1e-5"]
+    result = run("inspect", path, *inputs)
+    assert result.exit_code == 0, result.output
+    assert "==== Metal ====\ntemplate <typename T, bool has_b, int K>\n" in result.stdout
+    assert "note: compiles, and runs as: flat\n" in result.stdout
+    result = run("inspect", path, "--metal", *inputs, "--with", "b=float16[6]")
+    assert result.exit_code == 0 and result.stdout.startswith("template <typename T")
+    assert "_float16_t_1_7" in result.stdout and "op scale" in result.stderr
+
+
+def test_inspect_ops_of_all_kinds(tmp_path: Path) -> None:
+    path = tmp_path / "ops.py"
+    path.write_text(OPS + MORE)
+    assert (
+        "  vjp          inspected.ops:<lambda>, digest " in run("inspect", f"{path}:scale").stdout
+    )
+    result = run("inspect", f"{path}:put", "--cpp", "--with", "c=int8[3]", "--with", "v=int8[3]")
+    assert result.exit_code == 0 and "int8_t* c" in result.stdout, result.output
+    result = run("inspect", f"{path}:mine")
+    assert "`make` (inspected.ops:<lambda>), digest" in result.stdout
+    assert "constants n = 2 * N, its inputs are made contiguous\n" in result.stdout
+    assert "  vmap         call by call: no dim is declared independent\n" in result.stdout
+    # The file is run again each time, and what it declares is one op in this process.
+    assert re.search(r"  counts       copy \d, output copy \d \(calls in this", result.stdout)
+    result = run("inspect", f"{path}:add", "--with", "x=float32[4]")
+    assert result.exit_code == 0 and "==== CUDA ====" in result.stdout, result.output
+    for arguments, message in (
+        ((path, ), "has 4 ops: scale, put, add, mine; expected"),
+        ((f"{path}:mine", "--metal"), "'mine' has no such text: its implementations are run."),
+        ((f"{path}:add", "--metal"), "'add' has no such text: its implementations are cuda."),
+        ((f"{path}:scale", "--metal"), "--with is not given for x[*S,D]:T, w[D]:T, eps:float32;"),
+        ((f"{path}:scale", "--with", "q=1"), "'q': the op has no such input; its inputs: x, w,"),
+        ((f"{path}:scale", "--grid", "1,1,1"), "an op declares its outputs, template, grid"),
+        ((f"{path}:scale", "--with", "x=float99[3]"), "float8_e4m3fn"),
+        (
+            (f"{path}:scale", "--with", "x=float16[4,6]", "--with", "w=float16[7]", "--with",
+             "eps=1"),
+            "whose dim 0 is 7, but D is 6 by input 'x'",
+        ),
+        (
+            (f"{path}:scale", "--with", "x=float16[4,6]", "--with", "w=3", "--with", "eps=1"),
+            "input 'w' of op 'scale' is not described",
+        ),
+    ):  # fmt: skip
+        assert message in fault("inspect", *arguments)
+
+
 def fault_of(target: str) -> str:
     with pytest.raises(Fault) as caught:
         target_of.find_kernel(target)
@@ -531,7 +620,7 @@ def test_inspect_faults(made: Path, arguments: list[str], message: str) -> None:
 @given(st.one_of(st.text(), st.text("inp=float163284[], -.", max_size=20)).map(lambda t: f"inp{t}"))
 def test_inputs_are_read_or_pointed_at(text: str) -> None:
     try:
-        name, value = target_of._described_input(text)
+        name, value = target_of.described_input(text)
     except Fault as error:
         place = re.search(r"at character (\d+), ", error.message)
         assert place is not None
@@ -547,13 +636,13 @@ def test_inputs_are_read_or_pointed_at(text: str) -> None:
 @given(names, st.lists(st.integers(0, 9999), max_size=5))
 def test_inputs_are_read(dtype: str, shape: list[int]) -> None:
     text = f"x = {dtype}[ {' , '.join(map(str, shape))} ]"
-    assert target_of._described_input(text) == ("x", f"{dtype}[{','.join(map(str, shape))}]")
+    assert target_of.described_input(text) == ("x", f"{dtype}[{','.join(map(str, shape))}]")
 
 
 @given(st.one_of(st.integers(), st.floats(allow_nan=False), st.booleans()))
 def test_numbers_are_read(value: float) -> None:
     text = str(value).lower() if isinstance(value, bool) else repr(value)
-    name, read = target_of._described_input(f"eps={text}")
+    name, read = target_of.described_input(f"eps={text}")
     assert (name, read, type(read)) == ("eps", value, type(value))
 
 

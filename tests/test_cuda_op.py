@@ -204,7 +204,7 @@ def test_the_first_body_whose_condition_holds_is_taken(gpu: FakeCuda) -> None:
 def sum_unit(when: str | None = None) -> Any:
     return fe.cuda_unit(
         'extern "C" __global__ void mine(float* y) { y[0] = 2; }', when=when,
-        steps=[fe.step("mine", ["y"], blocks=1, block=32)],
+        steps=[fe.cuda_step("mine", ["y"], blocks=1, block=32)],
     )  # fmt: skip
 
 
@@ -301,16 +301,17 @@ def test_steps_come_in_order_with_what_was_declared(gpu: FakeCuda) -> None:
             source, scratch={"s": "T[N,K+1]", "t": "float64[3]", "u": "int8[0]"},
             template={"D": "K if K < 64 else 64"},
             steps=[
-                fe.fill("s", float("-inf")),
-                fe.copy("y", "x"),
-                fe.fill("u", 1),
-                fe.step("a::f<D, T>", ["x", "s", "t", "c", "uint32 N*K", "uint64 x.size", "N > 1",
-                                       "h", "none"], blocks=("N", 2), block=(32, "K"),
-                        shared_memory="48*1024*N", cluster=("N", 1, 1)),
-                fe.step("a::f<D + 1, T>", ["y", "s", "t", "c", "uint32 3", "uint64 4", "K == 3",
-                                           "h", "none"], blocks=1, block=1, when="N > 100"),
-                fe.fill("t"),
-                fe.copy("c", "y", when="K == 3"),
+                fe.cuda_fill("s", float("-inf")),
+                fe.cuda_copy("y", "x"),
+                fe.cuda_fill("u", 1),
+                fe.cuda_step("a::f<D, T>", ["x", "s", "t", "c", "uint32 N*K", "uint64 x.size",
+                                            "N > 1", "h", "none"], blocks=("N", 2),
+                             block=(32, "K"), shared_memory="48*1024*N", cluster=("N", 1, 1)),
+                fe.cuda_step("a::f<D + 1, T>", ["y", "s", "t", "c", "uint32 3", "uint64 4",
+                                                "K == 3", "h", "none"], blocks=1, block=1,
+                             when="N > 100"),
+                fe.cuda_fill("t"),
+                fe.cuda_copy("c", "y", when="K == 3"),
             ],
         ),
     )  # fmt: skip
@@ -352,7 +353,7 @@ def test_what_is_not_contiguous_is_copied_and_written_back(gpu: FakeCuda) -> Non
     source = 'extern "C" __global__ void add(float* c, const float* x, int n) {}'
     op = fe.op(
         "add", "c[N,K]:float32!, x[N,K]:float32 ->", cuda=fe.cuda_unit(
-            source, steps=[fe.step("add", ["c", "x", "N*K"], blocks="N*K", block=1)]
+            source, steps=[fe.cuda_step("add", ["c", "x", "N*K"], blocks="N*K", block=1)]
         ),
     )  # fmt: skip
     gpu.texts["add"] = source
@@ -370,7 +371,7 @@ def test_what_is_not_contiguous_is_copied_and_written_back(gpu: FakeCuda) -> Non
 
 def test_shared_memory_is_asked_for_as_it_grows(gpu: FakeCuda) -> None:
     source = 'extern "C" __global__ void f(float* y) { extern __shared__ float t[]; y[0] = t[0]; }'
-    step = fe.step("f", ["y"], blocks=1, block=1, shared_memory="4*N")
+    step = fe.cuda_step("f", ["y"], blocks=1, block=1, shared_memory="4*N")
     op = fe.op("grows", "x[N]:float32 -> y[]:float32", cuda=fe.cuda_unit(source, steps=[step]))
     gpu.library.fake_static(16)
     seen = []
@@ -389,7 +390,7 @@ def one_step(**changed: Any) -> Op:
     """An op of one step, after a fill that must not happen where the step cannot run."""
     made = {"function": "f", "arguments": ["y", "N"], "blocks": "N", "block": 32, **changed}
     source = 'extern "C" __global__ void f(float* y, int n) {}'
-    unit = fe.cuda_unit(source, steps=[fe.fill("y"), fe.step(**made)])
+    unit = fe.cuda_unit(source, steps=[fe.cuda_fill("y"), fe.cuda_step(**made)])
     return fe.op("one", "x[N]:uint8, n:int64 -> y[4]:float32", cuda=unit)
 
 
@@ -443,10 +444,14 @@ def test_a_refused_launch_names_the_step(gpu: FakeCuda) -> None:
 
 def test_an_output_that_no_step_writes_is_refused(gpu: FakeCuda) -> None:
     source = 'extern "C" __global__ void f(float* y) {}'
-    unit = fe.cuda_unit(source, steps=[fe.step("f", ["y"], blocks="N", block=1, when="N != 3")])
+    unit = fe.cuda_unit(
+        source, steps=[fe.cuda_step("f", ["y"], blocks="N", block=1, when="N != 3")]
+    )
     op = fe.op("none", "x[N]:float32 -> y[2]:float32", cuda=unit)
     for n in (0, 3):
-        with pytest.raises(KernelError, match=r"output 'y' of shape \(2,\).*ferrule.fill\('y'\)"):
+        with pytest.raises(
+            KernelError, match=r"output 'y' of shape \(2,\).*ferrule.cuda_fill\('y'\)"
+        ):
             op(np.zeros(n, F32))
     same = fe.op("same", "x[N]:float32 -> y[N]:float32", cuda=unit)
     assert same(np.zeros(0, F32)).shape == (0,)
@@ -462,7 +467,7 @@ FILLS = [
 
 @pytest.mark.parametrize(("dtype", "value"), FILLS)
 def test_fills(gpu: FakeCuda, dtype: str, value: float) -> None:
-    unit = fe.cuda_unit("", steps=[fe.fill("y", value)])
+    unit = fe.cuda_unit("", steps=[fe.cuda_fill("y", value)])
     y = fe.op("filled", f"x[N]:int8 -> y[N]:{dtype}", cuda=unit)(np.zeros(5, np.int8))
     expected = np.full(5, value).astype(fe.dtypes.BY_NAME[dtype].numpy)
     assert y.tobytes() == expected.tobytes()
@@ -477,7 +482,7 @@ def test_fills(gpu: FakeCuda, dtype: str, value: float) -> None:
      ("float16", 1e5, "which it does not hold"), ("float8_e4m3fn", 1000, "does not hold")],
 )  # fmt: skip
 def test_what_no_memset_fills(gpu: FakeCuda, dtype: str, value: float, message: str) -> None:
-    unit = fe.cuda_unit("", steps=[fe.fill("y", value)])
+    unit = fe.cuda_unit("", steps=[fe.cuda_fill("y", value)])
     op = fe.op("filled", f"x[N]:int8 -> y[N]:{dtype}", cuda=unit)
     with pytest.raises(KernelError, match=f"fills 'y', of {dtype}, with .*{message}"):
         op(np.zeros(5, np.int8))
@@ -494,7 +499,7 @@ def test_copies_are_of_one_size_and_dtype(gpu: FakeCuda) -> None:
             op(wrong)(x)
 
 
-COPY = fe.copy("y", "x")
+COPY = fe.cuda_copy("y", "x")
 
 
 # -- units: in torch -------------------------------------------------------------------------------
@@ -518,7 +523,7 @@ def test_one_graph_of_torch_chooses_when_it_runs(gpu: FakeCuda) -> None:
     def unit(name: str, when: str | None) -> Any:
         source = f'extern "C" __global__ void {name}(const float* x, float* y, int64_t n) {{}}'
         gpu.texts[name] = source
-        step = fe.step(name, ["x", "y", "int64 M*N"], blocks="M*N", block=1)
+        step = fe.cuda_step(name, ["x", "y", "int64 M*N"], blocks="M*N", block=1)
         return fe.cuda_unit(source, steps=[step], when=when)
 
     def run(one: Launched) -> None:
@@ -546,7 +551,7 @@ def test_what_torch_writes_in_place(gpu: FakeCuda) -> None:
         array(given["c"], n)[:] += array(given["x"], n)
 
     gpu.on_launch = run
-    step = fe.step("plus", ["c", "x", "y", "N*K"], blocks="N*K", block=1)
+    step = fe.cuda_step("plus", ["c", "x", "y", "N*K"], blocks="N*K", block=1)
     op = fe.op(
         "plus", "c[N,K]:float32!, x[N,K]:float32 -> y[N,K]:float32",
         cuda=fe.cuda_unit(source, steps=[step]),

@@ -94,7 +94,7 @@ def test_what_one_architecture_alone_has(library: nvrtc.Nvrtc) -> None:
     }"""
 
     def op(specific: bool) -> Op:
-        step = fe.step("f", ["y"], blocks=1, block=128)
+        step = fe.cuda_step("f", ["y"], blocks=1, block=128)
         unit = fe.cuda_unit(source, steps=[step], specific=specific)
         return fe.op("wgmma", "x[N]:float32 -> y[N]:float32", cuda=unit)
 
@@ -120,7 +120,7 @@ def test_headers_and_options(library: nvrtc.Nvrtc) -> None:
     unit = fe.cuda_unit(
         source, headers={"kernels/tile.cuh": "#pragma once\nfloat twice(float x) { TWICE }"},
         options=["-std=c++20", "-DTWICE=return x+x;", "--use_fast_math"],
-        steps=[fe.step("f", ["N", "s", "y", "x"], blocks=1, block=1)],
+        steps=[fe.cuda_step("f", ["N", "s", "y", "x"], blocks=1, block=1)],
     )  # fmt: skip
     op = fe.op("given", "x[N]:T, s:float32 -> y[N]:float32", cuda=unit)
     for kind in ("float32", "float8_e4m3fn"):
@@ -150,7 +150,7 @@ def test_errors_quote_the_author(
     step = {"function": "f", "arguments": ["x", "y", "int64 N"], "blocks": 1, "block": 1}
     source = f"{text}\n__global__ void f(const float* x, float* y, int64_t n) {{}}\n"
     unit = fe.cuda_unit(
-        source, steps=[fe.step(**{**step, **changed})],
+        source, steps=[fe.cuda_step(**{**step, **changed})],
         headers={"own.h": "// own\nint h() { return zz; }"},
     )  # fmt: skip
     op = fe.op("misfit", "x[N]:float32 -> y[N]:float32", cuda=unit)
@@ -207,7 +207,7 @@ def declared(**changed: Any) -> Op:
     step = {"function": "f", "arguments": ["x", "y"], "blocks": 1, "block": 1}
     step.update({k: changed.pop(k) for k in list(changed) if k in step})
     step.update({k: changed.pop(k) for k in ("cluster", "shared_memory") if k in changed})
-    made = {"steps": [fe.step(**step)], **changed}
+    made = {"steps": [fe.cuda_step(**step)], **changed}
     source = made.pop("source", "__global__ void f(float*, float*) {}")
     return fe.op("declared", RULE, cuda=fe.cuda_unit(source, **made))
 
@@ -216,14 +216,14 @@ DECLARED: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"source": 3}, KernelTypeError, "`source`.*got int"),
     ({"source": "\0"}, KernelError, "NUL character in line 1"),
     ({"steps": "f"}, KernelTypeError, "`steps`: got 'f', expected a list of steps"),
-    ({"steps": ["f"]}, KernelTypeError, "`steps`: got 'f' of type str, expected ferrule.step"),
+    ({"steps": ["f"]}, KernelTypeError, "`steps`: got 'f' of type str, expected ferrule.cuda_step"),
     ({"steps": []}, KernelError, "no step writes output 'y'"),
-    ({"steps": [fe.fill("z")]}, KernelError, r"step 1.*cannot fill 'z'; expected.*\(y\)"),
-    ({"steps": [fe.fill("x")]}, KernelError, "cannot fill 'x'"),
-    ({"steps": [fe.copy("x", "y")]}, KernelError, "cannot copy to 'x'"),
-    ({"steps": [fe.copy("y", "b")]}, KernelError, "cannot copy 'b', which may be None"),
-    ({"steps": [fe.fill("y", "0")]}, KernelTypeError, "got the value '0', expected a number"),  # type: ignore[arg-type]
-    ({"steps": [fe.fill("y", when="N")]}, KernelError, "`when`.*expected a condition"),
+    ({"steps": [fe.cuda_fill("z")]}, KernelError, r"step 1.*cannot fill 'z'; expected.*\(y\)"),
+    ({"steps": [fe.cuda_fill("x")]}, KernelError, "cannot fill 'x'"),
+    ({"steps": [fe.cuda_copy("x", "y")]}, KernelError, "cannot copy to 'x'"),
+    ({"steps": [fe.cuda_copy("y", "b")]}, KernelError, "cannot copy 'b', which may be None"),
+    ({"steps": [fe.cuda_fill("y", "0")]}, KernelTypeError, "got the value '0', expected a number"),  # type: ignore[arg-type]
+    ({"steps": [fe.cuda_fill("y", when="N")]}, KernelError, "`when`.*expected a condition"),
     ({"function": "f; g"}, KernelError, "step 1 of op 'declared': got the function 'f; g'"),
     ({"function": ""}, KernelError, "got the function ''"),
     ({"arguments": "xy"}, KernelTypeError, "`arguments` of step 'f': got 'xy', expected a seq"),
@@ -267,7 +267,7 @@ def test_bad_declarations(changed: dict[str, Any], error: type[Exception], messa
 
 
 def test_all_of_a_unit_is_data_and_changes_the_digest() -> None:
-    step = fe.step("f", ["x", "y"], blocks=1, block=1)
+    step = fe.cuda_step("f", ["x", "y"], blocks=1, block=1)
     changes: list[dict[str, Any]] = [
         {}, {"source": "__global__ void f(float*, float*) { }"}, {"function": "f<3>"},
         {"arguments": ["y", "x"]}, {"arguments": ["x", "y", "N"]},
@@ -278,10 +278,11 @@ def test_all_of_a_unit_is_data_and_changes_the_digest() -> None:
         {"specific": True}, {"headers": {"a.h": "b"}},
         {"scratch": {"t": "T[N,ceildiv(N,2)]"}}, {"scratch": {"t": "float32[N]"}},
         {"scratch": {"t": "float32[]", "u": "int8[3]"}},
-        {"steps": [step, step]}, {"steps": [fe.fill("y"), step]},
-        {"steps": [fe.fill("y", 1), step]}, {"steps": [fe.fill("y", 1.0)]},
-        {"steps": [fe.fill("y", float("-inf"), when="N > 2"), step]},
-        {"steps": [fe.copy("y", "x"), step]}, {"steps": [fe.copy("y", "x", when="N < 2"), step]},
+        {"steps": [step, step]}, {"steps": [fe.cuda_fill("y"), step]},
+        {"steps": [fe.cuda_fill("y", 1), step]}, {"steps": [fe.cuda_fill("y", 1.0)]},
+        {"steps": [fe.cuda_fill("y", float("-inf"), when="N > 2"), step]},
+        {"steps": [fe.cuda_copy("y", "x"), step]},
+        {"steps": [fe.cuda_copy("y", "x", when="N < 2"), step]},
     ]  # fmt: skip
     digests = set()
     for changed in changes:

@@ -94,7 +94,7 @@ MAY_IMPORT = {
     "call": f"{NOUNS} arguments fastcall source.metal hosts devices",
     "cuda_call": f"{NOUNS} hosts call devices",
     # An op: what it declares, what carries it out, and its derivatives.
-    "identity": "errors dtypes",
+    "identity": "errors dtypes numpy",
     "implementation": f"{NOUNS} identity expression rule source.names devices",
     "derivatives": "errors dtypes identity rule op_declaration",
     "batching": "errors expression rule op_declaration",
@@ -103,24 +103,31 @@ MAY_IMPORT = {
     "op_launch": f"{NOUNS} implementation rule devices numpy",
     "op_unit": f"{NOUNS} unit cuda_steps rule hosts devices numpy",
     "op_call": f"{NOUNS} arguments hosts implementation cuda_steps op_declaration op_launch "
-    "op_unit rule",
+    "op_unit rule numpy",
     "op_checks": f"{NOUNS} derivatives hosts implementation cuda_steps op_call op_declaration "
     "numpy",
     "op_declaration": "errors call kernel identity rule implementation cuda_parts cuda_steps "
     "derivatives op_call hosts.torch_op",
+    "op_text": "errors dtypes spec call cuda_call implementation op_declaration op_launch numpy",
+    "adopting": "errors implementation op_declaration",
     "hosts.torch_op": f"{NOUNS} arguments fastcall batching expression implementation cuda_steps "
     "op_declaration op_call op_launch op_unit rule hosts torch",
     "hosts.torch_calls": f"{NOUNS} binding bytecode driver expression implementation op_call "
     "op_declaration op_launch hosts devices torch",
-    "hosts.torch_autograd": "derivatives op_declaration torch",
+    "hosts.torch_autograd": "derivatives op_declaration hosts torch",
+    "hosts.torch_sizes": "errors cuda_steps expression implementation op_declaration rule torch",
     "op_file": "errors identity op_declaration",
     "hosts.torch_export": "errors op_declaration op_file hosts.torch_op torch",
     "package_text": "errors dtypes arguments bytecode expression implementation op_declaration "
     "rule spec source.cuda_launch devices.package_code numpy",
     "hosts.torch_package": f"{NOUNS} cuda_steps devices.package_code expression implementation "
-    "op_declaration op_file package_text rule toolchain hosts.torch_export hosts.torch_op torch",
-    "ferrule": "errors dtypes call cuda_call cuda_parts binding op_checks op_declaration toolchain "
-    "hosts.torch_export hosts.torch_package",
+    "op_declaration op_file package_text rule toolchain hosts.torch_export hosts.torch_op "
+    "hosts.torch_sizes torch",
+    # What other code calls.
+    "compat": "",
+    "compat.runners": "errors hosts torch",
+    "ferrule": "errors adopting dtypes call cuda_call cuda_parts binding op_checks op_declaration "
+    "toolchain hosts.torch_export hosts.torch_package",
     # The benchmarks use what users have, and what they are measured against.
     "bench": "",
     "bench.by_ops": "torch",
@@ -144,6 +151,7 @@ MAY_IMPORT = {
     "nvrtc numpy click rich",
     "cli.grid_sample": "ferrule numpy",
     "cli.inspect": "ferrule cli nvdisasm click",
+    "cli.inspect_op": "ferrule cli dtypes identity implementation op_text rule click",
     "cli.target": "ferrule cli dtypes click",
     "__main__": "cli",
 }

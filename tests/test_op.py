@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ferrule
-from ferrule import KernelError, KernelTypeError, Op, RuleError
+from ferrule import KernelError, KernelTypeError, Op, RuleError, derivatives
 from ferrule.source.names import taken
 
 I = "uint i = thread_position_in_grid.x; "  # noqa: E741
@@ -58,6 +58,17 @@ def test_what_a_body_declares_hides_a_dim() -> None:
     assert taken("y = N;", "#define N 4\n", ["N"], kernel="k") == ()
     assert taken("y = P(1);", "#define P(a) (a * N)\n", ["N"], kernel="k") == ("N",)
     assert taken("// N\nint M = 1;", "struct K { int a; };", ["N", "M", "K"], kernel="k") == ()
+
+
+def test_arrays_whose_star_stands_for_no_dims_are_indexed_all_the_same() -> None:
+    op = ferrule.op(
+        "add", "x[*S,D]:T, w[*S]:T, c[]:T -> y[*S]:T", metal=I + "y[i] = x[i * D] + w[i] + c;",
+        grid="w.size", threadgroup=8,
+    )  # fmt: skip
+    for lead in ((), (2,), (2, 3)):
+        x = np.random.default_rng(0).random((*lead, 4), dtype=np.float32)
+        w, c = np.ones(lead, np.float32), np.float32(2)
+        np.testing.assert_array_equal(op(x, w, np.array(c)), x[..., 0] + 1 + 2)
 
 
 def test_a_body_that_declares_a_dims_name_runs() -> None:
@@ -135,6 +146,31 @@ def test_inputs_written_in_place(step: int) -> None:
     cache.flags.writeable = False
     with pytest.raises(KernelError, match="read-only"):
         put(cache, np.ones((2, 3), np.float32), 2)
+
+
+def test_what_is_written_in_place_and_shares_memory() -> None:
+    add = ferrule.op(
+        "add", "c[L]:T!, v[L]:T ->", metal=I + "c[i] += v[i];", grid="L", threadgroup=8
+    )
+    for c, v in (
+        (slice(0, 4), slice(4, 8)), (slice(0, 8), slice(0, 8)), (slice(0, 4), slice(2, 6)),
+        (slice(1, 5), slice(0, 4)), (slice(0, 8, 2), slice(0, 4)), (slice(0, 4), slice(5, 1, -1)),
+    ):  # fmt: skip
+        whole = np.arange(8, dtype=np.float32)
+        expected = whole.copy()
+        expected[c] += whole[v].copy()
+        add(whole[c], whole[v])  # what is read is what was there before
+        np.testing.assert_array_equal(whole, expected)
+    both = ferrule.op(
+        "both", "a[L]:T!, b[L]:T! ->", metal=I + "a[i] = 1; b[i] = 2;", grid="L", threadgroup=8
+    )
+    both(whole[:4], whole[4:])
+    assert whole.tolist() == [1] * 4 + [2] * 4
+    with pytest.raises(KernelError, match="'b' of op 'both' shares memory with input 'a'"):
+        both(whole[:4], whole[2:6])
+    with pytest.raises(KernelError, match="'b' of op 'both' shares memory with input 'a'"):
+        both(whole[::2], whole[::2])
+    both(whole[:0], whole[:0])
 
 
 def test_an_op_without_outputs() -> None:
@@ -239,6 +275,19 @@ def test_the_digest_changes_with_all_that_changes_behaviour() -> None:
     assert scale().digest == scale().digest
 
 
+def test_ops_whose_rules_call_each_other_have_one_digest_each() -> None:
+    def pair(slope: int, first: int) -> list[str]:
+        ops = [ferrule.op(name, "x[N]:T -> y[N]:T", run=np.sin) for name in ("sin", "cos")]
+        sin, cos = ops
+        sin.def_vjp(lambda primals, cotangents, outputs: cotangents[0] * cos(primals[0]))
+        cos.def_vjp(lambda primals, cotangents, outputs: -slope * cotangents[0] * sin(primals[0]))
+        _ = ops[first].digest
+        return [op.digest for op in ops]
+
+    assert pair(1, 0) == pair(1, 1)
+    assert len({*pair(1, 0), *pair(2, 0)}) == 4  # sin calls another cos
+
+
 def test_functions_whose_content_is_unknown_are_refused() -> None:
     array = np.ones(3)
     with pytest.raises(KernelError, match="'array', which it closes over, is"):
@@ -267,6 +316,28 @@ def test_a_derivative_op_is_matched_by_name() -> None:
         )
     with pytest.raises(KernelTypeError, match="expected an op or a function"):
         op.def_vjp(3)  # type: ignore[arg-type]
+
+
+def test_names_that_would_mean_two_things() -> None:
+    first = ferrule.op("f", "y[N]:T, cotangent[N]:T -> x_grad[N]:T", run=lambda y, c: y * c)
+    rule = "y[N]:T, cotangent[N]:T, {} -> cotangent_grad[N]:T"
+    with pytest.raises(KernelError, match="no input 'x_grad_cotangent', so that"):
+        first.def_vjp(ferrule.op("g", rule.format("x_grad[N]:T"), run=lambda y, c, g: g))
+    first.def_vjp(ferrule.op("g", rule.format("x_grad_cotangent[N]:T"), run=lambda y, c, g: g))
+    found = derivatives.vjp(first, (np.ones(1), np.full(1, 2.0)), (np.full(1, 3.0),), (None,))
+    assert found[0] is None and found[1].tolist() == [3]
+    rule = "y[N]:T, cotangent[N]:T, y_cotangent[N]:T -> {}[N]:T"
+    last = ferrule.op("h", rule.format("y_grad"), run=lambda y, c, d: d)
+    with pytest.raises(KernelError, match="no input 'y_grad_cotangent'"):
+        last.def_vjp(ferrule.op("i", rule.format("y_grad"), run=lambda y, c, d: d))
+    rule = "y[N]:T, cotangent[N]:T, z_cotangent[N]:T -> {}[N]:T"
+    last = ferrule.op("h", rule.format("z"), run=lambda y, c, d: d)
+    with pytest.raises(KernelError, match="'z_cotangent' would be an input of the op, and a cot"):
+        last.def_vjp(ferrule.op("i", rule.format("y_grad"), run=lambda y, c, d: d))
+    tangents = ferrule.op("j", "x[N]:T, x_tangent[N]:T -> y_tangent[N]:T", run=lambda x, t: t)
+    rule = "x[N]:T, x_tangent[N]:T -> y_tangent_tangent[N]:T"
+    with pytest.raises(KernelError, match="'x_tangent' would be an input of the op, and a tangent"):
+        tangents.def_jvp(ferrule.op("k", rule, run=lambda x, t: t))
 
 
 @pytest.mark.parametrize(

@@ -41,9 +41,13 @@ def test_where_implementations_differ() -> None:
 
 
 def test_what_is_not_a_number_and_what_is_written_in_place() -> None:
+    def run(c: Any, x: Any, y: Any) -> None:
+        np.add(c, x, out=c)
+        y.fill(0)
+
     op = ferrule.op(
         "put", "c[N]:T!, x[N]:T -> y[N]:T", metal=I + "c[i] += x[i]; y[i] = 0.0f / (i * x[i]);",
-        grid="N", threadgroup=8, run=lambda c, x, y: (np.add(c, x, out=c), y.fill(0)),
+        grid="N", threadgroup=8, run=run,
     )  # fmt: skip
     c = np.ones(3, np.float32)
     report = ferrule.compare(op, c, np.ones(3, np.float32))

@@ -277,7 +277,8 @@ def test_a_template_of_a_dynamic_size_is_refused(template: str, message: str, st
 def test_a_cuda_unit_is_exported_and_read_again() -> None:
     unit = ferrule.cuda_unit(
         "template <int K> __global__ void first(const float* x, float* y) {}",
-        steps=[ferrule.step("first<K>", ["x", "y"], blocks="N", block=32)], template={"K": "D"},
+        steps=[ferrule.cuda_step("first<K>", ["x", "y"], blocks="N", block=32)],
+        template={"K": "D"},
     )  # fmt: skip
     op = ferrule.op("unit", "x[N,D]:float32 -> y[N,D]:float32", cuda=unit)
 

@@ -284,7 +284,7 @@ def test_what_cannot_be_packaged_is_refused(tmp_path: Path) -> None:
                       reference=lambda x: x + 0)  # fmt: skip
     with pytest.raises(KernelError, match="op 'there' has no kernel for the CPU, but 'cuda', 'ref"):
         ferrule.package(program(cuda, x), path)
-    step = ferrule.step("first", ["y"], blocks=1, block=1)
+    step = ferrule.cuda_step("first", ["y"], blocks=1, block=1)
     unit = ferrule.cuda_unit("__global__ void first(float* y) {}", steps=[step])
     steps = ferrule.op("steps", "x[N]:float32 -> y[N]:float32", cuda=unit)
     with pytest.raises(KernelError, match="op 'steps' has no kernel for the CPU, but 'cuda'"):

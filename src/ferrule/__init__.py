@@ -47,13 +47,14 @@ from .errors import (
 )
 
 if TYPE_CHECKING:
+    from .adopting import adopt as adopt
     from .binding import get_threads as get_threads
     from .binding import set_threads as set_threads
-    from .cuda_parts import copy as copy
     from .cuda_parts import cuda_body as cuda_body
+    from .cuda_parts import cuda_copy as cuda_copy
+    from .cuda_parts import cuda_fill as cuda_fill
+    from .cuda_parts import cuda_step as cuda_step
     from .cuda_parts import cuda_unit as cuda_unit
-    from .cuda_parts import fill as fill
-    from .cuda_parts import step as step
     from .hosts.torch_export import export_for as export_for
     from .hosts.torch_export import load as load
     from .hosts.torch_export import save as save
@@ -67,12 +68,15 @@ if TYPE_CHECKING:
 
 # Loaded when first used: they need ctypes, compilers, the C runtime, or a parser of rules.
 _LAZY = {
-    "Op": "op_declaration", "check_grad": "op_checks", "compare": "op_checks",
-    "copy": "cuda_parts", "cuda_body": "cuda_parts", "cuda_unit": "cuda_parts",
-    "export_for": "hosts.torch_export", "fill": "cuda_parts", "get_threads": "binding",
-    "load": "hosts.torch_export", "load_package": "hosts.torch_package", "op": "op_declaration",
-    "package": "hosts.torch_package", "save": "hosts.torch_export", "set_compiler": "toolchain",
-    "set_threads": "binding", "step": "cuda_parts",
+    **dict.fromkeys(("Op", "op"), "op_declaration"),
+    **dict.fromkeys(("check_grad", "compare"), "op_checks"),
+    **dict.fromkeys(
+        ("cuda_body", "cuda_copy", "cuda_fill", "cuda_step", "cuda_unit"), "cuda_parts"
+    ),
+    **dict.fromkeys(("get_threads", "set_threads"), "binding"),
+    **dict.fromkeys(("export_for", "load", "save"), "hosts.torch_export"),
+    **dict.fromkeys(("load_package", "package"), "hosts.torch_package"),
+    "adopt": "adopting", "set_compiler": "toolchain",
 }  # fmt: skip
 
 __all__ = [
@@ -93,17 +97,19 @@ __all__ = [
     "RuleError",
     "ToolchainError",
     "__version__",
+    "adopt",
     "bfloat16",
     "bool_",
     "check_grad",
     "compare",
     "complex64",
-    "copy",
     "cuda_body",
+    "cuda_copy",
+    "cuda_fill",
     "cuda_kernel",
+    "cuda_step",
     "cuda_unit",
     "export_for",
-    "fill",
     "float8_e4m3fn",
     "float8_e5m2",
     "float8_e8m0fnu",
@@ -123,7 +129,6 @@ __all__ = [
     "save",
     "set_compiler",
     "set_threads",
-    "step",
     "uint8",
     "uint16",
     "uint32",

@@ -37,8 +37,13 @@ def batched(
     rule = op.rules.get("vmap")
     outputs = op.rule.outputs
     if rule is not None and rule.op is None:
-        given, where = rule.function(size, tuple(axes), tuple(values))  # type: ignore[misc]
-        return given, where
+        found: Any = rule.function(size, tuple(axes), tuple(values))  # type: ignore[misc]
+        if not isinstance(found, (tuple, list)) or len(found) != 2:
+            raise KernelError(
+                f"[op] the vmap rule of op {op.name!r} returned a {type(found).__name__}; expected "
+                "outputs and their axes, as a tuple of two."
+            )
+        return found[0], found[1]
     if rule is not None:
         result = rule.op(*_in_front(size, axes, values, arrays))  # type: ignore[misc]
         return result, (0 if len(outputs) == 1 else (0,) * len(outputs))
@@ -83,11 +88,11 @@ def _place(one: Argument, name: str, star: bool) -> int | None:
 
 
 def _star(op: Op, axes: Axes) -> str | None:
-    """The ``*S`` that a batch can be a part of: all outputs and all batched inputs have it."""
-    names = [dim.name for one in op.rule.outputs for dim in one.dims or () if isinstance(dim, Star)]
-    changed = list(op.rule.outputs)
+    """The ``*S`` that a batch can be a part of: all that is written and all batched inputs have
+    it."""
+    changed = [*op.rule.outputs, *(one for one in op.rule.inputs if one.mutable)]
+    names = [dim.name for one in changed for dim in one.dims or () if isinstance(dim, Star)]
     changed += [one for one, axis in zip(op.rule.inputs, axes, strict=True) if axis is not None]
-    changed += [one for one in op.rule.inputs if one.mutable]
     for name in dict.fromkeys(names):
         if all(_place(one, name, True) is not None for one in changed):
             return name
@@ -107,7 +112,8 @@ def _starred(
             value = arrays.repeat(value, at, size)
         given.append(value)
     where = tuple(_place(one, name, True) for one in op.rule.outputs)
-    return call(*given), (where[0] if len(where) == 1 else where)
+    result = call(*given)
+    return result, (where[0] if len(where) == 1 else where or None)
 
 
 def _foldable(op: Op, name: str, axes: Axes) -> bool:
@@ -155,6 +161,13 @@ def _folded(
 def _looped(
     op: Op, size: int, axes: Axes, values: Sequence[Any], call: Callable[..., Any], arrays: Any
 ) -> tuple[Any, Any]:
+    count = len(op.rule.outputs)
+    if count and not size:
+        raise KernelError(
+            f"[op] vmap of op {op.name!r} over a batch of size 0: the op is called once per "
+            "element of a batch, so that nothing is known of the outputs. Declare *S or batch=, or "
+            "a rule with def_vmap."
+        )
     op.counts["vmap loop"] += 1
     if op.digest not in _warned:
         _warned.add(op.digest)
@@ -171,7 +184,6 @@ def _looped(
             for axis, value in zip(axes, values, strict=True)
         ]
         calls.append(call(*given))
-    count = len(op.rule.outputs)
     if not count:
         return None, None
     if count == 1:

@@ -45,7 +45,7 @@ class CudaBody:
 
 @dataclass(frozen=True)
 class RunStep:
-    """A launch of a function: what `step` returns."""
+    """A launch of a function: what `cuda_step` returns."""
 
     function: str
     arguments: tuple[Any, ...]
@@ -58,7 +58,7 @@ class RunStep:
 
 @dataclass(frozen=True)
 class FillStep:
-    """A fill of an array: what `fill` returns."""
+    """A fill of an array: what `cuda_fill` returns."""
 
     array: str
     value: float
@@ -67,7 +67,7 @@ class FillStep:
 
 @dataclass(frozen=True)
 class CopyStep:
-    """A copy of an array: what `copy` returns."""
+    """A copy of an array: what `cuda_copy` returns."""
 
     to: str
     source: str
@@ -129,7 +129,7 @@ def cuda_body(
     )  # fmt: skip
 
 
-def step(
+def cuda_step(
     function: str, arguments: Sequence[str | int], *, blocks: Any, block: Any,
     shared_memory: int | str = 0, cluster: Any = None, when: str | None = None,
 ) -> RunStep:  # fmt: skip
@@ -164,7 +164,7 @@ def step(
     return RunStep(function, tuple(arguments), blocks, block, shared_memory, cluster, when)
 
 
-def fill(array: str, value: float = 0, *, when: str | None = None) -> FillStep:
+def cuda_fill(array: str, value: float = 0, *, when: str | None = None) -> FillStep:
     """A step of a `cuda_unit` that fills an array, by the driver's memset.
 
     Args:
@@ -179,7 +179,7 @@ def fill(array: str, value: float = 0, *, when: str | None = None) -> FillStep:
     return FillStep(array, value, when)
 
 
-def copy(to: str, source: str, *, when: str | None = None) -> CopyStep:
+def cuda_copy(to: str, source: str, *, when: str | None = None) -> CopyStep:
     """A step of a `cuda_unit` that copies an array to another of the same dtype and size.
 
     Args:
@@ -208,7 +208,8 @@ def cuda_unit(
     Args:
         source: CUDA C++. Before it begins it has the rule's dtype variables as types (``T`` is
             ``__half`` for float16), ``has_<input>`` where an input may be None, and ``template``.
-        steps: `step`, `fill` and `copy`, in order. Each output is written by one at least.
+        steps: `cuda_step`, `cuda_fill` and `cuda_copy`, in order. Each output is written by one at
+            least.
         scratch: memory that the steps share, allocated for each call by the array library and
             given back after it: names and ``"dtype[dims]"``, such as ``"float32[ceildiv(N,1024)]"``
             or ``"T[M,K]"``. It begins at multiples of 256 bytes; its values are anything.
@@ -253,6 +254,6 @@ def cuda_unit(
         if not isinstance(one, (RunStep, FillStep, CopyStep)):
             raise KernelTypeError(
                 f"[cuda_unit] `steps`: got {one!r} of type {type(one).__name__}, expected "
-                "ferrule.step(…), ferrule.fill(…) or ferrule.copy(…)."
+                "ferrule.cuda_step(…), ferrule.cuda_fill(…) or ferrule.cuda_copy(…)."
             )
     return UnitText(source, tuple(steps), scratch, when, template, headers, options, specific)

@@ -69,7 +69,7 @@ class Argument(NamedTuple):
 
 
 class Launched(NamedTuple):
-    """A step that launches a function, with expressions; see `step`."""
+    """A step that launches a function, with expressions; see `cuda_step`."""
 
     function: str
     arguments: tuple[Argument, ...]
@@ -81,7 +81,7 @@ class Launched(NamedTuple):
 
 
 class Filled(NamedTuple):
-    """A step that fills an array; see `fill`."""
+    """A step that fills an array; see `cuda_fill`."""
 
     array: str
     value: float
@@ -89,7 +89,7 @@ class Filled(NamedTuple):
 
 
 class Copied(NamedTuple):
-    """A step that copies an array; see `copy`."""
+    """A step that copies an array; see `cuda_copy`."""
 
     to: str
     source: str
@@ -270,7 +270,7 @@ class CudaUnit:
                 raise KernelError(
                     f"[op] the steps of op {self._op!r} that have blocks and whose `when` holds "
                     f"write nothing to output {one.name!r} of shape {shape}; fill it, such as by "
-                    f"ferrule.fill({one.name!r})."
+                    f"ferrule.cuda_fill({one.name!r})."
                 )
 
     def _run(self, step: Launched, said: Binding) -> SentRun:

@@ -26,6 +26,7 @@ class Derived:
         kind: ``"vjp"``, ``"jvp"`` or ``"vmap"``.
         op: the op that it is, or None.
         function: the Python function that it is, or None.
+        version: what stands for the function's content, or None.
         digest: of its content.
     """
 
@@ -34,16 +35,16 @@ class Derived:
     ) -> None:
         from .op_declaration import Op
 
-        self.kind = kind
+        self.kind, self.version = kind, version
         self.op: Op | None = None
         self.function: Callable[..., Any] | None = None
         if isinstance(rule, Op):
             matched(of, rule)
             self.op = rule
-            self._digest = ""
         elif callable(rule):
             self.function = rule
-            self._digest = identity.of_callable(f"`def_{kind}` of op {of.name!r}", rule, version)
+            self._what = f"`def_{kind}` of op {of.name!r}"
+            _ = self.digest  # refuses what has none, now
         else:
             raise KernelTypeError(
                 f"[op] `def_{kind}` of op {of.name!r}: got {rule!r} of type {type(rule).__name__}, "
@@ -52,15 +53,17 @@ class Derived:
 
     @property
     def digest(self) -> str:
-        """Of its content."""
-        return self._digest if self.op is None else self.op.digest
+        """Of its content, which is looked at each time: ops in it may get rules later."""
+        if self.op is not None:
+            return self.op.digest
+        return identity.of_callable(self._what, self.function, self.version)
 
 
 class AbsentRule(Derived):
     """What a file knows of a rule that is a Python function: its digest. A call of it raises."""
 
     def __init__(self, of: Op, kind: str, digest: str) -> None:
-        self.kind, self.op, self._digest = kind, None, digest
+        self.kind, self.op, self.version, self._saved = kind, None, None, digest
 
         def absent(*_: Any) -> Any:
             raise KernelError(
@@ -71,10 +74,22 @@ class AbsentRule(Derived):
 
         self.function = absent
 
+    @property
+    def digest(self) -> str:
+        """What the file says."""
+        return self._saved
 
-def cotangent_name(of: Op, output: str) -> str:
-    """What a vjp op calls the cotangent of an output."""
-    return "cotangent" if len(of.rule.outputs) == 1 else f"{output}_cotangent"
+
+def cotangent_names(of: Op, output: str) -> tuple[str, ...]:
+    """What a vjp op may call the cotangent of an output, the usual name first.
+
+    A vjp op has an input ``cotangent`` itself: there the vjp of it has ``<output>_cotangent``.
+    """
+    names = [f"{output}_cotangent"]
+    if len(of.rule.outputs) == 1:
+        names.insert(0, "cotangent")
+    inputs = [one.name for one in of.rule.inputs]
+    return tuple(name for name in names if name not in inputs)
 
 
 def is_real(one: Argument) -> bool:
@@ -90,18 +105,23 @@ def match_vjp(of: Op, rule: Op) -> None:
         KernelError: one is not, or a cotangent is missing; lists what may be named.
     """
     outputs = [one.name for one in of.rule.outputs]
-    cotangents = {cotangent_name(of, name): name for name in outputs}
-    cotangents.update({f"{name}_cotangent": name for name in outputs})
+    cotangents = {each: name for name in outputs for each in cotangent_names(of, name)}
     inputs = [one.name for one in of.rule.inputs]
     known = [*inputs, *outputs, *cotangents]
     _check_inputs(of, "vjp", rule, known)
     named = {cotangents[one.name] for one in rule.rule.inputs if one.name in cotangents}
     for one in of.rule.outputs:
+        names = cotangent_names(of, one.name)
+        if not names:
+            raise KernelError(
+                f"[op] `def_vjp` of op {of.name!r}: '{one.name}_cotangent' would be an input of "
+                "the op, and a cotangent, too; give a function in place of the op, or rename the "
+                "input."
+            )
         if is_real(one) and one.name not in named:
             raise KernelError(
                 f"[op] `def_vjp` of op {of.name!r}: the vjp op {rule.name!r} has no input "
-                f"{cotangent_name(of, one.name)!r}, so that derivatives through output "
-                f"{one.name!r} would be lost."
+                f"{names[0]!r}, so that derivatives through output {one.name!r} would be lost."
             )
     arrays = [f"{one.name}_grad" for one in of.rule.inputs if one.dims is not None]
     for one in rule.rule.outputs:
@@ -119,8 +139,15 @@ def match_jvp(of: Op, rule: Op) -> None:
         KernelError: one is not, or an output has no tangent; lists what may be named.
     """
     outputs = [one.name for one in of.rule.outputs]
+    inputs = [one.name for one in of.rule.inputs]
     tangents = [f"{one.name}_tangent" for one in of.rule.inputs if is_real(one)]
-    _check_inputs(of, "jvp", rule, [*(one.name for one in of.rule.inputs), *outputs, *tangents])
+    for name in tangents:
+        if name in inputs:
+            raise KernelError(
+                f"[op] `def_jvp` of op {of.name!r}: {name!r} would be an input of the op, and a "
+                "tangent, too; give a function in place of the op, or rename the input."
+            )
+    _check_inputs(of, "jvp", rule, [*inputs, *outputs, *tangents])
     expected = [f"{name}_tangent" for name in outputs]
     found = [one.name for one in rule.rule.outputs]
     if sorted(found) != sorted(expected):
@@ -182,7 +209,7 @@ def vjp(of: Op, primals: Arrays, cotangents: Arrays, outputs: Arrays) -> Arrays:
     known = {one.name: value for one, value in zip(inputs, primals, strict=True)}
     for one, cotangent, output in zip(of.rule.outputs, cotangents, outputs, strict=True):
         known[one.name] = output
-        known[cotangent_name(of, one.name)] = known[f"{one.name}_cotangent"] = cotangent
+        known.update(dict.fromkeys(cotangent_names(of, one.name), cotangent))
     found = _by_name(rule.op, known)
     return tuple(found.get(f"{one.name}_grad") for one in inputs)
 

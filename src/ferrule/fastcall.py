@@ -49,16 +49,17 @@ def table(inputs: int, outputs: int, contiguous: bool) -> _fastcall.Table | None
     return made
 
 
-def operator(function: object) -> Callable[..., Any] | None:
+def operator(function: object, kinds: str) -> Callable[..., Any] | None:
     """What calls an operator of torch that has no Autograd kernel, where no derivative is wanted,
     and else gives NotImplemented; None where it cannot be had.
 
     Args:
         function: the operator, which takes positional arguments.
+        kinds: a letter per argument: ``a`` for an array; a number's is that of its dtype.
     """
     module = library()
     try:
-        return None if module is None else module.Operator(function)
+        return None if module is None else module.Operator(function, kinds)
     except ValueError:  # this torch lacks what that takes
         return None
 

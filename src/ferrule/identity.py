@@ -14,11 +14,18 @@ import types
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
+
 from .dtypes import Dtype
 from .errors import KernelError
 
 SEMANTICS = 1  # raised only when the same declaration would compute something else
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
+_SHOWN = {("torch", "dtype"), ("torch", "device"), ("mlx.core", "Dtype"), ("mlx.core", "Device")}
+_C_FUNCTIONS = (
+    types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType, np.ufunc,
+    type(np.dot),
+)  # fmt: skip
 
 
 def digest(content: object) -> str:
@@ -67,7 +74,8 @@ class _Reader:
         if id(value) in self.seen:
             return ["again", self.seen[id(value)]]
         if kind in (tuple, list, set, frozenset):
-            self.see(value)
+            if kind in (list, set):  # equal tuples may be one object or two; these tell
+                self.see(value)
             parts = [self.value(one, where) for one in value]
             return [
                 kind.__name__,
@@ -84,8 +92,12 @@ class _Reader:
             return ["op", found]
         if isinstance(value, Dtype):
             return ["dtype", value.name]
-        if kind.__name__ in ("dtype", "Dtype"):
-            return ["dtype", str(value)]
+        if isinstance(value, np.dtype) or (kind.__module__, kind.__name__) in _SHOWN:
+            return [kind.__module__, kind.__name__, repr(value)]
+        if isinstance(value, np.generic):
+            return ["number", repr(value.dtype), repr(value.item())]
+        if kind.__module__ == "torch._ops":  # an operator is what its name and schema say
+            return ["torch op", str(value), str(getattr(value, "_schema", ""))]
         if isinstance(value, types.ModuleType):
             return ["module", value.__name__]
         if isinstance(value, functools.partial):
@@ -98,13 +110,14 @@ class _Reader:
         if isinstance(value, types.FunctionType):
             self.see(value)
             return self.function(value)
-        name = _importable(value)
+        name = importable(value)
         if name is not None:
             return ["name", name]
         raise KernelError(
             f"[op] {self.what} cannot be told from others like it: {where} is {_short(value)} of "
             f"type {kind.__module__}.{kind.__qualname__}, whose content is not known. Make arrays "
-            "arguments of the op, and give anything else a `version=` that you change with it."
+            "arguments of the op; for anything else give `version=`, a str or int that you change "
+            "whenever it changes."
         )
 
     def function(self, function: types.FunctionType) -> Any:
@@ -122,25 +135,50 @@ class _Reader:
         return ["function", self.code(code), cells, defaults, keywords]
 
     def code(self, code: types.CodeType) -> Any:
-        constants = [
-            self.code(one) if isinstance(one, types.CodeType) else repr(one)
-            for one in code.co_consts
-        ]
         return [
-            code.co_code.hex(), constants, list(code.co_names), list(code.co_varnames),
-            code.co_argcount, code.co_kwonlyargcount, code.co_flags,
+            code.co_code.hex(), [self.constant(one) for one in code.co_consts],
+            list(code.co_names), list(code.co_varnames), list(code.co_freevars),
+            list(code.co_cellvars), code.co_argcount, code.co_kwonlyargcount, code.co_flags,
+            getattr(code, "co_exceptiontable", b"").hex(),
         ]  # fmt: skip
 
+    def constant(self, one: Any) -> Any:
+        if isinstance(one, types.CodeType):
+            return self.code(one)
+        if isinstance(one, (tuple, frozenset)):
+            parts = [json.dumps(self.constant(part)) for part in one]
+            # A set's order is another one in each process.
+            return [type(one).__name__, sorted(parts) if isinstance(one, frozenset) else parts]
+        return repr(one)
 
-def _importable(value: Any) -> str | None:
-    """``module:name`` of a class or builtin function that can be found under it."""
-    module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
-    if not isinstance(module, str) or not isinstance(name, str):
+
+def importable(value: Any) -> str | None:
+    """``module:name`` of a class or a function written in C that can be found under it.
+
+    None of what carries a Python function's name without being one, as functions do that a JIT, or
+    a cache, was put around: the name says nothing of their content.
+    """
+    if not isinstance(value, (type, *_C_FUNCTIONS)):
         return None
-    found: Any = sys.modules.get(module)
-    for part in name.split("."):
-        found = getattr(found, part, None)
-    return f"{module}:{name}" if found is value else None
+    found: Any
+    owner = getattr(value, "__objclass__", None)  # of a method such as str.join
+    if isinstance(owner, type):
+        found = importable(owner)
+        return None if found is None else f"{found}.{value.__name__}"
+    return by_name(value)
+
+
+def by_name(value: Any) -> str | None:
+    """``module:name`` under which a value can be found, or None."""
+    module = getattr(value, "__module__", None)
+    for name in (getattr(value, "__qualname__", None), getattr(value, "__name__", None)):
+        if isinstance(module, str) and isinstance(name, str):
+            found: Any = sys.modules.get(module)
+            for part in name.split("."):
+                found = getattr(found, part, None)
+            if found is value:
+                return f"{module}:{name}"
+    return None
 
 
 def _short(value: object) -> str:
@@ -148,7 +186,7 @@ def _short(value: object) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def named(function: Callable[..., Any]) -> str:
+def named(function: Callable[..., Any] | None) -> str:
     """How messages call a function: ``"module:qualname"``."""
     module = getattr(function, "__module__", None) or type(function).__module__
     name = getattr(function, "__qualname__", None) or type(function).__qualname__

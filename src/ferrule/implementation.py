@@ -6,8 +6,10 @@ with it; nothing of an earlier call is kept.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import re
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -207,15 +209,33 @@ class KernelBody:
         )  # fmt: skip
 
 
+class Made(NamedTuple):
+    """A function that carries out an op, for one device and dtypes.
+
+    Attributes:
+        function: what is called with the inputs.
+        given: it has parameters called like the outputs, and gets arrays to write to.
+        stream: it has a parameter ``stream``, and gets the current CUDA stream's address.
+    """
+
+    function: Callable[..., Any]
+    given: bool
+    stream: bool
+
+
 class Runner:
     """A Python function that carries out an op.
 
     Attributes:
         kind: ``"run"`` or ``"reference"``.
-        function: what is called with the inputs.
+        function: what is called with the inputs; or, where it ``makes``, with the keywords
+            ``device``, the dtype variables and the constants, to give such a function.
+        version: what stands for the function's content, or None.
         makes: it is no runner itself, but makes one for a device and dtypes.
         constants: what else it is made for.
-        given: it wants the outputs made for it, as far as is known without making it.
+        contiguous: inputs that are not row-contiguous are copied for it.
+        digest: of its content, or of the version that stands for that.
+        content: of its content; None where that cannot be read.
     """
 
     when = None
@@ -224,14 +244,25 @@ class Runner:
     def __init__(
         self, op: str, rule: Rule, function: Callable[..., Any], kind: str, *,
         version: object = None, makes: bool = False, constants: object = None,
+        contiguous: bool = False,
     ) -> None:  # fmt: skip
-        self.kind, self.function, self.makes = kind, function, makes
+        self.kind, self.function, self.makes, self.contiguous = kind, function, makes, contiguous
+        self.version = version
         self._op, self._rule = op, rule
-        self.digest = identity.of_callable(f"`{kind}` of op {op!r}", function, version)
-        self.constants = template_of(op, rule, constants)
-        self._made: dict[tuple[Any, ...], Callable[..., Any]] = {}
-        self._wants: dict[int, tuple[bool, bool]] = {}
-        self.given = not makes and self.wants(function)[0]
+        what = f"`{'make' if makes else kind}` of op {op!r}"
+        self.digest = identity.of_callable(what, function, version)
+        self.content: str | None = None
+        with contextlib.suppress(KernelError):
+            self.content = self.digest if version is None else identity.of_callable(what, function)
+        self.constants = template_of(op, rule, constants, "constants")
+        self._variables = dtype_variables(rule)
+        self._made: dict[tuple[Any, ...], Made] = {}
+        self._lock = threading.RLock()
+        self._plain: Made | None = None
+        if not makes:
+            self._plain = self._read(function)
+        else:
+            self._check_make()
 
     def holds(self, said: Binding) -> bool:
         """Whether it is for a call with these sizes: always."""
@@ -240,40 +271,110 @@ class Runner:
     @property
     def name(self) -> str:
         """How messages call the function."""
-        return f"`{self.kind}` ({identity.named(self.function)})"
+        return f"`{'make' if self.makes else self.kind}` ({identity.named(self.function)})"
 
-    def made(self, device: str, said: Binding) -> Callable[..., Any]:
-        """The function for a device, dtypes and constants; made where it was not before."""
-        if not self.makes:
-            return self.function
-        values = {
-            name: self._rule.value(self._op, one, said) if isinstance(one, Expression) else one
-            for name, one in self.constants
-        }
-        key = (device, *said.dtypes.items(), *values.items())
+    def made(
+        self, device: str, said: Binding, capturing: Callable[[str], bool] | None = None
+    ) -> Made:
+        """The function for a device, dtypes and constants; made where it was not before.
+
+        Args:
+            device: ``"cpu"``, ``"cuda:0"`` …
+            said: a call's dtypes and sizes.
+            capturing: whether a CUDA graph is being captured on a device; None where there are
+                no such graphs.
+
+        Raises:
+            KernelError: it would have to be made while a graph is captured.
+            KernelTypeError: ``make`` gives no function.
+        """
+        if self._plain is not None:
+            return self._plain
+        values: dict[str, Any] = {name: said.dtypes[name] for name in self._variables}
+        for name, one in self.constants:
+            if isinstance(one, Expression):
+                number = self._rule.value(self._op, one, said)
+                values[name] = bool(number) if one.condition else number
+            else:
+                values[name] = one.name if isinstance(one, Dtype) else one
+        key = (device, *values.items())
         found = self._made.get(key)
-        if found is None:
-            found = self._made[key] = self.function(device=device, **said.dtypes, **values)
-            if not callable(found):
-                raise KernelTypeError(
-                    f"[op] `make` of op {self._op!r} gave {found!r} for {device}, expected a "
-                    "function."
-                )
+        if found is not None:
+            return found
+        shown = ", ".join([device, *(f"{name} = {value}" for name, value in values.items())])
+        if capturing is not None and capturing(device):
+            raise KernelError(
+                f"[op] op {self._op!r} is called for {shown} for the first time, while a CUDA "
+                "graph is captured: its `make` may compile, allocate and wait, which a capture "
+                "does not allow. Call the op once with such inputs before the capture."
+            )
+        with self._lock:  # another thread may be making it
+            found = self._made.get(key)
+            if found is None:
+                function = self.function(device=device, **values)
+                if not callable(function):
+                    raise KernelTypeError(
+                        f"[op] `make` of op {self._op!r} gave {function!r} for {shown}; expected a "
+                        "function."
+                    )
+                found = self._made[key] = self._read(function)
         return found
 
-    def wants(self, function: Callable[..., Any]) -> tuple[bool, bool]:
-        """Whether a function wants the outputs made for it, and whether the current stream."""
-        found = self._wants.get(id(function))
-        if found is None:
-            found = self._wants[id(function)] = _wanted(self._rule, function)
-        return found
+    def _check_make(self) -> None:
+        """Refuse a ``make`` that cannot be called.
+
+        Raises:
+            KernelError: it does not take the keywords that it will get, or two are the same.
+        """
+        names = ["device", *self._variables, *(name for name, _ in self.constants)]
+        for i, name in enumerate(names):
+            if name in names[:i]:
+                raise KernelError(
+                    f"[op] `constants` of op {self._op!r}: {name!r} is the device, a dtype or "
+                    "another constant already; expected a name of its own."
+                )
+        try:
+            signature = inspect.signature(self.function)
+        except (TypeError, ValueError):
+            return
+        try:
+            signature.bind(**dict.fromkeys(names))
+        except TypeError as error:
+            raise KernelError(
+                f"[op] `make` of op {self._op!r} is called with the keywords {', '.join(names)}, "
+                f"but {identity.named(self.function)}{signature} does not take them: {error}."
+            ) from None
+
+    def _read(self, function: Callable[..., Any]) -> Made:
+        """What a function has parameters for.
+
+        Raises:
+            KernelError: some outputs, and not others.
+        """
+        try:
+            names = set(inspect.signature(function).parameters)
+        except (TypeError, ValueError):  # C functions, and some JITs' objects
+            return Made(function, False, False)
+        outputs = [one.name for one in self._rule.outputs]
+        found = [name for name in outputs if name in names]
+        if found and len(found) < len(outputs):
+            raise KernelError(
+                f"[op] {identity.named(function)} has a parameter for output {found[0]!r}, but "
+                f"none for {next(n for n in outputs if n not in names)!r}; expected all of them, "
+                "or none."
+            )
+        inputs = [one.name for one in self._rule.inputs]
+        return Made(function, bool(found), "stream" in names and "stream" not in inputs)
 
     def to_json(self) -> Any:
         """Its digest; the function itself is no data."""
         return {
             "kind": self.kind, "digest": self.digest, "function": identity.named(self.function),
-            "makes": self.makes,
-            "constants": [[name, str(one)] for name, one in self.constants],
+            "makes": self.makes, "contiguous": self.contiguous,
+            "constants": [
+                [name, one.name if isinstance(one, Dtype) else str(one)]
+                for name, one in self.constants
+            ],
         }  # fmt: skip
 
 
@@ -291,6 +392,7 @@ class AbsentRunner(Runner):
         if not isinstance(data["digest"], str) or not isinstance(data["function"], str):
             raise TypeError("a function without digest or name")
         self.kind, self.digest, self._saved = data["kind"], data["digest"], data
+        self.contiguous = bool(data["contiguous"])
 
         def absent(*_: Any, **__: Any) -> Any:
             raise KernelError(
@@ -298,9 +400,10 @@ class AbsentRunner(Runner):
                 f"{data['function']}, which carries it out here; define the op in this process."
             )
 
-        self.function, self.makes, self.constants, self.given = absent, False, (), False
+        self.function, self.version, self.content = absent, None, None
+        self.makes, self.constants = False, ()
         self._op, self._rule = op, rule
-        self._made, self._wants = {}, {}
+        self._plain = Made(absent, False, False)
 
     @property
     def name(self) -> str:
@@ -310,26 +413,6 @@ class AbsentRunner(Runner):
     def to_json(self) -> Any:
         """What it was read from."""
         return self._saved
-
-
-def _wanted(rule: Rule, function: Callable[..., Any]) -> tuple[bool, bool]:
-    """Whether a function has parameters for the outputs, and one called ``stream``.
-
-    Raises:
-        KernelError: it has parameters for some outputs, and not for others.
-    """
-    try:
-        names = set(inspect.signature(function).parameters)
-    except (TypeError, ValueError):  # C functions, and some JITs' objects
-        return False, False
-    outputs = [one.name for one in rule.outputs]
-    found = [name for name in outputs if name in names]
-    if found and len(found) < len(outputs):
-        raise KernelError(
-            f"[op] {identity.named(function)} has a parameter for output {found[0]!r}, but none "
-            f"for {next(n for n in outputs if n not in names)!r}; expected all of them, or none."
-        )
-    return bool(found), "stream" in names
 
 
 def kernel_of(
@@ -484,21 +567,21 @@ def axes_of(op: str, rule: Rule, what: str, given: object) -> tuple[Expression, 
     return (*found, *[Expression(("int", 1))] * (3 - len(found)))
 
 
-def template_of(op: str, rule: Rule, given: object) -> Declared:
-    """Template parameters: ints and texts become expressions."""
+def template_of(op: str, rule: Rule, given: object, what: str = "template") -> Declared:
+    """Template parameters, or constants: ints and texts become expressions."""
     if given is None:
         return ()
     pairs = list(given.items()) if isinstance(given, Mapping) else given
     if isinstance(pairs, (str, bytes)) or not isinstance(pairs, Sequence):
         raise KernelTypeError(
-            f"[op] `template` of op {op!r}: got {given!r}, expected a dictionary such as "
+            f"[op] `{what}` of op {op!r}: got {given!r}, expected a dictionary such as "
             '{"D": "D"}.'
         )
     found: list[tuple[str, Expression | bool | Dtype]] = []
     for pair in pairs:
         if not isinstance(pair, (tuple, list)) or len(pair) != 2 or not isinstance(pair[0], str):
             raise KernelTypeError(
-                f"[op] `template` of op {op!r}: got {pair!r}, expected a name and a value."
+                f"[op] `{what}` of op {op!r}: got {pair!r}, expected a name and a value."
             )
         name, value = pair
         dtype = None if isinstance(value, (str, int)) else dtypes.find(value)
@@ -507,7 +590,7 @@ def template_of(op: str, rule: Rule, given: object) -> Declared:
         elif dtype is not None:
             found.append((name, dtype))
         else:
-            found.append((name, expression_of(op, rule, f"template[{name!r}]", value)))
+            found.append((name, expression_of(op, rule, f"{what}[{name!r}]", value)))
     return tuple(found)
 
 

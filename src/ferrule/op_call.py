@@ -3,8 +3,11 @@ implementation is chosen, and what a Python function may return."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
 
 from . import dtypes, hosts
 from .arguments import fill_value, renamed, shown
@@ -34,13 +37,21 @@ def call(op: Op, values: Sequence[Any]) -> Any:
     chosen = choose(op, device, said)
     queue = host.stream(None, device)
     if isinstance(chosen, Runner):
-        inputs = [arrays.get(one.name, given[one.name]) for one in op.rule.inputs]
-        made = [host.empty(shape, kind, device) for shape, kind in results]
-        outputs = run(op, chosen, device, queue, said, inputs, made)
-        outputs = [
-            _checked(op, host, device, *one)
-            for one in zip(op.rule.outputs, outputs, results, strict=True)
-        ]
+        inputs: list[Any] = []
+        for one in op.rule.inputs:
+            fact = given[one.name]
+            value = arrays.get(one.name, fact)
+            if chosen.contiguous and isinstance(fact, Facts) and not fact.row_contiguous:
+                op.counts["copy"] += 1
+                value = host.contiguous(value)
+            inputs.append(value)
+        outputs, own = run(op, chosen, device, queue, said, inputs, results, host)
+        for i, (one, expected) in enumerate(zip(op.rule.outputs, results, strict=True)):
+            shared = not own and _shared(host, outputs, i)
+            outputs[i] = _checked(op, host, device, one, outputs[i], expected)
+            if shared:
+                op.counts["output copy"] += 1
+                outputs[i] = outputs[i].copy()
     elif isinstance(chosen, CudaUnit):
         outputs = carry_out(
             op.name, op.rule, chosen, host, lambda one: cast(Facts, host.facts(one)), device,
@@ -108,43 +119,91 @@ def choose(op: Op, device: str, said: Binding) -> Implementation:
 
 def run(
     op: Op, runner: Runner, device: str, queue: int, said: Binding, inputs: Sequence[Any],
-    made: Sequence[Any],
-) -> list[Any]:  # fmt: skip
+    results: Sequence[tuple[Shape, Dtype]], host: Any,
+    capturing: Callable[[str], bool] | None = None,
+) -> tuple[list[Any], bool]:  # fmt: skip
     """What a Python function gives for these inputs.
 
     Args:
         op, runner: what is run.
         device, queue, said: where, on which stream, with which sizes.
         inputs: its inputs.
-        made: the outputs, where the function wants them.
+        results: the shape and dtype of each output.
+        host: makes the outputs, where the function wants them.
+        capturing: see `Runner.made`.
+
+    Returns:
+        The outputs, and whether they were made here: nobody else has them then.
 
     Raises:
-        KernelError: it returned other than one array per output.
+        KernelError: it returned other than one array per output, or something else than None
+            where it was given the outputs.
     """
-    function = runner.made(device, said)
-    given, wants_stream = runner.wants(function)
+    function, given, wants_stream = runner.made(device, said, capturing)
+    outputs = op.rule.outputs
     named: dict[str, Any] = {"stream": queue} if wants_stream else {}
     if given:
-        named.update(zip((one.name for one in op.rule.outputs), made, strict=True))
+        made = [host.empty(shape, kind, device) for shape, kind in results]
+        named.update(zip((one.name for one in outputs), made, strict=True))
+        result = function(*inputs, **named)
+        _check_written(op, runner, result, made)
+        return made, True
     result = function(*inputs, **named)
-    if given:
-        return list(made)
-    outputs = op.rule.outputs
     if not outputs:
-        return []
+        return [], True
     found = list(result) if len(outputs) > 1 and isinstance(result, (tuple, list)) else [result]
     if len(found) != len(outputs):
         raise KernelError(
             f"[op] {runner.name} of op {op.name!r} returned {_counted(result)}; expected "
             f"{len(outputs)} arrays ({', '.join(map(str, outputs))})."
         )
-    return found
+    return found, False
 
 
 def _counted(result: object) -> str:
     if isinstance(result, (tuple, list)):
         return f"{len(result)} values"
     return f"a {type(result).__name__}"
+
+
+def _check_written(op: Op, runner: Runner, result: object, made: Sequence[Any]) -> None:
+    """Refuse what a function returns that was to write to arrays, so that no result is lost.
+
+    Many return what they wrote to, which is right, or a state, which is none of an op's business.
+    """
+    parts = result if isinstance(result, (tuple, list)) else [result]
+    for part in parts:
+        if type(part) is type(made[0]) and not any(part is one for one in made):
+            names = ", ".join(repr(one.name) for one in op.rule.outputs)
+            raise KernelError(
+                f"[op] {runner.name} of op {op.name!r} has parameters for the outputs {names}, and "
+                "yet returned an array that is none of them; expected it to write to them and to "
+                "return nothing."
+            )
+
+
+def _references(found: list[Any], i: int) -> int:
+    return sys.getrefcount(found[i])
+
+
+_ALONE = _references([object()], 0)  # the references of what only the list has
+
+
+def _shared(host: Host, found: list[Any], i: int) -> bool:
+    """Whether someone else than the list has an output or its memory: an input, a runner's
+    buffer. Arrays that cannot be written to may be anyone's."""
+    if host.name not in ("NumPy", "CuPy"):
+        return False
+    if hosts.known.get(type(found[i])) is not host:
+        return False  # a number, or refused later
+    if _references(found, i) > _ALONE:
+        return True
+    bases = [found[i].base]
+    if bases[0] is None:
+        return not found[i].flags.owndata
+    if type(bases[0]) is not type(found[i]) or not bases[0].flags.owndata:
+        return True
+    return _references(bases, 0) > _ALONE + 1  # the array's own
 
 
 def wrong_output(
@@ -161,6 +220,8 @@ def wrong_output(
 def _checked(
     op: Op, host: Host, device: str, one: Argument, value: Any, expected: tuple[Shape, Dtype]
 ) -> Any:
+    if isinstance(value, np.generic) and host.name == "NumPy":
+        value = np.asarray(value)  # what NumPy's sums give
     if hosts.find(type(value)) is not host:
         raise wrong_output(op, one, shown(value), expected, device)
     fact = host.facts(value)
@@ -181,6 +242,8 @@ def gathered(
     arrays: dict[str, Any] = {}
     copies: dict[str, Any] = {}
     contiguous = any(one.contiguous for one in op.implementations)
+    memory: dict[str, tuple[int, int]] = {}
+    mutable = any(one.mutable for one in op.rule.inputs)
     for one, value in zip(op.rule.inputs, values, strict=True):
         label = f"[op] input {one.name!r} of op {op.name!r}"
         if one.dims is None:
@@ -206,6 +269,8 @@ def gathered(
             _check_writable(found, label, value)
         try:
             fact = found.facts(value)
+            if fact is not None and mutable:
+                memory[one.name] = memory_of(fact)
             if fact is None or ((contiguous or one.mutable) and not fact.row_contiguous):
                 op.counts["copy"] += 1
                 value = found.contiguous(value)
@@ -225,7 +290,72 @@ def gathered(
     if host is None:
         host = hosts.load("numpy")
         device = host.device()
+    for name in [one.name for one in op.rule.inputs if one.mutable and one.name in memory]:
+        _keep_apart(op, name, host, memory, given, arrays)
     return host, device, given, arrays, copies
+
+
+def check_apart(op: Op, given: Mapping[str, Facts | float | None]) -> None:
+    """Refuse to write to arrays that share memory, or that have many elements in one place.
+
+    Raises:
+        KernelError: that is so.
+    """
+    written = [one for one in op.rule.inputs if one.mutable]
+    for i, one in enumerate(written):
+        fact = given.get(one.name)
+        if not isinstance(fact, Facts):
+            continue
+        pairs = zip(fact.shape, fact.strides, strict=True)
+        if any(size > 1 and step == 0 for size, step in pairs):
+            raise KernelError(
+                f"[op] input {one.name!r} of op {op.name!r} is written in place, but has many "
+                "elements in one place, as an expanded array has; give a copy."
+            )
+        start, end = memory_of(fact)
+        for before in written[:i]:
+            other = given.get(before.name)
+            if not isinstance(other, Facts):
+                continue
+            first, last = memory_of(other)
+            if max(start, first) < min(end, last):
+                raise KernelError(
+                    f"[op] input {one.name!r} of op {op.name!r} shares memory with input "
+                    f"{before.name!r}, and both are written in place; give a copy."
+                )
+
+
+def _keep_apart(
+    op: Op, written: str, host: Host, memory: dict[str, tuple[int, int]],
+    given: dict[str, Facts | float | None], arrays: dict[str, Any],
+) -> None:  # fmt: skip
+    """Copy inputs that share memory with one that is written in place: what is read is what was
+    there before."""
+    start, end = memory[written]
+    for one in op.rule.inputs:
+        if one.name == written or one.name not in memory:
+            continue
+        other, stop = memory[one.name]
+        if max(start, other) >= min(end, stop):
+            continue
+        if one.mutable:
+            raise KernelError(
+                f"[op] input {one.name!r} of op {op.name!r} shares memory with input "
+                f"{written!r}, and both are written in place; give a copy."
+            )
+        op.counts["copy"] += 1
+        arrays[one.name] = arrays[one.name].copy()
+        given[one.name] = host.facts(arrays[one.name])
+
+
+def memory_of(fact: Facts) -> tuple[int, int]:
+    """The addresses between which an array's elements lie; none of an empty one."""
+    if not fact.size:
+        return fact.pointer, fact.pointer
+    ends = [(n - 1) * step for n, step in zip(fact.shape, fact.strides, strict=True)]
+    first, last = sum(min(0, end) for end in ends), sum(max(0, end) for end in ends)
+    size = fact.dtype.itemsize
+    return fact.pointer + first * size, fact.pointer + (last + 1) * size
 
 
 def _check_writable(host: Host, label: str, value: Any) -> None:

@@ -6,6 +6,7 @@ import sys
 import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from typing import Any
 
 from . import derivatives, identity, op_call
@@ -19,8 +20,12 @@ from .kernel import Kernel
 from .rule import Rule, parse_rule
 
 KINDS = ("cuda", "metal", "run", "reference")  # the best one first, on an NVIDIA GPU
+MATCHES = {
+    "vjp": derivatives.match_vjp, "jvp": derivatives.match_jvp, "vmap": derivatives.match_vmap,
+}  # fmt: skip
+_digesting: ContextVar[tuple[Op, ...]] = ContextVar("_digesting", default=())
 AUTOCAST = ("cast", "float32")
-ITSELF = "itself"  # the digest of an op that is a rule of its own
+ITSELF = "op 0"  # the digest of an op that is a rule of its own
 
 _defined: weakref.WeakSet[Op] = weakref.WeakSet()
 
@@ -52,7 +57,6 @@ class Op:
         self.counts: Counter[str] = Counter()
         self._count = len(rule.inputs)
         self._digest: str | None = None
-        self._digesting = False
         self._torch: Any = None  # what hosts.torch_op made of it
         self._plain: Callable[..., Any] = unknown  # a call of it of which torch records nothing
         self._look_for_torch = _torch_finder(self)
@@ -66,6 +70,34 @@ class Op:
 
     def __deepcopy__(self, memo: object) -> Op:
         return self  # models that hold it are copied; it has no state that matters
+
+    def __reduce__(self) -> Any:
+        """What a pickle holds: texts as they are, functions by their names.
+
+        Raises:
+            KernelError: a function cannot be imported.
+        """
+        bodies: list[Any] = []
+        for one in self.implementations:
+            if isinstance(one, Runner):
+                how = _pickled(self.name, f"`{one.kind}`", one.function, one.version, one.digest)
+                bodies.append((*how, one.kind, one.makes, one.constants, one.contiguous))
+            else:
+                bodies.append(one.to_json())
+        rules = {
+            kind: (one.op,)
+            if one.op is not None
+            else _pickled(self.name, f"`def_{kind}`", one.function, one.version, one.digest)
+            for kind, one in self.rules.items()
+        }
+        given = (self.name, self.rule.to_json(), bodies, self.batch, self.autocast)
+        return _unpickled, given, rules  # the rules last, for they may hold this op again
+
+    def __setstate__(self, rules: Any) -> None:
+        for kind, (rule, *how) in rules.items():
+            self._define(kind, rule, how[0] if how else None)
+            if how and self.rules[kind].digest != how[1]:
+                raise _changed(self.name, f"`def_{kind}`", rule)
 
     # -- calls -----------------------------------------------------------------------------------
 
@@ -133,6 +165,8 @@ class Op:
         self._look_for_torch()
         if self._torch is None:
             raise KernelError(f"[op] op {self.name!r}: import torch before its `torch_op`.")
+        if self._torch.overload is self._torch.raw:  # torch cannot have it
+            self._torch.overload()
         return self._torch.overload
 
     # -- rules -----------------------------------------------------------------------------------
@@ -142,10 +176,11 @@ class Op:
 
         Args:
             rule: an op, whose arguments are known by name: this op's inputs and outputs, and
-                ``cotangent`` (``<output>_cotangent`` where there are several) go in,
-                ``<input>_grad`` come out; inputs without one have no gradient. Or a function of
-                ``(primals, cotangents, outputs)``, tuples of arrays, that returns a gradient or
-                None per input; torch and MLX call it with their arrays, while tracing, too.
+                ``cotangent`` (``<output>_cotangent`` where there are several, or where an input
+                has that name) go in, ``<input>_grad`` come out; inputs without one have no
+                gradient. Or a function of ``(primals, cotangents, outputs)``, tuples of arrays,
+                that returns a gradient or None per input; torch and MLX call it with their arrays,
+                while tracing, too.
             version: stands for a function's content: see `identity.of_callable`.
 
         Returns:
@@ -195,7 +230,11 @@ class Op:
         return self._define("vmap", rule, version)
 
     def _define(self, kind: str, rule: Any, version: object) -> Any:
-        self.rules[kind] = Derived(self, kind, rule, version, _MATCHED[kind])
+        token = _digesting.set((self,))  # what others are without this rule is not kept
+        try:
+            self.rules[kind] = Derived(self, kind, rule, version, MATCHES[kind])
+        finally:
+            _digesting.reset(token)
         self._digest = self._torch = None  # another op from now on
         self._plain = unknown
         return rule
@@ -204,28 +243,35 @@ class Op:
 
     def to_json(self) -> Any:
         """All that decides what it computes; Python functions by their digests."""
+        around = _digesting.get()
+        token = _digesting.set(around if self in around else (*around, self))
+        try:
+            rules = {kind: one.digest for kind, one in sorted(self.rules.items())}
+        finally:
+            _digesting.reset(token)
         return {
             "name": self.name, "rule": self.rule.to_json(), "batch": list(self.batch),
             "autocast": self.autocast,
             "implementations": [one.to_json() for one in self.implementations],
-            "rules": {
-                kind: ITSELF if one.op is self else one.digest
-                for kind, one in sorted(self.rules.items())
-            },
+            "rules": rules,
         }  # fmt: skip
 
     @property
     def digest(self) -> str:
         """16 hexadecimal digits that tell it from every op that computes something else."""
-        if self._digest is None:
-            if self._digesting:  # a rule of it calls the op itself
-                return ITSELF
-            self._digesting = True
-            try:
-                self._digest = identity.digest(self.to_json())
-            finally:
-                self._digesting = False
-        return self._digest
+        around = _digesting.get()
+        if self in around:  # a rule of it calls it again
+            return f"op {around.index(self)}"
+        if self._digest is not None and not around:
+            return self._digest
+        token = _digesting.set((*around, self))
+        try:
+            found = identity.digest(self.to_json())
+        finally:
+            _digesting.reset(token)
+        if not around:  # what is found inside of another depends on that
+            self._digest = found
+        return found
 
     ferrule_digest = digest
 
@@ -252,6 +298,7 @@ class Op:
         """What it is now, which rules that are declared later do not change."""
         other = Op(self.name, self.rule, self.implementations, self.batch, self.autocast)
         other.rules, other.counts = dict(self.rules), self.counts
+        other._digest = self.digest
         return other
 
     @staticmethod
@@ -280,15 +327,16 @@ class Op:
             ]
             if not found:
                 raise ValueError("nothing carries it out")
-            op = Op(name, rule, found, _batch(name, rule, data["batch"]), _autocast(name, autocast))
+            batch = checked_batch(name, rule, data["batch"])
+            op = Op(name, rule, found, batch, checked_autocast(name, autocast))
             for kind, digest in data["rules"].items():
-                if kind not in _MATCHED or not isinstance(digest, str):
+                if kind not in MATCHES or not isinstance(digest, str):
                     raise ValueError(f"a rule {kind!r}")
                 known = op if digest == ITSELF else (rules or {}).get(digest)
                 op.rules[kind] = (
                     AbsentRule(op, kind, digest)
                     if known is None
-                    else Derived(op, kind, known, None, _MATCHED[kind])
+                    else Derived(op, kind, known, None, MATCHES[kind])
                 )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             if isinstance(error, RuleError):
@@ -318,11 +366,6 @@ def defined(name: str, digest: str) -> Op | None:
     return min(found, key=lambda one: one.partial, default=None)
 
 
-_MATCHED: Mapping[str, Callable[[Op, Op], None]] = {
-    "vjp": derivatives.match_vjp, "jvp": derivatives.match_jvp, "vmap": derivatives.match_vmap,
-}  # fmt: skip
-
-
 def traced() -> bool:
     """Whether torch.compile traces the caller: torch's own function, once torch is there.
 
@@ -343,19 +386,68 @@ def watch_torch() -> None:
     traced = getattr(compiler, "is_dynamo_compiling", traced)
 
 
+def _pickled(op: str, what: str, function: Any, version: object, digest: str) -> tuple[Any, ...]:
+    """What a pickle holds of a Python function."""
+    if identity.by_name(function) is None:
+        raise KernelError(
+            f"[op] op {op!r} cannot be pickled: {what} ({identity.named(function)}) cannot be "
+            "imported by its name; define it at the top level of a module."
+        )
+    return function, version, digest
+
+
+def _unpickled(
+    name: str, rule: Any, bodies: Sequence[Any], batch: tuple[str, ...], autocast: str | None
+) -> Op:
+    """The op of a pickle, as yet without its rules.
+
+    Raises:
+        KernelError: a function is not what it was.
+    """
+    parsed = Rule.from_json(rule)
+    found: list[Implementation] = []
+    for one in bodies:
+        if isinstance(one, dict):
+            kind = CudaUnit if "steps" in one else KernelBody
+            found.append(kind.from_json(name, parsed, one))
+            continue
+        function, version, digest, kind, makes, constants, contiguous = one
+        runner = Runner(
+            name, parsed, function, kind, version=version, makes=makes, constants=constants,
+            contiguous=contiguous,
+        )  # fmt: skip
+        if runner.digest != digest:
+            raise _changed(name, f"`{kind}`", function)
+        found.append(runner)
+    return Op(name, parsed, found, batch, autocast)
+
+
+def _changed(op: str, what: str, function: Any) -> KernelError:
+    return KernelError(
+        f"[op] {what} ({identity.named(function)}) of op {op!r} is another function than when the "
+        "op was pickled."
+    )
+
+
 def _torch_finder(op: Op) -> Callable[[], None]:
     """What registers an op with torch, once that is imported."""
 
     def look() -> None:
         if op._torch is None and hasattr(sys.modules.get("torch"), "compile"):
-            from .hosts.torch_op import TorchOp
-
-            op._torch = TorchOp(op)
+            # Called from a frame that Dynamo gave up on, all this would be traced.
+            off = getattr(sys.modules.get("torch._dynamo"), "disable", None)
+            op._torch = _registered(op) if off is None else off(_registered)(op)
 
     # The mark of torch.compiler.assume_constant_result, which can be had only with torch: Dynamo
     # calls this while it traces, so that an op may be called first inside a compiled function.
     look._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return look
+
+
+def _registered(op: Op) -> Any:
+    from .hosts.torch_op import TorchOp
+
+    return TorchOp(op)
 
 
 def op(
@@ -424,7 +516,7 @@ def op(
         array([[0., 1., 2.],
                [0., 1., 2.]], dtype=float32)
     """
-    parsed = _parsed(name, rule)
+    parsed = checked_rule(name, rule)
     launch = {
         "grid": grid, "threadgroup": threadgroup, "template": template, "init_value": init_value,
         "when": None,
@@ -460,10 +552,13 @@ def op(
             f"[op] op {name!r} has nothing that carries it out; give `metal`, `cuda`, `run` or "
             "`reference`."
         )
-    return Op(name, parsed, found, _batch(name, parsed, batch), _autocast(name, autocast))
+    return Op(
+        name, parsed, found, checked_batch(name, parsed, batch), checked_autocast(name, autocast)
+    )
 
 
-def _parsed(name: object, rule: object) -> Rule:
+def checked_rule(name: object, rule: object) -> Rule:
+    """A rule, read; the name beside it checked."""
     if not isinstance(name, str) or not isinstance(rule, str):
         what, wrong = ("name", name) if not isinstance(name, str) else ("rule", rule)
         raise KernelTypeError(f"[op] `{what}`: got {wrong!r}, expected a str.")
@@ -524,7 +619,8 @@ def _cuda(name: str, given: Any) -> list[Any]:
     return list(given)
 
 
-def _batch(name: str, rule: Rule, given: object) -> tuple[str, ...]:
+def checked_batch(name: str, rule: Rule, given: object) -> tuple[str, ...]:
+    """The names of dims, checked."""
     names = given.replace(",", " ").split() if isinstance(given, str) else given
     if not isinstance(names, Sequence) or not all(isinstance(one, str) for one in names):
         raise KernelTypeError(
@@ -537,7 +633,8 @@ def _batch(name: str, rule: Rule, given: object) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _autocast(name: str, given: object) -> str | None:
+def checked_autocast(name: str, given: object) -> str | None:
+    """A policy, checked."""
     if given is not None and given not in AUTOCAST:
         raise KernelError(
             f"[op] `autocast` of op {name!r}: got {given!r}, expected None, 'cast' or 'float32'."

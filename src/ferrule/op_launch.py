@@ -114,6 +114,10 @@ def _facts(
             continue
         value = given[one.name]
         if isinstance(value, Facts):
+            if one.dims and not value.shape:
+                # A body indexes what it declares as *S, also where S is no dims; the dialect makes
+                # arrays without dims references.
+                value = value._replace(shape=(1,), strides=(1,))
             facts.append(value)
         elif one.dims is not None:
             facts.append(_absent(one, said))

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import warnings
+from functools import partial
 from typing import Any
 
 import click
 
-from .. import CompileError, CudaKernel, DeviceError, ToolchainError, nvdisasm
+from .. import CompileError, CudaKernel, DeviceError, Op, ToolchainError, nvdisasm
 from . import Fault
-from .target import AnyKernel, described, options
+from .inspect_op import print_op
+from .target import AnyKernel, described, find_kernel, options
 
 _TITLES = {"metal": "Metal", "cpu": "C++ for the CPU", "cuda": "CUDA"}
 
@@ -29,24 +31,40 @@ def command(wanted: str | None, arch: str, **given: Any) -> None:
     """Print what a kernel becomes: Metal, C++ and CUDA, and how it runs. Nothing is launched.
 
     FILE:NAME is a Python file or an importable module, and in it the name of what
-    ferrule.metal_kernel or ferrule.cuda_kernel returned, or of a function without arguments that
-    returns it. Without NAME, the only kernel in the file is taken. A kernel that is written in CUDA
-    has no Metal and no C++.
+    ferrule.metal_kernel, ferrule.cuda_kernel, ferrule.op or ferrule.adopt returned, or of a
+    function without arguments that returns it. Without NAME, the only kernel in the file is taken,
+    or else the only op. A kernel that is written in CUDA has no Metal and no C++.
+
+    Of an op, its rule, implementations and derivative rules are printed, and how often its calls
+    took a slower way; the texts of its kernels where --with describes all inputs.
 
     FILE IS RUN, as by "python FILE" but without its `if __name__ == "__main__"` part: give only
     files that you trust.
     """
-    kernel, call, title, notes = described(**given)
+    name, found = find_kernel(given["target"], ops=True)
+    if isinstance(found, Op):
+        for option in ("outputs", "templates", "grid", "threadgroup"):
+            if given[option]:
+                raise Fault("an op declares its outputs, template, grid and threadgroup: of a call "
+                            "it is told the inputs alone, with --with.")  # fmt: skip
+        print_op(name, found, given["inputs"], wanted, partial(_print_texts, wanted, arch))
+        return
+    kernel, call, title, notes = described(**given, found=(name, found))
     if call["grid"] is None and wanted != "metal" and not isinstance(kernel, CudaKernel):
         notes.append(
             "threads: taken as a long row of large threadgroups; see --grid, --threadgroup"
         )
 
     # A single text can be sent to a file: all else then goes to the standard error.
-    alone = wanted is not None
-    click.echo(title, err=alone)
+    click.echo(title, err=wanted is not None)
     for note in notes:
-        click.echo(f"note: {note}", err=alone)
+        click.echo(f"note: {note}", err=wanted is not None)
+    _print_texts(wanted, arch, kernel, call)
+
+
+def _print_texts(wanted: str | None, arch: str, kernel: AnyKernel, call: dict[str, Any]) -> None:
+    """All texts of a kernel, or the one that is asked for."""
+    alone = wanted is not None
     if wanted == "cuda":
         _print_cuda(kernel, arch, call)
         return

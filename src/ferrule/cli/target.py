@@ -11,11 +11,11 @@ import traceback
 import types
 from collections.abc import Callable, Iterator, Sequence
 from importlib.util import module_from_spec, spec_from_file_location
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, overload
 
 import click
 
-from .. import CudaKernel, DictionaryKernel, Dtype, MetalKernel, dtypes
+from .. import CudaKernel, DictionaryKernel, Dtype, MetalKernel, Op, dtypes
 from . import Fault
 
 ELEMENTS = 1024  # of an input that is not described
@@ -79,19 +79,24 @@ def described(
     templates: Sequence[str],
     grid: str | None,
     threadgroup: str | None,
+    found: tuple[str, AnyKernel] | None = None,
 ) -> Target:
     """The kernel and the call that a command line describes.
+
+    Args:
+        target, inputs, outputs, templates, grid, threadgroup: as the command line has them.
+        found: the target's name and kernel, where it was read before.
 
     Raises:
         Fault: there is no such kernel, or an option does not fit it.
     """
-    arrays = dict(_described_input(text) for text in inputs)
+    arrays = dict(described_input(text) for text in inputs)
     given = dict(_dtype_option(text) for text in outputs)
     template = dict(_template_option(text) for text in templates) or None
     sizes = {"grid": _axes("--grid", grid), "threadgroup": _axes("--threadgroup", threadgroup)}
     if (grid is None) != (threadgroup is None):
         raise Fault("--grid and --threadgroup are given together or not at all.")
-    name, kernel = find_kernel(target)
+    name, kernel = find_kernel(target) if found is None else found
     notes = _complete(kernel, arrays, given)
     call: dict[str, Any]
     if not isinstance(kernel, DictionaryKernel):
@@ -110,8 +115,18 @@ def described(
 # -- the kernel ------------------------------------------------------------------------------------
 
 
-def find_kernel(target: str) -> tuple[str, AnyKernel]:
+@overload
+def find_kernel(target: str) -> tuple[str, AnyKernel]: ...
+
+
+@overload
+def find_kernel(target: str, *, ops: bool) -> tuple[str, AnyKernel | Op]: ...
+
+
+def find_kernel(target: str, *, ops: bool = False) -> tuple[str, AnyKernel | Op]:
     """The kernel that ``FILE:NAME``, ``package.module:NAME`` or either without NAME stands for.
+
+    With ``ops``, it may be an op.
 
     Returns:
         Its name there, and the kernel.
@@ -126,10 +141,13 @@ def find_kernel(target: str) -> tuple[str, AnyKernel]:
         raise Fault(f"{target!r}: expected FILE:NAME or package.module:NAME.")
     module = _load(place)
     if not path:
-        found = dict(_kernels(module))
+        found: dict[str, AnyKernel | Op] = dict(_kernels(module))
+        if ops and not found:
+            found = {n: v for n, v in vars(module).items() if isinstance(v, Op)}
         if len(found) == 1:
             return next(iter(found.items()))
-        listed = f"has {len(found)} kernels: {', '.join(found)}" if found else "has no kernel"
+        what = "ops" if any(isinstance(one, Op) for one in found.values()) else "kernels"
+        listed = f"has {len(found)} {what}: {', '.join(found)}" if found else "has no kernel"
         raise Fault(f"{place!r} {listed}; expected {place}:NAME.")
     value: Any = module
     for part in path.split("."):
@@ -140,7 +158,7 @@ def find_kernel(target: str) -> tuple[str, AnyKernel]:
             raise Fault(f"there is no {path!r} in {place!r}; kernels there: {names}.") from None
     if isinstance(value, types.FunctionType):
         value = _call(f"{path}()", value)
-    if not isinstance(value, AnyKernel):
+    if not isinstance(value, AnyKernel) and not (ops and isinstance(value, Op)):
         names = ", ".join(n for n, _ in _kernels(module)) or "none"
         kind = f"{type(value).__module__}.{type(value).__qualname__}"
         raise Fault(
@@ -225,11 +243,14 @@ def _fault(option: str, text: str, position: int, message: str) -> Fault:
     return Fault(f"{option} {text!r}: at character {position + 1}, {message}")
 
 
-def _dtype(option: str, text: str, position: int, name: str, also: str = "") -> Dtype:
+def _dtype(
+    option: str, text: str, position: int, name: str, also: str = "", level0: bool = True
+) -> Dtype:
     found = dtypes.BY_NAME.get(name)
-    if found is None or not found.level0:  # the kernel does not take it
+    if found is None or (level0 and not found.level0):  # the kernel does not take it
         got = repr(name) if name else "nothing"
-        expected = f"{also}one of {dtypes.LEVEL0_NAMES}"
+        names = dtypes.LEVEL0_NAMES if level0 else ", ".join(dtypes.BY_NAME)
+        expected = f"{also}one of {names}"
         raise _fault(option, text, position, f"got {got}, expected {expected}.")
     return found
 
@@ -244,8 +265,13 @@ def _named(option: str, text: str, example: str) -> tuple[str, str, int]:
     return match["name"], match["value"], match.start("value")
 
 
-def _described_input(text: str) -> tuple[str, Any]:
-    """The name and the description of an input: a string for an array, else a number."""
+def described_input(text: str, *, level0: bool = True) -> tuple[str, Any]:
+    """The name and the description of an input: a string for an array, else a number.
+
+    Raises:
+        Fault: it cannot be understood, or has a dtype that does not exist; with ``level0``, one
+            that a kernel does not take.
+    """
     option = "--with"
     name, value, start = _named(option, text, "inp=float16[4,16]")
     if value in ("true", "false"):
@@ -259,7 +285,7 @@ def _described_input(text: str) -> tuple[str, Any]:
     if array is None:
         got = repr(value) if value else "nothing"
         raise _fault(option, text, start, f"got {got}, expected a dtype, as in float16[4,16].")
-    dtype = _dtype(option, text, start, array["dtype"])
+    dtype = _dtype(option, text, start, array["dtype"], level0=level0)
     sizes: list[int] = []
     if array["shape"] is not None:
         position = start + array.start("shape")

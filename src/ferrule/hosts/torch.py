@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from types import CodeType
 from typing import Any, cast
 
 import numpy as np
@@ -257,8 +258,13 @@ def stream(given: object, device: str) -> int:
     return 0 if current is None else int(current.cuda_stream)
 
 
-def _skip_in_dynamo() -> None:
-    """Ask torch.compile not to trace into the frames of an eager call.
+def capturing(device: str) -> bool:
+    """Whether a CUDA graph is being captured on the current stream."""
+    return _on_cuda(device) and torch.cuda.is_current_stream_capturing()
+
+
+def skip_in_dynamo(codes: Iterable[CodeType]) -> None:
+    """Ask torch.compile not to trace into frames of these codes, and what they call.
 
     A private function of torch: without it, torch.compile also gives right results, but tries
     to compile ferrule's own Python first.
@@ -267,13 +273,13 @@ def _skip_in_dynamo() -> None:
         from torch._C._dynamo import eval_frame
 
         skip = eval_frame._FrameAction.SKIP
-        for code in eager_codes:
+        for code in codes:
             eval_frame.set_code_exec_strategy(code, eval_frame._FrameExecStrategy(skip, skip))
     except (ImportError, AttributeError, TypeError):
         pass
 
 
-_skip_in_dynamo()
+skip_in_dynamo(eager_codes)
 
 
 def _remember_calls() -> None:

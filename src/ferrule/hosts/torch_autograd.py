@@ -7,8 +7,8 @@ around the op gives zeros without a word under ``torch.compile(torch.func.grad(f
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, cast
 
 import torch
 from torch._functorch.autograd_function import enable_single_level_autograd_function
@@ -22,8 +22,8 @@ _after_autograd = torch._C._after_autograd_keyset
 _transformed = torch._C._are_functorch_transforms_active
 
 
-def register_autograd(library: Any, op: Op, overload: Any) -> None:
-    """Give an op its derivative, or one that raises."""
+def autograd_kernel(op: Op, overload: Any) -> Callable[..., Any]:
+    """What the Autograd key calls: the op with its derivative, or with one that raises."""
     function = _function(op, overload)
     below = torch._C._AutoDispatchBelowAutograd
     differentiable = len(op.rule.outputs) > 0 and not any(one.mutable for one in op.rule.inputs)
@@ -46,7 +46,7 @@ def register_autograd(library: Any, op: Op, overload: Any) -> None:
                 return function.apply(keyset, *values)
         return function.apply(keyset, *values)
 
-    library.impl(overload._schema.name.split("::")[1], kernel, "Autograd", with_keyset=True)
+    return kernel
 
 
 def _function(op: Op, overload: Any) -> Any:
@@ -97,14 +97,31 @@ def _function(op: Op, overload: Any) -> Any:
 
     def jvp(ctx: Any, _: Any, *tangents: Any) -> Any:
         values, results = restored(ctx)
-        found = derivatives.jvp(op, values, tangents, results)
+        if _transformed():
+            # As above. Then tangents of this level must not count twice.
+            with forward_ad._set_fwd_grad_enabled(True):
+                values, results = (tuple(map(_primal, some)) for some in (values, results))
+                found = derivatives.jvp(op, values, tangents, results)
+        else:
+            found = derivatives.jvp(op, values, tangents, results)
         return found if len(outputs) > 1 else found[0]
+
+    def key(ctx: Any) -> Any:
+        return (ctx._autograd_function_id,)
 
     members = {
         "forward": staticmethod(forward), "backward": staticmethod(backward),
-        "jvp": staticmethod(jvp),
+        "jvp": staticmethod(jvp), "_compiled_autograd_key": staticmethod(key),
     }  # fmt: skip
     return type(f"Ferrule_{op.name}", (_SingleLevelFunction,), members)
+
+
+def _primal(value: Any) -> Any:
+    """A tensor without its tangent of the current level."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    pair: Any = cast(Any, torch)._VF._unpack_dual(value, level=0)
+    return pair[0]
 
 
 def _kept(op: Op) -> tuple[set[int], set[int]]:

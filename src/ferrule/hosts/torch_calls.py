@@ -46,7 +46,7 @@ _CPU, _CUDA = 1, 2
 _ARRAY, _FLOAT, _INT, _BOOL = 0, 1, 2, 3
 _PASS = {"input": 0, "value": 1, "shape": 2, "strides": 3, "output": 4, "launch": 5}
 _PYTHON = ("PyGILState_Ensure", "PyGILState_Release", "PyErr_CheckSignals", "PyErr_Fetch")
-_EXCEPTION, _INPUT_COPIED = 0, 1
+_EXCEPTION, _INPUT_COPIED, _SHARED = 0, 1, -1
 
 _int32, _int64, _pointer = ctypes.c_int32, ctypes.c_int64, ctypes.c_void_p
 
@@ -105,7 +105,8 @@ class _Request(ctypes.Structure):
         ("number", ctypes.POINTER(ctypes.c_double)), ("integer", ctypes.POINTER(_int64)),
         ("torch_device", ctypes.POINTER(_int32)), ("grid", ctypes.POINTER(ctypes.c_uint32)),
         ("template_value", ctypes.POINTER(_int64)), ("threads", _int32), ("aligned", _int32),
-        ("status", _int32), ("exception", _pointer * 3), ("text", ctypes.c_char_p),
+        ("status", _int32), ("strides", ctypes.POINTER(ctypes.POINTER(_int64))),
+        ("exception", _pointer * 3), ("text", ctypes.c_char_p),
     )  # fmt: skip
 
 
@@ -157,6 +158,8 @@ class _Bound:
         device = "cpu" if request.device_type == _CPU else f"cuda:{request.device}"
         given = self.given(request, device)
         said, results = op_call.bound(op, given)
+        if request.status == _SHARED:
+            op_call.check_apart(op, given)
         body = op_call.choose(op, device, said)
         if not isinstance(body, KernelBody):
             raise KernelError(f"[op] op {op.name!r} cannot be called like this by torch.")
@@ -169,7 +172,7 @@ class _Bound:
         program, facts, written, what, owners = prepare(
             op.rule, body, sent, said, device, given, outputs
         )
-        if request.status:
+        if request.status > 0:
             raise program.failure(request.status, what, [*facts, *written])
         if request.body < 0:
             shapes = ", ".join(f"{n} {f.shape}" for n, f in given.items() if isinstance(f, Facts))
@@ -211,7 +214,7 @@ class _Bound:
                 known = ", ".join(d.name for d in dtypes.ALL)
                 raise KernelTypeError(f"{label} has a dtype that is none of {known}.")
             shape: Shape = tuple(entry.sizes[d] for d in range(entry.ndim))
-            strides = row_contiguous_strides(shape)
+            strides = tuple(request.strides[i][d] for d in range(entry.ndim))
             pointer = request.pointer[i] or 0
             found[one.name] = Facts(dtypes.ALL[entry.dtype], shape, strides, pointer, device)
         return found

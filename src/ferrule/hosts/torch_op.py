@@ -8,7 +8,12 @@ place, so graphs hold that alone.
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import sys
+import threading
 from collections.abc import Callable, Sequence
+from operator import gt
 from typing import Any, cast
 
 import torch
@@ -18,75 +23,35 @@ from .. import batching, dtypes, fastcall, op_call, op_declaration
 from ..arguments import fill_value
 from ..cuda_steps import CudaUnit
 from ..dtypes import Dtype
-from ..errors import KernelError, KernelTypeError
-from ..expression import Expression, Ints
+from ..errors import FerruleWarning, KernelError, KernelTypeError, warn
 from ..implementation import KernelBody, Runner
 from ..op_declaration import Op
 from ..op_launch import launch, number
 from ..op_unit import carry_out
 from ..rule import Argument, Binding
-from ..spec import Facts, Shape, is_row_contiguous
+from ..spec import Facts, Shape
 from . import torch as host
 from . import torch_calls
-from .torch_autograd import register_autograd
+from .torch_autograd import autograd_kernel
+from .torch_sizes import SymInts, refuse_dynamic_templates
 
 NAMESPACE = "ferrule"
 _library = torch.library.Library(NAMESPACE, "FRAGMENT")
 _registered: dict[str, TorchOp] = {}
+_registering = threading.RLock()  # registering an op may register those that its rules call
 _TORCH = host.TORCH
 _KNOWN = host.KNOWN
+_AUTOCAST_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU) | (
+    torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCUDA)
+)
 _tracing = torch.compiler.is_compiling
 _recording = torch.is_grad_enabled
 _any_requires_grad = torch._C._any_requires_grad
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+_function_modes = torch._C._len_torch_function_stack
 # Keys that calls have where something traces or transforms them: modes and subclasses with
 # __torch_dispatch__, torch.func, torch.jit.trace.
 _WATCHERS = ("Python", "PythonTLSSnapshot", "FuncTorchDynamicLayerFrontMode", "Tracer")
-
-
-class SymInts(Ints):
-    """How symbolic sizes are compared and chosen from, without a guard."""
-
-    minimum = staticmethod(torch.sym_min)
-    maximum = staticmethod(torch.sym_max)
-
-    @staticmethod
-    def holds(condition: Any) -> bool:
-        """Whether what a rule states is so; what is not known becomes an assertion."""
-        if isinstance(condition, torch.SymBool):
-            from torch.fx.experimental.symbolic_shapes import expect_true
-
-            return bool(expect_true(condition))
-        return bool(condition)
-
-    @staticmethod
-    def choose(condition: Any, then: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
-        """``then()`` where the condition holds, else ``otherwise()``."""
-        if not isinstance(condition, torch.SymBool):
-            return then() if condition else otherwise()
-        values = [
-            torch.SymInt(condition.node.wrap_int(one)) if type(one) is int else one
-            for one in (then(), otherwise())
-        ]  # sym_ite wants two of one type
-        return torch.sym_ite(condition, *values)
-
-    @staticmethod
-    def both(a: Any, b: Callable[[], Any]) -> Any:
-        """``a and b()``."""
-        if not isinstance(a, torch.SymBool):
-            return b() if a else False
-        return a & b()
-
-    @staticmethod
-    def either(a: Any, b: Callable[[], Any]) -> Any:
-        """``a or b()``."""
-        if not isinstance(a, torch.SymBool):
-            return True if a else b()
-        return a | b()
-
-    @staticmethod
-    def negated(a: Any) -> Any:
-        """``not a``."""
-        return torch.sym_not(a)
 
 
 class TorchOp:
@@ -97,24 +62,35 @@ class TorchOp:
         caller: the op whose calls these are; it may be given other rules later.
         overload: what graphs hold.
         raw: its twin for eager calls that record nothing.
+        arguments: the inputs, their places, and of those that are numbers the Python type.
     """
 
     def __init__(self, op: Op) -> None:
         self.op = self.caller = op
         self.overload: Any
         self.raw: Any
+        kinds = {"b": bool, "f": float, "i": int, "u": int}
+        self.arguments = [
+            (i, one, None if one.dims is not None else kinds.get(dtypes.BY_NAME[one.dtype].kind))
+            for i, one in enumerate(op.rule.inputs)
+        ]
         name = f"{op.name}_{op.digest}"
-        known = _registered.get(name)
-        if known is None:
-            self.op = op.as_is()  # what has this name stays what it is
-            try:
-                self._register(name)
-            except KernelError as error:  # arrays of other libraries can be given all the same
-                self.overload = self.raw = _refusal(str(error))
-            _registered[name] = self
-        else:
+        with _registering:
+            known = _registered.get(name)
+            if known is None:
+                self.op = op.as_is()  # what has this name stays what it is
+                try:
+                    self._register(name)
+                except KernelError as error:  # arrays of other libraries can be given all the same
+                    self.overload = self.raw = _refusal(str(error))
+                _registered[name] = self
+                return
             known.op.complete(op)
-            self.op, self.overload, self.raw = known.op, known.overload, known.raw
+        _warn_of_stale(known.op, op)
+        self.op, self.overload, self.raw = known.op, known.overload, known.raw
+        if op.counts is not known.op.counts:
+            known.op.counts.update(op.counts)
+        op.counts = known.op.counts  # it is the other that carries out calls
 
     def takes(self, values: Sequence[Any]) -> bool:
         """Whether a call with these inputs is torch's."""
@@ -122,16 +98,29 @@ class TorchOp:
 
     def __call__(self, *values: Any) -> Any:
         """A call; the overload's where a derivative may be wanted."""
-        if _tracing():  # first, for Dynamo cannot trace what follows
+        if self.raw is self.overload:  # torch cannot have it
+            return self.overload()
+        for i, one, kind in self.arguments:
+            value = values[i]
+            if kind is None:
+                if value is not None and not isinstance(value, torch.Tensor):
+                    _dtype(self.op, one, value)  # says that it is none
+            elif type(value) is not kind:
+                values = (*values[:i], self._number(one, value), *values[i + 1 :])
+        if _tracing():  # Dynamo cannot trace what follows
             return self.overload(*values)
         if self.caller._plain is op_declaration.unknown:
             op_declaration.watch_torch()
-            self.caller._plain = (
-                fastcall.operator(getattr(self.raw, "_op", self.raw)) or op_declaration.unknown
-            )
-        forward = forward_ad._current_level >= 0
-        recorded = forward or (_recording() and _any_requires_grad(*values))
-        call = self.overload if recorded else self.raw
+            kinds = "".join("a" if o.dims is not None else o.dtype[0] for _, o, _ in self.arguments)
+            self.caller._plain = fastcall.operator(self.raw._op, kinds) or op_declaration.unknown
+        call = self.raw
+        if (
+            forward_ad._current_level >= 0
+            or (_recording() and _any_requires_grad(*values))
+            or _function_modes()
+            or any(isinstance(v, torch.Tensor) and type(v) not in _PLAIN for v in values)
+        ):
+            call = self.overload
         try:
             return call(*values)
         except RuntimeError as by_torch:
@@ -143,6 +132,18 @@ class TorchOp:
         error = torch_calls.raised(by_torch)
         if error is not None:
             raise error from None
+
+    def _number(self, one: Argument, value: Any) -> Any:
+        """A number of another type than declared, where that is one all the same: torch itself
+        takes a tensor for a number, whose derivative would be lost."""
+        if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            return value
+        if isinstance(value, torch.Tensor):
+            raise KernelTypeError(
+                f"[op] input {one.name!r} of op {self.op.name!r}: got a tensor, but {one}, which "
+                f"is a Python number; give x.item(), or declare an array: {one.name}[]:{one.dtype}."
+            )
+        return number(self.op.name, one, value)
 
     # -- registration ----------------------------------------------------------------------------
 
@@ -166,9 +167,11 @@ class TorchOp:
                 _library.impl(
                     each, _versioned(overload, mutated), "ADInplaceOrView", with_keyset=True
                 )
+                for key in ("Conjugate", "Negative"):
+                    _library.impl(each, self._lazy, key)
             if op.autocast is not None:
                 for device in ("CPU", "CUDA"):
-                    kernel = _autocast(overload, device, op.autocast)
+                    kernel = _autocast(overload, device, op.autocast, mutated)
                     _library.impl(each, kernel, f"Autocast{device}", with_keyset=True)
             if each is name:
                 self.overload = overload
@@ -181,7 +184,9 @@ class TorchOp:
                 _library.impl(each, self.run, key)
         for key in _WATCHERS:
             _library.impl(f"{name}_raw", lambda *values: self.overload(*values), key)
-        register_autograd(_library, op, self.overload)
+        kernel = autograd_kernel(op, self.overload)
+        host.skip_in_dynamo([kernel.__code__])
+        _library.impl(name, kernel, "Autograd", with_keyset=True)
         torch.library.register_vmap(f"{NAMESPACE}::{name}", self.vmap, lib=_library)
 
     # -- what it does ----------------------------------------------------------------------------
@@ -191,9 +196,10 @@ class TorchOp:
         op = self.op
         shapes: list[Shape | None] = []
         kinds: list[str | None] = []
-        like: torch.Tensor | None = None
         for one, value in zip(op.rule.inputs, values, strict=True):
             if one.dims is None:
+                if type(value) is int:  # its range; a symbol has none yet
+                    number(op.name, one, value)
                 shapes.append(())
                 kinds.append(None)
             elif value is None:
@@ -202,13 +208,17 @@ class TorchOp:
             else:
                 shapes.append(tuple(value.shape))
                 kinds.append(_dtype(op, one, value).name)
-                like = value if like is None else like
-                self._same_device(one, value, like)
-        said = op.rule.bind(op.name, shapes, kinds, SymInts)
-        results = op.rule.results(op.name, said, SymInts)
+        device = self._device(values)
+        try:
+            said = op.rule.bind(op.name, shapes, kinds, SymInts)
+            results = op.rule.results(op.name, said, SymInts)
+        except KernelError:
+            # The same again in numbers, where they are known: s33 says nothing to anyone.
+            numbers = [None if shape is None else tuple(map(_hint, shape)) for shape in shapes]
+            op.rule.results(op.name, op.rule.bind(op.name, numbers, kinds, SymInts), SymInts)
+            raise
         if torch.compiler.is_exporting():
-            _refuse_dynamic_templates(op, said)
-        device = cast(torch.Tensor, like).device
+            refuse_dynamic_templates(op, said)
         return op_call.packed(
             [torch.empty(shape, dtype=_TORCH[kind], device=device) for shape, kind in results]
         )
@@ -216,25 +226,25 @@ class TorchOp:
     def run(self, *values: Any) -> Any:
         """The outputs for tensors in memory."""
         op = self.op
-        given, tensors, copies = self._gathered(values)
-        like = next(iter(tensors.values()))
-        device = host.device_name(like)
+        if any(one.mutable for one in op.rule.inputs):
+            values = tuple(self._apart(values))
+        given, tensors = self._gathered(values)
+        device = host.device_name(next(iter(tensors.values())))
         said, results = op_call.bound(op, given)
         chosen = op_call.choose(op, device, said)
         queue = host.stream(None, device)
-        outputs: list[torch.Tensor]
         if isinstance(chosen, Runner):
-            outputs = self._run_function(chosen, values, said, results, device, queue)
-        elif isinstance(chosen, CudaUnit):
+            return op_call.packed(self._run_function(chosen, values, said, results, device, queue))
+        copies = self._contiguous(chosen, given, tensors, device)
+        outputs: list[torch.Tensor] = []
+        if isinstance(chosen, CudaUnit):
             outputs = carry_out(
                 op.name, op.rule, chosen, host,
                 lambda one: _facts(one, _KNOWN[one.dtype], device), device, queue, said, given,
                 results,
             )  # fmt: skip
-            self._write_back(tensors, copies)
         else:
             sent = chosen.sent(said)
-            outputs = []
             for i, (shape, kind) in enumerate(results):
                 if sent.fill is None:
                     outputs.append(host.empty(shape, kind, device))
@@ -243,53 +253,88 @@ class TorchOp:
                     outputs.append(host.full(shape, value, kind, device))
             facts = [_facts(one, _KNOWN[one.dtype], device) for one in outputs]
             launch(op.name, op.rule, chosen, sent, said, device, queue, given, facts)
-            self._write_back(tensors, copies)
-        return op_call.packed(outputs)
-
-    def _write_back(self, tensors: dict[str, Any], copies: dict[str, Any]) -> None:
-        """Bring what was written to copies back to where it belongs."""
-        for one in self.op.rule.inputs:
+        for one in op.rule.inputs:
             if one.mutable and one.name in copies:
                 tensors[one.name].copy_(copies[one.name])
+        return op_call.packed(outputs)
+
+    def _lazy(self, *values: Any) -> Any:
+        """What an op that writes in place does with lazy conjugates: torch would lose the write."""
+        raise KernelError(
+            f"[op] op {self.op.name!r} writes in place, and an input is the lazy conjugate or "
+            "negative of its memory; give x.resolve_conj().resolve_neg()."
+        )
+
+    def _apart(self, values: Sequence[Any]) -> list[Any]:
+        """The inputs, with copies of those that share memory with one that is written in place:
+        what is read is what was there before."""
+        op = self.op
+        facts: dict[str, Facts | float | None] = {
+            one.name: _facts(value, _dtype(op, one, value), "")
+            for one, value in zip(op.rule.inputs, values, strict=True)
+            if isinstance(value, torch.Tensor)
+        }
+        op_call.check_apart(op, facts)
+        written = [
+            op_call.memory_of(fact)
+            for one in op.rule.inputs
+            if one.mutable and isinstance(fact := facts.get(one.name), Facts)
+        ]
+        found = list(values)
+        for i, one in enumerate(op.rule.inputs):
+            fact = facts.get(one.name)
+            if one.mutable or not isinstance(fact, Facts):
+                continue
+            start, end = op_call.memory_of(fact)
+            if any(max(start, first) < min(end, last) for first, last in written):
+                op.counts["copy"] += 1
+                found[i] = values[i].clone()
+        return found
 
     def _run_function(
         self, chosen: Runner, values: Sequence[Any], said: Binding,
         results: list[tuple[Shape, Dtype]], device: str, queue: int,
     ) -> list[torch.Tensor]:  # fmt: skip
         op = self.op
-        made = [host.empty(shape, kind, device) for shape, kind in results]
-        found = op_call.run(op, chosen, device, queue, said, values, made)
-        owned = {_storage(value) for value in values if isinstance(value, torch.Tensor)}
+        inputs = [self._plain(chosen, value) for value in values]
+        copies = [
+            (value, given)
+            for one, value, given in zip(op.rule.inputs, values, inputs, strict=True)
+            if one.mutable and value is not None and value.data_ptr() != given.data_ptr()
+        ]
+        with on_device(device):
+            found, own = as_kernel(
+                op_call.run, op, chosen, device, queue, said, inputs, results, host, host.capturing
+            )
+        del inputs  # what still holds an output's memory now is someone else
         outputs = []
-        for one, value, expected in zip(op.rule.outputs, found, results, strict=True):
-            shape, kind = expected
-            if not isinstance(value, torch.Tensor):
-                raise op_call.wrong_output(op, one, f"a {type(value).__name__}", expected, device)
-            if (tuple(value.shape), _KNOWN.get(value.dtype), host.device_name(value)) != (
-                shape, kind, device,
-            ):  # fmt: skip
-                what = f"{value.dtype} of shape {tuple(value.shape)} on {value.device}"
-                raise op_call.wrong_output(op, one, what.removeprefix("torch."), expected, device)
-            if not value.is_contiguous() or _storage(value) in owned:
-                # Graphs count on outputs that are new, and lie as the declaration says.
-                op.counts["output copy"] += 1
-                value = value.clone(memory_format=torch.contiguous_format)
-            owned.add(_storage(value))
-            outputs.append(value.detach())
+        for i, (one, expected) in enumerate(zip(op.rule.outputs, results, strict=True)):
+            outputs.append(checked_output(op, one, found, i, expected, device, own))
+        for value, given in copies:
+            value.copy_(given)
         return outputs
+
+    def _plain(self, chosen: Runner, value: Any) -> Any:
+        """An input as a function gets it: no Parameter or other subclass, and, where it wants that,
+        row-contiguous."""
+        if not isinstance(value, torch.Tensor):
+            return value
+        if type(value) is not torch.Tensor or value.requires_grad:
+            with torch._C.DisableTorchFunction():
+                value = value.detach()  # NumPy reads no tensor that requires grad
+        if chosen.contiguous and not _readable(value):
+            self.op.counts["copy"] += 1
+            value = host.contiguous(value)
+        return value
 
     def _gathered(
         self, values: Sequence[Any]
-    ) -> tuple[dict[str, Facts | float | None], dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-        """The facts of a call's inputs, the tensors that were given, and copies of those of them
-        that are not contiguous."""
+    ) -> tuple[dict[str, Facts | float | None], dict[str, torch.Tensor]]:
+        """The facts of a call's inputs, and its tensors."""
         op = self.op
-        kernels = [one for one in op.implementations if not isinstance(one, Runner)]
-        contiguous = any(one.contiguous for one in kernels)
         given: dict[str, Facts | float | None] = {}
         tensors: dict[str, torch.Tensor] = {}
-        copies: dict[str, torch.Tensor] = {}
-        like: torch.Tensor | None = None
+        self._device(values)
         for one, value in zip(op.rule.inputs, values, strict=True):
             if one.dims is None:
                 given[one.name] = number(op.name, one, value)
@@ -298,72 +343,44 @@ class TorchOp:
                 given[one.name] = None
                 continue
             kind = _dtype(op, one, value)
-            like = value if like is None else like
-            self._same_device(one, value, like)
             tensors[one.name] = value
-            wanted = kernels and (contiguous or one.mutable)
-            if wanted and not is_row_contiguous(tuple(value.shape), value.stride()):
-                op.counts["copy"] += 1
-                value = copies[one.name] = value.contiguous()
             given[one.name] = _facts(value, kind, host.device_name(value))
-        return given, tensors, copies
+        return given, tensors
 
-    def _same_device(self, one: Argument, value: torch.Tensor, like: torch.Tensor) -> None:
-        if value.device != like.device:
-            raise KernelError(
-                f"[op] input {one.name!r} of op {self.op.name!r} is on {value.device}, but another "
-                f"is on {like.device}; expected one device."
-            )
+    def _contiguous(
+        self, chosen: KernelBody | CudaUnit, given: dict[str, Facts | float | None],
+        tensors: dict[str, torch.Tensor], device: str,
+    ) -> dict[str, torch.Tensor]:  # fmt: skip
+        """Copies of the tensors that a kernel must have row by row; their facts become these's."""
+        copies: dict[str, torch.Tensor] = {}
+        for one in self.op.rule.inputs:
+            fact = given[one.name]
+            if one.dims is None or not isinstance(fact, Facts) or fact.row_contiguous:
+                continue
+            if chosen.contiguous or one.mutable:
+                self.op.counts["copy"] += 1
+                copy = copies[one.name] = host.contiguous(tensors[one.name])
+                given[one.name] = _facts(copy, fact.dtype, device)
+        return copies
+
+    def _device(self, values: Sequence[Any]) -> torch.device:
+        """Where all inputs are."""
+        first: tuple[Argument, torch.Tensor] | None = None
+        for one, value in zip(self.op.rule.inputs, values, strict=True):
+            if not isinstance(value, torch.Tensor):
+                continue
+            if first is None:
+                first = one, value
+            elif value.device != first[1].device:
+                raise KernelError(
+                    f"[op] input {one.name!r} of op {self.op.name!r} is on {value.device}, but "
+                    f"input {first[0].name!r} is on {first[1].device}; expected one device."
+                )
+        return cast(tuple[Argument, torch.Tensor], first)[1].device
 
     def vmap(self, info: Any, axes: Sequence[int | None], *values: Any) -> tuple[Any, Any]:
         """The op for a batch of calls, as torch.vmap wants it."""
         return batching.batched(self.op, info.batch_size, axes, values, self.overload, _Arrays)
-
-
-def _refuse_dynamic_templates(op: Op, said: Binding) -> None:
-    """Refuse a graph for many sizes that would need a kernel for each of them.
-
-    Raises:
-        KernelError: that is so; names the template parameter and the dynamic sizes.
-    """
-    for body in op.implementations:
-        if not isinstance(body, (KernelBody, CudaUnit)):
-            continue
-        for name, one in body.template:
-            if isinstance(one, Expression):
-                value = op.rule.value(op.name, one, said, SymInts)
-                if fixed(value) is None:
-                    raise KernelError(dynamic_template(op, body, name, one, said))
-
-
-def dynamic_template(
-    op: Op, body: KernelBody | CudaUnit, name: str, one: Expression, said: Binding
-) -> str:
-    """The error for a template parameter that depends on a dynamic size."""
-    sizes = {size: value for size, value in said.values(one).items() if fixed(value) is None}
-    read = ", ".join(size for size in sizes if size in one.names | one.attributes)
-    return (
-        f"[op] op {op.name!r}: the template parameter {name!r} of its {body.kind} body is {one}, "
-        f"and {read} is dynamic in this export, so that each size would need a kernel of its own. "
-        f"Export with a fixed {read}; or leave {name!r} out of `template`, and read the dim in the "
-        "body, where it costs no compilation."
-    )
-
-
-def fixed(value: Any) -> int | None:
-    """The value of a size that is the same in every call of a graph; None where it may change."""
-    if isinstance(value, torch.SymBool):
-        from torch.fx.experimental.symbolic_shapes import statically_known_true
-
-        known = statically_known_true(value)
-        return int(known) if known or statically_known_true(torch.sym_not(value)) else None
-    if isinstance(value, torch.SymInt):
-        known = value.node.maybe_as_int()
-        if known is not None:
-            return int(known)
-        bounds = value.node.shape_env.bound_sympy(value.node.expr)
-        return int(bounds.lower) if bounds.lower == bounds.upper else None
-    return int(value)
 
 
 class _Arrays:
@@ -442,12 +459,118 @@ def _dtype(op: Op, one: Argument, value: torch.Tensor) -> Dtype:
     return found
 
 
+# Called by torch, where Dynamo may be looking: from a frame that it gave up on, for one.
+host.skip_in_dynamo([f.__code__ for f in (TorchOp.run, TorchOp.fake, TorchOp.vmap)])
+
+
+def _warn_of_stale(first: Op, second: Op) -> None:
+    """Warn where two ops of one digest differ: a `version` that was not changed with the code."""
+    for one, other in zip(first.implementations, second.implementations, strict=True):
+        if not isinstance(one, Runner) or not isinstance(other, Runner):
+            continue
+        if None not in (one.content, other.content) and one.content != other.content:
+            warn(
+                f"op {first.name!r} has been declared before with the same `version`, but other "
+                f"code in {other.name}; torch goes on running the first one. Change the version.",
+                FerruleWarning,
+            )
+
+
+def as_kernel(function: Callable[..., Any], *args: Any) -> Any:
+    """Call a function whose insides torch must not see, as it sees nothing of a kernel in C++:
+    below autograd, views included, autocast, and all that takes the place of torch's functions."""
+    with (
+        torch._C.DisableTorchFunction(),
+        torch._C._ExcludeDispatchKeyGuard(_AUTOCAST_KEYS),
+        torch._C._AutoDispatchBelowADInplaceOrView(),
+    ):
+        return function(*args)
+
+
+def on_device(device: str) -> Any:
+    """Make the GPU current on which an op runs: a function launches on the current one."""
+    if device.startswith("cuda") and torch.cuda.current_device() != torch.device(device).index:
+        return torch.cuda.device(device)
+    return contextlib.nullcontext()
+
+
+def checked_output(
+    op: Op, one: Argument, found: list[Any], i: int, expected: tuple[Shape, Dtype], device: str,
+    own: bool,
+) -> torch.Tensor:  # fmt: skip
+    """What a function gave for an output, in memory that nobody else has, as graphs count on.
+
+    Args:
+        op, one: which output of which op.
+        found, i: all that it gave, and which of these. Nothing else may hold it.
+        expected: the shape and dtype that were declared.
+        device: where it has to be.
+        own: it is what was made for the function to write to.
+
+    Raises:
+        KernelError: it is something else than was declared; says what.
+    """
+    if not isinstance(found[i], torch.Tensor):
+        raise op_call.wrong_output(op, one, f"a {type(found[i]).__name__}", expected, device)
+    got = found[i].layout, tuple(found[i].shape), _KNOWN.get(found[i].dtype), found[i].device
+    if got != (torch.strided, *expected, torch.device(device)):
+        layout = "" if got[0] is torch.strided else f" and layout {got[0]}"
+        what = f"{found[i].dtype} of shape {got[1]} on {got[3]}{layout}"
+        raise op_call.wrong_output(op, one, what.removeprefix("torch."), expected, device)
+    if own:
+        return cast(torch.Tensor, found[i])
+    value, copied = new_output(found, i)
+    if copied:
+        op.counts["output copy"] += 1
+    return value
+
+
+def new_output(found: list[Any], i: int) -> tuple[torch.Tensor, bool]:
+    """A tensor that a function gave, row-contiguous and in memory that nobody else has.
+
+    Returns:
+        It, and whether it had to be copied for that.
+    """
+    shared = any(map(gt, _holders(found, i), _alone()))
+    # Memory that is not torch's may be anyone's: NumPy's, another framework's.
+    shared = shared or not found[i].untyped_storage().resizable()
+    with torch._C.DisableTorchFunction():
+        value: torch.Tensor = found[i].detach()
+    if shared or not _readable(value):
+        value = value.resolve_conj().resolve_neg()
+        return value.clone(memory_format=torch.contiguous_format), True
+    return value, False
+
+
+def _holders(found: list[Any], i: int) -> tuple[int, int]:
+    """How many have a tensor, and how many its memory."""
+    memory = found[i].untyped_storage()._cdata
+    return sys.getrefcount(found[i]), 0 if _use_count is None else int(_use_count(memory))
+
+
+_use_count = getattr(torch._C, "_storage_Use_Count", None)
+
+
+@functools.cache
+def _alone() -> tuple[int, int]:
+    """`_holders` of what only a list has. Asked inside a kernel, where a new tensor is a plain one,
+    whatever transforms the call is in."""
+    return _holders([torch.empty(1, device="cpu")], 0)
+
+
+def _readable(value: torch.Tensor) -> bool:
+    """Whether its memory holds its elements, row by row."""
+    return value.is_contiguous() and not value.is_conj() and not value.is_neg()
+
+
+def _hint(size: Any) -> Any:
+    """The number that a symbolic size has for now, where it has one."""
+    hint = size.node.hint if isinstance(size, torch.SymInt) else size
+    return size if hint is None else hint
+
+
 def _facts(tensor: torch.Tensor, kind: Dtype, device: str) -> Facts:
     return Facts(kind, tuple(tensor.shape), tensor.stride(), tensor.data_ptr(), device)
-
-
-def _storage(tensor: torch.Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)
 
 
 def _versioned(overload: Any, mutated: Sequence[int]) -> Callable[..., Any]:
@@ -461,11 +584,15 @@ def _versioned(overload: Any, mutated: Sequence[int]) -> Callable[..., Any]:
                 torch.autograd.graph.increment_version(values[i])
         return result
 
+    host.skip_in_dynamo([kernel.__code__])
     return kernel
 
 
-def _autocast(overload: Any, device: str, policy: str) -> Callable[..., Any]:
-    """A kernel that casts float inputs as the op's policy says."""
+def _autocast(
+    overload: Any, device: str, policy: str, mutated: Sequence[int]
+) -> Callable[..., Any]:
+    """A kernel that casts float inputs as the op's policy says, but for what is written in place:
+    that would be lost in a copy."""
     key = getattr(torch._C.DispatchKey, f"Autocast{device}")
     excluded = torch._C.DispatchKeySet(key)
 
@@ -478,12 +605,14 @@ def _autocast(overload: Any, device: str, policy: str) -> Callable[..., Any]:
             and value.is_floating_point()
             and value.dtype in (torch.float32, torch.float16, torch.bfloat16)
             and value.device.type == name
+            and i not in mutated
             else value
-            for value in values
+            for i, value in enumerate(values)
         ]
         with torch._C._ExcludeDispatchKeyGuard(excluded):
             return overload(*cast_values)
 
+    host.skip_in_dynamo([kernel.__code__])
     return kernel
 
 

@@ -244,7 +244,7 @@ def _special(
     op: Op, body: KernelBody, call: _Call, cuda: bool, architectures: Sequence[str] | None
 ) -> Special:
     """What a body must be compiled for, for one call of the graph, and the machine code."""
-    from .torch_op import SymInts
+    from .torch_sizes import SymInts
 
     kinds = tuple(None if a is None else _dtype(op, a) for a in call.arrays)
     shapes = [
@@ -290,7 +290,7 @@ def _dtype(op: Op, array: Any) -> Dtype:
 
 def _fixed(op: Op, body: KernelBody, one: Expression, said: Binding) -> int:
     """An expression of a template, which must be the same in all calls."""
-    from .torch_op import SymInts, dynamic_template, fixed
+    from .torch_sizes import SymInts, dynamic_template, fixed
 
     value = fixed(op.rule.value(op.name, one, said, SymInts))
     if value is None:

@@ -680,45 +680,70 @@ static PyType_Spec table_spec = {"ferrule._fastcall.Table", sizeof(table), 0, Py
 typedef struct {
   PyObject head;
   PyObject* function;
+  int count;
+  char kind[MAX_BUFFERS]; /* of each argument: array, float, int, uint, bool */
 } operator;
 
-/* Whether autograd records a call. -1 with an exception set. */
-static int is_recorded(PyObject* args) {
-  for (Py_ssize_t i = 0, n = PyTuple_Size(args); i < n; i++) {
-    PyObject* value = PyTuple_GetItem(args, i);
-    if (PyFloat_CheckExact(value) || PyLong_CheckExact(value) || PyBool_Check(value) ||
-        value == Py_None)
-      continue;
-    int grad = truth(PyObject_GetAttr(value, text_requires_grad)); /* fails for what is no tensor */
-    if (grad) return grad < 0 ? grad : truth(PyObject_CallNoArgs(torch_recording));
-  }
-  return 0;
+static bool is_torch(PyObject* value) {
+  PyTypeObject* type = Py_TYPE(value);
+  for (int i = 0; i < types_known; i++)
+    if (types[i].type == type) return types[i].host == TORCH;
+  return false;
 }
 
-/* NotImplemented where a derivative is wanted, or arguments have names; else what the operator gives. */
-static PyObject* operator_call(PyObject* object, PyObject* args, PyObject* keywords) {
-  bool no = keywords || torch_is_forward() || is_recorded(args);
-  if (PyErr_Occurred()) {
-    if (!PyErr_ExceptionMatches(PyExc_AttributeError)) return NULL;
-    PyErr_Clear();
+/* Whether a number is one of its kind: torch takes a tensor for a number, too, and then its derivative
+ * is lost. */
+static bool is_number(char kind, PyObject* value) {
+  if (kind == 'b') return PyBool_Check(value);
+  return PyLong_CheckExact(value) || (kind == 'f' && PyFloat_CheckExact(value));
+}
+
+/* Whether a call has plain tensors and numbers as they are declared, and autograd records nothing of
+ * it. -1 with an exception set. */
+static int is_plain(operator* self, PyObject* args) {
+  if (PyTuple_Size(args) != self->count) return 0;
+  bool wants = false;
+  for (int i = 0; i < self->count; i++) {
+    PyObject* value = PyTuple_GetItem(args, i);
+    if (self->kind[i] != 'a') {
+      if (!is_number(self->kind[i], value)) return 0;
+    } else if (value != Py_None) {
+      if (!is_torch(value)) return 0;
+      int grad = wants ? 1 : truth(PyObject_GetAttr(value, text_requires_grad));
+      if (grad < 0) return -1;
+      wants = grad;
+    }
   }
-  if (!no) return PyObject_Call(((operator*)object)->function, args, NULL);
+  int recorded = wants ? truth(PyObject_CallNoArgs(torch_recording)) : 0;
+  if (recorded) return recorded < 0 ? -1 : 0;
+  return !torch_is_forward() && gives_zero(torch_overrides);
+}
+
+/* NotImplemented where a call is out of the ordinary; else what the operator gives. */
+static PyObject* operator_call(PyObject* object, PyObject* args, PyObject* keywords) {
+  operator* self = (operator*)object;
+  int plain = keywords ? 0 : is_plain(self, args);
+  if (plain > 0) return PyObject_Call(self->function, args, NULL);
+  if (PyErr_Occurred()) return NULL;
   Py_INCREF(Py_NotImplemented);
   return Py_NotImplemented;
 }
 
 static PyObject* operator_new(PyTypeObject* type, PyObject* args, PyObject* keywords) {
   PyObject* function;
+  const char* kinds;
   (void)keywords;
-  if (!PyArg_ParseTuple(args, "O", &function)) return NULL;
-  if (!torch_api) {
-    PyErr_SetString(PyExc_ValueError, "Operator: torch is not registered");
+  if (!PyArg_ParseTuple(args, "Os", &function, &kinds)) return NULL;
+  if (!torch_api || strlen(kinds) > MAX_BUFFERS) {
+    PyErr_SetString(PyExc_ValueError, "Operator: torch is not registered, or too many arguments");
     return NULL;
   }
   operator* self = (operator*)((allocfunc)PyType_GetSlot(type, Py_tp_alloc))(type, 0);
   if (!self) return NULL;
   Py_INCREF(function);
   self->function = function;
+  self->count = (int)strlen(kinds);
+  memcpy(self->kind, kinds, strlen(kinds));
   return (PyObject*)self;
 }
 

@@ -134,10 +134,13 @@ typedef struct {
   const int64_t* template_value;
   int32_t threads;              /* CPU: devices.cpu.Form.threads */
   int32_t aligned;              /* CUDA: arrays begin at multiples of 16 bytes */
-  int32_t status;               /* of a launch that failed */
+  int32_t status;               /* of a launch that failed; or FR_SHARED */
+  const int64_t* const* strides; /* of arrays, in elements */
   void* exception[3];           /* what a signal's handler raised: type, value, traceback */
   const char* text;             /* the answer: an error */
 } fr_request;
+
+enum { FR_SHARED = -1 }; /* arrays that are written in place share memory, or have many elements in one place */
 
 /* The entry for a request, or NULL and a text. */
 static fr_table_entry* (*resolve)(fr_request*);
@@ -521,13 +524,52 @@ static bool launch_gpu(call* c, fr_table_entry* e, const fr_body* body, void* co
 
 /* --------------------------------------------------------------------------------------- one call */
 
-/* A row-contiguous copy of each input that is not. */
-static bool copy_inputs(call* c, const fr_body* body) {
+/* Between which addresses an array's elements lie. */
+static void range_of(const call* c, int i, uintptr_t* start, uintptr_t* end) {
+  const fr_rule_input* in = &c->input[i];
+  int64_t last = 0;
+  *start = *end = (uintptr_t)c->pointer[i];
+  for (int d = 0; d < in->ndim; d++) {
+    if (in->sizes[d] == 0) return;
+    last += (in->sizes[d] - 1) * c->strides[i][d];
+  }
+  *end = *start + (uintptr_t)(last + 1) * item_bytes[in->dtype];
+}
+
+static bool is_array(const call* c, int i) {
+  return c->op->input[i].kind == INPUT_ARRAY && c->input[i].present;
+}
+
+/* Finds inputs that share memory with one that is written in place: what is read is what was there
+ * before, so they are copied (`shared`, a bit each). False where two that share it are written. */
+static bool keep_apart(call* c, uint64_t* shared) {
+  *shared = 0;
+  for (int i = 0; i < c->op->inputs; i++) {
+    if (!c->op->input[i].mutable || !is_array(c, i)) continue;
+    uintptr_t start, end, other, stop;
+    for (int d = 0; d < c->input[i].ndim; d++)
+      if (c->input[i].sizes[d] > 1 && c->strides[i][d] == 0) return false;
+    range_of(c, i, &start, &end);
+    for (int j = 0; j < c->op->inputs; j++) {
+      if (j == i || !is_array(c, j)) continue;
+      range_of(c, j, &other, &stop);
+      if (start >= end || other >= stop || start >= stop || other >= end) continue;
+      if (c->op->input[j].mutable) return false;
+      *shared |= UINT64_C(1) << j;
+    }
+  }
+  return true;
+}
+
+/* A row-contiguous copy of each input that is not, and of those that are `shared`. */
+static bool copy_inputs(call* c, const fr_body* body, uint64_t shared) {
   for (int i = 0; i < c->op->inputs; i++) {
     const fr_argument* a = &c->op->input[i];
     fr_rule_input* in = &c->input[i];
-    if (a->kind != INPUT_ARRAY || !in->present || !(body->contiguous || a->mutable)) continue;
-    if (row_contiguous(in->ndim, in->sizes, c->strides[i])) continue;
+    if (!is_array(c, i)) continue;
+    bool wanted = body->contiguous || a->mutable;
+    if (!(shared >> i & 1) && (!wanted || row_contiguous(in->ndim, in->sizes, c->strides[i])))
+      continue;
     int64_t* strides = c->own_strides[i];
     row_strides(in->ndim, in->sizes, strides);
     if (torch.empty_strided(in->ndim, in->sizes, strides, torch_dtype[in->dtype], c->torch_type,
@@ -594,7 +636,13 @@ static bool carry_out(call* c, const stack_value* stack) {
     return false;
   }
   c->request.body = b;
-  if (!copy_inputs(c, body)) return false;
+  uint64_t shared;
+  if (!keep_apart(c, &shared)) {
+    c->request.status = FR_SHARED;
+    resolve(&c->request);
+    return false;
+  }
+  if (!copy_inputs(c, body, shared)) return false;
   bool empty = !c->grid[0] || !c->grid[1] || !c->grid[2];
   for (int i = 0; empty && !body->zeroed && i < op->outputs; i++) {
     bool any = true;
@@ -635,7 +683,8 @@ static void run(int k, stack_value* stack) {
   c.text = NULL;
   c.torch_type = c.torch_index = 0;
   c.request = (fr_request){.op = k, .body = -1, .input = c.input, .pointer = c.pointer,
-                           .number = c.number, .integer = c.integer, .torch_device = c.device};
+                           .number = c.number, .integer = c.integer, .torch_device = c.device,
+                           .strides = c.strides};
   for (int i = 0; i < op->inputs; i++) {
     c.copied[i] = NULL;
     c.given[i] = NULL;

@@ -1,0 +1,131 @@
+"""What ``ferrule inspect`` says of an op."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import click
+
+from .. import Op, op_text
+from ..dtypes import BY_NAME
+from ..identity import named
+from ..implementation import KernelBody, Runner
+from ..rule import Star
+from . import Fault
+from .target import described_input
+
+
+def print_op(
+    name: str, op: Op, inputs: Sequence[str], wanted: str | None, print_texts: Any
+) -> None:
+    """Print what an op is, and the texts of its kernels where all inputs are described.
+
+    Args:
+        name: what it is called in its file.
+        op: the op.
+        inputs: the values of ``--with``.
+        wanted: the only text that is asked for, or None.
+        print_texts: prints those of a kernel and a call.
+
+    Raises:
+        Fault: an input that the op does not have, or none of the texts that are asked for.
+        FerruleError: the rule does not allow such inputs.
+    """
+    given: dict[str, Any] = {}
+    for text in inputs:
+        key, value = described_input(text, level0=False)
+        if isinstance(value, str):
+            dtype, _, shape = value.rstrip("]").partition("[")
+            value = tuple(int(n) for n in shape.split(",") if n), BY_NAME[dtype]
+        given[key] = value
+    known = [one.name for one in op.rule.inputs]
+    for key in given:
+        if key not in known:
+            raise Fault(
+                f"--with {key!r}: the op has no such input; its inputs: {', '.join(known)}."
+            )
+    alone = wanted is not None
+    bodies = [one for one in op.implementations if isinstance(one, KernelBody)]
+    if wanted is not None and wanted != "cuda":  # the only texts of Metal bodies
+        bodies = [one for one in bodies if one.kind == "metal"]
+    missing = [str(o) for o in op.rule.inputs if o.name not in given and not o.optional]
+    without = f"--with is not given for {', '.join(missing)}"
+    if alone and not bodies:
+        kinds = ", ".join(one.kind for one in op.implementations)
+        raise Fault(f"{name!r} has no such text: its implementations are {kinds}.")
+    if alone and missing:
+        raise Fault(f"{without}; an op's text is for inputs that fit its rule.")
+    calls = [] if missing else [(body.kind, *op_text.described(op, body, given)) for body in bodies]
+
+    for line in lines(name, op):
+        click.echo(line, err=alone)
+    if bodies and missing:
+        click.echo(f"note: no text: {without}")
+    for kind, kernel, call in calls[:1] if alone else calls:
+        if not alone:
+            click.echo(f"\n==== the {kind} body ====")
+        print_texts(kernel, call)
+
+
+def lines(name: str, op: Op) -> Iterator[str]:
+    """What an op is, line by line."""
+    yield f"{name}: op {op.name}"
+    yield f"  rule         {op.rule}"
+    yield f"  digest       {op.digest}"
+    for one in op.implementations:
+        if isinstance(one, KernelBody):
+            what = _body(one)
+        else:
+            what = _runner(one) if isinstance(one, Runner) else _unit(one)
+        when = "" if one.when is None else f", when {one.when}"
+        yield f"  {one.kind:<12} {what}{when}"
+    for kind in ("vjp", "jvp", "vmap"):
+        rule = op.rules.get(kind)
+        if rule is not None:
+            what = f"op {rule.op.name}" if rule.op is not None else named(rule.function)
+            yield f"  {kind:<12} {what}, digest {rule.digest}"
+        elif kind == "vmap":
+            yield f"  {kind:<12} {_batching(op)}"
+        else:
+            yield f"  {kind:<12} none: such a derivative is refused"
+    if op.autocast is not None:
+        yield f"  autocast     {op.autocast}"
+    counts = ", ".join(f"{what} {count}" for what, count in sorted(op.counts.items()))
+    yield f"  counts       {counts or 'no slower way was taken'} (calls in this process)"
+
+
+def _batching(op: Op) -> str:
+    stars = [str(dim) for one in op.rule.outputs for dim in one.dims or () if isinstance(dim, Star)]
+    dims = ", ".join(dict.fromkeys([*stars, *op.batch]))
+    if not dims:
+        return "call by call: no dim is declared independent"
+    return f"by the independent dims {dims}; call by call where an input without them is batched"
+
+
+def _body(body: KernelBody) -> str:
+    def sizes(axes: Sequence[object]) -> str:
+        return f"({', '.join(map(str, axes))})"
+
+    parts = [f"grid {sizes(body.grid)}", f"threadgroup {sizes(body.threadgroup)}"]
+    if body.dims:
+        parts.append(f"reads {', '.join(body.dims)}")
+    if body.template:
+        parts.append("template " + ", ".join(f"{n} = {v}" for n, v in body.template))
+    if body.fill is not None:
+        parts.append(f"filled with {body.fill}")
+    return "; ".join(parts)
+
+
+def _unit(unit: Any) -> str:
+    names = [getattr(step, "function", "a fill or copy") for step in unit.steps]
+    return f"a unit in {len(names)} steps: {', '.join(map(str, names))}"
+
+
+def _runner(runner: Runner) -> str:
+    parts = [runner.name, f"digest {runner.digest}"]
+    if runner.constants:
+        parts.append("constants " + ", ".join(f"{n} = {v}" for n, v in runner.constants))
+    if runner.contiguous:
+        parts.append("its inputs are made contiguous")
+    return ", ".join(parts)

@@ -1,0 +1,1 @@
+"""Names that other code already uses, on top of ferrule."""

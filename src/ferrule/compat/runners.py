@@ -1,0 +1,360 @@
+"""Code in the id style: ops that find a runner, and with it the weights, by an integer.
+
+::
+
+    from ferrule.compat.runners import get_runner, register_runner
+
+    self.runner = MyGemm(weights)                  # has _run_impl(x); owns its weights
+    self.runner_id = register_runner(self.runner)
+    y = torch.ops.nvfp4.linear_gemm(x, self.runner_id, out_features)
+
+This lets such code run, also under ``torch.compile(fullgraph=True)`` and in CUDA graphs. What is
+wrong with the style stays wrong: weights that an integer stands for are in no state_dict, no export
+and no sharding rule, and have no gradient. `ferrule.adopt`, with weights as arguments, is the way
+out; ``docs/adopt.md`` shows it.
+
+Importing this module imports torch, and defines the two ops.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import itertools
+import math
+import threading
+import weakref
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, NoReturn, Protocol
+
+import torch
+from torch.autograd import forward_ad
+
+from ..errors import KernelError, KernelTypeError
+from ..hosts import torch as host
+from ..hosts.torch_op import as_kernel, new_output, on_device
+
+NAMESPACE = "nvfp4"
+counts: Counter[str] = Counter()  # "copy" of inputs, "output copy", as `ferrule.Op.counts`
+
+
+class Runner(Protocol):
+    """What can be registered.
+
+    Its method is called eagerly, with plain tensors, with the current CUDA stream and device. It
+    returns a new tensor, or a buffer of its own, which then is copied; or it has a parameter
+    ``out`` and writes to that.
+    """
+
+    _run_impl: Callable[..., Any]
+    """For `linear_gemm`, of ``(x)``: ``[M,K]`` bfloat16, the dims in front made one; it gives
+    ``[M,out_features]`` bfloat16. For `moe_gemm`, of ``(hidden_states, topk_weights, topk_ids)``:
+    ``[M,K]`` bfloat16, ``[M,top_k]`` float32, ``[M,top_k]`` int32; it gives ``[M,hidden_size]``
+    bfloat16. All of them are row-contiguous, and M is not 0."""
+
+
+class _Entry(NamedTuple):
+    runner: weakref.ref[Any]
+    takes_out: bool
+
+
+_entries: dict[int, _Entry] = {}
+_ids: dict[int, int] = {}  # of runners, by their address
+_next = itertools.count(1)  # an id is never used again
+_given = 0
+_lock = threading.RLock()  # a runner may be freed, and its entry with it, at any time
+
+
+def register_runner(runner: Runner) -> int:
+    """The id of a runner, for the two ops.
+
+    The id belongs to the runner: the table holds the runner weakly, so that it and its weights are
+    freed when the last reference elsewhere is dropped; its id then stands for nothing. Keep the
+    runner beside its id, as ``self.runner``. A runner has one id, however often it is registered.
+
+    Raises:
+        KernelTypeError: it has no method ``_run_impl``, or cannot be referred to weakly.
+    """
+    global _given
+    method = getattr(runner, "_run_impl", None)
+    if not callable(method):
+        raise KernelTypeError(
+            f"[runners] got {_shown(runner)}, which has no method `_run_impl`; expected a runner."
+        )
+    address = id(runner)
+    with _lock:
+        known = _entries.get(_ids.get(address, 0))
+        if known is not None and known.runner() is runner:
+            return _ids[address]
+        number = next(_next)
+
+        def forget(_: object) -> None:
+            with _lock:
+                _entries.pop(number, None)
+                if _ids.get(address) == number:
+                    del _ids[address]
+
+        try:
+            reference = weakref.ref(runner, forget)
+        except TypeError:
+            raise KernelTypeError(
+                f"[runners] {_shown(runner)} cannot be referred to weakly, so that it would never "
+                'be freed; add "__weakref__" to the `__slots__` of its class.'
+            ) from None
+        _entries[number] = _Entry(reference, _takes_out(method))
+        _ids[address], _given = number, number
+    return number
+
+
+def get_runner(runner_id: int) -> Any:
+    """The runner of an id.
+
+    Raises:
+        KernelError: there is none, or it has been freed; says which.
+        KernelTypeError: the id is no int.
+    """
+    return _find(runner_id)[0]
+
+
+def _find(runner_id: int) -> tuple[Any, bool]:
+    if type(runner_id) is not int:
+        raise KernelTypeError(
+            f"[runners] got the id {_shown(runner_id)}; expected the int that `register_runner` "
+            "returned."
+        )
+    entry = _entries.get(runner_id)
+    runner = None if entry is None else entry.runner()
+    if entry is None or runner is None:
+        if 1 <= runner_id <= _given:
+            raise KernelError(
+                f"[runners] runner {runner_id} has been freed, because nothing but its id was "
+                "kept. Keep the runner beside the id: self.runner = runner."
+            )
+        known = ", ".join(map(str, sorted(_entries))) or "none"
+        raise KernelError(
+            f"[runners] there is no runner {runner_id} in this process; registered: {known}. Ids "
+            "are not saved with a model: register its runners in each process, or make the weights "
+            "arguments, with ferrule.adopt."
+        )
+    return runner, entry.takes_out
+
+
+def _takes_out(method: Callable[..., Any]) -> bool:
+    try:
+        return "out" in inspect.signature(method).parameters
+    except (TypeError, ValueError):  # a method in C
+        return False
+
+
+def _shown(value: object) -> str:
+    text = repr(value).replace("\n", " ")
+    return f"{text if len(text) <= 60 else text[:57] + '...'} of type {type(value).__name__}"
+
+
+# -- the ops ---------------------------------------------------------------------------------------
+
+
+class _Input(NamedTuple):
+    name: str
+    dtype: torch.dtype
+
+
+_X = _Input("x", torch.bfloat16)
+_MOE = (
+    _Input("hidden_states", torch.bfloat16), _Input("topk_weights", torch.float32),
+    _Input("topk_ids", torch.int32),
+)  # fmt: skip
+
+
+def _check(op: str, inputs: Sequence[_Input], tensors: Sequence[torch.Tensor]) -> None:
+    """Refuse tensors of other dtypes or on several devices."""
+    for one, tensor in zip(inputs, tensors, strict=True):
+        label = f"[runners] input {one.name!r} of {NAMESPACE}::{op}"
+        if tensor.dtype != one.dtype:
+            raise KernelError(f"{label}: got {tensor.dtype}, expected {one.dtype}.")
+        if tensor.device != tensors[0].device:
+            raise KernelError(
+                f"{label} is on {tensor.device}, but {inputs[0].name!r} on {tensors[0].device}; "
+                "expected one device."
+            )
+        if len(inputs) == 1 and tensor.ndim == 0:
+            raise KernelError(f"{label}: got no dims, expected [..., K].")
+        if len(inputs) > 1 and tensor.ndim != 2:
+            raise KernelError(f"{label}: got the shape {tuple(tensor.shape)}, expected two dims.")
+
+
+def _run(op: str, number: int, tensors: Sequence[torch.Tensor], columns: int) -> torch.Tensor:
+    """What a runner gives for row-contiguous matrices."""
+    runner, takes_out = _find(number)
+    like = tensors[0]
+    shape = (like.shape[0], columns)
+    out = torch.empty(shape, dtype=torch.bfloat16, device=like.device)
+    if out.shape[0] == 0:
+        return out
+    method = runner._run_impl
+    with on_device(str(like.device)):
+        if takes_out:
+            as_kernel(functools.partial(method, out=out), *tensors)
+            found = [out]
+        else:
+            found = [as_kernel(method, *tensors)]
+    y: Any = found[0]
+    if not isinstance(y, torch.Tensor):
+        _refuse(op, runner, _shown(y), shape, like)
+    if (tuple(y.shape), y.dtype, y.device) != (shape, torch.bfloat16, like.device):
+        _refuse(op, runner, f"{y.dtype} of shape {tuple(y.shape)} on {y.device}", shape, like)
+    if takes_out:
+        return out
+    del y, tensors
+    value, copied = new_output(found, 0)
+    if copied:
+        counts["output copy"] += 1
+    return value
+
+
+def _refuse(op: str, runner: Any, found: str, shape: Any, like: torch.Tensor) -> NoReturn:
+    raise KernelError(
+        f"[runners] {type(runner).__qualname__}._run_impl, called by {NAMESPACE}::{op}, returned "
+        f"{found}; expected torch.bfloat16 of shape {shape} on {like.device}."
+    )
+
+
+def _matrix(tensor: torch.Tensor) -> torch.Tensor:
+    """A plain tensor with two dims, row-contiguous."""
+    with torch._C.DisableTorchFunction():
+        plain = tensor.detach()
+    if not plain.is_contiguous():
+        counts["copy"] += 1
+        plain = host.contiguous(plain)
+    return plain.view(math.prod(plain.shape[:-1]), plain.shape[-1])
+
+
+def _linear(x: torch.Tensor, runner_id: int, out_features: int) -> torch.Tensor:
+    _check("linear_gemm", (_X,), (x,))
+    y = _run("linear_gemm", runner_id, (_matrix(x),), out_features)
+    return y.view(*x.shape[:-1], out_features)
+
+
+def _moe(
+    hidden_states: torch.Tensor, topk_weights: torch.Tensor, topk_ids: torch.Tensor,
+    runner_id: int, hidden_size: int,
+) -> torch.Tensor:  # fmt: skip
+    tensors = (hidden_states, topk_weights, topk_ids)
+    _check_moe(*tensors)
+    return _run("moe_gemm", runner_id, [_matrix(one) for one in tensors], hidden_size)
+
+
+def _check_moe(*tensors: torch.Tensor) -> None:
+    _check("moe_gemm", _MOE, tensors)
+    hidden, weights, ids = tensors
+    if weights.shape[0] != hidden.shape[0] or weights.shape != ids.shape:
+        raise KernelError(
+            f"[runners] {NAMESPACE}::moe_gemm: got hidden_states {tuple(hidden.shape)}, "
+            f"topk_weights {tuple(weights.shape)} and topk_ids {tuple(ids.shape)}; expected "
+            "[M,K], [M,top_k] and [M,top_k]."
+        )
+
+
+def _while_traced(op: str, runner_id: Any) -> None:
+    """What is refused before anything runs.
+
+    Raises:
+        KernelError: in torch.export, or there is no such runner.
+    """
+    if torch.compiler.is_exporting():
+        raise KernelError(
+            f"[runners] {NAMESPACE}::{op} cannot be exported: its weights belong to runner "
+            f"{runner_id} of this process, and the file would hold that number alone. Declare the "
+            "operation with ferrule.adopt, with the weights as arguments: docs/adopt.md."
+        )
+    if type(runner_id) is int:  # not a symbol
+        _find(runner_id)
+
+
+def _linear_fake(x: torch.Tensor, runner_id: Any, out_features: Any) -> torch.Tensor:
+    _while_traced("linear_gemm", runner_id)
+    _check("linear_gemm", (_X,), (x,))
+    return torch.empty((*x.shape[:-1], out_features), dtype=x.dtype, device=x.device)
+
+
+def _moe_fake(
+    hidden_states: torch.Tensor, topk_weights: torch.Tensor, topk_ids: torch.Tensor,
+    runner_id: Any, hidden_size: Any,
+) -> torch.Tensor:  # fmt: skip
+    _while_traced("moe_gemm", runner_id)
+    _check_moe(hidden_states, topk_weights, topk_ids)
+    shape = (hidden_states.shape[0], hidden_size)
+    return torch.empty(shape, dtype=torch.bfloat16, device=hidden_states.device)
+
+
+def _linear_vmap(info: Any, axes: Any, x: torch.Tensor, number: int, columns: int) -> Any:
+    return linear_gemm(x.movedim(axes[0], 0), number, columns), 0
+
+
+def _moe_vmap(info: Any, axes: Any, *values: Any) -> Any:
+    size = info.batch_size
+    tensors = [
+        (one.expand(size, *one.shape) if axis is None else one.movedim(axis, 0)).flatten(0, 1)
+        for one, axis in zip(values[:3], axes[:3], strict=True)
+    ]
+    y = moe_gemm(*tensors, *values[3:])
+    return y.unflatten(0, (size, y.shape[0] // size)), 0
+
+
+def _without_derivative(op: str, overload: Any) -> Callable[..., Any]:
+    """A kernel on the Autograd key, for without one a gradient would be zero without a word."""
+
+    def kernel(keyset: Any, *values: Any) -> Any:
+        if (torch.is_grad_enabled() and torch._C._any_requires_grad(*values)) or (
+            forward_ad._current_level >= 0
+            and any(forward_ad.unpack_dual(v).tangent is not None for v in values if _is(v))
+        ):
+            raise KernelError(
+                f"[runners] {NAMESPACE}::{op} has no derivative: its weights are no arguments. "
+                "Call it under torch.no_grad() or give x.detach(), or declare the operation with "
+                "ferrule.adopt and give it one with def_vjp."
+            )
+        with torch._C._AutoDispatchBelowAutograd():
+            return overload.redispatch(keyset & torch._C._after_autograd_keyset, *values)
+
+    host.skip_in_dynamo([kernel.__code__])
+    return kernel
+
+
+def _is(value: object) -> bool:
+    return isinstance(value, torch.Tensor)
+
+
+def _define(op: str, schema: str, run: Any, fake: Any, vmap: Any) -> Any:
+    qualified = f"{NAMESPACE}::{op}"
+    try:
+        _library.define(f"{op}{schema}", tags=(torch.Tag.pt2_compliant_tag,))
+    except RuntimeError as error:
+        raise KernelError(
+            f"[runners] {qualified} is defined already in this process, by other code: import one "
+            "of the two."
+        ) from error
+    _library.impl(op, run, "CPU")
+    _library.impl(op, run, "CUDA")
+    torch.library.register_fake(qualified, fake, lib=_library)
+    torch.library.register_vmap(qualified, vmap, lib=_library)
+    overload = getattr(getattr(torch.ops, NAMESPACE), op).default
+    _library.impl(op, _without_derivative(op, overload), "Autograd", with_keyset=True)
+    return overload
+
+
+_library = torch.library.Library(NAMESPACE, "FRAGMENT")
+linear_gemm = _define(
+    "linear_gemm", "(Tensor x, SymInt runner_id, SymInt out_features) -> Tensor", _linear,
+    _linear_fake, _linear_vmap,
+)  # fmt: skip
+moe_gemm = _define(
+    "moe_gemm",
+    "(Tensor hidden_states, Tensor topk_weights, Tensor topk_ids, SymInt runner_id, "
+    "SymInt hidden_size) -> Tensor",
+    _moe, _moe_fake, _moe_vmap,
+)  # fmt: skip
+host.skip_in_dynamo(
+    one.__code__ for one in (_linear, _moe, _linear_fake, _moe_fake, _linear_vmap, _moe_vmap)
+)

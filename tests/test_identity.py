@@ -1,0 +1,214 @@
+"""What an op's digest covers of Python callables, and what is refused."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import operator
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import ferrule
+from adopted_ops import hadamard, quantised_linear
+from ferrule import KernelError, Op, identity
+
+ONES = torch.ones(2)
+
+
+def double(x: Any) -> Any:
+    return x + x
+
+
+def digest(function: Any) -> str:
+    return identity.of_callable("`run`", function)
+
+
+class Holder:
+    def __init__(self, k: Any = 2) -> None:
+        self.k = k
+
+    def method(self, x: Any) -> Any:
+        return x * self.k
+
+    @staticmethod
+    def static(x: Any) -> Any:
+        return x
+
+    @classmethod
+    def of_class(cls, x: Any) -> Any:
+        return x
+
+    def __call__(self, x: Any) -> Any:
+        return x
+
+
+def closed(k: Any) -> Any:
+    return lambda x: x * k
+
+
+def test_digests_tell_functions_apart() -> None:
+    found = {
+        name: digest(function)
+        for name, function in {
+            "function": double, "lambda": lambda x: x, "other": lambda x: x + 1,
+            "one": closed(1), "two": closed(2), "float": closed(1.0), "true": closed(True),
+            "dtype": closed(np.dtype("int8")), "torch dtype": closed(torch.int8),
+            "scalar": closed(np.float32(1)), "scalar64": closed(np.float64(1)),
+            "device": closed(torch.device("cpu")), "function in": closed(double),
+            "partial": functools.partial(double, 1), "partial 2": functools.partial(double, 2),
+            "partial named": functools.partial(double, x=1), "builtin": abs,
+            "operator": operator.neg,
+            "static": Holder.static, "class": Holder.of_class, "ufunc": np.add, "ufunc 2": np.exp,
+            "numpy": np.dot, "torch": torch.mm, "torch 2": torch.bmm,
+            "functional": torch.nn.functional.linear, "functional 2": torch.nn.functional.relu,
+            "overload": torch.ops.aten.mm.default, "overload 2": torch.ops.aten.mm.out,
+            "packet": torch.ops.aten.mm, "method": torch.Tensor.add, "method 2": torch.Tensor.mul,
+            "default": lambda x, k=1: x, "default 2": lambda x, k=2: x,
+            "keyword": lambda x, *, k=1: x, "in": lambda x: x in (1, 2),
+            "in 2": lambda x: x in {1, 2},
+            "op": hadamard, "op 2": quantised_linear, "in op": closed(hadamard),
+        }.items()
+    }  # fmt: skip
+    assert len(set(found.values())) == len(found)
+    assert digest(closed(1)) == found["one"] and digest(closed((1, (2,)))) == digest(
+        closed((1, (2,)))
+    )
+
+
+class device:
+    """No device of torch's, for all its name."""
+
+
+class Jit:
+    """As many JITs' objects are: it carries its function's name, and can be found under it."""
+
+    def __init__(self, function: Any) -> None:
+        functools.update_wrapper(self, function)
+        self.function = function
+
+    def __call__(self, x: Any) -> Any:
+        return self.function(x)
+
+
+@Jit
+def jitted(x: Any) -> Any:
+    return x
+
+
+@functools.lru_cache
+def remembered(x: Any) -> Any:
+    return x
+
+
+LIBM = ctypes.CDLL(None)
+
+
+def with_default(x: Any, w: Any = ONES) -> Any:
+    return x
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        jitted, closed(device()), Jit(lambda x: x), remembered, Holder(), Holder(3).method,
+        closed(np.ones(2)),
+        closed(torch.ones(2)), closed(jitted), functools.partial(jitted), [].append,
+        LIBM.abs, closed(LIBM), torch.nn.Linear(2, 2), torch.nn.Linear(2, 2).forward,
+        with_default,
+    ],
+    ids=lambda f: type(f).__name__,
+)  # fmt: skip
+def test_what_has_no_known_content_is_refused(function: Any) -> None:
+    for what in ({"run": function}, {"run": double, "reference": function}):
+        with pytest.raises(KernelError) as caught:
+            ferrule.adopt("f", "x[N]:T -> y[N]:T", **what)
+        message = str(caught.value)
+        assert message.startswith(f"[op] `{list(what)[-1]}` of op 'f' cannot be told from others")
+        assert "Make arrays arguments" in message and "give `version=`, a str or int" in message
+    one, two, same = (
+        ferrule.adopt("f", "x[N]:T -> y[N]:T", run=function, version=v) for v in (1, "1", 1)
+    )
+    assert one.digest == same.digest != two.digest
+
+
+def test_digests_are_the_same_in_each_process(tmp_path: Path) -> None:
+    """Also where sets are in another order, and where a module is read from its bytecode."""
+    (tmp_path / "mine.py").write_text(
+        "import numpy as np, ferrule\n"
+        "k = {'a', 'b', 'cc'}\n"
+        "def close(k):\n"
+        "    def run(x, mode='a'):\n"
+        "        try:\n"
+        "            return x * 2 if mode in {'a', 'b', 'cc', 'ddd'} else (1, 2, ('e', (3, 4)))\n"
+        "        except ValueError:\n"
+        "            return k\n"
+        "    return run\n"
+        "op = ferrule.adopt('f', 'x[N]:T -> y[N]:T', run=close((k, (1, 2), (1, 2))))\n"
+        "print(op.digest)\n"
+    )
+    found = set()
+    for seed in ("0", "1", "2", "2"):
+        done = subprocess.run(
+            [sys.executable, "-c", "import mine"], cwd=tmp_path, check=True, capture_output=True,
+            text=True, timeout=120, env={**ENVIRONMENT, "PYTHONHASHSEED": seed},
+        )  # fmt: skip
+        found.add(done.stdout)
+    assert len(found) == 1
+
+
+ENVIRONMENT = {
+    "PATH": "/usr/bin:/bin", "PYTHONPATH": ":".join(path for path in sys.path if path),
+}  # fmt: skip
+
+
+def test_a_version_that_was_not_changed_is_told() -> None:
+    x = torch.ones(2)
+    first = ferrule.adopt("stale", "x[*S]:T -> y[*S]:T", run=lambda x: x * 2, version="1")
+    again = ferrule.adopt("stale", "x[*S]:T -> y[*S]:T", run=lambda x: x * 2, version="1")
+    other = ferrule.adopt("stale", "x[*S]:T -> y[*S]:T", run=lambda x: x * 3, version="1")
+    assert first(x).tolist() == again(x).tolist() == [2, 2]
+    assert first.torch_op is again.torch_op and first.counts is again.counts
+    with pytest.warns(ferrule.FerruleWarning, match=r"op 'stale' has been declared .* the version"):
+        assert other(x).tolist() == [2, 2]
+
+
+def test_an_op_whose_rule_calls_itself_has_one_digest_in_all_threads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def declared() -> Any:
+        op = ferrule.adopt("twice", "x[*S]:T -> y[*S]:T", run=double)
+        op.def_vjp(lambda primals, cotangents, outputs: (op(cotangents[0]),))
+        return op
+
+    expected, op, to_json = declared().digest, declared(), Op.to_json
+
+    def slow(self: Op) -> Any:
+        threading.Event().wait(0.05)  # the others come
+        return to_json(self)
+
+    monkeypatch.setattr(Op, "to_json", slow)
+    found: list[str] = []
+    threads = [threading.Thread(target=lambda: found.append(op.digest)) for _ in range(4)]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join()
+    assert found == [expected] * 4
+
+
+def test_a_triton_function_is_refused() -> None:
+    triton = pytest.importorskip("triton")
+
+    @triton.jit
+    def kernel(x, y):  # type: ignore[no-untyped-def]
+        pass
+
+    with pytest.raises(KernelError, match=r"of type triton\..*give `version=`"):
+        ferrule.adopt("f", "x[N]:T -> y[N]:T", run=kernel)
