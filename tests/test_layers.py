@@ -82,6 +82,7 @@ MAY_IMPORT = {
     "devices.cuda_unit_build": f"{NOUNS} unit source nvrtc devices",
     "devices.diagnostics": f"{NOUNS}",
     "devices.digests": "cache",
+    "devices.package_code": f"{NOUNS} source devices",
     "devices.portability": f"{NOUNS} source",
     "hosts": f"{NOUNS} hosts numpy",
     "hosts.numpy": f"{NOUNS} hosts fastcall numpy",
@@ -119,11 +120,19 @@ MAY_IMPORT = {
     "hosts.torch_mps": "errors dtypes implementation op_launch rule spec source.metal "
     "source.metal_prelude hosts torch",
     "hosts.torch_autograd": "derivatives op_declaration hosts torch",
+    "hosts.torch_sizes": "errors cuda_steps expression implementation op_declaration rule torch",
+    "op_file": "errors identity op_declaration",
+    "hosts.torch_export": "errors op_declaration op_file hosts.torch_op torch",
+    "package_text": "errors dtypes arguments bytecode expression implementation op_declaration "
+    "rule spec source.cuda_launch devices.package_code numpy",
+    "hosts.torch_package": f"{NOUNS} cuda_steps devices.package_code expression implementation "
+    "op_declaration op_file package_text rule toolchain hosts.torch_export hosts.torch_op "
+    "hosts.torch_sizes torch",
     # What other code calls.
     "compat": "",
     "compat.runners": "errors hosts torch",
     "ferrule": "errors adopting dtypes call cuda_call cuda_parts binding op_checks op_declaration "
-    "toolchain",
+    "toolchain hosts.torch_export hosts.torch_package",
     # The benchmarks use what users have, and what they are measured against.
     "bench": "",
     "bench.by_ops": "torch",

@@ -152,7 +152,7 @@ def test_it_is_c_that_carries_them_out() -> None:
         assert op.torch_op is not None
         keys = torch._C._dispatch_dump(op.torch_op._schema.name)
         assert "\nCPU: registered at ferrule:0 " in keys
-        assert any(one.op is op for one in torch_calls._bound)
+        assert any(one.op.digest == op.digest for one in torch_calls._bound)
 
 
 def test_new_sizes_ask_python_nothing() -> None:
@@ -162,7 +162,7 @@ def test_new_sizes_ask_python_nothing() -> None:
     )  # fmt: skip
     for n in (300, 400, 5000):
         assert op(torch.ones(n)).sum() == 2 * n
-    (bound,) = (one for one in torch_calls._bound if one.op is op)
+    (bound,) = (one for one in torch_calls._bound if one.op.digest == op.digest)
     assert bound.structure.entries == 1
 
 
@@ -254,7 +254,7 @@ def test_an_interrupt_ends_a_long_launch() -> None:
 import signal, time, torch, ferrule
 op = ferrule.op("slow", "x[N]:float32 -> y[N]:float32", grid="N", threadgroup=32, metal='''
     uint i = thread_position_in_grid.x; float v = x[i];
-    for (int j = 0; j < 100000; j++) v = metal::fma(v, 0.5f, 1.0f);
+    for (int j = 0; j < 400000; j++) v = metal::fma(v, 0.5f, 1.0f);
     y[i] = v;''')
 ferrule.set_threads(1)
 op(torch.ones(0))

@@ -55,6 +55,11 @@ if TYPE_CHECKING:
     from .cuda_parts import cuda_fill as cuda_fill
     from .cuda_parts import cuda_step as cuda_step
     from .cuda_parts import cuda_unit as cuda_unit
+    from .hosts.torch_export import export_for as export_for
+    from .hosts.torch_export import load as load
+    from .hosts.torch_export import save as save
+    from .hosts.torch_package import load_package as load_package
+    from .hosts.torch_package import package as package
     from .op_checks import check_grad as check_grad
     from .op_checks import compare as compare
     from .op_declaration import Op as Op
@@ -69,6 +74,8 @@ _LAZY = {
         ("cuda_body", "cuda_copy", "cuda_fill", "cuda_step", "cuda_unit"), "cuda_parts"
     ),
     **dict.fromkeys(("get_threads", "set_threads"), "binding"),
+    **dict.fromkeys(("export_for", "load", "save"), "hosts.torch_export"),
+    **dict.fromkeys(("load_package", "package"), "hosts.torch_package"),
     "adopt": "adopting", "set_compiler": "toolchain",
 }  # fmt: skip
 
@@ -102,6 +109,7 @@ __all__ = [
     "cuda_kernel",
     "cuda_step",
     "cuda_unit",
+    "export_for",
     "float8_e4m3fn",
     "float8_e5m2",
     "float8_e8m0fnu",
@@ -113,8 +121,12 @@ __all__ = [
     "int16",
     "int32",
     "int64",
+    "load",
+    "load_package",
     "metal_kernel",
     "op",
+    "package",
+    "save",
     "set_compiler",
     "set_threads",
     "uint8",

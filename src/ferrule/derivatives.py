@@ -59,6 +59,27 @@ class Derived:
         return identity.of_callable(self._what, self.function, self.version)
 
 
+class AbsentRule(Derived):
+    """What a file knows of a rule that is a Python function: its digest. A call of it raises."""
+
+    def __init__(self, of: Op, kind: str, digest: str) -> None:
+        self.kind, self.op, self.version, self._saved = kind, None, None, digest
+
+        def absent(*_: Any) -> Any:
+            raise KernelError(
+                f"[op] op {of.name!r} was read from a file, without its {kind} rule, which is a "
+                "Python function; define the op in this process, with the same rules"
+                + ("." if kind == "vmap" else ", to take derivatives of it.")
+            )
+
+        self.function = absent
+
+    @property
+    def digest(self) -> str:
+        """What the file says."""
+        return self._saved
+
+
 def cotangent_names(of: Op, output: str) -> tuple[str, ...]:
     """What a vjp op may call the cotangent of an output, the usual name first.
 

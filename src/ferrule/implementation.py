@@ -378,6 +378,43 @@ class Runner:
         }  # fmt: skip
 
 
+class AbsentRunner(Runner):
+    """What a file knows of a Python function: its digest and name. A call of it raises."""
+
+    def __init__(self, op: str, rule: Rule, data: Any) -> None:
+        """From what `Runner.to_json` gave.
+
+        Raises:
+            KeyError, TypeError, ValueError: this is none of it.
+        """
+        if data["kind"] not in ("run", "reference"):
+            raise ValueError(f"an implementation of kind {data['kind']!r}")
+        if not isinstance(data["digest"], str) or not isinstance(data["function"], str):
+            raise TypeError("a function without digest or name")
+        self.kind, self.digest, self._saved = data["kind"], data["digest"], data
+        self.contiguous = bool(data["contiguous"])
+
+        def absent(*_: Any, **__: Any) -> Any:
+            raise KernelError(
+                f"[op] op {op!r} was read from a file, without its Python function "
+                f"{data['function']}, which carries it out here; define the op in this process."
+            )
+
+        self.function, self.version, self.content = absent, None, None
+        self.makes, self.constants = False, ()
+        self._op, self._rule = op, rule
+        self._plain = Made(absent, False, False)
+
+    @property
+    def name(self) -> str:
+        """How messages call the function."""
+        return f"`{self.kind}` ({self._saved['function']})"
+
+    def to_json(self) -> Any:
+        """What it was read from."""
+        return self._saved
+
+
 def kernel_of(
     op: str, rule: Rule, kind: str, source: object, header: object = "",
     ensure_row_contiguous: bool = True, atomic_outputs: bool = False, math_mode: object = None,
@@ -428,9 +465,13 @@ def wrong_size(
 
 
 def template_values(
-    op: str, rule: Rule, template: Declared, said: Binding
-) -> tuple[tuple[str, TemplateValue], ...]:
+    op: str, rule: Rule, template: Declared, said: Binding,
+    number: Callable[[Expression], int] | None = None,
+) -> tuple[tuple[str, TemplateValue], ...]:  # fmt: skip
     """The template parameters of one call: dtypes, ``has_<input>``, and what was declared.
+
+    Args:
+        number: what an expression is; by default it is worked out from ``said``.
 
     Raises:
         KernelError: one is no int32.
@@ -445,10 +486,10 @@ def template_values(
         if not isinstance(value, Expression):
             found.append((name, value))
             continue
-        number = rule.value(op, value, said)
-        if not -INT32 <= number < INT32:
-            raise wrong_size(op, "template", f"{name} = {value}", number, said, "an int32")
-        found.append((name, bool(number) if value.condition else number))
+        size = rule.value(op, value, said) if number is None else number(value)
+        if not -INT32 <= size < INT32:
+            raise wrong_size(op, "template", f"{name} = {value}", size, said, "an int32")
+        found.append((name, bool(size) if value.condition else size))
     return tuple(found)
 
 

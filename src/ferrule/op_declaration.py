@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import sys
+import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
@@ -13,9 +13,9 @@ from . import derivatives, identity, op_call, sharding
 from .call import CallableKernel
 from .cuda_parts import CudaBody, UnitText
 from .cuda_steps import CudaUnit, Implementation
-from .derivatives import Derived
+from .derivatives import AbsentRule, Derived
 from .errors import KernelError, KernelTypeError, RuleError
-from .implementation import KernelBody, Runner, check_names, kernel_of
+from .implementation import AbsentRunner, KernelBody, Runner, check_names, kernel_of
 from .kernel import Kernel
 from .rule import Rule, parse_rule
 
@@ -25,6 +25,9 @@ MATCHES = {
 }  # fmt: skip
 _digesting: ContextVar[tuple[Op, ...]] = ContextVar("_digesting", default=())
 AUTOCAST = ("cast", "float32")
+ITSELF = "op 0"  # the digest of an op that is a rule of its own
+
+_defined: weakref.WeakSet[Op] = weakref.WeakSet()
 
 Cuda = str | CallableKernel | CudaBody | UnitText
 
@@ -59,6 +62,7 @@ class Op:
         self._torch: Any = None  # what hosts.torch_op made of it
         self._plain: Callable[..., Any] = unknown  # a call of it of which torch records nothing
         self._look_for_torch = _torch_finder(self)
+        _defined.add(self)
 
     def __repr__(self) -> str:
         return f"<ferrule.Op {self.name}: {self.rule}>"
@@ -244,11 +248,17 @@ class Op:
 
     def to_json(self) -> Any:
         """All that decides what it computes; Python functions by their digests."""
+        around = _digesting.get()
+        token = _digesting.set(around if self in around else (*around, self))
+        try:
+            rules = {kind: one.digest for kind, one in sorted(self.rules.items())}
+        finally:
+            _digesting.reset(token)
         return {
             "name": self.name, "rule": self.rule.to_json(), "batch": list(self.batch),
             "partial_sums": list(self.partial_sums), "autocast": self.autocast,
             "implementations": [one.to_json() for one in self.implementations],
-            "rules": {kind: one.digest for kind, one in sorted(self.rules.items())},
+            "rules": rules,
         }  # fmt: skip
 
     @property
@@ -289,28 +299,80 @@ class Op:
         other.rules = dict(self.rules)
         return other
 
+    def as_is(self) -> Op:
+        """What it is now, which rules that are declared later do not change."""
+        other = Op(
+            self.name, self.rule, self.implementations, self.batch, self.autocast,
+            self.partial_sums,
+        )  # fmt: skip
+        other.rules, other.counts = dict(self.rules), self.counts
+        other._digest = self.digest
+        return other
+
     @staticmethod
-    def from_json(data: Any) -> Op:
-        """The op of `to_json`, without derivative rules, and without Python functions.
+    def from_json(data: Any, rules: Mapping[str, Op] | None = None) -> Op:
+        """The op of `to_json`, with the same digest.
+
+        Python functions are not in the data: what calls one of them raises, and says so.
+
+        Args:
+            data: what `to_json` gave.
+            rules: the ops that are derivative or batching rules, by their digests.
 
         Raises:
-            RuleError: the data is damaged, or nothing in it can be carried out.
+            RuleError: the data is damaged.
         """
         try:
+            name, autocast = data["name"], data["autocast"]
             rule = Rule.from_json(data["rule"])
-            bodies = [
-                (CudaUnit if "steps" in one else KernelBody).from_json(data["name"], rule, one)
-                for one in data["implementations"]
+            if not isinstance(name, str) or not (name.isidentifier() and name.isascii()):
+                raise ValueError(f"{name!r} cannot name an op")
+            found: list[Implementation] = [
+                (CudaUnit if "steps" in one else KernelBody).from_json(name, rule, one)
                 if one["kind"] in ("metal", "cuda")
+                else AbsentRunner(name, rule, one)
+                for one in data["implementations"]
             ]
-            batch = checked_batch(data["name"], rule, data["batch"])
-            sums = sharding.partial_sums(data["name"], rule, batch, data["partial_sums"])
-            found = Op(data["name"], rule, bodies, batch, data["autocast"], sums)
-        except (KeyError, TypeError, ValueError) as error:
+            if not found:
+                raise ValueError("nothing carries it out")
+            batch = checked_batch(name, rule, data["batch"])
+            sums = sharding.partial_sums(name, rule, batch, data["partial_sums"])
+            op = Op(name, rule, found, batch, checked_autocast(name, autocast), sums)
+            for kind, digest in data["rules"].items():
+                if kind not in MATCHES or not isinstance(digest, str):
+                    raise ValueError(f"a rule {kind!r}")
+                known = op if digest == ITSELF else (rules or {}).get(digest)
+                op.rules[kind] = (
+                    AbsentRule(op, kind, digest)
+                    if known is None
+                    else Derived(op, kind, known, None, MATCHES[kind])
+                )
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
             if isinstance(error, RuleError):
                 raise
             raise RuleError(f"a saved op is damaged: {error}") from None
-        return found
+        return op
+
+    @property
+    def partial(self) -> bool:
+        """Whether it was read from a file, without Python functions that belong to it."""
+        return any(isinstance(one, AbsentRunner) for one in self.implementations) or any(
+            isinstance(one, AbsentRule) for one in self.rules.values()
+        )
+
+    def complete(self, other: Op) -> None:
+        """Take over what this op was read without from another of the same digest."""
+        if not other.partial:
+            if self.partial:
+                self.implementations = other.implementations
+            self.rules = dict(other.rules)  # whose ops may be complete, too
+
+
+def defined(name: str, digest: str) -> Op | None:
+    """The op of this name and digest in this process, if there is one; one that is not partial, if
+    there are several."""
+    found = [one for one in list(_defined) if one.name == name and one.digest == digest]
+    return min(found, key=lambda one: one.partial, default=None)
 
 
 def traced() -> bool:
@@ -593,8 +655,3 @@ def checked_autocast(name: str, given: object) -> str | None:
             f"[op] `autocast` of op {name!r}: got {given!r}, expected None, 'cast' or 'float32'."
         )
     return given
-
-
-def saved(ops: Sequence[Op]) -> str:
-    """Ops as text, for a file beside a saved graph."""
-    return json.dumps({one.name + "_" + one.digest: one.to_json() for one in ops}, sort_keys=True)

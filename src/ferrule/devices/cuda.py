@@ -81,6 +81,18 @@ class CudaDevice:
         disk.put(self._request(spec, launch, asked), _record(form, key, notes))
         return form, built
 
+    def shaped(self, spec: Spec, launch: Launch, form: Form) -> Binary:
+        """The cubin of a form that is chosen.
+
+        Args:
+            launch: says how many threads a threadgroup may have.
+
+        Raises:
+            CompileError, DialectError, ToolchainError, DeviceError: as `compile` does.
+        """
+        compiler = _found(nvrtc.find_nvrtc(), spec)
+        return self._build(compiler, spec, launch, form=form)[2]
+
     def carry(self, spec: Spec, launch: Launch | None, to: cache.Cache) -> Binary:
         """Compile a kernel, and put it where another machine's cache can be filled from.
 
@@ -139,12 +151,13 @@ class CudaDevice:
         return Form(*form), _unpacked(packed, self.architecture)
 
     def _build(
-        self, compiler: nvrtc.Nvrtc, spec: Spec, launch: Launch | None, *, plain: bool = False
-    ) -> tuple[Form, str, Binary, list[Note]]:
+        self, compiler: nvrtc.Nvrtc, spec: Spec, launch: Launch | None, *, plain: bool = False,
+        form: Form | None = None,
+    ) -> tuple[Form, str, Binary, list[Note]]:  # fmt: skip
         """The form, the key in the cache, what was built, and what Apple refuses of it."""
         from .cuda_build import Build  # a kernel from the cache needs no text and no parser
 
-        build = Build(spec, launch, plain=plain)
+        build = Build(spec, launch, plain=plain, form=form)
         found = build.notes()
         self._portability.say(spec.kernel, found)
         task = build.task(compiler, self.architecture)

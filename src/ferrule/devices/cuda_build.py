@@ -51,11 +51,14 @@ class Build:
         form: how its launch runs.
     """
 
-    def __init__(self, spec: Spec, launch: Launch | None, *, plain: bool = False) -> None:
+    def __init__(
+        self, spec: Spec, launch: Launch | None, *, plain: bool = False, form: Form | None = None
+    ) -> None:
         """Rewrites the text.
 
         Args:
             plain: whether the form is to serve all sizes and alignments.
+            form: the form, where it is not to be the launch's own.
 
         Raises:
             DialectError: it uses something that ferrule refuses.
@@ -65,6 +68,7 @@ class Build:
         self.form = cuda_text.form_of(self._prepared, launch) if self._prepared else Form("box")
         if plain:
             self.form = plain_form(self.form)
+        self.form = form or self.form
         self._registers = most_registers(None if launch is None else dealt(self.form, launch))
 
     def text(self) -> str:

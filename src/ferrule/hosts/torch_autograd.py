@@ -31,9 +31,10 @@ def autograd_kernel(op: Op, overload: Any) -> Callable[..., Any]:
     def kernel(keyset: Any, *values: Any) -> Any:
         wants = torch.is_grad_enabled() and torch._C._any_requires_grad(*values)
         # Inside a backward pass what is recorded may never be asked for; then its own backward
-        # says so.
-        refused = not differentiable or (
-            "vjp" not in op.rules and torch._C._current_graph_task_id() == -1
+        # says so. So does that of a graph that is exported, with parameters that could be trained.
+        refused = not torch.compiler.is_exporting() and (
+            not differentiable
+            or ("vjp" not in op.rules and torch._C._current_graph_task_id() == -1)
         )
         if wants and refused:
             raise derivatives.missing(op, "vjp")

@@ -24,7 +24,6 @@ from ..arguments import fill_value
 from ..cuda_steps import CudaUnit
 from ..dtypes import Dtype
 from ..errors import FerruleError, FerruleWarning, KernelError, KernelTypeError, warn
-from ..expression import Ints
 from ..implementation import KernelBody, Runner
 from ..op_declaration import Op
 from ..op_launch import check_empty, launch, number
@@ -34,6 +33,7 @@ from ..spec import Facts, Shape
 from . import torch as host
 from . import torch_calls
 from .torch_autograd import autograd_kernel
+from .torch_sizes import SymInts, refuse_dynamic_templates
 
 NAMESPACE = "ferrule"
 _library = torch.library.Library(NAMESPACE, "FRAGMENT")
@@ -55,60 +55,19 @@ _function_modes = torch._C._len_torch_function_stack
 _WATCHERS = ("Python", "PythonTLSSnapshot", "FuncTorchDynamicLayerFrontMode", "Tracer")
 
 
-class SymInts(Ints):
-    """How symbolic sizes are compared and chosen from, without a guard."""
-
-    minimum = staticmethod(torch.sym_min)
-    maximum = staticmethod(torch.sym_max)
-
-    @staticmethod
-    def holds(condition: Any) -> bool:
-        """Whether what a rule states is so; what is not known becomes an assertion."""
-        if isinstance(condition, torch.SymBool):
-            from torch.fx.experimental.symbolic_shapes import expect_true
-
-            return bool(expect_true(condition))
-        return bool(condition)
-
-    @staticmethod
-    def choose(condition: Any, then: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
-        """``then()`` where the condition holds, else ``otherwise()``."""
-        if not isinstance(condition, torch.SymBool):
-            return then() if condition else otherwise()
-        return torch.sym_ite(condition, then(), otherwise())
-
-    @staticmethod
-    def both(a: Any, b: Callable[[], Any]) -> Any:
-        """``a and b()``."""
-        if not isinstance(a, torch.SymBool):
-            return b() if a else False
-        return a & b()
-
-    @staticmethod
-    def either(a: Any, b: Callable[[], Any]) -> Any:
-        """``a or b()``."""
-        if not isinstance(a, torch.SymBool):
-            return True if a else b()
-        return a | b()
-
-    @staticmethod
-    def negated(a: Any) -> Any:
-        """``not a``."""
-        return torch.sym_not(a)
-
-
 class TorchOp:
     """An op, registered with torch.
 
     Attributes:
         op: the op.
+        caller: the op whose calls these are; it may be given other rules later.
         overload: what graphs hold.
         raw: its twin for eager calls that record nothing.
         arguments: the inputs, their places, and of those that are numbers the Python type.
     """
 
     def __init__(self, op: Op) -> None:
-        self.op = op
+        self.op = self.caller = op
         self.overload: Any
         self.raw: Any
         kinds = {"b": bool, "f": float, "i": int, "u": int}
@@ -120,11 +79,14 @@ class TorchOp:
         with _registering:
             known = _registered.get(name)
             if known is None:
+                self.op = op.as_is()  # what has this name stays what it is
                 try:
                     self._register(name)
                 except KernelError as error:  # arrays of other libraries can be given all the same
                     self.overload = self.raw = _refusal(str(error))
                 _registered[name] = known = self
+            else:
+                known.op.complete(op)
         if known is not self:
             _warn_of_stale(known.op, op)
             self.op, self.overload, self.raw = known.op, known.overload, known.raw
@@ -153,10 +115,10 @@ class TorchOp:
         if _tracing():  # Dynamo cannot trace what follows
             self.look_for_dtensor()
             return self.overload(*values)
-        if self.op._plain is op_declaration.unknown:
+        if self.caller._plain is op_declaration.unknown:
             op_declaration.watch_torch()
             kinds = "".join("a" if o.dims is not None else o.dtype[0] for _, o, _ in self.arguments)
-            self.op._plain = fastcall.operator(self.raw._op, kinds) or op_declaration.unknown
+            self.caller._plain = fastcall.operator(self.raw._op, kinds) or op_declaration.unknown
         call = self.raw
         if (
             forward_ad._current_level >= 0
@@ -264,6 +226,8 @@ class TorchOp:
             numbers = [None if shape is None else tuple(map(_hint, shape)) for shape in shapes]
             op.rule.results(op.name, op.rule.bind(op.name, numbers, kinds, SymInts), SymInts)
             raise
+        if torch.compiler.is_exporting():
+            refuse_dynamic_templates(op, said)
         return op_call.packed(
             [torch.empty(shape, dtype=_TORCH[kind], device=device) for shape, kind in results]
         )
@@ -682,3 +646,8 @@ def _autocast(
 
     host.skip_in_dynamo([kernel.__code__])
     return kernel
+
+
+def registered(name: str) -> TorchOp | None:
+    """The op that torch has under ``ferrule::<name>``."""
+    return _registered.get(name)

@@ -39,7 +39,8 @@ typedef struct {
 /* The guard of the calling thread, or NULL. Called by the handler, so it may only read memory. */
 static guard* guard_of_thread(void);
 
-static struct sigaction before_segv, before_bus, before_fpe;
+static struct sigaction before_segv, before_bus, before_fpe; /* who had a signal before us */
+static struct sigaction first_segv, first_bus, first_fpe;    /* when we first asked for it */
 
 static bool is_write(const void* context) {
   const ucontext_t* u = (const ucontext_t*)context;
@@ -98,16 +99,37 @@ static void drop_zeros(guard* g) {
   g->retried = NULL;
 }
 
+/* How often a signal has come back to us after we passed it on. Two runtimes in one process (a
+ * package of AOTInductor has one of its own) that start kernels in turn are each before the other.
+ * What was noted of a signal that somebody else has ended, by a jump, lies no higher on the stack
+ * than we do now. */
+static int times_passed(int number, const siginfo_t* info) {
+  static struct {
+    const siginfo_t* info;
+    const char* frame;
+    int times;
+  } passed[NSIG];
+  const char* frame = (const char*)__builtin_frame_address(0);
+  bool again = passed[number].info == info && frame < passed[number].frame;
+  passed[number].times = again ? passed[number].times + 1 : 0;
+  passed[number].info = info;
+  passed[number].frame = frame;
+  return passed[number].times;
+}
+
 /* Lets the signal do what it would have done without us. */
 static void pass_on(int number, siginfo_t* info, void* context) {
   static volatile int passing[NSIG];
+  int times = times_passed(number, info);
   struct sigaction* old =
       number == SIGSEGV ? &before_segv : number == SIGBUS ? &before_bus : &before_fpe;
+  if (times == 1)
+    old = number == SIGSEGV ? &first_segv : number == SIGBUS ? &first_bus : &first_fpe;
   bool handled = (old->sa_flags & SA_SIGINFO) ||
                  (old->sa_handler != SIG_DFL && old->sa_handler != SIG_IGN);
   /* A handler that prints a report, then raises the signal for its own predecessor, may come back
    * to us, its successor: that one asks for the end. */
-  if (!handled || (passing[number] && info->si_code <= 0)) {
+  if (!handled || times > 1 || (passing[number] && info->si_code <= 0)) {
     signal(number, SIG_DFL);
     if (info->si_code <= 0) raise(number); /* else the instruction runs again, and faults again */
     return;
@@ -183,14 +205,15 @@ static bool is_ours(const struct sigaction* action) {
   return (action->sa_flags & SA_SIGINFO) && action->sa_sigaction == on_fault;
 }
 
-static void watch(int number, struct sigaction* before) {
+static void watch(int number, struct sigaction* before, struct sigaction* first) {
   struct sigaction now, ours;
   if (sigaction(number, NULL, &now) || is_ours(&now)) return;
   memset(&ours, 0, sizeof ours);
   ours.sa_sigaction = on_fault;
   ours.sa_flags = SA_SIGINFO | SA_NODEFER | SA_ONSTACK;
   sigemptyset(&ours.sa_mask);
-  *before = now; /* first: a fault elsewhere may come at once */
+  *before = now; /* before ours: a fault elsewhere may come at once */
+  if (!first->sa_flags && !first->sa_handler) *first = now; /* all zero: nobody, or not asked yet */
   sigaction(number, &ours, NULL);
 }
 
@@ -207,9 +230,9 @@ static void watch_faults(void) {
 #endif
   struct sigaction now;
   if (sigaction(SIGSEGV, NULL, &now) == 0 && is_ours(&now)) return;
-  watch(SIGBUS, &before_bus);
-  watch(SIGFPE, &before_fpe);
-  watch(SIGSEGV, &before_segv);
+  watch(SIGBUS, &before_bus, &first_bus);
+  watch(SIGFPE, &before_fpe, &first_fpe);
+  watch(SIGSEGV, &before_segv, &first_segv);
 }
 
 /* Gives the calling thread a stack for handlers, if it has none. */

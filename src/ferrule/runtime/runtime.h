@@ -12,7 +12,8 @@
 
 #define FR_VERSION 4
 
-#if defined(__GNUC__)
+#if defined(FR_API) /* a library that has the runtime inside, and keeps it to itself */
+#elif defined(__GNUC__)
 #define FR_API __attribute__((visibility("default")))
 #else
 #define FR_API

@@ -1,0 +1,258 @@
+/* Launches on NVIDIA GPUs. Included by ops.h alone.
+ *
+ * libcuda and libtorch_cuda are looked up when the first op is called, so that one library serves
+ * machines with and without them. Work goes to the stream that is current in torch.
+ */
+#ifndef FERRULE_PACKAGED_CUDA_OPS_H
+#define FERRULE_PACKAGED_CUDA_OPS_H
+
+/* cuda.h: handles are pointers, CUdeviceptr is 64 bits, results are 0 or an error. */
+typedef void* fr_stream;
+static struct {
+  int (*get_device)(int*, int);
+  int (*attribute)(int*, int, int);
+  int (*retain)(void**, int);
+  int (*current)(void**);
+  int (*set_current)(void*);
+  int (*load)(void**, const void*, void*, void*, unsigned, void*, void*, unsigned);
+  int (*kernel)(void**, void*, const char*);
+  int (*set_attribute)(int, int, void*, int);
+  int (*launch)(void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
+                fr_stream, void**, void**);
+  int (*error_name)(int, const char**);
+  int (*fill8)(uint64_t, uint8_t, size_t, fr_stream);
+  int (*fill16)(uint64_t, uint16_t, size_t, fr_stream);
+  int (*fill32)(uint64_t, uint32_t, size_t, fr_stream);
+  int (*fill_columns)(uint64_t, size_t, uint32_t, size_t, size_t, fr_stream);
+  int32_t (*stream)(int32_t, void**);
+  int32_t (*torch_device)(int32_t*);
+  int32_t (*guard)(int32_t, void**);
+  int32_t (*leave)(void*);
+  const char* missing; /* what was not found, after fr_find_cuda */
+} fr_cuda;
+
+enum { FR_CAPABILITY_MAJOR = 75, FR_CAPABILITY_MINOR = 76, FR_MOST_DYNAMIC_SHARED = 8 };
+
+static void fr_find_cuda(void) {
+  void* driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+  void* torch = dlopen("libtorch_cuda.so", RTLD_NOW | RTLD_NOLOAD);
+  if (!driver || !torch) {
+    fr_cuda.missing = driver ? "libtorch_cuda.so, which a torch for CUDA loads" : "libcuda.so.1";
+    return;
+  }
+#define FR_FIND(MEMBER, LIBRARY, NAME)                       \
+  *(void**)&fr_cuda.MEMBER = dlsym(LIBRARY, NAME);           \
+  if (!fr_cuda.MEMBER) fr_cuda.missing = NAME;
+  FR_FIND(get_device, driver, "cuDeviceGet")
+  FR_FIND(attribute, driver, "cuDeviceGetAttribute")
+  FR_FIND(retain, driver, "cuDevicePrimaryCtxRetain")
+  FR_FIND(current, driver, "cuCtxGetCurrent")
+  FR_FIND(set_current, driver, "cuCtxSetCurrent")
+  FR_FIND(load, driver, "cuLibraryLoadData")
+  FR_FIND(kernel, driver, "cuLibraryGetKernel")
+  FR_FIND(set_attribute, driver, "cuKernelSetAttribute")
+  FR_FIND(launch, driver, "cuLaunchKernel")
+  FR_FIND(error_name, driver, "cuGetErrorName")
+  FR_FIND(fill8, driver, "cuMemsetD8Async")
+  FR_FIND(fill16, driver, "cuMemsetD16Async")
+  FR_FIND(fill32, driver, "cuMemsetD32Async")
+  FR_FIND(fill_columns, driver, "cuMemsetD2D32Async")
+  FR_FIND(stream, torch, "aoti_torch_get_current_cuda_stream")
+  FR_FIND(torch_device, torch, "aoti_torch_get_current_device_index")
+  FR_FIND(guard, torch, "aoti_torch_create_device_guard")
+  FR_FIND(leave, torch, "aoti_torch_delete_device_guard")
+#undef FR_FIND
+}
+
+static bool fr_cuda_failed(fr_call* c, int status, const char* what) {
+  const char* name = NULL;
+  if (fr_cuda.error_name(status, &name) || !name) name = "an unknown error";
+  return fr_fail(c, "%s: CUDA says %d, %s.", what, status, name);
+}
+
+/* Makes the call's GPU current in this thread, which may be its first act on CUDA. */
+static bool fr_enter_cuda(fr_call* c, fr_stream* stream, void** guard) {
+  static pthread_once_t once = PTHREAD_ONCE_INIT;
+  pthread_once(&once, fr_find_cuda);
+  *guard = NULL;
+  if (fr_cuda.missing) return fr_fail(c, "%s was not found.", fr_cuda.missing);
+  int32_t now = -1;
+  if (fr_cuda.torch_device(&now) || (now != c->device && fr_cuda.guard(c->device, guard)))
+    return fr_fail(c, "torch cannot make cuda:%d current.", (int)c->device);
+  void* context = NULL;
+  int device = 0, status = fr_cuda.current(&context);
+  if (!status && !context) { /* torch's, which lives as long as the process */
+    status = fr_cuda.get_device(&device, c->device);
+    if (!status) status = fr_cuda.retain(&context, device);
+    if (!status) status = fr_cuda.set_current(context);
+  }
+  if (status) return fr_cuda_failed(c, status, "no context on its GPU");
+  if (fr_cuda.stream(c->device, stream)) return fr_fail(c, "torch does not tell its stream.");
+  return true;
+}
+
+static bool fr_fill_outputs(fr_call* c, const fr_body* body, const fr_special* special,
+                            fr_stream stream) {
+  for (int i = 0; i < c->op->makes; i++) {
+    const fr_rule_output* output = &c->made.outputs[i];
+    uint64_t room = 0, at = (uint64_t)(uintptr_t)c->pointers[c->op->reads + i];
+    size_t count = (size_t)fr_count(output->ndim, output->sizes);
+    const char* element = fr_fill(c, body, special, i, &room);
+    if (!element) return false;
+    if (!count) continue;
+    uint8_t one;
+    uint16_t two;
+    uint32_t four, next;
+    int status;
+    switch (fr_dtype_sizes[output->dtype]) {
+      case 1:
+        memcpy(&one, element, 1);
+        status = fr_cuda.fill8(at, one, count, stream);
+        break;
+      case 2:
+        memcpy(&two, element, 2);
+        status = fr_cuda.fill16(at, two, count, stream);
+        break;
+      case 4:
+        memcpy(&four, element, 4);
+        status = fr_cuda.fill32(at, four, count, stream);
+        break;
+      default: /* two columns of 4 bytes */
+        memcpy(&four, element, 4);
+        memcpy(&next, element + 4, 4);
+        status = fr_cuda.fill_columns(at, 8, four, 1, count, stream);
+        if (!status) status = fr_cuda.fill_columns(at + 4, 8, next, 1, count, stream);
+    }
+    if (status) return fr_cuda_failed(c, status, "its output cannot be filled");
+  }
+  return true;
+}
+
+static bool fr_fill_on_cuda(fr_call* c, const fr_body* body, const fr_special* special) {
+  fr_stream stream;
+  void* guard;
+  bool done = fr_enter_cuda(c, &stream, &guard) && fr_fill_outputs(c, body, special, stream);
+  if (guard) fr_cuda.leave(guard);
+  return done;
+}
+
+/* The machine code for these sizes and this GPU, loaded; NULL after an error. */
+static fr_code* fr_find_code(fr_call* c, fr_special* special, const fr_sent* sent, int device) {
+  int major = 0, minor = 0;
+  if (fr_cuda.attribute(&major, FR_CAPABILITY_MAJOR, device) ||
+      fr_cuda.attribute(&minor, FR_CAPABILITY_MINOR, device)) {
+    fr_fail(c, "CUDA does not tell what GPU cuda:%d is.", (int)c->device);
+    return NULL;
+  }
+  for (int i = 0; i < special->count; i++) {
+    fr_code* code = &special->codes[i];
+    int of = code->architecture;
+    bool fits = code->portable   ? 10 * major + minor >= of
+                : code->specific ? 10 * major + minor == of
+                                 : major == of / 10 && minor >= of % 10;
+    if (!fits || (code->needs & ~sent->facts)) continue;
+    pthread_mutex_lock(&fr_loading);
+    int status = 0;
+    if (!code->function) {
+      void *library = NULL, *kernel = NULL;
+      status = fr_cuda.load(&library, code->bytes, NULL, NULL, 0, NULL, NULL, 0);
+      if (!status) status = fr_cuda.kernel(&kernel, library, code->symbol);
+      if (!status) code->function = kernel; /* a CUkernel: goes wherever a CUfunction goes */
+    }
+    pthread_mutex_unlock(&fr_loading);
+    if (!status) return code;
+    fr_cuda_failed(c, status, "its machine code cannot be loaded");
+    return NULL;
+  }
+  fr_fail(c, "the package has no machine code for a GPU of compute capability %d.%d.", major, minor);
+  return NULL;
+}
+
+/* Blocks and threads, as blocks_of of source/cuda_launch.py has them. A body that cannot tell how
+ * its threads are grouped gets threadgroups of our choice. */
+static bool fr_blocks(fr_call* c, const fr_code* code, fr_sent* sent, uint32_t* blocks,
+                      uint32_t* block) {
+  if (code->blocks == FR_ANY) {
+    uint32_t whole = (sent->grid[0] + 31) / 32 * 32;
+    sent->threadgroup[0] = whole < 256 ? whole : 256;
+    sent->groups[0] = (sent->grid[0] + sent->threadgroup[0] - 1) / sent->threadgroup[0];
+  }
+  const uint32_t* t = sent->threadgroup;
+  bool box = code->blocks == FR_BOXES;
+  block[0] = box ? t[0] : t[0] * t[1] * t[2];
+  block[1] = box ? t[1] : 1;
+  block[2] = box ? t[2] : 1;
+  memcpy(blocks, sent->groups, sizeof sent->groups);
+  if (!code->far_away) return true;
+  uint64_t plane = (uint64_t)sent->groups[0] * sent->groups[1], most = (uint64_t)INT32_MAX * 65535;
+  if (plane > most / sent->groups[2])
+    return fr_fail(c, "its grid has more threadgroups than CUDA can launch.");
+  uint64_t count = plane * sent->groups[2], rows = (count + INT32_MAX - 1) / INT32_MAX;
+  blocks[0] = (uint32_t)((count + rows - 1) / rows);
+  blocks[1] = (uint32_t)rows;
+  blocks[2] = 1;
+  return true;
+}
+
+static bool fr_launch(fr_call* c, const fr_body* body, fr_special* special, const fr_sent* asked,
+                      fr_stream stream) {
+  fr_array arrays[FR_MOST_PASSED];
+  fr_sent sent = *asked;
+  uint32_t blocks[3], block[3];
+  int device = 0;
+  int64_t shared = 0;
+  int status = fr_cuda.get_device(&device, c->device);
+  if (status) return fr_cuda_failed(c, status, "its GPU is not there");
+  if (!fr_reads(c, body, special, arrays) || !fr_value(c, body->shared, &shared)) return false;
+  fr_code* code = fr_find_code(c, special, &sent, device);
+  if (!code || !fr_blocks(c, code, &sent, blocks, block)) return false;
+  if (shared < 0 || shared > INT32_MAX)
+    return fr_fail(c, "`shared_memory` is %lld bytes.", (long long)shared);
+  if (!shared) shared = code->shared;
+  if (shared > 48 << 10) {
+    status = fr_cuda.set_attribute(FR_MOST_DYNAMIC_SHARED, (int)shared, code->function, device);
+    if (status) return fr_cuda_failed(c, status, "its GPU has less shared memory than it needs");
+  }
+  /* What arguments point to: arrays' addresses, numbers, and shapes and strides by value. */
+  uint32_t sizes[9];
+  memcpy(sizes, sent.grid, sizeof sent.grid);
+  memcpy(sizes + 3, sent.threadgroup, sizeof sent.threadgroup);
+  memcpy(sizes + 6, sent.groups, sizeof sent.groups);
+  int32_t shapes[FR_MAX_ARGUMENTS][FR_MAX_NDIM];
+  int64_t strides[FR_MAX_ARGUMENTS][FR_MAX_NDIM];
+  void* arguments[3 * FR_MOST_PASSED];
+  for (int p = 0; p < special->passed; p++) {
+    const fr_parameter* parameter = &special->parameters[p];
+    bool output = parameter->kind == FR_PASS_OUTPUT;
+    fr_array* array = &arrays[parameter->index + (output ? body->reads : 0)];
+    int of = parameter->kind == FR_PASS_LAUNCH || output ? 0 : body->inputs[parameter->index].index;
+    switch (parameter->kind) {
+      case FR_PASS_LAUNCH: arguments[p] = sizes; break;
+      case FR_PASS_VALUE: arguments[p] = array->pointer; break;
+      case FR_PASS_SHAPE:
+        memset(shapes[of], 0, sizeof shapes[of]); /* a body in CUDA gets zeros beyond its rank */
+        for (int k = 0; k < array->ndim; k++) shapes[of][k] = (int32_t)array->sizes[k];
+        arguments[p] = shapes[of];
+        break;
+      case FR_PASS_STRIDES:
+        memset(strides[of], 0, sizeof strides[of]);
+        memcpy(strides[of], array->strides, sizeof *array->strides * (size_t)array->ndim);
+        arguments[p] = strides[of];
+        break;
+      default: arguments[p] = &array->pointer;
+    }
+  }
+  status = fr_cuda.launch(code->function, blocks[0], blocks[1], blocks[2], block[0], block[1],
+                          block[2], (unsigned)shared, stream, arguments, NULL);
+  return !status || fr_cuda_failed(c, status, "its kernel cannot be launched");
+}
+
+static bool fr_on_cuda(fr_call* c, const fr_body* body, fr_special* special, const fr_sent* sent) {
+  fr_stream stream;
+  void* guard;
+  bool done = fr_enter_cuda(c, &stream, &guard) && fr_launch(c, body, special, sent, stream);
+  if (guard) fr_cuda.leave(guard);
+  return done;
+}
+
+#endif

@@ -1,0 +1,502 @@
+"""Packages: their library of ops against the ops; loaded without ferrule, and in C++."""
+
+from __future__ import annotations
+
+import copy
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import ferrule
+from ferrule import KernelError, Op, package_text
+
+torch = pytest.importorskip("torch")
+from ferrule.hosts import torch_package  # noqa: E402
+
+Dim = torch.export.Dim
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning"),
+    pytest.mark.skipif(sys.platform != "linux", reason="links torch as Linux does"),
+]
+
+I = "uint i = thread_position_in_grid.x; "  # noqa: E741
+
+
+def op(name: str, rule: str, metal: str, grid: Any, threadgroup: Any = 64, **more: Any) -> Op:
+    return ferrule.op(name, rule, metal=metal, grid=grid, threadgroup=threadgroup, **more)
+
+
+SCALE = op("scale", "x[*S,D]:T, w[D]:T -> y[*S,D]:T", I + "y[i] = x[i] * w[i % D];", "x.size", 256)
+AFFINE = op(
+    "affine", "x[N,K]:T, b[K]:T?, s:float32, n:int16, flip:bool, big:float64 -> y[N,K]:T",
+    I + "T v = x[i] * s + n; if (has_b) v += b[i % K]; y[i] = flip ? -v : v + (big > 1);",
+    "y.size", 32,
+)  # fmt: skip
+PUT = op(
+    "put", "cache[B,L,D]:T!, row[B,D]:T, at:int64 -> n[B]:int32",
+    I + "cache[(i / D * L + at) * D + i % D] = row[i]; if (i % D == 0) n[i / D] = at + 1;", "B*D",
+)  # fmt: skip
+ADD = op("add", "c[L]:T!, v[L]:T ->", I + "c[i] += v[i];", "L", 8)
+SUMS = op(
+    "sums", "x[N]:float32 -> total[1]:float32, count[N//2]:int32",
+    I + "atomic_fetch_add_explicit(&total[0], x[i], memory_order_relaxed);",
+    "N", 32, atomic_outputs=True, init_value=3,
+)  # fmt: skip
+BLANK = op(
+    "blank", "x[N]:float32 -> a[N]:float16, b[N]:bfloat16, c[N]:int64, d[N]:float64, e[N]:bool",
+    "a[0] = 5;", 1, init_value=2.3,
+)  # fmt: skip
+FILLED = op(
+    "filled", "x[N,M]:T -> y[N]:T, z[M]:int8", I + "if (i < y_last) y[i / 3] = x[0];",
+    "min(3, y.size)", init_value="y.size", header="constant constexpr uint y_last = 1;",
+)  # fmt: skip
+ROWS = op(
+    "rows", "x[R,C]:float32 -> y[R]:float32",
+    """
+    threadgroup float part[32];
+    float sum = 0;
+    for (uint c = thread_position_in_threadgroup.x; c < C; c += threads_per_threadgroup.x)
+        sum += x[threadgroup_position_in_grid.x * C + c];
+    sum = simd_sum(sum);
+    if (thread_index_in_simdgroup == 0) part[simdgroup_index_in_threadgroup] = sum;
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    if (thread_position_in_threadgroup.x == 0) {
+        float all = 0;
+        for (uint s = 0; s < simdgroups_per_threadgroup; s++) all += part[s];
+        y[threadgroup_position_in_grid.x] = all;
+    }
+    """,
+    "R * min(C, 100)", "min(C, 100)",
+)  # fmt: skip
+STRIDED = op(
+    "strided", "x[A,B]:T -> y[A,B]:T",
+    "uint2 p = thread_position_in_grid.xy; "
+    "y[p.y * x_shape[1] + p.x] = x[p.y * x_strides[0] + p.x * x_strides[1]] + x_ndim;",
+    ("B", "A"), (8, 4), ensure_row_contiguous=False,
+)  # fmt: skip
+TILED = op(
+    "tiled", "x[N,D]:T -> y[N]:int32", I + "y[i] = TILE + 100 * WIDE;", "N",
+    template={"TILE": "D if D <= 8 else 8", "WIDE": "D > 4", "U": True},
+)  # fmt: skip
+CUBE = op(
+    "cube", "x[A,B,C]:int32 -> y[A,B,C]:int32",
+    "uint3 p = thread_position_in_grid; y[(p.z * B + p.y) * C + p.x] = "
+    "x[(p.z * B + p.y) * C + p.x] * 2 + int(threads_per_threadgroup.x == 0);",
+    ("C", "B", "A"), (4, 3, 2),
+)  # fmt: skip
+EMPTY = op("empty", "x[N]:float32 -> y[3]:float32", I + "y[i] = 1;", "min(N, 3)")
+
+
+class Everything(torch.nn.Module):
+    """Calls of all these ops, some with several dtypes."""
+
+    def forward(self, x: Any, w: Any, cache: Any, c: Any, ints: Any) -> Any:
+        SCALE(x.double(), w.double())
+        ADD(c, w)
+        first = AFFINE(x, w, 2.0, 3, False, 1.0), AFFINE(x, None, 2.0, 3, True, 1.0)
+        return (
+            SCALE(x, w), SCALE(x.half(), w.half()), *first, PUT(cache, x, 1), SUMS(x.select(0, 0)),
+            FILLED(x), ROWS(x), STRIDED(x.t()), TILED(x), CUBE(ints), EMPTY(w),
+            BLANK(w),
+        )  # fmt: skip
+
+
+def overloads(program: Any) -> dict[str, Any]:
+    """The ops of a program's package, defined in this process, by their short names."""
+    packaged = torch_package._packaged(program, None)
+    library = torch_package._library(packaged)
+    torch_package._load(library, torch_package.hashlib.sha256(library).hexdigest(), "here")
+    return {one.op.name: getattr(torch.ops.ferrule, one.name).default for one in packaged}
+
+
+@pytest.fixture(scope="module")
+def ops() -> dict[str, Any]:
+    b = Dim("B", min=1, max=4096)
+    inputs = (
+        torch.randn(3, 4), torch.randn(4), torch.zeros(3, 5, 4), torch.zeros(4),
+        torch.zeros(2, 3, 4, dtype=torch.int32),
+    )  # fmt: skip
+    shapes = ({0: b}, None, {0: b}, None, {0: Dim("P", min=1), 1: Dim("Q", min=1)})
+    return overloads(torch.export.export(Everything(), inputs, dynamic_shapes=shapes))
+
+
+def both(op: Op, packaged: Any, *values: Any) -> None:
+    """Compares an op and its twin of the library, in what they return and what they write."""
+    twins = copy.deepcopy(values)  # strides and all
+    expected, found = op(*values), packaged(*twins)
+    for one in (expected, found), (values, twins):
+        torch.testing.assert_close(one[1], one[0], rtol=0, atol=0)
+
+
+sizes = st.one_of(st.integers(0, 70), st.sampled_from([255, 256, 257, 4096]))
+
+
+@given(sizes, sizes)
+@settings(max_examples=30, deadline=None)
+def test_every_size(ops: dict[str, Any], n: int, d: int) -> None:
+    d %= 300 if n < 300 else 9
+    x, w = torch.randn(n, d), torch.randn(d)
+    both(SCALE, ops["scale"], x, w)
+    both(SCALE, ops["scale"], x.half(), w.half())
+    both(SCALE, ops["scale"], x.double(), w.double())
+    both(AFFINE, ops["affine"], x, w, 0.5, -7, True, 1.0000001)
+    both(AFFINE, ops["affine"], x, None, 2**0.5, 7, False, 0.0)
+    both(ROWS, ops["rows"], torch.randint(9, (n, max(d, 1))).float())
+    both(STRIDED, ops["strided"], x.t())
+    both(STRIDED, ops["strided"], torch.randn(n, 2 * d + 1)[:, ::2])
+    both(CUBE, ops["cube"], torch.randint(9, (n % 7, d % 11, d), dtype=torch.int32))
+    both(SUMS, ops["sums"], torch.randint(9, (n,)).float())
+    if n and d > 2:
+        both(PUT, ops["put"], torch.zeros(n, 3, d), x, 2)
+        both(PUT, ops["put"], torch.zeros(n, 6, d)[:, ::2], x, 1)
+    if n and d:
+        both(BLANK, ops["blank"], w)
+        both(ADD, ops["add"], torch.randn(n), torch.randn(n))
+        both(FILLED, ops["filled"], torch.randn(n % 100 + 1, d))
+        both(EMPTY, ops["empty"], torch.randn(n + 3))
+
+
+def test_many_calls_from_many_threads_leak_nothing(ops: dict[str, Any]) -> None:
+    import resource
+    import threading
+
+    x, w = torch.randn(64, 256), torch.randn(256)
+    expected = x * w
+
+    def calls() -> None:
+        for _ in range(300):
+            assert torch.equal(ops["scale"](x, w), expected)
+            ops["affine"](x.t(), w[:64], 1.0, 0, False, 0.0)
+            with pytest.raises(RuntimeError):
+                ops["scale"](x, w[:5])
+
+    def run() -> None:
+        threads = [threading.Thread(target=calls) for _ in range(3)]
+        for one in threads:
+            one.start()
+        for one in threads:
+            one.join()
+
+    run()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    run()
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 20_000  # KB
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "message"),
+    [
+        ("scale", (torch.ones(2, 3), torch.ones(4)),
+         r"op 'scale': the inputs x float32 \(2, 3\), w float32 \(4,\) contradict its rule, x"),
+        ("scale", (torch.ones(2, 3, 4), torch.ones(4)),
+         r"has no machine code for x float32 \(2, 3, 4\), w"),
+        ("scale", (torch.ones(2, 3).bfloat16(), torch.ones(3).bfloat16()),
+         r"no machine code for x bfloat16 \(2, 3\), w bfloat16 \(3,\); it has what its graph"),
+        ("affine", (torch.ones(2, 3), None, 1.0, 40000, False, 1.0),
+         "input 'n' is 40000, which does not fit into int16"),
+        ("tiled", (torch.ones(2, 3),),
+         r"parameter 'TILE' is D if D <= 8 else 8, which is 3 for x float32 \(2, 3\); .* 4 alone"),
+        ("tiled", (torch.ones(2, 9),), r"parameter 'TILE' is D if"),
+        ("empty", (torch.ones(0),), r"`grid` is \(0, 1, 1\), which runs no thread, but output 'y'"),
+        ("filled", (torch.ones(200, 4),), "`init_value` is 200, which does not fit into output"),
+        ("scale", (torch.ones(2, 3, device="meta"), torch.ones(3)), "Meta tensors"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_named(
+    ops: dict[str, Any], name: str, values: tuple[Any, ...], message: str
+) -> None:
+    with pytest.raises((RuntimeError, NotImplementedError), match=message):
+        ops[name](*values)
+
+
+def test_a_kernel_that_faults_raises() -> None:
+    bad = op("bad", "x[N]:float32 -> y[N]:float32", I + "y[i + (1ul << 40)] = x[i];", "N")
+
+    class Model(torch.nn.Module):
+        def forward(self, x: Any) -> Any:
+            return bad(x)
+
+    found = overloads(torch.export.export(Model(), (torch.ones(3),)))["bad"]
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="op 'bad': its kernel accessed memory outside"):
+            found(torch.ones(3))
+        with pytest.raises(ferrule.DeviceError, match="outside its arrays"):
+            bad(torch.ones(3))  # the other runtime in this process
+
+
+def test_a_fault_elsewhere_ends_a_process_with_two_runtimes() -> None:
+    code = """
+        import ctypes, faulthandler, sys, torch
+        sys.path.insert(0, sys.argv[1])
+        import test_torch_package as here
+        faulthandler.enable()
+        program = torch.export.export(here._Scaled(), (torch.ones(2, 4),))
+        packaged = here.overloads(program)["scale"]
+        for _ in range(3):
+            here.both(here.SCALE, packaged, torch.ones(2, 4), torch.ones(4))
+        ctypes.string_at(8)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code), str(Path(__file__).parent)],
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == -signal.SIGSEGV
+    assert done.stderr.count("Fatal Python error: Segmentation fault") == 1
+    assert "in string_at" in done.stderr
+
+
+def test_names_carry_what_was_compiled() -> None:
+    def names(*inputs: Any) -> set[str]:
+        class Model(torch.nn.Module):
+            def forward(self, *inputs: Any) -> Any:
+                return [SCALE(x, torch.ones_like(x[0])) for x in inputs]
+
+        program = torch.export.export(Model(), inputs)
+        return {one.name for one in torch_package._packaged(program, None)}
+
+    (one,), (other,) = names(torch.ones(2, 3)), names(torch.ones(2, 3).half())
+    assert one != other and one.startswith(f"scale_{SCALE.digest}_")
+    assert names(torch.ones(2, 3)) == {one}
+
+
+def test_what_cannot_be_packaged_is_refused(tmp_path: Path) -> None:
+    def program(function: Any, *inputs: Any, **more: Any) -> Any:
+        class Model(torch.nn.Module):
+            def forward(self, *inputs: Any) -> Any:
+                return function(*inputs)
+
+        return torch.export.export(Model(), inputs, **more)
+
+    x, path = torch.ones(3), tmp_path / "model.pt2"
+    runner = ferrule.op("twice", "x[N]:T -> y[N]:T", run=lambda x: 2 * x)
+    with pytest.raises(KernelError, match=r"op 'twice' has no kernel for the CPU, but 'run'.*save"):
+        ferrule.package(program(runner, x), path)
+    cuda = ferrule.op("there", "x[N]:T -> y[N]:T", cuda="y[0] = x[0];", grid=1, threadgroup=1,
+                      reference=lambda x: x + 0)  # fmt: skip
+    with pytest.raises(KernelError, match="op 'there' has no kernel for the CPU, but 'cuda', 'ref"):
+        ferrule.package(program(cuda, x), path)
+    step = ferrule.cuda_step("first", ["y"], blocks=1, block=1)
+    unit = ferrule.cuda_unit("__global__ void first(float* y) {}", steps=[step])
+    steps = ferrule.op("steps", "x[N]:float32 -> y[N]:float32", cuda=unit)
+    with pytest.raises(KernelError, match="op 'steps' has no kernel for the CPU, but 'cuda'"):
+        ferrule.package(program(steps, x), path)
+    with pytest.raises(KernelError, match="op 'steps' has a CUDA unit of several steps"):
+
+        class Steps(torch.nn.Module):
+            def forward(self, x: Any) -> Any:
+                return steps(x)
+
+        ferrule.package(ferrule.export_for("cuda", Steps(), (x,)), path)
+    half = op("half", "x[N]:float32, s:float16 -> y[N]:float32", I + "y[i] = x[i] * s;", "N")
+    with pytest.raises(KernelError, match="input 's' is a number of float16"):
+        ferrule.package(program(lambda x: half(x, 2.0), x), path)
+    fill = op("fill", "x[N]:T -> y[N]:bfloat16", "y[0] = 0;", 1, init_value="N")
+    with pytest.raises(KernelError, match=r"its `init_value` is N, which .* 'y' of bfloat16"):
+        ferrule.package(program(fill, x), path)
+    decomposed = program(lambda c, v: ADD(c, v), x, x.clone()).run_decompositions()
+    with pytest.raises(KernelError, match=r"through another operator.*torch\.export\.export gave"):
+        ferrule.package(decomposed, path)
+    good = program(lambda x: SCALE(x, x), x)
+    with pytest.raises(KernelError, match=r"ends in '\.pt2'"):
+        ferrule.package(good, tmp_path / "model.zip")
+    with pytest.raises(ferrule.KernelTypeError, match="got a GraphModule"):
+        ferrule.package(good.module(), path)
+    assert not path.exists()
+
+
+def test_the_text_for_cuda_is_written() -> None:
+    """Compiled as C, with a cubin that is none."""
+    from ferrule.devices.package_code import Code
+
+    (packaged,) = torch_package._packaged(torch.export.export(_Scaled(), (torch.ones(2, 4),)), None)
+    ((body, (special,)),) = packaged.bodies
+    code = Code(
+        b'none?\0"\\', ("FR_NEAR", "FR_ONE_ROW"), "any", True, "sm_90a", 16, "ferrule_scale"
+    )
+    spec = special.spec
+    inputs = tuple(one._replace(value=one.ndim == 0) for one in spec.inputs)
+    spec = type(spec)(spec.kernel, inputs, spec.outputs, spec.template)
+    other = special._replace(spec=spec, codes=(code, code._replace(architecture="compute_80")))
+    there = packaged._replace(cuda=True, name="there", bodies=((body, (other,)),))
+    text = package_text.text([there])
+    assert "FR_PASS_LAUNCH" in text and "FR_PASS_VALUE" in text and '"none\\077\\000' in text
+    assert torch_package._library([there])
+
+
+def test_machine_code_for_gpus(library: object) -> None:
+    there = ferrule.op(
+        "there", "x[N]:T, k:int32 -> y[N]:T", grid="N", threadgroup="min(N, 64)",
+        cuda="int i = blockIdx.x * blockDim.x + threadIdx.x; if (i < 64) y[i] = x[i];",
+        metal="y[0] = 0;", shared_memory="4 * N", init_value=1,
+    )  # fmt: skip
+
+    class Model(torch.nn.Module):
+        def forward(self, x: Any, ints: Any) -> Any:
+            return SCALE(x, x.select(0, 0)), ROWS(x), CUBE(ints), there(x.select(0, 0), 3)
+
+    inputs = torch.ones(3, 64), torch.zeros(2, 3, 4, dtype=torch.int32)
+    program = ferrule.export_for("cuda", Model(), inputs, dynamic_shapes=({0: Dim("B")}, None))
+    packaged = torch_package._packaged(program, ["sm_80", "sm_90"])
+    assert all(one.cuda for one in packaged)
+    found = {one.op.name: one.bodies[0] for one in packaged}
+    for body, specials in found.values():
+        for special in specials:
+            for architecture in ("sm_80", "sm_90"):
+                codes = [one for one in special.codes if one.architecture == architecture]
+                assert codes and codes[-1].needs == () and b"ELF" in codes[-1].payload[:4]
+                assert len(codes) == (1 if body.kind == "cuda" else 2)
+    assert found["there"][0].kind == "cuda"
+    shapes = {name: body[1][0].codes[0].blocks for name, body in found.items()}
+    assert shapes == {"scale": "any", "rows": "lines", "cube": "boxes", "there": "boxes"}
+    assert "FR_FULL" in found["rows"][1][0].codes[0].needs
+    assert torch_package._library(packaged)
+
+
+def test_the_c_interface_is_torchs() -> None:
+    compiler = shutil.which("g++")
+    if compiler is None:
+        pytest.skip("no g++")
+    text = """
+        #include <torch/csrc/inductor/aoti_torch/c/shim.h>
+        #include <torch/csrc/stable/c/shim.h>
+        #include "torch_abi.h"  // a function of C has one type
+    """
+    folders = Path(torch.__file__).parent / "include", *package_text.INCLUDES
+    for line, right in (
+        ("", True),
+        ('extern "C" int32_t aoti_torch_get_dim(TH, int32_t*);', False),
+    ):
+        flags = "-std=c++20", "-fsyntax-only", "-xc++", *(f"-I{one}" for one in folders)
+        done = subprocess.run(
+            [compiler, *flags, "-"],
+            input=text + line, capture_output=True, text=True, timeout=120,
+        )  # fmt: skip
+        assert (done.returncode == 0) == right, done.stderr
+
+
+# -- whole packages --------------------------------------------------------------------------------
+
+
+class _Scaled(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 4)
+        self.w = torch.nn.Parameter(torch.arange(1.0, 5))
+        with torch.no_grad():
+            self.linear.weight.copy_(torch.eye(4) * 2)
+            self.linear.bias.fill_(1)
+
+    def forward(self, x: Any) -> Any:
+        return SCALE(self.linear(x), self.w.to(x.dtype)).cos().sum(-1)
+
+
+def test_damaged_packages_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "damaged.pt2"
+    path.write_bytes(b"no zip file" * 10)
+    with pytest.raises(KernelError, match=r"damaged\.pt2' is damaged"):
+        ferrule.load_package(path)
+    digest = torch_package.hashlib.sha256(b"library").hexdigest()
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr(f"model/data/ferrule/ops-{digest}.so", b"another")
+    with pytest.raises(KernelError, match="was altered"):
+        ferrule.load_package(path)
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr(f"model/data/ferrule/ops-{digest}.so", b"library")
+    with pytest.raises(ferrule.ToolchainError, match="cannot be loaded"):
+        ferrule.load_package(path)
+
+
+LOAD = """
+    import ctypes, sys, tempfile, zipfile
+    import torch
+
+    def load(path):
+        with zipfile.ZipFile(path) as archive, tempfile.TemporaryDirectory() as folder:
+            for name in archive.namelist():
+                if "/data/ferrule/" in name:
+                    ctypes.CDLL(archive.extract(name, folder))
+        return torch._inductor.aoti_load_package(path)
+"""
+
+
+CPP = """
+#include <dlfcn.h>
+#include <iostream>
+#include <torch/csrc/inductor/aoti_package/model_package_loader.h>
+#include <torch/torch.h>
+
+int main(int, char** given) {
+  if (!dlopen(given[1], RTLD_NOW)) return std::cerr << dlerror() << std::endl, 1;
+  torch::inductor::AOTIModelPackageLoader model(given[2]);
+  c10::InferenceMode mode;
+  auto w = torch::arange(1, 5).to(torch::kFloat32);
+  for (int n : {1, 3, 1000}) {
+    auto x = torch::randn({n, 4});
+    auto y = model.run({x})[0];
+    if (!torch::allclose(y, ((2 * x + 1) * w).cos().sum(-1), 1e-4, 1e-4)) return 2;
+  }
+  return 0;
+}
+"""
+
+PYTHON = """
+    models = [load(path) for path in sys.argv[1:]]  # two packages with the same op
+    w = torch.arange(1., 5)
+    for n in (1, 3, 64, 4096):
+        x = torch.randn(n, 4)
+        for model in models:
+            torch.testing.assert_close(model(x), ((2 * x + 1) * w).cos().sum(-1))
+    assert "ferrule" not in sys.modules
+"""
+
+
+def test_a_package_in_ferrule_in_python_without_it_and_in_cpp(tmp_path: Path) -> None:
+    home, compiler = Path(torch.__file__).parent, shutil.which("g++")
+    (tmp_path / "main.cpp").write_text(CPP, encoding="utf-8")
+    building = compiler and subprocess.Popen(  # takes as long as the package does
+        [
+            compiler, "-std=c++20", "-O0", "main.cpp", "-o", "main", f"-I{home}/include",
+            f"-I{home}/include/torch/csrc/api/include",
+            f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}",
+            f"-L{home}/lib", f"-Wl,-rpath,{home}/lib", "-ltorch", "-ltorch_cpu", "-lc10", "-ldl",
+        ],
+        cwd=tmp_path, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    package = tmp_path / "model.pt2"
+    shapes = ({0: Dim("B", min=1, max=4096)},)
+    program = torch.export.export(_Scaled(), (torch.randn(3, 4),), dynamic_shapes=shapes)
+    assert ferrule.package(program, package) == str(package)
+
+    model, ours = ferrule.load_package(package), _Scaled()
+    for n in (1, 3, 1000):
+        x = torch.randn(n, 4)
+        with torch.no_grad():
+            torch.testing.assert_close(model(x), ours(x))
+
+    twin = tmp_path / "twin.pt2"
+    shutil.copy(package, twin)
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(LOAD + PYTHON), str(package), str(twin)],
+        capture_output=True, text=True, timeout=200,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+    if not building:
+        pytest.skip("no g++, so not in C++")
+    said = building.communicate(timeout=200)[1]
+    assert building.returncode == 0, said
+    with zipfile.ZipFile(package) as archive:
+        (name,) = [n for n in archive.namelist() if "/data/ferrule/" in n]
+        library = archive.extract(name, tmp_path)
+    program_ = [str(tmp_path / "main"), library, str(package)]
+    done = subprocess.run(program_, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
