@@ -241,6 +241,7 @@ def test_the_best_implementation_is_chosen_and_can_be_forced() -> None:
     x = np.zeros(2, np.float32)
     found = [op(x)[0], *(op.using(kind)(x)[0] for kind in ("metal", "run", "reference"))]
     assert found == [1, 1, 2, 3]
+    assert op.using("run", "metal")(x)[0] == 2
     with pytest.raises(KernelError, match=r"has no implementation 'cuda'; it has 'metal'"):
         op.using("cuda")
     assert len({op.digest, *(op.using(k).digest for k in ("metal", "run", "reference"))}) == 4

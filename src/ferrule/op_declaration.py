@@ -280,21 +280,26 @@ class Op:
 
     ferrule_digest = digest
 
-    def using(self, kind: str) -> Op:
-        """This op with one of its implementations alone.
+    def using(self, *kinds: str) -> Op:
+        """This op with some of its implementations alone, the one that comes first preferred.
 
         Args:
-            kind: ``"metal"``, ``"cuda"``, ``"run"`` or ``"reference"``.
+            kinds: of ``"metal"``, ``"cuda"``, ``"run"`` and ``"reference"``. With ``"run",
+                "metal"``, eager and compiled calls run the function, and a package, which can hold
+                none, has the kernel.
 
         Raises:
-            KernelError: it has none of that kind.
+            KernelError: it has none of a kind.
         """
-        found = [one for one in self.implementations if one.kind == kind]
-        if not found:
-            kinds = ", ".join(dict.fromkeys(repr(one.kind) for one in self.implementations))
-            raise KernelError(
-                f"[op] op {self.name!r} has no implementation {kind!r}; it has {kinds}."
-            )
+        found = []
+        for kind in kinds:
+            some = [one for one in self.implementations if one.kind == kind]
+            if not some:
+                known = ", ".join(dict.fromkeys(repr(one.kind) for one in self.implementations))
+                raise KernelError(
+                    f"[op] op {self.name!r} has no implementation {kind!r}; it has {known}."
+                )
+            found += some
         other = Op(self.name, self.rule, found, self.batch, self.autocast, self.partial_sums)
         other.rules = dict(self.rules)
         return other
