@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from functools import lru_cache
 from typing import Any
 
@@ -32,6 +33,22 @@ def operators(x: Any) -> list[Peer]:
         Peer("torch.exp", lambda: torch.exp(x)),
         Peer("torch.library.custom_op of torch.exp", lambda: custom(x)),
     ]
+
+
+def packaged(op: ferrule.Op, x: Any, calls: int) -> Any:
+    """A package of AOTInductor that calls an op some times, each with the last result."""
+    import torch
+
+    class Model(torch.nn.Module):  # type: ignore[misc]
+        def forward(self, x: Any) -> Any:
+            for _ in range(calls):
+                x = op(x)
+            return x
+
+    program = torch.export.export(Model(), (x,))
+    with tempfile.TemporaryDirectory() as folder:
+        path = ferrule.package(program, f"{folder}/model.pt2")
+        return ferrule.load_package(path)
 
 
 @lru_cache(maxsize=1)
