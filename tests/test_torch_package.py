@@ -21,6 +21,7 @@ from ferrule import KernelError, Op, package_text
 
 torch = pytest.importorskip("torch")
 from ferrule.hosts import torch_package  # noqa: E402
+from ferrule.source import cuda_launch  # noqa: E402
 
 Dim = torch.export.Dim
 pytestmark = [
@@ -353,7 +354,8 @@ def test_machine_code_for_gpus(library: object) -> None:
             for architecture in ("sm_80", "sm_90"):
                 codes = [one for one in special.codes if one.architecture == architecture]
                 assert codes and codes[-1].needs == () and b"ELF" in codes[-1].payload[:4]
-                assert len(codes) == (1 if body.kind == "cuda" else 2)
+                assert len(codes) == (1 if body.kind == "cuda" else 3)
+                assert not codes[-1].aligned and codes[0].aligned == (body.kind != "cuda")
     assert found["there"][0].kind == "cuda"
     shapes = {name: body[1][0].codes[0].blocks for name, body in found.items()}
     assert shapes == {"scale": "any", "rows": "lines", "cube": "boxes", "there": "boxes"}
@@ -500,3 +502,9 @@ def test_a_package_in_ferrule_in_python_without_it_and_in_cpp(tmp_path: Path) ->
     program_ = [str(tmp_path / "main"), library, str(package)]
     done = subprocess.run(program_, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_busy_gpu_is_the_same_in_packages() -> None:
+    text = (Path(ferrule.__file__).parent / "packaged" / "cuda_ops.h").read_text("utf-8")
+    assert "enum { FR_BUSY = 2 * 132 * 256 };" in text
+    assert cuda_launch._BUSY == 2 * 132 * 256

@@ -267,7 +267,8 @@ class _Writer:
                 f"{{fr_bytes_{name}_{k}, {len(code.payload)}, {' | '.join(code.needs) or 0}, "
                 f"FR_{code.blocks.upper()}, {_c(code.far)}, {number}, "
                 f"{_c(code.architecture.startswith('compute_'))}, "
-                f"{_c(code.architecture[-1:] == 'a')}, {code.shared}, {_string(code.symbol)}, "
+                f"{_c(code.architecture[-1:] == 'a')}, {code.each}, {_c(code.aligned)}, "
+                f"{code.shared}, {_string(code.symbol)}, "
                 "NULL, false, false, NULL}"
             )
         passed = []

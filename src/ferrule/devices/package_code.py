@@ -38,6 +38,8 @@ class Code(NamedTuple):
         architecture: such as ``"sm_90"``; empty for the CPU.
         shared: for CUDA, bytes of dynamic shared memory.
         symbol: for CUDA, the function's name.
+        each: for CUDA, threadgroups that a block carries out.
+        aligned: for CUDA, whether arrays begin at multiples of 16 bytes.
     """
 
     payload: bytes
@@ -47,6 +49,8 @@ class Code(NamedTuple):
     architecture: str = ""
     shared: int = 0
     symbol: str = ""
+    each: int = 1
+    aligned: bool = False
 
 
 def for_cpu(spec: Spec, example: Launch | None) -> tuple[Code, ...]:
@@ -85,18 +89,19 @@ def for_cuda(
         built = device.shaped(spec, largest, form)
         return Code(
             built.payload, needs, _BLOCKS[form.threads], form.far, architecture, built.shared,
-            kernel_symbol(spec),
+            kernel_symbol(spec), form.each, form.aligned_arrays,
         )  # fmt: skip
 
     if spec.kernel.language == "cuda":
-        return (code(CudaForm("box"), ()),)
-    found = [code(_ANY_CUDA, ())]
+        return (code(CudaForm("box", aligned_arrays=False), ()),)
+    forms = [_ANY_CUDA]
+    lanes = False
     if example is not None:
         needs = cuda_text.needs_of(cpp.prepare(spec))
-        form = plain_form(form_for(needs, example))
-        if form != _ANY_CUDA:
-            found.insert(0, code(form, _needs(form, needs.lanes)))
-    return tuple(found)
+        lanes, form = needs.lanes, form_for(needs, example)
+        # What the example's arrays and size allow, what its grid allows, and what is always right.
+        forms = list(dict.fromkeys((form, plain_form(form), _ANY_CUDA)))
+    return tuple(code(form, () if form == _ANY_CUDA else _needs(form, lanes)) for form in forms)
 
 
 def _needs(form: CudaForm, lanes: bool) -> tuple[str, ...]:

@@ -31,6 +31,7 @@ static struct {
   const char* missing; /* what was not found, after fr_find_cuda */
 } fr_cuda;
 
+enum { FR_BUSY = 2 * 132 * 256 }; /* _BUSY of source/cuda_launch.py */
 enum { FR_CAPABILITY_MAJOR = 75, FR_CAPABILITY_MINOR = 76, FR_MOST_DYNAMIC_SHARED = 8 };
 
 static void fr_find_cuda(void) {
@@ -136,8 +137,36 @@ static bool fr_fill_on_cuda(fr_call* c, const fr_body* body, const fr_special* s
   return done;
 }
 
-/* The machine code for these sizes and this GPU, loaded; NULL after an error. */
-static fr_code* fr_find_code(fr_call* c, fr_special* special, const fr_sent* sent, int device) {
+/* Threads along x of the threadgroups that a body gets that cannot tell how it is grouped. */
+static uint32_t fr_any_threadgroup(const fr_sent* sent) {
+  uint32_t whole = sent->grid[0] > 256 ? 256 : (sent->grid[0] + 31) / 32 * 32;
+  return whole ? whole : 32;
+}
+
+/* Whether a launch keeps a GPU busy with so many threadgroups in each block: `many` of
+ * source/cuda_launch.py. */
+static bool fr_many(const fr_code* code, const fr_sent* sent) {
+  uint64_t each = code->each, threads = (uint64_t)sent->grid[0] * sent->grid[1] * sent->grid[2];
+  uint32_t t = code->blocks == FR_ANY ? fr_any_threadgroup(sent) : 0;
+  uint64_t groups = t ? (sent->grid[0] + t - 1) / t : sent->groups[0];
+  return threads >= each * FR_BUSY && (groups % each == 0 || groups >= 8 * each) &&
+         sent->grid[0] <= INT32_MAX;
+}
+
+/* Whether all arrays begin where the compiler was told. */
+static bool fr_aligned(const fr_body* body, const fr_special* special, const fr_array* arrays) {
+  for (int p = 0; p < special->passed; p++) {
+    const fr_parameter* parameter = &special->parameters[p];
+    bool output = parameter->kind == FR_PASS_OUTPUT;
+    if (!output && parameter->kind != FR_PASS_INPUT) continue;
+    if ((uintptr_t)arrays[parameter->index + (output ? body->reads : 0)].pointer % 16) return false;
+  }
+  return true;
+}
+
+/* The machine code for these sizes, arrays and this GPU, loaded; NULL after an error. */
+static fr_code* fr_find_code(fr_call* c, fr_special* special, const fr_sent* sent, bool aligned,
+                             int device) {
   int major = 0, minor = 0;
   if (fr_cuda.attribute(&major, FR_CAPABILITY_MAJOR, device) ||
       fr_cuda.attribute(&minor, FR_CAPABILITY_MINOR, device)) {
@@ -150,7 +179,8 @@ static fr_code* fr_find_code(fr_call* c, fr_special* special, const fr_sent* sen
     bool fits = code->portable   ? 10 * major + minor >= of
                 : code->specific ? 10 * major + minor == of
                                  : major == of / 10 && minor >= of % 10;
-    if (!fits || (code->needs & ~sent->facts)) continue;
+    if (!fits || (code->needs & ~sent->facts) || (code->aligned && !aligned)) continue;
+    if (code->each > 1 && !fr_many(code, sent)) continue;
     pthread_mutex_lock(&fr_loading);
     int status = 0;
     if (!code->function) {
@@ -173,8 +203,7 @@ static fr_code* fr_find_code(fr_call* c, fr_special* special, const fr_sent* sen
 static bool fr_blocks(fr_call* c, const fr_code* code, fr_sent* sent, uint32_t* blocks,
                       uint32_t* block) {
   if (code->blocks == FR_ANY) {
-    uint32_t whole = (sent->grid[0] + 31) / 32 * 32;
-    sent->threadgroup[0] = whole < 256 ? whole : 256;
+    sent->threadgroup[0] = fr_any_threadgroup(sent);
     sent->groups[0] = (sent->grid[0] + sent->threadgroup[0] - 1) / sent->threadgroup[0];
   }
   const uint32_t* t = sent->threadgroup;
@@ -183,7 +212,10 @@ static bool fr_blocks(fr_call* c, const fr_code* code, fr_sent* sent, uint32_t* 
   block[1] = box ? t[1] : 1;
   block[2] = box ? t[2] : 1;
   memcpy(blocks, sent->groups, sizeof sent->groups);
-  if (!code->far_away) return true;
+  if (!code->far_away) {
+    blocks[0] = (blocks[0] + code->each - 1) / code->each;
+    return true;
+  }
   uint64_t plane = (uint64_t)sent->groups[0] * sent->groups[1], most = (uint64_t)INT32_MAX * 65535;
   if (plane > most / sent->groups[2])
     return fr_fail(c, "its grid has more threadgroups than CUDA can launch.");
@@ -204,7 +236,7 @@ static bool fr_launch(fr_call* c, const fr_body* body, fr_special* special, cons
   int status = fr_cuda.get_device(&device, c->device);
   if (status) return fr_cuda_failed(c, status, "its GPU is not there");
   if (!fr_reads(c, body, special, arrays) || !fr_value(c, body->shared, &shared)) return false;
-  fr_code* code = fr_find_code(c, special, &sent, device);
+  fr_code* code = fr_find_code(c, special, &sent, fr_aligned(body, special, arrays), device);
   if (!code || !fr_blocks(c, code, &sent, blocks, block)) return false;
   if (shared < 0 || shared > INT32_MAX)
     return fr_fail(c, "`shared_memory` is %lld bytes.", (long long)shared);

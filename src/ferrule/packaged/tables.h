@@ -57,6 +57,8 @@ typedef struct {
   uint16_t architecture; /* such as 90 */
   bool portable;        /* PTX, for newer GPUs, too */
   bool specific;        /* for this architecture alone, such as sm_90a */
+  uint8_t each;         /* threadgroups that a block carries out; 1 but for large launches */
+  bool aligned;         /* arrays begin at multiples of 16 bytes */
   uint32_t shared;      /* bytes of dynamic shared memory */
   const char* symbol;
   /* What is loaded of it. */
