@@ -58,6 +58,10 @@ class Derived:
             return self.op.digest
         return identity.of_callable(self._what, self.function, self.version)
 
+    def ops(self) -> list[Op]:
+        """The ops that it calls, as far as can be told from its code."""
+        return identity.ops_in(self.function) if self.op is None else [self.op]
+
 
 def cotangent_names(of: Op, output: str) -> tuple[str, ...]:
     """What a vjp op may call the cotangent of an output, the usual name first.
