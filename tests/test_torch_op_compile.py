@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -430,3 +431,36 @@ def test_a_derivative_that_is_another_in_the_next_process() -> None:
     """
     found = [run(script.replace("SLOPE", str(slope))).strip() for slope in (2, 5)]
     assert found == ["2.0", "5.0"]
+
+
+RULES = {
+    "an op": "op.def_vjp(slope)",
+    "a function": "op.def_vjp(lambda p, cotangents, o: (slope(p[0], cotangents[0]),))",
+    "by a name": "def call(x, c): return slope(x, c)\nop.def_vjp(lambda p, c, o: call(p[0], c[0]))",
+    "a closure": "def rule(ops): return lambda p, c, o: ops['slope'](p[0], c[0])\n"
+    "op.def_vjp(rule({'slope': slope}))",
+}
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_compiled_backward_that_another_process_left_behind(
+    rule: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch takes it from its cache: nothing is traced that would name the ops in it."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    script = """
+        import torch, ferrule
+        from torch._dynamo.utils import counters
+        how = dict(grid="N", threadgroup=8)
+        I = "uint i = thread_position_in_grid.x; "
+        op = ferrule.op("kept", "x[N]:T -> y[N]:T", metal=I + "y[i] = 3 * x[i];", **how)
+        slope = ferrule.op(
+            "kept_vjp", "x[N]:T, cotangent[N]:T -> x_grad[N]:T",
+            metal=I + "x_grad[i] = 3 * cotangent[i] + 0 * x[i];", **how,
+        )
+        exec(RULE)
+        x = torch.ones(3, requires_grad=True)
+        torch.compile(lambda x: op(x), fullgraph=True)(x).backward(torch.ones(3))
+        print(x.grad.tolist(), counters["aot_autograd"]["autograd_cache_hit"])
+    """.replace("RULE", repr(RULES[rule]))
+    assert [run(script).strip() for _ in range(2)] == ["[3.0, 3.0, 3.0] 0", "[3.0, 3.0, 3.0] 1"]

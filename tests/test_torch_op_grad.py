@@ -23,7 +23,7 @@ from torch.utils.checkpoint import (
 
 import ferrule
 from ferrule import KernelError
-from torch_ops import DIFFERENTIABLE, EACH, Case, I, equal, rand
+from torch_ops import DIFFERENTIABLE, EACH, Case, I, equal, moved, rand
 
 pytestmark = [
     # torch's own: its forward mode and its compiler use what they deprecate
@@ -37,10 +37,10 @@ Function = Callable[..., Any]
 Tensors = Sequence[torch.Tensor]
 
 
-def loss(case: Case, function: Function) -> tuple[Function, Tensors]:
+def loss(case: Case, function: Function, device: str = "cpu") -> tuple[Function, Tensors]:
     """A scalar function of the float inputs of the usual call, and these; not linear in what the
     op gives, and different in each element."""
-    inputs, floats = case.samples()[0], case.floats()
+    inputs, floats = moved(case.samples()[0], device), case.floats()
 
     def of(*given: torch.Tensor) -> torch.Tensor:
         values = list(inputs)
@@ -50,7 +50,8 @@ def loss(case: Case, function: Function) -> tuple[Function, Tensors]:
         found = found if isinstance(found, tuple) else (found,)
         total: Any = 0
         for i, one in enumerate(found):
-            weights = torch.arange(one.numel(), dtype=one.dtype).view(one.shape) / one.numel()
+            order = torch.arange(one.numel(), dtype=one.dtype, device=one.device)
+            weights = order.view(one.shape) / one.numel()
             total = total + (torch.sin(one * (i + 1)) * (weights + 0.5)).sum()
         return total
 
@@ -90,7 +91,7 @@ def func_grad(f: Function, given: Tensors) -> Any:
 
 def func_vjp(f: Function, given: Tensors) -> Any:
     y, back = vjp(f, *given)
-    return y, back(torch.tensor(2.0))
+    return y, back(torch.tensor(2.0, device=given[0].device))
 
 
 def func_jacrev(f: Function, given: Tensors) -> Any:

@@ -300,7 +300,7 @@ put = ferrule.op(
 
 def put_reference(cache: torch.Tensor, row: torch.Tensor, at: int) -> torch.Tensor:
     cache[:, at] = row
-    return torch.full((cache.shape[0],), at + 1, dtype=torch.int32)
+    return torch.full((cache.shape[0],), at + 1, dtype=torch.int32, device=cache.device)
 
 
 def put_samples() -> list[Inputs]:
@@ -391,6 +391,14 @@ DIFFERENTIABLE = [case for case in CASES if case.orders]
 def cloned(inputs: Inputs) -> Inputs:
     """Inputs that can be written to."""
     return tuple(one.clone() if isinstance(one, torch.Tensor) else one for one in inputs)
+
+
+def moved(inputs: Inputs, device: str, dtype: torch.dtype | None = None) -> Inputs:
+    """The same on a device, floats in a dtype; what is no tensor stays."""
+    return tuple(
+        one if not isinstance(one, torch.Tensor)
+        else one.to(device, dtype if is_float(one) else None) for one in inputs
+    )  # fmt: skip
 
 
 def equal(found: Any, expected: Any) -> None:

@@ -58,6 +58,10 @@ class Derived:
             return self.op.digest
         return identity.of_callable(self._what, self.function, self.version)
 
+    def ops(self) -> list[Op]:
+        """The ops that it calls, as far as can be told from its code."""
+        return identity.ops_in(self.function) if self.op is None else [self.op]
+
 
 class AbsentRule(Derived):
     """What a file knows of a rule that is a Python function: its digest. A call of it raises."""

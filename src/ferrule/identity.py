@@ -152,6 +152,52 @@ class _Reader:
         return repr(one)
 
 
+def ops_in(function: object) -> list[Any]:
+    """The ops that a Python function names: in its closure and its defaults, in its module, and in
+    functions of the same package that it names. What it finds in other ways is not seen."""
+    found: list[Any] = []
+    seen: dict[int, Any] = {}
+    rest = [function]
+    while rest:
+        one = rest.pop()
+        if id(one) in seen:
+            continue
+        seen[id(one)] = one
+        if hasattr(type(one), "ferrule_digest"):
+            found.append(one)
+        elif isinstance(one, functools.partial):
+            rest += [one.func, *one.args, *one.keywords.values()]
+        elif isinstance(one, types.MethodType):
+            rest.append(one.__func__)
+        elif isinstance(one, (tuple, list)):
+            rest += one
+        elif isinstance(one, dict):
+            rest += one.values()
+        elif isinstance(one, types.FunctionType):
+            # A cell of a name that is not assigned yet equals another empty one.
+            cells = [cell for cell in one.__closure__ or () if cell != types.CellType()]
+            rest += [cell.cell_contents for cell in cells]
+            rest += [one.__defaults__, one.__kwdefaults__]
+            named = [one.__globals__.get(name) for name in _names(one.__code__)]
+            package = one.__module__.partition(".")[0]
+            rest += [
+                value
+                for value in named
+                if hasattr(type(value), "ferrule_digest")
+                or (
+                    isinstance(value, types.FunctionType)
+                    and value.__module__.partition(".")[0] == package
+                )
+            ]
+    return found
+
+
+def _names(code: types.CodeType) -> set[str]:
+    """All names in a function's code, and in that of functions inside of it."""
+    inside = [_names(one) for one in code.co_consts if isinstance(one, types.CodeType)]
+    return set(code.co_names).union(*inside)
+
+
 def importable(value: Any) -> str | None:
     """``module:name`` of a class or a function written in C that can be found under it.
 

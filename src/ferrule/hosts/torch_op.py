@@ -93,6 +93,10 @@ class TorchOp:
             if op.counts is not known.op.counts:
                 known.op.counts.update(op.counts)
             op.counts = known.op.counts  # it is the other that carries out calls
+        else:  # a compiled graph that another process left behind may name ops of the rules alone
+            for other in [one for rule in op.rules.values() for one in rule.ops()]:
+                with contextlib.suppress(KernelError):
+                    _ = other.torch_op
         self.look_for_dtensor = _dtensor_finder(self.op, self.overload)
         if self.raw is not self.overload:
             self.look_for_dtensor()
