@@ -194,7 +194,8 @@ def test_two_gpus() -> None:
         for name in ADOPTED:
             values = samples(name, place)[0]
             close(ADOPTED[name].op(*values), plain(name, values[0], values[1:])(values[0]))
-    assert {one for one, _, _ in MADE} == {"cpu", "cuda:0", "cuda:1"} and len(MADE) == 3
+    assert {one for one, _, _ in MADE} == {"cpu", "cuda:0", "cuda:1"}
+    assert max(map(MADE.count, MADE)) <= 2  # this op, and that of ADOPTED
 
 
 # -- libraries -------------------------------------------------------------------------------------
@@ -222,6 +223,8 @@ def cupy_op() -> Op:
 
 def numba_op() -> Op:
     cuda = pytest.importorskip("numba.cuda")
+    if not hasattr(np, "row_stack"):  # gone since NumPy 2.5
+        pytest.skip("this Numba is for an older NumPy")
     if not cuda.is_available():
         pytest.skip("Numba finds no GPU")
     return of_the_page("numba")
