@@ -44,7 +44,8 @@ class Op:
         autocast: what torch's autocast does with its inputs: None, ``"cast"`` or ``"float32"``.
         rules: its derivative and batching rules, under ``"vjp"``, ``"jvp"`` and ``"vmap"``.
         counts: how often calls took a slower way than they might: ``"copy"`` of an input that is
-            not contiguous, ``"vmap loop"`` …
+            not contiguous, ``"output copy"`` of what a function gave and others hold, ``"vmap
+            loop"`` of a batch, ``"Python path"`` of a kernel in torch that C could not launch.
     """
 
     def __init__(

@@ -248,6 +248,7 @@ class TorchOp:
         queue = host.stream(None, device)
         if isinstance(chosen, Runner):
             return op_call.packed(self._run_function(chosen, values, said, results, device, queue))
+        op.counts["Python path"] += 1  # kernels are launched in C, where it can
         copies = self._contiguous(chosen, given, tensors, device)
         outputs: list[torch.Tensor] = []
         if isinstance(chosen, CudaUnit):
