@@ -551,3 +551,16 @@ def test_warp(monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch.compile(op, backend="aot_eager", fullgraph=True)(x, 3).tolist() == [0, 3, 6, 9]
     torch.library.opcheck(op.torch_op, (x, 2.0), test_utils=UTILITIES)
     assert "output copy" not in op.counts
+
+
+@pytest.mark.parametrize(
+    ("run", "message"),
+    [
+        (lambda x: x, r"the inputs, \(x, k\), but .*lambda>\(x\) does not take them: too many"),
+        (lambda x, k, out: x, "missing a required argument: 'out'.* called like the outputs, y"),
+        (lambda x, *, k: x, "too many positional arguments"),
+    ],
+)  # fmt: skip
+def test_a_function_that_cannot_be_called_with_the_inputs(run: Any, message: str) -> None:
+    with pytest.raises(KernelError, match=rf"`run` \(.*\) of op 'f' is called with .*{message}"):
+        ferrule.adopt("f", "x[N]:T, k:int32 -> y[N]:T", run=run)

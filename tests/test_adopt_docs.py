@@ -44,7 +44,7 @@ def test_blocks_for_a_gpu_are_python(block: Block) -> None:
     assert "ferrule" in code.co_names
     rule = re.search(r'adopt\(\s*"\w+",\s*"([^"]+)"', block.text)
     assert rule is not None
-    ferrule.adopt("f", rule[1], run=abs)  # the rule can be read
+    ferrule.adopt("f", rule[1], run=print)  # the rule can be read
 
 
 def test_all_libraries_are_shown() -> None:

@@ -278,7 +278,7 @@ def test_state_dict_and_conversions() -> None:
     expected = layers(x)
     torch.testing.assert_close(copy.deepcopy(layers)(x), expected)
     layers.double()  # what the rule does not allow is refused, not read as something else
-    with pytest.raises(ferrule.KernelError, match="got float64, but scale"):
+    with pytest.raises(ferrule.KernelError, match="got float64, expected scale"):
         layers(x.double())
     for layer in layers:
         layer.scale = layer.scale.half()

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import ferrule
-from ferrule import _env, cache, dtypes
+from ferrule import _env, cache, dtypes, nvrtc
 from ferrule.cli import Fault, demo, grid_sample, main, readable
 from ferrule.cli import target as target_of
 
@@ -527,8 +527,8 @@ def test_inspect_ops_of_all_kinds(tmp_path: Path) -> None:
     assert result.exit_code == 0 and "==== CUDA ====" in result.stdout, result.output
     for arguments, message in (
         ((path, ), "has 4 ops: scale, put, add, mine; expected"),
-        ((f"{path}:mine", "--metal"), "'mine' has no such text: its implementations are run."),
-        ((f"{path}:add", "--metal"), "'add' has no such text: its implementations are cuda."),
+        ((f"{path}:mine", "--metal"), "'mine' has no text for --metal: its impl"),
+        ((f"{path}:add", "--metal"), "'add' has no text for --metal: its impl"),
         ((f"{path}:scale", "--metal"), "--with is not given for x[*S,D]:T, w[D]:T, eps:float32;"),
         ((f"{path}:scale", "--with", "q=1"), "'q': the op has no such input; its inputs: x, w,"),
         ((f"{path}:scale", "--grid", "1,1,1"), "an op declares its outputs, template, grid"),
@@ -546,6 +546,44 @@ def test_inspect_ops_of_all_kinds(tmp_path: Path) -> None:
         assert message in fault("inspect", *arguments)
 
 
+UNIT = """
+text = "__global__ void twice(const T* x, T* y) { y[threadIdx.x] = x[threadIdx.x] * T(2); }"
+def unit(**more):
+    step = ferrule.cuda_step("twice", ["x", "y"], blocks=1, block="N")
+    return ferrule.cuda_unit(text, steps=[step], **more)
+rule = "x[N]:T -> y[N]:T"
+twice = ferrule.op("twice", rule, cuda=unit())
+few = ferrule.op("twice", rule, cuda=unit(when="N < 4"))
+text = text.replace("threadIdx", "threadIndex")
+wrong = ferrule.op("twice", rule, cuda=unit())
+"""
+
+
+def test_inspect_units(tmp_path: Path) -> None:
+    path = tmp_path / "units.py"
+    path.write_text("import ferrule\n" + UNIT)
+    result = run("inspect", f"{path}:twice", "--with", "x=float16[8]")
+    assert "  cuda         a unit in 1 step: twice\n" in result.stdout, result.output
+    assert (
+        "==== the unit ====\n// twice\n" in result.stdout and "using T = __half;" in result.stdout
+    )
+    assert "note: compiles" in result.stdout or "note: not compiled" in result.stdout
+    result = run("inspect", f"{path}:twice", "--cuda", "--with", "x=float32[8]")
+    assert result.exit_code == 0 and result.stdout.startswith("// twice\n"), result.output
+    assert "op twice" in result.stderr
+    message = fault("inspect", f"{path}:few", "--cuda", "--with", "x=float32[8]")
+    assert "'few' has no implementation whose `when` holds for such inputs" in message
+    message = fault("inspect", f"{path}:twice", "--cpp", "--with", "x=float32[8]")
+    assert "'twice' has no text for --cpp: its implementations are cuda." in message
+    if nvrtc.find_nvrtc() is None:
+        return
+    for options in ([], ["--cuda"]):
+        result = run("inspect", f"{path}:wrong", *options, "--with", "x=float32[8]")
+        assert result.exit_code == 2 and 'identifier "threadIndex" is undefined' in result.stderr
+    result = run("inspect", f"{path}:twice", "--cuda", "--arch", "90", "--with", "x=float32[8]")
+    assert result.exit_code == 2 and "--arch: got '90'" in result.stderr
+
+
 def fault_of(target: str) -> str:
     with pytest.raises(Fault) as caught:
         target_of.find_kernel(target)
@@ -557,6 +595,10 @@ def fault_of(target: str) -> str:
     ("text", "message"),
     [
         ("1 / 0\n", "ZeroDivisionError: division by zero ({path}, line 1)"),
+        (
+            "import ferrule\nferrule.op('a', 'b')",
+            "RuleError: a rule has '->' between its inputs and outputs b ^ ({path}, line 2)",
+        ),
         ("x = 1\nthis is no Python\n", "SyntaxError: invalid syntax"),
         ("raise SystemExit('no,\\n thanks')\n", "SystemExit: no, thanks ({path}, line 1)"),
         ("import ferrule\nferrule.metal_kernel('a b', [], ['o'], '')\n", "KernelError: "),

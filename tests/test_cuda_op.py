@@ -395,7 +395,11 @@ def one_step(**changed: Any) -> Op:
 
 
 SIZES: list[tuple[dict[str, Any], type[Exception], str]] = [
-    ({"block": 1025}, KernelError, r"`block of step 'f'` of op 'one': \(1025, 1, 1\) is .*1024"),
+    (
+        {"block": 1025},
+        KernelError,
+        r"`block of step 'f'` of op 'one': got \(1025, 1, 1\); expected 1024",
+    ),
     ({"block": (1, 1, 65)}, KernelError, "64 along z"),
     ({"block": "N-6"}, KernelError, "positive sizes"),
     ({"blocks": "N-7"}, KernelError, r"`blocks of step 'f'` of op 'one': N - 7 is -1 for x \(6,\)"),

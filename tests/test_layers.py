@@ -110,7 +110,8 @@ MAY_IMPORT = {
     "numpy",
     "op_declaration": "errors call kernel identity rule implementation cuda_parts cuda_steps "
     "derivatives op_call sharding hosts.torch_op",
-    "op_text": "errors dtypes spec call cuda_call implementation op_declaration op_launch numpy",
+    "op_text": "errors dtypes rule spec unit call cuda_call cuda_steps devices implementation "
+    "op_declaration op_launch source numpy",
     "adopting": "errors implementation op_declaration sharding",
     "hosts.torch_op": f"{NOUNS} arguments fastcall batching expression implementation cuda_steps "
     "op_declaration op_call op_launch op_unit rule hosts torch",
@@ -155,8 +156,8 @@ MAY_IMPORT = {
     "cli.doctor": "ferrule cli _env spec devices driver cache toolchain binding fastcall nvdisasm "
     "nvrtc numpy click rich",
     "cli.grid_sample": "ferrule numpy",
-    "cli.inspect": "ferrule cli nvdisasm click",
-    "cli.inspect_op": "ferrule cli dtypes identity implementation op_text rule click",
+    "cli.inspect": "ferrule cli nvdisasm op_text click",
+    "cli.inspect_op": "ferrule cli cuda_steps dtypes identity implementation op_text rule click",
     "cli.target": "ferrule cli dtypes click",
     "__main__": "cli",
 }

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -268,7 +269,7 @@ def test_the_digest_changes_with_all_that_changes_behaviour() -> None:
         scale(), scale(init_value=0), scale(init_value=0.0), scale(header="// h"),
         scale(batch="D"), scale(autocast="cast"), scale(compile_options={"math_mode": "fast"}),
         scale(template={"A": 1}), scale(template={"A": True}), scale(template={"A": ferrule.int8}),
-        scale(atomic_outputs=True), scale(ensure_row_contiguous=False), scale(reference=abs),
+        scale(atomic_outputs=True), scale(ensure_row_contiguous=False), scale(reference=print),
     ]  # fmt: skip
     for n in (1, 2):
         other = scale()
@@ -347,14 +348,14 @@ def test_names_that_would_mean_two_things() -> None:
     ("call", "message"),
     [
         (lambda op, x, w: op(x, w[:2]), "whose dim 0 is 2, but D is 3 by input 'x' of shape"),
-        (lambda op, x, w: op(x, x), "with 1 dims"),
+        (lambda op, x, w: op(x, x), "with 1 dim"),
         (lambda op, x, w: op(x, w.astype(np.float16)), "T is float32 by input 'x'"),
         (lambda op, x, w: op(x), "got no input 'w'"),
         (lambda op, x, w: op(x, w, w), "takes 2 inputs"),
         (lambda op, x, w: op(x, w, x=x), "takes 2 inputs|twice"),
         (lambda op, x, w: op(x, w=w, v=w), "has no input 'v', but x, w"),
         (lambda op, x, w: op(x, [1.0, 2.0, 3.0]), "input 'w' of op 'scale': got"),
-        (lambda op, x, w: op(x, None), "got None, but w"),
+        (lambda op, x, w: op(x, None), "got None, expected an array: w"),
     ],
 )
 def test_wrong_inputs(call: Any, message: str) -> None:
@@ -405,3 +406,36 @@ def test_mlx_arrays() -> None:
         put(mx.ones(3), mx.ones(3))
     with pytest.raises(KernelError, match="expected arrays of one library"):
         scale()(mx.ones((2, 3)), np.ones(3, np.float32))
+
+
+def test_what_is_not_constant_is_said_with_what_makes_it_so() -> None:
+    body = "constexpr int n = D / 2;\nuint i = thread_position_in_grid.x; y[i] = x[i] * n;"
+    declare = partial(
+        ferrule.op, "constant", "x[D]:T -> y[D]:T", metal=body, grid="D", threadgroup=64
+    )
+    with pytest.raises(ferrule.CompileError, match=r"source line 1.*(?s:.)*given by `template`\.$"):
+        declare()(np.ones(4, np.float32))
+    np.testing.assert_array_equal(declare(template={"D": "D"})(np.ones(4, np.float32)), 2)
+
+
+def test_float64_warns_that_apple_has_none() -> None:
+    body = "uint i = thread_position_in_grid.x; y[i] = x[i];"
+    declare = partial(ferrule.op, "wide", "x[N]:T -> y[N]:T", metal=body, grid="N", threadgroup=64)
+    x = np.linspace(0, 1, 5)
+    with pytest.warns(ferrule.PortabilityWarning, match=r"line 1: float64 \('x'\) runs here, but"):
+        np.testing.assert_array_equal(declare()(x), x)
+    with pytest.raises(ferrule.DialectError, match=r"float64 \('x'\).*portable=True"):
+        declare(portable=True)(x)
+
+
+def test_check_grad_wants_an_op() -> None:
+    with pytest.raises(KernelTypeError, match=r"expected an op; torch.autograd.gradcheck"):
+        ferrule.check_grad(cast(Any, abs), np.ones(3, np.float32))
+
+
+def test_sizes_that_are_numbers_are_said_once() -> None:
+    op = ferrule.op(
+        "large", "x[*S,D]:T, w[D]:T -> y[*S,D]:T", metal=SCALE, grid=1, threadgroup=(32, 64)
+    )
+    with pytest.raises(KernelError, match=r"`threadgroup` .*: got \(32, 64, 1\); expected 1024"):
+        op(np.ones((2, 3), np.float32), np.ones(3, np.float32))

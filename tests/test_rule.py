@@ -41,7 +41,7 @@ def test_8_bit_floats(kind: str) -> None:
     text = f"x[N]:float32, w[N,K//16]:{kind}, s[K]:T -> y[N]:{kind}, z[K]:T where T in ({kind})"
     rule, said = bind(text, (4,), (4, 2), (32,), kinds=["float32", kind, kind])
     assert rule.results("op", said) == [((4,), kind), ((32,), kind)]
-    with pytest.raises(KernelError, match=rf"input 'w' .* got uint8, but w\[N,K//16\]:{kind}"):
+    with pytest.raises(KernelError, match=rf"input 'w' .* got uint8, expected w\[N,K//16\]:{kind}"):
         bind(text, (4,), (4, 2), (32,), kinds=["float32", "uint8", kind])
 
 
@@ -119,7 +119,7 @@ def test_what_compares_sizes_is_asked_for_every_dim() -> None:
     ("text", "shapes", "kinds", "message"),
     [
         (SAMPLE, [(4, 8, 9), (4, 5, 6, 2)], "float32",
-         r"input 'x' of op 'op': got the shape \(4, 8, 9\), but x\[B,H,W,C\]:T, with 4 dims"),
+         r"input 'x' of op 'op': got the shape \(4, 8, 9\), expected x\[B,H,W,C\]:T, with 4 dims"),
         (SAMPLE, [(4, 8, 9, 3), (5, 5, 6, 2)], "float32",
          r"input 'grid' .* \(5, 5, 6, 2\) .* dim 0 is 5, but B is 4 by input 'x' of shape "
          r"\(4, 8, 9, 3\)"),
@@ -134,11 +134,11 @@ def test_what_compares_sizes_is_asked_for_every_dim() -> None:
         (LINEAR, [(3, 32), (8, 16), (8, 2), (9,)], ["bfloat16", "uint8", "float16", "bfloat16"],
          r"input 'bias' .* dim 0 is 9, but N is 8 by input 'w'"),
         (LINEAR, [(), (8, 16), (8, 2), None], ["bfloat16", "uint8", "float16", None],
-         r"x\[\*S,K\]:bfloat16, with 1 dims or more"),
+         r"x\[\*S,K\]:bfloat16, with 1 dim or more"),
         (LINEAR, [(32,), (8, 16), (8, 2), None], ["float32", "uint8", "float16", None],
-         r"input 'x' .* got float32, but x\[\*S,K\]:bfloat16"),
+         r"input 'x' .* got float32, expected x\[\*S,K\]:bfloat16"),
         (CACHE, [(2, 9, 4), (2, 4), ()], ["float64", "float64", None],
-         r"got float64, but cache.* where T is one of float32, float16"),
+         r"got float64, expected cache.* where T is one of float32, float16"),
         ("a[*S]:T, b[*S]:T -> c[*S]:T", [(2, 3), (2, 4)], "float32",
          r"input 'b' .* so \*S is \(2, 4\), but input 'a' of shape \(2, 3\)"),
         ("x[*S]:T, w[x.size]:T -> z[1]:T", [(2, 3), (5,)], "float32",
@@ -161,13 +161,15 @@ def test_what_a_call_contradicts(text: str, shapes: Any, kinds: Any, message: st
         ("x[B]:T", 6, "has '->'"),
         ("x[B]:T -> y[B]:T -> z[B]:T", 17, "has one '->'"),
         ("x[B]:T ->", 9, "has an output"),
-        ("x[B:T -> y[B]:T", 6, "bracket is not closed"),
+        ("x[B:T -> y[B]:T", 1, "bracket is not closed"),
+        ("x[min(B,2]:T -> y[B]:T", 9, r"expected '\)' before"),
+        ("x[B]:T -> y[B:T", 11, "bracket is not closed"),
         ("x]:T -> y[1]:T", 1, "closes nothing"),
         ("x[B] -> y[B]:float32", 4, "expected ':' and a dtype"),
         ("x[B]:T, [B]:T -> y[B]:T", 8, "expected an array"),
         ("x[B]:T, , z[B]:T -> y[B]:T", 8, "expected an array"),
         ("x[B]:T, x[C]:T -> y[B]:T", 8, "two arrays called 'x'"),
-        ("x[B]:T -> y[B,Q]:T", 14, "has the dim 'Q' by itself"),
+        ("x[B]:T -> y[B,Q]:T", 14, "has the dim 'Q' by itself; they have B"),
         ("x[B+1]:T -> y[3]:T", 2, "has the dim 'B' by itself"),
         ("x[B]:T, w[C]:T? -> y[C]:T", 10, "always there has the dim 'C'"),
         ("x[B]:T -> y[B]:U", 10, "what dtype 'U' is"),
@@ -181,6 +183,11 @@ def test_what_a_call_contradicts(text: str, shapes: Any, kinds: Any, message: st
         ("x[B]:T -> y[B]:T?", 10, "marks of inputs"),
         ("x[B]:float -> y[B]:float", 5, "no dtype 'float'; expected .*float32"),
         ("x[B]:T -> y[B]:float24", 15, "no dtype 'float24'"),
+        ("x[B]:f32 -> y[B]:f32", 5, "no dtype 'f32'; expected .*float32"),
+        ("x[B]:bf16 -> y[B]:bf16", 5, "no dtype 'bf16'"),
+        ("x[B]:double -> y[B]:double", 5, "no dtype 'double'"),
+        ("x[B]:T w[B]:T -> y[B]:T", 7, "expected ',' before the next array"),
+        ("x[B]:T -> y[B]:T where B % 4 = 0", 29, "compared by '=='"),
         ("x[B]:T?? -> y[B]:T", 6, "a mark stands twice"),
         ("n:int32? -> y[1]:int32", 0, "marks of arrays"),
         ("x[B]:T -> y[B/2]:T", 12, "write // for whole"),

@@ -17,7 +17,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import ferrule
 import torch_ops
-from ferrule import KernelError, Op
+from ferrule import KernelError, KernelTypeError, Op
 from torch_ops import CASES, DIFFERENTIABLE, EACH, Case, I, cloned, equal, is_float, rand
 
 ERRORS = (KernelError, RuntimeError)  # Dynamo raises its own, with the same text
@@ -433,7 +433,7 @@ def test_what_cannot_be_pickled(monkeypatch: pytest.MonkeyPatch) -> None:
         pickle.dumps(op)
     op = ferrule.op("changed", "x[N]:T -> y[N]:T", run=importable)
     data = pickle.dumps(op)
-    monkeypatch.setattr(sys.modules[__name__], "importable", EACH["gate"].reference)
+    monkeypatch.setattr(sys.modules[__name__], "importable", torch.sin)
     with pytest.raises(KernelError, match=r"`run` .* of op 'changed' is another"):
         pickle.loads(data)  # noqa: S301
 
@@ -536,3 +536,26 @@ def test_autocast_and_what_is_written_in_place() -> None:
         pytest.raises(KernelError, match=r"'v'.* T is float32 by input 'c'"),
     ):
         put(c, v)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # torch, of quantized and nested tensors
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (lambda: None, r"got None, expected a tensor: w\[D\]:T\."),
+        (lambda: 3.0, r"got a float, expected a tensor: w\[D\]:T\."),
+        (lambda: torch.ones(3).to_sparse(), r".*layout torch.sparse_coo, .*; give x.to_dense\(\)"),
+        (lambda: torch.quantize_per_tensor(torch.ones(3), 1, 0, torch.qint8), "got a quantized"),
+        (lambda: torch.nested.nested_tensor([torch.ones(3)]), "got a nested tensor"),
+    ],
+)  # fmt: skip
+def test_what_is_no_dense_tensor_is_refused(wrong: Any, message: str) -> None:
+    body = "uint i = thread_position_in_grid.x; y[i] = x[i] * w[i % D];"
+    op = ferrule.op(
+        "dense", "x[*S,D]:T, w[D]:T -> y[*S,D]:T", metal=body, grid="x.size", threadgroup=64
+    )
+    x, given = torch.ones(2, 3), wrong()
+    for _ in range(2):  # the first call, and those that C carries out
+        with pytest.raises(KernelTypeError, match=rf"^\[op\] input 'w' of op 'dense': {message}"):
+            op(x, given)
+        op(x, x[0])

@@ -86,7 +86,7 @@ WRONG: dict[str, tuple[Op, tuple[Any, ...], str]] = {
     "dtype": (GATE, (rand(2, 3), rand(3).to(f16)), "input 'w'.*got float16, but T is float32 by"),
     "declared dtype": (
         ferrule.op("f32", "x[N]:float32 -> y[N]:float32", run=lambda x: x), (rand(3).double(),),
-        "input 'x' of op 'f32': got float64, but x",
+        "input 'x' of op 'f32': got float64, expected x",
     ),
     "unknown dtype": (
         ferrule.op("any", "x[N]:T -> y[N]:T", run=lambda x: x),
@@ -94,7 +94,7 @@ WRONG: dict[str, tuple[Op, tuple[Any, ...], str]] = {
     ),
     "choices": (
         ferrule.op("some", "x[N]:T -> y[N]:T where T in (float16, bfloat16)", run=lambda x: x),
-        (rand(3),), "got float32, but x.* where T is one of float16, bfloat16",
+        (rand(3),), "got float32, expected x.* where T is one of float16, bfloat16",
     ),
     "condition": (
         ferrule.op("even", "x[N]:T -> y[N]:T where N % 2 == 0", run=lambda x: x), (rand(3),),

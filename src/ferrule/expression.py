@@ -25,6 +25,7 @@ _ATTRIBUTES = ("size", "ndim")
 _REFUSED = "\n\r\f\0\\#"  # Python reads more than one line, or none
 
 _NUMBER = re.compile(r"(?<![\w.])\d\w*", re.ASCII)
+_ASSIGNED = re.compile(r"(?<![=!<>])=(?!=)")
 _INTEGER = re.compile(r"[0-9_]+|0[xX][0-9a-fA-F_]+|0[bB][01_]+|0[oO][0-7_]+")
 
 _ARITHMETIC: dict[type[ast.AST], str] = {
@@ -202,6 +203,8 @@ def parse(text: str, *, whole: str | None = None, at: int = 0) -> Expression:
         deep, many = _extent(node, {})
     except SyntaxError as error:
         column = error.offset - 1 if error.offset else len(stripped)  # none where it ends early
+        if (alone := _ASSIGNED.search(stripped)) is not None:
+            raise fail("this is no expression: sizes are compared by '=='", alone.start()) from None
         raise fail("this is no expression", column) from None
     except (RecursionError, MemoryError):
         raise fail("an expression that is nested too deeply", 0) from None

@@ -55,7 +55,8 @@ def operator(function: object, kinds: str) -> Callable[..., Any] | None:
 
     Args:
         function: the operator, which takes positional arguments.
-        kinds: a letter per argument: ``a`` for an array; a number's is that of its dtype.
+        kinds: a letter per argument: ``a`` for an array, ``o`` for one that may be None; a
+            number's is that of its dtype.
     """
     module = library()
     try:

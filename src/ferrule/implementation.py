@@ -349,12 +349,13 @@ class Runner:
         """What a function has parameters for.
 
         Raises:
-            KernelError: some outputs, and not others.
+            KernelError: some outputs, and not others; or it cannot be called with the inputs.
         """
         try:
-            names = set(inspect.signature(function).parameters)
+            signature = inspect.signature(function)
         except (TypeError, ValueError):  # C functions, and some JITs' objects
             return Made(function, False, False)
+        names = set(signature.parameters)
         outputs = [one.name for one in self._rule.outputs]
         found = [name for name in outputs if name in names]
         if found and len(found) < len(outputs):
@@ -364,7 +365,17 @@ class Runner:
                 "or none."
             )
         inputs = [one.name for one in self._rule.inputs]
-        return Made(function, bool(found), "stream" in names and "stream" not in inputs)
+        stream = "stream" in names and "stream" not in inputs
+        try:
+            signature.bind(*inputs, **dict.fromkeys([*found, *["stream"] * stream]))
+        except TypeError as error:
+            raise KernelError(
+                f"[op] {self.name} of op {self._op!r} is called with the inputs, "
+                f"({', '.join(inputs)}), but {identity.named(function)}{signature} does not take "
+                f"them: {error}. Besides, it may have parameters called like the outputs, "
+                f"{', '.join(outputs)}, and `stream`."
+            ) from None
+        return Made(function, bool(found), stream)
 
     def to_json(self) -> Any:
         """Its digest; the function itself is no data."""
@@ -459,9 +470,8 @@ def wrong_size(
     if isinstance(text, tuple):
         text = f"({', '.join(map(str, text))})"
     sizes = ", ".join(f"{n} {s}" for n, s in said.shapes.items() if s)
-    return KernelError(
-        f"[op] `{what}` of op {op!r}: {text} is {value} for {sizes}; expected {expected}."
-    )
+    got = f"got {value}" if str(text) == str(value) else f"{text} is {value} for {sizes}"
+    return KernelError(f"[op] `{what}` of op {op!r}: {got}; expected {expected}.")
 
 
 def template_values(

@@ -218,7 +218,12 @@ def check_grad(
 
     Raises:
         KernelError: a derivative is wrong, with a table; the op has neither a vjp nor a jvp.
+        KernelTypeError: ``op`` is none.
     """
+    if not isinstance(op, Op):
+        raise KernelTypeError(
+            f"[check_grad] got {op!r}, expected an op; torch.autograd.gradcheck checks functions."
+        )
     if not {"vjp", "jvp"} & op.rules.keys():
         raise derivatives.missing(op, "vjp")
     values = _recording_nothing(op.ordered(args, named))

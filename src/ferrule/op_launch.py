@@ -176,7 +176,7 @@ def number(op: str, one: Argument, value: object) -> float:
     if not isinstance(plain, allowed[kind.kind]) or (kind.kind != "b" and isinstance(plain, bool)):
         raise KernelTypeError(
             f"[op] input {one.name!r} of op {op!r}: got {_short(value)} of type "
-            f"{type(value).__name__}, but {one}, which is a Python number."
+            f"{type(value).__name__}, expected a Python number: {one}."
         )
     if kind.kind in "iu":
         limits: Any = np.iinfo(kind.numpy)

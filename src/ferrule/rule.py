@@ -29,7 +29,11 @@ Shape = tuple[Any, ...]
 _NAME = re.compile(r"[A-Za-z_][A-Za-z_0-9]*")
 _CHOICES = re.compile(r"\s*([A-Za-z_]\w*)\s+in\s*\((.*)\)\s*", re.DOTALL | re.ASCII)
 _DTYPE = re.compile(r"\s*:\s*([A-Za-z_]\w*)\s*([?!]*)\s*", re.ASCII)
-_LIKE_A_DTYPE = re.compile(r"(u?int|float|bfloat|complex|bool|half)(\d|_|$)")
+# No variable is called like a dtype of C, Metal or another library: it would take any dtype at all.
+_LIKE_A_DTYPE = re.compile(
+    r"(u?int|float|bfloat|complex|bool|half)(\d|_|$)|(f|fp|bf|i|u)(8|16|32|64)(_|$)|double$"
+    r"|u?(char|short|long)$"
+)
 _STAR = re.compile(r"\s*\*\s*([A-Za-z_]\w*)\s*", re.ASCII)
 
 
@@ -159,7 +163,9 @@ class Rule:
         for one, shape, kind in zip(self.inputs, shapes, kinds, strict=True):
             if shape is None:
                 if not one.optional:
-                    raise KernelError(f"[op] input {one.name!r} of op {op!r}: got None, but {one}.")
+                    raise KernelError(
+                        f"[op] input {one.name!r} of op {op!r}: got None, expected an array: {one}."
+                    )
                 continue
             self._bind_dtype(op, said, bound, one, shape, kind)
             for i, size, dim in _aligned(op, one, shape, said, bound, on):
@@ -219,19 +225,21 @@ class Rule:
     ) -> None:  # fmt: skip
         if kind is None:
             return
-        label = f"[op] input {one.name!r} of op {op!r}: got {kind}, but "
+        label = f"[op] input {one.name!r} of op {op!r}: got {kind}, "
         if one.dtype in dtypes.BY_NAME:
             if kind != one.dtype:
-                raise KernelError(f"{label}{one}.")
+                raise KernelError(f"{label}expected {one}.")
             return
         allowed = self.choices.get(one.dtype)
         if allowed is not None and kind not in allowed:
-            raise KernelError(f"{label}{one} where {one.dtype} is one of {', '.join(allowed)}.")
+            raise KernelError(
+                f"{label}expected {one} where {one.dtype} is one of {', '.join(allowed)}."
+            )
         known = said.dtypes.setdefault(one.dtype, kind)
         if known != kind:
             first = bound[f":{one.dtype}"][0]
             raise KernelError(
-                f"{label}{one.dtype} is {known} by input {first.name!r} ({first}, {one})."
+                f"{label}but {one.dtype} is {known} by input {first.name!r} ({first}, {one})."
             )
         bound.setdefault(f":{one.dtype}", (one, shape))
 
@@ -371,21 +379,24 @@ class _Reader:
 
     def parts(self, start: int, end: int) -> list[tuple[int, int]]:
         """Where the parts between commas stand, those inside brackets apart."""
-        found, closing, begin = [], [], start
+        found, begin = [], start
+        closing: list[
+            tuple[str, int]
+        ] = []  # what closes each bracket that is open, and where it is
         for i in range(start, end):
             c = self.text[i]
             if c in "([":
-                closing.append(")" if c == "(" else "]")
+                closing.append((")" if c == "(" else "]", i))
             elif c in ")]":
                 if not closing:
                     raise self.fail(f"{c!r} closes nothing", i)
-                if (expected := closing.pop()) != c:
+                if (expected := closing.pop()[0]) != c:
                     raise self.fail(f"expected {expected!r} before {c!r}", i)
             elif c == "," and not closing:
                 found.append((begin, i))
                 begin = i + 1
         if closing:
-            raise self.fail("a bracket is not closed", end)
+            raise self.fail("a bracket is not closed", closing[-1][1])
         if found or self.text[begin:end].strip():
             found.append((begin, end))
         return found
@@ -409,6 +420,8 @@ class _Reader:
             at = close + 1
         rest = _DTYPE.fullmatch(text, at, end)
         if rest is None:
+            if (more := _DTYPE.match(text, at, end)) is not None and text[more.end() - 1].isspace():
+                raise self.fail("expected ',' before the next array", more.end())
             raise self.fail("expected ':' and a dtype, such as :float32 or :T", at)
         if rest[1] not in dtypes.BY_NAME and _LIKE_A_DTYPE.match(rest[1]):
             known = ", ".join(dtypes.BY_NAME)
@@ -507,7 +520,8 @@ class _Reader:
             why = (
                 f"{name!r} is a number of the call, which sizes cannot depend on"
                 if numbers
-                else f"no input that is always there has the dim {name!r} by itself"
+                else f"no input that is always there has the dim {name!r} by itself; they have "
+                + (", ".join(sorted(dims)) or "none")
             )
             raise self.fail(why, at(name))
         arrays = {one.name for one in rule.inputs if one.dims is not None and not one.optional}
@@ -538,9 +552,10 @@ def _aligned(
     starred = any(isinstance(dim, Star) for dim in dims)
     least = len(dims) - starred
     if len(shape) < least or (not starred and len(shape) > least):
-        many = f"{least} dims or more" if starred else f"{least} dims"
+        many = f"{least} dim{'s' * (least != 1)}{' or more' * starred}"
         raise KernelError(
-            f"[op] input {one.name!r} of op {op!r}: got the shape {shape}, but {one}, with {many}."
+            f"[op] input {one.name!r} of op {op!r}: got the shape {shape}, expected {one}, with "
+            f"{many}."
         )
     more = len(shape) - least
     found = []

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import click
 
 from .. import CompileError, CudaKernel, DeviceError, Op, ToolchainError, nvdisasm
+from ..op_text import DescribedUnit
 from . import Fault
 from .inspect_op import print_op
 from .target import AnyKernel, described, find_kernel, options
@@ -47,7 +49,8 @@ def command(wanted: str | None, arch: str, **given: Any) -> None:
             if given[option]:
                 raise Fault("an op declares its outputs, template, grid and threadgroup: of a call "
                             "it is told the inputs alone, with --with.")  # fmt: skip
-        print_op(name, found, given["inputs"], wanted, partial(_print_texts, wanted, arch))
+        texts, unit = partial(_print_texts, wanted, arch), partial(_print_unit, wanted, arch)
+        print_op(name, found, given["inputs"], wanted, texts, unit)
         return
     kernel, call, title, notes = described(**given, found=(name, found))
     if call["grid"] is None and wanted != "metal" and not isinstance(kernel, CudaKernel):
@@ -66,7 +69,11 @@ def _print_texts(wanted: str | None, arch: str, kernel: AnyKernel, call: dict[st
     """All texts of a kernel, or the one that is asked for."""
     alone = wanted is not None
     if wanted == "cuda":
-        _print_cuda(kernel, arch, call)
+        text = kernel.text(_architecture(arch), **call)
+        try:
+            _print_cuda(text, arch, lambda target: kernel.compile(target, **call))
+        except CompileError as error:
+            raise not_compiled(error, call) from error
         return
     for device in (wanted,) if wanted is not None else _TITLES:
         try:
@@ -88,20 +95,50 @@ def not_compiled(error: CompileError, call: dict[str, Any]) -> Fault:
     return Fault(f"{error}{'' if call['template'] else hint}")
 
 
-def _print_cuda(kernel: AnyKernel, arch: str, call: dict[str, Any]) -> None:
-    """The CUDA text, PTX and SASS, and what ptxas says of registers and memory.
+def _print_unit(wanted: str | None, arch: str, unit: DescribedUnit) -> None:
+    """The text of a unit; with ``--cuda`` all that `_print_cuda` prints.
 
     Raises:
         Fault: it does not compile, or there is no such architecture.
     """
+    try:
+        if wanted == "cuda":
+            _print_cuda(unit.text, _architecture(arch), unit.compile)
+        else:
+            click.echo(unit.text, nl=False)
+            unit.compile(_architecture(arch))
+            click.echo("note: compiles")
+    except CompileError as error:
+        raise Fault(str(error)) from error
+    except ToolchainError as error:
+        click.echo(f"note: not compiled: {error}")
+
+
+def _architecture(arch: str) -> str:
+    """An architecture that was asked for.
+
+    Raises:
+        Fault: it is none.
+    """
     if not arch.startswith("sm_"):
         raise Fault(f"--arch: got {arch!r}, expected an architecture such as sm_90.")
-    text = kernel.text(arch, **call)
+    return arch
+
+
+def _print_cuda(text: str, arch: str, compile_for: Callable[[str], Any]) -> None:
+    """The CUDA text, PTX and SASS, and what ptxas says of registers and memory.
+
+    Args:
+        text: the text.
+        arch: an architecture.
+        compile_for: what compiles it for one.
+
+    Raises:
+        CompileError: it does not compile.
+    """
     try:
-        binary = kernel.compile(arch, **call)
-        ptx = kernel.compile(f"compute_{arch.removeprefix('sm_')}", **call).payload
-    except CompileError as error:
-        raise not_compiled(error, call) from error
+        binary = compile_for(arch)
+        ptx = compile_for(f"compute_{arch.removeprefix('sm_')}").payload
     except ToolchainError as error:
         click.echo(text)
         click.echo(f"note: not compiled: {error}", err=True)

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from .. import Op, op_text
+from ..cuda_steps import CudaUnit
 from ..dtypes import BY_NAME
 from ..identity import named
 from ..implementation import KernelBody, Runner
@@ -15,9 +16,11 @@ from ..rule import Star
 from . import Fault
 from .target import described_input
 
+_OPTIONS = {"metal": "metal", "cpu": "cpp", "cuda": "cuda"}
+
 
 def print_op(
-    name: str, op: Op, inputs: Sequence[str], wanted: str | None, print_texts: Any
+    name: str, op: Op, inputs: Sequence[str], wanted: str | None, print_texts: Any, print_unit: Any
 ) -> None:
     """Print what an op is, and the texts of its kernels where all inputs are described.
 
@@ -27,6 +30,7 @@ def print_op(
         inputs: the values of ``--with``.
         wanted: the only text that is asked for, or None.
         print_texts: prints those of a kernel and a call.
+        print_unit: prints those of a `DescribedUnit`.
 
     Raises:
         Fault: an input that the op does not have, or none of the texts that are asked for.
@@ -46,26 +50,34 @@ def print_op(
                 f"--with {key!r}: the op has no such input; its inputs: {', '.join(known)}."
             )
     alone = wanted is not None
-    bodies = [one for one in op.implementations if isinstance(one, KernelBody)]
+    bodies = [one for one in op.implementations if isinstance(one, (KernelBody, CudaUnit))]
     if wanted is not None and wanted != "cuda":  # the only texts of Metal bodies
         bodies = [one for one in bodies if one.kind == "metal"]
     missing = [str(o) for o in op.rule.inputs if o.name not in given and not o.optional]
     without = f"--with is not given for {', '.join(missing)}"
     if alone and not bodies:
         kinds = ", ".join(one.kind for one in op.implementations)
-        raise Fault(f"{name!r} has no such text: its implementations are {kinds}.")
+        option = _OPTIONS[str(wanted)]
+        raise Fault(f"{name!r} has no text for --{option}: its implementations are {kinds}.")
     if alone and missing:
         raise Fault(f"{without}; an op's text is for inputs that fit its rule.")
-    calls = [] if missing else [(body.kind, *op_text.described(op, body, given)) for body in bodies]
+    calls: list[tuple[str, Any, tuple[Any, ...]]] = []
+    for body in [] if missing else bodies:
+        if isinstance(body, KernelBody):
+            calls.append((f"the {body.kind} body", print_texts, op_text.described(op, body, given)))
+        elif (unit := op_text.described_unit(op, body, given)) is not None:
+            calls.append(("the unit", print_unit, (unit,)))
+    if alone and not calls:
+        raise Fault(f"{name!r} has no implementation whose `when` holds for such inputs.")
 
     for line in lines(name, op):
         click.echo(line, err=alone)
     if bodies and missing:
         click.echo(f"note: no text: {without}")
-    for kind, kernel, call in calls[:1] if alone else calls:
+    for title, print_one, described in calls[:1] if alone else calls:
         if not alone:
-            click.echo(f"\n==== the {kind} body ====")
-        print_texts(kernel, call)
+            click.echo(f"\n==== {title} ====")
+        print_one(*described)
 
 
 def lines(name: str, op: Op) -> Iterator[str]:
@@ -119,7 +131,8 @@ def _body(body: KernelBody) -> str:
 
 def _unit(unit: Any) -> str:
     names = [getattr(step, "function", "a fill or copy") for step in unit.steps]
-    return f"a unit in {len(names)} steps: {', '.join(map(str, names))}"
+    count = "1 step" if len(names) == 1 else f"{len(names)} steps"
+    return f"a unit in {count}: {', '.join(map(str, names))}"
 
 
 def _runner(runner: Runner) -> str:

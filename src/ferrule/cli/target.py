@@ -11,6 +11,7 @@ import traceback
 import types
 from collections.abc import Callable, Iterator, Sequence
 from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, overload
 
 import click
@@ -216,6 +217,9 @@ def _parents(name: str) -> set[str]:
     return {".".join(parts[:n]) for n in range(1, len(parts) + 1)}
 
 
+_PACKAGE = str(Path(__file__).parent.parent)  # an error is of the line that called ferrule
+
+
 def _call(what: str, function: Any) -> Any:
     """What the user's own code returns; what it raises is a `Fault` in one line.
 
@@ -228,7 +232,9 @@ def _call(what: str, function: Any) -> Any:
         if isinstance(error, SyntaxError):
             where = f"{error.filename}, line {error.lineno}"
         else:
-            frame = traceback.extract_tb(error.__traceback__)[-1]
+            frames = traceback.extract_tb(error.__traceback__)
+            own = [f for f in frames if not f.filename.startswith((_PACKAGE, "<frozen "))]
+            frame = (own or frames)[-1]
             where = f"{frame.filename}, line {frame.lineno}"
         message = " ".join(str(error).split())
         kind = type(error).__name__

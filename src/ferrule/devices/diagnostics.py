@@ -14,6 +14,8 @@ _LINE = re.compile(
     r"(?P<kind>fatal error|error|catastrophic error)\b[^:]*:\s*(?P<message>.*)$"
 )
 
+_NOT_CONSTANT = re.compile(r"\bconstant (expression|value)\b")  # sizes are known in a call alone
+
 # Names of the header and of the rewriter, and what the author wrote.
 _TERMS: tuple[tuple[str, str], ...] = (
     (r"‘|’|“|”", "'"),
@@ -136,6 +138,8 @@ def refused(
         step = c.where.startswith("step")
         parts.append(f"  {c.where}{'' if step else f' line {c.line}'}: {c.message}")
         parts.append(f"    | {quoted}")
+    if any(_NOT_CONSTANT.search(c.message) for c in own):
+        parts.append("  What the compiler is to know as a constant is given by `template`.")
     if not own:
         # The fault shows only inside the generated text: say so, with what the compiler said.
         parts.append(f"  no error lies in the {what}'s own lines; the compiler said:")

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from ..dtypes import bfloat16, float16
+from ..dtypes import bfloat16, float16, float64
 from ..errors import DialectError, PortabilityWarning, warn
 from ..kernel import Kernel
 from ..source import Note
@@ -56,6 +56,11 @@ def notes(p: Prepared) -> list[Note]:
             for n, d in zip(p.kernel.output_names, p.spec.outputs, strict=True)
             if d in (float16, bfloat16)
         ]
+    kinds = [one.dtype for one in p.spec.inputs] + list(p.spec.outputs)
+    names = (*p.kernel.input_names, *p.kernel.output_names)
+    wide = [n for n, d in zip(names, kinds, strict=True) if d == float64]
+    if wide:
+        found.append(Note("source", _first_line(p.kernel, wide[0]), f"float64 ({wide[0]!r})"))
     if len(parameters(p.spec)) > _MOST_BUFFERS:
         found.append(Note("source", 1, "a kernel with more than 31 buffers"))
     return found

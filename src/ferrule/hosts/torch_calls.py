@@ -13,6 +13,7 @@ import hashlib
 import sys
 import threading
 from collections import deque
+from collections.abc import Sequence
 from functools import lru_cache
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
@@ -140,6 +141,30 @@ def raised(by_torch: RuntimeError) -> BaseException | None:
     """The exception that torch made a RuntimeError of, if it did; once."""
     error, _raised.error = _raised.error, None
     return error if error is not None and str(by_torch).encode().startswith(_raised.text) else None
+
+
+def check_dense(op: Op, values: Sequence[Any]) -> None:
+    """Refuse inputs of an op that do not lie in memory with sizes and strides.
+
+    Raises:
+        KernelTypeError: one is sparse, quantized or nested; says what to give.
+    """
+    for one, value in zip(op.rule.inputs, values, strict=True):
+        if not isinstance(value, torch.Tensor):
+            continue
+        if value.is_nested:
+            found, how = "a nested tensor", "give its parts one by one, or padded"
+        elif value.is_quantized:
+            found, how = "a quantized tensor", "give x.int_repr() or x.dequantize()"
+        elif value.layout != torch.strided:
+            found = f"a tensor of the layout {value.layout}"
+            how = "give x.to_dense(), or its parts as arrays of their own"
+        else:
+            continue
+        raise KernelTypeError(
+            f"[op] input {one.name!r} of op {op.name!r}: got {found}, expected a dense one: {one}; "
+            f"{how}."
+        )
 
 
 class _Bound:

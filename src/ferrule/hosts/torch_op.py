@@ -112,7 +112,7 @@ class TorchOp:
         for i, one, kind in self.arguments:
             value = values[i]
             if kind is None:
-                if value is not None and not isinstance(value, torch.Tensor):
+                if not isinstance(value, torch.Tensor) and (value is not None or not one.optional):
                     _dtype(self.op, one, value)  # says that it is none
             elif type(value) is not kind:
                 values = (*values[:i], self._number(one, value), *values[i + 1 :])
@@ -121,7 +121,10 @@ class TorchOp:
             return self.overload(*values)
         if self.caller._plain is op_declaration.unknown:
             op_declaration.watch_torch()
-            kinds = "".join("a" if o.dims is not None else o.dtype[0] for _, o, _ in self.arguments)
+            kinds = "".join(
+                o.dtype[0] if o.dims is None else "o" if o.optional else "a"
+                for _, o, _ in self.arguments
+            )
             self.caller._plain = fastcall.operator(self.raw._op, kinds) or op_declaration.unknown
         call = self.raw
         if (
@@ -135,11 +138,13 @@ class TorchOp:
         try:
             return call(*values)
         except RuntimeError as by_torch:
-            self.reraise(by_torch)
+            self.reraise(by_torch, values)
             raise
 
-    def reraise(self, by_torch: RuntimeError) -> None:
-        """Raise what torch made a RuntimeError of, if it did."""
+    def reraise(self, by_torch: RuntimeError, values: Sequence[Any]) -> None:
+        """Raise what torch made a RuntimeError of, if it did, or what it says in fewer words."""
+        if isinstance(by_torch, NotImplementedError):  # torch lists the backends that it has
+            torch_calls.check_dense(self.op, values)
         error = torch_calls.raised(by_torch)
         if error is None and isinstance(by_torch.__cause__, FerruleError):
             error = by_torch.__cause__  # DTensor's words around it
@@ -153,8 +158,8 @@ class TorchOp:
             return value
         if isinstance(value, torch.Tensor):
             raise KernelTypeError(
-                f"[op] input {one.name!r} of op {self.op.name!r}: got a tensor, but {one}, which "
-                f"is a Python number; give x.item(), or declare an array: {one.name}[]:{one.dtype}."
+                f"[op] input {one.name!r} of op {self.op.name!r}: got a tensor, expected a Python "
+                f"number: {one}; give x.item(), or declare an array: {one.name}[]:{one.dtype}."
             )
         return number(self.op.name, one, value)
 
@@ -482,8 +487,8 @@ def schema(op: Op) -> str:
 def _dtype(op: Op, one: Argument, value: torch.Tensor) -> Dtype:
     if not isinstance(value, torch.Tensor):
         raise KernelTypeError(
-            f"[op] input {one.name!r} of op {op.name!r}: got a {type(value).__name__}, expected a "
-            f"tensor: {one}."
+            f"[op] input {one.name!r} of op {op.name!r}: got "
+            f"{'None' if value is None else f'a {type(value).__name__}'}, expected a tensor: {one}."
         )
     found = _KNOWN.get(value.dtype)
     if found is None:

@@ -681,7 +681,7 @@ typedef struct {
   PyObject head;
   PyObject* function;
   int count;
-  char kind[MAX_BUFFERS]; /* of each argument: array, float, int, uint, bool */
+  char kind[MAX_BUFFERS]; /* of each argument: array, optional array, float, int, uint, bool */
 } operator;
 
 static bool is_torch(PyObject* value) {
@@ -705,9 +705,9 @@ static int is_plain(operator* self, PyObject* args) {
   bool wants = false;
   for (int i = 0; i < self->count; i++) {
     PyObject* value = PyTuple_GetItem(args, i);
-    if (self->kind[i] != 'a') {
+    if (self->kind[i] != 'a' && self->kind[i] != 'o') {
       if (!is_number(self->kind[i], value)) return 0;
-    } else if (value != Py_None) {
+    } else if (value != Py_None || self->kind[i] == 'a') { /* torch takes None for any tensor */
       if (!is_torch(value)) return 0;
       int grad = wants ? 1 : truth(PyObject_GetAttr(value, text_requires_grad));
       if (grad < 0) return -1;
