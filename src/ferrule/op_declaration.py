@@ -120,7 +120,7 @@ class Op:
             try:
                 result = self._plain(*args)
             except RuntimeError as by_torch:
-                self._torch.reraise(by_torch)
+                self._torch.reraise(by_torch, args)
                 raise
             if result is not NotImplemented:
                 return result

@@ -169,16 +169,31 @@ class TorchOp:
         try:
             return call(*values)
         except RuntimeError as by_torch:
-            self.reraise(by_torch)
+            self.reraise(by_torch, values)
             raise
 
-    def reraise(self, by_torch: RuntimeError) -> None:
-        """Raise what torch made a RuntimeError of, if it did."""
+    def reraise(self, by_torch: RuntimeError, values: Sequence[Any]) -> None:
+        """Raise what torch made a RuntimeError of, or what it did not take of these inputs."""
         error = torch_calls.raised(by_torch)
         if error is None and isinstance(by_torch.__cause__, FerruleError):
             error = by_torch.__cause__  # DTensor's words around it
         if error is not None:
             raise error from None
+        for one, value in zip(self.op.rule.inputs, values, strict=True):
+            label = f"[op] input {one.name!r} of op {self.op.name!r}"
+            if value is None and not one.optional:
+                raise KernelError(f"{label}: got None, but {one}.") from None
+            if isinstance(value, torch.Tensor) and value.layout is not torch.strided:
+                raise KernelError(
+                    f"{label} has the layout {value.layout}, but {one}, which is dense; give "
+                    "x.to_dense()."
+                ) from None
+            if type(value) in (int, float):
+                number(self.op.name, one, value)
+            if type(value) is int and value >= 2**63:
+                raise KernelError(
+                    f"{label}: got {value}, but torch's ops take integers of at most {2**63 - 1}."
+                ) from None
 
     def _number(self, one: Argument, value: Any) -> Any:
         """A number of another type than declared, where that is one all the same: torch itself
