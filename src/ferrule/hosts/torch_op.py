@@ -286,11 +286,12 @@ class TorchOp:
     def run(self, *values: Any) -> Any:
         """The outputs for tensors in memory."""
         op = self.op
-        if any(one.mutable for one in op.rule.inputs):
-            values = tuple(self._apart(values))
         given, tensors = self._gathered(values)
         device = host.device_name(next(iter(tensors.values())))
         said, results = op_call.bound(op, given)
+        if any(one.mutable for one in op.rule.inputs):
+            values = tuple(self._apart(values, given))
+            given, tensors = self._gathered(values)
         chosen = op_call.choose(op, device, said)
         queue = host.stream(None, device)
         if isinstance(chosen, Runner):
@@ -333,15 +334,12 @@ class TorchOp:
             "negative of its memory; give x.resolve_conj().resolve_neg()."
         )
 
-    def _apart(self, values: Sequence[Any]) -> list[Any]:
+    def _apart(
+        self, values: Sequence[Any], facts: dict[str, Facts | float | None]
+    ) -> list[Any]:  # fmt: skip
         """The inputs, with copies of those that share memory with one that is written in place:
         what is read is what was there before."""
         op = self.op
-        facts: dict[str, Facts | float | None] = {
-            one.name: _facts(value, _dtype(op, one, value), "")
-            for one, value in zip(op.rule.inputs, values, strict=True)
-            if isinstance(value, torch.Tensor)
-        }
         op_call.check_apart(op, facts)
         written = [
             op_call.memory_of(fact)
@@ -489,9 +487,9 @@ class _Arrays:
         return array.flatten(axis, axis + 1)
 
     @staticmethod
-    def part(array: torch.Tensor, axis: int, size: int) -> torch.Tensor:
-        """With an axis made two, the first of a size."""
-        return array.unflatten(axis, (size, array.shape[axis] // size))
+    def part(array: torch.Tensor, axis: int, sizes: tuple[int, int]) -> torch.Tensor:
+        """With an axis made two."""
+        return array.unflatten(axis, sizes)
 
 
 def _refusal(words: str) -> Callable[..., Any]:

@@ -769,7 +769,7 @@ typedef struct {
 } fr_setup;
 
 static bool find_symbol(void* from, const char* name, void* at) {
-  void* found = from ? dlsym(from, name) : NULL;
+  void* found = dlsym(from, name);
   memcpy(at, &found, sizeof found);
   return found != NULL;
 }
@@ -793,11 +793,14 @@ FR_API int fr_torch_init(const fr_setup* s) {
       !find_symbol(from, "aoti_torch_copy_", &torch.copy_) ||
       !find_symbol(from, "aoti_torch_delete_tensor_object", &torch.delete_tensor_object) ||
       !find_symbol(from, "aoti_torch_check", &torch.check) ||
-      !find_symbol(from, "_ZdlPv", &torch.delete)) /* in what it is linked with */
+      /* The one that torch has from whatever replaces it for the process, else from its own. */
+      (!find_symbol(RTLD_DEFAULT, "_ZdlPv", &torch.delete) &&
+       !find_symbol(from, "_ZdlPv", &torch.delete)))
     return 2;
   if (s->torch_cuda) {
     void* with_cuda = dlopen(s->torch_cuda, RTLD_NOW | RTLD_NOLOAD);
-    find_symbol(with_cuda, "aoti_torch_get_current_cuda_stream", &torch.get_current_cuda_stream);
+    if (with_cuda)
+      find_symbol(with_cuda, "aoti_torch_get_current_cuda_stream", &torch.get_current_cuda_stream);
   }
   cuda_type = s->cuda_type;
   memset(place_of_dtype, -1, sizeof place_of_dtype);
