@@ -8,6 +8,7 @@ import operator
 import subprocess
 import sys
 import threading
+from collections import OrderedDict, defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,44 @@ def test_digests_tell_functions_apart() -> None:
     assert digest(closed(1)) == found["one"] and digest(closed((1, (2,)))) == digest(
         closed((1, (2,)))
     )
+
+
+SCALE = 2
+
+
+def helper(x: Any) -> Any:
+    return x * SCALE
+
+
+def of_globals(x: Any) -> Any:
+    return helper(x)
+
+
+def test_what_a_function_names_of_its_module_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = digest(of_globals)
+    assert digest(of_globals) == before != digest(double)
+    with monkeypatch.context() as change:
+        change.setitem(globals(), "SCALE", 3)
+        assert digest(of_globals) != before
+    with monkeypatch.context() as change:
+        change.setitem(globals(), "helper", hadamard)
+        first = digest(of_globals)
+        change.setitem(globals(), "helper", quantised_linear)
+        assert len({before, first, digest(of_globals)}) == 3
+    assert digest(of_globals) == before
+
+
+def test_only_plain_containers_have_a_digest() -> None:
+    class Other(dict):  # type: ignore[type-arg]
+        pass
+
+    class Partial(functools.partial):  # type: ignore[type-arg]
+        pass
+
+    for value in (defaultdict(int), Other(), Partial(double, 1)):
+        with pytest.raises(KernelError, match="cannot be told from others like it"):
+            digest(closed(value))
+    assert digest(closed({1: 2})) != digest(closed(OrderedDict({1: 2})))
 
 
 class device:

@@ -55,6 +55,72 @@ def test_what_a_body_declares_hides_a_dim() -> None:
     assert taken("for (int N = 0; N < 3; N++) y[N] = 1;", "", ["N"], kernel="k") == ("N",)
     assert taken("y = N;", "constant constexpr int N = 4;", ["N"], kernel="k") == ()
     assert taken("y = N;", "int f(int N) { return N; }", ["N"], kernel="k") == ("N",)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "enum { N = 4 };",
+        "enum E : int { A, N = 4 };",
+        "[[maybe_unused]] constant int N = 4;",
+        "alignas(16) constant int N = 4;",
+        "constant decltype(1) N = 4;",
+        "constant int A = 1 < 2, N = 4, B = 3 > 2;",
+        "namespace k { constant int N = 4; } using namespace k;",
+        "namespace k { constant int N = 4; } using k::N;",
+        "inline namespace k { constant int N = 4; }",
+        'extern "C++" { constant int N = 4; }',
+        "struct A { int b; operator int() const { return b; } } constant N = {4};",
+        "template <int N> constant int two = 2 * N; constant int N = 4;",
+        "constant int N = [] { int N = 2; return N + 2; }();",
+    ],
+)
+def test_a_headers_constant_hides_a_dim(header: str) -> None:
+    op = ferrule.op("hidden", "x[N]:float32 -> y[1]:int32", metal="y[0] = N;", header=header,
+                    grid=1, threadgroup=1)  # fmt: skip
+    assert op(np.zeros(3, np.float32)).tolist() == [4]
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "namespace k { constant int N = 4; }",
+        "struct k { static constexpr int N = 4; };",
+        "enum class k { N = 4 };",
+        "template <int N> int f() { return N; }",
+        "int f(int a = 1, int N = 2) { return N; }",
+        'constant char text[] = "int N;"; // int N = 4;',
+    ],
+)
+def test_other_names_of_a_header_do_not(header: str) -> None:
+    op = ferrule.op("seen", "x[N]:float32 -> y[1]:int32", metal="y[0] = N;", header=header, grid=1,
+                    threadgroup=1)  # fmt: skip
+    assert op(np.zeros(3, np.float32)).tolist() == [3]
+
+
+def test_a_bodys_own_names_hide_a_dim() -> None:
+    bodies = [
+        "[[maybe_unused]] int N = 4; y[0] = N;",
+        "alignas(8) int N = 4; y[0] = N;",
+        "enum { A, N = 4 }; y[0] = N;",
+        "using N = int; y[0] = N(4);",
+        "struct S { int a; } N = {4}; y[0] = N.a;",
+        "decltype(1) N = 4; y[0] = N;",
+    ]
+    for i, body in enumerate(bodies):
+        op = ferrule.op(f"own{i}", "x[N]:float32 -> y[1]:int32", metal=body, grid=1, threadgroup=1)
+        assert op(np.zeros(3, np.float32)).tolist() == [4], body
+
+
+def test_a_number_that_a_float_cannot_hold_is_refused() -> None:
+    op = ferrule.op("big", "x[N]:float32, s:float32 -> y[N]:float32", metal="y[0] = s;", grid=1,
+                    threadgroup=1)  # fmt: skip
+    x = np.zeros(1, np.float32)
+    for value in (1e39, -1e300, 10**400):
+        with pytest.raises(ferrule.KernelError, match="which does not fit: s:float32"):
+            op(x, value)
+    assert op(x, np.inf)[0] == np.inf and op(x, 10**30)[0] == np.float32(1e30)
+    assert np.isnan(op(x, np.nan)[0])
     assert taken("y = f<N>(1);", "template <int N> int f(int a) { return N; }", ["N"], kernel="k")
     assert taken("y = N;", "#define N 4\n", ["N"], kernel="k") == ()
     assert taken("y = P(1);", "#define P(a) (a * N)\n", ["N"], kernel="k") == ("N",)

@@ -178,6 +178,52 @@ def test_errors_of_compiled_and_direct_calls_have_the_text() -> None:
         torch.ones(2) + torch.ones(3)
 
 
+def test_arrays_without_dims_and_absent_ones_look_as_in_python() -> None:
+    op = ferrule.op(
+        "described", "x[*S]:float32, b[N,M]:float32?, n[N,M]:int32 -> y[*S,6]:int32",
+        metal="int s = 100 * x_ndim + 10 * x_shape[0] + x_strides[0]; y[0] = s; y[1] = b_ndim; "
+        "y[2] = b_shape[0]; y[3] = b_strides[1]; y[4] = has_b; y[5] = 0;",
+        grid=1, threadgroup=1,
+    )  # fmt: skip
+    n = torch.zeros(2, 3, dtype=torch.int32)
+    for x in (torch.ones(()), torch.arange(2.0)[1], torch.ones(1)):
+        for b in (None, torch.ones(2, 3)):
+            assert op(x, b, n).flatten().tolist() == _python(op)(x, b, n).flatten().tolist()
+    assert op(torch.ones(()), None, n).tolist() == [111, 2, 1, 1, 0, 0]
+
+
+def test_sizes_that_a_body_cannot_read_are_refused() -> None:
+    op = ferrule.op("long", "x[N]:int8 -> y[1]:int32", metal="y[0] = x_shape[0];", grid=1,
+                    threadgroup=1, ensure_row_contiguous=False)  # fmt: skip
+    x = torch.zeros(1, dtype=torch.int8)
+    assert op(x.expand(2**31 - 1)).tolist() == [2**31 - 1]
+    for call in (op, _python(op)):
+        with pytest.raises(ferrule.KernelError, match=r"'x' of op 'long': .* at most 2147483647"):
+            call(x.expand(2**31))
+    with pytest.raises(ferrule.KernelError, match=r"'x' of op 'long': .* at most 2147483647"):
+        op(np.broadcast_to(np.int8(0), (2**31,)))
+
+
+def test_what_torch_does_not_take_is_named() -> None:
+    op = ferrule.op(
+        "named", "x[N]:float32, b[N]:float32?, c[N]:float32, n:uint64, s:float32 -> y[N]:float32",
+        metal=I + "y[i] = has_b ? b[i] : x[i] + c[i] + n + s;", grid="N", threadgroup=32,
+    )  # fmt: skip
+    x = torch.ones(2)
+    for wrong, text in [
+        ((x, None, None, 1, 1.0), r"'c' of op 'named': got None, .*c\[N\]:float32"),
+        ((None, None, x, 1, 1.0), "'x' of op 'named': got None"),
+        ((None, None, None, 1, 1.0), "'x' of op 'named': got None"),
+        ((x, None, x.to_sparse(), 1, 1.0), "'c' .* of the layout torch.sparse_coo"),
+        ((x, None, x, 2**63, 1.0), "'n' .*torch's ops take integers of at most"),
+        ((x, None, x, 2**64, 1.0), "'n' of op 'named': got 18446744073709551616, but n:uint64"),
+        ((x, None, x, 1, 1e39), "'s' of op 'named': got 1e.39, which does not fit: s:float32"),
+    ]:
+        with pytest.raises((ferrule.KernelError, ferrule.KernelTypeError), match=text):
+            op(*wrong)
+    assert op(x, None, x, 2**63 - 1, float("inf")).tolist() == [float("inf")] * 2
+
+
 def test_large_outputs_and_threads() -> None:
     op = ferrule.op(
         "large", "x[N]:float32 -> y[N]:float32", metal=I + "y[i] = x[i] + 1;", grid="N",

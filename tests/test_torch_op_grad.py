@@ -337,7 +337,7 @@ def test_a_second_derivative_that_was_not_declared_raises() -> None:
 def test_what_is_written_in_place_has_no_derivative() -> None:
     put = EACH["put"].op
     cache, row, at = EACH["put"].samples()[0]
-    with pytest.raises(KernelError, match="'put' has no derivative"):
+    with pytest.raises(KernelError, match="'put' writes in place, and so has no derivative"):
         put(cache, row.requires_grad_(), at)
     with pytest.raises(ERRORS):
         put(cache.requires_grad_(), row.detach(), at)

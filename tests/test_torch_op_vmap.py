@@ -233,3 +233,13 @@ def test_chunks_and_randomness() -> None:
     torch.manual_seed(0)
     found = vmap(lambda x: f(x + torch.rand(4), w), randomness="different")(x)
     assert not torch.equal(found[0], found[1])
+
+
+def test_an_empty_batch_along_a_declared_dim() -> None:
+    fold = ferrule.op(
+        "fold", "x[B,N]:float32 -> y[B,N]:float32", batch="B", grid="B*N", threadgroup=32,
+        metal="uint i = thread_position_in_grid.x; y[i] = 2 * x[i];",
+    )  # fmt: skip
+    assert torch.func.vmap(fold)(torch.ones(0, 2, 3)).shape == (0, 2, 3)
+    assert torch.func.vmap(fold, in_dims=2, out_dims=1)(torch.ones(2, 3, 0)).shape == (2, 0, 3)
+    assert torch.func.vmap(fold)(torch.ones(4, 0, 3)).shape == (4, 0, 3)

@@ -26,6 +26,7 @@ from ferrule.source import cuda_launch  # noqa: E402
 Dim = torch.export.Dim
 pytestmark = [
     pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::ferrule.PortabilityWarning"),  # of float64
     pytest.mark.skipif(sys.platform != "linux", reason="links torch as Linux does"),
 ]
 

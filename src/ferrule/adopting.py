@@ -58,9 +58,10 @@ def adopt(
             partial sums, as in `ferrule.op`.
         autocast: what ``torch.autocast`` does with the inputs: None, ``"cast"`` or ``"float32"``.
         version: stands for the content of the callables, which otherwise is their code, closure and
-            defaults. It is needed where these cannot be read, as of most JITs' objects; where
-            other functions are called by a global name, whose content is not looked at; and where
-            a saved export is to be loaded by another version of Python.
+            defaults, and the constants, ops and functions of its module that it names. It is
+            needed where these cannot be read, as of most JITs' objects; where functions of other
+            modules are called, whose content is not looked at; and where a saved export is to be
+            loaded by another version of Python.
 
     Raises:
         RuleError: the rule or a constant cannot be understood; points at the character.

@@ -134,17 +134,18 @@ def _folded(
     op: Op, name: str, size: int, axes: Axes, values: Sequence[Any], call: Callable[..., Any],
     arrays: Any,
 ) -> tuple[Any, Any]:  # fmt: skip
-    given = []
+    given, length = [], 0
     for one, axis, value in zip(op.rule.inputs, axes, values, strict=True):
         at = place(one, name)
         if at is not None and arrays.is_array(value):
             apart = arrays.repeat(value, at, size) if axis is None else arrays.move(value, axis, at)
+            length = apart.shape[at + 1]
             value = arrays.merge(apart, at)
         given.append(value)
     result = call(*given)
     where = tuple(place(one, name) for one in op.rule.outputs)
     found = result if len(where) > 1 else (result,)
-    parts = tuple(arrays.part(y, at, size) for y, at in zip(found, where, strict=True))
+    parts = tuple(arrays.part(y, at, (size, length)) for y, at in zip(found, where, strict=True))
     return (parts[0], where[0]) if len(where) == 1 else (parts, where)
 
 

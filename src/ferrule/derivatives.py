@@ -260,6 +260,11 @@ def _by_name(rule: Op, known: dict[str, Any]) -> dict[str, Any]:
 
 def missing(of: Op, kind: str) -> KernelError:
     """The error for a derivative that was not declared."""
+    if kind == "vjp" and any(one.mutable for one in of.rule.inputs):
+        return KernelError(
+            f"[op] op {of.name!r} writes in place, and so has no derivative; give inputs that need "
+            "no gradient (x.detach(), torch.no_grad())."
+        )
     words = {
         "vjp": "has no derivative; declare one with def_vjp, or give inputs that need no gradient "
         "(x.detach(), torch.no_grad())",

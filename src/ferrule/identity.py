@@ -6,12 +6,15 @@ right, and a saved graph is refused where the op beside it is another one.
 
 from __future__ import annotations
 
+import contextlib
+import dis
 import functools
 import hashlib
 import json
 import sys
 import types
-from collections.abc import Callable, Mapping
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -35,7 +38,8 @@ def digest(content: object) -> str:
 
 
 def of_callable(what: str, function: object, version: object = None) -> str:
-    """The digest of a Python function: its code, what it closes over, its defaults.
+    """The digest of a Python function: its code, what it closes over, its defaults, and what it
+    names of its module: constants, ops and functions that are there by now.
 
     Args:
         what: how messages call it: ``"`run` of op 'linear'"``.
@@ -81,10 +85,10 @@ class _Reader:
                 kind.__name__,
                 sorted(map(json.dumps, parts)) if kind not in (tuple, list) else parts,
             ]
-        if isinstance(value, Mapping):
+        if kind in (dict, OrderedDict, types.MappingProxyType):
             self.see(value)
             return [
-                "mapping",
+                kind.__name__,
                 [[self.value(k, where), self.value(v, where)] for k, v in value.items()],
             ]
         found = getattr(value, "ferrule_digest", None)  # an op
@@ -100,7 +104,7 @@ class _Reader:
             return ["torch op", str(value), str(getattr(value, "_schema", ""))]
         if isinstance(value, types.ModuleType):
             return ["module", value.__name__]
-        if isinstance(value, functools.partial):
+        if kind is functools.partial:
             return [
                 "partial",
                 *(self.value(v, where) for v in (value.func, value.args, value.keywords)),
@@ -132,13 +136,30 @@ class _Reader:
             cells.append([name, self.value(content, f"{name!r}, which it closes over,")])
         defaults = self.value(function.__defaults__ or (), "a default")
         keywords = self.value(function.__kwdefaults__ or {}, "a default")
-        return ["function", self.code(code), cells, defaults, keywords]
+        return [
+            "function", self.code(code), cells, defaults, keywords, self.of_module(function)
+        ]  # fmt: skip
+
+    def of_module(self, function: types.FunctionType) -> Any:
+        """What a function reads of its module by name: constants, ops, and functions of the same
+        module; none that cannot be read, or that a function assigns."""
+        around = function.__globals__
+        found = []
+        for name in _globals_of(function.__code__):
+            value = around.get(name)
+            same = isinstance(value, types.FunctionType) and value.__globals__ is around
+            known = isinstance(getattr(value, "ferrule_digest", None), str)
+            if same or known or type(value) in (*_PLAIN, tuple, frozenset, Dtype):
+                with contextlib.suppress(KernelError):
+                    found.append([name, self.value(value, f"the global {name!r}")])
+        return found
 
     def code(self, code: types.CodeType) -> Any:
         return [
             code.co_code.hex(), [self.constant(one) for one in code.co_consts],
             list(code.co_names), list(code.co_varnames), list(code.co_freevars),
-            list(code.co_cellvars), code.co_argcount, code.co_kwonlyargcount, code.co_flags,
+            list(code.co_cellvars), code.co_argcount, code.co_posonlyargcount,
+            code.co_kwonlyargcount, code.co_flags,
             getattr(code, "co_exceptiontable", b"").hex(),
         ]  # fmt: skip
 
@@ -178,7 +199,7 @@ def ops_in(function: object) -> list[Any]:
             cells = [cell for cell in one.__closure__ or () if cell != types.CellType()]
             rest += [cell.cell_contents for cell in cells]
             rest += [one.__defaults__, one.__kwdefaults__]
-            named = [one.__globals__.get(name) for name in _names(one.__code__)]
+            named = [one.__globals__.get(name) for name in _globals_of(one.__code__)]
             package = one.__module__.partition(".")[0]
             rest += [
                 value
@@ -192,10 +213,18 @@ def ops_in(function: object) -> list[Any]:
     return found
 
 
-def _names(code: types.CodeType) -> set[str]:
-    """All names in a function's code, and in that of functions inside of it."""
-    inside = [_names(one) for one in code.co_consts if isinstance(one, types.CodeType)]
-    return set(code.co_names).union(*inside)
+def _globals_of(code: types.CodeType) -> list[str]:
+    """The global names that code, and functions in it, read and do not assign."""
+    seen = [(one.opname, one.argval) for part in _codes(code) for one in dis.get_instructions(part)]
+    assigned = {name for op, name in seen if op in ("STORE_GLOBAL", "DELETE_GLOBAL")}
+    return sorted({name for op, name in seen if op == "LOAD_GLOBAL"} - assigned)
+
+
+def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    yield code
+    for one in code.co_consts:
+        if isinstance(one, types.CodeType):
+            yield from _codes(one)
 
 
 def importable(value: Any) -> str | None:

@@ -59,6 +59,7 @@ class KernelBody:
         kernel: the text, with the op's arrays, numbers and the dims that it names as inputs; what
             is written in place is an output, after the op's own.
         dims: the dims among the inputs, last of them.
+        described: the inputs whose shape or strides the body reads.
         programs: what it became for the dtypes, ranks and template values of earlier calls.
         when: the condition under which it is chosen, or None.
     """
@@ -94,6 +95,7 @@ class KernelBody:
         every = (*self.kernel.input_names, *kernel.output_names, *names, *asked)
         check_distinct(op, every, kind)
         check_not_given(self.kernel, every)
+        self.described = [n for n in self.kernel.input_names if any(self.kernel.wants(n)[:2])]
         self.programs: dict[tuple[object, ...], Program] = {}
 
     def holds(self, said: Binding) -> bool:
@@ -118,6 +120,7 @@ class KernelBody:
             raise self._bad("threadgroup", self.threadgroup, group, said, most)
         if self.kind == "cuda":
             self._check_cuda(grid, group, said)
+        self._check_described(said)
         fill = self._value(self.fill, said) if isinstance(self.fill, Expression) else self.fill
         shared = self._value(self.shared, said)
         if not 0 <= shared < INT32:
@@ -125,7 +128,7 @@ class KernelBody:
         return Sent(grid, group, template, fill, shared)
 
     def _check_cuda(self, grid: Sizes, group: Sizes, said: Binding) -> None:
-        """Refuse what CUDA cannot launch, and shapes that a CUDA body cannot hold."""
+        """Refuse what CUDA cannot launch."""
         if min(group[2], grid[2]) > MOST_DEEP:
             most = f"{MOST_DEEP} threads along z at most"
             raise self._bad("threadgroup", self.threadgroup, group, said, most)
@@ -133,14 +136,17 @@ class KernelBody:
             if -(-size // threads) > MOST_BLOCKS:
                 most = f"{MOST_BLOCKS} blocks along {axis} at most, of {threads} threads each"
                 raise self._bad("grid", self.grid, grid, said, most)
-        for name in self.kernel.input_names:
+
+    def _check_described(self, said: Binding) -> None:
+        """Refuse shapes that are more than a body can read: ``x_shape`` holds int32."""
+        for name in self.described:
             shape = said.shapes.get(name) or ()
-            if any(self.kernel.wants(name)[:2]) and (
-                len(shape) > CUDA_RANK or max(shape, default=0) >= INT32
-            ):
+            many = f"{CUDA_RANK} dims" if self.kind == "cuda" else "sizes"
+            deep = self.kind == "cuda" and len(shape) > CUDA_RANK
+            if deep or max(shape, default=0) >= INT32:
                 raise KernelError(
-                    f"[op] input {name!r} of op {self._op!r}: got the shape {shape}, but the cuda "
-                    f"body reads its shape or strides, which hold {CUDA_RANK} dims of at most "
+                    f"[op] input {name!r} of op {self._op!r}: got the shape {shape}, but the "
+                    f"{self.kind} body reads its shape or strides, which hold {many} of at most "
                     f"{INT32 - 1}; reshape it."
                 )
 

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from .devices import Program
 
 
+SAFE = 400.0  # what fits into every float that a number may be declared as
+
+
 def launch(
     op: str, rule: Rule, body: KernelBody, sent: Sent, said: Binding, device: str, queue: int,
     given: Mapping[str, Facts | float | None], outputs: Sequence[Facts],
@@ -185,7 +188,23 @@ def number(op: str, one: Argument, value: object) -> float:
                 f"[op] input {one.name!r} of op {op!r}: got {plain}, but {one}, from {limits.min} "
                 f"to {limits.max}."
             )
+    elif kind.kind == "f" and not _fits(cast(float, plain), kind):
+        raise KernelError(
+            f"[op] input {one.name!r} of op {op!r}: got {_short(value)}, which does not fit: {one}."
+        )
     return cast(float, plain)
+
+
+def _fits(value: float, kind: Dtype) -> bool:
+    """Whether a float dtype does not make infinity of a number."""
+    if -SAFE <= value <= SAFE:
+        return True
+    try:
+        number = float(value)
+    except OverflowError:  # an int
+        return False
+    with np.errstate(over="ignore"):
+        return not np.isfinite(number) or bool(np.isfinite(np.array(number, kind.numpy)))
 
 
 def _short(value: object) -> str:

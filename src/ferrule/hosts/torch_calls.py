@@ -56,14 +56,14 @@ class _Body(ctypes.Structure):
     _fields_ = (
         ("devices", _int32), ("when", _int32), ("grid", _int32), ("templates", _int32),
         ("first_template", _int32), ("zeroed", _int32), ("contiguous", _int32), ("atomics", _int32),
-        ("dims", _int32), ("dim", _int32 * _DIMS),
+        ("described", ctypes.c_uint32), ("dims", _int32), ("dim", _int32 * _DIMS),
     )  # fmt: skip
 
 
 class _Argument(ctypes.Structure):
     _fields_ = (
         ("kind", _int32), ("dtype", _int32), ("optional", _int32), ("mutable", _int32),
-        ("least", _int64), ("most", _int64),
+        ("dims", _int32), ("least", _int64), ("most", _int64),
     )  # fmt: skip
 
 
@@ -438,6 +438,7 @@ def _made(op: Op) -> _Bound | None:
     for i, one in enumerate(op.rule.inputs):
         argument = s.input[i]
         argument.optional, argument.mutable = one.optional, one.mutable
+        argument.dims = len(one.dims or ())
         if one.dims is None:
             kind = dtypes.BY_NAME[one.dtype]
             argument.dtype = dtypes.ALL.index(kind)
@@ -453,6 +454,8 @@ def _made(op: Op) -> _Bound | None:
         structure.zeroed = body.fill is not None
         structure.contiguous = body.kernel.ensure_row_contiguous
         structure.atomics = "atomic" in text
+        places_read = [one.name in body.described for one in op.rule.inputs]
+        structure.described = sum(read << i for i, read in enumerate(places_read))
         structure.dims = len(body.dims)
         for i, name in enumerate(body.dims):
             structure.dim[i] = program.symbols.index(name)

@@ -150,6 +150,14 @@ class TorchOp:
             error = by_torch.__cause__  # DTensor's words around it
         if error is not None:
             raise error from None
+        for one, value in zip(self.op.rule.inputs, values, strict=True):
+            if type(value) in (int, float):
+                number(self.op.name, one, value)
+            if type(value) is int and value >= 2**63:
+                raise KernelError(
+                    f"[op] input {one.name!r} of op {self.op.name!r}: got {value}, but torch's ops "
+                    f"take integers of at most {2**63 - 1}."
+                ) from None
 
     def _number(self, one: Argument, value: Any) -> Any:
         """A number of another type than declared, where that is one all the same: torch itself
@@ -244,11 +252,12 @@ class TorchOp:
     def run(self, *values: Any) -> Any:
         """The outputs for tensors in memory."""
         op = self.op
-        if any(one.mutable for one in op.rule.inputs):
-            values = tuple(self._apart(values))
         given, tensors = self._gathered(values)
         device = host.device_name(next(iter(tensors.values())))
         said, results = op_call.bound(op, given)
+        if any(one.mutable for one in op.rule.inputs):
+            values = tuple(self._apart(values, given))
+            given, tensors = self._gathered(values)
         chosen = op_call.choose(op, device, said)
         queue = host.stream(None, device)
         if isinstance(chosen, Runner):
@@ -292,15 +301,12 @@ class TorchOp:
             "negative of its memory; give x.resolve_conj().resolve_neg()."
         )
 
-    def _apart(self, values: Sequence[Any]) -> list[Any]:
+    def _apart(
+        self, values: Sequence[Any], facts: dict[str, Facts | float | None]
+    ) -> list[Any]:  # fmt: skip
         """The inputs, with copies of those that share memory with one that is written in place:
         what is read is what was there before."""
         op = self.op
-        facts: dict[str, Facts | float | None] = {
-            one.name: _facts(value, _dtype(op, one, value), "")
-            for one, value in zip(op.rule.inputs, values, strict=True)
-            if isinstance(value, torch.Tensor)
-        }
         op_call.check_apart(op, facts)
         written = [
             op_call.memory_of(fact)
@@ -448,9 +454,9 @@ class _Arrays:
         return array.flatten(axis, axis + 1)
 
     @staticmethod
-    def part(array: torch.Tensor, axis: int, size: int) -> torch.Tensor:
-        """With an axis made two, the first of a size."""
-        return array.unflatten(axis, (size, array.shape[axis] // size))
+    def part(array: torch.Tensor, axis: int, sizes: tuple[int, int]) -> torch.Tensor:
+        """With an axis made two."""
+        return array.unflatten(axis, sizes)
 
 
 def _refusal(words: str) -> Callable[..., Any]:

@@ -11,6 +11,7 @@
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
+#include <math.h>
 #include <pthread.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -47,6 +48,7 @@ static struct {
   int32_t (*library_init_impl)(const char* ns, const char* key, const char* file, uint32_t line,
                                library*);
   int32_t (*library_impl)(library, const char* name, boxed_kernel);
+  int32_t (*is_defined)(tensor, bool*);
   int32_t (*get_sizes)(tensor, int64_t**);
   int32_t (*get_strides)(tensor, int64_t**);
   int32_t (*get_dim)(tensor, int64_t*);
@@ -79,6 +81,7 @@ typedef struct {
   int32_t zeroed;     /* outputs are filled with zeros first */
   int32_t contiguous; /* inputs are copied unless they are row-contiguous */
   int32_t atomics;    /* on the CPU, the number of threads decides the text */
+  uint32_t described; /* inputs whose shape or strides the body reads, a bit each */
   int32_t dims;       /* symbols that are passed as int32 */
   int32_t dim[MAX_DIMS];
 } fr_body;
@@ -89,6 +92,7 @@ typedef struct {
   int32_t kind;
   int32_t dtype; /* of a number */
   int32_t optional, mutable;
+  int32_t dims; /* that the rule writes, *S among them */
   int64_t least, most; /* of an integer */
 } fr_argument;
 
@@ -237,11 +241,12 @@ static bool read_number(call* c, int i, stack_value word) {
     double number;
     memcpy(&number, &word, sizeof number);
     c->number[i] = number;
-    if (item_bytes[a->dtype] == 8)
+    if (item_bytes[a->dtype] == 8) {
       c->value[i].f64 = number;
-    else
-      c->value[i].f32 = (float)number;
-    return true;
+      return true;
+    }
+    c->value[i].f32 = (float)number;
+    return !isinf(c->value[i].f32) || isinf(number);
   }
   int64_t number = a->kind == INPUT_BOOL ? (uint8_t)word != 0 : (int64_t)word;
   c->integer[i] = number;
@@ -268,8 +273,6 @@ static bool read_inputs(call* c, const stack_value* stack) {
     if (!t) {
       in->present = false;
       c->pointer[i] = NULL;
-      memset(c->own_strides[i], 0, sizeof c->own_strides[i]);
-      c->strides[i] = c->own_strides[i];
       continue;
     }
     int64_t ndim, *sizes, *strides;
@@ -294,7 +297,10 @@ static bool read_inputs(call* c, const stack_value* stack) {
     in->sizes = sizes;
     c->strides[i] = strides;
     in->dtype = dtype >= 0 && dtype < 128 ? place_of_dtype[dtype] : -1;
-    if (in->dtype < 0) good = false;
+    if (in->dtype < 0) { /* None where a tensor was declared, for one */
+      torch.is_defined(t, &in->present);
+      good = false;
+    }
   }
   c->request.device_type = c->torch_type == cuda_type ? CUDA : CPU;
   c->request.device = c->torch_type == cuda_type ? c->torch_index : 0;
@@ -339,6 +345,9 @@ static bool work_out(call* c, const fr_body* body, const fr_rule_result* found) 
     if (value > INT32_MAX) return false;
     c->dim[i] = (int32_t)value;
   }
+  for (int i = 0; i < c->op->inputs; i++) /* shapes hold int32 */
+    for (int d = 0; body->described >> i & 1 && c->input[i].present && d < c->input[i].ndim; d++)
+      if (c->input[i].sizes[d] > INT32_MAX) return false;
   for (int i = 0; i < 3; i++) /* the threadgroup is never longer than the grid */
     if (c->grid[i + 3] > c->grid[i] && c->grid[i]) c->grid[i + 3] = c->grid[i];
   c->request.grid = c->grid;
@@ -428,6 +437,20 @@ typedef struct {
   uint32_t grid[3], threadgroup[3], groups[3], block;
 } cpu_launch;
 
+/* An input's shape and strides as a body sees them: one that is absent has sizes of 1, and so has one
+ * that is declared with *S and has no dims. The same as in `_facts` of ferrule/op_launch.py. */
+static int32_t seen(const call* c, int i, int32_t* shape, int64_t* strides) {
+  const fr_rule_input* in = &c->input[i];
+  int32_t dims = c->op->input[i].dims, one = dims > 0;
+  int32_t ndim = in->present ? (in->ndim ? in->ndim : one) : dims;
+  for (int32_t d = 0; d < FR_MAX_NDIM; d++) {
+    bool there = in->present && d < in->ndim;
+    shape[d] = there ? (int32_t)in->sizes[d] : d < ndim;
+    strides[d] = there ? c->strides[i][d] : d < ndim;
+  }
+  return ndim;
+}
+
 /* The addresses of all that the kernel takes: inputs, dims, outputs, and what is written in place. */
 static void buffers_of(call* c, const fr_body* body, void* const* outputs, void** buffers) {
   int n = 0;
@@ -441,7 +464,8 @@ static void buffers_of(call* c, const fr_body* body, void* const* outputs, void*
 
 static bool launch_cpu(call* c, fr_table_entry* e, const fr_body* body, void* const* outputs) {
   void* buffers[2 * FR_MAX_ARGUMENTS + MAX_DIMS];
-  int shape[FR_MAX_ARGUMENTS][FR_MAX_NDIM];
+  int32_t shape[FR_MAX_ARGUMENTS][FR_MAX_NDIM];
+  int64_t stride[FR_MAX_ARGUMENTS][FR_MAX_NDIM];
   const int* shapes[FR_MAX_ARGUMENTS + MAX_DIMS];
   const int64_t* strides[FR_MAX_ARGUMENTS + MAX_DIMS];
   int ndims[FR_MAX_ARGUMENTS + MAX_DIMS];
@@ -451,11 +475,9 @@ static bool launch_cpu(call* c, fr_table_entry* e, const fr_body* body, void* co
     int n = 0;
     for (int i = 0; i < c->op->inputs; i++) {
       if (c->op->input[i].mutable) continue;
-      const fr_rule_input* in = &c->input[i];
-      for (int d = 0; d < FR_MAX_NDIM; d++) shape[i][d] = d < in->ndim ? (int)in->sizes[d] : 1;
+      ndims[n] = seen(c, i, shape[i], stride[i]);
       shapes[n] = shape[i];
-      strides[n] = c->strides[i];
-      ndims[n++] = in->ndim;
+      strides[n++] = stride[i];
     }
   }
   uint64_t units = 1;
@@ -502,15 +524,9 @@ static bool launch_gpu(call* c, fr_table_entry* e, const fr_body* body, void* co
       case PASS_VALUE: arguments[p] = buffers[i]; break;
       case PASS_OUTPUT: arguments[p] = &buffers[first_output + i]; break;
       case PASS_LAUNCH: arguments[p] = e->sizes; break;
-      default: {
-        const fr_rule_input* in = &c->input[place[i]];
-        for (int d = 0; d < FR_MAX_NDIM; d++) {
-          bool there = in->present && d < in->ndim;
-          of[i].shape[d] = there ? (int32_t)in->sizes[d] : !in->present;
-          of[i].strides[d] = there ? c->strides[place[i]][d] : 0;
-        }
+      default:
+        seen(c, place[i], of[i].shape, of[i].strides);
         arguments[p] = kind == PASS_SHAPE ? (void*)of[i].shape : (void*)of[i].strides;
-      }
     }
   }
   int status = torch.get_current_cuda_stream(c->request.device, &stream);
@@ -753,7 +769,7 @@ typedef struct {
 } fr_setup;
 
 static bool find_symbol(void* from, const char* name, void* at) {
-  void* found = from ? dlsym(from, name) : NULL;
+  void* found = dlsym(from, name);
   memcpy(at, &found, sizeof found);
   return found != NULL;
 }
@@ -765,6 +781,7 @@ FR_API int fr_torch_init(const fr_setup* s) {
   if (s->dtypes > FR_MAX_DTYPES) return 3;
   if (!find_symbol(from, "aoti_torch_library_init_impl", &torch.library_init_impl) ||
       !find_symbol(from, "aoti_torch_library_impl", &torch.library_impl) ||
+      !find_symbol(from, "aoti_torch_is_defined", &torch.is_defined) ||
       !find_symbol(from, "aoti_torch_get_sizes", &torch.get_sizes) ||
       !find_symbol(from, "aoti_torch_get_strides", &torch.get_strides) ||
       !find_symbol(from, "aoti_torch_get_dim", &torch.get_dim) ||
@@ -776,11 +793,14 @@ FR_API int fr_torch_init(const fr_setup* s) {
       !find_symbol(from, "aoti_torch_copy_", &torch.copy_) ||
       !find_symbol(from, "aoti_torch_delete_tensor_object", &torch.delete_tensor_object) ||
       !find_symbol(from, "aoti_torch_check", &torch.check) ||
-      !find_symbol(from, "_ZdlPv", &torch.delete)) /* in what it is linked with */
+      /* The one that torch has from whatever replaces it for the process, else from its own. */
+      (!find_symbol(RTLD_DEFAULT, "_ZdlPv", &torch.delete) &&
+       !find_symbol(from, "_ZdlPv", &torch.delete)))
     return 2;
   if (s->torch_cuda) {
     void* with_cuda = dlopen(s->torch_cuda, RTLD_NOW | RTLD_NOLOAD);
-    find_symbol(with_cuda, "aoti_torch_get_current_cuda_stream", &torch.get_current_cuda_stream);
+    if (with_cuda)
+      find_symbol(with_cuda, "aoti_torch_get_current_cuda_stream", &torch.get_current_cuda_stream);
   }
   cuda_type = s->cuda_type;
   memset(place_of_dtype, -1, sizeof place_of_dtype);

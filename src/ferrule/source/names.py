@@ -2,63 +2,108 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from .lexer import Token, tokens
 
 _OPEN, _CLOSE = ("(", "[", "{"), (")", "]", "}")
-_NO_TYPES = frozenset({"return", "else", "goto", "case", "using", "delete", "new", "do"})
+_NO_TYPES = frozenset({"return", "else", "goto", "case", "delete", "new", "do"})
+_TYPES = ("struct", "class", "union", "enum")
 
 
 def taken(source: str, header: str, names: Sequence[str], *, kernel: str) -> tuple[str, ...]:
     """Those of ``names`` that a body reads from around it.
 
     A name is not among them where the header declares it outside of all functions, the body outside
-    of all blocks, or a macro has it: those hide what lies around.
+    of all blocks, or a macro has it: those hide what lies around. What is not sure counts as
+    declared in a header, and as not declared in a body: then the text does not compile, where it
+    would read something else than its author meant.
 
     Raises:
         DialectError: a comment is never closed.
     """
     body = [t for t in tokens(source, kernel=kernel, where="source") if not t.blank]
     head = [t for t in tokens(header, kernel=kernel, where="header") if not t.blank]
-    own = _declared(body) | _declared(head)
+    own = _declared(body, _of_statement) | _declared(head, _mentioned)
     # A macro of the header is part of the body where it is used.
     words = {t.text for t in body if t.kind == "word"}
     words |= {t.text for t in head if t.kind == "word" and t.macro}
     return tuple(name for name in names if name in words and name not in own)
 
 
-def _declared(parts: Sequence[Token]) -> set[str]:
-    """What a text declares outside of all brackets."""
+def _declared(parts: Sequence[Token], of: Callable[[Sequence[Token]], set[str]]) -> set[str]:
+    """What a text's macros are called, and what ``of`` finds in the statements outside of all
+    brackets, but for those of namespaces that can be seen into, and of enums."""
     found: set[str] = set()
-    depth, statement = 0, []  # type: int, list[Token]
+    open_: list[bool] = []  # of each bracket around, whether it can be seen into
+    statement: list[Token] = []
+    using = any(token.text == "using" for token in parts)
     for i, token in enumerate(parts):
         if token.macro:
             if token.text.endswith("define") and i + 1 < len(parts):
                 found.add(parts[i + 1].text)
             continue
-        if token.text in _CLOSE:
-            depth -= 1
-            if depth == 0 and token.text == "}":
-                found |= _of_statement(statement)
-                statement = []
+        if token.kind == "directive":
             continue
-        if depth == 0 and token.kind != "directive":
+        words: list[str] = []
+        if token.text in (*_OPEN, *_CLOSE):
+            words = [one.text for one in statement if one.kind in ("word", "string")]
+        if token.text in _CLOSE:
+            inside = open_.pop() if open_ else True
+            if all(open_) and token.text == "}":
+                found |= of(statement)
+                # ``struct s {…} a;`` goes on.
+                kept = not inside and words and words[0] in _TYPES
+                statement = statement[:1] if kept else []
+            continue
+        if all(open_):
             if token.text == ";":
-                found |= _of_statement(statement)
+                found |= of(statement)
                 statement = []
-            else:
-                statement.append(token)
+                continue
+            statement.append(token)
         if token.text in _OPEN:
-            depth += 1
+            seen = token.text == "{" and all(open_) and _seen_into(words, using)
+            open_.append(seen)
+            if seen:
+                statement = statement[:1] if words[0] == "enum" else []
     return found
+
+
+def _seen_into(words: Sequence[str], using: bool) -> bool:
+    """Whether what stands in braces behind these words has no name of its own outside of them."""
+    if words[:1] == ["enum"]:
+        return not {"class", "struct"} & set(words)
+    if "namespace" in words:
+        return using or words[0] == "inline" or words[-1] == "namespace"
+    return words[:1] == ["extern"] and len(words) == 2
+
+
+def _mentioned(statement: Sequence[Token]) -> set[str]:
+    """The words of a statement but for members of others and its template's parameters."""
+    names: set[str] = set()
+    parameters: set[str] = set()
+    depth = 0
+    for i, token in enumerate(statement):
+        before = statement[i - 1].text if i else ""
+        if token.text == "<" and (depth or before == "template"):
+            depth += 1
+        elif depth:
+            depth -= {">": 1, ">>": 2}.get(token.text, 0)
+            parameters.add(token.text)
+        elif token.kind == "word" and (before != "::" or statement[0].text == "using"):
+            names.add(token.text)
+    return names - parameters
 
 
 def _of_statement(statement: Sequence[Token]) -> set[str]:
     """What one statement declares: ``const int a = 1, *b``, ``struct s``, ``float f(``."""
-    parts = _without_angles(statement)
+    parts = _without_angles(_without_attributes(statement))
     if not parts or parts[0].kind != "word" or parts[0].text in _NO_TYPES:
         return set()
+    if parts[0].text == "using":  # ``using s = int``, ``using a::b``
+        head = [one for one in parts if one.kind == "word"]
+        return {head[1 if any(one.text == "=" for one in parts) else -1].text}
     names, declares = set(), False
     for declarator in _between_commas(parts):
         words = []
@@ -72,6 +117,20 @@ def _of_statement(statement: Sequence[Token]) -> set[str]:
         if declares and words:
             names.add(words[-1])
     return names
+
+
+def _without_attributes(statement: Sequence[Token]) -> list[Token]:
+    """A statement without ``[[…]]`` in front, ``alignas(…)`` and the brackets of ``decltype(…)``,
+    of which those that open are left."""
+    found: list[Token] = []
+    for token in statement:
+        if token.text == "[" and not found:
+            continue
+        if token.text == "(" and found and found[-1].text in ("alignas", "__attribute__"):
+            found.pop()
+        elif token.text != "(" or not found or found[-1].text != "decltype":
+            found.append(token)
+    return found
 
 
 def _between_commas(parts: Sequence[Token]) -> list[list[Token]]:
