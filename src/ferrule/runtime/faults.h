@@ -33,7 +33,7 @@ typedef struct {
   int retries, pages;
   void* page[MAX_ZERO_PAGES]; /* pages of zeros that this thread has mapped */
   bool owns_signal_stack;
-  _Alignas(16) char signal_stack[SIGNAL_STACK]; /* a handler cannot run on a stack that has overflowed */
+  char signal_stack[SIGNAL_STACK] __attribute__((aligned(16))); /* a handler cannot run on a stack that has overflowed */
 } guard;
 
 /* The guard of the calling thread, or NULL. Called by the handler, so it may only read memory. */
