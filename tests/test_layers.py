@@ -102,7 +102,7 @@ MAY_IMPORT = {
     "sharding": "errors expression rule op_declaration",
     "cuda_parts": "errors implementation rule",
     "cuda_steps": f"{NOUNS} unit expression rule implementation cuda_parts devices numpy",
-    "op_launch": f"{NOUNS} implementation rule devices numpy",
+    "op_launch": f"{NOUNS} identity implementation rule devices numpy",
     "op_unit": f"{NOUNS} unit cuda_steps rule hosts devices numpy",
     "op_call": f"{NOUNS} arguments hosts implementation cuda_steps op_declaration op_launch "
     "op_unit rule numpy",

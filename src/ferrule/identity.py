@@ -118,7 +118,7 @@ class _Reader:
         if name is not None:
             return ["name", name]
         raise KernelError(
-            f"[op] {self.what} cannot be told from others like it: {where} is {_short(value)} of "
+            f"[op] {self.what} cannot be told from others like it: {where} is {short(value)} of "
             f"type {kind.__module__}.{kind.__qualname__}, whose content is not known. Make arrays "
             "arguments of the op; for anything else give `version=`, a str or int that you change "
             "whenever it changes."
@@ -256,7 +256,8 @@ def by_name(value: Any) -> str | None:
     return None
 
 
-def _short(value: object) -> str:
+def short(value: object) -> str:
+    """A value for a message, in 60 characters at most."""
     text = repr(value).replace("\n", " ")
     return text if len(text) <= 60 else f"{text[:57]}..."
 

@@ -12,6 +12,7 @@ import numpy as np
 from . import dtypes
 from .dtypes import Dtype
 from .errors import DeviceError, KernelError, KernelTypeError
+from .identity import short
 from .implementation import KernelBody, Sent
 from .rule import Argument, Binding, Rule
 from .spec import Facts, Input, Launch, Spec, row_contiguous_strides
@@ -178,7 +179,7 @@ def number(op: str, one: Argument, value: object) -> float:
     }
     if not isinstance(plain, allowed[kind.kind]) or (kind.kind != "b" and isinstance(plain, bool)):
         raise KernelTypeError(
-            f"[op] input {one.name!r} of op {op!r}: got {_short(value)} of type "
+            f"[op] input {one.name!r} of op {op!r}: got {short(value)} of type "
             f"{type(value).__name__}, expected a Python number: {one}."
         )
     if kind.kind in "iu":
@@ -190,7 +191,7 @@ def number(op: str, one: Argument, value: object) -> float:
             )
     elif kind.kind == "f" and not _fits(cast(float, plain), kind):
         raise KernelError(
-            f"[op] input {one.name!r} of op {op!r}: got {_short(value)}, which does not fit: {one}."
+            f"[op] input {one.name!r} of op {op!r}: got {short(value)}, which does not fit: {one}."
         )
     return cast(float, plain)
 
@@ -205,8 +206,3 @@ def _fits(value: float, kind: Dtype) -> bool:
         return False
     with np.errstate(over="ignore"):
         return not np.isfinite(number) or bool(np.isfinite(np.array(number, kind.numpy)))
-
-
-def _short(value: object) -> str:
-    text = repr(value).replace("\n", " ")
-    return text if len(text) <= 60 else f"{text[:57]}..."

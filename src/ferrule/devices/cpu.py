@@ -46,6 +46,8 @@ _mode: ContextVar[str] = ContextVar("ferrule.devices.cpu.mode", default="auto")
 def running(mode: str) -> Iterator[None]:
     """Choose how kernels run on the CPU inside a ``with`` block, for tests and comparisons.
 
+    It does not reach ops in torch that are carried out in C.
+
     Args:
         mode: ``"auto"``, ``"flat"``, ``"split"`` or ``"fibers"`` (see `ferrule.source.cpp`).
     """

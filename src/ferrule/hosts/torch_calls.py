@@ -175,7 +175,7 @@ class _Bound:
     ) -> None:
         self.op, self.words, self.bodies = op, words, bodies
         self.structure = _Op()
-        self.recent: deque[object] = deque(maxlen=256)  # entries beyond what C remembers
+        self.recent: deque[object] = deque(maxlen=2048)  # entries beyond what C remembers
 
     def entry(self, request: _Request) -> int:
         """The address of an entry for a request; raises what is wrong with it."""
@@ -411,6 +411,8 @@ def _plain(body: KernelBody) -> bool:
 def _made(op: Op) -> _Bound | None:
     """What C must know of an op; None where that is more than it has room for."""
     bodies = [one for one in op.implementations if isinstance(one, KernelBody)]
+    if any(len(one.dims) > _DIMS or len(one.template) > _TEMPLATE for one in bodies):
+        return None
     extra: list[Expression] = []
     places = []
     for body in bodies:
