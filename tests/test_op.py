@@ -505,3 +505,10 @@ def test_sizes_that_are_numbers_are_said_once() -> None:
     )
     with pytest.raises(KernelError, match=r"`threadgroup` .*: got \(32, 64, 1\); expected 1024"):
         op(np.ones((2, 3), np.float32), np.ones(3, np.float32))
+
+
+def test_faults_of_a_rule_name_the_op() -> None:
+    with pytest.raises(RuleError, match=r"the rule of op 'f': .*\n  x\[N -> y"):
+        ferrule.op("f", "x[N -> y[N]:float32", run=lambda x: x)
+    with pytest.raises(KernelError, match="op 'f': 'x' is both an array and a dim; rename one"):
+        ferrule.op("f", "x[x]:T -> y[x]:T", run=lambda x: x)

@@ -138,3 +138,11 @@ def test_a_vjp_op_and_gradients_of_wrong_shapes() -> None:
 def test_an_op_without_derivatives() -> None:
     with pytest.raises(KernelError, match="has no derivative; declare one with def_vjp"):
         ferrule.check_grad(scale(), *arrays("numpy"))
+
+
+def test_what_is_infinite_cannot_be_compared() -> None:
+    op = with_vjp(ferrule.op("far", RULE, run=lambda x, w: x * w / 0))
+    x, w = arrays("numpy")
+    with np.errstate(all="ignore"):
+        report = ferrule.check_grad(op, x, w, raises=False)
+    assert not report.ok and "cannot be compared: outputs are infinite or NaN" in repr(report)

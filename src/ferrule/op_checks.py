@@ -191,9 +191,17 @@ class GradientCheck:
             place = f"{one.input}{list(one.at) if one.rule == 'vjp' else ''}"
             lines.append(
                 f"  {one.rule} {place:<20} declared {one.declared:<14.7g} measured "
-                f"{one.measured:<14.7g} {'ok' if one.ok else f'WRONG (within {one.tolerance:.3g})'}"
+                f"{one.measured:<14.7g} {_verdict(one)}"
             )
         return "\n".join(lines)
+
+
+def _verdict(one: Gradient) -> str:
+    if one.ok:
+        return "ok"
+    if not np.isfinite(one.measured):
+        return "cannot be compared: outputs are infinite or NaN there"
+    return f"WRONG (within {one.tolerance:.3g})"
 
 
 def check_grad(

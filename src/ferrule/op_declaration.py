@@ -588,7 +588,18 @@ def checked_rule(name: object, rule: object) -> Rule:
             f"[op] `name`: {name!r} cannot name an op; expected a letter or underscore, then "
             "letters, digits and underscores."
         )
-    return parse_rule(rule)
+    try:
+        parsed = parse_rule(rule)
+    except RuleError as error:
+        what = f"[op] the rule of op {name!r}: {error}"
+        raise RuleError(what, text=error.text, position=error.position) from None
+    arrays = {one.name for one in (*parsed.inputs, *parsed.outputs)}
+    for dim in parsed.dim_names:
+        if dim in arrays:
+            raise KernelError(
+                f"[op] the rule of op {name!r}: {dim!r} is both an array and a dim; rename one."
+            )
+    return parsed
 
 
 def _kernel(
