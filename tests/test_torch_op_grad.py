@@ -362,6 +362,7 @@ def test_gradients_of_a_runner_in_float64() -> None:
     assert torch.autograd.gradgradcheck(op, (x, w), check_fwd_over_rev=True)
 
 
+@pytest.mark.filterwarnings("ignore:.*float64:ferrule.PortabilityWarning")
 def test_gradients_by_ops_of_every_order() -> None:
     first = "y[N]:T, cotangent[N]:T"
     second = f"{first}, x_grad_cotangent[N]:T"

@@ -24,6 +24,7 @@ from torch_ops import CASES, DIFFERENTIABLE, EACH, Case, cloned, equal, is_float
 pytestmark = [  # torch's own
     pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:op '.*' is called . times by vmap"),
+    pytest.mark.filterwarnings("ignore:.*float64:ferrule.PortabilityWarning"),
 ]
 UTILITIES = [
     "test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_static",
