@@ -597,7 +597,8 @@ def fault_of(target: str) -> str:
         ("1 / 0\n", "ZeroDivisionError: division by zero ({path}, line 1)"),
         (
             "import ferrule\nferrule.op('a', 'b')",
-            "RuleError: a rule has '->' between its inputs and outputs b ^ ({path}, line 2)",
+            "RuleError: [op] the rule of op 'a': a rule has '->' between its inputs and "
+            "outputs b ^ ({path}, line 2)",
         ),
         ("x = 1\nthis is no Python\n", "SyntaxError: invalid syntax"),
         ("raise SystemExit('no,\\n thanks')\n", "SystemExit: no, thanks ({path}, line 1)"),
