@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 import on_cuda
+from fake_cuda import build
 from ferrule import nvrtc
 
 # A shell ignores Ctrl-C on behalf of what it runs in the background, and children inherit that.
@@ -23,6 +25,12 @@ def library() -> nvrtc.Nvrtc:
     if found is None:
         pytest.skip("NVRTC is not installed")
     return found
+
+
+@pytest.fixture(scope="session")
+def fake_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The library that stands in for libcuda."""
+    return build(tmp_path_factory.mktemp("fake"))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 import ferrule as fe
 from cuda_ops import SUM, bound, compiled, sum_op
-from fake_cuda import Copied, FakeCuda, Filled, Launched, build
+from fake_cuda import Copied, FakeCuda, Filled, Launched
 from ferrule import (
     DeviceError,
     KernelError,
@@ -48,11 +48,6 @@ def array(address: int, count: int, dtype: Any = np.float32) -> Any:
 
 def number(data: bytes, dtype: Any) -> Any:
     return np.frombuffer(data, dtype)[0].item()
-
-
-@pytest.fixture(scope="session")
-def fake_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build(tmp_path_factory.mktemp("fake"))
 
 
 @pytest.fixture

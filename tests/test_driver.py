@@ -19,7 +19,7 @@ from rich.console import Console
 
 import ferrule
 import on_cuda
-from fake_cuda import FakeCuda, Filled, Launched, build
+from fake_cuda import FakeCuda, Filled, Launched
 from ferrule import DeviceError, devices, driver, fastcall, nvrtc
 from ferrule.cli import doctor
 from ferrule.dtypes import bfloat16, float32
@@ -27,11 +27,6 @@ from ferrule.hosts import numpy as numpy_host
 from ferrule.spec import Facts
 
 F32, I32 = np.dtype(np.float32), np.dtype(np.int32)
-
-
-@pytest.fixture(scope="session")
-def fake_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build(tmp_path_factory.mktemp("fake"))
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 import textwrap
@@ -16,6 +15,7 @@ import ferrule
 import on_cuda
 
 torch = pytest.importorskip("torch")
+from torch_cpp import start_build  # noqa: E402
 
 pytestmark = [
     pytest.mark.gpu,
@@ -109,21 +109,13 @@ def test_in_python_without_ferrule(package: Any) -> None:
 
 def test_in_cpp(package: Any, tmp_path: Path) -> None:
     path, expected = package
-    home, compiler = Path(torch.__file__).parent, shutil.which("g++")
-    if compiler is None:
+    cuda = ("-ltorch_cuda", "-lc10_cuda")
+    libraries = ("-Wl,--no-as-needed", "-ltorch", "-ltorch_cpu", "-lc10", *cuda)
+    building = start_build(tmp_path, CPP, libraries)
+    if building is None:
         pytest.skip("there is no g++")
-    (tmp_path / "main.cpp").write_text(CPP, encoding="utf-8")
-    built = subprocess.run(
-        [
-            compiler, "-std=c++20", "-O0", "main.cpp", "-o", "main", f"-I{home}/include",
-            f"-I{home}/include/torch/csrc/api/include",
-            f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}",
-            f"-L{home}/lib", f"-Wl,-rpath,{home}/lib", "-Wl,--no-as-needed", "-ltorch",
-            "-ltorch_cpu", "-ltorch_cuda", "-lc10", "-lc10_cuda", "-ldl",
-        ],
-        cwd=tmp_path, capture_output=True, text=True, timeout=280,
-    )  # fmt: skip
-    assert built.returncode == 0, built.stderr[-3000:]
+    said = building.communicate(timeout=280)[1]
+    assert building.returncode == 0, said[-3000:]
     with zipfile.ZipFile(path) as archive:
         (name,) = [n for n in archive.namelist() if "/data/ferrule/" in n]
         library = archive.extract(name, tmp_path)

@@ -3,7 +3,6 @@ that are a kernel. One graph, training, export, a new process, and C++ without P
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 import zipfile
@@ -16,6 +15,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch.export import Dim
 
 import ferrule
+from torch_cpp import start_build
 
 # What torch warns of is its own.
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
@@ -157,17 +157,7 @@ for n in (2, 7):
 
 
 def test_exported_in_a_new_process_and_in_cpp(tmp_path: Path) -> None:
-    home, compiler = Path(torch.__file__).parent, shutil.which("g++")
-    (tmp_path / "main.cpp").write_text(CPP, encoding="utf-8")
-    building = compiler and subprocess.Popen(
-        [
-            compiler, "-std=c++20", "-O0", "main.cpp", "-o", "main", f"-I{home}/include",
-            f"-I{home}/include/torch/csrc/api/include",
-            f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}",
-            f"-L{home}/lib", f"-Wl,-rpath,{home}/lib", "-ltorch", "-ltorch_cpu", "-lc10", "-ldl",
-        ],
-        cwd=tmp_path, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+    building = start_build(tmp_path, CPP)
     model = Model()
     with torch.no_grad():
         expected = torch.cat([model(batch(n)).flatten() for n in (2, 7)])

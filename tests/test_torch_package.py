@@ -22,6 +22,7 @@ from ferrule import KernelError, Op, package_text
 torch = pytest.importorskip("torch")
 from ferrule.hosts import torch_package  # noqa: E402
 from ferrule.source import cuda_launch  # noqa: E402
+from torch_cpp import start_build  # noqa: E402
 
 Dim = torch.export.Dim
 pytestmark = [
@@ -463,17 +464,7 @@ PYTHON = """
 
 
 def test_a_package_in_ferrule_in_python_without_it_and_in_cpp(tmp_path: Path) -> None:
-    home, compiler = Path(torch.__file__).parent, shutil.which("g++")
-    (tmp_path / "main.cpp").write_text(CPP, encoding="utf-8")
-    building = compiler and subprocess.Popen(  # takes as long as the package does
-        [
-            compiler, "-std=c++20", "-O0", "main.cpp", "-o", "main", f"-I{home}/include",
-            f"-I{home}/include/torch/csrc/api/include",
-            f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}",
-            f"-L{home}/lib", f"-Wl,-rpath,{home}/lib", "-ltorch", "-ltorch_cpu", "-lc10", "-ldl",
-        ],
-        cwd=tmp_path, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+    building = start_build(tmp_path, CPP)
     package = tmp_path / "model.pt2"
     shapes = ({0: Dim("B", min=1, max=4096)},)
     program = torch.export.export(_Scaled(), (torch.randn(3, 4),), dynamic_shapes=shapes)

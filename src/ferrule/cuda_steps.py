@@ -27,6 +27,8 @@ from .implementation import (
     expression_of,
     template_of,
     template_values,
+    value_from_json,
+    value_to_json,
     wrong_size,
 )
 from .kernel import check_distinct, check_identifier, check_text
@@ -450,11 +452,6 @@ class CudaUnit:
         def axes(given: tuple[Expression, ...] | None) -> Any:
             return None if given is None else [one.to_json() for one in given]
 
-        def template(one: object) -> Any:
-            if isinstance(one, Expression):
-                return one.to_json()
-            return ["dtype", one.name] if isinstance(one, Dtype) else one
-
         def step(one: Launched | Filled | Copied) -> Any:
             when = optional(one.when)
             if isinstance(one, Filled):
@@ -475,7 +472,7 @@ class CudaUnit:
         return {
             "kind": self.kind, "source": self.source, "headers": [[*one] for one in self.headers],
             "options": list(self.options), "specific": self.specific, "when": optional(self.when),
-            "template": [[name, template(one)] for name, one in self.template],
+            "template": [[name, value_to_json(one)] for name, one in self.template],
             "scratch": [[one.name, one.dtype, axes(one.dims)] for one in self.scratch],
             "steps": [step(one) for one in self.steps],
         }  # fmt: skip
@@ -493,11 +490,6 @@ class CudaUnit:
 
         def axes(given: Any) -> Any:
             return None if given is None else tuple(Expression.from_json(one) for one in given)
-
-        def template(one: Any) -> Any:
-            if isinstance(one, list) and one[0] == "dtype":
-                return dtypes.BY_NAME[one[1]]
-            return Expression.from_json(one) if isinstance(one, list) else one
 
         def argument(one: Any) -> Argument:
             kind, value = one
@@ -519,7 +511,8 @@ class CudaUnit:
         return CudaUnit(op, rule, UnitText(
             data["source"], tuple(step(one) for one in data["steps"]),
             [Scratch(name, dtype, axes(dims)) for name, dtype, dims in data["scratch"]],
-            optional(data["when"]), [(str(name), template(one)) for name, one in data["template"]],
+            optional(data["when"]),
+            [(str(name), value_from_json(one)) for name, one in data["template"]],
             {str(name): text for name, text in data["headers"]}, data["options"],
             data["specific"],
         ))  # fmt: skip

@@ -168,20 +168,14 @@ class KernelBody:
     def to_json(self) -> Any:
         """All that decides what it computes."""
         k = self.kernel
-
-        def value(one: object) -> Any:
-            if isinstance(one, Expression):
-                return one.to_json()
-            return ["dtype", one.name] if isinstance(one, Dtype) else one
-
         return {
             "kind": self.kind, "name": k.name, "source": k.source, "header": k.header,
             "ensure_row_contiguous": k.ensure_row_contiguous, "atomic_outputs": k.atomic_outputs,
             "math_mode": k.math_mode, "portable": k.portable,
             "grid": [e.to_json() for e in self.grid],
             "threadgroup": [e.to_json() for e in self.threadgroup],
-            "template": [[name, value(one)] for name, one in self.template],
-            "init_value": value(self.fill), "shared_memory": self.shared.to_json(),
+            "template": [[name, value_to_json(one)] for name, one in self.template],
+            "init_value": value_to_json(self.fill), "shared_memory": self.shared.to_json(),
             "when": None if self.when is None else self.when.to_json(),
             "values": [name for name in k.values if name not in self.dims],
         }  # fmt: skip
@@ -194,11 +188,6 @@ class KernelBody:
             KernelError, RuleError, KeyError, TypeError, ValueError: this is none of `to_json`.
         """
 
-        def value(one: Any) -> Any:
-            if isinstance(one, list) and one[0] == "dtype":
-                return dtypes.BY_NAME[one[1]]
-            return Expression.from_json(one) if isinstance(one, list) else one
-
         kernel = kernel_of(
             op, rule, data["kind"], data["source"], data["header"], data["ensure_row_contiguous"],
             data["atomic_outputs"], data["math_mode"], data["portable"], data["name"],
@@ -208,8 +197,8 @@ class KernelBody:
             op, rule, kernel, data["kind"],
             grid=tuple(Expression.from_json(e) for e in data["grid"]),
             threadgroup=tuple(Expression.from_json(e) for e in data["threadgroup"]),
-            template=[(str(name), value(one)) for name, one in data["template"]],
-            init_value=value(data["init_value"]),
+            template=[(str(name), value_from_json(one)) for name, one in data["template"]],
+            init_value=value_from_json(data["init_value"]),
             shared_memory=Expression.from_json(data["shared_memory"]),
             when=None if data["when"] is None else Expression.from_json(data["when"]),
         )  # fmt: skip
@@ -467,6 +456,20 @@ def check_names(op: str, rule: Rule, kernel: Kernel) -> None:
             f"{list(inputs)} and {list(outputs)}, what is written in place among the outputs; "
             "expected the same names in the same order."
         )
+
+
+def value_to_json(one: object) -> Any:
+    """A template's or initial value: an expression, a dtype, a number or None."""
+    if isinstance(one, Expression):
+        return one.to_json()
+    return ["dtype", one.name] if isinstance(one, Dtype) else one
+
+
+def value_from_json(one: Any) -> Any:
+    """The reverse of `value_to_json`."""
+    if isinstance(one, list) and one[0] == "dtype":
+        return dtypes.BY_NAME[one[1]]
+    return Expression.from_json(one) if isinstance(one, list) else one
 
 
 def wrong_size(

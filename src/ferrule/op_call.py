@@ -14,7 +14,7 @@ from .arguments import fill_value, renamed, shown
 from .cuda_steps import CudaUnit, Implementation
 from .dtypes import Dtype
 from .errors import DeviceError, FerruleError, KernelError, KernelTypeError
-from .implementation import Runner
+from .implementation import KernelBody, Runner, Sent
 from .op_launch import launch, number
 from .op_unit import carry_out
 from .rule import Argument, Binding
@@ -59,13 +59,7 @@ def call(op: Op, values: Sequence[Any]) -> Any:
         )  # fmt: skip
     else:
         sent = chosen.sent(said)
-        outputs = []
-        for i, (shape, kind) in enumerate(results):
-            if sent.fill is None:
-                outputs.append(host.empty(shape, kind, device))
-            else:
-                value = fill_value(chosen.kernel, i, sent.fill, kind)
-                outputs.append(host.full(shape, value, kind, device))
+        outputs = made_outputs(chosen, sent, results, host, device)
         facts = [cast(Facts, host.facts(one)) for one in outputs]
         launch(op.name, op.rule, chosen, sent, said, device, queue, given, facts)
     finished = host.finish(op.name, list(arrays.values()), outputs)
@@ -115,6 +109,18 @@ def choose(op: Op, device: str, said: Binding) -> Implementation:
         f"[op] op {op.name!r} has nothing that runs on {device!r} for these sizes: it has {kinds}. "
         "A `metal` body runs on every device."
     )
+
+
+def made_outputs(
+    body: KernelBody, sent: Sent, results: Sequence[tuple[Shape, Dtype]], host: Any, device: str
+) -> list[Any]:
+    """Arrays for what a kernel writes, filled where it wants that."""
+    if sent.fill is None:
+        return [host.empty(shape, kind, device) for shape, kind in results]
+    return [
+        host.full(shape, fill_value(body.kernel, i, sent.fill, kind), kind, device)
+        for i, (shape, kind) in enumerate(results)
+    ]
 
 
 def run(
@@ -242,8 +248,7 @@ def gathered(
     arrays: dict[str, Any] = {}
     copies: dict[str, Any] = {}
     contiguous = any(one.contiguous for one in op.implementations)
-    memory: dict[str, tuple[int, int]] = {}
-    mutable = any(one.mutable for one in op.rule.inputs)
+    before: dict[str, Facts] = {}  # of the arrays that were given, where they are known
     for one, value in zip(op.rule.inputs, values, strict=True):
         label = f"[op] input {one.name!r} of op {op.name!r}"
         if one.dims is None:
@@ -269,8 +274,8 @@ def gathered(
             _check_writable(found, label, value)
         try:
             fact = found.facts(value)
-            if fact is not None and mutable:
-                memory[one.name] = memory_of(fact)
+            if fact is not None:
+                before[one.name] = fact
             if fact is None or ((contiguous or one.mutable) and not fact.row_contiguous):
                 op.counts["copy"] += 1
                 value = found.contiguous(value)
@@ -290,21 +295,22 @@ def gathered(
     if host is None:
         host = hosts.load("numpy")
         device = host.device()
-    for name in [one.name for one in op.rule.inputs if one.mutable and one.name in memory]:
-        _keep_apart(op, name, host, memory, given, arrays)
+    for name in sharing(op, before):
+        op.counts["copy"] += 1
+        arrays[name] = arrays[name].copy()
+        given[name] = host.facts(arrays[name])
     return host, device, given, arrays, copies
 
 
-def check_apart(op: Op, given: Mapping[str, Facts | float | None]) -> None:
-    """Refuse to write to arrays that share memory, or that have many elements in one place.
+def check_apart(op: Op, given: Mapping[str, Facts | float | None]) -> list[str]:
+    """As `sharing`; also refuse to write to arrays that have many elements in one place.
 
     Raises:
-        KernelError: that is so.
+        KernelError: that is so, or two that are written share memory.
     """
-    written = [one for one in op.rule.inputs if one.mutable]
-    for i, one in enumerate(written):
+    for one in op.rule.inputs:
         fact = given.get(one.name)
-        if not isinstance(fact, Facts):
+        if not one.mutable or not isinstance(fact, Facts):
             continue
         pairs = zip(fact.shape, fact.strides, strict=True)
         if any(size > 1 and step == 0 for size, step in pairs):
@@ -312,40 +318,40 @@ def check_apart(op: Op, given: Mapping[str, Facts | float | None]) -> None:
                 f"[op] input {one.name!r} of op {op.name!r} is written in place, but has many "
                 "elements in one place, as an expanded array has; give a copy."
             )
+    return sharing(op, given)
+
+
+def sharing(op: Op, given: Mapping[str, Facts | float | None]) -> list[str]:
+    """The inputs to copy, for they share memory with one that is written in place: what is read is
+    what was there before.
+
+    Raises:
+        KernelError: two that are written share memory.
+    """
+    written = [
+        (one.name, memory_of(fact))
+        for one in op.rule.inputs
+        if one.mutable and isinstance(fact := given.get(one.name), Facts)
+    ]
+    found = []
+    for one in op.rule.inputs if written else ():
+        fact = given.get(one.name)
+        if not isinstance(fact, Facts):
+            continue
         start, end = memory_of(fact)
-        for before in written[:i]:
-            other = given.get(before.name)
-            if not isinstance(other, Facts):
+        for name, (first, last) in written:
+            if name == one.name:
+                break  # each pair of those that are written once
+            if max(start, first) >= min(end, last):
                 continue
-            first, last = memory_of(other)
-            if max(start, first) < min(end, last):
+            if one.mutable:
                 raise KernelError(
                     f"[op] input {one.name!r} of op {op.name!r} shares memory with input "
-                    f"{before.name!r}, and both are written in place; give a copy."
+                    f"{name!r}, and both are written in place; give a copy."
                 )
-
-
-def _keep_apart(
-    op: Op, written: str, host: Host, memory: dict[str, tuple[int, int]],
-    given: dict[str, Facts | float | None], arrays: dict[str, Any],
-) -> None:  # fmt: skip
-    """Copy inputs that share memory with one that is written in place: what is read is what was
-    there before."""
-    start, end = memory[written]
-    for one in op.rule.inputs:
-        if one.name == written or one.name not in memory:
-            continue
-        other, stop = memory[one.name]
-        if max(start, other) >= min(end, stop):
-            continue
-        if one.mutable:
-            raise KernelError(
-                f"[op] input {one.name!r} of op {op.name!r} shares memory with input "
-                f"{written!r}, and both are written in place; give a copy."
-            )
-        op.counts["copy"] += 1
-        arrays[one.name] = arrays[one.name].copy()
-        given[one.name] = host.facts(arrays[one.name])
+            found.append(one.name)
+            break
+    return found
 
 
 def memory_of(fact: Facts) -> tuple[int, int]:

@@ -87,7 +87,6 @@ def _function(op: Op, overload: Any) -> Any:
 
     def backward(ctx: Any, *cotangents: Any) -> Any:
         values, results = restored(ctx)
-        # A kernel may be told that its arrays are contiguous; expanded cotangents are not.
         grads = derivatives.vjp(op, values, cotangents, results)
         found = [
             grad if is_tensor else None

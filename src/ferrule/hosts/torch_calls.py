@@ -24,7 +24,6 @@ import torch
 from .. import dtypes, op_call
 from ..binding import runtime
 from ..bytecode import compile_rule
-from ..dtypes import Dtype
 from ..errors import KernelError, KernelTypeError
 from ..expression import Expression
 from ..implementation import KernelBody
@@ -170,10 +169,8 @@ def check_dense(op: Op, values: Sequence[Any]) -> None:
 class _Bound:
     """An op that a function of the pool carries out."""
 
-    def __init__(
-        self, op: Op, words: ctypes.Array[ctypes.c_int64], bodies: list[KernelBody]
-    ) -> None:
-        self.op, self.words, self.bodies = op, words, bodies
+    def __init__(self, op: Op, words: ctypes.Array[ctypes.c_int64]) -> None:
+        self.op, self.words = op, words
         self.structure = _Op()
         self.recent: deque[object] = deque(maxlen=2048)  # entries beyond what C remembers
 
@@ -296,15 +293,17 @@ def library() -> ctypes.CDLL | None:
         return None
     folder = Path(torch.__file__).resolve().parent / "lib"
     suffix = ".dylib" if sys.platform == "darwin" else ".so"
-    kinds = [getattr(torch, kind.name, None) for kind in dtypes.ALL]
+    torch_cpu = ctypes.CDLL(str(folder / f"libtorch_cpu{suffix}"))
     numbers = [
-        -1 if kind is None else _number_of(folder, suffix, d)
-        for kind, d in zip(kinds, dtypes.ALL, strict=True)
+        _call_number(torch_cpu, f"aoti_torch_dtype_{kind.name}")
+        if hasattr(torch, kind.name)
+        else -1
+        for kind in dtypes.ALL
     ]
     setup = _Setup(
         str(folder / f"libtorch_cpu{suffix}").encode(),
         str(folder / f"libtorch_cuda{suffix}").encode() if torch.version.cuda else None,
-        _call_number(folder, suffix, "aoti_torch_device_type_cuda"), len(dtypes.ALL),
+        _call_number(torch_cpu, "aoti_torch_device_type_cuda"), len(dtypes.ALL),
         (_int32 * len(numbers))(*numbers),
         (ctypes.c_uint8 * len(numbers))(*[kind.itemsize for kind in dtypes.ALL]),
         _RESOLVE(_resolve), _TELL(_tell), ctypes.cast(runtime().fr_threads, _pointer),
@@ -338,14 +337,10 @@ def _installed() -> ctypes.CDLL | None:
     return None
 
 
-def _call_number(folder: Path, suffix: str, name: str) -> int:
+def _call_number(torch_cpu: ctypes.CDLL, name: str) -> int:
     """What a function of torch's C ABI that takes nothing says; -1 where this torch has none."""
-    function = getattr(ctypes.CDLL(str(folder / f"libtorch_cpu{suffix}")), name, None)
+    function = getattr(torch_cpu, name, None)
     return -1 if function is None else int(function())
-
-
-def _number_of(folder: Path, suffix: str, kind: Dtype) -> int:
-    return _call_number(folder, suffix, f"aoti_torch_dtype_{kind.name}")
 
 
 def _use_cuda() -> None:
@@ -433,7 +428,7 @@ def _made(op: Op) -> _Bound | None:
     if any(kind.kind not in wide and kind.name not in ("float32", "float64") for kind in numbers):
         return None
     words = (_int64 * len(program.words))(*program.words)
-    made = _Bound(op, words, bodies)
+    made = _Bound(op, words)
     s = made.structure
     s.program = ctypes.cast(words, ctypes.POINTER(_int64))
     s.inputs, s.outputs, s.bodies = len(op.rule.inputs), len(op.rule.outputs), len(bodies)

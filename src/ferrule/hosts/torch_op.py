@@ -20,7 +20,6 @@ import torch
 from torch.autograd import forward_ad
 
 from .. import batching, dtypes, fastcall, op_call, op_declaration
-from ..arguments import fill_value
 from ..cuda_steps import CudaUnit
 from ..dtypes import Dtype
 from ..errors import FerruleError, FerruleWarning, KernelError, KernelTypeError, warn
@@ -256,15 +255,14 @@ class TorchOp:
         device = host.device_name(next(iter(tensors.values())))
         said, results = op_call.bound(op, given)
         if any(one.mutable for one in op.rule.inputs):
-            values = tuple(self._apart(values, given))
-            given, tensors = self._gathered(values)
+            values = self._apart(values, given, tensors)
         chosen = op_call.choose(op, device, said)
         queue = host.stream(None, device)
         if isinstance(chosen, Runner):
             return op_call.packed(self._run_function(chosen, values, said, results, device, queue))
         op.counts["Python path"] += 1  # kernels are launched in C, where it can
         copies = self._contiguous(chosen, given, tensors, device)
-        outputs: list[torch.Tensor] = []
+        outputs: list[torch.Tensor]
         if isinstance(chosen, CudaUnit):
             outputs = carry_out(
                 op.name, op.rule, chosen, host,
@@ -273,12 +271,7 @@ class TorchOp:
             )  # fmt: skip
         else:
             sent = chosen.sent(said)
-            for i, (shape, kind) in enumerate(results):
-                if sent.fill is None:
-                    outputs.append(host.empty(shape, kind, device))
-                else:
-                    value = fill_value(chosen.kernel, i, sent.fill, kind)
-                    outputs.append(host.full(shape, value, kind, device))
+            outputs = op_call.made_outputs(chosen, sent, results, host, device)
             facts = [_facts(one, _KNOWN[one.dtype], device) for one in outputs]
             if not device.startswith("mps"):
                 launch(op.name, op.rule, chosen, sent, said, device, queue, given, facts)
@@ -302,27 +295,19 @@ class TorchOp:
         )
 
     def _apart(
-        self, values: Sequence[Any], facts: dict[str, Facts | float | None]
-    ) -> list[Any]:  # fmt: skip
+        self, values: Sequence[Any], given: dict[str, Facts | float | None],
+        tensors: dict[str, torch.Tensor],
+    ) -> tuple[Any, ...]:  # fmt: skip
         """The inputs, with copies of those that share memory with one that is written in place:
-        what is read is what was there before."""
+        what is read is what was there before. The facts and tensors become those of the copies."""
         op = self.op
-        op_call.check_apart(op, facts)
-        written = [
-            op_call.memory_of(fact)
-            for one in op.rule.inputs
-            if one.mutable and isinstance(fact := facts.get(one.name), Facts)
-        ]
-        found = list(values)
-        for i, one in enumerate(op.rule.inputs):
-            fact = facts.get(one.name)
-            if one.mutable or not isinstance(fact, Facts):
-                continue
-            start, end = op_call.memory_of(fact)
-            if any(max(start, first) < min(end, last) for first, last in written):
-                op.counts["copy"] += 1
-                found[i] = values[i].clone()
-        return found
+        for name in op_call.check_apart(op, given):
+            op.counts["copy"] += 1
+            copy = tensors[name] = tensors[name].clone()
+            given[name] = _facts(copy, _KNOWN[copy.dtype], host.device_name(copy))
+        return tuple(
+            tensors.get(one.name, value) for one, value in zip(op.rule.inputs, values, strict=True)
+        )
 
     def _run_function(
         self, chosen: Runner, values: Sequence[Any], said: Binding,
