@@ -277,12 +277,13 @@ print("ok")
 def test_the_pool_is_large_and_what_does_not_fit_goes_on_in_python() -> None:
     code = """
 import torch, ferrule
+from ferrule import op_entries
 from ferrule.hosts import torch_calls
 def make(n):
     return ferrule.op(f"n{n}", "x[N]:float32 -> y[N]:float32", grid="N", threadgroup=32,
                       metal=f"uint i = thread_position_in_grid.x; y[i] = {n} + x[i];")
 library = torch_calls.library()
-spare = torch_calls._Op()
+spare = op_entries.OpTable()
 import ctypes
 while (taken := library.fr_torch_take(ctypes.byref(spare))) < 2046: torch_calls._bound.append(None)
 torch_calls._bound.append(None)

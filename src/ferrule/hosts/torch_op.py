@@ -19,7 +19,7 @@ from typing import Any, cast
 import torch
 from torch.autograd import forward_ad
 
-from .. import batching, dtypes, fastcall, op_call, op_declaration
+from .. import batching, dtypes, fastcall, op_call, op_declaration, op_entries
 from ..cuda_steps import CudaUnit
 from ..dtypes import Dtype
 from ..errors import FerruleError, FerruleWarning, KernelError, KernelTypeError, warn
@@ -144,7 +144,7 @@ class TorchOp:
         """Raise what torch made a RuntimeError of, if it did, or what it says in fewer words."""
         if isinstance(by_torch, NotImplementedError):  # torch lists the backends that it has
             torch_calls.check_dense(self.op, values)
-        error = torch_calls.raised(by_torch)
+        error = op_entries.raised(by_torch)
         if error is None and isinstance(by_torch.__cause__, FerruleError):
             error = by_torch.__cause__  # DTensor's words around it
         if error is not None:

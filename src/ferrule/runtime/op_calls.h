@@ -1,0 +1,444 @@
+/* Calls of ops without Python code: what torch_calls.c and mlx_node.cpp share.
+ *
+ * A call's inputs are bound to the op's rule (rule.h), and its launch is worked out. What a kernel
+ * became for some dtypes and form of launch is an entry of the op's table. Python (op_entries.py)
+ * makes entries, and words the errors: whatever is not known or is wrong here is asked there.
+ *
+ * Valid as C11 and as C++17.
+ */
+#ifndef FERRULE_OP_CALLS_H
+#define FERRULE_OP_CALLS_H
+
+#include <math.h>
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <string.h>
+
+#include "cuda_launch.h"
+#include "rule.h"
+#include "runtime.h"
+
+enum { MAX_BODIES = 4, MAX_TEMPLATE = 16, MAX_DIMS = 16, MAX_KEY = 96 };
+enum { BUCKETS = 64, MOST_ENTRIES = 4096 };
+enum { CPU = 1, CUDA = 2 };
+
+/* ----------------------------------------------------------------------------------------- ops */
+
+/* How a kernel is launched: numbers of extra expressions of the op's program. */
+typedef struct {
+  int32_t devices; /* of CPU and CUDA */
+  int32_t when;    /* an expression, or -1 */
+  int32_t grid;    /* the first of three; those of the threadgroup follow */
+  int32_t templates, first_template;
+  int32_t zeroed;     /* outputs are filled with zeros first */
+  int32_t contiguous; /* inputs are copied unless they are row-contiguous */
+  int32_t atomics;    /* on the CPU, the number of threads decides the text */
+  uint32_t described; /* inputs whose shape or strides the body reads, a bit each */
+  int32_t dims;       /* symbols that are passed as int32 */
+  int32_t dim[MAX_DIMS];
+} fr_body;
+
+/* One input as the schema has it. */
+enum { INPUT_ARRAY = 0, INPUT_FLOAT = 1, INPUT_INT = 2, INPUT_BOOL = 3 };
+typedef struct {
+  int32_t kind;
+  int32_t dtype; /* of a number */
+  int32_t optional, mutable_;
+  int32_t dims; /* that the rule writes, *S among them */
+  int64_t least, most; /* of an integer */
+} fr_argument;
+
+typedef struct fr_table_entry fr_table_entry;
+
+typedef struct {
+  const int64_t* program;
+  int32_t inputs, outputs, bodies;
+  fr_argument input[FR_MAX_ARGUMENTS];
+  fr_body body[MAX_BODIES];
+  int32_t entries;
+  fr_table_entry* bucket[BUCKETS];
+} fr_op;
+
+/* What a kernel became for the words of a key. */
+struct fr_table_entry {
+  fr_table_entry* next;
+  int32_t words;
+  int64_t key[MAX_KEY];
+  /* On the CPU: */
+  void* run; /* fr_run_some */
+  fr_entry entry;
+  int32_t limit, over_grid, block;
+  uint32_t described; /* inputs whose shape and strides the body reads, a bit each */
+  /* On a GPU: */
+  cuda_call call;
+  uint32_t sizes[9]; /* fr::launch of include/cuda_grid.h */
+  int32_t parameters;
+  int32_t parameter[2 * 4 * FR_MAX_ARGUMENTS]; /* kinds and indices */
+};
+enum { PASS_INPUT = 0, PASS_VALUE = 1, PASS_SHAPE = 2, PASS_STRIDES = 3, PASS_OUTPUT = 4, PASS_LAUNCH = 5 };
+
+/* A call, as Python is told of it. */
+typedef struct {
+  int32_t op, body; /* body: -1 where none was chosen */
+  int32_t device_type, device; /* CPU or CUDA */
+  const fr_rule_input* input;
+  void* const* pointer;         /* of arrays */
+  const double* number;         /* of float inputs */
+  const int64_t* integer;       /* of int and bool inputs */
+  const int32_t* host_device;   /* type and index of each input, as the host numbers them; or NULL */
+  const uint32_t* grid;         /* six sizes, once they are known */
+  const int64_t* template_value;
+  int32_t threads;              /* CPU: devices.cpu.Form.threads */
+  int32_t aligned;              /* CUDA: arrays begin at multiples of 16 bytes */
+  int32_t status;               /* of a launch that failed; or FR_SHARED */
+  const int64_t* const* strides; /* of arrays, in elements */
+  void* exception[3];           /* what a signal's handler raised: type, value, traceback */
+  const char* text;             /* the answer: an error */
+} fr_request;
+
+enum { FR_SHARED = -1 }; /* arrays that are written in place share memory, or have many elements in one place */
+
+/* What Python offers. */
+static struct {
+  fr_table_entry* (*resolve)(fr_request*); /* the entry for a request, or NULL and a text */
+  int (*threads_now)(void);
+  int few; /* devices.cpu.FEW */
+  uint8_t item_bytes[FR_MAX_DTYPES]; /* by place in ferrule.dtypes.ALL */
+  pthread_mutex_t lock;
+} fr_shared = {NULL, NULL, 0, {0}, PTHREAD_MUTEX_INITIALIZER};
+
+typedef int (*fr_run_function)(fr_entry, const void*, uint64_t, int, int64_t, fr_progress*);
+
+typedef union {
+  uint8_t b;
+  uint16_t u16;
+  uint32_t u32;
+  int64_t i64;
+  float f32;
+  double f64;
+} fr_number;
+
+/* One call under way. */
+typedef struct {
+  fr_op* op;
+  fr_request request;
+  fr_rule_input input[FR_MAX_ARGUMENTS];
+  void* pointer[FR_MAX_ARGUMENTS]; /* of inputs, of numbers too */
+  const int64_t* strides[FR_MAX_ARGUMENTS];
+  double number[FR_MAX_ARGUMENTS];
+  int64_t integer[FR_MAX_ARGUMENTS];
+  fr_number value[FR_MAX_ARGUMENTS];
+  int32_t host_device[2 * FR_MAX_ARGUMENTS];
+  int32_t dim[MAX_DIMS];
+  uint32_t grid[6];
+  int64_t template_value[MAX_TEMPLATE];
+} fr_call;
+
+static inline void fr_begin(fr_call* c, fr_op* op, int number) {
+  c->op = op;
+  memset(&c->request, 0, sizeof c->request);
+  c->request.op = number;
+  c->request.body = -1;
+  c->request.input = c->input;
+  c->request.pointer = c->pointer;
+  c->request.number = c->number;
+  c->request.integer = c->integer;
+  c->request.strides = c->strides;
+}
+
+static inline bool fr_row_contiguous(int32_t ndim, const int64_t* sizes, const int64_t* strides) {
+  int64_t step = 1;
+  for (int32_t i = ndim - 1; i >= 0; i--) {
+    if (sizes[i] == 0) return true;
+    if (sizes[i] != 1 && strides[i] != step) return false;
+    step *= sizes[i];
+  }
+  return true;
+}
+
+static inline void fr_row_strides(int32_t ndim, const int64_t* sizes, int64_t* strides) {
+  int64_t step = 1;
+  for (int32_t i = ndim - 1; i >= 0; i--) {
+    strides[i] = step;
+    step *= sizes[i] > 1 ? sizes[i] : 1;
+  }
+}
+
+/* -------------------------------------------------------------------------------- a call's inputs */
+
+/* A float input in its declared dtype. False where it does not fit. */
+static inline bool fr_give_float(fr_call* c, int i, double number) {
+  c->pointer[i] = &c->value[i];
+  c->number[i] = number;
+  if (fr_shared.item_bytes[c->op->input[i].dtype] == 8) {
+    c->value[i].f64 = number;
+    return true;
+  }
+  c->value[i].f32 = (float)number;
+  return !isinf(c->value[i].f32) || isinf(number);
+}
+
+/* An int or bool input. False where it does not fit. */
+static inline bool fr_give_integer(fr_call* c, int i, int64_t number) {
+  c->pointer[i] = &c->value[i];
+  c->integer[i] = number;
+  c->value[i].i64 = number; /* the low bytes come first */
+  return number >= c->op->input[i].least && number <= c->op->input[i].most;
+}
+
+static inline bool fr_is_array(const fr_call* c, int i) {
+  return c->op->input[i].kind == INPUT_ARRAY && c->input[i].present;
+}
+
+/* -------------------------------------------------------------------------------------- the launch */
+
+static inline bool fr_values(const fr_op* op, const fr_rule_result* found, int32_t first,
+                             int32_t count, int64_t* out) {
+  for (int32_t i = 0; i < count; i++)
+    if (fr_rule_value(op->program, first + i, found, &out[i])) return false;
+  return true;
+}
+
+/* The body for a call; -1 where Python must say why there is none. */
+static inline int fr_choose(const fr_call* c, const fr_rule_result* found) {
+  for (int b = 0; b < c->op->bodies; b++) {
+    const fr_body* body = &c->op->body[b];
+    int64_t holds = 1;
+    if (!(body->devices & c->request.device_type)) continue;
+    if (body->when >= 0 && !fr_values(c->op, found, body->when, 1, &holds)) return -1;
+    if (holds) return b;
+  }
+  return -1;
+}
+
+/* Grid, threadgroup, template values and dims of a body. False where one is out of range. */
+static inline bool fr_work_out(fr_call* c, const fr_body* body, const fr_rule_result* found) {
+  int64_t size[6];
+  if (!fr_values(c->op, found, body->grid, 6, size)) return false;
+  for (int i = 0; i < 6; i++) {
+    if (size[i] < (i >= 3) || size[i] > INT32_MAX) return false;
+    c->grid[i] = (uint32_t)size[i];
+  }
+  if (size[3] > 1024 || size[4] > 1024 || size[5] > 1024 || size[3] * size[4] * size[5] > 1024)
+    return false;
+  if (!fr_values(c->op, found, body->first_template, body->templates, c->template_value))
+    return false;
+  for (int i = 0; i < body->templates; i++)
+    if (c->template_value[i] < INT32_MIN || c->template_value[i] > INT32_MAX) return false;
+  for (int i = 0; i < body->dims; i++) {
+    int64_t value = found->symbols[body->dim[i]];
+    if (value > INT32_MAX) return false;
+    c->dim[i] = (int32_t)value;
+  }
+  for (int i = 0; i < c->op->inputs; i++) /* shapes hold int32 */
+    for (int d = 0; body->described >> i & 1 && c->input[i].present && d < c->input[i].ndim; d++)
+      if (c->input[i].sizes[d] > INT32_MAX) return false;
+  for (int i = 0; i < 3; i++) /* the threadgroup is never longer than the grid */
+    if (c->grid[i + 3] > c->grid[i] && c->grid[i]) c->grid[i + 3] = c->grid[i];
+  c->request.grid = c->grid;
+  c->request.template_value = c->template_value;
+  return true;
+}
+
+/* Whether no thread would run. */
+static inline bool fr_no_thread(const fr_call* c) { return !c->grid[0] || !c->grid[1] || !c->grid[2]; }
+
+/* Whether an output has elements, which no thread would write. */
+static inline bool fr_unwritten(const fr_op* op, const fr_rule_result* found) {
+  for (int i = 0; i < op->outputs; i++) {
+    bool any = true;
+    for (int d = 0; d < found->outputs[i].ndim; d++) any = any && found->outputs[i].sizes[d];
+    if (any) return true;
+  }
+  return false;
+}
+
+/* `form_of` of devices/cpu.py as bits. */
+static inline int64_t fr_cpu_form(const uint32_t* grid, int threads) {
+  uint32_t x = grid[3], y = grid[4], z = grid[5];
+  bool row = y == 1 && z == 1;
+  uint32_t edge = x ? grid[0] % x : 0;
+  return (x * y * z <= 32) | (row || (x % 32 == 0 && edge % 32 == 0)) << 1 | row << 2 |
+         (int64_t)(x % 32 == 0) << 3 | (int64_t)threads << 4;
+}
+
+static inline int fr_cpu_threads(void) {
+  int threads = fr_shared.threads_now();
+  return threads == 1 ? 1 : threads <= fr_shared.few ? fr_shared.few : 0;
+}
+
+/* What tells a call's machine code from that of others. */
+static inline int fr_make_key(fr_call* c, int b, const fr_rule_result* found, int64_t* key) {
+  fr_op* op = c->op;
+  const fr_body* body = &op->body[b];
+  int n = 0;
+  key[n++] = b | (int64_t)c->request.device_type << 8 | (int64_t)c->request.device << 16;
+  uint64_t present = 0;
+  for (int i = 0; i < op->inputs; i++) {
+    present |= (uint64_t)c->input[i].present << i;
+    if (op->input[i].kind == INPUT_ARRAY && c->input[i].present)
+      key[n++] = c->input[i].ndim | c->input[i].dtype << 8;
+  }
+  key[n++] = (int64_t)present;
+  for (int i = 0; i < op->outputs; i++) key[n++] = found->outputs[i].dtype;
+  for (int i = 0; i < body->templates; i++) key[n++] = c->template_value[i];
+  if (c->request.device_type == CPU) {
+    c->request.threads = body->atomics ? fr_cpu_threads() : 0;
+    key[n++] = fr_cpu_form(c->grid, c->request.threads);
+  } else {
+    for (int i = 0; i < 6; i++) key[n++] = c->grid[i];
+    key[n++] = c->request.aligned;
+  }
+  return n;
+}
+
+static inline fr_table_entry* fr_look_up(fr_op* op, const int64_t* key, int n, uint64_t* bucket) {
+  uint64_t h = (uint64_t)n;
+  for (int i = 0; i < n; i++) {
+    h = (h ^ (uint64_t)key[i]) * UINT64_C(0x9e3779b97f4a7c15);
+    h ^= h >> 29;
+  }
+  *bucket = h % BUCKETS;
+  fr_table_entry* e = __atomic_load_n(&op->bucket[*bucket], __ATOMIC_ACQUIRE);
+  for (; e; e = e->next)
+    if (e->words == n && !memcmp(e->key, key, sizeof *key * (size_t)n)) return e;
+  return NULL;
+}
+
+/* The entry for a key: Python makes it the first time. NULL where it says what is wrong. */
+static inline fr_table_entry* fr_entry_for(fr_call* c, int b, const fr_rule_result* found) {
+  int64_t key[MAX_KEY];
+  uint64_t bucket;
+  int n = fr_make_key(c, b, found, key);
+  fr_table_entry* e = fr_look_up(c->op, key, n, &bucket);
+  if (e) return e;
+  e = fr_shared.resolve(&c->request);
+  if (!e || c->op->entries >= MOST_ENTRIES) return e; /* then Python is asked each time */
+  pthread_mutex_lock(&fr_shared.lock);
+  if (e->words == 0) {
+    memcpy(e->key, key, sizeof *key * (size_t)n);
+    e->words = n;
+    e->next = c->op->bucket[bucket];
+    c->op->entries++;
+    __atomic_store_n(&c->op->bucket[bucket], e, __ATOMIC_RELEASE);
+  }
+  pthread_mutex_unlock(&fr_shared.lock);
+  return e;
+}
+
+/* An input's shape and strides as a body sees them: one that is absent has sizes of 1, and so has one
+ * that is declared with *S and has no dims. The same as in `_facts` of ferrule/op_launch.py. */
+static inline int32_t fr_seen(const fr_call* c, int i, int32_t* shape, int64_t* strides) {
+  const fr_rule_input* in = &c->input[i];
+  int32_t dims = c->op->input[i].dims, one = dims > 0;
+  int32_t ndim = in->present ? (in->ndim ? in->ndim : one) : dims;
+  for (int32_t d = 0; d < FR_MAX_NDIM; d++) {
+    bool there = in->present && d < in->ndim;
+    shape[d] = there ? (int32_t)in->sizes[d] : d < ndim;
+    strides[d] = there ? c->strides[i][d] : d < ndim;
+  }
+  return ndim;
+}
+
+enum { FR_MAX_BUFFERS = 2 * FR_MAX_ARGUMENTS + MAX_DIMS };
+
+/* The addresses of all that the kernel takes: inputs, dims, outputs, and what is written in place. */
+static inline void fr_buffers(fr_call* c, const fr_body* body, void* const* outputs, void** buffers) {
+  int n = 0;
+  for (int i = 0; i < c->op->inputs; i++)
+    if (!c->op->input[i].mutable_) buffers[n++] = c->pointer[i];
+  for (int i = 0; i < body->dims; i++) buffers[n++] = &c->dim[i];
+  for (int i = 0; i < c->op->outputs; i++) buffers[n++] = outputs[i];
+  for (int i = 0; i < c->op->inputs; i++)
+    if (c->op->input[i].mutable_) buffers[n++] = c->pointer[i];
+}
+
+/* `fr::launch` of include/cpu.h. */
+typedef struct {
+  void* const* buffers;
+  const int* const* shapes;
+  const int64_t* const* strides;
+  const int* ndims;
+  uint32_t grid[3], threadgroup[3], groups[3], block;
+} fr_cpu_launch;
+
+/* A kernel on the CPU, ready to run, and all that it reads but the arrays. */
+typedef struct {
+  void* buffers[FR_MAX_BUFFERS];
+  int32_t shape[FR_MAX_ARGUMENTS][FR_MAX_NDIM];
+  int64_t stride[FR_MAX_ARGUMENTS][FR_MAX_NDIM];
+  const int* shapes[FR_MAX_ARGUMENTS + MAX_DIMS];
+  const int64_t* strides[FR_MAX_ARGUMENTS + MAX_DIMS];
+  int ndims[FR_MAX_ARGUMENTS + MAX_DIMS];
+  fr_cpu_launch launch;
+  uint64_t units;
+  fr_run_function run;
+  fr_entry entry;
+  int limit;
+} fr_cpu_job;
+
+static inline void fr_prepare_cpu(fr_call* c, const fr_table_entry* e, const fr_body* body,
+                                  void* const* outputs, fr_cpu_job* job) {
+  fr_cpu_launch* l = &job->launch;
+  l->buffers = job->buffers;
+  l->shapes = job->shapes;
+  l->strides = job->strides;
+  l->ndims = job->ndims;
+  l->block = (uint32_t)e->block;
+  job->run = (fr_run_function)e->run;
+  job->entry = e->entry;
+  job->limit = e->limit;
+  fr_buffers(c, body, outputs, job->buffers);
+  if (e->described) {
+    int n = 0;
+    for (int i = 0; i < c->op->inputs; i++) {
+      if (c->op->input[i].mutable_) continue;
+      job->ndims[n] = fr_seen(c, i, job->shape[i], job->stride[i]);
+      job->shapes[n] = job->shape[i];
+      job->strides[n++] = job->stride[i];
+    }
+  }
+  job->units = 1;
+  for (int i = 0; i < 3; i++) {
+    l->grid[i] = c->grid[i];
+    l->threadgroup[i] = c->grid[i + 3];
+    l->groups[i] = (c->grid[i] + c->grid[i + 3] - 1) / c->grid[i + 3];
+    job->units *= l->groups[i];
+  }
+  if (e->over_grid)
+    job->units = (uint64_t)((l->grid[0] + (uint32_t)e->block - 1) / (uint32_t)e->block) * l->grid[1] * l->grid[2];
+}
+
+/* What a kernel on a GPU is given, and all of it but the arrays. */
+typedef struct {
+  void* arguments[4 * FR_MAX_ARGUMENTS + MAX_DIMS];
+  void* buffers[FR_MAX_BUFFERS];
+  struct {
+    int32_t shape[FR_MAX_NDIM];
+    int64_t strides[FR_MAX_NDIM];
+  } of[FR_MAX_ARGUMENTS];
+} fr_gpu_job;
+
+static inline void fr_prepare_gpu(fr_call* c, fr_table_entry* e, const fr_body* body,
+                                  void* const* outputs, fr_gpu_job* job) {
+  fr_buffers(c, body, outputs, job->buffers);
+  int place[FR_MAX_ARGUMENTS], m = 0; /* of the kernel's inputs among the op's */
+  for (int i = 0; i < c->op->inputs; i++)
+    if (!c->op->input[i].mutable_) place[m++] = i;
+  int first_output = m + body->dims;
+  for (int p = 0; p < e->parameters; p++) {
+    int kind = e->parameter[2 * p], i = e->parameter[2 * p + 1];
+    switch (kind) {
+      case PASS_INPUT: job->arguments[p] = &job->buffers[i]; break;
+      case PASS_VALUE: job->arguments[p] = job->buffers[i]; break;
+      case PASS_OUTPUT: job->arguments[p] = &job->buffers[first_output + i]; break;
+      case PASS_LAUNCH: job->arguments[p] = e->sizes; break;
+      default:
+        fr_seen(c, place[i], job->of[i].shape, job->of[i].strides);
+        job->arguments[p] = kind == PASS_SHAPE ? (void*)job->of[i].shape : (void*)job->of[i].strides;
+    }
+  }
+}
+
+#endif
