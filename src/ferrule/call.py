@@ -115,6 +115,13 @@ class CallableKernel:
         if empty:
             arguments.check_empty(kernel, threads, shapes)
         number = None if init_value is None else arguments.number(kernel, init_value)
+        graph = hosts.nodes(arrays) if kernel.language == "metal" and not verbose else None
+        if graph is not None:
+            made = graph.call_kernel(
+                kernel, self._wants, arrays, shapes, outs, threads, group, items, number, stream
+            )
+            if made is not None:
+                return cast(list[Any], made)
 
         try:
             host, device, facts, arrays, copies, owners = arguments.gather(

@@ -32,6 +32,11 @@ def call(op: Op, values: Sequence[Any]) -> Any:
         KernelError, KernelTypeError, CompileError, DialectError, ToolchainError, DeviceError: as
             `Op.__call__` says.
     """
+    graph = hosts.nodes(values)
+    if graph is not None:
+        made = graph.call(op, values)
+        if made is not NotImplemented:
+            return made
     host, device, given, arrays, copies = gathered(op, values)
     said, results = bound(op, given)
     chosen = choose(op, device, said)

@@ -135,6 +135,11 @@ class Op:
             return self._torch(*values)
         return op_call.call(self, values)
 
+    def calls_with_mlx(self, function: Callable[..., Any]) -> None:
+        """Take a function that carries out calls with MLX's arrays, while torch has given none."""
+        if self._plain is unknown:
+            self._plain = function
+
     def ordered(self, args: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[Any, ...]:
         """A call's inputs, in the rule's order."""
         inputs = self.rule.inputs

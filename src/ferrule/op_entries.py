@@ -86,10 +86,15 @@ class _Input(ctypes.Structure):  # fr_rule_input
     )  # fmt: skip
 
 
+class _Output(ctypes.Structure):  # fr_rule_output
+    _fields_ = (("ndim", _int32), ("dtype", _int32), ("sizes", _int64 * 16))
+
+
 class Request(ctypes.Structure):
     _fields_ = (
         ("op", _int32), ("body", _int32), ("device_type", _int32), ("device", _int32),
-        ("input", ctypes.POINTER(_Input)), ("pointer", ctypes.POINTER(_pointer)),
+        ("input", ctypes.POINTER(_Input)), ("output", ctypes.POINTER(_Output)),
+        ("pointer", ctypes.POINTER(_pointer)),
         ("number", ctypes.POINTER(ctypes.c_double)), ("integer", ctypes.POINTER(_int64)),
         ("host_device", ctypes.POINTER(_int32)), ("grid", ctypes.POINTER(ctypes.c_uint32)),
         ("template_value", ctypes.POINTER(_int64)), ("threads", _int32), ("aligned", _int32),
@@ -137,16 +142,39 @@ def resolver(answer: Callable[[Request], int]) -> Any:
     return RESOLVE(resolve)
 
 
-class BoundOp:
+class Bound:
+    """What C carries out, with the entries that it has.
+
+    Attributes:
+        structure: its table, which must live as long as C may use it.
+        recent: entries beyond what C remembers.
+    """
+
+    def __init__(self) -> None:
+        self.structure = OpTable()
+        self.recent: deque[object] = deque(maxlen=2048)
+
+    def entry(self, request: Request) -> int:
+        """The address of an entry for a request; raises what is wrong with it."""
+        raise NotImplementedError
+
+    def keep(self, native: Native) -> int:
+        """The address of a new entry, which lives as long as C may use it."""
+        entry = Entry()
+        held = fill(entry, native)
+        (kept if self.structure.entries < _MOST_ENTRIES else self.recent).append((entry, held))
+        return ctypes.addressof(entry)
+
+
+class BoundOp(Bound):
     """An op that C carries out."""
 
     def __init__(
         self, op: Op, words: ctypes.Array[ctypes.c_int64], on_cuda: Callable[[], None]
     ) -> None:
+        super().__init__()
         self.op, self.words = op, words
         self.on_cuda = on_cuda  # called before an entry for a GPU is used
-        self.structure = OpTable()
-        self.recent: deque[object] = deque(maxlen=2048)  # entries beyond what C remembers
 
     def entry(self, request: Request) -> int:
         """The address of an entry for a request; raises what is wrong with it."""
@@ -181,13 +209,6 @@ class BoundOp:
         address = self.keep(program.native(facts, written, what))
         del owners
         return address
-
-    def keep(self, native: Native) -> int:
-        """The address of an entry of this, which lives as long as C may use it."""
-        entry = Entry()
-        held = fill(entry, native)
-        (kept if self.structure.entries < _MOST_ENTRIES else self.recent).append((entry, held))
-        return ctypes.addressof(entry)
 
     def given(self, request: Request, device: str) -> dict[str, Facts | float | None]:
         """The facts of a call's inputs."""

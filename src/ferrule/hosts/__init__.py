@@ -9,8 +9,8 @@ from __future__ import annotations
 import ctypes
 import math
 import sys
-from collections.abc import Callable, Sequence
-from types import CodeType
+from collections.abc import Callable, Iterable, Sequence
+from types import CodeType, ModuleType
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
@@ -162,6 +162,22 @@ def _has_torch() -> bool:
     from importlib.util import find_spec
 
     return find_spec("torch") is not None
+
+
+def nodes(values: Iterable[Any]) -> ModuleType | None:
+    """The module `hosts.mlx_node` where all arrays among these values are MLX's, else None."""
+    found = False
+    for value in values:
+        host = known.get(type(value)) or find(type(value))
+        if host is not None:
+            if host.name != "MLX":
+                return None
+            found = True
+    if not found:
+        return None
+    from . import mlx_node
+
+    return mlx_node
 
 
 def of_dtype(value: object) -> Host:

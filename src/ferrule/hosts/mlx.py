@@ -20,12 +20,12 @@ name = "MLX"
 allocation_errors: tuple[type[Exception], ...] = (
     RuntimeError, ValueError, MemoryError, OverflowError, TypeError,
 )  # fmt: skip
-_MLX: dict[str, Any] = {
+DTYPES: dict[str, Any] = {
     d.name: kind
     for d in ALL
     if (kind := getattr(mx, "bool_" if d.name == "bool" else d.name, None))  # no 8-bit floats
 }
-_KNOWN: dict[Any, Dtype] = {kind: BY_NAME[name] for name, kind in _MLX.items()}
+KNOWN: dict[Any, Dtype] = {kind: BY_NAME[name] for name, kind in DTYPES.items()}
 
 _LARGE = 1 << 26  # bytes
 
@@ -62,7 +62,7 @@ _release.restype = None
 
 def facts(array: mx.array) -> Facts | None:
     """The facts of ``array``, which is evaluated first."""
-    dtype = _KNOWN.get(array.dtype)
+    dtype = KNOWN.get(array.dtype)
     if dtype is None:
         raise unknown_dtype(array.dtype)
     _evaluate(array)
@@ -99,7 +99,7 @@ def empty(shape: Shape, dtype: Dtype, device: str) -> mx.array:
     The kernel writes into its memory, which is cheaper than a copy of a NumPy array.
     """
     _probe(shape, dtype)
-    return mx.zeros(shape, _MLX[dtype.name], stream=mx.cpu)
+    return mx.zeros(shape, DTYPES[dtype.name], stream=mx.cpu)
 
 
 def _probe(shape: Shape, dtype: Dtype) -> None:
@@ -117,7 +117,7 @@ def full(shape: Shape, value: float, dtype: Dtype, device: str) -> mx.array:
     _probe(shape, dtype)
     if dtype.kind in "iu":  # MLX reads no Python int beyond int64
         return mx.full(shape, mx.array(np.array(value, dtype.numpy)), stream=mx.cpu)
-    return mx.full(shape, value, _MLX[dtype.name], stream=mx.cpu)
+    return mx.full(shape, value, DTYPES[dtype.name], stream=mx.cpu)
 
 
 def maker(shape: Shape, number: float | None, dtype: Dtype, device: str) -> None:
@@ -160,7 +160,7 @@ def from_numpy(values: np.ndarray[Any, Any], dtype: Dtype, device: str) -> mx.ar
     """A new array of these elements."""
     if values.dtype == np.float64:  # MLX casts it, but not without a word
         values = values.astype(np.float32)
-    return mx.array(values).astype(_MLX[dtype.name])
+    return mx.array(values).astype(DTYPES[dtype.name])
 
 
 def device() -> str:

@@ -83,6 +83,7 @@ typedef struct {
   int32_t op, body; /* body: -1 where none was chosen */
   int32_t device_type, device; /* CPU or CUDA */
   const fr_rule_input* input;
+  const fr_rule_output* output; /* NULL where they are not known */
   void* const* pointer;         /* of arrays */
   const double* number;         /* of float inputs */
   const int64_t* integer;       /* of int and bool inputs */
@@ -341,7 +342,7 @@ static inline int32_t fr_seen(const fr_call* c, int i, int32_t* shape, int64_t* 
   return ndim;
 }
 
-enum { FR_MAX_BUFFERS = 2 * FR_MAX_ARGUMENTS + MAX_DIMS };
+enum { FR_MAX_INPUTS = FR_MAX_ARGUMENTS + (int)MAX_DIMS, FR_MAX_BUFFERS = (int)FR_MAX_INPUTS + (int)FR_MAX_ARGUMENTS };
 
 /* The addresses of all that the kernel takes: inputs, dims, outputs, and what is written in place. */
 static inline void fr_buffers(fr_call* c, const fr_body* body, void* const* outputs, void** buffers) {
@@ -368,9 +369,9 @@ typedef struct {
   void* buffers[FR_MAX_BUFFERS];
   int32_t shape[FR_MAX_ARGUMENTS][FR_MAX_NDIM];
   int64_t stride[FR_MAX_ARGUMENTS][FR_MAX_NDIM];
-  const int* shapes[FR_MAX_ARGUMENTS + MAX_DIMS];
-  const int64_t* strides[FR_MAX_ARGUMENTS + MAX_DIMS];
-  int ndims[FR_MAX_ARGUMENTS + MAX_DIMS];
+  const int* shapes[FR_MAX_INPUTS];
+  const int64_t* strides[FR_MAX_INPUTS];
+  int ndims[FR_MAX_INPUTS];
   fr_cpu_launch launch;
   uint64_t units;
   fr_run_function run;
@@ -412,7 +413,7 @@ static inline void fr_prepare_cpu(fr_call* c, const fr_table_entry* e, const fr_
 
 /* What a kernel on a GPU is given, and all of it but the arrays. */
 typedef struct {
-  void* arguments[4 * FR_MAX_ARGUMENTS + MAX_DIMS];
+  void* arguments[3 * FR_MAX_ARGUMENTS + (int)FR_MAX_INPUTS];
   void* buffers[FR_MAX_BUFFERS];
   struct {
     int32_t shape[FR_MAX_NDIM];

@@ -1,0 +1,826 @@
+/* Kernels as nodes of MLX's graphs.
+ *
+ * A node is a primitive of MLX, made out of its tree: hosts/mlx_node.py compiles this file against the
+ * headers inside the user's own MLX, once per version, and for the CPU and the CUDA build alike. A node
+ * keeps what was asked for, never sizes: output shapes, grid, threadgroup, template and text are worked
+ * out (op_calls.h) from its real inputs each time they are wanted, since MLX shares one primitive
+ * between all calls of a compiled function.
+ *
+ * It is a subclass of MLX's own CustomKernel, so that files of mx.export_function hold MLX's native
+ * records. What needs Python (a new kernel's text, derivatives, batches) asks hosts/mlx_node.py, on the
+ * thread that evaluates or traces; MLX's stream threads run machine code alone.
+ *
+ * No header of Python is needed: its stable functions are taken from the process.
+ */
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "mlx/allocator.h"
+#include "mlx/array.h"
+#include "mlx/backend/cpu/encoder.h"
+#include "mlx/fast.h"
+#include "mlx/fast_primitives.h"
+#include "mlx/ops.h"
+#include "mlx/scheduler.h"
+#include "mlx/stream.h"
+#include "mlx/utils.h"
+
+#include "op_calls.h"
+
+#ifndef FR_DIGEST
+#define FR_DIGEST ""
+#endif
+
+namespace mx = mlx::core;
+
+#define API extern "C" __attribute__((visibility("default")))
+#define WEAK __attribute__((weak))
+
+/* ---------------------------------------------------------------------------------------- Python */
+
+extern "C" {
+typedef struct object_ object;
+WEAK int PyGILState_Ensure(void);
+WEAK void PyGILState_Release(int);
+WEAK void Py_IncRef(object*);
+WEAK void Py_DecRef(object*);
+WEAK object* PyObject_GetItem(object*, object*);
+WEAK object* PyObject_CallObject(object*, object*);
+WEAK object* PyCFunction_NewEx(void*, object*, object*);
+WEAK void* PyLong_AsVoidPtr(object*);
+WEAK object* PyLong_FromVoidPtr(void*);
+WEAK object* PyLong_FromLong(long);
+WEAK object* PyLong_FromLongLong(long long);
+WEAK long long PyLong_AsLongLong(object*);
+WEAK object* PyBool_FromLong(long);
+WEAK object* PyFloat_FromDouble(double);
+WEAK double PyFloat_AsDouble(object*);
+WEAK object* PyTuple_New(ssize_t);
+WEAK int PyTuple_SetItem(object*, ssize_t, object*);
+WEAK object* PyTuple_GetItem(object*, ssize_t);
+WEAK ssize_t PyTuple_Size(object*);
+WEAK object* PyUnicode_FromString(const char*);
+WEAK object* PyErr_Occurred(void);
+WEAK void PyErr_Clear(void);
+WEAK void PyErr_SetString(object*, const char*);
+extern WEAK object* PyExc_RuntimeError;
+extern WEAK object* PyExc_ValueError;
+extern WEAK char PyFloat_Type, PyLong_Type, PyBool_Type;
+extern WEAK char _Py_NoneStruct, _Py_NotImplementedStruct;
+}
+
+static object* const none = reinterpret_cast<object*>(&_Py_NoneStruct);
+static object* const not_implemented = reinterpret_cast<object*>(&_Py_NotImplementedStruct);
+
+static void* type_of(object* o) { return reinterpret_cast<void**>(o)[1]; }
+static object* held(object* o) {
+  Py_IncRef(o);
+  return o;
+}
+
+/* The C++ object inside one of MLX's Python objects: nanobind's nb_inst. Python checks this layout
+ * before anything else here is used. */
+static void* inside(object* o) {
+  char* p = reinterpret_cast<char*>(o);
+  int32_t offset;
+  memcpy(&offset, p + 16, 4);
+  void* q = p + offset;
+  return (p[20] & 4) ? q : *static_cast<void**>(q);
+}
+
+static object *prototype, *ellipsis; /* prototype[...] is a new mx.array */
+static void* array_type;
+
+static object* wrapped(mx::array value) {
+  object* o = PyObject_GetItem(prototype, ellipsis);
+  if (o) *static_cast<mx::array*>(inside(o)) = std::move(value);
+  return o;
+}
+
+static const mx::array& array_in(object* o) { return *static_cast<mx::array*>(inside(o)); }
+
+namespace {
+struct Gil {
+  int state = PyGILState_Ensure();
+  ~Gil() { PyGILState_Release(state); }
+};
+}  // namespace
+
+/* ----------------------------------------------------------------------------------------- plans */
+
+/* What MLX's dtypes are in ferrule.dtypes.ALL; -1 where they are not there. */
+static int8_t place_of[16];
+static std::vector<mx::Dtype> dtype_at; /* the reverse */
+
+namespace {
+
+/* What was asked for: an op; or a kernel with sizes as numbers (level 0). It never changes. */
+struct Plan {
+  fr_op* op;         /* lives for ever */
+  int number;        /* by which Python knows the op */
+  std::string name;  /* for messages */
+  object* python;    /* what is asked of Python: see hosts/mlx_node.py; lives for ever */
+  bool fixed;        /* the rest is of level 0 */
+  std::vector<mx::Shape> shapes;
+  std::vector<int32_t> dtypes;
+  uint32_t grid[6];
+  std::vector<int64_t> templates;
+  std::vector<std::string> fills; /* one element of each output, or none */
+};
+
+using Handle = std::shared_ptr<const Plan>; /* what Python has of a plan */
+
+/* The numbers among an op's inputs, and which of its arrays are there. */
+struct Given {
+  uint64_t present = ~UINT64_C(0);
+  std::vector<std::pair<double, int64_t>> numbers; /* one per input, or none at all */
+  bool operator==(const Given&) const = default;
+};
+
+/* A launch that was worked out from arrays. */
+struct Work {
+  fr_call call;
+  fr_rule_result found;
+  int64_t sizes[FR_MAX_ARGUMENTS][FR_MAX_NDIM];
+  int64_t strides[FR_MAX_ARGUMENTS][FR_MAX_NDIM];
+  const fr_body* body;
+  fr_table_entry* entry; /* NULL where no thread runs */
+};
+
+[[noreturn]] void refuse(const Work& w) {
+  const char* text = w.call.request.text;
+  throw std::invalid_argument(text ? text : "ferrule: a kernel's call failed");
+}
+
+std::string shown(const mx::Shape& shape) {
+  std::string text = "(";
+  for (size_t i = 0; i < shape.size(); i++) text += (i ? ", " : "") + std::to_string(shape[i]);
+  return text + (shape.size() == 1 ? ",)" : ")");
+}
+
+/* Reads the inputs; with their memory, if they are evaluated. */
+void read(Work& w, const Plan& plan, const Given& given, const std::vector<mx::array>& arrays,
+          bool memory) {
+  fr_op* op = plan.op;
+  fr_call* c = &w.call;
+  fr_begin(c, op, plan.number);
+  size_t next = 0;
+  for (int i = 0; i < op->inputs; i++) {
+    fr_rule_input* in = &c->input[i];
+    in->present = true;
+    in->sizes = nullptr;
+    in->ndim = 0;
+    in->dtype = FR_NO_DTYPE;
+    c->pointer[i] = nullptr;
+    if (op->input[i].kind != INPUT_ARRAY) {
+      bool good = op->input[i].kind == INPUT_FLOAT
+                      ? fr_give_float(c, i, given.numbers[i].first)
+                      : fr_give_integer(c, i, given.numbers[i].second);
+      if (!good) in->dtype = -2;
+      continue;
+    }
+    if (!(given.present >> i & 1)) {
+      in->present = false;
+      continue;
+    }
+    const mx::array& a = arrays[next++];
+    in->ndim = static_cast<int32_t>(a.ndim());
+    in->dtype = place_of[static_cast<int>(a.dtype().val())];
+    in->sizes = w.sizes[i];
+    c->strides[i] = w.strides[i];
+    if (in->ndim > FR_MAX_NDIM) throw std::invalid_argument("ferrule: an input of " + plan.name + " has more than 16 dims");
+    for (int d = 0; d < in->ndim; d++) w.sizes[i][d] = a.shape()[d];
+    if (memory) {
+      for (int d = 0; d < in->ndim; d++) w.strides[i][d] = a.strides()[d];
+      c->pointer[i] = const_cast<char*>(a.data<char>());
+    } else {
+      fr_row_strides(in->ndim, w.sizes[i], w.strides[i]);
+    }
+  }
+}
+
+/* Sizes and dtypes of the outputs, and the launch. */
+void bind(Work& w, const Plan& plan, bool gpu) {
+  fr_call* c = &w.call;
+  fr_op* op = plan.op;
+  c->request.device_type = gpu ? CUDA : CPU;
+  if (plan.fixed) {
+    for (int i = 0; i < op->outputs; i++) {
+      fr_rule_output* out = &w.found.outputs[i];
+      out->dtype = plan.dtypes[i];
+      out->ndim = static_cast<int32_t>(plan.shapes[i].size());
+      for (int d = 0; d < out->ndim; d++) out->sizes[d] = plan.shapes[i][d];
+    }
+    memcpy(c->grid, plan.grid, sizeof c->grid);
+    for (size_t i = 0; i < plan.templates.size(); i++) c->template_value[i] = plan.templates[i];
+    c->request.grid = c->grid;
+    c->request.template_value = c->template_value;
+    c->request.output = w.found.outputs;
+    c->request.body = 0;
+    w.body = &op->body[0];
+    return;
+  }
+  bool good = true;
+  for (int i = 0; i < op->inputs; i++) good = good && c->input[i].dtype != -2;
+  if (!good || fr_rule_bind(op->program, c->input, &w.found)) {
+    fr_shared.resolve(&c->request);
+    refuse(w);
+  }
+  int b = fr_choose(c, &w.found);
+  if (b < 0 || !fr_work_out(c, &op->body[b], &w.found)) {
+    fr_shared.resolve(&c->request);
+    refuse(w);
+  }
+  c->request.body = b;
+  w.body = &op->body[b];
+  if (fr_no_thread(c) && !w.body->zeroed && fr_unwritten(op, &w.found)) {
+    fr_shared.resolve(&c->request);
+    refuse(w);
+  }
+}
+
+void find_entry(Work& w) {
+  w.entry = nullptr;
+  if (fr_no_thread(&w.call)) return;
+  w.entry = fr_entry_for(&w.call, w.call.request.body, &w.found);
+  if (!w.entry) refuse(w);
+}
+
+std::vector<mx::Shape> shapes_of(const Work& w) {
+  std::vector<mx::Shape> shapes(w.call.op->outputs);
+  for (int i = 0; i < w.call.op->outputs; i++) {
+    const fr_rule_output* out = &w.found.outputs[i];
+    for (int d = 0; d < out->ndim; d++) {
+      if (out->sizes[d] > INT32_MAX) throw std::invalid_argument("ferrule: an output has more than 2147483647 elements along a dim, which MLX cannot have");
+      shapes[i].push_back(static_cast<mx::ShapeElem>(out->sizes[d]));
+    }
+  }
+  return shapes;
+}
+
+/* ------------------------------------------------------------------------------- MLX's CUDA build */
+}  // namespace
+
+struct CUfunc_st;
+struct CUgraph_st;
+struct dim3 {
+  unsigned x, y, z;
+};
+namespace mlx::core::cu {
+/* Names and layout as in mlx/backend/cuda/device.h; nothing here is constructed, and on the CPU build
+ * all of it is absent. */
+class CommandEncoder {
+ public:
+  WEAK void set_input_array(const array&);
+  WEAK void set_output_array(const array&);
+  WEAK void add_kernel_node_raw(CUfunc_st*, dim3, dim3, dim3, uint32_t, void**);
+  WEAK void add_graph_node(CUgraph_st*, const std::string&, bool);
+  WEAK void add_completed_handler(std::function<void()>);
+};
+WEAK CommandEncoder& get_command_encoder(Stream s);
+struct CudaBuffer {
+  void* data;
+  size_t size;
+  int device;
+};
+}  // namespace mlx::core::cu
+
+/* Defined here, and hidden, so that the compiler emits CustomKernel's vtable, which libmlx hides. */
+void mx::fast::CustomKernel::eval_gpu(const std::vector<array>&, std::vector<array>&) {
+  throw std::runtime_error("ferrule: not reached");
+}
+
+namespace {
+
+/* ------------------------------------------------------------------------------------ on the CPU */
+
+/* A kernel that a stream's thread will run, with all that it needs. */
+struct Job {
+  Work work;
+  fr_cpu_job cpu;
+  std::string name;
+  std::vector<mx::array> arrays; /* kept alive */
+  struct Copy {
+    const char* from;
+    char* to;
+    int input;
+    size_t item;
+  };
+  std::vector<Copy> copies;
+  struct Fill {
+    char* at;
+    size_t count;
+    std::string element;
+  };
+  std::vector<Fill> fills;
+};
+
+/* A row-contiguous copy. */
+void copy_strided(const char* from, char* to, size_t item, int ndim, const int64_t* sizes,
+                  const int64_t* strides) {
+  if (ndim == 0) {
+    memcpy(to, from, item);
+    return;
+  }
+  int64_t at[FR_MAX_NDIM] = {0}, inner = sizes[ndim - 1], step = strides[ndim - 1] * (int64_t)item;
+  for (int d = 0; d < ndim; d++)
+    if (sizes[d] == 0) return;
+  for (;;) {
+    const char* row = from;
+    for (int d = 0; d < ndim - 1; d++) row += at[d] * strides[d] * (int64_t)item;
+    if (step == (int64_t)item) {
+      memcpy(to, row, inner * item);
+    } else {
+      switch (item) {
+        case 1: for (int64_t i = 0; i < inner; i++) to[i] = row[i * step]; break;
+        case 2: for (int64_t i = 0; i < inner; i++) memcpy(to + 2 * i, row + i * step, 2); break;
+        case 4: for (int64_t i = 0; i < inner; i++) memcpy(to + 4 * i, row + i * step, 4); break;
+        default: for (int64_t i = 0; i < inner; i++) memcpy(to + item * i, row + i * step, item);
+      }
+    }
+    to += inner * item;
+    int d = ndim - 2;
+    for (; d >= 0; d--) {
+      if (++at[d] < sizes[d]) break;
+      at[d] = 0;
+    }
+    if (d < 0) return;
+  }
+}
+
+/* What a code of the runtime means. */
+std::string failure(const Job& job, int status) {
+  const fr_cpu_launch& l = job.cpu.launch;
+  auto triple = [](const uint32_t* s) {
+    return "(" + std::to_string(s[0]) + ", " + std::to_string(s[1]) + ", " + std::to_string(s[2]) + ")";
+  };
+  std::string where = job.name + " (grid " + triple(l.grid) + ", threadgroup " + triple(l.threadgroup) + ")";
+  switch (status) {
+    case FR_E_FAULT:
+      return where + " accessed memory outside its arrays. Check the indices against the shapes; the "
+                     "outputs are lost, the inputs are as they were unless the kernel wrote to other memory first.";
+    case FR_E_DIVISION:
+      return where + " divided an integer by zero, which Metal leaves undefined. Guard the division.";
+    case FR_E_MEMORY: return where + " could not get memory for its threads' stacks.";
+    default: return where + ": the CPU runtime failed with code " + std::to_string(status) + ".";
+  }
+}
+
+/* Whether an error on a stream's thread reaches who evaluates; before that it ended the process. */
+template <class S>
+constexpr bool carries_errors = requires(S& s, mx::Stream t) { s.check_error(t); };
+
+void run(Job& job) {
+  for (const Job::Copy& c : job.copies)
+    copy_strided(c.from, c.to, c.item, job.work.call.input[c.input].ndim, job.work.sizes[c.input],
+                 job.work.strides[c.input]);
+  for (const Job::Fill& f : job.fills) {
+    size_t n = f.element.size();
+    if (f.element.find_first_not_of('\0') == std::string::npos) {
+      memset(f.at, 0, f.count * n);
+    } else {
+      for (size_t i = 0; i < f.count; i++) memcpy(f.at + i * n, f.element.data(), n);
+    }
+  }
+  if (!job.work.entry) return;
+  fr_progress progress;
+  progress.parts = 0;
+  int status = job.cpu.run(job.cpu.entry, &job.cpu.launch, job.cpu.units, job.cpu.limit, 0, &progress);
+  if (status == FR_OK) return;
+  if constexpr (carries_errors<mx::scheduler::Scheduler>) {
+    throw std::runtime_error(failure(job, status));
+  } else {
+    fprintf(stderr, "ferrule: %s\n", failure(job, status).c_str());
+  }
+}
+
+/* ----------------------------------------------------------------------------------------- the node */
+
+using Base = mx::fast::CustomKernel;
+
+/* Makes what Python builds inside go to a stream. */
+struct On {
+  mx::Device device = mx::default_device();
+  mx::Stream before;
+  bool other;
+  explicit On(mx::Stream s) : before(s), other(s.index >= 0) {
+    if (!other) return;
+    before = mx::default_stream(s.device);
+    if (device != s.device) mx::set_default_device(s.device);
+    if (!(before == s)) mx::set_default_stream(s);
+  }
+  ~On() {
+    if (!other) return;
+    if (mx::default_device() != device) mx::set_default_device(device);
+    mx::set_default_stream(before);
+  }
+};
+
+class Node : public Base {
+ public:
+  std::shared_ptr<const Plan> plan;
+  Given given;
+  std::vector<mx::Shape> traced; /* level 0 in a trace: the inputs' shapes, for which its numbers are */
+
+  Node(mx::Stream stream, std::shared_ptr<const Plan> plan, Given given)
+      : Base(stream, std::string(), std::string(), {1, 1, 1}, {1, 1, 1}, {}, true, std::nullopt, {},
+             false, 0),
+        plan(std::move(plan)), given(std::move(given)) {}
+
+  static std::vector<mx::array> make(const std::shared_ptr<const Plan>& plan, Given given, std::vector<mx::array> arrays,
+                                     mx::Stream stream) {
+    Work w;
+    read(w, *plan, given, arrays, false);
+    w.call.request.aligned = 1;
+    bind(w, *plan, stream.device == mx::Device::gpu);
+    find_entry(w);
+    auto node = std::make_shared<Node>(stream, plan, std::move(given));
+    if (plan->fixed) {
+      bool traced = false;
+      for (const mx::array& a : arrays) traced = traced || a.is_tracer();
+      if (traced)
+        for (const mx::array& a : arrays) node->traced.push_back(a.shape());
+    }
+    std::vector<mx::Dtype> dtypes;
+    for (int i = 0; i < plan->op->outputs; i++) dtypes.push_back(dtype_at[w.found.outputs[i].dtype]);
+    return mx::array::make_arrays(shapes_of(w), dtypes, node, std::move(arrays));
+  }
+
+  std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override {
+    if (plan->fixed) {
+      check_fixed(inputs);
+      return plan->shapes;
+    }
+    Work w;
+    read(w, *plan, given, inputs, false);
+    bind(w, *plan, stream().device == mx::Device::gpu);
+    return shapes_of(w);
+  }
+
+  bool is_equivalent(const mx::Primitive& other) const override {
+    auto node = dynamic_cast<const Node*>(&other);
+    return node && node->plan == plan && node->given == given;
+  }
+
+  void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
+    if (plan->fixed) check_fixed(inputs);
+    auto job = std::shared_ptr<Job>(new Job);
+    Work& w = job->work;
+    read(w, *plan, given, inputs, true);
+    bind(w, *plan, false);
+    find_entry(w);
+    auto& encoder = mx::cpu::get_command_encoder(stream());
+    job->arrays = inputs;
+    void* pointers[FR_MAX_ARGUMENTS];
+    for (size_t i = 0; i < outputs.size(); i++) {
+      mx::array& out = outputs[i];
+      out.set_data(mx::allocator::malloc(out.nbytes()));
+      pointers[i] = out.data<char>();
+      encoder.set_output_array(out);
+      /* A node must not keep its own outputs alive: what is not asked for would never go. */
+      job->arrays.push_back(mx::array::unsafe_weak_copy(out));
+      if (plan->fixed && !plan->fills.empty())
+        job->fills.push_back({out.data<char>(), out.size(), plan->fills[i]});
+      else if (w.body->zeroed)
+        job->fills.push_back({out.data<char>(), out.nbytes(), std::string(1, '\0')});
+    }
+    size_t next = 0;
+    for (int i = 0; i < plan->op->inputs; i++) {
+      if (!fr_is_array(&w.call, i)) continue;
+      const mx::array& a = inputs[next++];
+      encoder.set_input_array(a);
+      if (!w.body->contiguous || a.flags().row_contiguous || a.size() == 0) continue;
+      mx::array copy(a.shape(), a.dtype(), nullptr, {});
+      copy.set_data(mx::allocator::malloc(a.nbytes()));
+      job->copies.push_back({static_cast<const char*>(w.call.pointer[i]), copy.data<char>(), i, a.itemsize()});
+      w.call.pointer[i] = copy.data<char>();
+      job->arrays.push_back(copy);
+    }
+    if (w.entry) fr_prepare_cpu(&w.call, w.entry, w.body, pointers, &job->cpu);
+    if (!w.entry && job->fills.empty()) return;
+    /* The kernel is given what it would see of a copy; `run` reads the strides of what is copied. */
+    for (const Job::Copy& c : job->copies) {
+      int n = 0;
+      for (int i = 0; i < c.input; i++) n += !plan->op->input[i].mutable_;
+      if (w.entry && w.entry->described)
+        fr_row_strides(w.call.input[c.input].ndim, w.sizes[c.input], job->cpu.stride[n]);
+    }
+    job->name = plan->name;
+    encoder.dispatch([job]() { run(*job); });
+  }
+
+  void eval_gpu(const std::vector<mx::array>&, std::vector<mx::array>&) override {
+    throw std::runtime_error("ferrule: not on this GPU yet");
+  }
+
+  std::vector<mx::array> vjp(const std::vector<mx::array>& primals,
+                             const std::vector<mx::array>& cotangents,
+                             const std::vector<int>& argnums,
+                             const std::vector<mx::array>& outputs) override {
+    Gil gil;
+    On on(stream());
+    object* found = ask("vjp", {of_inputs(primals), all(cotangents), all(outputs)});
+    std::vector<mx::array> grads;
+    std::vector<int> place = places();
+    for (int k : argnums) grads.push_back(array_of(found, place[k], primals[k]));
+    Py_DecRef(found);
+    return grads;
+  }
+
+  std::vector<mx::array> jvp(const std::vector<mx::array>& primals,
+                             const std::vector<mx::array>& tangents,
+                             const std::vector<int>& argnums) override {
+    Gil gil;
+    On on(stream());
+    object* given_tangents = PyTuple_New(plan->op->inputs);
+    for (int i = 0; i < plan->op->inputs; i++) PyTuple_SetItem(given_tangents, i, held(none));
+    std::vector<int> place = places();
+    for (size_t k = 0; k < argnums.size(); k++)
+      PyTuple_SetItem(given_tangents, place[argnums[k]], wrapped(tangents[k]));
+    object* found = ask("jvp", {of_inputs(primals), given_tangents});
+    std::vector<mx::array> results;
+    for (ssize_t i = 0; i < PyTuple_Size(found); i++)
+      results.push_back(array_in(PyTuple_GetItem(found, i)));
+    Py_DecRef(found);
+    return results;
+  }
+
+  std::pair<std::vector<mx::array>, std::vector<int>> vmap(const std::vector<mx::array>& inputs,
+                                                           const std::vector<int>& axes) override {
+    Gil gil;
+    On on(stream());
+    object* where = PyTuple_New(plan->op->inputs);
+    for (int i = 0; i < plan->op->inputs; i++) PyTuple_SetItem(where, i, held(none));
+    std::vector<int> place = places();
+    for (size_t k = 0; k < axes.size(); k++)
+      if (axes[k] >= 0) PyTuple_SetItem(where, place[k], PyLong_FromLong(axes[k]));
+    object* found = ask("vmap", {of_inputs(inputs), where});
+    std::pair<std::vector<mx::array>, std::vector<int>> result;
+    for (int i = 0; i < plan->op->outputs; i++) {
+      result.first.push_back(array_in(PyTuple_GetItem(PyTuple_GetItem(found, 0), i)));
+      object* axis = PyTuple_GetItem(PyTuple_GetItem(found, 1), i);
+      result.second.push_back(axis == none ? -1 : static_cast<int>(PyLong_AsLongLong(axis)));
+    }
+    Py_DecRef(found);
+    return result;
+  }
+
+ private:
+  void check_fixed(const std::vector<mx::array>& inputs) const {
+    for (size_t i = 0; i < traced.size(); i++) {
+      if (inputs[i].shape() == traced[i]) continue;
+      Gil gil;
+      object* index = PyLong_FromLong(static_cast<long>(i));
+      object* text = PyTuple_New(3);
+      PyTuple_SetItem(text, 0, index);
+      PyTuple_SetItem(text, 1, PyUnicode_FromString(shown(traced[i]).c_str()));
+      PyTuple_SetItem(text, 2, PyUnicode_FromString(shown(inputs[i].shape()).c_str()));
+      Py_DecRef(ask("stale", {text}));
+    }
+  }
+
+  /* Which of the op's inputs each of the node's is. */
+  std::vector<int> places() const {
+    std::vector<int> found;
+    for (int i = 0; i < plan->op->inputs; i++)
+      if (plan->op->input[i].kind == INPUT_ARRAY && given.present >> i & 1) found.push_back(i);
+    return found;
+  }
+
+  /* The op's inputs: arrays, numbers, None. */
+  object* of_inputs(const std::vector<mx::array>& arrays) const {
+    object* values = PyTuple_New(plan->op->inputs);
+    size_t next = 0;
+    for (int i = 0; i < plan->op->inputs; i++) {
+      int32_t kind = plan->op->input[i].kind;
+      object* value;
+      if (kind == INPUT_ARRAY) {
+        value = given.present >> i & 1 ? wrapped(arrays[next++]) : held(none);
+      } else if (kind == INPUT_FLOAT) {
+        value = PyFloat_FromDouble(given.numbers[i].first);
+      } else {
+        long long number = given.numbers[i].second;
+        value = kind == INPUT_BOOL ? PyBool_FromLong(number != 0) : PyLong_FromLongLong(number);
+      }
+      PyTuple_SetItem(values, i, value);
+    }
+    return values;
+  }
+
+  static object* all(const std::vector<mx::array>& arrays) {
+    object* values = PyTuple_New(static_cast<ssize_t>(arrays.size()));
+    for (size_t i = 0; i < arrays.size(); i++) PyTuple_SetItem(values, i, wrapped(arrays[i]));
+    return values;
+  }
+
+  /* A gradient; zeros for an input that has none. */
+  static mx::array array_of(object* found, int i, const mx::array& like) {
+    object* one = PyTuple_GetItem(found, i);
+    return one == none ? mx::zeros_like(like) : array_in(one);
+  }
+
+  /* What Python answers. The arguments are given away. It returns a tuple, or the text of an error. */
+  object* ask(const char* what, std::vector<object*> arguments) const {
+    object* tuple = PyTuple_New(static_cast<ssize_t>(arguments.size()) + 1);
+    PyTuple_SetItem(tuple, 0, PyUnicode_FromString(what));
+    for (size_t i = 0; i < arguments.size(); i++) PyTuple_SetItem(tuple, i + 1, arguments[i]);
+    object* found = PyObject_CallObject(plan->python, tuple);
+    Py_DecRef(tuple);
+    if (found && PyTuple_Size(found) >= 0) return found;
+    PyErr_Clear();
+    if (found) Py_DecRef(found);
+    throw std::invalid_argument(last_error());
+  }
+
+ public:
+  static std::string (*last_error)();
+};
+
+/* The text of what Python raised in `ask`: it calls fr_mlx_raised. */
+thread_local std::string raised_text;
+std::string (*Node::last_error)() = [] { return std::exchange(raised_text, "ferrule: a rule failed"); };
+
+/* --------------------------------------------------------------------------------- calls by Python */
+
+mx::Stream stream_now() { return mx::default_stream(mx::default_device()); }
+
+/* Reads a call's arguments; false for what Python must look at. */
+bool read_arguments(const Plan& plan, object* const* args, ssize_t n, Given& given,
+                    std::vector<mx::array>& arrays) {
+  fr_op* op = plan.op;
+  if (n != op->inputs) return false;
+  arrays.reserve(static_cast<size_t>(n));
+  for (ssize_t i = 0; i < n; i++) {
+    object* value = args[i];
+    void* type = type_of(value);
+    switch (op->input[i].kind) {
+      case INPUT_ARRAY:
+        if (type == array_type) {
+          arrays.push_back(array_in(value));
+          if (place_of[static_cast<int>(arrays.back().dtype().val())] < 0) return false;
+        } else if (value == none && op->input[i].optional) {
+          given.present &= ~(UINT64_C(1) << i);
+        } else {
+          return false;
+        }
+        break;
+      case INPUT_FLOAT:
+        if (given.numbers.empty()) given.numbers.resize(static_cast<size_t>(n));
+        if (type == &PyFloat_Type) {
+          given.numbers[i].first = PyFloat_AsDouble(value);
+        } else if (type == &PyLong_Type) {
+          given.numbers[i].first = PyFloat_AsDouble(value);
+          if (PyErr_Occurred()) {
+            PyErr_Clear();
+            return false;
+          }
+        } else {
+          return false;
+        }
+        break;
+      default:
+        if (given.numbers.empty()) given.numbers.resize(static_cast<size_t>(n));
+        if (type != (op->input[i].kind == INPUT_BOOL ? &PyBool_Type : &PyLong_Type)) return false;
+        given.numbers[i].second = PyLong_AsLongLong(value);
+        if (PyErr_Occurred()) {
+          PyErr_Clear();
+          return false;
+        }
+    }
+  }
+  return !arrays.empty();
+}
+
+object* returned(std::vector<mx::array>&& outputs, bool list) {
+  if (outputs.size() == 1 && !list) return wrapped(std::move(outputs[0]));
+  object* tuple = PyTuple_New(static_cast<ssize_t>(outputs.size()));
+  for (size_t i = 0; i < outputs.size(); i++) PyTuple_SetItem(tuple, i, wrapped(std::move(outputs[i])));
+  return tuple;
+}
+
+/* A call of an op. NotImplemented for what Python must look at. */
+object* call_op(object* self, object* const* args, ssize_t n) {
+  auto& plan = *static_cast<Handle*>(PyLong_AsVoidPtr(self));
+  try {
+    Given given;
+    std::vector<mx::array> arrays;
+    if (read_arguments(*plan, args, n, given, arrays))
+      return returned(Node::make(plan, std::move(given), std::move(arrays), stream_now()), false);
+  } catch (const std::exception& e) {
+    raised_text = e.what();
+  }
+  return held(not_implemented);
+}
+
+struct Method {
+  const char* name;
+  void* function;
+  int flags;
+  const char* text;
+};
+
+}  // namespace
+
+/* ------------------------------------------------------------------------------------ for Python */
+
+typedef struct {
+  object *prototype, *ellipsis;
+  int32_t dtypes; /* ferrule's */
+  const int32_t* mlx_dtype; /* MLX's number of each, or -1 */
+  const uint8_t* item_bytes;
+  fr_table_entry* (*resolve)(fr_request*);
+  int (*threads_now)(void);
+  int32_t few;
+} fr_mlx_setup;
+
+API int fr_mlx_init(const fr_mlx_setup* s) {
+  prototype = held(s->prototype);
+  ellipsis = held(s->ellipsis);
+  array_type = type_of(prototype);
+  memset(place_of, -1, sizeof place_of);
+  const mx::Dtype all[] = {mx::bool_, mx::uint8, mx::uint16, mx::uint32, mx::uint64, mx::int8, mx::int16,
+                           mx::int32, mx::int64, mx::float16, mx::float32, mx::float64, mx::bfloat16, mx::complex64};
+  dtype_at.clear();
+  for (int i = 0; i < s->dtypes; i++) {
+    fr_shared.item_bytes[i] = s->item_bytes[i];
+    int32_t m = s->mlx_dtype[i];
+    dtype_at.push_back(m < 0 ? mx::float32 : all[m]);
+    if (m >= 0) place_of[static_cast<int>(all[m].val())] = static_cast<int8_t>(i);
+  }
+  fr_shared.resolve = s->resolve;
+  fr_shared.threads_now = s->threads_now;
+  fr_shared.few = s->few;
+  return 0;
+}
+
+/* What the layout of MLX's Python objects says of an array: rank, elements, bytes each. */
+API void fr_mlx_look(object* o, int64_t* found) {
+  const mx::array& a = array_in(o);
+  found[0] = static_cast<int64_t>(a.ndim());
+  found[1] = static_cast<int64_t>(a.size());
+  found[2] = static_cast<int64_t>(a.itemsize());
+}
+
+/* A plan for an op, which lives as long as the process. */
+API void* fr_mlx_plan(fr_op* op, int number, const char* name, object* python) {
+  return new Handle(new Plan{op, number, name, held(python), false, {}, {}, {0}, {}, {}});
+}
+
+/* A plan for a kernel with sizes as numbers: per output a dtype, and a rank and sizes. `python` lives for
+ * ever. */
+API void* fr_mlx_fixed(fr_op* op, int number, const char* name, object* python, const int32_t* dtypes,
+                       const int64_t* shapes, const uint32_t* grid, int templates,
+                       const int64_t* template_values, const char* fills) {
+  auto plan = new Plan{op, number, name, python, true, {}, {}, {0}, {}, {}};
+  for (int i = 0; i < op->outputs; i++) {
+    mx::Shape shape;
+    int64_t ndim = *shapes++;
+    for (int64_t d = 0; d < ndim; d++) shape.push_back(static_cast<mx::ShapeElem>(*shapes++));
+    plan->shapes.push_back(shape);
+    plan->dtypes.push_back(dtypes[i]);
+    if (fills) {
+      size_t bytes = fr_shared.item_bytes[dtypes[i]];
+      plan->fills.emplace_back(fills, bytes);
+      fills += bytes;
+    }
+  }
+  memcpy(plan->grid, grid, sizeof plan->grid);
+  plan->templates.assign(template_values, template_values + templates);
+  return new Handle(plan);
+}
+
+API void fr_mlx_forget(void* plan) { delete static_cast<Handle*>(plan); }
+
+/* The function for a plan of an op. */
+API object* fr_mlx_callable(void* plan) {
+  static Method method{"ferrule_op", reinterpret_cast<void*>(call_op), 0x0080 /* METH_FASTCALL */, nullptr};
+  object* self = PyLong_FromVoidPtr(plan);
+  object* made = PyCFunction_NewEx(&method, self, nullptr);
+  Py_DecRef(self);
+  return made;
+}
+
+/* The outputs, as a tuple, of a plan of level 0 for a tuple of arrays, on the stream that a Python
+ * object holds, or the default one. NULL: Python raises `fr_mlx_why`. */
+API object* fr_mlx_run(void* plan, object* arrays, object* stream) {
+  try {
+    std::vector<mx::array> given;
+    for (ssize_t i = 0; i < PyTuple_Size(arrays); i++) given.push_back(array_in(PyTuple_GetItem(arrays, i)));
+    mx::Stream on = stream == none ? stream_now() : *static_cast<mx::Stream*>(inside(stream));
+    return returned(Node::make(*static_cast<Handle*>(plan), Given{}, std::move(given), on), true);
+  } catch (const std::exception& e) {
+    raised_text = e.what();
+    return held(not_implemented);
+  }
+}
+
+API void fr_mlx_raised(const char* text) { raised_text = text; }
+API const char* fr_mlx_why(void) { return raised_text.c_str(); }
+API int fr_mlx_has_cuda(void) { return (&mx::cu::get_command_encoder) != nullptr; }
+API const char* fr_mlx_digest(void) { return FR_DIGEST; }
