@@ -196,8 +196,8 @@ def test_bytes_of_every_dtype_survive(kind: str, dtype: Dtype, given_: bytes, da
 
 
 def test_mlx_has_no_8_bit_floats() -> None:
-    assert not {d.name for d in dtypes.FLOAT8} & mlx_host._MLX.keys()
-    assert set(mlx_host._KNOWN.values()) == set(IN_MLX)
+    assert not {d.name for d in dtypes.FLOAT8} & mlx_host.DTYPES.keys()
+    assert set(mlx_host.KNOWN.values()) == set(IN_MLX)
 
 
 def test_a_torch_that_lacks_a_dtype() -> None:

@@ -114,9 +114,12 @@ MAY_IMPORT = {
     "op_declaration op_launch source numpy",
     "adopting": "errors implementation op_declaration sharding",
     "hosts.torch_op": f"{NOUNS} arguments fastcall batching expression implementation cuda_steps "
-    "op_declaration op_call op_launch op_unit rule hosts torch",
-    "hosts.torch_calls": f"{NOUNS} binding bytecode driver expression implementation op_call "
-    "op_declaration op_launch hosts devices torch",
+    "op_declaration op_call op_entries op_launch op_unit rule hosts torch",
+    "op_entries": f"{NOUNS} bytecode expression implementation op_call op_declaration op_launch "
+    "hosts devices",
+    "hosts.torch_calls": "errors dtypes binding driver op_declaration op_entries torch",
+    "hosts.mlx_node": f"{NOUNS} arguments batching binding cache derivatives loader op_declaration "
+    "op_entries toolchain hosts devices numpy mlx",
     "hosts.torch_sharding": "errors op_declaration sharding torch",
     "hosts.torch_mps": "errors dtypes implementation op_launch rule spec source.metal "
     "source.metal_prelude hosts torch",

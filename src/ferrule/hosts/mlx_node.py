@@ -36,6 +36,7 @@ from ..errors import (
     DeviceError,
     FerruleWarning,
     KernelError,
+    KernelTypeError,
     ToolchainError,
     warn,
 )
@@ -473,8 +474,10 @@ def _stream(kernel: Kernel, given: object) -> Any:
     """The stream, or None for the default one."""
     if given is None:
         return None
-    if type(given).__module__ != "mlx.core":
-        mlx.stream(given, "cpu")  # raises
+    try:
+        mlx.stream(given, "cpu")
+    except KernelTypeError as error:
+        raise arguments.renamed(error, arguments.label_of(kernel, "stream")) from error
     where: Any = given
     device = where.device if isinstance(given, mx.Stream) else where
     if not isinstance(device, mx.Device):
