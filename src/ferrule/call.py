@@ -115,7 +115,7 @@ class CallableKernel:
         if empty:
             arguments.check_empty(kernel, threads, shapes)
         number = None if init_value is None else arguments.number(kernel, init_value)
-        graph = hosts.nodes(arrays) if kernel.language == "metal" and not verbose else None
+        graph = None if verbose else hosts.nodes(arrays)
         if graph is not None:
             made = graph.call_kernel(
                 kernel, self._wants, arrays, shapes, outs, threads, group, items, number, stream

@@ -141,12 +141,14 @@ def _loaded(payload: bytes) -> ctypes.PyDLL:
     found.fr_mlx_init.argtypes = (_pointer,)
     found.fr_mlx_look.argtypes = (ctypes.py_object, ctypes.POINTER(_int64))
     found.fr_mlx_look.restype = None
-    found.fr_mlx_plan.argtypes = (_pointer, ctypes.c_int, ctypes.c_char_p, ctypes.py_object)
+    found.fr_mlx_plan.argtypes = (
+        _pointer, ctypes.c_int, ctypes.c_int, ctypes.c_char_p, ctypes.py_object,
+    )  # fmt: skip
     found.fr_mlx_plan.restype = _pointer
     found.fr_mlx_fixed.argtypes = (
-        _pointer, ctypes.c_int, ctypes.c_char_p, ctypes.py_object, ctypes.POINTER(ctypes.c_int32),
-        ctypes.POINTER(_int64), ctypes.POINTER(ctypes.c_uint32), ctypes.c_int,
-        ctypes.POINTER(_int64), ctypes.c_char_p,
+        _pointer, ctypes.c_int, ctypes.c_int, ctypes.c_char_p, ctypes.py_object,
+        ctypes.POINTER(ctypes.c_int32), ctypes.POINTER(_int64), ctypes.POINTER(ctypes.c_uint32),
+        ctypes.c_int, ctypes.POINTER(_int64), ctypes.c_char_p,
     )  # fmt: skip
     found.fr_mlx_fixed.restype = _pointer
     found.fr_mlx_forget.argtypes = (_pointer,)
@@ -269,7 +271,10 @@ def callable_for(op: Op) -> Any:
     found = library()
     if found is None or any(one.mutable for one in op.rule.inputs):
         return None
-    if not op_entries.serves(op, ("metal",)):
+    devices = (op_entries.serves(op, ("metal",)) and op_entries.CPU) | (
+        op_entries.serves(op, ("cuda", "metal")) and op_entries.CUDA
+    )
+    if not devices:
         return None
     made = op_entries.bind(op, _nothing)
     if made is None:
@@ -278,7 +283,7 @@ def callable_for(op: Op) -> Any:
     op_entries.kept.append(made)
     what = f"op {op.name!r}"
     plan = found.fr_mlx_plan(
-        ctypes.addressof(made.structure), len(_bound) - 1, what.encode(), _rules(op)
+        ctypes.addressof(made.structure), len(_bound) - 1, devices, what.encode(), _rules(op)
     )
     return found.fr_mlx_callable(plan)
 
@@ -315,11 +320,9 @@ def _nothing() -> None:
 def why() -> BaseException | None:
     """The error for which a call in C was given back, once; None where there was none."""
     found = _loaded_library()
-    text = found.fr_mlx_why()
+    text = found.fr_mlx_why().decode()
     found.fr_mlx_raised(b"")
-    if not text:
-        return None
-    return op_entries.raised(text) or KernelError(text.decode())
+    return (op_entries.raised(KernelError(text)) or KernelError(text)) if text else None
 
 
 # -- level 0 ------------------------------------------------------------------------------------
@@ -336,7 +339,8 @@ class BoundKernel(Bound):
         s = self.structure
         s.inputs, s.outputs, s.bodies = len(kernel.input_names), len(kernel.output_names), 1
         body = s.body[0]
-        body.devices = op_entries.CPU | op_entries.CUDA
+        on_cpu = op_entries.CPU if kernel.language == "metal" else 0
+        body.devices = op_entries.CUDA | on_cpu
         body.when, body.templates = -1, 1
         body.contiguous = kernel.ensure_row_contiguous
         body.atomics = "atomic" in kernel.source + kernel.header
@@ -412,8 +416,9 @@ class BoundKernel(Bound):
             native.fr_mlx_forget(self.plans.pop(next(iter(self.plans))))
         flat = [word for shape in shapes for word in (len(shape), *shape)]
         made = self.plans[key] = native.fr_mlx_fixed(
-            ctypes.addressof(self.structure), self.number, f"kernel {self.kernel.name!r}".encode(),
-            self.answer, (ctypes.c_int32 * len(outs))(*[dtypes.ALL.index(one) for one in outs]),
+            ctypes.addressof(self.structure), self.number, self.structure.body[0].devices,
+            f"kernel {self.kernel.name!r}".encode(), self.answer,
+            (ctypes.c_int32 * len(outs))(*[dtypes.ALL.index(one) for one in outs]),
             (_int64 * len(flat))(*flat), (ctypes.c_uint32 * 6)(*grid, *group), 1,
             (_int64 * 1)(index), fills,
         )  # fmt: skip
@@ -438,7 +443,7 @@ def call_kernel(
             the call does.
     """
     found = library()
-    if found is None:
+    if found is None or (kernel.language == "cuda" and not found.fr_mlx_has_cuda()):
         return None
     arrays = tuple([_array(kernel, wants, i, value) for i, value in enumerate(inputs)])
     fills = None

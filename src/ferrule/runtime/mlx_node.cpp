@@ -16,9 +16,12 @@
 #include <cstring>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "mlx/allocator.h"
@@ -124,6 +127,7 @@ namespace {
 struct Plan {
   fr_op* op;         /* lives for ever */
   int number;        /* by which Python knows the op */
+  int devices;       /* of CPU and CUDA: where all that may be chosen is known here */
   std::string name;  /* for messages */
   object* python;    /* what is asked of Python: see hosts/mlx_node.py; lives for ever */
   bool fixed;        /* the rest is of level 0 */
@@ -400,6 +404,44 @@ void run(Job& job) {
   }
 }
 
+/* ------------------------------------------------------------------------------------ on a GPU */
+
+char* device_pointer(const mx::array& a) {
+  auto* buffer = static_cast<mx::cu::CudaBuffer*>(const_cast<mx::array&>(a).buffer().ptr());
+  return static_cast<char*>(buffer->data) + a.offset();
+}
+
+/* Lets MLX's own primitive make an array, in its pool of device memory. What it reads is kept until the
+ * stream has done it. */
+void made_by(mx::array node, const char* name, mx::array& out, mx::cu::CommandEncoder& encoder) {
+  if (strcmp(node.primitive().name(), name))
+    throw std::runtime_error(std::string("ferrule: this MLX makes a ") + node.primitive().name() + " where a " + name + " was expected");
+  std::vector<mx::array> inputs = node.inputs(), outputs{out};
+  node.primitive().eval_gpu(inputs, outputs);
+  if (!inputs.empty()) encoder.add_completed_handler([inputs]() {});
+}
+
+/* An array of device memory with any content: a Concatenate of nothing only allocates. */
+void allocate(mx::array& out, mx::Stream stream) {
+  static std::mutex mutex;
+  static std::unordered_map<int, std::shared_ptr<mx::Primitive>> known;
+  std::shared_ptr<mx::Primitive> primitive;
+  {
+    std::lock_guard<std::mutex> guard(mutex);
+    auto& one = known[stream.index];
+    if (!one) one = mx::concatenate({mx::zeros({2}), mx::zeros({2})}, 0, stream).primitive_ptr();
+    primitive = one;
+  }
+  std::vector<mx::array> nothing, outputs{out};
+  primitive->eval_gpu(nothing, outputs);
+}
+
+mx::array scalar_of(const std::string& bytes, mx::Dtype dtype) {
+  void* memory = malloc(bytes.size());
+  memcpy(memory, bytes.data(), bytes.size());
+  return mx::array(memory, mx::Shape{}, dtype, [](void* p) { free(p); });
+}
+
 /* ----------------------------------------------------------------------------------------- the node */
 
 using Base = mx::fast::CustomKernel;
@@ -515,8 +557,62 @@ class Node : public Base {
     encoder.dispatch([job]() { run(*job); });
   }
 
-  void eval_gpu(const std::vector<mx::array>&, std::vector<mx::array>&) override {
-    throw std::runtime_error("ferrule: not on this GPU yet");
+  void eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
+    if (!&mx::cu::get_command_encoder)
+      throw std::runtime_error("ferrule: " + plan->name + " cannot run on this GPU: it is not NVIDIA's");
+    if (plan->fixed) check_fixed(inputs);
+    Work w;
+    fr_gpu_job job;
+    mx::Stream s = stream();
+    auto& encoder = mx::cu::get_command_encoder(s);
+    read(w, *plan, given, inputs, false);
+    w.call.request.device = s.device.index;
+    bind(w, *plan, true);
+    std::vector<mx::array> arrays; /* as the kernel takes them */
+    bool aligned = true;
+    size_t next = 0;
+    for (int i = 0; i < plan->op->inputs; i++) {
+      if (!fr_is_array(&w.call, i)) continue;
+      const mx::array& given_array = inputs[next++];
+      arrays.push_back(given_array);
+      if (w.body->contiguous && !given_array.flags().row_contiguous && given_array.size()) {
+        mx::array copy = mx::contiguous(given_array, false, s);
+        std::vector<mx::array> copies{copy};
+        copy.primitive().eval_gpu({given_array}, copies);
+        encoder.add_completed_handler([copy]() {});
+        arrays.back() = copy;
+      }
+      const mx::array& a = arrays.back();
+      w.call.pointer[i] = a.size() ? device_pointer(a) : nullptr;
+      for (int d = 0; d < w.call.input[i].ndim; d++) w.strides[i][d] = a.strides()[d];
+      aligned = aligned && reinterpret_cast<uintptr_t>(w.call.pointer[i]) % 16 == 0;
+    }
+    void* pointers[FR_MAX_ARGUMENTS];
+    for (size_t i = 0; i < outputs.size(); i++) {
+      mx::array& out = outputs[i];
+      if (out.size() == 0) {
+        out.set_data(mx::allocator::malloc(0));
+        pointers[i] = nullptr;
+        continue;
+      }
+      if (plan->fixed && !plan->fills.empty())
+        made_by(mx::full(out.shape(), scalar_of(plan->fills[i], out.dtype()), out.dtype(), s), "Full", out, encoder);
+      else if (w.body->zeroed)
+        made_by(mx::full(out.shape(), scalar_of(std::string(out.itemsize(), '\0'), out.dtype()), out.dtype(), s), "Full", out, encoder);
+      else
+        allocate(out, s);
+      pointers[i] = device_pointer(out);
+      aligned = aligned && reinterpret_cast<uintptr_t>(pointers[i]) % 16 == 0;
+    }
+    w.call.request.aligned = aligned;
+    find_entry(w);
+    if (!w.entry || !w.entry->call.function) return;
+    fr_prepare_gpu(&w.call, w.entry, w.body, pointers, &job);
+    for (const mx::array& a : arrays) encoder.set_input_array(a);
+    for (const mx::array& out : outputs) encoder.set_output_array(out);
+    const cuda_call& c = w.entry->call;
+    encoder.add_kernel_node_raw(static_cast<CUfunc_st*>(c.function), {c.blocks[0], c.blocks[1], c.blocks[2]},
+                                {c.threads[0], c.threads[1], c.threads[2]}, {0, 0, 0}, c.shared, job.arguments);
   }
 
   std::vector<mx::array> vjp(const std::vector<mx::array>& primals,
@@ -710,8 +806,10 @@ object* call_op(object* self, object* const* args, ssize_t n) {
   try {
     Given given;
     std::vector<mx::array> arrays;
-    if (read_arguments(*plan, args, n, given, arrays))
-      return returned(Node::make(plan, std::move(given), std::move(arrays), stream_now()), false);
+    mx::Stream stream = stream_now();
+    if (plan->devices & (stream.device == mx::Device::gpu ? CUDA : CPU) &&
+        read_arguments(*plan, args, n, given, arrays))
+      return returned(Node::make(plan, std::move(given), std::move(arrays), stream), false);
   } catch (const std::exception& e) {
     raised_text = e.what();
   }
@@ -768,16 +866,16 @@ API void fr_mlx_look(object* o, int64_t* found) {
 }
 
 /* A plan for an op, which lives as long as the process. */
-API void* fr_mlx_plan(fr_op* op, int number, const char* name, object* python) {
-  return new Handle(new Plan{op, number, name, held(python), false, {}, {}, {0}, {}, {}});
+API void* fr_mlx_plan(fr_op* op, int number, int devices, const char* name, object* python) {
+  return new Handle(new Plan{op, number, devices, name, held(python), false, {}, {}, {0}, {}, {}});
 }
 
 /* A plan for a kernel with sizes as numbers: per output a dtype, and a rank and sizes. `python` lives for
  * ever. */
-API void* fr_mlx_fixed(fr_op* op, int number, const char* name, object* python, const int32_t* dtypes,
+API void* fr_mlx_fixed(fr_op* op, int number, int devices, const char* name, object* python, const int32_t* dtypes,
                        const int64_t* shapes, const uint32_t* grid, int templates,
                        const int64_t* template_values, const char* fills) {
-  auto plan = new Plan{op, number, name, python, true, {}, {}, {0}, {}, {}};
+  auto plan = new Plan{op, number, devices, name, python, true, {}, {}, {0}, {}, {}};
   for (int i = 0; i < op->outputs; i++) {
     mx::Shape shape;
     int64_t ndim = *shapes++;
