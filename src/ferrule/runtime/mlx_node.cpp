@@ -417,6 +417,11 @@ void made_by(mx::array node, const char* name, mx::array& out, mx::cu::CommandEn
   if (strcmp(node.primitive().name(), name))
     throw std::runtime_error(std::string("ferrule: this MLX makes a ") + node.primitive().name() + " where a " + name + " was expected");
   std::vector<mx::array> inputs = node.inputs(), outputs{out};
+  for (mx::array& in : inputs) { /* a scalar that is seen as an array */
+    if (!in.has_primitive() || in.status() != mx::array::Status::unscheduled) continue;
+    std::vector<mx::array> made{in};
+    in.primitive().eval_gpu(in.inputs(), made);
+  }
   node.primitive().eval_gpu(inputs, outputs);
   if (!inputs.empty()) encoder.add_completed_handler([inputs]() {});
 }
@@ -437,9 +442,9 @@ void allocate(mx::array& out, mx::Stream stream) {
 }
 
 mx::array scalar_of(const std::string& bytes, mx::Dtype dtype) {
-  void* memory = malloc(bytes.size());
-  memcpy(memory, bytes.data(), bytes.size());
-  return mx::array(memory, mx::Shape{}, dtype, [](void* p) { free(p); });
+  mx::array one(mx::allocator::malloc(bytes.size()), mx::Shape{}, dtype);
+  memcpy(one.data<char>(), bytes.data(), bytes.size());
+  return one;
 }
 
 /* ----------------------------------------------------------------------------------------- the node */
