@@ -39,7 +39,7 @@ square_vjp.def_vjp(
         metal=f"""{I}
         x_grad[i] = T(2) * cotangent[i] * x_grad_cotangent[i];
         cotangent_grad[i] = T(2) * x[i] * x_grad_cotangent[i];""",
-    )  # fmt: skip
+    )
 )
 square = fe.op(
     "square", "x[*S]:T -> y[*S]:T", grid="x.size", threadgroup=64, metal=f"{I} y[i] = x[i] * x[i];"
