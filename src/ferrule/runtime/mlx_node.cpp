@@ -12,7 +12,8 @@
  *
  * No header of Python is needed: its stable functions are taken from the process.
  */
-#include <cstdlib>
+#include <atomic>
+#include <cstdio>
 #include <cstring>
 #include <functional>
 #include <memory>
@@ -376,9 +377,20 @@ std::string failure(const Job& job, int status) {
   }
 }
 
-/* Whether an error on a stream's thread reaches who evaluates; before that it ended the process. */
+/* Whether an error on a stream's thread reaches who evaluates. In versions where it would end the
+ * process, the next call of a kernel, or its evaluation, raises it. */
 template <class S>
 constexpr bool carries_errors = requires(S& s, mx::Stream t) { s.check_error(t); };
+std::mutex late_mutex;
+std::atomic<bool> late{false};
+std::string late_text;
+
+void raise_late() {
+  if (!late.load(std::memory_order_relaxed)) return;
+  std::lock_guard<std::mutex> guard(late_mutex);
+  late = false;
+  throw std::runtime_error("an earlier " + std::exchange(late_text, ""));
+}
 
 void run(Job& job) {
   for (const Job::Copy& c : job.copies)
@@ -400,7 +412,10 @@ void run(Job& job) {
   if constexpr (carries_errors<mx::scheduler::Scheduler>) {
     throw std::runtime_error(failure(job, status));
   } else {
-    fprintf(stderr, "ferrule: %s\n", failure(job, status).c_str());
+    std::lock_guard<std::mutex> guard(late_mutex);
+    late_text = failure(job, status);
+    late = true;
+    fprintf(stderr, "ferrule: %s\n", late_text.c_str());
   }
 }
 
@@ -482,6 +497,7 @@ class Node : public Base {
 
   static std::vector<mx::array> make(const std::shared_ptr<const Plan>& plan, Given given, std::vector<mx::array> arrays,
                                      mx::Stream stream) {
+    raise_late();
     Work w;
     read(w, *plan, given, arrays, false);
     w.call.request.aligned = 1;
@@ -516,6 +532,7 @@ class Node : public Base {
   }
 
   void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
+    raise_late();
     if (plan->fixed) check_fixed(inputs);
     auto job = std::shared_ptr<Job>(new Job);
     Work& w = job->work;
