@@ -305,9 +305,10 @@ def call(op: Op, values: Sequence[Any]) -> Any:
     if function is None:
         return NotImplemented
     op.calls_with_mlx(function)
-    result = function(*values)
+    error = why()  # of a call by `Op.__call__`, just now
+    result = NotImplemented if error else function(*values)
     if result is NotImplemented:
-        error = why()
+        error = error or why()
         if error is not None:
             raise error
     return result
