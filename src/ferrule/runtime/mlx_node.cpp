@@ -98,6 +98,9 @@ static void* inside(object* o) {
   return (p[20] & 4) ? q : *static_cast<void**>(q);
 }
 
+/* What Python raised in the last `Node::ask` of this thread, or why a call was given back. */
+static thread_local std::string raised_text;
+
 static object *prototype, *ellipsis; /* prototype[...] is a new mx.array */
 static void* array_type;
 
@@ -753,16 +756,10 @@ class Node : public Base {
     if (found && PyTuple_Size(found) >= 0) return found;
     PyErr_Clear();
     if (found) Py_DecRef(found);
-    throw std::invalid_argument(last_error());
+    std::string text = std::exchange(raised_text, "");
+    throw std::invalid_argument(text.empty() ? "ferrule: a rule failed" : text);
   }
-
- public:
-  static std::string (*last_error)();
 };
-
-/* The text of what Python raised in `ask`: it calls fr_mlx_raised. */
-thread_local std::string raised_text;
-std::string (*Node::last_error)() = [] { return std::exchange(raised_text, "ferrule: a rule failed"); };
 
 /* --------------------------------------------------------------------------------- calls by Python */
 
