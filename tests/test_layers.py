@@ -118,8 +118,9 @@ MAY_IMPORT = {
     "op_entries": f"{NOUNS} bytecode expression implementation op_call op_declaration op_launch "
     "hosts devices",
     "hosts.torch_calls": "errors dtypes binding driver op_declaration op_entries torch",
-    "hosts.mlx_node": f"{NOUNS} arguments batching binding cache derivatives loader op_declaration "
-    "op_entries toolchain hosts devices numpy mlx",
+    "hosts.mlx_node": f"{NOUNS} arguments batching binding cache derivatives loader op_call "
+    "op_declaration op_entries op_launch op_unit cuda_steps driver implementation toolchain hosts "
+    "devices numpy mlx",
     "hosts.torch_sharding": "errors op_declaration sharding torch",
     "hosts.torch_mps": "errors dtypes implementation op_launch rule spec source.metal "
     "source.metal_prelude hosts torch",

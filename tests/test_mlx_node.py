@@ -204,6 +204,41 @@ def test_many_sizes() -> None:
         same(y, x * x)
 
 
+def test_functions_in_python() -> None:
+    """Their arrays are values also where the call is part of a graph."""
+    seen = []
+
+    def numpy_sort(x: mx.array) -> mx.array:
+        seen.append(np.array(x).shape)
+        return mx.array(np.sort(np.array(x)))
+
+    ordered = fe.adopt("ordered", "x[*S]:float32 -> y[*S]:float32", run=numpy_sort)
+    ordered.def_vjp(lambda primals, cotangents, outputs: (cotangents[0] * 3,))
+    x = numbers(4, 5)
+    same(ordered(x * 2) + 1, mx.sort(x * 2) + 1)
+    f = mx.compile(lambda x: ordered(x * 2) + 1, shapeless=True)
+    for n in (3, 5):
+        same(f(numbers(n, n)), mx.sort(numbers(n, n) * 2) + 1)
+    same(mx.grad(lambda x: ordered(x).sum())(x), mx.full(x.shape, 3.0))
+    same(mx.vmap(ordered, in_axes=1, out_axes=1)(x), mx.sort(x, axis=0))
+    assert seen
+
+    def bad(x: mx.array) -> mx.array:
+        raise ZeroDivisionError("of the function's own")
+
+    with pytest.raises(ValueError, match="of the function's own"):
+        mx.eval(fe.adopt("bad", "x[N]:float32 -> y[N]:float32", run=bad)(x[0]))
+
+
+def test_what_c_has_no_room_for() -> None:
+    filled = fe.op(
+        "filled", "x[N]:float32, a:float16 -> y[N]:float32", grid="N", threadgroup=32, init_value=7,
+        metal=f"{I} if (x[i] > 0) y[i] = float(a);",
+    )  # fmt: skip
+    f = mx.compile(lambda x: filled(x, 0.5) * 2)
+    assert f(mx.array([1.0, -1.0, 0.0])).tolist() == [1, 14, 14]
+
+
 # -- compile ---------------------------------------------------------------------------------------
 
 

@@ -37,6 +37,11 @@ def call(op: Op, values: Sequence[Any]) -> Any:
         made = graph.call(op, values)
         if made is not NotImplemented:
             return made
+    return eager(op, values)
+
+
+def eager(op: Op, values: Sequence[Any]) -> Any:
+    """The outputs of an op, carried out now; raises as `call`."""
     host, device, given, arrays, copies = gathered(op, values)
     said, results = bound(op, given)
     chosen = choose(op, device, said)

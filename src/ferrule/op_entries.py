@@ -277,9 +277,10 @@ def _plain(body: KernelBody) -> bool:
     return constant and count and not (body.shared.names or body.shared.arrays)
 
 
-def bind(op: Op, on_cuda: Callable[[], None]) -> BoundOp | None:
-    """What C must know of an op; None where that is more than it has room for."""
-    bodies = [one for one in op.implementations if isinstance(one, KernelBody)]
+def bind(op: Op, on_cuda: Callable[[], None], launches: bool = True) -> BoundOp | None:
+    """What C must know of an op, or where it ``launches`` nothing, of its rule; None where that is
+    more than it has room for."""
+    bodies = [one for one in op.implementations if isinstance(one, KernelBody) and launches]
     if any(len(one.dims) > _DIMS or len(one.template) > _TEMPLATE for one in bodies):
         return None
     extra: list[Expression] = []
@@ -299,7 +300,8 @@ def bind(op: Op, on_cuda: Callable[[], None]) -> BoundOp | None:
     wide = ("b", "i", "u")
     if program is None or len(bodies) > _BODIES:
         return None
-    if any(kind.kind not in wide and kind.name not in ("float32", "float64") for kind in numbers):
+    known = ("float32", "float64") if launches else ("float16", "bfloat16", "float32", "float64")
+    if any(kind.kind not in wide and kind.name not in known for kind in numbers):
         return None
     words = (_int64 * len(program.words))(*program.words)
     made = BoundOp(op, words, on_cuda)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
+import math
 import sys
 import weakref
 from collections.abc import Sequence
@@ -27,9 +28,12 @@ from .. import (
     derivatives,
     dtypes,
     loader,
+    op_call,
     op_entries,
     toolchain,
 )
+from ..cuda_steps import CudaUnit
+from ..driver import driver
 from ..dtypes import Dtype
 from ..errors import (
     CompilerFailed,
@@ -40,7 +44,10 @@ from ..errors import (
     ToolchainError,
     warn,
 )
+from ..implementation import Runner
 from ..op_entries import FEW, RESOLVE, Bound, Request
+from ..op_launch import launch
+from ..op_unit import carry_out
 from ..spec import Facts, Input, Launch, Shape, Spec, row_contiguous_strides
 from . import mlx
 
@@ -142,7 +149,7 @@ def _loaded(payload: bytes) -> ctypes.PyDLL:
     found.fr_mlx_look.argtypes = (ctypes.py_object, ctypes.POINTER(_int64))
     found.fr_mlx_look.restype = None
     found.fr_mlx_plan.argtypes = (
-        _pointer, ctypes.c_int, ctypes.c_int, ctypes.c_char_p, ctypes.py_object,
+        _pointer, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_char_p, ctypes.py_object,
     )  # fmt: skip
     found.fr_mlx_plan.restype = _pointer
     found.fr_mlx_fixed.argtypes = (
@@ -157,6 +164,8 @@ def _loaded(payload: bytes) -> ctypes.PyDLL:
     found.fr_mlx_callable.restype = ctypes.py_object
     found.fr_mlx_run.argtypes = (_pointer, ctypes.py_object, ctypes.py_object)
     found.fr_mlx_run.restype = ctypes.py_object
+    found.fr_mlx_scratch.argtypes = (_int64,)
+    found.fr_mlx_scratch.restype = _pointer
     found.fr_mlx_raised.argtypes = (ctypes.c_char_p,)
     found.fr_mlx_raised.restype = None
     found.fr_mlx_why.restype = ctypes.c_char_p
@@ -216,6 +225,13 @@ def _rules(op: Op) -> Any:
             outputs = op(*values)
             several = outputs if isinstance(outputs, tuple) else (outputs,)
             return tuple(derivatives.jvp(op, values, tangents, several))
+        if what == "captured":
+            return _captured(op, *given)
+        if what == "run":
+            outputs = op_call.eager(op, *given)
+            found = outputs if isinstance(outputs, tuple) else (outputs,)
+            mx.eval(found)
+            return found
         values, axes = given
         size = next(v.shape[a] for v, a in zip(values, axes, strict=True) if a is not None)
         outputs, where = batching.batched(op, size, axes, values, op, Arrays)
@@ -224,6 +240,87 @@ def _rules(op: Op) -> Any:
         return tuple(outputs), tuple(where)
 
     return _answer(answer)
+
+
+def _captured(
+    op: Op, values: tuple[Any, ...], at: tuple[int, ...], to: tuple[int, ...], queue: int,
+    ordinal: int,
+) -> tuple[str, ...]:  # fmt: skip
+    """Launch a unit or kernel on a stream that is being captured.
+
+    Args:
+        op, values: what is carried out; the arrays are not touched.
+        at, to: the addresses of inputs, 0 of what is no array, and outputs.
+        queue, ordinal: the stream and the GPU.
+
+    Returns:
+        What tells this graph from others that differ in more than addresses and sizes, ``""`` where
+        nothing was launched; nothing at all where a Python function is to be called.
+    """
+    device = f"cuda:{ordinal}"
+    given: dict[str, Facts | float | None] = {}
+    for one, value, pointer in zip(op.rule.inputs, values, at, strict=True):
+        if isinstance(value, mx.array):
+            kind, shape = mlx.KNOWN[value.dtype], value.shape
+            given[one.name] = Facts(kind, shape, row_contiguous_strides(shape), pointer, device)
+        else:
+            given[one.name] = value
+    said, results = op_call.bound(op, given)
+    chosen = op_call.choose(op, device, said)
+    if isinstance(chosen, Runner):
+        return ()
+    made = [
+        Facts(kind, shape, row_contiguous_strides(shape), pointer, device)
+        for (shape, kind), pointer in zip(results, to, strict=True)
+    ]
+    if isinstance(chosen, CudaUnit):
+        carry_out(
+            op.name, op.rule, chosen, _Captured(made), lambda one: one, device, queue, said, given,
+            results,
+        )  # fmt: skip
+        unit = chosen.sent(said)
+        steps = [(type(one).__name__, getattr(one, "cluster", None)) for one in unit.steps]
+        return (cache.digest(op.digest, repr(steps), repr(unit.template)) if steps else "",)
+    sent = chosen.sent(said)
+    if sent.fill is not None:
+        for i, fact in enumerate(made):
+            value = arguments.fill_value(chosen.kernel, i, sent.fill, fact.dtype)
+            pattern = np.array(value).astype(fact.dtype.numpy).tobytes()
+            _fill(op, ordinal, fact, pattern, queue)
+    launch(op.name, op.rule, chosen, sent, said, device, queue, given, made)
+    filled = sent.fill is not None
+    return (cache.digest(op.digest, chosen.kind, repr(sent.template), repr(filled)),)
+
+
+def _fill(op: Op, ordinal: int, fact: Facts, element: bytes, queue: int) -> None:
+    for size in (1, 2, 4):
+        part = element[:size]
+        if len(element) >= size and part * (len(element) // size) == element:
+            if fact.size:
+                times = fact.size * len(element) // size
+                driver().fill(ordinal, fact.pointer, times, part, queue)
+            return
+    raise KernelError(
+        f"[op] op {op.name!r}: `init_value` is of {fact.dtype.name} and no memset does it: "
+        "the halves of its 8 bytes differ."
+    )
+
+
+class _Captured:
+    """Whose arrays a unit asks for while it is captured: outputs that are there, then scratch."""
+
+    def __init__(self, outputs: Sequence[Facts]) -> None:
+        self.outputs = iter(outputs)
+
+    def empty(self, shape: Shape, dtype: Dtype, device: str) -> Facts:
+        found = next(self.outputs, None)
+        if found is not None:
+            return found
+        size = math.prod(shape) * dtype.itemsize
+        pointer = _loaded_library().fr_mlx_scratch(size)
+        if not pointer:
+            raise DeviceError(f"{device} has no {size} bytes for a unit's scratch.")
+        return Facts(dtype, shape, row_contiguous_strides(shape), pointer, device)
 
 
 class Arrays:
@@ -274,16 +371,22 @@ def callable_for(op: Op) -> Any:
     devices = (op_entries.serves(op, ("metal",)) and op_entries.CPU) | (
         op_entries.serves(op, ("cuda", "metal")) and op_entries.CUDA
     )
-    if not devices:
-        return None
-    made = op_entries.bind(op, _nothing)
+    captured = any(isinstance(one, CudaUnit) for one in op.implementations)
+    made = op_entries.bind(op, _nothing) if devices else None
+    if made is None:
+        devices, made = 0, op_entries.bind(op, _nothing, launches=False)
     if made is None:
         return None
     _bound.append(made)
     op_entries.kept.append(made)
     what = f"op {op.name!r}"
     plan = found.fr_mlx_plan(
-        ctypes.addressof(made.structure), len(_bound) - 1, devices, what.encode(), _rules(op)
+        ctypes.addressof(made.structure),
+        len(_bound) - 1,
+        devices,
+        captured,
+        what.encode(),
+        _rules(op),
     )
     return found.fr_mlx_callable(plan)
 

@@ -15,6 +15,7 @@
 #include <atomic>
 #include <cstdio>
 #include <cstring>
+#include <dlfcn.h>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -70,6 +71,7 @@ WEAK int PyTuple_SetItem(object*, ssize_t, object*);
 WEAK object* PyTuple_GetItem(object*, ssize_t);
 WEAK ssize_t PyTuple_Size(object*);
 WEAK object* PyUnicode_FromString(const char*);
+WEAK const char* PyUnicode_AsUTF8AndSize(object*, ssize_t*);
 WEAK object* PyErr_Occurred(void);
 WEAK void PyErr_Clear(void);
 WEAK void PyErr_SetString(object*, const char*);
@@ -131,7 +133,8 @@ namespace {
 struct Plan {
   fr_op* op;         /* lives for ever */
   int number;        /* by which Python knows the op */
-  int devices;       /* of CPU and CUDA: where all that may be chosen is known here */
+  int devices;       /* of CPU and CUDA: where kernels are launched here; elsewhere Python is asked */
+  bool captured;     /* Python launches on GPUs what a graph can hold: units */
   std::string name;  /* for messages */
   object* python;    /* what is asked of Python: see hosts/mlx_node.py; lives for ever */
   bool fixed;        /* the rest is of level 0 */
@@ -240,6 +243,8 @@ void bind(Work& w, const Plan& plan, bool gpu) {
     fr_shared.resolve(&c->request);
     refuse(w);
   }
+  w.body = nullptr;
+  if (!(plan.devices & c->request.device_type)) return;
   int b = fr_choose(c, &w.found);
   if (b < 0 || !fr_work_out(c, &op->body[b], &w.found)) {
     fr_shared.resolve(&c->request);
@@ -255,7 +260,7 @@ void bind(Work& w, const Plan& plan, bool gpu) {
 
 void find_entry(Work& w) {
   w.entry = nullptr;
-  if (fr_no_thread(&w.call)) return;
+  if (!w.body || fr_no_thread(&w.call)) return;
   w.entry = fr_entry_for(&w.call, w.call.request.body, &w.found);
   if (!w.entry) refuse(w);
 }
@@ -465,6 +470,35 @@ mx::array scalar_of(const std::string& bytes, mx::Dtype dtype) {
   return one;
 }
 
+/* What is launched on `stream` by code that knows nothing of MLX, as a graph: libcuda's functions. */
+struct Capture {
+  int (*create)(void**, unsigned);
+  int (*begin)(void*, int);
+  int (*end)(void*, CUgraph_st**);
+  int (*destroy)(CUgraph_st*);
+  void* stream = nullptr;
+
+  Capture() {
+    void* cuda = dlopen("libcuda.so.1", RTLD_NOW);
+    auto find = [cuda](const char* name, void* at) {
+      void* found = cuda ? dlsym(cuda, name) : nullptr;
+      if (!found) throw std::runtime_error(std::string("ferrule: libcuda has no ") + name);
+      memcpy(at, &found, sizeof found);
+    };
+    find("cuStreamCreate", &create);
+    find("cuStreamBeginCapture_v2", &begin);
+    find("cuStreamEndCapture", &end);
+    find("cuGraphDestroy", &destroy);
+    check(create(&stream, 1 /* CU_STREAM_NON_BLOCKING */));
+  }
+  static void check(int status) {
+    if (status) throw std::runtime_error("ferrule: CUDA cannot capture a graph (error " + std::to_string(status) + ")");
+  }
+};
+
+/* The stream that a kernel is being evaluated for, so that Python may ask for memory. */
+thread_local const mx::Stream* evaluated_on = nullptr;
+
 /* ----------------------------------------------------------------------------------------- the node */
 
 using Base = mx::fast::CustomKernel;
@@ -537,6 +571,7 @@ class Node : public Base {
   void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
     raise_late();
     if (plan->fixed) check_fixed(inputs);
+    if (!(plan->devices & CPU)) return eval_python(inputs, outputs);
     auto job = std::shared_ptr<Job>(new Job);
     Work& w = job->work;
     read(w, *plan, given, inputs, true);
@@ -583,6 +618,8 @@ class Node : public Base {
   }
 
   void eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
+    if (!(plan->devices & CUDA) && !(plan->captured && &mx::cu::get_command_encoder))
+      return eval_python(inputs, outputs);
     if (!&mx::cu::get_command_encoder)
       throw std::runtime_error("ferrule: " + plan->name + " cannot run on this GPU: it is not NVIDIA's");
     if (plan->fixed) check_fixed(inputs);
@@ -600,7 +637,7 @@ class Node : public Base {
       if (!fr_is_array(&w.call, i)) continue;
       const mx::array& given_array = inputs[next++];
       arrays.push_back(given_array);
-      if (w.body->contiguous && !given_array.flags().row_contiguous && given_array.size()) {
+      if ((!w.body || w.body->contiguous) && !given_array.flags().row_contiguous && given_array.size()) {
         mx::array copy = mx::contiguous(given_array, false, s);
         std::vector<mx::array> copies{copy};
         copy.primitive().eval_gpu({given_array}, copies);
@@ -622,12 +659,16 @@ class Node : public Base {
       }
       if (plan->fixed && !plan->fills.empty())
         made_by(mx::full(out.shape(), scalar_of(plan->fills[i], out.dtype()), out.dtype(), s), "Full", out, encoder);
-      else if (w.body->zeroed)
+      else if (w.body && w.body->zeroed)
         made_by(mx::full(out.shape(), scalar_of(std::string(out.itemsize(), '\0'), out.dtype()), out.dtype(), s), "Full", out, encoder);
       else
         allocate(out, s);
       pointers[i] = device_pointer(out);
       aligned = aligned && reinterpret_cast<uintptr_t>(pointers[i]) % 16 == 0;
+    }
+    if (!w.body) {
+      if (!eval_captured(w, arrays, outputs, pointers, encoder)) eval_python(inputs, outputs);
+      return;
     }
     w.call.request.aligned = aligned;
     find_entry(w);
@@ -693,6 +734,66 @@ class Node : public Base {
   }
 
  private:
+  /* Lets Python carry it out: a function, or what C has no room for. */
+  void eval_python(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) {
+    mx::synchronize(stream()); /* what computes the inputs was only begun */
+    std::vector<mx::array> leaves; /* which nobody waits for */
+    for (const mx::array& a : inputs) {
+      leaves.emplace_back(a.shape(), a.dtype(), nullptr, std::vector<mx::array>{});
+      leaves.back().copy_shared_buffer(a);
+      leaves.back().set_status(mx::array::Status::available);
+    }
+    Gil gil;
+    object* found = ask("run", {of_inputs(leaves)});
+    for (size_t i = 0; i < outputs.size(); i++)
+      outputs[i].copy_shared_buffer(array_in(PyTuple_GetItem(found, static_cast<ssize_t>(i))));
+    Py_DecRef(found);
+  }
+
+  /* Adds what Python launches as a graph of its own; false where that is a function, which no graph
+   * holds. Kernels with clusters are right in no other way: MLX takes graphs that differ in the size of
+   * clusters for the same. */
+  bool eval_captured(Work& w, const std::vector<mx::array>& arrays, std::vector<mx::array>& outputs,
+                     void* const* pointers, mx::cu::CommandEncoder& encoder) {
+    static thread_local Capture capture;
+    Gil gil;
+    auto addresses = [](void* const* p, int n) {
+      object* tuple = PyTuple_New(n);
+      for (int i = 0; i < n; i++) PyTuple_SetItem(tuple, i, PyLong_FromVoidPtr(p[i]));
+      return tuple;
+    };
+    object* at = addresses(w.call.pointer, plan->op->inputs);
+    object* to = addresses(pointers, plan->op->outputs);
+    mx::Stream s = stream();
+    CUgraph_st* graph = nullptr;
+    object* found;
+    evaluated_on = &s;
+    Capture::check(capture.begin(capture.stream, 2 /* relaxed: a kernel may be loaded meanwhile */));
+    try {
+      found = ask("captured", {of_inputs(arrays), at, to, PyLong_FromVoidPtr(capture.stream), PyLong_FromLong(s.device.index)});
+    } catch (...) {
+      capture.end(capture.stream, &graph);
+      if (graph) capture.destroy(graph);
+      evaluated_on = nullptr;
+      throw;
+    }
+    evaluated_on = nullptr;
+    Capture::check(capture.end(capture.stream, &graph));
+    bool launched = PyTuple_Size(found) == 1;
+    if (launched) {
+      ssize_t size;
+      std::string key = PyUnicode_AsUTF8AndSize(PyTuple_GetItem(found, 0), &size);
+      if (!key.empty()) {
+        for (const mx::array& a : arrays) encoder.set_input_array(a);
+        for (const mx::array& out : outputs) encoder.set_output_array(out);
+        encoder.add_graph_node(graph, "(F" + key + ")", true);
+      }
+    }
+    if (graph) capture.destroy(graph); /* MLX has a copy */
+    Py_DecRef(found);
+    return launched;
+  }
+
   void check_fixed(const std::vector<mx::array>& inputs) const {
     for (size_t i = 0; i < traced.size(); i++) {
       if (inputs[i].shape() == traced[i]) continue;
@@ -825,10 +926,8 @@ object* call_op(object* self, object* const* args, ssize_t n) {
   try {
     Given given;
     std::vector<mx::array> arrays;
-    mx::Stream stream = stream_now();
-    if (plan->devices & (stream.device == mx::Device::gpu ? CUDA : CPU) &&
-        read_arguments(*plan, args, n, given, arrays))
-      return returned(Node::make(plan, std::move(given), std::move(arrays), stream), false);
+    if (read_arguments(*plan, args, n, given, arrays))
+      return returned(Node::make(plan, std::move(given), std::move(arrays), stream_now()), false);
   } catch (const std::exception& e) {
     raised_text = e.what();
   }
@@ -885,8 +984,8 @@ API void fr_mlx_look(object* o, int64_t* found) {
 }
 
 /* A plan for an op, which lives as long as the process. */
-API void* fr_mlx_plan(fr_op* op, int number, int devices, const char* name, object* python) {
-  return new Handle(new Plan{op, number, devices, name, held(python), false, {}, {}, {0}, {}, {}});
+API void* fr_mlx_plan(fr_op* op, int number, int devices, int captured, const char* name, object* python) {
+  return new Handle(new Plan{op, number, devices, captured != 0, name, held(python), false, {}, {}, {0}, {}, {}});
 }
 
 /* A plan for a kernel with sizes as numbers: per output a dtype, and a rank and sizes. `python` lives for
@@ -894,7 +993,7 @@ API void* fr_mlx_plan(fr_op* op, int number, int devices, const char* name, obje
 API void* fr_mlx_fixed(fr_op* op, int number, int devices, const char* name, object* python, const int32_t* dtypes,
                        const int64_t* shapes, const uint32_t* grid, int templates,
                        const int64_t* template_values, const char* fills) {
-  auto plan = new Plan{op, number, devices, name, python, true, {}, {}, {0}, {}, {}};
+  auto plan = new Plan{op, number, devices, false, name, python, true, {}, {}, {0}, {}, {}};
   for (int i = 0; i < op->outputs; i++) {
     mx::Shape shape;
     int64_t ndim = *shapes++;
@@ -934,6 +1033,21 @@ API object* fr_mlx_run(void* plan, object* arrays, object* stream) {
   } catch (const std::exception& e) {
     raised_text = e.what();
     return held(not_implemented);
+  }
+}
+
+/* Memory on the GPU that a kernel is being evaluated for, until its stream has done it. */
+API void* fr_mlx_scratch(int64_t bytes) {
+  try {
+    if (!evaluated_on) return nullptr;
+    mx::array memory(mx::Shape{static_cast<mx::ShapeElem>((bytes + 3) / 4)}, mx::float32, nullptr, {});
+    allocate(memory, *evaluated_on);
+    auto& encoder = mx::cu::get_command_encoder(*evaluated_on);
+    encoder.set_output_array(memory); /* what had this memory before is done first */
+    encoder.add_completed_handler([memory]() {});
+    return device_pointer(memory);
+  } catch (const std::exception&) {
+    return nullptr;
   }
 }
 
