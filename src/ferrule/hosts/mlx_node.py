@@ -15,7 +15,7 @@ import sys
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import mlx.core as mx
 import numpy as np
@@ -275,8 +275,8 @@ def _captured(
     ]
     if isinstance(chosen, CudaUnit):
         carry_out(
-            op.name, op.rule, chosen, _Captured(made), lambda one: one, device, queue, said, given,
-            results,
+            op.name, op.rule, chosen, cast(Any, _Captured(made)), lambda one: one, device, queue,
+            said, given, results,
         )  # fmt: skip
         unit = chosen.sent(said)
         steps = [(type(one).__name__, getattr(one, "cluster", None)) for one in unit.steps]
