@@ -6,7 +6,6 @@ right, and a saved graph is refused where the op beside it is another one.
 
 from __future__ import annotations
 
-import contextlib
 import dis
 import functools
 import hashlib
@@ -57,6 +56,10 @@ def of_callable(what: str, function: object, version: object = None) -> str:
             raise KernelError(f"[op] `version` of {what}: got {version!r}, expected a str or int.")
         return digest(["version", getattr(function, "__qualname__", ""), version])
     return digest(_Reader(what).value(function, "it"))
+
+
+class _ArrayError(KernelError):
+    """A function names an array, which would be hidden in the op."""
 
 
 class _Reader:
@@ -117,7 +120,8 @@ class _Reader:
         name = importable(value)
         if name is not None:
             return ["name", name]
-        raise KernelError(
+        array = hasattr(kind, "__dlpack__")
+        raise (_ArrayError if array else KernelError)(
             f"[op] {self.what} cannot be told from others like it: {where} is {short(value)} of "
             f"type {kind.__module__}.{kind.__qualname__}, whose content is not known. Make arrays "
             "arguments of the op; for anything else give `version=`, a str or int that you change "
@@ -142,16 +146,22 @@ class _Reader:
 
     def of_module(self, function: types.FunctionType) -> Any:
         """What a function reads of its module by name: constants, ops, and functions of the same
-        module; none that cannot be read, or that a function assigns."""
+        module; none that cannot be read, or that a function assigns. Arrays are refused: a weight
+        there is as hidden as one in a closure."""
         around = function.__globals__
         found = []
         for name in _globals_of(function.__code__):
             value = around.get(name)
             same = isinstance(value, types.FunctionType) and value.__globals__ is around
             known = isinstance(getattr(value, "ferrule_digest", None), str)
-            if same or known or type(value) in (*_PLAIN, tuple, frozenset, Dtype):
-                with contextlib.suppress(KernelError):
+            array = hasattr(type(value), "__dlpack__")
+            if same or known or array or type(value) in (*_PLAIN, tuple, frozenset, Dtype):
+                try:
                     found.append([name, self.value(value, f"the global {name!r}")])
+                except _ArrayError:
+                    raise
+                except KernelError:
+                    continue
         return found
 
     def code(self, code: types.CodeType) -> Any:
