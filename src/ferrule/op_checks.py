@@ -213,7 +213,8 @@ def check_grad(
     Elements of each float input, twelve at most, are moved up and down; for a jvp the whole input
     along a random direction. The op runs in float64 where its rule and what carries it out take
     that (a Metal body does not), else in the dtype of its inputs; sums and differences are
-    float64. The tolerance covers rounding of the outputs and what halving the step changes.
+    float64. Outputs of integers have no part in it. The tolerance covers rounding of the outputs
+    and what halving the step changes.
 
     Args:
         op: the op.
@@ -274,8 +275,15 @@ class _Trial:
         self.report = GradientCheck(op.name, self.kind.name)
         self.primals = tuple(self.array(i, v) for i, v in enumerate(self.at))
         self.outputs = self.call(self.primals)
-        shapes = [self.numbers(y).shape for y in self.outputs]
-        self.weights = [rng.uniform(0.5, 1.5, s) * rng.choice([-1, 1], s) for s in shapes]
+        self.weights = [self.weight(rng, y) for y in self.outputs]
+
+    def weight(self, rng: Any, output: Any) -> Values:
+        """Random cotangents of an output; zeros where it is of integers, which have none."""
+        fact, shape = self.host.facts(output), self.numbers(output).shape
+        if fact is not None and fact.dtype.kind not in "fc":
+            return np.zeros(shape)
+        found: Values = rng.uniform(0.5, 1.5, shape) * rng.choice([-1, 1], shape)
+        return found
 
     def is_float(self, place: int) -> bool:
         kind = self.kinds[place]
