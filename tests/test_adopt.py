@@ -237,6 +237,12 @@ def test_outputs_are_new(i: int, name: str, run: Any, copies: int | None) -> Non
             np.testing.assert_array_equal(np.asarray(op(x)), expected)
 
 
+def test_opcheck_finds_a_runner_that_writes_to_its_input() -> None:
+    op = ferrule.adopt("writes", RULE, run=lambda x: x.mul_(2) + 1)
+    with pytest.raises(Exception, match="x is not defined as mutable but was mutated"):
+        torch.library.opcheck(op.torch_op, (torch.ones(3),))
+
+
 def test_two_outputs_in_one_memory_are_apart() -> None:
     def run(x: Any) -> Any:
         y = x.repeat(2) if isinstance(x, torch.Tensor) else np.tile(x, 2)
