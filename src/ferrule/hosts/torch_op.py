@@ -244,6 +244,12 @@ class TorchOp:
             raise
         if torch.compiler.is_exporting():
             refuse_dynamic_templates(op, said)
+        if _packaging() and all(isinstance(one, Runner) for one in op.implementations):
+            raise KernelError(
+                f"[op] op {op.name!r} has nothing but Python functions, which a package of "
+                "AOTInductor cannot hold; give the op a `metal` or `cuda` body, or save the "
+                "program with ferrule.save, and load it where Python is."
+            )
         return op_call.packed(
             [torch.empty(shape, dtype=_TORCH[kind], device=device) for shape, kind in results]
         )
@@ -596,6 +602,12 @@ def _alone() -> tuple[int, int]:
 def _readable(value: torch.Tensor) -> bool:
     """Whether its memory holds its elements, row by row."""
     return value.is_contiguous() and not value.is_conj() and not value.is_neg()
+
+
+def _packaging() -> bool:
+    """Whether AOTInductor is making a package."""
+    inductor = sys.modules.get("torch._inductor.virtualized")
+    return inductor is not None and bool(inductor.V.aot_compilation)
 
 
 def _hint(size: Any) -> Any:
