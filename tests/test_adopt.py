@@ -306,6 +306,20 @@ def test_wrong_outputs_are_named(run: Any, torchs: str, numpys: str) -> None:
         assert f"for output 'y'; {expected}" in message
 
 
+@pytest.mark.parametrize(
+    ("run", "message"),
+    [
+        (lambda x: np.ma.masked_array(x * 2), "is a masked array"),
+        (lambda x: x.astype(object), "has dtype object, expected one of"),
+    ],
+)
+def test_outputs_that_are_no_array_of_the_library_are_named(run: Any, message: str) -> None:
+    op = ferrule.adopt("f", "x[N]:T -> y[N]:T", run=run)
+    start = r"^\[op\] output 'y' of `run` \(test_adopt:<lambda>\) of op 'f' "
+    with pytest.raises(KernelTypeError, match=start + message):
+        op(np.ones(3))
+
+
 def test_other_wrong_outputs() -> None:
     two = ferrule.adopt("f", "x[N]:T -> y[N]:T, z[N]:T", run=lambda x: (x, x, x))
     one = ferrule.adopt("f", "x[N]:T -> y[N]:T, z[N]:T", run=lambda x: x)

@@ -231,7 +231,11 @@ def _checked(
         value = np.asarray(value)  # what NumPy's sums give
     if hosts.find(type(value)) is not host:
         raise wrong_output(op, runner, one, shown(value), expected, device)
-    fact = host.facts(value)
+    try:
+        fact = host.facts(value)
+    except FerruleError as error:
+        label = f"[op] output {one.name!r} of {runner.name} of op {op.name!r}"
+        raise renamed(error, label) from error
     if fact is None or (fact.shape, fact.dtype) != expected or fact.device != device:
         found = f"an array of shape {tuple(value.shape)} and dtype {value.dtype}"
         raise wrong_output(op, runner, one, found, expected, device)
