@@ -58,10 +58,6 @@ def of_callable(what: str, function: object, version: object = None) -> str:
     return digest(_Reader(what).value(function, "it"))
 
 
-class _ArrayError(KernelError):
-    """A function names an array, which would be hidden in the op."""
-
-
 class _Reader:
     """Turns values into what JSON can hold."""
 
@@ -69,6 +65,7 @@ class _Reader:
         self.what = what
         self.seen: dict[int, int] = {}  # functions may name themselves
         self.kept: list[Any] = []  # so that no other object gets its id
+        self.met_array = False  # an op must not hide one, wherever it is
 
     def see(self, value: Any) -> None:
         self.seen[id(value)] = len(self.seen)
@@ -120,8 +117,8 @@ class _Reader:
         name = importable(value)
         if name is not None:
             return ["name", name]
-        array = hasattr(kind, "__dlpack__")
-        raise (_ArrayError if array else KernelError)(
+        self.met_array |= _is_array(value)
+        raise KernelError(
             f"[op] {self.what} cannot be told from others like it: {where} is {short(value)} of "
             f"type {kind.__module__}.{kind.__qualname__}, whose content is not known. Make arrays "
             "arguments of the op; for anything else give `version=`, a str or int that you change "
@@ -154,14 +151,13 @@ class _Reader:
             value = around.get(name)
             same = isinstance(value, types.FunctionType) and value.__globals__ is around
             known = isinstance(getattr(value, "ferrule_digest", None), str)
-            array = hasattr(type(value), "__dlpack__")
-            if same or known or array or type(value) in (*_PLAIN, tuple, frozenset, Dtype):
+            plain = type(value) in (*_PLAIN, tuple, frozenset, Dtype)
+            if same or known or plain or _is_array(value):
                 try:
                     found.append([name, self.value(value, f"the global {name!r}")])
-                except _ArrayError:
-                    raise
                 except KernelError:
-                    continue
+                    if self.met_array:
+                        raise
         return found
 
     def code(self, code: types.CodeType) -> Any:
@@ -181,6 +177,10 @@ class _Reader:
             # A set's order is another one in each process.
             return [type(one).__name__, sorted(parts) if isinstance(one, frozenset) else parts]
         return repr(one)
+
+
+def _is_array(value: object) -> bool:
+    return hasattr(type(value), "__dlpack__")
 
 
 def ops_in(function: object) -> list[Any]:
