@@ -39,7 +39,7 @@ def described(
 
     Args:
         name: what the tests call it.
-        op: the op; also what graphs hold of it is called, by its tests.
+        op: the op.
         samples: makes inputs for a dtype; floats among them may have another one.
         orders: how often it can be differentiated backwards.
         forward: whether it can be differentiated forwards, and so can its derivative.
