@@ -295,6 +295,10 @@ class _Trial:
             return values
         return self.host.from_numpy(values, kind, self.device)
 
+    def zeros(self, like: Any) -> Any:
+        fact = self.host.facts(like)
+        return self.host.from_numpy(np.zeros(fact.shape), fact.dtype, self.device)  # type: ignore[union-attr]
+
     def numbers(self, array: Any) -> Values:
         return self.host.to_numpy(array).astype(np.float64)
 
@@ -358,7 +362,7 @@ class _Trial:
         direction = self.rng.uniform(-1, 1, self.at[place].shape)
         tangent = self.array(place, direction)
         tangents = tuple(tangent if i == place else None for i in range(len(self.primals)))
-        found = derivatives.jvp(self.op, self.primals, tangents, self.outputs)
+        found = derivatives.jvp(self.op, self.primals, tangents, self.outputs, self.zeros)
         declared = sum(
             float(np.sum(weight * self.numbers(t)))
             for weight, t in zip(self.weights, found, strict=True)
