@@ -283,6 +283,9 @@ def test_what_cannot_be_packaged_is_refused(tmp_path: Path) -> None:
     runner = ferrule.op("twice", "x[N]:T -> y[N]:T", run=lambda x: 2 * x)
     with pytest.raises(KernelError, match=r"op 'twice' has no kernel for the CPU, but 'run'.*save"):
         ferrule.package(program(runner, x), path)
+    with pytest.raises(KernelError, match=r"op 'twice' has nothing but Python functions.*save"):
+        torch._inductor.aoti_compile_and_package(program(runner, x), package_path=str(path))
+    assert not path.exists()
     cuda = ferrule.op("there", "x[N]:T -> y[N]:T", cuda="y[0] = x[0];", grid=1, threadgroup=1,
                       reference=lambda x: x + 0)  # fmt: skip
     with pytest.raises(KernelError, match="op 'there' has no kernel for the CPU, but 'cuda', 'ref"):

@@ -6,7 +6,6 @@ right, and a saved graph is refused where the op beside it is another one.
 
 from __future__ import annotations
 
-import contextlib
 import dis
 import functools
 import hashlib
@@ -66,6 +65,7 @@ class _Reader:
         self.what = what
         self.seen: dict[int, int] = {}  # functions may name themselves
         self.kept: list[Any] = []  # so that no other object gets its id
+        self.met_array = False  # an op must not hide one, wherever it is
 
     def see(self, value: Any) -> None:
         self.seen[id(value)] = len(self.seen)
@@ -117,6 +117,7 @@ class _Reader:
         name = importable(value)
         if name is not None:
             return ["name", name]
+        self.met_array |= _is_array(value)
         raise KernelError(
             f"[op] {self.what} cannot be told from others like it: {where} is {short(value)} of "
             f"type {kind.__module__}.{kind.__qualname__}, whose content is not known. Make arrays "
@@ -142,16 +143,21 @@ class _Reader:
 
     def of_module(self, function: types.FunctionType) -> Any:
         """What a function reads of its module by name: constants, ops, and functions of the same
-        module; none that cannot be read, or that a function assigns."""
+        module; none that cannot be read, or that a function assigns. Arrays are refused: a weight
+        there is as hidden as one in a closure."""
         around = function.__globals__
         found = []
         for name in _globals_of(function.__code__):
             value = around.get(name)
             same = isinstance(value, types.FunctionType) and value.__globals__ is around
             known = isinstance(getattr(value, "ferrule_digest", None), str)
-            if same or known or type(value) in (*_PLAIN, tuple, frozenset, Dtype):
-                with contextlib.suppress(KernelError):
+            plain = type(value) in (*_PLAIN, tuple, frozenset, Dtype)
+            if same or known or plain or _is_array(value):
+                try:
                     found.append([name, self.value(value, f"the global {name!r}")])
+                except KernelError:
+                    if self.met_array:
+                        raise
         return found
 
     def code(self, code: types.CodeType) -> Any:
@@ -171,6 +177,10 @@ class _Reader:
             # A set's order is another one in each process.
             return [type(one).__name__, sorted(parts) if isinstance(one, frozenset) else parts]
         return repr(one)
+
+
+def _is_array(value: object) -> bool:
+    return hasattr(type(value), "__dlpack__")
 
 
 def ops_in(function: object) -> list[Any]:
