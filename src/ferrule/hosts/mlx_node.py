@@ -224,7 +224,7 @@ def _rules(op: Op) -> Any:
             values, tangents = given
             outputs = op(*values)
             several = outputs if isinstance(outputs, tuple) else (outputs,)
-            return tuple(derivatives.jvp(op, values, tangents, several))
+            return tuple(derivatives.jvp(op, values, tangents, several, mx.zeros_like))
         if what == "captured":
             return _captured(op, *given)
         if what == "run":
