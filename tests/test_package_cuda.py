@@ -1,0 +1,505 @@
+"""The libraries of packages for NVIDIA GPUs, on a driver whose GPUs are the host: what they send is
+what the op itself sends. Compiled by NVRTC; torch's tensors on the CPU are said to be on a GPU."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import cuda_ops
+import ferrule as fe
+from fake_cuda import Copied, FakeCuda, Filled, Launched
+from ferrule import KernelError, Op, nvrtc, package_text
+
+torch = pytest.importorskip("torch")
+from ferrule.hosts import torch as torch_host  # noqa: E402
+from ferrule.hosts import torch_op, torch_package  # noqa: E402
+from ferrule.op_file import full_name  # noqa: E402
+from test_cuda_op import SIZES, Emulated, one_step  # noqa: E402
+
+Dim = torch.export.Dim
+STREAM = 0x77
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning"),
+    pytest.mark.skipif(sys.platform != "linux", reason="links torch as Linux does"),
+]
+
+# What stands in front of a library's text: its driver is the fake, its GPUs hold torch's tensors on
+# the CPU, and instead of libtorch_cuda it asks what is here.
+BEFORE = """
+#include <dlfcn.h>
+#include <stdint.h>
+#include <string.h>
+
+#define HERE __attribute__((visibility("default")))
+extern "C" {
+struct TorchLibraryOpaque;
+struct AtenTensorOpaque;
+int32_t aoti_torch_library_init_impl(const char*, const char*, const char*, uint32_t,
+                                     struct TorchLibraryOpaque**);
+HERE int32_t here_gpu = 0, here_guards = 0;
+static void* driver;
+static int (*set_current)(void*);
+
+static int32_t here_stream(int32_t device, void** stream) {
+  *stream = (void*)(uintptr_t)(0x77 + device);
+  return 0;
+}
+static int32_t here_device(int32_t* device) { *device = 0; return 0; }
+static int32_t here_guard(int32_t device, void** guard) {
+  here_guards++;
+  *guard = driver;
+  return set_current((void*)(uintptr_t)(0xc0 + device));
+}
+static int32_t here_leave(void* guard) {
+  here_guards--;
+  return guard == driver ? set_current((void*)(uintptr_t)0xc0) : 1;
+}
+static void* here_open(const char* name, int flags) {
+  if (!strcmp(name, "libtorch_cuda.so")) return (void*)1;
+  if (strcmp(name, "libcuda.so.1")) return dlopen(name, flags);
+  driver = dlopen(FAKE_DRIVER, RTLD_NOW);
+  *(void**)&set_current = dlsym(driver, "cuCtxSetCurrent");
+  return driver;
+}
+static void* here_find(void* library, const char* name) {
+  if (library != (void*)1) return dlsym(library, name);
+  return !strcmp(name, "aoti_torch_get_current_cuda_stream")    ? (void*)here_stream
+         : !strcmp(name, "aoti_torch_get_current_device_index") ? (void*)here_device
+         : !strcmp(name, "aoti_torch_create_device_guard")      ? (void*)here_guard
+                                                                : (void*)here_leave;
+}
+int32_t here_implement(const char* ns, const char* key, const char* file, uint32_t line,
+                       struct TorchLibraryOpaque** ret) {
+  return aoti_torch_library_init_impl(ns, strcmp(key, "CUDA") ? key : "CPU", file, line, ret);
+}
+int32_t here_index(struct AtenTensorOpaque* tensor, int32_t* ret) {
+  (void)tensor;
+  *ret = here_gpu;
+  return 0;
+}
+}
+#define dlopen here_open
+#define dlsym here_find
+#define aoti_torch_device_type_cuda aoti_torch_device_type_cpu
+#define aoti_torch_library_init_impl here_implement
+#define aoti_torch_get_device_index here_index
+"""
+
+
+class Library:
+    """The library of a package, loaded on a fake driver.
+
+    Attributes:
+        loaded: the library.
+        overloads: its ops, by the names that they have outside of packages.
+        symbols: per op what its units' functions are called in the machine code.
+    """
+
+    def __init__(self, ops: dict[Op, tuple[Any, ...]], driver: Path) -> None:
+        """Exports a call of each op, all of whose dims are dynamic, for CUDA."""
+
+        class Model(torch.nn.Module):
+            def forward(self, *inputs: tuple[Any, ...]) -> Any:
+                found = [op(*given) for op, given in zip(ops, inputs, strict=True)]
+                return [one for one in found if one is not None]
+
+        given = tuple(ops.values())
+        shapes = torch.utils._pytree.tree_map(
+            lambda one: dict.fromkeys(range(one.ndim), Dim.AUTO) if torch.is_tensor(one) else None,
+            given,
+        )
+        program = fe.export_for("cuda", Model(), given, dynamic_shapes=(shapes,))
+        packaged = torch_package._packaged(program, ["sm_90"])
+        real, before = package_text.text, f'#define FAKE_DRIVER "{driver}"\n{BEFORE}'
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(package_text, "text", lambda given: before + real(given))
+            made = torch_package._library(packaged)
+        digest = torch_package.hashlib.sha256(made).hexdigest()
+        torch_package._load(made, digest, "here")
+        self.loaded = torch_package._loaded[digest]
+        self.overloads = {
+            full_name(one.op): getattr(torch.ops.ferrule, one.name).default for one in packaged
+        }
+        self.symbols = {
+            full_name(one.op): [
+                dict(zip(special.spec.functions, special.codes[0].symbols, strict=True))
+                for body, specials in one.bodies
+                if isinstance(body, fe.cuda_steps.CudaUnit)
+                for special in specials
+            ]
+            for one in packaged
+        }
+
+    def __call__(self, op: Op, *values: Any) -> Any:
+        return self.overloads[full_name(op)](*values)
+
+
+@pytest.fixture
+def fake(
+    fake_path: Path, library: nvrtc.Nvrtc, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[FakeCuda]:
+    """torch's tensors are on cuda:0, whose driver is a fake."""
+    found, empty = FakeCuda(fake_path), torch_host.empty
+    monkeypatch.setattr(torch_host, "device_name", lambda tensor: "cuda:0")
+    monkeypatch.setattr(torch_host, "stream", lambda given, device: STREAM)
+    monkeypatch.setattr(torch_host, "empty", lambda shape, kind, device: empty(shape, kind, "cpu"))
+    with found.installed():
+        yield found
+    found.library.cuCtxSetCurrent(None)  # a library leaves the GPU's current
+
+
+PARTS = """
+extern "C" __global__ void parts(const T* x, const T* b, float s, __half h, __nv_bfloat16 g,
+                                 int64_t at, bool flip, float* partial, T* kept, uint32_t n,
+                                 bool many, uint64_t all) {}
+extern "C" __global__ void whole(const float* partial, float* y, T* c, int d) {}
+"""
+PIECES = fe.op(
+    "pieces",
+    "x[N,D]:T, b[D]:T?, c[N]:T!, s:float32, h:float16, g:bfloat16, at:int64, flip:bool "
+    "-> y[N]:float32, z[N,D]:T, w[D]:int64",
+    cuda=fe.cuda_unit(
+        PARTS,
+        scratch={"partial": "float32[ceildiv(N,3),2]", "kept": "T[D]", "none": "int8[0]",
+                 "last": "int64[N]"},
+        template={"BLOCK": 8, "WIDE": True},
+        steps=[
+            fe.cuda_fill("y", float("-inf")), fe.cuda_fill("kept", 1), fe.cuda_fill("last", -1),
+            fe.cuda_copy("z", "x"),
+            fe.cuda_step(
+                "parts", ["x", "b", "s", "h", "g", "at", "flip", "partial", "kept", "uint32 D",
+                          "N > 2", "uint64 x.size * 7"],
+                blocks=("N", "min(D,5)"), block=("D % 7 + 1", 2, 3), shared_memory="8 * D",
+            ),
+            fe.cuda_step("whole", ["partial", "y", "c", "z.ndim - D"], blocks="N * D", block=32,
+                         cluster="D if D <= 8 else 1", when="D > 1"),
+            fe.cuda_fill("c", 0, when="N == 3"), fe.cuda_fill("w"),
+        ],
+    ),
+)  # fmt: skip
+TWICE = fe.op(
+    "twice", "c[N,K]:float32!, x[N,K]:float32 -> y[N,K]:float32",
+    cuda=fe.cuda_unit(
+        'extern "C" __global__ void plus(float* c, const float* x, float* y, int n) {}',
+        steps=[fe.cuda_step("plus", ["c", "x", "y", "N*K"], blocks="N*K", block=1)],
+    ),
+)  # fmt: skip
+SUM_OP, REDUCTION, ROTATION = cuda_ops.sum_op(), cuda_ops.reduction(), cuda_ops.rotation()
+REVERSAL, CHOSEN, COUNTS = cuda_ops.reversal(), cuda_ops.chosen(), cuda_ops.counts()
+HALVES = fe.op(
+    "halves", "x[N]:float32, h:float16, g:bfloat16 -> y[N]:float32",
+    cuda="y[0] = x[0] + float(h) + float(g);", grid="N", threadgroup=32, init_value="N",
+)  # fmt: skip
+
+PARAMETERS = {
+    "sums": "const T* x, float* out, int64_t n", "rotate": "const float* x, float* y",
+    "reverse": "const T* x, T* y, int n", "f": "const float* x, float* y, int n, float scale",
+    "count": "const int* x, int* bins, float* largest, int n",
+    "plus": "float* c, const float* x, float* y, int n",
+    "whole": "const float* partial, float* y, T* c, int d",
+    "parts": "const T* x, const T* b, float s, half h, bf16 g, int64_t at, bool flip, "
+    "float* partial, T* kept, uint32_t n, bool many, uint64_t all",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def packaged(fake_path: Path, library: nvrtc.Nvrtc) -> Library:
+    try:
+        nvrtc.find_headers(library)
+    except fe.ToolchainError as missing:
+        pytest.skip(str(missing))
+    ints = torch.ones(3, dtype=torch.int32)
+    given: dict[Op, tuple[Any, ...]] = {
+        PIECES: (torch.ones(4, 3), None, torch.ones(4), 1.0, 1.0, 1.0, 1, True),
+        TWICE: (torch.ones(3, 4), torch.ones(3, 4)),
+        SUM_OP: (torch.ones(5), 1.0), REDUCTION: (torch.ones(4, 5),),
+        ROTATION: (torch.ones(3, 4, 5),), REVERSAL: (torch.ones(3, 4),),
+        CHOSEN: (torch.ones(5), 1.0), COUNTS: (ints, ints.clone()),
+        HALVES: (torch.ones(4), 1.0, 1.0),
+    }  # fmt: skip
+    return Library(given, fake_path)
+
+
+def sent(fake: FakeCuda, call: Any, values: tuple[Any, ...]) -> list[Any]:
+    """What a call sends, with names for addresses; and what it returns and writes, in shape."""
+    values = tuple(one.clone() if torch.is_tensor(one) and one.is_contiguous() else one
+                   for one in values)  # fmt: skip
+    fake.events.clear()
+    found = call(*values)
+    outputs = found if isinstance(found, (tuple, list)) else [found]
+    named = {one.data_ptr(): f"input {i}" for i, one in enumerate(values)
+             if torch.is_tensor(one) and one.numel()}  # fmt: skip
+    named.update((one.data_ptr(), f"output {i}") for i, one in enumerate(outputs) if one.numel())
+    others = [place for event in fake.events for place in _addresses(event)]
+    others = [place for place in others if place and place not in named]
+    first = min(others, default=0)  # of scratch; copies are anywhere
+    copied = any(torch.is_tensor(one) and not one.is_contiguous() for one in values)
+
+    def name(place: int) -> Any:
+        elsewhere = "elsewhere" if copied else place - first
+        return named.get(place, elsewhere if place else None)
+
+    shapes = [(one.shape, one.dtype) for one in outputs]
+    return [_named(event, name) for event in fake.events] + shapes + [first % 64]
+
+
+def _addresses(event: Any) -> list[int]:
+    if isinstance(event, Filled):
+        return [event.address]
+    if isinstance(event, Copied):
+        return [event.to, event.source]
+    return [one for one in event.arguments.values() if isinstance(one, int)]
+
+
+def _named(event: Any, name: Any) -> Any:
+    if isinstance(event, Filled):
+        return event._replace(address=name(event.address), before=0)
+    if isinstance(event, Copied):
+        return event._replace(to=name(event.to), source=name(event.source))
+    arguments = {k: name(v) if isinstance(v, int) else v for k, v in event.arguments.items()}
+    return event._replace(arguments=arguments)
+
+
+def same(fake: FakeCuda, packaged: Library, op: Op, *values: Any) -> list[Any]:
+    """Fails unless an op sends in a package what it sends by itself; says what that is."""
+    op.torch_op  # noqa: B018
+    eager: Any = torch_op.registered(full_name(op))
+    for names in packaged.symbols[full_name(op)]:
+        for function, symbol in names.items():
+            fake.texts[symbol] = f"{symbol}({PARAMETERS[function.partition('<')[0]]})"
+    found = [sent(fake, call, values) for call in (eager.run, packaged.overloads[full_name(op)])]
+    assert found[1] == found[0]
+    return found[0]
+
+
+SMALL = st.integers(0, 9)
+FLOATS = st.floats(-200, 200)
+QUICK = settings(
+    max_examples=40, deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)  # fmt: skip
+
+
+@QUICK
+@given(
+    n=SMALL, d=SMALL, numbers=st.tuples(FLOATS, FLOATS, FLOATS),
+    at=st.integers(-(2**63), 2**63 - 1), flip=st.booleans(),
+)  # fmt: skip
+def test_all_that_steps_can_say(
+    fake: FakeCuda, packaged: Library, n: int, d: int, numbers: Any, at: int, flip: bool
+) -> None:
+    given = torch.randn(n, d), None, torch.ones(n), *numbers, at, flip
+    same(fake, packaged, PIECES, *given)
+
+
+def test_the_steps_of_one_call(fake: FakeCuda, packaged: Library) -> None:
+    """What the comparison above compares: names, numbers, and what `when` leaves out."""
+    given = torch.randn(3, 4), None, torch.ones(3), 0.5, 2.0, -1.0, -7, True
+    *events, _, _, _, aligned = same(fake, packaged, PIECES, *given)
+    kinds = [type(one) for one in events]
+    assert kinds == [*[Filled] * 3, Copied, Launched, Launched, Filled, Filled]
+    parts, whole = (one for one in events if isinstance(one, Launched))
+    assert parts.arguments["x"] == "input 0" and parts.arguments["b"] is None
+    assert parts.arguments["partial"] == 0 and parts.arguments["kept"] == 256
+    assert parts.arguments["h"][:2] == np.float16(2).tobytes() and parts.shared == 32
+    assert parts.arguments["many"][0] == 1 and aligned == 0
+    assert whole.cluster == (4, 1, 1) and whole.stream == STREAM and whole.context == 0xC0
+    given = torch.randn(4, 1), None, torch.ones(4), 0.5, 2.0, -1.0, -7, True
+    events = same(fake, packaged, PIECES, *given)
+    assert sum(isinstance(one, Launched) for one in events) == 1
+
+
+@QUICK
+@given(shape=st.lists(st.integers(0, 40), min_size=2, max_size=2), n=st.integers(1, 2000))
+def test_the_units_of_the_other_tests(
+    fake: FakeCuda, packaged: Library, shape: list[int], n: int
+) -> None:
+    same(fake, packaged, REDUCTION, torch.randn(shape))
+    same(fake, packaged, REDUCTION, torch.randn(shape).t())
+    same(fake, packaged, CHOSEN, torch.randn(n), 0.5)
+    same(fake, packaged, COUNTS, torch.ones(n).int(), torch.ones(shape[0] + 1).int())
+    if shape[1]:
+        same(fake, packaged, ROTATION, torch.randn(shape[0], n % 8 + 1, shape[1]))
+        same(fake, packaged, REVERSAL, torch.randn(*shape))
+    same(fake, packaged, TWICE, torch.randn(*shape), torch.randn(*shape))
+
+
+def test_one_of_several_implementations_is_chosen(fake: FakeCuda, packaged: Library) -> None:
+    seen = []
+    for n in (1, 16, 17, 1000, 1001):
+        launched = same(fake, packaged, CHOSEN, torch.randn(n), 0.5)[0]
+        seen.append((launched.symbol, launched.blocks[0], launched.threads[0]))
+    first, last = "ferrule_chosen", "ferrule_chosen"
+    assert [one[1:] for one in seen] == [(1, 1), (1, 16), (1, 64), (16, 64), (8, 128)]
+    assert [one[0] for one in seen] == [first, first, seen[2][0], seen[2][0], last]
+    assert "f" in seen[2][0] and seen[2][0] != first
+
+
+def test_shared_memory_is_asked_for_as_it_grows(fake: FakeCuda, packaged: Library) -> None:
+    allowed = []
+    for n in (100, 12 * 1024, 12 * 1024 + 1, 40_000, 20_000):
+        packaged(REVERSAL, torch.ones(2, n))
+        allowed.append(fake.dynamic["reverse"])
+    assert allowed == [0, 0, 49156, 160_000, 160_000]
+    fake.events.clear()
+    with pytest.raises(RuntimeError, match=r"232452 bytes of shared memory.* has 232448 at most"):
+        packaged(REVERSAL, torch.ones(1, 58113))
+    assert not fake.events
+
+
+@pytest.mark.parametrize("kind", ["float32"])
+def test_steps_are_carried_out_in_order(fake: FakeCuda, packaged: Library, kind: str) -> None:
+    emulated = Emulated(fake)
+    for n in (1, 6, 7, 8, 1000):
+        x = torch.randint(9, (n,)).float()
+        assert float(packaged(SUM_OP, x, 0.5)) == float(x.sum()) / 2
+    assert emulated.kind is np.float32 and float(packaged(SUM_OP, torch.ones(0), 1.0)) == 0
+
+
+def test_what_is_written_in_place_is_copied_back_and_kept_apart(
+    fake: FakeCuda, packaged: Library
+) -> None:
+    fake.texts["plus"] = f"plus({PARAMETERS['plus']})"
+
+    def run(one: Launched) -> None:
+        n, given = one.blocks[0], one.arguments
+        c, x, y = ((ctypes.c_float * n).from_address(given[k]) for k in "cxy")
+        for i in range(n):
+            y[i] = c[i]
+            c[i] += 2 * x[i]
+
+    fake.on_launch = run
+    for call in (torch_op.registered(full_name(TWICE)).run, packaged.overloads[full_name(TWICE)]):  # type: ignore[union-attr]
+        whole, x = torch.zeros(3, 4), torch.randn(2, 3).t()
+        before = call(whole[:, ::2], x)
+        assert not before.any() and torch.equal(whole[:, ::2], 2 * x)
+        assert not whole[:, 1::2].any()
+        c = torch.arange(6.0).reshape(2, 3)
+        before = call(c, c)  # reads what was there before
+        assert torch.equal(c, 3 * before) and before.flatten().tolist() == [*range(6)]
+    with pytest.raises(RuntimeError, match="'c' is written in place, but has many elements in one"):
+        packaged(TWICE, torch.zeros(3, 1).expand(3, 4), torch.zeros(3, 4))
+
+
+def test_another_gpu_is_made_current_and_left(fake: FakeCuda, packaged: Library) -> None:
+    gpu, guards = (ctypes.c_int32.in_dll(packaged.loaded, f"here_{n}") for n in ("gpu", "guards"))
+    try:
+        for gpu.value in (1, 0, 1):
+            fake.events.clear()
+            packaged(REVERSAL, torch.ones(2, 20_000))
+            (one,) = fake.events
+            assert (one.context, one.stream) == (0xC0 + gpu.value, STREAM + gpu.value)
+        assert guards.value == 0 and fake.dynamic["reverse"] == 80_000
+        gpu.value = 40
+        with pytest.raises(RuntimeError, match=r"32 GPUs, not of cuda:40|GPU is not there"):
+            packaged(REVERSAL, torch.ones(2, 3))
+    finally:
+        gpu.value = 0
+
+
+@pytest.mark.parametrize("value", [0.1, -65504.0, 6e-8, 65519.0, 2049.0, float("inf"), 1e-30])
+def test_numbers_of_16_bits(fake: FakeCuda, packaged: Library, value: float) -> None:
+    packaged(HALVES, torch.ones(3), value, value)
+    fake.texts["ferrule_halves"] = "ferrule_halves(const float* x, half h, bf16 g)"
+    fake.events.clear()
+    y = packaged(HALVES, torch.ones(3), value, value)
+    given = fake.events[-1].arguments
+    assert given["h"][:2] == np.float16(value).tobytes() and (y == 3).all()
+    bits = torch.tensor(value).bfloat16().view(torch.int16).item()
+    assert int.from_bytes(given["g"][:2], "little", signed=True) == bits
+
+
+# -- what is refused -------------------------------------------------------------------------------
+
+NONE = fe.op(
+    "none", "x[N]:float32 -> y[2]:float32",
+    cuda=fe.cuda_unit(
+        'extern "C" __global__ void f(float* y) {}',
+        steps=[fe.cuda_step("f", ["y"], blocks="N", block=1, when="N != 3")],
+    ),
+)  # fmt: skip
+COPIES = fe.op(
+    "copies", "x[N]:float32, z[M]:float32 -> y[M]:float32",
+    cuda=fe.cuda_unit("", steps=[fe.cuda_copy("y", "x")]),
+)  # fmt: skip
+LARGE = fe.op(
+    "large", "x[N]:float32 -> y[N]:float32",
+    cuda=fe.cuda_unit("", scratch={"t": "int64[N * 4611686018427387904]", "u": "int8[N - 1]"},
+                      steps=[fe.cuda_fill("y"), fe.cuda_fill("t")]),
+)  # fmt: skip
+CLUSTER = one_step(cluster=2)
+
+
+@pytest.fixture(scope="module")
+def bad(fake_path: Path, library: nvrtc.Nvrtc) -> tuple[Library, list[Op]]:
+    ops = [one_step(**changed) for changed, _, _ in SIZES]
+    given: dict[Op, tuple[Any, ...]] = {
+        op: (torch.zeros(8, dtype=torch.uint8), 1) for op in (*ops, CLUSTER)
+    }
+    given[NONE] = given[LARGE] = (torch.zeros(7),)
+    given[COPIES] = (torch.zeros(4), torch.zeros(5))
+    return Library(given, fake_path), ops
+
+
+@pytest.mark.parametrize("which", range(len(SIZES)))
+def test_errors_come_before_anything_is_started(
+    fake: FakeCuda, bad: tuple[Library, list[Op]], which: int
+) -> None:
+    packaged, ops = bad
+    fake.set(most=512)
+    message = r"op 'one': .*(step 'f'|divides by zero|300000 bytes of shared memory)"
+    with pytest.raises(RuntimeError, match=message):
+        packaged(ops[which], torch.zeros(6, dtype=torch.uint8), 1)
+    assert not fake.events
+
+
+def test_what_only_a_call_shows(fake: FakeCuda, bad: tuple[Library, list[Op]]) -> None:
+    packaged, _ = bad
+    for n in (0, 3):
+        with pytest.raises(RuntimeError, match=r"op 'none': the steps .* nothing to output 'y'"):
+            packaged(NONE, torch.zeros(n))
+    with pytest.raises(RuntimeError, match="copies 4 elements of float32 to 3 elements of float32"):
+        packaged(COPIES, torch.zeros(4), torch.zeros(3))
+    with pytest.raises(RuntimeError, match="'large': its scratch is too large for x float32"):
+        packaged(LARGE, torch.zeros(1))
+    with pytest.raises(RuntimeError, match=r"`scratch`: u: N - 1 is -1 for x float32 \(0,\)"):
+        packaged(LARGE, torch.zeros(0))
+    x = torch.zeros(6, dtype=torch.uint8)
+    fake.library.fake_capability(8)
+    with pytest.raises(RuntimeError, match=r"no machine code for a GPU of .* 8\.0"):
+        packaged(CLUSTER, x, 1)
+    assert not fake.events
+    fake.library.fake_capability(9)
+    fake.status = 2
+    with pytest.raises(RuntimeError, match=r"'fill y' cannot .* 2, CUDA_ERROR_OUT_OF_MEMORY"):
+        packaged(CLUSTER, x, 1)
+
+
+def test_what_cannot_be_packaged_is_refused(library: nvrtc.Nvrtc) -> None:
+    def refused(unit: Any, message: str) -> None:
+        op = fe.op("much", "x[N]:float32 -> y[N]:float64", cuda=unit)
+
+        class Model(torch.nn.Module):
+            def forward(self, x: Any) -> Any:
+                return op(x)
+
+        program = fe.export_for("cuda", Model(), (torch.ones(3),))
+        with pytest.raises(KernelError, match=message):
+            torch_package._packaged(program, ["sm_90"])
+
+    fill = fe.cuda_fill("y")
+    refused(fe.cuda_unit("", steps=[fill] * 65), "op 'much' has .* 65 steps; .* room for 64")
+    scratch = {f"s{i}": "int8[N]" for i in range(33)}
+    refused(fe.cuda_unit("", steps=[fill], scratch=scratch), "with 33 scratch arrays; .* 32")
+    step = fe.cuda_step("f", ["N"] * 300, blocks=1, block=1)
+    refused(fe.cuda_unit("", steps=[fill, step, step]), "with 600 arguments of steps; .* 512")
+    refused(fe.cuda_unit("", steps=[fe.cuda_fill("y", 0.1)]), "which no memset does")
