@@ -17,130 +17,20 @@ from hypothesis import strategies as st
 import cuda_ops
 import ferrule as fe
 from fake_cuda import Copied, FakeCuda, Filled, Launched
-from ferrule import KernelError, Op, nvrtc, package_text
+from ferrule import KernelError, Op, nvrtc
 
 torch = pytest.importorskip("torch")
 from ferrule.hosts import torch as torch_host  # noqa: E402
 from ferrule.hosts import torch_op, torch_package  # noqa: E402
 from ferrule.op_file import full_name  # noqa: E402
+from package_library import Library  # noqa: E402
 from test_cuda_op import SIZES, Emulated, one_step  # noqa: E402
 
-Dim = torch.export.Dim
 STREAM = 0x77
 pytestmark = [
     pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning"),
     pytest.mark.skipif(sys.platform != "linux", reason="links torch as Linux does"),
 ]
-
-# What stands in front of a library's text: its driver is the fake, its GPUs hold torch's tensors on
-# the CPU, and instead of libtorch_cuda it asks what is here.
-BEFORE = """
-#include <dlfcn.h>
-#include <stdint.h>
-#include <string.h>
-
-#define HERE __attribute__((visibility("default")))
-extern "C" {
-struct TorchLibraryOpaque;
-struct AtenTensorOpaque;
-int32_t aoti_torch_library_init_impl(const char*, const char*, const char*, uint32_t,
-                                     struct TorchLibraryOpaque**);
-HERE int32_t here_gpu = 0, here_guards = 0;
-static void* driver;
-static int (*set_current)(void*);
-
-static int32_t here_stream(int32_t device, void** stream) {
-  *stream = (void*)(uintptr_t)(0x77 + device);
-  return 0;
-}
-static int32_t here_device(int32_t* device) { *device = 0; return 0; }
-static int32_t here_guard(int32_t device, void** guard) {
-  here_guards++;
-  *guard = driver;
-  return set_current((void*)(uintptr_t)(0xc0 + device));
-}
-static int32_t here_leave(void* guard) {
-  here_guards--;
-  return guard == driver ? set_current((void*)(uintptr_t)0xc0) : 1;
-}
-static void* here_open(const char* name, int flags) {
-  if (!strcmp(name, "libtorch_cuda.so")) return (void*)1;
-  if (strcmp(name, "libcuda.so.1")) return dlopen(name, flags);
-  driver = dlopen(FAKE_DRIVER, RTLD_NOW);
-  *(void**)&set_current = dlsym(driver, "cuCtxSetCurrent");
-  return driver;
-}
-static void* here_find(void* library, const char* name) {
-  if (library != (void*)1) return dlsym(library, name);
-  return !strcmp(name, "aoti_torch_get_current_cuda_stream")    ? (void*)here_stream
-         : !strcmp(name, "aoti_torch_get_current_device_index") ? (void*)here_device
-         : !strcmp(name, "aoti_torch_create_device_guard")      ? (void*)here_guard
-                                                                : (void*)here_leave;
-}
-int32_t here_implement(const char* ns, const char* key, const char* file, uint32_t line,
-                       struct TorchLibraryOpaque** ret) {
-  return aoti_torch_library_init_impl(ns, strcmp(key, "CUDA") ? key : "CPU", file, line, ret);
-}
-int32_t here_index(struct AtenTensorOpaque* tensor, int32_t* ret) {
-  (void)tensor;
-  *ret = here_gpu;
-  return 0;
-}
-}
-#define dlopen here_open
-#define dlsym here_find
-#define aoti_torch_device_type_cuda aoti_torch_device_type_cpu
-#define aoti_torch_library_init_impl here_implement
-#define aoti_torch_get_device_index here_index
-"""
-
-
-class Library:
-    """The library of a package, loaded on a fake driver.
-
-    Attributes:
-        loaded: the library.
-        overloads: its ops, by the names that they have outside of packages.
-        symbols: per op what its units' functions are called in the machine code.
-    """
-
-    def __init__(self, ops: dict[Op, tuple[Any, ...]], driver: Path) -> None:
-        """Exports a call of each op, all of whose dims are dynamic, for CUDA."""
-
-        class Model(torch.nn.Module):
-            def forward(self, *inputs: tuple[Any, ...]) -> Any:
-                found = [op(*given) for op, given in zip(ops, inputs, strict=True)]
-                return [one for one in found if one is not None]
-
-        given = tuple(ops.values())
-        shapes = torch.utils._pytree.tree_map(
-            lambda one: dict.fromkeys(range(one.ndim), Dim.AUTO) if torch.is_tensor(one) else None,
-            given,
-        )
-        program = fe.export_for("cuda", Model(), given, dynamic_shapes=(shapes,))
-        packaged = torch_package._packaged(program, ["sm_90"])
-        real, before = package_text.text, f'#define FAKE_DRIVER "{driver}"\n{BEFORE}'
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(package_text, "text", lambda given: before + real(given))
-            made = torch_package._library(packaged)
-        digest = torch_package.hashlib.sha256(made).hexdigest()
-        torch_package._load(made, digest, "here")
-        self.loaded = torch_package._loaded[digest]
-        self.overloads = {
-            full_name(one.op): getattr(torch.ops.ferrule, one.name).default for one in packaged
-        }
-        self.symbols = {
-            full_name(one.op): [
-                dict(zip(special.spec.functions, special.codes[0].symbols, strict=True))
-                for body, specials in one.bodies
-                if isinstance(body, fe.cuda_steps.CudaUnit)
-                for special in specials
-            ]
-            for one in packaged
-        }
-
-    def __call__(self, op: Op, *values: Any) -> Any:
-        return self.overloads[full_name(op)](*values)
 
 
 @pytest.fixture
@@ -157,48 +47,10 @@ def fake(
     found.library.cuCtxSetCurrent(None)  # a library leaves the GPU's current
 
 
-PARTS = """
-extern "C" __global__ void parts(const T* x, const T* b, float s, __half h, __nv_bfloat16 g,
-                                 int64_t at, bool flip, float* partial, T* kept, uint32_t n,
-                                 bool many, uint64_t all) {}
-extern "C" __global__ void whole(const float* partial, float* y, T* c, int d) {}
-"""
-PIECES = fe.op(
-    "pieces",
-    "x[N,D]:T, b[D]:T?, c[N]:T!, s:float32, h:float16, g:bfloat16, at:int64, flip:bool "
-    "-> y[N]:float32, z[N,D]:T, w[D]:int64",
-    cuda=fe.cuda_unit(
-        PARTS,
-        scratch={"partial": "float32[ceildiv(N,3),2]", "kept": "T[D]", "none": "int8[0]",
-                 "last": "int64[N]"},
-        template={"BLOCK": 8, "WIDE": True},
-        steps=[
-            fe.cuda_fill("y", float("-inf")), fe.cuda_fill("kept", 1), fe.cuda_fill("last", -1),
-            fe.cuda_copy("z", "x"),
-            fe.cuda_step(
-                "parts", ["x", "b", "s", "h", "g", "at", "flip", "partial", "kept", "uint32 D",
-                          "N > 2", "uint64 x.size * 7"],
-                blocks=("N", "min(D,5)"), block=("D % 7 + 1", 2, 3), shared_memory="8 * D",
-            ),
-            fe.cuda_step("whole", ["partial", "y", "c", "z.ndim - D"], blocks="N * D", block=32,
-                         cluster="D if D <= 8 else 1", when="D > 1"),
-            fe.cuda_fill("c", 0, when="N == 3"), fe.cuda_fill("w"),
-        ],
-    ),
-)  # fmt: skip
-TWICE = fe.op(
-    "twice", "c[N,K]:float32!, x[N,K]:float32 -> y[N,K]:float32",
-    cuda=fe.cuda_unit(
-        'extern "C" __global__ void plus(float* c, const float* x, float* y, int n) {}',
-        steps=[fe.cuda_step("plus", ["c", "x", "y", "N*K"], blocks="N*K", block=1)],
-    ),
-)  # fmt: skip
+PIECES, TWICE = cuda_ops.pieces(), cuda_ops.added()
 SUM_OP, REDUCTION, ROTATION = cuda_ops.sum_op(), cuda_ops.reduction(), cuda_ops.rotation()
 REVERSAL, CHOSEN, COUNTS = cuda_ops.reversal(), cuda_ops.chosen(), cuda_ops.counts()
-HALVES = fe.op(
-    "halves", "x[N]:float32, h:float16, g:bfloat16 -> y[N]:float32",
-    cuda="y[0] = x[0] + float(h) + float(g);", grid="N", threadgroup=32, init_value="N",
-)  # fmt: skip
+HALVES = cuda_ops.halves()
 
 PARAMETERS = {
     "sums": "const T* x, float* out, int64_t n", "rotate": "const float* x, float* y",
@@ -207,7 +59,7 @@ PARAMETERS = {
     "plus": "float* c, const float* x, float* y, int n",
     "whole": "const float* partial, float* y, T* c, int d",
     "parts": "const T* x, const T* b, float s, half h, bf16 g, int64_t at, bool flip, "
-    "float* partial, T* kept, uint32_t n, bool many, uint64_t all",
+    "float* partial, T* kept, uint32_t n, bool many, uint64_t all, double* seen",
 }  # fmt: skip
 
 
@@ -304,9 +156,9 @@ def test_all_that_steps_can_say(
 def test_the_steps_of_one_call(fake: FakeCuda, packaged: Library) -> None:
     """What the comparison above compares: names, numbers, and what `when` leaves out."""
     given = torch.randn(3, 4), None, torch.ones(3), 0.5, 2.0, -1.0, -7, True
-    *events, _, _, _, aligned = same(fake, packaged, PIECES, *given)
+    *events, _, _, _, _, aligned = same(fake, packaged, PIECES, *given)
     kinds = [type(one) for one in events]
-    assert kinds == [*[Filled] * 3, Copied, Launched, Launched, Filled, Filled]
+    assert kinds == [*[Filled] * 4, Copied, Launched, Launched, Filled, Filled]
     parts, whole = (one for one in events if isinstance(one, Launched))
     assert parts.arguments["x"] == "input 0" and parts.arguments["b"] is None
     assert parts.arguments["partial"] == 0 and parts.arguments["kept"] == 256
@@ -368,10 +220,12 @@ def test_steps_are_carried_out_in_order(fake: FakeCuda, packaged: Library, kind:
 def test_what_is_written_in_place_is_copied_back_and_kept_apart(
     fake: FakeCuda, packaged: Library
 ) -> None:
-    fake.texts["plus"] = f"plus({PARAMETERS['plus']})"
+    (names,) = packaged.symbols[full_name(TWICE)]
+    fake.texts[names["plus"]] = f"{names['plus']}({PARAMETERS['plus']})"
 
     def run(one: Launched) -> None:
-        n, given = one.blocks[0], one.arguments
+        given = one.arguments
+        n = int.from_bytes(given["n"][:4], "little")
         c, x, y = ((ctypes.c_float * n).from_address(given[k]) for k in "cxy")
         for i in range(n):
             y[i] = c[i]
