@@ -4,6 +4,8 @@ what the op itself sends. Compiled by NVRTC; torch's tensors on the CPU are said
 from __future__ import annotations
 
 import ctypes
+import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +19,7 @@ from hypothesis import strategies as st
 import cuda_ops
 import ferrule as fe
 from fake_cuda import Copied, FakeCuda, Filled, Launched
-from ferrule import KernelError, Op, nvrtc
+from ferrule import KernelError, Op, nvrtc, package_text
 
 torch = pytest.importorskip("torch")
 from ferrule.hosts import torch as torch_host  # noqa: E402
@@ -357,3 +359,63 @@ def test_what_cannot_be_packaged_is_refused(library: nvrtc.Nvrtc) -> None:
     step = fe.cuda_step("f", ["N"] * 300, blocks=1, block=1)
     refused(fe.cuda_unit("", steps=[fill, step, step]), "with 600 arguments of steps; .* 512")
     refused(fe.cuda_unit("", steps=[fe.cuda_fill("y", 0.1)]), "which no memset does")
+
+
+def test_the_structures_are_those_of_the_drivers_header(
+    library: nvrtc.Nvrtc, tmp_path: Path
+) -> None:
+    folders = nvrtc.find_headers(library).folders
+    folder = next((f for f in folders if (Path(f) / "cuda.h").is_file()), None)
+    compiler = shutil.which("g++") or shutil.which("clang++")
+    if folder is None or compiler is None:
+        pytest.skip("there is no cuda.h, or no C++ compiler")
+    pairs = {
+        "FR_CLUSTER_DIMENSION": "CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION",
+        "FR_CAPTURE_RELAXED": "CU_STREAM_CAPTURE_MODE_RELAXED",
+        "FR_MOST_THREADS": "CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK",
+        "FR_FIXED_SHARED": "CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES",
+        "FR_MOST_DYNAMIC_SHARED": "CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES",
+        "FR_MOST_SHARED": "CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN",
+        "FR_CAPABILITY_MAJOR": "CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR",
+        "FR_CAPABILITY_MINOR": "CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR",
+        "sizeof(fr_launch_config)": "sizeof(CUlaunchConfig)",
+        "sizeof(fr_launch_attribute)": "sizeof(CUlaunchAttribute)",
+        "offsetof(fr_launch_attribute, value)": "offsetof(CUlaunchAttribute, value.clusterDim)",
+    }
+    members = {"blocks": "gridDimX", "block": "blockDimX", "shared": "sharedMemBytes",
+               "stream": "hStream", "attributes": "attrs", "count": "numAttrs"}  # fmt: skip
+    pairs.update(
+        {
+            f"offsetof(fr_launch_config, {own})": f"offsetof(CUlaunchConfig, {theirs})"
+            for own, theirs in members.items()
+        }
+    )
+    functions = {
+        "launch": "cuLaunchKernel", "copy": "cuMemcpyDtoDAsync_v2", "fill16": "cuMemsetD16Async",
+        "function": "cuKernelGetFunction", "kernel_attribute": "cuKernelGetAttribute",
+        "set_attribute": "cuKernelSetAttribute", "launch_config": "cuLaunchKernelEx",
+        "capture_mode": "cuThreadExchangeStreamCaptureMode", "attribute": "cuDeviceGetAttribute",
+    }  # fmt: skip
+    # Handles are pointers and enums are ints to us, so how many bytes each parameter has.
+    head = """
+    #include <cuda.h>
+    #include <cstddef>
+    template <class... A> struct sizes { static constexpr size_t of[] = {sizeof(A)..., 0}; };
+    template <class R, class... A> sizes<R, A...> in(R (*)(A...));
+    template <class A, class B> constexpr bool same(A, B) {
+      bool found = sizeof A::of == sizeof B::of;
+      for (size_t i = 0; found && A::of[i]; i++) found = A::of[i] == B::of[i];
+      return found;
+    }
+    """
+    lines = [f'static_assert(size_t({a}) == size_t({b}), "{a}");' for a, b in pairs.items()]
+    lines += [
+        f'static_assert(same(decltype(in(fr_cuda.{a})){{}}, decltype(in(&{b})){{}}), "{a}");'
+        for a, b in functions.items()
+    ]
+    text = tmp_path / "driver.cpp"
+    text.write_text("\n".join([package_text.text([]), head, *lines, ""]))
+    flags = [f"-I{one}" for one in (folder, *package_text.INCLUDES)]
+    command = [compiler, "-std=c++17", "-fsyntax-only", "-w", *flags, str(text)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
