@@ -364,6 +364,9 @@ def test_a_package_of_units(tmp_path: Path, decomposed: bool) -> None:
         program = torch.export.export(model, inputs, dynamic_shapes=shapes)
         if decomposed:
             program = program.run_decompositions()
+    first = torch.ops.higher_order.auto_functionalized
+    if any(node.target is first for node in program.graph.nodes):
+        pytest.skip("this torch leaves what is refused")
     ferrule.package(program, path)
     torch.testing.assert_close(calls(ferrule.load_package(path)), expected, rtol=1e-4, atol=1e-3)
     done = subprocess.run(

@@ -175,7 +175,7 @@ def _calls(program: ExportedProgram) -> Iterator[_Call]:
                 names = [one.name for one in ops[name].rule.inputs]
                 given = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
                 given = torch.fx.node.map_arg(given, lambda one: one.meta["val"])
-            elif node.target in _functionalized():
+            elif node.target is _functionalized():
                 name = _op_name(node.args[0])
                 if name not in ops:
                     continue
@@ -189,33 +189,36 @@ def _calls(program: ExportedProgram) -> Iterator[_Call]:
     for name in set(ops) - found:
         raise KernelError(
             f"package: the graph calls the op 'ferrule::{name}' through an operator that a package "
-            "does not know; package the program that torch.export.export gave."
+            "does not take, as run_decompositions may leave it; package the program that "
+            "torch.export.export gave."
         )
 
 
-def _functionalized() -> tuple[Any, ...]:
-    """The operators that stand for calls of ops that write in place, after decompositions."""
+def _functionalized() -> Any:
+    """The operator that stands for a call of an op that writes in place, after decompositions.
+
+    Its first version, which torch can be told to use, is not taken: where two views of one tensor
+    are written, inductor of torch 2.13 leaves memory of which nobody wrote anything.
+    """
     import torch
 
-    operators = torch.ops.higher_order
-    return operators.auto_functionalized, operators.auto_functionalized_v2
+    return torch.ops.higher_order.auto_functionalized_v2
 
 
 def _given_to_functionalized(node: Any) -> dict[str, Any]:
-    """The inputs of an op that `auto_functionalized` calls, by their names.
+    """The inputs of an op that `auto_functionalized_v2` calls, by their names.
 
-    The second version of it names not what is written, but of what that is a view, and how.
+    It names not what is written, but of what that is a view, and how.
     """
     import torch
     from torch._higher_order_ops import auto_functionalize
 
     given: dict[str, Any] = dict(torch.fx.node.map_arg(node.kwargs, lambda one: one.meta["val"]))
-    bases = given.pop("_all_bases", None)
-    if bases is not None:
-        written = auto_functionalize.get_mutable_args(node.args[0])
-        views = auto_functionalize.read_view_information_from_args(*written, given, bases)
-        for name, view in views.items():
-            given[name] = None if view is None else view.regenerate_view(bases)
+    bases = given.pop("_all_bases")
+    written = auto_functionalize.get_mutable_args(node.args[0])
+    views = auto_functionalize.read_view_information_from_args(*written, given, bases)
+    for name, view in views.items():
+        given[name] = None if view is None else view.regenerate_view(bases)
     return given
 
 
@@ -449,7 +452,7 @@ def _compile(
             if isinstance(one, torch.fx.GraphModule):
                 for node in one.graph.nodes:
                     node.target = renamed(node.target)
-                    if node.target in _functionalized():
+                    if node.target is _functionalized():
                         node.args = (renamed(node.args[0]), *node.args[1:])
                 one.recompile()
         with torch.no_grad():
