@@ -271,6 +271,18 @@ def test_names_carry_what_was_compiled() -> None:
     assert names(torch.ones(2, 3)) == {one}
 
 
+def test_a_model_is_packaged_again_where_its_package_is_loaded(tmp_path: Path) -> None:
+    class Model(torch.nn.Module):
+        def forward(self, x: Any) -> Any:
+            return SCALE(x, 2 * x.select(0, 0))
+
+    x, path = torch.randn(3, 7), tmp_path / "model.pt2"
+    program = torch.export.export(Model(), (x,))
+    overloads(program)  # what loading a package does
+    ferrule.package(program, path)
+    torch.testing.assert_close(ferrule.load_package(path)(x), Model()(x))
+
+
 def test_what_cannot_be_packaged_is_refused(tmp_path: Path) -> None:
     def program(function: Any, *inputs: Any, **more: Any) -> Any:
         class Model(torch.nn.Module):

@@ -418,9 +418,11 @@ def _renamed(packaged: Mapping[str, PackagedOp]) -> Iterator[dict[str, Any]]:
             known = registered(name)
             if known is None:  # cannot be: the graph has it
                 raise KernelError(f"package: torch has no op 'ferrule::{name}'.")
-            library.define(f"{one.name}{one.schema}", tags=known.overload.tags)
-            for key in ("CPU", "CUDA"):
-                library.impl(one.name, known.run, key)
-            torch.library.register_fake(f"{NAMESPACE}::{one.name}", known.fake, lib=library)
+            qualified = f"{NAMESPACE}::{one.name}"
+            if not torch._C._jit_get_schemas_for_operator(qualified):  # no loaded package has it
+                library.define(f"{one.name}{one.schema}", tags=known.overload.tags)
+                for key in ("CPU", "CUDA"):
+                    library.impl(one.name, known.run, key)
+            torch.library.register_fake(qualified, known.fake, lib=library)
             found[name] = getattr(getattr(torch.ops, NAMESPACE), one.name).default
         yield found
