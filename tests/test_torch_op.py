@@ -78,7 +78,7 @@ def test_the_name_says_what_it_is() -> None:
     assert op.torch_op.name() == f"ferrule::plain_{op.digest}"
     assert str(op.torch_op._schema).endswith("(Tensor x, Tensor w) -> Tensor")
     assert str(EACH["put"].op.torch_op._schema).endswith(
-        "(Tensor(a!) cache, Tensor row, SymInt at) -> Tensor"
+        "(Tensor(a0!) cache, Tensor row, SymInt at) -> Tensor"
     )
     assert str(EACH["affine"].op.torch_op._schema).endswith(
         "(Tensor x, Tensor? b, float s, SymInt n, bool flip) -> Tensor"

@@ -49,6 +49,7 @@ _recording = torch.is_grad_enabled
 _any_requires_grad = torch._C._any_requires_grad
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _function_modes = torch._C._len_torch_function_stack
+_MOST_ARGUMENTS = 64  # of a schema in torch
 # Keys that calls have where something traces or transforms them: modes and subclasses with
 # __torch_dispatch__, torch.func, torch.jit.trace.
 _WATCHERS = ("Python", "PythonTLSSnapshot", "FuncTorchDynamicLayerFrontMode", "Tracer")
@@ -455,9 +456,14 @@ def _refusal(words: str) -> Callable[..., Any]:
 
 def schema(op: Op) -> str:
     """``(Tensor x, Tensor? bias, float eps) -> Tensor``: what torch knows of an op."""
-    letters = iter("abcdefghijklmnopqrstuvwxyz")
+    for what, many in (("inputs", op.rule.inputs), ("outputs", op.rule.outputs)):
+        if len(many) > _MOST_ARGUMENTS:
+            raise KernelError(
+                f"[op] op {op.name!r} has {len(many)} {what}; torch's ops have {_MOST_ARGUMENTS} "
+                "at most."
+            )
     parts = []
-    for one in op.rule.inputs:
+    for i, one in enumerate(op.rule.inputs):
         if one.dims is None:
             kind = dtypes.BY_NAME[one.dtype].kind
             if kind == "c":
@@ -467,7 +473,7 @@ def schema(op: Op) -> str:
                 )
             words = {"b": "bool", "f": "float"}.get(kind, "SymInt")
         else:
-            words = f"Tensor({next(letters)}!)" if one.mutable else "Tensor"
+            words = f"Tensor(a{i}!)" if one.mutable else "Tensor"
             words += "?" * one.optional
         parts.append(f"{words} {one.name}")
     outputs = ["Tensor"] * len(op.rule.outputs)
