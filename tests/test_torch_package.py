@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import shutil
 import signal
 import subprocess
@@ -320,6 +321,9 @@ def test_what_cannot_be_packaged_is_refused(tmp_path: Path) -> None:
     decomposed = program(lambda c, v: ADD(c, v), x, x.clone()).run_decompositions()
     with pytest.raises(KernelError, match=r"through another operator.*torch\.export\.export gave"):
         ferrule.package(decomposed, path)
+    endless = program(lambda x: AFFINE(x[None], None, -math.inf, 0, False, 0.0), x)
+    with pytest.raises(KernelError, match=r"op 'affine' with 's' = -inf, .* array, s\[\]:float32"):
+        ferrule.package(endless, path)
     good = program(lambda x: SCALE(x, x), x)
     with pytest.raises(KernelError, match=r"ends in '\.pt2'"):
         ferrule.package(good, tmp_path / "model.zip")

@@ -258,6 +258,15 @@ def _by_name(rule: Op, known: dict[str, Any]) -> dict[str, Any]:
     return dict(zip(names, given if len(names) > 1 else (given,), strict=True))
 
 
+def no_array(of: Op, kind: str, found: object, what: str) -> KernelError:
+    """The error for what a derivative function gives that is no array."""
+    return KernelError(
+        f"[op] the {kind} of op {of.name!r} gave {identity.short(found)} of type "
+        f"{type(found).__name__} as {what}; expected an array"
+        + (", or None where there is none." if kind == "vjp" else ".")
+    )
+
+
 def missing(of: Op, kind: str) -> KernelError:
     """The error for a derivative that was not declared."""
     if kind == "vjp" and any(one.mutable for one in of.rule.inputs):

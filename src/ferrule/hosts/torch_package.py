@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import hashlib
+import math
 import os
 import re
 import tempfile
@@ -176,6 +177,14 @@ def _calls(program: ExportedProgram) -> Iterator[_Call]:
             op = ops[name]
             names = [one.name for one in op.rule.inputs]
             given: dict[str, Any] = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+            for one in op.rule.inputs:
+                value = given.get(one.name)
+                if type(value) is float and not math.isfinite(value):
+                    raise KernelError(
+                        f"package: the graph calls op {op.name!r} with {one.name!r} = {value}, and "
+                        "packages of AOTInductor hold finite numbers alone; declare an array, "
+                        f"{one.name}[]:{one.dtype}, or let the body make the number."
+                    )
             arrays = [
                 given[one.name].meta["val"]
                 if one.dims is not None and given.get(one.name) is not None
