@@ -101,6 +101,10 @@ WRONG: dict[str, tuple[Op, tuple[Any, ...], str]] = {
         ferrule.op("even", "x[N]:T -> y[N]:T where N % 2 == 0", run=lambda x: x), (rand(3),),
         "op 'even' wants N % 2 == 0, and the inputs say N = 3",
     ),
+    "size below zero": (
+        ferrule.op("cut", "x[N]:T -> y[N-3]:T", run=lambda x: x[3:] * 1), (rand(2),),
+        r"output 'y' of op 'cut': N - 3 is -1 for x \(2,\)",
+    ),
 }  # fmt: skip
 
 

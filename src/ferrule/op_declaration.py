@@ -290,8 +290,12 @@ class Op:
                 none, has the kernel.
 
         Raises:
-            KernelError: it has none of a kind.
+            KernelError: it has none of a kind, or no kind is given.
         """
+        if not kinds:
+            raise KernelError(
+                f"[op] `using` of op {self.name!r}: expected kinds, such as {KINDS[1]!r}."
+            )
         found = []
         for kind in kinds:
             some = [one for one in self.implementations if one.kind == kind]

@@ -237,17 +237,18 @@ class TorchOp:
         device = self._device(values)
         try:
             said = op.rule.bind(op.name, shapes, kinds, SymInts)
-            results = op.rule.results(op.name, said, SymInts)
-        except KernelError:
+            outputs = [
+                torch.empty(shape, dtype=_TORCH[kind], device=device)
+                for shape, kind in op.rule.results(op.name, said, SymInts)
+            ]
+        except (KernelError, RuntimeError):  # torch's own of sizes below 0
             # The same again in numbers, where they are known: s33 says nothing to anyone.
             numbers = [None if shape is None else tuple(map(_hint, shape)) for shape in shapes]
             op.rule.results(op.name, op.rule.bind(op.name, numbers, kinds, SymInts), SymInts)
             raise
         if torch.compiler.is_exporting():
             refuse_dynamic_templates(op, said)
-        return op_call.packed(
-            [torch.empty(shape, dtype=_TORCH[kind], device=device) for shape, kind in results]
-        )
+        return op_call.packed(outputs)
 
     def run(self, *values: Any) -> Any:
         """The outputs for tensors in memory."""
