@@ -141,6 +141,18 @@ def test_make_fx(case: Case, mode: str) -> None:
 
 
 @ALL
+def test_fx_symbolic_trace(case: Case) -> None:
+    class Model(torch.nn.Module):
+        def forward(self, x: Any) -> Any:
+            return case.op(x, *case.samples()[0][1:])
+
+    graph = torch.fx.symbolic_trace(Model())
+    assert case.op.torch_op in [node.target for node in graph.graph.nodes]
+    first = case.samples()[0][0]
+    equal(graph(first.clone()), Model()(first.clone()))
+
+
+@ALL
 def test_functionalize(case: Case) -> None:
     if case.mutates:  # torch.func.functionalize takes no op of anyone that writes in place
         with pytest.raises(RuntimeError, match="alias annotations"):

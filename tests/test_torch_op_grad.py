@@ -571,6 +571,7 @@ def test_graphs_of_torch_jit_hold_the_op_with_its_derivative() -> None:
     x, w = case.samples()[0]
     traced = torch.jit.trace(lambda x, w: case.op(x, w) * 2, (x, w))
     assert f"{case.op.torch_op.name()}(" in str(traced.graph)
+    equal(torch.jit.trace(case.op, (x, w))(x + 1, w), case.reference(x + 1, w))
     a, b = leaves([x, w])
     traced(a, b).sum().backward()
     c, d = leaves([x, w])

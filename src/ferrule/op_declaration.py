@@ -54,6 +54,7 @@ class Op:
         partial_sums: tuple[str, ...] = (),
     ) -> None:  # fmt: skip
         self.name, self.rule = name, rule
+        self.__name__ = self.__qualname__ = name  # what takes functions asks for these
         self.implementations = tuple(implementations)
         self.batch, self.autocast, self.partial_sums = batch, autocast, partial_sums
         self.rules: dict[str, Derived] = {}

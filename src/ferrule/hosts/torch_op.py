@@ -103,7 +103,7 @@ class TorchOp:
 
     def takes(self, values: Sequence[Any]) -> bool:
         """Whether a call with these inputs is torch's."""
-        return any(isinstance(value, torch.Tensor) for value in values)
+        return any(map(_is_torchs, values))
 
     def __call__(self, *values: Any) -> Any:
         """A call; the overload's where a derivative may be wanted."""
@@ -112,7 +112,7 @@ class TorchOp:
         for i, one, kind in self.arguments:
             value = values[i]
             if kind is None:
-                if not isinstance(value, torch.Tensor) and (value is not None or not one.optional):
+                if not _is_torchs(value) and (value is not None or not one.optional):
                     _dtype(self.op, one, value)  # says that it is none
             elif type(value) is not kind:
                 values = (*values[:i], self._number(one, value), *values[i + 1 :])
@@ -131,7 +131,7 @@ class TorchOp:
             forward_ad._current_level >= 0
             or (_recording() and _any_requires_grad(*values))
             or _function_modes()
-            or any(isinstance(v, torch.Tensor) and type(v) not in _PLAIN for v in values)
+            or any(type(v) not in _PLAIN and _is_torchs(v) for v in values)
         ):
             call = self.overload
             self.look_for_dtensor()
@@ -444,6 +444,11 @@ class _Arrays:
     def part(array: torch.Tensor, axis: int, sizes: tuple[int, int]) -> torch.Tensor:
         """With an axis made two."""
         return array.unflatten(axis, sizes)
+
+
+def _is_torchs(value: object) -> bool:
+    """Whether it is a tensor, or stands for one, as the proxies of torch.fx do."""
+    return isinstance(value, torch.Tensor) or hasattr(type(value), "__torch_function__")
 
 
 def _refusal(words: str) -> Callable[..., Any]:
