@@ -8,9 +8,9 @@ results.
 
 from __future__ import annotations
 
-import atexit
 import ctypes
 import hashlib
+import os
 import sys
 import threading
 from collections import deque
@@ -317,7 +317,10 @@ def library() -> ctypes.CDLL | None:
     _kept.append(setup)
     if found.fr_torch_init(ctypes.byref(setup)):
         return None
-    atexit.register(found.fr_torch_end)
+    found.fr_torch_set_main_thread(threading.main_thread().ident)
+    os.register_at_fork(  # then the thread that forks is the child's
+        after_in_child=lambda: found.fr_torch_set_main_thread(threading.get_ident())
+    )
     return found
 
 
@@ -336,6 +339,7 @@ def _installed() -> ctypes.CDLL | None:
             found.fr_torch_init.argtypes = (_pointer,)
             found.fr_torch_take.argtypes = (_pointer,)
             found.fr_torch_use_cuda.argtypes = (_pointer,)
+            found.fr_torch_set_main_thread.argtypes = (_pointer,)
         except (OSError, AttributeError):
             continue
         sizes = [found.fr_torch_sizes(which) for which in range(4)]

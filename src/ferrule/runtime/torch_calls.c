@@ -169,15 +169,15 @@ static struct {
   void (*tell)(fr_request*, int what);
 } python;
 
-static bool ending; /* the interpreter will end, or ends, in the thread `ender` */
-static pthread_t ender;
+static uintptr_t main_thread; /* Python's, which sees its signals */
+
+static bool in_main_thread(void) { return (uintptr_t)pthread_self() == main_thread; }
 
 /* Python before 3.14 ends a thread that wants its lock while the interpreter ends by unwinding the
  * thread's stack, and torch's C++ does not survive that ("terminate called"). As Python 3.14 does
  * with all threads, a daemon thread that is here waits for the end of the process. */
 static void wait_where_python_ends(void) {
-  if (!__atomic_load_n(&ending, __ATOMIC_ACQUIRE) || pthread_equal(ender, pthread_self())) return;
-  while (python.is_finalizing()) sleep(1);
+  while (!in_main_thread() && python.is_finalizing()) sleep(1);
 }
 
 /* The entry for a request, or NULL and a text. */
@@ -194,7 +194,7 @@ static void tell(fr_request* request, int what) {
 
 /* Whether a signal ends the call. */
 static bool interrupted(fr_request* request) {
-  wait_where_python_ends();
+  if (!in_main_thread()) return false;
   int state = python.ensure();
   bool stop = python.check_signals() != 0;
   if (stop) {
@@ -848,11 +848,8 @@ FR_API int fr_torch_init(const fr_setup* s) {
   return 0;
 }
 
-/* To be called when Python's interpreter is about to end, in the thread that ends it. */
-FR_API void fr_torch_end(void) {
-  ender = pthread_self();
-  __atomic_store_n(&ending, true, __ATOMIC_RELEASE);
-}
+/* Which thread is Python's main one. */
+FR_API void fr_torch_set_main_thread(uintptr_t thread) { main_thread = thread; }
 
 /* What starts kernels on GPUs. */
 FR_API void fr_torch_use_cuda(cuda_state* state) { cuda = state; }
