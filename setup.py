@@ -10,7 +10,7 @@ FOLDER = Path("src", "ferrule", "runtime")
 CALL_FILES = [FOLDER / name for name in ("fastcall.c", "cuda_launch.h", "runtime.h")]
 TORCH_FILES = [
     FOLDER / name
-    for name in ("torch_calls.c", "arithmetic.h", "cuda_launch.h", "rule.h", "runtime.h")
+    for name in ("torch_calls.c", "arithmetic.h", "arrays.h", "cuda_launch.h", "rule.h", "runtime.h")
 ]
 FILES = [FOLDER / name for name in ("faults.h", "platform.h", "runtime.c", "runtime.h")]
 

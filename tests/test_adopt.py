@@ -237,6 +237,12 @@ def test_outputs_are_new(i: int, name: str, run: Any, copies: int | None) -> Non
             np.testing.assert_array_equal(np.asarray(op(x)), expected)
 
 
+def test_opcheck_finds_a_runner_that_writes_to_its_input() -> None:
+    op = ferrule.adopt("writes", RULE, run=lambda x: x.mul_(2) + 1)
+    with pytest.raises(Exception, match="x is not defined as mutable but was mutated"):
+        torch.library.opcheck(op.torch_op, (torch.ones(3),))
+
+
 def test_two_outputs_in_one_memory_are_apart() -> None:
     def run(x: Any) -> Any:
         y = x.repeat(2) if isinstance(x, torch.Tensor) else np.tile(x, 2)
@@ -295,8 +301,23 @@ def test_wrong_outputs_are_named(run: Any, torchs: str, numpys: str) -> None:
         with pytest.raises(KernelError) as caught:
             op(x)
         message = str(caught.value)
-        assert message.startswith(f"[op] a function of op 'f' returned {found}"), message
+        start = f"[op] `run` (test_adopt:<lambda>) of op 'f' returned {found}"
+        assert message.startswith(start), message
         assert f"for output 'y'; {expected}" in message
+
+
+@pytest.mark.parametrize(
+    ("run", "message"),
+    [
+        (lambda x: np.ma.masked_array(x * 2), "is a masked array"),
+        (lambda x: x.astype(object), "has dtype object, expected one of"),
+    ],
+)
+def test_outputs_that_are_no_array_of_the_library_are_named(run: Any, message: str) -> None:
+    op = ferrule.adopt("f", "x[N]:T -> y[N]:T", run=run)
+    start = r"^\[op\] output 'y' of `run` \(test_adopt:<lambda>\) of op 'f' "
+    with pytest.raises(KernelTypeError, match=start + message):
+        op(np.ones(3))
 
 
 def test_other_wrong_outputs() -> None:
@@ -408,7 +429,7 @@ def test_make_that_fails_is_called_again() -> None:
     op = ferrule.adopt("f", "x[N]:T -> y[N]:T", make=make, version=1)
     with pytest.raises(OSError, match="no compiler"):
         op(np.ones(2))
-    with pytest.raises(KernelError, match=r"`make` \(.*make\) of op|a function of op 'f' returned"):
+    with pytest.raises(KernelError, match=r"`make` \(.*make\) of op 'f' returned"):
         op(np.ones(2))  # len gives no array
     with pytest.raises(KernelTypeError, match="`make` of op 'f' gave 3 for cpu, T = float32"):
         op(np.ones(2, np.float32))

@@ -112,6 +112,30 @@ def test_what_a_function_names_of_its_module_counts(monkeypatch: pytest.MonkeyPa
     assert digest(of_globals) == before
 
 
+def of_weights(x: Any) -> Any:
+    return x * ONES
+
+
+def of_weights_by_another(x: Any) -> Any:
+    return of_weights(x)
+
+
+def of_weights_inside(x: Any) -> Any:
+    return [of_weights(part) for part in x]
+
+
+@pytest.mark.parametrize("function", [of_weights, of_weights_by_another, of_weights_inside])
+def test_arrays_of_the_module_are_refused(function: Any) -> None:
+    """A notebook's weights are globals: as hidden there as in a closure."""
+    with pytest.raises(KernelError, match=r"global 'ONES' is tensor\(.*Make arrays arguments"):
+        ferrule.adopt("f", "x[N]:T -> y[N]:T", run=function)
+    op = ferrule.adopt("f", "x[N]:T -> y[N]:T", run=double)
+    with pytest.raises(KernelError, match=r"`def_vjp` of op 'f' .* the global 'ONES' is tensor"):
+        op.def_vjp(function)
+    ferrule.adopt("f", "x[N]:T -> y[N]:T", run=function, version=1)
+    assert of_weights_inside([1])[0].tolist() == [1, 1]
+
+
 def made(name: str, text: str, file: str | None = None) -> types.ModuleType:
     """A module, imported."""
     found = sys.modules[name] = types.ModuleType(name)
@@ -257,6 +281,9 @@ def test_what_is_named_only_need_not_be_known(modules: None) -> None:
     assert digest(run)
     with pytest.raises(KernelError, match="a default is <object"):
         digest(sys.modules["helpers_m"].scale)
+    sys.modules["helpers_m"].lock = np.ones(2)  # type: ignore[attr-defined]
+    with pytest.raises(KernelError, match=r"the global 'helpers_m.lock' is array.*Make arrays arg"):
+        digest(run)
 
 
 def test_reading_asks_no_object_for_attributes(modules: None) -> None:

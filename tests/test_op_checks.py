@@ -135,6 +135,26 @@ def test_a_vjp_op_and_gradients_of_wrong_shapes() -> None:
         ferrule.check_grad(op, *arrays("numpy"))
 
 
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+def test_integer_outputs_have_no_part_in_a_derivative(library: str) -> None:
+    """Such as where the largest were found: it jumps where an input is moved."""
+
+    def run(x: Any, y: Any, at: Any) -> None:
+        y[...] = x * x
+        at[...] = x * 1e9
+
+    op = ferrule.adopt("squares", "x[*S]:T -> y[*S]:T, at[*S]:int64", run=run)
+    seen = []
+
+    def vjp(primals: Any, cotangents: Any, outputs: Any) -> Any:
+        seen.append(np.asarray(cotangents[1]).any())
+        return (2 * primals[0] * cotangents[0],)
+
+    op.def_vjp(vjp)
+    op.def_jvp(lambda primals, tangents, outputs: (2 * primals[0] * tangents[0], None))
+    assert ferrule.check_grad(op, arrays(library)[0]).ok and seen == [False]
+
+
 def test_an_op_without_derivatives() -> None:
     with pytest.raises(KernelError, match="has no derivative; declare one with def_vjp"):
         ferrule.check_grad(scale(), *arrays("numpy"))

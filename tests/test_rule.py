@@ -174,7 +174,7 @@ def test_what_a_call_contradicts(text: str, shapes: Any, kinds: Any, message: st
         ("x[B]:T, w[C]:T? -> y[C]:T", 10, "always there has the dim 'C'"),
         ("x[B]:T -> y[B]:U", 10, "what dtype 'U' is"),
         ("x[B]:T? -> y[3]:float32", 0, "always there says what dtype 'T'"),
-        ("x[B]:T, n:int32 -> y[n]:T", 21, "'n' is a number of the call"),
+        ("x[B]:T, n:int32 -> y[n]:T", 21, "'n' is a number of the call.*: an op per value"),
         ("x[B]:T -> y[z.size]:T", 12, "no input 'z' that always has a shape"),
         ("x[*S,*R]:T -> y[1]:T", 1, "one starred dim at most"),
         ("x[*S]:T -> y[*R]:T", 13, r"what \*R is"),

@@ -206,6 +206,21 @@ def test_unknown_and_freed_ids() -> None:
         compiled(x)
 
 
+@torch.no_grad()
+def test_copies_of_a_model_call_the_original() -> None:
+    """What the style costs; a copy that outlives the original is told why it stops."""
+    model, x = Model(), x_of(2, 8)
+    copied = copy.deepcopy(model)
+    copied.runner.weight.zero_()
+    assert copied.runner_id == model.runner_id and copied(x).abs().max() > 0
+    del model
+    gc.collect()
+    with pytest.raises(KernelError, match=r"been freed.* register copies of it"):
+        copied(x)
+    copied.runner_id = register_runner(copied.runner)
+    assert copied(x).abs().max() == 0
+
+
 def test_runners_are_freed_with_their_weights() -> None:
     model = Model()
     number, weight = model.runner_id, weakref.ref(model.runner.weight)

@@ -408,6 +408,50 @@ def test_an_input_given_twice_gets_both_gradients() -> None:
     equal(first, x.grad)
 
 
+masked = ferrule.op(
+    "masked", "x[N]:T, mask[N]:T, b[N]:T? -> y[N]:T",
+    metal=I + "T v = metal::precise::exp(x[i] + mask[i]); if (has_b) v *= b[i]; y[i] = v;",
+    grid="N", threadgroup=32,
+)  # fmt: skip
+masked.def_jvp(
+    ferrule.op(
+        "masked_jvp",
+        "y[N]:T, x_tangent[N]:T, mask_tangent[N]:T, b[N]:T?, b_tangent[N]:T? -> y_tangent[N]:T",
+        metal=I + """
+        T v = y[i] * (x_tangent[i] + mask_tangent[i]);
+        if (has_b_tangent) v += y[i] / b[i] * b_tangent[i];
+        y_tangent[i] = v;
+        """,
+        grid="N", threadgroup=32,
+    )
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("absent", [False, True])
+def test_a_jvp_op_gets_zeros_for_what_has_no_tangent(absent: bool) -> None:
+    """Also for what is infinite, of which no multiple is zero; and nothing for what is absent."""
+    x, tangent = rand(3), rand(3) + 1
+    mask = torch.tensor([0.0, -torch.inf, torch.inf])
+    b = None if absent else rand(3) + 2
+
+    def f(x: torch.Tensor, function: Function) -> Any:
+        return function(x, mask, b)[:2]
+
+    def reference(x: torch.Tensor, mask: torch.Tensor, b: torch.Tensor | None) -> torch.Tensor:
+        return torch.exp(x + mask) * (1 if b is None else b)
+
+    equal(
+        jvp(lambda x: f(x, masked), (x,), (tangent,)),
+        jvp(lambda x: f(x, reference), (x,), (tangent,)),
+    )
+    with forward_ad.dual_level():
+        found = f(forward_ad.make_dual(x, tangent), masked)
+        expected = f(forward_ad.make_dual(x, tangent), reference)
+        equal(forward_ad.unpack_dual(found), forward_ad.unpack_dual(expected))
+    mask[2] = 0.5
+    assert ferrule.check_grad(masked, x, mask, b, inputs=["x"]).ok
+
+
 def test_wrong_rules() -> None:
     def op(rule: Any) -> Any:
         one = ferrule.op("f", "x[N]:T, w[N]:T -> y[N]:T", run=lambda x, w: x * w)

@@ -1,13 +1,14 @@
 """PyTorch's own tests of custom ops, as far as they come with torch, over the shared test ops.
 
-From its repository come no files: what is used is what ``torch.testing`` installs.
+What is used is what ``torch.testing`` installs; `tests/conformance/test_pytorch_own.py` runs the
+tests of PyTorch's repository, where they are at hand.
 """
 
 from __future__ import annotations
 
 import io
 import unittest
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -157,36 +158,16 @@ def test_a_subclass_of_two_tensors_compiled(case: Case, grad: bool) -> None:
 
 
 @pytest.fixture(scope="module")
-def core() -> Any:
+def op_infos() -> Any:
     pytest.importorskip("expecttest")  # torch's test utilities import it
-    from torch.testing._internal.opinfo import core
+    import op_infos
 
-    return core
-
-
-def described(core: Any, case: Case) -> Any:
-    """The OpInfo of a test op."""
-
-    def samples(info: Any, device: Any, dtype: Any, requires_grad: bool, **_: Any) -> Iterator[Any]:
-        for inputs in case.samples():
-            given = [
-                one.to(device, dtype).requires_grad_(requires_grad) if is_float(one) else one
-                for one in cloned(inputs)
-            ]
-            yield core.SampleInput(given[0], args=tuple(given[1:]))
-
-    return core.OpInfo(
-        case.name, op=case.op.torch_op, sample_inputs_func=samples,
-        dtypes={torch.float32, torch.float64} if case.double else {torch.float32},
-        supports_out=False, supports_autograd=case.orders > 0,
-        supports_forward_ad=case.forward, supports_gradgrad=case.orders > 1,
-        supports_fwgrad_bwgrad=case.orders > 1 and case.forward,
-    )  # fmt: skip
+    return op_infos
 
 
 @ALL
-def test_op_info(core: Any, case: Case) -> None:
-    info = described(core, case)
+def test_op_info(op_infos: Any, case: Case) -> None:
+    info = op_infos.of_case(case)
     for dtype in info.dtypes:
         for sample in info.sample_inputs("cpu", dtype):
             inputs = (sample.input, *sample.args)
@@ -206,8 +187,8 @@ def test_op_info(core: Any, case: Case) -> None:
     ids=lambda case: case.name,
 )
 @pytest.mark.filterwarnings("ignore:Input #. requires gradient and is not a double")
-def test_op_info_gradients(core: Any, case: Case) -> None:
-    info = described(core, case)
+def test_op_info_gradients(op_infos: Any, case: Case) -> None:
+    info = op_infos.of_case(case)
     exact = torch.float64 in info.dtypes
     dtype = torch.float64 if exact else torch.float32
     # in float32 differences are rough

@@ -218,14 +218,18 @@ def vjp(of: Op, primals: Arrays, cotangents: Arrays, outputs: Arrays) -> Arrays:
     return tuple(found.get(f"{one.name}_grad") for one in inputs)
 
 
-def jvp(of: Op, primals: Arrays, tangents: Arrays, outputs: Arrays) -> Arrays:
+def jvp(
+    of: Op, primals: Arrays, tangents: Arrays, outputs: Arrays, zeros: Callable[[Any], Any]
+) -> Arrays:
     """The tangent of each output.
 
     Args:
         of: the op.
         primals: its inputs, as they were given.
-        tangents: one per input; None where it has none. A jvp op gets zeros there.
+        tangents: one per input; None where it has none. A jvp op gets zeros there, and None for an
+            input that is absent.
         outputs: one array per output.
+        zeros: makes an array of zeros that is like another.
 
     Raises:
         KernelError: the op has no jvp, or a function of it gives other than one per output.
@@ -245,7 +249,9 @@ def jvp(of: Op, primals: Arrays, tangents: Arrays, outputs: Arrays) -> Arrays:
     known = {one.name: value for one, value in zip(of.rule.inputs, primals, strict=True)}
     for one, value, tangent in zip(of.rule.inputs, primals, tangents, strict=True):
         if is_real(one):
-            known[f"{one.name}_tangent"] = 0 * value if tangent is None else tangent
+            if tangent is None and value is not None:
+                tangent = zeros(value)
+            known[f"{one.name}_tangent"] = tangent
     known.update({one.name: y for one, y in zip(of.rule.outputs, outputs, strict=True)})
     named = _by_name(rule.op, known)
     return tuple(named[f"{one.name}_tangent"] for one in of.rule.outputs)

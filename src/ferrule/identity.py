@@ -88,7 +88,8 @@ class _Reader:
         package: that of the function.
         met: functions and classes.
         given: whether what is read was given to the op, so that its content must be known. It need
-            not where something is only named.
+            not where something is only named, unless it is an array: a weight there is as hidden as
+            one in a closure.
     """
 
     def __init__(self, what: str, function: object) -> None:
@@ -117,7 +118,7 @@ class _Reader:
             if i >= given:
                 found.append(self.function(one))
             if self.own(one.__globals__.get("__name__")):
-                found.append([[name, self.named(value)] for name, value in _named(one)])
+                found.append([[name, self.named(value, name)] for name, value in _named(one)])
         return found
 
     def own(self, module: object) -> bool:
@@ -129,30 +130,32 @@ class _Reader:
         self.met.append(value)
         return self.seen[id(value)]
 
-    def named(self, value: Any) -> Any:
-        """What a name in code means; no more than the type of what can change, or is not known."""
+    def named(self, value: Any, name: str) -> Any:
+        """What a name means; no more than the type of what can change, or is not known."""
         if isinstance(value, types.ModuleType):
             return ["module", _versioned(value.__name__)]
         if isinstance(value, type) and self.own(value.__module__):
             known = id(value) in self.seen
             return ["again", self.seen[id(value)]] if known else self.meet(value)
-        wrapped = inspect.getattr_static(
-            value, "__wrapped__", None
-        )  # by functools.lru_cache, a JIT
+        # functools.lru_cache and JITs leave this.
+        wrapped = inspect.getattr_static(value, "__wrapped__", None)
         if isinstance(wrapped, types.FunctionType) and not isinstance(value, types.FunctionType):
-            return ["wrapped", _type_name(value), self.value(wrapped, "")]
-        return self.value(value, "")
+            return ["wrapped", _type_name(value), self.value(wrapped, name)]
+        return self.value(value, f"the global {name!r}")
 
     def members(self, value: type) -> Any:
         """What a class inherits from, its methods and constants."""
-        found: list[Any] = [value.__qualname__, [self.named(base) for base in value.__bases__]]
+        found: list[Any] = [
+            value.__qualname__, [self.named(base, base.__name__) for base in value.__bases__]
+        ]  # fmt: skip
         for name, one in sorted(vars(value).items()):
+            where = f"{value.__qualname__}.{name}"
             if isinstance(one, property):
-                found.append([name, "property", self.named(one.fget)])
+                found.append([name, "property", self.named(one.fget, where)])
             elif isinstance(one, (staticmethod, classmethod)):
-                found.append([name, type(one).__name__, self.named(one.__func__)])
+                found.append([name, type(one).__name__, self.named(one.__func__, where)])
             elif isinstance(one, types.FunctionType) or not name.startswith("__"):
-                found.append([name, self.named(one)])
+                found.append([name, self.named(one, where)])
         return found
 
     def see(self, value: Any) -> None:
@@ -210,7 +213,7 @@ class _Reader:
             if isinstance(value, type) and self.own(value.__module__):
                 return ["name", name, self.meet(value)]
             return ["name", name, _versioned(name.partition(":")[0])]
-        if not self.given:
+        if not self.given and not hasattr(kind, "__dlpack__"):
             return ["some", _type_name(value)]
         raise KernelError(
             f"[op] {self.what} cannot be told from others like it: {where} is {short(value)} of "

@@ -48,7 +48,7 @@ def call(op: Op, values: Sequence[Any]) -> Any:
         outputs, own = run(op, chosen, device, queue, said, inputs, results, host)
         for i, (one, expected) in enumerate(zip(op.rule.outputs, results, strict=True)):
             shared = not own and _shared(host, outputs, i)
-            outputs[i] = _checked(op, host, device, one, outputs[i], expected)
+            outputs[i] = _checked(op, chosen, host, device, one, outputs[i], expected)
             if shared:
                 op.counts["output copy"] += 1
                 outputs[i] = outputs[i].copy()
@@ -213,27 +213,32 @@ def _shared(host: Host, found: list[Any], i: int) -> bool:
 
 
 def wrong_output(
-    op: Op, one: Argument, found: str, expected: tuple[Shape, Dtype], device: str
+    op: Op, runner: Runner, one: Argument, found: str, expected: tuple[Shape, Dtype], device: str
 ) -> KernelError:
     """The error for what a Python function returned."""
     shape, kind = expected
     return KernelError(
-        f"[op] a function of op {op.name!r} returned {found} for output {one.name!r}; expected "
+        f"[op] {runner.name} of op {op.name!r} returned {found} for output {one.name!r}; expected "
         f"{kind.name} of shape {shape} on {device}, by {one}."
     )
 
 
 def _checked(
-    op: Op, host: Host, device: str, one: Argument, value: Any, expected: tuple[Shape, Dtype]
-) -> Any:
+    op: Op, runner: Runner, host: Host, device: str, one: Argument, value: Any,
+    expected: tuple[Shape, Dtype],
+) -> Any:  # fmt: skip
     if isinstance(value, np.generic) and host.name == "NumPy":
         value = np.asarray(value)  # what NumPy's sums give
     if hosts.find(type(value)) is not host:
-        raise wrong_output(op, one, shown(value), expected, device)
-    fact = host.facts(value)
+        raise wrong_output(op, runner, one, shown(value), expected, device)
+    try:
+        fact = host.facts(value)
+    except FerruleError as error:
+        label = f"[op] output {one.name!r} of {runner.name} of op {op.name!r}"
+        raise renamed(error, label) from error
     if fact is None or (fact.shape, fact.dtype) != expected or fact.device != device:
         found = f"an array of shape {tuple(value.shape)} and dtype {value.dtype}"
-        raise wrong_output(op, one, found, expected, device)
+        raise wrong_output(op, runner, one, found, expected, device)
     return value
 
 

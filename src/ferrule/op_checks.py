@@ -213,7 +213,8 @@ def check_grad(
     Elements of each float input, twelve at most, are moved up and down; for a jvp the whole input
     along a random direction. The op runs in float64 where its rule and what carries it out take
     that (a Metal body does not), else in the dtype of its inputs; sums and differences are
-    float64. The tolerance covers rounding of the outputs and what halving the step changes.
+    float64. Outputs of integers have no part in it. The tolerance covers rounding of the outputs
+    and what halving the step changes.
 
     Args:
         op: the op.
@@ -274,8 +275,15 @@ class _Trial:
         self.report = GradientCheck(op.name, self.kind.name)
         self.primals = tuple(self.array(i, v) for i, v in enumerate(self.at))
         self.outputs = self.call(self.primals)
-        shapes = [self.numbers(y).shape for y in self.outputs]
-        self.weights = [rng.uniform(0.5, 1.5, s) * rng.choice([-1, 1], s) for s in shapes]
+        self.weights = [self.weight(rng, y) for y in self.outputs]
+
+    def weight(self, rng: Any, output: Any) -> Values:
+        """Random cotangents of an output; zeros where it is of integers, which have none."""
+        fact, shape = self.host.facts(output), self.numbers(output).shape
+        if fact is not None and fact.dtype.kind not in "fc":
+            return np.zeros(shape)
+        found: Values = rng.uniform(0.5, 1.5, shape) * rng.choice([-1, 1], shape)
+        return found
 
     def is_float(self, place: int) -> bool:
         kind = self.kinds[place]
@@ -286,6 +294,10 @@ class _Trial:
         if kind is None or kind.kind != "f":
             return values
         return self.host.from_numpy(values, kind, self.device)
+
+    def zeros(self, like: Any) -> Any:
+        fact = self.host.facts(like)
+        return self.host.from_numpy(np.zeros(fact.shape), fact.dtype, self.device)  # type: ignore[union-attr]
 
     def numbers(self, array: Any) -> Values:
         return self.host.to_numpy(array).astype(np.float64)
@@ -350,7 +362,7 @@ class _Trial:
         direction = self.rng.uniform(-1, 1, self.at[place].shape)
         tangent = self.array(place, direction)
         tangents = tuple(tangent if i == place else None for i in range(len(self.primals)))
-        found = derivatives.jvp(self.op, self.primals, tangents, self.outputs)
+        found = derivatives.jvp(self.op, self.primals, tangents, self.outputs, self.zeros)
         declared = sum(
             float(np.sum(weight * self.numbers(t)))
             for weight, t in zip(self.weights, found, strict=True)

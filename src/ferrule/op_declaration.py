@@ -202,7 +202,8 @@ class Op:
 
         Args:
             rule: an op, whose arguments are known by name: this op's inputs and outputs and
-                ``<input>_tangent`` go in, ``<output>_tangent`` come out. Or a function of
+                ``<input>_tangent`` go in, ``<output>_tangent`` come out; where an input has no
+                tangent it gets zeros, and None where the input is absent. Or a function of
                 ``(primals, tangents, outputs)`` that returns a tangent per output; where an input
                 has no tangent it gets None.
             version: as in `def_vjp`.

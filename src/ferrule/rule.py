@@ -518,7 +518,8 @@ class _Reader:
         for name in sorted(what.names - dims):
             numbers = [one for one in rule.inputs if one.dims is None and one.name == name]
             why = (
-                f"{name!r} is a number of the call, which sizes cannot depend on"
+                f"{name!r} is a number of the call, which sizes cannot depend on; write its value "
+                "into the rule: an op per value"
                 if numbers
                 else f"no input that is always there has the dim {name!r} by itself; they have "
                 + (", ".join(sorted(dims)) or "none")

@@ -129,7 +129,8 @@ def _find(runner_id: int) -> tuple[Any, bool]:
         if 1 <= runner_id <= _given:
             raise KernelError(
                 f"[runners] runner {runner_id} has been freed, because nothing but its id was "
-                "kept. Keep the runner beside the id: self.runner = runner."
+                "kept. Keep the runner beside the id: self.runner = runner; and register copies "
+                "of it: each has an id of its own."
             )
         known = ", ".join(map(str, sorted(_entries))) or "none"
         raise KernelError(

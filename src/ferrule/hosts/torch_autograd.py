@@ -100,9 +100,9 @@ def _function(op: Op, overload: Any) -> Any:
             # As above. Then tangents of this level must not count twice.
             with forward_ad._set_fwd_grad_enabled(True):
                 values, results = (tuple(map(_primal, some)) for some in (values, results))
-                found = derivatives.jvp(op, values, tangents, results)
+                found = derivatives.jvp(op, values, tangents, results, torch.zeros_like)
         else:
-            found = derivatives.jvp(op, values, tangents, results)
+            found = derivatives.jvp(op, values, tangents, results, torch.zeros_like)
         return found if len(outputs) > 1 else found[0]
 
     def key(ctx: Any) -> Any:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from ..op_declaration import Op
 
 FOLDER = Path(__file__).resolve().parent.parent
-SOURCES = ("torch_calls.c", "arithmetic.h", "cuda_launch.h", "rule.h", "runtime.h")
+SOURCES = ("torch_calls.c", "arithmetic.h", "arrays.h", "cuda_launch.h", "rule.h", "runtime.h")
 FEW = 3  # devices.cpu.FEW
 
 # Constants of runtime/torch_calls.c and rule.h.

@@ -244,6 +244,12 @@ class TorchOp:
             raise
         if torch.compiler.is_exporting():
             refuse_dynamic_templates(op, said)
+        if _packaging() and all(isinstance(one, Runner) for one in op.implementations):
+            raise KernelError(
+                f"[op] op {op.name!r} has nothing but Python functions, which a package of "
+                "AOTInductor cannot hold; give the op a `metal` or `cuda` body, or save the "
+                "program with ferrule.save, and load it where Python is."
+            )
         return op_call.packed(
             [torch.empty(shape, dtype=_TORCH[kind], device=device) for shape, kind in results]
         )
@@ -327,7 +333,7 @@ class TorchOp:
         del inputs  # what still holds an output's memory now is someone else
         outputs = []
         for i, (one, expected) in enumerate(zip(op.rule.outputs, results, strict=True)):
-            outputs.append(checked_output(op, one, found, i, expected, device, own))
+            outputs.append(checked_output(op, chosen, one, found, i, expected, device, own))
         for value, given in copies:
             value.copy_(given)
         return outputs
@@ -527,13 +533,13 @@ def on_device(device: str) -> Any:
 
 
 def checked_output(
-    op: Op, one: Argument, found: list[Any], i: int, expected: tuple[Shape, Dtype], device: str,
-    own: bool,
+    op: Op, runner: Runner, one: Argument, found: list[Any], i: int,
+    expected: tuple[Shape, Dtype], device: str, own: bool,
 ) -> torch.Tensor:  # fmt: skip
     """What a function gave for an output, in memory that nobody else has, as graphs count on.
 
     Args:
-        op, one: which output of which op.
+        op, runner, one: which output of which op, and who gave it.
         found, i: all that it gave, and which of these. Nothing else may hold it.
         expected: the shape and dtype that were declared.
         device: where it has to be.
@@ -543,13 +549,15 @@ def checked_output(
         KernelError: it is something else than was declared; says what.
     """
     if not isinstance(found[i], torch.Tensor):
-        raise op_call.wrong_output(op, one, f"a {type(found[i]).__name__}", expected, device)
+        what = f"a {type(found[i]).__name__}"
+        raise op_call.wrong_output(op, runner, one, what, expected, device)
     at = host.device_name(found[i])
     got = found[i].layout, tuple(found[i].shape), _KNOWN.get(found[i].dtype), at
     if got != (torch.strided, *expected, device):
         layout = "" if got[0] is torch.strided else f" and layout {got[0]}"
         what = f"{found[i].dtype} of shape {got[1]} on {got[3]}{layout}"
-        raise op_call.wrong_output(op, one, what.removeprefix("torch."), expected, device)
+        what = what.removeprefix("torch.")
+        raise op_call.wrong_output(op, runner, one, what, expected, device)
     if own:
         return cast(torch.Tensor, found[i])
     value, copied = new_output(found, i)
@@ -594,6 +602,12 @@ def _alone() -> tuple[int, int]:
 def _readable(value: torch.Tensor) -> bool:
     """Whether its memory holds its elements, row by row."""
     return value.is_contiguous() and not value.is_conj() and not value.is_neg()
+
+
+def _packaging() -> bool:
+    """Whether AOTInductor is making a package."""
+    inductor = sys.modules.get("torch._inductor.virtualized")
+    return inductor is not None and bool(inductor.V.aot_compilation)
 
 
 def _hint(size: Any) -> Any:

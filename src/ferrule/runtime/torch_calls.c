@@ -24,6 +24,7 @@
 #include <sys/mman.h>
 #endif
 
+#include "arrays.h"
 #include "cuda_launch.h"
 #include "rule.h"
 #include "runtime.h"
@@ -237,24 +238,6 @@ typedef struct {
   int32_t torch_type, torch_index;
   const char* text;
 } call;
-
-static bool row_contiguous(int32_t ndim, const int64_t* sizes, const int64_t* strides) {
-  int64_t step = 1;
-  for (int32_t i = ndim - 1; i >= 0; i--) {
-    if (sizes[i] == 0) return true;
-    if (sizes[i] != 1 && strides[i] != step) return false;
-    step *= sizes[i];
-  }
-  return true;
-}
-
-static void row_strides(int32_t ndim, const int64_t* sizes, int64_t* strides) {
-  int64_t step = 1;
-  for (int32_t i = ndim - 1; i >= 0; i--) {
-    strides[i] = step;
-    step *= sizes[i] > 1 ? sizes[i] : 1;
-  }
-}
 
 /* -------------------------------------------------------------------------- reading a call's inputs */
 
@@ -565,41 +548,20 @@ static bool launch_gpu(call* c, fr_table_entry* e, const fr_body* body, void* co
 
 /* --------------------------------------------------------------------------------------- one call */
 
-/* Between which addresses an array's elements lie. */
-static void range_of(const call* c, int i, uintptr_t* start, uintptr_t* end) {
-  const fr_rule_input* in = &c->input[i];
-  int64_t last = 0;
-  *start = *end = (uintptr_t)c->pointer[i];
-  for (int d = 0; d < in->ndim; d++) {
-    if (in->sizes[d] == 0) return;
-    last += (in->sizes[d] - 1) * c->strides[i][d];
-  }
-  *end = *start + (uintptr_t)(last + 1) * item_bytes[in->dtype];
-}
-
 static bool is_array(const call* c, int i) {
   return c->op->input[i].kind == INPUT_ARRAY && c->input[i].present;
 }
 
-/* Finds inputs that share memory with one that is written in place: what is read is what was there
- * before, so they are copied (`shared`, a bit each). False where two that share it are written. */
+/* Finds inputs that share memory with one that is written in place. False where that cannot be. */
 static bool keep_apart(call* c, uint64_t* shared) {
-  *shared = 0;
+  fr_given given = {.count = c->op->inputs, .inputs = c->input, .pointers = c->pointer,
+                    .strides = c->strides, .item_bytes = item_bytes};
+  int32_t wrong[2];
   for (int i = 0; i < c->op->inputs; i++) {
-    if (!c->op->input[i].mutable || !is_array(c, i)) continue;
-    uintptr_t start, end, other, stop;
-    for (int d = 0; d < c->input[i].ndim; d++)
-      if (c->input[i].sizes[d] > 1 && c->strides[i][d] == 0) return false;
-    range_of(c, i, &start, &end);
-    for (int j = 0; j < c->op->inputs; j++) {
-      if (j == i || !is_array(c, j)) continue;
-      range_of(c, j, &other, &stop);
-      if (start >= end || other >= stop || start >= stop || other >= end) continue;
-      if (c->op->input[j].mutable) return false;
-      *shared |= UINT64_C(1) << j;
-    }
+    given.arrays |= (uint64_t)is_array(c, i) << i;
+    given.written |= (uint64_t)c->op->input[i].mutable << i;
   }
-  return true;
+  return fr_keep_apart(&given, shared, wrong);
 }
 
 /* A row-contiguous copy of each input that is not, and of those that are `shared`. */
@@ -609,10 +571,10 @@ static bool copy_inputs(call* c, const fr_body* body, uint64_t shared) {
     fr_rule_input* in = &c->input[i];
     if (!is_array(c, i)) continue;
     bool wanted = body->contiguous || a->mutable;
-    if (!(shared >> i & 1) && (!wanted || row_contiguous(in->ndim, in->sizes, c->strides[i])))
+    if (!(shared >> i & 1) && (!wanted || fr_row_contiguous(in->ndim, in->sizes, c->strides[i])))
       continue;
     int64_t* strides = c->own_strides[i];
-    row_strides(in->ndim, in->sizes, strides);
+    fr_row_strides(in->ndim, in->sizes, strides);
     if (torch.empty_strided(in->ndim, in->sizes, strides, torch_dtype[in->dtype], c->torch_type,
                             c->torch_index, &c->copied[i]) ||
         torch.copy_(c->copied[i], c->given[i], 0) || torch.get_data_ptr(c->copied[i], &c->pointer[i])) {
@@ -630,7 +592,7 @@ static bool make_outputs(call* c, const fr_body* body, const fr_rule_result* fou
   for (int i = 0; i < c->op->outputs; i++) {
     const fr_rule_output* out = &found->outputs[i];
     int64_t strides[FR_MAX_NDIM], bytes = item_bytes[out->dtype];
-    row_strides(out->ndim, out->sizes, strides);
+    fr_row_strides(out->ndim, out->sizes, strides);
     for (int d = 0; d < out->ndim; d++) bytes *= out->sizes[d];
     if (torch.empty_strided(out->ndim, out->sizes, strides, torch_dtype[out->dtype], c->torch_type,
                             c->torch_index, &c->made[i]) ||
