@@ -19,6 +19,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 #if defined(__linux__)
 #include <sys/mman.h>
 #endif
@@ -147,11 +148,7 @@ typedef struct {
 
 enum { FR_SHARED = -1 }; /* arrays that are written in place share memory, or have many elements in one place */
 
-/* The entry for a request, or NULL and a text. */
-static fr_table_entry* (*resolve)(fr_request*);
-/* Tells Python something. Of an exception `text` is made. */
-enum { EXCEPTION = 0, INPUT_COPIED = 1 };
-static void (*tell)(fr_request*, int what);
+enum { EXCEPTION = 0, INPUT_COPIED = 1 }; /* what Python is told */
 
 static fr_op* ops[TRAMPOLINES];
 static int ops_bound;
@@ -167,15 +164,43 @@ static struct {
   void (*release)(int);
   int (*check_signals)(void);
   void (*fetch)(void** type, void** value, void** traceback);
+  int (*is_finalizing)(void);
+  /* hosts/torch_calls.py's: */
+  fr_table_entry* (*resolve)(fr_request*);
+  void (*tell)(fr_request*, int what);
 } python;
+
+static uintptr_t main_thread; /* Python's, which sees its signals */
+
+static bool in_main_thread(void) { return (uintptr_t)pthread_self() == main_thread; }
+
+/* Python before 3.14 ends a thread that wants its lock while the interpreter ends by unwinding the
+ * thread's stack, and torch's C++ does not survive that ("terminate called"). As Python 3.14 does
+ * with all threads, a daemon thread that is here waits for the end of the process. */
+static void wait_where_python_ends(void) {
+  while (!in_main_thread() && python.is_finalizing()) sleep(1);
+}
+
+/* The entry for a request, or NULL and a text. */
+static fr_table_entry* resolve(fr_request* request) {
+  wait_where_python_ends();
+  return python.resolve(request);
+}
+
+/* Tells Python something. Of an exception `text` is made. */
+static void tell(fr_request* request, int what) {
+  wait_where_python_ends();
+  python.tell(request, what);
+}
 
 /* Whether a signal ends the call. */
 static bool interrupted(fr_request* request) {
+  if (!in_main_thread()) return false;
   int state = python.ensure();
   bool stop = python.check_signals() != 0;
   if (stop) {
     python.fetch(&request->exception[0], &request->exception[1], &request->exception[2]);
-    tell(request, EXCEPTION);
+    python.tell(request, EXCEPTION);
   }
   python.release(state);
   return stop;
@@ -677,6 +702,7 @@ static void run(int k, stack_value* stack) {
   }
   for (int i = 0; i < op->outputs; i++) c.made[i] = NULL;
   bool good = carry_out(&c, stack);
+  wait_where_python_ends(); /* torch wants Python's lock next */
   for (int i = 0; i < op->inputs; i++) {
     if (c.copied[i]) torch.delete_tensor_object(c.copied[i]); /* same stream: reuse is ordered */
     if (c.given[i]) torch.delete_tensor_object(c.given[i]);
@@ -727,6 +753,7 @@ typedef struct {
   void (*release)(int);
   int (*check_signals)(void);
   void (*fetch)(void**, void**, void**);
+  int (*is_finalizing)(void);
   int32_t few;
 } fr_setup;
 
@@ -771,16 +798,20 @@ FR_API int fr_torch_init(const fr_setup* s) {
     item_bytes[i] = s->item_bytes[i];
     if (torch_dtype[i] >= 0 && torch_dtype[i] < 128) place_of_dtype[torch_dtype[i]] = (int8_t)i;
   }
-  resolve = s->resolve;
-  tell = s->tell;
+  python.resolve = s->resolve;
+  python.tell = s->tell;
   threads_now = s->threads_now;
   python.ensure = s->ensure;
   python.release = s->release;
   python.check_signals = s->check_signals;
   python.fetch = s->fetch;
+  python.is_finalizing = s->is_finalizing;
   few = s->few;
   return 0;
 }
+
+/* Which thread is Python's main one. */
+FR_API void fr_torch_set_main_thread(uintptr_t thread) { main_thread = thread; }
 
 /* What starts kernels on GPUs. */
 FR_API void fr_torch_use_cuda(cuda_state* state) { cuda = state; }
