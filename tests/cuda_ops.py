@@ -170,3 +170,72 @@ def counts() -> Op:
             ],
         ),
     )  # fmt: skip
+
+
+PIECES = """
+__global__ void parts(const T* x, const T* b, float s, __half h, __nv_bfloat16 g, int64_t at,
+                      bool flip, float* partial, T* kept, uint32_t n, bool many, uint64_t all,
+                      double* seen) {
+  if (threadIdx.x + threadIdx.y + threadIdx.z + blockIdx.x + blockIdx.y) return;
+  partial[0] = float(x[0]) + (has_b ? float(b[0]) : 0.5f) + float(kept[0]);
+  seen[0] = s, seen[1] = float(h), seen[2] = float(g), seen[3] = double(at), seen[4] = flip;
+  seen[5] = n, seen[6] = many, seen[7] = double(all), seen[8] = gridDim.y + 10 * blockDim.x;
+}
+__global__ void whole(const float* partial, float* y, T* c, int d) {
+  if (threadIdx.x || blockIdx.x) return;
+  y[0] = partial[0] + d;
+  c[0] += 1;
+}
+"""
+
+
+def pieces() -> Op:
+    """All that steps can say, in one unit."""
+    parts = fe.cuda_step(
+        "parts", ["x", "b", "s", "h", "g", "at", "flip", "partial", "kept", "uint32 D", "N > 2",
+                  "uint64 x.size * 7", "seen"],
+        blocks=("N", "min(D,5)"), block=("D % 7 + 1", 2, 3), shared_memory="8 * D",
+    )  # fmt: skip
+    whole = fe.cuda_step(
+        "whole", ["partial", "y", "c", "z.ndim - D"], blocks="N * D", block=32,
+        cluster="D if D <= 8 else 1", when="D > 1",
+    )  # fmt: skip
+    return fe.op(
+        "pieces",
+        "x[N,D]:T, b[D]:T?, c[N]:T!, s:float32, h:float16, g:bfloat16, at:int64, flip:bool "
+        "-> y[N]:float32, z[N,D]:T, w[D]:int64, seen[9]:float64",
+        cuda=fe.cuda_unit(
+            PIECES, template={"BLOCK": 8, "WIDE": True},
+            scratch={"partial": "float32[ceildiv(N,3),2]", "kept": "T[D]", "none": "int8[0]",
+                     "last": "int64[N]"},
+            steps=[
+                fe.cuda_fill("y", float("-inf")), fe.cuda_fill("kept", 1),
+                fe.cuda_fill("last", -1), fe.cuda_fill("seen"), fe.cuda_copy("z", "x"), parts,
+                whole, fe.cuda_fill("c", 0, when="N == 3"), fe.cuda_fill("w", -1),
+            ],
+        ),
+    )  # fmt: skip
+
+
+def added() -> Op:
+    """Adds to an array in place; gives what was there before."""
+    source = """
+    __global__ void plus(float* c, const float* x, float* y, int n) {
+      const int i = blockIdx.x * blockDim.x + threadIdx.x;
+      if (i < n) y[i] = c[i], c[i] += x[i];
+    }"""
+    step = fe.cuda_step("plus", ["c", "x", "y", "N*K"], blocks="ceildiv(N*K,64)", block=64)
+    return fe.op(
+        "added", "c[N,K]:float32!, x[N,K]:float32 -> y[N,K]:float32",
+        cuda=fe.cuda_unit(source, steps=[step]),
+    )  # fmt: skip
+
+
+def halves() -> Op:
+    """A body with numbers of 16 bits."""
+    return fe.op(
+        "halves", "x[N]:float32, h:float16, g:bfloat16 -> y[N]:float32",
+        cuda="int i = blockIdx.x * blockDim.x + threadIdx.x; "
+        "if (i < N) y[i] = x[i] + float(h) * 3 + float(g);",
+        grid="N", threadgroup=32, init_value="N",
+    )  # fmt: skip

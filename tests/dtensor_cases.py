@@ -1,4 +1,5 @@
-"""Calls of ops with DTensors, in one of two processes: ``python dtensor_cases.py RANK FILE``.
+"""Calls of ops with DTensors, in one of two processes: ``python dtensor_cases.py RANK FILE``; with
+a further ``cuda`` on a GPU each, through NCCL.
 
 Each case compares with the same call on whole tensors. The last line that is printed says in JSON
 which cases ran, and what failed. `test_torch_sharding` runs this.
@@ -21,6 +22,7 @@ from ferrule import KernelError
 
 I = "uint i = thread_position_in_grid.x; "  # noqa: E741
 WORLD = 2
+DEVICE = "cuda" if "cuda" in sys.argv[1:] else "cpu"
 CASES: list[Callable[[], None]] = []
 
 
@@ -120,13 +122,14 @@ _meshes: dict[tuple[int, ...], DeviceMesh] = {}
 
 def mesh(*shape: int) -> DeviceMesh:
     if shape not in _meshes:
-        _meshes[shape] = init_device_mesh("cpu", shape)
+        _meshes[shape] = init_device_mesh(DEVICE, shape)
     return _meshes[shape]
 
 
 def numbers(*shape: int) -> torch.Tensor:
     """The same in both processes."""
-    return torch.randn(shape, generator=torch.Generator().manual_seed(len(shape)))
+    values = torch.randn(shape, generator=torch.Generator().manual_seed(len(shape)), device="cpu")
+    return values.to(DEVICE)
 
 
 def spread(x: torch.Tensor, *placements: Any, on: tuple[int, ...] = (WORLD,)) -> DTensor:
@@ -319,7 +322,11 @@ def main(rank: int, file: str) -> None:
     torch.set_num_threads(1)
     store = dist.FileStore(file, WORLD)
     wait = timedelta(seconds=100)  # for the other process, which a failed case may have left alone
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=WORLD, timeout=wait)
+    if DEVICE == "cuda":
+        torch.cuda.set_device(rank)
+        torch.set_default_device(f"cuda:{rank}")
+    backend = "nccl" if DEVICE == "cuda" else "gloo"
+    dist.init_process_group(backend, store=store, rank=rank, world_size=WORLD, timeout=wait)
     failed = {}
     for function in CASES:
         try:

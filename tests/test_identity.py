@@ -8,13 +8,17 @@ import operator
 import subprocess
 import sys
 import threading
+import types
 from collections import OrderedDict, defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import ferrule
 from adopted_ops import hadamard, quantised_linear
@@ -130,6 +134,188 @@ def test_arrays_of_the_module_are_refused(function: Any) -> None:
         op.def_vjp(function)
     ferrule.adopt("f", "x[N]:T -> y[N]:T", run=function, version=1)
     assert of_weights_inside([1])[0].tolist() == [1, 1]
+
+
+def made(name: str, text: str, file: str | None = None) -> types.ModuleType:
+    """A module, imported."""
+    found = sys.modules[name] = types.ModuleType(name)
+    if file is not None:
+        found.__file__ = file
+    exec(text, found.__dict__)  # noqa: S102
+    return found
+
+
+@pytest.fixture
+def modules(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Modules that a test makes are gone when it ends."""
+    with monkeypatch.context() as change:
+        change.setattr(sys, "modules", dict(sys.modules))
+        yield
+
+
+def test_helpers_of_other_modules_count(modules: None) -> None:
+    """Each change of what a runner leads to makes another digest; no other change does."""
+    deep = "SCALE = 2\ndef half(x): return x / SCALE\nunused = 1\n"
+    middle = """
+import functools, deep_m
+from deep_m import half
+class Base:
+    K = 3
+class Layer(Base):
+    def __init__(self, k=1): self.k = k
+    def __call__(self, x): return self.turn(x) * self.k
+    @staticmethod
+    def turn(x): return -x
+    @property
+    def name(self): return "name"
+@functools.lru_cache
+def table(n): return n + 1
+cache, log = {}, object()
+def scale(x, keep=cache): return half(x) + deep_m.half(x) + table(1) + log.k
+unused = half
+"""
+    runner = """
+import middle_m, numpy as np
+def run(x): return middle_m.scale(np.abs(x)) + middle_m.Layer()(x) + middle_m.deep_m.SCALE
+"""
+
+    def found(*changes: tuple[str, str]) -> str:
+        texts = [deep, middle, runner]
+        for old, new in changes:
+            assert any(old in text for text in texts)
+            texts = [text.replace(old, new) for text in texts]
+        made("deep_m", texts[0])
+        made("middle_m", texts[1])
+        return digest(made("runner_m", texts[2]).run)
+
+    before = found()
+    assert found() == before
+    for change in [
+        ("SCALE = 2", "SCALE = 4"), ("x / SCALE", "x * SCALE"), ("return -x", "return x"),
+        ("k=1", "k=2"), ("K = 3", "K = 5"), ('"name"', '"other"'), ("n + 1", "n + 2"),
+        ("half(x) + deep_m.half(x)", "half(x)"), ("numpy as np", "math as np"),
+        ("class Layer(Base)", "class Layer"),
+    ]:  # fmt: skip
+        assert found(change) != before, change
+    for change in [
+        ("unused = 1", "unused = 2"), ("unused = half", "unused = None"), ("{}", "{1: 2}"),
+    ]:  # fmt: skip
+        assert found(change) == before, change
+
+
+@given(st.data())
+@settings(max_examples=60, deadline=None)
+def test_a_change_counts_wherever_a_runner_leads(data: st.DataObject) -> None:
+    """Functions of several modules that call each other, in circles too."""
+    count = data.draw(st.integers(1, 8))
+    calls = [data.draw(st.lists(st.integers(0, count - 1), max_size=3)) for _ in range(count)]
+    place = [data.draw(st.integers(0, 2)) for _ in range(count)]
+
+    def found(changed: int | None) -> str:
+        known = [made(f"made_{m}", "") for m in range(3)]
+        for module in known:
+            module.__dict__.update({other.__name__: other for other in known})
+        for i in range(count):
+            called = [
+                f"f{j}(x)" if place[j] == place[i] else f"made_{place[j]}.f{j}(x)" for j in calls[i]
+            ]
+            body = " + ".join([str(100 + i + 50 * (i == changed)), *called])
+            exec(f"def f{i}(x): return {body}", known[place[i]].__dict__)  # noqa: S102
+        return digest(known[place[0]].f0)
+
+    reached, rest = {0}, [0]
+    while rest:
+        new = set(calls[rest.pop()]) - reached
+        reached |= new
+        rest += new
+    kept = dict(sys.modules)
+    try:
+        before = found(None)
+        for i in range(count):
+            assert (found(i) != before) == (i in reached)
+    finally:
+        for name in set(sys.modules) - set(kept):
+            del sys.modules[name]
+
+
+def test_installed_packages_count_by_name_and_version(modules: None, tmp_path: Path) -> None:
+    place = str(tmp_path / "site-packages" / "others" / "__init__.py")
+    text = "K = 1\ndef scale(x): return x * K\n__version__ = '1'\n"
+
+    def found(others: str, runner: str, name: str = "runner_m", file: str | None = None) -> str:
+        identity._version.cache_clear()
+        made("others", others, place)
+        return digest(made(name, runner, file).run)
+
+    for runner in (
+        "import others\ndef run(x): return others.scale(x)\n",
+        "from others import scale\ndef run(x): return scale(x)\n",
+        "from others import scale as run",
+        "import functools, others\nrun = functools.partial(others.scale)",
+    ):
+        same = runner.endswith("run") or "partial" in runner  # then the package is the runner's own
+        before = found(text, runner)
+        assert (found(text.replace("K = 1", "K = 2"), runner) == before) is not same, runner
+        assert same or found(text.replace("'1'", "'2'"), runner) != before
+    inside = "from others import scale\ndef run(x): return scale(x)\n"
+    names = ("others.ops", place.replace("__init__", "ops"))
+    assert found(text, inside, *names) != found(text.replace("K = 1", "K = 2"), inside, *names)
+    # Of array libraries and the standard library, names alone.
+    made("others", text, place)
+    runner = "import numpy as np, math\ndef run(x): return np.where(x, math.pi, np.vander(x))"
+    before = digest(made("runner_m", runner).run)
+    changed = made("numpy", "__version__ = '0'", np.__file__)
+    try:
+        assert digest(made("runner_m", runner).run) == before
+    finally:
+        sys.modules["numpy"] = np
+        assert changed is not np
+
+
+def test_what_is_named_only_need_not_be_known(modules: None) -> None:
+    """Objects that a runner names, or that helpers hold, are no reason to refuse it."""
+    made("helpers_m", "lock = object()\ndef scale(x, by=lock): return by\n")
+    run = made(
+        "runner_m", "import helpers_m\ndef run(x): return helpers_m.scale(helpers_m.lock)"
+    ).run
+    assert digest(run)
+    with pytest.raises(KernelError, match="a default is <object"):
+        digest(sys.modules["helpers_m"].scale)
+    sys.modules["helpers_m"].lock = np.ones(2)  # type: ignore[attr-defined]
+    with pytest.raises(KernelError, match=r"the global 'helpers_m.lock' is array.*Make arrays arg"):
+        digest(run)
+
+
+def test_reading_asks_no_object_for_attributes(modules: None) -> None:
+    text = """
+class Lazy:
+    def __getattr__(self, name): raise RuntimeError(name)
+def __getattr__(name): raise RuntimeError(name)
+lazy = Lazy()
+"""
+    made("lazy_m", text)
+    assert digest(
+        made("runner_m", "import lazy_m\ndef run(x): return lazy_m.lazy.a + lazy_m.absent").run
+    )
+
+
+def test_too_many_functions_are_refused(modules: None) -> None:
+    text = "".join(f"def f{i}(x): return f{i + 1}(x)\n" for i in range(2100))
+    run = made("many_m", text).f0
+    with pytest.raises(KernelError, match=r"`run` leads to more than 2000 functions.*`version=`"):
+        digest(run)
+    assert identity.of_callable("`run`", run, version=1)
+    assert digest(sys.modules["many_m"].f200)
+
+
+def test_ops_are_found_where_digests_lead(modules: None) -> None:
+    module = made("rules_m", "def again(x): return again(x), op(x)\n")
+    module.op = hadamard  # type: ignore[attr-defined]
+    run = made("runner_m", "import rules_m\ndef run(x): return rules_m.again(x)").run
+    assert identity.ops_in(run) == [hadamard]
+    before = digest(run)
+    module.op = quantised_linear  # type: ignore[attr-defined]
+    assert digest(run) != before
 
 
 def test_only_plain_containers_have_a_digest() -> None:

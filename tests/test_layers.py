@@ -82,7 +82,7 @@ MAY_IMPORT = {
     "devices.cuda_unit_build": f"{NOUNS} unit source nvrtc devices",
     "devices.diagnostics": f"{NOUNS}",
     "devices.digests": "cache",
-    "devices.package_code": f"{NOUNS} source devices",
+    "devices.package_code": f"{NOUNS} unit source devices",
     "devices.portability": f"{NOUNS} source",
     "hosts": f"{NOUNS} hosts numpy",
     "hosts.numpy": f"{NOUNS} hosts fastcall numpy",
@@ -128,10 +128,10 @@ MAY_IMPORT = {
     "hosts.torch_sizes": "errors cuda_steps expression implementation op_declaration rule torch",
     "op_file": "errors identity op_declaration",
     "hosts.torch_export": "errors op_declaration op_file hosts.torch_op torch",
-    "package_text": "errors dtypes arguments bytecode expression implementation op_declaration "
-    "rule spec source.cuda_launch devices.package_code numpy",
+    "package_text": "errors dtypes arguments bytecode cuda_steps expression implementation "
+    "op_declaration rule spec unit source.cuda_launch devices.package_code numpy",
     "hosts.torch_package": f"{NOUNS} cuda_steps devices.package_code expression implementation "
-    "op_declaration op_file package_text rule toolchain hosts.torch_export hosts.torch_op "
+    "op_declaration op_file op_unit package_text rule toolchain hosts.torch_export hosts.torch_op "
     "hosts.torch_sizes torch",
     # What other code calls.
     "compat": "",

@@ -55,6 +55,10 @@ def test_what_a_body_declares_hides_a_dim() -> None:
     assert taken("for (int N = 0; N < 3; N++) y[N] = 1;", "", ["N"], kernel="k") == ("N",)
     assert taken("y = N;", "constant constexpr int N = 4;", ["N"], kernel="k") == ()
     assert taken("y = N;", "int f(int N) { return N; }", ["N"], kernel="k") == ("N",)
+    assert taken("y = f<N>(1);", "template <int N> int f(int a) { return N; }", ["N"], kernel="k")
+    assert taken("y = N;", "#define N 4\n", ["N"], kernel="k") == ()
+    assert taken("y = P(1);", "#define P(a) (a * N)\n", ["N"], kernel="k") == ("N",)
+    assert taken("// N\nint M = 1;", "struct K { int a; };", ["N", "M", "K"], kernel="k") == ()
 
 
 @pytest.mark.parametrize(
@@ -73,6 +77,12 @@ def test_what_a_body_declares_hides_a_dim() -> None:
         "struct A { int b; operator int() const { return b; } } constant N = {4};",
         "template <int N> constant int two = 2 * N; constant int N = 4;",
         "constant int N = [] { int N = 2; return N + 2; }();",
+        "constant int (N) = 4;",
+        "constant int ((N)) = 4;",
+        "constant int A = 1, (N) = 4;",
+        "constant int (N){4};",
+        "struct S { int a; operator int() const { return a; } }; constant S (N) = {4};",
+        "#define CONSTANT(name) constant int name = 4;\nCONSTANT(N)",
     ],
 )
 def test_a_headers_constant_hides_a_dim(header: str) -> None:
@@ -90,6 +100,9 @@ def test_a_headers_constant_hides_a_dim(header: str) -> None:
         "template <int N> int f() { return N; }",
         "int f(int a = 1, int N = 2) { return N; }",
         'constant char text[] = "int N;"; // int N = 4;',
+        "int f(int (N)) { return N; }",
+        "template <int N> struct s { int a[(N)]; };",
+        "constant int a = max(1, (int(2)));",
     ],
 )
 def test_other_names_of_a_header_do_not(header: str) -> None:
@@ -106,10 +119,24 @@ def test_a_bodys_own_names_hide_a_dim() -> None:
         "using N = int; y[0] = N(4);",
         "struct S { int a; } N = {4}; y[0] = N.a;",
         "decltype(1) N = 4; y[0] = N;",
+        "int (N) = 4; y[0] = N;",
+        "const int A = 1, (N) = 4; y[0] = N;",
+        "int A[1] = {4}; int (*N) = A; y[0] = *N;",
+        "int A[1] = {4}; thread int (&N)[1] = A; y[0] = N[0];",
+        "struct S { int a; }; const S (N) = {4}; y[0] = N.a;",
     ]
     for i, body in enumerate(bodies):
         op = ferrule.op(f"own{i}", "x[N]:float32 -> y[1]:int32", metal=body, grid=1, threadgroup=1)
         assert op(np.zeros(3, np.float32)).tolist() == [4], body
+
+
+def test_a_body_that_calls_with_a_dim_reads_it() -> None:
+    bodies = (
+        "at(N) = 4;", "y[0] = (N);", "y[0] = int(N);", "float4 v(N); y[0] = v.x;",
+        "const float4 v(N), w(N); y[0] = v.x;", "struct S v(N);", "return (N);",
+    )  # fmt: skip
+    for body in bodies:
+        assert taken(body, "", ["N"], kernel="k") == ("N",), body
 
 
 def test_a_number_that_a_float_cannot_hold_is_refused() -> None:
@@ -121,10 +148,6 @@ def test_a_number_that_a_float_cannot_hold_is_refused() -> None:
             op(x, value)
     assert op(x, np.inf)[0] == np.inf and op(x, 10**30)[0] == np.float32(1e30)
     assert np.isnan(op(x, np.nan)[0])
-    assert taken("y = f<N>(1);", "template <int N> int f(int a) { return N; }", ["N"], kernel="k")
-    assert taken("y = N;", "#define N 4\n", ["N"], kernel="k") == ()
-    assert taken("y = P(1);", "#define P(a) (a * N)\n", ["N"], kernel="k") == ("N",)
-    assert taken("// N\nint M = 1;", "struct K { int a; };", ["N", "M", "K"], kernel="k") == ()
 
 
 def test_arrays_whose_star_stands_for_no_dims_are_indexed_all_the_same() -> None:
@@ -262,6 +285,14 @@ def test_init_value_atomics_and_several_outputs() -> None:
     assert total.tolist() == [0] and count.tolist() == [0]
 
 
+def test_an_init_value_that_is_too_large_is_infinite() -> None:
+    op = ferrule.op("full", "x[N]:T -> y[N]:T", metal="", grid="N", threadgroup=1, init_value=-1e9)
+    half, single = np.zeros(2, np.float16), np.zeros(2, np.float32)
+    assert op(half).tolist() == [-np.inf] * 2 and op(single).tolist() == [-1e9] * 2
+    torch = pytest.importorskip("torch")
+    assert op(torch.tensor(half)).tolist() == [-np.inf] * 2
+
+
 def test_a_grid_without_threads_leaves_nothing_unwritten() -> None:
     op = ferrule.op("e", "x[N]:float32 -> y[1]:float32", metal="y[0]=1;", grid="N", threadgroup=1)
     with pytest.raises(KernelError, match=r"`grid` of op 'e' is \(0, 1, 1\).*init_value"):
@@ -311,6 +342,8 @@ def test_the_best_implementation_is_chosen_and_can_be_forced() -> None:
     assert op.using("run", "metal")(x)[0] == 2
     with pytest.raises(KernelError, match=r"has no implementation 'cuda'; it has 'metal'"):
         op.using("cuda")
+    with pytest.raises(KernelError, match="expected kinds, such as 'metal'"):
+        op.using()
     assert len({op.digest, *(op.using(k).digest for k in ("metal", "run", "reference"))}) == 4
 
 

@@ -319,6 +319,43 @@ except Stop as error:
     assert done.stdout == "stopped True\n" and not done.stderr, done
 
 
+def test_an_interpreter_that_ends_leaves_a_daemon_thread_in_its_op() -> None:
+    # Python before 3.14 unwinds the thread where it wants the interpreter's lock again, and torch's
+    # C++ calls std::terminate then.
+    code = """
+import threading, torch, ferrule
+op = ferrule.op("slow", "x[N]:float32, n:int32, begun[1]:int32! -> y[N]:float32", grid="N",
+                threadgroup=32, metal='''
+    uint i = thread_position_in_grid.x; float v = x[i];
+    begun[0] = 1;
+    for (int j = 0; j < n; j++) v = metal::fma(v, 0.5f, 1.0f);
+    y[i] = v;''')
+ferrule.set_threads(2)
+x, begun = torch.ones(1 << 20), torch.zeros(1, dtype=torch.int32)
+op(x, 1, begun)
+begun.zero_()
+threading.Thread(target=lambda: op(x, 40000, begun), daemon=True).start()
+while not begun.item():
+    pass
+print("ok")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "ok\n", "")
+
+
+def test_the_thread_that_ends_the_interpreter_still_calls_ops() -> None:
+    code = """
+import atexit, torch, ferrule
+op = ferrule.op("two", "x[N]:float32 -> y[N]:float32", grid="N", threadgroup=32,
+                metal="uint i = thread_position_in_grid.x; y[i] = 2 * x[i];")
+op(torch.ones(1))
+# What is registered here runs before torch takes its operators away.
+atexit.register(lambda: print(tuple(op(torch.ones(3)).shape), tuple(op(torch.ones(5)).shape)))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "(3,) (5,)\n", "")
+
+
 def test_many_dims_are_refused() -> None:
     with pytest.raises(ferrule.KernelError, match="expected 16 dims at most"):
         OPS["stars"](torch.ones([1] * 17), torch.ones([1] * 17), torch.ones(1))

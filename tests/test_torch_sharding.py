@@ -20,15 +20,27 @@ needs_gloo = pytest.mark.skipif(
 @needs_gloo
 def test_two_processes(tmp_path: Path) -> None:
     """All of `dtensor_cases` in one pair of processes, for starting them takes the longest."""
+    run_cases(tmp_path)
+
+
+@pytest.mark.gpu
+def test_two_gpus(tmp_path: Path) -> None:
+    if torch.cuda.device_count() < 2 or not torch.distributed.is_nccl_available():
+        pytest.skip("wants two GPUs, and torch's NCCL")
+    run_cases(tmp_path, "cuda")
+
+
+def run_cases(folder: Path, *more: str) -> None:
     script = Path(__file__).with_name("dtensor_cases.py")
     command = [sys.executable, str(script)]
-    store = str(tmp_path / "store")
+    store = str(folder / "store")
     both = [
         subprocess.Popen(
-            [*command, str(rank), store], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            [*command, str(rank), store, *more], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            text=True,
         )
         for rank in range(2)
-    ]
+    ]  # fmt: skip
     try:
         for process in both:
             out, err = process.communicate(timeout=300)

@@ -9,11 +9,14 @@ from __future__ import annotations
 import dis
 import functools
 import hashlib
+import inspect
 import json
 import sys
+import sysconfig
 import types
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,6 +27,12 @@ from .errors import KernelError
 SEMANTICS = 1  # raised only when the same declaration would compute something else
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
 _SHOWN = {("torch", "dtype"), ("torch", "device"), ("mlx.core", "Dtype"), ("mlx.core", "Device")}
+# Array libraries, whose functions keep their meaning: a graph that was saved with one version is of
+# use with the next, and their caches know their versions.
+_KNOWN = frozenset({"ferrule", "numpy", "ml_dtypes", "torch", "mlx", "cupy"})
+_STDLIB = sysconfig.get_path("stdlib")
+_MOST = 2000
+_ABSENT = object()
 _C_FUNCTIONS = (
     types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType, np.ufunc,
     type(np.dot),
@@ -37,8 +46,18 @@ def digest(content: object) -> str:
 
 
 def of_callable(what: str, function: object, version: object = None) -> str:
-    """The digest of a Python function: its code, what it closes over, its defaults, and what it
-    names of its module: constants, ops and functions that are there by now.
+    """The digest of a Python function: its code, what it closes over, its defaults, and what these
+    name of the modules around.
+
+    Names are followed as they stand in the code, ``scale`` and ``helpers.scale``, with what they
+    mean by now: to constants, ops, functions, classes with their methods, and to what these name
+    in turn. So it goes through modules of the user's own, which are all but the standard library
+    and what is installed (lies in a ``site-packages``), and through the function's own package in
+    any case. Of other installed packages, the name and version count; of the standard library and
+    of array libraries (NumPy, torch, MLX, CuPy) the name alone.
+
+    Not seen are modules that are imported inside of functions, attributes of objects, and globals
+    that can change: lists, dicts, sets, objects, and what the function itself assigns.
 
     Args:
         what: how messages call it: ``"`run` of op 'linear'"``.
@@ -47,7 +66,8 @@ def of_callable(what: str, function: object, version: object = None) -> str:
             each change of behaviour.
 
     Raises:
-        KernelError: it is none, or holds what has no digest (an array, an object with state).
+        KernelError: it is none, or holds what has no digest (an array, an object with state), or
+            what it names leads to more than 2,000 functions.
     """
     if not callable(function):
         raise KernelError(f"[op] {what}: got {function!r}, expected a function.")
@@ -55,17 +75,88 @@ def of_callable(what: str, function: object, version: object = None) -> str:
         if type(version) not in (str, int):
             raise KernelError(f"[op] `version` of {what}: got {version!r}, expected a str or int.")
         return digest(["version", getattr(function, "__qualname__", ""), version])
-    return digest(_Reader(what).value(function, "it"))
+    return digest(_Reader(what, function).everything(function))
 
 
 class _Reader:
-    """Turns values into what JSON can hold."""
+    """Turns a function, and all that it leads to, into what JSON can hold.
 
-    def __init__(self, what: str) -> None:
+    Functions, and the user's own classes, are numbered in the order in which they are met, and each
+    is read once: they may name each other.
+
+    Attributes:
+        package: that of the function.
+        met: functions and classes.
+        given: whether what is read was given to the op, so that its content must be known. It need
+            not where something is only named, unless it is an array: a weight there is as hidden as
+            one in a closure.
+    """
+
+    def __init__(self, what: str, function: object) -> None:
         self.what = what
-        self.seen: dict[int, int] = {}  # functions may name themselves
+        self.package = _package(function)
+        self.met: list[types.FunctionType | type] = []
+        self.given = True
+        self.seen: dict[int, Any] = {}
         self.kept: list[Any] = []  # so that no other object gets its id
-        self.met_array = False  # an op must not hide one, wherever it is
+
+    def everything(self, function: object) -> Any:
+        found = [self.value(function, "it")]
+        for one in self.met:  # more are met on the way
+            found.append([] if isinstance(one, type) else self.function(one))
+        given, self.given = len(self.met), False
+        for i, one in enumerate(self.met):
+            if i == _MOST:
+                raise KernelError(
+                    f"[op] {self.what} leads to more than {_MOST} functions and classes of modules "
+                    "that are not installed. Give `version=`, a str or int that you change "
+                    "whenever they change."
+                )
+            if isinstance(one, type):
+                found.append(self.members(one))
+                continue
+            if i >= given:
+                found.append(self.function(one))
+            if self.own(one.__globals__.get("__name__")):
+                found.append([[name, self.named(value, name)] for name, value in _named(one)])
+        return found
+
+    def own(self, module: object) -> bool:
+        return _own(module, self.package)
+
+    def meet(self, value: Any) -> Any:
+        self.see(value)
+        self.seen[id(value)] = f"met {len(self.met)}"
+        self.met.append(value)
+        return self.seen[id(value)]
+
+    def named(self, value: Any, name: str) -> Any:
+        """What a name means; no more than the type of what can change, or is not known."""
+        if isinstance(value, types.ModuleType):
+            return ["module", _versioned(value.__name__)]
+        if isinstance(value, type) and self.own(value.__module__):
+            known = id(value) in self.seen
+            return ["again", self.seen[id(value)]] if known else self.meet(value)
+        # functools.lru_cache and JITs leave this.
+        wrapped = inspect.getattr_static(value, "__wrapped__", None)
+        if isinstance(wrapped, types.FunctionType) and not isinstance(value, types.FunctionType):
+            return ["wrapped", _type_name(value), self.value(wrapped, name)]
+        return self.value(value, f"the global {name!r}")
+
+    def members(self, value: type) -> Any:
+        """What a class inherits from, its methods and constants."""
+        found: list[Any] = [
+            value.__qualname__, [self.named(base, base.__name__) for base in value.__bases__]
+        ]  # fmt: skip
+        for name, one in sorted(vars(value).items()):
+            where = f"{value.__qualname__}.{name}"
+            if isinstance(one, property):
+                found.append([name, "property", self.named(one.fget, where)])
+            elif isinstance(one, (staticmethod, classmethod)):
+                found.append([name, type(one).__name__, self.named(one.__func__, where)])
+            elif isinstance(one, types.FunctionType) or not name.startswith("__"):
+                found.append([name, self.named(one, where)])
+        return found
 
     def see(self, value: Any) -> None:
         self.seen[id(value)] = len(self.seen)
@@ -77,6 +168,8 @@ class _Reader:
             return [kind.__name__, repr(value)]
         if id(value) in self.seen:
             return ["again", self.seen[id(value)]]
+        if not self.given and kind in (list, set, dict, OrderedDict, types.MappingProxyType):
+            return ["some", kind.__name__]
         if kind in (tuple, list, set, frozenset):
             if kind in (list, set):  # equal tuples may be one object or two; these tell
                 self.see(value)
@@ -91,9 +184,8 @@ class _Reader:
                 kind.__name__,
                 [[self.value(k, where), self.value(v, where)] for k, v in value.items()],
             ]
-        found = getattr(value, "ferrule_digest", None)  # an op
-        if isinstance(found, str):
-            return ["op", found]
+        if hasattr(kind, "ferrule_digest"):
+            return ["op", value.ferrule_digest]
         if isinstance(value, Dtype):
             return ["dtype", value.name]
         if isinstance(value, np.dtype) or (kind.__module__, kind.__name__) in _SHOWN:
@@ -103,7 +195,7 @@ class _Reader:
         if kind.__module__ == "torch._ops":  # an operator is what its name and schema say
             return ["torch op", str(value), str(getattr(value, "_schema", ""))]
         if isinstance(value, types.ModuleType):
-            return ["module", value.__name__]
+            return ["module", _versioned(value.__name__)]
         if kind is functools.partial:
             return [
                 "partial",
@@ -112,12 +204,17 @@ class _Reader:
         if isinstance(value, types.MethodType):
             return ["method", self.value(value.__func__, where), self.value(value.__self__, where)]
         if isinstance(value, types.FunctionType):
-            self.see(value)
-            return self.function(value)
+            name = by_name(value)
+            if name is None or self.own(name.partition(":")[0]):
+                return self.meet(value)
+            return ["name", name, _versioned(name.partition(":")[0])]
         name = importable(value)
         if name is not None:
-            return ["name", name]
-        self.met_array |= _is_array(value)
+            if isinstance(value, type) and self.own(value.__module__):
+                return ["name", name, self.meet(value)]
+            return ["name", name, _versioned(name.partition(":")[0])]
+        if not self.given and not hasattr(kind, "__dlpack__"):
+            return ["some", _type_name(value)]
         raise KernelError(
             f"[op] {self.what} cannot be told from others like it: {where} is {short(value)} of "
             f"type {kind.__module__}.{kind.__qualname__}, whose content is not known. Make arrays "
@@ -137,28 +234,7 @@ class _Reader:
             cells.append([name, self.value(content, f"{name!r}, which it closes over,")])
         defaults = self.value(function.__defaults__ or (), "a default")
         keywords = self.value(function.__kwdefaults__ or {}, "a default")
-        return [
-            "function", self.code(code), cells, defaults, keywords, self.of_module(function)
-        ]  # fmt: skip
-
-    def of_module(self, function: types.FunctionType) -> Any:
-        """What a function reads of its module by name: constants, ops, and functions of the same
-        module; none that cannot be read, or that a function assigns. Arrays are refused: a weight
-        there is as hidden as one in a closure."""
-        around = function.__globals__
-        found = []
-        for name in _globals_of(function.__code__):
-            value = around.get(name)
-            same = isinstance(value, types.FunctionType) and value.__globals__ is around
-            known = isinstance(getattr(value, "ferrule_digest", None), str)
-            plain = type(value) in (*_PLAIN, tuple, frozenset, Dtype)
-            if same or known or plain or _is_array(value):
-                try:
-                    found.append([name, self.value(value, f"the global {name!r}")])
-                except KernelError:
-                    if self.met_array:
-                        raise
-        return found
+        return [self.code(code), cells, defaults, keywords]
 
     def code(self, code: types.CodeType) -> Any:
         return [
@@ -179,14 +255,11 @@ class _Reader:
         return repr(one)
 
 
-def _is_array(value: object) -> bool:
-    return hasattr(type(value), "__dlpack__")
-
-
 def ops_in(function: object) -> list[Any]:
-    """The ops that a Python function names: in its closure and its defaults, in its module, and in
-    functions of the same package that it names. What it finds in other ways is not seen."""
+    """The ops that a Python function leads to: those in its closure and its defaults, those that it
+    names, and those of functions that it names, as `of_callable` follows them."""
     found: list[Any] = []
+    package = _package(function)
     seen: dict[int, Any] = {}
     rest = [function]
     while rest:
@@ -209,25 +282,110 @@ def ops_in(function: object) -> list[Any]:
             cells = [cell for cell in one.__closure__ or () if cell != types.CellType()]
             rest += [cell.cell_contents for cell in cells]
             rest += [one.__defaults__, one.__kwdefaults__]
-            named = [one.__globals__.get(name) for name in _globals_of(one.__code__)]
-            package = one.__module__.partition(".")[0]
-            rest += [
-                value
-                for value in named
-                if hasattr(type(value), "ferrule_digest")
-                or (
-                    isinstance(value, types.FunctionType)
-                    and value.__module__.partition(".")[0] == package
-                )
-            ]
+            if _own(one.__globals__.get("__name__"), package):
+                rest += [value for _, value in _named(one)]
+        elif isinstance(one, type) and _own(one.__module__, package):
+            rest += [*one.__bases__, *vars(one).values()]
+        elif isinstance(one, (staticmethod, classmethod)):
+            rest.append(one.__func__)
     return found
 
 
-def _globals_of(code: types.CodeType) -> list[str]:
-    """The global names that code, and functions in it, read and do not assign."""
-    seen = [(one.opname, one.argval) for part in _codes(code) for one in dis.get_instructions(part)]
-    assigned = {name for op, name in seen if op in ("STORE_GLOBAL", "DELETE_GLOBAL")}
-    return sorted({name for op, name in seen if op == "LOAD_GLOBAL"} - assigned)
+def _package(function: Any) -> str | None:
+    """The package, or module, that a function's code is of."""
+    while not isinstance(function, types.FunctionType):
+        inner = getattr(function, "func", None) or getattr(function, "__func__", None)
+        if inner is None:
+            return None
+        function = inner
+    name = function.__globals__.get("__name__")
+    return name.partition(".")[0] if isinstance(name, str) else None
+
+
+def _own(module: object, package: str | None) -> bool:
+    """Whether a module is the user's own, or of this package."""
+    if not isinstance(module, str):
+        return True
+    top = module.partition(".")[0]
+    if top in _KNOWN:
+        return False
+    file = getattr(sys.modules.get(module), "__dict__", {}).get("__file__")
+    if file is None:  # built in; or typed in, or made by exec
+        return module not in sys.stdlib_module_names
+    path = Path(file)
+    if {"site-packages", "dist-packages"} & set(path.parts):
+        return top == package
+    return not path.is_relative_to(_STDLIB)
+
+
+def _versioned(module: str) -> list[str | None]:
+    """The name of a module and, of most that are installed, the package's version."""
+    top = module.partition(".")[0]
+    plain = top in _KNOWN or top in sys.stdlib_module_names or _own(module, None)
+    return [module, None if plain else _version(top)]
+
+
+@functools.cache
+def _version(package: str) -> str | None:
+    known = getattr(sys.modules.get(package), "__dict__", {}).get("__version__")
+    if isinstance(known, str):
+        return known
+    import importlib.metadata  # takes milliseconds
+
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _named(function: types.FunctionType) -> list[tuple[str, Any]]:
+    """What a function's code reads from around it by name, through modules, and what that is; none
+    that is not there, or that the function assigns. Modules that are installed are not looked
+    into."""
+    cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
+    package = _package(function)
+    found: dict[str, Any] = {}
+    for names in _names_of(function.__code__):
+        if names[0] in cells:
+            cell = cells[names[0]]
+            value = _ABSENT if cell == types.CellType() else cell.cell_contents
+            if not isinstance(value, types.ModuleType):  # what is closed over is read elsewhere
+                continue
+        else:
+            value = function.__globals__.get(names[0], _ABSENT)
+        depth = 1
+        while (
+            depth < len(names)
+            and isinstance(value, types.ModuleType)
+            and _own(value.__name__, package)
+        ):
+            value, depth = vars(value).get(names[depth], _ABSENT), depth + 1
+        if value is not _ABSENT:
+            found[".".join(names[:depth])] = value
+    return sorted(found.items())
+
+
+@functools.lru_cache(maxsize=4096)
+def _names_of(code: types.CodeType) -> list[tuple[str, ...]]:
+    """The names that code, and functions in it, read from around, each with the attributes that
+    follow; none that it assigns."""
+    found: set[tuple[str, ...]] = set()
+    assigned: set[str] = set()
+    for part in _codes(code):
+        names: tuple[str, ...] = ()
+        for one in dis.get_instructions(part):
+            if one.opname == "EXTENDED_ARG":
+                continue
+            if one.opname in ("LOAD_ATTR", "LOAD_METHOD") and names:
+                names = (*names, one.argval)
+                continue
+            if names:
+                found.add(names)
+            around = one.opname == "LOAD_DEREF" and one.argval in code.co_freevars
+            names = (one.argval,) if around or one.opname == "LOAD_GLOBAL" else ()
+            if one.opname in ("STORE_GLOBAL", "DELETE_GLOBAL"):
+                assigned.add(one.argval)
+    return sorted(names for names in found if names[0] not in assigned)
 
 
 def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
@@ -264,6 +422,10 @@ def by_name(value: Any) -> str | None:
             if found is value:
                 return f"{module}:{name}"
     return None
+
+
+def _type_name(value: object) -> str:
+    return f"{type(value).__module__}.{type(value).__qualname__}"
 
 
 def short(value: object) -> str:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from .op_declaration import Op
 
 FEW = 3  # devices.cpu.FEW
-SOURCES = ("op_calls.h", "arithmetic.h", "cuda_launch.h", "rule.h", "runtime.h")
+SOURCES = ("op_calls.h", "arithmetic.h", "arrays.h", "cuda_launch.h", "rule.h", "runtime.h")
 
 # Constants of runtime/op_calls.h and rule.h.
 _ARGUMENTS, _BODIES, _TEMPLATE, _DIMS, _KEY = 32, 4, 16, 16, 96

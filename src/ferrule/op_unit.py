@@ -96,10 +96,10 @@ def _steps(
     for step in sent.steps:
         if isinstance(step, Filled):
             address, dtype, count = places[step.array]
-            pattern = _pattern(op, step, dtype)
-            count = count * dtype.itemsize // len(pattern)
+            written = pattern(op, step, dtype)
+            count = count * dtype.itemsize // len(written)
             if count:
-                found.append(Fill(address, count, pattern))
+                found.append(Fill(address, count, written))
         elif isinstance(step, Copied):
             found += _copied(op, step, places)
         else:
@@ -130,8 +130,12 @@ def _copied(op: str, step: Copied, places: Places) -> list[Step]:
     return [Copy(to, source, count * kind.itemsize)] if count else []
 
 
-def _pattern(op: str, step: Filled, dtype: Dtype) -> bytes:
-    """1, 2 or 4 bytes that, repeated, are elements of a value."""
+def pattern(op: str, step: Filled, dtype: Dtype) -> bytes:
+    """1, 2 or 4 bytes that, repeated, are elements of a value.
+
+    Raises:
+        KernelError: the dtype does not hold it, or no memset writes it.
+    """
     value, numpy = step.value, dtype.numpy
     label = f"[op] op {op!r}: a step fills {step.array!r}, of {dtype.name}, with {value!r}"
     if dtype.kind in "iu" or dtype.kind == "b":

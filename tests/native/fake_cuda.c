@@ -71,6 +71,11 @@ API int cuCtxGetCurrent(void** context) {
   *context = (void*)(depth ? stack[depth - 1] : 0);
   return 0;
 }
+API int cuCtxSetCurrent(void* context) {
+  if (depth) depth--;
+  if (context) stack[depth++] = (uintptr_t)context;
+  return 0;
+}
 API int cuCtxPushCurrent_v2(void* context) {
   if (depth == DEEP) return INVALID;
   stack[depth++] = (uintptr_t)context;
@@ -159,6 +164,14 @@ API int cuMemsetD32Async(uint64_t address, unsigned value, size_t n, void* strea
   if (!depth || !address || !n || address % sizeof value) return INVALID;
   int status = on_fill((uintptr_t)address, n * sizeof value, (uintptr_t)stream, stack[depth - 1]);
   for (size_t i = 0; !status && i < n; i++) ((unsigned*)(uintptr_t)address)[i] = value;
+  return status;
+}
+API int cuMemsetD2D32Async(uint64_t address, size_t pitch, unsigned value, size_t width, size_t rows,
+                           void* stream) {
+  if (!depth || !address || !width || !rows || address % sizeof value) return INVALID;
+  int status = on_fill((uintptr_t)address, rows * pitch, (uintptr_t)stream, stack[depth - 1]);
+  for (size_t i = 0; !status && i < width * rows; i++)
+    *(unsigned*)(uintptr_t)(address + i / width * pitch + i % width * sizeof value) = value;
   return status;
 }
 API int cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t bytes, void* stream) {

@@ -14,7 +14,8 @@ from ..source import cuda as cuda_text
 from ..source.cuda_launch import Form as CudaForm
 from ..source.cuda_launch import form_for, kernel_symbol, plain_form
 from ..spec import Launch, Spec
-from . import cpu, cuda
+from ..unit import UnitSpec
+from . import compile_unit, cpu, cuda
 
 # Names of packaged/ops.h, for what `cpu.Form` says.
 _CPU_NEEDS = {
@@ -37,7 +38,8 @@ class Code(NamedTuple):
         far: for CUDA, whether threadgroups are counted through.
         architecture: such as ``"sm_90"``; empty for the CPU.
         shared: for CUDA, bytes of dynamic shared memory.
-        symbol: for CUDA, the function's name.
+        symbols: for CUDA, the names of its functions: one, or in the order of a unit's
+            `functions`.
         each: for CUDA, threadgroups that a block carries out.
         aligned: for CUDA, whether arrays begin at multiples of 16 bytes.
     """
@@ -48,7 +50,7 @@ class Code(NamedTuple):
     far: bool = False
     architecture: str = ""
     shared: int = 0
-    symbol: str = ""
+    symbols: tuple[str, ...] = ()
     each: int = 1
     aligned: bool = False
 
@@ -89,7 +91,7 @@ def for_cuda(
         built = device.shaped(spec, largest, form)
         return Code(
             built.payload, needs, _BLOCKS[form.threads], form.far, architecture, built.shared,
-            kernel_symbol(spec), form.each, form.aligned_arrays,
+            (kernel_symbol(spec),), form.each, form.aligned_arrays,
         )  # fmt: skip
 
     if spec.kernel.language == "cuda":
@@ -102,6 +104,17 @@ def for_cuda(
         # What the example's arrays and size allow, what its grid allows, and what is always right.
         forms = list(dict.fromkeys((form, plain_form(form), _ANY_CUDA)))
     return tuple(code(form, () if form == _ANY_CUDA else _needs(form, lanes)) for form in forms)
+
+
+def for_unit(spec: UnitSpec, architecture: str) -> Code:
+    """The cubin of a CUDA unit for an architecture; it is right for every launch.
+
+    Raises:
+        CompileError, ToolchainError, DeviceError: as `compile_unit` does.
+    """
+    built = compile_unit(architecture, spec)
+    symbols = tuple(built.names[function] for function in spec.functions)
+    return Code(built.payload, architecture=built.mode, symbols=symbols)
 
 
 def _needs(form: CudaForm, lanes: bool) -> tuple[str, ...]:

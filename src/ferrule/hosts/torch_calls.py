@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import os
 import sys
+import threading
 from collections.abc import Sequence
 from functools import lru_cache
 from importlib.machinery import EXTENSION_SUFFIXES
@@ -30,7 +32,10 @@ if TYPE_CHECKING:
 FOLDER = Path(__file__).resolve().parent.parent
 SOURCES = ("torch_calls.c", *op_entries.SOURCES)
 
-_PYTHON = ("PyGILState_Ensure", "PyGILState_Release", "PyErr_CheckSignals", "PyErr_Fetch")
+_PYTHON = (
+    "PyGILState_Ensure", "PyGILState_Release", "PyErr_CheckSignals", "PyErr_Fetch",
+    "Py_IsFinalizing" if sys.version_info >= (3, 13) else "_Py_IsFinalizing",
+)  # fmt: skip
 _EXCEPTION, _INPUT_COPIED = 0, 1  # of runtime/torch_calls.c
 
 _int32, _pointer = ctypes.c_int32, ctypes.c_void_p
@@ -43,7 +48,8 @@ class _Setup(ctypes.Structure):
         ("dtypes", _int32), ("torch_dtype", ctypes.POINTER(_int32)),
         ("item_bytes", ctypes.POINTER(ctypes.c_uint8)), ("resolve", RESOLVE), ("tell", _TELL),
         ("threads_now", _pointer), ("ensure", _pointer), ("release", _pointer),
-        ("check_signals", _pointer), ("fetch", _pointer), ("few", _int32),
+        ("check_signals", _pointer), ("fetch", _pointer), ("is_finalizing", _pointer),
+        ("few", _int32),
     )  # fmt: skip
 
 
@@ -117,7 +123,13 @@ def library() -> ctypes.CDLL | None:
         *[ctypes.cast(getattr(ctypes.pythonapi, name), _pointer) for name in _PYTHON], FEW,
     )  # fmt: skip
     op_entries.kept.append(setup)
-    return None if found.fr_torch_init(ctypes.byref(setup)) else found
+    if found.fr_torch_init(ctypes.byref(setup)):
+        return None
+    found.fr_torch_set_main_thread(threading.main_thread().ident)
+    os.register_at_fork(  # then the thread that forks is the child's
+        after_in_child=lambda: found.fr_torch_set_main_thread(threading.get_ident())
+    )
+    return found
 
 
 def _installed() -> ctypes.CDLL | None:
@@ -135,6 +147,7 @@ def _installed() -> ctypes.CDLL | None:
             found.fr_torch_init.argtypes = (_pointer,)
             found.fr_torch_take.argtypes = (_pointer,)
             found.fr_torch_use_cuda.argtypes = (_pointer,)
+            found.fr_torch_set_main_thread.argtypes = (_pointer,)
         except (OSError, AttributeError):
             continue
         sizes = [found.fr_torch_sizes(which) for which in range(4)]

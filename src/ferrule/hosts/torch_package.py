@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import hashlib
+import math
 import os
 import re
 import tempfile
@@ -20,8 +21,8 @@ import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from .. import dtypes, package_text, toolchain
-from ..cuda_steps import CudaUnit
+from .. import dtypes, op_unit, package_text, toolchain
+from ..cuda_steps import CudaUnit, Filled, Scratch
 from ..devices import package_code
 from ..dtypes import Dtype
 from ..errors import CompilerFailed, KernelError, KernelTypeError, ToolchainError
@@ -30,7 +31,7 @@ from ..implementation import KernelBody, template_values
 from ..op_declaration import Op
 from ..op_file import full_name
 from ..package_text import PackagedOp, Special
-from ..rule import Binding
+from ..rule import Argument, Binding
 from ..spec import MAX_THREADS, Input, Launch, Spec
 from .torch_export import ops_of
 
@@ -52,8 +53,7 @@ def package(
     """Compile an exported program with AOTInductor to a package that needs no ferrule.
 
     It has the machine code of the kernels for the dtypes and ranks in the graph, and for every
-    size: of the processor here, or of NVIDIA GPUs. Take the program as ``torch.export.export``
-    gives it, before decompositions.
+    size: of the processor here, or of NVIDIA GPUs.
 
     Args:
         program: what is packaged.
@@ -67,7 +67,8 @@ def package(
 
     Raises:
         KernelError: an op has no kernel for the graph's device, such as one that only a Python
-            function carries out; or depends on a size in a way that needs a compiler at run time.
+            function carries out; or depends on a size in a way that needs a compiler at run time;
+            or has something that no package can hand over; says what.
         CompileError, DialectError, ToolchainError, DeviceError: a kernel cannot be compiled.
     """
     import torch
@@ -164,30 +165,71 @@ def _calls(program: ExportedProgram) -> Iterator[_Call]:
     import torch
 
     ops = ops_of(program)
-    direct: set[str] = set()
+    found: set[str] = set()
     for module in program.graph_module.modules():
         if not isinstance(module, torch.fx.GraphModule):
             continue
         for node in module.graph.nodes:
             name = _op_name(node.target)
-            if name not in ops:
+            given: dict[str, Any] = {}
+            if name in ops:
+                names = [one.name for one in ops[name].rule.inputs]
+                given = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+                given = torch.fx.node.map_arg(given, lambda one: one.meta["val"])
+            elif node.target is _functionalized():
+                name = _op_name(node.args[0])
+                if name not in ops:
+                    continue
+                given = _given_to_functionalized(node)
+            else:
                 continue
-            direct.add(name)
+            found.add(name)
             op = ops[name]
-            names = [one.name for one in op.rule.inputs]
-            given: dict[str, Any] = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
-            arrays = [
-                given[one.name].meta["val"]
-                if one.dims is not None and given.get(one.name) is not None
-                else None
-                for one in op.rule.inputs
-            ]
+            for one in op.rule.inputs:
+                value = given.get(one.name)
+                if type(value) is float and not math.isfinite(value):
+                    raise KernelError(
+                        f"package: the graph calls op {op.name!r} with {one.name!r} = {value}, and "
+                        "packages of AOTInductor hold finite numbers alone; declare an array, "
+                        f"{one.name}[]:{one.dtype}, or let the body make the number."
+                    )
+            inputs = op.rule.inputs
+            arrays = [None if one.dims is None else given.get(one.name) for one in inputs]
             yield _Call(op, tuple(arrays))
-    for name in set(ops) - direct:
+    for name in set(ops) - found:
         raise KernelError(
-            f"package: the graph calls the op 'ferrule::{name}' through another operator, as "
-            "run_decompositions leaves it; package the program that torch.export.export gave."
+            f"package: the graph calls the op 'ferrule::{name}' through an operator that a package "
+            "does not take, as run_decompositions may leave it; package the program that "
+            "torch.export.export gave."
         )
+
+
+def _functionalized() -> Any:
+    """The operator that stands for a call of an op that writes in place, after decompositions.
+
+    Its first version, which torch can be told to use, is not taken: where two views of one tensor
+    are written, inductor of torch 2.13 leaves memory of which nobody wrote anything.
+    """
+    import torch
+
+    return torch.ops.higher_order.auto_functionalized_v2
+
+
+def _given_to_functionalized(node: Any) -> dict[str, Any]:
+    """The inputs of an op that `auto_functionalized_v2` calls, by their names.
+
+    It names not what is written, but of what that is a view, and how.
+    """
+    import torch
+    from torch._higher_order_ops import auto_functionalize
+
+    given: dict[str, Any] = dict(torch.fx.node.map_arg(node.kwargs, lambda one: one.meta["val"]))
+    bases = given.pop("_all_bases")
+    written = auto_functionalize.get_mutable_args(node.args[0])
+    views = auto_functionalize.read_view_information_from_args(*written, given, bases)
+    for name, view in views.items():
+        given[name] = None if view is None else view.regenerate_view(bases)
+    return given
 
 
 def _op_name(target: Any) -> str:
@@ -209,14 +251,9 @@ def _packaged_op(calls: list[_Call], architectures: Sequence[str] | None) -> Pac
             "all on the CPU, or all on NVIDIA GPUs."
         )
     cuda = devices == {"cuda"}
-    bodies: list[KernelBody] = []
+    bodies: list[KernelBody | CudaUnit] = []
     for one in op.implementations:
-        if cuda and isinstance(one, CudaUnit):
-            raise KernelError(
-                f"package: op {op.name!r} has a CUDA unit of several steps, which a package cannot "
-                "carry out; give it a body (`cuda_body`, or `metal`) in its place."
-            )
-        if isinstance(one, KernelBody) and (cuda or one.kind == "metal"):
+        if isinstance(one, (KernelBody, CudaUnit)) and (cuda or one.kind == "metal"):
             bodies.append(one)
             if one.when is None:
                 break
@@ -241,8 +278,9 @@ def _packaged_op(calls: list[_Call], architectures: Sequence[str] | None) -> Pac
 
 
 def _special(
-    op: Op, body: KernelBody, call: _Call, cuda: bool, architectures: Sequence[str] | None
-) -> Special:
+    op: Op, body: KernelBody | CudaUnit, call: _Call, cuda: bool,
+    architectures: Sequence[str] | None,
+) -> Special:  # fmt: skip
     """What a body must be compiled for, for one call of the graph, and the machine code."""
     from .torch_sizes import SymInts
 
@@ -258,37 +296,60 @@ def _special(
     template = template_values(
         op.name, op.rule, body.template, said, lambda one: _fixed(op, body, one, said)
     )
-    inputs, ndims = [], []
-    for one, kind, shape in zip(op.rule.inputs, kinds, shapes, strict=True):
-        known = kind or dtypes.BY_NAME[said.dtypes.get(one.dtype, one.dtype)]
-        ndims.append(len(one.dims or ()) if shape is None else len(shape))
-        if not one.mutable:
-            inputs.append(Input(known, ndims[-1], value=cuda and one.dims is None))
-    inputs += [Input(dtypes.int32, 0, value=cuda)] * len(body.dims)
-    written = [
-        dtypes.BY_NAME[said.dtypes.get(one.dtype, one.dtype)]
-        for one in op.rule.inputs
-        if one.mutable
+    values = tuple(_fixed(op, body, e, said) for _, e in body.template if isinstance(e, Expression))
+    ndims = tuple(
+        len(one.dims or ()) if shape is None else len(shape)
+        for one, shape in zip(op.rule.inputs, shapes, strict=True)
+    )
+    targets = (architectures or [_architecture()]) if cuda else []
+    if isinstance(body, CudaUnit):
+        unit = body.spec(template)
+        codes = tuple(package_code.for_unit(unit, one) for one in targets)
+        special = Special(unit, kinds, ndims, outputs, values, codes)
+        return _with_arrays(op, body, special, said)
+    inputs = [
+        # As in op_launch: what is declared with dims is indexed, also where *S stands for none.
+        Input(_known(one, said), max(ndim, bool(one.dims)), value=cuda and one.dims is None)
+        for one, ndim in zip(op.rule.inputs, ndims, strict=True)
+        if not one.mutable
     ]
+    inputs += [Input(dtypes.int32, 0, value=cuda)] * len(body.dims)
+    written = [_known(one, said) for one in op.rule.inputs if one.mutable]
     spec = Spec(body.kernel, tuple(inputs), (*outputs, *written), template)
     example = _example(op, body, shapes, names)
     if cuda:
+        most = _most_threads(body)
         codes = tuple(
-            code
-            for architecture in architectures or [_architecture()]
-            for code in package_code.for_cuda(spec, example, architecture, _most_threads(body))
+            code for one in targets for code in package_code.for_cuda(spec, example, one, most)
         )
     else:
         codes = package_code.for_cpu(spec, example)
-    values = tuple(_fixed(op, body, e, said) for _, e in body.template if isinstance(e, Expression))
-    return Special(spec, kinds, tuple(ndims), outputs, values, codes)
+    return Special(spec, kinds, ndims, outputs, values, codes)
+
+
+def _with_arrays(op: Op, unit: CudaUnit, special: Special, said: Binding) -> Special:
+    """With the dtypes of a unit's scratch, and what its steps fill arrays with."""
+    scratch = tuple(_known(one, said) for one in unit.scratch)
+    kinds = dict(zip((one.name for one in op.rule.outputs), special.outputs, strict=True))
+    kinds.update((one.name, _known(one, said)) for one in op.rule.inputs if one.mutable)
+    kinds.update((one.name, kind) for one, kind in zip(unit.scratch, scratch, strict=True))
+    patterns = tuple(
+        op_unit.pattern(op.name, step, kinds[step.array]) if isinstance(step, Filled) else None
+        for step in unit.steps
+    )
+    return special._replace(scratch=scratch, patterns=patterns)
+
+
+def _known(one: Argument | Scratch, said: Binding) -> Dtype:
+    """The dtype of an array or number in a call."""
+    return dtypes.BY_NAME[said.dtypes.get(one.dtype, one.dtype)]
 
 
 def _dtype(op: Op, array: Any) -> Dtype:
     return dtypes.of(array.dtype)
 
 
-def _fixed(op: Op, body: KernelBody, one: Expression, said: Binding) -> int:
+def _fixed(op: Op, body: KernelBody | CudaUnit, one: Expression, said: Binding) -> int:
     """An expression of a template, which must be the same in all calls."""
     from .torch_sizes import SymInts, dynamic_template, fixed
 
@@ -341,7 +402,7 @@ def _architecture() -> str:
     return f"sm_{major}{minor}"
 
 
-def _digest(op: Op, made: Sequence[tuple[KernelBody, tuple[Special, ...]]]) -> str:
+def _digest(op: Op, made: Sequence[tuple[KernelBody | CudaUnit, tuple[Special, ...]]]) -> str:
     """16 hexadecimal digits of all that decides what the op does in a package."""
     found = hashlib.sha256(f"{_SCHEMA}{op.digest}{_sources()}".encode())
     for body, specials in made:
@@ -393,10 +454,16 @@ def _compile(
     args, kwargs = program.example_inputs
     module = program.module(check_guards=False)
     with _renamed(packaged) as overloads:
+
+        def renamed(one: Any) -> Any:
+            return overloads.get(_op_name(one), one)
+
         for one in module.modules():
             if isinstance(one, torch.fx.GraphModule):
                 for node in one.graph.nodes:
-                    node.target = overloads.get(_op_name(node.target), node.target)
+                    node.target = renamed(node.target)
+                    if node.target is _functionalized():
+                        node.args = (renamed(node.args[0]), *node.args[1:])
                 one.recompile()
         with torch.no_grad():
             files = torch._inductor.aot_compile(
@@ -418,9 +485,11 @@ def _renamed(packaged: Mapping[str, PackagedOp]) -> Iterator[dict[str, Any]]:
             known = registered(name)
             if known is None:  # cannot be: the graph has it
                 raise KernelError(f"package: torch has no op 'ferrule::{name}'.")
-            library.define(f"{one.name}{one.schema}", tags=known.overload.tags)
-            for key in ("CPU", "CUDA"):
-                library.impl(one.name, known.run, key)
-            torch.library.register_fake(f"{NAMESPACE}::{one.name}", known.fake, lib=library)
+            qualified = f"{NAMESPACE}::{one.name}"
+            if not torch._C._jit_get_schemas_for_operator(qualified):  # no loaded package has it
+                library.define(f"{one.name}{one.schema}", tags=known.overload.tags)
+                for key in ("CPU", "CUDA"):
+                    library.impl(one.name, known.run, key)
+            torch.library.register_fake(qualified, known.fake, lib=library)
             found[name] = getattr(getattr(torch.ops, NAMESPACE), one.name).default
         yield found

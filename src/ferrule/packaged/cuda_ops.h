@@ -8,6 +8,16 @@
 
 /* cuda.h: handles are pointers, CUdeviceptr is 64 bits, results are 0 or an error. */
 typedef void* fr_stream;
+typedef struct {
+  int id, pad;
+  uint32_t value[16];
+} fr_launch_attribute;
+struct fr_launch_config {
+  uint32_t blocks[3], block[3], shared;
+  fr_stream stream;
+  fr_launch_attribute* attributes;
+  uint32_t count;
+};
 static struct {
   int (*get_device)(int*, int);
   int (*attribute)(int*, int, int);
@@ -16,9 +26,14 @@ static struct {
   int (*set_current)(void*);
   int (*load)(void**, const void*, void*, void*, unsigned, void*, void*, unsigned);
   int (*kernel)(void**, void*, const char*);
+  int (*function)(void**, void*);
+  int (*kernel_attribute)(int*, int, void*, int);
   int (*set_attribute)(int, int, void*, int);
+  int (*capture_mode)(int*);
   int (*launch)(void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
                 fr_stream, void**, void**);
+  int (*launch_config)(const struct fr_launch_config*, void*, void**, void**);
+  int (*copy)(uint64_t, uint64_t, size_t, fr_stream);
   int (*error_name)(int, const char**);
   int (*fill8)(uint64_t, uint8_t, size_t, fr_stream);
   int (*fill16)(uint64_t, uint16_t, size_t, fr_stream);
@@ -32,7 +47,10 @@ static struct {
 } fr_cuda;
 
 enum { FR_BUSY = 2 * 132 * 256 }; /* _BUSY of source/cuda_launch.py */
-enum { FR_CAPABILITY_MAJOR = 75, FR_CAPABILITY_MINOR = 76, FR_MOST_DYNAMIC_SHARED = 8 };
+enum { FR_CAPABILITY_MAJOR = 75, FR_CAPABILITY_MINOR = 76, FR_MOST_SHARED = 97 };  /* of a GPU */
+enum { FR_MOST_THREADS = 0, FR_FIXED_SHARED = 1, FR_MOST_DYNAMIC_SHARED = 8 };     /* of a kernel */
+enum { FR_CAPTURE_RELAXED = 2, FR_CLUSTER_DIMENSION = 4 };
+enum { FR_SHARED_UNASKED = 48 << 10 }; /* bytes that a block may have without leave */
 
 static void fr_find_cuda(void) {
   void* driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
@@ -51,8 +69,13 @@ static void fr_find_cuda(void) {
   FR_FIND(set_current, driver, "cuCtxSetCurrent")
   FR_FIND(load, driver, "cuLibraryLoadData")
   FR_FIND(kernel, driver, "cuLibraryGetKernel")
+  FR_FIND(function, driver, "cuKernelGetFunction")
+  FR_FIND(kernel_attribute, driver, "cuKernelGetAttribute")
   FR_FIND(set_attribute, driver, "cuKernelSetAttribute")
+  FR_FIND(capture_mode, driver, "cuThreadExchangeStreamCaptureMode")
   FR_FIND(launch, driver, "cuLaunchKernel")
+  FR_FIND(launch_config, driver, "cuLaunchKernelEx")
+  FR_FIND(copy, driver, "cuMemcpyDtoDAsync_v2")
   FR_FIND(error_name, driver, "cuGetErrorName")
   FR_FIND(fill8, driver, "cuMemsetD8Async")
   FR_FIND(fill16, driver, "cuMemsetD16Async")
@@ -164,7 +187,7 @@ static bool fr_aligned(const fr_body* body, const fr_special* special, const fr_
   return true;
 }
 
-/* The machine code for these sizes, arrays and this GPU, loaded; NULL after an error. */
+/* The machine code for this GPU and, of a body, for these sizes and arrays; NULL after an error. */
 static fr_code* fr_find_code(fr_call* c, fr_special* special, const fr_sent* sent, bool aligned,
                              int device) {
   int major = 0, minor = 0;
@@ -179,23 +202,76 @@ static fr_code* fr_find_code(fr_call* c, fr_special* special, const fr_sent* sen
     bool fits = code->portable   ? 10 * major + minor >= of
                 : code->specific ? 10 * major + minor == of
                                  : major == of / 10 && minor >= of % 10;
-    if (!fits || (code->needs & ~sent->facts) || (code->aligned && !aligned)) continue;
-    if (code->each > 1 && !fr_many(code, sent)) continue;
-    pthread_mutex_lock(&fr_loading);
-    int status = 0;
-    if (!code->function) {
-      void *library = NULL, *kernel = NULL;
-      status = fr_cuda.load(&library, code->bytes, NULL, NULL, 0, NULL, NULL, 0);
-      if (!status) status = fr_cuda.kernel(&kernel, library, code->symbol);
-      if (!status) code->function = kernel; /* a CUkernel: goes wherever a CUfunction goes */
-    }
-    pthread_mutex_unlock(&fr_loading);
-    if (!status) return code;
-    fr_cuda_failed(c, status, "its machine code cannot be loaded");
-    return NULL;
+    if (!fits) continue;
+    if (sent && ((code->needs & ~sent->facts) || (code->aligned && !aligned))) continue;
+    if (sent && code->each > 1 && !fr_many(code, sent)) continue;
+    return code;
   }
   fr_fail(c, "the package has no machine code for a GPU of compute capability %d.%d.", major, minor);
   return NULL;
+}
+
+/* Loads a function on the call's GPU. What is asked here may wait for the GPU, which others forbid
+ * while they record a CUDA graph; it is no part of what is recorded. */
+static int fr_load_on_cuda(const fr_code* code, void** library, const char* symbol,
+                           fr_loaded* loaded, int device) {
+  int mode = FR_CAPTURE_RELAXED, status = fr_cuda.capture_mode(&mode);
+  void* function = NULL;
+  if (status) return status;
+  if (!*library) status = fr_cuda.load(library, code->bytes, NULL, NULL, 0, NULL, NULL, 0);
+  if (!status) status = fr_cuda.kernel(&loaded->kernel, *library, symbol);
+  if (!status)
+    status = fr_cuda.kernel_attribute(&loaded->threads, FR_MOST_THREADS, loaded->kernel, device);
+  if (!status)
+    status = fr_cuda.kernel_attribute(&loaded->fixed, FR_FIXED_SHARED, loaded->kernel, device);
+  /* Brings it to the GPU now, not at the first launch, which may be recorded. */
+  if (!status) status = fr_cuda.function(&function, loaded->kernel);
+  fr_cuda.capture_mode(&mode);
+  loaded->allowed = loaded->fixed < FR_SHARED_UNASKED ? FR_SHARED_UNASKED - loaded->fixed : 0;
+  if (!status) loaded->function = function;
+  return status;
+}
+
+/* A function of the code on the call's GPU, loaded; NULL after an error. */
+static fr_loaded* fr_function_of(fr_call* c, fr_code* code, int which, int device) {
+  if (c->device >= FR_MOST_GPUS) {
+    fr_fail(c, "a package knows of %d GPUs, not of cuda:%d.", FR_MOST_GPUS, (int)c->device);
+    return NULL;
+  }
+  fr_function* function = &code->functions[which];
+  fr_loaded* loaded = &function->on[c->device];
+  pthread_mutex_lock(&fr_loading);
+  int status = loaded->function
+                   ? 0
+                   : fr_load_on_cuda(code, &code->library, function->symbol, loaded, device);
+  pthread_mutex_unlock(&fr_loading);
+  if (!status) return loaded;
+  fr_cuda_failed(c, status, "its machine code cannot be loaded");
+  return NULL;
+}
+
+/* Lets a function have so much dynamic shared memory, which CUDA wants to be asked for. */
+static bool fr_allow(fr_call* c, fr_loaded* loaded, int32_t shared, int device) {
+  int most = 0, status = 0;
+  pthread_mutex_lock(&fr_loading); /* another thread may allow more */
+  if (shared > loaded->allowed) {
+    status = fr_cuda.attribute(&most, FR_MOST_SHARED, device);
+    if (!status && (int64_t)shared + loaded->fixed <= most) {
+      int mode = FR_CAPTURE_RELAXED;
+      status = fr_cuda.capture_mode(&mode);
+      if (!status) {
+        status = fr_cuda.set_attribute(FR_MOST_DYNAMIC_SHARED, shared, loaded->kernel, device);
+        fr_cuda.capture_mode(&mode);
+      }
+      if (!status) loaded->allowed = shared;
+    }
+  }
+  bool allowed = shared <= loaded->allowed;
+  pthread_mutex_unlock(&fr_loading);
+  if (status) return fr_cuda_failed(c, status, "its shared memory");
+  return allowed || fr_fail(c, "a block wants %d bytes of shared memory, and has %d of its own, but "
+                            "a block of cuda:%d has %d at most.", (int)shared, (int)loaded->fixed,
+                            (int)c->device, most);
 }
 
 /* Blocks and threads, as blocks_of of source/cuda_launch.py has them. A body that cannot tell how
@@ -238,13 +314,12 @@ static bool fr_launch(fr_call* c, const fr_body* body, fr_special* special, cons
   if (!fr_reads(c, body, special, arrays) || !fr_value(c, body->shared, &shared)) return false;
   fr_code* code = fr_find_code(c, special, &sent, fr_aligned(body, special, arrays), device);
   if (!code || !fr_blocks(c, code, &sent, blocks, block)) return false;
+  fr_loaded* loaded = fr_function_of(c, code, 0, device);
+  if (!loaded) return false;
   if (shared < 0 || shared > INT32_MAX)
     return fr_fail(c, "`shared_memory` is %lld bytes.", (long long)shared);
   if (!shared) shared = code->shared;
-  if (shared > 48 << 10) {
-    status = fr_cuda.set_attribute(FR_MOST_DYNAMIC_SHARED, (int)shared, code->function, device);
-    if (status) return fr_cuda_failed(c, status, "its GPU has less shared memory than it needs");
-  }
+  if (!fr_allow(c, loaded, (int32_t)shared, device)) return false;
   /* What arguments point to: arrays' addresses, numbers, and shapes and strides by value. */
   uint32_t sizes[9];
   memcpy(sizes, sent.grid, sizeof sent.grid);
@@ -274,7 +349,7 @@ static bool fr_launch(fr_call* c, const fr_body* body, fr_special* special, cons
       default: arguments[p] = &array->pointer;
     }
   }
-  status = fr_cuda.launch(code->function, blocks[0], blocks[1], blocks[2], block[0], block[1],
+  status = fr_cuda.launch(loaded->function, blocks[0], blocks[1], blocks[2], block[0], block[1],
                           block[2], (unsigned)shared, stream, arguments, NULL);
   return !status || fr_cuda_failed(c, status, "its kernel cannot be launched");
 }

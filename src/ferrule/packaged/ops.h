@@ -1,10 +1,11 @@
 /* Ops of a package of AOTInductor: what torch calls, without Python.
  *
  * ferrule/package_text.py writes a text for each package, which includes runtime.c, defines what is
- * known of dtypes, includes this file, and has tables: the ops in the graph, their rules as bytecode (runtime/rule.h), what launches are
- * worked out from, and the machine code of their kernels. Loading the library defines the ops with
- * torch's dispatcher. A call does what `TorchOp.run` does in Python: it binds the rule, allocates
- * outputs, chooses the machine code, and launches. Nothing of a call is kept but what was loaded.
+ * known of dtypes, includes this file, and has tables: the ops in the graph, their rules as bytecode
+ * (runtime/rule.h), what launches are worked out from, and the machine code of their kernels.
+ * Loading the library defines the ops with torch's dispatcher. A call does what `TorchOp.run` does in
+ * Python: it binds the rule, allocates outputs, chooses the machine code, and launches. Nothing of a
+ * call is kept but what was loaded.
  *
  * Valid as C11 and as C++17. Needs -fexceptions, since torch's errors are thrown through it.
  */
@@ -15,6 +16,7 @@
 #include <math.h>
 #include <stdarg.h>
 
+#include "arrays.h"
 #include "rule.h"
 #include "tables.h"
 #include "torch_abi.h"
@@ -34,12 +36,14 @@ typedef struct {
   TH used[FR_MAX_ARGUMENTS];   /* as the kernel gets them: the same, or a contiguous copy */
   TH outputs[FR_MAX_ARGUMENTS];
   void* pointers[FR_MAX_ARGUMENTS]; /* of `used`, then of outputs */
-  int64_t strides[FR_MAX_ARGUMENTS][FR_MAX_NDIM];
+  const int64_t* strides[FR_MAX_ARGUMENTS];
+  int64_t own_strides[FR_MAX_ARGUMENTS][FR_MAX_NDIM]; /* of copies */
   uint64_t numbers[FR_MAX_ARGUMENTS]; /* the bytes of those that are numbers */
   fr_rule_input inputs[FR_MAX_ARGUMENTS];
   fr_rule_result made;
   int32_t dims[FR_MOST_READ]; /* of those that a kernel reads */
   int32_t device;             /* its number */
+  TH scratch;                 /* what the steps of a CUDA unit share */
   char error[FR_MOST_ERROR];
 } fr_call;
 
@@ -81,25 +85,6 @@ static const char* fr_shown(const fr_call* c, char* text, size_t room) {
   return text;
 }
 
-static bool fr_is_contiguous(const fr_rule_input* input, const int64_t* strides) {
-  int64_t step = 1;
-  for (int i = input->ndim - 1; i >= 0; i--) {
-    if (input->sizes[i] == 0) return true;
-    if (input->sizes[i] == 1) continue;
-    if (strides[i] != step) return false;
-    step *= input->sizes[i];
-  }
-  return true;
-}
-
-static void fr_row_strides(int32_t ndim, const int64_t* sizes, int64_t* strides) {
-  int64_t step = 1;
-  for (int i = ndim - 1; i >= 0; i--) {
-    strides[i] = step;
-    step *= sizes[i] > 1 ? sizes[i] : 1;
-  }
-}
-
 static int64_t fr_count(int32_t ndim, const int64_t* sizes) {
   int64_t count = 1;
   for (int i = 0; i < ndim; i++) count *= sizes[i];
@@ -116,6 +101,23 @@ static TH fr_new(fr_call* c, int32_t ndim, const int64_t* sizes, int32_t dtype) 
     fr_fail(c, "torch could not allocate memory.");
   return made;
 }
+
+/* The bits of the float of 16 bits that is nearest to a value, of two the even one, as NumPy rounds.
+ * `digits` of them stand behind the first binary digit; what is too large becomes infinite. */
+static uint16_t fr_float16_bits(double value, int digits) {
+  int bias = (1 << (14 - digits)) - 1, exponent;
+  int32_t sign = signbit(value) ? 1 << 15 : 0, infinite = (2 * bias + 1) << digits;
+  if (isnan(value)) return (uint16_t)(sign | infinite | 1 << (digits - 1));
+  if (isinf(value)) return (uint16_t)(sign | infinite);
+  frexp(value, &exponent); /* of the digit behind the first */
+  if (exponent - 1 < 1 - bias || value == 0) exponent = 2 - bias; /* of subnormals */
+  if (exponent - 1 > bias) return (uint16_t)(sign | infinite);
+  /* The first digit, where there is one, counts the exponent up by one; so does a carry. */
+  int32_t found = (int32_t)rint(ldexp(fabs(value), digits + 1 - exponent));
+  found += (exponent - 2 + bias) << digits;
+  return (uint16_t)(sign | found);
+}
+enum { FR_FLOAT16_DIGITS = 10, FR_BFLOAT16_DIGITS = 7 };
 
 /* The bytes of an integer as a dtype; false where it does not fit. */
 static bool fr_integer_bytes(int dtype, int64_t value, void* bytes) {
@@ -141,6 +143,13 @@ static bool fr_integer_bytes(int dtype, int64_t value, void* bytes) {
       memcpy(bytes, &as, 1);
       return true;
     }
+    case FR_FLOAT16:
+    case FR_BFLOAT16: {
+      uint16_t as = fr_float16_bits(
+          (float)value, dtype == FR_FLOAT16 ? FR_FLOAT16_DIGITS : FR_BFLOAT16_DIGITS);
+      memcpy(bytes, &as, 2);
+      return true;
+    }
     case FR_FLOAT32: {
       float as = (float)value;
       memcpy(bytes, &as, 4);
@@ -153,6 +162,24 @@ static bool fr_integer_bytes(int dtype, int64_t value, void* bytes) {
     }
     default: return false;
   }
+}
+
+/* The bytes of a number as a float dtype; false where that makes infinity of it. */
+static bool fr_float_bytes(int dtype, double value, void* bytes) {
+  bool fits = true;
+  if (dtype == FR_FLOAT64) {
+    memcpy(bytes, &value, 8);
+  } else if (dtype == FR_FLOAT32) {
+    float as = (float)value;
+    fits = !isinf(as);
+    memcpy(bytes, &as, 4);
+  } else { /* a bfloat16 is made of a float, as ml_dtypes makes it */
+    uint16_t as = dtype == FR_FLOAT16 ? fr_float16_bits(value, FR_FLOAT16_DIGITS)
+                                      : fr_float16_bits((float)value, FR_BFLOAT16_DIGITS);
+    fits = (as & 0x7fff) != (dtype == FR_FLOAT16 ? 0x7c00 : 0x7f80);
+    memcpy(bytes, &as, 2);
+  }
+  return fits || isinf(value);
 }
 
 /* Takes the arguments off torch's stack. All that is taken is ours, also after an error. */
@@ -175,7 +202,7 @@ static void fr_take(fr_call* c, SIV* stack) {
   }
 }
 
-/* What the rule asks of an input, and its contiguous copy where the kernels want one. */
+/* What the rule asks of an input. */
 static bool fr_look(fr_call* c, int i) {
   const fr_argument* argument = &c->op->inputs[i];
   fr_rule_input* input = &c->inputs[i];
@@ -191,7 +218,8 @@ static bool fr_look(fr_call* c, int i) {
   int32_t code, kind, device;
   if (aoti_torch_get_dim(array, &ndim) || aoti_torch_get_sizes(array, &sizes) ||
       aoti_torch_get_strides(array, &strides) || aoti_torch_get_dtype(array, &code) ||
-      aoti_torch_get_device_type(array, &kind) || aoti_torch_get_device_index(array, &device))
+      aoti_torch_get_device_type(array, &kind) || aoti_torch_get_device_index(array, &device) ||
+      aoti_torch_get_data_ptr(array, &c->pointers[i]))
     return fr_fail(c, "torch does not say what input '%s' is.", argument->name);
   if (kind != (c->op->cuda ? aoti_torch_device_type_cuda() : aoti_torch_device_type_cpu()) ||
       (c->op->cuda && c->device >= 0 && device != c->device))
@@ -202,28 +230,47 @@ static bool fr_look(fr_call* c, int i) {
     return fr_fail(c, "input '%s' has %lld dims; at most %d are known.", argument->name,
                    (long long)ndim, FR_MAX_NDIM);
   input->ndim = (int32_t)ndim;
-  input->sizes = sizes; /* live as long as the tensor */
+  input->sizes = sizes; /* live as long as the tensor, as strides do */
+  c->strides[i] = strides;
   for (int k = 0; k < FR_DTYPES; k++)
     if (fr_dtype_codes[k] && fr_dtype_codes[k]() == code) input->dtype = k;
   return true;
 }
 
-static bool fr_contiguous(fr_call* c, int i) {
+/* Finds inputs that share memory with one that is written in place (`shared`, a bit each). */
+static bool fr_apart(fr_call* c, uint64_t* shared) {
+  const fr_op* op = c->op;
+  fr_given given = {op->reads, c->inputs, c->pointers, c->strides, fr_dtype_sizes, 0, 0};
+  int32_t wrong[2];
+  for (int i = 0; i < op->reads; i++) {
+    given.arrays |= (uint64_t)(c->arrays[i] != NULL) << i;
+    given.written |= (uint64_t)op->inputs[i].in_place << i;
+  }
+  if (fr_keep_apart(&given, shared, wrong)) return true;
+  if (wrong[0] == wrong[1])
+    return fr_fail(c, "input '%s' is written in place, but has many elements in one place, as an "
+                   "expanded array has; give a copy.", op->inputs[wrong[0]].name);
+  return fr_fail(c, "input '%s' shares memory with input '%s', and both are written in place; give "
+                 "a copy.", op->inputs[wrong[1]].name, op->inputs[wrong[0]].name);
+}
+
+/* Copies an input that the kernels want row by row and is not, or that shares memory with another
+ * that is written. */
+static bool fr_contiguous(fr_call* c, int i, bool shared) {
   const fr_argument* argument = &c->op->inputs[i];
   const fr_rule_input* input = &c->inputs[i];
   TH array = c->arrays[i];
   if (!array) return true;
-  int64_t* strides;
   c->used[i] = array;
-  if (aoti_torch_get_strides(array, &strides)) return fr_fail(c, "torch does not tell strides.");
-  memcpy(c->strides[i], strides, sizeof *strides * (size_t)input->ndim);
-  if ((c->op->contiguous || argument->in_place) && !fr_is_contiguous(input, strides)) {
-    c->used[i] = fr_new(c, input->ndim, input->sizes, input->dtype);
-    if (!c->used[i]) return false;
-    fr_row_strides(input->ndim, input->sizes, c->strides[i]);
-    if (aoti_torch_copy_(c->used[i], array, 0))
-      return fr_fail(c, "input '%s' could not be copied to contiguous memory.", argument->name);
-  }
+  bool wanted = c->op->contiguous || argument->in_place;
+  if (!shared && (!wanted || fr_row_contiguous(input->ndim, input->sizes, c->strides[i])))
+    return true;
+  c->used[i] = fr_new(c, input->ndim, input->sizes, input->dtype);
+  if (!c->used[i]) return false;
+  fr_row_strides(input->ndim, input->sizes, c->own_strides[i]);
+  c->strides[i] = c->own_strides[i];
+  if (aoti_torch_copy_(c->used[i], array, 0))
+    return fr_fail(c, "input '%s' could not be copied to contiguous memory.", argument->name);
   return !aoti_torch_get_data_ptr(c->used[i], &c->pointers[i]) ||
          fr_fail(c, "input '%s' has no memory.", argument->name);
 }
@@ -237,12 +284,9 @@ static bool fr_number(fr_call* c, int i) {
   if (argument->kind == FR_FLOAT_NUMBER) {
     double value;
     memcpy(&value, &word, 8);
-    if (argument->dtype == FR_FLOAT32) {
-      float as = (float)value;
-      memcpy(&bytes, &as, 4);
-    } else {
-      memcpy(&bytes, &value, 8);
-    }
+    if (!fr_float_bytes(argument->dtype, value, &bytes))
+      return fr_fail(c, "input '%s' is %g, which does not fit into %s.", argument->name, value,
+                     fr_dtype_names[argument->dtype]);
   } else {
     int64_t value = argument->kind == FR_BOOL_NUMBER ? (int64_t)(word & 0xff) : (int64_t)word;
     if (!fr_integer_bytes(argument->dtype, value, &bytes))
@@ -399,9 +443,11 @@ static bool fr_reads(fr_call* c, const fr_body* body, const fr_special* special,
     }
     const fr_rule_input* input = &c->inputs[source.index];
     array->pointer = c->pointers[source.index];
-    array->sizes = input->present ? input->sizes : fr_ones;
-    array->strides = input->present ? c->strides[source.index] : fr_ones;
-    array->ndim = input->present ? input->ndim : special->ndims[source.index];
+    bool one = c->op->inputs[source.index].indexed && input->present && !input->ndim;
+    bool known = input->present && !one;
+    array->sizes = known ? input->sizes : fr_ones;
+    array->strides = known ? c->strides[source.index] : fr_ones;
+    array->ndim = one ? 1 : known ? input->ndim : special->ndims[source.index];
     if (source.described && body->in_cuda && array->ndim > FR_CUDA_RANK)
       return fr_fail(c, "its body asks for the shape of input '%s', which has %d dims; a body in "
                      "CUDA knows of %d.", c->op->inputs[source.index].name, (int)array->ndim,
@@ -557,32 +603,40 @@ static bool fr_fill_on_cpu(fr_call* c, const fr_body* body, const fr_special* sp
 }
 
 #include "cuda_ops.h"
+#include "cuda_steps.h"
 
 /* ------------------------------------------------------------------------------ the whole call */
+
+/* Fills outputs and starts a body. */
+static bool fr_run_body(fr_call* c, const fr_body* body, fr_special* special) {
+  const fr_op* op = c->op;
+  fr_sent sent;
+  if (!fr_sizes(c, body, &sent)) return false;
+  if (body->filled &&
+      !(op->cuda ? fr_fill_on_cuda(c, body, special) : fr_fill_on_cpu(c, body, special)))
+    return false;
+  if (sent.grid[0] && sent.grid[1] && sent.grid[2])
+    return op->cuda ? fr_on_cuda(c, body, special, &sent) : fr_on_cpu(c, body, special, &sent);
+  for (int i = 0; i < op->makes && !body->filled; i++)
+    if (fr_count(c->made.outputs[i].ndim, c->made.outputs[i].sizes))
+      return fr_fail(c, "`grid` is (%u, %u, %u), which runs no thread, but output '%s' is not "
+                     "empty; the op has no `init_value`.", sent.grid[0], sent.grid[1],
+                     sent.grid[2], op->output_names[i]);
+  return true;
+}
 
 static bool fr_carry_out(fr_call* c) {
   const fr_op* op = c->op;
   fr_body* body = NULL;
   fr_special* special = NULL;
-  fr_sent sent;
+  uint64_t shared;
   c->device = -1;
   for (int i = 0; i < op->reads; i++)
     if (!fr_look(c, i) || !fr_number(c, i)) return false;
-  if (!fr_bind(c) || !fr_choose(c, &body, &special) || !fr_sizes(c, body, &sent)) return false;
+  if (!fr_bind(c) || !fr_choose(c, &body, &special) || !fr_apart(c, &shared)) return false;
   for (int i = 0; i < op->reads; i++)
-    if (!fr_contiguous(c, i)) return false;
-  if (body->filled &&
-      !(op->cuda ? fr_fill_on_cuda(c, body, special) : fr_fill_on_cpu(c, body, special)))
-    return false;
-  if (!sent.grid[0] || !sent.grid[1] || !sent.grid[2]) {
-    for (int i = 0; i < op->makes && !body->filled; i++)
-      if (fr_count(c->made.outputs[i].ndim, c->made.outputs[i].sizes))
-        return fr_fail(c, "`grid` is (%u, %u, %u), which runs no thread, but output '%s' is not "
-                       "empty; the op has no `init_value`.", sent.grid[0], sent.grid[1],
-                       sent.grid[2], op->output_names[i]);
-    return true;
-  }
-  if (!(op->cuda ? fr_on_cuda(c, body, special, &sent) : fr_on_cpu(c, body, special, &sent)))
+    if (!fr_contiguous(c, i, shared >> i & 1)) return false;
+  if (!(body->unit ? fr_run_unit(c, body->unit, special) : fr_run_body(c, body, special)))
     return false;
   for (int i = 0; i < op->reads; i++)
     if (op->inputs[i].in_place && c->used[i] != c->arrays[i] &&
@@ -603,8 +657,11 @@ static void fr_boxed(const fr_op* op, SIV* stack) {
   memset(c.pointers, 0, sizeof c.pointers);
   memset(c.inputs, 0, sizeof c.inputs);
   fr_take(&c, stack);
+  c.scratch = NULL;
   bool done = fr_carry_out(&c);
-  /* Copies may be in use by a GPU; torch's allocator gives their memory to later work alone. */
+  /* Copies and scratch may be in use by a GPU; torch's allocator gives their memory to later work on
+   * the same stream alone. */
+  if (c.scratch) aoti_torch_delete_tensor_object(c.scratch);
   for (int i = 0; i < op->reads; i++) {
     if (c.used[i] && c.used[i] != c.arrays[i]) aoti_torch_delete_tensor_object(c.used[i]);
     if (c.arrays[i]) aoti_torch_delete_tensor_object(c.arrays[i]);

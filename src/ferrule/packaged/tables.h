@@ -14,6 +14,7 @@ typedef struct {
   const char* name;
   uint8_t kind;
   bool optional, in_place;
+  bool indexed; /* it is declared with dims, *S for one: to a kernel it has one at least */
   int8_t dtype; /* of a number: what the kernel reads, a place in ferrule.dtypes.ALL */
 } fr_argument;
 
@@ -47,6 +48,17 @@ enum {
 /* How blocks of CUDA hold threads. */
 enum { FR_LINES, FR_BOXES, FR_ANY };
 
+/* A function of a cubin, and what it is on a GPU, once that has loaded it. */
+enum { FR_MOST_GPUS = 32 };
+typedef struct {
+  void *kernel, *function;        /* CUDA's CUkernel and CUfunction */
+  int32_t threads, fixed, allowed; /* a block's threads, its own shared memory, and the dynamic */
+} fr_loaded;
+typedef struct {
+  const char* symbol;
+  fr_loaded* on; /* FR_MOST_GPUS of them */
+} fr_function;
+
 typedef struct {
   const char* bytes; /* a shared library, or a cubin */
   size_t size;
@@ -60,11 +72,11 @@ typedef struct {
   uint8_t each;         /* threadgroups that a block carries out; 1 but for large launches */
   bool aligned;         /* arrays begin at multiples of 16 bytes */
   uint32_t shared;      /* bytes of dynamic shared memory */
-  const char* symbol;
+  fr_function* functions; /* a body's one, or those of a unit's steps */
   /* What is loaded of it. */
   fr_entry entry;
   bool over_grid, alone;
-  void* function;
+  void* library;
 } fr_code;
 
 typedef struct {
@@ -72,6 +84,58 @@ typedef struct {
   int16_t index;  /* of the kernel's inputs or outputs */
 } fr_parameter;
 enum { FR_PASS_INPUT, FR_PASS_VALUE, FR_PASS_SHAPE, FR_PASS_STRIDES, FR_PASS_OUTPUT, FR_PASS_LAUNCH };
+
+/* What a step of a CUDA unit does. Arrays are numbered: inputs, outputs, scratch. */
+enum { FR_RUN, FR_FILL, FR_COPY };
+
+/* What a function gets: an array's address, a number's bytes, or a value. */
+enum {
+  FR_GIVE_ARRAY, FR_GIVE_NUMBER, FR_GIVE_BOOL, FR_GIVE_INT32, FR_GIVE_UINT32, FR_GIVE_INT64,
+  FR_GIVE_UINT64
+};
+typedef struct {
+  uint8_t kind;
+  int16_t index;    /* of an array, an input or a value */
+  const char* text; /* a value, as it was declared */
+} fr_argument_given;
+
+/* Values of a launch: blocks, threads of a block, and blocks of a cluster, along three axes each,
+ * and bytes of shared memory. */
+enum { FR_BLOCKS = 0, FR_BLOCK = 3, FR_CLUSTER = 6, FR_SHARED_BYTES = 9, FR_LAUNCH_VALUES = 10 };
+
+typedef struct {
+  uint8_t kind;
+  int16_t when;       /* a value; -1: always */
+  int16_t to, source; /* of fills and copies: arrays */
+  int16_t function;
+  const char* label;  /* "gemm<T>" */
+  int16_t launch[FR_LAUNCH_VALUES]; /* values; -1 where there is no cluster */
+  const char* const* texts;         /* of each, as it was declared */
+  const fr_argument_given* given;
+  int32_t count;
+} fr_step;
+
+typedef struct {
+  const char* name;
+  const int16_t* dims;      /* values */
+  const char* const* texts; /* as they were declared */
+  int32_t ndim;
+} fr_scratch;
+
+/* A whole translation unit of CUDA. */
+enum { FR_MOST_STEPS = 64, FR_MOST_GIVEN = 512, FR_MOST_SCRATCH = 32 };
+typedef struct {
+  const fr_step* steps;
+  int32_t count;
+  const fr_scratch* scratch;
+  int32_t arrays; /* of scratch */
+} fr_unit;
+
+/* What a fill writes again and again. */
+typedef struct {
+  uint8_t size; /* 1, 2 or 4 bytes; 0: the step is none */
+  uint32_t bytes;
+} fr_pattern;
 
 /* Machine code for one choice of dtypes, ranks and template values: a Spec. */
 typedef struct {
@@ -82,9 +146,11 @@ typedef struct {
   int32_t count;
   const fr_parameter* parameters; /* CUDA's */
   int32_t passed;
+  const int8_t* scratch;      /* a unit's: the dtype of each array */
+  const fr_pattern* patterns; /* of each step */
 } fr_special;
 
-/* A body. Numbers are places among the op's values; -1 stands for none. */
+/* A body, or a unit. Numbers are places among the op's values; -1 stands for none. */
 typedef struct {
   int16_t when, grid[3], threadgroup[3], shared, fill;
   bool filled;
@@ -96,6 +162,7 @@ typedef struct {
   int32_t parameters;
   fr_special* specials;
   int32_t count;
+  const fr_unit* unit; /* NULL: a body */
 } fr_body;
 
 typedef struct {

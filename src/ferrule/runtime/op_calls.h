@@ -15,6 +15,7 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "arrays.h"
 #include "cuda_launch.h"
 #include "rule.h"
 #include "runtime.h"
@@ -146,24 +147,6 @@ static inline void fr_begin(fr_call* c, fr_op* op, int number) {
   c->request.number = c->number;
   c->request.integer = c->integer;
   c->request.strides = c->strides;
-}
-
-static inline bool fr_row_contiguous(int32_t ndim, const int64_t* sizes, const int64_t* strides) {
-  int64_t step = 1;
-  for (int32_t i = ndim - 1; i >= 0; i--) {
-    if (sizes[i] == 0) return true;
-    if (sizes[i] != 1 && strides[i] != step) return false;
-    step *= sizes[i];
-  }
-  return true;
-}
-
-static inline void fr_row_strides(int32_t ndim, const int64_t* sizes, int64_t* strides) {
-  int64_t step = 1;
-  for (int32_t i = ndim - 1; i >= 0; i--) {
-    strides[i] = step;
-    step *= sizes[i] > 1 ? sizes[i] : 1;
-  }
 }
 
 /* -------------------------------------------------------------------------------- a call's inputs */

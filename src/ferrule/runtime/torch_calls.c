@@ -17,6 +17,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 #if defined(__linux__)
 #include <sys/mman.h>
 #endif
@@ -63,9 +64,7 @@ static int32_t cuda_type; /* torch's numbers of the CUDA device type and of dtyp
 static int32_t torch_dtype[FR_MAX_DTYPES]; /* by place in ferrule.dtypes.ALL */
 static int8_t place_of_dtype[128]; /* the reverse of torch_dtype; -1 where there is none */
 
-/* Tells Python something. Of an exception `text` is made. */
-enum { EXCEPTION = 0, INPUT_COPIED = 1 };
-static void (*tell)(fr_request*, int what);
+enum { EXCEPTION = 0, INPUT_COPIED = 1 }; /* what Python is told */
 
 static fr_op* ops[TRAMPOLINES];
 static int ops_bound;
@@ -78,15 +77,43 @@ static struct {
   void (*release)(int);
   int (*check_signals)(void);
   void (*fetch)(void** type, void** value, void** traceback);
+  int (*is_finalizing)(void);
+  /* hosts/torch_calls.py's: */
+  fr_table_entry* (*resolve)(fr_request*);
+  void (*tell)(fr_request*, int what);
 } python;
+
+static uintptr_t main_thread; /* Python's, which sees its signals */
+
+static bool in_main_thread(void) { return (uintptr_t)pthread_self() == main_thread; }
+
+/* Python before 3.14 ends a thread that wants its lock while the interpreter ends by unwinding the
+ * thread's stack, and torch's C++ does not survive that ("terminate called"). As Python 3.14 does
+ * with all threads, a daemon thread that is here waits for the end of the process. */
+static void wait_where_python_ends(void) {
+  while (!in_main_thread() && python.is_finalizing()) sleep(1);
+}
+
+/* The entry for a request, or NULL and a text. */
+static fr_table_entry* resolve(fr_request* request) {
+  wait_where_python_ends();
+  return python.resolve(request);
+}
+
+/* Tells Python something. Of an exception `text` is made. */
+static void tell(fr_request* request, int what) {
+  wait_where_python_ends();
+  python.tell(request, what);
+}
 
 /* Whether a signal ends the call. */
 static bool interrupted(fr_request* request) {
+  if (!in_main_thread()) return false;
   int state = python.ensure();
   bool stop = python.check_signals() != 0;
   if (stop) {
     python.fetch(&request->exception[0], &request->exception[1], &request->exception[2]);
-    tell(request, EXCEPTION);
+    python.tell(request, EXCEPTION);
   }
   python.release(state);
   return stop;
@@ -180,7 +207,7 @@ static bool launch_cpu(call* c, fr_table_entry* e, const fr_body* body, void* co
   if (status == FR_OK) return true;
   if (status != FR_MORE) {
     c->of.request.status = status;
-    fr_shared.resolve(&c->of.request);
+    resolve(&c->of.request);
   }
   return false;
 }
@@ -195,43 +222,22 @@ static bool launch_gpu(call* c, fr_table_entry* e, const fr_body* body, void* co
     status = cuda_start(cuda, &e->call, stream, c->of.op->outputs, outputs, zeroed, job.arguments);
   if (!status) return true;
   c->of.request.status = status;
-  fr_shared.resolve(&c->of.request);
+  resolve(&c->of.request);
   return false;
 }
 
 /* --------------------------------------------------------------------------------------- one call */
 
-/* Between which addresses an array's elements lie. */
-static void range_of(const call* c, int i, uintptr_t* start, uintptr_t* end) {
-  const fr_rule_input* in = &c->of.input[i];
-  int64_t last = 0;
-  *start = *end = (uintptr_t)c->of.pointer[i];
-  for (int d = 0; d < in->ndim; d++) {
-    if (in->sizes[d] == 0) return;
-    last += (in->sizes[d] - 1) * c->of.strides[i][d];
-  }
-  *end = *start + (uintptr_t)(last + 1) * fr_shared.item_bytes[in->dtype];
-}
-
-/* Finds inputs that share memory with one that is written in place: what is read is what was there
- * before, so they are copied (`shared`, a bit each). False where two that share it are written. */
+/* Finds inputs that share memory with one that is written in place. False where that cannot be. */
 static bool keep_apart(call* c, uint64_t* shared) {
-  *shared = 0;
+  fr_given given = {.count = c->of.op->inputs, .inputs = c->of.input, .pointers = c->of.pointer,
+                    .strides = c->of.strides, .item_bytes = fr_shared.item_bytes};
+  int32_t wrong[2];
   for (int i = 0; i < c->of.op->inputs; i++) {
-    if (!c->of.op->input[i].mutable_ || !fr_is_array(&c->of, i)) continue;
-    uintptr_t start, end, other, stop;
-    for (int d = 0; d < c->of.input[i].ndim; d++)
-      if (c->of.input[i].sizes[d] > 1 && c->of.strides[i][d] == 0) return false;
-    range_of(c, i, &start, &end);
-    for (int j = 0; j < c->of.op->inputs; j++) {
-      if (j == i || !fr_is_array(&c->of, j)) continue;
-      range_of(c, j, &other, &stop);
-      if (start >= end || other >= stop || start >= stop || other >= end) continue;
-      if (c->of.op->input[j].mutable_) return false;
-      *shared |= UINT64_C(1) << j;
-    }
+    given.arrays |= (uint64_t)fr_is_array(&c->of, i) << i;
+    given.written |= (uint64_t)c->of.op->input[i].mutable_ << i;
   }
-  return true;
+  return fr_keep_apart(&given, shared, wrong);
 }
 
 /* A row-contiguous copy of each input that is not, and of those that are `shared`. */
@@ -298,27 +304,27 @@ static bool carry_out(call* c, const stack_value* stack) {
   uint64_t zeroed[FR_MAX_ARGUMENTS];
   bool good = read_inputs(c, stack);
   if (!good || fr_rule_bind(op->program, c->of.input, &found)) {
-    fr_shared.resolve(&c->of.request);
+    resolve(&c->of.request);
     return false;
   }
   bool on_gpu = c->of.request.device_type == CUDA;
   int b = on_gpu && cuda && cuda->forked ? -1 : fr_choose(&c->of, &found);
   const fr_body* body = &op->body[b < 0 ? 0 : b];
   if (b < 0 || !fr_work_out(&c->of, body, &found)) {
-    fr_shared.resolve(&c->of.request);
+    resolve(&c->of.request);
     return false;
   }
   c->of.request.body = b;
   uint64_t shared;
   if (!keep_apart(c, &shared)) {
     c->of.request.status = FR_SHARED;
-    fr_shared.resolve(&c->of.request);
+    resolve(&c->of.request);
     return false;
   }
   if (!copy_inputs(c, body, shared)) return false;
   bool empty = fr_no_thread(&c->of);
   if (empty && !body->zeroed && fr_unwritten(op, &found)) {
-    fr_shared.resolve(&c->of.request);
+    resolve(&c->of.request);
     return false;
   }
   c->of.request.aligned = aligned(c);
@@ -366,6 +372,7 @@ static void run(int k, stack_value* stack) {
   }
   for (int i = 0; i < op->outputs; i++) c.made[i] = NULL;
   bool good = carry_out(&c, stack);
+  wait_where_python_ends(); /* torch wants Python's lock next */
   for (int i = 0; i < op->inputs; i++) {
     if (c.copied[i]) torch.delete_tensor_object(c.copied[i]); /* same stream: reuse is ordered */
     if (c.given[i]) torch.delete_tensor_object(c.given[i]);
@@ -416,6 +423,7 @@ typedef struct {
   void (*release)(int);
   int (*check_signals)(void);
   void (*fetch)(void**, void**, void**);
+  int (*is_finalizing)(void);
   int32_t few;
 } fr_setup;
 
@@ -460,16 +468,21 @@ FR_API int fr_torch_init(const fr_setup* s) {
     fr_shared.item_bytes[i] = s->item_bytes[i];
     if (torch_dtype[i] >= 0 && torch_dtype[i] < 128) place_of_dtype[torch_dtype[i]] = (int8_t)i;
   }
-  fr_shared.resolve = s->resolve;
-  tell = s->tell;
+  fr_shared.resolve = resolve;
+  python.resolve = s->resolve;
+  python.tell = s->tell;
   fr_shared.threads_now = s->threads_now;
   python.ensure = s->ensure;
   python.release = s->release;
   python.check_signals = s->check_signals;
   python.fetch = s->fetch;
+  python.is_finalizing = s->is_finalizing;
   fr_shared.few = s->few;
   return 0;
 }
+
+/* Which thread is Python's main one. */
+FR_API void fr_torch_set_main_thread(uintptr_t thread) { main_thread = thread; }
 
 /* What starts kernels on GPUs. */
 FR_API void fr_torch_use_cuda(cuda_state* state) { cuda = state; }

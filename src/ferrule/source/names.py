@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 
 from .lexer import Token, tokens
@@ -9,6 +10,9 @@ from .lexer import Token, tokens
 _OPEN, _CLOSE = ("(", "[", "{"), (")", "]", "}")
 _NO_TYPES = frozenset({"return", "else", "goto", "case", "delete", "new", "do"})
 _TYPES = ("struct", "class", "union", "enum")
+_BUILT_IN = re.compile(
+    r"(u?(int|char|short|long)|float|half|bfloat|double|bool)[234]?|unsigned|signed|auto|\w+_t"
+)
 
 
 def taken(source: str, header: str, names: Sequence[str], *, kernel: str) -> tuple[str, ...]:
@@ -24,7 +28,8 @@ def taken(source: str, header: str, names: Sequence[str], *, kernel: str) -> tup
     """
     body = [t for t in tokens(source, kernel=kernel, where="source") if not t.blank]
     head = [t for t in tokens(header, kernel=kernel, where="header") if not t.blank]
-    own = _declared(body, _of_statement) | _declared(head, _mentioned)
+    bare = _without_brackets(body, _sure)
+    own = _declared(bare, _of_statement) | _declared(_without_brackets(head), _mentioned)
     # A macro of the header is part of the body where it is used.
     words = {t.text for t in body if t.kind == "word"}
     words |= {t.text for t in head if t.kind == "word" and t.macro}
@@ -67,7 +72,7 @@ def _declared(parts: Sequence[Token], of: Callable[[Sequence[Token]], set[str]])
             open_.append(seen)
             if seen:
                 statement = statement[:1] if words[0] == "enum" else []
-    return found
+    return found | of(statement)  # the use of a macro may end without a semicolon
 
 
 def _seen_into(words: Sequence[str], using: bool) -> bool:
@@ -117,6 +122,61 @@ def _of_statement(statement: Sequence[Token]) -> set[str]:
         if declares and words:
             names.add(words[-1])
     return names
+
+
+def _without_brackets(
+    parts: Sequence[Token],
+    where: Callable[[Sequence[Token], str], bool] = lambda before, after: True,
+) -> list[Token]:
+    """A text without the brackets around single words that may be declarators: ``int (N) = 4``.
+
+    Args:
+        parts: the text.
+        where: says of what stands before such brackets in their statement, and after them, whether
+            to take them away.
+    """
+    found: list[Token] = []
+    begin = i = 0  # of the statement in `found`; in `parts`
+    while i < len(parts):
+        end = 0 if parts[i].macro else _end_of_brackets(parts, i)
+        after = parts[end + 1].text if end + 1 < len(parts) else ""
+        if end and where(found[begin:], after):
+            found += [one for one in parts[i:end] if one.text not in ("(", ")")]
+            i = end + 1
+            continue
+        found.append(parts[i])
+        if parts[i].text in (";", "{", "}"):
+            begin = len(found)
+        i += 1
+    return found
+
+
+def _end_of_brackets(parts: Sequence[Token], i: int) -> int:
+    """Where the brackets end that open at ``i`` and hold a word alone, or behind ``*`` and ``&``; 0
+    where they do not."""
+    if parts[i].text != "(":
+        return 0
+    inner = i + 1
+    while inner < len(parts) and parts[inner].text in ("*", "&"):
+        inner += 1
+    if inner < len(parts) and parts[inner].kind == "word":
+        end = inner + 1
+    else:
+        end = _end_of_brackets(parts, inner) + 1 if inner < len(parts) else 1
+    return end if 1 < end < len(parts) and parts[end].text == ")" else 0
+
+
+def _sure(before: Sequence[Token], after: str) -> bool:
+    """Whether brackets in a body are those of a declarator and not of a call: ``at(N) = 4``."""
+    if before and before[-1].text == ",":
+        first = before[:2]
+        return all(t.kind == "word" for t in first) and any(
+            _BUILT_IN.fullmatch(t.text) for t in first
+        )
+    words = [one.text for one in before]
+    if not all(one.kind == "word" or one.text == "::" for one in before) or not words:
+        return False
+    return bool(_BUILT_IN.fullmatch(words[-1])) or (len(words) > 1 and after == "=")
 
 
 def _without_attributes(statement: Sequence[Token]) -> list[Token]:

@@ -1,0 +1,283 @@
+/* CUDA units: the steps of a call on NVIDIA GPUs. Included by ops.h alone.
+ *
+ * Does what `CudaUnit.sent`, op_unit.py and devices/cuda_unit.py do in Python: works out all steps,
+ * checks them all, and then starts them on torch's current stream.
+ */
+#ifndef FERRULE_PACKAGED_CUDA_STEPS_H
+#define FERRULE_PACKAGED_CUDA_STEPS_H
+
+enum { FR_ALIGNMENT = 256 }; /* bytes; where scratch arrays begin: ALIGNMENT of cuda_steps.py */
+enum { FR_PORTABLE_CLUSTER = 8, FR_MOST_BLOCKS = 65535, FR_MOST_BLOCK = 1024, FR_MOST_DEEP = 64 };
+
+/* An array of a unit. */
+typedef struct {
+  uint64_t address;
+  int64_t count;
+  int32_t dtype;
+} fr_place;
+
+/* A step that is carried out: a launch with its sizes, or memory that is filled or copied. */
+typedef struct {
+  const fr_step* step;
+  uint32_t sizes[FR_LAUNCH_VALUES];
+  fr_pattern pattern;
+  uint64_t to, source;
+  size_t count;      /* patterns, or bytes */
+  int32_t first;     /* its arguments, among all */
+  fr_loaded* loaded;
+} fr_started;
+
+typedef struct {
+  fr_place places[FR_MAX_ARGUMENTS + FR_MOST_SCRATCH];
+  fr_started started[FR_MOST_STEPS];
+  int32_t count;
+  uint64_t given[FR_MOST_GIVEN]; /* the bytes of arguments */
+  int32_t gave;
+  uint64_t written; /* a bit per array */
+} fr_work;
+
+/* "`blocks` of step 'gemm<T>': N is 70000 for x (70000,); expected …", of one of its values. */
+static bool fr_bad_size(fr_call* c, const fr_step* step, int which, int64_t value,
+                        const char* expected) {
+  static const char* const names[] = {"blocks", "block", "cluster", "shared_memory"};
+  char text[600];
+  return fr_fail(c, "`%s of step '%s'`: %s is %lld for %s; expected %s.", names[which / 3],
+                 step->label, step->texts[which], (long long)value, fr_shown(c, text, sizeof text),
+                 expected);
+}
+
+/* Makes the memory that steps share, and says where each array of it lies. */
+static bool fr_make_scratch(fr_call* c, const fr_unit* unit, const fr_special* special,
+                            fr_place* places) {
+  int64_t end = 0;
+  int32_t status = 0;
+  char text[600];
+  for (int i = 0; i < unit->arrays; i++) {
+    const fr_scratch* scratch = &unit->scratch[i];
+    int64_t count = 1, size;
+    for (int k = 0; k < scratch->ndim; k++) {
+      if (!fr_value(c, scratch->dims[k], &size)) return false;
+      if (size < 0)
+        return fr_fail(c, "`scratch`: %s: %s is %lld for %s; expected 0 or more.", scratch->name,
+                       scratch->texts[k], (long long)size, fr_shown(c, text, sizeof text));
+      count = fr_mul(count, size, &status);
+    }
+    end = fr_mul(fr_ceildiv(end, FR_ALIGNMENT, &status), FR_ALIGNMENT, &status);
+    places[i].address = (uint64_t)end;
+    places[i].count = count;
+    places[i].dtype = special->scratch[i];
+    end = fr_add(end, fr_mul(count, fr_dtype_sizes[special->scratch[i]], &status), &status);
+  }
+  int64_t bytes = fr_add(end, FR_ALIGNMENT - 1, &status);
+  if (status)
+    return fr_fail(c, "its scratch is too large for %s.", fr_shown(c, text, sizeof text));
+  uint64_t base = 0; /* null pointers, where there is none */
+  if (end) {
+    void* at = NULL;
+    c->scratch = fr_new(c, 1, &bytes, FR_UINT8);
+    if (!c->scratch) return false;
+    if (aoti_torch_get_data_ptr(c->scratch, &at)) return fr_fail(c, "its scratch has no memory.");
+    base = ((uint64_t)(uintptr_t)at + FR_ALIGNMENT - 1) / FR_ALIGNMENT * FR_ALIGNMENT;
+  }
+  for (int i = 0; i < unit->arrays; i++) places[i].address += base;
+  return true;
+}
+
+/* Where all arrays of a call lie. */
+static bool fr_find_places(fr_call* c, const fr_unit* unit, const fr_special* special,
+                           fr_place* places) {
+  const fr_op* op = c->op;
+  for (int i = 0; i < op->reads; i++) {
+    const fr_rule_input* input = &c->inputs[i];
+    bool there = c->arrays[i] != NULL; /* neither a number nor absent */
+    places[i].address = there ? (uint64_t)(uintptr_t)c->pointers[i] : 0;
+    places[i].count = there ? fr_count(input->ndim, input->sizes) : 0;
+    places[i].dtype = input->dtype;
+  }
+  for (int i = 0; i < op->makes; i++) {
+    const fr_rule_output* output = &c->made.outputs[i];
+    fr_place* place = &places[op->reads + i];
+    place->address = (uint64_t)(uintptr_t)c->pointers[op->reads + i];
+    place->count = fr_count(output->ndim, output->sizes);
+    place->dtype = output->dtype;
+  }
+  return fr_make_scratch(c, unit, special, &places[op->reads + op->makes]);
+}
+
+/* The arguments of a step's function, after those that are there. */
+static bool fr_give(fr_call* c, const fr_step* step, fr_work* work) {
+  char text[600];
+  for (int i = 0; i < step->count; i++) {
+    const fr_argument_given* given = &step->given[i];
+    uint64_t* bytes = &work->given[work->gave++]; /* package_text.py counted them all */
+    int64_t value;
+    *bytes = 0;
+    if (given->kind == FR_GIVE_ARRAY) {
+      *bytes = work->places[given->index].address;
+      work->written |= UINT64_C(1) << given->index;
+      continue;
+    }
+    if (given->kind == FR_GIVE_NUMBER) {
+      *bytes = c->numbers[given->index];
+      continue;
+    }
+    if (!fr_value(c, given->index, &value)) return false;
+    static const int dtypes[] = {FR_BOOL, FR_INT32, FR_UINT32, FR_INT64, FR_UINT64};
+    int dtype = dtypes[given->kind - FR_GIVE_BOOL];
+    if (!fr_integer_bytes(dtype, value, bytes))
+      return fr_fail(c, "`arguments of step '%s'`: %s is %lld for %s, which does not fit into %s.",
+                     step->label, given->text, (long long)value, fr_shown(c, text, sizeof text),
+                     fr_dtype_names[dtype]);
+  }
+  return true;
+}
+
+/* The sizes of a step's launch. */
+static bool fr_launch_sizes(fr_call* c, const fr_step* step, uint32_t* sizes) {
+  int64_t threads = 1, blocks = 1;
+  for (int i = 0; i < FR_LAUNCH_VALUES; i++) {
+    int64_t value = 0, least = i >= FR_BLOCK && i < FR_SHARED_BYTES;
+    if (step->launch[i] >= 0 && !fr_value(c, step->launch[i], &value)) return false;
+    sizes[i] = (uint32_t)value;
+    if (step->launch[i] < 0) continue; /* no cluster */
+    bool narrow = i == FR_BLOCKS + 1 || i == FR_BLOCKS + 2;
+    if (value < least || value > (narrow ? FR_MOST_BLOCKS : INT32_MAX))
+      return fr_bad_size(c, step, i, value, narrow ? "0 to 65535 blocks along this axis"
+                                            : least ? "a positive int32" : "0 to 2147483647");
+    if (i >= FR_BLOCK && i < FR_CLUSTER) threads = value > FR_MOST_BLOCK ? value : threads * value;
+    if (threads > FR_MOST_BLOCK || (i == FR_BLOCK + 2 && value > FR_MOST_DEEP))
+      return fr_bad_size(c, step, i, value, "1024 threads at most, and 64 along z");
+    if (i < FR_CLUSTER || i >= FR_SHARED_BYTES) continue;
+    blocks = value > FR_PORTABLE_CLUSTER ? value : blocks * value;
+    if (blocks > FR_PORTABLE_CLUSTER)
+      return fr_bad_size(c, step, i, value,
+                         "8 blocks at most, for which every GPU with clusters has room");
+    if (sizes[i - FR_CLUSTER] % value)
+      return fr_bad_size(c, step, i, value, "sizes that divide the blocks");
+  }
+  return true;
+}
+
+/* Works out a step; adds it to what is carried out, if it is not left out. */
+static bool fr_add_step(fr_call* c, const fr_step* step, fr_pattern pattern, fr_work* work) {
+  int64_t holds = 1;
+  if (step->when >= 0 && !fr_value(c, step->when, &holds)) return false;
+  if (!holds) return true;
+  fr_started* started = &work->started[work->count];
+  started->step = step;
+  if (step->kind == FR_RUN) {
+    uint64_t written = work->written;
+    started->first = work->gave;
+    if (!fr_launch_sizes(c, step, started->sizes) || !fr_give(c, step, work)) return false;
+    if (started->sizes[0] && started->sizes[1] && started->sizes[2])
+      work->count++;
+    else
+      work->written = written;
+    return true;
+  }
+  const fr_place *to = &work->places[step->to], *source = &work->places[step->source];
+  work->written |= UINT64_C(1) << step->to;
+  started->to = to->address;
+  if (step->kind == FR_FILL) {
+    started->pattern = pattern;
+    started->count = (size_t)to->count * fr_dtype_sizes[to->dtype] / pattern.size;
+  } else {
+    if (to->count != source->count || to->dtype != source->dtype)
+      return fr_fail(c, "a step copies %lld elements of %s to %lld elements of %s; expected as many "
+                     "of the same dtype.", (long long)source->count, fr_dtype_names[source->dtype],
+                     (long long)to->count, fr_dtype_names[to->dtype]);
+    started->source = source->address;
+    started->count = (size_t)to->count * fr_dtype_sizes[to->dtype];
+  }
+  work->count += started->count != 0;
+  return true;
+}
+
+/* Finds a launch's function, and refuses what this GPU cannot launch. */
+static bool fr_check_step(fr_call* c, fr_code* code, fr_started* started, int device) {
+  const fr_step* step = started->step;
+  const uint32_t* sizes = started->sizes;
+  uint32_t threads = sizes[FR_BLOCK] * sizes[FR_BLOCK + 1] * sizes[FR_BLOCK + 2];
+  int major = 0;
+  started->loaded = fr_function_of(c, code, step->function, device);
+  if (!started->loaded) return false;
+  if (threads > (uint32_t)started->loaded->threads)
+    return fr_fail(c, "step '%s': a block of %u threads needs more registers than the GPU has, or "
+                   "than __launch_bounds__ says; %d threads fit.", step->label, threads,
+                   (int)started->loaded->threads);
+  if (sizes[FR_CLUSTER]) {
+    int status = fr_cuda.attribute(&major, FR_CAPABILITY_MAJOR, device);
+    if (status) return fr_cuda_failed(c, status, "its GPU");
+    if (major < 9)
+      return fr_fail(c, "step '%s': cuda:%d has no clusters, which came with compute capability "
+                     "9.0.", step->label, (int)c->device);
+  }
+  return fr_allow(c, started->loaded, (int32_t)sizes[FR_SHARED_BYTES], device);
+}
+
+static int fr_start_step(const fr_started* s, uint64_t* given, fr_stream stream) {
+  void* arguments[FR_MOST_GIVEN];
+  const uint32_t *n = s->sizes, shared = s->sizes[FR_SHARED_BYTES];
+  switch (s->step->kind) {
+    case FR_COPY: return fr_cuda.copy(s->to, s->source, s->count, stream);
+    case FR_FILL:
+      return s->pattern.size == 1 ? fr_cuda.fill8(s->to, (uint8_t)s->pattern.bytes, s->count, stream)
+             : s->pattern.size == 2
+                 ? fr_cuda.fill16(s->to, (uint16_t)s->pattern.bytes, s->count, stream)
+                 : fr_cuda.fill32(s->to, s->pattern.bytes, s->count, stream);
+    default: break;
+  }
+  for (int i = 0; i < s->step->count; i++) arguments[i] = &given[s->first + i];
+  if (!n[FR_CLUSTER])
+    return fr_cuda.launch(s->loaded->function, n[0], n[1], n[2], n[3], n[4], n[5], shared, stream,
+                          arguments, NULL);
+  fr_launch_attribute attribute;
+  memset(&attribute, 0, sizeof attribute);
+  attribute.id = FR_CLUSTER_DIMENSION;
+  memcpy(attribute.value, n + FR_CLUSTER, 3 * sizeof *n);
+  struct fr_launch_config config = {
+      {n[0], n[1], n[2]}, {n[3], n[4], n[5]}, shared, stream, &attribute, 1};
+  return fr_cuda.launch_config(&config, s->loaded->function, arguments, NULL);
+}
+
+/* Checks all steps, then starts them, one after the other; waits for nothing. */
+static bool fr_start_steps(fr_call* c, fr_special* special, fr_work* work, fr_stream stream) {
+  int device = 0, status = fr_cuda.get_device(&device, c->device);
+  if (status) return fr_cuda_failed(c, status, "its GPU is not there");
+  fr_code* code = fr_find_code(c, special, NULL, false, device);
+  if (!code) return false;
+  for (int i = 0; i < work->count; i++)
+    if (work->started[i].step->kind == FR_RUN &&
+        !fr_check_step(c, code, &work->started[i], device))
+      return false;
+  for (int i = 0; i < work->count; i++) {
+    status = fr_start_step(&work->started[i], work->given, stream);
+    if (!status) continue;
+    char what[300];
+    snprintf(what, sizeof what, "step '%s' cannot be started", work->started[i].step->label);
+    return fr_cuda_failed(c, status, what);
+  }
+  return true;
+}
+
+static bool fr_run_unit(fr_call* c, const fr_unit* unit, fr_special* special) {
+  const fr_op* op = c->op;
+  fr_work work; /* 11 KB, of which little is written */
+  work.count = work.gave = 0;
+  work.written = 0;
+  if (!fr_find_places(c, unit, special, work.places)) return false;
+  for (int i = 0; i < unit->count; i++)
+    if (!fr_add_step(c, &unit->steps[i], special->patterns[i], &work)) return false;
+  for (int i = 0; i < op->makes; i++)
+    if (!(work.written >> (op->reads + i) & 1) && work.places[op->reads + i].count)
+      return fr_fail(c, "the steps that have blocks and whose `when` holds write nothing to output "
+                     "'%s', which is not empty.", op->output_names[i]);
+  if (!work.count) return true;
+  fr_stream stream;
+  void* guard;
+  bool done = fr_enter_cuda(c, &stream, &guard) && fr_start_steps(c, special, &work, stream);
+  if (guard) fr_cuda.leave(guard);
+  return done;
+}
+
+#endif

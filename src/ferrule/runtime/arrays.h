@@ -1,0 +1,75 @@
+/* How a call's arrays lie in memory. Knows no array library; valid as C11 and as C++17. */
+#ifndef FERRULE_ARRAYS_H
+#define FERRULE_ARRAYS_H
+
+#include "rule.h"
+
+/* Whether elements lie one after the other, row by row. */
+static inline bool fr_row_contiguous(int32_t ndim, const int64_t* sizes, const int64_t* strides) {
+  int64_t step = 1;
+  for (int32_t i = ndim - 1; i >= 0; i--) {
+    if (sizes[i] == 0) return true;
+    if (sizes[i] != 1 && strides[i] != step) return false;
+    step *= sizes[i];
+  }
+  return true;
+}
+
+/* The strides of an array that is so. */
+static inline void fr_row_strides(int32_t ndim, const int64_t* sizes, int64_t* strides) {
+  int64_t step = 1;
+  for (int32_t i = ndim - 1; i >= 0; i--) {
+    strides[i] = step;
+    step *= sizes[i] > 1 ? sizes[i] : 1;
+  }
+}
+
+/* The inputs of a call, a place each; of those that are no arrays only `inputs` is read. */
+typedef struct {
+  int32_t count;
+  const fr_rule_input* inputs;
+  void* const* pointers;
+  const int64_t* const* strides;
+  const uint8_t* item_bytes; /* of each dtype */
+  uint64_t arrays, written;  /* a bit each: those that are there; those written in place */
+} fr_given;
+
+/* Between which addresses an array's elements lie. No strides are negative. */
+static inline void fr_range(const fr_given* given, int32_t i, uintptr_t* start, uintptr_t* end) {
+  const fr_rule_input* input = &given->inputs[i];
+  int64_t last = 0;
+  *start = *end = (uintptr_t)given->pointers[i];
+  for (int32_t d = 0; d < input->ndim; d++) {
+    if (input->sizes[d] == 0) return;
+    last += (input->sizes[d] - 1) * given->strides[i][d];
+  }
+  *end = *start + (uintptr_t)(last + 1) * given->item_bytes[input->dtype];
+}
+
+/* Finds inputs that share memory with one that is written in place: what is read is what was there
+ * before, so they are to be copied (`shared`, a bit each). False where two share memory that are
+ * written, or one has many elements in one place; `wrong` says which, in the last case twice. */
+static inline bool fr_keep_apart(const fr_given* given, uint64_t* shared, int32_t wrong[2]) {
+  *shared = 0;
+  if (!given->written) return true;
+  for (int32_t i = 0; i < given->count; i++) {
+    if (!((given->arrays & given->written) >> i & 1)) continue;
+    const fr_rule_input* input = &given->inputs[i];
+    uintptr_t start, end, other, stop;
+    wrong[0] = wrong[1] = i;
+    for (int32_t d = 0; d < input->ndim; d++)
+      if (input->sizes[d] > 1 && given->strides[i][d] == 0) return false;
+    fr_range(given, i, &start, &end);
+    for (int32_t j = 0; j < given->count; j++) {
+      if (j == i || !(given->arrays >> j & 1)) continue;
+      fr_range(given, j, &other, &stop);
+      if (start >= end || other >= stop || start >= stop || other >= end) continue;
+      wrong[1] = j;
+      if (given->written >> j & 1) return false;
+      *shared |= UINT64_C(1) << j;
+    }
+  }
+  return true;
+}
+
+#endif
