@@ -485,6 +485,30 @@ def test_nodes_go_when_nobody_wants_them() -> None:
     assert used() <= before
 
 
+def test_what_mlx_is_asked_for_on_metal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The call of MLX's own function, which another carries out here: it was never run on a Mac."""
+    asked = []
+
+    def stand_in(*names: Any, **options: Any) -> Any:
+        asked.append(names[0])
+        return fe.metal_kernel(*names, **options)
+
+    monkeypatch.setattr(mx.fast, "metal_kernel", stand_in)
+    x = numbers(3, 4)
+    calls: Any = [
+        (square, x), (square, numbers(1)[0]), (scaled, x, 2.5), (rows, x), (maybe, x[0], None),
+        (maybe, x[0], x[1]), (outer, x[0], x[:, 0]),
+    ]  # fmt: skip
+    for op, *values in calls:
+        expected = op(*values)
+        found = mlx_node._by_stock_node(op, tuple(values))
+        for a, b in zip(
+            found, expected if isinstance(expected, tuple) else [expected], strict=True
+        ):
+            same(a.reshape(b.shape), b)
+    assert len(asked) == 5  # one per op
+
+
 # -- what is wrong ---------------------------------------------------------------------------------
 
 

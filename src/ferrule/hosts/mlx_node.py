@@ -44,9 +44,9 @@ from ..errors import (
     ToolchainError,
     warn,
 )
-from ..implementation import Runner
+from ..implementation import KernelBody, Runner
 from ..op_entries import FEW, RESOLVE, Bound, Request
-from ..op_launch import launch
+from ..op_launch import launch, read_dims
 from ..op_unit import carry_out
 from ..spec import Facts, Input, Launch, Shape, Spec, row_contiguous_strides
 from . import mlx
@@ -225,6 +225,8 @@ def _rules(op: Op) -> Any:
             outputs = op(*values)
             several = outputs if isinstance(outputs, tuple) else (outputs,)
             return tuple(derivatives.jvp(op, values, tangents, several, mx.zeros_like))
+        if what == "metal":
+            return tuple(_by_stock_node(op, *given))
         if what == "captured":
             return _captured(op, *given)
         if what == "run":
@@ -290,6 +292,56 @@ def _captured(
     launch(op.name, op.rule, chosen, sent, said, device, queue, given, made)
     filled = sent.fill is not None
     return (cache.digest(op.digest, chosen.kind, repr(sent.template), repr(filled)),)
+
+
+def _by_stock_node(op: Op, values: tuple[Any, ...]) -> list[mx.array]:
+    """The outputs of MLX's own `mx.fast.metal_kernel` for an op's `metal` body."""
+    given: dict[str, Facts | float | None] = {}
+    for one, value in zip(op.rule.inputs, values, strict=True):
+        if isinstance(value, mx.array):
+            kind, shape = mlx.KNOWN[value.dtype], value.shape
+            given[one.name] = Facts(kind, shape, row_contiguous_strides(shape), 0, "metal")
+        else:
+            given[one.name] = value
+    said, results = op_call.bound(op, given)
+    body = op_call.choose(op, "metal", said)
+    if not isinstance(body, KernelBody):
+        raise KernelError(f"[op] op {op.name!r} has no `metal` body for these sizes.")
+    sent = body.sent(said)
+    inputs = []
+    for one, value in zip(op.rule.inputs, values, strict=True):
+        if isinstance(value, mx.array):
+            # A body indexes what it declares as *S, also where S is no dims.
+            inputs.append(value.reshape(1) if one.dims and not value.ndim else value)
+        elif one.dims is None:
+            inputs.append(mx.array(value, mlx.DTYPES[one.dtype]))
+        else:  # absent: the body asks before it reads
+            absent = mlx.DTYPES[said.dtypes.get(one.dtype, one.dtype)]
+            inputs.append(mx.zeros((1,) * len(one.dims), absent))
+    inputs += [mx.array(size, mx.int32) for size in read_dims(body, said)]
+    template: Any = [
+        (name, mlx.DTYPES[value.name] if isinstance(value, Dtype) else value)
+        for name, value in sent.template
+    ]
+    made: list[mx.array] = _stock_kernel(body.kernel)(
+        inputs=inputs, template=template, grid=sent.grid, threadgroup=sent.threadgroup,
+        output_shapes=[shape for shape, _ in results],
+        output_dtypes=[mlx.DTYPES[kind.name] for _, kind in results],
+        init_value=None if sent.fill is None else float(sent.fill),
+    )  # fmt: skip
+    return made
+
+
+@functools.lru_cache(maxsize=1024)
+def _stock_kernel(kernel: Kernel) -> Any:
+    options: Any = {}  # older versions have none
+    if kernel.math_mode != "safe":
+        options["compile_options"] = {"math_mode": kernel.math_mode}
+    return mx.fast.metal_kernel(
+        kernel.name, list(kernel.input_names), list(kernel.output_names), kernel.source,
+        header=kernel.header, ensure_row_contiguous=kernel.ensure_row_contiguous,
+        atomic_outputs=kernel.atomic_outputs, **options,
+    )  # fmt: skip
 
 
 def _fill(op: Op, ordinal: int, fact: Facts, element: bytes, queue: int) -> None:

@@ -311,6 +311,12 @@ void mx::fast::CustomKernel::eval_gpu(const std::vector<array>&, std::vector<arr
 
 namespace {
 
+/* Whether a stream's kernels are CUDA's. On Apple's GPUs MLX's own node carries them out. */
+bool on_cuda(const mx::Stream& stream) {
+  return stream.device == mx::Device::gpu && &mx::cu::get_command_encoder;
+}
+bool on_metal(const mx::Stream& stream) { return stream.device == mx::Device::gpu && !on_cuda(stream); }
+
 /* ------------------------------------------------------------------------------------ on the CPU */
 
 /* A kernel that a stream's thread will run, with all that it needs. */
@@ -538,8 +544,8 @@ class Node : public Base {
     Work w;
     read(w, *plan, given, arrays, false);
     w.call.request.aligned = 1;
-    bind(w, *plan, stream.device == mx::Device::gpu);
-    find_entry(w);
+    bind(w, *plan, on_cuda(stream));
+    if (!on_metal(stream)) find_entry(w); /* a kernel that does not compile is an error here */
     auto node = std::make_shared<Node>(stream, plan, std::move(given));
     if (plan->fixed) {
       bool traced = false;
@@ -559,7 +565,7 @@ class Node : public Base {
     }
     Work w;
     read(w, *plan, given, inputs, false);
-    bind(w, *plan, stream().device == mx::Device::gpu);
+    bind(w, *plan, on_cuda(stream()));
     return shapes_of(w);
   }
 
@@ -618,10 +624,8 @@ class Node : public Base {
   }
 
   void eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
-    if (!(plan->devices & CUDA) && !(plan->captured && &mx::cu::get_command_encoder))
-      return eval_python(inputs, outputs);
-    if (!&mx::cu::get_command_encoder)
-      throw std::runtime_error("ferrule: " + plan->name + " cannot run on this GPU: it is not NVIDIA's");
+    if (on_metal(stream())) return eval_metal(inputs, outputs);
+    if (!(plan->devices & CUDA) && !plan->captured) return eval_python(inputs, outputs);
     if (plan->fixed) check_fixed(inputs);
     Work w;
     fr_gpu_job job;
@@ -748,6 +752,18 @@ class Node : public Base {
     for (size_t i = 0; i < outputs.size(); i++)
       outputs[i].copy_shared_buffer(array_in(PyTuple_GetItem(found, static_cast<ssize_t>(i))));
     Py_DecRef(found);
+  }
+
+  /* Lets MLX's own node do it, made anew for these inputs. */
+  void eval_metal(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) {
+    if (!(plan->devices & CPU)) return eval_python(inputs, outputs);
+    Gil gil;
+    On on(stream());
+    object* found = ask("metal", {of_inputs(inputs)});
+    mx::array first = array_in(PyTuple_GetItem(found, 0));
+    Py_DecRef(found);
+    std::vector<mx::array> given = first.inputs();
+    first.primitive().eval_gpu(given, outputs);
   }
 
   /* Adds what Python launches as a graph of its own; false where that is a function, which no graph
