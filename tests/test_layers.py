@@ -115,8 +115,8 @@ MAY_IMPORT = {
     "adopting": "errors implementation op_declaration sharding",
     "hosts.torch_op": f"{NOUNS} arguments fastcall batching expression implementation cuda_steps "
     "op_declaration op_call op_launch op_unit rule hosts torch",
-    "hosts.torch_calls": f"{NOUNS} binding bytecode driver expression implementation op_call "
-    "op_declaration op_launch hosts devices torch",
+    "hosts.torch_calls": f"{NOUNS} binding bytecode driver expression fastcall implementation "
+    "op_call op_declaration op_launch hosts devices torch",
     "hosts.torch_sharding": "errors op_declaration sharding torch",
     "hosts.torch_mps": "errors dtypes implementation op_launch rule spec source.metal "
     "source.metal_prelude hosts torch",

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 import ferrule
 from ferrule import Op
+from ferrule.devices import cpu
 from ferrule.hosts import torch_calls
 
 I = "uint i = thread_position_in_grid.x; "  # noqa: E741
@@ -353,6 +354,25 @@ atexit.register(lambda: print(tuple(op(torch.ones(3)).shape), tuple(op(torch.one
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (0, "(3,) (5,)\n", "")
+
+
+def test_the_chosen_way_of_running_reaches_them() -> None:
+    op = ferrule.op(
+        "ways", "x[N]:float32 -> y[N]:float32", metal=I + "y[i] = simd_sum(x[i]);", grid="N",
+        threadgroup=64,
+    )  # fmt: skip
+    x = torch.ones(64)
+    found = set()
+    for mode in ("auto", "split", "fibers", "auto"):
+        with cpu.running(mode):
+            assert op(x).tolist() == [32.0] * 64
+        (bound,) = (one for one in torch_calls._bound if one.op.digest == op.digest)
+        (program,) = bound.op.implementations[0].programs.values()  # type: ignore[union-attr]
+        found |= {mode for mode, _ in program._forms}  # type: ignore[attr-defined]
+        assert mode in found and bound.structure.entries == 0
+    assert found == {"auto", "split", "fibers"}
+    op(x)
+    assert bound.structure.entries == 1 and not torch_calls.fastcall.bypassing()
 
 
 def test_many_dims_are_refused() -> None:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .. import dtypes, op_call
+from .. import dtypes, fastcall, op_call
 from ..binding import runtime
 from ..bytecode import compile_rule
 from ..errors import KernelError, KernelTypeError
@@ -212,7 +212,8 @@ class _Bound:
         entry = _Entry()
         keep = _fill(entry, program.native(facts, written, what))
         del owners
-        (_kept if self.structure.entries < _MOST_ENTRIES else self.recent).append((entry, keep))
+        remembered = self.structure.entries < _MOST_ENTRIES and not fastcall.bypassing()
+        (_kept if remembered else self.recent).append((entry, keep))
         address: int = ctypes.addressof(entry)
         return address
 
@@ -317,6 +318,7 @@ def library() -> ctypes.CDLL | None:
     _kept.append(setup)
     if found.fr_torch_init(ctypes.byref(setup)):
         return None
+    fastcall.tell_when_bypassed(found.fr_torch_bypass)
     found.fr_torch_set_main_thread(threading.main_thread().ident)
     os.register_at_fork(  # then the thread that forks is the child's
         after_in_child=lambda: found.fr_torch_set_main_thread(threading.get_ident())
