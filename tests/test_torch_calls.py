@@ -296,6 +296,73 @@ print("ok")
     assert done.stdout == "ok\n", done.stderr
 
 
+AGAIN = """
+import gc, resource, threading, weakref
+import torch, ferrule
+from ferrule.hosts import torch_calls, torch_op
+def make(n):
+    op = ferrule.op("again", "x[N]:float32 -> y[N]:float32", grid="N", threadgroup=32,
+                    metal="uint i = thread_position_in_grid.x; y[i] = 2 * x[i];")
+    op.def_vjp(lambda primals, cotangents, outputs: (cotangents[0] * n,), version=n)
+    return op
+x = torch.ones(4)
+"""
+
+
+def test_thousands_of_ops_in_one_process() -> None:
+    """More than the pool has functions for, defined and dropped while other threads call them."""
+    code = f"""{AGAIN}
+old, wrong, ended = [], [], threading.Event()
+def work():
+    while not ended.is_set():
+        wrong.extend(o for o in old[-50:] if o(x).tolist() != [2.0] * 4)
+threads = [threading.Thread(target=work) for _ in range(2)]
+for thread in threads: thread.start()
+slow = []
+for n in range(2150):
+    op = make(n)
+    assert op(x).tolist() == [2.0] * 4
+    slow.append(op.counts["Python path"])
+    old.append(op.torch_op)
+    if n % 500 == 0: gc.collect()
+ended.set()
+for thread in threads: thread.join()
+del op; gc.collect()
+assert not wrong and slow[:2048] == [0] * 2048 and min(slow[2048:]) >= 1, slow[2040:2060]
+assert len(torch_calls._bound) == 2048 and len(set(map(str, old))) == 2150
+for n in (0, 1, 1000, 2047, 2048, 2149):  # what a graph holds goes on
+    y = x.clone().requires_grad_()
+    old[n](y).sum().backward()
+    assert y.grad.tolist() == [n] * 4, n
+print("ok")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout == "ok\n", done.stderr
+
+
+def test_an_op_that_is_defined_again_unchanged_takes_nothing_more() -> None:
+    code = f"""{AGAIN}
+def rounds(count):
+    found = []
+    for _ in range(count):
+        op = make(1)
+        op(x)
+        found.append(weakref.ref(op))
+    del op
+    gc.collect()
+    alive = [one for one in found if one() is not None]
+    return alive, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+first = make(1)(x)
+before = rounds(300)[1]
+alive, after = rounds(2000)
+assert not alive and after - before < 8192, (len(alive), after - before)  # KB
+assert len(torch_calls._bound) == 1 and len(torch_op._registered) == 1
+print("ok")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout == "ok\n", done.stderr
+
+
 def test_an_interrupt_ends_a_long_launch() -> None:
     code = """
 import signal, time, torch, ferrule
