@@ -275,6 +275,43 @@ print("ok")
     assert done.stdout == "ok\n", done.stderr
 
 
+OLD = """
+import sys, numpy as np, torch, ferrule
+torch.__version__ = type(torch.__version__)("2.9.1+cpu")
+op = ferrule.op("d", "x[N]:float32 -> y[N]:float32", grid="N", threadgroup=32,
+                metal="uint i = thread_position_in_grid.x; y[i] = 2 * x[i];")
+"""
+
+
+def test_an_older_torch_takes_ops_by_python() -> None:
+    code = f"""{OLD}
+assert op(torch.ones(3)).tolist() == [2, 2, 2] and op.counts["Python path"] == 1
+assert torch.compile(op, fullgraph=True, backend="aot_eager")(torch.ones(3)).tolist() == [2, 2, 2]
+print("ok")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout == "ok\n", done.stderr
+
+
+def test_a_torch_that_is_too_old_is_named() -> None:
+    code = f"""{OLD}
+del torch.library.register_vmap
+assert op(np.ones(3, np.float32)).tolist() == [2, 2, 2]
+for call in (lambda: op(torch.ones(3)), lambda: op.torch_op):
+    try:
+        call()
+    except ferrule.KernelError as error:
+        print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    first, second = done.stdout.splitlines()
+    assert first == second
+    assert first.startswith(
+        "[op] ops of torch tensors need torch 2.10 or later, and this is 2.9.1+cpu"
+    )
+    assert "register_vmap" in first
+
+
 def test_the_pool_is_large_and_what_does_not_fit_goes_on_in_python() -> None:
     code = """
 import torch, ferrule
