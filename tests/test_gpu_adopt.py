@@ -4,6 +4,7 @@ a model of 32 layers. What they are adopted for is tested without a GPU in `test
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -223,7 +224,7 @@ def cupy_op() -> Op:
 
 def numba_op() -> Op:
     cuda = pytest.importorskip("numba.cuda")
-    if not hasattr(np, "row_stack"):  # gone since NumPy 2.5
+    if not hasattr(np, "row_stack"):  # which numba-cuda 0.30.4 names; gone since NumPy 2.5
         pytest.skip("this Numba is for an older NumPy")
     if not cuda.is_available():
         pytest.skip("Numba finds no GPU")
@@ -543,3 +544,35 @@ def test_a_copy_of_a_model_has_the_same_weights(device: str) -> None:
     assert len(ours.state_dict()) == 4 * 32
     close(again(x), ours(x))
     assert all(is_float(one) or one.dtype == torch.uint8 for one in tensors(again.state_dict()))
+
+
+def test_cutedsl(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the page shows, with a kernel of ours."""
+    pytest.importorskip("cutlass.cute")
+    import cute_ops
+
+    monkeypatch.setitem(sys.modules, "mykernels", cute_ops)
+    op = of_the_page("cutlass")
+
+    @op.def_vjp
+    def _(primals: Any, cotangents: Any, outputs: Any) -> Any:
+        return (2 * cotangents[0],)
+
+    for rows, columns in ((1, 8), (7, 64), (300, 64), (5, 1000)):
+        x = rand(rows, columns).to(device).bfloat16()
+        assert torch.equal(op(x), 2 * x)
+        assert torch.equal(op(x.t().contiguous().t()), 2 * x)
+    x = rand(64, 128).to(device).bfloat16()
+    for given in (x, x.clone().requires_grad_()):
+        found = torch.library.opcheck(op.torch_op, (given,), test_utils=UTILITIES)
+        assert set(found.values()) == {"SUCCESS"}
+    check_replays(op, lambda x: 2 * x, (x,))
+    compiled = torch.compile(lambda x: op(x.cos()) + 1, mode="reduce-overhead", fullgraph=True)
+    for _ in range(4):
+        torch.compiler.cudagraph_mark_step_begin()
+        close(compiled(x).clone().float(), (2 * x.cos() + 1).float(), 1e-2)
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        y = op(x)
+    side.synchronize()
+    assert torch.equal(y, 2 * x)

@@ -241,7 +241,7 @@ def test_gradcheck(name: str, device: str) -> None:
 
 @pytest.mark.parametrize("name", ["plain", "put"])
 def test_a_call_that_would_be_recorded_without_a_vjp_raises(name: str, device: str) -> None:
-    with pytest.raises(KernelError, match=f"'{name}' has no derivative"):
+    with pytest.raises(KernelError, match=rf"'{name}' .*has no derivative"):
         EACH[name].op(*leaves(usual(EACH[name], device)))
 
 

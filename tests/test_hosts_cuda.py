@@ -185,7 +185,7 @@ def torch_gpu(fake: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> list[object]:
         (0, torch.float32, True), (0.0, torch.bfloat16, True), (False, torch.int64, True),
         (False, torch.bool, True), (0, torch.complex64, True), (-0.0, torch.int8, True),
         (-0.0, torch.float32, False), (-0.0, torch.float16, False), (1, torch.uint8, False),
-        (1e-30, torch.float16, False),
+        (1e-30, torch.float16, True),
     ],
 )  # fmt: skip
 def test_outputs_that_are_zero(

@@ -287,6 +287,14 @@ def test_init_value_atomics_and_several_outputs() -> None:
     assert total.tolist() == [0] and count.tolist() == [0]
 
 
+def test_an_init_value_that_is_too_large_is_infinite() -> None:
+    op = ferrule.op("full", "x[N]:T -> y[N]:T", metal="", grid="N", threadgroup=1, init_value=-1e9)
+    half, single = np.zeros(2, np.float16), np.zeros(2, np.float32)
+    assert op(half).tolist() == [-np.inf] * 2 and op(single).tolist() == [-1e9] * 2
+    torch = pytest.importorskip("torch")
+    assert op(torch.tensor(half)).tolist() == [-np.inf] * 2
+
+
 def test_a_grid_without_threads_leaves_nothing_unwritten() -> None:
     op = ferrule.op("e", "x[N]:float32 -> y[1]:float32", metal="y[0]=1;", grid="N", threadgroup=1)
     with pytest.raises(KernelError, match=r"`grid` of op 'e' is \(0, 1, 1\).*init_value"):
@@ -336,6 +344,8 @@ def test_the_best_implementation_is_chosen_and_can_be_forced() -> None:
     assert op.using("run", "metal")(x)[0] == 2
     with pytest.raises(KernelError, match=r"has no implementation 'cuda'; it has 'metal'"):
         op.using("cuda")
+    with pytest.raises(KernelError, match="expected kinds, such as 'metal'"):
+        op.using()
     assert len({op.digest, *(op.using(k).digest for k in ("metal", "run", "reference"))}) == 4
 
 

@@ -155,6 +155,29 @@ def test_integer_outputs_have_no_part_in_a_derivative(library: str) -> None:
     assert ferrule.check_grad(op, arrays(library)[0]).ok and seen == [False]
 
 
+def test_tangents_of_wrong_shapes() -> None:
+    op = scale()
+    op.def_jvp(lambda primals, tangents, outputs: outputs[0].sum(0) * 0)
+    with pytest.raises(KernelError, match=r"shape \(3,\) for output 'y' of shape \(4, 3\)"):
+        ferrule.check_grad(op, *arrays("numpy"))
+
+
+def test_without_elements_there_is_nothing_to_compare() -> None:
+    x, w = arrays("numpy")
+    op = with_vjp(scale())
+    op.def_jvp(lambda primals, tangents, outputs: outputs[0] * 0)
+    with np.errstate(all="raise"):
+        report = ferrule.check_grad(op, x[:0], w, inputs=["x"])
+    assert report.ok and not report.gradients
+
+
+def test_inputs_that_the_op_does_not_take() -> None:
+    meta = [torch.ones(2, 3, device="meta"), torch.ones(3, device="meta")]
+    for check in (ferrule.check_grad, ferrule.compare):
+        with pytest.raises(KernelError, match="input 'x' of op 'scale' is a meta tensor"):
+            check(with_vjp(scale()), *meta)
+
+
 def test_an_op_without_derivatives() -> None:
     with pytest.raises(KernelError, match="has no derivative; declare one with def_vjp"):
         ferrule.check_grad(scale(), *arrays("numpy"))

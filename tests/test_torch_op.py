@@ -78,7 +78,7 @@ def test_the_name_says_what_it_is() -> None:
     assert op.torch_op.name() == f"ferrule::plain_{op.digest}"
     assert str(op.torch_op._schema).endswith("(Tensor x, Tensor w) -> Tensor")
     assert str(EACH["put"].op.torch_op._schema).endswith(
-        "(Tensor(a!) cache, Tensor row, SymInt at) -> Tensor"
+        "(Tensor(a0!) cache, Tensor row, SymInt at) -> Tensor"
     )
     assert str(EACH["affine"].op.torch_op._schema).endswith(
         "(Tensor x, Tensor? b, float s, SymInt n, bool flip) -> Tensor"
@@ -138,6 +138,18 @@ def test_make_fx(case: Case, mode: str) -> None:
     found, expected = cloned(inputs), cloned(inputs)
     equal(graph(*found), case.reference(*expected))
     equal(found, expected)
+
+
+@ALL
+def test_fx_symbolic_trace(case: Case) -> None:
+    class Model(torch.nn.Module):
+        def forward(self, x: Any) -> Any:
+            return case.op(x, *case.samples()[0][1:])
+
+    graph = torch.fx.symbolic_trace(Model())
+    assert case.op.torch_op in [node.target for node in graph.graph.nodes]
+    first = case.samples()[0][0]
+    equal(graph(first.clone()), Model()(first.clone()))
 
 
 @ALL

@@ -6,6 +6,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch._subclasses import FakeTensorMode
@@ -99,6 +100,10 @@ WRONG: dict[str, tuple[Op, tuple[Any, ...], str]] = {
     "condition": (
         ferrule.op("even", "x[N]:T -> y[N]:T where N % 2 == 0", run=lambda x: x), (rand(3),),
         "op 'even' wants N % 2 == 0, and the inputs say N = 3",
+    ),
+    "size below zero": (
+        ferrule.op("cut", "x[N]:T -> y[N-3]:T", run=lambda x: x[3:] * 1), (rand(2),),
+        r"output 'y' of op 'cut': N - 3 is -1 for x \(2,\)",
     ),
 }  # fmt: skip
 
@@ -242,6 +247,34 @@ def test_what_torch_cannot_hold() -> None:
     op = ferrule.op("complex", "x[N]:T, z:complex64 -> y[N]:T", run=lambda x, z: x)
     with pytest.raises(KernelError, match=r"declare an array, z\[\]:complex64"):
         op.torch_op  # noqa: B018
+    many = ", ".join(f"x{i}[N]:T" for i in range(65))
+    op = ferrule.op("many", f"{many} -> y[N]:T", run=lambda *x: x[0])
+    with pytest.raises(KernelError, match="op 'many' has 65 inputs; torch's ops have 64 at most"):
+        op(*[rand(2)] * 65)
+    op = ferrule.op("more", f"x[N]:T -> {many.replace('x', 'y')}", run=lambda x: [x] * 65)
+    with pytest.raises(KernelError, match="op 'more' has 65 outputs; torch's ops have 64 at most"):
+        op(rand(2))
+
+
+def test_more_arrays_written_in_place_than_letters() -> None:
+    caches = ", ".join(f"x{i}[N]:T!" for i in range(40))
+    body = I + "".join(f"x{i}[i] = {i};" for i in range(40))
+    op = ferrule.op("fill", f"{caches} ->", metal=body, grid="N", threadgroup=8)
+    found = [torch.ones(3) for _ in range(40)]
+    with pytest.warns(ferrule.PortabilityWarning, match="more than 31 buffers"):
+        op(*found)
+    torch.testing.assert_close(torch.stack(found), torch.arange(40.0)[:, None].expand(40, 3))
+    torch.library.opcheck(op.torch_op, found)
+
+
+def test_numbers_of_numpy_while_torch_compiles() -> None:
+    """Dynamo makes tensors of them, which are no numbers."""
+    op = ferrule.op("s", "x[N]:T, s:float32 -> y[N]:T", run=lambda x, s: x * s)
+    s = np.float64(0.5)
+    torch.testing.assert_close(op(rand(3), s), rand(3) * 0.5)
+    compiled = torch.compile(lambda x: op(x, s), backend="eager", fullgraph=True)
+    with pytest.raises(torch._dynamo.exc.Unsupported, match=r"float\(x\).*outside of what is comp"):
+        compiled(rand(3))
 
 
 def test_names_and_counts_of_inputs() -> None:

@@ -466,6 +466,21 @@ def test_wrong_rules() -> None:
         jvp(op(lambda *_: None), (x, x), (x, x))
     with pytest.raises(ERRORS, match="shape"):
         op(lambda p, c, o: (c[0][:2], None))(x, x).sum().backward()
+    with pytest.raises(KernelError, match=r"gave 2\.0 of type float as the gradient of input 'w'"):
+        op(lambda p, c, o: (None, 2.0))(x, x).sum().backward()
+    for given in (None, 0):
+        one = op(lambda *_: None)
+        one.def_jvp(lambda primals, tangents, outputs, given=given: given)
+        with pytest.raises(KernelError, match=f"gave {given} of type .* tangent of output 'y'"):
+            jvp(one, (x, x), (x, x))
+
+
+def test_the_gradient_of_a_number_is_of_no_consequence() -> None:
+    op = ferrule.op("f", "x[N]:T, s:float32 -> y[N]:T", run=lambda x, s: x * s)
+    op.def_vjp(lambda primals, cotangents, outputs: (cotangents[0] * primals[1], 0.0))
+    x = torch.ones(3, requires_grad=True)
+    op(x, 2.0).sum().backward()
+    equal(x.grad, torch.full((3,), 2.0))
 
 
 def test_saved_tensors_hooks_and_what_is_kept_alive() -> None:
@@ -600,6 +615,7 @@ def test_graphs_of_torch_jit_hold_the_op_with_its_derivative() -> None:
     x, w = case.samples()[0]
     traced = torch.jit.trace(lambda x, w: case.op(x, w) * 2, (x, w))
     assert f"{case.op.torch_op.name()}(" in str(traced.graph)
+    equal(torch.jit.trace(case.op, (x, w))(x + 1, w), case.reference(x + 1, w))
     a, b = leaves([x, w])
     traced(a, b).sum().backward()
     c, d = leaves([x, w])

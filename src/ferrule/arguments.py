@@ -411,7 +411,7 @@ def number(kernel: Kernel, value: object) -> float:
 
 
 def fill_value(kernel: Kernel, index: int, value: float, dtype: Dtype) -> float:
-    """``init_value`` as an element of ``dtype``: truncated for integers, as a cast does."""
+    """``init_value`` as an element of ``dtype``, as a cast has it: truncated for integers."""
     label = f"{output_label(kernel, 'init_value', index)} of dtype {dtype.name}"
     if dtype.kind == "b":
         return bool(value)
@@ -423,7 +423,9 @@ def fill_value(kernel: Kernel, index: int, value: float, dtype: Dtype) -> float:
         return int(value)
     try:
         with np.errstate(over="ignore"):
-            return float(np.float32(value))  # MLX takes a C float
+            number = np.float32(value)  # MLX takes a C float
+            # What is too large for a smaller one is infinite in every library.
+            return float(number.astype(dtype.numpy) if dtype.kind == "f" else number)
     except OverflowError:
         raise wrong_type(label, value, "a number that a float can hold") from None
 

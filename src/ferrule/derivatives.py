@@ -64,12 +64,19 @@ class Derived:
 
 
 class AbsentRule(Derived):
-    """What a file knows of a rule that is a Python function: its digest. A call of it raises."""
+    """What a file knows of a rule that is a Python function: its digest. A call of it is one of the
+    same op's rule, if that was defined in the meantime, and raises else."""
 
     def __init__(self, of: Op, kind: str, digest: str) -> None:
         self.kind, self.op, self.version, self._saved = kind, None, None, digest
 
-        def absent(*_: Any) -> Any:
+        def absent(*given: Any) -> Any:
+            from .op_declaration import defined
+
+            known = defined(of.name, of.digest)
+            if known is not None and not known.partial:
+                of.complete(known)
+                return known.rules[kind].function(*given)  # type: ignore[misc]
             raise KernelError(
                 f"[op] op {of.name!r} was read from a file, without its {kind} rule, which is a "
                 "Python function; define the op in this process, with the same rules"
@@ -262,6 +269,15 @@ def _by_name(rule: Op, known: dict[str, Any]) -> dict[str, Any]:
     given = rule(*[known[one.name] for one in rule.rule.inputs])
     names = [one.name for one in rule.rule.outputs]
     return dict(zip(names, given if len(names) > 1 else (given,), strict=True))
+
+
+def no_array(of: Op, kind: str, found: object, what: str) -> KernelError:
+    """The error for what a derivative function gives that is no array."""
+    return KernelError(
+        f"[op] the {kind} of op {of.name!r} gave {identity.short(found)} of type "
+        f"{type(found).__name__} as {what}; expected an array"
+        + (", or None where there is none." if kind == "vjp" else ".")
+    )
 
 
 def missing(of: Op, kind: str) -> KernelError:

@@ -236,11 +236,12 @@ def check_grad(
     if not {"vjp", "jvp"} & op.rules.keys():
         raise derivatives.missing(op, "vjp")
     values = _recording_nothing(op.ordered(args, named))
+    _bound(op, values)  # says what is wrong with them
     trial = _Trial(op, values, np.random.default_rng(seed), rtol)
     for place, one in enumerate(op.rule.inputs):
         if inputs is not None and one.name not in inputs:
             continue
-        if values[place] is not None and derivatives.is_real(one) and trial.is_float(place):
+        if values[place] is not None and derivatives.is_real(one) and trial.can_be_moved(place):
             if "vjp" in op.rules:
                 trial.vjp(place)
             if "jvp" in op.rules:
@@ -285,9 +286,9 @@ class _Trial:
         found: Values = rng.uniform(0.5, 1.5, shape) * rng.choice([-1, 1], shape)
         return found
 
-    def is_float(self, place: int) -> bool:
+    def can_be_moved(self, place: int) -> bool:
         kind = self.kinds[place]
-        return kind is not None and kind.kind == "f"
+        return kind is not None and kind.kind == "f" and self.at[place].size > 0
 
     def array(self, place: int, values: Any) -> Any:
         kind = self.kinds[place]
@@ -363,11 +364,15 @@ class _Trial:
         tangent = self.array(place, direction)
         tangents = tuple(tangent if i == place else None for i in range(len(self.primals)))
         found = derivatives.jvp(self.op, self.primals, tangents, self.outputs, self.zeros)
-        declared = sum(
-            float(np.sum(weight * self.numbers(t)))
-            for weight, t in zip(self.weights, found, strict=True)
-            if t is not None
-        )
+        declared = 0.0
+        for one, weight, t in zip(self.op.rule.outputs, self.weights, found, strict=True):
+            known = np.zeros(weight.shape) if t is None else self.numbers(t)
+            if known.shape != weight.shape:
+                raise KernelError(
+                    f"[op] the jvp of op {self.op.name!r} gives a tangent of shape {known.shape} "
+                    f"for output {one.name!r} of shape {weight.shape} ({one})."
+                )
+            declared += float(np.sum(weight * known))
         self.compare("jvp", place, (), self.numbers(tangent), declared)
 
 

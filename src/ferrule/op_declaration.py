@@ -55,6 +55,7 @@ class Op:
         partial_sums: tuple[str, ...] = (),
     ) -> None:  # fmt: skip
         self.name, self.rule = name, rule
+        self.__name__ = self.__qualname__ = name  # what takes functions asks for these
         self.implementations = tuple(implementations)
         self.batch, self.autocast, self.partial_sums = batch, autocast, partial_sums
         self.rules: dict[str, Derived] = {}
@@ -292,8 +293,12 @@ class Op:
                 none, has the kernel.
 
         Raises:
-            KernelError: it has none of a kind.
+            KernelError: it has none of a kind, or no kind is given.
         """
+        if not kinds:
+            raise KernelError(
+                f"[op] `using` of op {self.name!r}: expected kinds, such as {KINDS[1]!r}."
+            )
         found = []
         for kind in kinds:
             some = [one for one in self.implementations if one.kind == kind]

@@ -169,6 +169,12 @@ def number(op: str, one: Argument, value: object) -> float:
         KernelError: it does not fit.
     """
     kind = dtypes.BY_NAME[one.dtype]
+    if isinstance(value, np.ndarray):
+        raise KernelTypeError(
+            f"[op] input {one.name!r} of op {op!r}: got an array of NumPy (which torch.compile "
+            f"makes of NumPy's numbers), expected a Python number: {one}; give float(x) or int(x), "
+            "outside of what is compiled, or use math in place of numpy."
+        )
     plain: Any = value.item() if isinstance(value, np.generic) else value
     allowed: dict[str, tuple[type, ...]] = {
         "b": (bool,),

@@ -15,6 +15,7 @@ A rule reads like a signature::
 
 from __future__ import annotations
 
+import keyword
 import re
 from collections.abc import Mapping, Sequence
 from operator import eq
@@ -408,6 +409,8 @@ class _Reader:
         name = _NAME.match(text, begin, end)
         if name is None:
             raise self.fail("expected an array, such as x[B,C]:float32", begin)
+        if keyword.iskeyword(name[0]):  # neither torch nor a call by name could say it
+            raise self.fail(f"{name[0]!r} is a word of Python; choose another name", begin)
         at, dims = name.end(), None
         if at < end and text[at] == "[":
             close, depth = at, 1
@@ -491,6 +494,12 @@ class _Reader:
         for one in rule.inputs:
             if one.dims is None and (one.optional or one.mutable):
                 raise self.fail("'?' and '!' are marks of arrays", self.positions[id(one)])
+            if one.dims is None and one.dtype not in dtypes.BY_NAME:
+                raise self.fail(
+                    f"a number has a dtype's name, as in {one.name}:float32; {one.dtype!r} is a "
+                    "variable",
+                    self.positions[id(one)],
+                )
             if one.optional:
                 continue
             if one.dims is not None and one.dtype not in dtypes.BY_NAME:

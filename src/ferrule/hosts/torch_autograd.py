@@ -69,6 +69,7 @@ def _function(op: Op, overload: Any) -> Any:
         found = result if len(outputs) > 1 else (result,)
         ctx.plain = [None if isinstance(v, torch.Tensor) else v for v in values]
         ctx.is_tensor = [isinstance(v, torch.Tensor) for v in values]
+        ctx.real = [v.is_floating_point() or v.is_complex() for v in found]
         # A derivative op names what it reads; nothing else is kept alive.
         saved = [v for i, v in enumerate(values) if ctx.is_tensor[i] and i in kept_inputs]
         saved += [v for i, v in enumerate(found) if i in kept_outputs]
@@ -88,6 +89,9 @@ def _function(op: Op, overload: Any) -> Any:
     def backward(ctx: Any, *cotangents: Any) -> Any:
         values, results = restored(ctx)
         grads = derivatives.vjp(op, values, cotangents, results)
+        for one, is_tensor, grad in zip(op.rule.inputs, ctx.is_tensor, grads, strict=True):
+            if is_tensor and grad is not None and not isinstance(grad, torch.Tensor):
+                raise derivatives.no_array(op, "vjp", grad, f"the gradient of input {one.name!r}")
         found = [
             grad if is_tensor else None
             for grad, is_tensor in zip(grads, ctx.is_tensor, strict=True)
@@ -103,6 +107,11 @@ def _function(op: Op, overload: Any) -> Any:
                 found = derivatives.jvp(op, values, tangents, results, torch.zeros_like)
         else:
             found = derivatives.jvp(op, values, tangents, results, torch.zeros_like)
+        for one, real, tangent in zip(outputs, ctx.real, found, strict=True):
+            if (real or tangent is not None) and not isinstance(tangent, torch.Tensor):
+                raise derivatives.no_array(
+                    op, "jvp", tangent, f"the tangent of output {one.name!r}"
+                )
         return found if len(outputs) > 1 else found[0]
 
     def key(ctx: Any) -> Any:

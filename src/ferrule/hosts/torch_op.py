@@ -49,6 +49,7 @@ _recording = torch.is_grad_enabled
 _any_requires_grad = torch._C._any_requires_grad
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _function_modes = torch._C._len_torch_function_stack
+_MOST_ARGUMENTS = 64  # of a schema in torch
 # Keys that calls have where something traces or transforms them: modes and subclasses with
 # __torch_dispatch__, torch.func, torch.jit.trace.
 _WATCHERS = ("Python", "PythonTLSSnapshot", "FuncTorchDynamicLayerFrontMode", "Tracer")
@@ -102,7 +103,7 @@ class TorchOp:
 
     def takes(self, values: Sequence[Any]) -> bool:
         """Whether a call with these inputs is torch's."""
-        return any(isinstance(value, torch.Tensor) for value in values)
+        return any(map(_is_torchs, values))
 
     def __call__(self, *values: Any) -> Any:
         """A call; the overload's where a derivative may be wanted."""
@@ -111,7 +112,7 @@ class TorchOp:
         for i, one, kind in self.arguments:
             value = values[i]
             if kind is None:
-                if not isinstance(value, torch.Tensor) and (value is not None or not one.optional):
+                if not _is_torchs(value) and (value is not None or not one.optional):
                     _dtype(self.op, one, value)  # says that it is none
             elif type(value) is not kind:
                 values = (*values[:i], self._number(one, value), *values[i + 1 :])
@@ -130,7 +131,7 @@ class TorchOp:
             forward_ad._current_level >= 0
             or (_recording() and _any_requires_grad(*values))
             or _function_modes()
-            or any(isinstance(v, torch.Tensor) and type(v) not in _PLAIN for v in values)
+            or any(type(v) not in _PLAIN and _is_torchs(v) for v in values)
         ):
             call = self.overload
             self.look_for_dtensor()
@@ -236,8 +237,11 @@ class TorchOp:
         device = self._device(values)
         try:
             said = op.rule.bind(op.name, shapes, kinds, SymInts)
-            results = op.rule.results(op.name, said, SymInts)
-        except KernelError:
+            outputs = [
+                torch.empty(shape, dtype=_TORCH[kind], device=device)
+                for shape, kind in op.rule.results(op.name, said, SymInts)
+            ]
+        except (KernelError, RuntimeError):  # torch's own of sizes below 0
             # The same again in numbers, where they are known: s33 says nothing to anyone.
             numbers = [None if shape is None else tuple(map(_hint, shape)) for shape in shapes]
             op.rule.results(op.name, op.rule.bind(op.name, numbers, kinds, SymInts), SymInts)
@@ -250,9 +254,7 @@ class TorchOp:
                 "AOTInductor cannot hold; give the op a `metal` or `cuda` body, or save the "
                 "program with ferrule.save, and load it where Python is."
             )
-        return op_call.packed(
-            [torch.empty(shape, dtype=_TORCH[kind], device=device) for shape, kind in results]
-        )
+        return op_call.packed(outputs)
 
     def run(self, *values: Any) -> Any:
         """The outputs for tensors in memory."""
@@ -450,6 +452,11 @@ class _Arrays:
         return array.unflatten(axis, sizes)
 
 
+def _is_torchs(value: object) -> bool:
+    """Whether it is a tensor, or stands for one, as the proxies of torch.fx do."""
+    return isinstance(value, torch.Tensor) or hasattr(type(value), "__torch_function__")
+
+
 def _refusal(words: str) -> Callable[..., Any]:
     """What stands in for an op that torch cannot have."""
 
@@ -461,9 +468,14 @@ def _refusal(words: str) -> Callable[..., Any]:
 
 def schema(op: Op) -> str:
     """``(Tensor x, Tensor? bias, float eps) -> Tensor``: what torch knows of an op."""
-    letters = iter("abcdefghijklmnopqrstuvwxyz")
+    for what, many in (("inputs", op.rule.inputs), ("outputs", op.rule.outputs)):
+        if len(many) > _MOST_ARGUMENTS:
+            raise KernelError(
+                f"[op] op {op.name!r} has {len(many)} {what}; torch's ops have {_MOST_ARGUMENTS} "
+                "at most."
+            )
     parts = []
-    for one in op.rule.inputs:
+    for i, one in enumerate(op.rule.inputs):
         if one.dims is None:
             kind = dtypes.BY_NAME[one.dtype].kind
             if kind == "c":
@@ -473,7 +485,7 @@ def schema(op: Op) -> str:
                 )
             words = {"b": "bool", "f": "float"}.get(kind, "SymInt")
         else:
-            words = f"Tensor({next(letters)}!)" if one.mutable else "Tensor"
+            words = f"Tensor(a{i}!)" if one.mutable else "Tensor"
             words += "?" * one.optional
         parts.append(f"{words} {one.name}")
     outputs = ["Tensor"] * len(op.rule.outputs)

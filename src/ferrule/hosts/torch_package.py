@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import hashlib
+import math
 import os
 import re
 import tempfile
@@ -183,9 +184,18 @@ def _calls(program: ExportedProgram) -> Iterator[_Call]:
             else:
                 continue
             found.add(name)
-            inputs = ops[name].rule.inputs
+            op = ops[name]
+            for one in op.rule.inputs:
+                value = given.get(one.name)
+                if type(value) is float and not math.isfinite(value):
+                    raise KernelError(
+                        f"package: the graph calls op {op.name!r} with {one.name!r} = {value}, and "
+                        "packages of AOTInductor hold finite numbers alone; declare an array, "
+                        f"{one.name}[]:{one.dtype}, or let the body make the number."
+                    )
+            inputs = op.rule.inputs
             arrays = [None if one.dims is None else given.get(one.name) for one in inputs]
-            yield _Call(ops[name], tuple(arrays))
+            yield _Call(op, tuple(arrays))
     for name in set(ops) - found:
         raise KernelError(
             f"package: the graph calls the op 'ferrule::{name}' through an operator that a package "
@@ -475,10 +485,11 @@ def _renamed(packaged: Mapping[str, PackagedOp]) -> Iterator[dict[str, Any]]:
             known = registered(name)
             if known is None:  # cannot be: the graph has it
                 raise KernelError(f"package: torch has no op 'ferrule::{name}'.")
-            if not hasattr(torch.ops.ferrule, one.name):  # else a package that is loaded has it
+            qualified = f"{NAMESPACE}::{one.name}"
+            if not torch._C._jit_get_schemas_for_operator(qualified):  # no loaded package has it
                 library.define(f"{one.name}{one.schema}", tags=known.overload.tags)
                 for key in ("CPU", "CUDA"):
                     library.impl(one.name, known.run, key)
-            torch.library.register_fake(f"{NAMESPACE}::{one.name}", known.fake, lib=library)
+            torch.library.register_fake(qualified, known.fake, lib=library)
             found[name] = getattr(getattr(torch.ops, NAMESPACE), one.name).default
         yield found
