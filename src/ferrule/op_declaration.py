@@ -25,7 +25,6 @@ MATCHES = {
 }  # fmt: skip
 _digesting: ContextVar[tuple[Op, ...]] = ContextVar("_digesting", default=())
 AUTOCAST = ("cast", "float32")
-OLDEST_TORCH = (2, 10)  # an older one may do, without calls in C
 ITSELF = "op 0"  # the digest of an op that is a rule of its own
 
 _defined: weakref.WeakSet[Op] = weakref.WeakSet()
@@ -474,26 +473,9 @@ def _registered(op: Op) -> Any:
         return TorchOp(op)
     except (AttributeError, ImportError, TypeError) as error:
         torch: Any = sys.modules["torch"]
-        if torch.__version__ >= OLDEST_TORCH:
+        if torch.__version__ >= op_call.OLDEST_TORCH:
             raise
-        return _TorchIsTooOld(torch, error)
-
-
-class _TorchIsTooOld:
-    """Stands for an op in a torch that lacks what ops need; arrays of others can be given."""
-
-    def __init__(self, torch: Any, error: Exception) -> None:
-        self._tensor, self.overload, self.raw = torch.Tensor, self, self
-        self._words = (
-            f"[op] ops of torch's tensors need torch {'.'.join(map(str, OLDEST_TORCH))} or later; "
-            f"this is {torch.__version__} ({error}). `metal_kernel` takes its tensors, too."
-        )
-
-    def takes(self, values: Sequence[Any]) -> bool:
-        return any(isinstance(value, self._tensor) for value in values)
-
-    def __call__(self, *values: Any) -> Any:
-        raise KernelError(self._words)
+        return op_call.TorchIsTooOld(torch, error)
 
 
 def op(

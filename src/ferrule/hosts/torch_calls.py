@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .. import dtypes, fastcall, op_call, op_declaration
+from .. import dtypes, fastcall, op_call
 from ..binding import runtime
 from ..bytecode import compile_rule
 from ..errors import KernelError, KernelTypeError
@@ -295,7 +295,7 @@ def _fail(request: _Request, error: BaseException) -> None:
 def library() -> ctypes.CDLL | None:
     """The C library, ready; None where it is not there, or this torch lacks what it needs."""
     found = _installed()
-    if found is None or torch.__version__ < op_declaration.OLDEST_TORCH:
+    if found is None or torch.__version__ < op_call.OLDEST_TORCH:
         return None
     folder = Path(torch.__file__).resolve().parent / "lib"
     suffix = ".dylib" if sys.platform == "darwin" else ".so"
