@@ -154,7 +154,7 @@ def rules(draw: Any, faults: bool = False) -> str:
         mark = draw(st.sampled_from(["", "", "?", "!"]))
         inputs.append(f"x{n}[{', '.join(dims)}]:{draw(dtype)}{mark}")
     if faults and draw(st.booleans()):
-        inputs.append(f"number:{draw(dtype)}")
+        inputs.append(f"number:{draw(st.sampled_from(['float32', 'uint8']))}")
     inputs += [f"all[{', '.join(DIMS)}, *S]:T", "kind[]:U"]
     draw(st.randoms()).shuffle(inputs)
     sides.append(", ".join(inputs))

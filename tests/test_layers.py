@@ -115,12 +115,13 @@ MAY_IMPORT = {
     "adopting": "errors implementation op_declaration sharding",
     "hosts.torch_op": f"{NOUNS} arguments fastcall batching expression implementation cuda_steps "
     "op_declaration op_call op_entries op_launch op_unit rule hosts torch",
-    "op_entries": f"{NOUNS} bytecode expression implementation op_call op_declaration op_launch "
-    "hosts devices",
-    "hosts.torch_calls": "errors dtypes binding driver op_declaration op_entries torch",
-    "hosts.mlx_node": f"{NOUNS} arguments batching binding cache derivatives loader op_call "
-    "op_declaration op_entries op_launch op_unit cuda_steps driver implementation toolchain hosts "
-    "devices numpy mlx",
+    "op_entries": f"{NOUNS} bytecode expression fastcall implementation op_call op_declaration "
+    "op_launch hosts devices",
+    "hosts.torch_calls": "errors dtypes binding driver fastcall op_call op_declaration op_entries "
+    "torch",
+    "hosts.mlx_node": f"{NOUNS} arguments batching binding cache derivatives fastcall loader "
+    "op_call op_declaration op_entries op_launch op_unit cuda_steps driver implementation "
+    "toolchain hosts devices numpy mlx",
     "hosts.torch_sharding": "errors op_declaration sharding torch",
     "hosts.torch_mps": "errors dtypes implementation op_launch rule spec source.metal "
     "source.metal_prelude hosts torch",

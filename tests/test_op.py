@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from functools import partial
 from typing import Any, cast
 
@@ -545,3 +547,24 @@ def test_faults_of_a_rule_name_the_op() -> None:
         ferrule.op("f", "x[N -> y[N]:float32", run=lambda x: x)
     with pytest.raises(KernelError, match="op 'f': 'x' is both an array and a dim; rename one"):
         ferrule.op("f", "x[x]:T -> y[x]:T", run=lambda x: x)
+
+
+def test_ops_that_never_meet_torch_are_collected() -> None:
+    code = """
+import gc, sys, weakref, numpy as np, ferrule
+def make(n):
+    op = ferrule.op("again", "x[N]:float32 -> y[N]:float32", grid="N", threadgroup=32,
+                    metal="uint i = thread_position_in_grid.x; y[i] = 2 * x[i];")
+    op.def_vjp(lambda primals, cotangents, outputs: (cotangents[0] * n,), version=n)
+    return op
+found = []
+for n in range(50):
+    op = make(n)
+    assert op(np.ones(2, np.float32)).tolist() == [2, 2]
+    found.append(weakref.ref(op))
+del op
+gc.collect()
+print([one() for one in found if one() is not None], "torch" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout == "[] False\n", done.stderr

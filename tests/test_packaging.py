@@ -159,5 +159,7 @@ def test_what_tests_import_is_required() -> None:
     tests = Path(__file__).parent
     own = {path.stem.replace("_", "-") for path in tests.rglob("*")}
     for name, where in imports(tests).items():
-        on_gpus = {"triton"} if where == {"triton_ops.py"} else set()  # imported by GPU tests
+        on_gpus: set[str] = set()  # by files that GPU tests import
+        for file, packages in (("triton_ops.py", {"triton"}), ("cute_ops.py", {"cuda", "cutlass"})):
+            on_gpus |= packages if where == {file} else set()
         assert name in own | ALWAYS | TEST | {"ferrule"} | on_gpus, (name, where)

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 import ferrule
 from ferrule import Op
+from ferrule.devices import cpu
 from ferrule.hosts import torch_calls
 
 I = "uint i = thread_position_in_grid.x; "  # noqa: E741
@@ -274,6 +275,41 @@ print("ok")
     assert done.stdout == "ok\n", done.stderr
 
 
+OLD = """
+import sys, numpy as np, torch, ferrule
+torch.__version__ = type(torch.__version__)("2.9.1+cpu")
+op = ferrule.op("d", "x[N]:float32 -> y[N]:float32", grid="N", threadgroup=32,
+                metal="uint i = thread_position_in_grid.x; y[i] = 2 * x[i];")
+"""
+
+
+def test_an_older_torch_takes_ops_by_python() -> None:
+    code = f"""{OLD}
+assert op(torch.ones(3)).tolist() == [2, 2, 2] and op.counts["Python path"] == 1
+assert torch.compile(op, fullgraph=True, backend="aot_eager")(torch.ones(3)).tolist() == [2, 2, 2]
+print("ok")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout == "ok\n", done.stderr
+
+
+def test_a_torch_that_is_too_old_is_named() -> None:
+    code = f"""{OLD}
+del torch.library.register_vmap
+assert op(np.ones(3, np.float32)).tolist() == [2, 2, 2]
+for call in (lambda: op(torch.ones(3)), lambda: op.torch_op):
+    try:
+        call()
+    except ferrule.KernelError as error:
+        print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    first, second = done.stdout.splitlines()
+    assert first == second
+    assert first.startswith("[op] ops of torch's tensors need torch 2.10 or later; this is 2.9.1")
+    assert "register_vmap" in first
+
+
 def test_the_pool_is_large_and_what_does_not_fit_goes_on_in_python() -> None:
     code = """
 import torch, ferrule
@@ -290,6 +326,73 @@ torch_calls._bound.append(None)
 found = [make(n)(torch.ones(1)).item() for n in range(3)]
 assert found == [1, 2, 3], found
 assert len([one for one in torch_calls._bound if one]) == 1
+print("ok")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout == "ok\n", done.stderr
+
+
+AGAIN = """
+import gc, resource, threading, weakref
+import torch, ferrule
+from ferrule.hosts import torch_calls, torch_op
+def make(n):
+    op = ferrule.op("again", "x[N]:float32 -> y[N]:float32", grid="N", threadgroup=32,
+                    metal="uint i = thread_position_in_grid.x; y[i] = 2 * x[i];")
+    op.def_vjp(lambda primals, cotangents, outputs: (cotangents[0] * n,), version=n)
+    return op
+x = torch.ones(4)
+"""
+
+
+def test_thousands_of_ops_in_one_process() -> None:
+    """More than the pool has functions for, defined and dropped while other threads call them."""
+    code = f"""{AGAIN}
+old, wrong, ended = [], [], threading.Event()
+def work():
+    while not ended.is_set():
+        wrong.extend(o for o in old[-50:] if o(x).tolist() != [2.0] * 4)
+threads = [threading.Thread(target=work) for _ in range(2)]
+for thread in threads: thread.start()
+slow = []
+for n in range(2150):
+    op = make(n)
+    assert op(x).tolist() == [2.0] * 4
+    slow.append(op.counts["Python path"])
+    old.append(op.torch_op)
+    if n % 500 == 0: gc.collect()
+ended.set()
+for thread in threads: thread.join()
+del op; gc.collect()
+assert not wrong and slow[:2048] == [0] * 2048 and min(slow[2048:]) >= 1, slow[2040:2060]
+assert len(torch_calls._bound) == 2048 and len(set(map(str, old))) == 2150
+for n in (0, 1, 1000, 2047, 2048, 2149):  # what a graph holds goes on
+    y = x.clone().requires_grad_()
+    old[n](y).sum().backward()
+    assert y.grad.tolist() == [n] * 4, n
+print("ok")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout == "ok\n", done.stderr
+
+
+def test_an_op_that_is_defined_again_unchanged_takes_nothing_more() -> None:
+    code = f"""{AGAIN}
+def rounds(count):
+    found = []
+    for _ in range(count):
+        op = make(1)
+        op(x)
+        found.append(weakref.ref(op))
+    del op
+    gc.collect()
+    alive = [one for one in found if one() is not None]
+    return alive, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+first = make(1)(x)
+before = rounds(300)[1]
+alive, after = rounds(2000)
+assert not alive and after - before < 8192, (len(alive), after - before)  # KB
+assert len(torch_calls._bound) == 1 and len(torch_op._registered) == 1
 print("ok")
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
@@ -354,6 +457,25 @@ atexit.register(lambda: print(tuple(op(torch.ones(3)).shape), tuple(op(torch.one
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (0, "(3,) (5,)\n", "")
+
+
+def test_the_chosen_way_of_running_reaches_them() -> None:
+    op = ferrule.op(
+        "ways", "x[N]:float32 -> y[N]:float32", metal=I + "y[i] = simd_sum(x[i]);", grid="N",
+        threadgroup=64,
+    )  # fmt: skip
+    x = torch.ones(64)
+    found = set()
+    for mode in ("auto", "split", "fibers", "auto"):
+        with cpu.running(mode):
+            assert op(x).tolist() == [32.0] * 64
+        (bound,) = (one for one in torch_calls._bound if one.op.digest == op.digest)
+        (program,) = bound.op.implementations[0].programs.values()  # type: ignore[union-attr]
+        found |= {mode for mode, _ in program._forms}  # type: ignore[attr-defined]
+        assert mode in found and bound.structure.entries == 0
+    assert found == {"auto", "split", "fibers"}
+    op(x)
+    assert bound.structure.entries == 1 and not torch_calls.fastcall.bypassing()
 
 
 def test_many_dims_are_refused() -> None:

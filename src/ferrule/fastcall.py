@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
@@ -21,6 +22,10 @@ if TYPE_CHECKING:
 
 FOLDER = Path(__file__).resolve().parent / "runtime"
 MOST_BUFFERS = 32  # MAX_BUFFERS of fastcall.c
+
+_changing = threading.Lock()
+_bypassing = 0  # how many `bypassed` blocks there are
+_told: list[Callable[[bool], object]] = []
 
 
 @lru_cache(maxsize=1)
@@ -68,13 +73,34 @@ def operator(function: object, kinds: str) -> Callable[..., Any] | None:
 @contextmanager
 def bypassed() -> Iterator[None]:
     """Sends all calls the long way inside a ``with`` block, those of other threads, too."""
-    module = library()
-    change: Callable[[int], None] = (lambda by: None) if module is None else module.bypass
-    change(1)
+    _change(1)
     try:
         yield
     finally:
-        change(-1)
+        _change(-1)
+
+
+def _change(by: int) -> None:
+    global _bypassing
+    module = library()
+    with _changing:
+        _bypassing += by
+        if module is not None:
+            module.bypass(by)
+        for told in _told:
+            told(_bypassing > 0)
+
+
+def bypassing() -> bool:
+    """Whether some thread is in `bypassed`."""
+    return _bypassing > 0
+
+
+def tell_when_bypassed(told: Callable[[bool], object]) -> None:
+    """Have a function called with whether some thread is in `bypassed`, now and when it changes."""
+    with _changing:
+        _told.append(told)
+        told(_bypassing > 0)
 
 
 _states: dict[int, ctypes.Structure] = {}  # C keeps their addresses

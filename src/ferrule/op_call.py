@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from .hosts import Host
     from .op_declaration import Op
 
+OLDEST_TORCH = (2, 10)  # an older one may do, without calls in C
+
 
 def call(op: Op, values: Sequence[Any]) -> Any:
     """The outputs of an op for arrays of NumPy, MLX, CuPy and others alike.
@@ -395,3 +397,20 @@ def _write_back(op: Op, values: Sequence[Any], copies: dict[str, Any]) -> None:
     for one, value in zip(op.rule.inputs, values, strict=True):
         if one.name in copies:
             value[...] = copies[one.name]
+
+
+class TorchIsTooOld:
+    """Stands for an op in a torch that lacks what ops need; arrays of others can be given."""
+
+    def __init__(self, torch: Any, error: Exception) -> None:
+        self._tensor, self.overload, self.raw = torch.Tensor, self, self
+        self._words = (
+            f"[op] ops of torch's tensors need torch {'.'.join(map(str, OLDEST_TORCH))} or later; "
+            f"this is {torch.__version__} ({error}). `metal_kernel` takes its tensors, too."
+        )
+
+    def takes(self, values: Sequence[Any]) -> bool:
+        return any(isinstance(value, self._tensor) for value in values)
+
+    def __call__(self, *values: Any) -> Any:
+        raise KernelError(self._words)

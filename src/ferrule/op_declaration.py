@@ -472,9 +472,15 @@ def _torch_finder(op: Op) -> Callable[[], None]:
 
 
 def _registered(op: Op) -> Any:
-    from .hosts.torch_op import TorchOp
+    try:
+        from .hosts.torch_op import TorchOp
 
-    return TorchOp(op)
+        return TorchOp(op)
+    except (AttributeError, ImportError, TypeError) as error:
+        torch: Any = sys.modules["torch"]
+        if torch.__version__ >= op_call.OLDEST_TORCH:
+            raise
+        return op_call.TorchIsTooOld(torch, error)
 
 
 def op(

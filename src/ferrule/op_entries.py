@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from . import dtypes, op_call
+from . import dtypes, fastcall, op_call
 from .bytecode import compile_rule
 from .errors import KernelError, KernelTypeError
 from .expression import Expression
@@ -162,7 +162,8 @@ class Bound:
         """The address of a new entry, which lives as long as C may use it."""
         entry = Entry()
         held = fill(entry, native)
-        (kept if self.structure.entries < _MOST_ENTRIES else self.recent).append((entry, held))
+        remembered = self.structure.entries < _MOST_ENTRIES and not fastcall.bypassing()
+        (kept if remembered else self.recent).append((entry, held))
         return ctypes.addressof(entry)
 
 

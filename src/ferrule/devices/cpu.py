@@ -46,8 +46,6 @@ _mode: ContextVar[str] = ContextVar("ferrule.devices.cpu.mode", default="auto")
 def running(mode: str) -> Iterator[None]:
     """Choose how kernels run on the CPU inside a ``with`` block, for tests and comparisons.
 
-    It does not reach ops in torch that are carried out in C.
-
     Args:
         mode: ``"auto"``, ``"flat"``, ``"split"`` or ``"fibers"`` (see `ferrule.source.cpp`).
     """
@@ -286,11 +284,7 @@ class CpuProgram:
 
     def native(self, inputs: Sequence[Facts], outputs: Sequence[Facts], launch: Launch) -> Native:
         """What runtime/torch_calls.c needs to launch this over grids of the same form."""
-        token = _mode.set("auto")  # what is remembered in C is for calls without `running`
-        try:
-            loaded = self._loaded(form_of(launch, self._atomic_threads() if self._atomics else 0))
-        finally:
-            _mode.reset(token)
+        loaded = self._loaded(form_of(launch, self._atomic_threads() if self._atomics else 0))
         library = runtime()
         return Native(
             run=ctypes.cast(library.fr_run_some, ctypes.c_void_p).value or 0,

@@ -27,6 +27,7 @@ from .. import (
     cache,
     derivatives,
     dtypes,
+    fastcall,
     loader,
     op_call,
     op_entries,
@@ -100,6 +101,7 @@ def library() -> ctypes.PyDLL | None:
     )  # fmt: skip
     op_entries.kept.append(setup)
     found.fr_mlx_init(ctypes.byref(setup))
+    fastcall.tell_when_bypassed(found.fr_mlx_bypass)
     return found
 
 

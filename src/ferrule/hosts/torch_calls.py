@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .. import dtypes, op_entries
+from .. import dtypes, fastcall, op_call, op_entries
 from ..binding import runtime
 from ..errors import KernelError, KernelTypeError
 from ..op_entries import FEW, RESOLVE, BoundOp, Entry, OpTable, Request
@@ -102,7 +102,7 @@ def _tell(at: Any, what: int) -> None:
 def library() -> ctypes.CDLL | None:
     """The C library, ready; None where it is not there, or this torch lacks what it needs."""
     found = _installed()
-    if found is None:
+    if found is None or torch.__version__ < op_call.OLDEST_TORCH:
         return None
     folder = Path(torch.__file__).resolve().parent / "lib"
     suffix = ".dylib" if sys.platform == "darwin" else ".so"
@@ -125,6 +125,7 @@ def library() -> ctypes.CDLL | None:
     op_entries.kept.append(setup)
     if found.fr_torch_init(ctypes.byref(setup)):
         return None
+    fastcall.tell_when_bypassed(found.fr_torch_bypass)
     found.fr_torch_set_main_thread(threading.main_thread().ident)
     os.register_at_fork(  # then the thread that forks is the child's
         after_in_child=lambda: found.fr_torch_set_main_thread(threading.get_ident())

@@ -1067,6 +1067,7 @@ API void* fr_mlx_scratch(int64_t bytes) {
   }
 }
 
+API void fr_mlx_bypass(int on) { __atomic_store_n(&fr_shared.bypassing, on, __ATOMIC_RELAXED); }
 API void fr_mlx_raised(const char* text) { raised_text = text; }
 API const char* fr_mlx_why(void) { return raised_text.c_str(); }
 API int fr_mlx_has_cuda(void) { return (&mx::cu::get_command_encoder) != nullptr; }

@@ -481,6 +481,9 @@ FR_API int fr_torch_init(const fr_setup* s) {
   return 0;
 }
 
+/* Whether Python is asked for the entry of each call. */
+FR_API void fr_torch_bypass(int yes) { __atomic_store_n(&fr_shared.bypassing, yes, __ATOMIC_RELAXED); }
+
 /* Which thread is Python's main one. */
 FR_API void fr_torch_set_main_thread(uintptr_t thread) { main_thread = thread; }
 
