@@ -115,8 +115,16 @@ class CallableKernel:
         if empty:
             arguments.check_empty(kernel, threads, shapes)
         number = None if init_value is None else arguments.number(kernel, init_value)
-        graph = hosts.nodes(arrays) if kernel.language == "metal" and not verbose else None
-        if graph is not None:
+        graph = hosts.nodes(arrays)
+        if graph is not None and graph.exporting():
+            return cast(
+                list[Any],
+                graph.record_kernel(
+                    kernel, self._wants, arrays, shapes, outs, threads, group, items, number,
+                    verbose, stream,
+                ),
+            )  # fmt: skip
+        if graph is not None and kernel.language == "metal" and not verbose:
             made = graph.call_kernel(
                 kernel, self._wants, arrays, shapes, outs, threads, group, items, number, stream
             )

@@ -10,9 +10,10 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
+import re
 import sys
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,7 +51,7 @@ if TYPE_CHECKING:
 
 FOLDER = Path(__file__).resolve().parent.parent / "runtime"
 VERSION: str = mx.__version__  # type: ignore[attr-defined]
-SOURCES = ("mlx_node.cpp", *op_entries.SOURCES)
+SOURCES = ("mlx_node.cpp", "mlx_export.h", *op_entries.SOURCES)
 _FLAGS = ("-std=c++20", "-O2", "-fvisibility=hidden", "-Wno-address")
 # The library is named before the text that needs it, which a linker may take for no need.
 _LINK = ("-lmlx",) if sys.platform == "darwin" else ("-Wl,--no-as-needed", "-lmlx", "-ldl")
@@ -96,7 +97,12 @@ def library() -> ctypes.PyDLL | None:
     return found
 
 
-def _loaded_library() -> ctypes.PyDLL:
+def loaded() -> ctypes.PyDLL:
+    """The compiled nodes.
+
+    Raises:
+        DeviceError: they cannot be had.
+    """
     found = library()
     if found is None:
         raise DeviceError("the nodes for MLX were not loaded.")
@@ -122,7 +128,7 @@ def _built() -> bytes:
     ]  # fmt: skip
 
     def make() -> bytes:
-        text = f'#define FR_DIGEST "{digest}"\n#include "mlx_node.cpp"\n'
+        text = f'#define FR_DIGEST "{digest}"\n{_primitives(home)}\n#include "mlx_node.cpp"\n'
         try:
             return compiler.compile(text, flags=flags, timeout=600.0)
         except CompilerFailed as failed:
@@ -133,6 +139,16 @@ def _built() -> bytes:
 
     key = cache.digest("mlx_node", digest, VERSION, compiler.identity, *_FLAGS, *_LINK)
     return cache.default().get_or_make(key, make)
+
+
+def _primitives(home: Path) -> str:
+    """The classes of MLX's headers, for runtime/mlx_export.h."""
+    found = []
+    for header, space in (("primitives.h", "core"), ("fast_primitives.h", "core::fast")):
+        text = (home / "include" / "mlx" / header).read_text(encoding="utf-8")
+        names = re.findall(r"^class (?:MLX_API )?(\w+)(?: final)? : public ", text, re.MULTILINE)
+        found += [f"X(mlx::{space}, {name})" for name in names]
+    return f"#define FR_PRIMITIVES(X) {' '.join(found)}"
 
 
 def _loaded(payload: bytes) -> ctypes.PyDLL:
@@ -158,6 +174,11 @@ def _loaded(payload: bytes) -> ctypes.PyDLL:
     found.fr_mlx_raised.argtypes = (ctypes.c_char_p,)
     found.fr_mlx_raised.restype = None
     found.fr_mlx_why.restype = ctypes.c_char_p
+    found.fr_mlx_layout.restype = ctypes.c_char_p
+    found.fr_mlx_record_call.argtypes = (
+        ctypes.c_char_p, ctypes.py_object, ctypes.py_object, _pointer,
+    )  # fmt: skip
+    found.fr_mlx_record_call.restype = ctypes.py_object
     return found
 
 
@@ -190,20 +211,20 @@ def _resolve(request: Request) -> int:
     return address
 
 
-def _answer(function: Any) -> Any:
+def answering(function: Any) -> Any:
     """A function whose errors reach the node that asked."""
 
     def answer(what: str, *given: Any) -> Any:
         try:
             return function(what, *given)
         except BaseException as error:
-            _loaded_library().fr_mlx_raised(str(error).encode() or type(error).__name__.encode())
+            loaded().fr_mlx_raised(str(error).encode() or type(error).__name__.encode())
             return None
 
     return answer
 
 
-def _rules(op: Op) -> Any:
+def rules(op: Op) -> Callable[..., tuple[Any, ...]]:
     """What the nodes of an op ask for derivatives and batches."""
 
     def answer(what: str, *given: Any) -> tuple[Any, ...]:
@@ -221,7 +242,7 @@ def _rules(op: Op) -> Any:
             return (outputs,), (where,)
         return tuple(outputs), tuple(where)
 
-    return _answer(answer)
+    return answer
 
 
 class Arrays:
@@ -278,7 +299,7 @@ def callable_for(op: Op) -> Any:
     op_entries.kept.append(made)
     what = f"op {op.name!r}"
     plan = found.fr_mlx_plan(
-        ctypes.addressof(made.structure), len(_bound) - 1, what.encode(), _rules(op)
+        ctypes.addressof(made.structure), len(_bound) - 1, what.encode(), answering(rules(op))
     )
     return found.fr_mlx_callable(plan)
 
@@ -293,6 +314,10 @@ def call(op: Op, values: Sequence[Any]) -> Any:
         KernelError, KernelTypeError, CompileError, DialectError, ToolchainError, DeviceError: as
             `Op.__call__` says.
     """
+    if exporting():
+        from . import mlx_export
+
+        return mlx_export.call(op, values)
     known = _callables.get(op)
     if known is None or known[0] != op.digest:  # a rule may have been declared since
         known = _callables[op] = (op.digest, callable_for(op))
@@ -308,13 +333,19 @@ def call(op: Op, values: Sequence[Any]) -> Any:
     return result
 
 
+def exporting() -> bool:
+    """Whether this thread traces a function for a file, on a machine without Metal."""
+    found = library()
+    return found is not None and bool(found.fr_mlx_exporting())
+
+
 def _nothing() -> None:
     pass
 
 
 def why() -> BaseException | None:
     """The error for which a call in C was given back, once; None where there was none."""
-    found = _loaded_library()
+    found = loaded()
     text = found.fr_mlx_why()
     found.fr_mlx_raised(b"")
     if not text:
@@ -344,7 +375,7 @@ class BoundKernel(Bound):
         self.number = len(_bound)
         _bound.append(self)
         op_entries.kept.append(self)
-        self.answer = _answer(self._said)
+        self.answer = answering(self._said)
         op_entries.kept.append(self.answer)
 
     def entry(self, request: Request) -> int:
@@ -378,20 +409,9 @@ class BoundKernel(Bound):
         return self.keep(program.native(facts, written, launch))
 
     def _said(self, what: str, *given: Any) -> tuple[Any, ...]:
-        name = self.kernel.name
         if what == "stale":
-            at, traced, shape = given[0]
-            raise KernelError(
-                f"[metal_kernel] kernel {name!r}: input {self.kernel.input_names[at]!r} has the "
-                f"shape {shape}, but grid, threadgroup and output shapes were given as numbers, in "
-                f"a shapeless trace, for {traced}. Give them as expressions of the inputs "
-                '(grid=("inp.size", 1, 1)), or declare the kernel with ferrule.op.'
-            )
-        words = {"vjp": "derivative", "jvp": "forward-mode derivative", "vmap": "batching rule"}
-        raise KernelError(
-            f"[metal_kernel] kernel {name!r} has no {words[what]}: a metal_kernel call has none. "
-            f"Declare it with ferrule.op and def_{what}, or wrap the call in an mx.custom_function."
-        )
+            raise stale(self.kernel, *given[0])
+        raise without_rule(self.kernel, what)
 
     def plan(
         self, shapes: Sequence[Shape], outs: Sequence[Dtype], grid: tuple[int, int, int],
@@ -407,7 +427,7 @@ class BoundKernel(Bound):
         index = self.indices.setdefault((items, kinds), len(self.templates))
         if index == len(self.templates):
             self.templates.append(items)
-        native = _loaded_library()
+        native = loaded()
         if len(self.plans) >= _MOST_PLANS:
             native.fr_mlx_forget(self.plans.pop(next(iter(self.plans))))
         flat = [word for shape in shapes for word in (len(shape), *shape)]
@@ -418,6 +438,26 @@ class BoundKernel(Bound):
             (_int64 * 1)(index), fills,
         )  # fmt: skip
         return int(made)
+
+
+def stale(kernel: Kernel, index: int, traced: object, shape: object) -> KernelError:
+    """The error for an input of another shape than the one that a call's numbers are for."""
+    return KernelError(
+        f"{kernel.tag} kernel {kernel.name!r}: input {kernel.input_names[index]!r} has the "
+        f"shape {shape}, but grid, threadgroup and output shapes were given as numbers, in "
+        f"a shapeless trace, for {traced}. Give them as expressions of the inputs "
+        '(grid=("inp.size", 1, 1)), or declare the kernel with ferrule.op.'
+    )
+
+
+def without_rule(kernel: Kernel, what: str) -> KernelError:
+    """The error for a derivative, or a batch, of a kernel's call."""
+    words = {"vjp": "derivative", "jvp": "forward-mode derivative", "vmap": "batching rule"}
+    return KernelError(
+        f"{kernel.tag} kernel {kernel.name!r} has no {words[what]}: a {kernel.tag[1:-1]} call has "
+        f"none. Declare it with ferrule.op and def_{what}, or wrap the call in an "
+        "mx.custom_function."
+    )
 
 
 _MOST_PLANS = 4096
@@ -440,7 +480,7 @@ def call_kernel(
     found = library()
     if found is None:
         return None
-    arrays = tuple([_array(kernel, wants, i, value) for i, value in enumerate(inputs)])
+    arrays = tuple([array_of(kernel, wants, i, value) for i, value in enumerate(inputs)])
     fills = None
     if number is not None:
         parts = [
@@ -452,13 +492,21 @@ def call_kernel(
     if bound is None:
         bound = _kernels[kernel] = BoundKernel(kernel)
     plan = bound.plan(shapes, outs, grid, group, items, fills)
-    result = found.fr_mlx_run(plan, arrays, _stream(kernel, stream))
+    result = found.fr_mlx_run(plan, arrays, stream_of(kernel, stream))
     if result is NotImplemented:
         raise why() or KernelError(f"[metal_kernel] kernel {kernel.name!r} cannot be called.")
     return list(result)
 
 
-def _array(kernel: Kernel, wants: Sequence[bool], index: int, value: Any) -> mx.array:
+def record_kernel(*call: Any) -> list[mx.array]:
+    """The outputs of a kernel's call while `exporting`: as `mlx_export.call_kernel`."""
+    from . import mlx_export
+
+    return mlx_export.call_kernel(*call)
+
+
+def array_of(kernel: Kernel, wants: Sequence[bool], index: int, value: Any) -> mx.array:
+    """An input of a kernel: scalars become arrays."""
     if not isinstance(value, mx.array):
         fact, _ = arguments.scalar(kernel, index, value)
         return mx.array(value, mlx.DTYPES[fact.dtype.name])
@@ -470,7 +518,7 @@ def _array(kernel: Kernel, wants: Sequence[bool], index: int, value: Any) -> mx.
     return value
 
 
-def _stream(kernel: Kernel, given: object) -> Any:
+def stream_of(kernel: Kernel, given: object) -> Any:
     """The stream, or None for the default one."""
     if given is None:
         return None

@@ -30,6 +30,7 @@
 #include "mlx/scheduler.h"
 #include "mlx/stream.h"
 #include "mlx/utils.h"
+#include "mlx/version.h"
 
 #include "op_calls.h"
 
@@ -48,6 +49,7 @@ extern "C" {
 typedef struct object_ object;
 WEAK int PyGILState_Ensure(void);
 WEAK void PyGILState_Release(int);
+WEAK int Py_IsInitialized(void);
 WEAK void Py_IncRef(object*);
 WEAK void Py_DecRef(object*);
 WEAK object* PyObject_GetItem(object*, object*);
@@ -120,6 +122,18 @@ static std::vector<mx::Dtype> dtype_at; /* the reverse */
 
 namespace {
 
+/* What mx.export_function calls a primitive that files cannot hold. MLX cuts names at a space. */
+std::string not_for_files(const std::string& name) {
+  std::string text;
+#if MLX_VERSION_NUMERIC >= 32000
+  std::string why = ", which was called before the export: evaluate its outputs first (mx.eval)";
+#else
+  std::string why = ": this MLX cannot export kernels without Metal; MLX 0.32.0 and newer can";
+#endif
+  for (char c : name + why) text += c == ' ' ? std::string("\u00a0") : std::string(1, c);
+  return text;
+}
+
 /* What was asked for: an op; or a kernel with sizes as numbers (level 0). It never changes. */
 struct Plan {
   fr_op* op;         /* lives for ever */
@@ -132,6 +146,7 @@ struct Plan {
   uint32_t grid[6];
   std::vector<int64_t> templates;
   std::vector<std::string> fills; /* one element of each output, or none */
+  std::string label = not_for_files(name);
 };
 
 using Handle = std::shared_ptr<const Plan>; /* what Python has of a plan */
@@ -422,6 +437,13 @@ struct On {
   }
 };
 
+/* The tuple of these arrays. */
+object* all(const std::vector<mx::array>& arrays) {
+  object* values = PyTuple_New(static_cast<ssize_t>(arrays.size()));
+  for (size_t i = 0; i < arrays.size(); i++) PyTuple_SetItem(values, i, wrapped(arrays[i]));
+  return values;
+}
+
 class Node : public Base {
  public:
   std::shared_ptr<const Plan> plan;
@@ -432,6 +454,13 @@ class Node : public Base {
       : Base(stream, std::string(), std::string(), {1, 1, 1}, {1, 1, 1}, {}, true, std::nullopt, {},
              false, 0),
         plan(std::move(plan)), given(std::move(given)) {}
+
+  /* With all that a file holds of it. */
+  template <class... Record>
+  Node(std::shared_ptr<const Plan> plan, mx::Stream stream, Record&&... record)
+      : Base(stream, std::forward<Record>(record)...), plan(std::move(plan)) {}
+
+  const char* name() const override { return plan->label.c_str(); }
 
   static std::vector<mx::array> make(const std::shared_ptr<const Plan>& plan, Given given, std::vector<mx::array> arrays,
                                      mx::Stream stream) {
@@ -538,8 +567,8 @@ class Node : public Base {
                              const std::vector<int>& argnums) override {
     Gil gil;
     On on(stream());
-    object* given_tangents = PyTuple_New(plan->op->inputs);
-    for (int i = 0; i < plan->op->inputs; i++) PyTuple_SetItem(given_tangents, i, held(none));
+    object* given_tangents = PyTuple_New(asked());
+    for (int i = 0; i < asked(); i++) PyTuple_SetItem(given_tangents, i, held(none));
     std::vector<int> place = places();
     for (size_t k = 0; k < argnums.size(); k++)
       PyTuple_SetItem(given_tangents, place[argnums[k]], wrapped(tangents[k]));
@@ -555,14 +584,14 @@ class Node : public Base {
                                                            const std::vector<int>& axes) override {
     Gil gil;
     On on(stream());
-    object* where = PyTuple_New(plan->op->inputs);
-    for (int i = 0; i < plan->op->inputs; i++) PyTuple_SetItem(where, i, held(none));
+    object* where = PyTuple_New(asked());
+    for (int i = 0; i < asked(); i++) PyTuple_SetItem(where, i, held(none));
     std::vector<int> place = places();
     for (size_t k = 0; k < axes.size(); k++)
       if (axes[k] >= 0) PyTuple_SetItem(where, place[k], PyLong_FromLong(axes[k]));
     object* found = ask("vmap", {of_inputs(inputs), where});
     std::pair<std::vector<mx::array>, std::vector<int>> result;
-    for (int i = 0; i < plan->op->outputs; i++) {
+    for (ssize_t i = 0; i < PyTuple_Size(PyTuple_GetItem(found, 0)); i++) {
       result.first.push_back(array_in(PyTuple_GetItem(PyTuple_GetItem(found, 0), i)));
       object* axis = PyTuple_GetItem(PyTuple_GetItem(found, 1), i);
       result.second.push_back(axis == none ? -1 : static_cast<int>(PyLong_AsLongLong(axis)));
@@ -585,16 +614,19 @@ class Node : public Base {
     }
   }
 
-  /* Which of the op's inputs each of the node's is. */
-  std::vector<int> places() const {
+  /* How many inputs Python's rules have. */
+  virtual int asked() const { return plan->op->inputs; }
+
+  /* Which of them each of the node's is. */
+  virtual std::vector<int> places() const {
     std::vector<int> found;
     for (int i = 0; i < plan->op->inputs; i++)
       if (plan->op->input[i].kind == INPUT_ARRAY && given.present >> i & 1) found.push_back(i);
     return found;
   }
 
-  /* The op's inputs: arrays, numbers, None. */
-  object* of_inputs(const std::vector<mx::array>& arrays) const {
+  /* These inputs: arrays, numbers, None. */
+  virtual object* of_inputs(const std::vector<mx::array>& arrays) const {
     object* values = PyTuple_New(plan->op->inputs);
     size_t next = 0;
     for (int i = 0; i < plan->op->inputs; i++) {
@@ -613,11 +645,6 @@ class Node : public Base {
     return values;
   }
 
-  static object* all(const std::vector<mx::array>& arrays) {
-    object* values = PyTuple_New(static_cast<ssize_t>(arrays.size()));
-    for (size_t i = 0; i < arrays.size(); i++) PyTuple_SetItem(values, i, wrapped(arrays[i]));
-    return values;
-  }
 
   /* A gradient; zeros for an input that has none. */
   static mx::array array_of(object* found, int i, const mx::array& like) {
@@ -704,12 +731,19 @@ object* returned(std::vector<mx::array>&& outputs, bool list) {
   return tuple;
 }
 
+}  // namespace
+
+#include "mlx_export.h"
+
+namespace {
+
 /* A call of an op. NotImplemented for what Python must look at. */
 object* call_op(object* self, object* const* args, ssize_t n) {
   auto& plan = *static_cast<Handle*>(PyLong_AsVoidPtr(self));
   try {
     Given given;
     std::vector<mx::array> arrays;
+    if (exporting()) return held(not_implemented);
     if (read_arguments(*plan, args, n, given, arrays))
       return returned(Node::make(plan, std::move(given), std::move(arrays), stream_now()), false);
   } catch (const std::exception& e) {
