@@ -3,15 +3,17 @@
 While MLX traces a function for a file, a call makes a node with MLX's own record of a kernel: the
 text that MLX would write, grid, threadgroup, and so on, on MLX's placeholder for a GPU. MLX on
 Apple's GPUs loads and runs such files as they are, but for shapeless ones, whose shapes it cannot
-know. Numbers, dims and arrays that are absent are further inputs of a record, constants of the file.
-An op stands in the last line of its text, as a comment, so that `hosts.mlx_import` has its rule.
+know. Numbers, dims and arrays that are absent are further inputs of a record: constants of the
+file. An op stands in the last line of its text, as a comment, so that `hosts.mlx_import` has its
+rule.
 """
 
 from __future__ import annotations
 
 import ctypes
 import json
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -91,20 +93,9 @@ def kernel_record(
     Raises:
         KernelError: MLX's files cannot hold it; says what.
     """
-    given = tuple([Input(kind, len(shape), _size(shape) < SMALL) for kind, shape in inputs])
+    given = tuple([Input(kind, len(shape), math.prod(shape) < SMALL) for kind, shape in inputs])
     spec = Spec(kernel, given, tuple(outputs), template)
-    if fill is not None and not abs(float(fill)) <= float(np.finfo(np.float32).max):
-        if np.isfinite(fill):
-            raise KernelError(
-                f"{kernel.tag} kernel {kernel.name!r} has the `init_value` {fill}, which files of "
-                "mx.export_function hold as a float32; it does not fit."
-            )
-    number = None if fill is None else float(np.float32(fill))
-    if number is not None and number != fill and isinstance(fill, int):
-        raise KernelError(
-            f"{kernel.tag} kernel {kernel.name!r} has the `init_value` {fill}, which files of "
-            f"mx.export_function hold as a float32: {number:.0f}. Give a number that fits."
-        )
+    number = None if fill is None else _float32(kernel, fill)
     mode = MATH_MODES.index(kernel.math_mode)
     if kernel.language == "cuda":
         return Record(
@@ -114,8 +105,8 @@ def kernel_record(
         )  # fmt: skip
     if dtypes.float64 in (*[kind for kind, _ in inputs], *outputs):
         raise KernelError(
-            f"{kernel.tag} kernel {kernel.name!r} has arguments of float64, which Metal has not, so "
-            "it cannot be exported; make them float32."
+            f"{kernel.tag} kernel {kernel.name!r} has arguments of float64, which Metal has not, "
+            "so it cannot be exported; make them float32."
         )
     return Record(
         metal.kernel_name(spec), metal.text(spec), grid, threadgroup,
@@ -124,8 +115,20 @@ def kernel_record(
     )  # fmt: skip
 
 
+def _float32(kernel: Kernel, fill: float) -> float:
+    """An `init_value` as files hold it."""
+    with np.errstate(over="ignore"):
+        number = float(np.float32(fill))
+    if np.isfinite(fill) and (np.isinf(number) or (isinstance(fill, int) and number != fill)):
+        raise KernelError(
+            f"{kernel.tag} kernel {kernel.name!r} has the `init_value` {fill}, which files of "
+            f"mx.export_function hold as a float32: {number:.0f}. Give a number that fits."
+        )
+    return number
+
+
 def op_record(
-    op: Op, given: Mapping[str, Facts | float | None]
+    op: Op, given: dict[str, Facts | float | None]
 ) -> tuple[Record, list[tuple[Shape, Dtype]], list[tuple[Dtype, Shape]], list[int]]:
     """The record of an op's call.
 
@@ -368,10 +371,3 @@ class _Rules:
         """The op's inputs: arrays, numbers, None."""
         both = zip(self._fixed, self._arrays, arrays, strict=False)
         return tuple(array if there else fixed for fixed, there, array in both)
-
-
-def _size(shape: Shape) -> int:
-    size = 1
-    for one in shape:
-        size *= one
-    return size

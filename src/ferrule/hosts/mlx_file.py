@@ -5,7 +5,7 @@ keywords, inputs, outputs, and a tape: the operations in an order in which they 
 and constants. Of an operation there is a stream, the name of MLX's class, and its state, which says
 nothing of its own make: a *layout* is a text per class, in letters of `struct` and
 
-``s`` a string, ``*x`` a list of x, ``ox`` x or nothing, ``(…)`` one after the other, ``D`` a dtype,
+``s`` bytes, ``*x`` a list of x, ``ox`` x or nothing, ``(…)`` one after the other, ``D`` a dtype,
 ``V`` an int, float or bool, ``!`` what MLX cannot write.
 
 Nothing here imports MLX, or carries anything out.
@@ -13,9 +13,10 @@ Nothing here imports MLX, or carries anything out.
 
 from __future__ import annotations
 
+import io
 import struct
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from ..errors import KernelError
 
@@ -27,7 +28,7 @@ DTYPES = {
     "float32": (10, 4), "float64": (11, 8), "bfloat16": (12, 2), "complex64": (13, 8),
 }  # fmt: skip
 _NAMES = {number: name for name, (number, _) in DTYPES.items()}
-_MOST_DIMS = 64
+_MOST_DIMS, _MOST_ENTRIES, _MOST_BYTES = 64, 1 << 20, 1 << 28  # of a shape, a list, a text
 _SIZES = {letter: struct.calcsize(f"<{letter}") for letter in "?bBhHiIqQfd"}
 
 
@@ -91,11 +92,12 @@ class Function(NamedTuple):
 
 
 class File(NamedTuple):
-    """A file's content: the version of MLX that wrote it, and what it says."""
+    """A file's content: the version of MLX that wrote it, and what it says; no metadata where that
+    MLX has none in files."""
 
     version: str
     shapeless: bool
-    metadata: str
+    metadata: str | None
     functions: tuple[Function, ...]
 
 
@@ -113,60 +115,67 @@ class Reader:
         Damaged: from every method: the bytes are none of what is asked for.
     """
 
-    def __init__(self, data: memoryview | bytes, at: int = 0) -> None:
-        self.data, self.at = data, at
+    def __init__(self, file: BinaryIO) -> None:
+        self.file, self.at = file, 0
+        self.size = file.seek(0, io.SEEK_END)
+        file.seek(0)
 
-    def damaged(self, what: str) -> Damaged:
-        return Damaged(f"at byte {self.at}: {what}")
+    def damaged(self, what: str, at: int | None = None) -> Damaged:
+        return Damaged(f"at byte {self.at if at is None else at}: {what}")
 
-    def skip(self, count: int, what: str) -> None:
-        if not 0 <= count <= len(self.data) - self.at:
-            left = len(self.data) - self.at
+    def back(self, at: int) -> None:
+        """Read from the byte ``at`` on."""
+        self.file.seek(at)
+        self.at = at
+
+    def take(self, count: int, what: str) -> bytes:
+        """So many bytes."""
+        found = self.file.read(count) if count <= self.size - self.at else b""
+        if len(found) != count:
+            left = self.size - self.at
             raise self.damaged(f"{what} takes {count} bytes, and {left} follow: it is cut off")
         self.at += count
+        return found
+
+    def skip(self, count: int, what: str) -> None:
+        if count > self.size - self.at:
+            self.take(count, what)
+        self.back(self.at + count)
 
     def number(self, letter: str, what: str) -> Any:
-        start = self.at
-        self.skip(_SIZES[letter], what)
-        if letter == "?" and self.data[start] > 1:
-            self.at = start
-            raise self.damaged(f"{what} is neither true nor false")
-        return struct.unpack_from(f"<{letter}", self.data, start)[0]
+        found = self.take(_SIZES[letter], what)
+        if letter == "?" and found[0] > 1:
+            raise self.damaged(f"{what} is neither true nor false", self.at - 1)
+        return struct.unpack(f"<{letter}", found)[0]
 
-    def count(self, each: int, what: str) -> int:
+    def count(self, each: int, what: str, most: int = _MOST_ENTRIES) -> int:
         """The length of a list whose entries take ``each`` bytes or more."""
         start = self.at
         found: int = self.number("Q", f"the number of {what}")
-        if found * each > len(self.data) - self.at:
-            self.at = start
-            raise self.damaged(f"there should be {found} {what}, for which the rest has no room")
+        if found * each > self.size - self.at or found > most:
+            raise self.damaged(f"there should be {found} {what}, for which there is no room", start)
         return found
 
+    def bytes(self, what: str) -> bytes:
+        return self.take(self.count(1, f"bytes of {what}", _MOST_BYTES), what)
+
     def text(self, what: str) -> str:
-        size = self.count(1, f"bytes of {what}")
         start = self.at
-        self.skip(size, what)
         try:
-            return bytes(self.data[start : self.at]).decode()
+            return self.bytes(what).decode()
         except UnicodeDecodeError:
-            self.at = start
-            raise self.damaged(f"{what} is no text") from None
+            raise self.damaged(f"{what} is no text", start) from None
 
     def ids(self, what: str) -> tuple[int, ...]:
         count = self.count(8, what)
-        start = self.at
-        self.skip(8 * count, what)
-        return struct.unpack_from(f"<{count}Q", self.data, start)
+        return struct.unpack(f"<{count}Q", self.take(8 * count, what))
 
     def shape(self, what: str) -> Shape:
-        count = self.count(4, f"dims of {what}")
         start = self.at
-        self.skip(4 * count, what)
-        found: Shape = struct.unpack_from(f"<{count}i", self.data, start)
-        if count > _MOST_DIMS or min(found, default=0) < 0:
-            self.at = start
-            shown = str(found) if count <= _MOST_DIMS else f"{count} dims"
-            raise self.damaged(f"{what} has the shape {shown}")
+        count = self.count(4, f"dims of {what}", _MOST_DIMS)
+        found: Shape = struct.unpack(f"<{count}i", self.take(4 * count, what))
+        if min(found, default=0) < 0:
+            raise self.damaged(f"{what} has the shape {found}", start)
         return found
 
     def dtype(self, what: str) -> str:
@@ -174,8 +183,8 @@ class Reader:
         number, size = self.number("i", what), self.number("B", what)
         name = _NAMES.get(number)
         if name is None or DTYPES[name][1] != size:
-            self.at = start
-            raise self.damaged(f"{what} has the dtype {number} of {size} bytes, which MLX has not")
+            shown = f"{what} has the dtype {number} of {size} bytes, which MLX has not"
+            raise self.damaged(shown, start)
         return name
 
     def array(self, what: str) -> Array:
@@ -184,9 +193,7 @@ class Reader:
 
     def value(self, layout: str, what: str) -> Any:
         """A value of this layout."""
-        found, end = self._value(layout, 0, what)
-        assert end == len(layout)
-        return found
+        return self._value(layout, 0, what)[0]
 
     def _value(self, layout: str, i: int, what: str) -> tuple[Any, int]:
         letter = layout[i] if layout else ""
@@ -216,7 +223,7 @@ class Reader:
         if letter == "D":
             return self.dtype(what), i + 1
         if letter == "s":
-            return self.text(what), i + 1
+            return self.bytes(what), i + 1
         if letter == "!":
             raise self.damaged(f"{what} has a state that MLX does not write")
         return self.number(letter, what), i + 1
@@ -238,19 +245,19 @@ def least(layout: str, i: int) -> tuple[int, int]:
     return {"s": 8, "D": 5, "V": 5, "!": 0}.get(letter) or _SIZES[letter], i + 1
 
 
-def read(path: str, data: memoryview | bytes, layouts: Mapping[str, str], version: str) -> File:
+def read(path: str, file: BinaryIO, layouts: Mapping[str, str], version: str) -> File:
     """What a file says.
 
     Args:
         path: what messages call the file.
-        data: all of it.
+        file: it, from its beginning.
         layouts: of MLX's classes, and ``"metadata"`` where this MLX's files have some.
         version: of this MLX.
 
     Raises:
         KernelError: it is cut off, damaged, or laid out as by another MLX; says where.
     """
-    reader = Reader(data)
+    reader = Reader(file)
     written = ""
     try:
         written = reader.text("the version")
@@ -260,13 +267,13 @@ def read(path: str, data: memoryview | bytes, layouts: Mapping[str, str], versio
         if count < 0:
             raise reader.damaged(f"it should have {count} functions")
         shapeless = reader.number("?", "the mark of shapeless functions")
-        metadata = reader.text("the metadata") if "metadata" in layouts else ""
+        metadata = reader.text("the metadata") if "metadata" in layouts else None
         constants: dict[int, Constant] = {}
         functions = []
         for _ in range(count):
             functions.append(_function(reader, layouts, constants))
-        if reader.at != len(data):
-            raise reader.damaged(f"{len(data) - reader.at} bytes follow the last function")
+        if reader.at != reader.size:
+            raise reader.damaged(f"{reader.size - reader.at} bytes follow the last function")
     except Damaged as damage:
         other = (
             f" It was written by MLX {written}, and this is MLX {version}, which may lay out files "
@@ -294,18 +301,16 @@ def _function(
     known = set(ids)
     own: dict[int, Constant] = {}
     operations: list[Operation] = []
-    for _ in range(reader.count(9, "entries of the tape")):
+    for _ in range(reader.count(9, "entries of the tape", _MOST_BYTES)):
         at = reader.at
         one = reader.number("Q", "an id")
         if reader.number("?", "the mark of operations"):
             operation = _operation(reader, one, layouts)
             unknown = [i for i in operation.inputs if i not in known]
             if unknown:
-                reader.at = at
-                raise reader.damaged(f"{operation.name} takes what was not made before it")
+                raise reader.damaged(f"{operation.name} takes what was not made before it", at)
             if known.intersection(operation.outputs):
-                reader.at = at
-                raise reader.damaged(f"{operation.name} makes what is there already")
+                raise reader.damaged(f"{operation.name} makes what is there already", at)
             known.update(operation.outputs)
             operations.append(operation)
         elif reader.number("?", "the mark of constants"):
@@ -319,8 +324,7 @@ def _function(
             own[one] = constants[one]
             known.add(one)
         elif one not in known:
-            reader.at = at
-            raise reader.damaged("the tape has an input that the function has not")
+            raise reader.damaged("the tape has an input that the function has not", at)
     for one in outputs:
         if one not in known:
             raise reader.damaged("an output is nothing that is made")
@@ -338,12 +342,13 @@ def _operation(reader: Reader, one: int, layouts: Mapping[str, str]) -> Operatio
     name = reader.text("the name of an operation")
     layout = layouts.get(name)
     if layout is None:
-        reader.at = at
         shown = name if len(name) < 60 else name[:57] + "..."
-        raise reader.damaged(f"{shown!r} is no operation of this MLX")
+        raise reader.damaged(f"{shown!r} is no operation of this MLX", at)
     start = reader.at
     reader.value(layout, f"the state of {name}")
-    state = bytes(reader.data[start : reader.at])
+    end = reader.at
+    reader.back(start)
+    state = reader.take(end - start, "a state")
     siblings = reader.number("Q", "the number of siblings")
     if siblings == 0:
         return Operation((one,), one, inputs, device, stream, name, state, (
@@ -368,7 +373,6 @@ def write(file: File) -> bytes:
     if file.metadata is not None:
         out.append(_text(file.metadata))
     for function in file.functions:
-        assert not function.constants
         out += [_count(function.keywords), *map(_text, function.keywords)]
         ids = [one for one, _ in function.inputs]
         out += [_ids(ids), _count(ids)]

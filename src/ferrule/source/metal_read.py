@@ -21,9 +21,7 @@ BY_METAL = {one.metal: one for one in dtypes.ALL if one not in dtypes.FLOAT8}
 
 _INPUT = re.compile(r"  const (?:constant|device) (\w+)([&*]) (\w+) \[\[buffer\(\d+\)\]\],\n")
 _PART = re.compile(r"  const constant (?:int\*|int64_t\*|int&) \w+ \[\[buffer\(\d+\)\]\],\n")
-_OUTPUT = re.compile(
-    r"(  device (atomic<)?(\w+)>?\* (\w+) \[\[buffer\(\d+\)\]\])(,\n|\) \{\n)"
-)
+_OUTPUT = re.compile(r"(  device (atomic<)?(\w+)>?\* (\w+) \[\[buffer\(\d+\)\]\])(,\n|\) \{\n)")
 _ATTRIBUTE = re.compile(r"  uint3? \w+ \[\[\w+\]\](,\n|\) \{\n)")
 _TEMPLATE = re.compile(r"template <([^<>\n]+)>\n\Z")
 _PARAMETER = re.compile(r"(int|bool|typename) (\w+)")
@@ -50,7 +48,8 @@ def read(
     found = text.find(f"[[kernel]] void {function}(\n")
     if found < 0:
         raise ValueError(f"it has no Metal function {function!r}")
-    head, template, end = text[:found], (), len(text)
+    head, end = text[:found], len(text)
+    template: tuple[tuple[str, TemplateValue], ...] = ()
     tail = re.search(
         rf'\ntemplate \[\[host_name\("{re.escape(function)}"\)\]\] \[\[kernel\]\] decltype\('
         rf"({re.escape(function)}<([^<>\n]*)>)\) \1;\n\Z",

@@ -16,9 +16,7 @@ from ..dtypes import Dtype
 from ..kernel import Kernel, make_kernel
 from ..spec import Input, Spec, TemplateValue
 
-_PROLOGUE = (
-    '\n#include "mlx/backend/cuda/device/utils.cuh"\n\n#include <cooperative_groups.h>\n\n'
-)
+_PROLOGUE = '\n#include "mlx/backend/cuda/device/utils.cuh"\n\n#include <cooperative_groups.h>\n\n'
 _SPACE = "namespace mlx::core::cu {\n\nnamespace cg = cooperative_groups;\n\n__global__ void "
 _PREFIX = "custom_kernel_"
 _END = "\n}\n\n} // namespace mlx::core::cu\n"
@@ -28,7 +26,9 @@ _DESCRIBED = re.compile(r"    const __grid_constant__ (?:Shape|Strides|int) \w+,
 _CONSTANT = re.compile(
     r"  (?:constexpr (int|bool) (\w+) = (-?\d+|true|false)|using (\w+) = ([\w:]+));\n"
 )
-_OF_0D = re.compile(r"  constexpr (?:Shape|Strides|int) (\w+)_(?:shape|strides|ndim)(?:\{\}| = 0);\n")
+_OF_0D = re.compile(
+    r"  constexpr (?:Shape|Strides|int) (\w+)_(?:shape|strides|ndim)(?:\{\}| = 0);\n"
+)
 
 
 def kernel_name(spec: Spec) -> str:
@@ -57,8 +57,10 @@ def wants(kernel: Kernel, inputs: Sequence[Input]) -> tuple[tuple[bool, bool, bo
 
 
 def text(spec: Spec, function: str = "") -> str:
-    """The CUDA source for ``spec``; ``function`` is what the function is called, `kernel_name` where
-    it is empty."""
+    """The CUDA source for ``spec``.
+
+    ``function`` is what the function is called, `kernel_name` where it is empty.
+    """
     kernel = spec.kernel
     parameters: list[str] = []
     lines: list[str] = []
