@@ -34,6 +34,7 @@ from . import mlx, mlx_file, mlx_node
 from .mlx_export import MARK, Record, op_record
 from .mlx_file import Array, Constant, File, Function, Operation
 
+_import_by_mlx = mx.import_function  # a program may put ours in its place
 KERNEL = "CustomKernel"
 _STATE = "(ss(iii)(iii)*(???)?of*V?i"  # what is known of its layout; the math mode may follow
 
@@ -71,11 +72,6 @@ def import_function(file: str | os.PathLike[str], return_metadata: bool = False)
     path = os.fspath(file)
     native = mlx_node.loaded()
     layouts = dict(line.split(" ") for line in native.fr_mlx_layout().decode().splitlines())
-    if not layouts.get(KERNEL, "").startswith(_STATE):
-        raise DeviceError(
-            f"the files of MLX {mlx_node.VERSION} hold kernels as ferrule does not know them; a "
-            "newer ferrule may."
-        )
     try:
         with Path(path).open("rb") as opened:
             content = mlx_file.read(path, opened, layouts, mlx_node.VERSION)
@@ -258,7 +254,7 @@ class _Maker:
         try:
             with os.fdopen(handle, "wb") as file:
                 file.write(mlx_file.write(content))
-            imported: Any = mx.import_function(path)
+            imported: Any = _import_by_mlx(path)
         except (ValueError, RuntimeError) as error:
             names = ", ".join(dict.fromkeys(one.name for one in part))
             raise KernelError(
@@ -276,6 +272,11 @@ class _Maker:
     # -- kernels ---------------------------------------------------------------------------------
 
     def _kernel(self, one: Operation, arrays: Mapping[int, Array], function: Function) -> Step:
+        if not self._layout.startswith(_STATE):
+            raise DeviceError(
+                f"[import_function] {self.path!r}: files of MLX {mlx_node.VERSION} hold kernels as "
+                "ferrule does not know them; a newer ferrule may."
+            )
         state = mlx_file.Reader(io.BytesIO(one.state)).value(self._layout, KERNEL)
         name, text, grid, group, wants, contiguous, fill, scalars, binary, shared, *mode = state
         where = f"[import_function] {self.path!r}, kernel {name.decode(errors='replace')!r}"

@@ -530,6 +530,7 @@ def stream_of(kernel: Kernel, given: object) -> Any:
     device = where.device if isinstance(given, mx.Stream) else where
     if not isinstance(device, mx.Device):
         device = mx.Device(device)
-    if device.type == mx.gpu and not mx.is_available(mx.gpu):
+    # Programs may have told Python that there is a GPU.
+    if device.type == mx.gpu and not loaded().fr_mlx_has_gpu():
         return mx.default_stream(mx.cpu)
     return given if isinstance(given, mx.Stream) else mx.default_stream(device)

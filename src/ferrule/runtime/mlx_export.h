@@ -31,6 +31,8 @@ typedef struct {
   const int64_t* shapes; /* per output a rank, and sizes */
 } fr_mlx_record;
 
+#if MLX_VERSION_NUMERIC >= 32000 /* which can export kernels without Metal */
+
 namespace {
 
 /* Whether this thread traces a function for a file, where there is no Metal: MLX lets its own kernels be
@@ -113,7 +115,42 @@ std::shared_ptr<Recorded> recorded(std::shared_ptr<const Plan> plan, const fr_ml
   }
 }
 
+}  // namespace
+
+/* The outputs of a call that is recorded, as a tuple. `python` is asked for its rules. */
+API object* fr_mlx_record_call(const char* what, object* python, object* arrays, const fr_mlx_record* r) {
+  try {
+    auto plan = std::make_shared<Plan>(Plan{nullptr, -1, what, python, true, {}, {}, {0}, {}, {}});
+    auto node = recorded(plan, *r);
+    held(python); /* the node's, which lets it go */
+    std::vector<mx::array> given;
+    for (ssize_t i = 0; i < PyTuple_Size(arrays); i++) given.push_back(array_in(PyTuple_GetItem(arrays, i)));
+    std::vector<mx::Shape> shapes(r->outputs);
+    std::vector<mx::Dtype> dtypes;
+    const int64_t* at = r->shapes;
+    for (int i = 0; i < r->outputs; i++) {
+      dtypes.push_back(dtype_at[r->dtypes[i]]);
+      for (int64_t d = *at++; d > 0; d--) shapes[i].push_back(static_cast<mx::ShapeElem>(*at++));
+    }
+    return returned(mx::array::make_arrays(std::move(shapes), dtypes, node, std::move(given)), true);
+  } catch (const std::exception& e) {
+    raised_text = e.what();
+    return held(not_implemented);
+  }
+}
+
+#else
+
+namespace {
+bool exporting() { return false; }
+}  // namespace
+API object* fr_mlx_record_call(const char*, object*, object*, const fr_mlx_record*) { return held(not_implemented); }
+
+#endif
+
 /* ---------------------------------------------------------------------- what files hold of primitives */
+
+namespace {
 
 template <class T>
 concept Iterable = requires(T t) { t.begin(); t.end(); };
@@ -166,6 +203,9 @@ struct Layout<std::variant<T...>> { /* MLX has one of int, float and bool */
   static void write(std::string& s) { s += 'V'; }
 };
 
+template <class F>
+constexpr bool has_metadata = requires(const F& f) { f.metadata(); };
+
 template <class P>
 void describe(std::string& s, const char* name) {
   s += name;
@@ -180,28 +220,6 @@ void describe(std::string& s, const char* name) {
 /* Whether calls on this thread are to be recorded. */
 API int fr_mlx_exporting(void) { return exporting(); }
 
-/* The outputs of a call that is recorded, as a tuple. `python` is asked for its rules. */
-API object* fr_mlx_record_call(const char* what, object* python, object* arrays, const fr_mlx_record* r) {
-  try {
-    auto plan = std::make_shared<Plan>(Plan{nullptr, -1, what, python, true, {}, {}, {0}, {}, {}});
-    auto node = recorded(plan, *r);
-    held(python); /* the node's, which lets it go */
-    std::vector<mx::array> given;
-    for (ssize_t i = 0; i < PyTuple_Size(arrays); i++) given.push_back(array_in(PyTuple_GetItem(arrays, i)));
-    std::vector<mx::Shape> shapes(r->outputs);
-    std::vector<mx::Dtype> dtypes;
-    const int64_t* at = r->shapes;
-    for (int i = 0; i < r->outputs; i++) {
-      dtypes.push_back(dtype_at[r->dtypes[i]]);
-      for (int64_t d = *at++; d > 0; d--) shapes[i].push_back(static_cast<mx::ShapeElem>(*at++));
-    }
-    return returned(mx::array::make_arrays(std::move(shapes), dtypes, node, std::move(given)), true);
-  } catch (const std::exception& e) {
-    raised_text = e.what();
-    return held(not_implemented);
-  }
-}
-
 /* How this MLX lays out files, a line each: what a primitive's state is made of, by its class, as
  * hosts/mlx_file.py reads it; and whether files have metadata. */
 API const char* fr_mlx_layout(void) {
@@ -209,7 +227,7 @@ API const char* fr_mlx_layout(void) {
     std::string s;
 #define FR_DESCRIBE(space, name) describe<space::name>(s, #name);
     FR_PRIMITIVES(FR_DESCRIBE)
-    if constexpr (requires(mx::ImportedFunction f) { f.metadata(); }) s += "metadata \n";
+    if constexpr (has_metadata<mx::ImportedFunction>) s += "metadata \n";
     return s;
   }();
   return text.c_str();
