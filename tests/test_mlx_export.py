@@ -23,6 +23,7 @@ from mlx_files import (
     DTYPES,
     FEW,
     FLOATS,
+    METADATA,
     SCALE,
     I,
     again,
@@ -36,10 +37,11 @@ from mlx_files import (
     same,
     scale,
     values,
-)  # fmt: skip
+)
 
 # -- the record is MLX's -------------------------------------------------------------------------
 
+NEGATIVE = [("M", -7)] * (mx.__version__ != "0.32.0")  # whose name has a minus sign there
 BODIES = {
     "plain": I + "out[i] = a[i % 4];",
     "described": I + "out[i] = a_shape[0] + a_strides[0] + b_ndim;",
@@ -53,7 +55,7 @@ BODIES = {
     body=st.sampled_from(sorted(BODIES)), a=st.lists(st.integers(1, 4), max_size=3).map(tuple),
     kinds=st.tuples(*[st.sampled_from(DTYPES)] * 3), scalar=st.booleans(),
     template=st.lists(st.sampled_from([
-        ("N", 3), ("M", -7), ("B", True), ("C", False), ("T", mx.bfloat16), ("U", mx.complex64),
+        ("N", 3), *NEGATIVE, ("B", True), ("C", False), ("T", mx.bfloat16), ("U", mx.complex64),
     ]), unique=True),
     flags=st.fixed_dictionaries({
         "ensure_row_contiguous": st.booleans(), "atomic_outputs": st.booleans(),
@@ -123,7 +125,7 @@ def test_mlx_reads_the_files_itself() -> None:
             assert attempt == 0 and "gpu stream" in str(error)
     (y,) = imported(mx.zeros((2, 3)))
     assert y.shape == (2, 3)
-    with pytest.raises(RuntimeError, match="GPU backend is not available"):
+    with pytest.raises(RuntimeError, match=r"GPU backend is not available|Invalid stream"):
         mx.eval(y)
 
 
@@ -278,12 +280,12 @@ def test_keywords_signatures_metadata_constants() -> None:
         return [y, x, *everything, y]
 
     file, x = path(), values((4, 3))
-    with mx.exporter(file, f, metadata="größe") as exporter:
+    with mx.exporter(file, f, **METADATA) as exporter:
         exporter(mx.zeros((4, 3)))
         exporter(mx.zeros((2, 3)))
         exporter(mx.zeros((4, 3)), z=mx.zeros((4, 3)), a=mx.zeros(3))
     back, metadata = ferrule.import_function(file, return_metadata=True)
-    assert metadata == "größe"
+    assert metadata == METADATA.get("metadata", "")
     a, z = values((3,), seed=7), values((4, 3), seed=8)
     for one in (x, values((2, 3))):
         assert all(map(same, back(one), f(one)))

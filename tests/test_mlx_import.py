@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import ferrule
 from ferrule import KernelError
 from ferrule.hosts import mlx_file
-from mlx_files import FEW, FOLDER, SCALE, content, exported, kernels, level0, path, values
+from mlx_files import FEW, FOLDER, METADATA, SCALE, content, exported, kernels, level0, path, values
 
 
 def sample() -> bytes:
@@ -24,7 +24,7 @@ def sample() -> bytes:
         y = SCALE(mx.sin(x), mx.array([1.0, 2.0, 3.0]), 1.0)
         return [*level0(ferrule.metal_kernel)(y), mx.split(y, 3, axis=-1)[1]]
 
-    return Path(exported(f, mx.zeros((2, 3)), metadata="some")).read_bytes()
+    return Path(exported(f, mx.zeros((2, 3)), **METADATA)).read_bytes()
 
 
 SAMPLE = sample()

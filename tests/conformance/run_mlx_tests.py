@@ -1,4 +1,4 @@
-"""Runs MLX's own tests of custom Metal kernels and of exported functions with ferrule in MLX's place.
+"""Runs MLX's own tests of custom Metal kernels and exported functions with ferrule in MLX's place.
 
 Usage: python run_mlx_tests.py PATH, where PATH is the folder python/tests of a checkout of MLX.
 The tests are skipped, while they are imported, unless Metal seems to be there.
