@@ -255,6 +255,18 @@ def test_shapeless_files_follow_the_sizes() -> None:
         x = values(shape) / 9
         for found, wanted in zip(back(x), plain(x), strict=True):
             assert found.shape == wanted.shape and mx.allclose(found, wanted, atol=1e-4)
+    traces = []
+
+    def traced(x: mx.array) -> Any:
+        traces.append(x.shape)
+        return back(x)
+
+    compiled = mx.compile(traced, shapeless=True)
+    for shape in ((3, 2), (5, 7), (2, 1)):
+        x = values(shape) / 9
+        for found, wanted in zip(compiled(x), plain(x), strict=True):
+            assert found.shape == wanted.shape and mx.allclose(found, wanted, atol=1e-4)
+    assert traces == [(3, 2)]
 
 
 def test_a_kernel_with_numbers_keeps_the_shapes_of_its_inputs() -> None:
