@@ -51,6 +51,8 @@ MAY_IMPORT = {
     "source.matrices": "source tree_sitter",
     "source.metal": f"{NOUNS} source",
     "source.metal_prelude": "",
+    "source.metal_read": f"{NOUNS} source",
+    "source.mlx_cuda": f"{NOUNS}",
     "source.names": "source",
     "source.operations": f"{NOUNS} source tree_sitter",
     "source.regions": f"{NOUNS} source tree_sitter",
@@ -120,8 +122,14 @@ MAY_IMPORT = {
     "hosts.torch_calls": "errors dtypes binding driver fastcall op_call op_declaration op_entries "
     "torch",
     "hosts.mlx_node": f"{NOUNS} arguments batching binding cache derivatives fastcall loader "
-    "op_call op_declaration op_entries op_launch op_unit cuda_steps driver implementation "
-    "toolchain hosts devices numpy mlx",
+    "op_call op_declaration op_entries cuda_steps toolchain hosts devices numpy mlx",
+    "hosts.mlx_gpu": f"{NOUNS} arguments cache cuda_steps driver implementation op_call "
+    "op_declaration op_launch op_unit hosts numpy mlx",
+    "hosts.mlx_export": f"{NOUNS} arguments implementation op_call op_declaration op_file "
+    "op_launch source.metal source.mlx_cuda hosts numpy mlx",
+    "hosts.mlx_file": "errors",
+    "hosts.mlx_import": f"{NOUNS} call cuda_call implementation op_declaration op_file "
+    "source.metal_read source.mlx_cuda hosts numpy mlx",
     "hosts.torch_sharding": "errors op_declaration sharding torch",
     "hosts.torch_mps": "errors dtypes implementation op_launch rule spec source.metal "
     "source.metal_prelude hosts torch",
@@ -138,7 +146,7 @@ MAY_IMPORT = {
     "compat": "",
     "compat.runners": "errors hosts torch",
     "ferrule": "errors adopting dtypes call cuda_call cuda_parts binding op_checks op_declaration "
-    "toolchain hosts.torch_export hosts.torch_package",
+    "toolchain hosts.mlx_import hosts.torch_export hosts.torch_package",
     # The benchmarks use what users have, and what they are measured against.
     "bench": "",
     "bench.by_ops": "torch",

@@ -16,7 +16,7 @@ from mlx.utils import tree_map
 
 import ferrule as fe
 from ferrule import KernelError, KernelTypeError
-from ferrule.hosts import mlx_node
+from ferrule.hosts import mlx_gpu, mlx_node
 
 pytestmark = pytest.mark.skipif(mlx_node.library() is None, reason="no nodes here")
 
@@ -501,7 +501,7 @@ def test_what_mlx_is_asked_for_on_metal(monkeypatch: pytest.MonkeyPatch) -> None
     ]  # fmt: skip
     for op, *values in calls:
         expected = op(*values)
-        found = mlx_node._by_stock_node(op, tuple(values))
+        found = mlx_gpu.by_stock_node(op, tuple(values))
         for a, b in zip(
             found, expected if isinstance(expected, tuple) else [expected], strict=True
         ):

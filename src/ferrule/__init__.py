@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from .cuda_parts import cuda_fill as cuda_fill
     from .cuda_parts import cuda_step as cuda_step
     from .cuda_parts import cuda_unit as cuda_unit
+    from .hosts.mlx_import import import_function as import_function
     from .hosts.torch_export import export_for as export_for
     from .hosts.torch_export import load as load
     from .hosts.torch_export import save as save
@@ -76,7 +77,7 @@ _LAZY = {
     **dict.fromkeys(("get_threads", "set_threads"), "binding"),
     **dict.fromkeys(("export_for", "load", "save"), "hosts.torch_export"),
     **dict.fromkeys(("load_package", "package"), "hosts.torch_package"),
-    "adopt": "adopting", "set_compiler": "toolchain",
+    "import_function": "hosts.mlx_import", "adopt": "adopting", "set_compiler": "toolchain",
 }  # fmt: skip
 
 __all__ = [
@@ -117,6 +118,7 @@ __all__ = [
     "float32",
     "float64",
     "get_threads",
+    "import_function",
     "int8",
     "int16",
     "int32",

@@ -115,13 +115,12 @@ class CallableKernel:
         if empty:
             arguments.check_empty(kernel, threads, shapes)
         number = None if init_value is None else arguments.number(kernel, init_value)
-        graph = None if verbose else hosts.nodes(arrays)
-        if graph is not None:
-            made = graph.call_kernel(
-                kernel, self._wants, arrays, shapes, outs, threads, group, items, number, stream
-            )
-            if made is not None:
-                return cast(list[Any], made)
+        made = hosts.graph_call(
+            kernel, self._wants, arrays, wanted, shapes, outs, threads, group, items, number,
+            verbose, stream,
+        )  # fmt: skip
+        if made is not None:
+            return made
 
         try:
             host, device, facts, arrays, copies, owners = arguments.gather(

@@ -1,4 +1,4 @@
-"""Runs MLX's own tests of custom Metal kernels with `ferrule.metal_kernel` in place of MLX's.
+"""Runs MLX's own tests of custom Metal kernels and exported functions with ferrule in MLX's place.
 
 Usage: python run_mlx_tests.py PATH, where PATH is the folder python/tests of a checkout of MLX.
 The tests are skipped, while they are imported, unless Metal seems to be there.
@@ -17,6 +17,7 @@ import ferrule
 # module -> class, what the names of its tests begin with, how many there are at least
 TESTS = {
     "test_fast": ("TestFast", ("test_custom_kernel", "test_custom_metal_kernel"), 9),
+    "test_export_import": ("TestExportImport", ("test_",), 22),
     "test_eval": ("TestEval", ("test_eval_exception_does_not_corrupt_state",), 1),
 }
 
@@ -26,6 +27,7 @@ def main(folder: str) -> int:
     mx.metal.is_available = lambda: True
     mx.is_available = lambda device: True
     mx.fast.metal_kernel = ferrule.metal_kernel
+    mx.import_function = ferrule.import_function
 
     loader = unittest.TestLoader()
     suite = unittest.TestSuite()

@@ -10,12 +10,12 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
-import math
+import re
 import sys
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 import numpy as np
@@ -34,7 +34,6 @@ from .. import (
     toolchain,
 )
 from ..cuda_steps import CudaUnit
-from ..driver import driver
 from ..dtypes import Dtype
 from ..errors import (
     CompilerFailed,
@@ -45,12 +44,9 @@ from ..errors import (
     ToolchainError,
     warn,
 )
-from ..implementation import KernelBody, Runner
 from ..op_entries import FEW, RESOLVE, Bound, Request
-from ..op_launch import launch, read_dims
-from ..op_unit import carry_out
 from ..spec import Facts, Input, Launch, Shape, Spec, row_contiguous_strides
-from . import mlx
+from . import mlx, mlx_gpu
 
 if TYPE_CHECKING:
     from ..kernel import Kernel
@@ -58,7 +54,7 @@ if TYPE_CHECKING:
 
 FOLDER = Path(__file__).resolve().parent.parent / "runtime"
 VERSION: str = mx.__version__  # type: ignore[attr-defined]
-SOURCES = ("mlx_node.cpp", *op_entries.SOURCES)
+SOURCES = ("mlx_node.cpp", "mlx_export.h", *op_entries.SOURCES)
 _FLAGS = ("-std=c++20", "-O2", "-fvisibility=hidden", "-Wno-address")
 # The library is named before the text that needs it, which a linker may take for no need.
 _LINK = ("-lmlx",) if sys.platform == "darwin" else ("-Wl,--no-as-needed", "-lmlx", "-ldl")
@@ -68,6 +64,7 @@ _NUMBERS = {
     "bool": 0, "uint8": 1, "uint16": 2, "uint32": 3, "uint64": 4, "int8": 5, "int16": 6, "int32": 7,
     "int64": 8, "float16": 9, "float32": 10, "float64": 11, "bfloat16": 12, "complex64": 13,
 }  # fmt: skip
+_CAPTURED = 4  # of runtime/mlx_node.cpp
 _pointer, _int64 = ctypes.c_void_p, ctypes.c_int64
 
 
@@ -105,7 +102,12 @@ def library() -> ctypes.PyDLL | None:
     return found
 
 
-def _loaded_library() -> ctypes.PyDLL:
+def loaded() -> ctypes.PyDLL:
+    """The compiled nodes.
+
+    Raises:
+        DeviceError: they cannot be had.
+    """
     found = library()
     if found is None:
         raise DeviceError("the nodes for MLX were not loaded.")
@@ -131,7 +133,7 @@ def _built() -> bytes:
     ]  # fmt: skip
 
     def make() -> bytes:
-        text = f'#define FR_DIGEST "{digest}"\n#include "mlx_node.cpp"\n'
+        text = f'#define FR_DIGEST "{digest}"\n{_primitives(home)}\n#include "mlx_node.cpp"\n'
         try:
             return compiler.compile(text, flags=flags, timeout=600.0)
         except CompilerFailed as failed:
@@ -142,6 +144,16 @@ def _built() -> bytes:
 
     key = cache.digest("mlx_node", digest, VERSION, compiler.identity, *_FLAGS, *_LINK)
     return cache.default().get_or_make(key, make)
+
+
+def _primitives(home: Path) -> str:
+    """The classes of MLX's headers, for runtime/mlx_export.h."""
+    found = []
+    for header, space in (("primitives.h", "core"), ("fast_primitives.h", "core::fast")):
+        text = (home / "include" / "mlx" / header).read_text(encoding="utf-8")
+        names = re.findall(r"^class (?:MLX_API )?(\w+)(?: final)? : public ", text, re.MULTILINE)
+        found += [f"X(mlx::{space}, {name})" for name in names]
+    return f"#define FR_PRIMITIVES(X) {' '.join(found)}"
 
 
 def _loaded(payload: bytes) -> ctypes.PyDLL:
@@ -171,6 +183,11 @@ def _loaded(payload: bytes) -> ctypes.PyDLL:
     found.fr_mlx_raised.argtypes = (ctypes.c_char_p,)
     found.fr_mlx_raised.restype = None
     found.fr_mlx_why.restype = ctypes.c_char_p
+    found.fr_mlx_layout.restype = ctypes.c_char_p
+    found.fr_mlx_record_call.argtypes = (
+        ctypes.c_char_p, ctypes.py_object, ctypes.py_object, _pointer,
+    )  # fmt: skip
+    found.fr_mlx_record_call.restype = ctypes.py_object
     return found
 
 
@@ -203,20 +220,20 @@ def _resolve(request: Request) -> int:
     return address
 
 
-def _answer(function: Any) -> Any:
+def answering(function: Any) -> Any:
     """A function whose errors reach the node that asked."""
 
     def answer(what: str, *given: Any) -> Any:
         try:
             return function(what, *given)
         except BaseException as error:
-            _loaded_library().fr_mlx_raised(str(error).encode() or type(error).__name__.encode())
+            loaded().fr_mlx_raised(str(error).encode() or type(error).__name__.encode())
             return None
 
     return answer
 
 
-def _rules(op: Op) -> Any:
+def rules(op: Op) -> Callable[..., tuple[Any, ...]]:
     """What the nodes of an op ask for derivatives and batches."""
 
     def answer(what: str, *given: Any) -> tuple[Any, ...]:
@@ -228,9 +245,9 @@ def _rules(op: Op) -> Any:
             several = outputs if isinstance(outputs, tuple) else (outputs,)
             return tuple(derivatives.jvp(op, values, tangents, several, mx.zeros_like))
         if what == "metal":
-            return tuple(_by_stock_node(op, *given))
+            return tuple(mlx_gpu.by_stock_node(op, *given))
         if what == "captured":
-            return _captured(op, *given)
+            return mlx_gpu.captured(op, loaded().fr_mlx_scratch, *given)
         if what == "run":
             outputs = op_call.eager(op, *given)
             found = outputs if isinstance(outputs, tuple) else (outputs,)
@@ -243,138 +260,7 @@ def _rules(op: Op) -> Any:
             return (outputs,), (where,)
         return tuple(outputs), tuple(where)
 
-    return _answer(answer)
-
-
-def _captured(
-    op: Op, values: tuple[Any, ...], at: tuple[int, ...], to: tuple[int, ...], queue: int,
-    ordinal: int,
-) -> tuple[str, ...]:  # fmt: skip
-    """Launch a unit or kernel on a stream that is being captured.
-
-    Args:
-        op, values: what is carried out; the arrays are not touched.
-        at, to: the addresses of inputs, 0 of what is no array, and outputs.
-        queue, ordinal: the stream and the GPU.
-
-    Returns:
-        What tells this graph from others that differ in more than addresses and sizes, ``""`` where
-        nothing was launched; nothing at all where a Python function is to be called.
-    """
-    device = f"cuda:{ordinal}"
-    given: dict[str, Facts | float | None] = {}
-    for one, value, pointer in zip(op.rule.inputs, values, at, strict=True):
-        if isinstance(value, mx.array):
-            kind, shape = mlx.KNOWN[value.dtype], value.shape
-            given[one.name] = Facts(kind, shape, row_contiguous_strides(shape), pointer, device)
-        else:
-            given[one.name] = value
-    said, results = op_call.bound(op, given)
-    chosen = op_call.choose(op, device, said)
-    if isinstance(chosen, Runner):
-        return ()
-    made = [
-        Facts(kind, shape, row_contiguous_strides(shape), pointer, device)
-        for (shape, kind), pointer in zip(results, to, strict=True)
-    ]
-    if isinstance(chosen, CudaUnit):
-        carry_out(
-            op.name, op.rule, chosen, cast(Any, _Captured(made)), lambda one: one, device, queue,
-            said, given, results,
-        )  # fmt: skip
-        unit = chosen.sent(said)
-        steps = [(type(one).__name__, getattr(one, "cluster", None)) for one in unit.steps]
-        return (cache.digest(op.digest, repr(steps), repr(unit.template)) if steps else "",)
-    sent = chosen.sent(said)
-    if sent.fill is not None:
-        for i, fact in enumerate(made):
-            value = arguments.fill_value(chosen.kernel, i, sent.fill, fact.dtype)
-            pattern = np.array(value).astype(fact.dtype.numpy).tobytes()
-            _fill(op, ordinal, fact, pattern, queue)
-    launch(op.name, op.rule, chosen, sent, said, device, queue, given, made)
-    filled = sent.fill is not None
-    return (cache.digest(op.digest, chosen.kind, repr(sent.template), repr(filled)),)
-
-
-def _by_stock_node(op: Op, values: tuple[Any, ...]) -> list[mx.array]:
-    """The outputs of MLX's own `mx.fast.metal_kernel` for an op's `metal` body."""
-    given: dict[str, Facts | float | None] = {}
-    for one, value in zip(op.rule.inputs, values, strict=True):
-        if isinstance(value, mx.array):
-            kind, shape = mlx.KNOWN[value.dtype], value.shape
-            given[one.name] = Facts(kind, shape, row_contiguous_strides(shape), 0, "metal")
-        else:
-            given[one.name] = value
-    said, results = op_call.bound(op, given)
-    body = op_call.choose(op, "metal", said)
-    if not isinstance(body, KernelBody):
-        raise KernelError(f"[op] op {op.name!r} has no `metal` body for these sizes.")
-    sent = body.sent(said)
-    inputs = []
-    for one, value in zip(op.rule.inputs, values, strict=True):
-        if isinstance(value, mx.array):
-            # A body indexes what it declares as *S, also where S is no dims.
-            inputs.append(value.reshape(1) if one.dims and not value.ndim else value)
-        elif one.dims is None:
-            inputs.append(mx.array(value, mlx.DTYPES[one.dtype]))
-        else:  # absent: the body asks before it reads
-            absent = mlx.DTYPES[said.dtypes.get(one.dtype, one.dtype)]
-            inputs.append(mx.zeros((1,) * len(one.dims), absent))
-    inputs += [mx.array(size, mx.int32) for size in read_dims(body, said)]
-    template: Any = [
-        (name, mlx.DTYPES[value.name] if isinstance(value, Dtype) else value)
-        for name, value in sent.template
-    ]
-    made: list[mx.array] = _stock_kernel(body.kernel)(
-        inputs=inputs, template=template, grid=sent.grid, threadgroup=sent.threadgroup,
-        output_shapes=[shape for shape, _ in results],
-        output_dtypes=[mlx.DTYPES[kind.name] for _, kind in results],
-        init_value=None if sent.fill is None else float(sent.fill),
-    )  # fmt: skip
-    return made
-
-
-@functools.lru_cache(maxsize=1024)
-def _stock_kernel(kernel: Kernel) -> Any:
-    options: Any = {}  # older versions have none
-    if kernel.math_mode != "safe":
-        options["compile_options"] = {"math_mode": kernel.math_mode}
-    return mx.fast.metal_kernel(
-        kernel.name, list(kernel.input_names), list(kernel.output_names), kernel.source,
-        header=kernel.header, ensure_row_contiguous=kernel.ensure_row_contiguous,
-        atomic_outputs=kernel.atomic_outputs, **options,
-    )  # fmt: skip
-
-
-def _fill(op: Op, ordinal: int, fact: Facts, element: bytes, queue: int) -> None:
-    for size in (1, 2, 4):
-        part = element[:size]
-        if len(element) >= size and part * (len(element) // size) == element:
-            if fact.size:
-                times = fact.size * len(element) // size
-                driver().fill(ordinal, fact.pointer, times, part, queue)
-            return
-    raise KernelError(
-        f"[op] op {op.name!r}: `init_value` is of {fact.dtype.name} and no memset does it: "
-        "the halves of its 8 bytes differ."
-    )
-
-
-class _Captured:
-    """Whose arrays a unit asks for while it is captured: outputs that are there, then scratch."""
-
-    def __init__(self, outputs: Sequence[Facts]) -> None:
-        self.outputs = iter(outputs)
-
-    def empty(self, shape: Shape, dtype: Dtype, device: str) -> Facts:
-        found = next(self.outputs, None)
-        if found is not None:
-            return found
-        size = math.prod(shape) * dtype.itemsize
-        pointer = _loaded_library().fr_mlx_scratch(size)
-        if not pointer:
-            raise DeviceError(f"{device} has no {size} bytes for a unit's scratch.")
-        return Facts(dtype, shape, row_contiguous_strides(shape), pointer, device)
+    return answer
 
 
 class Arrays:
@@ -425,7 +311,9 @@ def callable_for(op: Op) -> Any:
     devices = (op_entries.serves(op, ("metal",)) and op_entries.CPU) | (
         op_entries.serves(op, ("cuda", "metal")) and op_entries.CUDA
     )
-    captured = any(isinstance(one, CudaUnit) for one in op.implementations)
+    anywhere = any(one.kind != "cuda" for one in op.implementations)
+    units = any(isinstance(one, CudaUnit) for one in op.implementations)
+    elsewhere = op_entries.CUDA | anywhere * op_entries.CPU | units * _CAPTURED
     made = op_entries.bind(op, _nothing) if devices else None
     if made is None:
         devices, made = 0, op_entries.bind(op, _nothing, launches=False)
@@ -435,13 +323,9 @@ def callable_for(op: Op) -> Any:
     op_entries.kept.append(made)
     what = f"op {op.name!r}"
     plan = found.fr_mlx_plan(
-        ctypes.addressof(made.structure),
-        len(_bound) - 1,
-        devices,
-        captured,
-        what.encode(),
-        _rules(op),
-    )
+        ctypes.addressof(made.structure), len(_bound) - 1, devices, elsewhere, what.encode(),
+        answering(rules(op)),
+    )  # fmt: skip
     return found.fr_mlx_callable(plan)
 
 
@@ -455,6 +339,10 @@ def call(op: Op, values: Sequence[Any]) -> Any:
         KernelError, KernelTypeError, CompileError, DialectError, ToolchainError, DeviceError: as
             `Op.__call__` says.
     """
+    if exporting():
+        from . import mlx_export
+
+        return mlx_export.call(op, values)
     known = _callables.get(op)
     if known is None or known[0] != op.digest:  # a rule may have been declared since
         known = _callables[op] = (op.digest, callable_for(op))
@@ -471,13 +359,19 @@ def call(op: Op, values: Sequence[Any]) -> Any:
     return result
 
 
+def exporting() -> bool:
+    """Whether this thread traces a function for a file, on a machine without Metal."""
+    found = library()
+    return found is not None and bool(found.fr_mlx_exporting())
+
+
 def _nothing() -> None:
     pass
 
 
 def why() -> BaseException | None:
     """The error for which a call in C was given back, once; None where there was none."""
-    found = _loaded_library()
+    found = loaded()
     text = found.fr_mlx_why().decode()
     found.fr_mlx_raised(b"")
     return (op_entries.raised(KernelError(text)) or KernelError(text)) if text else None
@@ -506,7 +400,7 @@ class BoundKernel(Bound):
         self.number = len(_bound)
         _bound.append(self)
         op_entries.kept.append(self)
-        self.answer = _answer(self._said)
+        self.answer = answering(self._said)
         op_entries.kept.append(self.answer)
 
     def entry(self, request: Request) -> int:
@@ -540,20 +434,9 @@ class BoundKernel(Bound):
         return self.keep(program.native(facts, written, launch))
 
     def _said(self, what: str, *given: Any) -> tuple[Any, ...]:
-        name = self.kernel.name
         if what == "stale":
-            at, traced, shape = given[0]
-            raise KernelError(
-                f"[metal_kernel] kernel {name!r}: input {self.kernel.input_names[at]!r} has the "
-                f"shape {shape}, but grid, threadgroup and output shapes were given as numbers, in "
-                f"a shapeless trace, for {traced}. Give them as expressions of the inputs "
-                '(grid=("inp.size", 1, 1)), or declare the kernel with ferrule.op.'
-            )
-        words = {"vjp": "derivative", "jvp": "forward-mode derivative", "vmap": "batching rule"}
-        raise KernelError(
-            f"[metal_kernel] kernel {name!r} has no {words[what]}: a metal_kernel call has none. "
-            f"Declare it with ferrule.op and def_{what}, or wrap the call in an mx.custom_function."
-        )
+            raise stale(self.kernel, *given[0])
+        raise without_rule(self.kernel, what)
 
     def plan(
         self, shapes: Sequence[Shape], outs: Sequence[Dtype], grid: tuple[int, int, int],
@@ -569,7 +452,7 @@ class BoundKernel(Bound):
         index = self.indices.setdefault((items, kinds), len(self.templates))
         if index == len(self.templates):
             self.templates.append(items)
-        native = _loaded_library()
+        native = loaded()
         if len(self.plans) >= _MOST_PLANS:
             native.fr_mlx_forget(self.plans.pop(next(iter(self.plans))))
         flat = [word for shape in shapes for word in (len(shape), *shape)]
@@ -581,6 +464,26 @@ class BoundKernel(Bound):
             (_int64 * 1)(index), fills,
         )  # fmt: skip
         return int(made)
+
+
+def stale(kernel: Kernel, index: int, traced: object, shape: object) -> KernelError:
+    """The error for an input of another shape than the one that a call's numbers are for."""
+    return KernelError(
+        f"{kernel.tag} kernel {kernel.name!r}: input {kernel.input_names[index]!r} has the "
+        f"shape {shape}, but grid, threadgroup and output shapes were given as numbers, in "
+        f"a shapeless trace, for {traced}. Give them as expressions of the inputs "
+        '(grid=("inp.size", 1, 1)), or declare the kernel with ferrule.op.'
+    )
+
+
+def without_rule(kernel: Kernel, what: str) -> KernelError:
+    """The error for a derivative, or a batch, of a kernel's call."""
+    words = {"vjp": "derivative", "jvp": "forward-mode derivative", "vmap": "batching rule"}
+    return KernelError(
+        f"{kernel.tag} kernel {kernel.name!r} has no {words[what]}: a {kernel.tag[1:-1]} call has "
+        f"none. Declare it with ferrule.op and def_{what}, or wrap the call in an "
+        "mx.custom_function."
+    )
 
 
 _MOST_PLANS = 4096
@@ -603,7 +506,7 @@ def call_kernel(
     found = library()
     if found is None or (kernel.language == "cuda" and not found.fr_mlx_has_cuda()):
         return None
-    arrays = tuple([_array(kernel, wants, i, value) for i, value in enumerate(inputs)])
+    arrays = tuple([array_of(kernel, wants, i, value) for i, value in enumerate(inputs)])
     fills = None
     if number is not None:
         parts = [
@@ -615,13 +518,21 @@ def call_kernel(
     if bound is None:
         bound = _kernels[kernel] = BoundKernel(kernel)
     plan = bound.plan(shapes, outs, grid, group, items, fills)
-    result = found.fr_mlx_run(plan, arrays, _stream(kernel, stream))
+    result = found.fr_mlx_run(plan, arrays, stream_of(kernel, stream))
     if result is NotImplemented:
         raise why() or KernelError(f"[metal_kernel] kernel {kernel.name!r} cannot be called.")
     return list(result)
 
 
-def _array(kernel: Kernel, wants: Sequence[bool], index: int, value: Any) -> mx.array:
+def record_kernel(*call: Any) -> list[mx.array]:
+    """The outputs of a kernel's call while `exporting`: as `mlx_export.call_kernel`."""
+    from . import mlx_export
+
+    return mlx_export.call_kernel(*call)
+
+
+def array_of(kernel: Kernel, wants: Sequence[bool], index: int, value: Any) -> mx.array:
+    """An input of a kernel: scalars become arrays."""
     if not isinstance(value, mx.array):
         fact, _ = arguments.scalar(kernel, index, value)
         return mx.array(value, mlx.DTYPES[fact.dtype.name])
@@ -633,7 +544,7 @@ def _array(kernel: Kernel, wants: Sequence[bool], index: int, value: Any) -> mx.
     return value
 
 
-def _stream(kernel: Kernel, given: object) -> Any:
+def stream_of(kernel: Kernel, given: object) -> Any:
     """The stream, or None for the default one."""
     if given is None:
         return None
@@ -645,6 +556,7 @@ def _stream(kernel: Kernel, given: object) -> Any:
     device = where.device if isinstance(given, mx.Stream) else where
     if not isinstance(device, mx.Device):
         device = mx.Device(device)
-    if device.type == mx.gpu and not mx.is_available(mx.gpu):
+    # Programs may have told Python that there is a GPU.
+    if device.type == mx.gpu and not loaded().fr_mlx_has_gpu():
         return mx.default_stream(mx.cpu)
     return given if isinstance(given, mx.Stream) else mx.default_stream(device)

@@ -35,6 +35,7 @@
 #include "mlx/scheduler.h"
 #include "mlx/stream.h"
 #include "mlx/utils.h"
+#include "mlx/version.h"
 
 #include "op_calls.h"
 
@@ -53,6 +54,7 @@ extern "C" {
 typedef struct object_ object;
 WEAK int PyGILState_Ensure(void);
 WEAK void PyGILState_Release(int);
+WEAK int Py_IsInitialized(void);
 WEAK void Py_IncRef(object*);
 WEAK void Py_DecRef(object*);
 WEAK object* PyObject_GetItem(object*, object*);
@@ -129,12 +131,26 @@ static std::vector<mx::Dtype> dtype_at; /* the reverse */
 
 namespace {
 
+/* What mx.export_function calls a primitive that files cannot hold. MLX cuts names at a space. */
+std::string not_for_files(const std::string& name) {
+  std::string text;
+#if MLX_VERSION_NUMERIC >= 32000
+  std::string why = ", which was called before the export: evaluate its outputs first (mx.eval)";
+#else
+  std::string why = ": this MLX cannot export kernels without Metal; MLX 0.32.0 and newer can";
+#endif
+  for (char c : name + why) text += c == ' ' ? std::string("\u00a0") : std::string(1, c);
+  return text;
+}
+
+enum { CAPTURED = 4 }; /* Python launches on GPUs what a graph can hold: units */
+
 /* What was asked for: an op; or a kernel with sizes as numbers (level 0). It never changes. */
 struct Plan {
   fr_op* op;         /* lives for ever */
   int number;        /* by which Python knows the op */
   int devices;       /* of CPU and CUDA: where kernels are launched here; elsewhere Python is asked */
-  bool captured;     /* Python launches on GPUs what a graph can hold: units */
+  int elsewhere;     /* where Python can carry it out: of CPU and CUDA, and CAPTURED */
   std::string name;  /* for messages */
   object* python;    /* what is asked of Python: see hosts/mlx_node.py; lives for ever */
   bool fixed;        /* the rest is of level 0 */
@@ -143,6 +159,7 @@ struct Plan {
   uint32_t grid[6];
   std::vector<int64_t> templates;
   std::vector<std::string> fills; /* one element of each output, or none */
+  std::string label = not_for_files(name);
 };
 
 using Handle = std::shared_ptr<const Plan>; /* what Python has of a plan */
@@ -244,7 +261,11 @@ void bind(Work& w, const Plan& plan, bool gpu) {
     refuse(w);
   }
   w.body = nullptr;
-  if (!(plan.devices & c->request.device_type)) return;
+  if (!(plan.devices & c->request.device_type)) {
+    if (plan.elsewhere & c->request.device_type) return;
+    fr_shared.resolve(&c->request);
+    refuse(w);
+  }
   int b = fr_choose(c, &w.found);
   if (b < 0 || !fr_work_out(c, &op->body[b], &w.found)) {
     fr_shared.resolve(&c->request);
@@ -527,6 +548,13 @@ struct On {
   }
 };
 
+/* The tuple of these arrays. */
+object* all(const std::vector<mx::array>& arrays) {
+  object* values = PyTuple_New(static_cast<ssize_t>(arrays.size()));
+  for (size_t i = 0; i < arrays.size(); i++) PyTuple_SetItem(values, i, wrapped(arrays[i]));
+  return values;
+}
+
 class Node : public Base {
  public:
   std::shared_ptr<const Plan> plan;
@@ -537,6 +565,13 @@ class Node : public Base {
       : Base(stream, std::string(), std::string(), {1, 1, 1}, {1, 1, 1}, {}, true, std::nullopt, {},
              false, 0),
         plan(std::move(plan)), given(std::move(given)) {}
+
+  /* With all that a file holds of it. */
+  template <class... Record>
+  Node(std::shared_ptr<const Plan> plan, mx::Stream stream, Record&&... record)
+      : Base(stream, std::forward<Record>(record)...), plan(std::move(plan)) {}
+
+  const char* name() const override { return plan->label.c_str(); }
 
   static std::vector<mx::array> make(const std::shared_ptr<const Plan>& plan, Given given, std::vector<mx::array> arrays,
                                      mx::Stream stream) {
@@ -625,7 +660,7 @@ class Node : public Base {
 
   void eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
     if (on_metal(stream())) return eval_metal(inputs, outputs);
-    if (!(plan->devices & CUDA) && !plan->captured) return eval_python(inputs, outputs);
+    if (!(plan->devices & CUDA) && !(plan->elsewhere & CAPTURED)) return eval_python(inputs, outputs);
     if (plan->fixed) check_fixed(inputs);
     Work w;
     fr_gpu_job job;
@@ -704,8 +739,8 @@ class Node : public Base {
                              const std::vector<int>& argnums) override {
     Gil gil;
     On on(stream());
-    object* given_tangents = PyTuple_New(plan->op->inputs);
-    for (int i = 0; i < plan->op->inputs; i++) PyTuple_SetItem(given_tangents, i, held(none));
+    object* given_tangents = PyTuple_New(asked());
+    for (int i = 0; i < asked(); i++) PyTuple_SetItem(given_tangents, i, held(none));
     std::vector<int> place = places();
     for (size_t k = 0; k < argnums.size(); k++)
       PyTuple_SetItem(given_tangents, place[argnums[k]], wrapped(tangents[k]));
@@ -721,14 +756,14 @@ class Node : public Base {
                                                            const std::vector<int>& axes) override {
     Gil gil;
     On on(stream());
-    object* where = PyTuple_New(plan->op->inputs);
-    for (int i = 0; i < plan->op->inputs; i++) PyTuple_SetItem(where, i, held(none));
+    object* where = PyTuple_New(asked());
+    for (int i = 0; i < asked(); i++) PyTuple_SetItem(where, i, held(none));
     std::vector<int> place = places();
     for (size_t k = 0; k < axes.size(); k++)
       if (axes[k] >= 0) PyTuple_SetItem(where, place[k], PyLong_FromLong(axes[k]));
     object* found = ask("vmap", {of_inputs(inputs), where});
     std::pair<std::vector<mx::array>, std::vector<int>> result;
-    for (int i = 0; i < plan->op->outputs; i++) {
+    for (ssize_t i = 0; i < PyTuple_Size(PyTuple_GetItem(found, 0)); i++) {
       result.first.push_back(array_in(PyTuple_GetItem(PyTuple_GetItem(found, 0), i)));
       object* axis = PyTuple_GetItem(PyTuple_GetItem(found, 1), i);
       result.second.push_back(axis == none ? -1 : static_cast<int>(PyLong_AsLongLong(axis)));
@@ -823,16 +858,19 @@ class Node : public Base {
     }
   }
 
-  /* Which of the op's inputs each of the node's is. */
-  std::vector<int> places() const {
+  /* How many inputs Python's rules have. */
+  virtual int asked() const { return plan->op->inputs; }
+
+  /* Which of them each of the node's is. */
+  virtual std::vector<int> places() const {
     std::vector<int> found;
     for (int i = 0; i < plan->op->inputs; i++)
       if (plan->op->input[i].kind == INPUT_ARRAY && given.present >> i & 1) found.push_back(i);
     return found;
   }
 
-  /* The op's inputs: arrays, numbers, None. */
-  object* of_inputs(const std::vector<mx::array>& arrays) const {
+  /* These inputs: arrays, numbers, None. */
+  virtual object* of_inputs(const std::vector<mx::array>& arrays) const {
     object* values = PyTuple_New(plan->op->inputs);
     size_t next = 0;
     for (int i = 0; i < plan->op->inputs; i++) {
@@ -851,11 +889,6 @@ class Node : public Base {
     return values;
   }
 
-  static object* all(const std::vector<mx::array>& arrays) {
-    object* values = PyTuple_New(static_cast<ssize_t>(arrays.size()));
-    for (size_t i = 0; i < arrays.size(); i++) PyTuple_SetItem(values, i, wrapped(arrays[i]));
-    return values;
-  }
 
   /* A gradient; zeros for an input that has none. */
   static mx::array array_of(object* found, int i, const mx::array& like) {
@@ -936,12 +969,19 @@ object* returned(std::vector<mx::array>&& outputs, bool list) {
   return tuple;
 }
 
+}  // namespace
+
+#include "mlx_export.h"
+
+namespace {
+
 /* A call of an op. NotImplemented for what Python must look at. */
 object* call_op(object* self, object* const* args, ssize_t n) {
   auto& plan = *static_cast<Handle*>(PyLong_AsVoidPtr(self));
   try {
     Given given;
     std::vector<mx::array> arrays;
+    if (exporting()) return held(not_implemented);
     if (read_arguments(*plan, args, n, given, arrays))
       return returned(Node::make(plan, std::move(given), std::move(arrays), stream_now()), false);
   } catch (const std::exception& e) {
@@ -1000,8 +1040,8 @@ API void fr_mlx_look(object* o, int64_t* found) {
 }
 
 /* A plan for an op, which lives as long as the process. */
-API void* fr_mlx_plan(fr_op* op, int number, int devices, int captured, const char* name, object* python) {
-  return new Handle(new Plan{op, number, devices, captured != 0, name, held(python), false, {}, {}, {0}, {}, {}});
+API void* fr_mlx_plan(fr_op* op, int number, int devices, int elsewhere, const char* name, object* python) {
+  return new Handle(new Plan{op, number, devices, elsewhere, name, held(python), false, {}, {}, {0}, {}, {}});
 }
 
 /* A plan for a kernel with sizes as numbers: per output a dtype, and a rank and sizes. `python` lives for
@@ -1009,7 +1049,7 @@ API void* fr_mlx_plan(fr_op* op, int number, int devices, int captured, const ch
 API void* fr_mlx_fixed(fr_op* op, int number, int devices, const char* name, object* python, const int32_t* dtypes,
                        const int64_t* shapes, const uint32_t* grid, int templates,
                        const int64_t* template_values, const char* fills) {
-  auto plan = new Plan{op, number, devices, false, name, python, true, {}, {}, {0}, {}, {}};
+  auto plan = new Plan{op, number, devices, 0, name, python, true, {}, {}, {0}, {}, {}};
   for (int i = 0; i < op->outputs; i++) {
     mx::Shape shape;
     int64_t ndim = *shapes++;

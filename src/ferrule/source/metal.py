@@ -50,15 +50,16 @@ def kernel_name(spec: Spec) -> str:
     return name
 
 
-def text(spec: Spec) -> str:
+def text(spec: Spec, function: str = "") -> str:
     """The Metal source for ``spec``: header, template, signature, body, instantiation.
 
-    ``spec`` must have one input per input name, one dtype per output name, and template integers
-    of 32 bits, as MLX demands of a call; a count that differs is a `ValueError`. A 0-d input is
-    small, whatever ``spec`` says of it.
+    ``function`` is what the function is called, `kernel_name` where it is empty. ``spec`` must have
+    one input per input name, one dtype per output name, and template integers of 32 bits, as MLX
+    demands of a call; a count that differs is a `ValueError`. A 0-d input is small, whatever
+    ``spec`` says of it.
     """
     kernel = spec.kernel
-    name = kernel_name(spec)
+    name = function or kernel_name(spec)
     head, tail = "", ""
     if spec.template:
         parameters = ", ".join(f"{_kind(v)} {n}" for n, v in spec.template)

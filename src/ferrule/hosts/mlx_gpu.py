@@ -1,0 +1,159 @@
+"""Ops of MLX's graphs on GPUs, where Python must see to it: CUDA units and kernels that C has no
+room for, captured as graphs of CUDA; and, on Apple's GPUs, MLX's own node."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+import mlx.core as mx
+import numpy as np
+
+from .. import arguments, cache, op_call
+from ..cuda_steps import CudaUnit
+from ..driver import driver
+from ..dtypes import Dtype
+from ..errors import DeviceError, KernelError
+from ..implementation import KernelBody, Runner
+from ..op_launch import launch, read_dims
+from ..op_unit import carry_out
+from ..spec import Facts, Shape, row_contiguous_strides
+from . import mlx
+
+if TYPE_CHECKING:
+    from ..kernel import Kernel
+    from ..op_declaration import Op
+
+
+def captured(
+    op: Op, scratch: Callable[[int], int | None], values: tuple[Any, ...], at: tuple[int, ...],
+    to: tuple[int, ...], queue: int, ordinal: int,
+) -> tuple[str, ...]:  # fmt: skip
+    """Launch a unit or kernel on a stream that is being captured.
+
+    Args:
+        op, values: what is carried out; the arrays are not touched.
+        scratch: gives the address of so many bytes, which live until the kernels have run.
+        at, to: the addresses of inputs, 0 of what is no array, and outputs.
+        queue, ordinal: the stream and the GPU.
+
+    Returns:
+        What tells this graph from others that differ in more than addresses and sizes, ``""`` where
+        nothing was launched; nothing at all where a Python function is to be called.
+    """
+    device = f"cuda:{ordinal}"
+    given: dict[str, Facts | float | None] = {}
+    for one, value, pointer in zip(op.rule.inputs, values, at, strict=True):
+        if isinstance(value, mx.array):
+            kind, shape = mlx.KNOWN[value.dtype], value.shape
+            given[one.name] = Facts(kind, shape, row_contiguous_strides(shape), pointer, device)
+        else:
+            given[one.name] = value
+    said, results = op_call.bound(op, given)
+    chosen = op_call.choose(op, device, said)
+    if isinstance(chosen, Runner):
+        return ()
+    made = [
+        Facts(kind, shape, row_contiguous_strides(shape), pointer, device)
+        for (shape, kind), pointer in zip(results, to, strict=True)
+    ]
+    if isinstance(chosen, CudaUnit):
+        carry_out(
+            op.name, op.rule, chosen, cast(Any, _Captured(made, scratch)), lambda one: one, device,
+            queue, said, given, results,
+        )  # fmt: skip
+        unit = chosen.sent(said)
+        steps = [(type(one).__name__, getattr(one, "cluster", None)) for one in unit.steps]
+        return (cache.digest(op.digest, repr(steps), repr(unit.template)) if steps else "",)
+    sent = chosen.sent(said)
+    if sent.fill is not None:
+        for i, fact in enumerate(made):
+            value = arguments.fill_value(chosen.kernel, i, sent.fill, fact.dtype)
+            pattern = np.array(value).astype(fact.dtype.numpy).tobytes()
+            _fill(op, ordinal, fact, pattern, queue)
+    launch(op.name, op.rule, chosen, sent, said, device, queue, given, made)
+    filled = sent.fill is not None
+    return (cache.digest(op.digest, chosen.kind, repr(sent.template), repr(filled)),)
+
+
+def by_stock_node(op: Op, values: tuple[Any, ...]) -> list[mx.array]:
+    """The outputs of MLX's own `mx.fast.metal_kernel` for an op's `metal` body."""
+    given: dict[str, Facts | float | None] = {}
+    for one, value in zip(op.rule.inputs, values, strict=True):
+        if isinstance(value, mx.array):
+            kind, shape = mlx.KNOWN[value.dtype], value.shape
+            given[one.name] = Facts(kind, shape, row_contiguous_strides(shape), 0, "metal")
+        else:
+            given[one.name] = value
+    said, results = op_call.bound(op, given)
+    body = op_call.choose(op, "metal", said)
+    if not isinstance(body, KernelBody):
+        raise KernelError(f"[op] op {op.name!r} has no `metal` body for these sizes.")
+    sent = body.sent(said)
+    inputs = []
+    for one, value in zip(op.rule.inputs, values, strict=True):
+        if isinstance(value, mx.array):
+            # A body indexes what it declares as *S, also where S is no dims.
+            inputs.append(value.reshape(1) if one.dims and not value.ndim else value)
+        elif one.dims is None:
+            inputs.append(mx.array(value, mlx.DTYPES[one.dtype]))
+        else:  # absent: the body asks before it reads
+            absent = mlx.DTYPES[said.dtypes.get(one.dtype, one.dtype)]
+            inputs.append(mx.zeros((1,) * len(one.dims), absent))
+    inputs += [mx.array(size, mx.int32) for size in read_dims(body, said)]
+    template: Any = [
+        (name, mlx.DTYPES[value.name] if isinstance(value, Dtype) else value)
+        for name, value in sent.template
+    ]
+    made: list[mx.array] = _stock_kernel(body.kernel)(
+        inputs=inputs, template=template, grid=sent.grid, threadgroup=sent.threadgroup,
+        output_shapes=[shape for shape, _ in results],
+        output_dtypes=[mlx.DTYPES[kind.name] for _, kind in results],
+        init_value=None if sent.fill is None else float(sent.fill),
+    )  # fmt: skip
+    return made
+
+
+@functools.lru_cache(maxsize=1024)
+def _stock_kernel(kernel: Kernel) -> Any:
+    options: Any = {}  # older versions have none
+    if kernel.math_mode != "safe":
+        options["compile_options"] = {"math_mode": kernel.math_mode}
+    return mx.fast.metal_kernel(
+        kernel.name, list(kernel.input_names), list(kernel.output_names), kernel.source,
+        header=kernel.header, ensure_row_contiguous=kernel.ensure_row_contiguous,
+        atomic_outputs=kernel.atomic_outputs, **options,
+    )  # fmt: skip
+
+
+def _fill(op: Op, ordinal: int, fact: Facts, element: bytes, queue: int) -> None:
+    for size in (1, 2, 4):
+        part = element[:size]
+        if len(element) >= size and part * (len(element) // size) == element:
+            if fact.size:
+                times = fact.size * len(element) // size
+                driver().fill(ordinal, fact.pointer, times, part, queue)
+            return
+    raise KernelError(
+        f"[op] op {op.name!r}: `init_value` is of {fact.dtype.name} and no memset does it: "
+        "the halves of its 8 bytes differ."
+    )
+
+
+class _Captured:
+    """Whose arrays a unit asks for while it is captured: outputs that are there, then scratch."""
+
+    def __init__(self, outputs: Sequence[Facts], scratch: Callable[[int], int | None]) -> None:
+        self.outputs, self.scratch = iter(outputs), scratch
+
+    def empty(self, shape: Shape, dtype: Dtype, device: str) -> Facts:
+        found = next(self.outputs, None)
+        if found is not None:
+            return found
+        size = math.prod(shape) * dtype.itemsize
+        pointer = self.scratch(size)
+        if not pointer:
+            raise DeviceError(f"{device} has no {size} bytes for a unit's scratch.")
+        return Facts(dtype, shape, row_contiguous_strides(shape), pointer, device)

@@ -1,0 +1,443 @@
+"""`import_function`: files of `mx.export_function` with kernels, where MLX itself cannot run these.
+
+A file is cut at its kernels. What lies between them, MLX's own operations, is imported by MLX; a
+kernel is called through ferrule: an op is made anew from its record's last line, any other kernel
+from its text. Nothing else of a file is carried out.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import os
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import mlx.core as mx
+import numpy as np
+
+from .. import dtypes, op_file
+from ..call import MetalKernel
+from ..cuda_call import CudaKernel
+from ..dtypes import Dtype
+from ..errors import DeviceError, FerruleError, KernelError, RuleError
+from ..implementation import Runner
+from ..kernel import MATH_MODES
+from ..op_declaration import Op
+from ..source import metal_read, mlx_cuda
+from ..spec import SMALL, Facts, Input, Spec, row_contiguous_strides
+from . import mlx, mlx_file, mlx_node
+from .mlx_export import MARK, Record, op_record
+from .mlx_file import Array, Constant, File, Function, Operation
+
+_import_by_mlx = mx.import_function  # a program may put ours in its place
+KERNEL = "CustomKernel"
+_STATE = "(ss(iii)(iii)*(???)?of*V?i"  # what is known of its layout; the math mode may follow
+
+Arrays = dict[int, mx.array]
+Step = Callable[[Arrays], None]  # adds what it makes to what is there
+
+
+def import_function(file: str | os.PathLike[str], return_metadata: bool = False) -> Any:
+    """A function from a file of `mx.export_function`: as `mx.import_function`, kernels included.
+
+    MLX runs the kernels of such files on the GPU that they were written for, and none in shapeless
+    files. Here they run on this machine, whatever wrote them: kernels and ops of ferrule, or
+    `mx.fast.metal_kernel`, on a machine with Metal or without. Shapes, grid and all else of an op
+    are worked out from the inputs of each call. Of any other kernel the file has numbers alone, so
+    its inputs must have the shapes that they had. The result can be differentiated, batched,
+    compiled and exported as what was exported can be.
+
+    Only the text of kernels is compiled and run; nothing else in a file is carried out but MLX's
+    own operations. Derivative rules that are Python functions are in no file: an op has them where
+    it is defined in this process, too, with the same digest.
+
+    Args:
+        file: the path.
+        return_metadata: also return the text that was saved with the function.
+
+    Returns:
+        A function of arrays: ``*args`` and ``**kwargs``, or a tuple of arrays and/or a dictionary.
+        It returns a tuple of arrays. With ``return_metadata`` that function, and the text.
+
+    Raises:
+        KernelError: the file cannot be read, is cut off or altered, or holds a kernel that cannot
+            be run here; names the file, and says where.
+        DeviceError: MLX's nodes cannot be had (there is no compiler), or its files are unknown.
+    """
+    path = os.fspath(file)
+    native = mlx_node.loaded()
+    layouts = dict(line.split(" ") for line in native.fr_mlx_layout().decode().splitlines())
+    try:
+        with Path(path).open("rb") as opened:
+            content = mlx_file.read(path, opened, layouts, mlx_node.VERSION)
+            made = Imported(path, content, opened, layouts[KERNEL])
+    except OSError as error:
+        raise KernelError(f"[import_function] {path!r} cannot be read: {error.strerror}.") from None
+    return (made, content.metadata or "") if return_metadata else made
+
+
+class Imported:
+    """The functions of a file, called as one: by the number, ranks and dtypes of the arrays."""
+
+    def __init__(self, path: str, content: File, file: BinaryIO, layout: str) -> None:
+        self._path, self._shapeless = path, content.shapeless
+        maker = _Maker(path, content, file, layout)
+        self._functions = [(one, maker.steps(one)) for one in content.functions]
+        self._constants = maker.arrays
+
+    def __repr__(self) -> str:
+        return f"<function imported from {self._path!r}>"
+
+    def __call__(self, *args: Any, **kwargs: Any) -> tuple[mx.array, ...]:
+        """The outputs for arrays, as `mx.import_function`'s functions take them.
+
+        Raises:
+            KernelError: the function was not exported with such arrays, or a kernel cannot be run
+                with their shapes (also a ValueError).
+        """
+        positional, named = _arrays(args, kwargs)
+        given = [*positional, *[named[key] for key in sorted(named)]]
+        for function, steps in self._functions:
+            if self._matches(function, named, given):
+                return self._run(function, steps, given)
+        raise KernelError(self._no_match(positional, named))
+
+    def _run(
+        self, function: Function, steps: Sequence[Step], given: Sequence[mx.array]
+    ) -> tuple[mx.array, ...]:
+        found = dict(self._constants)
+        found.update(zip((one for one, _ in function.inputs), given, strict=True))
+        with _on_device():
+            for step in steps:
+                step(found)
+        return tuple([found[one] for one in function.outputs])
+
+    def _matches(
+        self, function: Function, named: Mapping[str, mx.array], given: Sequence[mx.array]
+    ) -> bool:  # fmt: skip
+        if len(given) != len(function.inputs) or set(named) != set(function.keywords):
+            return False
+        return all(
+            mlx.KNOWN[value.dtype].name == array.dtype
+            and value.ndim == len(array.shape)
+            and (self._shapeless or value.shape == array.shape)
+            for value, (_, array) in zip(given, function.inputs, strict=True)
+        )
+
+    def _no_match(self, positional: Sequence[mx.array], named: Mapping[str, mx.array]) -> str:
+        lines = [
+            f"[import_function] {self._path!r} has no function for these arrays"
+            + (". It is shapeless: sizes may differ, ranks and dtypes not." * self._shapeless)
+        ]
+        lines.append("Called with " + _shown([*positional], named))
+        for function, _ in self._functions:
+            arrays = [array for _, array in function.inputs]
+            first = len(arrays) - len(function.keywords)
+            keywords = dict(zip(function.keywords, arrays[first:], strict=True))
+            lines.append("It has one for " + _shown(arrays[:first], keywords))
+        return "\n  ".join(lines)
+
+
+def _shown(positional: Sequence[Any], named: Mapping[str, Any]) -> str:
+    def one(array: Any) -> str:
+        kind = array.dtype if isinstance(array, Array) else mlx.KNOWN[array.dtype].name
+        return f"{kind}[{','.join(map(str, array.shape))}]"
+
+    parts = [*map(one, positional), *(f"{name}={one(array)}" for name, array in named.items())]
+    return f"({', '.join(parts)})"
+
+
+def _arrays(
+    args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Sequence[mx.array], Mapping[str, mx.array]]:
+    """The arrays of a call, as MLX takes them."""
+    positional: Any = args
+    named: Any = kwargs
+    if args and not isinstance(args[0], mx.array) and len(args) <= 2 and not kwargs:
+        if len(args) == 2:
+            positional, named = args
+        elif isinstance(args[0], Mapping):
+            positional, named = (), args[0]
+        else:
+            positional = args[0]
+    right = isinstance(positional, (tuple, list)) and isinstance(named, Mapping)
+    if not right or not all(isinstance(a, mx.array) for a in (*positional, *named.values())):
+        raise KernelError(
+            "[import_function] Inputs can either be a variable number of positional and keyword "
+            "arrays or a single tuple and/or dictionary of arrays."
+        )
+    return positional, named
+
+
+def _on_device() -> Any:
+    """Where kernels run: on the GPU, where there is one, as MLX has it, else on the CPU."""
+    kind = mx.gpu if mlx_node.loaded().fr_mlx_has_gpu() else mx.cpu
+    return nullcontext() if mx.default_device().type == kind else mx.stream(mx.Device(kind))
+
+
+class _Maker:
+    """Makes the steps of a file's functions.
+
+    Attributes:
+        arrays: the constants, by their ids.
+    """
+
+    def __init__(self, path: str, content: File, file: BinaryIO, layout: str) -> None:
+        self.path, self._content, self._file, self._layout = path, content, file, layout
+        self.arrays: Arrays = {}
+        self._ops: dict[str, Op] = {}  # by the line that they were read from
+        self._gpu = bool(mlx_node.loaded().fr_mlx_has_gpu())
+
+    def steps(self, function: Function) -> list[Step]:
+        """What is done for a call: parts of the tape and kernels by turns."""
+        for i, constant in function.constants.items():
+            if i not in self.arrays:
+                self.arrays[i] = self._constant(constant)
+        arrays = dict(function.inputs)
+        arrays.update((i, constant.array) for i, constant in function.constants.items())
+        after: dict[int, int] = {}  # by id: how many kernels come before it, one after the other
+        parts: list[list[Operation]] = []
+        kernels: list[list[Operation]] = []
+        for one in function.operations:
+            level = max((after.get(i, 0) for i in one.inputs), default=0)
+            while len(parts) <= level:
+                parts.append([])
+                kernels.append([])
+            arrays.update(zip(one.outputs, one.arrays, strict=True))
+            is_kernel = one.name == KERNEL
+            after.update((i, level + is_kernel) for i in one.outputs)
+            (kernels if is_kernel else parts)[level].append(one)
+        wanted = set(function.outputs)
+        steps: list[Step] = []
+        for part, after_it in zip(reversed(parts), reversed(kernels), strict=True):
+            made = [self._kernel(one, arrays, function) for one in after_it]
+            wanted.update(i for one in after_it for i in one.inputs)
+            steps += reversed(made)
+            if part:
+                steps.append(self._part(part, arrays, wanted))
+            wanted.update(i for one in part for i in one.inputs)
+        return steps[::-1]
+
+    def _constant(self, constant: Constant) -> mx.array:
+        kind = dtypes.BY_NAME[constant.array.dtype]
+        self._file.seek(constant.offset)
+        values = self._file.read(constant.size)
+        given = np.frombuffer(values, np.uint16 if kind.name == "bfloat16" else kind.numpy)
+        given = given.reshape(constant.array.shape)
+        if kind.name == "bfloat16":
+            made = mx.view(mx.array(given), mx.bfloat16, stream=mx.cpu)
+        elif kind.name == "float64":
+            made = mx.view(mx.array(given.view(np.uint64)), mx.float64, stream=mx.cpu)
+        else:
+            return mx.array(given)
+        mx.eval(made)
+        return made
+
+    def _part(self, part: list[Operation], arrays: dict[int, Array], wanted: set[int]) -> Step:
+        """The operations between kernels, imported by MLX."""
+        made = {i for one in part for i in one.outputs}
+        read = list(dict.fromkeys(i for one in part for i in one.inputs if i not in made))
+        given = [i for one in part for i in one.outputs if i in wanted]
+        if not self._gpu:  # files of machines with a GPU
+            part = [one._replace(device=mlx_file.CPU) for one in part]
+        inputs = tuple([(i, arrays[i]) for i in read])
+        function = Function((), inputs, tuple(given), tuple(part), {})
+        content = self._content._replace(
+            functions=(function,), metadata=None if self._content.metadata is None else ""
+        )
+        handle, path = tempfile.mkstemp(suffix=".mlxfn")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(mlx_file.write(content))
+            imported: Any = _import_by_mlx(path)
+        except (ValueError, RuntimeError) as error:
+            names = ", ".join(dict.fromkeys(one.name for one in part))
+            raise KernelError(
+                f"[import_function] MLX refused what {self.path!r} has between kernels ({names}): "
+                f"{error}"
+            ) from error
+        finally:
+            Path(path).unlink(missing_ok=True)
+
+        def step(found: Arrays) -> None:
+            found.update(zip(given, imported(*[found[i] for i in read]), strict=True))
+
+        return step
+
+    # -- kernels ---------------------------------------------------------------------------------
+
+    def _kernel(self, one: Operation, arrays: Mapping[int, Array], function: Function) -> Step:
+        if not self._layout.startswith(_STATE):
+            raise DeviceError(
+                f"[import_function] {self.path!r}: files of MLX {mlx_node.VERSION} hold kernels as "
+                "ferrule does not know them; a newer ferrule may."
+            )
+        state = mlx_file.Reader(io.BytesIO(one.state)).value(self._layout, KERNEL)
+        name, text, grid, group, wants, contiguous, fill, scalars, binary, shared, *mode = state
+        where = f"[import_function] {self.path!r}, kernel {name.decode(errors='replace')!r}"
+        if binary or scalars:
+            raise KernelError(
+                f"{where}: it is machine code for a GPU (mx.fast.precompiled_cuda_kernel), not "
+                "text; ferrule runs kernels from their text."
+            )
+        try:
+            record = Record(
+                name.decode(), text.decode(), grid, group, tuple(wants), contiguous, fill, shared,
+                *(mode or [0]),
+            )  # fmt: skip
+        except UnicodeDecodeError:
+            raise KernelError(f"{where}: it was altered: its text is none.") from None
+        if not 0 <= record.math_mode < len(MATH_MODES):
+            raise KernelError(f"{where}: it was altered: its math mode is {record.math_mode}.")
+        if len(record.wants) != len(one.inputs):
+            raise KernelError(
+                f"{where}: it was altered: it has {len(one.inputs)} inputs, and says of "
+                f"{len(record.wants)} what its text reads."
+            )
+        given = [arrays[i] for i in one.inputs]
+        text, mark, comment = record.text.rpartition(MARK)
+        try:
+            if mark and comment.endswith("}") and "\n" not in comment:
+                return self._op(one, record, comment, given, function)
+            return self._level0(one, record, given)
+        except FerruleError as error:
+            raise KernelError(f"{where}: {error}") from error
+        except ValueError as error:
+            raise KernelError(
+                f"{where}: its text is not as MLX writes one: {error}. It was altered, or another "
+                "MLX wrote it."
+            ) from None
+
+    def _level0(self, one: Operation, record: Record, given: Sequence[Array]) -> Step:
+        """A kernel with the file's numbers."""
+        spec = self._spec(record, given, one.arrays)
+        kernel = spec.kernel
+        traced = [array.shape for array in given]
+        call: dict[str, Any] = {
+            "output_shapes": [array.shape for array in one.arrays],
+            "output_dtypes": list(spec.outputs),
+            "grid": record.grid, "threadgroup": record.threadgroup,
+            "template": list(spec.template) or None, "init_value": record.fill,
+        }  # fmt: skip
+        made = CudaKernel(kernel) if kernel.language == "cuda" else MetalKernel(kernel)
+        # All of it is checked, now: numbers that were altered are found here.
+        described = [(array.shape, dtypes.BY_NAME[array.dtype]) for array in given]
+        made.text("cuda" if kernel.language == "cuda" else "metal", inputs=described, **call)
+        call["output_dtypes"] = [mlx.DTYPES[kind.name] for kind in spec.outputs]
+
+        def step(found: Arrays) -> None:
+            inputs = [found[i] for i in one.inputs]
+            for i, (value, shape) in enumerate(zip(inputs, traced, strict=True)):
+                if value.shape != shape:
+                    raise mlx_node.stale(kernel, i, shape, value.shape)
+            found.update(zip(one.outputs, made(inputs=inputs, **call), strict=True))
+
+        return step
+
+    def _spec(self, record: Record, given: Sequence[Array], outputs: Sequence[Array]) -> Spec:
+        inputs = [
+            Input(dtypes.BY_NAME[a.dtype], len(a.shape), math.prod(a.shape) < SMALL) for a in given
+        ]
+        kinds = [dtypes.BY_NAME[a.dtype] for a in outputs]
+        if "[[kernel]]" not in record.text and "__global__" in record.text:
+            spec = mlx_cuda.read(
+                record.text, record.name, inputs, kinds, record.contiguous, record.shared
+            )
+            wants = mlx_cuda.wants(spec.kernel, inputs)
+        else:
+            spec = metal_read.read(
+                record.text, record.name, inputs, kinds, record.wants, record.contiguous,
+                MATH_MODES[record.math_mode],
+            )  # fmt: skip
+            wants = tuple(map(spec.kernel.wants, spec.kernel.input_names))
+        there = [a for a, b in zip(record.wants, inputs, strict=True) if b.ndim]
+        if there != [a for a, b in zip(wants, inputs, strict=True) if b.ndim]:
+            raise ValueError("it reads other shapes, strides and ranks than the record says")
+        return spec
+
+    def _op(
+        self, one: Operation, record: Record, comment: str, given: Sequence[Array],
+        function: Function,
+    ) -> Step:  # fmt: skip
+        """An op, made from its record's last line."""
+        try:
+            said = json.loads(comment)
+            name, absent, scalars = said["op"], set(said["absent"]), set(said["scalars"])
+            saved = json.dumps(said["saved"])
+            op = self._ops.get(saved)
+            if op is None:
+                op = self._ops[saved] = _runnable(op_file.read(saved)[name])
+        except (KeyError, TypeError, ValueError, RecursionError) as error:
+            if isinstance(error, KernelError) and not isinstance(error, RuleError):
+                raise
+            raise KernelError(f"it was altered: its op cannot be read: {error}") from None
+        inputs = op.rule.inputs
+        if len(given) < len(inputs):
+            raise KernelError(f"it was altered: op {op.name!r} has {len(inputs)} inputs.")
+        fixed: list[float | None] = []
+        facts: dict[str, Facts | float | None] = {}
+        for rule, array, i in zip(inputs, given, one.inputs, strict=False):
+            number = None
+            if rule.dims is None:
+                number = self._number(rule.name, dtypes.BY_NAME[rule.dtype], array, function, i)
+            fixed.append(number)
+            shape = () if rule.name in scalars else array.shape
+            kind = dtypes.BY_NAME[array.dtype]
+            facts[rule.name] = (
+                None if rule.name in absent
+                else number if rule.dims is None
+                else Facts(kind, shape, row_contiguous_strides(shape), 0, "cpu")
+            )  # fmt: skip
+        expected, results, arrays, _ = op_record(op, facts)
+        found = [(dtypes.BY_NAME[a.dtype], a.shape) for a in given]
+        made = [(a.shape, dtypes.BY_NAME[a.dtype]) for a in one.arrays]
+        different = [
+            what for what, a, b in zip(Record._fields, expected, record, strict=True)
+            if a != b and what != "text"
+        ]  # fmt: skip
+        if expected.text.rpartition(MARK)[0] != record.text.rpartition(MARK)[0]:
+            different.append("text")
+        if found != arrays or made != results:
+            different.append("arguments")
+        if different:
+            raise KernelError(
+                f"it was altered: its {', '.join(different)} would not be what op {op.name!r} "
+                f"({op_file.full_name(op)}) makes of these inputs. Export the function again."
+            )
+        ids = one.inputs[: len(inputs)]
+
+        def step(found: Arrays) -> None:
+            values: list[Any] = []
+            for rule, i, number in zip(inputs, ids, fixed, strict=True):
+                if rule.name in absent or rule.dims is None:
+                    values.append(number)
+                else:
+                    scalar = rule.name in scalars
+                    values.append(mx.reshape(found[i], ()) if scalar else found[i])
+            result = op(*values)
+            several = result if isinstance(result, tuple) else (result,)
+            found.update(zip(one.outputs, several, strict=True))
+
+        return step
+
+    def _number(self, name: str, kind: Dtype, array: Array, function: Function, one: int) -> float:
+        """A number of an op, which is a constant of the file."""
+        constant = function.constants.get(one)
+        if constant is None or constant.array != Array(kind.name, ()):
+            raise KernelError(
+                f"it was altered: its number {name!r} is no constant {kind.name} of the file."
+            )
+        value: Any = mlx.to_numpy(self.arrays[one]).item()
+        return value  # type: ignore[no-any-return]
+
+
+def _runnable(op: Op) -> Op:
+    """An op of a file, carried out by kernels alone: the file has of Python functions a digest."""
+    kinds = dict.fromkeys(one.kind for one in op.implementations if not isinstance(one, Runner))
+    whole = len(kinds) == len({one.kind for one in op.implementations})
+    return op if whole else op.using(*kinds)

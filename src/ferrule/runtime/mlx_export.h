@@ -1,0 +1,239 @@
+/* Kernels in files of mx.export_function: a part of mlx_node.cpp, which includes it.
+ *
+ * While a function is traced for a file, calls make nodes that hold MLX's own record of a kernel: its text
+ * and numbers, and MLX's placeholder for a GPU's stream, so that a GPU need not be there. hosts/mlx_export.py
+ * writes the record. For reading such files, what the files hold of each of MLX's primitives is described
+ * here by the compiler, which has their classes before it.
+ */
+#ifndef FERRULE_MLX_EXPORT_H
+#define FERRULE_MLX_EXPORT_H
+
+#include "mlx/backend/metal/metal.h"
+#include "mlx/device.h"
+#include "mlx/export.h"
+#include "mlx/export_impl.h"
+#include "mlx/primitives.h"
+
+#ifndef FR_PRIMITIVES
+#define FR_PRIMITIVES(X) /* X(namespace, class) for each class of MLX's headers */
+#endif
+
+typedef struct {
+  const char *name, *text;
+  int32_t grid[6];
+  int32_t inputs;
+  const uint8_t* wants; /* per input, whether the text has its shape, strides and rank */
+  int32_t contiguous, filled;
+  float fill;
+  int32_t shared, math_mode;
+  int32_t outputs;
+  const int32_t* dtypes; /* places in ferrule's table */
+  const int64_t* shapes; /* per output a rank, and sizes */
+} fr_mlx_record;
+
+#if MLX_VERSION_NUMERIC >= 32000 /* which can export kernels without Metal */
+
+namespace {
+
+/* Whether this thread traces a function for a file, where there is no Metal: MLX lets its own kernels be
+ * called without Metal then, and only then. Nothing is asked of it unless something is traced. */
+bool exporting() {
+  static const mx::array tracer = [] {
+    mx::array a(0.0f);
+    a.set_tracer(true);
+    return a;
+  }();
+  if (!tracer.is_tracer() || mx::metal::is_available()) return false;
+  try {
+    static const auto probe = mx::fast::metal_kernel("ferrule", {}, {"out"}, "");
+    probe({}, {mx::Shape{}}, {mx::float32}, {1, 1, 1}, {1, 1, 1}, {}, std::nullopt, false, {});
+    return true;
+  } catch (const std::exception&) {
+    return false;
+  }
+}
+
+/* A kernel's call in a file. Its inputs are all that the kernel reads, numbers too; its rules are asked of
+ * Python with all of them. */
+class Recorded : public Node {
+ public:
+  int inputs;
+
+  template <class... More>
+  Recorded(std::shared_ptr<const Plan> plan, const fr_mlx_record& r, More... more)
+      : Node(std::move(plan), mx::Stream(-1, mx::Device::gpu), r.name, r.text,
+             std::make_tuple(r.grid[0], r.grid[1], r.grid[2]),
+             std::make_tuple(r.grid[3], r.grid[4], r.grid[5]), wants(r), r.contiguous != 0,
+             r.filled ? std::optional<float>(r.fill) : std::nullopt, std::vector<mx::fast::ScalarArg>(),
+             false, r.shared, more...),
+        inputs(r.inputs) {}
+
+  ~Recorded() override {
+    if (!Py_IsInitialized()) return;
+    Gil gil;
+    Py_DecRef(plan->python);
+  }
+
+  const char* name() const override { return "CustomKernel"; }
+  bool is_equivalent(const mx::Primitive&) const override { return false; }
+  std::vector<mx::Shape> output_shapes(const std::vector<mx::array>&) override { refuse_to_run(); }
+  void eval_cpu(const std::vector<mx::array>&, std::vector<mx::array>&) override { refuse_to_run(); }
+
+ private:
+  [[noreturn]] void refuse_to_run() const {
+    throw std::runtime_error("ferrule: the outputs of " + plan->name +
+                             " are for a file: it was called while mx.export_function traced");
+  }
+
+  int asked() const override { return inputs; }
+  object* of_inputs(const std::vector<mx::array>& arrays) const override { return all(arrays); }
+  std::vector<int> places() const override {
+    std::vector<int> found;
+    for (int i = 0; i < inputs; i++) found.push_back(i);
+    return found;
+  }
+
+  static std::vector<std::tuple<bool, bool, bool>> wants(const fr_mlx_record& r) {
+    std::vector<std::tuple<bool, bool, bool>> found;
+    for (int i = 0; i < r.inputs; i++)
+      found.emplace_back(r.wants[3 * i], r.wants[3 * i + 1], r.wants[3 * i + 2]);
+    return found;
+  }
+};
+
+std::shared_ptr<Recorded> recorded(std::shared_ptr<const Plan> plan, const fr_mlx_record& r) {
+  using Triple = std::tuple<int, int, int>;
+  if constexpr (std::is_constructible_v<Base, mx::Stream, std::string, std::string, Triple, Triple,
+                                        std::vector<std::tuple<bool, bool, bool>>, bool,
+                                        std::optional<float>, std::vector<mx::fast::ScalarArg>, bool, int,
+                                        int>) {
+    return std::make_shared<Recorded>(std::move(plan), r, static_cast<int>(r.math_mode));
+  } else {
+    if (r.math_mode != 0)
+      throw std::invalid_argument("ferrule: the files of this MLX have no place for the math_mode of " + plan->name);
+    return std::make_shared<Recorded>(std::move(plan), r);
+  }
+}
+
+}  // namespace
+
+/* The outputs of a call that is recorded, as a tuple. `python` is asked for its rules. */
+API object* fr_mlx_record_call(const char* what, object* python, object* arrays, const fr_mlx_record* r) {
+  try {
+    auto plan = std::make_shared<Plan>(Plan{nullptr, -1, 0, 0, what, python, true, {}, {}, {0}, {}, {}});
+    auto node = recorded(plan, *r);
+    held(python); /* the node's, which lets it go */
+    std::vector<mx::array> given;
+    for (ssize_t i = 0; i < PyTuple_Size(arrays); i++) given.push_back(array_in(PyTuple_GetItem(arrays, i)));
+    std::vector<mx::Shape> shapes(r->outputs);
+    std::vector<mx::Dtype> dtypes;
+    const int64_t* at = r->shapes;
+    for (int i = 0; i < r->outputs; i++) {
+      dtypes.push_back(dtype_at[r->dtypes[i]]);
+      for (int64_t d = *at++; d > 0; d--) shapes[i].push_back(static_cast<mx::ShapeElem>(*at++));
+    }
+    return returned(mx::array::make_arrays(std::move(shapes), dtypes, node, std::move(given)), true);
+  } catch (const std::exception& e) {
+    raised_text = e.what();
+    return held(not_implemented);
+  }
+}
+
+#else
+
+namespace {
+bool exporting() { return false; }
+}  // namespace
+API object* fr_mlx_record_call(const char*, object*, object*, const fr_mlx_record*) { return held(not_implemented); }
+
+#endif
+
+/* ---------------------------------------------------------------------- what files hold of primitives */
+
+namespace {
+
+template <class T>
+concept Iterable = requires(T t) { t.begin(); t.end(); };
+
+template <class T>
+struct Layout { /* all else */
+  static void write(std::string& s) {
+    if constexpr (std::is_same_v<T, bool>) {
+      s += '?';
+    } else if constexpr (std::is_floating_point_v<T>) {
+      s += sizeof(T) == 4 ? 'f' : 'd';
+    } else if constexpr (std::is_integral_v<T>) {
+      static_assert(sizeof(T) <= 8);
+      const char* letters = std::is_signed_v<T> ? "bhiq" : "BHIQ";
+      s += letters[sizeof(T) == 1 ? 0 : sizeof(T) == 2 ? 1 : sizeof(T) == 4 ? 2 : 3];
+    } else if constexpr (std::is_enum_v<T>) {
+      s += 'i';
+    } else if constexpr (std::is_same_v<T, std::nullptr_t>) { /* takes no room */
+    } else if constexpr (std::is_same_v<T, mx::Dtype>) {
+      s += 'D';
+    } else if constexpr (std::is_same_v<T, std::string>) {
+      s += 's';
+    } else if constexpr (Iterable<T>) {
+      s += '*';
+      Layout<typename T::value_type>::write(s);
+    } else {
+      s += '!'; /* MLX does not write it either */
+    }
+  }
+};
+template <class... T>
+struct Layout<std::tuple<T...>> {
+  static void write(std::string& s) {
+    s += '(';
+    (Layout<std::decay_t<T>>::write(s), ...);
+    s += ')';
+  }
+};
+template <class A, class B>
+struct Layout<std::pair<A, B>> : Layout<std::tuple<A, B>> {};
+template <class T>
+struct Layout<std::optional<T>> {
+  static void write(std::string& s) {
+    s += 'o';
+    Layout<T>::write(s);
+  }
+};
+template <class... T>
+struct Layout<std::variant<T...>> { /* MLX has one of int, float and bool */
+  static void write(std::string& s) { s += 'V'; }
+};
+
+template <class F>
+constexpr bool has_metadata = requires(const F& f) { f.metadata(); };
+
+template <class P>
+void describe(std::string& s, const char* name) {
+  s += name;
+  s += ' ';
+  if constexpr (requires(P p) { p.state(); })
+    Layout<std::decay_t<decltype(std::declval<P>().state())>>::write(s);
+  s += '\n';
+}
+
+}  // namespace
+
+/* Whether calls on this thread are to be recorded. */
+API int fr_mlx_exporting(void) { return exporting(); }
+
+/* How this MLX lays out files, a line each: what a primitive's state is made of, by its class, as
+ * hosts/mlx_file.py reads it; and whether files have metadata. */
+API const char* fr_mlx_layout(void) {
+  static const std::string text = [] {
+    std::string s;
+#define FR_DESCRIBE(space, name) describe<space::name>(s, #name);
+    FR_PRIMITIVES(FR_DESCRIBE)
+    if constexpr (has_metadata<mx::ImportedFunction>) s += "metadata \n";
+    return s;
+  }();
+  return text.c_str();
+}
+
+/* Whether MLX has a GPU, whatever Python was told. */
+API int fr_mlx_has_gpu(void) { return mx::is_available(mx::Device::gpu); }
+
+#endif
