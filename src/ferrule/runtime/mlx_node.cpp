@@ -422,6 +422,28 @@ struct On {
   }
 };
 
+/* The text of what Python raised in `ask`: it calls fr_mlx_raised. */
+thread_local std::string raised_text;
+
+object* tuple_of(const std::vector<mx::array>& arrays) {
+  object* values = PyTuple_New(static_cast<ssize_t>(arrays.size()));
+  for (size_t i = 0; i < arrays.size(); i++) PyTuple_SetItem(values, i, wrapped(arrays[i]));
+  return values;
+}
+
+/* The tuple that a function of Python gives for a word and arguments, which are given away. */
+object* ask(object* function, const char* what, std::vector<object*> arguments) {
+  object* tuple = PyTuple_New(static_cast<ssize_t>(arguments.size()) + 1);
+  PyTuple_SetItem(tuple, 0, PyUnicode_FromString(what));
+  for (size_t i = 0; i < arguments.size(); i++) PyTuple_SetItem(tuple, i + 1, arguments[i]);
+  object* found = PyObject_CallObject(function, tuple);
+  Py_DecRef(tuple);
+  if (found && PyTuple_Size(found) >= 0) return found;
+  PyErr_Clear();
+  if (found) Py_DecRef(found);
+  throw std::invalid_argument(std::exchange(raised_text, "ferrule: a rule failed"));
+}
+
 class Node : public Base {
  public:
   std::shared_ptr<const Plan> plan;
@@ -525,7 +547,7 @@ class Node : public Base {
                              const std::vector<mx::array>& outputs) override {
     Gil gil;
     On on(stream());
-    object* found = ask("vjp", {of_inputs(primals), all(cotangents), all(outputs)});
+    object* found = ask(plan->python, "vjp", {of_inputs(primals), tuple_of(cotangents), tuple_of(outputs)});
     std::vector<mx::array> grads;
     std::vector<int> place = places();
     for (int k : argnums) grads.push_back(array_of(found, place[k], primals[k]));
@@ -543,7 +565,7 @@ class Node : public Base {
     std::vector<int> place = places();
     for (size_t k = 0; k < argnums.size(); k++)
       PyTuple_SetItem(given_tangents, place[argnums[k]], wrapped(tangents[k]));
-    object* found = ask("jvp", {of_inputs(primals), given_tangents});
+    object* found = ask(plan->python, "jvp", {of_inputs(primals), given_tangents});
     std::vector<mx::array> results;
     for (ssize_t i = 0; i < PyTuple_Size(found); i++)
       results.push_back(array_in(PyTuple_GetItem(found, i)));
@@ -560,7 +582,7 @@ class Node : public Base {
     std::vector<int> place = places();
     for (size_t k = 0; k < axes.size(); k++)
       if (axes[k] >= 0) PyTuple_SetItem(where, place[k], PyLong_FromLong(axes[k]));
-    object* found = ask("vmap", {of_inputs(inputs), where});
+    object* found = ask(plan->python, "vmap", {of_inputs(inputs), where});
     std::pair<std::vector<mx::array>, std::vector<int>> result;
     for (int i = 0; i < plan->op->outputs; i++) {
       result.first.push_back(array_in(PyTuple_GetItem(PyTuple_GetItem(found, 0), i)));
@@ -581,7 +603,7 @@ class Node : public Base {
       PyTuple_SetItem(text, 0, index);
       PyTuple_SetItem(text, 1, PyUnicode_FromString(shown(traced[i]).c_str()));
       PyTuple_SetItem(text, 2, PyUnicode_FromString(shown(inputs[i].shape()).c_str()));
-      Py_DecRef(ask("stale", {text}));
+      Py_DecRef(ask(plan->python, "stale", {text}));
     }
   }
 
@@ -613,38 +635,12 @@ class Node : public Base {
     return values;
   }
 
-  static object* all(const std::vector<mx::array>& arrays) {
-    object* values = PyTuple_New(static_cast<ssize_t>(arrays.size()));
-    for (size_t i = 0; i < arrays.size(); i++) PyTuple_SetItem(values, i, wrapped(arrays[i]));
-    return values;
-  }
-
   /* A gradient; zeros for an input that has none. */
   static mx::array array_of(object* found, int i, const mx::array& like) {
     object* one = PyTuple_GetItem(found, i);
     return one == none ? mx::zeros_like(like) : array_in(one);
   }
-
-  /* What Python answers. The arguments are given away. It returns a tuple, or the text of an error. */
-  object* ask(const char* what, std::vector<object*> arguments) const {
-    object* tuple = PyTuple_New(static_cast<ssize_t>(arguments.size()) + 1);
-    PyTuple_SetItem(tuple, 0, PyUnicode_FromString(what));
-    for (size_t i = 0; i < arguments.size(); i++) PyTuple_SetItem(tuple, i + 1, arguments[i]);
-    object* found = PyObject_CallObject(plan->python, tuple);
-    Py_DecRef(tuple);
-    if (found && PyTuple_Size(found) >= 0) return found;
-    PyErr_Clear();
-    if (found) Py_DecRef(found);
-    throw std::invalid_argument(last_error());
-  }
-
- public:
-  static std::string (*last_error)();
 };
-
-/* The text of what Python raised in `ask`: it calls fr_mlx_raised. */
-thread_local std::string raised_text;
-std::string (*Node::last_error)() = [] { return std::exchange(raised_text, "ferrule: a rule failed"); };
 
 /* --------------------------------------------------------------------------------- calls by Python */
 
