@@ -163,9 +163,7 @@ def stacked(function: Callable[..., mx.array], axes: Sequence[int | None]) -> An
 
     def each(*arrays: mx.array) -> mx.array:
         size = next(
-            array.shape[axis]
-            for array, axis in zip(arrays, axes, strict=True)
-            if axis is not None
+            array.shape[axis] for array, axis in zip(arrays, axes, strict=True) if axis is not None
         )
         return mx.stack([
             function(*[

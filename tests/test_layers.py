@@ -120,6 +120,8 @@ MAY_IMPORT = {
     "hosts.torch_calls": "errors dtypes binding driver op_declaration op_entries torch",
     "hosts.mlx_node": f"{NOUNS} arguments batching binding cache derivatives loader op_declaration "
     "op_entries toolchain hosts devices numpy mlx",
+    "hosts.mlx_matmul": "errors hosts.mlx hosts.mlx_node mlx",
+    "mlx": "hosts.mlx_matmul",
     "hosts.torch_sharding": "errors op_declaration sharding torch",
     "hosts.torch_mps": "errors dtypes implementation op_launch rule spec source.metal "
     "source.metal_prelude hosts torch",

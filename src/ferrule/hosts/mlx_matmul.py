@@ -210,8 +210,8 @@ def _scaled(
         # A matrix for each pair of indices: which of w's stands where lhs broadcasts, too.
         rhs = positions(w) if rhs is None else rhs
         rhs = rhs if lhs is None else _alike(rhs.astype(mx.uint32), lhs.astype(mx.uint32))[0]
-        scale = mx.take(mx.flatten(scale), rhs)
-    scale = scale[..., None, None]
+        scale = mx.take(mx.flatten(scale) if scale.ndim else scale[None], rhs)
+    scale = scale[..., None][..., None]
     values = made.astype(mx.float32)
     if scale.ndim == values.ndim:
         scale = _alike(scale, values)[0]
@@ -246,7 +246,9 @@ def _on(stream: Any) -> Any:
 
 def _more_dims(array: mx.array, count: int) -> mx.array:
     """With ``count`` dims of size 1 in front."""
-    return mx.expand_dims(array, tuple(range(count))) if count else array
+    for _ in range(count):  # one by one: MLX batches several of them wrongly
+        array = array[None]
+    return array
 
 
 def _zeros(array: mx.array) -> mx.array:
@@ -298,24 +300,41 @@ def _starts(array: mx.array) -> mx.array:
 
 def _alike(a: mx.array, b: mx.array) -> tuple[mx.array, mx.array]:
     """Both broadcast to one shape."""
+    both: Any = mx.broadcast_arrays(a, b)
+    if _shapeless():
+        return mlx_node.ruled(both[0], both[0], _broadcast()), mlx_node.ruled(
+            both[1], both[1], _broadcast()
+        )
+    return both[0], both[1]
+
+
+def _alike_but(axis: int, *arrays: mx.array) -> list[mx.array]:
+    """Arrays of one rank, broadcast to shapes that differ along ``axis`` at most.
+
+    MLX does so itself, but in a shapeless trace its rule for batches of it confuses the axes of two
+    of them. Each array made here has all the batches that any has, which leaves that rule nothing.
+    """
     if not _shapeless():
-        both: Any = mx.broadcast_arrays(a, b)
-        return both[0], both[1]
-    rank = max(a.ndim, b.ndim)
-    a, b = (_more_dims(one, rank - one.ndim)[..., None] for one in (a, b))
-    # taken along the new last axis, the rest broadcasts
-    shaped = mx.take_along_axis(a, _zeros(b), axis=-1), mx.take_along_axis(b, _zeros(a), axis=-1)
-    return mx.squeeze(shaped[0], -1), mx.squeeze(shaped[1], -1)
+        return list(arrays)
+    common = functools.reduce(
+        lambda a, b: _alike(a, b)[0], [_first_along(array, (axis,)) for array in arrays]
+    )
+    common = mx.expand_dims(common, axis)
+    return [_alike(array, common)[0] for array in arrays]
 
 
 def _repeated(array: mx.array, like: mx.array) -> mx.array:
     """(1, ...) as often as ``like`` is long."""
     if not _shapeless():
         return mx.broadcast_to(array, (like.shape[0], *array.shape[1:]))
-    each = _zeros(_starts(like))
-    for _ in range(array.ndim - 1):
-        each = each[..., None]
-    return mx.take_along_axis(array, each, axis=0)
+    return _alike(array, _spread(_zeros(_starts(like)), array.ndim))[0]
+
+
+def _spread(array: mx.array, rank: int) -> mx.array:
+    """(V,) with dims of size 1 behind it."""
+    for _ in range(rank - 1):
+        array = array[..., None]
+    return array
 
 
 def _added_at(values: mx.array, index: mx.array, like: mx.array, once: bool) -> mx.array:
@@ -331,20 +350,21 @@ def _added_at(values: mx.array, index: mx.array, like: mx.array, once: bool) -> 
     batch = like.ndim - 2
     if once and not shapeless and values.shape == like.shape:
         return values
-    values = mx.flatten(values, 0, -3) if values.ndim > 2 else values[None]
-    index = mx.flatten(index)[:, None, None]
+    values = mx.flatten(values, 0, -3) if index.ndim else values[None]
+    index = _spread(mx.flatten(index) if index.ndim else index[None], 3)
     if not shapeless:
         into = mx.zeros((math.prod(like.shape[:-2]), *like.shape[-2:]), values.dtype)
         return mlx_node.scatter_add(into, index, values).reshape(like.shape)
     into = mx.flatten(like, 0, -3) if batch else like[None]
     into = _zeros(into).astype(values.dtype)
-    added = mlx_node.scatter_add(into, _alike(index, values)[0], values)
+    added = mlx_node.scatter_add(*_alike_but(0, into, index, values))
     if batch == 0:
         return mx.squeeze(added, 0)
     if batch == 1:
         return added
-    place = positions(like)[..., None, None]
-    return mx.take_along_axis(_more_dims(added, batch - 1), place, axis=batch - 1)
+    place = positions(like)[..., None][..., None]
+    added, place = _alike_but(batch - 1, _more_dims(added, batch - 1), place)
+    return mx.take_along_axis(added, place, axis=batch - 1)
 
 
 # -- rules --------------------------------------------------------------------------------------
@@ -400,6 +420,28 @@ def _tangents_of(name: str, tangents: _Arrays, argnums: _Numbers, most: int) -> 
 
 
 @functools.cache
+def _broadcast() -> Any:
+    """Rules of the first input's broadcast with the second, whose shape alone matters."""
+
+    def vjp(primals: _Arrays, cotangent: mx.array, argnums: _Numbers) -> list[mx.array]:
+        raise KernelError(
+            "[gather_qmm] has no gradient with respect to global_scale inside "
+            "mx.compile(shapeless=True). Compile without shapeless=True."
+        )
+
+    def vmap(inputs: _Arrays, axes: _Numbers) -> list[mx.array]:
+        ranks = [one.ndim - (axis >= 0) for one, axis in zip(inputs, axes, strict=True)]
+        made = []
+        for array, rank in zip(_first(inputs, axes), ranks, strict=True):
+            for _ in range(max(ranks) - rank):
+                array = array[:, None]
+            made.append(array)
+        return [_alike(made[0], made[1])[0]]
+
+    return _answer(vjp, vjp, vmap)
+
+
+@functools.cache
 def _quantized(transpose: bool, group_size: int | None, bits: int | None, mode: str) -> Any:
     kind: dict[str, Any] = {"group_size": group_size, "bits": bits, "mode": mode}
     product: Callable[..., mx.array] = functools.partial(quantized_matmul, **kind)
@@ -432,9 +474,7 @@ def _quantized(transpose: bool, group_size: int | None, bits: int | None, mode: 
         if rank[1] > 2:
             return [product(x, *matrix, transpose=transpose)]
         x = x[:, None] if rank[0] == 1 else x
-        which = positions(matrix[0])
-        for _ in range(x.ndim - 3):
-            which = which[:, None]
+        which = _spread(positions(matrix[0]), x.ndim - 2)
         made = gather(x, *matrix, rhs_indices=which, transpose=transpose)
         return [mx.squeeze(made, -2) if rank[0] == 1 else made]
 
@@ -467,10 +507,7 @@ def _rules_of_gather(
 
 
 def _plus_starts(index: mx.array, array: mx.array) -> mx.array:
-    starts = _starts(array)
-    for _ in range(index.ndim - 1):
-        starts = starts[:, None]
-    a, b = _alike(index, starts)
+    a, b = _alike(index, _spread(_starts(array), index.ndim))
     return a + b
 
 

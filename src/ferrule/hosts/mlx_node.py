@@ -326,13 +326,14 @@ def why() -> BaseException | None:
     return op_entries.raised(text) or KernelError(text.decode())
 
 
-# -- MLX's own products -------------------------------------------------------------------------
+# -- MLX's own primitives -----------------------------------------------------------------------
 
 
 def ruled(stock: mx.array, inputs_of: mx.array, rules: Any) -> mx.array:
-    """The product that ``inputs_of`` is, carried out as ``stock``, with rules made by `answer`.
+    """What ``inputs_of`` is, carried out as ``stock``, with rules made by `answer`.
 
-    Both are results of one of MLX's functions quantized_matmul, gather_qmm and gather_mm. The rules
+    Both are results of one of MLX's functions quantized_matmul, gather_qmm, gather_mm, and
+    broadcast_arrays in a shapeless trace. The rules
     are called with "vjp", a tuple of primals, the cotangent and the numbers of the primals whose
     gradients are wanted; "jvp", primals, tangents and whose they are; "vmap", inputs and their axes
     (-1 for none). Each gives a tuple; the batch of an output is its first axis. They must never go.

@@ -1,4 +1,5 @@
-/* MLX's matrix products that gather or dequantize, with derivatives and batches of ferrule's own.
+/* MLX's matrix products that gather or dequantize, and its broadcasts, with derivatives and batches of
+ * ferrule's own.
  *
  * MLX's kernels and its file format are right; its rules are not, or are missing: see
  * hosts/mlx_matmul.py, which has them. A node here is a subclass of MLX's primitive, so that
@@ -37,6 +38,9 @@ FR_SHAPES(QuantizedMatmul)
 FR_BASE(GatherQMM)
 FR_MORE(GatherQMM)
 FR_BASE(GatherMM)
+FR_BASE(Broadcast)
+FR_MORE(Broadcast)
+FR_SHAPES(Broadcast)
 #if MLX_VERSION_NUMERIC >= 32000 /* before, these two had none */
 FR_SHAPES(GatherQMM)
 FR_SHAPES(GatherMM)
@@ -57,11 +61,14 @@ class Ruled : public Stock {
 
   /* The same call as `stock`, which is a Stock. */
   static std::shared_ptr<mx::Primitive> make(std::shared_ptr<mx::Primitive> stock, object* rules) {
-    return std::apply(
-        [&](auto... state) -> std::shared_ptr<mx::Primitive> {
-          return std::make_shared<Ruled>(stock, rules, state...);
-        },
-        static_cast<const Stock&>(*stock).state());
+    auto make = [&](auto... state) -> std::shared_ptr<mx::Primitive> {
+      return std::make_shared<Ruled>(stock, rules, state...);
+    };
+    auto state = static_cast<const Stock&>(*stock).state();
+    if constexpr (requires { std::tuple_size<decltype(state)>::value; })
+      return std::apply(make, state);
+    else
+      return make(state);
   }
 
   void eval_cpu(const std::vector<mx::array>& inputs, mx::array& out) override {
@@ -122,8 +129,8 @@ class Ruled : public Stock {
 
 }  // namespace
 
-/* The product of `inputs_of`'s inputs by the primitive of `stock`, both of them results of the same of
- * MLX's functions. NULL: Python raises `fr_mlx_why`. `rules` lives for ever. */
+/* What the primitive of `stock` makes of `inputs_of`'s inputs, both of them results of the same of MLX's
+ * functions. NULL: Python raises `fr_mlx_why`. `rules` lives for ever. */
 API object* fr_mlx_ruled(object* stock, object* inputs_of, object* rules) {
   const mx::array& like = array_in(inputs_of);
   std::shared_ptr<mx::Primitive> primitive = array_in(stock).primitive_ptr();
@@ -132,6 +139,8 @@ API object* fr_mlx_ruled(object* stock, object* inputs_of, object* rules) {
     primitive = Ruled<mx::GatherQMM>::make(std::move(primitive), rules);
   else if (name == "QuantizedMatmul")
     primitive = Ruled<mx::QuantizedMatmul>::make(std::move(primitive), rules);
+  else if (name == "Broadcast")
+    primitive = Ruled<mx::Broadcast>::make(std::move(primitive), rules);
   else
     primitive = Ruled<mx::GatherMM>::make(std::move(primitive), rules);
   return wrapped(mx::array(like.shape(), like.dtype(), std::move(primitive), like.inputs()));
