@@ -407,6 +407,31 @@ def test_scales_and_biases() -> None:
     close(mx.grad(plain)(scales[0]), mx.grad(expected)(scales[0]))
 
 
+def test_empty_arrays() -> None:
+    """Of no rows, where MLX ends the process, and of no products."""
+    w = mx.quantize(make.normal((3, 32, 64), 0))
+
+    def call(x: mx.array, rhs: mx.array) -> mx.array:
+        return fm.gather_qmm(x, *w, rhs_indices=rhs)
+
+    gradient = mx.grad(squares(call))
+    forward, backward = Traced(call), Traced(gradient)
+    for count, rows in ((2, 1), (0, 1), (2, 0), (3, 2)):
+        x, rhs = make.normal((count, rows, 64), 1), mx.zeros(count, mx.uint32)
+        for function in (call, forward):
+            assert function(x, rhs).shape == (count, rows, 32)
+        for function in (gradient, backward):
+            close(function(x, rhs), gradient(x, rhs))
+    assert mx.vmap(call)(mx.zeros((0, 2, 1, 64)), mx.zeros((0, 2), mx.uint32)).shape == (
+        0,
+        2,
+        1,
+        32,
+    )
+    with pytest.raises(ValueError, match="Call the compiled function first with arrays that have"):
+        mx.compile(gradient, shapeless=True)(mx.zeros((0, 1, 64)), mx.zeros(0, mx.uint32))
+
+
 def test_errors() -> None:
     w, scales, biases = mx.quantize(make.normal((3, 32, 64), 0))
     x, rhs = make.normal((4, 2, 64), 1), mx.array([2, 0, 1, 2])

@@ -355,6 +355,11 @@ def _added_at(values: mx.array, index: mx.array, like: mx.array, once: bool) -> 
     if not shapeless:
         into = mx.zeros((math.prod(like.shape[:-2]), *like.shape[-2:]), values.dtype)
         return mlx_node.scatter_add(into, index, values).reshape(like.shape)
+    if like.size == 0:  # MLX would leave the addition out, for all later calls
+        raise KernelError(
+            f"a gradient with respect to an array of shape {like.shape} was traced with "
+            "shapeless=True. Call the compiled function first with arrays that have elements."
+        )
     into = mx.flatten(like, 0, -3) if batch else like[None]
     into = _zeros(into).astype(values.dtype)
     added = mlx_node.scatter_add(*_alike_but(0, into, index, values))

@@ -338,8 +338,10 @@ def ruled(stock: mx.array, inputs_of: mx.array, rules: Any) -> mx.array:
     gradients are wanted; "jvp", primals, tangents and whose they are; "vmap", inputs and their axes
     (-1 for none). Each gives a tuple; the batch of an output is its first axis. They must never go.
     """
-    made: mx.array = _loaded_library().fr_mlx_ruled(stock, inputs_of, rules)
-    return made
+    made = _loaded_library().fr_mlx_ruled(stock, inputs_of, rules)
+    if made is NotImplemented:
+        raise why() or DeviceError("a product of MLX was not understood.")
+    return made  # type: ignore[no-any-return]
 
 
 def shapeless() -> bool:

@@ -72,11 +72,11 @@ class Ruled : public Stock {
   }
 
   void eval_cpu(const std::vector<mx::array>& inputs, mx::array& out) override {
-    static_cast<mx::UnaryPrimitive&>(*stock).eval_cpu(inputs, out);
+    if (!is_empty(out)) static_cast<mx::UnaryPrimitive&>(*stock).eval_cpu(inputs, out);
   }
 
   void eval_gpu(const std::vector<mx::array>& inputs, mx::array& out) override {
-    static_cast<mx::UnaryPrimitive&>(*stock).eval_gpu(inputs, out);
+    if (!is_empty(out)) static_cast<mx::UnaryPrimitive&>(*stock).eval_gpu(inputs, out);
   }
 
   std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override {
@@ -113,6 +113,13 @@ class Ruled : public Stock {
   }
 
  private:
+  /* MLX's kernels divide by the sizes of what they write. */
+  static bool is_empty(mx::array& out) {
+    if (out.size() != 0) return false;
+    out.set_data(mx::allocator::malloc(0));
+    return true;
+  }
+
   static object* numbers(const std::vector<int>& values) {
     object* tuple = PyTuple_New(static_cast<ssize_t>(values.size()));
     for (size_t i = 0; i < values.size(); i++) PyTuple_SetItem(tuple, i, PyLong_FromLong(values[i]));
@@ -130,7 +137,7 @@ class Ruled : public Stock {
 }  // namespace
 
 /* What the primitive of `stock` makes of `inputs_of`'s inputs, both of them results of the same of MLX's
- * functions. NULL: Python raises `fr_mlx_why`. `rules` lives for ever. */
+ * functions. NotImplemented: Python raises `fr_mlx_why`. `rules` lives for ever. */
 API object* fr_mlx_ruled(object* stock, object* inputs_of, object* rules) {
   const mx::array& like = array_in(inputs_of);
   std::shared_ptr<mx::Primitive> primitive = array_in(stock).primitive_ptr();
@@ -141,8 +148,12 @@ API object* fr_mlx_ruled(object* stock, object* inputs_of, object* rules) {
     primitive = Ruled<mx::QuantizedMatmul>::make(std::move(primitive), rules);
   else if (name == "Broadcast")
     primitive = Ruled<mx::Broadcast>::make(std::move(primitive), rules);
-  else
+  else if (name == "GatherMM")
     primitive = Ruled<mx::GatherMM>::make(std::move(primitive), rules);
+  else {
+    raised_text = "this MLX made " + name + " of it, which ferrule does not know";
+    return held(not_implemented);
+  }
   return wrapped(mx::array(like.shape(), like.dtype(), std::move(primitive), like.inputs()));
 }
 
