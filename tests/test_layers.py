@@ -120,7 +120,8 @@ MAY_IMPORT = {
     "hosts.torch_calls": "errors dtypes binding driver op_declaration op_entries torch",
     "hosts.mlx_node": f"{NOUNS} arguments batching binding cache derivatives loader op_declaration "
     "op_entries toolchain hosts devices numpy mlx",
-    "hosts.mlx_matmul": "errors hosts.mlx hosts.mlx_node mlx",
+    "hosts.mlx_sizes": "errors hosts.mlx_node mlx",
+    "hosts.mlx_matmul": "errors hosts.mlx hosts.mlx_node hosts.mlx_sizes mlx",
     "mlx": "hosts.mlx_matmul",
     "hosts.torch_sharding": "errors op_declaration sharding torch",
     "hosts.torch_mps": "errors dtypes implementation op_launch rule spec source.metal "
@@ -138,7 +139,7 @@ MAY_IMPORT = {
     "compat": "",
     "compat.runners": "errors hosts torch",
     "ferrule": "errors adopting dtypes call cuda_call cuda_parts binding op_checks op_declaration "
-    "toolchain hosts.torch_export hosts.torch_package",
+    "toolchain mlx hosts.torch_export hosts.torch_package",
     # The benchmarks use what users have, and what they are measured against.
     "bench": "",
     "bench.by_ops": "torch",

@@ -1,24 +1,33 @@
 """MLX's products that gather or dequantize matrices, right under every transformation.
 
 MLX's kernels carry them out. What MLX has no rule for (batches, tangents), or one that keeps the
-sizes of the trace (omitted indices, gradients of gathered rows), stands here. Where a trace is
-shapeless, a size is never written down: sizes come from counting, by `cumsum`, in arrays that have
-them. Plain arithmetic there is kept to arrays of one shape, since MLX batches a broadcast with the
-sizes of the trace; `_alike` makes them so.
+sizes of the trace (omitted indices, gradients of gathered rows), stands here.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import mlx.core as mx
 
 from ..errors import KernelError
 from . import mlx, mlx_node
+from .mlx_sizes import (
+    Arrays,
+    Numbers,
+    added_at,
+    alike,
+    answers,
+    first,
+    positions,
+    repeated,
+    shapeless,
+    spread,
+    starts,
+)
 
 # As MLX has them, whoever puts ferrule's in their place.
 _quantized_matmul, _gather_qmm, _gather_mm = mx.quantized_matmul, mx.gather_qmm, mx.gather_mm
@@ -59,7 +68,7 @@ def quantized_matmul(
             ``scales`` and ``biases`` of mode "affine" have one, too.
         KernelError: inside a transformation, where there is no compiler to build MLX nodes with.
     """
-    if w.ndim > 2 and (x.ndim < w.ndim or _shapeless()):
+    if w.ndim > 2 and (x.ndim < w.ndim or shapeless()):
         # MLX multiplies a lower x with the first matrix alone, and its gradients of what was
         # broadcast have the sizes of the trace
         with _on(stream):
@@ -181,9 +190,9 @@ def _gathered(
     if not _nodes(x, w, lhs, rhs):
         return stock
     inputs_of = stock
-    if _shapeless():
+    if shapeless():
         with _on(stream):
-            lhs, rhs = _alike(
+            lhs, rhs = alike(
                 positions(x) if lhs is None else lhs, positions(w) if rhs is None else rhs
             )
         inputs_of = call(lhs, rhs, False)
@@ -209,12 +218,12 @@ def _scaled(
     if rhs is not None or lhs is not None:
         # A matrix for each pair of indices: which of w's stands where lhs broadcasts, too.
         rhs = positions(w) if rhs is None else rhs
-        rhs = rhs if lhs is None else _alike(rhs.astype(mx.uint32), lhs.astype(mx.uint32))[0]
+        rhs = rhs if lhs is None else alike(rhs.astype(mx.uint32), lhs.astype(mx.uint32))[0]
         scale = mx.take(mx.flatten(scale) if scale.ndim else scale[None], rhs)
     scale = scale[..., None][..., None]
     values = made.astype(mx.float32)
     if scale.ndim == values.ndim:
-        scale = _alike(scale, values)[0]
+        scale = alike(scale, values)[0]
     return (values * scale).astype(made.dtype)
 
 
@@ -232,171 +241,24 @@ def _nodes(*arrays: mx.array | None) -> bool:
     return False
 
 
-def _shapeless() -> bool:
-    """Whether sizes must not be kept."""
-    return mlx_node.library() is not None and mlx_node.shapeless()
-
-
 def _on(stream: Any) -> Any:
     return contextlib.nullcontext() if stream is None else mx.stream(stream)
 
 
-# -- sizes that nobody writes down --------------------------------------------------------------
-
-
-def _more_dims(array: mx.array, count: int) -> mx.array:
-    """With ``count`` dims of size 1 in front."""
-    for _ in range(count):  # one by one: MLX batches several of them wrongly
-        array = array[None]
-    return array
-
-
-def _zeros(array: mx.array) -> mx.array:
-    """Zeros of uint32 in the shape of ``array``: what a sum is before its first term."""
-    terms = mx.stop_gradient(array).astype(mx.uint32)[..., None]
-    return mx.squeeze(mx.cumsum(terms, axis=-1, inclusive=False), -1)
-
-
-def _first_along(array: mx.array, axes: Sequence[int]) -> mx.array:
-    """``array`` at index 0 of these axes, which then are gone.
-
-    `mx.take` would keep the other sizes, and MLX's reductions crash where all axes have size 1.
-    """
-    zero = mx.zeros([1] * array.ndim, mx.uint32)
-    for axis in axes:
-        array = mx.take_along_axis(array, zero, axis=axis)
-    return mx.squeeze(array, axes)
-
-
-def _ones_of_batch(array: mx.array) -> mx.array:
-    """Ones of uint32 in the shape of ``array`` without its last two dims."""
-    return mx.logical_not(_zeros(_first_along(mx.stop_gradient(array), (-1, -2)))).astype(mx.uint32)
-
-
-def positions(array: mx.array) -> mx.array:
-    """The number of each matrix of ``array``, (*B, M, K), in the shape B; of uint32."""
-    batch = array.shape[:-2]
-    if not _shapeless():
-        return mx.arange(math.prod(batch), dtype=mx.uint32).reshape(batch)
-    ones = _ones_of_batch(array)
-    if not batch:
-        return _zeros(ones)
-    place = mx.cumsum(ones, axis=0, inclusive=False)
-    for axis in range(1, len(batch)):
-        # place times the axis' size: what is before an element, and it and what follows
-        before = mx.cumsum(place, axis=axis, inclusive=False)
-        place = before + mx.cumsum(place, axis=axis, reverse=True)
-        place = place + mx.cumsum(ones, axis=axis, inclusive=False)
-    return place
-
-
-def _starts(array: mx.array) -> mx.array:
-    """Where the matrices of each of ``array``'s batches begin: (V, *B, M, K) gives (V,)."""
-    size, *batch = array.shape[:-2]
-    if not _shapeless():
-        return mx.arange(size, dtype=mx.uint32) * math.prod(batch)
-    return _first_along(positions(array), range(1, len(batch) + 1)) if batch else positions(array)
-
-
-def _alike(a: mx.array, b: mx.array) -> tuple[mx.array, mx.array]:
-    """Both broadcast to one shape."""
-    both: Any = mx.broadcast_arrays(a, b)
-    if _shapeless():
-        return mlx_node.ruled(both[0], both[0], _broadcast()), mlx_node.ruled(
-            both[1], both[1], _broadcast()
-        )
-    return both[0], both[1]
-
-
-def _alike_but(axis: int, *arrays: mx.array) -> list[mx.array]:
-    """Arrays of one rank, broadcast to shapes that differ along ``axis`` at most.
-
-    MLX does so itself, but in a shapeless trace its rule for batches of it confuses the axes of two
-    of them. Each array made here has all the batches that any has, which leaves that rule nothing.
-    """
-    if not _shapeless():
-        return list(arrays)
-    common = functools.reduce(
-        lambda a, b: _alike(a, b)[0], [_first_along(array, (axis,)) for array in arrays]
-    )
-    common = mx.expand_dims(common, axis)
-    return [_alike(array, common)[0] for array in arrays]
-
-
-def _repeated(array: mx.array, like: mx.array) -> mx.array:
-    """(1, ...) as often as ``like`` is long."""
-    if not _shapeless():
-        return mx.broadcast_to(array, (like.shape[0], *array.shape[1:]))
-    return _alike(array, _spread(_zeros(_starts(like)), array.ndim))[0]
-
-
-def _spread(array: mx.array, rank: int) -> mx.array:
-    """(V,) with dims of size 1 behind it."""
-    for _ in range(rank - 1):
-        array = array[..., None]
-    return array
-
-
-def _added_at(values: mx.array, index: mx.array, like: mx.array, once: bool) -> mx.array:
-    """Matrices (*I, M, K) added up where ``index``, (*I), says, in the shape of ``like``.
-
-    Args:
-        values: what to add.
-        index: a number among the matrices of ``like``, for each.
-        like: an array of the shape (*B, M, K).
-        once: that ``index`` is `positions` of ``like``, broadcast.
-    """
-    shapeless = _shapeless()
-    batch = like.ndim - 2
-    if once and not shapeless and values.shape == like.shape:
-        return values
-    values = mx.flatten(values, 0, -3) if index.ndim else values[None]
-    index = _spread(mx.flatten(index) if index.ndim else index[None], 3)
-    if not shapeless:
-        into = mx.zeros((math.prod(like.shape[:-2]), *like.shape[-2:]), values.dtype)
-        return mlx_node.scatter_add(into, index, values).reshape(like.shape)
-    if like.size == 0:  # MLX would leave the addition out, for all later calls
-        raise KernelError(
-            f"a gradient with respect to an array of shape {like.shape} was traced with "
-            "shapeless=True. Call the compiled function first with arrays that have elements."
-        )
-    into = mx.flatten(like, 0, -3) if batch else like[None]
-    into = _zeros(into).astype(values.dtype)
-    added = mlx_node.scatter_add(*_alike_but(0, into, index, values))
-    if batch == 0:
-        return mx.squeeze(added, 0)
-    if batch == 1:
-        return added
-    place = positions(like)[..., None][..., None]
-    added, place = _alike_but(batch - 1, _more_dims(added, batch - 1), place)
-    return mx.take_along_axis(added, place, axis=batch - 1)
-
-
 # -- rules --------------------------------------------------------------------------------------
 
-_Arrays = Sequence[mx.array]
-_Numbers = Sequence[int]
 
-
-def _first(arrays: _Arrays, axes: _Numbers) -> list[mx.array]:
-    """Arrays whose batches come first: of size 1 where they have none."""
-    return [
-        mx.moveaxis(array, axis, 0) if axis >= 0 else array[None]
-        for array, axis in zip(arrays, axes, strict=True)
-    ]
-
-
-def _all_batched(arrays: list[mx.array], axes: _Numbers) -> list[mx.array]:
+def _all_batched(arrays: list[mx.array], axes: Numbers) -> list[mx.array]:
     """The parts of quantized matrices, all of them batched as one of them is."""
     like = next(array for array, axis in zip(arrays, axes, strict=True) if axis >= 0)
     return [
-        array if axis >= 0 else _repeated(array, like)
+        array if axis >= 0 else repeated(array, like)
         for array, axis in zip(arrays, axes, strict=True)
     ]
 
 
 def _of_parts(
-    call: Callable[..., mx.array], parts: _Arrays, cotangent: mx.array, name: str, index: int
+    call: Callable[..., mx.array], parts: Arrays, cotangent: mx.array, name: str, index: int
 ) -> mx.array:
     """The gradient with respect to scales (0) or biases (1), by MLX, which keeps sizes.
 
@@ -408,7 +270,7 @@ def _of_parts(
             f"[{name}] has no gradient with respect to packed weights, indices, or the scales of "
             "floating-point modes. Use mx.stop_gradient, or differentiate with respect to x."
         )
-    if _shapeless():
+    if shapeless():
         raise KernelError(
             f"[{name}] has no gradient with respect to scales and biases inside "
             "mx.compile(shapeless=True), where MLX keeps the sizes of the first call. Compile "
@@ -417,33 +279,11 @@ def _of_parts(
     return mx.vjp(call, list(parts), [cotangent])[1][index]
 
 
-def _tangents_of(name: str, tangents: _Arrays, argnums: _Numbers, most: int) -> None:
+def _tangents_of(name: str, tangents: Arrays, argnums: Numbers, most: int) -> None:
     if any(k > most for k in argnums):
         raise KernelError(
             f"[{name}] has no forward-mode derivative with respect to quantized weights or indices."
         )
-
-
-@functools.cache
-def _broadcast() -> Any:
-    """Rules of the first input's broadcast with the second, whose shape alone matters."""
-
-    def vjp(primals: _Arrays, cotangent: mx.array, argnums: _Numbers) -> list[mx.array]:
-        raise KernelError(
-            "[gather_qmm] has no gradient with respect to global_scale inside "
-            "mx.compile(shapeless=True). Compile without shapeless=True."
-        )
-
-    def vmap(inputs: _Arrays, axes: _Numbers) -> list[mx.array]:
-        ranks = [one.ndim - (axis >= 0) for one, axis in zip(inputs, axes, strict=True)]
-        made = []
-        for array, rank in zip(_first(inputs, axes), ranks, strict=True):
-            for _ in range(max(ranks) - rank):
-                array = array[:, None]
-            made.append(array)
-        return [_alike(made[0], made[1])[0]]
-
-    return _answer(vjp, vjp, vmap)
 
 
 @functools.cache
@@ -452,7 +292,7 @@ def _quantized(transpose: bool, group_size: int | None, bits: int | None, mode: 
     product: Callable[..., mx.array] = functools.partial(quantized_matmul, **kind)
     gather: Callable[..., mx.array] = functools.partial(gather_qmm, **kind)
 
-    def vjp(primals: _Arrays, cotangent: mx.array, argnums: _Numbers) -> list[mx.array]:
+    def vjp(primals: Arrays, cotangent: mx.array, argnums: Numbers) -> list[mx.array]:
         x, w, *parts = primals
 
         def of_parts(scales: mx.array, biases: mx.array) -> mx.array:
@@ -465,13 +305,13 @@ def _quantized(transpose: bool, group_size: int | None, bits: int | None, mode: 
             for k in argnums
         ]
 
-    def jvp(primals: _Arrays, tangents: _Arrays, argnums: _Numbers) -> list[mx.array]:
+    def jvp(primals: Arrays, tangents: Arrays, argnums: Numbers) -> list[mx.array]:
         _tangents_of("quantized_matmul", tangents, argnums, 0)
         return [product(tangents[0], *primals[1:], transpose=transpose)]
 
-    def vmap(inputs: _Arrays, axes: _Numbers) -> list[mx.array]:
+    def vmap(inputs: Arrays, axes: Numbers) -> list[mx.array]:
         rank = inputs[0].ndim - (axes[0] >= 0), inputs[1].ndim - (axes[1] >= 0)
-        x, *matrix = _first(inputs, axes)
+        x, *matrix = first(inputs, axes)
         if max(axes[1:]) < 0:  # one matrix for all of the batch
             matrix = list(inputs[1:])
             return [product(x, *matrix, transpose=transpose)]
@@ -479,11 +319,11 @@ def _quantized(transpose: bool, group_size: int | None, bits: int | None, mode: 
         if rank[1] > 2:
             return [product(x, *matrix, transpose=transpose)]
         x = x[:, None] if rank[0] == 1 else x
-        which = _spread(positions(matrix[0]), x.ndim - 2)
+        which = spread(positions(matrix[0]), x.ndim - 2)
         made = gather(x, *matrix, rhs_indices=which, transpose=transpose)
         return [mx.squeeze(made, -2) if rank[0] == 1 else made]
 
-    return _answer(vjp, jvp, vmap)
+    return answers(vjp, jvp, vmap)
 
 
 def _rules_of_gather(
@@ -491,7 +331,7 @@ def _rules_of_gather(
 ) -> Any:
     """Rules of a product of (x, matrices, lhs, rhs), with tangents of the first ``most`` + 1."""
 
-    def jvp(primals: _Arrays, tangents: _Arrays, argnums: _Numbers) -> list[mx.array]:
+    def jvp(primals: Arrays, tangents: Arrays, argnums: Numbers) -> list[mx.array]:
         _tangents_of(name, tangents, argnums, most)
         terms = [
             product(*[tangent if i == k else one for i, one in enumerate(primals)])
@@ -499,8 +339,8 @@ def _rules_of_gather(
         ]
         return [functools.reduce(mx.add, terms)]
 
-    def vmap(inputs: _Arrays, axes: _Numbers) -> list[mx.array]:
-        x, *matrices, lhs, rhs = _first(inputs, axes)
+    def vmap(inputs: Arrays, axes: Numbers) -> list[mx.array]:
+        x, *matrices, lhs, rhs = first(inputs, axes)
         if axes[0] >= 0:
             lhs = _plus_starts(lhs, x)
         if max(axes[1:-2]) >= 0:
@@ -508,11 +348,11 @@ def _rules_of_gather(
             rhs = _plus_starts(rhs, matrices[0])
         return [product(x, *matrices, lhs, rhs)]
 
-    return _answer(vjp, jvp, vmap)
+    return answers(vjp, jvp, vmap)
 
 
 def _plus_starts(index: mx.array, array: mx.array) -> mx.array:
-    a, b = _alike(index, _spread(_starts(array), index.ndim))
+    a, b = alike(index, spread(starts(array), index.ndim))
     return a + b
 
 
@@ -531,7 +371,7 @@ def _gathered_quantized(
             mode, sorted_indices=sorted_indices,
         )  # fmt: skip
 
-    def vjp(primals: _Arrays, cotangent: mx.array, argnums: _Numbers) -> list[mx.array]:
+    def vjp(primals: Arrays, cotangent: mx.array, argnums: Numbers) -> list[mx.array]:
         x, w, *parts, lhs, rhs = primals
 
         def of_parts(scales: mx.array, biases: mx.array) -> mx.array:
@@ -544,7 +384,7 @@ def _gathered_quantized(
                     cotangent, w, *parts, None, rhs,
                     transpose=not transpose, sorted_indices=ascending,
                 )  # fmt: skip
-                gradients.append(_added_at(rows, lhs, x, omitted == "lhs"))
+                gradients.append(added_at(rows, lhs, x, omitted == "lhs"))
             else:
                 gradients.append(_of_parts(of_parts, parts, cotangent, "gather_qmm", k - 2))
         return gradients
@@ -554,7 +394,7 @@ def _gathered_quantized(
 
 @functools.cache
 def _gathered_floats(omitted: str, ascending: bool) -> Any:
-    def vjp(primals: _Arrays, cotangent: mx.array, argnums: _Numbers) -> list[mx.array]:
+    def vjp(primals: Arrays, cotangent: mx.array, argnums: Numbers) -> list[mx.array]:
         a, b, lhs, rhs = primals
         gradients = []
         for k in argnums:
@@ -562,7 +402,7 @@ def _gathered_floats(omitted: str, ascending: bool) -> Any:
                 rows = gather_mm(
                     cotangent, mx.swapaxes(b, -1, -2), None, rhs, sorted_indices=ascending
                 )
-                gradients.append(_added_at(rows, lhs, a, omitted == "lhs"))
+                gradients.append(added_at(rows, lhs, a, omitted == "lhs"))
             elif k == 1:
                 gradients.append(of_b(a, b, lhs, rhs, cotangent))
             else:
@@ -574,7 +414,7 @@ def _gathered_floats(omitted: str, ascending: bool) -> Any:
     def of_b(
         a: mx.array, b: mx.array, lhs: mx.array, rhs: mx.array, cotangent: mx.array
     ) -> mx.array:
-        if ascending and not _shapeless() and a.shape[:-2] == rhs.shape:
+        if ascending and not shapeless() and a.shape[:-2] == rhs.shape:
             # MLX has a product by segments, which needs no matrix for each index
 
             def call(b: mx.array) -> mx.array:
@@ -582,16 +422,6 @@ def _gathered_floats(omitted: str, ascending: bool) -> Any:
 
             return mx.vjp(call, [b], [cotangent])[1][0]
         each = gather_mm(mx.swapaxes(a, -1, -2), cotangent, lhs, None)
-        return _added_at(each, rhs, b, omitted == "rhs")
+        return added_at(each, rhs, b, omitted == "rhs")
 
     return _rules_of_gather(gather_mm, vjp, 1, "gather_mm")
-
-
-def _answer(vjp: Any, jvp: Any, vmap: Any) -> Any:
-    """The rules as nodes ask for them, each with a tuple of arrays."""
-    rules = {"vjp": vjp, "jvp": jvp, "vmap": vmap}
-
-    def answer(what: str, *given: Any) -> tuple[mx.array, ...]:
-        return tuple(rules[what](*given))
-
-    return mlx_node.answer(answer)
