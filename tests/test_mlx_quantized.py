@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 import ferrule.mlx as fm
 import mlx_products as make
 from ferrule.errors import KernelError
-from ferrule.hosts import mlx_node
+from ferrule.hosts import mlx_node, mlx_sizes
 from mlx_products import MODES, Product
 
 DATA = st.data()
@@ -464,6 +464,15 @@ def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     assert mx.grad(lambda x: call(x, rhs).sum())(x).shape == x.shape
     with pytest.raises(KernelError, match=r"inside mx\.compile"):
         mx.compile(call, shapeless=True)(x, rhs)
+
+
+def test_an_old_mlx(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mlx_sizes, "COUNTS", False)
+    a, b, index = make.normal((3, 2, 4), 0), make.normal((3, 4, 5), 1), mx.array([1, 0, 2])
+    both = Traced(lambda a, b, index: fm.gather_mm(a, b, index, index))
+    close(both(a, b, index), (a @ b)[index])
+    with pytest.raises(KernelError, match=r"need MLX 0\.32\.3 or newer; this is"):
+        mx.compile(lambda a, b, index: fm.gather_mm(a, b, index), shapeless=True)(a, b, index)
 
 
 def test_streams_and_threads() -> None:

@@ -66,7 +66,8 @@ def quantized_matmul(
         ValueError: shapes, dtypes or the mode do not fit, as MLX words it; there is no gradient
             with respect to what is asked for. In a shapeless trace that is all but ``x``; else
             ``scales`` and ``biases`` of mode "affine" have one, too.
-        KernelError: inside a transformation, where there is no compiler to build MLX nodes with.
+        KernelError: inside a transformation, where there is no compiler to build MLX nodes with; in
+            a shapeless trace, where sizes must be counted, with an MLX older than 0.32.3.
     """
     if w.ndim > 2 and (x.ndim < w.ndim or shapeless()):
         # MLX multiplies a lower x with the first matrix alone, and its gradients of what was
@@ -186,10 +187,10 @@ def _gathered(
     rules: Callable[[str, bool], Any],
 ) -> mx.array:  # fmt: skip
     omitted = "lhs" if lhs is None else "rhs" if rhs is None else ""
-    stock = call(lhs, rhs, ascending)
+    right = ascending and omitted == "lhs"
     if not _nodes(x, w, lhs, rhs):
-        return stock
-    inputs_of = stock
+        return call(lhs, rhs, right)  # MLX's gradients are wrong where the left one ascends
+    inputs_of = stock = call(lhs, rhs, ascending)
     if shapeless():
         with _on(stream):
             lhs, rhs = alike(
@@ -197,7 +198,7 @@ def _gathered(
             )
         inputs_of = call(lhs, rhs, False)
         stock = stock if ascending else inputs_of
-    return mlx_node.ruled(stock, inputs_of, rules(omitted, ascending and omitted == "lhs"))
+    return mlx_node.ruled(stock, inputs_of, rules(omitted, right))
 
 
 def _scaled(

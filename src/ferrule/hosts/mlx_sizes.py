@@ -17,6 +17,9 @@ import mlx.core as mx
 from ..errors import KernelError
 from . import mlx_node
 
+# Whether MLX knows the sizes of a cumsum in such a trace.
+COUNTS = [int(part) for part in mlx_node.VERSION.split(".")[:3] if part.isdigit()] >= [0, 32, 3]
+
 Arrays = Sequence[mx.array]
 Numbers = Sequence[int]
 
@@ -34,7 +37,16 @@ def more_dims(array: mx.array, count: int) -> mx.array:
 
 
 def zeros(array: mx.array) -> mx.array:
-    """Zeros of uint32 in the shape of ``array``: what a sum is before its first term."""
+    """Zeros of uint32 in the shape of ``array``: what a sum is before its first term.
+
+    Raises:
+        KernelError: this MLX is too old.
+    """
+    if not COUNTS:
+        raise KernelError(
+            f"[ferrule.mlx] omitted indices, batches and gradients inside functions compiled or "
+            f"exported with shapeless=True need MLX 0.32.3 or newer; this is {mlx_node.VERSION}."
+        )
     terms = mx.stop_gradient(array).astype(mx.uint32)[..., None]
     return mx.squeeze(mx.cumsum(terms, axis=-1, inclusive=False), -1)
 
