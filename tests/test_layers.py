@@ -130,6 +130,9 @@ MAY_IMPORT = {
     "hosts.mlx_file": "errors",
     "hosts.mlx_import": f"{NOUNS} call cuda_call implementation op_declaration op_file "
     "source.metal_read source.mlx_cuda hosts numpy mlx",
+    "hosts.mlx_sizes": "errors hosts.mlx_node mlx",
+    "hosts.mlx_matmul": "errors hosts.mlx hosts.mlx_node hosts.mlx_sizes mlx",
+    "mlx": "hosts.mlx_matmul",
     "hosts.torch_sharding": "errors op_declaration sharding torch",
     "hosts.torch_mps": "errors dtypes implementation op_launch rule spec source.metal "
     "source.metal_prelude hosts torch",
@@ -146,7 +149,7 @@ MAY_IMPORT = {
     "compat": "",
     "compat.runners": "errors hosts torch",
     "ferrule": "errors adopting dtypes call cuda_call cuda_parts binding op_checks op_declaration "
-    "toolchain hosts.mlx_import hosts.torch_export hosts.torch_package",
+    "toolchain mlx hosts.mlx_import hosts.torch_export hosts.torch_package",
     # The benchmarks use what users have, and what they are measured against.
     "bench": "",
     "bench.by_ops": "torch",

@@ -66,7 +66,7 @@ def test_wheel(tmp_path: Path, compiler: str | None) -> None:
     built = {name for name in ours if name.endswith(".so")}
     assert ours - built == {
         path.relative_to(PACKAGE.parent).as_posix()
-        for pattern in ("*.py", "*.h", "*.metal", "*.c", "*.pyi", "py.typed")
+        for pattern in ("*.py", "*.h", "*.metal", "*.c", "*.cpp", "*.pyi", "py.typed")
         for path in PACKAGE.rglob(pattern)
     }
     assert {name.split("/")[0] for name in names} == {"ferrule", "ferrule-0.1.0.dist-info"}

@@ -47,6 +47,7 @@ from .errors import (
 )
 
 if TYPE_CHECKING:
+    from . import mlx as mlx
     from .adopting import adopt as adopt
     from .binding import get_threads as get_threads
     from .binding import set_threads as set_threads
@@ -139,6 +140,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "mlx":
+        return importlib.import_module(".mlx", __name__)
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = globals()[name] = getattr(importlib.import_module(f".{_LAZY[name]}", __name__), name)

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
 FOLDER = Path(__file__).resolve().parent.parent / "runtime"
 VERSION: str = mx.__version__  # type: ignore[attr-defined]
-SOURCES = ("mlx_node.cpp", "mlx_export.h", *op_entries.SOURCES)
+SOURCES = ("mlx_node.cpp", "mlx_export.h", "mlx_matmul.cpp", *op_entries.SOURCES)
 _FLAGS = ("-std=c++20", "-O2", "-fvisibility=hidden", "-Wno-address")
 # The library is named before the text that needs it, which a linker may take for no need.
 _LINK = ("-lmlx",) if sys.platform == "darwin" else ("-Wl,--no-as-needed", "-lmlx", "-ldl")
@@ -133,7 +133,10 @@ def _built() -> bytes:
     ]  # fmt: skip
 
     def make() -> bytes:
-        text = f'#define FR_DIGEST "{digest}"\n{_primitives(home)}\n#include "mlx_node.cpp"\n'
+        text = (
+            f'#define FR_DIGEST "{digest}"\n{_primitives(home)}\n#include "mlx_node.cpp"\n'
+            '#include "mlx_matmul.cpp"\n'
+        )
         try:
             return compiler.compile(text, flags=flags, timeout=600.0)
         except CompilerFailed as failed:
@@ -180,6 +183,10 @@ def _loaded(payload: bytes) -> ctypes.PyDLL:
     found.fr_mlx_run.restype = ctypes.py_object
     found.fr_mlx_scratch.argtypes = (_int64,)
     found.fr_mlx_scratch.restype = _pointer
+    found.fr_mlx_ruled.argtypes = (ctypes.py_object,) * 3
+    found.fr_mlx_ruled.restype = ctypes.py_object
+    found.fr_mlx_scatter_add.argtypes = (ctypes.py_object,) * 3
+    found.fr_mlx_scatter_add.restype = ctypes.py_object
     found.fr_mlx_raised.argtypes = (ctypes.c_char_p,)
     found.fr_mlx_raised.restype = None
     found.fr_mlx_why.restype = ctypes.c_char_p
@@ -223,20 +230,20 @@ def _resolve(request: Request) -> int:
 def answering(function: Any) -> Any:
     """A function whose errors reach the node that asked."""
 
-    def answer(what: str, *given: Any) -> Any:
+    def answered(what: str, *given: Any) -> Any:
         try:
             return function(what, *given)
         except BaseException as error:
             loaded().fr_mlx_raised(str(error).encode() or type(error).__name__.encode())
             return None
 
-    return answer
+    return answered
 
 
 def rules(op: Op) -> Callable[..., tuple[Any, ...]]:
     """What the nodes of an op ask for derivatives and batches."""
 
-    def answer(what: str, *given: Any) -> tuple[Any, ...]:
+    def answered(what: str, *given: Any) -> tuple[Any, ...]:
         if what == "vjp":
             return tuple(derivatives.vjp(op, *given))
         if what == "jvp":
@@ -260,7 +267,7 @@ def rules(op: Op) -> Callable[..., tuple[Any, ...]]:
             return (outputs,), (where,)
         return tuple(outputs), tuple(where)
 
-    return answer
+    return answered
 
 
 class Arrays:
@@ -375,6 +382,37 @@ def why() -> BaseException | None:
     text = found.fr_mlx_why().decode()
     found.fr_mlx_raised(b"")
     return (op_entries.raised(KernelError(text)) or KernelError(text)) if text else None
+
+
+# -- MLX's own primitives -----------------------------------------------------------------------
+
+
+def ruled(stock: mx.array, inputs_of: mx.array, rules: Any) -> mx.array:
+    """What ``inputs_of`` is, carried out as ``stock``, with rules made by `answering`.
+
+    Both are results of one of MLX's functions quantized_matmul, gather_qmm, gather_mm, and
+    broadcast_arrays in a shapeless trace. The rules
+    are called with "vjp", a tuple of primals, the cotangent and the numbers of the primals whose
+    gradients are wanted; "jvp", primals, tangents and whose they are; "vmap", inputs and their axes
+    (-1 for none). Each gives a tuple; the batch of an output is its first axis. They must never go.
+    """
+    made = loaded().fr_mlx_ruled(stock, inputs_of, rules)
+    if made is NotImplemented:
+        raise why() or DeviceError("a product of MLX was not understood.")
+    return made  # type: ignore[no-any-return]
+
+
+def shapeless() -> bool:
+    """Whether this thread traces for `mx.compile` or an export with shapeless=True."""
+    return bool(loaded().fr_mlx_shapeless())
+
+
+def scatter_add(into: mx.array, indices: mx.array, values: mx.array) -> mx.array:
+    """``into`` with values added along axis 0 at indices of as many dims, which broadcast."""
+    made = loaded().fr_mlx_scatter_add(into, indices, values)
+    if made is NotImplemented:
+        raise why() or KernelError("scatter_add failed.")
+    return made  # type: ignore[no-any-return]
 
 
 # -- level 0 ------------------------------------------------------------------------------------

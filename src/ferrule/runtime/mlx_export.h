@@ -86,7 +86,7 @@ class Recorded : public Node {
   }
 
   int asked() const override { return inputs; }
-  object* of_inputs(const std::vector<mx::array>& arrays) const override { return all(arrays); }
+  object* of_inputs(const std::vector<mx::array>& arrays) const override { return tuple_of(arrays); }
   std::vector<int> places() const override {
     std::vector<int> found;
     for (int i = 0; i < inputs; i++) found.push_back(i);

@@ -549,10 +549,24 @@ struct On {
 };
 
 /* The tuple of these arrays. */
-object* all(const std::vector<mx::array>& arrays) {
+object* tuple_of(const std::vector<mx::array>& arrays) {
   object* values = PyTuple_New(static_cast<ssize_t>(arrays.size()));
   for (size_t i = 0; i < arrays.size(); i++) PyTuple_SetItem(values, i, wrapped(arrays[i]));
   return values;
+}
+
+/* The tuple that a function of Python gives for a word and arguments, which are given away. */
+object* ask(object* function, const char* what, std::vector<object*> arguments) {
+  object* tuple = PyTuple_New(static_cast<ssize_t>(arguments.size()) + 1);
+  PyTuple_SetItem(tuple, 0, PyUnicode_FromString(what));
+  for (size_t i = 0; i < arguments.size(); i++) PyTuple_SetItem(tuple, i + 1, arguments[i]);
+  object* found = PyObject_CallObject(function, tuple);
+  Py_DecRef(tuple);
+  if (found && PyTuple_Size(found) >= 0) return found;
+  PyErr_Clear();
+  if (found) Py_DecRef(found);
+  std::string text = std::exchange(raised_text, "");
+  throw std::invalid_argument(text.empty() ? "ferrule: a rule failed" : text);
 }
 
 class Node : public Base {
@@ -726,7 +740,7 @@ class Node : public Base {
                              const std::vector<mx::array>& outputs) override {
     Gil gil;
     On on(stream());
-    object* found = ask("vjp", {of_inputs(primals), all(cotangents), all(outputs)});
+    object* found = ask(plan->python, "vjp", {of_inputs(primals), tuple_of(cotangents), tuple_of(outputs)});
     std::vector<mx::array> grads;
     std::vector<int> place = places();
     for (int k : argnums) grads.push_back(array_of(found, place[k], primals[k]));
@@ -744,7 +758,7 @@ class Node : public Base {
     std::vector<int> place = places();
     for (size_t k = 0; k < argnums.size(); k++)
       PyTuple_SetItem(given_tangents, place[argnums[k]], wrapped(tangents[k]));
-    object* found = ask("jvp", {of_inputs(primals), given_tangents});
+    object* found = ask(plan->python, "jvp", {of_inputs(primals), given_tangents});
     std::vector<mx::array> results;
     for (ssize_t i = 0; i < PyTuple_Size(found); i++)
       results.push_back(array_in(PyTuple_GetItem(found, i)));
@@ -761,7 +775,7 @@ class Node : public Base {
     std::vector<int> place = places();
     for (size_t k = 0; k < axes.size(); k++)
       if (axes[k] >= 0) PyTuple_SetItem(where, place[k], PyLong_FromLong(axes[k]));
-    object* found = ask("vmap", {of_inputs(inputs), where});
+    object* found = ask(plan->python, "vmap", {of_inputs(inputs), where});
     std::pair<std::vector<mx::array>, std::vector<int>> result;
     for (ssize_t i = 0; i < PyTuple_Size(PyTuple_GetItem(found, 0)); i++) {
       result.first.push_back(array_in(PyTuple_GetItem(PyTuple_GetItem(found, 0), i)));
@@ -783,7 +797,7 @@ class Node : public Base {
       leaves.back().set_status(mx::array::Status::available);
     }
     Gil gil;
-    object* found = ask("run", {of_inputs(leaves)});
+    object* found = ask(plan->python, "run", {of_inputs(leaves)});
     for (size_t i = 0; i < outputs.size(); i++)
       outputs[i].copy_shared_buffer(array_in(PyTuple_GetItem(found, static_cast<ssize_t>(i))));
     Py_DecRef(found);
@@ -794,7 +808,7 @@ class Node : public Base {
     if (!(plan->devices & CPU)) return eval_python(inputs, outputs);
     Gil gil;
     On on(stream());
-    object* found = ask("metal", {of_inputs(inputs)});
+    object* found = ask(plan->python, "metal", {of_inputs(inputs)});
     mx::array first = array_in(PyTuple_GetItem(found, 0));
     Py_DecRef(found);
     std::vector<mx::array> given = first.inputs();
@@ -821,7 +835,7 @@ class Node : public Base {
     evaluated_on = &s;
     Capture::check(capture.begin(capture.stream, 2 /* relaxed: a kernel may be loaded meanwhile */));
     try {
-      found = ask("captured", {of_inputs(arrays), at, to, PyLong_FromVoidPtr(capture.stream), PyLong_FromLong(s.device.index)});
+      found = ask(plan->python, "captured", {of_inputs(arrays), at, to, PyLong_FromVoidPtr(capture.stream), PyLong_FromLong(s.device.index)});
     } catch (...) {
       capture.end(capture.stream, &graph);
       if (graph) capture.destroy(graph);
@@ -854,7 +868,7 @@ class Node : public Base {
       PyTuple_SetItem(text, 0, index);
       PyTuple_SetItem(text, 1, PyUnicode_FromString(shown(traced[i]).c_str()));
       PyTuple_SetItem(text, 2, PyUnicode_FromString(shown(inputs[i].shape()).c_str()));
-      Py_DecRef(ask("stale", {text}));
+      Py_DecRef(ask(plan->python, "stale", {text}));
     }
   }
 
@@ -889,25 +903,10 @@ class Node : public Base {
     return values;
   }
 
-
   /* A gradient; zeros for an input that has none. */
   static mx::array array_of(object* found, int i, const mx::array& like) {
     object* one = PyTuple_GetItem(found, i);
     return one == none ? mx::zeros_like(like) : array_in(one);
-  }
-
-  /* What Python answers. The arguments are given away. It returns a tuple, or the text of an error. */
-  object* ask(const char* what, std::vector<object*> arguments) const {
-    object* tuple = PyTuple_New(static_cast<ssize_t>(arguments.size()) + 1);
-    PyTuple_SetItem(tuple, 0, PyUnicode_FromString(what));
-    for (size_t i = 0; i < arguments.size(); i++) PyTuple_SetItem(tuple, i + 1, arguments[i]);
-    object* found = PyObject_CallObject(plan->python, tuple);
-    Py_DecRef(tuple);
-    if (found && PyTuple_Size(found) >= 0) return found;
-    PyErr_Clear();
-    if (found) Py_DecRef(found);
-    std::string text = std::exchange(raised_text, "");
-    throw std::invalid_argument(text.empty() ? "ferrule: a rule failed" : text);
   }
 };
 

@@ -1,0 +1,519 @@
+"""ferrule.mlx: MLX's gathering and quantized products, under every transformation."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import ferrule.mlx as fm
+import mlx_products as make
+from ferrule.errors import KernelError
+from ferrule.hosts import mlx_node, mlx_sizes
+from mlx_products import MODES, Product
+
+DATA = st.data()
+FEW, SOME = settings(deadline=None, max_examples=15), settings(deadline=None, max_examples=60)
+
+
+def close(a: mx.array, b: mx.array, tolerance: float = 2e-4) -> None:
+    assert a.shape == b.shape
+    scale = max(1.0, mx.abs(b).max().item()) if b.size else 1.0
+    assert mx.allclose(a, b, rtol=0, atol=tolerance * scale)
+
+
+class Traced:
+    """A function in a shapeless compilation, which counts how often it was traced."""
+
+    def __init__(self, function: Callable[..., mx.array]) -> None:
+        self.traces = 0
+
+        def counting(*arrays: mx.array) -> mx.array:
+            self.traces += 1
+            return function(*arrays)
+
+        self.compiled = mx.compile(counting, shapeless=True)
+
+    def __call__(self, *arrays: mx.array) -> mx.array:
+        made: mx.array = self.compiled(*arrays)
+        assert self.traces == 1
+        return made
+
+
+def drawn(data: st.DataObject, floats: bool | None = None) -> tuple[Product, list[list[mx.array]]]:
+    """A product, and arrays for several calls of it whose sizes differ."""
+    product = data.draw(make.products(floats))
+    ranks = data.draw(make.ranks(product))
+    calls = [data.draw(make.arrays(product, ranks, seed)) for seed in (0, 10, 20)]
+    kinds = [array.dtype for array in calls[0]]
+    for call in calls:  # another dtype is another trace
+        call[:] = [array.astype(kind) for array, kind in zip(call, kinds, strict=True)]
+    return product, calls
+
+
+@SOME
+@given(DATA)
+def test_forward_is_mlx(data: st.DataObject) -> None:
+    product, calls = drawn(data)
+    compiled, shapeless = mx.compile(product.call), Traced(product.call)
+    for arrays in calls:
+        found = product.call(*arrays)
+        close(found, product.expected(*arrays))
+        assert mx.array_equal(found, product.call(*arrays, of=mx))
+        assert mx.array_equal(compiled(*arrays), found)
+        assert mx.array_equal(shapeless(*arrays), found)
+
+
+@pytest.mark.parametrize("kind", MODES, ids=str)
+def test_all_modes(kind: tuple[str, int, int]) -> None:
+    for transpose in (True, False):
+        product = Product(*kind, transpose=transpose, omitted="lhs")
+        shapeless = Traced(product.call)
+        gradient = Traced(mx.grad(lambda *arrays: (product.call(*arrays) ** 2).sum()))  # noqa: B023
+        for experts, count in ((2, 3), (5, 1), (1, 4)):
+            x = make.normal((count, 1, 128), 1)
+            arrays = [x, *product.matrices((experts,), 128, 128, 2), mx.arange(count) % experts]
+            close(shapeless(*arrays), product.expected(*arrays))
+            close(gradient(*arrays), mx.grad(squares(product.expected))(*arrays))
+
+
+def squares(function: Callable[..., mx.array]) -> Callable[..., mx.array]:
+    return lambda *arrays: (function(*arrays) ** 2).sum()
+
+
+@SOME
+@given(DATA)
+def test_gradient(data: st.DataObject) -> None:
+    product, calls = drawn(data)
+    gradient = mx.grad(squares(product.call))
+    shapeless = Traced(gradient)
+    for arrays in calls:
+        expected = mx.grad(squares(product.expected))(*arrays)
+        close(gradient(*arrays), expected)
+        close(shapeless(*arrays), expected)
+
+
+@SOME
+@given(DATA)
+def test_gradients_of_gather_mm(data: st.DataObject) -> None:
+    product, calls = drawn(data, floats=True)
+    both = mx.grad(squares(product.call), argnums=(0, 1))
+    compiled, shapeless = mx.compile(both), mx.compile(both, shapeless=True)
+    for arrays in calls:
+        expected = mx.grad(squares(product.expected), argnums=(0, 1))(*arrays)
+        for function in (both, compiled, shapeless):
+            for found, one in zip(function(*arrays), expected, strict=True):
+                close(found, one)
+
+
+@SOME
+@given(DATA)
+def test_vmap(data: st.DataObject) -> None:
+    product, calls = drawn(data)
+    axes = data.draw(make.batches(calls[0]))
+    function = mx.vmap(product.call, tuple(axes))
+    shapeless = Traced(function)
+    for arrays in calls:
+        arrays = make.batched(product, arrays, axes, data.draw(make.SMALL))
+        expected = make.stacked(product.expected, axes)(*arrays)
+        close(function(*arrays), expected)
+        close(shapeless(*arrays), expected)
+
+
+def pulled(function: Callable[..., mx.array]) -> Callable[..., mx.array]:
+    """The gradient with respect to x for a cotangent, which is given first."""
+
+    def gradient(cotangent: mx.array, x: mx.array, *rest: mx.array) -> mx.array:
+        return mx.vjp(lambda x: function(x, *rest), [x], [cotangent])[1][0]  # type: ignore[no-any-return]
+
+    return gradient
+
+
+@SOME
+@given(DATA)
+def test_vmap_of_gradient(data: st.DataObject) -> None:
+    product, calls = drawn(data)
+    axes = data.draw(make.batches([product.call(*calls[0]), *calls[0]]))
+    if all(axis is None for axis in [axes[0], *axes[2:]]):
+        axes[0] = 0  # what has no batch, such as this gradient by x, MLX repeats as in the trace
+    function = mx.vmap(pulled(product.call), tuple(axes))
+    shapeless = Traced(function)
+    for arrays in calls:
+        arrays = [make.normal(product.call(*arrays).shape, 5), *arrays]
+        arrays = make.batched(product, arrays, axes, data.draw(make.SMALL))
+        expected = make.stacked(pulled(product.expected), axes)(*arrays)
+        close(function(*arrays), expected)
+        close(shapeless(*arrays), expected)
+
+
+@SOME
+@given(DATA)
+def test_gradient_of_vmap(data: st.DataObject) -> None:
+    product, calls = drawn(data)
+    axes = data.draw(make.batches(calls[0]))
+    function = pulled(mx.vmap(product.call, tuple(axes)))
+    shapeless = Traced(function)
+    for arrays in calls:
+        arrays = make.batched(product, arrays, axes, data.draw(make.SMALL))
+        shape = make.stacked(product.expected, axes)(*arrays).shape
+        arrays = [make.normal(shape, 5), *arrays]
+        expected = pulled(make.stacked(product.expected, axes))(*arrays)
+        close(function(*arrays), expected)
+        close(shapeless(*arrays), expected)
+
+
+@SOME
+@given(DATA)
+def test_vmap_of_vmap(data: st.DataObject) -> None:
+    product, calls = drawn(data)
+    inner = data.draw(make.batches(calls[0]))
+    outer = data.draw(make.batches(make.batched(product, calls[0], inner, 2)))
+    function = mx.vmap(mx.vmap(product.call, tuple(inner)), tuple(outer))
+    shapeless = Traced(function)
+    for arrays in calls:
+        arrays = make.batched(product, arrays, inner, data.draw(make.SMALL))
+        arrays = make.batched(product, arrays, outer, data.draw(make.SMALL))
+        expected = make.stacked(make.stacked(product.expected, inner), outer)(*arrays)
+        close(function(*arrays), expected)
+        close(shapeless(*arrays), expected)
+
+
+@SOME
+@given(DATA)
+def test_tangents(data: st.DataObject) -> None:
+    product, calls = drawn(data)
+
+    def pushed(function: Callable[..., mx.array]) -> Callable[..., mx.array]:
+        def tangent(one: mx.array, x: mx.array, *rest: mx.array) -> mx.array:
+            return mx.jvp(lambda x: function(x, *rest), [x], [one])[1][0]  # type: ignore[no-any-return]
+
+        return tangent
+
+    shapeless = Traced(pushed(product.call))
+    for arrays in calls:
+        arrays = [make.normal(arrays[0].shape, 5), *arrays]
+        expected = product.expected(arrays[0], *arrays[2:])  # it is linear in x
+        close(pushed(product.call)(*arrays), expected)
+        close(shapeless(*arrays), expected)
+        # Twice: the gradient of a gradient with respect to its cotangent is the product again.
+        again = mx.grad(lambda c, *rest: pulled(product.call)(c, *rest).square().sum())
+        assert again(product.call(*arrays[1:]), *arrays[1:]).shape == expected.shape
+
+
+def exported(
+    path: Path, function: Callable[..., Any], arrays: Sequence[mx.array], shapeless: bool
+) -> Callable[..., mx.array]:
+    """A function as MLX reads it from a file."""
+    mx.export_function(str(path), function, *arrays, shapeless=shapeless)
+    read = mx.import_function(str(path))
+    return lambda *arrays: read(*arrays)[0]
+
+
+@SOME
+@given(DATA)
+def test_export(data: st.DataObject) -> None:
+    """MLX alone runs what is exported: products, their gradients, and batches of them."""
+    product, calls = drawn(data)
+    what = data.draw(st.sampled_from(["product", "gradient", "batch"]))
+    function: Callable[..., mx.array] = product.call
+    if what == "gradient":
+        function = pulled(product.call)
+        calls = [[make.normal(product.call(*call).shape, 5), *call] for call in calls]
+    if what == "batch":
+        axes = data.draw(make.batches(calls[0]))
+        function = mx.vmap(product.call, tuple(axes))
+        calls = [make.batched(product, call, axes, data.draw(make.SMALL)) for call in calls]
+    with tempfile.TemporaryDirectory() as folder:
+        read = exported(Path(folder, "one.mlxfn"), function, calls[0], shapeless=False)
+        close(read(*calls[0]), function(*calls[0]))
+        read = exported(Path(folder, "all.mlxfn"), function, calls[0], shapeless=True)
+        for arrays in calls:
+            close(read(*arrays), function(*arrays))
+
+
+def test_export_to_mlx_alone(tmp_path: Path) -> None:
+    """A process that never imports ferrule runs it, with other sizes."""
+    product = Product("affine", omitted="lhs")
+    arrays = [make.normal((3, 1, 64), 1), *product.matrices((4,), 64, 32, 2), mx.array([1, 3, 0])]
+    other = [make.normal((2, 5, 64), 3), *arrays[1:-1], mx.array([2, 2])]
+    loss = mx.grad(squares(product.call))
+    mx.export_function(str(tmp_path / "f.mlxfn"), loss, *arrays, shapeless=True)
+    mx.savez(str(tmp_path / "given.npz"), **{str(i): one for i, one in enumerate(other)})
+    script = (
+        "import sys, mlx.core as mx; given = mx.load('given.npz');"
+        "out, = mx.import_function('f.mlxfn')(*[given[k] for k in sorted(given)]);"
+        "mx.savez('out.npz', out=out); assert 'ferrule' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", script], cwd=tmp_path, check=True, timeout=120)
+    close(mx.load(str(tmp_path / "out.npz"))["out"], mx.grad(squares(product.expected))(*other))
+
+
+@SOME
+@given(DATA)
+def test_sorted_indices(data: st.DataObject) -> None:
+    """The given index ascends. MLX's own gradients are wrong where that is the left one."""
+    floats = data.draw(st.booleans())
+    product, _ = drawn(data, floats)
+    product = dataclasses.replace(
+        product, gathers=True, omitted=data.draw(st.sampled_from(["lhs", "rhs"]))
+    )
+
+    def ascending(*arrays: mx.array) -> mx.array:
+        return product.call(*arrays, sorted_indices=True)
+
+    names = (0, 1) if floats else (0,)
+    gradient = mx.grad(squares(ascending), argnums=names)
+    shapeless, traced = Traced(ascending), mx.compile(gradient, shapeless=True)
+    for seed in (0, 10):
+        batch, other, rows = data.draw(make.SMALL), data.draw(make.SMALL), data.draw(make.SMALL)
+        unit = 3 if floats else max(product.group, 32)
+        x = make.normal((batch if product.omitted == "lhs" else other, rows, unit), seed)
+        w = product.matrices((other if product.omitted == "lhs" else batch,), unit, unit, seed + 1)
+        index = sorted(data.draw(st.integers(0, other - 1)) for _ in range(batch))
+        arrays = [x, *w, mx.array(index)]
+        close(ascending(*arrays), product.expected(*arrays))
+        close(shapeless(*arrays), product.expected(*arrays))
+        expected = mx.grad(squares(product.expected), argnums=names)(*arrays)
+        for function in (gradient, traced):
+            for found, one in zip(function(*arrays), expected, strict=True):
+                close(found, one)
+
+
+@pytest.mark.parametrize("kind", [MODES[2], *MODES[-3:]], ids=str)
+@pytest.mark.parametrize(
+    ("x_shape", "w_batch"),
+    [((64,), ()), ((64,), (3,)), ((2, 64), (3,)), ((2, 64), (4, 3)), ((3, 2, 64), (4, 1)),
+     ((4, 3, 2, 64), (3,)), ((4, 3, 2, 64), ())],
+)  # fmt: skip
+def test_ranks(kind: tuple[str, int, int], x_shape: make.Shape, w_batch: make.Shape) -> None:
+    """As `mx.matmul` broadcasts; MLX takes the first matrix where w has more dims."""
+    product = Product(*kind, gathers=False)
+    x, w = make.normal(x_shape, 0), product.matrices(w_batch, 64, 32, 1)
+    close(product.call(x, *w), product.expected(x, *w))
+    close(mx.compile(product.call, shapeless=True)(x, *w), product.expected(x, *w))
+    cotangent = product.call(x, *w)
+    close(pulled(product.call)(cotangent, x, *w), pulled(product.expected)(cotangent, x, *w))
+    if len(x_shape) > 1:
+        both = mx.stack([x, 2 * x], axis=1)
+        close(mx.vmap(product.call, (1, *[None] * len(w)))(both, *w)[1], 2 * cotangent)
+    else:
+        made = mx.vmap(product.call, (None, *[0] * len(w)))(x, *[mx.stack([one, one]) for one in w])
+        close(made, mx.stack([cotangent, cotangent]))
+
+
+def test_neither_index() -> None:
+    product = Product("affine", gathers=False)
+    x, w = make.normal((3, 2, 64), 0), product.matrices((3,), 64, 32, 1)
+    close(fm.gather_qmm(x, *w, group_size=32), product.expected(x, *w))
+    a, b = make.normal((3, 2, 4), 0), make.normal((3, 4, 5), 1)
+    assert mx.array_equal(fm.gather_mm(a, b), a @ b)
+
+
+@pytest.mark.parametrize(
+    ("a", "b"), [((4,), (3, 4, 2)), ((3, 2, 4), (4,)), ((4,), (4,)), ((2, 4), (3, 4, 2))], ids=str
+)
+def test_vectors(a: make.Shape, b: make.Shape) -> None:
+    arrays = make.normal(a, 0), make.normal(b, 1), mx.array([0, 0])
+    expected = mx.gather_mm(arrays[0], arrays[1], lhs_indices=arrays[2], rhs_indices=arrays[2])
+    for function in (fm.gather_mm, mx.compile(fm.gather_mm, shapeless=True)):
+        close(function(arrays[0], arrays[1], arrays[2], arrays[2]), expected)
+
+
+@pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16, mx.float32])
+@pytest.mark.parametrize("mode", ["affine", "mxfp4", "mxfp8", "nvfp4"])
+def test_dtypes(mode: str, dtype: mx.Dtype) -> None:
+    """Results have MLX's dtypes, gradients that of x."""
+    w = mx.quantize(make.normal((3, 64, 64), 0), mode=mode)
+    x, rhs = make.normal((3, 2, 64), 1).astype(dtype), mx.array([2, 0, 1])
+    found = fm.gather_qmm(x, *w, rhs_indices=rhs, mode=mode)
+    stock = mx.gather_qmm(x, *w, rhs_indices=rhs, mode=mode)
+    assert found.dtype == stock.dtype
+    assert mx.array_equal(found, stock)
+    for wrap in (lambda f: f, lambda f: mx.compile(f, shapeless=True)):
+        function = wrap(mx.grad(lambda x: fm.gather_qmm(x, *w, rhs_indices=rhs, mode=mode).sum()))
+        assert function(x).dtype == dtype
+        close(
+            function(x),
+            mx.grad(lambda x: mx.gather_qmm(x, *w, rhs_indices=rhs, mode=mode).sum())(x),
+        )
+
+
+def test_global_scale() -> None:
+    """What MLX has on GPUs alone."""
+    dense, maxima = make.normal((3, 32, 64), 0), mx.array([1.5, 4.0, 2.5])
+    packed = [mx.quantize(dense[i], mode="nvfp4", global_scale=maxima[i]) for i in range(3)]
+    w, scales = (mx.stack([one[k] for one in packed]) for k in (0, 1))
+    values = mx.stack([
+        mx.dequantize(*packed[i], mode="nvfp4", global_scale=maxima[i], dtype=mx.float32)
+        for i in range(3)
+    ])  # fmt: skip
+    x, rhs = make.normal((4, 2, 64), 1), mx.array([2, 0, 1, 2])
+
+    def call(x: mx.array, rhs: mx.array | None, lhs: mx.array | None = None) -> mx.array:
+        return fm.gather_qmm(x, w, scales, None, lhs, rhs, mode="nvfp4", global_scale=maxima)
+
+    expected = x @ mx.swapaxes(values[rhs], -1, -2)
+    close(call(x, rhs), expected)
+    shapeless = Traced(call)
+    for count in (4, 1, 3):
+        close(shapeless(x[:count], rhs[:count]), expected[:count])
+    close(mx.vmap(call)(mx.stack([x, x]), mx.stack([rhs, rhs]))[1], expected)
+    close(call(x[:3], None), x[:3] @ mx.swapaxes(values, -1, -2))
+    close(call(x, None, rhs[:3]), x[rhs[:3]] @ mx.swapaxes(values, -1, -2))
+    with pytest.raises(ValueError, match=r"mode 'mxfp4' does not have"):
+        fm.gather_qmm(
+            x, w, scales, mode="mxfp4", group_size=16, rhs_indices=rhs, global_scale=maxima
+        )
+    with pytest.raises(
+        ValueError, match=r"shape \(2,\), expected one for each matrix of w: \(3,\)"
+    ):
+        fm.gather_qmm(x, w, scales, mode="nvfp4", rhs_indices=rhs, global_scale=maxima[:2])
+
+
+def test_scales_and_biases() -> None:
+    """MLX's gradients; in a shapeless trace, where they would keep sizes, an error."""
+    w, scales, biases = mx.quantize(make.normal((3, 32, 64), 0))
+    x, rhs = make.normal((4, 2, 64), 1), mx.array([2, 0, 1, 2])
+
+    def loss(of: Any) -> Callable[..., Any]:
+        def function(x: mx.array, scales: mx.array, biases: mx.array) -> mx.array:
+            return of.gather_qmm(x, w, scales, biases, rhs_indices=rhs).square().sum()  # type: ignore[no-any-return]
+
+        return mx.grad(function, argnums=(0, 1, 2))
+
+    stock = loss(mx)(x, scales, biases)
+    for found in (loss(fm)(x, scales, biases), mx.compile(loss(fm))(x, scales, biases)):
+        for a, b in zip(found, stock, strict=True):
+            close(a, b)
+    with pytest.raises(ValueError, match=r"scales and biases inside mx.compile\(shapeless=True\)"):
+        mx.compile(loss(fm), shapeless=True)(x, scales, biases)
+
+    def plain(scales: mx.array) -> mx.array:
+        return fm.quantized_matmul(x, w[0], scales, biases[0]).square().sum()
+
+    def expected(scales: mx.array) -> mx.array:
+        return mx.quantized_matmul(x, w[0], scales, biases[0]).square().sum()
+
+    close(mx.grad(plain)(scales[0]), mx.grad(expected)(scales[0]))
+
+
+def test_empty_arrays() -> None:
+    """Of no rows, where MLX ends the process, and of no products."""
+    w = mx.quantize(make.normal((3, 32, 64), 0))
+
+    def call(x: mx.array, rhs: mx.array) -> mx.array:
+        return fm.gather_qmm(x, *w, rhs_indices=rhs)
+
+    gradient = mx.grad(squares(call))
+    forward, backward = Traced(call), Traced(gradient)
+    for count, rows in ((2, 1), (0, 1), (2, 0), (3, 2)):
+        x, rhs = make.normal((count, rows, 64), 1), mx.zeros(count, mx.uint32)
+        for function in (call, forward):
+            assert function(x, rhs).shape == (count, rows, 32)
+        for function in (gradient, backward):
+            close(function(x, rhs), gradient(x, rhs))
+    assert mx.vmap(call)(mx.zeros((0, 2, 1, 64)), mx.zeros((0, 2), mx.uint32)).shape == (
+        0,
+        2,
+        1,
+        32,
+    )
+    with pytest.raises(ValueError, match="Call the compiled function first with arrays that have"):
+        mx.compile(gradient, shapeless=True)(mx.zeros((0, 1, 64)), mx.zeros(0, mx.uint32))
+
+
+def test_errors() -> None:
+    w, scales, biases = mx.quantize(make.normal((3, 32, 64), 0))
+    x, rhs = make.normal((4, 2, 64), 1), mx.array([2, 0, 1, 2])
+    with pytest.raises(ValueError, match="incompatible based on bits and group_size"):
+        fm.gather_qmm(x, w, scales, biases, rhs_indices=rhs, bits=8)
+    with pytest.raises(ValueError, match="Indices must be integral"):
+        fm.gather_qmm(x, w, scales, biases, rhs_indices=x)
+    with pytest.raises(ValueError, match="no gradient with respect to packed weights, indices"):
+        mx.grad(lambda w: fm.gather_qmm(x, w, scales, biases, rhs_indices=rhs).sum())(w)
+    with pytest.raises(ValueError, match="no forward-mode derivative"):
+        mx.jvp(lambda s: fm.gather_qmm(x, w, s, biases, rhs_indices=rhs), [scales], [scales])
+    with pytest.raises(ValueError, match="no gradient with respect to indices"):
+        mx.grad(lambda i: fm.gather_mm(x, x.swapaxes(1, 2), i, rhs).sum())(rhs)
+
+
+def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """MLX's own functions, outside of transformations; inside, where they are wrong, an error."""
+    monkeypatch.setattr(mlx_node, "library", lambda: None)
+    w = mx.quantize(make.normal((3, 32, 64), 0))
+    x, rhs = make.normal((4, 2, 64), 1), mx.array([2, 0, 1, 2])
+
+    def call(x: mx.array, rhs: mx.array) -> mx.array:
+        return fm.gather_qmm(x, *w, rhs_indices=rhs)
+
+    assert mx.array_equal(call(x, rhs), mx.gather_qmm(x, *w, rhs_indices=rhs))
+    assert mx.array_equal(
+        fm.quantized_matmul(x, *[one[0] for one in w]),
+        mx.quantized_matmul(x, *[one[0] for one in w]),
+    )
+    assert mx.grad(lambda x: call(x, rhs).sum())(x).shape == x.shape
+    with pytest.raises(KernelError, match=r"inside mx\.compile"):
+        mx.compile(call, shapeless=True)(x, rhs)
+
+
+def test_an_old_mlx(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mlx_sizes, "COUNTS", False)
+    a, b, index = make.normal((3, 2, 4), 0), make.normal((3, 4, 5), 1), mx.array([1, 0, 2])
+    both = Traced(lambda a, b, index: fm.gather_mm(a, b, index, index))
+    close(both(a, b, index), (a @ b)[index])
+    with pytest.raises(KernelError, match=r"need MLX 0\.32\.3 or newer; this is"):
+        mx.compile(lambda a, b, index: fm.gather_mm(a, b, index), shapeless=True)(a, b, index)
+
+
+def test_streams_and_threads() -> None:
+    product = Product("affine", omitted="lhs")
+    arrays = [make.normal((3, 1, 64), 1), *product.matrices((4,), 64, 32, 2), mx.array([1, 3, 0])]
+    expected = product.expected(*arrays)
+    mx.eval(expected, *arrays)
+    stream = mx.new_stream(mx.cpu)
+    close(product.call(*arrays, stream=stream), expected)
+    close(product.call(*arrays, stream=mx.cpu), expected)
+    shapeless = mx.compile(lambda *arrays: product.call(*arrays, stream=mx.cpu), shapeless=True)
+    close(shapeless(*arrays), expected)
+
+    def work(_: int) -> list[float]:
+        gradient = mx.vmap(pulled(product.call), (0, None, *[None] * 4))
+        made = mx.compile(gradient, shapeless=True)(mx.stack([expected] * 2), *arrays)
+        return made.sum().tolist()  # type: ignore[no-any-return]
+
+    with ThreadPoolExecutor(4) as pool:
+        assert len(set(pool.map(work, range(8)))) == 1
+
+
+def test_nothing_is_kept() -> None:
+    """Nodes go when their arrays do."""
+    product = Product("affine", omitted="lhs")
+    arrays = [
+        make.normal((64, 8, 64), 1),
+        *product.matrices((4,), 64, 64, 2),
+        mx.zeros(64, mx.int32),
+    ]
+    gradient = mx.grad(squares(product.call))
+    mx.eval(gradient(*arrays))
+    before = mx.get_active_memory()
+    for _ in range(20):
+        mx.eval(gradient(*arrays))
+    assert mx.get_active_memory() <= before
+
+
+def test_import_is_lazy() -> None:
+    script = (
+        "import sys, ferrule; assert 'mlx' not in sys.modules;"
+        "assert callable(ferrule.mlx.gather_qmm); assert 'mlx.core' in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
