@@ -94,6 +94,7 @@ MAY_IMPORT = {
     "arguments": f"{NOUNS} hosts numpy",
     "call": f"{NOUNS} arguments fastcall source.metal hosts devices",
     "cuda_call": f"{NOUNS} hosts call devices",
+    "mlx_install": "errors kernel call cuda_call mlx numpy",
     # An op: what it declares, what carries it out, and its derivatives.
     "identity": "errors dtypes numpy",
     "implementation": f"{NOUNS} identity expression rule source.names devices",
@@ -135,8 +136,8 @@ MAY_IMPORT = {
     # What other code calls.
     "compat": "",
     "compat.runners": "errors hosts torch",
-    "ferrule": "errors adopting dtypes call cuda_call cuda_parts binding op_checks op_declaration "
-    "toolchain hosts.torch_export hosts.torch_package",
+    "ferrule": "errors adopting dtypes call cuda_call cuda_parts binding mlx_install op_checks "
+    "op_declaration toolchain hosts.torch_export hosts.torch_package",
     # The benchmarks use what users have, and what they are measured against.
     "bench": "",
     "bench.by_ops": "torch",
@@ -161,6 +162,7 @@ MAY_IMPORT = {
     "cli.grid_sample": "ferrule numpy",
     "cli.inspect": "ferrule cli nvdisasm op_text click",
     "cli.inspect_op": "ferrule cli cuda_steps dtypes identity implementation op_text rule click",
+    "cli.run": "cli _env _ferrule_mlx click",
     "cli.target": "ferrule cli dtypes click",
     "__main__": "cli",
 }

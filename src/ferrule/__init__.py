@@ -60,6 +60,8 @@ if TYPE_CHECKING:
     from .hosts.torch_export import save as save
     from .hosts.torch_package import load_package as load_package
     from .hosts.torch_package import package as package
+    from .mlx_install import install_mlx as install_mlx
+    from .mlx_install import uninstall_mlx as uninstall_mlx
     from .op_checks import check_grad as check_grad
     from .op_checks import compare as compare
     from .op_declaration import Op as Op
@@ -76,6 +78,7 @@ _LAZY = {
     **dict.fromkeys(("get_threads", "set_threads"), "binding"),
     **dict.fromkeys(("export_for", "load", "save"), "hosts.torch_export"),
     **dict.fromkeys(("load_package", "package"), "hosts.torch_package"),
+    **dict.fromkeys(("install_mlx", "uninstall_mlx"), "mlx_install"),
     "adopt": "adopting", "set_compiler": "toolchain",
 }  # fmt: skip
 
@@ -117,6 +120,7 @@ __all__ = [
     "float32",
     "float64",
     "get_threads",
+    "install_mlx",
     "int8",
     "int16",
     "int32",

@@ -479,9 +479,11 @@ def _stream(kernel: Kernel, given: object) -> Any:
     except KernelTypeError as error:
         raise arguments.renamed(error, arguments.label_of(kernel, "stream")) from error
     where: Any = given
-    device = where.device if isinstance(given, mx.Stream) else where
-    if not isinstance(device, mx.Device):
-        device = mx.Device(device)
-    if device.type == mx.gpu and not mx.is_available(mx.gpu):
+    if isinstance(where, mx.Stream):
+        return where
+    if not isinstance(where, (mx.Device, mx.DeviceType)):  # a stream for each thread
+        with mx.stream(where):
+            return mx.default_stream(where.device)
+    if where == mx.gpu and not mx.is_available(mx.gpu):
         return mx.default_stream(mx.cpu)
-    return given if isinstance(given, mx.Stream) else mx.default_stream(device)
+    return mx.default_stream(where)
