@@ -164,9 +164,12 @@ def _has_torch() -> bool:
     return find_spec("torch") is not None
 
 
-def nodes(values: Iterable[Any]) -> ModuleType | None:
-    """The module `hosts.mlx_node` where all arrays among these values are MLX's, else None."""
-    found = False
+def nodes(values: Iterable[Any], dtype: object = None) -> ModuleType | None:
+    """The module `hosts.mlx_node` where all arrays among these values are MLX's, else None.
+
+    Where there is no array, an output's ``dtype`` decides, if given.
+    """
+    found = type(dtype).__module__ == "mlx.core"
     for value in values:
         host = known.get(type(value)) or find(type(value))
         if host is not None:

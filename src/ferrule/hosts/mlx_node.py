@@ -66,6 +66,7 @@ _pointer, _int64 = ctypes.c_void_p, ctypes.c_int64
 class _Setup(ctypes.Structure):
     _fields_ = (
         ("prototype", ctypes.py_object), ("ellipsis", ctypes.py_object),
+        ("dtype", ctypes.py_object), ("stream", ctypes.py_object),
         ("dtypes", ctypes.c_int32), ("mlx_dtype", ctypes.POINTER(ctypes.c_int32)),
         ("item_bytes", ctypes.POINTER(ctypes.c_uint8)), ("resolve", RESOLVE),
         ("threads_now", _pointer), ("few", ctypes.c_int32),
@@ -87,7 +88,7 @@ def library() -> ctypes.PyDLL | None:
         return None
     numbers = [_NUMBERS.get(kind.name, -1) for kind in dtypes.ALL]
     setup = _Setup(
-        mx.array(0.0), ..., len(numbers), (ctypes.c_int32 * len(numbers))(*numbers),
+        mx.array(0.0), ..., mx.float32, mx.default_stream(mx.cpu), len(numbers), (ctypes.c_int32 * len(numbers))(*numbers),
         (ctypes.c_uint8 * len(numbers))(*[kind.itemsize for kind in dtypes.ALL]),
         op_entries.resolver(_resolve), ctypes.cast(binding.runtime().fr_threads, _pointer), FEW,
     )  # fmt: skip
@@ -149,6 +150,12 @@ def _loaded(payload: bytes) -> ctypes.PyDLL:
         ctypes.POINTER(_int64), ctypes.c_char_p,
     )  # fmt: skip
     found.fr_mlx_fixed.restype = _pointer
+    found.fr_mlx_calls.argtypes = (ctypes.c_int,)
+    found.fr_mlx_calls.restype = _pointer
+    found.fr_mlx_again.argtypes = (_pointer,)
+    found.fr_mlx_again.restype = ctypes.py_object
+    found.fr_mlx_remember.argtypes = (_pointer, ctypes.py_object, _pointer)
+    found.fr_mlx_remember.restype = None
     found.fr_mlx_forget.argtypes = (_pointer,)
     found.fr_mlx_forget.restype = None
     found.fr_mlx_callable.argtypes = (_pointer,)
@@ -344,6 +351,7 @@ class BoundKernel(Bound):
         self.number = len(_bound)
         _bound.append(self)
         op_entries.kept.append(self)
+        self.calls = _loaded_library().fr_mlx_calls(len(kernel.input_names))
         self.answer = _answer(self._said)
         op_entries.kept.append(self.answer)
 
@@ -428,10 +436,12 @@ def call_kernel(
     kernel: Kernel, wants: Sequence[bool], inputs: Sequence[Any], shapes: Sequence[Shape],
     outs: Sequence[Dtype], grid: tuple[int, int, int], group: tuple[int, int, int],
     items: tuple[tuple[str, int | bool | Dtype], ...], number: float | None, stream: object,
+    asked: tuple[object, ...],
 ) -> list[mx.array] | None:  # fmt: skip
     """The outputs of a `metal_kernel` call, as nodes; None where nodes cannot be had.
 
-    Takes what was checked, but for the inputs: arrays and scalars.
+    Takes what was checked, but for the inputs: arrays and scalars; and ``asked``, all but the inputs
+    and the stream, as it was given: `again` then does the same without Python.
 
     Raises:
         KernelError, KernelTypeError, CompileError, DialectError, ToolchainError, DeviceError: as
@@ -455,7 +465,18 @@ def call_kernel(
     result = found.fr_mlx_run(plan, arrays, _stream(kernel, stream))
     if result is NotImplemented:
         raise why() or KernelError(f"[metal_kernel] kernel {kernel.name!r} cannot be called.")
-    return list(result)
+    found.fr_mlx_remember(bound.calls, asked, plan)
+    outputs: list[mx.array] = result
+    return outputs
+
+
+def again(kernel: Kernel) -> Any:
+    """A function in C that makes calls like earlier ones of a kernel that was called.
+
+    It takes the inputs, an MLX stream or None, and what `call_kernel` was ``asked``; it gives
+    NotImplemented for what Python must look at.
+    """
+    return _loaded_library().fr_mlx_again(_kernels[kernel].calls)
 
 
 def _array(kernel: Kernel, wants: Sequence[bool], index: int, value: Any) -> mx.array:

@@ -19,6 +19,7 @@
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "mlx/allocator.h"
@@ -65,13 +66,18 @@ WEAK object* PyTuple_New(ssize_t);
 WEAK int PyTuple_SetItem(object*, ssize_t, object*);
 WEAK object* PyTuple_GetItem(object*, ssize_t);
 WEAK ssize_t PyTuple_Size(object*);
+WEAK object* PyList_New(ssize_t);
+WEAK int PyList_SetItem(object*, ssize_t, object*);
+WEAK object* PyList_GetItem(object*, ssize_t);
+WEAK ssize_t PyList_Size(object*);
+WEAK const char* PyUnicode_AsUTF8AndSize(object*, ssize_t*);
 WEAK object* PyUnicode_FromString(const char*);
 WEAK object* PyErr_Occurred(void);
 WEAK void PyErr_Clear(void);
 WEAK void PyErr_SetString(object*, const char*);
 extern WEAK object* PyExc_RuntimeError;
 extern WEAK object* PyExc_ValueError;
-extern WEAK char PyFloat_Type, PyLong_Type, PyBool_Type;
+extern WEAK char PyFloat_Type, PyLong_Type, PyBool_Type, PyTuple_Type, PyList_Type, PyUnicode_Type;
 extern WEAK char _Py_NoneStruct, _Py_NotImplementedStruct;
 }
 
@@ -95,7 +101,7 @@ static void* inside(object* o) {
 }
 
 static object *prototype, *ellipsis; /* prototype[...] is a new mx.array */
-static void* array_type;
+static void *array_type, *dtype_type, *stream_type;
 
 static object* wrapped(mx::array value) {
   object* o = PyObject_GetItem(prototype, ellipsis);
@@ -697,8 +703,8 @@ bool read_arguments(const Plan& plan, object* const* args, ssize_t n, Given& giv
   return !arrays.empty();
 }
 
-object* returned(std::vector<mx::array>&& outputs, bool list) {
-  if (outputs.size() == 1 && !list) return wrapped(std::move(outputs[0]));
+object* returned(std::vector<mx::array>&& outputs) {
+  if (outputs.size() == 1) return wrapped(std::move(outputs[0]));
   object* tuple = PyTuple_New(static_cast<ssize_t>(outputs.size()));
   for (size_t i = 0; i < outputs.size(); i++) PyTuple_SetItem(tuple, i, wrapped(std::move(outputs[i])));
   return tuple;
@@ -711,11 +717,132 @@ object* call_op(object* self, object* const* args, ssize_t n) {
     Given given;
     std::vector<mx::array> arrays;
     if (read_arguments(*plan, args, n, given, arrays))
-      return returned(Node::make(plan, std::move(given), std::move(arrays), stream_now()), false);
+      return returned(Node::make(plan, std::move(given), std::move(arrays), stream_now()));
   } catch (const std::exception& e) {
     raised_text = e.what();
   }
   return held(not_implemented);
+}
+
+/* What a kernel's calls at level 0 came to, by all that was given but the inputs. */
+struct Calls {
+  ssize_t inputs;
+  std::unordered_map<std::string, Handle> plans;
+};
+constexpr size_t most_calls = 4096;
+
+ssize_t length_of(object* o) {
+  void* type = type_of(o);
+  return type == &PyTuple_Type ? PyTuple_Size(o) : type == &PyList_Type ? PyList_Size(o) : -1;
+}
+
+object* item_of(object* o, ssize_t i) {
+  return type_of(o) == &PyTuple_Type ? PyTuple_GetItem(o, i) : PyList_GetItem(o, i);
+}
+
+/* Adds what tells a value from others, its type included, since True == 1 == 1.0 in Python. False for
+ * what Python must look at. */
+bool add_to_key(std::string& key, object* o) {
+  void* type = type_of(o);
+  auto put = [&key](char kind, const void* bytes, size_t n) {
+    key += kind;
+    key.append(static_cast<const char*>(bytes), n);
+  };
+  if (type == &PyLong_Type) {
+    long long value = PyLong_AsLongLong(o);
+    if (value == -1 && PyErr_Occurred()) {
+      PyErr_Clear();
+      return false;
+    }
+    put('i', &value, sizeof value);
+  } else if (type == &PyTuple_Type || type == &PyList_Type) {
+    ssize_t n = length_of(o);
+    put('(', &n, sizeof n);
+    for (ssize_t i = 0; i < n; i++)
+      if (!add_to_key(key, item_of(o, i))) return false;
+  } else if (type == dtype_type) {
+    auto value = static_cast<mx::Dtype*>(inside(o))->val();
+    put('d', &value, sizeof value);
+  } else if (type == &PyUnicode_Type) {
+    ssize_t n;
+    const char* text = PyUnicode_AsUTF8AndSize(o, &n);
+    if (!text) {
+      PyErr_Clear();
+      return false;
+    }
+    put('s', &n, sizeof n);
+    key.append(text, static_cast<size_t>(n));
+  } else if (type == &PyBool_Type) {
+    char value = PyLong_AsLongLong(o) != 0;
+    put('b', &value, 1);
+  } else if (type == &PyFloat_Type) {
+    double value = PyFloat_AsDouble(o);
+    put('f', &value, sizeof value);
+  } else if (o == none) {
+    key += 'n';
+  } else {
+    return false;
+  }
+  return true;
+}
+
+/* An input as MLX takes it; false for what Python must look at. */
+bool add_input(std::vector<mx::array>& arrays, object* o) {
+  void* type = type_of(o);
+  if (type == array_type) {
+    const mx::array& a = array_in(o);
+    if (place_of[static_cast<int>(a.dtype().val())] < 0 || a.dtype() == mx::float64) return false;
+    arrays.push_back(a);
+  } else if (type == &PyLong_Type) {
+    long long value = PyLong_AsLongLong(o);
+    if (value == -1 && PyErr_Occurred()) {
+      PyErr_Clear();
+      return false;
+    }
+    if (value >= INT32_MIN && value <= INT32_MAX) {
+      arrays.push_back(mx::array(static_cast<int32_t>(value)));
+    } else {
+      arrays.push_back(mx::array(static_cast<int64_t>(value)));
+    }
+  } else if (type == &PyFloat_Type) {
+    arrays.push_back(mx::array(static_cast<float>(PyFloat_AsDouble(o))));
+  } else if (type == &PyBool_Type) {
+    arrays.push_back(mx::array(PyLong_AsLongLong(o) != 0));
+  } else {
+    return false;
+  }
+  return true;
+}
+
+object* listed(std::vector<mx::array>&& outputs) {
+  object* list = PyList_New(static_cast<ssize_t>(outputs.size()));
+  for (size_t i = 0; i < outputs.size(); i++)
+    PyList_SetItem(list, static_cast<ssize_t>(i), wrapped(std::move(outputs[i])));
+  return list;
+}
+
+/* A call of a kernel: inputs, stream or None, and six arguments that make the key. NotImplemented for what
+ * is not remembered, and where something is wrong. */
+object* call_kernel(object* self, object* const* args, ssize_t n) {
+  auto& calls = *static_cast<Calls*>(PyLong_AsVoidPtr(self));
+  thread_local std::string key;
+  try {
+    key.clear();
+    for (ssize_t i = 2; i < n; i++)
+      if (!add_to_key(key, args[i])) return held(not_implemented);
+    auto found = calls.plans.find(key);
+    if (found == calls.plans.end() || length_of(args[0]) != calls.inputs) return held(not_implemented);
+    if (args[1] != none && type_of(args[1]) != stream_type) return held(not_implemented);
+    Handle plan = found->second;
+    std::vector<mx::array> arrays;
+    arrays.reserve(static_cast<size_t>(calls.inputs));
+    for (ssize_t i = 0; i < calls.inputs; i++)
+      if (!add_input(arrays, item_of(args[0], i))) return held(not_implemented);
+    mx::Stream on = args[1] == none ? stream_now() : *static_cast<mx::Stream*>(inside(args[1]));
+    return listed(Node::make(plan, Given{}, std::move(arrays), on));
+  } catch (const std::exception&) {
+    return held(not_implemented); /* Python meets it again, and has words for it */
+  }
 }
 
 struct Method {
@@ -730,7 +857,7 @@ struct Method {
 /* ------------------------------------------------------------------------------------ for Python */
 
 typedef struct {
-  object *prototype, *ellipsis;
+  object *prototype, *ellipsis, *dtype, *stream; /* any array, dtype and stream of MLX */
   int32_t dtypes; /* ferrule's */
   const int32_t* mlx_dtype; /* MLX's number of each, or -1 */
   const uint8_t* item_bytes;
@@ -743,6 +870,8 @@ API int fr_mlx_init(const fr_mlx_setup* s) {
   prototype = held(s->prototype);
   ellipsis = held(s->ellipsis);
   array_type = type_of(prototype);
+  dtype_type = type_of(s->dtype);
+  stream_type = type_of(s->stream);
   memset(place_of, -1, sizeof place_of);
   const mx::Dtype all[] = {mx::bool_, mx::uint8, mx::uint16, mx::uint32, mx::uint64, mx::int8, mx::int16,
                            mx::int32, mx::int64, mx::float16, mx::float32, mx::float64, mx::bfloat16, mx::complex64};
@@ -795,6 +924,28 @@ API void* fr_mlx_fixed(fr_op* op, int number, const char* name, object* python, 
   return new Handle(plan);
 }
 
+/* What a kernel's calls come to is kept in: nothing, at first. It lives as long as the process. */
+API void* fr_mlx_calls(int inputs) { return new Calls{inputs, {}}; }
+
+/* The function that makes a kernel's calls again. */
+API object* fr_mlx_again(void* calls) {
+  static Method method{"ferrule_kernel", reinterpret_cast<void*>(call_kernel), 0x0080 /* METH_FASTCALL */, nullptr};
+  object* self = PyLong_FromVoidPtr(calls);
+  object* made = PyCFunction_NewEx(&method, self, nullptr);
+  Py_DecRef(self);
+  return made;
+}
+
+/* Remembers the plan for a tuple of the six arguments that make the key. */
+API void fr_mlx_remember(void* calls, object* asked, void* plan) {
+  auto& plans = static_cast<Calls*>(calls)->plans;
+  std::string key;
+  for (ssize_t i = 0; i < PyTuple_Size(asked); i++)
+    if (!add_to_key(key, PyTuple_GetItem(asked, i))) return;
+  if (plans.size() >= most_calls) plans.clear();
+  plans[key] = *static_cast<Handle*>(plan);
+}
+
 API void fr_mlx_forget(void* plan) { delete static_cast<Handle*>(plan); }
 
 /* The function for a plan of an op. */
@@ -806,14 +957,14 @@ API object* fr_mlx_callable(void* plan) {
   return made;
 }
 
-/* The outputs, as a tuple, of a plan of level 0 for a tuple of arrays, on the stream that a Python
+/* The outputs, as a list, of a plan of level 0 for a tuple of arrays, on the stream that a Python
  * object holds, or the default one. NULL: Python raises `fr_mlx_why`. */
 API object* fr_mlx_run(void* plan, object* arrays, object* stream) {
   try {
     std::vector<mx::array> given;
     for (ssize_t i = 0; i < PyTuple_Size(arrays); i++) given.push_back(array_in(PyTuple_GetItem(arrays, i)));
     mx::Stream on = stream == none ? stream_now() : *static_cast<mx::Stream*>(inside(stream));
-    return returned(Node::make(*static_cast<Handle*>(plan), Given{}, std::move(given), on), true);
+    return listed(Node::make(*static_cast<Handle*>(plan), Given{}, std::move(given), on));
   } catch (const std::exception& e) {
     raised_text = e.what();
     return held(not_implemented);
