@@ -440,8 +440,8 @@ def call_kernel(
 ) -> list[mx.array] | None:  # fmt: skip
     """The outputs of a `metal_kernel` call, as nodes; None where nodes cannot be had.
 
-    Takes what was checked, but for the inputs: arrays and scalars; and ``asked``, all but the inputs
-    and the stream, as it was given: `again` then does the same without Python.
+    Takes what was checked, but for the inputs: arrays and scalars; and all but the inputs and the
+    stream, as it was ``asked``, so that `again` does the same without Python.
 
     Raises:
         KernelError, KernelTypeError, CompileError, DialectError, ToolchainError, DeviceError: as
