@@ -92,7 +92,9 @@ MAY_IMPORT = {
     "hosts.exchange": f"{NOUNS} hosts torch",
     # The call joins them.
     "arguments": f"{NOUNS} hosts numpy",
-    "call": f"{NOUNS} arguments fastcall source.metal hosts devices",
+    "call_sizes": f"{NOUNS} arguments expression rule",
+    "call": f"{NOUNS} arguments call_sizes dictionary_call fastcall source.metal hosts devices",
+    "dictionary_call": f"{NOUNS} call hosts devices",
     "cuda_call": f"{NOUNS} hosts call devices",
     "mlx_install": "errors kernel call cuda_call mlx numpy",
     # An op: what it declares, what carries it out, and its derivatives.
@@ -119,7 +121,8 @@ MAY_IMPORT = {
     "op_entries": f"{NOUNS} bytecode expression implementation op_call op_declaration op_launch "
     "hosts devices",
     "hosts.torch_calls": "errors dtypes binding driver op_declaration op_entries torch",
-    "hosts.mlx_node": f"{NOUNS} arguments batching binding cache derivatives loader op_declaration "
+    "hosts.mlx_node": f"{NOUNS} arguments batching binding bytecode cache call_sizes derivatives "
+    "loader op_declaration "
     "op_entries toolchain hosts devices numpy mlx",
     "hosts.torch_sharding": "errors op_declaration sharding torch",
     "hosts.torch_mps": "errors dtypes implementation op_launch rule spec source.metal "
@@ -136,8 +139,8 @@ MAY_IMPORT = {
     # What other code calls.
     "compat": "",
     "compat.runners": "errors hosts torch",
-    "ferrule": "errors adopting dtypes call cuda_call cuda_parts binding mlx_install op_checks "
-    "op_declaration toolchain hosts.torch_export hosts.torch_package",
+    "ferrule": "errors adopting dtypes call dictionary_call cuda_call cuda_parts binding "
+    "mlx_install op_checks op_declaration toolchain hosts.torch_export hosts.torch_package",
     # The benchmarks use what users have, and what they are measured against.
     "bench": "",
     "bench.by_ops": "torch",

@@ -1,4 +1,4 @@
-"""Models and losses of mlx-lm, unedited, with `install_mlx`: equal to the versions without kernels."""
+"""Models and losses of mlx-lm, unedited, with `install_mlx`: as their versions without kernels."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def generated(
     """Greedy tokens, and the logarithms of their probabilities."""
     found = list(lm("generate").generate_step(mx.array(PROMPT), model, max_tokens=count))
     tokens = [int(token) for token, _ in found]
-    return tokens, np.array([float(p[token]) for (token, p) in zip(tokens, [p for _, p in found])])
+    return tokens, np.array([float(likely[int(token)]) for token, likely in found])
 
 
 def same_tokens(

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-from .call import DictionaryKernel, MetalKernel, metal_kernel
+from .call import MetalKernel, metal_kernel
 from .cuda_call import CudaKernel, cuda_kernel
+from .dictionary_call import DictionaryKernel
 from .dtypes import (
     Dtype,
     bfloat16,

@@ -30,6 +30,7 @@ from .. import (
     op_entries,
     toolchain,
 )
+from ..bytecode import compile_rule
 from ..dtypes import Dtype
 from ..errors import (
     CompilerFailed,
@@ -45,6 +46,7 @@ from ..spec import Facts, Input, Launch, Shape, Spec, row_contiguous_strides
 from . import mlx
 
 if TYPE_CHECKING:
+    from ..call_sizes import Sizes
     from ..kernel import Kernel
     from ..op_declaration import Op
 
@@ -88,7 +90,8 @@ def library() -> ctypes.PyDLL | None:
         return None
     numbers = [_NUMBERS.get(kind.name, -1) for kind in dtypes.ALL]
     setup = _Setup(
-        mx.array(0.0), ..., mx.float32, mx.default_stream(mx.cpu), len(numbers), (ctypes.c_int32 * len(numbers))(*numbers),
+        mx.array(0.0), ..., mx.float32, mx.default_stream(mx.cpu), len(numbers),
+        (ctypes.c_int32 * len(numbers))(*numbers),
         (ctypes.c_uint8 * len(numbers))(*[kind.itemsize for kind in dtypes.ALL]),
         op_entries.resolver(_resolve), ctypes.cast(binding.runtime().fr_threads, _pointer), FEW,
     )  # fmt: skip
@@ -150,6 +153,11 @@ def _loaded(payload: bytes) -> ctypes.PyDLL:
         ctypes.POINTER(_int64), ctypes.c_char_p,
     )  # fmt: skip
     found.fr_mlx_fixed.restype = _pointer
+    found.fr_mlx_following.argtypes = (
+        _pointer, ctypes.c_int, ctypes.c_char_p, ctypes.py_object, ctypes.POINTER(ctypes.c_int32),
+        ctypes.c_char_p,
+    )  # fmt: skip
+    found.fr_mlx_following.restype = _pointer
     found.fr_mlx_calls.argtypes = (ctypes.c_int,)
     found.fr_mlx_calls.restype = _pointer
     found.fr_mlx_again.argtypes = (_pointer,)
@@ -380,10 +388,15 @@ class BoundKernel(Bound):
         launch = Launch(grid, group, shapes, None, ())
         spec = Spec(
             self.kernel, tuple(Input(f.dtype, len(f.shape)) for f in facts),
-            tuple(f.dtype for f in written), self.templates[request.template_value[0]],
+            tuple(f.dtype for f in written), self.template(request),
         )  # fmt: skip
         program = devices.get(device).program(spec)
         return self.keep(program.native(facts, written, launch))
+
+    def template(self, request: Request) -> tuple[tuple[str, int | bool | Dtype], ...]:
+        """The template of a request."""
+        index: int = request.template_value[0]
+        return self.templates[index]
 
     def _said(self, what: str, *given: Any) -> tuple[Any, ...]:
         name = self.kernel.name
@@ -428,6 +441,85 @@ class BoundKernel(Bound):
         return int(made)
 
 
+class BoundSizes(BoundKernel):
+    """A kernel whose sizes are expressions of its inputs' shapes, of certain ranks."""
+
+    def __init__(self, kernel: Kernel, sizes: Sizes) -> None:
+        super().__init__(kernel)
+        self.sizes = sizes
+        program = compile_rule(sizes.rule, sizes.launch)
+        if program is None:
+            raise KernelError(
+                f"[metal_kernel] kernel {kernel.name!r} has more inputs and dims than expressions "
+                "can name; give its sizes as numbers."
+            )
+        self.words = (_int64 * len(program.words))(*program.words)
+        s = self.structure
+        s.program = ctypes.cast(self.words, ctypes.POINTER(_int64))
+        body = s.body[0]
+        body.grid, body.first_template, body.templates = 0, 6, len(sizes.launch) - 6
+
+    def entry(self, request: Request) -> int:
+        """The address of an entry for a request; raises what is wrong with its sizes."""
+        shapes: list[Shape] = []
+        for i, one in enumerate(self.sizes.rule.inputs):
+            given = request.input[i]
+            if given.ndim != len(one.dims or ()):  # of other ranks, which have sizes of their own
+                raise KernelError(f"[metal_kernel] input {one.name!r} has another rank.")
+            shapes.append(tuple(given.sizes[d] for d in range(given.ndim)))
+        check_numbers(self.kernel, self.sizes, shapes)
+        if not request.output or not request.grid:
+            raise KernelError(
+                f"[metal_kernel] kernel {self.kernel.name!r}: sizes for inputs of the shapes "
+                f"{', '.join(map(str, shapes))} do not fit in 64 bits."
+            )
+        return super().entry(request)
+
+    def template(self, request: Request) -> tuple[tuple[str, int | bool | Dtype], ...]:
+        """The template of a request."""
+        values = iter(request.template_value[i] for i in range(len(self.sizes.launch) - 6))
+        items = [(n, next(values) if v is None else v) for n, v in self.sizes.template]
+        return tuple(
+            (str(name), arguments.template_value(self.kernel, name, value)) for name, value in items
+        )
+
+
+def check_numbers(kernel: Kernel, sizes: Sizes, shapes: Sequence[Shape]) -> None:
+    """Refuse sizes that a call with numbers would refuse.
+
+    Raises:
+        KernelError, KernelTypeError: one is out of range; says which.
+    """
+    grid, group, outputs, template = sizes.numbers(shapes)
+    threads = arguments.axes(kernel, "grid", grid, 0)
+    arguments.threadgroup_axes(kernel, group, threads)
+    for i, one in enumerate(sizes.rule.outputs):
+        arguments.output_shape(kernel, i, outputs[i], dtypes.BY_NAME[one.dtype])
+    for name, value in template:
+        arguments.template_value(kernel, name, value)
+    if 0 in threads:
+        arguments.check_empty(kernel, threads, outputs)
+
+
+_following: dict[object, tuple[BoundSizes, int]] = {}  # with their plans
+
+
+def _plan_of(kernel: Kernel, sizes: Sizes, fills: bytes | None) -> int:
+    """What a node of a kernel with these expressions is made from."""
+    template = tuple([(name, type(value), value) for name, value in sizes.template])
+    key = (kernel, str(sizes.rule), tuple(sizes.launch), template, fills)
+    found = _following.get(key)
+    if found is None:
+        bound = BoundSizes(kernel, sizes)
+        outs = [dtypes.ALL.index(dtypes.BY_NAME[one.dtype]) for one in sizes.rule.outputs]
+        plan = _loaded_library().fr_mlx_following(
+            ctypes.addressof(bound.structure), bound.number, f"kernel {kernel.name!r}".encode(),
+            bound.answer, (ctypes.c_int32 * len(outs))(*outs), fills,
+        )  # fmt: skip
+        found = _following[key] = bound, int(plan)
+    return found[1]
+
+
 _MOST_PLANS = 4096
 _kernels: dict[Kernel, BoundKernel] = {}
 
@@ -436,12 +528,13 @@ def call_kernel(
     kernel: Kernel, wants: Sequence[bool], inputs: Sequence[Any], shapes: Sequence[Shape],
     outs: Sequence[Dtype], grid: tuple[int, int, int], group: tuple[int, int, int],
     items: tuple[tuple[str, int | bool | Dtype], ...], number: float | None, stream: object,
-    asked: tuple[object, ...],
+    asked: tuple[object, ...], written: Sizes | None,
 ) -> list[mx.array] | None:  # fmt: skip
     """The outputs of a `metal_kernel` call, as nodes; None where nodes cannot be had.
 
     Takes what was checked, but for the inputs: arrays and scalars; and all but the inputs and the
-    stream, as it was ``asked``, so that `again` does the same without Python.
+    stream, as it was ``asked``, so that `again` does the same without Python. Where a size is
+    ``written`` as an expression, the node follows it.
 
     Raises:
         KernelError, KernelTypeError, CompileError, DialectError, ToolchainError, DeviceError: as
@@ -461,7 +554,10 @@ def call_kernel(
     bound = _kernels.get(kernel)
     if bound is None:
         bound = _kernels[kernel] = BoundKernel(kernel)
-    plan = bound.plan(shapes, outs, grid, group, items, fills)
+    if written is not None:
+        plan = _plan_of(kernel, written, fills)
+    else:
+        plan = bound.plan(shapes, outs, grid, group, items, fills)
     result = found.fr_mlx_run(plan, arrays, _stream(kernel, stream))
     if result is NotImplemented:
         raise why() or KernelError(f"[metal_kernel] kernel {kernel.name!r} cannot be called.")

@@ -244,8 +244,9 @@ void bind(Work& w, const Plan& plan, bool gpu) {
     refuse(w);
   }
   c->request.body = b;
+  c->request.output = w.found.outputs;
   w.body = &op->body[b];
-  if (fr_no_thread(c) && !w.body->zeroed && fr_unwritten(op, &w.found)) {
+  if (fr_no_thread(c) && !w.body->zeroed && plan.fills.empty() && fr_unwritten(op, &w.found)) {
     fr_shared.resolve(&c->request);
     refuse(w);
   }
@@ -491,7 +492,7 @@ class Node : public Base {
       encoder.set_output_array(out);
       /* A node must not keep its own outputs alive: what is not asked for would never go. */
       job->arrays.push_back(mx::array::unsafe_weak_copy(out));
-      if (plan->fixed && !plan->fills.empty())
+      if (!plan->fills.empty())
         job->fills.push_back({out.data<char>(), out.size(), plan->fills[i]});
       else if (w.body->zeroed)
         job->fills.push_back({out.data<char>(), out.nbytes(), std::string(1, '\0')});
@@ -901,6 +902,23 @@ API void* fr_mlx_plan(fr_op* op, int number, const char* name, object* python) {
   return new Handle(new Plan{op, number, name, held(python), false, {}, {}, {0}, {}, {}});
 }
 
+/* One element of each output, from the bytes of all of them, or none. */
+static void set_fills(Plan* plan, const int32_t* dtypes, const char* fills) {
+  for (int i = 0; fills && i < plan->op->outputs; i++) {
+    size_t bytes = fr_shared.item_bytes[dtypes[i]];
+    plan->fills.emplace_back(fills, bytes);
+    fills += bytes;
+  }
+}
+
+/* A plan for a kernel whose sizes are expressions, which `op` has; for its outputs' dtypes. */
+API void* fr_mlx_following(fr_op* op, int number, const char* name, object* python,
+                           const int32_t* dtypes, const char* fills) {
+  auto plan = new Plan{op, number, name, python, false, {}, {}, {0}, {}, {}};
+  set_fills(plan, dtypes, fills);
+  return new Handle(plan);
+}
+
 /* A plan for a kernel with sizes as numbers: per output a dtype, and a rank and sizes. `python` lives for
  * ever. */
 API void* fr_mlx_fixed(fr_op* op, int number, const char* name, object* python, const int32_t* dtypes,
@@ -913,12 +931,8 @@ API void* fr_mlx_fixed(fr_op* op, int number, const char* name, object* python, 
     for (int64_t d = 0; d < ndim; d++) shape.push_back(static_cast<mx::ShapeElem>(*shapes++));
     plan->shapes.push_back(shape);
     plan->dtypes.push_back(dtypes[i]);
-    if (fills) {
-      size_t bytes = fr_shared.item_bytes[dtypes[i]];
-      plan->fills.emplace_back(fills, bytes);
-      fills += bytes;
-    }
   }
+  set_fills(plan, dtypes, fills);
   memcpy(plan->grid, grid, sizeof plan->grid);
   plan->templates.assign(template_values, template_values + templates);
   return new Handle(plan);
