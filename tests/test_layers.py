@@ -96,7 +96,7 @@ MAY_IMPORT = {
     "call": f"{NOUNS} arguments call_sizes dictionary_call fastcall source.metal hosts devices",
     "dictionary_call": f"{NOUNS} call hosts devices",
     "cuda_call": f"{NOUNS} hosts call devices",
-    "mlx_install": "errors kernel call cuda_call mlx numpy",
+    "mlx_install": "errors kernel call cuda_call hosts mlx numpy",
     # An op: what it declares, what carries it out, and its derivatives.
     "identity": "errors dtypes numpy",
     "implementation": f"{NOUNS} identity expression rule source.names devices",

@@ -21,7 +21,8 @@ import numpy as np
 
 from . import cuda_call
 from .call import MetalKernel
-from .errors import FerruleWarning, warn
+from .errors import FerruleWarning, KernelError, warn
+from .hosts import mlx_node
 from .kernel import make_kernel
 
 _installed: dict[int, tuple[Any, Any]] = {}  # by what is replaced: that, and what stands for it
@@ -127,6 +128,45 @@ def _as_mlx(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return mx.array(value)
     return value
+
+
+class InstalledFunction(mx.custom_function):  # type: ignore[misc, unused-ignore]
+    """`mx.custom_function`, with words for what MLX refuses to do with one that calls kernels."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        before = mlx_node.traced()
+        result = super().__call__(*args, **kwargs)
+        if mlx_node.traced() == before:
+            return result
+        shapeless = mlx_node.is_shapeless()
+        if shapeless or _is_exported():
+            what = mlx_node.last_traced()
+            name = what.partition(" ")[2].strip("'")
+            raise KernelError(
+                f"[custom_function] {what} was called inside an mx.custom_function, which MLX can "
+                f"neither compile with shapeless=True nor export. Declare it and its derivative "
+                f"with ferrule.op, and call {name} without a custom_function:\n"
+                f"    {name} = ferrule.op({name!r}, ..., metal=...)\n"
+                f"    {name}.def_vjp(ferrule.op('{name}_vjp', ..., metal=...))"
+            )
+        return result
+
+
+_made_for_export: list[Any] = []  # MLX's own kernel
+
+
+def _is_exported() -> bool:
+    """Whether a function is traced for `mx.export_function`: then MLX's kernels can be called."""
+    if not _made_for_export:
+        return False
+    try:
+        _made_for_export[0](
+            inputs=[], grid=(1, 1, 1), threadgroup=(1, 1, 1), output_shapes=[(1,)],
+            output_dtypes=[mx.float32],
+        )  # fmt: skip
+    except RuntimeError:
+        return False
+    return True
 
 
 def _metal_kernel(
@@ -276,7 +316,11 @@ def _replacements() -> Iterable[tuple[Any, Any]]:
             pairs.append((old, make(old)))
 
     if not mx.metal.is_available():
+        _made_for_export[:] = [
+            mx.fast.metal_kernel(name="none", input_names=[], output_names=["y"], source=";")
+        ]
         replace(mx.fast, "metal_kernel", lambda old: _metal_kernel)
+        replace(mx, "custom_function", lambda old: InstalledFunction)
         replace(mx.metal, "is_available", _always)
     if not (hasattr(mx, "cuda") and mx.cuda.is_available()):
         replace(mx.fast, "cuda_kernel", lambda old: _cuda_kernel)

@@ -173,6 +173,8 @@ def _loaded(payload: bytes) -> ctypes.PyDLL:
     found.fr_mlx_raised.argtypes = (ctypes.c_char_p,)
     found.fr_mlx_raised.restype = None
     found.fr_mlx_why.restype = ctypes.c_char_p
+    found.fr_mlx_traced.restype = _int64
+    found.fr_mlx_last.restype = ctypes.c_char_p
     return found
 
 
@@ -564,6 +566,23 @@ def call_kernel(
     found.fr_mlx_remember(bound.calls, asked, plan)
     outputs: list[mx.array] = result
     return outputs
+
+
+def traced() -> int:
+    """How many nodes this thread has made inside functions that MLX traces."""
+    found = library()
+    return -1 if found is None else int(found.fr_mlx_traced())
+
+
+def last_traced() -> str:
+    """What the last of them was of: ``"kernel 'exp'"``."""
+    text: bytes = _loaded_library().fr_mlx_last()
+    return text.decode()
+
+
+def is_shapeless() -> bool:
+    """Whether this thread traces a function for ``mx.compile(shapeless=True)``."""
+    return bool(_loaded_library().fr_mlx_dynamic())
 
 
 def again(kernel: Kernel) -> Any:

@@ -132,7 +132,8 @@ struct Plan {
   int number;        /* by which Python knows the op */
   std::string name;  /* for messages */
   object* python;    /* what is asked of Python: see hosts/mlx_node.py; lives for ever */
-  bool fixed;        /* the rest is of level 0 */
+  bool level0;       /* a kernel's call */
+  bool fixed;        /* with numbers, which are the rest of this */
   std::vector<mx::Shape> shapes;
   std::vector<int32_t> dtypes;
   uint32_t grid[6];
@@ -429,6 +430,24 @@ struct On {
   }
 };
 
+/* What a kernel's call has not: raises when it is evaluated. MLX asks a node inside an mx.custom_function
+ * for what the function has a rule for, and then does not use it. */
+class Missing : public Base {
+ public:
+  std::string why;
+
+  Missing(mx::Stream stream, std::string why)
+      : Base(stream, std::string(), std::string(), {1, 1, 1}, {1, 1, 1}, {}, true, std::nullopt, {},
+             false, 0),
+        why(std::move(why)) {}
+  void eval_cpu(const std::vector<mx::array>&, std::vector<mx::array>&) override { throw std::invalid_argument(why); }
+  void eval_gpu(const std::vector<mx::array>&, std::vector<mx::array>&) override { throw std::invalid_argument(why); }
+};
+
+/* How many nodes a thread has made inside functions that MLX traces, and of what the last one was. */
+thread_local int64_t nodes_traced;
+thread_local std::string last_traced;
+
 class Node : public Base {
  public:
   std::shared_ptr<const Plan> plan;
@@ -448,10 +467,12 @@ class Node : public Base {
     bind(w, *plan, stream.device == mx::Device::gpu);
     find_entry(w);
     auto node = std::make_shared<Node>(stream, plan, std::move(given));
-    if (plan->fixed) {
-      bool traced = false;
-      for (const mx::array& a : arrays) traced = traced || a.is_tracer();
-      if (traced)
+    bool traced = false;
+    for (const mx::array& a : arrays) traced = traced || a.is_tracer();
+    if (traced) {
+      nodes_traced++;
+      last_traced = plan->name;
+      if (plan->fixed)
         for (const mx::array& a : arrays) node->traced.push_back(a.shape());
     }
     std::vector<mx::Dtype> dtypes;
@@ -545,6 +566,7 @@ class Node : public Base {
                              const std::vector<int>& argnums) override {
     Gil gil;
     On on(stream());
+    if (plan->level0) return missing("jvp", primals, {});
     object* given_tangents = PyTuple_New(plan->op->inputs);
     for (int i = 0; i < plan->op->inputs; i++) PyTuple_SetItem(given_tangents, i, held(none));
     std::vector<int> place = places();
@@ -562,6 +584,8 @@ class Node : public Base {
                                                            const std::vector<int>& axes) override {
     Gil gil;
     On on(stream());
+    if (plan->level0)
+      return {missing("vmap", inputs, axes), std::vector<int>(static_cast<size_t>(plan->op->outputs), 0)};
     object* where = PyTuple_New(plan->op->inputs);
     for (int i = 0; i < plan->op->inputs; i++) PyTuple_SetItem(where, i, held(none));
     std::vector<int> place = places();
@@ -579,6 +603,36 @@ class Node : public Base {
   }
 
  private:
+  /* Arrays like the outputs, batched as the inputs are along these axes, that raise what Python says. */
+  std::vector<mx::array> missing(const char* what, const std::vector<mx::array>& inputs,
+                                 const std::vector<int>& axes) {
+    std::string why;
+    try {
+      Py_DecRef(ask(what, {}));
+    } catch (const std::exception& error) {
+      why = error.what();
+    }
+    std::vector<mx::array> values; /* what one call sees, without elements */
+    int size = -1;
+    for (size_t i = 0; i < inputs.size(); i++) {
+      mx::Shape shape = inputs[i].shape();
+      if (i < axes.size() && axes[i] >= 0) {
+        size = shape[axes[i]];
+        shape.erase(shape.begin() + axes[i]);
+      }
+      values.emplace_back(shape, inputs[i].dtype(), nullptr, std::vector<mx::array>{});
+    }
+    Work w;
+    read(w, *plan, given, values, false);
+    bind(w, *plan, stream().device == mx::Device::gpu);
+    std::vector<mx::Shape> shapes = shapes_of(w);
+    if (size >= 0)
+      for (mx::Shape& shape : shapes) shape.insert(shape.begin(), size);
+    std::vector<mx::Dtype> dtypes;
+    for (int i = 0; i < plan->op->outputs; i++) dtypes.push_back(dtype_at[w.found.outputs[i].dtype]);
+    return mx::array::make_arrays(shapes, dtypes, std::make_shared<Missing>(stream(), why), inputs);
+  }
+
   void check_fixed(const std::vector<mx::array>& inputs) const {
     for (size_t i = 0; i < traced.size(); i++) {
       if (inputs[i].shape() == traced[i]) continue;
@@ -899,7 +953,7 @@ API void fr_mlx_look(object* o, int64_t* found) {
 
 /* A plan for an op, which lives as long as the process. */
 API void* fr_mlx_plan(fr_op* op, int number, const char* name, object* python) {
-  return new Handle(new Plan{op, number, name, held(python), false, {}, {}, {0}, {}, {}});
+  return new Handle(new Plan{op, number, name, held(python), false, false, {}, {}, {0}, {}, {}});
 }
 
 /* One element of each output, from the bytes of all of them, or none. */
@@ -914,7 +968,7 @@ static void set_fills(Plan* plan, const int32_t* dtypes, const char* fills) {
 /* A plan for a kernel whose sizes are expressions, which `op` has; for its outputs' dtypes. */
 API void* fr_mlx_following(fr_op* op, int number, const char* name, object* python,
                            const int32_t* dtypes, const char* fills) {
-  auto plan = new Plan{op, number, name, python, false, {}, {}, {0}, {}, {}};
+  auto plan = new Plan{op, number, name, python, true, false, {}, {}, {0}, {}, {}};
   set_fills(plan, dtypes, fills);
   return new Handle(plan);
 }
@@ -924,7 +978,7 @@ API void* fr_mlx_following(fr_op* op, int number, const char* name, object* pyth
 API void* fr_mlx_fixed(fr_op* op, int number, const char* name, object* python, const int32_t* dtypes,
                        const int64_t* shapes, const uint32_t* grid, int templates,
                        const int64_t* template_values, const char* fills) {
-  auto plan = new Plan{op, number, name, python, true, {}, {}, {0}, {}, {}};
+  auto plan = new Plan{op, number, name, python, true, true, {}, {}, {0}, {}, {}};
   for (int i = 0; i < op->outputs; i++) {
     mx::Shape shape;
     int64_t ndim = *shapes++;
@@ -983,6 +1037,16 @@ API object* fr_mlx_run(void* plan, object* arrays, object* stream) {
     raised_text = e.what();
     return held(not_implemented);
   }
+}
+
+API int64_t fr_mlx_traced(void) { return nodes_traced; }
+API const char* fr_mlx_last(void) { return last_traced.c_str(); }
+
+/* Whether this thread traces a function whose sizes may change: MLX keeps a broadcast of equal shapes
+ * then alone. */
+API int fr_mlx_dynamic(void) {
+  mx::array a(0.0f), b(0.0f);
+  return mx::broadcast_arrays({a, b})[0].id() != a.id();
 }
 
 API void fr_mlx_raised(const char* text) { raised_text = text; }
