@@ -118,10 +118,10 @@ def test_without_a_rule_the_error_comes_when_it_is_evaluated() -> None:
 def refused(function: Any, folder: Path) -> list[str]:
     """What MLX, or ferrule, says where a function is compiled shapeless and exported."""
     said = []
-    with pytest.raises(ValueError) as error:  # noqa: PT011
+    with pytest.raises(ValueError) as error:
         mx.compile(function, shapeless=True)(X)
     said.append(str(error.value))
-    with pytest.raises(ValueError) as error:  # noqa: PT011
+    with pytest.raises(ValueError) as error:
         mx.export_function(str(folder / "f.mlxfn"), function, X)
     said.append(str(error.value))
     return said
