@@ -72,7 +72,8 @@ def test_wheel(tmp_path: Path, compiler: str | None) -> None:
     assert {name.split("/")[0] for name in names} == {
         "ferrule", "ferrule-0.1.0.dist-info", "_ferrule_mlx.py", "ferrule-mlx.pth",
     }  # fmt: skip
-    check_start(site)
+    if sys.platform == "linux":
+        check_start(site)
     assert any(name.endswith("licenses/LICENSE") for name in names)
     if compiler is None:
         calls, runtime, torch_calls = sorted(built)  # _fastcall, _runtime, _torch_calls

@@ -119,15 +119,9 @@ class InstalledKernel(MetalKernel):
     """What `mx.fast.metal_kernel` gives: it makes MLX's arrays of NumPy's, as MLX's kernels do."""
 
     def __call__(self, *, inputs: Any, **call: Any) -> list[Any]:
-        if type(inputs) is list or type(inputs) is tuple:
-            inputs = [_as_mlx(one) for one in inputs]
+        if isinstance(inputs, (list, tuple)) and np.ndarray in map(type, inputs):
+            inputs = [mx.array(one) if type(one) is np.ndarray else one for one in inputs]
         return super().__call__(inputs=inputs, **call)
-
-
-def _as_mlx(value: Any) -> Any:
-    if isinstance(value, np.ndarray):
-        return mx.array(value)
-    return value
 
 
 class InstalledFunction(mx.custom_function):  # type: ignore[misc, unused-ignore]
