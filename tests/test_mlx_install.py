@@ -251,6 +251,21 @@ def test_run(tmp_path: Path, module: bool) -> None:
     ]  # fmt: skip
 
 
+def test_errors_and_warnings_of_a_program_are_its_own(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(
+        "import warnings, ferrule\nwarnings.warn('look')\nraise ferrule.KernelError('wrong')\n",
+        "utf-8",
+    )
+    command = [sys.executable, str(tmp_path / "program.py")]
+    plain = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    command[1:1] = ["-m", "ferrule", "run"]
+    ours = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert ours.returncode == plain.returncode == 1
+    assert ours.stderr.splitlines()[0] == plain.stderr.splitlines()[0]  # the warning
+    assert "Traceback" in ours.stderr
+    assert ours.stderr.splitlines()[-3:] == plain.stderr.splitlines()[-3:]
+
+
 def test_run_without_a_program() -> None:
     done = CliRunner().invoke(main, ["run"])
     assert done.exit_code == 2

@@ -8,6 +8,7 @@ a kernel was wrong, and a message says what.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import click
@@ -23,8 +24,27 @@ class Fault(click.ClickException):
     exit_code = 2
 
 
+class Program(BaseException):
+    """Ends a command with a program of the user's to run, whose errors and warnings are its own.
+
+    Attributes:
+        run: runs it.
+    """
+
+    def __init__(self, run: Callable[[], object]) -> None:
+        super().__init__()
+        self.run = run
+
+
 class _Commands(click.Group):
     """The commands, each loaded when asked for: drawing pictures takes a second to import."""
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return super().main(*args, **kwargs)
+        except Program as program:
+            run = program.run
+        return run()
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return ["bench", "build", "cache", "demo", "doctor", "inspect", "run"]

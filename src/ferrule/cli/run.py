@@ -11,6 +11,7 @@ import click
 import _ferrule_mlx
 
 from .. import _env
+from . import Program
 
 
 @click.command(
@@ -25,8 +26,16 @@ def command(module: bool, program: str, arguments: tuple[str, ...]) -> None:
     PROGRAM is a script or, after -m, a module; all that follows is given to it. Pythons that it
     starts install ferrule, too, where ferrule was installed by pip.
     """
-    _env.install_mlx_in_children()
-    _ferrule_mlx.when_imported()
+
+    def run() -> None:
+        _env.install_mlx_in_children()
+        _ferrule_mlx.when_imported()
+        _run(module, program, arguments)
+
+    raise Program(run)
+
+
+def _run(module: bool, program: str, arguments: tuple[str, ...]) -> None:
     sys.argv[:] = [program, *arguments]
     # The first place on the path was ferrule's own; Python puts the program's there.
     if module:
