@@ -1,10 +1,12 @@
-"""Builds the C libraries where there is a C compiler. All else is in pyproject.toml."""
+"""Builds the C libraries where there is a C compiler, and writes the line that Python reads when it
+starts. All else is in pyproject.toml."""
 
 import sysconfig
 from hashlib import sha256
 from pathlib import Path
 
 from setuptools import Extension, setup
+from setuptools.command.build_py import build_py
 
 FOLDER = Path("src", "ferrule", "runtime")
 CALL_FILES = [FOLDER / name for name in ("fastcall.c", "cuda_launch.h", "runtime.h")]
@@ -17,6 +19,26 @@ def digest(files: list[Path]) -> tuple[str, str]:
     """Built in: a library is used only while this is the digest of the sources beside it."""
     text = b"".join(file.read_bytes() for file in files)
     return "FR_DIGEST", f'"{sha256(text).hexdigest()}"'
+
+
+# FERRULE_MLX=1 puts ferrule into MLX once a program imports that. It is asked for here, because
+# importing a module to ask would cost every start of Python more than this line.
+AT_START = (
+    "import os; os.environ.get('FERRULE_MLX', '0') not in ('', '0') "
+    "and __import__('_ferrule_mlx').when_imported()\n"
+)
+
+
+class BuildPy(build_py):
+    """Adds ferrule-mlx.pth to site-packages."""
+
+    def run(self) -> None:
+        super().run()
+        folder = self.build_lib
+        if self.editable_mode:
+            folder = self.get_finalized_command("install").install_lib
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        Path(folder, "ferrule-mlx.pth").write_text(AT_START, encoding="utf-8")
 
 
 # The runtime knows nothing of Python, and the other library keeps to Python's stable interface, so
@@ -62,5 +84,6 @@ setup(
             else []
         ),
     ],
+    cmdclass={"build_py": BuildPy},
     options={"bdist_wheel": {"py_limited_api": "cp310"}} if ANY_VERSION else {},
 )

@@ -78,5 +78,5 @@ def install(monkeypatch: pytest.MonkeyPatch, body: Body | None = None) -> FakeDe
     where no nodes can be had."""
     fake = FakeDevice(body)
     monkeypatch.setattr(devices, "get", lambda name: fake)
-    monkeypatch.setattr(hosts, "nodes", lambda values: None)
+    monkeypatch.setattr(hosts, "nodes", lambda *_: None)
     return fake

@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, settings
 import ferrule
 from ferrule import Op
 from ferrule.hosts import mlx as mlx_host
-from ferrule.hosts import mlx_file, mlx_node
+from ferrule.hosts import mlx_build, mlx_file
 
 I = "uint i = thread_position_in_grid.x; "  # noqa: E741
 FOLDER = Path(tempfile.mkdtemp(prefix="ferrule-export-"))
@@ -61,7 +61,7 @@ def operations(f: Callable[..., Any], *args: Any, **kwargs: Any) -> list[dict[st
 
 def content(file: str) -> mlx_file.File:
     """What stands in a file."""
-    lines = mlx_node.loaded().fr_mlx_layout().decode().splitlines()
+    lines = mlx_build.loaded().fr_mlx_layout().decode().splitlines()
     with Path(file).open("rb") as opened:
         return mlx_file.read(file, opened, dict(one.split(" ") for one in lines), "")
 

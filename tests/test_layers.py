@@ -94,8 +94,11 @@ MAY_IMPORT = {
     "hosts.exchange": f"{NOUNS} hosts torch",
     # The call joins them.
     "arguments": f"{NOUNS} hosts numpy",
-    "call": f"{NOUNS} arguments fastcall source.metal hosts devices",
+    "call_sizes": f"{NOUNS} arguments expression rule",
+    "call": f"{NOUNS} arguments call_sizes dictionary_call fastcall source.metal hosts devices",
+    "dictionary_call": f"{NOUNS} call hosts devices",
     "cuda_call": f"{NOUNS} hosts call devices",
+    "mlx_install": "errors kernel call cuda_call hosts mlx numpy",
     # An op: what it declares, what carries it out, and its derivatives.
     "identity": "errors dtypes numpy",
     "implementation": f"{NOUNS} identity expression rule source.names devices",
@@ -121,8 +124,9 @@ MAY_IMPORT = {
     "op_launch hosts devices",
     "hosts.torch_calls": "errors dtypes binding driver fastcall op_call op_declaration op_entries "
     "torch",
-    "hosts.mlx_node": f"{NOUNS} arguments batching binding cache derivatives fastcall loader "
-    "op_call op_declaration op_entries cuda_steps toolchain hosts devices numpy mlx",
+    "hosts.mlx_build": "errors dtypes binding cache fastcall loader op_entries toolchain mlx",
+    "hosts.mlx_node": f"{NOUNS} arguments batching bytecode call_sizes derivatives op_call "
+    "op_declaration op_entries cuda_steps hosts devices numpy mlx",
     "hosts.mlx_gpu": f"{NOUNS} arguments cache cuda_steps driver implementation op_call "
     "op_declaration op_launch op_unit hosts numpy mlx",
     "hosts.mlx_export": f"{NOUNS} arguments implementation op_call op_declaration op_file "
@@ -130,8 +134,8 @@ MAY_IMPORT = {
     "hosts.mlx_file": "errors",
     "hosts.mlx_import": f"{NOUNS} call cuda_call implementation op_declaration op_file "
     "source.metal_read source.mlx_cuda hosts numpy mlx",
-    "hosts.mlx_sizes": "errors hosts.mlx_node mlx",
-    "hosts.mlx_matmul": "errors hosts.mlx hosts.mlx_node hosts.mlx_sizes mlx",
+    "hosts.mlx_sizes": "errors hosts.mlx_build hosts.mlx_node mlx",
+    "hosts.mlx_matmul": "errors hosts.mlx hosts.mlx_build hosts.mlx_node hosts.mlx_sizes mlx",
     "mlx": "hosts.mlx_matmul",
     "hosts.torch_sharding": "errors op_declaration sharding torch",
     "hosts.torch_mps": "errors dtypes implementation op_launch rule spec source.metal "
@@ -148,8 +152,9 @@ MAY_IMPORT = {
     # What other code calls.
     "compat": "",
     "compat.runners": "errors hosts torch",
-    "ferrule": "errors adopting dtypes call cuda_call cuda_parts binding op_checks op_declaration "
-    "toolchain mlx hosts.mlx_import hosts.torch_export hosts.torch_package",
+    "ferrule": "errors adopting dtypes call dictionary_call cuda_call cuda_parts binding "
+    "mlx_install op_checks op_declaration toolchain mlx hosts.mlx_import hosts.torch_export "
+    "hosts.torch_package",
     # The benchmarks use what users have, and what they are measured against.
     "bench": "",
     "bench.by_ops": "torch",
@@ -174,6 +179,7 @@ MAY_IMPORT = {
     "cli.grid_sample": "ferrule numpy",
     "cli.inspect": "ferrule cli nvdisasm op_text click",
     "cli.inspect_op": "ferrule cli cuda_steps dtypes identity implementation op_text rule click",
+    "cli.run": "cli _env _ferrule_mlx click",
     "cli.target": "ferrule cli dtypes click",
     "__main__": "cli",
 }

@@ -69,7 +69,11 @@ def test_wheel(tmp_path: Path, compiler: str | None) -> None:
         for pattern in ("*.py", "*.h", "*.metal", "*.c", "*.cpp", "*.pyi", "py.typed")
         for path in PACKAGE.rglob(pattern)
     }
-    assert {name.split("/")[0] for name in names} == {"ferrule", "ferrule-0.1.0.dist-info"}
+    assert {name.split("/")[0] for name in names} == {
+        "ferrule", "ferrule-0.1.0.dist-info", "_ferrule_mlx.py", "ferrule-mlx.pth",
+    }  # fmt: skip
+    if sys.platform == "linux":
+        check_start(site)
     assert any(name.endswith("licenses/LICENSE") for name in names)
     if compiler is None:
         calls, runtime, torch_calls = sorted(built)  # _fastcall, _runtime, _torch_calls
@@ -96,6 +100,24 @@ def test_wheel(tmp_path: Path, compiler: str | None) -> None:
         check=True, env=environment, capture_output=True, text=True, timeout=100,
     )  # fmt: skip
     assert done.stdout.split() == [str(site / "ferrule" / "__init__.py"), ready, found, operators]
+
+
+def check_start(site: Path) -> None:
+    """Installed, ferrule is in MLX where FERRULE_MLX says so, and costs nothing where not."""
+    code = (
+        "import site, sys; site.addsitedir(sys.argv[1])  # which reads ferrule-mlx.pth\n"
+        "before = [name for name in sys.modules if 'ferrule' in name or name == 'numpy']\n"
+        "import mlx.core as mx\n"
+        "print(before, mx.metal.is_available(), 'ferrule' in sys.modules, mx.__spec__.loader)"
+    )
+    for value, expected in (("", "[] False False"), ("0", "[] False False"),
+                            ("1", "['_ferrule_mlx'] True True")):  # fmt: skip
+        environment = {**os.environ, "PYTHONPATH": str(site)}
+        done = subprocess.run(
+            [sys.executable, "-c", code, str(site)], check=True, capture_output=True, text=True,
+            env={**environment, "FERRULE_MLX": value}, timeout=100,
+        )  # fmt: skip
+        assert done.stdout.startswith(f"{expected} <_frozen_importlib_external.Ext"), done.stdout
 
 
 def test_versions_agree() -> None:
@@ -144,7 +166,7 @@ def imports(folder: Path) -> dict[str, set[str]]:
 
 def test_what_is_imported_is_required() -> None:
     # Theirs, never installed by us.
-    users = {"torch", "mlx", "ferrule", "mlx-lm", "triton", "cupy"}
+    users = {"torch", "mlx", "ferrule", "-ferrule-mlx", "mlx-lm", "triton", "cupy"}
     pictures = {"cli/demo.py", "cli/bench.py", "bench/report.py"}
     for name, where in imports(PACKAGE).items():
         if name not in users | ALWAYS:

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-from .call import DictionaryKernel, MetalKernel, metal_kernel
+from .call import MetalKernel, metal_kernel
 from .cuda_call import CudaKernel, cuda_kernel
+from .dictionary_call import DictionaryKernel
 from .dtypes import (
     Dtype,
     bfloat16,
@@ -62,6 +63,8 @@ if TYPE_CHECKING:
     from .hosts.torch_export import save as save
     from .hosts.torch_package import load_package as load_package
     from .hosts.torch_package import package as package
+    from .mlx_install import install_mlx as install_mlx
+    from .mlx_install import uninstall_mlx as uninstall_mlx
     from .op_checks import check_grad as check_grad
     from .op_checks import compare as compare
     from .op_declaration import Op as Op
@@ -78,6 +81,7 @@ _LAZY = {
     **dict.fromkeys(("get_threads", "set_threads"), "binding"),
     **dict.fromkeys(("export_for", "load", "save"), "hosts.torch_export"),
     **dict.fromkeys(("load_package", "package"), "hosts.torch_package"),
+    **dict.fromkeys(("install_mlx", "uninstall_mlx"), "mlx_install"),
     "import_function": "hosts.mlx_import", "adopt": "adopting", "set_compiler": "toolchain",
 }  # fmt: skip
 
@@ -120,6 +124,7 @@ __all__ = [
     "float64",
     "get_threads",
     "import_function",
+    "install_mlx",
     "int8",
     "int16",
     "int32",

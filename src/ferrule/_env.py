@@ -5,8 +5,12 @@ Each variable has an argument or a function that does the same; ``ferrule doctor
 ==================  =====================================================================
 FERRULE_CACHE_DIR   folder of the disk cache (``ferrule.cache.Cache(path)``)
 FERRULE_CXX         C++ compiler for the CPU (``ferrule.set_compiler(path)``)
+FERRULE_MLX         1: kernels of packages for MLX run (``ferrule.install_mlx()``)
 FERRULE_THREADS     threads that run CPU kernels (``ferrule.set_threads(n)``)
 ==================  =====================================================================
+
+FERRULE_MLX is read when Python starts, by one line of text in site-packages (``setup.py`` writes
+it), so that ferrule need not be imported to find it unset.
 """
 
 from __future__ import annotations
@@ -16,8 +20,9 @@ import sys
 
 CACHE_DIR = "FERRULE_CACHE_DIR"
 CXX = "FERRULE_CXX"
+MLX = "FERRULE_MLX"
 THREADS = "FERRULE_THREADS"
-NAMES = (CACHE_DIR, CXX, THREADS)
+NAMES = (CACHE_DIR, CXX, MLX, THREADS)
 
 
 def get(name: str) -> str | None:
@@ -25,6 +30,11 @@ def get(name: str) -> str | None:
     if name not in NAMES:
         raise KeyError(name)
     return os.environ.get(name) or None
+
+
+def install_mlx_in_children() -> None:
+    """Have Pythons that this process starts install ferrule in MLX, as it has."""
+    os.environ[MLX] = "1"
 
 
 def search_path() -> str:

@@ -111,7 +111,7 @@ def listed(kernel: Kernel, what: str, value: object, names: tuple[str, ...]) -> 
     return entries
 
 
-def _integers(label: str, value: object, expected: str) -> tuple[int, ...]:
+def integers(label: str, value: object, expected: str) -> tuple[int, ...]:
     """``value`` as a tuple of ints, for what is no tuple of ints."""
     if isinstance(value, (str, bytes, Mapping)) or not hasattr(value, "__len__"):
         raise wrong_type(label, value, expected)
@@ -145,7 +145,7 @@ def axes(kernel: Kernel, what: str, value: object, least: int) -> tuple[int, int
             return value
     label = label_of(kernel, what)
     expected = f"three integers from {least} to {INT32 - 1}"
-    sizes = _integers(label, value, expected)
+    sizes = integers(label, value, expected)
     if len(sizes) != 3 or not all(-INT32 <= size < INT32 for size in sizes):
         raise wrong_type(label, value, expected)
     if min(sizes) < least:
@@ -213,7 +213,7 @@ def output_shape(kernel: Kernel, index: int, value: object, dtype: Dtype) -> Sha
             return value  # type: ignore[return-value]
     label = output_label(kernel, "output_shapes", index)
     expected = "a sequence of non-negative integers"
-    shape = _integers(label, value, expected)
+    shape = integers(label, value, expected)
     if shape and min(shape) < 0:
         raise KernelError(f"{label}: got {shape}, expected {expected}.")
     size = dtype.itemsize * math.prod(shape)
@@ -447,7 +447,7 @@ def describe(kernel: Kernel, index: int, value: Any) -> Facts:
         expected = "a pair such as ((4, 16), np.float16)"
         if len(value) != 2:
             raise wrong_type(label, value, expected)
-        shape = _integers(label, value[0], expected)
+        shape = integers(label, value[0], expected)
         dtype = find_dtype(value[1])
         if dtype is None:
             raise wrong_type(label, value[1], "a dtype of NumPy, torch or MLX")

@@ -266,8 +266,8 @@ class _Writer:
         places = {one.name: i for i, one in enumerate(arguments)}
         found: list[int] = []
         for symbol, number in self.symbols.items():
-            name, dot, kind = symbol.partition(".")
-            if dot:
+            name, _, kind = symbol.partition(".")
+            if kind in _ATTRIBUTES:
                 found += [_ATTRIBUTES[kind], places[name], number]
         return found
 

@@ -12,15 +12,20 @@ from collections.abc import Mapping, Sequence
 from os import PathLike
 from typing import TYPE_CHECKING, Any, cast, overload
 
-from . import arguments, fastcall, hosts
+from . import arguments, call_sizes, fastcall, hosts
 from .dtypes import Dtype
 from .errors import FerruleError, KernelError, KernelTypeError
 from .kernel import Kernel, check_distinct, check_identifier, check_not_given, make_kernel
 from .spec import SMALL, Facts, Input, Launch, Shape, Spec
 
 if TYPE_CHECKING:
+    from .call_sizes import Sizes
     from .devices import Binary, Program
+    from .dictionary_call import DictionaryKernel
     from .hosts import Host
+
+
+_MOST_SIZES = 256  # that a kernel remembers
 
 
 class CallableKernel:
@@ -35,6 +40,8 @@ class CallableKernel:
         self._wants = tuple(any(kernel.wants(n)) for n in kernel.input_names)
         self._programs: dict[tuple[object, ...], Program] = {}
         self._template_names: set[tuple[str, ...]] = {()}
+        self._sizes: dict[str, Sizes] = {}
+        self._again: Any = None  # calls with MLX's arrays like earlier ones
         self._table = fastcall.table(
             len(kernel.input_names), len(kernel.output_names), kernel.ensure_row_contiguous
         )
@@ -51,10 +58,10 @@ class CallableKernel:
         self,
         *,
         inputs: Sequence[Any],
-        output_shapes: Sequence[Sequence[int]],
+        output_shapes: Sequence[Sequence[int | str] | str],
         output_dtypes: Sequence[Any],
-        grid: Sequence[int],
-        threadgroup: Sequence[int],
+        grid: Sequence[int | str],
+        threadgroup: Sequence[int | str],
         template: Sequence[tuple[str, Any]] | None = None,
         init_value: float | None = None,
         verbose: bool = False,
@@ -66,7 +73,11 @@ class CallableKernel:
             inputs: one array or Python or NumPy scalar per input name. All arrays belong to one
                 library (NumPy, torch, MLX, CuPy) and one device, and the outputs do too; where no
                 input is an array, the library of the output dtypes decides.
-            output_shapes: one shape per output name.
+            output_shapes: one shape per output name. A size here, in ``grid`` and in
+                ``threadgroup``, and a template's int may be a text: an expression of the inputs,
+                such as ``"inp.size"`` or ``"ceildiv(inp.shape[0], 32) * 32"``, and a shape may be
+                ``"inp.shape"`` (see `ferrule.call_sizes`). In a compiled function whose sizes
+                change, they follow.
             output_dtypes: one dtype per output name, of NumPy, torch or MLX.
             grid: threads along x, y and z; exactly this many run. A CUDA body runs in whole
                 blocks: where ``threadgroup`` does not divide the grid, threads beyond its end
@@ -88,6 +99,13 @@ class CallableKernel:
             CompileError: the compiler refused the kernel's text.
             DeviceError: the arrays are on a device that ferrule cannot use.
         """
+        if self._again is not None and verbose is False:
+            known = self._again(
+                inputs, stream, output_shapes, output_dtypes, grid, threadgroup, template,
+                init_value,
+            )  # fmt: skip
+            if known is not NotImplemented:
+                return cast(list[Any], known)
         table = self._table if stream is None and verbose is False else None
         if table is not None:
             known = table.call(
@@ -97,6 +115,16 @@ class CallableKernel:
                 return known
         kernel = self.kernel
         arrays = arguments.listed(kernel, "inputs", inputs, kernel.input_names)
+        asked = (output_shapes, output_dtypes, grid, threadgroup, template, init_value)
+        written: Sizes | None = None
+        if call_sizes.texts(grid, threadgroup, output_shapes, template):
+            written = self._written(
+                call_sizes.shapes_of(arrays), output_dtypes, output_shapes, grid, threadgroup,
+                template,
+            )  # fmt: skip
+            grid, threadgroup, output_shapes, template = written.numbers(
+                call_sizes.shapes_of(arrays)
+            )
         shapes = arguments.listed(kernel, "output_shapes", output_shapes, kernel.output_names)
         wanted = arguments.listed(kernel, "output_dtypes", output_dtypes, kernel.output_names)
         threads = arguments.axes(kernel, "grid", grid, 0)
@@ -115,12 +143,25 @@ class CallableKernel:
         if empty:
             arguments.check_empty(kernel, threads, shapes)
         number = None if init_value is None else arguments.number(kernel, init_value)
-        made = hosts.graph_call(
-            kernel, self._wants, arrays, wanted, shapes, outs, threads, group, items, number,
-            verbose, stream,
-        )  # fmt: skip
-        if made is not None:
-            return made
+        graph = hosts.nodes(arrays, wanted[0])
+        if graph is not None:
+            recorded = graph.exporting()
+            call = (
+                kernel, self._wants, arrays, shapes, outs, threads, group, items, number
+            )  # fmt: skip
+            if recorded:
+                made = graph.record_kernel(*call, verbose, stream)
+            else:
+                made = graph.call_kernel(*call, stream, asked, written)
+            if made is not None:
+                if verbose and not recorded:
+                    self._show(self.text(
+                        inputs=arrays, output_shapes=shapes, output_dtypes=outs, grid=threads,
+                        threadgroup=group, template=template,
+                    ))  # fmt: skip
+                if self._again is None and not recorded:
+                    self._again = graph.again(kernel)
+                return list(made)
 
         try:
             host, device, facts, arrays, copies, owners = arguments.gather(
@@ -170,9 +211,9 @@ class CallableKernel:
         *,
         inputs: Sequence[Any],
         output_dtypes: Sequence[Any],
-        output_shapes: Sequence[Sequence[int]] | None = None,
-        grid: Sequence[int] | None = None,
-        threadgroup: Sequence[int] | None = None,
+        output_shapes: Sequence[Sequence[int | str] | str] | None = None,
+        grid: Sequence[int | str] | None = None,
+        threadgroup: Sequence[int | str] | None = None,
         template: Sequence[tuple[str, Any]] | None = None,
         init_value: float | None = None,
         verbose: bool = False,
@@ -210,9 +251,9 @@ class CallableKernel:
         *,
         inputs: Sequence[Any],
         output_dtypes: Sequence[Any],
-        output_shapes: Sequence[Sequence[int]] | None = None,
-        grid: Sequence[int] | None = None,
-        threadgroup: Sequence[int] | None = None,
+        output_shapes: Sequence[Sequence[int | str] | str] | None = None,
+        grid: Sequence[int | str] | None = None,
+        threadgroup: Sequence[int | str] | None = None,
         template: Sequence[tuple[str, Any]] | None = None,
         init_value: float | None = None,
         verbose: bool = False,
@@ -345,12 +386,35 @@ class CallableKernel:
         spec = Spec(self.kernel, inputs, tuple(outs), items)
         where = devices.get(device)
         if verbose:
-            text = where.text(spec, launch)
-            print(f"Generated source code for `{self.kernel.name}`:\n```\n{text}\n```", flush=True)
+            self._show(where.text(spec, launch))
         if 0 in launch.grid:
             return None
         program = self._programs[key] = where.program(spec)
         return program
+
+    def _written(
+        self, shapes: list[Shape], output_dtypes: object, output_shapes: object, grid: object,
+        threadgroup: object, template: object,
+    ) -> Sizes:  # fmt: skip
+        """The sizes of a call, some of which are texts, for inputs of these shapes."""
+        kernel = self.kernel
+        names = kernel.output_names
+        kinds = arguments.listed(kernel, "output_dtypes", output_dtypes, names)
+        outs = [arguments.output_dtype(kernel, i, kind) for i, kind in enumerate(kinds)]
+        ranks = [len(shape) for shape in shapes]
+        # A repr tells True from 1, which are equal.
+        key = f"{ranks}{outs}{grid!r}{threadgroup!r}{output_shapes!r}{template!r}"
+        found = self._sizes.get(key)
+        if found is None:
+            wanted = arguments.listed(kernel, "output_shapes", output_shapes, names)
+            found = call_sizes.Sizes(kernel, ranks, grid, threadgroup, wanted, outs, template)
+            if len(self._sizes) >= _MOST_SIZES:
+                self._sizes.clear()
+            self._sizes[key] = found
+        return found
+
+    def _show(self, text: str) -> None:
+        print(f"Generated source code for `{self.kernel.name}`:\n```\n{text}\n```", flush=True)
 
     def _template(
         self, template: object, key: list[object]
@@ -387,9 +451,9 @@ class CallableKernel:
         self,
         inputs: Sequence[Any],
         output_dtypes: Sequence[Any],
-        output_shapes: Sequence[Sequence[int]] | None,
-        grid: Sequence[int] | None,
-        threadgroup: Sequence[int] | None,
+        output_shapes: Sequence[Sequence[int | str] | str] | None,
+        grid: Sequence[int | str] | None,
+        threadgroup: Sequence[int | str] | None,
         template: Sequence[tuple[str, Any]] | None,
         init_value: float | None,
         device: str,
@@ -402,6 +466,18 @@ class CallableKernel:
         values = arguments.listed(kernel, "inputs", inputs, kernel.input_names)
         wanted = arguments.listed(kernel, "output_dtypes", output_dtypes, names)
         outs = [arguments.output_dtype(kernel, i, value) for i, value in enumerate(wanted)]
+        facts = [arguments.describe(kernel, i, value) for i, value in enumerate(values)]
+        if call_sizes.texts(grid, threadgroup, output_shapes, template):
+            given = [f.shape for f in facts]
+            # What is left out is not looked at.
+            written = self._written(
+                given, output_dtypes, output_shapes or [()] * len(names), grid or (1, 1, 1),
+                threadgroup or (1, 1, 1), template,
+            ).numbers(given)  # fmt: skip
+            grid = grid and written[0]
+            threadgroup = threadgroup and written[1]
+            output_shapes = output_shapes and written[2]
+            template = template and written[3]
         items = () if template is None else self._template(template, [])
         shapes: list[Shape] | None = None
         if output_shapes is not None:
@@ -418,7 +494,6 @@ class CallableKernel:
                 arguments.fill_value(kernel, i, number, dtype)
         if threads is not None and 0 in threads and shapes is not None:
             arguments.check_empty(kernel, threads, shapes)
-        facts = [arguments.describe(kernel, i, value) for i, value in enumerate(values)]
         metal, cuda = device == "metal", device not in ("metal", "cpu")
         spec = Spec(
             kernel,
@@ -450,157 +525,6 @@ def _launch(
 
 class MetalKernel(CallableKernel):
     """A kernel with the body of a Metal function: what `metal_kernel` returns."""
-
-
-class DictionaryKernel:
-    """A kernel made without names: arguments are named by the keys of each call's dictionaries.
-
-    The form of MLX's first documentation of custom kernels. A call returns a dictionary.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        source: str,
-        header: str,
-        ensure_row_contiguous: bool,
-        atomic_outputs: bool,
-        compile_options: Mapping[str, str] | None,
-        portable: bool,
-    ) -> None:
-        # Checks now what needs no names.
-        self._base = make_kernel(
-            name, (), ("out",), source, header, ensure_row_contiguous, atomic_outputs,
-            compile_options, portable,
-        )  # fmt: skip
-        self._kernels: dict[tuple[object, ...], MetalKernel] = {}
-
-    def __repr__(self) -> str:
-        return f"<ferrule.DictionaryKernel {self._base.name}>"
-
-    @hosts.eager_only
-    def __call__(
-        self,
-        *,
-        inputs: Mapping[str, Any],
-        output_shapes: Mapping[str, Sequence[int]],
-        output_dtypes: Mapping[str, Any],
-        grid: Sequence[int],
-        threadgroup: Sequence[int],
-        template: Mapping[str, Any] | None = None,
-        init_value: float | None = None,
-        ensure_row_contiguous: bool | None = None,
-        atomic_outputs: bool | None = None,
-        verbose: bool = False,
-        stream: Any = None,
-    ) -> dict[str, Any]:
-        """Run the kernel as `MetalKernel.__call__` does, with arguments named by their keys.
-
-        Args:
-            inputs, output_shapes, output_dtypes, template: as in `MetalKernel.__call__`, as
-                dictionaries. The keys of ``inputs`` and ``output_shapes`` are the arguments, in
-                order; ``output_dtypes`` has the keys of ``output_shapes``.
-            ensure_row_contiguous, atomic_outputs: in place of those given at construction.
-            grid, threadgroup, init_value, verbose, stream: as in `MetalKernel.__call__`.
-
-        Returns:
-            An array per key of ``output_shapes``.
-        """
-        kernel, call = self._named(
-            inputs, output_dtypes, output_shapes, template, ensure_row_contiguous, atomic_outputs
-        )
-        outputs = kernel(
-            grid=grid, threadgroup=threadgroup, init_value=init_value, verbose=verbose,
-            stream=stream, **call,
-        )  # fmt: skip
-        return dict(zip(kernel.kernel.output_names, outputs, strict=True))
-
-    def text(
-        self,
-        device: str = "cpu",
-        *,
-        inputs: Mapping[str, Any],
-        output_dtypes: Mapping[str, Any],
-        output_shapes: Mapping[str, Sequence[int]] | None = None,
-        template: Mapping[str, Any] | None = None,
-        ensure_row_contiguous: bool | None = None,
-        atomic_outputs: bool | None = None,
-        **call: Any,
-    ) -> str:
-        """What the kernel becomes on ``device``: as `MetalKernel.text`, with dictionaries."""
-        kernel, named = self._named(
-            inputs, output_dtypes, output_shapes, template, ensure_row_contiguous, atomic_outputs
-        )
-        return kernel.text(device, **named, **call)
-
-    def compile(
-        self,
-        device: str = "cpu",
-        *,
-        inputs: Mapping[str, Any],
-        output_dtypes: Mapping[str, Any],
-        output_shapes: Mapping[str, Sequence[int]] | None = None,
-        template: Mapping[str, Any] | None = None,
-        ensure_row_contiguous: bool | None = None,
-        atomic_outputs: bool | None = None,
-        **call: Any,
-    ) -> Binary:
-        """The kernel compiled for ``device``: as `MetalKernel.compile`, with dictionaries."""
-        kernel, named = self._named(
-            inputs, output_dtypes, output_shapes, template, ensure_row_contiguous, atomic_outputs
-        )
-        return kernel.compile(device, **named, **call)
-
-    def _named(
-        self,
-        inputs: Mapping[str, Any],
-        output_dtypes: Mapping[str, Any],
-        output_shapes: Mapping[str, Sequence[int]] | None,
-        template: Mapping[str, Any] | None,
-        ensure_row_contiguous: bool | None,
-        atomic_outputs: bool | None,
-    ) -> tuple[MetalKernel, dict[str, Any]]:
-        """The kernel with names, and the arguments of its call as lists."""
-        base = self._base
-        if output_shapes is None:
-            output_shapes = dict.fromkeys(output_dtypes, ())
-        for what, value in (
-            ("inputs", inputs), ("output_shapes", output_shapes), ("output_dtypes", output_dtypes),
-            ("template", {} if template is None else template),
-        ):  # fmt: skip
-            if not isinstance(value, Mapping):
-                raise KernelTypeError(
-                    f"[metal_kernel] `{what}` of kernel {base.name!r}: got a "
-                    f"{type(value).__name__}, expected a dictionary, because the kernel was made "
-                    "without `input_names` and `output_names`. Give both to call it with lists."
-                )
-        if output_shapes.keys() != output_dtypes.keys():
-            raise KernelError(
-                f"[metal_kernel] kernel {base.name!r}: `output_shapes` has the keys "
-                f"{list(output_shapes)}, but `output_dtypes` has {list(output_dtypes)}; expected "
-                "the same."
-            )
-        key = (tuple(inputs), tuple(output_shapes), ensure_row_contiguous, atomic_outputs)
-        kernel = self._kernels.get(key)
-        if kernel is None:
-            contiguous = (
-                base.ensure_row_contiguous
-                if ensure_row_contiguous is None
-                else ensure_row_contiguous
-            )
-            atomic = base.atomic_outputs if atomic_outputs is None else atomic_outputs
-            kernel = self._kernels[key] = MetalKernel(
-                make_kernel(
-                    base.name, key[0], key[1], base.source, base.header, contiguous, atomic,
-                    {"math_mode": base.math_mode}, base.portable,
-                )
-            )  # fmt: skip
-        return kernel, {
-            "inputs": list(inputs.values()),
-            "output_shapes": list(output_shapes.values()),
-            "output_dtypes": [output_dtypes[name] for name in output_shapes],
-            "template": None if template is None else list(template.items()),
-        }
 
 
 @overload
@@ -682,6 +606,8 @@ def metal_kernel(
         )
     hosts.prepare_tracers()
     if input_names is None and output_names is None:
+        from .dictionary_call import DictionaryKernel
+
         return DictionaryKernel(
             name, source, header, ensure_row_contiguous, atomic_outputs, compile_options, portable
         )

@@ -2,6 +2,7 @@
 
 An expression is a tree of plain tuples. It is evaluated on ints or on symbolic ints, printed as C,
 and saved as JSON. The grammar is a part of Python's: integers, names, ``x.size`` and ``x.ndim``,
+(in calls of kernels, where dims have no names, also ``x.shape[0]``, which counts as a name),
 ``+ - * // %``, comparisons (chained, too), ``and or not``, ``a if condition else b``, and the
 functions ``min``, ``max`` and ``ceildiv``. Division rounds down, as in Python.
 """
@@ -226,8 +227,11 @@ def _node(tree: ast.expr, fail: Callable[[str, int], RuleError]) -> Node:
             return ("name", name)
         case ast.Attribute(value=ast.Name(id=name), attr=attribute):
             if attribute not in _ATTRIBUTES:
-                raise fail(f"{name}.{attribute}: expected {name}.size or {name}.ndim", column)
+                expected = f"{name}.size or {name}.ndim"
+                raise fail(f"{name}.{attribute}: expected {expected}", column)
             return (attribute, name)
+        case ast.Subscript(value=ast.Attribute(value=ast.Name(id=name), attr="shape"), slice=index):
+            return ("name", f"{name}.shape[{_index(index, fail)}]")
         case ast.BinOp(left=left, op=op, right=right):
             sign = _ARITHMETIC.get(type(op))
             if sign is None:
@@ -255,6 +259,15 @@ def _node(tree: ast.expr, fail: Callable[[str, int], RuleError]) -> Node:
             known = ", ".join(_FUNCTIONS)
             raise fail(f"there is no function {name!r} here; expected one of {known}", column)
     raise fail("this is not allowed in a rule: expected integers, dims and + - * // %", column)
+
+
+def _index(tree: ast.expr, fail: Callable[[str, int], RuleError]) -> int:
+    match tree:
+        case ast.Constant(value=int(value)) if type(value) is int:
+            return value
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int(value))):
+            return -value
+    raise fail("expected an integer, as in x.shape[0]", tree.col_offset)
 
 
 def _comparison(

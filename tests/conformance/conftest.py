@@ -16,6 +16,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="the folder python/tests of a checkout of MLX: run its own tests of custom kernels "
         "with ferrule.metal_kernel in place of MLX's",
     )
+    parser.addoption(
+        "--mlx-lm-tests",
+        metavar="PATH",
+        help="the folder tests of a checkout, or source distribution, of the installed mlx-lm: run "
+        "its own tests of its kernels with ferrule in MLX",
+    )
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,5 @@
-"""The command line: ``ferrule bench``, ``cache``, ``demo``, ``doctor`` and ``inspect``.
+"""The command line: ``ferrule bench``, ``build``, ``cache``, ``demo``, ``doctor``, ``inspect`` and
+``run``.
 
 Exit codes: 0, all went well; 1, a check that the command makes has failed; 2, the command line or
 a kernel was wrong, and a message says what.
@@ -7,6 +8,7 @@ a kernel was wrong, and a message says what.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import click
@@ -22,11 +24,30 @@ class Fault(click.ClickException):
     exit_code = 2
 
 
+class Program(BaseException):
+    """Ends a command with a program of the user's to run, whose errors and warnings are its own.
+
+    Attributes:
+        run: runs it.
+    """
+
+    def __init__(self, run: Callable[[], object]) -> None:
+        super().__init__()
+        self.run = run
+
+
 class _Commands(click.Group):
     """The commands, each loaded when asked for: drawing pictures takes a second to import."""
 
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return super().main(*args, **kwargs)
+        except Program as program:
+            run = program.run
+        return run()
+
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return ["bench", "build", "cache", "demo", "doctor", "inspect"]
+        return ["bench", "build", "cache", "demo", "doctor", "inspect", "run"]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name == "bench":
@@ -53,6 +74,10 @@ class _Commands(click.Group):
             from . import inspect
 
             return inspect.command
+        if cmd_name == "run":
+            from . import run
+
+            return run.command
         return None
 
     def invoke(self, ctx: click.Context) -> Any:

@@ -11,7 +11,7 @@ import math
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from types import CodeType, ModuleType
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
@@ -19,9 +19,6 @@ from .. import dtypes
 from ..dtypes import Dtype
 from ..errors import KernelError, KernelTypeError
 from ..spec import Facts, Shape
-
-if TYPE_CHECKING:
-    from ..kernel import Kernel
 
 
 class Maker(NamedTuple):
@@ -167,9 +164,12 @@ def _has_torch() -> bool:
     return find_spec("torch") is not None
 
 
-def nodes(values: Iterable[Any]) -> ModuleType | None:
-    """The module `hosts.mlx_node` where all arrays among these values are MLX's, else None."""
-    found = False
+def nodes(values: Iterable[Any], dtype: object = None) -> ModuleType | None:
+    """The module `hosts.mlx_node` where all arrays among these values are MLX's, else None.
+
+    Where there is no array, an output's ``dtype`` decides, if given.
+    """
+    found = type(dtype).__module__ == "mlx.core"
     for value in values:
         host = known.get(type(value)) or find(type(value))
         if host is not None:
@@ -181,31 +181,6 @@ def nodes(values: Iterable[Any]) -> ModuleType | None:
     from . import mlx_node
 
     return mlx_node
-
-
-def graph_call(
-    kernel: Kernel, wants: Sequence[bool], arrays: Sequence[Any], wanted: Sequence[Any],
-    shapes: Sequence[Shape], outs: Sequence[Dtype], grid: Any, threadgroup: Any, template: Any,
-    number: float | None, verbose: bool, stream: object,
-) -> list[Any] | None:  # fmt: skip
-    """The outputs of a kernel's call with MLX's arrays, as nodes of its graph; None where the call
-    is carried out at once. Takes what was checked, but for ``arrays`` and ``stream``."""
-    graph: Any = nodes(arrays)
-    if graph is None:
-        if any(find(type(value)) for value in arrays) or of_dtype(wanted[0]).name != "MLX":
-            return None
-        from . import mlx_node
-
-        graph = mlx_node  # without inputs a call may stand in a file, too
-        if not graph.exporting():
-            return None
-    call = (kernel, wants, arrays, shapes, outs, grid, threadgroup, template, number)
-    if graph.exporting():
-        return list(graph.record_kernel(*call, verbose, stream))
-    if kernel.language != "metal" or verbose:
-        return None
-    found: list[Any] | None = graph.call_kernel(*call, stream)
-    return found
 
 
 def of_dtype(value: object) -> Host:

@@ -173,7 +173,7 @@ def stream(given: object, device: str) -> int:
 
     The kernel runs on the CPU, after its inputs were evaluated and before the call returns.
     """
-    if given is not None and type(given).__module__ != "mlx.core":
+    if given is not None and not any(kind.__module__ == "mlx.core" for kind in type(given).__mro__):
         raise KernelTypeError(
             f"is {given!r} of type {type(given).__name__}, expected None or an MLX stream or "
             "device."

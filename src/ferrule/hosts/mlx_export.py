@@ -27,7 +27,7 @@ from ..implementation import KernelBody
 from ..kernel import MATH_MODES
 from ..source import metal, mlx_cuda
 from ..spec import SMALL, Facts, Input, Shape, Spec, row_contiguous_strides
-from . import mlx, mlx_node
+from . import mlx, mlx_build, mlx_node
 
 if TYPE_CHECKING:
     from ..kernel import Kernel
@@ -313,7 +313,7 @@ def _made(
     what: str, python: Any, arrays: Sequence[mx.array], record: Record,
     results: Sequence[tuple[Shape, Dtype]],
 ) -> list[mx.array]:  # fmt: skip
-    found = mlx_node.loaded()
+    found = mlx_build.loaded()
     shapes = [word for shape, _ in results for word in (len(shape), *shape)]
     kinds = [dtypes.ALL.index(kind) for _, kind in results]
     wants = bytes(one for three in record.wants for one in three)

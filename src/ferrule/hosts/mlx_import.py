@@ -30,7 +30,7 @@ from ..kernel import MATH_MODES
 from ..op_declaration import Op
 from ..source import metal_read, mlx_cuda
 from ..spec import SMALL, Facts, Input, Spec, row_contiguous_strides
-from . import mlx, mlx_file, mlx_node
+from . import mlx, mlx_build, mlx_file, mlx_node
 from .mlx_export import MARK, Record, op_record
 from .mlx_file import Array, Constant, File, Function, Operation
 
@@ -70,11 +70,11 @@ def import_function(file: str | os.PathLike[str], return_metadata: bool = False)
         DeviceError: MLX's nodes cannot be had (there is no compiler), or its files are unknown.
     """
     path = os.fspath(file)
-    native = mlx_node.loaded()
+    native = mlx_build.loaded()
     layouts = dict(line.split(" ") for line in native.fr_mlx_layout().decode().splitlines())
     try:
         with Path(path).open("rb") as opened:
-            content = mlx_file.read(path, opened, layouts, mlx_node.VERSION)
+            content = mlx_file.read(path, opened, layouts, mlx_build.VERSION)
             made = Imported(path, content, opened, layouts[KERNEL])
     except OSError as error:
         raise KernelError(f"[import_function] {path!r} cannot be read: {error.strerror}.") from None
@@ -176,7 +176,7 @@ def _arrays(
 
 def _on_device() -> Any:
     """Where kernels run: on the GPU, where there is one, as MLX has it, else on the CPU."""
-    kind = mx.gpu if mlx_node.loaded().fr_mlx_has_gpu() else mx.cpu
+    kind = mx.gpu if mlx_build.loaded().fr_mlx_has_gpu() else mx.cpu
     return nullcontext() if mx.default_device().type == kind else mx.stream(mx.Device(kind))
 
 
@@ -191,7 +191,7 @@ class _Maker:
         self.path, self._content, self._file, self._layout = path, content, file, layout
         self.arrays: Arrays = {}
         self._ops: dict[str, Op] = {}  # by the line that they were read from
-        self._gpu = bool(mlx_node.loaded().fr_mlx_has_gpu())
+        self._gpu = bool(mlx_build.loaded().fr_mlx_has_gpu())
 
     def steps(self, function: Function) -> list[Step]:
         """What is done for a call: parts of the tape and kernels by turns."""
@@ -274,8 +274,8 @@ class _Maker:
     def _kernel(self, one: Operation, arrays: Mapping[int, Array], function: Function) -> Step:
         if not self._layout.startswith(_STATE):
             raise DeviceError(
-                f"[import_function] {self.path!r}: files of MLX {mlx_node.VERSION} hold kernels as "
-                "ferrule does not know them; a newer ferrule may."
+                f"[import_function] {self.path!r}: files of MLX {mlx_build.VERSION} hold kernels "
+                "as ferrule does not know them; a newer ferrule may."
             )
         state = mlx_file.Reader(io.BytesIO(one.state)).value(self._layout, KERNEL)
         name, text, grid, group, wants, contiguous, fill, scalars, binary, shared, *mode = state

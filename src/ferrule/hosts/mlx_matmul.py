@@ -14,7 +14,7 @@ from typing import Any
 import mlx.core as mx
 
 from ..errors import KernelError
-from . import mlx, mlx_node
+from . import mlx, mlx_build, mlx_node
 from .mlx_sizes import (
     Arrays,
     Numbers,
@@ -234,7 +234,7 @@ def _nodes(*arrays: mx.array | None) -> bool:
     Raises:
         KernelError: they stand for values in a transformation.
     """
-    if mlx_node.library() is not None:
+    if mlx_build.library() is not None:
         return True
     for array in arrays:
         if array is not None:

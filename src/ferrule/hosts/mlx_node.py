@@ -8,13 +8,8 @@ not as that file knows them, kernels run when they are called, as `hosts.mlx` do
 from __future__ import annotations
 
 import ctypes
-import functools
-import hashlib
-import re
-import sys
 import weakref
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
@@ -23,208 +18,31 @@ import numpy as np
 from .. import (
     arguments,
     batching,
-    binding,
-    cache,
     derivatives,
     dtypes,
-    fastcall,
-    loader,
     op_call,
     op_entries,
-    toolchain,
 )
+from ..bytecode import compile_rule
 from ..cuda_steps import CudaUnit
 from ..dtypes import Dtype
 from ..errors import (
-    CompilerFailed,
     DeviceError,
-    FerruleWarning,
     KernelError,
     KernelTypeError,
-    ToolchainError,
-    warn,
 )
-from ..op_entries import FEW, RESOLVE, Bound, Request
+from ..op_entries import Bound, Request
 from ..spec import Facts, Input, Launch, Shape, Spec, row_contiguous_strides
 from . import mlx, mlx_gpu
+from .mlx_build import bound, library, loaded
 
 if TYPE_CHECKING:
+    from ..call_sizes import Sizes
     from ..kernel import Kernel
     from ..op_declaration import Op
 
-FOLDER = Path(__file__).resolve().parent.parent / "runtime"
-VERSION: str = mx.__version__  # type: ignore[attr-defined]
-SOURCES = ("mlx_node.cpp", "mlx_export.h", "mlx_matmul.cpp", *op_entries.SOURCES)
-_FLAGS = ("-std=c++20", "-O2", "-fvisibility=hidden", "-Wno-address")
-# The library is named before the text that needs it, which a linker may take for no need.
-_LINK = ("-lmlx",) if sys.platform == "darwin" else ("-Wl,--no-as-needed", "-lmlx", "-ldl")
-
-# MLX's own numbers of its dtypes, mlx::core::Dtype::Val.
-_NUMBERS = {
-    "bool": 0, "uint8": 1, "uint16": 2, "uint32": 3, "uint64": 4, "int8": 5, "int16": 6, "int32": 7,
-    "int64": 8, "float16": 9, "float32": 10, "float64": 11, "bfloat16": 12, "complex64": 13,
-}  # fmt: skip
 _CAPTURED = 4  # of runtime/mlx_node.cpp
-_pointer, _int64 = ctypes.c_void_p, ctypes.c_int64
-
-
-class _Setup(ctypes.Structure):
-    _fields_ = (
-        ("prototype", ctypes.py_object), ("ellipsis", ctypes.py_object),
-        ("dtypes", ctypes.c_int32), ("mlx_dtype", ctypes.POINTER(ctypes.c_int32)),
-        ("item_bytes", ctypes.POINTER(ctypes.c_uint8)), ("resolve", RESOLVE),
-        ("threads_now", _pointer), ("few", ctypes.c_int32),
-    )  # fmt: skip
-
-
-@functools.lru_cache(maxsize=1)
-def library() -> ctypes.PyDLL | None:
-    """The compiled nodes, ready; None, once with a warning, where they cannot be had."""
-    try:
-        found = _loaded(_built())
-        _check_layout(found)
-    except (ToolchainError, DeviceError) as error:
-        warn(
-            f"kernels with MLX's arrays run at once, and not inside mx.compile, mx.vmap and "
-            f"mx.export_function: {error}",
-            FerruleWarning,
-        )
-        return None
-    numbers = [_NUMBERS.get(kind.name, -1) for kind in dtypes.ALL]
-    setup = _Setup(
-        mx.array(0.0), ..., len(numbers), (ctypes.c_int32 * len(numbers))(*numbers),
-        (ctypes.c_uint8 * len(numbers))(*[kind.itemsize for kind in dtypes.ALL]),
-        op_entries.resolver(_resolve), ctypes.cast(binding.runtime().fr_threads, _pointer), FEW,
-    )  # fmt: skip
-    op_entries.kept.append(setup)
-    found.fr_mlx_init(ctypes.byref(setup))
-    fastcall.tell_when_bypassed(found.fr_mlx_bypass)
-    return found
-
-
-def loaded() -> ctypes.PyDLL:
-    """The compiled nodes.
-
-    Raises:
-        DeviceError: they cannot be had.
-    """
-    found = library()
-    if found is None:
-        raise DeviceError("the nodes for MLX were not loaded.")
-    return found
-
-
-def _built() -> bytes:
-    """The machine code for this MLX, from the cache where it is there.
-
-    Raises:
-        ToolchainError: there is no compiler, MLX's headers are missing, or it refuses them.
-    """
-    home = Path(mx.__file__).resolve().parent
-    if not (home / "include" / "mlx" / "array.h").is_file():
-        raise ToolchainError(
-            f"MLX's headers are not in {home / 'include'}, where its wheels have them."
-        )
-    compiler = toolchain.find_compiler()
-    texts = b"".join((FOLDER / name).read_bytes() for name in SOURCES)
-    digest = hashlib.sha256(texts).hexdigest()
-    flags = [
-        *_FLAGS, f"-I{FOLDER}", f"-I{home / 'include'}", f"-L{home / 'lib'}", *_LINK,
-    ]  # fmt: skip
-
-    def make() -> bytes:
-        text = (
-            f'#define FR_DIGEST "{digest}"\n{_primitives(home)}\n#include "mlx_node.cpp"\n'
-            '#include "mlx_matmul.cpp"\n'
-        )
-        try:
-            return compiler.compile(text, flags=flags, timeout=600.0)
-        except CompilerFailed as failed:
-            raise ToolchainError(
-                f"{compiler.path} ({compiler.kind} {compiler.version}) cannot build ferrule's "
-                f"nodes for MLX {VERSION}:\n{failed.log}"
-            ) from failed
-
-    key = cache.digest("mlx_node", digest, VERSION, compiler.identity, *_FLAGS, *_LINK)
-    return cache.default().get_or_make(key, make)
-
-
-def _primitives(home: Path) -> str:
-    """The classes of MLX's headers, for runtime/mlx_export.h."""
-    found = []
-    for header, space in (("primitives.h", "core"), ("fast_primitives.h", "core::fast")):
-        text = (home / "include" / "mlx" / header).read_text(encoding="utf-8")
-        names = re.findall(r"^class (?:MLX_API )?(\w+)(?: final)? : public ", text, re.MULTILINE)
-        found += [f"X(mlx::{space}, {name})" for name in names]
-    return f"#define FR_PRIMITIVES(X) {' '.join(found)}"
-
-
-def _loaded(payload: bytes) -> ctypes.PyDLL:
-    handle = loader.load_library(payload, "ferrule-mlx")
-    found = ctypes.PyDLL(None, handle=handle._handle)  # the GIL is kept: MLX's arrays are touched
-    found.fr_mlx_init.argtypes = (_pointer,)
-    found.fr_mlx_look.argtypes = (ctypes.py_object, ctypes.POINTER(_int64))
-    found.fr_mlx_look.restype = None
-    found.fr_mlx_plan.argtypes = (
-        _pointer, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_char_p, ctypes.py_object,
-    )  # fmt: skip
-    found.fr_mlx_plan.restype = _pointer
-    found.fr_mlx_fixed.argtypes = (
-        _pointer, ctypes.c_int, ctypes.c_int, ctypes.c_char_p, ctypes.py_object,
-        ctypes.POINTER(ctypes.c_int32), ctypes.POINTER(_int64), ctypes.POINTER(ctypes.c_uint32),
-        ctypes.c_int, ctypes.POINTER(_int64), ctypes.c_char_p,
-    )  # fmt: skip
-    found.fr_mlx_fixed.restype = _pointer
-    found.fr_mlx_forget.argtypes = (_pointer,)
-    found.fr_mlx_forget.restype = None
-    found.fr_mlx_callable.argtypes = (_pointer,)
-    found.fr_mlx_callable.restype = ctypes.py_object
-    found.fr_mlx_run.argtypes = (_pointer, ctypes.py_object, ctypes.py_object)
-    found.fr_mlx_run.restype = ctypes.py_object
-    found.fr_mlx_scratch.argtypes = (_int64,)
-    found.fr_mlx_scratch.restype = _pointer
-    found.fr_mlx_ruled.argtypes = (ctypes.py_object,) * 3
-    found.fr_mlx_ruled.restype = ctypes.py_object
-    found.fr_mlx_scatter_add.argtypes = (ctypes.py_object,) * 3
-    found.fr_mlx_scatter_add.restype = ctypes.py_object
-    found.fr_mlx_raised.argtypes = (ctypes.c_char_p,)
-    found.fr_mlx_raised.restype = None
-    found.fr_mlx_why.restype = ctypes.c_char_p
-    found.fr_mlx_layout.restype = ctypes.c_char_p
-    found.fr_mlx_record_call.argtypes = (
-        ctypes.c_char_p, ctypes.py_object, ctypes.py_object, _pointer,
-    )  # fmt: skip
-    found.fr_mlx_record_call.restype = ctypes.py_object
-    return found
-
-
-def _check_layout(found: ctypes.PyDLL) -> None:
-    """Refuse an MLX whose Python arrays do not lie in memory as the nodes read them.
-
-    Raises:
-        DeviceError: that is so.
-    """
-    probes: Any = (((3, 5, 7), mx.float32, 4), ((2,), mx.float16, 2), ((), mx.int64, 8))
-    for shape, dtype, size in probes:
-        array = mx.zeros(shape, dtype)
-        seen = (_int64 * 3)()
-        if array.__class__ is mx.array and object.__basicsize__ == 16:
-            found.fr_mlx_look(array, seen)
-        if list(seen) != [len(shape), array.size, size]:
-            raise DeviceError(
-                f"the arrays of MLX {VERSION} do not lie in memory as ferrule knows them; a "
-                "newer ferrule may."
-            )
-
-
-# -- what the nodes ask -------------------------------------------------------------------------
-
-_bound: list[Bound] = []  # by the numbers that nodes know them by
-
-
-def _resolve(request: Request) -> int:
-    address: int = _bound[request.op].entry(request)
-    return address
+_int64 = ctypes.c_int64
 
 
 def answering(function: Any) -> Any:
@@ -326,11 +144,11 @@ def callable_for(op: Op) -> Any:
         devices, made = 0, op_entries.bind(op, _nothing, launches=False)
     if made is None:
         return None
-    _bound.append(made)
+    bound.append(made)
     op_entries.kept.append(made)
     what = f"op {op.name!r}"
     plan = found.fr_mlx_plan(
-        ctypes.addressof(made.structure), len(_bound) - 1, devices, elsewhere, what.encode(),
+        ctypes.addressof(made.structure), len(bound) - 1, devices, elsewhere, what.encode(),
         answering(rules(op)),
     )  # fmt: skip
     return found.fr_mlx_callable(plan)
@@ -435,9 +253,10 @@ class BoundKernel(Bound):
         body.contiguous = kernel.ensure_row_contiguous
         body.atomics = "atomic" in kernel.source + kernel.header
         self.plans: dict[object, int] = {}
-        self.number = len(_bound)
-        _bound.append(self)
+        self.number = len(bound)
+        bound.append(self)
         op_entries.kept.append(self)
+        self.calls = loaded().fr_mlx_calls(len(kernel.input_names))
         self.answer = answering(self._said)
         op_entries.kept.append(self.answer)
 
@@ -466,10 +285,15 @@ class BoundKernel(Bound):
         launch = Launch(grid, group, shapes, None, ())
         spec = Spec(
             self.kernel, tuple(Input(f.dtype, len(f.shape)) for f in facts),
-            tuple(f.dtype for f in written), self.templates[request.template_value[0]],
+            tuple(f.dtype for f in written), self.template(request),
         )  # fmt: skip
         program = devices.get(device).program(spec)
         return self.keep(program.native(facts, written, launch))
+
+    def template(self, request: Request) -> tuple[tuple[str, int | bool | Dtype], ...]:
+        """The template of a request."""
+        index: int = request.template_value[0]
+        return self.templates[index]
 
     def _said(self, what: str, *given: Any) -> tuple[Any, ...]:
         if what == "stale":
@@ -524,6 +348,86 @@ def without_rule(kernel: Kernel, what: str) -> KernelError:
     )
 
 
+class BoundSizes(BoundKernel):
+    """A kernel whose sizes are expressions of its inputs' shapes, of certain ranks."""
+
+    def __init__(self, kernel: Kernel, sizes: Sizes) -> None:
+        super().__init__(kernel)
+        self.sizes = sizes
+        program = compile_rule(sizes.rule, sizes.launch)
+        if program is None:
+            raise KernelError(
+                f"[metal_kernel] kernel {kernel.name!r} has more inputs and dims than expressions "
+                "can name; give its sizes as numbers."
+            )
+        self.words = (_int64 * len(program.words))(*program.words)
+        s = self.structure
+        s.program = ctypes.cast(self.words, ctypes.POINTER(_int64))
+        body = s.body[0]
+        body.grid, body.first_template, body.templates = 0, 6, len(sizes.launch) - 6
+
+    def entry(self, request: Request) -> int:
+        """The address of an entry for a request; raises what is wrong with its sizes."""
+        shapes: list[Shape] = []
+        for i, one in enumerate(self.sizes.rule.inputs):
+            given = request.input[i]
+            if given.ndim != len(one.dims or ()):  # of other ranks, which have sizes of their own
+                raise KernelError(f"[metal_kernel] input {one.name!r} has another rank.")
+            shapes.append(tuple(given.sizes[d] for d in range(given.ndim)))
+        check_numbers(self.kernel, self.sizes, shapes)
+        if not request.output or not request.grid:
+            raise KernelError(
+                f"[metal_kernel] kernel {self.kernel.name!r}: sizes for inputs of the shapes "
+                f"{', '.join(map(str, shapes))} do not fit in 64 bits."
+            )
+        return super().entry(request)
+
+    def template(self, request: Request) -> tuple[tuple[str, int | bool | Dtype], ...]:
+        """The template of a request."""
+        values = iter(request.template_value[i] for i in range(len(self.sizes.launch) - 6))
+        items = [(n, next(values) if v is None else v) for n, v in self.sizes.template]
+        return tuple(
+            (str(name), arguments.template_value(self.kernel, name, value)) for name, value in items
+        )
+
+
+def check_numbers(kernel: Kernel, sizes: Sizes, shapes: Sequence[Shape]) -> None:
+    """Refuse sizes that a call with numbers would refuse.
+
+    Raises:
+        KernelError, KernelTypeError: one is out of range; says which.
+    """
+    grid, group, outputs, template = sizes.numbers(shapes)
+    threads = arguments.axes(kernel, "grid", grid, 0)
+    arguments.threadgroup_axes(kernel, group, threads)
+    for i, one in enumerate(sizes.rule.outputs):
+        arguments.output_shape(kernel, i, outputs[i], dtypes.BY_NAME[one.dtype])
+    for name, value in template:
+        arguments.template_value(kernel, name, value)
+    if 0 in threads:
+        arguments.check_empty(kernel, threads, outputs)
+
+
+_following: dict[object, tuple[BoundSizes, int]] = {}  # with their plans
+
+
+def _plan_of(kernel: Kernel, sizes: Sizes, fills: bytes | None) -> int:
+    """What a node of a kernel with these expressions is made from."""
+    template = tuple([(name, type(value), value) for name, value in sizes.template])
+    key = (kernel, str(sizes.rule), tuple(sizes.launch), template, fills)
+    found = _following.get(key)
+    if found is None:
+        bound = BoundSizes(kernel, sizes)
+        outs = [dtypes.ALL.index(dtypes.BY_NAME[one.dtype]) for one in sizes.rule.outputs]
+        plan = loaded().fr_mlx_following(
+            ctypes.addressof(bound.structure), bound.number, bound.structure.body[0].devices,
+            f"kernel {kernel.name!r}".encode(),
+            bound.answer, (ctypes.c_int32 * len(outs))(*outs), fills,
+        )  # fmt: skip
+        found = _following[key] = bound, int(plan)
+    return found[1]
+
+
 _MOST_PLANS = 4096
 _kernels: dict[Kernel, BoundKernel] = {}
 
@@ -532,10 +436,13 @@ def call_kernel(
     kernel: Kernel, wants: Sequence[bool], inputs: Sequence[Any], shapes: Sequence[Shape],
     outs: Sequence[Dtype], grid: tuple[int, int, int], group: tuple[int, int, int],
     items: tuple[tuple[str, int | bool | Dtype], ...], number: float | None, stream: object,
+    asked: tuple[object, ...], written: Sizes | None,
 ) -> list[mx.array] | None:  # fmt: skip
     """The outputs of a `metal_kernel` call, as nodes; None where nodes cannot be had.
 
-    Takes what was checked, but for the inputs: arrays and scalars.
+    Takes what was checked, but for the inputs: arrays and scalars; and all but the inputs and the
+    stream, as it was ``asked``, so that `again` does the same without Python. Where a size is
+    ``written`` as an expression, the node follows it.
 
     Raises:
         KernelError, KernelTypeError, CompileError, DialectError, ToolchainError, DeviceError: as
@@ -555,11 +462,37 @@ def call_kernel(
     bound = _kernels.get(kernel)
     if bound is None:
         bound = _kernels[kernel] = BoundKernel(kernel)
-    plan = bound.plan(shapes, outs, grid, group, items, fills)
+    if written is not None:
+        plan = _plan_of(kernel, written, fills)
+    else:
+        plan = bound.plan(shapes, outs, grid, group, items, fills)
     result = found.fr_mlx_run(plan, arrays, stream_of(kernel, stream))
     if result is NotImplemented:
         raise why() or KernelError(f"[metal_kernel] kernel {kernel.name!r} cannot be called.")
-    return list(result)
+    found.fr_mlx_remember(bound.calls, asked, plan)
+    outputs: list[mx.array] = result
+    return outputs
+
+
+def traced() -> int:
+    """How many nodes this thread has made inside functions that MLX traces."""
+    found = library()
+    return -1 if found is None else int(found.fr_mlx_traced())
+
+
+def last_traced() -> str:
+    """What the last of them was of: ``"kernel 'exp'"``."""
+    text: bytes = loaded().fr_mlx_last()
+    return text.decode()
+
+
+def again(kernel: Kernel) -> Any:
+    """A function in C that makes calls like earlier ones of a kernel that was called.
+
+    It takes the inputs, an MLX stream or None, and what `call_kernel` was ``asked``; it gives
+    NotImplemented for what Python must look at.
+    """
+    return loaded().fr_mlx_again(_kernels[kernel].calls)
 
 
 def record_kernel(*call: Any) -> list[mx.array]:
@@ -591,10 +524,12 @@ def stream_of(kernel: Kernel, given: object) -> Any:
     except KernelTypeError as error:
         raise arguments.renamed(error, arguments.label_of(kernel, "stream")) from error
     where: Any = given
-    device = where.device if isinstance(given, mx.Stream) else where
-    if not isinstance(device, mx.Device):
-        device = mx.Device(device)
+    if isinstance(where, mx.Stream):
+        return where
+    if not isinstance(where, (mx.Device, mx.DeviceType)):  # a stream for each thread
+        with mx.stream(where):
+            return mx.default_stream(where.device)
     # Programs may have told Python that there is a GPU.
-    if device.type == mx.gpu and not loaded().fr_mlx_has_gpu():
+    if where == mx.gpu and not loaded().fr_mlx_has_gpu():
         return mx.default_stream(mx.cpu)
-    return given if isinstance(given, mx.Stream) else mx.default_stream(device)
+    return mx.default_stream(where)

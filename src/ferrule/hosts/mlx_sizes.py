@@ -15,10 +15,10 @@ from typing import Any
 import mlx.core as mx
 
 from ..errors import KernelError
-from . import mlx_node
+from . import mlx_build, mlx_node
 
 # Whether MLX knows the sizes of a cumsum in such a trace.
-COUNTS = [int(part) for part in mlx_node.VERSION.split(".")[:3] if part.isdigit()] >= [0, 32, 3]
+COUNTS = [int(part) for part in mlx_build.VERSION.split(".")[:3] if part.isdigit()] >= [0, 32, 3]
 
 Arrays = Sequence[mx.array]
 Numbers = Sequence[int]
@@ -26,7 +26,7 @@ Numbers = Sequence[int]
 
 def shapeless() -> bool:
     """Whether sizes must not be kept."""
-    return mlx_node.library() is not None and mlx_node.shapeless()
+    return mlx_build.library() is not None and mlx_node.shapeless()
 
 
 def more_dims(array: mx.array, count: int) -> mx.array:
@@ -45,7 +45,7 @@ def zeros(array: mx.array) -> mx.array:
     if not COUNTS:
         raise KernelError(
             f"[ferrule.mlx] omitted indices, batches and gradients inside functions compiled or "
-            f"exported with shapeless=True need MLX 0.32.3 or newer; this is {mlx_node.VERSION}."
+            f"exported with shapeless=True need MLX 0.32.3 or newer; this is {mlx_build.VERSION}."
         )
     terms = mx.stop_gradient(array).astype(mx.uint32)[..., None]
     return mx.squeeze(mx.cumsum(terms, axis=-1, inclusive=False), -1)

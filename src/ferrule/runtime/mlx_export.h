@@ -120,8 +120,10 @@ std::shared_ptr<Recorded> recorded(std::shared_ptr<const Plan> plan, const fr_ml
 /* The outputs of a call that is recorded, as a tuple. `python` is asked for its rules. */
 API object* fr_mlx_record_call(const char* what, object* python, object* arrays, const fr_mlx_record* r) {
   try {
-    auto plan = std::make_shared<Plan>(Plan{nullptr, -1, 0, 0, what, python, true, {}, {}, {0}, {}, {}});
+    auto plan = std::make_shared<Plan>(Plan{nullptr, -1, 0, 0, what, python, false, true, {}, {}, {0}, {}, {}});
     auto node = recorded(plan, *r);
+    nodes_traced++;
+    last_traced = what;
     held(python); /* the node's, which lets it go */
     std::vector<mx::array> given;
     for (ssize_t i = 0; i < PyTuple_Size(arrays); i++) given.push_back(array_in(PyTuple_GetItem(arrays, i)));
@@ -132,7 +134,7 @@ API object* fr_mlx_record_call(const char* what, object* python, object* arrays,
       dtypes.push_back(dtype_at[r->dtypes[i]]);
       for (int64_t d = *at++; d > 0; d--) shapes[i].push_back(static_cast<mx::ShapeElem>(*at++));
     }
-    return returned(mx::array::make_arrays(std::move(shapes), dtypes, node, std::move(given)), true);
+    return tuple_of(mx::array::make_arrays(std::move(shapes), dtypes, node, std::move(given)));
   } catch (const std::exception& e) {
     raised_text = e.what();
     return held(not_implemented);

@@ -72,6 +72,11 @@ WEAK object* PyTuple_New(ssize_t);
 WEAK int PyTuple_SetItem(object*, ssize_t, object*);
 WEAK object* PyTuple_GetItem(object*, ssize_t);
 WEAK ssize_t PyTuple_Size(object*);
+WEAK object* PyList_New(ssize_t);
+WEAK int PyList_SetItem(object*, ssize_t, object*);
+WEAK object* PyList_GetItem(object*, ssize_t);
+WEAK ssize_t PyList_Size(object*);
+WEAK const char* PyUnicode_AsUTF8AndSize(object*, ssize_t*);
 WEAK object* PyUnicode_FromString(const char*);
 WEAK const char* PyUnicode_AsUTF8AndSize(object*, ssize_t*);
 WEAK object* PyErr_Occurred(void);
@@ -79,7 +84,7 @@ WEAK void PyErr_Clear(void);
 WEAK void PyErr_SetString(object*, const char*);
 extern WEAK object* PyExc_RuntimeError;
 extern WEAK object* PyExc_ValueError;
-extern WEAK char PyFloat_Type, PyLong_Type, PyBool_Type;
+extern WEAK char PyFloat_Type, PyLong_Type, PyBool_Type, PyTuple_Type, PyList_Type, PyUnicode_Type;
 extern WEAK char _Py_NoneStruct, _Py_NotImplementedStruct;
 }
 
@@ -106,7 +111,7 @@ static void* inside(object* o) {
 static thread_local std::string raised_text;
 
 static object *prototype, *ellipsis; /* prototype[...] is a new mx.array */
-static void* array_type;
+static void *array_type, *dtype_type, *stream_type;
 
 static object* wrapped(mx::array value) {
   object* o = PyObject_GetItem(prototype, ellipsis);
@@ -153,7 +158,8 @@ struct Plan {
   int elsewhere;     /* where Python can carry it out: of CPU and CUDA, and CAPTURED */
   std::string name;  /* for messages */
   object* python;    /* what is asked of Python: see hosts/mlx_node.py; lives for ever */
-  bool fixed;        /* the rest is of level 0 */
+  bool level0;       /* a kernel's call */
+  bool fixed;        /* with numbers, which are the rest of this */
   std::vector<mx::Shape> shapes;
   std::vector<int32_t> dtypes;
   uint32_t grid[6];
@@ -272,8 +278,9 @@ void bind(Work& w, const Plan& plan, bool gpu) {
     refuse(w);
   }
   c->request.body = b;
+  c->request.output = w.found.outputs;
   w.body = &op->body[b];
-  if (fr_no_thread(c) && !w.body->zeroed && fr_unwritten(op, &w.found)) {
+  if (fr_no_thread(c) && !w.body->zeroed && plan.fills.empty() && fr_unwritten(op, &w.found)) {
     fr_shared.resolve(&c->request);
     refuse(w);
   }
@@ -569,6 +576,24 @@ object* ask(object* function, const char* what, std::vector<object*> arguments) 
   throw std::invalid_argument(text.empty() ? "ferrule: a rule failed" : text);
 }
 
+/* What a kernel's call has not: raises when it is evaluated. MLX asks a node inside an mx.custom_function
+ * for what the function has a rule for, and then does not use it. */
+class Missing : public Base {
+ public:
+  std::string why;
+
+  Missing(mx::Stream stream, std::string why)
+      : Base(stream, std::string(), std::string(), {1, 1, 1}, {1, 1, 1}, {}, true, std::nullopt, {},
+             false, 0),
+        why(std::move(why)) {}
+  void eval_cpu(const std::vector<mx::array>&, std::vector<mx::array>&) override { throw std::invalid_argument(why); }
+  void eval_gpu(const std::vector<mx::array>&, std::vector<mx::array>&) override { throw std::invalid_argument(why); }
+};
+
+/* How many nodes a thread has made inside functions that MLX traces, and of what the last one was. */
+thread_local int64_t nodes_traced;
+thread_local std::string last_traced;
+
 class Node : public Base {
  public:
   std::shared_ptr<const Plan> plan;
@@ -596,10 +621,12 @@ class Node : public Base {
     bind(w, *plan, on_cuda(stream));
     if (!on_metal(stream)) find_entry(w); /* a kernel that does not compile is an error here */
     auto node = std::make_shared<Node>(stream, plan, std::move(given));
-    if (plan->fixed) {
-      bool traced = false;
-      for (const mx::array& a : arrays) traced = traced || a.is_tracer();
-      if (traced)
+    bool traced = false;
+    for (const mx::array& a : arrays) traced = traced || a.is_tracer();
+    if (traced) {
+      nodes_traced++;
+      last_traced = plan->name;
+      if (plan->fixed)
         for (const mx::array& a : arrays) node->traced.push_back(a.shape());
     }
     std::vector<mx::Dtype> dtypes;
@@ -642,7 +669,7 @@ class Node : public Base {
       encoder.set_output_array(out);
       /* A node must not keep its own outputs alive: what is not asked for would never go. */
       job->arrays.push_back(mx::array::unsafe_weak_copy(out));
-      if (plan->fixed && !plan->fills.empty())
+      if (!plan->fills.empty())
         job->fills.push_back({out.data<char>(), out.size(), plan->fills[i]});
       else if (w.body->zeroed)
         job->fills.push_back({out.data<char>(), out.nbytes(), std::string(1, '\0')});
@@ -710,7 +737,7 @@ class Node : public Base {
         pointers[i] = nullptr;
         continue;
       }
-      if (plan->fixed && !plan->fills.empty())
+      if (!plan->fills.empty())
         made_by(mx::full(out.shape(), scalar_of(plan->fills[i], out.dtype()), out.dtype(), s), "Full", out, encoder);
       else if (w.body && w.body->zeroed)
         made_by(mx::full(out.shape(), scalar_of(std::string(out.itemsize(), '\0'), out.dtype()), out.dtype(), s), "Full", out, encoder);
@@ -753,6 +780,7 @@ class Node : public Base {
                              const std::vector<int>& argnums) override {
     Gil gil;
     On on(stream());
+    if (plan->level0) return missing("jvp", primals, {});
     object* given_tangents = PyTuple_New(asked());
     for (int i = 0; i < asked(); i++) PyTuple_SetItem(given_tangents, i, held(none));
     std::vector<int> place = places();
@@ -770,6 +798,8 @@ class Node : public Base {
                                                            const std::vector<int>& axes) override {
     Gil gil;
     On on(stream());
+    if (plan->level0)
+      return {missing("vmap", inputs, axes), std::vector<int>(static_cast<size_t>(plan->op->outputs), 0)};
     object* where = PyTuple_New(asked());
     for (int i = 0; i < asked(); i++) PyTuple_SetItem(where, i, held(none));
     std::vector<int> place = places();
@@ -857,6 +887,36 @@ class Node : public Base {
     if (graph) capture.destroy(graph); /* MLX has a copy */
     Py_DecRef(found);
     return launched;
+  }
+
+  /* Arrays like the outputs, batched as the inputs are along these axes, that raise what Python says. */
+  std::vector<mx::array> missing(const char* what, const std::vector<mx::array>& inputs,
+                                 const std::vector<int>& axes) {
+    std::string why;
+    try {
+      Py_DecRef(ask(plan->python, what, {}));
+    } catch (const std::exception& error) {
+      why = error.what();
+    }
+    std::vector<mx::array> values; /* what one call sees, without elements */
+    int size = -1;
+    for (size_t i = 0; i < inputs.size(); i++) {
+      mx::Shape shape = inputs[i].shape();
+      if (i < axes.size() && axes[i] >= 0) {
+        size = shape[axes[i]];
+        shape.erase(shape.begin() + axes[i]);
+      }
+      values.emplace_back(shape, inputs[i].dtype(), nullptr, std::vector<mx::array>{});
+    }
+    Work w;
+    read(w, *plan, given, values, false);
+    bind(w, *plan, on_cuda(stream()));
+    std::vector<mx::Shape> shapes = shapes_of(w);
+    if (size >= 0)
+      for (mx::Shape& shape : shapes) shape.insert(shape.begin(), size);
+    std::vector<mx::Dtype> dtypes;
+    for (int i = 0; i < plan->op->outputs; i++) dtypes.push_back(dtype_at[w.found.outputs[i].dtype]);
+    return mx::array::make_arrays(shapes, dtypes, std::make_shared<Missing>(stream(), why), inputs);
   }
 
   void check_fixed(const std::vector<mx::array>& inputs) const {
@@ -961,8 +1021,8 @@ bool read_arguments(const Plan& plan, object* const* args, ssize_t n, Given& giv
   return !arrays.empty();
 }
 
-object* returned(std::vector<mx::array>&& outputs, bool list) {
-  if (outputs.size() == 1 && !list) return wrapped(std::move(outputs[0]));
+object* returned(std::vector<mx::array>&& outputs) {
+  if (outputs.size() == 1) return wrapped(std::move(outputs[0]));
   object* tuple = PyTuple_New(static_cast<ssize_t>(outputs.size()));
   for (size_t i = 0; i < outputs.size(); i++) PyTuple_SetItem(tuple, i, wrapped(std::move(outputs[i])));
   return tuple;
@@ -982,11 +1042,133 @@ object* call_op(object* self, object* const* args, ssize_t n) {
     std::vector<mx::array> arrays;
     if (exporting()) return held(not_implemented);
     if (read_arguments(*plan, args, n, given, arrays))
-      return returned(Node::make(plan, std::move(given), std::move(arrays), stream_now()), false);
+      return returned(Node::make(plan, std::move(given), std::move(arrays), stream_now()));
   } catch (const std::exception& e) {
     raised_text = e.what();
   }
   return held(not_implemented);
+}
+
+/* What a kernel's calls at level 0 came to, by all that was given but the inputs. */
+struct Calls {
+  ssize_t inputs;
+  std::unordered_map<std::string, Handle> plans;
+};
+constexpr size_t most_calls = 4096;
+
+ssize_t length_of(object* o) {
+  void* type = type_of(o);
+  return type == &PyTuple_Type ? PyTuple_Size(o) : type == &PyList_Type ? PyList_Size(o) : -1;
+}
+
+object* item_of(object* o, ssize_t i) {
+  return type_of(o) == &PyTuple_Type ? PyTuple_GetItem(o, i) : PyList_GetItem(o, i);
+}
+
+/* Adds what tells a value from others, its type included, since True == 1 == 1.0 in Python. False for
+ * what Python must look at. */
+bool add_to_key(std::string& key, object* o) {
+  void* type = type_of(o);
+  auto put = [&key](char kind, const void* bytes, size_t n) {
+    key += kind;
+    key.append(static_cast<const char*>(bytes), n);
+  };
+  if (type == &PyLong_Type) {
+    long long value = PyLong_AsLongLong(o);
+    if (value == -1 && PyErr_Occurred()) {
+      PyErr_Clear();
+      return false;
+    }
+    put('i', &value, sizeof value);
+  } else if (type == &PyTuple_Type || type == &PyList_Type) {
+    ssize_t n = length_of(o);
+    put('(', &n, sizeof n);
+    for (ssize_t i = 0; i < n; i++)
+      if (!add_to_key(key, item_of(o, i))) return false;
+  } else if (type == dtype_type) {
+    auto value = static_cast<mx::Dtype*>(inside(o))->val();
+    put('d', &value, sizeof value);
+  } else if (type == &PyUnicode_Type) {
+    ssize_t n;
+    const char* text = PyUnicode_AsUTF8AndSize(o, &n);
+    if (!text) {
+      PyErr_Clear();
+      return false;
+    }
+    put('s', &n, sizeof n);
+    key.append(text, static_cast<size_t>(n));
+  } else if (type == &PyBool_Type) {
+    char value = PyLong_AsLongLong(o) != 0;
+    put('b', &value, 1);
+  } else if (type == &PyFloat_Type) {
+    double value = PyFloat_AsDouble(o);
+    put('f', &value, sizeof value);
+  } else if (o == none) {
+    key += 'n';
+  } else {
+    return false;
+  }
+  return true;
+}
+
+/* An input as MLX takes it; false for what Python must look at. */
+bool add_input(std::vector<mx::array>& arrays, object* o) {
+  void* type = type_of(o);
+  if (type == array_type) {
+    const mx::array& a = array_in(o);
+    if (place_of[static_cast<int>(a.dtype().val())] < 0 || a.dtype() == mx::float64) return false;
+    arrays.push_back(a);
+  } else if (type == &PyLong_Type) {
+    long long value = PyLong_AsLongLong(o);
+    if (value == -1 && PyErr_Occurred()) {
+      PyErr_Clear();
+      return false;
+    }
+    if (value >= INT32_MIN && value <= INT32_MAX) {
+      arrays.push_back(mx::array(static_cast<int32_t>(value)));
+    } else {
+      arrays.push_back(mx::array(static_cast<int64_t>(value)));
+    }
+  } else if (type == &PyFloat_Type) {
+    arrays.push_back(mx::array(static_cast<float>(PyFloat_AsDouble(o))));
+  } else if (type == &PyBool_Type) {
+    arrays.push_back(mx::array(PyLong_AsLongLong(o) != 0));
+  } else {
+    return false;
+  }
+  return true;
+}
+
+object* listed(std::vector<mx::array>&& outputs) {
+  object* list = PyList_New(static_cast<ssize_t>(outputs.size()));
+  for (size_t i = 0; i < outputs.size(); i++)
+    PyList_SetItem(list, static_cast<ssize_t>(i), wrapped(std::move(outputs[i])));
+  return list;
+}
+
+/* A call of a kernel: inputs, stream or None, and six arguments that make the key. NotImplemented for what
+ * is not remembered, and where something is wrong. */
+object* call_kernel(object* self, object* const* args, ssize_t n) {
+  auto& calls = *static_cast<Calls*>(PyLong_AsVoidPtr(self));
+  thread_local std::string key;
+  try {
+    key.clear();
+    for (ssize_t i = 2; i < n; i++)
+      if (!add_to_key(key, args[i])) return held(not_implemented);
+    auto found = calls.plans.find(key);
+    if (found == calls.plans.end() || length_of(args[0]) != calls.inputs) return held(not_implemented);
+    if (args[1] != none && type_of(args[1]) != stream_type) return held(not_implemented);
+    if (exporting()) return held(not_implemented);
+    Handle plan = found->second;
+    std::vector<mx::array> arrays;
+    arrays.reserve(static_cast<size_t>(calls.inputs));
+    for (ssize_t i = 0; i < calls.inputs; i++)
+      if (!add_input(arrays, item_of(args[0], i))) return held(not_implemented);
+    mx::Stream on = args[1] == none ? stream_now() : *static_cast<mx::Stream*>(inside(args[1]));
+    return listed(Node::make(plan, Given{}, std::move(arrays), on));
+  } catch (const std::exception&) {
+    return held(not_implemented); /* Python meets it again, and has words for it */
+  }
 }
 
 struct Method {
@@ -1001,7 +1183,7 @@ struct Method {
 /* ------------------------------------------------------------------------------------ for Python */
 
 typedef struct {
-  object *prototype, *ellipsis;
+  object *prototype, *ellipsis, *dtype, *stream; /* any array, dtype and stream of MLX */
   int32_t dtypes; /* ferrule's */
   const int32_t* mlx_dtype; /* MLX's number of each, or -1 */
   const uint8_t* item_bytes;
@@ -1014,6 +1196,8 @@ API int fr_mlx_init(const fr_mlx_setup* s) {
   prototype = held(s->prototype);
   ellipsis = held(s->ellipsis);
   array_type = type_of(prototype);
+  dtype_type = type_of(s->dtype);
+  stream_type = type_of(s->stream);
   memset(place_of, -1, sizeof place_of);
   const mx::Dtype all[] = {mx::bool_, mx::uint8, mx::uint16, mx::uint32, mx::uint64, mx::int8, mx::int16,
                            mx::int32, mx::int64, mx::float16, mx::float32, mx::float64, mx::bfloat16, mx::complex64};
@@ -1040,7 +1224,24 @@ API void fr_mlx_look(object* o, int64_t* found) {
 
 /* A plan for an op, which lives as long as the process. */
 API void* fr_mlx_plan(fr_op* op, int number, int devices, int elsewhere, const char* name, object* python) {
-  return new Handle(new Plan{op, number, devices, elsewhere, name, held(python), false, {}, {}, {0}, {}, {}});
+  return new Handle(new Plan{op, number, devices, elsewhere, name, held(python), false, false, {}, {}, {0}, {}, {}});
+}
+
+/* One element of each output, from the bytes of all of them, or none. */
+static void set_fills(Plan* plan, const int32_t* dtypes, const char* fills) {
+  for (int i = 0; fills && i < plan->op->outputs; i++) {
+    size_t bytes = fr_shared.item_bytes[dtypes[i]];
+    plan->fills.emplace_back(fills, bytes);
+    fills += bytes;
+  }
+}
+
+/* A plan for a kernel whose sizes are expressions, which `op` has; for its outputs' dtypes. */
+API void* fr_mlx_following(fr_op* op, int number, int devices, const char* name, object* python,
+                           const int32_t* dtypes, const char* fills) {
+  auto plan = new Plan{op, number, devices, 0, name, python, true, false, {}, {}, {0}, {}, {}};
+  set_fills(plan, dtypes, fills);
+  return new Handle(plan);
 }
 
 /* A plan for a kernel with sizes as numbers: per output a dtype, and a rank and sizes. `python` lives for
@@ -1048,22 +1249,40 @@ API void* fr_mlx_plan(fr_op* op, int number, int devices, int elsewhere, const c
 API void* fr_mlx_fixed(fr_op* op, int number, int devices, const char* name, object* python, const int32_t* dtypes,
                        const int64_t* shapes, const uint32_t* grid, int templates,
                        const int64_t* template_values, const char* fills) {
-  auto plan = new Plan{op, number, devices, 0, name, python, true, {}, {}, {0}, {}, {}};
+  auto plan = new Plan{op, number, devices, 0, name, python, true, true, {}, {}, {0}, {}, {}};
   for (int i = 0; i < op->outputs; i++) {
     mx::Shape shape;
     int64_t ndim = *shapes++;
     for (int64_t d = 0; d < ndim; d++) shape.push_back(static_cast<mx::ShapeElem>(*shapes++));
     plan->shapes.push_back(shape);
     plan->dtypes.push_back(dtypes[i]);
-    if (fills) {
-      size_t bytes = fr_shared.item_bytes[dtypes[i]];
-      plan->fills.emplace_back(fills, bytes);
-      fills += bytes;
-    }
   }
+  set_fills(plan, dtypes, fills);
   memcpy(plan->grid, grid, sizeof plan->grid);
   plan->templates.assign(template_values, template_values + templates);
   return new Handle(plan);
+}
+
+/* What a kernel's calls come to is kept in: nothing, at first. It lives as long as the process. */
+API void* fr_mlx_calls(int inputs) { return new Calls{inputs, {}}; }
+
+/* The function that makes a kernel's calls again. */
+API object* fr_mlx_again(void* calls) {
+  static Method method{"ferrule_kernel", reinterpret_cast<void*>(call_kernel), 0x0080 /* METH_FASTCALL */, nullptr};
+  object* self = PyLong_FromVoidPtr(calls);
+  object* made = PyCFunction_NewEx(&method, self, nullptr);
+  Py_DecRef(self);
+  return made;
+}
+
+/* Remembers the plan for a tuple of the six arguments that make the key. */
+API void fr_mlx_remember(void* calls, object* asked, void* plan) {
+  auto& plans = static_cast<Calls*>(calls)->plans;
+  std::string key;
+  for (ssize_t i = 0; i < PyTuple_Size(asked); i++)
+    if (!add_to_key(key, PyTuple_GetItem(asked, i))) return;
+  if (plans.size() >= most_calls) plans.clear();
+  plans[key] = *static_cast<Handle*>(plan);
 }
 
 API void fr_mlx_forget(void* plan) { delete static_cast<Handle*>(plan); }
@@ -1077,14 +1296,14 @@ API object* fr_mlx_callable(void* plan) {
   return made;
 }
 
-/* The outputs, as a tuple, of a plan of level 0 for a tuple of arrays, on the stream that a Python
+/* The outputs, as a list, of a plan of level 0 for a tuple of arrays, on the stream that a Python
  * object holds, or the default one. NULL: Python raises `fr_mlx_why`. */
 API object* fr_mlx_run(void* plan, object* arrays, object* stream) {
   try {
     std::vector<mx::array> given;
     for (ssize_t i = 0; i < PyTuple_Size(arrays); i++) given.push_back(array_in(PyTuple_GetItem(arrays, i)));
     mx::Stream on = stream == none ? stream_now() : *static_cast<mx::Stream*>(inside(stream));
-    return returned(Node::make(*static_cast<Handle*>(plan), Given{}, std::move(given), on), true);
+    return listed(Node::make(*static_cast<Handle*>(plan), Given{}, std::move(given), on));
   } catch (const std::exception& e) {
     raised_text = e.what();
     return held(not_implemented);
@@ -1107,6 +1326,9 @@ API void* fr_mlx_scratch(int64_t bytes) {
 }
 
 API void fr_mlx_bypass(int on) { __atomic_store_n(&fr_shared.bypassing, on, __ATOMIC_RELAXED); }
+API int64_t fr_mlx_traced(void) { return nodes_traced; }
+API const char* fr_mlx_last(void) { return last_traced.c_str(); }
+
 API void fr_mlx_raised(const char* text) { raised_text = text; }
 API const char* fr_mlx_why(void) { return raised_text.c_str(); }
 API int fr_mlx_has_cuda(void) { return (&mx::cu::get_command_encoder) != nullptr; }

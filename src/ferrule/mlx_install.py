@@ -1,0 +1,393 @@
+"""`install_mlx`: programs written for MLX on a Mac find kernels that run here, unedited.
+
+MLX without a GPU has the functions that make custom kernels, and refuses to run what they make.
+Packages know that, and ask first: whether Metal is there, whether the default device is the GPU.
+While ferrule is installed these functions make ferrule's kernels, and these questions have a Mac's
+answers, until the program asks for the CPU by name. What MLX can do itself is left to it: on a Mac
+nothing is replaced but `cuda_kernel`, on a machine with MLX's CUDA build not that one.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from collections.abc import Callable, Iterable
+from types import ModuleType, TracebackType
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from . import cuda_call
+from .call import MetalKernel
+from .errors import FerruleWarning, KernelError, warn
+from .hosts import mlx_node
+from .kernel import make_kernel
+
+_installed: dict[int, tuple[Any, Any]] = {}  # by what is replaced: that, and what stands for it
+
+
+def install_mlx() -> None:
+    """Run the kernels that packages for MLX make with ferrule, on this machine.
+
+    Replaces `mx.fast.metal_kernel` and `mx.fast.cuda_kernel`, each only where MLX cannot run such
+    kernels itself, and wherever a module has one of them by a name of its own. Where MLX has no
+    GPU, these also answer as they do on a Mac: `mx.metal.is_available`, `mx.is_available`,
+    `mx.device_count`, `mx.device_info`, and `mx.default_device`, which is equal to `mx.gpu` until
+    the program asks for the CPU with `mx.set_default_device` or `mx.stream`. The functions that
+    take a device take `mx.gpu`, and give a stream of the CPU. MLX's own operations compute as
+    before.
+
+    Call it before the packages are imported: many make their kernels, or decide against them, when
+    they are. A second call changes nothing. `uninstall_mlx` puts everything back.
+
+    Warns:
+        FerruleWarning: modules that make kernels were imported before.
+
+    Raises:
+        ImportError: MLX is not installed.
+    """
+    if _installed:
+        return
+    pairs = _replacements()
+    early = _imported_early()
+    _installed.update((id(old), (old, new)) for old, new in pairs)
+    _exchange(_installed)
+    _types.__eq__ = _equal_to_gpu
+    if early:
+        names = ", ".join(early[:8]) + (" …" if len(early) > 8 else "")
+        warn(
+            f"install_mlx was called after {names} had been imported. Kernels that they made then "
+            "are MLX's, and where they made none, since there was no GPU, they may miss them. Call "
+            "ferrule.install_mlx() before these imports, or run the program with "
+            "`python -m ferrule run`.",
+            FerruleWarning,
+        )
+
+
+def uninstall_mlx() -> None:
+    """Put back all that `install_mlx` replaced, in modules imported meanwhile, too.
+
+    Kernels that were made meanwhile stay ferrule's.
+    """
+    _exchange({id(new): (new, old) for old, new in _installed.values()})
+    _types.__eq__ = _type_equal
+    _installed.clear()
+    _device.cpu = False
+
+
+def _exchange(pairs: dict[int, tuple[Any, Any]]) -> None:
+    """In every module, give names of the first of a pair to the second."""
+    for module in list(sys.modules.values()):
+        if not isinstance(module, ModuleType) or module is sys.modules[__name__]:
+            continue
+        for name, value in list(vars(module).items()):
+            found = pairs.get(id(value))
+            if found is not None and found[0] is value:
+                vars(module)[name] = found[1]
+
+
+def _imported_early() -> list[str]:
+    """Modules, not MLX's and ferrule's own, whose text makes kernels."""
+    found = []
+    theirs = {id(mx), id(mx.fast), id(mx.fast.metal_kernel)}
+    for name, module in list(sys.modules.items()):
+        top = name.partition(".")[0]
+        if top in ("mlx", "ferrule", "__main__") or not isinstance(module, ModuleType):
+            continue
+        if not theirs.isdisjoint(map(id, list(vars(module).values()))) and _makes_kernels(module):
+            found.append(name)
+    return sorted(found)
+
+
+def _makes_kernels(module: ModuleType) -> bool:
+    path = vars(module).get("__file__")
+    if not isinstance(path, str) or not path.endswith(".py"):
+        return False
+    try:
+        with open(path, "rb") as file:
+            return b"metal_kernel" in file.read()
+    except OSError:
+        return False
+
+
+# -- kernels ------------------------------------------------------------------------------------
+
+
+class InstalledKernel(MetalKernel):
+    """What `mx.fast.metal_kernel` gives: it makes MLX's arrays of NumPy's, as MLX's kernels do."""
+
+    def __call__(self, *, inputs: Any, **call: Any) -> list[Any]:
+        if isinstance(inputs, (list, tuple)) and np.ndarray in map(type, inputs):
+            inputs = [mx.array(one) if type(one) is np.ndarray else one for one in inputs]
+        return super().__call__(inputs=inputs, **call)
+
+
+class InstalledFunction(mx.custom_function):  # type: ignore[misc, unused-ignore]
+    """`mx.custom_function`, with words for what MLX refuses to do with one that calls kernels."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        before = mlx_node.traced()
+        result = super().__call__(*args, **kwargs)
+        if mlx_node.traced() == before:
+            return result
+        shapeless = mlx_node.shapeless()
+        if shapeless or _is_exported():
+            what = mlx_node.last_traced()
+            name = what.partition(" ")[2].strip("'")
+            raise KernelError(
+                f"[custom_function] {what} was called inside an mx.custom_function, which MLX can "
+                f"neither compile with shapeless=True nor export. Declare it and its derivative "
+                f"with ferrule.op, and call {name} without a custom_function:\n"
+                f"    {name} = ferrule.op({name!r}, ..., metal=...)\n"
+                f"    {name}.def_vjp(ferrule.op('{name}_vjp', ..., metal=...))"
+            )
+        return result
+
+
+_made_for_export: list[Any] = []  # MLX's own kernel
+
+
+def _is_exported() -> bool:
+    """Whether a function is traced for `mx.export_function`: then MLX's kernels can be called."""
+    if not _made_for_export:
+        return False
+    try:
+        _made_for_export[0](
+            inputs=[], grid=(1, 1, 1), threadgroup=(1, 1, 1), output_shapes=[(1,)],
+            output_dtypes=[mx.float32],
+        )  # fmt: skip
+    except RuntimeError:
+        return False
+    return True
+
+
+def _metal_kernel(
+    name: str,
+    input_names: Any,
+    output_names: Any,
+    source: str,
+    header: str = "",
+    ensure_row_contiguous: bool = True,
+    atomic_outputs: bool = False,
+    compile_options: Any = None,
+) -> InstalledKernel:
+    """`mx.fast.metal_kernel`, by ferrule: see `ferrule.metal_kernel`."""
+    return InstalledKernel(
+        make_kernel(
+            name, input_names, output_names, source, header, ensure_row_contiguous,
+            atomic_outputs, compile_options,
+        )
+    )  # fmt: skip
+
+
+# -- devices ------------------------------------------------------------------------------------
+
+
+class _State:
+    """Whether the program has asked for the CPU. MLX's default device is the process's, too."""
+
+    cpu = False
+
+
+_device = _State()
+_cpu_streams: set[str] = set()  # that the program made for the CPU
+
+
+class _Gpu(mx.Device):  # type: ignore[misc, name-defined, unused-ignore]
+    """MLX's CPU under the name of a GPU: what `mx.default_device` returns.
+
+    MLX takes it for the CPU, wherever a device or a stream is given.
+    """
+
+    __slots__ = ()
+
+    @property
+    def type(self) -> Any:
+        return mx.DeviceType.gpu
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Gpu) or _is_gpu(other)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __hash__(self) -> int:
+        return hash(mx.gpu)
+
+    def __repr__(self) -> str:
+        return "Device(gpu, 0)"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Gpu, (mx.cpu,)
+
+
+def _is_gpu(value: object) -> bool:
+    """Whether a device, or its type, is the GPU."""
+    if isinstance(value, _Gpu):
+        return True
+    return isinstance(value, (mx.Device, mx.DeviceType)) and bool(mx.gpu == value)
+
+
+_types: Any = mx.DeviceType
+_type_equal = _types.__eq__
+
+
+def _equal_to_gpu(self: Any, other: object) -> bool:
+    """`mx.DeviceType.__eq__`, which looks at the device that MLX sees."""
+    return bool(self is mx.gpu if isinstance(other, _Gpu) else _type_equal(self, other))
+
+
+def _real(value: Any) -> Any:
+    return mx.cpu if _is_gpu(value) else value
+
+
+def _on_cpu(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of devices and streams that takes the GPU for the CPU."""
+
+    @functools.wraps(function)
+    def call(*given: Any, **named: Any) -> Any:
+        return function(*map(_real, given), **{key: _real(one) for key, one in named.items()})
+
+    return call
+
+
+def _stream_maker(function: Callable[..., Any]) -> Callable[..., Any]:
+    """One that makes a stream, and remembers those for the CPU."""
+
+    @functools.wraps(function)
+    def make(device: Any) -> Any:
+        stream = function(_real(device))
+        if not _is_gpu(device):
+            _cpu_streams.add(str(stream))
+        return stream
+
+    return make
+
+
+class _StreamContext:
+    """`mx.stream`'s: while it lasts, the default device is the stream's."""
+
+    def __init__(self, given: Any, made: Any) -> None:
+        self._context = made
+        device = isinstance(given, (mx.Device, mx.DeviceType))
+        self._cpu: bool | None = None  # as it is: a stream of any device
+        if device:
+            self._cpu = not _is_gpu(given)
+        elif str(given) in _cpu_streams:
+            self._cpu = True
+        self._before: list[bool] = []
+
+    def __enter__(self) -> None:
+        self._context.__enter__()
+        self._before.append(_device.cpu)
+        if self._cpu is not None:
+            _device.cpu = self._cpu
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:  # fmt: skip
+        _device.cpu = self._before.pop()
+        self._context.__exit__(kind, error, traceback)
+
+
+def _memory() -> int:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError):
+        return 1 << 33
+
+
+def _replacements() -> Iterable[tuple[Any, Any]]:
+    """What is replaced, and by what."""
+    pairs: list[tuple[Any, Any]] = []
+
+    def replace(where: Any, name: str, make: Callable[[Any], Any]) -> None:
+        old = getattr(where, name, None)
+        if old is not None:  # not every version has all of them
+            pairs.append((old, make(old)))
+
+    if not mx.metal.is_available():
+        _made_for_export[:] = [
+            mx.fast.metal_kernel(name="none", input_names=[], output_names=["y"], source=";")
+        ]
+        replace(mx.fast, "metal_kernel", lambda old: _metal_kernel)
+        replace(mx, "custom_function", lambda old: InstalledFunction)
+        replace(mx.metal, "is_available", _always)
+    if not (hasattr(mx, "cuda") and mx.cuda.is_available()):
+        replace(mx.fast, "cuda_kernel", lambda old: _cuda_kernel)
+    if mx.is_available(mx.gpu):  # MLX's CUDA build
+        return pairs
+    gpu = _Gpu(mx.cpu)
+
+    def default_device(old: Callable[[], Any]) -> Callable[[], Any]:
+        @functools.wraps(old)
+        def call() -> Any:
+            return old() if _device.cpu else gpu
+
+        return call
+
+    def set_default_device(old: Callable[[Any], None]) -> Callable[[Any], None]:
+        @functools.wraps(old)
+        def call(device: Any) -> None:
+            old(_real(device))
+            _device.cpu = not _is_gpu(device)
+
+        return call
+
+    def stream(old: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        @functools.wraps(old)
+        def call(s: Any) -> _StreamContext:
+            return _StreamContext(s, old(_real(s)))
+
+        return call
+
+    def available(old: Callable[[Any], bool]) -> Callable[[Any], bool]:
+        @functools.wraps(old)
+        def call(device: Any) -> bool:
+            return old(_real(device))
+
+        return call
+
+    def info(old: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+        @functools.wraps(old)
+        def call(d: Any = None) -> dict[str, Any]:
+            found = cpu_info(mx.cpu)
+            if _is_gpu(gpu if d is None and not _device.cpu else d):
+                size = _memory()
+                found = {
+                    **found, "memory_size": size, "max_buffer_length": size,
+                    "max_recommended_working_set_size": size // 4 * 3,
+                }  # fmt: skip
+            return dict(found)
+
+        return call
+
+    cpu_info: Callable[[Any], dict[str, Any]] = getattr(mx, "device_info", lambda device: {})
+    replace(mx, "default_device", default_device)
+    replace(mx, "set_default_device", set_default_device)
+    replace(mx, "stream", stream)
+    replace(mx, "is_available", available)
+    replace(mx, "device_count", _on_cpu)
+    replace(mx, "device_info", info)
+    replace(mx.metal, "device_info", info)
+    replace(mx, "default_stream", _on_cpu)
+    replace(mx, "synchronize", _on_cpu)
+    for name in ("new_stream", "new_thread_local_stream", "new_thread_unsafe_stream"):
+        replace(mx, name, _stream_maker)
+    return pairs
+
+
+def _always(old: Callable[[], bool]) -> Callable[[], bool]:
+    @functools.wraps(old)
+    def call() -> bool:
+        return True
+
+    return call
+
+
+@functools.wraps(cuda_call.cuda_kernel)
+def _cuda_kernel(*given: Any, **named: Any) -> Any:
+    return cuda_call.cuda_kernel(*given, **named)

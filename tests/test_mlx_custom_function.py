@@ -1,0 +1,163 @@
+"""Kernels inside `mx.custom_function`, as MLX documents it, and what MLX refuses there."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+import ferrule
+
+I = "uint i = thread_position_in_grid.x; "  # noqa: E741
+exp = ferrule.metal_kernel("exp", ["x"], ["y"], I + "y[i] = metal::precise::exp(x[i]);")
+times = ferrule.metal_kernel("times", ["a", "b"], ["y"], I + "y[i] = a[i] * b[i];")
+
+
+def run(kernel: Any, *inputs: mx.array) -> mx.array:
+    x = inputs[0]
+    (y,) = kernel(
+        inputs=list(inputs), grid=(x.size, 1, 1), threadgroup=(32, 1, 1),
+        output_shapes=[x.shape], output_dtypes=[x.dtype],
+    )  # fmt: skip
+    return y
+
+
+def made() -> Any:
+    @mx.custom_function
+    def f(x: mx.array) -> mx.array:
+        return run(exp, x)
+
+    @f.vjp
+    def vjp(primals: mx.array, cotangent: mx.array, output: mx.array) -> mx.array:
+        return run(times, output, cotangent)
+
+    @f.jvp
+    def jvp(primals: mx.array, tangents: mx.array) -> mx.array:
+        return f(primals) * tangents
+
+    @f.vmap
+    def vmap(x: mx.array, axis: int) -> tuple[mx.array, int]:
+        return run(exp, x), axis
+
+    return f
+
+
+@pytest.fixture(params=["mlx", "installed"])
+def f(request: pytest.FixtureRequest) -> Iterator[Any]:
+    """The function, as MLX has it, and with ferrule in MLX."""
+    if request.param == "mlx":
+        yield made()
+        return
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ferrule.FerruleWarning)
+        ferrule.install_mlx()
+    try:
+        yield made()
+    finally:
+        ferrule.uninstall_mlx()
+
+
+X = mx.array([[0.0, 0.5, -1.0], [2.0, 1.5, -3.0]])
+
+
+def same(a: mx.array, b: mx.array) -> None:
+    assert a.shape == b.shape
+    assert mx.allclose(a, b, rtol=1e-5)
+
+
+def test_derivatives(f: Any) -> None:
+    def total(x: mx.array) -> mx.array:
+        return (f(x) * f(2 * x)).sum()
+
+    def expected(x: mx.array) -> mx.array:
+        return mx.exp(3 * x).sum()
+
+    gradient = mx.grad(expected)(X)
+    same(mx.grad(total)(X), gradient)
+    same(mx.compile(mx.grad(total))(X), gradient)
+    same(mx.grad(mx.compile(total))(X), gradient)
+    same(mx.grad(mx.checkpoint(total))(X), gradient)
+    same(mx.compile(mx.grad(mx.checkpoint(total)))(X), gradient)
+    _, (forward,) = mx.jvp(total, [X], [mx.ones_like(X)])
+    same(forward, gradient.sum())
+    value, back = mx.value_and_grad(total)(X)
+    same(value, expected(X))
+    same(back, gradient)
+
+
+def test_batches(f: Any) -> None:
+    """MLX asks the kernel inside for its batching rule, too; the function has one."""
+    same(mx.vmap(f)(X), mx.exp(X))
+    same(mx.vmap(f, in_axes=1, out_axes=1)(X), mx.exp(X))
+    same(mx.compile(mx.vmap(f))(X), mx.exp(X))
+
+
+def test_compiled(f: Any) -> None:
+    compiled = mx.compile(lambda x: f(x + 1) - 1)
+    for x in (X, X[:, :2], X):
+        same(compiled(x), mx.exp(x + 1) - 1)
+
+
+def test_without_a_rule_the_error_comes_when_it_is_evaluated() -> None:
+    with pytest.raises(ValueError, match=r"kernel 'exp' has no batching rule.*def_vmap"):
+        mx.eval(mx.vmap(lambda x: run(exp, x))(X))
+    with pytest.raises(ValueError, match=r"kernel 'exp' has no forward-mode.*def_jvp"):
+        mx.eval(mx.jvp(lambda x: run(exp, x), [X], [X]))
+    with pytest.raises(ValueError, match=r"kernel 'exp' has no derivative.*def_vjp"):
+        mx.grad(lambda x: run(exp, x).sum())(X)
+    batched = mx.vmap(lambda x: run(exp, x), in_axes=1)(X)
+    assert batched.shape == (3, 2)
+    values, _ = mx.jvp(lambda x: run(exp, x), [X], [X])
+    same(values[0], mx.exp(X))  # they are there
+
+
+def refused(function: Any, folder: Path) -> list[str]:
+    """What MLX, or ferrule, says where a function is compiled shapeless and exported."""
+    said = []
+    with pytest.raises(ValueError) as error:
+        mx.compile(function, shapeless=True)(X)
+    said.append(str(error.value))
+    with pytest.raises(ValueError) as error:
+        mx.export_function(str(folder / "f.mlxfn"), function, X)
+    said.append(str(error.value))
+    return said
+
+
+def test_what_mlx_refuses_is_said_with_what_to_write(tmp_path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ferrule.FerruleWarning)
+        ferrule.install_mlx()
+    try:
+        f = made()
+        for function in (f, mx.grad(lambda x: f(x).sum())):
+            for text in refused(function, tmp_path):
+                assert "exp = ferrule.op('exp', ..., metal=...)\n" in text
+                assert "exp.def_vjp(ferrule.op('exp_vjp', ..., metal=...))" in text
+        same(f(X), mx.exp(X))
+        plain = mx.custom_function(lambda x: 2 * x)  # nothing of ferrule: MLX's own words
+        plain.vjp(lambda x, cotangent, y: 2 * cotangent)
+        for text in refused(plain, tmp_path):
+            assert "CustomTransforms" in text
+    finally:
+        ferrule.uninstall_mlx()
+
+
+def test_what_it_says_to_write_works(tmp_path: Path) -> None:
+    exp = ferrule.op(
+        "exp", "x[*S]:float32 -> y[*S]:float32", metal=I + "y[i] = metal::precise::exp(x[i]);",
+        grid="x.size", threadgroup=32,
+    )  # fmt: skip
+    exp.def_vjp(
+        ferrule.op(
+            "exp_vjp", "x[*S]:float32, cotangent[*S]:float32 -> x_grad[*S]:float32",
+            metal=I + "x_grad[i] = metal::precise::exp(x[i]) * cotangent[i];", grid="x.size",
+            threadgroup=32,
+        )
+    )  # fmt: skip
+    gradient = mx.compile(mx.grad(lambda x: exp(x).sum()), shapeless=True)
+    for x in (X, X[:1], X[:, :2]):
+        same(gradient(x), mx.exp(x))

@@ -1,0 +1,272 @@
+"""`install_mlx`: what programs for MLX are told, and that everything is put back."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import subprocess
+import sys
+import threading
+import types
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import ferrule
+from ferrule.cli import main
+
+pytestmark = pytest.mark.skipif(mx.is_available(mx.gpu), reason="this MLX has a GPU")
+
+PLACES: tuple[Any, ...] = (mx, mx.fast, mx.metal, mx.DeviceType, mx.Device)
+BEFORE = [dict(vars(place)) for place in PLACES]
+SOURCE = "uint i = thread_position_in_grid.x; y[i] = x[i] + n;"
+
+
+def same() -> bool:
+    """Whether MLX is as it was imported."""
+    return all(
+        vars(place).keys() == before.keys()
+        and all(vars(place)[name] is value for name, value in before.items())
+        for place, before in zip(PLACES, BEFORE, strict=True)
+    )
+
+
+@pytest.fixture
+def installed() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ferrule.FerruleWarning)  # of other tests' modules
+        ferrule.install_mlx()
+    try:
+        yield
+    finally:
+        ferrule.uninstall_mlx()
+        mx.set_default_device(mx.cpu)
+        assert same()
+
+
+def make(metal_kernel: Any = None) -> Any:
+    made = (metal_kernel or mx.fast.metal_kernel)(
+        name="plus", input_names=["x", "n"], output_names=["y"], source=SOURCE
+    )
+
+    def call(x: Any, n: Any, **more: Any) -> Any:
+        (y,) = made(
+            inputs=[x, n], grid=(x.size, 1, 1), threadgroup=(32, 1, 1), output_shapes=[x.shape],
+            output_dtypes=[mx.float32], **more,
+        )  # fmt: skip
+        return y
+
+    return call
+
+
+def test_importing_ferrule_changes_nothing() -> None:
+    code = (
+        "import mlx.core as mx; a, b = dict(vars(mx)), dict(vars(mx.fast))\n"
+        "import ferrule; k = ferrule.metal_kernel('k', ['x'], ['y'], 'y[0] = x[0];')\n"
+        "k(inputs=[mx.ones(1)], grid=(1, 1, 1), threadgroup=(1, 1, 1), output_shapes=[(1,)],"
+        " output_dtypes=[mx.float32])\n"
+        "print(a == vars(mx) and b == vars(mx.fast))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.stdout == "True\n", done.stderr
+
+
+def test_gates(installed: None) -> None:
+    gpu, device = mx.gpu, mx.default_device()
+    assert mx.metal.is_available() and mx.is_available(gpu) and mx.device_count(gpu) == 1
+    for one in (gpu, mx.Device(gpu), mx.DeviceType.gpu, device):
+        assert device == one and one == device
+        assert (device != one, one != device) == (False, False)
+    for one in (mx.cpu, mx.Device(mx.cpu), 1, None):
+        assert device != one and one != device
+        assert (device == one, one == device) == (False, False)
+    assert device.type == gpu and device.type != mx.cpu
+    assert str(device) == "Device(gpu, 0)"
+    assert hash(device) == hash(gpu) and {gpu: 1}[device] == 1
+    assert isinstance(device, mx.Device)
+    assert copy.deepcopy(device) == gpu and pickle.loads(pickle.dumps(device)) == gpu  # noqa: S301
+    info = mx.device_info()
+    assert info["max_recommended_working_set_size"] <= info["memory_size"]
+    assert "memory_size" not in mx.device_info(mx.cpu)
+
+
+def test_the_cpu_on_purpose(installed: None) -> None:
+    mx.set_default_device(mx.cpu)
+    assert mx.default_device() == mx.cpu and mx.default_device() != mx.gpu
+    with mx.stream(mx.gpu):
+        assert mx.default_device() == mx.gpu
+        with mx.stream(mx.cpu):
+            assert mx.default_device() == mx.cpu
+        assert mx.default_device() == mx.gpu
+    assert mx.default_device() == mx.cpu
+    before = mx.default_device()
+    mx.set_default_device(mx.gpu)
+    assert mx.default_device() == mx.gpu
+    saved = mx.default_device()  # as MLX's own tests restore it
+    mx.set_default_device(before)
+    assert mx.default_device() == mx.cpu
+    mx.set_default_device(saved)
+    assert mx.default_device() == mx.gpu
+    with pytest.raises(ZeroDivisionError), mx.stream(mx.cpu):
+        _ = 1 // 0
+    assert mx.default_device() == mx.gpu
+
+
+@pytest.mark.parametrize("make_stream", ["new_stream", "new_thread_local_stream"])
+def test_streams(installed: None, make_stream: str) -> None:
+    make_one = getattr(mx, make_stream)
+    for_cpu = make_one(mx.cpu)
+    for device in (mx.gpu, mx.Device(mx.gpu), mx.default_device()):
+        stream = make_one(device)
+        with mx.stream(stream):
+            assert mx.default_device() == mx.gpu
+            assert (mx.arange(3) + 1).tolist() == [1, 2, 3]
+        assert make()(mx.arange(3), 1, stream=stream).tolist() == [1, 2, 3]
+        mx.synchronize(stream)
+    with mx.stream(for_cpu):
+        assert mx.default_device() == mx.cpu
+    assert mx.default_stream(mx.gpu) == mx.default_stream(mx.cpu)
+    mx.synchronize(mx.gpu)
+
+
+@pytest.mark.parametrize("what", ["none", "gpu", "cpu", "device", "default"])
+def test_kernels(installed: None, what: str) -> None:
+    stream = {
+        "none": None, "gpu": mx.gpu, "cpu": mx.cpu, "device": mx.Device(mx.gpu),
+        "default": mx.default_device(),
+    }[what]  # fmt: skip
+    y = make()(mx.arange(5), 2.5, stream=stream)
+    assert y.tolist() == [2.5, 3.5, 4.5, 5.5, 6.5]
+
+
+@pytest.mark.parametrize("x", [np.arange(4, dtype=np.float32), mx.arange(4)], ids=["numpy", "mlx"])
+@pytest.mark.parametrize("n", [1, 1.0, np.float32(1), mx.array(1), np.array([1])[0]], ids=repr)
+def test_inputs_as_mlx_takes_them(installed: None, x: Any, n: Any) -> None:
+    y = make()(x, n)
+    assert isinstance(y, mx.array)
+    assert y.tolist() == [1, 2, 3, 4]
+
+
+def test_cuda_kernels_are_made_and_refused_when_called(installed: None) -> None:
+    kernel = mx.fast.cuda_kernel(
+        name="one", input_names=["x"], output_names=["y"], source="y[0] = x[0];"
+    )
+    assert "__global__" in kernel.text(inputs=["float32[1]"], output_dtypes=[mx.float32])
+    with pytest.raises(ferrule.DeviceError, match="NVIDIA"):
+        kernel(
+            inputs=[mx.ones(1)], grid=(1, 1, 1), threadgroup=(1, 1, 1), output_shapes=[(1,)],
+            output_dtypes=[mx.float32],
+        )  # fmt: skip
+
+
+def test_from_other_threads(installed: None) -> None:
+    found: list[Any] = []
+
+    def work() -> None:
+        found.append((mx.default_device() == mx.gpu, make()(mx.arange(4), 1).tolist()))
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join()
+    assert found == [(True, [1, 2, 3, 4])] * 4
+
+
+def test_names_taken_before_and_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    early = types.ModuleType("early_names")
+    early.metal_kernel, early.d = mx.fast.metal_kernel, mx.default_device  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "early_names", early)
+    theirs = early.metal_kernel
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ferrule.FerruleWarning)
+        ferrule.install_mlx()
+        ferrule.install_mlx()
+    try:
+        assert early.metal_kernel is mx.fast.metal_kernel is not theirs
+        assert early.d() == mx.gpu
+        assert make(early.metal_kernel)(mx.arange(2), 1).tolist() == [1, 2]
+        late = types.ModuleType("late_names")
+        late.made = mx.fast.metal_kernel  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, "late_names", late)
+    finally:
+        ferrule.uninstall_mlx()
+        ferrule.uninstall_mlx()
+    assert late.made is early.metal_kernel is theirs
+    assert early.d() == mx.cpu
+    assert same()
+
+
+def test_modules_imported_before_are_named(tmp_path: Path) -> None:
+    (tmp_path / "toolate.py").write_text(
+        "import mlx.core as mx\n"
+        "kernel = mx.fast.metal_kernel if mx.metal.is_available() else None\n", "utf-8"
+    )  # fmt: skip
+    (tmp_path / "innocent.py").write_text("import mlx.core as mx\n", "utf-8")
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1])\nimport innocent, toolate, ferrule, warnings\n"
+        "with warnings.catch_warnings(record=True) as said:\n"
+        "    warnings.simplefilter('always'); ferrule.install_mlx()\n"
+        "print(*(w.message for w in said), *(w.filename for w in said))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, timeout=120
+    )
+    assert "after toolate had been imported" in done.stdout, done.stdout + done.stderr
+    assert done.stdout.endswith("<string>\n")
+
+
+PROGRAM = """
+import sys
+print(__name__, sys.argv, 'ferrule' in sys.modules and 'mlx.core' in sys.modules)
+import beside
+import mlx.core as mx
+import ferrule
+k = mx.fast.metal_kernel(name="k", input_names=["x"], output_names=["y"], source="y[0] = x[0] + 1;")
+print(k(inputs=[mx.ones(1)], grid=(1, 1, 1), threadgroup=(1, 1, 1), output_shapes=[(1,)],
+        output_dtypes=[mx.float32]))
+sys.exit(3)
+"""
+
+
+@pytest.mark.parametrize("module", [False, True])
+def test_run(tmp_path: Path, module: bool) -> None:
+    (tmp_path / "program.py").write_text(PROGRAM, "utf-8")
+    (tmp_path / "beside.py").write_text("", "utf-8")
+    name = ["-m", "program"] if module else [str(tmp_path / "program.py")]
+    done = subprocess.run(
+        [sys.executable, "-m", "ferrule", "run", *name, "-m", "--flag", "x"],
+        capture_output=True, text=True, timeout=120, cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 3, done.stderr
+    shown = str(tmp_path / "program.py")
+    assert done.stdout.splitlines() == [
+        f"__main__ {[shown, '-m', '--flag', 'x']} False", "[array([2], dtype=float32)]",
+    ]  # fmt: skip
+
+
+def test_errors_and_warnings_of_a_program_are_its_own(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(
+        "import warnings, ferrule\nwarnings.warn('look')\nraise ferrule.KernelError('wrong')\n",
+        "utf-8",
+    )
+    command = [sys.executable, str(tmp_path / "program.py")]
+    plain = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    command[1:1] = ["-m", "ferrule", "run"]
+    ours = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert ours.returncode == plain.returncode == 1
+    assert ours.stderr.splitlines()[0] == plain.stderr.splitlines()[0]  # the warning
+    assert "Traceback" in ours.stderr
+    assert ours.stderr.splitlines()[-3:] == plain.stderr.splitlines()[-3:]
+
+
+def test_run_without_a_program() -> None:
+    done = CliRunner().invoke(main, ["run"])
+    assert done.exit_code == 2
+    assert "PROGRAM" in done.output
