@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 import ferrule.mlx as fm
 import mlx_products as make
 from ferrule.errors import KernelError
-from ferrule.hosts import mlx_node, mlx_sizes
+from ferrule.hosts import mlx_sizes
 from mlx_products import MODES, Product
 
 DATA = st.data()
@@ -449,7 +449,7 @@ def test_errors() -> None:
 
 def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     """MLX's own functions, outside of transformations; inside, where they are wrong, an error."""
-    monkeypatch.setattr(mlx_node, "library", lambda: None)
+    monkeypatch.setattr(mlx_build, "library", lambda: None)
     w = mx.quantize(make.normal((3, 32, 64), 0))
     x, rhs = make.normal((4, 2, 64), 1), mx.array([2, 0, 1, 2])
 
