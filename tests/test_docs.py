@@ -12,7 +12,7 @@ import pytest
 from test_readme import blocks, same
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
-PAGES = ["mlx_packages.md", "pytorch.md"]
+PAGES = ["mlx_packages.md", "mlx.md", "pytorch.md"]
 _MARK = "\x00"  # between what the blocks of a page print
 
 

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 import ferrule.mlx as fm
 import mlx_products as make
 from ferrule.errors import KernelError
-from ferrule.hosts import mlx_sizes
+from ferrule.hosts import mlx_build, mlx_sizes
 from mlx_products import MODES, Product
 
 DATA = st.data()
