@@ -160,6 +160,7 @@ MAY_IMPORT = {
     "bench.by_ops": "torch",
     "bench.cpu": "ferrule bench cli numpy torch mlx",
     "bench.cuda": "ferrule bench cli devices numpy torch cupy",
+    "bench.mlx_graph": "ferrule bench mlx",
     "bench.mlx_lm": "ferrule bench mlx mlx_lm",
     "bench.ops": "ferrule bench torch",
     "bench.report": "errors bench binding driver nvrtc matplotlib",

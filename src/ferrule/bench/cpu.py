@@ -14,7 +14,7 @@ import numpy as np
 import ferrule
 
 from ..cli import grid_sample as gs
-from . import mlx_lm, ops, startup
+from . import mlx_graph, mlx_lm, ops, startup
 from .timing import Bench, Peer
 
 ELEMENTWISE = {
@@ -181,6 +181,7 @@ def models(bench: Bench) -> None:
 GROUPS: dict[str, Callable[[Bench], None]] = {
     **{name: partial(elementwise, name) for name in ELEMENTWISE},
     "grid_sample": sampling,
+    "mlx-graph": mlx_graph.nodes,
     "mlx-lm": models,
     "operators": ops.on_cpu,
     "startup": startup.on_cpu,

@@ -17,7 +17,7 @@ import ferrule
 from .. import devices
 from ..cli import grid_sample as gs
 from ..cli import readable
-from . import mlx_lm, ops, sass, startup
+from . import mlx_graph, mlx_lm, ops, sass, startup
 from .timing import Bench, Call, Peer
 
 DEVICE = "cuda:0"
@@ -480,6 +480,21 @@ def bursts(bench: Bench) -> Iterator[None]:
 # -- ops -------------------------------------------------------------------------------------------
 
 
+def graphs(bench: Bench) -> None:
+    """Nodes of MLX's graphs, where MLX has CUDA."""
+    if bench.installed("mlx"):
+        import mlx.core as mx
+
+        if mx.default_device() != mx.Device(mx.gpu):
+            bench.leave_out("MLX has no CUDA here: its rows are left out")
+            return
+        before, bench.clock = bench.clock, bench.wall
+        try:
+            mlx_graph.nodes(bench)
+        finally:
+            bench.clock = before
+
+
 def operators(bench: Bench) -> None:
     """An op in torch: what an eager call costs the host, and what is left of that in a graph."""
     import torch
@@ -541,6 +556,7 @@ GROUPS: dict[str, Callable[[Bench], None]] = {
     **{name: partial(elementwise, name) for name in BODIES},
     "grid_sample": sampling,
     "grid_sample VJP": vjp,
+    "mlx-graph": graphs,
     "mlx-lm": models,
     "host": host,
     "operators": operators,
