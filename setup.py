@@ -8,10 +8,8 @@ from setuptools import Extension, setup
 
 FOLDER = Path("src", "ferrule", "runtime")
 CALL_FILES = [FOLDER / name for name in ("fastcall.c", "cuda_launch.h", "runtime.h")]
-TORCH_FILES = [
-    FOLDER / name
-    for name in ("torch_calls.c", "arithmetic.h", "arrays.h", "cuda_launch.h", "rule.h", "runtime.h")
-]
+OP_FILES = ("arithmetic.h", "arrays.h", "cuda_launch.h", "rule.h", "runtime.h")
+TORCH_FILES = [FOLDER / name for name in ("torch_calls.c", *OP_FILES)]
 FILES = [FOLDER / name for name in ("faults.h", "platform.h", "runtime.c", "runtime.h")]
 
 
