@@ -159,7 +159,7 @@ MAY_IMPORT = {
     "bench": "",
     "bench.by_ops": "torch",
     "bench.cpu": "ferrule bench cli numpy torch mlx",
-    "bench.cuda": "ferrule bench cli devices numpy torch cupy",
+    "bench.cuda": "ferrule bench cli devices numpy torch cupy mlx",
     "bench.mlx_graph": "ferrule bench mlx",
     "bench.mlx_lm": "ferrule bench mlx mlx_lm",
     "bench.ops": "ferrule bench torch",

@@ -509,6 +509,35 @@ def test_what_mlx_is_asked_for_on_metal(monkeypatch: pytest.MonkeyPatch) -> None
     assert len(asked) == 5  # one per op
 
 
+def test_what_mlx_is_asked_for_by_kernels_on_metal(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    def stand_in(*names: Any, **options: Any) -> Any:
+        def call(**given: Any) -> list[mx.array]:
+            asked.append((names[:4], options, given))
+            return [x * x for x in given["inputs"]]
+
+        return call
+
+    kernel = fe.metal_kernel("on_metal", ["x"], ["y"], f"{I} y[i] = x[i] * T(N);")
+    monkeypatch.setattr(mx.fast, "metal_kernel", stand_in)
+    monkeypatch.setattr(mlx_gpu, "on_metal", lambda stream: True)
+    x = numbers(6)
+    call: Any = {
+        "inputs": [x], "grid": (6, 1, 1), "threadgroup": (64, 1, 1), "output_shapes": [(6,)],
+        "output_dtypes": [mx.float32], "template": [("T", mx.float32), ("N", 2)], "init_value": 3,
+    }  # fmt: skip
+    for _ in range(2):
+        (y,) = kernel(**call)
+        same(y, x * x)
+    (names, options, given) = asked[0]
+    assert names == ("on_metal", ["x"], ["y"], kernel.kernel.source) and len(asked) == 2
+    assert options == {"header": "", "ensure_row_contiguous": True, "atomic_outputs": False}
+    assert given["template"] == call["template"] and given["init_value"] == 3
+    assert given["grid"] == (6, 1, 1) and given["threadgroup"] == (64, 1, 1)
+    assert given["output_shapes"] == [(6,)] and given["output_dtypes"] == [mx.float32]
+
+
 # -- what is wrong ---------------------------------------------------------------------------------
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import math
+import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
@@ -103,15 +104,34 @@ def by_stock_node(op: Op, values: tuple[Any, ...]) -> list[mx.array]:
             absent = mlx.DTYPES[said.dtypes.get(one.dtype, one.dtype)]
             inputs.append(mx.zeros((1,) * len(one.dims), absent))
     inputs += [mx.array(size, mx.int32) for size in read_dims(body, said)]
-    template: Any = [
+    return call_stock(
+        body.kernel, inputs, [shape for shape, _ in results], [kind for _, kind in results],
+        sent.grid, sent.threadgroup, sent.template, sent.fill,
+    )  # fmt: skip
+
+
+def on_metal(stream: object) -> bool:
+    """Whether a kernel's call with this stream, device or None is for an Apple GPU."""
+    if os.uname().sysname != "Darwin":
+        return False
+    device: Any = mx.default_device() if stream is None else getattr(stream, "device", stream)
+    return bool(device == mx.gpu or device == mx.Device(mx.gpu))
+
+
+def call_stock(
+    kernel: Kernel, inputs: Sequence[mx.array], shapes: Sequence[Shape], kinds: Sequence[Dtype],
+    grid: Sequence[int], threadgroup: Sequence[int],
+    template: Sequence[tuple[str, int | bool | Dtype]], fill: float | None, stream: Any = None,
+) -> list[mx.array]:  # fmt: skip
+    """The outputs of a kernel by MLX's own `mx.fast.metal_kernel`: MLX's node and text."""
+    values: Any = [
         (name, mlx.DTYPES[value.name] if isinstance(value, Dtype) else value)
-        for name, value in sent.template
+        for name, value in template
     ]
-    made: list[mx.array] = _stock_kernel(body.kernel)(
-        inputs=inputs, template=template, grid=sent.grid, threadgroup=sent.threadgroup,
-        output_shapes=[shape for shape, _ in results],
-        output_dtypes=[mlx.DTYPES[kind.name] for _, kind in results],
-        init_value=None if sent.fill is None else float(sent.fill),
+    made: list[mx.array] = _stock_kernel(kernel)(
+        inputs=list(inputs), template=values, grid=tuple(grid), threadgroup=tuple(threadgroup),
+        output_shapes=list(shapes), output_dtypes=[mlx.DTYPES[kind.name] for kind in kinds],
+        init_value=None if fill is None else float(fill), stream=stream,
     )  # fmt: skip
     return made
 

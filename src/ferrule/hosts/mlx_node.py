@@ -351,9 +351,9 @@ def without_rule(kernel: Kernel, what: str) -> KernelError:
 class BoundSizes(BoundKernel):
     """A kernel whose sizes are expressions of its inputs' shapes, of certain ranks."""
 
-    def __init__(self, kernel: Kernel, sizes: Sizes) -> None:
+    def __init__(self, kernel: Kernel, sizes: Sizes, number: float | None) -> None:
         super().__init__(kernel)
-        self.sizes = sizes
+        self.sizes, self.fill = sizes, number
         program = compile_rule(sizes.rule, sizes.launch)
         if program is None:
             raise KernelError(
@@ -381,6 +381,16 @@ class BoundSizes(BoundKernel):
                 f"{', '.join(map(str, shapes))} do not fit in 64 bits."
             )
         return super().entry(request)
+
+    def _said(self, what: str, *given: Any) -> tuple[Any, ...]:
+        if what != "metal":
+            return super()._said(what, *given)
+        (values,) = given
+        grid, group, shapes, template = self.sizes.numbers([one.shape for one in values])
+        kinds = [dtypes.BY_NAME[one.dtype] for one in self.sizes.rule.outputs]
+        return tuple(mlx_gpu.call_stock(
+            self.kernel, values, shapes, kinds, grid, group, template, self.fill
+        ))  # fmt: skip
 
     def template(self, request: Request) -> tuple[tuple[str, int | bool | Dtype], ...]:
         """The template of a request."""
@@ -411,13 +421,15 @@ def check_numbers(kernel: Kernel, sizes: Sizes, shapes: Sequence[Shape]) -> None
 _following: dict[object, tuple[BoundSizes, int]] = {}  # with their plans
 
 
-def _plan_of(kernel: Kernel, sizes: Sizes, fills: bytes | None) -> int:
+def _plan_of(
+    kernel: Kernel, sizes: Sizes, number: float | None, fills: bytes | None
+) -> int:  # fmt: skip
     """What a node of a kernel with these expressions is made from."""
     template = tuple([(name, type(value), value) for name, value in sizes.template])
     key = (kernel, str(sizes.rule), tuple(sizes.launch), template, fills)
     found = _following.get(key)
     if found is None:
-        bound = BoundSizes(kernel, sizes)
+        bound = BoundSizes(kernel, sizes, number)
         outs = [dtypes.ALL.index(dtypes.BY_NAME[one.dtype]) for one in sizes.rule.outputs]
         plan = loaded().fr_mlx_following(
             ctypes.addressof(bound.structure), bound.number, bound.structure.body[0].devices,
@@ -448,6 +460,9 @@ def call_kernel(
         KernelError, KernelTypeError, CompileError, DialectError, ToolchainError, DeviceError: as
             the call does.
     """
+    if written is None and kernel.language == "metal" and mlx_gpu.on_metal(stream):
+        given = [array_of(kernel, wants, i, value) for i, value in enumerate(inputs)]
+        return mlx_gpu.call_stock(kernel, given, shapes, outs, grid, group, items, number, stream)
     found = library()
     if found is None or (kernel.language == "cuda" and not found.fr_mlx_has_cuda()):
         return None
@@ -463,7 +478,7 @@ def call_kernel(
     if bound is None:
         bound = _kernels[kernel] = BoundKernel(kernel)
     if written is not None:
-        plan = _plan_of(kernel, written, fills)
+        plan = _plan_of(kernel, written, number, fills)
     else:
         plan = bound.plan(shapes, outs, grid, group, items, fills)
     result = found.fr_mlx_run(plan, arrays, stream_of(kernel, stream))
@@ -492,7 +507,8 @@ def again(kernel: Kernel) -> Any:
     It takes the inputs, an MLX stream or None, and what `call_kernel` was ``asked``; it gives
     NotImplemented for what Python must look at.
     """
-    return loaded().fr_mlx_again(_kernels[kernel].calls)
+    bound = _kernels.get(kernel)  # none where MLX's own nodes are used
+    return None if bound is None else loaded().fr_mlx_again(bound.calls)
 
 
 def record_kernel(*call: Any) -> list[mx.array]:
