@@ -19,7 +19,10 @@ from ..op_entries import FEW, RESOLVE, Bound, Request
 
 FOLDER = Path(__file__).resolve().parent.parent / "runtime"
 VERSION: str = mx.__version__  # type: ignore[attr-defined]
-SOURCES = ("mlx_node.cpp", "mlx_export.h", "mlx_matmul.cpp", *op_entries.SOURCES)
+SOURCES = (
+    "mlx_node.cpp", "mlx_cpu.h", "mlx_cuda.h", "mlx_export.h", "mlx_plan.h", "mlx_python.h",
+    "mlx_matmul.cpp", *op_entries.SOURCES,
+)  # fmt: skip
 _FLAGS = ("-std=c++20", "-O2", "-fvisibility=hidden", "-Wno-address")
 # The library is named before the text that needs it, which a linker may take for no need.
 _LINK = ("-lmlx",) if sys.platform == "darwin" else ("-Wl,--no-as-needed", "-lmlx", "-ldl")

@@ -1,0 +1,132 @@
+/* Kernels that run on the threads of MLX's CPU streams, without Python. */
+#ifndef FERRULE_MLX_CPU_H
+#define FERRULE_MLX_CPU_H
+
+#include <atomic>
+#include <cstdio>
+#include <mutex>
+
+#include "mlx/backend/cpu/encoder.h"
+#include "mlx/scheduler.h"
+
+#include "mlx_plan.h"
+
+namespace {
+
+/* A kernel that a stream's thread will run, with all that it needs. */
+struct Job {
+  Work work;
+  fr_cpu_job cpu;
+  std::string name;
+  std::vector<mx::array> arrays; /* kept alive */
+  struct Copy {
+    const char* from;
+    char* to;
+    int input;
+    size_t item;
+  };
+  std::vector<Copy> copies;
+  struct Fill {
+    char* at;
+    size_t count;
+    std::string element;
+  };
+  std::vector<Fill> fills;
+};
+
+/* A row-contiguous copy. */
+void copy_strided(const char* from, char* to, size_t item, int ndim, const int64_t* sizes,
+                  const int64_t* strides) {
+  if (ndim == 0) {
+    memcpy(to, from, item);
+    return;
+  }
+  int64_t at[FR_MAX_NDIM] = {0}, inner = sizes[ndim - 1], step = strides[ndim - 1] * (int64_t)item;
+  for (int d = 0; d < ndim; d++)
+    if (sizes[d] == 0) return;
+  for (;;) {
+    const char* row = from;
+    for (int d = 0; d < ndim - 1; d++) row += at[d] * strides[d] * (int64_t)item;
+    if (step == (int64_t)item) {
+      memcpy(to, row, inner * item);
+    } else {
+      switch (item) {
+        case 1: for (int64_t i = 0; i < inner; i++) to[i] = row[i * step]; break;
+        case 2: for (int64_t i = 0; i < inner; i++) memcpy(to + 2 * i, row + i * step, 2); break;
+        case 4: for (int64_t i = 0; i < inner; i++) memcpy(to + 4 * i, row + i * step, 4); break;
+        default: for (int64_t i = 0; i < inner; i++) memcpy(to + item * i, row + i * step, item);
+      }
+    }
+    to += inner * item;
+    int d = ndim - 2;
+    for (; d >= 0; d--) {
+      if (++at[d] < sizes[d]) break;
+      at[d] = 0;
+    }
+    if (d < 0) return;
+  }
+}
+
+/* What a code of the runtime means. */
+std::string failure(const Job& job, int status) {
+  const fr_cpu_launch& l = job.cpu.launch;
+  auto triple = [](const uint32_t* s) {
+    return "(" + std::to_string(s[0]) + ", " + std::to_string(s[1]) + ", " + std::to_string(s[2]) + ")";
+  };
+  std::string where = job.name + " (grid " + triple(l.grid) + ", threadgroup " + triple(l.threadgroup) + ")";
+  switch (status) {
+    case FR_E_FAULT:
+      return where + " accessed memory outside its arrays. Check the indices against the shapes; the "
+                     "outputs are lost, the inputs are as they were unless the kernel wrote to other memory first.";
+    case FR_E_DIVISION:
+      return where + " divided an integer by zero, which Metal leaves undefined. Guard the division.";
+    case FR_E_MEMORY: return where + " could not get memory for its threads' stacks.";
+    default: return where + ": the CPU runtime failed with code " + std::to_string(status) + ".";
+  }
+}
+
+/* Whether an error on a stream's thread reaches who evaluates. In versions where it would end the
+ * process, the next call of a kernel, or its evaluation, raises it. */
+template <class S>
+constexpr bool carries_errors = requires(S& s, mx::Stream t) { s.check_error(t); };
+std::mutex late_mutex;
+std::atomic<bool> late{false};
+std::string late_text;
+
+void raise_late() {
+  if (!late.load(std::memory_order_relaxed)) return;
+  std::lock_guard<std::mutex> guard(late_mutex);
+  late = false;
+  throw std::runtime_error("an earlier " + std::exchange(late_text, ""));
+}
+
+void run(Job& job) {
+  for (const Job::Copy& c : job.copies)
+    copy_strided(c.from, c.to, c.item, job.work.call.input[c.input].ndim, job.work.sizes[c.input],
+                 job.work.strides[c.input]);
+  for (const Job::Fill& f : job.fills) {
+    size_t n = f.element.size();
+    if (f.element.find_first_not_of('\0') == std::string::npos) {
+      memset(f.at, 0, f.count * n);
+    } else {
+      for (size_t i = 0; i < f.count; i++) memcpy(f.at + i * n, f.element.data(), n);
+    }
+  }
+  if (!job.work.entry) return;
+  fr_progress progress;
+  progress.parts = 0;
+  int status = job.cpu.run(job.cpu.entry, &job.cpu.launch, job.cpu.units, job.cpu.limit, 0, &progress);
+  if (status == FR_OK) return;
+  if constexpr (carries_errors<mx::scheduler::Scheduler>) {
+    throw std::runtime_error(failure(job, status));
+  } else {
+    std::lock_guard<std::mutex> guard(late_mutex);
+    late_text = failure(job, status);
+    late = true;
+    fprintf(stderr, "ferrule: %s\n", late_text.c_str());
+  }
+}
+
+}  // namespace
+
+#endif

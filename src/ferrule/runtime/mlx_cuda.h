@@ -1,0 +1,121 @@
+/* MLX's CUDA build, without its headers: where it runs kernels, and the memory of its arrays. On the CPU
+ * build all of it is absent. */
+#ifndef FERRULE_MLX_CUDA_H
+#define FERRULE_MLX_CUDA_H
+
+#include <dlfcn.h>
+#include <functional>
+#include <mutex>
+#include <unordered_map>
+
+#include "mlx/allocator.h"
+#include "mlx/ops.h"
+#include "mlx/stream.h"
+
+#include "mlx_plan.h"
+
+struct CUfunc_st;
+struct CUgraph_st;
+struct dim3 {
+  unsigned x, y, z;
+};
+namespace mlx::core::cu {
+/* Names and layout as in mlx/backend/cuda/device.h; nothing here is constructed, and on the CPU build
+ * all of it is absent. */
+class CommandEncoder {
+ public:
+  WEAK void set_input_array(const array&);
+  WEAK void set_output_array(const array&);
+  WEAK void add_kernel_node_raw(CUfunc_st*, dim3, dim3, dim3, uint32_t, void**);
+  WEAK void add_graph_node(CUgraph_st*, const std::string&, bool);
+  WEAK void add_completed_handler(std::function<void()>);
+};
+WEAK CommandEncoder& get_command_encoder(Stream s);
+struct CudaBuffer {
+  void* data;
+  size_t size;
+  int device;
+};
+}  // namespace mlx::core::cu
+
+namespace {
+
+/* Whether a stream's kernels are CUDA's. On Apple's GPUs MLX's own node carries them out. */
+bool on_cuda(const mx::Stream& stream) {
+  return stream.device == mx::Device::gpu && &mx::cu::get_command_encoder;
+}
+bool on_metal(const mx::Stream& stream) { return stream.device == mx::Device::gpu && !on_cuda(stream); }
+
+char* device_pointer(const mx::array& a) {
+  auto* buffer = static_cast<mx::cu::CudaBuffer*>(const_cast<mx::array&>(a).buffer().ptr());
+  return static_cast<char*>(buffer->data) + a.offset();
+}
+
+/* Lets MLX's own primitive make an array, in its pool of device memory. What it reads is kept until the
+ * stream has done it. */
+void made_by(mx::array node, const char* name, mx::array& out, mx::cu::CommandEncoder& encoder) {
+  if (strcmp(node.primitive().name(), name))
+    throw std::runtime_error(std::string("ferrule: this MLX makes a ") + node.primitive().name() + " where a " + name + " was expected");
+  std::vector<mx::array> inputs = node.inputs(), outputs{out};
+  for (mx::array& in : inputs) { /* a scalar that is seen as an array */
+    if (!in.has_primitive() || in.status() != mx::array::Status::unscheduled) continue;
+    std::vector<mx::array> made{in};
+    in.primitive().eval_gpu(in.inputs(), made);
+  }
+  node.primitive().eval_gpu(inputs, outputs);
+  if (!inputs.empty()) encoder.add_completed_handler([inputs]() {});
+}
+
+/* An array of device memory with any content: a Concatenate of nothing only allocates. */
+void allocate(mx::array& out, mx::Stream stream) {
+  static std::mutex mutex;
+  static std::unordered_map<int, std::shared_ptr<mx::Primitive>> known;
+  std::shared_ptr<mx::Primitive> primitive;
+  {
+    std::lock_guard<std::mutex> guard(mutex);
+    auto& one = known[stream.index];
+    if (!one) one = mx::concatenate({mx::zeros({2}), mx::zeros({2})}, 0, stream).primitive_ptr();
+    primitive = one;
+  }
+  std::vector<mx::array> nothing, outputs{out};
+  primitive->eval_gpu(nothing, outputs);
+}
+
+mx::array scalar_of(const std::string& bytes, mx::Dtype dtype) {
+  mx::array one(mx::allocator::malloc(bytes.size()), mx::Shape{}, dtype);
+  memcpy(one.data<char>(), bytes.data(), bytes.size());
+  return one;
+}
+
+/* What is launched on `stream` by code that knows nothing of MLX, as a graph: libcuda's functions. */
+struct Capture {
+  int (*create)(void**, unsigned);
+  int (*begin)(void*, int);
+  int (*end)(void*, CUgraph_st**);
+  int (*destroy)(CUgraph_st*);
+  void* stream = nullptr;
+
+  Capture() {
+    void* cuda = dlopen("libcuda.so.1", RTLD_NOW);
+    auto find = [cuda](const char* name, void* at) {
+      void* found = cuda ? dlsym(cuda, name) : nullptr;
+      if (!found) throw std::runtime_error(std::string("ferrule: libcuda has no ") + name);
+      memcpy(at, &found, sizeof found);
+    };
+    find("cuStreamCreate", &create);
+    find("cuStreamBeginCapture_v2", &begin);
+    find("cuStreamEndCapture", &end);
+    find("cuGraphDestroy", &destroy);
+    check(create(&stream, 1 /* CU_STREAM_NON_BLOCKING */));
+  }
+  static void check(int status) {
+    if (status) throw std::runtime_error("ferrule: CUDA cannot capture a graph (error " + std::to_string(status) + ")");
+  }
+};
+
+/* The stream that a kernel is being evaluated for, so that Python may ask for memory. */
+thread_local const mx::Stream* evaluated_on = nullptr;
+
+}  // namespace
+
+#endif

@@ -1,0 +1,188 @@
+/* What a node of MLX's graph is of: an op, or a kernel's call; and its launch, worked out from arrays. */
+#ifndef FERRULE_MLX_PLAN_H
+#define FERRULE_MLX_PLAN_H
+
+#include <memory>
+#include <optional>
+
+#include "mlx_python.h"
+#include "op_calls.h"
+
+/* What MLX's dtypes are in ferrule.dtypes.ALL; -1 where they are not there. */
+static int8_t place_of[16];
+static std::vector<mx::Dtype> dtype_at; /* the reverse */
+
+namespace {
+
+/* What mx.export_function calls a primitive that files cannot hold. MLX cuts names at a space. */
+std::string not_for_files(const std::string& name) {
+  std::string text;
+#if MLX_VERSION_NUMERIC >= 32000
+  std::string why = ", which was called before the export: evaluate its outputs first (mx.eval)";
+#else
+  std::string why = ": this MLX cannot export kernels without Metal; MLX 0.32.0 and newer can";
+#endif
+  for (char c : name + why) text += c == ' ' ? std::string("\u00a0") : std::string(1, c);
+  return text;
+}
+
+enum { CAPTURED = 4 }; /* Python launches on GPUs what a graph can hold: units */
+
+/* What was asked for: an op; or a kernel with sizes as numbers (level 0). It never changes. */
+struct Plan {
+  fr_op* op;         /* lives for ever */
+  int number;        /* by which Python knows the op */
+  int devices;       /* of CPU and CUDA: where kernels are launched here; elsewhere Python is asked */
+  int elsewhere;     /* where Python can carry it out: of CPU and CUDA, and CAPTURED */
+  std::string name;  /* for messages */
+  object* python;    /* what is asked of Python: see hosts/mlx_node.py; lives for ever */
+  bool level0;       /* a kernel's call */
+  bool fixed;        /* with numbers, which are the rest of this */
+  std::vector<mx::Shape> shapes;
+  std::vector<int32_t> dtypes;
+  uint32_t grid[6];
+  std::vector<int64_t> templates;
+  std::vector<std::string> fills; /* one element of each output, or none */
+  std::string label = not_for_files(name);
+};
+
+using Handle = std::shared_ptr<const Plan>; /* what Python has of a plan */
+
+/* The numbers among an op's inputs, and which of its arrays are there. */
+struct Given {
+  uint64_t present = ~UINT64_C(0);
+  std::vector<std::pair<double, int64_t>> numbers; /* one per input, or none at all */
+  bool operator==(const Given&) const = default;
+};
+
+/* A launch that was worked out from arrays. */
+struct Work {
+  fr_call call;
+  fr_rule_result found;
+  int64_t sizes[FR_MAX_ARGUMENTS][FR_MAX_NDIM];
+  int64_t strides[FR_MAX_ARGUMENTS][FR_MAX_NDIM];
+  const fr_body* body;
+  fr_table_entry* entry; /* NULL where no thread runs */
+};
+
+[[noreturn]] void refuse(const Work& w) {
+  const char* text = w.call.request.text;
+  throw std::invalid_argument(text ? text : "ferrule: a kernel's call failed");
+}
+
+std::string shown(const mx::Shape& shape) {
+  std::string text = "(";
+  for (size_t i = 0; i < shape.size(); i++) text += (i ? ", " : "") + std::to_string(shape[i]);
+  return text + (shape.size() == 1 ? ",)" : ")");
+}
+
+/* Reads the inputs; with their memory, if they are evaluated. */
+void read(Work& w, const Plan& plan, const Given& given, const std::vector<mx::array>& arrays,
+          bool memory) {
+  fr_op* op = plan.op;
+  fr_call* c = &w.call;
+  fr_begin(c, op, plan.number);
+  size_t next = 0;
+  for (int i = 0; i < op->inputs; i++) {
+    fr_rule_input* in = &c->input[i];
+    in->present = true;
+    in->sizes = nullptr;
+    in->ndim = 0;
+    in->dtype = FR_NO_DTYPE;
+    c->pointer[i] = nullptr;
+    if (op->input[i].kind != INPUT_ARRAY) {
+      bool good = op->input[i].kind == INPUT_FLOAT
+                      ? fr_give_float(c, i, given.numbers[i].first)
+                      : fr_give_integer(c, i, given.numbers[i].second);
+      if (!good) in->dtype = -2;
+      continue;
+    }
+    if (!(given.present >> i & 1)) {
+      in->present = false;
+      continue;
+    }
+    const mx::array& a = arrays[next++];
+    in->ndim = static_cast<int32_t>(a.ndim());
+    in->dtype = place_of[static_cast<int>(a.dtype().val())];
+    in->sizes = w.sizes[i];
+    c->strides[i] = w.strides[i];
+    if (in->ndim > FR_MAX_NDIM) throw std::invalid_argument("ferrule: an input of " + plan.name + " has more than 16 dims");
+    for (int d = 0; d < in->ndim; d++) w.sizes[i][d] = a.shape()[d];
+    if (memory) {
+      for (int d = 0; d < in->ndim; d++) w.strides[i][d] = a.strides()[d];
+      c->pointer[i] = const_cast<char*>(a.data<char>());
+    } else {
+      fr_row_strides(in->ndim, w.sizes[i], w.strides[i]);
+    }
+  }
+}
+
+/* Sizes and dtypes of the outputs, and the launch. */
+void bind(Work& w, const Plan& plan, bool gpu) {
+  fr_call* c = &w.call;
+  fr_op* op = plan.op;
+  c->request.device_type = gpu ? CUDA : CPU;
+  if (plan.fixed) {
+    for (int i = 0; i < op->outputs; i++) {
+      fr_rule_output* out = &w.found.outputs[i];
+      out->dtype = plan.dtypes[i];
+      out->ndim = static_cast<int32_t>(plan.shapes[i].size());
+      for (int d = 0; d < out->ndim; d++) out->sizes[d] = plan.shapes[i][d];
+    }
+    memcpy(c->grid, plan.grid, sizeof c->grid);
+    for (size_t i = 0; i < plan.templates.size(); i++) c->template_value[i] = plan.templates[i];
+    c->request.grid = c->grid;
+    c->request.template_value = c->template_value;
+    c->request.output = w.found.outputs;
+    c->request.body = 0;
+    w.body = &op->body[0];
+    return;
+  }
+  bool good = true;
+  for (int i = 0; i < op->inputs; i++) good = good && c->input[i].dtype != -2;
+  if (!good || fr_rule_bind(op->program, c->input, &w.found)) {
+    fr_shared.resolve(&c->request);
+    refuse(w);
+  }
+  w.body = nullptr;
+  if (!(plan.devices & c->request.device_type)) {
+    if (plan.elsewhere & c->request.device_type) return;
+    fr_shared.resolve(&c->request);
+    refuse(w);
+  }
+  int b = fr_choose(c, &w.found);
+  if (b < 0 || !fr_work_out(c, &op->body[b], &w.found)) {
+    fr_shared.resolve(&c->request);
+    refuse(w);
+  }
+  c->request.body = b;
+  c->request.output = w.found.outputs;
+  w.body = &op->body[b];
+  if (fr_no_thread(c) && !w.body->zeroed && plan.fills.empty() && fr_unwritten(op, &w.found)) {
+    fr_shared.resolve(&c->request);
+    refuse(w);
+  }
+}
+
+void find_entry(Work& w) {
+  w.entry = nullptr;
+  if (!w.body || fr_no_thread(&w.call)) return;
+  w.entry = fr_entry_for(&w.call, w.call.request.body, &w.found);
+  if (!w.entry) refuse(w);
+}
+
+std::vector<mx::Shape> shapes_of(const Work& w) {
+  std::vector<mx::Shape> shapes(w.call.op->outputs);
+  for (int i = 0; i < w.call.op->outputs; i++) {
+    const fr_rule_output* out = &w.found.outputs[i];
+    for (int d = 0; d < out->ndim; d++) {
+      if (out->sizes[d] > INT32_MAX) throw std::invalid_argument("ferrule: an output has more than 2147483647 elements along a dim, which MLX cannot have");
+      shapes[i].push_back(static_cast<mx::ShapeElem>(out->sizes[d]));
+    }
+  }
+  return shapes;
+}
+
+}  // namespace
+
+#endif

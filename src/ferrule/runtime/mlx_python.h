@@ -1,0 +1,98 @@
+/* What the nodes of MLX's graphs want of Python: its stable functions, taken from the process, and the C++
+ * objects inside MLX's Python objects. */
+#ifndef FERRULE_MLX_PYTHON_H
+#define FERRULE_MLX_PYTHON_H
+
+#include <cstdint>
+#include <cstring>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "mlx/array.h"
+
+namespace mx = mlx::core;
+
+#define API extern "C" __attribute__((visibility("default")))
+#define WEAK __attribute__((weak))
+
+extern "C" {
+typedef struct object_ object;
+WEAK int PyGILState_Ensure(void);
+WEAK void PyGILState_Release(int);
+WEAK int Py_IsInitialized(void);
+WEAK void Py_IncRef(object*);
+WEAK void Py_DecRef(object*);
+WEAK object* PyObject_GetItem(object*, object*);
+WEAK object* PyObject_CallObject(object*, object*);
+WEAK object* PyCFunction_NewEx(void*, object*, object*);
+WEAK void* PyLong_AsVoidPtr(object*);
+WEAK object* PyLong_FromVoidPtr(void*);
+WEAK object* PyLong_FromLong(long);
+WEAK object* PyLong_FromLongLong(long long);
+WEAK long long PyLong_AsLongLong(object*);
+WEAK object* PyBool_FromLong(long);
+WEAK object* PyFloat_FromDouble(double);
+WEAK double PyFloat_AsDouble(object*);
+WEAK object* PyTuple_New(ssize_t);
+WEAK int PyTuple_SetItem(object*, ssize_t, object*);
+WEAK object* PyTuple_GetItem(object*, ssize_t);
+WEAK ssize_t PyTuple_Size(object*);
+WEAK object* PyList_New(ssize_t);
+WEAK int PyList_SetItem(object*, ssize_t, object*);
+WEAK object* PyList_GetItem(object*, ssize_t);
+WEAK ssize_t PyList_Size(object*);
+WEAK const char* PyUnicode_AsUTF8AndSize(object*, ssize_t*);
+WEAK object* PyUnicode_FromString(const char*);
+WEAK const char* PyUnicode_AsUTF8AndSize(object*, ssize_t*);
+WEAK object* PyErr_Occurred(void);
+WEAK void PyErr_Clear(void);
+WEAK void PyErr_SetString(object*, const char*);
+extern WEAK object* PyExc_RuntimeError;
+extern WEAK object* PyExc_ValueError;
+extern WEAK char PyFloat_Type, PyLong_Type, PyBool_Type, PyTuple_Type, PyList_Type, PyUnicode_Type;
+extern WEAK char _Py_NoneStruct, _Py_NotImplementedStruct;
+}
+
+static object* const none = reinterpret_cast<object*>(&_Py_NoneStruct);
+static object* const not_implemented = reinterpret_cast<object*>(&_Py_NotImplementedStruct);
+
+static void* type_of(object* o) { return reinterpret_cast<void**>(o)[1]; }
+static object* held(object* o) {
+  Py_IncRef(o);
+  return o;
+}
+
+/* The C++ object inside one of MLX's Python objects: nanobind's nb_inst. Python checks this layout
+ * before anything else here is used. */
+static void* inside(object* o) {
+  char* p = reinterpret_cast<char*>(o);
+  int32_t offset;
+  memcpy(&offset, p + 16, 4);
+  void* q = p + offset;
+  return (p[20] & 4) ? q : *static_cast<void**>(q);
+}
+
+/* What Python raised in the last `Node::ask` of this thread, or why a call was given back. */
+static thread_local std::string raised_text;
+
+static object *prototype, *ellipsis; /* prototype[...] is a new mx.array */
+static void *array_type, *dtype_type, *stream_type;
+
+static object* wrapped(mx::array value) {
+  object* o = PyObject_GetItem(prototype, ellipsis);
+  if (o) *static_cast<mx::array*>(inside(o)) = std::move(value);
+  return o;
+}
+
+static const mx::array& array_in(object* o) { return *static_cast<mx::array*>(inside(o)); }
+
+namespace {
+struct Gil {
+  int state = PyGILState_Ensure();
+  ~Gil() { PyGILState_Release(state); }
+};
+}  // namespace
+
+#endif
