@@ -79,6 +79,12 @@ def quantized_matmul(
                 mode, stream=stream,
             )  # fmt: skip
             return made if x.ndim > 1 else mx.squeeze(made, -2)
+    if x.ndim == 1:  # MLX's CUDA kernels want rows
+        with _on(stream):
+            made = quantized_matmul(
+                x[None], w, scales, biases, transpose, group_size, bits, mode, stream=stream
+            )
+            return mx.squeeze(made, -2)
     stock = _quantized_matmul(
         x, w, scales, biases, transpose, group_size, bits, mode, stream=stream
     )
