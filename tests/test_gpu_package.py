@@ -9,7 +9,6 @@ import copy
 import subprocess
 import sys
 import textwrap
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ import on_cuda
 
 torch = pytest.importorskip("torch")
 from package_library import Library  # noqa: E402
-from torch_cpp import start_build  # noqa: E402
+from torch_cpp import run_built, start_build  # noqa: E402
 
 pytestmark = [
     pytest.mark.gpu,
@@ -35,7 +34,7 @@ pytestmark = [
 
 SIZES = (1, 2, 7, 300)
 
-PYTHON = """
+LOADED = """
     import ctypes, sys, tempfile, zipfile
     import torch
     with zipfile.ZipFile(sys.argv[1]) as archive, tempfile.TemporaryDirectory() as folder:
@@ -45,9 +44,14 @@ PYTHON = """
     model = torch._inductor.aoti_load_package(sys.argv[1])
     for n in (1, 2, 7, 300):
         x = torch.sin(torch.arange(n * 32, dtype=torch.float32)).reshape(n, 32).cuda()
+"""  # and called with `x`
+PYTHON = (
+    LOADED
+    + """\
         print(*map("{:.9g}".format, model(x).flatten().tolist()), end=" ")
     assert "ferrule" not in sys.modules
 """
+)
 
 CPP = """
 #include <dlfcn.h>
@@ -121,16 +125,8 @@ def test_in_cpp(package: Any, tmp_path: Path) -> None:
     building = start_build(tmp_path, CPP, libraries)
     if building is None:
         pytest.skip("there is no g++")
-    said = building.communicate(timeout=280)[1]
-    assert building.returncode == 0, said[-3000:]
-    with zipfile.ZipFile(path) as archive:
-        (name,) = [n for n in archive.namelist() if "/data/ferrule/" in n]
-        library = archive.extract(name, tmp_path)
-    done = subprocess.run(
-        [str(tmp_path / "main"), library, str(path)], capture_output=True, text=True, timeout=200
-    )
-    assert done.returncode == 0, (done.returncode, done.stderr[-3000:])
-    close(done.stdout, expected)
+    printed = run_built(building, tmp_path, path, timeout=280)
+    close(printed, expected)
 
 
 def test_made_for_a_gpu_by_export_for(tmp_path: Path) -> None:
@@ -337,21 +333,15 @@ def calls(model: Callable[..., Any]) -> Any:
     return torch.cat(found).cpu()
 
 
-WITHOUT = """
-    import ctypes, sys, tempfile, zipfile
-    import torch
-    with zipfile.ZipFile(sys.argv[1]) as archive, tempfile.TemporaryDirectory() as folder:
-        for name in archive.namelist():
-            if "/data/ferrule/" in name:
-                ctypes.CDLL(archive.extract(name, folder), mode=ctypes.RTLD_GLOBAL)
-    model = torch._inductor.aoti_load_package(sys.argv[1])
-    for n in (1, 2, 7, 300):
-        x = torch.sin(torch.arange(n * 32, dtype=torch.float32)).reshape(n, 32).cuda()
+WITHOUT = (
+    LOADED
+    + """\
         row = torch.cos(torch.arange(32, dtype=torch.float32) + n).reshape(4, 8).cuda()
         for one in model(x, row):
             print(*map("{:.9g}".format, one.flatten().tolist()), end=" ")
     assert "ferrule" not in sys.modules
 """
+)
 
 
 @pytest.mark.parametrize("decomposed", [False, True])

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch.export import Dim
 
 import ferrule
-from torch_cpp import start_build
+from torch_cpp import run_built, start_build
 
 # What torch warns of is its own.
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
@@ -178,13 +177,5 @@ def test_exported_in_a_new_process_and_in_cpp(tmp_path: Path) -> None:
     ferrule.package(program, package)
     if not building:
         pytest.skip("no g++, so not in C++")
-    said = building.communicate(timeout=200)[1]
-    assert building.returncode == 0, said
-    with zipfile.ZipFile(package) as archive:
-        (name,) = [n for n in archive.namelist() if "/data/ferrule/" in n]
-        library = archive.extract(name, tmp_path)
-    done = subprocess.run(
-        [str(tmp_path / "main"), library, str(package)], capture_output=True, text=True, timeout=200
-    )
-    assert done.returncode == 0, done.stderr
-    torch.testing.assert_close(torch.tensor([*map(float, done.stdout.split())]), expected)
+    printed = run_built(building, tmp_path, package)
+    torch.testing.assert_close(torch.tensor([*map(float, printed.split())]), expected)

@@ -25,7 +25,7 @@ torch = pytest.importorskip("torch")
 from ferrule.hosts import torch_package  # noqa: E402
 from ferrule.op_file import full_name  # noqa: E402
 from ferrule.source import cuda_launch  # noqa: E402
-from torch_cpp import start_build  # noqa: E402
+from torch_cpp import run_built, start_build  # noqa: E402
 
 Dim = torch.export.Dim
 pytestmark = [
@@ -550,14 +550,7 @@ def test_a_package_in_ferrule_in_python_without_it_and_in_cpp(tmp_path: Path) ->
 
     if not building:
         pytest.skip("no g++, so not in C++")
-    said = building.communicate(timeout=200)[1]
-    assert building.returncode == 0, said
-    with zipfile.ZipFile(package) as archive:
-        (name,) = [n for n in archive.namelist() if "/data/ferrule/" in n]
-        library = archive.extract(name, tmp_path)
-    program_ = [str(tmp_path / "main"), library, str(package)]
-    done = subprocess.run(program_, capture_output=True, text=True, timeout=200)
-    assert done.returncode == 0, done.stderr
+    run_built(building, tmp_path, package)
 
 
 class _Cached(torch.nn.Module):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -28,3 +29,20 @@ def start_build(
         ],
         cwd=folder, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
+
+
+def run_built(
+    building: subprocess.Popen[str], folder: Path, package: Path, timeout: float = 200
+) -> str:
+    """What ``folder/main`` prints for the library inside a package and the package, once it is
+    built, within ``timeout`` seconds."""
+    said = building.communicate(timeout=timeout)[1]
+    assert building.returncode == 0, said[-3000:]
+    with zipfile.ZipFile(package) as archive:
+        (name,) = [n for n in archive.namelist() if "/data/ferrule/" in n]
+        library = archive.extract(name, folder)
+    done = subprocess.run(
+        [str(folder / "main"), library, str(package)], capture_output=True, text=True, timeout=200
+    )
+    assert done.returncode == 0, (done.returncode, done.stderr[-3000:])
+    return done.stdout

@@ -5,11 +5,7 @@ Compared with mlx-lm's own op-by-op versions where it has them, else with NumPy 
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,9 +13,8 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 import pytest
+from drivers import run_driver
 from mlx_lm_kernels import MlxLm, covered, covers
-
-import ferrule
 
 Array = np.ndarray[Any, Any]
 EPSILON = {mx.float32: 2.0**-23, mx.float16: 2.0**-10, mx.bfloat16: 2.0**-7}
@@ -95,14 +90,7 @@ def test_mlx_lm_own_files(request: pytest.FixtureRequest) -> None:
     folder = request.config.getoption("--mlx-lm-tests", default=None)
     if folder is None:
         pytest.skip("runs with --mlx-lm-tests PATH, the folder tests of a checkout of mlx-lm")
-    source = Path(ferrule.__file__).parents[1]
-    done = subprocess.run(
-        [sys.executable, Path(__file__).with_name("run_mlx_lm_tests.py"), folder],
-        env={**os.environ, "PYTHONPATH": str(source)},
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=290,
-    )  # fmt: skip
-    print(done.stdout)
-    assert done.returncode == 0, done.stdout
+    run_driver("run_mlx_lm_tests.py", folder, timeout=290)
 
 
 # -- models ----------------------------------------------------------------------------------------

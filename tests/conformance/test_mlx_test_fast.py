@@ -6,15 +6,13 @@
 from __future__ import annotations
 
 import math
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 import pytest
+from drivers import run_driver
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
@@ -237,14 +235,4 @@ def test_mlx_own_file(request: pytest.FixtureRequest, kernel_cache: Path) -> Non
     folder = request.config.getoption("--mlx-tests", default=None)
     if folder is None:
         pytest.skip("runs with --mlx-tests PATH, the folder python/tests of a checkout of MLX")
-    source = Path(fe.__file__).parents[1]
-    done = subprocess.run(
-        [sys.executable, Path(__file__).with_name("run_mlx_tests.py"), folder],
-        env={**os.environ, "PYTHONPATH": str(source)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=300,
-    )
-    print(done.stdout)
-    assert done.returncode == 0, done.stdout
+    run_driver("run_mlx_tests.py", folder, timeout=300)

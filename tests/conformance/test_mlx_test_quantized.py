@@ -5,28 +5,12 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
-
-import ferrule as fe
+from drivers import run_driver
 
 
 def test_mlx_own_files(request: pytest.FixtureRequest) -> None:
     folder = request.config.getoption("--mlx-tests", default=None)
     if folder is None:
         pytest.skip("runs with --mlx-tests PATH, the folder python/tests of a checkout of MLX")
-    source = Path(fe.__file__).parents[1]
-    done = subprocess.run(
-        [sys.executable, Path(__file__).with_name("run_mlx_quantized.py"), folder],
-        env={**os.environ, "PYTHONPATH": str(source)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=600,
-    )
-    print(done.stdout)
-    assert done.returncode == 0, done.stdout
+    run_driver("run_mlx_quantized.py", folder, timeout=600)

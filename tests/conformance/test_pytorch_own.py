@@ -11,14 +11,11 @@ None of them is in this repository, and they are not part of torch's packages:
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from drivers import run_driver
 from run_pytorch_tests import PARTS
-
-import ferrule as fe
 
 
 @pytest.fixture(autouse=True)
@@ -36,20 +33,5 @@ def test_pytorch_own_files(part: str, tmp_path: Path) -> None:
         )
     for name in ("expecttest", "yaml"):  # torch's tests import them
         pytest.importorskip(name)
-    source = Path(fe.__file__).parents[1]
-    done = subprocess.run(
-        [
-            sys.executable,
-            Path(__file__).with_name("run_pytorch_tests.py"),
-            part,
-            Path(checkout).resolve(),
-        ],
-        cwd=tmp_path,  # where some leave files
-        env={**os.environ, "PYTHONPATH": str(source)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=300,
-    )
-    print(done.stdout)
-    assert done.returncode == 0, done.stdout
+    path = Path(checkout).resolve()  # they run in a folder where some leave files
+    run_driver("run_pytorch_tests.py", part, path, timeout=300, folder=tmp_path)
