@@ -147,12 +147,19 @@ def pattern(op: str, step: Filled, dtype: Dtype) -> bytes:
         one = np.array(value).astype(numpy)
     if math.isfinite(value) and not np.isfinite(one.astype(np.complex128)):
         raise KernelError(f"{label}, which it does not hold.")
-    element = one.tobytes()
+    part = memset_pattern(one.tobytes())
+    if part is None:
+        raise KernelError(
+            f"{label}, which no memset does: the halves of its 8 bytes differ. Launch a function "
+            "that does."
+        )
+    return part
+
+
+def memset_pattern(element: bytes) -> bytes | None:
+    """The 1, 2 or 4 bytes that an element repeats; None where there are none."""
     for size in (1, 2, 4):
         part = element[:size]
         if len(element) >= size and part * (len(element) // size) == element:
             return part
-    raise KernelError(
-        f"{label}, which no memset does: the halves of its 8 bytes differ. Launch a function that "
-        "does."
-    )
+    return None

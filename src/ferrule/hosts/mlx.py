@@ -13,7 +13,7 @@ import numpy as np
 
 from ..dtypes import ALL, BY_NAME, Dtype
 from ..errors import KernelError, KernelTypeError
-from ..spec import Facts, Shape
+from ..spec import Facts, Shape, row_contiguous_strides
 from . import unknown_dtype
 
 name = "MLX"
@@ -74,6 +74,12 @@ def facts(array: mx.array) -> Facts | None:
         return Facts(dtype, array.shape, strides, buffer.buf or 0, "cpu")
     finally:
         _release(buffer)
+
+
+def described(array: mx.array, device: str, pointer: int = 0) -> Facts:
+    """The facts of a row-contiguous array such as ``array``, which need not be evaluated."""
+    shape: Shape = array.shape
+    return Facts(KNOWN[array.dtype], shape, row_contiguous_strides(shape), pointer, device)
 
 
 def _evaluate(array: mx.array) -> None:

@@ -257,8 +257,7 @@ def _given(op: Op, one: Any, value: Any) -> Facts | float | None:
             f"{label}: got {arguments.shown(value)} of type {type(value).__name__}, expected an "
             f"array: {one}."
         )
-    shape: Shape = value.shape
-    return Facts(mlx.KNOWN[value.dtype], shape, row_contiguous_strides(shape), 0, "cpu")
+    return mlx.described(value, "cpu")
 
 
 def call_kernel(

@@ -19,7 +19,7 @@ from ..dtypes import Dtype
 from ..errors import DeviceError, KernelError
 from ..implementation import KernelBody, Runner
 from ..op_launch import launch, read_dims
-from ..op_unit import carry_out
+from ..op_unit import carry_out, memset_pattern
 from ..spec import Facts, Shape, row_contiguous_strides
 from . import mlx
 
@@ -45,13 +45,7 @@ def captured(
         nothing was launched; nothing at all where a Python function is to be called.
     """
     device = f"cuda:{ordinal}"
-    given: dict[str, Facts | float | None] = {}
-    for one, value, pointer in zip(op.rule.inputs, values, at, strict=True):
-        if isinstance(value, mx.array):
-            kind, shape = mlx.KNOWN[value.dtype], value.shape
-            given[one.name] = Facts(kind, shape, row_contiguous_strides(shape), pointer, device)
-        else:
-            given[one.name] = value
+    given = _given(op, values, device, at)
     said, results = op_call.bound(op, given)
     chosen = op_call.choose(op, device, said)
     if isinstance(chosen, Runner):
@@ -81,14 +75,7 @@ def captured(
 
 def by_stock_node(op: Op, values: tuple[Any, ...]) -> list[mx.array]:
     """The outputs of MLX's own `mx.fast.metal_kernel` for an op's `metal` body."""
-    given: dict[str, Facts | float | None] = {}
-    for one, value in zip(op.rule.inputs, values, strict=True):
-        if isinstance(value, mx.array):
-            kind, shape = mlx.KNOWN[value.dtype], value.shape
-            given[one.name] = Facts(kind, shape, row_contiguous_strides(shape), 0, "metal")
-        else:
-            given[one.name] = value
-    said, results = op_call.bound(op, given)
+    said, results = op_call.bound(op, _given(op, values, "metal", (0,) * len(values)))
     body = op_call.choose(op, "metal", said)
     if not isinstance(body, KernelBody):
         raise KernelError(f"[op] op {op.name!r} has no `metal` body for these sizes.")
@@ -108,6 +95,16 @@ def by_stock_node(op: Op, values: tuple[Any, ...]) -> list[mx.array]:
         body.kernel, inputs, [shape for shape, _ in results], [kind for _, kind in results],
         sent.grid, sent.threadgroup, sent.template, sent.fill,
     )  # fmt: skip
+
+
+def _given(
+    op: Op, values: Sequence[Any], device: str, pointers: Sequence[int]
+) -> dict[str, Facts | float | None]:  # fmt: skip
+    """What is known of an op's inputs, by their names."""
+    return {
+        one.name: mlx.described(value, device, pointer) if isinstance(value, mx.array) else value
+        for one, value, pointer in zip(op.rule.inputs, values, pointers, strict=True)
+    }
 
 
 def on_metal(stream: object) -> bool:
@@ -149,17 +146,15 @@ def _stock_kernel(kernel: Kernel) -> Any:
 
 
 def _fill(op: Op, ordinal: int, fact: Facts, element: bytes, queue: int) -> None:
-    for size in (1, 2, 4):
-        part = element[:size]
-        if len(element) >= size and part * (len(element) // size) == element:
-            if fact.size:
-                times = fact.size * len(element) // size
-                driver().fill(ordinal, fact.pointer, times, part, queue)
-            return
-    raise KernelError(
-        f"[op] op {op.name!r}: `init_value` is of {fact.dtype.name} and no memset does it: "
-        "the halves of its 8 bytes differ."
-    )
+    part = memset_pattern(element)
+    if part is None:
+        raise KernelError(
+            f"[op] op {op.name!r}: `init_value` is of {fact.dtype.name} and no memset does it: "
+            "the halves of its 8 bytes differ."
+        )
+    if fact.size:
+        times = fact.size * len(element) // len(part)
+        driver().fill(ordinal, fact.pointer, times, part, queue)
 
 
 class _Captured:

@@ -209,10 +209,10 @@ def ruled(stock: mx.array, inputs_of: mx.array, rules: Any) -> mx.array:
     """What ``inputs_of`` is, carried out as ``stock``, with rules made by `answering`.
 
     Both are results of one of MLX's functions quantized_matmul, gather_qmm, gather_mm, and
-    broadcast_arrays in a shapeless trace. The rules
-    are called with "vjp", a tuple of primals, the cotangent and the numbers of the primals whose
-    gradients are wanted; "jvp", primals, tangents and whose they are; "vmap", inputs and their axes
-    (-1 for none). Each gives a tuple; the batch of an output is its first axis. They must never go.
+    broadcast_arrays in a shapeless trace. The rules are called with "vjp", a tuple of primals, the
+    cotangent and the numbers of the primals whose gradients are wanted; "jvp", primals, tangents
+    and whose they are; "vmap", inputs and their axes (-1 for none). Each gives a tuple; the batch
+    of an output is its first axis. They must never go.
     """
     made = loaded().fr_mlx_ruled(stock, inputs_of, rules)
     if made is NotImplemented:
@@ -525,9 +525,7 @@ def array_of(kernel: Kernel, wants: Sequence[bool], index: int, value: Any) -> m
         return mx.array(value, mlx.DTYPES[fact.dtype.name])
     kind = mlx.KNOWN[value.dtype]
     if not kind.level0 or wants[index]:
-        shape = value.shape
-        fact = Facts(kind, shape, row_contiguous_strides(shape), 0, "cpu")
-        arguments.check_input(kernel, index, fact)
+        arguments.check_input(kernel, index, mlx.described(value, "cpu"))
     return value
 
 

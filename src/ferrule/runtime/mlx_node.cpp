@@ -75,6 +75,13 @@ object* tuple_of(const std::vector<mx::array>& arrays) {
   return values;
 }
 
+/* A tuple of so many None, to be set. */
+object* nones(int count) {
+  object* values = PyTuple_New(count);
+  for (int i = 0; i < count; i++) PyTuple_SetItem(values, i, held(none));
+  return values;
+}
+
 /* The tuple that a function of Python gives for a word and arguments, which are given away. */
 object* ask(object* function, const char* what, std::vector<object*> arguments) {
   object* tuple = PyTuple_New(static_cast<ssize_t>(arguments.size()) + 1);
@@ -142,9 +149,7 @@ class Node : public Base {
       if (plan->fixed)
         for (const mx::array& a : arrays) node->traced.push_back(a.shape());
     }
-    std::vector<mx::Dtype> dtypes;
-    for (int i = 0; i < plan->op->outputs; i++) dtypes.push_back(dtype_at[w.found.outputs[i].dtype]);
-    return mx::array::make_arrays(shapes_of(w), dtypes, node, std::move(arrays));
+    return mx::array::make_arrays(shapes_of(w), dtypes_of(w), node, std::move(arrays));
   }
 
   std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override {
@@ -294,8 +299,7 @@ class Node : public Base {
     Gil gil;
     On on(stream());
     if (plan->level0) return missing("jvp", primals, {});
-    object* given_tangents = PyTuple_New(asked());
-    for (int i = 0; i < asked(); i++) PyTuple_SetItem(given_tangents, i, held(none));
+    object* given_tangents = nones(asked());
     std::vector<int> place = places();
     for (size_t k = 0; k < argnums.size(); k++)
       PyTuple_SetItem(given_tangents, place[argnums[k]], wrapped(tangents[k]));
@@ -313,8 +317,7 @@ class Node : public Base {
     On on(stream());
     if (plan->level0)
       return {missing("vmap", inputs, axes), std::vector<int>(static_cast<size_t>(plan->op->outputs), 0)};
-    object* where = PyTuple_New(asked());
-    for (int i = 0; i < asked(); i++) PyTuple_SetItem(where, i, held(none));
+    object* where = nones(asked());
     std::vector<int> place = places();
     for (size_t k = 0; k < axes.size(); k++)
       if (axes[k] >= 0) PyTuple_SetItem(where, place[k], PyLong_FromLong(axes[k]));
@@ -427,9 +430,7 @@ class Node : public Base {
     std::vector<mx::Shape> shapes = shapes_of(w);
     if (size >= 0)
       for (mx::Shape& shape : shapes) shape.insert(shape.begin(), size);
-    std::vector<mx::Dtype> dtypes;
-    for (int i = 0; i < plan->op->outputs; i++) dtypes.push_back(dtype_at[w.found.outputs[i].dtype]);
-    return mx::array::make_arrays(shapes, dtypes, std::make_shared<Missing>(stream(), why), inputs);
+    return mx::array::make_arrays(shapes, dtypes_of(w), std::make_shared<Missing>(stream(), why), inputs);
   }
 
   void check_fixed(const std::vector<mx::array>& inputs) const {

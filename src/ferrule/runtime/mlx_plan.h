@@ -183,6 +183,12 @@ std::vector<mx::Shape> shapes_of(const Work& w) {
   return shapes;
 }
 
+std::vector<mx::Dtype> dtypes_of(const Work& w) {
+  std::vector<mx::Dtype> dtypes;
+  for (int i = 0; i < w.call.op->outputs; i++) dtypes.push_back(dtype_at[w.found.outputs[i].dtype]);
+  return dtypes;
+}
+
 }  // namespace
 
 #endif
