@@ -136,7 +136,7 @@ class Node : public Base {
                                      mx::Stream stream) {
     raise_late();
     Work w;
-    read(w, *plan, given, arrays, false);
+    read(w, *plan, given, arrays, Memory::none);
     w.call.request.aligned = 1;
     bind(w, *plan, on_cuda(stream));
     if (!on_metal(stream)) find_entry(w); /* a kernel that does not compile is an error here */
@@ -158,7 +158,7 @@ class Node : public Base {
       return plan->shapes;
     }
     Work w;
-    read(w, *plan, given, inputs, false);
+    read(w, *plan, given, inputs, Memory::none);
     bind(w, *plan, on_cuda(stream()));
     return shapes_of(w);
   }
@@ -174,7 +174,7 @@ class Node : public Base {
     if (!(plan->devices & CPU)) return eval_python(inputs, outputs);
     auto job = std::shared_ptr<Job>(new Job);
     Work& w = job->work;
-    read(w, *plan, given, inputs, true);
+    read(w, *plan, given, inputs, Memory::host);
     bind(w, *plan, false);
     find_entry(w);
     auto& encoder = mx::cpu::get_command_encoder(stream());
@@ -225,28 +225,29 @@ class Node : public Base {
     fr_gpu_job job;
     mx::Stream s = stream();
     auto& encoder = mx::cu::get_command_encoder(s);
-    read(w, *plan, given, inputs, false);
+    read(w, *plan, given, inputs, Memory::device);
     w.call.request.device = s.device.index;
     bind(w, *plan, true);
-    std::vector<mx::array> arrays; /* as the kernel takes them */
+    std::vector<mx::array> copies; /* all inputs, where one had to be copied */
+    auto aligned_to = [](const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 == 0; };
     bool aligned = true;
     size_t next = 0;
     for (int i = 0; i < plan->op->inputs; i++) {
       if (!fr_is_array(&w.call, i)) continue;
-      const mx::array& given_array = inputs[next++];
-      arrays.push_back(given_array);
-      if ((!w.body || w.body->contiguous) && !given_array.flags().row_contiguous && given_array.size()) {
-        mx::array copy = mx::contiguous(given_array, false, s);
-        std::vector<mx::array> copies{copy};
-        copy.primitive().eval_gpu({given_array}, copies);
+      const mx::array& a = inputs[next++];
+      if ((!w.body || w.body->contiguous) && !a.flags().row_contiguous && a.size()) {
+        mx::array copy = mx::contiguous(a, false, s);
+        std::vector<mx::array> made{copy};
+        copy.primitive().eval_gpu({a}, made);
         encoder.add_completed_handler([copy]() {});
-        arrays.back() = copy;
+        if (copies.empty()) copies = inputs;
+        copies[next - 1] = copy;
+        w.call.pointer[i] = device_pointer(copy);
+        fr_row_strides(w.call.input[i].ndim, w.sizes[i], w.strides[i]);
       }
-      const mx::array& a = arrays.back();
-      w.call.pointer[i] = a.size() ? device_pointer(a) : nullptr;
-      for (int d = 0; d < w.call.input[i].ndim; d++) w.strides[i][d] = a.strides()[d];
-      aligned = aligned && reinterpret_cast<uintptr_t>(w.call.pointer[i]) % 16 == 0;
+      aligned = aligned && aligned_to(w.call.pointer[i]);
     }
+    const std::vector<mx::array>& arrays = copies.empty() ? inputs : copies; /* as the kernel takes them */
     void* pointers[FR_MAX_ARGUMENTS];
     for (size_t i = 0; i < outputs.size(); i++) {
       mx::array& out = outputs[i];
@@ -255,14 +256,18 @@ class Node : public Base {
         pointers[i] = nullptr;
         continue;
       }
-      if (!plan->fills.empty())
+      if (!plan->fills.empty()) {
         made_by(mx::full(out.shape(), scalar_of(plan->fills[i], out.dtype()), out.dtype(), s), "Full", out, encoder);
-      else if (w.body && w.body->zeroed)
+      } else if (w.body && w.body->zeroed) {
         made_by(mx::full(out.shape(), scalar_of(std::string(out.itemsize(), '\0'), out.dtype()), out.dtype(), s), "Full", out, encoder);
-      else
-        allocate(out, s);
+      } else if (outputs.size() == 1) {
+        allocate(outputs, s);
+      } else {
+        std::vector<mx::array> one{out};
+        allocate(one, s);
+      }
       pointers[i] = device_pointer(out);
-      aligned = aligned && reinterpret_cast<uintptr_t>(pointers[i]) % 16 == 0;
+      aligned = aligned && aligned_to(pointers[i]);
     }
     if (!w.body) {
       if (!eval_captured(w, arrays, outputs, pointers, encoder)) eval_python(inputs, outputs);
@@ -425,7 +430,7 @@ class Node : public Base {
       values.emplace_back(shape, inputs[i].dtype(), nullptr, std::vector<mx::array>{});
     }
     Work w;
-    read(w, *plan, given, values, false);
+    read(w, *plan, given, values, Memory::none);
     bind(w, *plan, on_cuda(stream()));
     std::vector<mx::Shape> shapes = shapes_of(w);
     if (size >= 0)
@@ -828,8 +833,10 @@ API object* fr_mlx_run(void* plan, object* arrays, object* stream) {
 API void* fr_mlx_scratch(int64_t bytes) {
   try {
     if (!evaluated_on) return nullptr;
-    mx::array memory(mx::Shape{static_cast<mx::ShapeElem>((bytes + 3) / 4)}, mx::float32, nullptr, {});
-    allocate(memory, *evaluated_on);
+    std::vector<mx::array> made{mx::array(mx::Shape{static_cast<mx::ShapeElem>((bytes + 3) / 4)}, mx::float32,
+                                          allocator_of(*evaluated_on).primitive, {})};
+    allocate(made, *evaluated_on);
+    mx::array memory = made[0];
     auto& encoder = mx::cu::get_command_encoder(*evaluated_on);
     encoder.set_output_array(memory); /* what had this memory before is done first */
     encoder.add_completed_handler([memory]() {});
