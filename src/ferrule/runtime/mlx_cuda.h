@@ -3,6 +3,8 @@
 #ifndef FERRULE_MLX_CUDA_H
 #define FERRULE_MLX_CUDA_H
 
+#include <atomic>
+#include <atomic>
 #include <dlfcn.h>
 #include <functional>
 #include <memory>
@@ -141,6 +143,38 @@ struct Capture {
 
 /* The stream that a kernel is being evaluated for, so that Python may ask for memory. */
 thread_local const mx::Stream* evaluated_on = nullptr;
+
+/* Kernels are put into MLX's graphs by functions that its headers do not show. hosts/mlx_probe.py tries
+ * them out when the first kernel for a GPU is called; where they are not as they are known here, kernels
+ * are launched by MLX. */
+enum { UNTRIED, DIRECTLY, BY_MLX };
+std::atomic<int> route{UNTRIED};
+object* probe = nullptr;
+thread_local bool probing = false; /* this thread tries it out */
+bool by_mlx() { return route != DIRECTLY && !probing; }
+
+/* What of an array on a GPU is not as it is known here; "" if all is. */
+std::string strange(const mx::array& a) {
+  auto missing = [](auto member) { /* a member's address, which compilers take to be there */
+    void* address;
+    memcpy(&address, &member, sizeof address);
+    return !address;
+  };
+  using Encoder = mx::cu::CommandEncoder;
+  if (missing(&Encoder::set_input_array) || missing(&Encoder::set_output_array) || missing(&Encoder::add_kernel_node_raw) ||
+      missing(&Encoder::add_completed_handler))
+    return "its functions for kernels have other names";
+  auto* buffer = static_cast<mx::cu::CudaBuffer*>(const_cast<mx::array&>(a).buffer().ptr());
+  void* cuda = dlopen("libcuda.so.1", RTLD_NOW);
+  auto range = reinterpret_cast<int (*)(void*, int, uint64_t)>(cuda ? dlsym(cuda, "cuPointerGetAttribute") : nullptr);
+  uint64_t start = 0;
+  size_t size = 0;
+  auto at = reinterpret_cast<uintptr_t>(buffer->data);
+  if (!range || range(&start, 11 /* RANGE_START_ADDR */, at) || range(&size, 12 /* RANGE_SIZE */, at) || at < start ||
+      at + a.nbytes() > start + size || buffer->size < a.nbytes() || buffer->device > 1024)
+    return "its arrays keep their memory in another way";
+  return "";
+}
 
 }  // namespace
 

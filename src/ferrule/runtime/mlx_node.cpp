@@ -110,6 +110,17 @@ class Missing : public Base {
   void eval_gpu(const std::vector<mx::array>&, std::vector<mx::array>&) override { throw std::invalid_argument(why); }
 };
 
+/* Finds out how kernels are put into MLX's graphs. */
+void try_out(mx::Stream stream) {
+  if (probing || !probe) return;
+  probing = true;
+  try {
+    Py_DecRef(ask(probe, "probe", {PyLong_FromLong(stream.index)}));
+  } catch (const std::exception&) { /* it has said so, and chosen */
+  }
+  probing = false;
+}
+
 /* How many nodes a thread has made inside functions that MLX traces, and of what the last one was. */
 thread_local int64_t nodes_traced;
 thread_local std::string last_traced;
@@ -135,6 +146,7 @@ class Node : public Base {
   static std::vector<mx::array> make(const std::shared_ptr<const Plan>& plan, Given given, std::vector<mx::array> arrays,
                                      mx::Stream stream) {
     raise_late();
+    if (on_cuda(stream) && route == UNTRIED) try_out(stream);
     Work w;
     read(w, *plan, given, arrays, Memory::none);
     w.call.request.aligned = 1;
@@ -221,6 +233,7 @@ class Node : public Base {
     if (on_metal(stream())) return eval_metal(inputs, outputs);
     if (!(plan->devices & CUDA) && !(plan->elsewhere & CAPTURED)) return eval_python(inputs, outputs);
     if (plan->fixed) check_fixed(inputs);
+    if (by_mlx()) return eval_by_mlx(inputs, outputs);
     Work w;
     fr_gpu_job job;
     mx::Stream s = stream();
@@ -341,14 +354,40 @@ class Node : public Base {
   /* Lets Python carry it out: a function, or what C has no room for. */
   void eval_python(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) {
     mx::synchronize(stream()); /* what computes the inputs was only begun */
-    std::vector<mx::array> leaves; /* which nobody waits for */
-    for (const mx::array& a : inputs) {
+    std::vector<mx::array> leaves = leaves_of(inputs);
+    Gil gil;
+    take(ask(plan->python, "run", {of_inputs(leaves)}), outputs);
+  }
+
+  /* Lets MLX launch it on this stream, as it does for mx.fast.precompiled_cuda_kernel. */
+  void eval_by_mlx(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) {
+    Work w;
+    read(w, *plan, given, inputs, Memory::none);
+    w.call.request.device = stream().device.index;
+    bind(w, *plan, true);
+    if (!w.body)
+      throw std::runtime_error("ferrule: " + plan->name + " has several steps, clusters or a fill of its own, which MLX " + std::string(mx::version()) + " can only be given in ways that this ferrule does not know");
+    if (!w.body->contiguous) read_strides(w, *plan, inputs);
+    const void* fill = plan->fills.empty() ? nullptr : plan->fills[0].data();
+    std::vector<mx::array> leaves = leaves_of(inputs);
+    Gil gil;
+    On on(stream());
+    take(ask(plan->python, "by_mlx", {of_inputs(leaves), PyLong_FromVoidPtr(&w.call.request), PyLong_FromVoidPtr(const_cast<void*>(fill)), PyLong_FromLong(w.body->contiguous)}), outputs);
+  }
+
+  /* The same arrays as ones that nobody computes and nobody waits for. */
+  static std::vector<mx::array> leaves_of(const std::vector<mx::array>& arrays) {
+    std::vector<mx::array> leaves;
+    for (const mx::array& a : arrays) {
       leaves.emplace_back(a.shape(), a.dtype(), nullptr, std::vector<mx::array>{});
       leaves.back().copy_shared_buffer(a);
       leaves.back().set_status(mx::array::Status::available);
     }
-    Gil gil;
-    object* found = ask(plan->python, "run", {of_inputs(leaves)});
+    return leaves;
+  }
+
+  /* Makes the arrays of a tuple, which is let go, the outputs. */
+  static void take(object* found, std::vector<mx::array>& outputs) {
     for (size_t i = 0; i < outputs.size(); i++)
       outputs[i].copy_shared_buffer(array_in(PyTuple_GetItem(found, static_cast<ssize_t>(i))));
     Py_DecRef(found);
@@ -845,6 +884,16 @@ API void* fr_mlx_scratch(int64_t bytes) {
     return nullptr;
   }
 }
+
+/* Takes a function that tries out how kernels are put into MLX's graphs; see mlx_cuda.h. */
+API void fr_mlx_probe_by(object* function) { probe = held(function); }
+/* 0, or why kernels cannot be put into MLX's graphs directly, looked at with an array on a GPU. */
+API const char* fr_mlx_look_gpu(object* o) {
+  static std::string why;
+  why = strange(array_in(o));
+  return why.empty() ? nullptr : why.c_str();
+}
+API void fr_mlx_route(int which) { route = which; }
 
 API void fr_mlx_bypass(int on) { __atomic_store_n(&fr_shared.bypassing, on, __ATOMIC_RELAXED); }
 API int64_t fr_mlx_traced(void) { return nodes_traced; }

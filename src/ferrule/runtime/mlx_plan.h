@@ -124,6 +124,15 @@ void read(Work& w, const Plan& plan, const Given& given, const std::vector<mx::a
   }
 }
 
+/* Reads the strides of arrays whose memory is not known. */
+void read_strides(Work& w, const Plan& plan, const std::vector<mx::array>& arrays) {
+  for (int i = 0, next = 0; i < plan.op->inputs; i++) {
+    if (!fr_is_array(&w.call, i)) continue;
+    const mx::array& a = arrays[next++];
+    for (size_t d = 0; d < a.ndim(); d++) w.strides[i][d] = a.strides()[d];
+  }
+}
+
 /* Sizes and dtypes of the outputs, and the launch. */
 void bind(Work& w, const Plan& plan, bool gpu) {
   fr_call* c = &w.call;
