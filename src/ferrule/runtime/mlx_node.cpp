@@ -249,13 +249,9 @@ class Node : public Base {
       if (!fr_is_array(&w.call, i)) continue;
       const mx::array& a = inputs[next++];
       if ((!w.body || w.body->contiguous) && !a.flags().row_contiguous && a.size()) {
-        mx::array copy = mx::contiguous(a, false, s);
-        std::vector<mx::array> made{copy};
-        copy.primitive().eval_gpu({a}, made);
-        encoder.add_completed_handler([copy]() {});
         if (copies.empty()) copies = inputs;
-        copies[next - 1] = copy;
-        w.call.pointer[i] = device_pointer(copy);
+        copies[next - 1] = in_rows(a, s);
+        w.call.pointer[i] = device_pointer(copies[next - 1]);
         fr_row_strides(w.call.input[i].ndim, w.sizes[i], w.strides[i]);
       }
       aligned = aligned && aligned_to(w.call.pointer[i]);

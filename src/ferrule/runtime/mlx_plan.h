@@ -27,7 +27,7 @@ std::string not_for_files(const std::string& name) {
   return text;
 }
 
-enum { CAPTURED = 4 }; /* Python launches on GPUs what a graph can hold: units */
+enum { CAPTURED = 4 }; /* Python launches on GPUs what a graph can hold: kernels, units */
 
 /* What was asked for: an op; or a kernel with sizes as numbers (level 0). It never changes. */
 struct Plan {
