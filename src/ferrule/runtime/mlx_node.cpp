@@ -161,7 +161,10 @@ class Node : public Base {
       if (plan->fixed)
         for (const mx::array& a : arrays) node->traced.push_back(a.shape());
     }
-    return mx::array::make_arrays(shapes_of(w), dtypes_of(w), node, std::move(arrays));
+    if (plan->op->outputs > 1) return mx::array::make_arrays(shapes_of(w), dtypes_of(w), node, std::move(arrays));
+    std::vector<mx::array> made;
+    made.emplace_back(shape_of(w, 0), dtype_at[w.found.outputs[0].dtype], std::move(node), std::move(arrays));
+    return made;
   }
 
   std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override {

@@ -187,15 +187,19 @@ void find_entry(Work& w) {
   if (!w.entry) refuse(w);
 }
 
-std::vector<mx::Shape> shapes_of(const Work& w) {
-  std::vector<mx::Shape> shapes(w.call.op->outputs);
-  for (int i = 0; i < w.call.op->outputs; i++) {
-    const fr_rule_output* out = &w.found.outputs[i];
-    for (int d = 0; d < out->ndim; d++) {
-      if (out->sizes[d] > INT32_MAX) throw std::invalid_argument("ferrule: an output has more than 2147483647 elements along a dim, which MLX cannot have");
-      shapes[i].push_back(static_cast<mx::ShapeElem>(out->sizes[d]));
-    }
+mx::Shape shape_of(const Work& w, int i) {
+  const fr_rule_output* out = &w.found.outputs[i];
+  mx::Shape shape;
+  for (int d = 0; d < out->ndim; d++) {
+    if (out->sizes[d] > INT32_MAX) throw std::invalid_argument("ferrule: an output has more than 2147483647 elements along a dim, which MLX cannot have");
+    shape.push_back(static_cast<mx::ShapeElem>(out->sizes[d]));
   }
+  return shape;
+}
+
+std::vector<mx::Shape> shapes_of(const Work& w) {
+  std::vector<mx::Shape> shapes;
+  for (int i = 0; i < w.call.op->outputs; i++) shapes.push_back(shape_of(w, i));
   return shapes;
 }
 
