@@ -19,6 +19,7 @@ from ..op_entries import FEW, RESOLVE, Bound, Request
 
 FOLDER = Path(__file__).resolve().parent.parent / "runtime"
 VERSION: str = mx.__version__  # type: ignore[attr-defined]
+OLDEST = (0, 30, 6)  # before it, MLX loses outputs of nodes that have several, in shapeless traces
 SOURCES = (
     "mlx_node.cpp", "mlx_cpu.h", "mlx_cuda.h", "mlx_export.h", "mlx_plan.h", "mlx_python.h",
     "mlx_matmul.cpp", *op_entries.SOURCES,
@@ -45,10 +46,20 @@ class _Setup(ctypes.Structure):
     )  # fmt: skip
 
 
+def at_least(*version: int) -> bool:
+    """Whether this MLX is this version, such as 0, 32, 3, or a newer one."""
+    numbers = re.findall(r"\d+", VERSION)[: len(version)]
+    return tuple(map(int, numbers)) >= version
+
+
 @functools.lru_cache(maxsize=1)
 def library() -> ctypes.PyDLL | None:
     """The compiled nodes, ready; None, once with a warning, where they cannot be had."""
     try:
+        if not at_least(*OLDEST):
+            raise DeviceError(
+                f"MLX is {VERSION}, and ferrule's nodes need {'.'.join(map(str, OLDEST))} or newer."
+            )
         found = _loaded(_built())
         _check_layout(found)
     except (ToolchainError, DeviceError) as error:
