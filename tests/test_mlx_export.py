@@ -38,6 +38,9 @@ from mlx_files import (
     scale,
     values,
 )
+from mlx_versions import needs_mlx
+
+pytestmark = needs_mlx(0, 32)
 
 # -- the record is MLX's -------------------------------------------------------------------------
 
