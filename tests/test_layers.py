@@ -124,7 +124,9 @@ MAY_IMPORT = {
     "op_launch hosts devices",
     "hosts.torch_calls": "errors dtypes binding driver fastcall op_call op_declaration op_entries "
     "torch",
-    "hosts.mlx_build": "errors dtypes binding cache fastcall loader op_entries toolchain mlx",
+    "hosts.mlx_build": "errors dtypes binding cache fastcall loader op_entries toolchain "
+    "hosts.mlx_sources mlx",
+    "hosts.mlx_sources": "",  # setup.py reads it, too
     "hosts.mlx_node": f"{NOUNS} arguments batching bytecode call_sizes derivatives op_call "
     "op_declaration op_entries cuda_steps hosts devices numpy mlx",
     "hosts.mlx_gpu": f"{NOUNS} arguments cache cuda_steps driver implementation op_call "
