@@ -49,24 +49,25 @@ def oldest() -> Iterator[dict[str, str]]:
             "--target", folder, wheel,
             env=os.environ, timeout=200,
         )  # fmt: skip
-        if status and re.search(r"from versions: none|connection|resolve", log, re.IGNORECASE):
+        if status and re.search(r"from versions: none|ConnectionPool|ConnectionError", log):
             pytest.skip(f"MLX {OLDEST} cannot be had here: {log.strip().splitlines()[-1]}")
         assert status == 0, log
         kept = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
         yield {**kept, "PYTHONPATH": os.pathsep.join([folder, OURS])}
 
 
+@pytest.mark.timeout(700)
 def test_the_oldest(oldest: dict[str, str]) -> None:
     code = (
         "import mlx.core as mx; from ferrule.hosts import mlx_build\n"
         "print(mx.__version__, mlx_build.library() is not None)"
     )
-    status, said = run("-c", code, env=oldest, timeout=200)
+    status, said = run("-c", code, env=oldest, timeout=100)
     assert (status, said.split()) == (0, [OLDEST, "True"]), said
     files = [TESTS / name for name in FILES]
     status, said = run(
         "-m", "pytest", "-n", "2", "-p", "no:cacheprovider", *files, TESTS / "test_hosts.py",
-        "-k", "mlx and not wheel", env=oldest, timeout=280,
+        "-k", "mlx and not wheel", env=oldest, timeout=400,
     )  # fmt: skip
     print(said)
     assert status == 0, said
