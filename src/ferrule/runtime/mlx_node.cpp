@@ -207,15 +207,13 @@ class Node : public Base {
     bind(w, *plan, false);
     find_entry(w);
     auto& encoder = mx::cpu::get_command_encoder(stream());
-    job->arrays = inputs;
+    for (const mx::array& a : inputs) job->memory.push_back(a.data_shared_ptr());
     void* pointers[FR_MAX_ARGUMENTS];
     for (size_t i = 0; i < outputs.size(); i++) {
       mx::array& out = outputs[i];
       out.set_data(mx::allocator::malloc(out.nbytes()));
       pointers[i] = out.data<char>();
       encoder.set_output_array(out);
-      /* A node must not keep its own outputs alive: what is not asked for would never go. */
-      job->arrays.push_back(mx::array::unsafe_weak_copy(out));
       if (!plan->fills.empty())
         job->fills.push_back({out.data<char>(), out.size(), plan->fills[i]});
       else if (w.body->zeroed)
@@ -231,7 +229,7 @@ class Node : public Base {
       copy.set_data(mx::allocator::malloc(a.nbytes()));
       job->copies.push_back({static_cast<const char*>(w.call.pointer[i]), copy.data<char>(), i, a.itemsize()});
       w.call.pointer[i] = copy.data<char>();
-      job->arrays.push_back(copy);
+      job->memory.push_back(copy.data_shared_ptr());
     }
     if (w.entry) fr_prepare_cpu(&w.call, w.entry, w.body, pointers, &job->cpu);
     if (!w.entry && job->fills.empty()) return;
