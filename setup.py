@@ -1,7 +1,19 @@
 """Builds the C libraries where there is a C compiler, and writes the line that Python reads when it
-starts. All else is in pyproject.toml."""
+starts. All else is in pyproject.toml.
 
+FERRULE_PREBUILD_MLX names folders with a package ``mlx`` each (site-packages, or what `pip install
+--target` has filled), separated as those of PATH are: a wheel then also holds the compiled nodes
+for these versions of MLX.
+"""
+
+import importlib.util
+import os
+import re
+import shlex
+import subprocess
+import sys
 import sysconfig
+import tempfile
 from hashlib import sha256
 from pathlib import Path
 
@@ -29,8 +41,42 @@ AT_START = (
 )
 
 
+def prebuild(home: Path, package: Path) -> None:
+    """Compile the nodes for the MLX in this folder into that folder of ferrule."""
+    file = Path("src", "ferrule", "hosts", "mlx_sources.py")  # without the package, and NumPy
+    spec = importlib.util.spec_from_file_location("mlx_sources", file.resolve())
+    mlx = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(mlx)
+    if not mlx.has_headers(home):
+        sys.exit(f"FERRULE_PREBUILD_MLX: MLX's headers are not in {home / 'include'}")
+    target = package / "prebuilt" / mlx.prebuilt(mlx.version(home)).name
+    target.parent.mkdir(parents=True, exist_ok=True)
+    command = [*shlex.split(os.environ.get("CXX", "c++")), "-shared", "-fPIC", *mlx.flags(home)]
+    if sys.platform == "linux":  # else libraries of one process share variables of templates
+        command += ["-fno-gnu-unique", "-s"]
+    with tempfile.TemporaryDirectory() as folder:
+        text = Path(folder, "nodes.cpp")
+        text.write_text(mlx.text(home), encoding="utf-8")
+        subprocess.run([*command, str(text), "-o", str(target)], check=True)
+    # What loads MLX's own library must be able to load this one.
+    if sys.platform == "linux":
+        for name in ("GLIBC_2", "GLIBCXX_3.4"):
+            needs, has = (newest(file, name) for file in (target, home / "lib" / "libmlx.so"))
+            if needs > has:
+                sys.exit(
+                    f"FERRULE_PREBUILD_MLX: the nodes that {command[0]} built need {name}.{needs}, "
+                    f"and MLX only {name}.{has}. Build the wheel on an older system."
+                )
+
+
+def newest(library: Path, name: str) -> int:
+    """The newest version of some symbols, such as GLIBC_2.35, that a library needs."""
+    found = re.findall(re.escape(name).encode() + rb"\.(\d+)", library.read_bytes())
+    return max(map(int, found), default=0)
+
+
 class BuildPy(build_py):
-    """Adds ferrule-mlx.pth to site-packages."""
+    """Adds ferrule-mlx.pth to site-packages, and nodes that are wanted ahead of time."""
 
     def run(self) -> None:
         super().run()
@@ -39,6 +85,9 @@ class BuildPy(build_py):
             folder = self.get_finalized_command("install").install_lib
         Path(folder).mkdir(parents=True, exist_ok=True)
         Path(folder, "ferrule-mlx.pth").write_text(AT_START, encoding="utf-8")
+        for place in filter(None, os.environ.get("FERRULE_PREBUILD_MLX", "").split(os.pathsep)):
+            if not self.editable_mode:
+                prebuild(Path(place, "mlx").resolve(), Path(folder, "ferrule"))
 
 
 # The runtime knows nothing of Python, and the other library keeps to Python's stable interface, so

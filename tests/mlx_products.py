@@ -12,6 +12,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 import ferrule.mlx as fm
+from ferrule.hosts import mlx_build
 
 Shape = tuple[int, ...]
 
@@ -82,12 +83,29 @@ class Product:
         lhs = counted(x) if self.omitted == "lhs" else indices.pop(0)
         rhs = counted(dense) if self.omitted == "rhs" else indices.pop(0)
         lhs, rhs = mx.broadcast_arrays(lhs, rhs)
+        # MLX before 0.32 gathers wrongly along a dim of size 1 that is transposed
+        x, dense = mx.contiguous(x), mx.contiguous(dense)
         left = x.reshape(-1, *x.shape[-2:])[lhs]
         return mx.matmul(left, dense.reshape(-1, *dense.shape[-2:])[rhs])
 
 
 def counted(array: mx.array) -> mx.array:
     return mx.arange(math.prod(array.shape[:-2])).reshape(array.shape[:-2])
+
+
+def shapeless(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Compiled with shapeless=True. An MLX too old for it is named in an error, and not asked."""
+    compiled: Callable[..., Any] = mx.compile(function, shapeless=True)
+
+    def call(*arrays: mx.array) -> Any:
+        try:
+            return compiled(*arrays)
+        except ValueError as error:
+            if mlx_build.at_least(0, 32, 3) or "need MLX 0.32.3" not in str(error):
+                raise
+            return function(*arrays)
+
+    return call
 
 
 def normal(shape: Shape, seed: int) -> mx.array:

@@ -29,6 +29,7 @@ from ferrule.hosts import mlx as mlx_host
 from ferrule.hosts import numpy as numpy_host
 from ferrule.hosts import torch as torch_host
 from ferrule.spec import Facts, is_row_contiguous
+from mlx_versions import needs_mlx
 from strategies import IN_MLX, LEVEL0, level0_dtypes
 
 SHARED = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -363,6 +364,7 @@ def test_scalars_go_with_any_host(fake: FakeDevice, kind: str, value: Any, dtype
     assert not fake.launches[0][0][1].value
 
 
+@needs_mlx(0, 32)  # to export kernels
 @pytest.mark.parametrize(
     ("value", "dtype"),
     [s for s in SCALARS if type(s[0]).__module__ != "ml_dtypes"],  # MLX takes it for complex

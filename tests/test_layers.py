@@ -126,8 +126,9 @@ MAY_IMPORT = {
     "hosts.torch_calls": "errors dtypes binding driver fastcall op_call op_declaration op_entries "
     "torch",
     "hosts.mlx_build": "errors dtypes binding cache fastcall loader op_entries toolchain "
-    "hosts.mlx_probe mlx",
+    "hosts.mlx_probe hosts.mlx_sources mlx",
     "hosts.mlx_probe": "errors dtypes driver op_entries devices numpy mlx",
+    "hosts.mlx_sources": "",  # setup.py reads it, too
     "hosts.mlx_node": f"{NOUNS} arguments batching bytecode call_sizes derivatives op_call "
     "op_declaration op_entries implementation hosts devices numpy mlx",
     "hosts.mlx_gpu": f"{NOUNS} arguments cache cuda_steps driver implementation op_call "
@@ -164,7 +165,7 @@ MAY_IMPORT = {
     "bench.cpu": "ferrule bench cli numpy torch mlx",
     "bench.cuda": "ferrule bench cli devices numpy torch cupy mlx",
     "bench.mlx_graph": "ferrule bench mlx",
-    "bench.mlx_lm": "ferrule bench mlx mlx_lm",
+    "bench.mlx_lm": "ferrule bench numpy mlx mlx_lm",
     "bench.ops": "ferrule bench torch",
     "bench.report": "errors bench binding driver nvrtc matplotlib",
     "bench.sass": "ferrule bench nvdisasm nvrtc",

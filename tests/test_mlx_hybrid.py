@@ -19,6 +19,9 @@ from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 
 import ferrule
 import ferrule.mlx as fm
+from mlx_versions import needs_mlx
+
+pytestmark = needs_mlx(0, 32, 3)
 
 VOCABULARY = 96
 

@@ -10,8 +10,20 @@ import mlx_table
 from ferrule.hosts import mlx_build
 
 pytestmark = pytest.mark.skipif(mlx_build.library() is None, reason="no nodes here")
+PAGE = Path(__file__).parent.parent.joinpath("docs", "mlx.md").read_text(encoding="utf-8")
+NO_EXPORT = r"cannot\sexport\skernels\swithout\sMetal;\sMLX\s0\.32\.0\sand\snewer\scan"
 
 
+@pytest.mark.skipif(not mlx_build.at_least(0, 32), reason="MLX before 0.32 exports no kernels")
 def test_the_table_of_the_page() -> None:
-    page = Path(__file__).parent.parent.joinpath("docs", "mlx.md").read_text(encoding="utf-8")
-    assert mlx_table.table() in page
+    assert mlx_table.table() in PAGE
+
+
+@pytest.mark.skipif(mlx_build.at_least(0, 32), reason="all of the table is tried")
+def test_rows_without_files() -> None:
+    for row in mlx_table.ROWS:
+        if row in mlx_table.FILES:
+            with pytest.raises(ValueError, match=NO_EXPORT):
+                mlx_table.ROWS[row](mlx_table.with_rules)
+        else:
+            assert mlx_table.line(row) in PAGE

@@ -31,7 +31,7 @@ PROJECT: dict[str, Any] = tomllib.loads(_TEXT)["project"]
 DISTRIBUTIONS = {"PIL": "matplotlib", "tomli": "pytest"}
 
 
-def build(folder: Path, compiler: str | None) -> tuple[Path, str]:
+def build(folder: Path, compiler: str | None, **more: str) -> tuple[Path, str]:
     """A wheel of a copy of the sources, and what building it printed."""
     source = folder / "source"
     source.mkdir()
@@ -39,7 +39,7 @@ def build(folder: Path, compiler: str | None) -> tuple[Path, str]:
         shutil.copy(REPOSITORY / name, source)
     unwanted = shutil.ignore_patterns("*.so", "__pycache__", "*.egg-info")
     shutil.copytree(REPOSITORY / "src", source / "src", ignore=unwanted)
-    environment = dict(os.environ)
+    environment = {**os.environ, **more}
     if compiler:
         environment |= {"CC": compiler, "CXX": compiler, "LDSHARED": compiler}
     code = "import sys; from setuptools import build_meta; build_meta.build_wheel(sys.argv[1])"

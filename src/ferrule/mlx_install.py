@@ -9,6 +9,7 @@ on a Mac nothing is replaced but `cuda_kernel`.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import sys
@@ -319,9 +320,10 @@ def _replacements() -> Iterable[tuple[Any, Any]]:
             pairs.append((old, make(old)))
 
     if not mx.metal.is_available():
-        _made_for_export[:] = [
-            mx.fast.metal_kernel(name="none", input_names=[], output_names=["y"], source=";")
-        ]
+        with contextlib.suppress(RuntimeError):  # MLX before 0.32 makes none without Metal
+            _made_for_export[:] = [
+                mx.fast.metal_kernel(name="none", input_names=[], output_names=["y"], source=";")
+            ]
         replace(mx.fast, "metal_kernel", lambda old: _metal_kernel)
         replace(mx, "custom_function", lambda old: InstalledFunction)
         replace(mx.metal, "is_available", _always)

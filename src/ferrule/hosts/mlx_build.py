@@ -1,13 +1,12 @@
 """ferrule's part of MLX's graphs, built and loaded: runtime/mlx_node.cpp, compiled against the
-headers inside the user's own MLX, once per version of it, and kept in the disk cache."""
+headers inside the user's own MLX, once per version of it, and kept in the disk cache. A wheel may
+have brought it compiled."""
 
 from __future__ import annotations
 
 import ctypes
 import functools
-import hashlib
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +15,10 @@ import mlx.core as mx
 from .. import binding, cache, dtypes, fastcall, loader, op_entries, toolchain
 from ..errors import CompilerFailed, DeviceError, FerruleWarning, ToolchainError, warn
 from ..op_entries import FEW, RESOLVE, Bound, Request
-from . import mlx_probe
+from . import mlx_probe, mlx_sources
 
-FOLDER = Path(__file__).resolve().parent.parent / "runtime"
 VERSION: str = mx.__version__  # type: ignore[attr-defined]
-SOURCES = (
-    "mlx_node.cpp", "mlx_cpu.h", "mlx_cuda.h", "mlx_export.h", "mlx_plan.h", "mlx_python.h",
-    "mlx_matmul.cpp", *op_entries.SOURCES,
-)  # fmt: skip
-_FLAGS = ("-std=c++20", "-O2", "-fvisibility=hidden", "-Wno-address")
-# The library is named before the text that needs it, which a linker may take for no need.
-_LINK = ("-lmlx",) if sys.platform == "darwin" else ("-Wl,--no-as-needed", "-lmlx", "-ldl")
+OLDEST = (0, 30, 6)  # before it, MLX loses outputs of nodes that have several, in shapeless traces
 
 # MLX's own numbers of its dtypes, mlx::core::Dtype::Val.
 _NUMBERS = {
@@ -46,11 +38,21 @@ class _Setup(ctypes.Structure):
     )  # fmt: skip
 
 
+def at_least(*version: int) -> bool:
+    """Whether this MLX is this version, such as 0, 32, 3, or a newer one."""
+    numbers = re.findall(r"\d+", VERSION)[: len(version)]
+    return tuple(map(int, numbers)) >= version
+
+
 @functools.lru_cache(maxsize=1)
 def library() -> ctypes.PyDLL | None:
     """The compiled nodes, ready; None, once with a warning, where they cannot be had."""
     try:
-        found = _loaded(_built())
+        if not at_least(*OLDEST):
+            raise DeviceError(
+                f"MLX is {VERSION}, and ferrule's nodes need {'.'.join(map(str, OLDEST))} or newer."
+            )
+        found = _brought() or _loaded(_built())
         _check_layout(found)
     except (ToolchainError, DeviceError) as error:
         warn(
@@ -86,6 +88,17 @@ def loaded() -> ctypes.PyDLL:
     return found
 
 
+def _brought() -> ctypes.PyDLL | None:
+    """The nodes that a wheel has brought for this MLX, if it has and they can be loaded."""
+    path = mlx_sources.prebuilt(VERSION)
+    if not path.is_file():
+        return None
+    try:
+        return _loaded(path.read_bytes())
+    except (OSError, DeviceError, AttributeError):  # of another system
+        return None
+
+
 def _built() -> bytes:
     """The machine code for this MLX, from the cache where it is there.
 
@@ -93,42 +106,28 @@ def _built() -> bytes:
         ToolchainError: there is no compiler, MLX's headers are missing, or it refuses them.
     """
     home = Path(mx.__file__).resolve().parent
-    if not (home / "include" / "mlx" / "array.h").is_file():
+    if not mlx_sources.has_headers(home):
         raise ToolchainError(
             f"MLX's headers are not in {home / 'include'}, where its wheels have them."
         )
     compiler = toolchain.find_compiler()
-    texts = b"".join((FOLDER / name).read_bytes() for name in SOURCES)
-    digest = hashlib.sha256(texts).hexdigest()
-    flags = [
-        *_FLAGS, f"-I{FOLDER}", f"-I{home / 'include'}", f"-L{home / 'lib'}", *_LINK,
-    ]  # fmt: skip
 
     def make() -> bytes:
-        text = (
-            f'#define FR_DIGEST "{digest}"\n{_primitives(home)}\n#include "mlx_node.cpp"\n'
-            '#include "mlx_matmul.cpp"\n'
-        )
         try:
-            return compiler.compile(text, flags=flags, timeout=600.0)
+            return compiler.compile(
+                mlx_sources.text(home), flags=mlx_sources.flags(home), timeout=600.0
+            )
         except CompilerFailed as failed:
             raise ToolchainError(
                 f"{compiler.path} ({compiler.kind} {compiler.version}) cannot build ferrule's "
                 f"nodes for MLX {VERSION}:\n{failed.log}"
             ) from failed
 
-    key = cache.digest("mlx_node", digest, VERSION, compiler.identity, *_FLAGS, *_LINK)
+    key = cache.digest(
+        "mlx_node", mlx_sources.digest(), VERSION, compiler.identity, *mlx_sources.FLAGS,
+        *mlx_sources.LINK,
+    )  # fmt: skip
     return cache.default().get_or_make(key, make)
-
-
-def _primitives(home: Path) -> str:
-    """The classes of MLX's headers, for runtime/mlx_export.h."""
-    found = []
-    for header, space in (("primitives.h", "core"), ("fast_primitives.h", "core::fast")):
-        text = (home / "include" / "mlx" / header).read_text(encoding="utf-8")
-        names = re.findall(r"^class (?:MLX_API )?(\w+)(?: final)? : public ", text, re.MULTILINE)
-        found += [f"X(mlx::{space}, {name})" for name in names]
-    return f"#define FR_PRIMITIVES(X) {' '.join(found)}"
 
 
 def _loaded(payload: bytes) -> ctypes.PyDLL:

@@ -16,6 +16,7 @@ import mlx.core as mx
 from ..errors import KernelError
 from . import mlx, mlx_build, mlx_node
 from .mlx_sizes import (
+    GATHERS,
     Arrays,
     Numbers,
     added_at,
@@ -27,6 +28,7 @@ from .mlx_sizes import (
     shapeless,
     spread,
     starts,
+    too_old,
 )
 
 # As MLX has them, whoever puts ferrule's in their place.
@@ -67,7 +69,8 @@ def quantized_matmul(
             with respect to what is asked for. In a shapeless trace that is all but ``x``; else
             ``scales`` and ``biases`` of mode "affine" have one, too.
         KernelError: inside a transformation, where there is no compiler to build MLX nodes with; in
-            a shapeless trace, where sizes must be counted, with an MLX older than 0.32.3.
+            a shapeless trace, where sizes must be counted, with an MLX older than 0.32.3 (any
+            product that gathers, with one older than 0.32.0).
     """
     if w.ndim > 2 and (x.ndim < w.ndim or shapeless()):
         # MLX multiplies a lower x with the first matrix alone, and its gradients of what was
@@ -196,6 +199,8 @@ def _gathered(
     right = ascending and omitted == "lhs"
     if not _nodes(x, w, lhs, rhs):
         return call(lhs, rhs, right)  # MLX's gradients are wrong where the left one ascends
+    if not GATHERS and shapeless():
+        raise too_old("products that gather")
     inputs_of = stock = call(lhs, rhs, ascending)
     if shapeless():
         with _on(stream):

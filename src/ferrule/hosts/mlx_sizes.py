@@ -17,8 +17,8 @@ import mlx.core as mx
 from ..errors import KernelError
 from . import mlx_build, mlx_node
 
-# Whether MLX knows the sizes of a cumsum in such a trace.
-COUNTS = [int(part) for part in mlx_build.VERSION.split(".")[:3] if part.isdigit()] >= [0, 32, 3]
+# Whether MLX knows, in such a trace, the sizes of a cumsum; and of a product that gathers.
+COUNTS, GATHERS = mlx_build.at_least(0, 32, 3), mlx_build.at_least(0, 32)
 
 Arrays = Sequence[mx.array]
 Numbers = Sequence[int]
@@ -36,6 +36,14 @@ def more_dims(array: mx.array, count: int) -> mx.array:
     return array
 
 
+def too_old(what: str) -> KernelError:
+    """The error for what MLX has no sizes for."""
+    return KernelError(
+        f"[ferrule.mlx] {what} inside functions compiled or exported with shapeless=True need MLX "
+        f"0.32.3 or newer; this is {mlx_build.VERSION}."
+    )
+
+
 def zeros(array: mx.array) -> mx.array:
     """Zeros of uint32 in the shape of ``array``: what a sum is before its first term.
 
@@ -43,10 +51,7 @@ def zeros(array: mx.array) -> mx.array:
         KernelError: this MLX is too old.
     """
     if not COUNTS:
-        raise KernelError(
-            f"[ferrule.mlx] omitted indices, batches and gradients inside functions compiled or "
-            f"exported with shapeless=True need MLX 0.32.3 or newer; this is {mlx_build.VERSION}."
-        )
+        raise too_old("omitted indices, batches and gradients")
     terms = mx.stop_gradient(array).astype(mx.uint32)[..., None]
     return mx.squeeze(mx.cumsum(terms, axis=-1, inclusive=False), -1)
 

@@ -18,7 +18,9 @@ struct Job {
   Work work;
   fr_cpu_job cpu;
   std::string name;
-  std::vector<mx::array> arrays; /* kept alive */
+  /* Kept alive. Not the arrays: letting go of the last of one, on this thread, would race with the thread
+   * that evaluates, and with Python. */
+  std::vector<std::shared_ptr<mx::array::Data>> memory;
   struct Copy {
     const char* from;
     char* to;

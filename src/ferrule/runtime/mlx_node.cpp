@@ -96,6 +96,22 @@ object* ask(object* function, const char* what, std::vector<object*> arguments) 
   throw std::invalid_argument(text.empty() ? "ferrule: a rule failed" : text);
 }
 
+/* A step of MLX's evaluation, which may raise. MLX before 0.32.1 then frees arrays that its threads still
+ * write to, so these are waited for. */
+template <class Step>
+void settled([[maybe_unused]] mx::Stream stream, Step step) {
+#if MLX_VERSION_NUMERIC >= 32001
+  step();
+#else
+  try {
+    step();
+  } catch (...) {
+    mx::synchronize(stream);
+    throw;
+  }
+#endif
+}
+
 /* What a kernel's call has not: raises when it is evaluated. MLX asks a node inside an mx.custom_function
  * for what the function has a rule for, and then does not use it. */
 class Missing : public Base {
@@ -106,8 +122,13 @@ class Missing : public Base {
       : Base(stream, std::string(), std::string(), {1, 1, 1}, {1, 1, 1}, {}, true, std::nullopt, {},
              false, 0),
         why(std::move(why)) {}
-  void eval_cpu(const std::vector<mx::array>&, std::vector<mx::array>&) override { throw std::invalid_argument(why); }
-  void eval_gpu(const std::vector<mx::array>&, std::vector<mx::array>&) override { throw std::invalid_argument(why); }
+  void eval_cpu(const std::vector<mx::array>&, std::vector<mx::array>&) override { raise(); }
+  void eval_gpu(const std::vector<mx::array>&, std::vector<mx::array>&) override { raise(); }
+
+ private:
+  void raise() {
+    settled(stream(), [this] { throw std::invalid_argument(why); });
+  }
 };
 
 /* Finds out how kernels are put into MLX's graphs. */
@@ -184,6 +205,14 @@ class Node : public Base {
   }
 
   void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
+    settled(stream(), [&] { begin_on_cpu(inputs, outputs); });
+  }
+
+  void eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
+    settled(stream(), [&] { begin_on_gpu(inputs, outputs); });
+  }
+
+  void begin_on_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) {
     raise_late();
     if (plan->fixed) check_fixed(inputs);
     if (!(plan->devices & CPU)) return eval_python(inputs, outputs);
@@ -193,15 +222,13 @@ class Node : public Base {
     bind(w, *plan, false);
     find_entry(w);
     auto& encoder = mx::cpu::get_command_encoder(stream());
-    job->arrays = inputs;
+    for (const mx::array& a : inputs) job->memory.push_back(a.data_shared_ptr());
     void* pointers[FR_MAX_ARGUMENTS];
     for (size_t i = 0; i < outputs.size(); i++) {
       mx::array& out = outputs[i];
       out.set_data(mx::allocator::malloc(out.nbytes()));
       pointers[i] = out.data<char>();
       encoder.set_output_array(out);
-      /* A node must not keep its own outputs alive: what is not asked for would never go. */
-      job->arrays.push_back(mx::array::unsafe_weak_copy(out));
       if (!plan->fills.empty())
         job->fills.push_back({out.data<char>(), out.size(), plan->fills[i]});
       else if (w.body->zeroed)
@@ -217,7 +244,7 @@ class Node : public Base {
       copy.set_data(mx::allocator::malloc(a.nbytes()));
       job->copies.push_back({static_cast<const char*>(w.call.pointer[i]), copy.data<char>(), i, a.itemsize()});
       w.call.pointer[i] = copy.data<char>();
-      job->arrays.push_back(copy);
+      job->memory.push_back(copy.data_shared_ptr());
     }
     if (w.entry) fr_prepare_cpu(&w.call, w.entry, w.body, pointers, &job->cpu);
     if (!w.entry && job->fills.empty()) return;
@@ -232,7 +259,7 @@ class Node : public Base {
     encoder.dispatch([job]() { run(*job); });
   }
 
-  void eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
+  void begin_on_gpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) {
     if (on_metal(stream())) return eval_metal(inputs, outputs);
     if (!(plan->devices & CUDA) && !(plan->elsewhere & CAPTURED)) return eval_python(inputs, outputs);
     if (plan->fixed) check_fixed(inputs);

@@ -1,0 +1,81 @@
+"""The oldest MLX that ferrule's nodes work with: its wheel is installed into a folder, and MLX's
+tests run with it. The rest of the suite runs with the newest, which pyproject.toml names."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+
+import ferrule
+from ferrule.hosts import mlx_build
+
+TESTS = Path(__file__).resolve().parent
+OURS = str(Path(ferrule.__file__).resolve().parents[1])
+OLDEST = ".".join(map(str, mlx_build.OLDEST))
+# Not those with models of mlx-lm, which needs a newer MLX itself, and not this one.
+FILES = sorted(
+    {path.name for path in TESTS.glob("test_mlx_*.py")}
+    - {"test_mlx_hybrid.py", "test_mlx_packages.py", Path(__file__).name}
+)  # fmt: skip
+
+
+def run(*command: str | Path, env: Mapping[str, str], timeout: float) -> tuple[int, str]:
+    """The exit status of a Python with these arguments, and what it printed."""
+    done = subprocess.run(
+        [sys.executable, *command], cwd=TESTS.parent, env=env, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, text=True, timeout=timeout,
+    )  # fmt: skip
+    return done.returncode, done.stdout
+
+
+@pytest.fixture
+def oldest() -> Iterator[dict[str, str]]:
+    """The environment of programs that import the oldest MLX."""
+    if importlib.util.find_spec("pip") is None:
+        pytest.skip("this Python has no pip to install the oldest MLX with")
+    with tempfile.TemporaryDirectory(prefix="ferrule-oldest-mlx-") as folder:
+        wheel = f"mlx=={OLDEST}" if sys.platform == "darwin" else f"mlx[cpu]=={OLDEST}"
+        status, log = run(
+            "-m", "pip", "install", "--quiet", "--only-binary=:all:", "--no-compile", "--retries=2",
+            "--target", folder, wheel,
+            env=os.environ, timeout=200,
+        )  # fmt: skip
+        if status and re.search(r"from versions: none|ConnectionPool|ConnectionError", log):
+            pytest.skip(f"MLX {OLDEST} cannot be had here: {log.strip().splitlines()[-1]}")
+        assert status == 0, log
+        kept = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
+        yield {**kept, "PYTHONPATH": os.pathsep.join([folder, OURS])}
+
+
+@pytest.mark.timeout(700)
+def test_the_oldest(oldest: dict[str, str]) -> None:
+    code = (
+        "import mlx.core as mx; from ferrule.hosts import mlx_build\n"
+        "print(mx.__version__, mlx_build.library() is not None)"
+    )
+    status, said = run("-c", code, env=oldest, timeout=100)
+    assert (status, said.split()) == (0, [OLDEST, "True"]), said
+    files = [TESTS / name for name in FILES]
+    status, said = run(
+        "-m", "pytest", "-n", "2", "-p", "no:cacheprovider", *files, TESTS / "test_hosts.py",
+        "-k", "mlx and not wheel", env=oldest, timeout=400,
+    )  # fmt: skip
+    print(said)
+    assert status == 0, said
+
+
+def test_the_newest() -> None:
+    project = (TESTS.parent / "pyproject.toml").read_text("utf-8")
+    (newest,) = set(re.findall(r'"mlx(?:\[cpu\])?==([\d.]+);', project))
+    assert mx.__version__ == newest  # runs the rest of the suite
+    page = " ".join((TESTS.parent / "docs" / "mlx.md").read_text("utf-8").split())
+    assert f"MLX {OLDEST} to {newest}" in page
