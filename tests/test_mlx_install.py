@@ -16,10 +16,8 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
 import ferrule
-from ferrule.cli import main
 
 pytestmark = pytest.mark.skipif(mx.is_available(mx.gpu), reason="this MLX has a GPU")
 
@@ -201,6 +199,40 @@ def test_names_taken_before_and_meanwhile(monkeypatch: pytest.MonkeyPatch) -> No
     assert late.made is early.metal_kernel is theirs
     assert early.d() == mx.cpu
     assert same()
+
+
+def test_put_there_and_back_by_many_threads() -> None:
+    failed: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            for _ in range(20):
+                ferrule.install_mlx()
+                ferrule.uninstall_mlx()
+        except BaseException as error:
+            failed.append(error)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ferrule.FerruleWarning)
+        threads = [threading.Thread(target=work) for _ in range(6)]
+        for one in threads:
+            one.start()
+        for one in threads:
+            one.join()
+    assert not failed
+    assert same()
+
+
+def test_files_of_functions(installed: None, tmp_path: Path) -> None:
+    """A file that was written here can be read here, by a program that knows only of MLX."""
+    file, plus = str(tmp_path / "f.mlxfn"), make()
+    mx.export_function(file, lambda x: plus(mx.exp(x), 1), mx.zeros(3))
+    (y,) = mx.import_function(file)(mx.zeros(3))
+    assert y.tolist() == [2, 2, 2]
+    mx.export_function(file, mx.exp, mx.zeros(3), shapeless=True)
+    assert mx.import_function(file)(mx.zeros(2))[0].tolist() == [1, 1]
+    with pytest.raises(ValueError, match="no_such"):
+        mx.import_function(str(tmp_path / "no_such.mlxfn"))
 
 
 def test_modules_imported_before_are_named(tmp_path: Path) -> None:

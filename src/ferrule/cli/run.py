@@ -91,10 +91,7 @@ def _show_error(
     start = traceback
     while start is not None and start.tb_frame.f_code is not _run.__code__:
         start = start.tb_next
-    if start is None:  # of another thread
-        start = traceback
-    else:
-        start = start.tb_next
+    start = traceback if start is None else start.tb_next  # none of ours: a thread's
     while start is not None and start.tb_frame.f_globals.get("__name__") == "runpy":
         start = start.tb_next
     sys.__excepthook__(kind, error.with_traceback(start), start)
