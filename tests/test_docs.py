@@ -1,5 +1,5 @@
-"""The pages of docs are true: a page's programs run one after the other, then its commands, and print
-what it says."""
+"""The pages of docs are true: a page's programs run one after the other, then its commands, and
+print what it says."""
 
 from __future__ import annotations
 
