@@ -283,6 +283,19 @@ def test_run(tmp_path: Path, module: bool) -> None:
     ]  # fmt: skip
 
 
+def test_programs_may_look_for_mlx_before_they_import_it() -> None:
+    code = (
+        "import importlib.util, sys, _ferrule_mlx\n"
+        "_ferrule_mlx.when_imported(); before = len(sys.meta_path)\n"
+        "for _ in range(2): assert importlib.util.find_spec('mlx.core') is not None\n"
+        "import mlx.core as mx\n"
+        "print(mx.metal.is_available(), before - len(sys.meta_path), mx.__loader__ is"
+        " mx.__spec__.loader, 'ferrule' in type(mx.__loader__).__module__)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.stdout == "True 1 True False\n", done.stderr
+
+
 @pytest.mark.parametrize(
     "text",
     [
