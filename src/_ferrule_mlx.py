@@ -23,8 +23,9 @@ class _Finder(MetaPathFinder):
         if name != _NAME:
             return None
         for finder in sys.meta_path:
-            find = getattr(finder, "find_spec", None)  # some are of an older kind
-            spec = None if finder is self or find is None else find(name, path, target)
+            if finder is self or not hasattr(finder, "find_spec"):  # some are of an older kind
+                continue
+            spec = finder.find_spec(name, path, target)
             if spec is not None:
                 if spec.loader is not None:
                     spec.loader = _Loader(spec.loader)

@@ -186,6 +186,9 @@ def _metal_kernel(
     )  # fmt: skip
 
 
+_metal_kernel.__name__ = _metal_kernel.__qualname__ = "metal_kernel"  # as errors call it
+
+
 # -- devices ------------------------------------------------------------------------------------
 
 
