@@ -15,15 +15,16 @@ _NAME = "mlx.core"
 
 
 class _Finder(MetaPathFinder):
-    """Finds `mlx.core` where the other finders do, once."""
+    """Finds `mlx.core` where the other finders do, until it is loaded."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         if name != _NAME:
             return None
-        sys.meta_path.remove(self)
         for finder in sys.meta_path:
+            if finder is self or not hasattr(finder, "find_spec"):  # some are of an older kind
+                continue
             spec = finder.find_spec(name, path, target)
             if spec is not None:
                 if spec.loader is not None:
@@ -43,6 +44,7 @@ class _Loader(Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         self.loader.exec_module(module)
+        sys.meta_path[:] = [one for one in sys.meta_path if not isinstance(one, _Finder)]
         module.__loader__ = self.loader
         if module.__spec__ is not None:
             module.__spec__.loader = self.loader

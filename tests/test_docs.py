@@ -1,8 +1,10 @@
-"""The pages of docs are true: a page's programs run one after the other, and print what it says."""
+"""The pages of docs are true: a page's programs run one after the other, then its commands, and
+print what it says."""
 
 from __future__ import annotations
 
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -18,7 +20,8 @@ _MARK = "\x00"  # between what the blocks of a page print
 
 @pytest.mark.parametrize("page", PAGES)
 def test_programs(page: str, tmp_path: Path) -> None:
-    programs = [b for b in blocks((DOCS / page).read_text("utf-8")) if b.language == "python"]
+    everything = blocks((DOCS / page).read_text("utf-8"))
+    programs = [b for b in everything if b.language == "python"]
     source = f"\nprint({_MARK!r})\n".join(b.text for b in programs)
     path = tmp_path / "page.py"
     path.write_text(source, "utf-8")
@@ -30,3 +33,13 @@ def test_programs(page: str, tmp_path: Path) -> None:
     for block, found in zip(programs, printed, strict=True):
         digests = re.sub(r"(\w+)_[0-9a-f]{16}\b", r"\1_#", found)
         assert same(digests, block.output or ""), f"line {block.line}: {found}"
+    for block in everything:
+        if block.language == "bash" and not block.text.startswith("python3 -m venv .venv && "):
+            command = shlex.split(block.text)
+            assert command[0] == "ferrule"
+            done = subprocess.run(
+                [sys.executable, "-m", *command],
+                capture_output=True, text=True, timeout=120, cwd=tmp_path,
+            )  # fmt: skip
+            assert done.returncode == 0, done.stderr
+            assert same(done.stdout, block.output or ""), done.stdout

@@ -69,6 +69,7 @@ BODIES = {
     init=st.sampled_from([None, 0, 1.5, float("inf")]), shapeless=st.booleans(),
 )  # fmt: skip
 @example("described", (), (mx.float32,) * 3, True, [], {}, None, False)
+@example("plain", (3,), (mx.float32,) * 3, True, [], {}, -0.0, False)
 def test_the_record_is_what_mlx_records(
     body: str, a: tuple[int, ...], kinds: Any, scalar: bool, template: Any, flags: Any, init: Any,
     shapeless: bool,

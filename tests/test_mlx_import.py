@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import struct
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,10 @@ def test_files_that_cannot_be_read() -> None:
         ferrule.import_function(write(SAMPLE + b"ab"))
 
 
+def operations_of(file: str) -> list[mlx_file.Operation]:
+    return [one for function in content(file).functions for one in function.operations]
+
+
 def altered(file: str, old: bytes, new: bytes) -> str:
     data = Path(file).read_bytes()
     assert data.count(old) >= 1 and len(old) == len(new)
@@ -124,6 +129,68 @@ def test_kernels_that_were_altered_are_refused(old: bytes, new: bytes, said: str
     with pytest.raises(KernelError, match=said) as caught:
         ferrule.import_function(changed)
     assert repr(changed) in str(caught.value)
+
+
+OF_MLX: list[tuple[str, Callable[[mx.array], Any], int, int]] = [
+    ("Reduce", lambda x: x.sum(axis=1), -4, 7), ("Transpose", lambda x: x.T, -4, 5),
+    ("Split", lambda x: mx.split(x, 3, 1), -4, -9), ("Split", lambda x: mx.split(x, 3, 1), 8, 40),
+    ("Slice", lambda x: x[1:, :2], 8, 5), ("Slice", lambda x: x[::-1], 8, 2),
+    ("Pad", lambda x: mx.pad(x, 1), -4, 90), ("Sort", lambda x: mx.sort(x, -1), -4, 3),
+    ("ExpandDims", lambda x: mx.expand_dims(x, 1), -4, 8),
+    ("Concatenate", lambda x: mx.concatenate([x, x]), -4, 2),
+    ("Scan", lambda x: mx.cumsum(x, axis=0), 4, 30), ("FFT", mx.fft.fft, 8, 4),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "function", "at", "number"), OF_MLX)
+def test_operations_of_mlx_that_were_altered_are_refused(
+    name: str, function: Callable[[mx.array], Any], at: int, number: int
+) -> None:
+    """MLX itself does not look, and crashes."""
+    file = exported(function, mx.zeros((2, 3)))
+    state = next(one.state for one in operations_of(file) if one.name == name)
+    number_at = at % len(state)
+    new = state[:number_at] + struct.pack("<i", number) + state[number_at + 4 :]
+    with pytest.raises(KernelError, match=rf"was altered: {name} .*Export"):
+        ferrule.import_function(altered(file, name.encode() + state, name.encode() + new))
+
+
+def test_shapes_that_were_altered_are_refused() -> None:
+    file = exported(lambda x: mx.sin(x), mx.zeros((2, 3)))
+    shape = b"Sin" + struct.pack("<QQii", 0, 2, 2, 3)
+    changed = altered(file, shape, shape[:-4] + struct.pack("<i", 300))
+    with pytest.raises(KernelError, match="was altered: what Sin gives has not the shape"):
+        ferrule.import_function(changed)
+
+
+def test_operations_of_mlx_that_were_not_altered() -> None:
+    """What looks for alterations finds none."""
+    i, w, key = mx.array([1, 0]), mx.random.normal((4, 2, 1)), mx.random.key(0)
+    mx.eval(i, w, key)
+    functions: list[Callable[[mx.array], Any]] = [
+        *[function for _, function, _, _ in OF_MLX], lambda x: x[:, 3:], lambda x: x[::-1, 2:0:-1],
+        lambda x: x[1:100, -2:], lambda x: x[None, :, 0], lambda x: x[i], lambda x: x[i, i + 1],
+        lambda x: mx.take_along_axis(x, i[:, None], 1), lambda x: x.at[i].add(5.0),
+        lambda x: mx.split(x, [0, 1], axis=-1), lambda x: mx.unflatten(x, 1, (3, 1)),
+        lambda x: mx.flatten(x), lambda x: x.reshape(3, 2), lambda x: mx.view(x, mx.int16),
+        lambda x: mx.as_strided(x, (2, 2), (1, 1)), lambda x: mx.softmax(x @ x.T, -1),
+        lambda x: mx.argmax(x, -1), lambda x: mx.argpartition(x, 1, 0), lambda x: mx.topk(x, 2),
+        lambda x: mx.var(x, axis=(0, 1)), lambda x: mx.sum(x, axis=[]),
+        lambda x: mx.tile(x, (2, 2)),
+        lambda x: mx.conv1d(x[..., None], w), lambda x: mx.fft.irfft(mx.fft.rfft(x)),
+        lambda x: mx.slice_update(x, mx.ones((1, 1)), i, (0, 1)), lambda x: mx.divmod(x, 2),
+        lambda x: mx.slice(x, i[:1], (1,), (2, 2)), lambda x: mx.broadcast_to(x, (4, 2, 3)),
+        lambda x: mx.pad(x, [(0, 0), (2, 1)]), lambda x: mx.random.normal(x.shape, key=key) + x,
+        lambda x: mx.fast.rms_norm(x, mx.ones(3), 1e-5), lambda x: mx.einsum("ij,kj->ik", x, x),
+        lambda x: mx.grad(lambda x: (mx.split(x, 3, 1)[0] ** 2).sum())(x),
+        lambda x: mx.roll(x, 1, 1),
+    ]  # fmt: skip
+    for function in functions:
+        x = values((2, 3))
+        wanted = function(x)
+        found = ferrule.import_function(exported(function, x))(x)
+        several = wanted if isinstance(wanted, (list, tuple)) else [wanted]
+        assert all(mx.allclose(a, b, equal_nan=True) for a, b in zip(found, several, strict=True))
 
 
 def test_machine_code_is_refused() -> None:

@@ -555,8 +555,15 @@ def test_wrong_calls() -> None:
         scaled(x, "two")
     with pytest.raises(KernelError, match="does not fit"):
         scaled(x, 1e300)
-    with pytest.raises(KernelError, match="arrays of one library"):
-        outer(x, np.ones(3, np.float32))
+    times = fe.metal_kernel("times", ["x", "w"], ["y"], f"{I} y[i] = x[i] * w[i];")
+    for change in (lambda f: f, mx.compile):  # values of a trace cannot be run, which is not why
+        with pytest.raises(KernelError, match="arrays of one library"):
+            change(lambda x: outer(x, np.ones(3, np.float32)))(x)
+        with pytest.raises(KernelError, match="two libraries: input 'x' is MLX, input 'w' is Nu"):
+            change(lambda x: times(
+                inputs=[x, np.ones(3)], grid=(3, 1, 1), threadgroup=(3, 1, 1), output_shapes=[(3,)],
+                output_dtypes=[mx.float32],
+            ))(x)  # fmt: skip
     with pytest.raises(fe.CompileError, match="nonsense"):
         one("bad", "N", "nonsense(x);")(x)
     with pytest.raises(KernelError, match="runs no thread"):

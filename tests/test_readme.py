@@ -33,7 +33,7 @@ class Block(NamedTuple):
 
 
 def blocks(text: str) -> list[Block]:
-    """The fenced blocks; a ``text`` block right after a ``python`` one is what that prints."""
+    """The fenced blocks; a ``text`` block right after another is what that prints."""
     fenced = list(re.finditer(r"^```(\w*)\n(.*?)^```\n?", text, re.MULTILINE | re.DOTALL))
     found = []
     for block, after in zip(fenced, [*fenced[1:], None], strict=True):

@@ -340,6 +340,10 @@ def gather(
                 owners.append(copy)
                 copies += (i,)
         except FerruleError as error:
+            for j, other in enumerate(inputs[i + 1 :], i + 1):  # why it was asked to run now
+                its = hosts.find(type(other))
+                if its is not None and its is not found:
+                    raise mixed(kernel, i, found.name, j, its.name, "libraries") from None
             raise renamed(error, input_label(kernel, i)) from error
         if not read.dtype.level0 or wants[i]:
             check_input(kernel, i, read)

@@ -13,6 +13,7 @@ import contextlib
 import functools
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterable
 from types import ModuleType, TracebackType
 from typing import Any
@@ -24,10 +25,11 @@ from . import cuda_call
 from .call import MetalKernel
 from .cuda_call import CudaKernel
 from .errors import FerruleWarning, KernelError, warn
-from .hosts import mlx_node
+from .hosts import mlx_build, mlx_node
 from .kernel import make_kernel
 
 _installed: dict[int, tuple[Any, Any]] = {}  # by what is replaced: that, and what stands for it
+_changing = threading.RLock()  # what modules hold
 
 
 def install_mlx() -> None:
@@ -38,7 +40,8 @@ def install_mlx() -> None:
     Mac: `mx.metal.is_available`, `mx.is_available`, `mx.device_count`, `mx.device_info`, and
     `mx.default_device`, which is equal to `mx.gpu` until the program asks for the CPU with
     `mx.set_default_device` or `mx.stream`. The functions that take a device take `mx.gpu`, and give
-    a stream of the CPU. MLX's own operations compute as before.
+    a stream of the CPU. `mx.import_function` is `ferrule.import_function`, but not on a Mac. MLX's
+    own operations compute as before.
 
     Call it before the packages are imported: many make their kernels, or decide against them, when
     they are. A second call changes nothing. `uninstall_mlx` puts everything back.
@@ -49,13 +52,14 @@ def install_mlx() -> None:
     Raises:
         ImportError: MLX is not installed.
     """
-    if _installed:
-        return
-    pairs = _replacements()
-    early = _imported_early()
-    _installed.update((id(old), (old, new)) for old, new in pairs)
-    _exchange(_installed)
-    _types.__eq__ = _equal_to_gpu
+    with _changing:
+        if _installed:
+            return
+        pairs = _replacements()
+        early = _imported_early()
+        _installed.update((id(old), (old, new)) for old, new in pairs)
+        _exchange(_installed)
+        _types.__eq__ = _equal_to_gpu
     if early:
         names = ", ".join(early[:8]) + (" …" if len(early) > 8 else "")
         warn(
@@ -72,16 +76,17 @@ def uninstall_mlx() -> None:
 
     Kernels that were made meanwhile stay ferrule's.
     """
-    _exchange({id(new): (new, old) for old, new in _installed.values()})
-    _types.__eq__ = _type_equal
-    _installed.clear()
-    _device.cpu = False
+    with _changing:
+        _exchange({id(new): (new, old) for old, new in _installed.values()})
+        _types.__eq__ = _type_equal
+        _installed.clear()
+        _device.cpu = False
 
 
 def _exchange(pairs: dict[int, tuple[Any, Any]]) -> None:
-    """In every module, give names of the first of a pair to the second."""
-    for module in list(sys.modules.values()):
-        if not isinstance(module, ModuleType) or module is sys.modules[__name__]:
+    """In every module but ferrule's own, give names of the first of a pair to the second."""
+    for name, module in list(sys.modules.items()):
+        if not isinstance(module, ModuleType) or name.partition(".")[0] == __package__:
             continue
         for name, value in list(vars(module).items()):
             found = pairs.get(id(value))
@@ -190,6 +195,9 @@ def _metal_kernel(
             atomic_outputs, compile_options,
         )
     )  # fmt: skip
+
+
+_metal_kernel.__name__ = _metal_kernel.__qualname__ = "metal_kernel"  # as errors call it
 
 
 # -- devices ------------------------------------------------------------------------------------
@@ -327,6 +335,7 @@ def _replacements() -> Iterable[tuple[Any, Any]]:
         replace(mx.fast, "metal_kernel", lambda old: _metal_kernel)
         replace(mx, "custom_function", lambda old: InstalledFunction)
         replace(mx.metal, "is_available", _always)
+        replace(mx, "import_function", _import_function)
     replace(mx.fast, "cuda_kernel", lambda old: _cuda_kernel)
     if mx.is_available(mx.gpu):  # MLX's CUDA build
         return pairs
@@ -388,6 +397,18 @@ def _replacements() -> Iterable[tuple[Any, Any]]:
     for name in ("new_stream", "new_thread_local_stream", "new_thread_unsafe_stream"):
         replace(mx, name, _stream_maker)
     return pairs
+
+
+def _import_function(old: Callable[..., Any]) -> Callable[..., Any]:
+    """`mx.import_function`, by ferrule where it can have nodes: see `ferrule.import_function`."""
+    from .hosts import mlx_import  # holds MLX's own, which must be there now
+
+    @functools.wraps(old)
+    def call(file: str, return_metadata: bool = False) -> Any:
+        ours = mlx_build.library() is not None
+        return (mlx_import.import_function if ours else old)(file, return_metadata)
+
+    return call
 
 
 def _always(old: Callable[[], bool]) -> Callable[[], bool]:

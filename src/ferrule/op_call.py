@@ -254,6 +254,13 @@ def _checked(
     return value
 
 
+def _mixed(label: str, its: Host, first: str, host: Host) -> KernelError:
+    return KernelError(
+        f"{label} is an array of {its.name}, but input {first!r} one of {host.name}; expected "
+        "arrays of one library."
+    )
+
+
 def gathered(
     op: Op, values: Sequence[Any]
 ) -> tuple[Host, str, dict[str, Facts | float | None], dict[str, Any], dict[str, Any]]:
@@ -283,10 +290,7 @@ def gathered(
         if host is None:
             host, first = found, one.name
         elif found is not host:
-            raise KernelError(
-                f"{label} is an array of {found.name}, but input {first!r} one of {host.name}; "
-                "expected arrays of one library."
-            )
+            raise _mixed(label, found, first, host)
         if one.mutable:
             _check_writable(found, label, value)
         try:
@@ -300,6 +304,12 @@ def gathered(
                 if one.mutable:
                     copies[one.name] = value
         except FerruleError as error:
+            for two, other in zip(op.rule.inputs, values, strict=True):  # why it was asked now
+                its = hosts.find(type(other)) if two.dims is not None else None
+                if its is not None and its is not host:
+                    raise _mixed(
+                        f"[op] input {two.name!r} of op {op.name!r}", its, first, host
+                    ) from None
             raise renamed(error, label) from error
         if not device:
             device = fact.device

@@ -525,3 +525,34 @@ def test_all_widths_of_all_types_are_there() -> None:
             s.stmt("long", f"{kind}{count} t = {kind}{count}({items}); {put(count)}", want)
     assert set(INTS) < set(KINDS)
     s.check()
+
+
+@pytest.mark.parametrize("count", [8, 16])
+@pytest.mark.parametrize("kind", ["float", "half", "bfloat", "uint"])
+def test_wide_vectors(kind: str, count: int) -> None:
+    """Published kernels load and store through them, though Metal's specification ends at four."""
+    rng = np.random.default_rng(count)
+    dtype = {"float": f32, "half": np.float16, "bfloat": bfloat16, "uint": np.uint32}[kind]
+    x, w = (rng.integers(0, 9, 4 * count).astype(dtype) for _ in "xw")
+    body = f"""
+    typedef vec<{kind}, {count}> wide;
+    typedef vec<float, {count}> many;
+    uint i = thread_position_in_grid.x;
+    const wide a = *(const device wide*)(x + {count} * i);
+    const wide b = i == 0 ? wide(0) : *(const device wide*)(w + {count} * i);
+    many sum = many(a) * 2.0f + many(b);
+    sum += many(vec<float, 4>(1, 2, 3, 4), {"vec<float, 8>(0), " * (count // 16)}vec<float, 4>(5));
+    sum[3] -= 1;
+    threadgroup wide shared[4];
+    shared[i] = wide(sum);
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    *(device wide*)(y + {count} * i) = shared[3 - i];
+    size[i] = sizeof(wide) / sizeof({kind});
+    """
+    outs: dict[str, Any] = {"y": (kind, x.shape), "size": ("uint", (4,))}
+    out = run(body, {"x": x, "w": w}, outs, 4, 4)
+    expected = (2 * x.astype(f32) + w.astype(f32) * (np.arange(4 * count) >= count)).reshape(4, -1)
+    expected[:, :4] += [1, 2, 3, 3]
+    expected[:, -4:] += 5
+    assert (out["y"].astype(f32).reshape(4, -1) == expected[::-1]).all()
+    assert (out["size"] == count).all()

@@ -177,6 +177,8 @@ def _loaded(payload: bytes) -> ctypes.PyDLL:
     found.fr_mlx_raised.restype = None
     found.fr_mlx_why.restype = ctypes.c_char_p
     found.fr_mlx_layout.restype = ctypes.c_char_p
+    found.fr_mlx_misfit.argtypes = (ctypes.py_object,)
+    found.fr_mlx_misfit.restype = ctypes.c_char_p
     found.fr_mlx_record_call.argtypes = (
         ctypes.c_char_p, ctypes.py_object, ctypes.py_object, _pointer,
     )  # fmt: skip

@@ -319,8 +319,8 @@ def _made(
     structure = _Record(
         record.name.encode(), record.text.encode(),
         (ctypes.c_int32 * 6)(*record.grid, *record.threadgroup), len(arrays), wants,
-        record.contiguous, record.fill is not None, record.fill or 0.0, record.shared,
-        record.math_mode, len(results), (ctypes.c_int32 * len(kinds))(*kinds),
+        record.contiguous, record.fill is not None, 0.0 if record.fill is None else record.fill,
+        record.shared, record.math_mode, len(results), (ctypes.c_int32 * len(kinds))(*kinds),
         (ctypes.c_int64 * len(shapes))(*shapes),
     )  # fmt: skip
     made = found.fr_mlx_record_call(

@@ -38,6 +38,16 @@ _import_by_mlx = mx.import_function  # a program may put ours in its place
 KERNEL = "CustomKernel"
 _STATE = "(ss(iii)(iii)*(???)?of*V?i"  # what is known of its layout; the math mode may follow
 
+# Which part of an operation's state names dims of its first input (of its output for ExpandDims),
+# None for all of it. MLX takes what a file says.
+_DIMS = {
+    "ArgPartition": 1, "ArgReduce": 1, "ArgSort": None, "Concatenate": None, "DynamicSlice": 0,
+    "DynamicSliceUpdate": None, "ExpandDims": None, "FFT": 0, "Flatten": None, "Gather": 0,
+    "GatherAxis": None, "NumberOfElements": 0, "Pad": 0, "Partition": 1, "Reduce": 1, "Scan": 1,
+    "Scatter": 1, "ScatterAxis": 1, "Sort": None, "Split": 1, "Squeeze": None, "Transpose": None,
+    "Unflatten": 0,
+}  # fmt: skip
+
 Arrays = dict[int, mx.array]
 Step = Callable[[Arrays], None]  # adds what it makes to what is there
 
@@ -75,7 +85,7 @@ def import_function(file: str | os.PathLike[str], return_metadata: bool = False)
     try:
         with Path(path).open("rb") as opened:
             content = mlx_file.read(path, opened, layouts, mlx_build.VERSION)
-            made = Imported(path, content, opened, layouts[KERNEL])
+            made = Imported(path, content, opened, layouts)
     except OSError as error:
         raise KernelError(f"[import_function] {path!r} cannot be read: {error.strerror}.") from None
     return (made, content.metadata or "") if return_metadata else made
@@ -84,9 +94,11 @@ def import_function(file: str | os.PathLike[str], return_metadata: bool = False)
 class Imported:
     """The functions of a file, called as one: by the number, ranks and dtypes of the arrays."""
 
-    def __init__(self, path: str, content: File, file: BinaryIO, layout: str) -> None:
+    def __init__(
+        self, path: str, content: File, file: BinaryIO, layouts: Mapping[str, str]
+    ) -> None:  # fmt: skip
         self._path, self._shapeless = path, content.shapeless
-        maker = _Maker(path, content, file, layout)
+        maker = _Maker(path, content, file, layouts)
         self._functions = [(one, maker.steps(one)) for one in content.functions]
         self._constants = maker.arrays
 
@@ -187,8 +199,10 @@ class _Maker:
         arrays: the constants, by their ids.
     """
 
-    def __init__(self, path: str, content: File, file: BinaryIO, layout: str) -> None:
-        self.path, self._content, self._file, self._layout = path, content, file, layout
+    def __init__(
+        self, path: str, content: File, file: BinaryIO, layouts: Mapping[str, str]
+    ) -> None:  # fmt: skip
+        self.path, self._content, self._file, self._layouts = path, content, file, layouts
         self.arrays: Arrays = {}
         self._ops: dict[str, Op] = {}  # by the line that they were read from
         self._gpu = bool(mlx_build.loaded().fr_mlx_has_gpu())
@@ -243,6 +257,8 @@ class _Maker:
         made = {i for one in part for i in one.outputs}
         read = list(dict.fromkeys(i for one in part for i in one.inputs if i not in made))
         given = [i for one in part for i in one.outputs if i in wanted]
+        for one in part:
+            self._check_dims(one, arrays)
         if not self._gpu:  # files of machines with a GPU
             part = [one._replace(device=mlx_file.CPU) for one in part]
         inputs = tuple([(i, arrays[i]) for i in read])
@@ -264,20 +280,67 @@ class _Maker:
         finally:
             Path(path).unlink(missing_ok=True)
 
+        if not self._content.shapeless:  # or MLX works the shapes out itself
+            described = [mx.zeros(a.shape, mlx.DTYPES[a.dtype]) for _, a in inputs]
+            misfit = mlx_build.loaded().fr_mlx_misfit(imported(*described)).decode()
+            if misfit:
+                raise self._altered(f"what {misfit} gives has not the shape that it makes")
+
         def step(found: Arrays) -> None:
             found.update(zip(given, imported(*[found[i] for i in read]), strict=True))
 
         return step
 
+    def _state(self, one: Operation) -> Any:
+        return mlx_file.Reader(io.BytesIO(one.state)).value(self._layouts[one.name], one.name)
+
+    def _check_dims(self, one: Operation, arrays: Mapping[int, Array]) -> None:
+        """Refuse an operation of MLX on dims that its array has not, or on parts beyond its end."""
+        if not one.inputs:
+            return
+        state = self._state(one)
+        shape = arrays[one.inputs[0]].shape
+        if one.name in _DIMS:
+            place = _DIMS[one.name]
+            named = state if place is None else state[place]
+            rank = len(one.arrays[0].shape if one.name == "ExpandDims" else shape)
+            if any(not -rank <= dim < rank for dim in np.atleast_1d(named)):
+                raise self._altered(f"{one.name} is of dims {named} of an array of {rank}")
+        if self._content.shapeless:  # MLX has no shapes for the rest, so it refuses them
+            return
+        if one.name == "Split":
+            places, axis = state
+            ends = np.cumsum([array.shape[axis] for array in one.arrays]).tolist()
+            if [*places, shape[axis]] != ends:
+                raise self._altered(f"Split of {shape} at {places} gives other parts")
+        if one.name == "Pad":
+            padded = list(shape)
+            for dim, low, high in zip(*state, strict=False):
+                padded[dim] += low + high
+            if min(*state[1], *state[2], 0) < 0 or tuple(padded) != one.arrays[0].shape:
+                raise self._altered(f"Pad of {shape} gives another shape")
+        if one.name == "Slice":
+            starts, _, strides = state  # an end may be beyond the array's
+            parts = zip(starts, strides, one.arrays[0].shape, shape, strict=False)
+            for start, stride, count, size in parts:
+                last = start + stride * (count - 1)
+                if count and not (0 <= start < size and 0 <= last < size):
+                    raise self._altered(f"Slice of {shape} takes what is beyond its end")
+
+    def _altered(self, what: str) -> KernelError:
+        return KernelError(
+            f"[import_function] {self.path!r} was altered: {what}. Export the function again."
+        )
+
     # -- kernels ---------------------------------------------------------------------------------
 
     def _kernel(self, one: Operation, arrays: Mapping[int, Array], function: Function) -> Step:
-        if not self._layout.startswith(_STATE):
+        if not self._layouts[KERNEL].startswith(_STATE):
             raise DeviceError(
                 f"[import_function] {self.path!r}: files of MLX {mlx_build.VERSION} hold kernels "
                 "as ferrule does not know them; a newer ferrule may."
             )
-        state = mlx_file.Reader(io.BytesIO(one.state)).value(self._layout, KERNEL)
+        state = self._state(one)
         name, text, grid, group, wants, contiguous, fill, scalars, binary, shared, *mode = state
         where = f"[import_function] {self.path!r}, kernel {name.decode(errors='replace')!r}"
         if binary or scalars:

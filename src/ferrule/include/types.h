@@ -470,6 +470,8 @@ template <class A> using if_number = enable_if_t<(width_v<A> > 1 || small_v<A>),
 template <int K, class A> FR_FN constexpr auto comp(const A& a) {
   if constexpr (width_v<A> < 2) {
     return a;
+  } else if constexpr (width_v<A> > 4) {
+    return a[K];
   } else if constexpr (K == 0) {
     return a.x;
   } else if constexpr (K == 1) {
@@ -580,6 +582,37 @@ template <class T> struct packed_vec<T, 4> {
   T x, y, z, w;
   FR_VEC_BODY(4, packed_vec, vec)
 };
+// Wider ones have no names for their components, and no swizzles.
+#define FR_WIDE_VEC(N)                                                                          \
+  template <class T> struct FR_ALIGN(N * sizeof(T)) vec<T, N> {                                 \
+    T fr_at[N];                                                                                 \
+    vec() = default;                                                                            \
+    template <class S, if_t<scalar_v<S>> = 0> FR_FN constexpr vec(S s) : fr_at{} {              \
+      for (int i = 0; i < N; ++i) fr_at[i] = static_cast<T>(s);                                 \
+    }                                                                                           \
+    template <class V, if_t<width_v<V> == N && !is_same_v<element_t<V>, T>> = 0>                \
+    FR_FN explicit constexpr vec(const V& v) : fr_at{} {                                        \
+      for (int i = 0; i < N; ++i) fr_at[i] = static_cast<T>(v[i]);                              \
+    }                                                                                           \
+    template <class... A, if_t<(sizeof...(A) > 1) && (width_v<A> + ... + 0) == N> = 0>          \
+    FR_FN constexpr vec(A... a) : fr_at{} {                                                     \
+      int i = 0;                                                                                \
+      (put(i, a), ...);                                                                         \
+    }                                                                                           \
+    FR_FN constexpr T& operator[](int i) { return fr_at[i]; }                                   \
+    FR_FN constexpr const T& operator[](int i) const { return fr_at[i]; }                       \
+                                                                                                \
+   private:                                                                                     \
+    template <class A> FR_FN constexpr void put(int& i, const A& a) {                           \
+      if constexpr (width_v<A> == 1) {                                                          \
+        fr_at[i++] = static_cast<T>(a);                                                         \
+      } else {                                                                                  \
+        for (int k = 0; k < width_v<A>; ++k) fr_at[i++] = static_cast<T>(a[k]);                 \
+      }                                                                                         \
+    }                                                                                           \
+  };
+FR_WIDE_VEC(8)
+FR_WIDE_VEC(16)
 static_assert(sizeof(vec<float, 3>) == 16 && sizeof(vec<half, 3>) == 8 && sizeof(vec<bool, 3>) == 4 &&
                   sizeof(vec<int64_t, 3>) == 32 && sizeof(packed_vec<float, 3>) == 12,
               "a vector of three takes the room of four");
@@ -588,9 +621,21 @@ static_assert(sizeof(vec<float, 3>) == 16 && sizeof(vec<half, 3>) == 8 && sizeof
 
 namespace detail {
 // ---- operators --------------------------------------------------------------------------------
+// Component i; a scalar has its value everywhere.
+template <class A> FR_FN constexpr auto component(const A& a, int i) {
+  if constexpr (width_v<A> < 2) {
+    return a;
+  } else {
+    return a[i];
+  }
+}
 // F::call on each component, each converted to T first; R is the result, a scalar or a vector.
 template <class R, class T, class F, class... A> FR_FN constexpr R lift(const A&... a) {
-  if constexpr (width_v<R> == 1) {
+  if constexpr (width_v<R> > 4) {
+    R r(element_t<R>(0));
+    for (int i = 0; i < width_v<R>; ++i) r[i] = F::call(static_cast<T>(component(a, i))...);
+    return r;
+  } else if constexpr (width_v<R> == 1) {
     return F::call(static_cast<T>(comp<0>(a))...);
   } else if constexpr (width_v<R> == 2) {
     return R(F::call(static_cast<T>(comp<0>(a))...), F::call(static_cast<T>(comp<1>(a))...));

@@ -8,6 +8,8 @@
 #ifndef FERRULE_MLX_EXPORT_H
 #define FERRULE_MLX_EXPORT_H
 
+#include <unordered_set>
+
 #include "mlx/backend/metal/metal.h"
 #include "mlx/device.h"
 #include "mlx/export.h"
@@ -233,6 +235,38 @@ API const char* fr_mlx_layout(void) {
     return s;
   }();
   return text.c_str();
+}
+
+/* The first operation behind `arrays`, a tuple of outputs of an imported function, whose outputs are not of the
+ * shapes that it makes of its inputs; "" where all fit, as far as MLX can say. Nothing is carried out. */
+API const char* fr_mlx_misfit(object* arrays) {
+  static thread_local std::string found;
+  found.clear();
+  std::vector<std::pair<mx::array, size_t>> stack; /* arrays, and which of their inputs come next */
+  std::unordered_set<std::uintptr_t> seen;
+  for (ssize_t i = 0; i < PyTuple_Size(arrays); i++) stack.emplace_back(array_in(PyTuple_GetItem(arrays, i)), 0);
+  while (!stack.empty()) {
+    auto& [a, next] = stack.back();
+    if (!a.has_primitive() || (next == 0 && !seen.insert(a.id()).second)) {
+      stack.pop_back();
+    } else if (next < a.inputs().size()) {
+      mx::array input = a.inputs()[next++];
+      stack.emplace_back(std::move(input), 0);
+    } else {
+      try {
+        auto shapes = a.primitive().output_shapes(a.inputs());
+        auto outputs = a.outputs();
+        for (size_t i = 0; i < outputs.size() && shapes.size() == outputs.size(); i++)
+          if (shapes[i] != outputs[i].shape()) found = a.primitive().name();
+      } catch (const std::invalid_argument&) { /* MLX has no shapes for it */
+      } catch (const std::exception&) {
+        found = a.primitive().name();
+      }
+      if (!found.empty()) break;
+      stack.pop_back();
+    }
+  }
+  return found.c_str();
 }
 
 /* Whether MLX has a GPU, whatever Python was told. */
