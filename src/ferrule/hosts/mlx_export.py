@@ -5,7 +5,7 @@ text that MLX would write, grid, threadgroup, and so on, on MLX's placeholder fo
 Apple's GPUs loads and runs such files as they are, but for shapeless ones, whose shapes it cannot
 know. Numbers, dims and arrays that are absent are further inputs of a record: constants of the
 file. An op stands in the last line of its text, as a comment, so that `hosts.mlx_import` has its
-rule.
+rule; so do sizes of a kernel's call that are expressions.
 """
 
 from __future__ import annotations
@@ -30,10 +30,11 @@ from ..spec import SMALL, Facts, Input, Shape, Spec, row_contiguous_strides
 from . import mlx, mlx_build, mlx_node
 
 if TYPE_CHECKING:
+    from .. import call_sizes
     from ..kernel import Kernel
     from ..op_declaration import Op
 
-MARK = "\n// ferrule: "  # and an op as JSON, at the end of its record's text
+MARK = "\n// ferrule: "  # and an op, or expressions, as JSON, at the end of a record's text
 
 Sizes = tuple[int, int, int]
 Template = tuple[tuple[str, int | bool | Dtype], ...]
@@ -263,9 +264,10 @@ def _given(op: Op, one: Any, value: Any) -> Facts | float | None:
 def call_kernel(
     kernel: Kernel, wants: Sequence[bool], inputs: Sequence[Any], shapes: Sequence[Shape],
     outs: Sequence[Dtype], grid: Sizes, threadgroup: Sizes, template: Template,
-    number: float | None, verbose: bool, stream: object,
+    number: float | None, verbose: bool, stream: object, written: call_sizes.Sizes | None,
 ) -> list[mx.array]:  # fmt: skip
-    """The outputs of a kernel's call, which is recorded. Takes what was checked, but for inputs.
+    """The outputs of a kernel's call, which is recorded. Takes what was checked, but for inputs;
+    and how sizes are ``written``, if any is an expression.
 
     Raises:
         KernelError, KernelTypeError: an input, or what a file cannot hold.
@@ -283,6 +285,9 @@ def call_kernel(
     record = kernel_record(kernel, given, outs, template, grid, threadgroup, number)
     if verbose:
         print(f"Generated source code for `{kernel.name}`:\n```\n{record.text}\n```", flush=True)
+    if written is not None:
+        comment = json.dumps({"sizes": written.texts()}, sort_keys=True)
+        record = record._replace(text=record.text + MARK + comment)
 
     def no_rule(what: str, *_: Any) -> Any:
         raise mlx_node.without_rule(kernel, what)
