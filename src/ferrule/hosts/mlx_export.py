@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import mlx.core as mx
 import numpy as np
 
-from .. import arguments, dtypes, op_call, op_file, op_launch
+from .. import arguments, dtypes, identity, op_call, op_file, op_launch
 from ..dtypes import Dtype
 from ..errors import KernelError, KernelTypeError
 from ..implementation import KernelBody
@@ -126,6 +126,12 @@ def _float32(kernel: Kernel, fill: float) -> float:
             f"mx.export_function hold as a float32: {number:.0f}. Give a number that fits."
         )
     return number
+
+
+def with_sizes(text: str, sizes: Any) -> str:
+    """A record's text and, behind it, the sizes that are expressions (`Sizes.texts`)."""
+    comment = {"sizes": sizes, "digest": identity.digest([text, sizes])}
+    return text + MARK + json.dumps(comment, sort_keys=True)
 
 
 def op_record(
@@ -286,8 +292,7 @@ def call_kernel(
     if verbose:
         print(f"Generated source code for `{kernel.name}`:\n```\n{record.text}\n```", flush=True)
     if written is not None:
-        comment = json.dumps({"sizes": written.texts()}, sort_keys=True)
-        record = record._replace(text=record.text + MARK + comment)
+        record = record._replace(text=with_sizes(record.text, written.texts()))
 
     def no_rule(what: str, *_: Any) -> Any:
         raise mlx_node.without_rule(kernel, what)

@@ -32,7 +32,7 @@ from ..op_declaration import Op
 from ..source import metal_read, mlx_cuda
 from ..spec import SMALL, Facts, Input, Shape, Spec, row_contiguous_strides
 from . import mlx, mlx_build, mlx_file, mlx_node
-from .mlx_export import MARK, Record, op_record
+from .mlx_export import MARK, Record, op_record, with_sizes
 from .mlx_file import Array, Constant, File, Function, Operation
 
 _import_by_mlx = mx.import_function  # a program may put ours in its place
@@ -308,6 +308,8 @@ class _Maker:
                 return self._level0(one, record, given, None)
             said = _said(comment)
             if "sizes" in said:
+                if with_sizes(text, said["sizes"]) != record.text:
+                    raise KernelError("it was altered: its text is not what its digest says.")
                 return self._level0(one, record._replace(text=text), given, said["sizes"])
             return self._op(one, record, said, given, function)
         except FerruleError as error:
