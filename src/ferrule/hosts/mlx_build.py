@@ -167,6 +167,8 @@ def _loaded(payload: bytes) -> ctypes.PyDLL:
     found.fr_mlx_ruled.restype = ctypes.py_object
     found.fr_mlx_scatter_add.argtypes = (ctypes.py_object,) * 3
     found.fr_mlx_scatter_add.restype = ctypes.py_object
+    found.fr_mlx_refused.argtypes = (ctypes.py_object, ctypes.c_char_p)
+    found.fr_mlx_refused.restype = ctypes.py_object
     found.fr_mlx_raised.argtypes = (ctypes.c_char_p,)
     found.fr_mlx_raised.restype = None
     found.fr_mlx_why.restype = ctypes.c_char_p

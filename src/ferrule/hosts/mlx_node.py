@@ -344,7 +344,7 @@ def without_rule(kernel: Kernel, what: str) -> KernelError:
     return KernelError(
         f"{kernel.tag} kernel {kernel.name!r} has no {words[what]}: a {kernel.tag[1:-1]} call has "
         f"none. Declare it with ferrule.op and def_{what}, or wrap the call in an "
-        "mx.custom_function."
+        "mx.custom_function, which MLX neither compiles with shapeless=True nor exports."
     )
 
 
@@ -499,6 +499,12 @@ def last_traced() -> str:
     """What the last of them was of: ``"kernel 'exp'"``."""
     text: bytes = loaded().fr_mlx_last()
     return text.decode()
+
+
+def refused(array: mx.array, why: str) -> mx.array:
+    """``array`` in an `mx.custom_function`: where MLX would refuse that, ``why`` is the error."""
+    made: mx.array = loaded().fr_mlx_refused(array, why.encode())
+    return made
 
 
 def again(kernel: Kernel) -> Any:

@@ -96,8 +96,8 @@ object* ask(object* function, const char* what, std::vector<object*> arguments) 
   throw std::invalid_argument(text.empty() ? "ferrule: a rule failed" : text);
 }
 
-/* What a kernel's call has not: raises when it is evaluated. MLX asks a node inside an mx.custom_function
- * for what the function has a rule for, and then does not use it. */
+/* What a kernel's call has not: raises when it is evaluated, or compiled shapeless. MLX asks a node inside
+ * an mx.custom_function for what the function has a rule for, and then does not use it. */
 class Missing : public Base {
  public:
   std::string why;
@@ -106,8 +106,39 @@ class Missing : public Base {
       : Base(stream, std::string(), std::string(), {1, 1, 1}, {1, 1, 1}, {}, true, std::nullopt, {},
              false, 0),
         why(std::move(why)) {}
+  std::vector<mx::Shape> output_shapes(const std::vector<mx::array>&) override { throw std::invalid_argument(why); }
   void eval_cpu(const std::vector<mx::array>&, std::vector<mx::array>&) override { throw std::invalid_argument(why); }
   void eval_gpu(const std::vector<mx::array>&, std::vector<mx::array>&) override { throw std::invalid_argument(why); }
+};
+
+/* A result inside an mx.custom_function with rules, where MLX puts an operation behind it that can be neither
+ * compiled shapeless nor exported. It says so before that one is asked, with other words. It is in a graph
+ * only if that one is: what the function's own rules give does not need it. */
+class Refused : public Base {
+ public:
+  std::string why;
+
+  Refused(mx::Stream stream, std::string why)
+      : Base(stream, std::string(), std::string(), {1, 1, 1}, {1, 1, 1}, {}, true, std::nullopt, {},
+             false, 0),
+        why(std::move(why)) {}
+  std::vector<mx::Shape> output_shapes(const std::vector<mx::array>&) override { refuse_to_follow(); }
+  const char* name() const override { refuse_to_follow(); } /* asked for by an export */
+  void eval_cpu(const std::vector<mx::array>&, std::vector<mx::array>&) override { refuse_to_follow(); }
+  void eval_gpu(const std::vector<mx::array>&, std::vector<mx::array>&) override { refuse_to_follow(); }
+
+  /* MLX asks for these, and then does not use them. */
+  std::vector<mx::array> jvp(const std::vector<mx::array>&, const std::vector<mx::array>& tangents,
+                             const std::vector<int>&) override {
+    return tangents;
+  }
+  std::pair<std::vector<mx::array>, std::vector<int>> vmap(const std::vector<mx::array>& inputs,
+                                                           const std::vector<int>& axes) override {
+    return {inputs, axes};
+  }
+
+ private:
+  [[noreturn]] void refuse_to_follow() const { throw std::invalid_argument(why); }
 };
 
 /* How many nodes a thread has made inside functions that MLX traces, and of what the last one was. */
@@ -842,6 +873,12 @@ API void* fr_mlx_scratch(int64_t bytes) {
 API void fr_mlx_bypass(int on) { __atomic_store_n(&fr_shared.bypassing, on, __ATOMIC_RELAXED); }
 API int64_t fr_mlx_traced(void) { return nodes_traced; }
 API const char* fr_mlx_last(void) { return last_traced.c_str(); }
+
+/* An array, which is refused with this text where MLX's own operation behind it would be. */
+API object* fr_mlx_refused(object* o, const char* why) {
+  const mx::array& a = array_in(o);
+  return wrapped(mx::array(a.shape(), a.dtype(), std::make_shared<Refused>(stream_now(), why), {a}));
+}
 
 API void fr_mlx_raised(const char* text) { raised_text = text; }
 API const char* fr_mlx_why(void) { return raised_text.c_str(); }
