@@ -23,7 +23,7 @@ from mlx.utils import tree_map
 from . import cuda_call
 from .call import MetalKernel
 from .errors import FerruleWarning, warn
-from .hosts import mlx_node
+from .hosts import mlx_build, mlx_node
 from .kernel import make_kernel
 
 _installed: dict[int, tuple[Any, Any]] = {}  # by what is replaced: that, and what stands for it
@@ -137,7 +137,7 @@ class InstalledFunction(mx.custom_function):  # type: ignore[misc, unused-ignore
             result = f(*args, **kwargs)
             if not rules[0] or mlx_node.traced() == before:
                 return result  # without rules MLX does nothing but call it
-            if not mlx_node.shapeless() and not mlx_node.exporting():
+            if not mlx_build.shapeless() and not mlx_node.exporting():
                 return result
             why = _not_in_custom_functions(mlx_node.last_traced())
             return tree_map(

@@ -71,6 +71,13 @@ def library() -> ctypes.PyDLL | None:
     return found
 
 
+def shapeless() -> bool:
+    """Whether this thread traces for `mx.compile` or an export with shapeless=True: then sizes must
+    not be kept."""
+    found = library()
+    return found is not None and bool(found.fr_mlx_shapeless())
+
+
 def loaded() -> ctypes.PyDLL:
     """The compiled nodes.
 

@@ -242,7 +242,7 @@ def call(op: Op, values: Sequence[Any]) -> Any:
         if isinstance(fact, Facts):
             if fact.shape != shape:
                 scalars.append(i)
-                value = mx.reshape(value, shape)
+                value = mx.expand_dims(value, 0)  # batches of a reshape would have fixed sizes
             arrays.append(value)
         else:  # what is absent must be something; the body asks before it reads
             arrays.append(constant(0 if fact is None else fact, kind, shape))
@@ -356,7 +356,7 @@ class _Rules:
             primals, cotangents, outputs = given
             grads = self._rules("vjp", self._inputs(self._scalar(primals)), cotangents, outputs)
             found = [
-                mx.reshape(one, (1,)) if i in self._scalars and one is not None else one
+                mx.expand_dims(one, 0) if i in self._scalars and one is not None else one
                 for i, one in enumerate(grads)
             ]
             return (*found, *[None] * (self._count - len(found)))
@@ -365,14 +365,14 @@ class _Rules:
             return tuple(self._rules("jvp", self._inputs(primals), tangents[: len(self._fixed)]))
         values, axes = list(given[0]), list(given[1])
         for i in self._scalars:
-            values[i] = mx.reshape(values[i], () if axes[i] is None else (-1,))
+            values[i] = mx.squeeze(values[i], 0 if axes[i] is None else 1 - axes[i])
             axes[i] = None if axes[i] is None else 0
         return tuple(self._rules("vmap", self._inputs(values), tuple(axes[: len(self._fixed)])))
 
     def _scalar(self, arrays: Sequence[Any]) -> tuple[Any, ...]:
         """These arrays without the dim that arrays without dims have in a record."""
         return tuple(
-            mx.reshape(one, ()) if i in self._scalars and one is not None else one
+            mx.squeeze(one, 0) if i in self._scalars and one is not None else one
             for i, one in enumerate(arrays)
         )
 

@@ -31,7 +31,7 @@ from ..kernel import MATH_MODES
 from ..op_declaration import Op
 from ..source import metal_read, mlx_cuda
 from ..spec import SMALL, Facts, Input, Shape, Spec, row_contiguous_strides
-from . import mlx, mlx_build, mlx_file, mlx_node
+from . import mlx, mlx_batches, mlx_build, mlx_file, mlx_node
 from .mlx_export import MARK, Record, op_record, with_sizes
 from .mlx_file import Array, Constant, File, Function, Operation
 
@@ -73,6 +73,7 @@ def import_function(file: str | os.PathLike[str], return_metadata: bool = False)
     """
     path = os.fspath(file)
     native = mlx_build.loaded()
+    mlx_batches.ops()  # whose derivatives are functions
     layouts = dict(line.split(" ") for line in native.fr_mlx_layout().decode().splitlines())
     try:
         with Path(path).open("rb") as opened:
@@ -428,7 +429,7 @@ class _Maker:
                     values.append(number)
                 else:
                     scalar = rule.name in scalars
-                    values.append(mx.reshape(found[i], ()) if scalar else found[i])
+                    values.append(mx.squeeze(found[i], 0) if scalar else found[i])
             result = op(*values)
             several = result if isinstance(result, tuple) else (result,)
             found.update(zip(one.outputs, several, strict=True))

@@ -16,17 +16,13 @@ import mlx.core as mx
 
 from ..errors import KernelError
 from . import mlx_build, mlx_node
+from .mlx_build import shapeless
 
 # Whether MLX knows the sizes of a cumsum in such a trace.
 COUNTS = [int(part) for part in mlx_build.VERSION.split(".")[:3] if part.isdigit()] >= [0, 32, 3]
 
 Arrays = Sequence[mx.array]
 Numbers = Sequence[int]
-
-
-def shapeless() -> bool:
-    """Whether sizes must not be kept."""
-    return mlx_build.library() is not None and mlx_node.shapeless()
 
 
 def more_dims(array: mx.array, count: int) -> mx.array:
