@@ -127,7 +127,7 @@ MAY_IMPORT = {
     "hosts.mlx_build": "errors dtypes binding cache fastcall loader op_entries toolchain mlx",
     "hosts.mlx_node": f"{NOUNS} arguments batching bytecode call_sizes derivatives op_call "
     "op_declaration op_entries cuda_steps hosts devices numpy mlx",
-    "hosts.mlx_batches": "errors op_declaration hosts.mlx_build mlx",
+    "hosts.mlx_batches": "errors derivatives op_declaration hosts.mlx_build mlx",
     "hosts.mlx_gpu": f"{NOUNS} arguments cache cuda_steps driver implementation op_call "
     "op_declaration op_launch op_unit hosts numpy mlx",
     "hosts.mlx_export": f"{NOUNS} arguments call_sizes identity implementation op_call "

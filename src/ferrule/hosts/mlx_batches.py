@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import mlx.core as mx
 
+from .. import derivatives
 from ..errors import KernelError
 from ..op_declaration import Op, op
 from .mlx_build import shapeless
@@ -89,6 +90,73 @@ def zeros_like(array: mx.array) -> mx.array:
     """Zeros like an array."""
     zeros: mx.array = ops().zeros(array) if shapeless() else mx.zeros_like(array)
     return zeros
+
+
+# -- what rules give ----------------------------------------------------------------------------
+
+
+def gradients(of: Op, primals: Sequence[Any], found: Sequence[Any]) -> tuple[Any, ...]:
+    """What the vjp of an op gave, if it is arrays like the inputs, or None.
+
+    Raises:
+        KernelError: it is not; says what.
+    """
+    for one, value, grad in zip(of.rule.inputs, primals, found, strict=True):
+        if isinstance(value, mx.array) and grad is not None:
+            _check(of, "vjp", grad, value, f"the gradient of input {one.name!r}")
+    return tuple(found)
+
+
+def tangents(of: Op, outputs: Sequence[mx.array], found: Sequence[Any]) -> tuple[Any, ...]:
+    """What the jvp of an op gave, if it is arrays like the outputs; raises as `gradients`."""
+    for one, value, tangent in zip(of.rule.outputs, outputs, found, strict=True):
+        _check(of, "jvp", tangent, value, f"the tangent of output {one.name!r}")
+    return tuple(found)
+
+
+def _check(of: Op, kind: str, found: Any, like: mx.array, what: str) -> None:
+    if not isinstance(found, mx.array):
+        raise derivatives.no_array(of, kind, found, what)
+    if found.shape != like.shape:
+        raise KernelError(
+            f"[op] the {kind} of op {of.name!r} gave an array of shape {found.shape} as {what}; "
+            f"expected the shape {like.shape}."
+        )
+
+
+def batch(
+    of: Op, outputs: Any, where: Any
+) -> tuple[tuple[mx.array, ...], tuple[int | None, ...]]:  # fmt: skip
+    """What a batch of calls gave: arrays, and the batch's axis in each, counted from 0.
+
+    Raises:
+        KernelError: it is something else; says what.
+    """
+    count = len(of.rule.outputs)
+    if count == 1 and not isinstance(outputs, (tuple, list)):
+        outputs, where = (outputs,), (where,)
+    for what, given in (("outputs", outputs), ("axes", where)):
+        if not isinstance(given, (tuple, list)) or len(given) != count:
+            number = len(given) if isinstance(given, (tuple, list)) else type(given).__name__
+            raise KernelError(
+                f"[op] the vmap rule of op {of.name!r} gave {number} for its {what}; expected a "
+                f"tuple of {count}."
+            )
+    axes: list[int | None] = []
+    for one, value, axis in zip(of.rule.outputs, outputs, where, strict=True):
+        if not isinstance(value, mx.array):
+            raise derivatives.no_array(of, "vmap", value, f"output {one.name!r}")
+        ranks = range(-value.ndim, value.ndim)
+        if axis is not None and (not isinstance(axis, int) or axis not in ranks):
+            raise KernelError(
+                f"[op] the vmap rule of op {of.name!r} gave the axis {axis!r} for output "
+                f"{one.name!r}, which has {value.ndim} dims; expected an axis of it, or None."
+            )
+        axes.append(axis if axis is None else axis % value.ndim)
+    return tuple(outputs), tuple(axes)
+
+
+# -- what shapeless traces have no operation of MLX for ------------------------------------------
 
 
 class Ops(NamedTuple):

@@ -63,7 +63,7 @@ def rules(op: Op) -> Callable[..., tuple[Any, ...]]:
 
     def answered(what: str, *given: Any) -> tuple[Any, ...]:
         if what == "vjp":
-            grads = tuple(derivatives.vjp(op, *given))
+            grads = mlx_batches.gradients(op, given[0], derivatives.vjp(op, *given))
             if not shapeless():
                 return grads  # MLX's zeros take the place of None
             return tuple([
@@ -75,7 +75,8 @@ def rules(op: Op) -> Callable[..., tuple[Any, ...]]:
             values, tangents = given
             outputs = op(*values)
             several = outputs if isinstance(outputs, tuple) else (outputs,)
-            return tuple(derivatives.jvp(op, values, tangents, several, mlx_batches.zeros_like))
+            found = derivatives.jvp(op, values, tangents, several, mlx_batches.zeros_like)
+            return mlx_batches.tangents(op, several, found)
         if what == "metal":
             return tuple(mlx_gpu.by_stock_node(op, *given))
         if what == "captured":
@@ -88,10 +89,7 @@ def rules(op: Op) -> Callable[..., tuple[Any, ...]]:
         values, axes = given
         size = next(v.shape[a] for v, a in zip(values, axes, strict=True) if a is not None)
         arrays = mlx_batches.arrays(op, values, axes)
-        outputs, where = batching.batched(op, size, axes, values, op, arrays)
-        if len(op.rule.outputs) == 1 and not isinstance(outputs, (tuple, list)):
-            return (outputs,), (where,)
-        return tuple(outputs), tuple(where)
+        return mlx_batches.batch(op, *batching.batched(op, size, axes, values, op, arrays))
 
     return answered
 

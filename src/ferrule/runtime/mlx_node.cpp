@@ -84,11 +84,10 @@ object* nones(int count) {
 
 /* The tuple that a function of Python gives for a word and arguments, which are given away. */
 object* ask(object* function, const char* what, std::vector<object*> arguments) {
-  object* tuple = PyTuple_New(static_cast<ssize_t>(arguments.size()) + 1);
+  Reference tuple(PyTuple_New(static_cast<ssize_t>(arguments.size()) + 1));
   PyTuple_SetItem(tuple, 0, PyUnicode_FromString(what));
   for (size_t i = 0; i < arguments.size(); i++) PyTuple_SetItem(tuple, i + 1, arguments[i]);
   object* found = PyObject_CallObject(function, tuple);
-  Py_DecRef(tuple);
   if (found && PyTuple_Size(found) >= 0) return found;
   PyErr_Clear();
   if (found) Py_DecRef(found);
@@ -316,11 +315,10 @@ class Node : public Base {
                              const std::vector<mx::array>& outputs) override {
     Gil gil;
     On on(stream());
-    object* found = ask(plan->python, "vjp", {of_inputs(primals), tuple_of(cotangents), tuple_of(outputs)});
+    Reference found(ask(plan->python, "vjp", {of_inputs(primals), tuple_of(cotangents), tuple_of(outputs)}));
     std::vector<mx::array> grads;
     std::vector<int> place = places();
     for (int k : argnums) grads.push_back(array_of(found, place[k], primals[k]));
-    Py_DecRef(found);
     return grads;
   }
 
@@ -330,15 +328,13 @@ class Node : public Base {
     Gil gil;
     On on(stream());
     if (plan->level0) return missing("jvp", primals, {});
-    object* given_tangents = nones(asked());
     std::vector<int> place = places();
+    object* given_tangents = nones(asked());
     for (size_t k = 0; k < argnums.size(); k++)
       PyTuple_SetItem(given_tangents, place[argnums[k]], wrapped(tangents[k]));
-    object* found = ask(plan->python, "jvp", {of_inputs(primals), given_tangents});
+    Reference found(ask(plan->python, "jvp", {of_inputs(primals), given_tangents}));
     std::vector<mx::array> results;
-    for (ssize_t i = 0; i < PyTuple_Size(found); i++)
-      results.push_back(array_in(PyTuple_GetItem(found, i)));
-    Py_DecRef(found);
+    for (ssize_t i = 0; i < PyTuple_Size(found); i++) results.push_back(array_at(found, i));
     return results;
   }
 
@@ -348,18 +344,17 @@ class Node : public Base {
     On on(stream());
     if (plan->level0)
       return {missing("vmap", inputs, axes), std::vector<int>(static_cast<size_t>(plan->op->outputs), 0)};
-    object* where = nones(asked());
     std::vector<int> place = places();
+    object* where = nones(asked());
     for (size_t k = 0; k < axes.size(); k++)
       if (axes[k] >= 0) PyTuple_SetItem(where, place[k], PyLong_FromLong(axes[k]));
-    object* found = ask(plan->python, "vmap", {of_inputs(inputs), where});
+    Reference found(ask(plan->python, "vmap", {of_inputs(inputs), where}));
     std::pair<std::vector<mx::array>, std::vector<int>> result;
-    for (ssize_t i = 0; i < PyTuple_Size(PyTuple_GetItem(found, 0)); i++) {
-      result.first.push_back(array_in(PyTuple_GetItem(PyTuple_GetItem(found, 0), i)));
-      object* axis = PyTuple_GetItem(PyTuple_GetItem(found, 1), i);
+    for (ssize_t i = 0; i < PyTuple_Size(item_at(found, 0)); i++) {
+      result.first.push_back(array_at(item_at(found, 0), i));
+      object* axis = item_at(item_at(found, 1), i);
       result.second.push_back(axis == none ? -1 : static_cast<int>(PyLong_AsLongLong(axis)));
     }
-    Py_DecRef(found);
     return result;
   }
 
@@ -374,10 +369,9 @@ class Node : public Base {
       leaves.back().set_status(mx::array::Status::available);
     }
     Gil gil;
-    object* found = ask(plan->python, "run", {of_inputs(leaves)});
+    Reference found(ask(plan->python, "run", {of_inputs(leaves)}));
     for (size_t i = 0; i < outputs.size(); i++)
-      outputs[i].copy_shared_buffer(array_in(PyTuple_GetItem(found, static_cast<ssize_t>(i))));
-    Py_DecRef(found);
+      outputs[i].copy_shared_buffer(array_at(found, static_cast<ssize_t>(i)));
   }
 
   /* Lets MLX's own node do it, made anew for these inputs. */
@@ -385,9 +379,7 @@ class Node : public Base {
     if (!(plan->devices & CPU)) return eval_python(inputs, outputs);
     Gil gil;
     On on(stream());
-    object* found = ask(plan->python, "metal", {of_inputs(inputs)});
-    mx::array first = array_in(PyTuple_GetItem(found, 0));
-    Py_DecRef(found);
+    mx::array first = array_at(Reference(ask(plan->python, "metal", {of_inputs(inputs)})), 0);
     std::vector<mx::array> given = first.inputs();
     first.primitive().eval_gpu(given, outputs);
   }
@@ -510,8 +502,7 @@ class Node : public Base {
 
   /* A gradient; zeros for an input that has none. */
   static mx::array array_of(object* found, int i, const mx::array& like) {
-    object* one = PyTuple_GetItem(found, i);
-    return one == none ? mx::zeros_like(like) : array_in(one);
+    return item_at(found, i) == none ? mx::zeros_like(like) : array_at(found, i);
   }
 };
 
