@@ -9,7 +9,7 @@ functions and in files.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import mlx.core as mx
@@ -125,9 +125,12 @@ def _check(of: Op, kind: str, found: Any, like: mx.array, what: str) -> None:
 
 
 def batch(
-    of: Op, outputs: Any, where: Any
-) -> tuple[tuple[mx.array, ...], tuple[int | None, ...]]:  # fmt: skip
+    of: Op, outputs: Any, where: Any, repeat: Callable[[mx.array], mx.array]
+) -> tuple[tuple[mx.array, ...], tuple[int, ...]]:
     """What a batch of calls gave: arrays, and the batch's axis in each, counted from 0.
+
+    An output that is the same for all calls goes through ``repeat``, which makes it a batch along
+    axis 0: MLX knows such outputs inside a batch, but gives them back without an axis.
 
     Raises:
         KernelError: it is something else; says what.
@@ -142,7 +145,8 @@ def batch(
                 f"[op] the vmap rule of op {of.name!r} gave {number} for its {what}; expected a "
                 f"tuple of {count}."
             )
-    axes: list[int | None] = []
+    made: list[mx.array] = []
+    axes: list[int] = []
     for one, value, axis in zip(of.rule.outputs, outputs, where, strict=True):
         if not isinstance(value, mx.array):
             raise derivatives.no_array(of, "vmap", value, f"output {one.name!r}")
@@ -152,8 +156,9 @@ def batch(
                 f"[op] the vmap rule of op {of.name!r} gave the axis {axis!r} for output "
                 f"{one.name!r}, which has {value.ndim} dims; expected an axis of it, or None."
             )
-        axes.append(axis if axis is None else axis % value.ndim)
-    return tuple(outputs), tuple(axes)
+        made.append(repeat(value) if axis is None else value)
+        axes.append(0 if axis is None else axis % value.ndim)
+    return tuple(made), tuple(axes)
 
 
 # -- what shapeless traces have no operation of MLX for ------------------------------------------

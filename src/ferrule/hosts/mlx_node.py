@@ -89,7 +89,8 @@ def rules(op: Op) -> Callable[..., tuple[Any, ...]]:
         values, axes = given
         size = next(v.shape[a] for v, a in zip(values, axes, strict=True) if a is not None)
         arrays = mlx_batches.arrays(op, values, axes)
-        return mlx_batches.batch(op, *batching.batched(op, size, axes, values, op, arrays))
+        found, where = batching.batched(op, size, axes, values, op, arrays)
+        return mlx_batches.batch(op, found, where, lambda one: arrays.repeat(one, 0, size))
 
     return answered
 
