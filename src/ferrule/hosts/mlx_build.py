@@ -26,6 +26,7 @@ SOURCES = (
 _FLAGS = ("-std=c++20", "-O2", "-fvisibility=hidden", "-Wno-address")
 # The library is named before the text that needs it, which a linker may take for no need.
 _LINK = ("-lmlx",) if sys.platform == "darwin" else ("-Wl,--no-as-needed", "-lmlx", "-ldl")
+_OTHER_LIBRARY = "the C++ library is not that of MLX"
 
 # MLX's own numbers of its dtypes, mlx::core::Dtype::Val.
 _NUMBERS = {
@@ -94,7 +95,8 @@ def _built() -> bytes:
     """The machine code for this MLX, from the cache where it is there.
 
     Raises:
-        ToolchainError: there is no compiler, MLX's headers are missing, or it refuses them.
+        ToolchainError: there is no compiler, MLX's headers are missing, or it refuses them, or it
+            is one whose C++ library is not MLX's.
     """
     home = Path(mx.__file__).resolve().parent
     if not (home / "include" / "mlx" / "array.h").is_file():
@@ -110,18 +112,27 @@ def _built() -> bytes:
 
     def make() -> bytes:
         text = (
-            f'#define FR_DIGEST "{digest}"\n{_primitives(home)}\n#include "mlx_node.cpp"\n'
-            '#include "mlx_matmul.cpp"\n'
+            f"#include <cstddef>\n#if defined(_LIBCPP_VERSION) && !defined(__APPLE__)\n#error "
+            f'{_OTHER_LIBRARY}\n#else\n#define FR_DIGEST "{digest}"\n{_primitives(home)}\n'
+            '#include "mlx_node.cpp"\n#include "mlx_matmul.cpp"\n#endif\n'
         )
         try:
             return compiler.compile(text, flags=flags, timeout=600.0)
         except CompilerFailed as failed:
+            what = f"{' '.join(compiler.argv)} ({compiler.kind} {compiler.version})"
+            if _OTHER_LIBRARY in failed.log:
+                raise ToolchainError(
+                    f"{what} compiles kernels, but not ferrule's nodes of MLX's graphs: it uses "
+                    "LLVM's C++ library (libc++), and MLX is built with GNU's (libstdc++), whose "
+                    "classes are others. g++, and clang++ with libstdc++, do both: name one in "
+                    "FERRULE_CXX, or install one where there is none. "
+                    + toolchain.remedy(zig=False)
+                ) from None
             raise ToolchainError(
-                f"{compiler.path} ({compiler.kind} {compiler.version}) cannot build ferrule's "
-                f"nodes for MLX {VERSION}:\n{failed.log}"
+                f"{what} cannot build ferrule's nodes for MLX {VERSION}:\n{failed.log}"
             ) from failed
 
-    key = cache.digest("mlx_node", digest, VERSION, compiler.identity, *_FLAGS, *_LINK)
+    key = cache.digest("mlx_node", "2", digest, VERSION, compiler.identity, *_FLAGS, *_LINK)
     return cache.default().get_or_make(key, make)
 
 
