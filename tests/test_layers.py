@@ -129,7 +129,7 @@ MAY_IMPORT = {
     "op_declaration op_entries cuda_steps hosts devices numpy mlx",
     "hosts.mlx_batches": "errors derivatives op_declaration hosts.mlx_build mlx",
     "hosts.mlx_gpu": f"{NOUNS} arguments cache cuda_steps driver implementation op_call "
-    "op_declaration op_launch op_unit hosts numpy mlx",
+    "op_declaration op_launch op_unit rule hosts numpy mlx",
     "hosts.mlx_export": f"{NOUNS} arguments call_sizes identity implementation op_call "
     "op_declaration op_file op_launch source.metal source.mlx_cuda hosts numpy mlx",
     "hosts.mlx_file": "errors",

@@ -27,7 +27,7 @@ from ..implementation import KernelBody
 from ..kernel import MATH_MODES
 from ..source import metal, mlx_cuda
 from ..spec import SMALL, Facts, Input, Shape, Spec, row_contiguous_strides
-from . import mlx, mlx_build, mlx_node
+from . import mlx, mlx_build, mlx_gpu, mlx_node
 
 if TYPE_CHECKING:
     from .. import call_sizes
@@ -156,17 +156,7 @@ def op_record(
     outputs = [Facts(kind, s, row_contiguous_strides(s), 0, "cpu") for s, kind in results]
     if 0 in sent.grid:
         op_launch.check_empty(op.name, op.rule, sent, outputs)
-    inputs: list[tuple[Dtype, Shape]] = []
-    for one in op.rule.inputs:
-        value = given[one.name]
-        if isinstance(value, Facts):
-            # A body indexes what is declared as *S, also where S is no dims.
-            inputs.append((value.dtype, (1,) if one.dims and not value.shape else value.shape))
-        else:
-            kind = dtypes.BY_NAME[said.dtypes.get(one.dtype, one.dtype)]
-            inputs.append((kind, (1,) * len(one.dims or ())))
-    sizes = op_launch.read_dims(body, said)
-    inputs += [(dtypes.int32, ())] * len(sizes)
+    inputs, sizes = mlx_gpu.stock_inputs(op, given, said, body)
     kernel = replace(body.kernel, shared_memory=sent.shared) if sent.shared else body.kernel
     record = kernel_record(
         kernel, inputs, [kind for _, kind in results], sent.template, sent.grid, sent.threadgroup,
@@ -233,21 +223,15 @@ def call(op: Op, values: Sequence[Any]) -> Any:
         one.name: _given(op, one, value) for one, value in zip(op.rule.inputs, values, strict=True)
     }
     record, results, inputs, dims = op_record(op, given)
-    arrays: list[mx.array] = []
-    scalars: list[int] = []
-    for i, (one, value, (kind, shape)) in enumerate(
-        zip(op.rule.inputs, values, inputs, strict=False)
-    ):
-        fact = given[one.name]
-        if isinstance(fact, Facts):
-            if fact.shape != shape:
-                scalars.append(i)
-                value = mx.expand_dims(value, 0)  # batches of a reshape would have fixed sizes
-            arrays.append(value)
-        else:  # what is absent must be something; the body asks before it reads
-            arrays.append(constant(0 if fact is None else fact, kind, shape))
-    arrays += [constant(size, dtypes.int32, ()) for size in dims]
     fixed = [None if isinstance(fact, Facts) else fact for fact in given.values()]
+    arrays = mlx_gpu.stock_arrays(
+        [value if number is None else number for value, number in zip(values, fixed, strict=True)],
+        inputs, dims,
+    )  # fmt: skip
+    scalars = [
+        i for i, (fact, (_, shape)) in enumerate(zip(given.values(), inputs, strict=False))
+        if isinstance(fact, Facts) and fact.shape != shape
+    ]  # fmt: skip
     rules = _Rules(op, fixed, [isinstance(f, Facts) for f in given.values()], scalars, len(arrays))
     outputs = _made(f"op {op.name!r}", mlx_node.answering(rules), arrays, record, results)
     return op_call.packed(outputs)
@@ -309,13 +293,6 @@ def on_cpu(kernel: Kernel, stream: object) -> bool:
     mlx_node.stream_of(kernel, stream)  # refuses what is none
     device: Any = getattr(stream, "device", stream)
     return (device if isinstance(device, mx.Device) else mx.Device(device)).type == mx.cpu
-
-
-def constant(value: float, kind: Dtype, shape: Shape) -> mx.array:
-    """An array of one element, which a file holds as it is and not as what makes it."""
-    if kind.name in ("bfloat16", "float64"):  # which MLX casts to, from NumPy's arrays
-        return mx.array(value, mlx.DTYPES[kind.name]).reshape(shape)
-    return mx.array(np.full(shape, value, kind.numpy))
 
 
 def _made(
