@@ -158,11 +158,11 @@ API object* fr_mlx_ruled(object* stock, object* inputs_of, object* rules) {
   return wrapped(mx::array(like.shape(), like.dtype(), std::move(primitive), like.inputs()));
 }
 
-/* Whether MLX traces for sizes that are not those of the arrays. It hides the flag, but then gives
- * broadcast_arrays a node to work the sizes out. */
+/* Whether MLX traces for sizes that are not those of the arrays. It hides the flag, but then a broadcast
+ * has both arrays for inputs, to work the sizes out, and not its own alone. */
 API int fr_mlx_shapeless(void) {
-  mx::array one(0);
-  return mx::broadcast_arrays({one, one})[0].has_primitive();
+  mx::array one(0), two({0, 0});
+  return mx::broadcast_arrays({one, two})[0].inputs().size() > 1;
 }
 
 /* `into` with values added along axis 0, where MLX's Python has no name for it. */
