@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ferrule
-from ferrule import KernelError
+from ferrule import KernelError, dtypes, nvrtc, op_text
 from ferrule.hosts import mlx_batches
 from mlx_files import FEW, I, again, exported
 
@@ -319,3 +319,13 @@ def test_empty_batches_and_arrays() -> None:
         y, z = f(mx.ones((b, n, d)), mx.ones(n))
         assert y.shape == (b, n, d) and z.shape == (b, n)
         assert g(mx.ones((b, 2, n, d)), mx.ones(d)).shape == (b, n, 2, d)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "complex64"])
+def test_on_cuda_too(dtype: str, library: nvrtc.Nvrtc) -> None:
+    for op in mlx_batches.ops():
+        described = {
+            one.name: ((6,) * len(one.dims or ()), dtypes.BY_NAME[dtype]) for one in op.rule.inputs
+        }
+        made, call = op_text.described(op, op.implementations[0], described)  # type: ignore[arg-type]
+        assert made.compile("sm_90", **call).mode

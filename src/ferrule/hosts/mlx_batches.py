@@ -225,7 +225,7 @@ def _derive(back: Op, forth: Op) -> None:
         return forth(cotangents[0]), None
 
     def back_jvp(primals: Any, tangents: Any, outputs: Any) -> Any:
-        x = mx.zeros_like(primals[0]) if tangents[0] is None else tangents[0]
+        x = zeros_like(primals[0]) if tangents[0] is None else tangents[0]
         return back(x, primals[1])
 
     def back_vmap(size: int, axes: Axes, values: Any) -> Any:
