@@ -193,8 +193,9 @@ def test_numbers_are_refused_as_in_a_shapeless_trace(make: Any, compiled: bool) 
         mx.eval(traced(values((2, 4))))
     with pytest.raises(ValueError) as found:
         mx.eval(back(values((2, 4))))
-    assert str(found.value) == str(wanted.value)
-    for part in ("kernel 'lean'", "input 'inp'", "(2, 4)", "(2, 3)", "ferrule.op", '"inp.size"'):
+    name, _, said = str(found.value).partition(": input")  # MLX 0.32.0 writes more into a name
+    assert "kernel 'lean" in name and said == str(wanted.value).partition(": input")[2]
+    for part in ("input 'inp'", "(2, 4)", "(2, 3)", "ferrule.op", '"inp.size"'):
         assert part in str(found.value)
     assert all(map(same, back(x), f(x)))
 
