@@ -131,12 +131,13 @@ MAY_IMPORT = {
     "hosts.mlx_sources": "",  # setup.py reads it, too
     "hosts.mlx_node": f"{NOUNS} arguments batching bytecode call_sizes derivatives op_call "
     "op_declaration op_entries implementation hosts devices numpy mlx",
+    "hosts.mlx_batches": "errors derivatives op_declaration hosts.mlx_build mlx",
     "hosts.mlx_gpu": f"{NOUNS} arguments cache cuda_steps driver implementation op_call "
-    "op_declaration op_entries op_launch op_unit hosts devices numpy mlx",
-    "hosts.mlx_export": f"{NOUNS} arguments implementation op_call op_declaration op_file "
-    "op_launch source.metal source.mlx_cuda hosts numpy mlx",
+    "op_declaration op_entries op_launch op_unit rule hosts devices numpy mlx",
+    "hosts.mlx_export": f"{NOUNS} arguments call_sizes identity implementation op_call "
+    "op_declaration op_file op_launch source.metal source.mlx_cuda hosts numpy mlx",
     "hosts.mlx_file": "errors",
-    "hosts.mlx_import": f"{NOUNS} call cuda_call implementation op_declaration op_file "
+    "hosts.mlx_import": f"{NOUNS} call call_sizes cuda_call implementation op_declaration op_file "
     "source.metal_read source.mlx_cuda hosts numpy mlx",
     "hosts.mlx_sizes": "errors hosts.mlx_build hosts.mlx_node mlx",
     "hosts.mlx_matmul": "errors hosts.mlx hosts.mlx_build hosts.mlx_node hosts.mlx_sizes mlx",

@@ -95,12 +95,42 @@ def test_batches(f: Any) -> None:
     same(mx.vmap(f)(X), mx.exp(X))
     same(mx.vmap(f, in_axes=1, out_axes=1)(X), mx.exp(X))
     same(mx.compile(mx.vmap(f))(X), mx.exp(X))
+    same(mx.compile(mx.vmap(f), shapeless=True)(X), mx.exp(X))
+
+
+def test_where_only_the_rules_are_in_the_graph_mlx_refuses_nothing(f: Any, tmp_path: Path) -> None:
+    @mx.custom_function
+    def g(x: mx.array) -> mx.array:
+        return run(exp, x)
+
+    g.vjp(lambda x, cotangent, y: 2 * cotangent)
+
+    def gradient(x: mx.array) -> mx.array:
+        return mx.vjp(g, [x], [x])[1][0]
+
+    same(mx.compile(gradient, shapeless=True)(X), 2 * X)
+    mx.export_function(str(tmp_path / "f.mlxfn"), gradient, X)
+    with pytest.raises(ValueError, match=r"def_vjp|CustomTransforms"):
+        mx.compile(lambda x: mx.jvp(f, [x], [x])[1][0], shapeless=True)(X)
+    _, (forward,) = mx.jvp(f, [X], [X])
+    same(forward, mx.exp(X) * X)
 
 
 def test_compiled(f: Any) -> None:
     compiled = mx.compile(lambda x: f(x + 1) - 1)
     for x in (X, X[:, :2], X):
         same(compiled(x), mx.exp(x + 1) - 1)
+
+
+@pytest.mark.parametrize("what", ["vmap", "jvp"])
+def test_without_a_rule_shapeless_functions_say_so(what: str) -> None:
+    def f(x: mx.array) -> mx.array:
+        if what == "vmap":
+            return mx.vmap(lambda x: run(exp, x))(x)
+        return mx.jvp(lambda x: run(exp, x), [x], [x])[1][0]
+
+    with pytest.raises(ValueError, match=f"kernel 'exp' has no .*ferrule.op and def_{what}"):
+        mx.eval(mx.compile(f, shapeless=True)(X))
 
 
 def test_without_a_rule_the_error_comes_when_it_is_evaluated() -> None:
@@ -151,12 +181,26 @@ def test_what_mlx_refuses_is_said_with_what_to_write(tmp_path: Path) -> None:
                 assert "exp = ferrule.op('exp', ..., metal=...)\n" in text
                 assert "exp.def_vjp(ferrule.op('exp_vjp', ..., metal=...))" in text
         same(f(X), mx.exp(X))
+        without = mx.custom_function(lambda x: run(exp, x))  # which MLX calls as it is
+        same(mx.compile(without, shapeless=True)(X), mx.exp(X))
+        mx.export_function(str(tmp_path / "f.mlxfn"), without, X)
         plain = mx.custom_function(lambda x: 2 * x)  # nothing of ferrule: MLX's own words
         plain.vjp(lambda x, cotangent, y: 2 * cotangent)
         for text in refused(plain, tmp_path):
             assert "CustomTransforms" in text
     finally:
         ferrule.uninstall_mlx()
+
+
+def test_mlx_has_words_of_its_own_where_ferrule_is_not_installed(tmp_path: Path) -> None:
+    """docs/mlx.md says these, and why they do not name `def_vjp`."""
+    shapeless, file = refused(made(), tmp_path)
+    assert shapeless == "[Primitive::output_shapes] CustomTransforms cannot infer output shapes."
+    assert file == "[export_function] Unable to serialize primitive CustomTransforms"
+    page = Path(__file__).parent.parent.joinpath("docs", "mlx.md").read_text(encoding="utf-8")
+    assert shapeless in page and file in page
+    with pytest.raises(ValueError, match=r"def_vjp.* or .*mx.custom_function, which MLX neither"):
+        mx.grad(lambda x: run(exp, x).sum())(X)
 
 
 def test_what_it_says_to_write_works(tmp_path: Path) -> None:

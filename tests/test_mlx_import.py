@@ -17,14 +17,31 @@ from hypothesis import strategies as st
 import ferrule
 from ferrule import KernelError
 from ferrule.hosts import mlx_file
-from mlx_files import FEW, FOLDER, METADATA, SCALE, content, exported, kernels, level0, path, values
+from mlx_files import (
+    FEW,
+    FOLDER,
+    METADATA,
+    SCALE,
+    I,
+    content,
+    exported,
+    kernels,
+    level0,
+    path,
+    values,
+)
 from mlx_versions import older_than
+
+MINUS = ferrule.metal_kernel("minus", ["inp"], ["out"], I + "out[i] = -inp[i] * N;")
 
 
 def sample() -> bytes:
     def f(x: mx.array) -> Any:
         y = SCALE(mx.sin(x), mx.array([1.0, 2.0, 3.0]), 1.0)
-        return [*level0(ferrule.metal_kernel)(y), mx.split(y, 3, axis=-1)[1]]
+        (z,) = MINUS(inputs=[x], grid=("inp.size", 1, 1), threadgroup=(8, 1, 1),
+                     template=[("N", "inp.ndim")], output_shapes=["inp.shape"],
+                     output_dtypes=[x.dtype])  # fmt: skip
+        return [*level0(ferrule.metal_kernel)(y), mx.split(y, 3, axis=-1)[1], z]
 
     return Path(exported(f, mx.zeros((2, 3)), **METADATA)).read_bytes()
 

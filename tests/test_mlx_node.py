@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import re
+import sys
 import threading
 from typing import Any
 
@@ -15,7 +17,7 @@ from hypothesis import strategies as st
 from mlx.utils import tree_map
 
 import ferrule as fe
-from ferrule import KernelError, KernelTypeError
+from ferrule import KernelError, KernelTypeError, toolchain
 from ferrule.hosts import mlx_build, mlx_gpu
 
 pytestmark = pytest.mark.skipif(mlx_build.library() is None, reason="no nodes here")
@@ -588,3 +590,26 @@ def test_a_kernel_that_faults_is_an_error_where_it_is_evaluated() -> None:
         with pytest.raises(Exception, match="an earlier " + words):
             square(x)
     same(square(x), x * x)
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="MLX has the C++ library of zig there")
+@pytest.mark.parametrize("which", ["zig", "like it"])
+def test_a_compiler_with_another_library_than_mlx_is_refused_by_name(
+    which: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if which == "zig":
+        pytest.importorskip("ziglang")
+        command = f"{sys.executable} -m ziglang c++"
+    else:  # as g++ sees a compiler that has libc++
+        command = " ".join([*toolchain.find_compiler().argv, "-D_LIBCPP_VERSION=1"])
+    compiler = toolchain.find_compiler(command)
+    monkeypatch.setattr(toolchain, "find_compiler", lambda: compiler)
+    with pytest.warns(
+        fe.FerruleWarning,
+        match="run at once, and not inside mx.compile.*: "
+        + re.escape(command)
+        + r" \(\w+ [\d.]+\) "
+        r"compiles kernels.*libc\+\+.*MLX is built with .*libstdc\+\+.*g\+\+.*FERRULE_CXX",
+    ):
+        assert mlx_build.library.__wrapped__() is None
+    assert "ziglang" in toolchain.remedy() and "ziglang" not in toolchain.remedy(zig=False)

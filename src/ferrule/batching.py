@@ -159,6 +159,13 @@ def _looped(
             "element of a batch, so that nothing is known of the outputs. Declare *S or batch=, or "
             "a rule with def_vmap."
         )
+    calls = [
+        [
+            value if axis is None else arrays.select(value, axis, i)
+            for axis, value in zip(axes, values, strict=True)
+        ]
+        for i in range(size)
+    ]
     op.counts["vmap loop"] += 1
     if op.digest not in _warned:
         _warned.add(op.digest)
@@ -168,15 +175,9 @@ def _looped(
             "batch=, or a rule with def_vmap.",
             FerruleWarning,
         )
-    calls = []
-    for i in range(size):
-        given = [
-            value if axis is None else arrays.select(value, axis, i)
-            for axis, value in zip(axes, values, strict=True)
-        ]
-        calls.append(call(*given))
+    found = [call(*given) for given in calls]
     if not count:
         return None, None
     if count == 1:
-        return arrays.stack(calls, 0), 0
-    return tuple(arrays.stack([one[i] for one in calls], 0) for i in range(count)), (0,) * count
+        return arrays.stack(found, 0), 0
+    return tuple(arrays.stack([one[i] for one in found], 0) for i in range(count)), (0,) * count

@@ -150,7 +150,7 @@ class CallableKernel:
                 kernel, self._wants, arrays, shapes, outs, threads, group, items, number
             )  # fmt: skip
             if recorded:
-                made = graph.record_kernel(*call, verbose, stream)
+                made = graph.record_kernel(*call, verbose, stream, written)
             else:
                 made = graph.call_kernel(*call, stream, asked, written)
             if made is not None:

@@ -123,6 +123,18 @@ class Sizes:
         template = [(n, next(rest) if given is None else given) for n, given in self.template]
         return tuple(values[:3]), tuple(values[3:6]), results, template
 
+    def texts(self) -> dict[str, Any]:
+        """The sizes as text: `grid`, `threadgroup` and `output_shapes` as a call takes them, of
+        ``template`` the values that are expressions, by their names."""
+        said = [str(one) for one in self.launch]
+        names = [name for name, value in self.template if value is None]
+        return {
+            "grid": said[:3],
+            "threadgroup": said[3:6],
+            "output_shapes": [[str(dim) for dim in one.dims or ()] for one in self.rule.outputs],
+            "template": dict(zip(names, said[6:], strict=True)),
+        }
+
     def _shape(self, index: int, given: object) -> tuple[Expression, ...]:
         label = arguments.output_label(self.kernel, "output_shapes", index)
         if isinstance(given, str):

@@ -9,7 +9,6 @@ on a Mac nothing is replaced but `cuda_kernel`.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
 import sys
@@ -20,11 +19,12 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
+from mlx.utils import tree_map
 
 from . import cuda_call
 from .call import MetalKernel
 from .cuda_call import CudaKernel
-from .errors import FerruleWarning, KernelError, warn
+from .errors import FerruleWarning, warn
 from .hosts import mlx_build, mlx_node
 from .kernel import make_kernel
 
@@ -142,40 +142,46 @@ class InstalledCudaKernel(_OfMlx, CudaKernel):
 class InstalledFunction(mx.custom_function):  # type: ignore[misc, unused-ignore]
     """`mx.custom_function`, with words for what MLX refuses to do with one that calls kernels."""
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        before = mlx_node.traced()
-        result = super().__call__(*args, **kwargs)
-        if mlx_node.traced() == before:
-            return result
-        shapeless = mlx_node.shapeless()
-        if shapeless or _is_exported():
-            what = mlx_node.last_traced()
-            name = what.partition(" ")[2].strip("'")
-            raise KernelError(
-                f"[custom_function] {what} was called inside an mx.custom_function, which MLX can "
-                f"neither compile with shapeless=True nor export. Declare it and its derivative "
-                f"with ferrule.op, and call {name} without a custom_function:\n"
-                f"    {name} = ferrule.op({name!r}, ..., metal=...)\n"
-                f"    {name}.def_vjp(ferrule.op('{name}_vjp', ..., metal=...))"
+    def __init__(self, f: Callable[..., Any]) -> None:
+        self._rules = rules = [False]
+
+        @functools.wraps(f)
+        def function(*args: Any, **kwargs: Any) -> Any:
+            before = mlx_node.traced()
+            result = f(*args, **kwargs)
+            if not rules[0] or mlx_node.traced() == before:
+                return result  # without rules MLX does nothing but call it
+            if not mlx_build.shapeless() and not mlx_node.exporting():
+                return result
+            why = _not_in_custom_functions(mlx_node.last_traced())
+            return tree_map(
+                lambda one: mlx_node.refused(one, why) if isinstance(one, mx.array) else one, result
             )
-        return result
+
+        super().__init__(function)
+
+    def vjp(self, f: Callable[..., Any]) -> Any:
+        self._rules[0] = True
+        return super().vjp(f)
+
+    def jvp(self, f: Callable[..., Any]) -> Any:
+        self._rules[0] = True
+        return super().jvp(f)
+
+    def vmap(self, f: Callable[..., Any]) -> Any:
+        self._rules[0] = True
+        return super().vmap(f)
 
 
-_made_for_export: list[Any] = []  # MLX's own kernel
-
-
-def _is_exported() -> bool:
-    """Whether a function is traced for `mx.export_function`: then MLX's kernels can be called."""
-    if not _made_for_export:
-        return False
-    try:
-        _made_for_export[0](
-            inputs=[], grid=(1, 1, 1), threadgroup=(1, 1, 1), output_shapes=[(1,)],
-            output_dtypes=[mx.float32],
-        )  # fmt: skip
-    except RuntimeError:
-        return False
-    return True
+def _not_in_custom_functions(what: str) -> str:
+    name = what.partition(" ")[2].strip("'")
+    return (
+        f"[custom_function] {what} was called inside an mx.custom_function, which MLX can neither "
+        f"compile with shapeless=True nor export. Declare it and its derivative with ferrule.op, "
+        f"and call {name} without a custom_function:\n"
+        f"    {name} = ferrule.op({name!r}, ..., metal=...)\n"
+        f"    {name}.def_vjp(ferrule.op('{name}_vjp', ..., metal=...))"
+    )
 
 
 def _metal_kernel(
@@ -328,10 +334,6 @@ def _replacements() -> Iterable[tuple[Any, Any]]:
             pairs.append((old, make(old)))
 
     if not mx.metal.is_available():
-        with contextlib.suppress(RuntimeError):  # MLX before 0.32 makes none without Metal
-            _made_for_export[:] = [
-                mx.fast.metal_kernel(name="none", input_names=[], output_names=["y"], source=";")
-            ]
         replace(mx.fast, "metal_kernel", lambda old: _metal_kernel)
         replace(mx, "custom_function", lambda old: InstalledFunction)
         replace(mx.metal, "is_available", _always)

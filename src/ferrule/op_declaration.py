@@ -231,7 +231,8 @@ class Op:
         Args:
             rule: an op with the same names, whose arrays have one dim more in front. Or a function
                 of ``(size, axes, primals)``: the batch's size, the axis of each input that is
-                batched (None for others), the inputs; it returns ``(outputs, axes)``.
+                batched (None for others), the inputs; it returns ``(outputs, axes)``. In MLX's
+                shapeless functions sizes are those of the trace, and must not be kept.
             version: as in `def_vjp`.
 
         Returns:

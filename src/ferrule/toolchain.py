@@ -214,11 +214,15 @@ def find_compiler(explicit: str | None = None) -> Compiler:
     raise ToolchainError("\n".join(["no C++ compiler works here. Tried:", *tried, remedy()]))
 
 
-def remedy() -> str:
-    """The command that installs a C++ compiler on this system, as a sentence."""
+def remedy(zig: bool = True) -> str:
+    """The command that installs a C++ compiler on this system, as a sentence.
+
+    Args:
+        zig: whether zig will do. Where it will not, the sentence may be empty.
+    """
     pip = f"{sys.executable or 'python'} -m pip install ziglang"
     if sys.platform == "darwin":
-        return f"Run: xcode-select --install (or: {pip})"
+        return "Run: xcode-select --install" + f" (or: {pip})" * zig
     sudo = "" if os.name == "posix" and os.geteuid() == 0 else "sudo "
     for manager, command in (
         ("apt-get", "apt-get install -y g++"),
@@ -228,8 +232,8 @@ def remedy() -> str:
         ("apk", "apk add g++"),
     ):
         if next(_which(manager), None):
-            return f"Run: {sudo}{command} (or, without root: {pip})"
-    return f"Run: {pip}"
+            return f"Run: {sudo}{command}" + f" (or, without root: {pip})" * zig
+    return f"Run: {pip}" * zig
 
 
 def _split(command: str) -> tuple[str, ...]:

@@ -76,6 +76,13 @@ def library() -> ctypes.PyDLL | None:
     return found
 
 
+def shapeless() -> bool:
+    """Whether this thread traces for `mx.compile` or an export with shapeless=True: then sizes must
+    not be kept."""
+    found = library()
+    return found is not None and bool(found.fr_mlx_shapeless())
+
+
 def loaded() -> ctypes.PyDLL:
     """The compiled nodes.
 
@@ -103,7 +110,8 @@ def _built() -> bytes:
     """The machine code for this MLX, from the cache where it is there.
 
     Raises:
-        ToolchainError: there is no compiler, MLX's headers are missing, or it refuses them.
+        ToolchainError: there is no compiler, MLX's headers are missing, or it refuses them, or it
+            is one whose C++ library is not MLX's.
     """
     home = Path(mx.__file__).resolve().parent
     if not mlx_sources.has_headers(home):
@@ -118,9 +126,17 @@ def _built() -> bytes:
                 mlx_sources.text(home), flags=mlx_sources.flags(home), timeout=600.0
             )
         except CompilerFailed as failed:
+            what = f"{' '.join(compiler.argv)} ({compiler.kind} {compiler.version})"
+            if mlx_sources.OTHER_LIBRARY in failed.log:
+                raise ToolchainError(
+                    f"{what} compiles kernels, but not ferrule's nodes of MLX's graphs: it uses "
+                    "LLVM's C++ library (libc++), and MLX is built with GNU's (libstdc++), whose "
+                    "classes are others. g++, and clang++ with libstdc++, do both: name one in "
+                    "FERRULE_CXX, or install one where there is none. "
+                    + toolchain.remedy(zig=False)
+                ) from None
             raise ToolchainError(
-                f"{compiler.path} ({compiler.kind} {compiler.version}) cannot build ferrule's "
-                f"nodes for MLX {VERSION}:\n{failed.log}"
+                f"{what} cannot build ferrule's nodes for MLX {VERSION}:\n{failed.log}"
             ) from failed
 
     key = cache.digest(
@@ -173,6 +189,8 @@ def _loaded(payload: bytes) -> ctypes.PyDLL:
     found.fr_mlx_probe_by.restype = None
     found.fr_mlx_look_gpu.argtypes = (ctypes.py_object,)
     found.fr_mlx_look_gpu.restype = ctypes.c_char_p
+    found.fr_mlx_refused.argtypes = (ctypes.py_object, ctypes.c_char_p)
+    found.fr_mlx_refused.restype = ctypes.py_object
     found.fr_mlx_raised.argtypes = (ctypes.c_char_p,)
     found.fr_mlx_raised.restype = None
     found.fr_mlx_why.restype = ctypes.c_char_p

@@ -5,7 +5,7 @@ text that MLX would write, grid, threadgroup, and so on, on MLX's placeholder fo
 Apple's GPUs loads and runs such files as they are, but for shapeless ones, whose shapes it cannot
 know. Numbers, dims and arrays that are absent are further inputs of a record: constants of the
 file. An op stands in the last line of its text, as a comment, so that `hosts.mlx_import` has its
-rule.
+rule; so do sizes of a kernel's call that are expressions.
 """
 
 from __future__ import annotations
@@ -20,20 +20,21 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import mlx.core as mx
 import numpy as np
 
-from .. import arguments, dtypes, op_call, op_file, op_launch
+from .. import arguments, dtypes, identity, op_call, op_file, op_launch
 from ..dtypes import Dtype
 from ..errors import KernelError, KernelTypeError
 from ..implementation import KernelBody
 from ..kernel import MATH_MODES
 from ..source import metal, mlx_cuda
 from ..spec import SMALL, Facts, Input, Shape, Spec, row_contiguous_strides
-from . import mlx, mlx_build, mlx_node
+from . import mlx, mlx_build, mlx_gpu, mlx_node
 
 if TYPE_CHECKING:
+    from .. import call_sizes
     from ..kernel import Kernel
     from ..op_declaration import Op
 
-MARK = "\n// ferrule: "  # and an op as JSON, at the end of its record's text
+MARK = "\n// ferrule: "  # and an op, or expressions, as JSON, at the end of a record's text
 
 Sizes = tuple[int, int, int]
 Template = tuple[tuple[str, int | bool | Dtype], ...]
@@ -127,6 +128,12 @@ def _float32(kernel: Kernel, fill: float) -> float:
     return number
 
 
+def with_sizes(text: str, sizes: Any) -> str:
+    """A record's text and, behind it, the sizes that are expressions (`Sizes.texts`)."""
+    comment = {"sizes": sizes, "digest": identity.digest([text, sizes])}
+    return text + MARK + json.dumps(comment, sort_keys=True)
+
+
 def op_record(
     op: Op, given: dict[str, Facts | float | None]
 ) -> tuple[Record, list[tuple[Shape, Dtype]], list[tuple[Dtype, Shape]], list[int]]:
@@ -149,17 +156,7 @@ def op_record(
     outputs = [Facts(kind, s, row_contiguous_strides(s), 0, "cpu") for s, kind in results]
     if 0 in sent.grid:
         op_launch.check_empty(op.name, op.rule, sent, outputs)
-    inputs: list[tuple[Dtype, Shape]] = []
-    for one in op.rule.inputs:
-        value = given[one.name]
-        if isinstance(value, Facts):
-            # A body indexes what is declared as *S, also where S is no dims.
-            inputs.append((value.dtype, (1,) if one.dims and not value.shape else value.shape))
-        else:
-            kind = dtypes.BY_NAME[said.dtypes.get(one.dtype, one.dtype)]
-            inputs.append((kind, (1,) * len(one.dims or ())))
-    sizes = op_launch.read_dims(body, said)
-    inputs += [(dtypes.int32, ())] * len(sizes)
+    inputs, sizes = mlx_gpu.stock_inputs(op, given, said, body)
     kernel = replace(body.kernel, shared_memory=sent.shared) if sent.shared else body.kernel
     record = kernel_record(
         kernel, inputs, [kind for _, kind in results], sent.template, sent.grid, sent.threadgroup,
@@ -226,21 +223,15 @@ def call(op: Op, values: Sequence[Any]) -> Any:
         one.name: _given(op, one, value) for one, value in zip(op.rule.inputs, values, strict=True)
     }
     record, results, inputs, dims = op_record(op, given)
-    arrays: list[mx.array] = []
-    scalars: list[int] = []
-    for i, (one, value, (kind, shape)) in enumerate(
-        zip(op.rule.inputs, values, inputs, strict=False)
-    ):
-        fact = given[one.name]
-        if isinstance(fact, Facts):
-            if fact.shape != shape:
-                scalars.append(i)
-                value = mx.reshape(value, shape)
-            arrays.append(value)
-        else:  # what is absent must be something; the body asks before it reads
-            arrays.append(constant(0 if fact is None else fact, kind, shape))
-    arrays += [constant(size, dtypes.int32, ()) for size in dims]
     fixed = [None if isinstance(fact, Facts) else fact for fact in given.values()]
+    arrays = mlx_gpu.stock_arrays(
+        [value if number is None else number for value, number in zip(values, fixed, strict=True)],
+        inputs, dims,
+    )  # fmt: skip
+    scalars = [
+        i for i, (fact, (_, shape)) in enumerate(zip(given.values(), inputs, strict=False))
+        if isinstance(fact, Facts) and fact.shape != shape
+    ]  # fmt: skip
     rules = _Rules(op, fixed, [isinstance(f, Facts) for f in given.values()], scalars, len(arrays))
     outputs = _made(f"op {op.name!r}", mlx_node.answering(rules), arrays, record, results)
     return op_call.packed(outputs)
@@ -263,9 +254,10 @@ def _given(op: Op, one: Any, value: Any) -> Facts | float | None:
 def call_kernel(
     kernel: Kernel, wants: Sequence[bool], inputs: Sequence[Any], shapes: Sequence[Shape],
     outs: Sequence[Dtype], grid: Sizes, threadgroup: Sizes, template: Template,
-    number: float | None, verbose: bool, stream: object,
+    number: float | None, verbose: bool, stream: object, written: call_sizes.Sizes | None,
 ) -> list[mx.array]:  # fmt: skip
-    """The outputs of a kernel's call, which is recorded. Takes what was checked, but for inputs.
+    """The outputs of a kernel's call, which is recorded. Takes what was checked, but for inputs;
+    and how sizes are ``written``, if any is an expression.
 
     Raises:
         KernelError, KernelTypeError: an input, or what a file cannot hold.
@@ -283,6 +275,8 @@ def call_kernel(
     record = kernel_record(kernel, given, outs, template, grid, threadgroup, number)
     if verbose:
         print(f"Generated source code for `{kernel.name}`:\n```\n{record.text}\n```", flush=True)
+    if written is not None:
+        record = record._replace(text=with_sizes(record.text, written.texts()))
 
     def no_rule(what: str, *_: Any) -> Any:
         raise mlx_node.without_rule(kernel, what)
@@ -299,13 +293,6 @@ def on_cpu(kernel: Kernel, stream: object) -> bool:
     mlx_node.stream_of(kernel, stream)  # refuses what is none
     device: Any = getattr(stream, "device", stream)
     return (device if isinstance(device, mx.Device) else mx.Device(device)).type == mx.cpu
-
-
-def constant(value: float, kind: Dtype, shape: Shape) -> mx.array:
-    """An array of one element, which a file holds as it is and not as what makes it."""
-    if kind.name in ("bfloat16", "float64"):  # which MLX casts to, from NumPy's arrays
-        return mx.array(value, mlx.DTYPES[kind.name]).reshape(shape)
-    return mx.array(np.full(shape, value, kind.numpy))
 
 
 def _made(
@@ -346,7 +333,7 @@ class _Rules:
             primals, cotangents, outputs = given
             grads = self._rules("vjp", self._inputs(self._scalar(primals)), cotangents, outputs)
             found = [
-                mx.reshape(one, (1,)) if i in self._scalars and one is not None else one
+                mx.expand_dims(one, 0) if i in self._scalars and one is not None else one
                 for i, one in enumerate(grads)
             ]
             return (*found, *[None] * (self._count - len(found)))
@@ -355,14 +342,14 @@ class _Rules:
             return tuple(self._rules("jvp", self._inputs(primals), tangents[: len(self._fixed)]))
         values, axes = list(given[0]), list(given[1])
         for i in self._scalars:
-            values[i] = mx.reshape(values[i], () if axes[i] is None else (-1,))
+            values[i] = mx.squeeze(values[i], 0 if axes[i] is None else 1 - axes[i])
             axes[i] = None if axes[i] is None else 0
         return tuple(self._rules("vmap", self._inputs(values), tuple(axes[: len(self._fixed)])))
 
     def _scalar(self, arrays: Sequence[Any]) -> tuple[Any, ...]:
         """These arrays without the dim that arrays without dims have in a record."""
         return tuple(
-            mx.reshape(one, ()) if i in self._scalars and one is not None else one
+            mx.squeeze(one, 0) if i in self._scalars and one is not None else one
             for i, one in enumerate(arrays)
         )
 

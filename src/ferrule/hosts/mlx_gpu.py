@@ -1,5 +1,6 @@
 """Ops of MLX's graphs on GPUs, where Python must see to it: CUDA units and kernels that C has no
-room for, captured as graphs of CUDA; and, on Apple's GPUs, MLX's own node."""
+room for, captured as graphs of CUDA; and, on Apple's GPUs, MLX's own node, with the inputs that it
+takes in files, too."""
 
 from __future__ import annotations
 
@@ -7,13 +8,13 @@ import ctypes
 import functools
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import mlx.core as mx
 import numpy as np
 
-from .. import arguments, cache, op_call
+from .. import arguments, cache, dtypes, op_call
 from ..cuda_steps import CudaUnit
 from ..driver import driver
 from ..dtypes import Dtype
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from ..devices.cuda_program import CudaProgram
     from ..kernel import Kernel
     from ..op_declaration import Op
+    from ..rule import Binding
 
 
 def captured(
@@ -120,26 +122,65 @@ def by_mlx(
 
 def by_stock_node(op: Op, values: tuple[Any, ...]) -> list[mx.array]:
     """The outputs of MLX's own `mx.fast.metal_kernel` for an op's `metal` body."""
-    said, results = op_call.bound(op, _given(op, values, "metal", (0,) * len(values)))
+    given = _given(op, values, "metal", (0,) * len(values))
+    said, results = op_call.bound(op, given)
     body = op_call.choose(op, "metal", said)
     if not isinstance(body, KernelBody):
         raise KernelError(f"[op] op {op.name!r} has no `metal` body for these sizes.")
     sent = body.sent(said)
-    inputs = []
-    for one, value in zip(op.rule.inputs, values, strict=True):
-        if isinstance(value, mx.array):
-            # A body indexes what it declares as *S, also where S is no dims.
-            inputs.append(value.reshape(1) if one.dims and not value.ndim else value)
-        elif one.dims is None:
-            inputs.append(mx.array(value, mlx.DTYPES[one.dtype]))
-        else:  # absent: the body asks before it reads
-            absent = mlx.DTYPES[said.dtypes.get(one.dtype, one.dtype)]
-            inputs.append(mx.zeros((1,) * len(one.dims), absent))
-    inputs += [mx.array(size, mx.int32) for size in read_dims(body, said)]
+    inputs = stock_arrays(values, *stock_inputs(op, given, said, body))
     return call_stock(
         body.kernel, inputs, [shape for shape, _ in results], [kind for _, kind in results],
         sent.grid, sent.threadgroup, sent.template, sent.fill,
     )  # fmt: skip
+
+
+def stock_inputs(
+    op: Op, given: Mapping[str, Facts | float | None], said: Binding, body: KernelBody
+) -> tuple[list[tuple[Dtype, Shape]], list[int]]:
+    """The inputs of an op's kernel, as MLX's own kernels take them.
+
+    Args:
+        op, body: whose kernel.
+        given: per input of the op what is known of the array, the number, or None.
+        said: what the rule says of these.
+
+    Returns:
+        Dtype and shape of each; and the dims that are the last of them.
+    """
+    inputs: list[tuple[Dtype, Shape]] = []
+    for one in op.rule.inputs:
+        value = given[one.name]
+        if isinstance(value, Facts):
+            # A body indexes what is declared as *S, also where S is no dims.
+            inputs.append((value.dtype, (1,) if one.dims and not value.shape else value.shape))
+        else:
+            kind = dtypes.BY_NAME[said.dtypes.get(one.dtype, one.dtype)]
+            inputs.append((kind, (1,) * len(one.dims or ())))
+    sizes = read_dims(body, said)
+    return inputs + [(dtypes.int32, ())] * len(sizes), sizes
+
+
+def stock_arrays(
+    values: Sequence[Any], inputs: Sequence[tuple[Dtype, Shape]], sizes: Sequence[int]
+) -> list[mx.array]:
+    """The arrays for `stock_inputs`, of an op's inputs: arrays, numbers, and None."""
+    arrays: list[mx.array] = []
+    for value, (kind, shape) in zip(values, inputs, strict=False):
+        if not isinstance(value, mx.array):  # what is absent must be something
+            arrays.append(constant(0 if value is None else value, kind, shape))
+        elif value.shape == shape:
+            arrays.append(value)
+        else:
+            arrays.append(mx.expand_dims(value, 0))  # batches of a reshape would have fixed sizes
+    return arrays + [constant(size, dtypes.int32, ()) for size in sizes]
+
+
+def constant(value: float, kind: Dtype, shape: Shape) -> mx.array:
+    """An array of one element, which a file holds as it is and not as what makes it."""
+    if kind.name in ("bfloat16", "float64"):  # which MLX casts to, from NumPy's arrays
+        return mx.array(value, mlx.DTYPES[kind.name]).reshape(shape)
+    return mx.array(np.full(shape, value, kind.numpy))
 
 
 def _given(

@@ -22,6 +22,7 @@ import numpy as np
 
 from .. import dtypes, op_file
 from ..call import MetalKernel
+from ..call_sizes import Sizes
 from ..cuda_call import CudaKernel
 from ..dtypes import Dtype
 from ..errors import DeviceError, FerruleError, KernelError, RuleError
@@ -29,9 +30,9 @@ from ..implementation import Runner
 from ..kernel import MATH_MODES
 from ..op_declaration import Op
 from ..source import metal_read, mlx_cuda
-from ..spec import SMALL, Facts, Input, Spec, row_contiguous_strides
-from . import mlx, mlx_build, mlx_file, mlx_node
-from .mlx_export import MARK, Record, op_record
+from ..spec import SMALL, Facts, Input, Shape, Spec, row_contiguous_strides
+from . import mlx, mlx_batches, mlx_build, mlx_file, mlx_node
+from .mlx_export import MARK, Record, op_record, with_sizes
 from .mlx_file import Array, Constant, File, Function, Operation
 
 _import_by_mlx = mx.import_function  # a program may put ours in its place
@@ -57,9 +58,10 @@ def import_function(file: str | os.PathLike[str], return_metadata: bool = False)
 
     MLX runs the kernels of such files on the GPU that they were written for, and none in shapeless
     files. Here they run on this machine, whatever wrote them: kernels and ops of ferrule, or
-    `mx.fast.metal_kernel`, on a machine with Metal or without. Shapes, grid and all else of an op
-    are worked out from the inputs of each call. Of any other kernel the file has numbers alone, so
-    its inputs must have the shapes that they had. The result can be differentiated, batched,
+    `mx.fast.metal_kernel`, on a machine with Metal or without. Shapes, grid and all else of an op,
+    and of a kernel's call whose sizes are expressions, are worked out from the inputs of each call.
+    Of any other kernel the file has numbers alone, so its inputs must have the shapes that they
+    had. The result can be differentiated, batched,
     compiled and exported as what was exported can be.
 
     Only the text of kernels is compiled and run; nothing else in a file is carried out but MLX's
@@ -81,6 +83,7 @@ def import_function(file: str | os.PathLike[str], return_metadata: bool = False)
     """
     path = os.fspath(file)
     native = mlx_build.loaded()
+    mlx_batches.ops()  # whose derivatives are functions
     layouts = dict(line.split(" ") for line in native.fr_mlx_layout().decode().splitlines())
     try:
         with Path(path).open("rb") as opened:
@@ -365,9 +368,14 @@ class _Maker:
         given = [arrays[i] for i in one.inputs]
         text, mark, comment = record.text.rpartition(MARK)
         try:
-            if mark and comment.endswith("}") and "\n" not in comment:
-                return self._op(one, record, comment, given, function)
-            return self._level0(one, record, given)
+            if not (mark and comment.endswith("}") and "\n" not in comment):
+                return self._level0(one, record, given, None)
+            said = _said(comment)
+            if "sizes" in said:
+                if with_sizes(text, said["sizes"]) != record.text:
+                    raise KernelError("it was altered: its text is not what its digest says.")
+                return self._level0(one, record._replace(text=text), given, said["sizes"])
+            return self._op(one, record, said, given, function)
         except FerruleError as error:
             raise KernelError(f"{where}: {error}") from error
         except ValueError as error:
@@ -376,8 +384,10 @@ class _Maker:
                 "MLX wrote it."
             ) from None
 
-    def _level0(self, one: Operation, record: Record, given: Sequence[Array]) -> Step:
-        """A kernel with the file's numbers."""
+    def _level0(
+        self, one: Operation, record: Record, given: Sequence[Array], sizes: Any
+    ) -> Step:  # fmt: skip
+        """A kernel with the file's numbers, or with expressions that give these numbers."""
         spec = self._spec(record, given, one.arrays)
         kernel = spec.kernel
         traced = [array.shape for array in given]
@@ -392,11 +402,13 @@ class _Maker:
         described = [(array.shape, dtypes.BY_NAME[array.dtype]) for array in given]
         made.text("cuda" if kernel.language == "cuda" else "metal", inputs=described, **call)
         call["output_dtypes"] = [mlx.DTYPES[kind.name] for kind in spec.outputs]
+        if sizes is not None:
+            call.update(_expressions(record, spec, traced, [a.shape for a in one.arrays], sizes))
 
         def step(found: Arrays) -> None:
             inputs = [found[i] for i in one.inputs]
             for i, (value, shape) in enumerate(zip(inputs, traced, strict=True)):
-                if value.shape != shape:
+                if sizes is None and value.shape != shape:
                     raise mlx_node.stale(kernel, i, shape, value.shape)
             found.update(zip(one.outputs, made(inputs=inputs, **call), strict=True))
 
@@ -424,12 +436,11 @@ class _Maker:
         return spec
 
     def _op(
-        self, one: Operation, record: Record, comment: str, given: Sequence[Array],
+        self, one: Operation, record: Record, said: Any, given: Sequence[Array],
         function: Function,
     ) -> Step:  # fmt: skip
         """An op, made from its record's last line."""
         try:
-            said = json.loads(comment)
             name, absent, scalars = said["op"], set(said["absent"]), set(said["scalars"])
             saved = json.dumps(said["saved"])
             op = self._ops.get(saved)
@@ -481,7 +492,7 @@ class _Maker:
                     values.append(number)
                 else:
                     scalar = rule.name in scalars
-                    values.append(mx.reshape(found[i], ()) if scalar else found[i])
+                    values.append(mx.squeeze(found[i], 0) if scalar else found[i])
             result = op(*values)
             several = result if isinstance(result, tuple) else (result,)
             found.update(zip(one.outputs, several, strict=True))
@@ -497,6 +508,55 @@ class _Maker:
             )
         value: Any = mlx.to_numpy(self.arrays[one]).item()
         return value  # type: ignore[no-any-return]
+
+
+def _said(comment: str) -> Any:
+    """What the last line of a record's text says: an op, or ``sizes``."""
+    try:
+        return json.loads(comment)
+    except (ValueError, RecursionError) as error:
+        raise KernelError(f"it was altered: its op cannot be read: {error}") from None
+
+
+def _expressions(
+    record: Record, spec: Spec, inputs: Sequence[Shape], outputs: Sequence[Shape], sizes: Any
+) -> dict[str, Any]:
+    """The sizes of a call that are expressions, as the call takes them.
+
+    Args:
+        record, spec: what the file has of the call.
+        inputs, outputs: the shapes when it was exported.
+        sizes: what the last line of its text says.
+    """
+    try:
+        of_template = dict(sizes["template"])
+        texts = [*sizes["grid"], *sizes["threadgroup"], *of_template.values()]
+        texts += [dim for shape in sizes["output_shapes"] for dim in shape]
+        if not all(isinstance(one, str) for one in texts):
+            raise TypeError("a size is no text")
+        if not set(of_template) <= {name for name, _ in spec.template}:
+            raise ValueError("they are for another template")
+        call = {
+            "grid": tuple(sizes["grid"]), "threadgroup": tuple(sizes["threadgroup"]),
+            "output_shapes": [tuple(shape) for shape in sizes["output_shapes"]],
+            "template": [(name, of_template.get(name, value)) for name, value in spec.template],
+        }  # fmt: skip
+        found = Sizes(
+            spec.kernel, [len(shape) for shape in inputs], call["grid"], call["threadgroup"],
+            call["output_shapes"], spec.outputs, call["template"],
+        ).numbers(inputs)  # fmt: skip
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
+        raise KernelError(f"it was altered: its sizes cannot be read: {error}") from None
+    wanted = (record.grid, record.threadgroup, list(outputs), list(spec.template))
+    for what, a, b in zip(
+        ("grid", "threadgroup", "output shapes", "template"), found, wanted, strict=True
+    ):
+        if a != b:
+            raise KernelError(
+                f"it was altered: its expressions make the {what} {a}, and the file says {b}. "
+                "Export the function again."
+            )
+    return call
 
 
 def _runnable(op: Op) -> Op:

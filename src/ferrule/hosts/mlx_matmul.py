@@ -15,6 +15,7 @@ import mlx.core as mx
 
 from ..errors import KernelError
 from . import mlx, mlx_build, mlx_node
+from .mlx_build import shapeless
 from .mlx_sizes import (
     GATHERS,
     Arrays,
@@ -25,7 +26,6 @@ from .mlx_sizes import (
     first,
     positions,
     repeated,
-    shapeless,
     spread,
     starts,
     too_old,

@@ -33,8 +33,8 @@ from ..errors import (
 from ..implementation import Runner
 from ..op_entries import Bound, Prepared, Request
 from ..spec import Facts, Input, Launch, Shape, Spec, row_contiguous_strides
-from . import mlx, mlx_gpu
-from .mlx_build import bound, library, loaded
+from . import mlx, mlx_batches, mlx_gpu
+from .mlx_build import bound, library, loaded, shapeless
 
 if TYPE_CHECKING:
     from ..call_sizes import Sizes
@@ -63,12 +63,20 @@ def rules(op: Op) -> Callable[..., tuple[Any, ...]]:
 
     def answered(what: str, *given: Any) -> tuple[Any, ...]:
         if what == "vjp":
-            return tuple(derivatives.vjp(op, *given))
+            grads = mlx_batches.gradients(op, given[0], derivatives.vjp(op, *given))
+            if not shapeless():
+                return grads  # MLX's zeros take the place of None
+            return tuple([
+                mlx_batches.zeros_like(value)
+                if grad is None and isinstance(value, mx.array) else grad
+                for grad, value in zip(grads, given[0], strict=True)
+            ])  # fmt: skip
         if what == "jvp":
             values, tangents = given
             outputs = op(*values)
             several = outputs if isinstance(outputs, tuple) else (outputs,)
-            return tuple(derivatives.jvp(op, values, tangents, several, mx.zeros_like))
+            found = derivatives.jvp(op, values, tangents, several, mlx_batches.zeros_like)
+            return mlx_batches.tangents(op, several, found)
         if what == "metal":
             return tuple(mlx_gpu.by_stock_node(op, *given))
         if what == "by_mlx":
@@ -82,46 +90,11 @@ def rules(op: Op) -> Callable[..., tuple[Any, ...]]:
             return found
         values, axes = given
         size = next(v.shape[a] for v, a in zip(values, axes, strict=True) if a is not None)
-        outputs, where = batching.batched(op, size, axes, values, op, Arrays)
-        if len(op.rule.outputs) == 1 and not isinstance(outputs, (tuple, list)):
-            return (outputs,), (where,)
-        return tuple(outputs), tuple(where)
+        arrays = mlx_batches.arrays(op, values, axes)
+        found, where = batching.batched(op, size, axes, values, op, arrays)
+        return mlx_batches.batch(op, found, where, lambda one: arrays.repeat(one, 0, size))
 
     return answered
-
-
-class Arrays:
-    """What `batching.batched` does to MLX's arrays."""
-
-    @staticmethod
-    def is_array(value: Any) -> bool:
-        return isinstance(value, mx.array)
-
-    @staticmethod
-    def move(value: mx.array, axis: int, to: int) -> mx.array:
-        return mx.moveaxis(value, axis, to)
-
-    @staticmethod
-    def repeat(value: mx.array, axis: int, size: int) -> mx.array:
-        shape = [*value.shape]
-        shape.insert(axis, size)
-        return mx.broadcast_to(mx.expand_dims(value, axis), shape)
-
-    @staticmethod
-    def merge(value: mx.array, axis: int) -> mx.array:
-        return mx.flatten(value, axis, axis + 1)
-
-    @staticmethod
-    def part(value: mx.array, axis: int, sizes: tuple[int, int]) -> mx.array:
-        return mx.unflatten(value, axis, sizes)
-
-    @staticmethod
-    def stack(values: Sequence[mx.array], axis: int) -> mx.array:
-        return mx.stack(list(values), axis)
-
-    @staticmethod
-    def select(value: mx.array, axis: int, at: int) -> mx.array:
-        return mx.take(value, at, axis)
 
 
 # -- ops ----------------------------------------------------------------------------------------
@@ -220,11 +193,6 @@ def ruled(stock: mx.array, inputs_of: mx.array, rules: Any) -> mx.array:
     if made is NotImplemented:
         raise why() or DeviceError("a product of MLX was not understood.")
     return made  # type: ignore[no-any-return]
-
-
-def shapeless() -> bool:
-    """Whether this thread traces for `mx.compile` or an export with shapeless=True."""
-    return bool(loaded().fr_mlx_shapeless())
 
 
 def scatter_add(into: mx.array, indices: mx.array, values: mx.array) -> mx.array:
@@ -348,7 +316,7 @@ def without_rule(kernel: Kernel, what: str) -> KernelError:
     return KernelError(
         f"{kernel.tag} kernel {kernel.name!r} has no {words[what]}: a {kernel.tag[1:-1]} call has "
         f"none. Declare it with ferrule.op and def_{what}, or wrap the call in an "
-        "mx.custom_function."
+        "mx.custom_function, which MLX neither compiles with shapeless=True nor exports."
     )
 
 
@@ -503,6 +471,12 @@ def last_traced() -> str:
     """What the last of them was of: ``"kernel 'exp'"``."""
     text: bytes = loaded().fr_mlx_last()
     return text.decode()
+
+
+def refused(array: mx.array, why: str) -> mx.array:
+    """``array`` in an `mx.custom_function`: where MLX would refuse that, ``why`` is the error."""
+    made: mx.array = loaded().fr_mlx_refused(array, why.encode())
+    return made
 
 
 def again(kernel: Kernel) -> Any:

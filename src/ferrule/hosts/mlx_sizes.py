@@ -16,17 +16,13 @@ import mlx.core as mx
 
 from ..errors import KernelError
 from . import mlx_build, mlx_node
+from .mlx_build import shapeless
 
 # Whether MLX knows, in such a trace, the sizes of a cumsum; and of a product that gathers.
 COUNTS, GATHERS = mlx_build.at_least(0, 32, 3), mlx_build.at_least(0, 32)
 
 Arrays = Sequence[mx.array]
 Numbers = Sequence[int]
-
-
-def shapeless() -> bool:
-    """Whether sizes must not be kept."""
-    return mlx_build.library() is not None and mlx_node.shapeless()
 
 
 def more_dims(array: mx.array, count: int) -> mx.array:

@@ -20,6 +20,7 @@ SOURCES = (
     "runtime.h",
 )  # fmt: skip
 FLAGS = ("-std=c++20", "-O2", "-fvisibility=hidden", "-Wno-address")
+OTHER_LIBRARY = "the C++ library is not that of MLX"
 # The library is named before the text that needs it, which a linker may take for no need.
 LINK = ("-lmlx",) if sys.platform == "darwin" else ("-Wl,--no-as-needed", "-lmlx", "-ldl")
 
@@ -37,8 +38,9 @@ def has_headers(home: Path) -> bool:
 def text(home: Path) -> str:
     """The translation unit for the MLX in this folder."""
     return (
-        f'#define FR_DIGEST "{digest()}"\n{_primitives(home)}\n#include "mlx_node.cpp"\n'
-        '#include "mlx_matmul.cpp"\n'
+        f"#include <cstddef>\n#if defined(_LIBCPP_VERSION) && !defined(__APPLE__)\n#error "
+        f'{OTHER_LIBRARY}\n#else\n#define FR_DIGEST "{digest()}"\n{_primitives(home)}\n'
+        '#include "mlx_node.cpp"\n#include "mlx_matmul.cpp"\n#endif\n'
     )
 
 

@@ -132,10 +132,11 @@ class Ruled : public Stock {
     return tuple;
   }
 
-  static std::vector<mx::array> arrays_of(object* tuple) {
+  /* What stands in a tuple that is given away. */
+  static std::vector<mx::array> arrays_of(object* given) {
+    Reference tuple(given);
     std::vector<mx::array> arrays;
-    for (ssize_t i = 0; i < PyTuple_Size(tuple); i++) arrays.push_back(array_in(PyTuple_GetItem(tuple, i)));
-    Py_DecRef(tuple);
+    for (ssize_t i = 0; i < PyTuple_Size(tuple); i++) arrays.push_back(array_at(tuple, i));
     return arrays;
   }
 };

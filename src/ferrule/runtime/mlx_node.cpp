@@ -84,11 +84,10 @@ object* nones(int count) {
 
 /* The tuple that a function of Python gives for a word and arguments, which are given away. */
 object* ask(object* function, const char* what, std::vector<object*> arguments) {
-  object* tuple = PyTuple_New(static_cast<ssize_t>(arguments.size()) + 1);
+  Reference tuple(PyTuple_New(static_cast<ssize_t>(arguments.size()) + 1));
   PyTuple_SetItem(tuple, 0, PyUnicode_FromString(what));
   for (size_t i = 0; i < arguments.size(); i++) PyTuple_SetItem(tuple, i + 1, arguments[i]);
   object* found = PyObject_CallObject(function, tuple);
-  Py_DecRef(tuple);
   if (found && PyTuple_Size(found) >= 0) return found;
   PyErr_Clear();
   if (found) Py_DecRef(found);
@@ -112,8 +111,8 @@ void settled([[maybe_unused]] mx::Stream stream, Step step) {
 #endif
 }
 
-/* What a kernel's call has not: raises when it is evaluated. MLX asks a node inside an mx.custom_function
- * for what the function has a rule for, and then does not use it. */
+/* What a kernel's call has not: raises when it is evaluated, or compiled shapeless. MLX asks a node inside
+ * an mx.custom_function for what the function has a rule for, and then does not use it. */
 class Missing : public Base {
  public:
   std::string why;
@@ -122,6 +121,7 @@ class Missing : public Base {
       : Base(stream, std::string(), std::string(), {1, 1, 1}, {1, 1, 1}, {}, true, std::nullopt, {},
              false, 0),
         why(std::move(why)) {}
+  std::vector<mx::Shape> output_shapes(const std::vector<mx::array>&) override { throw std::invalid_argument(why); }
   void eval_cpu(const std::vector<mx::array>&, std::vector<mx::array>&) override { raise(); }
   void eval_gpu(const std::vector<mx::array>&, std::vector<mx::array>&) override { raise(); }
 
@@ -129,6 +129,40 @@ class Missing : public Base {
   void raise() {
     settled(stream(), [this] { throw std::invalid_argument(why); });
   }
+};
+
+/* A result inside an mx.custom_function with rules, where MLX puts an operation behind it that can be neither
+ * compiled shapeless nor exported. It says so before that one is asked, with other words. It is in a graph
+ * only if that one is: what the function's own rules give does not need it. */
+class Refused : public Base {
+ public:
+  std::string why;
+
+  Refused(mx::Stream stream, std::string why)
+      : Base(stream, std::string(), std::string(), {1, 1, 1}, {1, 1, 1}, {}, true, std::nullopt, {},
+             false, 0),
+        why(std::move(why)) {}
+  std::vector<mx::Shape> output_shapes(const std::vector<mx::array>&) override { refuse_to_follow(); }
+  const char* name() const override { refuse_to_follow(); } /* asked for by an export */
+  void eval_cpu(const std::vector<mx::array>&, std::vector<mx::array>&) override {
+    settled(stream(), [this] { refuse_to_follow(); });
+  }
+  void eval_gpu(const std::vector<mx::array>&, std::vector<mx::array>&) override {
+    settled(stream(), [this] { refuse_to_follow(); });
+  }
+
+  /* MLX asks for these, and then does not use them. */
+  std::vector<mx::array> jvp(const std::vector<mx::array>&, const std::vector<mx::array>& tangents,
+                             const std::vector<int>&) override {
+    return tangents;
+  }
+  std::pair<std::vector<mx::array>, std::vector<int>> vmap(const std::vector<mx::array>& inputs,
+                                                           const std::vector<int>& axes) override {
+    return {inputs, axes};
+  }
+
+ private:
+  [[noreturn]] void refuse_to_follow() const { throw std::invalid_argument(why); }
 };
 
 /* Finds out how kernels are put into MLX's graphs. */
@@ -329,11 +363,10 @@ class Node : public Base {
                              const std::vector<mx::array>& outputs) override {
     Gil gil;
     On on(stream());
-    object* found = ask(plan->python, "vjp", {of_inputs(primals), tuple_of(cotangents), tuple_of(outputs)});
+    Reference found(ask(plan->python, "vjp", {of_inputs(primals), tuple_of(cotangents), tuple_of(outputs)}));
     std::vector<mx::array> grads;
     std::vector<int> place = places();
     for (int k : argnums) grads.push_back(array_of(found, place[k], primals[k]));
-    Py_DecRef(found);
     return grads;
   }
 
@@ -343,15 +376,13 @@ class Node : public Base {
     Gil gil;
     On on(stream());
     if (plan->level0) return missing("jvp", primals, {});
-    object* given_tangents = nones(asked());
     std::vector<int> place = places();
+    object* given_tangents = nones(asked());
     for (size_t k = 0; k < argnums.size(); k++)
       PyTuple_SetItem(given_tangents, place[argnums[k]], wrapped(tangents[k]));
-    object* found = ask(plan->python, "jvp", {of_inputs(primals), given_tangents});
+    Reference found(ask(plan->python, "jvp", {of_inputs(primals), given_tangents}));
     std::vector<mx::array> results;
-    for (ssize_t i = 0; i < PyTuple_Size(found); i++)
-      results.push_back(array_in(PyTuple_GetItem(found, i)));
-    Py_DecRef(found);
+    for (ssize_t i = 0; i < PyTuple_Size(found); i++) results.push_back(array_at(found, i));
     return results;
   }
 
@@ -361,18 +392,17 @@ class Node : public Base {
     On on(stream());
     if (plan->level0)
       return {missing("vmap", inputs, axes), std::vector<int>(static_cast<size_t>(plan->op->outputs), 0)};
-    object* where = nones(asked());
     std::vector<int> place = places();
+    object* where = nones(asked());
     for (size_t k = 0; k < axes.size(); k++)
       if (axes[k] >= 0) PyTuple_SetItem(where, place[k], PyLong_FromLong(axes[k]));
-    object* found = ask(plan->python, "vmap", {of_inputs(inputs), where});
+    Reference found(ask(plan->python, "vmap", {of_inputs(inputs), where}));
     std::pair<std::vector<mx::array>, std::vector<int>> result;
-    for (ssize_t i = 0; i < PyTuple_Size(PyTuple_GetItem(found, 0)); i++) {
-      result.first.push_back(array_in(PyTuple_GetItem(PyTuple_GetItem(found, 0), i)));
-      object* axis = PyTuple_GetItem(PyTuple_GetItem(found, 1), i);
+    for (ssize_t i = 0; i < PyTuple_Size(item_at(found, 0)); i++) {
+      result.first.push_back(array_at(item_at(found, 0), i));
+      object* axis = item_at(item_at(found, 1), i);
       result.second.push_back(axis == none ? -1 : static_cast<int>(PyLong_AsLongLong(axis)));
     }
-    Py_DecRef(found);
     return result;
   }
 
@@ -413,10 +443,10 @@ class Node : public Base {
   }
 
   /* Makes the arrays of a tuple, which is let go, the outputs. */
-  static void take(object* found, std::vector<mx::array>& outputs) {
+  static void take(object* tuple, std::vector<mx::array>& outputs) {
+    Reference found(tuple);
     for (size_t i = 0; i < outputs.size(); i++)
-      outputs[i].copy_shared_buffer(array_in(PyTuple_GetItem(found, static_cast<ssize_t>(i))));
-    Py_DecRef(found);
+      outputs[i].copy_shared_buffer(array_at(found, static_cast<ssize_t>(i)));
   }
 
   /* Lets MLX's own node do it, made anew for these inputs. */
@@ -424,9 +454,7 @@ class Node : public Base {
     if (!(plan->devices & CPU)) return eval_python(inputs, outputs);
     Gil gil;
     On on(stream());
-    object* found = ask(plan->python, "metal", {of_inputs(inputs)});
-    mx::array first = array_in(PyTuple_GetItem(found, 0));
-    Py_DecRef(found);
+    mx::array first = array_at(Reference(ask(plan->python, "metal", {of_inputs(inputs)})), 0);
     std::vector<mx::array> given = first.inputs();
     first.primitive().eval_gpu(given, outputs);
   }
@@ -458,12 +486,13 @@ class Node : public Base {
       evaluated_on = nullptr;
       throw;
     }
+    Reference tuple(found);
     evaluated_on = nullptr;
     Capture::check(capture.end(capture.stream, &graph));
-    bool launched = PyTuple_Size(found) == 1;
+    bool launched = PyTuple_Size(tuple) == 1;
     if (launched) {
       ssize_t size;
-      std::string key = PyUnicode_AsUTF8AndSize(PyTuple_GetItem(found, 0), &size);
+      std::string key = PyUnicode_AsUTF8AndSize(PyTuple_GetItem(tuple, 0), &size);
       if (!key.empty()) {
         for (const mx::array& a : arrays) encoder.set_input_array(a);
         for (const mx::array& out : outputs) encoder.set_output_array(out);
@@ -471,7 +500,6 @@ class Node : public Base {
       }
     }
     if (graph) capture.destroy(graph); /* MLX has a copy */
-    Py_DecRef(found);
     return launched;
   }
 
@@ -549,8 +577,7 @@ class Node : public Base {
 
   /* A gradient; zeros for an input that has none. */
   static mx::array array_of(object* found, int i, const mx::array& like) {
-    object* one = PyTuple_GetItem(found, i);
-    return one == none ? mx::zeros_like(like) : array_in(one);
+    return item_at(found, i) == none ? mx::zeros_like(like) : array_at(found, i);
   }
 };
 
@@ -924,6 +951,12 @@ API void fr_mlx_route(int which) { route = which; }
 API void fr_mlx_bypass(int on) { __atomic_store_n(&fr_shared.bypassing, on, __ATOMIC_RELAXED); }
 API int64_t fr_mlx_traced(void) { return nodes_traced; }
 API const char* fr_mlx_last(void) { return last_traced.c_str(); }
+
+/* An array, which is refused with this text where MLX's own operation behind it would be. */
+API object* fr_mlx_refused(object* o, const char* why) {
+  const mx::array& a = array_in(o);
+  return wrapped(mx::array(a.shape(), a.dtype(), std::make_shared<Refused>(stream_now(), why), {a}));
+}
 
 API void fr_mlx_raised(const char* text) { raised_text = text; }
 API const char* fr_mlx_why(void) { return raised_text.c_str(); }

@@ -93,6 +93,34 @@ struct Gil {
   int state = PyGILState_Ensure();
   ~Gil() { PyGILState_Release(state); }
 };
+
+/* A reference that goes with its scope, in which Python's lock is held. */
+class Reference {
+ public:
+  explicit Reference(object* o) : o(o) {}
+  Reference(const Reference&) = delete;
+  ~Reference() {
+    if (o) Py_DecRef(o);
+  }
+  operator object*() const { return o; }
+
+ private:
+  object* o;
+};
+
+/* What stands in a tuple of Python's, which lives as long as that; raises where it is none, or shorter. */
+object* item_at(object* tuple, ssize_t i) {
+  object* found = PyTuple_GetItem(tuple, i);
+  if (found) return found;
+  PyErr_Clear();
+  throw std::invalid_argument("ferrule: a rule gave too little, or no tuple");
+}
+
+const mx::array& array_at(object* tuple, ssize_t i) {
+  object* found = item_at(tuple, i);
+  if (type_of(found) != array_type) throw std::invalid_argument("ferrule: a rule gave what is no array of MLX");
+  return array_in(found);
+}
 }  // namespace
 
 #endif

@@ -1,0 +1,119 @@
+"""Rules in Python that give wrong things, many times: an error each time, and nothing is kept."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+import ferrule
+from ferrule import KernelError
+from mlx_files import I
+
+X = mx.ones(3)
+MANY = 10_000
+
+
+class Wrong:
+    """What a rule gives, of which references are counted."""
+
+
+WRONG = Wrong()
+
+
+def op(kind: str, rule: Callable[..., Any]) -> ferrule.Op:
+    made = ferrule.op("wrong", "x[*S]:T -> y[*S]:T", metal=I + "y[i] = x[i];", grid="x.size",
+                      threadgroup=8)  # fmt: skip
+    getattr(made, f"def_{kind}")(rule, version=kind)
+    return made
+
+
+def asked(kind: str, rule: Callable[..., Any]) -> Callable[[], Any]:
+    """What asks a node for a rule."""
+    f = op(kind, rule)
+    if kind == "vjp":
+        return lambda: mx.vjp(f, [X], [X])
+    if kind == "jvp":
+        return lambda: mx.jvp(f, [X], [X])
+    return lambda: mx.vmap(f)(X)
+
+
+def raises() -> Any:
+    raise KernelError("on purpose")
+
+
+RULES: dict[str, Callable[[], Any]] = {
+    "raises": raises,
+    "no array": lambda: (WRONG,),
+    "too many": lambda: (X, X, WRONG),
+    "nothing": lambda: (),
+    "none": lambda: None,
+    "a number": lambda: 3,
+    "text": lambda: "abc",
+    "another shape": lambda: (mx.ones(4),),
+}
+CASES = [
+    *[(kind, name, make) for kind in ("vjp", "jvp") for name, make in RULES.items()],
+    *[("vmap", name, make) for name, make in RULES.items() if name != "another shape"],
+    ("vmap", "outputs alone", lambda: ((WRONG,), (0,))),
+    ("vmap", "axes of a wrong type", lambda: ((X,), (WRONG,))),
+    ("vmap", "an axis that is none", lambda: ((X,), (2.5,))),
+    ("vmap", "too few axes", lambda: ((X,), ())),
+    ("vmap", "no tuple of axes", lambda: (X, WRONG)),
+]  # fmt: skip
+# What an input without a gradient gives; and a tuple around one array.
+RIGHT = {("vjp", "none")}
+
+
+@pytest.mark.parametrize(("kind", "name", "make"), CASES, ids=[f"{k}: {n}" for k, n, _ in CASES])
+def test_wrong_rules_are_errors_that_keep_nothing(
+    kind: str, name: str, make: Callable[[], Any]
+) -> None:
+    ask = asked(kind, lambda *given: make())
+
+    def once() -> None:
+        if (kind, name) in RIGHT:
+            ask()
+            return
+        with pytest.raises(ValueError, match=r"on purpose|op 'wrong'"):
+            ask()
+
+    for _ in range(50):
+        once()
+    gc.collect()
+    before = sys.getrefcount(WRONG), sys.getrefcount(X), sys.getallocatedblocks()
+    for _ in range(MANY // len(CASES)):
+        once()
+    gc.collect()
+    after = sys.getrefcount(WRONG), sys.getrefcount(X), sys.getallocatedblocks()
+    assert after[:2] == before[:2]
+    assert after[2] - before[2] < 100
+
+
+def test_what_is_wrong_is_said() -> None:
+    for kind, make, words in (
+        ("vjp", lambda: (mx.ones(4),),
+         r"the vjp of op 'wrong' gave an array of shape \(4,\) as the gradient of input 'x'; "
+         r"expected the shape \(3,\)"),
+        ("vjp", lambda: (WRONG,), "gave .* of type Wrong as the gradient of input 'x'; expected"),
+        ("jvp", lambda: (None,), "gave None of type NoneType as the tangent of output 'y'"),
+        ("vmap", lambda: ((X,), (1,)), "gave the axis 1 for output 'y', which has 1 dims"),
+        ("vmap", lambda: ((X, X), (0, 0)), "gave 2 for its outputs; expected a tuple of 1"),
+        ("vmap", lambda: ((X,), 0), "gave int for its axes; expected a tuple of 1"),
+        ("vmap", lambda: ((1,), (0,)), "gave 1 of type int as output 'y'; expected an array"),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=words):
+            asked(kind, lambda *given, make=make: make())()
+
+
+def test_axes_of_a_vmap_rule_are_counted_from_the_end_too() -> None:
+    f = op("vmap", lambda size, axes, values: (mx.moveaxis(values[0], axes[0], -1), -1))
+    x = mx.arange(6).reshape(2, 3)
+    assert mx.array_equal(mx.vmap(f)(x), x)
+    assert mx.array_equal(mx.vmap(f, in_axes=1, out_axes=1)(x), x)
+    same_for_all = op("vmap", lambda size, axes, values: (values[0][0], None))
+    assert mx.array_equal(mx.vmap(same_for_all)(x), mx.broadcast_to(x[0], (2, 3)))
