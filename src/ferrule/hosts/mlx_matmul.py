@@ -330,7 +330,7 @@ def _quantized(transpose: bool, group_size: int | None, bits: int | None, mode: 
         made = gather(x, *matrix, rhs_indices=which, transpose=transpose)
         return [mx.squeeze(made, -2) if rank[0] == 1 else made]
 
-    return answers(vjp, jvp, vmap)
+    return answers("quantized_matmul", vjp, jvp, vmap)
 
 
 def _rules_of_gather(
@@ -355,7 +355,7 @@ def _rules_of_gather(
             rhs = _plus_starts(rhs, matrices[0])
         return [product(x, *matrices, lhs, rhs)]
 
-    return answers(vjp, jvp, vmap)
+    return answers(name, vjp, jvp, vmap)
 
 
 def _plus_starts(index: mx.array, array: mx.array) -> mx.array:

@@ -8,8 +8,10 @@ not as that file knows them, kernels run when they are called, as `hosts.mlx` do
 from __future__ import annotations
 
 import ctypes
+import traceback
 import weakref
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
@@ -28,6 +30,7 @@ from ..cuda_steps import CudaUnit
 from ..dtypes import Dtype
 from ..errors import (
     DeviceError,
+    FerruleError,
     KernelError,
     KernelTypeError,
 )
@@ -42,20 +45,39 @@ if TYPE_CHECKING:
     from ..op_declaration import Op
 
 _CAPTURED = 4  # of runtime/mlx_node.cpp
+_PACKAGE = str(Path(__file__).resolve().parent.parent)
 _int64 = ctypes.c_int64
 
 
-def answering(function: Any) -> Any:
-    """A function whose errors reach the node that asked."""
+def answering(function: Any, whose: str) -> Any:
+    """A function whose errors reach the node that asked, as text: MLX raises an error of its own.
+
+    Args:
+        function: what answers.
+        whose: what it answers for, such as ``"op 'square'"``.
+    """
 
     def answered(what: str, *given: Any) -> Any:
         try:
             return function(what, *given)
+        except KeyboardInterrupt:
+            raise
         except BaseException as error:
-            loaded().fr_mlx_raised(str(error).encode() or type(error).__name__.encode())
+            loaded().fr_mlx_raised(_told(error, what, whose).encode())
             return None
 
     return answered
+
+
+def _told(error: BaseException, what: str, whose: str) -> str:
+    """What an error says; of one that is not ferrule's also whose it is, its type and its line."""
+    if isinstance(error, FerruleError):
+        return str(error)
+    frames = traceback.extract_tb(error.__traceback__)
+    theirs = [one for one in frames if not one.filename.startswith(_PACKAGE)]
+    where = f" ({theirs[-1].filename}, line {theirs[-1].lineno})" if theirs else ""
+    asked = "`run`" if what == "run" else what
+    return f"the {asked} of {whose} raised {type(error).__name__}{where}: {error}"
 
 
 def rules(op: Op) -> Callable[..., tuple[Any, ...]]:
@@ -63,12 +85,13 @@ def rules(op: Op) -> Callable[..., tuple[Any, ...]]:
 
     def answered(what: str, *given: Any) -> tuple[Any, ...]:
         if what == "vjp":
-            return tuple(derivatives.vjp(op, *given))
+            return _gradients(op, given[0], derivatives.vjp(op, *given))
         if what == "jvp":
             values, tangents = given
             outputs = op(*values)
             several = outputs if isinstance(outputs, tuple) else (outputs,)
-            return tuple(derivatives.jvp(op, values, tangents, several, mx.zeros_like))
+            found = derivatives.jvp(op, values, tangents, several, mx.zeros_like)
+            return _tangents(op, several, found)
         if what == "metal":
             return tuple(mlx_gpu.by_stock_node(op, *given))
         if what == "captured":
@@ -80,12 +103,81 @@ def rules(op: Op) -> Callable[..., tuple[Any, ...]]:
             return found
         values, axes = given
         size = next(v.shape[a] for v, a in zip(values, axes, strict=True) if a is not None)
-        outputs, where = batching.batched(op, size, axes, values, op, Arrays)
-        if len(op.rule.outputs) == 1 and not isinstance(outputs, (tuple, list)):
-            return (outputs,), (where,)
-        return tuple(outputs), tuple(where)
+        return _batches(op, size, *batching.batched(op, size, axes, values, op, Arrays))
 
     return answered
+
+
+def _gradients(op: Op, primals: Sequence[Any], found: Sequence[Any]) -> tuple[Any, ...]:
+    """What a vjp gave, checked; None where there is none."""
+    checked = []
+    for one, primal, grad in zip(op.rule.inputs, primals, found, strict=True):
+        if grad is not None and isinstance(primal, mx.array):
+            grad = _like(op, "vjp", grad, primal, f"the gradient of input {one.name!r}")
+        checked.append(grad)
+    return tuple(checked)
+
+
+def _tangents(op: Op, outputs: Sequence[mx.array], found: Sequence[Any]) -> tuple[mx.array, ...]:
+    """What a jvp gave, checked."""
+    checked = []
+    for one, output, tangent in zip(op.rule.outputs, outputs, found, strict=True):
+        if tangent is None and not mx.issubdtype(output.dtype, mx.inexact):
+            tangent = mx.zeros_like(output)
+        checked.append(_like(op, "jvp", tangent, output, f"the tangent of output {one.name!r}"))
+    return tuple(checked)
+
+
+def _like(op: Op, kind: str, value: Any, like: mx.array, what: str) -> mx.array:
+    """A derivative, of the dtype of what it is the derivative of.
+
+    Raises:
+        KernelError: it is no array, or of another shape, or would lose its imaginary part.
+    """
+    if not isinstance(value, mx.array):
+        raise derivatives.no_array(op, kind, value, what)
+    if value.shape != like.shape:
+        raise KernelError(
+            f"[op] the {kind} of op {op.name!r} gave an array of shape {value.shape} as {what}; "
+            f"expected {like.shape}."
+        )
+    if value.dtype == like.dtype or not mx.issubdtype(like.dtype, mx.inexact):
+        return value
+    if value.dtype == mx.complex64:
+        raise KernelError(
+            f"[op] the {kind} of op {op.name!r} gave an array of complex64 as {what}, which is of "
+            f"{mlx.KNOWN[like.dtype].name}; expected real numbers, such as x.real."
+        )
+    return value.astype(like.dtype)
+
+
+def _batches(
+    op: Op, size: int, outputs: Any, axes: Any
+) -> tuple[tuple[mx.array, ...], tuple[int | None, ...]]:
+    """What a vmap gave, and the batch's axis of each, checked.
+
+    Raises:
+        KernelError: there is not an array and an axis of the batch's size for each output.
+    """
+    found = tuple(outputs) if isinstance(outputs, (tuple, list)) else (outputs,)
+    where = tuple(axes) if isinstance(axes, (tuple, list)) else (axes,)
+    label = f"[op] the vmap of op {op.name!r}"
+    for what, some in (("outputs", found), ("axes", where)):
+        if len(some) != len(op.rule.outputs):
+            raise KernelError(
+                f"{label} gave {len(some)} {what}; expected {len(op.rule.outputs)}, one per output."
+            )
+    for one, value, axis in zip(op.rule.outputs, found, where, strict=True):
+        if not isinstance(value, mx.array):
+            raise derivatives.no_array(op, "vmap", value, f"output {one.name!r}")
+        if axis is None:
+            continue
+        if not isinstance(axis, int) or not 0 <= axis < value.ndim or value.shape[axis] != size:
+            raise KernelError(
+                f"{label} gave output {one.name!r} of shape {value.shape}, with the batch along "
+                f"axis {axis!r}; expected an axis of size {size}, or None."
+            )
+    return found, where
 
 
 class Arrays:
@@ -149,7 +241,7 @@ def callable_for(op: Op) -> Any:
     what = f"op {op.name!r}"
     plan = found.fr_mlx_plan(
         ctypes.addressof(made.structure), len(bound) - 1, devices, elsewhere, what.encode(),
-        answering(rules(op)),
+        answering(rules(op), what),
     )  # fmt: skip
     return found.fr_mlx_callable(plan)
 
@@ -257,7 +349,7 @@ class BoundKernel(Bound):
         bound.append(self)
         op_entries.kept.append(self)
         self.calls = loaded().fr_mlx_calls(len(kernel.input_names))
-        self.answer = answering(self._said)
+        self.answer = answering(self._said, f"kernel {kernel.name!r}")
         op_entries.kept.append(self.answer)
 
     def entry(self, request: Request) -> int:

@@ -169,14 +169,14 @@ def added_at(values: mx.array, index: mx.array, like: mx.array, once: bool) -> m
 # -- rules ---------------------------------------------------------------------------------------
 
 
-def answers(vjp: Any, jvp: Any, vmap: Any) -> Any:
+def answers(name: str, vjp: Any, jvp: Any, vmap: Any) -> Any:
     """Functions that give lists of arrays, as `mlx_node.ruled` takes rules."""
     rules = {"vjp": vjp, "jvp": jvp, "vmap": vmap}
 
     def answer(what: str, *given: Any) -> tuple[mx.array, ...]:
         return tuple(rules[what](*given))
 
-    return mlx_node.answering(answer)
+    return mlx_node.answering(answer, name)
 
 
 def first(arrays: Arrays, axes: Numbers) -> list[mx.array]:
@@ -206,4 +206,4 @@ def _broadcast() -> Any:
             made.append(array)
         return [alike(made[0], made[1])[0]]
 
-    return answers(vjp, vjp, vmap)
+    return answers("broadcast_arrays", vjp, vjp, vmap)

@@ -90,6 +90,7 @@ object* ask(object* function, const char* what, std::vector<object*> arguments) 
   object* found = PyObject_CallObject(function, tuple);
   Py_DecRef(tuple);
   if (found && PyTuple_Size(found) >= 0) return found;
+  if (PyErr_ExceptionMatches(PyExc_KeyboardInterrupt)) PyErr_SetInterrupt(); /* once more, behind MLX's error */
   PyErr_Clear();
   if (found) Py_DecRef(found);
   std::string text = std::exchange(raised_text, "");
