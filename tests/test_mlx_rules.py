@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import ferrule as fe
+from ferrule.devices.cpu import CpuDevice
 
 mx = pytest.importorskip("mlx.core")
 
@@ -144,3 +145,33 @@ def test_what_a_function_in_python_raises() -> None:
     with pytest.raises(ValueError, match=r"the `run` of op 'failing' raised LookupError .*line"):
         mx.eval(op(X))
     still_works()
+
+
+def test_ctrl_c_while_a_kernel_is_compiled_in_an_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = fe.metal_kernel(
+        name="of_size", input_names=["x"], output_names=["y"],
+        source="uint i = thread_position_in_grid.x; y[i] = x[i] + N;",
+    )  # fmt: skip
+
+    @lambda f: mx.compile(f, shapeless=True)
+    def f(x: Any) -> Any:
+        return kernel(
+            inputs=[x], template=[("N", "x.size")], grid=("x.size", 1, 1), threadgroup=(8, 1, 1),
+            output_shapes=["x.shape"], output_dtypes=[mx.float32],
+        )[0]  # fmt: skip
+
+    mx.eval(f(X))
+    y = f(mx.ones((5,)))
+
+    def interrupted(*given: Any) -> Any:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(CpuDevice, "program", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            try:
+                mx.eval(y)
+            except ValueError:
+                for _ in range(100):
+                    pass
+    np.testing.assert_array_equal(np.array(y), np.full(5, 6.0))

@@ -177,7 +177,7 @@ class Node : public Base {
     Work& w = job->work;
     read(w, *plan, given, inputs, true);
     bind(w, *plan, false);
-    find_entry(w);
+    find_entry(w, true);
     auto& encoder = mx::cpu::get_command_encoder(stream());
     job->arrays = inputs;
     void* pointers[FR_MAX_ARGUMENTS];

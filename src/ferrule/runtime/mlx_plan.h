@@ -164,11 +164,17 @@ void bind(Work& w, const Plan& plan, bool gpu) {
   }
 }
 
-void find_entry(Work& w) {
+void find_entry(Work& w, bool evaluated = false) {
   w.entry = nullptr;
   if (!w.body || fr_no_thread(&w.call)) return;
   w.entry = fr_entry_for(&w.call, w.call.request.body, &w.found);
-  if (!w.entry) refuse(w);
+  if (w.entry) return;
+  const char* text = w.call.request.text;
+  if (evaluated && text && !strcmp(text, "KeyboardInterrupt")) { /* Python sees MLX's error alone */
+    Gil gil;
+    PyErr_SetInterrupt();
+  }
+  refuse(w);
 }
 
 std::vector<mx::Shape> shapes_of(const Work& w) {
