@@ -294,3 +294,16 @@ def test_in_dictionaries_and_rules() -> None:
     with pytest.raises(ferrule.RuleError, match=r"x\.shape\[0\]"):
         ferrule.op("k", "x[N]:float32 -> y[x.shape[0]]:float32", metal="y[0] = 0;", grid="N",
                    threadgroup=1)  # fmt: skip
+
+
+@pytest.mark.parametrize("shape", [(2**31,), (2**32 + 6,), (0, 2**32)])
+@pytest.mark.parametrize("grid", [(6, 1, 1), ("x.size", 1, 1)])
+def test_sizes_that_mlx_has_not(shape: tuple[int, ...], grid: Any) -> None:
+    kernel = ferrule.metal_kernel(
+        name="long", input_names=["x"], output_names=["y"], source="y[0] = 0;"
+    )
+    with pytest.raises(KernelError, match=r"kernel 'long'.*214748364"):
+        kernel(
+            inputs=[mx.ones((6,))], grid=grid, threadgroup=(1, 1, 1), output_shapes=[shape],
+            output_dtypes=[mx.uint8],
+        )  # fmt: skip

@@ -101,7 +101,9 @@ def test_a_derivative_of_another_shape_or_dtype(kind: str) -> None:
         asked(kind, copied(kind, lambda *given: (mx.ones((2,)),)))
     with pytest.raises(ValueError, match=rf"{kind} of op 'copied' gave .*complex64.*float32"):
         asked(kind, copied(kind, lambda *given: (mx.ones((3,), mx.complex64),)))
-    found = asked(kind, copied(kind, lambda *given: (mx.ones((3,), mx.float32),)), X.astype(mx.float16))
+    found = asked(
+        kind, copied(kind, lambda *given: (mx.ones((3,), mx.float32),)), X.astype(mx.float16)
+    )
     assert found.dtype == mx.float16  # as torch has it
     for function in (mx.compile, lambda f: mx.compile(f, shapeless=True)):
         with pytest.raises(ValueError, match=r"expected \(3,\)"):
@@ -127,7 +129,7 @@ def test_outputs_without_a_tangent() -> None:
         (lambda size, axes, primals: ((primals[0], primals[0]), 0), "gave 2 outputs; expected 1"),
         (lambda size, axes, primals: (primals[0], (0, 0)), "gave 2 axes; expected 1"),
         (lambda size, axes, primals: (primals[0], 7), r"\(2, 3\), with the batch along axis 7"),
-        (lambda size, axes, primals: (primals[0], "0"), "along axis '0'; expected an axis of size 2"),
+        (lambda size, axes, primals: (primals[0], "0"), "along axis '0'; expected an axis"),
         (lambda size, axes, primals: (primals[0], 1), "along axis 1; expected an axis of size 2"),
     ],
 )  # fmt: skip
@@ -147,7 +149,9 @@ def test_what_a_function_in_python_raises() -> None:
     still_works()
 
 
-def test_ctrl_c_while_a_kernel_is_compiled_in_an_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_while_a_kernel_is_compiled_in_an_evaluation(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     kernel = fe.metal_kernel(
         name="of_size", input_names=["x"], output_names=["y"],
         source="uint i = thread_position_in_grid.x; y[i] = x[i] + N;",

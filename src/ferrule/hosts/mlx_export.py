@@ -275,6 +275,7 @@ def call_kernel(
             f"{kernel.tag} Only supports the GPU while a function is exported: "
             f"{arguments.label_of(kernel, 'stream')} is {stream!r}; leave it out."
         )
+    mlx_node.check_shapes(kernel, shapes)
     if number is not None:
         for i, kind in enumerate(outs):
             arguments.fill_value(kernel, i, number, kind)

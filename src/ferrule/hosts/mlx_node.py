@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 _CAPTURED = 4  # of runtime/mlx_node.cpp
 _PACKAGE = str(Path(__file__).resolve().parent.parent)
 _int64 = ctypes.c_int64
+_LONGEST = 2**31 - 1
 
 
 def answering(function: Any, whose: str) -> Any:
@@ -403,6 +404,7 @@ class BoundKernel(Bound):
         found = self.plans.get(key)
         if found is not None:
             return found
+        check_shapes(self.kernel, shapes)
         index = self.indices.setdefault((items, kinds), len(self.templates))
         if index == len(self.templates):
             self.templates.append(items)
@@ -418,6 +420,20 @@ class BoundKernel(Bound):
             (_int64 * 1)(index), fills,
         )  # fmt: skip
         return int(made)
+
+
+def check_shapes(kernel: Kernel, shapes: Sequence[Shape]) -> None:
+    """Refuse output shapes that MLX cannot have.
+
+    Raises:
+        KernelError: a size needs more than 31 bits.
+    """
+    for i, shape in enumerate(shapes):
+        if max(shape, default=0) > _LONGEST:
+            raise KernelError(
+                f"{arguments.output_label(kernel, 'output_shapes', i)}: got {shape}; MLX's arrays "
+                f"have {_LONGEST} elements along a dim at most."
+            )
 
 
 def stale(kernel: Kernel, index: int, traced: object, shape: object) -> KernelError:

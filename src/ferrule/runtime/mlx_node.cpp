@@ -150,7 +150,7 @@ class Node : public Base {
       if (plan->fixed)
         for (const mx::array& a : arrays) node->traced.push_back(a.shape());
     }
-    return mx::array::make_arrays(shapes_of(w), dtypes_of(w), node, std::move(arrays));
+    return mx::array::make_arrays(shapes_of(w, *plan), dtypes_of(w), node, std::move(arrays));
   }
 
   std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override {
@@ -161,7 +161,7 @@ class Node : public Base {
     Work w;
     read(w, *plan, given, inputs, false);
     bind(w, *plan, on_cuda(stream()));
-    return shapes_of(w);
+    return shapes_of(w, *plan);
   }
 
   bool is_equivalent(const mx::Primitive& other) const override {
@@ -180,6 +180,7 @@ class Node : public Base {
     find_entry(w, true);
     auto& encoder = mx::cpu::get_command_encoder(stream());
     job->arrays = inputs;
+    job->inputs = inputs.size();
     void* pointers[FR_MAX_ARGUMENTS];
     for (size_t i = 0; i < outputs.size(); i++) {
       mx::array& out = outputs[i];
@@ -428,7 +429,7 @@ class Node : public Base {
     Work w;
     read(w, *plan, given, values, false);
     bind(w, *plan, on_cuda(stream()));
-    std::vector<mx::Shape> shapes = shapes_of(w);
+    std::vector<mx::Shape> shapes = shapes_of(w, *plan);
     if (size >= 0)
       for (mx::Shape& shape : shapes) shape.insert(shape.begin(), size);
     return mx::array::make_arrays(shapes, dtypes_of(w), std::make_shared<Missing>(stream(), why), inputs);

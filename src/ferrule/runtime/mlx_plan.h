@@ -106,7 +106,10 @@ void read(Work& w, const Plan& plan, const Given& given, const std::vector<mx::a
     in->dtype = place_of[static_cast<int>(a.dtype().val())];
     in->sizes = w.sizes[i];
     c->strides[i] = w.strides[i];
-    if (in->ndim > FR_MAX_NDIM) throw std::invalid_argument("ferrule: an input of " + plan.name + " has more than 16 dims");
+    if (in->ndim > FR_MAX_NDIM)
+      throw std::invalid_argument(plan.name + ": input " + std::to_string(i + 1) + " of " + std::to_string(op->inputs) +
+                                  " has " + std::to_string(in->ndim) + " dims, of the shape " + shown(a.shape()) +
+                                  "; expected 16 dims at most. Merge some, by mx.flatten or mx.reshape.");
     for (int d = 0; d < in->ndim; d++) w.sizes[i][d] = a.shape()[d];
     if (memory) {
       for (int d = 0; d < in->ndim; d++) w.strides[i][d] = a.strides()[d];
@@ -177,12 +180,15 @@ void find_entry(Work& w, bool evaluated = false) {
   refuse(w);
 }
 
-std::vector<mx::Shape> shapes_of(const Work& w) {
+std::vector<mx::Shape> shapes_of(const Work& w, const Plan& plan) {
   std::vector<mx::Shape> shapes(w.call.op->outputs);
   for (int i = 0; i < w.call.op->outputs; i++) {
     const fr_rule_output* out = &w.found.outputs[i];
     for (int d = 0; d < out->ndim; d++) {
-      if (out->sizes[d] > INT32_MAX) throw std::invalid_argument("ferrule: an output has more than 2147483647 elements along a dim, which MLX cannot have");
+      if (out->sizes[d] > INT32_MAX)
+        throw std::invalid_argument(plan.name + ": output " + std::to_string(i + 1) + " of " +
+                                    std::to_string(w.call.op->outputs) + " has the size " + std::to_string(out->sizes[d]) +
+                                    " along dim " + std::to_string(d) + "; MLX has 2147483647 at most.");
       shapes[i].push_back(static_cast<mx::ShapeElem>(out->sizes[d]));
     }
   }
