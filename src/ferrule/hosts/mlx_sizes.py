@@ -193,8 +193,9 @@ def _broadcast() -> Any:
 
     def vjp(primals: Arrays, cotangent: mx.array, argnums: Numbers) -> list[mx.array]:
         raise KernelError(
-            "[gather_qmm] has no gradient with respect to global_scale inside "
-            "mx.compile(shapeless=True). Compile without shapeless=True."
+            "[ferrule.mlx] inside mx.compile(shapeless=True) gathered products have no gradient "
+            "with respect to global_scale, and their gradients have no derivatives, since MLX "
+            "keeps the sizes of the first call there. Compile without shapeless=True."
         )
 
     def vmap(inputs: Arrays, axes: Numbers) -> list[mx.array]:
