@@ -496,7 +496,7 @@ def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
         mx.quantized_matmul(x, *[one[0] for one in w]),
     )
     assert mx.grad(lambda x: call(x, rhs).sum())(x).shape == x.shape
-    with pytest.raises(KernelError, match=r"inside mx\.compile"):
+    with pytest.raises(KernelError, match=r"an array of a product stands.* inside mx\.compile"):
         mx.compile(call, shapeless=True)(x, rhs)
 
 

@@ -43,9 +43,9 @@ def quantized_matmul(
     """The product of ``x`` and a quantized matrix, as `mx.quantized_matmul` has it.
 
     It is right when compiled (shapeless, too), exported, batched by `mx.vmap` over any of the
-    arrays, and differentiated with respect to ``x``, and in all nestings of these, but that what is
-    gathered has no derivatives of gradients in a shapeless trace. Files of `mx.export_function` hold
-    MLX's own records, which stock MLX runs.
+    arrays, and differentiated with respect to ``x``, and in all nestings of these, but that in a
+    shapeless trace the gradients of what is gathered have no derivatives. Files of
+    `mx.export_function` hold MLX's own records, which stock MLX runs.
 
     Args:
         x: of floats, with the shape (..., M, K) or (K,).
@@ -245,7 +245,10 @@ def _nodes(*arrays: mx.array | None) -> bool:
         return True
     for array in arrays:
         if array is not None:
-            mlx.facts(array)
+            try:
+                mlx.facts(array)
+            except KernelError as error:
+                raise KernelError(f"[ferrule.mlx] an array of a product {error}") from error
     return False
 
 
