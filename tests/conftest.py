@@ -51,6 +51,15 @@ def pytest_configure(config: pytest.Config) -> None:
         on_cuda.margin = 0
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Where MLX has a GPU by CUDA, its tests are tests of that."""
+    if not on_cuda.available() or not on_cuda.mlx_has_cuda():
+        return
+    for item in items:
+        if item.path.name.startswith("test_mlx"):
+            item.add_marker(pytest.mark.gpu)
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "everywhere" in metafunc.fixturenames:
         places = ["cpu"]

@@ -37,6 +37,16 @@ def available() -> bool:
         return False
 
 
+@lru_cache(maxsize=1)
+def mlx_has_cuda() -> bool:
+    """Whether there is an MLX whose GPU is CUDA's."""
+    try:
+        import mlx.core as mx
+    except ImportError:
+        return False
+    return bool(mx.is_available(mx.gpu)) and not mx.metal.is_available()
+
+
 margin = 4096  # bytes on either side: kernels read borders before they discard them
 
 

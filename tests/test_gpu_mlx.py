@@ -1,24 +1,24 @@
-"""Kernels, ops and CUDA units as nodes of MLX's graphs on an NVIDIA GPU: the cases of the CPU, and
-what is CUDA's alone."""
+"""Nodes of MLX's graphs on an NVIDIA GPU: what is CUDA's alone.
+
+The tests in test_mlx_*.py are for the GPU, too, where MLX has one.
+"""
 
 from __future__ import annotations
+
+import warnings
 
 import mlx.core as mx
 import numpy as np
 import pytest
 
 import ferrule as fe
-import test_mlx_node
+import on_cuda
 from cuda_ops import reduction, rotation, sum_op
-from test_mlx_node import *  # noqa: F403
 from test_mlx_node import numbers, same
 
 pytestmark = [
     pytest.mark.gpu,
-    test_mlx_node.pytestmark,
-    pytest.mark.skipif(
-        not mx.is_available(mx.gpu) or mx.metal.is_available(), reason="MLX has no CUDA here"
-    ),
+    pytest.mark.skipif(not on_cuda.mlx_has_cuda(), reason="MLX has no CUDA here"),
 ]
 
 
@@ -70,3 +70,32 @@ def test_what_c_has_no_room_for_on_a_gpu() -> None:
     expected = np.full(2000, 7, np.float32)
     expected[::2][x > 0] = x[x > 0]
     assert np.array_equal(np.array(mx.compile(lambda x: filled(x) * 1)(mx.array(x))), expected)
+
+
+def test_installed_kernels_in_both_languages() -> None:
+    before = mx.fast.metal_kernel, mx.fast.cuda_kernel, mx.metal.is_available, mx.default_device
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", fe.FerruleWarning)  # of other tests' modules
+        fe.install_mlx()
+    try:
+        assert mx.metal.is_available() and mx.default_device() == mx.gpu
+        given = {
+            "inputs": [np.arange(5, dtype=np.float32), 2], "grid": (5, 1, 1),
+            "threadgroup": (5, 1, 1), "output_shapes": [(5,)], "output_dtypes": [mx.float32],
+        }  # fmt: skip
+        bodies = {
+            "metal_kernel": "y[thread_position_in_grid.x] = x[thread_position_in_grid.x] + n;",
+            "cuda_kernel": "y[threadIdx.x] = x[threadIdx.x] + n[0];",
+        }
+        for name, body in bodies.items():
+            kernel = getattr(mx.fast, name)(
+                name="plus", input_names=["x", "n"], output_names=["y"], source=body
+            )
+            (y,) = kernel(**given)
+            assert isinstance(y, mx.array) and y.tolist() == [2, 3, 4, 5, 6]
+            f = mx.compile(lambda x, k=kernel: k(**{**given, "inputs": [x, 2]})[0], shapeless=True)
+            assert f(mx.ones(5)).tolist() == [3] * 5
+    finally:
+        fe.uninstall_mlx()
+    now = mx.fast.metal_kernel, mx.fast.cuda_kernel, mx.metal.is_available, mx.default_device
+    assert now == before

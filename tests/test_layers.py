@@ -38,6 +38,7 @@ MAY_IMPORT = {
     "source.cpp": f"{NOUNS} source",
     "source.cuda": f"{NOUNS} source",
     "source.cuda_body": f"{NOUNS} source",
+    "source.cuda_by_pointer": f"{NOUNS} source",
     "source.cuda_launch": f"{NOUNS}",
     "source.cuda_unit": f"{NOUNS} unit",
     "source.dialect": "",
@@ -124,11 +125,13 @@ MAY_IMPORT = {
     "op_launch hosts devices",
     "hosts.torch_calls": "errors dtypes binding driver fastcall op_call op_declaration op_entries "
     "torch",
-    "hosts.mlx_build": "errors dtypes binding cache fastcall loader op_entries toolchain mlx",
+    "hosts.mlx_build": "errors dtypes binding cache fastcall loader op_entries toolchain "
+    "hosts.mlx_probe mlx",
+    "hosts.mlx_probe": "errors dtypes driver op_entries devices numpy mlx",
     "hosts.mlx_node": f"{NOUNS} arguments batching bytecode call_sizes derivatives op_call "
     "op_declaration op_entries cuda_steps hosts devices numpy mlx",
     "hosts.mlx_gpu": f"{NOUNS} arguments cache cuda_steps driver implementation op_call "
-    "op_declaration op_launch op_unit hosts numpy mlx",
+    "op_declaration op_entries op_launch op_unit hosts devices numpy mlx",
     "hosts.mlx_export": f"{NOUNS} arguments implementation op_call op_declaration op_file "
     "op_launch source.metal source.mlx_cuda hosts numpy mlx",
     "hosts.mlx_file": "errors",

@@ -17,6 +17,7 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 import ferrule
+import on_cuda
 from ferrule import KernelError, KernelTypeError
 from ferrule.hosts import mlx_file, mlx_node
 from mlx_files import (
@@ -114,6 +115,7 @@ def test_verbose_calls_print_the_text_and_are_recorded(capfd: pytest.CaptureFixt
     assert texts[0] == texts[1] != ""
 
 
+@pytest.mark.skipif(on_cuda.mlx_has_cuda(), reason="this MLX has a GPU")
 def test_mlx_reads_the_files_itself() -> None:
     """It cannot run them without Metal; it refuses the GPU the first time, as it always does."""
     file = exported(lambda x: SCALE(x, mx.ones(3), 1.0), mx.zeros((2, 3)))
@@ -552,7 +554,7 @@ def test_outside_of_the_trace_calls_run() -> None:
 
 CUDA = """
 auto i = cg::this_grid().thread_rank();
-if (i < inp_shape[0]) out[i] = inp[i] * T(N) + by[0];
+if (i < inp_shape[0]) out[i] = T(float(inp[i]) * N + by[0]);
 """
 CUDA_TEXT = """
 #include "mlx/backend/cuda/device/utils.cuh"
@@ -619,6 +621,10 @@ def test_cuda_kernels_are_recorded_with_the_text_that_mlx_writes() -> None:
 def test_cuda_kernels_of_a_file_need_cuda() -> None:
     file = exported(call_cuda, mx.zeros(5, mx.float16))
     imported = ferrule.import_function(file)  # read, and checked
+    if on_cuda.mlx_has_cuda():
+        x = mx.arange(5, dtype=mx.float16)
+        assert imported(x)[0].tolist() == call_cuda(x).tolist() == [2, 5, 8, 11, 14]
+        return
     with pytest.raises(ferrule.DeviceError, match="lean"):
         imported(mx.zeros(5, mx.float16))
     with pytest.raises(ferrule.DeviceError, match="lean"):  # and outside of exports nothing changed
@@ -655,6 +661,10 @@ def test_ops_in_cuda_get_numbers_and_dims_as_values() -> None:
     assert numbers[-2] == 20
     file = exported(lambda x: op(x, mx.array(1.0), 2.0), mx.zeros((2, 5)), shapeless=True)
     imported = ferrule.import_function(file)
+    if on_cuda.mlx_has_cuda():
+        (y,) = imported(mx.arange(4.0).reshape(2, 2))
+        assert y[0, 0].item() == 0 * 2 + 2 + 1 + 0 + 2
+        return
     with pytest.raises(ferrule.DeviceError, match="'values' has nothing that runs on 'cpu'"):
         imported(mx.zeros((4, 5)))
 

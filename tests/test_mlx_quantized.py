@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 import ferrule.mlx as fm
 import mlx_products as make
+import on_cuda
 from ferrule.errors import KernelError
 from ferrule.hosts import mlx_build, mlx_sizes
 from mlx_products import MODES, Product
@@ -454,7 +455,9 @@ def test_empty_arrays() -> None:
         x, rhs = make.normal((count, rows, 64), 1), mx.zeros(count, mx.uint32)
         for function in (call, forward):
             assert function(x, rhs).shape == (count, rows, 32)
-        for function in (gradient, backward):
+        # What MLX fuses for CUDA, here to square and to add, ends the process where it is empty.
+        fused = not x.size and on_cuda.mlx_has_cuda()
+        for function in (gradient,) if fused else (gradient, backward):
             close(function(x, rhs), gradient(x, rhs))
     assert mx.vmap(call)(mx.zeros((0, 2, 1, 64)), mx.zeros((0, 2), mx.uint32)).shape == (
         0,
@@ -539,9 +542,11 @@ def test_nothing_is_kept() -> None:
     ]
     gradient = mx.grad(squares(product.call))
     mx.eval(gradient(*arrays))
+    mx.synchronize()
     before = mx.get_active_memory()
     for _ in range(20):
         mx.eval(gradient(*arrays))
+    mx.synchronize()
     assert mx.get_active_memory() <= before
 
 

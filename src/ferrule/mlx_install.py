@@ -3,8 +3,8 @@
 MLX without a GPU has the functions that make custom kernels, and refuses to run what they make.
 Packages know that, and ask first: whether Metal is there, whether the default device is the GPU.
 While ferrule is installed these functions make ferrule's kernels, and these questions have a Mac's
-answers, until the program asks for the CPU by name. What MLX can do itself is left to it: on a Mac
-nothing is replaced but `cuda_kernel`, on a machine with MLX's CUDA build not that one.
+answers, until the program asks for the CPU by name. Devices are left alone where MLX has a GPU, and
+on a Mac nothing is replaced but `cuda_kernel`.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import numpy as np
 
 from . import cuda_call
 from .call import MetalKernel
+from .cuda_call import CudaKernel
 from .errors import FerruleWarning, KernelError, warn
 from .hosts import mlx_node
 from .kernel import make_kernel
@@ -31,13 +32,12 @@ _installed: dict[int, tuple[Any, Any]] = {}  # by what is replaced: that, and wh
 def install_mlx() -> None:
     """Run the kernels that packages for MLX make with ferrule, on this machine.
 
-    Replaces `mx.fast.metal_kernel` and `mx.fast.cuda_kernel`, each only where MLX cannot run such
-    kernels itself, and wherever a module has one of them by a name of its own. Where MLX has no
-    GPU, these also answer as they do on a Mac: `mx.metal.is_available`, `mx.is_available`,
-    `mx.device_count`, `mx.device_info`, and `mx.default_device`, which is equal to `mx.gpu` until
-    the program asks for the CPU with `mx.set_default_device` or `mx.stream`. The functions that
-    take a device take `mx.gpu`, and give a stream of the CPU. MLX's own operations compute as
-    before.
+    Replaces `mx.fast.metal_kernel`, but not on a Mac, and `mx.fast.cuda_kernel`, wherever a module
+    has one of them by a name of its own. Where MLX has no GPU, these also answer as they do on a
+    Mac: `mx.metal.is_available`, `mx.is_available`, `mx.device_count`, `mx.device_info`, and
+    `mx.default_device`, which is equal to `mx.gpu` until the program asks for the CPU with
+    `mx.set_default_device` or `mx.stream`. The functions that take a device take `mx.gpu`, and give
+    a stream of the CPU. MLX's own operations compute as before.
 
     Call it before the packages are imported: many make their kernels, or decide against them, when
     they are. A second call changes nothing. `uninstall_mlx` puts everything back.
@@ -115,13 +115,22 @@ def _makes_kernels(module: ModuleType) -> bool:
 # -- kernels ------------------------------------------------------------------------------------
 
 
-class InstalledKernel(MetalKernel):
-    """What `mx.fast.metal_kernel` gives: it makes MLX's arrays of NumPy's, as MLX's kernels do."""
+class _OfMlx:
+    """A kernel that makes MLX's arrays of NumPy's, as MLX's kernels do."""
 
     def __call__(self, *, inputs: Any, **call: Any) -> list[Any]:
         if isinstance(inputs, (list, tuple)) and np.ndarray in map(type, inputs):
             inputs = [mx.array(one) if type(one) is np.ndarray else one for one in inputs]
-        return super().__call__(inputs=inputs, **call)
+        outputs: list[Any] = super().__call__(inputs=inputs, **call)  # type: ignore[misc]
+        return outputs
+
+
+class InstalledKernel(_OfMlx, MetalKernel):
+    """What `mx.fast.metal_kernel` gives."""
+
+
+class InstalledCudaKernel(_OfMlx, CudaKernel):
+    """What `mx.fast.cuda_kernel` gives."""
 
 
 class InstalledFunction(mx.custom_function):  # type: ignore[misc, unused-ignore]
@@ -316,8 +325,7 @@ def _replacements() -> Iterable[tuple[Any, Any]]:
         replace(mx.fast, "metal_kernel", lambda old: _metal_kernel)
         replace(mx, "custom_function", lambda old: InstalledFunction)
         replace(mx.metal, "is_available", _always)
-    if not (hasattr(mx, "cuda") and mx.cuda.is_available()):
-        replace(mx.fast, "cuda_kernel", lambda old: _cuda_kernel)
+    replace(mx.fast, "cuda_kernel", lambda old: _cuda_kernel)
     if mx.is_available(mx.gpu):  # MLX's CUDA build
         return pairs
     gpu = _Gpu(mx.cpu)
@@ -389,5 +397,5 @@ def _always(old: Callable[[], bool]) -> Callable[[], bool]:
 
 
 @functools.wraps(cuda_call.cuda_kernel)
-def _cuda_kernel(*given: Any, **named: Any) -> Any:
-    return cuda_call.cuda_kernel(*given, **named)
+def _cuda_kernel(*given: Any, **named: Any) -> InstalledCudaKernel:
+    return InstalledCudaKernel(cuda_call.cuda_kernel(*given, **named).kernel)

@@ -9,8 +9,8 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections import deque
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import dtypes, fastcall, op_call
 from .bytecode import compile_rule
@@ -19,10 +19,10 @@ from .expression import Expression
 from .hosts import all_bits_zero
 from .implementation import KernelBody
 from .op_launch import check_empty, number, prepare
-from .spec import Facts, Shape, row_contiguous_strides
+from .spec import Facts, Launch, Shape, row_contiguous_strides
 
 if TYPE_CHECKING:
-    from .devices import Native
+    from .devices import Native, Program
     from .op_declaration import Op
 
 FEW = 3  # devices.cpu.FEW
@@ -142,6 +142,22 @@ def resolver(answer: Callable[[Request], int]) -> Any:
     return RESOLVE(resolve)
 
 
+class Prepared(NamedTuple):
+    """A launch that a request asks for: what `Program.launch` takes, and what owns its numbers."""
+
+    program: Program
+    inputs: Sequence[Facts]
+    outputs: Sequence[Facts]
+    launch: Launch
+    owners: object = None
+
+    def placed(self, request: Request) -> Prepared:
+        """The same, where arrays on a GPU begin anywhere."""
+        if request.device_type == CPU or request.aligned:
+            return self
+        return self._replace(launch=self.launch._replace(aligned=False))
+
+
 class Bound:
     """What C carries out, with the entries that it has.
 
@@ -154,9 +170,14 @@ class Bound:
         self.structure = OpTable()
         self.recent: deque[object] = deque(maxlen=2048)
 
+    def prepared(self, request: Request) -> Prepared:
+        """What a request asks for; raises what is wrong with it."""
+        raise NotImplementedError
+
     def entry(self, request: Request) -> int:
         """The address of an entry for a request; raises what is wrong with it."""
-        raise NotImplementedError
+        found = self.prepared(request)
+        return self.keep(found.program.native(found.inputs, found.outputs, found.launch))
 
     def keep(self, native: Native) -> int:
         """The address of a new entry, which lives as long as C may use it."""
@@ -177,8 +198,8 @@ class BoundOp(Bound):
         self.op, self.words = op, words
         self.on_cuda = on_cuda  # called before an entry for a GPU is used
 
-    def entry(self, request: Request) -> int:
-        """The address of an entry for a request; raises what is wrong with it."""
+    def prepared(self, request: Request) -> Prepared:
+        """What a request asks for; raises what is wrong with it."""
         op = self.op
         device = "cpu" if request.device_type == CPU else f"cuda:{request.device}"
         given = self.given(request, device)
@@ -207,9 +228,7 @@ class BoundOp(Bound):
             )
         if device != "cpu":
             self.on_cuda()
-        address = self.keep(program.native(facts, written, what))
-        del owners
-        return address
+        return Prepared(program, facts, written, what, owners).placed(request)
 
     def given(self, request: Request, device: str) -> dict[str, Facts | float | None]:
         """The facts of a call's inputs."""

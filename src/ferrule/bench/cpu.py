@@ -141,30 +141,17 @@ def models(bench: Bench) -> None:
         return
     import mlx.core as mx
 
-    gated_delta, ssm = found[0]["gated_delta"], found[0]["ssm"]
+    mlx_lm.prefill(bench)
+    ssm = found[0]["ssm"]
     rng = np.random.default_rng(0)
 
-    def array(*shape: int, scale: float = 1.0) -> Any:
-        return mx.array((rng.normal(size=shape) * scale).astype(np.float32))
+    def array(*shape: int) -> Any:
+        return mx.array(rng.normal(size=shape).astype(np.float32))
 
     def done(outputs: Any) -> Any:
         mx.eval(outputs)
         return outputs
 
-    steps = 16 if bench.quick else 128
-    heads_k, heads_v, dim = 16, 32, 128
-    q, k = array(1, steps, heads_k, dim, scale=0.1), array(1, steps, heads_k, dim, scale=0.1)
-    v = array(1, steps, heads_v, dim)
-    g = mx.array(rng.uniform(0.8, 1, size=(1, steps, heads_v)).astype(np.float32))
-    beta = mx.array(rng.uniform(size=(1, steps, heads_v)).astype(np.float32))
-    delta = (q, k, v, g, beta, mx.zeros((1, heads_v, dim, dim)))
-    mx.eval(*delta)
-    by_mlx = "mlx-lm, op by op"
-    bench.compare(
-        f"gated delta, {steps} steps, {heads_v} heads of {dim}",
-        lambda: done(gated_delta.gated_delta_kernel(*delta)),
-        [Peer(by_mlx, lambda: done(gated_delta.gated_delta_ops(*delta)))],
-    )
     batch, heads, dim, width = 4, 64, 64, 128
     x, dt = array(batch, 1, heads, dim), array(batch, 1, heads)
     a_log, d, bias = array(heads), array(heads), array(heads)
@@ -174,7 +161,7 @@ def models(bench: Bench) -> None:
     bench.compare(
         f"SSM update, batch {batch}, {heads} heads of {dim}x{width}",
         lambda: done(ssm.ssm_update_kernel(*step)),
-        [Peer(by_mlx, lambda: done(ssm.ssm_attn(*step)))],
+        [Peer(mlx_lm.BY_MLX, lambda: done(ssm.ssm_attn(*step)))],
     )
 
 

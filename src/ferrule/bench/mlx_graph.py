@@ -7,6 +7,7 @@ from typing import Any
 
 import ferrule
 
+from . import mlx_lm
 from .timing import Bench, Peer
 
 SIZE = 1024
@@ -70,6 +71,8 @@ def nodes(bench: Bench) -> None:
 
         return call
 
+    if on_gpu:  # on the CPU the group mlx-lm has it
+        mlx_lm.prefill(bench)
     for name, ours in (("an op", op), ("metal_kernel", level0)):
         wanted = name == "an op"
         bench.compare(

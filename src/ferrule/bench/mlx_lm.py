@@ -7,10 +7,13 @@ import sys
 from types import ModuleType
 from typing import Any
 
+import numpy as np
+
 import ferrule
 
-from .timing import Bench
+from .timing import Bench, Peer
 
+BY_MLX = "mlx-lm, op by op"
 Found = tuple[dict[str, ModuleType], dict[str, Any]]
 
 
@@ -57,3 +60,35 @@ def imported() -> Found:
         sys.modules.update(before)
     modules = (bitlinear_layers, gated_delta, rwkv7, ssm)
     return {module.__name__.rpartition(".")[2]: module for module in modules}, made
+
+
+def prefill(bench: Bench) -> None:
+    """The gated delta rule of mlx-lm over a prompt, on MLX's default device."""
+    found = find(bench)
+    if found is None:
+        return
+    import mlx.core as mx
+
+    gated_delta = found[0]["gated_delta"]
+    rng = np.random.default_rng(0)
+    steps = 16 if bench.quick else 128
+    heads_k, heads_v, dim = 16, 32, 128
+
+    def array(*shape: int, scale: float = 1.0) -> Any:
+        return mx.array((rng.normal(size=shape) * scale).astype(np.float32))
+
+    def done(outputs: Any) -> Any:
+        mx.eval(outputs)
+        return outputs
+
+    q, k = array(1, steps, heads_k, dim, scale=0.1), array(1, steps, heads_k, dim, scale=0.1)
+    v = array(1, steps, heads_v, dim)
+    g = mx.array(rng.uniform(0.8, 1, size=(1, steps, heads_v)).astype(np.float32))
+    beta = mx.array(rng.uniform(size=(1, steps, heads_v)).astype(np.float32))
+    given = (q, k, v, g, beta, mx.zeros((1, heads_v, dim, dim)))
+    mx.eval(*given)
+    bench.compare(
+        f"gated delta, {steps} steps, {heads_v} heads of {dim}",
+        lambda: done(gated_delta.gated_delta_kernel(*given)),
+        [Peer(BY_MLX, lambda: done(gated_delta.gated_delta_ops(*given)))],
+    )

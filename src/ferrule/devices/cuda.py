@@ -93,6 +93,23 @@ class CudaDevice:
         compiler = _found(nvrtc.find_nvrtc(), spec)
         return self._build(compiler, spec, launch, form=form)[2]
 
+    def by_pointer(self, spec: Spec, launch: Launch) -> tuple[Form, Binary]:
+        """The form of a launch, and a cubin (or PTX) with the signature that
+        `source.cuda_by_pointer` has.
+
+        Raises:
+            CompileError, DialectError, ToolchainError, DeviceError: as `compile` does.
+        """
+        from .cuda_build import Build
+
+        form, built = self.built(spec, launch)
+        compiler = _found(nvrtc.find_nvrtc(), spec)
+        task = Build(spec, launch, form=form).by_pointer(compiler, self.architecture, built.text)
+        key = cache.digest("cuda by pointer", SCHEMA, header_digest(), *task.made_of)
+        packed = cache.default().get_or_make(key, lambda: _packed(task.run()))
+        made = _unpacked(packed, self.architecture)
+        return form, made._replace(shared=built.shared)
+
     def carry(self, spec: Spec, launch: Launch | None, to: cache.Cache) -> Binary:
         """Compile a kernel, and put it where another machine's cache can be filled from.
 

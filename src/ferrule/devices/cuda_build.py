@@ -13,7 +13,7 @@ from typing import NamedTuple
 from ..errors import CompileError, CompilerFailed, DeviceError
 from ..kernel import Kernel
 from ..nvrtc import Nvrtc, find_headers
-from ..source import Note, cpp, cuda_body, shared
+from ..source import Note, cpp, cuda_body, cuda_by_pointer, shared
 from ..source import cuda as cuda_text
 from ..source.cuda_launch import Form, dealt, most_registers, plain_form
 from ..spec import Launch, Spec
@@ -95,6 +95,39 @@ class Build:
             ToolchainError: CUDA's headers are missing, which a body that is CUDA includes.
         """
         p, kernel, text = self._prepared, self._spec.kernel, self.text()
+        made_of, flags = self._asked(compiler, architecture, text)
+        most = self._registers
+
+        def run() -> Binary:
+            if p is None:
+                return _build_body(compiler, kernel, text, architecture, flags, most)
+            return _build(compiler, p, self.form, text, architecture, flags, most)
+
+        return Task(made_of, run)
+
+    def by_pointer(self, compiler: Nvrtc, architecture: str, text: str) -> Task:
+        """How what was built of this is compiled for launchers that pass arrays alone.
+
+        Args:
+            text: that of the `Binary`.
+
+        Raises:
+            DeviceError, ToolchainError: as `task` does.
+        """
+        kernel, most = self._spec.kernel, self._registers
+        text = cuda_by_pointer.rewritten(text, self._spec)
+        made_of, flags = self._asked(compiler, architecture, text)
+
+        def run() -> Binary:
+            return _build_body(compiler, kernel, text, architecture, flags, most)
+
+        return Task(made_of, run)
+
+    def _asked(
+        self, compiler: Nvrtc, architecture: str, text: str
+    ) -> tuple[tuple[str, ...], list[str]]:
+        """All that decides what a text becomes, and the compiler's options."""
+        p, kernel = self._prepared, self._spec.kernel
         compiler.check_architecture(f"kernel {kernel.name!r}", architecture)
         contract = p is None or not p.text.contract_off
         flags = [*_FLAGS, f"--fmad={'true' if contract else 'false'}"]
@@ -105,16 +138,9 @@ class Build:
             headers = find_headers(compiler)
             folders += headers.folders
             libraries = headers.identity
-        most = self._registers
-        made_of = (compiler.identity, libraries, architecture, str(most), *flags, text)
-        flags += [f"-I{folder}" for folder in folders]
-
-        def run() -> Binary:
-            if p is None:
-                return _build_body(compiler, kernel, text, architecture, flags, most)
-            return _build(compiler, p, self.form, text, architecture, flags, most)
-
-        return Task(made_of, run)
+        most = str(self._registers)
+        made_of = (compiler.identity, libraries, architecture, most, *flags, text)
+        return made_of, [*flags, *[f"-I{folder}" for folder in folders]]
 
 
 def _build(

@@ -6,7 +6,7 @@ import ctypes
 import struct
 import threading
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from .. import fastcall
 from ..driver import Function, Sizes, driver
@@ -49,6 +49,26 @@ class _Plan:
     ) -> None:
         self.function, self.blocks, self.block = function, blocks, block
         self.sizes, self.aligned, self.repeated = sizes, aligned, False
+
+
+class ByPointer(NamedTuple):
+    """A launch of a kernel whose arguments by value come by an address.
+
+    Attributes:
+        symbol, image, shared: its name, the cubin or PTX, and bytes of dynamic shared memory.
+        blocks, block: blocks of the CUDA grid and threads of a block, along x, y and z.
+        values: what the address points to.
+        arrays: which of the kernel's inputs are pointers; the address follows them, and then the
+            outputs.
+    """
+
+    symbol: str
+    image: bytes
+    shared: int
+    blocks: Sizes
+    block: Sizes
+    values: bytes
+    arrays: list[int]
 
 
 class CudaProgram:
@@ -128,6 +148,56 @@ class CudaProgram:
             keep=(plan, self),
         )  # fmt: skip
 
+    def by_pointer(self, inputs: Sequence[Facts], launch: Launch) -> ByPointer:
+        """What a launcher that passes arrays alone needs; arrays may begin anywhere.
+
+        Raises:
+            CompileError, DialectError, ToolchainError, DeviceError: as `launch` does.
+        """
+        launch = launch._replace(aligned=False)
+        form, built = self._device.by_pointer(self._spec, launch)
+        blocks, block = self._blocks(form, launch)
+        values = bytearray()
+        for kind, i in self._parameters:
+            if kind in ("input", "output"):
+                continue
+            one = self._sizes(form, launch) if kind == "launch" else self._by_value(kind, inputs[i])
+            # As C lays them out: each at a multiple of its elements' size.
+            width = {"shape": 4, "strides": 8, "launch": 4}.get(kind) or len(one)
+            values += bytes(-len(values) % width) + one
+        return ByPointer(
+            kernel_symbol(self._spec), built.payload, self._shared(built), blocks, block,
+            bytes(values), [i for kind, i in self._parameters if kind == "input"],
+        )  # fmt: skip
+
+    def _by_value(self, kind: str, given: Facts) -> bytes:
+        """A number, or an array's shape or strides."""
+        if kind == "value":
+            return ctypes.string_at(given.pointer, given.dtype.itemsize)
+        numbers = given.shape if kind == "shape" else given.strides
+        if self._in_cuda:
+            numbers += (0,) * (CUDA_RANK - len(numbers))
+        return struct.pack(f"={len(numbers)}{'i' if kind == 'shape' else 'q'}", *numbers)
+
+    def _sizes(self, form: Form, launch: Launch) -> bytes:
+        """`fr::launch`."""
+        sent = dealt(form, launch)
+        return _LAUNCH.pack(*sent.grid, *sent.threadgroup, *groups_of(sent))
+
+    def _blocks(self, form: Form, launch: Launch) -> tuple[Sizes, Sizes]:
+        """The blocks of the CUDA grid and the threads of a block, along x, y and z.
+
+        Raises:
+            DeviceError: CUDA cannot launch so many.
+        """
+        try:
+            return blocks_of(form, launch)
+        except OverflowError as error:
+            raise DeviceError(
+                f"kernel {self._spec.kernel.name!r}: grid {launch.grid} with threadgroup "
+                f"{launch.threadgroup} has {error}, more than CUDA can launch."
+            ) from None
+
     def failure(self, status: int, launch: Launch, arrays: list[Facts]) -> DeviceError:
         """The error for a launch that ended with ``status``, a CUresult."""
         return self._driver.failure(
@@ -146,16 +216,8 @@ class CudaProgram:
 
     def _made(self, launch: Launch, key: tuple[object, ...]) -> _Plan:
         form, function = self._loaded(launch)
-        try:
-            blocks, block = blocks_of(form, launch)
-        except OverflowError as error:
-            raise DeviceError(
-                f"kernel {self._spec.kernel.name!r}: grid {launch.grid} with threadgroup "
-                f"{launch.threadgroup} has {error}, more than CUDA can launch."
-            ) from None
-        sent = dealt(form, launch)
-        sizes = _LAUNCH.pack(*sent.grid, *sent.threadgroup, *groups_of(sent))
-        plan = _Plan(function, blocks, block, sizes, launch.aligned)
+        blocks, block = self._blocks(form, launch)
+        plan = _Plan(function, blocks, block, self._sizes(form, launch), launch.aligned)
         threads = block[0] * block[1] * block[2]
         if threads > plan.function.most_threads:
             raise DeviceError(
@@ -225,14 +287,7 @@ class CudaProgram:
                 where.append(_HEAD.size + 8 * (i + len(inputs) * (kind == "output")))
                 continue
             where.append(len(data))
-            if kind == "launch":
-                data += plan.sizes
-            else:
-                facts = inputs[i]
-                numbers = facts.shape if kind == "shape" else facts.strides
-                if self._in_cuda:
-                    numbers += (0,) * (CUDA_RANK - len(numbers))
-                data += struct.pack(f"={len(numbers)}{'i' if kind == 'shape' else 'q'}", *numbers)
+            data += plan.sizes if kind == "launch" else self._by_value(kind, inputs[i])
             data += bytes(-len(data) % 8)
         table = len(data)
         function = plan.function

@@ -16,6 +16,7 @@ import mlx.core as mx
 from .. import binding, cache, dtypes, fastcall, loader, op_entries, toolchain
 from ..errors import CompilerFailed, DeviceError, FerruleWarning, ToolchainError, warn
 from ..op_entries import FEW, RESOLVE, Bound, Request
+from . import mlx_probe
 
 FOLDER = Path(__file__).resolve().parent.parent / "runtime"
 VERSION: str = mx.__version__  # type: ignore[attr-defined]
@@ -68,6 +69,8 @@ def library() -> ctypes.PyDLL | None:
     op_entries.kept.append(setup)
     found.fr_mlx_init(ctypes.byref(setup))
     fastcall.tell_when_bypassed(found.fr_mlx_bypass)
+    if found.fr_mlx_has_cuda():
+        found.fr_mlx_probe_by(functools.partial(mlx_probe.choose, found, bound))
     return found
 
 
@@ -167,6 +170,10 @@ def _loaded(payload: bytes) -> ctypes.PyDLL:
     found.fr_mlx_ruled.restype = ctypes.py_object
     found.fr_mlx_scatter_add.argtypes = (ctypes.py_object,) * 3
     found.fr_mlx_scatter_add.restype = ctypes.py_object
+    found.fr_mlx_probe_by.argtypes = (ctypes.py_object,)
+    found.fr_mlx_probe_by.restype = None
+    found.fr_mlx_look_gpu.argtypes = (ctypes.py_object,)
+    found.fr_mlx_look_gpu.restype = ctypes.c_char_p
     found.fr_mlx_raised.argtypes = (ctypes.c_char_p,)
     found.fr_mlx_raised.restype = None
     found.fr_mlx_why.restype = ctypes.c_char_p

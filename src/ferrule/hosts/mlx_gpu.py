@@ -3,6 +3,7 @@ room for, captured as graphs of CUDA; and, on Apple's GPUs, MLX's own node."""
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import math
 import os
@@ -18,12 +19,15 @@ from ..driver import driver
 from ..dtypes import Dtype
 from ..errors import DeviceError, KernelError
 from ..implementation import KernelBody, Runner
+from ..op_entries import Request
 from ..op_launch import launch, read_dims
 from ..op_unit import carry_out, memset_pattern
 from ..spec import Facts, Shape, row_contiguous_strides
 from . import mlx
+from .mlx_build import bound
 
 if TYPE_CHECKING:
+    from ..devices.cuda_program import CudaProgram
     from ..kernel import Kernel
     from ..op_declaration import Op
 
@@ -71,6 +75,47 @@ def captured(
     launch(op.name, op.rule, chosen, sent, said, device, queue, given, made)
     filled = sent.fill is not None
     return (cache.digest(op.digest, chosen.kind, repr(sent.template), repr(filled)),)
+
+
+def by_mlx(
+    values: tuple[Any, ...], at: int, fill: int, contiguous: int
+) -> list[mx.array]:  # fmt: skip
+    """The outputs of a kernel that MLX launches: `mx.fast.precompiled_cuda_kernel`.
+
+    Args:
+        values: the inputs: arrays, numbers, None.
+        at: the address of the request for what is launched.
+        fill: that of the element that the first output is filled with, or 0.
+        contiguous: inputs are copied unless they are row-contiguous.
+    """
+    request = Request.from_address(at)
+    found = bound[request.op].prepared(request)
+    number: Any = found.launch.fill
+    kinds = [mlx.DTYPES[one.dtype.name] for one in found.outputs]
+    if fill:
+        kind = found.outputs[0].dtype
+        number = np.frombuffer(ctypes.string_at(fill, kind.itemsize), kind.numpy)[0]
+        if kind.numpy.type(float(np.float32(number))) != number:
+            raise KernelError(
+                f"init_value={number!r} of {kind.name} is no float32, and MLX {mx.__version__} "  # type: ignore[attr-defined]
+                "takes no other."
+            )
+    if 0 in found.launch.grid:
+        pairs = zip(found.outputs, kinds, strict=True)
+        return [mx.full(one.shape, float(number or 0), kind) for one, kind in pairs]
+    sent = cast("CudaProgram", found.program).by_pointer(found.inputs, found.launch)
+    by_value = mx.array(np.frombuffer(sent.values, np.uint8))
+    inputs = [values[i] if isinstance(values[i], mx.array) else by_value for i in sent.arrays]
+    blocks, (x, y, z) = sent.blocks, sent.block
+    made: list[mx.array] = mx.fast.precompiled_cuda_kernel(
+        name=sent.symbol, compiled_source=sent.image, inputs=[*inputs, by_value],
+        output_shapes=[one.shape for one in found.outputs], output_dtypes=kinds, scalars=[],
+        grid=(blocks[0] * x, blocks[1] * y, blocks[2] * z), threadgroup=(x, y, z),
+        shared_memory=sent.shared, init_value=None if number is None else float(number),
+        ensure_row_contiguous=bool(contiguous),
+    )  # fmt: skip
+    mx.async_eval(made)  # type: ignore[no-untyped-call]
+    return made
 
 
 def by_stock_node(op: Op, values: tuple[Any, ...]) -> list[mx.array]:

@@ -34,7 +34,7 @@ from ..errors import (
     KernelError,
     KernelTypeError,
 )
-from ..op_entries import Bound, Request
+from ..op_entries import Bound, Prepared, Request
 from ..spec import Facts, Input, Launch, Shape, Spec, row_contiguous_strides
 from . import mlx, mlx_gpu
 from .mlx_build import bound, library, loaded
@@ -95,6 +95,8 @@ def rules(op: Op) -> Callable[..., tuple[Any, ...]]:
             return _tangents(op, several, found)
         if what == "metal":
             return tuple(mlx_gpu.by_stock_node(op, *given))
+        if what == "by_mlx":
+            return tuple(mlx_gpu.by_mlx(*given))
         if what == "captured":
             return mlx_gpu.captured(op, loaded().fr_mlx_scratch, *given)
         if what == "run":
@@ -353,8 +355,8 @@ class BoundKernel(Bound):
         self.answer = answering(self._said, f"kernel {kernel.name!r}")
         op_entries.kept.append(self.answer)
 
-    def entry(self, request: Request) -> int:
-        """The address of an entry for a request."""
+    def prepared(self, request: Request) -> Prepared:
+        """What a request asks for."""
         from .. import devices
 
         device = "cpu" if request.device_type == op_entries.CPU else f"cuda:{request.device}"
@@ -381,7 +383,7 @@ class BoundKernel(Bound):
             tuple(f.dtype for f in written), self.template(request),
         )  # fmt: skip
         program = devices.get(device).program(spec)
-        return self.keep(program.native(facts, written, launch))
+        return Prepared(program, facts, written, launch).placed(request)
 
     def template(self, request: Request) -> tuple[tuple[str, int | bool | Dtype], ...]:
         """The template of a request."""
@@ -389,6 +391,8 @@ class BoundKernel(Bound):
         return self.templates[index]
 
     def _said(self, what: str, *given: Any) -> tuple[Any, ...]:
+        if what == "by_mlx":
+            return tuple(mlx_gpu.by_mlx(*given))
         if what == "stale":
             raise stale(self.kernel, *given[0])
         raise without_rule(self.kernel, what)
@@ -474,8 +478,8 @@ class BoundSizes(BoundKernel):
         body = s.body[0]
         body.grid, body.first_template, body.templates = 0, 6, len(sizes.launch) - 6
 
-    def entry(self, request: Request) -> int:
-        """The address of an entry for a request; raises what is wrong with its sizes."""
+    def prepared(self, request: Request) -> Prepared:
+        """What a request asks for; raises what is wrong with its sizes."""
         shapes: list[Shape] = []
         for i, one in enumerate(self.sizes.rule.inputs):
             given = request.input[i]
@@ -488,7 +492,7 @@ class BoundSizes(BoundKernel):
                 f"[metal_kernel] kernel {self.kernel.name!r}: sizes for inputs of the shapes "
                 f"{', '.join(map(str, shapes))} do not fit in 64 bits."
             )
-        return super().entry(request)
+        return super().prepared(request)
 
     def _said(self, what: str, *given: Any) -> tuple[Any, ...]:
         if what != "metal":

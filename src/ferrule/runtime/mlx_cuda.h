@@ -3,16 +3,17 @@
 #ifndef FERRULE_MLX_CUDA_H
 #define FERRULE_MLX_CUDA_H
 
+#include <atomic>
+#include <atomic>
 #include <dlfcn.h>
 #include <functional>
-#include <mutex>
-#include <unordered_map>
+#include <memory>
 
 #include "mlx/allocator.h"
 #include "mlx/ops.h"
 #include "mlx/stream.h"
 
-#include "mlx_plan.h"
+#include "mlx_python.h"
 
 struct CUfunc_st;
 struct CUgraph_st;
@@ -66,19 +67,46 @@ void made_by(mx::array node, const char* name, mx::array& out, mx::cu::CommandEn
   if (!inputs.empty()) encoder.add_completed_handler([inputs]() {});
 }
 
-/* An array of device memory with any content: a Concatenate of nothing only allocates. */
-void allocate(mx::array& out, mx::Stream stream) {
-  static std::mutex mutex;
-  static std::unordered_map<int, std::shared_ptr<mx::Primitive>> known;
+/* Makes memory of the device with any content. MLX's own function for that is hidden, but a unary primitive
+ * does no more than to call it where its input has no elements and is not contiguous; nor does a
+ * Concatenate of nothing, which adds an empty node to MLX's graph as well. */
+struct Allocator {
+  int stream;
   std::shared_ptr<mx::Primitive> primitive;
-  {
-    std::lock_guard<std::mutex> guard(mutex);
-    auto& one = known[stream.index];
-    if (!one) one = mx::concatenate({mx::zeros({2}), mx::zeros({2})}, 0, stream).primitive_ptr();
-    primitive = one;
+  std::vector<mx::array> inputs;
+
+  explicit Allocator(mx::Stream s) : stream(s.index), primitive(mx::exp(mx::zeros({1}), s).primitive_ptr()) {
+    mx::array none(mx::allocator::malloc(0), mx::Shape{0}, mx::float32);
+    mx::array::Flags flags = none.flags();
+    flags.contiguous = flags.row_contiguous = flags.col_contiguous = false;
+    inputs.emplace_back(mx::Shape{0}, mx::float32, nullptr, std::vector<mx::array>{});
+    inputs[0].copy_shared_buffer(none, none.strides(), flags, 0);
+    if (works()) return;
+    inputs.clear();
+    primitive = mx::concatenate({mx::zeros({2}), mx::zeros({2})}, 0, s).primitive_ptr();
+    if (!works()) throw std::runtime_error("ferrule: this MLX makes memory on the GPU in a way that is not known here");
   }
-  std::vector<mx::array> nothing, outputs{out};
-  primitive->eval_gpu(nothing, outputs);
+  bool works() {
+    std::vector<mx::array> trial{mx::array(mx::Shape{1000}, mx::float32, primitive, {})};
+    primitive->eval_gpu(inputs, trial);
+    const mx::array& made = trial[0];
+    return made.data_shared_ptr() && made.flags().row_contiguous && made.data_size() == 1000 && !made.offset() &&
+           static_cast<mx::cu::CudaBuffer*>(const_cast<mx::array&>(made).buffer().ptr())->size >= made.nbytes();
+  }
+};
+
+Allocator& allocator_of(mx::Stream stream) {
+  static thread_local std::vector<std::unique_ptr<Allocator>> known; /* MLX's streams are a thread's own */
+  for (auto& one : known)
+    if (one->stream == stream.index) return *one;
+  known.push_back(std::make_unique<Allocator>(stream));
+  return *known.back();
+}
+
+/* Gives memory to the one array in `out`, whose primitive is of `stream`. */
+void allocate(std::vector<mx::array>& out, mx::Stream stream) {
+  Allocator& found = allocator_of(stream);
+  found.primitive->eval_gpu(found.inputs, out);
 }
 
 mx::array scalar_of(const std::string& bytes, mx::Dtype dtype) {
@@ -115,6 +143,38 @@ struct Capture {
 
 /* The stream that a kernel is being evaluated for, so that Python may ask for memory. */
 thread_local const mx::Stream* evaluated_on = nullptr;
+
+/* Kernels are put into MLX's graphs by functions that its headers do not show. hosts/mlx_probe.py tries
+ * them out when the first kernel for a GPU is called; where they are not as they are known here, kernels
+ * are launched by MLX. */
+enum { UNTRIED, DIRECTLY, BY_MLX };
+std::atomic<int> route{UNTRIED};
+object* probe = nullptr;
+thread_local bool probing = false; /* this thread tries it out */
+bool by_mlx() { return route != DIRECTLY && !probing; }
+
+/* What of an array on a GPU is not as it is known here; "" if all is. */
+std::string strange(const mx::array& a) {
+  auto missing = [](auto member) { /* a member's address, which compilers take to be there */
+    void* address;
+    memcpy(&address, &member, sizeof address);
+    return !address;
+  };
+  using Encoder = mx::cu::CommandEncoder;
+  if (missing(&Encoder::set_input_array) || missing(&Encoder::set_output_array) || missing(&Encoder::add_kernel_node_raw) ||
+      missing(&Encoder::add_completed_handler))
+    return "its functions for kernels have other names";
+  auto* buffer = static_cast<mx::cu::CudaBuffer*>(const_cast<mx::array&>(a).buffer().ptr());
+  void* cuda = dlopen("libcuda.so.1", RTLD_NOW);
+  auto range = reinterpret_cast<int (*)(void*, int, uint64_t)>(cuda ? dlsym(cuda, "cuPointerGetAttribute") : nullptr);
+  uint64_t start = 0;
+  size_t size = 0;
+  auto at = reinterpret_cast<uintptr_t>(buffer->data);
+  if (!range || range(&start, 11 /* RANGE_START_ADDR */, at) || range(&size, 12 /* RANGE_SIZE */, at) || at < start ||
+      at + a.nbytes() > start + size || buffer->size < a.nbytes() || buffer->device > 1024)
+    return "its arrays keep their memory in another way";
+  return "";
+}
 
 }  // namespace
 

@@ -111,6 +111,17 @@ class Missing : public Base {
   void eval_gpu(const std::vector<mx::array>&, std::vector<mx::array>&) override { throw std::invalid_argument(why); }
 };
 
+/* Finds out how kernels are put into MLX's graphs. */
+void try_out(mx::Stream stream) {
+  if (probing || !probe) return;
+  probing = true;
+  try {
+    Py_DecRef(ask(probe, "probe", {PyLong_FromLong(stream.index)}));
+  } catch (const std::exception&) { /* it has said so, and chosen */
+  }
+  probing = false;
+}
+
 /* How many nodes a thread has made inside functions that MLX traces, and of what the last one was. */
 thread_local int64_t nodes_traced;
 thread_local std::string last_traced;
@@ -136,8 +147,9 @@ class Node : public Base {
   static std::vector<mx::array> make(const std::shared_ptr<const Plan>& plan, Given given, std::vector<mx::array> arrays,
                                      mx::Stream stream) {
     raise_late();
+    if (on_cuda(stream) && route == UNTRIED) try_out(stream);
     Work w;
-    read(w, *plan, given, arrays, false);
+    read(w, *plan, given, arrays, Memory::none);
     w.call.request.aligned = 1;
     bind(w, *plan, on_cuda(stream));
     if (!on_metal(stream)) find_entry(w); /* a kernel that does not compile is an error here */
@@ -159,7 +171,7 @@ class Node : public Base {
       return plan->shapes;
     }
     Work w;
-    read(w, *plan, given, inputs, false);
+    read(w, *plan, given, inputs, Memory::none);
     bind(w, *plan, on_cuda(stream()));
     return shapes_of(w, *plan);
   }
@@ -175,7 +187,7 @@ class Node : public Base {
     if (!(plan->devices & CPU)) return eval_python(inputs, outputs);
     auto job = std::shared_ptr<Job>(new Job);
     Work& w = job->work;
-    read(w, *plan, given, inputs, true);
+    read(w, *plan, given, inputs, Memory::host);
     bind(w, *plan, false);
     find_entry(w, true);
     auto& encoder = mx::cpu::get_command_encoder(stream());
@@ -223,32 +235,34 @@ class Node : public Base {
     if (on_metal(stream())) return eval_metal(inputs, outputs);
     if (!(plan->devices & CUDA) && !(plan->elsewhere & CAPTURED)) return eval_python(inputs, outputs);
     if (plan->fixed) check_fixed(inputs);
+    if (by_mlx()) return eval_by_mlx(inputs, outputs);
     Work w;
     fr_gpu_job job;
     mx::Stream s = stream();
     auto& encoder = mx::cu::get_command_encoder(s);
-    read(w, *plan, given, inputs, false);
+    read(w, *plan, given, inputs, Memory::device);
     w.call.request.device = s.device.index;
     bind(w, *plan, true);
-    std::vector<mx::array> arrays; /* as the kernel takes them */
+    std::vector<mx::array> copies; /* all inputs, where one had to be copied */
+    auto aligned_to = [](const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 == 0; };
     bool aligned = true;
     size_t next = 0;
     for (int i = 0; i < plan->op->inputs; i++) {
       if (!fr_is_array(&w.call, i)) continue;
-      const mx::array& given_array = inputs[next++];
-      arrays.push_back(given_array);
-      if ((!w.body || w.body->contiguous) && !given_array.flags().row_contiguous && given_array.size()) {
-        mx::array copy = mx::contiguous(given_array, false, s);
-        std::vector<mx::array> copies{copy};
-        copy.primitive().eval_gpu({given_array}, copies);
+      const mx::array& a = inputs[next++];
+      if ((!w.body || w.body->contiguous) && !a.flags().row_contiguous && a.size()) {
+        mx::array copy = mx::contiguous(a, false, s);
+        std::vector<mx::array> made{copy};
+        copy.primitive().eval_gpu({a}, made);
         encoder.add_completed_handler([copy]() {});
-        arrays.back() = copy;
+        if (copies.empty()) copies = inputs;
+        copies[next - 1] = copy;
+        w.call.pointer[i] = device_pointer(copy);
+        fr_row_strides(w.call.input[i].ndim, w.sizes[i], w.strides[i]);
       }
-      const mx::array& a = arrays.back();
-      w.call.pointer[i] = a.size() ? device_pointer(a) : nullptr;
-      for (int d = 0; d < w.call.input[i].ndim; d++) w.strides[i][d] = a.strides()[d];
-      aligned = aligned && reinterpret_cast<uintptr_t>(w.call.pointer[i]) % 16 == 0;
+      aligned = aligned && aligned_to(w.call.pointer[i]);
     }
+    const std::vector<mx::array>& arrays = copies.empty() ? inputs : copies; /* as the kernel takes them */
     void* pointers[FR_MAX_ARGUMENTS];
     for (size_t i = 0; i < outputs.size(); i++) {
       mx::array& out = outputs[i];
@@ -257,14 +271,18 @@ class Node : public Base {
         pointers[i] = nullptr;
         continue;
       }
-      if (!plan->fills.empty())
+      if (!plan->fills.empty()) {
         made_by(mx::full(out.shape(), scalar_of(plan->fills[i], out.dtype()), out.dtype(), s), "Full", out, encoder);
-      else if (w.body && w.body->zeroed)
+      } else if (w.body && w.body->zeroed) {
         made_by(mx::full(out.shape(), scalar_of(std::string(out.itemsize(), '\0'), out.dtype()), out.dtype(), s), "Full", out, encoder);
-      else
-        allocate(out, s);
+      } else if (outputs.size() == 1) {
+        allocate(outputs, s);
+      } else {
+        std::vector<mx::array> one{out};
+        allocate(one, s);
+      }
       pointers[i] = device_pointer(out);
-      aligned = aligned && reinterpret_cast<uintptr_t>(pointers[i]) % 16 == 0;
+      aligned = aligned && aligned_to(pointers[i]);
     }
     if (!w.body) {
       if (!eval_captured(w, arrays, outputs, pointers, encoder)) eval_python(inputs, outputs);
@@ -338,14 +356,40 @@ class Node : public Base {
   /* Lets Python carry it out: a function, or what C has no room for. */
   void eval_python(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) {
     mx::synchronize(stream()); /* what computes the inputs was only begun */
-    std::vector<mx::array> leaves; /* which nobody waits for */
-    for (const mx::array& a : inputs) {
+    std::vector<mx::array> leaves = leaves_of(inputs);
+    Gil gil;
+    take(ask(plan->python, "run", {of_inputs(leaves)}), outputs);
+  }
+
+  /* Lets MLX launch it on this stream, as it does for mx.fast.precompiled_cuda_kernel. */
+  void eval_by_mlx(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) {
+    Work w;
+    read(w, *plan, given, inputs, Memory::none);
+    w.call.request.device = stream().device.index;
+    bind(w, *plan, true);
+    if (!w.body)
+      throw std::runtime_error("ferrule: " + plan->name + " has several steps, clusters or a fill of its own, which MLX " + std::string(mx::version()) + " can only be given in ways that this ferrule does not know");
+    if (!w.body->contiguous) read_strides(w, *plan, inputs);
+    const void* fill = plan->fills.empty() ? nullptr : plan->fills[0].data();
+    std::vector<mx::array> leaves = leaves_of(inputs);
+    Gil gil;
+    On on(stream());
+    take(ask(plan->python, "by_mlx", {of_inputs(leaves), PyLong_FromVoidPtr(&w.call.request), PyLong_FromVoidPtr(const_cast<void*>(fill)), PyLong_FromLong(w.body->contiguous)}), outputs);
+  }
+
+  /* The same arrays as ones that nobody computes and nobody waits for. */
+  static std::vector<mx::array> leaves_of(const std::vector<mx::array>& arrays) {
+    std::vector<mx::array> leaves;
+    for (const mx::array& a : arrays) {
       leaves.emplace_back(a.shape(), a.dtype(), nullptr, std::vector<mx::array>{});
       leaves.back().copy_shared_buffer(a);
       leaves.back().set_status(mx::array::Status::available);
     }
-    Gil gil;
-    object* found = ask(plan->python, "run", {of_inputs(leaves)});
+    return leaves;
+  }
+
+  /* Makes the arrays of a tuple, which is let go, the outputs. */
+  static void take(object* found, std::vector<mx::array>& outputs) {
     for (size_t i = 0; i < outputs.size(); i++)
       outputs[i].copy_shared_buffer(array_in(PyTuple_GetItem(found, static_cast<ssize_t>(i))));
     Py_DecRef(found);
@@ -427,7 +471,7 @@ class Node : public Base {
       values.emplace_back(shape, inputs[i].dtype(), nullptr, std::vector<mx::array>{});
     }
     Work w;
-    read(w, *plan, given, values, false);
+    read(w, *plan, given, values, Memory::none);
     bind(w, *plan, on_cuda(stream()));
     std::vector<mx::Shape> shapes = shapes_of(w, *plan);
     if (size >= 0)
@@ -830,8 +874,10 @@ API object* fr_mlx_run(void* plan, object* arrays, object* stream) {
 API void* fr_mlx_scratch(int64_t bytes) {
   try {
     if (!evaluated_on) return nullptr;
-    mx::array memory(mx::Shape{static_cast<mx::ShapeElem>((bytes + 3) / 4)}, mx::float32, nullptr, {});
-    allocate(memory, *evaluated_on);
+    std::vector<mx::array> made{mx::array(mx::Shape{static_cast<mx::ShapeElem>((bytes + 3) / 4)}, mx::float32,
+                                          allocator_of(*evaluated_on).primitive, {})};
+    allocate(made, *evaluated_on);
+    mx::array memory = made[0];
     auto& encoder = mx::cu::get_command_encoder(*evaluated_on);
     encoder.set_output_array(memory); /* what had this memory before is done first */
     encoder.add_completed_handler([memory]() {});
@@ -840,6 +886,16 @@ API void* fr_mlx_scratch(int64_t bytes) {
     return nullptr;
   }
 }
+
+/* Takes a function that tries out how kernels are put into MLX's graphs; see mlx_cuda.h. */
+API void fr_mlx_probe_by(object* function) { probe = held(function); }
+/* 0, or why kernels cannot be put into MLX's graphs directly, looked at with an array on a GPU. */
+API const char* fr_mlx_look_gpu(object* o) {
+  static std::string why;
+  why = strange(array_in(o));
+  return why.empty() ? nullptr : why.c_str();
+}
+API void fr_mlx_route(int which) { route = which; }
 
 API void fr_mlx_bypass(int on) { __atomic_store_n(&fr_shared.bypassing, on, __ATOMIC_RELAXED); }
 API int64_t fr_mlx_traced(void) { return nodes_traced; }

@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 
+#include "mlx_cuda.h"
 #include "mlx_python.h"
 #include "op_calls.h"
 
@@ -76,9 +77,12 @@ std::string shown(const mx::Shape& shape) {
   return text + (shape.size() == 1 ? ",)" : ")");
 }
 
-/* Reads the inputs; with their memory, if they are evaluated. */
+/* Where the inputs' elements are, as far as they are evaluated. */
+enum class Memory { none, host, device };
+
+/* Reads the inputs. */
 void read(Work& w, const Plan& plan, const Given& given, const std::vector<mx::array>& arrays,
-          bool memory) {
+          Memory memory) {
   fr_op* op = plan.op;
   fr_call* c = &w.call;
   fr_begin(c, op, plan.number);
@@ -111,12 +115,24 @@ void read(Work& w, const Plan& plan, const Given& given, const std::vector<mx::a
                                   " has " + std::to_string(in->ndim) + " dims, of the shape " + shown(a.shape()) +
                                   "; expected 16 dims at most. Merge some, by mx.flatten or mx.reshape.");
     for (int d = 0; d < in->ndim; d++) w.sizes[i][d] = a.shape()[d];
-    if (memory) {
-      for (int d = 0; d < in->ndim; d++) w.strides[i][d] = a.strides()[d];
-      c->pointer[i] = const_cast<char*>(a.data<char>());
-    } else {
+    if (memory == Memory::none) {
       fr_row_strides(in->ndim, w.sizes[i], w.strides[i]);
+      continue;
     }
+    for (int d = 0; d < in->ndim; d++) w.strides[i][d] = a.strides()[d];
+    if (memory == Memory::host)
+      c->pointer[i] = const_cast<char*>(a.data<char>());
+    else if (a.size())
+      c->pointer[i] = device_pointer(a);
+  }
+}
+
+/* Reads the strides of arrays whose memory is not known. */
+void read_strides(Work& w, const Plan& plan, const std::vector<mx::array>& arrays) {
+  for (int i = 0, next = 0; i < plan.op->inputs; i++) {
+    if (!fr_is_array(&w.call, i)) continue;
+    const mx::array& a = arrays[next++];
+    for (size_t d = 0; d < a.ndim(); d++) w.strides[i][d] = a.strides()[d];
   }
 }
 
