@@ -128,7 +128,8 @@ MAY_IMPORT = {
     "hosts.mlx_build": "errors dtypes binding cache fastcall loader op_entries toolchain "
     "hosts.mlx_probe mlx",
     "hosts.mlx_probe": "errors dtypes driver op_entries devices numpy mlx",
-    "hosts.mlx_node": f"{NOUNS} arguments batching bytecode call_sizes derivatives op_call "
+    "hosts.mlx_batches": "errors batching derivatives op_declaration hosts.mlx_sizes mlx",
+    "hosts.mlx_node": f"{NOUNS} arguments bytecode call_sizes derivatives op_call "
     "op_declaration op_entries cuda_steps hosts devices numpy mlx",
     "hosts.mlx_gpu": f"{NOUNS} arguments cache cuda_steps driver implementation op_call "
     "op_declaration op_entries op_launch op_unit hosts devices numpy mlx",

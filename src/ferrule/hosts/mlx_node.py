@@ -19,7 +19,6 @@ import numpy as np
 
 from .. import (
     arguments,
-    batching,
     derivatives,
     dtypes,
     op_call,
@@ -104,9 +103,9 @@ def rules(op: Op) -> Callable[..., tuple[Any, ...]]:
             found = outputs if isinstance(outputs, tuple) else (outputs,)
             mx.eval(found)
             return found
-        values, axes = given
-        size = next(v.shape[a] for v, a in zip(values, axes, strict=True) if a is not None)
-        return _batches(op, size, *batching.batched(op, size, axes, values, op, Arrays))
+        from . import mlx_batches
+
+        return mlx_batches.batched(op, *given)
 
     return answered
 
@@ -152,69 +151,6 @@ def _like(op: Op, kind: str, value: Any, like: mx.array, what: str) -> mx.array:
             f"{mlx.KNOWN[like.dtype].name}; expected real numbers, such as x.real."
         )
     return value.astype(like.dtype)
-
-
-def _batches(
-    op: Op, size: int, outputs: Any, axes: Any
-) -> tuple[tuple[mx.array, ...], tuple[int | None, ...]]:
-    """What a vmap gave, and the batch's axis of each, checked.
-
-    Raises:
-        KernelError: there is not an array and an axis of the batch's size for each output.
-    """
-    found = tuple(outputs) if isinstance(outputs, (tuple, list)) else (outputs,)
-    where = tuple(axes) if isinstance(axes, (tuple, list)) else (axes,)
-    label = f"[op] the vmap of op {op.name!r}"
-    for what, some in (("outputs", found), ("axes", where)):
-        if len(some) != len(op.rule.outputs):
-            raise KernelError(
-                f"{label} gave {len(some)} {what}; expected {len(op.rule.outputs)}, one per output."
-            )
-    for one, value, axis in zip(op.rule.outputs, found, where, strict=True):
-        if not isinstance(value, mx.array):
-            raise derivatives.no_array(op, "vmap", value, f"output {one.name!r}")
-        if axis is None:
-            continue
-        if not isinstance(axis, int) or not 0 <= axis < value.ndim or value.shape[axis] != size:
-            raise KernelError(
-                f"{label} gave output {one.name!r} of shape {value.shape}, with the batch along "
-                f"axis {axis!r}; expected an axis of size {size}, or None."
-            )
-    return found, where
-
-
-class Arrays:
-    """What `batching.batched` does to MLX's arrays."""
-
-    @staticmethod
-    def is_array(value: Any) -> bool:
-        return isinstance(value, mx.array)
-
-    @staticmethod
-    def move(value: mx.array, axis: int, to: int) -> mx.array:
-        return mx.moveaxis(value, axis, to)
-
-    @staticmethod
-    def repeat(value: mx.array, axis: int, size: int) -> mx.array:
-        shape = [*value.shape]
-        shape.insert(axis, size)
-        return mx.broadcast_to(mx.expand_dims(value, axis), shape)
-
-    @staticmethod
-    def merge(value: mx.array, axis: int) -> mx.array:
-        return mx.flatten(value, axis, axis + 1)
-
-    @staticmethod
-    def part(value: mx.array, axis: int, sizes: tuple[int, int]) -> mx.array:
-        return mx.unflatten(value, axis, sizes)
-
-    @staticmethod
-    def stack(values: Sequence[mx.array], axis: int) -> mx.array:
-        return mx.stack(list(values), axis)
-
-    @staticmethod
-    def select(value: mx.array, axis: int, at: int) -> mx.array:
-        return mx.take(value, at, axis)
 
 
 # -- ops ----------------------------------------------------------------------------------------

@@ -42,13 +42,18 @@ def zeros(array: mx.array) -> mx.array:
     Raises:
         KernelError: this MLX is too old.
     """
+    _check_counts()
+    terms = mx.stop_gradient(array).astype(mx.uint32)[..., None]
+    return mx.squeeze(mx.cumsum(terms, axis=-1, inclusive=False), -1)
+
+
+def _check_counts() -> None:
+    """Raise where MLX does not know the sizes of a cumsum."""
     if not COUNTS:
         raise KernelError(
             f"[ferrule.mlx] omitted indices, batches and gradients inside functions compiled or "
             f"exported with shapeless=True need MLX 0.32.3 or newer; this is {mlx_build.VERSION}."
         )
-    terms = mx.stop_gradient(array).astype(mx.uint32)[..., None]
-    return mx.squeeze(mx.cumsum(terms, axis=-1, inclusive=False), -1)
 
 
 def first_along(array: mx.array, axes: Sequence[int]) -> mx.array:
@@ -96,10 +101,38 @@ def alike(a: mx.array, b: mx.array) -> tuple[mx.array, mx.array]:
     """Both broadcast to one shape."""
     both: Any = mx.broadcast_arrays(a, b)
     if shapeless():
-        return mlx_node.ruled(both[0], both[0], _broadcast()), mlx_node.ruled(
-            both[1], both[1], _broadcast()
+        return mlx_node.ruled(both[0], both[0], _broadcast(None)), mlx_node.ruled(
+            both[1], both[1], _broadcast(None)
         )
     return both[0], both[1]
+
+
+def repeated_along(value: mx.array, axis: int, like: mx.array, counted: int) -> mx.array:
+    """``value`` with a new ``axis``, as long as ``like`` is along ``counted``; differentiable."""
+    like = mx.moveaxis(mx.stop_gradient(like), counted, 0)
+    rest = value.ndim - axis
+    mark = more_dims(spread(first_along(like, range(1, like.ndim)), 1 + rest), axis)
+    return _repeated(mx.expand_dims(value, axis), mark, (-1 - rest,))
+
+
+def _repeated(array: mx.array, like: mx.array, axes: tuple[int, ...]) -> mx.array:
+    """``array`` broadcast to the shape of ``like``, along ``axes`` alone, counted from the end.
+
+    Which these are must be said for gradients, which are added up there: in a shapeless trace any
+    size may be 1.
+    """
+    made: Any = mx.broadcast_arrays(array, like)
+    return mlx_node.ruled(made[0], made[0], _broadcast(axes))
+
+
+def summed(array: mx.array, axes: Sequence[int]) -> mx.array:
+    """The sum along axes, which get the size 1; not by MLX's reductions: see `first_along`."""
+    if axes:
+        _check_counts()
+    for axis in axes:
+        array = mx.cumsum(array, axis=axis, reverse=True)
+        array = mx.take_along_axis(array, mx.zeros([1] * array.ndim, mx.uint32), axis=axis)
+    return array
 
 
 def alike_but(axis: int, *arrays: mx.array) -> list[mx.array]:
@@ -188,15 +221,29 @@ def first(arrays: Arrays, axes: Numbers) -> list[mx.array]:
 
 
 @functools.cache
-def _broadcast() -> Any:
-    """Rules of the first input's broadcast with the second, whose shape alone matters."""
+def _broadcast(over: tuple[int, ...] | None) -> Any:
+    """Rules of the first input's broadcast with the second, whose shape alone matters.
+
+    ``over`` are the axes that get longer, from the end; None where derivatives are not to be had.
+    """
+
+    def checked() -> tuple[int, ...]:
+        if over is None:
+            raise KernelError(
+                "[ferrule.mlx] inside mx.compile(shapeless=True) gathered products have no "
+                "gradient with respect to global_scale, and their gradients have no derivatives, "
+                "since MLX keeps the sizes of the first call there. Compile without shapeless=True."
+            )
+        return over
 
     def vjp(primals: Arrays, cotangent: mx.array, argnums: Numbers) -> list[mx.array]:
-        raise KernelError(
-            "[ferrule.mlx] inside mx.compile(shapeless=True) gathered products have no gradient "
-            "with respect to global_scale, and their gradients have no derivatives, since MLX "
-            "keeps the sizes of the first call there. Compile without shapeless=True."
-        )
+        added = summed(cotangent, checked())
+        return [added if k == 0 else mx.zeros_like(primals[k]) for k in argnums]
+
+    def jvp(primals: Arrays, tangents: Arrays, argnums: Numbers) -> list[mx.array]:
+        given = dict(zip(argnums, tangents, strict=True))
+        tangent = given.get(0, mx.zeros_like(primals[0]))
+        return [_repeated(tangent, primals[1], checked())]
 
     def vmap(inputs: Arrays, axes: Numbers) -> list[mx.array]:
         ranks = [one.ndim - (axis >= 0) for one, axis in zip(inputs, axes, strict=True)]
@@ -205,6 +252,9 @@ def _broadcast() -> Any:
             for _ in range(max(ranks) - rank):
                 array = array[:, None]
             made.append(array)
-        return [alike(made[0], made[1])[0]]
+        if over is None:
+            return [alike(made[0], made[1])[0]]
+        batch = () if axes[0] >= 0 else (-made[0].ndim,)
+        return [_repeated(made[0], made[1], (*batch, *over))]
 
-    return answers("broadcast_arrays", vjp, vjp, vmap)
+    return answers("broadcast_arrays", vjp, jvp, vmap)
