@@ -307,3 +307,21 @@ def test_sizes_that_mlx_has_not(shape: tuple[int, ...], grid: Any) -> None:
             inputs=[mx.ones((6,))], grid=grid, threadgroup=(1, 1, 1), output_shapes=[shape],
             output_dtypes=[mx.uint8],
         )  # fmt: skip
+
+
+def test_a_cuda_kernel_without_cuda_says_so_inside_transformations_too() -> None:
+    if mx.is_available(mx.gpu):
+        pytest.skip("there is a GPU")
+    kernel = ferrule.cuda_kernel(
+        name="only_cuda", input_names=["x"], output_names=["y"], source="y[0] = x[0];"
+    )
+
+    def call(x: mx.array) -> mx.array:
+        return kernel(
+            inputs=[x], grid=(1, 1, 1), threadgroup=(1, 1, 1), output_shapes=[(1,)],
+            output_dtypes=[mx.float32],
+        )[0]  # fmt: skip
+
+    for function in (call, mx.compile(call), mx.compile(call, shapeless=True), mx.vmap(call)):
+        with pytest.raises(ferrule.DeviceError, match=r"'only_cuda'.*mlx\[cuda13\]"):
+            function(mx.ones((3, 1)))

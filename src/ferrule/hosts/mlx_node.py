@@ -512,8 +512,10 @@ def call_kernel(
         given = [array_of(kernel, wants, i, value) for i, value in enumerate(inputs)]
         return mlx_gpu.call_stock(kernel, given, shapes, outs, grid, group, items, number, stream)
     found = library()
-    if found is None or (kernel.language == "cuda" and not found.fr_mlx_has_cuda()):
+    if found is None:
         return None
+    if kernel.language == "cuda" and not found.fr_mlx_has_cuda():
+        raise arguments.needs_cuda(kernel, mlx.name, "cpu")
     arrays = tuple([array_of(kernel, wants, i, value) for i, value in enumerate(inputs)])
     fills = None
     if number is not None:
