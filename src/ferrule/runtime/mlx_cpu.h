@@ -35,6 +35,36 @@ struct Job {
   std::vector<Fill> fills;
 };
 
+/* Jobs that are done, to be used again: each is of many kB, which is dear to allocate on one thread and
+ * free on another. The list lives for ever, since streams run until the process ends. */
+struct Jobs {
+  std::mutex mutex;
+  std::vector<Job*> done;
+};
+constexpr size_t most_jobs = 128; /* MLX lets so many be under way */
+
+std::shared_ptr<Job> new_job() {
+  static Jobs& jobs = *new Jobs;
+  Job* job = nullptr;
+  {
+    std::lock_guard<std::mutex> guard(jobs.mutex);
+    if (!jobs.done.empty()) {
+      job = jobs.done.back();
+      jobs.done.pop_back();
+    }
+  }
+  return std::shared_ptr<Job>(job ? job : new Job, [](Job* job) {
+    job->arrays.clear();
+    job->copies.clear();
+    job->fills.clear();
+    std::lock_guard<std::mutex> guard(jobs.mutex);
+    if (jobs.done.size() < most_jobs)
+      jobs.done.push_back(job);
+    else
+      delete job;
+  });
+}
+
 /* A row-contiguous copy. */
 void copy_strided(const char* from, char* to, size_t item, int ndim, const int64_t* sizes,
                   const int64_t* strides) {

@@ -185,7 +185,7 @@ class Node : public Base {
     raise_late();
     if (plan->fixed) check_fixed(inputs);
     if (!(plan->devices & CPU)) return eval_python(inputs, outputs);
-    auto job = std::shared_ptr<Job>(new Job);
+    std::shared_ptr<Job> job = new_job();
     Work& w = job->work;
     read(w, *plan, given, inputs, Memory::host);
     bind(w, *plan, false);
