@@ -61,6 +61,19 @@ def test_cuda_kernels_of_mlx() -> None:
     same(f(given["inputs"][0]), (given["inputs"][0] + 1) * 6)
 
 
+def test_shared_memory_that_follows_sizes() -> None:
+    op = fe.op(
+        "turned", "x[*S,D]:T -> y[*S,D]:T", grid="x.size", threadgroup="D", shared_memory="4 * D",
+        cuda="""extern __shared__ float row[]; auto i = blockIdx.x * D + threadIdx.x;
+        row[threadIdx.x] = x[i]; __syncthreads(); y[i] = row[D - 1 - threadIdx.x];""",
+    )  # fmt: skip
+    f = mx.compile(lambda x: op(x * 2), shapeless=True)
+    for shape in ((3, 5), (7, 256), (1, 1)):
+        x = numbers(*shape)
+        same(op(x), x[:, ::-1])
+        same(f(x), x[:, ::-1] * 2)
+
+
 def test_what_c_has_no_room_for_on_a_gpu() -> None:
     filled = fe.op(
         "filled", "x[N]:float32 -> y[2*N]:float32", grid="N", threadgroup=32, init_value=7,

@@ -130,7 +130,7 @@ MAY_IMPORT = {
     "hosts.mlx_probe": "errors dtypes driver op_entries devices numpy mlx",
     "hosts.mlx_batches": "errors batching derivatives op_declaration hosts.mlx_sizes mlx",
     "hosts.mlx_node": f"{NOUNS} arguments bytecode call_sizes derivatives op_call "
-    "op_declaration op_entries cuda_steps hosts devices numpy mlx",
+    "op_declaration op_entries implementation hosts devices numpy mlx",
     "hosts.mlx_gpu": f"{NOUNS} arguments cache cuda_steps driver implementation op_call "
     "op_declaration op_entries op_launch op_unit hosts devices numpy mlx",
     "hosts.mlx_export": f"{NOUNS} arguments implementation op_call op_declaration op_file "
@@ -165,7 +165,7 @@ MAY_IMPORT = {
     "bench.cpu": "ferrule bench cli numpy torch mlx",
     "bench.cuda": "ferrule bench cli devices numpy torch cupy mlx",
     "bench.mlx_graph": "ferrule bench mlx",
-    "bench.mlx_lm": "ferrule bench mlx mlx_lm",
+    "bench.mlx_lm": "ferrule bench numpy mlx mlx_lm",
     "bench.ops": "ferrule bench torch",
     "bench.report": "errors bench binding driver nvrtc matplotlib",
     "bench.sass": "ferrule bench nvdisasm nvrtc",

@@ -670,9 +670,9 @@ def test_ops_in_cuda_get_numbers_and_dims_as_values() -> None:
 
 
 def test_an_op_with_both_has_metal_in_the_file_and_cuda_with_it() -> None:
-    op = ferrule.op("pair", "x[N]:T -> y[N]:T", metal=I + "y[i] = x[i] + 1;", cuda="y[0] = 1;",
-                    grid="N", threadgroup=8)  # fmt: skip
+    op = ferrule.op("pair", "x[N]:T -> y[N]:T", metal=I + "y[i] = x[i] + 1;",
+                    cuda="y[threadIdx.x] = 1;", grid="N", threadgroup=8)  # fmt: skip
     file = exported(op, mx.zeros(3))
     (one,) = kernels(file)
-    assert b"[[kernel]]" in one.state and b"y[0] = 1;" in one.state
+    assert b"[[kernel]]" in one.state and b"y[threadIdx.x] = 1;" in one.state
     assert ferrule.import_function(file)(mx.zeros(3))[0].tolist() == [1, 1, 1]

@@ -25,7 +25,6 @@ from .. import (
     op_entries,
 )
 from ..bytecode import compile_rule
-from ..cuda_steps import CudaUnit
 from ..dtypes import Dtype
 from ..errors import (
     DeviceError,
@@ -33,6 +32,7 @@ from ..errors import (
     KernelError,
     KernelTypeError,
 )
+from ..implementation import Runner
 from ..op_entries import Bound, Prepared, Request
 from ..spec import Facts, Input, Launch, Shape, Spec, row_contiguous_strides
 from . import mlx, mlx_gpu
@@ -168,8 +168,8 @@ def callable_for(op: Op) -> Any:
         op_entries.serves(op, ("cuda", "metal")) and op_entries.CUDA
     )
     anywhere = any(one.kind != "cuda" for one in op.implementations)
-    units = any(isinstance(one, CudaUnit) for one in op.implementations)
-    elsewhere = op_entries.CUDA | anywhere * op_entries.CPU | units * _CAPTURED
+    text = any(not isinstance(one, Runner) for one in op.implementations)
+    elsewhere = op_entries.CUDA | anywhere * op_entries.CPU | text * _CAPTURED
     made = op_entries.bind(op, _nothing) if devices else None
     if made is None:
         devices, made = 0, op_entries.bind(op, _nothing, launches=False)

@@ -109,6 +109,16 @@ void allocate(std::vector<mx::array>& out, mx::Stream stream) {
   found.primitive->eval_gpu(found.inputs, out);
 }
 
+/* The array, or a copy of it in rows without gaps, which lives until the stream is done with it. */
+mx::array in_rows(const mx::array& a, mx::Stream stream) {
+  if (a.flags().row_contiguous || a.size() == 0) return a;
+  mx::array copy = mx::contiguous(a, false, stream);
+  std::vector<mx::array> made{copy};
+  copy.primitive().eval_gpu({a}, made);
+  mx::cu::get_command_encoder(stream).add_completed_handler([copy]() {});
+  return copy;
+}
+
 mx::array scalar_of(const std::string& bytes, mx::Dtype dtype) {
   mx::array one(mx::allocator::malloc(bytes.size()), mx::Shape{}, dtype);
   memcpy(one.data<char>(), bytes.data(), bytes.size());

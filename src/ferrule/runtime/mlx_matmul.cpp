@@ -76,7 +76,13 @@ class Ruled : public Stock {
   }
 
   void eval_gpu(const std::vector<mx::array>& inputs, mx::array& out) override {
-    if (!is_empty(out)) static_cast<mx::UnaryPrimitive&>(*stock).eval_gpu(inputs, out);
+    if (is_empty(out)) return;
+    auto& primitive = static_cast<mx::UnaryPrimitive&>(*stock);
+    constexpr bool quantized = std::is_same_v<Stock, mx::GatherQMM> || std::is_same_v<Stock, mx::QuantizedMatmul>;
+    if (!quantized || !on_cuda(this->stream())) return primitive.eval_gpu(inputs, out);
+    std::vector<mx::array> rows = inputs; /* MLX's CUDA kernels do not look at strides of batches */
+    for (mx::array& one : rows) one = in_rows(one, this->stream());
+    primitive.eval_gpu(rows, out);
   }
 
   std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override {

@@ -162,7 +162,10 @@ class Node : public Base {
       if (plan->fixed)
         for (const mx::array& a : arrays) node->traced.push_back(a.shape());
     }
-    return mx::array::make_arrays(shapes_of(w, *plan), dtypes_of(w), node, std::move(arrays));
+    if (plan->op->outputs > 1) return mx::array::make_arrays(shapes_of(w, *plan), dtypes_of(w), node, std::move(arrays));
+    std::vector<mx::array> made;
+    made.emplace_back(shape_of(w, *plan, 0), dtype_at[w.found.outputs[0].dtype], std::move(node), std::move(arrays));
+    return made;
   }
 
   std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override {
@@ -251,13 +254,9 @@ class Node : public Base {
       if (!fr_is_array(&w.call, i)) continue;
       const mx::array& a = inputs[next++];
       if ((!w.body || w.body->contiguous) && !a.flags().row_contiguous && a.size()) {
-        mx::array copy = mx::contiguous(a, false, s);
-        std::vector<mx::array> made{copy};
-        copy.primitive().eval_gpu({a}, made);
-        encoder.add_completed_handler([copy]() {});
         if (copies.empty()) copies = inputs;
-        copies[next - 1] = copy;
-        w.call.pointer[i] = device_pointer(copy);
+        copies[next - 1] = in_rows(a, s);
+        w.call.pointer[i] = device_pointer(copies[next - 1]);
         fr_row_strides(w.call.input[i].ndim, w.sizes[i], w.strides[i]);
       }
       aligned = aligned && aligned_to(w.call.pointer[i]);

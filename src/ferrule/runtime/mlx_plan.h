@@ -27,7 +27,7 @@ std::string not_for_files(const std::string& name) {
   return text;
 }
 
-enum { CAPTURED = 4 }; /* Python launches on GPUs what a graph can hold: units */
+enum { CAPTURED = 4 }; /* Python launches on GPUs what a graph can hold: kernels, units */
 
 /* What was asked for: an op; or a kernel with sizes as numbers (level 0). It never changes. */
 struct Plan {
@@ -196,18 +196,22 @@ void find_entry(Work& w, bool evaluated = false) {
   refuse(w);
 }
 
-std::vector<mx::Shape> shapes_of(const Work& w, const Plan& plan) {
-  std::vector<mx::Shape> shapes(w.call.op->outputs);
-  for (int i = 0; i < w.call.op->outputs; i++) {
-    const fr_rule_output* out = &w.found.outputs[i];
-    for (int d = 0; d < out->ndim; d++) {
-      if (out->sizes[d] > INT32_MAX)
-        throw std::invalid_argument(plan.name + ": output " + std::to_string(i + 1) + " of " +
-                                    std::to_string(w.call.op->outputs) + " has the size " + std::to_string(out->sizes[d]) +
-                                    " along dim " + std::to_string(d) + "; MLX has 2147483647 at most.");
-      shapes[i].push_back(static_cast<mx::ShapeElem>(out->sizes[d]));
-    }
+mx::Shape shape_of(const Work& w, const Plan& plan, int i) {
+  const fr_rule_output* out = &w.found.outputs[i];
+  mx::Shape shape;
+  for (int d = 0; d < out->ndim; d++) {
+    if (out->sizes[d] > INT32_MAX)
+      throw std::invalid_argument(plan.name + ": output " + std::to_string(i + 1) + " of " +
+                                  std::to_string(w.call.op->outputs) + " has the size " + std::to_string(out->sizes[d]) +
+                                  " along dim " + std::to_string(d) + "; MLX has 2147483647 at most.");
+    shape.push_back(static_cast<mx::ShapeElem>(out->sizes[d]));
   }
+  return shape;
+}
+
+std::vector<mx::Shape> shapes_of(const Work& w, const Plan& plan) {
+  std::vector<mx::Shape> shapes;
+  for (int i = 0; i < w.call.op->outputs; i++) shapes.push_back(shape_of(w, plan, i));
   return shapes;
 }
 
