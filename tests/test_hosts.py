@@ -756,6 +756,18 @@ def test_mlx_gradients_through_a_kernel_are_refused_and_never_zero(fake: FakeDev
     assert mx.grad(lambda y: (run(k, x)[0] * y).sum())(x).tolist() == [1, 2]
 
 
+def test_an_op_without_nodes_says_why_it_has_no_derivative(fake: FakeDevice) -> None:
+    op = fe.op(
+        "twice", "x[N]:T -> y[N]:T", metal="y[thread_position_in_grid.x] = 1;", grid="N",
+        threadgroup=1,
+    )  # fmt: skip
+    op.def_vjp(lambda primals, cotangents, outputs: cotangents)
+    with pytest.raises(
+        fe.KernelError, match=r"^op 'twice' has no derivative.*nodes cannot be built"
+    ):
+        mx.grad(lambda x: op(x).sum())(mx.ones((3,)))
+
+
 def test_a_kernel_inside_an_mlx_custom_function(fake: FakeDevice) -> None:
     def forward(x: mx.array) -> mx.array:
         out: mx.array = run(kernel(), x)[0]

@@ -131,7 +131,7 @@ MAY_IMPORT = {
     "hosts.mlx_sources": "",  # setup.py reads it, too
     "hosts.mlx_node": f"{NOUNS} arguments batching bytecode call_sizes derivatives op_call "
     "op_declaration op_entries implementation hosts devices numpy mlx",
-    "hosts.mlx_batches": "errors derivatives op_declaration hosts.mlx_build mlx",
+    "hosts.mlx_batches": "errors derivatives op_declaration hosts.mlx hosts.mlx_build mlx",
     "hosts.mlx_gpu": f"{NOUNS} arguments cache cuda_steps driver implementation op_call "
     "op_declaration op_entries op_launch op_unit rule hosts devices numpy mlx",
     "hosts.mlx_export": f"{NOUNS} arguments call_sizes identity implementation op_call "

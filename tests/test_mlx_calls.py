@@ -294,3 +294,34 @@ def test_in_dictionaries_and_rules() -> None:
     with pytest.raises(ferrule.RuleError, match=r"x\.shape\[0\]"):
         ferrule.op("k", "x[N]:float32 -> y[x.shape[0]]:float32", metal="y[0] = 0;", grid="N",
                    threadgroup=1)  # fmt: skip
+
+
+@pytest.mark.parametrize("shape", [(2**31,), (2**32 + 6,), (0, 2**32)])
+@pytest.mark.parametrize("grid", [(6, 1, 1), ("x.size", 1, 1)])
+def test_sizes_that_mlx_has_not(shape: tuple[int, ...], grid: Any) -> None:
+    kernel = ferrule.metal_kernel(
+        name="long", input_names=["x"], output_names=["y"], source="y[0] = 0;"
+    )
+    with pytest.raises(KernelError, match=r"kernel 'long'.*214748364"):
+        kernel(
+            inputs=[mx.ones((6,))], grid=grid, threadgroup=(1, 1, 1), output_shapes=[shape],
+            output_dtypes=[mx.uint8],
+        )  # fmt: skip
+
+
+def test_a_cuda_kernel_without_cuda_says_so_inside_transformations_too() -> None:
+    if mx.is_available(mx.gpu):
+        pytest.skip("there is a GPU")
+    kernel = ferrule.cuda_kernel(
+        name="only_cuda", input_names=["x"], output_names=["y"], source="y[0] = x[0];"
+    )
+
+    def call(x: mx.array) -> mx.array:
+        return kernel(
+            inputs=[x], grid=(1, 1, 1), threadgroup=(1, 1, 1), output_shapes=[(1,)],
+            output_dtypes=[mx.float32],
+        )[0]  # fmt: skip
+
+    for function in (call, mx.compile(call), mx.compile(call, shapeless=True), mx.vmap(call)):
+        with pytest.raises(ferrule.DeviceError, match=r"'only_cuda'.*mlx\[cuda13\]"):
+            function(mx.ones((3, 1)))

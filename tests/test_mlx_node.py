@@ -570,6 +570,15 @@ def test_wrong_calls() -> None:
         one("bad", "N", "nonsense(x);")(x)
     with pytest.raises(KernelError, match="runs no thread"):
         one("none", "0*N", "y[0] = 0;")(x)
+    with pytest.raises(KernelError, match=r"op 'square': input 1 of 1 has 17 dims.*mx.reshape"):
+        square(mx.ones([1] * 17))
+    huge = fe.op(
+        "huge", "x[N]:T -> y[N*1000000000]:T", metal="y[0] = x[0];", grid="N", threadgroup=1
+    )
+    with pytest.raises(
+        KernelError, match=r"op 'huge': output 1 of 1 has the size 3000000000 along"
+    ):
+        huge(x)
     assert square(x).tolist() == (x * x).tolist()
 
 
@@ -585,6 +594,10 @@ def test_a_kernel_that_faults_is_an_error_where_it_is_evaluated() -> None:
     if mlx_build.at_least(0, 32, 2):
         with pytest.raises(RuntimeError, match=words):
             mx.eval(wild(x))
+        try:  # np.array may ask twice, and MLX tells it once: what it gets must look like no result
+            assert np.isnan(np.array(wild(x))).all()
+        except RuntimeError as error:
+            assert "op 'wild'" in str(error)
     else:  # such an error would end the process
         mx.eval(wild(x))
         with pytest.raises(Exception, match="an earlier " + words):

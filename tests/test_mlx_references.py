@@ -101,7 +101,7 @@ def test_what_is_wrong_is_said() -> None:
          r"expected the shape \(3,\)"),
         ("vjp", lambda: (WRONG,), "gave .* of type Wrong as the gradient of input 'x'; expected"),
         ("jvp", lambda: (None,), "gave None of type NoneType as the tangent of output 'y'"),
-        ("vmap", lambda: ((X,), (1,)), "gave the axis 1 for output 'y', which has 1 dims"),
+        ("vmap", lambda: ((X,), (1,)), "gave the axis 1 for output 'y', which has the shape"),
         ("vmap", lambda: ((X, X), (0, 0)), "gave 2 for its outputs; expected a tuple of 1"),
         ("vmap", lambda: ((X,), 0), "gave int for its axes; expected a tuple of 1"),
         ("vmap", lambda: ((1,), (0,)), "gave 1 of type int as output 'y'; expected an array"),

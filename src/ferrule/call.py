@@ -203,7 +203,7 @@ class CallableKernel:
                         init_value, plan,
                     )  # fmt: skip
         del owners  # the bytes of scalars and copies had to live until here
-        return host.finish(kernel.name, arrays, outputs)
+        return host.finish(f"kernel {kernel.name!r}", arrays, outputs)
 
     def text(
         self,

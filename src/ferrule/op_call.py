@@ -74,7 +74,7 @@ def eager(op: Op, values: Sequence[Any]) -> Any:
         outputs = made_outputs(chosen, sent, results, host, device)
         facts = [cast(Facts, host.facts(one)) for one in outputs]
         launch(op.name, op.rule, chosen, sent, said, device, queue, given, facts)
-    finished = host.finish(op.name, list(arrays.values()), outputs)
+    finished = host.finish(f"op {op.name!r}", list(arrays.values()), outputs)
     _write_back(op, values, copies)
     return packed(finished)
 

@@ -89,8 +89,8 @@ class Host(Protocol):
         are not remembered (see `ferrule.fastcall`)."""
         ...
 
-    def finish(self, kernel: str, inputs: Sequence[Any], outputs: list[Any]) -> list[Any]:
-        """The arrays to return, once the kernel called ``kernel`` was launched."""
+    def finish(self, what: str, inputs: Sequence[Any], outputs: list[Any]) -> list[Any]:
+        """The arrays to return, once ``what``, such as ``"kernel 'exp'"``, was launched."""
         ...
 
     def device(self) -> str:

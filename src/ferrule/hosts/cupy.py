@@ -68,7 +68,7 @@ def maker(shape: Shape, number: float | None, dtype: Dtype, device: str) -> None
     """Calls with CuPy's arrays are not remembered."""
 
 
-def finish(kernel: str, inputs: Sequence[Any], outputs: list[Any]) -> list[Any]:
+def finish(what: str, inputs: Sequence[Any], outputs: list[Any]) -> list[Any]:
     """``outputs`` as they are."""
     return outputs
 

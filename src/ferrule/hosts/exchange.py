@@ -69,7 +69,7 @@ def maker(*_: object) -> None:
     """Calls with such arrays are not remembered."""
 
 
-def finish(kernel: str, inputs: Sequence[Any], outputs: list[Any]) -> list[Any]:
+def finish(what: str, inputs: Sequence[Any], outputs: list[Any]) -> list[Any]:
     """``outputs`` as arrays of the first input's library, or torch's where it takes no DLPack."""
     for array in inputs:
         module = type(array).__module__.partition(".")[0]

@@ -89,8 +89,9 @@ def _evaluate(array: mx.array) -> None:
         if "function transformations" not in str(error):
             raise
         raise KernelError(
-            "stands for a value inside mx.compile, mx.vmap or mx.export_function, but a "
-            "kernel call runs eagerly; call the kernel outside of the transformed function."
+            "stands for a value inside mx.compile, mx.vmap or mx.export_function, but this call "
+            "runs eagerly: it is no node of MLX's graph, as where ferrule's nodes cannot be built "
+            "(a warning says why). Call it outside of the transformed function."
         ) from error
 
 
@@ -130,26 +131,32 @@ def maker(shape: Shape, number: float | None, dtype: Dtype, device: str) -> None
     """None: MLX's arrays are evaluated, and tied to the outputs, by Python code each time."""
 
 
-def finish(kernel: str, inputs: Sequence[Any], outputs: list[mx.array]) -> list[mx.array]:
+def finish(what: str, inputs: Sequence[Any], outputs: list[mx.array]) -> list[mx.array]:
     """``outputs``, tied to ``inputs`` so that a gradient through them is refused.
 
     Without the tie `mx.grad` would find constants, and give zeros without a word.
     """
     if not inputs:
         return outputs
-    linked: list[mx.array] = _tie(kernel, len(outputs))(*outputs, *inputs)
+    linked: list[mx.array] = _tie(what, len(outputs))(*outputs, *inputs)
     mx.eval(linked)  # outside of mx.grad this also forgets the inputs
     return linked
 
 
 @functools.lru_cache(maxsize=256)
-def _tie(kernel: str, count: int) -> Callable[..., Any]:
+def _tie(what: str, count: int) -> Callable[..., Any]:
     tie = mx.custom_function(lambda *arrays: list(arrays[:count]))
 
     def refuse(*_: object) -> None:
+        why = (
+            "a metal_kernel call has none"
+            if what.startswith("kernel ")
+            else "this call ran eagerly, and is no node of MLX's graph, as where ferrule's nodes "
+            "cannot be built (a warning says why)"
+        )
         raise KernelError(
-            f"[metal_kernel] kernel {kernel!r} has no derivative: a metal_kernel call has none. "
-            "Give it mx.stop_gradient(x), or wrap the call in an mx.custom_function with a vjp."
+            f"{what} has no derivative: {why}. Give it mx.stop_gradient(x), or wrap the call in an "
+            "mx.custom_function with a vjp."
         )
 
     tie.vjp(refuse)

@@ -17,6 +17,7 @@ import mlx.core as mx
 from .. import derivatives
 from ..errors import KernelError
 from ..op_declaration import Op, op
+from . import mlx
 from .mlx_build import shapeless
 
 if TYPE_CHECKING:
@@ -101,20 +102,29 @@ def gradients(of: Op, primals: Sequence[Any], found: Sequence[Any]) -> tuple[Any
     Raises:
         KernelError: it is not; says what.
     """
-    for one, value, grad in zip(of.rule.inputs, primals, found, strict=True):
-        if isinstance(value, mx.array) and grad is not None:
-            _check(of, "vjp", grad, value, f"the gradient of input {one.name!r}")
-    return tuple(found)
+    return tuple([
+        _like(of, "vjp", grad, value, f"the gradient of input {one.name!r}")
+        if isinstance(value, mx.array) and grad is not None else grad
+        for one, value, grad in zip(of.rule.inputs, primals, found, strict=True)
+    ])  # fmt: skip
 
 
 def tangents(of: Op, outputs: Sequence[mx.array], found: Sequence[Any]) -> tuple[Any, ...]:
     """What the jvp of an op gave, if it is arrays like the outputs; raises as `gradients`."""
+    made = []
     for one, value, tangent in zip(of.rule.outputs, outputs, found, strict=True):
-        _check(of, "jvp", tangent, value, f"the tangent of output {one.name!r}")
-    return tuple(found)
+        if tangent is None and not mx.issubdtype(value.dtype, mx.inexact):
+            tangent = zeros_like(value)
+        made.append(_like(of, "jvp", tangent, value, f"the tangent of output {one.name!r}"))
+    return tuple(made)
 
 
-def _check(of: Op, kind: str, found: Any, like: mx.array, what: str) -> None:
+def _like(of: Op, kind: str, found: Any, like: mx.array, what: str) -> mx.array:
+    """A derivative, of the dtype of what it is the derivative of.
+
+    Raises:
+        KernelError: it is no array, or of another shape, or would lose its imaginary part.
+    """
     if not isinstance(found, mx.array):
         raise derivatives.no_array(of, kind, found, what)
     if found.shape != like.shape:
@@ -122,10 +132,18 @@ def _check(of: Op, kind: str, found: Any, like: mx.array, what: str) -> None:
             f"[op] the {kind} of op {of.name!r} gave an array of shape {found.shape} as {what}; "
             f"expected the shape {like.shape}."
         )
+    if found.dtype == like.dtype or not mx.issubdtype(like.dtype, mx.inexact):
+        return found
+    if found.dtype == mx.complex64:
+        raise KernelError(
+            f"[op] the {kind} of op {of.name!r} gave an array of complex64 as {what}, which is of "
+            f"{mlx.KNOWN[like.dtype].name}; expected real numbers, such as x.real."
+        )
+    return found.astype(like.dtype)
 
 
 def batch(
-    of: Op, outputs: Any, where: Any, repeat: Callable[[mx.array], mx.array]
+    of: Op, size: int, outputs: Any, where: Any, repeat: Callable[[mx.array], mx.array]
 ) -> tuple[tuple[mx.array, ...], tuple[int, ...]]:
     """What a batch of calls gave: arrays, and the batch's axis in each, counted from 0.
 
@@ -150,11 +168,12 @@ def batch(
     for one, value, axis in zip(of.rule.outputs, outputs, where, strict=True):
         if not isinstance(value, mx.array):
             raise derivatives.no_array(of, "vmap", value, f"output {one.name!r}")
-        ranks = range(-value.ndim, value.ndim)
-        if axis is not None and (not isinstance(axis, int) or axis not in ranks):
+        known = isinstance(axis, int) and -value.ndim <= axis < value.ndim
+        if axis is not None and not (known and value.shape[axis] == size):
             raise KernelError(
                 f"[op] the vmap rule of op {of.name!r} gave the axis {axis!r} for output "
-                f"{one.name!r}, which has {value.ndim} dims; expected an axis of it, or None."
+                f"{one.name!r}, which has the shape {value.shape}; expected an axis of size "
+                f"{size}, or None."
             )
         made.append(repeat(value) if axis is None else value)
         axes.append(0 if axis is None else axis % value.ndim)

@@ -233,7 +233,7 @@ def call(op: Op, values: Sequence[Any]) -> Any:
         if isinstance(fact, Facts) and fact.shape != shape
     ]  # fmt: skip
     rules = _Rules(op, fixed, [isinstance(f, Facts) for f in given.values()], scalars, len(arrays))
-    outputs = _made(f"op {op.name!r}", mlx_node.answering(rules), arrays, record, results)
+    outputs = _made(f"op {op.name!r}", rules, arrays, record, results)
     return op_call.packed(outputs)
 
 
@@ -267,6 +267,7 @@ def call_kernel(
             f"{kernel.tag} Only supports the GPU while a function is exported: "
             f"{arguments.label_of(kernel, 'stream')} is {stream!r}; leave it out."
         )
+    mlx_node.check_shapes(kernel, shapes)
     if number is not None:
         for i, kind in enumerate(outs):
             arguments.fill_value(kernel, i, number, kind)
@@ -283,7 +284,7 @@ def call_kernel(
 
     results = list(zip(shapes, outs, strict=True))
     what = f"kernel {kernel.name!r}"
-    return _made(what, mlx_node.answering(no_rule), arrays, record, results)
+    return _made(what, no_rule, arrays, record, results)
 
 
 def on_cpu(kernel: Kernel, stream: object) -> bool:
@@ -296,7 +297,7 @@ def on_cpu(kernel: Kernel, stream: object) -> bool:
 
 
 def _made(
-    what: str, python: Any, arrays: Sequence[mx.array], record: Record,
+    what: str, rules: Any, arrays: Sequence[mx.array], record: Record,
     results: Sequence[tuple[Shape, Dtype]],
 ) -> list[mx.array]:  # fmt: skip
     found = mlx_build.loaded()
@@ -310,8 +311,9 @@ def _made(
         record.shared, record.math_mode, len(results), (ctypes.c_int32 * len(kinds))(*kinds),
         (ctypes.c_int64 * len(shapes))(*shapes),
     )  # fmt: skip
+    answer = mlx_node.answering(rules, what)
     made = found.fr_mlx_record_call(
-        what.encode(), python, tuple(arrays), ctypes.addressof(structure)
+        what.encode(), answer, tuple(arrays), ctypes.addressof(structure)
     )
     if made is NotImplemented:
         raise mlx_node.why() or KernelError(f"{what} cannot be exported.")

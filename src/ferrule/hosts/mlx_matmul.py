@@ -45,7 +45,8 @@ def quantized_matmul(
     """The product of ``x`` and a quantized matrix, as `mx.quantized_matmul` has it.
 
     It is right when compiled (shapeless, too), exported, batched by `mx.vmap` over any of the
-    arrays, and differentiated with respect to ``x``, and in all nestings of these. Files of
+    arrays, and differentiated with respect to ``x``, and in all nestings of these, but that in a
+    shapeless trace the gradients of what is gathered have no derivatives. Files of
     `mx.export_function` hold MLX's own records, which stock MLX runs.
 
     Args:
@@ -249,7 +250,10 @@ def _nodes(*arrays: mx.array | None) -> bool:
         return True
     for array in arrays:
         if array is not None:
-            mlx.facts(array)
+            try:
+                mlx.facts(array)
+            except KernelError as error:
+                raise KernelError(f"[ferrule.mlx] an array of a product {error}") from error
     return False
 
 
@@ -335,7 +339,7 @@ def _quantized(transpose: bool, group_size: int | None, bits: int | None, mode: 
         made = gather(x, *matrix, rhs_indices=which, transpose=transpose)
         return [mx.squeeze(made, -2) if rank[0] == 1 else made]
 
-    return answers(vjp, jvp, vmap)
+    return answers("quantized_matmul", vjp, jvp, vmap)
 
 
 def _rules_of_gather(
@@ -360,7 +364,7 @@ def _rules_of_gather(
             rhs = _plus_starts(rhs, matrices[0])
         return [product(x, *matrices, lhs, rhs)]
 
-    return answers(vjp, jvp, vmap)
+    return answers(name, vjp, jvp, vmap)
 
 
 def _plus_starts(index: mx.array, array: mx.array) -> mx.array:

@@ -8,8 +8,10 @@ not as that file knows them, kernels run when they are called, as `hosts.mlx` do
 from __future__ import annotations
 
 import ctypes
+import traceback
 import weakref
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
@@ -27,6 +29,7 @@ from ..bytecode import compile_rule
 from ..dtypes import Dtype
 from ..errors import (
     DeviceError,
+    FerruleError,
     KernelError,
     KernelTypeError,
 )
@@ -42,20 +45,40 @@ if TYPE_CHECKING:
     from ..op_declaration import Op
 
 _CAPTURED = 4  # of runtime/mlx_node.cpp
+_PACKAGE = str(Path(__file__).resolve().parent.parent)
 _int64 = ctypes.c_int64
+_LONGEST = 2**31 - 1
 
 
-def answering(function: Any) -> Any:
-    """A function whose errors reach the node that asked."""
+def answering(function: Any, whose: str) -> Any:
+    """A function whose errors reach the node that asked, as text: MLX raises an error of its own.
+
+    Args:
+        function: what answers.
+        whose: what it answers for, such as ``"op 'square'"``.
+    """
 
     def answered(what: str, *given: Any) -> Any:
         try:
             return function(what, *given)
+        except KeyboardInterrupt:
+            raise
         except BaseException as error:
-            loaded().fr_mlx_raised(str(error).encode() or type(error).__name__.encode())
+            loaded().fr_mlx_raised(_told(error, what, whose).encode())
             return None
 
     return answered
+
+
+def _told(error: BaseException, what: str, whose: str) -> str:
+    """What an error says; of one that is not ferrule's also whose it is, its type and its line."""
+    if isinstance(error, FerruleError):
+        return str(error)
+    frames = traceback.extract_tb(error.__traceback__)
+    theirs = [one for one in frames if not one.filename.startswith(_PACKAGE)]
+    where = f" ({theirs[-1].filename}, line {theirs[-1].lineno})" if theirs else ""
+    asked = "`run`" if what == "run" else what
+    return f"the {asked} of {whose} raised {type(error).__name__}{where}: {error}"
 
 
 def rules(op: Op) -> Callable[..., tuple[Any, ...]]:
@@ -92,7 +115,7 @@ def rules(op: Op) -> Callable[..., tuple[Any, ...]]:
         size = next(v.shape[a] for v, a in zip(values, axes, strict=True) if a is not None)
         arrays = mlx_batches.arrays(op, values, axes)
         found, where = batching.batched(op, size, axes, values, op, arrays)
-        return mlx_batches.batch(op, found, where, lambda one: arrays.repeat(one, 0, size))
+        return mlx_batches.batch(op, size, found, where, lambda one: arrays.repeat(one, 0, size))
 
     return answered
 
@@ -124,7 +147,7 @@ def callable_for(op: Op) -> Any:
     what = f"op {op.name!r}"
     plan = found.fr_mlx_plan(
         ctypes.addressof(made.structure), len(bound) - 1, devices, elsewhere, what.encode(),
-        answering(rules(op)),
+        answering(rules(op), what),
     )  # fmt: skip
     return found.fr_mlx_callable(plan)
 
@@ -227,7 +250,7 @@ class BoundKernel(Bound):
         bound.append(self)
         op_entries.kept.append(self)
         self.calls = loaded().fr_mlx_calls(len(kernel.input_names))
-        self.answer = answering(self._said)
+        self.answer = answering(self._said, f"kernel {kernel.name!r}")
         op_entries.kept.append(self.answer)
 
     def prepared(self, request: Request) -> Prepared:
@@ -283,6 +306,7 @@ class BoundKernel(Bound):
         found = self.plans.get(key)
         if found is not None:
             return found
+        check_shapes(self.kernel, shapes)
         index = self.indices.setdefault((items, kinds), len(self.templates))
         if index == len(self.templates):
             self.templates.append(items)
@@ -298,6 +322,20 @@ class BoundKernel(Bound):
             (_int64 * 1)(index), fills,
         )  # fmt: skip
         return int(made)
+
+
+def check_shapes(kernel: Kernel, shapes: Sequence[Shape]) -> None:
+    """Refuse output shapes that MLX cannot have.
+
+    Raises:
+        KernelError: a size needs more than 31 bits.
+    """
+    for i, shape in enumerate(shapes):
+        if max(shape, default=0) > _LONGEST:
+            raise KernelError(
+                f"{arguments.output_label(kernel, 'output_shapes', i)}: got {shape}; MLX's arrays "
+                f"have {_LONGEST} elements along a dim at most."
+            )
 
 
 def stale(kernel: Kernel, index: int, traced: object, shape: object) -> KernelError:
@@ -436,8 +474,10 @@ def call_kernel(
         given = [array_of(kernel, wants, i, value) for i, value in enumerate(inputs)]
         return mlx_gpu.call_stock(kernel, given, shapes, outs, grid, group, items, number, stream)
     found = library()
-    if found is None or (kernel.language == "cuda" and not found.fr_mlx_has_cuda()):
+    if found is None:
         return None
+    if kernel.language == "cuda" and not found.fr_mlx_has_cuda():
+        raise arguments.needs_cuda(kernel, mlx.name, "cpu")
     arrays = tuple([array_of(kernel, wants, i, value) for i, value in enumerate(inputs)])
     fills = None
     if number is not None:

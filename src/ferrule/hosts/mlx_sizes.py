@@ -170,14 +170,14 @@ def added_at(values: mx.array, index: mx.array, like: mx.array, once: bool) -> m
 # -- rules ---------------------------------------------------------------------------------------
 
 
-def answers(vjp: Any, jvp: Any, vmap: Any) -> Any:
-    """Functions that give lists of arrays, as `mlx_node.ruled` takes rules."""
+def answers(name: str, vjp: Any, jvp: Any, vmap: Any) -> Any:
+    """Functions of ``name`` that give lists of arrays, as `mlx_node.ruled` takes rules."""
     rules = {"vjp": vjp, "jvp": jvp, "vmap": vmap}
 
     def answer(what: str, *given: Any) -> tuple[mx.array, ...]:
         return tuple(rules[what](*given))
 
-    return mlx_node.answering(answer)
+    return mlx_node.answering(answer, name)
 
 
 def first(arrays: Arrays, axes: Numbers) -> list[mx.array]:
@@ -194,8 +194,9 @@ def _broadcast() -> Any:
 
     def vjp(primals: Arrays, cotangent: mx.array, argnums: Numbers) -> list[mx.array]:
         raise KernelError(
-            "[gather_qmm] has no gradient with respect to global_scale inside "
-            "mx.compile(shapeless=True). Compile without shapeless=True."
+            "[ferrule.mlx] inside mx.compile(shapeless=True) gathered products have no gradient "
+            "with respect to global_scale, and their gradients have no derivatives, since MLX "
+            "keeps the sizes of the first call there. Compile without shapeless=True."
         )
 
     def vmap(inputs: Arrays, axes: Numbers) -> list[mx.array]:
@@ -207,4 +208,4 @@ def _broadcast() -> Any:
             made.append(array)
         return [alike(made[0], made[1])[0]]
 
-    return answers(vjp, vjp, vmap)
+    return answers("broadcast_arrays", vjp, vjp, vmap)

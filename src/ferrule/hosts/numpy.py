@@ -76,7 +76,7 @@ def maker(shape: Shape, number: float | None, dtype: Dtype, device: str) -> Make
 
 
 def finish(
-    kernel: str, inputs: Sequence[Any], outputs: list[np.ndarray[Any, Any]]
+    what: str, inputs: Sequence[Any], outputs: list[np.ndarray[Any, Any]]
 ) -> list[np.ndarray[Any, Any]]:
     """``outputs`` as they are."""
     return outputs

@@ -226,7 +226,7 @@ def maker(shape: Shape, number: float | None, dtype: Dtype, device: str) -> Make
     return Maker(torch.empty, (shape,), keywords, zeroed)
 
 
-def finish(kernel: str, inputs: Sequence[Any], outputs: list[torch.Tensor]) -> list[torch.Tensor]:
+def finish(what: str, inputs: Sequence[Any], outputs: list[torch.Tensor]) -> list[torch.Tensor]:
     """``outputs`` as they are."""
     return outputs
 

@@ -21,6 +21,11 @@ struct Job {
   /* Kept alive. Not the arrays: letting go of the last of one, on this thread, would race with the thread
    * that evaluates, and with Python. */
   std::vector<std::shared_ptr<mx::array::Data>> memory;
+  struct Written {
+    char* at;
+    size_t bytes;
+  };
+  std::vector<Written> outputs;
   struct Copy {
     const char* from;
     char* to;
@@ -35,6 +40,37 @@ struct Job {
   };
   std::vector<Fill> fills;
 };
+
+/* Jobs that are done, to be used again: each is of many kB, which is dear to allocate on one thread and
+ * free on another. The list lives for ever, since streams run until the process ends. */
+struct Jobs {
+  std::mutex mutex;
+  std::vector<Job*> done;
+};
+constexpr size_t most_jobs = 128; /* MLX lets so many be under way */
+
+std::shared_ptr<Job> new_job() {
+  static Jobs& jobs = *new Jobs;
+  Job* job = nullptr;
+  {
+    std::lock_guard<std::mutex> guard(jobs.mutex);
+    if (!jobs.done.empty()) {
+      job = jobs.done.back();
+      jobs.done.pop_back();
+    }
+  }
+  return std::shared_ptr<Job>(job ? job : new Job, [](Job* job) {
+    job->memory.clear();
+    job->outputs.clear();
+    job->copies.clear();
+    job->fills.clear();
+    std::lock_guard<std::mutex> guard(jobs.mutex);
+    if (jobs.done.size() < most_jobs)
+      jobs.done.push_back(job);
+    else
+      delete job;
+  });
+}
 
 /* A row-contiguous copy. */
 void copy_strided(const char* from, char* to, size_t item, int ndim, const int64_t* sizes,
@@ -119,6 +155,8 @@ void run(Job& job) {
   progress.parts = 0;
   int status = job.cpu.run(job.cpu.entry, &job.cpu.launch, job.cpu.units, job.cpu.limit, 0, &progress);
   if (status == FR_OK) return;
+  /* MLX hands out what is in an array after the error, too: np.array asks a second time. Floats are NaN. */
+  for (const Job::Written& out : job.outputs) memset(out.at, 0xff, out.bytes);
   if constexpr (carries_errors<mx::scheduler::Scheduler>) {
     throw std::runtime_error(failure(job, status));
   } else {

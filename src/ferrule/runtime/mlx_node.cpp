@@ -89,6 +89,7 @@ object* ask(object* function, const char* what, std::vector<object*> arguments) 
   for (size_t i = 0; i < arguments.size(); i++) PyTuple_SetItem(tuple, i + 1, arguments[i]);
   object* found = PyObject_CallObject(function, tuple);
   if (found && PyTuple_Size(found) >= 0) return found;
+  if (PyErr_ExceptionMatches(PyExc_KeyboardInterrupt)) PyErr_SetInterrupt(); /* once more, behind MLX's error */
   PyErr_Clear();
   if (found) Py_DecRef(found);
   std::string text = std::exchange(raised_text, "");
@@ -216,9 +217,9 @@ class Node : public Base {
       if (plan->fixed)
         for (const mx::array& a : arrays) node->traced.push_back(a.shape());
     }
-    if (plan->op->outputs > 1) return mx::array::make_arrays(shapes_of(w), dtypes_of(w), node, std::move(arrays));
+    if (plan->op->outputs > 1) return mx::array::make_arrays(shapes_of(w, *plan), dtypes_of(w), node, std::move(arrays));
     std::vector<mx::array> made;
-    made.emplace_back(shape_of(w, 0), dtype_at[w.found.outputs[0].dtype], std::move(node), std::move(arrays));
+    made.emplace_back(shape_of(w, *plan, 0), dtype_at[w.found.outputs[0].dtype], std::move(node), std::move(arrays));
     return made;
   }
 
@@ -230,7 +231,7 @@ class Node : public Base {
     Work w;
     read(w, *plan, given, inputs, Memory::none);
     bind(w, *plan, on_cuda(stream()));
-    return shapes_of(w);
+    return shapes_of(w, *plan);
   }
 
   bool is_equivalent(const mx::Primitive& other) const override {
@@ -250,11 +251,11 @@ class Node : public Base {
     raise_late();
     if (plan->fixed) check_fixed(inputs);
     if (!(plan->devices & CPU)) return eval_python(inputs, outputs);
-    auto job = std::shared_ptr<Job>(new Job);
+    std::shared_ptr<Job> job = new_job();
     Work& w = job->work;
     read(w, *plan, given, inputs, Memory::host);
     bind(w, *plan, false);
-    find_entry(w);
+    find_entry(w, true);
     auto& encoder = mx::cpu::get_command_encoder(stream());
     for (const mx::array& a : inputs) job->memory.push_back(a.data_shared_ptr());
     void* pointers[FR_MAX_ARGUMENTS];
@@ -263,6 +264,8 @@ class Node : public Base {
       out.set_data(mx::allocator::malloc(out.nbytes()));
       pointers[i] = out.data<char>();
       encoder.set_output_array(out);
+      job->memory.push_back(out.data_shared_ptr());
+      job->outputs.push_back({out.data<char>(), out.nbytes()});
       if (!plan->fills.empty())
         job->fills.push_back({out.data<char>(), out.size(), plan->fills[i]});
       else if (w.body->zeroed)
@@ -525,7 +528,7 @@ class Node : public Base {
     Work w;
     read(w, *plan, given, values, Memory::none);
     bind(w, *plan, on_cuda(stream()));
-    std::vector<mx::Shape> shapes = shapes_of(w);
+    std::vector<mx::Shape> shapes = shapes_of(w, *plan);
     if (size >= 0)
       for (mx::Shape& shape : shapes) shape.insert(shape.begin(), size);
     return mx::array::make_arrays(shapes, dtypes_of(w), std::make_shared<Missing>(stream(), why), inputs);

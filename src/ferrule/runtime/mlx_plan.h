@@ -110,7 +110,10 @@ void read(Work& w, const Plan& plan, const Given& given, const std::vector<mx::a
     in->dtype = place_of[static_cast<int>(a.dtype().val())];
     in->sizes = w.sizes[i];
     c->strides[i] = w.strides[i];
-    if (in->ndim > FR_MAX_NDIM) throw std::invalid_argument("ferrule: an input of " + plan.name + " has more than 16 dims");
+    if (in->ndim > FR_MAX_NDIM)
+      throw std::invalid_argument(plan.name + ": input " + std::to_string(i + 1) + " of " + std::to_string(op->inputs) +
+                                  " has " + std::to_string(in->ndim) + " dims, of the shape " + shown(a.shape()) +
+                                  "; expected 16 dims at most. Merge some, by mx.flatten or mx.reshape.");
     for (int d = 0; d < in->ndim; d++) w.sizes[i][d] = a.shape()[d];
     if (memory == Memory::none) {
       fr_row_strides(in->ndim, w.sizes[i], w.strides[i]);
@@ -180,26 +183,35 @@ void bind(Work& w, const Plan& plan, bool gpu) {
   }
 }
 
-void find_entry(Work& w) {
+void find_entry(Work& w, bool evaluated = false) {
   w.entry = nullptr;
   if (!w.body || fr_no_thread(&w.call)) return;
   w.entry = fr_entry_for(&w.call, w.call.request.body, &w.found);
-  if (!w.entry) refuse(w);
+  if (w.entry) return;
+  const char* text = w.call.request.text;
+  if (evaluated && text && !strcmp(text, "KeyboardInterrupt")) { /* Python sees MLX's error alone */
+    Gil gil;
+    PyErr_SetInterrupt();
+  }
+  refuse(w);
 }
 
-mx::Shape shape_of(const Work& w, int i) {
+mx::Shape shape_of(const Work& w, const Plan& plan, int i) {
   const fr_rule_output* out = &w.found.outputs[i];
   mx::Shape shape;
   for (int d = 0; d < out->ndim; d++) {
-    if (out->sizes[d] > INT32_MAX) throw std::invalid_argument("ferrule: an output has more than 2147483647 elements along a dim, which MLX cannot have");
+    if (out->sizes[d] > INT32_MAX)
+      throw std::invalid_argument(plan.name + ": output " + std::to_string(i + 1) + " of " +
+                                  std::to_string(w.call.op->outputs) + " has the size " + std::to_string(out->sizes[d]) +
+                                  " along dim " + std::to_string(d) + "; MLX has 2147483647 at most.");
     shape.push_back(static_cast<mx::ShapeElem>(out->sizes[d]));
   }
   return shape;
 }
 
-std::vector<mx::Shape> shapes_of(const Work& w) {
+std::vector<mx::Shape> shapes_of(const Work& w, const Plan& plan) {
   std::vector<mx::Shape> shapes;
-  for (int i = 0; i < w.call.op->outputs; i++) shapes.push_back(shape_of(w, i));
+  for (int i = 0; i < w.call.op->outputs; i++) shapes.push_back(shape_of(w, plan, i));
   return shapes;
 }
 
