@@ -148,6 +148,7 @@ class Ruled : public Stock {
 API object* fr_mlx_ruled(object* stock, object* inputs_of, object* rules) {
   const mx::array& like = array_in(inputs_of);
   std::shared_ptr<mx::Primitive> primitive = array_in(stock).primitive_ptr();
+  if (!primitive) return held(stock); /* older versions make no broadcast of equal shapes */
   std::string name = primitive->name();
   if (name == "GatherQMM")
     primitive = Ruled<mx::GatherQMM>::make(std::move(primitive), rules);
