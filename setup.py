@@ -10,6 +10,7 @@ import importlib.util
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -85,9 +86,13 @@ class BuildPy(build_py):
             folder = self.get_finalized_command("install").install_lib
         Path(folder).mkdir(parents=True, exist_ok=True)
         Path(folder, "ferrule-mlx.pth").write_text(AT_START, encoding="utf-8")
+        if self.editable_mode:
+            return
+        shutil.rmtree(
+            Path(folder, "ferrule", "prebuilt"), ignore_errors=True
+        )  # of an earlier build
         for place in filter(None, os.environ.get("FERRULE_PREBUILD_MLX", "").split(os.pathsep)):
-            if not self.editable_mode:
-                prebuild(Path(place, "mlx").resolve(), Path(folder, "ferrule"))
+            prebuild(Path(place, "mlx").resolve(), Path(folder, "ferrule"))
 
 
 # The runtime knows nothing of Python, and the other library keeps to Python's stable interface, so

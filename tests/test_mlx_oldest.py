@@ -3,7 +3,6 @@ tests run with it. The rest of the suite runs with the newest, which pyproject.t
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import subprocess
@@ -40,8 +39,6 @@ def run(*command: str | Path, env: Mapping[str, str], timeout: float) -> tuple[i
 @pytest.fixture
 def oldest() -> Iterator[dict[str, str]]:
     """The environment of programs that import the oldest MLX."""
-    if importlib.util.find_spec("pip") is None:
-        pytest.skip("this Python has no pip to install the oldest MLX with")
     with tempfile.TemporaryDirectory(prefix="ferrule-oldest-mlx-") as folder:
         wheel = f"mlx=={OLDEST}" if sys.platform == "darwin" else f"mlx[cpu]=={OLDEST}"
         status, log = run(
@@ -49,7 +46,9 @@ def oldest() -> Iterator[dict[str, str]]:
             "--target", folder, wheel,
             env=os.environ, timeout=200,
         )  # fmt: skip
-        if status and re.search(r"from versions: none|ConnectionPool|ConnectionError", log):
+        # asked of a process of its own: where pip is imported, setuptools gives up its distutils
+        none = r"No module named pip|from versions: none|ConnectionPool|ConnectionError"
+        if status and re.search(none, log):
             pytest.skip(f"MLX {OLDEST} cannot be had here: {log.strip().splitlines()[-1]}")
         assert status == 0, log
         kept = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
