@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import gc
+import os
+import subprocess
+import sys
 import threading
 from typing import Any
 
@@ -15,7 +18,7 @@ from hypothesis import strategies as st
 from mlx.utils import tree_map
 
 import ferrule as fe
-from ferrule import KernelError, KernelTypeError
+from ferrule import KernelError, KernelTypeError, toolchain
 from ferrule.hosts import mlx_build, mlx_gpu
 
 pytestmark = pytest.mark.skipif(mlx_build.library() is None, reason="no nodes here")
@@ -588,3 +591,18 @@ def test_a_kernel_that_faults_is_an_error_where_it_is_evaluated() -> None:
         with pytest.raises(Exception, match="an earlier " + words):
             square(x)
     same(square(x), x * x)
+
+
+def test_another_compiler_builds_the_nodes() -> None:
+    """What one of g++ and clang++ lets pass the other may not."""
+    used = toolchain.find_compiler()
+    others = [argv for _, argv in toolchain.candidates() if argv is not None]
+    other = next((a for a in others if ("clang" in a[0]) != (used.kind == "clang")), None)
+    if other is None:
+        pytest.skip("there is one compiler here")
+    code = "from ferrule.hosts import mlx_build; mlx_build.loaded()"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=280,
+        env={**os.environ, "FERRULE_CXX": " ".join(other)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
