@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import os
 import re
+import subprocess
 import sys
 import threading
 from typing import Any
@@ -626,3 +628,18 @@ def test_a_compiler_with_another_library_than_mlx_is_refused_by_name(
     ):
         assert mlx_build.library.__wrapped__() is None
     assert "ziglang" in toolchain.remedy() and "ziglang" not in toolchain.remedy(zig=False)
+
+
+def test_another_compiler_builds_the_nodes() -> None:
+    """What one of g++ and clang++ lets pass the other may not."""
+    used = toolchain.find_compiler()
+    others = [argv for _, argv in toolchain.candidates() if argv is not None]
+    other = next((a for a in others if ("clang" in a[0]) != (used.kind == "clang")), None)
+    if other is None:
+        pytest.skip("there is one compiler here")
+    code = "from ferrule.hosts import mlx_build; mlx_build.loaded()"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=280,
+        env={**os.environ, "FERRULE_CXX": " ".join(other)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr

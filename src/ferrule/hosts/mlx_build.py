@@ -44,6 +44,9 @@ def at_least(*version: int) -> bool:
     return tuple(map(int, numbers)) >= version
 
 
+_failed: list[str] = []  # why they cannot be had
+
+
 @functools.lru_cache(maxsize=1)
 def library() -> ctypes.PyDLL | None:
     """The compiled nodes, ready; None, once with a warning, where they cannot be had."""
@@ -55,6 +58,7 @@ def library() -> ctypes.PyDLL | None:
         found = _brought() or _loaded(_built())
         _check_layout(found)
     except (ToolchainError, DeviceError) as error:
+        _failed.append(str(error))
         warn(
             f"kernels with MLX's arrays run at once, and not inside mx.compile, mx.vmap and "
             f"mx.export_function: {error}",
@@ -91,7 +95,7 @@ def loaded() -> ctypes.PyDLL:
     """
     found = library()
     if found is None:
-        raise DeviceError("the nodes for MLX were not loaded.")
+        raise DeviceError(f"ferrule's part of MLX's graphs cannot be had here: {_failed[-1]}")
     return found
 
 

@@ -324,7 +324,9 @@ class _Maker:
                 raise self._altered(f"Pad of {shape} gives another shape")
         if one.name == "Slice":
             starts, _, strides = state  # an end may be beyond the array's
-            parts = zip(starts, strides, one.arrays[0].shape, shape, strict=False)
+            if not len(starts) == len(strides) == len(one.arrays[0].shape) == len(shape):
+                raise self._altered(f"Slice of {shape} is of other dims")
+            parts = zip(starts, strides, one.arrays[0].shape, shape, strict=True)
             for start, stride, count, size in parts:
                 last = start + stride * (count - 1)
                 if count and not (0 <= start < size and 0 <= last < size):

@@ -157,7 +157,7 @@ API object* fr_mlx_record_call(const char*, object*, object*, const fr_mlx_recor
 namespace {
 
 template <class T>
-concept Iterable = requires(T t) { t.begin(); t.end(); };
+concept Iterable = requires(T& t) { t.begin(); t.end(); };
 
 template <class T>
 struct Layout { /* all else */
@@ -214,8 +214,8 @@ template <class P>
 void describe(std::string& s, const char* name) {
   s += name;
   s += ' ';
-  if constexpr (requires(P p) { p.state(); })
-    Layout<std::decay_t<decltype(std::declval<P>().state())>>::write(s);
+  if constexpr (requires(P& p) { p.state(); })
+    Layout<std::decay_t<decltype(std::declval<P&>().state())>>::write(s);
   s += '\n';
 }
 
