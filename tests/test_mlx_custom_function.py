@@ -183,7 +183,8 @@ def test_what_mlx_refuses_is_said_with_what_to_write(tmp_path: Path) -> None:
         same(f(X), mx.exp(X))
         without = mx.custom_function(lambda x: run(exp, x))  # which MLX calls as it is
         same(mx.compile(without, shapeless=True)(X), mx.exp(X))
-        mx.export_function(str(tmp_path / "f.mlxfn"), without, X)
+        if mlx_build.at_least(0, 32):
+            mx.export_function(str(tmp_path / "f.mlxfn"), without, X)
         plain = mx.custom_function(lambda x: 2 * x)  # nothing of ferrule: MLX's own words
         plain.vjp(lambda x, cotangent, y: 2 * cotangent)
         for text in refused(plain, tmp_path):
@@ -196,9 +197,11 @@ def test_mlx_has_words_of_its_own_where_ferrule_is_not_installed(tmp_path: Path)
     """docs/mlx.md says these, and why they do not name `def_vjp`."""
     shapeless, file = refused(made(), tmp_path)
     assert shapeless == "[Primitive::output_shapes] CustomTransforms cannot infer output shapes."
-    assert file == "[export_function] Unable to serialize primitive CustomTransforms"
+    words = "[export_function] Unable to serialize primitive CustomTransforms"
+    if mlx_build.at_least(0, 32):  # else it meets the kernel first
+        assert file == words
     page = Path(__file__).parent.parent.joinpath("docs", "mlx.md").read_text(encoding="utf-8")
-    assert shapeless in page and file in page
+    assert shapeless in page and words in page
     with pytest.raises(ValueError, match=r"def_vjp.* or .*mx.custom_function, which MLX neither"):
         mx.grad(lambda x: run(exp, x).sum())(X)
 

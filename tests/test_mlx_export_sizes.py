@@ -18,6 +18,9 @@ import ferrule
 from ferrule import KernelError
 from ferrule.hosts.mlx_export import MARK, with_sizes
 from mlx_files import FEW, I, again, exported, kernels, level0, path, same, values
+from mlx_versions import needs_mlx
+
+pytestmark = needs_mlx(0, 32)
 
 ROWS = ferrule.metal_kernel(
     name="rows", input_names=["x", "by"], output_names=["y", "sums"],

@@ -19,6 +19,7 @@ import pytest
 
 import ferrule
 from ferrule.hosts import mlx_build
+from mlx_versions import needs_mlx
 
 pytestmark = pytest.mark.skipif(mx.is_available(mx.gpu), reason="this MLX has a GPU")
 
@@ -228,6 +229,7 @@ def test_put_there_and_back_by_many_threads() -> None:
     assert same()
 
 
+@needs_mlx(0, 32)
 def test_files_of_functions(installed: None, tmp_path: Path) -> None:
     """A file that was written here can be read here, by a program that knows only of MLX."""
     file, plus = str(tmp_path / "f.mlxfn"), make()

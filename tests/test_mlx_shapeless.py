@@ -18,6 +18,9 @@ import ferrule
 from ferrule import KernelError, dtypes, nvrtc, op_text
 from ferrule.hosts import mlx_batches
 from mlx_files import FEW, I, again, exported
+from mlx_versions import needs_mlx, older_than
+
+FILES = st.just(False) if older_than(0, 32) else st.booleans()
 
 # Two outputs; a batch becomes a part of *S.
 STAR = ferrule.op(
@@ -129,7 +132,7 @@ def calls(draw: Any) -> Any:
 
 
 @settings(FEW, max_examples=40)
-@given(calls(), st.booleans(), st.booleans())
+@given(calls(), st.booleans(), FILES)
 def test_batches(call: Any, twice: bool, file: bool) -> None:
     name, axes, many = call
     op, plain, dims, _ = OPS[name]
@@ -152,7 +155,7 @@ def test_batches(call: Any, twice: bool, file: bool) -> None:
 
 
 @settings(FEW, max_examples=40)
-@given(calls(), st.booleans(), st.booleans())
+@given(calls(), st.booleans(), FILES)
 def test_gradients(call: Any, inside: bool, file: bool) -> None:
     """Of a batch, and a batch of gradients; the cotangents are arguments."""
     name, axes, many = call
@@ -232,6 +235,7 @@ def test_one_trace_serves_all_sizes() -> None:
     assert len(traces) == 1
 
 
+@needs_mlx(0, 32)
 def test_another_process_runs_batches_and_derives_them() -> None:
     def f(x: mx.array, w: mx.array) -> Any:
         y = mx.vmap(FOLD, in_axes=(0, None))(x, w)

@@ -350,7 +350,7 @@ class Node : public Base {
       return;
     }
     w.call.request.aligned = aligned;
-    find_entry(w);
+    find_entry(w, true);
     if (!w.entry || !w.entry->call.function) return;
     fr_prepare_gpu(&w.call, w.entry, w.body, pointers, &job);
     for (const mx::array& a : arrays) encoder.set_input_array(a);
