@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ferrule
+import on_cuda
 from ferrule import KernelError
 from ferrule.hosts.mlx_export import MARK, with_sizes
 from mlx_files import FEW, I, again, exported, kernels, level0, path, same, values
@@ -109,6 +110,9 @@ def test_a_body_in_cuda_has_its_expressions_in_the_file() -> None:
 
     file = exported(f, mx.zeros((2, 3)), shapeless=True)
     imported = ferrule.import_function(file)  # read, and checked
+    if on_cuda.mlx_has_cuda():
+        assert imported(mx.full((4, 5), 3.0))[0].tolist() == [[6.0] * 5] * 4
+        return
     with pytest.raises(ferrule.DeviceError, match="lean"):
         imported(mx.zeros((4, 5)))
 

@@ -423,8 +423,9 @@ def test_global_scale() -> None:
 
 def test_scales_and_biases() -> None:
     """MLX's gradients; in a shapeless trace, where they would keep sizes, an error."""
-    w, scales, biases = mx.quantize(make.normal((3, 32, 64), 0))
-    x, rhs = make.normal((4, 2, 64), 1), mx.array([2, 0, 1, 2])
+    # MLX's CUDA kernel for rows of one group has given garbage.
+    w, scales, biases = mx.quantize(make.normal((3, 32, 128), 0))
+    x, rhs = make.normal((4, 2, 128), 1), mx.array([2, 0, 1, 2])
 
     def loss(of: Any) -> Callable[..., Any]:
         def function(x: mx.array, scales: mx.array, biases: mx.array) -> mx.array:
@@ -495,8 +496,8 @@ def test_errors() -> None:
 def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     """MLX's own functions, outside of transformations; inside, where they are wrong, an error."""
     monkeypatch.setattr(mlx_build, "library", lambda: None)
-    w = mx.quantize(make.normal((3, 32, 64), 0))
-    x, rhs = make.normal((4, 2, 64), 1), mx.array([2, 0, 1, 2])
+    w = mx.quantize(make.normal((3, 32, 128), 0))  # of several groups: see above
+    x, rhs = make.normal((4, 2, 128), 1), mx.array([2, 0, 1, 2])
 
     def call(x: mx.array, rhs: mx.array) -> mx.array:
         return fm.gather_qmm(x, *w, rhs_indices=rhs)

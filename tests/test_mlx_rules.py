@@ -10,6 +10,7 @@ import pytest
 
 import ferrule as fe
 from ferrule.devices.cpu import CpuDevice
+from ferrule.devices.cuda import CudaDevice
 
 mx = pytest.importorskip("mlx.core")
 
@@ -173,7 +174,8 @@ def test_ctrl_c_while_a_kernel_is_compiled_in_an_evaluation(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(CpuDevice, "program", interrupted)
+        for device in (CpuDevice, CudaDevice):
+            patch.setattr(device, "program", interrupted)
         with pytest.raises(KeyboardInterrupt):
             try:
                 mx.eval(y)

@@ -424,6 +424,7 @@ class Node : public Base {
     read(w, *plan, given, inputs, Memory::none);
     w.call.request.device = stream().device.index;
     bind(w, *plan, true);
+    if (!w.body && plan->elsewhere & CPU) return eval_python(inputs, outputs);
     if (!w.body)
       throw std::runtime_error("ferrule: " + plan->name + " has several steps, clusters or a fill of its own, which MLX " + std::string(mx::version()) + " can only be given in ways that this ferrule does not know");
     if (!w.body->contiguous) read_strides(w, *plan, inputs);
