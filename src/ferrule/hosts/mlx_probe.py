@@ -82,6 +82,7 @@ def choose(native: ctypes.PyDLL, bound: list[Bound], *_: Any) -> tuple[()]:
         bound: what they carry out, by number.
     """
     why = _wrong(native, bound)
+    native.fr_mlx_route(_BY_MLX if why else _DIRECTLY)
     if why:
         warn(
             f"MLX {mx.__version__} launches ferrule's kernels by "  # type: ignore[attr-defined]
@@ -89,7 +90,6 @@ def choose(native: ctypes.PyDLL, bound: list[Bound], *_: Any) -> tuple[()]:
             "may know this MLX.",
             FerruleWarning,
         )
-    native.fr_mlx_route(_BY_MLX if why else _DIRECTLY)
     return ()
 
 
