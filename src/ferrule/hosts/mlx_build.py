@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import gc
 import re
 import sys
 from pathlib import Path
@@ -73,6 +74,7 @@ def library() -> ctypes.PyDLL | None:
     op_entries.kept.append(setup)
     found.fr_mlx_init(ctypes.byref(setup))
     fastcall.tell_when_bypassed(found.fr_mlx_bypass)
+    gc.callbacks.append(lambda phase, _: found.fr_mlx_collect() if phase == "start" else None)
     if found.fr_mlx_has_cuda():
         found.fr_mlx_probe_by(functools.partial(mlx_probe.choose, found, bound))
     return found
@@ -217,10 +219,10 @@ def _loaded(payload: bytes) -> ctypes.PyDLL:
     found.fr_mlx_init.argtypes = (_pointer,)
     found.fr_mlx_look.argtypes = (ctypes.py_object, ctypes.POINTER(_int64))
     found.fr_mlx_look.restype = None
-    found.fr_mlx_plan.argtypes = (
+    found.fr_mlx_op.argtypes = (
         _pointer, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_char_p, ctypes.py_object,
     )  # fmt: skip
-    found.fr_mlx_plan.restype = _pointer
+    found.fr_mlx_op.restype = ctypes.py_object
     found.fr_mlx_fixed.argtypes = (
         _pointer, ctypes.c_int, ctypes.c_int, ctypes.c_char_p, ctypes.py_object,
         ctypes.POINTER(ctypes.c_int32), ctypes.POINTER(_int64), ctypes.POINTER(ctypes.c_uint32),
@@ -238,10 +240,9 @@ def _loaded(payload: bytes) -> ctypes.PyDLL:
     found.fr_mlx_again.restype = ctypes.py_object
     found.fr_mlx_remember.argtypes = (_pointer, ctypes.py_object, _pointer)
     found.fr_mlx_remember.restype = None
+    found.fr_mlx_collect.restype = None
     found.fr_mlx_forget.argtypes = (_pointer,)
     found.fr_mlx_forget.restype = None
-    found.fr_mlx_callable.argtypes = (_pointer,)
-    found.fr_mlx_callable.restype = ctypes.py_object
     found.fr_mlx_run.argtypes = (_pointer, ctypes.py_object, ctypes.py_object)
     found.fr_mlx_run.restype = ctypes.py_object
     found.fr_mlx_scratch.argtypes = (_int64,)
@@ -290,7 +291,7 @@ def _check_layout(found: ctypes.PyDLL) -> None:
             )
 
 
-bound: list[Bound] = []  # by the numbers that nodes know them by
+bound: list[Bound] = []  # by the numbers that nodes know them by; of ops, proxies
 
 
 def _resolve(request: Request) -> int:
