@@ -150,6 +150,12 @@ def alive(*references: weakref.ref[Any]) -> list[bool]:
     return [one() is not None for one in references]
 
 
+@pytest.fixture
+def without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What torch has registered lives as long as the process."""
+    monkeypatch.setitem(sys.modules, "torch", None)  # type: ignore[arg-type]
+
+
 def called(op: Any) -> None:
     mx.eval(op(X))
 
@@ -194,7 +200,7 @@ def elsewhere(op: Any) -> None:
 @pytest.mark.parametrize("use", [called, lazy, compiled, shapeless, differentiated, elsewhere])
 @pytest.mark.filterwarnings("ignore:.*called 2 times:ferrule.FerruleWarning")
 def test_an_op_goes_with_its_last_node(
-    make: Callable[[Held], ferrule.Op], use: Callable[[Any], Any]
+    make: Callable[[Held], ferrule.Op], use: Callable[[Any], Any], without_torch: None
 ) -> None:
     content = Held()
     op = make(content)
@@ -220,7 +226,7 @@ def test_a_rule_that_is_declared_after_calls_is_taken() -> None:
     assert lazy.tolist() == [2, 2, 2]
 
 
-def test_ops_that_come_and_go_on_many_threads() -> None:
+def test_ops_that_come_and_go_on_many_threads(without_torch: None) -> None:
     """Each drops its ops while others call theirs."""
     references: list[weakref.ref[Any]] = []
 
