@@ -293,6 +293,8 @@ def test_doctor(folder: Path) -> None:
     assert report["runtime"]["threads"] >= 1
     assert report["runtime"]["repeated calls"].startswith("by ")
     assert set(report["environment"]) == set(_env.NAMES)
+    if report["hosts"]["mlx"]:
+        assert report["mlx"] == {**report["mlx"], "version": report["hosts"]["mlx"]}
 
 
 def test_doctor_for_readers() -> None:

@@ -385,6 +385,22 @@ def test_compile_errors_quote_the_author() -> None:
         run("y[0] = g();", np.ones(64, F32), header="\nint g() { return z; }")
 
 
+def test_an_input_without_dims_is_a_value() -> None:
+    x, two = np.ones(64, F32), np.array(2, F32)
+    hint = r"Input 'x1' has no dims, and so is a value in Metal, not a pointer: write x1 for"
+    for body in ("y[0] = x0[0] * x1[0];", "y[0] = x0[0] * *x1;", "y[0] = x0[0] *\n  x1 [0];"):
+        for value in (two, 2.0):
+            with pytest.raises(ferrule.CompileError, match=hint) as caught:
+                run(body, x, value)
+            assert str(caught.value).count("has no dims") == 1
+    with pytest.raises(ferrule.CompileError) as caught:
+        run("y[0] = x0[0] * x1 + nothing;", x, two)
+    assert "has no dims" not in str(caught.value)
+    with pytest.raises(ferrule.CompileError) as caught:
+        run("y[0] = x0[0] * x1[0] + nothing;", x, np.ones(1, F32))
+    assert "has no dims" not in str(caught.value)
+
+
 def test_text_compiles_nothing() -> None:
     kernel = ferrule.metal_kernel("k", ["x"], ["y"], "this is no C++")
     text = kernel.text("cpu", inputs=["float32[8]"], output_dtypes=[F32])

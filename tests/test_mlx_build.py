@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -9,12 +10,13 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import pytest
 
 import ferrule
-from ferrule import _env, op_entries
+from ferrule import _env, cache, op_entries
 from ferrule.hosts import mlx_build, mlx_sources
 from test_packaging import REPOSITORY, build
 
@@ -46,6 +48,59 @@ def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
 def test_without_headers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(mx, "__file__", str(tmp_path / "core.so"))
     assert "MLX's headers are not in" in said()
+
+
+# -- what the doctor says of it --------------------------------------------------------------------
+
+
+def doctor_of_mlx(tmp_path: Path, module: str | None = None, **environment: str) -> Any:
+    """What the doctor says of MLX, in place of which there may be another module."""
+    path = os.environ.get("PYTHONPATH", "")
+    if module is not None:
+        (tmp_path / "mlx").mkdir()
+        (tmp_path / "mlx" / "__init__.py").touch()
+        (tmp_path / "mlx" / "core.py").write_text(module)
+        path = f"{tmp_path}{os.pathsep}{path}"
+    code = (
+        "import json\nfrom rich.console import Console\nfrom ferrule.cli import doctor\n"
+        "report = {**doctor.examine()}\ndoctor.show(report, Console(width=999, stderr=True))\n"
+        "print(json.dumps(report))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120,
+        env={**os.environ, "PYTHONPATH": path, **environment},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)["mlx"]
+    (shown,) = re.findall("  ferrule's nodes +(.*)", done.stderr)
+    assert (found["error"] or found["nodes"] or "not built yet") in shown
+    return found
+
+
+def test_doctor_of_mlx(tmp_path: Path) -> None:
+    environment = {"FERRULE_CACHE_DIR": str(tmp_path / "cache")}
+    found = doctor_of_mlx(tmp_path, **environment)
+    if found["nodes"] is not None:
+        pytest.skip("a wheel brought the nodes")
+    assert found["error"] is None
+    payload = mlx_build._built()
+    folder = cache.Cache(tmp_path / "cache")
+    folder.put(mlx_build._key(mlx_build._compiler()), payload)
+    found = doctor_of_mlx(tmp_path, **environment)
+    assert found["nodes"] == "built on this machine, kept in the cache"
+
+
+@pytest.mark.parametrize(
+    ("module", "says"),
+    [
+        ("__version__ = '0.29.4'\nclass array: ...", "is 0.29.4, .* need 0.30.6 or newer"),
+        ("raise ImportError('libmlx.so: no such file')", "cannot be imported: .*libmlx.so: no"),
+        ("import os\nos.abort()", "cannot be imported: Python ended with -6"),
+    ],
+)
+def test_doctor_of_an_mlx_that_cannot_be_used(tmp_path: Path, module: str, says: str) -> None:
+    found = doctor_of_mlx(tmp_path, module)
+    assert found["nodes"] is None and re.match(says, found["error"].removeprefix("MLX "))
 
 
 # -- brought by a wheel ----------------------------------------------------------------------------

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import sys
+import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -117,3 +119,131 @@ def test_axes_of_a_vmap_rule_are_counted_from_the_end_too() -> None:
     assert mx.array_equal(mx.vmap(f, in_axes=1, out_axes=1)(x), x)
     same_for_all = op("vmap", lambda size, axes, values: (values[0][0], None))
     assert mx.array_equal(mx.vmap(same_for_all)(x), mx.broadcast_to(x[0], (2, 3)))
+
+
+# -- ops go ----------------------------------------------------------------------------------------
+
+
+class Held:
+    """What a rule or function closes over."""
+
+    factor = 2.0
+
+
+def ruled(content: Held) -> ferrule.Op:
+    made = ferrule.op("times", "x[*S]:T -> y[*S]:T", metal=I + "y[i] = x[i] * 2;", grid="x.size",
+                      threadgroup=8)  # fmt: skip
+    made.def_vjp(lambda primals, cots, outputs: (cots[0] * content.factor,), version="held")
+    return made
+
+
+def adopted(content: Held) -> ferrule.Op:
+    made = ferrule.adopt(
+        "times", "x[*S]:T -> y[*S]:T", run=lambda x: x * content.factor, version="held"
+    )
+    made.def_vjp(lambda primals, cots, outputs: (cots[0] * content.factor,), version="held")
+    return made
+
+
+def alive(*references: weakref.ref[Any]) -> list[bool]:
+    gc.collect()
+    return [one() is not None for one in references]
+
+
+@pytest.fixture
+def without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What torch has registered lives as long as the process."""
+    monkeypatch.setitem(sys.modules, "torch", None)  # type: ignore[arg-type]
+
+
+def called(op: Any) -> None:
+    mx.eval(op(X))
+
+
+def lazy(op: Any) -> Any:
+    y = op(X + 1)
+    return lambda x: y - 1 if x is X else y + 1
+
+
+def compiled(op: Any, shapeless: bool = False) -> Any:
+    known = weakref.ref(op)
+    f = mx.compile(lambda x: known()(x) + 1, shapeless=shapeless)  # type: ignore[misc]
+    f(X)
+    return f
+
+
+def shapeless(op: Any) -> Any:
+    return compiled(op, True)
+
+
+def differentiated(op: Any) -> None:
+    assert mx.grad(lambda x: op(x).sum())(X).tolist() == [2, 2, 2]
+    assert mx.vmap(op)(mx.ones((2, 3))).tolist() == [[2] * 3] * 2
+
+
+def elsewhere(op: Any) -> None:
+    found: list[mx.array] = []
+
+    def run() -> None:
+        with mx.stream(mx.new_stream(mx.cpu)):
+            found.append(op(X) + op(X))
+            mx.eval(found)
+            assert found.pop().tolist() == [4, 4, 4]
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert not found
+
+
+@pytest.mark.parametrize("make", [ruled, adopted])
+@pytest.mark.parametrize("use", [called, lazy, compiled, shapeless, differentiated, elsewhere])
+@pytest.mark.filterwarnings("ignore:.*called 2 times:ferrule.FerruleWarning")
+def test_an_op_goes_with_its_last_node(
+    make: Callable[[Held], ferrule.Op], use: Callable[[Any], Any], without_torch: None
+) -> None:
+    content = Held()
+    op = make(content)
+    references = weakref.ref(op), weakref.ref(content)
+    kept = use(op)
+    del op, content
+    if kept is not None:
+        assert alive(*references) == [True, True]
+        for _ in range(3):
+            assert kept(X).tolist() == [3, 3, 3]
+            assert kept(X + 1).tolist() == [5, 5, 5]
+    del kept
+    assert alive(*references) == [False, False]
+
+
+def test_a_rule_that_is_declared_after_calls_is_taken() -> None:
+    op: Any = adopted(Held())
+    assert op(X).tolist() == [2, 2, 2]
+    lazy = op(X)
+    op.def_vjp(lambda primals, cots, outputs: (cots[0] * 5,))
+    assert mx.grad(lambda x: op(x).sum())(X).tolist() == [5, 5, 5]
+    gc.collect()
+    assert lazy.tolist() == [2, 2, 2]
+
+
+def test_ops_that_come_and_go_on_many_threads(without_torch: None) -> None:
+    """Each drops its ops while others call theirs."""
+    references: list[weakref.ref[Any]] = []
+
+    def run(number: int) -> None:
+        for _ in range(30):
+            op: Any = (ruled, adopted)[number % 2](content := Held())
+            references.extend((weakref.ref(op), weakref.ref(content)))
+            y = X
+            with mx.stream(mx.cpu):
+                for _ in range(5):
+                    y = op(y)
+                assert y.tolist() == [32] * 3
+                assert mx.grad(lambda x, op=op: op(x).sum())(X).tolist() == [2] * 3
+
+    threads = [threading.Thread(target=run, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not any(alive(*references))

@@ -292,3 +292,18 @@ def test_names_and_counts_of_inputs() -> None:
     torch.testing.assert_close(
         AFFINE(x=x, s=1.0, n=0, flip=False), AFFINE(x, None, 1.0, 0, False)
     )  # what may be None may be left out
+
+
+@pytest.mark.parametrize(("name", "library"), [("NumPy", "numpy"), ("MLX", "mlx.core")])
+def test_arrays_of_two_libraries_are_named(name: str, library: str) -> None:
+    other, x = pytest.importorskip(library).ones(3), torch.ones(3)
+    op = ferrule.op(
+        "mix", "a[N]:T, s:float32, b[N]:T? -> y[N]:T", metal="y[0] = has_b;", grid="N",
+        threadgroup=8,
+    )  # fmt: skip
+    for _ in range(2):  # the first call, and those that C carries out
+        for values, its, first in (((x, 1.0, other), "b", "a"), ((other, 1.0, x), "a", "b")):
+            says = f"input '{its}' of op 'mix' is an array of {name}, but input '{first}' one of"
+            with pytest.raises(KernelError, match=f"{says} torch; expected arrays of one library"):
+                op(*values)
+        op(x, 1.0, None)

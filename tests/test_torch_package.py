@@ -59,7 +59,7 @@ SUMS = op(
 )  # fmt: skip
 BLANK = op(
     "blank", "x[N]:float32 -> a[N]:float16, b[N]:bfloat16, c[N]:int64, d[N]:float64, e[N]:bool",
-    "a[0] = 5;", 1, init_value=2.3,
+    "a[0] = 5;", 1, "min(N, 64)", init_value=2.3,
 )  # fmt: skip
 FILLED = op(
     "filled", "x[N,M]:T -> y[N]:T, z[M]:int8", I + "if (i < y_last) y[i / 3] = x[0];",
@@ -103,7 +103,9 @@ HALVES = op(
     "halves", "x[N]:T, h:float16, g:bfloat16 -> a[2]:float16, b[2]:bfloat16, y[1]:float32",
     "a[0] = h; b[0] = g; y[0] = x[0] * float(h) + float(g);", 1, init_value="N",
 )  # fmt: skip
-DOUBLED = op("doubled", "x[*S]:T -> y[*S]:T", I + "y[i] = x[i] * 2 + x_ndim;", "x.size")
+DOUBLED = op(
+    "doubled", "x[*S]:T -> y[*S]:T", I + "y[i] = x[i] * 2 + x_ndim;", "x.size", "min(x.size, 64)"
+)
 EMPTY = op("empty", "x[N]:float32 -> y[3]:float32", I + "y[i] = 1;", "min(N, 3)")
 
 
@@ -255,6 +257,7 @@ def test_many_calls_from_many_threads_leak_nothing(ops: dict[str, Any]) -> None:
          r"parameter 'TILE' is D if D <= 8 else 8, which is 3 for x float32 \(2, 3\); .* 4 alone"),
         ("tiled", (torch.ones(2, 9),), r"parameter 'TILE' is D if"),
         ("empty", (torch.ones(0),), r"`grid` is \(0, 1, 1\), which runs no thread, but output 'y'"),
+        ("blank", (torch.ones(0),), r"`threadgroup`: min\(N, 64\) is 0 for x .*; expected 1 to"),
         ("filled", (torch.ones(200, 4),), "`init_value` is 200, which does not fit into output"),
         ("scale", (torch.ones(2, 3, device="meta"), torch.ones(3)), "Meta tensors"),
     ],

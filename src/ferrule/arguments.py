@@ -28,6 +28,7 @@ from .spec import (
     Shape,
     is_row_contiguous,
     row_contiguous_strides,
+    with_threads,
 )
 
 INT32 = 2**31
@@ -156,10 +157,14 @@ def axes(kernel: Kernel, what: str, value: object, least: int) -> tuple[int, int
 def threadgroup_axes(
     kernel: Kernel, value: object, grid: tuple[int, int, int] | None
 ) -> tuple[int, int, int]:
-    """``threadgroup``: three positive int32 with a product of 1024 at most."""
-    x, y, z = group = axes(kernel, "threadgroup", value, 1)
+    """``threadgroup``: three int32 with a product of 1024 at most, positive where threads run."""
+    empty = grid is not None and 0 in grid
+    group = axes(kernel, "threadgroup", value, 0 if empty else 1)
+    if grid is not None:
+        group = with_threads(group, grid)
+    x, y, z = group
     if kernel.language == "cuda":
-        if grid is not None and 0 not in grid:
+        if grid is not None and not empty:
             _check_blocks(kernel, group, grid)
     elif x * y * z > MAX_THREADS:
         raise KernelError(

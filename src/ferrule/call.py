@@ -83,7 +83,8 @@ class CallableKernel:
                 blocks: where ``threadgroup`` does not divide the grid, threads beyond its end
                 run, too, and the body must stop them.
             threadgroup: threads per threadgroup, which is CUDA's block, along x, y and z, 1024 in
-                all at most. An axis of the grid that is shorter makes the threadgroup shorter.
+                all at most. An axis of the grid that is shorter makes the threadgroup shorter; it
+                may be 0 where the grid has no thread.
             template: ``(name, value)`` pairs; a value is an int, a bool or a dtype.
             init_value: what every output is filled with before the launch. None leaves them
                 unwritten.

@@ -24,7 +24,7 @@ from .errors import KernelError, RuleError
 from .expression import Expression, parse
 from .kernel import Kernel
 from .rule import Argument, Rule
-from .spec import Shape
+from .spec import Shape, with_threads
 
 _DIM = re.compile(r"(\w+)\.shape\[(-?\d+)\]", re.ASCII)
 _SHAPE = re.compile(r"\s*(\w+)\.shape\s*", re.ASCII)
@@ -90,7 +90,7 @@ class Sizes:
 
     def numbers(
         self, shapes: Sequence[Shape]
-    ) -> tuple[tuple[int, ...], tuple[int, ...], list[Shape], list[tuple[str, Any]]]:
+    ) -> tuple[tuple[int, int, int], tuple[int, int, int], list[Shape], list[tuple[str, Any]]]:
         """Grid, threadgroup, output shapes and template for inputs of these shapes.
 
         Raises:
@@ -121,7 +121,8 @@ class Sizes:
         values = [value(one) for one in self.launch]
         rest = iter(values[6:])
         template = [(n, next(rest) if given is None else given) for n, given in self.template]
-        return tuple(values[:3]), tuple(values[3:6]), results, template
+        grid, group = (values[0], values[1], values[2]), (values[3], values[4], values[5])
+        return grid, with_threads(group, grid), results, template
 
     def texts(self) -> dict[str, Any]:
         """The sizes as text: `grid`, `threadgroup` and `output_shapes` as a call takes them, of

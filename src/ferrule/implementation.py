@@ -21,7 +21,7 @@ from .expression import Expression, parse
 from .kernel import Kernel, check_distinct, check_identifier, check_not_given, make_kernel
 from .rule import Binding, Rule
 from .source.names import taken
-from .spec import CUDA_RANK, MAX_THREADS, MOST_BLOCKS, MOST_DEEP
+from .spec import CUDA_RANK, MAX_THREADS, MOST_BLOCKS, MOST_DEEP, with_threads
 
 if TYPE_CHECKING:
     from .devices import Program
@@ -109,10 +109,8 @@ class KernelBody:
             KernelError: a size is out of range; says which, and what it was worked out from.
         """
         template = template_values(self._op, self._rule, self.template, said)
-        grid, group = (
-            self._sizes("grid", self.grid, said),
-            self._sizes("threadgroup", self.threadgroup, said),
-        )
+        grid = self._sizes("grid", self.grid, said)
+        group = with_threads(self._sizes("threadgroup", self.threadgroup, said), grid)
         if 0 in group:
             raise self._bad("threadgroup", self.threadgroup, group, said, "positive sizes")
         if group[0] * group[1] * group[2] > MAX_THREADS:

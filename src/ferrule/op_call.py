@@ -254,7 +254,8 @@ def _checked(
     return value
 
 
-def _mixed(label: str, its: Host, first: str, host: Host) -> KernelError:
+def mixed(label: str, its: Host, first: str, host: Host) -> KernelError:
+    """The error for an input of another library than the ``first`` that is an array."""
     return KernelError(
         f"{label} is an array of {its.name}, but input {first!r} one of {host.name}; expected "
         "arrays of one library."
@@ -290,7 +291,7 @@ def gathered(
         if host is None:
             host, first = found, one.name
         elif found is not host:
-            raise _mixed(label, found, first, host)
+            raise mixed(label, found, first, host)
         if one.mutable:
             _check_writable(found, label, value)
         try:
@@ -307,7 +308,7 @@ def gathered(
             for two, other in zip(op.rule.inputs, values, strict=True):  # why it was asked now
                 its = hosts.find(type(other)) if two.dims is not None else None
                 if its is not None and its is not host:
-                    raise _mixed(
+                    raise mixed(
                         f"[op] input {two.name!r} of op {op.name!r}", its, first, host
                     ) from None
             raise renamed(error, label) from error

@@ -62,6 +62,7 @@ class Op:
         self._count = len(rule.inputs)
         self._digest: str | None = None
         self._torch: Any = None  # what hosts.torch_op made of it
+        self.mlx: object = None  # what hosts.mlx_node made of it
         self._plain: Callable[..., Any] = unknown  # a call of it of which torch records nothing
         self._look_for_torch = _torch_finder(self)
         _defined.add(self)

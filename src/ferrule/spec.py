@@ -21,6 +21,15 @@ MOST_BLOCKS = 65535  # of a CUDA grid along y and along z
 CUDA_RANK = 10  # dims in the Shape and Strides of a CUDA body, as in MLX
 
 
+def with_threads(group: tuple[int, int, int], grid: tuple[int, int, int]) -> tuple[int, int, int]:
+    """A threadgroup with 1 in place of 0 where the grid has no thread, so that no thread runs: it
+    may be ``min(x.size, 256)`` of an empty array. Apple's and MLX's code divide by it."""
+    if 0 not in group or 0 not in grid:
+        return group
+    x, y, z = group
+    return 1 if x == 0 else x, 1 if y == 0 else y, 1 if z == 0 else z
+
+
 class Facts(NamedTuple):
     """What a host says of one array (or Python scalar) that it hands to a kernel.
 

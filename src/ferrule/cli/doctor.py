@@ -7,6 +7,7 @@ import json
 import os
 import platform
 import shlex
+import subprocess
 import sys
 import sysconfig
 import tempfile
@@ -55,6 +56,13 @@ _KERNEL = metal_kernel(
     """,
 )
 
+# What a process prints that imports MLX, behind whatever MLX prints.
+_LOOK = """
+import json
+from ferrule.hosts import mlx_build
+print("\\0" + json.dumps(mlx_build.state()))
+"""
+
 Report = dict[str, Any]
 
 
@@ -92,6 +100,7 @@ def examine() -> Report:
         "nvrtc": _nvrtc(),
         "nvdisasm": _nvdisasm(),
         "hosts": {name: _version(name) for name in _HOSTS},
+        "mlx": _mlx(),
         "environment": {name: _env.get(name) for name in _env.NAMES},
     }
     no_compiler = not any(found["used"] for found in report["compilers"])
@@ -245,6 +254,26 @@ def _version(package: str) -> str | None:
     return None
 
 
+def _mlx() -> Report | None:
+    """ferrule's nodes of MLX's graphs: where they are from, or why they cannot be had; None without
+    MLX. It is imported in a process of its own, which it may end."""
+    version = _version("mlx")
+    if version is None:
+        return None
+    report: Report = {"version": version, "nodes": None, "error": None}
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", _LOOK], check=False, capture_output=True, text=True, timeout=60
+        )
+        report["nodes"], report["error"] = json.loads(done.stdout.rpartition("\0")[2])
+    except (OSError, subprocess.TimeoutExpired) as fault:
+        report["error"] = f"{sys.executable} does not answer: {fault}"
+    except ValueError:
+        why = done.stderr.strip().rpartition("\n")[2] or f"Python ended with {done.returncode}"
+        report["error"] = f"MLX cannot be imported: {why}"
+    return report
+
+
 def _check(problems: list[Report]) -> Report:
     """Compile a kernel afresh, run it, and look at what it computed."""
     x = np.arange(64, dtype=np.float32)
@@ -341,6 +370,11 @@ def show(report: Report, console: Console) -> None:
     title("Array libraries")
     for name, version in report["hosts"].items():
         line(name, version or "not installed", "" if version else "dim")
+
+        if name == "mlx" and report["mlx"]:
+            nodes, error = report["mlx"]["nodes"], report["mlx"]["error"]
+            later = "not built yet: the first call with MLX's arrays does, once, in some seconds"
+            line("  ferrule's nodes", error or nodes or later, "yellow" if error else "")
 
     title("Cache")
     disk = report["cache"]

@@ -91,4 +91,6 @@ class Build:
                 return compiler.compile(text, flags=[*options, "-O0"])
         except CompilerFailed as failed:
             name = f"{compiler.kind} {compiler.version}"
-            raise compile_error(self._prepared.kernel, failed.log, name) from None
+            raise compile_error(
+                self._prepared.kernel, failed.log, name, self._prepared.scalars
+            ) from None

@@ -198,7 +198,7 @@ def _build(
                 return Binary(made, architecture, without, said, 0, _static(made, said))
             except CompilerFailed as again:
                 log = again.log  # in the lines of the author's own functions
-        raise _refused(compiler, p.kernel, log) from None
+        raise _refused(compiler, p.kernel, log, p.scalars) from None
 
 
 def _build_body(
@@ -240,8 +240,10 @@ def _target(architecture: str, flags: Sequence[str]) -> list[str]:
     return [*flags, f"--gpu-architecture={architecture}", *own]
 
 
-def _refused(compiler: Nvrtc, kernel: Kernel, log: str) -> CompileError:
-    return compile_error(kernel, log, f"NVRTC {'.'.join(map(str, compiler.version))}")
+def _refused(
+    compiler: Nvrtc, kernel: Kernel, log: str, scalars: Sequence[str] = ()
+) -> CompileError:
+    return compile_error(kernel, log, f"NVRTC {'.'.join(map(str, compiler.version))}", scalars)
 
 
 def _check(

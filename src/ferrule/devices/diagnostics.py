@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from ..errors import CompileError
@@ -15,6 +15,9 @@ _LINE = re.compile(
 )
 
 _NOT_CONSTANT = re.compile(r"\bconstant (expression|value)\b")  # sizes are known in a call alone
+
+# Of what is starred and is none, by gcc, clang and NVRTC.
+_NO_POINTER = re.compile(r"unary '\*'|indirection|operand of (['\"])\*\1")
 
 # Names of the header and of the rewriter, and what the author wrote.
 _TERMS: tuple[tuple[str, str], ...] = (
@@ -101,15 +104,43 @@ def _adopt(found: list[Complaint], place: tuple[str, int]) -> None:
         found[-1] = found[-1]._replace(where=place[0], line=place[1])
 
 
-def compile_error(kernel: Kernel, log: str, compiler: str) -> CompileError:
-    """A `CompileError` that quotes the author's lines."""
+def compile_error(
+    kernel: Kernel, log: str, compiler: str, scalars: Sequence[str] = ()
+) -> CompileError:
+    """A `CompileError` that quotes the author's lines.
+
+    Args:
+        kernel: what does not compile.
+        log: the compiler's output.
+        compiler: its name and version.
+        scalars: the inputs that have no dims, which Metal bodies have as values.
+    """
     texts = {"source": kernel.source, "header": kernel.header}
-    return refused("kernel", kernel.name, texts, log, compiler)
+    hints = []
+    for name in scalars if kernel.language == "metal" else ():
+        lines = {c.line: c.message for c in complaints(kernel, log) if c.where == "source"}
+        if any(_as_pointer(name, kernel.source, *one) for one in lines.items()):
+            hints.append(
+                f"  Input {name!r} has no dims, and so is a value in Metal, not a pointer: write "
+                f"{name} for its element, or give it a dim of size 1."
+            )
+    return refused("kernel", kernel.name, texts, log, compiler, hints=hints)
+
+
+def _as_pointer(name: str, source: str, line: int, message: str) -> bool:
+    """Whether a line about which a compiler complains takes a name for a pointer."""
+    lines = source.splitlines()
+    text = lines[line - 1] if 0 < line <= len(lines) else ""
+    if re.search(rf"(?<![\w.]){re.escape(name)}\s*\[", text):
+        return True
+    starred = re.search(rf"\*\s*{re.escape(name)}\b", text) is not None
+    return starred and _NO_POINTER.search(message) is not None
 
 
 def refused(
-    what: str, name: str, texts: Mapping[str, str], said: str, compiler: str, log: str | None = None
-) -> CompileError:
+    what: str, name: str, texts: Mapping[str, str], said: str, compiler: str,
+    log: str | None = None, hints: Sequence[str] = (),
+) -> CompileError:  # fmt: skip
     """A `CompileError` that quotes the author's lines.
 
     Args:
@@ -120,6 +151,7 @@ def refused(
         said: the compiler's output.
         compiler: its name and version.
         log: what the exception keeps; ``said`` where None.
+        hints: lines that follow the author's.
     """
     log = said if log is None else log
     found = _complaints(name, texts, said)
@@ -138,6 +170,7 @@ def refused(
         step = c.where.startswith("step")
         parts.append(f"  {c.where}{'' if step else f' line {c.line}'}: {c.message}")
         parts.append(f"    | {quoted}")
+    parts += hints
     if any(_NOT_CONSTANT.search(c.message) for c in own):
         parts.append("  What the compiler is to know as a constant is given by `template`.")
     if not own:

@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import gc
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -51,10 +53,7 @@ _failed: list[str] = []  # why they cannot be had
 def library() -> ctypes.PyDLL | None:
     """The compiled nodes, ready; None, once with a warning, where they cannot be had."""
     try:
-        if not at_least(*OLDEST):
-            raise DeviceError(
-                f"MLX is {VERSION}, and ferrule's nodes need {'.'.join(map(str, OLDEST))} or newer."
-            )
+        _check_version()
         found = _brought() or _loaded(_built())
         _check_layout(found)
     except (ToolchainError, DeviceError) as error:
@@ -75,6 +74,7 @@ def library() -> ctypes.PyDLL | None:
     op_entries.kept.append(setup)
     found.fr_mlx_init(ctypes.byref(setup))
     fastcall.tell_when_bypassed(found.fr_mlx_bypass)
+    gc.callbacks.append(lambda phase, _: found.fr_mlx_collect() if phase == "start" else None)
     if found.fr_mlx_has_cuda():
         found.fr_mlx_probe_by(functools.partial(mlx_probe.choose, found, bound))
     return found
@@ -99,6 +99,37 @@ def loaded() -> ctypes.PyDLL:
     return found
 
 
+def state() -> tuple[str | None, str | None]:
+    """Where the nodes are from, or None; and why they cannot be had, or None. Nothing is built, so
+    that both are None where they would be built when they are first needed."""
+    try:
+        _check_version()
+        found, where = _brought(), "brought by ferrule's wheel"
+        if found is None:
+            compiler = _compiler()
+            payload = cache.default().get(_key(compiler))
+            if payload is None:
+                _check_library(compiler)
+                return None, None
+            found, where = _loaded(payload), "built on this machine, kept in the cache"
+        _check_layout(found)
+    except (ToolchainError, DeviceError) as error:
+        return None, str(error)
+    return where, None
+
+
+def _check_version() -> None:
+    """Refuse an MLX that is too old.
+
+    Raises:
+        DeviceError: that is so.
+    """
+    if not at_least(*OLDEST):
+        raise DeviceError(
+            f"MLX is {VERSION}, and ferrule's nodes need {'.'.join(map(str, OLDEST))} or newer."
+        )
+
+
 def _brought() -> ctypes.PyDLL | None:
     """The nodes that a wheel has brought for this MLX, if it has and they can be loaded."""
     path = mlx_sources.prebuilt(VERSION)
@@ -117,12 +148,7 @@ def _built() -> bytes:
         ToolchainError: there is no compiler, MLX's headers are missing, or it refuses them, or it
             is one whose C++ library is not MLX's.
     """
-    home = Path(mx.__file__).resolve().parent
-    if not mlx_sources.has_headers(home):
-        raise ToolchainError(
-            f"MLX's headers are not in {home / 'include'}, where its wheels have them."
-        )
-    compiler = toolchain.find_compiler()
+    home, compiler = _home(), _compiler()
 
     def make() -> bytes:
         try:
@@ -130,24 +156,61 @@ def _built() -> bytes:
                 mlx_sources.text(home), flags=mlx_sources.flags(home), timeout=600.0
             )
         except CompilerFailed as failed:
-            what = f"{' '.join(compiler.argv)} ({compiler.kind} {compiler.version})"
-            if mlx_sources.OTHER_LIBRARY in failed.log:
-                raise ToolchainError(
-                    f"{what} compiles kernels, but not ferrule's nodes of MLX's graphs: it uses "
-                    "LLVM's C++ library (libc++), and MLX is built with GNU's (libstdc++), whose "
-                    "classes are others. g++, and clang++ with libstdc++, do both: name one in "
-                    "FERRULE_CXX, or install one where there is none. "
-                    + toolchain.remedy(zig=False)
-                ) from None
-            raise ToolchainError(
-                f"{what} cannot build ferrule's nodes for MLX {VERSION}:\n{failed.log}"
-            ) from failed
+            raise _refused(compiler, failed.log) from failed
 
-    key = cache.digest(
+    return cache.default().get_or_make(_key(compiler), make)
+
+
+def _home() -> Path:
+    return Path(mx.__file__).resolve().parent
+
+
+def _compiler() -> toolchain.Compiler:
+    """What builds them.
+
+    Raises:
+        ToolchainError: there is no compiler, or MLX's headers are missing.
+    """
+    home = _home()
+    if not mlx_sources.has_headers(home):
+        raise ToolchainError(
+            f"MLX's headers are not in {home / 'include'}, where its wheels have them."
+        )
+    return toolchain.find_compiler()
+
+
+def _key(compiler: toolchain.Compiler) -> str:
+    return cache.digest(
         "mlx_node", mlx_sources.digest(), VERSION, compiler.identity, *mlx_sources.FLAGS,
         *mlx_sources.LINK,
     )  # fmt: skip
-    return cache.default().get_or_make(key, make)
+
+
+def _check_library(compiler: toolchain.Compiler) -> None:
+    """Refuse a compiler whose C++ library is not MLX's.
+
+    Raises:
+        ToolchainError: that is so.
+    """
+    if compiler.kind == "zig" and sys.platform != "darwin":  # takes seconds to build its library
+        raise _refused(compiler, mlx_sources.OTHER_LIBRARY)
+    try:
+        compiler.compile(mlx_sources.guarded(""), flags=["-std=c++20"])
+    except CompilerFailed as failed:
+        raise _refused(compiler, failed.log) from failed
+
+
+def _refused(compiler: toolchain.Compiler, log: str) -> ToolchainError:
+    """The error where a compiler said this."""
+    what = f"{' '.join(compiler.argv)} ({compiler.kind} {compiler.version})"
+    if mlx_sources.OTHER_LIBRARY in log:
+        return ToolchainError(
+            f"{what} compiles kernels, but not ferrule's nodes of MLX's graphs: it uses "
+            "LLVM's C++ library (libc++), and MLX is built with GNU's (libstdc++), whose "
+            "classes are others. g++, and clang++ with libstdc++, do both: name one in "
+            "FERRULE_CXX, or install one where there is none. " + toolchain.remedy(zig=False)
+        )
+    return ToolchainError(f"{what} cannot build ferrule's nodes for MLX {VERSION}:\n{log}")
 
 
 def _loaded(payload: bytes) -> ctypes.PyDLL:
@@ -156,10 +219,10 @@ def _loaded(payload: bytes) -> ctypes.PyDLL:
     found.fr_mlx_init.argtypes = (_pointer,)
     found.fr_mlx_look.argtypes = (ctypes.py_object, ctypes.POINTER(_int64))
     found.fr_mlx_look.restype = None
-    found.fr_mlx_plan.argtypes = (
+    found.fr_mlx_op.argtypes = (
         _pointer, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_char_p, ctypes.py_object,
     )  # fmt: skip
-    found.fr_mlx_plan.restype = _pointer
+    found.fr_mlx_op.restype = ctypes.py_object
     found.fr_mlx_fixed.argtypes = (
         _pointer, ctypes.c_int, ctypes.c_int, ctypes.c_char_p, ctypes.py_object,
         ctypes.POINTER(ctypes.c_int32), ctypes.POINTER(_int64), ctypes.POINTER(ctypes.c_uint32),
@@ -177,10 +240,9 @@ def _loaded(payload: bytes) -> ctypes.PyDLL:
     found.fr_mlx_again.restype = ctypes.py_object
     found.fr_mlx_remember.argtypes = (_pointer, ctypes.py_object, _pointer)
     found.fr_mlx_remember.restype = None
+    found.fr_mlx_collect.restype = None
     found.fr_mlx_forget.argtypes = (_pointer,)
     found.fr_mlx_forget.restype = None
-    found.fr_mlx_callable.argtypes = (_pointer,)
-    found.fr_mlx_callable.restype = ctypes.py_object
     found.fr_mlx_run.argtypes = (_pointer, ctypes.py_object, ctypes.py_object)
     found.fr_mlx_run.restype = ctypes.py_object
     found.fr_mlx_scratch.argtypes = (_int64,)
@@ -229,7 +291,7 @@ def _check_layout(found: ctypes.PyDLL) -> None:
             )
 
 
-bound: list[Bound] = []  # by the numbers that nodes know them by
+bound: list[Bound] = []  # by the numbers that nodes know them by; of ops, proxies
 
 
 def _resolve(request: Request) -> int:

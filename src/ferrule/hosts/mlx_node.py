@@ -142,17 +142,12 @@ def callable_for(op: Op) -> Any:
         devices, made = 0, op_entries.bind(op, _nothing, launches=False)
     if made is None:
         return None
-    bound.append(made)
-    op_entries.kept.append(made)
+    bound.append(weakref.proxy(made))  # the function and its nodes hold it, and so the op
     what = f"op {op.name!r}"
-    plan = found.fr_mlx_plan(
+    return found.fr_mlx_op(
         ctypes.addressof(made.structure), len(bound) - 1, devices, elsewhere, what.encode(),
-        answering(rules(op), what),
+        (answering(rules(op), what), made),
     )  # fmt: skip
-    return found.fr_mlx_callable(plan)
-
-
-_callables: weakref.WeakKeyDictionary[Op, tuple[str, Any]] = weakref.WeakKeyDictionary()
 
 
 def call(op: Op, values: Sequence[Any]) -> Any:
@@ -166,9 +161,9 @@ def call(op: Op, values: Sequence[Any]) -> Any:
         from . import mlx_export
 
         return mlx_export.call(op, values)
-    known = _callables.get(op)
+    known: Any = op.mlx
     if known is None or known[0] != op.digest:  # a rule may have been declared since
-        known = _callables[op] = (op.digest, callable_for(op))
+        known = op.mlx = (op.digest, callable_for(op))
     function = known[1]
     if function is None:
         return NotImplemented

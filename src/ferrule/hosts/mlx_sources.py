@@ -37,10 +37,17 @@ def has_headers(home: Path) -> bool:
 
 def text(home: Path) -> str:
     """The translation unit for the MLX in this folder."""
+    return guarded(
+        f'#define FR_DIGEST "{digest()}"\n{_primitives(home)}\n'
+        '#include "mlx_node.cpp"\n#include "mlx_matmul.cpp"\n'
+    )
+
+
+def guarded(code: str) -> str:
+    """C++ that a compiler with another C++ library than MLX's refuses."""
     return (
-        f"#include <cstddef>\n#if defined(_LIBCPP_VERSION) && !defined(__APPLE__)\n#error "
-        f'{OTHER_LIBRARY}\n#else\n#define FR_DIGEST "{digest()}"\n{_primitives(home)}\n'
-        '#include "mlx_node.cpp"\n#include "mlx_matmul.cpp"\n#endif\n'
+        "#include <cstddef>\n#if defined(_LIBCPP_VERSION) && !defined(__APPLE__)\n#error "
+        f"{OTHER_LIBRARY}\n#else\n{code}#endif\n"
     )
 
 

@@ -29,8 +29,8 @@ from ..op_launch import check_empty, launch, number
 from ..op_unit import carry_out
 from ..rule import Argument, Binding
 from ..spec import Facts, Shape
+from . import find, torch_calls
 from . import torch as host
-from . import torch_calls
 from .torch_autograd import autograd_kernel
 from .torch_sizes import SymInts, refuse_dynamic_templates
 
@@ -101,6 +101,18 @@ class TorchOp:
         if self.raw is not self.overload:
             self.look_for_dtensor()
 
+    def _refuse_mixed(self, one: Argument, value: Any, values: Sequence[Any]) -> None:
+        """Refuse an array of another library.
+
+        Raises:
+            KernelError: the value is one.
+        """
+        its = find(type(value))
+        if its is not None:
+            first = next(self.arguments[i][1] for i, v in enumerate(values) if _is_torchs(v))
+            label = f"[op] input {one.name!r} of op {self.op.name!r}"
+            raise op_call.mixed(label, its, first.name, host)
+
     def takes(self, values: Sequence[Any]) -> bool:
         """Whether a call with these inputs is torch's."""
         return any(map(_is_torchs, values))
@@ -113,6 +125,8 @@ class TorchOp:
             value = values[i]
             if kind is None:
                 if not _is_torchs(value) and (value is not None or not one.optional):
+                    if not _tracing():  # Dynamo cannot look at other libraries' types
+                        self._refuse_mixed(one, value, values)
                     _dtype(self.op, one, value)  # says that it is none
             elif type(value) is not kind:
                 values = (*values[:i], self._number(one, value), *values[i + 1 :])

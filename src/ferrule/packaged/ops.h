@@ -381,6 +381,8 @@ static bool fr_sizes(fr_call* c, const fr_body* body, fr_sent* sent) {
     bool group = axis >= 3;
     int64_t value;
     if (!fr_value(c, group ? body->threadgroup[axis - 3] : body->grid[axis], &value)) return false;
+    if (group && value == 0 && !(sent->grid[0] && sent->grid[1] && sent->grid[2]))
+      value = 1; /* no thread runs: min(N, 256) of an empty array */
     if (value < group || value > INT32_MAX)
       return fr_fail(c, "`%s`: %s is %lld for %s; expected %d to 2147483647.",
                      group ? "threadgroup" : "grid", body->texts[axis], (long long)value,

@@ -651,13 +651,13 @@ namespace {
 
 /* A call of an op. NotImplemented for what Python must look at. */
 object* call_op(object* self, object* const* args, ssize_t n) {
-  auto& plan = *static_cast<Handle*>(PyLong_AsVoidPtr(self));
+  auto& owned = *static_cast<Owned*>(PyCapsule_GetPointer(PyTuple_GetItem(self, 0), nullptr));
   try {
     Given given;
     std::vector<mx::array> arrays;
     if (exporting()) return held(not_implemented);
-    if (read_arguments(*plan, args, n, given, arrays))
-      return returned(Node::make(plan, std::move(given), std::move(arrays), stream_now()));
+    if (read_arguments(*owned.plan, args, n, given, arrays))
+      return returned(Node::make(owned.use(), std::move(given), std::move(arrays), stream_now()));
   } catch (const std::exception& e) {
     raised_text = e.what();
   }
@@ -837,9 +837,17 @@ API void fr_mlx_look(object* o, int64_t* found) {
   found[2] = static_cast<int64_t>(a.itemsize());
 }
 
-/* A plan for an op, which lives as long as the process. */
-API void* fr_mlx_plan(fr_op* op, int number, int devices, int elsewhere, const char* name, object* python) {
-  return new Handle(new Plan{op, number, devices, elsewhere, name, held(python), false, false, {}, {}, {0}, {}, {}});
+/* The function that calls an op. `kept` is a tuple of what is asked for its rules and of all that must live as
+ * long as the op's nodes; it may hold what holds the function. */
+API object* fr_mlx_op(fr_op* op, int number, int devices, int elsewhere, const char* name, object* kept) {
+  static Method method{"ferrule_op", reinterpret_cast<void*>(call_op), 0x0080 /* METH_FASTCALL */, nullptr};
+  object* python = PyTuple_GetItem(kept, 0);
+  auto plan = std::make_shared<Plan>(Plan{op, number, devices, elsewhere, name, python, false, false, {}, {}, {0}, {}, {}});
+  auto drop = [](object* capsule) { delete static_cast<Owned*>(PyCapsule_GetPointer(capsule, nullptr)); };
+  Reference self(PyTuple_New(2));
+  PyTuple_SetItem(self, 0, PyCapsule_New(new Owned{plan, kept, {}}, nullptr, drop));
+  PyTuple_SetItem(self, 1, held(kept));
+  return PyCFunction_NewEx(&method, self, nullptr);
 }
 
 /* One element of each output, from the bytes of all of them, or none. */
@@ -900,16 +908,10 @@ API void fr_mlx_remember(void* calls, object* asked, void* plan) {
   plans[key] = *static_cast<Handle*>(plan);
 }
 
-API void fr_mlx_forget(void* plan) { delete static_cast<Handle*>(plan); }
+/* Lets go what nodes have let go. */
+API void fr_mlx_collect(void) { finish_letting_go(1); }
 
-/* The function for a plan of an op. */
-API object* fr_mlx_callable(void* plan) {
-  static Method method{"ferrule_op", reinterpret_cast<void*>(call_op), 0x0080 /* METH_FASTCALL */, nullptr};
-  object* self = PyLong_FromVoidPtr(plan);
-  object* made = PyCFunction_NewEx(&method, self, nullptr);
-  Py_DecRef(self);
-  return made;
-}
+API void fr_mlx_forget(void* plan) { delete static_cast<Handle*>(plan); }
 
 /* The outputs, as a list, of a plan of level 0 for a tuple of arrays, on the stream that a Python
  * object holds, or the default one. NULL: Python raises `fr_mlx_why`. */

@@ -31,12 +31,12 @@ enum { CAPTURED = 4 }; /* Python launches on GPUs what a graph can hold: kernels
 
 /* What was asked for: an op; or a kernel with sizes as numbers (level 0). It never changes. */
 struct Plan {
-  fr_op* op;         /* lives for ever */
+  fr_op* op;         /* lives as long as this, and as what Python calls */
   int number;        /* by which Python knows the op */
   int devices;       /* of CPU and CUDA: where kernels are launched here; elsewhere Python is asked */
   int elsewhere;     /* where Python can carry it out: of CPU and CUDA, and CAPTURED */
   std::string name;  /* for messages */
-  object* python;    /* what is asked of Python: see hosts/mlx_node.py; lives for ever */
+  object* python;    /* what is asked of Python: see hosts/mlx_node.py; lives as long */
   bool level0;       /* a kernel's call */
   bool fixed;        /* with numbers, which are the rest of this */
   std::vector<mx::Shape> shapes;
@@ -47,7 +47,25 @@ struct Plan {
   std::string label = not_for_files(name);
 };
 
-using Handle = std::shared_ptr<const Plan>; /* what Python has of a plan */
+using Handle = std::shared_ptr<const Plan>; /* what Python has of a kernel's plan, which lives for ever */
+
+/* What Python's function that calls an op has of its plan. Python's collector sees that the function holds
+ * the op, and the op the function; so the plan holds neither, and `used` does, which the nodes have. */
+struct Owned {
+  Handle plan;
+  object* kept; /* what the plan points at; the function holds it */
+  std::weak_ptr<const Plan> used;
+
+  /* The plan, for a node; Python's lock is held. */
+  Handle use() {
+    Handle found = used.lock();
+    if (found) return found;
+    finish_letting_go(many_gone);
+    auto last = [plan = plan, kept = held(kept)](const Plan*) { let_go(kept); };
+    used = found = Handle(plan.get(), std::move(last));
+    return found;
+  }
+};
 
 /* The numbers among an op's inputs, and which of its arrays are there. */
 struct Given {

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <mutex>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -27,6 +28,8 @@ WEAK void Py_DecRef(object*);
 WEAK object* PyObject_GetItem(object*, object*);
 WEAK object* PyObject_CallObject(object*, object*);
 WEAK object* PyCFunction_NewEx(void*, object*, object*);
+WEAK object* PyCapsule_New(void*, const char*, void (*)(object*));
+WEAK void* PyCapsule_GetPointer(object*, const char*);
 WEAK void* PyLong_AsVoidPtr(object*);
 WEAK object* PyLong_FromVoidPtr(void*);
 WEAK object* PyLong_FromLong(long);
@@ -95,6 +98,31 @@ struct Gil {
   int state = PyGILState_Ensure();
   ~Gil() { PyGILState_Release(state); }
 };
+
+/* Objects that nodes have let go, perhaps on threads without Python's lock. They go before Python's collector
+ * looks for cycles, of which all of them are parts, or when there are many. */
+struct Gone {
+  std::mutex mutex;
+  std::vector<object*> objects;
+};
+Gone& gone = *new Gone; /* nodes may go after everything else has */
+constexpr size_t many_gone = 1024;
+
+void let_go(object* o) {
+  std::lock_guard<std::mutex> guard(gone.mutex);
+  gone.objects.push_back(o);
+}
+
+/* With Python's lock: lets them go, if there are so many. */
+void finish_letting_go(size_t least) {
+  std::vector<object*> objects;
+  {
+    std::lock_guard<std::mutex> guard(gone.mutex);
+    if (gone.objects.size() < least) return;
+    objects.swap(gone.objects);
+  }
+  for (object* o : objects) Py_DecRef(o);
+}
 
 /* A reference that goes with its scope, in which Python's lock is held. */
 class Reference {

@@ -201,7 +201,9 @@ static inline int fr_choose(const fr_call* c, const fr_rule_result* found) {
 static inline bool fr_work_out(fr_call* c, const fr_body* body, const fr_rule_result* found) {
   int64_t size[6];
   if (!fr_values(c->op, found, body->grid, 6, size)) return false;
+  bool empty = !size[0] || !size[1] || !size[2]; /* then the threadgroup may be, too, as min(N, 256) is */
   for (int i = 0; i < 6; i++) {
+    if (i >= 3 && empty && size[i] == 0) size[i] = 1;
     if (size[i] < (i >= 3) || size[i] > INT32_MAX) return false;
     c->grid[i] = (uint32_t)size[i];
   }

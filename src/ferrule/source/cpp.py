@@ -51,6 +51,12 @@ class Prepared:
         return self.spec.kernel
 
     @property
+    def scalars(self) -> tuple[str, ...]:
+        """The inputs that have no dims."""
+        pairs = zip(self.kernel.input_names, self.spec.inputs, strict=True)
+        return tuple([name for name, one in pairs if one.ndim == 0])
+
+    @property
     def synchronises(self) -> bool:
         """Whether some thread may wait for another, or is asked which lane it is."""
         words = self.text.source_words
