@@ -351,6 +351,28 @@ def test_ranks(kind: tuple[str, int, int], x_shape: make.Shape, w_batch: make.Sh
         close(made, mx.stack([cotangent, cotangent]))
 
 
+@needs_mlx(0, 32, 3)
+@pytest.mark.parametrize("x_shape", [(64,), (2, 64), (3, 2, 64), (4, 3, 2, 64)], ids=str)
+@pytest.mark.parametrize("w_batch", [(), (3,)], ids=str)
+def test_rows_of_one_group(
+    x_shape: make.Shape, w_batch: make.Shape, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They gather where MLX's kernel gives garbage, as on an H200: here everywhere."""
+    monkeypatch.setattr(mlx_matmul, "_one_group", lambda x, *_: x.shape[-1] <= 64)
+    product = Product("affine", 64, 4, gathers=False)
+    shapeless = Traced(lambda x, *w: product.call(x, *w))
+    for more in (0, 1):
+        x, w = make.normal(x_shape, more), product.matrices(w_batch, 64, 32, 2)
+        if len(x_shape) == 3 and not w_batch:
+            x = make.normal((3 + more, 2 + more, 64), more)
+        expected = product.expected(x, *w)
+        close(product.call(x, *w), expected)
+        close(shapeless(x, *w), expected)
+        close(pulled(product.call)(expected, x, *w), pulled(product.expected)(expected, x, *w))
+        several = mx.vmap(product.call, (0, *[None] * len(w)))(mx.stack([x, 2 * x]), *w)
+        close(several[1], 2 * expected)
+
+
 def test_neither_index() -> None:
     product = Product("affine", gathers=False)
     x, w = make.normal((3, 2, 64), 0), product.matrices((3,), 64, 32, 1)

@@ -17,6 +17,7 @@ from ferrule import KernelError
 from mlx_files import I
 
 X = mx.ones(3)
+mx.eval(X)  # other threads cannot
 MANY = 10_000
 
 

@@ -29,6 +29,7 @@ from .mlx_sizes import (
     spread,
     starts,
     too_old,
+    zeros,
 )
 
 # As MLX has them, whoever puts ferrule's in their place.
@@ -73,14 +74,16 @@ def quantized_matmul(
             a shapeless trace, where sizes must be counted, with an MLX older than 0.32.3 (any
             product that gathers, with one older than 0.32.0).
     """
-    if w.ndim > 2 and (x.ndim < w.ndim or shapeless()):
+    broadcast = w.ndim > 2 and (x.ndim < w.ndim or shapeless())
+    if broadcast or (mode == "affine" and transpose and _one_group(x, group_size, stream)):
         # MLX multiplies a lower x with the first matrix alone, and its gradients of what was
         # broadcast have the sizes of the trace
         with _on(stream):
             rows = x if x.ndim > 1 else x[None]
+            which = positions(w) if w.ndim > 2 else zeros(positions(rows))
             made = gather_qmm(
-                rows, w, scales, biases, positions(rows), positions(w), transpose, group_size, bits,
-                mode, stream=stream,
+                rows, w, scales, biases, positions(rows), which, transpose, group_size, bits, mode,
+                stream=stream,
             )  # fmt: skip
             return made if x.ndim > 1 else mx.squeeze(made, -2)
     if x.ndim == 1:  # MLX's CUDA kernels want rows
@@ -238,6 +241,18 @@ def _scaled(
     if scale.ndim == values.ndim:
         scale = alike(scale, values)[0]
     return (values * scale).astype(made.dtype)
+
+
+def _one_group(x: mx.array, group_size: int | None, stream: Any) -> bool:
+    """Whether rows are one group of elements with a scale, on an NVIDIA GPU: MLX's kernel for sm_90
+    (0.32.4) gives garbage then, and none of those that gather."""
+    if not x.ndim or x.shape[-1] > (64 if group_size is None else group_size):
+        return False
+    found = mlx_build.library()
+    if found is None or not found.fr_mlx_has_cuda() or not mlx_build.at_least(0, 32, 3):
+        return False
+    with _on(stream):
+        return bool(mx.default_device() == mx.gpu)
 
 
 def _nodes(*arrays: mx.array | None) -> bool:
