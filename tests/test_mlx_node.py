@@ -584,6 +584,33 @@ def test_wrong_calls() -> None:
     assert square(x).tolist() == (x * x).tolist()
 
 
+def test_memory_that_is_not_there_is_an_error_where_it_is_evaluated() -> None:
+    if mx.default_device().type != mx.cpu:
+        pytest.skip("a GPU's memory is MLX's to give")
+    wide = fe.op(
+        "wide", "x[N,M]:T -> z[N]:T, y[N,M,M]:T", grid="1", threadgroup=1, metal="z[0] = x[0];"
+    )
+    first = fe.op("first", "x[N,M]:T -> y[1]:T", grid="1", threadgroup=1, metal="y[0] = x[0];")
+    one = mx.array(1.0)
+    for f in (lambda x: wide(x)[0], mx.compile(lambda x: wide(x)[1] + 1, shapeless=True)):
+        says = (
+            rf"^op 'wide': output 2 of 2 has the shape \(4, {2**29}, {2**29}\), which is {2**62} b"
+        )
+        with pytest.raises(RuntimeError, match=says):
+            mx.eval(f(mx.broadcast_to(one, (4, 2**29))))
+        with pytest.raises(RuntimeError, match=r"which is more than 9223372036854775807 bytes"):
+            mx.eval(f(mx.broadcast_to(one, (4, 2**30))))
+        assert f(mx.ones((1, 1))).size == 1  # and what follows is as ever
+        mx.eval(f(mx.ones((1, 1))), square(one))
+    with pytest.raises(RuntimeError, match=r"op 'first': a row-contiguous copy of input 1 of 1 ha"):
+        mx.eval(first(mx.broadcast_to(one, (2**30, 2**29))))
+    with pytest.raises(RuntimeError, match=r"^kernel 'plain': output 1 of 1 has the shape"):
+        mx.eval(plain(
+            inputs=[one[None]], output_shapes=[(2**30, 2**30)], output_dtypes=[mx.float32],
+            grid=(1, 1, 1), threadgroup=(1, 1, 1),
+        ))  # fmt: skip
+
+
 def test_a_kernel_that_faults_is_an_error_where_it_is_evaluated() -> None:
     if mx.default_device().type != mx.cpu:
         pytest.skip("a GPU is unusable after it")

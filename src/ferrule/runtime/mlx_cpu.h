@@ -4,8 +4,10 @@
 
 #include <atomic>
 #include <cstdio>
+#include <cstdlib>
 #include <mutex>
 
+#include "mlx/allocator.h"
 #include "mlx/backend/cpu/encoder.h"
 #include "mlx/scheduler.h"
 
@@ -70,6 +72,35 @@ std::shared_ptr<Job> new_job() {
     else
       delete job;
   });
+}
+
+/* Whether so much memory can be had. What MLX cannot get, it counts as used for ever, and then may wait for ever
+ * until less is used; so large sizes are tried before. */
+bool can_be_had(uint64_t bytes) {
+  if (bytes < (UINT64_C(1) << 30)) return true;
+  void* volatile tried = std::malloc(bytes + 64); /* volatile: compilers take memory that is not used for had */
+  std::free(tried);
+  return tried != nullptr;
+}
+
+/* Gives an array memory. MLX gives none where there is not as much, and takes what 64 bits cannot count for
+ * little. */
+template <class What>
+void allocate_on_host(mx::array& a, What what) {
+  uint64_t bytes = a.itemsize();
+  bool empty = false, countable = true;
+  for (int64_t size : a.shape()) {
+    empty = empty || size == 0;
+    countable = !__builtin_mul_overflow(bytes, static_cast<uint64_t>(size), &bytes) && countable;
+  }
+  countable = countable && bytes < INT64_MAX - 64;
+  if (empty || (countable && can_be_had(bytes))) {
+    a.set_data(mx::allocator::malloc(empty ? 0 : bytes));
+    if (a.buffer().ptr()) return;
+  }
+  throw std::runtime_error(what() + " has the shape " + shown(a.shape()) + ", which is " +
+                           (countable ? std::to_string(bytes) : std::string("more than 9223372036854775807")) +
+                           " bytes of memory; this machine does not have them.");
 }
 
 /* A row-contiguous copy. */

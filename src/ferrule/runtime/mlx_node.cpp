@@ -261,7 +261,7 @@ class Node : public Base {
     void* pointers[FR_MAX_ARGUMENTS];
     for (size_t i = 0; i < outputs.size(); i++) {
       mx::array& out = outputs[i];
-      out.set_data(mx::allocator::malloc(out.nbytes()));
+      allocate_on_host(out, [&] { return plan->name + ": output " + std::to_string(i + 1) + " of " + std::to_string(outputs.size()); });
       pointers[i] = out.data<char>();
       encoder.set_output_array(out);
       job->memory.push_back(out.data_shared_ptr());
@@ -278,7 +278,7 @@ class Node : public Base {
       encoder.set_input_array(a);
       if (!w.body->contiguous || a.flags().row_contiguous || a.size() == 0) continue;
       mx::array copy(a.shape(), a.dtype(), nullptr, {});
-      copy.set_data(mx::allocator::malloc(a.nbytes()));
+      allocate_on_host(copy, [&] { return plan->name + ": a row-contiguous copy of input " + std::to_string(i + 1) + " of " + std::to_string(plan->op->inputs); });
       job->copies.push_back({static_cast<const char*>(w.call.pointer[i]), copy.data<char>(), i, a.itemsize()});
       w.call.pointer[i] = copy.data<char>();
       job->memory.push_back(copy.data_shared_ptr());
