@@ -151,6 +151,7 @@ def _built() -> bytes:
     home, compiler = _home(), _compiler()
 
     def make() -> bytes:
+        _check_zig(compiler)
         try:
             return compiler.compile(
                 mlx_sources.text(home), flags=mlx_sources.flags(home), timeout=600.0
@@ -192,12 +193,21 @@ def _check_library(compiler: toolchain.Compiler) -> None:
     Raises:
         ToolchainError: that is so.
     """
-    if compiler.kind == "zig" and sys.platform != "darwin":  # takes seconds to build its library
-        raise _refused(compiler, mlx_sources.OTHER_LIBRARY)
+    _check_zig(compiler)
     try:
         compiler.compile(mlx_sources.guarded(""), flags=["-std=c++20"])
     except CompilerFailed as failed:
         raise _refused(compiler, failed.log) from failed
+
+
+def _check_zig(compiler: toolchain.Compiler) -> None:
+    """Refuse zig, which takes half a minute to build its C++ library before it says anything.
+
+    Raises:
+        ToolchainError: it is zig, where MLX's library is another.
+    """
+    if compiler.kind == "zig" and sys.platform != "darwin":
+        raise _refused(compiler, mlx_sources.OTHER_LIBRARY)
 
 
 def _refused(compiler: toolchain.Compiler, log: str) -> ToolchainError:
