@@ -495,7 +495,14 @@ static void test_faults_in_kernels(void) {
   }
 }
 
-static void load_nowhere(void) { (void)*nowhere; }
+/* A child that starts threads may map their stacks where nothing was before. */
+static void load_nowhere(void) {
+  find_nowhere();
+  (void)*nowhere;
+}
+
+/* Handlers that were set before this are seen by the next job: it looks once per tick. */
+static void wait_for_tick(void) { usleep(20000); }
 
 static void handle_once(int number) {
   (void)number;
@@ -514,6 +521,7 @@ static void report(int number) { /* as Python's faulthandler does */
 
 static void fault_after_handler(void) {
   signal(SIGSEGV, handle_once);
+  wait_for_tick();
   run_counted(&one, 100, 2, 1);
   load_nowhere();
 }
@@ -525,6 +533,8 @@ static void fault_after_reporter(void) {
   action.sa_flags = SA_NODEFER;
   CHECK(sigaction(SIGSEGV, &action, &previous) == 0);
   size_t step = 64;
+  find_nowhere();
+  wait_for_tick();
   CHECK(fr_run(load_outside, &step, 100, 2) == FR_OK && reports == 0);
   load_nowhere();
 }
@@ -533,6 +543,7 @@ static void send_signal(void) { raise(SIGSEGV); }
 
 static void forget_handlers(void) {
   signal(SIGSEGV, SIG_DFL);
+  wait_for_tick();
   run_counted(&one, 100, 2, 1);
 }
 
