@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import random
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import on_cuda
@@ -16,6 +19,17 @@ from ferrule import nvrtc
 # A shell ignores Ctrl-C on behalf of what it runs in the background, and children inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(autouse=True)
+def same_numbers_each_time() -> None:
+    """What a test draws does not depend on the tests before it in the same process."""
+    random.seed(0)
+    np.random.seed(0)
+    if torch := sys.modules.get("torch"):
+        torch.manual_seed(0)
+    if mx := sys.modules.get("mlx.core"):
+        mx.random.seed(0)
 
 
 @pytest.fixture(scope="session")

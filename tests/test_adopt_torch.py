@@ -258,7 +258,8 @@ def test_training_by_inductor() -> None:
         call(x).square().sum().backward()
         grads.append([p.grad.clone() for p in layers.parameters()])
     assert all(grad.abs().max() > 0 for grad in grads[0])
-    torch.testing.assert_close(grads[1], grads[0], rtol=1e-4, atol=1e-4)
+    # Six layers magnify rounding: other last bits of x alone change a gradient by up to 1e-4 of it.
+    torch.testing.assert_close(grads[1], grads[0], rtol=1e-3, atol=1e-3)
 
 
 def test_one_graph_holds_the_whole_model() -> None:
