@@ -117,8 +117,10 @@ def compile_error(
     """
     texts = {"source": kernel.source, "header": kernel.header}
     hints = []
-    for name in scalars if kernel.language == "metal" else ():
-        lines = {c.line: c.message for c in complaints(kernel, log) if c.where == "source"}
+    values = scalars if kernel.language == "metal" else ()
+    found = complaints(kernel, log) if values else []
+    lines = {c.line: c.message for c in found if c.where == "source"}
+    for name in values:
         if any(_as_pointer(name, kernel.source, *one) for one in lines.items()):
             hints.append(
                 f"  Input {name!r} has no dims, and so is a value in Metal, not a pointer: write "

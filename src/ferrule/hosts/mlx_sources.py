@@ -26,7 +26,7 @@ LINK = ("-lmlx",) if sys.platform == "darwin" else ("-Wl,--no-as-needed", "-lmlx
 
 
 def digest() -> str:
-    """The SHA-256 of the sources; it is built in."""
+    """The SHA-256 of the sources."""
     return hashlib.sha256(b"".join((FOLDER / name).read_bytes() for name in SOURCES)).hexdigest()
 
 
@@ -37,10 +37,7 @@ def has_headers(home: Path) -> bool:
 
 def text(home: Path) -> str:
     """The translation unit for the MLX in this folder."""
-    return guarded(
-        f'#define FR_DIGEST "{digest()}"\n{_primitives(home)}\n'
-        '#include "mlx_node.cpp"\n#include "mlx_matmul.cpp"\n'
-    )
+    return guarded(f'{_primitives(home)}\n#include "mlx_node.cpp"\n#include "mlx_matmul.cpp"\n')
 
 
 def guarded(code: str) -> str:

@@ -22,10 +22,6 @@
 
 #include "mlx_nodes.h"
 
-#ifndef FR_DIGEST
-#define FR_DIGEST ""
-#endif
-
 /* Defined here, and hidden, so that the compiler emits CustomKernel's vtable, which libmlx hides. */
 void mx::fast::CustomKernel::eval_gpu(const std::vector<array>&, std::vector<array>&) {
   throw std::runtime_error("ferrule: not reached");
@@ -415,4 +411,3 @@ API object* fr_mlx_refused(object* o, const char* why) {
 API void fr_mlx_raised(const char* text) { raised_text = text; }
 API const char* fr_mlx_why(void) { return raised_text.c_str(); }
 API int fr_mlx_has_cuda(void) { return (&mx::cu::get_command_encoder) != nullptr; }
-API const char* fr_mlx_digest(void) { return FR_DIGEST; }

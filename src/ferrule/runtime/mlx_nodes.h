@@ -116,22 +116,10 @@ class Missing : public Base {
 /* A result inside an mx.custom_function with rules, where MLX puts an operation behind it that can be neither
  * compiled shapeless nor exported. It says so before that one is asked, with other words. It is in a graph
  * only if that one is: what the function's own rules give does not need it. */
-class Refused : public Base {
+class Refused : public Missing {
  public:
-  std::string why;
-
-  Refused(mx::Stream stream, std::string why)
-      : Base(stream, std::string(), std::string(), {1, 1, 1}, {1, 1, 1}, {}, true, std::nullopt, {},
-             false, 0),
-        why(std::move(why)) {}
-  std::vector<mx::Shape> output_shapes(const std::vector<mx::array>&) override { refuse_to_follow(); }
-  const char* name() const override { refuse_to_follow(); } /* asked for by an export */
-  void eval_cpu(const std::vector<mx::array>&, std::vector<mx::array>&) override {
-    settled(stream(), [this] { refuse_to_follow(); });
-  }
-  void eval_gpu(const std::vector<mx::array>&, std::vector<mx::array>&) override {
-    settled(stream(), [this] { refuse_to_follow(); });
-  }
+  using Missing::Missing;
+  const char* name() const override { throw std::invalid_argument(why); } /* asked for by an export */
 
   /* MLX asks for these, and then does not use them. */
   std::vector<mx::array> jvp(const std::vector<mx::array>&, const std::vector<mx::array>& tangents,
@@ -142,9 +130,6 @@ class Refused : public Base {
                                                            const std::vector<int>& axes) override {
     return {inputs, axes};
   }
-
- private:
-  [[noreturn]] void refuse_to_follow() const { throw std::invalid_argument(why); }
 };
 
 /* Finds out how kernels are put into MLX's graphs. */

@@ -46,16 +46,13 @@ WEAK object* PyList_New(ssize_t);
 WEAK int PyList_SetItem(object*, ssize_t, object*);
 WEAK object* PyList_GetItem(object*, ssize_t);
 WEAK ssize_t PyList_Size(object*);
-WEAK const char* PyUnicode_AsUTF8AndSize(object*, ssize_t*);
 WEAK object* PyUnicode_FromString(const char*);
 WEAK const char* PyUnicode_AsUTF8AndSize(object*, ssize_t*);
 WEAK object* PyErr_Occurred(void);
 WEAK void PyErr_Clear(void);
 WEAK int PyErr_ExceptionMatches(object*);
 WEAK void PyErr_SetInterrupt(void);
-WEAK void PyErr_SetString(object*, const char*);
-extern WEAK object* PyExc_RuntimeError;
-extern WEAK object *PyExc_ValueError, *PyExc_KeyboardInterrupt;
+extern WEAK object* PyExc_KeyboardInterrupt;
 extern WEAK char PyFloat_Type, PyLong_Type, PyBool_Type, PyTuple_Type, PyList_Type, PyUnicode_Type;
 extern WEAK char _Py_NoneStruct, _Py_NotImplementedStruct;
 }
