@@ -100,13 +100,14 @@ class CallableKernel:
             CompileError: the compiler refused the kernel's text.
             DeviceError: the arrays are on a device that ferrule cannot use.
         """
-        if self._again is not None and verbose is False:
-            known = self._again(
+        again = self._again
+        if again is not None and verbose is False:
+            made: list[Any] = again(
                 inputs, stream, output_shapes, output_dtypes, grid, threadgroup, template,
                 init_value,
             )  # fmt: skip
-            if known is not NotImplemented:
-                return cast(list[Any], known)
+            if made is not NotImplemented:
+                return made
         table = self._table if stream is None and verbose is False else None
         if table is not None:
             known = table.call(
@@ -151,10 +152,10 @@ class CallableKernel:
                 kernel, self._wants, arrays, shapes, outs, threads, group, items, number
             )  # fmt: skip
             if recorded:
-                made = graph.record_kernel(*call, verbose, stream, written)
+                nodes = graph.record_kernel(*call, verbose, stream, written)
             else:
-                made = graph.call_kernel(*call, stream, asked, written)
-            if made is not None:
+                nodes = graph.call_kernel(*call, stream, asked, written)
+            if nodes is not None:
                 if verbose and not recorded:
                     self._show(self.text(
                         inputs=arrays, output_shapes=shapes, output_dtypes=outs, grid=threads,
@@ -162,7 +163,7 @@ class CallableKernel:
                     ))  # fmt: skip
                 if self._again is None and not recorded:
                     self._again = graph.again(kernel)
-                return list(made)
+                return list(nodes)
 
         try:
             host, device, facts, arrays, copies, owners = arguments.gather(
