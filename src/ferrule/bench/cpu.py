@@ -134,42 +134,11 @@ def _sampling(bench: Bench, batch: int, size: int, channels: int, points: int) -
     )
 
 
-def models(bench: Bench) -> None:
-    """mlx-lm's kernels, unmodified, against its own op-by-op fallbacks on MLX's CPU."""
-    found = mlx_lm.find(bench)
-    if found is None:
-        return
-    import mlx.core as mx
-
-    mlx_lm.prefill(bench)
-    ssm = found[0]["ssm"]
-    rng = np.random.default_rng(0)
-
-    def array(*shape: int) -> Any:
-        return mx.array(rng.normal(size=shape).astype(np.float32))
-
-    def done(outputs: Any) -> Any:
-        mx.eval(outputs)
-        return outputs
-
-    batch, heads, dim, width = 4, 64, 64, 128
-    x, dt = array(batch, 1, heads, dim), array(batch, 1, heads)
-    a_log, d, bias = array(heads), array(heads), array(heads)
-    b, c = array(batch, 1, 1, width), array(batch, 1, 1, width)
-    step = (x, a_log, b, c, d, dt, bias, array(batch, heads, dim, width), (0.001, 100.0))
-    mx.eval(*step[:-1])
-    bench.compare(
-        f"SSM update, batch {batch}, {heads} heads of {dim}x{width}",
-        lambda: done(ssm.ssm_update_kernel(*step)),
-        [Peer(mlx_lm.BY_MLX, lambda: done(ssm.ssm_attn(*step)))],
-    )
-
-
 GROUPS: dict[str, Callable[[Bench], None]] = {
     **{name: partial(elementwise, name) for name in ELEMENTWISE},
     "grid_sample": sampling,
     "mlx-graph": mlx_graph.nodes,
-    "mlx-lm": models,
+    "mlx-lm": mlx_lm.models,
     "operators": ops.on_cpu,
     "startup": startup.on_cpu,
 }

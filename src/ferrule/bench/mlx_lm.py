@@ -73,22 +73,51 @@ def prefill(bench: Bench) -> None:
     rng = np.random.default_rng(0)
     steps = 16 if bench.quick else 128
     heads_k, heads_v, dim = 16, 32, 128
-
-    def array(*shape: int, scale: float = 1.0) -> Any:
-        return mx.array((rng.normal(size=shape) * scale).astype(np.float32))
-
-    def done(outputs: Any) -> Any:
-        mx.eval(outputs)
-        return outputs
-
-    q, k = array(1, steps, heads_k, dim, scale=0.1), array(1, steps, heads_k, dim, scale=0.1)
-    v = array(1, steps, heads_v, dim)
+    q, k = 0.1 * _normal(rng, 1, steps, heads_k, dim), 0.1 * _normal(rng, 1, steps, heads_k, dim)
+    v = _normal(rng, 1, steps, heads_v, dim)
     g = mx.array(rng.uniform(0.8, 1, size=(1, steps, heads_v)).astype(np.float32))
     beta = mx.array(rng.uniform(size=(1, steps, heads_v)).astype(np.float32))
     given = (q, k, v, g, beta, mx.zeros((1, heads_v, dim, dim)))
     mx.eval(*given)
     bench.compare(
         f"gated delta, {steps} steps, {heads_v} heads of {dim}",
-        lambda: done(gated_delta.gated_delta_kernel(*given)),
-        [Peer(BY_MLX, lambda: done(gated_delta.gated_delta_ops(*given)))],
+        lambda: _evaluated(gated_delta.gated_delta_kernel(*given)),
+        [Peer(BY_MLX, lambda: _evaluated(gated_delta.gated_delta_ops(*given)))],
     )
+
+
+def models(bench: Bench) -> None:
+    """mlx-lm's kernels, unmodified, against its own op-by-op fallbacks on MLX's CPU."""
+    found = find(bench)
+    if found is None:
+        return
+    import mlx.core as mx
+
+    prefill(bench)
+    ssm = found[0]["ssm"]
+    array = functools.partial(_normal, np.random.default_rng(0))
+    batch, heads, dim, width = 4, 64, 64, 128
+    x, dt = array(batch, 1, heads, dim), array(batch, 1, heads)
+    a_log, d, bias = array(heads), array(heads), array(heads)
+    b, c = array(batch, 1, 1, width), array(batch, 1, 1, width)
+    step = (x, a_log, b, c, d, dt, bias, array(batch, heads, dim, width), (0.001, 100.0))
+    mx.eval(*step[:-1])
+    bench.compare(
+        f"SSM update, batch {batch}, {heads} heads of {dim}x{width}",
+        lambda: _evaluated(ssm.ssm_update_kernel(*step)),
+        [Peer(BY_MLX, lambda: _evaluated(ssm.ssm_attn(*step)))],
+    )
+
+
+def _normal(rng: np.random.Generator, *shape: int) -> Any:
+    """An array of MLX."""
+    import mlx.core as mx
+
+    return mx.array(rng.normal(size=shape).astype(np.float32))
+
+
+def _evaluated(outputs: Any) -> Any:
+    import mlx.core as mx
+
+    mx.eval(outputs)
+    return outputs
