@@ -77,6 +77,30 @@ def test_importing_ferrule_changes_nothing() -> None:
     assert done.stdout == "True\n", done.stderr
 
 
+@pytest.mark.parametrize("name", ["step_b1_0.9_eps_1e-08", "a b", "größe", "", "x" * 300])
+def test_kernels_that_mlx_names(installed: None, name: str) -> None:
+    """MLX takes every text for a name, and Metal looks at it when the kernel runs."""
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        kernel = mx.fast.metal_kernel(name, ["x"], ["y"], "y[0] = x[0] + 1;")
+    (y,) = kernel(
+        inputs=[mx.ones(1)], grid=(1, 1, 1), threadgroup=(1, 1, 1), output_shapes=[(1,)],
+        output_dtypes=[mx.float32],
+    )  # fmt: skip
+    assert y.tolist() == [2.0]
+    refused = [str(one.message) for one in seen if one.category is ferrule.FerruleWarning]
+    if name.isascii() and all(c.isalnum() or c == "_" for c in name):
+        assert not refused  # nor by Metal
+    else:
+        assert len(refused) == 1 and "Metal" in refused[0] and repr(name) in refused[0], refused
+        assert seen[0].filename == __file__
+
+
+def test_names_of_no_kernel(installed: None) -> None:
+    with pytest.raises(TypeError, match="`name`"):
+        mx.fast.metal_kernel(3, ["x"], ["y"], "y[0] = x[0];")  # type: ignore[arg-type]
+
+
 def test_gates(installed: None) -> None:
     gpu, device = mx.gpu, mx.default_device()
     assert mx.metal.is_available() and mx.is_available(gpu) and mx.device_count(gpu) == 1

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import sys
 import threading
 from collections.abc import Callable, Iterable
@@ -197,13 +198,27 @@ def _metal_kernel(
     """`mx.fast.metal_kernel`, by ferrule: see `ferrule.metal_kernel`."""
     return InstalledKernel(
         make_kernel(
-            name, input_names, output_names, source, header, ensure_row_contiguous,
+            _named(name), input_names, output_names, source, header, ensure_row_contiguous,
             atomic_outputs, compile_options,
         )
     )  # fmt: skip
 
 
 _metal_kernel.__name__ = _metal_kernel.__qualname__ = "metal_kernel"  # as errors call it
+
+
+def _named(name: Any) -> Any:
+    """What a kernel of this name is called here. MLX takes every text, and looks at none."""
+    if not isinstance(name, str):
+        return name  # to be refused
+    made = re.sub("[^A-Za-z0-9_]", "_", name)
+    if made != name:
+        warn(
+            f"The metal_kernel {name!r} is called {made!r} here: the name of a kernel has letters, "
+            "digits and underscores. On a Mac, Metal may refuse it when it runs.",
+            FerruleWarning,
+        )
+    return made[:256] or "_"  # kernels are told apart by their text, too
 
 
 # -- devices ------------------------------------------------------------------------------------
