@@ -5,6 +5,8 @@ from __future__ import annotations
 import atexit
 import itertools
 import shutil
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -34,6 +36,30 @@ atexit.register(shutil.rmtree, FOLDER, ignore_errors=True)
 
 def path() -> str:
     return str(FOLDER / f"{next(NUMBERS)}.mlxfn")
+
+
+def write(data: bytes) -> str:
+    """A new file of these bytes."""
+    file = path()
+    Path(file).write_bytes(data)
+    return file
+
+
+def altered(file: str, old: bytes, new: bytes, once: bool = False) -> str:
+    """A new file, like another but for what stands there everywhere, or just ``once``."""
+    data = Path(file).read_bytes()
+    assert (data.count(old) == 1 if once else data.count(old) >= 1) and len(old) == len(new)
+    return write(data.replace(old, new))
+
+
+def elsewhere(lines: str, file: str) -> list[str]:
+    """What another process prints, in which ``f`` is the function of a file."""
+    script = (
+        "import sys, mlx.core as mx, ferrule\nf = ferrule.import_function(sys.argv[1])\n" + lines
+    )
+    done = subprocess.run([sys.executable, "-c", script, file], check=True, capture_output=True,
+                          text=True, timeout=300)  # fmt: skip
+    return done.stdout.splitlines()
 
 
 def exported(f: Callable[..., Any], *args: Any, **kwargs: Any) -> str:

@@ -18,7 +18,7 @@ import ferrule
 import on_cuda
 from ferrule import KernelError
 from ferrule.hosts.mlx_export import MARK, with_sizes
-from mlx_files import FEW, I, again, exported, kernels, level0, path, same, values
+from mlx_files import FEW, I, again, altered, exported, kernels, level0, same, values, write
 from mlx_versions import needs_mlx
 
 pytestmark = needs_mlx(0, 32)
@@ -148,18 +148,15 @@ def test_the_expressions_are_a_comment_behind_the_text() -> None:
     ],
 )  # fmt: skip
 def test_expressions_that_were_altered_are_refused(old: bytes, new: bytes, said: str) -> None:
-    data = Path(exported(rows, values((3, 4)), shapeless=True)).read_bytes()
-    assert data.count(old) == 1 and len(old) == len(new)
-    changed = data.replace(old, new)
+    unsigned = altered(exported(rows, values((3, 4)), shapeless=True), old, new, once=True)
+    changed = Path(unsigned).read_bytes()
     start, mark, rest = changed.partition(MARK.encode())
     comment = rest[: rest.index(b"}}") + 2]
     begin = start.rindex(b"template <int D")
     text = start[begin:].decode()
     signed = with_sizes(text, json.loads(comment)["sizes"]).partition(MARK)[2].encode()
     signed = start + mark + signed + rest[len(comment) :]
-    for one, why in ((changed, "not what its digest says"), (signed, said)):
-        file = path()
-        Path(file).write_bytes(one)
+    for file, why in ((unsigned, "not what its digest says"), (write(signed), said)):
         with pytest.raises(KernelError, match=why) as caught:
             ferrule.import_function(file)
         assert repr(file) in str(caught.value)
@@ -177,10 +174,7 @@ def test_expressions_that_were_altered_are_refused(old: bytes, new: bytes, said:
     ],
 )
 def test_what_stands_around_them_too(old: bytes, new: bytes, said: str) -> None:
-    data = Path(exported(rows, values((3, 4)), shapeless=True)).read_bytes()
-    assert data.count(old) == 1 and len(old) == len(new)
-    file = path()
-    Path(file).write_bytes(data.replace(old, new))
+    file = altered(exported(rows, values((3, 4)), shapeless=True), old, new, once=True)
     with pytest.raises(KernelError, match=said):
         ferrule.import_function(file)
 

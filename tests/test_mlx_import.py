@@ -23,12 +23,13 @@ from mlx_files import (
     METADATA,
     SCALE,
     I,
+    altered,
     content,
     exported,
     kernels,
     level0,
-    path,
     values,
+    write,
 )
 from mlx_versions import older_than
 
@@ -49,12 +50,6 @@ def sample() -> bytes:
 if older_than(0, 32):
     pytest.skip(older_than(0, 32), allow_module_level=True)
 SAMPLE = sample()
-
-
-def write(data: bytes) -> str:
-    file = path()
-    Path(file).write_bytes(data)
-    return file
 
 
 @settings(FEW, max_examples=60)
@@ -111,12 +106,6 @@ def test_files_that_cannot_be_read() -> None:
 
 def operations_of(file: str) -> list[mlx_file.Operation]:
     return [one for function in content(file).functions for one in function.operations]
-
-
-def altered(file: str, old: bytes, new: bytes) -> str:
-    data = Path(file).read_bytes()
-    assert data.count(old) >= 1 and len(old) == len(new)
-    return write(data.replace(old, new))
 
 
 @pytest.mark.parametrize(
