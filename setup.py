@@ -88,9 +88,8 @@ class BuildPy(build_py):
         Path(folder, "ferrule-mlx.pth").write_text(AT_START, encoding="utf-8")
         if self.editable_mode:
             return
-        shutil.rmtree(
-            Path(folder, "ferrule", "prebuilt"), ignore_errors=True
-        )  # of an earlier build
+        earlier = Path(folder, "ferrule", "prebuilt")
+        shutil.rmtree(earlier, ignore_errors=True)
         for place in filter(None, os.environ.get("FERRULE_PREBUILD_MLX", "").split(os.pathsep)):
             prebuild(Path(place, "mlx").resolve(), Path(folder, "ferrule"))
 

@@ -97,16 +97,20 @@ def zeros_like(array: mx.array) -> mx.array:
 
 
 def gradients(of: Op, primals: Sequence[Any], found: Sequence[Any]) -> tuple[Any, ...]:
-    """What the vjp of an op gave, if it is arrays like the inputs, or None.
+    """What the vjp of an op gave, if it is arrays like the inputs, or None, in whose place MLX has
+    zeros; they are made here in a shapeless trace, where MLX's would keep their sizes.
 
     Raises:
         KernelError: it is not; says what.
     """
-    return tuple([
-        _like(of, "vjp", grad, value, f"the gradient of input {one.name!r}")
-        if isinstance(value, mx.array) and grad is not None else grad
-        for one, value, grad in zip(of.rule.inputs, primals, found, strict=True)
-    ])  # fmt: skip
+    made = []
+    for one, value, grad in zip(of.rule.inputs, primals, found, strict=True):
+        if isinstance(value, mx.array) and grad is not None:
+            grad = _like(of, "vjp", grad, value, f"the gradient of input {one.name!r}")
+        elif isinstance(value, mx.array) and shapeless():
+            grad = zeros_like(value)
+        made.append(grad)
+    return tuple(made)
 
 
 def tangents(of: Op, outputs: Sequence[mx.array], found: Sequence[Any]) -> tuple[Any, ...]:

@@ -409,9 +409,10 @@ class _Maker:
 
         def step(found: Arrays) -> None:
             inputs = [found[i] for i in one.inputs]
-            for i, (value, shape) in enumerate(zip(inputs, traced, strict=True)):
-                if sizes is None and value.shape != shape:
-                    raise mlx_node.stale(kernel, i, shape, value.shape)
+            if sizes is None:
+                for i, (value, shape) in enumerate(zip(inputs, traced, strict=True)):
+                    if value.shape != shape:
+                        raise mlx_node.stale(kernel, i, shape, value.shape)
             found.update(zip(one.outputs, made(inputs=inputs, **call), strict=True))
 
         return step

@@ -37,7 +37,7 @@ from ..implementation import Runner
 from ..op_entries import Bound, Prepared, Request
 from ..spec import Facts, Input, Launch, Shape, Spec, row_contiguous_strides
 from . import mlx, mlx_batches, mlx_gpu
-from .mlx_build import bound, library, loaded, shapeless
+from .mlx_build import bound, library, loaded
 
 if TYPE_CHECKING:
     from ..call_sizes import Sizes
@@ -86,14 +86,7 @@ def rules(op: Op) -> Callable[..., tuple[Any, ...]]:
 
     def answered(what: str, *given: Any) -> tuple[Any, ...]:
         if what == "vjp":
-            grads = mlx_batches.gradients(op, given[0], derivatives.vjp(op, *given))
-            if not shapeless():
-                return grads  # MLX's zeros take the place of None
-            return tuple([
-                mlx_batches.zeros_like(value)
-                if grad is None and isinstance(value, mx.array) else grad
-                for grad, value in zip(grads, given[0], strict=True)
-            ])  # fmt: skip
+            return mlx_batches.gradients(op, given[0], derivatives.vjp(op, *given))
         if what == "jvp":
             values, tangents = given
             outputs = op(*values)

@@ -127,8 +127,6 @@ API object* fr_mlx_record_call(const char* what, object* python, object* arrays,
     nodes_traced++;
     last_traced = what;
     held(python); /* the node's, which lets it go */
-    std::vector<mx::array> given;
-    for (ssize_t i = 0; i < PyTuple_Size(arrays); i++) given.push_back(array_in(PyTuple_GetItem(arrays, i)));
     std::vector<mx::Shape> shapes(r->outputs);
     std::vector<mx::Dtype> dtypes;
     const int64_t* at = r->shapes;
@@ -136,7 +134,7 @@ API object* fr_mlx_record_call(const char* what, object* python, object* arrays,
       dtypes.push_back(dtype_at[r->dtypes[i]]);
       for (int64_t d = *at++; d > 0; d--) shapes[i].push_back(static_cast<mx::ShapeElem>(*at++));
     }
-    return tuple_of(mx::array::make_arrays(std::move(shapes), dtypes, node, std::move(given)));
+    return tuple_of(mx::array::make_arrays(std::move(shapes), dtypes, node, arrays_in(arrays)));
   } catch (const std::exception& e) {
     raised_text = e.what();
     return held(not_implemented);
@@ -244,7 +242,7 @@ API const char* fr_mlx_misfit(object* arrays) {
   found.clear();
   std::vector<std::pair<mx::array, size_t>> stack; /* arrays, and which of their inputs come next */
   std::unordered_set<std::uintptr_t> seen;
-  for (ssize_t i = 0; i < PyTuple_Size(arrays); i++) stack.emplace_back(array_in(PyTuple_GetItem(arrays, i)), 0);
+  for (const mx::array& a : arrays_in(arrays)) stack.emplace_back(a, 0);
   while (!stack.empty()) {
     auto& [a, next] = stack.back();
     if (!a.has_primitive() || (next == 0 && !seen.insert(a.id()).second)) {

@@ -99,7 +99,7 @@ class Ruled : public Stock {
                              const std::vector<int>& argnums, const std::vector<mx::array>&) override {
     Gil gil;
     On on(this->stream());
-    return arrays_of(ask(rules, "vjp", {tuple_of(primals), wrapped(cotangents[0]), numbers(argnums)}));
+    return arrays_in(Reference(ask(rules, "vjp", {tuple_of(primals), wrapped(cotangents[0]), numbers(argnums)})));
   }
 
   std::vector<mx::array> jvp(const std::vector<mx::array>& primals,
@@ -107,7 +107,7 @@ class Ruled : public Stock {
                              const std::vector<int>& argnums) override {
     Gil gil;
     On on(this->stream());
-    return arrays_of(ask(rules, "jvp", {tuple_of(primals), tuple_of(tangents), numbers(argnums)}));
+    return arrays_in(Reference(ask(rules, "jvp", {tuple_of(primals), tuple_of(tangents), numbers(argnums)})));
   }
 
   /* The batch comes first in what the rule gives. */
@@ -115,7 +115,7 @@ class Ruled : public Stock {
                                                            const std::vector<int>& axes) override {
     Gil gil;
     On on(this->stream());
-    return {arrays_of(ask(rules, "vmap", {tuple_of(inputs), numbers(axes)})), {0}};
+    return {arrays_in(Reference(ask(rules, "vmap", {tuple_of(inputs), numbers(axes)}))), {0}};
   }
 
  private:
@@ -130,14 +130,6 @@ class Ruled : public Stock {
     object* tuple = PyTuple_New(static_cast<ssize_t>(values.size()));
     for (size_t i = 0; i < values.size(); i++) PyTuple_SetItem(tuple, i, PyLong_FromLong(values[i]));
     return tuple;
-  }
-
-  /* What stands in a tuple that is given away. */
-  static std::vector<mx::array> arrays_of(object* given) {
-    Reference tuple(given);
-    std::vector<mx::array> arrays;
-    for (ssize_t i = 0; i < PyTuple_Size(tuple); i++) arrays.push_back(array_at(tuple, i));
-    return arrays;
   }
 };
 

@@ -361,10 +361,8 @@ API void fr_mlx_forget(void* plan) { delete static_cast<Handle*>(plan); }
  * object holds, or the default one. NULL: Python raises `fr_mlx_why`. */
 API object* fr_mlx_run(void* plan, object* arrays, object* stream) {
   try {
-    std::vector<mx::array> given;
-    for (ssize_t i = 0; i < PyTuple_Size(arrays); i++) given.push_back(array_in(PyTuple_GetItem(arrays, i)));
     mx::Stream on = stream == none ? stream_now() : *static_cast<mx::Stream*>(inside(stream));
-    return listed(Node::make(*static_cast<Handle*>(plan), Given{}, std::move(given), on));
+    return listed(Node::make(*static_cast<Handle*>(plan), Given{}, arrays_in(arrays), on));
   } catch (const std::exception& e) {
     raised_text = e.what();
     return held(not_implemented);

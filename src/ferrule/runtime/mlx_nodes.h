@@ -349,10 +349,7 @@ class Node : public Base {
     object* given_tangents = nones(asked());
     for (size_t k = 0; k < argnums.size(); k++)
       PyTuple_SetItem(given_tangents, place[argnums[k]], wrapped(tangents[k]));
-    Reference found(ask(plan->python, "jvp", {of_inputs(primals), given_tangents}));
-    std::vector<mx::array> results;
-    for (ssize_t i = 0; i < PyTuple_Size(found); i++) results.push_back(array_at(found, i));
-    return results;
+    return arrays_in(Reference(ask(plan->python, "jvp", {of_inputs(primals), given_tangents})));
   }
 
   std::pair<std::vector<mx::array>, std::vector<int>> vmap(const std::vector<mx::array>& inputs,
@@ -366,13 +363,13 @@ class Node : public Base {
     for (size_t k = 0; k < axes.size(); k++)
       if (axes[k] >= 0) PyTuple_SetItem(where, place[k], PyLong_FromLong(axes[k]));
     Reference found(ask(plan->python, "vmap", {of_inputs(inputs), where}));
-    std::pair<std::vector<mx::array>, std::vector<int>> result;
-    for (ssize_t i = 0; i < PyTuple_Size(item_at(found, 0)); i++) {
-      result.first.push_back(array_at(item_at(found, 0), i));
-      object* axis = item_at(item_at(found, 1), i);
-      result.second.push_back(axis == none ? -1 : static_cast<int>(PyLong_AsLongLong(axis)));
+    std::vector<mx::array> outputs = arrays_in(item_at(found, 0));
+    std::vector<int> batched;
+    for (size_t i = 0; i < outputs.size(); i++) {
+      object* axis = item_at(item_at(found, 1), static_cast<ssize_t>(i));
+      batched.push_back(axis == none ? -1 : static_cast<int>(PyLong_AsLongLong(axis)));
     }
-    return result;
+    return {std::move(outputs), std::move(batched)};
   }
 
  private:

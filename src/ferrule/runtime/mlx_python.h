@@ -148,6 +148,12 @@ const mx::array& array_at(object* tuple, ssize_t i) {
   if (type_of(found) != array_type) throw std::invalid_argument("ferrule: a rule gave what is no array of MLX");
   return array_in(found);
 }
+
+std::vector<mx::array> arrays_in(object* tuple) {
+  std::vector<mx::array> arrays;
+  for (ssize_t i = 0; i < PyTuple_Size(tuple); i++) arrays.push_back(array_at(tuple, i));
+  return arrays;
+}
 }  // namespace
 
 #endif
