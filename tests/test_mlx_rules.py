@@ -142,6 +142,32 @@ def test_a_batch_that_is_none(given: Any, said: str) -> None:
     still_works()
 
 
+def test_what_is_wrong_is_said() -> None:
+    for kind, make, words in (
+        ("vjp", lambda: (mx.ones(4),),
+         r"the vjp of op 'copied' gave an array of shape \(4,\) as the gradient of input 'x'; "
+         r"expected the shape \(3,\)"),
+        ("vjp", lambda: (object(),),
+         "gave .* of type object as the gradient of input 'x'; expected"),
+        ("jvp", lambda: (None,), "gave None of type NoneType as the tangent of output 'y'"),
+        ("vmap", lambda: ((X,), (1,)), "gave the axis 1 for output 'y', which has the shape"),
+        ("vmap", lambda: ((X, X), (0, 0)), "gave 2 for its outputs; expected a tuple of 1"),
+        ("vmap", lambda: ((X,), 0), "gave int for its axes; expected a tuple of 1"),
+        ("vmap", lambda: ((1,), (0,)), "gave 1 of type int as output 'y'; expected an array"),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=words):
+            asked(kind, copied(kind, lambda *given, make=make: make()))
+
+
+def test_axes_of_a_vmap_rule_are_counted_from_the_end_too() -> None:
+    f = copied("vmap", lambda size, axes, values: (mx.moveaxis(values[0], axes[0], -1), -1))
+    x = mx.arange(6).reshape(2, 3)
+    assert mx.array_equal(mx.vmap(f)(x), x)
+    assert mx.array_equal(mx.vmap(f, in_axes=1, out_axes=1)(x), x)
+    same_for_all = copied("vmap", lambda size, axes, values: (values[0][0], None))
+    assert mx.array_equal(mx.vmap(same_for_all)(x), mx.broadcast_to(x[0], (2, 3)))
+
+
 def test_what_a_function_in_python_raises() -> None:
     def run(x: Any) -> Any:
         raise LookupError("nothing there")
