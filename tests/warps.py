@@ -25,8 +25,9 @@ from ferrule.devices.cuda_program import CudaProgram
 from ferrule.devices.digests import INCLUDE
 from ferrule.driver import Function
 from ferrule.errors import DeviceError
+from ferrule.source import cuda_launch
 from ferrule.source.cuda_launch import Form
-from ferrule.spec import Facts, Launch, Spec
+from ferrule.spec import Facts, Launch, Spec, extent
 
 NATIVE = Path(__file__).parent / "native" / "warps.h"
 Array = np.ndarray[Any, Any]
@@ -44,12 +45,14 @@ _FERRULE = """
 #include "types.h"
 #include "math.h"
 #include "functions.h"
+#include "arithmetic.h"
 #include "atomic.h"
 #include "mlx.h"
 #include "barrier.h"
 #define FR_FIBERS 1
 #include "matrix.h"
 #include "cuda_grid.h"
+#include "cuda_bounds.h"
 using emu_memory = void;
 namespace fr { inline void memcpy(void* t, const void* f, unsigned long n) { emu_copy(t, f, n); } }
 """
@@ -124,6 +127,7 @@ def launch(
         for shape, dtype in zip(output_shapes, output_dtypes, strict=True)
     ]
     kept: list[Any] = []
+    arrays: list[Array] = []  # inputs, as they are passed
     pointers: list[int] = []
 
     def passed(array: Array) -> None:
@@ -132,11 +136,12 @@ def launch(
 
     for name, value, one in zip(kernel.kernel.input_names, inputs, spec.inputs, strict=True):
         array = np.asarray(value, dtype=one.dtype.numpy if one.value else None)
+        if kernel.kernel.ensure_row_contiguous:
+            array = np.ascontiguousarray(array).reshape(np.shape(value))
+        arrays.append(array)
         if one.value:
             passed(np.ascontiguousarray(array).reshape(1))
             continue
-        if kernel.kernel.ensure_row_contiguous:
-            array = np.ascontiguousarray(array).reshape(np.shape(value))
         kept.append(array)
         passed(np.array([array.ctypes.data], np.uint64))
         if one.ndim == 0:
@@ -148,6 +153,13 @@ def launch(
             passed(np.array([s // array.itemsize for s in array.strides], np.int64))
     for array in outputs:
         passed(np.array([array.ctypes.data], np.uint64))
+    for kind, i in cuda_launch.kernel_parameters(spec):
+        if kind != "extent":
+            continue
+        array = [*arrays, *outputs][i]
+        strides = tuple(s // array.itemsize for s in array.strides)
+        first, count = extent(array.shape, strides)
+        passed(np.array([first, count, min(count, 1 << 31)], np.int64))
     group = sent.threadgroup
     groups = [-(-g // t) for g, t in zip(sent.grid, group, strict=True)]
     passed(np.array([*sent.grid, *group, *groups], np.uint32))

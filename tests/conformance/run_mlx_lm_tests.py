@@ -8,7 +8,6 @@ that is more than what is known, or a test was skipped.
 from __future__ import annotations
 
 import importlib
-import platform
 import sys
 import unittest
 from pathlib import Path
@@ -16,7 +15,6 @@ from pathlib import Path
 import mlx.core as mx
 
 import ferrule
-from ferrule import toolchain
 
 FILES = ("test_kernels", "test_gated_delta", "test_losses", "test_muse_spark", "test_deepseek_v41")
 LEAST = 25  # tests, so that none being found is no success
@@ -26,11 +24,6 @@ KNOWN = {
     "TestKernels.test_qk_norm": "compares with mx.fast.rope, whose bfloat16 result on the CPU is "
     "twice as far from the truth as the kernel's; the float32 half passes",
 }
-if toolchain.find_compiler().kind == "gcc" and platform.machine() == "x86_64":
-    KNOWN["TestKernels.test_pre_norm"] = (
-        "wants the bits of two kernels to be equal; g++ fuses products and sums in one of them and "
-        "not in the other, as C lets it (clang does not)"
-    )
 
 
 class Result(unittest.TextTestResult):

@@ -284,6 +284,15 @@ class Expressions(Choices):
                 smaller = [t for t in smaller if p.common(t, kind) is p.common(kind, kind)]
             right = rng.choice(smaller) if smaller else kind
         a, b = self.expr(left, depth - 1, ctx), self.expr(right, depth - 1, ctx)
+        if kind is FLOAT and not self.exact and self.odds(0.5):
+            # What is fused: a product beside one of the two, or beside another product.
+            product = self.arithmetic("*", a, self.expr(kind, depth - 1, ctx))
+            if self.odds(0.2):
+                product = spanned(p.Un("-", product, kind), (-product.span[1], -product.span[0]))
+            if self.odds(0.4):
+                b = self.arithmetic("*", b, self.expr(kind, depth - 1, ctx))
+            sides = (product, b) if self.odds(0.5) else (b, product)
+            return self.held(self.arithmetic(rng.choice("+-"), *sides), kind)
         if kind is FLOAT and not self.exact and self.odds(0.15):
             divisor = spanned(p.Lit(rng.choice((3.0, 7.0, -1.5)), FLOAT), (1, 7))
             return spanned(p.Bin("/", a, divisor, FLOAT), a.span)
@@ -323,14 +332,12 @@ class Expressions(Choices):
             span = wide.limits if wide.kind == "uint" else (-high - 1, -low - 1)
             return self.held(spanned(p.Un("~", a, wide), span), kind)
         if op in ("<<", ">>"):
-            count = self.fit(self.expr(UINT, depth - 1, ctx), UINT, 0, 7)
+            # The count is taken modulo the number of bits, whatever it is.
+            count = self.expr(rng.choice((INT, UINT)), depth - 1, ctx)
             if self.odds(0.5):
-                count = self.lit(INT, 0, 9)
+                count = self.lit(INT, 0, 40)
             if op == "<<":
-                if wide.kind != "uint":
-                    op = ">>"
-                else:
-                    return self.held(spanned(p.Bin("<<", a, count, wide), wide.limits), kind)
+                return self.held(spanned(p.Bin("<<", a, count, wide), wide.limits), kind)
             return self.held(
                 spanned(p.Bin(">>", a, count, wide), (min(low, 0), max(high, 0))), kind
             )

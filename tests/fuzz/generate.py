@@ -42,7 +42,8 @@ class Generator(Statements):
         """A program whose result is, as far as the generator knows, defined."""
         rng = self.rng
         self.kind = rng.choice(("flat", "simd", "simd", "group", "group"))
-        self.exact = self.odds(0.85)
+        self.exact = self.odds(0.7)
+        contract = self.exact or self.odds(0.8)
         self.contiguous = not self.has("strided")
         self._choose_types()
         self.header: list[p.Node] = []
@@ -63,7 +64,7 @@ class Generator(Statements):
         return p.Program(
             self.seed, self.header, body, inputs,
             list(zip(self.outputs, (SLOTS, FLOATS, 0), strict=True)), template, launches,
-            self.contiguous, self.exact, rng.choice((0, -3)), self.kind,
+            self.contiguous, self.exact, rng.choice((0, -3)), self.kind, contract,
         )  # fmt: skip
 
     def _choose_types(self) -> None:

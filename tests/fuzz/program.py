@@ -431,6 +431,7 @@ class Program:
         inputs: for each input its variable, shape and layout (``plain``, ``strided`` or ``0d``).
         outputs: for each output its variable and its elements per thread (0: 16 in all).
         exact: every float is an integer that its type holds exactly.
+        contract: products are fused with the sums that they are operands of.
         kind: ``flat``, ``simd`` or ``group``: what it synchronises.
     """
 
@@ -445,13 +446,14 @@ class Program:
     exact: bool = True
     init: int = 0
     kind: str = ""
+    contract: bool = True
 
     def header_text(self) -> str:
-        return "\n".join(n.text() for n in self.header)  # type: ignore[attr-defined]
+        pragma = [] if self.contract else ["#pragma METAL fp contract(off)"]
+        return "\n".join(pragma + [n.text() for n in self.header])  # type: ignore[attr-defined]
 
     def body_text(self) -> str:
-        pragma = [] if self.exact else ["#pragma METAL fp contract(off)"]
-        return "\n".join(pragma + [ln for s in self.body for ln in s.lines()])
+        return "\n".join(ln for s in self.body for ln in s.lines())
 
     def arrays(self, data: int) -> list[np.ndarray[Any, Any]]:
         """The inputs of one launch, in their layouts."""

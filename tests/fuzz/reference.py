@@ -17,7 +17,7 @@ import numpy as np
 
 from . import program as p
 from .machine import NOBODY, Array, Frame, Grid, Place, Pointer, Round, Store, join
-from .operations import Invalid, arithmetic, convert, library, operate
+from .operations import Invalid, arithmetic, convert, library, multiply_add, operate
 
 MAX_ROUNDS = 5000
 
@@ -39,6 +39,7 @@ class Reference:
         self.frames: list[Frame] = []
         self.rounds: list[Round] = []
         self.shared: list[Store] = []
+        self.constants: set[int] = set()
         self.data = program.arrays(launch.data)
         self._statements: dict[type, Callable[[Any, Array], Array]] = {
             p.Decl: self._decl, p.Decls: self._decls, p.TableDecl: self._table,
@@ -113,6 +114,8 @@ class Reference:
 
     def _decl(self, s: p.Decl, act: Array) -> Array:
         v = s.var
+        if v.kind == "value":
+            self._note_constant(s)
         if v.kind == "pointer":
             assert isinstance(s.value, p.Address)
             store, offsets = self._address(s.value, act)
@@ -148,6 +151,10 @@ class Reference:
                 given = self._converted(self.value(s.value, act), s.value.type, v.type)
                 self._write(Place(self._store(v), np.zeros(len(act), np.int64)), given, act)
         return act
+
+    def _note_constant(self, s: p.Decl) -> None:
+        if "const" in s.spec and s.value is not None and self._constant(s.value):
+            self.constants.add(s.var.id)
 
     def _declare(self, v: p.Var, act: Array) -> None:
         known = self.env.get(v.id)
@@ -203,9 +210,18 @@ class Reference:
                 offsets = pointer.offsets[act] + (step if s.op == "+=" else -step)
             pointer.offsets[act] = offsets
             return act
+        kind = s.target.type
+        product = self._product(s.value, act, kind) if s.op in ("+=", "-=") else None
+        if product is not None:
+            place = self._place(s.target, act)
+            wide = s.value.type
+            a, b = product
+            a = -a if s.op == "-=" else a
+            old = self._converted(self._get(place, act), kind, wide)
+            self._write(place, self._converted(self._fused(a, b, old), wide, kind), act)
+            return act
         value = self.value(s.value, act)
         place = self._place(s.target, act)
-        kind = s.target.type
         if s.op == "=":
             self._write(place, self._converted(value, s.value.type, kind), act)
             return act
@@ -515,6 +531,8 @@ class Reference:
             result = left.copy()
             result[more] = self.value(e.right, act[more]).astype(bool)
             return result
+        if e.op in ("+", "-") and (fused := self._sum(e, act)) is not None:
+            return fused
         a, b = self.value(e.left, act), self.value(e.right, act)
         left_type, right_type = e.left.type, e.right.type
         if isinstance(left_type, p.Vector) or isinstance(right_type, p.Vector):
@@ -527,6 +545,89 @@ class Reference:
             e.op, self._converted(a, left_type, wide), self._converted(b, right_type, wide), wide,
             self.exact,
         )  # fmt: skip
+
+    # -- products that are summed ------------------------------------------------------------------
+
+    def _sum(self, e: p.Bin, act: Array) -> Array | None:
+        """A sum or difference with a product in it, the left one if there are two."""
+        for mine, other in ((e.left, e.right), (e.right, e.left)):
+            product = self._product(mine, act, other.type)
+            if product is None:
+                continue
+            a, b = product
+            c = self._converted(self.value(other, act), other.type, mine.type)
+            if e.op == "-" and mine is e.left:
+                c = -c
+            elif e.op == "-":
+                a = -a
+            return self._fused(a, b, c)
+        return None
+
+    def _fused(self, a: Array, b: Array, c: Array) -> Array:
+        return multiply_add(a, b, c, self.exact)
+
+    def _product(self, e: p.Expr, act: Array, other: p.AnyType) -> tuple[Array, Array] | None:
+        """The operands of a product of floats, or of vectors of them, that is fused with a sum.
+
+        Args:
+            other: the type of what it is added to; the sum must have that of the product.
+        """
+        if self.exact or not self.program.contract or not _is_float(e.type):
+            return None
+        if isinstance(e.type, p.Type) and isinstance(other, p.Vector):
+            return None
+        if isinstance(e.type, p.Vector) and isinstance(other, p.Vector) and e.type != other:
+            return None
+        return self._operands(e, act, e.type)
+
+    def _operands(self, e: p.Expr, act: Array, kind: p.AnyType) -> tuple[Array, Array] | None:
+        if e.type != kind:
+            return None
+        if isinstance(e, p.MacroUse):
+            self.macros.append((e,))
+            found = self._operands(e.macro.body, act, kind)
+            self.macros.pop()
+            return found
+        if isinstance(e, p.Param):
+            (use,) = self.macros.pop()
+            found = self._operands(use.args[e.place], act, kind)
+            self.macros.append((use,))
+            return found
+        if isinstance(e, p.Cast):
+            return self._operands(e.value, act, kind)
+        if isinstance(e, p.Un) and e.op == "-":
+            found = self._operands(e.value, act, kind)
+            return (-found[0], found[1]) if found is not None else None
+        if not isinstance(e, p.Bin) or e.op != "*":
+            return None
+        if self._constant(e.left) and self._constant(e.right):
+            return None
+        sides = [self._converted(self.value(s, act), s.type, kind) for s in (e.left, e.right)]
+        return sides[0], sides[1]
+
+    def _constant(self, e: p.Expr) -> bool:
+        """Whether a compiler works an operand out when it compiles."""
+        if isinstance(e, p.Lit):
+            return True
+        if isinstance(e, p.Name):
+            return e.var.kind == "template" or e.var.id in self.constants
+        if isinstance(e, (p.Un, p.Cast)):
+            return self._constant(e.value)
+        if isinstance(e, p.Bin):
+            return self._constant(e.left) and self._constant(e.right)
+        if isinstance(e, p.Cond):
+            return all(self._constant(part) for part in (e.test, e.yes, e.no))
+        if isinstance(e, p.MacroUse):
+            self.macros.append((e,))
+            found = self._constant(e.macro.body)
+            self.macros.pop()
+            return found
+        if isinstance(e, p.Param):
+            (use,) = self.macros.pop()
+            found = self._constant(use.args[e.place])
+            self.macros.append((use,))
+            return found
+        return False
 
     def _vector(self, op: str, a: Array, left: p.AnyType, b: Array, right: p.AnyType) -> Array:
         kind = left if isinstance(left, p.Vector) else right
@@ -638,6 +739,10 @@ def _is_place(e: p.Expr) -> bool:
     if isinstance(e, p.Swizzle):
         return _is_place(e.value)
     return isinstance(e, (p.Name, p.Index, p.Deref))
+
+
+def _is_float(kind: p.AnyType) -> bool:
+    return (kind.base if isinstance(kind, p.Vector) else kind) is p.FLOAT
 
 
 def _tail(kind: p.AnyType) -> tuple[int, ...]:

@@ -86,7 +86,7 @@ class Statements(Memory):
                 self.fit(make(kind, 2, ctx), kind, max(low, 0 if unsigned else low), high),
             )
         if op in ("<<=", ">>="):
-            return p.Assign(target, op, self.fit(make(UINT, 2, ctx), UINT, 0, 7))
+            return p.Assign(target, op, make(UINT, 2, ctx))
         if op in ("/=", "%="):
             return p.Assign(target, op, self.lit(p.common(kind, kind), 1, 17))
         value = make(kind, 2, ctx)

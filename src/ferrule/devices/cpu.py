@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from .. import cache, fastcall, loader, toolchain
 from ..binding import MORE, Progress, runtime
-from ..errors import CompileError, DeviceError, DialectError
+from ..errors import ABANDONED, CompileError, DeviceError, DialectError, abandoned
 from ..kernel import Kernel
 from ..source import ENTRY, Note
 from ..spec import Facts, Launch, Spec
@@ -191,7 +191,8 @@ class CpuProgram:
             CompileError: the compiler refused the kernel's text.
             DialectError: the text uses something that ferrule refuses.
             DeviceError: the kernel accessed memory outside its arrays, divided an integer by
-                zero, or the runtime ran out of memory.
+                zero, or the runtime ran out of memory; or units that did not end were abandoned
+                at the second Ctrl-C, on a thread that Python does not interrupt.
         """
         grid = launch.grid
         threads = self._atomic_threads() if self._atomics else 0
@@ -213,9 +214,14 @@ class CpuProgram:
         limit = 1 if plan.loaded.alone else 0
         call = plan.loaded.entry, ctypes.addressof(block), plan.units, limit, SLICE, Progress()
         run = runtime().fr_run_some
-        status = run(*call)
-        while status == MORE:  # here Python raises KeyboardInterrupt
+        try:
             status = run(*call)
+            while status == MORE:  # here Python raises KeyboardInterrupt
+                status = run(*call)
+        except KeyboardInterrupt:
+            if not runtime().fr_abandoned():
+                raise
+            raise KeyboardInterrupt(abandoned(launch.of(self._spec.kernel))) from None
         if status:
             raise self.failure(status, launch, [*inputs, *outputs])
 
@@ -309,7 +315,7 @@ def _launch_struct(buffers: int) -> struct.Struct:
 
 def _failure(status: int, kernel: Kernel, launch: Launch, arrays: list[Facts]) -> DeviceError:
     """What a code of the runtime means, in the author's terms."""
-    where = f"kernel {kernel.name!r} (grid {launch.grid}, threadgroup {launch.threadgroup})"
+    where = launch.of(kernel)
     if status == _FAULT:
         address = int(runtime().fr_fault_address() or 0)
         names = kernel.input_names + kernel.output_names
@@ -338,6 +344,8 @@ def _failure(status: int, kernel: Kernel, launch: Launch, arrays: list[Facts]) -
         return DeviceError(
             f"{where} divided an integer by zero, which Metal leaves undefined. Guard the division."
         )
+    if status == ABANDONED:
+        return DeviceError(f"{abandoned(where)}.")
     if status == _MEMORY:
         return DeviceError(f"{where} could not get memory for its threads' stacks.")
     return DeviceError(f"{where}: the CPU runtime failed with code {status}.")
@@ -380,15 +388,16 @@ class CpuDevice:
 
     # -- binaries --------------------------------------------------------------------------------
 
-    def flags(self, kernel: Kernel, compiler: toolchain.Compiler, contract_off: bool) -> list[str]:
+    def flags(self, kernel: Kernel, compiler: toolchain.Compiler, fuses_freely: bool) -> list[str]:
         """The compiler's flags for a kernel."""
         flags = [*_FLAGS, *toolchain.native_flags(compiler)]
         if compiler.kind == "gcc":
             # g++ would trap, with an invalid instruction, at a division by a zero that it sees.
             flags.append("-fno-isolate-erroneous-paths-dereference")
-        # clang's "fast" also fuses half's products and sums, whose rounding in between must stay.
-        fused = "-ffp-contract=fast" if compiler.kind == "gcc" else "-ffp-contract=on"
-        flags.append("-ffp-contract=off" if contract_off else fused)
+        # The text says what is fused (`source.arithmetic`). Beyond that, clang would also fuse the
+        # products and sums of half, whose rounding in between must stay.
+        free = fuses_freely and compiler.kind == "gcc"
+        flags.append(f"-ffp-contract={'fast' if free else 'off'}")
         if kernel.math_mode == "fast":
             flags.append("-D__FAST_MATH__=1")
         return flags
@@ -429,7 +438,7 @@ class CpuDevice:
         found = build.notes()
         self._portability.say(spec.kernel, found)
         mode, text = build.text()
-        plain = self.flags(spec.kernel, compiler, build.contract_off)
+        plain = self.flags(spec.kernel, compiler, build.fuses_freely)
 
         def made(text: str) -> tuple[str, bytes]:
             flags = [*plain, "-DFR_ALONE=1"] if build.alone(text) else plain

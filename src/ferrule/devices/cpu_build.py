@@ -25,7 +25,7 @@ class Build:
     """A kernel that the cache does not have.
 
     Attributes:
-        contract_off: products and sums must not be fused.
+        fuses_freely: the compiler may fuse products and sums beyond what the text says.
     """
 
     def __init__(self, spec: Spec, form: Form, mode: str) -> None:
@@ -41,7 +41,7 @@ class Build:
         self._prepared = cpp.prepare(spec)
         self._form = form
         self._mode = mode
-        self.contract_off = self._prepared.text.contract_off
+        self.fuses_freely = self._prepared.fuses_freely
 
     def notes(self) -> list[Note]:
         """What Apple refuses of it."""

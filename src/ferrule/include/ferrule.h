@@ -6,12 +6,14 @@
 #include "types.h"
 #include "math.h"
 #include "functions.h"
+#include "arithmetic.h"
 #include "atomic.h"
 #include "mlx.h"
 #include "barrier.h"
 #if FR_CUDA
 #include "matrix.h"
 #include "cuda_grid.h"
+#include "cuda_bounds.h"
 #include "cuda.h"
 #else
 #include "cpu.h"

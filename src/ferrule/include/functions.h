@@ -133,7 +133,7 @@ struct fn_saturate {
   template <class T> FR_FN static constexpr T call(T x) { return fn_clamp::call(x, T(0), T(1)); }
 };
 struct fn_mix {
-  template <class T> FR_FN static constexpr T call(T x, T y, T a) { return x + (y - x) * a; }
+  template <class T> FR_FN static constexpr T call(T x, T y, T a) { return mad(T(y - x), a, x); }
 };
 struct fn_step {
   template <class T> FR_FN static constexpr T call(T edge, T x) { return x < edge ? T(0) : T(1); }
@@ -622,7 +622,7 @@ template <class A, class B, class R = join_t<A, B>> FR_FN constexpr element_t<R>
   using T = compute_t<element_t<R>>;
   T s = num<T>::mul(static_cast<T>(comp<0>(a)), static_cast<T>(comp<0>(b)));
 #define FR_TERM(k) \
-  if constexpr (width_v<R> > k) s = num<T>::add(s, num<T>::mul(static_cast<T>(comp<k>(a)), static_cast<T>(comp<k>(b))));
+  if constexpr (width_v<R> > k) s = mad(static_cast<T>(comp<k>(a)), static_cast<T>(comp<k>(b)), s);
   FR_TERM(1) FR_TERM(2) FR_TERM(3)
 #undef FR_TERM
   return static_cast<element_t<R>>(s);
@@ -639,7 +639,7 @@ template <class A, class B, class R = float_join_t<A, B>, enable_if_t<width_v<R>
 FR_FN constexpr R cross(A a, B b) {
   using T = compute_t<element_t<R>>;
   T ax = T(a.x), ay = T(a.y), az = T(a.z), bx = T(b.x), by = T(b.y), bz = T(b.z);
-  return R(ay * bz - az * by, az * bx - ax * bz, ax * by - ay * bx);
+  return R(mad(ay, bz, -(az * by)), mad(az, bx, -(ax * bz)), mad(ax, by, -(ay * bx)));
 }
 template <class A, class B, class R = float_join_t<A, B>> FR_FN constexpr R reflect(A i, B n) {
   using W = wide_t<R>;

@@ -90,21 +90,22 @@ FR_FN constexpr C operator-(const A& a, const B& b) {
   }
 }
 // Products and quotients take a number as a complex one, and so carry its zero part along: an
-// infinity or a NaN comes out as MLX computes it.
+// infinity or a NaN comes out as MLX computes it. Of two products, the left one is fused.
 template <class A, class B, class C = complex_sum_t<A, B>>
 FR_FN constexpr C operator*(const A& x, const B& y) {
   C a(x), b(y);
-  return C(a.real * b.real - a.imag * b.imag, a.real * b.imag + a.imag * b.real);
+  return C(detail::mad(a.real, b.real, -(a.imag * b.imag)), detail::mad(a.real, b.imag, a.imag * b.real));
 }
 template <class A, class B, class C = complex_sum_t<A, B>>
 FR_FN constexpr C operator/(const A& x, const B& y) {
   C b(y);
-  auto n = b.real * b.real + b.imag * b.imag;
+  auto n = detail::mad(b.real, b.real, b.imag * b.imag);
   if constexpr (scalar_v<A>) {
     auto s = static_cast<decltype(C::real)>(x);
     return C(s * b.real / n, -s * b.imag / n);
   } else {
-    return C((x.real * b.real + x.imag * b.imag) / n, (x.imag * b.real - x.real * b.imag) / n);
+    return C(detail::mad(x.real, b.real, x.imag * b.imag) / n,
+             detail::mad(x.imag, b.real, -(x.real * b.imag)) / n);
   }
 }
 // The remainder of each part for itself, with the divisor's sign.
@@ -324,10 +325,10 @@ FR_FN complex64_t log1p(complex64_t z) {
   float x = z.real, y = z.imag;
   float theta = atan2(y, x + 1.0f);
   if (precise::sqrt(x * x + y * y) < 0.5f) {
-    float r = x * (2.0f + x) + y * y;
+    float r = detail::mad(x, 2.0f + x, y * y);
     return complex64_t(r == 0.0f ? x : 0.5f * log1p(r), theta);  // r may underflow
   }
-  return complex64_t(log(sqrt((x + 1.0f) * (x + 1.0f) + y * y)), theta);
+  return complex64_t(log(sqrt(detail::mad(x + 1.0f, x + 1.0f, y * y))), theta);
 }
 
 template <bool Condition, class T, class U> struct ConditionalType { using type = U; };

@@ -246,7 +246,7 @@ void matrix_multiply(D* const* d, const A* const* a, const B* const* b, const C*
   }
   for (unsigned i = 0; i < 8; ++i)
     for (unsigned k = 0; k < 8; ++k)
-      for (unsigned j = 0; j < 8; ++j) z[i][j] += x[i][k] * y[k][j];
+      for (unsigned j = 0; j < 8; ++j) z[i][j] = detail::mad(x[i][k], y[k][j], z[i][j]);
   for (unsigned l = 0; l < 32; ++l) {
     const unsigned row = matrix_row(l), col = matrix_column(l);
     for (unsigned i = 0; i < 2; ++i)

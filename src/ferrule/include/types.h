@@ -36,6 +36,13 @@
 #define FR_FLOAT16_CONVERT 0
 #endif
 
+// Whether a*b+c with one rounding is a single instruction. Without it the builtin is a slow call.
+#if FR_CUDA || defined(__FMA__) || defined(__ARM_FEATURE_FMA) || defined(__aarch64__)
+#define FR_HAS_FMA 1
+#else
+#define FR_HAS_FMA 0
+#endif
+
 namespace fr {
 
 // ---- scalar names -----------------------------------------------------------------------------
@@ -381,6 +388,24 @@ static_assert(sizeof(bfloat) == 2 && metal::is_trivially_copyable_v<bfloat>, "an
 }  // namespace core
 
 namespace detail {
+// a * b + c, rounded once where the processor can.
+FR_FN constexpr float fused(float a, float b, float c) {
+#if FR_CUDA
+  if (!__builtin_is_constant_evaluated()) return ::__fmaf_rn(a, b, c);
+#elif FR_HAS_FMA
+  if (!__builtin_is_constant_evaluated()) return __builtin_fmaf(a, b, c);
+#endif
+  return a * b + c;
+}
+FR_FN constexpr double fused(double a, double b, double c) {
+#if FR_CUDA
+  if (!__builtin_is_constant_evaluated()) return ::__fma_rn(a, b, c);
+#elif FR_HAS_FMA
+  if (!__builtin_is_constant_evaluated()) return __builtin_fma(a, b, c);
+#endif
+  return a * b + c;
+}
+
 // What an operation on two numbers of type T is. Ints narrower than int wrap to their width.
 // The 16-bit floats round at each step. In float all four operations of two halves are exact
 // enough to be rounded once more without harm (24 >= 2 * 11 + 2).
@@ -391,6 +416,14 @@ template <class T> struct num {
   FR_FN static constexpr T div(T a, T b) { return static_cast<T>(a / b); }
   FR_FN static constexpr T neg(T a) { return static_cast<T>(-a); }
 };
+// a * b + c; compilers are told to fuse nothing (include/arithmetic.h).
+template <class T> FR_FN constexpr T mad(T a, T b, T c) {
+  if constexpr (is_same_v<T, float> || is_same_v<T, double>) {
+    return fused(a, b, c);
+  } else {
+    return num<T>::add(num<T>::mul(a, b), c);
+  }
+}
 template <class T> struct num_small {
   FR_FN static constexpr T add(T a, T b) { return T(float(a) + float(b)); }
   FR_FN static constexpr T sub(T a, T b) { return T(float(a) - float(b)); }
@@ -682,6 +715,11 @@ template <class A, class B> using vec_bool_t = vec_sum_t<bools_t<A>, bools_t<B>>
 template <class A, class B, class R = vec_sum_t<A, B>>
 using int_sum_t = enable_if_t<int_v<element_t<R>>, R>;
 
+// The count of a shift: Metal takes it modulo the number of bits (specification, 3.1).
+template <class T, class B> FR_FN constexpr unsigned shift_count(B b) {
+  return static_cast<unsigned>(b) & (sizeof(T) * 8 - 1);
+}
+
 }  // namespace detail
 
 namespace core {
@@ -706,8 +744,8 @@ FR_BINARY(%, mod, int_sum_t, static_cast<T>(a % b))
 FR_BINARY(&, and, int_sum_t, static_cast<T>(a & b))
 FR_BINARY(|, or, int_sum_t, static_cast<T>(a | b))
 FR_BINARY(^, xor, int_sum_t, static_cast<T>(a ^ b))
-FR_BINARY(<<, shl, int_sum_t, static_cast<T>(a << b))
-FR_BINARY(>>, shr, int_sum_t, static_cast<T>(a >> b))
+FR_BINARY(<<, shl, int_sum_t, static_cast<T>(a << shift_count<T>(b)))
+FR_BINARY(>>, shr, int_sum_t, static_cast<T>(a >> shift_count<T>(b)))
 #undef FR_BINARY
 
 // half += float: the sum in float, rounded once.
@@ -872,7 +910,9 @@ FR_FN constexpr matrix<T, C, R>& operator*=(matrix<T, C, R>& a, S s) {
 template <class T, int C, int R>
 FR_FN constexpr vec<T, R> operator*(const matrix<T, C, R>& a, const vec<T, C>& v) {
   vec<T, R> r = a.columns[0] * v[0];
-  for (int i = 1; i < C; ++i) r += a.columns[i] * v[i];
+  for (int i = 1; i < C; ++i) {
+    for (int j = 0; j < R; ++j) r[j] = mad(a.columns[i][j], v[i], r[j]);
+  }
   return r;
 }
 template <class T, int C, int R>
@@ -880,7 +920,7 @@ FR_FN constexpr vec<T, C> operator*(const vec<T, R>& v, const matrix<T, C, R>& a
   vec<T, C> r{};
   for (int i = 0; i < C; ++i) {
     T s = num<T>::mul(v[0], a.columns[i][0]);
-    for (int j = 1; j < R; ++j) s = num<T>::add(s, num<T>::mul(v[j], a.columns[i][j]));
+    for (int j = 1; j < R; ++j) s = mad(v[j], a.columns[i][j], s);
     r[i] = s;
   }
   return r;
@@ -1135,6 +1175,8 @@ enum memory_order {
 
 }  // namespace metal
 }  // namespace fr
+
+#undef FR_HAS_FMA
 
 // ---- constants, as macros: the author's text comes after ---------------------------------------
 #define FR_LIMIT(T) ::fr::metal::numeric_limits<T>

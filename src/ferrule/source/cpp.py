@@ -73,6 +73,11 @@ class Prepared:
         return re.search(r"\bthread_local\b", self.text.source) is not None
 
     @property
+    def fuses_freely(self) -> bool:
+        """Whether compilers may fuse products and sums beyond what the text says."""
+        return self.kernel.math_mode != "safe" and not self.text.contract_off
+
+    @property
     def barriers(self) -> bool:
         """Whether threads of different simdgroups may meet."""
         return self.shared or bool(self.text.words & THREADGROUP_BARRIERS)
@@ -112,7 +117,35 @@ def prepare(spec: Spec) -> Prepared:
             header=convert_conditionals(text.header, body=False),
             source=convert_conditionals(text.source, body=True),
         )
-    return Prepared(spec, text)
+    return Prepared(spec, _with_operators(spec, text))
+
+
+_OPERATORS = re.compile(r"\*|<<|>>")
+
+
+def _with_operators(spec: Spec, text: Rewritten) -> Rewritten:
+    """The text with products that are summed, and shifts, as Metal means them."""
+    if not _OPERATORS.search(text.header) and not _OPERATORS.search(text.source):
+        return text
+    from .arithmetic import Text, written
+
+    kernel = spec.kernel
+    dtypes = dict(zip(kernel.input_names, (i.dtype for i in spec.inputs), strict=True))
+    dtypes |= zip(kernel.output_names, spec.outputs, strict=True)
+    numbers = {name for name, value in spec.template if not isinstance(value, Dtype)}
+    integers = {name for name, dtype in dtypes.items() if dtype.kind in "biu"} | numbers
+    integers |= {f"{name}_{word}" for name in kernel.input_names for word in _DESCRIBED}
+    header, source = written(
+        (Text(text.header, False, text.marks[0]), Text(text.source, True, text.marks[1])),
+        names={*dtypes, *integers},
+        integers=integers,
+        constants=numbers,
+        types={n for n, v in spec.template if isinstance(v, Dtype) and v.kind in "biu"},
+    )
+    return replace(text, header=header, source=source)
+
+
+_DESCRIBED = ("shape", "strides", "ndim")
 
 
 _WORD = re.compile(r"[A-Za-z_]\w*")

@@ -94,6 +94,28 @@ REFUSED_PREFIXES: dict[str, tuple[str, str]] = {
     "simdgroup_async_": ("an undocumented asynchronous copy", "copy in a loop, then a barrier"),
 }
 
+# CUDA's words, which NVRTC knows in every text, and the Metal functions' names for them.
+CUDA_WORDS: dict[str, str] = {
+    "threadIdx": "thread_position_in_threadgroup",
+    "blockIdx": "threadgroup_position_in_grid",
+    "blockDim": "threads_per_threadgroup",
+    "gridDim": "threadgroups_per_grid",
+    "warpSize": "threads_per_simdgroup",
+    "__syncthreads": "threadgroup_barrier(mem_flags::mem_threadgroup)",
+    "__syncwarp": "simdgroup_barrier(mem_flags::mem_threadgroup)",
+    "__shared__": "threadgroup",
+    "__device__": "no word before a function",
+    "__global__": "a body without a signature",
+    "__ldg": "the element itself",
+    "__shfl_sync": "simd_shuffle",
+    "__shfl_xor_sync": "simd_shuffle_xor",
+    "__shfl_up_sync": "simd_shuffle_up",
+    "__shfl_down_sync": "simd_shuffle_down",
+    "__ballot_sync": "simd_ballot",
+    "__all_sync": "simd_all",
+    "__any_sync": "simd_any",
+}
+
 # Names in C library headers are not the dialect's business; these Metal headers are built in.
 METAL_HEADERS = ("metal", "simd/")
 

@@ -55,11 +55,12 @@ class Flat(Regions):
         for s in self.tree.block.named_children:
             self._statement(s)
         pieces, self.pending = self.pending, []
-        divisors = "".join(
-            f"const auto fr_d{n} = ::fr::divisor_of({text});\n" for text, n in self.divisors.items()
-        )
         body = "".join(self._text_of(piece) for piece in pieces)
-        return "".join(self.out) + divisors, body, any(piece.exits for piece in pieces)
+        return (
+            "".join(self.out) + self._prepared_divisors(),
+            body,
+            any(piece.exits for piece in pieces),
+        )
 
     def _analyse_again(self) -> None:
         """What depends on a variable that is written is not uniform either."""

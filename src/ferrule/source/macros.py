@@ -19,6 +19,7 @@ from .lexer import Token, join, tokens
 if TYPE_CHECKING:
     from .cpp import Prepared
 
+_OPERATORS = frozenset({"*", "+", "-", "<<", ">>"})
 _CONDITIONALS = ("#if", "#ifdef", "#ifndef", "#elif", "#else", "#endif")
 
 
@@ -62,13 +63,42 @@ def expand_spaces(header: list[Token], source: list[Token]) -> tuple[list[Token]
         if defined[macro.name] == 1:
             macro.conditional = False  # where it is used, there is no other
         words = {t.text for t in macro.body}
-        plain = not words & {"#", "##"} and "..." not in (macro.parameters or [])
-        return plain and not macro.conditional and bool(words & ({"threadgroup"} | set(macros)))
+        return _plain(macro) and bool(words & ({"threadgroup"} | set(macros)))
 
     return (
         _run(header, macros, emit=True, only=names_space),
         _run(source, macros, emit=True, only=names_space),
     )
+
+
+def expand_expressions(header: list[Token], source: list[Token]) -> tuple[list[Token], list[Token]]:
+    """Both texts with the macros expanded that are parts of expressions, and still defined.
+
+    What is an operand of what shows only where such a macro is used. One that is defined inside an
+    #if stays: without it, its name may be a function's.
+    """
+    if not any(t.macro for t in (*header, *source)):
+        return header, source
+    macros: dict[str, _Macro] = {}
+
+    def computes(macro: _Macro) -> bool:
+        words = {t.text for t in macro.body}
+        calls = macro.parameters is not None
+        return _plain(macro) and (calls or bool(words & (_OPERATORS | set(macros))))
+
+    try:
+        return (
+            _run(header, macros, emit=True, only=computes, keep=True),
+            _run(source, macros, emit=True, only=computes, keep=True),
+        )
+    except NotSplittable:  # a call with the wrong number of arguments, which the compiler tells
+        return header, source
+
+
+def _plain(macro: _Macro) -> bool:
+    """Whether a macro means one thing wherever it is used, and pastes nothing."""
+    pastes = any(t.text in ("#", "##") for t in macro.body)
+    return not (pastes or macro.conditional or "..." in (macro.parameters or []))
 
 
 def _run(
@@ -77,8 +107,12 @@ def _run(
     *,
     emit: bool,
     only: Callable[[_Macro], bool] | None = None,
+    keep: bool = False,
 ) -> list[Token]:
-    """Expand macros; with `only`, those that it chooses, and the rest stays as it is."""
+    """Expand macros; with `only`, those that it chooses, and the rest stays as it is.
+
+    With `keep`, also the definitions of those stay.
+    """
     out: list[Token] = []
     depth = 0  # of #if
     i = 0
@@ -99,8 +133,9 @@ def _run(
                 defined = _define(line[1:], macros, depth > 0)
                 if defined is not None and only is not None:
                     if only(defined):
-                        line = [Token("space", "".join(t.text for t in line), token.line)]
-                        line[0].text = "\n" * line[0].text.count("\n")
+                        if not keep:
+                            lines = sum(t.text.count("\n") for t in line)
+                            line = [Token("space", "\n" * lines, token.line)]
                     else:
                         del macros[defined.name]
             elif word.startswith("#undef"):

@@ -53,8 +53,8 @@ class Regions(Body):
         self.masks: list[Mask] = []
         self.count = 0
         # Of the pending statements: what is prepared before their loop, text to number.
-        self.divisors: dict[str, int] = {}
-        self.anchors: dict[tuple[str, str], int] = {}
+        self.divisors: dict[str, tuple[int, int]] = {}  # text: number, line of the first quotient
+        self.anchors: dict[tuple[str, str], tuple[int, int]] = {}  # base, index: the same
 
     def _at(self, node: Node, text: str) -> None:
         self.out.append(f"{body_line(self.p, self._line(node))}{text}")
@@ -96,15 +96,22 @@ class Regions(Body):
             if left is None or right is None or not self._prepares(right, inner):
                 return
             text = self._outside_text(right, found)
-            number = self.divisors.get(text)
-            if number is None:
+            if text not in self.divisors:
                 self.count += 1
-                number = self.divisors[text] = self.count
+                self.divisors[text] = self.count, self._line(right)
+            number, _ = self.divisors[text]
             name = "divided" if node.children[1].type == "/" else "left_of"
             found[node.id] = f"::fr::{name}({self._render(left, found)}, fr_d{number})"
 
         visit(s)
         return found
+
+    def _prepared_divisors(self) -> str:
+        """The divisors that stand before a loop, each under the line that it is of."""
+        return "".join(
+            f"{body_line(self.p, line)}const auto fr_d{n} = ::fr::divisor_of({text});\n"
+            for text, (n, line) in self.divisors.items()
+        )
 
     def _anchored(self, node: Node, inner: set[str]) -> str:
         """An element of an array that is the next one in each lane, from a prepared pointer.
@@ -124,10 +131,10 @@ class Regions(Body):
         if not self.uniformity.linear(index.named_children[0]):
             return ""
         key = (v.name, self._last_text(index.named_children[0]))
-        number = self.anchors.get(key)
-        if number is None:
+        if key not in self.anchors:
             self.count += 1
-            number = self.anchors[key] = self.count
+            self.anchors[key] = self.count, self._line(node)
+        number, _ = self.anchors[key]
         return f"fr_p{number}[fr_i]"
 
     def _last_text(self, node: Node) -> str:
@@ -248,12 +255,11 @@ class Regions(Body):
         if not pieces:
             self.out += types or []
             return
-        for text, number in self.divisors.items():
-            self.out.append(f"const auto fr_d{number} = ::fr::divisor_of({text});\n")
+        self.out.append(self._prepared_divisors())
         self.divisors = {}
-        for (base, index), number in self.anchors.items():
+        for (base, index), (number, line) in self.anchors.items():
             self.out.append(
-                f"auto* const fr_p{number} = {base} + "
+                f"{body_line(self.p, line)}auto* const fr_p{number} = {base} + "
                 f"(static_cast<int64_t>({index}) - static_cast<int64_t>(fr_n - 1u));\n"
             )
         self.anchors = {}

@@ -11,6 +11,7 @@ token by token, line by line:
 ``1.5``, ``1.5h``, ``1.5bf``                    ``1.5f``, ``::fr::half_lit(1.5)`` …
 ``v.xyz``, ``v.xy = w``                         ``v.swz(::fr::ix<0,1,2>{})``, ``v.swr(…) = w``
 ``[[attributes]]``, ``#include <metal_…>``      removed
+``coherent(device)``                            removed
 ``c ? a : b``                                   both operands converted, where a class type
                                                 (bfloat) may be one of them
 ==============================================  ==============================================
@@ -20,13 +21,16 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections.abc import Set
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from ..errors import DialectError
 from ..kernel import Kernel
 from . import Note
 from .dialect import (
     ADDRESS_SPACES,
+    CUDA_WORDS,
     GENERATED,
     METAL_HEADERS,
     REFUSED,
@@ -35,16 +39,27 @@ from .dialect import (
     SYNC,
 )
 from .lexer import Token, join, tokens
-from .macros import expand_spaces
+from .macros import expand_expressions, expand_spaces
 
 _SWIZZLE = re.compile(r"[xyzw]{2,4}|[rgba]{1,4}|lo|hi|even|odd")
 _LANES = {letter: i for letters in ("xyzw", "rgba") for i, letter in enumerate(letters)}
-_HALVES = frozenset({"half", "float16_t", "bfloat", "bfloat16_t"})
 _ASSIGN = frozenset({"=", "+=", "-=", "*=", "/=", "%=", "&=", "|=", "^=", "<<=", ">>="})
 _FLOAT = re.compile(r"(?:[0-9']+\.[0-9']*|\.[0-9']+|[0-9']+(?=[eE]))(?:[eE][+-]?[0-9]+)?")
 _DEFINE = re.compile(r"^[ \t]*#[ \t]*define[ \t]+(\w+(?=\W|$))(?:\([^)]*\))?(.*)$", re.MULTILINE)
 _WORD = re.compile(r"[A-Za-z_]\w*")
-_CONTRACT = re.compile(r"\bfp\s+contract\s*\(\s*off\s*\)|FP_CONTRACT\s+OFF")
+_CONTRACT = re.compile(r"\bfp\s+contract\s*\(\s*(off|on|fast)\s*\)|FP_CONTRACT\s+(OFF|ON|DEFAULT)")
+
+
+class Mark(NamedTuple):
+    """A pragma about products that are summed.
+
+    Attributes:
+        line: the author's line that it stands on.
+        on: whether they are rounded once from there on, to the end of the block.
+    """
+
+    line: int
+    on: bool
 
 
 @dataclass
@@ -54,7 +69,8 @@ class Rewritten:
     Attributes:
         header, source: the texts, line for line the author's.
         header_words, source_words: every identifier of each text.
-        contract_off: a pragma asks that ``a * b + c`` is not fused.
+        sizes: how long header and source were, their comments apart.
+        marks: the pragmas of header and source about products that are summed.
         notes: what Apple refuses.
     """
 
@@ -62,13 +78,19 @@ class Rewritten:
     source: str
     header_words: frozenset[str]
     source_words: frozenset[str]
-    contract_off: bool
+    sizes: tuple[int, int]
+    marks: tuple[list[Mark], list[Mark]]
     notes: list[Note] = field(default_factory=list)
 
     @property
     def words(self) -> frozenset[str]:
         """Every identifier of both texts."""
         return self.header_words | self.source_words
+
+    @property
+    def contract_off(self) -> bool:
+        """Whether a pragma forbids somewhere that products and sums are fused."""
+        return not all(mark.on for marks in self.marks for mark in marks)
 
     @property
     def macros(self) -> dict[str, str]:
@@ -99,23 +121,28 @@ def rewrite(kernel: Kernel) -> Rewritten:
     """
     header = tokens(kernel.header, kernel=kernel.name, where="header")
     source = tokens(kernel.source, kernel=kernel.name, where="source")
-    header, source = expand_spaces(header, source)
+    sizes = len(join(header)), len(join(source))
+    header, source = expand_expressions(*expand_spaces(header, source))
     _rename_macros(header + source)
     members = _members(header) | _members(source)
     header_words = frozenset(t.text for t in header if t.kind == "word")
     source_words = frozenset(t.text for t in source if t.kind == "word")
-    contract_off = False
+    marks: list[list[Mark]] = []
     notes: list[Note] = []
     hidden = _hidden(header) | _hidden(source)
+    cuda = CUDA_WORDS.keys() - _own_names(header) - _own_names(source)
     for where, part in (("header", header), ("source", source)):
         pass_ = _Pass(kernel.name, where, part, members)
+        pass_.refuse_other_texts(cuda)
         if not _MACRO.search(kernel.header + kernel.source):  # whose text may open or close some
             pass_.check_pairs()
         pass_.refuse_hidden_memory(hidden)
         pass_.run(body=where == "source")
-        contract_off |= pass_.contract_off
+        marks.append(sorted(pass_.marks))
         notes += pass_.notes
-    return Rewritten(join(header), join(source), header_words, source_words, contract_off, notes)
+    return Rewritten(
+        join(header), join(source), header_words, source_words, sizes, (marks[0], marks[1]), notes
+    )
 
 
 def _rename_macros(part: list[Token]) -> None:
@@ -138,6 +165,23 @@ def _hidden(part: list[Token]) -> set[str]:
         declared = re.search(r"\bthreadgroup\b([^\[;=]*)", match[2])
         if declared is not None and not set(declared[1]) & set("*&"):
             found.add(match[1])
+    return found
+
+
+def _own_names(part: list[Token]) -> set[str]:
+    """CUDA's words that a text declares itself, or defines as macros."""
+    solid = [t for t in part if not t.blank]
+    found: set[str] = set()
+    for i, (before, token) in enumerate(itertools.pairwise(solid)):
+        if token.text not in CUDA_WORDS:
+            continue
+        after = solid[i + 2].text if i + 2 < len(solid) else ""
+        if (
+            before.text.endswith("define")
+            or (before.kind == "word" and before.text not in _NO_TYPES)
+            or (before.text in (">", "&", "*", ",") and after != ".")
+        ):
+            found.add(token.text)
     return found
 
 
@@ -175,6 +219,8 @@ def _members(part: list[Token]) -> set[str]:
     return found
 
 
+_SCOPES = ("device", "threadgroup", "simdgroup", "thread")
+_NO_TYPES = ("return", "else", "case", "const", "constexpr", "typename", "do")
 _PARTNERS = {"(": ")", "[": "]", "{": "}", ")": "(", "]": "[", "}": "{"}
 _MACRO = re.compile(r"#[ \t]*(?:define|if)")
 _INCLUDE = re.compile(r"#[ \t]*(?:include_next|include|import|embed)\b[ \t]*")
@@ -189,7 +235,7 @@ class _Pass:
         self.part = part
         self.members = members
         self.solid = [t for t in part if not t.blank]
-        self.contract_off = False
+        self.marks: list[Mark] = []
         self.notes: list[Note] = []
 
     def refuse(self, token: Token, what: str, instead: str) -> DialectError:
@@ -227,6 +273,29 @@ class _Pass:
 
     def _unpaired(self, token: Token, what: str) -> DialectError:
         return self._error(token, f"{what}; check the brackets.")
+
+    def refuse_other_texts(self, cuda: Set[str]) -> None:
+        """Refuse a whole Metal function, where its body is expected, and CUDA's words.
+
+        Raises:
+            DialectError: there is one.
+        """
+        for i, token in enumerate(self.solid):
+            if token.text in cuda and token.kind == "word" and self._text(i - 1) not in (".", "->"):
+                raise self.refuse(
+                    token,
+                    "CUDA in a Metal body",
+                    f"write {CUDA_WORDS[token.text]}, or give a body in CUDA as `cuda=` of "
+                    "ferrule.op, or to ferrule.cuda_kernel",
+                )
+            after = [t for t in (self._text(j) for j in range(i + 1, i + 4)) if t != "]"][:1]
+            if token.text == "kernel" and after == ["void"] and self.where == "source":
+                raise self.refuse(
+                    token,
+                    "a whole Metal function",
+                    "give what is between its braces alone, whose arguments have the names that "
+                    'you declare, or the file that it is in: ferrule.op(…, metal=Path("k.metal"))',
+                )
 
     def refuse_hidden_memory(self, macros: set[str]) -> None:
         """Refuse threadgroup memory that a macro declares which was not expanded.
@@ -269,7 +338,7 @@ class _Pass:
         if before is None:
             return True
         if before.kind == "word":
-            return before.text in ("return", "else", "case", "const", "constexpr", "typename", "do")
+            return before.text in _NO_TYPES
         return before.text not in (">", "]")
 
     # -- directives, attributes ------------------------------------------------------------------
@@ -301,9 +370,15 @@ class _Pass:
                 "into `header`",
             )
         if re.match(r"#[ \t]*pragma", text):
-            if _CONTRACT.search(text):
-                self.contract_off = True
+            self._contract(token, text)
             token.text = ("#pragma unroll" if "unroll" in text else "") + lines
+
+    def _contract(self, token: Token, pragma: str) -> None:
+        """Note what a pragma says of products that are summed, from its line on."""
+        found = _CONTRACT.search(pragma)
+        if found is not None:
+            said = (found[1] or found[2]).lower()
+            self.marks.append(Mark(token.line, said != "off"))
 
     def _attributes(self) -> None:
         """Remove ``[[…]]``."""
@@ -342,15 +417,14 @@ class _Pass:
             self._address_space(i, token, inside)
         elif word in REFUSED and self._means(i, word):
             raise self.refuse(token, *REFUSED[word])
-        elif word == "atomic" and self._text(i + 1) == "<" and self._text(i + 2) in _HALVES:
-            what = f"atomics on {self._text(i + 2)}"
-            self.notes.append(Note(self.where, token.line, what))
         elif word == "double":
             self.notes.append(Note(self.where, token.line, "the type double"))
         elif word in ("_Pragma", "MLX_MTL_PRAGMA_UNROLL"):
             self._drop_pragma(i, token)
         elif word == "kernel" and self._text(i + 1) == "void":
             token.text = ""
+        elif word == "coherent" and self._text(i + 1) == "(":
+            self._drop_coherent(i)
         elif self._text(i - 1) in (".", "->"):
             self._member(i, token)
         else:
@@ -377,6 +451,12 @@ class _Pass:
             token.text = "thread_local"
             return
         token.text = ""
+
+    def _drop_coherent(self, i: int) -> None:
+        """Remove ``coherent(device)``: fences and atomics order what threads see."""
+        if self._text(i + 2) in _SCOPES and self._text(i + 3) == ")":
+            for token in self.solid[i : i + 4]:
+                token.text = ""
 
     def _near_const(self, i: int) -> bool:
         for step in (-1, 1):
@@ -419,9 +499,7 @@ class _Pass:
         if token.text != "_Pragma":
             token.text = ""
             return
-        text = self._text(i + 2)
-        if _CONTRACT.search(text):
-            self.contract_off = True
+        self._contract(token, self._text(i + 2))
         for j in range(i, min(i + 4, len(self.solid))):
             self.solid[j].text = ""
             self.solid[j].kind = "space"

@@ -6,7 +6,7 @@ Imported only when a kernel is compiled: a kernel from the cache needs no parser
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Set
+from collections.abc import Callable, Iterator, Set
 from functools import lru_cache
 
 import tree_sitter_cpp
@@ -204,12 +204,20 @@ def convert_conditionals(text: str, *, body: bool) -> str:
 
 def _convert_macro(text: str) -> str:
     """The replacement text of a macro with its conditionals converted, if it is an expression."""
+
+    def convert(statement: str) -> str:
+        plain = plain_comparisons(statement, body=True, variables=frozenset())
+        return convert_conditionals(plain, body=True)
+
+    return of_macro(text, convert)
+
+
+def of_macro(text: str, change: Callable[[str], str]) -> str:
+    """The replacement text of a macro, changed as a statement is, if it is an expression."""
     flat = text.replace("\\\n", " ")
     if Tree(flat + ";", body=True).has_error:
         return text
-    plain = plain_comparisons(flat + ";", body=True, variables=frozenset())
-    converted = convert_conditionals(plain, body=True).rstrip().removesuffix(";")
-    return converted + "\n" * text.count("\n")
+    return change(flat + ";").rstrip().removesuffix(";") + "\n" * text.count("\n")
 
 
 def align_members(text: str, *, body: bool) -> str:

@@ -1,0 +1,435 @@
+"""Arithmetic as Metal means it, where C++ compilers differ: products that are summed, and shifts.
+
+=========================  =====================================================================
+``a * b + c``, ``c -= a*b``  ``::fr::fr_product(a, b) + c``: rounded once, as clang fuses within
+                           one expression and nowhere else. Compilers are told to fuse nothing.
+``a << n``, ``a >>= n``    ``::fr::fr_shl(a, n)``, ``a >>= ::fr::fr_count<decltype((a))>(n)``: the
+                           count modulo the number of bits
+=========================  =====================================================================
+
+The helpers (``include/arithmetic.h``) look at the operands' types and do what the operator does
+where nothing is to be done. So they are written wherever a type is not known here; what is known to
+be an integer, indices, constants and template arguments keep their text, which the analyses read.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence, Set
+from typing import NamedTuple
+
+from tree_sitter import Node
+
+from ..kernel import ATTRIBUTES
+from .lexer import join, tokens
+from .rewrite import Mark
+from .syntax import Tree, call_arguments, callee, declarators, declared_name, of_macro, walk
+from .uniform import INTEGERS
+
+_INTEGERS = INTEGERS | {
+    "bool", "long", "signed", "int16_t", "ptrdiff_t", "uintptr_t", "intptr_t", "simd_vote",
+}  # fmt: skip
+_INTEGER = re.compile(r"(?:packed_)?(?:bool|u?(?:char|short|int|long))[234]")
+_SPECIFIERS = frozenset(
+    {"const", "constexpr", "static", "volatile", "thread_local", "inline", "thread", "device"}
+)
+_OF_INTEGERS = frozenset(
+    {
+        "sizeof", "popcount", "clz", "ctz", "mulhi", "mul24", "mad24", "ceildiv",
+        "elem_to_loc", "elem_to_loc_1", "elem_to_loc_2", "elem_to_loc_3",
+    }
+)  # fmt: skip
+# Integers where their arguments are.
+_PASS_ON = frozenset({"min", "max", "clamp", "abs", "select"})
+_BITS = frozenset({"&", "|", "^", "%", "<<", ">>"})
+_LOGIC = frozenset({"==", "!=", "<", ">", "<=", ">=", "&&", "||"})
+_SHIFTS = {"<<": "shl", ">>": "shr"}
+# What is the same for the compiler whatever it is compiled for.
+_UNTOUCHED = frozenset(
+    {"template_argument_list", "enumerator", "static_assert_declaration", "decltype"}
+)
+_NUMBER = re.compile(r"[0-9][0-9']*[uUlL]*")
+_CASTS = ("primitive_type", "sized_type_specifier", "type_identifier", "template_type")
+_FLOATS = frozenset({"float", "double", "float2", "float3", "float4"})
+_OF_CONSTANTS = (
+    "parenthesized_expression", "unary_expression", "binary_expression", "conditional_expression",
+    "cast_expression",
+)  # fmt: skip
+
+
+class Text(NamedTuple):
+    """A rewritten text, and the pragmas that stood in it."""
+
+    text: str
+    body: bool
+    marks: Sequence[Mark]
+
+
+def written(
+    texts: Sequence[Text],
+    *,
+    names: Iterable[str],
+    integers: Iterable[str],
+    constants: Iterable[str],
+    types: Iterable[str],
+) -> list[str]:
+    """The texts with the operators of their expressions as Metal means them.
+
+    Args:
+        texts: header and body.
+        names: what the body is given.
+        integers: of these names, those of integers and of what points to some.
+        constants: of these names, those that are constants.
+        types: names of types of integers.
+    """
+    known = _Known(names, integers, constants, types)
+    trees = [Tree(text.text, body=text.body) for text in texts]
+    for tree in trees:
+        known.read(tree)
+    on = True
+    out: list[str] = []
+    for text, tree in zip(texts, trees, strict=True):
+        plain = _without_brackets(text.text, known.names)
+        if plain != text.text:
+            tree = Tree(plain, body=text.body)
+        writer = _Writer(tree, known, text.marks, on)
+        out.append(writer.run())
+        on = writer.at_end()  # what the header says outside of functions holds for the body
+    return out
+
+
+_BRACKETS = re.compile(r"[-+*/(,=<>?:&|^~!{;]\s*\(\s*[A-Za-z_]\w*\s*\)|\breturn\b")
+
+
+def _without_brackets(text: str, names: Set[str]) -> str:
+    """The text with ``(a) * (b)`` as ``a * b``: the grammar takes some such for conversions.
+
+    Args:
+        names: what is known to be a variable, and so no type.
+    """
+    if not _BRACKETS.search(text):
+        return text
+    part = tokens(text, kernel="", where="source")
+    solid = [t for t in part if not t.blank]
+    for i in range(2, len(solid) - 2):
+        typed, before, a, b, c = solid[i - 2 : i + 3]
+        if a.text != "(" or c.text != ")" or b.text not in names:
+            continue
+        operand = before.kind not in ("number", "word") or before.text == "return"
+        # The type of `(a)` is a reference; that of `a` is none.
+        asked = before.text == "(" and typed.text in ("decltype", "__typeof__")
+        if operand and not asked and before.text not in (")", "]", ">", "..."):
+            a.text = c.text = " "
+    return join(part)
+
+
+def _field(declarator: Node) -> Node | None:
+    """The name of a member that a declarator declares."""
+    return next((n for n in walk(declarator) if n.type == "field_identifier"), None)
+
+
+def _parts(node: Node, *types: str) -> tuple[Node, Node, Node] | None:
+    """Left operand, operator and right operand of an expression of these types."""
+    if node.type not in types or node.has_error:
+        return None
+    left, right = node.child_by_field_name("left"), node.child_by_field_name("right")
+    operator = node.child_by_field_name("operator")
+    return None if left is None or operator is None or right is None else (left, operator, right)
+
+
+class _Known:
+    """What is known of names in all places of the texts."""
+
+    def __init__(
+        self,
+        names: Iterable[str],
+        integers: Iterable[str],
+        constants: Iterable[str],
+        types: Iterable[str],
+    ) -> None:
+        self.names = set(names)
+        self.integers = {*integers, *ATTRIBUTES}
+        self.types = _INTEGERS | set(types)
+        self.constants = set(constants)
+        self._others: set[str] = set()  # names that something else has somewhere
+        self._varying: set[str] = set()
+
+    def read(self, tree: Tree) -> None:
+        """Learn what a text declares."""
+        for node in walk(tree.root):
+            if node.type in ("declaration", "field_declaration", "for_range_loop"):
+                declared = declarators(node)
+            elif node.type in ("parameter_declaration", "optional_parameter_declaration"):
+                declared = [d for d in (node.child_by_field_name("declarator"),) if d is not None]
+            else:
+                continue
+            kind = node.child_by_field_name("type")
+            integer = kind is not None and self.is_integer_type(tree.text(kind))
+            words = tree.data[node.start_byte : kind.start_byte].decode().split() if kind else []
+            for d in declared:
+                name = declared_name(d) or _field(d)
+                if name is None:
+                    continue
+                text = tree.text(name)
+                self.names.add(text)
+                (self.integers if integer else self._others).add(text)
+                value = d.child_by_field_name("value") if d.type == "init_declarator" else None
+                plain = d.child_by_field_name("declarator") == name
+                if {"const", "constexpr"} & set(words) and plain and self.constant(tree, value):
+                    self.constants.add(text)
+                else:
+                    self._varying.add(text)
+        self.integers -= self._others
+        self.constants -= self._varying
+
+    def is_integer_type(self, text: str) -> bool:
+        """Whether a type is one of integers: a scalar, or a vector of them."""
+        words = re.sub(r"\bmetal\s*::|[<>]", " ", text).split()
+        words = [w for w in words if w not in _SPECIFIERS]
+        return bool(words) and all(w in self.types or _INTEGER.fullmatch(w) for w in words)
+
+    def constant(self, tree: Tree, node: Node | None) -> bool:
+        """Whether the compiler knows an operand: a product of such is rounded when it compiles."""
+        if node is None:
+            return False
+        if node.type == "identifier":
+            return tree.text(node) in self.constants
+        if node.type == "call_expression":
+            function, name = node.child_by_field_name("function"), callee(tree, node)
+            casts = function is not None and (
+                function.type in _CASTS or name in _FLOATS or name in self.types
+            )
+            if not casts and not name.endswith("_lit") and name != "static_cast":
+                return False
+            return all(self.constant(tree, a) for a in call_arguments(node))
+        if node.type in ("number_literal", "true", "false", "char_literal", "sizeof_expression"):
+            return True
+        if node.type not in _OF_CONSTANTS:
+            return False
+        given = (c for c in node.named_children if c.type != "type_descriptor")
+        return all(self.constant(tree, c) for c in given)
+
+
+class _Writer:
+    """Writes the operators of one text."""
+
+    def __init__(self, tree: Tree, known: _Known, marks: Sequence[Mark], on: bool) -> None:
+        self.tree = tree
+        self.known = known
+        self.edits: list[tuple[int, int, str]] = []
+        self._begins = on
+        self._marks = [(mark, self._scope(mark)) for mark in marks]
+
+    def run(self) -> str:
+        """The text."""
+        # Node by node from the outside in: where two things begin at one place, the outer one is
+        # written first.
+        waiting: list[tuple[Node, bool]] = [(self.tree.block, False)]
+        while waiting:
+            node, index = waiting.pop()
+            if node.type in _UNTOUCHED or node.type == "ERROR":
+                continue
+            if node.type in ("preproc_def", "preproc_function_def"):
+                self._macro(node)
+                continue
+            if node.type == "declaration" and "constexpr" in self.tree.text(node).split("=")[0]:
+                continue
+            self._operator(node, index)
+            index = node.type == "subscript_argument_list" or (
+                index
+                and node.type
+                in ("binary_expression", "parenthesized_expression", "conditional_expression",
+                    "unary_expression")
+            )  # fmt: skip
+            size = node.child_by_field_name("size") if node.type == "array_declarator" else None
+            for child in reversed(node.children):
+                if child != size:
+                    waiting.append((child, index))
+        return self.tree.edited(self.edits)
+
+    # -- pragmas -----------------------------------------------------------------------------------
+
+    def _scope(self, mark: Mark) -> tuple[int, int]:
+        """The bytes that a pragma speaks of: from its line to the end of the block around it."""
+        lines = self.tree.data.split(b"\n")
+        at = sum(len(line) + 1 for line in lines[: mark.line - 1])
+        around = self.tree.root.descendant_for_byte_range(at, at)
+        while around is not None and around.type not in ("compound_statement", "translation_unit"):
+            around = around.parent
+        return at, around.end_byte if around is not None else len(self.tree.data)
+
+    def _fuses(self, node: Node) -> bool:
+        on = self._begins
+        for mark, (start, end) in self._marks:
+            if start <= node.start_byte < end:
+                on = mark.on
+        return on
+
+    def at_end(self) -> bool:
+        """Whether products are fused in what follows this text."""
+        on = self._begins
+        for mark, (_, end) in self._marks:
+            if end >= len(self.tree.data) - 1:
+                on = mark.on
+        return on
+
+    # -- operators ---------------------------------------------------------------------------------
+
+    def _operator(self, node: Node, index: bool) -> None:
+        parts = _parts(node, "binary_expression", "assignment_expression")
+        if parts is None:
+            return
+        left, operator, right = parts
+        what = operator.type
+        if what in _SHIFTS and not self._plain_count(right):
+            self._call(f"::fr::fr_{_SHIFTS[what]}", parts, node)
+        elif what in ("<<=", ">>=") and not self._plain_count(right):
+            count = f"::fr::fr_count<decltype(({self.tree.text(left)}))>("
+            self.edits.append((right.start_byte, right.start_byte, " ".join(count.split("\n"))))
+            self.edits.append((right.end_byte, right.end_byte, ")"))
+        elif what in ("+", "-") and not index:
+            for side in (left, right):
+                self._product(side)
+        elif what in ("+=", "-="):
+            self._product(right)
+
+    def _plain_count(self, count: Node) -> bool:
+        """Whether a shift count is a number below the width of every type that shifts."""
+        text = self.tree.text(count)
+        return (
+            _NUMBER.fullmatch(text) is not None and int(text.rstrip("uUlL").replace("'", "")) < 32
+        )
+
+    def _product(self, operand: Node) -> None:
+        """Write a product that is an operand of a sum, if it is one."""
+        node, cast, name = operand, None, "::fr::fr_product"
+        while True:
+            if node.type == "parenthesized_expression" and node.named_child_count == 1:
+                node = node.named_children[0]
+            elif node.type == "unary_expression" and node.children[0].type in ("-", "+"):
+                node = node.children[-1]
+            elif cast is None and (made := self._conversion(node)) is not None:
+                kind, inner = made
+                node, cast, name = inner, node, f"::fr::fr_product_as<{kind}>"
+            else:
+                break
+        parts = _parts(node, "binary_expression")
+        if parts is None:
+            return
+        left, operator, right = parts
+        if operator.type != "*":
+            return
+        if (self._integer(left) and self._integer(right)) or not self._fuses(node):
+            return
+        if self.known.constant(self.tree, left) and self.known.constant(self.tree, right):
+            return
+        self._call(name, parts, cast if cast is not None else node)
+
+    def _call(self, name: str, parts: tuple[Node, Node, Node], whole: Node) -> None:
+        """Write a binary expression as a call.
+
+        Args:
+            name: what is called.
+            parts: those of the expression.
+            whole: what the call stands for: the expression, or a conversion around it, which goes.
+        """
+        left, operator, right = parts
+        # The lines stay as many as they are.
+        before = self.tree.data[whole.start_byte : left.start_byte].count(b"\n")
+        after = self.tree.data[right.end_byte : whole.end_byte].count(b"\n")
+        self.edits.append((whole.start_byte, left.start_byte, f"{name}(" + "\n" * before))
+        self.edits.append((operator.start_byte, operator.end_byte, ","))
+        self.edits.append((right.end_byte, whole.end_byte, "\n" * after + ")"))
+
+    def _conversion(self, node: Node) -> tuple[str, Node] | None:
+        """The type and the operand of a conversion of a product alone, such as ``float(a * b)``."""
+        kind: Node | None = None
+        value: Node | None = None
+        if node.type == "cast_expression":
+            kind, value = node.child_by_field_name("type"), node.child_by_field_name("value")
+        elif node.type == "call_expression":
+            function, given = node.child_by_field_name("function"), call_arguments(node)
+            if function is None or len(given) != 1:
+                return None
+            value = given[0]
+            if function.type in _CASTS:
+                kind = function
+            elif function.type == "template_function" and callee(self.tree, node) == "static_cast":
+                listed = function.child_by_field_name("arguments")
+                kind = listed.named_children[0] if listed and listed.named_child_count else None
+            elif function.type == "identifier" and self.tree.text(function) in _FLOATS:
+                kind = function
+        if kind is None or value is None or "*" in self.tree.text(kind):
+            return None
+        inner = value
+        while inner.type == "parenthesized_expression" and inner.named_child_count == 1:
+            inner = inner.named_children[0]
+        if inner.type != "binary_expression" or inner.child_by_field_name("operator") is None:
+            return None
+        return self.tree.text(kind), inner
+
+    def _macro(self, node: Node) -> None:
+        """The expression that a macro stands for."""
+        value = node.child_by_field_name("value")
+        if value is None:
+            return
+
+        def change(text: str) -> str:
+            return _Writer(Tree(text, body=True), self.known, (), self._fuses(node)).run()
+
+        new = of_macro(self.tree.text(value), change)
+        self.edits.append((value.start_byte, value.end_byte, new))
+
+    # -- what operands are -------------------------------------------------------------------------
+
+    def _integer(self, node: Node | None) -> bool:
+        """Whether an expression is known to be an integer, or a vector of them."""
+        if node is None:
+            return False
+        kind, text = node.type, self.tree.text(node)
+        if kind == "number_literal":
+            return _NUMBER.fullmatch(text) is not None or text[:2] in ("0x", "0X", "0b", "0B")
+        if kind in ("true", "false", "char_literal", "sizeof_expression"):
+            return True
+        if kind == "identifier":
+            return text in self.known.integers
+        if kind == "parenthesized_expression":
+            return node.named_child_count == 1 and self._integer(node.named_children[0])
+        if kind == "subscript_expression":
+            return self._integer(node.child_by_field_name("argument"))
+        if kind == "field_expression":
+            base, member = node.child_by_field_name("argument"), node.child_by_field_name("field")
+            if member is not None and self.tree.text(member) in self.known.integers:
+                return True
+            return self._integer(base)
+        if kind in ("unary_expression", "update_expression", "pointer_expression"):
+            return self._integer(node.child_by_field_name("argument"))
+        if kind == "cast_expression":
+            made = node.child_by_field_name("type")
+            return made is not None and self.known.is_integer_type(self.tree.text(made))
+        if kind == "conditional_expression":
+            parts = (node.child_by_field_name(f) for f in ("consequence", "alternative"))
+            return all(self._integer(part) for part in parts)
+        if kind == "binary_expression":
+            operator = node.child_by_field_name("operator")
+            if operator is not None and operator.type in _BITS | _LOGIC:
+                return True
+            sides = (node.child_by_field_name(f) for f in ("left", "right"))
+            return all(self._integer(side) for side in sides)
+        if kind == "call_expression":
+            return self._integer_call(node)
+        return False
+
+    def _integer_call(self, node: Node) -> bool:
+        function, name = node.child_by_field_name("function"), callee(self.tree, node)
+        if function is None:
+            return False
+        if self.known.is_integer_type(self.tree.text(function)) or name in _OF_INTEGERS:
+            return True
+        if name == "static_cast" and function.type == "template_function":
+            listed = function.child_by_field_name("arguments")
+            return listed is not None and self.known.is_integer_type(self.tree.text(listed))
+        if name in _PASS_ON or name.startswith(("simd_", "quad_")):
+            given = call_arguments(node)
+            return bool(given) and all(self._integer(a) for a in given)
+        return False
