@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import random
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -53,25 +55,67 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="also carry out the CUDA texts of kernels on the CPU, warp by warp: slow",
     )  # fmt: skip
 
-    parser.addoption(
-        "--exact-memory", action="store_true",
-        help="on a GPU, arrays have no margin: for compute-sanitizer, which then sees every access "
-        "outside them",
-    )  # fmt: skip
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    if config.getoption("--exact-memory"):
-        on_cuda.margin = 0
-
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Where MLX has a GPU by CUDA, its tests are tests of that."""
     if not on_cuda.available() or not on_cuda.mlx_has_cuda():
         return
     for item in items:
-        if item.path.name.startswith("test_mlx"):
+        if item.path.name.startswith("test_mlx") and not item.get_closest_marker("slow"):
             item.add_marker(pytest.mark.gpu)
+
+
+# -- without MLX: its tests are skipped ---------------------------------------------------------
+
+
+def _has_mlx() -> bool:
+    try:
+        return importlib.util.find_spec("mlx.core") is not None
+    except ModuleNotFoundError:
+        return False
+
+
+HAS_MLX = _has_mlx()
+
+
+def _skip_without_mlx(error: BaseException | None) -> None:
+    """Skip what fails since MLX, or mlx-lm, which needs it, is not installed."""
+    name = error.name if isinstance(error, ModuleNotFoundError) else None
+    if not HAS_MLX and name is not None and name.partition(".")[0] in ("mlx", "mlx_lm"):
+        pytest.skip("MLX is not installed", allow_module_level=True)
+
+
+class MaybeWithMlx(pytest.Module):
+    """A module of tests, which may import MLX."""
+
+    def collect(self) -> Any:
+        try:
+            return super().collect()
+        except self.CollectError as error:
+            _skip_without_mlx(error.__cause__)
+            raise
+
+
+def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module:
+    return MaybeWithMlx.from_parent(parent, path=module_path)  # type: ignore[no-any-return]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup(item: pytest.Item) -> Generator[None, Any, Any]:
+    try:
+        return (yield)
+    except ModuleNotFoundError as error:
+        _skip_without_mlx(error)
+        raise
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
+    try:
+        return (yield)
+    except ModuleNotFoundError as error:
+        _skip_without_mlx(error)
+        raise
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -47,9 +47,6 @@ def mlx_has_cuda() -> bool:
     return bool(mx.is_available(mx.gpu)) and not mx.metal.is_available()
 
 
-margin = 4096  # bytes on either side: kernels read borders before they discard them
-
-
 class Copied:
     """The memory of one array, on the GPU while in the ``with`` block."""
 
@@ -63,9 +60,9 @@ class Copied:
         self.address = ctypes.c_void_p()
 
     def __enter__(self) -> Copied:
-        size = ctypes.c_size_t(max(self.bytes + 2 * margin, 1))
+        size = ctypes.c_size_t(max(self.bytes, 1))
         self.call("cuMemAlloc_v2", ctypes.byref(self.address), size)
-        self.base = int(self.address.value or 0) + margin
+        self.base = int(self.address.value or 0)
         self._copy("cuMemcpyHtoD_v2", self.base, self.low)
         return self
 

@@ -128,7 +128,7 @@ def _prototypes(library: ctypes.CDLL) -> ctypes.CDLL:
     library.fr_digest.restype = ctypes.c_char_p
     library.fr_fault_address.restype = ctypes.c_void_p
     library.fr_fault_address.argtypes = ()
-    for name in ("fr_threads", "fr_cpu_count", "fr_version", "fr_digest"):
+    for name in ("fr_abandoned", "fr_threads", "fr_cpu_count", "fr_version", "fr_digest"):
         getattr(library, name).argtypes = ()
     return library
 

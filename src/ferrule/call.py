@@ -78,7 +78,8 @@ class CallableKernel:
                 such as ``"inp.size"`` or ``"ceildiv(inp.shape[0], 32) * 32"``, and a shape may be
                 ``"inp.shape"`` (see `ferrule.call_sizes`). In a compiled function whose sizes
                 change, they follow.
-            output_dtypes: one dtype per output name, of NumPy, torch or MLX.
+            output_dtypes: one dtype per output name, of NumPy, torch or MLX, or its name, such as
+                ``"float32"``.
             grid: threads along x, y and z; exactly this many run. A CUDA body runs in whole
                 blocks: where ``threadgroup`` does not divide the grid, threads beyond its end
                 run, too, and the body must stop them.
@@ -197,6 +198,8 @@ class CallableKernel:
             program = self._load(facts, outs, items, tuple(key), device, launch, verbose)
         if program is not None and not empty:
             program.launch(facts, results, launch, queue)
+            if device == "cpu":
+                hosts.check_written(launch.of(kernel), host, kernel.output_names, outputs)
             if table is not None and not copies:
                 plan = self._plan(program, host, device, facts, results, outs, launch, number)
                 if plan is not None:
@@ -362,6 +365,8 @@ class CallableKernel:
             makers.append(maker)
 
         def fail(status: int, inputs: list[Any], outputs: list[Any]) -> None:
+            if device == "cpu":
+                hosts.check_written(launch.of(kernel), host, kernel.output_names, outputs)
             arrays = [host.facts(a) if hosts.find(type(a)) else None for a in [*inputs, *outputs]]
             # A scalar's address was that of its first call.
             gone = [fact._replace(pointer=0) for fact in [*facts, *results]]

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from . import _fastcall
 
 FOLDER = Path(__file__).resolve().parent / "runtime"
+SOURCES = ("fastcall.c", "canary.h", "cuda_launch.h", "runtime.h")
 MOST_BUFFERS = 32  # MAX_BUFFERS of fastcall.c
 
 _changing = threading.Lock()
@@ -35,8 +36,7 @@ def library() -> ModuleType | None:
         from . import _fastcall
     except ImportError:
         return None
-    names = ("fastcall.c", "cuda_launch.h", "runtime.h")
-    text = b"".join((FOLDER / name).read_bytes() for name in names)
+    text = b"".join((FOLDER / name).read_bytes() for name in SOURCES)
     return _fastcall if hashlib.sha256(text).hexdigest() == _fastcall.DIGEST else None
 
 

@@ -3,7 +3,7 @@ array library."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -27,6 +27,7 @@ SAFE = 400.0  # what fits into every float that a number may be declared as
 def launch(
     op: str, rule: Rule, body: KernelBody, sent: Sent, said: Binding, device: str, queue: int,
     given: Mapping[str, Facts | float | None], outputs: Sequence[Facts],
+    made: Callable[[str], None] | None = None,
 ) -> None:  # fmt: skip
     """Start a kernel; on the CPU, also wait for it.
 
@@ -37,6 +38,7 @@ def launch(
         queue: the stream's address.
         given: per input its facts, the number, or None where it is absent.
         outputs: of the op's outputs, which nothing else has touched but to fill them.
+        made: on the CPU, called afterwards with how messages call the launch.
 
     Raises:
         KernelError: no thread would run, and yet an output has elements.
@@ -51,6 +53,8 @@ def launch(
         return
     program, facts, written, what, owners = prepare(rule, body, sent, said, device, given, outputs)
     program.launch(facts, written, what, queue)
+    if made is not None and device == "cpu":
+        made(what.of(body.kernel))
     del owners  # the bytes of numbers had to live until here
 
 
@@ -174,6 +178,13 @@ def number(op: str, one: Argument, value: object) -> float:
             f"[op] input {one.name!r} of op {op!r}: got an array of NumPy (which torch.compile "
             f"makes of NumPy's numbers), expected a Python number: {one}; give float(x) or int(x), "
             "outside of what is compiled, or use math in place of numpy."
+        )
+    if hasattr(value, "shape") and not isinstance(value, np.generic):
+        kinds = f"{type(value).__module__.partition('.')[0]}.{type(value).__name__}"
+        raise KernelTypeError(
+            f"[op] input {one.name!r} of op {op!r}: got a {kinds} of shape {tuple(value.shape)}, "
+            f"expected a Python number: {one}. For an array without dims, which can be traced, "
+            f"batched and differentiated, declare {one.name}[]:{one.dtype}."
         )
     plain: Any = value.item() if isinstance(value, np.generic) else value
     allowed: dict[str, tuple[type, ...]] = {

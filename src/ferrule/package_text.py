@@ -39,6 +39,7 @@ _FILLS = (*(d for d in dtypes.ALL if d.kind in "bui"), *_FLOATS)
 _PASSED = {
     "input": "FR_PASS_INPUT", "value": "FR_PASS_VALUE", "shape": "FR_PASS_SHAPE",
     "strides": "FR_PASS_STRIDES", "output": "FR_PASS_OUTPUT", "launch": "FR_PASS_LAUNCH",
+    "extent": "FR_PASS_EXTENT",
 }  # fmt: skip
 
 

@@ -126,6 +126,10 @@ class Launch(NamedTuple):
     copies: tuple[int, ...]
     aligned: bool = True
 
+    def of(self, kernel: Kernel) -> str:
+        """How messages call the launch of a kernel."""
+        return f"kernel {kernel.name!r} (grid {self.grid}, threadgroup {self.threadgroup})"
+
 
 def row_contiguous_strides(shape: Shape) -> tuple[int, ...]:
     """The element strides of a row-major array without gaps."""
@@ -135,6 +139,18 @@ def row_contiguous_strides(shape: Shape) -> tuple[int, ...]:
         strides.append(step)
         step *= max(dim, 1)
     return tuple(reversed(strides))
+
+
+def extent(shape: Shape, strides: tuple[int, ...]) -> tuple[int, int]:
+    """The first element that an array's subscripts reach, and how many there are from it on.
+
+    The first is 0, or less where strides are negative; between elements may lie those of others.
+    """
+    if 0 in shape:
+        return 0, 0
+    steps = [(dim - 1) * stride for dim, stride in zip(shape, strides, strict=True)]
+    first = sum(step for step in steps if step < 0)
+    return first, sum(step for step in steps if step > 0) - first + 1
 
 
 def is_row_contiguous(shape: Shape, strides: tuple[int, ...]) -> bool:

@@ -257,11 +257,11 @@ static void run_without_threads(void) {
   run_counted(&one, 1000, 4, 10);
   CHECK(pool.started == 0);
   thread_limit = 1;
-  run_counted(&one, 1000, 4, 10);
+  run_counted(&one, 1000, 4, 1000);
   CHECK(pool.started == 1);
 #endif
   thread_limit = 100;
-  run_counted(&one, 1000, 4, 10);
+  run_counted(&one, 1000, 4, 1000);
   CHECK(pool.started == 3);
 }
 
@@ -576,8 +576,9 @@ static void test_faults_elsewhere(void) {
 /* ------------------------------------------------------------------------------------------ fork */
 
 #ifndef __SANITIZE_THREAD__
+/* Jobs of many times ALONE_NANOSECONDS, for a caller that is done before then starts no worker. */
 static void run_some(void) {
-  for (int i = 0; i < 20; i++) run_counted(&one, 200, 1 + i % 4, 5);
+  for (int i = 0; i < 20; i++) run_counted(&one, 200, 1 + i % 4, 1000);
   CHECK(pool.started == 3);
 }
 #endif

@@ -36,6 +36,9 @@ class Binary(NamedTuple):
     shared: int = 0
     memory: int = 0
 
+    def __repr__(self) -> str:
+        return f"<ferrule.Binary {self.mode}: {len(self.payload)} bytes>"
+
 
 class Native(NamedTuple):
     """What runtime/torch_calls.c must know to launch a kernel for launches of one form.
@@ -80,6 +83,9 @@ class UnitBinary(NamedTuple):
     text: str
     log: str
     names: dict[str, str]
+
+    def __repr__(self) -> str:
+        return f"<ferrule.UnitBinary {self.mode}: {len(self.payload)} bytes>"
 
 
 class Program(Protocol):

@@ -1,7 +1,8 @@
 """From a kernel to its CUDA text and its cubin or PTX, by as many compilations as that takes.
 
-Mostly one. Threadgroup memory beyond 48 KB needs two more (`source.shared`). A text whose masks
-(`source.masks`) the compiler does not take is compiled without them.
+Mostly one. Threadgroup memory beyond 48 KB needs two more (`source.shared`). A text whose checked
+accesses (`source.bounds`) or masks (`source.masks`) the compiler does not take is compiled without
+them.
 """
 
 from __future__ import annotations
@@ -129,8 +130,9 @@ class Build:
         """All that decides what a text becomes, and the compiler's options."""
         p, kernel = self._prepared, self._spec.kernel
         compiler.check_architecture(f"kernel {kernel.name!r}", architecture)
-        contract = p is None or not p.text.contract_off
-        flags = [*_FLAGS, f"--fmad={'true' if contract else 'false'}"]
+        # A Metal text says itself what is fused (`source.arithmetic`).
+        free = p is None or p.fuses_freely
+        flags = [*_FLAGS, f"--fmad={'true' if free else 'false'}"]
         if kernel.math_mode == "fast":
             flags.append("-D__FAST_MATH__=1")
         folders, libraries = [str(INCLUDE)], ""
@@ -191,8 +193,12 @@ def _build(
         return Binary(made, architecture, text, log, 0, _static(made, log))
     except CompilerFailed as failed:
         log = failed.log
-        without = cuda_text.text(p, form, masks=False)
-        if without != text:
+        tried = {text}
+        for masks in (True, False):
+            without = cuda_text.text(p, form, masks=masks, guards=False)
+            if without in tried:
+                continue
+            tried.add(without)
             try:
                 made, said = compiled(without)
                 return Binary(made, architecture, without, said, 0, _static(made, said))

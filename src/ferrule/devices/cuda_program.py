@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import struct
 import threading
 from collections.abc import Sequence
@@ -22,7 +23,7 @@ from ..source.cuda_launch import (
     most_registers,
     possible_forms,
 )
-from ..spec import CUDA_RANK, Facts, Launch, Spec
+from ..spec import CUDA_RANK, Facts, Launch, Spec, extent
 from . import Binary, Native
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 _HEAD = struct.Struct("=2Q10I")  # `cuda_call` of runtime/fastcall.c
 _LAUNCH = struct.Struct("=9I")  # `fr::launch` of include/cuda_grid.h
+_EXTENT = struct.Struct("=qQII")  # `fr::extent` of include/cuda_bounds.h
 _MOST_PLANS = 256
 
 
@@ -161,9 +163,14 @@ class CudaProgram:
         for kind, i in self._parameters:
             if kind in ("input", "output"):
                 continue
-            one = self._sizes(form, launch) if kind == "launch" else self._by_value(kind, inputs[i])
+            if kind == "launch":
+                one = self._sizes(form, launch)
+            elif kind == "extent":
+                one = self._extent_by_pointer(inputs, launch, i)
+            else:
+                one = self._by_value(kind, inputs[i])
             # As C lays them out: each at a multiple of its elements' size.
-            width = {"shape": 4, "strides": 8, "launch": 4}.get(kind) or len(one)
+            width = {"shape": 4, "strides": 8, "extent": 8, "launch": 4}.get(kind) or len(one)
             values += bytes(-len(values) % width) + one
         return ByPointer(
             kernel_symbol(self._spec), built.payload, self._shared(built), blocks, block,
@@ -178,6 +185,13 @@ class CudaProgram:
         if self._in_cuda:
             numbers += (0,) * (CUDA_RANK - len(numbers))
         return struct.pack(f"={len(numbers)}{'i' if kind == 'shape' else 'q'}", *numbers)
+
+    def _extent_by_pointer(self, inputs: Sequence[Facts], launch: Launch, i: int) -> bytes:
+        """Which elements an array has, before it is evaluated or copied."""
+        shape = launch.output_shapes[i - len(inputs)] if i >= len(inputs) else inputs[i].shape
+        if i < len(inputs) and not self._spec.kernel.ensure_row_contiguous:
+            return _extent(*extent(shape, inputs[i].strides))
+        return _extent(0, math.prod(shape))
 
     def _sizes(self, form: Form, launch: Launch) -> bytes:
         """`fr::launch`."""
@@ -287,7 +301,13 @@ class CudaProgram:
                 where.append(_HEAD.size + 8 * (i + len(inputs) * (kind == "output")))
                 continue
             where.append(len(data))
-            data += plan.sizes if kind == "launch" else self._by_value(kind, inputs[i])
+            if kind == "launch":
+                data += plan.sizes
+            elif kind == "extent":
+                one = arrays[i]  # without an address it is absent or empty
+                data += _extent(*extent(one.shape, one.strides) if one.pointer else (0, 0))
+            else:
+                data += self._by_value(kind, inputs[i])
             data += bytes(-len(data) % 8)
         table = len(data)
         function = plan.function
@@ -300,3 +320,8 @@ class CudaProgram:
         ctypes.memmove(block, bytes(data), table)
         struct.pack_into(f"={len(where)}Q", block, table, *[at + offset for offset in where])
         return block, table, [table + 8 * n for n in range(len(where))]
+
+
+def _extent(first: int, count: int) -> bytes:
+    """`fr::extent`."""
+    return _EXTENT.pack(first, count, min(count, 1 << 31), 0)

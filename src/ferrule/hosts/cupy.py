@@ -64,6 +64,11 @@ def from_numpy(values: np.ndarray[Any, Any], dtype: Dtype, device: str) -> Any:
         return cupy.asarray(values.astype(dtype.numpy))
 
 
+def outside(array: Any) -> int:
+    """0: nothing is on the CPU."""
+    return 0
+
+
 def maker(shape: Shape, number: float | None, dtype: Dtype, device: str) -> None:
     """Calls with CuPy's arrays are not remembered."""
 

@@ -19,6 +19,7 @@ from . import torch as host
 name = "DLPack"
 allocation_errors = host.allocation_errors
 empty, full, device, from_numpy = host.empty, host.full, host.device, host.from_numpy
+outside = host.outside
 
 
 def facts(array: Any) -> Facts | None:

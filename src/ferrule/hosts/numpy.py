@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -48,14 +49,39 @@ def contiguous(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 def empty(shape: Shape, dtype: Dtype, device: str) -> np.ndarray[Any, Any]:
     """A new array of ``shape``."""
-    return np.empty(shape, dtype.numpy)
+    made = _guarded(shape, dtype, zero=False)
+    return np.empty(shape, dtype.numpy) if made is None else made
 
 
 def full(shape: Shape, value: float, dtype: Dtype, device: str) -> np.ndarray[Any, Any]:
     """A new array of ``shape`` filled with ``value``."""
     if all_bits_zero(value):
-        return np.zeros(shape, dtype.numpy)  # fresh pages are zero already
-    return np.full(shape, value, dtype.numpy)
+        made = _guarded(shape, dtype, zero=True)  # fresh pages are zero already
+        return np.zeros(shape, dtype.numpy) if made is None else made
+    made = empty(shape, dtype, device)
+    np.copyto(made, value, casting="unsafe")
+    return made
+
+
+def _guarded(shape: Shape, dtype: Dtype, *, zero: bool) -> np.ndarray[Any, Any] | None:
+    """A new array between canaries; None where there are none, or no memory."""
+    if _guards:
+        try:
+            made: np.ndarray[Any, Any] = _fast.numpy_new(*_wanted(shape, dtype), zero)
+            return made
+        except (MemoryError, OverflowError, ValueError):
+            pass  # NumPy says it in its own words
+    return None
+
+
+def _wanted(shape: Shape, dtype: Dtype) -> tuple[Shape, np.dtype[Any], int]:
+    return shape, np.dtype(dtype.numpy), dtype.itemsize * math.prod(shape)
+
+
+def outside(array: np.ndarray[Any, Any]) -> int:
+    """How many bytes beside an array, which was made here, were written to."""
+    found: int = _fast.numpy_outside(array, array.nbytes) if _guards else 0
+    return found
 
 
 def to_numpy(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -70,8 +96,13 @@ def from_numpy(values: np.ndarray[Any, Any], dtype: Dtype, device: str) -> np.nd
 
 def maker(shape: Shape, number: float | None, dtype: Dtype, device: str) -> Maker:
     """How an output is made again."""
-    if number is not None:
-        return Maker(full, (shape, number, dtype, device))
+    wanted = _wanted(shape, dtype)
+    guarded = wanted[2] if _guards else 0
+    zero = number is not None and all_bits_zero(number)
+    if number is not None and not (zero and _guards):
+        return Maker(full, (shape, number, dtype, device), guarded=guarded)
+    if _guards:
+        return Maker(_fast.numpy_new, (*wanted, zero), guarded=guarded)
     return Maker(np.empty, (shape, dtype.numpy))
 
 
@@ -94,6 +125,14 @@ def stream(given: object, device: str) -> int:
     return 0
 
 
-_fast = fastcall.library()
-if _fast is not None:
-    _fast.register_numpy(np.ndarray)
+def _register() -> bool:
+    """Let calls with NumPy's arrays be remembered; whether outputs get canaries."""
+    if _fast is None:
+        return False
+    core: Any = np._core if hasattr(np, "_core") else np.core
+    _fast.register_numpy(np.ndarray, core.multiarray._ARRAY_API, np.empty)
+    return bool(_fast.numpy_guarded())
+
+
+_fast: Any = fastcall.library()
+_guards = _register()

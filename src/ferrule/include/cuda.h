@@ -417,8 +417,8 @@ FR_FN void multiply(metal::vec<T, 2>& d, const metal::vec<A, 2>& a, const metal:
       const metal::vec<A, 2> left = warp::read(0xffffffffu, a, lanes::matrix_lane(row, k));
       const metal::vec<B, 2> right = warp::read(0xffffffffu, b, lanes::matrix_lane(k, column));
       const float l = k & 1 ? float(left.y) : float(left.x);
-      x += l * float(right.x);
-      y += l * float(right.y);
+      x = detail::mad(l, float(right.x), x);
+      y = detail::mad(l, float(right.y), y);
     }
     d = metal::vec<T, 2>(T(x), T(y));
   }

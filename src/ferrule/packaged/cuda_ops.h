@@ -327,14 +327,19 @@ static bool fr_launch(fr_call* c, const fr_body* body, fr_special* special, cons
   memcpy(sizes + 6, sent.groups, sizeof sent.groups);
   int32_t shapes[FR_MAX_ARGUMENTS][FR_MAX_NDIM];
   int64_t strides[FR_MAX_ARGUMENTS][FR_MAX_NDIM];
-  void* arguments[3 * FR_MOST_PASSED];
+  fr_extent extents[FR_MOST_PASSED];
+  void* arguments[4 * FR_MOST_PASSED];
   for (int p = 0; p < special->passed; p++) {
     const fr_parameter* parameter = &special->parameters[p];
-    bool output = parameter->kind == FR_PASS_OUTPUT;
+    bool output = parameter->kind == FR_PASS_OUTPUT, described = parameter->kind == FR_PASS_SHAPE || parameter->kind == FR_PASS_STRIDES;
     fr_array* array = &arrays[parameter->index + (output ? body->reads : 0)];
-    int of = parameter->kind == FR_PASS_LAUNCH || output ? 0 : body->inputs[parameter->index].index;
+    int of = described ? body->inputs[parameter->index].index : 0;
     switch (parameter->kind) {
       case FR_PASS_LAUNCH: arguments[p] = sizes; break;
+      case FR_PASS_EXTENT:
+        extents[parameter->index] = fr_extent_of(array->pointer, array->ndim, array->sizes, c->op->contiguous ? NULL : array->strides);
+        arguments[p] = &extents[parameter->index];
+        break;
       case FR_PASS_VALUE: arguments[p] = array->pointer; break;
       case FR_PASS_SHAPE:
         memset(shapes[of], 0, sizeof shapes[of]); /* a body in CUDA gets zeros beyond its rank */

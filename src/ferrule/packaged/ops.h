@@ -459,10 +459,14 @@ static bool fr_reads(fr_call* c, const fr_body* body, const fr_special* special,
         return fr_fail(c, "its body asks for the shape of input '%s', of which a size is %lld; it "
                        "is an int32.", c->op->inputs[source.index].name, (long long)array->sizes[k]);
   }
-  int n = body->reads;
-  for (int i = 0; i < c->op->makes; i++) arrays[n++].pointer = c->pointers[c->op->reads + i];
+  int n = body->reads; /* what is written lies row by row */
+  for (int i = 0; i < c->op->makes; i++) {
+    const fr_rule_output* output = &c->made.outputs[i];
+    arrays[n++] = (fr_array){c->pointers[c->op->reads + i], output->sizes, NULL, output->ndim};
+  }
   for (int i = 0; i < c->op->reads; i++)
-    if (c->op->inputs[i].in_place) arrays[n++].pointer = c->pointers[i];
+    if (c->op->inputs[i].in_place)
+      arrays[n++] = (fr_array){c->pointers[i], c->inputs[i].sizes, NULL, c->inputs[i].present ? c->inputs[i].ndim : 0};
   return true;
 }
 

@@ -83,7 +83,7 @@ typedef struct {
   uint8_t kind;   /* FR_PASS_… */
   int16_t index;  /* of the kernel's inputs or outputs */
 } fr_parameter;
-enum { FR_PASS_INPUT, FR_PASS_VALUE, FR_PASS_SHAPE, FR_PASS_STRIDES, FR_PASS_OUTPUT, FR_PASS_LAUNCH };
+enum { FR_PASS_INPUT, FR_PASS_VALUE, FR_PASS_SHAPE, FR_PASS_STRIDES, FR_PASS_OUTPUT, FR_PASS_LAUNCH, FR_PASS_EXTENT };
 
 /* What a step of a CUDA unit does. Arrays are numbered: inputs, outputs, scratch. */
 enum { FR_RUN, FR_FILL, FR_COPY };

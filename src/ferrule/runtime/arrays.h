@@ -24,6 +24,33 @@ static inline void fr_row_strides(int32_t ndim, const int64_t* sizes, int64_t* s
   }
 }
 
+/* `fr::extent` of include/cuda_bounds.h: the elements that an array's subscripts reach. */
+typedef struct {
+  int64_t first;
+  uint64_t count;
+  uint32_t narrow, unused;
+} fr_extent;
+
+/* That of an array, given its strides in elements; NULL: row by row without gaps. One that is absent or
+ * empty has no address. The same as `extent` of ferrule/spec.py. */
+static inline fr_extent fr_extent_of(const void* pointer, int32_t ndim, const int64_t* sizes, const int64_t* strides) {
+  fr_extent e = {0, pointer ? UINT64_C(1) : UINT64_C(0), 0, 0};
+  int64_t last = 0;
+  for (int32_t d = 0; d < ndim; d++) {
+    if (sizes[d] == 0) e.count = 0;
+    if (!strides) {
+      e.count *= (uint64_t)sizes[d];
+    } else if (sizes[d] > 0) {
+      int64_t step = (sizes[d] - 1) * strides[d];
+      *(step < 0 ? &e.first : &last) += step;
+    }
+  }
+  if (strides && e.count) e.count = (uint64_t)(last - e.first) + 1;
+  if (!e.count) e.first = 0;
+  e.narrow = e.count < UINT32_C(1) << 31 ? (uint32_t)e.count : UINT32_C(1) << 31;
+  return e;
+}
+
 /* The inputs of a call, a place each; of those that are no arrays only `inputs` is read. */
 typedef struct {
   int32_t count;

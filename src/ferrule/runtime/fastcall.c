@@ -8,14 +8,20 @@
  * Python's own code is slow to begin with when large arrays have pushed it out of the caches: 80 to
  * 100 microseconds a call, against 15 (NumPy) and 37 (torch) here.
  */
+#define _GNU_SOURCE
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030A0000
 #include <Python.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
 
+#include "canary.h"
 #include "cuda_launch.h"
 #include "runtime.h"
 
@@ -61,9 +67,26 @@ typedef struct {
   PyObject* base;
   PyObject* descr;
   int flags;
+  PyObject* weak_references; /* these since 1.22 */
+  void* buffer_info;
+  PyObject* handler; /* whose memory it is; a capsule of a numpy_handler */
 } numpy_array;
 
-enum { NUMPY_C_CONTIGUOUS = 0x0001, NUMPY_ALIGNED = 0x0100 };
+enum { NUMPY_C_CONTIGUOUS = 0x0001, NUMPY_OWNS = 0x0004, NUMPY_ALIGNED = 0x0100, NUMPY_WRITEABLE = 0x0400 };
+
+/* How memory of an array is had (PyDataMem_Handler, version 1). */
+typedef struct {
+  char name[127];
+  uint8_t version;
+  struct {
+    void* context;
+    void* (*malloc)(void*, size_t);
+    void* (*calloc)(void*, size_t, size_t);
+    void* (*realloc)(void*, void*, size_t);
+    void (*free)(void*, void*, size_t);
+  } allocator;
+} numpy_handler;
+
 enum { DL_CPU = 1, DL_CUDA = 2, DL_COMPLEX = 5 };
 
 static struct {
@@ -78,6 +101,142 @@ static PyObject *torch_tracing, *torch_modes, *torch_overrides, *torch_recording
 static PyObject* torch_forward;                                                   /* a dict */
 static PyObject *text_requires_grad, *text_is_neg, *text_level;
 static long bypass; /* how many want calls to go the long way */
+
+/* ------------------------------------------------------------------- memory with canaries (canary.h) */
+
+/* A block is FR_CANARY bytes longer than an output on each side. NumPy's arrays own theirs as they own any memory,
+ * by a handler. */
+enum { HUGE_PAGES_FROM = 1 << 22 }; /* bytes, as in NumPy */
+
+static void* block_of(size_t bytes, bool zero) {
+  if (bytes > (size_t)PTRDIFF_MAX - 2 * FR_CANARY) return NULL;
+  char* block = zero ? calloc(1, bytes + 2 * FR_CANARY) : malloc(bytes + 2 * FR_CANARY);
+  if (!block) return NULL;
+  char* memory = block + FR_CANARY;
+#if defined(MADV_HUGEPAGE)
+  if (bytes >= HUGE_PAGES_FROM) {
+    uintptr_t start = ((uintptr_t)memory + 4095) & ~(uintptr_t)4095;
+    uintptr_t end = ((uintptr_t)memory + bytes) & ~(uintptr_t)4095;
+    madvise((void*)start, end - start, MADV_HUGEPAGE);
+  }
+#endif
+  fr_put_canary(block, FR_CANARY);
+  fr_put_canary(memory + bytes, FR_CANARY);
+  return memory;
+}
+
+static void* block_malloc(void* context, size_t bytes) {
+  (void)context;
+  return block_of(bytes, false);
+}
+
+static void* block_calloc(void* context, size_t count, size_t bytes) {
+  (void)context;
+  return bytes && count > SIZE_MAX / bytes ? NULL : block_of(count * bytes, true);
+}
+
+static void block_free(void* context, void* memory, size_t bytes) {
+  (void)context;
+  (void)bytes;
+  if (memory) free((char*)memory - FR_CANARY);
+}
+
+static void* block_realloc(void* context, void* memory, size_t bytes) {
+  if (!memory) return block_malloc(context, bytes);
+  if (bytes > (size_t)PTRDIFF_MAX - 2 * FR_CANARY) return NULL;
+  char* block = realloc((char*)memory - FR_CANARY, bytes + 2 * FR_CANARY);
+  if (!block) return NULL;
+  fr_put_canary(block + FR_CANARY + bytes, FR_CANARY);
+  return block + FR_CANARY;
+}
+
+static numpy_handler handler = {
+    "ferrule", 1, {NULL, block_malloc, block_calloc, block_realloc, block_free}};
+static PyObject* handler_capsule; /* once arrays are known to take it */
+
+static struct {
+  PyTypeObject* type;
+  PyObject* (*from_descr)(PyTypeObject*, PyObject* descr, int nd, const Py_ssize_t* dimensions,
+                          const Py_ssize_t* strides, void* data, int flags, PyObject* like);
+} numpy;
+
+/* A new array of NumPy with canaries, given its shape, dtype, bytes, and whether it is zeros. */
+static PyObject* numpy_new(PyObject* module, PyObject* args) {
+  PyObject *shape, *descr;
+  Py_ssize_t bytes, dimensions[64];
+  int zero;
+  (void)module;
+  if (!PyArg_ParseTuple(args, "O!Onp", &PyTuple_Type, &shape, &descr, &bytes, &zero)) return NULL;
+  Py_ssize_t nd = PyTuple_Size(shape);
+  if (!handler_capsule || nd > 64 || bytes < 0) {
+    PyErr_SetString(PyExc_ValueError, "empty: no arrays of NumPy with canaries here, or not these");
+    return NULL;
+  }
+  for (Py_ssize_t d = 0; d < nd; d++) {
+    dimensions[d] = PyLong_AsSsize_t(PyTuple_GetItem(shape, d));
+    if (dimensions[d] == -1 && PyErr_Occurred()) return NULL;
+  }
+  void* memory = block_of((size_t)bytes, zero);
+  if (!memory) return PyErr_NoMemory();
+  Py_INCREF(descr); /* which the next line takes */
+  numpy_array* made = (numpy_array*)numpy.from_descr(
+      numpy.type, descr, (int)nd, dimensions, NULL, memory, NUMPY_C_CONTIGUOUS | NUMPY_ALIGNED | NUMPY_WRITEABLE, NULL);
+  if (!made) {
+    block_free(NULL, memory, 0);
+    return NULL;
+  }
+  Py_INCREF(handler_capsule);
+  made->handler = handler_capsule;
+  made->flags |= NUMPY_OWNS;
+  return (PyObject*)made;
+}
+
+/* Bytes past the end that somebody wrote to (before the start: negative), of a block. */
+static int outside_block(const char* memory, size_t bytes) {
+  int past = fr_past_end(memory + bytes, FR_CANARY);
+  return past ? past : -fr_before_start(memory - FR_CANARY);
+}
+
+static int outside_slack(const char* memory, size_t bytes) {
+  size_t slack = fr_slack(memory, bytes);
+  return slack ? fr_past_end(memory + bytes, slack) : 0;
+}
+
+static PyObject* numpy_outside(PyObject* module, PyObject* args) {
+  PyObject* object;
+  Py_ssize_t bytes;
+  (void)module;
+  if (!PyArg_ParseTuple(args, "On", &object, &bytes)) return NULL;
+  numpy_array* array = (numpy_array*)object;
+  bool ours = handler_capsule && Py_TYPE(object) == numpy.type && (array->flags & NUMPY_OWNS) &&
+              array->handler == handler_capsule;
+  return PyLong_FromLong(ours ? outside_block(array->data, (size_t)bytes) : 0);
+}
+
+static PyObject* numpy_guarded(PyObject* module, PyObject* none) {
+  (void)module;
+  (void)none;
+  return PyBool_FromLong(handler_capsule != NULL);
+}
+
+static PyObject* slack_put(PyObject* module, PyObject* args) {
+  unsigned long long address;
+  Py_ssize_t bytes;
+  (void)module;
+  if (!PyArg_ParseTuple(args, "Kn", &address, &bytes)) return NULL;
+  char* memory = (char*)(uintptr_t)address;
+  size_t slack = fr_slack(memory, (size_t)bytes);
+  if (slack) fr_put_canary(memory + bytes, slack);
+  return PyLong_FromSize_t(slack);
+}
+
+static PyObject* slack_outside(PyObject* module, PyObject* args) {
+  unsigned long long address;
+  Py_ssize_t bytes;
+  (void)module;
+  if (!PyArg_ParseTuple(args, "Kn", &address, &bytes)) return NULL;
+  return PyLong_FromLong(outside_slack((char*)(uintptr_t)address, (size_t)bytes));
+}
 
 /* ------------------------------------------------------------------------------------ NVIDIA's GPUs */
 
@@ -344,6 +503,7 @@ typedef struct {
   int device;       /* an NVIDIA GPU; -1 is the CPU */
   uint32_t buffers_at;
   uint64_t zeroed[MAX_BUFFERS]; /* bytes of each array that a launch on a GPU fills with zeros first */
+  uint64_t guarded[MAX_BUFFERS]; /* bytes of each output that canaries are beside; else 0 */
   uint32_t relocation[2 * MAX_BUFFERS + 4];
   uint32_t alignment[MAX_BUFFERS]; /* of each array, in bytes */
   char block[MAX_BLOCK];
@@ -400,6 +560,11 @@ static PyObject* make_outputs(entry* e, call_key* k, int inputs, int outputs) {
       k->pointer[inputs + i] = ((numpy_array*)made)->data;
     }
     if (good && nonempty && (uintptr_t)k->pointer[inputs + i] % e->alignment[inputs + i]) good = false;
+    if (good && k->host == TORCH && e->guarded[inputs + i]) {
+      char* memory = k->pointer[inputs + i];
+      size_t bytes = e->guarded[inputs + i], slack = fr_slack(memory, bytes);
+      if (slack) fr_put_canary(memory + bytes, slack);
+    }
     if (!good || PyList_SetItem(list, i, made)) { /* steals `made` */
       if (!good) Py_XDECREF(made);
       Py_CLEAR(list);
@@ -422,6 +587,29 @@ static void fail(entry* e, call_key* k, PyObject* outputs, int status) {
   Py_XDECREF(result);
   Py_XDECREF(code);
   Py_XDECREF(given);
+}
+
+/* Whether the canaries of all outputs are as they were. */
+static bool is_intact(const entry* e, const call_key* k) {
+  for (int i = 0; i < k->buffers; i++) {
+    const char* memory = k->pointer[i];
+    size_t bytes = e->guarded[i];
+    if (bytes && (k->host == TORCH ? outside_slack(memory, bytes) : outside_block(memory, bytes)))
+      return false;
+  }
+  return true;
+}
+
+/* Makes a KeyboardInterrupt of the exception that is set, with its words. */
+static void raise_interrupt(void) {
+  PyObject *type, *value, *traceback;
+  PyErr_Fetch(&type, &value, &traceback);
+  PyObject* text = value ? PyObject_Str(value) : NULL;
+  PyErr_SetObject(PyExc_KeyboardInterrupt, text);
+  Py_XDECREF(text);
+  Py_XDECREF(type);
+  Py_XDECREF(value);
+  Py_XDECREF(traceback);
 }
 
 /* The launch itself. Returns -1 with an exception set, else 0. */
@@ -457,8 +645,18 @@ static int launch(entry* e, call_key* k, PyObject* outputs) {
     Py_BEGIN_ALLOW_THREADS;
     status = e->run(e->entry, block, e->units, e->limit, e->slice, &progress);
     Py_END_ALLOW_THREADS;
-    if (status == FR_OK) return 0;
-    if (PyErr_CheckSignals()) return -1;
+    if (status == FR_OK) {
+      if (is_intact(e, k)) return 0;
+      status = FR_E_OUTSIDE;
+      break;
+    }
+    if (PyErr_CheckSignals()) {
+      if (status != FR_E_ABANDONED || !PyErr_ExceptionMatches(PyExc_KeyboardInterrupt)) return -1;
+      PyErr_Clear();
+      fail(e, k, outputs, status);
+      raise_interrupt();
+      return -1;
+    }
   } while (status == FR_MORE);
   fail(e, k, outputs, status);
   return -1;
@@ -535,11 +733,13 @@ static bool read_words(PyObject* tuple, uint32_t* out, int most, int* count) {
   return !PyErr_Occurred();
 }
 
-/* How many bytes of each output are zeroed, as the makers of ferrule.hosts say. */
-static bool read_zeroed(entry* e, int inputs) {
+/* How many bytes of each output are zeroed, and guarded, as the makers of ferrule.hosts say. */
+static bool read_makers(entry* e, int inputs) {
   for (Py_ssize_t i = 0; i < PyTuple_Size(e->outputs) && inputs + i < MAX_BUFFERS; i++) {
-    PyObject* bytes = PyTuple_GetItem(PyTuple_GetItem(e->outputs, i), 3);
-    e->zeroed[inputs + i] = bytes ? PyLong_AsUnsignedLongLong(bytes) : 0;
+    PyObject* maker = PyTuple_GetItem(e->outputs, i);
+    PyObject *zeroed = PyTuple_GetItem(maker, 3), *guarded = PyTuple_GetItem(maker, 4);
+    e->zeroed[inputs + i] = zeroed ? PyLong_AsUnsignedLongLong(zeroed) : 0;
+    e->guarded[inputs + i] = guarded ? PyLong_AsUnsignedLongLong(guarded) : 0;
   }
   return !PyErr_Occurred();
 }
@@ -562,7 +762,7 @@ static bool read_plan(entry* e, PyObject* plan, int inputs, int outputs) {
   if (bytes > MAX_BLOCK ||
       !read_words(alignments, e->alignment, MAX_BUFFERS, &sizes_read) ||
       !read_words(relocations, e->relocation, 2 * MAX_BUFFERS + 4, &e->relocations) ||
-      sizes_read != inputs + outputs || PyTuple_Size(e->outputs) != outputs || !read_zeroed(e, inputs))
+      sizes_read != inputs + outputs || PyTuple_Size(e->outputs) != outputs || !read_makers(e, inputs))
     return false;
   if (e->device >= 0 && (!cuda || bytes < (Py_ssize_t)sizeof(cuda_call))) {
     PyErr_SetString(PyExc_ValueError, "a launch on a GPU without a driver");
@@ -773,8 +973,37 @@ static PyObject* add_type(PyObject* type, int host) {
   Py_RETURN_TRUE;
 }
 
-static PyObject* register_numpy(PyObject* module, PyObject* type) {
+/* Whether arrays take memory of a handler, and have it where numpy_array says. */
+static bool try_handler(PyObject* capsule, void** api, PyObject* empty) {
+  enum { FROM_DESCR = 94, SET_HANDLER = 304 }; /* places of functions, the same in all versions */
+  PyObject* (*set_handler)(PyObject*);
+  memcpy(&numpy.from_descr, &api[FROM_DESCR], sizeof api[0]);
+  memcpy(&set_handler, &api[SET_HANDLER], sizeof api[0]);
+  PyObject* before = set_handler(capsule);
+  if (!before) return false;
+  numpy_array* made = (numpy_array*)PyObject_CallFunction(empty, "(i)", 3);
+  PyObject* ours = set_handler(before);
+  Py_XDECREF(ours);
+  Py_DECREF(before);
+  bool good = made && Py_TYPE((PyObject*)made) == numpy.type && (made->flags & NUMPY_OWNS) &&
+              made->handler == capsule;
+  Py_XDECREF((PyObject*)made);
+  return good;
+}
+
+static PyObject* register_numpy(PyObject* module, PyObject* args) {
+  PyObject *type, *api, *empty;
   (void)module;
+  if (!PyArg_ParseTuple(args, "O!OO", &PyType_Type, &type, &api, &empty)) return NULL;
+  void** functions = PyCapsule_GetPointer(api, NULL);
+  if (functions && !handler_capsule) {
+    Py_INCREF(type);
+    numpy.type = (PyTypeObject*)type;
+    PyObject* capsule = PyCapsule_New(&handler, "mem_handler", NULL);
+    if (capsule && try_handler(capsule, functions, empty)) handler_capsule = capsule;
+    else Py_XDECREF(capsule);
+  }
+  PyErr_Clear();
   return add_type(type, NUMPY);
 }
 
@@ -828,7 +1057,18 @@ static PyObject* change_bypass(PyObject* module, PyObject* by) {
 }
 
 static PyMethodDef module_methods[] = {
-    {"register_numpy", register_numpy, METH_O, "Take arrays of this very type."},
+    {"register_numpy", register_numpy, METH_VARARGS,
+     "register_numpy(type, array_api, empty)\n\nTake arrays of this very type."},
+    {"numpy_guarded", numpy_guarded, METH_NOARGS, "Whether `numpy_new` makes arrays."},
+    {"numpy_new", numpy_new, METH_VARARGS,
+     "numpy_new(shape, dtype, bytes, zero)\n\nA new array between canaries."},
+    {"numpy_outside", numpy_outside, METH_VARARGS,
+     "numpy_outside(array, bytes)\n\nBytes past the end of such an array that were written to, or"
+     " less\n0: before its start. 0 of any other array."},
+    {"slack_put", slack_put, METH_VARARGS,
+     "slack_put(address, bytes)\n\nPuts a canary behind memory of the C library's. How long it is."},
+    {"slack_outside", slack_outside, METH_VARARGS,
+     "slack_outside(address, bytes)\n\nBytes of it that were written to."},
     {"register_torch", register_torch, METH_VARARGS,
      "register_torch(types, size, exchange_api, tracing_state, dispatch_modes, function_modes,\n"
      "grad_enabled, forward_ad)\n\n"

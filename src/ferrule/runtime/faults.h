@@ -6,6 +6,10 @@
  * by zero gives zero. A store outside, a load that cannot be served, a stack that is too small and a
  * division that cannot be skipped end the job with a code instead; faults outside kernels go to
  * whoever handled them before.
+ *
+ * A unit that never ends is given up in the same way, at the second interrupt (SIGINT, from Ctrl-C) of its
+ * job: whoever handles interrupts, such as Python, cannot act on them before the kernel returns. The
+ * threads of the job are told by a SIGSEGV, which our workers do not block.
  */
 #ifndef FERRULE_FAULTS_H
 #define FERRULE_FAULTS_H
@@ -27,8 +31,11 @@ enum {
 typedef struct {
   jmp_buf back; /* where a thread goes on whose kernel is given up */
   volatile bool in_kernel;
+  volatile bool shielded;       /* in what must not be left half done: an allocation, a handler */
+  const volatile uint32_t* abandoned; /* of the job that the thread runs */
   int32_t code;         /* why it was given up */
   void* address;        /* what it accessed then */
+  bool was_abandoned;   /* the thread's last job */
   void* retried;        /* the last address that another thread was serving, and how often */
   int retries, pages;
   void* page[MAX_ZERO_PAGES]; /* pages of zeros that this thread has mapped */
@@ -39,8 +46,39 @@ typedef struct {
 /* The guard of the calling thread, or NULL. Called by the handler, so it may only read memory. */
 static guard* guard_of_thread(void);
 
-static struct sigaction before_segv, before_bus, before_fpe; /* who had a signal before us */
-static struct sigaction first_segv, first_bus, first_fpe;    /* when we first asked for it */
+/* Tells the threads of jobs that have been interrupted twice to give their units up: pokes them, but for the
+ * calling thread. Called by a handler. */
+static void abandon_jobs(void);
+
+static struct sigaction before_segv, before_bus, before_fpe, before_int; /* who had a signal before us */
+static struct sigaction first_segv, first_bus, first_fpe, first_int;     /* when we first asked for it */
+static uint32_t pokes; /* SIGSEGVs that `poke` has sent, and that have not come */
+
+static void poke(pthread_t thread) {
+  __atomic_fetch_add(&pokes, 1, __ATOMIC_ACQ_REL);
+  if (pthread_kill(thread, SIGSEGV)) __atomic_fetch_sub(&pokes, 1, __ATOMIC_ACQ_REL);
+}
+
+/* Whether a SIGSEGV that no access caused is one of `poke`. */
+static bool take_poke(void) {
+  uint32_t left = __atomic_load_n(&pokes, __ATOMIC_ACQUIRE);
+  while (left)
+    if (__atomic_compare_exchange_n(&pokes, &left, left - 1, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) return true;
+  return false;
+}
+
+/* Leaves the kernel that the calling thread runs. */
+static void give_up(guard* g, int32_t code, void* address) {
+  g->code = code;
+  g->address = address;
+  g->in_kernel = false;
+  _longjmp(g->back, 1);
+}
+
+/* Leaves the kernel if its job is abandoned, and that may be now. */
+static void obey(guard* g) {
+  if (g->in_kernel && !g->shielded && g->abandoned && *g->abandoned) give_up(g, FR_E_ABANDONED, NULL);
+}
 
 static bool is_write(const void* context) {
   const ucontext_t* u = (const ucontext_t*)context;
@@ -182,6 +220,10 @@ static bool skip_division(void* context) {
 
 static void on_fault(int number, siginfo_t* info, void* context) {
   guard* g = guard_of_thread();
+  if (number == SIGSEGV && info->si_code <= 0 && take_poke()) {
+    if (g) obey(g);
+    return;
+  }
   if (!g || !g->in_kernel || info->si_code <= 0) { /* not ours, or sent by another process */
     pass_on(number, info, context);
     return;
@@ -192,17 +234,54 @@ static void on_fault(int number, siginfo_t* info, void* context) {
                 serve_load(g, info->si_addr);
   errno = kept;
   if (served) return;
-  g->address = info->si_addr;
+  void* address = info->si_addr;
 #if defined(__linux__)
-  if (info->si_code == SI_KERNEL) g->address = (void*)UINTPTR_MAX; /* si_addr says nothing then */
+  if (info->si_code == SI_KERNEL) address = (void*)UINTPTR_MAX; /* si_addr says nothing then */
 #endif
-  g->code = number == SIGFPE ? FR_E_DIVISION : FR_E_FAULT;
-  g->in_kernel = false;
-  _longjmp(g->back, 1);
+  give_up(g, number == SIGFPE ? FR_E_DIVISION : FR_E_FAULT, address);
+}
+
+/* Lets whoever had interrupts before handle this one, too; then units may be given up. */
+static void on_interrupt(int number, siginfo_t* info, void* context) {
+  guard* g = guard_of_thread();
+  bool shielded = g && g->shielded;
+  if (g) g->shielded = true; /* a poke by another thread must not end this handler */
+  int kept = errno, times = times_passed(number, info);
+  if (!times) abandon_jobs();
+  const struct sigaction* old = times ? &first_int : &before_int;
+  if (times > 1) {
+    /* each of two runtimes is before the other */
+  } else if (old->sa_flags & SA_SIGINFO) {
+    old->sa_sigaction(number, info, context);
+  } else if (old->sa_handler != SIG_DFL && old->sa_handler != SIG_IGN) {
+    old->sa_handler(number);
+  }
+  errno = kept;
+  if (!g) return;
+  g->shielded = shielded;
+  if (g->in_kernel && !shielded && g->abandoned && *g->abandoned) {
+    /* Leaving the handler by a jump leaves the signals blocked that it runs without. */
+    pthread_sigmask(SIG_SETMASK, &((const ucontext_t*)context)->uc_sigmask, NULL);
+    obey(g);
+  }
 }
 
 static bool is_ours(const struct sigaction* action) {
-  return (action->sa_flags & SA_SIGINFO) && action->sa_sigaction == on_fault;
+  return (action->sa_flags & SA_SIGINFO) &&
+         (action->sa_sigaction == on_fault || action->sa_sigaction == on_interrupt);
+}
+
+/* Comes before whoever handles interrupts, if anybody does. */
+static void watch_interrupts(void) {
+  struct sigaction now, ours;
+  if (sigaction(SIGINT, NULL, &now) || is_ours(&now)) return;
+  if (!(now.sa_flags & SA_SIGINFO) && (now.sa_handler == SIG_DFL || now.sa_handler == SIG_IGN)) return;
+  ours = now;
+  ours.sa_sigaction = on_interrupt;
+  ours.sa_flags = (now.sa_flags & ~(int)SA_RESETHAND) | SA_SIGINFO | SA_ONSTACK;
+  before_int = now;
+  if (!first_int.sa_flags && !first_int.sa_handler) first_int = now;
+  sigaction(SIGINT, &ours, NULL);
 }
 
 static void watch(int number, struct sigaction* before, struct sigaction* first) {
@@ -218,7 +297,7 @@ static void watch(int number, struct sigaction* before, struct sigaction* first)
 }
 
 /* Whoever set a handler since the last job, such as Python's faulthandler, is asked after us. Such
- * a handler is set for all three signals, so one system call finds out. That costs 0.1 us, a third of
+ * a handler is set for all three signals of faults, so one system call finds out. That costs 0.1 us, a third of
  * a small job, so it is done once per tick of the coarse clock (1 to 4 ms). */
 static void watch_faults(void) {
 #ifdef CLOCK_MONOTONIC_COARSE
@@ -228,6 +307,7 @@ static void watch_faults(void) {
   int64_t at = (int64_t)tick.tv_sec * 1000000000 + tick.tv_nsec;
   if (__atomic_exchange_n(&looked, at, __ATOMIC_RELAXED) == at) return;
 #endif
+  watch_interrupts();
   struct sigaction now;
   if (sigaction(SIGSEGV, NULL, &now) == 0 && is_ours(&now)) return;
   watch(SIGBUS, &before_bus, &first_bus);

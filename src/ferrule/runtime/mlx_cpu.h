@@ -11,6 +11,7 @@
 #include "mlx/backend/cpu/encoder.h"
 #include "mlx/scheduler.h"
 
+#include "canary.h"
 #include "mlx_plan.h"
 
 namespace {
@@ -26,6 +27,8 @@ struct Job {
   struct Written {
     char* at;
     size_t bytes;
+    const char* name; /* NULL where it has none */
+    mx::Shape shape;
   };
   std::vector<Written> outputs;
   struct Copy {
@@ -83,19 +86,19 @@ bool can_be_had(uint64_t bytes) {
   return tried != nullptr;
 }
 
-/* Gives an array memory. MLX gives none where there is not as much, and takes what 64 bits cannot count for
+/* Gives an array memory, with `more` bytes behind it. MLX gives none where there is not as much, and takes what 64 bits cannot count for
  * little. */
 template <class What>
-void allocate_on_host(mx::array& a, What what) {
+void allocate_on_host(mx::array& a, What what, size_t more = 0) {
   uint64_t bytes = a.itemsize();
   bool empty = false, countable = true;
   for (int64_t size : a.shape()) {
     empty = empty || size == 0;
     countable = !__builtin_mul_overflow(bytes, static_cast<uint64_t>(size), &bytes) && countable;
   }
-  countable = countable && bytes < INT64_MAX - 64;
+  countable = countable && bytes < INT64_MAX - 64 - more;
   if (empty || (countable && can_be_had(bytes))) {
-    a.set_data(mx::allocator::malloc(empty ? 0 : bytes));
+    a.set_data(mx::allocator::malloc((empty ? 0 : bytes) + more));
     if (a.buffer().ptr()) return;
   }
   throw std::runtime_error(what() + " has the shape " + shown(a.shape()) + ", which is " +
@@ -136,8 +139,8 @@ void copy_strided(const char* from, char* to, size_t item, int ndim, const int64
   }
 }
 
-/* What a code of the runtime means. */
-std::string failure(const Job& job, int status) {
+/* What a code of the runtime means; `outside` is the output of FR_E_OUTSIDE. */
+std::string failure(const Job& job, int status, size_t outside) {
   const fr_cpu_launch& l = job.cpu.launch;
   auto triple = [](const uint32_t* s) {
     return "(" + std::to_string(s[0]) + ", " + std::to_string(s[1]) + ", " + std::to_string(s[2]) + ")";
@@ -149,7 +152,18 @@ std::string failure(const Job& job, int status) {
                      "outputs are lost, the inputs are as they were unless the kernel wrote to other memory first.";
     case FR_E_DIVISION:
       return where + " divided an integer by zero, which Metal leaves undefined. Guard the division.";
+    case FR_E_ABANDONED: /* as errors.abandoned says it */
+      return where + " was abandoned at the second interrupt, in the middle of units that did not end; its outputs, "
+                     "and what it writes in place, are lost.";
     case FR_E_MEMORY: return where + " could not get memory for its threads' stacks.";
+    case FR_E_OUTSIDE: { /* as hosts.wrote_outside says it */
+      const Job::Written& out = job.outputs[outside];
+      int past = fr_past_end(out.at + out.bytes, FR_CANARY);
+      return where + " wrote outside output " + (out.name ? std::string("'") + out.name + "'" : std::to_string(outside + 1)) +
+             " of shape " + shown(out.shape) + ", " + std::to_string(past) + (past == 1 ? " byte" : " bytes") +
+             " past the end. Check the indices against the shape; the outputs are lost, and what lies farther "
+             "outside may be damaged.";
+    }
     default: return where + ": the CPU runtime failed with code " + std::to_string(status) + ".";
   }
 }
@@ -185,14 +199,20 @@ void run(Job& job) {
   fr_progress progress;
   progress.parts = 0;
   int status = job.cpu.run(job.cpu.entry, &job.cpu.launch, job.cpu.units, job.cpu.limit, 0, &progress);
-  if (status == FR_OK) return;
+  size_t outside = 0;
+  if (status == FR_OK) {
+    while (outside < job.outputs.size() && !fr_past_end(job.outputs[outside].at + job.outputs[outside].bytes, FR_CANARY)) outside++;
+    if (outside == job.outputs.size()) return;
+    status = FR_E_OUTSIDE;
+  }
+  std::string text = failure(job, status, outside);
   /* MLX hands out what is in an array after the error, too: np.array asks a second time. Floats are NaN. */
   for (const Job::Written& out : job.outputs) memset(out.at, 0xff, out.bytes);
   if constexpr (carries_errors<mx::scheduler::Scheduler>) {
-    throw std::runtime_error(failure(job, status));
+    throw std::runtime_error(text);
   } else {
     std::lock_guard<std::mutex> guard(late_mutex);
-    late_text = failure(job, status);
+    late_text = text;
     late = true;
     fprintf(stderr, "ferrule: %s\n", late_text.c_str());
   }

@@ -267,6 +267,69 @@ API const char* fr_mlx_misfit(object* arrays) {
   return found.c_str();
 }
 
+/* What MLX has in mind where it traces for changing sizes, and leaves out of its files: of a broadcast only the
+ * first input has a gradient, and of a count of elements none; without that, MLX reads memory that is not its
+ * own. And some primitives change themselves when they are batched, or keep the sizes of the trace, though all
+ * calls of an imported function share them. So, where something is traced, `outputs` of such a function for
+ * `inputs`, both tuples, get these operations made anew. */
+API object* fr_mlx_mended(object* outputs, object* inputs) {
+  std::vector<mx::array> given = arrays_in(inputs), made = arrays_in(outputs);
+  bool traced = false;
+  std::unordered_map<std::uintptr_t, mx::array> done; /* by what stood there */
+  for (const mx::array& a : given) {
+    traced = traced || a.is_tracer();
+    done.insert({a.id(), a});
+  }
+  if (!traced) return held(outputs);
+  try {
+    std::vector<std::pair<mx::array, size_t>> stack; /* arrays, and which of their inputs come next */
+    for (const mx::array& a : made) stack.emplace_back(a, 0);
+    while (!stack.empty()) {
+      auto& [top, next] = stack.back();
+      if (done.count(top.id()) || !top.has_primitive()) {
+        done.insert({top.id(), top});
+        stack.pop_back();
+      } else if (next < top.inputs().size()) {
+        mx::array input = top.inputs()[next++];
+        stack.emplace_back(std::move(input), 0);
+      } else {
+        mx::array a = top;
+        stack.pop_back();
+        std::vector<mx::array>& read = a.inputs();
+        for (mx::array& in : read) in = done.at(in.id());
+        std::string name = a.primitive().name();
+        mx::Stream s = a.primitive().stream();
+        if (name == "Broadcast") {
+          bool follows = read.size() > 1;
+          done.insert({a.id(), follows ? mx::broadcast_arrays(read, s)[0] : mx::broadcast_to(read[0], a.shape(), s)});
+        } else if (name == "Transpose") {
+          auto axes = static_cast<mx::Transpose&>(a.primitive()).state();
+          done.insert({a.id(), mx::transpose(read[0], axes, s)});
+        } else if (name == "Reshape") {
+          auto shape = static_cast<mx::Reshape&>(a.primitive()).state();
+          done.insert({a.id(), mx::reshape(read[0], shape, s)});
+        } else if (name == "NumberOfElements") {
+          auto [axes, inverted, dtype] = static_cast<mx::NumberOfElements&>(a.primitive()).state();
+          done.insert({a.id(), mx::number_of_elements(read[0], axes, inverted, dtype, s)});
+        } else {
+          if (name == "BroadcastAxes")
+            for (size_t i = 1; i < read.size(); i++) read[i] = mx::stop_gradient(read[i], s);
+          for (mx::array& sibling : a.siblings()) {
+            sibling.inputs() = read;
+            done.insert({sibling.id(), sibling});
+          }
+          done.insert({a.id(), a});
+        }
+      }
+    }
+  } catch (const std::exception& e) {
+    raised_text = e.what();
+    return held(not_implemented);
+  }
+  for (mx::array& a : made) a = done.at(a.id());
+  return tuple_of(made);
+}
+
 /* Whether MLX has a GPU, whatever Python was told. */
 API int fr_mlx_has_gpu(void) { return mx::is_available(mx::Device::gpu); }
 

@@ -227,11 +227,12 @@ class Node : public Base {
     void* pointers[FR_MAX_ARGUMENTS];
     for (size_t i = 0; i < outputs.size(); i++) {
       mx::array& out = outputs[i];
-      allocate_on_host(out, [&] { return plan->name + ": output " + std::to_string(i + 1) + " of " + std::to_string(outputs.size()); });
+      allocate_on_host(out, [&] { return plan->name + ": output " + std::to_string(i + 1) + " of " + std::to_string(outputs.size()); }, FR_CANARY);
+      fr_put_canary(out.data<char>() + out.nbytes(), FR_CANARY);
       pointers[i] = out.data<char>();
       encoder.set_output_array(out);
       job->memory.push_back(out.data_shared_ptr());
-      job->outputs.push_back({out.data<char>(), out.nbytes()});
+      job->outputs.push_back({out.data<char>(), out.nbytes(), plan->op->output_name[i], out.shape()});
       if (!plan->fills.empty())
         job->fills.push_back({out.data<char>(), out.size(), plan->fills[i]});
       else if (w.body->zeroed)
@@ -318,7 +319,7 @@ class Node : public Base {
     w.call.request.aligned = aligned;
     find_entry(w, true);
     if (!w.entry || !w.entry->call.function) return;
-    fr_prepare_gpu(&w.call, w.entry, w.body, pointers, &job);
+    fr_prepare_gpu(&w.call, w.entry, w.body, &w.found, pointers, &job);
     for (const mx::array& a : arrays) encoder.set_input_array(a);
     for (const mx::array& out : outputs) encoder.set_output_array(out);
     const cuda_call& c = w.entry->call;

@@ -15,13 +15,14 @@ static std::vector<mx::Dtype> dtype_at; /* the reverse */
 
 namespace {
 
-/* What mx.export_function calls a primitive that files cannot hold. MLX cuts names at a space. */
+/* What mx.export_function calls a primitive that files cannot hold, and mx.export_to_dot one that it draws:
+ * MLX asks for one name. The first cuts it at a space. */
 std::string not_for_files(const std::string& name) {
   std::string text;
 #if MLX_VERSION_NUMERIC >= 32000
-  std::string why = ", which was called before the export: evaluate its outputs first (mx.eval)";
+  std::string why = " (evaluate it before mx.export_function)";
 #else
-  std::string why = ": this MLX cannot export kernels without Metal; MLX 0.32.0 and newer can";
+  std::string why = " (MLX 0.32.0 and newer export it)";
 #endif
   for (char c : name + why) text += c == ' ' ? std::string("\u00a0") : std::string(1, c);
   return text;

@@ -16,6 +16,7 @@
 #include <string.h>
 
 #include "arrays.h"
+#include "canary.h"
 #include "cuda_launch.h"
 #include "rule.h"
 #include "runtime.h"
@@ -55,6 +56,7 @@ typedef struct fr_table_entry fr_table_entry;
 typedef struct {
   const int64_t* program;
   int32_t inputs, outputs, bodies;
+  const char* output_name[FR_MAX_ARGUMENTS]; /* NULL where they have none */
   fr_argument input[FR_MAX_ARGUMENTS];
   fr_body body[MAX_BODIES];
   int32_t entries;
@@ -75,9 +77,11 @@ struct fr_table_entry {
   cuda_call call;
   uint32_t sizes[9]; /* fr::launch of include/cuda_grid.h */
   int32_t parameters;
-  int32_t parameter[2 * 4 * FR_MAX_ARGUMENTS]; /* kinds and indices */
+  int32_t parameter[2 * 5 * FR_MAX_ARGUMENTS]; /* kinds and indices */
 };
-enum { PASS_INPUT = 0, PASS_VALUE = 1, PASS_SHAPE = 2, PASS_STRIDES = 3, PASS_OUTPUT = 4, PASS_LAUNCH = 5 };
+enum {
+  PASS_INPUT = 0, PASS_VALUE = 1, PASS_SHAPE = 2, PASS_STRIDES = 3, PASS_OUTPUT = 4, PASS_LAUNCH = 5, PASS_EXTENT = 6
+};
 
 /* A call, as Python is told of it. */
 typedef struct {
@@ -97,6 +101,7 @@ typedef struct {
   const int64_t* const* strides; /* of arrays, in elements */
   void* exception[3];           /* what a signal's handler raised: type, value, traceback */
   const char* text;             /* the answer: an error */
+  int32_t outside[2];           /* of FR_E_OUTSIDE: the output's number, and bytes past its end */
 } fr_request;
 
 enum { FR_SHARED = -1 }; /* arrays that are written in place share memory, or have many elements in one place */
@@ -400,16 +405,36 @@ static inline void fr_prepare_cpu(fr_call* c, const fr_table_entry* e, const fr_
 
 /* What a kernel on a GPU is given, and all of it but the arrays. */
 typedef struct {
-  void* arguments[3 * FR_MAX_ARGUMENTS + (int)FR_MAX_INPUTS];
+  void* arguments[4 * FR_MAX_ARGUMENTS + (int)FR_MAX_INPUTS];
   void* buffers[FR_MAX_BUFFERS];
+  fr_extent extents[FR_MAX_BUFFERS];
   struct {
     int32_t shape[FR_MAX_NDIM];
     int64_t strides[FR_MAX_NDIM];
   } of[FR_MAX_ARGUMENTS];
 } fr_gpu_job;
 
+/* Which elements buffer `i` of a kernel has, given the places of its inputs among the op's. */
+static inline fr_extent fr_extent_at(const fr_call* c, const fr_body* body, const fr_rule_result* found,
+                                     void* const* buffers, const int* place, int first_output, int i) {
+  const fr_rule_input* in;
+  const int64_t* strides = NULL;
+  if (i < first_output) {
+    in = &c->input[place[i]];
+    if (!body->contiguous && in->present) strides = c->strides[place[i]];
+  } else if (i - first_output < c->op->outputs) {
+    const fr_rule_output* out = &found->outputs[i - first_output];
+    return fr_extent_of(buffers[i], out->ndim, out->sizes, NULL);
+  } else { /* written in place */
+    int which = i - first_output - c->op->outputs, k = 0;
+    while (!c->op->input[k].mutable_ || which--) k++;
+    in = &c->input[k];
+  }
+  return fr_extent_of(buffers[i], in->present ? in->ndim : 0, in->sizes, strides);
+}
+
 static inline void fr_prepare_gpu(fr_call* c, fr_table_entry* e, const fr_body* body,
-                                  void* const* outputs, fr_gpu_job* job) {
+                                  const fr_rule_result* found, void* const* outputs, fr_gpu_job* job) {
   fr_buffers(c, body, outputs, job->buffers);
   int place[FR_MAX_ARGUMENTS], m = 0; /* of the kernel's inputs among the op's */
   for (int i = 0; i < c->op->inputs; i++)
@@ -422,6 +447,10 @@ static inline void fr_prepare_gpu(fr_call* c, fr_table_entry* e, const fr_body* 
       case PASS_VALUE: job->arguments[p] = job->buffers[i]; break;
       case PASS_OUTPUT: job->arguments[p] = &job->buffers[first_output + i]; break;
       case PASS_LAUNCH: job->arguments[p] = e->sizes; break;
+      case PASS_EXTENT:
+        job->extents[i] = fr_extent_at(c, body, found, job->buffers, place, first_output, i);
+        job->arguments[p] = &job->extents[i];
+        break;
       default:
         fr_seen(c, place[i], job->of[i].shape, job->of[i].strides);
         job->arguments[p] = kind == PASS_SHAPE ? (void*)job->of[i].shape : (void*)job->of[i].strides;

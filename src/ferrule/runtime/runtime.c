@@ -68,7 +68,7 @@ static void protect(fiber_set* set, size_t page) {
   }
 }
 
-static void* fiber_stacks(fr_worker* worker, size_t count, size_t bytes_each, size_t* stride) {
+static void* find_stacks(fr_worker* worker, size_t count, size_t bytes_each, size_t* stride) {
   state* self = (state*)(void*)worker;
   size_t page = page_size();
   if (!count || !bytes_each || bytes_each > SIZE_MAX / 4 ||
@@ -116,7 +116,7 @@ static void* fiber_stacks(fr_worker* worker, size_t count, size_t bytes_each, si
   return base + page;
 }
 
-static void* grow(fr_worker* worker, size_t bytes) {
+static void* make_larger(fr_worker* worker, size_t bytes) {
   if (bytes <= worker->scratch_bytes) return worker->scratch;
   free(worker->scratch);
   worker->scratch = NULL;
@@ -128,6 +128,25 @@ static void* grow(fr_worker* worker, size_t bytes) {
   }
   worker->scratch_bytes = round_up(bytes, 4 * KIB);
   return worker->scratch;
+}
+
+/* What kernels call is carried out wholly, also where its job is abandoned meanwhile. */
+static void* fiber_stacks(fr_worker* worker, size_t count, size_t bytes_each, size_t* stride) {
+  guard* g = &((state*)(void*)worker)->faults;
+  g->shielded = true;
+  void* found = find_stacks(worker, count, bytes_each, stride);
+  g->shielded = false;
+  obey(g);
+  return found;
+}
+
+static void* grow(fr_worker* worker, size_t bytes) {
+  guard* g = &((state*)(void*)worker)->faults;
+  g->shielded = true;
+  void* found = make_larger(worker, bytes);
+  g->shielded = false;
+  obey(g);
+  return found;
 }
 
 static void state_free(void* pointer) {
@@ -170,8 +189,39 @@ typedef struct {
   int64_t deadline; /* no unit is begun from then on; 0: there is none */
   int threads;
   int32_t status;
+  uint32_t interrupts, abandoned; /* interrupts since it began; whether its units are to be given up */
   void* fault; /* the address that a kernel was given up for */
 } job;
+
+/* The jobs that run, for the handler of interrupts, each with its caller's thread. A job that finds no place
+ * is not abandoned. */
+enum { MAX_CALLERS = 64 };
+static struct {
+  job* j; /* NULL: free; &taken: being filled */
+  pthread_t thread;
+} callers[MAX_CALLERS];
+static job taken;
+static uint32_t abandoning; /* handlers that look at the jobs */
+
+static int enlist(job* j) {
+  for (int i = 0; i < MAX_CALLERS; i++) {
+    job* none = NULL;
+    if (__atomic_load_n(&callers[i].j, __ATOMIC_RELAXED)) continue;
+    if (!__atomic_compare_exchange_n(&callers[i].j, &none, &taken, false, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED)) continue;
+    callers[i].thread = pthread_self();
+    STORE(&callers[i].j, j);
+    return i;
+  }
+  return -1;
+}
+
+/* Afterwards no handler has the job, or pokes its caller. */
+static void strike(int place) {
+  if (place < 0) return;
+  __atomic_store_n(&callers[place].j, (job*)NULL, __ATOMIC_SEQ_CST);
+  while (__atomic_load_n(&abandoning, __ATOMIC_SEQ_CST)) {
+  }
+}
 
 /* The life of a worker's signal. Whoever posts a job swaps GO in; the worker answers with RUNNING,
  * then IDLE. A GO that the worker has not yet seen when all units are taken is taken back, so a job
@@ -189,6 +239,7 @@ typedef struct {
   word signal;
   job* posted;
   state* own;
+  pthread_t thread;
 } __attribute__((aligned(128))) slot; /* two cache lines: neighbours are fetched in pairs */
 
 static struct {
@@ -216,9 +267,30 @@ static guard* guard_of_thread(void) {
 static void after_fork(void) {
   for (int i = 1; i <= pool.started; i++) word_init(&pool.slots[i].signal, ABSENT);
   pool.started = 0;
+  memset(callers, 0, sizeof callers);
+  abandoning = pokes = 0;
   STORE(&pool.busy, 0u);
   holding = (uint8_t)(holding % 255 + 1);
   __atomic_store_n(&cpus, 0, __ATOMIC_RELAXED);
+}
+
+static void abandon_jobs(void) {
+  bool any = false;
+  __atomic_add_fetch(&abandoning, 1, __ATOMIC_SEQ_CST);
+  for (int i = 0; i < MAX_CALLERS; i++) {
+    job* j = __atomic_load_n(&callers[i].j, __ATOMIC_SEQ_CST);
+    if (!j || j == &taken || __atomic_add_fetch(&j->interrupts, 1, __ATOMIC_ACQ_REL) < 2) continue;
+    any = true;
+    STORE(&j->abandoned, 1u);
+    if (!pthread_equal(callers[i].thread, pthread_self())) poke(callers[i].thread);
+  }
+  int started = any ? __atomic_load_n(&pool.started, __ATOMIC_ACQUIRE) : 0;
+  for (int i = 1; i <= started; i++) {
+    uint32_t value = LOAD(&pool.slots[i].signal.value);
+    if ((value == RUNNING || value == AWAITED) && !pthread_equal(pool.slots[i].thread, pthread_self()))
+      poke(pool.slots[i].thread);
+  }
+  __atomic_sub_fetch(&abandoning, 1, __ATOMIC_SEQ_CST);
 }
 
 static void initialise(void) {
@@ -263,7 +335,9 @@ static bool run_chunk(job* j, state* self, int* part, uint64_t chunk) {
   if (j->deadline && nanoseconds() >= j->deadline) return false;
   if (!take(j, part, chunk, &begin, &end)) return false;
   if (_setjmp(self->faults.back) == 0) {
+    self->faults.abandoned = &j->abandoned;
     self->faults.in_kernel = true;
+    obey(&self->faults);
     j->entry(j->launch, begin, end, &self->worker);
     self->faults.in_kernel = false;
   } else {
@@ -358,8 +432,9 @@ static void start_workers(int wanted) {
       state_free(s->own);
       break;
     }
+    s->thread = thread;
     pthread_detach(thread);
-    pool.started++;
+    __atomic_store_n(&pool.started, pool.started + 1, __ATOMIC_RELEASE);
   }
   pthread_sigmask(SIG_SETMASK, &old, NULL);
 }
@@ -407,7 +482,7 @@ static void caller_share(void* argument) {
   caller* c = (caller*)argument;
   job* j = c->j;
   fp_environment old = fp_enter();
-  int part = 0;
+  int part = 0, place = enlist(j);
   if (j->threads > 1) {
     int64_t start = nanoseconds();
     uint64_t chunk = j->chunk / 16 ? j->chunk / 16 : 1;
@@ -428,6 +503,7 @@ static void caller_share(void* argument) {
     while (run_chunk(j, c->self, &part, paced(j, &p, j->units))) {
     }
   }
+  strike(place);
   drop_zeros(&c->self->faults);
   fp_leave(old);
 }
@@ -506,6 +582,8 @@ int fr_run_some(fr_entry entry, const void* launch, uint64_t units, int threads,
 #endif
   self->running = false;
   self->faults.address = j.fault;
+  self->faults.abandoned = NULL;
+  self->faults.was_abandoned = j.status == FR_E_ABANDONED;
   return j.status ? j.status : any_left(progress) ? FR_MORE : FR_OK;
 }
 
@@ -541,6 +619,11 @@ int fr_threads(void) {
 void* fr_fault_address(void) {
   guard* g = guard_of_thread();
   return g ? g->address : NULL;
+}
+
+int fr_abandoned(void) {
+  guard* g = guard_of_thread();
+  return g && g->was_abandoned;
 }
 
 int fr_version(void) { return FR_VERSION; }

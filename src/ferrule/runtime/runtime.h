@@ -32,6 +32,8 @@ enum {
   FR_E_NESTED = 3,   /* called from inside a kernel */
   FR_E_FAULT = 4,    /* the kernel stored outside its buffers, or ran out of stack */
   FR_E_DIVISION = 5, /* the kernel divided an integer by zero, on a system where that ends it */
+  FR_E_OUTSIDE = 6,  /* not fr_run's: the kernel wrote beside an output (canary.h) */
+  FR_E_ABANDONED = 7, /* the second interrupt (SIGINT) came while units ran, which were given up */
   FR_E_KERNEL = 64   /* first of the codes that are the kernel's own */
 };
 
@@ -107,6 +109,9 @@ FR_API int fr_cpu_count(void);
  * processor does not say, since it was no address at all (x86: neither of the lowest nor of the
  * highest 2^47 bytes). */
 FR_API void* fr_fault_address(void);
+
+/* Whether the calling thread's last job ended with FR_E_ABANDONED. */
+FR_API int fr_abandoned(void);
 
 FR_API int fr_version(void); /* FR_VERSION */
 

@@ -83,6 +83,7 @@ static struct {
   void (*tell)(fr_request*, int what);
 } python;
 
+static bool slack_is_known; /* torch's memory is of the C library's malloc */
 static uintptr_t main_thread; /* Python's, which sees its signals */
 
 static bool in_main_thread(void) { return (uintptr_t)pthread_self() == main_thread; }
@@ -125,6 +126,7 @@ typedef struct {
   tensor given[FR_MAX_ARGUMENTS], copied[FR_MAX_ARGUMENTS], made[FR_MAX_ARGUMENTS];
   int64_t own_strides[FR_MAX_ARGUMENTS][FR_MAX_NDIM]; /* of copies */
   int32_t torch_type, torch_index;
+  size_t bytes[FR_MAX_ARGUMENTS], slack[FR_MAX_ARGUMENTS]; /* of outputs on the CPU, see canary.h */
   const char* text;
 } call;
 
@@ -195,6 +197,18 @@ static bool read_inputs(call* c, const stack_value* stack) {
 
 /* -------------------------------------------------------------------------------------- the launch */
 
+/* Whether nothing was written behind an output, as far as its memory was rounded up. */
+static bool is_intact(call* c, void* const* outputs) {
+  for (int i = 0; i < c->of.op->outputs; i++) {
+    int past = c->slack[i] ? fr_past_end((char*)outputs[i] + c->bytes[i], c->slack[i]) : 0;
+    if (!past) continue;
+    c->of.request.outside[0] = i;
+    c->of.request.outside[1] = past;
+    return false;
+  }
+  return true;
+}
+
 static bool launch_cpu(call* c, fr_table_entry* e, const fr_body* body, void* const* outputs) {
   fr_cpu_job job;
   fr_prepare_cpu(&c->of, e, body, outputs, &job);
@@ -204,19 +218,20 @@ static bool launch_cpu(call* c, fr_table_entry* e, const fr_body* body, void* co
   do { /* in between, Python sees its signals */
     status = job.run(job.entry, &job.launch, job.units, job.limit, 200000000, &progress);
   } while (status == FR_MORE && !interrupted(&c->of.request));
-  if (status == FR_OK) return true;
+  if (status == FR_OK && is_intact(c, outputs)) return true;
+  if (status == FR_OK) status = FR_E_OUTSIDE;
   if (status != FR_MORE) {
     c->of.request.status = status;
-    resolve(&c->of.request);
+    if (status != FR_E_ABANDONED || !interrupted(&c->of.request)) resolve(&c->of.request);
   }
   return false;
 }
 
-static bool launch_gpu(call* c, fr_table_entry* e, const fr_body* body, void* const* outputs,
-                       const uint64_t* zeroed) {
+static bool launch_gpu(call* c, fr_table_entry* e, const fr_body* body, const fr_rule_result* found,
+                       void* const* outputs, const uint64_t* zeroed) {
   fr_gpu_job job;
   void* stream = NULL;
-  fr_prepare_gpu(&c->of, e, body, outputs, &job);
+  fr_prepare_gpu(&c->of, e, body, found, outputs, &job);
   int status = torch.get_current_cuda_stream(c->of.request.device, &stream);
   if (!status)
     status = cuda_start(cuda, &e->call, stream, c->of.op->outputs, outputs, zeroed, job.arguments);
@@ -284,6 +299,9 @@ static bool make_outputs(call* c, const fr_body* body, const fr_rule_result* fou
       madvise((void*)start, end - start, MADV_HUGEPAGE);
     }
 #endif
+    c->bytes[i] = (size_t)bytes;
+    c->slack[i] = c->of.request.device_type == CPU && slack_is_known ? fr_slack(pointers[i], (size_t)bytes) : 0;
+    if (c->slack[i]) fr_put_canary((char*)pointers[i] + bytes, c->slack[i]);
     zeroed[i] = body->zeroed ? (uint64_t)bytes : 0;
     if (body->zeroed && c->of.request.device_type == CPU && bytes) memset(pointers[i], 0, (size_t)bytes);
   }
@@ -342,7 +360,7 @@ static bool carry_out(call* c, const stack_value* stack) {
       }
   }
   if (!e) return true;
-  good = on_gpu ? launch_gpu(c, e, body, outputs, zeroed) : launch_cpu(c, e, body, outputs);
+  good = on_gpu ? launch_gpu(c, e, body, &found, outputs, zeroed) : launch_cpu(c, e, body, outputs);
   for (int i = 0; good && i < op->inputs; i++)
     if (op->input[i].mutable_ && c->copied[i] && torch.copy_(c->given[i], c->copied[i], 0)) {
       c->text = "ferrule: torch could not copy back what was written in place";
@@ -483,6 +501,9 @@ FR_API int fr_torch_init(const fr_setup* s) {
 
 /* Whether Python is asked for the entry of each call. */
 FR_API void fr_torch_bypass(int yes) { __atomic_store_n(&fr_shared.bypassing, yes, __ATOMIC_RELAXED); }
+
+/* Whether torch's memory on the CPU is of glibc's malloc. */
+FR_API void fr_torch_set_slack(int known) { slack_is_known = known; }
 
 /* Which thread is Python's main one. */
 FR_API void fr_torch_set_main_thread(uintptr_t thread) { main_thread = thread; }

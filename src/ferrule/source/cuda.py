@@ -22,7 +22,15 @@ from .cpp import (
     template_value,
     used_attributes,
 )
-from .cuda_launch import ALIGNMENT, EACH, Form, Needs, form_for, kernel_symbol
+from .cuda_launch import (
+    ALIGNMENT,
+    EACH,
+    Form,
+    Needs,
+    form_for,
+    kernel_parameters,
+    kernel_symbol,
+)
 from .dialect import COLLECTIVES, MATRIX_OPS, SYNC
 
 # The attributes that say nothing of threadgroups.
@@ -64,8 +72,9 @@ def needs_of(p: Prepared) -> Needs:
     if words & SYNC or p.shared:
         return Needs()
     blind = set(used_attributes(p)) <= _GRIDS
-    work = len(p.text.source) * _repetitions(p)
-    if words & _UNSUITED or not work or work + len(p.text.header) > _MOST_WORK:
+    header, source = p.text.sizes
+    work = source * _repetitions(p)
+    if words & _UNSUITED or not work or work + header > _MOST_WORK:
         return Needs(blind=blind)
     sizes = [i.dtype.itemsize for i in p.spec.inputs if i.ndim]
     narrow = max([*sizes, *(d.itemsize for d in p.spec.outputs)], default=4) < 4
@@ -95,26 +104,29 @@ class Dynamic(NamedTuple):
     offsets: Mapping[int, int] | None
 
 
-def text(p: Prepared, form: Form, *, masks: bool = True, shared: Dynamic | None = None) -> str:
+def text(
+    p: Prepared, form: Form, *, masks: bool = True, guards: bool = True,
+    shared: Dynamic | None = None,
+) -> str:  # fmt: skip
     """The whole text.
 
     Args:
         masks: whether operations of a simdgroup are told which lanes come to them.
+        guards: whether accesses to arrays are kept inside of them (`source.bounds`).
         shared: where threadgroup memory is not CUDA's own, as it is up to 48 KB.
 
     The kernel takes the buffers (Python scalars by value), each input's shape and strides where the
-    body names them, by value, and at last the grid and threadgroup (`fr::launch` of
-    include/cuda_grid.h).
+    body names them, by value, and at last the extents of arrays (`fr::extent` of
+    include/cuda_bounds.h) and the grid and threadgroup (`fr::launch` of include/cuda_grid.h).
     """
     kernel, spec = p.kernel, p.spec
-    source, declared = p.text.source, ""
-    if masks and p.text.words & COLLECTIVES:
-        from .masks import masked
-        from .uniform import Unit
+    declared, source = _masked(p, form) if masks else ("", p.text.source)
+    views, fits, guarded = "", "", tuple[str, ...]()
+    if guards:
+        from .bounds import bounded
 
-        found = masked(p, Unit(True, form.threads in ("row", "any") or form.aligned, form.aligned))
-        if found is not None:
-            declared, source = f"  {found[0]}\n", found[1]
+        source, views, guarded, fits = bounded(p, source)
+    declared += f"  {views}\n" if views else ""
     if shared is None:
         source = memory.static(source)
     else:
@@ -152,8 +164,16 @@ def text(p: Prepared, form: Form, *, masks: bool = True, shared: Dynamic | None 
         ctype = f"fr::metal::atomic<{ctype}>" if kernel.atomic_outputs else ctype
         given.append(f"{ctype}* __restrict__ fr_a_{name}")
         passed.append(_array(name, ctype, form.aligned_arrays))
+    arrays = [*kernel.input_names, *kernel.output_names]
+    extents = [arrays[i] for kind, i in kernel_parameters(spec) if kind == "extent"]
+    given += [f"const __grid_constant__ fr::extent fr_e_{name}" for name in extents]
     given.append("const __grid_constant__ fr::launch fr_l")
-    names = ", ".join(f"{q.type} {q.name}" for q in params)
+    passed += [f"fr_e_{name}" for name in guarded]
+    names = ", ".join(
+        [f"{q.type} {q.name}" for q in params]
+        + [f"const ::fr::fr_extent& fr_e_{name}" for name in guarded]
+    )
+    asked = names + ", const bool fr_inside" if fits else names
     values = "".join(f"  {_declared(a, form)}\n" for a in used_attributes(p))
     said = ["row" if form.threads == "any" else form.threads]
     said += (word for word in ("far", "full", "whole") if getattr(form, word))
@@ -163,36 +183,71 @@ def text(p: Prepared, form: Form, *, masks: bool = True, shared: Dynamic | None 
     return f"""\
 {layout.rstrip()}
 {head(p, "cuda_kernel")}{template_head(spec)}FR_FN void fr_kernel(
-    const ::fr::group& fr_g, unsigned fr_i, const ::fr::metal::uint3& fr_p{comma(params)}{names}) {{
+    const ::fr::group& fr_g, unsigned fr_i, const ::fr::metal::uint3& fr_p{comma(params)}{asked}) {{
   (void)fr_i, (void)fr_p;
 {values}{declared}{body(p, source)}}}
-{TAIL}
+{_fits(spec, fits, names)}{TAIL}
 extern "C" __global__ void {kernel_symbol(spec)}({", ".join(given)}) {{
-{_threads(form, f"fr::user::fr_kernel{_qualified_values(spec)}({', '.join(passed)});")}}}
+{_threads(form, _qualified_values(spec), passed, bool(fits))}}}
 """
 
 
-def _threads(form: Form, call: str) -> str:
-    """What a thread of CUDA does: a thread of the grid, or one of each of several threadgroups."""
+def _masked(p: Prepared, form: Form) -> tuple[str, str]:
+    """Declarations of masks, and the body in which simd operations are told which lanes come."""
+    if p.text.words & COLLECTIVES:
+        from .masks import masked
+        from .uniform import Unit
+
+        found = masked(p, Unit(True, form.threads in ("row", "any") or form.aligned, form.aligned))
+        if found is not None:
+            return f"  {found[0]}\n", found[1]
+    return "", p.text.source
+
+
+def _fits(spec: Spec, fits: str, names: str) -> str:
+    """The function that tells for all threads whether some accesses are inside."""
+    if not fits:
+        return ""
+    return (
+        f"{template_head(spec)}FR_FN bool fr_fits(const ::fr::launch& fr_l, {names}) {{\n"
+        f"  return {fits};\n}}\n"
+    )
+
+
+def _threads(form: Form, values: str, passed: list[str], twice: bool) -> str:
+    """What a thread of CUDA does: a thread of the grid, or one of each of several threadgroups.
+
+    Args:
+        values: the template's, in brackets.
+        passed: what the body's function is given.
+        twice: the body is told at last whether all accesses are inside that `fr_fits` speaks of.
+    """
     position = "const fr::metal::uint3 fr_p = fr_g.position();"
+
+    def call(inside: str) -> str:
+        given = ", ".join([*passed, inside] if twice else passed)
+        return f"fr::user::fr_kernel{values}({given});"
+
+    fits = f"fr::user::fr_fits{values}({', '.join(['fr_l', *passed[3:]])})"
     if form.each == 1:
+        either = f"if ({fits}) {call('true')}\n  else {call('false')}" if twice else call("")
         return f"""\
   const fr::group fr_g(fr_l);
   {position}
   if (!fr_g.holds(fr_p)) return;
-  {call}
+  {either}
 """
     # Without a condition in between, the compiler moves the loads of all to the front.
     each = form.each
     return f"""\
   const unsigned fr_first = blockIdx.x * {each}u;
   const fr::group fr_last(fr_l, fr_first + {each - 1}u);
-  if (fr_last.holds(fr_last.position())) {{
+  if (fr_last.holds(fr_last.position()){f" && {fits}" if twice else ""}) {{
 #pragma unroll
     for (unsigned fr_n = 0; fr_n < {each}u; ++fr_n) {{
       const fr::group fr_g(fr_l, fr_first + fr_n);
       {position}
-      {call}
+      {call("true")}
     }}
   }} else {{
 #pragma unroll 1
@@ -200,7 +255,7 @@ def _threads(form: Form, call: str) -> str:
       const fr::group fr_g(fr_l, fr_first + fr_n);
       {position}
       if (!fr_g.holds(fr_p)) return;
-      {call}
+      {call("false")}
     }}
   }}
 """

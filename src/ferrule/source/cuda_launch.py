@@ -176,8 +176,11 @@ def kernel_parameters(spec: Spec) -> list[tuple[str, int]]:
 
     ``"input"`` is a pointer; ``"value"`` the element of a Python scalar; ``"shape"`` int32 and
     ``"strides"`` int64, in elements, both by value; ``"output"`` a pointer. Shapes and strides are
-    as long as the input's rank; for a body that is CUDA they are 10 long, with zeros beyond it. A
-    Metal body gets ``"launch"``, the grid and threadgroup, at last.
+    as long as the input's rank; for a body that is CUDA they are 10 long, with zeros beyond it.
+
+    A Metal body gets, at last, an ``"extent"`` for each array with dims and each output (which
+    elements there are, `fr::extent` of include/cuda_bounds.h; outputs are counted on behind the
+    inputs), and ``"launch"``, the grid and threadgroup.
     """
     found: list[tuple[str, int]] = []
     for i, (name, given) in enumerate(zip(spec.kernel.input_names, spec.inputs, strict=True)):
@@ -186,4 +189,9 @@ def kernel_parameters(spec: Spec) -> list[tuple[str, int]]:
             shape, strides, _ = spec.kernel.wants(name)
             found += [("shape", i)] * shape + [("strides", i)] * strides
     found += [("output", i) for i in range(len(spec.outputs))]
-    return found if spec.kernel.language == "cuda" else [*found, ("launch", 0)]
+    if spec.kernel.language == "cuda":
+        return found
+    count = len(spec.inputs)
+    arrays = [i for i, given in enumerate(spec.inputs) if given.ndim and not given.value]
+    arrays += range(count, count + len(spec.outputs))
+    return [*found, *(("extent", i) for i in arrays), ("launch", 0)]

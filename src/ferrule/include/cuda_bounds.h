@@ -1,0 +1,200 @@
+// Accesses to a kernel's arrays by an index that may lie outside: loads give zero there, stores and
+// atomics do nothing. `source/bounds.py` writes these in place of subscripts.
+#pragma once
+
+namespace fr {
+
+// The elements of an array: `count` of them, from `first` on, as subscripts count. Where a stride is
+// negative, there are some before the one that the array's address names.
+struct extent {
+  int64_t first;
+  uint64_t count;
+  uint32_t narrow;  // the count, but 2^31 at most
+  uint32_t unused;
+};
+
+namespace bounds {
+
+#if defined(__CUDACC_RTC__)
+__device__ const
+#else
+static const
+#endif
+    uint64_t zeros[2] = {};
+
+// One element to be written, where it is `there`.
+template <class T> struct slot {
+  T* at;
+  bool there;
+  FR_FN T value() const { return there ? *at : T{}; }
+  FR_FN T put(const T& v) const {
+    if (there) *at = v;
+    return v;
+  }
+  FR_FN T operator=(const T& v) const { return put(v); }
+  template <class V> FR_FN T operator=(const V& v) const {
+    T t;
+    t = v;
+    return put(t);
+  }
+#define FR_COMPOUND(OP)                                    \
+  template <class V> FR_FN T operator OP(const V & v) const { \
+    T t = value();                                         \
+    t OP v;                                                \
+    return put(t);                                         \
+  }
+  FR_COMPOUND(+=) FR_COMPOUND(-=) FR_COMPOUND(*=) FR_COMPOUND(/=) FR_COMPOUND(%=)
+  FR_COMPOUND(&=) FR_COMPOUND(|=) FR_COMPOUND(^=) FR_COMPOUND(<<=) FR_COMPOUND(>>=)
+#undef FR_COMPOUND
+  FR_FN T operator++() const {
+    T t = value();
+    ++t;
+    return put(t);
+  }
+  FR_FN T operator--() const {
+    T t = value();
+    --t;
+    return put(t);
+  }
+  FR_FN T operator++(int) const {
+    const T old = value();
+    T t = old;
+    ++t;
+    put(t);
+    return old;
+  }
+  FR_FN T operator--(int) const {
+    const T old = value();
+    T t = old;
+    --t;
+    put(t);
+    return old;
+  }
+};
+
+// The address of an atomic; null where there is none.
+template <class T> struct cell {
+  metal::atomic<T>* at;
+};
+
+// An array with its elements. Where all that it is asked for is `known` to be inside, nothing is compared.
+template <class T, bool SHIFTED> struct view {
+  T* at;
+  extent of;
+  bool known;
+  using value = metal::remove_const_t<T>;
+  FR_FN view(T* p, const extent& e, bool k) : at(p), of(e), known(k) {}
+
+  // An index has the type that it has in the author's own arithmetic: a negative one is outside, and an
+  // unsigned one has wrapped already. Up to 32 bits are compared as such.
+  FR_FN bool has(int i) const {
+    if (SHIFTED) return has(static_cast<long long>(i));
+    return known | (static_cast<unsigned>(i) < of.narrow);  // no branch: the access is predicated
+  }
+  FR_FN bool has(unsigned i) const { return has(static_cast<unsigned long long>(i)); }
+  FR_FN bool has(unsigned long long i) const {
+    return known | ((SHIFTED ? i - static_cast<unsigned long long>(of.first) : i) < of.count);
+  }
+  FR_FN bool has(long long i) const { return has(static_cast<unsigned long long>(i)); }
+  FR_FN bool has(long i) const { return has(static_cast<unsigned long long>(i)); }
+  FR_FN bool has(unsigned long i) const { return has(static_cast<unsigned long long>(i)); }
+
+  template <class I> FR_FN value fr_load(I i) const {
+    if (has(i)) return at[i];
+    return value{};
+  }
+  // Where a load is in a branch already: another branch would keep the compiler from moving it.
+  template <class I> FR_FN value fr_read(I i) const {
+    const T* from = has(i) ? at + i : reinterpret_cast<const T*>(zeros);
+    return *from;
+  }
+  FR_FN value fr_read(unsigned i) const {
+    if (SHIFTED) return fr_read(static_cast<unsigned long long>(i));
+    const bool all = of.count >> 32;  // then none is outside
+    const T* from = known | all | (i < static_cast<unsigned>(of.count)) ? at + i : reinterpret_cast<const T*>(zeros);
+    return *from;
+  }
+  template <class I> FR_FN slot<T> fr_put(I i) const { return {at + i, has(i)}; }
+  // For what takes a reference, which lives as long as the expression.
+  template <class I> FR_FN T& fr_at(I i, T&& outside = T{}) const { return has(i) ? at[i] : outside; }
+};
+
+template <class T, bool SHIFTED> struct view<metal::atomic<T>, SHIFTED> : view<T, SHIFTED> {
+  FR_FN view(metal::atomic<T>* p, const extent& e, bool k) : view<T, SHIFTED>(&p->value, e, k) {}
+  template <class I> FR_FN cell<T> fr_cell(I i) const {
+    return {this->has(i) ? reinterpret_cast<metal::atomic<T>*>(this->at + i) : nullptr};
+  }
+};
+
+// The largest that a number gets which is not negative; not `known` where it is, or beyond 32 bits.
+struct most {
+  unsigned value;
+  bool known;
+  FR_FN most(unsigned v, bool k) : value(v), known(k) {}
+  template <class T> FR_FN explicit most(T v)
+      : value(static_cast<unsigned>(v)),
+        known(!(v < T(0)) && static_cast<unsigned long long>(v) < 1ull << 32) {}
+  // Of what is less than this, and than a number that is not 0.
+  FR_FN most fr_below() const { return {value ? value - 1 : 0, known}; }
+  FR_FN most fr_last() const { return {value - 1, known}; }
+  // Of the rest of a division by a number. Beyond 31 bits an author's int may be negative.
+  FR_FN most fr_rest(unsigned n) const { return {n - 1, known && value < 1u << 31}; }
+  FR_FN bool fr_within(const extent& e) const { return known & (value < e.narrow); }
+};
+FR_FN most operator+(most a, most b) {
+  const unsigned v = a.value + b.value;
+  return {v, a.known && b.known && v >= a.value};
+}
+FR_FN most operator*(most a, most b) {
+  const unsigned long long v = static_cast<unsigned long long>(a.value) * b.value;
+  return {static_cast<unsigned>(v), a.known && b.known && !(v >> 32)};
+}
+FR_FN most fr_larger(most a, most b) { return {a.value < b.value ? b.value : a.value, a.known && b.known}; }
+FR_FN most fr_smaller(most a, most b) {
+  const bool known = fr_larger(a, b).known && fr_larger(a, b).value < 1u << 31;
+  return {a.value < b.value ? a.value : b.value, known};
+}
+
+}  // namespace bounds
+// What texts name; authors' macros may have any other name.
+template <class T, bool SHIFTED> using fr_view = bounds::view<T, SHIFTED>;
+using fr_extent = extent;
+using fr_most = bounds::most;
+
+namespace metal {
+template <class T>
+FR_FN void atomic_store_explicit(bounds::cell<T> c, type_identity_t<T> v, memory_order order) {
+  if (c.at) atomic_store_explicit(c.at, v, order);
+}
+template <class T> FR_FN T atomic_load_explicit(bounds::cell<T> c, memory_order order) {
+  return c.at ? atomic_load_explicit(c.at, order) : T{};
+}
+template <class T>
+FR_FN bool atomic_compare_exchange_weak_explicit(bounds::cell<T> c, type_identity_t<T>* expected,
+                                                 type_identity_t<T> desired, memory_order success,
+                                                 memory_order failure) {
+  if (c.at) return atomic_compare_exchange_weak_explicit(c.at, expected, desired, success, failure);
+  const T zero{};  // what is there, so that a loop ends that tries again
+  using B = detail::bits_t<T>;
+  const bool same = __builtin_bit_cast(B, *expected) == __builtin_bit_cast(B, zero);
+  *expected = zero;
+  return same;
+}
+#define FR_CELL(name)                                                                              \
+  template <class T>                                                                               \
+  FR_FN T atomic_##name##_explicit(bounds::cell<T> c, type_identity_t<T> v, memory_order order) {  \
+    return c.at ? atomic_##name##_explicit(c.at, v, order) : T{};                                  \
+  }
+FR_CELL(exchange) FR_CELL(fetch_add) FR_CELL(fetch_sub) FR_CELL(fetch_and) FR_CELL(fetch_or)
+FR_CELL(fetch_xor) FR_CELL(fetch_min) FR_CELL(fetch_max)
+#undef FR_CELL
+#define FR_CELL(name)                                                                                \
+  template <class T>                                                                                 \
+  FR_FN void atomic_##name##_explicit(bounds::cell<T> c, type_identity_t<T> v, memory_order order) { \
+    if (c.at) atomic_##name##_explicit(c.at, v, order);                                              \
+  }
+FR_CELL(max) FR_CELL(min)
+#undef FR_CELL
+}  // namespace metal
+
+}  // namespace fr

@@ -1,0 +1,407 @@
+"""Accesses outside of arrays in Metal bodies on CUDA: loads give zero, stores are dropped.
+
+What is written into a body, and what that gives: on the CPU, where the CUDA text is carried out
+(`warps`), and on a GPU, where an access outside of memory would end the process's CUDA.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import ferrule
+import guarded
+import warps
+from ferrule import nvrtc, toolchain
+from ferrule.devices import cuda_build
+from ferrule.source import bounds, cpp
+from ferrule.source import cuda as cuda_text
+from ferrule.source.cuda_launch import Form
+from ferrule.spec import Input, Spec, extent
+
+Array = np.ndarray[Any, Any]
+F32 = ferrule.float32
+RUNTIME = Path(ferrule.__file__).parent / "runtime"
+
+
+def prepared(source: str, **kernel: Any) -> cpp.Prepared:
+    """A body with the arrays x, w and y, and an integer n by value."""
+    template = kernel.pop("template", ())
+    made = ferrule.metal_kernel("k", ["x", "w", "n"], ["y"], source, **kernel)
+    inputs = Input(F32, 2), Input(F32, 1), Input(ferrule.int32, 0, value=True)
+    return cpp.prepare(Spec(made.kernel, inputs, (F32,), template))
+
+
+def bounded(source: str, **kernel: Any) -> bounds.Bounded:
+    """What becomes of a body."""
+    p = prepared(source, **kernel)
+    return bounds.bounded(p, p.text.source)
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("y[0] = x[i];", "fr_b_y.fr_put(0) = fr_b_x.fr_load(i);"),
+        ("y[x[i]] += x[w[i]];", "fr_b_y.fr_put(fr_b_x.fr_load(i)) += fr_b_x.fr_load(fr_b_w.fr_load(i));"),  # noqa: E501
+        ("y[i]++; --y[i];", "fr_b_y.fr_put(i)++; --fr_b_y.fr_put(i);"),
+        ("*y = *x + *(x + i);", "fr_b_y.fr_put(0) = fr_b_x.fr_load(0) + fr_b_x.fr_load(i);"),
+        ("(y[i]) = (x[i]);", "(fr_b_y.fr_put(i)) = (fr_b_x.fr_load(i));"),
+        ("float a = y[i] + x[i];", "float a = fr_b_y.fr_load(i) + fr_b_x.fr_load(i);"),
+        ("if (i < n) y[i] = x[i];", "if (i < n) fr_b_y.fr_put(i) = fr_b_x.fr_read(i);"),
+        ("y[i] = i < n ? x[i] : w[i];", "fr_b_y.fr_put(i) = i < n ? fr_b_x.fr_read(i) : fr_b_w.fr_read(i);"),  # noqa: E501
+        ("y[i] = float(x[i] > 0 && w[i] > 0);", "fr_b_y.fr_put(i) = float(fr_b_x.fr_load(i) > 0 && fr_b_w.fr_read(i) > 0);"),  # noqa: E501
+        # What keeps an address, moves the parameter or is not evaluated stays as it is.
+        ("auto q = &x[i]; y[i] = q[1];", "auto q = &x[i]; fr_b_y.fr_put(i) = q[1];"),
+        ("auto q = x + i; y[i] = q[1];", "auto q = x + i; fr_b_y.fr_put(i) = q[1];"),
+        ("x += i; y[i] = x[1];", "x += i; fr_b_y.fr_put(i) = x[1];"),
+        ("y[i] = *x++;", "fr_b_y.fr_put(i) = *x++;"),
+        ("thread auto& q = x; y[i] = x[i];", " auto& q = x; fr_b_y.fr_put(i) = x[i];"),
+        ("device float& r = y[i]; r = x[i];", " float& r = y[i]; r = fr_b_x.fr_load(i);"),
+        ("y[i] = sizeof(x[i]) + x[i];", "fr_b_y.fr_put(i) = sizeof(x[i]) + fr_b_x.fr_load(i);"),
+        ("decltype(x[i]) v = x[i];", "decltype(x[i]) v = fr_b_x.fr_load(i);"),
+        ("y[i] = ((const device float4*)x)[i].x;", "fr_b_y.fr_put(i) = ((const  float4*)x)[i].x;"),
+        # Names that mean something else where they stand.
+        ("{ float x[4]; y[i] = x[i]; } y[i] = x[i];", "{ float x[4]; fr_b_y.fr_put(i) = x[i]; } fr_b_y.fr_put(i) = fr_b_x.fr_load(i);"),  # noqa: E501
+        ("for (const device float* x = w; n;) y[i] = x[i];", "for (const  float* x = w; n;) fr_b_y.fr_put(i) = x[i];"),  # noqa: E501
+        ("auto f = [&](thread float* x) { return x[i]; }; y[i] = x[i];", "auto f = [&]( float* x) { return x[i]; }; fr_b_y.fr_put(i) = fr_b_x.fr_load(i);"),  # noqa: E501
+        ("auto f = [=](int k) { return x[k]; }; y[i] = f(i);", "auto f = [=](int k) { return fr_b_x.fr_load(k); }; fr_b_y.fr_put(i) = f(i);"),  # noqa: E501
+        ("auto f = [x, n](int k) { return x[k]; };", "auto f = [x, n, fr_b_x](int k) { return fr_b_x.fr_load(k); };"),  # noqa: E501
+    ],
+)  # fmt: skip
+def test_what_is_written(source: str, expected: str) -> None:
+    found = bounded(f"int i = n - 1; {source}")
+    assert re.sub(r" +", " ", found.source) == re.sub(r" +", " ", f"int i = n - 1; {expected}")
+
+
+def test_lines_stay_where_they_are() -> None:
+    p = prepared("y[\n  n - 1\n] = x\n[n - 2] +\n*(x +\nn - 3);")
+    found = bounds.bounded(p, p.text.source)
+    assert found.source.count("\n") == 5
+    # (x + n) - 3 is another pointer.
+    assert guarded.counts(p, found) == guarded.Counts(guarded=2, derived=1)
+
+
+def test_atomics() -> None:
+    call = "atomic_fetch_add_explicit({}, 1.0f, memory_order_relaxed);"
+    for first, expected in (
+        ("&y[n - 1]", "fr_b_y.fr_cell(n - 1)"), ("&(y[n - 1])", "fr_b_y.fr_cell(n - 1)"),
+        ("y + n - 1", "y + n - 1"), ("y + (n - 1)", "fr_b_y.fr_cell((n - 1))"),
+        ("y", "fr_u_y.fr_cell(0)"), ("(device atomic_float*)&y[n - 1]", "( atomic_float*)&y[n - 1]"),  # noqa: E501
+    ):  # fmt: skip
+        found = bounded(call.format(first), atomic_outputs=True)
+        assert re.sub(r" +", " ", found.source) == call.format(expected), first
+
+
+def test_macros_are_looked_into() -> None:
+    found = bounded("#define AT(k) x[(k) - n]\ny[n - 1] = AT(2);")
+    assert "fr_b_x.fr_load" in found.source
+    found = bounded("#if 1\n#define AT(k) x[(k) - n]\n#endif\ny[n - 1] = AT(2);")
+    assert "fr_b_x" not in found.source
+    assert "fr_b_y" in found.source
+
+
+# -- what one comparison stands for ----------------------------------------------------------------
+
+ROW = "uint i = thread_position_in_grid.x; "
+
+
+@pytest.mark.parametrize(
+    ("source", "shown"),
+    [
+        ("y[i] = x[i];", ["i", "i"]),
+        ("y[i] = x[i + 1] + x[3];", ["i", "i + 1", "3"]),
+        ("for (uint k = 0; k < 4; ++k) y[4 * i + k] = x[4 * i + k] * w[n - 1];", ["4 * i + k"] * 2),
+        ("for (int k = i; k < n; k += 256) y[k] = x[k];", ["k"] * 2),
+        ("for (int k = 0; k <= n; k++) y[i * x_shape[1] + k] = 1;", ["i * x_shape[1] + k"]),
+        ("const uint2 p = thread_position_in_grid.xy; y[p.y] = x[p.x];", ["p.y", "p.x"]),
+        ("y[i % 8 + (i << 2)] = x[metal::min(i, 7u)];", ["i % 8 + (i << 2)", "metal::min(i, 7u)"]),
+        ("y[N * i] = w[uint(i)];", ["N * i", "uint(i)"]),
+        # Not shown: it may be negative, is written again, or has another name's value.
+        ("y[i] = x[i - 1];", []), ("y[i / 2] = 1;", []), ("y[M] = 1;", []), ("y[-1] = 1;", []),
+        ("i = n; y[i] = 1;", []), ("uint k = 0; while (k < n) y[k++] = 1;", []),
+        ("for (int k = -1; k < 4; ++k) y[k] = 1;", []),
+        ("for (int k = 0; k < 4; ++k) { y[k] = 1; k -= 2; }", []),
+        ("for (int k = 3; k >= 0; --k) y[k] = 1;", []),
+        ("for (int k = 0; k < 4; k -= 1) y[k] = 1;", []),
+        ("float k = i; y[int(k)] = 1;", []), ("short k = i; y[k] = 1;", []),
+        ("auto f = [&](thread uint& k) { k = n; }; f(i); y[i] = 1;", []),
+        ("\n#define MOVE i = n\nMOVE; y[i] = 1;", []),
+        ("\n#if N\ni = n;\n#endif\ny[i] = 1;", []),
+        ("uint2 p = thread_position_in_grid.xy; p.yx = p.xy * 5; y[p.x] = 1;", []),
+        ("uint2 p = thread_position_in_grid.yx; y[p.x] = 1;", []),
+        ("thread uint& r = i; r = n; y[i] = 1;", []),
+        ("auto f = [&]() { i = n; }; f(); y[i] = 1;", []),
+        ("uint n = x_strides[0]; y[n] = 1;", []),
+    ],
+)  # fmt: skip
+def test_what_is_shown_once_for_all(source: str, shown: list[str]) -> None:
+    p = prepared(ROW + source, template=(("N", 3), ("M", -1)))
+    found = bounds.bounded(p, p.text.source)
+    places = re.findall(r"fr_u_\w+\.fr_\w+\((.*?)\)(?= [-+*=]|;)", found.source)
+    assert places == shown
+    assert bool(found.fits) == bool(shown) == bool(guarded.counts(p, found).shown)
+
+
+# -- what that gives -------------------------------------------------------------------------------
+
+KINDS = {
+    "int": np.int32, "uint": np.uint32, "int64_t": np.int64, "uint64_t": np.uint64,
+    "short": np.int16, "ushort": np.uint16,
+}  # fmt: skip
+
+
+def carried_out(
+    kernel: Any, inputs: list[Any], shape: tuple[int, ...], dtype: Any = np.float32, **call: Any
+) -> Array:
+    threads = call.pop("threads", 40)
+    outputs, _, _ = warps.launch(
+        kernel, inputs, grid=(threads, 1, 1), threadgroup=(min(threads, 32), 1, 1),
+        output_shapes=[shape], output_dtypes=[dtype], **call,
+    )  # fmt: skip
+    return outputs[0]
+
+
+INDIRECT = {
+    kind: ferrule.metal_kernel(
+        f"indirect_{kind}", ["x", "at", "to"], ["y"],
+        f"uint i = thread_position_in_grid.x; {kind} from = at[i]; {kind} into = to[i];"
+        " y[into] = x[from] + (i % 2 ? x[from] : 0);",
+    )
+    for kind in KINDS
+}  # fmt: skip
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_any_index_of_any_type(data: st.DataObject) -> None:
+    """Indices from the whole range of their types, against the same in NumPy."""
+    kind = data.draw(st.sampled_from(sorted(KINDS)))
+    limits = np.iinfo(KINDS[kind])
+    near = st.integers(max(-9, limits.min), 15)
+    ends = st.sampled_from([limits.min, limits.max, limits.max - 1, limits.max // 2 + 1])
+    size = data.draw(st.integers(0, 9))
+    at = data.draw(st.lists(near | ends, min_size=12, max_size=12))
+    to = data.draw(st.permutations(range(12)))
+    x = np.arange(1, size + 1, dtype=np.float32)
+    out = carried_out(
+        INDIRECT[kind], [x, np.array(at, KINDS[kind]), np.array(to, KINDS[kind])], (7,),
+        threads=12, init_value=-1,
+    )  # fmt: skip
+    expected = np.full(7, -1, np.float32)
+    for i, (source, target) in enumerate(zip(at, to, strict=True)):
+        if target < 7:
+            expected[target] = (1 + i % 2) * (x[source] if 0 <= source < size else 0)
+    np.testing.assert_array_equal(out, expected)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 50), st.integers(0, 50))
+def test_with_one_comparison_or_with_many(have: int, room: int) -> None:
+    """The same body, where all accesses are inside and where some are not."""
+    x = np.arange(1, have + 1, dtype=np.float32)
+    out = carried_out(LOOP, [x], (room,), init_value=-1, threads=10)
+    expected = np.full(room, -1, np.float32)
+    value = np.zeros(40, np.float32)
+    value[: min(have, 40)] = x[:40]
+    expected[:40] = value[: min(room, 40)]
+    np.testing.assert_array_equal(out, expected)
+
+
+LOOP = ferrule.metal_kernel(
+    "loop", ["x"], ["y"],
+    "uint i = thread_position_in_grid.x; for (uint k = 0; k < 4; ++k) y[4 * i + k] = x[4 * i + k];",
+)  # fmt: skip
+
+STRIDED = ferrule.metal_kernel(
+    "strided", ["x", "at"], ["y"],
+    "uint i = thread_position_in_grid.x; y[i] = x[at[i]];", ensure_row_contiguous=False,
+)  # fmt: skip
+VIEWS = st.sampled_from([
+    np.s_[:, :], np.s_[::-1, :], np.s_[:, ::-1], np.s_[::-1, ::-2], np.s_[1::2, 2:], np.s_[2, ::3],
+    np.s_[:0, :], np.s_[4:1:-1, 1],
+])  # fmt: skip
+
+
+@settings(max_examples=25, deadline=None)
+@given(VIEWS)
+def test_what_strides_reach(view: Any) -> None:
+    """All elements between the first and the last are inside, before the address, too."""
+    whole = np.arange(1, 43, dtype=np.float32).reshape(6, 7)
+    x = whole[view]
+    at = np.arange(-50, 51, dtype=np.int32)
+    out = carried_out(STRIDED, [x, at], (101,), threads=101)
+    expected = np.zeros(101, np.float32)
+    flat = whole.ravel()
+    if x.size:
+        places = (np.indices(x.shape).reshape(x.ndim, -1).T * x.strides).sum(1) // 4
+        base = (x.__array_interface__["data"][0] - whole.ctypes.data) // 4
+        for j, i in enumerate(at):
+            if places.min() <= i <= places.max():
+                expected[j] = flat[base + i]
+        assert extent(x.shape, tuple(s // 4 for s in x.strides)) == (
+            places.min(), places.max() - places.min() + 1,
+        )  # fmt: skip
+    np.testing.assert_array_equal(out, expected)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int32", "uint8", "complex64", "bool"])
+def test_stores_of_every_kind(dtype: str) -> None:
+    """Compound assignments, increments, and their values, at places of which half are outside."""
+    change = {"bool": "", "complex64": "y[i] += y[i]; y[i].real += T(1).real;"}.get(
+        dtype, "y[i] += T(2); T a = y[i]++; y[i] -= a; y[i] *= T(3); --y[i]; T b = (y[i] = y[i] + a);"  # noqa: E501
+        " y[i - 2] = y[i - 2] + b - b;",
+    )  # fmt: skip
+    kernel = ferrule.metal_kernel(
+        "stores",
+        ["x"],
+        ["y"],
+        f"int i = int(thread_position_in_grid.x) * 2 - 10; y[i] = x[i]; {change}",
+    )
+    kind = np.dtype(dtype)
+    x = np.array([0, 1, 0, 1, 1, 0, 1, 1, 0, 1]).astype(kind)
+    out = carried_out(
+        kernel,
+        [x],
+        (10,),
+        kind,
+        threads=20,
+        template=[("T", ferrule.dtypes.BY_NAME[dtype])],
+        init_value=0,
+    )
+    expected = np.zeros(10, kind)
+    for i in range(0, 10, 2):
+        a = x[i] + kind.type(2) if dtype not in ("bool", "complex64") else None
+        expected[i] = x[i] if a is None else kind.type(1) * 3 - 1 + a
+        if dtype == "complex64":
+            expected[i] = 2 * x[i] + 1
+    np.testing.assert_array_equal(out, expected)
+
+
+def test_atomics_outside_do_nothing_and_loops_end() -> None:
+    kernel = ferrule.metal_kernel(
+        "atomics", ["x"], ["y"],
+        """int i = int(thread_position_in_grid.x) - 8;
+        atomic_fetch_add_explicit(&y[i], x[i], memory_order_relaxed);
+        int was = 5;
+        while (!atomic_compare_exchange_weak_explicit(&y[i], &was, was + 1, memory_order_relaxed,
+                                                      memory_order_relaxed)) {}
+        atomic_store_explicit(&y[i + 100], atomic_load_explicit(&y[i], memory_order_relaxed),
+                              memory_order_relaxed);
+        int old = atomic_exchange_explicit(&y[-i - 5], 7, memory_order_relaxed);
+        atomic_fetch_max_explicit(y + i, old, memory_order_relaxed);""",
+        atomic_outputs=True,
+    )  # fmt: skip
+    x = np.arange(1, 5, dtype=np.int32)
+    out = carried_out(kernel, [x], (4,), np.int32, threads=8 + 12, init_value=0)
+    # Each is 0, or the 7 of another thread, then its x and 1 more, or that 7 alone.
+    assert set(out) <= {2, 3, 4, 5, 7, 9, 10, 11, 12}
+
+
+# -- the compiler takes it -------------------------------------------------------------------------
+
+BODIES = {
+    "half": "uint i = thread_position_in_grid.x; y[i] = half(x[i] * 2) + y[i]; y[i] /= half(3);",
+    "lambda": "auto f = [x](int k) { return x[k]; }; y[0] = f(thread_position_in_grid.x);",
+    "barrier": "threadgroup float s[32]; uint i = thread_position_in_threadgroup.x; s[i] = x[i];"
+    " threadgroup_barrier(mem_flags::mem_threadgroup); y[i] = half(s[31 - i]);",
+    "simd": "uint i = thread_position_in_grid.x; if (i < 7) y[i] = half(simd_sum(x[i]));",
+    "reference": "change(y[thread_position_in_grid.x], x[1]);",
+    "choice": "int i = thread_position_in_grid.x; (i > 2 ? y[i] : y[0]) = half(x[i] > 0 ? x[1] : 0);",  # noqa: E501
+    "method": "int i = thread_position_in_grid.x; y[i] = as_type<half>(as_type<ushort>(y[i]));",
+}
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_compiled_as_checked(name: str, library: nvrtc.Nvrtc) -> None:
+    """NVRTC takes these with their checks, not without."""
+    header = "void change(device half& a, float v) { a = half(v); }"
+    kernel = ferrule.metal_kernel("k", ["x"], ["y"], BODIES[name], header=header)
+    spec = Spec(kernel.kernel, (Input(F32, 1),), (ferrule.float16,))
+    built = cuda_build.Build(spec, None)
+    text = built.text()
+    assert built.task(library, "compute_90").run().text == text
+    assert "fr_view" in text
+    assert "fr_view" not in cuda_text.text(cpp.prepare(spec), Form(), guards=False)
+
+
+def test_what_the_compiler_refuses_is_compiled_without(library: nvrtc.Nvrtc) -> None:
+    """An array of what has its own idea of `&`: the error of a wrong body is the author's."""
+    kernel = ferrule.metal_kernel("k", ["x"], ["y"], "auto& v = (x[0], y[0]); v = x[1.5f];")
+    with pytest.raises(ferrule.CompileError) as caught:
+        kernel.compile("cuda", inputs=["float32[8]"], output_dtypes=[F32])
+    assert "fr_" not in str(caught.value)
+
+
+# -- extents in C ----------------------------------------------------------------------------------
+
+C = """
+#include "arrays.h"
+__attribute__((visibility("default")))
+void run(const void* p, int n, const int64_t* sizes, const int64_t* strides, fr_extent* e) {
+  *e = fr_extent_of(p, n, sizes, strides);
+}
+"""
+
+
+class _Extent(ctypes.Structure):
+    _fields_ = (
+        ("first", ctypes.c_int64), ("count", ctypes.c_uint64), ("narrow", ctypes.c_uint32),
+        ("unused", ctypes.c_uint32),
+    )  # fmt: skip
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 50), st.integers(-3000, 3000)), max_size=5),
+    st.booleans(), st.booleans(), st.booleans(),
+)  # fmt: skip
+def test_c_and_python_agree(
+    dims: list[tuple[int, int]], there: bool, strided: bool, large: bool
+) -> None:
+    sizes = [size << (20 * (large and i == 0)) for i, (size, _) in enumerate(dims)]
+    strides = [stride for _, stride in dims]
+    numbers = ctypes.c_int64 * max(len(dims), 1)
+    made = _Extent()
+    _c()(
+        ctypes.c_void_p(64 if there else None), len(dims), numbers(*sizes),
+        numbers(*strides) if strided else None, ctypes.byref(made),
+    )  # fmt: skip
+    expected = (0, 0)
+    if there:
+        expected = (
+            extent(tuple(sizes), tuple(strides))
+            if strided
+            else (0, int(np.prod(sizes, dtype=object)))
+        )
+    assert (made.first, made.count) == expected
+    assert made.narrow == min(made.count, 1 << 31)
+
+
+_made: list[Any] = []
+
+
+def _c() -> Any:
+    if not _made:
+        from ferrule import loader
+
+        flags = ["-O1", "-x", "c++", "-std=c++17", f"-I{RUNTIME}"]
+        text = f'extern "C" {{\n{C}\n}}'
+        library = toolchain.find_compiler().compile(text, flags=flags)
+        _made.append(loader.load_library(library, "extents").run)
+    return _made[0]
+
+
+def test_the_share_that_docs_publish() -> None:
+    """Of the accesses in the kernels of tests/conformance and tests/dialect (`guarded.py`)."""
+    text = (Path(__file__).parent.parent / "docs" / "dialect.md").read_text(encoding="utf-8")
+    for name, found in guarded.shares().items():
+        published = re.search(rf"{name}[^|]*\| (\d+) of (\d+) \|", text)
+        assert published is not None, name
+        assert [*map(int, published.groups())] == [found.guarded + found.shown, sum(found)], name
