@@ -280,6 +280,39 @@ def derivatives_of_ops_and_functions() -> None:
     check(w_grad, (x * x).sum(0), Partial())
 
 
+NORM = ferrule.op(
+    "norm", "x[*S,D]:T -> y[*S,D]:T, rstd[*S]:T",
+    metal="""
+        uint i = thread_position_in_grid.x;
+        T sum = 0;
+        for (int j = 0; j < D; j++) sum += x[i * D + j] * x[i * D + j];
+        T r = metal::rsqrt(sum / D + T(1e-5));
+        for (int j = 0; j < D; j++) y[i * D + j] = x[i * D + j] * r;
+        rstd[i] = r;""",
+    grid="x.size // D", threadgroup=64,
+)  # fmt: skip
+
+
+@NORM.def_vjp
+def _norm_vjp(primals: Any, cotangents: Any, outputs: Any) -> Any:
+    (x,), (y, r), (cy, cr) = primals, outputs, cotangents
+    given = cy * r[..., None] - y * (r * (cy * y).mean(-1))[..., None]
+    return (given - x * (cr * r**3)[..., None] / x.shape[-1],)
+
+
+@case
+def outputs_that_nobody_uses() -> None:
+    x = numbers(4, 3)
+    for how in (lambda f: f, lambda f: torch.compile(f, backend="aot_eager")):
+        for used in (0, 1):
+            expected = x.clone().requires_grad_()
+            NORM(expected)[used].sum().backward()
+            given = spread(x, Shard(0)).requires_grad_()
+            how(lambda x, used=used: NORM(x)[used])(given).sum().backward()
+            assert expected.grad is not None
+            check(given.grad, expected.grad, Shard(0))
+
+
 @case
 def in_compiled_functions() -> None:
     torch._dynamo.reset()

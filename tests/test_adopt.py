@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import pickle
 import subprocess
 import threading
 import traceback
@@ -585,3 +586,121 @@ def test_warp(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_function_that_cannot_be_called_with_the_inputs(run: Any, message: str) -> None:
     with pytest.raises(KernelError, match=rf"`run` \(.*\) of op 'f' is called with .*{message}"):
         ferrule.adopt("f", "x[N]:T, k:int32 -> y[N]:T", run=run)
+
+
+# -- functions that draw random numbers ------------------------------------------------------------
+
+
+def noise(x: torch.Tensor) -> torch.Tensor:
+    return x * torch.rand(x.shape, dtype=x.dtype, device=x.device)
+
+
+def random_op(rule: str = "x[*S]:T -> y[*S]:T", **more: Any) -> ferrule.Op:
+    op = ferrule.adopt("noise", rule, run=noise, tags="nondeterministic_seeded", **more)
+    op.def_vjp(lambda primals, cotangents, outputs: cotangents[0] * outputs[0] / primals[0])
+    return op
+
+
+def test_tags_are_torchs() -> None:
+    op = random_op()
+    assert op.tags == ("nondeterministic_seeded",)
+    assert torch.Tag.nondeterministic_seeded in op.torch_op.tags
+    plain = ferrule.adopt("noise", "x[*S]:T -> y[*S]:T", run=noise)
+    assert "tags" not in plain.to_json() and plain.digest != op.digest
+    both = (torch.Tag.pointwise, "nondeterministic_seeded")
+    same = [ferrule.adopt("n", "x[N]:T -> y[N]:T", run=noise, tags=t) for t in (both, both[::-1])]
+    assert same[0].digest == same[1].digest and same[0].tags == tuple(sorted(same[1].tags))
+    metal = ferrule.op(
+        "tagged", "x[N]:T -> y[N]:T", grid="N", threadgroup=8, tags=[torch.Tag.pointwise],
+        metal="uint i = thread_position_in_grid.x; y[i] = x[i];",
+    )  # fmt: skip
+    pickled = pickle.loads(pickle.dumps(metal))  # noqa: S301
+    for one in (metal.using("metal"), Op.from_json(metal.to_json()), pickled):
+        assert one.tags == ("pointwise",) and one.digest == metal.digest
+    for tags, error, words in (
+        ("seeded", KernelError, "torch has no tag 'seeded', but .*nondeterministic_seeded"),
+        ([3], KernelTypeError, "got 3 of type int, expected tags of torch"),
+        (3, KernelTypeError, "got 3 of type int, expected tags of torch"),
+    ):
+        with pytest.raises(error, match=rf"`tags` of op 'n': {words}"):
+            ferrule.adopt("n", "x[N]:T -> y[N]:T", run=noise, tags=tags)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.*is deprecated:DeprecationWarning")  # torch's own
+@pytest.mark.parametrize("backend", [None, "aot_eager", "inductor"])
+def test_checkpoint_draws_the_same_again(backend: str | None) -> None:
+    """The gradient of what was drawn, not of what the recomputation would draw anew. (With the
+    backend "eager" torch's own operators draw anew, too.)"""
+    op, x = random_op(), torch.full((64,), 2.0, requires_grad=True)
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return torch.utils.checkpoint.checkpoint(
+            lambda x: op(x.sin()).cos(), x, use_reentrant=False
+        )
+
+    torch.manual_seed(0)
+    y = (f if backend is None else torch.compile(f, fullgraph=True, backend=backend))(x)
+    (given,) = torch.autograd.grad(y.sum(), x)
+    drawn = torch.acos(y.detach()) / x.detach().sin()
+    expected = -torch.sin(drawn * x.detach().sin()) * drawn * x.detach().cos()
+    torch.testing.assert_close(given, expected, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("way", ["eager", "compiled"])
+@pytest.mark.parametrize("declared", ["star", "dim", "loop"])
+@pytest.mark.parametrize("where", ["batched", "the same for all"])
+@pytest.mark.filterwarnings("ignore:op 'noise' is called . times by vmap:ferrule.FerruleWarning")
+def test_vmap_randomness(where: str, declared: str, way: str) -> None:
+    """As torch's own random operators have it."""
+    op = {
+        "star": lambda: random_op(),
+        "dim": lambda: random_op("x[N]:T -> y[N]:T", batch="N"),
+        "loop": lambda: random_op("x[N]:T -> y[N]:T"),
+    }[declared]()
+    x = torch.ones(6, 5) if where == "batched" else torch.ones(5)
+
+    def f(randomness: str, function: Any) -> torch.Tensor:
+        def one(i: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+            return function(x) + 0 * i
+
+        def call(x: torch.Tensor) -> torch.Tensor:
+            axis = 0 if where == "batched" else None
+            return torch.vmap(one, (0, axis), randomness=randomness)(torch.zeros(6), x)
+
+        return call(x) if way == "eager" else torch.compile(call, backend="aot_eager")(x)
+
+    for function in (op, lambda x: torch.bernoulli(x * 0.5)):
+        assert f("different", function).shape == (6, 5)
+        with pytest.raises(RuntimeError, match="random"):
+            f("error", function)
+    assert len({tuple(row.tolist()) for row in f("different", op)}) == 6
+    if where == "batched":
+        for function in (op, lambda x: torch.bernoulli(x * 0.5)):
+            with pytest.raises(RuntimeError, match="same"):
+                f("same", function)
+    else:
+        assert len({tuple(row.tolist()) for row in f("same", op)}) == 1
+
+
+@pytest.mark.parametrize("way", ["eager", "compiled"])
+def test_vmap_randomness_of_several_levels(way: str) -> None:
+    op, x = random_op(), torch.ones(5)
+
+    def f(inner: str, outer: str) -> torch.Tensor:
+        def within(a: torch.Tensor) -> torch.Tensor:
+            return torch.vmap(lambda b: op(x) + a * b, randomness=inner)(torch.zeros(3))
+
+        def call(a: torch.Tensor) -> torch.Tensor:
+            return torch.vmap(within, randomness=outer)(a)
+
+        return (call if way == "eager" else torch.compile(call, backend="aot_eager"))(
+            torch.zeros(2)
+        )
+
+    for inner, outer, count in (
+        ("same", "same", 1), ("different", "same", 3), ("same", "different", 2),
+        ("different", "different", 6),
+    ):  # fmt: skip
+        found = f(inner, outer)
+        assert found.shape == (2, 3, 5)
+        assert len({tuple(row.tolist()) for row in found.flatten(0, 1)}) == count

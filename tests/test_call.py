@@ -256,7 +256,7 @@ CALLS: list[tuple[dict[str, Any], type[Exception], str]] = [
         rf"'out0': got .*, which is {2**64} bytes of float32; at most {2**63 - 1}",
     ),
     # output_dtypes
-    ({"output_dtypes": ["float32"]}, fe.KernelTypeError, "'out0': got 'float32' of type str.*bool"),
+    ({"output_dtypes": ["float33"]}, fe.KernelTypeError, "'out0': got 'float33' of type str.*bool"),
     ({"output_dtypes": [None]}, fe.KernelTypeError, "`output_dtypes` .*'out0': got None.*a dtype"),
     (
         {"output_dtypes": [float]},
@@ -899,3 +899,28 @@ def test_the_dictionary_form_runs() -> None:
     )  # fmt: skip
     assert outs["out"].tolist() == [0, 1, 2, 3, 4]
     assert outs["twice"].tolist() == [0, 2, 4, 6, 8]
+
+
+def test_output_dtypes_by_name() -> None:
+    """As ferrule's own tables name them; the arrays say whose they are, or else NumPy."""
+    kernel = fe.metal_kernel("k", ["x"], ["y"], "y[0] = 3;")
+    sizes: dict[str, Any] = {"output_shapes": [(1,)], "grid": (1, 1, 1), "threadgroup": (1, 1, 1)}
+    for name in ("float32", "int64", "bool", "complex64"):
+        for x in (np.ones(1, np.float32), 3.0):
+            for _ in range(3):  # calls that are like one before take other ways
+                (y,) = kernel(inputs=[x], output_dtypes=[name], **sizes)
+                assert (
+                    type(y) is np.ndarray
+                    and y.dtype == np.dtype(name)
+                    and y[0] == (True if name == "bool" else 3)
+                )
+    torch = pytest.importorskip("torch")
+    for _ in range(3):
+        (y,) = kernel(inputs=[torch.ones(1)], output_dtypes=["bfloat16"], **sizes)
+        assert y.dtype == torch.bfloat16 and y[0] == 3
+    mx: Any = pytest.importorskip("mlx.core")
+    for _ in range(3):
+        (y,) = kernel(inputs=[mx.ones(1)], output_dtypes=["bfloat16"], **sizes)
+        assert y.dtype == mx.bfloat16 and y[0].item() == 3
+    sized = {**sizes, "output_shapes": ["x.shape"], "output_dtypes": ["float16"]}
+    assert kernel(inputs=[mx.ones(1)], **sized)[0].dtype == mx.float16

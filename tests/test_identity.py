@@ -159,15 +159,6 @@ def test_helpers_of_other_modules_count(modules: None) -> None:
     middle = """
 import functools, deep_m
 from deep_m import half
-class Base:
-    K = 3
-class Layer(Base):
-    def __init__(self, k=1): self.k = k
-    def __call__(self, x): return self.turn(x) * self.k
-    @staticmethod
-    def turn(x): return -x
-    @property
-    def name(self): return "name"
 @functools.lru_cache
 def table(n): return n + 1
 cache, log = {}, object()
@@ -176,7 +167,7 @@ unused = half
 """
     runner = """
 import middle_m, numpy as np
-def run(x): return middle_m.scale(np.abs(x)) + middle_m.Layer()(x) + middle_m.deep_m.SCALE
+def run(x): return middle_m.scale(np.abs(x)) + middle_m.deep_m.SCALE
 """
 
     def found(*changes: tuple[str, str]) -> str:
@@ -191,10 +182,8 @@ def run(x): return middle_m.scale(np.abs(x)) + middle_m.Layer()(x) + middle_m.de
     before = found()
     assert found() == before
     for change in [
-        ("SCALE = 2", "SCALE = 4"), ("x / SCALE", "x * SCALE"), ("return -x", "return x"),
-        ("k=1", "k=2"), ("K = 3", "K = 5"), ('"name"', '"other"'), ("n + 1", "n + 2"),
+        ("SCALE = 2", "SCALE = 4"), ("x / SCALE", "x * SCALE"), ("n + 1", "n + 2"),
         ("half(x) + deep_m.half(x)", "half(x)"), ("numpy as np", "math as np"),
-        ("class Layer(Base)", "class Layer"),
     ]:  # fmt: skip
         assert found(change) != before, change
     for change in [
@@ -238,12 +227,11 @@ def test_a_change_counts_wherever_a_runner_leads(data: st.DataObject) -> None:
             del sys.modules[name]
 
 
-def test_installed_packages_count_by_name_and_version(modules: None, tmp_path: Path) -> None:
+def test_installed_packages_count_by_name(modules: None, tmp_path: Path) -> None:
     place = str(tmp_path / "site-packages" / "others" / "__init__.py")
-    text = "K = 1\ndef scale(x): return x * K\n__version__ = '1'\n"
+    text = "K = 1\ndef scale(x): return x * K\n"
 
     def found(others: str, runner: str, name: str = "runner_m", file: str | None = None) -> str:
-        identity._version.cache_clear()
         made("others", others, place)
         return digest(made(name, runner, file).run)
 
@@ -256,20 +244,9 @@ def test_installed_packages_count_by_name_and_version(modules: None, tmp_path: P
         same = runner.endswith("run") or "partial" in runner  # then the package is the runner's own
         before = found(text, runner)
         assert (found(text.replace("K = 1", "K = 2"), runner) == before) is not same, runner
-        assert same or found(text.replace("'1'", "'2'"), runner) != before
     inside = "from others import scale\ndef run(x): return scale(x)\n"
     names = ("others.ops", place.replace("__init__", "ops"))
     assert found(text, inside, *names) != found(text.replace("K = 1", "K = 2"), inside, *names)
-    # Of array libraries and the standard library, names alone.
-    made("others", text, place)
-    runner = "import numpy as np, math\ndef run(x): return np.where(x, math.pi, np.vander(x))"
-    before = digest(made("runner_m", runner).run)
-    changed = made("numpy", "__version__ = '0'", np.__file__)
-    try:
-        assert digest(made("runner_m", runner).run) == before
-    finally:
-        sys.modules["numpy"] = np
-        assert changed is not np
 
 
 def test_what_is_named_only_need_not_be_known(modules: None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import subprocess
 import sys
@@ -568,3 +569,14 @@ print([one() for one in found if one() is not None], "torch" in sys.modules)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout == "[] False\n", done.stderr
+
+
+def test_signatures_are_those_of_the_rule() -> None:
+    def shown(rule: str) -> str:
+        return str(
+            inspect.signature(ferrule.op("o", rule, metal="has_bias;", grid=1, threadgroup=1))
+        )
+
+    assert shown("x[N]:T, w[N]:T, eps:float32 -> y[N]:T") == "(x, w, eps)"
+    assert shown("x[N]:T, bias[N]:T? -> y[N]:T") == "(x, bias=None)"
+    assert shown("x[N]:T, bias[N]:T?, eps:float32 -> y[N]:T") == "(x, bias=None, eps=None)"

@@ -15,6 +15,7 @@ from torch.export import Dim
 
 import ferrule
 from torch_cpp import run_built, start_build
+from torch_ops import held
 
 # What torch warns of is its own.
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
@@ -122,7 +123,7 @@ def test_one_graph_trains_as_the_reference_does() -> None:
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
     assert counter.frame_count == 1
     nodes = [node.target for node in counter.graphs[0].graph.nodes]
-    assert nodes.count(adopted.torch_op) == nodes.count(gated.torch_op) == LAYERS
+    assert nodes.count(held(adopted)) == nodes.count(held(gated)) == LAYERS
 
 
 CPP = """

@@ -8,6 +8,7 @@ import pickle
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import pytest
@@ -571,3 +572,79 @@ def test_what_is_no_dense_tensor_is_refused(wrong: Any, message: str) -> None:
         with pytest.raises(KernelTypeError, match=rf"^\[op\] input 'w' of op 'dense': {message}"):
             op(x, given)
         op(x, x[0])
+
+
+# -- what torch was told ---------------------------------------------------------------------------
+
+
+def test_inference_tensors_are_not_written_outside_of_inference_mode() -> None:
+    """As torch's own operators have it."""
+    put = EACH["put"].op
+    cache, row, at = EACH["put"].samples()[0]
+    with torch.inference_mode():
+        theirs, read, kept = cache.clone(), row.clone(), row.clone()
+        put(theirs, read, at)
+    expected = cache.clone()
+    put(expected, row, at)
+    equal(theirs, expected)
+    for call in (put, put.torch_op):
+        for around in (torch.no_grad(), torch.enable_grad()):
+            with around:
+                with pytest.raises(RuntimeError, match="Inplace update to inference tensor"):
+                    read.zero_()
+                with pytest.raises(
+                    KernelError, match=r"input 'cache' of op 'put' .* inference tens"
+                ):
+                    call(theirs, row, at)
+                mine = cache.clone()
+                call(mine, kept, at)  # what is read may be one
+                equal(mine, expected)
+    equal(theirs, expected)
+
+
+def histogram() -> Op:
+    return ferrule.op(
+        "histogram", "x[N]:float32 -> y[4]:float32", grid="N", threadgroup=64, init_value=0,
+        metal=I + "atomic_fetch_add_explicit(&y[uint(x[i])], 1.0f, memory_order_relaxed);",
+        atomic_outputs=True,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def deterministic() -> Iterator[None]:
+    threads = ferrule.get_threads()
+    torch.compiler.reset()
+    try:
+        ferrule.set_threads(2)
+        torch.use_deterministic_algorithms(True)
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+        ferrule.set_threads(threads)
+
+
+@pytest.mark.usefixtures("deterministic")
+def test_atomics_are_not_deterministic() -> None:
+    op, x = histogram(), torch.tensor([0.0, 1, 1, 3])
+    plain = EACH["plain"]
+    equal(plain.op(*plain.samples()[0]), plain.reference(*plain.samples()[0]))
+    words = "op 'histogram' does not have a deterministic implementation.*use_deterministic_algor"
+    calls = {
+        "op": op, "operator": op.torch_op,
+        "compiled": torch.compile(op, backend="aot_eager"),
+    }  # fmt: skip
+    for call in calls.values():
+        with pytest.raises(Exception, match=words):
+            call(x)
+        torch.use_deterministic_algorithms(False)
+        equal(call(x), torch.tensor([1.0, 2, 0, 1]))
+        torch.use_deterministic_algorithms(True)
+        with pytest.raises(Exception, match=words):
+            call(x)
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    with pytest.warns(ferrule.FerruleWarning, match=words):
+        equal(op(x), torch.tensor([1.0, 2, 0, 1]))
+    torch.use_deterministic_algorithms(True)
+    ferrule.set_threads(1)
+    for call in (op, op.torch_op):
+        equal(call(x), torch.tensor([1.0, 2, 0, 1]))

@@ -21,7 +21,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 
 import ferrule
 from ferrule import KernelError, Op
-from torch_ops import CASES, EACH, Case, I, cloned, equal, is_float, rand
+from torch_ops import CASES, EACH, Case, I, cloned, equal, held, is_float, rand
 
 pytestmark = [  # torch's own: its compiler uses what they deprecate
     pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning"),
@@ -157,7 +157,7 @@ def test_32_layers_are_one_graph() -> None:
         equal(found, [one.grad for one in model.parameters()])
     assert counter.frame_count == 1
     targets = [node.target for node in counter.graphs[0].graph.nodes]
-    assert targets.count(EACH["gate"].op.torch_op) == 32
+    assert targets.count(held(EACH["gate"].op)) == 32
 
 
 # -- the whole compiler ----------------------------------------------------------------------------
@@ -327,9 +327,51 @@ def test_sizes_that_depend_on_values_are_checked_when_they_are_known() -> None:
 # -- how ops come to be ----------------------------------------------------------------------------
 
 
-def run(script: str) -> str:
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_a_conditional_size_that_the_graph_reads(backend: str) -> None:
+    op = conditional("8 if N > 4 else N")
+    compiled = torch.compile(lambda x: op(x) * op(x).shape[0], fullgraph=True, backend=backend)
+    for n in (3, 6, 9, 2):
+        x, size = rand(n), 8 if n > 4 else n
+        equal(compiled(x), x[torch.arange(size) % n] * size)
+
+
+def conditional(size: str) -> Op:
+    return ferrule.op(
+        "conditional", f"x[N]:T -> y[{size}]:T", metal=I + "y[i] = x[i % N];", grid=size,
+        threadgroup=8,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_conditional_sizes_are_exported(strict: bool) -> None:
+    """But for those that may be 0 or 1, of which torch's own operators want to know, too, where
+    an export is not strict."""
+
+    def export(f: Any) -> Any:
+        class Model(torch.nn.Module):
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                return f(x)
+
+        dynamic = ({0: torch.export.Dim("n", min=2, max=100)},)
+        return torch.export.export(Model(), (rand(6),), dynamic_shapes=dynamic, strict=strict)
+
+    for size, n, expected in (
+        ("8 if N > 4 else N", 3, 3), ("8 if N > 4 else N", 40, 8),
+        ("(8 if N > 4 else N) % 5 + 2", 3, 5), ("(8 if N > 4 else N) % 5 + 2", 40, 5),
+    ):  # fmt: skip
+        op = conditional(size)
+        found = export(lambda x, op=op: op(x) * op(x).shape[0]).module()(x := rand(n))
+        assert found.shape == (expected,)
+        equal(found, x[torch.arange(expected) % n] * expected)
+    for f in () if strict else (conditional("N % 5"), lambda x: torch.empty(x.shape[0] % 5)):
+        with pytest.raises(Exception, match=r"Constraints violated|specialized|[Gg]uard"):
+            export(f)
+
+
+def run(script: str, *arguments: str) -> str:
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True,
+        [sys.executable, "-c", textwrap.dedent(script), *arguments], capture_output=True,
         text=True, env={**os.environ, "PYTHONPATH": ":".join(sys.path)},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -433,12 +475,158 @@ def test_a_derivative_that_is_another_in_the_next_process() -> None:
     assert found == ["2.0", "5.0"]
 
 
+def test_a_derivative_reads_the_state_of_its_own_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    script = """
+import sys, torch, ferrule
+class Config:
+    table = {}
+    def factor(self): return self.table["s"]
+config = Config(); config.table["s"] = float(sys.argv[1])
+op = ferrule.op("st", "x[*S]:T -> y[*S]:T", grid="x.size", threadgroup=64,
+                metal="uint i = thread_position_in_grid.x; y[i] = x[i];")
+op.def_vjp(lambda p, c, o: (c[0] * config.factor(),))
+x = torch.zeros(5, requires_grad=True)
+torch.compile(lambda x: op(x.sin()), fullgraph=True)(x).sum().backward(); print(x.grad[0].item())
+"""
+    assert [run(script, s).strip() for s in ("2", "5")] == ["2.0", "5.0"]
+
+
+# What no digest of a function sees, or sees too early: each rule scales by `s`, which is set last.
+READ = """
+import sys, types, torch, ferrule
+from torch._dynamo.utils import counters
+
+class Config:
+    s, table = 0.0, {}
+    def factor(self): return self.s
+    def rule(self, p, c, o): return c[0] * self.s
+    def __call__(self, p, c, o): return c[0] * self.s
+
+config, values, held, inside = Config(), {}, {}, types.ModuleType("inside")
+sys.modules["inside"] = inside
+SCALE = 0.0
+def constant(p, c, o): return c[0] * SCALE
+def imports(p, c, o):
+    import inside
+    return c[0] * inside.s
+def names_a_function(p, c, o):
+    from inside import factor
+    return c[0] * factor()
+def closed(k):
+    def rule(p, c, o): return c[0] * k
+    def change(to):
+        nonlocal k
+        k = to
+    return rule, change
+cell, change = closed(0.0)
+def has_attribute(p, c, o): return c[0] * has_attribute.s
+has_attribute.s = 0.0
+rules = {
+    "attribute": lambda p, c, o: c[0] * config.s,
+    "content": lambda p, c, o: c[0] * values["s"],
+    "method": lambda p, c, o: c[0] * config.factor(),
+    "container": lambda p, c, o: c[0] * held["function"](),
+    "constant": constant, "imports": imports, "imported": names_a_function, "cell": cell,
+    "function": has_attribute,
+}
+ops = {}
+for name, rule in rules.items():
+    ops[name] = ferrule.op("read_" + name, "x[*S]:T -> y[*S]:T", grid="x.size", threadgroup=64,
+                           metal="uint i = thread_position_in_grid.x; y[i] = x[i];")
+    ops[name].def_vjp(rule)
+# A rule of the rule, and one that an op in a function has.
+inner = ops["attribute"]
+outer = ferrule.op("read_outer", "x[*S]:T -> y[*S]:T", grid="x.size", threadgroup=64,
+                   metal="uint i = thread_position_in_grid.x; y[i] = x[i] * x[i];")
+outer.def_vjp(lambda p, c, o: 2 * inner(p[0]) * c[0], version=1)
+
+def set_to(s):
+    global SCALE
+    config.s = values["s"] = inside.s = SCALE = has_attribute.s = s
+    held["function"] = inside.factor = eval(f"lambda: {s}")
+    change(s)
+
+def gradient(op):
+    x = torch.zeros(5, requires_grad=True)
+    op(x.sin()).sum().backward()
+    return x.grad[0].item()
+
+def second(op):
+    return torch.func.grad(torch.func.grad(op))(torch.tensor(1.0))
+"""
+
+
+def test_what_a_derivative_reads_is_never_another_processs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    script = (
+        READ
+        + """
+set_to(float(sys.argv[1]))
+assert all(op.traces_python() for op in (*ops.values(), outer))
+xs = [torch.zeros(5, requires_grad=True) for _ in ops]
+compiled = torch.compile(lambda *xs: sum(op(x) for op, x in zip(ops.values(), xs)), fullgraph=True)
+compiled(*xs).sum().backward()
+found = [x.grad[0].item() for x in xs]
+found.append(torch.compile(second)(outer).item() / 2)
+print(*zip([*ops, "outer"], found), sep="\\n")
+"""
+    )
+    for s in ("2.0", "5.0"):
+        wrong = [line for line in run(script, s).splitlines() if not line.endswith(f" {s})")]
+        assert not wrong
+
+
+def test_a_derivative_is_frozen_when_it_is_traced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A compiled graph keeps what its rules read; eager code, and the next graph, read again."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    script = (
+        READ
+        + """
+op, found = ops["content"], []
+compiled = torch.compile(op, fullgraph=True)
+for s in (2.0, 5.0):
+    set_to(s)
+    found += [gradient(op), gradient(compiled)]
+torch._dynamo.reset()
+found.append(gradient(torch.compile(op, fullgraph=True)))
+print(found)
+"""
+    )
+    assert run(script).strip() == "[2.0, 2.0, 5.0, 2.0, 5.0]"
+
+
+def test_a_derivative_is_not_compiled_by_the_operators_name_alone() -> None:
+    """torch would keep on disk what it traced of a rule in Python."""
+    op = named(7)
+    op.def_vjp(lambda primals, cotangents, outputs: 7 * cotangents[0])
+    by_name = op.torch_op
+    compiled = torch.compile(lambda x: by_name(x), fullgraph=True, backend="aot_eager")
+    x = rand(3)
+    equal(compiled(x), 7 * x)  # nothing is traced but the operator
+    equal(by_name(x.requires_grad_()), 7 * x)
+    with pytest.raises(Exception, match=r"op '\w+' is called by its `torch_op` .*`version=`"):
+        compiled(x)
+    known = named(7)
+    known.def_vjp(lambda primals, cotangents, outputs: 7 * cotangents[0], version=1)
+    by_name = known.torch_op
+    torch.compile(lambda x: by_name(x), fullgraph=True, backend="aot_eager")(x).sum().backward()
+    assert x.grad is not None and x.grad.tolist() == [7, 7, 7]
+
+
 RULES = {
     "an op": "op.def_vjp(slope)",
-    "a function": "op.def_vjp(lambda p, cotangents, o: (slope(p[0], cotangents[0]),))",
-    "by a name": "def call(x, c): return slope(x, c)\nop.def_vjp(lambda p, c, o: call(p[0], c[0]))",
+    "a function": "op.def_vjp(lambda p, c, o: (slope(p[0], c[0]),), version=1)",
+    "by a name": "def call(x, c): return slope(x, c)\n"
+    "op.def_vjp(lambda p, c, o: call(p[0], c[0]), version=1)",
     "a closure": "def rule(ops): return lambda p, c, o: ops['slope'](p[0], c[0])\n"
-    "op.def_vjp(rule({'slope': slope}))",
+    "op.def_vjp(rule({'slope': slope}), version=1)",
 }
 
 

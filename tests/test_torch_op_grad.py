@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch.autograd import forward_ad
 from torch.func import grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
+from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils.checkpoint import (
     CheckpointPolicy,
     checkpoint,
@@ -286,27 +287,79 @@ def test_forward_mode_without_a_jvp_raises(name: str, ask: str) -> None:
         FORWARDS[ask](lambda x: case.op(x, *others), x)
 
 
+@pytest.mark.parametrize("ask", [*FORWARDS, "aot_eager"])
+@pytest.mark.parametrize("where", ["what is written", "what is read", "what it was made from"])
+def test_forward_mode_through_what_is_written_in_place_raises(where: str, ask: str) -> None:
+    """The tangent would be that of the old values."""
+    put = EACH["put"].op
+    cache, row, at = EACH["put"].samples()[0]
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        if where == "what is read":
+            mine = cache.clone()
+            put(mine, x, at)
+            return mine
+        mine = x * 2 if where == "what it was made from" else x
+        put(mine, row, at)
+        return mine * mine
+
+    forwards = {
+        **FORWARDS,
+        "aot_eager": lambda f, x: torch.compile(jvp, backend="aot_eager")(f, (x,), (x,)),
+    }
+    x = row.clone() if where == "what is read" else cache.clone()
+    with pytest.raises(ERRORS, match="'put' writes in place, and so has no forward-mode derivat"):
+        forwards[ask](f, x)
+    equal(f(x.clone()), f(x.clone()))
+
+
+@pytest.mark.parametrize("backend", [None, "eager", "aot_eager"])
+@pytest.mark.parametrize("used", [0, 1])
+def test_an_output_of_a_subclass_that_nobody_uses(used: int, backend: str | None) -> None:
+    """Its cotangent is made of the subclass: torch makes plain zeros."""
+    op = EACH["moments"].op
+    x, *others = EACH["moments"].samples()[0]
+    f = lambda x: op(x, *others)[used]  # noqa: E731
+    plain = x.clone().requires_grad_()
+    f(plain).sum().backward()
+    given = TwoTensor(x.clone(), x.clone()).requires_grad_()
+    (f if backend is None else torch.compile(f, backend=backend))(given).sum().backward()
+    assert type(given.grad) is TwoTensor
+    equal(given.grad.a, plain.grad)
+    equal(given.grad.b, plain.grad)
+
+
 REVERSES = {
-    "call": lambda f, x: f(x.requires_grad_()),
+    "backward": lambda f, x: f(x.requires_grad_()).sum().backward(),
+    "autograd.grad": lambda f, x: torch.autograd.grad(f(x.requires_grad_()).sum(), x),
     "grad": lambda f, x: grad(lambda x: f(x).sum())(x),
     "jacrev": lambda f, x: jacrev(f)(x),
     "vmap": lambda f, x: vmap(grad(lambda x: f(x).sum()))(x),
-    "compiled": lambda f, x: torch.compile(f, backend="aot_eager")(x.requires_grad_()),
+    "compiled": lambda f, x: torch.compile(f, backend="eager")(x.requires_grad_()),
+    "compiled aot_eager": lambda f, x: torch.compile(f, backend="aot_eager")(x.requires_grad_()),
     "compiled grad": lambda f, x: torch.compile(grad(lambda x: f(x).sum()), backend="eager")(x),
     "inductor": lambda f, x: torch.compile(f)(x.requires_grad_()),
 }
 
 
 @pytest.mark.parametrize("ask", REVERSES)
-def test_a_call_that_would_be_recorded_without_a_vjp_raises(ask: str) -> None:
+def test_a_derivative_without_a_vjp_raises(ask: str) -> None:
     x, w = PLAIN.samples()[0]
     with pytest.raises(ERRORS, match="'plain' has no derivative; declare one with def_vjp"):
         REVERSES[ask](lambda x: PLAIN.op(x, w), x)
 
 
 def test_calls_that_are_not_recorded_need_no_vjp() -> None:
+    """Nor do those that are, until a backward pass comes to them."""
     x, w = PLAIN.samples()[0]
     x.requires_grad_()
+    recorded = PLAIN.op(x, w)
+    equal(recorded, x.detach() * w)
+    assert recorded.requires_grad
+    (recorded.detach() * x).sum().backward()
+    equal(x.grad, recorded)
+    with pytest.raises(KernelError, match="'plain' has no derivative; declare one with def_vjp"):
+        (recorded * 2 + x).sum().backward()
     expected = x.detach() * w
     with torch.no_grad():
         equal(PLAIN.op(x, w), expected)

@@ -439,3 +439,9 @@ def expanded(inputs: Inputs) -> Inputs:
         return value[:1].expand_as(value)
 
     return tuple(map(one, inputs))
+
+
+def held(op: ferrule.Op) -> Any:
+    """What Dynamo's graphs hold of an op: its operator, or what stands around one with a rule in
+    Python."""
+    return op._torch.traced if op.traces_python() else op.torch_op

@@ -145,12 +145,20 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name == "mlx":
-        return importlib.import_module(".mlx", __name__)
-    if name not in _LAZY:
+    if name != "mlx" and name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(importlib.import_module(f".{_LAZY[name]}", __name__), name)
-    return value
+    try:
+        module = importlib.import_module(f".{_LAZY.get(name, name)}", __name__)
+    except ModuleNotFoundError as error:
+        if not (error.name or "").startswith("mlx"):
+            raise
+        raise ModuleNotFoundError(
+            f"ferrule.{name} needs MLX, which is not installed here: pip install 'mlx[cpu]' on "
+            "Linux, or 'mlx[cuda13]' for NVIDIA GPUs; mlx on a Mac.", name=error.name
+        ) from None  # fmt: skip
+    if name != "mlx":
+        globals()[name] = getattr(module, name)
+    return module if name == "mlx" else globals()[name]
 
 
 def __dir__() -> list[str]:

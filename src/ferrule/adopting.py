@@ -8,7 +8,8 @@ from typing import Any
 from . import sharding
 from .errors import KernelError
 from .implementation import Runner
-from .op_declaration import Op, checked_autocast, checked_batch, checked_rule
+from .op_declaration import Op
+from .op_settings import checked_autocast, checked_rule, checked_tags
 
 
 def adopt(
@@ -23,6 +24,7 @@ def adopt(
     batch: str | Sequence[str] = (),
     partial_sums: str | Sequence[str] = (),
     autocast: str | None = None,
+    tags: Any = (),
     version: str | int | None = None,
 ) -> Op:
     """An op that a Python callable carries out: Triton, CuTeDSL, CuPy, Numba, Warp, ctypes …
@@ -57,6 +59,8 @@ def adopt(
         batch, partial_sums: dims that are independent of each other, and dims whose parts give
             partial sums, as in `ferrule.op`.
         autocast: what ``torch.autocast`` does with the inputs: None, ``"cast"`` or ``"float32"``.
+        tags: torch's tags, as in `ferrule.op`: ``"nondeterministic_seeded"`` for a callable that
+            draws from torch's own generator.
         version: stands for the content of the callables, which otherwise is their code, closure and
             defaults, and the constants, ops and functions of its module that it names. It is
             needed where these cannot be read, as of most JITs' objects; where functions of other
@@ -102,6 +106,7 @@ def adopt(
     ]  # fmt: skip
     if reference is not None:
         found.append(Runner(name, parsed, reference, "reference", version=version))
-    independent = checked_batch(name, parsed, batch)
+    independent = sharding.independent(name, parsed, batch)
     sums = sharding.partial_sums(name, parsed, independent, partial_sums)
-    return Op(name, parsed, found, independent, checked_autocast(name, autocast), sums)
+    policy = checked_autocast(name, autocast)
+    return Op(name, parsed, found, independent, policy, sums, checked_tags(name, tags))

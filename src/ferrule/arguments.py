@@ -243,12 +243,12 @@ def find_dtype(value: Any) -> Dtype | None:
 
 def output_dtype(kernel: Kernel, index: int, value: object) -> Dtype:
     """One entry of ``output_dtypes``."""
-    dtype = find_dtype(value)
+    dtype = dtypes.BY_NAME.get(value) if isinstance(value, str) else find_dtype(value)
     if dtype is None:
         raise wrong_type(
             output_label(kernel, "output_dtypes", index),
             value,
-            f"a dtype of NumPy, torch or MLX, one of {dtypes.LEVEL0_NAMES}",
+            f"a dtype of NumPy, torch or MLX, or its name, one of {dtypes.LEVEL0_NAMES}",
         )
     if not dtype.level0:
         why, instead = _refused(dtype)

@@ -104,9 +104,10 @@ def cotangent_names(of: Op, output: str) -> tuple[str, ...]:
 
 
 def is_real(one: Argument) -> bool:
-    """Whether an argument may have a derivative: its dtype is a float or a variable."""
+    """Whether an argument may have a derivative: its dtype is a float or a variable, and its rule
+    does not call it constant."""
     kind = dtypes.BY_NAME.get(one.dtype)
-    return one.dims is not None and (kind is None or kind.kind in "fc")
+    return one.dims is not None and not one.constant and (kind is None or kind.kind in "fc")
 
 
 def match_vjp(of: Op, rule: Op) -> None:
@@ -159,7 +160,7 @@ def match_jvp(of: Op, rule: Op) -> None:
                 "tangent, too; give a function in place of the op, or rename the input."
             )
     _check_inputs(of, "jvp", rule, [*inputs, *outputs, *tangents])
-    expected = [f"{name}_tangent" for name in outputs]
+    expected = [f"{one.name}_tangent" for one in of.rule.outputs if not one.constant]
     found = [one.name for one in rule.rule.outputs]
     if sorted(found) != sorted(expected):
         raise KernelError(
@@ -198,7 +199,8 @@ def vjp(of: Op, primals: Arrays, cotangents: Arrays, outputs: Arrays) -> Arrays:
     Args:
         of: the op.
         primals: its inputs, as they were given.
-        cotangents, outputs: one array per output.
+        cotangents, outputs: one array per output; the cotangents of those that the rule calls
+            constant are zeros.
 
     Raises:
         KernelError: the op has no vjp, or a function of it gives other than one per input.
@@ -228,7 +230,7 @@ def vjp(of: Op, primals: Arrays, cotangents: Arrays, outputs: Arrays) -> Arrays:
 def jvp(
     of: Op, primals: Arrays, tangents: Arrays, outputs: Arrays, zeros: Callable[[Any], Any]
 ) -> Arrays:
-    """The tangent of each output.
+    """The tangent of each output; None of those that the rule calls constant.
 
     Args:
         of: the op.
@@ -252,7 +254,8 @@ def jvp(
                 f"[op] the jvp of op {of.name!r} returned {len(found)} tangents; expected "
                 f"{len(of.rule.outputs)}, one per output."
             )
-        return found
+        pairs = zip(of.rule.outputs, found, strict=True)
+        return tuple(None if one.constant else tangent for one, tangent in pairs)
     known = {one.name: value for one, value in zip(of.rule.inputs, primals, strict=True)}
     for one, value, tangent in zip(of.rule.inputs, primals, tangents, strict=True):
         if is_real(one):
@@ -261,7 +264,7 @@ def jvp(
             known[f"{one.name}_tangent"] = tangent
     known.update({one.name: y for one, y in zip(of.rule.outputs, outputs, strict=True)})
     named = _by_name(rule.op, known)
-    return tuple(named[f"{one.name}_tangent"] for one in of.rule.outputs)
+    return tuple(named.get(f"{one.name}_tangent") for one in of.rule.outputs)
 
 
 def _by_name(rule: Op, known: dict[str, Any]) -> dict[str, Any]:
@@ -282,10 +285,11 @@ def no_array(of: Op, kind: str, found: object, what: str) -> KernelError:
 
 def missing(of: Op, kind: str) -> KernelError:
     """The error for a derivative that was not declared."""
-    if kind == "vjp" and any(one.mutable for one in of.rule.inputs):
+    if any(one.mutable for one in of.rule.inputs):
+        which, needs = ("", "gradient") if kind == "vjp" else ("forward-mode ", "tangent")
         return KernelError(
-            f"[op] op {of.name!r} writes in place, and so has no derivative; give inputs that need "
-            "no gradient (x.detach(), torch.no_grad())."
+            f"[op] op {of.name!r} writes in place, and so has no {which}derivative; give inputs "
+            f"that need no {needs} (x.detach(), torch.no_grad())."
         )
     words = {
         "vjp": "has no derivative; declare one with def_vjp, or give inputs that need no gradient "

@@ -125,9 +125,30 @@ class CompilerFailed(Exception):
         self.log = log
 
 
+ABANDONED = 7  # FR_E_ABANDONED of runtime/runtime.h
+
+
+def abandoned(what: str) -> str:
+    """What is said of a launch that was given up."""
+    return (
+        f"{what} was abandoned at the second interrupt, in the middle of units that did not end; "
+        "its outputs, and what it writes in place, are lost"
+    )
+
+
+# What stands between a person's line and a kernel: ferrule, and the libraries that call it.
+_BETWEEN = frozenset({"ferrule", "_ferrule_mlx", "contextlib", "functools", "torch", "mlx"})
+
+
 def warn(message: str, category: type[Warning]) -> None:
-    """Warn of something at the line outside ferrule that led to it."""
+    """Warn of something at the person's line that led to it."""
+    levels = 2  # of what called this, for want of a better one
     level, frame = 1, sys._getframe(0)
-    while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] == "ferrule":
+    while frame.f_back is not None:
         level, frame = level + 1, frame.f_back
-    warnings.warn(message, category, stacklevel=level)
+        module = frame.f_globals.get("__name__", "").partition(".")[0]
+        written = not frame.f_code.co_filename.startswith("<eval_with_key>")  # not torch's own text
+        if module not in _BETWEEN and written:
+            levels = level
+            break
+    warnings.warn(message, category, stacklevel=levels)

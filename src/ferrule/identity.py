@@ -1,7 +1,9 @@
 """What an op's name is made of: a digest of its content, Python functions included.
 
-Names that carry the digest of all that changes behaviour keep every cache of every graph system
-right, and a saved graph is refused where the op beside it is another one.
+A name that carries the digest of what changes behaviour tells ops apart, in one process and in
+saved graphs. Of a Python function no digest can cover all that it reads, so no cache relies on this
+one: functions that carry out an op are called at run time, and derivative rules are traced anew
+whenever a graph is (`hosts.torch_op`).
 """
 
 from __future__ import annotations
@@ -24,40 +26,52 @@ import numpy as np
 from .dtypes import Dtype
 from .errors import KernelError
 
-SEMANTICS = 1  # raised only when the same declaration would compute something else
+# Raised only when the same declaration would compute something else: of ops with a Metal body, and
+# of all others. 2: products are fused within expressions alone, shift counts are taken modulo the
+# width.
+METAL_SEMANTICS, SEMANTICS = 2, 1
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
 _SHOWN = {("torch", "dtype"), ("torch", "device"), ("mlx.core", "Dtype"), ("mlx.core", "Device")}
-# Array libraries, whose functions keep their meaning: a graph that was saved with one version is of
-# use with the next, and their caches know their versions.
-_KNOWN = frozenset({"ferrule", "numpy", "ml_dtypes", "torch", "mlx", "cupy"})
+_LISTS = (tuple, list, set, frozenset)
+_DICTS = (dict, OrderedDict, types.MappingProxyType)
+_KNOWN = frozenset({"ferrule", "numpy", "ml_dtypes", "torch", "mlx", "cupy"})  # by their names
 _STDLIB = sysconfig.get_path("stdlib")
 _MOST = 2000
-_ABSENT = object()
 _C_FUNCTIONS = (
     types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType, np.ufunc,
     type(np.dot),
 )  # fmt: skip
 
 
-def digest(content: object) -> str:
+def digest(content: object, semantics: int = SEMANTICS) -> str:
     """16 hexadecimal digits of SHA-256 over ``content``, which JSON can hold."""
-    text = json.dumps([SEMANTICS, content], sort_keys=True, separators=(",", ":"))
+    text = json.dumps([semantics, content], sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
+def of_op(content: Any) -> str:
+    """The digest of an op's content (`Op.to_json`)."""
+    return digest(content, _semantics(content))
+
+
+def earlier(content: Any) -> list[str]:
+    """The digests that the same content had, by which saved graphs may call it."""
+    return [digest(content, number) for number in range(1, _semantics(content))]
+
+
+def _semantics(content: Any) -> int:
+    metal = any(one.get("kind") == "metal" for one in content["implementations"])
+    return METAL_SEMANTICS if metal else SEMANTICS
+
+
 def of_callable(what: str, function: object, version: object = None) -> str:
-    """The digest of a Python function: its code, what it closes over, its defaults, and what these
-    name of the modules around.
+    """The digest of a Python function: its code, what it closes over, its defaults, and the
+    constants, ops and functions that these name, ``scale`` or ``helpers.scale``, as they are now.
 
-    Names are followed as they stand in the code, ``scale`` and ``helpers.scale``, with what they
-    mean by now: to constants, ops, functions, classes with their methods, and to what these name
-    in turn. So it goes through modules of the user's own, which are all but the standard library
+    Functions are followed through the user's own modules, which are all but the standard library
     and what is installed (lies in a ``site-packages``), and through the function's own package in
-    any case. Of other installed packages, the name and version count; of the standard library and
-    of array libraries (NumPy, torch, MLX, CuPy) the name alone.
-
-    Not seen are modules that are imported inside of functions, attributes of objects, and globals
-    that can change: lists, dicts, sets, objects, and what the function itself assigns.
+    any case. Others, and classes, count by their names. What can change is not looked into:
+    attributes of objects, and lists, dicts and sets that are globals.
 
     Args:
         what: how messages call it: ``"`run` of op 'linear'"``.
@@ -78,114 +92,73 @@ def of_callable(what: str, function: object, version: object = None) -> str:
     return digest(_Reader(what, function).everything(function))
 
 
+def ops_in(function: object) -> list[Any]:
+    """The ops that a Python function leads to, as `of_callable` follows it."""
+    reader = _Reader(None, function)
+    reader.everything(function)
+    return reader.ops
+
+
 class _Reader:
     """Turns a function, and all that it leads to, into what JSON can hold.
 
-    Functions, and the user's own classes, are numbered in the order in which they are met, and each
-    is read once: they may name each other.
-
     Attributes:
+        what: how messages call the function; None where nothing is to be refused.
         package: that of the function.
-        met: functions and classes.
-        given: whether what is read was given to the op, so that its content must be known. It need
-            not where something is only named, unless it is an array: a weight there is as hidden as
-            one in a closure.
+        met: the functions, and whether each was given to the op, numbered in the order in which
+            they are met and each read once: they may call each other.
+        ops: the ops that were met.
     """
 
-    def __init__(self, what: str, function: object) -> None:
+    def __init__(self, what: str | None, function: object) -> None:
         self.what = what
         self.package = _package(function)
-        self.met: list[types.FunctionType | type] = []
-        self.given = True
-        self.seen: dict[int, Any] = {}
-        self.kept: list[Any] = []  # so that no other object gets its id
+        self.met: list[tuple[types.FunctionType, bool]] = []
+        self.ops: list[Any] = []
+        self.seen: dict[int, tuple[str, Any]] = {}  # kept, so that no other object gets its id
 
     def everything(self, function: object) -> Any:
-        found = [self.value(function, "it")]
-        for one in self.met:  # more are met on the way
-            found.append([] if isinstance(one, type) else self.function(one))
-        given, self.given = len(self.met), False
-        for i, one in enumerate(self.met):
+        found = [self.value(function, "it", True)]
+        for i, one in enumerate(self.met):  # more are met on the way
             if i == _MOST:
+                if self.what is None:
+                    break
                 raise KernelError(
-                    f"[op] {self.what} leads to more than {_MOST} functions and classes of modules "
-                    "that are not installed. Give `version=`, a str or int that you change "
-                    "whenever they change."
+                    f"[op] {self.what} leads to more than {_MOST} functions of modules that are "
+                    "not installed. Give `version=`, a str or int that you change whenever they "
+                    "change."
                 )
-            if isinstance(one, type):
-                found.append(self.members(one))
-                continue
-            if i >= given:
-                found.append(self.function(one))
-            if self.own(one.__globals__.get("__name__")):
-                found.append([[name, self.named(value, name)] for name, value in _named(one)])
+            found.append(self.function(*one))
         return found
 
-    def own(self, module: object) -> bool:
-        return _own(module, self.package)
+    def value(self, value: Any, where: str, given: bool) -> Any:
+        """A value.
 
-    def meet(self, value: Any) -> Any:
-        self.see(value)
-        self.seen[id(value)] = f"met {len(self.met)}"
-        self.met.append(value)
-        return self.seen[id(value)]
-
-    def named(self, value: Any, name: str) -> Any:
-        """What a name means; no more than the type of what can change, or is not known."""
-        if isinstance(value, types.ModuleType):
-            return ["module", _versioned(value.__name__)]
-        if isinstance(value, type) and self.own(value.__module__):
-            known = id(value) in self.seen
-            return ["again", self.seen[id(value)]] if known else self.meet(value)
-        # functools.lru_cache and JITs leave this.
-        wrapped = inspect.getattr_static(value, "__wrapped__", None)
-        if isinstance(wrapped, types.FunctionType) and not isinstance(value, types.FunctionType):
-            return ["wrapped", _type_name(value), self.value(wrapped, name)]
-        return self.value(value, f"the global {name!r}")
-
-    def members(self, value: type) -> Any:
-        """What a class inherits from, its methods and constants."""
-        found: list[Any] = [
-            value.__qualname__, [self.named(base, base.__name__) for base in value.__bases__]
-        ]  # fmt: skip
-        for name, one in sorted(vars(value).items()):
-            where = f"{value.__qualname__}.{name}"
-            if isinstance(one, property):
-                found.append([name, "property", self.named(one.fget, where)])
-            elif isinstance(one, (staticmethod, classmethod)):
-                found.append([name, type(one).__name__, self.named(one.__func__, where)])
-            elif isinstance(one, types.FunctionType) or not name.startswith("__"):
-                found.append([name, self.named(one, where)])
-        return found
-
-    def see(self, value: Any) -> None:
-        self.seen[id(value)] = len(self.seen)
-        self.kept.append(value)
-
-    def value(self, value: Any, where: str) -> Any:
+        Args:
+            value: it.
+            where: how messages call it.
+            given: whether it was given to the op, in a closure, a default or such, so that its
+                content must be known. Of what is only named arrays are refused alone: a weight
+                there is as hidden as one in a closure.
+        """
         kind = type(value)
         if kind in _PLAIN:
             return [kind.__name__, repr(value)]
         if id(value) in self.seen:
-            return ["again", self.seen[id(value)]]
-        if not self.given and kind in (list, set, dict, OrderedDict, types.MappingProxyType):
-            return ["some", kind.__name__]
-        if kind in (tuple, list, set, frozenset):
+            return ["again", self.seen[id(value)][0]]
+        if kind in _LISTS and (given or kind in (tuple, frozenset)):
             if kind in (list, set):  # equal tuples may be one object or two; these tell
                 self.see(value)
-            parts = [self.value(one, where) for one in value]
-            return [
-                kind.__name__,
-                sorted(map(json.dumps, parts)) if kind not in (tuple, list) else parts,
-            ]
-        if kind in (dict, OrderedDict, types.MappingProxyType):
+            parts = [self.value(one, where, given) for one in value]
+            ordered = parts if kind in (tuple, list) else sorted(map(json.dumps, parts))
+            return [kind.__name__, ordered]
+        if kind in _DICTS and given:
             self.see(value)
-            return [
-                kind.__name__,
-                [[self.value(k, where), self.value(v, where)] for k, v in value.items()],
-            ]
+            items = [[self.value(one, where, True) for one in pair] for pair in value.items()]
+            return [kind.__name__, items]
         if hasattr(kind, "ferrule_digest"):
-            return ["op", value.ferrule_digest]
+            self.ops.append(value)
+            return ["op", None if self.what is None else value.ferrule_digest]
         if isinstance(value, Dtype):
             return ["dtype", value.name]
         if isinstance(value, np.dtype) or (kind.__module__, kind.__name__) in _SHOWN:
@@ -195,26 +168,31 @@ class _Reader:
         if kind.__module__ == "torch._ops":  # an operator is what its name and schema say
             return ["torch op", str(value), str(getattr(value, "_schema", ""))]
         if isinstance(value, types.ModuleType):
-            return ["module", _versioned(value.__name__)]
+            return ["module", value.__name__]
         if kind is functools.partial:
-            return [
-                "partial",
-                *(self.value(v, where) for v in (value.func, value.args, value.keywords)),
-            ]
+            inside = (value.func, value.args, value.keywords)
+            return ["partial", *(self.value(one, where, given) for one in inside)]
         if isinstance(value, types.MethodType):
-            return ["method", self.value(value.__func__, where), self.value(value.__self__, where)]
+            both = (value.__func__, value.__self__)
+            return ["method", *(self.value(one, where, given) for one in both)]
         if isinstance(value, types.FunctionType):
             name = by_name(value)
-            if name is None or self.own(name.partition(":")[0]):
-                return self.meet(value)
-            return ["name", name, _versioned(name.partition(":")[0])]
-        name = importable(value)
-        if name is not None:
-            if isinstance(value, type) and self.own(value.__module__):
-                return ["name", name, self.meet(value)]
-            return ["name", name, _versioned(name.partition(":")[0])]
-        if not self.given and not hasattr(kind, "__dlpack__"):
-            return ["some", _type_name(value)]
+            if name is not None and not _own(name.partition(":")[0], self.package):
+                return ["name", name]
+            self.met.append((value, given))
+            return ["met", self.see(value)]
+        # None of what carries a Python function's name without being one, as functions do that a
+        # JIT, or a cache, was put around: the name says nothing of their content.
+        if isinstance(value, (type, *_C_FUNCTIONS)):
+            owner = getattr(value, "__objclass__", None)  # of a method such as str.join
+            name = by_name(value if owner is None else owner)
+            if name is not None:
+                return ["name", name, "" if owner is None else value.__name__]
+        if self.what is None or not (given or hasattr(kind, "__dlpack__")):
+            # functools.lru_cache and JITs leave this.
+            inner = inspect.getattr_static(value, "__wrapped__", None)
+            function = self.value(inner, where, False) if callable(inner) else None
+            return ["some", _type_name(value), function]
         raise KernelError(
             f"[op] {self.what} cannot be told from others like it: {where} is {short(value)} of "
             f"type {kind.__module__}.{kind.__qualname__}, whose content is not known. Make arrays "
@@ -222,73 +200,98 @@ class _Reader:
             "whenever it changes."
         )
 
-    def function(self, function: types.FunctionType) -> Any:
+    def see(self, value: Any) -> str:
+        name = f"{type(value).__name__} {len(self.seen)}"
+        self.seen[id(value)] = name, value
+        return name
+
+    def function(self, function: types.FunctionType, given: bool) -> Any:
         code = function.__code__
         cells = []
         for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
-            try:
-                content = cell.cell_contents
-            except ValueError:  # not assigned yet
+            if cell == types.CellType():  # not assigned yet
                 cells.append([name, "empty"])
-                continue
-            cells.append([name, self.value(content, f"{name!r}, which it closes over,")])
-        defaults = self.value(function.__defaults__ or (), "a default")
-        keywords = self.value(function.__kwdefaults__ or {}, "a default")
-        return [self.code(code), cells, defaults, keywords]
+            else:
+                where = f"{name!r}, which it closes over,"
+                cells.append([name, self.value(cell.cell_contents, where, given)])
+        defaults = function.__defaults__ or (), function.__kwdefaults__ or {}
+        named = [
+            [name, self.value(value, f"the global {name!r}", False)]
+            for name, value in _named(function, self.package)
+        ]
+        return [_content(code), cells, self.value(defaults, "a default", given), named]
 
-    def code(self, code: types.CodeType) -> Any:
+
+def _named(function: types.FunctionType, package: str | None) -> list[tuple[str, Any]]:
+    """What a function reads of the modules around it, but for what it assigns itself.
+
+    Of the user's own modules among that, what has the name of any attribute that the function
+    reads: more than it reads of them, never less.
+    """
+    space = function.__globals__
+    if not _own(space.get("__name__"), package):
+        return []
+    read, assigned, attributes = _names_of(function.__code__)
+    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+    around = {**space, **{n: c.cell_contents for n, c in cells if c != types.CellType()}}
+    found = {name: space[name] for name in read - assigned if name in space}
+    modules = [
+        (name, around[name])
+        for name in read | set(function.__code__.co_freevars)
+        if isinstance(around.get(name), types.ModuleType)
+    ]
+    while modules:
+        path, module = modules.pop()
+        if not _own(module.__name__, package):
+            continue
+        for name in attributes & vars(module).keys():
+            where, value = f"{path}.{name}", vars(module)[name]
+            if isinstance(value, types.ModuleType) and path.count(".") < 8:
+                modules.append((where, value))
+            found[where] = value
+    return sorted(found.items(), key=lambda pair: pair[0])
+
+
+@functools.lru_cache(maxsize=4096)
+def _names_of(code: types.CodeType) -> tuple[frozenset[str], frozenset[str], frozenset[str]]:
+    """The globals that code, and functions in it, reads; those that it assigns; and the names of
+    all attributes in it."""
+    names: dict[str, set[str]] = {"LOAD": set(), "STORE": set(), "DELETE": set()}
+    attributes: set[str] = set()
+    for part in _codes(code):
+        attributes |= set(part.co_names)
+        for one in dis.get_instructions(part):
+            how, _, what = one.opname.partition("_")
+            if what == "GLOBAL":
+                names[how].add(one.argval)
+    return (
+        frozenset(names["LOAD"]),
+        frozenset(names["STORE"] | names["DELETE"]),
+        frozenset(attributes),
+    )
+
+
+def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    yield code
+    for one in code.co_consts:
+        if isinstance(one, types.CodeType):
+            yield from _codes(one)
+
+
+def _content(code: Any) -> Any:
+    """Code, or a constant in it."""
+    if isinstance(code, types.CodeType):
         return [
-            code.co_code.hex(), [self.constant(one) for one in code.co_consts],
-            list(code.co_names), list(code.co_varnames), list(code.co_freevars),
-            list(code.co_cellvars), code.co_argcount, code.co_posonlyargcount,
-            code.co_kwonlyargcount, code.co_flags,
+            code.co_code.hex(), [_content(one) for one in code.co_consts],
+            code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars, code.co_argcount,
+            code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags,
             getattr(code, "co_exceptiontable", b"").hex(),
         ]  # fmt: skip
-
-    def constant(self, one: Any) -> Any:
-        if isinstance(one, types.CodeType):
-            return self.code(one)
-        if isinstance(one, (tuple, frozenset)):
-            parts = [json.dumps(self.constant(part)) for part in one]
-            # A set's order is another one in each process.
-            return [type(one).__name__, sorted(parts) if isinstance(one, frozenset) else parts]
-        return repr(one)
-
-
-def ops_in(function: object) -> list[Any]:
-    """The ops that a Python function leads to: those in its closure and its defaults, those that it
-    names, and those of functions that it names, as `of_callable` follows them."""
-    found: list[Any] = []
-    package = _package(function)
-    seen: dict[int, Any] = {}
-    rest = [function]
-    while rest:
-        one = rest.pop()
-        if id(one) in seen:
-            continue
-        seen[id(one)] = one
-        if hasattr(type(one), "ferrule_digest"):
-            found.append(one)
-        elif isinstance(one, functools.partial):
-            rest += [one.func, *one.args, *one.keywords.values()]
-        elif isinstance(one, types.MethodType):
-            rest.append(one.__func__)
-        elif isinstance(one, (tuple, list)):
-            rest += one
-        elif isinstance(one, dict):
-            rest += one.values()
-        elif isinstance(one, types.FunctionType):
-            # A cell of a name that is not assigned yet equals another empty one.
-            cells = [cell for cell in one.__closure__ or () if cell != types.CellType()]
-            rest += [cell.cell_contents for cell in cells]
-            rest += [one.__defaults__, one.__kwdefaults__]
-            if _own(one.__globals__.get("__name__"), package):
-                rest += [value for _, value in _named(one)]
-        elif isinstance(one, type) and _own(one.__module__, package):
-            rest += [*one.__bases__, *vars(one).values()]
-        elif isinstance(one, (staticmethod, classmethod)):
-            rest.append(one.__func__)
-    return found
+    if isinstance(code, (tuple, frozenset)):
+        parts = [json.dumps(_content(part)) for part in code]
+        # A set's order is another one in each process.
+        return [type(code).__name__, sorted(parts) if isinstance(code, frozenset) else parts]
+    return repr(code)
 
 
 def _package(function: Any) -> str | None:
@@ -316,99 +319,6 @@ def _own(module: object, package: str | None) -> bool:
     if {"site-packages", "dist-packages"} & set(path.parts):
         return top == package
     return not path.is_relative_to(_STDLIB)
-
-
-def _versioned(module: str) -> list[str | None]:
-    """The name of a module and, of most that are installed, the package's version."""
-    top = module.partition(".")[0]
-    plain = top in _KNOWN or top in sys.stdlib_module_names or _own(module, None)
-    return [module, None if plain else _version(top)]
-
-
-@functools.cache
-def _version(package: str) -> str | None:
-    known = getattr(sys.modules.get(package), "__dict__", {}).get("__version__")
-    if isinstance(known, str):
-        return known
-    import importlib.metadata  # takes milliseconds
-
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
-def _named(function: types.FunctionType) -> list[tuple[str, Any]]:
-    """What a function's code reads from around it by name, through modules, and what that is; none
-    that is not there, or that the function assigns. Modules that are installed are not looked
-    into."""
-    cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
-    package = _package(function)
-    found: dict[str, Any] = {}
-    for names in _names_of(function.__code__):
-        if names[0] in cells:
-            cell = cells[names[0]]
-            value = _ABSENT if cell == types.CellType() else cell.cell_contents
-            if not isinstance(value, types.ModuleType):  # what is closed over is read elsewhere
-                continue
-        else:
-            value = function.__globals__.get(names[0], _ABSENT)
-        depth = 1
-        while (
-            depth < len(names)
-            and isinstance(value, types.ModuleType)
-            and _own(value.__name__, package)
-        ):
-            value, depth = vars(value).get(names[depth], _ABSENT), depth + 1
-        if value is not _ABSENT:
-            found[".".join(names[:depth])] = value
-    return sorted(found.items())
-
-
-@functools.lru_cache(maxsize=4096)
-def _names_of(code: types.CodeType) -> list[tuple[str, ...]]:
-    """The names that code, and functions in it, read from around, each with the attributes that
-    follow; none that it assigns."""
-    found: set[tuple[str, ...]] = set()
-    assigned: set[str] = set()
-    for part in _codes(code):
-        names: tuple[str, ...] = ()
-        for one in dis.get_instructions(part):
-            if one.opname == "EXTENDED_ARG":
-                continue
-            if one.opname in ("LOAD_ATTR", "LOAD_METHOD") and names:
-                names = (*names, one.argval)
-                continue
-            if names:
-                found.add(names)
-            around = one.opname == "LOAD_DEREF" and one.argval in code.co_freevars
-            names = (one.argval,) if around or one.opname == "LOAD_GLOBAL" else ()
-            if one.opname in ("STORE_GLOBAL", "DELETE_GLOBAL"):
-                assigned.add(one.argval)
-    return sorted(names for names in found if names[0] not in assigned)
-
-
-def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
-    yield code
-    for one in code.co_consts:
-        if isinstance(one, types.CodeType):
-            yield from _codes(one)
-
-
-def importable(value: Any) -> str | None:
-    """``module:name`` of a class or a function written in C that can be found under it.
-
-    None of what carries a Python function's name without being one, as functions do that a JIT, or
-    a cache, was put around: the name says nothing of their content.
-    """
-    if not isinstance(value, (type, *_C_FUNCTIONS)):
-        return None
-    found: Any
-    owner = getattr(value, "__objclass__", None)  # of a method such as str.join
-    if isinstance(owner, type):
-        found = importable(owner)
-        return None if found is None else f"{found}.{value.__name__}"
-    return by_name(value)
 
 
 def by_name(value: Any) -> str | None:

@@ -42,9 +42,13 @@ def call(op: Op, values: Sequence[Any]) -> Any:
     return eager(op, values)
 
 
-def eager(op: Op, values: Sequence[Any]) -> Any:
-    """The outputs of an op, carried out now; raises as `call`."""
+def eager(op: Op, values: Sequence[Any], made_by: Callable[[Host], Host] | None = None) -> Any:
+    """The outputs of an op, carried out now; raises as `call`.
+
+    ``made_by`` gives what makes outputs, and anything else as the host does.
+    """
     host, device, given, arrays, copies = gathered(op, values)
+    maker = host if made_by is None else made_by(host)
     said, results = bound(op, given)
     chosen = choose(op, device, said)
     queue = host.stream(None, device)
@@ -57,7 +61,7 @@ def eager(op: Op, values: Sequence[Any]) -> Any:
                 op.counts["copy"] += 1
                 value = host.contiguous(value)
             inputs.append(value)
-        outputs, own = run(op, chosen, device, queue, said, inputs, results, host)
+        outputs, own = run(op, chosen, device, queue, said, inputs, results, maker)
         for i, (one, expected) in enumerate(zip(op.rule.outputs, results, strict=True)):
             shared = not own and _shared(host, outputs, i)
             outputs[i] = _checked(op, chosen, host, device, one, outputs[i], expected)
@@ -66,14 +70,15 @@ def eager(op: Op, values: Sequence[Any]) -> Any:
                 outputs[i] = outputs[i].copy()
     elif isinstance(chosen, CudaUnit):
         outputs = carry_out(
-            op.name, op.rule, chosen, host, lambda one: cast(Facts, host.facts(one)), device,
+            op.name, op.rule, chosen, maker, lambda one: cast(Facts, host.facts(one)), device,
             queue, said, given, results,
         )  # fmt: skip
     else:
         sent = chosen.sent(said)
-        outputs = made_outputs(chosen, sent, results, host, device)
+        outputs = made_outputs(chosen, sent, results, maker, device)
         facts = [cast(Facts, host.facts(one)) for one in outputs]
-        launch(op.name, op.rule, chosen, sent, said, device, queue, given, facts)
+        look = written_by(op, host, outputs)
+        launch(op.name, op.rule, chosen, sent, said, device, queue, given, facts, look)
     finished = host.finish(f"op {op.name!r}", list(arrays.values()), outputs)
     _write_back(op, values, copies)
     return packed(finished)
@@ -123,6 +128,12 @@ def choose(op: Op, device: str, said: Binding) -> Implementation:
     )
 
 
+def written_by(op: Op, host: Host, outputs: Sequence[Any]) -> Callable[[str], None]:
+    """What looks at the memory beside outputs that were made here; see `hosts.check_written`."""
+    names = [one.name for one in op.rule.outputs]
+    return lambda what: hosts.check_written(what, host, names, outputs)
+
+
 def made_outputs(
     body: KernelBody, sent: Sent, results: Sequence[tuple[Shape, Dtype]], host: Any, device: str
 ) -> list[Any]:
@@ -165,6 +176,8 @@ def run(
         named.update(zip((one.name for one in outputs), made, strict=True))
         result = function(*inputs, **named)
         _check_written(op, runner, result, made)
+        if device == "cpu" and host.name == "NumPy":  # the function may give torch's other memory
+            written_by(op, host, made)(f"{runner.name} of op {op.name!r}")
         return made, True
     result = function(*inputs, **named)
     if not outputs:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import weakref
 from collections import Counter
@@ -9,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any
 
-from . import derivatives, identity, op_call, sharding
+from . import derivatives, identity, metal_file, op_call, sharding
 from .call import CallableKernel
 from .cuda_parts import CudaBody, UnitText
 from .cuda_steps import CudaUnit, Implementation
@@ -17,14 +18,14 @@ from .derivatives import AbsentRule, Derived
 from .errors import KernelError, KernelTypeError, RuleError
 from .implementation import AbsentRunner, KernelBody, Runner, check_names, kernel_of
 from .kernel import Kernel
-from .rule import Rule, parse_rule
+from .op_settings import checked_autocast, checked_rule, checked_tags
+from .rule import Rule
 
 KINDS = ("cuda", "metal", "run", "reference")  # the best one first, on an NVIDIA GPU
 MATCHES = {
     "vjp": derivatives.match_vjp, "jvp": derivatives.match_jvp, "vmap": derivatives.match_vmap,
 }  # fmt: skip
 _digesting: ContextVar[tuple[Op, ...]] = ContextVar("_digesting", default=())
-AUTOCAST = ("cast", "float32")
 ITSELF = "op 0"  # the digest of an op that is a rule of its own
 
 _defined: weakref.WeakSet[Op] = weakref.WeakSet()
@@ -42,6 +43,7 @@ class Op:
         batch: the dims that are declared independent.
         partial_sums: the dims (``"K"``, ``"*S"``) of which parts give partial sums of outputs.
         autocast: what torch's autocast does with its inputs: None, ``"cast"`` or ``"float32"``.
+        tags: the names of torch's tags that it has.
         rules: its derivative and batching rules, under ``"vjp"``, ``"jvp"`` and ``"vmap"``.
         counts: how often calls took a slower way than they might: ``"copy"`` of an input that is
             not contiguous, ``"output copy"`` of what a function gave and others hold, ``"vmap
@@ -51,10 +53,11 @@ class Op:
     def __init__(
         self, name: str, rule: Rule, implementations: Sequence[Implementation],
         batch: tuple[str, ...] = (), autocast: str | None = None,
-        partial_sums: tuple[str, ...] = (),
+        partial_sums: tuple[str, ...] = (), tags: tuple[str, ...] = (),
     ) -> None:  # fmt: skip
-        self.name, self.rule = name, rule
+        self.name, self.rule, self.tags = name, rule, tags
         self.__name__ = self.__qualname__ = name  # what takes functions asks for these
+        self.__signature__ = rule.signature()
         self.implementations = tuple(implementations)
         self.batch, self.autocast, self.partial_sums = batch, autocast, partial_sums
         self.rules: dict[str, Derived] = {}
@@ -96,7 +99,8 @@ class Op:
             for kind, one in self.rules.items()
         }
         given = (
-            self.name, self.rule.to_json(), bodies, self.batch, self.autocast, self.partial_sums
+            self.name, self.rule.to_json(), bodies, self.batch, self.autocast, self.partial_sums,
+            self.tags,
         )  # fmt: skip
         return _unpickled, given, rules  # the rules last, for they may hold this op again
 
@@ -268,7 +272,7 @@ class Op:
             "name": self.name, "rule": self.rule.to_json(), "batch": list(self.batch),
             "partial_sums": list(self.partial_sums), "autocast": self.autocast,
             "implementations": [one.to_json() for one in self.implementations],
-            "rules": rules,
+            "rules": rules, **({"tags": list(self.tags)} if self.tags else {}),
         }  # fmt: skip
 
     @property
@@ -281,7 +285,7 @@ class Op:
             return self._digest
         token = _digesting.set((*around, self))
         try:
-            found = identity.digest(self.to_json())
+            found = identity.of_op(self.to_json())
         finally:
             _digesting.reset(token)
         if not around:  # what is found inside of another depends on that
@@ -289,6 +293,22 @@ class Op:
         return found
 
     ferrule_digest = digest
+
+    def traces_python(self) -> bool:
+        """Whether tracing it may read what its digest does not cover: a rule of it, or of ops in
+        its rules, is a Python function for which no `version` stands."""
+        seen: set[Op] = set()
+        rest = [self]
+        while rest:
+            one = rest.pop()
+            if one in seen:
+                continue
+            seen.add(one)
+            for rule in one.rules.values():
+                if rule.op is None and rule.version is None:
+                    return True
+                rest += rule.ops()
+        return False
 
     def using(self, *kinds: str) -> Op:
         """This op with some of its implementations alone, the one that comes first preferred.
@@ -314,18 +334,23 @@ class Op:
                     f"[op] op {self.name!r} has no implementation {kind!r}; it has {known}."
                 )
             found += some
-        other = Op(self.name, self.rule, found, self.batch, self.autocast, self.partial_sums)
+        other = Op(self.name, self.rule, found, *self._declared)
         other.rules = dict(self.rules)
         return other
 
-    def as_is(self) -> Op:
-        """What it is now, which rules that are declared later do not change."""
-        other = Op(
-            self.name, self.rule, self.implementations, self.batch, self.autocast,
-            self.partial_sums,
-        )  # fmt: skip
+    @property
+    def _declared(self) -> tuple[Any, ...]:
+        return self.batch, self.autocast, self.partial_sums, self.tags
+
+    def as_is(self, digest: str | None = None) -> Op:
+        """What it is now, which rules that are declared later do not change.
+
+        Args:
+            digest: what a saved graph calls it by.
+        """
+        other = Op(self.name, self.rule, self.implementations, *self._declared)
         other.rules, other.counts = dict(self.rules), self.counts
-        other._digest = self.digest
+        other._digest = digest or self.digest
         return other
 
     @staticmethod
@@ -354,9 +379,10 @@ class Op:
             ]
             if not found:
                 raise ValueError("nothing carries it out")
-            batch = checked_batch(name, rule, data["batch"])
+            batch = sharding.independent(name, rule, data["batch"])
             sums = sharding.partial_sums(name, rule, batch, data["partial_sums"])
-            op = Op(name, rule, found, batch, checked_autocast(name, autocast), sums)
+            tags = checked_tags(name, data.get("tags", ()))
+            op = Op(name, rule, found, batch, checked_autocast(name, autocast), sums, tags)
             for kind, digest in data["rules"].items():
                 if kind not in MATCHES or not isinstance(digest, str):
                     raise ValueError(f"a rule {kind!r}")
@@ -426,7 +452,7 @@ def _pickled(op: str, what: str, function: Any, version: object, digest: str) ->
 
 def _unpickled(
     name: str, rule: Any, bodies: Sequence[Any], batch: tuple[str, ...], autocast: str | None,
-    partial_sums: tuple[str, ...],
+    partial_sums: tuple[str, ...], tags: tuple[str, ...] = (),
 ) -> Op:  # fmt: skip
     """The op of a pickle, as yet without its rules.
 
@@ -448,7 +474,7 @@ def _unpickled(
         if runner.digest != digest:
             raise _changed(name, f"`{kind}`", function)
         found.append(runner)
-    return Op(name, parsed, found, batch, autocast, partial_sums)
+    return Op(name, parsed, found, batch, autocast, partial_sums, tags)
 
 
 def _changed(op: str, what: str, function: Any) -> KernelError:
@@ -489,7 +515,8 @@ def op(
     name: str,
     rule: str,
     *,
-    metal: str | CallableKernel | None = None,
+    metal: str | os.PathLike[str] | CallableKernel | None = None,
+    function: str | None = None,
     cuda: Cuda | Sequence[Cuda] | None = None,
     run: Callable[..., Any] | None = None,
     reference: Callable[..., Any] | None = None,
@@ -506,6 +533,7 @@ def op(
     batch: str | Sequence[str] = (),
     partial_sums: str | Sequence[str] = (),
     autocast: str | None = None,
+    tags: Any = (),
     version: str | int | None = None,
 ) -> Op:
     """An op: a kernel, or a function, and the rule of its arguments.
@@ -517,7 +545,9 @@ def op(
         metal: the body of a Metal function, which runs on every device, or a kernel made by
             `metal_kernel` with the rule's names. In the body, arrays and numbers have their names;
             dims that it names are ints; dtype variables are template parameters; where an input
-            may be None, ``has_<input>`` says whether it is there.
+            may be None, ``has_<input>`` says whether it is there. Or the ``Path`` of a
+            Metal file, whose kernel function has buffers of the rule's names (docs/pytorch.md).
+        function: which kernel function of that file; None for the only one.
         cuda: the same in CUDA, preferred on NVIDIA GPUs; there numbers and dims are values, too.
             Or a `cuda_body` with a launch of its own, a `cuda_unit`, or a list of these, of which
             the first is taken whose ``when`` holds.
@@ -539,6 +569,8 @@ def op(
             sharded. It must hold whatever the inputs are: with a bias, each part would add it.
         autocast: what ``torch.autocast`` does with float inputs: None leaves them, ``"cast"``
             makes them its dtype, ``"float32"`` makes them float32.
+        tags: what torch is to know of the op besides: torch's tags, or their names, one or several,
+            such as ``"nondeterministic_seeded"`` for one that draws from torch's own generator.
         version: stands for the content of ``run`` and ``reference``, which otherwise is their
             code, closure and defaults.
 
@@ -557,6 +589,16 @@ def op(
                [0., 1., 2.]], dtype=float32)
     """
     parsed = checked_rule(name, rule)
+    headers = {"cuda": header, "metal": header}
+    if isinstance(metal, os.PathLike):
+        names = [one if isinstance(one, str) else one[0] for one in template or ()]
+        metal, headers["metal"], atomic = metal_file.read(
+            name, parsed, metal, function, names, header
+        )
+        atomic_outputs = atomic_outputs or atomic
+    elif function is not None:
+        what = f"got {function!r}, but `metal` is no path of a file"
+        raise KernelError(f"[op] `function` of op {name!r}: {what}.")
     launch = {
         "grid": grid, "threadgroup": threadgroup, "template": template, "init_value": init_value,
         "when": None,
@@ -572,7 +614,7 @@ def op(
             found.append(CudaUnit(name, parsed, body))
             continue
         kernel = _kernel(
-            name, parsed, kind, body, header, ensure_row_contiguous, atomic_outputs,
+            name, parsed, kind, body, headers[kind], ensure_row_contiguous, atomic_outputs,
             compile_options, portable,
         )  # fmt: skip
         for what in ("grid", "threadgroup"):
@@ -583,42 +625,19 @@ def op(
                 )
         shared = shared_memory if kind == "cuda" else 0
         found.append(KernelBody(name, parsed, kernel, kind, shared_memory=shared, **launch))
-    for kind, function in (("run", run), ("reference", reference)):
-        if function is not None:
-            found.append(Runner(name, parsed, function, kind, version=version))
+    for kind, called in (("run", run), ("reference", reference)):
+        if called is not None:
+            found.append(Runner(name, parsed, called, kind, version=version))
     watch_torch()
     if not found:
         raise KernelError(
             f"[op] op {name!r} has nothing that carries it out; give `metal`, `cuda`, `run` or "
             "`reference`."
         )
-    independent = checked_batch(name, parsed, batch)
+    independent = sharding.independent(name, parsed, batch)
     sums = sharding.partial_sums(name, parsed, independent, partial_sums)
-    return Op(name, parsed, found, independent, checked_autocast(name, autocast), sums)
-
-
-def checked_rule(name: object, rule: object) -> Rule:
-    """A rule, read; the name beside it checked."""
-    if not isinstance(name, str) or not isinstance(rule, str):
-        what, wrong = ("name", name) if not isinstance(name, str) else ("rule", rule)
-        raise KernelTypeError(f"[op] `{what}`: got {wrong!r}, expected a str.")
-    if not name.isidentifier() or not name.isascii():
-        raise KernelError(
-            f"[op] `name`: {name!r} cannot name an op; expected a letter or underscore, then "
-            "letters, digits and underscores."
-        )
-    try:
-        parsed = parse_rule(rule)
-    except RuleError as error:
-        what = f"[op] the rule of op {name!r}: {error}"
-        raise RuleError(what, text=error.text, position=error.position) from None
-    arrays = {one.name for one in (*parsed.inputs, *parsed.outputs)}
-    for dim in parsed.dim_names:
-        if dim in arrays:
-            raise KernelError(
-                f"[op] the rule of op {name!r}: {dim!r} is both an array and a dim; rename one."
-            )
-    return parsed
+    policy = checked_autocast(name, autocast)
+    return Op(name, parsed, found, independent, policy, sums, checked_tags(name, tags))
 
 
 def _kernel(
@@ -668,26 +687,3 @@ def _cuda(name: str, given: Any) -> list[Any]:
                 "that those after it would never be chosen; give it a condition, or put it last."
             )
     return list(given)
-
-
-def checked_batch(name: str, rule: Rule, given: object) -> tuple[str, ...]:
-    """The names of dims, checked."""
-    names = given.replace(",", " ").split() if isinstance(given, str) else given
-    if not isinstance(names, Sequence) or not all(isinstance(one, str) for one in names):
-        raise KernelTypeError(
-            f'[op] `batch` of op {name!r}: got {given!r}, expected dims such as "B N".'
-        )
-    for one in names:
-        if one not in rule.dim_names:
-            known = ", ".join(rule.dim_names) or "none"
-            raise KernelError(f"[op] `batch` of op {name!r}: there is no dim {one!r}, but {known}.")
-    return tuple(names)
-
-
-def checked_autocast(name: str, given: object) -> str | None:
-    """A policy, checked."""
-    if given is not None and given not in AUTOCAST:
-        raise KernelError(
-            f"[op] `autocast` of op {name!r}: got {given!r}, expected None, 'cast' or 'float32'."
-        )
-    return given

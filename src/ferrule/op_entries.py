@@ -16,7 +16,7 @@ from . import dtypes, fastcall, op_call
 from .bytecode import compile_rule
 from .errors import KernelError, KernelTypeError
 from .expression import Expression
-from .hosts import all_bits_zero
+from .hosts import all_bits_zero, wrote_outside
 from .implementation import KernelBody
 from .op_launch import check_empty, number, prepare
 from .spec import Facts, Launch, Shape, row_contiguous_strides
@@ -26,15 +26,17 @@ if TYPE_CHECKING:
     from .op_declaration import Op
 
 FEW = 3  # devices.cpu.FEW
-SOURCES = ("op_calls.h", "arithmetic.h", "arrays.h", "cuda_launch.h", "rule.h", "runtime.h")
+SOURCES = (
+    "op_calls.h", "arithmetic.h", "arrays.h", "canary.h", "cuda_launch.h", "rule.h", "runtime.h",
+)  # fmt: skip
 
 # Constants of runtime/op_calls.h and rule.h.
 _ARGUMENTS, _BODIES, _TEMPLATE, _DIMS, _KEY = 32, 4, 16, 16, 96
 _BUCKETS, _MOST_ENTRIES = 64, 4096
 CPU, CUDA = 1, 2
 _ARRAY, _FLOAT, _INT, _BOOL = 0, 1, 2, 3
-_PASS = {"input": 0, "value": 1, "shape": 2, "strides": 3, "output": 4, "launch": 5}
-_SHARED = -1
+_PASS = {"input": 0, "value": 1, "shape": 2, "strides": 3, "output": 4, "launch": 5, "extent": 6}
+_SHARED, _OUTSIDE = -1, 6
 
 _int32, _int64, _pointer = ctypes.c_int32, ctypes.c_int64, ctypes.c_void_p
 
@@ -57,7 +59,8 @@ class _Argument(ctypes.Structure):
 class OpTable(ctypes.Structure):
     _fields_ = (
         ("program", ctypes.POINTER(_int64)), ("inputs", _int32), ("outputs", _int32),
-        ("bodies", _int32), ("input", _Argument * _ARGUMENTS), ("body", _Body * _BODIES),
+        ("bodies", _int32), ("output_names", ctypes.c_char_p * _ARGUMENTS),
+        ("input", _Argument * _ARGUMENTS), ("body", _Body * _BODIES),
         ("entries", _int32), ("bucket", _pointer * _BUCKETS),
     )  # fmt: skip
 
@@ -75,7 +78,7 @@ class Entry(ctypes.Structure):
         ("next", _pointer), ("words", _int32), ("key", _int64 * _KEY), ("run", _pointer),
         ("entry", _pointer), ("limit", _int32), ("over_grid", _int32), ("block", _int32),
         ("described", ctypes.c_uint32), ("call", _Call), ("sizes", ctypes.c_uint32 * 9),
-        ("parameters", _int32), ("parameter", _int32 * (8 * _ARGUMENTS)),
+        ("parameters", _int32), ("parameter", _int32 * (10 * _ARGUMENTS)),
     )  # fmt: skip
 
 
@@ -99,7 +102,7 @@ class Request(ctypes.Structure):
         ("host_device", ctypes.POINTER(_int32)), ("grid", ctypes.POINTER(ctypes.c_uint32)),
         ("template_value", ctypes.POINTER(_int64)), ("threads", _int32), ("aligned", _int32),
         ("status", _int32), ("strides", ctypes.POINTER(ctypes.POINTER(_int64))),
-        ("exception", _pointer * 3), ("text", ctypes.c_char_p),
+        ("exception", _pointer * 3), ("text", ctypes.c_char_p), ("outside", _int32 * 2),
     )  # fmt: skip
 
 
@@ -163,11 +166,13 @@ class Bound:
 
     Attributes:
         structure: its table, which must live as long as C may use it.
-        recent: entries beyond what C remembers.
+        entries: what C remembers, which goes with the table.
+        recent: entries beyond that.
     """
 
     def __init__(self) -> None:
         self.structure = OpTable()
+        self.entries: list[object] = []
         self.recent: deque[object] = deque(maxlen=2048)
 
     def prepared(self, request: Request) -> Prepared:
@@ -184,7 +189,7 @@ class Bound:
         entry = Entry()
         held = fill(entry, native)
         remembered = self.structure.entries < _MOST_ENTRIES and not fastcall.bypassing()
-        (kept if remembered else self.recent).append((entry, held))
+        (self.entries if remembered else self.recent).append((entry, held))
         return ctypes.addressof(entry)
 
 
@@ -218,6 +223,10 @@ class BoundOp(Bound):
         program, facts, written, what, owners = prepare(
             op.rule, body, sent, said, device, given, outputs
         )
+        if request.status == _OUTSIDE:
+            i, count = request.outside
+            shape = results[i][0]
+            raise wrote_outside(what.of(body.kernel), op.rule.outputs[i].name, shape, count)
         if request.status > 0:
             raise program.failure(request.status, what, [*facts, *written])
         if request.body < 0:
@@ -328,6 +337,8 @@ def bind(op: Op, on_cuda: Callable[[], None], launches: bool = True) -> BoundOp 
     s = made.structure
     s.program = ctypes.cast(words, ctypes.POINTER(_int64))
     s.inputs, s.outputs, s.bodies = len(op.rule.inputs), len(op.rule.outputs), len(bodies)
+    for i, one in enumerate(op.rule.outputs):
+        s.output_names[i] = one.name.encode()
     for i, one in enumerate(op.rule.inputs):
         argument = s.input[i]
         argument.optional, argument.mutable_ = one.optional, one.mutable

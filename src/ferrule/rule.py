@@ -10,11 +10,14 @@ A rule reads like a signature::
 * Without brackets an input is a Python number: ``eps:float32``.
 * A dtype is a full name, or a variable (one that is no dtype's name), which an input binds.
 * ``?`` after an input says that it may be None; ``!`` that the kernel writes it in place.
+* ``~`` after an output says that it is constant to derivatives: it is kept for the backward pass,
+  such as ``rstd[*S]:float32~``, and no gradient goes through it.
 * ``where`` lists conditions, and what dtype variables may be.
 """
 
 from __future__ import annotations
 
+import inspect
 import keyword
 import re
 from collections.abc import Mapping, Sequence
@@ -29,7 +32,7 @@ Shape = tuple[Any, ...]
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z_0-9]*")
 _CHOICES = re.compile(r"\s*([A-Za-z_]\w*)\s+in\s*\((.*)\)\s*", re.DOTALL | re.ASCII)
-_DTYPE = re.compile(r"\s*:\s*([A-Za-z_]\w*)\s*([?!]*)\s*", re.ASCII)
+_DTYPE = re.compile(r"\s*:\s*([A-Za-z_]\w*)\s*([?!~]*)\s*", re.ASCII)
 # No variable is called like a dtype of C, Metal or another library: it would take any dtype at all.
 _LIKE_A_DTYPE = re.compile(
     r"(u?int|float|bfloat|complex|bool|half)(\d|_|$)|(f|fp|bf|i|u)(8|16|32|64)(_|$)|double$"
@@ -63,6 +66,7 @@ class Argument(NamedTuple):
         dtype: a dtype's full name, or a variable.
         optional: it may be None.
         mutable: the kernel writes it in place.
+        constant: of an output: derivatives take it for a constant.
     """
 
     name: str
@@ -70,10 +74,12 @@ class Argument(NamedTuple):
     dtype: str
     optional: bool = False
     mutable: bool = False
+    constant: bool = False
 
     def __str__(self) -> str:
         dims = "" if self.dims is None else f"[{','.join(map(_tight, self.dims))}]"
-        return f"{self.name}{dims}:{self.dtype}{'?' * self.optional}{'!' * self.mutable}"
+        marks = f"{'?' * self.optional}{'!' * self.mutable}{'~' * self.constant}"
+        return f"{self.name}{dims}:{self.dtype}{marks}"
 
 
 class Binding:
@@ -135,6 +141,17 @@ class Rule:
         where = [f"{v} in ({', '.join(names)})" for v, names in self.choices.items()]
         where += map(str, self.conditions)
         return " -> ".join(sides).rstrip() + (f" where {', '.join(where)}" if where else "")
+
+    def signature(self) -> inspect.Signature:
+        """What a call takes, as Python's tools show it: the inputs, in order or by name."""
+        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        found: list[inspect.Parameter] = []
+        for one in self.inputs:
+            # Python has no parameter without a default behind one that has one.
+            late = one.optional or (bool(found) and found[-1].default is None)
+            default = None if late else inspect.Parameter.empty
+            found.append(inspect.Parameter(one.name, kind, default=default))
+        return inspect.Signature(found)
 
     @property
     def dim_names(self) -> tuple[str, ...]:
@@ -264,7 +281,8 @@ class Rule:
             dims: Any = None
             if one.dims is not None:
                 dims = [f"*{d.name}" if isinstance(d, Star) else d.to_json() for d in one.dims]
-            return [one.name, dims, one.dtype, one.optional, one.mutable]
+            known = [one.name, dims, one.dtype, one.optional, one.mutable]
+            return [*known, True] if one.constant else known  # digests are older than the mark
 
         return {
             "inputs": [argument(one) for one in self.inputs],
@@ -287,12 +305,12 @@ class Rule:
             return Expression.from_json(one)
 
         def argument(one: Any) -> Argument:
-            name, dims, dtype, optional, mutable = one
+            name, dims, dtype, optional, mutable, *more = one
             good = all(isinstance(s, str) and _NAME.fullmatch(s) for s in (name, dtype))
             if not good or type(optional) is not bool or type(mutable) is not bool:
                 raise TypeError
             found = None if dims is None else tuple(dim(d) for d in dims)
-            return Argument(name, found, dtype, optional, mutable)
+            return Argument(name, found, dtype, optional, mutable, bool(more))
 
         try:
             found = Rule(
@@ -403,7 +421,7 @@ class _Reader:
         return found
 
     def argument(self, start: int, end: int) -> Argument:
-        """One input or output: ``name[dims]:dtype?!``."""
+        """One input or output: ``name[dims]:dtype?!~``."""
         text = self.text
         begin = self.begin(start, end)
         name = _NAME.match(text, begin, end)
@@ -432,7 +450,7 @@ class _Reader:
         marks = rest[2]
         if len(set(marks)) != len(marks):
             raise self.fail("a mark stands twice", rest.start(2))
-        found = Argument(name[0], dims, rest[1], "?" in marks, "!" in marks)
+        found = Argument(name[0], dims, rest[1], "?" in marks, "!" in marks, "~" in marks)
         self.positions[id(found)] = begin
         return found
 
@@ -457,6 +475,12 @@ class _Reader:
                 raise self.fail(f"there are two arrays called {one.name!r}", at)
             names.add(one.name)
         dims, stars, kinds = self.bound(rule)
+        for one in rule.inputs:
+            if one.constant:
+                raise self.fail(
+                    "'~' is a mark of outputs; a vjp gives None for an input without a gradient",
+                    self.positions[id(one)],
+                )
         for one in rule.outputs:
             at = self.positions[id(one)]
             if one.dims is None:

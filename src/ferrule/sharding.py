@@ -57,6 +57,20 @@ def splits(op: Op, ranks: Sequence[int | None]) -> list[Split]:
     return found
 
 
+def independent(name: str, rule: Rule, given: object) -> tuple[str, ...]:
+    """The dims that are declared independent, as `ferrule.op` takes them, checked."""
+    names = given.replace(",", " ").split() if isinstance(given, str) else given
+    if not isinstance(names, Sequence) or not all(isinstance(one, str) for one in names):
+        raise KernelTypeError(
+            f'[op] `batch` of op {name!r}: got {given!r}, expected dims such as "B N".'
+        )
+    for one in names:
+        if one not in rule.dim_names:
+            known = ", ".join(rule.dim_names) or "none"
+            raise KernelError(f"[op] `batch` of op {name!r}: there is no dim {one!r}, but {known}.")
+    return tuple(names)
+
+
 def partial_sums(name: str, rule: Rule, batch: Sequence[str], given: object) -> tuple[str, ...]:
     """The dims of an op's ``partial_sums``, checked.
 

@@ -54,6 +54,12 @@ class Runner(Protocol):
     bfloat16. All of them are row-contiguous, and M is not 0."""
 
 
+class UnknownRunner(KernelError, KeyError):
+    """An id that stands for no runner; a KeyError as well, as code in this style expects."""
+
+    __str__ = Exception.__str__  # a KeyError's would be in quotes
+
+
 class _Entry(NamedTuple):
     runner: weakref.ref[Any]
     takes_out: bool
@@ -111,7 +117,7 @@ def get_runner(runner_id: int) -> Any:
     """The runner of an id.
 
     Raises:
-        KernelError: there is none, or it has been freed; says which.
+        UnknownRunner: there is none, or it has been freed; says which.
         KernelTypeError: the id is no int.
     """
     return _find(runner_id)[0]
@@ -127,13 +133,13 @@ def _find(runner_id: int) -> tuple[Any, bool]:
     runner = None if entry is None else entry.runner()
     if entry is None or runner is None:
         if 1 <= runner_id <= _given:
-            raise KernelError(
+            raise UnknownRunner(
                 f"[runners] runner {runner_id} has been freed, because nothing but its id was "
                 "kept. Keep the runner beside the id: self.runner = runner; and register copies "
                 "of it: each has an id of its own."
             )
         known = ", ".join(map(str, sorted(_entries))) or "none"
-        raise KernelError(
+        raise UnknownRunner(
             f"[runners] there is no runner {runner_id} in this process; registered: {known}. Ids "
             "are not saved with a model: register its runners in each process, or make the weights "
             "arguments, with ferrule.adopt."
@@ -257,11 +263,11 @@ def _check_moe(*tensors: torch.Tensor) -> None:
         )
 
 
-def _while_traced(op: str, runner_id: Any) -> None:
-    """What is refused before anything runs.
+def _refuse_export(op: str, runner_id: Any) -> None:
+    """A trace asks for no runner: one may be registered when the graph runs.
 
     Raises:
-        KernelError: in torch.export, or there is no such runner.
+        KernelError: in torch.export.
     """
     if torch.compiler.is_exporting():
         raise KernelError(
@@ -269,12 +275,10 @@ def _while_traced(op: str, runner_id: Any) -> None:
             f"{runner_id} of this process, and the file would hold that number alone. Declare the "
             "operation with ferrule.adopt, with the weights as arguments: docs/adopt.md."
         )
-    if type(runner_id) is int:  # not a symbol
-        _find(runner_id)
 
 
 def _linear_fake(x: torch.Tensor, runner_id: Any, out_features: Any) -> torch.Tensor:
-    _while_traced("linear_gemm", runner_id)
+    _refuse_export("linear_gemm", runner_id)
     _check("linear_gemm", (_X,), (x,))
     return torch.empty((*x.shape[:-1], out_features), dtype=x.dtype, device=x.device)
 
@@ -283,7 +287,7 @@ def _moe_fake(
     hidden_states: torch.Tensor, topk_weights: torch.Tensor, topk_ids: torch.Tensor,
     runner_id: Any, hidden_size: Any,
 ) -> torch.Tensor:  # fmt: skip
-    _while_traced("moe_gemm", runner_id)
+    _refuse_export("moe_gemm", runner_id)
     _check_moe(hidden_states, topk_weights, topk_ids)
     shape = (hidden_states.shape[0], hidden_size)
     return torch.empty(shape, dtype=torch.bfloat16, device=hidden_states.device)

@@ -17,7 +17,7 @@ import numpy as np
 
 from .. import dtypes
 from ..dtypes import Dtype
-from ..errors import KernelError, KernelTypeError
+from ..errors import DeviceError, KernelError, KernelTypeError
 from ..spec import Facts, Shape
 
 
@@ -27,12 +27,14 @@ class Maker(NamedTuple):
     Attributes:
         function, arguments, keywords: the call that makes it.
         zeroed: how many bytes of it the launch on a GPU fills with zeros first.
+        guarded: its bytes, where canaries are beside it (runtime/canary.h).
     """
 
     function: Callable[..., Any]
     arguments: tuple[Any, ...]
     keywords: dict[str, Any] | None = None
     zeroed: int = 0
+    guarded: int = 0
 
 
 class Host(Protocol):
@@ -74,6 +76,11 @@ class Host(Protocol):
         Raises:
             DeviceError: an earlier kernel broke the GPU that fills it.
         """
+        ...
+
+    def outside(self, array: Any) -> int:
+        """How many bytes past the end of an array on the CPU, which `empty` or `full` made, were
+        written to since; less than 0: before its start. 0 also where that is not known."""
         ...
 
     def to_numpy(self, array: Any) -> np.ndarray[Any, Any]:
@@ -238,6 +245,32 @@ def unknown_dtype(dtype: object) -> KernelTypeError:
     return KernelTypeError(f"has dtype {dtype}, expected one of {dtypes.LEVEL0_NAMES}.")
 
 
+def check_written(what: str, host: Host, names: Iterable[str], outputs: Iterable[Any]) -> None:
+    """Look at what was written beside outputs on the CPU, which this host made.
+
+    Args:
+        what: what wrote to them, such as ``"kernel 'exp'"``.
+        host, names, outputs: whose they are, what they are called, and the arrays.
+
+    Raises:
+        DeviceError: that is so.
+    """
+    for name, output in zip(names, outputs, strict=True):
+        count = host.outside(output)
+        if count:
+            raise wrote_outside(what, name, tuple(output.shape), count)
+
+
+def wrote_outside(what: str, output: str, shape: Shape, count: int) -> DeviceError:
+    """The error for what wrote ``count`` bytes past the end of an output, or before its start."""
+    side = "past the end" if count > 0 else "before the start"
+    return DeviceError(
+        f"{what} wrote outside output {output!r} of shape {shape}, {abs(count)} "
+        f"byte{'s' * (abs(count) != 1)} {side}. Check the indices against the shape; the outputs "
+        "are lost, and what lies farther outside may be damaged."
+    )
+
+
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 eager_codes: list[CodeType] = []
 
@@ -250,7 +283,8 @@ def eager_only(function: _Function) -> _Function:
     """
     function._torchdynamo_disable = True  # type: ignore[attr-defined]
     function._torchdynamo_disable_msg = (  # type: ignore[attr-defined]
-        "a ferrule kernel call has no shape rule, so it runs eagerly and breaks the graph"
+        "a ferrule kernel call has no shape rule, so it runs eagerly and breaks the graph; "
+        "declared with ferrule.op, the same body stays in the graph"
     )
     eager_codes.append(function.__code__)
     return function

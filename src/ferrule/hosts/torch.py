@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import math
+import os
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from types import CodeType
 from typing import Any, cast
 
@@ -27,6 +29,7 @@ TORCH: dict[str, torch.dtype] = {
 }
 KNOWN: dict[torch.dtype, Dtype] = {kind: BY_NAME[name] for name, kind in TORCH.items()}
 _PLAIN = torch.Tensor.__torch_dispatch__
+_fast = fastcall.library()
 _names: dict[torch.device, str] = {}
 _TRACERS = ("ProxyTorchDispatchMode", "FakeTensorMode", "FunctionalTensorMode")
 
@@ -35,9 +38,10 @@ def facts(tensor: torch.Tensor) -> Facts | None:
     """The facts of ``tensor``; None where it is the lazy conjugate or negative of its memory."""
     if tensor.requires_grad and torch.is_grad_enabled():
         raise KernelError(
-            "requires grad, but a kernel call has no derivative. Call it under "
-            "torch.no_grad(), give x.detach(), or wrap the call in a torch.autograd.Function "
-            "with a backward of its own."
+            "requires grad, but a kernel call has no derivative. Declare the kernel with "
+            "ferrule.op, which takes one by `def_vjp`, or wrap the call in a "
+            "torch.autograd.Function; without a derivative, call it under torch.no_grad() or "
+            "give x.detach()."
         )
     _refuse_tracing(tensor)
     dtype = KNOWN.get(tensor.dtype)
@@ -147,7 +151,11 @@ def _large(shape: Shape, dtype: Dtype, *, zero: bool) -> torch.Tensor | None:
 def empty(shape: Shape, dtype: Dtype, device: str) -> torch.Tensor:
     """A new tensor of ``shape`` on ``device``."""
     made = _large(shape, dtype, zero=False) if device == "cpu" else None
-    return torch.empty(shape, dtype=TORCH[dtype.name], device=device) if made is None else made
+    if made is None:
+        made = torch.empty(shape, dtype=TORCH[dtype.name], device=device)
+        if device == "cpu":
+            _guard(made)
+    return made
 
 
 def full(shape: Shape, value: float, dtype: Dtype, device: str) -> torch.Tensor:
@@ -161,8 +169,50 @@ def full(shape: Shape, value: float, dtype: Dtype, device: str) -> torch.Tensor:
         made = torch.empty(shape, dtype=kind, device=device)
         if _plain_memory(made):
             _zero(made, device)
+            if device == "cpu":
+                _guard(made)
             return made
-    return torch.full(shape, value, dtype=kind, device=device)
+    made = torch.full(shape, value, dtype=kind, device=device)
+    if device == "cpu":
+        _guard(made)
+    return made
+
+
+@lru_cache(maxsize=1)
+def slack_is_known() -> bool:
+    """Whether torch's memory on the CPU is of glibc's malloc, which tells by how much it rounded an
+    allocation up: that much lies behind an output, and is looked at after a launch.
+
+    torch can be built with another allocator, whose memory has other things there. So a number of
+    allocations must all have behind them what malloc puts there, or there is no looking.
+    """
+    if _fast is None or "CS_GNU_LIBC_VERSION" not in os.confstr_names:
+        return False
+    if not (os.confstr("CS_GNU_LIBC_VERSION") or "").startswith("glibc"):
+        return False
+    storages = [torch.UntypedStorage(1 + 16 * n * n) for n in range(1, 40)]
+    for one in storages:
+        at = one.data_ptr()
+        if at % 4096 < 16:
+            continue  # what lies before it may not be there
+        header = ctypes.c_uint64.from_address(at - 8).value
+        if not 7 <= (header & ~7) - 8 - one.nbytes() <= 256:
+            return False
+    return True
+
+
+def _guard(made: torch.Tensor) -> None:
+    """Put a canary behind a new tensor on the CPU, in what its memory was rounded up by."""
+    if slack_is_known() and _plain_memory(made):
+        _fast.slack_put(made.data_ptr(), made.nbytes)  # type: ignore[union-attr]
+
+
+def outside(tensor: torch.Tensor) -> int:
+    """How many bytes behind a tensor, which was made here, were written to."""
+    if tensor.device.type != "cpu" or not slack_is_known() or not _plain_memory(tensor):
+        return 0
+    found: int = _fast.slack_outside(tensor.data_ptr(), tensor.nbytes)  # type: ignore[union-attr]
+    return found
 
 
 def _on_cuda(device: str) -> bool:
@@ -218,12 +268,13 @@ def maker(shape: Shape, number: float | None, dtype: Dtype, device: str) -> Make
     """How an output is made again."""
     size = math.prod(shape) * dtype.itemsize
     zeroed = size if number is not None and all_bits_zero(number) and _on_cuda(device) else 0
+    guarded = size if device == "cpu" and slack_is_known() else 0
     if number is not None and not zeroed:
-        return Maker(full, (shape, number, dtype, device))
+        return Maker(full, (shape, number, dtype, device), guarded=guarded)
     if device == "cpu" and size >= _LARGE:
         return Maker(empty, (shape, dtype, device))
     keywords = {"dtype": TORCH[dtype.name], "device": torch.device(device)}
-    return Maker(torch.empty, (shape,), keywords, zeroed)
+    return Maker(torch.empty, (shape,), keywords, zeroed, guarded)
 
 
 def finish(what: str, inputs: Sequence[Any], outputs: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -284,7 +335,6 @@ skip_in_dynamo(eager_codes)
 
 def _remember_calls() -> None:
     """Let calls with torch's own tensors be remembered, where this torch has what that takes."""
-    fast = fastcall.library()
     api = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
     parts = [
         getattr(torch._C, name, None)
@@ -295,9 +345,9 @@ def _remember_calls() -> None:
             "is_grad_enabled",
         )
     ]
-    if fast is not None and api is not None and None not in parts:
+    if _fast is not None and api is not None and None not in parts:
         kinds = (torch.Tensor, torch.nn.Parameter)
-        fast.register_torch(kinds, torch.Size, api, *parts, forward_ad.__dict__)
+        _fast.register_torch(kinds, torch.Size, api, *parts, forward_ad.__dict__)
 
 
 _remember_calls()

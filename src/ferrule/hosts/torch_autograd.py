@@ -7,38 +7,60 @@ around the op gives zeros without a word under ``torch.compile(torch.func.grad(f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
 import torch
 from torch._functorch.autograd_function import enable_single_level_autograd_function
+from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.autograd import forward_ad
 from torch.autograd.function import _SingleLevelFunction
 
 from .. import derivatives
+from ..binding import get_threads
+from ..errors import FerruleWarning, KernelError, warn
 from ..op_declaration import Op
 
+_PLAIN = (torch.Tensor, FakeTensor, FunctionalTensor)  # beside them, plain zeros can stand
+_here = threading.local()
+_compile_context = torch._guards.CompileContext.try_get
 _after_autograd = torch._C._after_autograd_keyset
 _transformed = torch._C._are_functorch_transforms_active
 
 
 def autograd_kernel(op: Op, overload: Any) -> Callable[..., Any]:
-    """What the Autograd key calls: the op with its derivative, or with one that raises."""
+    """What the Autograd key calls: the op with its derivative, or with one that raises.
+
+    Raises:
+        KernelError: there is a gradient or a tangent, and the op writes in place; or a derivative
+            is missing, in compiled code.
+    """
     function = _function(op, overload)
     below = torch._C._AutoDispatchBelowAutograd
     differentiable = len(op.rule.outputs) > 0 and not any(one.mutable for one in op.rule.inputs)
 
+    atomic = is_atomic(op)
+
     def kernel(keyset: Any, *values: Any) -> Any:
+        if atomic:
+            alert_not_deterministic(op, next(v.device for v in values if hasattr(v, "device")))
+        if _compile_context() is not None:
+            _check_traced(op, values)
         wants = torch.is_grad_enabled() and torch._C._any_requires_grad(*values)
-        # Inside a backward pass what is recorded may never be asked for; then its own backward
-        # says so. So does that of a graph that is exported, with parameters that could be trained.
-        refused = not torch.compiler.is_exporting() and (
-            not differentiable
-            or ("vjp" not in op.rules and torch._C._current_graph_task_id() == -1)
-        )
-        if wants and refused:
+        # What is recorded may never be asked for: without a derivative, that of the call says so.
+        # A compiled graph must know it before; not one that a backward pass is traced for.
+        compiled = _compile_context() is not None and torch._C._current_graph_task_id() == -1
+        refused = not differentiable or ("vjp" not in op.rules and compiled)
+        if wants and refused and not torch.compiler.is_exporting():
             raise derivatives.missing(op, "vjp")
         if not differentiable:
+            # Asked only there: to ask leaves a view in what is traced.
+            forward = _transformed() or forward_ad._current_level >= 0
+            if forward and any(_tangent(v) is not None for v in values):
+                raise derivatives.missing(op, "jvp")
             with below():
                 return overload.redispatch(keyset & _after_autograd, *values)
         if _transformed():
@@ -47,6 +69,70 @@ def autograd_kernel(op: Op, overload: Any) -> Callable[..., Any]:
         return function.apply(keyset, *values)
 
     return kernel
+
+
+@contextlib.contextmanager
+def in_graph() -> Iterator[None]:
+    """Around the calls of operators that stand in a graph which AOTAutograd does not keep."""
+    before = getattr(_here, "in_graph", False)
+    _here.in_graph = True
+    try:
+        yield
+    finally:
+        _here.in_graph = before
+
+
+def is_atomic(op: Op) -> bool:
+    """Whether a kernel of the op adds up, or such, in an order that threads decide."""
+    kernels = [getattr(one, "kernel", None) for one in op.implementations]
+    return any(
+        one.atomic_outputs or (one.language == "cuda" and "atomic" in one.source + one.header)
+        for one in kernels
+        if one is not None
+    )
+
+
+def alert_not_deterministic(op: Op, device: torch.device) -> None:
+    """Do what torch's operators do that are not deterministic, where it was told to use none.
+
+    Raises:
+        KernelError: ``torch.use_deterministic_algorithms(True)`` holds, without ``warn_only``, and
+            the op has atomics; on a CPU with one thread their order is always the same.
+    """
+    if not torch.are_deterministic_algorithms_enabled() or not is_atomic(op):
+        return
+    if device.type == "cpu" and get_threads() == 1:
+        return
+    words = (
+        f"op {op.name!r} does not have a deterministic implementation, for its kernel has atomics, "
+        "but you set 'torch.use_deterministic_algorithms(True)'"
+    )
+    if torch.is_deterministic_algorithms_warn_only_enabled():
+        warn(f"{words}, warn_only=True.", FerruleWarning)
+        return
+    raise KernelError(
+        f"[op] {words}. Turn it off around this op, or set warn_only=True"
+        + ("; on the CPU ferrule.set_threads(1) is deterministic." if device.type == "cpu" else ".")
+    )
+
+
+def _check_traced(op: Op, values: Sequence[Any]) -> None:
+    """Refuse to compile a derivative that AOTAutograd would keep on disk by the operator's name.
+
+    Raises:
+        KernelError: the operator itself stands in the graph, and a rule in Python would be traced.
+    """
+    if getattr(_here, "in_graph", False) or torch.compiler.is_exporting():
+        return
+    wants = torch.is_grad_enabled() and torch._C._any_requires_grad(*values)
+    if (wants or _transformed()) and op.traces_python():
+        raise KernelError(
+            f"[op] op {op.name!r} is called by its `torch_op` in compiled code that takes "
+            "derivatives, and has rules that are Python functions: torch would keep what it traced "
+            "of them on disk by the operator's name alone, whatever else they read. Call the op "
+            "itself; or give the rules `version=`, a str or int that you change whenever they "
+            "change."
+        )
 
 
 def _function(op: Op, overload: Any) -> Any:
@@ -67,12 +153,23 @@ def _function(op: Op, overload: Any) -> Any:
             with torch._C._AutoDispatchBelowAutograd():
                 result = overload.redispatch(keyset, *values)
         found = result if len(outputs) > 1 else (result,)
+        ctx.in_graph = getattr(_here, "in_graph", False)
         ctx.plain = [None if isinstance(v, torch.Tensor) else v for v in values]
         ctx.is_tensor = [isinstance(v, torch.Tensor) for v in values]
-        ctx.real = [v.is_floating_point() or v.is_complex() for v in found]
+        constant = [v for one, v in zip(outputs, found, strict=True) if one.constant]
+        ctx.mark_non_differentiable(*constant)
+        ctx.real = [
+            not one.constant and (v.is_floating_point() or v.is_complex())
+            for one, v in zip(outputs, found, strict=True)
+        ]
+        # Zeros for the cotangent of an output that nobody used are made below: torch makes plain
+        # ones for a subclass, which nothing can be computed with.
+        ctx.set_materialize_grads(False)
+        ctx.like = [(v.shape, v.dtype, v.device) for v in found]
+        ctx.own = {i for i, v in enumerate(found) if len(found) > 1 and type(v) not in _PLAIN}
         # A derivative op names what it reads; nothing else is kept alive.
         saved = [v for i, v in enumerate(values) if ctx.is_tensor[i] and i in kept_inputs]
-        saved += [v for i, v in enumerate(found) if i in kept_outputs]
+        saved += [v for i, v in enumerate(found) if i in kept_outputs or i in ctx.own]
         ctx.save_for_backward(*saved)
         ctx.save_for_forward(*saved)
         return result
@@ -83,12 +180,23 @@ def _function(op: Op, overload: Any) -> Any:
             next(saved) if is_tensor and i in kept_inputs else plain
             for i, (is_tensor, plain) in enumerate(zip(ctx.is_tensor, ctx.plain, strict=True))
         ]
-        results = [next(saved) if i in kept_outputs else None for i in range(len(outputs))]
+        places = range(len(outputs))
+        results = [next(saved) if i in kept_outputs or i in ctx.own else None for i in places]
         return tuple(values), tuple(results)
 
     def backward(ctx: Any, *cotangents: Any) -> Any:
         values, results = restored(ctx)
-        grads = derivatives.vjp(op, values, cotangents, results)
+        cotangents = tuple(
+            given
+            if given is not None
+            else torch.zeros_like(results[i])
+            if i in ctx.own
+            else torch.zeros(like[0], dtype=like[1], device=like[2])
+            for i, (given, like) in enumerate(zip(cotangents, ctx.like, strict=True))
+        )
+        # What a rule calls stands where the op does.
+        with in_graph() if ctx.in_graph else contextlib.nullcontext():
+            grads = derivatives.vjp(op, values, cotangents, results)
         for one, is_tensor, grad in zip(op.rule.inputs, ctx.is_tensor, grads, strict=True):
             if is_tensor and grad is not None and not isinstance(grad, torch.Tensor):
                 raise derivatives.no_array(op, "vjp", grad, f"the gradient of input {one.name!r}")
@@ -100,13 +208,15 @@ def _function(op: Op, overload: Any) -> Any:
 
     def jvp(ctx: Any, _: Any, *tangents: Any) -> Any:
         values, results = restored(ctx)
+        around = in_graph() if ctx.in_graph else contextlib.nullcontext()
         if _transformed():
             # As above. Then tangents of this level must not count twice.
-            with forward_ad._set_fwd_grad_enabled(True):
+            with forward_ad._set_fwd_grad_enabled(True), around:
                 values, results = (tuple(map(_primal, some)) for some in (values, results))
                 found = derivatives.jvp(op, values, tangents, results, torch.zeros_like)
         else:
-            found = derivatives.jvp(op, values, tangents, results, torch.zeros_like)
+            with around:
+                found = derivatives.jvp(op, values, tangents, results, torch.zeros_like)
         for one, real, tangent in zip(outputs, ctx.real, found, strict=True):
             if (real or tangent is not None) and not isinstance(tangent, torch.Tensor):
                 raise derivatives.no_array(
@@ -126,10 +236,16 @@ def _function(op: Op, overload: Any) -> Any:
 
 def _primal(value: Any) -> Any:
     """A tensor without its tangent of the current level."""
-    if not isinstance(value, torch.Tensor):
-        return value
-    pair: Any = cast(Any, torch)._VF._unpack_dual(value, level=0)
-    return pair[0]
+    return _unpacked(value)[0] if isinstance(value, torch.Tensor) else value
+
+
+def _tangent(value: Any) -> Any:
+    """A tensor's tangent of the current level; None where it has none, or is no tensor."""
+    return _unpacked(value)[1] if isinstance(value, torch.Tensor) else None
+
+
+def _unpacked(value: torch.Tensor) -> Any:
+    return cast(Any, torch)._VF._unpack_dual(value, level=0)
 
 
 def _kept(op: Op) -> tuple[set[int], set[int]]:

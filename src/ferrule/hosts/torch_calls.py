@@ -23,8 +23,9 @@ import torch
 
 from .. import dtypes, fastcall, op_call, op_entries
 from ..binding import runtime
-from ..errors import KernelError, KernelTypeError
+from ..errors import ABANDONED, KernelError, KernelTypeError, abandoned
 from ..op_entries import FEW, RESOLVE, BoundOp, Entry, OpTable, Request
+from . import torch as host
 
 if TYPE_CHECKING:
     from ..op_declaration import Op
@@ -93,6 +94,8 @@ def _tell(at: Any, what: int) -> None:
         else:
             raised = (p and ctypes.cast(p, ctypes.py_object).value for p in request.exception)
             kind, value, _ = raised
+            if request.status == ABANDONED and kind is KeyboardInterrupt:
+                value = KeyboardInterrupt(abandoned(f"op {_bound[request.op].op.name!r}"))
             op_entries.fail(request, value if isinstance(value, BaseException) else kind())
     except BaseException as error:
         op_entries.fail(request, error)
@@ -126,6 +129,7 @@ def library() -> ctypes.CDLL | None:
     if found.fr_torch_init(ctypes.byref(setup)):
         return None
     fastcall.tell_when_bypassed(found.fr_torch_bypass)
+    found.fr_torch_set_slack(host.slack_is_known())
     found.fr_torch_set_main_thread(threading.main_thread().ident)
     os.register_at_fork(  # then the thread that forks is the child's
         after_in_child=lambda: found.fr_torch_set_main_thread(threading.get_ident())

@@ -26,12 +26,14 @@ from ..errors import FerruleError, FerruleWarning, KernelError, KernelTypeError,
 from ..implementation import KernelBody, Runner
 from ..op_declaration import Op
 from ..op_launch import check_empty, launch, number
+from ..op_settings import checked_tags
 from ..op_unit import carry_out
 from ..rule import Argument, Binding
 from ..spec import Facts, Shape
 from . import find, torch_calls
 from . import torch as host
-from .torch_autograd import autograd_kernel
+from .torch_autograd import alert_not_deterministic, autograd_kernel, is_atomic
+from .torch_kernels import Arrays, autocast_kernel, random_kernel, traced_call, version_kernel
 from .torch_sizes import SymInts, refuse_dynamic_templates
 
 NAMESPACE = "ferrule"
@@ -64,6 +66,8 @@ class TorchOp:
         overload: what graphs hold.
         raw: its twin for eager calls that record nothing.
         arguments: the inputs, their places, and of those that are numbers the Python type.
+        traced, reads_when_traced: see `torch_kernels.traced_call`.
+        atomic: its results may depend on the order of threads.
     """
 
     def __init__(self, op: Op) -> None:
@@ -97,7 +101,9 @@ class TorchOp:
             for other in [one for rule in op.rules.values() for one in rule.ops()]:
                 with contextlib.suppress(KernelError):
                     _ = other.torch_op
+        self.atomic = is_atomic(self.op)
         self.look_for_dtensor = _dtensor_finder(self.op, self.overload)
+        self.traced, self.reads_when_traced = traced_call(self.op, self.overload)
         if self.raw is not self.overload:
             self.look_for_dtensor()
 
@@ -124,7 +130,7 @@ class TorchOp:
         for i, one, kind in self.arguments:
             value = values[i]
             if kind is None:
-                if not _is_torchs(value) and (value is not None or not one.optional):
+                if (value is not None or not one.optional) and not _is_torchs(value):
                     if not _tracing():  # Dynamo cannot look at other libraries' types
                         self._refuse_mixed(one, value, values)
                     _dtype(self.op, one, value)  # says that it is none
@@ -132,14 +138,16 @@ class TorchOp:
                 values = (*values[:i], self._number(one, value), *values[i + 1 :])
         if _tracing():  # Dynamo cannot trace what follows
             self.look_for_dtensor()
-            return self.overload(*values)
+            return (self.traced if self.reads_when_traced() else self.overload)(*values)
         if self.caller._plain is op_declaration.unknown:
             op_declaration.watch_torch()
             kinds = "".join(
                 o.dtype[0] if o.dims is None else "o" if o.optional else "a"
                 for _, o, _ in self.arguments
             )
-            self.caller._plain = fastcall.operator(self.raw._op, kinds) or op_declaration.unknown
+            if not self.atomic:  # which asks what torch was told
+                plain = fastcall.operator(self.raw._op, kinds)
+                self.caller._plain = plain or op_declaration.unknown
         call = self.raw
         if (
             forward_ad._current_level >= 0
@@ -149,6 +157,8 @@ class TorchOp:
         ):
             call = self.overload
             self.look_for_dtensor()
+        elif self.atomic and torch.are_deterministic_algorithms_enabled():
+            alert_not_deterministic(self.op, self._device(values))
         try:
             return call(*values)
         except RuntimeError as by_torch:
@@ -196,22 +206,23 @@ class TorchOp:
             )
         signature = schema(op)
         mutated = [i for i, one in enumerate(op.rule.inputs) if one.mutable]
+        known = checked_tags(op.name, op.tags)
         for each in (name, f"{name}_raw"):
             qualified = f"{NAMESPACE}::{each}"
             # Kernels read memory row by row; told so, inductor hands it over that way.
-            tags = (torch.Tag.pt2_compliant_tag,)
+            tags = (torch.Tag.pt2_compliant_tag, *(getattr(torch.Tag, one) for one in known))
             _library.define(f"{each}{signature}", tags=tags)
             torch.library.register_fake(qualified, self.fake, lib=_library)
             overload = getattr(getattr(torch.ops, NAMESPACE), each).default
             if mutated:
                 _library.impl(
-                    each, _versioned(overload, mutated), "ADInplaceOrView", with_keyset=True
+                    each, version_kernel(op, overload, mutated), "ADInplaceOrView", with_keyset=True
                 )
                 for key in ("Conjugate", "Negative"):
                     _library.impl(each, self._lazy, key)
             if op.autocast is not None:
                 for device in ("CPU", "CUDA", "MPS"):
-                    kernel = _autocast(overload, device, op.autocast, mutated)
+                    kernel = autocast_kernel(overload, device, op.autocast, mutated)
                     _library.impl(each, kernel, f"Autocast{device}", with_keyset=True)
             if each is name:
                 self.overload = overload
@@ -228,6 +239,8 @@ class TorchOp:
         host.skip_in_dynamo([kernel.__code__])
         _library.impl(name, kernel, "Autograd", with_keyset=True)
         torch.library.register_vmap(f"{NAMESPACE}::{name}", self.vmap, lib=_library)
+        if "nondeterministic_seeded" in known:
+            _library.impl(name, random_kernel(op, self.overload), "FuncTorchVmapMode")
 
     # -- what it does ----------------------------------------------------------------------------
 
@@ -249,6 +262,7 @@ class TorchOp:
                 shapes.append(tuple(value.shape))
                 kinds.append(_dtype(op, one, value).name)
         device = self._device(values)
+        alert_not_deterministic(op, device)
         try:
             said = op.rule.bind(op.name, shapes, kinds, SymInts)
             outputs = [
@@ -296,7 +310,8 @@ class TorchOp:
             outputs = op_call.made_outputs(chosen, sent, results, host, device)
             facts = [_facts(one, _KNOWN[one.dtype], device) for one in outputs]
             if not device.startswith("mps"):
-                launch(op.name, op.rule, chosen, sent, said, device, queue, given, facts)
+                look = op_call.written_by(op, host, outputs)
+                launch(op.name, op.rule, chosen, sent, said, device, queue, given, facts, look)
             elif 0 in sent.grid:
                 check_empty(op.name, op.rule, sent, facts)
             else:
@@ -420,7 +435,7 @@ class TorchOp:
 
     def vmap(self, info: Any, axes: Sequence[int | None], *values: Any) -> tuple[Any, Any]:
         """The op for a batch of calls, as torch.vmap wants it."""
-        return batching.batched(self.op, info.batch_size, axes, values, self.overload, _Arrays)
+        return batching.batched(self.op, info.batch_size, axes, values, self.overload, Arrays)
 
 
 def _dtensor_finder(op: Op, overload: Any) -> Callable[[], None]:
@@ -435,35 +450,6 @@ def _dtensor_finder(op: Op, overload: Any) -> Callable[[], None]:
 
     look._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as of Op._look_for_torch
     return look
-
-
-class _Arrays:
-    """What batching asks of an array library."""
-
-    move = staticmethod(torch.movedim)
-    stack = staticmethod(torch.stack)
-    select = staticmethod(torch.select)
-
-    @staticmethod
-    def is_array(value: Any) -> bool:
-        return isinstance(value, torch.Tensor)
-
-    @staticmethod
-    def repeat(array: torch.Tensor, axis: int, size: int) -> torch.Tensor:
-        """With a new axis, along which all is the same."""
-        shape = list(array.shape)
-        shape.insert(axis, size)
-        return array.unsqueeze(axis).expand(shape)
-
-    @staticmethod
-    def merge(array: torch.Tensor, axis: int) -> torch.Tensor:
-        """With an axis and the next made one."""
-        return array.flatten(axis, axis + 1)
-
-    @staticmethod
-    def part(array: torch.Tensor, axis: int, sizes: tuple[int, int]) -> torch.Tensor:
-        """With an axis made two."""
-        return array.unflatten(axis, sizes)
 
 
 def _is_torchs(value: object) -> bool:
@@ -644,49 +630,6 @@ def _hint(size: Any) -> Any:
 
 def _facts(tensor: torch.Tensor, kind: Dtype, device: str) -> Facts:
     return Facts(kind, tuple(tensor.shape), tensor.stride(), tensor.data_ptr(), device)
-
-
-def _versioned(overload: Any, mutated: Sequence[int]) -> Callable[..., Any]:
-    """A kernel that tells autograd what was written in place."""
-
-    def kernel(keyset: Any, *values: Any) -> Any:
-        with torch._C._AutoDispatchBelowADInplaceOrView():
-            result = overload.redispatch(keyset & torch._C._after_ADInplaceOrView_keyset, *values)
-        for i in mutated:
-            if values[i] is not None:
-                torch.autograd.graph.increment_version(values[i])
-        return result
-
-    host.skip_in_dynamo([kernel.__code__])
-    return kernel
-
-
-def _autocast(
-    overload: Any, device: str, policy: str, mutated: Sequence[int]
-) -> Callable[..., Any]:
-    """A kernel that casts float inputs as the op's policy says, but for what is written in place:
-    that would be lost in a copy."""
-    key = getattr(torch._C.DispatchKey, f"Autocast{device}")
-    excluded = torch._C.DispatchKeySet(key)
-
-    def kernel(keyset: Any, *values: Any) -> Any:
-        name = device.lower()
-        to = torch.float32 if policy == "float32" else torch.get_autocast_dtype(name)
-        cast_values = [
-            value.to(to)
-            if isinstance(value, torch.Tensor)
-            and value.is_floating_point()
-            and value.dtype in (torch.float32, torch.float16, torch.bfloat16)
-            and value.device.type == name
-            and i not in mutated
-            else value
-            for i, value in enumerate(values)
-        ]
-        with torch._C._ExcludeDispatchKeyGuard(excluded):
-            return overload(*cast_values)
-
-    host.skip_in_dynamo([kernel.__code__])
-    return kernel
 
 
 def registered(name: str) -> TorchOp | None:

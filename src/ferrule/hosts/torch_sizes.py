@@ -35,11 +35,14 @@ class SymInts(Ints):
         """``then()`` where the condition holds, else ``otherwise()``."""
         if not isinstance(condition, torch.SymBool):
             return then() if condition else otherwise()
-        values = [
-            torch.SymInt(condition.node.wrap_int(one)) if type(one) is int else one
-            for one in (then(), otherwise())
-        ]  # sym_ite wants two of one type
-        return torch.sym_ite(condition, *values)
+        one, other = then(), otherwise()
+        # Of two numbers alone: torch writes a number that it knows as an int, and sym_ite wants two
+        # of one type. The bounds say again what torch cannot see of the sum, as that it is no less
+        # than 0.
+        wrap = condition.node.wrap_int
+        holds = torch.sym_ite(condition, torch.SymInt(wrap(1)), torch.SymInt(wrap(0)))
+        found = torch.sym_min(other + holds * (one - other), torch.sym_max(one, other))
+        return torch.sym_max(found, torch.sym_min(one, other))
 
     @staticmethod
     def both(a: Any, b: Callable[[], Any]) -> Any:
