@@ -61,12 +61,18 @@ def test_rows_as_json() -> None:
     assert "peer/ferrule" in done.stderr and "exp, 4096 float32" in done.stderr
 
 
-def test_plot_and_file(tmp_path: Path) -> None:
+def test_plot_and_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     png, text = tmp_path / "b.png", tmp_path / "b.json"
-    done = run("--quick", "--device", "cpu", "--only", "copy", "--plot", png, "--json", text)
+    done = run("--quick", "--device", "cpu", "--only", "copy", "--json", text)
     assert done.exit_code == 0, done.output
-    assert "copy, 4096 float32" in done.stdout and f"Wrote {png}" in done.stdout
+    assert "copy, 4096 float32" in done.stdout
     assert len(json.loads(text.read_text())["rows"]) == 2
+    done = run("--quick", "--device", "cpu", "--only", "copy", "--plot", png)
+    assert done.exit_code == 2 and "--quick measures none" in done.output and not png.exists()
+    rows = [row(work="copy", ratio=1.5), row(work="exp", ratio=0.7)]
+    monkeypatch.setattr("ferrule.cli.bench._measure", lambda bench, *_: bench.rows.extend(rows))
+    done = run("--device", "cpu", "--only", "copy", "--plot", png)
+    assert done.exit_code == 0 and f"Wrote {png}" in done.stdout, done.output
     with Image.open(png) as image:
         assert image.format == "PNG" and image.width > 1000
 

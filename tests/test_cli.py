@@ -228,6 +228,45 @@ def test_water_stays_near(height: int, width: int) -> None:
     assert np.abs(grid).max() < 8
 
 
+@settings(deadline=None)
+@given(st.integers(2, 90), st.integers(2, 90))
+def test_water_has_no_points_outside(height: int, width: int) -> None:
+    """At the very edge samples drop to zero: derivatives there would be a bright frame."""
+    grid = demo.water(height, width)[0]
+    x, y = ((grid[..., 0] + 1) * width - 1) / 2, ((grid[..., 1] + 1) * height - 1) / 2
+    assert (x > 0).all() and (x < width - 1).all()
+    assert (y > 0).all() and (y < height - 1).all()
+
+
+def test_the_wheel_has_the_hues_of_directions() -> None:
+    """What lies to the right of its middle has the hue of vectors to the right, and so on."""
+    wheel = demo._wheel()
+    middle = wheel.shape[0] // 2
+    for across, down in ((1, 0), (0, 1), (-1, 0), (0, -1)):
+        shown = wheel[middle + int(0.7 * middle * down), middle + int(0.7 * middle * across)]
+        told = demo._directions(np.full((2, 2, 2), (across, down), np.float32))[0, 0]
+        np.testing.assert_allclose(shown[:3], told, atol=0.05)
+        assert shown[3] == 1
+    assert wheel[0, 0, 3] == wheel[middle, middle, 3] == 0
+
+
+@pytest.mark.parametrize(("name", "kind"), [("a.jpg", "JPEG"), ("a.PNG", "PNG"), ("a", "PNG")])
+def test_demo_writes_what_a_name_says(tmp_path: Path, name: str, kind: str) -> None:
+    result = run("demo", photograph(tmp_path / "photo.png"), "--out", tmp_path / name)
+    assert result.exit_code == 0, result.output
+    with Image.open(tmp_path / name) as image:
+        assert image.format == kind
+    said = fault("demo", tmp_path / "photo.png", "--out", tmp_path / "a.xyz")
+    assert "expected the name of a picture" in said and ".png" in said
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"), [(3.4e-5, "34 µs"), (9.6e-4, "960 µs"), (1.04e-3, "1.0 ms")]
+)  # fmt: skip
+def test_times_of_the_demo_are_no_zeros(seconds: float, shown: str) -> None:
+    assert demo._duration(seconds) == shown
+
+
 def test_water_is_calm_at_the_borders() -> None:
     grid = demo.water(120, 100)
     for edge, still in ((grid[0, 0], -1), (grid[0, -1], 1)):
@@ -273,6 +312,7 @@ def test_demo_faults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 # -- doctor ----------------------------------------------------------------------------------------
 
 DOCTOR = "from ferrule.cli import main; main(['doctor', '--json'])"
+DOCTOR_SHOWN = DOCTOR.replace(", '--json'", "")
 
 
 def test_doctor(folder: Path) -> None:
@@ -313,6 +353,10 @@ def test_doctor_without_a_compiler(tmp_path: Path) -> None:
     assert "no C++ compiler works here" in report["problems"][0]["problem"]
     assert re.match(r"Run: .*pip install ziglang", report["problems"][0]["fix"])
     assert len(report["problems"]) == 1
+    done = process(code.replace(DOCTOR, DOCTOR_SHOWN), PATH=str(tmp_path))
+    (line,) = re.findall(r"^  cpu +(.*)", done.stdout, re.MULTILINE)
+    assert line.rstrip() == "no C++ compiler works here."
+    assert "not found: g++" in done.stdout.split("Problem")[1]
 
 
 def test_doctor_with_wrong_variables(tmp_path: Path) -> None:
@@ -447,7 +491,7 @@ def test_inspect_finds_kernels(tmp_path: Path) -> None:
     assert found == f"there is no 'nothing' in {str(path)!r}; kernels there: exp, old."
     assert "has 2 kernels: exp, old; expected" in fault_of(str(path))
     assert "'three' in" in fault_of(f"{path}:three") and "builtins.int" in fault_of(f"{path}:three")
-    assert "running needs() failed: TypeError" in fault_of(f"{path}:needs")
+    assert "'needs' in" in (needs := fault_of(f"{path}:needs")) and "that takes x" in needs
     assert "is a builtins.type, not a kernel" in fault_of(f"{path}:Box")
 
     result = run(
@@ -728,3 +772,24 @@ def test_examples(path: Path, tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip()
+
+
+def test_inspect_of_a_function_that_takes_arguments(tmp_path: Path) -> None:
+    """The message is about the person's function, not about what called it."""
+    path = tmp_path / "kernels.py"
+    path.write_text(
+        "import ferrule\n\ndef make(n, *, dtype, size=3):\n"
+        "    return ferrule.metal_kernel('k', ['x'], ['y'], 'y[0] = x[0];')\n"
+    )
+    said = fault("inspect", f"{path}:make")
+    assert f"is a function that takes n, dtype ({path}, line 3)" in said
+    assert "give them defaults" in said and "target.py" not in said
+
+
+def test_run_suggests_the_module(tmp_path: Path) -> None:
+    done = process("from ferrule.cli import main; main(['run', 'json.tool', '--sort-keys', 'a b'])")
+    assert done.returncode == 2
+    assert "To run the module: ferrule run -m json.tool --sort-keys 'a b'" in done.stderr
+    for name in ("no.such.module", "no_such", "json.tol"):
+        done = process(f"from ferrule.cli import main; main(['run', {name!r}])")
+        assert done.returncode == 2 and "ferrule run -m" not in done.stderr

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import ferrule
 from ferrule import KernelError, Op
@@ -58,6 +61,77 @@ def test_what_is_not_a_number_and_what_is_written_in_place() -> None:
 def test_one_implementation_alone() -> None:
     report = ferrule.compare(scale(), np.ones((2, 3), np.float32), np.ones(3, np.float32))
     assert report.largest == 0 and "nothing to compare" in repr(report)
+
+
+LEAVES = "if (keep[i]) y[i] = x[i];"
+
+
+@pytest.mark.parametrize("library", ["numpy", "torch", "mlx"])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "int32", "uint8", "bool"])
+@given(st.lists(st.booleans(), min_size=1, max_size=40), st.integers(0, 99))
+@settings(deadline=None, max_examples=8)
+def test_elements_that_are_never_written(
+    library: str, dtype: str, keep: list[bool], seed: int
+) -> None:
+    """Even where fresh memory would hold the last right answer."""
+    if library == "numpy":
+        kind: Any = ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype
+        made = lambda v, k: np.array(v).astype(k)  # noqa: E731
+    elif library == "torch":
+        kind, made = getattr(torch, dtype), lambda v, k: torch.tensor(v).to(k)
+    else:
+        mx = pytest.importorskip("mlx.core")
+        kind, made = (
+            getattr(mx, dtype + "_" * (dtype == "bool")),
+            lambda v, k: mx.array(v).astype(k),
+        )
+    flag = {"numpy": "bool", "torch": torch.bool}.get(library) or mx.bool_
+    op = ferrule.op(
+        "leaves", "x[N]:T, keep[N]:bool -> y[N]:T", metal=I + LEAVES, grid="N", threadgroup=64,
+        run=lambda x, keep: x,
+    )  # fmt: skip
+    x = made(np.random.default_rng(seed).integers(0, 5, len(keep)), kind)
+    report = ferrule.compare(op, x, made(keep, flag))
+    assert report.ok == all(keep)
+    if all(keep):
+        assert not report.unwritten and report.check() is report
+        return
+    (found,) = report.unwritten
+    assert (found.implementation, found.output) == ("metal", "y")
+    assert found.mask.tolist() == [not one for one in keep]
+    assert (found.number, found.at) == (keep.count(False), (keep.index(False),))
+    said = f"metal      y            never written: {found.number} of {len(keep)} elements"
+    with pytest.raises(KernelError, match=said):
+        report.check()
+
+
+def test_outputs_that_are_filled_or_given_to_functions() -> None:
+    op = ferrule.op(
+        "half", "x[N]:T -> y[N]:T, z[N]:int32", metal=I + "if (i) { y[i] = x[i]; z[i] = i; }",
+        grid="N", threadgroup=8, init_value=0,
+    )  # fmt: skip
+    assert ferrule.compare(op, np.ones(5, np.float32)).ok
+
+    def run(x: Any, y: Any) -> None:
+        y[2:] = x[2:]
+
+    report = ferrule.compare(ferrule.adopt("some", "x[N]:T -> y[N]:T", run=run), torch.ones(5))
+    assert [one.mask.tolist() for one in report.unwritten] == [[True, True, False, False, False]]
+
+
+def test_what_differs_is_raised() -> None:
+    right = scale(1e-5, reference=lambda x, w: x * w)
+    x, w = np.ones((2, 3), np.float32), np.ones(3, np.float32)
+    assert ferrule.compare(right, x, w).check().ok
+    wrong = ferrule.compare(scale(0.1, reference=lambda x, w: x * w), x, w)
+    assert not wrong.ok and not wrong.differences[0].ok
+    with pytest.raises(KernelError, match=r"op 'scale', compared with `reference`:\n.*WRONG"):
+        wrong.check()
+    counted = ferrule.op(
+        "count", "x[N]:int32 -> y[N]:int32", metal=I + "y[i] = x[i] + (i == 3);", grid="N",
+        threadgroup=8, reference=lambda x: x + 0,
+    )  # fmt: skip
+    assert not ferrule.compare(counted, np.full(5, 10**9, np.int32)).ok
 
 
 def with_vjp(op: Op, wrong: bool = False) -> Op:

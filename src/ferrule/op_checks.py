@@ -4,7 +4,7 @@ derivatives."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -14,6 +14,8 @@ from .dtypes import Dtype
 from .errors import KernelError, KernelTypeError
 from .implementation import Runner
 from .op_declaration import Op
+from .rule import Argument
+from .spec import Shape
 
 Values = np.ndarray[Any, Any]
 
@@ -30,6 +32,8 @@ class Difference(NamedTuple):
         relative: the same, divided by the largest magnitude of the output it is compared with.
         at: where it is.
         values: of both there: the implementation's, then what it is compared with.
+        tolerance: how large ``relative`` may be: half of the digits of the output's dtype; 0 for
+            integers.
     """
 
     implementation: str
@@ -38,6 +42,30 @@ class Difference(NamedTuple):
     relative: float
     at: tuple[int, ...]
     values: tuple[float, float]
+    tolerance: float
+
+    @property
+    def ok(self) -> bool:
+        """Whether they agree."""
+        return self.relative <= self.tolerance
+
+
+class Unwritten(NamedTuple):
+    """Elements of an output that an implementation never wrote: they are what was in the memory.
+
+    Attributes:
+        implementation: which one, such as ``"cuda"``.
+        output: the output's name.
+        number: how many there are.
+        at: the first of them.
+        mask: all of them: an array of bool, shaped like the output.
+    """
+
+    implementation: str
+    output: str
+    number: int
+    at: tuple[int, ...]
+    mask: Values
 
 
 class Comparison:
@@ -46,13 +74,31 @@ class Comparison:
     Attributes:
         baseline: the implementation that the others are compared with.
         differences: per implementation and output.
+        unwritten: per implementation and output that has elements which were never written.
         skipped: implementations that did not run, and why.
     """
 
     def __init__(self, op: str, baseline: str) -> None:
         self.op, self.baseline = op, baseline
         self.differences: list[Difference] = []
+        self.unwritten: list[Unwritten] = []
         self.skipped: list[tuple[str, str]] = []
+
+    @property
+    def ok(self) -> bool:
+        """Whether every element was written, and all implementations that ran agree, each output
+        within its `Difference.tolerance`."""
+        return not self.unwritten and all(one.ok for one in self.differences)
+
+    def check(self) -> Comparison:
+        """This comparison, where it is `ok`.
+
+        Raises:
+            KernelError: it is not; the message is the table.
+        """
+        if not self.ok:
+            raise KernelError(f"[op] {self!r}")
+        return self
 
     @property
     def largest(self) -> float:
@@ -66,6 +112,12 @@ class Comparison:
             lines.append(
                 f"  {one.implementation:<10} {one.output:<12} {one.largest:.3g} "
                 f"({one.relative:.3g} of the largest){where if one.largest else ''}"
+                f"{'' if one.ok else '  WRONG'}"
+            )
+        for lost in self.unwritten:
+            lines.append(
+                f"  {lost.implementation:<10} {lost.output:<12} never written: {lost.number} of "
+                f"{lost.mask.size} elements, the first at {list(lost.at)}  WRONG"
             )
         lines += [f"  {name:<10} not run: {why}" for name, why in self.skipped]
         if not self.differences:
@@ -77,7 +129,9 @@ def compare(op: Op, *args: Any, **named: Any) -> Comparison:
     """Run every implementation of an op that can be run here, and compare what they give.
 
     The reference, if there is one, is what the others are compared with; else the last one that
-    runs. Each gets copies of what it writes in place.
+    runs. Each gets copies of what it writes in place. Each is carried out twice, over outputs that
+    are filled with two patterns: fresh memory often holds the last right answer, so that elements
+    which nothing writes look right. `Comparison.check` raises what was found.
 
     Args:
         op: the op.
@@ -101,19 +155,24 @@ def compare(op: Op, *args: Any, **named: Any) -> Comparison:
             running.append((label, one))
     if not running:
         raise KernelError(f"[op] op {op.name!r} has nothing that runs on {device!r} to compare.")
-    found = {}
+    found, unwritten = {}, []
     for label, one in running:
         alone = Op(op.name, op.rule, [one], op.batch)
-        given = [_copied(a, v) for a, v in zip(op.rule.inputs, values, strict=True)]
-        result = op_call.call(alone, given)
-        outputs = [] if result is None else list(result) if isinstance(result, tuple) else [result]
-        outputs += [v for a, v in zip(op.rule.inputs, given, strict=True) if a.mutable]
-        found[label] = [_numbers(output) for output in outputs]
+        first, _ = _carried_out(alone, values, _PATTERNS[0])
+        second, written = _carried_out(alone, values, _PATTERNS[1])
+        for a, before, after in zip(op.rule.outputs, first, second, strict=True):
+            mask = _is_pattern(before, _PATTERNS[0]) & _is_pattern(after, _PATTERNS[1])
+            if mask.any():
+                at = tuple(int(i) for i in np.argwhere(mask)[0])
+                unwritten.append(Unwritten(label, a.name, int(mask.sum()), at, mask))
+        if hosts.nodes(values) is not None:  # MLX's graphs may run it on another device
+            second, written = _carried_out(alone, values, None)
+        found[label] = [*second, *written]
     names = [one.name for one in op.rule.outputs]
     names += [one.name for one in op.rule.inputs if one.mutable]
     baseline = "reference" if "reference" in found else running[-1][0]
     report = Comparison(op.name, baseline)
-    report.skipped = skipped
+    report.skipped, report.unwritten = skipped, unwritten
     for label, outputs in found.items():
         if label != baseline:
             for name, ours, theirs in zip(names, outputs, found[baseline], strict=True):
@@ -121,9 +180,85 @@ def compare(op: Op, *args: Any, **named: Any) -> Comparison:
     return report
 
 
-def _difference(label: str, name: str, ours: Values, theirs: Values) -> Difference:
+_EPSILON = {
+    "float64": 2.0**-52, "float32": 2.0**-23, "complex64": 2.0**-23, "float16": 2.0**-10,
+    "bfloat16": 2.0**-8,
+}  # fmt: skip
+
+
+def _epsilon(kind: Dtype) -> float:
+    return _EPSILON.get(kind.name, 2.0**-2)  # 8-bit floats
+
+
+_PATTERNS = 0xA5, 0x5A  # bytes; the second is a large number in most dtypes
+
+
+class _Filled:
+    """A host whose new arrays hold a pattern."""
+
+    def __init__(self, host: hosts.Host, byte: int) -> None:
+        self._host, self._byte = host, byte
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._host, name)
+
+    def empty(self, shape: Shape, dtype: Dtype, device: str) -> Any:
+        """A new array of the pattern."""
+        return self._host.full(shape, _pattern(dtype, self._byte), dtype, device)
+
+
+def _pattern(dtype: Dtype, byte: int) -> Any:
+    """The number whose bytes are all this one; a bool that is another for each pattern."""
+    if dtype.kind == "b":
+        return byte == _PATTERNS[1]
+    number = np.frombuffer(bytes([byte]) * dtype.itemsize, dtype.numpy)[0]
+    plain = type(number).__module__ == "numpy"
+    return (number if plain else np.float32(number)).item()
+
+
+def _carried_out(
+    op: Op, values: Sequence[Any], byte: int | None
+) -> tuple[list[_Result], list[_Result]]:
+    """What an op gives, over outputs that are filled with a byte, and what it writes in place."""
+    given = [_copied(a, v) for a, v in zip(op.rule.inputs, values, strict=True)]
+    if byte is None:
+        result = op_call.call(op, given)
+    else:
+        result = op_call.eager(op, given, lambda host: cast(hosts.Host, _Filled(host, byte)))
+    outputs = [] if result is None else list(result) if isinstance(result, tuple) else [result]
+    written = [v for a, v in zip(op.rule.inputs, given, strict=True) if a.mutable]
+    return [_result(one) for one in outputs], [_result(one) for one in written]
+
+
+class _Result(NamedTuple):
+    """The elements of an array, and its dtype, where it has one."""
+
+    values: Values
+    dtype: Dtype | None
+
+
+def _result(array: Any) -> _Result:
+    host = hosts.find(type(array))
+    if host is None:
+        return _Result(np.asarray(array), None)
+    fact = host.facts(array)
+    return _Result(np.array(host.to_numpy(array)), None if fact is None else fact.dtype)
+
+
+def _is_pattern(one: _Result, byte: int) -> Values:
+    """Which elements hold a pattern."""
+    if one.dtype is None:
+        return np.zeros(one.values.shape, bool)
+    found: Values = np.asarray(one.values == _pattern(one.dtype, byte))
+    return found
+
+
+def _difference(label: str, name: str, first: _Result, second: _Result) -> Difference:
+    kind = first.dtype
+    tolerance = _epsilon(kind) ** 0.5 if kind is not None and kind.kind in "fc" else 0.0
+    ours, theirs = _numbers(first.values), _numbers(second.values)
     if not ours.size:
-        return Difference(label, name, 0.0, 0.0, (), (0.0, 0.0))
+        return Difference(label, name, 0.0, 0.0, (), (0.0, 0.0), tolerance)
     with np.errstate(invalid="ignore", over="ignore"):
         apart = np.abs(ours - theirs)
     same = (ours == theirs) | (np.isnan(ours) & np.isnan(theirs))  # infinities, too
@@ -133,7 +268,8 @@ def _difference(label: str, name: str, ours: Values, theirs: Values) -> Differen
     finite = np.abs(theirs[np.isfinite(theirs)])
     scale = float(finite.max()) if finite.size else 0.0
     relative = largest / scale if scale else float(largest > 0)
-    return Difference(label, name, largest, relative, index, (ours[index], theirs[index]))
+    both = ours[index], theirs[index]
+    return Difference(label, name, largest, relative, index, both, tolerance)
 
 
 class Gradient(NamedTuple):
@@ -213,8 +349,8 @@ def check_grad(
     Elements of each float input, twelve at most, are moved up and down; for a jvp the whole input
     along a random direction. The op runs in float64 where its rule and what carries it out take
     that (a Metal body does not), else in the dtype of its inputs; sums and differences are
-    float64. Outputs of integers have no part in it. The tolerance covers rounding of the outputs
-    and what halving the step changes.
+    float64. Outputs of integers, and those that the rule marks with ``~``, have no part in it. The
+    tolerance covers rounding of the outputs and what halving the step changes.
 
     Args:
         op: the op.
@@ -268,20 +404,20 @@ class _Trial:
         self.kinds = wide
         floats = [kind for kind in wide if kind is not None and kind.kind == "f"]
         self.kind = min(floats, key=lambda kind: kind.itemsize, default=dtypes.float32)
-        self.epsilon = {"float64": 2.0**-52, "float32": 2.0**-23, "bfloat16": 2.0**-8}.get(
-            self.kind.name, 2.0**-10
-        )
+        self.epsilon = _epsilon(self.kind)
         default = 1e-5 if self.kind.name == "float64" else 1e-2 if self.kind.itemsize == 4 else 5e-2
         self.rtol = default if rtol is None else rtol
         self.report = GradientCheck(op.name, self.kind.name)
         self.primals = tuple(self.array(i, v) for i, v in enumerate(self.at))
         self.outputs = self.call(self.primals)
-        self.weights = [self.weight(rng, y) for y in self.outputs]
+        pairs = zip(op.rule.outputs, self.outputs, strict=True)
+        self.weights = [self.weight(rng, one, y) for one, y in pairs]
 
-    def weight(self, rng: Any, output: Any) -> Values:
-        """Random cotangents of an output; zeros where it is of integers, which have none."""
+    def weight(self, rng: Any, one: Argument, output: Any) -> Values:
+        """Random cotangents of an output; zeros where it is of integers, which have none, or where
+        the rule calls it constant."""
         fact, shape = self.host.facts(output), self.numbers(output).shape
-        if fact is not None and fact.dtype.kind not in "fc":
+        if one.constant or (fact is not None and fact.dtype.kind not in "fc"):
             return np.zeros(shape)
         found: Values = rng.uniform(0.5, 1.5, shape) * rng.choice([-1, 1], shape)
         return found
@@ -320,6 +456,8 @@ class _Trial:
             return 0.0, np.inf
         total = noise = 0.0
         for up, down, weight in zip(*sides, self.weights, strict=True):
+            if not weight.any():  # such an output may be infinite
+                continue
             total += float(np.sum(weight * (up - down)))
             changed = up != down
             noise += float(np.sum(np.abs(weight * up)[changed])) * self.epsilon
@@ -419,8 +557,6 @@ def _copied(one: Any, value: Any) -> Any:
     return host.contiguous(value) if host.name == "NumPy" else value.clone()
 
 
-def _numbers(array: Any) -> Values:
-    host = hosts.find(type(array))
-    values = array if host is None else host.to_numpy(array)
+def _numbers(values: Values) -> Values:
     kind = np.complex128 if np.iscomplexobj(values) else np.float64
     return np.asarray(values).astype(kind)

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 
 from . import _env, cache
 from .errors import CompilerFailed, ToolchainError
+from .waiting import Waiting
 
 if TYPE_CHECKING:  # as long to import as a cached kernel takes to load
     import subprocess
@@ -89,7 +90,10 @@ class Compiler:
     path: str
     identity: str = field(repr=False)
 
-    def compile(self, source: str, *, flags: Sequence[str] = (), timeout: float = 120.0) -> bytes:
+    def compile(
+        self, source: str, *, flags: Sequence[str] = (), timeout: float = 120.0,
+        waiting: Waiting | None = None,
+    ) -> bytes:  # fmt: skip
         """Compiles a C++20 translation unit to a shared library.
 
         The text is called ``kernel.cpp`` in diagnostics. `flags` are added to ``-shared -fPIC``
@@ -99,6 +103,7 @@ class Compiler:
             source: the text.
             flags: more flags, one string each.
             timeout: seconds after which the compiler is stopped; five times that for zig.
+            waiting: tells whoever waits; by default only of zig's first use.
 
         Returns:
             The library's bytes.
@@ -108,15 +113,17 @@ class Compiler:
             ToolchainError: it could not be run, crashed, took too long or printed without end.
         """
         text = source.encode("utf-8", "backslashreplace")
+        if waiting is None and self.kind == "zig":
+            waiting = Waiting("zig builds its C++ library before it first compiles", 60)
         common = ["-shared", "-fPIC", "-fdiagnostics-color=never", *flags]
         if self.kind == "gcc":
             # Otherwise libraries of one process share the static variables of their templates.
             common.insert(0, "-fno-gnu-unique")
         if any(flag.startswith("-std=") for flag in flags):
-            return self._compile(text, common, timeout)
+            return self._compile(text, common, timeout, waiting)
         for standard in _STANDARDS:
             try:
-                return self._compile(text, [standard, *common], timeout)
+                return self._compile(text, [standard, *common], timeout, waiting)
             except CompilerFailed as failed:
                 if not _refuses_standard(failed.log, standard):
                     raise
@@ -125,12 +132,14 @@ class Compiler:
             f"g++ 10, clang 10 and newer do. {remedy()}"
         )
 
-    def _compile(self, text: bytes, flags: list[str], timeout: float) -> bytes:
+    def _compile(
+        self, text: bytes, flags: list[str], timeout: float, waiting: Waiting | None
+    ) -> bytes:
         with _scratch() as folder:
             _write(folder, "kernel.cpp", text)
             # Names without a folder make equal texts give equal bytes.
             argv = [*self.argv, *flags, "kernel.cpp", "-o", "kernel.so"]
-            log = _run(argv, folder, timeout * _PATIENCE[self.kind])
+            log = _run(argv, folder, timeout * _PATIENCE[self.kind], waiting)
             library = b""
             with (
                 contextlib.suppress(OSError),
@@ -443,7 +452,7 @@ def _write(folder: str, name: str, text: bytes) -> None:
         ) from fault
 
 
-def _run(argv: Sequence[str], folder: str, timeout: float) -> str:
+def _run(argv: Sequence[str], folder: str, timeout: float, waiting: Waiting | None = None) -> str:
     """Runs a compiler in `folder`; returns what it printed.
 
     Raises:
@@ -470,11 +479,13 @@ def _run(argv: Sequence[str], folder: str, timeout: float) -> str:
                 start_new_session=True,  # one group: the compiler proper can be killed too
             )
         _limit(process.pid)
-        output, trouble = _collect(process, time.monotonic() + timeout)
+        output, trouble = _collect(process, time.monotonic() + timeout, waiting)
         done = trouble is None
     except (OSError, ValueError) as fault:
         raise ToolchainError(f"{argv[0]} cannot be run: {fault}") from fault
     finally:
+        if waiting is not None:
+            waiting.end()
         if process is not None:
             if not done:
                 with contextlib.suppress(OSError):
@@ -506,7 +517,9 @@ def _limit(pid: int) -> None:
         resource.prlimit(pid, resource.RLIMIT_CORE, (0, 0))
 
 
-def _collect(process: subprocess.Popen[bytes], deadline: float) -> tuple[bytes, str | None]:
+def _collect(
+    process: subprocess.Popen[bytes], deadline: float, waiting: Waiting | None
+) -> tuple[bytes, str | None]:
     """Waits for the process; returns its first MB of output, and what went wrong.
 
     The end of the output is not awaited for ever: a daemon that the compiler started (a compile
@@ -522,6 +535,8 @@ def _collect(process: subprocess.Popen[bytes], deadline: float) -> tuple[bytes, 
     open_ = True
     while time.monotonic() < deadline:
         ended = process.poll() is not None
+        if waiting is not None:
+            waiting.tick()
         if not open_:
             if ended:
                 return bytes(output), None

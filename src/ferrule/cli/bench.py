@@ -56,6 +56,8 @@ def command(
         if path is not None and path != "-" and not os.path.isdir(os.path.dirname(path) or "."):
             raise Fault(f"{path}: there is no folder {os.path.dirname(path)}.")
     if plot_path is not None:
+        if quick:
+            raise Fault("--plot draws ratios, and --quick measures none; leave out one of them.")
         try:
             import matplotlib  # noqa: F401  before the work, not after it
         except ImportError:

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import platform
+import re
 import shlex
 import subprocess
 import sys
@@ -132,7 +133,7 @@ def _cache(problems: list[Report]) -> Report:
 
 def _devices(found: Report, check: Report) -> list[Report]:
     """Whether each device can run kernels; if not, why."""
-    note = None if check["ok"] else check["error"].partition("\n")[0]
+    note = None if check["ok"] else _sentence(check["error"])
     cpu = {"name": "cpu", "runs": check["ok"], "note": note}
     gpus = [_gpu(f"cuda:{n}", gpu["name"]) for n, gpu in enumerate(found["gpus"])]
     none = {"name": "cuda", "runs": False, "note": found["error"] or "this process sees no GPU"}
@@ -167,6 +168,11 @@ def _driver() -> Report:
     return {"version": ".".join(map(str, found.version)), "gpus": gpus, "error": None}
 
 
+def _sentence(error: str) -> str:
+    """An error's first line, without what only leads to the next."""
+    return re.sub(r"(\.)\s[^.]*:$", r"\1", error.partition("\n")[0])
+
+
 def _compilers(problems: list[Report]) -> list[Report]:
     """Every C++ compiler that is found, once each; the one that is used comes first."""
     found: dict[str, Report] = {}
@@ -183,7 +189,7 @@ def _compilers(problems: list[Report]) -> list[Report]:
         try:
             report = _described(tools.find_compiler(shlex.join(argv)), used=False)
         except FerruleError as error:
-            report = {"path": argv[0], "used": False, "error": str(error).partition("\n")[0]}
+            report = {"path": argv[0], "used": False, "error": _sentence(str(error))}
         found[os.path.realpath(argv[0])] = report
     return list(found.values())
 

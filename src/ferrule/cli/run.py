@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import runpy
+import shlex
 import sys
 from pathlib import Path
 from types import TracebackType
@@ -57,7 +58,7 @@ def _run(module: bool, program: str, arguments: tuple[str, ...]) -> None:
     else:
         path = Path(program)
         if not path.exists():
-            _refuse(f"There is no file {program!r}.")
+            _refuse(f"There is no file {program!r}.{_as_module(program, arguments)}")
         if path.is_dir() and not (path / "__main__.py").exists():
             _refuse(f"The folder {program!r} has no file __main__.py.")
         sys.path[0] = str(path.resolve().parent)
@@ -77,6 +78,15 @@ def _check_module(name: str) -> None:
         spec = None
     if spec is None:
         _refuse(f"No module named {name!r}.")
+
+
+def _as_module(name: str, arguments: tuple[str, ...]) -> str:
+    """What to say where a name is that of a module: how that is run."""
+    try:
+        found = all(map(str.isidentifier, name.split("."))) and importlib.util.find_spec(name)
+    except (ImportError, ValueError):
+        return ""
+    return f" To run the module: ferrule run -m {shlex.join([name, *arguments])}" if found else ""
 
 
 def _refuse(message: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
 import pkgutil
 import re
@@ -158,6 +159,7 @@ def find_kernel(target: str, *, ops: bool = False) -> tuple[str, AnyKernel | Op]
             names = ", ".join(n for n, _ in _kernels(module)) or "none"
             raise Fault(f"there is no {path!r} in {place!r}; kernels there: {names}.") from None
     if isinstance(value, types.FunctionType):
+        _check_callable(path, place, value)
         value = _call(f"{path}()", value)
     if not isinstance(value, AnyKernel) and not (ops and isinstance(value, Op)):
         names = ", ".join(n for n, _ in _kernels(module)) or "none"
@@ -167,6 +169,24 @@ def find_kernel(target: str, *, ops: bool = False) -> tuple[str, AnyKernel | Op]
             f"kernels there: {names}."
         )
     return path, value
+
+
+def _check_callable(path: str, place: str, function: types.FunctionType) -> None:
+    """Refuse a function that cannot be called without arguments.
+
+    Raises:
+        Fault: it is one.
+    """
+    parameters = inspect.signature(function).parameters.values()
+    bound = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    needed = [p.name for p in parameters if p.default is p.empty and p.kind not in bound]
+    if needed:
+        code = function.__code__
+        raise Fault(
+            f"{path!r} in {place!r} is a function that takes {', '.join(needed)} "
+            f"({code.co_filename}, line {code.co_firstlineno}), and it is called without arguments "
+            "here; give them defaults, or name a kernel that it made."
+        )
 
 
 def _kernels(module: types.ModuleType) -> Iterator[tuple[str, AnyKernel]]:

@@ -2,22 +2,38 @@
 
 from __future__ import annotations
 
+import difflib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from ..errors import CompileError
-from ..kernel import Kernel
+from ..kernel import ATTRIBUTES, Kernel
 
 _LINE = re.compile(
     r"^(?P<file>[^\s:]+)[:(](?P<line>\d+)(?:[:,](?P<column>\d+))?\)?:?\s*"
     r"(?P<kind>fatal error|error|catastrophic error)\b[^:]*:\s*(?P<message>.*)$"
 )
 
-_NOT_CONSTANT = re.compile(r"\bconstant (expression|value)\b")  # sizes are known in a call alone
+# Sizes are known in a call alone: what gcc, clang and NVRTC say of an array of such a size.
+_NOT_CONSTANT = re.compile(
+    r"\bconstant (expression|value)\b|\bisn't constant|variably modified|variable[- ]length array"
+)
+
+# Of names that nothing declares, by gcc, clang and NVRTC.
+_UNDECLARED = re.compile(
+    r"'(\w+)' was not declared|undeclared identifier '(\w+)'|\"(\w+)\" is undef"
+)
 
 # Of what is starred and is none, by gcc, clang and NVRTC.
 _NO_POINTER = re.compile(r"unary '\*'|indirection|operand of (['\"])\*\1")
+
+# Of a name that a template calls, gcc speaks once more where the template is made.
+_UNKNOWN = re.compile(
+    r"there are no arguments to ('\w+') that depend on a template parameter, so a declaration of "
+    r"'\w+' must be available"
+)
+_SUGGESTION = re.compile(r"; did you mean .*")
 
 # Names of the header and of the rewriter, and what the author wrote.
 _TERMS: tuple[tuple[str, str], ...] = (
@@ -46,16 +62,23 @@ _TERMS: tuple[tuple[str, str], ...] = (
     (r", std::nullptr_t", ""),
     (r" \{aka '[^']*'\}", ""),
     (r" __restrict__\b", ""),
+    (r" \[-[fW][\w=+-]*\]$", ""),  # the compiler's option that would allow it
+    (_UNKNOWN.pattern, r"\1 was not declared in this scope"),
 )
 
 
 class Complaint(NamedTuple):
-    """One error of a compiler: where (``"source"``, ``"header"`` or ``""``), line, message."""
+    """One error of a compiler: where (``"source"``, ``"header"`` or ``""``), line, message.
+
+    Attributes:
+        behind: it is of ferrule's text, to which the author's line led.
+    """
 
     where: str
     line: int
     column: int
     message: str
+    behind: bool = False
 
 
 def in_authors_terms(message: str) -> str:
@@ -93,9 +116,31 @@ def _complaints(name: str, labels: Iterable[str], log: str) -> list[Complaint]:
             found.append(Complaint(here[1], int(here[2]), int(match["column"] or 0), message))
         else:
             where, line = mentioned or ("", int(match["line"]))
-            found.append(Complaint(where, line, 0, message))
+            found.append(Complaint(where, line, 0, message, behind=True))
         mentioned = None
-    return found
+    return _each_once(found)
+
+
+def _each_once(found: list[Complaint]) -> list[Complaint]:
+    """Without what is said again, and without what follows from an error of the same line."""
+    first: dict[tuple[str, int, str], Complaint] = {}
+    direct = {(c.where, c.line) for c in found if c.where and not c.behind}
+    for c in found:
+        if c.behind and (c.where, c.line) in direct:
+            continue
+        key = c.where, c.line, _SUGGESTION.sub("", c.message)
+        if key not in first or len(c.message) > len(first[key].message):
+            first[key] = c
+    return list(first.values())
+
+
+def _at_the_end(found: list[Complaint], texts: Mapping[str, str]) -> list[Complaint]:
+    """What the source leaves open shows behind it: then its last line is meant."""
+    lines = texts.get("source", "").rstrip().splitlines()
+    if not lines or texts.get("header", "").strip():  # which may be what leaves something open
+        return []
+    opened = [c for c in found if c.message.startswith("expected")]
+    return [c._replace(where="source", line=len(lines)) for c in opened[:1]]
 
 
 def _adopt(found: list[Complaint], place: tuple[str, int]) -> None:
@@ -116,23 +161,49 @@ def compile_error(
         scalars: the inputs that have no dims, which Metal bodies have as values.
     """
     texts = {"source": kernel.source, "header": kernel.header}
-    hints = []
-    values = scalars if kernel.language == "metal" else ()
-    found = complaints(kernel, log) if values else []
-    lines = {c.line: c.message for c in found if c.where == "source"}
-    for name in values:
-        if any(_as_pointer(name, kernel.source, *one) for one in lines.items()):
-            hints.append(
-                f"  Input {name!r} has no dims, and so is a value in Metal, not a pointer: write "
-                f"{name} for its element, or give it a dim of size 1."
-            )
+    hints = list(_hints(kernel, log, scalars)) if kernel.language == "metal" else []
     return refused("kernel", kernel.name, texts, log, compiler, hints=hints)
 
 
-def _as_pointer(name: str, source: str, line: int, message: str) -> bool:
+def _hints(kernel: Kernel, log: str, scalars: Sequence[str]) -> Iterator[str]:
+    """What the author of a Metal body may have meant, one line each."""
+    lines = kernel.source.splitlines()
+    found = [
+        (lines[c.line - 1], c.message)
+        for c in complaints(kernel, log)
+        if c.where == "source" and 0 < c.line <= len(lines)
+    ]
+    for name in scalars:
+        if any(_as_pointer(name, *one) for one in found):
+            yield (
+                f"  Input {name!r} has no dims, and so is a value in Metal, not a pointer: write "
+                f"{name} for its element, or give it a dim of size 1."
+            )
+        own = re.compile(rf"\[[^\]]*\b{re.escape(name)}\b")
+        if any(_NOT_CONSTANT.search(said) and own.search(text + said) for text, said in found):
+            yield (
+                f"  {name!r} is known only in a call, and the compiler must know the size of an "
+                f'array: make it a template parameter, `template={{"{name}": "{name}"}}` of an op '
+                f'or `template=[("{name}", …)]` in a call of a metal_kernel.'
+            )
+    for name in kernel.output_names if not kernel.atomic_outputs else ():
+        atomic = re.compile(rf"\batomic_\w+\s*\([^;]*\b{re.escape(name)}\b")
+        if any(atomic.search(text) for text, _ in found):
+            yield (
+                f"  Output {name!r} is no atomic: `atomic_outputs=True` makes every output a "
+                "`device atomic<T>*`."
+            )
+    given = [f"{n}_{part}" for n in kernel.input_names for part in ("shape", "strides", "ndim")]
+    unknown = [m[m.lastindex or 0] for _, said in found for m in [_UNDECLARED.search(said)] if m]
+    told = " ".join(said for _, said in found)
+    for name in dict.fromkeys(unknown):
+        for close in difflib.get_close_matches(name, [*ATTRIBUTES, *given], 1, 0.8):
+            if f"did you mean '{close}'" not in told:  # the compiler's own words
+                yield f"  Nothing is called {name!r} here; did you mean {close!r}?"
+
+
+def _as_pointer(name: str, text: str, message: str) -> bool:
     """Whether a line about which a compiler complains takes a name for a pointer."""
-    lines = source.splitlines()
-    text = lines[line - 1] if 0 < line <= len(lines) else ""
     if re.search(rf"(?<![\w.]){re.escape(name)}\s*\[", text):
         return True
     starred = re.search(rf"\*\s*{re.escape(name)}\b", text) is not None
@@ -157,23 +228,19 @@ def refused(
     """
     log = said if log is None else log
     found = _complaints(name, texts, said)
-    own = [c for c in found if c.where]
+    own = [c for c in found if c.where] or _at_the_end(found, texts)
     parts = [f"{what} {name!r} does not compile ({compiler}):"]
-    seen: set[tuple[str, int, str]] = set()
-    for c in own:
-        if (c.where, c.line, c.message) in seen:
-            continue
-        seen.add((c.where, c.line, c.message))
-        if len(seen) > 5:
-            parts.append(f"  … and {len(own) - 5} more; all of it is in the exception's `log`.")
-            break
+    for c in own[:5]:
         lines = texts[c.where].splitlines()
         quoted = lines[c.line - 1].strip() if 0 < c.line <= len(lines) else ""
         step = c.where.startswith("step")
         parts.append(f"  {c.where}{'' if step else f' line {c.line}'}: {c.message}")
         parts.append(f"    | {quoted}")
+    if len(own) > 5:
+        parts.append(f"  … and {len(own) - 5} more; all of it is in the exception's `log`.")
     parts += hints
-    if any(_NOT_CONSTANT.search(c.message) for c in own):
+    constant = any(_NOT_CONSTANT.search(c.message) for c in own)
+    if constant and not any("`template=" in hint for hint in hints):
         parts.append("  What the compiler is to know as a constant is given by `template`.")
     if not own:
         # The fault shows only inside the generated text: say so, with what the compiler said.

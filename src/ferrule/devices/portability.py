@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from ..dtypes import bfloat16, float16, float64
+from ..dtypes import bool_, float32, float64, int32, uint32, uint64
 from ..errors import DialectError, PortabilityWarning, warn
 from ..kernel import Kernel
 from ..source import Note
@@ -14,6 +14,7 @@ from ..source import Note
 if TYPE_CHECKING:
     from ..source.cpp import Prepared
 
+_ATOMIC = (bool_, float32, int32, uint32)
 _SHARED_LIMIT = 32 << 10
 _MOST_BUFFERS = 31
 
@@ -47,15 +48,20 @@ class Portability:
 
 def notes(p: Prepared) -> list[Note]:
     """What the text alone tells."""
-    from ..source.cpp import parameters  # what is in the cache needs no text
+    from ..source import unportable  # what is in the cache needs no text
+    from ..source.cpp import parameters
 
-    found = list(p.text.notes)
-    if p.kernel.atomic_outputs:
-        found += [
-            Note("source", _first_line(p.kernel, n), f"atomics on {d.name} (output {n!r})")
-            for n, d in zip(p.kernel.output_names, p.spec.outputs, strict=True)
-            if d in (float16, bfloat16)
-        ]
+    found = [*p.text.notes, *unportable.notes(p.kernel)]
+    for n, d in zip(p.kernel.output_names, p.spec.outputs, strict=True):
+        if not p.kernel.atomic_outputs or d in _ATOMIC:
+            continue
+        where: tuple[int, str] | None = (_first_line(p.kernel, n), "")
+        if d is uint64:  # of which Metal has the least and the greatest
+            where = unportable.wide_operation(p.kernel.source, n)
+        if where is not None:
+            line, called = where
+            what = f"atomics on {d.name} (output {n!r})"
+            found.append(Note("source", line, f"{called} of {what}" if called else what))
     kinds = [one.dtype for one in p.spec.inputs] + list(p.spec.outputs)
     names = (*p.kernel.input_names, *p.kernel.output_names)
     wide = [n for n, d in zip(names, kinds, strict=True) if d == float64]

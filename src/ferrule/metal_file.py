@@ -1,0 +1,347 @@
+"""A Metal file's kernel function as the body of an op.
+
+The function's buffers are the op's arrays, numbers and dims, by name. What stands before it is the
+header, without other kernels; its thread attributes become variables of the body. All lines keep
+their numbers, so that errors speak of the file's.
+"""
+
+from __future__ import annotations
+
+import difflib
+import itertools
+import os
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from . import dtypes
+from .errors import KernelError, KernelTypeError
+from .implementation import dtype_variables
+from .kernel import ATTRIBUTES, check_text
+from .rule import Rule
+from .source.lexer import Token, join, tokens
+
+_SPACES = ("device", "constant", "threadgroup", "thread")
+_QUALIFIERS = (
+    *_SPACES,
+    "const",
+    "volatile",
+    "restrict",
+    "__restrict",
+    "__restrict__",
+    "metal",
+    "::",
+)
+_ALIASES = {
+    "bfloat": "bfloat16_t", "float16_t": "half", "uint": "uint32_t", "int": "int32_t",
+    "uchar": "uint8_t", "char": "int8_t", "ushort": "uint16_t", "short": "int16_t",
+    "ulong": "uint64_t", "long": "int64_t",
+}  # fmt: skip
+_OPEN, _CLOSE = ("(", "[", "{"), (")", "]", "}")
+
+
+class Body(NamedTuple):
+    """What `ferrule.op` makes an op of.
+
+    Attributes:
+        source, header: the texts, under the file's own line numbers.
+        atomic: the function writes ``device atomic<T>*``.
+    """
+
+    source: str
+    header: str
+    atomic: bool
+
+
+class _Function(NamedTuple):
+    """A kernel function: the positions of its tokens in a file's."""
+
+    name: str
+    start: int  # of its first word, which a template's head may be
+    opened: int  # the bracket of its parameters
+    closed: int
+    body: int  # the brace
+    end: int
+
+
+class _Parameter(NamedTuple):
+    """One parameter of a kernel function.
+
+    Attributes:
+        kind: its type without address space and const, such as ``float`` or ``uint2``.
+        mark: ``"*"``, ``"&"`` or ``""``.
+        attribute: the word in its ``[[…]]``, or ``""``.
+    """
+
+    name: str
+    kind: str
+    mark: str
+    attribute: str
+    line: int
+
+
+def read(
+    op: str,
+    rule: Rule,
+    path: os.PathLike[str],
+    function: object,
+    template: Sequence[str],
+    header: str = "",
+) -> Body:
+    """The body of a file's kernel function.
+
+    Args:
+        op, rule: the op that it is to carry out.
+        path: the file, in UTF-8.
+        function: the function's name; None for the only one.
+        template: the names of the op's own template parameters.
+        header: the op's own, which must be empty.
+
+    Raises:
+        KernelError: there is a header; the file cannot be read or has no such function; or the
+            function's parameters are not the rule's: says which, and the line.
+        KernelTypeError: ``function`` is no str.
+        DialectError: a comment is never closed.
+    """
+    shown = os.fspath(path)
+    if header:
+        raise KernelError(
+            f"[op] op {op!r}: its `metal` is a file, in which its `header` belongs, too."
+        )
+    try:
+        with open(path, encoding="utf-8") as file:
+            text = check_text("metal", file.read(), op, "metal")
+    except (OSError, UnicodeDecodeError) as error:
+        raise KernelError(f"[op] `metal` of op {op!r}: {shown} cannot be read: {error}") from None
+    parts = [t for t in tokens(text, kernel=op, where="header") if t.text]
+    functions = _functions(parts)
+    one = _chosen(op, shown, functions, function)
+    where = f"[op] op {op!r}, function {one.name!r} of {shown}"
+    _check_template(where, rule, parts[one.start : one.opened], template)
+    parameters = _parameters(where, parts[one.opened + 1 : one.closed])
+    prelude, renamed, atomic = _bound(where, rule, parameters)
+    for other in functions:
+        if other is not one:
+            _blank(parts[other.start : other.end + 1])
+    for token in parts[one.body + 1 : one.end]:
+        if token.kind == "word" and token.text in renamed:
+            token.text = renamed[token.text]
+    lines = "\n" * (parts[one.body].line - 1)
+    source = f"{lines}{prelude}{join(parts[one.body + 1 : one.end])}"
+    return Body(source, join(parts[: one.start]), atomic)
+
+
+def _chosen(op: str, shown: str, functions: list[_Function], wanted: object) -> _Function:
+    if wanted is not None and not isinstance(wanted, str):
+        raise KernelTypeError(f"[op] `function` of op {op!r}: got {wanted!r}, expected a str.")
+    functions = [one for one in functions if one.name]
+    found = [one for one in functions if wanted in (None, one.name)]
+    if len(found) == 1:
+        return found[0]
+    names = ", ".join(repr(one.name) for one in functions) or "none"
+    asked = "say which with `function`" if wanted is None else f"there is no one {wanted!r}"
+    raise KernelError(
+        f"[op] `metal` of op {op!r}: {shown} has the kernel functions {names}; {asked}."
+    )
+
+
+def _functions(parts: list[Token]) -> list[_Function]:
+    """The kernel functions of a file, outside of all brackets."""
+    found: list[_Function] = []
+    start = 0  # of the statement
+    i = 0
+    while i < len(parts):
+        token = parts[i]
+        if token.kind == "directive" or token.macro or token.text == ";":
+            start = i + 1
+        elif token.text == "kernel" or (token.text == "[" and _is_kernel(parts, i)):
+            found.append(_function(parts, start, i))
+            i, start = found[-1].end, found[-1].end + 1
+        elif token.text in _OPEN:
+            i = _partner(parts, i)
+            if parts[i].text == "}":
+                start = i + 1
+        i += 1
+    return found
+
+
+def _is_kernel(parts: list[Token], i: int) -> bool:
+    return [t.text for t in parts[i : i + 3]] == ["[", "[", "kernel"]
+
+
+def _function(parts: list[Token], start: int, i: int) -> _Function:
+    """The kernel function whose word ``kernel`` is at i; without a name where it has no body."""
+    name, opened, closed = "", i, i
+    while i < len(parts) - 1 and parts[i].text not in (";", "{"):
+        if parts[i].text == "(":
+            name = next(t.text for t in reversed(parts[:i]) if not t.blank)
+            opened, closed = i, _partner(parts, i)
+        i = _partner(parts, i) + 1 if parts[i].text in _OPEN else i + 1
+    if parts[i].text != "{":  # declared, or a template that is instantiated
+        return _Function("", start, opened, closed, i, i)
+    return _Function(name, start, opened, closed, i, _partner(parts, i))
+
+
+def _partner(parts: list[Token], i: int) -> int:
+    """The bracket that closes the one at i; the last token where none does."""
+    depth = 0
+    for j in range(i, len(parts)):
+        if parts[j].kind == "op" and not parts[j].macro:
+            depth += (parts[j].text in _OPEN) - (parts[j].text in _CLOSE)
+            if depth == 0:
+                return j
+    return len(parts) - 1
+
+
+def _blank(parts: list[Token]) -> None:
+    """Leave the lines of a text alone."""
+    for token in parts:
+        token.text = "\n" * token.text.count("\n")
+
+
+def _check_template(where: str, rule: Rule, head: list[Token], template: Sequence[str]) -> None:
+    """Refuse template parameters that nothing gives a value."""
+    words = [t for t in head if not t.blank]
+    if not words or words[0].text != "template":
+        return
+    variables = dtype_variables(rule)
+    for before, token in itertools.pairwise(words):
+        if token.text in ("kernel", "["):
+            return
+        typed = before.text in ("typename", "class")
+        if token.kind != "word" or not (typed or before.text in ("int", "uint", "bool", "short")):
+            continue
+        if token.text not in (*variables, *template):
+            raise KernelError(
+                f"{where}, line {token.line}: nothing gives its template parameter {token.text!r} "
+                f"a value; {'name a dtype so in the rule, or ' if typed else ''}give "
+                f'`template={{"{token.text}": …}}`.'
+            )
+
+
+def _parameters(where: str, parts: list[Token]) -> list[_Parameter]:
+    """The parameters between two brackets."""
+    found: list[_Parameter] = []
+    own: list[Token] = []
+    depth = 0
+    for token in [*parts, Token("op", ",", 0)]:
+        depth += (token.text in (*_OPEN, "<")) - (token.text in (*_CLOSE, ">"))
+        if token.text != "," or depth:
+            own += [] if token.blank else [token]
+            continue
+        if own:
+            found.append(_parameter(where, own))
+        own = []
+    return found
+
+
+def _parameter(where: str, parts: list[Token]) -> _Parameter:
+    attribute = ""
+    for i in range(len(parts) - 2):
+        if parts[i].text == parts[i + 1].text == "[":
+            attribute = parts[i + 2].text
+            parts = parts[:i]
+            break
+    words = [t for t in parts if t.text not in _QUALIFIERS]
+    mark = "".join(t.text for t in words if t.text in ("*", "&"))
+    if any(t.text == "threadgroup" for t in parts) or not words or words[-1].kind != "word":
+        text = " ".join(t.text for t in parts)
+        raise KernelError(
+            f"{where}, line {parts[0].line}: the parameter {text!r} is no buffer; declare "
+            "threadgroup memory in the body, with a size that is a constant or of `template=`."
+        )
+    kind = "".join(t.text for t in words[:-1] if t.text not in ("*", "&"))
+    return _Parameter(words[-1].text, kind, mark, attribute, parts[0].line)
+
+
+def _bound(
+    where: str, rule: Rule, parameters: list[_Parameter]
+) -> tuple[str, dict[str, str], bool]:
+    """What declares the attributes, what other names stand for, whether outputs are atomic."""
+    arguments = {one.name: one for one in (*rule.inputs, *rule.outputs)}
+    written = {one.name for one in rule.outputs} | {one.name for one in rule.inputs if one.mutable}
+    atomic: dict[str, bool] = {}
+    prelude, renamed = "", {}
+    for p in parameters:
+        place = f"{where}, line {p.line}: "
+        if not p.mark:
+            value = _attribute(place, p)
+            if p.name == p.attribute and p.kind != ATTRIBUTES[p.attribute]:
+                renamed[p.name] = value
+            elif p.name != p.attribute:
+                prelude += f"{p.kind} {p.name} = {value}; "
+            continue
+        kind = p.kind
+        if p.name in written:
+            atomic[p.name] = kind.startswith("atomic")
+            kind = kind.removeprefix("atomic<").removesuffix(">").removeprefix("atomic_")
+        if p.name in arguments:
+            argument = arguments[p.name]
+            if (p.mark == "&") == bool(argument.dims):
+                what = "an array" if argument.dims else "a value without dims"
+                mark = "*" if argument.dims else "&"
+                raise KernelError(
+                    f"{place}{p.name!r} is {what} in the rule ({argument}); declare it with "
+                    f"{mark!r}."
+                )
+            own = (
+                dtypes.BY_NAME[argument.dtype].metal
+                if argument.dtype in dtypes.BY_NAME
+                else argument.dtype
+            )
+            if _ALIASES.get(kind, kind) != _ALIASES.get(own, own):
+                raise KernelError(
+                    f"{place}{p.name!r} has elements {kind!r}, but the rule says {argument} "
+                    f"({own!r} in Metal); make them equal."
+                )
+        elif (
+            p.name in rule.dim_names
+            and p.mark == "&"
+            and kind in ("int", "uint", "int32_t", "uint32_t")
+        ):
+            if kind.startswith("u"):  # the op's dims are ints
+                renamed[p.name] = f"uint({p.name})"
+        else:
+            known = ", ".join([*arguments, *rule.dim_names])
+            close = difflib.get_close_matches(p.name, [*arguments, *rule.dim_names], 1)
+            raise KernelError(
+                f"{place}the rule has no {p.name!r}"
+                + (f"; did you mean {close[0]!r}?" if close else f", but {known}.")
+                + " A buffer has the name of an array or a number of the rule, or is an int or "
+                "uint with the name of a dim."
+            )
+    missing = [name for name in arguments if name not in {p.name for p in parameters if p.mark}]
+    if missing:
+        declared = arguments[missing[0]]
+        raise KernelError(f"{where} has no buffer {missing[0]!r}, which the rule has ({declared}).")
+    if len(set(atomic.values())) > 1:
+        plain = next(name for name, one in atomic.items() if not one)
+        raise KernelError(
+            f"{where}: some of its outputs are atomic and {plain!r} is not; make all of them so."
+        )
+    return prelude, renamed, any(atomic.values())
+
+
+def _attribute(place: str, p: _Parameter) -> str:
+    """The value of a parameter that is no buffer."""
+    if p.attribute not in ATTRIBUTES:
+        close = difflib.get_close_matches(p.attribute, list(ATTRIBUTES), 1, 0.8)
+        what = f"the attribute [[{p.attribute}]]" if p.attribute else "no attribute"
+        raise KernelError(
+            f"{place}the parameter {p.name!r} is no buffer and has {what}; "
+            + (
+                f"did you mean {close[0]!r}?"
+                if close
+                else f"expected one of {', '.join(ATTRIBUTES)}."
+            )
+        )
+    wide = ATTRIBUTES[p.attribute] == "uint3"
+    size = p.kind[-1:] if p.kind[-1:] in ("2", "3") else ""
+    if p.kind.removesuffix(size) not in ("uint", "ushort", "uint32_t", "uint16_t") or (
+        size and not wide
+    ):
+        raise KernelError(
+            f"{place}{p.name!r} is a {p.kind}; [[{p.attribute}]] is a {ATTRIBUTES[p.attribute]}, "
+            "or what has fewer or shorter components."
+        )
+    value = p.attribute + {"": ".x", "2": ".xy", "3": ""}[size] * wide
+    return value if p.kind == ATTRIBUTES[p.attribute] else f"{p.kind}({value})"
