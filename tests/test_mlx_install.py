@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+import mlx.nn
 import numpy as np
 import pytest
 
@@ -23,7 +24,7 @@ from mlx_versions import needs_mlx
 
 pytestmark = pytest.mark.skipif(mx.is_available(mx.gpu), reason="this MLX has a GPU")
 
-PLACES: tuple[Any, ...] = (mx, mx.fast, mx.metal, mx.DeviceType, mx.Device)
+PLACES: tuple[Any, ...] = (mx, mx.fast, mx.metal, mx.DeviceType, mx.Device, mx.Stream)
 BEFORE = [dict(vars(place)) for place in PLACES]
 SOURCE = "uint i = thread_position_in_grid.x; y[i] = x[i] + n;"
 
@@ -63,6 +64,98 @@ def make(metal_kernel: Any = None) -> Any:
         return y
 
     return call
+
+
+@needs_mlx(0, 32, 3)
+@pytest.mark.parametrize("bits", [None, 4])
+def test_expert_layers_of_mlx_lm_in_shapeless_functions(bits: int | None, installed: None) -> None:
+    """MLX's own products keep the indices of the trace where one is left out."""
+    switch_layers = pytest.importorskip("mlx_lm.models.switch_layers")
+    mx.random.seed(3)
+    layers = [
+        switch_layers.SwitchGLU(64, 32, 6), switch_layers.SwitchMLP(64, 32, 6),
+        switch_layers.SwitchLinear(64, 32, 6),
+    ]  # fmt: skip
+    for layer in layers:
+        if bits:
+            mlx.nn.quantize(layer, group_size=32, bits=bits)
+            layer = layer.to_quantized(32, bits) if hasattr(layer, "to_quantized") else layer
+        mx.eval(layer.parameters())
+
+        def called(x: mx.array, chosen: mx.array, layer: Any = layer) -> mx.array:
+            if not isinstance(layer, switch_layers.SwitchGLU | switch_layers.SwitchMLP):
+                x = mx.expand_dims(x, (-2, -3))
+            return layer(x, chosen)  # type: ignore[no-any-return]
+
+        compiled = mx.compile(called, shapeless=True)
+        gradient = mx.compile(mx.grad(lambda x, i: called(x, i).sum()), shapeless=True)
+        for tokens in (1, 5, 3):
+            x, chosen = mx.random.normal((tokens, 64)), mx.random.randint(0, 6, (tokens, 2))
+            wanted = called(x, chosen)
+            assert mx.allclose(compiled(x, chosen), wanted, atol=1e-4)
+            wanted = mx.grad(lambda x, i: called(x, i).sum())(x, chosen)
+            assert mx.allclose(gradient(x, chosen), wanted, atol=1e-4)
+
+
+@needs_mlx(0, 32, 3)
+def test_products_with_an_index_left_out(installed: None) -> None:
+    a, b = mx.random.normal((4, 3, 8)), mx.random.normal((4, 8, 5))
+    w = mx.quantize(mx.random.normal((4, 64, 64)), 32, 4)
+    mx.eval(a, b, w)
+    gathered = mx.compile(lambda a, i: mx.gather_mm(a, b, rhs_indices=i), shapeless=True)
+    quantized = mx.compile(
+        lambda x, i: mx.gather_qmm(x, *w, rhs_indices=i, group_size=32, bits=4), shapeless=True
+    )
+    batched = mx.compile(
+        lambda x: mx.quantized_matmul(x, *w, group_size=32, bits=4), shapeless=True
+    )
+    for n in (1, 3, 2):
+        i, x = mx.arange(n)[::-1], mx.random.normal((n, 3, 64))
+        assert mx.allclose(gathered(a[:n], i), a[:n] @ b[:n][::-1], atol=1e-5)
+        full = mx.dequantize(*w, group_size=32, bits=4).swapaxes(-1, -2)
+        assert mx.allclose(quantized(x, i), x @ full[:n][::-1], atol=1e-4)
+        assert mx.allclose(batched(x[0]), x[0] @ full, atol=1e-4)
+    assert mx.allclose(
+        mx.vmap(lambda x: mx.gather_mm(x, b, rhs_indices=mx.array([1])))(a[:, :1]),
+        (a[:, :1] @ b[1])[:, None], atol=1e-5,
+    )  # fmt: skip
+
+
+def test_without_mlx() -> None:
+    """One line that says what to install, wherever MLX is asked for."""
+    code = (
+        "import sys; sys.modules['mlx'] = sys.modules['mlx.core'] = None; import ferrule\n"
+        "for ask in ('ferrule.install_mlx', 'ferrule.uninstall_mlx', 'ferrule.mlx.gather_mm',"
+        " 'ferrule.import_function'):\n"
+        "    try: eval(ask)\n"
+        "    except ImportError as e: print(e, e.__cause__ is None and e.__suppress_context__)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    names = ["install_mlx", "uninstall_mlx", "mlx", "import_function"]
+    assert done.stdout == "".join(
+        f"ferrule.{name} needs MLX, which is not installed here: pip install 'mlx[cpu]' on Linux, "
+        "or 'mlx[cuda13]' for NVIDIA GPUs; mlx on a Mac. True\n"
+        for name in names
+    ), done.stderr
+
+
+@needs_mlx(0, 32)
+def test_whole_models_of_mlx_lm_are_not_shapeless(installed: None) -> None:
+    """MLX's limit: they slice, or split, with numbers. Where one is, docs/mlx.md is to say so."""
+    base: dict[str, Any] = {
+        "vocab_size": 64, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1,
+        "num_attention_heads": 2, "num_key_value_heads": 2, "rms_norm_eps": 1e-5,
+        "num_local_experts": 4, "num_experts_per_tok": 2, "n_ctx": 64, "n_embd": 64, "n_head": 2,
+        "n_layer": 1, "n_positions": 64, "layer_norm_epsilon": 1e-5,
+    }  # fmt: skip
+    for name in ("llama", "mixtral", "gpt2"):
+        module = pytest.importorskip(f"mlx_lm.models.{name}")
+        model = module.Model(module.ModelArgs.from_dict({**base, "model_type": name}))
+        mx.eval(model.parameters())
+        compiled = mx.compile(lambda tokens, model=model: model(tokens), shapeless=True)
+        with pytest.raises(ValueError, match=r"(Slice|Split) cannot infer output shapes"):
+            for count in (3, 5):
+                mx.eval(compiled(mx.zeros((1, count), mx.int32)))
 
 
 def test_importing_ferrule_changes_nothing() -> None:
@@ -157,6 +250,17 @@ def test_streams(installed: None, make_stream: str) -> None:
         mx.synchronize(stream)
     with mx.stream(for_cpu):
         assert mx.default_device() == mx.cpu
+        assert isinstance(stream, mx.Stream) is (make_stream != "new_thread_local_stream")
+        if isinstance(stream, mx.Stream):
+            assert stream.device == mx.gpu and stream.device != mx.cpu
+    if isinstance(for_cpu, mx.Stream):
+        assert for_cpu.device == mx.cpu and for_cpu.device != mx.gpu
+    for device in (mx.gpu, mx.default_device()):
+        stream = mx.default_stream(device)
+        assert stream.device == mx.gpu and mx.gpu == stream.device and stream.device != mx.cpu
+        assert str(stream.device) == "Device(gpu, 0)"
+        assert mx.exp(mx.zeros(2), stream=stream).tolist() == [1, 1]
+    assert mx.default_stream(mx.cpu).device == mx.cpu != mx.default_stream(mx.gpu).device
     assert mx.default_stream(mx.gpu) == mx.default_stream(mx.cpu)
     mx.synchronize(mx.default_stream(mx.gpu))
     if mlx_build.at_least(0, 32):  # which takes devices, too

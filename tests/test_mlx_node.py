@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import threading
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -439,6 +440,82 @@ def test_async_eval() -> None:
     same(y, x)
 
 
+# MLX's CUDA build (0.32.4) marks a fused kernel as ready before it knows how many threads it has,
+# and a thread that asks at this moment divides by that: the process ends. So one uses it first.
+THREADS = """
+import sys, threading
+import mlx.core as mx, ferrule
+op = ferrule.op("asked", "x[N]:float32 -> y[N]:float32", grid="N", threadgroup=32,
+                metal="uint i = thread_position_in_grid.x; y[i] = x[i] + D;", template={"D": "N"})
+compiled = lambda: mx.compile(lambda x: op(x) + 1, shapeless=True)
+mx.eval(compiled()(mx.zeros((64,))))
+wrong = []
+def work(first):
+    f = compiled()
+    for n in range(first, first + 3):
+        if f(mx.zeros((n,))).tolist() != [n + 1] * n: wrong.append(n)
+threads = [threading.Thread(target=work, args=(2 + 3 * i,)) for i in range(4)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+assert not wrong, wrong
+"""
+
+
+WITH_NUMBER = "x[*S]:T, e:float32 -> y[*S]:T"
+WITH_ARRAY = WITH_NUMBER.replace("e:", "e[]:")
+GIVEN_ARRAYS: dict[str, Any] = {
+    "eager": lambda op, x, e: op(x, e[0]),
+    "compiled": lambda op, x, e: mx.compile(op)(x, e[0]),
+    "shapeless": lambda op, x, e: mx.compile(op, shapeless=True)(x, e[0]),
+    "batched": lambda op, x, e: mx.vmap(op, in_axes=(None, 0))(x, e)[0],
+    "differentiated": lambda op, x, e: mx.grad(lambda e: op(x, e).sum())(e[0]),
+    "exported": lambda op, x, e: mx.export_function(lambda event: None, op, x, e[0]) or 2 * x,
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*called 2 times:ferrule.FerruleWarning")
+@pytest.mark.parametrize("how", GIVEN_ARRAYS)
+def test_an_array_for_a_number(how: str) -> None:
+    """The error says how it is declared as an array; then it can be one, with the same body."""
+    if how == "exported" and not mlx_build.at_least(0, 32):
+        pytest.skip("this MLX exports no kernels here")
+    x, e = mx.ones(3), mx.array([2.0, 3.0])
+    made = [
+        fe.op("by", rule, metal=f"{I} y[i] = x[i] * e;", grid="x.size", threadgroup=8)
+        for rule in (WITH_NUMBER, WITH_ARRAY)
+    ]
+    with pytest.raises(
+        (KernelTypeError, ValueError),
+        match=r"input 'e' of op 'by': got a mlx\.array of shape \(\), expected a Python number: "
+        r"e:float32\. .* declare e\[\]:float32\.",
+    ):
+        GIVEN_ARRAYS[how](made[0], x, e)
+    if how != "differentiated":
+        assert GIVEN_ARRAYS[how](made[1], x, e).tolist() == [2, 2, 2]
+
+
+def test_a_drawn_graph_says_what_a_kernel_is(tmp_path: Path) -> None:
+    """MLX asks for one name, for pictures and for the error of an export."""
+    y = square(numbers(3)) + 1
+    path = tmp_path / "graph.dot"
+    mx.export_to_dot(str(path), y)
+    labels = re.findall(r'label ="([^"]*)"', path.read_text("utf-8"))
+    (label,) = [one for one in labels if "square" in one]
+    if mlx_build.at_least(0, 32):
+        assert label.replace("\u00a0", " ") == "op 'square' (evaluate it before mx.export_function)"
+        with pytest.raises(
+            ValueError, match=r"serialize primitive op.'square'.\(evaluate.it.before"
+        ):
+            mx.export_function(str(tmp_path / "f.mlxfn"), lambda x: x + y, mx.ones(3))
+
+
+def test_threads_of_many_processes() -> None:
+    count = 8 if mx.is_available(mx.gpu) else 1
+    for _ in range(count):
+        done = subprocess.run([sys.executable, "-c", THREADS], capture_output=True, text=True)
+        assert done.returncode == 0, (done.returncode, done.stderr)
+
+
 def test_threads_that_ask_in_every_way() -> None:
     """New templates are compiled while others wait for results, with and without the GIL."""
     kernel = fe.op(
@@ -446,6 +523,7 @@ def test_threads_that_ask_in_every_way() -> None:
         metal=f"{I} y[i] = x[i] + D;",
     )  # fmt: skip
     faults: list[BaseException] = []
+    mx.eval(mx.compile(lambda x: kernel(x) + 1, shapeless=True)(mx.zeros((64,))))  # as above
 
     def work(first: int) -> None:
         try:

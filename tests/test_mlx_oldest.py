@@ -55,18 +55,19 @@ def oldest() -> Iterator[dict[str, str]]:
         yield {**kept, "PYTHONPATH": os.pathsep.join([folder, OURS])}
 
 
-@pytest.mark.timeout(700)
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
 def test_the_oldest(oldest: dict[str, str]) -> None:
     code = (
         "import mlx.core as mx; from ferrule.hosts import mlx_build\n"
         "print(mx.__version__, mlx_build.library() is not None)"
     )
     status, said = run("-c", code, env=oldest, timeout=100)
-    assert (status, said.split()) == (0, [OLDEST, "True"]), said
+    assert (status, said.splitlines()[-1]) == (0, f"{OLDEST} True"), said
     files = [TESTS / name for name in FILES]
     status, said = run(
         "-m", "pytest", "-n", "2", "-p", "no:cacheprovider", *files, TESTS / "test_hosts.py",
-        "-k", "mlx and not wheel", env=oldest, timeout=400,
+        "-k", "mlx and not wheel", env=oldest, timeout=1200,
     )  # fmt: skip
     print(said)
     assert status == 0, said

@@ -13,7 +13,8 @@ import mlx.core as mx
 import pytest
 
 import ferrule
-from ferrule import KernelError
+from ferrule import KernelError, op_entries
+from ferrule.hosts import mlx_build
 from mlx_files import I
 from test_mlx_rules import asked, copied
 
@@ -184,6 +185,50 @@ def test_a_rule_that_is_declared_after_calls_is_taken() -> None:
     assert mx.grad(lambda x: op(x).sum())(X).tolist() == [5, 5, 5]
     gc.collect()
     assert lazy.tolist() == [2, 2, 2]
+
+
+@pytest.mark.parametrize("use", [called, compiled, differentiated])
+def test_nothing_is_left_of_ops(use: Callable[[Any], Any], without_torch: None) -> None:
+    """Neither what C has of each call, nor a number by which nodes know an op."""
+
+    def there() -> tuple[int, int]:
+        gc.collect()
+        entries = sum(type(one) is op_entries.Entry for one in gc.get_objects())
+        return entries, len(mlx_build.bound)
+
+    use(ruled(Held()))  # its derivative is an op that stays
+    before = there()
+    for _ in range(20):
+        use(ruled(Held()))
+    assert there() == before
+
+
+def test_ops_that_are_first_called_by_many_threads_at_once(without_torch: None) -> None:
+    """Each is known by a number of its own: none is carried out for another."""
+    ops = [
+        ferrule.op(f"add{i}", "x[N]:float32 -> y[N]:float32", grid="N", threadgroup=32,
+                   metal=f"uint i = thread_position_in_grid.x; y[i] = x[i] + {i};")
+        for i in range(4)
+    ]  # fmt: skip
+    found: list[tuple[int, list[float]]] = []
+    ready = threading.Barrier(8)
+
+    def run(i: int) -> None:
+        ready.wait()
+        with mx.stream(mx.cpu):
+            found.append((i % 4, ops[i % 4](X).tolist()))
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [threading.Thread(target=run, args=(i,)) for i in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(before)
+    assert sorted(found) == [(i // 2, [1 + i // 2] * 3) for i in range(8)]
 
 
 def test_ops_that_come_and_go_on_many_threads(without_torch: None) -> None:

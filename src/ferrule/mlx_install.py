@@ -26,7 +26,7 @@ from . import cuda_call
 from .call import MetalKernel
 from .cuda_call import CudaKernel
 from .errors import FerruleWarning, warn
-from .hosts import mlx_build, mlx_node
+from .hosts import mlx_build, mlx_matmul, mlx_node
 from .kernel import make_kernel
 
 _installed: dict[int, tuple[Any, Any]] = {}  # by what is replaced: that, and what stands for it
@@ -41,8 +41,9 @@ def install_mlx() -> None:
     Mac: `mx.metal.is_available`, `mx.is_available`, `mx.device_count`, `mx.device_info`, and
     `mx.default_device`, which is equal to `mx.gpu` until the program asks for the CPU with
     `mx.set_default_device` or `mx.stream`. The functions that take a device take `mx.gpu`, and give
-    a stream of the CPU. `mx.import_function` is `ferrule.import_function`, but not on a Mac. MLX's
-    own operations compute as before.
+    a stream of the CPU. But not on a Mac, `mx.import_function` is `ferrule.import_function`, and
+    `mx.gather_mm`, `mx.gather_qmm` and `mx.quantized_matmul` are those of `ferrule.mlx` where MLX's
+    are wrong in some transformation. All else of MLX computes as before.
 
     Call it before the packages are imported: many make their kernels, or decide against them, when
     they are. A second call changes nothing. `uninstall_mlx` puts everything back.
@@ -61,6 +62,7 @@ def install_mlx() -> None:
         _installed.update((id(old), (old, new)) for old, new in pairs)
         _exchange(_installed)
         _types.__eq__ = _equal_to_gpu
+        _streams.device = property(_device_of)
     if early:
         names = ", ".join(early[:8]) + (" …" if len(early) > 8 else "")
         warn(
@@ -80,6 +82,7 @@ def uninstall_mlx() -> None:
     with _changing:
         _exchange({id(new): (new, old) for old, new in _installed.values()})
         _types.__eq__ = _type_equal
+        _streams.device = _stream_device
         _installed.clear()
         _device.cpu = False
 
@@ -278,6 +281,36 @@ def _equal_to_gpu(self: Any, other: object) -> bool:
     return bool(self is mx.gpu if isinstance(other, _Gpu) else _type_equal(self, other))
 
 
+_streams: Any = mx.Stream
+_stream_device = vars(_streams)["device"]
+_gpu_streams: dict[int, Any] = {}  # that the program was given for the GPU, by their ids
+_default_streams: dict[str, Any] = {}  # those of them that are MLX's default streams
+
+
+def _device_of(self: Any) -> Any:
+    """`mx.Stream.device`."""
+    return _Gpu(mx.cpu) if id(self) in _gpu_streams else _stream_device.__get__(self)
+
+
+def _for_gpu(stream: Any) -> Any:
+    """A stream whose device, the program is told, is the GPU."""
+    _gpu_streams[id(stream)] = stream
+    return stream
+
+
+def _default_stream(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """`mx.default_stream`: for the GPU the same object each time, since others have no mark."""
+
+    @functools.wraps(function)
+    def call(device: Any) -> Any:
+        stream = function(_real(device))
+        if not _is_gpu(device):
+            return stream
+        return _for_gpu(_default_streams.setdefault(str(stream), stream))
+
+    return call
+
+
 def _real(value: Any) -> Any:
     return mx.cpu if _is_gpu(value) else value
 
@@ -298,8 +331,9 @@ def _stream_maker(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def make(device: Any) -> Any:
         stream = function(_real(device))
-        if not _is_gpu(device):
-            _cpu_streams.add(str(stream))
+        if _is_gpu(device):
+            return _for_gpu(stream)
+        _cpu_streams.add(str(stream))
         return stream
 
     return make
@@ -353,6 +387,9 @@ def _replacements() -> Iterable[tuple[Any, Any]]:
         replace(mx, "custom_function", lambda old: InstalledFunction)
         replace(mx.metal, "is_available", _always)
         replace(mx, "import_function", _import_function)
+        replace(mx, "gather_mm", _gather_mm)
+        replace(mx, "gather_qmm", _gather_qmm)
+        replace(mx, "quantized_matmul", _quantized_matmul)
     replace(mx.fast, "cuda_kernel", lambda old: _cuda_kernel)
     if mx.is_available(mx.gpu):  # MLX's CUDA build
         return pairs
@@ -409,11 +446,42 @@ def _replacements() -> Iterable[tuple[Any, Any]]:
     replace(mx, "device_count", _on_cpu)
     replace(mx, "device_info", info)
     replace(mx.metal, "device_info", info)
-    replace(mx, "default_stream", _on_cpu)
+    replace(mx, "default_stream", _default_stream)
     replace(mx, "synchronize", _on_cpu)
     for name in ("new_stream", "new_thread_local_stream", "new_thread_unsafe_stream"):
         replace(mx, name, _stream_maker)
     return pairs
+
+
+def _gather_mm(old: Callable[..., Any]) -> Callable[..., Any]:
+    return _product(old, mlx_matmul.gather_mm, lambda a, b: True)
+
+
+def _gather_qmm(old: Callable[..., Any]) -> Callable[..., Any]:
+    return _product(old, mlx_matmul.gather_qmm, lambda x, w: True)
+
+
+def _quantized_matmul(old: Callable[..., Any]) -> Callable[..., Any]:
+    """Of a single matrix MLX's own is right, and sooner made, but where its rows are short
+    (`mlx_matmul`)."""
+    return _product(
+        old, mlx_matmul.quantized_matmul,
+        lambda x, w: w.ndim > 2 or not x.ndim or x.shape[-1] <= 128 or mlx_build.shapeless(),
+    )  # fmt: skip
+
+
+def _product(
+    old: Callable[..., Any], ours: Callable[..., Any], wrong: Callable[[Any, Any], bool]
+) -> Callable[..., Any]:
+    """One of MLX's products, by ferrule for arrays with which MLX is ``wrong`` in some use."""
+
+    @functools.wraps(old)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        arrays = len(args) > 1 and all(isinstance(one, mx.array) for one in args[:2])
+        by_us = arrays and mlx_build.library() is not None and wrong(args[0], args[1])
+        return (ours if by_us else old)(*args, **kwargs)
+
+    return call
 
 
 def _import_function(old: Callable[..., Any]) -> Callable[..., Any]:

@@ -117,7 +117,7 @@ def tangents(of: Op, outputs: Sequence[mx.array], found: Sequence[Any]) -> tuple
     """What the jvp of an op gave, if it is arrays like the outputs; raises as `gradients`."""
     made = []
     for one, value, tangent in zip(of.rule.outputs, outputs, found, strict=True):
-        if tangent is None and not mx.issubdtype(value.dtype, mx.inexact):
+        if tangent is None and (one.constant or not mx.issubdtype(value.dtype, mx.inexact)):
             tangent = zeros_like(value)
         made.append(_like(of, "jvp", tangent, value, f"the tangent of output {one.name!r}"))
     return tuple(made)

@@ -7,8 +7,10 @@ from __future__ import annotations
 import ctypes
 import functools
 import gc
+import itertools
 import re
 import sys
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ import mlx.core as mx
 from .. import binding, cache, dtypes, fastcall, loader, op_entries, toolchain
 from ..errors import CompilerFailed, DeviceError, FerruleWarning, ToolchainError, warn
 from ..op_entries import FEW, RESOLVE, Bound, Request
+from ..waiting import Waiting
 from . import mlx_probe, mlx_sources
 
 VERSION: str = mx.__version__  # type: ignore[attr-defined]
@@ -76,7 +79,7 @@ def library() -> ctypes.PyDLL | None:
     fastcall.tell_when_bypassed(found.fr_mlx_bypass)
     gc.callbacks.append(lambda phase, _: found.fr_mlx_collect() if phase == "start" else None)
     if found.fr_mlx_has_cuda():
-        found.fr_mlx_probe_by(functools.partial(mlx_probe.choose, found, bound))
+        found.fr_mlx_probe_by(functools.partial(mlx_probe.choose, found, number_of))
     return found
 
 
@@ -154,8 +157,9 @@ def _built() -> bytes:
         _check_zig(compiler)
         try:
             return compiler.compile(
-                mlx_sources.text(home), flags=mlx_sources.flags(home), timeout=600.0
-            )
+                mlx_sources.text(home), flags=mlx_sources.flags(home), timeout=600.0,
+                waiting=Waiting(f"compiling ferrule's nodes for MLX {VERSION}", 10),
+            )  # fmt: skip
         except CompilerFailed as failed:
             raise _refused(compiler, failed.log) from failed
 
@@ -273,6 +277,8 @@ def _loaded(payload: bytes) -> ctypes.PyDLL:
     found.fr_mlx_layout.restype = ctypes.c_char_p
     found.fr_mlx_misfit.argtypes = (ctypes.py_object,)
     found.fr_mlx_misfit.restype = ctypes.c_char_p
+    found.fr_mlx_mended.argtypes = (ctypes.py_object,) * 2
+    found.fr_mlx_mended.restype = ctypes.py_object
     found.fr_mlx_record_call.argtypes = (
         ctypes.c_char_p, ctypes.py_object, ctypes.py_object, _pointer,
     )  # fmt: skip
@@ -301,7 +307,16 @@ def _check_layout(found: ctypes.PyDLL) -> None:
             )
 
 
-bound: list[Bound] = []  # by the numbers that nodes know them by; of ops, proxies
+# By the numbers that nodes know them by. Who gives a number to C holds what it is for as long.
+bound: weakref.WeakValueDictionary[int, Bound] = weakref.WeakValueDictionary()
+_numbers = itertools.count()
+
+
+def number_of(made: Bound) -> int:
+    """A number for what nodes carry out, by which they ask for its kernels."""
+    number = next(_numbers)
+    bound[number] = made
+    return number
 
 
 def _resolve(request: Request) -> int:

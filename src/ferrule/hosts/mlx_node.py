@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import traceback
-import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,9 +34,10 @@ from ..errors import (
 )
 from ..implementation import Runner
 from ..op_entries import Bound, Prepared, Request
+from ..op_launch import number
 from ..spec import Facts, Input, Launch, Shape, Spec, row_contiguous_strides
 from . import mlx, mlx_batches, mlx_gpu
-from .mlx_build import bound, library, loaded
+from .mlx_build import library, loaded, number_of
 
 if TYPE_CHECKING:
     from ..call_sizes import Sizes
@@ -86,6 +86,12 @@ def rules(op: Op) -> Callable[..., tuple[Any, ...]]:
 
     def answered(what: str, *given: Any) -> tuple[Any, ...]:
         if what == "vjp":
+            primals, cotangents, outputs = given
+            cotangents = tuple(
+                mlx_batches.zeros_like(c) if one.constant else c
+                for one, c in zip(op.rule.outputs, cotangents, strict=True)
+            )
+            given = primals, cotangents, outputs
             return mlx_batches.gradients(op, given[0], derivatives.vjp(op, *given))
         if what == "jvp":
             values, tangents = given
@@ -135,11 +141,10 @@ def callable_for(op: Op) -> Any:
         devices, made = 0, op_entries.bind(op, _nothing, launches=False)
     if made is None:
         return None
-    bound.append(weakref.proxy(made))  # the function and its nodes hold it, and so the op
     what = f"op {op.name!r}"
     return found.fr_mlx_op(
-        ctypes.addressof(made.structure), len(bound) - 1, devices, elsewhere, what.encode(),
-        (answering(rules(op), what), made),
+        ctypes.addressof(made.structure), number_of(made), devices, elsewhere, what.encode(),
+        (answering(rules(op), what), made),  # the function and its nodes hold it, and so the op
     )  # fmt: skip
 
 
@@ -154,6 +159,9 @@ def call(op: Op, values: Sequence[Any]) -> Any:
         from . import mlx_export
 
         return mlx_export.call(op, values)
+    for one, value in zip(op.rule.inputs, values, strict=False):
+        if one.dims is None and isinstance(value, mx.array):
+            number(op.name, one, value)  # which refuses it, before anything is evaluated
     known: Any = op.mlx
     if known is None or known[0] != op.digest:  # a rule may have been declared since
         known = op.mlx = (op.digest, callable_for(op))
@@ -214,6 +222,14 @@ def scatter_add(into: mx.array, indices: mx.array, values: mx.array) -> mx.array
     return made  # type: ignore[no-any-return]
 
 
+def mended(outputs: tuple[mx.array, ...], inputs: tuple[mx.array, ...]) -> tuple[mx.array, ...]:
+    """What MLX makes of ``inputs`` by a file, such that derivatives and batches of it are right."""
+    made = loaded().fr_mlx_mended(outputs, inputs)
+    if made is NotImplemented:
+        raise why() or KernelError("[import_function] what MLX made of a file was not understood.")
+    return made  # type: ignore[no-any-return]
+
+
 # -- level 0 ------------------------------------------------------------------------------------
 
 
@@ -227,6 +243,8 @@ class BoundKernel(Bound):
         self.indices: dict[object, int] = {}  # of templates
         s = self.structure
         s.inputs, s.outputs, s.bodies = len(kernel.input_names), len(kernel.output_names), 1
+        for i, name in enumerate(kernel.output_names):
+            s.output_names[i] = name.encode()
         body = s.body[0]
         on_cpu = op_entries.CPU if kernel.language == "metal" else 0
         body.devices = op_entries.CUDA | on_cpu
@@ -234,8 +252,7 @@ class BoundKernel(Bound):
         body.contiguous = kernel.ensure_row_contiguous
         body.atomics = "atomic" in kernel.source + kernel.header
         self.plans: dict[object, int] = {}
-        self.number = len(bound)
-        bound.append(self)
+        self.number = number_of(self)
         op_entries.kept.append(self)
         self.calls = loaded().fr_mlx_calls(len(kernel.input_names))
         self.answer = answering(self._said, f"kernel {kernel.name!r}")

@@ -8,6 +8,7 @@ others. Where it fails, MLX is asked to launch kernels, by `mx.fast.precompiled_
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from typing import Any
 
 import mlx.core as mx
@@ -74,14 +75,14 @@ class _Probe(Bound):
         return self.keep(Native(call=call, parameters=(("input", 0), ("output", 0)), keep=function))
 
 
-def choose(native: ctypes.PyDLL, bound: list[Bound], *_: Any) -> tuple[()]:
+def choose(native: ctypes.PyDLL, number_of: Callable[[Bound], int], *_: Any) -> tuple[()]:
     """Try it out, and tell the nodes which way kernels go.
 
     Args:
         native: the nodes.
-        bound: what they carry out, by number.
+        number_of: gives what they carry out a number.
     """
-    why = _wrong(native, bound)
+    why = _wrong(native, number_of)
     native.fr_mlx_route(_BY_MLX if why else _DIRECTLY)
     if why:
         warn(
@@ -93,7 +94,7 @@ def choose(native: ctypes.PyDLL, bound: list[Bound], *_: Any) -> tuple[()]:
     return ()
 
 
-def _wrong(native: ctypes.PyDLL, bound: list[Bound]) -> str:
+def _wrong(native: ctypes.PyDLL, number_of: Callable[[Bound], int]) -> str:
     """Why kernels cannot be put into MLX's graphs directly; ``""`` where they can."""
     try:
         stream = mx.default_stream(mx.gpu)
@@ -103,12 +104,11 @@ def _wrong(native: ctypes.PyDLL, bound: list[Bound]) -> str:
         if strange:
             return strange.decode()
         probe = _Probe()
-        bound.append(probe)
         op_entries.kept.append(probe)
         place = dtypes.ALL.index(dtypes.BY_NAME["uint32"])
         plan = native.fr_mlx_fixed(
-            ctypes.addressof(probe.structure), len(bound) - 1, op_entries.CUDA, b"a probe", _Probe,
-            (ctypes.c_int32 * 1)(place), (ctypes.c_int64 * 2)(1, _COUNT),
+            ctypes.addressof(probe.structure), number_of(probe), op_entries.CUDA, b"a probe",
+            _Probe, (ctypes.c_int32 * 1)(place), (ctypes.c_int64 * 2)(1, _COUNT),
             (ctypes.c_uint32 * 6)(_COUNT, 1, 1, 256, 1, 1), 0, (ctypes.c_int64 * 1)(), None,
         )  # fmt: skip
         for _ in range(3):
