@@ -35,6 +35,7 @@ MAY_IMPORT = {
     # Text: knows no device, no host, no compiler.
     "source": "",
     "source.analysis": f"{NOUNS} source tree_sitter",
+    "source.arithmetic": f"{NOUNS} source tree_sitter",
     "source.cpp": f"{NOUNS} source",
     "source.cuda": f"{NOUNS} source",
     "source.cuda_body": f"{NOUNS} source",
@@ -48,6 +49,8 @@ MAY_IMPORT = {
     "source.inline": f"{NOUNS} source tree_sitter",
     "source.lexer": "errors",
     "source.macros": f"{NOUNS} source",
+    "source.bounds": f"{NOUNS} source tree_sitter",
+    "source.largest": f"{NOUNS} source tree_sitter",
     "source.masks": f"{NOUNS} source tree_sitter",
     "source.matrices": "source tree_sitter",
     "source.metal": f"{NOUNS} source",
@@ -64,10 +67,12 @@ MAY_IMPORT = {
     "source.split": f"{NOUNS} source tree_sitter",
     "source.syntax": "errors tree_sitter tree_sitter_cpp",
     "source.uniform": "errors source tree_sitter",
+    "source.unportable": f"{NOUNS} source",
     # Tools: know no kernel.
     "cache": "errors _env",
     "loader": "errors",
-    "toolchain": "errors _env cache",
+    "waiting": "",
+    "toolchain": "errors _env cache waiting",
     "nvrtc": "errors _env cache",
     "nvdisasm": "errors _env nvrtc",
     "driver": "errors",
@@ -88,7 +93,7 @@ MAY_IMPORT = {
     "devices.package_code": f"{NOUNS} unit source devices",
     "devices.portability": f"{NOUNS} source",
     "hosts": f"{NOUNS} hosts numpy",
-    "hosts.numpy": f"{NOUNS} hosts fastcall numpy",
+    "hosts.numpy": f"{NOUNS} hosts fastcall _fastcall numpy",
     "hosts.torch": f"{NOUNS} hosts driver fastcall numpy torch",
     "hosts.mlx": f"{NOUNS} hosts numpy mlx",
     "hosts.cupy": f"{NOUNS} hosts cupy numpy",
@@ -103,6 +108,7 @@ MAY_IMPORT = {
     # An op: what it declares, what carries it out, and its derivatives.
     "identity": "errors dtypes numpy",
     "implementation": f"{NOUNS} identity expression rule source.names devices",
+    "metal_file": f"{NOUNS} implementation rule source.lexer",
     "derivatives": "errors dtypes identity rule op_declaration",
     "batching": "errors rule sharding op_declaration",
     "sharding": "errors expression rule op_declaration",
@@ -113,24 +119,25 @@ MAY_IMPORT = {
     "op_call": f"{NOUNS} arguments hosts implementation cuda_steps op_declaration op_launch "
     "op_unit rule numpy",
     "op_checks": f"{NOUNS} derivatives hosts implementation cuda_steps op_call op_declaration "
-    "numpy",
-    "op_declaration": "errors call kernel identity rule implementation cuda_parts cuda_steps "
-    "derivatives op_call sharding hosts.torch_op",
+    "rule numpy",
+    "op_settings": "errors rule",
+    "op_declaration": "errors call kernel identity metal_file rule implementation cuda_parts "
+    "cuda_steps derivatives op_call op_settings sharding hosts.torch_op",
     "op_text": "errors dtypes rule spec unit call cuda_call cuda_steps devices implementation "
     "op_declaration op_launch source numpy",
-    "adopting": "errors implementation op_declaration sharding",
+    "adopting": "errors implementation op_declaration op_settings sharding",
     "hosts.torch_op": f"{NOUNS} arguments fastcall batching expression implementation cuda_steps "
-    "op_declaration op_call op_entries op_launch op_unit rule hosts torch",
+    "op_declaration op_call op_entries op_launch op_settings op_unit rule hosts torch",
     "op_entries": f"{NOUNS} bytecode expression fastcall implementation op_call op_declaration "
     "op_launch hosts devices",
     "hosts.torch_calls": "errors dtypes binding driver fastcall op_call op_declaration op_entries "
-    "torch",
-    "hosts.mlx_build": "errors dtypes binding cache fastcall loader op_entries toolchain "
+    "hosts.torch torch",
+    "hosts.mlx_build": "errors dtypes binding cache fastcall loader op_entries toolchain waiting "
     "hosts.mlx_probe hosts.mlx_sources mlx",
     "hosts.mlx_probe": "errors dtypes driver op_entries devices numpy mlx",
     "hosts.mlx_sources": "",  # setup.py reads it, too
     "hosts.mlx_node": f"{NOUNS} arguments batching bytecode call_sizes derivatives op_call "
-    "op_declaration op_entries implementation hosts devices numpy mlx",
+    "op_declaration op_entries op_launch implementation hosts devices numpy mlx",
     "hosts.mlx_batches": "errors derivatives op_declaration hosts.mlx hosts.mlx_build mlx",
     "hosts.mlx_gpu": f"{NOUNS} arguments cache cuda_steps driver implementation op_call "
     "op_declaration op_entries op_launch op_unit rule hosts devices numpy mlx",
@@ -145,7 +152,8 @@ MAY_IMPORT = {
     "hosts.torch_sharding": "errors op_declaration sharding torch",
     "hosts.torch_mps": "errors dtypes implementation op_launch rule spec source.metal "
     "source.metal_prelude hosts torch",
-    "hosts.torch_autograd": "derivatives op_declaration hosts torch",
+    "hosts.torch_kernels": "batching errors op_declaration hosts torch",
+    "hosts.torch_autograd": "binding derivatives errors op_declaration hosts torch",
     "hosts.torch_sizes": "errors cuda_steps expression implementation op_declaration rule torch",
     "op_file": "errors identity op_declaration",
     "hosts.torch_export": "errors op_declaration op_file hosts.torch_op torch",

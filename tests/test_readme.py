@@ -1,4 +1,4 @@
-"""The README is true: its programs print what it says, its commands and links work."""
+"""The README and docs/features.md are true: programs print what they say; commands, links work."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import pytest
 from click.testing import CliRunner
+from PIL import Image
 
 import ferrule
 from ferrule import _env, cache
@@ -19,6 +20,7 @@ from ferrule.cli import main
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+FEATURES = (REPOSITORY / "docs" / "features.md").read_text(encoding="utf-8")
 
 _NUMBER = re.compile(r"-?\d+\.\d*(?:e[-+]?\d+)?")
 
@@ -36,7 +38,7 @@ def blocks(text: str) -> list[Block]:
     """The fenced blocks; a ``text`` block right after another is what that prints."""
     fenced = list(re.finditer(r"^```(\w*)\n(.*?)^```\n?", text, re.MULTILINE | re.DOTALL))
     found = []
-    for block, after in zip(fenced, [*fenced[1:], None], strict=True):
+    for block, after in zip(fenced, [*fenced, None][1:], strict=True):
         output = None
         if after is not None and after.start() == block.end() and after[1] == "text":
             output = after[2]
@@ -45,10 +47,11 @@ def blocks(text: str) -> list[Block]:
 
 
 BLOCKS = blocks(README)
-PROGRAMS = [block for block in BLOCKS if block.language == "python"]
+EVERY = [*BLOCKS, *blocks(FEATURES)]
+PROGRAMS = [block for block in EVERY if block.language == "python"]
 COMMANDS = [
     (block.line, line)
-    for block in BLOCKS
+    for block in EVERY
     if block.language == "bash"
     for line in block.text.splitlines()
 ]
@@ -142,18 +145,19 @@ def test_every_command_is_tried() -> None:
 
 
 def test_links() -> None:
-    targets = re.findall(r"\]\(([^)#]+)", README)
-    inside = [target for target in targets if "://" not in target]
-    assert len(inside) >= 5
-    assert [target for target in inside if not (REPOSITORY / target).exists()] == []
+    for text, folder in ((README, REPOSITORY), (FEATURES, REPOSITORY / "docs")):
+        targets = re.findall(r"\]\(([^)#]+)", text)
+        inside = [target for target in targets if "://" not in target]
+        assert len(inside) >= 5
+        assert [target for target in inside if not (folder / target).exists()] == []
 
 
 def test_settings_are_all_there() -> None:
-    named = set(re.findall(r"FERRULE_\w+", README))
+    named = set(re.findall(r"FERRULE_\w+", FEATURES))
     assert named == set(_env.NAMES)
-    for function in re.findall(r"`ferrule\.(\w+)\(", README):
+    for function in re.findall(r"`ferrule\.(\w+)\(", README + FEATURES):
         assert callable(getattr(ferrule, function))
-    assert "`from ferrule import cache; cache.set_default(path)`" in README
+    assert "`from ferrule import cache; cache.set_default(path)`" in FEATURES
     assert callable(cache.set_default)
 
 
@@ -172,3 +176,34 @@ def test_the_problem_is_real() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, env=os.environ
     )
     assert done.stderr.splitlines()[-1] == BLOCKS[0].text.strip()
+
+
+def test_it_is_short() -> None:
+    assert len(README.splitlines()) <= 120
+    first = README.splitlines()[2]
+    assert first.startswith("**") and first.endswith("**")  # what it is, in one line
+
+
+def test_the_picture_is_the_demos() -> None:
+    (picture,) = re.findall(r"!\[[^\]]+\]\(([^)]+)\)", README)
+    path = REPOSITORY / picture
+    assert path.stat().st_size < 300_000
+    with Image.open(path) as image:
+        assert image.format == "JPEG" and image.width > 1200
+
+
+def test_speeds_are_those_of_the_benchmarks() -> None:
+    """Each row: what it says of the work, the peer and the three figures are one row there."""
+    table = [line for line in README.splitlines() if line.startswith("| ") and " ms |" in line]
+    table += [line for line in README.splitlines() if line.startswith("| ") and " µs |" in line]
+    measured: list[list[str]] = []
+    for line in (REPOSITORY / "docs" / "benchmarks.md").read_text("utf-8").splitlines():
+        cells = [cell.strip(" *") for cell in line.split("|")[1:-1]]
+        if len(cells) > 4:
+            cells[0] = cells[0] or measured[-1][0]  # of the row above
+            measured.append(cells)
+    assert len(table) == 3
+    for line in table:
+        work, _, peer, *figures = [cell.strip() for cell in line.split("|")[1:-1]]
+        found = [row for row in measured if row[1] == peer and row[2:5] == figures]
+        assert work in [row[0] for row in found], line
