@@ -153,8 +153,7 @@ def empty(shape: Shape, dtype: Dtype, device: str) -> torch.Tensor:
     made = _large(shape, dtype, zero=False) if device == "cpu" else None
     if made is None:
         made = torch.empty(shape, dtype=TORCH[dtype.name], device=device)
-        if device == "cpu":
-            _guard(made)
+        _guard(made, device)
     return made
 
 
@@ -169,12 +168,10 @@ def full(shape: Shape, value: float, dtype: Dtype, device: str) -> torch.Tensor:
         made = torch.empty(shape, dtype=kind, device=device)
         if _plain_memory(made):
             _zero(made, device)
-            if device == "cpu":
-                _guard(made)
+            _guard(made, device)
             return made
     made = torch.full(shape, value, dtype=kind, device=device)
-    if device == "cpu":
-        _guard(made)
+    _guard(made, device)
     return made
 
 
@@ -201,9 +198,9 @@ def slack_is_known() -> bool:
     return True
 
 
-def _guard(made: torch.Tensor) -> None:
+def _guard(made: torch.Tensor, device: str) -> None:
     """Put a canary behind a new tensor on the CPU, in what its memory was rounded up by."""
-    if slack_is_known() and _plain_memory(made):
+    if device == "cpu" and slack_is_known() and _plain_memory(made):
         _fast.slack_put(made.data_ptr(), made.nbytes)  # type: ignore[union-attr]
 
 

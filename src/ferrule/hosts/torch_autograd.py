@@ -72,10 +72,10 @@ def autograd_kernel(op: Op, overload: Any) -> Callable[..., Any]:
 
 
 @contextlib.contextmanager
-def in_graph() -> Iterator[None]:
-    """Around the calls of operators that stand in a graph which AOTAutograd does not keep."""
+def in_graph(stand: bool = True) -> Iterator[None]:
+    """Around the calls of operators, if they stand in a graph which AOTAutograd does not keep."""
     before = getattr(_here, "in_graph", False)
-    _here.in_graph = True
+    _here.in_graph = before or stand
     try:
         yield
     finally:
@@ -195,7 +195,7 @@ def _function(op: Op, overload: Any) -> Any:
             for i, (given, like) in enumerate(zip(cotangents, ctx.like, strict=True))
         )
         # What a rule calls stands where the op does.
-        with in_graph() if ctx.in_graph else contextlib.nullcontext():
+        with in_graph(ctx.in_graph):
             grads = derivatives.vjp(op, values, cotangents, results)
         for one, is_tensor, grad in zip(op.rule.inputs, ctx.is_tensor, grads, strict=True):
             if is_tensor and grad is not None and not isinstance(grad, torch.Tensor):
@@ -208,7 +208,7 @@ def _function(op: Op, overload: Any) -> Any:
 
     def jvp(ctx: Any, _: Any, *tangents: Any) -> Any:
         values, results = restored(ctx)
-        around = in_graph() if ctx.in_graph else contextlib.nullcontext()
+        around = in_graph(ctx.in_graph)
         if _transformed():
             # As above. Then tangents of this level must not count twice.
             with forward_ad._set_fwd_grad_enabled(True), around:
