@@ -112,7 +112,7 @@ CALLS: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"grid": (1, 65536, 1)}, fe.KernelError, "65536 blocks along y.*allows 65535"),
     ({"grid": (1, 1, 2**20)}, fe.KernelError, "1048576 blocks along z"),
     ({"output_dtypes": [np.float64]}, fe.KernelError, "`output_dtypes`.*no cuda_kernel takes it"),
-    ({"output_dtypes": ["float32"]}, fe.KernelTypeError, "`output_dtypes`.*a dtype of NumPy"),
+    ({"output_dtypes": ["float33"]}, fe.KernelTypeError, "`output_dtypes`.*a dtype of NumPy"),
     ({"output_shapes": [(-1,)]}, fe.KernelError, "`output_shapes`.*non-negative"),
     ({"template": [("T", 1.5)]}, fe.KernelError, "Invalid template argument"),
     ({"template": [("T", np.float64)]}, fe.KernelError, "T is float64"),

@@ -39,10 +39,13 @@ def traced_call(op: Op, overload: Any) -> tuple[Callable[..., Any], Callable[[],
     traced.__name__ = traced.__qualname__ = f"ferrule_{op.name}"
 
     def reads() -> bool:
-        return op.traces_python()
+        found = op.traces_python()
+        if found:  # it is Dynamo that asks; to tell it before would import it, in seconds
+            torch.compiler.allow_in_graph(traced)
+        return found
 
     reads._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as of Op._look_for_torch
-    return torch.compiler.allow_in_graph(traced), reads
+    return traced, reads
 
 
 class Arrays:
