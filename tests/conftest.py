@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import os
 import random
 import signal
 import sys
@@ -17,6 +18,10 @@ import pytest
 import on_cuda
 from fake_cuda import build
 from ferrule import nvrtc
+
+# Inductor compiles a program per instruction set, where its cache is new, to see whether the
+# compiler has it: 8 s, in each of the many processes that have a cache of their own.
+os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 
 # A shell ignores Ctrl-C on behalf of what it runs in the background, and children inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -18,6 +18,7 @@ PAGES = ["mlx_packages.md", "mlx.md", "pytorch.md"]
 ALONE = [
     pytest.param(block, id=f"{path.stem}-{block.line}")
     for path in sorted(DOCS.glob("*.md"))
+    if path.stem != "adopt"  # whose blocks test_adopt_docs.py runs, each alone
     for block in blocks(path.read_text("utf-8"))
     if block.language == "python" and re.match(r"(import|from) ", block.text)
 ]
@@ -66,7 +67,7 @@ def test_a_block_that_begins_with_imports_is_whole(block: Block, tmp_path: Path)
 
 
 def test_enough_blocks_are_whole() -> None:
-    assert len(ALONE) >= 15
+    assert len(ALONE) >= 8
 
 
 @pytest.mark.parametrize(
