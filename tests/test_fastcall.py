@@ -38,7 +38,9 @@ SHAPED = ferrule.metal_kernel(
     source="""
     uint i = thread_position_in_grid.x;
     out[i] = a[elem_to_loc(i, a_shape, a_strides, a_ndim)];
-    if (i < uint(a_ndim)) { sizes[i] = a_shape[i]; sizes[i + a_ndim] = int(a_strides[i]); }
+    for (int k = 0; i == 0 && k < a_ndim; ++k) {
+      sizes[k] = a_shape[k]; sizes[k + a_ndim] = int(a_strides[k]);
+    }
     """,
     ensure_row_contiguous=False,
 )
