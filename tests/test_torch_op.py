@@ -581,11 +581,20 @@ def test_inference_tensors_are_not_written_outside_of_inference_mode() -> None:
     """As torch's own operators have it."""
     put = EACH["put"].op
     cache, row, at = EACH["put"].samples()[0]
+    expected = cache.clone()
+    put(expected, row, at)
     with torch.inference_mode():
         theirs, read, kept = cache.clone(), row.clone(), row.clone()
         put(theirs, read, at)
-    expected = cache.clone()
-    put(expected, row, at)
+        for call in (put, put.torch_op, torch.compile(put, backend="aot_eager", fullgraph=True)):
+            for beside in (row, kept):  # made outside, and inside
+                mine = cache.clone()
+                call(mine, beside, at)
+                equal(mine, expected)
+            mine, version = cache.detach(), cache._version
+            call(mine, row, at)
+            assert cache._version > version
+            equal(cache, expected)
     equal(theirs, expected)
     for call in (put, put.torch_op):
         for around in (torch.no_grad(), torch.enable_grad()):

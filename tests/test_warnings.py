@@ -95,6 +95,12 @@ def compiled() -> None:
     torch.compile(op(), backend="eager", fullgraph=True)(torch.ones(4))  # here
 
 
+def compiled_by_aot() -> None:
+    torch = pytest.importorskip("torch")
+    one = op()
+    torch.compile(lambda x: one(x) + 1, backend="aot_eager")(torch.ones(4))  # here
+
+
 def mlx_kernel() -> None:
     mx: Any = pytest.importorskip("mlx.core")
     kernel()(mx.ones(4), mx.float32)
@@ -109,7 +115,7 @@ def mlx_op() -> None:
     "way",
     [
         numpy_kernel, dictionary, numpy_op, torch_kernel, torch_op, overload, differentiated,
-        module, batched, compiled, mlx_kernel, mlx_op,
+        module, batched, compiled, compiled_by_aot, mlx_kernel, mlx_op,
     ],
     ids=lambda way: way.__name__,
 )  # fmt: skip

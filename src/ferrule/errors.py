@@ -146,8 +146,9 @@ def warn(message: str, category: type[Warning]) -> None:
     level, frame = 1, sys._getframe(0)
     while frame.f_back is not None:
         level, frame = level + 1, frame.f_back
-        module = frame.f_globals.get("__name__", "").partition(".")[0]
-        written = not frame.f_code.co_filename.startswith("<eval_with_key>")  # not torch's own text
+        # What torch writes and runs is of no module, or says so by its file.
+        module = frame.f_globals.get("__name__", "torch").partition(".")[0]
+        written = not frame.f_code.co_filename.startswith("<eval_with_key>")
         if module not in _BETWEEN and written:
             levels = level
             break

@@ -124,11 +124,13 @@ def random_kernel(op: Op, overload: Any) -> Callable[..., Any]:
 def version_kernel(op: Op, overload: Any, mutated: Sequence[int]) -> Callable[..., Any]:
     """On ADInplaceOrView, which inference mode leaves out: autograd is told what was written.
 
-    The kernel raises a KernelError where that is an inference tensor.
+    The kernel raises a KernelError where that is an inference tensor, outside of inference mode;
+    inside, a normal tensor beside it leads here.
     """
 
     def kernel(keyset: Any, *values: Any) -> Any:
-        for i in mutated:
+        written = [values[i] for i in mutated if values[i] is not None]
+        for i in mutated if not torch.is_inference_mode_enabled() else ():
             if values[i] is not None and values[i].is_inference():
                 raise KernelError(
                     f"[op] input {op.rule.inputs[i].name!r} of op {op.name!r} is written in place, "
@@ -137,9 +139,9 @@ def version_kernel(op: Op, overload: Any, mutated: Sequence[int]) -> Callable[..
                 )
         with torch._C._AutoDispatchBelowADInplaceOrView():
             result = overload.redispatch(keyset & torch._C._after_ADInplaceOrView_keyset, *values)
-        for i in mutated:
-            if values[i] is not None:
-                torch.autograd.graph.increment_version(values[i])
+        for one in written:
+            if not one.is_inference():  # which has no version
+                torch.autograd.graph.increment_version(one)
         return result
 
     host.skip_in_dynamo([kernel.__code__])
