@@ -36,6 +36,9 @@ _ALIASES = {
     "uchar": "uint8_t", "char": "int8_t", "ushort": "uint16_t", "short": "int16_t",
     "ulong": "uint64_t", "long": "int64_t",
 }  # fmt: skip
+_UNSIGNED = {"": "uint", "int": "uint", "char": "uchar", "short": "ushort", "long": "ulong"}
+# After these a name is used; after any other word it is declared.
+_USES = frozenset({"return", "else", "case", "do", "sizeof", "and", "or", "not", "xor", "in"})
 _OPEN, _CLOSE = ("(", "[", "{"), (")", "]", "}")
 
 
@@ -61,6 +64,7 @@ class _Function(NamedTuple):
     closed: int
     body: int  # the brace
     end: int
+    line: int
 
 
 class _Parameter(NamedTuple):
@@ -69,12 +73,14 @@ class _Parameter(NamedTuple):
     Attributes:
         kind: its type without address space and const, such as ``float`` or ``uint2``.
         mark: ``"*"``, ``"&"`` or ``""``.
+        constant: what it points to is not written.
         attribute: the word in its ``[[…]]``, or ``""``.
     """
 
     name: str
     kind: str
     mark: str
+    constant: bool
     attribute: str
     line: int
 
@@ -116,15 +122,15 @@ def read(
     functions = _functions(parts)
     one = _chosen(op, shown, functions, function)
     where = f"[op] op {op!r}, function {one.name!r} of {shown}"
+    if sum((t.text == "{") - (t.text == "}") for t in parts[one.body : one.end + 1]):
+        raise KernelError(f"{where}, line {parts[one.body].line}: its brace is never closed.")
     _check_template(where, rule, parts[one.start : one.opened], template)
     parameters = _parameters(where, parts[one.opened + 1 : one.closed])
     prelude, renamed, atomic = _bound(where, rule, parameters)
     for other in functions:
         if other is not one:
             _blank(parts[other.start : other.end + 1])
-    for token in parts[one.body + 1 : one.end]:
-        if token.kind == "word" and token.text in renamed:
-            token.text = renamed[token.text]
+    _rename(where, parts[one.body + 1 : one.end], renamed)
     lines = "\n" * (parts[one.body].line - 1)
     source = f"{lines}{prelude}{join(parts[one.body + 1 : one.end])}"
     return Body(source, join(parts[: one.start]), atomic)
@@ -137,11 +143,19 @@ def _chosen(op: str, shown: str, functions: list[_Function], wanted: object) -> 
     found = [one for one in functions if wanted in (None, one.name)]
     if len(found) == 1:
         return found[0]
-    names = ", ".join(repr(one.name) for one in functions) or "none"
-    asked = "say which with `function`" if wanted is None else f"there is no one {wanted!r}"
-    raise KernelError(
-        f"[op] `metal` of op {op!r}: {shown} has the kernel functions {names}; {asked}."
-    )
+    names = ", ".join(repr(one.name) for one in functions)
+    if not functions:
+        said = "no kernel function outside of namespaces and macros, kernel void f(…) {…}"
+    elif found and len({one.name for one in found}) == 1:
+        said = (
+            f"the kernel function {found[0].name!r} more than once, at the lines "
+            f"{' and '.join(str(one.line) for one in found)}; it is read before any #if is, so "
+            "leave one of them"
+        )
+    else:
+        asked = "say which with `function`" if wanted is None else f"there is no one {wanted!r}"
+        said = f"the kernel functions {names}; {asked}"
+    raise KernelError(f"[op] `metal` of op {op!r}: {shown} has {said}.")
 
 
 def _functions(parts: list[Token]) -> list[_Function]:
@@ -177,8 +191,8 @@ def _function(parts: list[Token], start: int, i: int) -> _Function:
             opened, closed = i, _partner(parts, i)
         i = _partner(parts, i) + 1 if parts[i].text in _OPEN else i + 1
     if parts[i].text != "{":  # declared, or a template that is instantiated
-        return _Function("", start, opened, closed, i, i)
-    return _Function(name, start, opened, closed, i, _partner(parts, i))
+        return _Function("", start, opened, closed, i, i, parts[i].line)
+    return _Function(name, start, opened, closed, i, _partner(parts, i), parts[opened].line)
 
 
 def _partner(parts: list[Token], i: int) -> int:
@@ -235,22 +249,54 @@ def _parameters(where: str, parts: list[Token]) -> list[_Parameter]:
 
 
 def _parameter(where: str, parts: list[Token]) -> _Parameter:
-    attribute = ""
-    for i in range(len(parts) - 2):
-        if parts[i].text == parts[i + 1].text == "[":
-            attribute = parts[i + 2].text
-            parts = parts[:i]
-            break
+    line, text = parts[0].line, " ".join(t.text for t in parts)
+    attribute, parts = _without_attributes(parts)
+    mark = "".join(t.text for t in parts if t.text in ("*", "&"))
+    if not mark and parts and parts[-1].text == "]":  # an array, which is a pointer
+        mark, parts = "*", parts[: next(i for i, t in enumerate(parts) if t.text == "[")]
     words = [t for t in parts if t.text not in _QUALIFIERS]
-    mark = "".join(t.text for t in words if t.text in ("*", "&"))
     if any(t.text == "threadgroup" for t in parts) or not words or words[-1].kind != "word":
-        text = " ".join(t.text for t in parts)
         raise KernelError(
-            f"{where}, line {parts[0].line}: the parameter {text!r} is no buffer; declare "
+            f"{where}, line {line}: the parameter {text!r} is no buffer; declare "
             "threadgroup memory in the body, with a size that is a constant or of `template=`."
         )
     kind = "".join(t.text for t in words[:-1] if t.text not in ("*", "&"))
-    return _Parameter(words[-1].text, kind, mark, attribute, parts[0].line)
+    if kind.startswith("unsigned"):
+        kind = _UNSIGNED.get(kind.removeprefix("unsigned"), kind)
+    pointed = list(itertools.takewhile(lambda t: t.text not in ("*", "&"), parts))
+    constant = any(t.text in ("const", "constant") for t in pointed)
+    return _Parameter(words[-1].text, kind, mark, constant, attribute, line)
+
+
+def _without_attributes(parts: list[Token]) -> tuple[str, list[Token]]:
+    """The word of a parameter's first ``[[…]]``, and what stands around all of them."""
+    attribute, plain = "", []
+    i = 0
+    while i < len(parts):
+        if [t.text for t in parts[i : i + 2]] == ["[", "["]:
+            attribute = attribute or "".join(t.text for t in parts[i + 2 : i + 3])
+            i = _partner(parts, i)
+        else:
+            plain.append(parts[i])
+        i += 1
+    return attribute, plain
+
+
+def _rename(where: str, parts: list[Token], renamed: dict[str, str]) -> None:
+    """Write in a body what stands for a parameter, wherever its name is."""
+    before = Token("op", "", 0)
+    for token in parts:
+        if token.blank:
+            continue
+        name = token.text
+        if token.kind == "word" and name in renamed and before.text not in (".", "->", "::"):
+            if before.kind == "word" and before.text not in _USES:
+                raise KernelError(
+                    f"{where}, line {token.line}: {name!r} is a parameter, and declared once more "
+                    "here; give one of them another name."
+                )
+            token.text = renamed[name]
+        before = token
 
 
 def _bound(
@@ -261,8 +307,12 @@ def _bound(
     written = {one.name for one in rule.outputs} | {one.name for one in rule.inputs if one.mutable}
     atomic: dict[str, bool] = {}
     prelude, renamed = "", {}
+    names: set[str] = set()
     for p in parameters:
         place = f"{where}, line {p.line}: "
+        if p.name in names:
+            raise KernelError(f"{place}there is another parameter {p.name!r}.")
+        names.add(p.name)
         if not p.mark:
             value = _attribute(place, p)
             if p.name == p.attribute and p.kind != ATTRIBUTES[p.attribute]:
@@ -272,6 +322,11 @@ def _bound(
             continue
         kind = p.kind
         if p.name in written:
+            if p.constant:
+                raise KernelError(
+                    f"{place}{p.name!r} is written, as the rule has it ({arguments[p.name]}); "
+                    "declare it without const."
+                )
             atomic[p.name] = kind.startswith("atomic")
             kind = kind.removeprefix("atomic<").removesuffix(">").removeprefix("atomic_")
         if p.name in arguments:
@@ -293,11 +348,12 @@ def _bound(
                     f"{place}{p.name!r} has elements {kind!r}, but the rule says {argument} "
                     f"({own!r} in Metal); make them equal."
                 )
-        elif (
-            p.name in rule.dim_names
-            and p.mark == "&"
-            and kind in ("int", "uint", "int32_t", "uint32_t")
-        ):
+        elif p.name in rule.dim_names:
+            if p.mark != "&" or kind not in ("int", "uint", "int32_t", "uint32_t"):
+                raise KernelError(
+                    f"{place}{p.name!r} is a dim in the rule; declare it as "
+                    f"'constant int& {p.name}' or 'constant uint& {p.name}'."
+                )
             if kind.startswith("u"):  # the op's dims are ints
                 renamed[p.name] = f"uint({p.name})"
         else:
