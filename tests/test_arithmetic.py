@@ -114,6 +114,110 @@ def test_what_is_rounded_once(everywhere: str) -> None:
             assert (row == expected).all(), f"{mode}, {case}: {(row != expected).sum()} of {N}"
 
 
+# Name: what the header has for it, the text, and what it gives.
+ONES = np.ones(N, np.float32)
+INDEX = np.arange(N)
+HELD = np.trunc(5 + np.minimum(A * A, np.float32(9)) * np.float32(0.5)).astype(int)
+OWN = {
+    "no space behind a colon": ("", "out = a[i]>0 ?b[i]:a[i]*b[i]+c[i];", np.where(A > 0, B, ONCE)),
+    "a shift behind a colon": (
+        "", "uint k = i>5 ?1:i<<(i&3); out = k;", np.where(INDEX > 5, 1, INDEX << (INDEX & 3)),
+    ),
+    "a matrix and a vector": (
+        "", "float3x3 m(float3(1, 2, 3), float3(4, 5, 6), float3(7, 8, 9));"
+        "float3 v(a[i], b[i], c[i]), r = m * v + float3(1.0f); out = r.x;",
+        fused(7 * ONES, C, fused(4 * ONES, B, A)) + 1,
+    ),
+    "a product of structs": (
+        "struct V3 { float x, y, z; };\n"
+        "inline float operator*(V3 p, V3 q) { return p.x * q.x + p.y * q.y + p.z * q.z; }",
+        "V3 p{a[i], b[i], c[i]}; out = p * p + 1.0f;", fused(C, C, fused(A, A, B * B)) + 1,
+    ),
+    "members that are not const": (
+        "struct M1 { float v; M1 operator*(M1 o) { return {v * o.v}; }"
+        " M1 operator+(M1 o) { return {v + o.v}; } };",
+        "M1 p{a[i]}, q{b[i]}; out = (p * q + p).v;", A * B + A,
+    ),
+    "references that are not const": (
+        "struct M2 { float v; };\n"
+        "inline M2 operator*(thread M2& p, thread M2& q) { return {p.v * q.v}; }\n"
+        "inline M2 operator+(M2 p, M2 q) { return {p.v + q.v}; }",
+        "M2 p{a[i]}, q{b[i]}; out = (p * q + p).v;", A * B + A,
+    ),
+    "a stream": (
+        "struct M3 { float v; thread M3& operator<<(uint n) { v += n; return *this; } };",
+        "M3 q{a[i]}; uint n = 3; q << n << n; out = q.v;", A + 3 + 3,
+    ),
+    "a stream of lanes": (
+        "struct M8 { uint v; thread M8& operator<<(uint n) { v = v * 31 + n; return *this; } };",
+        "M8 q{1}; q << i << 3; (q) << i; out = q.v & 0xffff;",
+        (((31 + INDEX) * 31 + 3) * 31 + INDEX) & 0xFFFF,
+    ),
+    "a conversion that is not const": (
+        "struct M4 { float v; operator float() { return v; } };",
+        "M4 p{a[i]}; out = p * b[i] + c[i];", A * B + C,
+    ),
+    "constants in lambdas": (
+        "", "constexpr float k = 1.5f; constexpr int n = 3;"
+        "auto f = [](float x, float z) { return k * x + (z + x * k); };"
+        "auto g = [](uint x) { return x << n; }; out = f(a[i], b[i]) + g(i) * 0;",
+        fused(A, 1.5 * ONES, fused(1.5 * ONES, A, B)),
+    ),
+    "constants in a local struct": (
+        "", "constexpr float k = 1.5f; struct S { float f(float x, float z) { return k * x + z; }};"
+        " S s; out = s.f(a[i], b[i]);", fused(1.5 * ONES, A, B),
+    ),
+    "bit-fields": (
+        "", "struct { int k : 5; uint u : 7; } s{3, 5}; float w = metal::min(a[i] * a[i], 9.0f);"
+        "s.u += w * 0.5f; out = s.k * b[i] + s.u * 2.0f; out += s.k << s.u;",
+        fused(3 * ONES, B, (2 * HELD).astype("f")) + (3 << HELD).astype("f"),
+    ),
+    "an enumeration's": (
+        "enum E1 { E1A = 3 };\ninline float operator*(E1 e, float f) { return f / int(e); }",
+        "E1 p = E1A; out = p * b[i] + 1.0f;", B / np.float32(3) + 1,
+    ),
+    "an enumeration without": (
+        "enum E2 { E2A = 3 };", "out = E2A * a[i] + b[i]; out = a[i] * E2A + out;",
+        fused(A, 3 * ONES, fused(3 * ONES, A, B)),
+    ),
+    "an enumeration's own class": (
+        "enum class E3 { A = 3 };\ninline float operator*(float f, E3 e) { return f / int(e); }",
+        "out = a[i] * E3::A + 1.0f;", A / np.float32(3) + 1,
+    ),
+    "a sum's": (
+        "struct M5 { float v; operator float() const { return v; } };\n"
+        "inline float operator+(M5 s, float x) { return s.v + 2 * x; }",
+        "M5 s{a[i]}; out = s + b[i] * c[i];", A + 2 * (B * C),
+    ),
+    "a sum's in place": (
+        "struct M6 { float v; M6(float x) : v(x) {} operator float() const { return v; }"
+        " thread M6& operator+=(float x) { v += 2 * x; return *this; } };",
+        "M6 s{a[i]}; s += b[i] * c[i]; out = s.v;", A + 2 * (B * C),
+    ),
+    "a fixed point's": (
+        "struct M7 { int v; operator float() const { return v; } };\n"
+        "inline float operator*(M7 p, float f) { return p.v * f / 4; }",
+        "M7 p{8}; out = p * a[i] + b[i];", 2 * A + B,
+    ),
+    "a constexpr lambda": (
+        "", "constexpr auto f = [](float z) { return z * z + 1.0f; }; out = f(a[i]);",
+        fused(A, A, ONES),
+    ),
+    "an alias": ("", "using F = float; out = F(a[i] * b[i]) + c[i];", ONCE),
+    "a typedef": ("typedef float real1;", "out = (real1)(a[i] * b[i]) + c[i];", ONCE),
+}  # fmt: skip
+
+
+def test_what_authors_define_stays_theirs(everywhere: str) -> None:
+    header = "\n".join(text for text, _, _ in OWN.values())
+    for mode in ways(everywhere):
+        with cpu.running(mode):
+            rows = run([text for _, text, _ in OWN.values()], [A, B, C], header)
+        for row, (case, (_, _, expected)) in zip(rows, OWN.items(), strict=True):
+            wrong = np.flatnonzero(row != expected)
+            assert not len(wrong), (mode, case, len(wrong), row[wrong[:3]], expected[wrong[:3]])
+
+
 def test_a_macro_that_an_if_leaves_out(everywhere: str) -> None:
     header = """
 #if 0
@@ -286,8 +390,8 @@ def test_integers_pointers_and_constants_keep_their_text() -> None:
         inputs=[np.zeros(9, np.int32), np.zeros(1, np.int32)], output_dtypes=[np.int32],
         template=[("N", 3), ("M", 5)],
     )  # fmt: skip
-    assert "fr_product" not in text.split("namespace user")[1]
-    assert "fr_shl" not in text.split("namespace user")[1]
+    assert "fr_factor" not in text.split("namespace user")[1]
+    assert "fr_bits" not in text.split("namespace user")[1]
 
 
 def test_analyses_read_indices_of_unknown_type() -> None:
@@ -408,3 +512,10 @@ def test_floats_out_of_an_integers_range(everywhere: str) -> None:
             found.append(run(texts, [more], kind="ulong", dtype=np.uint64))
     for text, *rows in zip(texts, *found, strict=True):
         assert all((row == rows[0]).all() for row in rows), text
+
+
+def test_a_pragma_in_the_headers_last_function(everywhere: str) -> None:
+    header = "inline float f(float x, float y) {\n#pragma METAL fp contract(off)\nreturn x * y; }"
+    for end in ("", "\n", "\n\n"):
+        (found,) = run([SUM], numbers(), header + end)
+        assert (found == ONCE).all()

@@ -12,6 +12,7 @@ from .cpp import NotSplittable, Prepared, parameters
 from .dialect import MATRIX_OPS, SYNC
 from .syntax import (
     Tree,
+    call_arguments,
     callee,
     declarator_shape,
     declarators,
@@ -220,8 +221,21 @@ class Body:
         for part in walk(node):
             if part.type in ("binary_expression", "unary_expression", "subscript_expression"):
                 for child in part.named_children:
-                    if child.type == "identifier":
-                        self._written(self.tree.text(child), inner, through=True)
+                    operand = self._operand(child)
+                    if operand.type == "identifier":
+                        self._written(self.tree.text(operand), inner, through=True)
+
+    def _operand(self, node: Node) -> Node:
+        """What stands in brackets, or in what `source.arithmetic` writes around it."""
+        while True:
+            inner = node.named_children
+            if node.type == "call_expression" and self.tree.text(node).startswith("::fr::"):
+                inner = call_arguments(node)
+            elif node.type != "parenthesized_expression":
+                return node
+            if len(inner) != 1:
+                return node
+            node = inner[0]
 
     def _written(self, name: str, inner: set[str], through: bool) -> None:
         variable = self._lookup(name)

@@ -1,15 +1,16 @@
 """Arithmetic as Metal means it, where C++ compilers differ: products that are summed, and shifts.
 
 =========================  =====================================================================
-``a * b + c``, ``c -= a*b``  ``::fr::fr_product(a, b) + c``: rounded once, as clang fuses within
+``a * b + c``, ``c -= a*b``  ``::fr::fr_factor(a) * b + c``: rounded once, as clang fuses within
                            one expression and nowhere else. Compilers are told to fuse nothing.
-``a << n``, ``a >>= n``    ``::fr::fr_shl(a, n)``, ``a >>= ::fr::fr_count<decltype((a))>(n)``: the
-                           count modulo the number of bits
+``a << n``, ``a >>= n``    ``::fr::fr_bits(a) << n``, ``a >>= ::fr::fr_count<decltype((a))>(n)``:
+                           the count modulo the number of bits
 =========================  =====================================================================
 
-The helpers (``include/arithmetic.h``) look at the operands' types and do what the operator does
-where nothing is to be done. So they are written wherever a type is not known here; what is known to
-be an integer, indices, constants and template arguments keep their text, which the analyses read.
+The helpers (``include/arithmetic.h``) look at the operand's type and give the operand itself where
+nothing is to be done: the operator stays where it is, an author's own as well. So they are written
+wherever a type is not known here; what is known to be an integer, indices, constants and template
+arguments keep their text, which the analyses read.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ _OF_INTEGERS = frozenset(
 _PASS_ON = frozenset({"min", "max", "clamp", "abs", "select"})
 _BITS = frozenset({"&", "|", "^", "%", "<<", ">>"})
 _LOGIC = frozenset({"==", "!=", "<", ">", "<=", ">=", "&&", "||"})
-_SHIFTS = {"<<": "shl", ">>": "shr"}
+_SHIFTS = ("<<", ">>")
 # What is the same for the compiler whatever it is compiled for.
 _UNTOUCHED = frozenset(
     {"template_argument_list", "enumerator", "static_assert_declaration", "decltype"}
@@ -151,12 +152,18 @@ class _Known:
         self.integers = {*integers, *ATTRIBUTES}
         self.types = _INTEGERS | set(types)
         self.constants = set(constants)
+        self.aliases: set[str] = set()  # names of types that a text gives
         self._others: set[str] = set()  # names that something else has somewhere
         self._varying: set[str] = set()
 
     def read(self, tree: Tree) -> None:
         """Learn what a text declares."""
         for node in walk(tree.root):
+            if node.type in ("alias_declaration", "type_definition", "type_parameter_declaration"):
+                self.aliases |= {
+                    tree.text(one) for one in node.named_children if one.type == "type_identifier"
+                }
+                continue
             if node.type in ("declaration", "field_declaration", "for_range_loop"):
                 declared = declarators(node)
             elif node.type in ("parameter_declaration", "optional_parameter_declaration"):
@@ -232,7 +239,11 @@ class _Writer:
             if node.type in ("preproc_def", "preproc_function_def"):
                 self._macro(node)
                 continue
-            if node.type == "declaration" and "constexpr" in self.tree.text(node).split("=")[0]:
+            if (
+                node.type == "declaration"
+                and "constexpr" in self.tree.text(node).split("=")[0]
+                and not any(one.type == "lambda_expression" for one in walk(node))
+            ):
                 continue
             self._operator(node, index)
             index = node.type == "subscript_argument_list" or (
@@ -256,7 +267,9 @@ class _Writer:
         around = self.tree.root.descendant_for_byte_range(at, at)
         while around is not None and around.type not in ("compound_statement", "translation_unit"):
             around = around.parent
-        return at, around.end_byte if around is not None else len(self.tree.data)
+        if around is None or around.type == "translation_unit":
+            return at, len(self.tree.data) + 1
+        return at, around.end_byte
 
     def _fuses(self, node: Node) -> bool:
         on = self._begins
@@ -269,7 +282,7 @@ class _Writer:
         """Whether products are fused in what follows this text."""
         on = self._begins
         for mark, (_, end) in self._marks:
-            if end >= len(self.tree.data) - 1:
+            if end > len(self.tree.data):
                 on = mark.on
         return on
 
@@ -282,11 +295,10 @@ class _Writer:
         left, operator, right = parts
         what = operator.type
         if what in _SHIFTS and not self._plain_count(right):
-            self._call(f"::fr::fr_{_SHIFTS[what]}", parts, node)
+            self._around("fr_bits", left)
         elif what in ("<<=", ">>=") and not self._plain_count(right):
-            count = f"::fr::fr_count<decltype(({self.tree.text(left)}))>("
-            self.edits.append((right.start_byte, right.start_byte, " ".join(count.split("\n"))))
-            self.edits.append((right.end_byte, right.end_byte, ")"))
+            written = " ".join(self.tree.text(left).split("\n"))
+            self._around(f"fr_count<decltype(({written}))>", right)
         elif what in ("+", "-") and not index:
             for side in (left, right):
                 self._product(side)
@@ -302,15 +314,14 @@ class _Writer:
 
     def _product(self, operand: Node) -> None:
         """Write a product that is an operand of a sum, if it is one."""
-        node, cast, name = operand, None, "::fr::fr_product"
+        node, cast, kind = operand, None, ""
         while True:
             if node.type == "parenthesized_expression" and node.named_child_count == 1:
                 node = node.named_children[0]
             elif node.type == "unary_expression" and node.children[0].type in ("-", "+"):
                 node = node.children[-1]
             elif cast is None and (made := self._conversion(node)) is not None:
-                kind, inner = made
-                node, cast, name = inner, node, f"::fr::fr_product_as<{kind}>"
+                cast, (kind, node) = node, made
             else:
                 break
         parts = _parts(node, "binary_expression")
@@ -323,23 +334,23 @@ class _Writer:
             return
         if self.known.constant(self.tree, left) and self.known.constant(self.tree, right):
             return
-        self._call(name, parts, cast if cast is not None else node)
+        if cast is not None:
+            # The lines stay as many as they are.
+            before = self.tree.data[cast.start_byte : node.start_byte].count(b"\n")
+            after = self.tree.data[node.end_byte : cast.end_byte].count(b"\n")
+            begin = self._begin(f"fr_as<{kind}>", cast) + "\n" * before
+            self.edits.append((cast.start_byte, node.start_byte, begin))
+            self.edits.append((node.end_byte, cast.end_byte, "\n" * after + ")"))
+        self._around("fr_factor", left)
 
-    def _call(self, name: str, parts: tuple[Node, Node, Node], whole: Node) -> None:
-        """Write a binary expression as a call.
+    def _around(self, name: str, node: Node) -> None:
+        """Write a call of one of the helpers around an operand."""
+        self.edits.append((node.start_byte, node.start_byte, self._begin(name, node)))
+        self.edits.append((node.end_byte, node.end_byte, ")"))
 
-        Args:
-            name: what is called.
-            parts: those of the expression.
-            whole: what the call stands for: the expression, or a conversion around it, which goes.
-        """
-        left, operator, right = parts
-        # The lines stay as many as they are.
-        before = self.tree.data[whole.start_byte : left.start_byte].count(b"\n")
-        after = self.tree.data[right.end_byte : whole.end_byte].count(b"\n")
-        self.edits.append((whole.start_byte, left.start_byte, f"{name}(" + "\n" * before))
-        self.edits.append((operator.start_byte, operator.end_byte, ","))
-        self.edits.append((right.end_byte, whole.end_byte, "\n" * after + ")"))
+    def _begin(self, name: str, node: Node) -> str:
+        behind = self.tree.data[node.start_byte - 1 : node.start_byte] == b":"  # of `a ?b :c`
+        return f"{' ' if behind else ''}::fr::{name}("
 
     def _conversion(self, node: Node) -> tuple[str, Node] | None:
         """The type and the operand of a conversion of a product alone, such as ``float(a * b)``."""
@@ -357,7 +368,7 @@ class _Writer:
             elif function.type == "template_function" and callee(self.tree, node) == "static_cast":
                 listed = function.child_by_field_name("arguments")
                 kind = listed.named_children[0] if listed and listed.named_child_count else None
-            elif function.type == "identifier" and self.tree.text(function) in _FLOATS:
+            elif self.tree.text(function).strip("() \n") in _FLOATS | self.known.aliases:
                 kind = function
         if kind is None or value is None or "*" in self.tree.text(kind):
             return None
@@ -366,7 +377,7 @@ class _Writer:
             inner = inner.named_children[0]
         if inner.type != "binary_expression" or inner.child_by_field_name("operator") is None:
             return None
-        return self.tree.text(kind), inner
+        return self.tree.text(kind).strip("() \n"), inner
 
     def _macro(self, node: Node) -> None:
         """The expression that a macro stands for."""

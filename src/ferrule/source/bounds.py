@@ -52,7 +52,7 @@ _DECLARATIONS = frozenset({
 })  # fmt: skip
 _SHORT = frozenset({"&&", "||", "and", "or"})
 # Of ``fr::``.
-_OWN_BY_VALUE = frozenset({"pick", "fr_product", "fr_product_as", "fr_shl", "fr_shr", "fr_count"})
+_OWN_BY_VALUE = frozenset({"pick", "fr_factor", "fr_as", "fr_bits", "fr_count"})
 
 
 class Bounded(NamedTuple):
