@@ -25,7 +25,7 @@ FILE = """\
 using namespace metal;
 #define TWICE(v) (2 * (v))
 
-inline float scaled(float v, float w) { return v * w; } // helper
+struct Pair { float D; }; inline float scaled(float v, float w) { return v * w; } // helper
 
 [[host_name("other")]] [[kernel]] void other(device const float* a [[buffer(0)]],
                   device float* b [[buffer(1)]],
@@ -150,6 +150,12 @@ WRONG = [
     ("    constant float& e [[buffer(2)]],\n", "", "has no buffer 'e', which the rule has"),
     ("[[thread_position_in_grid]],\n    us", "[[thread_positon_in_grid]],\n    us",
      r"line 28: .*\[\[thread_positon_in_grid\]\]; did you mean 'thread_position_in_grid'"),
+    ("constant uint& D", "constant ulong& D", r"line 26: 'D' is a dim .*'constant uint& D'"),
+    ("constant uint& D", "constant uint* D", r"line 26: 'D' is a dim .*'constant int& D'"),
+    ("device float* y [[", "device const float* y [[", r"line 27: 'y' is written.* without const"),
+    ("constant float* w", "constant float* x", r"line 24: there is another parameter 'x'"),
+    ("  uint i = at.y", "  uint D = 3; uint i = at.y", r"line 31: 'D' is a parameter, and"),
+    ("  if (D - 1000000u", "  { if (D - 1000000u", r"line 30: its brace is never closed"),
     ("uint2 at [[", "float2 at [[", r"line 28: 'at' is a float2; .* is a uint3"),
     ("uint2 at [[", "threadgroup float* s [[threadgroup(0)]], uint2 at [[", "no buffer; declare"),
 ]  # fmt: skip
@@ -161,6 +167,38 @@ def test_a_signature_that_is_not_the_rules(path: Path, text: str, instead: str, 
     path.write_text(FILE.replace(text, instead), "utf-8")
     with pytest.raises(ferrule.KernelError, match=said):
         scale_of(path)
+
+
+FORMS = [
+    ("const float* x [[buffer(0)]]", "const float x[] [[buffer(0)]]"),
+    ("constant float* w", "constant const float w[4]"),
+    ("device float* y [[buffer(4)]]", "[[buffer(4)]] device float* const y"),
+    ("uint2 at [[thread_position_in_grid]]", "[[thread_position_in_grid]] uint2 at"),
+    ("constant uint& D", "constant unsigned int& D"),
+    ("constant uint& D", "constant unsigned& D"),
+    ("  uint i = at.y", "  Pair q; q.D = 1; uint i = at.y"),
+]
+
+
+@pytest.mark.parametrize(("text", "instead"), FORMS)
+def test_other_forms_of_a_signature(path: Path, text: str, instead: str) -> None:
+    assert FILE.count(text) == 1
+    path.write_text(FILE.replace(text, instead), "utf-8")
+    x, w = np.arange(12, dtype=F32).reshape(3, 4), np.array([1, 2, 3, 4], F32)
+    np.testing.assert_array_equal(scale_of(path)(x, w, 0.5), 2 * x * w + F32(0.5))
+
+
+def test_files_without_one_kernel(tmp_path: Path) -> None:
+    one = "kernel void f(device float* y, uint i [[thread_position_in_grid]]) { y[i] = 1; }\n"
+    for text, said in (
+        ("", r"has no kernel function outside of namespaces and macros"),
+        (f"#if 0\n{one}#else\n{one}#endif\n", r"'f' more than once, at the lines 2 and 4"),
+    ):
+        path = tmp_path / "k.metal"
+        path.write_text(text)
+        for function in (None, "f"):
+            with pytest.raises(ferrule.KernelError, match=said):
+                ferrule.op("f", "-> y[3]:float32", metal=path, function=function, **LAUNCH)
 
 
 KINDS = {"float32": "float", "float16": "half", "int32": "int", "uint8": "uchar", "uint32": "uint"}

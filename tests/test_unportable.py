@@ -112,6 +112,36 @@ def test_types_of_atomics(text: str, what: str) -> None:
     assert told(f"\n{text}") == ([("source", 2, what)] if what else [])
 
 
+ADD64 = "atomic_fetch_add_explicit({}, 1ul, memory_order_relaxed);"
+GONE = "atomic_fetch_add_explicit of atomics on "
+
+
+@pytest.mark.parametrize(
+    ("text", "header", "said"),
+    [
+        (ADD64.format("&y[0]"), "", (1, GONE + "uint64 (output 'y')")),
+        (ADD64.format("(&y[0])"), "", (1, GONE + "uint64 (output 'y')")),
+        (ADD64.format("y + 3"), "", (1, GONE + "uint64 (output 'y')")),
+        ("auto p = &y[2];\n" + ADD64.format("p"), "", (2, GONE + "uint64 (output 'y')")),
+        ("device atomic_ulong* p = y;\n" + ADD64.format("p + 1"), "", (2, GONE + "ulong ('p')")),
+        (ADD64.format("(device atomic<ulong>*)x"), "", (1, GONE + "ulong")),
+        ("\nthreadgroup atomic_ulong s;", "", (2, "atomics on ulong in threadgroup memory")),
+        ("threadgroup atomic<uint64_t> s[4];", "", (1, "atomics on ulong in threadgroup memory")),
+        ("h(y);", "void h(device atomic<ulong>* p) {\n" + ADD64.format("p") + " }",
+         (2, GONE + "ulong ('p')")),
+        ("// " + ADD64.format("&y[0]"), "", None),
+        ("/*\n" + ADD64.format("&y[0]") + "*/", "", None),
+        ("atomic_max_explicit(&y[0], 1ul, memory_order_relaxed);", "", None),
+        ("device atomic_uint* p = z; " + ADD64.format("p"), "", None),
+        ("h(y);", "void h(device atomic<ulong>* p) { atomic_min_explicit(p, 1ul, order); }", None),
+    ],
+)  # fmt: skip
+def test_atomics_of_64_bits(text: str, header: str, said: tuple[int, str] | None) -> None:
+    kernel = make_kernel("k", ["x"], ["y"], text, header)
+    found = [(n.line, n.what) for n in unportable.notes(kernel, ["y"]) if n.what != NONE]
+    assert found == ([] if said is None else [said])
+
+
 I = "uint i = thread_position_in_grid.x;\n"  # noqa: E741
 ADD = "atomic_fetch_add_explicit(&y[0], 1, memory_order_relaxed);"
 CASES: list[tuple[str, str, dict[str, Any], str, str]] = [

@@ -51,22 +51,20 @@ def notes(p: Prepared) -> list[Note]:
     from ..source import unportable  # what is in the cache needs no text
     from ..source.cpp import parameters
 
-    found = [*p.text.notes, *unportable.notes(p.kernel)]
-    for n, d in zip(p.kernel.output_names, p.spec.outputs, strict=True):
-        if not p.kernel.atomic_outputs or d in _ATOMIC:
-            continue
-        where: tuple[int, str] | None = (_first_line(p.kernel, n), "")
-        if d is uint64:  # of which Metal has the least and the greatest
-            where = unportable.wide_operation(p.kernel.source, n)
-        if where is not None:
-            line, called = where
+    outputs = dict(zip(p.kernel.output_names, p.spec.outputs, strict=True))
+    atomic = outputs if p.kernel.atomic_outputs else {}
+    wide = [n for n, d in atomic.items() if d is uint64]
+    found = [*p.text.notes, *unportable.notes(p.kernel, wide)]
+    for n, d in atomic.items():
+        if d not in (*_ATOMIC, uint64):
             what = f"atomics on {d.name} (output {n!r})"
-            found.append(Note("source", line, f"{called} of {what}" if called else what))
+            found.append(Note("source", _first_line(p.kernel, n), what))
     kinds = [one.dtype for one in p.spec.inputs] + list(p.spec.outputs)
     names = (*p.kernel.input_names, *p.kernel.output_names)
-    wide = [n for n, d in zip(names, kinds, strict=True) if d == float64]
-    if wide:
-        found.append(Note("source", _first_line(p.kernel, wide[0]), f"float64 ({wide[0]!r})"))
+    doubles = [n for n, d in zip(names, kinds, strict=True) if d == float64]
+    if doubles:
+        line = _first_line(p.kernel, doubles[0])
+        found.append(Note("source", line, f"float64 ({doubles[0]!r})"))
     if len(parameters(p.spec)) > _MOST_BUFFERS:
         found.append(Note("source", 1, "a kernel with more than 31 buffers"))
     return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from ..kernel import Kernel
 from . import Note
@@ -31,11 +31,17 @@ _NAMED = ("=", ";", ",", ")", "[", "(")  # after the name of a pointer
 
 # What Metal's atomics hold, by MSL's "Atomic Functions"; of 64 bits, the least and greatest alone.
 _ATOMIC = frozenset({"int", "uint", "float", "bool", "int32_t", "uint32_t", "ulong", "uint64_t"})
+_WIDE = frozenset({"ulong", "uint64_t"})
 _WIDE_OPERATIONS = re.compile(r"atomic_(load|store|exchange|compare_\w+|fetch_\w+)_explicit")
 
 
-def notes(kernel: Kernel) -> Iterator[Note]:
-    """What the header and the body have of it, each once a line."""
+def notes(kernel: Kernel, wide: Iterable[str] = ()) -> Iterator[Note]:
+    """What the header and the body have of it, each once a line.
+
+    Args:
+        wide: the outputs that are 64-bit atomics. Metal's ``atomic_ulong`` has
+            ``atomic_min_explicit`` and ``atomic_max_explicit`` alone, in device memory.
+    """
     texts = {"header": kernel.header, "source": kernel.source}
     every: dict[str, list[Token]] = {}
     for where, text in texts.items():
@@ -43,10 +49,13 @@ def notes(kernel: Kernel) -> Iterator[Note]:
         every[where] = [t for t in parts if t.kind != "directive" and not t.macro]
     pairs = itertools.pairwise([*every["header"], *every["source"]])
     declared = {b.text for a, b in pairs if a.text in ("struct", "typename")}
+    held = {name: f"uint64 (output {name!r})" for name in wide}
     for where, parts in every.items():
         found: dict[Note, None] = {}
+        known = dict(held) if where == "source" else {}  # of 64 bits, by name
         for i, token in enumerate(parts):
             what = _pointer(parts, i, declared) or _memory(parts, i, where) or _atomic(parts, i)
+            what = what or _wide(parts, i, known)
             if what:
                 found[Note(where, token.line, what)] = None
         yield from found
@@ -116,11 +125,36 @@ def _atomic(parts: list[Token], i: int) -> str:
     return ""
 
 
-def wide_operation(text: str, name: str) -> tuple[int, str] | None:
-    """Where a body does with a 64-bit atomic output what Metal cannot, and by what name.
+def _wide(parts: list[Token], i: int, known: dict[str, str]) -> str:
+    """Of a 64-bit atomic that is declared in threadgroup memory, or asked for what Metal lacks.
 
-    Metal's ``atomic_ulong`` has ``atomic_min_explicit`` and ``atomic_max_explicit`` alone.
+    Args:
+        known: what is known to be one, by name; what is declared here is added.
     """
-    own = rf"({_WIDE_OPERATIONS.pattern})\s*\(\s*&?\s*{re.escape(name)}\b"
-    found = re.search(own, text)
-    return None if found is None else (1 + text.count("\n", 0, found.start()), found[1])
+    word = _text(parts, i)
+    of_ulong = word == "atomic" and _text(parts, i + 1) == "<" and _text(parts, i + 2) in _WIDE
+    if word == "atomic_ulong" or of_ulong:
+        after = i + (4 if of_ulong else 1)
+        while _text(parts, after) in ("*", "&", "const", "volatile"):
+            after += 1
+        if 0 < after < len(parts) and parts[after].kind == "word":
+            known[parts[after].text] = f"ulong ({parts[after].text!r})"
+            before = {t.text for t in parts[max(0, i - 4) : i]}
+            if "threadgroup" in before and _text(parts, after - 1) not in ("*", "&"):
+                return "atomics on ulong in threadgroup memory"
+    elif _text(parts, i + 1) == "=" and word not in known:  # p = &y[0], p = y + 1
+        named = [t.text for t in parts[i + 2 : i + 5] if t.text not in ("&", "(")][:1]
+        if named and named[0] in known and _text(parts, i - 1) in ("auto", "*", ">"):
+            known[word] = known[named[0]]
+    elif _WIDE_OPERATIONS.fullmatch(word) and _text(parts, i + 1) == "(":
+        depth = 0
+        for j in range(i + 1, len(parts)):
+            text = parts[j].text
+            depth += (text in ("(", "[", "<")) - (text in (")", "]", ">"))
+            if depth == 0 or (depth == 1 and text == ","):
+                break
+            if text in known:
+                return f"{word} of atomics on {known[text]}"
+            if text == "atomic_ulong" or (text == "atomic" and _text(parts, j + 2) in _WIDE):
+                return f"{word} of atomics on ulong"
+    return ""
