@@ -129,6 +129,7 @@ REFUSED = {
     "which": ({"function": None}, r"'other', 'generic', 'scale'; say which with `function`"),
     "no str": ({"function": 3}, "expected a str"),
     "header": ({"header": "int a;"}, "its `metal` is a file"),
+    "a file's name": ({"metal": "k.metal", "function": None}, r"give pathlib\.Path\('k\.metal'\)"),
     "no path": ({"metal": "y[0] = 1;"}, "`metal` is no path"),
     "template": ({"function": "generic"}, r"line 14: nothing gives its template parameter 'U'"),
 }  # fmt: skip

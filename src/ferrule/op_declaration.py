@@ -596,6 +596,11 @@ def op(
             name, parsed, metal, function, names, header
         )
         atomic_outputs = atomic_outputs or atomic
+    elif isinstance(metal, str) and metal.endswith(".metal") and "\n" not in metal:
+        raise KernelError(
+            f"[op] `metal` of op {name!r}: got {metal!r}, which is taken for a body; for that file "
+            f"give pathlib.Path({metal!r})."
+        )
     elif function is not None:
         what = f"got {function!r}, but `metal` is no path of a file"
         raise KernelError(f"[op] `function` of op {name!r}: {what}.")
