@@ -8,6 +8,17 @@
 #define FR_ARITHMETIC_H
 
 namespace fr {
+
+// The count of a shift of an A: of a scalar after its promotion, and of anything else as it is.
+template <class A, class B> FR_FN constexpr auto fr_count(const B& b) {
+  using T = metal::remove_cvref_t<A>;
+  if constexpr (detail::int_v<T> && detail::int_v<B>) {
+    return detail::shift_count<decltype(+T())>(b);
+  } else {
+    return b;
+  }
+}
+
 namespace detail {
 
 template <class T> inline constexpr bool fuses_v = false;
@@ -118,11 +129,7 @@ template <class T> FR_FN constexpr product_t<T> operator+(const product_t<T>& p)
   }                                                                              \
   template <class T, class V, class S = plain_sum_t<V, T>, IF<V> = 0>            \
   FR_FN constexpr S operator-(C c, const product_t<T>& p) {                      \
-    if constexpr (is_same_v<S, T>) {                                             \
-      return sum_of<T>(-p.a, p.b, T(c));                                         \
-    } else {                                                                     \
-      return c - T(p);                                                           \
-    }                                                                            \
+    return c + -p;                                                               \
   }
 FR_SUMS(V, if_scalar)
 FR_SUMS(const V&, if_vector)
@@ -137,11 +144,7 @@ FR_FN constexpr auto operator+(const product_t<T>& p, const product_t<U>& q) {
 }
 template <class T, class U>
 FR_FN constexpr auto operator-(const product_t<T>& p, const product_t<U>& q) {
-  if constexpr (is_same_v<plain_sum_t<T, U>, T>) {
-    return p - U(q);
-  } else {
-    return T(p) - q;
-  }
+  return p + -q;
 }
 // Also of v.xy, which is no lvalue and has operators of its own. Integers, which may be bit-fields,
 // have their own operator.
@@ -159,12 +162,7 @@ FR_FN constexpr L&& operator+=(L&& l, const product_t<T>& p) {
 }
 template <class L, class T, class S = plain_sum_t<metal::remove_cvref_t<L>, T>, if_sums<L> = 0>
 FR_FN constexpr L&& operator-=(L&& l, const product_t<T>& p) {
-  if constexpr (is_same_v<S, T>) {
-    l = static_cast<metal::remove_cvref_t<L>>(sum_of<T>(-p.a, p.b, T(l)));
-  } else {
-    l -= T(p);
-  }
-  return static_cast<L&&>(l);
+  return static_cast<L&&>(l) += -p;
 }
 
 // The left operand of a shift: of a scalar, whose count is taken modulo its bits.
@@ -175,11 +173,7 @@ template <class A> struct shifted_t {
 #define FR_SHIFTS(op)                                                      \
   template <class A, class B, if_scalar<B> = 0>                            \
   FR_FN constexpr auto operator op(const shifted_t<A>& a, B b) {           \
-    if constexpr (int_v<B>) {                                              \
-      return a.value op shift_count<decltype(+A())>(b);                    \
-    } else {                                                               \
-      return a.value op b;                                                 \
-    }                                                                      \
+    return a.value op fr_count<A>(b);                                      \
   }                                                                        \
   template <class A, class B, enable_if_t<!scalar_v<metal::remove_cvref_t<B>>, int> = 0> \
   FR_FN constexpr decltype(auto) operator op(const shifted_t<A>& a, B&& b) { \
@@ -223,14 +217,6 @@ FR_FN constexpr detail::shifted_t<A> fr_bits(A a) {
 template <class A, metal::enable_if_t<!detail::int_v<metal::remove_cvref_t<A>>, int> = 0>
 FR_FN constexpr A&& fr_bits(A&& a) {
   return static_cast<A&&>(a);
-}
-template <class A, class B> FR_FN constexpr auto fr_count(const B& b) {
-  using T = metal::remove_cvref_t<A>;
-  if constexpr (detail::int_v<T> && detail::int_v<B>) {
-    return detail::shift_count<decltype(+T())>(b);
-  } else {
-    return b;
-  }
 }
 
 }  // namespace fr
