@@ -46,7 +46,7 @@ AT_START = (
 
 def prebuild(home: Path, package: Path) -> None:
     """Compile the nodes for the MLX in this folder into that folder of ferrule."""
-    file = Path("src", "ferrule", "hosts", "mlx_sources.py")  # without the package, and NumPy
+    file = Path("src", "ferrule", "hosts", "mlx", "sources.py")  # without the package, and NumPy
     spec = importlib.util.spec_from_file_location("mlx_sources", file.resolve())
     mlx = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(mlx)

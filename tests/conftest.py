@@ -17,7 +17,7 @@ import pytest
 
 import on_cuda
 from fake_cuda import build
-from ferrule import nvrtc
+from ferrule.tools import nvrtc
 
 # Inductor compiles a program per instruction set, where its cache is new, to see whether the
 # compiler has it: 8 s, in each of the many processes that have a cache of their own.

@@ -15,7 +15,7 @@ import torch
 
 import ferrule
 from fake_cuda import FakeCuda, Launched
-from ferrule import fastcall
+from ferrule.tools import fastcall
 
 SLOW_STREAM, FAST_STREAM = 0x77, 0x500
 FAULTS: list[Exception] = []  # what an allocation raises
@@ -37,7 +37,7 @@ def pretend(fake: FakeCuda) -> None:
     library.fake_exchange(api.PyCapsule_GetPointer(table.__dlpack_c_exchange_api__, name))
     table.__dlpack_c_exchange_api__ = api.PyCapsule_New(library.fake_table(), name, None)
 
-    from ferrule.hosts import torch as host
+    from ferrule.hosts.torch import arrays as host
 
     facts = host.facts
 

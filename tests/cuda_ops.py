@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import ferrule as fe
-from ferrule import Op, devices
-from ferrule.devices import UnitBinary
+from ferrule import Op
+from ferrule.devices import protocol as devices
+from ferrule.devices.protocol import UnitBinary
 
 # A sum in two steps. `test_cuda_op.Emulated` carries both functions out.
 SUM = """
@@ -40,7 +41,7 @@ def bound(op: Op, shapes: list[Any], kinds: list[str | None]) -> Any:
 def compiled(op: Op, shapes: list[Any], kinds: list[str | None], arch: str = "sm_90") -> UnitBinary:
     """A unit's machine code for these inputs."""
     unit: Any = op.implementations[0]
-    return devices.compile_unit(arch, unit.spec(unit.sent(bound(op, shapes, kinds)).template))
+    return devices.compile_unit(arch, unit.spec(unit.launch_for(bound(op, shapes, kinds)).template))
 
 
 # -- what runs on a GPU in test_gpu_ops ------------------------------------------------------------

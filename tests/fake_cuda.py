@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from ferrule import driver
-from ferrule.devices import cuda
+from ferrule.devices.cuda import device as cuda
+from ferrule.tools import driver, libcuda
 
 _SOURCE = Path(__file__).parent / "native" / "fake_cuda.c"
 _LAUNCHED = ctypes.CFUNCTYPE(
@@ -134,13 +134,13 @@ class FakeCuda:
     @contextlib.contextmanager
     def installed(self) -> Iterator[FakeCuda]:
         """In place of libcuda inside a ``with`` block."""
-        names = driver._NAMES
-        driver._NAMES = (str(self.path),)
+        names = libcuda._NAMES
+        libcuda._NAMES = (str(self.path),)
         self._forget()
         try:
             yield self
         finally:
-            driver._NAMES = names
+            libcuda._NAMES = names
             self._forget()
 
     @staticmethod

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ferrule import devices, hosts
-from ferrule.devices import Binary
+from ferrule.devices import protocol as devices
+from ferrule.devices.protocol import Binary
 from ferrule.errors import DeviceError
+from ferrule.hosts import protocol as hosts
 from ferrule.spec import Facts, Launch, Spec
 
 Body = Callable[[list[Any], list[Any]], None]

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import ferrule
-from ferrule.call import MetalKernel
 from ferrule.kernel import Kernel
-from ferrule.source import bounds, cpp
+from ferrule.kernels.call import MetalKernel
+from ferrule.source import cpp
+from ferrule.source.cuda import bounds
 from ferrule.source.syntax import Tree, declared_name, walk
 from ferrule.spec import Input, Spec
 
@@ -83,7 +84,7 @@ def _through_pointers(tree: Tree, names: Collection[str] = ()) -> int:
 
 def kernels() -> dict[str, list[Kernel]]:
     """The kernels, by where they are from."""
-    for folder in (HERE, HERE / "conformance"):
+    for folder in (HERE, HERE / "conformance", HERE.parent / "bench"):
         sys.path.insert(0, str(folder))
     made = vars(importlib.import_module("test_mlx_docs")).values()
     documentation = [one.kernel for one in made if isinstance(one, MetalKernel)]
@@ -93,7 +94,7 @@ def kernels() -> dict[str, list[Kernel]]:
         "dialect": [ferrule.metal_kernel(**block.kernel).kernel for block in blocks],
     }
     try:
-        from ferrule.bench import mlx_lm
+        from ferrule_bench import mlx_lm
 
         found["mlx-lm"] = [one.kernel for one in mlx_lm.imported()[1].values()]
     except ImportError:

@@ -18,8 +18,9 @@ from hypothesis import HealthCheck, settings
 
 import ferrule
 from ferrule import Op
-from ferrule.hosts import mlx as mlx_host
-from ferrule.hosts import mlx_build, mlx_file
+from ferrule.hosts.mlx import arrays as mlx_host
+from ferrule.hosts.mlx import build as mlx_build
+from ferrule.hosts.mlx import file as mlx_file
 
 I = "uint i = thread_position_in_grid.x; "  # noqa: E741
 FOLDER = Path(tempfile.mkdtemp(prefix="ferrule-export-"))

@@ -12,7 +12,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 import ferrule.mlx as fm
-from ferrule.hosts import mlx_build
+from ferrule.hosts.mlx import build as mlx_build
 
 Shape = tuple[int, ...]
 

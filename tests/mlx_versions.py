@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ferrule.hosts import mlx_build
+from ferrule.hosts.mlx import build as mlx_build
 
 
 def older_than(*version: int) -> str:

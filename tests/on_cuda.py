@@ -18,14 +18,15 @@ from typing import Any
 
 import pytest
 
-from ferrule import devices, driver, fastcall, nvrtc
-from ferrule.call import MetalKernel
-from ferrule.devices import Binary
-from ferrule.devices.cpu import CpuDevice
-from ferrule.devices.cuda import gpu
+from ferrule.devices import protocol as devices
+from ferrule.devices.cpu.program import CpuDevice
+from ferrule.devices.cuda.device import gpu
+from ferrule.devices.protocol import Binary
 from ferrule.errors import DeviceError
-from ferrule.source import cuda_launch
+from ferrule.kernels.call import MetalKernel
+from ferrule.source.cuda import launch as cuda_launch
 from ferrule.spec import Facts, Launch, Spec
+from ferrule.tools import driver, fastcall, nvrtc
 
 
 @lru_cache(maxsize=1)

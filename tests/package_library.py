@@ -13,10 +13,11 @@ import pytest
 import torch
 
 import ferrule as fe
-from ferrule import Op, package_text
-from ferrule.cuda_steps import CudaUnit
-from ferrule.hosts import torch_package
-from ferrule.op_file import full_name
+from ferrule import Op
+from ferrule.hosts.torch import package as torch_package
+from ferrule.operators import package as package_text
+from ferrule.operators.file import full_name
+from ferrule.operators.unit_steps import CudaUnit
 
 Dim = torch.export.Dim
 

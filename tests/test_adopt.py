@@ -17,7 +17,7 @@ import torch
 
 import ferrule
 from ferrule import KernelError, KernelTypeError, Op, RuleError
-from ferrule.hosts import torch as torch_host
+from ferrule.hosts.torch import arrays as torch_host
 
 UTILITIES = (
     "test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_static",

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import ferrule
-from ferrule.devices import cpu
+from ferrule.devices.cpu import program as cpu
 
 N = 4096
 NAMES = ("a", "b", "c", "d")

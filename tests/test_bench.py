@@ -19,10 +19,10 @@ from PIL import Image
 import ferrule
 import on_cuda
 from fake_cuda import FakeCuda, build
-from ferrule import driver, nvdisasm, nvrtc
-from ferrule.bench import cpu, cuda, report, sass, startup, timing, twins
-from ferrule.bench.timing import Bench, Peer, Row
 from ferrule.cli import main
+from ferrule.tools import driver, nvdisasm, nvrtc
+from ferrule_bench import cpu, cuda, report, sass, startup, timing, twins
+from ferrule_bench.timing import Bench, Peer, Row
 
 
 def run(*arguments: object) -> Result:
@@ -70,7 +70,7 @@ def test_plot_and_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done = run("--quick", "--device", "cpu", "--only", "copy", "--plot", png)
     assert done.exit_code == 2 and "--quick measures none" in done.output and not png.exists()
     rows = [row(work="copy", ratio=1.5), row(work="exp", ratio=0.7)]
-    monkeypatch.setattr("ferrule.cli.bench._measure", lambda bench, *_: bench.rows.extend(rows))
+    monkeypatch.setattr("ferrule_bench.command._measure", lambda bench, *_: bench.rows.extend(rows))
     done = run("--device", "cpu", "--only", "copy", "--plot", png)
     assert done.exit_code == 0 and f"Wrote {png}" in done.stdout, done.output
     with Image.open(png) as image:

@@ -21,8 +21,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ferrule
-from ferrule import _env, binding, cache, loader, toolchain
+from ferrule import _env, cache
 from ferrule.errors import KernelError, KernelTypeError, ToolchainError
+from ferrule.tools import binding, loader, toolchain
 
 NATIVE = Path(__file__).resolve().parent / "native"
 

@@ -19,12 +19,13 @@ from hypothesis import strategies as st
 import ferrule
 import guarded
 import warps
-from ferrule import nvrtc, toolchain
-from ferrule.devices import cuda_build
-from ferrule.source import bounds, cpp
-from ferrule.source import cuda as cuda_text
-from ferrule.source.cuda_launch import Form
+from ferrule.devices.cuda import build as cuda_build
+from ferrule.source import cpp
+from ferrule.source.cuda import bounds
+from ferrule.source.cuda import text as cuda_text
+from ferrule.source.cuda.launch import Form
 from ferrule.spec import Input, Spec, extent
+from ferrule.tools import nvrtc, toolchain
 
 Array = np.ndarray[Any, Any]
 F32 = ferrule.float32
@@ -324,7 +325,7 @@ def test_compiled_as_checked(name: str, library: nvrtc.Nvrtc) -> None:
     header = "void change(device half& a, float v) { a = half(v); }"
     kernel = ferrule.metal_kernel("k", ["x"], ["y"], BODIES[name], header=header)
     spec = Spec(kernel.kernel, (Input(F32, 1),), (ferrule.float16,))
-    built = cuda_build.Build(spec, None)
+    built = cuda_build.CudaBuild(spec, None)
     text = built.text()
     assert built.task(library, "compute_90").run().text == text
     assert "fr_view" in text
@@ -389,7 +390,7 @@ _made: list[Any] = []
 
 def _c() -> Any:
     if not _made:
-        from ferrule import loader
+        from ferrule.tools import loader
 
         flags = ["-O1", "-x", "c++", "-std=c++17", f"-I{RUNTIME}"]
         text = f'extern "C" {{\n{C}\n}}'

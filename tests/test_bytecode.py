@@ -19,11 +19,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ferrule
-from ferrule import bytecode, dtypes, toolchain
-from ferrule.bytecode import Op, RuleProgram, compile_expression, compile_rule
+from ferrule import dtypes
 from ferrule.errors import KernelError, RuleError
-from ferrule.expression import Expression, parse
-from ferrule.rule import Rule, Star, parse_rule
+from ferrule.rules import bytecode
+from ferrule.rules.argument import Star
+from ferrule.rules.bytecode import Opcode as Op
+from ferrule.rules.bytecode import RuleProgram, compile_expression, compile_rule
+from ferrule.rules.expression import Expression, parse
+from ferrule.rules.rule import Rule, parse_rule
+from ferrule.tools import toolchain
 from strategies import DIMS, NAMES, numbers, rules
 
 RUNTIME = Path(ferrule.__file__).parent / "runtime"

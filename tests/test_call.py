@@ -21,7 +21,7 @@ import ferrule as fe
 from fake_device import FakeDevice
 from ferrule import dtypes
 from ferrule.dtypes import Dtype
-from ferrule.source import metal
+from ferrule.source.metal import text as metal
 from ferrule.spec import Input, Spec
 from strategies import LEVEL0, level0_dtypes, template_values
 

@@ -19,8 +19,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ferrule
-from ferrule import DeviceError, fastcall
-from ferrule.hosts import torch as torch_host
+from ferrule import DeviceError
+from ferrule.hosts.torch import arrays as torch_host
+from ferrule.tools import fastcall
 
 pytestmark = pytest.mark.skipif(fastcall.library() is None, reason="built without Python's headers")
 
@@ -133,7 +134,7 @@ BEHIND = """
 def test_bytes_behind_an_output_of_mlx() -> None:
     """In a process of its own: MLX waits for ever after about a hundred errors."""
     mx = pytest.importorskip("mlx.core")
-    from ferrule.hosts import mlx_build
+    from ferrule.hosts.mlx import build as mlx_build
 
     if mx.default_device().type != mx.cpu or not mlx_build.at_least(0, 32, 2):
         pytest.skip("on a GPU nothing is looked at; in older versions an error ends the process")

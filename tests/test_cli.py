@@ -21,9 +21,10 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import ferrule
-from ferrule import _env, cache, dtypes, nvrtc
+from ferrule import _env, cache, dtypes
 from ferrule.cli import Fault, demo, grid_sample, main, readable
 from ferrule.cli import target as target_of
+from ferrule.tools import nvrtc
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 MADE = """
@@ -345,7 +346,7 @@ def test_doctor_for_readers() -> None:
 
 
 def test_doctor_without_a_compiler(tmp_path: Path) -> None:
-    code = f"from ferrule import toolchain\ntoolchain._zig_package = lambda: None\n{DOCTOR}"
+    code = f"from ferrule.tools import toolchain\ntoolchain._zig_package = lambda: None\n{DOCTOR}"
     done = process(code, PATH=str(tmp_path), FERRULE_CACHE_DIR=str(tmp_path / "cache"))
     assert done.returncode == 1, done.stderr
     report = json.loads(done.stdout)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import ferrule
-from ferrule import nvrtc
+from ferrule.tools import nvrtc
 
 I = "uint i = thread_position_in_grid.x;\n"  # noqa: E741
 HEADER = "float first(coherent({0}) device const float* p, uint i) {{ return p[i]; }}\n"

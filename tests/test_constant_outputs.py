@@ -10,9 +10,10 @@ import torch
 from torch.autograd import forward_ad
 
 import ferrule
-from ferrule import KernelError, Op, identity
+from ferrule import KernelError, Op
 from ferrule.errors import RuleError
-from ferrule.rule import Rule, parse_rule
+from ferrule.operators import identity
+from ferrule.rules.rule import Rule, parse_rule
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
 

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 import ferrule
-from ferrule.devices import cpu
+from ferrule.devices.cpu import program as cpu
 
 F32 = np.dtype(np.float32)
 

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 import ferrule
-from ferrule import nvrtc
-from ferrule.devices import cuda
-from ferrule.source.cuda_launch import kernel_parameters
+from ferrule.devices.cuda import device as cuda
+from ferrule.source.cuda.launch import kernel_parameters
 from ferrule.spec import Input, Launch, Spec
+from ferrule.tools import nvrtc
 
 pytestmark = pytest.mark.skipif(nvrtc.find_nvrtc() is None, reason="needs NVRTC")
 F32, I64, F16, BOOL = ferrule.float32, ferrule.int64, ferrule.float16, ferrule.bool_

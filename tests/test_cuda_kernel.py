@@ -18,11 +18,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ferrule as fe
-from ferrule import _env, devices, dtypes, nvrtc
+from ferrule import _env, dtypes
+from ferrule.devices import protocol as devices
 from ferrule.devices.digests import INCLUDE
 from ferrule.dtypes import Dtype
-from ferrule.source import cuda_body, cuda_launch
+from ferrule.source.cuda import body as cuda_body
+from ferrule.source.cuda import launch as cuda_launch
 from ferrule.spec import Input, Spec
+from ferrule.tools import nvrtc
 from strategies import make_spec
 from test_call import mlx_parameters, our_parameters
 
@@ -36,7 +39,7 @@ def make(source: str = "out[0] = x[0];", **changed: Any) -> fe.CudaKernel:
 
 
 def spec_of(kernel: fe.CudaKernel, inputs: list[Any], outputs: Any = (F32,), **call: Any) -> Any:
-    return kernel._described(
+    return kernel._builder.described(
         inputs, list(outputs), None, None, None, call.get("template"), None, "cuda"
     )[0]
 
@@ -619,7 +622,7 @@ EXPORT void run_vectors(int n, int way, const float* x, float* y, size_t offset,
 
 @pytest.fixture(scope="module")
 def host() -> Any:
-    from ferrule import loader, toolchain
+    from ferrule.tools import loader, toolchain
 
     flags = ["-O1", "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas", f"-I{INCLUDE}"]
     return loader.load_library(toolchain.find_compiler().compile(HOST, flags=flags), "cuda_index")

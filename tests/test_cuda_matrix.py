@@ -10,8 +10,8 @@ import pytest
 
 import ferrule
 import warps
-from ferrule import nvdisasm, nvrtc
-from ferrule.devices import cpu
+from ferrule.devices.cpu import program as cpu
+from ferrule.tools import nvdisasm, nvrtc
 
 F32 = np.dtype(np.float32)
 TYPES = {"half": np.dtype(np.float16), "bfloat": np.dtype(ml_dtypes.bfloat16), "float": F32}

@@ -20,20 +20,12 @@ from hypothesis import strategies as st
 import ferrule as fe
 from cuda_ops import SUM, bound, compiled, sum_op
 from fake_cuda import Copied, FakeCuda, Filled, Launched
-from ferrule import (
-    DeviceError,
-    KernelError,
-    KernelTypeError,
-    Op,
-    RuleError,
-    devices,
-    driver,
-    fastcall,
-    nvrtc,
-)
+from ferrule import DeviceError, KernelError, KernelTypeError, Op, RuleError
+from ferrule.devices import protocol as devices
 from ferrule.hosts import numpy as numpy_host
-from ferrule.hosts import torch as torch_host
+from ferrule.hosts.torch import arrays as torch_host
 from ferrule.spec import Facts
+from ferrule.tools import driver, fastcall, nvrtc
 from test_readme import blocks
 
 F32 = np.dtype(np.float32)
@@ -144,7 +136,7 @@ def test_numbers_and_dims_are_values_in_a_body(gpu: FakeCuda) -> None:
 
 
 def _spec(op: Op, shapes: list[Any], kind: str) -> Any:
-    """What a body is compiled from, as `op_launch.launch` makes it."""
+    """What a body is compiled from, as `operators.launch.launch` makes it."""
     from ferrule.spec import Input, Spec
 
     body: Any = op.implementations[0]
@@ -159,7 +151,7 @@ def _spec(op: Op, shapes: list[Any], kind: str) -> Any:
         ]
         inputs.append(Input(dtype, 0 if one is None else len(one.dims or ()), value=value))
     outputs = (fe.dtypes.BY_NAME[kind], fe.int32)
-    return Spec(body.kernel, tuple(inputs), outputs, body.sent(said).template)
+    return Spec(body.kernel, tuple(inputs), outputs, body.launch_for(said).template)
 
 
 def test_a_cuda_kernel_keeps_its_pointers(gpu: FakeCuda) -> None:
@@ -322,7 +314,8 @@ def test_steps_come_in_order_with_what_was_declared(gpu: FakeCuda) -> None:
     def run(one: Launched) -> None:
         scratch = array(one.arguments["s"], 8, np.uint16)
         assert (scratch == 0xFF80).all()  # -inf
-        assert (array(one.arguments["t"], 3, np.uint64) != 1).all()
+        # The empty `u` lies here, too, and its fill is of no bytes. What was here is anything.
+        assert not (array(one.arguments["t"], 24, np.uint8) == 1).all()
 
     gpu.on_launch = run
     y = op(x, c, 0.5)

@@ -10,9 +10,9 @@ import pytest
 
 import ferrule
 import warps
-from ferrule import nvrtc
-from ferrule.devices import cpu
-from ferrule.source import shared
+from ferrule.devices.cpu import program as cpu
+from ferrule.source.cuda import shared
+from ferrule.tools import nvrtc
 
 F32 = np.dtype(np.float32)
 

@@ -11,8 +11,8 @@ import pytest
 import ferrule
 import warps
 from dialect_blocks import BLOCKS, Block
-from ferrule import nvrtc
-from ferrule.devices import cpu
+from ferrule.devices.cpu import program as cpu
+from ferrule.tools import nvrtc
 from fuzz import harness
 from fuzz import program as p
 from fuzz.generate import Generator

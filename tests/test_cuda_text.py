@@ -16,15 +16,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ferrule
-from ferrule import cache, devices, dtypes, nvdisasm, nvrtc
-from ferrule.bench import sass
+from ferrule import cache, dtypes
 from ferrule.cli import main, target
-from ferrule.devices import cuda_build
+from ferrule.devices import protocol as devices
+from ferrule.devices.cuda import build as cuda_build
 from ferrule.devices.digests import INCLUDE
 from ferrule.source import cpp
-from ferrule.source import cuda as cuda_text
-from ferrule.source.cuda_launch import Form, blocks_of, dealt
+from ferrule.source.cuda import text as cuda_text
+from ferrule.source.cuda.launch import Form, blocks_of, dealt
 from ferrule.spec import Launch
+from ferrule.tools import nvdisasm, nvrtc
+from ferrule_bench import sass
 
 F32 = ferrule.float32
 
@@ -36,7 +38,7 @@ def launch(grid: tuple[int, int, int], threadgroup: tuple[int, int, int]) -> Lau
 
 def form(source: str, grid: tuple[int, int, int], threadgroup: tuple[int, int, int]) -> Any:
     kernel = ferrule.metal_kernel("k", ["x"], ["y"], source)
-    spec, _ = kernel._described(["float32[8]"], [F32], None, None, None, None, None, "cuda")
+    spec, _ = kernel._builder.described(["float32[8]"], [F32], None, None, None, None, None, "cuda")
     return cuda_text.form_of(cpp.prepare(spec), launch(grid, threadgroup))
 
 
@@ -122,7 +124,9 @@ def test_how_many_threadgroups_a_block_carries_out(source: str, dtype: str, expe
         header if "looped" in source else "",
     )  # fmt: skip
     kind = dtypes.BY_NAME[dtype]
-    spec, _ = kernel._described([f"{dtype}[8]"], [kind], None, None, None, [("N", 4)], None, "cuda")
+    spec, _ = kernel._builder.described(
+        [f"{dtype}[8]"], [kind], None, None, None, [("N", 4)], None, "cuda"
+    )
     assert cuda_text.needs_of(cpp.prepare(spec)).each == expected
 
 
@@ -130,7 +134,7 @@ def test_words_that_macros_paste_together_may_be_anything() -> None:
     """Here simd_sum, whose lanes are those of the author's threadgroups."""
     source = "uint i = thread_position_in_grid.x; y[i] = LANES(sum)(x[i]);"
     kernel = ferrule.metal_kernel("k", ["x"], ["y"], source, "#define LANES(n) simd_##n")
-    spec, _ = kernel._described(["float32[8]"], [F32], None, None, None, None, None, "cuda")
+    spec, _ = kernel._builder.described(["float32[8]"], [F32], None, None, None, None, None, "cuda")
     assert cuda_text.needs_of(cpp.prepare(spec)).lanes
 
 
@@ -188,7 +192,7 @@ def test_neighbouring_elements_of_aligned_arrays_move_together(library: nvrtc.Nv
         uint i = thread_position_in_grid.x;
         for (int j = 0; j < 4; ++j) y[4 * i + j] = 2 * x[4 * i + j];"""
     kernel = ferrule.metal_kernel("k", ["x"], ["y"], source)
-    spec, sent = kernel._described(
+    spec, sent = kernel._builder.described(
         ["float32[8]"], [F32], None, (1024, 1, 1), (256, 1, 1), None, None, "cuda"
     )
     assert sent is not None
@@ -236,7 +240,7 @@ extern "C" __attribute__((visibility("default"))) long run(
 def host() -> Any:
     import ctypes
 
-    from ferrule import loader, toolchain
+    from ferrule.tools import loader, toolchain
 
     compiler = toolchain.find_compiler()
     made: dict[tuple[str, ...], Any] = {}
@@ -334,7 +338,7 @@ def test_simple_bodies_cost_what_cuda_by_hand_does(library: nvrtc.Nvrtc, name: s
     assert mine <= sass.most(theirs), (mine, theirs)
 
 
-SM_90 = ["--gpu-architecture=sm_90", *cuda_build._FLAGS, f"-I{INCLUDE}"]
+SM_90 = ["--gpu-architecture=sm_90", *cuda_build.FLAGS, f"-I{INCLUDE}"]
 
 
 def test_whole_threadgroups_ask_nothing(library: nvrtc.Nvrtc) -> None:

@@ -14,17 +14,9 @@ from hypothesis import strategies as st
 import cuda_ops
 import ferrule as fe
 from cuda_ops import SUM, bound, compiled, sum_op
-from ferrule import (
-    CompileError,
-    DeviceError,
-    KernelError,
-    KernelTypeError,
-    Op,
-    RuleError,
-    cache,
-    nvrtc,
-)
-from ferrule.source import cuda_unit
+from ferrule import CompileError, DeviceError, KernelError, KernelTypeError, Op, RuleError, cache
+from ferrule.source.cuda import unit as cuda_unit
+from ferrule.tools import nvrtc
 from test_readme import blocks
 
 # -- units: text and machine code ------------------------------------------------------------------
@@ -33,7 +25,7 @@ from test_readme import blocks
 def test_the_text(library: nvrtc.Nvrtc) -> None:
     op = sum_op(template={"BLOCK": "N", "WIDE": "N > 3", "U": fe.bfloat16}, headers={"a.h": "x"})
     unit: Any = op.implementations[0]
-    spec = unit.spec(unit.sent(bound(op, [(4,), ()], ["float16", None])).template)
+    spec = unit.spec(unit.launch_for(bound(op, [(4,), ()], ["float16", None])).template)
     lines = cuda_unit.text(spec).splitlines()
     assert lines[:8] == [
         "// sum", '#include "ferrule_unit.h"', "#include <cuda_fp16.h>", "#include <cuda_bf16.h>",
@@ -175,7 +167,10 @@ def test_the_programs_of_the_page_are_compiled(library: nvrtc.Nvrtc) -> None:
     assert list(compiled(rms, [(70_000,), ()], ["bfloat16", None]).names) == [
         "squares<THREADS, T>", "scaled",
     ]  # fmt: skip
-    assert rms.implementations[0].sent(bound(rms, [(70_000,), ()], ["bfloat16", None])).memory == 72
+    assert (
+        rms.implementations[0].launch_for(bound(rms, [(70_000,), ()], ["bfloat16", None])).memory
+        == 72
+    )
 
 
 @settings(max_examples=200, deadline=None)
@@ -191,11 +186,11 @@ def test_integers_are_passed_as_declared_or_refused(
     unit: Any = op.implementations[0]
     dtype, value = np.dtype(kind or "int32"), n * factor - less
     if np.iinfo(dtype).min <= value <= np.iinfo(dtype).max:
-        ((array, packed),) = (one.arguments for one in unit.sent(said).steps)
+        ((array, packed),) = (one.arguments for one in unit.launch_for(said).steps)
         assert array == ("array", "y") and packed == np.array(value, dtype).tobytes()
     else:
         with pytest.raises(KernelError, match=rf"`arguments of step 'f'`.*is {value} for "):
-            unit.sent(said)
+            unit.launch_for(said)
 
 
 # -- units: declarations ---------------------------------------------------------------------------

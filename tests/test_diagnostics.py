@@ -11,10 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ferrule
-from ferrule import nvrtc, op_text
-from ferrule.devices import cpu, diagnostics
+from ferrule.devices import diagnostics
+from ferrule.devices.cpu import program as cpu
 from ferrule.dtypes import BY_NAME
-from ferrule.implementation import KernelBody
+from ferrule.operators import text as op_text
+from ferrule.operators.bodies import KernelBody
+from ferrule.tools import nvrtc
 
 F32 = np.dtype(np.float32)
 I32 = np.dtype(np.int32)
@@ -128,9 +130,9 @@ def test_an_error_behind_the_last_line(device: str, library: nvrtc.Nvrtc) -> Non
         assert "no error lies in" not in str(caught.value)
 
 
-def hinted(source: str, device: str = "cpu", **call: object) -> str:
+def hinted(source: str, device: str = "cpu", *, header: str = "", **call: object) -> str:
     """What the error for a body says."""
-    kernel = ferrule.metal_kernel("k", ["x"], ["y"], source)
+    kernel = ferrule.metal_kernel("k", ["x"], ["y"], source, header)
     with pytest.raises(ferrule.FerruleError) as caught:
         kernel.compile(device, inputs=["float32[8]"], output_dtypes=[F32], **call)  # type: ignore[arg-type]
     return str(caught.value)
@@ -172,12 +174,35 @@ def test_cuda_in_a_metal_body(
     assert f"found {word!r}" in said and f"write {instead}" in said and "`cuda=`" in said
 
 
+@pytest.mark.parametrize(
+    ("call", "word", "instead"),
+    [
+        ("atomicAdd(&y[0], x[i]);", "atomicAdd", "atomic_fetch_add_explicit, with `atomic_outputs"),
+        ("int m = atomicMax((device int*)y, 3);", "atomicMax", "atomic_fetch_max_explicit"),
+        ("if (atomicCAS(y, 0, 1)) y[i] = 2;", "atomicCAS", "atomic_compare_exchange_weak_explicit"),
+    ],
+)
+def test_atomics_of_cuda_in_a_metal_body(call: str, word: str, instead: str) -> None:
+    said = hinted(INDEX + call, "cpu")
+    assert f"{word!r} is CUDA's: write {instead}" in said and "`cuda=`" in said
+
+
+@BOTH
+@pytest.mark.parametrize("when", ["#if 0", "#ifdef NO_SUCH_MACRO", "#ifndef __METAL_VERSION__"])
+def test_a_text_for_cuda_and_metal(when: str, device: str, library: nvrtc.Nvrtc) -> None:
+    """What the preprocessor leaves out is nobody's business."""
+    body = f"{INDEX}\n{when}\natomicAdd(&y[0], 1.0f);\n#else\ny[i] = x[i];\n#endif"
+    kernel = ferrule.metal_kernel("k", ["x"], ["y"], body)
+    kernel.compile(device, inputs=["float32[8]"], output_dtypes=[F32])
+
+
 OWN = [
     "uint3 threadIdx = thread_position_in_threadgroup; y[0] = threadIdx.x;",
     "vec<uint, 3> blockDim = threads_per_threadgroup; y[0] = blockDim.x;",
     "uint2 a = 1, blockIdx = 2; y[0] = a.x + blockIdx.y;",
     "#define gridDim threadgroups_per_grid\ny[0] = gridDim.x;",
     "struct s { int warpSize; }; s a = {3}; y[0] = a.warpSize;",
+    "auto atomicAdd = [&](uint at, float v) { y[at] += v; };\natomicAdd(0, 1);",
 ]
 
 
@@ -189,6 +214,7 @@ def test_names_of_cuda_that_a_body_declares(body: str, device: str, library: nvr
 
 
 @BOTH
+@pytest.mark.filterwarnings("ignore::ferrule.PortabilityWarning")  # the CPU's compiler takes some
 @pytest.mark.parametrize("size", ["D", "D * 2", "(D + 31) / 32"])
 @pytest.mark.parametrize("space", ["threadgroup ", ""])
 def test_an_array_whose_size_is_a_dim(
@@ -228,6 +254,49 @@ def test_atomics_on_a_plain_output(call: str, device: str, library: nvrtc.Nvrtc)
 def test_misspelt_attributes(wrong: str, right: str, device: str, library: nvrtc.Nvrtc) -> None:
     assert f"did you mean '{right}'?" in hinted(f"y[0] = {wrong};", device)
     assert "did you mean" not in hinted("y[0] = thing;", "sm_90")
+
+
+@pytest.mark.parametrize(
+    ("line", "hints"),
+    [
+        ("y[i] = expf(x[i]) + fmaxf(x[i], powf(x[i], 2));",
+         ["'expf' is a name of C and CUDA: write metal::exp,", "metal::fmax,", "metal::pow,"]),
+        ("y[i] = __expf(x[i]) + rsqrtf(x[i]);", ["write metal::exp,", "write metal::rsqrt,"]),
+    ],
+)  # fmt: skip
+def test_math_of_c(line: str, hints: list[str]) -> None:
+    """NVRTC knows these names, and takes them."""
+    for said in (hinted(INDEX + line), hinted(INDEX, header=f"float f(float v) {{\n {line} }}")):
+        assert all(hint in said for hint in hints), said
+    assert "metal::" not in hinted("y[0] = offf(3) + leaf(2);")
+
+
+@BOTH
+@pytest.mark.parametrize("name", ["gid", "tid", "idx", "i", "index", "thread_id", "globalIdx"])
+def test_names_of_a_threads_number(name: str, device: str, library: nvrtc.Nvrtc) -> None:
+    said = hinted(f"y[0] = 1;\ny[{name}] = x[{name}];", device)
+    told = f"Nothing is called {name!r} here: a thread's place in the grid is thread_position_in_gr"
+    assert "source line 2: " in said and said.count(told) == (name != "i")
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("uint i = thread_position_in_grid;", "thread_position_in_grid.x"),
+        ("int i = thread_position_in_threadgroup;", "thread_position_in_threadgroup.x"),
+        ("y[thread_position_in_grid] = x[0];", "thread_position_in_grid.x"),
+        ("uint2 i = thread_position_in_grid;", "thread_position_in_grid.xy"),
+        ("uint3 p = thread_position_in_grid; uint i = p.x + missing;", ""),
+        ("uint i = thread_position_in_grid.x; uint3 q = i; uint j = q;", ""),
+    ],
+)
+def test_a_vector_where_a_number_is_expected(
+    line: str, told: str, device: str, library: nvrtc.Nvrtc
+) -> None:
+    said = hinted(f"\n{line}", device)
+    assert "source line 2: " in said and ("is a uint3: write" in said) == bool(told)
+    assert told in said
 
 
 def test_torch_is_told_of_ops() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 import ferrule
 from dialect_blocks import BLOCKS, Block
-from ferrule.devices import cpu
+from ferrule.devices.cpu import program as cpu
 
 pytestmark = pytest.mark.usefixtures("everywhere")
 

@@ -20,11 +20,13 @@ from rich.console import Console
 import ferrule
 import on_cuda
 from fake_cuda import FakeCuda, Filled, Launched
-from ferrule import DeviceError, devices, driver, fastcall, nvrtc
+from ferrule import DeviceError
 from ferrule.cli import doctor
+from ferrule.devices import protocol as devices
 from ferrule.dtypes import bfloat16, float32
 from ferrule.hosts import numpy as numpy_host
 from ferrule.spec import Facts
+from ferrule.tools import driver, fastcall, libcuda, nvrtc
 
 F32, I32 = np.dtype(np.float32), np.dtype(np.int32)
 
@@ -323,7 +325,7 @@ def test_there_is_no_such_gpu(gpu: FakeCuda) -> None:
 
 
 def test_without_a_driver(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(driver, "_NAMES", ("libcuda-that-is-not-there.so",))
+    monkeypatch.setattr(libcuda, "_NAMES", ("libcuda-that-is-not-there.so",))
     driver.driver.cache_clear()
     with pytest.raises(DeviceError, match=r"NVIDIA's driver was not found .* `nvidia-smi`"):
         driver.driver()
@@ -331,7 +333,9 @@ def test_without_a_driver(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_architecture_runs_nothing() -> None:
-    spec, _ = double()._described(["float32[8]"], [float32], None, None, None, None, None, "sm_90")
+    spec, _ = double()._builder.described(
+        ["float32[8]"], [float32], None, None, None, None, None, "sm_90"
+    )
     with pytest.raises(DeviceError, match="'sm_90' is an architecture"):
         devices.get("sm_90").program(spec)
 
@@ -361,7 +365,7 @@ def test_a_forked_child_is_told(gpu: FakeCuda) -> None:
 def test_a_forked_child_is_told_by_torch_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where torch had used CUDA, its stream cannot be asked for."""
     torch = pytest.importorskip("torch")
-    from ferrule.hosts import torch as torch_host
+    from ferrule.hosts.torch import arrays as torch_host
 
     monkeypatch.setattr(torch.cuda, "_is_in_bad_fork", lambda: True)
     with pytest.raises(DeviceError, match=r"this process was forked .*spawn"):
@@ -506,11 +510,20 @@ _TO_BUILD = {
 @pytest.mark.parametrize(
     ("device", "to_build", "beside"),
     [
-        ("cpu", {"ferrule.devices.cpu_build", "ferrule.source.flat"}, {"ml_dtypes", "tree_sitter"}),
+        (
+            "cpu",
+            {"ferrule.devices.cpu.build", "ferrule.source.loops.flat"},
+            {"ml_dtypes", "tree_sitter"},
+        ),
         (
             "cuda:0",
-            {"ferrule.devices.cuda_build", "ferrule.source.cuda"},
-            {"ferrule.devices.cpu", "ferrule.toolchain", "ferrule.binding", "ml_dtypes"},
+            {"ferrule.devices.cuda.build", "ferrule.source.cuda.text"},
+            {
+                "ferrule.devices.cpu",
+                "ferrule.tools.toolchain",
+                "ferrule.tools.binding",
+                "ml_dtypes",
+            },
         ),
     ],
 )

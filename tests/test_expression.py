@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ferrule.errors import RuleError
-from ferrule.expression import Expression, Ints, parse
+from ferrule.rules.expression import Expression, Ints, parse
 from strategies import NAMES, numbers
 
 VALUES = {"B": 3, "H": 7, "W": 128, "x.size": 2688, "x.ndim": 3}

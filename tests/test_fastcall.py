@@ -6,6 +6,7 @@ import gc
 import signal
 import sys
 import threading
+import types
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -21,7 +22,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 
 import ferrule
-from ferrule import arguments, fastcall
+from ferrule.kernels import arguments
+from ferrule.tools import fastcall
 
 pytestmark = pytest.mark.skipif(fastcall.library() is None, reason="built without Python's headers")
 
@@ -520,3 +522,22 @@ def test_no_table_for_more_buffers_than_it_holds() -> None:
     module: Any = fastcall.library()
     with pytest.raises(ValueError, match="at most 32"):
         module.Table(40, 1, True)
+
+
+def test_torch_that_is_still_being_imported_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = ferrule.metal_kernel(
+        "count", ["x"], ["y"], "atomic_fetch_add_explicit(&y[0], x[0], memory_order_relaxed);",
+        atomic_outputs=True,
+    )  # fmt: skip
+    x = np.ones(1, np.int32)
+
+    def total() -> int:
+        (y,) = kernel(
+            inputs=[x], output_shapes=[(1,)], output_dtypes=[x.dtype], grid=(8, 1, 1),
+            threadgroup=(8, 1, 1), init_value=0,
+        )  # fmt: skip
+        return int(y[0])
+
+    assert total() == total() == 8
+    monkeypatch.setitem(sys.modules, "torch", types.ModuleType("torch"))
+    assert total() == 8

@@ -18,8 +18,8 @@ import pytest
 
 import ferrule
 import on_cuda
-from ferrule import fastcall
-from ferrule.devices import cuda
+from ferrule.devices.cuda import device as cuda
+from ferrule.tools import fastcall
 
 torch = pytest.importorskip("torch")
 
@@ -307,7 +307,7 @@ def said(program: str) -> str:
 
 def test_an_earlier_kernel_that_faulted_is_named(way: str) -> None:
     out = said(f"""
-from ferrule import fastcall
+from ferrule.tools import fastcall
 import contextlib
 x = torch.zeros(32, device="cuda")
 one, wild = exp("innocent"), kernel("wild", I + "y[i + (1ul << 40)] = x[i];")

@@ -11,7 +11,8 @@ import pytest
 import ferrule as fe
 import on_cuda
 import test_mlx_node
-from ferrule.hosts import mlx_build, mlx_probe
+from ferrule.hosts.mlx import build as mlx_build
+from ferrule.hosts.mlx import probe as mlx_probe
 from test_mlx_node import *  # noqa: F403
 from test_mlx_node import numbers, same
 

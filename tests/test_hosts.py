@@ -23,11 +23,12 @@ from hypothesis import strategies as st
 import fake_device
 import ferrule as fe
 from fake_device import FakeDevice
-from ferrule import dtypes, hosts
+from ferrule import dtypes
 from ferrule.dtypes import Dtype
-from ferrule.hosts import mlx as mlx_host
 from ferrule.hosts import numpy as numpy_host
-from ferrule.hosts import torch as torch_host
+from ferrule.hosts import protocol as hosts
+from ferrule.hosts.mlx import arrays as mlx_host
+from ferrule.hosts.torch import arrays as torch_host
 from ferrule.spec import Facts, is_row_contiguous
 from mlx_versions import needs_mlx
 from strategies import IN_MLX, LEVEL0, level0_dtypes
@@ -205,7 +206,7 @@ def test_a_torch_that_lacks_a_dtype() -> None:
     """e8m0fnu came with torch 2.7."""
     code = (
         "import torch; del torch.float8_e8m0fnu\n"
-        "from ferrule import dtypes, hosts\n"
+        "from ferrule import dtypes; from ferrule.hosts import protocol as hosts\n"
         "host = hosts.load('torch')\n"
         "print(host.facts(torch.ones(2, dtype=torch.float8_e5m2)).dtype)\n"
     )

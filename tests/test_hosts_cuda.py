@@ -19,7 +19,9 @@ import torch
 
 import ferrule
 from fake_cuda import FakeCuda, Filled, Launched, build
-from ferrule import dtypes, fastcall, hosts, nvrtc
+from ferrule import dtypes
+from ferrule.hosts import protocol as hosts
+from ferrule.tools import fastcall, nvrtc
 
 F32 = np.dtype(np.float32)
 DOUBLE = "uint i = thread_position_in_grid.x; y[i] = 2 * x[i];"
@@ -71,7 +73,7 @@ def cupy(monkeypatch: pytest.MonkeyPatch) -> Any:
     module.stream = stream
     monkeypatch.setitem(sys.modules, "cupy", module)
     monkeypatch.delitem(sys.modules, "ferrule.hosts.cupy", raising=False)
-    monkeypatch.delattr(hosts, "cupy", raising=False)
+    monkeypatch.delattr(ferrule.hosts, "cupy", raising=False)
     monkeypatch.setattr(hosts, "known", dict(hosts.known))
     monkeypatch.setattr(Device, "entered", [])
     return module
@@ -153,7 +155,7 @@ def test_cupy_is_told_first(cupy: Any, fake: FakeCuda, monkeypatch: pytest.Monke
 @pytest.fixture
 def torch_gpu(fake: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> list[object]:
     """torch's tensors are on the fake's first GPU; holds the values that torch fills with."""
-    from ferrule.hosts import torch as host
+    from ferrule.hosts.torch import arrays as host
 
     facts, empty, full = host.facts, torch.empty, torch.full
     filled: list[object] = []
@@ -210,7 +212,7 @@ def test_outputs_that_are_zero(
 
 
 def test_outputs_on_the_second_gpu(fake: FakeCuda, torch_gpu: list[object]) -> None:
-    from ferrule.hosts import torch as host
+    from ferrule.hosts.torch import arrays as host
 
     current = ctypes.c_void_p(0xC0)
     fake.library.cuCtxPushCurrent_v2(current)
@@ -243,7 +245,7 @@ def test_modes_whose_tensors_have_no_memory(fake: FakeCuda, torch_gpu: list[obje
     """There torch fills them."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    from ferrule.hosts import torch as host
+    from ferrule.hosts.torch import arrays as host
 
     def add(x: torch.Tensor) -> torch.Tensor:
         return x + host.full((3,), 0, dtypes.float32, "cuda:0")
@@ -276,8 +278,8 @@ def test_arrays_with_dlpack(fake: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> 
     ):
         call(kernel, x)
 
-    from ferrule.hosts import exchange
-    from ferrule.hosts import torch as host
+    from ferrule.hosts.torch import arrays as host
+    from ferrule.hosts.torch import dlpack
 
     facts = host.facts
 
@@ -287,9 +289,9 @@ def test_arrays_with_dlpack(fake: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(host, "facts", on_gpu)
     monkeypatch.setattr(
-        exchange, "tensor", lambda a: a if isinstance(a, torch.Tensor) else torch.from_dlpack(a)
+        dlpack, "tensor", lambda a: a if isinstance(a, torch.Tensor) else torch.from_dlpack(a)
     )
-    monkeypatch.setattr(exchange, "empty", lambda shape, dtype, device: torch.empty(shape))
+    monkeypatch.setattr(dlpack, "empty", lambda shape, dtype, device: torch.empty(shape))
     monkeypatch.setattr(host, "stream", lambda given, device: 0x77)
     y = call(kernel, x)
     assert isinstance(y, torch.Tensor) and y.tolist() == [2.0 * n for n in range(8)]

@@ -22,7 +22,8 @@ from hypothesis import strategies as st
 
 import ferrule
 from adopted_ops import hadamard, quantised_linear
-from ferrule import KernelError, Op, identity
+from ferrule import KernelError, Op
+from ferrule.operators import identity
 
 ONES = torch.ones(2)
 

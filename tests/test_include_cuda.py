@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ferrule import nvrtc
+from ferrule.tools import nvrtc
 from include_cases import (
     CASES,
     HEADERS,

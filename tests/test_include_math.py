@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 import ferrule
-from ferrule import nvrtc
+from ferrule.tools import nvrtc
 
 HEADER = Path(ferrule.__file__).parent / "include" / "math.h"
 Array = np.ndarray[Any, Any]

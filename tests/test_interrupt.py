@@ -57,7 +57,7 @@ OP = """
     run = lambda: op({made}(np.array([words.ctypes.data], np.int64)), like)
 """
 LONG = """
-    from ferrule import fastcall
+    from ferrule.tools import fastcall
     def run():
         with fastcall.bypassed():
             return run_kernel()

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from ferrule import _env, loader, toolchain
+from ferrule import _env
 from ferrule.errors import DeviceError
+from ferrule.tools import loader, toolchain
 
 _TEXT = 'extern "C" __attribute__((visibility("default"))) unsigned answer() { return %sU; }'
 _MARK = 0xFE44175E

@@ -12,10 +12,12 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 import ferrule
-from ferrule import metal_file, nvrtc, op_text
 from ferrule.dtypes import BY_NAME
-from ferrule.implementation import KernelBody
-from ferrule.rule import parse_rule
+from ferrule.operators import metal_file
+from ferrule.operators import text as op_text
+from ferrule.operators.bodies import KernelBody
+from ferrule.rules.rule import parse_rule
+from ferrule.tools import nvrtc
 
 F32 = np.float32
 

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ferrule as fe
-from ferrule.hosts import mlx_build, mlx_sizes
+from ferrule.hosts.mlx import build as mlx_build
+from ferrule.hosts.mlx import sizes as mlx_sizes
 
 pytestmark = pytest.mark.skipif(mlx_build.library() is None, reason="no nodes here")
 

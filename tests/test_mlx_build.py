@@ -16,8 +16,10 @@ import mlx.core as mx
 import pytest
 
 import ferrule
-from ferrule import _env, cache, op_entries
-from ferrule.hosts import mlx_build, mlx_sources
+from ferrule import _env, cache
+from ferrule.hosts.mlx import build as mlx_build
+from ferrule.hosts.mlx import sources as mlx_sources
+from ferrule.operators import entries as op_entries
 from test_packaging import REPOSITORY, build
 
 
@@ -110,8 +112,8 @@ import sys
 import mlx.core as mx
 import numpy as np
 import ferrule, ferrule.mlx
-from ferrule import toolchain
-from ferrule.hosts import mlx_build, mlx_node
+from ferrule.tools import toolchain
+from ferrule.hosts.mlx import build as mlx_build, node as mlx_node
 
 assert ferrule.__file__.startswith(sys.argv[1]), ferrule.__file__
 try:

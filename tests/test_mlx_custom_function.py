@@ -11,7 +11,7 @@ import mlx.core as mx
 import pytest
 
 import ferrule
-from ferrule.hosts import mlx_build
+from ferrule.hosts.mlx import build as mlx_build
 
 I = "uint i = thread_position_in_grid.x; "  # noqa: E741
 exp = ferrule.metal_kernel("exp", ["x"], ["y"], I + "y[i] = metal::precise::exp(x[i]);")

@@ -17,7 +17,9 @@ from hypothesis import strategies as st
 import ferrule
 import on_cuda
 from ferrule import KernelError, KernelTypeError
-from ferrule.hosts import mlx_build, mlx_file, mlx_node
+from ferrule.hosts.mlx import build as mlx_build
+from ferrule.hosts.mlx import file as mlx_file
+from ferrule.hosts.mlx import node as mlx_node
 from mlx_files import (
     DTYPES,
     FEW,

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import ferrule
 import on_cuda
 from ferrule import KernelError
-from ferrule.hosts.mlx_export import MARK, with_sizes
+from ferrule.hosts.mlx.export import MARK, with_sizes
 from mlx_files import FEW, I, again, altered, exported, kernels, level0, same, values, write
 from mlx_versions import needs_mlx
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import ferrule
 from ferrule import KernelError
-from ferrule.hosts import mlx_file
+from ferrule.hosts.mlx import file as mlx_file
 from mlx_files import (
     FEW,
     FOLDER,

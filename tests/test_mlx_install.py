@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 import ferrule
-from ferrule.hosts import mlx_build
+from ferrule.hosts.mlx import build as mlx_build
 from mlx_versions import needs_mlx
 
 pytestmark = pytest.mark.skipif(mx.is_available(mx.gpu), reason="this MLX has a GPU")
@@ -126,12 +126,12 @@ def test_without_mlx() -> None:
     code = (
         "import sys; sys.modules['mlx'] = sys.modules['mlx.core'] = None; import ferrule\n"
         "for ask in ('ferrule.install_mlx', 'ferrule.uninstall_mlx', 'ferrule.mlx.gather_mm',"
-        " 'ferrule.import_function'):\n"
-        "    try: eval(ask)\n"
+        " 'ferrule.import_function', 'import ferrule.mlx', 'from ferrule.mlx import gather_mm'):\n"
+        "    try: exec(ask)\n"
         "    except ImportError as e: print(e, e.__cause__ is None and e.__suppress_context__)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
-    names = ["install_mlx", "uninstall_mlx", "mlx", "import_function"]
+    names = ["install_mlx", "uninstall_mlx", "mlx", "import_function", "mlx", "mlx"]
     assert done.stdout == "".join(
         f"ferrule.{name} needs MLX, which is not installed here: pip install 'mlx[cpu]' on Linux, "
         "or 'mlx[cuda13]' for NVIDIA GPUs; mlx on a Mac. True\n"

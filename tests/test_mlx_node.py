@@ -21,8 +21,10 @@ from hypothesis import strategies as st
 from mlx.utils import tree_map
 
 import ferrule as fe
-from ferrule import KernelError, KernelTypeError, toolchain
-from ferrule.hosts import mlx_build, mlx_gpu
+from ferrule import KernelError, KernelTypeError
+from ferrule.hosts.mlx import build as mlx_build
+from ferrule.hosts.mlx import gpu as mlx_gpu
+from ferrule.tools import toolchain
 
 pytestmark = pytest.mark.skipif(mlx_build.library() is None, reason="no nodes here")
 
@@ -745,7 +747,7 @@ def test_another_compiler_builds_the_nodes() -> None:
     other = next((a for a in others if ("clang" in a[0]) != (used.kind == "clang")), None)
     if other is None:
         pytest.skip("there is one compiler here")
-    code = "from ferrule.hosts import mlx_build; mlx_build.loaded()"
+    code = "from ferrule.hosts.mlx import build as mlx_build; mlx_build.loaded()"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=280,
         env={**os.environ, "FERRULE_CXX": " ".join(other)},

@@ -15,7 +15,7 @@ import mlx.core as mx
 import pytest
 
 import ferrule
-from ferrule.hosts import mlx_build
+from ferrule.hosts.mlx import build as mlx_build
 
 TESTS = Path(__file__).resolve().parent
 OURS = str(Path(ferrule.__file__).resolve().parents[1])
@@ -59,7 +59,7 @@ def oldest() -> Iterator[dict[str, str]]:
 @pytest.mark.timeout(1500)
 def test_the_oldest(oldest: dict[str, str]) -> None:
     code = (
-        "import mlx.core as mx; from ferrule.hosts import mlx_build\n"
+        "import mlx.core as mx; from ferrule.hosts.mlx import build as mlx_build\n"
         "print(mx.__version__, mlx_build.library() is not None)"
     )
     status, said = run("-c", code, env=oldest, timeout=100)

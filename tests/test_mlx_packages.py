@@ -17,7 +17,7 @@ import pytest
 from mlx.utils import tree_flatten, tree_unflatten
 
 import ferrule
-from ferrule.mlx_install import InstalledKernel
+from ferrule.hosts.mlx.install import InstalledKernel
 
 pytestmark = pytest.mark.skipif(mx.metal.is_available(), reason="these kernels are MLX's own here")
 DEVICE = mx.default_device()

@@ -20,7 +20,9 @@ import ferrule.mlx as fm
 import mlx_products as make
 import on_cuda
 from ferrule.errors import KernelError
-from ferrule.hosts import mlx_build, mlx_matmul, mlx_sizes
+from ferrule.hosts.mlx import build as mlx_build
+from ferrule.hosts.mlx import matmul as mlx_matmul
+from ferrule.hosts.mlx import sizes as mlx_sizes
 from mlx_products import MODES, Product
 from mlx_versions import needs_mlx
 

@@ -13,8 +13,9 @@ import mlx.core as mx
 import pytest
 
 import ferrule
-from ferrule import KernelError, op_entries
-from ferrule.hosts import mlx_build
+from ferrule import KernelError
+from ferrule.hosts.mlx import build as mlx_build
+from ferrule.operators import entries as op_entries
 from mlx_files import I
 from test_mlx_rules import asked, copied
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import ferrule as fe
-from ferrule.devices.cpu import CpuDevice
-from ferrule.devices.cuda import CudaDevice
+from ferrule.devices.cpu.program import CpuDevice
+from ferrule.devices.cuda.device import CudaDevice
 
 mx = pytest.importorskip("mlx.core")
 

@@ -13,8 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ferrule
-from ferrule import KernelError, dtypes, nvrtc, op_text
-from ferrule.hosts import mlx_batches
+from ferrule import KernelError, dtypes
+from ferrule.hosts.mlx import batches as mlx_batches
+from ferrule.operators import text as op_text
+from ferrule.tools import nvrtc
 from mlx_files import FEW, I, again, elsewhere, exported
 from mlx_versions import needs_mlx, older_than
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import mlx_table
-from ferrule.hosts import mlx_build
+from ferrule.hosts.mlx import build as mlx_build
 
 pytestmark = pytest.mark.skipif(mlx_build.library() is None, reason="no nodes here")
 PAGE = Path(__file__).parent.parent.joinpath("docs", "mlx.md").read_text(encoding="utf-8")

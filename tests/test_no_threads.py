@@ -129,7 +129,8 @@ def test_mlx_compiles_it_for_every_size() -> None:
 def test_files_of_mlx_hold_a_threadgroup_of_threads() -> None:
     """MLX divides by what stands there."""
     mx = pytest.importorskip("mlx.core")
-    from ferrule.hosts import mlx_build, mlx_file
+    from ferrule.hosts.mlx import build as mlx_build
+    from ferrule.hosts.mlx import file as mlx_file
 
     if not mlx_build.at_least(0, 32):
         pytest.skip("MLX exports kernels without Metal from 0.32.0 on")

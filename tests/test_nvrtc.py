@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 import on_cuda
-from ferrule import nvrtc
 from ferrule.errors import CompilerFailed, ToolchainError
+from ferrule.tools import nvrtc
 
 _TEXT = 'extern "C" __global__ void twice(float* x) { x[threadIdx.x] *= 2; %s }'
 
@@ -86,7 +86,7 @@ def test_what_compiling_needs_is_loaded_from_beside(library: nvrtc.Nvrtc) -> Non
     if not any("builtins" in name for name in os.listdir(folder or "/proc/self/task")):
         pytest.skip("NVRTC is the system's")
     code = (
-        "from ferrule import nvrtc; nvrtc.find_nvrtc(); "
+        "from ferrule.tools import nvrtc; nvrtc.find_nvrtc(); "
         "print('libnvrtc-builtins' in open('/proc/self/maps').read())"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

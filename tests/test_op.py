@@ -15,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ferrule
-from ferrule import KernelError, KernelTypeError, Op, RuleError, derivatives
+from ferrule import KernelError, KernelTypeError, Op, RuleError
+from ferrule.operators import derivatives
 from ferrule.source.names import taken
 
 I = "uint i = thread_position_in_grid.x; "  # noqa: E741
@@ -573,10 +574,28 @@ print([one() for one in found if one() is not None], "torch" in sys.modules)
 
 def test_signatures_are_those_of_the_rule() -> None:
     def shown(rule: str) -> str:
-        return str(
-            inspect.signature(ferrule.op("o", rule, metal="has_bias;", grid=1, threadgroup=1))
-        )
+        metal = "".join(f"has_{name};" for name in ("bias", "a", "b", "c") if f" {name}[" in rule)
+        return str(inspect.signature(ferrule.op("o", rule, metal=metal, grid=1, threadgroup=1)))
 
     assert shown("x[N]:T, w[N]:T, eps:float32 -> y[N]:T") == "(x, w, eps)"
     assert shown("x[N]:T, bias[N]:T? -> y[N]:T") == "(x, bias=None)"
-    assert shown("x[N]:T, bias[N]:T?, eps:float32 -> y[N]:T") == "(x, bias=None, eps=None)"
+    assert shown("x[N]:T, bias[N]:T?, eps:float32 -> y[N]:T") == "(x, bias, eps)"
+    rule = "x[N]:T, a[N]:T?, w[N]:T, b[N]:T?, c[N]:T? -> y[N]:T"
+    assert shown(rule) == "(x, a, w, b=None, c=None)"
+
+
+def test_what_a_signature_takes_a_call_takes() -> None:
+    op = ferrule.op(
+        "o", "x[N]:T, bias[N]:T?, eps:float32 -> y[N]:T", grid="N", threadgroup=32,
+        metal="uint i = thread_position_in_grid.x; y[i] = has_bias ? bias[i] : x[i] * eps;",
+    )  # fmt: skip
+    x = np.ones(3, np.float32)
+    for args, named in (((x,), {}), ((x, x), {}), ((x,), {"bias": x})):
+        with pytest.raises(TypeError, match="missing"):
+            inspect.signature(op).bind(*args, **named)
+        with pytest.raises(ferrule.KernelTypeError, match="got no input 'eps'"):
+            op(*args, **named)
+    for args, named in (((x, None, 2.0), {}), ((x,), {"bias": None, "eps": 2.0})):
+        inspect.signature(op).bind(*args, **named)
+        assert np.array_equal(op(*args, **named), 2 * x)
+    assert np.array_equal(op(x, eps=2.0), 2 * x)  # which Python's signatures cannot say

@@ -32,6 +32,30 @@ def test_implementations_that_agree() -> None:
     assert [one.implementation for one in report.differences] == ["metal", "run"]
 
 
+@pytest.mark.parametrize("kind", ["reference", "run"])
+@pytest.mark.parametrize(
+    ("library", "array"), [("numpy", "numpy.ndarray"), ("mlx", "mlx.core.array")]
+)
+def test_a_reference_for_arrays_of_another_library(library: str, array: str, kind: str) -> None:
+    def clamped(x: Any, w: Any) -> Any:
+        return x.clamp(min=0) * w
+
+    with pytest.raises(KernelError) as caught:
+        ferrule.compare(scale(**{kind: clamped}), *arrays(library))
+    said = str(caught.value)
+    assert f"`{kind}` (" in said and "clamped) of op 'scale' was called with" in said
+    assert f"with {array}, and raised AttributeError: " in said and "give `compare` those" in said
+    assert isinstance(caught.value.__cause__, AttributeError)
+
+
+def test_errors_of_ferrule_in_references_stay_what_they_are() -> None:
+    def refused(x: Any, w: Any) -> Any:
+        raise ferrule.DeviceError("gone")
+
+    with pytest.raises(ferrule.DeviceError, match=r"^gone$"):
+        ferrule.compare(scale(reference=refused), *arrays("numpy"))
+
+
 def test_where_implementations_differ() -> None:
     op = scale(0.5, reference=lambda x, w: x * w)
     report = ferrule.compare(op, torch.ones(2, 3, requires_grad=True), torch.full((3,), 2.0))

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 import ferrule
-from ferrule import KernelError, Op, identity, op_file
+from ferrule import KernelError, Op
+from ferrule.operators import file as op_file
+from ferrule.operators import identity
 
 SUM = "uint i = thread_position_in_grid.x; y[i] = x[i] * x[i] + 1;"
 RULE = "x[*S]:T -> y[*S]:T"

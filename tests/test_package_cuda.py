@@ -19,12 +19,15 @@ from hypothesis import strategies as st
 import cuda_ops
 import ferrule as fe
 from fake_cuda import Copied, FakeCuda, Filled, Launched
-from ferrule import KernelError, Op, nvrtc, package_text
+from ferrule import KernelError, Op
+from ferrule.operators import package as package_text
+from ferrule.tools import nvrtc
 
 torch = pytest.importorskip("torch")
-from ferrule.hosts import torch as torch_host  # noqa: E402
-from ferrule.hosts import torch_op, torch_package  # noqa: E402
-from ferrule.op_file import full_name  # noqa: E402
+from ferrule.hosts.torch import arrays as torch_host  # noqa: E402
+from ferrule.hosts.torch import op as torch_op  # noqa: E402
+from ferrule.hosts.torch import package as torch_package  # noqa: E402
+from ferrule.operators.file import full_name  # noqa: E402
 from package_library import Library  # noqa: E402
 from test_cuda_op import SIZES, Emulated, one_step  # noqa: E402
 

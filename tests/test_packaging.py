@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 import pytest
 
 import ferrule
-from ferrule import binding
+from ferrule.tools import binding
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -62,7 +63,7 @@ def test_wheel(tmp_path: Path, compiler: str | None) -> None:
     site = tmp_path / "site"
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
-        archive.extractall(site)
+        archive.extractall(site)  # noqa: S202
     ours = {name for name in names if name.startswith("ferrule/")}
     built = {name for name in ours if name.endswith(".so")}
     assert ours - built == {
@@ -87,10 +88,10 @@ def test_wheel(tmp_path: Path, compiler: str | None) -> None:
         ready = found = operators = "None"
     # What was installed imports, and finds the runtime that was built, or none.
     code = (
-        "import ferrule, ferrule.cli; from ferrule import binding, fastcall\n"
+        "import ferrule, ferrule.cli; from ferrule.tools import binding, fastcall\n"
         "runtime = binding._installed(binding.FOLDER)\n"
         "calls = fastcall.library()\n"
-        "from ferrule.hosts import torch_calls\n"
+        "from ferrule.hosts.torch import calls as torch_calls\n"
         "operators = torch_calls._installed()\n"
         "print(ferrule.__file__, runtime and runtime._name, calls and calls.__file__,\n"
         "      operators and operators._name)"
@@ -101,6 +102,30 @@ def test_wheel(tmp_path: Path, compiler: str | None) -> None:
         check=True, env=environment, capture_output=True, text=True, timeout=100,
     )  # fmt: skip
     assert done.stdout.split() == [str(site / "ferrule" / "__init__.py"), ready, found, operators]
+
+
+def test_sdist(tmp_path: Path) -> None:
+    """What is published as source can be tested and measured."""
+    source = tmp_path / "source"
+    source.mkdir()
+    unwanted = shutil.ignore_patterns("*.so", "__pycache__", "*.egg-info", ".hypothesis")
+    rooms = ("src", "tests", "bench", "docs", "examples", ".ci")
+    for room in rooms:
+        shutil.copytree(REPOSITORY / room, source / room, ignore=unwanted)
+    for path in REPOSITORY.glob("[A-Zps]*"):
+        if path.is_file() and path.suffix in (".md", ".toml", ".py", ".in", ""):
+            shutil.copy(path, source)
+    expected = {path.relative_to(source).as_posix() for path in source.rglob("*") if path.is_file()}
+    code = "import sys; from setuptools import build_meta; build_meta.build_sdist(sys.argv[1])"
+    subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)],
+        check=True, cwd=source, capture_output=True, timeout=200,
+    )  # fmt: skip
+    (archive,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(archive) as tar:
+        names = {name.partition("/")[2] for name in tar.getnames()}
+    assert expected - names == set()
+    assert any(name.startswith("tests/dialect/") for name in names)
 
 
 def check_start(site: Path) -> None:
@@ -167,8 +192,8 @@ def imports(folder: Path) -> dict[str, set[str]]:
 
 def test_what_is_imported_is_required() -> None:
     # Theirs, never installed by us.
-    users = {"torch", "mlx", "ferrule", "-ferrule-mlx", "mlx-lm", "triton", "cupy"}
-    pictures = {"cli/demo.py", "cli/bench.py", "bench/report.py"}
+    users = {"torch", "mlx", "ferrule", "ferrule-bench", "-ferrule-mlx", "cupy"}
+    pictures = {"cli/demo.py"}
     for name, where in imports(PACKAGE).items():
         if name not in users | ALWAYS:
             assert name in DEMO and where <= pictures, (name, where)
@@ -180,7 +205,7 @@ def test_what_is_required_is_imported() -> None:
 
 def test_what_tests_import_is_required() -> None:
     tests = Path(__file__).parent
-    own = {path.stem.replace("_", "-") for path in tests.rglob("*")}
+    own = {path.stem.replace("_", "-") for path in tests.rglob("*")} | {"ferrule-bench"}
     for name, where in imports(tests).items():
         on_gpus: set[str] = set()  # by files that GPU tests import
         for file, packages in (("triton_ops.py", {"triton"}), ("cute_ops.py", {"cuda", "cutlass"})):

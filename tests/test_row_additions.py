@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import ferrule
-from ferrule.devices.cpu import running
+from ferrule.devices.cpu.program import running
 
 BODY = """
 uint elem = thread_position_in_grid.x;

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ferrule.errors import KernelError, RuleError
-from ferrule.expression import Ints
-from ferrule.rule import Rule, parse_rule
+from ferrule.rules.expression import Ints
+from ferrule.rules.rule import Rule, parse_rule
 from strategies import DIMS, rules
 
 SAMPLE = "x[B,H,W,C]:T, grid[B,N,M,2]:T -> out[B,N,M,C]:T"

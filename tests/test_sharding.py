@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import ferrule
 from ferrule import KernelError, KernelTypeError, Op
-from ferrule.sharding import splits
+from ferrule.operators.sharding import splits
 
 
 def op(rule: str, **more: Any) -> Op:

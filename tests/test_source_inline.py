@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
 
 import ferrule
-from ferrule.devices import cpu
+from ferrule.devices.cpu import program as cpu
 from ferrule.source import NotSplittable
 from ferrule.source.syntax import Tree, function_definitions, struct_names
 from fuzz import harness

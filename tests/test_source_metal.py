@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from ferrule import dtypes
 from ferrule.dtypes import Dtype
 from ferrule.kernel import ATTRIBUTES, MATH_MODES, Kernel
-from ferrule.source import metal
+from ferrule.source.metal import text as metal
 from ferrule.spec import Input, Shape, Spec, TemplateValue
 from strategies import (
     IN_MLX,

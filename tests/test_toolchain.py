@@ -18,9 +18,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ferrule import _env, loader, toolchain
+from ferrule import _env
 from ferrule.errors import CacheWarning, CompilerFailed, ToolchainError
-from ferrule.toolchain import Compiler, find_compiler
+from ferrule.tools import loader, toolchain
+from ferrule.tools.toolchain import Compiler, find_compiler
 
 GNU = "g++ (Debian 12.2.0-14) 12.2.0\nCopyright (C) 2022 Free Software Foundation, Inc."
 LLVM = "Debian clang version 14.0.6\nTarget: x86_64-pc-linux-gnu"
@@ -377,7 +378,7 @@ import sys
 spawned = []
 EVENTS = ("subprocess.Popen", "os.fork", "os.posix_spawn", "os.exec", "os.system")
 sys.addaudithook(lambda event, args: spawned.append(event) if event in EVENTS else None)
-from ferrule import toolchain
+from ferrule.tools import toolchain
 print(toolchain.find_compiler().identity, len(toolchain.isa_identity()), len(spawned))
 """
     environment = {

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 import ferrule
 from ferrule import Op
-from ferrule.devices import cpu
-from ferrule.hosts import torch_calls
+from ferrule.devices.cpu import program as cpu
+from ferrule.hosts.torch import calls as torch_calls
 
 I = "uint i = thread_position_in_grid.x; "  # noqa: E741
 
@@ -264,7 +264,7 @@ def test_memory_stays_flat() -> None:
 def test_without_the_library_python_does_the_same() -> None:
     code = """
 import torch, ferrule
-from ferrule.hosts import torch_calls
+from ferrule.hosts.torch import calls as torch_calls
 torch_calls.library = lambda: None
 op = ferrule.op("d", "x[N]:float32 -> y[N]:float32", grid="N", threadgroup=32,
                 metal="uint i = thread_position_in_grid.x; y[i] = 2 * x[i];")
@@ -313,8 +313,8 @@ for call in (lambda: op(torch.ones(3)), lambda: op.torch_op):
 def test_the_pool_is_large_and_what_does_not_fit_goes_on_in_python() -> None:
     code = """
 import torch, ferrule
-from ferrule import op_entries
-from ferrule.hosts import torch_calls
+from ferrule.operators import entries as op_entries
+from ferrule.hosts.torch import calls as torch_calls
 def make(n):
     return ferrule.op(f"n{n}", "x[N]:float32 -> y[N]:float32", grid="N", threadgroup=32,
                       metal=f"uint i = thread_position_in_grid.x; y[i] = {n} + x[i];")
@@ -335,7 +335,7 @@ print("ok")
 AGAIN = """
 import gc, resource, threading, weakref
 import torch, ferrule
-from ferrule.hosts import torch_calls, torch_op
+from ferrule.hosts.torch import calls as torch_calls, op as torch_op
 def make(n):
     op = ferrule.op("again", "x[N]:float32 -> y[N]:float32", grid="N", threadgroup=32,
                     metal="uint i = thread_position_in_grid.x; y[i] = 2 * x[i];")

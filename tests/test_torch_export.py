@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 
 import ferrule
-from ferrule import KernelError, Op, RuleError, op_file
+from ferrule import KernelError, Op, RuleError
+from ferrule.operators import file as op_file
 
 torch = pytest.importorskip("torch")
 Dim = torch.export.Dim

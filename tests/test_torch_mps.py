@@ -21,9 +21,9 @@ from hypothesis import strategies as st
 
 import ferrule
 from ferrule import CompileError, DeviceError, KernelError, Op, dtypes
-from ferrule.hosts import torch as host
-from ferrule.hosts import torch_mps
-from ferrule.source import metal_prelude
+from ferrule.hosts.torch import arrays as host
+from ferrule.hosts.torch import mps as torch_mps
+from ferrule.source.metal import prelude as metal_prelude
 
 I = "uint i = thread_position_in_grid.x; "  # noqa: E741
 INCLUDE = Path(ferrule.__file__).parent / "include"

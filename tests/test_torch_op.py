@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 import torch
 from torch._subclasses import FakeTensorMode
@@ -657,3 +658,64 @@ def test_atomics_are_not_deterministic() -> None:
     ferrule.set_threads(1)
     for call in (op, op.torch_op):
         equal(call(x), torch.tensor([1.0, 2, 0, 1]))
+
+
+ADD = "atomic_fetch_add_explicit({}, 1.0f, memory_order_relaxed);"
+
+
+@pytest.mark.usefixtures("deterministic")
+@pytest.mark.parametrize(
+    ("to", "header", "flag"),
+    [
+        ("&y[uint(x[i])]", "", True),
+        ("(device atomic_float*)y + uint(x[i])", "", False),
+        ("reinterpret_cast<volatile device metal::atomic<float>*>(y) + uint(x[i])", "", False),
+        ("(atomic_float device*)(y + uint(x[i]))", "", False),
+        ("at(y, x[i])", "device atomic_float* at(device float* y, float x)"
+         " { return (device atomic_float*)y + uint(x); }", False),
+    ],
+)  # fmt: skip
+def test_atomics_of_kernels_and_casts(to: str, header: str, flag: bool) -> None:
+    """Calls of a kernel are told, those that are known from before, too."""
+    body = I + ADD.format(to)
+    op = ferrule.op(
+        "sums", "x[N]:float32 -> y[4]:float32", grid="N", threadgroup=64, init_value=0, metal=body,
+        header=header, atomic_outputs=flag,
+    )  # fmt: skip
+    kernel = ferrule.metal_kernel("sums", ["x"], ["y"], body, header, atomic_outputs=flag)
+
+    def called(x: Any) -> Any:
+        dtype = torch.float32 if isinstance(x, torch.Tensor) else np.float32
+        return kernel(
+            inputs=[x], grid=(4, 1, 1), threadgroup=(4, 1, 1), output_shapes=[(4,)],
+            output_dtypes=[dtype], init_value=0,
+        )[0]  # fmt: skip
+
+    x, expected = torch.tensor([0.0, 1, 1, 3]), torch.tensor([1.0, 2, 0, 1])
+    words = "'sums' does not have a deterministic implementation.*use_deterministic_algor"
+    for call, tag in ((op, r"\[op\] op "), (called, r"\[metal_kernel\] kernel ")):
+        for _ in range(2):
+            with pytest.raises(ferrule.KernelError, match=f"^{tag}{words}"):
+                call(x)
+            torch.use_deterministic_algorithms(False)
+            for _ in range(4):  # which are known then
+                equal(call(x), expected)
+            torch.use_deterministic_algorithms(True)
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        with pytest.warns(ferrule.FerruleWarning, match=words):
+            equal(call(x), expected)
+        torch.use_deterministic_algorithms(True)
+        np.testing.assert_array_equal(call(x.numpy()), expected)  # torch has no part in it
+    ferrule.set_threads(1)
+    equal(called(x), expected)
+
+
+@pytest.mark.usefixtures("deterministic")
+def test_what_is_no_atomic_on_arrays() -> None:
+    body = I + "// device atomic_float* p\nthreadgroup atomic_uint n; y[i] = 2 * x[i];"
+    kernel = ferrule.metal_kernel("k", ["x"], ["y"], body)
+    (found,) = kernel(
+        inputs=[torch.ones(4)], grid=(4, 1, 1), threadgroup=(4, 1, 1), output_shapes=[(4,)],
+        output_dtypes=[torch.float32],
+    )  # fmt: skip
+    equal(found, torch.full((4,), 2.0))

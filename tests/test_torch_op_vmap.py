@@ -13,7 +13,7 @@ from torch.func import vmap
 
 import ferrule
 from ferrule import FerruleWarning, KernelError
-from ferrule.op_declaration import Op
+from ferrule.operators.op import Op
 from torch_ops import CASES, EACH, Case, I, cloned, equal, is_float, rand
 
 LOOPS = "ignore:op '.*' is called . times by vmap"

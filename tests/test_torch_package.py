@@ -19,12 +19,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ferrule
-from ferrule import KernelError, Op, package_text
+from ferrule import KernelError, Op
+from ferrule.operators import package as package_text
 
 torch = pytest.importorskip("torch")
-from ferrule.hosts import torch_package  # noqa: E402
-from ferrule.op_file import full_name  # noqa: E402
-from ferrule.source import cuda_launch  # noqa: E402
+from ferrule.hosts.torch import package as torch_package  # noqa: E402
+from ferrule.operators.file import full_name  # noqa: E402
+from ferrule.source.cuda import launch as cuda_launch  # noqa: E402
 from torch_cpp import run_built, start_build  # noqa: E402
 
 Dim = torch.export.Dim
@@ -385,7 +386,7 @@ def test_what_cannot_be_packaged_is_refused(tmp_path: Path) -> None:
 
 def test_the_text_for_cuda_is_written() -> None:
     """Compiled as C, with a cubin that is none."""
-    from ferrule.devices.package_code import Code
+    from ferrule.devices.protocol import Code
 
     (packaged,) = torch_package._packaged(torch.export.export(_Scaled(), (torch.ones(2, 4),)), None)
     ((body, (special,)),) = packaged.bodies

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,20 +11,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ferrule
-from ferrule import nvrtc
 from ferrule.kernel import make_kernel
 from ferrule.source import unportable
+from ferrule.tools import nvrtc
 
 F32 = np.dtype(np.float32)
 NONE = "a pointer without an address space"
+SIZE = "an array whose size is no constant ('s')"
+REFERENCE = "a reference without an address space"
 HELPER = "threadgroup memory in a function that is no kernel"
 
 
-def told(source: str, header: str = "") -> list[tuple[str, int, str]]:
-    return [
-        (n.where, n.line, n.what)
-        for n in unportable.notes(make_kernel("k", ["x"], ["y"], source, header))
-    ]
+def told(source: str, header: str = "", types: tuple[str, ...] = ()) -> list[tuple[str, int, str]]:
+    kernel = make_kernel("k", ["x"], ["y"], source, header)
+    return [(n.where, n.line, n.what) for n in unportable.notes(kernel, types=types)]
 
 
 TYPES = [
@@ -75,10 +76,74 @@ def test_pointers(data: st.DataObject) -> None:
         "auto* p = y;", "float a = float(b) * c;", "uint a = uint(b)*c;", "x = sizeof(float) * n;",
         "a *= b; *p = 3; (*p) = 4; int c = -*p;", "float q = (a) * (b);", "device float* p = y;",
         "constexpr int N = uint(3) * 4;", "T v = T(a) * b, w = v * n;", "// float* p = y;",
+        "f(simdgroup_index_in_threadgroup * n, 3);", "f(thread_index_in_simdgroup & n, 3);",
+        "uint n = a & b; uint m = uint(a) & b;", "auto& r = y[0]; const auto& q = x[0];",
+        "auto f = [&](const T& v, float& w) { return v; };", "float (&t)[4] = s;",
+        "using P = device float; P* p = y;", "typedef threadgroup T D; D* p = s; D& q = s[0];",
+        "#define REF(r) float& r\n", "f(vec<float&>(x));",
     ],
 )  # fmt: skip
 def test_what_is_no_pointer(text: str) -> None:
     assert told(text, "template <typename T> struct V {};") == []
+
+
+@pytest.mark.parametrize(
+    "text", ["{}& r = y[0];", "{} &r = y[0];", "for ({}& v : s) {{}}", "const {}& r = x[0], q = r;"]
+)
+@pytest.mark.parametrize("kind", ["float", "half4", "T", "S", "unsigned char"])
+def test_references(text: str, kind: str) -> None:
+    assert told("\n" + text.format(kind), HEAD) == [("source", 2, REFERENCE)]
+    for space in ("thread", "device", "TG"):
+        assert told(text.format(f"{space} {kind}"), HEAD) == []
+    for form, line in (("void f({}& a) {{}}", 3), ("void f(int n,\n const {}& a) {{}}", 4)):
+        assert told("", HEAD + form.format(kind)) == [("header", line, REFERENCE)]
+        assert told("", HEAD + form.format(f"thread {kind}")) == []
+
+
+@pytest.mark.parametrize("types", ["", "using F = float; ", "typedef const T F; "])
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [("{}* q = y;", NONE), ("float v = *({}*)x;", NONE), ("{}& r = y[0];", REFERENCE),
+     ("device {}* q = y;", ""), ("f(N * q, 3);", "")],
+)  # fmt: skip
+def test_types_that_a_call_or_the_text_names(types: str, text: str, what: str) -> None:
+    found = told(types + text.format("F" if types else "T"), types=("T",))
+    assert found == ([("source", 1, what)] if what else [])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "int N = x_shape[0];\nfloat s[N];", "\nfloat s[x_shape[0]];", "\nthread T s[4][x_ndim];",
+        "const uint n = x[0], m = n;\nhalf4 s[n + 1] = {};", "int N = 4;\nfloat s[2 * N];",
+        "uint i = thread_position_in_grid.x; const uint n = i;\nuchar s[n / 2];",
+        "constexpr int N = 4; { int N = 3;\nfloat s[N]; }", "auto n = 3u;\nS s[2][n];",
+        "{ const int N = 4; } const int N = x;\nfloat s[N];",
+    ],
+)  # fmt: skip
+def test_arrays_whose_size_is_no_constant(text: str) -> None:
+    assert told(text, HEAD, types=("T",)) == [("source", 2, SIZE)]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "constexpr int N = 4; float s[N];", "const int N = 4, M = N; float s[N * 2][M];",
+        "float s[N]; float t[S::x]; float u[sizeof(x) / 4];", "int n = x[0]; y[0] = y[n];",
+        "{ int n = 3; } constexpr int n = 4; float s[n];", "uint i = 3; return y[i];",
+        "const int n = sizeof(x_shape[0]); float s[n];", "threadgroup float s[x_shape[0]];",
+        "for (int k = 0; k < 4; k++) { T v = s[k]; } const short k = 2; T u[k];",
+    ],
+)  # fmt: skip
+def test_arrays_whose_size_is_a_constant(text: str) -> None:
+    assert told(text, HEAD, types=("T",)) == []
+
+
+def test_what_mlx_compiles_with_apples_compiler_is_not_told() -> None:
+    mlx = pytest.importorskip("mlx.core")
+    folder = Path(mlx.__file__).parent / "include/mlx/backend/metal/kernels"
+    found = [(one.name, *n) for one in folder.rglob("*.h") for n in told("", one.read_text())]
+    assert [one for one in found if one[-1] != HELPER] == []  # which are in templates of kernels
 
 
 @pytest.mark.parametrize(
@@ -149,6 +214,9 @@ CASES: list[tuple[str, str, dict[str, Any], str, str]] = [
     (I + "y[i] = f(x[i], i);", "float32", {
         "header": "float f(float v, uint i) {\n threadgroup float s[32]; s[i] = v; return s[i]; }"
     }, "header line 2", HELPER),
+    (I + "float& r = y[i];\nr = x[i];", "float32", {}, "source line 2", REFERENCE),
+    (I + "int n = x_shape[0];\nfloat s[n]; s[i] = x[i]; y[i] = s[i];", "float32", {},
+     "source line 3", SIZE),
     (I + ADD, "int64", {"atomic_outputs": True}, "source line 2", "atomics on int64 (output 'y')"),
     (I + ADD, "uint64", {"atomic_outputs": True}, "source line 2",
      "atomic_fetch_add_explicit of atomics on uint64 (output 'y')"),
@@ -168,8 +236,8 @@ def test_every_device_warns(
         kernel = ferrule.metal_kernel("k", ["x"], ["y"], source, portable=portable, **flags)
         kernel.compile(device, inputs=["float32[4]"], output_dtypes=[np.dtype(dtype)])
 
-    if what == HELPER and device != "cpu":  # CUDA refuses it as well
-        with pytest.raises(ferrule.CompileError, match="header line 2"):
+    if what in (HELPER, SIZE) and device != "cpu":  # CUDA refuses it as well
+        with pytest.raises(ferrule.CompileError, match=r"header line 2|source line 3"):
             compiled(False)
         return
     compiled(False)

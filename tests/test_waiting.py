@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from ferrule import _env, toolchain, waiting
-from ferrule.toolchain import Compiler
+from ferrule import _env
+from ferrule.tools import toolchain, waiting
+from ferrule.tools.toolchain import Compiler
 
 
 class Terminal(io.StringIO):
@@ -102,7 +103,7 @@ def test_nodes_of_mlx_are_told_of(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("mlx.core")
-    from ferrule.hosts import mlx_build
+    from ferrule.hosts.mlx import build as mlx_build
 
     monkeypatch.setenv(_env.CACHE_DIR, str(tmp_path / "cache"))
     monkeypatch.setattr(mlx_build, "_compiler", lambda: compiler(tmp_path, "gcc"))

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import ferrule
-from ferrule.devices import cpu
+from ferrule.devices.cpu import program as cpu
 from fuzz import harness
 from split_cases import CASES, INPUTS, SOLID, WIDE, Case, Shape, threads
 
@@ -90,7 +90,7 @@ def run(kernel: ferrule.MetalKernel, case: Case, shape: Shape, mode: str) -> Arr
 
 
 def expected_way(case: Case, form: cpu.Form) -> str:
-    """What `ferrule.devices.cpu` says of a case's launches of one form."""
+    """What `ferrule.devices.cpu.program` says of a case's launches of one form."""
     if case.way == "threadgroups" and form.small:
         return "split by simdgroups"
     return f"split by {case.way}" if case.way in ("simdgroups", "threadgroups") else case.way

@@ -19,15 +19,15 @@ import numpy as np
 import fake_cuda
 import ferrule
 import on_cuda
-from ferrule import loader, toolchain
-from ferrule.devices.cuda import CudaDevice
-from ferrule.devices.cuda_program import CudaProgram
+from ferrule.devices.cuda.device import CudaDevice
+from ferrule.devices.cuda.program import CudaProgram
 from ferrule.devices.digests import INCLUDE
-from ferrule.driver import Function
 from ferrule.errors import DeviceError
-from ferrule.source import cuda_launch
-from ferrule.source.cuda_launch import Form
+from ferrule.source.cuda import launch as cuda_launch
+from ferrule.source.cuda.launch import Form
 from ferrule.spec import Facts, Launch, Spec, extent
+from ferrule.tools import loader, toolchain
+from ferrule.tools.driver import LoadedFunction as Function
 
 NATIVE = Path(__file__).parent / "native" / "warps.h"
 Array = np.ndarray[Any, Any]
@@ -116,7 +116,7 @@ def launch(
     Raises:
         AssertionError: a warp's lanes do not do what they must.
     """
-    spec, sent = kernel._described(
+    spec, sent = kernel._builder.described(
         inputs, output_dtypes, output_shapes, grid, threadgroup, template, init_value, "cuda"
     )
     assert sent is not None

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-from .call import MetalKernel, metal_kernel
-from .cuda_call import CudaKernel, cuda_kernel
-from .dictionary_call import DictionaryKernel
+from . import moved as _moved
+from . import registry as _registry
 from .dtypes import (
     Dtype,
     bfloat16,
@@ -46,43 +45,51 @@ from .errors import (
     RuleError,
     ToolchainError,
 )
+from .kernels.call import MetalKernel
+from .kernels.cuda import CudaKernel, cuda_kernel
+from .kernels.dictionary import DictionaryKernel
+from .kernels.metal import metal_kernel
+
+_registry.register()
+_moved.stand_in()
 
 if TYPE_CHECKING:
     from . import mlx as mlx
-    from .adopting import adopt as adopt
-    from .binding import get_threads as get_threads
-    from .binding import set_threads as set_threads
-    from .cuda_parts import cuda_body as cuda_body
-    from .cuda_parts import cuda_copy as cuda_copy
-    from .cuda_parts import cuda_fill as cuda_fill
-    from .cuda_parts import cuda_step as cuda_step
-    from .cuda_parts import cuda_unit as cuda_unit
-    from .hosts.mlx_import import import_function as import_function
-    from .hosts.torch_export import export_for as export_for
-    from .hosts.torch_export import load as load
-    from .hosts.torch_export import save as save
-    from .hosts.torch_package import load_package as load_package
-    from .hosts.torch_package import package as package
-    from .mlx_install import install_mlx as install_mlx
-    from .mlx_install import uninstall_mlx as uninstall_mlx
-    from .op_checks import check_grad as check_grad
-    from .op_checks import compare as compare
-    from .op_declaration import Op as Op
-    from .op_declaration import op as op
-    from .toolchain import set_compiler as set_compiler
+    from .hosts.mlx.install import install_mlx as install_mlx
+    from .hosts.mlx.install import uninstall_mlx as uninstall_mlx
+    from .hosts.mlx.reading import import_function as import_function
+    from .hosts.torch.export import export_for as export_for
+    from .hosts.torch.export import load as load
+    from .hosts.torch.export import save as save
+    from .hosts.torch.package import load_package as load_package
+    from .hosts.torch.package import package as package
+    from .operators.adopt import adopt as adopt
+    from .operators.compare import compare as compare
+    from .operators.gradcheck import check_grad as check_grad
+    from .operators.op import Op as Op
+    from .operators.op import op as op
+    from .operators.unit_parts import cuda_body as cuda_body
+    from .operators.unit_parts import cuda_copy as cuda_copy
+    from .operators.unit_parts import cuda_fill as cuda_fill
+    from .operators.unit_parts import cuda_step as cuda_step
+    from .operators.unit_parts import cuda_unit as cuda_unit
+    from .tools.binding import get_threads as get_threads
+    from .tools.binding import set_threads as set_threads
+    from .tools.toolchain import set_compiler as set_compiler
 
 # Loaded when first used: they need ctypes, compilers, the C runtime, or a parser of rules.
 _LAZY = {
-    **dict.fromkeys(("Op", "op"), "op_declaration"),
-    **dict.fromkeys(("check_grad", "compare"), "op_checks"),
+    **dict.fromkeys(("Op", "op"), "operators.op"),
+    "check_grad": "operators.gradcheck", "compare": "operators.compare",
     **dict.fromkeys(
-        ("cuda_body", "cuda_copy", "cuda_fill", "cuda_step", "cuda_unit"), "cuda_parts"
+        ("cuda_body", "cuda_copy", "cuda_fill", "cuda_step", "cuda_unit"), "operators.unit_parts"
     ),
-    **dict.fromkeys(("get_threads", "set_threads"), "binding"),
-    **dict.fromkeys(("export_for", "load", "save"), "hosts.torch_export"),
-    **dict.fromkeys(("load_package", "package"), "hosts.torch_package"),
-    **dict.fromkeys(("install_mlx", "uninstall_mlx"), "mlx_install"),
-    "import_function": "hosts.mlx_import", "adopt": "adopting", "set_compiler": "toolchain",
+    **dict.fromkeys(("get_threads", "set_threads"), "tools.binding"),
+    **dict.fromkeys(("export_for", "load", "save"), "hosts.torch.export"),
+    **dict.fromkeys(("load_package", "package"), "hosts.torch.package"),
+    **dict.fromkeys(("install_mlx", "uninstall_mlx"), "hosts.mlx.install"),
+    "import_function": "hosts.mlx.reading", "adopt": "operators.adopt",
+    "set_compiler": "tools.toolchain",
 }  # fmt: skip
 
 __all__ = [
@@ -150,12 +157,9 @@ def __getattr__(name: str) -> Any:
     try:
         module = importlib.import_module(f".{_LAZY.get(name, name)}", __name__)
     except ModuleNotFoundError as error:
-        if not (error.name or "").startswith("mlx"):
-            raise
-        raise ModuleNotFoundError(
-            f"ferrule.{name} needs MLX, which is not installed here: pip install 'mlx[cpu]' on "
-            "Linux, or 'mlx[cuda13]' for NVIDIA GPUs; mlx on a Mac.", name=error.name
-        ) from None  # fmt: skip
+        from .errors import without_mlx
+
+        raise without_mlx(name, error) from None
     if name != "mlx":
         globals()[name] = getattr(module, name)
     return module if name == "mlx" else globals()[name]

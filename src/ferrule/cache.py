@@ -23,21 +23,19 @@ import hashlib
 import os
 import re
 import stat
-import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from . import _env
+from .cache_entry import HEADER, Entry, key_length, pack, unpack
+from .cache_entry import digest as digest
 from .errors import CacheWarning, KernelError, warn
 
 if TYPE_CHECKING:  # pathlib takes longer to import than a kernel to load
     from pathlib import Path
 
-_MAGIC = b"ferrule\n"
-_SCHEMA = 1
-_HEADER = struct.Struct(">8sIIQ32s")
 # Compiled when first used, by housekeeping alone: that takes longer than to read an entry.
 _ENTRY = r"[0-9a-f]{64}\.entry"
 _SCRATCH = r"[0-9a-f]{64}\.(lock|[0-9a-f]{16}\.temp)"
@@ -55,19 +53,7 @@ _LASTING = frozenset(
 )
 
 _POSIX = hasattr(os, "geteuid")
-
-
-class Entry:
-    """One entry of a cache.
-
-    Attributes:
-        key: the key that it was put under.
-        size: bytes on disk.
-        last_use: seconds since the epoch, exact to a minute.
-    """
-
-    def __init__(self, key: str, size: int, last_use: float) -> None:
-        self.key, self.size, self.last_use = key, size, last_use
+_MOVE = "Set FERRULE_CACHE_DIR to a folder of your own"
 
 
 class Cache:
@@ -146,7 +132,7 @@ class Cache:
             Whether it is kept.
         """
         name = _file_name(key)
-        data = _pack(key, payload)
+        data = pack(key, payload)
         if len(data) > self.max_bytes:
             return False
         try:
@@ -198,13 +184,13 @@ class Cache:
 
     def entries(self) -> list[Entry]:
         """Every entry, the most recently used first. Payloads are not verified."""
-        found = []
+        entries = []
         with contextlib.suppress(OSError), self._folder() as folder:
             if folder is not None:
                 for name, status in _files(folder):
                     if re.fullmatch(_ENTRY, name) and (key := _read_key(folder, name)) is not None:
-                        found.append(Entry(key, status.st_size, status.st_mtime))
-        return sorted(found, key=lambda entry: entry.last_use, reverse=True)
+                        entries.append(Entry(key, status.st_size, status.st_mtime))
+        return sorted(entries, key=lambda entry: entry.last_use, reverse=True)
 
     def size(self) -> int:
         """The sum of the entries' sizes in bytes."""
@@ -312,9 +298,9 @@ class Cache:
         remedy = f"Free space there, or {_MOVE[0].lower()}{_MOVE[1:]}" if full else None
         self._warn(f"entries cannot be written to {self._path}: {fault.strerror}", remedy)
 
-    def _warn(self, what: str, remedy: str | None) -> None:
+    def _warn(self, fault: str, remedy: str | None) -> None:
         if self._warned.acquire(blocking=False):
-            message = f"kernels are compiled anew in each process, because {what}."
+            message = f"kernels are compiled anew in each process, because {fault}."
             warn(f"{message} {remedy or _MOVE}.", CacheWarning)
 
     # One entry
@@ -328,9 +314,9 @@ class Cache:
                 stat.S_ISREG(status.st_mode)
                 and status.st_uid == os.geteuid()
                 and not status.st_mode & 0o022
-                and _HEADER.size <= status.st_size <= self.max_bytes
+                and HEADER.size <= status.st_size <= self.max_bytes
             )
-            payload = _unpack(key, _read_all(file, status.st_size)) if sound else None
+            payload = unpack(key, _read_all(file, status.st_size)) if sound else None
             if payload is None:
                 _remove(folder, name)
                 return None
@@ -358,17 +344,17 @@ class Cache:
         too large; returns the sum. A stamp from the future says that the clock was set back: it
         proves no use, so such an entry goes first, until its next use stamps it afresh."""
         now = time.time()
-        found = []
+        candidates = []
         total = 0
         for name, status in _files(folder):
             if re.fullmatch(_ENTRY, name):
                 used = status.st_mtime if status.st_mtime <= now + _STALE else 0.0
-                found.append((name == newest, used, name, status.st_size))
+                candidates.append((name == newest, used, name, status.st_size))
                 total += status.st_size
             elif re.fullmatch(_SCRATCH, name) and abs(now - status.st_mtime) > _STALE:
                 _remove(folder, name)
         if total > self.max_bytes:
-            for is_newest, _, name, size in sorted(found):
+            for is_newest, _, name, size in sorted(candidates):
                 if is_newest or total <= self.max_bytes - self.max_bytes // 8:
                     break
                 _remove(folder, name)
@@ -384,12 +370,12 @@ class Cache:
             try:
                 return self._try_lock(name)
             except BlockingIOError:
-                left = deadline - time.monotonic()
-                if left <= 0:
+                remaining = deadline - time.monotonic()
+                if remaining <= 0:
                     return None
             except (OSError, ImportError):
                 return None
-            time.sleep(min(pause, left))
+            time.sleep(min(pause, remaining))
             pause = min(pause * 2, longest)
 
     def _try_lock(self, name: str) -> int | None:
@@ -432,19 +418,6 @@ class Cache:
             os.close(file)
 
 
-_MOVE = "Set FERRULE_CACHE_DIR to a folder of your own"
-
-
-def digest(*parts: str | bytes) -> str:
-    """The SHA-256 of `parts` in hexadecimal: different lists of parts, different digests."""
-    sha = hashlib.sha256()
-    for part in parts:
-        data = part if isinstance(part, bytes) else part.encode("utf-8", "surrogatepass")
-        kind = b"b" if isinstance(part, bytes) else b"s"
-        sha.update(kind + len(data).to_bytes(8, "big") + data)
-    return sha.hexdigest()
-
-
 _defaults: dict[str | None, Cache] = {}
 _chosen: Cache | None = None
 
@@ -464,52 +437,14 @@ def set_default(path: Path | str | None) -> None:
     _chosen = None if path is None else Cache(path)
 
 
-# Files
-
-
 def _file_name(key: str, suffix: str = ".entry") -> str:
     return hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest() + suffix
-
-
-def _checksum(header: bytes, key: bytes | memoryview, payload: bytes | memoryview) -> bytes:
-    sha = hashlib.sha256(header)
-    sha.update(key)
-    sha.update(payload)
-    return sha.digest()
-
-
-def _pack(key: str, payload: bytes) -> bytes:
-    name = key.encode("utf-8", "surrogatepass")
-    blank = _HEADER.pack(_MAGIC, _SCHEMA, len(name), len(payload), bytes(32))
-    checksum = _checksum(blank, name, payload)
-    header = _HEADER.pack(_MAGIC, _SCHEMA, len(name), len(payload), checksum)
-    return b"".join((header, name, payload))
-
-
-def _unpack(key: str, data: bytes) -> bytes | None:
-    """The payload, or None where the data are not a whole entry of `key`."""
-    if len(data) < _HEADER.size:
-        return None
-    magic, schema, key_length, length, checksum = _HEADER.unpack_from(data)
-    start = _HEADER.size + key_length
-    if magic != _MAGIC or schema != _SCHEMA or len(data) != start + length:
-        return None
-    view = memoryview(data)
-    blank = _HEADER.pack(magic, schema, key_length, length, bytes(32))
-    if _checksum(blank, view[_HEADER.size : start], view[start:]) != checksum:
-        return None
-    if view[_HEADER.size : start] != key.encode("utf-8", "surrogatepass"):
-        return None
-    return data[start:]
 
 
 def _read_all(file: int, size: int) -> bytes:
     """The file's first `size` bytes, or fewer where it was cut."""
     data = os.read(file, size)
-    while len(data) < size:
-        more = os.read(file, size - len(data))
-        if not more:
-            break
+    while len(data) < size and (more := os.read(file, size - len(data))):
         data += more
     return data
 
@@ -519,13 +454,10 @@ def _read_key(folder: int, name: str) -> str | None:
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
         file = os.open(name, flags, dir_fd=folder)
         try:
-            header = _read_all(file, _HEADER.size)
-            if len(header) < _HEADER.size:
+            length = key_length(_read_all(file, HEADER.size))
+            if length is None or length > os.fstat(file).st_size:
                 return None
-            magic, schema, key_length, _, _ = _HEADER.unpack(header)
-            if magic != _MAGIC or schema != _SCHEMA or key_length > os.fstat(file).st_size:
-                return None
-            return _read_all(file, key_length).decode("utf-8", "surrogatepass")
+            return _read_all(file, length).decode("utf-8", "surrogatepass")
         finally:
             os.close(file)
     except (OSError, UnicodeDecodeError):

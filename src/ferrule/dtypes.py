@@ -117,12 +117,12 @@ def find(value: object) -> Dtype | None:
 
 def of_numpy(value: np.dtype[Any]) -> Dtype | None:
     """The `Dtype` of a NumPy dtype, or None."""
-    found = _BY_NUMPY.get(value)
-    if found is None and value.type.__module__ == "ml_dtypes":
+    dtype = _BY_NUMPY.get(value)
+    if dtype is None and value.type.__module__ == "ml_dtypes":
         named = BY_NAME.get(value.type.__name__)
         if named is not None and value == named.numpy:  # and not byte-swapped
             return named
-    return found
+    return dtype
 
 
 def of(value: object) -> Dtype:
@@ -131,10 +131,10 @@ def of(value: object) -> Dtype:
     Raises:
         KernelTypeError: ``value`` is no dtype, or one that ferrule does not know.
     """
-    found = find(value)
-    if found is None:
+    dtype = find(value)
+    if dtype is None:
         raise KernelTypeError(
             f"{value!r} is not a dtype that ferrule knows; expected one of "
             f"{', '.join(d.name for d in ALL)}, given as a NumPy, torch or MLX dtype."
         )
-    return found
+    return dtype

@@ -125,13 +125,23 @@ class CompilerFailed(Exception):
         self.log = log
 
 
+def without_mlx(name: str, error: ModuleNotFoundError) -> ModuleNotFoundError:
+    """What is raised where a name of this library needs MLX, for what an import of it raised."""
+    if not (error.name or "").startswith("mlx"):
+        return error
+    return ModuleNotFoundError(
+        f"ferrule.{name} needs MLX, which is not installed here: pip install 'mlx[cpu]' on Linux, "
+        "or 'mlx[cuda13]' for NVIDIA GPUs; mlx on a Mac.", name=error.name
+    )  # fmt: skip
+
+
 ABANDONED = 7  # FR_E_ABANDONED of runtime/runtime.h
 
 
-def abandoned(what: str) -> str:
+def abandoned(launch: str) -> str:
     """What is said of a launch that was given up."""
     return (
-        f"{what} was abandoned at the second interrupt, in the middle of units that did not end; "
+        f"{launch} was abandoned at the second interrupt, in the middle of units that did not end; "
         "its outputs, and what it writes in place, are lost"
     )
 

@@ -1,7 +1,7 @@
 """What a person wrote: a kernel's text, names and flags, checked once.
 
-A `Kernel` knows no device and no array type. `ferrule.call` turns one and some arrays into a
-`ferrule.spec.Spec` and a launch.
+A `Kernel` knows no device and no array type. `ferrule.kernels.call` turns one and some arrays into
+a `ferrule.spec.Spec` and a launch.
 """
 
 from __future__ import annotations
@@ -55,6 +55,11 @@ _METAL_KEYWORDS = frozenset({"constant", "device", "thread", "threadgroup"})  # 
 
 _KERNEL_NAME = re.compile(r"[A-Za-z0-9_]{1,256}")
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,255}")
+# Atomics in memory that threads of all threadgroups share, however it is cast to them.
+_ATOMICS = re.compile(
+    r"\bdevice\b[\w\s:]*\batomic|\batomic(_\w+|\s*<[^<>]*>)\s+((const|volatile)\s+)*device\b"
+)
+_COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 MAX_SOURCE = 4 << 20  # characters; larger text is a mistake, not a kernel
 
 
@@ -100,6 +105,14 @@ class Kernel:
         return _tag(self.language)
 
     @property
+    def atomic(self) -> bool:
+        """Whether it adds up, or such, in an order that threads decide, as its text tells."""
+        text = _COMMENT.sub(" ", f"{self.header}\n{self.source}")
+        if self.language == "cuda":
+            return self.atomic_outputs or "atomic" in text
+        return self.atomic_outputs or _ATOMICS.search(text) is not None
+
+    @property
     def attributes(self) -> tuple[str, ...]:
         """The thread attributes that the body names; MLX searches the text, comments included."""
         if self.language == "cuda":
@@ -119,46 +132,46 @@ def _tag(language: str) -> str:
     return f"[{language}_kernel]"
 
 
-def check_identifier(what: str, name: object, kernel: str, language: str = "metal") -> str:
+def check_identifier(label: str, name: object, kernel: str, language: str = "metal") -> str:
     """``name`` if it can name an argument of a kernel, else a `KernelError`."""
     if not isinstance(name, str):
         raise KernelTypeError(
-            f"{_tag(language)} {what} of kernel {kernel!r}: got {name!r} of type "
+            f"{_tag(language)} {label} of kernel {kernel!r}: got {name!r} of type "
             f"{type(name).__name__}, expected a str."
         )
     if not _IDENTIFIER.fullmatch(name):
         shown = name if len(name) <= 60 else name[:57] + "..."
         raise KernelError(
-            f"{_tag(language)} {what} of kernel {kernel!r}: {shown!r} is not an identifier; "
+            f"{_tag(language)} {label} of kernel {kernel!r}: {shown!r} is not an identifier; "
             "expected a letter or underscore, then letters, digits or underscores (256 at most)."
         )
     if name in KEYWORDS and not (language == "cuda" and name in _METAL_KEYWORDS):
         raise KernelError(
-            f"{_tag(language)} {what} of kernel {kernel!r}: {name!r} is a reserved word of C++ or "
+            f"{_tag(language)} {label} of kernel {kernel!r}: {name!r} is a reserved word of C++ or "
             f"{'CUDA' if language == 'cuda' else 'Metal'}; choose another name."
         )
     return name
 
 
-def _names(what: str, names: object, kernel: str, language: str) -> tuple[str, ...]:
+def _names(field: str, names: object, kernel: str, language: str) -> tuple[str, ...]:
     if isinstance(names, str) or not isinstance(names, Sequence):
         raise KernelTypeError(
-            f"{_tag(language)} `{what}` of kernel {kernel!r}: got {names!r}, expected a sequence "
+            f"{_tag(language)} `{field}` of kernel {kernel!r}: got {names!r}, expected a sequence "
             'of str, such as ["inp"].'
         )
-    return tuple(check_identifier(f"`{what}`", n, kernel, language) for n in names)
+    return tuple(check_identifier(f"`{field}`", n, kernel, language) for n in names)
 
 
-def check_text(what: str, text: object, kernel: str, language: str) -> str:
+def check_text(field: str, text: object, kernel: str, language: str) -> str:
     """``text`` if it can be compiled, else a `KernelError` or `KernelTypeError`."""
     if not isinstance(text, str):
         raise KernelTypeError(
-            f"{_tag(language)} `{what}` of kernel {kernel!r}: got {type(text).__name__}, expected "
+            f"{_tag(language)} `{field}` of kernel {kernel!r}: got {type(text).__name__}, expected "
             "a str."
         )
     if len(text) > MAX_SOURCE:
         raise KernelError(
-            f"{_tag(language)} `{what}` of kernel {kernel!r} has {len(text)} characters; at most "
+            f"{_tag(language)} `{field}` of kernel {kernel!r} has {len(text)} characters; at most "
             f"{MAX_SOURCE} are allowed."
         )
     try:
@@ -166,13 +179,13 @@ def check_text(what: str, text: object, kernel: str, language: str) -> str:
     except UnicodeEncodeError as error:
         line = text.count("\n", 0, error.start) + 1
         raise KernelTypeError(
-            f"{_tag(language)} `{what}` of kernel {kernel!r} has half of a surrogate pair in line "
+            f"{_tag(language)} `{field}` of kernel {kernel!r} has half of a surrogate pair in line "
             f"{line}, which is no character; read the text with the encoding that it has."
         ) from None
     if "\0" in text:
         line = text.count("\n", 0, text.index("\0")) + 1
         raise KernelError(
-            f"{_tag(language)} `{what}` of kernel {kernel!r} has a NUL character in line {line}."
+            f"{_tag(language)} `{field}` of kernel {kernel!r} has a NUL character in line {line}."
         )
     return text
 
@@ -203,20 +216,20 @@ def _math_mode(options: object) -> str:
 def _shared_memory(size: object, kernel: str, language: str) -> int:
     expected = "a number of bytes, from 0 to 2147483647"
     try:
-        found = None if isinstance(size, bool) else operator.index(size)  # type: ignore[arg-type]
+        count = None if isinstance(size, bool) else operator.index(size)  # type: ignore[arg-type]
     except TypeError:
-        found = None
-    if found is None:
+        count = None
+    if count is None:
         raise KernelTypeError(
             f"{_tag(language)} `shared_memory` of kernel {kernel!r}: got {size!r} of type "
             f"{type(size).__name__}, expected {expected}."
         )
-    if not 0 <= found < 1 << 31:
+    if not 0 <= count < 1 << 31:
         raise KernelError(
-            f"{_tag(language)} `shared_memory` of kernel {kernel!r}: got {found}, expected "
+            f"{_tag(language)} `shared_memory` of kernel {kernel!r}: got {count}, expected "
             f"{expected}."
         )
-    return found
+    return count
 
 
 def check_distinct(kernel: str, names: Sequence[str], language: str = "metal") -> None:
@@ -235,9 +248,9 @@ def check_not_given(kernel: Kernel, names: Sequence[str]) -> None:
     """Refuse names that the body already has from elsewhere, which no compiler would accept."""
     attributes = kernel.attributes
     described = {
-        f"{given}_{part}": (given, part)
-        for given in kernel.input_names
-        for wanted, part in zip(kernel.wants(given), ("shape", "strides", "ndim"), strict=True)
+        f"{input_name}_{part}": (input_name, part)
+        for input_name in kernel.input_names
+        for wanted, part in zip(kernel.wants(input_name), ("shape", "strides", "ndim"), strict=True)
         if wanted
     }
     for name in names:
@@ -247,10 +260,10 @@ def check_not_given(kernel: Kernel, names: Sequence[str]) -> None:
                 "body names the thread attribute of that name; rename the argument."
             )
         if name in described:
-            given, part = described[name]
+            input_name, part = described[name]
             raise KernelError(
                 f"{kernel.tag} kernel {kernel.name!r} has an argument called {name!r}, which is "
-                f"also the {part} of its input {given!r}; rename one of them."
+                f"also the {part} of its input {input_name!r}; rename one of them."
             )
 
 

@@ -5,6 +5,11 @@
 
 from __future__ import annotations
 
-from .hosts.mlx_matmul import gather_mm, gather_qmm, quantized_matmul
+from .errors import without_mlx as _without_mlx
+
+try:
+    from .hosts.mlx.matmul import gather_mm, gather_qmm, quantized_matmul
+except ModuleNotFoundError as error:
+    raise _without_mlx("mlx", error) from None
 
 __all__ = ["gather_mm", "gather_qmm", "quantized_matmul"]

@@ -30,8 +30,16 @@ def with_threads(group: tuple[int, int, int], grid: tuple[int, int, int]) -> tup
     return 1 if x == 0 else x, 1 if y == 0 else y, 1 if z == 0 else z
 
 
+def clamped(group: tuple[int, int, int], grid: tuple[int, int, int]) -> tuple[int, int, int]:
+    """A threadgroup that is nowhere longer than the grid; ``op_calls.h`` and ``packaged/ops.h`` do
+    the same in C."""
+    x, y, z = group
+    gx, gy, gz = grid
+    return min(x, gx), min(y, gy), min(z, gz)
+
+
 class Facts(NamedTuple):
-    """What a host says of one array (or Python scalar) that it hands to a kernel.
+    """The facts of one array (or Python scalar) that a host hands to a kernel.
 
     Attributes:
         dtype: the element type.
@@ -64,7 +72,7 @@ class Facts(NamedTuple):
 
 
 class Input(NamedTuple):
-    """What of one input decides the text: its dtype, its rank, and two bits.
+    """The properties of one input that decide the text: its dtype, its rank, and two bits.
 
     `small`, fewer than 8 elements, is for Metal's text alone; `value`, a Python scalar, for CUDA's,
     which takes it by value.

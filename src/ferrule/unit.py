@@ -58,7 +58,7 @@ class UnitSpec:
 
     @property
     def functions(self) -> tuple[str, ...]:
-        """What steps call, each once."""
+        """The functions that steps call, each once."""
         return tuple(dict.fromkeys(call.function for call in self.calls))
 
 

@@ -15,7 +15,7 @@ import ml_dtypes
 import numpy as np
 
 import ferrule
-from ferrule.devices import cpu
+from ferrule.devices.cpu import program as cpu
 
 bfloat16 = np.dtype(ml_dtypes.bfloat16)
 

@@ -15,8 +15,9 @@ from pathlib import Path
 
 from faulty import FaultyOs, killer
 
-from ferrule import cache, loader
+from ferrule import cache
 from ferrule.cache import Cache
+from ferrule.tools import loader
 
 PROCESSES = 16
 _FORK = multiprocessing.get_context("fork")

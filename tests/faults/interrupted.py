@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import tempfile
 
-from ferrule import toolchain
+from ferrule.tools import toolchain
 
 if __name__ == "__main__":
     tempfile.tempdir = sys.argv[2]

@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ferrule import loader, toolchain
 from ferrule.cache import Cache
 from ferrule.errors import CacheWarning, DeviceError, ToolchainError
+from ferrule.tools import loader, toolchain
 
 _NEW_USERS, _NEW_MOUNTS = 0x10000000, 0x00020000
 _READ_ONLY, _NOEXEC, _REMOUNT, _RECURSIVE, _PRIVATE = 0x1, 0x8, 0x20, 0x4000, 0x40000

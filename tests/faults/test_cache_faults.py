@@ -19,9 +19,10 @@ from faulty import FaultyOs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ferrule import cache, toolchain
+from ferrule import cache
 from ferrule.cache import Cache
 from ferrule.errors import CacheWarning
+from ferrule.tools import toolchain
 
 Drive = Callable[..., None]
 PAYLOAD = b"sixteen bytes..."

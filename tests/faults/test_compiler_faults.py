@@ -19,9 +19,10 @@ from pathlib import Path
 import pytest
 from faulty import HERE
 
-from ferrule import _env, cache, toolchain
+from ferrule import _env, cache
 from ferrule.errors import CompilerFailed, ToolchainError
-from ferrule.toolchain import find_compiler
+from ferrule.tools import compiler_process, toolchain
+from ferrule.tools.toolchain import find_compiler
 
 Drive = Callable[..., None]
 
@@ -85,7 +86,7 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scripts:
 
 
 class Clock:
-    """Stands for the `time` module inside `ferrule.toolchain`: jumps a day once a compiler hangs.
+    """Stands for the `time` module inside `tools.toolchain`: jumps a day once a compiler hangs.
 
     So nothing depends on how fast this machine is."""
 
@@ -109,7 +110,7 @@ class Clock:
 @pytest.fixture
 def clock(script: Scripts, monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock(script.root / "hangs")
-    monkeypatch.setattr(toolchain, "time", clock)
+    monkeypatch.setattr(compiler_process, "time", clock)
     return clock
 
 
@@ -228,7 +229,7 @@ def test_a_daemon_that_keeps_the_pipe_open_is_not_waited_for(script: Scripts) ->
 def test_its_memory_is_bounded(script: Scripts, monkeypatch: pytest.MonkeyPatch) -> None:
     if not sys.platform.startswith("linux"):
         pytest.skip("only Linux can limit another process")
-    monkeypatch.setattr(toolchain, "_MAX_MEMORY", 500 << 20)
+    monkeypatch.setattr(compiler_process, "_MAX_MEMORY", 500 << 20)
     program = script.root / "greedy.py"
     program.write_text(
         "import resource, time\n"

@@ -13,7 +13,7 @@ from unittest import mock
 import numpy as np
 
 import ferrule
-from ferrule.devices import cpu
+from ferrule.devices.cpu import program as cpu
 
 from . import program as p
 from .operations import Invalid

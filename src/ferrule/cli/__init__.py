@@ -8,7 +8,6 @@ a kernel was wrong, and a message says what.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 import click
@@ -16,24 +15,9 @@ import click
 import ferrule
 
 from .. import FerruleError
-
-
-class Fault(click.ClickException):
-    """Something that the user can put right; ends the command with exit code 2."""
-
-    exit_code = 2
-
-
-class Program(BaseException):
-    """Ends a command with a program of the user's to run, whose errors and warnings are its own.
-
-    Attributes:
-        run: runs it.
-    """
-
-    def __init__(self, run: Callable[[], object]) -> None:
-        super().__init__()
-        self.run = run
+from .faults import Fault as Fault
+from .faults import Program
+from .faults import readable as readable
 
 
 class _Commands(click.Group):
@@ -53,7 +37,7 @@ class _Commands(click.Group):
         if cmd_name == "bench":
             from . import bench
 
-            return bench.command
+            return bench.command()
         if cmd_name == "build":
             from . import build
 
@@ -98,15 +82,3 @@ def _show_warning(message: Warning | str, *place: object) -> None:
 @click.version_option(ferrule.__version__, prog_name="ferrule")
 def main() -> None:
     """Metal kernels written for MLX, on any machine: see them run, and see what they become."""
-
-
-def readable(size: int) -> str:
-    """A number of bytes for a reader: ``"512 B"``, ``"3.4 MiB"``."""
-    if size < 1024:
-        return f"{size} B"
-    amount = float(size)
-    for unit in ("KiB", "MiB", "GiB", "TiB"):
-        amount /= 1024
-        if amount < 1024 or unit == "TiB":
-            break
-    return f"{amount:.1f} {unit}"

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from .. import CompileError, DeviceError
-from . import Fault, readable
+from .faults import Fault, readable
 from .inspect import not_compiled
 from .target import described, options
 
@@ -15,10 +15,10 @@ from .target import described, options
 # simdgroups or neither, threadgroups of up to 256, 512 and 1024 threads, and so many that a block
 # does well to carry out one, four or eight of them.
 _ROWS = [
-    ((threads + rest, 1, 1), (size, 1, 1))
+    ((threads + remainder, 1, 1), (size, 1, 1))
     for size in (256, 512, 1024)
     for threads in (1 << 14, 200 << 10, 1 << 20)
-    for rest in (0, 32, 1)
+    for remainder in (0, 32, 1)
 ]
 
 
@@ -29,7 +29,7 @@ _ROWS = [
     help="A GPU's architecture, such as sm_90. Once per architecture.",
 )  # fmt: skip
 @click.option("--to", "folder", required=True, type=click.Path(), help="The folder to fill.")
-def command(architectures: tuple[str, ...], folder: str, **given: Any) -> None:
+def command(architectures: tuple[str, ...], folder: str, **target_options: Any) -> None:
     """Compile a kernel for NVIDIA GPUs, to be carried to machines without NVRTC.
 
     There, "ferrule cache add FOLDER" puts it into the cache. It must be the same version of
@@ -38,7 +38,7 @@ def command(architectures: tuple[str, ...], folder: str, **given: Any) -> None:
 
     FILE IS RUN: give only files that you trust.
     """
-    kernel, call, title, notes = described(**given)
+    kernel, call, title, notes = described(**target_options)
     click.echo(title)
     launches = [(call.pop("grid"), call.pop("threadgroup"))]
     if launches[0][0] is None:
@@ -49,7 +49,7 @@ def command(architectures: tuple[str, ...], folder: str, **given: Any) -> None:
     for architecture in architectures:
         if not architecture.startswith("sm_"):
             raise Fault(f"--arch: got {architecture!r}, expected an architecture such as sm_90.")
-        made = set()
+        payloads = set()
         for grid, threadgroup in launches:
             try:
                 binary = kernel.compile(
@@ -59,7 +59,7 @@ def command(architectures: tuple[str, ...], folder: str, **given: Any) -> None:
                 raise not_compiled(error, call) from error
             except DeviceError as error:
                 raise Fault(str(error).replace("carry_to:", "--to:")) from error
-            made.add(binary.payload)
-        size = readable(sum(map(len, made)))
-        files = "1 kernel" if len(made) == 1 else f"{len(made)} variants"
+            payloads.add(binary.payload)
+        size = readable(sum(map(len, payloads)))
+        files = "1 kernel" if len(payloads) == 1 else f"{len(payloads)} variants"
         click.echo(f"{architecture}: {files}, {size}, in {folder}")

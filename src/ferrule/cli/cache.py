@@ -7,7 +7,7 @@ import time
 import click
 
 from .. import cache
-from . import Fault, readable
+from .faults import Fault, readable
 
 
 def _ago(seconds: float) -> str:
@@ -45,9 +45,9 @@ def command(action: str, folder: str | None) -> None:
 
 
 def _add(disk: cache.Cache, carried: cache.Cache) -> None:
-    for one in (disk, carried):
-        if one.reason_disabled is not None:
-            raise Fault(f"{one.path} cannot be used: {one.reason_disabled}")
+    for folder in (disk, carried):
+        if folder.reason_disabled is not None:
+            raise Fault(f"{folder.path} cannot be used: {folder.reason_disabled}")
     count = 0
     for entry in carried.entries():
         payload = carried.get(entry.key)

@@ -15,8 +15,10 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
-from .. import DeviceError, binding, driver
-from . import Fault, grid_sample
+from .. import DeviceError
+from ..tools import binding, driver
+from . import grid_sample
+from .faults import Fault
 
 LARGEST = 1024  # pixels; photographs with a longer side are made smaller
 TOLERANCE = 1e-4  # of the largest value: where many points meet, their sum has as many roundings
@@ -113,7 +115,7 @@ def _table(results: tuple[Measured, ...], title: str) -> Table:
 
 
 def _duration(seconds: float) -> str:
-    """A time with a unit in which it is no zero."""
+    """A time as text, in milliseconds or microseconds."""
     return f"{seconds * 1e3:.1f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.0f} µs"
 
 
@@ -123,20 +125,22 @@ def _duration(seconds: float) -> str:
 def places() -> list[Place]:
     """The CPU, and the first NVIDIA GPU where torch has one."""
     threads = binding.get_threads()
-    found = [Place(f"CPU, {threads} thread{'s' if threads > 1 else ''}", lambda a: a, lambda: None)]
+    places = [
+        Place(f"CPU, {threads} thread{'s' if threads > 1 else ''}", lambda a: a, lambda: None)
+    ]
     with contextlib.suppress(ImportError, DeviceError):
         driver.driver()  # where there is none, torch need not be imported
         import torch
 
         if torch.cuda.is_available():
             device, name = torch.device("cuda", 0), torch.cuda.get_device_name(0)
-            found.append(
+            places.append(
                 Place(
                     name, lambda a: torch.from_numpy(a).to(device),
                     lambda: torch.cuda.synchronize(device),
                 )
             )  # fmt: skip
-    return found
+    return places
 
 
 def compare(
@@ -152,25 +156,25 @@ def compare(
         The arrays that the kernel made on the first device, and how each compares with NumPy.
     """
     expected, numpy_time = timed(lambda: numpy(*arrays), most=5)
-    made: list[tuple[Floats, ...]] = []
+    outputs: list[tuple[Floats, ...]] = []
     results = []
     for device, send, wait in where:
-        given = [send(array) for array in arrays]
+        arguments = [send(array) for array in arrays]
 
-        def call(given: list[Any] = given, wait: Callable[[], object] = wait) -> Any:
-            found = kernel(*given)
+        def call(arguments: list[Any] = arguments, wait: Callable[[], object] = wait) -> Any:
+            output = kernel(*arguments)
             wait()
-            return found
+            return output
 
-        found, kernel_time = timed(call, most=15)
-        made.append(tuple(map(_numpy, _several(found))))
+        output, kernel_time = timed(call, most=15)
+        outputs.append(tuple(map(_numpy, _several(output))))
         errors = [
             np.abs(a - b).max(initial=0) / max(np.abs(b).max(initial=0), 1e-30)
-            for a, b in zip(made[-1], _several(expected), strict=True)
+            for a, b in zip(outputs[-1], _several(expected), strict=True)
         ]
         error = float(np.max(errors))  # unlike Python's max, keeps a NaN
         results.append(Measured(name, device, kernel_time, numpy_time, error))
-    return made[0], results
+    return outputs[0], results
 
 
 def _several(arrays: Any) -> tuple[Any, ...]:
@@ -179,8 +183,8 @@ def _several(arrays: Any) -> tuple[Any, ...]:
 
 def _numpy(array: Any) -> Floats:
     """An array in the memory of the CPU."""
-    found: Floats = array if isinstance(array, np.ndarray) else array.cpu().numpy()
-    return found
+    values: Floats = array if isinstance(array, np.ndarray) else array.cpu().numpy()
+    return values
 
 
 def timed(work: Callable[[], _Result], most: int) -> tuple[_Result, float]:
@@ -271,9 +275,11 @@ def _check_writable(path: str) -> None:
         raise Fault(f"{path}: there is no folder {folder}.")
     if os.path.isdir(path):
         raise Fault(f"{path}: is a folder, expected the name of a PNG file.")
-    known = _formats()
-    if _format(path) not in known:
-        raise Fault(f"{path}: expected the name of a picture, one of .{', .'.join(sorted(known))}.")
+    formats = _formats()
+    if _format(path) not in formats:
+        raise Fault(
+            f"{path}: expected the name of a picture, one of .{', .'.join(sorted(formats))}."
+        )
     if not os.access(path if os.path.exists(path) else folder, os.W_OK):
         raise Fault(f"{path}: cannot be written.")
 

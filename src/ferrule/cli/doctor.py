@@ -25,24 +25,12 @@ from rich.text import Text
 
 import ferrule
 
-from .. import (
-    FerruleError,
-    KernelError,
-    ToolchainError,
-    _env,
-    binding,
-    cache,
-    devices,
-    driver,
-    fastcall,
-    float32,
-    metal_kernel,
-    nvdisasm,
-    nvrtc,
-)
-from .. import toolchain as tools
+from .. import FerruleError, KernelError, ToolchainError, _env, cache, float32, metal_kernel
+from ..devices import protocol as devices
 from ..spec import Input, Spec
-from . import readable
+from ..tools import binding, driver, fastcall, nvdisasm, nvrtc
+from ..tools import toolchain as tools
+from .faults import readable
 
 _HOSTS = ("numpy", "ml_dtypes", "torch", "mlx", "cupy")
 _CUPY = ("cupy-cuda13x", "cupy-cuda12x", "cupy")  # how its packages are called
@@ -60,11 +48,12 @@ _KERNEL = metal_kernel(
 # What a process prints that imports MLX, behind whatever MLX prints.
 _LOOK = """
 import json
-from ferrule.hosts import mlx_build
-print("\\0" + json.dumps(mlx_build.state()))
+from ferrule.hosts.mlx import build
+print("\\0" + json.dumps(build.state()))
 """
 
 Report = dict[str, Any]
+Row = tuple[str, str, str]  # a label, a value and its style
 
 
 @click.command("doctor")
@@ -104,7 +93,7 @@ def examine() -> Report:
         "mlx": _mlx(),
         "environment": {name: _env.get(name) for name in _env.NAMES},
     }
-    no_compiler = not any(found["used"] for found in report["compilers"])
+    no_compiler = not any(compiler["used"] for compiler in report["compilers"])
     report["runtime"] = _runtime(problems, no_compiler)
     report["check"] = _check(problems)
     report["devices"] = _devices(report["driver"], report["check"])
@@ -118,8 +107,8 @@ def _cache(problems: list[Report]) -> Report:
         warnings.simplefilter("always")
         reason = disk.reason_disabled
     if reason is not None:
-        said = [str(warning.message) for warning in caught]
-        problems.append({"problem": said[0] if said else reason, "fix": None})
+        messages = [str(warning.message) for warning in caught]
+        problems.append({"problem": messages[0] if messages else reason, "fix": None})
     entries = disk.entries()
     return {
         "path": str(disk.path),
@@ -131,12 +120,12 @@ def _cache(problems: list[Report]) -> Report:
     }
 
 
-def _devices(found: Report, check: Report) -> list[Report]:
+def _devices(nvidia: Report, check: Report) -> list[Report]:
     """Whether each device can run kernels; if not, why."""
     note = None if check["ok"] else _sentence(check["error"])
     cpu = {"name": "cpu", "runs": check["ok"], "note": note}
-    gpus = [_gpu(f"cuda:{n}", gpu["name"]) for n, gpu in enumerate(found["gpus"])]
-    none = {"name": "cuda", "runs": False, "note": found["error"] or "this process sees no GPU"}
+    gpus = [_gpu(f"cuda:{n}", gpu["name"]) for n, gpu in enumerate(nvidia["gpus"])]
+    none = {"name": "cuda", "runs": False, "note": nvidia["error"] or "this process sees no GPU"}
     return [cpu, *(gpus or [none])]
 
 
@@ -154,18 +143,18 @@ def _gpu(name: str, model: str) -> Report:
 def _driver() -> Report:
     """NVIDIA's driver and the GPUs that this process sees."""
     try:
-        found = driver.driver()
+        libcuda = driver.driver()
         gpus = [
             {
-                "name": found.name(n),
-                "capability": ".".join(map(str, found.capability(n))),
-                "threadgroup_memory": found.shared_memory(n),
+                "name": libcuda.name(n),
+                "capability": ".".join(map(str, libcuda.capability(n))),
+                "threadgroup_memory": libcuda.shared_memory(n),
             }
-            for n in range(found.count)
+            for n in range(libcuda.count)
         ]
     except FerruleError as error:
         return {"version": None, "gpus": [], "error": str(error)}
-    return {"version": ".".join(map(str, found.version)), "gpus": gpus, "error": None}
+    return {"version": ".".join(map(str, libcuda.version)), "gpus": gpus, "error": None}
 
 
 def _sentence(error: str) -> str:
@@ -175,23 +164,23 @@ def _sentence(error: str) -> str:
 
 def _compilers(problems: list[Report]) -> list[Report]:
     """Every C++ compiler that is found, once each; the one that is used comes first."""
-    found: dict[str, Report] = {}
+    reports: dict[str, Report] = {}
     try:
         chosen = tools.find_compiler()
-        found[os.path.realpath(chosen.path)] = _described(chosen, used=True)
+        reports[os.path.realpath(chosen.path)] = _described(chosen, used=True)
     except FerruleError as error:
-        named = _env.get(_env.CXX)
-        fix = f"Run: unset {_env.CXX}" if named is not None else tools.remedy()
+        variable = _env.get(_env.CXX)
+        fix = f"Run: unset {_env.CXX}" if variable is not None else tools.remedy()
         problems.append({"problem": str(error).removesuffix(tools.remedy()).rstrip(), "fix": fix})
     for _, argv in tools.candidates():
-        if argv is None or os.path.realpath(argv[0]) in found:
+        if argv is None or os.path.realpath(argv[0]) in reports:
             continue
         try:
             report = _described(tools.find_compiler(shlex.join(argv)), used=False)
         except FerruleError as error:
             report = {"path": argv[0], "used": False, "error": _sentence(str(error))}
-        found[os.path.realpath(argv[0])] = report
-    return list(found.values())
+        reports[os.path.realpath(argv[0])] = report
+    return list(reports.values())
 
 
 def _described(compiler: tools.Compiler, used: bool) -> Report:
@@ -222,7 +211,7 @@ def _runtime(problems: list[Report], no_compiler: bool) -> Report | None:
 
 
 def _repeated() -> str:
-    """Who makes calls that are like one before."""
+    """Whether C or Python makes repeated calls."""
     if fastcall.library() is not None:
         return "by C"
     if sysconfig.get_config_var("Py_GIL_DISABLED"):
@@ -311,98 +300,135 @@ def _check(problems: list[Report]) -> Report:
 
 def show(report: Report, console: Console) -> None:
     """Print a report for a reader, one line a fact."""
-
-    def title(text: str) -> None:
-        console.print(Text(f"\n{text}", style="bold"))
-
-    def line(label: str, value: str, style: str = "") -> None:
-        console.print(Text.assemble(f"  {label:<20}", (value, style)))
-
     console.print(Text(f"ferrule {report['ferrule']}", style="bold"))
-    line("Python", f"{report['python']['version']}, {report['python']['path']}")
-    line("system", f"{report['system']}, {report['processors']} processors")
-
-    title("Devices")
-    for device in report["devices"]:
-        if device["runs"]:
-            note = f" ({device['note']})" if device["note"] else ""
-            line(device["name"], f"runs kernels{note}", "green")
-        else:
-            line(device["name"], device["note"], "dim")
-
-    title("C++ compilers")
-    for found in report["compilers"]:
-        if "error" in found:
-            line("unusable", f"{found['path']}: {found['error']}", "yellow")
-        else:
-            used = " (used)" if found["used"] else ""
-            style = "green" if found["used"] else ""
-            kind = "zig, clang" if found["kind"] == "zig" else found["kind"]
-            line(f"{kind} {found['version']}", f"{found['path']}{used}", style)
-    if not report["compilers"]:
-        line("none", "", "red")
-
-    title("C runtime")
-    if report["runtime"] is None:
-        line("missing", "", "red")
-    else:
-        line("built", report["runtime"]["built"])
-        line("threads", str(report["runtime"]["threads"]))
-        line("repeated calls", report["runtime"]["repeated calls"])
-
-    if report["driver"]["error"] is None:
-        title("NVIDIA's driver")
-        line("CUDA", report["driver"]["version"])
-        for n, gpu in enumerate(report["driver"]["gpus"]):
-            memory = readable(gpu["threadgroup_memory"])
-            line(f"cuda:{n}", f"{gpu['name']}, sm_{gpu['capability'].replace('.', '')}, {memory} "
-                 "of threadgroup memory")  # fmt: skip
-
-    title("NVRTC")
-    if report["nvrtc"] is None:
-        line("not found", "needed for NVIDIA GPUs alone: pip install nvidia-cuda-nvrtc", "dim")
-    else:
-        line(report["nvrtc"]["version"], report["nvrtc"]["path"])
-        architectures = ", ".join(map(str, report["nvrtc"]["architectures"]))
-        line("architectures", f"sm_: {architectures}")
-        headers = report["nvrtc"]["headers"]
-        missing = report["nvrtc"]["headers_missing"]
-        line("CUDA's headers", missing or ", ".join(headers), "dim" if missing else "")
-    if report["nvdisasm"] is None:
-        line("nvdisasm", f"not found; to see machine code: {nvdisasm.REMEDY}", "dim")
-    else:
-        line("nvdisasm", report["nvdisasm"]["path"])
-
-    title("Array libraries")
-    for name, version in report["hosts"].items():
-        line(name, version or "not installed", "" if version else "dim")
-
-        if name == "mlx" and report["mlx"]:
-            nodes, error = report["mlx"]["nodes"], report["mlx"]["error"]
-            later = "not built yet: the first call with MLX's arrays does, once, in some seconds"
-            line("  ferrule's nodes", error or nodes or later, "yellow" if error else "")
-
-    title("Cache")
-    disk = report["cache"]
-    line("folder", disk["path"])
-    usable = "yes, private to this user" if disk["usable"] else f"no: {disk['reason']}"
-    line("usable", usable, "" if disk["usable"] else "red")
-    line(
-        "entries", f"{disk['entries']}, {readable(disk['bytes'])} of {readable(disk['max_bytes'])}"
-    )
-
-    title("Environment")
-    for name, value in report["environment"].items():
-        line(name, value or "not set", "" if value else "dim")
-
-    title("Check")
-    check = report["check"]
-    if check["ok"]:
-        line("compile and run", f"ok, {check['seconds']:.2f} s", "green")
-    else:
-        line("compile and run", "failed: see below", "red")
+    _print_rows(_system_rows(report), console)
+    for title, rows_of in _SECTIONS:
+        if rows := rows_of(report):
+            console.print(Text(f"\n{title}", style="bold"))
+            _print_rows(rows, console)
     for problem in report["problems"]:
-        title("Problem")
+        console.print(Text("\nProblem", style="bold"))
         console.print(Text(textwrap.indent(problem["problem"], "  "), style="yellow"))
         if problem["fix"]:
             console.print(Text(f"  {problem['fix']}", style="bold"))
+
+
+def _print_rows(rows: list[Row], console: Console) -> None:
+    for label, value, style in rows:
+        console.print(Text.assemble(f"  {label:<20}", (value, style)))
+
+
+def _system_rows(report: Report) -> list[Row]:
+    python = report["python"]
+    return [
+        ("Python", f"{python['version']}, {python['path']}", ""),
+        ("system", f"{report['system']}, {report['processors']} processors", ""),
+    ]
+
+
+def _device_rows(report: Report) -> list[Row]:
+    rows = []
+    for device in report["devices"]:
+        if device["runs"]:
+            note = f" ({device['note']})" if device["note"] else ""
+            rows.append((device["name"], f"runs kernels{note}", "green"))
+        else:
+            rows.append((device["name"], device["note"], "dim"))
+    return rows
+
+
+def _compiler_rows(report: Report) -> list[Row]:
+    rows = []
+    for compiler in report["compilers"]:
+        path = compiler["path"]
+        if "error" in compiler:
+            rows.append(("unusable", f"{path}: {compiler['error']}", "yellow"))
+        else:
+            kind = "zig, clang" if compiler["kind"] == "zig" else compiler["kind"]
+            used, style = (" (used)", "green") if compiler["used"] else ("", "")
+            rows.append((f"{kind} {compiler['version']}", f"{path}{used}", style))
+    return rows or [("none", "", "red")]
+
+
+def _runtime_rows(report: Report) -> list[Row]:
+    runtime = report["runtime"]
+    if runtime is None:
+        return [("missing", "", "red")]
+    return [(label, str(runtime[label]), "") for label in ("built", "threads", "repeated calls")]
+
+
+def _driver_rows(report: Report) -> list[Row]:
+    if report["driver"]["error"] is not None:
+        return []
+    rows = [("CUDA", report["driver"]["version"], "")]
+    for n, gpu in enumerate(report["driver"]["gpus"]):
+        architecture = f"sm_{gpu['capability'].replace('.', '')}"
+        memory = f"{readable(gpu['threadgroup_memory'])} of threadgroup memory"
+        rows.append((f"cuda:{n}", f"{gpu['name']}, {architecture}, {memory}", ""))
+    return rows
+
+
+def _nvrtc_rows(report: Report) -> list[Row]:
+    library, disassembler = report["nvrtc"], report["nvdisasm"]
+    if library is None:
+        needed = "needed for NVIDIA GPUs alone: pip install nvidia-cuda-nvrtc"
+        rows = [("not found", needed, "dim")]
+    else:
+        missing = library["headers_missing"]
+        headers = missing or ", ".join(library["headers"])
+        rows = [
+            (library["version"], library["path"], ""),
+            ("architectures", f"sm_: {', '.join(map(str, library['architectures']))}", ""),
+            ("CUDA's headers", headers, "dim" if missing else ""),
+        ]
+    if disassembler is None:
+        return [*rows, ("nvdisasm", f"not found; to see machine code: {nvdisasm.REMEDY}", "dim")]
+    return [*rows, ("nvdisasm", disassembler["path"], "")]
+
+
+def _host_rows(report: Report) -> list[Row]:
+    rows = []
+    for name, version in report["hosts"].items():
+        rows.append((name, version or "not installed", "" if version else "dim"))
+        if name == "mlx" and report["mlx"]:
+            nodes, error = report["mlx"]["nodes"], report["mlx"]["error"]
+            later = "not built yet: the first call with MLX's arrays does, once, in some seconds"
+            rows.append(("  ferrule's nodes", error or nodes or later, "yellow" if error else ""))
+    return rows
+
+
+def _cache_rows(report: Report) -> list[Row]:
+    disk = report["cache"]
+    usable = "yes, private to this user" if disk["usable"] else f"no: {disk['reason']}"
+    size = f"{readable(disk['bytes'])} of {readable(disk['max_bytes'])}"
+    return [
+        ("folder", disk["path"], ""),
+        ("usable", usable, "" if disk["usable"] else "red"),
+        ("entries", f"{disk['entries']}, {size}", ""),
+    ]
+
+
+def _environment_rows(report: Report) -> list[Row]:
+    variables = report["environment"].items()
+    return [(name, value or "not set", "" if value else "dim") for name, value in variables]
+
+
+def _check_rows(report: Report) -> list[Row]:
+    check = report["check"]
+    if check["ok"]:
+        return [("compile and run", f"ok, {check['seconds']:.2f} s", "green")]
+    return [("compile and run", "failed: see below", "red")]
+
+
+# A section without rows is left out.
+_SECTIONS = (
+    ("Devices", _device_rows),
+    ("C++ compilers", _compiler_rows),
+    ("C runtime", _runtime_rows),
+    ("NVIDIA's driver", _driver_rows),
+    ("NVRTC", _nvrtc_rows),
+    ("Array libraries", _host_rows),
+    ("Cache", _cache_rows),
+    ("Environment", _environment_rows),
+    ("Check", _check_rows),
+)

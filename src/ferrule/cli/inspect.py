@@ -9,9 +9,10 @@ from typing import Any
 
 import click
 
-from .. import CompileError, CudaKernel, DeviceError, Op, ToolchainError, nvdisasm
-from ..op_text import DescribedUnit
-from . import Fault
+from .. import CompileError, CudaKernel, DeviceError, Op, ToolchainError
+from ..operators.text import DescribedUnit
+from ..tools import nvdisasm
+from .faults import Fault
 from .inspect_op import print_op
 from .target import AnyKernel, described, find_kernel, options
 
@@ -29,7 +30,7 @@ _TITLES = {"metal": "Metal", "cpu": "C++ for the CPU", "cuda": "CUDA"}
     help="Only what NVIDIA's GPUs get: the CUDA text, PTX, SASS, registers, memory and spills.",
 )
 @click.option("--arch", default="sm_90", show_default=True, help="The GPU for --cuda.")
-def command(wanted: str | None, arch: str, **given: Any) -> None:
+def command(wanted: str | None, arch: str, **target_options: Any) -> None:
     """Print what a kernel becomes: Metal, C++ and CUDA, and how it runs. Nothing is launched.
 
     FILE:NAME is a Python file or an importable module, and in it the name of what
@@ -43,16 +44,16 @@ def command(wanted: str | None, arch: str, **given: Any) -> None:
     FILE IS RUN, as by "python FILE" but without its `if __name__ == "__main__"` part: give only
     files that you trust.
     """
-    name, found = find_kernel(given["target"], ops=True)
-    if isinstance(found, Op):
+    name, target = find_kernel(target_options["target"], ops=True)
+    if isinstance(target, Op):
         for option in ("outputs", "templates", "grid", "threadgroup"):
-            if given[option]:
+            if target_options[option]:
                 raise Fault("an op declares its outputs, template, grid and threadgroup: of a call "
                             "it is told the inputs alone, with --with.")  # fmt: skip
         texts, unit = partial(_print_texts, wanted, arch), partial(_print_unit, wanted, arch)
-        print_op(name, found, given["inputs"], wanted, texts, unit)
+        print_op(name, target, target_options["inputs"], wanted, texts, unit)
         return
-    kernel, call, title, notes = described(**given, found=(name, found))
+    kernel, call, title, notes = described(**target_options, found_kernel=(name, target))
     if call["grid"] is None and wanted != "metal" and not isinstance(kernel, CudaKernel):
         notes.append(
             "threads: taken as a long row of large threadgroups; see --grid, --threadgroup"

@@ -7,13 +7,15 @@ from typing import Any
 
 import click
 
-from .. import Op, op_text
-from ..cuda_steps import CudaUnit
+from .. import Op
 from ..dtypes import BY_NAME
-from ..identity import named
-from ..implementation import KernelBody, Runner
-from ..rule import Star
-from . import Fault
+from ..operators import text as op_text
+from ..operators.bodies import KernelBody
+from ..operators.identity import named
+from ..operators.runners import Runner
+from ..operators.unit_steps import CudaUnit
+from ..rules.argument import Star
+from .faults import Fault
 from .target import described_input
 
 _OPTIONS = {"metal": "metal", "cpu": "cpp", "cuda": "cuda"}
@@ -36,27 +38,27 @@ def print_op(
         Fault: an input that the op does not have, or none of the texts that are asked for.
         FerruleError: the rule does not allow such inputs.
     """
-    given: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
     for text in inputs:
         key, value = described_input(text, level0=False)
         if isinstance(value, str):
             dtype, _, shape = value.rstrip("]").partition("[")
             value = tuple(int(n) for n in shape.split(",") if n), BY_NAME[dtype]
-        given[key] = value
-    known = [one.name for one in op.rule.inputs]
-    for key in given:
-        if key not in known:
+        arguments[key] = value
+    names = [argument.name for argument in op.rule.inputs]
+    for key in arguments:
+        if key not in names:
             raise Fault(
-                f"--with {key!r}: the op has no such input; its inputs: {', '.join(known)}."
+                f"--with {key!r}: the op has no such input; its inputs: {', '.join(names)}."
             )
     alone = wanted is not None
-    bodies = [one for one in op.implementations if isinstance(one, (KernelBody, CudaUnit))]
+    bodies = [body for body in op.implementations if isinstance(body, (KernelBody, CudaUnit))]
     if wanted is not None and wanted != "cuda":  # the only texts of Metal bodies
-        bodies = [one for one in bodies if one.kind == "metal"]
-    missing = [str(o) for o in op.rule.inputs if o.name not in given and not o.optional]
+        bodies = [body for body in bodies if body.kind == "metal"]
+    missing = [str(o) for o in op.rule.inputs if o.name not in arguments and not o.optional]
     without = f"--with is not given for {', '.join(missing)}"
     if alone and not bodies:
-        kinds = ", ".join(one.kind for one in op.implementations)
+        kinds = ", ".join(body.kind for body in op.implementations)
         option = _OPTIONS[str(wanted)]
         raise Fault(f"{name!r} has no text for --{option}: its implementations are {kinds}.")
     if alone and missing:
@@ -64,8 +66,10 @@ def print_op(
     calls: list[tuple[str, Any, tuple[Any, ...]]] = []
     for body in [] if missing else bodies:
         if isinstance(body, KernelBody):
-            calls.append((f"the {body.kind} body", print_texts, op_text.described(op, body, given)))
-        elif (unit := op_text.described_unit(op, body, given)) is not None:
+            calls.append(
+                (f"the {body.kind} body", print_texts, op_text.described(op, body, arguments))
+            )
+        elif (unit := op_text.described_unit(op, body, arguments)) is not None:
             calls.append(("the unit", print_unit, (unit,)))
     if alone and not calls:
         raise Fault(f"{name!r} has no implementation whose `when` holds for such inputs.")
@@ -85,30 +89,32 @@ def lines(name: str, op: Op) -> Iterator[str]:
     yield f"{name}: op {op.name}"
     yield f"  rule         {op.rule}"
     yield f"  digest       {op.digest}"
-    for one in op.implementations:
-        if isinstance(one, KernelBody):
-            what = _body(one)
+    for body in op.implementations:
+        if isinstance(body, KernelBody):
+            description = _body(body)
         else:
-            what = _runner(one) if isinstance(one, Runner) else _unit(one)
-        when = "" if one.when is None else f", when {one.when}"
-        yield f"  {one.kind:<12} {what}{when}"
+            description = _runner(body) if isinstance(body, Runner) else _unit(body)
+        when = "" if body.when is None else f", when {body.when}"
+        yield f"  {body.kind:<12} {description}{when}"
     for kind in ("vjp", "jvp", "vmap"):
         rule = op.rules.get(kind)
         if rule is not None:
-            what = f"op {rule.op.name}" if rule.op is not None else named(rule.function)
-            yield f"  {kind:<12} {what}, digest {rule.digest}"
+            description = f"op {rule.op.name}" if rule.op is not None else named(rule.function)
+            yield f"  {kind:<12} {description}, digest {rule.digest}"
         elif kind == "vmap":
             yield f"  {kind:<12} {_batching(op)}"
         else:
             yield f"  {kind:<12} none: such a derivative is refused"
     if op.autocast is not None:
         yield f"  autocast     {op.autocast}"
-    counts = ", ".join(f"{what} {count}" for what, count in sorted(op.counts.items()))
+    counts = ", ".join(f"{reason} {count}" for reason, count in sorted(op.counts.items()))
     yield f"  counts       {counts or 'no slower way was taken'} (calls in this process)"
 
 
 def _batching(op: Op) -> str:
-    stars = [str(dim) for one in op.rule.outputs for dim in one.dims or () if isinstance(dim, Star)]
+    stars = [
+        str(dim) for output in op.rule.outputs for dim in output.dims or () if isinstance(dim, Star)
+    ]
     dims = ", ".join(dict.fromkeys([*stars, *op.batch]))
     if not dims:
         return "call by call: no dim is declared independent"

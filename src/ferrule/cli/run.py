@@ -14,7 +14,7 @@ import click
 import _ferrule_mlx
 
 from .. import _env
-from . import Program
+from .faults import Program
 
 
 class _AsPython(click.Command):
@@ -83,10 +83,10 @@ def _check_module(name: str) -> None:
 def _as_module(name: str, arguments: tuple[str, ...]) -> str:
     """What to say where a name is that of a module: how that is run."""
     try:
-        found = all(map(str.isidentifier, name.split("."))) and importlib.util.find_spec(name)
+        spec = all(map(str.isidentifier, name.split("."))) and importlib.util.find_spec(name)
     except (ImportError, ValueError):
         return ""
-    return f" To run the module: ferrule run -m {shlex.join([name, *arguments])}" if found else ""
+    return f" To run the module: ferrule run -m {shlex.join([name, *arguments])}" if spec else ""
 
 
 def _refuse(message: str) -> None:

@@ -1,4 +1,4 @@
-"""Which kernel a command is about, and what its call would be: the words for both."""
+"""The kernel and the call that a command line describes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeVar, overload
 import click
 
 from .. import CudaKernel, DictionaryKernel, Dtype, MetalKernel, Op, dtypes
-from . import Fault
+from .faults import Fault
 
 ELEMENTS = 1024  # of an input that is not described
 AnyKernel = MetalKernel | DictionaryKernel | CudaKernel
@@ -48,7 +48,7 @@ class Target(NamedTuple):
 
 def options(command: _Command) -> _Command:
     """The argument and the options of a command that calls `described`."""
-    for one in reversed(
+    for decorate in reversed(
         (
             click.argument("target", metavar="FILE:NAME"),
             click.option(
@@ -70,7 +70,7 @@ def options(command: _Command) -> _Command:
             ),
         )
     ):  # fmt: skip
-        command = one(command)
+        command = decorate(command)
     return command
 
 
@@ -81,36 +81,36 @@ def described(
     templates: Sequence[str],
     grid: str | None,
     threadgroup: str | None,
-    found: tuple[str, AnyKernel] | None = None,
+    found_kernel: tuple[str, AnyKernel] | None = None,
 ) -> Target:
     """The kernel and the call that a command line describes.
 
     Args:
         target, inputs, outputs, templates, grid, threadgroup: as the command line has them.
-        found: the target's name and kernel, where it was read before.
+        found_kernel: the target's name and kernel, where it was read before.
 
     Raises:
         Fault: there is no such kernel, or an option does not fit it.
     """
     arrays = dict(described_input(text) for text in inputs)
-    given = dict(_dtype_option(text) for text in outputs)
+    output_dtypes = dict(_dtype_option(text) for text in outputs)
     template = dict(_template_option(text) for text in templates) or None
     sizes = {"grid": _axes("--grid", grid), "threadgroup": _axes("--threadgroup", threadgroup)}
     if (grid is None) != (threadgroup is None):
         raise Fault("--grid and --threadgroup are given together or not at all.")
-    name, kernel = find_kernel(target) if found is None else found
-    notes = _complete(kernel, arrays, given)
+    name, kernel = find_kernel(target) if found_kernel is None else found_kernel
+    notes = _complete(kernel, arrays, output_dtypes)
     call: dict[str, Any]
     if not isinstance(kernel, DictionaryKernel):
         call = {
             "inputs": list(arrays.values()),
-            "output_dtypes": list(given.values()),
+            "output_dtypes": list(output_dtypes.values()),
             "template": None if template is None else list(template.items()),
         }
     else:
-        call = {"inputs": arrays, "output_dtypes": given, "template": template}
+        call = {"inputs": arrays, "output_dtypes": output_dtypes, "template": template}
     shown = ", ".join(f"{n}={v}" for n, v in arrays.items())
-    title = f"{name}({shown}) -> {', '.join(f'{n}={d.name}' for n, d in given.items())}"
+    title = f"{name}({shown}) -> {', '.join(f'{n}={d.name}' for n, d in output_dtypes.items())}"
     return Target(kernel, call | sizes, title, notes)
 
 
@@ -143,13 +143,13 @@ def find_kernel(target: str, *, ops: bool = False) -> tuple[str, AnyKernel | Op]
         raise Fault(f"{target!r}: expected FILE:NAME or package.module:NAME.")
     module = _load(place)
     if not path:
-        found: dict[str, AnyKernel | Op] = dict(_kernels(module))
-        if ops and not found:
-            found = {n: v for n, v in vars(module).items() if isinstance(v, Op)}
-        if len(found) == 1:
-            return next(iter(found.items()))
-        what = "ops" if any(isinstance(one, Op) for one in found.values()) else "kernels"
-        listed = f"has {len(found)} {what}: {', '.join(found)}" if found else "has no kernel"
+        kernels: dict[str, AnyKernel | Op] = dict(_kernels(module))
+        if ops and not kernels:
+            kernels = {n: v for n, v in vars(module).items() if isinstance(v, Op)}
+        if len(kernels) == 1:
+            return next(iter(kernels.items()))
+        kinds = "ops" if any(isinstance(kernel, Op) for kernel in kernels.values()) else "kernels"
+        listed = f"has {len(kernels)} {kinds}: {', '.join(kernels)}" if kernels else "has no kernel"
         raise Fault(f"{place!r} {listed}; expected {place}:NAME.")
     value: Any = module
     for part in path.split("."):
@@ -199,8 +199,8 @@ def _load(place: str) -> types.ModuleType:
     """The module in a file, or the one of that name."""
     is_file = place.endswith(".py") or os.sep in place or os.path.isfile(place)
     if is_file and not os.path.isfile(place):
-        what = "is a folder" if os.path.isdir(place) else "does not exist"
-        raise Fault(f"the file {place!r} {what}.")
+        problem = "is a folder" if os.path.isdir(place) else "does not exist"
+        raise Fault(f"the file {place!r} {problem}.")
     if not is_file:
         # As `python -m` does: modules of the working folder are found.
         sys.path.insert(0, os.getcwd())
@@ -240,7 +240,7 @@ def _parents(name: str) -> set[str]:
 _PACKAGE = str(Path(__file__).parent.parent)  # an error is of the line that called ferrule
 
 
-def _call(what: str, function: Any) -> Any:
+def _call(label: str, function: Any) -> Any:
     """What the user's own code returns; what it raises is a `Fault` in one line.
 
     What it prints goes to the standard error, for the output may be sent to a file.
@@ -258,7 +258,7 @@ def _call(what: str, function: Any) -> Any:
             where = f"{frame.filename}, line {frame.lineno}"
         message = " ".join(str(error).split())
         kind = type(error).__name__
-        raise Fault(f"running {what} failed: {kind}: {message} ({where}).") from error
+        raise Fault(f"running {label} failed: {kind}: {message} ({where}).") from error
 
 
 # -- the call --------------------------------------------------------------------------------------
@@ -272,13 +272,13 @@ def _fault(option: str, text: str, position: int, message: str) -> Fault:
 def _dtype(
     option: str, text: str, position: int, name: str, also: str = "", level0: bool = True
 ) -> Dtype:
-    found = dtypes.BY_NAME.get(name)
-    if found is None or (level0 and not found.level0):  # the kernel does not take it
+    dtype = dtypes.BY_NAME.get(name)
+    if dtype is None or (level0 and not dtype.level0):  # the kernel does not take it
         got = repr(name) if name else "nothing"
         names = dtypes.LEVEL0_NAMES if level0 else ", ".join(dtypes.BY_NAME)
         expected = f"{also}one of {names}"
         raise _fault(option, text, position, f"got {got}, expected {expected}.")
-    return found
+    return dtype
 
 
 def _named(option: str, text: str, example: str) -> tuple[str, str, int]:
@@ -320,9 +320,9 @@ def described_input(text: str, *, level0: bool = True) -> tuple[str, Any]:
         if array["end"] is None:
             raise _fault(option, text, len(text), 'expected "]".')
     if array.end() != len(value):
-        rest = value[array.end() :]
+        remainder = value[array.end() :]
         expected = "nothing more" if array["end"] else 'a shape in brackets, as in "[4,16]"'
-        raise _fault(option, text, start + array.end(), f"got {rest!r}, expected {expected}.")
+        raise _fault(option, text, start + array.end(), f"got {remainder!r}, expected {expected}.")
     return name, f"{dtype.name}[{','.join(map(str, sizes))}]"
 
 
@@ -342,14 +342,14 @@ def _template_option(text: str) -> tuple[str, int | bool | Dtype]:
 
 def _integers(option: str, text: str, value: str, position: int, expected: str) -> list[int]:
     """The integers of a part of an option's value, which begins at ``position``."""
-    found = []
+    sizes = []
     for part in value.split(","):
         if not re.fullmatch(r"\s*\d+\s*", part, re.ASCII):
             got = repr(part.strip()) if part.strip() else "nothing"
             raise _fault(option, text, position, f"got {got}, expected {expected}.")
-        found.append(int(part))
+        sizes.append(int(part))
         position += len(part) + 1
-    return found
+    return sizes
 
 
 def _axes(option: str, text: str | None) -> tuple[int, int, int] | None:
@@ -362,15 +362,17 @@ def _axes(option: str, text: str | None) -> tuple[int, int, int] | None:
     return x, y, z
 
 
-def _complete(kernel: AnyKernel, described: dict[str, Any], given: dict[str, Dtype]) -> list[str]:
-    """Put the inputs and outputs in order and fill in what was not given; says what was.
+def _complete(
+    kernel: AnyKernel, described: dict[str, Any], output_dtypes: dict[str, Dtype]
+) -> list[str]:
+    """Put inputs and outputs in order and fill in defaults; says which.
 
     Raises:
         Fault: a name that is not the kernel's.
     """
     if isinstance(kernel, DictionaryKernel):
         # Its arguments have no names before a call, so the command line names them.
-        if not described or not given:
+        if not described or not output_dtypes:
             option = "--with" if not described else "--out"
             raise Fault(
                 "the kernel was made without names, so the command line must give each input with "
@@ -382,21 +384,21 @@ def _complete(kernel: AnyKernel, described: dict[str, Any], given: dict[str, Dty
     notes = _fill("--with", "input", k.input_names, described, default, default)
     first = next((v for v in described.values() if isinstance(v, str)), "float32")
     dtype = dtypes.BY_NAME[first.partition("[")[0]]
-    return notes + _fill("--out", "output", k.output_names, given, dtype, dtype.name)
+    return notes + _fill("--out", "output", k.output_names, output_dtypes, dtype, dtype.name)
 
 
 def _fill(
-    option: str, kind: str, names: tuple[str, ...], given: dict[str, Any], default: Any, shown: str
+    option: str, kind: str, names: tuple[str, ...], values: dict[str, Any], default: Any, shown: str
 ) -> list[str]:
-    """Put what was given in the order of ``names``, with a default for the others; says which."""
-    for name in given:
+    """Put values in the order of ``names``, with a default for the others; says which."""
+    for name in values:
         if name not in names:
             allowed = ", ".join(names) or "none"
             raise Fault(
                 f"{option} {name!r}: the kernel has no such {kind}; its {kind}s: {allowed}."
             )
-    missing = [name for name in names if name not in given]
-    ordered = {name: given.get(name, default) for name in names}
-    given.clear()
-    given.update(ordered)
+    missing = [name for name in names if name not in values]
+    ordered = {name: values.get(name, default) for name in names}
+    values.clear()
+    values.update(ordered)
     return [f"{', '.join(missing)}: taken as {shown}; see {option}"] if missing else []

@@ -32,8 +32,8 @@ import torch
 from torch.autograd import forward_ad
 
 from ..errors import KernelError, KernelTypeError
-from ..hosts import torch as host
-from ..hosts.torch_op import as_kernel, new_output, on_device
+from ..hosts.torch import arrays as host
+from ..hosts.torch.functions import as_kernel, new_output, on_device
 
 NAMESPACE = "nvfp4"
 counts: Counter[str] = Counter()  # "copy" of inputs, "output copy", as `ferrule.Op.counts`
@@ -68,7 +68,7 @@ class _Entry(NamedTuple):
 _entries: dict[int, _Entry] = {}
 _ids: dict[int, int] = {}  # of runners, by their address
 _next = itertools.count(1)  # an id is never used again
-_given = 0
+_last_id = 0
 _lock = threading.RLock()  # a runner may be freed, and its entry with it, at any time
 
 
@@ -82,7 +82,7 @@ def register_runner(runner: Runner) -> int:
     Raises:
         KernelTypeError: it has no method ``_run_impl``, or cannot be referred to weakly.
     """
-    global _given
+    global _last_id
     method = getattr(runner, "_run_impl", None)
     if not callable(method):
         raise KernelTypeError(
@@ -90,8 +90,8 @@ def register_runner(runner: Runner) -> int:
         )
     address = id(runner)
     with _lock:
-        known = _entries.get(_ids.get(address, 0))
-        if known is not None and known.runner() is runner:
+        entry = _entries.get(_ids.get(address, 0))
+        if entry is not None and entry.runner() is runner:
             return _ids[address]
         number = next(_next)
 
@@ -109,7 +109,7 @@ def register_runner(runner: Runner) -> int:
                 'be freed; add "__weakref__" to the `__slots__` of its class.'
             ) from None
         _entries[number] = _Entry(reference, _takes_out(method))
-        _ids[address], _given = number, number
+        _ids[address], _last_id = number, number
     return number
 
 
@@ -132,17 +132,17 @@ def _find(runner_id: int) -> tuple[Any, bool]:
     entry = _entries.get(runner_id)
     runner = None if entry is None else entry.runner()
     if entry is None or runner is None:
-        if 1 <= runner_id <= _given:
+        if 1 <= runner_id <= _last_id:
             raise UnknownRunner(
                 f"[runners] runner {runner_id} has been freed, because nothing but its id was "
                 "kept. Keep the runner beside the id: self.runner = runner; and register copies "
                 "of it: each has an id of its own."
             )
-        known = ", ".join(map(str, sorted(_entries))) or "none"
+        registered = ", ".join(map(str, sorted(_entries))) or "none"
         raise UnknownRunner(
-            f"[runners] there is no runner {runner_id} in this process; registered: {known}. Ids "
-            "are not saved with a model: register its runners in each process, or make the weights "
-            "arguments, with ferrule.adopt."
+            f"[runners] there is no runner {runner_id} in this process; registered: {registered}. "
+            "Ids are not saved with a model: register its runners in each process, or make the "
+            "weights arguments, with ferrule.adopt."
         )
     return runner, entry.takes_out
 
@@ -162,24 +162,25 @@ def _shown(value: object) -> str:
 # -- the ops ---------------------------------------------------------------------------------------
 
 
-class _Input(NamedTuple):
+class _InputSpec(NamedTuple):
     name: str
     dtype: torch.dtype
 
 
-_X = _Input("x", torch.bfloat16)
+_X = _InputSpec("x", torch.bfloat16)
 _MOE = (
-    _Input("hidden_states", torch.bfloat16), _Input("topk_weights", torch.float32),
-    _Input("topk_ids", torch.int32),
-)  # fmt: skip
+    _InputSpec("hidden_states", torch.bfloat16),
+    _InputSpec("topk_weights", torch.float32),
+    _InputSpec("topk_ids", torch.int32),
+)
 
 
-def _check(op: str, inputs: Sequence[_Input], tensors: Sequence[torch.Tensor]) -> None:
+def _check_inputs(op: str, inputs: Sequence[_InputSpec], tensors: Sequence[torch.Tensor]) -> None:
     """Refuse tensors of other dtypes or on several devices."""
-    for one, tensor in zip(inputs, tensors, strict=True):
-        label = f"[runners] input {one.name!r} of {NAMESPACE}::{op}"
-        if tensor.dtype != one.dtype:
-            raise KernelError(f"{label}: got {tensor.dtype}, expected {one.dtype}.")
+    for declared, tensor in zip(inputs, tensors, strict=True):
+        label = f"[runners] input {declared.name!r} of {NAMESPACE}::{op}"
+        if tensor.dtype != declared.dtype:
+            raise KernelError(f"{label}: got {tensor.dtype}, expected {declared.dtype}.")
         if tensor.device != tensors[0].device:
             raise KernelError(
                 f"{label} is on {tensor.device}, but {inputs[0].name!r} on {tensors[0].device}; "
@@ -192,7 +193,7 @@ def _check(op: str, inputs: Sequence[_Input], tensors: Sequence[torch.Tensor]) -
 
 
 def _run(op: str, number: int, tensors: Sequence[torch.Tensor], columns: int) -> torch.Tensor:
-    """What a runner gives for row-contiguous matrices."""
+    """Call a runner with row-contiguous matrices."""
     runner, takes_out = _find(number)
     like = tensors[0]
     shape = (like.shape[0], columns)
@@ -203,27 +204,29 @@ def _run(op: str, number: int, tensors: Sequence[torch.Tensor], columns: int) ->
     with on_device(str(like.device)):
         if takes_out:
             as_kernel(functools.partial(method, out=out), *tensors)
-            found = [out]
+            outputs = [out]
         else:
-            found = [as_kernel(method, *tensors)]
-    y: Any = found[0]
+            outputs = [as_kernel(method, *tensors)]
+    y: Any = outputs[0]
     if not isinstance(y, torch.Tensor):
-        _refuse(op, runner, _shown(y), shape, like)
+        _refuse_output(op, runner, _shown(y), shape, like)
     if (tuple(y.shape), y.dtype, y.device) != (shape, torch.bfloat16, like.device):
-        _refuse(op, runner, f"{y.dtype} of shape {tuple(y.shape)} on {y.device}", shape, like)
+        _refuse_output(
+            op, runner, f"{y.dtype} of shape {tuple(y.shape)} on {y.device}", shape, like
+        )
     if takes_out:
         return out
     del y, tensors
-    value, copied = new_output(found, 0)
+    value, copied = new_output(outputs, 0)
     if copied:
         counts["output copy"] += 1
     return value
 
 
-def _refuse(op: str, runner: Any, found: str, shape: Any, like: torch.Tensor) -> NoReturn:
+def _refuse_output(op: str, runner: Any, returned: str, shape: Any, like: torch.Tensor) -> NoReturn:
     raise KernelError(
         f"[runners] {type(runner).__qualname__}._run_impl, called by {NAMESPACE}::{op}, returned "
-        f"{found}; expected torch.bfloat16 of shape {shape} on {like.device}."
+        f"{returned}; expected torch.bfloat16 of shape {shape} on {like.device}."
     )
 
 
@@ -238,7 +241,7 @@ def _matrix(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _linear(x: torch.Tensor, runner_id: int, out_features: int) -> torch.Tensor:
-    _check("linear_gemm", (_X,), (x,))
+    _check_inputs("linear_gemm", (_X,), (x,))
     y = _run("linear_gemm", runner_id, (_matrix(x),), out_features)
     return y.view(*x.shape[:-1], out_features)
 
@@ -249,11 +252,11 @@ def _moe(
 ) -> torch.Tensor:  # fmt: skip
     tensors = (hidden_states, topk_weights, topk_ids)
     _check_moe(*tensors)
-    return _run("moe_gemm", runner_id, [_matrix(one) for one in tensors], hidden_size)
+    return _run("moe_gemm", runner_id, [_matrix(tensor) for tensor in tensors], hidden_size)
 
 
 def _check_moe(*tensors: torch.Tensor) -> None:
-    _check("moe_gemm", _MOE, tensors)
+    _check_inputs("moe_gemm", _MOE, tensors)
     hidden, weights, ids = tensors
     if weights.shape[0] != hidden.shape[0] or weights.shape != ids.shape:
         raise KernelError(
@@ -264,7 +267,7 @@ def _check_moe(*tensors: torch.Tensor) -> None:
 
 
 def _refuse_export(op: str, runner_id: Any) -> None:
-    """A trace asks for no runner: one may be registered when the graph runs.
+    """Refuse torch.export. Other traces need no runner: one may be registered later.
 
     Raises:
         KernelError: in torch.export.
@@ -279,7 +282,7 @@ def _refuse_export(op: str, runner_id: Any) -> None:
 
 def _linear_fake(x: torch.Tensor, runner_id: Any, out_features: Any) -> torch.Tensor:
     _refuse_export("linear_gemm", runner_id)
-    _check("linear_gemm", (_X,), (x,))
+    _check_inputs("linear_gemm", (_X,), (x,))
     return torch.empty((*x.shape[:-1], out_features), dtype=x.dtype, device=x.device)
 
 
@@ -300,20 +303,20 @@ def _linear_vmap(info: Any, axes: Any, x: torch.Tensor, number: int, columns: in
 def _moe_vmap(info: Any, axes: Any, *values: Any) -> Any:
     size = info.batch_size
     tensors = [
-        (one.expand(size, *one.shape) if axis is None else one.movedim(axis, 0)).flatten(0, 1)
-        for one, axis in zip(values[:3], axes[:3], strict=True)
+        (x.expand(size, *x.shape) if axis is None else x.movedim(axis, 0)).flatten(0, 1)
+        for x, axis in zip(values[:3], axes[:3], strict=True)
     ]
     y = moe_gemm(*tensors, *values[3:])
     return y.unflatten(0, (size, y.shape[0] // size)), 0
 
 
 def _without_derivative(op: str, overload: Any) -> Callable[..., Any]:
-    """A kernel on the Autograd key, for without one a gradient would be zero without a word."""
+    """A kernel on the Autograd key that refuses gradients, which would be zeros without it."""
 
     def kernel(keyset: Any, *values: Any) -> Any:
         if (torch.is_grad_enabled() and torch._C._any_requires_grad(*values)) or (
             forward_ad._current_level >= 0
-            and any(forward_ad.unpack_dual(v).tangent is not None for v in values if _is(v))
+            and any(forward_ad.unpack_dual(v).tangent is not None for v in values if _is_tensor(v))
         ):
             raise KernelError(
                 f"[runners] {NAMESPACE}::{op} has no derivative: its weights are no arguments. "
@@ -327,7 +330,7 @@ def _without_derivative(op: str, overload: Any) -> Callable[..., Any]:
     return kernel
 
 
-def _is(value: object) -> bool:
+def _is_tensor(value: object) -> bool:
     return isinstance(value, torch.Tensor)
 
 
@@ -351,15 +354,20 @@ def _define(op: str, schema: str, run: Any, fake: Any, vmap: Any) -> Any:
 
 _library = torch.library.Library(NAMESPACE, "FRAGMENT")
 linear_gemm = _define(
-    "linear_gemm", "(Tensor x, SymInt runner_id, SymInt out_features) -> Tensor", _linear,
-    _linear_fake, _linear_vmap,
-)  # fmt: skip
+    "linear_gemm",
+    "(Tensor x, SymInt runner_id, SymInt out_features) -> Tensor",
+    _linear,
+    _linear_fake,
+    _linear_vmap,
+)
 moe_gemm = _define(
     "moe_gemm",
     "(Tensor hidden_states, Tensor topk_weights, Tensor topk_ids, SymInt runner_id, "
     "SymInt hidden_size) -> Tensor",
-    _moe, _moe_fake, _moe_vmap,
-)  # fmt: skip
+    _moe,
+    _moe_fake,
+    _moe_vmap,
+)
 host.skip_in_dynamo(
-    one.__code__ for one in (_linear, _moe, _linear_fake, _moe_fake, _linear_vmap, _moe_vmap)
+    f.__code__ for f in (_linear, _moe, _linear_fake, _moe_fake, _linear_vmap, _moe_vmap)
 )

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from ..dtypes import bool_, float32, float64, int32, uint32, uint64
+from ..dtypes import Dtype, bool_, float32, float64, int32, uint32, uint64
 from ..errors import DialectError, PortabilityWarning, warn
 from ..kernel import Kernel
 from ..source import Note
@@ -20,7 +20,7 @@ _MOST_BUFFERS = 31
 
 
 class Portability:
-    """What a device has said so far."""
+    """What a device has warned of so far."""
 
     def __init__(self) -> None:
         self._said: set[tuple[Kernel, Note]] = set()
@@ -47,27 +47,28 @@ class Portability:
 
 
 def notes(p: Prepared) -> list[Note]:
-    """What the text alone tells."""
+    """What Apple refuses, as far as the text alone tells."""
     from ..source import unportable  # what is in the cache needs no text
     from ..source.cpp import parameters
 
     outputs = dict(zip(p.kernel.output_names, p.spec.outputs, strict=True))
     atomic = outputs if p.kernel.atomic_outputs else {}
     wide = [n for n, d in atomic.items() if d is uint64]
-    found = [*p.text.notes, *unportable.notes(p.kernel, wide)]
+    types = [name for name, value in p.spec.template if isinstance(value, Dtype)]
+    notes = [*p.text.notes, *unportable.notes(p.kernel, wide, types)]
     for n, d in atomic.items():
         if d not in (*_ATOMIC, uint64):
-            what = f"atomics on {d.name} (output {n!r})"
-            found.append(Note("source", _first_line(p.kernel, n), what))
-    kinds = [one.dtype for one in p.spec.inputs] + list(p.spec.outputs)
+            construct = f"atomics on {d.name} (output {n!r})"
+            notes.append(Note("source", _first_line(p.kernel, n), construct))
+    kinds = [argument.dtype for argument in p.spec.inputs] + list(p.spec.outputs)
     names = (*p.kernel.input_names, *p.kernel.output_names)
     doubles = [n for n, d in zip(names, kinds, strict=True) if d == float64]
     if doubles:
         line = _first_line(p.kernel, doubles[0])
-        found.append(Note("source", line, f"float64 ({doubles[0]!r})"))
+        notes.append(Note("source", line, f"float64 ({doubles[0]!r})"))
     if len(parameters(p.spec)) > _MOST_BUFFERS:
-        found.append(Note("source", 1, "a kernel with more than 31 buffers"))
-    return found
+        notes.append(Note("source", 1, "a kernel with more than 31 buffers"))
+    return notes
 
 
 def of_shared_memory(size: int, line: int) -> list[Note]:
@@ -77,11 +78,11 @@ def of_shared_memory(size: int, line: int) -> list[Note]:
         size: the bytes that a kernel declares.
         line: where it declares most of them.
     """
-    what = f"{size} bytes of threadgroup memory (more than 32 KB)"
-    return [Note("source", line, what)] if size > _SHARED_LIMIT else []
+    construct = f"{size} bytes of threadgroup memory (more than 32 KB)"
+    return [Note("source", line, construct)] if size > _SHARED_LIMIT else []
 
 
 def _first_line(kernel: Kernel, name: str) -> int:
     """The first line of the source that has this name."""
-    found = re.search(rf"\b{name}\b", kernel.source)
-    return 1 + kernel.source.count("\n", 0, found.start()) if found else 1
+    match = re.search(rf"\b{name}\b", kernel.source)
+    return 1 + kernel.source.count("\n", 0, match.start()) if match else 1

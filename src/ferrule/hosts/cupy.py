@@ -12,7 +12,7 @@ from ..dtypes import Dtype, of_numpy
 from ..errors import KernelTypeError
 from ..spec import Facts, Shape
 from . import numpy as numpy_host
-from . import unknown_dtype
+from .protocol import unknown_dtype
 
 name = "CuPy"
 allocation_errors: tuple[type[Exception], ...] = (
@@ -83,16 +83,16 @@ def device() -> str:
     return f"cuda:{cupy.cuda.Device().id}"
 
 
-def stream(given: object, device: str) -> int:
+def stream(requested: object, device: str) -> int:
     """The address of CuPy's current stream of ``device``.
 
-    ``given`` is None or that stream: memory of the outputs is tied to it.
+    ``requested`` is None or that stream: memory of the outputs is tied to it.
     """
     with _gpu(device):
         current = cupy.cuda.get_current_stream()
-    if given is not None and given != current:
+    if requested is not None and requested != current:
         raise KernelTypeError(
-            f"is {given!r}, expected None or the current stream of {device}; call the kernel "
+            f"is {requested!r}, expected None or the current stream of {device}; call the kernel "
             "inside `with stream:`."
         )
     return int(current.ptr)

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from .. import fastcall
 from ..dtypes import Dtype, of_numpy
 from ..errors import KernelTypeError
 from ..spec import Facts, Shape
-from . import Maker, all_bits_zero, unknown_dtype
+from ..tools import fastcall
+from .protocol import Maker, all_bits_zero, unknown_dtype
 
 name = "NumPy"
 allocation_errors: tuple[type[Exception], ...] = (MemoryError, ValueError, OverflowError)
@@ -49,39 +49,39 @@ def contiguous(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 def empty(shape: Shape, dtype: Dtype, device: str) -> np.ndarray[Any, Any]:
     """A new array of ``shape``."""
-    made = _guarded(shape, dtype, zero=False)
-    return np.empty(shape, dtype.numpy) if made is None else made
+    array = _guarded(shape, dtype, zero=False)
+    return np.empty(shape, dtype.numpy) if array is None else array
 
 
 def full(shape: Shape, value: float, dtype: Dtype, device: str) -> np.ndarray[Any, Any]:
     """A new array of ``shape`` filled with ``value``."""
     if all_bits_zero(value):
-        made = _guarded(shape, dtype, zero=True)  # fresh pages are zero already
-        return np.zeros(shape, dtype.numpy) if made is None else made
-    made = empty(shape, dtype, device)
-    np.copyto(made, value, casting="unsafe")
-    return made
+        array = _guarded(shape, dtype, zero=True)  # fresh pages are zero already
+        return np.zeros(shape, dtype.numpy) if array is None else array
+    array = empty(shape, dtype, device)
+    np.copyto(array, value, casting="unsafe")
+    return array
 
 
 def _guarded(shape: Shape, dtype: Dtype, *, zero: bool) -> np.ndarray[Any, Any] | None:
     """A new array between canaries; None where there are none, or no memory."""
     if _guards:
         try:
-            made: np.ndarray[Any, Any] = _fast.numpy_new(*_wanted(shape, dtype), zero)
-            return made
+            array: np.ndarray[Any, Any] = _fast.numpy_new(*_allocation(shape, dtype), zero)
+            return array
         except (MemoryError, OverflowError, ValueError):
             pass  # NumPy says it in its own words
     return None
 
 
-def _wanted(shape: Shape, dtype: Dtype) -> tuple[Shape, np.dtype[Any], int]:
+def _allocation(shape: Shape, dtype: Dtype) -> tuple[Shape, np.dtype[Any], int]:
     return shape, np.dtype(dtype.numpy), dtype.itemsize * math.prod(shape)
 
 
 def outside(array: np.ndarray[Any, Any]) -> int:
     """How many bytes beside an array, which was made here, were written to."""
-    found: int = _fast.numpy_outside(array, array.nbytes) if _guards else 0
-    return found
+    count: int = _fast.numpy_outside(array, array.nbytes) if _guards else 0
+    return count
 
 
 def to_numpy(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -96,13 +96,13 @@ def from_numpy(values: np.ndarray[Any, Any], dtype: Dtype, device: str) -> np.nd
 
 def maker(shape: Shape, number: float | None, dtype: Dtype, device: str) -> Maker:
     """How an output is made again."""
-    wanted = _wanted(shape, dtype)
-    guarded = wanted[2] if _guards else 0
+    allocation = _allocation(shape, dtype)
+    guarded = allocation[2] if _guards else 0
     zero = number is not None and all_bits_zero(number)
     if number is not None and not (zero and _guards):
         return Maker(full, (shape, number, dtype, device), guarded=guarded)
     if _guards:
-        return Maker(_fast.numpy_new, (*wanted, zero), guarded=guarded)
+        return Maker(_fast.numpy_new, (*allocation, zero), guarded=guarded)
     return Maker(np.empty, (shape, dtype.numpy))
 
 
@@ -118,10 +118,10 @@ def device() -> str:
     return "cpu"
 
 
-def stream(given: object, device: str) -> int:
+def stream(requested: object, device: str) -> int:
     """NumPy has no streams: only None is allowed."""
-    if given is not None:
-        raise KernelTypeError(f"is {given!r}, expected None: NumPy arrays have no streams.")
+    if requested is not None:
+        raise KernelTypeError(f"is {requested!r}, expected None: NumPy arrays have no streams.")
     return 0
 
 

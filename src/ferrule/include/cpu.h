@@ -1,6 +1,6 @@
 // What a CPU kernel is handed, and where a thread stands in its grid.
 //
-// `launch` and `worker` restate what runtime/runtime.h and devices/cpu.py lay out.
+// `launch` and `worker` restate what runtime/runtime.h and devices/cpu/program.py lay out.
 #pragma once
 
 namespace fr {

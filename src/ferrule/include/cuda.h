@@ -16,7 +16,7 @@ FR_FN unsigned matrix_own_lane() { return warp::lane(); }
 namespace warp {
 
 // A set of lanes. All of them, and no others, come to what is handed the set, and the hardware waits
-// until they have: `source/masks.py` writes into a body which lanes those are.
+// until they have: `source/cuda/masks.py` writes into a body which lanes those are.
 struct mask {
   unsigned bits;
   FR_FN bool whole() const { return bits == 0xffffffffu; }

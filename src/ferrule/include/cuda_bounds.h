@@ -1,5 +1,5 @@
 // Accesses to a kernel's arrays by an index that may lie outside: loads give zero there, stores and
-// atomics do nothing. `source/bounds.py` writes these in place of subscripts.
+// atomics do nothing. `source/cuda/bounds.py` writes these in place of subscripts.
 #pragma once
 
 namespace fr {

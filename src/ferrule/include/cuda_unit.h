@@ -1,5 +1,5 @@
 // What checks that a step of a CUDA unit gives a function what it takes: how many arguments, and
-// which of them are pointers, integers of a size, or floats. See source/cuda_unit.py.
+// which of them are pointers, integers of a size, or floats. See source/cuda/unit.py.
 #pragma once
 #include <cuda/std/cstdint>
 

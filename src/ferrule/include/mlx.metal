@@ -1,5 +1,5 @@
 // What MLX gives to every kernel, for a Metal compiler without MLX: names and behaviour of its
-// utilities, as mlx.h has them for the CPU and CUDA. `source.metal_prelude` says which of the parts
+// utilities, as mlx.h has them for the CPU and CUDA. `source.metal.prelude` says which of the parts
 // a kernel needs; this text goes in front of the kernel's.
 #include <metal_stdlib>
 #include <metal_simdgroup_matrix>

@@ -1,6 +1,6 @@
 // Kernels that synchronise, as loops over the lanes that are split at each barrier and operation.
 //
-// `source/split.py` writes such loops: what a lane keeps from one loop to the next lies in arrays
+// `source/loops/split.py` writes such loops: what a lane keeps from one loop to the next lies in arrays
 // with one element per lane; operations of a simdgroup work on those arrays. A mask is an array of
 // int, one per lane; a null mask means that all lanes are active.
 #pragma once

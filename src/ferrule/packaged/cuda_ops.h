@@ -46,7 +46,7 @@ static struct {
   const char* missing; /* what was not found, after fr_find_cuda */
 } fr_cuda;
 
-enum { FR_BUSY = 2 * 132 * 256 }; /* _BUSY of source/cuda_launch.py */
+enum { FR_BUSY = 2 * 132 * 256 }; /* _BUSY of source/cuda/launch.py */
 enum { FR_CAPABILITY_MAJOR = 75, FR_CAPABILITY_MINOR = 76, FR_MOST_SHARED = 97 };  /* of a GPU */
 enum { FR_MOST_THREADS = 0, FR_FIXED_SHARED = 1, FR_MOST_DYNAMIC_SHARED = 8 };     /* of a kernel */
 enum { FR_CAPTURE_RELAXED = 2, FR_CLUSTER_DIMENSION = 4 };
@@ -167,7 +167,7 @@ static uint32_t fr_any_threadgroup(const fr_sent* sent) {
 }
 
 /* Whether a launch keeps a GPU busy with so many threadgroups in each block: `many` of
- * source/cuda_launch.py. */
+ * source/cuda/launch.py. */
 static bool fr_many(const fr_code* code, const fr_sent* sent) {
   uint64_t each = code->each, threads = (uint64_t)sent->grid[0] * sent->grid[1] * sent->grid[2];
   uint32_t t = code->blocks == FR_ANY ? fr_any_threadgroup(sent) : 0;
@@ -274,7 +274,7 @@ static bool fr_allow(fr_call* c, fr_loaded* loaded, int32_t shared, int device) 
                             (int)c->device, most);
 }
 
-/* Blocks and threads, as blocks_of of source/cuda_launch.py has them. A body that cannot tell how
+/* Blocks and threads, as blocks_of of source/cuda/launch.py has them. A body that cannot tell how
  * its threads are grouped gets threadgroups of our choice. */
 static bool fr_blocks(fr_call* c, const fr_code* code, fr_sent* sent, uint32_t* blocks,
                       uint32_t* block) {

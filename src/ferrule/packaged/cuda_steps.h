@@ -1,12 +1,12 @@
 /* CUDA units: the steps of a call on NVIDIA GPUs. Included by ops.h alone.
  *
- * Does what `CudaUnit.sent`, op_unit.py and devices/cuda_unit.py do in Python: works out all steps,
+ * Does what `CudaUnit.launch_for`, operators/unit_call.py and devices/cuda/unit.py do in Python: works out all steps,
  * checks them all, and then starts them on torch's current stream.
  */
 #ifndef FERRULE_PACKAGED_CUDA_STEPS_H
 #define FERRULE_PACKAGED_CUDA_STEPS_H
 
-enum { FR_ALIGNMENT = 256 }; /* bytes; where scratch arrays begin: ALIGNMENT of cuda_steps.py */
+enum { FR_ALIGNMENT = 256 }; /* bytes; where scratch arrays begin: ALIGNMENT of operators/unit_steps.py */
 enum { FR_PORTABLE_CLUSTER = 8, FR_MOST_BLOCKS = 65535, FR_MOST_BLOCK = 1024, FR_MOST_DEEP = 64 };
 
 /* An array of a unit. */
@@ -109,7 +109,7 @@ static bool fr_give(fr_call* c, const fr_step* step, fr_work* work) {
   char text[600];
   for (int i = 0; i < step->count; i++) {
     const fr_argument_given* given = &step->given[i];
-    uint64_t* bytes = &work->given[work->gave++]; /* package_text.py counted them all */
+    uint64_t* bytes = &work->given[work->gave++]; /* operators/package.py counted them all */
     int64_t value;
     *bytes = 0;
     if (given->kind == FR_GIVE_ARRAY) {

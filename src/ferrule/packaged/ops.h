@@ -1,6 +1,6 @@
 /* Ops of a package of AOTInductor: what torch calls, without Python.
  *
- * ferrule/package_text.py writes a text for each package, which includes runtime.c, defines what is
+ * ferrule/operators/package.py writes a text for each package, which includes runtime.c, defines what is
  * known of dtypes, includes this file, and has tables: the ops in the graph, their rules as bytecode
  * (runtime/rule.h), what launches are worked out from, and the machine code of their kernels.
  * Loading the library defines the ops with torch's dispatcher. A call does what `TorchOp.run` does in
@@ -553,7 +553,7 @@ typedef struct {
 } fr_cpu_launch;
 
 static bool fr_on_cpu(fr_call* c, const fr_body* body, fr_special* special, const fr_sent* sent) {
-  enum { BLOCK = 8192 /* devices/cpu.py has it */ };
+  enum { BLOCK = 8192 /* devices/cpu/program.py has it */ };
   fr_code* code = special->codes;
   while (code->needs & ~sent->facts) code++; /* the last one needs nothing */
   fr_array arrays[FR_MOST_PASSED];

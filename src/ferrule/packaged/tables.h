@@ -1,4 +1,4 @@
-/* What is known of the ops of a package before any call: ferrule/package_text.py writes it. */
+/* What is known of the ops of a package before any call: ferrule/operators/package.py writes it. */
 #ifndef FERRULE_PACKAGED_TABLES_H
 #define FERRULE_PACKAGED_TABLES_H
 
@@ -33,7 +33,7 @@ typedef struct {
 
 /* What must hold of a launch for a machine code to be for it: a set of these. */
 enum {
-  FR_SMALL = 1,          /* CPU: as Form of devices/cpu.py has them */
+  FR_SMALL = 1,          /* CPU: as Form of devices/cpu/program.py has them */
   FR_SIMD_ROWS = 2,
   FR_GROUP_ROWS = 4,
   FR_WIDE = 8,

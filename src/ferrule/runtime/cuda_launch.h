@@ -1,4 +1,4 @@
-/* Starting a kernel on an NVIDIA GPU with the functions that ferrule/driver.py found in libcuda. */
+/* Starting a kernel on an NVIDIA GPU with the functions that ferrule/tools/driver.py found in libcuda. */
 #ifndef FERRULE_CUDA_LAUNCH_H
 #define FERRULE_CUDA_LAUNCH_H
 
@@ -9,7 +9,7 @@
 typedef int (*cuda_launcher)(void* function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
                              unsigned shared, void* stream, void** arguments, void** extra);
 
-/* `State` of ferrule/driver.py. */
+/* `State` of ferrule/tools/driver.py. */
 typedef struct {
   cuda_launcher launch;
   int (*set_bytes)(uint64_t address, unsigned char value, size_t bytes, void* stream);
@@ -21,7 +21,7 @@ typedef struct {
   uint32_t last[8];
 } cuda_state;
 
-/* How a block of ferrule/devices/cuda_program.py begins. */
+/* How a block of ferrule/devices/cuda/program.py begins. */
 typedef struct {
   void *function, *context;
   uint32_t blocks[3], threads[3];

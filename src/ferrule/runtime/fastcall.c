@@ -242,7 +242,7 @@ static PyObject* slack_outside(PyObject* module, PyObject* args) {
 
 static cuda_state* cuda; /* once there is a driver */
 
-/* Starts what a block of ferrule/devices/cuda_program.py says. */
+/* Starts what a block of ferrule/devices/cuda/program.py says. */
 static int launch_cuda(char* block, void* stream, int arrays, void* const* array,
                        const uint64_t* zeroed) {
   cuda_call c;

@@ -154,7 +154,7 @@ struct Capture {
 /* The stream that a kernel is being evaluated for, so that Python may ask for memory. */
 thread_local const mx::Stream* evaluated_on = nullptr;
 
-/* Kernels are put into MLX's graphs by functions that its headers do not show. hosts/mlx_probe.py tries
+/* Kernels are put into MLX's graphs by functions that its headers do not show. hosts/mlx/probe.py tries
  * them out when the first kernel for a GPU is called; where they are not as they are known here, kernels
  * are launched by MLX. */
 enum { UNTRIED, DIRECTLY, BY_MLX };

@@ -1,7 +1,7 @@
 /* Kernels in files of mx.export_function: a part of mlx_node.cpp, which includes it.
  *
  * While a function is traced for a file, calls make nodes that hold MLX's own record of a kernel: its text
- * and numbers, and MLX's placeholder for a GPU's stream, so that a GPU need not be there. hosts/mlx_export.py
+ * and numbers, and MLX's placeholder for a GPU's stream, so that a GPU need not be there. hosts/mlx/export.py
  * writes the record. For reading such files, what the files hold of each of MLX's primitives is described
  * here by the compiler, which has their classes before it.
  */
@@ -223,7 +223,7 @@ void describe(std::string& s, const char* name) {
 API int fr_mlx_exporting(void) { return exporting(); }
 
 /* How this MLX lays out files, a line each: what a primitive's state is made of, by its class, as
- * hosts/mlx_file.py reads it; and whether files have metadata. */
+ * hosts/mlx/file.py reads it; and whether files have metadata. */
 API const char* fr_mlx_layout(void) {
   static const std::string text = [] {
     std::string s;

@@ -2,7 +2,7 @@
  * ferrule's own.
  *
  * MLX's kernels and its file format are right; its rules are not, or are missing: see
- * hosts/mlx_matmul.py, which has them. A node here is a subclass of MLX's primitive, so that
+ * hosts/mlx/matmul.py, which has them. A node here is a subclass of MLX's primitive, so that
  * mx.export_function writes MLX's own record of it. It evaluates through MLX's primitive, which it keeps:
  * that one holds what was asked for and no sizes, so one of them serves inputs of any shape.
  *

@@ -1,13 +1,13 @@
 /* Kernels as nodes of MLX's graphs.
  *
- * A node is a primitive of MLX, made out of its tree: hosts/mlx_node.py compiles this file against the
+ * A node is a primitive of MLX, made out of its tree: hosts/mlx/build.py compiles this file against the
  * headers inside the user's own MLX, once per version, and for the CPU and the CUDA build alike. A node
  * keeps what was asked for, never sizes: output shapes, grid, threadgroup, template and text are worked
  * out (op_calls.h) from its real inputs each time they are wanted, since MLX shares one primitive
  * between all calls of a compiled function.
  *
  * It is a subclass of MLX's own CustomKernel, so that files of mx.export_function hold MLX's native
- * records. What needs Python (a new kernel's text, derivatives, batches) asks hosts/mlx_node.py, on the
+ * records. What needs Python (a new kernel's text, derivatives, batches) asks hosts/mlx, on the
  * thread that evaluates or traces; MLX's stream threads run machine code alone.
  *
  * No header of Python is needed: its stable functions are taken from the process.

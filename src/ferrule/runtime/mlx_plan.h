@@ -37,7 +37,7 @@ struct Plan {
   int devices;       /* of CPU and CUDA: where kernels are launched here; elsewhere Python is asked */
   int elsewhere;     /* where Python can carry it out: of CPU and CUDA, and CAPTURED */
   std::string name;  /* for messages */
-  object* python;    /* what is asked of Python: see hosts/mlx_node.py; lives as long */
+  object* python;    /* what is asked of Python: see hosts/mlx/node.py; lives as long */
   bool level0;       /* a kernel's call */
   bool fixed;        /* with numbers, which are the rest of this */
   std::vector<mx::Shape> shapes;

@@ -1,7 +1,7 @@
 /* Calls of ops without Python code: what torch_calls.c and mlx_node.cpp share.
  *
  * A call's inputs are bound to the op's rule (rule.h), and its launch is worked out. What a kernel
- * became for some dtypes and form of launch is an entry of the op's table. Python (op_entries.py)
+ * became for some dtypes and form of launch is an entry of the op's table. Python (operators/entries.py)
  * makes entries, and words the errors: whatever is not known or is wrong here is asked there.
  *
  * Valid as C11 and as C++17.
@@ -246,7 +246,7 @@ static inline bool fr_unwritten(const fr_op* op, const fr_rule_result* found) {
   return false;
 }
 
-/* `form_of` of devices/cpu.py as bits. */
+/* `form_of` of devices/cpu/program.py as bits. */
 static inline int64_t fr_cpu_form(const uint32_t* grid, int threads) {
   uint32_t x = grid[3], y = grid[4], z = grid[5];
   bool row = y == 1 && z == 1;
@@ -321,7 +321,7 @@ static inline fr_table_entry* fr_entry_for(fr_call* c, int b, const fr_rule_resu
 }
 
 /* An input's shape and strides as a body sees them: one that is absent has sizes of 1, and so has one
- * that is declared with *S and has no dims. The same as in `_facts` of ferrule/op_launch.py. */
+ * that is declared with *S and has no dims. The same as in `_facts` of ferrule/operators/launch.py. */
 static inline int32_t fr_seen(const fr_call* c, int i, int32_t* shape, int64_t* strides) {
   const fr_rule_input* in = &c->input[i];
   int32_t dims = c->op->input[i].dims, one = dims > 0;

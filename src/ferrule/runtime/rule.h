@@ -1,8 +1,8 @@
 /* What a rule says of one call: its inputs checked, its dims found, its outputs' shapes worked out.
  *
- * A program is a rule as a list of int64_t, written by ferrule/bytecode.py, which has the same
+ * A program is a rule as a list of int64_t, written by ferrule/rules/bytecode.py, which has the same
  * numbers as the enums below. It is trusted; the inputs are not: whatever they are, there is an
- * answer, and it is that of `Rule.bind` and `Rule.results` of ferrule/rule.py. Nothing here words
+ * answer, and it is that of `Rule.bind` and `Rule.results` of ferrule/rules/rule.py. Nothing here words
  * an error: on any answer but FR_RULE_OK the caller lets Python bind the same inputs, and say what
  * is wrong with them, or do what is too large for this file.
  *

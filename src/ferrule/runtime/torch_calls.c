@@ -1,4 +1,4 @@
-/* Calls of ops by torch's dispatcher, without Python code: what hosts/torch_op.py does, in C.
+/* Calls of ops by torch's dispatcher, without Python code: what hosts/torch/op.py does, in C.
  *
  * torch's stable C ABI gives an operator's kernel no context pointer, so each op gets one of a pool
  * of functions (`trampolines`). It reads the call's inputs, works out the launch (op_calls.h), makes
@@ -78,7 +78,7 @@ static struct {
   int (*check_signals)(void);
   void (*fetch)(void** type, void** value, void** traceback);
   int (*is_finalizing)(void);
-  /* hosts/torch_calls.py's: */
+  /* hosts/torch/calls.py's: */
   fr_table_entry* (*resolve)(fr_request*);
   void (*tell)(fr_request*, int what);
 } python;

@@ -22,10 +22,10 @@ from typing import NamedTuple
 from tree_sitter import Node
 
 from ..kernel import ATTRIBUTES
+from .dialect import INTEGERS
 from .lexer import join, tokens
 from .rewrite import Mark
 from .syntax import Tree, call_arguments, callee, declarators, declared_name, of_macro, walk
-from .uniform import INTEGERS
 
 _INTEGERS = INTEGERS | {
     "bool", "long", "signed", "int16_t", "ptrdiff_t", "uintptr_t", "intptr_t", "simd_vote",
@@ -66,7 +66,7 @@ class Text(NamedTuple):
     marks: Sequence[Mark]
 
 
-def written(
+def write_operators(
     texts: Sequence[Text],
     *,
     names: Iterable[str],
@@ -83,17 +83,17 @@ def written(
         constants: of these names, those that are constants.
         types: names of types of integers.
     """
-    known = _Known(names, integers, constants, types)
+    facts = _NameFacts(names, integers, constants, types)
     trees = [Tree(text.text, body=text.body) for text in texts]
     for tree in trees:
-        known.read(tree)
+        facts.read(tree)
     on = True
     out: list[str] = []
     for text, tree in zip(texts, trees, strict=True):
-        plain = _without_brackets(text.text, known.names)
+        plain = _without_brackets(text.text, facts.names)
         if plain != text.text:
             tree = Tree(plain, body=text.body)
-        writer = _Writer(tree, known, text.marks, on)
+        writer = _OperatorWriter(tree, facts, text.marks, on)
         out.append(writer.run())
         on = writer.at_end()  # what the header says outside of functions holds for the body
     return out
@@ -106,30 +106,30 @@ def _without_brackets(text: str, names: Set[str]) -> str:
     """The text with ``(a) * (b)`` as ``a * b``: the grammar takes some such for conversions.
 
     Args:
-        names: what is known to be a variable, and so no type.
+        names: variables, which are no types.
     """
     if not _BRACKETS.search(text):
         return text
-    part = tokens(text, kernel="", where="source")
-    solid = [t for t in part if not t.blank]
+    code = tokens(text, kernel="", where="source")
+    solid = [t for t in code if not t.blank]
     for i in range(2, len(solid) - 2):
         typed, before, a, b, c = solid[i - 2 : i + 3]
         if a.text != "(" or c.text != ")" or b.text not in names:
             continue
         operand = before.kind not in ("number", "word") or before.text == "return"
         # The type of `(a)` is a reference; that of `a` is none.
-        asked = before.text == "(" and typed.text in ("decltype", "__typeof__")
-        if operand and not asked and before.text not in (")", "]", ">", "..."):
+        in_decltype = before.text == "(" and typed.text in ("decltype", "__typeof__")
+        if operand and not in_decltype and before.text not in (")", "]", ">", "..."):
             a.text = c.text = " "
-    return join(part)
+    return join(code)
 
 
-def _field(declarator: Node) -> Node | None:
+def _member_name(declarator: Node) -> Node | None:
     """The name of a member that a declarator declares."""
     return next((n for n in walk(declarator) if n.type == "field_identifier"), None)
 
 
-def _parts(node: Node, *types: str) -> tuple[Node, Node, Node] | None:
+def _operands(node: Node, *types: str) -> tuple[Node, Node, Node] | None:
     """Left operand, operator and right operand of an expression of these types."""
     if node.type not in types or node.has_error:
         return None
@@ -138,8 +138,8 @@ def _parts(node: Node, *types: str) -> tuple[Node, Node, Node] | None:
     return None if left is None or operator is None or right is None else (left, operator, right)
 
 
-class _Known:
-    """What is known of names in all places of the texts."""
+class _NameFacts:
+    """What the declarations in all texts say of names."""
 
     def __init__(
         self,
@@ -157,24 +157,23 @@ class _Known:
         self._varying: set[str] = set()
 
     def read(self, tree: Tree) -> None:
-        """Learn what a text declares."""
+        """Add what a text declares."""
         for node in walk(tree.root):
             if node.type in ("alias_declaration", "type_definition", "type_parameter_declaration"):
-                self.aliases |= {
-                    tree.text(one) for one in node.named_children if one.type == "type_identifier"
-                }
+                names = (n for n in node.named_children if n.type == "type_identifier")
+                self.aliases |= set(map(tree.text, names))
                 continue
             if node.type in ("declaration", "field_declaration", "for_range_loop"):
                 declared = declarators(node)
             elif node.type in ("parameter_declaration", "optional_parameter_declaration"):
-                declared = [d for d in (node.child_by_field_name("declarator"),) if d is not None]
+                declared = node.children_by_field_name("declarator")[:1]
             else:
                 continue
             kind = node.child_by_field_name("type")
             integer = kind is not None and self.is_integer_type(tree.text(kind))
             words = tree.data[node.start_byte : kind.start_byte].decode().split() if kind else []
             for d in declared:
-                name = declared_name(d) or _field(d)
+                name = declared_name(d) or _member_name(d)
                 if name is None:
                     continue
                 text = tree.text(name)
@@ -196,7 +195,7 @@ class _Known:
         return bool(words) and all(w in self.types or _INTEGER.fullmatch(w) for w in words)
 
     def constant(self, tree: Tree, node: Node | None) -> bool:
-        """Whether the compiler knows an operand: a product of such is rounded when it compiles."""
+        """Whether an operand is a constant: the compiler itself rounds a product of such."""
         if node is None:
             return False
         if node.type == "identifier":
@@ -213,22 +212,22 @@ class _Known:
             return True
         if node.type not in _OF_CONSTANTS:
             return False
-        given = (c for c in node.named_children if c.type != "type_descriptor")
-        return all(self.constant(tree, c) for c in given)
+        operands = (c for c in node.named_children if c.type != "type_descriptor")
+        return all(self.constant(tree, c) for c in operands)
 
 
-class _Writer:
+class _OperatorWriter:
     """Writes the operators of one text."""
 
-    def __init__(self, tree: Tree, known: _Known, marks: Sequence[Mark], on: bool) -> None:
+    def __init__(self, tree: Tree, facts: _NameFacts, marks: Sequence[Mark], fuses: bool) -> None:
         self.tree = tree
-        self.known = known
+        self.facts = facts
         self.edits: list[tuple[int, int, str]] = []
-        self._begins = on
+        self._fuses_at_start = fuses
         self._marks = [(mark, self._scope(mark)) for mark in marks]
 
     def run(self) -> str:
-        """The text."""
+        """The text, with its operators written."""
         # Node by node from the outside in: where two things begin at one place, the outer one is
         # written first.
         waiting: list[tuple[Node, bool]] = [(self.tree.block, False)]
@@ -242,7 +241,7 @@ class _Writer:
             if (
                 node.type == "declaration"
                 and "constexpr" in self.tree.text(node).split("=")[0]
-                and not any(one.type == "lambda_expression" for one in walk(node))
+                and not any(n.type == "lambda_expression" for n in walk(node))
             ):
                 continue
             self._operator(node, index)
@@ -263,16 +262,16 @@ class _Writer:
     def _scope(self, mark: Mark) -> tuple[int, int]:
         """The bytes that a pragma speaks of: from its line to the end of the block around it."""
         lines = self.tree.data.split(b"\n")
-        at = sum(len(line) + 1 for line in lines[: mark.line - 1])
-        around = self.tree.root.descendant_for_byte_range(at, at)
+        start = sum(len(line) + 1 for line in lines[: mark.line - 1])
+        around = self.tree.root.descendant_for_byte_range(start, start)
         while around is not None and around.type not in ("compound_statement", "translation_unit"):
             around = around.parent
         if around is None or around.type == "translation_unit":
-            return at, len(self.tree.data) + 1
-        return at, around.end_byte
+            return start, len(self.tree.data) + 1
+        return start, around.end_byte
 
     def _fuses(self, node: Node) -> bool:
-        on = self._begins
+        on = self._fuses_at_start
         for mark, (start, end) in self._marks:
             if start <= node.start_byte < end:
                 on = mark.on
@@ -280,7 +279,7 @@ class _Writer:
 
     def at_end(self) -> bool:
         """Whether products are fused in what follows this text."""
-        on = self._begins
+        on = self._fuses_at_start
         for mark, (_, end) in self._marks:
             if end > len(self.tree.data):
                 on = mark.on
@@ -289,20 +288,20 @@ class _Writer:
     # -- operators ---------------------------------------------------------------------------------
 
     def _operator(self, node: Node, index: bool) -> None:
-        parts = _parts(node, "binary_expression", "assignment_expression")
-        if parts is None:
+        operands = _operands(node, "binary_expression", "assignment_expression")
+        if operands is None:
             return
-        left, operator, right = parts
-        what = operator.type
-        if what in _SHIFTS and not self._plain_count(right):
-            self._around("fr_bits", left)
-        elif what in ("<<=", ">>=") and not self._plain_count(right):
-            written = " ".join(self.tree.text(left).split("\n"))
-            self._around(f"fr_count<decltype(({written}))>", right)
-        elif what in ("+", "-") and not index:
+        left, operator, right = operands
+        symbol = operator.type
+        if symbol in _SHIFTS and not self._plain_count(right):
+            self._wrap("fr_bits", left)
+        elif symbol in ("<<=", ">>=") and not self._plain_count(right):
+            left_text = " ".join(self.tree.text(left).split("\n"))
+            self._wrap(f"fr_count<decltype(({left_text}))>", right)
+        elif symbol in ("+", "-") and not index:
             for side in (left, right):
                 self._product(side)
-        elif what in ("+=", "-="):
+        elif symbol in ("+=", "-="):
             self._product(right)
 
     def _plain_count(self, count: Node) -> bool:
@@ -320,35 +319,35 @@ class _Writer:
                 node = node.named_children[0]
             elif node.type == "unary_expression" and node.children[0].type in ("-", "+"):
                 node = node.children[-1]
-            elif cast is None and (made := self._conversion(node)) is not None:
-                cast, (kind, node) = node, made
+            elif cast is None and (conversion := self._conversion(node)) is not None:
+                cast, (kind, node) = node, conversion
             else:
                 break
-        parts = _parts(node, "binary_expression")
-        if parts is None:
+        operands = _operands(node, "binary_expression")
+        if operands is None:
             return
-        left, operator, right = parts
+        left, operator, right = operands
         if operator.type != "*":
             return
         if (self._integer(left) and self._integer(right)) or not self._fuses(node):
             return
-        if self.known.constant(self.tree, left) and self.known.constant(self.tree, right):
+        if self.facts.constant(self.tree, left) and self.facts.constant(self.tree, right):
             return
         if cast is not None:
             # The lines stay as many as they are.
             before = self.tree.data[cast.start_byte : node.start_byte].count(b"\n")
             after = self.tree.data[node.end_byte : cast.end_byte].count(b"\n")
-            begin = self._begin(f"fr_as<{kind}>", cast) + "\n" * before
+            begin = self._call_start(f"fr_as<{kind}>", cast) + "\n" * before
             self.edits.append((cast.start_byte, node.start_byte, begin))
             self.edits.append((node.end_byte, cast.end_byte, "\n" * after + ")"))
-        self._around("fr_factor", left)
+        self._wrap("fr_factor", left)
 
-    def _around(self, name: str, node: Node) -> None:
+    def _wrap(self, name: str, node: Node) -> None:
         """Write a call of one of the helpers around an operand."""
-        self.edits.append((node.start_byte, node.start_byte, self._begin(name, node)))
+        self.edits.append((node.start_byte, node.start_byte, self._call_start(name, node)))
         self.edits.append((node.end_byte, node.end_byte, ")"))
 
-    def _begin(self, name: str, node: Node) -> str:
+    def _call_start(self, name: str, node: Node) -> str:
         behind = self.tree.data[node.start_byte - 1 : node.start_byte] == b":"  # of `a ?b :c`
         return f"{' ' if behind else ''}::fr::{name}("
 
@@ -359,16 +358,16 @@ class _Writer:
         if node.type == "cast_expression":
             kind, value = node.child_by_field_name("type"), node.child_by_field_name("value")
         elif node.type == "call_expression":
-            function, given = node.child_by_field_name("function"), call_arguments(node)
-            if function is None or len(given) != 1:
+            function, arguments = node.child_by_field_name("function"), call_arguments(node)
+            if function is None or len(arguments) != 1:
                 return None
-            value = given[0]
+            value = arguments[0]
             if function.type in _CASTS:
                 kind = function
             elif function.type == "template_function" and callee(self.tree, node) == "static_cast":
-                listed = function.child_by_field_name("arguments")
-                kind = listed.named_children[0] if listed and listed.named_child_count else None
-            elif self.tree.text(function).strip("() \n") in _FLOATS | self.known.aliases:
+                types = function.child_by_field_name("arguments")
+                kind = types.named_children[0] if types and types.named_child_count else None
+            elif self.tree.text(function).strip("() \n") in _FLOATS | self.facts.aliases:
                 kind = function
         if kind is None or value is None or "*" in self.tree.text(kind):
             return None
@@ -386,7 +385,7 @@ class _Writer:
             return
 
         def change(text: str) -> str:
-            return _Writer(Tree(text, body=True), self.known, (), self._fuses(node)).run()
+            return _OperatorWriter(Tree(text, body=True), self.facts, (), self._fuses(node)).run()
 
         new = of_macro(self.tree.text(value), change)
         self.edits.append((value.start_byte, value.end_byte, new))
@@ -403,24 +402,24 @@ class _Writer:
         if kind in ("true", "false", "char_literal", "sizeof_expression"):
             return True
         if kind == "identifier":
-            return text in self.known.integers
+            return text in self.facts.integers
         if kind == "parenthesized_expression":
             return node.named_child_count == 1 and self._integer(node.named_children[0])
         if kind == "subscript_expression":
             return self._integer(node.child_by_field_name("argument"))
         if kind == "field_expression":
             base, member = node.child_by_field_name("argument"), node.child_by_field_name("field")
-            if member is not None and self.tree.text(member) in self.known.integers:
+            if member is not None and self.tree.text(member) in self.facts.integers:
                 return True
             return self._integer(base)
         if kind in ("unary_expression", "update_expression", "pointer_expression"):
             return self._integer(node.child_by_field_name("argument"))
         if kind == "cast_expression":
-            made = node.child_by_field_name("type")
-            return made is not None and self.known.is_integer_type(self.tree.text(made))
+            type_node = node.child_by_field_name("type")
+            return type_node is not None and self.facts.is_integer_type(self.tree.text(type_node))
         if kind == "conditional_expression":
-            parts = (node.child_by_field_name(f) for f in ("consequence", "alternative"))
-            return all(self._integer(part) for part in parts)
+            branches = (node.child_by_field_name(f) for f in ("consequence", "alternative"))
+            return all(self._integer(branch) for branch in branches)
         if kind == "binary_expression":
             operator = node.child_by_field_name("operator")
             if operator is not None and operator.type in _BITS | _LOGIC:
@@ -435,12 +434,12 @@ class _Writer:
         function, name = node.child_by_field_name("function"), callee(self.tree, node)
         if function is None:
             return False
-        if self.known.is_integer_type(self.tree.text(function)) or name in _OF_INTEGERS:
+        if self.facts.is_integer_type(self.tree.text(function)) or name in _OF_INTEGERS:
             return True
         if name == "static_cast" and function.type == "template_function":
-            listed = function.child_by_field_name("arguments")
-            return listed is not None and self.known.is_integer_type(self.tree.text(listed))
+            types = function.child_by_field_name("arguments")
+            return types is not None and self.facts.is_integer_type(self.tree.text(types))
         if name in _PASS_ON or name.startswith(("simd_", "quad_")):
-            given = call_arguments(node)
-            return bool(given) and all(self._integer(a) for a in given)
+            arguments = call_arguments(node)
+            return bool(arguments) and all(self._integer(a) for a in arguments)
         return False

@@ -1,4 +1,4 @@
-"""What every C++ text of a kernel has: the header, the parameters, the attributes, the entry.
+"""The parts that every C++ text of a kernel has: header, parameters, attributes, entry.
 
 There is one text for each way of running a kernel, each in a module of its own:
 
@@ -27,7 +27,8 @@ from ..spec import Spec
 from . import ENTRY
 from . import NotSplittable as NotSplittable
 from .dialect import SYNC, THREADGROUP_BARRIERS
-from .rewrite import Rewritten, rewrite
+from .macros import expand
+from .rewrite import Rewritten, rewrite, with_callers
 
 
 class Parameter(NamedTuple):
@@ -54,7 +55,7 @@ class Prepared:
     def scalars(self) -> tuple[str, ...]:
         """The inputs that have no dims."""
         pairs = zip(self.kernel.input_names, self.spec.inputs, strict=True)
-        return tuple([name for name, one in pairs if one.ndim == 0])
+        return tuple([name for name, input_ in pairs if input_.ndim == 0])
 
     @property
     def synchronises(self) -> bool:
@@ -64,7 +65,7 @@ class Prepared:
             return True
         # Macros and functions of the header may bring a synchronising call along.
         return bool(self.text.header_words & SYNC) and any(
-            words & found for found in _synchronising(self)
+            words & names for names in _synchronising(self)
         )
 
     @property
@@ -81,6 +82,14 @@ class Prepared:
     def barriers(self) -> bool:
         """Whether threads of different simdgroups may meet."""
         return self.shared or bool(self.text.words & THREADGROUP_BARRIERS)
+
+    def expanded(self) -> str:
+        """The body with the author's macros expanded.
+
+        Raises:
+            NotSplittable: as `macros.expand`.
+        """
+        return expand(self.text.header, self.text.source, kernel=self.kernel.name)
 
 
 def prepare(spec: Spec) -> Prepared:
@@ -99,7 +108,7 @@ def prepare(spec: Spec) -> Prepared:
             header=align_members(text.header, body=False),
             source=align_members(text.source, body=True),
         )
-    if any("?" in part and "<" in part for part in (text.header, text.source)):
+    if any("?" in code and "<" in code for code in (text.header, text.source)):
         from ..kernel import ATTRIBUTES
         from .syntax import plain_comparisons
 
@@ -127,7 +136,7 @@ def _with_operators(spec: Spec, text: Rewritten) -> Rewritten:
     """The text with products that are summed, and shifts, as Metal means them."""
     if not _OPERATORS.search(text.header) and not _OPERATORS.search(text.source):
         return text
-    from .arithmetic import Text, written
+    from .arithmetic import Text, write_operators
 
     kernel = spec.kernel
     dtypes = dict(zip(kernel.input_names, (i.dtype for i in spec.inputs), strict=True))
@@ -135,7 +144,7 @@ def _with_operators(spec: Spec, text: Rewritten) -> Rewritten:
     numbers = {name for name, value in spec.template if not isinstance(value, Dtype)}
     integers = {name for name, dtype in dtypes.items() if dtype.kind in "biu"} | numbers
     integers |= {f"{name}_{word}" for name in kernel.input_names for word in _DESCRIBED}
-    header, source = written(
+    header, source = write_operators(
         (Text(text.header, False, text.marks[0]), Text(text.source, True, text.marks[1])),
         names={*dtypes, *integers},
         integers=integers,
@@ -184,34 +193,36 @@ _CLASS_WORDS = _CLASSES | {f"{n}{k}" for n in ("bfloat", "half") for k in (2, 3,
 
 def _class_types(spec: Spec, text: Rewritten) -> bool:
     """Whether a class that converts both ways may stand in a ``?:``."""
-    used = {i.dtype.metal for i in spec.inputs} | {d.metal for d in spec.outputs}
-    used |= {v.metal for _, v in spec.template if isinstance(v, Dtype)}
-    return bool(_CLASSES & used) or bool(_CLASS_WORDS & text.words)
+    type_names = {i.dtype.metal for i in spec.inputs} | {d.metal for d in spec.outputs}
+    type_names |= {v.metal for _, v in spec.template if isinstance(v, Dtype)}
+    return bool(_CLASSES & type_names) or bool(_CLASS_WORDS & text.words)
 
 
 def parameters(spec: Spec) -> list[Parameter]:
     """The kernel function's parameters, inputs with their shape arguments first, then outputs."""
     kernel = spec.kernel
-    out: list[Parameter] = []
-    for i, (name, given) in enumerate(zip(kernel.input_names, spec.inputs, strict=True)):
-        ctype = given.dtype.metal
+    declared: list[Parameter] = []
+    for i, (name, input_) in enumerate(zip(kernel.input_names, spec.inputs, strict=True)):
+        ctype = input_.dtype.metal
         pointer = f"static_cast<const {ctype}*>(fr_l->buffers[{i}])"
-        if given.ndim == 0:
-            out.append(Parameter(f"const {ctype}&", name, f"*{pointer}", scalar=True))
+        if input_.ndim == 0:
+            declared.append(Parameter(f"const {ctype}&", name, f"*{pointer}", scalar=True))
             continue
-        out.append(Parameter(f"const {ctype}*", name, pointer))
+        declared.append(Parameter(f"const {ctype}*", name, pointer))
         shape, strides, ndim = kernel.wants(name)
         if shape:
-            out.append(Parameter("const int*", f"{name}_shape", f"fr_l->shapes[{i}]"))
+            declared.append(Parameter("const int*", f"{name}_shape", f"fr_l->shapes[{i}]"))
         if strides:
-            out.append(Parameter("const int64_t*", f"{name}_strides", f"fr_l->strides[{i}]"))
+            declared.append(Parameter("const int64_t*", f"{name}_strides", f"fr_l->strides[{i}]"))
         if ndim:
-            out.append(Parameter("const int&", f"{name}_ndim", f"fr_l->ndims[{i}]", scalar=True))
+            declared.append(
+                Parameter("const int&", f"{name}_ndim", f"fr_l->ndims[{i}]", scalar=True)
+            )
     for j, (name, dtype) in enumerate(zip(kernel.output_names, spec.outputs, strict=True)):
         ctype = f"atomic<{dtype.metal}>" if kernel.atomic_outputs else dtype.metal
         i = len(spec.inputs) + j
-        out.append(Parameter(f"{ctype}*", name, f"static_cast<{ctype}*>(fr_l->buffers[{i}])"))
-    return out
+        declared.append(Parameter(f"{ctype}*", name, f"static_cast<{ctype}*>(fr_l->buffers[{i}])"))
+    return declared
 
 
 def template_head(spec: Spec) -> str:
@@ -316,16 +327,16 @@ def body(p: Prepared, text: str) -> str:
 def function_parameters(parameters_: list[Parameter]) -> str:
     """The parameter list of a kernel function, each name marked as the argument."""
 
-    def one(q: Parameter) -> str:
+    def declaration(q: Parameter) -> str:
         if q.scalar:
             return f"{q.type} fr_a_{q.name}"
         return f"{q.type} __restrict__ fr_a_{q.name}"
 
-    return ", ".join(one(q) for q in parameters_)
+    return ", ".join(declaration(q) for q in parameters_)
 
 
 def comma(params: list[Parameter]) -> str:
-    """What separates parameters from those before them."""
+    """The comma before more parameters, if there are any."""
     return ", " if params else ""
 
 
@@ -343,7 +354,7 @@ def with_entry(
     p: Prepared, mode: str, function: str, call: str, params: list[Parameter], units: str
 ) -> str:
     """A whole text for the CPU: head, function, and the entry that the runtime calls."""
-    arguments = "".join(f", {q.argument}" for q in params)
+    arguments = "".join(f", {parameter.argument}" for parameter in params)
     call = call.replace("{values}", template_values(p.spec)).replace("{arguments}", arguments)
     return (
         f"{head(p, mode)}{function}"
@@ -367,7 +378,7 @@ def synchronising_functions(p: Prepared) -> set[str]:
 
 
 def _synchronising(p: Prepared) -> tuple[set[str], set[str]]:
-    """What of the header synchronises: functions and structs with such operators; macros."""
+    """The header's functions (and structs with operators) and macros that synchronise."""
     from .syntax import Tree, callee, enclosing_struct, function_definitions, walk
 
     if not p.text.header_words & SYNC:
@@ -376,19 +387,16 @@ def _synchronising(p: Prepared) -> tuple[set[str], set[str]]:
     calls = {name: set(_WORD.findall(text)) for name, text in p.text.macros.items()}
     macros, definitions = set(calls), function_definitions(tree)
     operators = {enclosing_struct(tree, n) for name, n in definitions if "operator" in name}
-    seen = SYNC | macros | operators  # their names say it, whatever stands around
+    visible = SYNC | macros | operators  # their names say it, whatever stands around
     for name, node in definitions:
         called = {callee(tree, n) for n in walk(node) if n.type == "call_expression"}
         called = {re.split(r"\.|->", c)[-1] for c in called}
-        called |= seen & set(_WORD.findall(tree.text(node)))
+        called |= visible & set(_WORD.findall(tree.text(node)))
         for user in {name, enclosing_struct(tree, node)} if "operator" in name else {name}:
             calls[user] = calls.get(user, set()) | called
-    found = {name for name, called in calls.items() if called & SYNC}
-    while True:
-        more = {name for name, called in calls.items() if called & found} - found
-        if not more:
-            return found & ({name for name, _ in definitions} | operators), found & macros
-        found |= more
+    direct = {name for name, called in calls.items() if called & SYNC}
+    found = with_callers(direct, calls)
+    return found & ({name for name, _ in definitions} | operators), found & macros
 
 
 def without_synchronising_functions(p: Prepared) -> Prepared:

@@ -11,6 +11,13 @@ SPECIFIERS = ADDRESS_SPACES | {"const", "constexpr", "static", "inline", "extern
 THREADGROUP_BARRIERS = frozenset({"threadgroup_barrier"})
 SIMD_BARRIERS = frozenset({"simdgroup_barrier", "quadgroup_barrier"})
 
+# Integer types: of 32 bits, so that sums wrap as the processor's do; those and wider ones; all.
+LINEAR_TYPES = frozenset({"int", "uint", "unsigned", "int32_t", "uint32_t"})
+WIDE_INTEGERS = LINEAR_TYPES | {"size_t", "long", "ulong", "int64_t", "uint64_t", "ptrdiff_t"}
+INTEGERS = WIDE_INTEGERS | {
+    "short", "ushort", "char", "uchar", "int8_t", "uint8_t", "int16_t", "uint16_t",
+}  # fmt: skip
+
 _REDUCTIONS = ("sum", "product", "max", "min", "and", "or", "xor")
 _SCANS = (
     "prefix_inclusive_sum",
@@ -32,7 +39,7 @@ _MOVES = (
 )
 _VOTES = ("all", "any", "ballot", "active_threads_mask", "is_first")
 
-# Operations that the active lanes of a simdgroup (or quadgroup) carry out together.
+# Operations that the active lanes of a simdgroup (or quadgroup) run together.
 SIMD_OPS = frozenset(
     f"{width}_{op}"
     for width in ("simd", "quad")
@@ -115,7 +122,6 @@ CUDA_WORDS: dict[str, str] = {
     "__all_sync": "simd_all",
     "__any_sync": "simd_any",
 }
-
 # Names in C library headers are not the dialect's business; these Metal headers are built in.
 METAL_HEADERS = ("metal", "simd/")
 

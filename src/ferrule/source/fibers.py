@@ -71,27 +71,29 @@ def mark_places(text: str, p: Prepared, *, body: bool) -> str:
             elif node.type == "call_expression":
                 edits += _call_marks(tree, node, helpers, set(SYNC) - defined_here)
     marked = tree.edited(edits) if edits else text
-    own = {name for name in defined_here if name in SYNC}
-    return _mark_calls(marked, p.kernel.name, own)
+    redefined = {name for name in defined_here if name in SYNC}
+    return _mark_calls(marked, p.kernel.name, redefined)
 
 
 def _call_marks(
     tree: Tree, node: Node, helpers: set[str], sync: set[str]
 ) -> list[tuple[int, int, str]]:
-    """Say what is inside a call, and that its arguments come before it.
+    """Mark a call's place, behind those of its arguments.
 
     Lanes may leave the arguments at different times: those that are ahead wait at the call, whose
     place must then be later in the text than the arguments' own. A lambda stands in parentheses:
     ``[[`` would begin an attribute.
     """
     name = callee(tree, node)
-    function, given = (node.child_by_field_name(f) for f in ("function", "arguments"))
-    if name not in helpers | sync or function is None or given is None or not _is_made(node):
+    function, arguments = (node.child_by_field_name(f) for f in ("function", "arguments"))
+    if name not in helpers | sync or not _is_evaluated(node):
+        return []
+    if function is None or arguments is None:
         return []
     start, end, forward = node.start_byte, node.end_byte, "static_cast<decltype(fr_a)&&>(fr_a)..."
-    calls = {callee(tree, n) for n in walk(given) if n.type == "call_expression"}
+    calls = {callee(tree, n) for n in walk(arguments) if n.type == "call_expression"}
     nested = bool(calls & (helpers | sync))
-    if not nested or any(a.type == "initializer_list" for a in given.named_children):
+    if not nested or any(a.type == "initializer_list" for a in arguments.named_children):
         if name not in helpers:
             return []
         before = "([&]() -> decltype(auto) { ::fr::place_mark fr_c(__COUNTER__); return "
@@ -106,8 +108,8 @@ def _call_marks(
     return [(start, start, before), (function.end_byte,) * 2 + (inside,), (end, end, place)]
 
 
-def _is_made(node: Node) -> bool:
-    """Whether a call is made, not only asked for its type."""
+def _is_evaluated(node: Node) -> bool:
+    """Whether a call is evaluated, not only asked for its type."""
     around = node.parent
     while around is not None and not around.type.endswith("_statement"):
         if around.type in ("decltype", "sizeof_expression", "template_argument_list"):
@@ -136,15 +138,15 @@ def _loop_marks(node: Node, inner: Node) -> list[tuple[int, int, str]]:
     return edits
 
 
-def _mark_calls(text: str, kernel: str, own: set[str]) -> str:
-    part = tokens(text, kernel=kernel, where="source")
-    solid = [t for t in part if not t.blank]
+def _mark_calls(text: str, kernel: str, redefined: set[str]) -> str:
+    code = tokens(text, kernel=kernel, where="source")
+    solid = [t for t in code if not t.blank]
     for i, token in enumerate(solid):
         if token.text == "thread_local":
             token.text = _STORAGE
-        if token.kind != "word" or token.text not in (SYNC | MATRIX_OPS) or token.text in own:
+        if token.kind != "word" or token.text not in (SYNC | MATRIX_OPS) or token.text in redefined:
             continue
         if i + 1 < len(solid) and solid[i + 1].text == "(":
             empty = i + 2 < len(solid) and solid[i + 2].text == ")"
             solid[i + 1].text = "(FR_AT_ONLY" if empty else "(FR_AT "
-    return join(part)
+    return join(code)

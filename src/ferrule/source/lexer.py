@@ -62,12 +62,12 @@ def tokens(text: str, *, kernel: str, where: str) -> list[Token]:
         DialectError: a comment is never closed, or a directive is written in an odd way.
     """
     text = text.replace("\r\n", "\n")
-    out: list[Token] = []
+    code: list[Token] = []
     line = 1
     position = 0
     line_start = True  # only white space since the last newline
     macro = False
-    owed = 0  # lines of comments inside the current directive
+    owed_lines = 0  # lines of comments inside the current directive
     while position < len(text):
         match = _TOKEN.match(text, position)
         if match is None or match.lastgroup is None:  # the pattern's last alternative takes all
@@ -89,10 +89,10 @@ def tokens(text: str, *, kernel: str, where: str) -> list[Token]:
             value, kind = _directive(text, position)
             position += len(value)
             if kind == "define":
-                out.append(Token("op", value, line, True))
+                code.append(Token("op", value, line, True))
                 macro = True
             else:
-                out.append(Token("directive", value, line))
+                code.append(Token("directive", value, line))
             line += value.count("\n")
             line_start = False
             continue
@@ -100,18 +100,18 @@ def tokens(text: str, *, kernel: str, where: str) -> list[Token]:
         lines = value.count("\n")
         if kind in ("comment", "line_comment"):
             # Inside a directive a comment is one space; its lines are made up for at the end.
-            owed += lines if macro else 0
-            out.append(Token("space", " " if macro else ("\n" * lines) or " ", line, macro))
+            owed_lines += lines if macro else 0
+            code.append(Token("space", " " if macro else ("\n" * lines) or " ", line, macro))
         elif kind == "newline":
-            out.append(Token("newline", "\n" * (1 + owed), line))
-            line_start, macro, owed = True, False, 0
+            code.append(Token("newline", "\n" * (1 + owed_lines), line))
+            line_start, macro, owed_lines = True, False, 0
         elif kind == "space":
-            out.append(Token("space", value, line, macro))
+            code.append(Token("space", value, line, macro))
         else:
-            out.append(Token(kind, value, line, macro))
+            code.append(Token(kind, value, line, macro))
             line_start = False
         line += lines
-    return out
+    return code
 
 
 def _directive(text: str, start: int) -> tuple[str, str]:
@@ -126,6 +126,6 @@ def _directive(text: str, start: int) -> tuple[str, str]:
     return whole.group() if whole else "#", "directive"
 
 
-def join(parts: list[Token]) -> str:
+def join(code: list[Token]) -> str:
     """The text of these tokens."""
-    return "".join(t.text for t in parts)
+    return "".join(t.text for t in code)

@@ -11,13 +11,9 @@ import re
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from . import NotSplittable
 from .lexer import Token, join, tokens
-
-if TYPE_CHECKING:
-    from .cpp import Prepared
 
 _OPERATORS = frozenset({"*", "+", "-", "<<", ">>"})
 _CONDITIONALS = ("#if", "#ifdef", "#ifndef", "#elif", "#else", "#endif")
@@ -31,17 +27,19 @@ class _Macro:
     conditional: bool  # defined inside an #if
 
 
-def expand(p: Prepared) -> str:
+def expand(header: str, source: str, *, kernel: str) -> str:
     """The body with the macros of header and body expanded, line for line.
+
+    Args:
+        kernel: its name, for errors.
 
     Raises:
         NotSplittable: the body has conditional compilation, or uses a macro that depends on it,
             pastes tokens or takes any number of arguments.
     """
     macros: dict[str, _Macro] = {}
-    _run(tokens(p.text.header, kernel=p.kernel.name, where="header"), macros, emit=False)
-    source = tokens(p.text.source, kernel=p.kernel.name, where="source")
-    return join(_run(source, macros, emit=True))
+    _expand_tokens(tokens(header, kernel=kernel, where="header"), macros, emit=False)
+    return join(_expand_tokens(tokens(source, kernel=kernel, where="source"), macros, emit=True))
 
 
 def expand_spaces(header: list[Token], source: list[Token]) -> tuple[list[Token], list[Token]]:
@@ -54,8 +52,8 @@ def expand_spaces(header: list[Token], source: list[Token]) -> tuple[list[Token]
     macros: dict[str, _Macro] = {}
     defined = Counter(
         b.text
-        for part in (header, source)
-        for a, b in itertools.pairwise([t for t in part if not t.blank])
+        for code in (header, source)
+        for a, b in itertools.pairwise([t for t in code if not t.blank])
         if re.fullmatch(r"#[ \t]*define", a.text)
     )
 
@@ -66,8 +64,8 @@ def expand_spaces(header: list[Token], source: list[Token]) -> tuple[list[Token]
         return _plain(macro) and bool(words & ({"threadgroup"} | set(macros)))
 
     return (
-        _run(header, macros, emit=True, only=names_space),
-        _run(source, macros, emit=True, only=names_space),
+        _expand_tokens(header, macros, emit=True, only=names_space),
+        _expand_tokens(source, macros, emit=True, only=names_space),
     )
 
 
@@ -88,8 +86,8 @@ def expand_expressions(header: list[Token], source: list[Token]) -> tuple[list[T
 
     try:
         return (
-            _run(header, macros, emit=True, only=computes, keep=True),
-            _run(source, macros, emit=True, only=computes, keep=True),
+            _expand_tokens(header, macros, emit=True, only=computes, keep=True),
+            _expand_tokens(source, macros, emit=True, only=computes, keep=True),
         )
     except NotSplittable:  # a call with the wrong number of arguments, which the compiler tells
         return header, source
@@ -101,8 +99,8 @@ def _plain(macro: _Macro) -> bool:
     return not (pastes or macro.conditional or "..." in (macro.parameters or []))
 
 
-def _run(
-    part: list[Token],
+def _expand_tokens(
+    code: list[Token],
     macros: dict[str, _Macro],
     *,
     emit: bool,
@@ -113,17 +111,17 @@ def _run(
 
     With `keep`, also the definitions of those stay.
     """
-    out: list[Token] = []
+    expanded: list[Token] = []
     depth = 0  # of #if
     i = 0
-    while i < len(part):
-        token = part[i]
+    while i < len(code):
+        token = code[i]
         word = token.text.replace(" ", "").replace("\t", "")
         if token.kind == "directive" or (token.kind == "op" and word.startswith("#")):
             line = [token]
-            while i + 1 < len(part) and part[i + 1].kind != "newline" and part[i + 1].macro:
+            while i + 1 < len(code) and code[i + 1].kind != "newline" and code[i + 1].macro:
                 i += 1
-                line.append(part[i])
+                line.append(code[i])
             i += 1
             if word.startswith(_CONDITIONALS):
                 if emit and only is None:
@@ -141,19 +139,21 @@ def _run(
             elif word.startswith("#undef"):
                 macros.pop(token.text.split()[-1], None)
             if only is not None or (emit and word == "#define" and len(line) == 1):
-                out += line
+                expanded += line
             elif emit and word.startswith(("#pragma", "#error", "#warning")):
-                out.append(token)
+                expanded.append(token)
             elif emit:
-                out.append(Token("space", "\n" * sum(t.text.count("\n") for t in line), token.line))
+                expanded.append(
+                    Token("space", "\n" * sum(t.text.count("\n") for t in line), token.line)
+                )
             continue
         if emit and token.kind == "word" and token.text in macros:
-            made, i = _apply(part, i, macros, frozenset())
-            out += made
+            expansion, i = _expand_use(code, i, macros, frozenset())
+            expanded += expansion
             continue
-        out.append(token)
+        expanded.append(token)
         i += 1
-    return out
+    return expanded
 
 
 def _define(line: list[Token], macros: dict[str, _Macro], conditional: bool) -> _Macro | None:
@@ -176,27 +176,27 @@ def _define(line: list[Token], macros: dict[str, _Macro], conditional: bool) -> 
     return macros[name]
 
 
-def _apply(
-    part: list[Token], i: int, macros: dict[str, _Macro], inside: frozenset[str]
+def _expand_use(
+    code: list[Token], i: int, macros: dict[str, _Macro], inside: frozenset[str]
 ) -> tuple[list[Token], int]:
-    """What the macro at ``part[i]`` stands for, and where to go on."""
-    token = part[i]
+    """The expansion of the macro at ``code[i]``, and the index of the token behind its use."""
+    token = code[i]
     macro = macros[token.text]
     if macro.conditional:
         raise NotSplittable(f"the macro {macro.name} depends on an #if")
     if macro.parameters is None:
-        return _again(macro.body, token.line, macros, inside | {macro.name}), i + 1
+        return _rescan(macro.body, token.line, macros, inside | {macro.name}), i + 1
     j = i + 1
-    while j < len(part) and part[j].blank:
+    while j < len(code) and code[j].blank:
         j += 1
-    if j == len(part) or part[j].text != "(":
+    if j == len(code) or code[j].text != "(":
         return [token], i + 1  # a function-like macro's name alone means nothing
     if any(t.text in ("#", "##") for t in macro.body) or "..." in macro.parameters:
         raise NotSplittable(f"the macro {macro.name} pastes tokens")
-    given: list[list[Token]] = [[]]
+    argument_tokens: list[list[Token]] = [[]]
     depth, lines = 0, 0
-    while j < len(part):
-        text = part[j].text
+    while j < len(code):
+        text = code[j].text
         lines += text.count("\n")
         if text in ("(", "[", "{"):
             depth += 1
@@ -205,38 +205,38 @@ def _apply(
             if depth == 0:
                 break
         if text == "," and depth == 1:
-            given.append([])
-        elif depth > 1 or text != "(" or given[0]:
-            given[-1].append(part[j])
+            argument_tokens.append([])
+        elif depth > 1 or text != "(" or argument_tokens[0]:
+            argument_tokens[-1].append(code[j])
         j += 1
-    if len(given) != max(1, len(macro.parameters)):
-        raise NotSplittable(f"the macro {macro.name} gets {len(given)} arguments")
-    arguments = dict(zip(macro.parameters, given, strict=False))
+    if len(argument_tokens) != max(1, len(macro.parameters)):
+        raise NotSplittable(f"the macro {macro.name} gets {len(argument_tokens)} arguments")
+    arguments = dict(zip(macro.parameters, argument_tokens, strict=False))
     body: list[Token] = []
     for t in macro.body:
         if t.kind == "word" and t.text in arguments:
-            body += _again(arguments[t.text], token.line, macros, inside)
+            body += _rescan(arguments[t.text], token.line, macros, inside)
         else:
             body.append(t)
-    made = _again(body, token.line, macros, inside | {macro.name})
-    made.append(Token("space", "\n" * lines or " ", token.line))
-    return made, j + 1
+    expansion = _rescan(body, token.line, macros, inside | {macro.name})
+    expansion.append(Token("space", "\n" * lines or " ", token.line))
+    return expansion, j + 1
 
 
-def _again(
+def _rescan(
     body: list[Token], line: int, macros: dict[str, _Macro], inside: frozenset[str]
 ) -> list[Token]:
-    """Expand the macros in what a macro stands for, but not those being expanded."""
-    out = [Token("space", " ", line)]
+    """Expand the macros in a macro's replacement, but not those being expanded."""
+    expanded = [Token("space", " ", line)]
     i = 0
     while i < len(body):
-        t = body[i]
-        if t.kind == "word" and t.text in macros and t.text not in inside:
-            made, i = _apply(body, i, macros, inside)
-            out += made
+        token = body[i]
+        if token.kind == "word" and token.text in macros and token.text not in inside:
+            expansion, i = _expand_use(body, i, macros, inside)
+            expanded += expansion
             continue
         # Lines inside an argument are made up for after the call.
-        out.append(Token(t.kind, " " if t.blank else t.text, line))
+        expanded.append(Token(token.kind, " " if token.blank else token.text, line))
         i += 1
-    out.append(Token("space", " ", line))
-    return out
+    expanded.append(Token("space", " ", line))
+    return expanded

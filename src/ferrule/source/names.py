@@ -1,4 +1,4 @@
-"""The names that a kernel's text has from elsewhere: words that it does not declare itself."""
+"""Names that a kernel's text uses and does not declare itself."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 from .lexer import Token, tokens
 
+_NamesOf = Callable[[Sequence[Token]], set[str]]
 _OPEN, _CLOSE = ("(", "[", "{"), (")", "]", "}")
 _NO_TYPES = frozenset({"return", "else", "goto", "case", "delete", "new", "do"})
 _TYPES = ("struct", "class", "union", "enum")
@@ -28,55 +29,56 @@ def taken(source: str, header: str, names: Sequence[str], *, kernel: str) -> tup
     """
     body = [t for t in tokens(source, kernel=kernel, where="source") if not t.blank]
     head = [t for t in tokens(header, kernel=kernel, where="header") if not t.blank]
-    bare = _without_brackets(body, _sure)
-    own = _declared(bare, _of_statement) | _declared(_without_brackets(head), _mentioned)
+    bare = _without_brackets(body, _is_declarator)
+    declared = _declared_names(bare, _declared_by)
+    declared |= _declared_names(_without_brackets(head), _mentioned_in)
     # A macro of the header is part of the body where it is used.
     words = {t.text for t in body if t.kind == "word"}
     words |= {t.text for t in head if t.kind == "word" and t.macro}
-    return tuple(name for name in names if name in words and name not in own)
+    return tuple(name for name in names if name in words and name not in declared)
 
 
-def _declared(parts: Sequence[Token], of: Callable[[Sequence[Token]], set[str]]) -> set[str]:
-    """What a text's macros are called, and what ``of`` finds in the statements outside of all
+def _declared_names(code: Sequence[Token], names_of: _NamesOf) -> set[str]:
+    """The names of a text's macros, and what ``names_of`` finds in the statements outside of all
     brackets, but for those of namespaces that can be seen into, and of enums."""
-    found: set[str] = set()
+    names: set[str] = set()
     open_: list[bool] = []  # of each bracket around, whether it can be seen into
     statement: list[Token] = []
-    using = any(token.text == "using" for token in parts)
-    for i, token in enumerate(parts):
+    using = any(token.text == "using" for token in code)
+    for i, token in enumerate(code):
         if token.macro:
-            if token.text.endswith("define") and i + 1 < len(parts):
-                found.add(parts[i + 1].text)
+            if token.text.endswith("define") and i + 1 < len(code):
+                names.add(code[i + 1].text)
             continue
         if token.kind == "directive":
             continue
         words: list[str] = []
         if token.text in (*_OPEN, *_CLOSE):
-            words = [one.text for one in statement if one.kind in ("word", "string")]
+            words = [t.text for t in statement if t.kind in ("word", "string")]
         if token.text in _CLOSE:
             inside = open_.pop() if open_ else True
             if all(open_) and token.text == "}":
-                found |= of(statement)
+                names |= names_of(statement)
                 # ``struct s {…} a;`` goes on.
                 kept = not inside and words and words[0] in _TYPES
                 statement = statement[:1] if kept else []
             continue
         if all(open_):
             if token.text == ";":
-                found |= of(statement)
+                names |= names_of(statement)
                 statement = []
                 continue
             statement.append(token)
         if token.text in _OPEN:
-            seen = token.text == "{" and all(open_) and _seen_into(words, using)
-            open_.append(seen)
-            if seen:
+            visible = token.text == "{" and all(open_) and _seen_into(words, using)
+            open_.append(visible)
+            if visible:
                 statement = statement[:1] if words[0] == "enum" else []
-    return found | of(statement)  # the use of a macro may end without a semicolon
+    return names | names_of(statement)  # the use of a macro may end without a semicolon
 
 
 def _seen_into(words: Sequence[str], using: bool) -> bool:
-    """Whether what stands in braces behind these words has no name of its own outside of them."""
+    """Whether names in braces behind these words are visible outside of them."""
     if words[:1] == ["enum"]:
         return not {"class", "struct"} & set(words)
     if "namespace" in words:
@@ -84,7 +86,7 @@ def _seen_into(words: Sequence[str], using: bool) -> bool:
     return words[:1] == ["extern"] and len(words) == 2
 
 
-def _mentioned(statement: Sequence[Token]) -> set[str]:
+def _mentioned_in(statement: Sequence[Token]) -> set[str]:
     """The words of a statement but for members of others and its template's parameters."""
     names: set[str] = set()
     parameters: set[str] = set()
@@ -101,16 +103,16 @@ def _mentioned(statement: Sequence[Token]) -> set[str]:
     return names - parameters
 
 
-def _of_statement(statement: Sequence[Token]) -> set[str]:
-    """What one statement declares: ``const int a = 1, *b``, ``struct s``, ``float f(``."""
-    parts = _without_angles(_without_attributes(statement))
-    if not parts or parts[0].kind != "word" or parts[0].text in _NO_TYPES:
+def _declared_by(statement: Sequence[Token]) -> set[str]:
+    """The names that a statement declares: ``const int a = 1, *b``, ``struct s``, ``float f(``."""
+    code = _without_angles(_without_attributes(statement))
+    if not code or code[0].kind != "word" or code[0].text in _NO_TYPES:
         return set()
-    if parts[0].text == "using":  # ``using s = int``, ``using a::b``
-        head = [one for one in parts if one.kind == "word"]
-        return {head[1 if any(one.text == "=" for one in parts) else -1].text}
+    if code[0].text == "using":  # ``using s = int``, ``using a::b``
+        head = [t for t in code if t.kind == "word"]
+        return {head[1 if any(t.text == "=" for t in code) else -1].text}
     names, declares = set(), False
-    for declarator in _between_commas(parts):
+    for declarator in _between_commas(code):
         words = []
         for token in declarator:
             if token.kind == "word":
@@ -125,56 +127,56 @@ def _of_statement(statement: Sequence[Token]) -> set[str]:
 
 
 def _without_brackets(
-    parts: Sequence[Token],
+    code: Sequence[Token],
     where: Callable[[Sequence[Token], str], bool] = lambda before, after: True,
 ) -> list[Token]:
     """A text without the brackets around single words that may be declarators: ``int (N) = 4``.
 
     Args:
-        parts: the text.
+        code: the text.
         where: says of what stands before such brackets in their statement, and after them, whether
             to take them away.
     """
-    found: list[Token] = []
-    begin = i = 0  # of the statement in `found`; in `parts`
-    while i < len(parts):
-        end = 0 if parts[i].macro else _end_of_brackets(parts, i)
-        after = parts[end + 1].text if end + 1 < len(parts) else ""
-        if end and where(found[begin:], after):
-            found += [one for one in parts[i:end] if one.text not in ("(", ")")]
+    kept: list[Token] = []
+    begin = i = 0  # of the statement in `kept`; in `code`
+    while i < len(code):
+        end = 0 if code[i].macro else _end_of_brackets(code, i)
+        after = code[end + 1].text if end + 1 < len(code) else ""
+        if end and where(kept[begin:], after):
+            kept += [t for t in code[i:end] if t.text not in ("(", ")")]
             i = end + 1
             continue
-        found.append(parts[i])
-        if parts[i].text in (";", "{", "}"):
-            begin = len(found)
+        kept.append(code[i])
+        if code[i].text in (";", "{", "}"):
+            begin = len(kept)
         i += 1
-    return found
+    return kept
 
 
-def _end_of_brackets(parts: Sequence[Token], i: int) -> int:
+def _end_of_brackets(code: Sequence[Token], i: int) -> int:
     """Where the brackets end that open at ``i`` and hold a word alone, or behind ``*`` and ``&``; 0
     where they do not."""
-    if parts[i].text != "(":
+    if code[i].text != "(":
         return 0
     inner = i + 1
-    while inner < len(parts) and parts[inner].text in ("*", "&"):
+    while inner < len(code) and code[inner].text in ("*", "&"):
         inner += 1
-    if inner < len(parts) and parts[inner].kind == "word":
+    if inner < len(code) and code[inner].kind == "word":
         end = inner + 1
     else:
-        end = _end_of_brackets(parts, inner) + 1 if inner < len(parts) else 1
-    return end if 1 < end < len(parts) and parts[end].text == ")" else 0
+        end = _end_of_brackets(code, inner) + 1 if inner < len(code) else 1
+    return end if 1 < end < len(code) and code[end].text == ")" else 0
 
 
-def _sure(before: Sequence[Token], after: str) -> bool:
+def _is_declarator(before: Sequence[Token], after: str) -> bool:
     """Whether brackets in a body are those of a declarator and not of a call: ``at(N) = 4``."""
     if before and before[-1].text == ",":
         first = before[:2]
         return all(t.kind == "word" for t in first) and any(
             _BUILT_IN.fullmatch(t.text) for t in first
         )
-    words = [one.text for one in before]
-    if not all(one.kind == "word" or one.text == "::" for one in before) or not words:
+    words = [t.text for t in before]
+    if not all(t.kind == "word" or t.text == "::" for t in before) or not words:
         return False
     return bool(_BUILT_IN.fullmatch(words[-1])) or (len(words) > 1 and after == "=")
 
@@ -182,30 +184,30 @@ def _sure(before: Sequence[Token], after: str) -> bool:
 def _without_attributes(statement: Sequence[Token]) -> list[Token]:
     """A statement without ``[[…]]`` in front, ``alignas(…)`` and the brackets of ``decltype(…)``,
     of which those that open are left."""
-    found: list[Token] = []
+    kept: list[Token] = []
     for token in statement:
-        if token.text == "[" and not found:
+        if token.text == "[" and not kept:
             continue
-        if token.text == "(" and found and found[-1].text in ("alignas", "__attribute__"):
-            found.pop()
-        elif token.text != "(" or not found or found[-1].text != "decltype":
-            found.append(token)
-    return found
+        if token.text == "(" and kept and kept[-1].text in ("alignas", "__attribute__"):
+            kept.pop()
+        elif token.text != "(" or not kept or kept[-1].text != "decltype":
+            kept.append(token)
+    return kept
 
 
-def _between_commas(parts: Sequence[Token]) -> list[list[Token]]:
-    found: list[list[Token]] = [[]]
-    for token in parts:
+def _between_commas(code: Sequence[Token]) -> list[list[Token]]:
+    groups: list[list[Token]] = [[]]
+    for token in code:
         if token.text == ",":
-            found.append([])
+            groups.append([])
         else:
-            found[-1].append(token)
-    return found
+            groups[-1].append(token)
+    return groups
 
 
 def _without_angles(statement: Sequence[Token]) -> list[Token]:
     """A statement without what stands in angle brackets after words."""
-    found: list[Token] = []
+    kept: list[Token] = []
     depth = 0
     for i, token in enumerate(statement):
         opens = token.text == "<" and i and statement[i - 1].kind == "word"
@@ -215,5 +217,5 @@ def _without_angles(statement: Sequence[Token]) -> list[Token]:
         elif depth:
             depth = max(depth - {">": 1, ">>": 2}.get(token.text, 0), 0)
         elif token.text != "template":
-            found.append(token)
-    return found
+            kept.append(token)
+    return kept

@@ -21,11 +21,10 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Set
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ..errors import DialectError
 from ..kernel import Kernel
 from . import Note
 from .dialect import (
@@ -40,12 +39,12 @@ from .dialect import (
 )
 from .lexer import Token, join, tokens
 from .macros import expand_expressions, expand_spaces
+from .refusals import DEFINE, NO_TYPES, Checked, hidden_memory, redefined_cuda_words
 
 _SWIZZLE = re.compile(r"[xyzw]{2,4}|[rgba]{1,4}|lo|hi|even|odd")
 _LANES = {letter: i for letters in ("xyzw", "rgba") for i, letter in enumerate(letters)}
 _ASSIGN = frozenset({"=", "+=", "-=", "*=", "/=", "%=", "&=", "|=", "^=", "<<=", ">>="})
 _FLOAT = re.compile(r"(?:[0-9']+\.[0-9']*|\.[0-9']+|[0-9']+(?=[eE]))(?:[eE][+-]?[0-9]+)?")
-_DEFINE = re.compile(r"^[ \t]*#[ \t]*define[ \t]+(\w+(?=\W|$))(?:\([^)]*\))?(.*)$", re.MULTILINE)
 _WORD = re.compile(r"[A-Za-z_]\w*")
 _CONTRACT = re.compile(r"\bfp\s+contract\s*\(\s*(off|on|fast)\s*\)|FP_CONTRACT\s+(OFF|ON|DEFAULT)")
 
@@ -95,22 +94,25 @@ class Rewritten:
     @property
     def macros(self) -> dict[str, str]:
         """The macros of both texts: names and what they stand for."""
-        found: dict[str, str] = {}
+        definitions: dict[str, str] = {}
         for text in (self.header, self.source):
-            for match in _DEFINE.finditer(text.replace("\\\n", " ")):
-                found[match.group(1)] = match.group(2)
-        return found
+            for match in DEFINE.finditer(text.replace("\\\n", " ")):
+                definitions[match.group(1)] = match.group(2)
+        return definitions
 
     @property
     def synchronising_macros(self) -> frozenset[str]:
         """The macros whose text synchronises, directly or through others."""
         words = {name: set(_WORD.findall(text)) for name, text in self.macros.items()}
-        found = {name for name, used in words.items() if used & SYNC}
-        while True:
-            more = {name for name, used in words.items() if used & found} - found
-            if not more:
-                return frozenset(found)
-            found |= more
+        direct = {name for name, used in words.items() if used & SYNC}
+        return frozenset(with_callers(direct, words))
+
+
+def with_callers(names: set[str], calls: Mapping[str, set[str]]) -> set[str]:
+    """These names, and those that call one of them, directly or through others."""
+    while callers := {name for name, called in calls.items() if called & names} - names:
+        names = names | callers
+    return names
 
 
 def rewrite(kernel: Kernel) -> Rewritten:
@@ -129,66 +131,39 @@ def rewrite(kernel: Kernel) -> Rewritten:
     source_words = frozenset(t.text for t in source if t.kind == "word")
     marks: list[list[Mark]] = []
     notes: list[Note] = []
-    hidden = _hidden(header) | _hidden(source)
-    cuda = CUDA_WORDS.keys() - _own_names(header) - _own_names(source)
-    for where, part in (("header", header), ("source", source)):
-        pass_ = _Pass(kernel.name, where, part, members)
-        pass_.refuse_other_texts(cuda)
+    hidden = hidden_memory(header) | hidden_memory(source)
+    cuda = CUDA_WORDS.keys() - redefined_cuda_words(header) - redefined_cuda_words(source)
+    for where, code in (("header", header), ("source", source)):
+        rewriter = _Rewriter(kernel.name, where, code, members)
+        rewriter.refuse_other_texts(cuda)
         if not _MACRO.search(kernel.header + kernel.source):  # whose text may open or close some
-            pass_.check_pairs()
-        pass_.refuse_hidden_memory(hidden)
-        pass_.run(body=where == "source")
-        marks.append(sorted(pass_.marks))
-        notes += pass_.notes
+            rewriter.check_pairs()
+        rewriter.refuse_hidden_memory(hidden)
+        rewriter.run(body=where == "source")
+        marks.append(sorted(rewriter.marks))
+        notes += rewriter.notes
     return Rewritten(
         join(header), join(source), header_words, source_words, sizes, (marks[0], marks[1]), notes
     )
 
 
-def _rename_macros(part: list[Token]) -> None:
+def _rename_macros(code: list[Token]) -> None:
     """Macros with names that the generated text uses get others."""
-    solid = [t for t in part if not t.blank]
-    taken = {
+    solid = [t for t in code if not t.blank]
+    clashing = {
         b.text
         for a, b in itertools.pairwise(solid)
         if re.fullmatch(r"#[ \t]*define", a.text) and b.text in GENERATED
     }
-    for token in solid if taken else []:
-        if token.kind == "word" and token.text in taken:
+    for token in solid if clashing else []:
+        if token.kind == "word" and token.text in clashing:
             token.text = f"fr_m_{token.text}"
 
 
-def _hidden(part: list[Token]) -> set[str]:
-    """The macros that name threadgroup memory, but no pointer to it, and were not expanded."""
-    found: set[str] = set()
-    for match in _DEFINE.finditer("".join(t.text for t in part).replace("\\\n", " ")):
-        declared = re.search(r"\bthreadgroup\b([^\[;=]*)", match[2])
-        if declared is not None and not set(declared[1]) & set("*&"):
-            found.add(match[1])
-    return found
-
-
-def _own_names(part: list[Token]) -> set[str]:
-    """CUDA's words that a text declares itself, or defines as macros."""
-    solid = [t for t in part if not t.blank]
-    found: set[str] = set()
-    for i, (before, token) in enumerate(itertools.pairwise(solid)):
-        if token.text not in CUDA_WORDS:
-            continue
-        after = solid[i + 2].text if i + 2 < len(solid) else ""
-        if (
-            before.text.endswith("define")
-            or (before.kind == "word" and before.text not in _NO_TYPES)
-            or (before.text in (">", "&", "*", ",") and after != ".")
-        ):
-            found.add(token.text)
-    return found
-
-
-def _members(part: list[Token]) -> set[str]:
+def _members(code: list[Token]) -> set[str]:
     """Names like swizzles that structs of this text declare as their own members."""
-    found: set[str] = set()
-    solid = [t for t in part if not t.blank]
+    members: set[str] = set()
+    solid = [t for t in code if not t.blank]
     depth = 0
     struct_depths: list[int] = []
     pending = False
@@ -215,118 +190,38 @@ def _members(part: list[Token]) -> set[str]:
             and solid[i + 1].text in (";", ",", "=", "[", "{", ":")
             and solid[i - 1].text not in (".", "->")
         ):
-            found.add(token.text)
-    return found
+            members.add(token.text)
+    return members
 
 
 _SCOPES = ("device", "threadgroup", "simdgroup", "thread")
-_NO_TYPES = ("return", "else", "case", "const", "constexpr", "typename", "do")
-_PARTNERS = {"(": ")", "[": "]", "{": "}", ")": "(", "]": "[", "}": "{"}
 _MACRO = re.compile(r"#[ \t]*(?:define|if)")
 _INCLUDE = re.compile(r"#[ \t]*(?:include_next|include|import|embed)\b[ \t]*")
 
 
-class _Pass:
-    """One pass over one text."""
+class _Rewriter(Checked):
+    """Rewrites one text."""
 
-    def __init__(self, kernel: str, where: str, part: list[Token], members: set[str]) -> None:
-        self.kernel = kernel
-        self.where = where
-        self.part = part
+    def __init__(self, kernel: str, where: str, code: list[Token], members: set[str]) -> None:
+        super().__init__(kernel, where, code)
         self.members = members
-        self.solid = [t for t in part if not t.blank]
         self.marks: list[Mark] = []
         self.notes: list[Note] = []
 
-    def refuse(self, token: Token, what: str, instead: str) -> DialectError:
-        found = token.text.strip()[:60]
-        return self._error(token, f"{what} is not supported (found {found!r}); {instead}.")
-
-    def _error(self, token: Token, said: str) -> DialectError:
-        return DialectError(
-            f"kernel {self.kernel!r}, {self.where} line {token.line}: {said}",
-            kernel=self.kernel,
-            where=self.where,
-            line=token.line,
-            construct=token.text,
-        )
-
-    def check_pairs(self) -> None:
-        """Refuse a bracket without its partner: a compiler would speak of a much later line."""
-        opened: list[Token] = []
-        for token in self.solid:
-            if token.kind != "op" or token.macro or token.text not in _PARTNERS:
-                continue
-            if token.text in "([{":
-                opened.append(token)
-                continue
-            if not opened:
-                raise self._unpaired(token, f"nothing opened this {token.text!r}")
-            before = opened.pop()
-            if before.text != _PARTNERS[token.text]:
-                told = (
-                    f"this {token.text!r} does not close the {before.text!r} of line {before.line}"
-                )
-                raise self._unpaired(token, told)
-        if opened:
-            raise self._unpaired(opened[-1], f"this {opened[-1].text!r} is never closed")
-
-    def _unpaired(self, token: Token, what: str) -> DialectError:
-        return self._error(token, f"{what}; check the brackets.")
-
-    def refuse_other_texts(self, cuda: Set[str]) -> None:
-        """Refuse a whole Metal function, where its body is expected, and CUDA's words.
-
-        Raises:
-            DialectError: there is one.
-        """
-        for i, token in enumerate(self.solid):
-            if token.text in cuda and token.kind == "word" and self._text(i - 1) not in (".", "->"):
-                raise self.refuse(
-                    token,
-                    "CUDA in a Metal body",
-                    f"write {CUDA_WORDS[token.text]}, or give a body in CUDA as `cuda=` of "
-                    "ferrule.op, or to ferrule.cuda_kernel",
-                )
-            after = [t for t in (self._text(j) for j in range(i + 1, i + 4)) if t != "]"][:1]
-            if token.text == "kernel" and after == ["void"] and self.where == "source":
-                raise self.refuse(
-                    token,
-                    "a whole Metal function",
-                    "give what is between its braces alone, whose arguments have the names that "
-                    'you declare, or the file that it is in: ferrule.op(…, metal=Path("k.metal"))',
-                )
-
-    def refuse_hidden_memory(self, macros: set[str]) -> None:
-        """Refuse threadgroup memory that a macro declares which was not expanded.
-
-        Raises:
-            DialectError: there is some.
-        """
-        for i, token in enumerate(self.solid):
-            if token.text not in macros or token.macro or token.kind != "word":
-                continue
-            if self._text(i + 1) == "(" or self._declares_storage(i):
-                raise self.refuse(
-                    token,
-                    "threadgroup memory by a macro that is defined in several ways or pastes words",
-                    "write `threadgroup` where the memory is declared",
-                )
-
     def run(self, *, body: bool) -> None:
-        for token in self.part:
+        for token in self.code:
             if token.kind == "directive":
-                self._directive(token)
-        self._attributes()
+                self._rewrite_directive(token)
+        self._remove_attributes()
         depth = 0
         for i, token in enumerate(self.solid):
             if token.kind == "word":
-                self._word(i, token, body or depth > 0)
+                self._rewrite_word(i, token, body or depth > 0)
             elif token.kind == "number":
-                self._number(token)
+                self._rewrite_number(token)
             elif token.text == "::" and self._is_global(i):
                 # What is global for the author is in a namespace here.
-                token.text = "::fr::" if self._text(i + 1) == "metal" else "::fr::user::"
+                token.text = "::fr::" if self._text_at(i + 1) == "metal" else "::fr::user::"
             elif token.text == "{":
                 depth += 1
             elif token.text == "}":
@@ -338,12 +233,12 @@ class _Pass:
         if before is None:
             return True
         if before.kind == "word":
-            return before.text in _NO_TYPES
+            return before.text in NO_TYPES
         return before.text not in (">", "]")
 
     # -- directives, attributes ------------------------------------------------------------------
 
-    def _directive(self, token: Token) -> None:
+    def _rewrite_directive(self, token: Token) -> None:
         text = token.text
         lines = "\n" * text.count("\n")
         if re.match(_INCLUDE, text):
@@ -370,17 +265,17 @@ class _Pass:
                 "into `header`",
             )
         if re.match(r"#[ \t]*pragma", text):
-            self._contract(token, text)
+            self._note_contraction(token, text)
             token.text = ("#pragma unroll" if "unroll" in text else "") + lines
 
-    def _contract(self, token: Token, pragma: str) -> None:
+    def _note_contraction(self, token: Token, pragma: str) -> None:
         """Note what a pragma says of products that are summed, from its line on."""
-        found = _CONTRACT.search(pragma)
-        if found is not None:
-            said = (found[1] or found[2]).lower()
-            self.marks.append(Mark(token.line, said != "off"))
+        match = _CONTRACT.search(pragma)
+        if match is not None:
+            setting = (match[1] or match[2]).lower()
+            self.marks.append(Mark(token.line, setting != "off"))
 
-    def _attributes(self) -> None:
+    def _remove_attributes(self) -> None:
         """Remove ``[[…]]``."""
         solid = self.solid
         i = 0
@@ -408,42 +303,39 @@ class _Pass:
 
     # -- words -----------------------------------------------------------------------------------
 
-    def _text(self, i: int) -> str:
-        return self.solid[i].text if 0 <= i < len(self.solid) else ""
-
-    def _word(self, i: int, token: Token, inside: bool) -> None:
+    def _rewrite_word(self, i: int, token: Token, inside: bool) -> None:
         word = token.text
         if word in ADDRESS_SPACES:
-            self._address_space(i, token, inside)
-        elif word in REFUSED and self._means(i, word):
+            self._rewrite_address_space(i, token, inside)
+        elif word in REFUSED and self._is_refused_use(i, word):
             raise self.refuse(token, *REFUSED[word])
         elif word == "double":
             self.notes.append(Note(self.where, token.line, "the type double"))
         elif word in ("_Pragma", "MLX_MTL_PRAGMA_UNROLL"):
             self._drop_pragma(i, token)
-        elif word == "kernel" and self._text(i + 1) == "void":
+        elif word == "kernel" and self._text_at(i + 1) == "void":
             token.text = ""
-        elif word == "coherent" and self._text(i + 1) == "(":
+        elif word == "coherent" and self._text_at(i + 1) == "(":
             self._drop_coherent(i)
-        elif self._text(i - 1) in (".", "->"):
-            self._member(i, token)
+        elif self._text_at(i - 1) in (".", "->"):
+            self._rewrite_member(i, token)
         else:
-            for prefix, (what, instead) in REFUSED_PREFIXES.items():
+            for prefix, (construct, instead) in REFUSED_PREFIXES.items():
                 if word.startswith(prefix):
-                    raise self.refuse(token, what, instead)
+                    raise self.refuse(token, construct, instead)
 
-    def _means(self, i: int, word: str) -> bool:
+    def _is_refused_use(self, i: int, word: str) -> bool:
         """Whether a refused word is used as what it is refused for, not as a local name."""
-        after = self._text(i + 1)
+        after = self._text_at(i + 1)
         if word in ("mpp", "raytracing"):
-            return after == "::" or self._text(i - 1) == "namespace"
+            return after == "::" or self._text_at(i - 1) == "namespace"
         if word in ("asm", "__asm", "__asm__"):
             return True
         if word == "sampler":
             return self.solid[i + 1].kind == "word" if i + 1 < len(self.solid) else False
         return after in ("<", "(") or self.solid[min(i + 1, len(self.solid) - 1)].kind == "word"
 
-    def _address_space(self, i: int, token: Token, inside: bool) -> None:
+    def _rewrite_address_space(self, i: int, token: Token, inside: bool) -> None:
         if token.text == "constant":
             token.text = "" if self._near_const(i) else "const"
             return
@@ -454,7 +346,7 @@ class _Pass:
 
     def _drop_coherent(self, i: int) -> None:
         """Remove ``coherent(device)``: fences and atomics order what threads see."""
-        if self._text(i + 2) in _SCOPES and self._text(i + 3) == ")":
+        if self._text_at(i + 2) in _SCOPES and self._text_at(i + 3) == ")":
             for token in self.solid[i : i + 4]:
                 token.text = ""
 
@@ -462,50 +354,23 @@ class _Pass:
         for step in (-1, 1):
             j = i + step
             # A word that was rewritten to nothing keeps its place among the specifiers.
-            while 0 <= j < len(self.solid) and self._text(j) in (*SPECIFIERS, ""):
-                if self._text(j) in ("const", "constexpr"):
+            while 0 <= j < len(self.solid) and self._text_at(j) in (*SPECIFIERS, ""):
+                if self._text_at(j) in ("const", "constexpr"):
                     return True
                 j += step
-        return False
-
-    def _declares_storage(self, i: int) -> bool:
-        """Whether the ``threadgroup`` at ``i`` declares memory, not a pointer to it."""
-        start = i
-        while start > 0 and self._text(start - 1) not in (";", "{", "}", ")", "(", ":", ","):
-            start -= 1
-        if self._text(start - 1) in ("(", ","):
-            return False  # a parameter or a cast
-        if self._text(start) in ("using", "typedef", "for"):
-            return False
-        j, angle, named = i + 1, 0, False
-        while j < len(self.solid):
-            text, kind = self._text(j), self.solid[j].kind
-            if text == "<":
-                angle += 1
-            elif text == ">":
-                angle -= 1
-            elif text == ">>":
-                angle -= 2
-            elif angle == 0:
-                if text in ("*", "&", "&&", "(", ")"):
-                    return False
-                if text in (";", "[", ",", "=", "{"):
-                    return named
-                named = kind == "word"
-            j += 1
         return False
 
     def _drop_pragma(self, i: int, token: Token) -> None:
         if token.text != "_Pragma":
             token.text = ""
             return
-        self._contract(token, self._text(i + 2))
+        self._note_contraction(token, self._text_at(i + 2))
         for j in range(i, min(i + 4, len(self.solid))):
             self.solid[j].text = ""
             self.solid[j].kind = "space"
 
-    def _member(self, i: int, token: Token) -> None:
-        name, after = token.text, self._text(i + 1)
+    def _rewrite_member(self, i: int, token: Token) -> None:
+        name, after = token.text, self._text_at(i + 1)
         if not _SWIZZLE.fullmatch(name) or name in self.members or after in ("(", "<"):
             return
         if name in ("lo", "hi", "even", "odd"):
@@ -519,7 +384,7 @@ class _Pass:
 
     # -- numbers ---------------------------------------------------------------------------------
 
-    def _number(self, token: Token) -> None:
+    def _rewrite_number(self, token: Token) -> None:
         text = token.text
         lower = text.lower()
         if lower.startswith("0x"):
@@ -527,9 +392,9 @@ class _Pass:
                 token.text = text + "f"
             return
         if lower.endswith("bf") and _is_number(text[:-2]):
-            token.text = f"::fr::bfloat_lit({_spell(text[:-2])})"
+            token.text = f"::fr::bfloat_lit({_with_point(text[:-2])})"
         elif lower.endswith("h") and _is_number(text[:-1]):
-            token.text = f"::fr::half_lit({_spell(text[:-1])})"
+            token.text = f"::fr::half_lit({_with_point(text[:-1])})"
         elif _FLOAT.fullmatch(text):
             token.text = text + "f"  # Metal has no double: an unmarked literal is a float
 
@@ -538,5 +403,5 @@ def _is_number(text: str) -> bool:
     return bool(_FLOAT.fullmatch(text)) or text.isdigit()
 
 
-def _spell(text: str) -> str:
+def _with_point(text: str) -> str:
     return text if _FLOAT.fullmatch(text) else text + ".0"

@@ -99,19 +99,8 @@ def callee(tree: Tree, call: Node) -> str:
 
 def call_arguments(call: Node) -> list[Node]:
     """The arguments of a call expression."""
-    given = call.child_by_field_name("arguments")
-    return [c for c in given.named_children if c.type != "comment"] if given is not None else []
-
-
-def returns_to_goto(text: str, label: str) -> str:
-    """The body with each of its own ``return``s as a jump to ``label``."""
-    tree = Tree(text, body=True)
-    edits = [
-        (node.start_byte, node.end_byte, f"goto {label};")
-        for node in walk_code(tree.block)
-        if node.type == "return_statement"
-    ]
-    return tree.edited(edits)
+    node = call.child_by_field_name("arguments")
+    return [] if node is None else [c for c in node.named_children if c.type != "comment"]
 
 
 def plain_comparisons(text: str, *, body: bool, variables: Set[str]) -> str:
@@ -127,8 +116,8 @@ def plain_comparisons(text: str, *, body: bool, variables: Set[str]) -> str:
         edits: list[tuple[int, int, str]] = []
         names = set(variables)
         for node in walk(tree.block):
-            found = declarators(node) if node.type == "declaration" else []
-            names |= {tree.text(n) for n in map(declared_name, found) if n is not None}
+            declared = declarators(node) if node.type == "declaration" else []
+            names |= {tree.text(n) for n in map(declared_name, declared) if n is not None}
             owner = node.parent
             if node.type != "template_argument_list" or owner is None:
                 continue
@@ -243,7 +232,7 @@ def align_members(text: str, *, body: bool) -> str:
 
 def function_definitions(tree: Tree) -> list[tuple[str, Node]]:
     """The functions that a text defines: their names, and their nodes in the text."""
-    found: list[tuple[str, Node]] = []
+    definitions: list[tuple[str, Node]] = []
     for node in walk(tree.root):
         if node.type != "function_definition":
             continue
@@ -254,8 +243,8 @@ def function_definitions(tree: Tree) -> list[tuple[str, Node]]:
             )
         name = declarator.child_by_field_name("declarator") if declarator is not None else None
         if name is not None:
-            found.append((tree.text(name).rsplit("::", 1)[-1], node))
-    return found
+            definitions.append((tree.text(name).rsplit("::", 1)[-1], node))
+    return definitions
 
 
 def enclosing_struct(tree: Tree, node: Node) -> str:
@@ -270,8 +259,8 @@ def enclosing_struct(tree: Tree, node: Node) -> str:
 def struct_names(tree: Tree) -> list[str]:
     """The structs and classes that a text defines."""
     kinds = ("struct_specifier", "class_specifier", "union_specifier")
-    named = (n.child_by_field_name("name") for n in walk(tree.root) if n.type in kinds)
-    return [tree.text(name) for name in named if name is not None]
+    names = (n.child_by_field_name("name") for n in walk(tree.root) if n.type in kinds)
+    return [tree.text(name) for name in names if name is not None]
 
 
 def without_functions(text: str, names: set[str]) -> str:
@@ -294,15 +283,15 @@ def declarators(s: Node) -> list[Node]:
 
 def declarator_shape(d: Node) -> list[str]:
     """The kinds of declarators around a declared name: pointers, references, arrays, functions."""
-    found: list[str] = []
+    kinds: list[str] = []
     node: Node | None = d
     while node is not None and node.type != "identifier":
-        found.append(node.type)
+        kinds.append(node.type)
         following = node.child_by_field_name("declarator")
         if following is None and node.type in ("reference_declarator", "parenthesized_declarator"):
             following = node.named_children[-1] if node.named_children else None
         node = following
-    return found
+    return kinds
 
 
 def declared_name(d: Node) -> Node | None:

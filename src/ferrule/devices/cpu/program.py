@@ -1,0 +1,473 @@
+"""The CPU: kernels compiled by the host's C++ compiler, run over threadgroups by a thread pool."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import struct
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import lru_cache
+
+from ... import cache
+from ...errors import ABANDONED, CompileError, DeviceError, DialectError, abandoned
+from ...kernel import Kernel
+from ...source import ENTRY, Note
+from ...spec import Facts, Launch, Spec
+from ...tools import fastcall, loader, toolchain
+from ...tools.binding import MORE, Progress, runtime
+from .. import portability
+from ..digests import generator_digest, header_digest
+from ..portability import Portability
+from ..protocol import Binary, Code, Native
+from .form import Form, form_of
+
+SCHEMA = "1"  # raised when the same text, flags and compiler would run differently
+FEW = 3  # threads: locked additions cost three times what plain ones do, or more
+SLICE = 200_000_000  # nanoseconds after which a launch looks for signals
+BLOCK = 8192  # threads along x of one unit of work of a flat kernel
+MODES = ("auto", "flat", "split", "fibers")
+
+# Codes of runtime/runtime.h.
+_MEMORY, _FAULT, _DIVISION = 1, 4, 5
+_NO_ADDRESS = ctypes.c_void_p(-1).value  # what `fr_fault_address` says of what is no address
+
+_FLAGS = (
+    "-O3", "-w", "-fno-math-errno", "-fno-trapping-math", "-fno-strict-aliasing", "-fsigned-char",
+    "-fno-exceptions", "-fno-rtti", "-fvisibility=hidden", "-fno-stack-protector",
+    "-fno-asynchronous-unwind-tables", "-fno-plt", "-funroll-loops",
+)  # fmt: skip
+
+_mode: ContextVar[str] = ContextVar("ferrule.devices.cpu.mode", default="auto")
+
+
+@contextmanager
+def running(mode: str) -> Iterator[None]:
+    """Choose how kernels run on the CPU inside a ``with`` block, for tests and comparisons.
+
+    Args:
+        mode: ``"auto"``, ``"flat"``, ``"split"`` or ``"fibers"`` (see `ferrule.source.cpp`).
+    """
+    if mode not in MODES:
+        raise ValueError(f"mode: got {mode!r}, expected one of {', '.join(map(repr, MODES))}.")
+    token = _mode.set(mode)
+    try:
+        with fastcall.bypassed():
+            yield
+    finally:
+        _mode.reset(token)
+
+
+class _Loaded:
+    """A binary that is loaded."""
+
+    def __init__(self, payload: bytes, kernel: Kernel) -> None:
+        self.library = loader.load_library(payload, kernel.name)
+        self.entry = ctypes.cast(getattr(self.library, ENTRY), ctypes.c_void_p)
+        units = ctypes.c_char.in_dll(self.library, "fr_units")
+        self.alone = ctypes.c_char.in_dll(self.library, "fr_alone").value == b"1"
+        self.over_grid = ctypes.string_at(ctypes.addressof(units)) == b"grid"
+        self.shared = _shared_memory(self.library)
+
+
+def _shared_memory(library: ctypes.CDLL) -> dict[int, int]:
+    """Bytes of threadgroup memory that a kernel declares, by line."""
+    if not hasattr(library, "fr_shared"):
+        return {}
+    words = (ctypes.c_uint32 * 512)()
+    n = min(library.fr_shared(words, len(words)), len(words))
+    # A compiler may emit a declaration more than once.
+    pairs = {(words[i], words[i + 1]) for i in range(0, n - 1, 2)}
+    sizes: dict[int, int] = {}
+    for line, size in pairs:
+        sizes[line] = sizes.get(line, 0) + size
+    return sizes
+
+
+class _CpuPlan:
+    """The part of a launch that depends on its grid and threadgroup alone.
+
+    Attributes:
+        loaded: what is launched.
+        sizes: grid, threadgroup, threadgroups and block, as `fr::launch` has them.
+        units: how many pieces of work there are.
+        repeated: it was launched before.
+    """
+
+    def __init__(self, loaded: _Loaded, sizes: tuple[int, ...], units: int) -> None:
+        self.loaded, self.sizes, self.units, self.repeated = loaded, sizes, units, False
+
+
+class CpuProgram:
+    """A kernel that is loaded; how it runs is chosen per launch, and compiled when first needed."""
+
+    def __init__(self, device: CpuDevice, spec: Spec) -> None:
+        self._device = device
+        self._spec = spec
+        self._forms: dict[tuple[str, Form], _Loaded] = {}
+        self._plans: dict[tuple[object, ...], _CpuPlan] = {}
+        self._lock = threading.Lock()
+        self._count = len(spec.inputs) + len(spec.outputs)
+        kernel = spec.kernel
+        self._atomics = "atomic" in kernel.source or "atomic" in kernel.header
+        # Inputs whose shape, strides or rank the body asks for.
+        self._described = [
+            i for i, name in enumerate(spec.kernel.input_names) if any(spec.kernel.wants(name))
+        ]
+
+    def _plan(self, launch: Launch, threads: int, key: tuple[object, ...]) -> _CpuPlan:
+        grid, threadgroup = launch.grid, launch.threadgroup
+        loaded = self._loaded(form_of(launch, threads))
+        groups = tuple(-(-g // t) for g, t in zip(grid, threadgroup, strict=True))
+        if loaded.over_grid:
+            units = -(-grid[0] // BLOCK) * grid[1] * grid[2]
+        else:
+            units = groups[0] * groups[1] * groups[2]
+        if len(self._plans) > 256:
+            self._plans.clear()
+        plan = _CpuPlan(loaded, (*grid, *threadgroup, *groups, BLOCK), units)
+        return self._plans.setdefault(key, plan)
+
+    @staticmethod
+    def _atomic_threads() -> int:
+        """`Form.threads` as threads are set now."""
+        threads = int(runtime().fr_threads())
+        return threads if threads == 1 else FEW if threads <= FEW else 0
+
+    def _loaded(self, form: Form) -> _Loaded:
+        key = (_mode.get(), form)
+        with self._lock:
+            loaded = self._forms.get(key)
+            if loaded is None:
+                payload = self._device.binary(self._spec, form)[0]
+                loaded = _Loaded(payload, self._spec.kernel)
+                self._device.check_shared(self._spec.kernel, loaded.shared)
+                self._forms[key] = loaded
+        return loaded
+
+    def launch(
+        self, inputs: Sequence[Facts], outputs: Sequence[Facts], launch: Launch, stream: int = 0
+    ) -> None:
+        """Run the kernel and wait for it.
+
+        Raises:
+            CompileError: the compiler refused the kernel's text.
+            DialectError: the text uses something that ferrule refuses.
+            DeviceError: the kernel accessed memory outside its arrays, divided an integer by
+                zero, or the runtime ran out of memory; or units that did not end were abandoned
+                at the second Ctrl-C, on a thread that Python does not interrupt.
+        """
+        grid = launch.grid
+        threads = self._atomic_threads() if self._atomics else 0
+        key = (grid, launch.threadgroup, _mode.get(), threads)
+        plan = self._plans.get(key) or self._plan(launch, threads, key)
+        if 0 in grid:
+            return
+        count = self._count
+        if self._described:
+            block = self._pack(inputs, outputs, plan)
+        else:
+            block = ctypes.create_string_buffer(_FIXED + 8 * count)
+            at = ctypes.addressof(block)
+            _launch_struct(count).pack_into(
+                block, 0, at + _FIXED, 0, 0, 0, *plan.sizes,
+                *[f.pointer for f in inputs], *[f.pointer for f in outputs],
+            )  # fmt: skip
+        # One thread where the kernel counts on it; else as many as are set.
+        limit = 1 if plan.loaded.alone else 0
+        call = plan.loaded.entry, ctypes.addressof(block), plan.units, limit, SLICE, Progress()
+        run = runtime().fr_run_some
+        try:
+            status = run(*call)
+            while status == MORE:  # here Python raises KeyboardInterrupt
+                status = run(*call)
+        except KeyboardInterrupt:
+            if not runtime().fr_abandoned():
+                raise
+            raise KeyboardInterrupt(abandoned(launch.of(self._spec.kernel))) from None
+        if status:
+            raise self.failure(status, launch, [*inputs, *outputs])
+
+    def _pack(
+        self,
+        inputs: Sequence[Facts],
+        outputs: Sequence[Facts],
+        plan: _CpuPlan,
+        base: int | None = None,
+        moves: list[int] | None = None,
+    ) -> ctypes.Array[ctypes.c_char]:
+        """`fr::launch` of include/cpu.h with all that it points to, in one block of memory.
+
+        Args:
+            inputs, outputs, plan: what is launched.
+            base: the address that the block will be copied to; None means that it stays.
+            moves: gets the offsets of all that points into the block.
+        """
+        n, count = len(inputs), self._count
+        shapes = _FIXED + 8 * count
+        strides = shapes + 8 * n
+        ndims = strides + 8 * n
+        data = ndims + (4 * n + 7) // 8 * 8
+        rank = sum(len(inputs[i].shape) for i in self._described)
+        block = ctypes.create_string_buffer(data + 16 * rank)
+        at = ctypes.addressof(block) if base is None else base
+        shape_at, stride_at = [0] * n, [0] * n
+        for i in self._described:
+            fact = inputs[i]
+            ndim = len(fact.shape)
+            struct.pack_into(f"={ndim}q{ndim}i", block, data, *fact.strides, *fact.shape)
+            stride_at[i], shape_at[i] = at + data, at + data + 8 * ndim
+            data += 16 * ndim
+        _launch_struct(count).pack_into(
+            block, 0, at + _FIXED, at + shapes, at + strides, at + ndims, *plan.sizes,
+            *[f.pointer for f in inputs], *[f.pointer for f in outputs],
+        )  # fmt: skip
+        struct.pack_into(
+            f"={2 * n}Q{n}i", block, shapes, *shape_at, *stride_at, *[len(f.shape) for f in inputs]
+        )
+        if moves is not None:
+            moves += [0, 8, 16, 24]
+            moves += [table + 8 * i for i in self._described for table in (shapes, strides)]
+        return block
+
+    def repeat(
+        self, inputs: Sequence[Facts], outputs: Sequence[Facts], launch: Launch
+    ) -> tuple[object, ...] | None:
+        """What runtime/fastcall.c needs to launch this again; None at the first such launch."""
+        threads = self._atomic_threads() if self._atomics else 0
+        plan = self._plans.get((launch.grid, launch.threadgroup, "auto", threads))
+        if plan is None or not plan.repeated:
+            if plan is not None:
+                plan.repeated = True
+            return None
+        moves: list[int] = []
+        block = self._pack(inputs, outputs, plan, 0, moves)
+        library = runtime()
+        return (
+            tuple(f.dtype.itemsize for f in (*inputs, *outputs)), block.raw, tuple(moves), _FIXED,
+            plan.loaded.entry.value, plan.units, 1 if plan.loaded.alone else 0,
+            threads if self._atomics else -1, FEW,
+            ctypes.cast(library.fr_run_some, ctypes.c_void_p).value,
+            ctypes.cast(library.fr_threads, ctypes.c_void_p).value, SLICE, -1, (plan, library),
+        )  # fmt: skip
+
+    def native(self, inputs: Sequence[Facts], outputs: Sequence[Facts], launch: Launch) -> Native:
+        """What runtime/torch_calls.c needs to launch this over grids of the same form."""
+        loaded = self._loaded(form_of(launch, self._atomic_threads() if self._atomics else 0))
+        library = runtime()
+        return Native(
+            run=ctypes.cast(library.fr_run_some, ctypes.c_void_p).value or 0,
+            entry=loaded.entry.value or 0, limit=1 if loaded.alone else 0,
+            over_grid=loaded.over_grid, block=BLOCK,
+            described=sum(1 << i for i in self._described), keep=(loaded, library),
+        )  # fmt: skip
+
+    def failure(self, status: int, launch: Launch, arrays: list[Facts]) -> DeviceError:
+        """The error for a launch that ended with ``status``, a code of runtime/runtime.h."""
+        return _failure(status, self._spec.kernel, launch, arrays)
+
+
+_FIXED = 4 * 8 + 10 * 4  # bytes of `fr::launch` of include/cpu.h
+
+
+@lru_cache(maxsize=64)
+def _launch_struct(buffers: int) -> struct.Struct:
+    """`fr::launch`, followed by the addresses of the buffers."""
+    return struct.Struct(f"=4Q10I{buffers}Q")
+
+
+def _failure(status: int, kernel: Kernel, launch: Launch, arrays: list[Facts]) -> DeviceError:
+    """The error for a code of the runtime, in the author's terms."""
+    where = launch.of(kernel)
+    if status == _FAULT:
+        address = int(runtime().fr_fault_address() or 0)
+        names = kernel.input_names + kernel.output_names
+        nearest, distance = "", 1 << 64
+        for name, fact in zip(names, arrays, strict=True):
+            end = fact.pointer + fact.size * fact.dtype.itemsize
+            apart = max(fact.pointer - address, address - end + 1)
+            if apart < distance:
+                side = "before the start" if address < fact.pointer else "past the end"
+                nearest, distance = f"{apart} bytes {side} of {name!r}", apart
+        if address < 1 << 16:
+            return DeviceError(f"{where} followed a null pointer (address {address:#x}).")
+        if address == _NO_ADDRESS:
+            nearest = "at an address that the processor does not have, beyond 2^47"
+        far = (
+            " So far away, the stack may be at fault: recursion, or private arrays of megabytes."
+            if distance > 1 << 32 and address != _NO_ADDRESS
+            else ""
+        )
+        return DeviceError(
+            f"{where} accessed memory outside its arrays, {nearest}. Check the indices against the "
+            "shapes; the outputs are lost, the inputs are as they were unless the kernel wrote to "
+            f"other memory first.{far}"
+        )
+    if status == _DIVISION:
+        return DeviceError(
+            f"{where} divided an integer by zero, which Metal leaves undefined. Guard the division."
+        )
+    if status == ABANDONED:
+        return DeviceError(f"{abandoned(where)}.")
+    if status == _MEMORY:
+        return DeviceError(f"{where} could not get memory for its threads' stacks.")
+    return DeviceError(f"{where}: the CPU runtime failed with code {status}.")
+
+
+class CpuDevice:
+    """The host's processor."""
+
+    name = "cpu"
+
+    def __init__(self) -> None:
+        self._programs: dict[Spec, CpuProgram] = {}
+        self._portability = Portability()
+
+    # -- text ------------------------------------------------------------------------------------
+
+    def text(self, spec: Spec, launch: Launch | None = None) -> str:
+        """The C++ text.
+
+        Raises:
+            DialectError: the text uses something that ferrule refuses.
+        """
+        from .build import Build
+
+        return Build(spec, form_of(launch), _mode.get()).text()[1]
+
+    def check_shared(self, kernel: Kernel, shared: dict[int, int]) -> None:
+        """Warn where threadgroup memory becomes more than Apple's GPUs have.
+
+        Args:
+            kernel: whose memory it is.
+            shared: bytes, by the line that declares them.
+        """
+        size, total = sum(shared.values()), 0
+        for line in sorted(shared):
+            total += shared[line]
+            if portability.of_shared_memory(total, line):
+                self._portability.say(kernel, portability.of_shared_memory(size, line))
+                return
+
+    # -- binaries --------------------------------------------------------------------------------
+
+    def flags(self, kernel: Kernel, compiler: toolchain.Compiler, fuses_freely: bool) -> list[str]:
+        """The compiler's flags for a kernel."""
+        flags = [*_FLAGS, *toolchain.native_flags(compiler)]
+        if compiler.kind == "gcc":
+            # g++ would trap, with an invalid instruction, at a division by a zero that it sees.
+            flags.append("-fno-isolate-erroneous-paths-dereference")
+        # The text says what is fused (`source.arithmetic`). Beyond that, clang would also fuse the
+        # products and sums of half, whose rounding in between must stay.
+        free = fuses_freely and compiler.kind == "gcc"
+        flags.append(f"-ffp-contract={'fast' if free else 'off'}")
+        if kernel.math_mode == "fast":
+            flags.append("-D__FAST_MATH__=1")
+        return flags
+
+    def packaged(self, spec: Spec, example: Launch | None, threads: int) -> tuple[Code, ...]:
+        """The shared libraries for launches of every size, that for the example's sizes first.
+
+        Raises:
+            CompileError, DialectError, ToolchainError: as `compile` does.
+        """
+        from .packaged import codes
+
+        return codes(spec, example, lambda spec, form: self.binary(spec, form)[0])
+
+    def binary(self, spec: Spec, form: Form) -> tuple[bytes, str]:
+        """The shared library for a spec and a form of launch, and how it runs.
+
+        The disk cache knows it twice: a request (kernel, spec, form) leads to the digest of a text
+        without that text being written; the text's digest leads to the library.
+        """
+        try:
+            return self._binary(spec, form)
+        except RecursionError:
+            raise DialectError(
+                f"kernel {spec.kernel.name!r} is nested too deeply: Python's recursion limit is "
+                f"{sys.getrecursionlimit()} (sys.setrecursionlimit raises it). Split the body's "
+                "deepest statement or expression.",
+                kernel=spec.kernel.name, where="source", line=1, construct="nesting",
+            ) from None  # fmt: skip
+
+    def _binary(self, spec: Spec, form: Form) -> tuple[bytes, str]:
+        disk, forced = cache.default(), _mode.get()
+        compiler = toolchain.find_compiler()
+        base = (header_digest(), compiler.identity, toolchain.isa_identity(), *_FLAGS)
+        request = cache.digest(
+            "request", SCHEMA, generator_digest(), *base, forced, _describe(spec, form)
+        )
+        record = disk.get(request)
+        if record is not None:
+            mode, key, notes = json.loads(record)
+            payload = disk.get(key)
+            if payload is not None:
+                self._portability.say(spec.kernel, [Note(*n) for n in notes])
+                return payload, mode
+        from .build import Build  # a kernel from the cache needs no text and no parser
+
+        build = Build(spec, form, forced)
+        notes = build.notes()
+        self._portability.say(spec.kernel, notes)
+        mode, text = build.text()
+        plain = self.flags(spec.kernel, compiler, build.fuses_freely)
+
+        def made(text: str) -> tuple[str, bytes]:
+            flags = [*plain, "-DFR_ALONE=1"] if build.alone(text) else plain
+            key = cache.digest("cpu", SCHEMA, *base, *flags, text)
+            return key, disk.get_or_make(key, lambda: build.compile(compiler, text, flags))
+
+        try:
+            key, payload = made(text)
+        except CompileError:
+            if forced != "auto" or not mode.startswith("split"):
+                raise
+            # A text that stays nearer to the author's says more about an error in it; if it has
+            # none, the kernel runs.
+            key, payload = made(build.fibers())
+            mode = "fibers (the split text does not compile)"
+        disk.put(request, json.dumps([mode, key, notes]).encode())
+        return payload, mode
+
+    def compile(self, spec: Spec, launch: Launch | None = None) -> Binary:
+        """The compiled kernel, from the disk cache where it is there; launches nothing.
+
+        Raises:
+            CompileError: the compiler refused the text; quotes the author's lines.
+            DialectError: the text uses something that ferrule refuses.
+            ToolchainError: there is no compiler, or it crashed or hung.
+        """
+        payload, mode = self.binary(spec, form_of(launch))
+        return Binary(payload, mode, self.text(spec, launch))
+
+    def program(self, spec: Spec) -> CpuProgram:
+        """The kernel, ready to be launched; compiled when first launched."""
+        program = self._programs.get(spec)
+        if program is None:
+            program = self._programs.setdefault(spec, CpuProgram(self, spec))
+        return program
+
+
+def _describe(spec: Spec, form: Form) -> str:
+    """A spec and a form as text: equal for equal binaries, different for different ones."""
+    k = spec.kernel
+    return json.dumps(
+        [
+            [k.name, k.input_names, k.output_names, k.source, k.header, k.atomic_outputs],
+            [k.math_mode, k.portable],
+            [[i.dtype.name, i.ndim == 0] for i in spec.inputs],
+            [d.name for d in spec.outputs],
+            [[n, type(v).__name__, str(v)] for n, v in spec.template],
+            form,
+        ]
+    )
+
+
+@lru_cache(maxsize=1)
+def device() -> CpuDevice:
+    """The one CPU device of this process."""
+    return CpuDevice()

@@ -1,0 +1,276 @@
+"""From a kernel to its CUDA text and its cubin or PTX, by as many compilations as that takes.
+
+Mostly one. Threadgroup memory beyond 48 KB needs two more (`source.cuda.shared`). A text whose
+checked accesses (`source.cuda.bounds`) or masks (`source.cuda.masks`) the compiler does not take is
+compiled without them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from ...errors import CompileError, CompilerFailed, DeviceError
+from ...kernel import Kernel
+from ...source import Note, cpp
+from ...source.cuda import body as cuda_body
+from ...source.cuda import by_pointer as cuda_by_pointer
+from ...source.cuda import shared
+from ...source.cuda import text as cuda_text
+from ...source.cuda.launch import Form, dealt, most_registers, plain_form
+from ...spec import Launch, Spec
+from ...tools.nvrtc import Nvrtc, find_headers
+from .. import portability
+from ..diagnostics import compile_error
+from ..digests import INCLUDE
+from ..protocol import Binary
+
+FLAGS = ("--std=c++17", "--device-as-default-execution-space", "-w")
+STATIC_LIMIT = 48 << 10  # bytes that a block may have without asking
+# The bytes that it may ask for, by compute capability (CUDA C++ Programming Guide).
+_LIMITS = {
+    75: 64, 80: 163, 86: 99, 87: 163, 89: 99, 90: 227, 100: 227, 103: 227, 120: 99, 121: 99,
+}  # fmt: skip
+_REGISTERS = re.compile(r"Used (\d+) registers")
+_SMEM = re.compile(r"(\d+) bytes smem")
+_TOO_MUCH = "uses too much shared data"
+
+
+class Task(NamedTuple):
+    """A compilation.
+
+    Attributes:
+        made_of: all that decides what it gives, but for the dialect's header.
+        run: compiles.
+    """
+
+    made_of: tuple[str, ...]
+    run: Callable[[], Binary]
+
+
+class CudaBuild:
+    """Builds a kernel that is not in the cache.
+
+    Attributes:
+        form: how its launch runs.
+    """
+
+    def __init__(
+        self, spec: Spec, launch: Launch | None, *, plain: bool = False, form: Form | None = None
+    ) -> None:
+        """Rewrites the text.
+
+        Args:
+            plain: whether the form is to serve all sizes and alignments.
+            form: the form, where it is not to be the launch's own.
+
+        Raises:
+            DialectError: it uses something that ferrule refuses.
+        """
+        self._spec = spec
+        self._prepared = None if spec.kernel.language == "cuda" else cpp.prepare(spec)
+        self.form = cuda_text.form_of(self._prepared, launch) if self._prepared else Form("box")
+        if plain:
+            self.form = plain_form(self.form)
+        self.form = form or self.form
+        self._registers = most_registers(None if launch is None else dealt(self.form, launch))
+
+    def text(self) -> str:
+        """The CUDA C++ text."""
+        p = self._prepared
+        return cuda_text.text(p, self.form) if p else cuda_body.text(self._spec)
+
+    def notes(self) -> list[Note]:
+        """What Apple refuses of it, as far as the text alone tells."""
+        return portability.notes(self._prepared) if self._prepared else []
+
+    def notes_of_memory(self, size: int) -> list[Note]:
+        """What Apple refuses of so many bytes of threadgroup memory."""
+        if self._prepared is None:
+            return []
+        lines = [variable.line for variable in shared.declared(self._prepared.text.source)]
+        return portability.of_shared_memory(size, max(lines, default=1))
+
+    def task(self, compiler: Nvrtc, architecture: str) -> Task:
+        """The compilation of the kernel.
+
+        Raises:
+            DeviceError: NVRTC does not know the architecture.
+            ToolchainError: CUDA's headers are missing, which a body that is CUDA includes.
+        """
+        p, kernel, text = self._prepared, self._spec.kernel, self.text()
+        made_of, flags = self._asked(compiler, architecture, text)
+        most = self._registers
+
+        def run() -> Binary:
+            if p is None:
+                return _build_body(compiler, kernel, text, architecture, flags, most)
+            return _build(compiler, p, self.form, text, architecture, flags, most)
+
+        return Task(made_of, run)
+
+    def by_pointer(self, compiler: Nvrtc, architecture: str, text: str) -> Task:
+        """The compilation for launchers that pass arrays alone.
+
+        Args:
+            text: that of the `Binary`.
+
+        Raises:
+            DeviceError, ToolchainError: as `task` does.
+        """
+        kernel, most = self._spec.kernel, self._registers
+        text = cuda_by_pointer.rewritten(text, self._spec)
+        made_of, flags = self._asked(compiler, architecture, text)
+
+        def run() -> Binary:
+            return _build_body(compiler, kernel, text, architecture, flags, most)
+
+        return Task(made_of, run)
+
+    def _asked(
+        self, compiler: Nvrtc, architecture: str, text: str
+    ) -> tuple[tuple[str, ...], list[str]]:
+        """The inputs of a text's compilation, for its key, and the compiler's options."""
+        p, kernel = self._prepared, self._spec.kernel
+        compiler.check_architecture(f"kernel {kernel.name!r}", architecture)
+        # A Metal text says itself what is fused (`source.arithmetic`).
+        free = p is None or p.fuses_freely
+        flags = [*FLAGS, f"--fmad={'true' if free else 'false'}"]
+        if kernel.math_mode == "fast":
+            flags.append("-D__FAST_MATH__=1")
+        folders, libraries = [str(INCLUDE)], ""
+        if p is None:
+            headers = find_headers(compiler)
+            folders += headers.folders
+            libraries = headers.identity
+        most = str(self._registers)
+        made_of = (compiler.identity, libraries, architecture, most, *flags, text)
+        return made_of, [*flags, *[f"-I{folder}" for folder in folders]]
+
+
+def _build(
+    compiler: Nvrtc,
+    p: cpp.Prepared,
+    form: Form,
+    text: str,
+    architecture: str,
+    flags: Sequence[str],
+    most: int,
+) -> Binary:
+    """Compile a kernel.
+
+    Args:
+        text: its text, as it is compiled first.
+        architecture: such as ``"sm_90"``; the flags do not have it, but where headers are.
+        most: registers that a thread may have; 0 for any number.
+
+    Raises:
+        CompileError: NVRTC refused the text; quotes the author's lines.
+        DeviceError: the kernel has more threadgroup memory than the architecture.
+    """
+    target = _target(architecture, flags)
+
+    def compiled(text: str, options: Sequence[str] = target) -> tuple[bytes, str]:
+        return _fitting(compiler, text, p.kernel.name, options, most)
+
+    try:
+        try:
+            code, log = compiled(text)
+        except CompilerFailed as failed:
+            if _TOO_MUCH not in failed.log:
+                raise
+            code, log = b"", _TOO_MUCH
+        if _TOO_MUCH in log or (
+            architecture.startswith("compute_")
+            and shared.static_bytes(code.decode()) > STATIC_LIMIT
+        ):
+            general = [f"--gpu-architecture=compute_{architecture.split('_')[1]}"]
+            probe = cuda_text.text(p, form, shared=cuda_text.Dynamic(None))
+            told, _ = compiled(probe, [*flags, *general])
+            sizes = shared.sizes(told.decode())
+            offsets, size = shared.placed(sizes)
+            _check_memory(p, architecture, sizes, size)
+            text = cuda_text.text(p, form, shared=cuda_text.Dynamic(offsets))
+            code, log = compiled(text)
+            return Binary(code, architecture, text, log, size, size)
+        return Binary(code, architecture, text, log, 0, _static(code, log))
+    except CompilerFailed as failed:
+        log = failed.log
+        tried = {text}
+        for masks in (True, False):
+            without = cuda_text.text(p, form, masks=masks, guards=False)
+            if without in tried:
+                continue
+            tried.add(without)
+            try:
+                code, log = compiled(without)
+                return Binary(code, architecture, without, log, 0, _static(code, log))
+            except CompilerFailed as again:
+                log = again.log  # in the lines of the author's own functions
+        raise _refused(compiler, p.kernel, log, p.scalars) from None
+
+
+def _build_body(
+    compiler: Nvrtc, kernel: Kernel, text: str, architecture: str, flags: Sequence[str], most: int
+) -> Binary:
+    """Compile a kernel whose body is CUDA, as `_build` does."""
+    try:
+        target = _target(architecture, flags)
+        code, log = _fitting(compiler, text, kernel.name, target, most)
+    except CompilerFailed as failed:
+        raise _refused(compiler, kernel, failed.log) from None
+    return Binary(code, architecture, text, log, 0, _static(code, log))
+
+
+def _fitting(
+    compiler: Nvrtc, text: str, name: str, options: Sequence[str], most: int
+) -> tuple[bytes, str]:
+    """Compile a text so that a thread has no more than ``most`` registers.
+
+    Told of a limit, ptxas uses what it allows, and fewer threadgroups share a multiprocessor: so
+    it is told only where it needs to be. PTX has no registers yet: `Driver.load` tells the driver.
+    """
+    code, log = compiler.compile(text, name, options)
+    used = [int(n) for n in _REGISTERS.findall(log)]
+    if most and max(used, default=0) > most:
+        code, log = compiler.compile(text, name, [*options, f"--maxrregcount={most}"])
+    return code, log
+
+
+def _static(code: bytes, log: str) -> int:
+    """The bytes of threadgroup memory that a cubin or PTX declares."""
+    if code.startswith(b"\x7fELF"):
+        return max((int(size) for size in _SMEM.findall(log)), default=0)
+    return shared.static_bytes(code.decode())
+
+
+def _target(architecture: str, flags: Sequence[str]) -> list[str]:
+    own = ["--ptxas-options=-v"] if architecture.startswith("sm_") else []
+    return [*flags, f"--gpu-architecture={architecture}", *own]
+
+
+def _refused(
+    compiler: Nvrtc, kernel: Kernel, log: str, scalars: Sequence[str] = ()
+) -> CompileError:
+    return compile_error(kernel, log, f"NVRTC {'.'.join(map(str, compiler.version))}", scalars)
+
+
+def _check_memory(
+    p: cpp.Prepared, architecture: str, sizes: dict[int, tuple[int, int]], size: int
+) -> None:
+    """Refuse more threadgroup memory than a launch can ask for."""
+    number = re.search(r"\d+", architecture)
+    most = _LIMITS.get(int(number[0]) if number else 0)
+    if most is None or size <= most << 10:
+        return
+    largest = max(sizes, key=lambda n: sizes[n])
+    variables = {
+        d.number: f"{d.name} in source line {d.line}" for d in shared.declared(p.text.source)
+    }
+    variable = variables.get(largest, "of a macro")
+    raise DeviceError(
+        f"kernel {p.kernel.name!r}: its threadgroup memory has {size} bytes, and {architecture} "
+        f"has {most << 10} per threadgroup; the largest variable, {variable}, has "
+        f"{sizes[largest][0]} bytes."
+    )

@@ -1,0 +1,339 @@
+"""Launching on NVIDIA GPUs: a kernel's cubins for one GPU, and the arguments of its launches."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import struct
+import threading
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from ...errors import DeviceError
+from ...source.cuda.launch import (
+    ALIGNMENT,
+    Form,
+    blocks_of,
+    dealt,
+    groups_of,
+    kernel_parameters,
+    kernel_symbol,
+    most_registers,
+    possible_forms,
+)
+from ...spec import CUDA_RANK, Facts, Launch, Spec, extent
+from ...tools import fastcall
+from ...tools.driver import LoadedFunction, Sizes, driver
+from ..protocol import Binary, Native
+
+_HEAD = struct.Struct("=2Q10I")  # `cuda_call` of runtime/fastcall.c
+_LAUNCH = struct.Struct("=9I")  # `fr::launch` of include/cuda_grid.h
+_EXTENT = struct.Struct("=qQII")  # `fr::extent` of include/cuda_bounds.h
+_MOST_PLANS = 256
+
+
+class _CudaPlan:
+    """The part of a launch that depends on its sizes, and on whether its arrays are aligned.
+
+    Attributes:
+        function: what is launched.
+        blocks, block: blocks of the CUDA grid and threads of a block, along x, y and z.
+        sizes: `fr::launch`.
+        aligned: it is for arrays that begin at multiples of `ALIGNMENT`.
+        repeated: it was launched before.
+    """
+
+    def __init__(
+        self, function: LoadedFunction, blocks: Sizes, block: Sizes, sizes: bytes, aligned: bool
+    ) -> None:
+        self.function, self.blocks, self.block = function, blocks, block
+        self.sizes, self.aligned, self.repeated = sizes, aligned, False
+
+
+class ByPointer(NamedTuple):
+    """A launch of a kernel whose arguments by value come by an address.
+
+    Attributes:
+        symbol, image, shared: its name, the cubin or PTX, and bytes of dynamic shared memory.
+        blocks, block: blocks of the CUDA grid and threads of a block, along x, y and z.
+        values: what the address points to.
+        arrays: which of the kernel's inputs are pointers; the address follows them, and then the
+            outputs.
+    """
+
+    symbol: str
+    image: bytes
+    shared: int
+    blocks: Sizes
+    block: Sizes
+    values: bytes
+    arrays: list[int]
+
+
+class Forms(Protocol):
+    """What compiles the forms of launches: `device.CudaDevice`."""
+
+    def built(self, spec: Spec, launch: Launch | None) -> tuple[Form, Binary]:
+        """The form of a launch, and its machine code."""
+        ...
+
+    def by_pointer(self, spec: Spec, launch: Launch) -> tuple[Form, Binary]:
+        """The same with arguments behind a pointer."""
+        ...
+
+
+class CudaProgram:
+    """A kernel on one GPU; its forms are compiled and loaded when they are first launched."""
+
+    def __init__(self, device: Forms, spec: Spec, ordinal: int) -> None:
+        self._device = device
+        self._spec = spec
+        self._ordinal = ordinal
+        self._driver = driver()
+        self._number = self._driver.number(spec.kernel.name)
+        self._in_cuda = spec.kernel.language == "cuda"
+        self._parameters = kernel_parameters(spec)
+        self._values = [i for kind, i in self._parameters if kind == "value"]
+        self._arrays = [
+            i for i, argument in enumerate(spec.inputs) if argument.ndim and not argument.value
+        ]
+        self._functions: dict[tuple[object, ...], tuple[Form, LoadedFunction]] = {}
+        self._loads: dict[tuple[bytes, int], LoadedFunction] = {}
+        self._plans: dict[tuple[object, ...], _CudaPlan] = {}
+        self._lock = threading.Lock()
+
+    def launch(
+        self, inputs: Sequence[Facts], outputs: Sequence[Facts], launch: Launch, stream: int = 0
+    ) -> None:
+        """Start the kernel on a stream, after what was started there before; waits for nothing.
+
+        Raises:
+            CompileError: NVRTC refused the kernel's text.
+            DialectError: the text uses something that ferrule refuses.
+            ToolchainError: there is no NVRTC.
+            DeviceError: the GPU cannot run it, or an earlier kernel broke the process's CUDA.
+        """
+        self._driver.check_ordinal(self._ordinal)
+        plan = self._plan(inputs, outputs, launch)
+        block, table, _ = self._pack(inputs, outputs, plan, None)
+        at = ctypes.addressof(block) + table
+        status = self._driver.launch(
+            plan.function, self._number, plan.blocks, plan.block, at, stream
+        )
+        if status:
+            raise self.failure(status, launch, [*inputs, *outputs])
+
+    def repeat(
+        self, inputs: Sequence[Facts], outputs: Sequence[Facts], launch: Launch
+    ) -> tuple[object, ...] | None:
+        """What runtime/fastcall.c needs to launch this again; None at the first such launch."""
+        plan = self._plan(inputs, outputs, launch)
+        if not plan.repeated:
+            plan.repeated = True
+            return None
+        if not fastcall.use_cuda(self._driver.state):
+            return None
+        block, _, moves = self._pack(inputs, outputs, plan, 0)
+        alignments = [f.dtype.itemsize for f in (*inputs, *outputs)]
+        if plan.aligned:
+            for i in (*self._arrays, *range(len(inputs), len(alignments))):
+                alignments[i] = ALIGNMENT
+        return (
+            tuple(alignments), block.raw, tuple(moves), _HEAD.size, 0, 0, 0, -1, 0, 0, 0, 0,
+            self._ordinal, (plan, self),
+        )  # fmt: skip
+
+    def native(self, inputs: Sequence[Facts], outputs: Sequence[Facts], launch: Launch) -> Native:
+        """What runtime/torch_calls.c needs to launch this over the same grid."""
+        self._driver.check_ordinal(self._ordinal)
+        if 0 in launch.grid:
+            context = self._driver.context(self._ordinal)
+            call = (0, context, 0, 0, 0, 0, 0, 0, 0, self._ordinal, self._number, 0)
+            return Native(call=call, keep=self)
+        plan = self._plan(inputs, outputs, launch)
+        function = plan.function
+        call = (
+            function.handle, function.context, *plan.blocks, *plan.block, function.shared,
+            self._ordinal, self._number, 0,
+        )  # fmt: skip
+        return Native(
+            call=call, sizes=_LAUNCH.unpack(plan.sizes), parameters=tuple(self._parameters),
+            keep=(plan, self),
+        )  # fmt: skip
+
+    def by_pointer(self, inputs: Sequence[Facts], launch: Launch) -> ByPointer:
+        """What a launcher that passes arrays alone needs; arrays may begin anywhere.
+
+        Raises:
+            CompileError, DialectError, ToolchainError, DeviceError: as `launch` does.
+        """
+        launch = launch._replace(aligned=False)
+        form, built = self._device.by_pointer(self._spec, launch)
+        blocks, block = self._blocks(form, launch)
+        values = bytearray()
+        for kind, i in self._parameters:
+            if kind in ("input", "output"):
+                continue
+            if kind == "launch":
+                value = self._sizes(form, launch)
+            elif kind == "extent":
+                value = self._extent_by_pointer(inputs, launch, i)
+            else:
+                value = self._by_value(kind, inputs[i])
+            # As C lays them out: each at a multiple of its elements' size.
+            width = {"shape": 4, "strides": 8, "extent": 8, "launch": 4}.get(kind) or len(value)
+            values += bytes(-len(values) % width) + value
+        return ByPointer(
+            kernel_symbol(self._spec), built.payload, self._shared(built), blocks, block,
+            bytes(values), [i for kind, i in self._parameters if kind == "input"],
+        )  # fmt: skip
+
+    def _by_value(self, kind: str, fact: Facts) -> bytes:
+        """A number, or an array's shape or strides."""
+        if kind == "value":
+            return ctypes.string_at(fact.pointer, fact.dtype.itemsize)
+        numbers = fact.shape if kind == "shape" else fact.strides
+        if self._in_cuda:
+            numbers += (0,) * (CUDA_RANK - len(numbers))
+        return struct.pack(f"={len(numbers)}{'i' if kind == 'shape' else 'q'}", *numbers)
+
+    def _extent_by_pointer(self, inputs: Sequence[Facts], launch: Launch, i: int) -> bytes:
+        """Which elements an array has, before it is evaluated or copied."""
+        shape = launch.output_shapes[i - len(inputs)] if i >= len(inputs) else inputs[i].shape
+        if i < len(inputs) and not self._spec.kernel.ensure_row_contiguous:
+            return _extent(*extent(shape, inputs[i].strides))
+        return _extent(0, math.prod(shape))
+
+    def _sizes(self, form: Form, launch: Launch) -> bytes:
+        """`fr::launch`."""
+        launch = dealt(form, launch)
+        return _LAUNCH.pack(*launch.grid, *launch.threadgroup, *groups_of(launch))
+
+    def _blocks(self, form: Form, launch: Launch) -> tuple[Sizes, Sizes]:
+        """The blocks of the CUDA grid and the threads of a block, along x, y and z.
+
+        Raises:
+            DeviceError: CUDA cannot launch so many.
+        """
+        try:
+            return blocks_of(form, launch)
+        except OverflowError as error:
+            raise DeviceError(
+                f"kernel {self._spec.kernel.name!r}: grid {launch.grid} with threadgroup "
+                f"{launch.threadgroup} has {error}, more than CUDA can launch."
+            ) from None
+
+    def failure(self, status: int, launch: Launch, arrays: list[Facts]) -> DeviceError:
+        """The error for a launch that ended with ``status``, a CUresult."""
+        return self._driver.failure(
+            status,
+            f"kernel {self._spec.kernel.name!r} (grid {launch.grid}, threadgroup "
+            f"{launch.threadgroup}, cuda:{self._ordinal})",
+        )
+
+    def _plan(self, inputs: Sequence[Facts], outputs: Sequence[Facts], launch: Launch) -> _CudaPlan:
+        """The plan for the launch's sizes, and for whether its arrays are aligned."""
+        pointers = [inputs[i].pointer for i in self._arrays] + [f.pointer for f in outputs]
+        if any(pointer % ALIGNMENT for pointer in pointers):
+            launch = launch._replace(aligned=False)
+        key = (launch.grid, launch.threadgroup, launch.aligned)
+        return self._plans.get(key) or self._made(launch, key)
+
+    def _made(self, launch: Launch, key: tuple[object, ...]) -> _CudaPlan:
+        form, function = self._loaded(launch)
+        blocks, block = self._blocks(form, launch)
+        plan = _CudaPlan(function, blocks, block, self._sizes(form, launch), launch.aligned)
+        threads = block[0] * block[1] * block[2]
+        if threads > plan.function.most_threads:
+            raise DeviceError(
+                f"kernel {self._spec.kernel.name!r}: a threadgroup of {threads} threads needs more "
+                f"registers than the GPU has; {plan.function.most_threads} threads fit."
+            )
+        if len(self._plans) >= _MOST_PLANS:
+            self._plans.clear()
+        return self._plans.setdefault(key, plan)
+
+    def _loaded(self, launch: Launch) -> tuple[Form, LoadedFunction]:
+        """The form of a launch, and what is loaded for it."""
+        key = (*possible_forms(launch), most_registers(launch))
+        with self._lock:
+            loaded = self._functions.get(key)
+            if loaded is None:
+                form, built = self._device.built(self._spec, launch)
+                registers = most_registers(dealt(form, launch))
+                same = built.payload, registers  # of several forms
+                function = self._loads.get(same)
+                if function is None:
+                    function = self._loads[same] = self._driver.load(
+                        self._ordinal, built.payload, kernel_symbol(self._spec),
+                        self._shared(built), registers,
+                    )  # fmt: skip
+                loaded = self._functions[key] = form, function
+        return loaded
+
+    def _shared(self, built: Binary) -> int:
+        """The bytes of dynamic shared memory of a launch."""
+        dynamic = self._spec.kernel.shared_memory
+        if not dynamic:
+            return built.shared
+        most = self._driver.shared_memory(self._ordinal)
+        if dynamic + built.memory > most:
+            own = f" and {built.memory} of the body's own" if built.memory else ""
+            raise DeviceError(
+                f"kernel {self._spec.kernel.name!r}: shared_memory={dynamic} bytes{own}, but "
+                f"a block of cuda:{self._ordinal} ({self._driver.name(self._ordinal)}) has {most} "
+                "at most."
+            )
+        return dynamic
+
+    def _pack(
+        self, inputs: Sequence[Facts], outputs: Sequence[Facts], plan: _CudaPlan, base: int | None
+    ) -> tuple[ctypes.Array[ctypes.c_char], int, list[int]]:
+        """A launch in one block of memory: `cuda_call`, an address or value per array, what else
+        the kernel takes by value, and the table of where each argument stands.
+
+        Args:
+            inputs, outputs, plan: what is launched.
+            base: the address that the block will be copied to; None means that it stays.
+
+        Returns:
+            The block, where the table begins, and the offsets of all that points into the block.
+        """
+        arrays = [*inputs, *outputs]
+        data = bytearray(_HEAD.size)
+        slots = [f.pointer for f in arrays]
+        for i in self._values:
+            fact = inputs[i]
+            value = ctypes.string_at(fact.pointer, fact.dtype.itemsize)
+            slots[i] = int.from_bytes(value.ljust(8, b"\0"), "little")
+        data += struct.pack(f"={len(slots)}Q", *slots)
+        where = []
+        for kind, i in self._parameters:
+            if kind in ("input", "value", "output"):
+                where.append(_HEAD.size + 8 * (i + len(inputs) * (kind == "output")))
+                continue
+            where.append(len(data))
+            if kind == "launch":
+                data += plan.sizes
+            elif kind == "extent":
+                array = arrays[i]  # without an address it is absent or empty
+                data += _extent(*extent(array.shape, array.strides) if array.pointer else (0, 0))
+            else:
+                data += self._by_value(kind, inputs[i])
+            data += bytes(-len(data) % 8)
+        table = len(data)
+        function = plan.function
+        _HEAD.pack_into(
+            data, 0, function.handle, function.context, *plan.blocks, *plan.block, function.shared,
+            self._ordinal, self._number, table,
+        )  # fmt: skip
+        block = ctypes.create_string_buffer(table + 8 * len(where))
+        at = ctypes.addressof(block) if base is None else base
+        ctypes.memmove(block, bytes(data), table)
+        struct.pack_into(f"={len(where)}Q", block, table, *[at + offset for offset in where])
+        return block, table, [table + 8 * n for n in range(len(where))]
+
+
+def _extent(first: int, count: int) -> bytes:
+    """`fr::extent`."""
+    return _EXTENT.pack(first, count, min(count, 1 << 31), 0)

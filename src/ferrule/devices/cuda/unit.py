@@ -1,0 +1,165 @@
+"""CUDA units on NVIDIA GPUs: found in the cache or compiled, loaded, launched step by step."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import struct
+import threading
+from collections.abc import Sequence
+
+from ... import cache
+from ...errors import DeviceError, ToolchainError
+from ...source.cuda import unit as cuda_unit
+from ...tools import nvrtc
+from ...tools.driver import LoadedFunction, driver
+from ...unit import Fill, Run, Step, UnitSpec
+from ..digests import generator_digest, header_digest
+from ..protocol import UnitBinary
+
+SCHEMA = "1"  # raised when the same text, options and compiler would run differently
+_FIRST_SPECIFIC = 90  # the first sm_ that has one with an "a"
+_CLUSTERS = (9, 0)  # the first compute capability that has them
+
+
+def built(spec: UnitSpec, architecture: str) -> UnitBinary:
+    """The machine code of a unit, from the disk cache where it is there.
+
+    Raises:
+        CompileError: NVRTC refused the text, or a step does not fit its function.
+        ToolchainError: there is no NVRTC, or CUDA's headers are missing.
+        DeviceError: NVRTC does not know the architecture.
+    """
+    text, disk = cuda_unit.text(spec), cache.default()
+    number = architecture.removeprefix("sm_")
+    if spec.specific and number.isdecimal() and int(number) >= _FIRST_SPECIFIC:
+        architecture += "a"
+    likely = nvrtc.likely()  # to load NVRTC takes 10 ms, which what is in the cache need not
+    if likely is not None:
+        cached = disk.get(_key(spec, text, architecture, *likely))
+        if cached is not None:
+            return _unpacked(cached, architecture, text)
+    compiler = nvrtc.find_nvrtc()
+    if compiler is None:
+        raise ToolchainError(
+            f"unit {spec.name!r}: NVRTC, the compiler for CUDA, was not found; "
+            "`pip install nvidia-cuda-nvrtc` installs it."
+        )
+    compiler.check_architecture(f"unit {spec.name!r}", architecture)
+    headers = nvrtc.find_headers(compiler)
+
+    def make() -> bytes:
+        from .unit_build import build  # what is in the cache needs none of it
+
+        return _packed(build(spec, text, compiler, headers, architecture))
+
+    key = _key(spec, text, architecture, compiler.path, compiler.identity)
+    return _unpacked(disk.get_or_make(key, make), architecture, text)
+
+
+def _key(spec: UnitSpec, text: str, architecture: str, path: str, identity: str) -> str:
+    """The key of a unit's machine code."""
+    described = json.dumps([text, spec.headers, spec.options, spec.functions])
+    libraries = nvrtc.headers_identity(path)
+    digests = header_digest(), generator_digest(), identity, libraries
+    return cache.digest("cuda unit", SCHEMA, *digests, architecture, described)
+
+
+def _packed(binary: UnitBinary) -> bytes:
+    header = json.dumps([binary.names, binary.log]).encode()
+    return header + b"\0" + binary.payload
+
+
+def _unpacked(data: bytes, architecture: str, text: str) -> UnitBinary:
+    header, payload = data.split(b"\0", 1)
+    names, log = json.loads(header)
+    return UnitBinary(payload, architecture, text, log, names)
+
+
+class CudaUnitProgram:
+    """A unit on one GPU; compiled and loaded when it is first launched."""
+
+    def __init__(self, spec: UnitSpec, architecture: str, ordinal: int) -> None:
+        self._spec, self._architecture, self._ordinal = spec, architecture, ordinal
+        self._driver = driver()
+        self._numbers = {f: self._driver.number(f"{spec.name}: {f}") for f in spec.functions}
+        self._functions: dict[str, LoadedFunction] = {}
+        self._lock = threading.Lock()
+
+    def launch(self, steps: Sequence[Step], stream: int) -> None:
+        """Start the steps on a stream, one after the other; waits for nothing.
+
+        Nothing is started unless all steps can be.
+
+        Args:
+            steps: what is done, with the addresses of this call's arrays.
+            stream: a CUstream as an integer; 0 is the GPU's default stream.
+
+        Raises:
+            CompileError, ToolchainError: as `built` does.
+            DeviceError: the GPU cannot run a step, or an earlier kernel broke the process's CUDA.
+        """
+        self._driver.check_ordinal(self._ordinal)
+        functions = self._loaded()
+        for step in steps:
+            if isinstance(step, Run):
+                self._check(step, functions[step.function])
+        for step in steps:
+            if isinstance(step, Run):
+                self._run(step, functions[step.function], stream)
+            elif isinstance(step, Fill):
+                self._driver.fill(self._ordinal, step.address, step.times, step.pattern, stream)
+            else:
+                self._driver.copy(self._ordinal, step.to, step.source, step.size, stream)
+
+    def _loaded(self) -> dict[str, LoadedFunction]:
+        with self._lock:
+            if not self._functions:
+                binary = built(self._spec, self._architecture)
+                image = binary.payload
+                self._functions = self._driver.load_all(self._ordinal, image, binary.names)
+            return self._functions
+
+    def _label(self, step: Run) -> str:
+        cluster = f", cluster {step.cluster}" if step.cluster else ""
+        return (
+            f"step {step.function!r} of unit {self._spec.name!r} (blocks {step.blocks}, block "
+            f"{step.block}{cluster}, cuda:{self._ordinal})"
+        )
+
+    def _check(self, step: Run, function: LoadedFunction) -> None:
+        """Refuse what this GPU cannot launch, and let it launch what needs its leave."""
+        threads = step.block[0] * step.block[1] * step.block[2]
+        if threads > function.most_threads:
+            raise DeviceError(
+                f"{self._label(step)}: a block of {threads} threads needs more registers than the "
+                f"GPU has, or than __launch_bounds__ says; {function.most_threads} threads fit."
+            )
+        if step.cluster is not None and self._driver.capability(self._ordinal) < _CLUSTERS:
+            raise DeviceError(
+                f"{self._label(step)}: {self._driver.name(self._ordinal)} has no clusters, which "
+                "came with compute capability 9.0. Give the op an implementation without them."
+            )
+        if step.shared > function.allowed:
+            most = self._driver.shared_memory(self._ordinal)
+            if step.shared + function.static > most:
+                own = f" and {function.static} of the function's own" if function.static else ""
+                raise DeviceError(
+                    f"{self._label(step)}: shared_memory={step.shared} bytes{own}, but a block of "
+                    f"cuda:{self._ordinal} ({self._driver.name(self._ordinal)}) has {most} at most."
+                )
+            self._driver.allow_shared(function, step.shared)
+
+    def _run(self, step: Run, function: LoadedFunction, stream: int) -> None:
+        count = len(step.arguments)
+        block = ctypes.create_string_buffer(16 * max(count, 1))  # values, then their addresses
+        at = ctypes.addressof(block)
+        values = b"".join(argument.ljust(8, b"\0") for argument in step.arguments)
+        table = struct.pack(f"={count}Q", *range(at, at + 8 * count, 8))
+        ctypes.memmove(block, values + table, 16 * count)
+        status = self._driver.start(
+            function, self._numbers[step.function], step.blocks, step.block, step.shared,
+            step.cluster, at + 8 * count, stream,
+        )  # fmt: skip
+        if status:
+            raise self._driver.failure(status, self._label(step))

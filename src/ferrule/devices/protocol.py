@@ -1,0 +1,284 @@
+"""Devices: who compiles, loads and launches. They never allocate arrays; hosts do."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from os import PathLike, fspath
+from typing import NamedTuple, Protocol, runtime_checkable
+
+from .. import cache
+from ..errors import DeviceError, KernelTypeError
+from ..spec import Facts, Launch, Spec
+from ..unit import Step, UnitSpec
+
+
+class Binary(NamedTuple):
+    """Compiled bytes for one `Spec` and one target.
+
+    Attributes:
+        payload: the bytes: a shared library for the CPU; for CUDA a cubin, or PTX for a
+            ``compute_…`` architecture.
+        mode: how the text runs threads, such as ``"flat"`` or ``"fibers"``; for CUDA the
+            architecture, such as ``"sm_90"``.
+        text: the text that was compiled.
+        log: what the compiler said of it: for a cubin its registers, memory and spills.
+        shared: for CUDA the bytes of dynamic shared memory that each launch must ask for.
+        memory: for CUDA the bytes of threadgroup memory in all.
+    """
+
+    payload: bytes
+    mode: str
+    text: str
+    log: str = ""
+    shared: int = 0
+    memory: int = 0
+
+    def __repr__(self) -> str:
+        return f"<ferrule.Binary {self.mode}: {len(self.payload)} bytes>"
+
+
+class Native(NamedTuple):
+    """What runtime/torch_calls.c must know to launch a kernel for launches of one form.
+
+    Attributes:
+        run, entry: addresses of ``fr_run_some`` and of the kernel, on the CPU.
+        limit: the number of CPU threads, 0 for all.
+        over_grid: on the CPU, units of work are runs of ``block`` threads along x.
+        block: see there.
+        described: the inputs whose shape and strides the body reads, a bit each.
+        call: the fields of ``cuda_call`` of runtime/cuda_launch.h, on a GPU.
+        sizes: ``fr::launch`` of include/cuda_grid.h.
+        parameters: what the kernel takes, of `source.cuda.launch.kernel_parameters`.
+        keep: what must live as long as this is used.
+    """
+
+    run: int = 0
+    entry: int = 0
+    limit: int = 0
+    over_grid: bool = False
+    block: int = 0
+    described: int = 0
+    call: tuple[int, ...] = ()
+    sizes: tuple[int, ...] = ()
+    parameters: tuple[tuple[str, int], ...] = ()
+    keep: object = None
+
+
+class UnitBinary(NamedTuple):
+    """Compiled bytes for one `UnitSpec` and one architecture.
+
+    Attributes:
+        payload: a cubin, or PTX for a ``compute_…`` architecture.
+        mode: the architecture.
+        text: the text that was compiled.
+        log: what the compiler said of it: registers, memory and spills.
+        names: what the functions that steps call are called in the payload.
+    """
+
+    payload: bytes
+    mode: str
+    text: str
+    log: str
+    names: dict[str, str]
+
+    def __repr__(self) -> str:
+        return f"<ferrule.UnitBinary {self.mode}: {len(self.payload)} bytes>"
+
+
+class Code(NamedTuple):
+    """Machine code for launches of some sizes.
+
+    Attributes:
+        payload: a shared library, or for CUDA a cubin or PTX.
+        needs: what must hold of a launch: names of ops.h.
+        blocks: for CUDA, how blocks hold threads: ``"lines"``, ``"boxes"`` or ``"any"``.
+        far: for CUDA, whether threadgroups are counted through.
+        architecture: such as ``"sm_90"``; empty for the CPU.
+        shared: for CUDA, bytes of dynamic shared memory.
+        symbols: for CUDA, the names of its functions: one, or in the order of a unit's
+            `functions`.
+        each: for CUDA, threadgroups that a block carries out.
+        aligned: for CUDA, whether arrays begin at multiples of 16 bytes.
+    """
+
+    payload: bytes
+    needs: tuple[str, ...] = ()
+    blocks: str = "lines"
+    far: bool = False
+    architecture: str = ""
+    shared: int = 0
+    symbols: tuple[str, ...] = ()
+    each: int = 1
+    aligned: bool = False
+
+
+class Program(Protocol):
+    """A kernel that is loaded and can be launched."""
+
+    def launch(
+        self, inputs: Sequence[Facts], outputs: Sequence[Facts], launch: Launch, stream: int = 0
+    ) -> None:
+        """Run the kernel over these arrays, which the caller keeps alive."""
+        ...
+
+    def repeat(
+        self, inputs: Sequence[Facts], outputs: Sequence[Facts], launch: Launch
+    ) -> tuple[object, ...] | None:
+        """How runtime/fastcall.c launches this again; None where it cannot, or need not yet."""
+        ...
+
+    def native(self, inputs: Sequence[Facts], outputs: Sequence[Facts], launch: Launch) -> Native:
+        """How runtime/torch_calls.c launches this; of a grid without threads, what only fills."""
+        ...
+
+    def failure(self, status: int, launch: Launch, arrays: list[Facts]) -> DeviceError:
+        """The error for a launch by runtime/fastcall.c that ended with ``status``."""
+        ...
+
+
+class Device(Protocol):
+    """One place where kernels run."""
+
+    name: str
+
+    def text(self, spec: Spec, launch: Launch | None = None) -> str:
+        """What the kernel becomes on this device."""
+        ...
+
+    def compile(self, spec: Spec, launch: Launch | None = None) -> Binary:
+        """The compiled kernel, from the disk cache where it is there; launches nothing."""
+        ...
+
+    def program(self, spec: Spec) -> Program:
+        """The loaded kernel, remembered per `Spec`."""
+        ...
+
+    def packaged(self, spec: Spec, example: Launch | None, threads: int) -> tuple[Code, ...]:
+        """The machine code for launches of every size, that for the example's sizes first.
+
+        A program in a process compiles the form of a launch when it first meets one. A package
+        meets launches that nobody has seen, so it has a form that serves them all, and before it
+        the one for the sizes of the export, which most calls will have.
+
+        Args:
+            threads: how many a threadgroup may have.
+        """
+        ...
+
+
+class UnitProgram(Protocol):
+    """A CUDA unit on one GPU; compiled and loaded when it is first launched."""
+
+    def launch(self, steps: Sequence[Step], stream: int) -> None:
+        """Start the steps, one after the other; waits for nothing."""
+        ...
+
+
+@runtime_checkable
+class NvidiaDevice(Device, Protocol):
+    """A device that runs CUDA units, or compiles them, and whose kernels can be carried."""
+
+    def unit_binary(self, spec: UnitSpec) -> UnitBinary:
+        """The machine code of a unit."""
+        ...
+
+    def unit_program(self, spec: UnitSpec) -> UnitProgram:
+        """A unit on this GPU."""
+        ...
+
+    def carry(self, spec: Spec, launch: Launch | None, to: cache.Cache) -> Binary:
+        """Compile a kernel, and put it where another machine's cache can be filled from."""
+        ...
+
+
+# What makes devices, by how their names begin: ``"cpu"``, ``"cuda"``, ``"sm"``. None for a name
+# that is no device's.
+offered: dict[str, Callable[[str], Device | None]] = {}
+
+
+def get(name: str) -> Device:
+    """The device called ``"cpu"``, ``"cuda"`` or ``"cuda:0"`` …; or one that only compiles, for an
+    NVIDIA architecture such as ``"sm_90"`` or, to PTX, ``"compute_90"``.
+
+    Raises:
+        DeviceError: there is no such device here.
+    """
+    if not isinstance(name, str):
+        raise KernelTypeError(f"device: got {name!r}, expected a name such as 'cpu' or 'cuda'.")
+    if name == "metal":
+        raise DeviceError(
+            "Metal's text is compiled by MLX on Apple's GPUs; `text('metal', …)` shows it."
+        )
+    make = offered.get(re.split("[:_]", name, maxsplit=1)[0])
+    device = None if make is None else make(name)
+    if device is not None:
+        return device
+    if name.split(":")[0] == "mps":
+        raise DeviceError(
+            "kernels on Apple's GPUs are launched by torch, for ops alone: declare one with "
+            "ferrule.op, or give tensors on the CPU."
+        )
+    raise DeviceError(
+        f"there is no device {name!r}; expected 'cpu', 'cuda', or an architecture such as 'sm_90'."
+    )
+
+
+def compile_unit(name: str, spec: UnitSpec) -> UnitBinary:
+    """The machine code of a CUDA unit; needs no GPU.
+
+    Args:
+        name: ``"cuda"``, ``"cuda:0"`` …, or an architecture such as ``"sm_90"``.
+        spec: the unit.
+
+    Raises:
+        CompileError: NVRTC refused the text, or a step does not fit its function.
+        ToolchainError: there is no NVRTC, or CUDA's headers are missing.
+        DeviceError: there is no such device, or NVRTC does not know its architecture.
+    """
+    return _nvidia(name, spec).unit_binary(spec)
+
+
+def unit_program(name: str, spec: UnitSpec) -> UnitProgram:
+    """A CUDA unit on one GPU; compiled and loaded when it is first launched.
+
+    Raises:
+        DeviceError: there is no driver or no such GPU.
+    """
+    return _nvidia(name, spec).unit_program(spec)
+
+
+def packaged_unit(name: str, spec: UnitSpec) -> Code:
+    """The cubin of a CUDA unit for an architecture; it is right for every launch.
+
+    Raises:
+        CompileError, ToolchainError, DeviceError: as `compile_unit` does.
+    """
+    built = compile_unit(name, spec)
+    symbols = tuple(built.names[function] for function in spec.functions)
+    return Code(built.payload, architecture=built.mode, symbols=symbols)
+
+
+def _nvidia(name: str, spec: UnitSpec) -> NvidiaDevice:
+    device = get(name)
+    if not isinstance(device, NvidiaDevice):
+        raise DeviceError(f"unit {spec.name!r} runs on NVIDIA GPUs alone, not on {name!r}.")
+    return device
+
+
+def carry(name: str, spec: Spec, launch: Launch | None, folder: str | PathLike[str]) -> Binary:
+    """Compile for an NVIDIA GPU, into a folder from which another machine's cache can be filled.
+
+    Raises:
+        DeviceError: the device is no NVIDIA GPU, or the folder cannot be written.
+    """
+    device = get(name)
+    if not isinstance(device, NvidiaDevice):
+        raise DeviceError(
+            f"carry_to: kernels are carried to NVIDIA GPUs alone, not to {name!r}; expected an "
+            "architecture such as 'sm_90'."
+        )
+    to = cache.Cache(fspath(folder), quiet=True)
+    if to.reason_disabled is not None:
+        raise DeviceError(f"carry_to: {to.path} cannot be written: {to.reason_disabled}.")
+    return device.carry(spec, launch, to)

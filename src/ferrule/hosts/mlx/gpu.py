@@ -1,0 +1,269 @@
+"""Ops of MLX's graphs on GPUs, where Python must see to it: CUDA units and kernels that C has no
+room for, captured as graphs of CUDA; and, on Apple's GPUs, MLX's own node, with the inputs that it
+takes in files, too."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+import mlx.core as mx
+import numpy as np
+
+from ... import cache, dtypes
+from ...dtypes import Dtype
+from ...errors import DeviceError, KernelError
+from ...kernels import arguments
+from ...operators import call as op_call
+from ...operators.bodies import KernelBody
+from ...operators.entries import Request
+from ...operators.launch import launch, read_dims
+from ...operators.runners import Runner
+from ...operators.unit_call import memset_pattern, run_unit
+from ...operators.unit_steps import CudaUnit
+from ...spec import Facts, Shape, row_contiguous_strides
+from ...tools.driver import driver
+from . import arrays as mlx
+from .build import bound
+
+if TYPE_CHECKING:
+    from ...devices.cuda.program import CudaProgram
+    from ...kernel import Kernel
+    from ...operators.op import Op
+    from ...rules.rule import Binding
+
+
+def captured(
+    op: Op, scratch: Callable[[int], int | None], values: tuple[Any, ...],
+    input_pointers: tuple[int, ...], output_pointers: tuple[int, ...], queue: int, ordinal: int,
+) -> tuple[str, ...]:  # fmt: skip
+    """Launch a unit or kernel on a stream that is being captured.
+
+    Args:
+        op, values: what is run; the arrays are not touched.
+        scratch: gives the address of so many bytes, which live until the kernels have run.
+        input_pointers, output_pointers: the addresses of the arrays; 0 of inputs that are none.
+        queue, ordinal: the stream and the GPU.
+
+    Returns:
+        What tells this graph from others that differ in more than addresses and sizes, ``""`` where
+        nothing was launched; nothing at all where a Python function is to be called.
+    """
+    device = f"cuda:{ordinal}"
+    facts = _facts(op, values, device, input_pointers)
+    binding, results = op_call.bound(op, facts)
+    body = op_call.choose(op, device, binding)
+    if isinstance(body, Runner):
+        return ()
+    outputs = [
+        Facts(kind, shape, row_contiguous_strides(shape), pointer, device)
+        for (shape, kind), pointer in zip(results, output_pointers, strict=True)
+    ]
+    if isinstance(body, CudaUnit):
+        run_unit(
+            op.name, op.rule, body, cast(Any, _CapturedArrays(outputs, scratch)), lambda y: y,
+            device, queue, binding, facts, results,
+        )  # fmt: skip
+        unit_launch = body.launch_for(binding)
+        steps = [
+            (type(step).__name__, getattr(step, "cluster", None)) for step in unit_launch.steps
+        ]
+        return (cache.digest(op.digest, repr(steps), repr(unit_launch.template)) if steps else "",)
+    kernel_launch = body.launch_for(binding)
+    if kernel_launch.fill is not None:
+        for i, fact in enumerate(outputs):
+            value = arguments.fill_value(body.kernel, i, kernel_launch.fill, fact.dtype)
+            pattern = np.array(value).astype(fact.dtype.numpy).tobytes()
+            _fill(op, ordinal, fact, pattern, queue)
+    launch(op.name, op.rule, body, kernel_launch, binding, device, queue, facts, outputs)
+    filled = kernel_launch.fill is not None
+    return (cache.digest(op.digest, body.kind, repr(kernel_launch.template), repr(filled)),)
+
+
+def by_mlx(
+    values: tuple[Any, ...], request_address: int, fill_address: int, contiguous: int
+) -> list[mx.array]:
+    """The outputs of a kernel that MLX launches: `mx.fast.precompiled_cuda_kernel`.
+
+    Args:
+        values: the inputs: arrays, numbers, None.
+        request_address: the address of the request for what is launched.
+        fill_address: that of the element that the first output is filled with, or 0.
+        contiguous: inputs are copied unless they are row-contiguous.
+    """
+    request = Request.from_address(request_address)
+    prepared = bound[request.op].prepared(request)
+    init_value: Any = prepared.launch.fill
+    output_dtypes = [mlx.DTYPES[output.dtype.name] for output in prepared.outputs]
+    if fill_address:
+        kind = prepared.outputs[0].dtype
+        init_value = np.frombuffer(ctypes.string_at(fill_address, kind.itemsize), kind.numpy)[0]
+        if kind.numpy.type(float(np.float32(init_value))) != init_value:
+            raise KernelError(
+                f"init_value={init_value!r} of {kind.name} is no float32, and MLX {mx.__version__} "  # type: ignore[attr-defined]
+                "takes no other."
+            )
+    if 0 in prepared.launch.grid:
+        pairs = zip(prepared.outputs, output_dtypes, strict=True)
+        return [mx.full(output.shape, float(init_value or 0), dtype) for output, dtype in pairs]
+    cuda_launch = cast("CudaProgram", prepared.program).by_pointer(prepared.inputs, prepared.launch)
+    by_value = mx.array(np.frombuffer(cuda_launch.values, np.uint8))
+    inputs = [
+        values[i] if isinstance(values[i], mx.array) else by_value for i in cuda_launch.arrays
+    ]
+    blocks, (x, y, z) = cuda_launch.blocks, cuda_launch.block
+    outputs: list[mx.array] = mx.fast.precompiled_cuda_kernel(
+        name=cuda_launch.symbol, compiled_source=cuda_launch.image, inputs=[*inputs, by_value],
+        output_shapes=[output.shape for output in prepared.outputs], output_dtypes=output_dtypes,
+        scalars=[], grid=(blocks[0] * x, blocks[1] * y, blocks[2] * z), threadgroup=(x, y, z),
+        init_value=None if init_value is None else float(init_value),
+        shared_memory=cuda_launch.shared, ensure_row_contiguous=bool(contiguous),
+    )  # fmt: skip
+    mx.async_eval(outputs)  # type: ignore[no-untyped-call]
+    return outputs
+
+
+def by_stock_node(op: Op, values: tuple[Any, ...]) -> list[mx.array]:
+    """The outputs of MLX's own `mx.fast.metal_kernel` for an op's `metal` body."""
+    facts = _facts(op, values, "metal", (0,) * len(values))
+    binding, results = op_call.bound(op, facts)
+    body = op_call.choose(op, "metal", binding)
+    if not isinstance(body, KernelBody):
+        raise KernelError(f"[op] op {op.name!r} has no `metal` body for these sizes.")
+    kernel_launch = body.launch_for(binding)
+    inputs = stock_arrays(values, *stock_inputs(op, facts, binding, body))
+    return call_stock(
+        body.kernel, inputs, [shape for shape, _ in results], [kind for _, kind in results],
+        kernel_launch.grid, kernel_launch.threadgroup, kernel_launch.template, kernel_launch.fill,
+    )  # fmt: skip
+
+
+def stock_inputs(
+    op: Op, facts: Mapping[str, Facts | float | None], binding: Binding, body: KernelBody
+) -> tuple[list[tuple[Dtype, Shape]], list[int]]:
+    """The inputs of an op's kernel, as MLX's own kernels take them.
+
+    Args:
+        op, body: whose kernel.
+        facts: per input of the op the facts of the array, the number, or None.
+        binding: the rule's binding for these.
+
+    Returns:
+        Dtype and shape of each; and the dims that are the last of them.
+    """
+    inputs: list[tuple[Dtype, Shape]] = []
+    for argument in op.rule.inputs:
+        value = facts[argument.name]
+        if isinstance(value, Facts):
+            # A body indexes what is declared as *S, also where S is no dims.
+            inputs.append((value.dtype, (1,) if argument.dims and not value.shape else value.shape))
+        else:
+            kind = dtypes.BY_NAME[binding.dtypes.get(argument.dtype, argument.dtype)]
+            inputs.append((kind, (1,) * len(argument.dims or ())))
+    sizes = read_dims(body, binding)
+    return inputs + [(dtypes.int32, ())] * len(sizes), sizes
+
+
+def stock_arrays(
+    values: Sequence[Any], inputs: Sequence[tuple[Dtype, Shape]], sizes: Sequence[int]
+) -> list[mx.array]:
+    """The arrays for `stock_inputs`, of an op's inputs: arrays, numbers, and None."""
+    arrays: list[mx.array] = []
+    for value, (kind, shape) in zip(values, inputs, strict=False):
+        if not isinstance(value, mx.array):  # what is absent must be something
+            arrays.append(constant(0 if value is None else value, kind, shape))
+        elif value.shape == shape:
+            arrays.append(value)
+        else:
+            arrays.append(mx.expand_dims(value, 0))  # batches of a reshape would have fixed sizes
+    return arrays + [constant(size, dtypes.int32, ()) for size in sizes]
+
+
+def constant(value: float, kind: Dtype, shape: Shape) -> mx.array:
+    """An array of one element, which a file holds as it is and not as what makes it."""
+    if kind.name in ("bfloat16", "float64"):  # which MLX casts to, from NumPy's arrays
+        return mx.array(value, mlx.DTYPES[kind.name]).reshape(shape)
+    return mx.array(np.full(shape, value, kind.numpy))
+
+
+def _facts(
+    op: Op, values: Sequence[Any], device: str, pointers: Sequence[int]
+) -> dict[str, Facts | float | None]:
+    """The facts, numbers and None of an op's inputs, by their names."""
+    return {
+        argument.name: mlx.described(value, device, pointer)
+        if isinstance(value, mx.array)
+        else value
+        for argument, value, pointer in zip(op.rule.inputs, values, pointers, strict=True)
+    }
+
+
+def on_metal(stream: object) -> bool:
+    """Whether a kernel's call with this stream, device or None is for an Apple GPU."""
+    if os.uname().sysname != "Darwin":
+        return False
+    device: Any = mx.default_device() if stream is None else getattr(stream, "device", stream)
+    return bool(device == mx.gpu or device == mx.Device(mx.gpu))
+
+
+def call_stock(
+    kernel: Kernel, inputs: Sequence[mx.array], shapes: Sequence[Shape], kinds: Sequence[Dtype],
+    grid: Sequence[int], threadgroup: Sequence[int],
+    template: Sequence[tuple[str, int | bool | Dtype]], fill: float | None, stream: Any = None,
+) -> list[mx.array]:  # fmt: skip
+    """The outputs of a kernel by MLX's own `mx.fast.metal_kernel`: MLX's node and text."""
+    values: Any = [
+        (name, mlx.DTYPES[value.name] if isinstance(value, Dtype) else value)
+        for name, value in template
+    ]
+    outputs: list[mx.array] = _stock_kernel(kernel)(
+        inputs=list(inputs), template=values, grid=tuple(grid), threadgroup=tuple(threadgroup),
+        output_shapes=list(shapes), output_dtypes=[mlx.DTYPES[kind.name] for kind in kinds],
+        init_value=None if fill is None else float(fill), stream=stream,
+    )  # fmt: skip
+    return outputs
+
+
+@functools.lru_cache(maxsize=1024)
+def _stock_kernel(kernel: Kernel) -> Any:
+    options: Any = {}  # older versions have none
+    if kernel.math_mode != "safe":
+        options["compile_options"] = {"math_mode": kernel.math_mode}
+    return mx.fast.metal_kernel(
+        kernel.name, list(kernel.input_names), list(kernel.output_names), kernel.source,
+        header=kernel.header, ensure_row_contiguous=kernel.ensure_row_contiguous,
+        atomic_outputs=kernel.atomic_outputs, **options,
+    )  # fmt: skip
+
+
+def _fill(op: Op, ordinal: int, fact: Facts, element: bytes, queue: int) -> None:
+    part = memset_pattern(element)
+    if part is None:
+        raise KernelError(
+            f"[op] op {op.name!r}: `init_value` is of {fact.dtype.name} and no memset does it: "
+            "the halves of its 8 bytes differ."
+        )
+    if fact.size:
+        times = fact.size * len(element) // len(part)
+        driver().fill(ordinal, fact.pointer, times, part, queue)
+
+
+class _CapturedArrays:
+    """Gives a unit its arrays while it is captured: outputs that are there, then scratch."""
+
+    def __init__(self, outputs: Sequence[Facts], scratch: Callable[[int], int | None]) -> None:
+        self.outputs, self.scratch = iter(outputs), scratch
+
+    def empty(self, shape: Shape, dtype: Dtype, device: str) -> Facts:
+        output = next(self.outputs, None)
+        if output is not None:
+            return output
+        size = math.prod(shape) * dtype.itemsize
+        pointer = self.scratch(size)
+        if not pointer:
+            raise DeviceError(f"{device} has no {size} bytes for a unit's scratch.")
+        return Facts(dtype, shape, row_contiguous_strides(shape), pointer, device)

@@ -1,0 +1,347 @@
+"""Calls of `metal_kernel` and `cuda_kernel` as nodes of MLX's graphs.
+
+A node has the sizes of the call as numbers, or follows expressions of its inputs' shapes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import mlx.core as mx
+import numpy as np
+
+from ... import dtypes
+from ...dtypes import Dtype
+from ...errors import KernelError, KernelTypeError
+from ...kernels import arguments
+from ...operators import entries as op_entries
+from ...operators.entries import Bound, Prepared, Request
+from ...rules.bytecode import compile_rule
+from ...spec import Facts, Input, Launch, Shape, Spec, row_contiguous_strides
+from . import arrays as mlx
+from . import gpu as mlx_gpu
+from .build import library, loaded, number_of
+from .node import answering, why
+
+if TYPE_CHECKING:
+    from ...kernel import Kernel
+    from ...kernels.sizes import Sizes
+
+_int64 = ctypes.c_int64
+_LONGEST = 2**31 - 1
+_MOST_PLANS = 4096
+Template = tuple[tuple[str, int | bool | Dtype], ...]
+
+
+class BoundKernel(Bound):
+    """A kernel whose sizes are numbers, as C runs it."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        super().__init__()
+        self.kernel = kernel
+        self.templates: list[Template] = []
+        self.indices: dict[object, int] = {}  # of templates
+        s = self.structure
+        s.inputs, s.outputs, s.bodies = len(kernel.input_names), len(kernel.output_names), 1
+        for i, name in enumerate(kernel.output_names):
+            s.output_names[i] = name.encode()
+        body = s.body[0]
+        on_cpu = op_entries.CPU if kernel.language == "metal" else 0
+        body.devices = op_entries.CUDA | on_cpu
+        body.when, body.templates = -1, 1
+        body.contiguous = kernel.ensure_row_contiguous
+        body.atomics = "atomic" in kernel.source + kernel.header
+        self.plans: dict[object, int] = {}
+        self.number = number_of(self)
+        op_entries.kept.append(self)
+        self.calls = loaded().fr_mlx_calls(len(kernel.input_names))
+        self.answer = answering(self._answer, f"kernel {kernel.name!r}")
+        op_entries.kept.append(self.answer)
+
+    def prepared(self, request: Request) -> Prepared:
+        """The program and arguments for a request."""
+        from ...devices import protocol as devices
+
+        device = "cpu" if request.device_type == op_entries.CPU else f"cuda:{request.device}"
+        inputs = []
+        for i in range(self.structure.inputs):
+            array = request.input[i]
+            shape: Shape = tuple(array.sizes[d] for d in range(array.ndim))
+            strides = tuple(request.strides[i][d] for d in range(array.ndim))
+            inputs.append(
+                Facts(dtypes.ALL[array.dtype], shape, strides, request.pointer[i] or 0, device)
+            )
+        outputs = []
+        for i in range(self.structure.outputs):
+            out = request.output[i]
+            shape = tuple(out.sizes[d] for d in range(out.ndim))
+            strides = row_contiguous_strides(shape)
+            outputs.append(Facts(dtypes.ALL[out.dtype], shape, strides, 0, device))
+        sizes = [request.grid[i] for i in range(6)]
+        shapes = tuple(fact.shape for fact in outputs)
+        grid, threadgroup = (sizes[0], sizes[1], sizes[2]), (sizes[3], sizes[4], sizes[5])
+        launch = Launch(grid, threadgroup, shapes, None, ())
+        spec = Spec(
+            self.kernel, tuple(Input(f.dtype, len(f.shape)) for f in inputs),
+            tuple(f.dtype for f in outputs), self.template(request),
+        )  # fmt: skip
+        program = devices.get(device).program(spec)
+        return Prepared(program, inputs, outputs, launch).placed(request)
+
+    def template(self, request: Request) -> Template:
+        """The template of a request."""
+        index: int = request.template_value[0]
+        return self.templates[index]
+
+    def _answer(self, query: str, *args: Any) -> tuple[Any, ...]:
+        if query == "by_mlx":
+            return tuple(mlx_gpu.by_mlx(*args))
+        if query == "stale":
+            raise stale(self.kernel, *args[0])
+        raise without_rule(self.kernel, query)
+
+    def plan(
+        self, shapes: Sequence[Shape], output_dtypes: Sequence[Dtype], grid: tuple[int, int, int],
+        threadgroup: tuple[int, int, int], template: Template, fills: bytes | None,
+    ) -> int:  # fmt: skip
+        """The plan, in C, of nodes of this kernel with these numbers; kept for later calls."""
+        kinds = tuple([type(value) for _, value in template])
+        key = (tuple(shapes), tuple(output_dtypes), grid, threadgroup, template, kinds, fills)
+        plan = self.plans.get(key)
+        if plan is not None:
+            return plan
+        check_shapes(self.kernel, shapes)
+        index = self.indices.setdefault((template, kinds), len(self.templates))
+        if index == len(self.templates):
+            self.templates.append(template)
+        native = loaded()
+        if len(self.plans) >= _MOST_PLANS:
+            native.fr_mlx_forget(self.plans.pop(next(iter(self.plans))))
+        codes = [dtypes.ALL.index(dtype) for dtype in output_dtypes]
+        flat = [word for shape in shapes for word in (len(shape), *shape)]
+        plan = self.plans[key] = native.fr_mlx_fixed(
+            ctypes.addressof(self.structure), self.number, self.structure.body[0].devices,
+            f"kernel {self.kernel.name!r}".encode(), self.answer,
+            (ctypes.c_int32 * len(codes))(*codes), (_int64 * len(flat))(*flat),
+            (ctypes.c_uint32 * 6)(*grid, *threadgroup), 1, (_int64 * 1)(index), fills,
+        )  # fmt: skip
+        return int(plan)
+
+
+def check_shapes(kernel: Kernel, shapes: Sequence[Shape]) -> None:
+    """Refuse output shapes that MLX cannot have.
+
+    Raises:
+        KernelError: a size needs more than 31 bits.
+    """
+    for i, shape in enumerate(shapes):
+        if max(shape, default=0) > _LONGEST:
+            raise KernelError(
+                f"{arguments.output_label(kernel, 'output_shapes', i)}: got {shape}; MLX's arrays "
+                f"have {_LONGEST} elements along a dim at most."
+            )
+
+
+def stale(kernel: Kernel, index: int, traced: object, shape: object) -> KernelError:
+    """The error for an input of another shape than the one that a call's numbers are for."""
+    return KernelError(
+        f"{kernel.tag} kernel {kernel.name!r}: input {kernel.input_names[index]!r} has the "
+        f"shape {shape}, but grid, threadgroup and output shapes were given as numbers, in "
+        f"a shapeless trace, for {traced}. Give them as expressions of the inputs "
+        '(grid=("inp.size", 1, 1)), or declare the kernel with ferrule.op.'
+    )
+
+
+def without_rule(kernel: Kernel, rule: str) -> KernelError:
+    """The error for a derivative, or a batch, of a kernel's call."""
+    words = {"vjp": "derivative", "jvp": "forward-mode derivative", "vmap": "batching rule"}
+    return KernelError(
+        f"{kernel.tag} kernel {kernel.name!r} has no {words[rule]}: a {kernel.tag[1:-1]} call has "
+        f"none. Declare it with ferrule.op and def_{rule}, or wrap the call in an "
+        "mx.custom_function, which MLX neither compiles with shapeless=True nor exports."
+    )
+
+
+class BoundSizes(BoundKernel):
+    """A kernel whose sizes are expressions of its inputs' shapes, of certain ranks."""
+
+    def __init__(self, kernel: Kernel, sizes: Sizes, init_value: float | None) -> None:
+        super().__init__(kernel)
+        self.sizes, self.fill = sizes, init_value
+        program = compile_rule(sizes.rule, sizes.launch)
+        if program is None:
+            raise KernelError(
+                f"[metal_kernel] kernel {kernel.name!r} has more inputs and dims than expressions "
+                "can name; give its sizes as numbers."
+            )
+        self.words = (_int64 * len(program.words))(*program.words)
+        s = self.structure
+        s.program = ctypes.cast(self.words, ctypes.POINTER(_int64))
+        body = s.body[0]
+        body.grid, body.first_template, body.templates = 0, 6, len(sizes.launch) - 6
+
+    def prepared(self, request: Request) -> Prepared:
+        """The program and arguments for a request; raises what is wrong with its sizes."""
+        shapes: list[Shape] = []
+        for i, argument in enumerate(self.sizes.rule.inputs):
+            array = request.input[i]
+            if array.ndim != len(argument.dims or ()):  # other ranks have sizes of their own
+                raise KernelError(f"[metal_kernel] input {argument.name!r} has another rank.")
+            shapes.append(tuple(array.sizes[d] for d in range(array.ndim)))
+        check_numbers(self.kernel, self.sizes, shapes)
+        if not request.output or not request.grid:
+            raise KernelError(
+                f"[metal_kernel] kernel {self.kernel.name!r}: sizes for inputs of the shapes "
+                f"{', '.join(map(str, shapes))} do not fit in 64 bits."
+            )
+        return super().prepared(request)
+
+    def _answer(self, query: str, *args: Any) -> tuple[Any, ...]:
+        if query != "metal":
+            return super()._answer(query, *args)
+        (values,) = args
+        grid, threadgroup, shapes, template = self.sizes.numbers([value.shape for value in values])
+        kinds = [dtypes.BY_NAME[output.dtype] for output in self.sizes.rule.outputs]
+        return tuple(mlx_gpu.call_stock(
+            self.kernel, values, shapes, kinds, grid, threadgroup, template, self.fill
+        ))  # fmt: skip
+
+    def template(self, request: Request) -> Template:
+        """The template of a request."""
+        values = iter(request.template_value[i] for i in range(len(self.sizes.launch) - 6))
+        items = [(n, next(values) if v is None else v) for n, v in self.sizes.template]
+        return tuple(
+            (str(name), arguments.template_value(self.kernel, name, value)) for name, value in items
+        )
+
+
+def check_numbers(kernel: Kernel, sizes: Sizes, shapes: Sequence[Shape]) -> None:
+    """Refuse sizes that a call with numbers would refuse.
+
+    Raises:
+        KernelError, KernelTypeError: one is out of range; says which.
+    """
+    grid, threadgroup, outputs, template = sizes.numbers(shapes)
+    threads = arguments.axes(kernel, "grid", grid, 0)
+    arguments.threadgroup_axes(kernel, threadgroup, threads)
+    for i, output in enumerate(sizes.rule.outputs):
+        arguments.output_shape(kernel, i, outputs[i], dtypes.BY_NAME[output.dtype])
+    for name, value in template:
+        arguments.template_value(kernel, name, value)
+    if 0 in threads:
+        arguments.check_empty(kernel, threads, outputs)
+
+
+_following: dict[object, tuple[BoundSizes, int]] = {}  # with their plans
+
+
+def _plan_of(kernel: Kernel, sizes: Sizes, init_value: float | None, fills: bytes | None) -> int:
+    """The plan, in C, of nodes of a kernel with these expressions."""
+    template = tuple([(name, type(value), value) for name, value in sizes.template])
+    key = (kernel, str(sizes.rule), tuple(sizes.launch), template, fills)
+    entry = _following.get(key)
+    if entry is None:
+        bound = BoundSizes(kernel, sizes, init_value)
+        codes = [dtypes.ALL.index(dtypes.BY_NAME[y.dtype]) for y in sizes.rule.outputs]
+        plan = loaded().fr_mlx_following(
+            ctypes.addressof(bound.structure), bound.number, bound.structure.body[0].devices,
+            f"kernel {kernel.name!r}".encode(),
+            bound.answer, (ctypes.c_int32 * len(codes))(*codes), fills,
+        )  # fmt: skip
+        entry = _following[key] = bound, int(plan)
+    return entry[1]
+
+
+_kernels: dict[Kernel, BoundKernel] = {}
+
+
+def call_kernel(
+    kernel: Kernel, wants: Sequence[bool], inputs: Sequence[Any], shapes: Sequence[Shape],
+    output_dtypes: Sequence[Dtype], grid: tuple[int, int, int], threadgroup: tuple[int, int, int],
+    template: Template, init_value: float | None, stream: object,
+    memo_key: tuple[object, ...], sizes: Sizes | None,
+) -> list[mx.array] | None:  # fmt: skip
+    """The outputs of a `metal_kernel` call, as nodes; None where nodes cannot be had.
+
+    Arguments were checked, but for the inputs: arrays and scalars. By ``memo_key``, all but the
+    inputs and the stream as they were given, `again` does the same without Python. ``sizes`` are
+    the expressions that the node follows, if any size is one.
+
+    Raises:
+        KernelError, KernelTypeError, CompileError, DialectError, ToolchainError, DeviceError: as
+            the call does.
+    """
+    if sizes is None and kernel.language == "metal" and mlx_gpu.on_metal(stream):
+        arrays = tuple([array_of(kernel, wants, i, value) for i, value in enumerate(inputs)])
+        return mlx_gpu.call_stock(
+            kernel, arrays, shapes, output_dtypes, grid, threadgroup, template, init_value, stream
+        )
+    native = library()
+    if native is None:
+        return None
+    if kernel.language == "cuda" and not native.fr_mlx_has_cuda():
+        raise arguments.needs_cuda(kernel, mlx.name, "cpu")
+    arrays = tuple([array_of(kernel, wants, i, value) for i, value in enumerate(inputs)])
+    fills = None
+    if init_value is not None:
+        parts = [
+            np.array(arguments.fill_value(kernel, i, init_value, kind)).astype(kind.numpy).tobytes()
+            for i, kind in enumerate(output_dtypes)
+        ]
+        fills = b"".join(parts)
+    bound = _kernels.get(kernel)
+    if bound is None:
+        bound = _kernels[kernel] = BoundKernel(kernel)
+    if sizes is not None:
+        plan = _plan_of(kernel, sizes, init_value, fills)
+    else:
+        plan = bound.plan(shapes, output_dtypes, grid, threadgroup, template, fills)
+    result = native.fr_mlx_run(plan, arrays, stream_of(kernel, stream))
+    if result is NotImplemented:
+        raise why() or KernelError(f"[metal_kernel] kernel {kernel.name!r} cannot be called.")
+    native.fr_mlx_remember(bound.calls, memo_key, plan)
+    outputs: list[mx.array] = result
+    return outputs
+
+
+def again(kernel: Kernel) -> Any:
+    """A function in C that makes calls like earlier ones of a kernel that was called.
+
+    It takes the inputs, an MLX stream or None, and the ``memo_key`` of `call_kernel`; it gives
+    NotImplemented for what Python must look at.
+    """
+    bound = _kernels.get(kernel)  # none where MLX's own nodes are used
+    return None if bound is None else loaded().fr_mlx_again(bound.calls)
+
+
+def array_of(kernel: Kernel, wants: Sequence[bool], index: int, value: Any) -> mx.array:
+    """An input of a kernel: scalars become arrays."""
+    if not isinstance(value, mx.array):
+        fact, _ = arguments.scalar(kernel, index, value)
+        return mx.array(value, mlx.DTYPES[fact.dtype.name])
+    kind = mlx.KNOWN[value.dtype]
+    if not kind.level0 or wants[index]:
+        arguments.check_input(kernel, index, mlx.described(value, "cpu"))
+    return value
+
+
+def stream_of(kernel: Kernel, stream: object) -> Any:
+    """The stream, or None for the default one."""
+    if stream is None:
+        return None
+    try:
+        mlx.stream(stream, "cpu")
+    except KernelTypeError as error:
+        raise arguments.renamed(error, arguments.label_of(kernel, "stream")) from error
+    device: Any = stream
+    if isinstance(device, mx.Stream):
+        return device
+    if not isinstance(device, (mx.Device, mx.DeviceType)):  # a stream for each thread
+        with mx.stream(device):
+            return mx.default_stream(device.device)
+    # Programs may have told Python that there is a GPU.
+    if device == mx.gpu and not loaded().fr_mlx_has_gpu():
+        return mx.default_stream(mx.cpu)
+    return mx.default_stream(device)

@@ -1,0 +1,229 @@
+"""Ops as nodes of MLX's graphs: lazy, compiled, differentiated, batched.
+
+The nodes are runtime/mlx_node.cpp, which is compiled against the headers inside the user's own MLX,
+once per version of it, and kept in the disk cache. Where there is no compiler, or MLX's arrays are
+not as that file knows them, kernels run when they are called, as `hosts.mlx.arrays` does it. Nodes
+of `metal_kernel` calls are in `hosts.mlx.kernel_nodes`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import mlx.core as mx
+
+from ...errors import DeviceError, FerruleError, KernelError
+from ...operators import batching, derivatives
+from ...operators import call as op_call
+from ...operators import entries as op_entries
+from ...operators.launch import number
+from ...operators.runners import Runner
+from . import batches as mlx_batches
+from . import gpu as mlx_gpu
+from .build import library, loaded, number_of
+
+if TYPE_CHECKING:
+    from ...operators.op import Op
+
+_CAPTURED = 4  # of runtime/mlx_node.cpp
+_PACKAGE = str(Path(__file__).resolve().parents[2])
+
+
+def answering(function: Any, owner: str) -> Any:
+    """A function whose errors reach the node that called it, as text: MLX raises its own error.
+
+    Args:
+        function: answers a node's queries.
+        owner: what it answers for, such as ``"op 'square'"``.
+    """
+
+    def answer(query: str, *args: Any) -> Any:
+        try:
+            return function(query, *args)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            loaded().fr_mlx_raised(_error_text(error, query, owner).encode())
+            return None
+
+    return answer
+
+
+def _error_text(error: BaseException, query: str, owner: str) -> str:
+    """An error's text; for one that is not ferrule's, its owner, type and line, too."""
+    if isinstance(error, FerruleError):
+        return str(error)
+    frames = traceback.extract_tb(error.__traceback__)
+    user_frames = [frame for frame in frames if not frame.filename.startswith(_PACKAGE)]
+    where = f" ({user_frames[-1].filename}, line {user_frames[-1].lineno})" if user_frames else ""
+    query_name = "`run`" if query == "run" else query
+    return f"the {query_name} of {owner} raised {type(error).__name__}{where}: {error}"
+
+
+def rules(op: Op) -> Callable[..., tuple[Any, ...]]:
+    """The function that an op's nodes call for derivatives, batches and launches."""
+
+    def answer(query: str, *args: Any) -> tuple[Any, ...]:
+        if query == "vjp":
+            primals, cotangents, outputs = args
+            cotangents = tuple(
+                mlx_batches.zeros_like(cotangent) if output.constant else cotangent
+                for output, cotangent in zip(op.rule.outputs, cotangents, strict=True)
+            )
+            args = primals, cotangents, outputs
+            return mlx_batches.gradients(op, args[0], derivatives.vjp(op, *args))
+        if query == "jvp":
+            values, tangents = args
+            outputs = op(*values)
+            results = outputs if isinstance(outputs, tuple) else (outputs,)
+            output_tangents = derivatives.jvp(op, values, tangents, results, mlx_batches.zeros_like)
+            return mlx_batches.tangents(op, results, output_tangents)
+        if query == "metal":
+            return tuple(mlx_gpu.by_stock_node(op, *args))
+        if query == "by_mlx":
+            return tuple(mlx_gpu.by_mlx(*args))
+        if query == "captured":
+            return mlx_gpu.captured(op, loaded().fr_mlx_scratch, *args)
+        if query == "run":
+            outputs = op_call.eager(op, *args)
+            results = outputs if isinstance(outputs, tuple) else (outputs,)
+            mx.eval(results)
+            return results
+        values, axes = args
+        size = next(v.shape[a] for v, a in zip(values, axes, strict=True) if a is not None)
+        arrays = mlx_batches.arrays(op, values, axes)
+        results, result_axes = batching.batched(op, size, axes, values, op, arrays)
+        return mlx_batches.batch(
+            op, size, results, result_axes, lambda value: arrays.repeat(value, 0, size)
+        )
+
+    return answer
+
+
+# -- ops ----------------------------------------------------------------------------------------
+
+
+def callable_for(op: Op) -> Any:
+    """A function in C that calls an op with MLX's arrays; None where C cannot.
+
+    It gives NotImplemented for what Python must look at; `why` says what is wrong, if anything.
+    """
+    native = library()
+    if native is None or any(argument.mutable for argument in op.rule.inputs):
+        return None
+    devices = (op_entries.serves(op, ("metal",)) and op_entries.CPU) | (
+        op_entries.serves(op, ("cuda", "metal")) and op_entries.CUDA
+    )
+    anywhere = any(body.kind != "cuda" for body in op.implementations)
+    text = any(not isinstance(body, Runner) for body in op.implementations)
+    elsewhere = op_entries.CUDA | anywhere * op_entries.CPU | text * _CAPTURED
+    bound = op_entries.bind(op, _nothing) if devices else None
+    if bound is None:
+        devices, bound = 0, op_entries.bind(op, _nothing, launches=False)
+    if bound is None:
+        return None
+    label = f"op {op.name!r}"
+    return native.fr_mlx_op(
+        ctypes.addressof(bound.structure), number_of(bound), devices, elsewhere, label.encode(),
+        (answering(rules(op), label), bound),  # the function and its nodes hold it, and so the op
+    )  # fmt: skip
+
+
+def call(op: Op, values: Sequence[Any]) -> Any:
+    """The outputs of an op for MLX's arrays, as nodes; NotImplemented where nodes cannot do it.
+
+    Raises:
+        KernelError, KernelTypeError, CompileError, DialectError, ToolchainError, DeviceError: as
+            `Op.__call__` says.
+    """
+    for argument, value in zip(op.rule.inputs, values, strict=False):
+        if argument.dims is None and isinstance(value, mx.array):
+            number(op.name, argument, value)  # which refuses it, before anything is evaluated
+    cached: Any = op.mlx
+    if cached is None or cached[0] != op.digest:  # a rule may have been declared since
+        cached = op.mlx = (op.digest, callable_for(op))
+    function = cached[1]
+    if function is None:
+        return NotImplemented
+    op.calls_with_mlx(function)
+    error = why()  # of a call by `Op.__call__`, just now
+    result = NotImplemented if error else function(*values)
+    if result is NotImplemented:
+        error = error or why()
+        if error is not None:
+            raise error
+    return result
+
+
+def exporting() -> bool:
+    """Whether this thread traces a function for a file, on a machine without Metal."""
+    native = library()
+    return native is not None and bool(native.fr_mlx_exporting())
+
+
+def _nothing() -> None:
+    pass
+
+
+def why() -> BaseException | None:
+    """The error for which a call in C was given back, once; None where there was none."""
+    native = loaded()
+    text = native.fr_mlx_why().decode()
+    native.fr_mlx_raised(b"")
+    return (op_entries.raised(KernelError(text)) or KernelError(text)) if text else None
+
+
+# -- MLX's own primitives -----------------------------------------------------------------------
+
+
+def ruled(stock: mx.array, inputs_of: mx.array, rules: Any) -> mx.array:
+    """A node with the value of ``inputs_of``, run as ``stock``, with rules made by `answering`.
+
+    Both are results of one of MLX's functions quantized_matmul, gather_qmm, gather_mm, and
+    broadcast_arrays in a shapeless trace. The rules are called with "vjp", a tuple of primals, the
+    cotangent and the numbers of the primals whose gradients are wanted; "jvp", primals, tangents
+    and whose they are; "vmap", inputs and their axes (-1 for none). Each gives a tuple; the batch
+    of an output is its first axis. They must never go.
+    """
+    result = loaded().fr_mlx_ruled(stock, inputs_of, rules)
+    if result is NotImplemented:
+        raise why() or DeviceError("a product of MLX was not understood.")
+    return result  # type: ignore[no-any-return]
+
+
+def scatter_add(into: mx.array, indices: mx.array, values: mx.array) -> mx.array:
+    """``into`` with values added along axis 0 at indices of as many dims, which broadcast."""
+    result = loaded().fr_mlx_scatter_add(into, indices, values)
+    if result is NotImplemented:
+        raise why() or KernelError("scatter_add failed.")
+    return result  # type: ignore[no-any-return]
+
+
+def mended(outputs: tuple[mx.array, ...], inputs: tuple[mx.array, ...]) -> tuple[mx.array, ...]:
+    """What MLX made of ``inputs`` by a file, with derivatives and batches that are right."""
+    result = loaded().fr_mlx_mended(outputs, inputs)
+    if result is NotImplemented:
+        raise why() or KernelError("[import_function] what MLX made of a file was not understood.")
+    return result  # type: ignore[no-any-return]
+
+
+def traced() -> int:
+    """How many nodes this thread has made inside functions that MLX traces."""
+    native = library()
+    return -1 if native is None else int(native.fr_mlx_traced())
+
+
+def last_traced() -> str:
+    """The op or kernel of the last of them: ``"kernel 'exp'"``."""
+    text: bytes = loaded().fr_mlx_last()
+    return text.decode()
+
+
+def refused(array: mx.array, why: str) -> mx.array:
+    """``array`` in an `mx.custom_function`: where MLX would refuse that, ``why`` is the error."""
+    result: mx.array = loaded().fr_mlx_refused(array, why.encode())
+    return result

@@ -1,0 +1,163 @@
+"""Python functions that run ops in torch: how they are called, and what they return."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+from collections.abc import Callable, Sequence
+from operator import gt
+from typing import Any, cast
+
+import torch
+
+from ...dtypes import Dtype
+from ...operators import call as op_call
+from ...operators.op import Op
+from ...operators.runners import Runner
+from ...rules.argument import Argument
+from ...rules.rule import Binding
+from ...spec import Shape
+from . import arrays as host
+
+_AUTOCAST_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU) | (
+    torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCUDA)
+)
+
+
+def run_function(
+    op: Op, runner: Runner, values: Sequence[Any], binding: Binding,
+    results: list[tuple[Shape, Dtype]], device: str, queue: int,
+) -> list[torch.Tensor]:  # fmt: skip
+    """Run an op by a Python function.
+
+    Args:
+        op, runner: the op and its function.
+        values, binding: the inputs of the call, and the sizes that they bind.
+        results: the shapes and dtypes that the outputs must have.
+        device, queue: where it runs.
+
+    Returns:
+        The outputs, in memory that nobody else has.
+    """
+    inputs = [_function_input(op, runner, value) for value in values]
+    copies = [
+        (value, passed)
+        for parameter, value, passed in zip(op.rule.inputs, values, inputs, strict=True)
+        if parameter.mutable and value is not None and value.data_ptr() != passed.data_ptr()
+    ]
+    with on_device(device):
+        returned, own = as_kernel(
+            op_call.run, op, runner, device, queue, binding, inputs, results, host, host.capturing
+        )
+    del inputs  # what still holds an output's memory now is someone else
+    outputs = []
+    for i, (output, expected) in enumerate(zip(op.rule.outputs, results, strict=True)):
+        outputs.append(checked_output(op, runner, output, returned, i, expected, device, own))
+    for value, passed in copies:
+        value.copy_(passed)
+    return outputs
+
+
+def _function_input(op: Op, runner: Runner, value: Any) -> Any:
+    """Prepare an input for a function: no Parameter or other subclass, and row-contiguous where the
+    function wants that."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    if type(value) is not torch.Tensor or value.requires_grad:
+        with torch._C.DisableTorchFunction():
+            value = value.detach()  # NumPy reads no tensor that requires grad
+    if runner.contiguous and not _readable(value):
+        op.counts["copy"] += 1
+        value = host.contiguous(value)
+    return value
+
+
+def as_kernel(function: Callable[..., Any], *args: Any) -> Any:
+    """Call a function whose insides torch must not see, as it sees nothing of a kernel in C++:
+    below autograd, views included, autocast, and all that takes the place of torch's functions."""
+    with (
+        torch._C.DisableTorchFunction(),
+        torch._C._ExcludeDispatchKeyGuard(_AUTOCAST_KEYS),
+        torch._C._AutoDispatchBelowADInplaceOrView(),
+    ):
+        return function(*args)
+
+
+def on_device(device: str) -> Any:
+    """Make an op's GPU the current one, on which functions launch."""
+    if device.startswith("cuda") and torch.cuda.current_device() != torch.device(device).index:
+        return torch.cuda.device(device)
+    return contextlib.nullcontext()
+
+
+def checked_output(
+    op: Op, runner: Runner, output: Argument, returned: list[Any], i: int,
+    expected: tuple[Shape, Dtype], device: str, own: bool,
+) -> torch.Tensor:  # fmt: skip
+    """Check an output of a function, and copy it if others hold its memory, as graphs need.
+
+    Args:
+        op, runner, output: the op, its function, and which output it is.
+        returned, i: all outputs of the function, and the index of this one. Nothing else holds it.
+        expected: the shape and dtype that were declared.
+        device: where it has to be.
+        own: it was made for the function to write to.
+
+    Raises:
+        KernelError: it differs from what was declared; says how.
+    """
+    if not isinstance(returned[i], torch.Tensor):
+        description = f"a {type(returned[i]).__name__}"
+        raise op_call.wrong_output(op, runner, output, description, expected, device)
+    at = host.device_name(returned[i])
+    actual = returned[i].layout, tuple(returned[i].shape), host.KNOWN.get(returned[i].dtype), at
+    if actual != (torch.strided, *expected, device):
+        layout = "" if actual[0] is torch.strided else f" and layout {actual[0]}"
+        description = f"{returned[i].dtype} of shape {actual[1]} on {actual[3]}{layout}"
+        description = description.removeprefix("torch.")
+        raise op_call.wrong_output(op, runner, output, description, expected, device)
+    if own:
+        return cast(torch.Tensor, returned[i])
+    value, copied = new_output(returned, i)
+    if copied:
+        op.counts["output copy"] += 1
+    return value
+
+
+def new_output(returned: list[Any], i: int) -> tuple[torch.Tensor, bool]:
+    """Make a tensor that a function returned row-contiguous, in memory that nobody else holds.
+
+    Returns:
+        The tensor, and whether it had to be copied.
+    """
+    shared = any(map(gt, _holders(returned, i), _alone()))
+    # Memory that is not torch's may be anyone's: NumPy's, another framework's.
+    shared = shared or not returned[i].untyped_storage().resizable()
+    with torch._C.DisableTorchFunction():
+        value: torch.Tensor = returned[i].detach()
+    if shared or not _readable(value):
+        value = value.resolve_conj().resolve_neg()
+        return value.clone(memory_format=torch.contiguous_format), True
+    return value, False
+
+
+def _holders(tensors: list[Any], i: int) -> tuple[int, int]:
+    """The number of references to a tensor, and to its memory."""
+    memory = tensors[i].untyped_storage()._cdata
+    return sys.getrefcount(tensors[i]), 0 if _use_count is None else int(_use_count(memory))
+
+
+_use_count = getattr(torch._C, "_storage_Use_Count", None)
+
+
+@functools.cache
+def _alone() -> tuple[int, int]:
+    """`_holders` of a tensor that only a list holds. Called inside a kernel, where a new tensor is
+    plain, whatever transforms the call is in."""
+    return _holders([torch.empty(1, device="cpu")], 0)
+
+
+def _readable(value: torch.Tensor) -> bool:
+    """Whether a tensor's memory holds its elements, row by row."""
+    return value.is_contiguous() and not value.is_conj() and not value.is_neg()

@@ -1,0 +1,111 @@
+"""Sizes that torch does not know while it traces: how rules compare them; what must be known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ...errors import KernelError
+from ...operators.bodies import KernelBody
+from ...operators.op import Op
+from ...operators.unit_steps import CudaUnit
+from ...rules.expression import Expression, Ints
+from ...rules.rule import Binding
+
+
+class SymInts(Ints):
+    """Arithmetic on symbolic sizes that adds no guard."""
+
+    minimum = staticmethod(torch.sym_min)
+    maximum = staticmethod(torch.sym_max)
+
+    @staticmethod
+    def holds(condition: Any) -> bool:
+        """Whether a rule's condition holds; one that is not known becomes an assertion."""
+        if isinstance(condition, torch.SymBool):
+            from torch.fx.experimental.symbolic_shapes import expect_true
+
+            return bool(expect_true(condition))
+        return bool(condition)
+
+    @staticmethod
+    def choose(condition: Any, then: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
+        """``then()`` where the condition holds, else ``otherwise()``."""
+        if not isinstance(condition, torch.SymBool):
+            return then() if condition else otherwise()
+        first, second = then(), otherwise()
+        # Of two numbers alone: torch writes a number that it knows as an int, and sym_ite wants two
+        # of one type. The bounds say again what torch cannot see of the sum, as that it is no less
+        # than 0.
+        wrap = condition.node.wrap_int
+        holds = torch.sym_ite(condition, torch.SymInt(wrap(1)), torch.SymInt(wrap(0)))
+        chosen = torch.sym_min(second + holds * (first - second), torch.sym_max(first, second))
+        return torch.sym_max(chosen, torch.sym_min(first, second))
+
+    @staticmethod
+    def both(a: Any, b: Callable[[], Any]) -> Any:
+        """``a and b()``."""
+        if not isinstance(a, torch.SymBool):
+            return b() if a else False
+        return a & b()
+
+    @staticmethod
+    def either(a: Any, b: Callable[[], Any]) -> Any:
+        """``a or b()``."""
+        if not isinstance(a, torch.SymBool):
+            return True if a else b()
+        return a | b()
+
+    @staticmethod
+    def negated(a: Any) -> Any:
+        """``not a``."""
+        return torch.sym_not(a)
+
+
+def refuse_dynamic_templates(op: Op, binding: Binding) -> None:
+    """Refuse a graph for many sizes that would need a kernel for each of them.
+
+    Raises:
+        KernelError: that is so; names the template parameter and the dynamic sizes.
+    """
+    for body in op.implementations:
+        if not isinstance(body, (KernelBody, CudaUnit)):
+            continue
+        for name, expression in body.template:
+            if isinstance(expression, Expression):
+                value = op.rule.value(op.name, expression, binding, SymInts)
+                if fixed(value) is None:
+                    raise KernelError(dynamic_template(op, body, name, expression, binding))
+
+
+def dynamic_template(
+    op: Op, body: KernelBody | CudaUnit, name: str, expression: Expression, binding: Binding
+) -> str:
+    """The error for a template parameter that depends on a dynamic size."""
+    values = binding.values(expression)
+    sizes = [size for size, value in values.items() if fixed(value) is None]
+    dynamic = ", ".join(n for n in sizes if n in expression.names | expression.attributes)
+    return (
+        f"[op] op {op.name!r}: the template parameter {name!r} of its {body.kind} body is "
+        f"{expression}, and {dynamic} is dynamic in this export, so that each size would need a "
+        f"kernel of its own. Export with a fixed {dynamic}; or leave {name!r} out of `template`, "
+        "and read the dim in the body, where it costs no compilation."
+    )
+
+
+def fixed(value: Any) -> int | None:
+    """The value of a size that is the same in every call of a graph; None where it may change."""
+    if isinstance(value, torch.SymBool):
+        from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+        is_true = statically_known_true(value)
+        return int(is_true) if is_true or statically_known_true(torch.sym_not(value)) else None
+    if isinstance(value, torch.SymInt):
+        number = value.node.maybe_as_int()
+        if number is not None:
+            return int(number)
+        bounds = value.node.shape_env.bound_sympy(value.node.expr)
+        return int(bounds.lower) if bounds.lower == bounds.upper else None
+    return int(value)

@@ -1,0 +1,200 @@
+"""Evaluate a batch of calls of an op (`vmap`) as one call, where that is possible.
+
+By the rule that was declared with `Op.def_vmap`; else by dims that are declared independent, which
+a batch makes longer; else call by call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ..errors import FerruleWarning, KernelError, warn
+from ..rules.argument import Star
+from ..rules.rule import Rule
+from .sharding import place, stands_alone, stated
+
+if TYPE_CHECKING:
+    from .declared import Declared
+
+Axes = Sequence[int | None]
+_warned: set[str] = set()
+
+
+def batched(
+    op: Declared,
+    size: int,
+    axes: Axes,
+    values: Sequence[Any],
+    call: Callable[..., Any],
+    arrays: Any,
+) -> tuple[Any, Any]:
+    """The outputs of a batch of calls, and the batch's axis in each.
+
+    Args:
+        op: the op.
+        size: how many calls.
+        axes: per input its axis that counts calls; None where all calls have the same.
+        values: the inputs.
+        call: calls the op.
+        arrays: what is done to arrays of this library: ``move``, ``repeat``, ``merge``, ``part``,
+            ``stack``, ``select``, ``is_array``.
+    """
+    rule = op.rules.get("vmap")
+    outputs = op.rule.outputs
+    if rule is not None and rule.op is None:
+        result: Any = rule.function(size, tuple(axes), tuple(values))  # type: ignore[misc]
+        if not isinstance(result, (tuple, list)) or len(result) != 2:
+            raise KernelError(
+                f"[op] the vmap rule of op {op.name!r} returned a {type(result).__name__}; "
+                "expected outputs and their axes, as a tuple of two."
+            )
+        return result[0], result[1]
+    if rule is not None:
+        result = rule.op(*_batch_in_front(size, axes, values, arrays))  # type: ignore[misc]
+        return result, (0 if len(outputs) == 1 else (0,) * len(outputs))
+    axes = [
+        axis if arrays.is_array(value) else None for axis, value in zip(axes, values, strict=True)
+    ]
+    for argument, axis in zip(op.rule.inputs, axes, strict=True):
+        if argument.mutable and axis is None:
+            raise KernelError(
+                f"[op] vmap of op {op.name!r}: input {argument.name!r} is written in place by "
+                "every call of the batch; give it an axis of the batch."
+            )
+    batch = _Batch(op, size, axes, values, call, arrays)
+    star = _star(op, axes)
+    if star is not None:
+        return batch.in_star(star)
+    for name in op.batch:
+        if _foldable(op, name, axes):
+            return batch.folded(name)
+    return batch.looped()
+
+
+def _batch_in_front(size: int, axes: Axes, values: Sequence[Any], arrays: Any) -> list[Any]:
+    inputs = []
+    for axis, value in zip(axes, values, strict=True):
+        if axis is not None:
+            value = arrays.move(value, axis, 0)
+        elif arrays.is_array(value):
+            value = arrays.repeat(value, 0, size)
+        inputs.append(value)
+    return inputs
+
+
+def _star(op: Declared, axes: Axes) -> str | None:
+    """The ``*S`` that can take in the batch axis: all that is written and all batched inputs
+    have it."""
+    rule = op.rule
+    changed = [*rule.outputs, *(a for a in rule.inputs if a.mutable)]
+    names = [dim.name for a in changed for dim in a.dims or () if isinstance(dim, Star)]
+    changed += [a for a, axis in zip(rule.inputs, axes, strict=True) if axis is not None]
+    for name in dict.fromkeys(names):
+        if (
+            stands_alone(rule, name)
+            and not _ranks_count(rule, name)
+            and all(place(a, name) is not None for a in changed)
+        ):
+            return name
+    return None
+
+
+def _ranks_count(rule: Rule, name: str) -> bool:
+    """Whether a shape or condition names the rank of an array that has ``*name``."""
+    arrays = {a.name for a in rule.inputs if place(a, name) is not None}
+    return any(f"{array}.ndim" in e.attributes for e in stated(rule) for array in arrays)
+
+
+def _foldable(op: Declared, name: str, axes: Axes) -> bool:
+    """Whether the batch axis can be folded into a dim that is declared independent: it stands
+    alone wherever it is named, once in each output and in each batched input."""
+    rule = op.rule
+    if not stands_alone(rule, name) or any(a.mutable for a in rule.inputs):
+        return False  # a fold may be a copy, to which a kernel would write in vain
+    for argument in (*rule.inputs, *rule.outputs):
+        at = place(argument, name)
+        if at is not None and any(isinstance(dim, Star) for dim in (argument.dims or ())[:at]):
+            return False  # its place from the front depends on the call
+    changed = [a for a, axis in zip(rule.inputs, axes, strict=True) if axis is not None]
+    return all(place(a, name) is not None for a in (*changed, *rule.outputs))
+
+
+class _Batch(NamedTuple):
+    """A batch of calls, as `batched` is given it; each method evaluates it in one way."""
+
+    op: Declared
+    size: int
+    axes: Axes
+    values: Sequence[Any]
+    call: Callable[..., Any]
+    arrays: Any
+
+    def in_star(self, name: str) -> tuple[Any, Any]:
+        """One call, with the batch axis as a part of ``*name``."""
+        inputs = []
+        for argument, axis, value in zip(self.op.rule.inputs, self.axes, self.values, strict=True):
+            at = place(argument, name)
+            if axis is not None:
+                value = self.arrays.move(value, axis, at)
+            elif at is not None and self.arrays.is_array(value):
+                value = self.arrays.repeat(value, at, self.size)
+            inputs.append(value)
+        output_axes = tuple(place(a, name) for a in self.op.rule.outputs)
+        result = self.call(*inputs)
+        return result, (output_axes[0] if len(output_axes) == 1 else output_axes or None)
+
+    def folded(self, name: str) -> tuple[Any, Any]:
+        """One call, with the batch axis folded into a dim."""
+        inputs, length = [], 0
+        for argument, axis, value in zip(self.op.rule.inputs, self.axes, self.values, strict=True):
+            at = place(argument, name)
+            if at is not None and self.arrays.is_array(value):
+                if axis is None:
+                    value = self.arrays.repeat(value, at, self.size)
+                else:
+                    value = self.arrays.move(value, axis, at)
+                length = value.shape[at + 1]
+                value = self.arrays.merge(value, at)
+            inputs.append(value)
+        result = self.call(*inputs)
+        output_axes = tuple(place(a, name) for a in self.op.rule.outputs)
+        outputs = result if len(output_axes) > 1 else (result,)
+        parts = tuple(
+            self.arrays.part(y, at, (self.size, length))
+            for y, at in zip(outputs, output_axes, strict=True)
+        )
+        return (parts[0], output_axes[0]) if len(output_axes) == 1 else (parts, output_axes)
+
+    def looped(self) -> tuple[Any, Any]:
+        """One call per element of the batch."""
+        count = len(self.op.rule.outputs)
+        if count and not self.size:
+            raise KernelError(
+                f"[op] vmap of op {self.op.name!r} over a batch of size 0: the op is called once "
+                "per element of a batch, so that nothing is known of the outputs. Declare *S or "
+                "batch=, or a rule with def_vmap."
+            )
+        calls = [
+            [
+                value if axis is None else self.arrays.select(value, axis, i)
+                for axis, value in zip(self.axes, self.values, strict=True)
+            ]
+            for i in range(self.size)
+        ]
+        self.op.counts["vmap loop"] += 1
+        if self.op.digest not in _warned:
+            _warned.add(self.op.digest)
+            warn(
+                f"op {self.op.name!r} is called {self.size} times by vmap, once per element of the "
+                "batch: no dim of the batched inputs and of all outputs is declared independent. "
+                "Declare *S or batch=, or a rule with def_vmap.",
+                FerruleWarning,
+            )
+        results = [self.call(*inputs) for inputs in calls]
+        if not count:
+            return None, None
+        if count == 1:
+            return self.arrays.stack(results, 0), 0
+        outputs = tuple(self.arrays.stack([y[i] for y in results], 0) for i in range(count))
+        return outputs, (0,) * count

@@ -1,0 +1,190 @@
+"""What an op declares, as data: its rule, implementations, derivative and batching rules; and
+their digest."""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
+from typing import Any
+
+from ..errors import KernelError, KernelTypeError
+from ..rules.rule import Rule
+from . import identity
+from .runners import AbsentRunner
+from .unit_steps import Implementation
+
+digesting: ContextVar[tuple[Declared, ...]] = ContextVar("digesting", default=())
+ITSELF = "op 0"  # the digest of an op that is a rule of its own
+
+_defined: weakref.WeakSet[Declared] = weakref.WeakSet()
+
+
+class Declared:
+    """What an op declares; `Op` has the attributes in words."""
+
+    def __init__(
+        self, name: str, rule: Rule, implementations: Sequence[Implementation],
+        batch: tuple[str, ...], autocast: str | None, partial_sums: tuple[str, ...],
+        tags: tuple[str, ...],
+    ) -> None:  # fmt: skip
+        self.name, self.rule, self.tags = name, rule, tags
+        self.implementations = tuple(implementations)
+        self.batch, self.autocast, self.partial_sums = batch, autocast, partial_sums
+        self.rules: dict[str, Derived] = {}
+        self.counts: Counter[str] = Counter()
+        self._digest: str | None = None
+        _defined.add(self)
+
+    def __call__(self, *args: Any, **named: Any) -> Any:
+        """Run it: `Op` does."""
+        raise NotImplementedError
+
+    def to_json(self) -> Any:
+        """All that decides what it computes; Python functions by their digests."""
+        around = digesting.get()
+        token = digesting.set(around if self in around else (*around, self))
+        try:
+            rules = {kind: rule.digest for kind, rule in sorted(self.rules.items())}
+        finally:
+            digesting.reset(token)
+        return {
+            "name": self.name, "rule": self.rule.to_json(), "batch": list(self.batch),
+            "partial_sums": list(self.partial_sums), "autocast": self.autocast,
+            "implementations": [body.to_json() for body in self.implementations],
+            "rules": rules, **({"tags": list(self.tags)} if self.tags else {}),
+        }  # fmt: skip
+
+    @property
+    def digest(self) -> str:
+        """16 hexadecimal digits that tell it from every op that computes something else."""
+        around = digesting.get()
+        if self in around:  # a rule of it calls it again
+            return f"op {around.index(self)}"
+        if self._digest is not None and not around:
+            return self._digest
+        token = digesting.set((*around, self))
+        try:
+            digest = identity.of_op(self.to_json())
+        finally:
+            digesting.reset(token)
+        if not around:  # what is found inside of another depends on that
+            self._digest = digest
+        return digest
+
+    ferrule_digest = digest
+
+    def traces_python(self) -> bool:
+        """Whether tracing it may read what its digest does not cover: a rule of it, or of ops in
+        its rules, is a Python function for which no `version` stands."""
+        seen: set[Declared] = set()
+        pending: list[Declared] = [self]
+        while pending:
+            op = pending.pop()
+            if op in seen:
+                continue
+            seen.add(op)
+            for rule in op.rules.values():
+                if rule.op is None and rule.version is None:
+                    return True
+                pending += rule.ops()
+        return False
+
+    @property
+    def _declared(self) -> tuple[Any, ...]:
+        return self.batch, self.autocast, self.partial_sums, self.tags
+
+    @property
+    def partial(self) -> bool:
+        """Whether it was read from a file, without Python functions that belong to it."""
+        return any(isinstance(body, AbsentRunner) for body in self.implementations) or any(
+            isinstance(rule, AbsentRule) for rule in self.rules.values()
+        )
+
+    def complete(self, other: Declared) -> None:
+        """Take over what this op was read without from another of the same digest."""
+        if not other.partial:
+            if self.partial:
+                self.implementations = other.implementations
+            self.rules = dict(other.rules)  # whose ops may be complete, too
+
+
+def defined(name: str, digest: str) -> Any:
+    """The op of this name and digest in this process, if there is one; one that is not partial, if
+    there are several."""
+    same = [op for op in list(_defined) if op.name == name and op.digest == digest]
+    return min(same, key=lambda op: op.partial, default=None)
+
+
+class Derived:
+    """One rule of an op.
+
+    Attributes:
+        kind: ``"vjp"``, ``"jvp"`` or ``"vmap"``.
+        op: the op that it is, or None.
+        function: the Python function that it is, or None.
+        version: what stands for the function's content, or None.
+        digest: of its content.
+    """
+
+    def __init__(
+        self,
+        of: Declared,
+        kind: str,
+        rule: object,
+        version: object,
+        matched: Callable[[Any, Any], None],
+    ) -> None:
+        self.kind, self.version = kind, version
+        self.op: Declared | None = None
+        self.function: Callable[..., Any] | None = None
+        if isinstance(rule, Declared):
+            matched(of, rule)
+            self.op = rule
+        elif callable(rule):
+            self.function = rule
+            self._what = f"`def_{kind}` of op {of.name!r}"
+            _ = self.digest  # refuses what has none, now
+        else:
+            raise KernelTypeError(
+                f"[op] `def_{kind}` of op {of.name!r}: got {rule!r} of type {type(rule).__name__}, "
+                "expected an op or a function."
+            )
+
+    @property
+    def digest(self) -> str:
+        """The digest of its content, which is read each time: ops in it may get rules later."""
+        if self.op is not None:
+            return self.op.digest
+        return identity.of_callable(self._what, self.function, self.version)
+
+    def ops(self) -> list[Any]:
+        """The ops that it calls, as far as can be told from its code."""
+        return identity.ops_in(self.function) if self.op is None else [self.op]
+
+
+class AbsentRule(Derived):
+    """A rule that is a Python function, of which a file has the digest alone. A call of it calls
+    the same op's rule, if that was defined in the meantime, and raises else."""
+
+    def __init__(self, of: Declared, kind: str, digest: str) -> None:
+        self.kind, self.op, self.version, self._saved = kind, None, None, digest
+
+        def absent(*arguments: Any) -> Any:
+            op = defined(of.name, of.digest)
+            if op is not None and not op.partial:
+                of.complete(op)
+                return op.rules[kind].function(*arguments)
+            raise KernelError(
+                f"[op] op {of.name!r} was read from a file, without its {kind} rule, which is a "
+                "Python function; define the op in this process, with the same rules"
+                + ("." if kind == "vmap" else ", to take derivatives of it.")
+            )
+
+        self.function = absent
+
+    @property
+    def digest(self) -> str:
+        """The digest in the file."""
+        return self._saved

@@ -1,0 +1,500 @@
+"""`op`: a kernel with a declared rule: shapes, dtypes, launch, derivatives and batching as data."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from ..errors import KernelError, KernelTypeError, RuleError
+from ..hosts import protocol as hosts
+from ..kernels.call import CallableKernel
+from ..rules.rule import Rule
+from . import call as op_call
+from . import derivatives, sharding
+from .declared import ITSELF, AbsentRule, Declared, Derived, digesting
+from .implementations import (
+    Cuda,
+    changed_function,
+    check_no_file,
+    implementation_from_json,
+    implementation_from_pickle,
+    implementation_to_pickle,
+    kernel_implementations,
+    read_metal,
+    saved_function,
+)
+from .runners import Runner
+from .settings import checked_autocast, checked_rule, checked_tags
+from .unit_steps import Implementation
+
+KINDS = ("cuda", "metal", "run", "reference")  # the best one first, on an NVIDIA GPU
+MATCHES = {
+    "vjp": derivatives.match_vjp, "jvp": derivatives.match_jvp, "vmap": derivatives.match_vmap,
+}  # fmt: skip
+
+
+class Op(Declared):
+    """A kernel as a function: of arrays of NumPy, torch or MLX, to arrays of the same.
+
+    Attributes:
+        name: the op's name.
+        rule: what it declares.
+        implementations: what carries it out, in the order in which they are tried.
+        batch: the dims that are declared independent.
+        partial_sums: the dims (``"K"``, ``"*S"``) of which parts give partial sums of outputs.
+        autocast: what torch's autocast does with its inputs: None, ``"cast"`` or ``"float32"``.
+        tags: the names of torch's tags that it has.
+        rules: its derivative and batching rules, under ``"vjp"``, ``"jvp"`` and ``"vmap"``.
+        counts: how often calls took a slower way than they might: ``"copy"`` of an input that is
+            not contiguous, ``"output copy"`` of what a function gave and others hold, ``"vmap
+            loop"`` of a batch, ``"Python path"`` of a kernel in torch that C could not launch.
+    """
+
+    def __init__(
+        self, name: str, rule: Rule, implementations: Sequence[Implementation],
+        batch: tuple[str, ...] = (), autocast: str | None = None,
+        partial_sums: tuple[str, ...] = (), tags: tuple[str, ...] = (),
+    ) -> None:  # fmt: skip
+        super().__init__(name, rule, implementations, batch, autocast, partial_sums, tags)
+        self.__name__ = self.__qualname__ = name  # what takes functions asks for these
+        self.__signature__ = rule.signature()
+        self._count = len(rule.inputs)
+        self._torch: Any = None  # what hosts.torch.op made of it
+        self.mlx: object = None  # what hosts.mlx.node made of it
+        self._plain: Callable[..., Any] = unknown  # a call of it of which torch records nothing
+        self._look_for_torch = _torch_finder(self)
+
+    def __repr__(self) -> str:
+        return f"<ferrule.Op {self.name}: {self.rule}>"
+
+    def __copy__(self) -> Op:
+        return self
+
+    def __deepcopy__(self, memo: object) -> Op:
+        return self  # models that hold it are copied; it has no state that matters
+
+    def __reduce__(self) -> Any:
+        """What a pickle holds: texts as they are, functions by their names.
+
+        Raises:
+            KernelError: a function cannot be imported.
+        """
+        bodies = [implementation_to_pickle(self.name, body) for body in self.implementations]
+        rules = {
+            kind: (rule.op,)
+            if rule.op is not None
+            else saved_function(self.name, f"`def_{kind}`", rule)
+            for kind, rule in self.rules.items()
+        }
+        arguments = (
+            self.name, self.rule.to_json(), bodies, self.batch, self.autocast, self.partial_sums,
+            self.tags,
+        )  # fmt: skip
+        return _unpickled, arguments, rules  # the rules last, for they may hold this op again
+
+    def __setstate__(self, rules: Any) -> None:
+        for kind, (rule, *how) in rules.items():
+            self._define(kind, rule, how[0] if how else None)
+            if how and self.rules[kind].digest != how[1]:
+                raise changed_function(self.name, f"`def_{kind}`", rule)
+
+    # -- calls -----------------------------------------------------------------------------------
+
+    def __call__(self, *args: Any, **named: Any) -> Any:
+        """Run the op.
+
+        Args:
+            args, named: its inputs, in the rule's order or by name: arrays of one library on one
+                device, Python numbers, None for those that may be absent.
+
+        Returns:
+            The output; a tuple where there are several; None where all is written in place.
+
+        Raises:
+            KernelError: an input contradicts the rule; says which, its shape, and what says so.
+            KernelTypeError: an input is of a wrong type.
+            CompileError, DialectError, ToolchainError, DeviceError: as a kernel's call.
+        """
+        if not traced() and not named:
+            try:
+                result = self._plain(*args)
+            except RuntimeError as by_torch:
+                self._torch.reraise(by_torch, args)
+                raise
+            if result is not NotImplemented:
+                return result
+        values = args if not named and len(args) == self._count else self.ordered(args, named)
+        self._look_for_torch()  # before `_torch` is read, which Dynamo remembers
+        if self._torch is not None and self._torch.takes(values):
+            return self._torch(*values)
+        return op_call.call(self, values)
+
+    def calls_with_mlx(self, function: Callable[..., Any]) -> None:
+        """Take a function that carries out calls with MLX's arrays, while torch has given none."""
+        if self._plain is unknown:
+            self._plain = function
+
+    def ordered(self, args: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[Any, ...]:
+        """A call's inputs, in the rule's order."""
+        inputs = self.rule.inputs
+        if len(args) > len(inputs):
+            raise KernelTypeError(
+                f"[op] op {self.name!r} takes {len(inputs)} inputs "
+                f"({', '.join(map(str, inputs))}), but {len(args)} were given."
+            )
+        values = {parameter.name: value for parameter, value in zip(inputs, args, strict=False)}
+        for name, value in named.items():
+            if name not in [parameter.name for parameter in inputs]:
+                names = ", ".join(parameter.name for parameter in inputs)
+                raise KernelTypeError(f"[op] op {self.name!r} has no input {name!r}, but {names}.")
+            if name in values:
+                raise KernelTypeError(f"[op] op {self.name!r} got its input {name!r} twice.")
+            values[name] = value
+        for parameter in inputs:
+            if parameter.name not in values:
+                if not parameter.optional:
+                    raise KernelTypeError(
+                        f"[op] op {self.name!r} got no input {parameter.name!r} ({parameter})."
+                    )
+                values[parameter.name] = None
+        return tuple([values[parameter.name] for parameter in inputs])
+
+    @property
+    def torch_op(self) -> Any:
+        """The op in torch: an ``OpOverload`` called ``ferrule::<name>_<digest>``.
+
+        Raises:
+            KernelError: torch is not imported.
+        """
+        self._look_for_torch()
+        if self._torch is None:
+            raise KernelError(f"[op] op {self.name!r}: import torch before its `torch_op`.")
+        if self._torch.overload is self._torch.raw:  # torch cannot have it
+            self._torch.overload()
+        self._torch.look_for_dtensor()
+        return self._torch.overload
+
+    # -- rules -----------------------------------------------------------------------------------
+
+    def def_vjp(self, rule: Op | Callable[..., Any], *, version: str | int | None = None) -> Any:
+        """Declare the derivative of the outputs, transposed: gradients from cotangents.
+
+        Args:
+            rule: an op, whose arguments are known by name: this op's inputs and outputs, and
+                ``cotangent`` (``<output>_cotangent`` where there are several, or where an input
+                has that name) go in, ``<input>_grad`` come out; inputs without one have no
+                gradient. Or a function of ``(primals, cotangents, outputs)``, tuples of arrays,
+                that returns a gradient or None per input; torch and MLX call it with their arrays,
+                while tracing, too.
+            version: stands for a function's content: see `operators.identity.of_callable`.
+
+        Returns:
+            ``rule``, so that this decorates a function.
+
+        Raises:
+            KernelError: names do not match, or a function's content is not known.
+        """
+        return self._define("vjp", rule, version)
+
+    def def_jvp(self, rule: Op | Callable[..., Any], *, version: str | int | None = None) -> Any:
+        """Declare the derivative of the outputs: tangents from tangents.
+
+        Args:
+            rule: an op, whose arguments are known by name: this op's inputs and outputs and
+                ``<input>_tangent`` go in, ``<output>_tangent`` come out; where an input has no
+                tangent it gets zeros, and None where the input is absent. Or a function of
+                ``(primals, tangents, outputs)`` that returns a tangent per output; where an input
+                has no tangent it gets None.
+            version: as in `def_vjp`.
+
+        Returns:
+            ``rule``.
+
+        Raises:
+            KernelError: as in `def_vjp`.
+        """
+        return self._define("jvp", rule, version)
+
+    def def_vmap(self, rule: Op | Callable[..., Any], *, version: str | int | None = None) -> Any:
+        """Declare how the op is carried out for a batch of calls.
+
+        Without this, dims that are declared independent (``*S``, or ``batch="B"``) are batched, and
+        else calls are made one after the other.
+
+        Args:
+            rule: an op with the same names, whose arrays have one dim more in front. Or a function
+                of ``(size, axes, primals)``: the batch's size, the axis of each input that is
+                batched (None for others), the inputs; it returns ``(outputs, axes)``. In MLX's
+                shapeless functions sizes are those of the trace, and must not be kept.
+            version: as in `def_vjp`.
+
+        Returns:
+            ``rule``.
+
+        Raises:
+            KernelError: as in `def_vjp`.
+        """
+        return self._define("vmap", rule, version)
+
+    def _define(self, kind: str, rule: Any, version: object) -> Any:
+        token = digesting.set((self,))  # what others are without this rule is not kept
+        try:
+            self.rules[kind] = Derived(self, kind, rule, version, MATCHES[kind])
+        finally:
+            digesting.reset(token)
+        self._digest = self._torch = None  # another op from now on
+        self._plain = unknown
+        return rule
+
+    # -- others that are like it -----------------------------------------------------------------
+
+    def using(self, *kinds: str) -> Op:
+        """This op with some of its implementations alone, the one that comes first preferred.
+
+        Args:
+            kinds: of ``"metal"``, ``"cuda"``, ``"run"`` and ``"reference"``. With ``"run",
+                "metal"``, eager and compiled calls run the function, and a package, which can hold
+                none, has the kernel.
+
+        Raises:
+            KernelError: it has none of a kind, or no kind is given.
+        """
+        if not kinds:
+            raise KernelError(
+                f"[op] `using` of op {self.name!r}: expected kinds, such as {KINDS[1]!r}."
+            )
+        chosen = []
+        for kind in kinds:
+            of_kind = [body for body in self.implementations if body.kind == kind]
+            if not of_kind:
+                has = ", ".join(dict.fromkeys(repr(body.kind) for body in self.implementations))
+                raise KernelError(
+                    f"[op] op {self.name!r} has no implementation {kind!r}; it has {has}."
+                )
+            chosen += of_kind
+        other = Op(self.name, self.rule, chosen, *self._declared)
+        other.rules = dict(self.rules)
+        return other
+
+    def as_is(self, digest: str | None = None) -> Op:
+        """What it is now, which rules that are declared later do not change.
+
+        Args:
+            digest: what a saved graph calls it by.
+        """
+        other = Op(self.name, self.rule, self.implementations, *self._declared)
+        other.rules, other.counts = dict(self.rules), self.counts
+        other._digest = digest or self.digest
+        return other
+
+    @staticmethod
+    def from_json(data: Any, rules: Mapping[str, Op] | None = None) -> Op:
+        """The op of `to_json`, with the same digest.
+
+        Python functions are not in the data: what calls one of them raises, and says so.
+
+        Args:
+            data: what `to_json` gave.
+            rules: the ops that are derivative or batching rules, by their digests.
+
+        Raises:
+            RuleError: the data is damaged.
+        """
+        try:
+            name, autocast = data["name"], data["autocast"]
+            rule = Rule.from_json(data["rule"])
+            if not isinstance(name, str) or not (name.isidentifier() and name.isascii()):
+                raise ValueError(f"{name!r} cannot name an op")
+            implementations = [
+                implementation_from_json(name, rule, record) for record in data["implementations"]
+            ]
+            if not implementations:
+                raise ValueError("nothing carries it out")
+            batch = sharding.independent(name, rule, data["batch"])
+            sums = sharding.partial_sums(name, rule, batch, data["partial_sums"])
+            tags = checked_tags(name, data.get("tags", ()))
+            policy = checked_autocast(name, autocast)
+            op = Op(name, rule, implementations, batch, policy, sums, tags)
+            for kind, digest in data["rules"].items():
+                if kind not in MATCHES or not isinstance(digest, str):
+                    raise ValueError(f"a rule {kind!r}")
+                rule_op = op if digest == ITSELF else (rules or {}).get(digest)
+                op.rules[kind] = (
+                    AbsentRule(op, kind, digest)
+                    if rule_op is None
+                    else Derived(op, kind, rule_op, None, MATCHES[kind])
+                )
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            if isinstance(error, RuleError):
+                raise
+            raise RuleError(f"a saved op is damaged: {error}") from None
+        return op
+
+
+def traced() -> bool:
+    """Whether torch.compile traces the caller: torch's own function, once torch is there.
+
+    A global that is replaced before anything is traced, for Dynamo remembers what it was.
+    """
+    return False
+
+
+def unknown(*args: Any) -> Any:
+    """Stands for `Op._plain` until a call was made."""
+    return NotImplemented
+
+
+def watch_torch() -> None:
+    """Take torch's own `traced`, if torch is imported."""
+    global traced
+    compiler = getattr(sys.modules.get("torch"), "compiler", None)
+    traced = getattr(compiler, "is_dynamo_compiling", traced)
+
+
+def _unpickled(
+    name: str, rule: Any, bodies: Sequence[Any], batch: tuple[str, ...], autocast: str | None,
+    partial_sums: tuple[str, ...], tags: tuple[str, ...] = (),
+) -> Op:  # fmt: skip
+    """The op of a pickle, as yet without its rules.
+
+    Raises:
+        KernelError: a function is not what it was.
+    """
+    parsed = Rule.from_json(rule)
+    restored = [implementation_from_pickle(name, parsed, body) for body in bodies]
+    return Op(name, parsed, restored, batch, autocast, partial_sums, tags)
+
+
+def _torch_finder(op: Op) -> Callable[[], None]:
+    """A function that registers an op with torch, once that is imported."""
+
+    def look() -> None:
+        if op._torch is None and hasattr(sys.modules.get("torch"), "compile"):
+            # Called from a frame that Dynamo gave up on, all this would be traced.
+            off = getattr(sys.modules.get("torch._dynamo"), "disable", None)
+            op._torch = _registered(op) if off is None else off(_registered)(op)
+
+    # The mark of torch.compiler.assume_constant_result, which can be had only with torch: Dynamo
+    # calls this while it traces, so that an op may be called first inside a compiled function.
+    look._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return look
+
+
+def _registered(op: Op) -> Any:
+    try:
+        return hosts.registrars["torch"](op)
+    except (AttributeError, ImportError, TypeError) as error:
+        torch: Any = sys.modules["torch"]
+        if torch.__version__ >= op_call.OLDEST_TORCH:
+            raise
+        return op_call.TorchIsTooOld(torch, error)
+
+
+def op(
+    name: str,
+    rule: str,
+    *,
+    metal: str | os.PathLike[str] | CallableKernel | None = None,
+    function: str | None = None,
+    cuda: Cuda | Sequence[Cuda] | None = None,
+    run: Callable[..., Any] | None = None,
+    reference: Callable[..., Any] | None = None,
+    grid: Any = None,
+    threadgroup: Any = None,
+    template: Mapping[str, Any] | Sequence[tuple[str, Any]] | None = None,
+    init_value: float | str | None = None,
+    shared_memory: int | str = 0,
+    header: str = "",
+    ensure_row_contiguous: bool = True,
+    atomic_outputs: bool = False,
+    compile_options: Mapping[str, str] | None = None,
+    portable: bool = False,
+    batch: str | Sequence[str] = (),
+    partial_sums: str | Sequence[str] = (),
+    autocast: str | None = None,
+    tags: Any = (),
+    version: str | int | None = None,
+) -> Op:
+    """An op: a kernel, or a function, and the rule of its arguments.
+
+    Args:
+        name: letters, digits and underscores.
+        rule: the arguments, as `ferrule.rules.rule` says, such as
+            ``"x[*S,D]:T, w[D]:T, eps:float32 -> y[*S,D]:T"``.
+        metal: the body of a Metal function, which runs on every device, or a kernel made by
+            `metal_kernel` with the rule's names. In the body, arrays and numbers have their names;
+            dims that it names are ints; dtype variables are template parameters; where an input
+            may be None, ``has_<input>`` says whether it is there. Or the ``Path`` of a
+            Metal file, whose kernel function has buffers of the rule's names (docs/pytorch.md).
+        function: which kernel function of that file; None for the only one.
+        cuda: the same in CUDA, preferred on NVIDIA GPUs; there numbers and dims are values, too.
+            Or a `cuda_body` with a launch of its own, a `cuda_unit`, or a list of these, of which
+            the first is taken whose ``when`` holds.
+        run: a function of the inputs, which gives the outputs. Parameters that are called like
+            the outputs get arrays to write to; one called ``stream`` the current CUDA stream.
+        reference: the same in ordinary array code; chosen where there is nothing else.
+        grid, threadgroup: threads along x, y and z: one to three ints or expressions such as
+            ``"B*N"``, of dims and of ``x.size`` and ``x.ndim``.
+        template: more template parameters of a body: ints, expressions, bools, dtypes.
+        init_value: what outputs are filled with before the launch: a number or expression.
+        shared_memory: for a CUDA body, bytes of dynamic shared memory, or an expression.
+        header, ensure_row_contiguous, atomic_outputs, compile_options, portable: as in
+            `metal_kernel`; what is written in place is atomic, too.
+        batch: the dims that are independent of each other: a call on one part of them is that part
+            of the whole. Such dims can be batched and sharded, and so can every ``*S``.
+        partial_sums: dims, or ``*S``, whose parts give partial sums: of a call on a part of them,
+            outputs that have the dim are that part of the whole, and the other outputs add up to
+            it. So a matrix product's ``"K"``, or the ``"*S"`` of a gradient of weights, can be
+            sharded. It must hold whatever the inputs are: with a bias, each part would add it.
+        autocast: what ``torch.autocast`` does with float inputs: None leaves them, ``"cast"``
+            makes them its dtype, ``"float32"`` makes them float32.
+        tags: what torch is to know of the op besides: torch's tags, or their names, one or several,
+            such as ``"nondeterministic_seeded"`` for one that draws from torch's own generator.
+        version: stands for the content of ``run`` and ``reference``, which otherwise is their
+            code, closure and defaults.
+
+    Raises:
+        RuleError: the rule or an expression cannot be understood; points at the character.
+        KernelError: an argument has a value that is not allowed.
+        KernelTypeError: an argument has a type that is not allowed.
+
+    Example:
+        >>> import ferrule, numpy as np
+        >>> scale = ferrule.op("scale", "x[*S,D]:T, w[D]:T -> y[*S,D]:T",
+        ...     metal="uint i = thread_position_in_grid.x; y[i] = x[i] * w[i % D];",
+        ...     grid="x.size", threadgroup=256)
+        >>> scale(np.ones((2, 3), np.float32), np.arange(3, dtype=np.float32))
+        array([[0., 1., 2.],
+               [0., 1., 2.]], dtype=float32)
+    """
+    parsed = checked_rule(name, rule)
+    headers = {"cuda": header, "metal": header}
+    if isinstance(metal, os.PathLike):
+        metal, headers["metal"], atomic = read_metal(
+            name, parsed, metal, function, template, header
+        )
+        atomic_outputs = atomic_outputs or atomic
+    else:
+        check_no_file(name, metal, function)
+    launch = {
+        "grid": grid, "threadgroup": threadgroup, "template": template, "init_value": init_value,
+    }  # fmt: skip
+    declared = kernel_implementations(
+        name, parsed, cuda, metal, headers, launch, shared_memory, ensure_row_contiguous,
+        atomic_outputs, compile_options, portable,
+    )  # fmt: skip
+    for kind, called in (("run", run), ("reference", reference)):
+        if called is not None:
+            declared.append(Runner(name, parsed, called, kind, version=version))
+    watch_torch()
+    if not declared:
+        raise KernelError(
+            f"[op] op {name!r} has nothing that carries it out; give `metal`, `cuda`, `run` or "
+            "`reference`."
+        )
+    independent = sharding.independent(name, parsed, batch)
+    sums = sharding.partial_sums(name, parsed, independent, partial_sums)
+    policy = checked_autocast(name, autocast)
+    return Op(name, parsed, declared, independent, policy, sums, checked_tags(name, tags))

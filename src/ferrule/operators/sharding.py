@@ -1,0 +1,185 @@
+"""How a call can be split into calls on parts of its inputs, by what the op declares.
+
+A dim is split where the declaration says that its parts are independent (``*S``, ``batch=``), or
+that their outputs add up (``partial_sums=``), and never because the shapes would allow it:
+``cumsum``'s ``x[N] -> y[N]`` looks just like that of ``exp``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from ..errors import KernelError, KernelTypeError
+from ..rules.argument import Argument, Dim, Star
+from ..rules.expression import Expression
+from ..rules.rule import Rule
+
+if TYPE_CHECKING:
+    from .declared import Declared
+
+
+class Split(NamedTuple):
+    """One way to split a call into calls on parts.
+
+    Attributes:
+        dim: what is split: ``"B"``, or ``"*S"``.
+        inputs: of each input the axis that is split; None where every part gets all of it.
+        outputs: of each output the axis along which the parts' outputs are concatenated; None where
+            they are added up.
+    """
+
+    dim: str
+    inputs: tuple[int | None, ...]
+    outputs: tuple[int | None, ...]
+
+
+def splits(op: Declared, ranks: Sequence[int | None]) -> list[Split]:
+    """The ways to split a call, one per axis that can be split.
+
+    Args:
+        op: the op.
+        ranks: of each input; None of those that are absent or Python numbers.
+    """
+    rule = op.rule
+    stars = [f"*{name}" for name in _stars(rule)]
+    ways = []
+    for dim in dict.fromkeys((*stars, *op.batch, *op.partial_sums)):
+        if not _can_split(op, dim):
+            continue
+        name = dim.lstrip("*")
+        for i in range(_star_rank(rule, name, ranks) if dim in stars else 1):
+            inputs = [
+                None if rank is None else _axis(argument, name, rank, i)
+                for argument, rank in zip(rule.inputs, ranks, strict=True)
+            ]
+            outputs = [_axis(a, name, _rank(rule, a, ranks), i) for a in rule.outputs]
+            ways.append(Split(dim, tuple(inputs), tuple(outputs)))
+    return ways
+
+
+def independent(name: str, rule: Rule, dims: object) -> tuple[str, ...]:
+    """The dims that are declared independent, as `ferrule.op` takes them, checked.
+
+    Raises:
+        KernelError: there is no such dim.
+        KernelTypeError: these are no names.
+    """
+    return _checked_dims(f"[op] `batch` of op {name!r}", dims, rule.dim_names, '"B N"')
+
+
+def partial_sums(name: str, rule: Rule, batch: Sequence[str], dims: object) -> tuple[str, ...]:
+    """The dims of an op's ``partial_sums``, checked.
+
+    Raises:
+        KernelError: there is no such dim, every output has it, it is in ``batch``, too, or the op
+            writes to an input in place.
+        KernelTypeError: these are no names.
+    """
+    label = f"[op] `partial_sums` of op {name!r}"
+    allowed = (*rule.dim_names, *(f"*{star}" for star in _stars(rule)))
+    names = _checked_dims(label, dims, allowed, '"K" or "*S"')
+    if names and any(a.mutable for a in rule.inputs):
+        raise KernelError(f"{label}: what an op writes in place cannot be added up.")
+    for dim in names:
+        if dim in batch:
+            raise KernelError(f"{label}: {dim!r} is in `batch`, too; expected one of both.")
+        if all(place(output, dim.lstrip("*")) is not None for output in rule.outputs):
+            raise KernelError(
+                f"{label}: every output has {dim!r}, so that nothing is added up along it. Where "
+                "its parts are independent, give it as `batch`."
+            )
+    return names
+
+
+def _checked_dims(
+    label: str, dims: object, allowed: Sequence[str], such_as: str
+) -> tuple[str, ...]:
+    """Names of dims, in a text or a sequence, checked."""
+    names = dims.replace(",", " ").split() if isinstance(dims, str) else dims
+    if not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):
+        raise KernelTypeError(f"{label}: got {dims!r}, expected dims such as {such_as}.")
+    for name in names:
+        if name not in allowed:
+            there = ", ".join(allowed) or "none"
+            raise KernelError(f"{label}: there is no dim {name!r}, but {there}.")
+    return tuple(names)
+
+
+def place(argument: Argument, name: str) -> int | None:
+    """Where an array has the dim ``name`` as itself, or ``*name``, among its declared dims."""
+    for i, dim in enumerate(argument.dims or ()):
+        if _is_named(dim, name):
+            return i
+    return None
+
+
+def stated(rule: Rule) -> Iterator[Expression]:
+    """All expressions in the dims and conditions of a rule, plain names of dims included."""
+    for argument in (*rule.inputs, *rule.outputs):
+        yield from (dim for dim in argument.dims or () if isinstance(dim, Expression))
+    yield from rule.conditions
+
+
+def stands_alone(rule: Rule, name: str) -> bool:
+    """Whether a rule uses a dim, or ``*name``, only as a dim of arrays, at most once in each. Then
+    what holds for the whole holds for parts of it, too."""
+    having = set()
+    for argument in (*rule.inputs, *rule.outputs):
+        count = sum(_is_named(dim, name) for dim in argument.dims or ())
+        if count > 1:
+            return False
+        if count:
+            having.add(argument.name)
+    for expression in stated(rule):
+        if name in expression.names and expression.node != ("name", name):
+            return False
+        if any(f"{array}.size" in expression.attributes for array in having):
+            return False
+    return True
+
+
+def _is_named(dim: Dim, name: str) -> bool:
+    return dim.name == name if isinstance(dim, Star) else dim.node == ("name", name)
+
+
+def _stars(rule: Rule) -> tuple[str, ...]:
+    """The names of ``*S`` that inputs bind."""
+    names = (d.name for a in rule.inputs for d in a.dims or () if isinstance(d, Star))
+    return tuple(dict.fromkeys(names))
+
+
+def _can_split(op: Declared, dim: str) -> bool:
+    """Whether calls on parts of a dim make up the whole call."""
+    rule, name = op.rule, dim.lstrip("*")
+    written = [a for a in rule.inputs if a.mutable]
+    if dim not in op.partial_sums:
+        written += rule.outputs
+    return stands_alone(rule, name) and all(place(a, name) is not None for a in written)
+
+
+def _star_rank(rule: Rule, name: str, ranks: Sequence[int | None]) -> int:
+    """How many dims ``*name`` stands for in a call."""
+    for argument, rank in zip(rule.inputs, ranks, strict=True):
+        if rank is not None and Star(name) in (argument.dims or ()):
+            return rank - len(argument.dims or ()) + 1
+    return 0
+
+
+def _rank(rule: Rule, argument: Argument, ranks: Sequence[int | None]) -> int:
+    """The rank of an output."""
+    dims = argument.dims or ()
+    stars = [dim.name for dim in dims if isinstance(dim, Star)]
+    return len(dims) + sum(_star_rank(rule, name, ranks) - 1 for name in stars)
+
+
+def _axis(argument: Argument, name: str, rank: int, i: int) -> int | None:
+    """The axis of an array of this rank that is a dim, or the ``i``-th of ``*name``."""
+    at = place(argument, name)
+    if at is None:
+        return None
+    dims = argument.dims or ()
+    if isinstance(dims[at], Star):
+        return at + i
+    after_star = any(isinstance(dim, Star) for dim in dims[:at])
+    return rank - len(dims) + at if after_star else at

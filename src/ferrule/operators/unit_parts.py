@@ -1,0 +1,259 @@
+"""CUDA implementations of an op beyond one body, as they are written: `cuda_body` and `cuda_unit`.
+
+A body has a launch of its own, so that an op can have several. A unit is a whole CUDA translation
+unit, whose functions are launched in steps, with memory of their own between them. What is written
+here is checked when `ferrule.op` binds it to a rule (`operators.bodies`, `operators.unit_steps`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import KernelTypeError
+from ..rules.rule import Rule
+from .bodies import KernelBody, kernel_of
+
+Value = Any  # an int, a text or an `Expression`
+
+
+@dataclass(frozen=True)
+class CudaBody:
+    """One CUDA body with its launch: what `cuda_body` returns."""
+
+    source: str
+    grid: Any
+    threadgroup: Any
+    when: Value | None
+    template: Any
+    init_value: Any
+    shared_memory: Value
+    header: str
+    ensure_row_contiguous: bool
+
+    def bound(self, op: str, rule: Rule) -> KernelBody:
+        """The implementation of an op."""
+        contiguous = self.ensure_row_contiguous
+        kernel = kernel_of(op, rule, "cuda", self.source, self.header, contiguous)
+        return KernelBody(
+            op, rule, kernel, "cuda", grid=self.grid, threadgroup=self.threadgroup,
+            template=self.template, init_value=self.init_value, shared_memory=self.shared_memory,
+            when=self.when,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class RunStep:
+    """A launch of a function: what `cuda_step` returns."""
+
+    function: str
+    arguments: tuple[Any, ...]
+    blocks: Any
+    block: Any
+    shared_memory: Value
+    cluster: Any
+    when: Value | None
+
+
+@dataclass(frozen=True)
+class FillStep:
+    """A fill of an array: what `cuda_fill` returns."""
+
+    array: str
+    value: float
+    when: Value | None
+
+
+@dataclass(frozen=True)
+class CopyStep:
+    """A copy of an array: what `cuda_copy` returns."""
+
+    to: str
+    source: str
+    when: Value | None
+
+
+@dataclass(frozen=True)
+class UnitText:
+    """A CUDA translation unit and its steps: what `cuda_unit` returns."""
+
+    source: str
+    steps: tuple[RunStep | FillStep | CopyStep, ...]
+    scratch: Any
+    when: Value | None
+    template: Any
+    headers: Any
+    options: Any
+    specific: Any = False
+
+
+def cuda_body(
+    source: str, *, grid: Any, threadgroup: Any, when: str | None = None,
+    template: Mapping[str, Any] | Sequence[tuple[str, Any]] | None = None,
+    init_value: float | str | None = None, shared_memory: int | str = 0, header: str = "",
+    ensure_row_contiguous: bool = True,
+) -> CudaBody:  # fmt: skip
+    """One of an op's CUDA bodies, with a launch of its own: for `ferrule.op`'s ``cuda``.
+
+    Of several, the first is taken whose ``when`` holds for the sizes of a call.
+
+    Args:
+        source: the body of a CUDA ``__global__`` function: docs/cuda_kernel.md. Arrays are
+            pointers; numbers, and the dims that it names, are values.
+        grid: **threads** along x, y and z, as Metal counts them: one to three ints or expressions.
+            Blocks are whole: the body must stop threads beyond the grid.
+        threadgroup: threads of a block along x, y and z, likewise; 1024 at most, 64 along z.
+        when: a condition such as ``"M <= 16 and K % 8 == 0"``; None is always.
+        template: further constants of the body: ints, expressions, bools, dtypes.
+        init_value: what outputs are filled with before the launch: a number or expression.
+        shared_memory: bytes of dynamic shared memory per block: an int or expression.
+        header: text placed before the function.
+        ensure_row_contiguous: copy inputs that are not row-contiguous first.
+
+    Raises:
+        KernelError, KernelTypeError, RuleError: from `ferrule.op`, where something cannot be
+            understood.
+
+    Example:
+        >>> import ferrule as fe
+        >>> double = fe.op("double", "x[N]:T -> y[N]:T", cuda=[
+        ...     fe.cuda_body("int i = threadIdx.x; y[i] = x[i] + x[i];",
+        ...                  grid="N", threadgroup="N", when="0 < N <= 1024"),
+        ...     fe.cuda_body("int i = blockIdx.x * 256 + threadIdx.x;"
+        ...                  "if (i < N) y[i] = x[i] + x[i];", grid="N", threadgroup=256)])
+    """
+    return CudaBody(
+        source, grid, threadgroup, when, template, init_value, shared_memory, header,
+        ensure_row_contiguous,
+    )  # fmt: skip
+
+
+def cuda_step(
+    function: str, arguments: Sequence[str | int], *, blocks: Any, block: Any,
+    shared_memory: int | str = 0, cluster: Any = None, when: str | None = None,
+) -> RunStep:  # fmt: skip
+    """A step of a `cuda_unit` that launches one of its functions.
+
+    Args:
+        function: the name of a ``__global__`` function, or an expression that names one, such as
+            ``"gemm<BLOCK, T>"``, of the unit's template parameters and constants.
+        arguments: what it takes, in order, by name: an input, output or scratch array (a pointer;
+            null where an optional input is absent), a number of the rule (its declared type), or an
+            int or expression of dims, ``x.size`` and ``x.ndim``, which is passed as int32, or as
+            what stands before it: ``"int64 M*N"``; also uint32, uint64; a condition is a bool.
+        blocks: **blocks** of the grid along x, y and z, as CUDA counts them (not threads): one to
+            three ints or expressions. A step without blocks is left out.
+        block: threads of a block along x, y and z, likewise; 1024 at most, 64 along z.
+        shared_memory: bytes of dynamic shared memory per block: an int or expression. What is
+            beyond 48 KB is asked for.
+        cluster: blocks of a cluster along x, y and z (compute capability 9.0 and newer), 8 at most,
+            which divide ``blocks``; None for none, or for what ``__cluster_dims__`` says.
+        when: a condition, without which the step is left out.
+
+    Raises:
+        KernelTypeError: ``arguments`` is no sequence.
+        KernelError, KernelTypeError, RuleError: from `ferrule.op`, where something cannot be
+            understood.
+    """
+    if isinstance(arguments, str) or not isinstance(arguments, Sequence):
+        raise KernelTypeError(
+            f"[step] `arguments` of step {function!r}: got {arguments!r}, expected a sequence such "
+            'as ["x", "y", "N"].'
+        )
+    return RunStep(function, tuple(arguments), blocks, block, shared_memory, cluster, when)
+
+
+def cuda_fill(array: str, value: float = 0, *, when: str | None = None) -> FillStep:
+    """A step of a `cuda_unit` that fills an array, by the driver's memset.
+
+    Args:
+        array: an output, a scratch array, or an input that is written in place.
+        value: a number that the array's dtype can hold; for elements of 8 bytes one whose halves
+            are the same, such as 0.
+        when: a condition, without which the step is left out.
+
+    Raises:
+        KernelError, KernelTypeError, RuleError: from `ferrule.op` or a call, where that is not so.
+    """
+    return FillStep(array, value, when)
+
+
+def cuda_copy(to: str, source: str, *, when: str | None = None) -> CopyStep:
+    """A step of a `cuda_unit` that copies an array to another of the same dtype and size.
+
+    Args:
+        to: an output, a scratch array, or an input that is written in place.
+        source: any array that is always there.
+        when: a condition, without which the step is left out.
+
+    Raises:
+        KernelError, KernelTypeError, RuleError: from `ferrule.op` or a call, where that is not so.
+    """
+    return CopyStep(to, source, when)
+
+
+def cuda_unit(
+    source: str, *, steps: Sequence[RunStep | FillStep | CopyStep],
+    scratch: Mapping[str, str] | None = None, when: str | None = None,
+    template: Mapping[str, Any] | Sequence[tuple[str, Any]] | None = None,
+    headers: Mapping[str, str] | None = None, options: Sequence[str] = (), specific: bool = False,
+) -> UnitText:  # fmt: skip
+    """A whole CUDA translation unit as one of an op's implementations: for `ferrule.op`'s ``cuda``.
+
+    The text is compiled as it is: it has its own includes, ``__global__`` functions and templates.
+    Steps run one after the other on the current stream, inside a CUDA graph, too. Arrays are
+    row-contiguous: inputs that are not are copied first.
+
+    Args:
+        source: CUDA C++. Before it begins it has the rule's dtype variables as types (``T`` is
+            ``__half`` for float16), ``has_<input>`` where an input may be None, and ``template``.
+        steps: `cuda_step`, `cuda_fill` and `cuda_copy`, in order. Each output is written by one at
+            least.
+        scratch: memory that the steps share, allocated for each call by the array library and
+            given back after it: names and ``"dtype[dims]"``, such as ``"float32[ceildiv(N,1024)]"``
+            or ``"T[M,K]"``. It begins at multiples of 256 bytes; its values are anything.
+        when: a condition such as ``"M > 16"``, without which the next implementation is taken.
+        template: constants: ints, expressions, bools, dtypes. Each value compiles anew.
+        headers: texts that the unit can ``#include``, by name. CUDA's own headers are there, and
+            C's names for what NVRTC has (``<stdint.h>``, ``<math.h>``).
+        options: of NVRTC: ``-D…``, ``--std=…``, ``--use_fast_math``, ``--maxrregcount=…`` and
+            others that name no file and no GPU.
+        specific: compile for what one architecture alone has, and none after it: ``sm_90a``, with
+            wgmma, in place of ``sm_90``. Without effect before compute capability 9.0.
+
+    Raises:
+        KernelTypeError: ``steps`` is no sequence of steps.
+        KernelError, KernelTypeError, RuleError: from `ferrule.op`, where something cannot be
+            understood.
+
+    Example:
+        >>> import ferrule as fe
+        >>> total = fe.op("total", "x[N]:float32 -> y[]:float32", cuda=fe.cuda_unit(
+        ...     '''
+        ...     template <int THREADS> __global__ void sums(const float* x, float* out, int64_t n) {
+        ...       __shared__ float part[THREADS];
+        ...       float sum = 0;
+        ...       int64_t first = blockIdx.x * THREADS + threadIdx.x, all = gridDim.x * THREADS;
+        ...       for (int64_t i = first; i < n; i += all) sum += x[i];
+        ...       part[threadIdx.x] = sum;
+        ...       for (int half = THREADS / 2; half; half /= 2) {
+        ...         __syncthreads();
+        ...         if (threadIdx.x < half) part[threadIdx.x] += part[threadIdx.x + half];
+        ...       }
+        ...       if (threadIdx.x == 0) out[blockIdx.x] = part[0];
+        ...     }
+        ...     ''',
+        ...     scratch={"partial": "float32[256]"},
+        ...     steps=[fe.step("sums<256>", ["x", "partial", "int64 N"], blocks=256, block=256),
+        ...            fe.step("sums<256>", ["partial", "y", "int64 256"], blocks=1, block=256)]))
+    """
+    if not isinstance(steps, (list, tuple)):
+        raise KernelTypeError(f"[cuda_unit] `steps`: got {steps!r}, expected a list of steps.")
+    for step in steps:
+        if not isinstance(step, (RunStep, FillStep, CopyStep)):
+            raise KernelTypeError(
+                f"[cuda_unit] `steps`: got {step!r} of type {type(step).__name__}, expected "
+                "ferrule.cuda_step(…), ferrule.cuda_fill(…) or ferrule.cuda_copy(…)."
+            )
+    return UnitText(source, tuple(steps), scratch, when, template, headers, options, specific)

@@ -1,0 +1,360 @@
+"""A CUDA translation unit bound to an op's rule: its steps, arguments and scratch as expressions,
+and their values for the sizes of one call.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import struct
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .. import dtypes
+from ..dtypes import Dtype
+from ..errors import KernelError, KernelTypeError
+from ..kernel import check_distinct, check_identifier, check_text
+from ..rules.expression import Expression
+from ..rules.rule import Binding, Rule
+from ..spec import MAX_THREADS, MOST_BLOCKS, MOST_DEEP
+from ..unit import POINTER, Call, Sizes, UnitSpec
+from . import expressions
+from .bodies import KernelBody
+from .bound_steps import (
+    BoundStep,
+    Copied,
+    Filled,
+    Launched,
+    LaunchStep,
+    RunLaunch,
+    StepArgument,
+    UnitLaunch,
+    step_from_json,
+    step_to_json,
+    touched,
+)
+from .expressions import SizedImplementation, TemplateValue
+from .runners import Runner
+from .unit_parts import CopyStep, FillStep, RunStep, UnitText
+from .unit_settings import Scratch, headers_of, options_of, scratch_of
+
+if TYPE_CHECKING:
+    from ..devices.protocol import UnitProgram
+
+ALIGNMENT = 256  # bytes; where scratch arrays begin
+PORTABLE_CLUSTER = 8  # blocks of a cluster that every GPU with clusters has room for
+_BLOCKS_X = 2**31 - 1
+_FUNCTION = re.compile(r"[A-Za-z_:][^;{}#\"\\\n\r\0]*")
+_TYPED = re.compile(r"\s*(u?int(?:32|64)|bool)\s+(\S.*)", re.DOTALL)
+
+
+class CudaUnit(SizedImplementation):
+    """A CUDA translation unit that runs an op in steps.
+
+    Attributes:
+        kind: ``"cuda"``.
+        source, headers, options, specific, template, scratch, steps: what was declared.
+        when: the condition under which it is chosen, or None.
+        programs: what it became for the devices, dtypes and template values of earlier calls.
+    """
+
+    kind = "cuda"
+    contiguous = True  # inputs that are not are copied first
+
+    def __init__(self, op: str, rule: Rule, text: UnitText) -> None:
+        """Checks all that was declared.
+
+        Raises:
+            KernelError, KernelTypeError, RuleError: what cannot be understood, and where.
+        """
+        super().__init__(op, rule)
+        self.source = check_text("source", text.source, op, "cuda")
+        self.headers = headers_of(op, text.headers)
+        self.options = options_of(op, text.options)
+        if not isinstance(text.specific, bool):
+            raise KernelTypeError(
+                f"[op] `specific` of op {op!r}: got {text.specific!r}, expected a bool."
+            )
+        self.specific = text.specific
+        self.template = expressions.template_of(op, rule, text.template)
+        self.when = None if text.when is None else expressions.condition_of(op, rule, text.when)
+        self.scratch = scratch_of(op, rule, text.scratch)
+        names = [*expressions.dtype_variables(rule), *(name for name, _ in self.template)]
+        names += [f"has_{parameter.name}" for parameter in rule.inputs if parameter.optional]
+        for name in names:
+            check_identifier("`template`", name, op, "cuda")
+        check_distinct(op, names, "cuda")
+        arrays = [a.name for a in (*rule.inputs, *rule.outputs) if a.dims is not None]
+        scratch_names = [array.name for array in self.scratch]
+        for name in scratch_names:
+            check_identifier("`scratch`", name, op, "cuda")
+            if name in rule.dim_names:
+                raise KernelError(
+                    f"[op] `scratch` of op {op!r}: {name!r} is also a dim; rename one of them."
+                )
+        self._numbers = {p.name: p.dtype for p in rule.inputs if p.dims is None}
+        check_distinct(op, [*arrays, *self._numbers, *scratch_names], "cuda")
+        self._arrays = frozenset([*arrays, *scratch_names])
+        mutable = [parameter.name for parameter in rule.inputs if parameter.mutable]
+        outputs = [output.name for output in rule.outputs]
+        self._written = frozenset([*outputs, *mutable, *scratch_names])
+        self._optional = frozenset(p.name for p in rule.inputs if p.optional)
+        self.steps = tuple(self._step(i, step) for i, step in enumerate(text.steps, 1))
+        self.calls = tuple(
+            Call(i, step.function, tuple((a.label, self._kind(a)) for a in step.arguments))
+            for i, step in enumerate(self.steps, 1)
+            if isinstance(step, Launched)
+        )
+        written = {name for step in self.steps for name in touched(step)}
+        for name in outputs:
+            if name not in written:
+                raise KernelError(
+                    f"[op] `steps` of op {op!r}: no step writes output {name!r}; give it to a "
+                    "function, or fill it."
+                )
+        self.programs: dict[tuple[object, ...], UnitProgram] = {}
+
+    def spec(self, template: tuple[tuple[str, TemplateValue], ...]) -> UnitSpec:
+        """The spec for these constants and types."""
+        return UnitSpec(
+            self._op, self.source, self.headers, self.options, self.calls, template,
+            self.specific,
+        )  # fmt: skip
+
+    def launch_for(self, binding: Binding) -> UnitLaunch:
+        """Its steps and scratch for one call.
+
+        Raises:
+            KernelError: a size is out of range, or an output would not be written; says which, and
+                the expression that gave it.
+        """
+        template = expressions.template_values(self._op, self._rule, self.template, binding)
+        scratch: dict[str, tuple[int, Dtype, int]] = {}
+        end = 0
+        for array in self.scratch:
+            dtype = dtypes.BY_NAME[binding.dtypes.get(array.dtype, array.dtype)]
+            size = 1
+            for dim in array.dims:
+                length = self._value(dim, binding)
+                if length < 0:
+                    raise self._bad("scratch", f"{array.name}: {dim}", length, binding, "0 or more")
+                size *= length
+            start = -(-end // ALIGNMENT) * ALIGNMENT
+            scratch[array.name] = start, dtype, size
+            end = start + size * dtype.itemsize
+        if end >= 2**63:
+            raise self._bad("scratch", "its size", f"{end} bytes", binding, "fewer than 2**63")
+        steps: list[LaunchStep] = []
+        for step in self.steps:
+            if step.when is not None and not self._value(step.when, binding):
+                continue
+            if not isinstance(step, Launched):
+                steps.append(step)
+                continue
+            run = self._run(step, binding)
+            if 0 not in run.blocks:
+                steps.append(run)
+        self._check_outputs(steps, binding)
+        return UnitLaunch(template, tuple(steps), scratch, end)
+
+    def _check_outputs(self, steps: Sequence[LaunchStep], binding: Binding) -> None:
+        """Refuse a call that would leave an output as it was allocated."""
+        written = {
+            name
+            for step in steps
+            for name in touched(step.step if isinstance(step, RunLaunch) else step)
+        }
+        for output in self._rule.outputs:
+            shape = binding.shapes[output.name] or ()
+            if output.name not in written and 0 not in shape:
+                raise KernelError(
+                    f"[op] the steps of op {self._op!r} that have blocks and whose `when` holds "
+                    f"write nothing to output {output.name!r} of shape {shape}; fill it, such as "
+                    f"by ferrule.cuda_fill({output.name!r})."
+                )
+
+    def _run(self, step: Launched, binding: Binding) -> RunLaunch:
+        of_step = f" of step {step.function!r}"
+        blocks = self._sizes(f"blocks{of_step}", step.blocks, binding)
+        block = self._sizes(f"block{of_step}", step.block, binding)
+        text = f"({', '.join(map(str, step.block))})"
+        if 0 in block:
+            raise self._bad(f"block{of_step}", text, block, binding, "positive sizes")
+        if math.prod(block) > MAX_THREADS or block[2] > MOST_DEEP:
+            most = f"{MAX_THREADS} threads at most, and {MOST_DEEP} along z"
+            raise self._bad(f"block{of_step}", text, block, binding, most)
+        for axis, size, most_blocks in zip(
+            step.blocks, blocks, (_BLOCKS_X, MOST_BLOCKS, MOST_BLOCKS), strict=True
+        ):
+            if size > most_blocks:
+                limit = f"0 to {most_blocks} blocks along this axis"
+                raise self._bad(f"blocks{of_step}", axis, size, binding, limit)
+        shared = self._value(step.shared, binding)
+        if not 0 <= shared < 2**31:
+            limit = "0 to 2147483647 bytes"
+            raise self._bad(f"shared_memory{of_step}", step.shared, shared, binding, limit)
+        cluster = None if step.cluster is None else self._cluster(step, blocks, binding)
+        arguments: list[tuple[str, str] | bytes] = []
+        for argument in step.arguments:
+            if isinstance(argument.value, Expression):
+                arguments.append(self._packed(argument, of_step, binding))
+            else:
+                arguments.append((argument.kind, argument.value))
+        return RunLaunch(step, blocks, block, shared, cluster, tuple(arguments))
+
+    def _cluster(self, step: Launched, blocks: Sizes, binding: Binding) -> Sizes | None:
+        setting = f"cluster of step {step.function!r}"
+        cluster = self._sizes(setting, step.cluster or (), binding)
+        text = f"({', '.join(map(str, step.cluster or ()))})"
+        if 0 in cluster:
+            raise self._bad(setting, text, cluster, binding, "positive sizes")
+        if math.prod(cluster) > PORTABLE_CLUSTER:
+            most = f"{PORTABLE_CLUSTER} blocks at most, for which every GPU with clusters has room"
+            raise self._bad(setting, text, cluster, binding, most)
+        for size, per_cluster in zip(blocks, cluster, strict=True):
+            if size % per_cluster:
+                expected = f"sizes that divide the blocks, {blocks}"
+                raise self._bad(setting, text, cluster, binding, expected)
+        return cluster
+
+    def _packed(self, argument: StepArgument, of_step: str, binding: Binding) -> bytes:
+        """An expression's value as a function takes it."""
+        value = self._value(argument.value, binding)  # type: ignore[arg-type]
+        if argument.kind == "bool":
+            return struct.pack("=?", value)
+        limits = np.iinfo(argument.kind)
+        if not limits.min <= value <= limits.max:
+            wide = f'; write "int64 {argument.value}", and take an int64_t'
+            hint = wide if "32" in argument.kind else ""
+            limit = f"{argument.kind}, from {limits.min} to {limits.max}{hint}"
+            raise self._bad(f"arguments{of_step}", argument.value, value, binding, limit)
+        codes = {"int32": "i", "uint32": "I", "int64": "q", "uint64": "Q"}
+        return struct.pack(f"={codes[argument.kind]}", value)
+
+    # -- what was declared -------------------------------------------------------------------------
+
+    def _step(self, number: int, step: RunStep | FillStep | CopyStep) -> BoundStep:
+        op, rule = self._op, self._rule
+        when = None if step.when is None else expressions.condition_of(op, rule, step.when)
+        where = f"[op] step {number} of op {op!r}"
+        if isinstance(step, FillStep):
+            self._check_array(where, "fill", step.array, written=True)
+            if isinstance(step.value, bool) or not isinstance(step.value, (int, float)):
+                raise KernelTypeError(f"{where}: got the value {step.value!r}, expected a number.")
+            return Filled(step.array, step.value, when)
+        if isinstance(step, CopyStep):
+            self._check_array(where, "copy to", step.to, written=True)
+            self._check_array(where, "copy", step.source, written=False)
+            return Copied(step.to, step.source, when)
+        if not isinstance(step.function, str) or not _FUNCTION.fullmatch(step.function.strip()):
+            raise KernelError(
+                f"{where}: got the function {step.function!r}, expected the name of a __global__ "
+                'function, or an expression such as "gemm<BLOCK, T>".'
+            )
+        function = step.function.strip()
+        of_step = f" of step {function!r}"
+        arguments = tuple(self._argument(f"arguments{of_step}", a) for a in step.arguments)
+        cluster = None
+        if step.cluster is not None:
+            cluster = expressions.axes_of(op, rule, f"cluster{of_step}", step.cluster)
+        return Launched(
+            function, arguments, expressions.axes_of(op, rule, f"blocks{of_step}", step.blocks),
+            expressions.axes_of(op, rule, f"block{of_step}", step.block),
+            self._number(f"shared_memory{of_step}", step.shared_memory), cluster, when,
+        )  # fmt: skip
+
+    def _check_array(self, where: str, action: str, name: object, *, written: bool) -> None:
+        allowed = self._written if written else self._arrays - self._optional
+        if name in self._optional:
+            raise KernelError(f"{where}: cannot {action} {name!r}, which may be None.")
+        if name not in allowed:
+            only = "what is written: outputs, scratch" if written else "the arrays"
+            listed = ", ".join(sorted(allowed)) or "none"
+            raise KernelError(
+                f"{where}: cannot {action} {name!r}; expected one of {only} ({listed})."
+            )
+
+    def _number(self, setting: str, value: object) -> Expression:
+        size = expressions.expression_of(self._op, self._rule, setting, value)
+        if size.condition:
+            raise KernelError(
+                f"[op] `{setting}` of op {self._op!r}: got the condition {size}, expected a size."
+            )
+        return size
+
+    def _argument(self, setting: str, value: object) -> StepArgument:
+        label = f"[op] `{setting}` of op {self._op!r}"
+        if isinstance(value, StepArgument):  # of `from_json`
+            text, kind = value.value, value.kind
+            if isinstance(text, str):
+                return self._named(label, text, kind)
+        elif isinstance(value, str):
+            typed = _TYPED.fullmatch(value)
+            text, kind = (typed[2], typed[1]) if typed else (value.strip(), "")
+            if not typed and isinstance(text, str) and text in {*self._arrays, *self._numbers}:
+                return self._named(label, text, "array" if text in self._arrays else "number")
+        elif type(value) is int:
+            text, kind = str(value), ""
+        else:
+            raise KernelTypeError(
+                f"{label}: got {value!r} of type {type(value).__name__}, expected the name of an "
+                'array or number, an int, or an expression such as "M" or "int64 M*N". Other '
+                "constants stand in the text, or in `template`."
+            )
+        if isinstance(text, str) and text.isidentifier() and text not in self._rule.dim_names:
+            names = [*sorted(self._arrays), *sorted(self._numbers), *self._rule.dim_names]
+            raise KernelError(
+                f"{label}: there is no array, number or dim {text!r}, but {', '.join(names)}."
+            )
+        expression = expressions.expression_of(self._op, self._rule, setting, text)
+        kind = kind or ("bool" if expression.condition else "int32")
+        if (kind == "bool") != expression.condition:
+            expected = "a condition" if kind == "bool" else "a number"
+            raise KernelError(f"{label}: {expression} as {kind}, expected {expected}.")
+        return StepArgument(str(expression), kind, expression)
+
+    def _named(self, label: str, name: str, kind: str) -> StepArgument:
+        names = {"array": self._arrays, "number": self._numbers}.get(kind, ())
+        if name not in names:
+            raise KernelError(f"{label}: there is no {kind} {name!r}.")
+        return StepArgument(name, kind, name)
+
+    def _kind(self, argument: StepArgument) -> str:
+        """The type that a function gets for an argument, as `unit.Call` names it."""
+        if argument.kind == "array":
+            return POINTER
+        return self._numbers[str(argument.value)] if argument.kind == "number" else argument.kind
+
+    # -- as data -----------------------------------------------------------------------------------
+
+    def to_json(self) -> Any:
+        """All that decides what it computes."""
+        return {
+            "kind": self.kind, "source": self.source, "headers": [[*pair] for pair in self.headers],
+            "options": list(self.options), "specific": self.specific,
+            "when": expressions.optional_to_json(self.when),
+            "template": [[name, expressions.value_to_json(value)] for name, value in self.template],
+            "scratch": [[a.name, a.dtype, expressions.axes_to_json(a.dims)] for a in self.scratch],
+            "steps": [step_to_json(step) for step in self.steps],
+        }  # fmt: skip
+
+    @staticmethod
+    def from_json(op: str, rule: Rule, data: Any) -> CudaUnit:
+        """The reverse of `to_json`.
+
+        Raises:
+            KernelError, RuleError, KeyError, TypeError, ValueError: this is none of `to_json`.
+        """
+        return CudaUnit(op, rule, UnitText(
+            data["source"], tuple(step_from_json(step) for step in data["steps"]),
+            [Scratch(n, dtype, expressions.axes_from_json(d)) for n, dtype, d in data["scratch"]],
+            expressions.optional_from_json(data["when"]),
+            [(str(name), expressions.value_from_json(value)) for name, value in data["template"]],
+            {str(name): text for name, text in data["headers"]}, data["options"],
+            data["specific"],
+        ))  # fmt: skip
+
+
+Implementation = KernelBody | CudaUnit | Runner

@@ -1,0 +1,59 @@
+"""What a rule is made of: its inputs and outputs, and their dims."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from .expression import Expression
+
+
+class Star(NamedTuple):
+    """``*name``: any number of dims.
+
+    Attributes:
+        name: what they are called together.
+    """
+
+    name: str
+
+    def __str__(self) -> str:
+        return f"*{self.name}"
+
+
+Dim = Expression | Star
+
+
+class Argument(NamedTuple):
+    """An input or output.
+
+    Attributes:
+        name: its name.
+        dims: its dims; None of an input that is a Python number.
+        dtype: a dtype's full name, or a variable.
+        optional: it may be None.
+        mutable: the kernel writes it in place.
+        constant: of an output: derivatives take it for a constant.
+    """
+
+    name: str
+    dims: tuple[Dim, ...] | None
+    dtype: str
+    optional: bool = False
+    mutable: bool = False
+    constant: bool = False
+
+    def __str__(self) -> str:
+        dims = "" if self.dims is None else f"[{','.join(map(_tight, self.dims))}]"
+        marks = f"{'?' * self.optional}{'!' * self.mutable}{'~' * self.constant}"
+        return f"{self.name}{dims}:{self.dtype}{marks}"
+
+
+def name_of(dim: Dim) -> str | None:
+    """The name of a dim that is one."""
+    return dim.node[1] if isinstance(dim, Expression) and dim.node[0] == "name" else None
+
+
+def _tight(dim: Dim) -> str:
+    """A dim without spaces, but for those around words."""
+    return re.sub(r"(?<!\w) | (?!\w)", "", str(dim))

@@ -1,0 +1,310 @@
+"""A rule as a list of int64 words, which ``runtime/rule.h`` interprets on every call.
+
+The words are data: they hold no addresses, and say the same in every process. ``runtime/rule.h``
+says how they are arranged, and has the same numbers as the enums here; a test compares them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from enum import IntEnum
+from typing import NamedTuple
+
+from .. import dtypes
+from ..errors import RuleError
+from .argument import Argument, Star
+from .expression import Expression
+from .rule import Rule
+
+FORMAT = 1  # FR_PROGRAM_FORMAT, like all that follows a constant of rule.h
+MAX_ARGUMENTS = 32
+MAX_NDIM = 16
+MAX_SYMBOLS = 64
+MAX_STACK = 128
+MAX_DTYPES = 63
+NO_DTYPE = -1
+OPTIONAL, NUMBER = 1, 2  # flags of an input
+SIZE, NDIM = 0, 1  # kinds of an attribute
+DIM_SYMBOL, DIM_CODE, DIM_STAR = 0, 1, 2  # kinds of an output's dim
+
+_HEADER_WORDS = 9
+_INT64 = range(-(2**63), 2**63)
+_ATTRIBUTES = {"size": SIZE, "ndim": NDIM}
+
+
+class Opcode(IntEnum):
+    """Instructions. ``INT``, ``SYMBOL`` and those that jump have an operand in the next word; a
+    jump's says how many words are left out."""
+
+    END = 0
+    INT = 1
+    SYMBOL = 2
+    JUMP = 3
+    JUMP_IF_FALSE = 4
+    AND = 5
+    OR = 6
+    NOT = 7
+    NEG = 8
+    ADD = 9
+    SUB = 10
+    MUL = 11
+    FLOORDIV = 12
+    MOD = 13
+    CEILDIV = 14
+    MIN = 15
+    MAX = 16
+    EQ = 17
+    NE = 18
+    LT = 19
+    LE = 20
+    GT = 21
+    GE = 22
+
+
+_OF_TWO = {
+    "+": Opcode.ADD, "-": Opcode.SUB, "*": Opcode.MUL, "//": Opcode.FLOORDIV, "%": Opcode.MOD,
+    "ceildiv": Opcode.CEILDIV, "min": Opcode.MIN, "max": Opcode.MAX, "==": Opcode.EQ,
+    "!=": Opcode.NE, "<": Opcode.LT, "<=": Opcode.LE, ">": Opcode.GT, ">=": Opcode.GE,
+}  # fmt: skip
+_OF_ONE = {"not": Opcode.NOT, "neg": Opcode.NEG}
+
+
+class RuleProgram(NamedTuple):
+    """A rule, ready for ``fr_rule_bind``.
+
+    Attributes:
+        words: the program, each an int64.
+        symbols: what ``fr_rule_result.symbols`` are: dims, then ``"x.size"`` and ``"x.ndim"``.
+        variables: the dtype variables that ``fr_rule_result.dtypes`` are of. A dtype is its place
+            in `ferrule.dtypes.ALL`.
+    """
+
+    words: tuple[int, ...]
+    symbols: tuple[str, ...]
+    variables: tuple[str, ...]
+
+
+def compile_expression(expression: Expression, symbols: Mapping[str, int]) -> list[int]:
+    """An expression as instructions.
+
+    Args:
+        expression: the expression.
+        symbols: the number of each name, and of each ``"x.size"`` and ``"x.ndim"``.
+
+    Raises:
+        RuleError: it names no symbol, or is nested too deeply, or has an integer that does not fit
+            in 64 bits.
+    """
+    stack = _Stack(expression, symbols)
+    stack.push(expression.node)
+    return [*stack.words, Opcode.END]
+
+
+class _Stack:
+    """Writes the instructions of an expression, and counts how many values they keep at a time."""
+
+    def __init__(self, expression: Expression, symbols: Mapping[str, int]) -> None:
+        self.expression, self.symbols = expression, symbols
+        self.words: list[int] = []
+        self.height = 0
+
+    def push(self, node: tuple[object, ...]) -> None:
+        """Instructions that leave a node's value on the stack."""
+        kind, *parts = node
+        if kind in ("int", "name", *_ATTRIBUTES):
+            self.leaf(str(kind), parts[0])
+            return
+        first, *operands = (part for part in parts if isinstance(part, tuple))
+        self.push(first)
+        if kind in _OF_ONE:
+            self.words.append(_OF_ONE[str(kind)])
+        elif kind in _OF_TWO:
+            self.push(operands[0])
+            self.words.append(_OF_TWO[str(kind)])
+            self.height -= 1
+        elif kind == "if":
+            otherwise = self.jump(Opcode.JUMP_IF_FALSE)
+            self.push(operands[0])
+            end = self.jump(Opcode.JUMP)
+            self.land(otherwise)
+            self.push(operands[1])
+            self.land(end)
+        else:
+            end = self.jump(Opcode.AND if kind == "and" else Opcode.OR)
+            self.push(operands[0])
+            self.land(end)
+
+    def leaf(self, kind: str, value: object) -> None:
+        if kind == "int":
+            if not isinstance(value, int) or value not in _INT64:
+                raise RuleError(f"{value} in {self.expression} does not fit in 64 bits")
+            self.words += [Opcode.INT, value]
+        else:
+            name = f"{value}.{kind}" if kind in _ATTRIBUTES else str(value)
+            if name not in self.symbols:
+                raise RuleError(f"{self.expression} names {name}, which the inputs do not say")
+            self.words += [Opcode.SYMBOL, self.symbols[name]]
+        self.height += 1
+        if self.height > MAX_STACK:
+            raise RuleError(f"{self.expression} is nested too deeply")
+
+    def jump(self, op: Opcode) -> int:
+        """A jump, for `land` to say where to. On one of the two ways the top is popped or left
+        out, so what follows begins one lower."""
+        self.words += [op, 0]
+        self.height -= 1
+        return len(self.words)
+
+    def land(self, start: int) -> None:
+        """The jump whose operand ends at ``start`` leads here."""
+        self.words[start - 1] = len(self.words) - start
+
+
+def compile_rule(rule: Rule, extra: Sequence[Expression] = ()) -> RuleProgram | None:
+    """A rule as a program.
+
+    Args:
+        rule: the rule.
+        extra: more expressions of its dims, and of sizes and ranks of inputs and outputs;
+            ``fr_rule_value`` knows them by their places here.
+
+    Returns:
+        The program; None of a rule that has more arguments, dims or names than the runtime keeps
+        room for, which `Rule.bind` must serve.
+
+    Raises:
+        RuleError: an extra expression names something else.
+    """
+    symbols = _symbols(rule, extra)
+    arguments = (*rule.inputs, *rule.outputs)
+    if (
+        len(arguments) > MAX_ARGUMENTS
+        or len(symbols) > MAX_SYMBOLS
+        or any(_ndim(argument) > MAX_NDIM for argument in arguments)
+        or len(dtypes.ALL) > MAX_DTYPES
+    ):
+        return None
+    return _RuleWriter(rule, extra, symbols).program()
+
+
+def _symbols(rule: Rule, extra: Sequence[Expression]) -> dict[str, int]:
+    """The number of each symbol: dims as inputs first name them, then attributes in the same order,
+    those alone that an expression names."""
+    inputs = [dim for argument in rule.inputs for dim in argument.dims or ()]
+    dims = [dim for dim in inputs if isinstance(dim, Expression)]
+    bound = [str(dim) for dim in dims if dim.node[0] == "name"]
+    outputs = [dim for argument in rule.outputs for dim in argument.dims or ()]
+    expressions = [dim for dim in outputs if isinstance(dim, Expression)]
+    expressions += [*dims, *rule.conditions, *extra]
+    used = frozenset[str]().union(*(expression.attributes for expression in expressions))
+    always = [
+        argument.name
+        for argument in rule.inputs
+        if argument.dims is not None and not argument.optional
+    ]
+    always += [argument.name for argument in rule.outputs]
+    attributes = [f"{name}.{kind}" for name in always for kind in _ATTRIBUTES]
+    names = [*dict.fromkeys(bound), *(name for name in attributes if name in used)]
+    return {name: number for number, name in enumerate(names)}
+
+
+def _ndim(argument: Argument) -> int:
+    """The dims of an argument but ``*S``."""
+    return sum(not isinstance(dim, Star) for dim in argument.dims or ())
+
+
+class _RuleWriter:
+    """The words of one rule."""
+
+    def __init__(self, rule: Rule, extra: Sequence[Expression], symbols: Mapping[str, int]) -> None:
+        self.rule, self.extra, self.symbols = rule, extra, symbols
+        self.variables: list[str] = []
+        self.stars: list[str] = []
+        # What stands before all records: the header and the expressions.
+        self.words = [0] * (_HEADER_WORDS + len(extra))
+        self.starts: dict[Expression, int] = {}
+
+    def program(self) -> RuleProgram:
+        for i, expression in enumerate(self.extra):
+            self.words[_HEADER_WORDS + i] = self.code(expression)
+        checks: list[int] = []
+        inputs = [
+            word
+            for i, argument in enumerate(self.rule.inputs)
+            for word in self.input(i, argument, checks)
+        ]
+        attributes = self.attributes()
+        conditions = [self.code(condition) for condition in self.rule.conditions]
+        outputs = [word for argument in self.rule.outputs for word in self.output(argument)]
+        choices = [self.choices(name) for name in self.variables]
+        self.words[:_HEADER_WORDS] = [
+            FORMAT, len(self.rule.inputs), len(self.rule.outputs), len(choices),
+            len(attributes) // 3, len(checks) // 3, len(conditions), len(self.extra),
+            len(self.words),
+        ]  # fmt: skip
+        words = [*self.words, *choices, *inputs, *attributes, *checks, *conditions, *outputs]
+        return RuleProgram(tuple(map(int, words)), tuple(self.symbols), tuple(self.variables))
+
+    def code(self, expression: Expression) -> int:
+        """The word at which an expression begins."""
+        if expression not in self.starts:
+            self.starts[expression] = len(self.words)
+            self.words += compile_expression(expression, self.symbols)
+        return self.starts[expression]
+
+    def input(self, number: int, argument: Argument, checks: list[int]) -> list[int]:
+        """The record of an input; what its dims must be goes to ``checks``."""
+        star = star_at = -1
+        bindings: list[int] = []
+        for at, dim in enumerate(argument.dims or ()):
+            if isinstance(dim, Star):
+                star, star_at = _number(dim.name, self.stars), at
+                continue
+            place = at if star < 0 else at - len(argument.dims or ())  # from the end, behind a star
+            if dim.node[0] == "name":
+                bindings += [place, self.symbols[dim.node[1]]]
+            else:
+                checks += [number, place, self.code(dim)]
+        flags = OPTIONAL * argument.optional | NUMBER * (argument.dims is None)
+        record = [flags, self.dtype(argument), _ndim(argument), star, star_at, len(bindings) // 2]
+        return record + bindings
+
+    def attributes(self) -> list[int]:
+        arguments = (*self.rule.inputs, *self.rule.outputs)
+        places = {argument.name: i for i, argument in enumerate(arguments)}
+        words: list[int] = []
+        for symbol, number in self.symbols.items():
+            name, _, kind = symbol.partition(".")
+            if kind in _ATTRIBUTES:
+                words += [_ATTRIBUTES[kind], places[name], number]
+        return words
+
+    def output(self, argument: Argument) -> list[int]:
+        dims = argument.dims or ()
+        words = [self.dtype(argument), len(dims)]
+        for dim in dims:
+            if isinstance(dim, Star):
+                words += [DIM_STAR, _number(dim.name, self.stars)]
+            elif dim.node[0] == "name":
+                words += [DIM_SYMBOL, self.symbols[dim.node[1]]]
+            else:
+                words += [DIM_CODE, self.code(dim)]
+        return words
+
+    def dtype(self, argument: Argument) -> int:
+        dtype = dtypes.BY_NAME.get(argument.dtype)
+        if dtype is None:
+            return -1 - _number(argument.dtype, self.variables)
+        return dtypes.ALL.index(dtype)
+
+    def choices(self, variable: str) -> int:
+        """The dtypes that a variable may be, a bit each."""
+        names = self.rule.choices.get(variable, tuple(dtypes.BY_NAME))
+        return sum(1 << dtypes.ALL.index(dtypes.BY_NAME[name]) for name in set(names))
+
+
+def _number(name: str, names: list[str]) -> int:
+    """The number of a name, which is a new one if it has none."""
+    if name not in names:
+        names.append(name)
+    return names.index(name)

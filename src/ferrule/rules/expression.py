@@ -1,0 +1,466 @@
+"""Integer expressions over a call's sizes: parsed once, and never run by Python's ``eval``.
+
+An expression is a tree of plain tuples. It is evaluated on ints or on symbolic ints, printed as C,
+and saved as JSON. The grammar is a part of Python's: integers, names, ``x.size`` and ``x.ndim``,
+(in calls of kernels, where dims have no names, also ``x.shape[0]``, which counts as a name),
+``+ - * // %``, comparisons (chained, too), ``and or not``, ``a if condition else b``, and the
+functions ``min``, ``max`` and ``ceildiv``. Division rounds down, as in Python.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import keyword
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from ..errors import RuleError
+
+MOST = 2**63 - 1  # of a literal: C's int64_t
+_LONGEST = 2000  # characters
+_DEEPEST = 100  # levels of a tree, so that no recursion over it ends the stack
+_MOST_NODES = 1000
+_ATTRIBUTES = ("size", "ndim")
+_REFUSED = "\n\r\f\0\\#"  # Python reads more than one line, or none
+
+_NUMBER = re.compile(r"(?<![\w.])\d\w*", re.ASCII)
+_ASSIGNED = re.compile(r"(?<![=!<>])=(?!=)")
+_INTEGER = re.compile(r"[0-9_]+|0[xX][0-9a-fA-F_]+|0[bB][01_]+|0[oO][0-7_]+")
+
+_ARITHMETIC: dict[type[ast.AST], str] = {
+    ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.FloorDiv: "//", ast.Mod: "%",
+}  # fmt: skip
+_COMPARISONS: dict[type[ast.AST], str] = {
+    ast.Eq: "==", ast.NotEq: "!=", ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=",
+}  # fmt: skip
+_FUNCTIONS = ("min", "max", "ceildiv")  # of two arguments; min and max take more
+
+# How often each kind of node has operands, for trees that come from a file.
+_OPERANDS = {
+    **dict.fromkeys((*_ARITHMETIC.values(), *_COMPARISONS.values(), *_FUNCTIONS, "and", "or"), 2),
+    "neg": 1, "not": 1, "if": 3,
+}  # fmt: skip
+_CONDITIONS = frozenset({*_COMPARISONS.values(), "and", "or", "not"})
+
+# Functions of runtime/arithmetic.h that take where to write a fault.
+_C_FUNCTIONS = {
+    "+": "fr_add", "-": "fr_sub", "*": "fr_mul", "//": "fr_floordiv", "%": "fr_mod",
+    "ceildiv": "fr_ceildiv", "neg": "fr_neg",
+}  # fmt: skip
+
+Node = tuple[Any, ...]
+
+
+class Ints:
+    """How ints are compared and chosen from. Symbolic ints have a class of their own, so that a
+    comparison need not become a guard."""
+
+    minimum: Callable[[Any, Any], Any] = staticmethod(min)
+    maximum: Callable[[Any, Any], Any] = staticmethod(max)
+
+    @staticmethod
+    def holds(condition: Any) -> bool:
+        """Whether a condition of a rule holds."""
+        return bool(condition)
+
+    @staticmethod
+    def choose(condition: Any, then: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
+        """``then()`` where the condition holds, else ``otherwise()``."""
+        return then() if condition else otherwise()
+
+    @staticmethod
+    def both(a: Any, b: Callable[[], Any]) -> Any:
+        """``a and b()``."""
+        return bool(a) and bool(b())
+
+    @staticmethod
+    def either(a: Any, b: Callable[[], Any]) -> Any:
+        """``a or b()``."""
+        return bool(a) or bool(b())
+
+    @staticmethod
+    def negated(a: Any) -> Any:
+        """``not a``."""
+        return not a
+
+
+class Expression:
+    """One expression.
+
+    Attributes:
+        node: the tree: ``("int", 2)``, ``("name", "B")``, ``("size", "x")``, ``("ndim", "x")``,
+            ``("+", a, b)`` …
+        condition: whether it is true or false, instead of a number.
+    """
+
+    __slots__ = ("_arrays", "condition", "node")
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.condition = node[0] in _CONDITIONS
+        self._arrays: frozenset[str] | None = None
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Expression) and self.node == other.node
+
+    def __hash__(self) -> int:
+        return hash(self.node)
+
+    def __repr__(self) -> str:
+        return f"Expression({str(self)!r})"
+
+    def __str__(self) -> str:
+        return _text(self.node)
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The dims that it names."""
+        return frozenset(node[1] for node in _nodes(self.node) if node[0] == "name")
+
+    @property
+    def arrays(self) -> frozenset[str]:
+        """The arrays whose size or rank it names."""
+        if self._arrays is None:  # each call asks
+            names = (node[1] for node in _nodes(self.node) if node[0] in _ATTRIBUTES)
+            self._arrays = frozenset(names)
+        return self._arrays
+
+    @property
+    def attributes(self) -> frozenset[str]:
+        """The ``"x.size"`` and ``"x.ndim"`` that it names."""
+        nodes = (node for node in _nodes(self.node) if node[0] in _ATTRIBUTES)
+        return frozenset(f"{node[1]}.{node[0]}" for node in nodes)
+
+    def evaluate(self, values: Mapping[str, Any], on: type[Ints] = Ints) -> Any:
+        """The expression's value.
+
+        Args:
+            values: of the names, and of ``"x.size"`` and ``"x.ndim"``.
+            on: what compares and chooses.
+
+        Raises:
+            ZeroDivisionError: it divides by zero.
+        """
+        return _value(self.node, values, on)
+
+    def c(self, names: Mapping[str, str], status: str) -> str:
+        """The expression as C, on ``int64_t``; needs the text of ``runtime/arithmetic.h``.
+
+        A division by zero, or a value that does not fit, leaves its code at ``status``, and then
+        the value means nothing. What `evaluate` does not evaluate counts as little here.
+
+        Args:
+            names: the C expression for each name, and for ``"x.size"`` and ``"x.ndim"``.
+            status: a C expression for an ``int32_t*``, which is evaluated many times; 0 must stand
+                there.
+        """
+        return _c(self.node, names, status)
+
+    def to_json(self) -> Any:
+        """Nested lists."""
+        return _listed(self.node)
+
+    @staticmethod
+    def from_json(data: object) -> Expression:
+        """The reverse of `to_json`.
+
+        Raises:
+            RuleError: these are no lists of `to_json`.
+        """
+        return Expression(_read(data))
+
+
+def parse(text: str, *, whole: str | None = None, at: int = 0) -> Expression:
+    """Parse an expression.
+
+    Args:
+        text: the expression.
+        whole, at: the text that it is a part of, and where it begins there, for error messages.
+
+    Raises:
+        RuleError: it is none; points at the character.
+    """
+    whole = text if whole is None else whole
+    before = len(text) - len(text.lstrip())
+    stripped = text.strip()
+
+    def fail(message: str, column: int) -> RuleError:
+        return RuleError.at(message, whole, at + before + column)
+
+    if not stripped:
+        raise fail("an expression is missing here", 0)
+    if not stripped.isascii():
+        bad = next(i for i, c in enumerate(stripped) if not c.isascii())
+        raise fail(f"unexpected character {stripped[bad]!r}", bad)
+    if len(stripped) > _LONGEST:
+        raise fail(f"an expression of {len(stripped)} characters; at most {_LONGEST} are read", 0)
+    if any(c in stripped for c in _REFUSED):
+        bad = min(i for c in _REFUSED if (i := stripped.find(c)) >= 0)
+        raise fail(f"unexpected character {stripped[bad]!r}", bad)
+    for number in _NUMBER.finditer(stripped):
+        if not _INTEGER.fullmatch(number[0]):  # Python warns of 128if, and reads it
+            raise fail(f"{number[0]} is no integer", number.start())
+    try:
+        tree = ast.parse(stripped, mode="eval").body
+        node = _node(tree, fail)
+        deep, many = _extent(node, {})
+    except SyntaxError as error:
+        column = error.offset - 1 if error.offset else len(stripped)  # none where it ends early
+        if (alone := _ASSIGNED.search(stripped)) is not None:
+            raise fail("this is no expression: sizes are compared by '=='", alone.start()) from None
+        raise fail("this is no expression", column) from None
+    except (RecursionError, MemoryError):
+        raise fail("an expression that is nested too deeply", 0) from None
+    if deep > _DEEPEST:
+        raise fail(f"an expression that is nested too deeply: {deep} levels of {_DEEPEST}", 0)
+    if many > _MOST_NODES or len(_text(node)) > _LONGEST:  # so that its text can be read again
+        raise fail("an expression that is too long with its chained comparisons written out", 0)
+    return Expression(node)
+
+
+def _node(tree: ast.expr, fail: Callable[[str, int], RuleError]) -> Node:
+    column = tree.col_offset
+    match tree:
+        case ast.Constant(value=int(value)) if type(value) is int:
+            if value > MOST:
+                raise fail(f"{value} is more than {MOST}, the largest size", column)
+            return ("int", value)
+        case ast.Name(id=name):
+            return ("name", name)
+        case ast.Attribute(value=ast.Name(id=name), attr=attribute):
+            if attribute not in _ATTRIBUTES:
+                expected = f"{name}.size or {name}.ndim"
+                raise fail(f"{name}.{attribute}: expected {expected}", column)
+            return (attribute, name)
+        case ast.Subscript(value=ast.Attribute(value=ast.Name(id=name), attr="shape"), slice=index):
+            return ("name", f"{name}.shape[{_index(index, fail)}]")
+        case ast.BinOp(left=left, op=op, right=right):
+            sign = _ARITHMETIC.get(type(op))
+            if sign is None:
+                hint = "; write // for whole numbers" if isinstance(op, ast.Div) else ""
+                raise fail(f"this operator is not known: expected one of + - * // %{hint}", column)
+            return (sign, _number(left, fail), _number(right, fail))
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            return ("neg", _number(operand, fail))
+        case ast.UnaryOp(op=ast.Not(), operand=operand):
+            return ("not", _condition(operand, fail))
+        case ast.BoolOp(op=op, values=operands):
+            sign = "and" if isinstance(op, ast.And) else "or"
+            return _folded(sign, [_condition(operand, fail) for operand in operands])
+        case ast.Compare(left=left, ops=ops, comparators=others):
+            return _comparison(left, ops, others, fail)
+        case ast.IfExp(test=test, body=body, orelse=orelse):
+            return ("if", _condition(test, fail), _number(body, fail), _number(orelse, fail))
+        case ast.Call(func=ast.Name(id=name), args=args, keywords=[]) if name in _FUNCTIONS:
+            exact = name == "ceildiv"
+            if len(args) < 2 or (exact and len(args) > 2):
+                many = "2 arguments" if exact else "2 or more arguments"
+                raise fail(f"{name} got {len(args)} arguments, expected {many}", column)
+            return _folded(name, [_number(operand, fail) for operand in args])
+        case ast.Call(func=ast.Name(id=name)):
+            expected = ", ".join(_FUNCTIONS)
+            raise fail(f"there is no function {name!r} here; expected one of {expected}", column)
+    raise fail("this is not allowed in a rule: expected integers, dims and + - * // %", column)
+
+
+def _index(tree: ast.expr, fail: Callable[[str, int], RuleError]) -> int:
+    match tree:
+        case ast.Constant(value=int(value)) if type(value) is int:
+            return value
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int(value))):
+            return -value
+    raise fail("expected an integer, as in x.shape[0]", tree.col_offset)
+
+
+def _comparison(
+    left: ast.expr,
+    ops: Sequence[ast.cmpop],
+    comparators: Sequence[ast.expr],
+    fail: Callable[[str, int], RuleError],
+) -> Node:
+    parts: list[Node] = []
+    a = _number(left, fail)
+    for op, right in zip(ops, comparators, strict=True):
+        sign = _COMPARISONS.get(type(op))
+        if sign is None:
+            raise fail("expected a comparison: == != < <= > >=", left.col_offset)
+        b = _number(right, fail)
+        parts.append((sign, a, b))
+        left, a = right, b
+    return _folded("and", parts)
+
+
+def _folded(kind: str, nodes: Sequence[Node]) -> Node:
+    """Several operands as nodes of two."""
+    return functools.reduce(lambda first, second: (kind, first, second), nodes)
+
+
+def _number(tree: ast.expr, fail: Callable[[str, int], RuleError]) -> Node:
+    node = _node(tree, fail)
+    if node[0] in _CONDITIONS:
+        raise fail("a condition stands where a number is expected", tree.col_offset)
+    return node
+
+
+def _condition(tree: ast.expr, fail: Callable[[str, int], RuleError]) -> Node:
+    node = _node(tree, fail)
+    if node[0] not in _CONDITIONS:
+        raise fail("a number stands where a condition is expected; compare it", tree.col_offset)
+    return node
+
+
+def _nodes(node: Node) -> list[Node]:
+    nodes = [node]
+    for part in node[1:]:
+        if isinstance(part, tuple):
+            nodes += _nodes(part)
+    return nodes
+
+
+def _extent(node: Node, extents: dict[int, tuple[int, int]]) -> tuple[int, int]:
+    """How deep a tree is and how many nodes it has; looks once at parts that are one object."""
+    extent = extents.get(id(node))
+    if extent is None:
+        parts = [_extent(part, extents) for part in node[1:] if isinstance(part, tuple)]
+        deep = 1 + max((deep for deep, _ in parts), default=0)
+        extent = extents[id(node)] = deep, 1 + sum(many for _, many in parts)
+    return extent
+
+
+def _value(node: Node, values: Mapping[str, Any], on: type[Ints]) -> Any:
+    kind = node[0]
+    if kind == "int":
+        return node[1]
+    if kind == "name":
+        return values[node[1]]
+    if kind in _ATTRIBUTES:
+        return values[f"{node[1]}.{kind}"]
+
+    def part(i: int) -> Any:
+        return _value(node[i], values, on)
+
+    match kind:
+        case "if":
+            return on.choose(part(1), lambda: part(2), lambda: part(3))
+        case "and":
+            return on.both(part(1), lambda: part(2))
+        case "or":
+            return on.either(part(1), lambda: part(2))
+        case "not":
+            return on.negated(part(1))
+        case "neg":
+            return -part(1)
+    a, b = part(1), part(2)
+    match kind:
+        case "+":
+            return a + b
+        case "-":
+            return a - b
+        case "*":
+            return a * b
+        case "//":
+            return a // b
+        case "%":
+            return a % b
+        case "ceildiv":
+            return -(-a // b)
+        case "min":
+            return on.minimum(a, b)
+        case "max":
+            return on.maximum(a, b)
+        case "==":
+            return a == b
+        case "!=":
+            return a != b
+        case "<":
+            return a < b
+        case "<=":
+            return a <= b
+        case ">":
+            return a > b
+    return a >= b
+
+
+def _c(node: Node, names: Mapping[str, str], status: str) -> str:
+    kind = node[0]
+    if kind == "int":
+        return f"INT64_C({node[1]})"
+    if kind == "name":
+        return names[node[1]]
+    if kind in _ATTRIBUTES:
+        return names[f"{node[1]}.{kind}"]
+    parts = [_c(part, names, status) for part in node[1:]]
+    if kind in _C_FUNCTIONS:
+        return f"{_C_FUNCTIONS[kind]}({', '.join(parts)}, {status})"
+    match kind:
+        case "if":
+            return f"({parts[0]} ? {parts[1]} : {parts[2]})"
+        case "not":
+            return f"(!{parts[0]})"
+        case "min" | "max":
+            return f"fr_{kind}({parts[0]}, {parts[1]})"
+    sign = {"and": "&&", "or": "||"}.get(kind, kind)
+    return f"({parts[0]} {sign} {parts[1]})"
+
+
+# How tightly the signs of the grammar bind, loosest first.
+_LEVELS = (
+    ("if",), ("or",), ("and",), ("not",), ("==", "!=", "<", "<=", ">", ">="), ("+", "-"),
+    ("*", "//", "%"), ("neg",),
+)  # fmt: skip
+_LEVEL = {kind: n for n, kinds in enumerate(_LEVELS) for kind in kinds}
+_ATOM = len(_LEVELS)
+
+
+def _text(node: Node) -> str:
+    """An expression as it is written, with no more parentheses than it needs."""
+    kind = node[0]
+    if kind in ("int", "name"):
+        return str(node[1])
+    if kind in _ATTRIBUTES:
+        return f"{node[1]}.{kind}"
+
+    def part(i: int, least: int) -> str:
+        text = _text(node[i])
+        return text if _LEVEL.get(node[i][0], _ATOM) >= least else f"({text})"
+
+    level = _LEVEL.get(kind, _ATOM)
+    match kind:
+        case "if":
+            return f"{part(2, 1)} if {part(1, 1)} else {part(3, 0)}"
+        case "not":
+            return f"not {part(1, level)}"
+        case "neg":
+            return f"-{part(1, level)}"
+        case "min" | "max" | "ceildiv":
+            return f"{kind}({part(1, 0)}, {part(2, 0)})"
+    # A comparison of comparisons would be a chain.
+    return f"{part(1, level)} {kind} {part(2, level + 1)}"
+
+
+def _listed(node: Node) -> list[Any]:
+    return [_listed(part) if isinstance(part, tuple) else part for part in node]
+
+
+def _read(data: object, depth: int = 0) -> Node:
+    if depth >= _DEEPEST or not isinstance(data, list) or not data or not isinstance(data[0], str):
+        raise RuleError("a saved expression is damaged")
+    kind, *parts = data
+    if kind == "int" and len(parts) == 1 and type(parts[0]) is int and 0 <= parts[0] <= MOST:
+        return ("int", parts[0])
+    is_name = kind == "name" or kind in _ATTRIBUTES
+    if is_name and len(parts) == 1 and isinstance(parts[0], str):
+        name = parts[0]
+        if not (name.isascii() and name.isidentifier()) or keyword.iskeyword(name):
+            raise RuleError("a saved expression is damaged")
+        return (kind, name)
+    if _OPERANDS.get(kind) != len(parts):
+        raise RuleError("a saved expression is damaged")
+    nodes = [_read(part, depth + 1) for part in parts]
+    for i, node in enumerate(nodes):
+        wanted = kind in ("and", "or", "not") or (kind == "if" and i == 0)
+        if (node[0] in _CONDITIONS) != wanted:
+            raise RuleError("a saved expression is damaged")
+    return (kind, *nodes)

@@ -1,0 +1,277 @@
+"""Parses the text of a rule. Errors point at the character."""
+
+from __future__ import annotations
+
+import keyword
+import re
+from typing import NamedTuple
+
+from .. import dtypes
+from ..errors import RuleError
+from .argument import Argument, Dim, Star, name_of
+from .expression import Expression, parse
+
+NAME = re.compile(r"[A-Za-z_][A-Za-z_0-9]*")
+_CHOICES = re.compile(r"\s*([A-Za-z_]\w*)\s+in\s*\((.*)\)\s*", re.DOTALL | re.ASCII)
+_DTYPE = re.compile(r"\s*:\s*([A-Za-z_]\w*)\s*([?!~]*)\s*", re.ASCII)
+# No variable is called like a dtype of C, Metal or another library: it would take any dtype at all.
+_LIKE_A_DTYPE = re.compile(
+    r"(u?int|float|bfloat|complex|bool|half)(\d|_|$)|(f|fp|bf|i|u)(8|16|32|64)(_|$)|double$"
+    r"|u?(char|short|long)$"
+)
+_STAR = re.compile(r"\s*\*\s*([A-Za-z_]\w*)\s*", re.ASCII)
+
+
+class Declaration(NamedTuple):
+    """The parts of a rule, as `Rule` has them."""
+
+    inputs: tuple[Argument, ...]
+    outputs: tuple[Argument, ...]
+    choices: dict[str, tuple[str, ...]]
+    conditions: tuple[Expression, ...]
+
+
+def declaration(text: str) -> Declaration:
+    """Parse the text of a rule.
+
+    Raises:
+        RuleError: it cannot be understood, or contradicts itself; points at the character.
+    """
+    return _Parser(text).declaration()
+
+
+class _Parser:
+    """Parses one rule, and knows where its parts stand."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.positions: dict[int, int] = {}  # of arguments and dims, by their id
+
+    def fail(self, message: str, at: int) -> RuleError:
+        return RuleError.at(message, self.text, at)
+
+    def declaration(self) -> Declaration:
+        text = self.text
+        arrow = text.find("->")
+        if arrow < 0:
+            raise self.fail("a rule has '->' between its inputs and outputs", len(text))
+        if (second := text.find("->", arrow + 2)) >= 0:
+            raise self.fail("a rule has one '->'", second)
+        where = re.search(r"\bwhere\b", text)
+        end = where.start() if where else len(text)
+        if end < arrow:
+            raise self.fail("'where' stands at the end of a rule", end)
+        inputs = [self.argument(*part) for part in self.parts(0, arrow)]
+        outputs = [self.argument(*part) for part in self.parts(arrow + 2, end)]
+        if not outputs and not any(argument.mutable for argument in inputs):
+            raise self.fail("a rule has an output, or an input that is written in place", arrow + 2)
+        choices: dict[str, tuple[str, ...]] = {}
+        conditions = []
+        if where:
+            for start, stop in self.parts(where.end(), len(text)):
+                choice = _CHOICES.fullmatch(text, start, stop)
+                if choice is None:
+                    condition = parse(text[start:stop], whole=text, at=start)
+                    if not condition.condition:
+                        raise self.fail("expected a condition, such as K % 16 == 0", start)
+                    conditions.append(condition)
+                else:
+                    names = self.dtype_names(*choice.span(2))
+                    if choice[1] in choices:
+                        raise self.fail(f"{choice[1]!r} has been limited before", choice.start(1))
+                    choices[choice[1]] = names
+        rule = Declaration(tuple(inputs), tuple(outputs), choices, tuple(conditions))
+        self.check(rule, where.end() if where else len(text))
+        return rule
+
+    def begin(self, start: int, end: int) -> int:
+        """Where a part's text begins, after spaces."""
+        return end - len(self.text[start:end].lstrip())
+
+    def dtype_names(self, start: int, end: int) -> tuple[str, ...]:
+        """The names of dtypes between commas."""
+        names = []
+        for part in self.parts(start, end) or [(start, end)]:
+            name = self.text[slice(*part)].strip()
+            if name not in dtypes.BY_NAME:
+                raise self.fail(f"there is no dtype {name!r}", self.begin(*part))
+            names.append(name)
+        return tuple(names)
+
+    def parts(self, start: int, end: int) -> list[tuple[int, int]]:
+        """Where the parts between commas stand, those inside brackets apart."""
+        spans, begin = [], start
+        closing: list[
+            tuple[str, int]
+        ] = []  # what closes each bracket that is open, and where it is
+        for i in range(start, end):
+            c = self.text[i]
+            if c in "([":
+                closing.append((")" if c == "(" else "]", i))
+            elif c in ")]":
+                if not closing:
+                    raise self.fail(f"{c!r} closes nothing", i)
+                if (expected := closing.pop()[0]) != c:
+                    raise self.fail(f"expected {expected!r} before {c!r}", i)
+            elif c == "," and not closing:
+                spans.append((begin, i))
+                begin = i + 1
+        if closing:
+            raise self.fail("a bracket is not closed", closing[-1][1])
+        if spans or self.text[begin:end].strip():
+            spans.append((begin, end))
+        return spans
+
+    def argument(self, start: int, end: int) -> Argument:
+        """One input or output: ``name[dims]:dtype?!~``."""
+        text = self.text
+        begin = self.begin(start, end)
+        name = NAME.match(text, begin, end)
+        if name is None:
+            raise self.fail("expected an array, such as x[B,C]:float32", begin)
+        if keyword.iskeyword(name[0]):  # neither torch nor a call by name could say it
+            raise self.fail(f"{name[0]!r} is a word of Python; choose another name", begin)
+        at, dims = name.end(), None
+        if at < end and text[at] == "[":
+            close, depth = at, 1
+            while depth:  # `parts` has seen that it is closed
+                close += 1
+                depth += (text[close] == "[") - (text[close] == "]")
+            dims = tuple(self.dim(*part) for part in self.parts(at + 1, close))
+            if len([d for d in dims if isinstance(d, Star)]) > 1:
+                raise self.fail("an array has one starred dim at most", at)
+            at = close + 1
+        dtype = _DTYPE.fullmatch(text, at, end)
+        if dtype is None:
+            if (more := _DTYPE.match(text, at, end)) is not None and text[more.end() - 1].isspace():
+                raise self.fail("expected ',' before the next array", more.end())
+            raise self.fail("expected ':' and a dtype, such as :float32 or :T", at)
+        if dtype[1] not in dtypes.BY_NAME and _LIKE_A_DTYPE.match(dtype[1]):
+            expected = ", ".join(dtypes.BY_NAME)
+            raise self.fail(f"there is no dtype {dtype[1]!r}; expected {expected}", dtype.start(1))
+        marks = dtype[2]
+        if len(set(marks)) != len(marks):
+            raise self.fail("a mark stands twice", dtype.start(2))
+        argument = Argument(name[0], dims, dtype[1], "?" in marks, "!" in marks, "~" in marks)
+        self.positions[id(argument)] = begin
+        return argument
+
+    def dim(self, start: int, end: int) -> Dim:
+        star = _STAR.fullmatch(self.text, start, end)
+        dim: Dim
+        if star is not None:
+            dim = Star(star[1])
+        else:
+            dim = parse(self.text[start:end], whole=self.text, at=start)
+            if dim.condition:
+                raise self.fail("a condition stands where a size is expected", start)
+        self.positions[id(dim)] = start
+        return dim
+
+    def check(self, rule: Declaration, where: int) -> None:
+        """Check the parts of a rule against each other."""
+        names: set[str] = set()
+        for argument in (*rule.inputs, *rule.outputs):
+            at = self.positions[id(argument)]
+            if argument.name in names:
+                raise self.fail(f"there are two arrays called {argument.name!r}", at)
+            names.add(argument.name)
+        dims, stars, kinds = self.bound_names(rule)
+        for argument in rule.inputs:
+            if argument.constant:
+                raise self.fail(
+                    "'~' is a mark of outputs; a vjp gives None for an input without a gradient",
+                    self.positions[id(argument)],
+                )
+        for argument in rule.outputs:
+            at = self.positions[id(argument)]
+            if argument.dims is None:
+                raise self.fail(
+                    f"output {argument.name!r} has no shape: expected {argument.name}[…]", at
+                )
+            if argument.optional or argument.mutable:
+                raise self.fail("'?' and '!' are marks of inputs", at)
+            if argument.dtype not in dtypes.BY_NAME and argument.dtype not in kinds:
+                raise self.fail(f"no input says what dtype {argument.dtype!r} is", at)
+        for argument in (*rule.inputs, *rule.outputs):
+            for dim in argument.dims or ():
+                at = self.positions[id(dim)]
+                if not isinstance(dim, Star):
+                    self.check_names(dim, dims, rule, at)
+                elif dim.name not in stars:
+                    raise self.fail(f"no input that is always there says what {dim} is", at)
+        for condition in rule.conditions:
+            self.check_names(condition, dims, rule, where)
+        for name in rule.choices:
+            if name not in kinds:
+                raise self.fail(f"no input has the dtype {name!r}", where)
+        for name in sorted(dims & stars | dims & kinds | stars & kinds):
+            raise self.fail(f"{name!r} is two things: a dim, *dims or a dtype", 0)
+        for argument in (*rule.inputs, *rule.outputs):
+            at = self.positions[id(argument)]
+            if argument.name in kinds:  # both are names of the body
+                raise self.fail(f"{argument.name!r} is two things: an array and a dtype", at)
+            if argument.dims is None and argument.name in dims:
+                raise self.fail(f"{argument.name!r} is two things: a number and a dim", at)
+
+    def bound_names(self, rule: Declaration) -> tuple[set[str], set[str], set[str]]:
+        """The dims, starred dims and dtype variables that inputs bind which are always there."""
+        dims: set[str] = set()
+        stars: set[str] = set()
+        kinds: set[str] = set()
+        for argument in rule.inputs:
+            if argument.dims is None and (argument.optional or argument.mutable):
+                raise self.fail("'?' and '!' are marks of arrays", self.positions[id(argument)])
+            if argument.dims is None and argument.dtype not in dtypes.BY_NAME:
+                raise self.fail(
+                    f"a number has a dtype's name, as in {argument.name}:float32; "
+                    f"{argument.dtype!r} is a variable",
+                    self.positions[id(argument)],
+                )
+            if argument.optional:
+                continue
+            if argument.dims is not None and argument.dtype not in dtypes.BY_NAME:
+                kinds.add(argument.dtype)
+            for dim in argument.dims or ():
+                if isinstance(dim, Star):
+                    stars.add(dim.name)
+                elif (name := name_of(dim)) is not None:
+                    dims.add(name)
+        for argument in rule.inputs:
+            if argument.dtype not in dtypes.BY_NAME and argument.dtype not in kinds:
+                raise self.fail(
+                    f"no array that is always there says what dtype {argument.dtype!r} is",
+                    self.positions[id(argument)],
+                )
+        return dims, stars, kinds
+
+    def check_names(
+        self, expression: Expression, dims: set[str], rule: Declaration, start: int
+    ) -> None:
+        """Refuse unbound names in an expression, whose text begins at or after ``start``."""
+
+        def at(name: str) -> int:
+            match = re.compile(rf"\b{name}\b").search(self.text, start)
+            return match.start() if match else start
+
+        for name in sorted(expression.names - dims):
+            numbers = [
+                argument
+                for argument in rule.inputs
+                if argument.dims is None and argument.name == name
+            ]
+            why = (
+                f"{name!r} is a number of the call, which sizes cannot depend on; write its value "
+                "into the rule: an op per value"
+                if numbers
+                else f"no input that is always there has the dim {name!r} by itself; they have "
+                + (", ".join(sorted(dims)) or "none")
+            )
+            raise self.fail(why, at(name))
+        arrays = {
+            argument.name
+            for argument in rule.inputs
+            if argument.dims is not None and not argument.optional
+        }
+        for name in sorted(expression.arrays - arrays):
+            raise self.fail(f"there is no input {name!r} that always has a shape", at(name))

@@ -1,0 +1,373 @@
+"""What an op declares: its arrays' shapes and dtypes, as data.
+
+A rule reads like a signature::
+
+    x[B,H,W,C]:T, grid[B,N,M,2]:T, bias[C]:T? -> out[B,N,M,C]:T
+        where T in (float32, float16), C % 4 == 0
+
+* A dim is a name, which the first input that has it alone binds; an integer; an expression
+  (`expression`) of dims that are bound; or ``*S``, any number of dims, once per array.
+* Without brackets an input is a Python number: ``eps:float32``.
+* A dtype is a full name, or a variable (one that is no dtype's name), which an input binds.
+* ``?`` after an input says that it may be None; ``!`` that the kernel writes it in place.
+* ``~`` after an output says that it is constant to derivatives: it is kept for the backward pass,
+  such as ``rstd[*S]:float32~``, and no gradient goes through it.
+* ``where`` lists conditions, and what dtype variables may be.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from operator import eq
+from typing import Any
+
+from .. import dtypes
+from ..errors import KernelError, RuleError
+from .argument import Argument, Dim, Star, name_of
+from .expression import Expression, Ints
+from .parser import NAME, declaration
+
+Shape = tuple[Any, ...]
+
+
+class Binding:
+    """The sizes and dtypes that the inputs of one call bind.
+
+    Attributes:
+        dims: the size of each dim.
+        stars: the sizes that each ``*S`` stands for.
+        dtypes: the full name of each dtype variable.
+        shapes: the shape of each input, None of those that are absent; of outputs, too, once they
+            are known.
+    """
+
+    def __init__(self, shapes: dict[str, Shape | None]) -> None:
+        self.dims: dict[str, Any] = {}
+        self.stars: dict[str, Shape] = {}
+        self.dtypes: dict[str, str] = {}
+        self.shapes = shapes
+
+    def values(self, on: Expression) -> dict[str, Any]:
+        """The values of all that an expression may name: dims, ``"x.size"`` and ``"x.ndim"``."""
+        values = dict(self.dims)
+        for name in on.arrays:
+            size: Any = 1
+            shape = self.shapes[name] or ()
+            for n in shape:
+                size = size * n
+            values[f"{name}.size"], values[f"{name}.ndim"] = size, len(shape)
+        return values
+
+
+class Rule:
+    """An op's inputs, outputs and conditions.
+
+    Attributes:
+        inputs, outputs: in order.
+        choices: what dtype variables may be, by their name.
+        conditions: what must hold.
+    """
+
+    def __init__(
+        self,
+        inputs: tuple[Argument, ...],
+        outputs: tuple[Argument, ...],
+        choices: Mapping[str, tuple[str, ...]],
+        conditions: tuple[Expression, ...],
+    ) -> None:
+        self.inputs, self.outputs = inputs, outputs
+        self.choices, self.conditions = dict(sorted(choices.items())), conditions
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Rule) and self.to_json() == other.to_json()
+
+    def __hash__(self) -> int:
+        return hash(str(self))
+
+    def __str__(self) -> str:
+        sides = (", ".join(map(str, side)) for side in (self.inputs, self.outputs))
+        where = [f"{v} in ({', '.join(names)})" for v, names in self.choices.items()]
+        where += map(str, self.conditions)
+        return " -> ".join(sides).rstrip() + (f" where {', '.join(where)}" if where else "")
+
+    def signature(self) -> inspect.Signature:
+        """The signature of a call, as Python's tools show it: the inputs, in order or by name."""
+        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        # Python has no parameter without a default behind one that has one.
+        last = max(
+            (i for i, argument in enumerate(self.inputs) if not argument.optional), default=-1
+        )
+        parameters = [
+            inspect.Parameter(
+                argument.name, kind, default=None if i > last else inspect.Parameter.empty
+            )
+            for i, argument in enumerate(self.inputs)
+        ]
+        return inspect.Signature(parameters)
+
+    @property
+    def dim_names(self) -> tuple[str, ...]:
+        """The dims that inputs bind, in the order in which they appear."""
+        alone = (
+            name_of(dim)
+            for argument in self.inputs
+            if not argument.optional
+            for dim in argument.dims or ()
+        )
+        return tuple(dict.fromkeys(name for name in alone if name is not None))
+
+    def bind(
+        self, op: str, shapes: Sequence[Shape | None], kinds: Sequence[str | None],
+        on: type[Ints] = Ints,
+    ) -> Binding:  # fmt: skip
+        """Check a call's inputs and bind their dims and dtypes.
+
+        Args:
+            op: the op's name, for error messages.
+            shapes: of each input; None of one that is absent, ``()`` of a Python number.
+            kinds: the full name of each input's dtype; None of one that is absent, or of a Python
+                number that fits the declared one.
+            on: what compares sizes.
+
+        Raises:
+            KernelError: an input contradicts the declaration or another input; says which.
+        """
+        binding = Binding(
+            dict(zip((argument.name for argument in self.inputs), shapes, strict=True))
+        )
+        bound: dict[str, tuple[Argument, Shape]] = {}
+        later: list[tuple[Argument, int, Any, Expression]] = []
+        for argument, shape, kind in zip(self.inputs, shapes, kinds, strict=True):
+            if shape is None:
+                if not argument.optional:
+                    raise KernelError(
+                        f"[op] input {argument.name!r} of op {op!r}: got None, expected an "
+                        f"array: {argument}."
+                    )
+                continue
+            self._bind_dtype(op, binding, bound, argument, shape, kind)
+            for i, size, dim in _aligned(op, argument, shape, binding, bound, on):
+                name = name_of(dim)
+                if name is not None and name not in binding.dims:
+                    binding.dims[name] = size
+                    bound[name] = argument, shape
+                else:
+                    later.append((argument, i, size, dim))
+        for argument, i, size, dim in later:
+            expected = self.value(op, dim, binding, on)
+            if not on.holds(expected == size):
+                arrays = {a.name: (a, binding.shapes[a.name] or ()) for a in self.inputs}
+                shape = binding.shapes[argument.name] or ()
+                raise _disagreement(op, argument, shape, i, dim, expected, bound, arrays)
+        for condition in self.conditions:
+            if not on.holds(self.value(op, condition, binding, on)):
+                values = binding.values(condition)
+                symbols = sorted(condition.names | condition.attributes)
+                sizes = ", ".join(f"{name} = {values[name]}" for name in symbols)
+                raise KernelError(
+                    f"[op] op {op!r} wants {condition}, and the inputs say {sizes}: "
+                    f"{_shapes(binding)}."
+                )
+        return binding
+
+    def results(self, op: str, binding: Binding, on: type[Ints] = Ints) -> list[tuple[Shape, str]]:
+        """The shape and dtype of each output; adds the shapes to what ``binding`` knows.
+
+        Args:
+            op: the op's name, for error messages.
+            binding: what `bind` found.
+            on: what compares sizes.
+
+        Raises:
+            KernelError: a size would be negative.
+        """
+        results = []
+        for argument in self.outputs:
+            shape: list[Any] = []
+            for dim in argument.dims or ():
+                if isinstance(dim, Star):
+                    shape += binding.stars[dim.name]
+                    continue
+                size = self.value(op, dim, binding, on)
+                if type(size) is int and size < 0:
+                    problem = f"[op] output {argument.name!r} of op {op!r}: {dim} is {size}"
+                    raise KernelError(f"{problem} for {_shapes(binding)}.")
+                shape.append(size)
+            binding.shapes[argument.name] = tuple(shape)
+            results.append((tuple(shape), binding.dtypes.get(argument.dtype, argument.dtype)))
+        return results
+
+    def _bind_dtype(
+        self, op: str, binding: Binding, bound: dict[str, tuple[Argument, Shape]],
+        argument: Argument, shape: Shape, kind: str | None,
+    ) -> None:  # fmt: skip
+        if kind is None:
+            return
+        label = f"[op] input {argument.name!r} of op {op!r}: got {kind}, "
+        if argument.dtype in dtypes.BY_NAME:
+            if kind != argument.dtype:
+                raise KernelError(f"{label}expected {argument}.")
+            return
+        allowed = self.choices.get(argument.dtype)
+        if allowed is not None and kind not in allowed:
+            raise KernelError(
+                f"{label}expected {argument} where {argument.dtype} is one of {', '.join(allowed)}."
+            )
+        bound_dtype = binding.dtypes.setdefault(argument.dtype, kind)
+        if bound_dtype != kind:
+            first = bound[f":{argument.dtype}"][0]
+            raise KernelError(
+                f"{label}but {argument.dtype} is {bound_dtype} by input {first.name!r} "
+                f"({first}, {argument})."
+            )
+        bound.setdefault(f":{argument.dtype}", (argument, shape))
+
+    def value(
+        self, op: str, expression: Expression, binding: Binding, on: type[Ints] = Ints
+    ) -> Any:
+        """Evaluate an expression for one call.
+
+        Raises:
+            KernelError: it divides by zero; names ``op``.
+        """
+        try:
+            return expression.evaluate(binding.values(expression), on)
+        except ZeroDivisionError:
+            raise KernelError(
+                f"[op] {expression} of op {op!r} divides by zero for {_shapes(binding)}."
+            ) from None
+
+    def to_json(self) -> Any:
+        """Lists and dictionaries."""
+
+        def fields_of(argument: Argument) -> Any:
+            dims: Any = None
+            if argument.dims is not None:
+                dims = [f"*{d.name}" if isinstance(d, Star) else d.to_json() for d in argument.dims]
+            fields = [argument.name, dims, argument.dtype, argument.optional, argument.mutable]
+            return (
+                [*fields, True] if argument.constant else fields
+            )  # digests are older than the mark
+
+        return {
+            "inputs": list(map(fields_of, self.inputs)),
+            "outputs": list(map(fields_of, self.outputs)),
+            "choices": {name: list(names) for name, names in self.choices.items()},
+            "conditions": [condition.to_json() for condition in self.conditions],
+        }
+
+    @staticmethod
+    def from_json(data: object) -> Rule:
+        """The reverse of `to_json`.
+
+        Raises:
+            RuleError: these are none of `to_json`, or contradict themselves.
+        """
+
+        def dim(entry: Any) -> Dim:
+            if isinstance(entry, str) and entry.startswith("*") and entry[1:].isidentifier():
+                return Star(entry[1:])
+            return Expression.from_json(entry)
+
+        def argument(entry: Any) -> Argument:
+            name, dims, dtype, optional, mutable, *more = entry
+            good = all(isinstance(s, str) and NAME.fullmatch(s) for s in (name, dtype))
+            if not good or type(optional) is not bool or type(mutable) is not bool:
+                raise TypeError
+            sizes = None if dims is None else tuple(dim(d) for d in dims)
+            return Argument(name, sizes, dtype, optional, mutable, bool(more))
+
+        try:
+            rule = Rule(
+                tuple(argument(entry) for entry in data["inputs"]),  # type: ignore[index]
+                tuple(argument(entry) for entry in data["outputs"]),  # type: ignore[index]
+                {str(n): tuple(map(str, c)) for n, c in data["choices"].items()},  # type: ignore[index]
+                tuple(Expression.from_json(entry) for entry in data["conditions"]),  # type: ignore[index]
+            )
+        except (TypeError, KeyError, ValueError, AttributeError) as error:
+            if isinstance(error, RuleError):
+                raise
+            raise RuleError("a saved rule is damaged") from None
+        again = parse_rule(str(rule))  # with all the checks of one that is written
+        if again.to_json() != data:
+            raise RuleError("a saved rule is damaged")
+        return again
+
+
+def parse_rule(text: str) -> Rule:
+    """Parse a rule.
+
+    Raises:
+        RuleError: it cannot be understood, or contradicts itself; points at the character.
+    """
+    return Rule(*declaration(text))
+
+
+def _aligned(
+    op: str,
+    argument: Argument,
+    shape: Shape,
+    binding: Binding,
+    bound: dict[str, tuple[Argument, Shape]],
+    on: type[Ints],
+) -> list[tuple[int, Any, Expression]]:
+    """The dims of an input but ``*S``, with where they stand in its shape and their sizes."""
+    dims = argument.dims or ()
+    starred = any(isinstance(dim, Star) for dim in dims)
+    least = len(dims) - starred
+    if len(shape) < least or (not starred and len(shape) > least):
+        many = f"{least} dim{'s' * (least != 1)}{' or more' * starred}"
+        raise KernelError(
+            f"[op] input {argument.name!r} of op {op!r}: got the shape {shape}, expected "
+            f"{argument}, with {many}."
+        )
+    more = len(shape) - least
+    aligned = []
+    at = 0
+    for dim in dims:
+        if isinstance(dim, Star):
+            _bind_star(op, argument, shape, dim, shape[at : at + more], binding, bound, on)
+            at += more
+        else:
+            aligned.append((at, shape[at], dim))
+            at += 1
+    return aligned
+
+
+def _bind_star(
+    op: str, argument: Argument, shape: Shape, star: Star, sizes: Shape, binding: Binding,
+    bound: dict[str, tuple[Argument, Shape]], on: type[Ints],
+) -> None:  # fmt: skip
+    bound_sizes = binding.stars.setdefault(star.name, sizes)
+    first, its = bound.setdefault(str(star), (argument, shape))
+    if len(bound_sizes) != len(sizes) or not all(map(on.holds, map(eq, bound_sizes, sizes))):
+        raise KernelError(
+            f"[op] input {argument.name!r} of op {op!r} has the shape {shape} ({argument}), so "
+            f"{star} is {sizes}, but input {first.name!r} of shape {its} ({first}) says "
+            f"{bound_sizes}."
+        )
+
+
+def _disagreement(
+    op: str, argument: Argument, shape: Shape, i: int, dim: Expression, expected: Any,
+    bound: dict[str, tuple[Argument, Shape]], arrays: dict[str, tuple[Argument, Shape]],
+) -> KernelError:  # fmt: skip
+    why = f"expected {expected}"
+    if dim.names or dim.arrays:
+        binders = [bound[name] for name in sorted(dim.names)]
+        binders += [arrays[name] for name in sorted(dim.arrays)]
+        sources = " and ".join(
+            dict.fromkeys(
+                f"input {first.name!r} of shape {its} ({first})" for first, its in binders
+            )
+        )
+        why = f"{dim} is {expected} by {sources}"
+    return KernelError(
+        f"[op] input {argument.name!r} of op {op!r}: got the shape {shape} ({argument}), whose dim "
+        f"{i} is {shape[i]}, but {why}."
+    )
+
+
+def _shapes(binding: Binding) -> str:
+    return ", ".join(f"{name} {shape}" for name, shape in binding.shapes.items() if shape)

@@ -1,0 +1,316 @@
+"""Accesses to a kernel's arrays on CUDA that cannot leave them, whatever the index.
+
+A GPU ends the whole process's CUDA for one access outside of memory. So a subscript of a buffer
+becomes a checked one (`include/cuda_bounds.h`): loads give zero outside, stores and atomics do
+nothing there. What a launch passes for that is each array's extent, from the facts of the call::
+
+    float v = x[i + 1]; y[i] = v;
+    float v = fr_b_x.fr_load(i + 1); fr_u_y.fr_put(i) = v;
+
+Where the largest index is an expression of what is the same for all threads (places in the grid,
+dims, sizes, the ends of loops), one comparison before the body stands for all of them: the body is
+there twice, and with ``fr_inside`` the accesses by `fr_u_…` are plain ones.
+
+Left as they are: what is reached by another pointer than the parameter (one that was computed or
+cast, passed to a function, or the parameter itself where the body moves it), references, and bodies
+that the parser does not understand.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import NamedTuple
+
+from tree_sitter import Node
+
+from .. import NotSplittable
+from ..cpp import Prepared
+from ..syntax import Tree, call_arguments, callee
+from .largest import number
+from .variables import Around, Variables
+
+_MOST_TWICE = 12_000  # characters of a body that may be there twice
+_MOST_CONDITIONS = 12
+
+_DEFAULT_CAPTURE = re.compile(r"\[\s*[&=]\s*[,\]]")
+
+
+class Bounded(NamedTuple):
+    """A body whose accesses are checked.
+
+    Attributes:
+        source: the body.
+        views: declarations that stand before it.
+        arrays: the arrays whose extents it asks for.
+        fits: what tells for all threads whether accesses by ``fr_u_…`` are inside, an expression
+            of `fr::launch`, the parameters and extents; ``""`` where there are none.
+    """
+
+    source: str
+    views: str
+    arrays: tuple[str, ...]
+    fits: str
+
+
+class _Access(NamedTuple):
+    """A subscript of a parameter: where it is, its index (None: 0), how it is used."""
+
+    array: str
+    node: Node
+    subscript: Node | None
+    use: str  # "fr_load", "fr_read", "fr_put", "fr_at" or "fr_cell"
+    around: Around
+
+
+def bounded(p: Prepared, source: str) -> Bounded:
+    """A body with its direct accesses checked.
+
+    Args:
+        source: the body of `p`, as other passes left it.
+    """
+    arrays = _arrays(p)
+    if source == p.text.source and _in_macros(p, arrays):
+        with suppress(NotSplittable):  # then what macros access stays as it is
+            source = p.expanded()
+    tree = Tree(source, body=True)
+    if tree.has_error or not arrays:
+        return Bounded(source, "", (), "")
+    try:
+        return _Accesses(p, source, tree, arrays).bounded()
+    except RecursionError:
+        return Bounded(source, "", (), "")
+
+
+def _arrays(p: Prepared) -> dict[str, tuple[int, str, bool]]:
+    """The buffers: the number of each, its C++ type, and whether elements may lie before it."""
+    kernel, spec = p.kernel, p.spec
+    arrays = {}
+    shifted = not kernel.ensure_row_contiguous
+    for i, (name, input_) in enumerate(zip(kernel.input_names, spec.inputs, strict=True)):
+        if input_.ndim and not input_.value:
+            arrays[name] = (i, f"const {input_.dtype.metal}", shifted)
+    for j, (name, dtype) in enumerate(zip(kernel.output_names, spec.outputs, strict=True)):
+        ctype = f"atomic<{dtype.metal}>" if kernel.atomic_outputs else dtype.metal
+        arrays[name] = (len(spec.inputs) + j, ctype, False)
+    return arrays
+
+
+def _in_macros(p: Prepared, arrays: Mapping[str, object]) -> bool:
+    """Whether a macro that the body uses may access a buffer."""
+    names = "|".join(map(re.escape, arrays))
+    macro_texts = [text for name, text in p.text.macros.items() if name in p.text.source_words]
+    return bool(names) and any(re.search(rf"\b({names})\b|\[|\*", text) for text in macro_texts)
+
+
+class _Accesses(Variables):
+    """The accesses of one body."""
+
+    def find_accesses(self) -> None:
+        """Find the accesses that can be checked: atomics first, the others in the text's order."""
+        self.read()
+        self.accesses: list[_Access] = []
+        atomic_nodes: set[int] = set()
+        for node, around in self.candidates:
+            if node.type == "call_expression":
+                self._find_atomic(node, around, atomic_nodes)
+        for node, around in self.candidates:
+            if node.type != "call_expression" and node.id not in atomic_nodes:
+                self._find_access(node, around)
+
+    def _buffer(self, node: Node | None) -> str | None:
+        """The parameter that an expression is the name of, if the body does not move it."""
+        if node is None or node.type != "identifier":
+            return None
+        variable = self.uses.get(node.start_byte)
+        if variable is None or variable.written or variable.name not in self.arrays:
+            return None
+        return variable.name if self.parameters.get(variable.name) is variable else None
+
+    def _element(self, node: Node) -> tuple[str, Node | None] | None:
+        """The buffer and index of ``x[i]``, ``*x`` and ``*(x + i)``."""
+        inner = node.child_by_field_name("argument")
+        if node.type == "subscript_expression":
+            name, indices = self._buffer(inner), node.child_by_field_name("indices")
+            index_nodes = [] if indices is None else indices.named_children
+            index_nodes = [n for n in index_nodes if n.type != "comment"]
+            if name is None or len(index_nodes) != 1 or index_nodes[0].type == "initializer_list":
+                return None
+            return name, index_nodes[0]
+        if node.type != "pointer_expression" or node.children[0].type != "*":
+            return None
+        name = self._buffer(inner)
+        if name is not None:
+            return name, None
+        if inner is None or inner.type != "parenthesized_expression":
+            return None
+        sums = inner.named_children
+        return self._offset_element(sums[0]) if len(sums) == 1 else None
+
+    def _offset_element(self, node: Node) -> tuple[str, Node] | None:
+        """The buffer and index of ``x + i``."""
+        right = node.child_by_field_name("right")
+        if node.type != "binary_expression" or node.children[1].type != "+" or right is None:
+            return None
+        name = self._buffer(node.child_by_field_name("left"))
+        return None if name is None else (name, right)
+
+    def _find_atomic(self, call: Node, around: Around, atomic_nodes: set[int]) -> None:
+        """The access of an atomic function."""
+        name, arguments = callee(self.tree, call), call_arguments(call)
+        if not (name.startswith("atomic_") and name.endswith("_explicit") and arguments):
+            return
+        if not self.p.kernel.atomic_outputs or name in self.functions:
+            return
+        first, element = arguments[0], None
+        if first.type == "pointer_expression" and first.children[0].type == "&":
+            inner = first.child_by_field_name("argument")
+            while inner is not None and inner.type == "parenthesized_expression":
+                inner = inner.named_children[0]
+            if inner is not None and inner.type == "subscript_expression":
+                element = self._element(inner)
+                atomic_nodes.add(inner.id)
+        elif first.type == "identifier":
+            buffer = self._buffer(first)
+            element = None if buffer is None else (buffer, None)
+        else:
+            element = self._offset_element(first)
+        if element is not None and element[0] in self.p.kernel.output_names:
+            self.accesses.append(_Access(element[0], first, element[1], "fr_cell", around))
+
+    def _find_access(self, node: Node, around: Around) -> None:
+        element = self._element(node)
+        if element is None:
+            return
+        name, index = element
+        output = name in self.p.kernel.output_names
+        if output and self.p.kernel.atomic_outputs:
+            return
+        use = self._use(node, output)
+        if use == "fr_load" and around.branch:
+            use = "fr_read"
+        if use:
+            self.accesses.append(_Access(name, node, index, use, around))
+
+    def _use(self, node: Node, output: bool) -> str:
+        """The method that replaces an access; ``""`` where its address may be kept."""
+        direct, member = True, False
+        while True:
+            parent = self.parents[node.id]
+            kind = parent.type
+            if kind == "parenthesized_expression":
+                pass
+            elif kind == "field_expression":
+                direct, member = False, True
+            elif kind == "conditional_expression":
+                condition = parent.child_by_field_name("condition")
+                if condition is not None and condition.id == node.id:
+                    return "fr_load"
+                direct = False
+            elif kind == "comma_expression":
+                right = parent.child_by_field_name("right")
+                if right is None or right.id != node.id:
+                    return "fr_load"
+                direct = False
+            else:
+                break
+            node = parent
+        if kind in ("assignment_expression", "update_expression"):
+            target = parent.child_by_field_name(
+                "left" if kind == "assignment_expression" else "argument"
+            )
+            if target is not None and target.id == node.id:
+                return "fr_put" if direct else "fr_at" if member and output else ""
+            return "fr_load"
+        if kind == "pointer_expression":
+            return "fr_load" if parent.children[0].type != "&" else ""
+        if kind in ("subscript_expression", "lambda_capture_initializer"):
+            base = parent.child_by_field_name("argument")
+            return "" if base is None or base.id == node.id else "fr_load"
+        if kind == "init_declarator":
+            declarator = parent.child_by_field_name("declarator")
+            refers = declarator is not None and declarator.type == "reference_declarator"
+            return "" if refers else "fr_load"
+        if kind == "cast_expression":
+            to = parent.child_by_field_name("type")
+            return "" if to is not None and "&" in self.tree.text(to) else "fr_load"
+        if kind == "argument_list":
+            call = self.parents[parent.id]
+            function = call.child_by_field_name("function")
+            if function is not None and re.search(r"&\s*>", self.tree.text(function)):
+                return ""
+            if output and call.type == "call_expression" and self.by_reference(call):
+                return "fr_at"
+        if kind == "call_expression":  # a method of what is there
+            return "fr_at" if output else "fr_load"
+        return "fr_load"
+
+    # -- the text --------------------------------------------------------------------------------
+
+    def bounded(self) -> Bounded:
+        """The body with its accesses checked."""
+        self.find_accesses()
+        chosen = self._compared_once()
+        edits: list[tuple[int, int, str]] = []
+        views: dict[str, None] = {}
+        captured: dict[int, tuple[Node, dict[str, None]]] = {}
+        for access in self.accesses:
+            view = f"fr_{'u' if access.node.id in chosen else 'b'}_{access.array}"
+            views[view] = None
+            begin = f"{view}.{access.use}("
+            start, end = access.node.start_byte, access.node.end_byte
+            if access.subscript is None:
+                edits.append(self._replaced(start, end, f"{begin}0)"))
+            else:
+                edits.append(self._replaced(start, access.subscript.start_byte, begin))
+                edits.append(self._replaced(access.subscript.end_byte, end, ")"))
+            for around in access.around.lambdas:
+                captures = around.child_by_field_name("captures")
+                if captures is not None and not _DEFAULT_CAPTURE.match(self.tree.text(captures)):
+                    captured.setdefault(captures.id, (captures, {}))[1][view] = None
+        for captures, names in captured.values():
+            comma = ", " if captures.named_child_count else ""
+            position = captures.end_byte - 1
+            edits.append((position, position, comma + ", ".join(names)))
+        declared = []
+        for view in views:
+            name = view[5:]
+            _, ctype, shifted = self.arrays[name]
+            inside = "fr_inside" if view.startswith("fr_u_") else "false"
+            kind = f"const ::fr::fr_view<{ctype}, {str(shifted).lower()}>"
+            declared.append(f"{kind} {view}({name}, fr_e_{name}, {inside});")
+        conditions = dict.fromkeys(chosen.values())
+        fits = " && ".join(f"({most}).fr_within(fr_e_{name})" for name, most in conditions)
+        viewed = {view[5:] for view in views}
+        arrays = tuple(name for name in self.arrays if name in viewed)
+        return Bounded(self.tree.edited(edits), " ".join(declared), arrays, fits)
+
+    def _replaced(self, start: int, end: int, text: str) -> tuple[int, int, str]:
+        """An edit that leaves the lines where they are."""
+        return start, end, text + "\n" * self.tree.data[start:end].count(b"\n")
+
+    def _compared_once(self) -> dict[int, tuple[str, str]]:
+        """The accesses that one comparison covers: their arrays, and the largest index.
+
+        Worth it is that where accesses are repeated, where the compiler may join neighbours, and
+        where there are no others.
+        """
+        if self.opaque or len(self.source) > _MOST_TWICE:
+            return {}
+        chosen: dict[int, tuple[str, str]] = {}
+        worth, unchosen = False, False
+        for access in self.accesses:
+            most = number(0) if access.subscript is None else self.most(access.subscript)
+            absent = self.template.get(f"has_{access.array}", 1) in (0, False)
+            # To find out about a product of sizes costs more than to check one access.
+            dear = most is not None and (len(most.leaves) > 1 or most.product)
+            if most is None or absent or self.arrays[access.array][2] or (
+                dear and not access.around.repeated
+            ):  # fmt: skip
+                unchosen = True
+                continue
+            chosen[access.node.id] = (access.array, most.text)
+            worth = worth or access.around.repeated or most.scaled
+        many = len(set(chosen.values())) > _MOST_CONDITIONS
+        return {} if many or not (worth or not unchosen) else chosen

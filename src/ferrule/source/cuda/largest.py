@@ -1,0 +1,281 @@
+"""The largest value of an index, for all threads of a launch, as an expression.
+
+Of what is the same for all: places in the grid, dims, sizes, template parameters, and the ends of
+the loops that a variable counts in. Sums and products of numbers that are not negative grow with
+each of these; whatever else an index has, nothing is said of it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from tree_sitter import Node
+
+from ...spec import TemplateValue
+from ..cpp import Prepared
+from ..dialect import WIDE_INTEGERS
+from ..syntax import Tree, call_arguments
+
+_QUALIFIERS = frozenset({"const", "constexpr", "static"})
+_COMPONENTS = "xyz"
+_FIRST = re.compile(r"\.swz\(::fr::ix<0, ?1(?:, ?2)?>\{\}\)$")  # `.xy` and `.xyz`, rewritten
+# Along an axis: what of `fr::launch` it is, and whether it is less than that.
+_VECTORS = {
+    "thread_position_in_grid": ("grid", True),
+    "thread_position_in_threadgroup": ("threadgroup", True),
+    "threadgroup_position_in_grid": ("groups", True),
+    "threads_per_grid": ("grid", False),
+    "grid_size": ("grid", False),
+    "threads_per_threadgroup": ("threadgroup", False),
+    "dispatch_threads_per_threadgroup": ("threadgroup", False),
+    "threadgroups_per_grid": ("groups", False),
+}
+_THREADS = "fr_l.threadgroup[0] * fr_l.threadgroup[1] * fr_l.threadgroup[2]"
+_NUMBERS = {
+    "thread_index_in_threadgroup": (_THREADS, True),
+    "thread_index_in_simdgroup": ("32u", True),
+    "thread_index_in_quadgroup": ("4u", True),
+    "simdgroup_index_in_threadgroup": (f"({_THREADS} + 31u) / 32u", True),
+    "simdgroups_per_threadgroup": (f"({_THREADS} + 31u) / 32u", False),
+    "threads_per_simdgroup": ("32u", False),
+    "thread_execution_width": ("32u", False),
+}
+_LITERAL = re.compile(r"(0|[1-9]\d{0,9}|0[xX][0-9a-fA-F]{1,8})[uUlL]*")
+_CONSTANT = r"\b(?:{})\s+{}\s*=\s*[^,;]*;"
+
+
+class Most(NamedTuple):
+    """The largest that an expression gets, as C++: of which leaves, and how it is made."""
+
+    text: str
+    leaves: frozenset[str] = frozenset()
+    product: bool = False  # of two leaves
+    scaled: bool = False  # a leaf times a number
+
+
+@dataclass(eq=False)
+class IndexVariable:
+    """A variable of the body; a parameter has no type."""
+
+    name: str
+    type: str = ""
+    value: Node | None = None
+    plain: bool = True  # no pointer, reference or array
+    pointer: bool = False
+    written: bool = False
+    loop: Node | None = None  # that it is declared in the head of
+    updates: list[Node] = field(default_factory=list)  # of that loop's variable, in its head
+    most: Most | None = None
+    evaluated: bool = False  # whether `most` is
+
+
+class Largest:
+    """Largest values in one body, of which a subclass reads the names.
+
+    Attributes:
+        uses: what each name means, by where it begins; parameters are among `parameters`.
+        arrays: the number of each buffer, its C++ type, and whether elements may lie before it.
+        functions: the header's.
+    """
+
+    p: Prepared
+    tree: Tree
+    uses: dict[int, IndexVariable]
+    parameters: dict[str, IndexVariable]
+    arrays: Mapping[str, tuple[int, str, bool]]
+    functions: Mapping[str, Node]
+    template: Mapping[str, TemplateValue]
+    numbers: set[str]  # integer inputs by value
+
+    def most(self, node: Node | None) -> Most | None:
+        """The largest value of an expression that is never negative; None if it is not known."""
+        if node is None:
+            return None
+        kind, text = node.type, self.tree.text(node)
+        if kind == "number_literal":
+            literal = _LITERAL.fullmatch(text)
+            return None if literal is None else number(int(literal[1], 0))
+        if kind == "identifier":
+            return self._of_name(node, text)
+        if kind == "parenthesized_expression" and node.named_child_count == 1:
+            return self.most(node.named_children[0])
+        if kind == "field_expression":
+            return self._of_component(node)
+        if kind == "subscript_expression":
+            return self._of_size(node)
+        if kind == "cast_expression":
+            to = node.child_by_field_name("type")
+            right = to is not None and _is_integer(self.tree.text(to))
+            return self.most(node.child_by_field_name("value")) if right else None
+        if kind == "call_expression":
+            return self._of_call(node)
+        if kind == "binary_expression":
+            return self._of_operation(node)
+        return None
+
+    def _of_operation(self, node: Node) -> Most | None:
+        a = self.most(node.child_by_field_name("left"))
+        right = node.child_by_field_name("right")
+        operator = node.children[1].type
+        if operator == "%":
+            b = self.most(right)
+            literal = _LITERAL.fullmatch(self.tree.text(right)) if right is not None else None
+            if a is None or b is None or literal is None or int(literal[1], 0) == 0:
+                return None
+            return a._replace(text=f"{a.text}.fr_rest({int(literal[1], 0)}u)")
+        if operator == "<<":
+            literal = _LITERAL.fullmatch(self.tree.text(right)) if right is not None else None
+            if a is None or literal is None or int(literal[1], 0) > 30:
+                return None
+            return _times(a, number(1 << int(literal[1], 0)))
+        b = self.most(right)
+        if a is None or b is None:
+            return None
+        if operator == "*":
+            return _times(a, b)
+        if operator == "+":
+            return _joined("{} + {}", a, b)
+        return None
+
+    def _of_call(self, node: Node) -> Most | None:
+        function, arguments = node.child_by_field_name("function"), call_arguments(node)
+        if function is None:
+            return None
+        name = self.tree.text(function)
+        if len(arguments) == 1 and (
+            _is_integer(name) or _is_integer("".join(re.findall(r"^static_cast<(.*)>$", name)))
+        ):
+            return self.most(arguments[0])
+        if len(arguments) == 2 and name in ("min", "metal::min", "max", "metal::max"):
+            if name.rsplit("::", 1)[-1] in (*self.functions, *self.p.text.macros):
+                return None
+            a, b = map(self.most, arguments)
+            if a is not None and b is not None:
+                relation = "smaller" if name.endswith("min") else "larger"
+                return _joined(f"::fr::bounds::fr_{relation}({{}}, {{}})", a, b)
+        return None
+
+    def _of_name(self, node: Node, name: str) -> Most | None:
+        variable = self.uses.get(node.start_byte)
+        if variable is not None and self.parameters.get(name) is not variable:
+            if not variable.evaluated:
+                variable.evaluated = True  # while it is evaluated, it is not known
+                variable.most = self._of_variable(variable)
+            return variable.most
+        if name in self.numbers:
+            return _leaf(f"::fr::fr_most({name})") if variable and not variable.written else None
+        if name in self.template:
+            value = self.template[name]
+            return number(value) if type(value) is int and value >= 0 else None
+        if name in _NUMBERS:
+            return _attribute(*_NUMBERS[name])
+        kinds = "|".join(WIDE_INTEGERS)
+        if re.search(_CONSTANT.format(kinds, re.escape(name)), self.p.text.header):
+            return _leaf(f"::fr::fr_most({name})")
+        return None
+
+    def _of_variable(self, v: IndexVariable) -> Most | None:
+        if v.written or not v.plain or not _is_integer(v.type, deduced=True):
+            return None
+        initial = self.most(v.value)
+        if initial is None or not v.updates:
+            return initial
+        condition = v.loop.child_by_field_name("condition") if v.loop is not None else None
+        if condition is None or condition.type != "binary_expression":
+            return None
+        left, right = condition.child_by_field_name("left"), condition.child_by_field_name("right")
+        if left is None or left.type != "identifier" or self.uses.get(left.start_byte) is not v:
+            return None
+        if not all(self._grows(update) for update in v.updates):
+            return None
+        end, operator = self.most(right), condition.children[1].type
+        if end is None or operator not in ("<", "<="):
+            return None
+        return end._replace(text=f"{end.text}.fr_below()") if operator == "<" else end
+
+    def _grows(self, update: Node) -> bool:
+        """Whether an update makes its variable larger."""
+        if update.type == "update_expression":
+            return any(c.type == "++" for c in update.children)
+        if update.type != "assignment_expression":
+            return False
+        operator = update.child_by_field_name("operator")
+        increment = self.most(update.child_by_field_name("right"))
+        return operator is not None and self.tree.text(operator) == "+=" and increment is not None
+
+    def _of_component(self, node: Node) -> Most | None:
+        """A component of a vector of sizes or positions."""
+        inner, member = node.child_by_field_name("argument"), node.child_by_field_name("field")
+        axis_name = self.tree.text(member) if member is not None else ""
+        for _ in range(4):
+            if inner is None:
+                return None
+            if inner.type == "call_expression":  # .xy or .xyz of one
+                function = inner.child_by_field_name("function")
+                if function is None or not _FIRST.search(self.tree.text(inner)):
+                    return None
+                inner = function.child_by_field_name("argument")
+                continue
+            if inner.type != "identifier" or axis_name not in tuple(_COMPONENTS):
+                return None
+            variable = self.uses.get(inner.start_byte)
+            if variable is None:
+                vector = _VECTORS.get(self.tree.text(inner))
+                axis = _COMPONENTS.index(axis_name)
+                return vector and _attribute(f"fr_l.{vector[0]}[{axis}]", vector[1])
+            words = set(variable.type.split()) - _QUALIFIERS
+            if variable.written or not variable.plain or not words <= {"uint2", "uint3", "auto"}:
+                return None
+            inner = variable.value
+        return None
+
+    def _of_size(self, node: Node) -> Most | None:
+        """A size of an input: ``x_shape[2]``."""
+        base, indices = node.child_by_field_name("argument"), node.child_by_field_name("indices")
+        if base is None or indices is None or base.type != "identifier":
+            return None
+        name, subscript = self.tree.text(base), self.tree.text(indices)
+        array = name.removesuffix("_shape")
+        if array == name or array not in self.arrays or base.start_byte in self.uses:
+            return None
+        index = re.fullmatch(r"\[\s*(\d+)\s*\]", subscript)
+        i = self.arrays[array][0]
+        if index is None or int(index[1]) >= self.p.spec.inputs[i].ndim:
+            return None
+        return _leaf(f"::fr::fr_most({name}[{index[1]}])")
+
+
+def _is_integer(text: str, *, deduced: bool = False) -> bool:
+    words = [word for word in text.split() if word not in _QUALIFIERS]
+    if deduced and words == ["auto"]:
+        return True
+    return len(words) in (1, 2) and all(word in WIDE_INTEGERS for word in words)
+
+
+def number(value: int) -> Most:
+    return Most(f"::fr::fr_most({value}u, true)")
+
+
+def _leaf(text: str) -> Most:
+    return Most(text, frozenset({text}))
+
+
+def _attribute(text: str, below: bool) -> Most:
+    return _leaf(f"::fr::fr_most({text}){'.fr_last()' if below else ''}")
+
+
+def _joined(form: str, a: Most, b: Most) -> Most:
+    return Most(
+        f"({form.format(a.text, b.text)})", a.leaves | b.leaves, a.product or b.product,
+        a.scaled or b.scaled,
+    )  # fmt: skip
+
+
+def _times(a: Most, b: Most) -> Most:
+    product = _joined("{} * {}", a, b)
+    of_two = bool(a.leaves and b.leaves)
+    scaled = not of_two and bool(product.leaves)
+    return product._replace(product=product.product or of_two, scaled=scaled)

@@ -1,0 +1,175 @@
+"""Threadgroup memory of a CUDA text.
+
+Up to 48 KB it is CUDA's own kind of variable. More is given only to launches that ask, as one array
+without a length, so the text itself must know where in it each variable lies. How large a variable
+is may depend on templates and constants of the author's: only the compiler knows. So a text is
+compiled twice. In the first each declaration becomes a struct, and an assembler comment tells its
+size; the second has the offsets::
+
+    threadgroup float tile[N][N];
+    struct fr_s0 { float tile[N][N]; }; auto& tile = reinterpret_cast<fr_s0*>(fr_shared + 0)->tile;
+
+How much a GPU has, and the error where a kernel wants more: `devices.cuda.build`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from ...errors import DialectError
+from ..cpp import Prepared
+
+ALIGNMENT = 16  # of every variable, so that bytes may be read as vectors
+_SHARED = f"__shared__ __align__({ALIGNMENT})"
+_SIZE = re.compile(r"// fr_shared (\d+) (\d+) (\d+)")
+_CAPTURES = re.compile(r"\[[^\[\]]*\w[^\[\]]*\]\s*\(")  # what may begin a lambda
+_STATIC = re.compile(r"\.shared \.align (\d+) \.b\d+ \w+\[(\d+)\]")
+
+
+class SharedVariable(NamedTuple):
+    """One variable in threadgroup memory: its number, its name, and the author's line."""
+
+    number: int
+    name: str
+    line: int
+
+
+def declared(source: str) -> list[SharedVariable]:
+    """The variables of a body in threadgroup memory."""
+    return _replace_declarations(source, {}, probe=False)[1]
+
+
+def static(source: str) -> str:
+    """A body whose threadgroup memory is CUDA's own."""
+    if re.search(r"\bthread_local\b[^;]*[*&]", source):  # there may be a pointer beside some
+        source = _replace_declarations(source, None, probe=False)[0]
+    if _CAPTURES.search(source):
+        source = _uncaptured(source, {variable.name for variable in declared(source)})
+    return re.sub(r"\bthread_local\b", _SHARED, source)
+
+
+def dynamic(p: Prepared, source: str, offsets: Mapping[int, int] | None) -> str:
+    """A body whose threadgroup memory lies in ``fr_shared``.
+
+    Args:
+        source: the body, rewritten.
+        offsets: where each variable starts; without them, the text tells sizes.
+
+    Raises:
+        DialectError: a lambda would copy a variable.
+    """
+    text, variables = _replace_declarations(source, offsets or {}, probe=offsets is None)
+    _refuse_copies(p, source, {variable.name for variable in variables})
+    return text
+
+
+def sizes(ptx: str) -> dict[int, tuple[int, int]]:
+    """The size and alignment of each variable, from the first text's PTX."""
+    return {int(n): (int(size), int(align)) for n, size, align in _SIZE.findall(ptx)}
+
+
+def placed(extents: Mapping[int, tuple[int, int]]) -> tuple[dict[int, int], int]:
+    """Where each variable starts, and the bytes of all."""
+    offsets: dict[int, int] = {}
+    end = 0
+    for number, (size, align) in sorted(extents.items()):
+        step = max(align, ALIGNMENT)
+        offsets[number] = -(-end // step) * step
+        end = offsets[number] + size
+    return offsets, end
+
+
+def static_bytes(ptx: str) -> int:
+    """The bytes of the variables that a PTX text declares with their sizes."""
+    extents = {
+        str(i): (int(size), int(align)) for i, (align, size) in enumerate(_STATIC.findall(ptx))
+    }
+    return placed({int(i): extent for i, extent in extents.items()})[1]
+
+
+def _replace_declarations(
+    source: str, offsets: Mapping[int, int] | None, *, probe: bool
+) -> tuple[str, list[SharedVariable]]:
+    from ..syntax import Tree, declarator_shape, declarators, declared_name, walk
+
+    tree = Tree(source, body=True)
+    edits: list[tuple[int, int, str]] = []
+    variables: list[SharedVariable] = []
+    for node in walk(tree.block):
+        if node.type != "declaration" or not declarators(node):
+            continue
+        first = declarators(node)[0]
+        spec = tree.data[node.start_byte : first.start_byte].decode()
+        if "thread_local" not in re.findall(r"\w+", spec):
+            continue
+        spec = re.sub(r"\b(thread_local|static)\b", "", spec).strip()
+        out: list[str] = []
+        for d in declarators(node):
+            name = declared_name(d)
+            if name is None or {"pointer_declarator", "reference_declarator"} & {
+                *declarator_shape(d)
+            }:
+                out.append(f"{spec} {tree.text(d)};")  # a thread's own
+                continue
+            n = len(variables)
+            variables.append(SharedVariable(n, tree.text(name), node.start_point[0] + 1))
+            if offsets is None:
+                out.append(f"{_SHARED} {spec} {tree.text(d)};")
+                continue
+            out.append(f"struct fr_s{n} {{ {spec} {tree.text(d)}; }};")
+            if probe:
+                values = f'"n"(sizeof(fr_s{n})), "n"(alignof(fr_s{n}))'
+                out.append(f'asm volatile("// fr_shared {n} %0 %1" :: {values});')
+            address = f"reinterpret_cast<fr_s{n}*>(fr_shared + {offsets.get(n, 0)})"
+            out.append(f"auto& {variables[-1].name} = {address}->{variables[-1].name};")
+        lines = "\n" * tree.text(node).count("\n")
+        flat = " ".join(out).replace("\n", " ")
+        edits.append((node.start_byte, node.end_byte, flat + lines))
+    return tree.edited(edits), variables
+
+
+def _uncaptured(source: str, names: set[str]) -> str:
+    """Static variables are seen by a lambda that does not capture them, and must not be named."""
+    from ..syntax import Tree, walk
+
+    tree = Tree(source, body=True)
+    edits: list[tuple[int, int, str]] = []
+    for node in walk(tree.block):
+        if node.type != "lambda_capture_specifier":
+            continue
+        kept = []
+        for item in tree.text(node)[1:-1].split(","):
+            name = item.strip().removeprefix("&").strip()
+            if name not in names:
+                kept.append(item)
+            elif "&" not in item:
+                kept.append(f" {name} = {name}")
+        new = f"[{','.join(kept).strip()}]"
+        if new != tree.text(node):
+            edits.append((node.start_byte, node.end_byte, new))
+    return tree.edited(edits)
+
+
+def _refuse_copies(p: Prepared, source: str, names: set[str]) -> None:
+    """A lambda that captures by value would copy a whole array: only references may be."""
+    from ..syntax import Tree, walk
+
+    tree = Tree(source, body=True)
+    for node in walk(tree.block):
+        captures = node.child_by_field_name("captures")
+        if node.type != "lambda_expression" or captures is None:
+            continue
+        capture_list = tree.text(captures).strip("[] ")
+        captured = names & {tree.text(n) for n in walk(node) if n.type == "identifier"}
+        if not captured or capture_list.startswith("&"):
+            continue
+        line = node.start_point[0] + 1
+        name = sorted(captured)[0]
+        raise DialectError(
+            f"kernel {p.kernel.name!r}, source line {line}: beside more than 48 KB of threadgroup "
+            f"memory, a lambda that uses {name} must capture it by reference on CUDA; begin it "
+            "with [&].",
+            kernel=p.kernel.name, where="source", line=line, construct="threadgroup",
+        )  # fmt: skip

@@ -1,0 +1,102 @@
+"""The operations of simdgroups in a body, and the jumps by which lanes miss them."""
+
+from __future__ import annotations
+
+import re
+
+from tree_sitter import Node
+
+from ..cpp import synchronising_functions
+from ..dialect import SIMD_BARRIERS, SIMD_OPS
+from ..loops.analysis import AnalysedBody
+from ..loops.statements import LOOPS
+from ..syntax import callee, declared_name, enclosing_struct, function_definitions, walk, walk_code
+
+MASKED = SIMD_OPS | SIMD_BARRIERS  # what is handed a mask
+JUMPS = {f"{kind}_statement": kind for kind in ("return", "break", "continue")}
+
+
+class SimdOperations(AnalysedBody):
+    """The operations of one body.
+
+    Attributes:
+        callers: the functions that operate without being handed a mask.
+        operations: where the operations and the calls of such functions begin.
+    """
+
+    callers: set[str]
+    operations: list[int]
+
+    def _find_operations(self) -> None:
+        self.callers = self._callers()
+        calls = (n for n in walk_code(self.tree.block) if n.type == "call_expression")
+        self.operations = [
+            n.start_byte for n in calls if self._is_operation(n) or self._leads_to_operation(n)
+        ]
+
+    def _is_operation(self, node: Node) -> bool:
+        return node.type == "call_expression" and callee(self.tree, node) in MASKED
+
+    def _leads_to_operation(self, node: Node) -> bool:
+        """Whether a call leads to operations that name no lanes."""
+        if node.type != "call_expression":
+            return False
+        return re.split(r"\.|->", callee(self.tree, node))[-1] in self.callers
+
+    def _callers(self) -> set[str]:
+        """Functions and lambdas that operate: what is left of the header's, and local ones."""
+        callers = {re.sub(r"<.*", "", name) for name in synchronising_functions(self.p)}
+        definitions: list[tuple[str, Node]] = []
+        for name, node in function_definitions(self.tree):
+            definitions += [(name, node), (enclosing_struct(self.tree, node), node)]
+        for node in walk(self.tree.block):
+            if node.type == "init_declarator":
+                name_node, value = declared_name(node), node.child_by_field_name("value")
+                if name_node is not None and value is not None:
+                    definitions += [
+                        (self.tree.text(name_node), n) for n in walk(value) if "lambda" in n.type
+                    ]
+        for _ in range(len(definitions) + 1):
+            count = len(callers)
+            for name, node in definitions:
+                words = {callee(self.tree, n) for n in walk(node) if n.type == "call_expression"}
+                if node.start_byte > self.tree.block.start_byte and words & (callers | MASKED):
+                    callers.add(name)
+            if len(callers) == count:
+                break
+        return callers - {""}
+
+    def _operates(self, node: Node) -> bool:
+        return any(node.start_byte <= start < node.end_byte for start in self.operations)
+
+    def _matters_after(self, node: Node) -> bool:
+        """Whether an operation may run after a statement."""
+        if self.operations[-1] >= node.end_byte:
+            return True
+        around = node.parent
+        while around is not None:
+            if around.type in (*LOOPS, "for_range_loop") and self._operates(around):
+                return True
+            around = around.parent
+        return False
+
+    def _outgoing(self, s: Node) -> list[Node]:
+        """The jumps by which lanes leave a statement while it matters who is left."""
+        jumps: list[Node] = []
+
+        def visit(node: Node, nested: bool, switched: bool) -> None:
+            kind = JUMPS.get(node.type)
+            if (
+                (kind == "return" and self._matters_after(s))
+                or (kind == "break" and not nested and not switched)
+                or (kind == "continue" and not nested)
+            ):
+                jumps.append(node)
+            if node.type in ("lambda_expression", "function_definition", "struct_specifier"):
+                return
+            loop = node.type in LOOPS or node.type == "for_range_loop"
+            for child in node.children:
+                visit(child, nested or loop, switched or node.type == "switch_statement")
+
+        visit(s, False, False)
+        return jumps

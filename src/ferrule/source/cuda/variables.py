@@ -1,0 +1,265 @@
+"""The variables of a body for `source.cuda.bounds`: what names mean, and where they are written."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from tree_sitter import Node
+
+from ..cpp import Prepared
+from ..loops.assignments import WRITES_ARGUMENTS
+from ..loops.statements import inner_declarator
+from ..syntax import Tree, call_arguments, callee, declared_name, function_definitions
+from .largest import IndexVariable, Largest
+
+_LOOPS = frozenset({"for_statement", "while_statement", "do_statement", "for_range_loop"})
+_SCOPES = _LOOPS | {
+    "compound_statement", "if_statement", "switch_statement", "lambda_expression", "catch_clause",
+}  # fmt: skip
+_NOT_EVALUATED = frozenset({
+    "sizeof_expression", "alignof_expression", "decltype", "template_argument_list", "noexcept",
+})  # fmt: skip
+_ELSEWHERE = frozenset({
+    "function_definition", "struct_specifier", "class_specifier", "union_specifier",
+})  # fmt: skip
+_DECLARATIONS = frozenset({
+    "declaration", "parameter_declaration", "optional_parameter_declaration", "for_range_loop",
+    "condition_declaration",
+})  # fmt: skip
+_SHORT = frozenset({"&&", "||", "and", "or"})
+# Of ``fr::``.
+_OWN_BY_VALUE = frozenset({"pick", "fr_factor", "fr_as", "fr_bits", "fr_count"})
+_ACCESSES = frozenset({"subscript_expression", "pointer_expression", "call_expression"})
+_WRITES = frozenset({
+    "assignment_expression", "update_expression", "pointer_expression", "call_expression",
+    "declaration",
+})  # fmt: skip
+
+
+class Around(NamedTuple):
+    """What an access stands in: a loop, a branch, lambdas."""
+
+    repeated: bool
+    branch: bool
+    lambdas: tuple[Node, ...]
+
+
+class Variables(Largest):
+    """The variables of one body.
+
+    Attributes:
+        parents: the node around each, by its id.
+        candidates: the nodes that may be accesses, each with what it stands in.
+    """
+
+    def __init__(
+        self, p: Prepared, source: str, tree: Tree, arrays: Mapping[str, tuple[int, str, bool]]
+    ) -> None:
+        self.p, self.source, self.tree, self.arrays = p, source, tree, arrays
+        self.parents: dict[int, Node] = {}
+        self.uses: dict[int, IndexVariable] = {}  # by where an identifier begins
+        self.candidates: list[tuple[Node, Around]] = []
+        self._writes: list[Node] = []
+        # Of the current node: the names around it, and how many nodes of a kind it stands in.
+        self._scopes: list[dict[str, IndexVariable]] = []
+        self._lambdas: list[Node] = []
+        self._unevaluated = self._loops = self._branches = 0
+        self.header = Tree(p.text.header, body=False)
+        self.functions = dict(function_definitions(self.header))
+        names = (*p.kernel.input_names, *p.kernel.output_names)
+        self.parameters = {name: IndexVariable(name) for name in names}
+        self.template = dict(p.spec.template)
+        # What a macro does to a variable, and which of two declarations holds, is not seen.
+        self.opaque = bool(
+            re.search(r"^[ \t]*#[ \t]*(?:if|el|define)", source, re.MULTILINE)
+            or set(p.text.macros) & set(re.findall(r"\w+", source))
+        )
+        self.numbers = {
+            name
+            for name, input_ in zip(p.kernel.input_names, p.spec.inputs, strict=True)
+            if input_.value and input_.dtype.kind in "iu"
+        }
+
+    def read(self) -> None:
+        """Find what each name means, which variables are written, and what may be an access."""
+        self._scopes.append(dict(self.parameters))
+        # Pairs of a node and whether it is left again. No recursion: sums may be as deep as long.
+        waiting: list[tuple[Node, bool]] = [(self.tree.block, False)]
+        while waiting:
+            node, left = waiting.pop()
+            if node.type in _ELSEWHERE:
+                continue
+            step = -1 if left else 1
+            self._unevaluated += step * (node.type in _NOT_EVALUATED)
+            self._loops += step * (node.type in _LOOPS)
+            self._branches += step * self._is_branch(node)
+            if left:
+                self._leave(node)
+                continue
+            self._enter(node)
+            waiting.append((node, True))
+            for child in reversed(node.children):
+                self.parents[child.id] = node
+                waiting.append((child, False))
+        for node in self._writes:
+            self._note_writes(node)
+
+    def _leave(self, node: Node) -> None:
+        if node.type in _SCOPES:
+            self._scopes.pop()
+        if node.type == "lambda_expression":
+            self._lambdas.pop()
+
+    def _enter(self, node: Node) -> None:
+        kind = node.type
+        if kind in _SCOPES:
+            self._scopes.append({})
+        if kind == "lambda_expression":
+            self._lambdas.append(node)
+        if kind in _DECLARATIONS:
+            self._declare(node, self._scopes[-1])
+        elif kind == "lambda_capture_initializer" and node.named_child_count:
+            self._hide(node.named_children[0])
+        elif kind in ("alias_declaration", "type_definition"):
+            for child in node.named_children:
+                self._hide(child)
+        elif kind == "identifier":
+            name = self.tree.text(node)
+            variable = next((s[name] for s in reversed(self._scopes) if name in s), None)
+            if variable is not None:
+                self.uses[node.start_byte] = variable
+        elif not self._unevaluated and kind in _ACCESSES:
+            around = Around(self._loops > 0, self._branches > 0, tuple(self._lambdas))
+            self.candidates.append((node, around))
+        if kind in _WRITES:
+            self._writes.append(node)
+
+    def _hide(self, node: Node) -> None:
+        """From here on a name means something of which nothing is known."""
+        name = self.tree.text(node)
+        self._scopes[-1][name] = IndexVariable(name, plain=False, written=True)
+
+    def _is_branch(self, node: Node) -> bool:
+        """Whether a node is evaluated on a condition alone."""
+        parent = self.parents.get(node.id)
+        if parent is None:
+            return False
+        fields: tuple[str, ...]
+        if parent.type in ("if_statement", "conditional_expression"):
+            fields = ("consequence", "alternative")
+        elif parent.type == "binary_expression" and parent.children[1].type in _SHORT:
+            fields = ("right",)
+        elif parent.type == "switch_statement":
+            fields = ("body",)
+        else:
+            return False
+        branches = (parent.child_by_field_name(field) for field in fields)
+        return any(branch is not None and branch.id == node.id for branch in branches)
+
+    def _declare(self, node: Node, scope: dict[str, IndexVariable]) -> None:
+        parent = self.parents.get(node.id)
+        loop = parent if parent is not None and parent.type == "for_statement" else None
+        kind = node.child_by_field_name("type")
+        written = node.type != "declaration"
+        for d in node.children_by_field_name("declarator"):
+            inner = inner_declarator(d)
+            value = d.child_by_field_name("value")
+            if inner is not None and inner.type == "structured_binding_declarator":
+                for child in inner.named_children:
+                    scope[self.tree.text(child)] = IndexVariable(
+                        self.tree.text(child), written=True
+                    )
+                continue
+            name = declared_name(d)
+            if name is None:
+                continue
+            first = node.children_by_field_name("declarator")[0]
+            specifiers = self.tree.data[node.start_byte : first.start_byte].decode()
+            plain = inner is not None and inner.type == "identifier"
+            scope[self.tree.text(name)] = IndexVariable(
+                self.tree.text(name), specifiers if kind is not None else "", value, plain,
+                not plain, written, loop,
+            )  # fmt: skip
+
+    def _variable(self, node: Node | None) -> IndexVariable | None:
+        """The variable that an expression names, or is a part of."""
+        while node is not None:
+            if node.type == "parenthesized_expression" and node.named_child_count == 1:
+                node = node.named_children[0]
+            elif node.type in ("field_expression", "subscript_expression"):
+                inner = node.child_by_field_name("argument")
+                if inner is not None and node.type == "subscript_expression":
+                    base = self._variable(inner)
+                    # What a pointer points to is not the pointer.
+                    if base is not None and (base.name in self.arrays or base.pointer):
+                        return None
+                node = inner
+            elif node.type == "call_expression":  # of a vector's components: `p.swz(…)`
+                function = node.child_by_field_name("function")
+                if function is None or function.type != "field_expression":
+                    break
+                node = function
+            else:
+                break
+        if node is None or node.type != "identifier":
+            return None
+        return self.uses.get(node.start_byte)
+
+    def _note_writes(self, node: Node) -> None:
+        targets: list[Node | None] = []
+        if node.type == "assignment_expression":
+            targets = [node.child_by_field_name("left")]
+        elif node.type == "update_expression":
+            targets = [node.child_by_field_name("argument")]
+        elif node.type == "pointer_expression":
+            if node.children[0].type == "&":
+                targets = [node.child_by_field_name("argument")]
+        elif node.type == "declaration":
+            for d in node.children_by_field_name("declarator"):
+                inner = d.child_by_field_name("declarator")
+                if inner is not None and inner.type == "reference_declarator":
+                    targets.append(d.child_by_field_name("value"))
+        elif self.by_reference(node):
+            targets = list(call_arguments(node))
+        for target in targets:
+            variable = self._variable(target)
+            if variable is None:
+                continue
+            head = self._head_of(node)
+            if variable.loop is not None and head is not None and head.id == variable.loop.id:
+                variable.updates.append(node)
+            else:
+                variable.written = True
+
+    def _head_of(self, node: Node) -> Node | None:
+        """The loop whose head's last part an expression is."""
+        parent = self.parents.get(node.id)
+        while parent is not None and parent.type == "comma_expression":
+            node, parent = parent, self.parents.get(parent.id)
+        if parent is None or parent.type != "for_statement":
+            return None
+        update = parent.child_by_field_name("update")
+        return parent if update is not None and update.id == node.id else None
+
+    def by_reference(self, call: Node) -> bool:
+        """Whether a function may take arguments by reference: of the header, a lambda, a macro."""
+        function = call.child_by_field_name("function")
+        if function is None or function.type in ("primitive_type", "sized_type_specifier"):
+            return False
+        name = callee(self.tree, call)
+        text = self.tree.text(function)
+        if text.startswith("::fr::"):
+            return name not in _OWN_BY_VALUE
+        if name in WRITES_ARGUMENTS:
+            return True
+        definition = self.functions.get(name)
+        if definition is not None:
+            declarator = definition.child_by_field_name("declarator")
+            return declarator is None or "&" in self.header.text(declarator)
+        variable = self.uses.get(function.start_byte) if function.type == "identifier" else None
+        if variable is not None:  # a lambda
+            head = variable.value.child_by_field_name("declarator") if variable.value else None
+            return head is None or "&" in self.tree.text(head)
+        return name in self.p.text.macros

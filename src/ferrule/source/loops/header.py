@@ -1,0 +1,155 @@
+"""The functions of a header that synchronise: which there are, and what they call."""
+
+from __future__ import annotations
+
+import re
+
+from tree_sitter import Node
+
+from ..cpp import NotSplittable, Prepared
+from ..dialect import MATRIX_OPS, SIMD_BARRIERS, SYNC, THREADGROUP_BARRIERS
+from ..macros import expand
+from ..syntax import Tree, callee, function_definitions, walk
+from .assignments import passed_by_name
+from .declarations import STRUCTS, declared_names, parameter_shapes
+from .functions import HeaderFunction, one_line
+
+_PRAGMA = re.compile(r"^[ \t]*#[ \t]*pragma[^\n]*$", re.MULTILINE)
+
+
+class Functions:
+    """The functions of a header that synchronise.
+
+    Args:
+        p: the kernel.
+        names: what they are called.
+    """
+
+    def __init__(self, p: Prepared, names: set[str]) -> None:
+        self.p = p
+        self.names = names
+        self._tree = Tree(p.text.header, body=False)
+        self._nodes: dict[str, list[Node]] = {}
+        for name, node in function_definitions(self._tree):
+            self._nodes.setdefault(re.sub(r"<.*", "", name), []).append(node)
+            if "<" in name and name.split("<")[0] in names:
+                raise NotSplittable(f"{name} of the header is a specialisation")
+        self._read: dict[str, list[HeaderFunction]] = {}
+
+    def is_call(self, tree: Tree, node: Node) -> bool:
+        """Whether a node calls one of the functions."""
+        function = node.child_by_field_name("function")
+        if node.type != "call_expression" or function is None:
+            return False
+        if callee(tree, node) not in self.names:
+            return False
+        if function.type == "qualified_identifier":
+            return self.is_named(tree.text(function))
+        return function.type in ("identifier", "template_function")
+
+    def is_named(self, text: str) -> bool:
+        """Whether a qualified name means one of the functions; others have the same last name."""
+        scope, _, name = re.sub(r"<.*", "", text, flags=re.DOTALL).rpartition("::")
+        end = f"::{scope.strip().removeprefix('::')}"
+        return any(f"::{self._scope(n)}".endswith(end) for n in self._nodes.get(name.strip(), []))
+
+    def find(self, name: str, arguments: int) -> HeaderFunction:
+        """The function that a call with so many arguments means.
+
+        Raises:
+            NotSplittable: it is not clear which, or it cannot be moved.
+        """
+        matching = [
+            f
+            for f in self._versions(name)
+            if sum(q.default is None for q in f.parameters) <= arguments <= len(f.parameters)
+        ]
+        if len(matching) != 1:
+            several = f"has {len(matching)} versions for {arguments} arguments"
+            raise NotSplittable(f"{name} of the header {several}")
+        return matching[0]
+
+    def takes_memory(self, name: str) -> bool:
+        """Whether a function of the header is given pointers, or references to what changes."""
+        return any(
+            "*" in shape or "[]" in shape or ("&" in shape and not const)
+            for node in self._nodes.get(name, [])
+            for shape, const in parameter_shapes(node)
+        )
+
+    def _scope(self, node: Node) -> str:
+        names: list[str] = []
+        around = node.parent
+        while around is not None:
+            name = around.child_by_field_name("name")
+            if around.type in ("namespace_definition", *STRUCTS) and name is not None:
+                names.insert(0, self._tree.text(name))
+            around = around.parent
+        return "::".join(names)
+
+    def _reached(self, name: str) -> set[str]:
+        """The functions that a function calls, directly or through others."""
+        reached: set[str] = set()
+        todo = [name]
+        while todo:
+            for node in self._nodes.get(todo.pop(), []):
+                for n in walk(node):
+                    called = callee(self._tree, n) if n.type == "call_expression" else ""
+                    if called in self._nodes and called not in reached:
+                        reached.add(called)
+                        todo.append(called)
+        return reached
+
+    def _function(self, name: str, node: Node) -> HeaderFunction:
+        outer = node
+        while outer.parent is not None and outer.parent.type == "template_declaration":
+            outer = outer.parent
+        around = outer.parent
+        named: set[str] = set()
+        while around is not None:
+            if around.type in STRUCTS:
+                raise NotSplittable(f"a method {name} of the header synchronises")
+            if around.type == "namespace_definition" and around.child_by_field_name("name"):
+                named |= {n for part in walk(around) for n in declared_names(self._tree, part)}
+            around = around.parent
+        # The macros that are defined where the function is.
+        text, p = self._tree.text(outer), self.p
+        preceding = self._tree.data[: outer.start_byte].decode()
+        text = expand(preceding, text, kernel=p.kernel.name)
+        text = one_line(_PRAGMA.sub("", text))
+        tree = Tree(text, body=False)
+        definitions = [n for n in walk(tree.root) if n.type == "function_definition"]
+        if not definitions:
+            raise NotSplittable(f"{name} of the header is not understood")
+        function = HeaderFunction(name, tree, definitions[0])
+        own = frozenset(self._nodes)
+        function.altered |= {n for n, _ in passed_by_name(tree, function.body, own)}
+        clash = function.free & (named - self.names)
+        clash |= (function.free | function.fields) & set(self.p.text.macros)
+        if clash:
+            raise NotSplittable(f"{min(clash)} means something else outside {name} of the header")
+        if re.search(r"\bthread_local\b", text):
+            raise NotSplittable(f"{name} of the header declares threadgroup memory")
+        return function
+
+    def effects(self, function: HeaderFunction) -> bool:
+        """Whether a function may write to memory, or wait for others that do."""
+        if function.writes_through():
+            return True
+        called = {
+            callee(function.tree, n) for n in walk(function.body) if n.type == "call_expression"
+        }
+        if called & (THREADGROUP_BARRIERS | SIMD_BARRIERS | MATRIX_OPS):
+            return True
+        return any(name.startswith("atomic_") or self.takes_memory(name) for name in called) or any(
+            self.effects(f) for name in called & self.names for f in self._versions(name)
+        )
+
+    def _versions(self, name: str) -> list[HeaderFunction]:
+        if name in SYNC | MATRIX_OPS:
+            raise NotSplittable(f"the header defines {name} anew")
+        if name in self._reached(name):
+            raise NotSplittable(f"{name} of the header calls itself")
+        if name not in self._read:
+            self._read[name] = [self._function(name, n) for n in self._nodes.get(name, [])]
+        return self._read[name]

@@ -1,0 +1,77 @@
+"""Whether a kernel makes a simdgroup_matrix from one value.
+
+Such a matrix has the value on its diagonal, so that a lane must know which it is: on fibers it
+does. Zero is the same everywhere.
+"""
+
+from __future__ import annotations
+
+import re
+
+from tree_sitter import Node
+
+from ..syntax import Tree, declarator_shape, declarators, walk
+
+_NAMES = ("simdgroup_matrix", "simdgroup_float8x8", "simdgroup_half8x8", "simdgroup_bfloat8x8")
+_ALIAS = re.compile(r"\busing\s+(\w+)\s*=\s*([^;]+);|\btypedef\s+([^;]+?)\s*\b(\w+)\s*;")
+_ZERO = re.compile(r"[({]?\s*(?:0(?:\.0*)?[fFhH]?)?\s*[)}]?")
+
+
+def makes_diagonal(header: str, body: Tree) -> bool:
+    """Whether the header or the body makes a matrix from a value that is not 0."""
+    source = header + body.data.decode()
+    if not any(name in source for name in _NAMES):
+        return False
+    names = set(_NAMES)
+    while True:
+        aliases = {
+            m.group(1) or m.group(4)
+            for m in _ALIAS.finditer(source)
+            if set(re.findall(r"\w+", m.group(2) or m.group(3))) & names
+        }
+        if aliases <= names:
+            break
+        names |= aliases
+    tree = Tree(header, body=False)
+    return any(_makes(t, node, names) for t in (tree, body) for node in walk(t.root))
+
+
+def _makes(tree: Tree, node: Node, names: set[str]) -> bool:
+    if node.type in ("declaration", "field_declaration"):
+        if not _is_matrix(tree, node.child_by_field_name("type"), names):
+            return False
+        if tree.is_body and any(
+            "function_declarator" in declarator_shape(d) for d in declarators(node)
+        ):
+            return True  # `M m(scale);` reads like a function
+        values = [d.child_by_field_name("value") for d in declarators(node)]
+        values.append(node.child_by_field_name("default_value"))
+        return any(v is not None and _from_number(tree, v) for v in values)
+    if node.type in ("call_expression", "compound_literal_expression", "cast_expression"):
+        type_node = node.child_by_field_name("function") or node.child_by_field_name("type")
+        operand = node.child_by_field_name("arguments") or node.child_by_field_name("value")
+        return (
+            _is_matrix(tree, type_node, names)
+            and operand is not None
+            and not _ZERO.fullmatch(tree.text(operand))
+        )
+    return False
+
+
+def _from_number(tree: Tree, value: Node) -> bool:
+    """Whether an initialiser may be a number: not an empty one, a zero, or another matrix."""
+    if _ZERO.fullmatch(tree.text(value)):
+        return False
+    if value.type == "initializer_list":  # of an array: what makes its elements is seen there
+        return any(n.type == "number_literal" for n in value.named_children) or (
+            value.named_child_count == 1 and value.named_children[0].type != "call_expression"
+        )
+    # `=` never makes a matrix from a number: the constructor is explicit.
+    return value.type == "argument_list"
+
+
+def _is_matrix(tree: Tree, type_node: Node | None, names: set[str]) -> bool:
+    if type_node is None:
+        return False
+    words = re.findall(r"\w+", tree.text(type_node).split("<")[0])
+    return bool(words) and words[-1] in names

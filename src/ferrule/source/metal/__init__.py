@@ -1,0 +1,1 @@
+"""MLX's Metal text, written and read."""

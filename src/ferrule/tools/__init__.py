@@ -1,0 +1,1 @@
+"""Tools that know no kernel: the cache on disk, loading libraries, compilers, the runtime in C."""

@@ -1,0 +1,443 @@
+"""The CUDA driver: the GPUs, the cubins that are loaded on them, launches, and what went wrong.
+
+The functions used have been the same since CUDA 12.0, and to import NVIDIA's Python bindings takes
+70 ms, where a kernel from the cache should be launched in 10.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import Any
+
+from ..errors import DeviceError
+from .libcuda import EARLIER, KEPT, REMEDY, Libcuda
+
+_OLDEST = 12000
+
+# CUdevice_attribute and CUfunction_attribute of cuda.h.
+_MAJOR, _MINOR, _SHARED_OPTIN = 75, 76, 97
+_KERNEL_THREADS, _KERNEL_STATIC, _KERNEL_DYNAMIC = 0, 1, 8
+_CLUSTER_DIMENSION = 4  # CUlaunchAttributeID
+_CAPTURE_RELAXED = 2  # CUstreamCaptureMode
+_JIT_REGISTERS = 0  # CUjit_option
+
+_ELF = b"\x7fELF"  # how a cubin begins
+_REGISTERS = 65536  # of a multiprocessor
+_SHARED = 48 << 10  # bytes of shared memory that a block may have without being allowed to
+
+# By the length of a pattern: the bits in the name of the function that fills with it, and its type.
+_PATTERNS: dict[int, tuple[int, Any]] = {
+    1: (8, ctypes.c_ubyte), 2: (16, ctypes.c_ushort), 4: (32, ctypes.c_uint),
+}  # fmt: skip
+
+Sizes = tuple[int, int, int]
+FORKED = (
+    "this process was forked from one that had used CUDA, which does not work in a child. Start "
+    "children with multiprocessing.get_context('spawn'), or fork before the first use of CUDA."
+)
+
+
+class LoadedFunction:
+    """A kernel that is loaded on one GPU.
+
+    Attributes:
+        handle: the CUfunction, in this context.
+        ordinal: the GPU's number.
+        context: its primary context.
+        shared: bytes of dynamic shared memory that a launch asks for.
+        most_threads: how many threads a block may have.
+        kernel: the CUkernel.
+        static: bytes of shared memory that its text declares.
+        allowed: bytes of dynamic shared memory that a launch may ask for.
+    """
+
+    def __init__(
+        self, handle: int, ordinal: int, context: int, shared: int, most_threads: int,
+        kernel: int = 0, static: int = 0,
+    ) -> None:  # fmt: skip
+        self.handle, self.ordinal, self.context = handle, ordinal, context
+        self.shared, self.most_threads = shared, most_threads
+        self.kernel, self.static = kernel, static
+        self.allowed = max(0, _SHARED - static)
+
+
+class _Attribute(ctypes.Structure):
+    """CUlaunchAttribute, whose value is a union of 64 bytes."""
+
+    _fields_ = (("id", ctypes.c_int), ("pad", ctypes.c_int), ("value", ctypes.c_uint * 16))
+
+
+class _Config(ctypes.Structure):
+    """CUlaunchConfig."""
+
+    _fields_ = (
+        ("sizes", ctypes.c_uint * 7),  # blocks, threads, dynamic shared memory
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.POINTER(_Attribute)),
+        ("count", ctypes.c_uint),
+    )
+
+
+class Driver(Libcuda):
+    """libcuda, loaded and initialised.
+
+    Attributes:
+        version: such as ``(13, 0)``: the newest CUDA that the driver runs.
+        count: how many GPUs this process sees.
+        state: what launches need and leave behind.
+    """
+
+    def __init__(self) -> None:
+        """Loads and initialises libcuda.
+
+        Raises:
+            DeviceError: there is no driver, it is too old, or it does not start.
+        """
+        super().__init__()
+        self._contexts: dict[int, int] = {}
+        self._lock, self._lock_shared = threading.Lock(), threading.Lock()
+        self._call("cuInit", 0)
+        value = ctypes.c_int()
+        self._call("cuDriverGetVersion", ctypes.byref(value))
+        self.version = (value.value // 1000, value.value % 1000 // 10)
+        if value.value < _OLDEST:
+            raise DeviceError(
+                f"NVIDIA's driver runs CUDA {self.version[0]}.{self.version[1]}. {REMEDY}."
+            )
+        self._call("cuDeviceGetCount", ctypes.byref(value))
+        self.count = value.value
+        for field, symbol in (
+            ("launch", "cuLaunchKernel"), ("set_bytes", "cuMemsetD8Async"),
+            ("get_current", "cuCtxGetCurrent"), ("push", "cuCtxPushCurrent_v2"),
+            ("pop", "cuCtxPopCurrent_v2"),
+        ):  # fmt: skip
+            function = getattr(self._library, symbol)
+            setattr(self.state, field, ctypes.cast(function, ctypes.c_void_p).value)
+        self._launch = self._library.cuLaunchKernel
+        self._launch.argtypes = (
+            ctypes.c_void_p, *[ctypes.c_uint] * 7, *[ctypes.c_void_p] * 3,
+        )  # fmt: skip
+        for bits, kind in _PATTERNS.values():
+            getattr(self._library, f"cuMemsetD{bits}Async").argtypes = (
+                ctypes.c_uint64, kind, ctypes.c_size_t, ctypes.c_void_p,
+            )  # fmt: skip
+        self._library.cuMemcpyDtoDAsync_v2.argtypes = (
+            ctypes.c_uint64, ctypes.c_uint64, ctypes.c_size_t, ctypes.c_void_p,
+        )  # fmt: skip
+        self._library.cuLaunchKernelEx.argtypes = (
+            ctypes.POINTER(_Config), ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p,
+        )  # fmt: skip
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._forked)
+
+    def _forked(self) -> None:
+        self.state.forked = 1
+
+    def check_ordinal(self, ordinal: int) -> None:
+        """Raises DeviceError unless there is such a GPU and this process can use it."""
+        if self.state.forked:
+            raise DeviceError(FORKED)
+        if not 0 <= ordinal < self.count:
+            seen = f"cuda:0 to cuda:{self.count - 1}" if self.count else "none"
+            raise DeviceError(f"there is no GPU cuda:{ordinal}; this process sees {seen}.")
+
+    def name(self, ordinal: int) -> str:
+        """What NVIDIA calls a GPU."""
+        self.check_ordinal(ordinal)
+        text = ctypes.create_string_buffer(256)
+        self._call("cuDeviceGetName", text, len(text), self._device(ordinal))
+        return text.value.decode("utf-8", "replace")
+
+    def capability(self, ordinal: int) -> tuple[int, int]:
+        """A GPU's compute capability, such as ``(9, 0)``."""
+        self.check_ordinal(ordinal)
+        return self._attribute(ordinal, _MAJOR), self._attribute(ordinal, _MINOR)
+
+    def shared_memory(self, ordinal: int) -> int:
+        """The bytes of threadgroup memory that one threadgroup may have on a GPU."""
+        self.check_ordinal(ordinal)
+        return self._attribute(ordinal, _SHARED_OPTIN)
+
+    def load(
+        self, ordinal: int, image: bytes, symbol: str, shared: int, registers: int = 0
+    ) -> LoadedFunction:
+        """Loads a kernel; it stays loaded.
+
+        Args:
+            ordinal: the GPU.
+            image: a cubin, or PTX that ends with a NUL.
+            symbol: the kernel's name in it.
+            shared: bytes of dynamic shared memory that each launch is to have.
+            registers: what a thread of PTX may have, where it must be limited; else 0.
+
+        Raises:
+            DeviceError: the driver refuses the image, or there is no such GPU.
+        """
+        self.check_ordinal(ordinal)
+        context, device = self.context(ordinal), self._device(ordinal)
+        function = ctypes.c_void_p()
+        with self.current(context), self._uncaptured():
+            kernel, most = self._loaded(image, symbol, device, 0)
+            if not image.startswith(_ELF) and registers and most < _REGISTERS // registers:
+                kernel, most = self._loaded(image, symbol, device, registers)
+            if shared:
+                self._call("cuKernelSetAttribute", _KERNEL_DYNAMIC, shared, kernel, device)
+            # A library's kernels are moved to the GPU when they are first asked for: now, not at
+            # the first launch, which may be recorded in a CUDA graph.
+            self._call("cuKernelGetFunction", ctypes.byref(function), kernel)
+        return LoadedFunction(int(function.value or 0), ordinal, context, shared, most)
+
+    def load_all(
+        self, ordinal: int, image: bytes, symbols: Mapping[str, str]
+    ) -> dict[str, LoadedFunction]:
+        """Loads several kernels of one image; they stay loaded.
+
+        Args:
+            ordinal: the GPU.
+            image: a cubin, or PTX that ends with a NUL.
+            symbols: the kernels' names in it, under names of the caller's.
+
+        Returns:
+            The kernels, under the caller's names.
+
+        Raises:
+            DeviceError: the driver refuses the image, or there is no such GPU.
+        """
+        self.check_ordinal(ordinal)
+        context, device = self.context(ordinal), self._device(ordinal)
+        library, function = ctypes.c_void_p(), ctypes.c_void_p()
+        kernel, most, static = ctypes.c_void_p(), ctypes.c_int(), ctypes.c_int()
+        none: tuple[Any, ...] = (None, None, 0)
+        functions: dict[str, LoadedFunction] = {}
+        with self.current(context), self._uncaptured():
+            self._call("cuLibraryLoadData", ctypes.byref(library), image, *none, *none)
+            for name, symbol in symbols.items():
+                self._call("cuLibraryGetKernel", ctypes.byref(kernel), library, symbol.encode())
+                for attribute, value in ((_KERNEL_THREADS, most), (_KERNEL_STATIC, static)):
+                    self._call(
+                        "cuKernelGetAttribute", ctypes.byref(value), attribute, kernel, device
+                    )
+                self._call("cuKernelGetFunction", ctypes.byref(function), kernel)
+                functions[name] = LoadedFunction(
+                    int(function.value or 0), ordinal, context, 0, most.value,
+                    int(kernel.value or 0), static.value,
+                )  # fmt: skip
+        return functions
+
+    def allow_shared(self, function: LoadedFunction, size: int) -> None:
+        """Lets launches of a kernel ask for so many bytes of dynamic shared memory, or fewer.
+
+        Raises:
+            DeviceError: the driver refuses.
+        """
+        device = self._device(function.ordinal)
+        with self._lock_shared:  # another thread may allow more
+            if size > function.allowed:
+                with self.current(function.context), self._uncaptured():
+                    kernel = ctypes.c_void_p(function.kernel)
+                    self._call("cuKernelSetAttribute", _KERNEL_DYNAMIC, size, kernel, device)
+                function.allowed = size
+
+    def _loaded(
+        self, image: bytes, symbol: str, device: int, registers: int
+    ) -> tuple[ctypes.c_void_p, int]:
+        """A kernel of an image, and how many threads a block of it may have."""
+        library, kernel, most = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_int()
+        none: tuple[Any, ...] = (None, None, 0)
+        options = none
+        if registers:
+            options = (
+                ctypes.byref(ctypes.c_int(_JIT_REGISTERS)),
+                ctypes.byref(ctypes.c_void_p(registers)),
+                1,
+            )
+        self._call("cuLibraryLoadData", ctypes.byref(library), image, *options, *none)
+        self._call("cuLibraryGetKernel", ctypes.byref(kernel), library, symbol.encode())
+        self._call("cuKernelGetAttribute", ctypes.byref(most), _KERNEL_THREADS, kernel, device)
+        return kernel, most.value
+
+    def number(self, name: str) -> int:
+        """The number under which launches of a kernel are noted."""
+        with self._lock:
+            self._names.append(name)
+            return len(self._names) - 1
+
+    def launch(
+        self,
+        function: LoadedFunction,
+        number: int,
+        blocks: Sizes,
+        block: Sizes,
+        at: int,
+        stream: int,
+    ) -> int:
+        """Launches a kernel and returns at once.
+
+        Args:
+            function: what is launched.
+            number: its `number`.
+            blocks, block: blocks of the grid and threads of a block, along x, y and z.
+            at: the address of a table with the address of each argument.
+            stream: a CUstream as an integer; 0 is the GPU's default stream.
+
+        Returns:
+            0, or a code for `failure`.
+        """
+        return self.start(function, number, blocks, block, function.shared, None, at, stream)
+
+    def start(
+        self, function: LoadedFunction, number: int, blocks: Sizes, block: Sizes, shared: int,
+        cluster: Sizes | None, at: int, stream: int,
+    ) -> int:  # fmt: skip
+        """`launch`, with what else a launch can say.
+
+        Args:
+            function, number, blocks, block, at, stream: as for `launch`.
+            shared: bytes of dynamic shared memory, which were allowed.
+            cluster: blocks of a cluster along x, y and z, or None for what the text says.
+
+        Returns:
+            0, or a code for `failure`.
+        """
+        state, library = self.state, self._library
+        with self.current(function.context):
+            state.last[state.count % KEPT] = number
+            state.count += 1
+            if cluster is None:
+                return int(self._launch(function.handle, *blocks, *block, shared, stream, at, None))
+            attribute = _Attribute(_CLUSTER_DIMENSION, 0, (ctypes.c_uint * 16)(*cluster))
+            sizes = (ctypes.c_uint * 7)(*blocks, *block, shared)
+            config = _Config(sizes, stream, ctypes.pointer(attribute), 1)
+            return int(library.cuLaunchKernelEx(ctypes.byref(config), function.handle, at, None))
+
+    def fill(self, ordinal: int, address: int, count: int, pattern: bytes, stream: int) -> None:
+        """Fills memory with a pattern; otherwise as `zero`.
+
+        Args:
+            ordinal: the GPU whose memory it is.
+            address: where it begins, a multiple of the pattern's length.
+            count: how often the pattern is to stand there.
+            pattern: 1, 2 or 4 bytes.
+            stream: a CUstream as an integer; 0 is the GPU's default stream.
+
+        Raises:
+            DeviceError: as `zero`.
+        """
+        self.check_ordinal(ordinal)
+        bits, _ = _PATTERNS[len(pattern)]
+        if count:
+            value = int.from_bytes(pattern, "little")
+            with self.current(self.context(ordinal)):
+                self._call(f"cuMemsetD{bits}Async", address, value, count, stream)
+
+    def copy(self, ordinal: int, to: int, source: int, size: int, stream: int) -> None:
+        """Copies memory of a GPU, after what was started on the stream before; waits for nothing.
+
+        Args:
+            ordinal: the GPU.
+            to, source: where they begin.
+            size: in bytes.
+            stream: a CUstream as an integer; 0 is the GPU's default stream.
+
+        Raises:
+            DeviceError: as `zero`.
+        """
+        self.check_ordinal(ordinal)
+        if size:
+            with self.current(self.context(ordinal)):
+                self._call("cuMemcpyDtoDAsync_v2", to, source, size, stream)
+
+    def zero(self, ordinal: int, address: int, size: int, stream: int) -> None:
+        """Fills memory with zeros, after what was started on the stream before; waits for nothing.
+
+        While the stream is recorded, this becomes a node of the CUDA graph.
+
+        Args:
+            ordinal: the GPU whose memory it is.
+            address, size: the memory, in bytes.
+            stream: a CUstream as an integer; 0 is the GPU's default stream.
+
+        Raises:
+            DeviceError: there is no such GPU, or an earlier kernel broke the process's CUDA.
+        """
+        self.check_ordinal(ordinal)
+        if size:
+            with self.current(self.context(ordinal)):
+                self._call("cuMemsetD8Async", address, 0, size, stream)
+
+    @contextmanager
+    def current(self, context: int) -> Iterator[None]:
+        """Makes a context the current one inside a ``with`` block."""
+        current = ctypes.c_void_p()
+        self._call("cuCtxGetCurrent", ctypes.byref(current))
+        if current.value == context:
+            yield
+            return
+        self._call("cuCtxPushCurrent_v2", ctypes.c_void_p(context))
+        try:
+            yield
+        finally:
+            self._library.cuCtxPopCurrent_v2(ctypes.byref(current))
+
+    @contextmanager
+    def _uncaptured(self) -> Iterator[None]:
+        """Lets this thread load kernels inside a ``with`` block while a stream is recorded.
+
+        torch.cuda.graph forbids all threads what might wait for the GPU while it records. Nothing
+        that is called here is a part of what is recorded.
+        """
+        mode = ctypes.c_int(_CAPTURE_RELAXED)
+        self._call("cuThreadExchangeStreamCaptureMode", ctypes.byref(mode))
+        try:
+            yield
+        finally:
+            self._library.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
+
+    def _device(self, ordinal: int) -> int:
+        device = ctypes.c_int()
+        self._call("cuDeviceGet", ctypes.byref(device), ordinal)
+        return device.value
+
+    def _attribute(self, ordinal: int, attribute: int) -> int:
+        value = ctypes.c_int()
+        device = self._device(ordinal)
+        self._call("cuDeviceGetAttribute", ctypes.byref(value), attribute, device)
+        return value.value
+
+    def context(self, ordinal: int) -> int:
+        """The primary context, which the array libraries use too; kept for ever."""
+        with self._lock:
+            if ordinal not in self._contexts:
+                context = ctypes.c_void_p()
+                device = self._device(ordinal)
+                self._call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
+                self._contexts[ordinal] = int(context.value or 0)
+            return self._contexts[ordinal]
+
+
+@lru_cache(maxsize=1)
+def driver() -> Driver:
+    """The driver, loaded at the first call.
+
+    Raises:
+        DeviceError: there is none that can be used.
+    """
+    return Driver()
+
+
+def after_a_fault(code: int, refused: str) -> DeviceError | None:
+    """The error for what CUDA refused because of a kernel before it.
+
+    Args:
+        code: CUDA's, as an array library tells it.
+        refused: what was refused, in words.
+
+    Returns:
+        None where the code says something else.
+    """
+    return driver().broken(code, refused) if code in EARLIER else None

@@ -1,0 +1,137 @@
+"""Repeated calls without Python code: the table of runtime/fastcall.c, where it was built.
+
+Installing ferrule builds ``ferrule/_fastcall*.so`` where there is a C compiler with Python's
+headers. Without it, and after its sources have changed, every call takes the long way, with the
+same results.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import ferrule._fastcall as _fastcall
+
+FOLDER = Path(__file__).resolve().parents[1] / "runtime"
+SOURCES = ("fastcall.c", "canary.h", "cuda_launch.h", "runtime.h")
+MOST_BUFFERS = 32  # MAX_BUFFERS of fastcall.c
+
+_changing = threading.Lock()
+_bypassing = 0  # how many `bypassed` blocks there are
+_told: list[Callable[[bool], object]] = []
+
+
+@lru_cache(maxsize=1)
+def library() -> ModuleType | None:
+    """The C module, if it is there and of these sources."""
+    try:
+        import ferrule._fastcall as _fastcall
+    except ImportError:
+        return None
+    text = b"".join((FOLDER / name).read_bytes() for name in SOURCES)
+    return _fastcall if hashlib.sha256(text).hexdigest() == _fastcall.DIGEST else None
+
+
+class Asking:
+    """A table that has no calls while torch allows deterministic algorithms alone."""
+
+    def __init__(self, table: _fastcall.Table) -> None:
+        self._call, self._remember = table.call, table.remember
+
+    def call(self, *call: Any) -> list[Any] | None:
+        """As `Table.call`."""
+        # Another thread may be importing torch: what it has is not there yet.
+        asked = getattr(sys.modules.get("torch"), "are_deterministic_algorithms_enabled", None)
+        if asked is not None and asked():
+            return None
+        return self._call(*call)
+
+    def remember(self, *call: Any) -> bool:
+        """As `Table.remember`."""
+        return self._remember(*call)
+
+
+def table(
+    inputs: int, outputs: int, contiguous: bool, atomic: bool = False
+) -> _fastcall.Table | Asking | None:
+    """A table of the calls of one kernel; None where there is none.
+
+    Args:
+        inputs, outputs: how many the kernel has.
+        contiguous: inputs are copied unless they are row-contiguous.
+        atomic: torch may be told not to use it.
+    """
+    module = library()
+    if module is None or inputs + outputs > MOST_BUFFERS:
+        return None
+    calls: _fastcall.Table = module.Table(inputs, outputs, contiguous)
+    return Asking(calls) if atomic else calls
+
+
+def operator(function: object, kinds: str) -> Callable[..., Any] | None:
+    """What calls an operator of torch that has no Autograd kernel, where no derivative is wanted,
+    and else gives NotImplemented; None where it cannot be had.
+
+    Args:
+        function: the operator, which takes positional arguments.
+        kinds: a letter per argument: ``a`` for an array, ``o`` for one that may be None; a
+            number's is that of its dtype.
+    """
+    module = library()
+    try:
+        return None if module is None else module.Operator(function, kinds)
+    except ValueError:  # this torch lacks what that takes
+        return None
+
+
+@contextmanager
+def bypassed() -> Iterator[None]:
+    """Sends all calls the long way inside a ``with`` block, those of other threads, too."""
+    _change(1)
+    try:
+        yield
+    finally:
+        _change(-1)
+
+
+def _change(by: int) -> None:
+    global _bypassing
+    module = library()
+    with _changing:
+        _bypassing += by
+        if module is not None:
+            module.bypass(by)
+        for told in _told:
+            told(_bypassing > 0)
+
+
+def bypassing() -> bool:
+    """Whether some thread is in `bypassed`."""
+    return _bypassing > 0
+
+
+def tell_when_bypassed(told: Callable[[bool], object]) -> None:
+    """Call a function with whether some thread is in `bypassed`, now and when that changes."""
+    with _changing:
+        _told.append(told)
+        told(_bypassing > 0)
+
+
+_states: dict[int, ctypes.Structure] = {}  # C keeps their addresses
+
+
+def use_cuda(state: ctypes.Structure) -> bool:
+    """Lets calls on GPUs be remembered, given a driver's `State`; False where they cannot."""
+    module = library()
+    at = ctypes.addressof(state)
+    _states[at] = state
+    return module is not None and bool(module.register_cuda(at))

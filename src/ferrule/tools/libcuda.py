@@ -1,0 +1,136 @@
+"""libcuda: loaded and called through ctypes, with its failures in words."""
+
+from __future__ import annotations
+
+import ctypes
+
+from ..errors import DeviceError
+
+_NAMES = ("libcuda.so.1", "libcuda.so")
+REMEDY = (
+    "Kernels for NVIDIA GPUs need NVIDIA's driver of CUDA 12.0 or newer; "
+    "`nvidia-smi` shows what there is"
+)
+
+# CUresult of cuda.h: what the error says of a launch.
+_OUT_OF_MEMORY, _NO_IMAGE, _OUT_OF_RESOURCES = 2, 209, 701
+EARLIER = {
+    700: "accessed memory outside its arrays",
+    702: "ran longer than the system lets kernels run",
+    710: "failed an assertion",
+    714: "damaged its stack",
+    715: "ran an instruction that the GPU does not have",
+    716: "accessed memory at an address that is no multiple of the element's size",
+    717: "accessed the wrong kind of memory",
+    718: "jumped out of its code",
+    719: "failed",
+}
+KEPT = 8  # names of kernels that an error tells
+
+
+class State(ctypes.Structure):
+    """What runtime/fastcall.c needs to launch by itself; `cuda_state` there."""
+
+    _fields_ = (
+        ("launch", ctypes.c_uint64),  # cuLaunchKernel, cuMemsetD8Async, three functions of contexts
+        ("set_bytes", ctypes.c_uint64),
+        ("get_current", ctypes.c_uint64),
+        ("push", ctypes.c_uint64),
+        ("pop", ctypes.c_uint64),
+        ("forked", ctypes.c_int32),
+        ("count", ctypes.c_uint32),  # launches so far
+        ("last", ctypes.c_uint32 * KEPT),  # the kernels that were launched last, by number
+    )
+
+
+class Libcuda:
+    """The library, and which kernels were launched last.
+
+    Attributes:
+        state: what launches need and leave behind.
+    """
+
+    def __init__(self) -> None:
+        """Loads libcuda.
+
+        Raises:
+            DeviceError: there is no driver.
+        """
+        self._library = _load()
+        self._names: list[str] = []  # of kernels, by their numbers
+        self.state = State()
+
+    def _call(self, function: str, *arguments: object) -> None:
+        status = getattr(self._library, function)(*arguments)
+        if status in EARLIER:
+            raise self.broken(status, f"{function} of NVIDIA's driver failed")
+        if status:
+            name, message = self.explain(status)
+            hint = (
+                f" Another program may have filled the GPU. {REMEDY}."
+                if status == _OUT_OF_MEMORY
+                else " It was made for another GPU."
+                if status == _NO_IMAGE
+                else ""
+            )
+            raise DeviceError(f"{function} of NVIDIA's driver failed: {name}: {message}.{hint}")
+
+    def failure(self, status: int, launch: str) -> DeviceError:
+        """The error for a launch that ended with ``status``.
+
+        Args:
+            status: what `launch` returned.
+            launch: the kernel and its launch, in words.
+        """
+        if status in EARLIER:  # the last kernel noted is the one that was refused
+            return self.broken(status, f"{launch} was not launched", self.last()[:-1])
+        name, message = self.explain(status)
+        if status == _OUT_OF_RESOURCES:
+            return DeviceError(
+                f"{launch} was not launched: its threadgroup needs more registers or threadgroup "
+                f"memory than the GPU has ({name}). Use a smaller threadgroup."
+            )
+        if status == _OUT_OF_MEMORY:
+            return DeviceError(f"{launch} was not launched: the GPU has no memory left ({name}).")
+        return DeviceError(f"{launch} was not launched: {name}: {message}.")
+
+    def broken(self, status: int, refused: str, before: list[str] | None = None) -> DeviceError:
+        """The error for what CUDA refused because of a kernel that was launched before.
+
+        Args:
+            status: a CUresult, or torch's code for the same, which has the same number.
+            refused: what was refused, in words.
+            before: the kernels that were launched last; `last`'s where None.
+        """
+        name, message = self.explain(status)
+        shown = ", ".join(map(repr, self.last() if before is None else before))
+        return DeviceError(
+            f"{refused}: a kernel before it {EARLIER.get(status, message)} ({name}), after which "
+            "CUDA refuses everything in this process. The last kernels launched, the newest last: "
+            f"{shown or 'none by ferrule'}. To see which it was, run again with the environment "
+            "variable CUDA_LAUNCH_BLOCKING=1, or under compute-sanitizer."
+        )
+
+    def last(self) -> list[str]:
+        """The kernels that were launched last, the newest last."""
+        count = self.state.count
+        return [self._names[self.state.last[i % KEPT]] for i in range(max(0, count - KEPT), count)]
+
+    def explain(self, status: int) -> tuple[str, str]:
+        """The name of a CUresult, and what it says."""
+        words = []
+        for function in ("cuGetErrorName", "cuGetErrorString"):
+            text = ctypes.c_char_p()
+            getattr(self._library, function)(status, ctypes.byref(text))
+            words.append((text.value or b"an unknown error").decode("utf-8", "replace"))
+        return words[0], words[1]
+
+
+def _load() -> ctypes.CDLL:
+    faults = []
+    for name in _NAMES:
+        try:
+            return ctypes.CDLL(name)
+        except OSError as fault:
+            faults.append(str(fault))
+    raise DeviceError(f"NVIDIA's driver was not found ({faults[0]}). {REMEDY}.")
