@@ -310,7 +310,8 @@ def test_an_earlier_kernel_that_faulted_is_named(way: str) -> None:
 from ferrule.tools import fastcall
 import contextlib
 x = torch.zeros(32, device="cuda")
-one, wild = exp("innocent"), kernel("wild", I + "y[i + (1ul << 40)] = x[i];")
+far = I + "device float* far = y + (1ul << 40); far[i] = x[i];"
+one, wild = exp("innocent"), kernel("wild", far)
 with fastcall.bypassed() if {way == "Python"} else contextlib.nullcontext():
     for _ in range(4):
         call(one, x)

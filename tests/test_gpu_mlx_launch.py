@@ -26,7 +26,7 @@ pytestmark = [
 @pytest.fixture(autouse=True)
 def _by_mlx() -> Iterator[None]:
     found = mlx_build.loaded()
-    assert mlx_probe._wrong(found, mlx_build.bound) == ""
+    assert mlx_probe._wrong(found, mlx_build.number_of) == ""
     found.fr_mlx_route(2)
     yield
     found.fr_mlx_route(1)

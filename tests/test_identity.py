@@ -439,3 +439,11 @@ def test_a_triton_function_is_refused() -> None:
 
     with pytest.raises(KernelError, match=r"of type triton\..*give `version=`"):
         ferrule.adopt("f", "x[N]:T -> y[N]:T", run=kernel)
+
+
+def test_functions_of_no_module_have_an_identity() -> None:
+    """As those that `exec` makes, where its globals have no name."""
+    found: dict[str, Any] = {}
+    exec("def make(x):\n    return x + 1", found)  # noqa: S102
+    found["make"].__module__ = None
+    assert identity.of_callable("it", found["make"])

@@ -179,7 +179,7 @@ class _FunctionReader:
             return ["method", *(self.value(part, where, captured) for part in parts)]
         if isinstance(value, types.FunctionType):
             name = by_name(value)
-            if name is None and value.__module__.partition(".")[0] == "ferrule" != self.package:
+            if name is None and _package(value) == "ferrule" != self.package:
                 name = named(value)  # made in a function, as what stands in MLX's place
             if name is not None and not _is_own(name.partition(":")[0], self.package):
                 return ["name", name]
