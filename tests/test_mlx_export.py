@@ -625,6 +625,8 @@ def test_cuda_kernels_of_a_file_need_cuda() -> None:
     if on_cuda.mlx_has_cuda():
         x = mx.arange(5, dtype=mx.float16)
         assert imported(x)[0].tolist() == call_cuda(x).tolist() == [2, 5, 8, 11, 14]
+        with mx.stream(mx.cpu), pytest.raises(ferrule.DeviceError, match=r"'lean'.*stream=mx\.gpu"):
+            mx.eval(call_cuda(x))
         return
     with pytest.raises(ferrule.DeviceError, match="lean"):
         imported(mx.zeros(5, mx.float16))

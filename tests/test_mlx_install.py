@@ -40,6 +40,7 @@ def same() -> bool:
 
 @pytest.fixture
 def installed() -> Iterator[None]:
+    before = mx.default_device()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ferrule.FerruleWarning)  # of other tests' modules
         ferrule.install_mlx()
@@ -47,7 +48,7 @@ def installed() -> Iterator[None]:
         yield
     finally:
         ferrule.uninstall_mlx()
-        mx.set_default_device(mx.cpu)
+        mx.set_default_device(before)
         assert same()
 
 

@@ -24,6 +24,7 @@ import ferrule as fe
 from ferrule import KernelError, KernelTypeError
 from ferrule.hosts.mlx import build as mlx_build
 from ferrule.hosts.mlx import gpu as mlx_gpu
+from ferrule.hosts.mlx import kernel_nodes
 from ferrule.tools import toolchain
 
 pytestmark = pytest.mark.skipif(mlx_build.library() is None, reason="no nodes here")
@@ -628,6 +629,22 @@ def test_what_mlx_is_asked_for_by_kernels_on_metal(monkeypatch: pytest.MonkeyPat
 
 def one(name: str, grid: str, text: str) -> fe.Op:
     return fe.op(name, "x[N]:float32 -> y[N]:float32", grid=grid, threadgroup=1, metal=text)
+
+
+def test_a_cuda_body_on_the_cpu_where_mlx_has_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    native = kernel_nodes.library()
+
+    class WithCuda:
+        def __getattr__(self, name: str) -> Any:
+            return (lambda: True) if name == "fr_mlx_has_cuda" else getattr(native, name)
+
+    monkeypatch.setattr(kernel_nodes, "library", WithCuda)
+    kernel = fe.cuda_kernel("lean", ["x"], ["y"], "y[0] = x[0];")
+    with pytest.raises(fe.DeviceError, match=r"'lean' is written in CUDA.*'cpu'. Call it with str"):
+        kernel(
+            inputs=[mx.ones(3)], grid=(3, 1, 1), threadgroup=(1, 1, 1), output_shapes=[(3,)],
+            output_dtypes=[mx.float32], stream=mx.cpu,
+        )  # fmt: skip
 
 
 def test_wrong_calls() -> None:

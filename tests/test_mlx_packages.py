@@ -164,7 +164,8 @@ def test_bitnet(
     expected, as_likely = generated(lm, model)
     assert tokens == expected
     assert len(set(tokens)) > 2
-    np.testing.assert_allclose(likely, as_likely, rtol=1e-3, atol=1e-4)
+    tf32 = mx.default_device() != mx.Device(mx.cpu)  # what MLX multiplies in on CUDA
+    np.testing.assert_allclose(likely, as_likely, rtol=1e-2 if tf32 else 1e-3, atol=1e-4)
 
 
 def test_muse_spark(lm: Callable[[str], ModuleType], ran: set[str]) -> None:

@@ -69,6 +69,17 @@ def drawn(data: st.DataObject, floats: bool | None = None) -> tuple[Product, lis
     return product, calls
 
 
+def check_of_mlx(product: Product, arrays: list[mx.array], found: mx.array) -> None:
+    """MLX's own gives the same: to the bit on the CPU; on CUDA, what it has kernels for."""
+    if not on_cuda.mlx_has_cuda():
+        assert mx.array_equal(found, product.call(*arrays, of=mx))
+        return
+    try:
+        close(found, product.call(*arrays, of=mx))
+    except RuntimeError as error:
+        assert "No implementation for problem shape" in str(error)
+
+
 @SOME
 @given(DATA)
 def test_forward_is_mlx(data: st.DataObject) -> None:
@@ -77,7 +88,7 @@ def test_forward_is_mlx(data: st.DataObject) -> None:
     for arrays in calls:
         found = product.call(*arrays)
         close(found, product.expected(*arrays))
-        assert mx.array_equal(found, product.call(*arrays, of=mx))
+        check_of_mlx(product, arrays, found)
         assert mx.array_equal(compiled(*arrays), found)
         assert mx.array_equal(shapeless(*arrays), found)
 

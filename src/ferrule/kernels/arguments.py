@@ -365,13 +365,11 @@ def gather(
     return host, device, facts, arrays, copies, owners
 
 
-def needs_cuda(kernel: Kernel, host: str, device: str) -> DeviceError:
+def needs_cuda(kernel: Kernel, host: str, device: str, remedy: str = "") -> DeviceError:
     """The error for a call of a CUDA body with arrays that are not on an NVIDIA GPU."""
-    where = (
-        "Install MLX's CUDA build (pip install 'mlx[cuda13]')"
-        if host == "MLX"
-        else 'Give torch tensors on a CUDA device, such as x.to("cuda")'
-    )
+    if not remedy and host == "MLX":
+        remedy = "Install MLX's CUDA build (pip install 'mlx[cuda13]')"
+    where = remedy or 'Give torch tensors on a CUDA device, such as x.to("cuda")'
     return DeviceError(
         f"{kernel.tag} kernel {kernel.name!r} is written in CUDA C++, which runs on NVIDIA GPUs "
         f"alone, but was called with {host} arrays on {device!r}. {where}, or write the body for "

@@ -65,6 +65,8 @@ class BoundKernel(Bound):
         from ...devices import protocol as devices
 
         device = "cpu" if request.device_type == op_entries.CPU else f"cuda:{request.device}"
+        if device == "cpu" and self.kernel.language == "cuda":
+            raise arguments.needs_cuda(self.kernel, mlx.name, device, "Call it with stream=mx.gpu")
         inputs = []
         for i in range(self.structure.inputs):
             array = request.input[i]
