@@ -30,13 +30,16 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 @pytest.fixture(autouse=True)
 def same_numbers_each_time() -> None:
-    """What a test draws does not depend on the tests before it in the same process."""
+    """What a test draws, and where MLX computes, does not depend on the tests before it in the same
+    process."""
     random.seed(0)
     np.random.seed(0)
     if torch := sys.modules.get("torch"):
         torch.manual_seed(0)
     if mx := sys.modules.get("mlx.core"):
         mx.random.seed(0)
+        if on_cuda.mlx_has_cuda():
+            mx.set_default_device(mx.gpu)
 
 
 @pytest.fixture(scope="session")

@@ -7,6 +7,7 @@ What is written into a body, and what that gives: on the CPU, where the CUDA tex
 from __future__ import annotations
 
 import ctypes
+import itertools
 import re
 from pathlib import Path
 from typing import Any
@@ -77,12 +78,12 @@ def bounded(source: str, **kernel: Any) -> bounds.Bounded:
     ],
 )  # fmt: skip
 def test_what_is_written(source: str, expected: str) -> None:
-    found = bounded(f"int i = n - 1; {source}")
-    assert re.sub(r" +", " ", found.source) == re.sub(r" +", " ", f"int i = n - 1; {expected}")
+    found = bounded(f"int i = -n; {source}")
+    assert re.sub(r" +", " ", found.source) == re.sub(r" +", " ", f"int i = -n; {expected}")
 
 
 def test_lines_stay_where_they_are() -> None:
-    p = prepared("y[\n  n - 1\n] = x\n[n - 2] +\n*(x +\nn - 3);")
+    p = prepared("y[\n  1 - n\n] = x\n[2 - n * n] +\n*(x +\nn - 3);")
     found = bounds.bounded(p, p.text.source)
     assert found.source.count("\n") == 5
     # (x + n) - 3 is another pointer.
@@ -92,18 +93,18 @@ def test_lines_stay_where_they_are() -> None:
 def test_atomics() -> None:
     call = "atomic_fetch_add_explicit({}, 1.0f, memory_order_relaxed);"
     for first, expected in (
-        ("&y[n - 1]", "fr_b_y.fr_cell(n - 1)"), ("&(y[n - 1])", "fr_b_y.fr_cell(n - 1)"),
-        ("y + n - 1", "y + n - 1"), ("y + (n - 1)", "fr_b_y.fr_cell((n - 1))"),
-        ("y", "fr_u_y.fr_cell(0)"), ("(device atomic_float*)&y[n - 1]", "( atomic_float*)&y[n - 1]"),  # noqa: E501
+        ("&y[-n]", "fr_b_y.fr_cell(-n)"), ("&(y[-n])", "fr_b_y.fr_cell(-n)"),
+        ("y + n - 1", "y + n - 1"), ("y + (-n)", "fr_b_y.fr_cell((-n))"),
+        ("y", "fr_u_y.fr_cell(0)"), ("(device atomic_float*)&y[-n]", "( atomic_float*)&y[-n]"),
     ):  # fmt: skip
         found = bounded(call.format(first), atomic_outputs=True)
         assert re.sub(r" +", " ", found.source) == call.format(expected), first
 
 
 def test_macros_are_looked_into() -> None:
-    found = bounded("#define AT(k) x[(k) - n]\ny[n - 1] = AT(2);")
+    found = bounded("#define AT(k) x[-(k)]\ny[-n] = AT(2);")
     assert "fr_b_x.fr_load" in found.source
-    found = bounded("#if 1\n#define AT(k) x[(k) - n]\n#endif\ny[n - 1] = AT(2);")
+    found = bounded("#if 1\n#define AT(k) x[-(k)]\n#endif\ny[-n] = AT(2);")
     assert "fr_b_x" not in found.source
     assert "fr_b_y" in found.source
 
@@ -118,14 +119,46 @@ ROW = "uint i = thread_position_in_grid.x; "
     [
         ("y[i] = x[i];", ["i", "i"]),
         ("y[i] = x[i + 1] + x[3];", ["i", "i + 1", "3"]),
-        ("for (uint k = 0; k < 4; ++k) y[4 * i + k] = x[4 * i + k] * w[n - 1];", ["4 * i + k"] * 2),
+        ("for (uint k = 0; k < 4; ++k) y[4 * i + k] = x[4 * i + k] * w[n - 1];",
+         ["4 * i + k", "4 * i + k", "n - 1"]),
         ("for (int k = i; k < n; k += 256) y[k] = x[k];", ["k"] * 2),
         ("for (int k = 0; k <= n; k++) y[i * x_shape[1] + k] = 1;", ["i * x_shape[1] + k"]),
         ("const uint2 p = thread_position_in_grid.xy; y[p.y] = x[p.x];", ["p.y", "p.x"]),
         ("y[i % 8 + (i << 2)] = x[metal::min(i, 7u)];", ["i % 8 + (i << 2)", "metal::min(i, 7u)"]),
         ("y[N * i] = w[uint(i)];", ["N * i", "uint(i)"]),
+        ("y[i / 2] = 1;", ["i / 2"]), ("y[i / n] = x[i % n];", []),
+        ("for (int k = 0; k < 4; ++k) y[i / n * 4 + k] = x[i % n];", ["i / n * 4 + k", "i % n"]),
+        ("for (int k = 0; k < 4; ++k) y[n - 1] = x[n / 2 - 1];", ["n - 1", "n / 2 - 1"]),
+        # By the author's conditions.
+        ("int k = x[i]; if (k >= 0 && k < n) y[k] = 1;", ["i", "k"]),
+        ("int k = x[i]; y[0 <= k && k <= n - 1 ? k : 0] = 1;", []),
+        ("int k = x[i]; if (n > k && k > -1) y[i] = x[k];", ["i", "i", "k"]),
+        ("int k = x[i]; n > k && k > -1 ? y[k] = 1 : 0;", ["i", "k"]),
+        ("int k = x[i]; bool b = k >= 0 && k < n && (y[k] = 1);", ["i", "k"]),
+        ("int k = x[i]; if (k < 0 || k >= n) return; y[k] = 1;", ["i", "k"]),
+        ("int k = x[i]; if (!(k >= 0) || !(k < n)) { return; } y[k] = 1;", ["i", "k"]),
+        ("uint k = x[i]; if (k < n) { int m = 2 * k; y[m + 1] = 1; }", ["i", "m + 1"]),
+        ("uint k = x[i]; if (k >= n) y[0] = 0; else y[k] = 1;", ["i", "0", "k"]),
+        ("uint k = x[i]; while (k < n) { y[k] = 1; break; }", ["i", "k"]),
+        ("int m = x[i]; int k = metal::clamp(m, 0, n - 1); y[k] = 1;", ["i", "k"]),
+        ("int k = x[i]; y[metal::clamp(k - 1, 0, n)] = 1;", ["i", "metal::clamp(k - 1, 0, n)"]),
         # Not shown: it may be negative, is written again, or has another name's value.
-        ("y[i] = x[i - 1];", []), ("y[i / 2] = 1;", []), ("y[M] = 1;", []), ("y[-1] = 1;", []),
+        ("int k = x[i - 1]; if (k < n) y[k] = 1;", []),
+        ("int k = x[i - 1]; if (k >= 0) y[k] = 1;", []),
+        ("int k = x[i - 1]; if (k >= 0 || k < n) y[k] = 1;", []),
+        ("int k = x[i - 1]; if (k >= 0 && k < n) { k = 99; y[k] = 1; }", []),
+        ("int k = x[i - 1]; if (k < 0 && k >= n) return; y[k] = 1;", []),
+        ("int k = x[i - 1]; if (k < 0 || k >= n) n = 1; y[k] = 1;", []),
+        ("int k = x[i - 1]; if (k >= 0 && k < n) { y[0] = 1; } else y[k] = 1;", []),
+        ("int k = x[i - 1]; { if (k < 0 || k >= n) return; } y[k] = 1;", []),
+        ("int k = x[i - 1]; { int k = 0; if (k < 0 || k >= n) return; } y[k] = 1;", []),
+        ("float k = x[i - 1]; if (k >= 0 && k < n) y[int(k)] = 1;", []),
+        ("float k = x[i - 1]; y[int(metal::clamp(k, 0, n))] = 1;", []),
+        ("int k = x[i - 1]; switch (n) { if (k < 0 || k >= n) break; case 1: y[k] = 1; }", []),
+        ("int k = x[i - 1]; switch (n) { case 0: if (k >= 0 && k < n) { case 1: y[k] = 1; } }", []),
+        ("int k = x[i - 1]; if (k < 0) goto a; if (k >= n) return; a: y[k] = 1;", []),
+        ("int k = x[i - 1]; if (k >= 0 && k < x[0]) y[k] = 1;", []),
+        ("y[i] = x[i - 1];", []), ("y[M] = 1;", []), ("y[-1] = 1;", []),
         ("i = n; y[i] = 1;", []), ("uint k = 0; while (k < n) y[k++] = 1;", []),
         ("for (int k = -1; k < 4; ++k) y[k] = 1;", []),
         ("for (int k = 0; k < 4; ++k) { y[k] = 1; k -= 2; }", []),
@@ -213,6 +246,62 @@ def test_with_one_comparison_or_with_many(have: int, room: int) -> None:
     value[: min(have, 40)] = x[:40]
     expected[:40] = value[: min(room, 40)]
     np.testing.assert_array_equal(out, expected)
+
+
+SIZE = st.integers(1, 5)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data(), SIZE, SIZE, SIZE, st.integers(0, 40))
+def test_what_sizes_and_conditions_promise(
+    data: st.DataObject, height: int, width: int, channels: int, threads: int
+) -> None:
+    """By quotients of sizes, and by conditions: true of the arrays there are, or not."""
+    points = -(-threads // channels)
+    off = st.sampled_from([0, 0, 0, -1, -3])
+    have = max(0, height * width * channels + data.draw(off))
+    listed = max(0, 2 * points + data.draw(off))
+    room = max(0, threads + data.draw(off))
+    x = np.arange(1, have + 1, dtype=np.float32)
+    at = np.array(data.draw(st.lists(st.integers(-2, 5), min_size=listed, max_size=listed)))
+    image = np.zeros((height, width, channels), np.float32)
+    out = carried_out(
+        WINDOW, [image, at.astype(np.int32), x], (room,), init_value=-1, threads=max(threads, 1)
+    )
+    padded = np.zeros(height * width * channels, np.float32)
+    padded[:have] = x
+    of = padded.reshape(height, width, channels)
+    expected = np.full(room, -1, np.float32)
+    for elem in range(min(max(threads, 1), room)):
+        point = elem // channels
+        first, second = (int(at[n]) if n < listed else 0 for n in (2 * point, 2 * point + 1))
+        corners = itertools.product((first, first + 1), (second, second + 1))
+        inside = [(i, j) for i, j in corners if 0 <= i < height and 0 <= j < width]
+        expected[elem] = sum(of[i, j, elem % channels] for i, j in inside)
+    np.testing.assert_array_equal(out, expected)
+
+
+WINDOW = ferrule.metal_kernel(
+    "window", ["image", "at", "x"], ["y"],
+    """uint elem = thread_position_in_grid.x;
+    const int H = image_shape[0], W = image_shape[1], C = image_shape[2];
+    const uint point = elem / C;
+    const int north = at[2 * point], west = at[2 * point + 1];
+    float sum = 0;
+    for (int corner = 0; corner < 4; ++corner) {
+        const int i = north + corner / 2, j = west + corner % 2;
+        if (i < 0 || i >= H) continue;
+        if (j >= 0 && j < W) sum += x[(i * W + j) * C + elem % C];
+    }
+    y[elem] = sum;""",
+)  # fmt: skip
+
+
+def test_the_window_is_shown() -> None:
+    inputs = Input(F32, 3), Input(ferrule.int32, 1), Input(F32, 1)
+    p = cpp.prepare(Spec(WINDOW.kernel, inputs, (F32,), ()))
+    found = bounds.bounded(p, p.text.source)
+    assert guarded.counts(p, found) == guarded.Counts(shown=4)
 
 
 LOOP = ferrule.metal_kernel(

@@ -23,6 +23,7 @@ pytestmark = [
     pytest.mark.skipif(
         not (on_cuda.available() and torch.cuda.is_available()), reason="there is no GPU for torch"
     ),
+    pytest.mark.filterwarnings("ignore:`torch.jit.script_method`:DeprecationWarning"),
 ]
 
 FAR = 1 << 29  # elements: no allocation is as large

@@ -162,7 +162,8 @@ def test_locks_that_another_thread_held_at_a_fork_are_free_in_the_child() -> Non
 
 def test_a_lock_does_not_outlive_a_kernel_that_fails() -> None:
     rows = np.ones((64, 64), np.float32)
-    good, wild = np.zeros(64, np.uint32), np.full(64, 2**31, np.uint32)
+    # An address that no processor has: what lies some gigabytes away may be another library's.
+    good, wild = np.zeros(64, np.uint64), np.full(64, 2**60, np.uint64)
     add = kernel()
     for threads, _ in itertools.product((1, 4), range(5)):
         ferrule.set_threads(threads)

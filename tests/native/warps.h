@@ -33,6 +33,7 @@ struct fiber {
   unsigned a[2], b;  // fragments of matrices
   float c[4], d[4];
   uint3_ at;
+  int vote;
 };
 static std::vector<fiber> fibers;
 static ucontext_t scheduler;
@@ -256,6 +257,13 @@ __attribute__((noinline)) inline unsigned __activemask() {
   return unsigned(emu::fibers[emu::self].result);
 }
 EMU void __syncthreads() { emu::wait(emu::barrier); }
+// Once in a kernel: before another, all must have seen the votes.
+inline int __syncthreads_or(int v) {
+  emu::fibers[emu::self].vote = v;
+  emu::wait(emu::barrier);
+  for (auto& f : emu::fibers) v |= f.vote;
+  return v;
+}
 EMU int __ffs(int v) { return __builtin_ffs(v); }
 EMU void emu_copy(void* to, const void* from, unsigned long n) { __builtin_memcpy(to, from, n); }
 #undef __forceinline__

@@ -137,8 +137,13 @@ struct most {
   // Of what is less than this, and than a number that is not 0.
   FR_FN most fr_below() const { return {value ? value - 1 : 0, known}; }
   FR_FN most fr_last() const { return {value - 1, known}; }
-  // Of the rest of a division by a number. Beyond 31 bits an author's int may be negative.
-  FR_FN most fr_rest(unsigned n) const { return {n - 1, known && value < 1u << 31}; }
+  // By what is the same for all. Beyond 31 bits an author's int may be negative.
+  FR_FN most fr_over(most n) const { return {n.value ? value / n.value : 0, fr_divided(n)}; }
+  FR_FN most fr_rest(most n) const { return {n.value - 1, fr_divided(n)}; }
+  FR_FN bool fr_divided(most n) const {
+    return known && n.known && n.value && (value | n.value) < 1u << 31;
+  }
+  FR_FN most fr_less(most n) const { return {value - n.value, known && n.known && value >= n.value}; }
   FR_FN bool fr_within(const extent& e) const { return known & (value < e.narrow); }
 };
 FR_FN most operator+(most a, most b) {

@@ -28,7 +28,7 @@ from tree_sitter import Node
 from .. import NotSplittable
 from ..cpp import Prepared
 from ..syntax import Tree, call_arguments, callee
-from .largest import number
+from .largest import Most, number
 from .variables import Around, Variables
 
 _MOST_TWICE = 12_000  # characters of a body that may be there twice
@@ -46,12 +46,14 @@ class Bounded(NamedTuple):
         arrays: the arrays whose extents it asks for.
         fits: what tells for all threads whether accesses by ``fr_u_…`` are inside, an expression
             of `fr::launch`, the parameters and extents; ``""`` where there are none.
+        once: it has divisions, so that one thread should find it out for all of its block.
     """
 
     source: str
     views: str
     arrays: tuple[str, ...]
     fits: str
+    once: bool
 
 
 class _Access(NamedTuple):
@@ -76,11 +78,11 @@ def bounded(p: Prepared, source: str) -> Bounded:
             source = p.expanded()
     tree = Tree(source, body=True)
     if tree.has_error or not arrays:
-        return Bounded(source, "", (), "")
+        return Bounded(source, "", (), "", False)
     try:
         return _Accesses(p, source, tree, arrays).bounded()
     except RecursionError:
-        return Bounded(source, "", (), "")
+        return Bounded(source, "", (), "", False)
 
 
 def _arrays(p: Prepared) -> dict[str, tuple[int, str, bool]]:
@@ -280,17 +282,18 @@ class _Accesses(Variables):
             inside = "fr_inside" if view.startswith("fr_u_") else "false"
             kind = f"const ::fr::fr_view<{ctype}, {str(shifted).lower()}>"
             declared.append(f"{kind} {view}({name}, fr_e_{name}, {inside});")
-        conditions = dict.fromkeys(chosen.values())
-        fits = " && ".join(f"({most}).fr_within(fr_e_{name})" for name, most in conditions)
+        conditions = dict.fromkeys((name, most.text) for name, most in chosen.values())
+        fits = " && ".join(f"({text}).fr_within(fr_e_{name})" for name, text in conditions)
         viewed = {view[5:] for view in views}
         arrays = tuple(name for name in self.arrays if name in viewed)
-        return Bounded(self.tree.edited(edits), " ".join(declared), arrays, fits)
+        once = any(most.divided for _, most in chosen.values())
+        return Bounded(self.tree.edited(edits), " ".join(declared), arrays, fits, once)
 
     def _replaced(self, start: int, end: int, text: str) -> tuple[int, int, str]:
         """An edit that leaves the lines where they are."""
         return start, end, text + "\n" * self.tree.data[start:end].count(b"\n")
 
-    def _compared_once(self) -> dict[int, tuple[str, str]]:
+    def _compared_once(self) -> dict[int, tuple[str, Most]]:
         """The accesses that one comparison covers: their arrays, and the largest index.
 
         Worth it is that where accesses are repeated, where the compiler may join neighbours, and
@@ -298,19 +301,22 @@ class _Accesses(Variables):
         """
         if self.opaque or len(self.source) > _MOST_TWICE:
             return {}
-        chosen: dict[int, tuple[str, str]] = {}
-        worth, unchosen = False, False
+        chosen: dict[int, tuple[str, Most]] = {}
+        known: list[tuple[_Access, Most]] = []
         for access in self.accesses:
             most = number(0) if access.subscript is None else self.most(access.subscript)
             absent = self.template.get(f"has_{access.array}", 1) in (0, False)
-            # To find out about a product of sizes costs more than to check one access.
-            dear = most is not None and (len(most.leaves) > 1 or most.product)
-            if most is None or absent or self.arrays[access.array][2] or (
-                dear and not access.around.repeated
-            ):  # fmt: skip
-                unchosen = True
+            if most is not None and not absent and not self.arrays[access.array][2]:
+                known.append((access, most))
+        repeated = [most.leaves for access, most in known if access.around.repeated]
+        worth = bool(repeated)
+        for access, most in known:
+            # To find out about a product of sizes costs more than to check one access, unless that
+            # is found out anyway.
+            dear = len(most.leaves) > 1 or most.product
+            if dear and not access.around.repeated and not any(map(most.leaves.issubset, repeated)):
                 continue
-            chosen[access.node.id] = (access.array, most.text)
-            worth = worth or access.around.repeated or most.scaled
+            chosen[access.node.id] = (access.array, most)
+            worth = worth or most.scaled
         many = len(set(chosen.values())) > _MOST_CONDITIONS
-        return {} if many or not (worth or not unchosen) else chosen
+        return {} if many or not (worth or len(chosen) == len(self.accesses)) else chosen

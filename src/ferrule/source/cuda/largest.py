@@ -1,8 +1,9 @@
 """The largest value of an index, for all threads of a launch, as an expression.
 
-Of what is the same for all: places in the grid, dims, sizes, template parameters, and the ends of
-the loops that a variable counts in. Sums and products of numbers that are not negative grow with
-each of these; whatever else an index has, nothing is said of it.
+Of what is the same for all: places in the grid, dims, sizes, template parameters, the ends of the
+loops that a variable counts in, and what the author's conditions compare a variable with. Sums and
+products of numbers that are not negative grow with each of these, as quotients by what is the
+same for all; whatever else an index has, nothing is said of it.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from ...spec import TemplateValue
 from ..cpp import Prepared
 from ..dialect import WIDE_INTEGERS
 from ..syntax import Tree, call_arguments
+from .conditions import around, comparisons
 
 _QUALIFIERS = frozenset({"const", "constexpr", "static"})
 _COMPONENTS = "xyz"
@@ -44,6 +46,7 @@ _NUMBERS = {
     "thread_execution_width": ("32u", False),
 }
 _LITERAL = re.compile(r"(0|[1-9]\d{0,9}|0[xX][0-9a-fA-F]{1,8})[uUlL]*")
+_UNSIGNED = re.compile(r"u\w+|unsigned|size_t")
 _CONSTANT = r"\b(?:{})\s+{}\s*=\s*[^,;]*;"
 
 
@@ -54,6 +57,8 @@ class Most(NamedTuple):
     leaves: frozenset[str] = frozenset()
     product: bool = False  # of two leaves
     scaled: bool = False  # a leaf times a number
+    exact: bool = False  # the value itself, in all threads
+    divided: bool = False  # by a leaf
 
 
 @dataclass(eq=False)
@@ -83,6 +88,7 @@ class Largest:
 
     p: Prepared
     tree: Tree
+    parents: dict[int, Node]
     uses: dict[int, IndexVariable]
     parameters: dict[str, IndexVariable]
     arrays: Mapping[str, tuple[int, str, bool]]
@@ -120,12 +126,6 @@ class Largest:
         a = self.most(node.child_by_field_name("left"))
         right = node.child_by_field_name("right")
         operator = node.children[1].type
-        if operator == "%":
-            b = self.most(right)
-            literal = _LITERAL.fullmatch(self.tree.text(right)) if right is not None else None
-            if a is None or b is None or literal is None or int(literal[1], 0) == 0:
-                return None
-            return a._replace(text=f"{a.text}.fr_rest({int(literal[1], 0)}u)")
         if operator == "<<":
             literal = _LITERAL.fullmatch(self.tree.text(right)) if right is not None else None
             if a is None or literal is None or int(literal[1], 0) > 30:
@@ -138,6 +138,11 @@ class Largest:
             return _times(a, b)
         if operator == "+":
             return _joined("{} + {}", a, b)
+        if operator in ("/", "%") and b.exact:
+            quotient = _joined(f"{{}}.fr_{'over' if operator == '/' else 'rest'}({{}})", a, b)
+            return quotient._replace(divided=quotient.divided or bool(b.leaves))
+        if operator == "-" and a.exact and b.exact:
+            return _joined("{}.fr_less({})", a, b)
         return None
 
     def _of_call(self, node: Node) -> Most | None:
@@ -149,14 +154,37 @@ class Largest:
             _is_integer(name) or _is_integer("".join(re.findall(r"^static_cast<(.*)>$", name)))
         ):
             return self.most(arguments[0])
-        if len(arguments) == 2 and name in ("min", "metal::min", "max", "metal::max"):
-            if name.rsplit("::", 1)[-1] in (*self.functions, *self.p.text.macros):
-                return None
+        name = name.removeprefix("metal::")
+        if name in (*self.functions, *self.p.text.macros):
+            return None
+        if len(arguments) == 2 and name in ("min", "max"):
             a, b = map(self.most, arguments)
             if a is not None and b is not None:
-                relation = "smaller" if name.endswith("min") else "larger"
+                relation = "smaller" if name == "min" else "larger"
                 return _joined(f"::fr::bounds::fr_{relation}({{}}, {{}})", a, b)
+        if len(arguments) == 3 and name == "clamp" and self._is_whole(arguments[0]):
+            if self.most(arguments[1]) != number(0):
+                return None
+            upper = self.most(arguments[2])  # that it is not negative is looked at, too
+            return upper and upper._replace(exact=False)
         return None
+
+    def _is_whole(self, node: Node) -> bool:
+        """Whether an expression is an integer, of 32 bits or more."""
+        if node.type == "identifier":
+            variable = self.uses.get(node.start_byte)
+            if variable is not None and variable.plain and _is_integer(variable.type):
+                return True
+        if node.type == "binary_expression" and node.children[1].type in tuple("+-*/%"):
+            return self._is_whole(node.children[0]) and self._is_whole(node.children[2])
+        if node.type == "parenthesized_expression" and node.named_child_count == 1:
+            return self._is_whole(node.named_children[0])
+        function, to = node.child_by_field_name("function"), node.child_by_field_name("type")
+        if node.type == "call_expression" and function is not None:
+            return _is_integer(self.tree.text(function))
+        if node.type == "cast_expression" and to is not None:
+            return _is_integer(self.tree.text(to))
+        return self.most(node) is not None
 
     def _of_name(self, node: Node, name: str) -> Most | None:
         variable = self.uses.get(node.start_byte)
@@ -164,7 +192,7 @@ class Largest:
             if not variable.evaluated:
                 variable.evaluated = True  # while it is evaluated, it is not known
                 variable.most = self._of_variable(variable)
-            return variable.most
+            return variable.most or self._by_conditions(node, variable)
         if name in self.numbers:
             return _leaf(f"::fr::fr_most({name})") if variable and not variable.written else None
         if name in self.template:
@@ -194,7 +222,26 @@ class Largest:
         end, operator = self.most(right), condition.children[1].type
         if end is None or operator not in ("<", "<="):
             return None
-        return end._replace(text=f"{end.text}.fr_below()") if operator == "<" else end
+        below = f"{end.text}.fr_below()" if operator == "<" else end.text
+        return end._replace(text=below, exact=False)
+
+    def _by_conditions(self, node: Node, v: IndexVariable) -> Most | None:
+        """The largest value of a variable where the conditions around compare it with others."""
+        if v.written or not v.plain or not _is_integer(v.type) or "goto" in self.p.text.words:
+            return None
+        upper, positive = None, any(_UNSIGNED.fullmatch(word) for word in v.type.split())
+        for condition, holds in around(self.parents, node):
+            for left, operator, right in comparisons(self.tree, condition, holds):
+                if left.type != "identifier" or self.uses.get(left.start_byte) is not v:
+                    continue
+                if operator in (">", ">=", "=="):
+                    least = "-1" if operator == ">" else "0"
+                    positive = positive or self.tree.text(right) in ("0", "0u", "0U", least)
+                end = self.most(right) if operator in ("<", "<=", "==") else None
+                if end is not None and upper is None:
+                    below = f"{end.text}.fr_below()" if operator == "<" else end.text
+                    upper = end._replace(text=below, exact=False)
+        return upper if positive else None
 
     def _grows(self, update: Node) -> bool:
         """Whether an update makes its variable larger."""
@@ -256,21 +303,23 @@ def _is_integer(text: str, *, deduced: bool = False) -> bool:
 
 
 def number(value: int) -> Most:
-    return Most(f"::fr::fr_most({value}u, true)")
+    return Most(f"::fr::fr_most({value}u, true)", exact=True)
 
 
 def _leaf(text: str) -> Most:
-    return Most(text, frozenset({text}))
+    return Most(text, frozenset({text}), exact=True)
 
 
 def _attribute(text: str, below: bool) -> Most:
-    return _leaf(f"::fr::fr_most({text}){'.fr_last()' if below else ''}")
+    leaf = _leaf(f"::fr::fr_most({text}){'.fr_last()' if below else ''}")
+    # What a threadgroup has may be less at a ragged edge.
+    return leaf._replace(exact=not below and "fr_l.threadgroup" not in text)
 
 
 def _joined(form: str, a: Most, b: Most) -> Most:
     return Most(
         f"({form.format(a.text, b.text)})", a.leaves | b.leaves, a.product or b.product,
-        a.scaled or b.scaled,
+        a.scaled or b.scaled, a.exact and b.exact, a.divided or b.divided,
     )  # fmt: skip
 
 

@@ -113,11 +113,11 @@ def text(
     """
     spec = p.spec
     declared, source = _with_masks(p, form) if masks else ("", p.text.source)
-    views, fits, guarded = "", "", tuple[str, ...]()
+    views, fits, once, guarded = "", "", False, tuple[str, ...]()
     if guards:
         from .bounds import bounded
 
-        source, views, guarded, fits = bounded(p, source)
+        source, views, guarded, fits, once = bounded(p, source)
     declared += f"  {views}\n" if views else ""
     if shared is None:
         source = memory.static(source)
@@ -141,7 +141,7 @@ def text(
 {values}{declared}{body(p, source)}}}
 {_fits_function(spec, fits, names)}{TAIL}
 extern "C" __global__ void {kernel_symbol(spec)}({", ".join(signature.parameters)}) {{
-{_thread_code(form, _qualified_values(spec), passed, bool(fits))}}}
+{_thread_code(form, _qualified_values(spec), passed, bool(fits), once)}}}
 """
 
 
@@ -220,13 +220,14 @@ def _fits_function(spec: Spec, condition: str, names: str) -> str:
     )
 
 
-def _thread_code(form: Form, values: str, passed: list[str], twice: bool) -> str:
+def _thread_code(form: Form, values: str, passed: list[str], twice: bool, once: bool) -> str:
     """The code of a CUDA thread: of one thread of the grid, or one of each of several threadgroups.
 
     Args:
         values: the template's, in brackets.
         passed: what the body's function is given.
         twice: the body is told at last whether all accesses are inside that `fr_fits` speaks of.
+        once: one thread of a block finds that out for all.
     """
     position = "const fr::metal::uint3 fr_p = fr_g.position();"
 
@@ -235,10 +236,15 @@ def _thread_code(form: Form, values: str, passed: list[str], twice: bool) -> str
         return f"fr::user::fr_kernel{values}({arguments});"
 
     condition = f"fr::user::fr_fits{values}({', '.join(['fr_l', *passed[3:]])})"
+    found = ""
+    if once:
+        first = "!(threadIdx.x | threadIdx.y | threadIdx.z)"
+        found = f"  const bool fr_all = __syncthreads_or({first} && {condition});\n"
+        condition = "fr_all"
     if form.each == 1:
         either = f"if ({condition}) {call('true')}\n  else {call('false')}" if twice else call("")
         return f"""\
-  const fr::group fr_g(fr_l);
+{found}  const fr::group fr_g(fr_l);
   {position}
   if (!fr_g.holds(fr_p)) return;
   {either}
@@ -246,7 +252,7 @@ def _thread_code(form: Form, values: str, passed: list[str], twice: bool) -> str
     # Without a condition in between, the compiler moves the loads of all to the front.
     each = form.each
     return f"""\
-  const unsigned fr_first = blockIdx.x * {each}u;
+{found}  const unsigned fr_first = blockIdx.x * {each}u;
   const fr::group fr_last(fr_l, fr_first + {each - 1}u);
   if (fr_last.holds(fr_last.position()){f" && {condition}" if twice else ""}) {{
 #pragma unroll
