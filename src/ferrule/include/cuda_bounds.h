@@ -143,7 +143,9 @@ struct most {
   FR_FN bool fr_divided(most n) const {
     return known && n.known && n.value && (value | n.value) < 1u << 31;
   }
-  FR_FN most fr_less(most n) const { return {value - n.value, known && n.known && value >= n.value}; }
+  FR_FN most fr_less(most n) const {
+    return {value - n.value, known && n.known && value >= n.value && value < 1u << 31};
+  }
   FR_FN bool fr_within(const extent& e) const { return known & (value < e.narrow); }
 };
 FR_FN most operator+(most a, most b) {

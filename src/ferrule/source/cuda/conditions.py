@@ -28,12 +28,14 @@ def around(parents: Mapping[int, Node], node: Node) -> Iterator[tuple[Node, bool
     """
     parent = parents.get(node.id)
     while parent is not None and parent.type != "lambda_expression":
-        if parent.type == "case_statement":
-            switch = parents[parents[parent.id].id]
-            if switch.type != "switch_statement":
-                return  # it is jumped to, past the conditions
-        yield from _between(parent, node)
-        node, parent = parent, parents.get(parent.id)
+        if parent.type == "case_statement":  # it is jumped to, past what stands between
+            node = parents[parents[parent.id].id]
+            if node.type != "switch_statement":
+                return
+        else:
+            yield from _between(parent, node)
+            node = parent
+        parent = parents.get(node.id)
 
 
 def _between(parent: Node, node: Node) -> Iterator[tuple[Node, bool]]:
