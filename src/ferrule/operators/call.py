@@ -73,18 +73,10 @@ def eager(
             if shared:
                 op.counts["output copy"] += 1
                 outputs[i] = outputs[i].copy()
-    elif isinstance(chosen, CudaUnit):
-        outputs = run_unit(
-            op.name, op.rule, chosen, maker, lambda array: cast(Facts, host.facts(array)), device,
-            queue, binding, arguments, results,
-        )  # fmt: skip
     else:
-        body_launch = chosen.launch_for(binding)
-        outputs = made_outputs(chosen, body_launch, results, maker, device)
-        facts = [cast(Facts, host.facts(array)) for array in outputs]
-        look = written_by(op, host, outputs)
-        launch(
-            op.name, op.rule, chosen, body_launch, binding, device, queue, arguments, facts, look
+        facts = cast(Callable[[Any], Facts], host.facts)
+        outputs = run_body(
+            op, chosen, maker, facts, device, queue, binding, arguments, results, host
         )
     finished = host.finish(f"op {op.name!r}", list(arrays.values()), outputs)
     _write_back(op, values, copies)
@@ -133,6 +125,38 @@ def choose(op: Declared, device: str, binding: Binding) -> Implementation:
         f"[op] op {op.name!r} has nothing that runs on {device!r} for these sizes: it has {kinds}. "
         "A `metal` body runs on every device."
     )
+
+
+def run_body(
+    op: Declared, body: KernelBody | CudaUnit, maker: Any, facts: Callable[[Any], Facts],
+    device: str, queue: int, binding: Binding, arguments: Arguments,
+    results: Sequence[tuple[Shape, Dtype]], host: Host | None = None,
+) -> list[Any]:  # fmt: skip
+    """The outputs of a kernel or a unit, which is started, for every array library alike.
+
+    Args:
+        op, body: what is run.
+        maker, facts: who makes arrays (``empty`` and ``full`` of a host), and what a kernel must
+            know of one.
+        device, queue, binding: where, on which stream, with which sizes.
+        arguments: per input its facts, the number, or None where it is absent.
+        results: the shape and dtype of each output.
+        host: whose memory beside the outputs is looked at, if it is given.
+
+    Raises:
+        KernelError, CompileError, DialectError, ToolchainError, DeviceError: as `launch` and
+            `run_unit` do.
+    """
+    if isinstance(body, CudaUnit):
+        return run_unit(
+            op.name, op.rule, body, maker, facts, device, queue, binding, arguments, results
+        )
+    body_launch = body.launch_for(binding)
+    outputs = made_outputs(body, body_launch, results, maker, device)
+    written = list(map(facts, outputs))
+    look = None if host is None else written_by(op, host, outputs)
+    launch(op.name, op.rule, body, body_launch, binding, device, queue, arguments, written, look)
+    return outputs
 
 
 def written_by(op: Declared, host: Host, outputs: Sequence[Any]) -> Callable[[str], None]:

@@ -17,13 +17,12 @@ import numpy as np
 from ... import cache, dtypes
 from ...dtypes import Dtype
 from ...errors import DeviceError, KernelError
-from ...kernels import arguments
 from ...operators import call as op_call
 from ...operators.bodies import KernelBody
 from ...operators.entries import Request
-from ...operators.launch import launch, read_dims
+from ...operators.launch import read_dims
 from ...operators.runners import Runner
-from ...operators.unit_call import memset_pattern, run_unit
+from ...operators.unit_call import memset_pattern
 from ...operators.unit_steps import CudaUnit
 from ...spec import Facts, Shape, row_contiguous_strides
 from ...tools.driver import driver
@@ -59,27 +58,15 @@ def captured(
     body = op_call.choose(op, device, binding)
     if isinstance(body, Runner):
         return ()
-    outputs = [
-        Facts(kind, shape, row_contiguous_strides(shape), pointer, device)
-        for (shape, kind), pointer in zip(results, output_pointers, strict=True)
-    ]
+    maker = _CapturedArrays(op, output_pointers, scratch, queue, ordinal)
+    op_call.run_body(op, body, maker, lambda y: y, device, queue, binding, facts, results)
     if isinstance(body, CudaUnit):
-        run_unit(
-            op.name, op.rule, body, cast(Any, _CapturedArrays(outputs, scratch)), lambda y: y,
-            device, queue, binding, facts, results,
-        )  # fmt: skip
         unit_launch = body.launch_for(binding)
         steps = [
             (type(step).__name__, getattr(step, "cluster", None)) for step in unit_launch.steps
         ]
         return (cache.digest(op.digest, repr(steps), repr(unit_launch.template)) if steps else "",)
     kernel_launch = body.launch_for(binding)
-    if kernel_launch.fill is not None:
-        for i, fact in enumerate(outputs):
-            value = arguments.fill_value(body.kernel, i, kernel_launch.fill, fact.dtype)
-            pattern = np.array(value).astype(fact.dtype.numpy).tobytes()
-            _fill(op, ordinal, fact, pattern, queue)
-    launch(op.name, op.rule, body, kernel_launch, binding, device, queue, facts, outputs)
     filled = kernel_launch.fill is not None
     return (cache.digest(op.digest, body.kind, repr(kernel_launch.template), repr(filled)),)
 
@@ -240,30 +227,35 @@ def _stock_kernel(kernel: Kernel) -> Any:
     )  # fmt: skip
 
 
-def _fill(op: Op, ordinal: int, fact: Facts, element: bytes, queue: int) -> None:
-    part = memset_pattern(element)
-    if part is None:
-        raise KernelError(
-            f"[op] op {op.name!r}: `init_value` is of {fact.dtype.name} and no memset does it: "
-            "the halves of its 8 bytes differ."
-        )
-    if fact.size:
-        times = fact.size * len(element) // len(part)
-        driver().fill(ordinal, fact.pointer, times, part, queue)
-
-
 class _CapturedArrays:
-    """Gives a unit its arrays while it is captured: outputs that are there, then scratch."""
+    """Gives what is captured its arrays: outputs that are there, then scratch."""
 
-    def __init__(self, outputs: Sequence[Facts], scratch: Callable[[int], int | None]) -> None:
-        self.outputs, self.scratch = iter(outputs), scratch
+    def __init__(
+        self, op: Op, outputs: Sequence[int], scratch: Callable[[int], int | None], queue: int,
+        ordinal: int,
+    ) -> None:  # fmt: skip
+        self.op, self.outputs, self.scratch = op, iter(outputs), scratch
+        self.queue, self.ordinal = queue, ordinal
 
     def empty(self, shape: Shape, dtype: Dtype, device: str) -> Facts:
-        output = next(self.outputs, None)
-        if output is not None:
-            return output
-        size = math.prod(shape) * dtype.itemsize
-        pointer = self.scratch(size)
-        if not pointer:
-            raise DeviceError(f"{device} has no {size} bytes for a unit's scratch.")
+        pointer = next(self.outputs, None)
+        if pointer is None:
+            size = math.prod(shape) * dtype.itemsize
+            pointer = self.scratch(size)
+            if not pointer:
+                raise DeviceError(f"{device} has no {size} bytes for a unit's scratch.")
         return Facts(dtype, shape, row_contiguous_strides(shape), pointer, device)
+
+    def full(self, shape: Shape, value: Any, dtype: Dtype, device: str) -> Facts:
+        fact = self.empty(shape, dtype, device)
+        element = np.array(value).astype(dtype.numpy).tobytes()
+        part = memset_pattern(element)
+        if part is None:
+            raise KernelError(
+                f"[op] op {self.op.name!r}: `init_value` is of {dtype.name} and no memset does it: "
+                "the halves of its 8 bytes differ."
+            )
+        if fact.size:
+            times = fact.size * len(element) // len(part)
+            driver().fill(self.ordinal, fact.pointer, times, part, self.queue)
+        return fact

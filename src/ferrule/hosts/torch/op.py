@@ -25,11 +25,10 @@ from ...operators import call as op_call
 from ...operators import entries as op_entries
 from ...operators import op as op_declaration
 from ...operators.bodies import KernelBody
-from ...operators.launch import check_empty, launch, number
+from ...operators.launch import check_empty, number
 from ...operators.op import Op
 from ...operators.runners import Runner
 from ...operators.settings import checked_tags
-from ...operators.unit_call import run_unit
 from ...operators.unit_steps import CudaUnit
 from ...rules.argument import Argument
 from ...spec import Facts, Shape
@@ -304,31 +303,24 @@ class TorchOp:
             return op_call.packed(run_function(op, body, values, binding, results, device, queue))
         op.counts["Python path"] += 1  # kernels are launched in C, where it can
         copies = self._contiguous(body, arguments, tensors, device)
-        outputs: list[torch.Tensor]
 
         def facts_of(tensor: torch.Tensor) -> Facts:
             return _facts(tensor, _KNOWN[tensor.dtype], device)
 
-        if isinstance(body, CudaUnit):
-            outputs = run_unit(
-                op.name, op.rule, body, host, facts_of, device, queue, binding, arguments, results
-            )
-        else:
+        if device.startswith("mps") and isinstance(body, KernelBody):
+            from . import mps as torch_mps
+
             config = body.launch_for(binding)
             outputs = op_call.made_outputs(body, config, results, host, device)
-            facts = list(map(facts_of, outputs))
-            if not device.startswith("mps"):
-                check = op_call.written_by(op, host, outputs)
-                launch(
-                    op.name, op.rule, body, config, binding, device, queue, arguments, facts, check
-                )
-            elif 0 in config.grid:
-                check_empty(op.name, op.rule, config, facts)
+            if 0 in config.grid:
+                check_empty(op.name, op.rule, config, list(map(facts_of, outputs)))
             else:
-                from . import mps as torch_mps
-
                 inputs = {**arguments, **tensors, **copies}
                 torch_mps.launch(op.name, op.rule, body, config, binding, inputs, outputs)
+        else:
+            outputs = op_call.run_body(
+                op, body, host, facts_of, device, queue, binding, arguments, results, host
+            )
         for parameter in op.rule.inputs:
             if parameter.mutable and parameter.name in copies:
                 tensors[parameter.name].copy_(copies[parameter.name])
