@@ -185,6 +185,96 @@ def test_what_is_shown_once_for_all(source: str, shown: list[str]) -> None:
     assert bool(found.fits) == bool(shown) == bool(guarded.counts(p, found).shown)
 
 
+LOOP_4 = "for (int q = 0; q < 4; ++q) "
+ADD = f"float s = 0; {LOOP_4}s += x[k]; y[i] = s;"
+
+
+# Each changes what the index is in a way of its own.
+@pytest.mark.parametrize(
+    ("header", "source"),
+    [
+        ("void f(thread uint& k) { k = 30; } void f(float v) {}", "uint k = i; f(k); " + ADD),
+        ("struct S { void go(thread uint& k) { k = 9; } };", "S t; uint k = i; t.go(k); " + ADD),
+        ("struct R { thread uint& r; };", "uint k = i; R r = {k}; r.r = 99; " + ADD),
+        ("struct R { thread uint& r; };", "uint k = i; auto r = R{k}; r.r = 99; " + ADD),
+        ("struct R { thread uint& r; };", "uint k = i; R r(k); r.r = 99; " + ADD),
+        ("struct Add { void operator()(thread uint& k) const { k = 9; } };",
+         "uint k = i; Add()(k); " + ADD),
+        ("struct R {}; void operator<<(R, thread uint& k) { k = 9; }",
+         "uint k = i; R() << k; " + ADD),
+        ("", "uint k = i; thread uint& r(k); r = 99; " + ADD),
+        ("", "uint k = i; thread uint& r{k}; r = 99; " + ADD),
+        ("", "uint k = i, j = i; thread uint& r = n ? k : j; r = 99; " + ADD),
+        ("", "uint k = i; decltype((k)) r = k; r = 99; " + ADD),
+        ("", "uint k = i, j = i; (n ? k : j) = 99; " + ADD),
+        ("", "uint k = i, j = i; ++(n ? k : j); " + ADD),
+        ("", "uint k = i, j = i; (j, k) = 9; " + ADD),
+        ("", "uint k = i; ((thread uint&)k) = 99; " + ADD),
+        ("", "uint k = i; static_cast<thread uint&>(k) = 99; " + ADD),
+        ("", "uint k = i; [](thread uint& a) { a = 99; }(k); " + ADD),
+        ("", "uint k = i; auto f = [&r = k]() { r = 99; }; f(); " + ADD),
+        ("", "uint k = i; auto r = [&]() -> thread uint& { return k; }; r() = 99; " + ADD),
+        ("void f(thread uint& k) { k = 30; }", "uint k = i; (f)(k); " + ADD),
+        ("constexpr auto f = [](thread uint& k) { k = 9; };", "uint k = i; f(k); " + ADD),
+        ("template <class T> void f(T k) { k = 9; }", "uint k = i; f<thread uint&>(k); " + ADD),
+        ("using R = thread uint&; void f(R k) { k = 9; }", "uint k = i; f(k); " + ADD),
+        ("#define INOUT thread uint&\nvoid f(INOUT k) { k = 9; }", "uint k = i; f(k); " + ADD),
+        ("", "int k = x[i]; if (k >= 0u && k < n) " + ADD),
+        ("", "int k = x[i]; switch (n) { case 0: { if (k < 0 || k >= n) return; { case 1: ; } "
+         + ADD + " } }"),
+        ("", "uint k = x[i]; switch (n) { case 0: if (k < n) { { case 1: ; } " + ADD + " } }"),
+        ("", "auto min = [](int a, int b) { return a + b; }; int k = min(n, 5); " + ADD),
+        ("constexpr auto min = [](int a, int b) { return a + b; };",
+         "int k = min(n, 5); " + ADD),
+        ("", "enum { n = 99 }; int k = n; " + ADD),
+        ("", "int k = 0; { int (n) = 99; k = n; } int l = n; " + ADD),
+        ("", "using uint = int; uint k = x[i]; if (k < n) " + ADD),
+        ("constant float K = 2.7f; int g() { int K = 1; return K; }", "int k = int(K * 2); " + ADD),
+        ("", "uint k; if (k < n) " + ADD),
+        ("", "ulong k = 4294967296ul; " + ADD),
+        ("", "for (auto k = n; k < 200; ++k) y[k] = x[k];"),
+        ("", "float v = x[0]; for (int k = 0; k < n; ++k, v = x[k]) y[k] = v;"),
+        ("", "for (int k = 0; k < n; k -= 1) y[k] = x[k];"),
+    ],
+)  # fmt: skip
+def test_what_is_not_shown(header: str, source: str) -> None:
+    kernel = ferrule.metal_kernel("k", ["x", "w", "n"], ["y"], ROW + source, header=header)
+    inputs = Input(F32, 2), Input(F32, 1), Input(ferrule.int32, 0, value=True)
+    p = cpp.prepare(Spec(kernel.kernel, inputs, (F32,), ()))
+    found = bounds.bounded(p, p.text.source)
+    assert "fr_u_x.fr_load(k)" not in found.source
+    assert "fr_u_x.fr_read(k)" not in found.source
+
+
+@pytest.mark.parametrize(
+    ("source", "n", "m", "size"),
+    [
+        ("x[n - n % m]", 6, 4, 4),
+        ("x[n / (n % m)]", 9, 8, 8),
+        ("for (int k = n - 3; k < n; ++k) s += x[k];", 2, 0, 4),
+        ("for (int k = n; k < 4; ++k) s += x[k];", -3, 0, 4),
+        ("for (int k = metal::clamp(m, 0, n - 1); k < 4; ++k) s += x[k];", 0, 2, 4),
+        ("for (int k = 2, c = 0; k < 4; k += n) { s += x[k]; if (++c == 4) break; }", -1, 0, 4),
+        ("for (int k = 3, c = 0; k < 4; k += 4294967295u) { s += x[k]; if (++c == 5) break; }",
+         0, 0, 4),
+        ("for (int k = 9, c = 0; k < 10; k += n) { s += x[k]; if (++c == 2) break; }",
+         2**31 - 9, 0, 10),
+        ("for (int k = 0; k <= n; ++k) { s += x[k]; if (k == 4) break; }", 4, 0, 4),
+    ],
+)  # fmt: skip
+def test_what_is_shown_is_so(source: str, n: int, m: int, size: int) -> None:
+    """Beside the array there is what would be seen in the sum."""
+    if not source.startswith("for"):
+        source = f"{LOOP_4}s += {source};"
+    kernel = ferrule.metal_kernel(
+        "shown", ["x", "n", "m"], ["y"], f"{ROW} float s = 0; {source} y[i] = s;"
+    )
+    around = np.full(64, 1e6, np.float32)
+    around[32 : 32 + size] = 1
+    (out,) = carried_out(kernel, [around[32 : 32 + size], n, m], (1,), threads=1)
+    assert out < 1e6
+
+
 # -- what that gives -------------------------------------------------------------------------------
 
 KINDS = {

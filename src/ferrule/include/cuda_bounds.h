@@ -126,41 +126,36 @@ template <class T, bool SHIFTED> struct view<metal::atomic<T>, SHIFTED> : view<T
   }
 };
 
-// The largest that a number gets which is not negative; not `known` where it is, or beyond 32 bits.
+// The largest that a number gets which is not negative; not `known` where it is, or beyond 31 bits,
+// where an author's int would be negative.
 struct most {
   unsigned value;
   bool known;
-  FR_FN most(unsigned v, bool k) : value(v), known(k) {}
+  FR_FN most(unsigned v, bool k) : value(v), known(k && v < 1u << 31) {}
   template <class T> FR_FN explicit most(T v)
       : value(static_cast<unsigned>(v)),
-        known(!(v < T(0)) && static_cast<unsigned long long>(v) < 1ull << 32) {}
+        known(!(v < T(0)) && static_cast<unsigned long long>(v) < 1ull << 31) {}
   // Of what is less than this, and than a number that is not 0.
   FR_FN most fr_below() const { return {value ? value - 1 : 0, known}; }
   FR_FN most fr_last() const { return {value - 1, known}; }
-  // By what is the same for all. Beyond 31 bits an author's int may be negative.
-  FR_FN most fr_over(most n) const { return {n.value ? value / n.value : 0, fr_divided(n)}; }
-  FR_FN most fr_rest(most n) const { return {n.value - 1, fr_divided(n)}; }
-  FR_FN bool fr_divided(most n) const {
-    return known && n.known && n.value && (value | n.value) < 1u << 31;
+  // By what is the same for all.
+  FR_FN most fr_over(most n) const {
+    const bool fine = known && n.known && n.value;
+    return {fine ? value / n.value : 0, fine};
   }
-  FR_FN most fr_less(most n) const {
-    return {value - n.value, known && n.known && value >= n.value && value < 1u << 31};
-  }
+  FR_FN most fr_rest(most n) const { return {n.value - 1, known && n.known}; }
+  FR_FN most fr_less(most n) const { return {value - n.value, known && n.known && value >= n.value}; }
+  // If another number is known, too.
+  FR_FN most fr_if(most n) const { return {value, known && n.known}; }
   FR_FN bool fr_within(const extent& e) const { return known & (value < e.narrow); }
 };
-FR_FN most operator+(most a, most b) {
-  const unsigned v = a.value + b.value;
-  return {v, a.known && b.known && v >= a.value};
-}
+FR_FN most operator+(most a, most b) { return {a.value + b.value, a.known && b.known}; }
 FR_FN most operator*(most a, most b) {
   const unsigned long long v = static_cast<unsigned long long>(a.value) * b.value;
-  return {static_cast<unsigned>(v), a.known && b.known && !(v >> 32)};
+  return {static_cast<unsigned>(v), a.known && b.known && !(v >> 31)};
 }
 FR_FN most fr_larger(most a, most b) { return {a.value < b.value ? b.value : a.value, a.known && b.known}; }
-FR_FN most fr_smaller(most a, most b) {
-  const bool known = fr_larger(a, b).known && fr_larger(a, b).value < 1u << 31;
-  return {a.value < b.value ? a.value : b.value, known};
-}
+FR_FN most fr_smaller(most a, most b) { return {a.value < b.value ? a.value : b.value, a.known && b.known}; }
 
 }  // namespace bounds
 // What texts name; authors' macros may have any other name.

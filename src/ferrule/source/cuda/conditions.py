@@ -24,14 +24,13 @@ def around(parents: Mapping[int, Node], node: Node) -> Iterator[tuple[Node, bool
     """Conditions of which it is known whether they hold where a node is, the nearest first.
 
     Args:
-        parents: the node around each, by its id. Nothing jumps to labels.
+        parents: the node around each, by its id. Nothing jumps to labels but to a case of the
+            switch whose own block it stands in.
     """
     parent = parents.get(node.id)
     while parent is not None and parent.type != "lambda_expression":
         if parent.type == "case_statement":  # it is jumped to, past what stands between
             node = parents[parents[parent.id].id]
-            if node.type != "switch_statement":
-                return
         else:
             yield from _between(parent, node)
             node = parent

@@ -9,7 +9,7 @@ same for all; whatever else an index has, nothing is said of it.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -20,9 +20,13 @@ from ..cpp import Prepared
 from ..dialect import WIDE_INTEGERS
 from ..syntax import Tree, call_arguments
 from .conditions import around, comparisons
+from .reads import Reads
 
 _QUALIFIERS = frozenset({"const", "constexpr", "static"})
 _COMPONENTS = "xyz"
+# What shows that a number that is as large, or larger, is not negative: beside `0u` it is unsigned.
+_LEAST = {">": ("0", "-1"), ">=": ("0",), "==": ("0", "0u", "0U")}
+_DEEPEST = 4  # conditions whose ends other conditions limit
 _FIRST = re.compile(r"\.swz\(::fr::ix<0, ?1(?:, ?2)?>\{\}\)$")  # `.xy` and `.xyz`, rewritten
 # Along an axis: what of `fr::launch` it is, and whether it is less than that.
 _VECTORS = {
@@ -47,7 +51,6 @@ _NUMBERS = {
 }
 _LITERAL = re.compile(r"(0|[1-9]\d{0,9}|0[xX][0-9a-fA-F]{1,8})[uUlL]*")
 _UNSIGNED = re.compile(r"u\w+|unsigned|size_t")
-_CONSTANT = r"\b(?:{})\s+{}\s*=\s*[^,;]*;"
 
 
 class Most(NamedTuple):
@@ -81,6 +84,7 @@ class Largest:
     """Largest values in one body, of which a subclass reads the names.
 
     Attributes:
+        parents: the node around each, by its id.
         uses: what each name means, by where it begins; parameters are among `parameters`.
         arrays: the number of each buffer, its C++ type, and whether elements may lie before it.
         functions: the header's.
@@ -93,6 +97,10 @@ class Largest:
     parameters: dict[str, IndexVariable]
     arrays: Mapping[str, tuple[int, str, bool]]
     functions: Mapping[str, Node]
+    constants: Collection[str]  # the header's integers
+    reads: Reads
+    jumps: bool  # whether labels may be jumped to past conditions
+    depth: int
     template: Mapping[str, TemplateValue]
     numbers: set[str]  # integer inputs by value
 
@@ -103,7 +111,8 @@ class Largest:
         kind, text = node.type, self.tree.text(node)
         if kind == "number_literal":
             literal = _LITERAL.fullmatch(text)
-            return None if literal is None else number(int(literal[1], 0))
+            value = int(literal[1], 0) if literal is not None else 1 << 31
+            return number(value) if value < 1 << 31 else None
         if kind == "identifier":
             return self._of_name(node, text)
         if kind == "parenthesized_expression" and node.named_child_count == 1:
@@ -140,7 +149,8 @@ class Largest:
             return _joined("{} + {}", a, b)
         if operator in ("/", "%") and b.exact:
             quotient = _joined(f"{{}}.fr_{'over' if operator == '/' else 'rest'}({{}})", a, b)
-            return quotient._replace(divided=quotient.divided or bool(b.leaves))
+            exact = quotient.exact and operator == "/"  # of a remainder the largest is known alone
+            return quotient._replace(exact=exact, divided=quotient.divided or bool(b.leaves))
         if operator == "-" and a.exact and b.exact:
             return _joined("{}.fr_less({})", a, b)
         return None
@@ -154,9 +164,9 @@ class Largest:
             _is_integer(name) or _is_integer("".join(re.findall(r"^static_cast<(.*)>$", name)))
         ):
             return self.most(arguments[0])
-        name = name.removeprefix("metal::")
-        if name in (*self.functions, *self.p.text.macros):
+        if function.start_byte in self.uses or not self.reads.is_library(name):
             return None
+        name = name.removeprefix("metal::")
         if len(arguments) == 2 and name in ("min", "max"):
             a, b = map(self.most, arguments)
             if a is not None and b is not None:
@@ -200,58 +210,57 @@ class Largest:
             return number(value) if type(value) is int and value >= 0 else None
         if name in _NUMBERS:
             return _attribute(*_NUMBERS[name])
-        kinds = "|".join(WIDE_INTEGERS)
-        if re.search(_CONSTANT.format(kinds, re.escape(name)), self.p.text.header):
-            return _leaf(f"::fr::fr_most({name})")
-        return None
+        return _leaf(f"::fr::fr_most({name})") if name in self.constants else None
 
     def _of_variable(self, v: IndexVariable) -> Most | None:
-        if v.written or not v.plain or not _is_integer(v.type, deduced=True):
+        if v.written or v.updates or not v.plain or not _is_integer(v.type, deduced=True):
             return None
-        initial = self.most(v.value)
-        if initial is None or not v.updates:
-            return initial
-        condition = v.loop.child_by_field_name("condition") if v.loop is not None else None
-        if condition is None or condition.type != "binary_expression":
-            return None
-        left, right = condition.child_by_field_name("left"), condition.child_by_field_name("right")
-        if left is None or left.type != "identifier" or self.uses.get(left.start_byte) is not v:
-            return None
-        if not all(self._grows(update) for update in v.updates):
-            return None
-        end, operator = self.most(right), condition.children[1].type
-        if end is None or operator not in ("<", "<="):
-            return None
-        below = f"{end.text}.fr_below()" if operator == "<" else end.text
-        return end._replace(text=below, exact=False)
+        return self.most(v.value)
 
     def _by_conditions(self, node: Node, v: IndexVariable) -> Most | None:
         """The largest value of a variable where the conditions around compare it with others."""
-        if v.written or not v.plain or not _is_integer(v.type) or "goto" in self.p.text.words:
+        wrong = v.written or not v.plain or not _is_integer(v.type) or v.value is None
+        if wrong or self.jumps or self.depth > _DEEPEST:
             return None
-        upper, positive = None, any(_UNSIGNED.fullmatch(word) for word in v.type.split())
+        end: Most | None = None
+        below = False
+        positive = any(_UNSIGNED.fullmatch(word) for word in v.type.split())
+        self.depth += 1
         for condition, holds in around(self.parents, node):
             for left, operator, right in comparisons(self.tree, condition, holds):
                 if left.type != "identifier" or self.uses.get(left.start_byte) is not v:
                     continue
-                if operator in (">", ">=", "=="):
-                    least = "-1" if operator == ">" else "0"
-                    positive = positive or self.tree.text(right) in ("0", "0u", "0U", least)
-                end = self.most(right) if operator in ("<", "<=", "==") else None
-                if end is not None and upper is None:
-                    below = f"{end.text}.fr_below()" if operator == "<" else end.text
-                    upper = end._replace(text=below, exact=False)
-        return upper if positive else None
+                positive = positive or self.tree.text(right) in _LEAST.get(operator, ())
+                if end is None and operator in ("<", "<=", "=="):
+                    end, below = self.most(right), operator == "<"
+            if end is not None and positive:
+                break
+        self.depth -= 1
+        if end is None:
+            return None
+        upper = end._replace(text=f"{end.text}.fr_below()" if below else end.text, exact=False)
+        return upper if positive else self._counted(v, upper, end, below)
 
-    def _grows(self, update: Node) -> bool:
-        """Whether an update makes its variable larger."""
-        if update.type == "update_expression":
-            return any(c.type == "++" for c in update.children)
-        if update.type != "assignment_expression":
-            return False
-        operator = update.child_by_field_name("operator")
-        increment = self.most(update.child_by_field_name("right"))
-        return operator is not None and self.tree.text(operator) == "+=" and increment is not None
+    def _counted(self, v: IndexVariable, upper: Most, end: Most, below: bool) -> Most | None:
+        """The largest value of what a loop counts: from what is not negative, without wrapping."""
+        start = self.most(v.value)
+        if start is None or not v.updates:
+            return None
+        if start.leaves:
+            upper = _joined("{}.fr_if({})", upper, start)
+        for update in v.updates:
+            operators = [child.type for child in update.children]
+            if update.type == "update_expression" and "++" in operators:
+                step: Most | None = number(1)
+            elif update.type == "assignment_expression" and "+=" in operators:
+                step = self.most(update.child_by_field_name("right"))
+            else:
+                return None
+            if step is None:
+                return None
+            if not below or step != number(1):
+                upper = _joined("{}.fr_if({})", upper, _joined("{} + {}", end, step))
+        return upper
 
     def _of_component(self, node: Node) -> Most | None:
         """A component of a vector of sizes or positions."""

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from tree_sitter import Node
 
+from ...dtypes import Dtype
 from ..cpp import Prepared
+from ..dialect import WIDE_INTEGERS
 from ..loops.assignments import WRITES_ARGUMENTS
 from ..loops.statements import inner_declarator
-from ..syntax import Tree, call_arguments, callee, declared_name, function_definitions
+from ..syntax import Tree, call_arguments, callee, declared_name, function_definitions, walk
 from .largest import IndexVariable, Largest
+from .reads import OWN_BY_VALUE, Reads, is_plain
 
 _LOOPS = frozenset({"for_statement", "while_statement", "do_statement", "for_range_loop"})
 _SCOPES = _LOOPS | {
@@ -29,8 +32,6 @@ _DECLARATIONS = frozenset({
     "condition_declaration",
 })  # fmt: skip
 _SHORT = frozenset({"&&", "||", "and", "or"})
-# Of ``fr::``.
-_OWN_BY_VALUE = frozenset({"pick", "fr_factor", "fr_as", "fr_bits", "fr_count"})
 _ACCESSES = frozenset({"subscript_expression", "pointer_expression", "call_expression"})
 _WRITES = frozenset({
     "assignment_expression", "update_expression", "pointer_expression", "call_expression",
@@ -62,6 +63,8 @@ class Variables(Largest):
         self.uses: dict[int, IndexVariable] = {}  # by where an identifier begins
         self.candidates: list[tuple[Node, Around]] = []
         self._writes: list[Node] = []
+        self._named: list[tuple[Node, IndexVariable]] = []  # the uses, with their nodes
+        self._declared: set[int] = set()  # where the names of declarations begin
         # Of the current node: the names around it, and how many nodes of a kind it stands in.
         self._scopes: list[dict[str, IndexVariable]] = []
         self._lambdas: list[Node] = []
@@ -75,7 +78,12 @@ class Variables(Largest):
         self.opaque = bool(
             re.search(r"^[ \t]*#[ \t]*(?:if|el|define)", source, re.MULTILINE)
             or set(p.text.macros) & set(re.findall(r"\w+", source))
+            or not is_plain(p.text.header, source)
         )
+        types = [name for name, value in p.spec.template if isinstance(value, Dtype)]
+        self.reads = Reads(tree, self.parents, self.header, types)
+        self.constants = set(_constants(self.header))
+        self.jumps, self.depth = False, 0
         self.numbers = {
             name
             for name, input_ in zip(p.kernel.input_names, p.spec.inputs, strict=True)
@@ -105,6 +113,15 @@ class Variables(Largest):
                 waiting.append((child, False))
         for node in self._writes:
             self._note_writes(node)
+        made = {node.start_byte: variable.value for node, variable in self._named}
+        for node, variable in self._named:
+            if variable.written or variable.name in self.arrays:
+                continue
+            if self.reads.certain(node, made):
+                continue
+            around = self.parents[node.id]
+            if all(update.id != around.id for update in variable.updates):
+                variable.written = True
 
     def _leave(self, node: Node) -> None:
         if node.type in _SCOPES:
@@ -125,11 +142,16 @@ class Variables(Largest):
         elif kind in ("alias_declaration", "type_definition"):
             for child in node.named_children:
                 self._hide(child)
+        elif kind == "case_statement":
+            block = self.parents[node.id]
+            self.jumps |= self.parents[block.id].type != "switch_statement"
         elif kind == "identifier":
             name = self.tree.text(node)
             variable = next((s[name] for s in reversed(self._scopes) if name in s), None)
             if variable is not None:
                 self.uses[node.start_byte] = variable
+                if node.start_byte not in self._declared:
+                    self._named.append((node, variable))
         elif not self._unevaluated and kind in _ACCESSES:
             around = Around(self._loops > 0, self._branches > 0, tuple(self._lambdas))
             self.candidates.append((node, around))
@@ -173,8 +195,13 @@ class Variables(Largest):
                     )
                 continue
             name = declared_name(d)
-            if name is None:
+            like_a_function = value is None and any(
+                n.type == "function_declarator" for n in walk(d)
+            )
+            if name is None or like_a_function:  # `uint& r(i);`
+                self.opaque = True
                 continue
+            self._declared.add(name.start_byte)
             first = node.children_by_field_name("declarator")[0]
             specifiers = self.tree.data[node.start_byte : first.start_byte].decode()
             plain = inner is not None and inner.type == "identifier"
@@ -251,7 +278,7 @@ class Variables(Largest):
         name = callee(self.tree, call)
         text = self.tree.text(function)
         if text.startswith("::fr::"):
-            return name not in _OWN_BY_VALUE
+            return name not in OWN_BY_VALUE
         if name in WRITES_ARGUMENTS:
             return True
         definition = self.functions.get(name)
@@ -263,3 +290,25 @@ class Variables(Largest):
             head = variable.value.child_by_field_name("declarator") if variable.value else None
             return head is None or "&" in self.tree.text(head)
         return name in self.p.text.macros
+
+
+def _constants(header: Tree) -> Iterator[str]:
+    """The integers that a header declares for all of the text."""
+    names: dict[str, int] = {}
+    for node in walk(header.root):
+        if node.type in ("declaration", "parameter_declaration"):
+            for d in node.children_by_field_name("declarator"):
+                name = declared_name(d)
+                if name is not None:
+                    names[header.text(name)] = names.get(header.text(name), 0) + 1
+    for node in header.root.named_children:
+        kind = node.child_by_field_name("type")
+        if node.type != "declaration" or kind is None or header.text(kind) not in WIDE_INTEGERS:
+            continue
+        words = header.text(node).split("=")[0].split()
+        for d in node.children_by_field_name("declarator"):
+            inner, value = inner_declarator(d), d.child_by_field_name("value")
+            if inner is None or inner.type != "identifier" or value is None:
+                continue
+            if names.get(header.text(inner)) == 1 and {"constant", "constexpr", "const"} & {*words}:
+                yield header.text(inner)
