@@ -232,6 +232,18 @@ ADD = f"float s = 0; {LOOP_4}s += x[k]; y[i] = s;"
         ("constant float K = 2.7f; int g() { int K = 1; return K; }", "int k = int(K * 2); " + ADD),
         ("", "uint k; if (k < n) " + ADD),
         ("", "ulong k = 4294967296ul; " + ADD),
+        ("", "{ int k = n, n = 0; " + ADD + " }"),
+        ("", "uint k = i; uint(k) = 9; " + ADD),
+        ("#define DEF(p) void p##_go(thread uint& k) { k = 9; }\nDEF(my)",
+         "uint k = i; my_go(k); " + ADD),
+        ("namespace q { int min(int a, int b) { return a + b; } }",
+         "using q::min; int k = min(n, 3); " + ADD),
+        ("typedef int uint, sint;", "uint k = x[i]; if (k < n) " + ADD),
+        ("", "uint k = i; thread uint bitand r = k; r = 99; " + ADD),
+        ("#define REF thread uint& \\\n __restrict\nvoid f(REF k) { k = 9; }",
+         "uint k = i; f(k); " + ADD),
+        ("", "for (int k = 0, c = 0; c < 6; ++c, k += 1073741823) if (k < n) s += x[k];"),
+        ("", "for (int k = 0; k < n; k += 1073741824, k += 1073741824) y[k] = x[k];"),
         ("", "for (auto k = n; k < 200; ++k) y[k] = x[k];"),
         ("", "float v = x[0]; for (int k = 0; k < n; ++k, v = x[k]) y[k] = v;"),
         ("", "for (int k = 0; k < n; k -= 1) y[k] = x[k];"),
@@ -244,6 +256,45 @@ def test_what_is_not_shown(header: str, source: str) -> None:
     found = bounds.bounded(p, p.text.source)
     assert "fr_u_x.fr_load(k)" not in found.source
     assert "fr_u_x.fr_read(k)" not in found.source
+
+
+MOVES = [
+    ("struct S { void go(const device float* thread& p) { p += 4; } };", "S t; t.go(x);"),
+    ("", "[](const device float* thread& p) { p += 4; }(x);"),
+    ("void f(const device float* thread& p) { p += 4; } void f(float v) {}", "f(x);"),
+    ("", "(n == 0 ? x : w) += 4;"),
+    ("", "x += 4;"),
+    ("", "auto& r = n ? x : w; r += 4;"),
+]
+
+
+@pytest.mark.parametrize(("header", "source"), MOVES)
+def test_an_array_that_the_body_moves_is_left_as_it_is(header: str, source: str) -> None:
+    kernel = ferrule.metal_kernel(
+        "k", ["x", "w", "n"], ["y"], f"{ROW}{source} y[i] = x[0];", header=header
+    )
+    inputs = Input(F32, 2), Input(F32, 1), Input(ferrule.int32, 0, value=True)
+    p = cpp.prepare(Spec(kernel.kernel, inputs, (F32,), ()))
+    assert "= x[0];" in bounds.bounded(p, p.text.source).source
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "y[i * y_shape[0]] = 1;",
+        "case 0: y[i] = 1;",
+        f"y[i] = x[{' + '.join(['i'] * 1500)}];",
+        "int a0 = i; " + " ".join(f"int a{k} = a{k - 1} + a{k - 1};" for k in range(1, 25))
+        + " y[a24] = 1;",
+        "uint a = x[0], b = x[1]; " + "if (a >= b) return; if (b >= a) return; " * 60
+        + "y[i] = x[a];",
+    ],
+    ids=["shape", "case", "long", "doubled", "conditions"],
+)  # fmt: skip
+def test_any_body_is_understood_or_left(source: str) -> None:
+    found = bounded("uint i = thread_position_in_grid.x; " + source)
+    assert len(found.fits) < 100_000
+    assert "fr_b_y" in found.source or "fr_u_y" in found.source
 
 
 @pytest.mark.parametrize(

@@ -253,7 +253,10 @@ class _Accesses(Variables):
     def bounded(self) -> Bounded:
         """The body with its accesses checked."""
         self.find_accesses()
-        chosen = self._compared_once()
+        try:
+            chosen = self._compared_once()
+        except RecursionError:  # an index as deep as long: each access is compared
+            chosen = {}
         edits: list[tuple[int, int, str]] = []
         views: dict[str, None] = {}
         captured: dict[int, tuple[Node, dict[str, None]]] = {}

@@ -26,6 +26,7 @@ _QUALIFIERS = frozenset({"const", "constexpr", "static"})
 _COMPONENTS = "xyz"
 # What shows that a number that is as large, or larger, is not negative: beside `0u` it is unsigned.
 _LEAST = {">": ("0", "-1"), ">=": ("0",), "==": ("0", "0u", "0U")}
+_LONGEST = 4000  # characters of an expression
 _DEEPEST = 4  # conditions whose ends other conditions limit
 _FIRST = re.compile(r"\.swz\(::fr::ix<0, ?1(?:, ?2)?>\{\}\)$")  # `.xy` and `.xyz`, rewritten
 # Along an axis: what of `fr::launch` it is, and whether it is less than that.
@@ -101,13 +102,16 @@ class Largest:
     reads: Reads
     jumps: bool  # whether labels may be jumped to past conditions
     depth: int
+    limits: dict[int, Most | None]  # by conditions, of what is named at a place
     template: Mapping[str, TemplateValue]
     numbers: set[str]  # integer inputs by value
 
     def most(self, node: Node | None) -> Most | None:
         """The largest value of an expression that is never negative; None if it is not known."""
-        if node is None:
-            return None
+        found = None if node is None else self._most(node)
+        return found if found is not None and len(found.text) <= _LONGEST else None
+
+    def _most(self, node: Node) -> Most | None:
         kind, text = node.type, self.tree.text(node)
         if kind == "number_literal":
             literal = _LITERAL.fullmatch(text)
@@ -202,7 +206,9 @@ class Largest:
             if not variable.evaluated:
                 variable.evaluated = True  # while it is evaluated, it is not known
                 variable.most = self._of_variable(variable)
-            return variable.most or self._by_conditions(node, variable)
+            if variable.most is None and node.start_byte not in self.limits:
+                self.limits[node.start_byte] = self._by_conditions(node, variable)
+            return variable.most or self.limits[node.start_byte]
         if name in self.numbers:
             return _leaf(f"::fr::fr_most({name})") if variable and not variable.written else None
         if name in self.template:
@@ -210,7 +216,8 @@ class Largest:
             return number(value) if type(value) is int and value >= 0 else None
         if name in _NUMBERS:
             return _attribute(*_NUMBERS[name])
-        return _leaf(f"::fr::fr_most({name})") if name in self.constants else None
+        constant = variable is None and name in self.constants
+        return _leaf(f"::fr::fr_most({name})") if constant else None
 
     def _of_variable(self, v: IndexVariable) -> Most | None:
         if v.written or v.updates or not v.plain or not _is_integer(v.type, deduced=True):
@@ -223,7 +230,9 @@ class Largest:
         if wrong or self.jumps or self.depth > _DEEPEST:
             return None
         end: Most | None = None
+        own: tuple[Most, bool] | None = None  # the end by the condition of the loop that counts
         below = False
+        head = v.loop.child_by_field_name("condition") if v.loop is not None else None
         positive = any(_UNSIGNED.fullmatch(word) for word in v.type.split())
         self.depth += 1
         for condition, holds in around(self.parents, node):
@@ -231,36 +240,46 @@ class Largest:
                 if left.type != "identifier" or self.uses.get(left.start_byte) is not v:
                     continue
                 positive = positive or self.tree.text(right) in _LEAST.get(operator, ())
-                if end is None and operator in ("<", "<=", "=="):
+                if operator not in ("<", "<=", "=="):
+                    continue
+                if end is None:
                     end, below = self.most(right), operator == "<"
+                if head is not None and condition.id == head.id and operator != "==":
+                    last = self.most(right)
+                    own = None if last is None else (last, operator == "<")
             if end is not None and positive:
                 break
         self.depth -= 1
         if end is None:
             return None
         upper = end._replace(text=f"{end.text}.fr_below()" if below else end.text, exact=False)
-        return upper if positive else self._counted(v, upper, end, below)
+        if positive:
+            return upper
+        return None if own is None else self._counted(v, upper, *own)
 
     def _counted(self, v: IndexVariable, upper: Most, end: Most, below: bool) -> Most | None:
-        """The largest value of what a loop counts: from what is not negative, without wrapping."""
+        """The largest value of what a loop counts: from what is not negative, without wrapping.
+
+        Args:
+            upper: it, if it is never negative.
+            end, below: what the loop's own condition compares it with, and whether it is less.
+        """
         start = self.most(v.value)
-        if start is None or not v.updates:
+        if start is None or len(v.updates) != 1:
             return None
         if start.leaves:
             upper = _joined("{}.fr_if({})", upper, start)
-        for update in v.updates:
-            operators = [child.type for child in update.children]
-            if update.type == "update_expression" and "++" in operators:
-                step: Most | None = number(1)
-            elif update.type == "assignment_expression" and "+=" in operators:
-                step = self.most(update.child_by_field_name("right"))
-            else:
-                return None
-            if step is None:
-                return None
-            if not below or step != number(1):
-                upper = _joined("{}.fr_if({})", upper, _joined("{} + {}", end, step))
-        return upper
+        update = v.updates[0]
+        operators = [child.type for child in update.children]
+        if update.type == "update_expression" and "++" in operators:
+            step: Most | None = number(1)
+        elif update.type == "assignment_expression" and "+=" in operators:
+            step = self.most(update.child_by_field_name("right"))
+        else:
+            return None
+        if step is None or (below and step == number(1)):
+            return step and upper
+        return _joined("{}.fr_if({})", upper, _joined("{} + {}", end, step))
 
     def _of_component(self, node: Node) -> Most | None:
         """A component of a vector of sizes or positions."""
@@ -299,6 +318,8 @@ class Largest:
             return None
         index = re.fullmatch(r"\[\s*(\d+)\s*\]", subscript)
         i = self.arrays[array][0]
+        if i >= len(self.p.spec.inputs):
+            return None
         if index is None or int(index[1]) >= self.p.spec.inputs[i].ndim:
             return None
         return _leaf(f"::fr::fr_most({name}[{index[1]}])")

@@ -7,7 +7,7 @@ lambdas, structs and casts keep. So what reads is listed, and all other uses cou
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 from tree_sitter import Node
 
@@ -26,20 +26,24 @@ _CONDITIONS = frozenset({
     "lambda_capture_specifier",
 })  # fmt: skip
 _PASSED_ON = frozenset({"parenthesized_expression", "field_expression"})
+_NAMES = rf"(?:(?:{_SCALAR})\d?|u?int(?:8|16|32|64)_t)"
 # What hides declarations and types, or gives operators another meaning.
 _HIDDEN = re.compile(
-    r"\b(?:operator|asm)\b"
-    rf"|\busing\s+(?:(?:{_SCALAR})\d?\s*=|[^;]*&)|\btypedef\b[^;]*(?:&|\b(?:{_SCALAR})\d?\s*;)"
-    r"|^[ \t]*#[ \t]*define\b[^\n]*&[ \t]*$",
+    r"\b(?:operator|asm|bitand)\b|##"
+    rf"|\busing\s+(?:{_NAMES}\s*=|[^;]*&)|\btypedef\b[^;]*(?:&|[\s,(*]{_NAMES}\s*[),;])"
+    rf"|\b(?:enum|struct|class|union)\s+(?:class\s+)?{_NAMES}\b"
+    r"|^[ \t]*#[ \t]*define\b[^\n]*(?<!&)&(?!&)",
     re.MULTILINE,
 )
-
-
-_HIDDEN_IN_BODY = re.compile(r"\b(?:enum|decltype|struct|class|union|goto)\b")
+_HIDDEN_IN_BODY = re.compile(
+    r"\b(?:enum|decltype|struct|class|union|goto|using|typedef|namespace)\b"
+    rf"|(?:^|[;{{}})])\s*{_NAMES}\s*\(\s*\w+\s*\)\s*(?:=(?!=)|[;\[{{])"  # declarations: `uint(k);`
+)
 
 
 def is_plain(header: str, body: str) -> bool:
     """Whether a text has none of what hides writes and declarations from a reader."""
+    header = header.replace("\\\n", " ")
     hidden = _HIDDEN.search(header) or _HIDDEN.search(body) or _HIDDEN_IN_BODY.search(body)
     return hidden is None
 
@@ -58,7 +62,6 @@ class Reads:
         self, tree: Tree, parents: Mapping[int, Node], header: Tree, types: Collection[str]
     ) -> None:
         self.tree, self.parents, self.types = tree, parents, types
-        self.header_words = set(re.findall(r"\w+", header.text(header.root)))
         self.by_value: dict[str, bool] = {}  # the header's functions, all of a name
         for name, node in function_definitions(header):
             value = _takes_values(header, node)
@@ -68,17 +71,19 @@ class Reads:
                 for d in node.children_by_field_name("declarator"):
                     name = header.text(d).split("(")[0].split("=")[0].split("{")[0].strip()
                     self.by_value[name.rsplit("::", 1)[-1].strip("&* ")] = False
+        self.declared = {*self.by_value, *_types(header)}
 
     def is_library(self, name: str) -> bool:
         """Whether a function's name is the library's, and nobody else's."""
         own = name.removeprefix("metal::")
-        return own.isidentifier() and own not in self.header_words
+        return own.isidentifier() and own not in self.declared
 
-    def certain(self, node: Node, lambdas: Mapping[int, Node | None]) -> bool:
+    def certain(self, node: Node, lambdas: Mapping[int, Node | None], array: bool = False) -> bool:
         """Whether a name, here, is read.
 
         Args:
             lambdas: by where the name of a variable stands, what it was made with.
+            array: it is a buffer's, whose elements may be written.
         """
         while True:
             parent = self.parents[node.id]
@@ -98,8 +103,10 @@ class Reads:
                 return right is not None and right.id == node.id
             elif kind == "subscript_expression":
                 indices = parent.child_by_field_name("indices")
-                if indices is not None and indices.id == node.id:
+                if array or (indices is not None and indices.id == node.id):
                     return True
+            elif kind == "pointer_expression" and array and parent.children[0].type == "*":
+                return True
             elif kind == "call_expression" and self._is_swizzle(parent, node):
                 pass
             elif kind == "cast_expression":
@@ -131,7 +138,10 @@ class Reads:
         declarator = node.child_by_field_name("declarator")
         declaration = self.parents[node.id]
         kind = declaration.child_by_field_name("type")
-        while declarator is not None and declarator.type == "array_declarator":
+        while declarator is not None and declarator.type in (
+            "array_declarator",
+            "pointer_declarator",
+        ):
             declarator = declarator.child_by_field_name("declarator")
         return (
             node.type == "init_declarator"
@@ -188,3 +198,16 @@ def _takes_values(header: Tree, definition: Node) -> bool:
     """Whether a function's parameters are neither references nor of types that may be."""
     declarator = definition.child_by_field_name("declarator")
     return declarator is not None and "&" not in header.text(declarator)
+
+
+def _types(header: Tree) -> Iterator[str]:
+    """The names that a header gives to types, and by macros and using-declarations."""
+    for node in walk(header.root):
+        if node.type == "using_declaration" or node.type.startswith("preproc_"):
+            yield from re.findall(r"\w+", header.text(node).split("\n")[0])
+        elif node.type.endswith(("_specifier", "alias_declaration", "enumerator")):
+            name = node.child_by_field_name("name")
+            if name is not None:
+                yield header.text(name)
+        elif node.type == "type_definition":
+            yield from re.findall(r"\w+", header.text(node))

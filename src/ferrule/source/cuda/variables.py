@@ -14,7 +14,7 @@ from ..dialect import WIDE_INTEGERS
 from ..loops.assignments import WRITES_ARGUMENTS
 from ..loops.statements import inner_declarator
 from ..syntax import Tree, call_arguments, callee, declared_name, function_definitions, walk
-from .largest import IndexVariable, Largest
+from .largest import IndexVariable, Largest, Most
 from .reads import OWN_BY_VALUE, Reads, is_plain
 
 _LOOPS = frozenset({"for_statement", "while_statement", "do_statement", "for_range_loop"})
@@ -84,6 +84,7 @@ class Variables(Largest):
         self.reads = Reads(tree, self.parents, self.header, types)
         self.constants = set(_constants(self.header))
         self.jumps, self.depth = False, 0
+        self.limits: dict[int, Most | None] = {}
         self.numbers = {
             name
             for name, input_ in zip(p.kernel.input_names, p.spec.inputs, strict=True)
@@ -115,9 +116,8 @@ class Variables(Largest):
             self._note_writes(node)
         made = {node.start_byte: variable.value for node, variable in self._named}
         for node, variable in self._named:
-            if variable.written or variable.name in self.arrays:
-                continue
-            if self.reads.certain(node, made):
+            array = self.parameters.get(variable.name) is variable and variable.name in self.arrays
+            if variable.written or self.reads.certain(node, made, array):
                 continue
             around = self.parents[node.id]
             if all(update.id != around.id for update in variable.updates):
@@ -143,8 +143,8 @@ class Variables(Largest):
             for child in node.named_children:
                 self._hide(child)
         elif kind == "case_statement":
-            block = self.parents[node.id]
-            self.jumps |= self.parents[block.id].type != "switch_statement"
+            switch = self.parents.get(self.parents[node.id].id)
+            self.jumps |= switch is None or switch.type != "switch_statement"
         elif kind == "identifier":
             name = self.tree.text(node)
             variable = next((s[name] for s in reversed(self._scopes) if name in s), None)
@@ -185,6 +185,7 @@ class Variables(Largest):
         loop = parent if parent is not None and parent.type == "for_statement" else None
         kind = node.child_by_field_name("type")
         written = node.type != "declaration"
+        before: set[str] = set()  # what the values before a declarator name
         for d in node.children_by_field_name("declarator"):
             inner = inner_declarator(d)
             value = d.child_by_field_name("value")
@@ -198,7 +199,9 @@ class Variables(Largest):
             like_a_function = value is None and any(
                 n.type == "function_declarator" for n in walk(d)
             )
-            if name is None or like_a_function:  # `uint& r(i);`
+            shadows = name is not None and self.tree.text(name) in before
+            before |= set(re.findall(r"\w+", self.tree.text(d)))
+            if name is None or like_a_function or shadows:  # `uint& r(i);`
                 self.opaque = True
                 continue
             self._declared.add(name.start_byte)
