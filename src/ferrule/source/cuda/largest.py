@@ -108,8 +108,8 @@ class Largest:
 
     def most(self, node: Node | None) -> Most | None:
         """The largest value of an expression that is never negative; None if it is not known."""
-        found = None if node is None else self._most(node)
-        return found if found is not None and len(found.text) <= _LONGEST else None
+        largest = None if node is None else self._most(node)
+        return largest if largest is not None and len(largest.text) <= _LONGEST else None
 
     def _most(self, node: Node) -> Most | None:
         kind, text = node.type, self.tree.text(node)

@@ -174,11 +174,11 @@ class Reads:
             return text.rsplit("::", 1)[-1].split("<")[0] in OWN_BY_VALUE
         if function.type == "identifier":
             if function.start_byte in lambdas:
-                made = lambdas[function.start_byte]
-                head = made.child_by_field_name("declarator") if made is not None else None
+                value = lambdas[function.start_byte]
+                head = value.child_by_field_name("declarator") if value is not None else None
                 return (
-                    made is not None
-                    and made.type == "lambda_expression"
+                    value is not None
+                    and value.type == "lambda_expression"
                     and (head is None or "&" not in self.tree.text(head))
                 )
             if text in self.by_value:

@@ -236,15 +236,15 @@ def _thread_code(form: Form, values: str, passed: list[str], twice: bool, once: 
         return f"fr::user::fr_kernel{values}({arguments});"
 
     condition = f"fr::user::fr_fits{values}({', '.join(['fr_l', *passed[3:]])})"
-    found = ""
+    evaluated = ""
     if once:
         first = "!(threadIdx.x | threadIdx.y | threadIdx.z)"
-        found = f"  const bool fr_all = __syncthreads_or({first} && {condition});\n"
+        evaluated = f"  const bool fr_all = __syncthreads_or({first} && {condition});\n"
         condition = "fr_all"
     if form.each == 1:
         either = f"if ({condition}) {call('true')}\n  else {call('false')}" if twice else call("")
         return f"""\
-{found}  const fr::group fr_g(fr_l);
+{evaluated}  const fr::group fr_g(fr_l);
   {position}
   if (!fr_g.holds(fr_p)) return;
   {either}
@@ -252,7 +252,7 @@ def _thread_code(form: Form, values: str, passed: list[str], twice: bool, once: 
     # Without a condition in between, the compiler moves the loads of all to the front.
     each = form.each
     return f"""\
-{found}  const unsigned fr_first = blockIdx.x * {each}u;
+{evaluated}  const unsigned fr_first = blockIdx.x * {each}u;
   const fr::group fr_last(fr_l, fr_first + {each - 1}u);
   if (fr_last.holds(fr_last.position()){f" && {condition}" if twice else ""}) {{
 #pragma unroll

@@ -114,10 +114,10 @@ class Variables(Largest):
                 waiting.append((child, False))
         for node in self._writes:
             self._note_writes(node)
-        made = {node.start_byte: variable.value for node, variable in self._named}
+        values = {node.start_byte: variable.value for node, variable in self._named}
         for node, variable in self._named:
             array = self.parameters.get(variable.name) is variable and variable.name in self.arrays
-            if variable.written or self.reads.certain(node, made, array):
+            if variable.written or self.reads.certain(node, values, array):
                 continue
             around = self.parents[node.id]
             if all(update.id != around.id for update in variable.updates):
