@@ -242,10 +242,11 @@ class Largest:
                 positive = positive or self.tree.text(right) in _LEAST.get(operator, ())
                 if operator not in ("<", "<=", "=="):
                     continue
+                in_head = head is not None and condition.id == head.id and operator != "=="
+                last = self.most(right) if end is None or in_head else None
                 if end is None:
-                    end, below = self.most(right), operator == "<"
-                if head is not None and condition.id == head.id and operator != "==":
-                    last = self.most(right)
+                    end, below = last, operator == "<"
+                if in_head:
                     own = None if last is None else (last, operator == "<")
             if end is not None and positive:
                 break

@@ -19,7 +19,7 @@ _BUILTIN = re.compile(rf"(?:(?:metal::)?(?:{_SCALAR})[234]?|u?int(?:8|16|32|64)_
 # Of ``fr::``.
 OWN_BY_VALUE = frozenset({"pick", "fr_factor", "fr_as", "fr_bits", "fr_count"})
 _CASTS = frozenset({"static_cast", "as_type", "metal::as_type"})
-_CONDITIONS = frozenset({
+_READING = frozenset({
     "condition_clause", "if_statement", "while_statement", "for_statement", "do_statement",
     "switch_statement", "case_statement", "expression_statement", "subscript_argument_list",
     "unary_expression", "sizeof_expression", "array_declarator", "template_argument_list",
@@ -88,7 +88,7 @@ class Reads:
         while True:
             parent = self.parents[node.id]
             kind = parent.type
-            if kind in _CONDITIONS:
+            if kind in _READING:
                 return True
             if kind in _PASSED_ON:
                 pass
@@ -119,8 +119,8 @@ class Reads:
             elif kind == "argument_list":
                 return self._is_value_argument(parent, lambdas)
             elif kind == "lambda_capture_initializer":
-                start = self.tree.data[: parent.start_byte].decode(errors="replace")
-                return not start.rstrip().endswith("&") and "&" not in self.tree.text(parent)
+                before = self.tree.data[: parent.start_byte].rstrip()
+                return not before.endswith(b"&") and "&" not in self.tree.text(parent)
             else:
                 return False
             node = parent

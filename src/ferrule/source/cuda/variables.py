@@ -13,7 +13,7 @@ from ..cpp import Prepared
 from ..dialect import WIDE_INTEGERS
 from ..loops.assignments import WRITES_ARGUMENTS
 from ..loops.statements import inner_declarator
-from ..syntax import Tree, call_arguments, callee, declared_name, function_definitions, walk
+from ..syntax import Tree, callee, declared_name, function_definitions, walk
 from .largest import IndexVariable, Largest, Most
 from .reads import OWN_BY_VALUE, Reads, is_plain
 
@@ -33,10 +33,6 @@ _DECLARATIONS = frozenset({
 })  # fmt: skip
 _SHORT = frozenset({"&&", "||", "and", "or"})
 _ACCESSES = frozenset({"subscript_expression", "pointer_expression", "call_expression"})
-_WRITES = frozenset({
-    "assignment_expression", "update_expression", "pointer_expression", "call_expression",
-    "declaration",
-})  # fmt: skip
 
 
 class Around(NamedTuple):
@@ -62,7 +58,6 @@ class Variables(Largest):
         self.parents: dict[int, Node] = {}
         self.uses: dict[int, IndexVariable] = {}  # by where an identifier begins
         self.candidates: list[tuple[Node, Around]] = []
-        self._writes: list[Node] = []
         self._named: list[tuple[Node, IndexVariable]] = []  # the uses, with their nodes
         self._declared: set[int] = set()  # where the names of declarations begin
         # Of the current node: the names around it, and how many nodes of a kind it stands in.
@@ -112,15 +107,15 @@ class Variables(Largest):
             for child in reversed(node.children):
                 self.parents[child.id] = node
                 waiting.append((child, False))
-        for node in self._writes:
-            self._note_writes(node)
         values = {node.start_byte: variable.value for node, variable in self._named}
         for node, variable in self._named:
             array = self.parameters.get(variable.name) is variable and variable.name in self.arrays
             if variable.written or self.reads.certain(node, values, array):
                 continue
-            around = self.parents[node.id]
-            if all(update.id != around.id for update in variable.updates):
+            parent = self.parents[node.id]
+            if variable.loop is not None and self._is_update(parent, variable.loop):
+                variable.updates.append(parent)
+            else:
                 variable.written = True
 
     def _leave(self, node: Node) -> None:
@@ -155,8 +150,6 @@ class Variables(Largest):
         elif not self._unevaluated and kind in _ACCESSES:
             around = Around(self._loops > 0, self._branches > 0, tuple(self._lambdas))
             self.candidates.append((node, around))
-        if kind in _WRITES:
-            self._writes.append(node)
 
     def _hide(self, node: Node) -> None:
         """From here on a name means something of which nothing is known."""
@@ -213,65 +206,13 @@ class Variables(Largest):
                 not plain, written, loop,
             )  # fmt: skip
 
-    def _variable(self, node: Node | None) -> IndexVariable | None:
-        """The variable that an expression names, or is a part of."""
-        while node is not None:
-            if node.type == "parenthesized_expression" and node.named_child_count == 1:
-                node = node.named_children[0]
-            elif node.type in ("field_expression", "subscript_expression"):
-                inner = node.child_by_field_name("argument")
-                if inner is not None and node.type == "subscript_expression":
-                    base = self._variable(inner)
-                    # What a pointer points to is not the pointer.
-                    if base is not None and (base.name in self.arrays or base.pointer):
-                        return None
-                node = inner
-            elif node.type == "call_expression":  # of a vector's components: `p.swz(…)`
-                function = node.child_by_field_name("function")
-                if function is None or function.type != "field_expression":
-                    break
-                node = function
-            else:
-                break
-        if node is None or node.type != "identifier":
-            return None
-        return self.uses.get(node.start_byte)
-
-    def _note_writes(self, node: Node) -> None:
-        targets: list[Node | None] = []
-        if node.type == "assignment_expression":
-            targets = [node.child_by_field_name("left")]
-        elif node.type == "update_expression":
-            targets = [node.child_by_field_name("argument")]
-        elif node.type == "pointer_expression":
-            if node.children[0].type == "&":
-                targets = [node.child_by_field_name("argument")]
-        elif node.type == "declaration":
-            for d in node.children_by_field_name("declarator"):
-                inner = d.child_by_field_name("declarator")
-                if inner is not None and inner.type == "reference_declarator":
-                    targets.append(d.child_by_field_name("value"))
-        elif self.by_reference(node):
-            targets = list(call_arguments(node))
-        for target in targets:
-            variable = self._variable(target)
-            if variable is None:
-                continue
-            head = self._head_of(node)
-            if variable.loop is not None and head is not None and head.id == variable.loop.id:
-                variable.updates.append(node)
-            else:
-                variable.written = True
-
-    def _head_of(self, node: Node) -> Node | None:
-        """The loop whose head's last part an expression is."""
+    def _is_update(self, node: Node, loop: Node) -> bool:
+        """Whether an expression is the last part of a loop's head, or follows a comma there."""
         parent = self.parents.get(node.id)
         while parent is not None and parent.type == "comma_expression":
             node, parent = parent, self.parents.get(parent.id)
-        if parent is None or parent.type != "for_statement":
-            return None
-        update = parent.child_by_field_name("update")
-        return parent if update is not None and update.id == node.id else None
+        update = loop.child_by_field_name("update")
+        return update is not None and update.id == node.id
 
     def by_reference(self, call: Node) -> bool:
         """Whether a function may take arguments by reference: of the header, a lambda, a macro."""
