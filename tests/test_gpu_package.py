@@ -53,25 +53,6 @@ PYTHON = (
 """
 )
 
-CPP = """
-#include <dlfcn.h>
-#include <cstdio>
-#include <torch/csrc/inductor/aoti_package/model_package_loader.h>
-#include <torch/torch.h>
-
-int main(int, char** given) {
-  if (!dlopen(given[1], RTLD_NOW | RTLD_GLOBAL)) return fprintf(stderr, "%s", dlerror()), 1;
-  torch::inductor::AOTIModelPackageLoader model(given[2]);
-  c10::InferenceMode mode;
-  for (int n : {1, 2, 7, 300}) {
-    auto x = torch::sin(torch::arange(n * 32, torch::kFloat32)).reshape({n, 32}).to(torch::kCUDA);
-    auto y = model.run({x})[0].flatten().cpu();
-    for (int i = 0; i < y.numel(); i++) printf("%.9g ", y[i].item<float>());
-  }
-  return 0;
-}
-"""
-
 
 @pytest.fixture(scope="module")
 def package(tmp_path_factory: pytest.TempPathFactory) -> Any:
@@ -122,11 +103,14 @@ def test_in_cpp(package: Any, tmp_path: Path) -> None:
     path, expected = package
     cuda = ("-ltorch_cuda", "-lc10_cuda")
     libraries = ("-Wl,--no-as-needed", "-ltorch", "-ltorch_cpu", "-lc10", *cuda)
-    building = start_build(tmp_path, CPP, libraries)
+    building = start_build(tmp_path, libraries)
     if building is None:
         pytest.skip("there is no g++")
-    printed = run_built(building, tmp_path, path, timeout=280)
-    close(printed, expected)
+    from test_torch_model import batch
+
+    inputs = [batch(n) for n in SIZES]
+    found = run_built(building, tmp_path, path, inputs, device="cuda", timeout=280)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_made_for_a_gpu_by_export_for(tmp_path: Path) -> None:

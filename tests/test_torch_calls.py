@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import threading
 from typing import Any
 
@@ -17,6 +15,7 @@ import ferrule
 from ferrule import Op
 from ferrule.devices.cpu import program as cpu
 from ferrule.hosts.torch import calls as torch_calls
+from processes import forked
 
 I = "uint i = thread_position_in_grid.x; "  # noqa: E741
 
@@ -271,7 +270,7 @@ op = ferrule.op("d", "x[N]:float32 -> y[N]:float32", grid="N", threadgroup=32,
 assert op(torch.ones(3)).tolist() == [2, 2, 2] and not torch_calls._bound
 print("ok")
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    done = forked(code)
     assert done.stdout == "ok\n", done.stderr
 
 
@@ -289,7 +288,7 @@ assert op(torch.ones(3)).tolist() == [2, 2, 2] and op.counts["Python path"] == 1
 assert torch.compile(op, fullgraph=True, backend="aot_eager")(torch.ones(3)).tolist() == [2, 2, 2]
 print("ok")
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    done = forked(code)
     assert done.stdout == "ok\n", done.stderr
 
 
@@ -303,7 +302,7 @@ for call in (lambda: op(torch.ones(3)), lambda: op.torch_op):
     except ferrule.KernelError as error:
         print(error)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    done = forked(code)
     first, second = done.stdout.splitlines()
     assert first == second
     assert first.startswith("[op] ops of torch's tensors need torch 2.10 or later; this is 2.9.1")
@@ -328,7 +327,7 @@ assert found == [1, 2, 3], found
 assert len([one for one in torch_calls._bound if one]) == 1
 print("ok")
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    done = forked(code)
     assert done.stdout == "ok\n", done.stderr
 
 
@@ -372,7 +371,7 @@ for n in (0, 1, 1000, 2047, 2048, 2149):  # what a graph holds goes on
     assert y.grad.tolist() == [n] * 4, n
 print("ok")
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    done = forked(code)
     assert done.stdout == "ok\n", done.stderr
 
 
@@ -395,7 +394,7 @@ assert not alive and after - before < 8192, (len(alive), after - before)  # KB
 assert len(torch_calls._bound) == 1 and len(torch_op._registered) == 1
 print("ok")
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    done = forked(code)
     assert done.stdout == "ok\n", done.stderr
 
 
@@ -418,7 +417,7 @@ try:
 except Stop as error:
     print(error, time.monotonic() - start < 60)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    done = forked(code)
     assert done.stdout == "stopped True\n" and not done.stderr, done
 
 
@@ -442,7 +441,7 @@ while not begun.item():
     pass
 print("ok")
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = forked(code, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (0, "ok\n", "")
 
 
@@ -455,7 +454,7 @@ op(torch.ones(1))
 # What is registered here runs before torch takes its operators away.
 atexit.register(lambda: print(tuple(op(torch.ones(3)).shape), tuple(op(torch.ones(5)).shape)))
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = forked(code, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (0, "(3,) (5,)\n", "")
 
 

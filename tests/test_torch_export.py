@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import subprocess
-import sys
 import textwrap
 import zipfile
 from collections.abc import Callable
@@ -16,6 +14,7 @@ import numpy as np
 import pytest
 
 import ferrule
+import processes
 from ferrule import KernelError, Op, RuleError
 from ferrule.operators import file as op_file
 
@@ -88,12 +87,7 @@ def moved(program: Any, device: str) -> Any:
 
 
 def in_a_new_process(code: str, *args: object) -> str:
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code), *map(str, args)], capture_output=True,
-        text=True, timeout=300,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    return processes.printed(code, *args, modules=processes.COMPILING)
 
 
 # -- the same process ------------------------------------------------------------------------------

@@ -3,8 +3,6 @@ that are a kernel. One graph, training, export, a new process, and C++ without P
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +12,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch.export import Dim
 
 import ferrule
+import processes
 from torch_cpp import run_built, start_build
 from torch_ops import held
 
@@ -126,25 +125,6 @@ def test_one_graph_trains_as_the_reference_does() -> None:
     assert nodes.count(held(adopted)) == nodes.count(held(gated)) == LAYERS
 
 
-CPP = """
-#include <dlfcn.h>
-#include <cstdio>
-#include <torch/csrc/inductor/aoti_package/model_package_loader.h>
-#include <torch/torch.h>
-
-int main(int, char** given) {
-  if (!dlopen(given[1], RTLD_NOW)) return fprintf(stderr, "%s", dlerror()), 1;
-  torch::inductor::AOTIModelPackageLoader model(given[2]);
-  c10::InferenceMode mode;
-  for (int n : {2, 7}) {
-    auto x = torch::sin(torch::arange(n * 32, torch::kFloat32)).reshape({n, 32});
-    auto y = model.run({x})[0].flatten();
-    for (int i = 0; i < y.numel(); i++) printf("%.9g ", y[i].item<float>());
-  }
-  return 0;
-}
-"""
-
 FRESH = """
 import sys
 import torch, ferrule
@@ -157,7 +137,7 @@ for n in (2, 7):
 
 
 def test_exported_in_a_new_process_and_in_cpp(tmp_path: Path) -> None:
-    building = start_build(tmp_path, CPP)
+    building = start_build(tmp_path)
     model = Model()
     with torch.no_grad():
         expected = torch.cat([model(batch(n)).flatten() for n in (2, 7)])
@@ -167,16 +147,12 @@ def test_exported_in_a_new_process_and_in_cpp(tmp_path: Path) -> None:
 
     saved = tmp_path / "saved.pt2"
     ferrule.save(program, saved)
-    done = subprocess.run(
-        [sys.executable, "-c", FRESH, str(saved)], capture_output=True, text=True, timeout=200,
-        cwd=Path(__file__).parent,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    torch.testing.assert_close(torch.tensor([*map(float, done.stdout.split())]), expected)
+    printed = processes.printed(FRESH, saved, modules=processes.COMPILING)
+    torch.testing.assert_close(torch.tensor([*map(float, printed.split())]), expected)
 
     package = tmp_path / "model.pt2"
     ferrule.package(program, package)
     if not building:
         pytest.skip("no g++, so not in C++")
-    printed = run_built(building, tmp_path, package)
-    torch.testing.assert_close(torch.tensor([*map(float, printed.split())]), expected)
+    found = run_built(building, tmp_path, package, [batch(2), batch(7)])
+    torch.testing.assert_close(found, expected)

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +16,7 @@ from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 import ferrule
+import processes
 from ferrule import KernelError, Op
 from torch_ops import CASES, EACH, Case, I, cloned, equal, held, is_float, rand
 
@@ -370,16 +367,11 @@ def test_conditional_sizes_are_exported(strict: bool) -> None:
 
 
 def run(script: str, *arguments: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script), *arguments], capture_output=True,
-        text=True, env={**os.environ, "PYTHONPATH": ":".join(sys.path)},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    return processes.printed(script, *arguments, modules=processes.COMPILING)
 
 
 def test_an_op_made_before_torch_is_imported() -> None:
-    run("""
+    done = processes.run("""
         import sys
         import ferrule
         op = ferrule.op(
@@ -410,6 +402,7 @@ def test_an_op_made_before_torch_is_imported() -> None:
         torch.library.opcheck(op.torch_op, (torch.ones(3),))
         assert op(np.ones(3, np.float32)).tolist() == [2, 2, 2]
     """)
+    assert done.returncode == 0, done.stderr
 
 
 def test_an_op_first_called_inside_of_fullgraph() -> None:

@@ -19,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ferrule
+import processes
 from ferrule import KernelError, Op
 from ferrule.operators import package as package_text
 
@@ -499,27 +500,6 @@ LOAD = """
         return torch._inductor.aoti_load_package(path)
 """
 
-
-CPP = """
-#include <dlfcn.h>
-#include <iostream>
-#include <torch/csrc/inductor/aoti_package/model_package_loader.h>
-#include <torch/torch.h>
-
-int main(int, char** given) {
-  if (!dlopen(given[1], RTLD_NOW)) return std::cerr << dlerror() << std::endl, 1;
-  torch::inductor::AOTIModelPackageLoader model(given[2]);
-  c10::InferenceMode mode;
-  auto w = torch::arange(1, 5).to(torch::kFloat32);
-  for (int n : {1, 3, 1000}) {
-    auto x = torch::randn({n, 4});
-    auto y = model.run({x})[0];
-    if (!torch::allclose(y, ((2 * x + 1) * w).cos().sum(-1), 1e-4, 1e-4)) return 2;
-  }
-  return 0;
-}
-"""
-
 PYTHON = """
     models = [load(path) for path in sys.argv[1:]]  # two packages with the same op
     w = torch.arange(1., 5)
@@ -532,7 +512,7 @@ PYTHON = """
 
 
 def test_a_package_in_ferrule_in_python_without_it_and_in_cpp(tmp_path: Path) -> None:
-    building = start_build(tmp_path, CPP)
+    building = start_build(tmp_path)
     package = tmp_path / "model.pt2"
     shapes = ({0: Dim("B", min=1, max=4096)},)
     program = torch.export.export(_Scaled(), (torch.randn(3, 4),), dynamic_shapes=shapes)
@@ -546,15 +526,15 @@ def test_a_package_in_ferrule_in_python_without_it_and_in_cpp(tmp_path: Path) ->
 
     twin = tmp_path / "twin.pt2"
     shutil.copy(package, twin)
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(LOAD + PYTHON), str(package), str(twin)],
-        capture_output=True, text=True, timeout=200,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    processes.printed(LOAD + PYTHON, package, twin, modules=processes.COMPILING)
 
     if not building:
         pytest.skip("no g++, so not in C++")
-    run_built(building, tmp_path, package)
+    inputs = [torch.randn(n, 4) for n in (1, 3, 1000)]
+    with torch.no_grad():
+        expected = torch.cat([ours(x) for x in inputs])
+    found = run_built(building, tmp_path, package, inputs)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
 class _Cached(torch.nn.Module):
