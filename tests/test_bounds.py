@@ -311,6 +311,8 @@ def test_any_body_is_understood_or_left(source: str) -> None:
         ("for (int k = 9, c = 0; k < 10; k += n) { s += x[k]; if (++c == 2) break; }",
          2**31 - 9, 0, 10),
         ("for (int k = 0; k <= n; ++k) { s += x[k]; if (k == 4) break; }", 4, 0, 4),
+        ("for (int k = 1 - 3; k < n; ++k) s += x[k];", 4, 0, 4),
+        ("for (int k = N - 4; k < n; ++k) s += x[k];", 4, 0, 4),
     ],
 )  # fmt: skip
 def test_what_is_shown_is_so(source: str, n: int, m: int, size: int) -> None:
@@ -322,7 +324,9 @@ def test_what_is_shown_is_so(source: str, n: int, m: int, size: int) -> None:
     )
     around = np.full(64, 1e6, np.float32)
     around[32 : 32 + size] = 1
-    (out,) = carried_out(kernel, [around[32 : 32 + size], n, m], (1,), threads=1)
+    (out,) = carried_out(
+        kernel, [around[32 : 32 + size], n, m], (1,), threads=1, template=[("N", 3)]
+    )
     assert out < 1e6
 
 

@@ -268,7 +268,7 @@ class Largest:
         start = self.most(v.value)
         if start is None or len(v.updates) != 1:
             return None
-        if start.leaves:
+        if start.leaves or start.text.startswith("("):  # `3 - 4` is not known, either
             upper = _joined("{}.fr_if({})", upper, start)
         update = v.updates[0]
         operators = [child.type for child in update.children]
