@@ -69,6 +69,7 @@ def bounded(source: str, **kernel: Any) -> bounds.Bounded:
         ("y[i] = sizeof(x[i]) + x[i];", "fr_b_y.fr_put(i) = sizeof(x[i]) + fr_b_x.fr_load(i);"),
         ("decltype(x[i]) v = x[i];", "decltype(x[i]) v = fr_b_x.fr_load(i);"),
         ("y[i] = ((const device float4*)x)[i].x;", "fr_b_y.fr_put(i) = ((const  float4*)x)[i].x;"),
+        ("auto f = [v = x[i], &w = y[i]] { return v; };", "auto f = [v = fr_b_x.fr_load(i), &w = y[i], fr_b_x] { return v; };"),  # noqa: E501
         # Names that mean something else where they stand.
         ("{ float x[4]; y[i] = x[i]; } y[i] = x[i];", "{ float x[4]; fr_b_y.fr_put(i) = x[i]; } fr_b_y.fr_put(i) = fr_b_x.fr_load(i);"),  # noqa: E501
         ("for (const device float* x = w; n;) y[i] = x[i];", "for (const  float* x = w; n;) fr_b_y.fr_put(i) = x[i];"),  # noqa: E501
@@ -539,6 +540,46 @@ def test_atomics_outside_do_nothing_and_loops_end() -> None:
     out = carried_out(kernel, [x], (4,), np.int32, threads=8 + 12, init_value=0)
     # Each is 0, or the 7 of another thread, then its x and 1 more, or that 7 alone.
     assert set(out) <= {2, 3, 4, 5, 7, 9, 10, 11, 12}
+
+
+KEEPS = "struct R { const device float& r; };"
+
+
+@pytest.mark.parametrize(
+    ("header", "source", "expected"),
+    [
+        # Stores by what is a reference without saying so.
+        ("", "decltype(auto) r = y[i]; r = 3; y[i + 4] = 1;", [3] * 4 + [1] * 4),
+        ("", "[](auto&& r) { r = 3; }(y[i]);", [3] * 4 + [0] * 4),
+        ("struct S { template <class T> void go(T&& r) const { r = 3; } };",
+         "S s; s.go(y[i]);", [3] * 4 + [0] * 4),
+        ("struct S { template <class T> S(T&& r) { r = 3; } };", "S s{y[i]};", [3] * 4 + [0] * 4),
+        ("struct S { template <class T> S(T&& r, int) { r = 3; } };", "S s(y[i], 1);",
+         [3] * 4 + [0] * 4),
+        # References that outlive their expression.
+        ("", "auto f = [&](int k) -> const device float& { return x[k]; }; y[i] = f(i);",
+         [10, 11, 12, 13] + [0] * 4),
+        ("const device float* f(const device float& v) { return &v; }", "y[i] = f(x[i])[1];",
+         [11, 12, 13, 14] + [0] * 4),
+        (KEEPS, "R r{y[i]}; y[i] = 3; y[i + 4] = r.r;", [3] * 8),
+        (KEEPS, "R r = {y[i]}; y[i] = 3; y[i + 4] = r.r;", [3] * 8),
+        (KEEPS, "auto r = R{y[i]}; y[i] = 3; y[i + 4] = r.r;", [3] * 8),
+        # What gives a reference, and takes one: these compile with their guards.
+        ("", "device float& r{y[i]}; r = x[i + 7];", [17] + [0] * 7),
+        ("struct S { void go(device float& r) const { r = 3; } };",
+         "S s; s.go(y[i]); y[i] += x[i + 7];", [20] + [3] * 3 + [0] * 4),
+        ("", "(y[i] = 3) += x[i + 7];", [20] + [3] * 3 + [0] * 4),
+        ("", "++(++y[i]); y[i] += x[i + 7];", [19] + [2] * 3 + [0] * 4),
+        ("", "auto& r = (y[i] = 3); r = x[i + 7];", [17] + [0] * 7),
+        ("", "auto f = [&](int k) -> device float& { return y[k]; }; f(i) = x[i + 7];",
+         [17] + [0] * 7),
+    ],
+)  # fmt: skip
+def test_references_are_what_they_were(header: str, source: str, expected: list[float]) -> None:
+    kernel = ferrule.metal_kernel("k", ["x"], ["y"], ROW + source, header=header)
+    x = np.arange(10, 18, dtype=np.float32)
+    out = carried_out(kernel, [x], (8,), threads=4, init_value=0)
+    np.testing.assert_array_equal(out, expected)
 
 
 # -- the compiler takes it -------------------------------------------------------------------------

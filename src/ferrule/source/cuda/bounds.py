@@ -219,34 +219,81 @@ class _Accesses(Variables):
                 break
             node = parent
         if kind in ("assignment_expression", "update_expression"):
-            target = parent.child_by_field_name(
-                "left" if kind == "assignment_expression" else "argument"
-            )
-            if target is not None and target.id == node.id:
-                return "fr_put" if direct else "fr_at" if member and output else ""
-            return "fr_load"
-        if kind == "pointer_expression":
-            return "fr_load" if parent.children[0].type != "&" else ""
-        if kind in ("subscript_expression", "lambda_capture_initializer"):
-            base = parent.child_by_field_name("argument")
-            return "" if base is None or base.id == node.id else "fr_load"
-        if kind == "init_declarator":
-            declarator = parent.child_by_field_name("declarator")
-            refers = declarator is not None and declarator.type == "reference_declarator"
-            return "" if refers else "fr_load"
-        if kind == "cast_expression":
-            to = parent.child_by_field_name("type")
-            return "" if to is not None and "&" in self.tree.text(to) else "fr_load"
-        if kind == "argument_list":
-            call = self.parents[parent.id]
-            function = call.child_by_field_name("function")
-            if function is not None and re.search(r"&\s*>", self.tree.text(function)):
-                return ""
-            if output and call.type == "call_expression" and self.by_reference(call):
-                return "fr_at"
+            field = "left" if kind == "assignment_expression" else "argument"
+            target = parent.child_by_field_name(field)
+            if target is None or target.id != node.id:
+                return "fr_load"
+            if not direct:
+                return "fr_at" if member and output else ""
+            use = self._use(parent, output)  # of what it gives: `(y[i] = 3) += v`
+            return {"fr_load": "fr_put", "fr_put": "fr_at"}.get(use, use)
+        return self._passed(node, parent, output)
+
+    def _passed(self, node: Node, parent: Node, output: bool) -> str:
+        """Like `_use`, of what is not written where it stands."""
+        kind = parent.type
         if kind == "call_expression":  # a method of what is there
             return "fr_at" if output else "fr_load"
-        return "fr_load"
+        keeps = False
+        if kind == "pointer_expression":
+            keeps = parent.children[0].type == "&"
+        elif kind == "subscript_expression":
+            base = parent.child_by_field_name("argument")
+            keeps = base is None or base.id == node.id
+        elif kind == "lambda_capture_initializer":
+            keeps = self.reads.refers(parent)
+        elif kind == "cast_expression":
+            to = parent.child_by_field_name("type")
+            keeps = to is not None and "&" in self.tree.text(to)
+        elif kind == "return_statement":
+            keeps = self._returns_a_reference(parent)
+        elif kind == "argument_list" and self.parents[parent.id].type == "call_expression":
+            return self._argument(self.parents[parent.id], output)
+        elif kind in ("init_declarator", "initializer_list", "argument_list"):
+            return self._initialises(parent, output)
+        return "" if keeps else "fr_load"
+
+    def _returns_a_reference(self, statement: Node) -> bool:
+        at: Node | None = statement
+        while at is not None and at.type != "lambda_expression":
+            at = self.parents.get(at.id)
+        head = at.child_by_field_name("declarator") if at is not None else None
+        result = self.tree.text(head).partition("->")[2] if head is not None else ""
+        return "&" in result or "decltype" in result
+
+    def _argument(self, call: Node, output: bool) -> str:
+        """The method for an argument of a function, which may give back where it found it."""
+        function = call.child_by_field_name("function")
+        if function is not None and re.search(r"&\s*>", self.tree.text(function)):
+            return ""
+        if not self.by_reference(call):
+            return "fr_load"
+        definition = self.functions.get(callee(self.tree, call))
+        head = None if definition is None else definition.child_by_field_name("declarator")
+        address = head is not None and (
+            head.type in ("pointer_declarator", "reference_declarator")
+            or "->" in self.header.text(head)
+        )
+        return "fr_at" if output or address else "fr_load"
+
+    def _initialises(self, node: Node, output: bool) -> str:
+        """The method for what a variable or a temporary object is made of."""
+        listed = node.type != "init_declarator"
+        while node.type in ("initializer_list", "argument_list"):
+            node = self.parents[node.id]
+        declarator = node.child_by_field_name("declarator")
+        if declarator is not None and declarator.type == "reference_declarator":
+            return ""
+        owner = self.parents[node.id] if node.type == "init_declarator" else node
+        type_node = owner.child_by_field_name("type")
+        made = "" if type_node is None else self.tree.text(type_node)
+        if output and "decltype" in made:
+            return ""
+        if not listed or self.reads.is_builtin(made):
+            return "fr_load"
+        if self.reads.keep_references or "&" in made:
+            return ""
+        return "fr_at" if output else "fr_load"  # its constructor may write to it
 
     # -- the text --------------------------------------------------------------------------------
 

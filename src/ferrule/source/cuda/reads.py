@@ -71,6 +71,13 @@ class Reads:
                 for d in node.children_by_field_name("declarator"):
                     name = header.text(d).split("(")[0].split("=")[0].split("{")[0].strip()
                     self.by_value[name.rsplit("::", 1)[-1].strip("&* ")] = False
+        # A struct may keep where that is which it is made of.
+        fields = [n for t in (tree, header) for n in walk(t.root) if n.type == "field_declaration"]
+        self.keep_references = any(
+            d.type == "reference_declarator"
+            for field in fields
+            for d in field.children_by_field_name("declarator")
+        )
         self.declared = {*self.by_value, *_types(header)}
 
     def is_library(self, name: str) -> bool:
@@ -111,7 +118,7 @@ class Reads:
                 pass
             elif kind == "cast_expression":
                 to = parent.child_by_field_name("type")
-                return to is not None and self._is_builtin(self.tree.text(to))
+                return to is not None and self.is_builtin(self.tree.text(to))
             elif kind in ("init_declarator", "initializer_list"):
                 return self._initialises(parent)
             elif kind == "return_statement":
@@ -119,11 +126,15 @@ class Reads:
             elif kind == "argument_list":
                 return self._is_value_argument(parent, lambdas)
             elif kind == "lambda_capture_initializer":
-                before = self.tree.data[: parent.start_byte].rstrip()
-                return not before.endswith(b"&") and "&" not in self.tree.text(parent)
+                return not self.refers(parent)
             else:
                 return False
             node = parent
+
+    def refers(self, capture: Node) -> bool:
+        """Whether a lambda's ``[&v = x]`` keeps a reference, as ``[v = x]`` does not."""
+        name = capture.child_by_field_name("left") or capture
+        return self.tree.data[: name.start_byte].rstrip().endswith(b"&")
 
     def _is_swizzle(self, call: Node, node: Node) -> bool:
         function = call.child_by_field_name("function")
@@ -148,7 +159,7 @@ class Reads:
             and declarator is not None
             and declarator.type == "identifier"
             and kind is not None
-            and self._is_builtin(self.tree.text(kind))
+            and self.is_builtin(self.tree.text(kind))
         )
 
     def _returns_a_value(self, node: Node) -> bool:
@@ -183,12 +194,12 @@ class Reads:
                 )
             if text in self.by_value:
                 return self.by_value[text]
-        if self._is_builtin(text):
+        if self.is_builtin(text):
             return True
         named = function.type in ("identifier", "qualified_identifier")
         return named and self.is_library(text) and text.split("::")[-1] not in WRITES_ARGUMENTS
 
-    def _is_builtin(self, text: str) -> bool:
+    def is_builtin(self, text: str) -> bool:
         """Whether a type is one of the language's own, or the template's, by value."""
         words = text.split()
         return bool(words) and all(_BUILTIN.fullmatch(w) or w in self.types for w in words)

@@ -219,16 +219,16 @@ class Variables(Largest):
         function = call.child_by_field_name("function")
         if function is None or function.type in ("primitive_type", "sized_type_specifier"):
             return False
+        if function.type not in ("identifier", "qualified_identifier", "template_function"):
+            return True  # a method, a lambda where it stands
         name = callee(self.tree, call)
         text = self.tree.text(function)
         if text.startswith("::fr::"):
             return name not in OWN_BY_VALUE
         if name in WRITES_ARGUMENTS:
             return True
-        definition = self.functions.get(name)
-        if definition is not None:
-            declarator = definition.child_by_field_name("declarator")
-            return declarator is None or "&" in self.header.text(declarator)
+        if name in self.reads.by_value:
+            return not self.reads.by_value[name]
         variable = self.uses.get(function.start_byte) if function.type == "identifier" else None
         if variable is not None:  # a lambda
             head = variable.value.child_by_field_name("declarator") if variable.value else None
