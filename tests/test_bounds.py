@@ -70,6 +70,13 @@ def bounded(source: str, **kernel: Any) -> bounds.Bounded:
         ("decltype(x[i]) v = x[i];", "decltype(x[i]) v = fr_b_x.fr_load(i);"),
         ("y[i] = ((const device float4*)x)[i].x;", "fr_b_y.fr_put(i) = ((const  float4*)x)[i].x;"),
         ("auto f = [v = x[i], &w = y[i]] { return v; };", "auto f = [v = fr_b_x.fr_load(i), &w = y[i], fr_b_x] { return v; };"),  # noqa: E501
+        # What would read as a function's declaration, and as a template's call.
+        ("float v(x[i]);", "float v((fr_b_x.fr_load(i)));"),
+        ("float2 v(x[i], w[x[i]]), u(n, n);", "float2 v((fr_b_x.fr_load(i)), (fr_b_w.fr_load(fr_b_x.fr_load(i)))), u(n, n);"),  # noqa: E501
+        ("bool b = n < x[i] && i > (n);", "bool b = (n) < fr_b_x.fr_load(i) && i > (n);"),
+        ("bool b = n < *(x + i) + x[i] || i > (n);", "bool b = (n) < fr_b_x.fr_load(i) + fr_b_x.fr_load(i) || i > (n);"),  # noqa: E501
+        ("y[i] = metal::max(n < x[i], i > (n));", "fr_b_y.fr_put(i) = metal::max((n) < fr_b_x.fr_load(i), i > (n));"),  # noqa: E501
+        ("y[i] = as_type<decltype(x[i])>(w[i]);", "fr_b_y.fr_put(i) = as_type<decltype(x[i])>(fr_b_w.fr_load(i));"),  # noqa: E501
         # Names that mean something else where they stand.
         ("{ float x[4]; y[i] = x[i]; } y[i] = x[i];", "{ float x[4]; fr_b_y.fr_put(i) = x[i]; } fr_b_y.fr_put(i) = fr_b_x.fr_load(i);"),  # noqa: E501
         ("for (const device float* x = w; n;) y[i] = x[i];", "for (const  float* x = w; n;) fr_b_y.fr_put(i) = x[i];"),  # noqa: E501
@@ -130,6 +137,7 @@ ROW = "uint i = thread_position_in_grid.x; "
         ("y[i / 2] = 1;", ["i / 2"]), ("y[i / n] = x[i % n];", []),
         ("for (int k = 0; k < 4; ++k) y[i / n * 4 + k] = x[i % n];", ["i / n * 4 + k", "i % n"]),
         ("for (int k = 0; k < 4; ++k) y[n - 1] = x[n / 2 - 1];", ["n - 1", "n / 2 - 1"]),
+        ("float v(x[i]); for (int k = 0; k < n; ++k) y[k] = v;", ["i))", "k"]),
         # By the author's conditions.
         ("int k = x[i]; if (k >= 0 && k < n) y[k] = 1;", ["i", "k"]),
         ("int k = x[i]; y[0 <= k && k <= n - 1 ? k : 0] = 1;", []),

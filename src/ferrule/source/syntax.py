@@ -6,7 +6,7 @@ Imported only when a kernel is compiled: a kernel from the cache needs no parser
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Collection, Iterator, Set
 from functools import lru_cache
 
 import tree_sitter_cpp
@@ -138,6 +138,53 @@ def plain_comparisons(text: str, *, body: bool, variables: Set[str]) -> str:
             return text
         text = tree.edited(edits)
     return text
+
+
+def plain_subscripts(tree: Tree, names: Collection[str]) -> Tree:
+    """A body with brackets where subscripts of these variables would read as types.
+
+    ``float v(x[i]);`` reads as a function's declaration, ``a < x[i] && b > (c)`` as a call.
+    """
+    edits: list[tuple[int, int, str]] = []
+    for node in walk(tree.block):
+        if node.type in ("parameter_declaration", "type_descriptor"):
+            base, ends = node.child_by_field_name("type"), "abstract_array_declarator"
+            declarator = node.child_by_field_name("declarator")
+            found = declarator is not None and declarator.type == ends
+        elif node.type in ("subscript_expression", "pointer_expression"):
+            base = node.child_by_field_name("argument")
+            while base is not None and base.type in (
+                "parenthesized_expression",
+                "binary_expression",
+            ):
+                base = base.named_children[0]
+            found = True
+        else:
+            continue
+        if not found or base is None or tree.text(base) not in names:
+            continue
+        if node.type == "parameter_declaration":
+            edits += [(node.start_byte, node.start_byte, "("), (node.end_byte, node.end_byte, ")")]
+            continue
+        around = node.parent
+        while around is not None and around.type in ("binary_expression", "unary_expression"):
+            around = around.parent
+        owner = around.parent if around is not None else None
+        if around is None or around.type != "template_argument_list" or owner is None:
+            continue
+        name = owner.child_by_field_name("name")
+        if name is not None:
+            start = owner
+            while start.parent is not None and start.parent.type == "qualified_identifier":
+                start = start.parent
+            edits += [
+                (start.start_byte, start.start_byte, "("),
+                (name.end_byte, name.end_byte, ")"),
+            ]
+    if not edits:
+        return tree
+    plain = Tree(tree.edited(list(dict.fromkeys(edits))), body=True)
+    return tree if plain.has_error else plain
 
 
 def convert_conditionals(text: str, *, body: bool) -> str:

@@ -27,7 +27,7 @@ from tree_sitter import Node
 
 from .. import NotSplittable
 from ..cpp import Prepared
-from ..syntax import Tree, call_arguments, callee
+from ..syntax import Tree, call_arguments, callee, plain_subscripts
 from .largest import Most, number
 from .variables import Around, Variables
 
@@ -79,6 +79,8 @@ def bounded(p: Prepared, source: str) -> Bounded:
     tree = Tree(source, body=True)
     if tree.has_error or not arrays:
         return Bounded(source, "", (), "", False)
+    tree = plain_subscripts(tree, arrays)
+    source = tree.edited([])
     try:
         return _Accesses(p, source, tree, arrays).bounded()
     except RecursionError:
