@@ -315,7 +315,10 @@ class Largest:
             return None
         name, subscript = self.tree.text(base), self.tree.text(indices)
         array = name.removesuffix("_shape")
-        if array == name or array not in self.arrays or base.start_byte in self.uses:
+        if array == name or array not in self.arrays:
+            return None
+        variable = self.uses.get(base.start_byte)
+        if variable is None or variable.written or self.parameters.get(name) is not variable:
             return None
         index = re.fullmatch(r"\[\s*(\d+)\s*\]", subscript)
         i = self.arrays[array][0]

@@ -37,7 +37,6 @@ _HIDDEN = re.compile(
 )
 _HIDDEN_IN_BODY = re.compile(
     r"\b(?:enum|decltype|struct|class|union|goto|using|typedef|namespace)\b"
-    rf"|(?:^|[;{{}})])\s*{_NAMES}\s*\(\s*\w+\s*\)\s*(?:=(?!=)|[;\[{{])"  # declarations: `uint(k);`
 )
 
 
@@ -78,7 +77,8 @@ class Reads:
             for field in fields
             for d in field.children_by_field_name("declarator")
         )
-        self.declared = {*self.by_value, *_types(header)}
+        self.header_types = set(_types(header))
+        self.declared = {*self.by_value, *self.header_types}
 
     def is_library(self, name: str) -> bool:
         """Whether a function's name is the library's, and nobody else's."""
@@ -198,6 +198,11 @@ class Reads:
             return True
         named = function.type in ("identifier", "qualified_identifier")
         return named and self.is_library(text) and text.split("::")[-1] not in WRITES_ARGUMENTS
+
+    def is_type(self, text: str) -> bool:
+        """Whether a name is a type's, or that of something a type may hide behind."""
+        name = text.split("<")[0].rsplit("::", 1)[-1].strip()
+        return self.is_builtin(name) or (name in self.header_types and name not in self.by_value)
 
     def is_builtin(self, text: str) -> bool:
         """Whether a type is one of the language's own, or the template's, by value."""

@@ -13,7 +13,7 @@ from ..cpp import Prepared
 from ..dialect import WIDE_INTEGERS
 from ..loops.assignments import WRITES_ARGUMENTS
 from ..loops.statements import inner_declarator
-from ..syntax import Tree, callee, declared_name, function_definitions, walk
+from ..syntax import Tree, call_arguments, callee, declared_name, function_definitions, walk
 from .largest import IndexVariable, Largest, Most
 from .reads import OWN_BY_VALUE, Reads, is_plain
 
@@ -66,7 +66,9 @@ class Variables(Largest):
         self._unevaluated = self._loops = self._branches = 0
         self.header = Tree(p.text.header, body=False)
         self.functions = dict(function_definitions(self.header))
-        names = (*p.kernel.input_names, *p.kernel.output_names)
+        shapes = [f"{name}_shape" for name in p.kernel.input_names]
+        names = (*p.kernel.input_names, *p.kernel.output_names, *shapes)
+        self.pointers = {*arrays, *shapes}
         self.parameters = {name: IndexVariable(name) for name in names}
         self.template = dict(p.spec.template)
         # What a macro does to a variable, and which of two declarations holds, is not seen.
@@ -77,6 +79,7 @@ class Variables(Largest):
         )
         types = [name for name, value in p.spec.template if isinstance(value, Dtype)]
         self.reads = Reads(tree, self.parents, self.header, types)
+        self.opaque |= any(map(self.reads.is_builtin, self.reads.by_value))
         self.constants = set(_constants(self.header))
         self.jumps, self.depth = False, 0
         self.limits: dict[int, Most | None] = {}
@@ -109,8 +112,9 @@ class Variables(Largest):
                 waiting.append((child, False))
         values = {node.start_byte: variable.value for node, variable in self._named}
         for node, variable in self._named:
-            array = self.parameters.get(variable.name) is variable and variable.name in self.arrays
-            if variable.written or self.reads.certain(node, values, array):
+            own = self.parameters.get(variable.name) is variable
+            pointer = own and variable.name in self.pointers
+            if variable.written or self.reads.certain(node, values, pointer):
                 continue
             parent = self.parents[node.id]
             if variable.loop is not None and self._is_update(parent, variable.loop):
@@ -147,6 +151,8 @@ class Variables(Largest):
                 self.uses[node.start_byte] = variable
                 if node.start_byte not in self._declared:
                     self._named.append((node, variable))
+        elif kind == "call_expression" and self._declares(node):
+            self.opaque = True
         elif not self._unevaluated and kind in _ACCESSES:
             around = Around(self._loops > 0, self._branches > 0, tuple(self._lambdas))
             self.candidates.append((node, around))
@@ -155,6 +161,25 @@ class Variables(Largest):
         """From here on a name means something of which nothing is known."""
         name = self.tree.text(node)
         self._scopes[-1][name] = IndexVariable(name, plain=False, written=True)
+        self.opaque |= self.reads.is_builtin(name)  # `auto ulong = …`
+
+    def _declares(self, call: Node) -> bool:
+        """Whether what reads like a call may declare its argument: ``uint(k) = 9;``."""
+        function, names = call.child_by_field_name("function"), call_arguments(call)
+        while len(names) == 1 and names[0].type == "parenthesized_expression":
+            names = names[0].named_children
+        if function is None or len(names) != 1 or names[0].type != "identifier":
+            return False
+        typed = self.reads.is_type(self.tree.text(function))
+        node, parent = call, self.parents.get(call.id)
+        while parent is not None and parent.start_byte == call.start_byte:
+            if parent.type == "assignment_expression":
+                return typed or node.id == call.id
+            if parent.type == "expression_statement":
+                return typed
+            node, parent = parent, self.parents.get(parent.id)
+        head = None if parent is None else parent.child_by_field_name("initializer")
+        return typed and head is not None and head.id == node.id
 
     def _is_branch(self, node: Node) -> bool:
         """Whether a node is evaluated on a condition alone."""
@@ -184,9 +209,7 @@ class Variables(Largest):
             value = d.child_by_field_name("value")
             if inner is not None and inner.type == "structured_binding_declarator":
                 for child in inner.named_children:
-                    scope[self.tree.text(child)] = IndexVariable(
-                        self.tree.text(child), written=True
-                    )
+                    self._hide(child)
                 continue
             name = declared_name(d)
             like_a_function = value is None and any(
@@ -198,6 +221,7 @@ class Variables(Largest):
                 self.opaque = True
                 continue
             self._declared.add(name.start_byte)
+            self.opaque |= self.reads.is_builtin(self.tree.text(name))
             first = node.children_by_field_name("declarator")[0]
             specifiers = self.tree.data[node.start_byte : first.start_byte].decode()
             plain = inner is not None and inner.type == "identifier"
