@@ -259,6 +259,27 @@ ADD = f"float s = 0; {LOOP_4}s += x[k]; y[i] = s;"
         ("", "auto& p = x_shape; p += 1; int k = x_shape[0] - 1; " + ADD),
         ("", "auto ulong = [](int v) { return v + 9; }; int k = ulong(i); " + ADD),
         ("int ulong(int v) { return v + 9; }", "int k = ulong(i); " + ADD),
+        # What a header hides.
+        ("struct V { V(thread uint& k) { k = 9; } }; void f(V v) {}", "uint k = i; f(k); " + ADD),
+        ("struct V { V(thread uint& k) { k = 9; } };",
+         "uint k = i; auto f = [](V v) {}; f(k); " + ADD),
+        ("struct V { uint v; V() {} V(thread uint& k) { k = 9; } };",
+         "uint k = i; V v; v = k; " + ADD),
+        ("void f(uint a, decltype((a)) k) { k = 9; }", "uint k = i; f(0, k); " + ADD),
+        ("void f(metal::add_lvalue_reference_t<thread uint> k) { k = 9; }",
+         "uint k = i; f(k); " + ADD),
+        ("int (min)(int a, int b) { return a + b; }", "int k = min(n, 3); " + ADD),
+        ("void (f)(thread uint& k) { k = 9; }", "uint k = i; f(k); " + ADD),
+        ("void f(\n#ifdef NO\nuint k\n#else\nthread uint& k\n#endif\n) { k = 9; }",
+         "uint k = i; f(k); " + ADD),
+        ("#define U uint\nusing U = int;", "uint k = x[i]; if (k < n) " + ADD),
+        ("#define U uint\ntypedef int U;", "uint k = x[i]; if (k < n) " + ADD),
+        ("#define ALIAS(a, b) using a = b\nALIAS(uint, int);", "uint k = x[i]; if (k < n) " + ADD),
+        ("typedef int uint [[maybe_unused]];", "uint k = x[i]; if (k < n) " + ADD),
+        ("using uint [[maybe_unused]] = int;", "uint k = x[i]; if (k < n) " + ADD),
+        ("#define M min\nint M(int a, int b) { return a + b; }", "int k = min(n, 3); " + ADD),
+        ("#define SUM(f) int f(int a, int b) { return a + b; }\nSUM(min);",
+         "int k = min(n, 3); " + ADD),
         ("#define DEF(p) void p##_go(thread uint& k) { k = 9; }\nDEF(my)",
          "uint k = i; my_go(k); " + ADD),
         ("namespace q { int min(int a, int b) { return a + b; } }",
@@ -281,6 +302,28 @@ def test_what_is_not_shown(header: str, source: str) -> None:
     found = bounds.bounded(p, p.text.source)
     assert "fr_u_x.fr_load(k)" not in found.source
     assert "fr_u_x.fr_read(k)" not in found.source
+
+
+PLAIN = """
+#define ROWS 4
+#define ACCUMULATED float
+#define AT(a, k) ((a)[k])
+using Pair = float2;
+typedef uint Place;
+typedef unsigned int word;
+struct State { float sum; uint count; float mean() const { return sum / float(count); } };
+constant uint WIDTH = 8;
+template <typename T, int N = 4> METAL_FUNC T first(T a, T b) { return a < b ? a : b; }
+inline void add(thread float& s, float v) { s += v; }
+namespace own { float twice(float v); }
+"""
+
+
+def test_a_plain_header_hides_nothing() -> None:
+    found = bounded(
+        ROW + "uint k = first(i, 3u); add(y[i], 1); " + LOOP_4 + "y[i] += x[i + q];", header=PLAIN
+    )
+    assert "fr_u_x.fr_load(i + q)" in found.source
 
 
 MOVES = [

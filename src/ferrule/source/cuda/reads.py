@@ -29,22 +29,57 @@ _PASSED_ON = frozenset({"parenthesized_expression", "field_expression"})
 _NAMES = rf"(?:(?:{_SCALAR})\d?|u?int(?:8|16|32|64)_t)"
 # What hides declarations and types, or gives operators another meaning.
 _HIDDEN = re.compile(
-    r"\b(?:operator|asm|bitand)\b|##"
-    rf"|\busing\s+(?:{_NAMES}\s*=|[^;]*&)|\btypedef\b[^;]*(?:&|[\s,(*]{_NAMES}\s*[),;])"
+    r"\b(?:operator|asm|bitand|typeof|__typeof\w*|add_[lr]value_reference\w*)\b|##"
+    rf"|\busing\s+(?:{_NAMES}\b|[^;]*&)|\btypedef\b[^;]*(?:&|[\s,(*]{_NAMES}\s*[^\w\s])"
+    rf"|\btypedef\b[^;]*[\s,(*]{_NAMES}\s+__attribute"
     rf"|\b(?:enum|struct|class|union)\s+(?:class\s+)?{_NAMES}\b"
-    r"|^[ \t]*#[ \t]*define\b[^\n]*(?<!&)&(?!&)",
+    r"|^[ \t]*#[ \t]*define\b[^\n]*(?:(?<!&)&(?!&)|\b(?:using|typedef|enum|struct|class|union)\b)",
     re.MULTILINE,
 )
 _HIDDEN_IN_BODY = re.compile(
     r"\b(?:enum|decltype|struct|class|union|goto|using|typedef|namespace)\b"
 )
 
+_NAMING = ("_specifier", "alias_declaration")
+_NAMED_TYPES = frozenset({
+    "parameter_declaration", "optional_parameter_declaration", "alias_declaration",
+    "type_definition", "type_parameter_declaration", "optional_type_parameter_declaration",
+})  # fmt: skip
 
-def is_plain(header: str, body: str) -> bool:
-    """Whether a text has none of what hides writes and declarations from a reader."""
-    header = header.replace("\\\n", " ")
-    hidden = _HIDDEN.search(header) or _HIDDEN.search(body) or _HIDDEN_IN_BODY.search(body)
-    return hidden is None
+
+def is_plain(header: Tree, body: str, macros: Collection[str]) -> bool:
+    """Whether a text has none of what hides writes and declarations from a reader.
+
+    Args:
+        header: what stands before the body.
+        macros: the names of the author's.
+    """
+    text = header.data.decode().replace("\\\n", " ")
+    if _HIDDEN.search(text) or _HIDDEN.search(body) or _HIDDEN_IN_BODY.search(body):
+        return False
+    return not (header.has_error or any(_hides(header, n, macros) for n in walk(header.root)))
+
+
+def _hides(header: Tree, node: Node, macros: Collection[str]) -> bool:
+    """Whether a part of a header may declare something else than it seems to."""
+    kind, name = node.type, node.child_by_field_name("name")
+    if kind in ("function_definition", "declaration"):
+        return node.child_by_field_name("type") is None  # constructors
+    if kind == "function_declarator":
+        called = node.child_by_field_name("declarator")
+        return called is None or called.type == "parenthesized_declarator"  # `int (min)(int a)`
+    if kind == "expression_statement":  # the use of a macro
+        around = node.parent
+        return around is not None and around.type in ("translation_unit", "declaration_list")
+    if kind == "decltype":
+        while node.parent is not None and node.type not in _NAMED_TYPES:
+            node = node.parent
+        return node.parent is not None
+    if kind in ("type_definition", "using_declaration"):
+        named = header.text(node)
+    else:
+        named = "" if name is None or not kind.endswith(_NAMING) else header.text(name)
+    return not set(macros).isdisjoint(re.findall(r"\w+", named))
 
 
 class Reads:

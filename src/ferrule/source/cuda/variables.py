@@ -75,11 +75,14 @@ class Variables(Largest):
         self.opaque = bool(
             re.search(r"^[ \t]*#[ \t]*(?:if|el|define)", source, re.MULTILINE)
             or set(p.text.macros) & set(re.findall(r"\w+", source))
-            or not is_plain(p.text.header, source)
+            or not is_plain(self.header, source, p.text.macros)
         )
         types = [name for name, value in p.spec.template if isinstance(value, Dtype)]
         self.reads = Reads(tree, self.parents, self.header, types)
-        self.opaque |= any(map(self.reads.is_builtin, self.reads.by_value))
+        functions = self.reads.by_value
+        self.opaque |= any(
+            name in p.text.macros or self.reads.is_builtin(name) for name in functions
+        )
         self.constants = set(_constants(self.header))
         self.jumps, self.depth = False, 0
         self.limits: dict[int, Most | None] = {}
