@@ -30,8 +30,7 @@ _NAMES = rf"(?:(?:{_SCALAR})\d?|u?int(?:8|16|32|64)_t)"
 # What hides declarations and types, or gives operators another meaning.
 _HIDDEN = re.compile(
     r"\b(?:operator|asm|bitand|typeof|__typeof\w*|add_[lr]value_reference\w*)\b|##"
-    rf"|\busing\s+(?:{_NAMES}\b|[^;]*&)|\btypedef\b[^;]*(?:&|[\s,(*]{_NAMES}\s*[^\w\s])"
-    rf"|\btypedef\b[^;]*[\s,(*]{_NAMES}\s+__attribute"
+    rf"|\busing\s+(?:{_NAMES}\b|[^;]*&)|\btypedef\b[^;]*(?:&|[\s,(*]{_NAMES}\s*(?:[),;]|__attr|alignas))"
     rf"|\b(?:enum|struct|class|union)\s+(?:class\s+)?{_NAMES}\b"
     r"|^[ \t]*#[ \t]*define\b[^\n]*(?:(?<!&)&(?!&)|\b(?:using|typedef|enum|struct|class|union)\b)",
     re.MULTILINE,
@@ -70,7 +69,8 @@ def _hides(header: Tree, node: Node, macros: Collection[str]) -> bool:
         return called is None or called.type == "parenthesized_declarator"  # `int (min)(int a)`
     if kind == "expression_statement":  # the use of a macro
         around = node.parent
-        return around is not None and around.type in ("translation_unit", "declaration_list")
+        outside = around is not None and around.type in ("translation_unit", "declaration_list")
+        return outside and node.named_child_count > 0
     if kind == "decltype":
         while node.parent is not None and node.type not in _NAMED_TYPES:
             node = node.parent
@@ -112,8 +112,7 @@ class Reads:
             for field in fields
             for d in field.children_by_field_name("declarator")
         )
-        self.header_types = set(_types(header))
-        self.declared = {*self.by_value, *self.header_types}
+        self.declared = {*self.by_value, *_types(header)}
 
     def is_library(self, name: str) -> bool:
         """Whether a function's name is the library's, and nobody else's."""
@@ -233,11 +232,6 @@ class Reads:
             return True
         named = function.type in ("identifier", "qualified_identifier")
         return named and self.is_library(text) and text.split("::")[-1] not in WRITES_ARGUMENTS
-
-    def is_type(self, text: str) -> bool:
-        """Whether a name is a type's, or that of something a type may hide behind."""
-        name = text.split("<")[0].rsplit("::", 1)[-1].strip()
-        return self.is_builtin(name) or (name in self.header_types and name not in self.by_value)
 
     def is_builtin(self, text: str) -> bool:
         """Whether a type is one of the language's own, or the template's, by value."""

@@ -79,10 +79,7 @@ class Variables(Largest):
         )
         types = [name for name, value in p.spec.template if isinstance(value, Dtype)]
         self.reads = Reads(tree, self.parents, self.header, types)
-        functions = self.reads.by_value
-        self.opaque |= any(
-            name in p.text.macros or self.reads.is_builtin(name) for name in functions
-        )
+        self.opaque |= any(map(self.reads.is_builtin, self.reads.by_value))
         self.constants = set(_constants(self.header))
         self.jumps, self.depth = False, 0
         self.limits: dict[int, Most | None] = {}
@@ -173,7 +170,8 @@ class Variables(Largest):
             names = names[0].named_children
         if function is None or len(names) != 1 or names[0].type != "identifier":
             return False
-        typed = self.reads.is_type(self.tree.text(function))
+        name = self.tree.text(function).removeprefix("metal::")
+        typed = self.reads.is_builtin(name) or name.endswith("_t")  # not those of the header
         node, parent = call, self.parents.get(call.id)
         while parent is not None and parent.start_byte == call.start_byte:
             if parent.type == "assignment_expression":
