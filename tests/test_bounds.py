@@ -314,7 +314,7 @@ constant uint WIDTH = 8;
 template <typename T, int N = 4> METAL_FUNC T first(T a, T b) { return a < b ? a : b; }
 inline void add(thread float& s, float v) { s += v; };
 namespace own { float twice(float v); }
-"""
+#define LAST 3"""
 
 
 def test_a_plain_header_hides_nothing() -> None:

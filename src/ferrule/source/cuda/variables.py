@@ -64,7 +64,7 @@ class Variables(Largest):
         self._scopes: list[dict[str, IndexVariable]] = []
         self._lambdas: list[Node] = []
         self._unevaluated = self._loops = self._branches = 0
-        self.header = Tree(p.text.header, body=False)
+        self.header = Tree(p.text.header + "\n", body=False)  # a directive ends with its line
         self.functions = dict(function_definitions(self.header))
         shapes = [f"{name}_shape" for name in p.kernel.input_names]
         names = (*p.kernel.input_names, *p.kernel.output_names, *shapes)
