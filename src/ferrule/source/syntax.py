@@ -148,9 +148,10 @@ def plain_subscripts(tree: Tree, names: Collection[str]) -> Tree:
     edits: list[tuple[int, int, str]] = []
     for node in walk(tree.block):
         if node.type in ("parameter_declaration", "type_descriptor"):
-            base, ends = node.child_by_field_name("type"), "abstract_array_declarator"
+            base = node.child_by_field_name("type")
             declarator = node.child_by_field_name("declarator")
-            found = declarator is not None and declarator.type == ends
+            if declarator is None or declarator.type != "abstract_array_declarator":
+                continue
         elif node.type in ("subscript_expression", "pointer_expression"):
             base = node.child_by_field_name("argument")
             while base is not None and base.type in (
@@ -158,10 +159,9 @@ def plain_subscripts(tree: Tree, names: Collection[str]) -> Tree:
                 "binary_expression",
             ):
                 base = base.named_children[0]
-            found = True
         else:
             continue
-        if not found or base is None or tree.text(base) not in names:
+        if base is None or tree.text(base) not in names:
             continue
         if node.type == "parameter_declaration":
             edits += [(node.start_byte, node.start_byte, "("), (node.end_byte, node.end_byte, ")")]
