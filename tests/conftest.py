@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 import on_cuda
+import precompiled
 from fake_cuda import build
 from ferrule.tools import nvrtc
 
@@ -40,6 +41,12 @@ def same_numbers_each_time() -> None:
         mx.random.seed(0)
         if on_cuda.mlx_has_cuda():
             mx.set_default_device(mx.gpu)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def precompiled_headers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with precompiled.headers(tmp_path_factory.mktemp("headers")):
+        yield
 
 
 @pytest.fixture(scope="session")

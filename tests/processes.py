@@ -39,19 +39,25 @@ def run(
 
 
 def forked(
-    script: str, *arguments: object, modules: tuple[str, ...] = TORCH, timeout: float = 240,
-    env: Mapping[str, str] | None = None,
+    script: str | Path, *arguments: object, modules: tuple[str, ...] = TORCH,
+    timeout: float = 240, env: Mapping[str, str] | None = None, cwd: Path | None = None,
 ) -> subprocess.CompletedProcess[str]:  # fmt: skip
-    """A script in a process that has `modules` imported, whatever comes of it."""
+    """A script, or a file of one, in a process that has `modules` imported, whatever comes of it.
+
+    Args:
+        timeout: seconds after which it is killed.
+        env, cwd: its environment and folder; by default those of this process.
+    """
+    path = str(script) if isinstance(script, Path) else None
+    text = textwrap.dedent(script) if isinstance(script, str) else script.read_text("utf-8")
     with tempfile.TemporaryDirectory() as folder:
         request = _Request(
-            textwrap.dedent(script), [*map(str, arguments)], dict(env or os.environ), os.getcwd(),
+            text, path, [*map(str, arguments)], dict(env or os.environ), str(cwd or Path.cwd()),
             folder, timeout,
         )  # fmt: skip
         status = _server(modules).ask(request)
         out, error = ((Path(folder) / name).read_text() for name in ("out", "error"))
-    argv = [sys.executable, "-c", request.script, *request.arguments]
-    return subprocess.CompletedProcess(argv, status, out, error)
+    return subprocess.CompletedProcess([path or "-c", *request.arguments], status, out, error)
 
 
 def printed(script: str, *arguments: object, modules: tuple[str, ...] = TORCH, **how: Any) -> str:
@@ -63,6 +69,7 @@ def printed(script: str, *arguments: object, modules: tuple[str, ...] = TORCH, *
 
 class _Request(NamedTuple):
     script: str
+    path: str | None  # the file of the script
     arguments: list[str]
     environment: dict[str, str]
     cwd: str
@@ -122,8 +129,11 @@ def _become(request: _Request) -> Any:
     os.environ.clear()
     os.environ.update(request.environment)
     os.chdir(request.cwd)
-    sys.argv = ["-c", *request.arguments]
-    return compile(request.script, "<string>", "exec")
+    sys.argv = [request.path or "-c", *request.arguments]
+    if request.path is not None:
+        sys.modules["__main__"].__file__ = request.path
+        sys.path[0] = os.path.dirname(request.path)
+    return compile(request.script, request.path or "<string>", "exec")
 
 
 def _status(child: int, timeout: float) -> int:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 import ferrule
+from processes import forked
 from test_readme import REPOSITORY, Block, blocks, same
 
 TEXT = (REPOSITORY / "docs" / "adopt.md").read_text(encoding="utf-8")
@@ -27,10 +26,8 @@ def test_programs(block: Block, tmp_path: Path) -> None:
         pytest.skip(f"{needs[1]} is not installed")
     path = tmp_path / "program.py"
     path.write_text(block.text, encoding="utf-8")
-    done = subprocess.run(
-        [sys.executable, str(path)], capture_output=True, text=True, timeout=120, cwd=tmp_path,
-        env={**os.environ, "TRITON_INTERPRET": "1"},
-    )  # fmt: skip
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    done = forked(path, timeout=120, env=environment, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert block.output is not None
     # Warp begins by saying what it found.

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from processes import COMPILING, forked
 from test_readme import Block, blocks, same
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
@@ -34,9 +35,7 @@ def test_programs(page: str, tmp_path: Path) -> None:
     source = f"\nprint({_MARK!r})\n".join(b.text for b in programs)
     path = tmp_path / "page.py"
     path.write_text(source, "utf-8")
-    done = subprocess.run(
-        [sys.executable, str(path)], capture_output=True, text=True, timeout=280, cwd=tmp_path
-    )
+    done = forked(path, modules=COMPILING, timeout=280, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     printed = done.stdout.split(f"{_MARK}\n")
     for block, found in zip(programs, printed, strict=True):
@@ -60,9 +59,7 @@ def test_a_block_that_begins_with_imports_is_whole(block: Block, tmp_path: Path)
     go on with what is above say so in a comment at their start."""
     path = tmp_path / "block.py"
     path.write_text(block.text, "utf-8")
-    done = subprocess.run(
-        [sys.executable, str(path)], capture_output=True, text=True, timeout=280, cwd=tmp_path
-    )
+    done = forked(path, modules=COMPILING, timeout=280, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
 
 

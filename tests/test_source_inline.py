@@ -50,9 +50,7 @@ BARRIER = "threadgroup_barrier(mem_flags::mem_threadgroup);"
 
 
 @pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
-    # A cache of its own: these binaries are compiled with less optimisation.
-    monkeypatch.setenv("FERRULE_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu, "_FLAGS", cpu._FLAGS)
     harness.optimise(1)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -20,16 +19,11 @@ I32 = np.dtype(np.int32)
 
 
 @pytest.fixture(autouse=True)
-def _quick(
-    monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[None]:
-    # A cache of its own: these binaries are compiled with less optimisation.
-    monkeypatch.setenv("FERRULE_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu, "_FLAGS", cpu._FLAGS)
     harness.optimise(1)
     # Flat kernels cut rows into blocks, of far more threads than these grids have.
     monkeypatch.setattr(cpu, "BLOCK", 37)
-    yield
 
 
 @pytest.fixture

@@ -6,10 +6,14 @@ come to at two places.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import functools
 import re
+import shutil
+import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -56,6 +60,8 @@ _FERRULE = """
 using emu_memory = void;
 namespace fr { inline void memcpy(void* t, const void* f, unsigned long n) { emu_copy(t, f, n); } }
 """
+_BODY = "\n#define FR_BODY\n"  # after what all kernels have
+_FLAGS = ("-O0", "-w", "-std=c++17", f"-I{INCLUDE}", "-ffp-contract=off")
 _RUN = """
 extern "C" __attribute__((visibility("default"))) const char* run(
     void** a, const unsigned* grid, const unsigned* block, long* asked) {{
@@ -87,7 +93,7 @@ def host_text(text: str, arch: int = 900, defines: str = "") -> str:
     for i, one in enumerate(re.split(r", (?![^<]*>)", signature[2])):
         kind = re.sub(r"__grid_constant__|__restrict__", "", one).rsplit(" ", 1)[0].strip()
         arguments.append(f"*({kind.removeprefix('const ') if '*' not in kind else kind}*)a[{i}]")
-    text = text.replace('#include "ferrule.h"', _FERRULE + header)
+    text = text.replace('#include "ferrule.h"', _FERRULE + header + _BODY)
     text = text.replace("extern __shared__", "__shared__").replace(
         "fr_shared[]", "fr_shared[1 << 20]"
     )
@@ -98,9 +104,25 @@ def host_text(text: str, arch: int = 900, defines: str = "") -> str:
 
 
 @functools.cache
+def _header(text: str) -> Path:
+    """A file of a text that many kernels begin with, precompiled where the compiler is g++."""
+    folder = Path(tempfile.mkdtemp(prefix="ferrule-warps-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    path = folder / "begin.h"
+    path.write_text(text)
+    compiler = toolchain.find_compiler()
+    if compiler.kind == "gcc":
+        flags = [*_FLAGS, "-fPIC", "-fno-gnu-unique", "-x", "c++-header"]
+        command = [*compiler.argv, *flags, str(path), "-o", f"{path}.gch"]
+        subprocess.run(command, check=True, capture_output=True)
+    return path
+
+
+@functools.cache
 def _compiled(text: str) -> Any:
-    flags = ["-O0", "-w", "-std=c++17", f"-I{INCLUDE}", "-ffp-contract=off"]
-    library = toolchain.find_compiler().compile(text, flags=flags)
+    begin, _, body = text.partition(_BODY)
+    path = _header(re.sub(r"^// .*\n", "", begin, flags=re.MULTILINE))  # the kernel's name
+    library = toolchain.find_compiler().compile(f'#include "{path}"\n{body}', flags=_FLAGS)
     run = loader.load_library(library, "warps").run
     run.restype = ctypes.c_char_p
     return run

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 
@@ -21,14 +19,9 @@ LAUNCH = p.Launch((8, 1, 1), (8, 1, 1), 0)
 
 
 @pytest.fixture(autouse=True)
-def _quick(
-    monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[None]:
-    # A cache of its own: these binaries are compiled with less optimisation.
-    monkeypatch.setenv("FERRULE_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(harness.cpu, "_FLAGS", harness.cpu._FLAGS)
     harness.optimise(1)
-    yield
 
 
 @pytest.mark.usefixtures("everywhere")
