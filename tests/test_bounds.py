@@ -517,6 +517,18 @@ def test_the_window_is_shown() -> None:
     assert guarded.counts(p, found) == guarded.Counts(shown=4)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_what_ferrule_writes_itself_hides_nothing(dtype: str) -> None:
+    """`decltype` stands in the text where both operands of ``?:`` get one type."""
+    from ferrule.cli import grid_sample
+
+    image = points = Input(getattr(ferrule, dtype), 4)
+    template = (("T", image.dtype),)
+    p = cpp.prepare(Spec(grid_sample.forward.kernel, (image, points), (image.dtype,), template))
+    found = bounds.bounded(p, p.text.source)
+    assert guarded.counts(p, found) == guarded.Counts(shown=4)
+
+
 LOOP = ferrule.metal_kernel(
     "loop", ["x"], ["y"],
     "uint i = thread_position_in_grid.x; for (uint k = 0; k < 4; ++k) y[4 * i + k] = x[4 * i + k];",

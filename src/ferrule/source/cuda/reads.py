@@ -38,6 +38,7 @@ _HIDDEN = re.compile(
 _HIDDEN_IN_BODY = re.compile(
     r"\b(?:enum|decltype|struct|class|union|goto|using|typedef|namespace)\b"
 )
+_OWN = "::fr::pick<decltype"  # of `convert_conditionals`, which names two types
 
 _NAMING = ("_specifier", "alias_declaration")
 _NAMED_TYPES = frozenset({
@@ -54,6 +55,8 @@ def is_plain(header: Tree, body: str, macros: Collection[str]) -> bool:
         macros: the names of the author's.
     """
     text = header.data.decode().replace("\\\n", " ")
+    if body.count("decltype") == 2 * body.count(_OWN):
+        body = body.replace("decltype", "")
     if _HIDDEN.search(text) or _HIDDEN.search(body) or _HIDDEN_IN_BODY.search(body):
         return False
     return not (header.has_error or any(_hides(header, n, macros) for n in walk(header.root)))
