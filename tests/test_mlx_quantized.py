@@ -29,7 +29,11 @@ from mlx_versions import needs_mlx
 DATA = st.data()
 OLD = not mlx_build.at_least(0, 32, 3)  # which refuses what needs sizes in a shapeless trace
 TOO_OLD = r"need MLX 0\.32\.3 or newer; this is "
-FEW, SOME = settings(deadline=None, max_examples=15), settings(deadline=None, max_examples=60)
+# On CUDA MLX compiles kernels of its own for each format and shape, which takes seconds each.
+FEW, SOME = (
+    settings(deadline=None, max_examples=count)
+    for count in ((3, 6) if on_cuda.mlx_has_cuda() else (15, 60))
+)
 
 
 def close(a: mx.array, b: mx.array, tolerance: float = 2e-4) -> None:
