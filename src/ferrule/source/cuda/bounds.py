@@ -288,12 +288,12 @@ class _Accesses(Variables):
             return ""
         owner = self.parents[node.id] if node.type == "init_declarator" else node
         type_node = owner.child_by_field_name("type")
-        made = "" if type_node is None else self.tree.text(type_node)
-        if output and "decltype" in made:
+        type_name = "" if type_node is None else self.tree.text(type_node)
+        if output and "decltype" in type_name:
             return ""
-        if not listed or self.reads.is_builtin(made):
+        if not listed or self.reads.is_builtin(type_name):
             return "fr_load"
-        if self.reads.keep_references or "&" in made:
+        if self.reads.keep_references or "&" in type_name:
             return ""
         return "fr_at" if output else "fr_load"  # its constructor may write to it
 
