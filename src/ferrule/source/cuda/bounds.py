@@ -248,20 +248,13 @@ class _Accesses(Variables):
             to = parent.child_by_field_name("type")
             keeps = to is not None and "&" in self.tree.text(to)
         elif kind == "return_statement":
-            keeps = self._returns_a_reference(parent)
+            result = self.reads.result_type(parent)
+            keeps = "&" in result or "decltype" in result
         elif kind == "argument_list" and self.parents[parent.id].type == "call_expression":
             return self._argument(self.parents[parent.id], output)
         elif kind in ("init_declarator", "initializer_list", "argument_list"):
             return self._initialises(parent, output)
         return "" if keeps else "fr_load"
-
-    def _returns_a_reference(self, statement: Node) -> bool:
-        at: Node | None = statement
-        while at is not None and at.type != "lambda_expression":
-            at = self.parents.get(at.id)
-        head = at.child_by_field_name("declarator") if at is not None else None
-        result = self.tree.text(head).partition("->")[2] if head is not None else ""
-        return "&" in result or "decltype" in result
 
     def _argument(self, call: Node, output: bool) -> str:
         """The method for an argument of a function, which may give back where it found it."""

@@ -73,7 +73,6 @@ class IndexVariable:
     type: str = ""
     value: Node | None = None
     plain: bool = True  # no pointer, reference or array
-    pointer: bool = False
     written: bool = False
     loop: Node | None = None  # that it is declared in the head of
     updates: list[Node] = field(default_factory=list)  # of that loop's variable, in its head

@@ -159,7 +159,7 @@ class Reads:
             elif kind in ("init_declarator", "initializer_list"):
                 return self._initialises(parent)
             elif kind == "return_statement":
-                return self._returns_a_value(parent)
+                return not self.result_type(parent)
             elif kind == "argument_list":
                 return self._is_value_argument(parent, lambdas)
             elif kind == "lambda_capture_initializer":
@@ -199,12 +199,13 @@ class Reads:
             and self.is_builtin(self.tree.text(kind))
         )
 
-    def _returns_a_value(self, node: Node) -> bool:
-        at: Node | None = node
+    def result_type(self, statement: Node) -> str:
+        """What stands after ``->`` in the lambda that a statement returns from."""
+        at: Node | None = statement
         while at is not None and at.type != "lambda_expression":
             at = self.parents.get(at.id)
         head = at.child_by_field_name("declarator") if at is not None else None
-        return head is None or "->" not in self.tree.text(head)
+        return "" if head is None else self.tree.text(head).partition("->")[2]
 
     def _is_value_argument(self, arguments: Node, lambdas: Mapping[int, Node | None]) -> bool:
         """Whether a function takes its arguments by value."""

@@ -228,7 +228,7 @@ class Variables(Largest):
             plain = inner is not None and inner.type == "identifier"
             scope[self.tree.text(name)] = IndexVariable(
                 self.tree.text(name), specifiers if kind is not None else "", value, plain,
-                not plain, written, loop,
+                written, loop,
             )  # fmt: skip
 
     def _is_update(self, node: Node, loop: Node) -> bool:
