@@ -77,7 +77,7 @@ def quantized_matmul(
             product that gathers, with one older than 0.32.0).
     """
     broadcast = w.ndim > 2 and (x.ndim < w.ndim or shapeless())
-    if broadcast or (mode == "affine" and transpose and _one_group(x, group_size, stream)):
+    if broadcast or (mode == "affine" and transpose and _one_group(x, w, group_size, stream)):
         # MLX multiplies a lower x with the first matrix alone, and its gradients of what was
         # broadcast have the sizes of the trace
         with _stream_context(stream):
@@ -185,8 +185,12 @@ def gather_mm(
     if lhs_indices is None and rhs_indices is None:
         return mx.matmul(a, b, stream=stream)
     single = a.ndim == 1, b.ndim == 1
-    a = mx.expand_dims(a, 0, stream=stream) if single[0] else a
+    # One more dim in front: without it MLX's CUDA kernel (0.32.4) takes strides of a batch for
+    # those of matrices one behind the other, and raises for a single one that is turned.
+    a = mx.expand_dims(a, (0, 1) if single[0] else 0, stream=stream)
     b = mx.expand_dims(b, 1, stream=stream) if single[1] else b
+    if b.ndim == 2 and rhs_indices is not None:
+        b = mx.expand_dims(b, 0, stream=stream)
 
     def call(lhs: mx.array | None, rhs: mx.array | None, ascending: bool) -> mx.array:
         return _gather_mm(a, b, lhs, rhs, sorted_indices=ascending, stream=stream)
@@ -195,6 +199,8 @@ def gather_mm(
         call, a, b, lhs_indices, rhs_indices, sorted_indices, stream, _gathered_floats
     )
     axes = [axis for axis, added in zip((-2, -1), single, strict=True) if added]
+    if lhs_indices is None and rhs_indices is not None and a.ndim - 2 > rhs_indices.ndim:
+        axes.append(0)
     return mx.squeeze(result, axes, stream=stream) if axes else result
 
 
@@ -247,16 +253,21 @@ def _scaled(
     return (values * scale).astype(products.dtype)
 
 
-def _one_group(x: mx.array, group_size: int | None, stream: Any) -> bool:
-    """Whether rows are one group of elements with a scale, on an NVIDIA GPU: MLX's kernel for sm_90
-    (0.32.4) gives garbage then, and none of those that gather."""
-    if not x.ndim or x.shape[-1] > (64 if group_size is None else group_size):
+def _one_group(x: mx.array, w: mx.array, group_size: int | None, stream: Any) -> bool:
+    """Whether rows can be one group of elements with a scale, on an NVIDIA GPU: MLX's kernel for
+    sm_90 (0.32.4) gives garbage then, and none of those that gather."""
+    if not x.ndim or not _has_cuda() or not mlx_build.at_least(0, 32, 3):
         return False
-    native = mlx_build.library()
-    if native is None or not native.fr_mlx_has_cuda() or not mlx_build.at_least(0, 32, 3):
+    longer = x.shape[-1] > (64 if group_size is None else group_size)
+    if longer and not (shapeless() and _is_traced(w)):  # else rows stay as long as these
         return False
     with _stream_context(stream):
         return bool(mx.default_device() == mx.gpu)
+
+
+def _has_cuda() -> bool:
+    native = mlx_build.library()
+    return native is not None and bool(native.fr_mlx_has_cuda())
 
 
 def _has_nodes(*arrays: mx.array | None) -> bool:
@@ -276,6 +287,14 @@ def _has_nodes(*arrays: mx.array | None) -> bool:
     return False
 
 
+def _is_traced(array: mx.array) -> bool:
+    try:
+        mx.eval(array)
+    except (RuntimeError, ValueError):
+        return True
+    return False
+
+
 def _stream_context(stream: Any) -> Any:
     return contextlib.nullcontext() if stream is None else mx.stream(stream)
 
@@ -283,11 +302,27 @@ def _stream_context(stream: Any) -> Any:
 # -- rules --------------------------------------------------------------------------------------
 
 
+def _without_gaps(array: mx.array) -> mx.array:
+    """``array``; for MLX's CUDA kernels (0.32.4) a matrix begins where the one before it ends.
+
+    Elsewhere strides are heeded, and what is made contiguous MLX does not export.
+    """
+    return mx.contiguous(array) if _has_cuda() else array
+
+
+def _batches_first(inputs: Arrays, axes: Numbers) -> list[mx.array]:
+    """`first`, without gaps."""
+    return [
+        _without_gaps(array) if axis > 0 else array
+        for array, axis in zip(first(inputs, axes), axes, strict=True)
+    ]
+
+
 def _all_batched(arrays: list[mx.array], axes: Numbers) -> list[mx.array]:
     """The parts of quantized matrices, all of them batched as one of them is."""
     like = next(array for array, axis in zip(arrays, axes, strict=True) if axis >= 0)
     return [
-        array if axis >= 0 else repeated(array, like)
+        array if axis >= 0 else _without_gaps(repeated(array, like))
         for array, axis in zip(arrays, axes, strict=True)
     ]
 
@@ -346,7 +381,7 @@ def _quantized(transpose: bool, group_size: int | None, bits: int | None, mode: 
 
     def vmap(inputs: Arrays, axes: Numbers) -> list[mx.array]:
         rank = inputs[0].ndim - (axes[0] >= 0), inputs[1].ndim - (axes[1] >= 0)
-        x, *matrix = first(inputs, axes)
+        x, *matrix = _batches_first(inputs, axes)
         if max(axes[1:]) < 0:  # one matrix for all of the batch
             matrix = list(inputs[1:])
             return [product(x, *matrix, transpose=transpose)]
@@ -375,7 +410,7 @@ def _rules_of_gather(
         return [functools.reduce(mx.add, terms)]
 
     def vmap(inputs: Arrays, axes: Numbers) -> list[mx.array]:
-        x, *matrices, lhs, rhs = first(inputs, axes)
+        x, *matrices, lhs, rhs = _batches_first(inputs, axes)
         if axes[0] >= 0:
             lhs = _plus_starts(lhs, x)
         if max(axes[1:-2]) >= 0:
@@ -450,14 +485,15 @@ def _gathered_floats(omitted: str, ascending: bool) -> Any:
         a: mx.array, b: mx.array, lhs: mx.array, rhs: mx.array, cotangent: mx.array
     ) -> mx.array:
         if ascending and not shapeless() and a.shape[:-2] == rhs.shape:
-            # MLX has a product by segments, which needs no matrix for each index
+            # MLX has a product by segments of one dim, which needs no matrix for each index
+            rows, which = mx.flatten(a, 0, -3), mx.flatten(rhs)
 
             def call(b: mx.array) -> mx.array:
-                return _gather_mm(a, b, None, rhs, sorted_indices=True)
+                return _gather_mm(rows, b, None, which, sorted_indices=True)
 
-            return mx.vjp(call, [b], [cotangent])[1][0]
-        each = gather_mm(mx.swapaxes(a, -1, -2), cotangent, lhs, None)
-        return added_at(each, rhs, b, omitted == "rhs")
+            return mx.vjp(call, [b], [mx.flatten(cotangent, 0, -3)])[1][0]
+        each = gather_mm(mx.swapaxes(a, -1, -2), cotangent[None], lhs, None)
+        return added_at(mx.squeeze(each, 0), rhs, b, omitted == "rhs")
 
     return _rules_of_gather(gather_mm, vjp, 1, "gather_mm")
 
