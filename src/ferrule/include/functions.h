@@ -115,9 +115,11 @@ struct fn_abs {
     } else if constexpr (is_unsigned_v<T>) {
       return x;
     } else {
-      // In `int`: CUDA 13.0 forgets the sign of -32768 after its own abs of 16 bits.
+      // In `int` at least: CUDA 13.0 forgets the sign of -32768 after its own abs of 16 bits. The
+      // least int has no other sign, which compilers take for impossible.
       const auto v = +x;
-      return static_cast<T>(v < 0 ? -v : v);
+      const auto u = static_cast<make_unsigned_t<decltype(+x)>>(v);
+      return static_cast<T>(v < 0 ? 0 - u : u);
     }
   }
 };

@@ -13,7 +13,7 @@
 // arguments of any size come out as IEEE 754 and C have them. Doubles call the compiler's builtins
 // and are not meant for hot loops.
 //
-// Largest errors on the CPU in ulp, over all floats (tests/test_include_math.py has the bounds):
+// Largest errors on the CPU in ulp, over all floats (tests/include/test_include_math.py has the bounds):
 //
 //   floor ceil trunc rint round fmod fract frexp modf ldexp   none, or one rounding
 //   fma sqrt divide fdim                                      one rounding

@@ -387,13 +387,24 @@ static_assert(sizeof(half) == 2 && metal::is_trivially_copyable_v<half>, "half i
 static_assert(sizeof(bfloat) == 2 && metal::is_trivially_copyable_v<bfloat>, "and so is bfloat");
 }  // namespace core
 
+#if !FR_CUDA && !FR_HAS_FMA
+namespace scalar {
+namespace precise {  // math.h
+FR_FN float fma(float, float, float);
+FR_FN double fma(double, double, double);
+}  // namespace precise
+}  // namespace scalar
+#endif
+
 namespace detail {
-// a * b + c, rounded once where the processor can.
+// a * b + c, rounded once.
 FR_FN constexpr float fused(float a, float b, float c) {
 #if FR_CUDA
   if (!__builtin_is_constant_evaluated()) return ::__fmaf_rn(a, b, c);
 #elif FR_HAS_FMA
   if (!__builtin_is_constant_evaluated()) return __builtin_fmaf(a, b, c);
+#else
+  if (!__builtin_is_constant_evaluated()) return scalar::precise::fma(a, b, c);
 #endif
   return a * b + c;
 }
@@ -402,6 +413,8 @@ FR_FN constexpr double fused(double a, double b, double c) {
   if (!__builtin_is_constant_evaluated()) return ::__fma_rn(a, b, c);
 #elif FR_HAS_FMA
   if (!__builtin_is_constant_evaluated()) return __builtin_fma(a, b, c);
+#else
+  if (!__builtin_is_constant_evaluated()) return scalar::precise::fma(a, b, c);
 #endif
   return a * b + c;
 }

@@ -145,7 +145,7 @@ def set_compiler(path: str | None) -> None:
 
     Args:
         path: a file, a name on the search path, or a command with arguments
-            (``"ccache g++"``, ``"zig c++"``).
+            (``"ccache g++"``, ``"zig c++"``, ``"python -m ziglang c++"``).
 
     Raises:
         ToolchainError: it is no C++ compiler, or cannot be run.
@@ -327,7 +327,7 @@ def _ask_version(argv: tuple[str, ...]) -> str:
         raise ToolchainError(
             f"{argv[0]} fails with --version: {first_line(failed.log)}"
         ) from failed
-    if any(_is_zig(word) for word in argv):
+    if "ziglang" in argv or any(_is_zig(word) for word in argv):  # python -m ziglang c++
         kind = "zig"
     elif "clang" in log:
         kind = "clang"

@@ -360,6 +360,9 @@ class CpuDevice:
         if compiler.kind == "gcc":
             # g++ would trap, with an invalid instruction, at a division by a zero that it sees.
             flags.append("-fno-isolate-erroneous-paths-dereference")
+        else:
+            # clang would take a sum of ints that is converted to a long in 64 bits.
+            flags.append("-fwrapv")
         # The text says what is fused (`source.arithmetic`). Beyond that, clang would also fuse the
         # products and sums of half, whose rounding in between must stay.
         free = fuses_freely and compiler.kind == "gcc"
