@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib.util
 import os
 import random
@@ -45,6 +46,7 @@ def same_numbers_each_time() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def precompiled_headers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    precompiled.mlx_header()
     with precompiled.headers(tmp_path_factory.mktemp("headers")):
         yield
 
@@ -78,6 +80,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.name.startswith("test_mlx") and not item.get_closest_marker("slow"):
             item.add_marker(pytest.mark.gpu)
+
+
+def pytest_collection_finish() -> None:
+    """What importing and collecting made stays, and is most of what there is: no collection of
+    garbage needs to look at it."""
+    gc.collect()
+    gc.freeze()
 
 
 # -- without MLX: its tests are skipped ---------------------------------------------------------

@@ -1,5 +1,5 @@
-"""The dialect's header precompiled, once for the kernels of a test run: to parse it takes longer
-than the rest of most kernels.
+"""Headers precompiled, once for the kernels of a test run: the dialect's and, for what `mx.compile`
+fuses on the CPU, MLX's. To parse them takes longer than the rest of most kernels.
 
 Texts, flags and results are the same. What a compiler refuses is given to it again as kernels of
 users are, so that errors are those that users see.
@@ -9,8 +9,13 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import importlib.util
+import os
 import re
+import shutil
 import subprocess
+import sys
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -68,3 +73,31 @@ def headers(folder: Path) -> Iterator[None]:
         patch.setattr(Compiler, "_compile", compile_)
         patch.setattr(Nvrtc, "compile_unit", compile_unit)
         yield
+
+
+def mlx_header() -> None:
+    """Beside the kernels that MLX compiles, where its own cache has them, lies their header.
+
+    They include it in quotes, which looks there first.
+    """
+    found = importlib.util.find_spec("mlx")
+    gcc = shutil.which("g++")
+    if "mlx.core" not in sys.modules or found is None or gcc is None or sys.platform != "linux":
+        return
+    name = "mlx/backend/cpu/compiled_preamble.h"
+    folder = Path(next(iter(found.submodule_search_locations or [])), "include")
+    version = sys.modules["mlx.core"].__version__
+    made = Path(tempfile.gettempdir(), "mlx", version, "cpu", f"{name}.gch")
+    if made.exists() or not (folder / name).exists():
+        return
+    made.parent.mkdir(parents=True, exist_ok=True)
+    new = made.with_suffix(f".{os.getpid()}")
+    subprocess.run(
+        [
+            gcc, "-std=c++17", "-O3", "-w", "-fPIC", "-x", "c++-header", f"-I{folder}",
+            str(folder / name), "-o", str(new),
+        ],
+        capture_output=True, check=False,
+    )  # fmt: skip
+    with contextlib.suppress(FileNotFoundError):
+        new.replace(made)

@@ -2,7 +2,7 @@
 
 The tests compile models to packages by torch's own means, and run them in the same process. Of the
 ops that torch builds in C++ for them, those that an op can be are ops. Packages that run without
-ferrule, and in C++, are tested in tests/test_torch_package.py.
+ferrule, and in C++, are tested in tests/hosts/test_torch_package.py.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ LEFT_OUT = {
     "TestCustomOpAPI.test_custom_op_*": TORCHS,
     "TestCustomOpAPI.test_default_values": LISTS + "; numbers have no defaults",
     "TestCustomOpAPI.test_disallows_output_aliasing": "ferrule makes a copy of such an output, and "
-    "counts it (tests/test_torch_op.py)",
+    "counts it (tests/hosts/test_torch_op.py)",
     "TestCustomOpAPI.test_factory_function": LISTS + ": a device is known by an input",
     "TestCustomOpAPI.test_fake": FAKE,
     "TestCustomOpAPI.test_kwarg_only_tensors": TORCHS,
@@ -68,7 +68,7 @@ LEFT_OUT = {
     "TestCustomOpAPI.test_library_get_kernel*": TORCHS,
     "TestCustomOpAPI.test_library_impl_*": TORCHS,
     "TestCustomOpAPI.test_library_register_autocast*": "ops declare autocast=, which cannot be "
-    "added later (tests/test_torch_op_grad.py)",
+    "added later (tests/hosts/test_torch_op_grad.py)",
     "TestCustomOpAPI.test_library_register_autograd_*": TORCHS,
     "TestCustomOpAPI.test_library_register_fake*": FAKE,
     "TestCustomOpAPI.test_library_register_kernel_low_level": TORCHS,

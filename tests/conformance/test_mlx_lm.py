@@ -13,6 +13,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 import pytest
+
 from drivers import run_driver
 from mlx_lm_kernels import MlxLm, covered, covers
 

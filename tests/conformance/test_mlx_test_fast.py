@@ -12,11 +12,11 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
-from drivers import run_driver
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 import ferrule as fe
+from drivers import run_driver
 
 MANY = settings(
     deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture]

@@ -1,11 +1,13 @@
 """MLX's own tests of gathering and quantized products, with ferrule's in their place.
 
-``pytest tests/conformance --mlx-tests PATH`` runs them; tests/test_mlx_quantized.py is the rest.
+``pytest tests/conformance --mlx-tests PATH`` runs them;
+tests/hosts/test_mlx_quantized.py is the rest.
 """
 
 from __future__ import annotations
 
 import pytest
+
 from drivers import run_driver
 
 

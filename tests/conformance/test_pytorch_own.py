@@ -14,6 +14,7 @@ import os
 from pathlib import Path
 
 import pytest
+
 from drivers import run_driver
 from run_pytorch_tests import PARTS
 

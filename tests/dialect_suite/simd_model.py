@@ -11,6 +11,7 @@ from functools import reduce
 from typing import Any
 
 import numpy as np
+
 from metal_harness import Array
 
 Result = tuple[Array, Array]

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from metal_harness import KINDS, Array, bfloat16, run
 
 import ferrule
+from metal_harness import KINDS, Array, bfloat16, run
 
 f32 = np.float32
 ORDER = "memory_order_relaxed"

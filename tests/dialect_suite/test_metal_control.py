@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from metal_harness import Array, run
 
 f32 = np.float32

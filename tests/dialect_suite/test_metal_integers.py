@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from metal_harness import INTS, KINDS, Array, Slots, run
 
 

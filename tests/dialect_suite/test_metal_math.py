@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from metal_harness import KINDS, Array, Slots, bfloat16
 
 f32 = np.float32

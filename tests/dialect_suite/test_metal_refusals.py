@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from metal_harness import run
 
 import ferrule
+from metal_harness import run
 
 f32 = np.float32
 OUT: dict[str, Any] = {"y": ("float", (4,))}

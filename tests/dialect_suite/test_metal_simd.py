@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from metal_harness import KINDS, Array, bfloat16, run, wrong
 from simd_model import Model, butterfly, filled, first_active, moved, over, prefix, reduction
 

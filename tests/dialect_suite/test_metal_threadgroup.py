@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from metal_harness import KINDS, Array, run
 
 import ferrule
+from metal_harness import KINDS, Array, run
 
 f32 = np.float32
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from metal_harness import FLOATS, INTS, KINDS, Array, Slots, bfloat16, run
 
 f32 = np.float32

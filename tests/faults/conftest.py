@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from faulty import HERE
 
+from faulty import HERE
 from ferrule import _env
 
 SKIPPED = 77  # the exit status of a driver that lacks a right; its output says which

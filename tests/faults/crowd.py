@@ -14,7 +14,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 from faulty import FaultyOs, killer
-
 from ferrule import cache
 from ferrule.cache import Cache
 from ferrule.tools import loader

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from faulty import FaultyOs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from faulty import FaultyOs
 from ferrule import cache
 from ferrule.cache import Cache
 from ferrule.errors import CacheWarning

@@ -17,8 +17,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from faulty import HERE
 
+from faulty import HERE
 from ferrule import _env, cache
 from ferrule.errors import CompilerFailed, ToolchainError
 from ferrule.tools import compiler_process, toolchain

@@ -1,4 +1,4 @@
-/* What interprets rules, for tests/test_bytecode.py: as a library, and as a program that binds what
+/* What interprets rules, for tests/rules/test_bytecode.py: as a library, and as a program that binds what
  * it reads, which a sanitizer may watch. */
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,7 +1,7 @@
 """Bodies that are easy to get wrong where threads become loops over lanes, and what they give.
 
 They hold what decides whether a variable is the same in all lanes, where a loop over lanes must
-end, and which lanes go on: ``tests/test_ways.py`` runs each in every way and compares.
+end, and which lanes go on: ``tests/source/test_ways.py`` runs each in every way and compares.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ from ferrule.cli import Fault, demo, grid_sample, main, readable
 from ferrule.cli import target as target_of
 from ferrule.tools import nvrtc
 
-REPOSITORY = Path(__file__).resolve().parent.parent
+REPOSITORY = Path(__file__).resolve().parents[2]
 MADE = """
 import ferrule
 print("made")

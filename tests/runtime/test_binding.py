@@ -25,7 +25,7 @@ from ferrule import _env, cache
 from ferrule.errors import KernelError, KernelTypeError, ToolchainError
 from ferrule.tools import binding, loader, toolchain
 
-NATIVE = Path(__file__).resolve().parent / "native"
+NATIVE = Path(__file__).resolve().parents[1] / "native"
 
 # The entry counts the runs of each unit in `seen`, after `flag` is set, and notes the threads.
 ENTRY = """
@@ -152,7 +152,7 @@ def test_fork() -> None:
     """A child of a process that has used the workers has workers of its own."""
     script = """
 import os, sys, warnings
-sys.path.insert(0, sys.argv[1])
+sys.path[:0] = sys.argv[1:]
 import test_binding
 for threads in (1, 3, 3):
     assert test_binding.Job(500).run(threads) == 0
@@ -164,7 +164,7 @@ if not child:
     os._exit(0)
 assert os.waitpid(child, 0)[1] == 0
 """
-    argv = [sys.executable, "-c", script, str(Path(__file__).parent)]
+    argv = [sys.executable, "-c", script, *filter(None, sys.path)]
     subprocess.run(argv, check=True, timeout=120)
 
 

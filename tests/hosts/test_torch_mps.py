@@ -27,7 +27,7 @@ from ferrule.source.metal import prelude as metal_prelude
 
 I = "uint i = thread_position_in_grid.x; "  # noqa: E741
 INCLUDE = Path(ferrule.__file__).parent / "include"
-_NATIVE = Path(__file__).parent / "native"
+_NATIVE = Path(__file__).parents[1] / "native"
 TYPES = {kind.metal: host.TORCH[kind.name] for kind in dtypes.ALL if kind.level0}
 TYPES |= {"int": torch.int32}
 # By torch's csrc/mps/Module.cpp: what it makes of a number, as the bytes that the kernel sees.
@@ -260,7 +260,7 @@ def test_ops_have_a_kernel_for_mps() -> None:
 
 
 def test_the_page_says_that_it_was_never_run() -> None:
-    page = Path(__file__).parent.parent.joinpath("docs", "pytorch.md").read_text(encoding="utf-8")
+    page = Path(__file__).parents[2].joinpath("docs", "pytorch.md").read_text(encoding="utf-8")
     section = page.split("## Apple's GPUs\n")[1].split("\n## ")[0]
     assert "never run on Apple hardware" in section
     (block,) = re.findall(r"^```python\n(.*?)^```", section, re.MULTILINE | re.DOTALL)

@@ -31,7 +31,7 @@ def test_two_gpus(tmp_path: Path) -> None:
 
 
 def run_cases(folder: Path, *more: str) -> None:
-    script = Path(__file__).with_name("dtensor_cases.py")
+    script = Path(__file__).parents[1] / "dtensor_cases.py"
     command = [sys.executable, str(script)]
     store = str(folder / "store")
     both = [
@@ -56,7 +56,7 @@ def run_cases(folder: Path, *more: str) -> None:
 @needs_gloo
 def test_the_page_about_it() -> None:
     """The blocks of the section run, in one process."""
-    page = Path(__file__).parent.parent.joinpath("docs", "pytorch.md").read_text(encoding="utf-8")
+    page = Path(__file__).parents[2].joinpath("docs", "pytorch.md").read_text(encoding="utf-8")
     section = page.split("## Sharding with DTensor\n")[1].split("\n## ")[0]
     blocks = re.findall(r"^```python\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
     assert blocks

@@ -244,7 +244,7 @@ def test_wrong_implementations(cuda: Any, error: type[Exception], message: str) 
 
 def test_the_bodies_of_the_page(gpu: FakeCuda) -> None:
     found: dict[str, Any] = {}
-    page = Path(__file__).resolve().parent.parent / "docs" / "cuda_kernel.md"
+    page = Path(__file__).resolve().parents[2] / "docs" / "cuda_kernel.md"
     text = next(
         b.text for b in blocks(page.read_text(encoding="utf-8")) if "fe.cuda_body" in b.text
     )

@@ -104,7 +104,7 @@ def test_fills_and_copies() -> None:
 
 def test_the_programs_of_the_page() -> None:
     found: dict[str, Any] = {}
-    page = Path(__file__).resolve().parent.parent / "docs" / "cuda_kernel.md"
+    page = Path(__file__).resolve().parents[2] / "docs" / "cuda_kernel.md"
     for block in blocks(page.read_text(encoding="utf-8")):
         if block.language == "python":
             exec(compile(block.text, f"cuda_kernel.md:{block.line}", "exec"), found)  # noqa: S102

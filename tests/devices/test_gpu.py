@@ -300,7 +300,7 @@ def said(program: str) -> str:
     begin = "import os, sys, time, torch, ferrule\nfrom test_gpu import call, exp, kernel, I\n"
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", begin + program], capture_output=True, text=True,
-        check=False, timeout=120, cwd=os.path.dirname(__file__),
+        check=False, timeout=120, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )  # fmt: skip
     return done.stdout
 

@@ -31,7 +31,7 @@ from ferrule.tools import toolchain
 from strategies import DIMS, NAMES, numbers, rules
 
 RUNTIME = Path(ferrule.__file__).parent / "runtime"
-SOURCE = Path(__file__).parent / "native" / "rule.c"
+SOURCE = Path(__file__).parents[1] / "native" / "rule.c"
 OK, MISMATCH, ZERO_DIVISION, OVERFLOW, LIMIT = range(5)
 INT64 = range(-(2**63), 2**63)
 

@@ -476,7 +476,7 @@ def test_a_kernel_of_a_test_hangs_or_faults(
 
 def test_repeated_calls_by_c(fake_path: Path) -> None:
     """In a process of its own, where torch's tensors are said to be on a GPU."""
-    script = Path(__file__).with_name("cuda_fastcall.py")
+    script = Path(__file__).parents[1] / "cuda_fastcall.py"
     done = subprocess.run(
         [sys.executable, str(script), str(fake_path)], capture_output=True, text=True, timeout=120
     )
@@ -532,7 +532,7 @@ def test_a_first_call_from_the_cache_imports_nothing_to_build(
     beside: set[str],
 ) -> None:  # fmt: skip
     command = [sys.executable, "-c", _FIRST_CALL, str(fake_path), device]
-    paths = [str(Path(__file__).parent), *sys.path]
+    paths = [str(Path(__file__).parents[1]), *sys.path]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "FERRULE_CACHE_DIR": str(tmp_path)}
     first, second = (
         set(subprocess.run(

@@ -10,7 +10,7 @@ import mlx_table
 from ferrule.hosts.mlx import build as mlx_build
 
 pytestmark = pytest.mark.skipif(mlx_build.library() is None, reason="no nodes here")
-PAGE = Path(__file__).parent.parent.joinpath("docs", "mlx.md").read_text(encoding="utf-8")
+PAGE = Path(__file__).parents[2].joinpath("docs", "mlx.md").read_text(encoding="utf-8")
 NO_EXPORT = r"\(MLX\s0\.32\.0\sand\snewer\sexport\sit\)"
 
 

@@ -257,6 +257,9 @@ def test_zig_is_called_as_a_compiler(fake: Fake) -> None:
     path = str(fake("zig", "clang version 20.1.2 (https://github.com/ziglang/b 7ef)"))
     for found in (find_compiler(), find_compiler("zig"), find_compiler("zig c++")):
         assert (found.kind, found.argv) == ("zig", (path, "c++"))
+    python = str(fake("python4", LLVM))
+    found = find_compiler("python4 -m ziglang c++")
+    assert (found.kind, found.argv) == ("zig", (python, "-m", "ziglang", "c++"))
     assert toolchain.native_flags(found) == ["-mcpu=native"]
 
 
@@ -264,6 +267,7 @@ def test_zigs_package_is_found(fake: Fake, tmp_path: Path, monkeypatch: pytest.M
     path = fake("zig", LLVM, into=tmp_path / "ziglang")
     (tmp_path / "ziglang" / "__init__.py").touch()
     monkeypatch.undo()  # its hiding
+    monkeypatch.delitem(sys.modules, "ziglang", raising=False)  # another test's
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(_env, "search_path", lambda: "")
     monkeypatch.setenv(_env.CACHE_DIR, str(tmp_path / "cache"))

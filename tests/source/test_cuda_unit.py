@@ -153,7 +153,7 @@ def test_errors_quote_the_author(
 
 
 def test_the_programs_of_the_page_are_compiled(library: nvrtc.Nvrtc) -> None:
-    page = Path(__file__).resolve().parent.parent / "docs" / "cuda_kernel.md"
+    page = Path(__file__).resolve().parents[2] / "docs" / "cuda_kernel.md"
     found: dict[str, Any] = {}
     for block in blocks(page.read_text(encoding="utf-8")):
         if block.language == "python":

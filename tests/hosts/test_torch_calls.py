@@ -349,7 +349,7 @@ def test_thousands_of_ops_in_one_process() -> None:
     code = f"""{AGAIN}
 old, wrong, ended = [], [], threading.Event()
 def work():
-    while not ended.is_set():
+    while not ended.wait(0.01):
         wrong.extend(o for o in old[-50:] if o(x).tolist() != [2.0] * 4)
 threads = [threading.Thread(target=work) for _ in range(2)]
 for thread in threads: thread.start()

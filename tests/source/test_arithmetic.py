@@ -503,7 +503,7 @@ def test_floats_out_of_an_integers_range(everywhere: str) -> None:
         for name in WIDTHS
         for text in (
             f"out = ({name})a[i];", f"{name} v = a[i]; out = v;", f"out = {name}(half(a[i]));",
-            f"out = ({name}4(float4(a[i])))[i & 3];",
+            f"out = {name}4(float4(a[i]))[i & 3];",
         )
     ]  # fmt: skip
     found = []

@@ -18,6 +18,7 @@ import ferrule
 from ferrule.hosts.mlx import build as mlx_build
 
 TESTS = Path(__file__).resolve().parent
+REPOSITORY = TESTS.parents[1]
 OURS = str(Path(ferrule.__file__).resolve().parents[1])
 OLDEST = ".".join(map(str, mlx_build.OLDEST))
 # Not those with models of mlx-lm, which needs a newer MLX itself, and not this one.
@@ -30,7 +31,7 @@ FILES = sorted(
 def run(*command: str | Path, env: Mapping[str, str], timeout: float) -> tuple[int, str]:
     """The exit status of a Python with these arguments, and what it printed."""
     done = subprocess.run(
-        [sys.executable, *command], cwd=TESTS.parent, env=env, stdout=subprocess.PIPE,
+        [sys.executable, *command], cwd=REPOSITORY, env=env, stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT, text=True, timeout=timeout,
     )  # fmt: skip
     return done.returncode, done.stdout
@@ -74,8 +75,8 @@ def test_the_oldest(oldest: dict[str, str]) -> None:
 
 
 def test_the_newest() -> None:
-    project = (TESTS.parent / "pyproject.toml").read_text("utf-8")
+    project = (REPOSITORY / "pyproject.toml").read_text("utf-8")
     (newest,) = set(re.findall(r'"mlx(?:\[cpu\])?==([\d.]+);', project))
     assert mx.__version__ == newest  # runs the rest of the suite
-    page = " ".join((TESTS.parent / "docs" / "mlx.md").read_text("utf-8").split())
+    page = " ".join((REPOSITORY / "docs" / "mlx.md").read_text("utf-8").split())
     assert f"MLX {OLDEST} to {newest}" in page

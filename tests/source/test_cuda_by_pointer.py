@@ -1,6 +1,6 @@
 """Kernels whose arguments by value come by an address: the signature that is compiled.
 
-tests/test_gpu_mlx_launch.py runs such kernels.
+tests/hosts/test_gpu_mlx_launch.py runs such kernels.
 """
 
 from __future__ import annotations
