@@ -444,4 +444,4 @@ def expanded(inputs: Inputs) -> Inputs:
 def held(op: ferrule.Op) -> Any:
     """What Dynamo's graphs hold of an op: its operator, or what stands around one with a rule in
     Python."""
-    return op._torch.traced if op.traces_python() else op.torch_op
+    return op._operator.traced if op.traces_python() else op.torch_op

@@ -80,7 +80,8 @@ if TYPE_CHECKING:
 # Loaded when first used: they need ctypes, compilers, the C runtime, or a parser of rules.
 _LAZY = {
     **dict.fromkeys(("Op", "op"), "operators.op"),
-    "check_grad": "operators.gradcheck", "compare": "operators.compare",
+    "check_grad": "operators.gradcheck",
+    "compare": "operators.compare",
     **dict.fromkeys(
         ("cuda_body", "cuda_copy", "cuda_fill", "cuda_step", "cuda_unit"), "operators.unit_parts"
     ),
@@ -88,9 +89,10 @@ _LAZY = {
     **dict.fromkeys(("export_for", "load", "save"), "hosts.torch.export"),
     **dict.fromkeys(("load_package", "package"), "hosts.torch.package"),
     **dict.fromkeys(("install_mlx", "uninstall_mlx"), "hosts.mlx.install"),
-    "import_function": "hosts.mlx.reading", "adopt": "operators.adopt",
+    "import_function": "hosts.mlx.reading",
+    "adopt": "operators.adopt",
     "set_compiler": "tools.toolchain",
-}  # fmt: skip
+}
 
 __all__ = [
     "CacheWarning",
@@ -148,7 +150,7 @@ __all__ = [
     "uint16",
     "uint32",
     "uint64",
-]  # fmt: skip
+]
 
 
 def __getattr__(name: str) -> Any:

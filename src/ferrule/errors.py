@@ -131,8 +131,9 @@ def without_mlx(name: str, error: ModuleNotFoundError) -> ModuleNotFoundError:
         return error
     return ModuleNotFoundError(
         f"ferrule.{name} needs MLX, which is not installed here: pip install 'mlx[cpu]' on Linux, "
-        "or 'mlx[cuda13]' for NVIDIA GPUs; mlx on a Mac.", name=error.name
-    )  # fmt: skip
+        "or 'mlx[cuda13]' for NVIDIA GPUs; mlx on a Mac.",
+        name=error.name,
+    )
 
 
 ABANDONED = 7  # FR_E_ABANDONED of runtime/runtime.h

@@ -74,10 +74,14 @@ def _architecture(name: str) -> devices.Device | None:
 def register() -> None:
     """Offer them; `ferrule` does so when it is imported."""
     hosts.offered.update(numpy=_numpy, torch=_torch, mlx=_mlx, cupy=_cupy, dlpack=_dlpack)
-    hosts.arrays.update({
-        ("numpy", "ndarray"): "numpy", ("torch", "Tensor"): "torch", ("mlx.core", "array"): "mlx",
-        ("cupy", "ndarray"): "cupy",
-    })  # fmt: skip
+    hosts.arrays.update(
+        {
+            ("numpy", "ndarray"): "numpy",
+            ("torch", "Tensor"): "torch",
+            ("mlx.core", "array"): "mlx",
+            ("cupy", "ndarray"): "cupy",
+        }
+    )
     hosts.dtype_types.update({("torch", "dtype"): "torch", ("mlx.core", "Dtype"): "mlx"})
     hosts.graphs["MLX"] = _mlx_nodes
     hosts.registrars["torch"] = _torch_op

@@ -442,7 +442,7 @@ def test_rows_of_one_group(
     x_shape: make.Shape, w_batch: make.Shape, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They gather where MLX's kernel gives garbage, as on an H200: here everywhere."""
-    monkeypatch.setattr(mlx_matmul, "_one_group", lambda x, *_: x.shape[-1] <= 64)
+    monkeypatch.setattr(mlx_matmul, "one_group", lambda x, *_: x.shape[-1] <= 64)
     product = Product("affine", 64, 4, gathers=False)
     shapeless = Traced(lambda x, *w: product.call(x, *w))
     for more in (0, 1):

@@ -140,11 +140,11 @@ def test_as_in_python(call: tuple[str, list[Any]]) -> None:
     if name == "put" and values[0].shape[1] == 0 and values[0].shape[0]:
         return  # there is no place to write to
     op = OPS[name]
-    assert outcome(op, values) == outcome(op._torch.run if op._torch else _python(op), values)
+    assert outcome(op, values) == outcome(op._operator.run if op._operator else _python(op), values)
 
 
 def _python(op: Op) -> Any:
-    return op.torch_op and op._torch.run
+    return op.torch_op and op._operator.run
 
 
 def test_it_is_c_that_carries_them_out() -> None:

@@ -104,7 +104,7 @@ def apple(monkeypatch: pytest.MonkeyPatch) -> None:
 def call(op: Op, *values: Any) -> Any:
     """A call as torch's dispatcher makes it for tensors on mps."""
     op.torch_op  # noqa: B018
-    return op._torch.run(*values)
+    return op._operator.run(*values)
 
 
 def launched() -> tuple[Kernel, dict[str, Any], Any, Any]:

@@ -409,7 +409,7 @@ def test_an_op_first_called_inside_of_fullgraph() -> None:
     fresh = ferrule.op(
         "first_inside", "x[N]:T -> y[N]:T", metal=I + "y[i] = 3 * x[i];", grid="N", threadgroup=8
     )
-    assert fresh._torch is None
+    assert fresh._operator is None
     equal(torch.compile(lambda x: fresh(x), fullgraph=True, backend="eager")(rand(3)), 3 * rand(3))
 
 

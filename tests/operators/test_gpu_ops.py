@@ -46,7 +46,7 @@ def call(request: pytest.FixtureRequest) -> Any:
     """Calls an op as it is, or by the Python that serves where C does not."""
     if request.param == "C":
         return lambda op, *values: op(*values)
-    return lambda op, *values: op.torch_op and op._torch.run(*values)
+    return lambda op, *values: op.torch_op and op._operator.run(*values)
 
 
 @pytest.mark.parametrize("size", [1, 255, 100_003, 3 << 20])

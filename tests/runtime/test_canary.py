@@ -102,7 +102,7 @@ def test_each_byte_that_torch_has_behind_an_output(way: str, n: int, data: st.Da
             return poke(x, at)
         if way == "op":
             return POKE_OP(x, at)
-        return POKE_OP._torch.run(x, at)
+        return POKE_OP._operator.run(x, at)
 
     kept = []
     while True:

@@ -25,9 +25,13 @@ _ROWS = [
 @click.command("build")
 @options
 @click.option(
-    "--arch", "architectures", multiple=True, required=True, metavar="SM",
+    "--arch",
+    "architectures",
+    multiple=True,
+    required=True,
+    metavar="SM",
     help="A GPU's architecture, such as sm_90. Once per architecture.",
-)  # fmt: skip
+)
 @click.option("--to", "folder", required=True, type=click.Path(), help="The folder to fill.")
 def command(architectures: tuple[str, ...], folder: str, **target_options: Any) -> None:
     """Compile a kernel for NVIDIA GPUs, to be carried to machines without NVRTC.

@@ -75,9 +75,12 @@ def command(photo: str | None, out: str) -> None:
         )
         cotangent = samples  # the derivative of half the sum of squares
         grads, backward = compare(
-            "VJP", where, grid_sample.sample_vjp, grid_sample.sample_vjp_numpy,
+            "VJP",
+            where,
+            grid_sample.sample_vjp,
+            grid_sample.sample_vjp_numpy,
             (x, grid, cotangent),
-        )  # fmt: skip
+        )
     results = (*forward, *backward)
     try:
         draw(out, x[0], samples[0], grads[0][0], grads[1][0])
@@ -136,10 +139,11 @@ def places() -> list[Place]:
             device, name = torch.device("cuda", 0), torch.cuda.get_device_name(0)
             places.append(
                 Place(
-                    name, lambda a: torch.from_numpy(a).to(device),
+                    name,
+                    lambda a: torch.from_numpy(a).to(device),
                     lambda: torch.cuda.synchronize(device),
                 )
-            )  # fmt: skip
+            )
     return places
 
 
@@ -324,21 +328,34 @@ def draw(path: str, x: Floats, out: Floats, x_grad: Floats, grid_grad: Floats) -
         axes.set_axis_off()
         axes.set_title(name, color="white", fontsize=15, family="monospace", pad=24)
         axes.text(
-            0.5, 1.015, caption, transform=axes.transAxes, ha="center", va="bottom",
-            color="#aab2bf", fontsize=10.5,
-        )  # fmt: skip
+            0.5,
+            1.015,
+            caption,
+            transform=axes.transAxes,
+            ha="center",
+            va="bottom",
+            color="#aab2bf",
+            fontsize=10.5,
+        )
     # The key: what moves to the right has the hue at the wheel's right, and so on.
     wheel = axes.inset_axes((0.03, 0.03, 0.17, 0.17 * width / height))
     wheel.imshow(_wheel(), interpolation="antialiased")
     wheel.set_axis_off()
     figure.suptitle(
         "A Metal kernel and its VJP, run on the CPU by ferrule.   loss = ½ sum(out²)",
-        color="#aab2bf", fontsize=12, y=0.15 / high, va="bottom",
-    )  # fmt: skip
+        color="#aab2bf",
+        fontsize=12,
+        y=0.15 / high,
+        va="bottom",
+    )
     figure.subplots_adjust(
-        left=0.01, right=0.99, top=1 - 0.7 / high, bottom=0.55 / high, wspace=0.03,
+        left=0.01,
+        right=0.99,
+        top=1 - 0.7 / high,
+        bottom=0.55 / high,
+        wspace=0.03,
         hspace=0.7 / tall,
-    )  # fmt: skip
+    )
     figure.savefig(path, format=_format(path), facecolor=figure.get_facecolor())
 
 

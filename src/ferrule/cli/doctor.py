@@ -278,9 +278,12 @@ def _check(problems: list[Report]) -> Report:
         cache.set_default(folder)  # an empty one, so that the compiler has to work
         try:
             (out,) = _KERNEL(
-                inputs=[x], grid=(64, 1, 1), threadgroup=(32, 1, 1),
-                output_shapes=[x.shape], output_dtypes=[x.dtype],
-            )  # fmt: skip
+                inputs=[x],
+                grid=(64, 1, 1),
+                threadgroup=(32, 1, 1),
+                output_shapes=[x.shape],
+                output_dtypes=[x.dtype],
+            )
         except FerruleError as error:
             if not problems:
                 problems.append({"problem": str(error), "fix": None})

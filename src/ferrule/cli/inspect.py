@@ -48,8 +48,10 @@ def command(wanted: str | None, arch: str, **target_options: Any) -> None:
     if isinstance(target, Op):
         for option in ("outputs", "templates", "grid", "threadgroup"):
             if target_options[option]:
-                raise Fault("an op declares its outputs, template, grid and threadgroup: of a call "
-                            "it is told the inputs alone, with --with.")  # fmt: skip
+                raise Fault(
+                    "an op declares its outputs, template, grid and threadgroup: of a call "
+                    "it is told the inputs alone, with --with."
+                )
         texts, unit = partial(_print_texts, wanted, arch), partial(_print_unit, wanted, arch)
         print_op(name, target, target_options["inputs"], wanted, texts, unit)
         return

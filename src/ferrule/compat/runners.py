@@ -247,9 +247,12 @@ def _linear(x: torch.Tensor, runner_id: int, out_features: int) -> torch.Tensor:
 
 
 def _moe(
-    hidden_states: torch.Tensor, topk_weights: torch.Tensor, topk_ids: torch.Tensor,
-    runner_id: int, hidden_size: int,
-) -> torch.Tensor:  # fmt: skip
+    hidden_states: torch.Tensor,
+    topk_weights: torch.Tensor,
+    topk_ids: torch.Tensor,
+    runner_id: int,
+    hidden_size: int,
+) -> torch.Tensor:
     tensors = (hidden_states, topk_weights, topk_ids)
     _check_moe(*tensors)
     return _run("moe_gemm", runner_id, [_matrix(tensor) for tensor in tensors], hidden_size)
@@ -287,9 +290,12 @@ def _linear_fake(x: torch.Tensor, runner_id: Any, out_features: Any) -> torch.Te
 
 
 def _moe_fake(
-    hidden_states: torch.Tensor, topk_weights: torch.Tensor, topk_ids: torch.Tensor,
-    runner_id: Any, hidden_size: Any,
-) -> torch.Tensor:  # fmt: skip
+    hidden_states: torch.Tensor,
+    topk_weights: torch.Tensor,
+    topk_ids: torch.Tensor,
+    runner_id: Any,
+    hidden_size: Any,
+) -> torch.Tensor:
     _refuse_export("moe_gemm", runner_id)
     _check_moe(hidden_states, topk_weights, topk_ids)
     shape = (hidden_states.shape[0], hidden_size)

@@ -256,9 +256,14 @@ def _as_pointer(name: str, text: str, message: str) -> bool:
 
 
 def refused(
-    kind: str, name: str, texts: Mapping[str, str], output: str, compiler: str,
-    log: str | None = None, hints: Sequence[str] = (),
-) -> CompileError:  # fmt: skip
+    kind: str,
+    name: str,
+    texts: Mapping[str, str],
+    output: str,
+    compiler: str,
+    log: str | None = None,
+    hints: Sequence[str] = (),
+) -> CompileError:
     """A `CompileError` that quotes the author's lines.
 
     Args:

@@ -38,9 +38,12 @@ class Portability:
             )
             if kernel.portable:
                 raise DialectError(
-                    f"{message}; `portable=True` asks for an error.", kernel=kernel.name,
-                    where=note.where, line=note.line, construct=note.what,
-                )  # fmt: skip
+                    f"{message}; `portable=True` asks for an error.",
+                    kernel=kernel.name,
+                    where=note.where,
+                    line=note.line,
+                    construct=note.what,
+                )
             if (kernel, note) not in self._said:
                 self._said.add((kernel, note))
                 warn(f"{message}.", PortabilityWarning)

@@ -16,8 +16,12 @@ from .protocol import unknown_dtype
 
 name = "CuPy"
 allocation_errors: tuple[type[Exception], ...] = (
-    MemoryError, ValueError, TypeError, OverflowError, RuntimeError,
-)  # fmt: skip
+    MemoryError,
+    ValueError,
+    TypeError,
+    OverflowError,
+    RuntimeError,
+)
 
 
 def facts(array: Any) -> Facts | None:

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import ctypes
 import math
-import sys
 from collections.abc import Callable, Iterable, Sequence
-from types import CodeType, ModuleType
-from typing import Any, NamedTuple, Protocol, TypeVar
+from types import ModuleType
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -251,28 +250,3 @@ def wrote_outside(what: str, output: str, shape: Shape, count: int) -> DeviceErr
         f"byte{'s' * (abs(count) != 1)} {side}. Check the indices against the shape; the outputs "
         "are lost, and what lies farther outside may be damaged."
     )
-
-
-_Function = TypeVar("_Function", bound=Callable[..., Any])
-eager_codes: list[CodeType] = []
-
-
-def eager_only(function: _Function) -> _Function:
-    """Mark a function that graph tracers call as it is, without looking inside.
-
-    ``torch.compile`` reads the two attributes: it breaks the graph around the call, or says so
-    under ``fullgraph=True``. The torch host tells it about the code that runs inside.
-    """
-    function._torchdynamo_disable = True  # type: ignore[attr-defined]
-    function._torchdynamo_disable_msg = (  # type: ignore[attr-defined]
-        "a ferrule kernel call has no shape rule, so it runs eagerly and breaks the graph; "
-        "declared with ferrule.op, the same body stays in the graph"
-    )
-    eager_codes.append(function.__code__)
-    return function
-
-
-def prepare_tracers() -> None:
-    """Let the torch host tell torch.compile about `eager_only` code, where torch is imported."""
-    if hasattr(sys.modules.get("torch"), "compile"):
-        load("torch")

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from ..dtypes import Dtype
 from ..errors import FerruleError, KernelError
+from ..hosts import imported
 from ..hosts import protocol as hosts
 from ..kernel import Kernel
 from ..spec import Facts, Input, Launch, Shape, Spec
@@ -59,11 +60,12 @@ class CallableKernel:
         self._wants = tuple(any(kernel.wants(n)) for n in kernel.input_names)
         self._programs: dict[tuple[object, ...], Program] = {}
         self._again: Any = None  # calls with MLX's arrays like earlier ones
-        self._atomic = kernel.atomic
         self._table = fastcall.table(
-            len(kernel.input_names), len(kernel.output_names), kernel.ensure_row_contiguous,
-            self._atomic,
-        )  # fmt: skip
+            len(kernel.input_names),
+            len(kernel.output_names),
+            kernel.ensure_row_contiguous,
+            imported.wants_determinism if kernel.atomic else None,
+        )
 
     def __repr__(self) -> str:
         inputs, outputs = ", ".join(self.kernel.input_names), ", ".join(self.kernel.output_names)
@@ -72,7 +74,7 @@ class CallableKernel:
     def __reduce__(self) -> tuple[type[CallableKernel], tuple[Kernel]]:
         return type(self), (self.kernel,)  # loaded programs stay behind
 
-    @hosts.eager_only
+    @imported.eager_only
     def __call__(
         self,
         *,
@@ -123,9 +125,15 @@ class CallableKernel:
         again = self._again
         if again is not None and verbose is False:
             nodes: list[Any] = again(
-                inputs, stream, output_shapes, output_dtypes, grid, threadgroup, template,
+                inputs,
+                stream,
+                output_shapes,
+                output_dtypes,
+                grid,
+                threadgroup,
+                template,
                 init_value,
-            )  # fmt: skip
+            )
             if nodes is not NotImplemented:
                 return nodes
         table = self._table if stream is None and verbose is False else None
@@ -156,9 +164,15 @@ class CallableKernel:
         return self._run(arrays, call, stream, verbose, table, (inputs, *evaluated))
 
     def _checked(
-        self, verbose: object, output_shapes: object, output_dtypes: object, grid: object,
-        threadgroup: object, template: object, init_value: object,
-    ) -> _CheckedCall:  # fmt: skip
+        self,
+        verbose: object,
+        output_shapes: object,
+        output_dtypes: object,
+        grid: object,
+        threadgroup: object,
+        template: object,
+        init_value: object,
+    ) -> _CheckedCall:
         """The arguments of a call but its inputs, whose sizes are numbers."""
         kernel = self.kernel
         shapes = arguments.listed(kernel, "output_shapes", output_shapes, kernel.output_names)
@@ -181,16 +195,21 @@ class CallableKernel:
         return _CheckedCall(wanted, shapes, outs, threads, group, items, number, key)
 
     def _nodes(
-        self, graph: Any, arrays: list[Any], call: _CheckedCall, template: object, verbose: bool,
-        stream: object, as_given: tuple[object, ...], sizes: Sizes | None,
-    ) -> list[Any] | None:  # fmt: skip
+        self,
+        graph: Any,
+        arrays: list[Any],
+        call: _CheckedCall,
+        template: object,
+        verbose: bool,
+        stream: object,
+        as_given: tuple[object, ...],
+        sizes: Sizes | None,
+    ) -> list[Any] | None:
         """The outputs as nodes of a lazy graph; None where nodes cannot be had."""
         kernel = self.kernel
         recorded = graph.exporting()
-        checked = (
-            kernel, self._wants, arrays, call.shapes, call.outs, call.threads, call.group,
-            call.items, call.number,
-        )  # fmt: skip
+        _, *of_call, _ = call
+        checked = kernel, self._wants, arrays, *of_call
         if recorded:
             nodes = graph.record_kernel(*checked, verbose, stream, sizes)
         else:
@@ -198,18 +217,29 @@ class CallableKernel:
         if nodes is None:
             return None
         if verbose and not recorded:
-            self._show(self.text(
-                inputs=arrays, output_shapes=call.shapes, output_dtypes=call.outs,
-                grid=call.threads, threadgroup=call.group, template=cast(Any, template),
-            ))  # fmt: skip
+            self._show(
+                self.text(
+                    inputs=arrays,
+                    output_shapes=call.shapes,
+                    output_dtypes=call.outs,
+                    grid=call.threads,
+                    threadgroup=call.group,
+                    template=cast(Any, template),
+                )
+            )
         if self._again is None and not recorded:
             self._again = graph.again(kernel)
         return list(nodes)
 
     def _run(
-        self, arrays: list[Any], call: _CheckedCall, stream: object, verbose: bool, table: Any,
+        self,
+        arrays: list[Any],
+        call: _CheckedCall,
+        stream: object,
+        verbose: bool,
+        table: Any,
         arguments_of_table: tuple[Any, ...],
-    ) -> list[Any]:  # fmt: skip
+    ) -> list[Any]:
         """Allocate the outputs and launch; ``table`` remembers how, if it is not None."""
         kernel = self.kernel
         host, device, queue, facts, arrays, copies, owners = self._gathered(arrays, call, stream)
@@ -257,8 +287,9 @@ class CallableKernel:
             host, device = self._host_of_dtypes(call.output_dtypes)
         if kernel.language == "cuda" and not device.startswith("cuda"):
             raise arguments.needs_cuda(kernel, host.name, device)
-        if self._atomic and host.name == "torch":
-            cast(Any, host).alert_not_deterministic(kernel.tag, f"kernel {kernel.name!r}", device)
+        alert = getattr(host, "alert_not_deterministic", None) if kernel.atomic else None
+        if alert is not None:
+            alert(kernel.tag, f"kernel {kernel.name!r}", device)
         try:
             queue = host.stream(stream, device)
         except FerruleError as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..hosts import protocol as hosts
+from ..hosts import imported
 from ..kernel import make_kernel
 from .call import CallableKernel
 
@@ -74,10 +74,16 @@ def cuda_kernel(
         >>> "__global__" in exp.text(inputs=["float32[1000]"], output_dtypes=[ferrule.float32])
         True
     """
-    hosts.prepare_tracers()
+    imported.prepare_tracers()
     return CudaKernel(
         make_kernel(
-            name, input_names, output_names, source, header, ensure_row_contiguous,
-            language="cuda", shared_memory=shared_memory,
+            name,
+            input_names,
+            output_names,
+            source,
+            header,
+            ensure_row_contiguous,
+            language="cuda",
+            shared_memory=shared_memory,
         )
-    )  # fmt: skip
+    )

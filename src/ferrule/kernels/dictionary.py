@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..errors import KernelError, KernelTypeError
-from ..hosts import protocol as hosts
+from ..hosts import imported
 from ..kernel import make_kernel
 from .call import MetalKernel
 
@@ -32,15 +32,22 @@ class DictionaryKernel:
     ) -> None:
         # Checks now what needs no names.
         self._base = make_kernel(
-            name, (), ("out",), source, header, ensure_row_contiguous, atomic_outputs,
-            compile_options, portable,
-        )  # fmt: skip
+            name,
+            (),
+            ("out",),
+            source,
+            header,
+            ensure_row_contiguous,
+            atomic_outputs,
+            compile_options,
+            portable,
+        )
         self._kernels: dict[tuple[object, ...], MetalKernel] = {}
 
     def __repr__(self) -> str:
         return f"<ferrule.DictionaryKernel {self._base.name}>"
 
-    @hosts.eager_only
+    @imported.eager_only
     def __call__(
         self,
         *,
@@ -72,9 +79,13 @@ class DictionaryKernel:
             inputs, output_dtypes, output_shapes, template, ensure_row_contiguous, atomic_outputs
         )
         outputs = kernel(
-            grid=grid, threadgroup=threadgroup, init_value=init_value, verbose=verbose,
-            stream=stream, **arguments,
-        )  # fmt: skip
+            grid=grid,
+            threadgroup=threadgroup,
+            init_value=init_value,
+            verbose=verbose,
+            stream=stream,
+            **arguments,
+        )
         return dict(zip(kernel.kernel.output_names, outputs, strict=True))
 
     def text(
@@ -127,9 +138,11 @@ class DictionaryKernel:
         if output_shapes is None:
             output_shapes = dict.fromkeys(output_dtypes, ())
         for name, value in (
-            ("inputs", inputs), ("output_shapes", output_shapes), ("output_dtypes", output_dtypes),
+            ("inputs", inputs),
+            ("output_shapes", output_shapes),
+            ("output_dtypes", output_dtypes),
             ("template", {} if template is None else template),
-        ):  # fmt: skip
+        ):
             if not isinstance(value, Mapping):
                 raise KernelTypeError(
                     f"[metal_kernel] `{name}` of kernel {base.name!r}: got a "
@@ -153,10 +166,17 @@ class DictionaryKernel:
             atomic = base.atomic_outputs if atomic_outputs is None else atomic_outputs
             kernel = self._kernels[key] = MetalKernel(
                 make_kernel(
-                    base.name, key[0], key[1], base.source, base.header, contiguous, atomic,
-                    {"math_mode": base.math_mode}, base.portable,
+                    base.name,
+                    key[0],
+                    key[1],
+                    base.source,
+                    base.header,
+                    contiguous,
+                    atomic,
+                    {"math_mode": base.math_mode},
+                    base.portable,
                 )
-            )  # fmt: skip
+            )
         return kernel, {
             "inputs": list(inputs.values()),
             "output_shapes": list(output_shapes.values()),

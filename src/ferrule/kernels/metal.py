@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import overload
 
 from ..errors import KernelTypeError
-from ..hosts import protocol as hosts
+from ..hosts import imported
 from ..kernel import make_kernel
 from .call import MetalKernel
 from .dictionary import DictionaryKernel
@@ -89,7 +89,7 @@ def metal_kernel(
         raise KernelTypeError(
             f"[metal_kernel] kernel {name!r} has no `source`; give the body of a Metal function."
         )
-    hosts.prepare_tracers()
+    imported.prepare_tracers()
     if input_names is None and output_names is None:
         return DictionaryKernel(
             name, source, header, ensure_row_contiguous, atomic_outputs, compile_options, portable
@@ -102,7 +102,14 @@ def metal_kernel(
         )
     return MetalKernel(
         make_kernel(
-            name, input_names, output_names, source, header, ensure_row_contiguous,
-            atomic_outputs, compile_options, portable,
+            name,
+            input_names,
+            output_names,
+            source,
+            header,
+            ensure_row_contiguous,
+            atomic_outputs,
+            compile_options,
+            portable,
         )
-    )  # fmt: skip
+    )

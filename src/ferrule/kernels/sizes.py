@@ -64,9 +64,15 @@ class Sizes:
     """
 
     def __init__(
-        self, kernel: Kernel, ranks: Sequence[int], grid: object, threadgroup: object,
-        shapes: Sequence[object], outs: Sequence[Dtype], template: object,
-    ) -> None:  # fmt: skip
+        self,
+        kernel: Kernel,
+        ranks: Sequence[int],
+        grid: object,
+        threadgroup: object,
+        shapes: Sequence[object],
+        outs: Sequence[Dtype],
+        template: object,
+    ) -> None:
         self.kernel = kernel
         inputs = [
             Argument(name, tuple(_dim(name, i) for i in range(rank)), f"{name}.dtype")
@@ -184,8 +190,10 @@ class Sizes:
         if node[0] == "int":
             return node
         if node[0] not in ("name", "size", "ndim"):
-            parts = (self._resolved(label, text, part) if isinstance(part, tuple) else part
-                     for part in node[1:])  # fmt: skip
+            parts = (
+                self._resolved(label, text, part) if isinstance(part, tuple) else part
+                for part in node[1:]
+            )
             return (node[0], *parts)
         match = _DIM.fullmatch(node[1]) if node[0] == "name" else None
         name = match[1] if match else node[1]

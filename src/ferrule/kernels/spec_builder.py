@@ -28,9 +28,14 @@ class SpecBuilder:
         self._sizes: dict[str, Sizes] = {}
 
     def sizes(
-        self, shapes: list[Shape], output_dtypes: object, output_shapes: object, grid: object,
-        threadgroup: object, template: object,
-    ) -> Sizes:  # fmt: skip
+        self,
+        shapes: list[Shape],
+        output_dtypes: object,
+        output_shapes: object,
+        grid: object,
+        threadgroup: object,
+        template: object,
+    ) -> Sizes:
         """The sizes of a call, some of which are texts, for inputs of these shapes."""
         kernel = self.kernel
         names = kernel.output_names
@@ -101,9 +106,13 @@ class SpecBuilder:
             input_shapes = [fact.shape for fact in facts]
             # What is left out is not looked at.
             written = self.sizes(
-                input_shapes, output_dtypes, output_shapes or [()] * len(names), grid or (1, 1, 1),
-                threadgroup or (1, 1, 1), template,
-            ).numbers(input_shapes)  # fmt: skip
+                input_shapes,
+                output_dtypes,
+                output_shapes or [()] * len(names),
+                grid or (1, 1, 1),
+                threadgroup or (1, 1, 1),
+                template,
+            ).numbers(input_shapes)
             grid = grid and written[0]
             threadgroup = threadgroup and written[1]
             output_shapes = output_shapes and written[2]

@@ -100,10 +100,16 @@ def adopt(
     function: Any = run if make is None else make
     implementations = [
         Runner(
-            name, parsed, function, "run", version=version, makes=make is not None,
-            constants=constants, contiguous=contiguous,
+            name,
+            parsed,
+            function,
+            "run",
+            version=version,
+            makes=make is not None,
+            constants=constants,
+            contiguous=contiguous,
         )
-    ]  # fmt: skip
+    ]
     if reference is not None:
         implementations.append(Runner(name, parsed, reference, "reference", version=version))
     independent = sharding.independent(name, parsed, batch)

@@ -137,9 +137,14 @@ class KernelBody(SizedImplementation):
         """All that decides what it computes."""
         k = self.kernel
         return {
-            "kind": self.kind, "name": k.name, "source": k.source, "header": k.header,
-            "ensure_row_contiguous": k.ensure_row_contiguous, "atomic_outputs": k.atomic_outputs,
-            "math_mode": k.math_mode, "portable": k.portable,
+            "kind": self.kind,
+            "name": k.name,
+            "source": k.source,
+            "header": k.header,
+            "ensure_row_contiguous": k.ensure_row_contiguous,
+            "atomic_outputs": k.atomic_outputs,
+            "math_mode": k.math_mode,
+            "portable": k.portable,
             "grid": [e.to_json() for e in self.grid],
             "threadgroup": [e.to_json() for e in self.threadgroup],
             "template": [[name, expressions.value_to_json(value)] for name, value in self.template],
@@ -147,7 +152,7 @@ class KernelBody(SizedImplementation):
             "shared_memory": self.shared.to_json(),
             "when": expressions.optional_to_json(self.when),
             "values": [name for name in k.values if name not in self.dims],
-        }  # fmt: skip
+        }
 
     @staticmethod
     def from_json(op: str, rule: Rule, data: Any) -> KernelBody:
@@ -163,26 +168,43 @@ class KernelBody(SizedImplementation):
         )  # fmt: skip
         kernel = replace(kernel, values=tuple(map(str, data["values"])))
         return KernelBody(
-            op, rule, kernel, data["kind"],
+            op,
+            rule,
+            kernel,
+            data["kind"],
             grid=tuple(Expression.from_json(e) for e in data["grid"]),
             threadgroup=tuple(Expression.from_json(e) for e in data["threadgroup"]),
             template=[(str(n), expressions.value_from_json(v)) for n, v in data["template"]],
             init_value=expressions.value_from_json(data["init_value"]),
             shared_memory=Expression.from_json(data["shared_memory"]),
             when=expressions.optional_from_json(data["when"]),
-        )  # fmt: skip
+        )
 
 
 def kernel_of(
-    op: str, rule: Rule, kind: str, source: object, header: object = "",
-    ensure_row_contiguous: bool = True, atomic_outputs: bool = False, math_mode: object = None,
-    portable: bool = False, name: str | None = None,
-) -> Kernel:  # fmt: skip
+    op: str,
+    rule: Rule,
+    kind: str,
+    source: object,
+    header: object = "",
+    ensure_row_contiguous: bool = True,
+    atomic_outputs: bool = False,
+    math_mode: object = None,
+    portable: bool = False,
+    name: str | None = None,
+) -> Kernel:
     """The kernel of a body, with the op's arrays and numbers as arguments."""
     kernel = make_kernel(
-        op if name is None else name, *argument_names(rule), source, header, ensure_row_contiguous,
-        atomic_outputs, None if math_mode is None else {"math_mode": math_mode}, portable, kind,
-    )  # fmt: skip
+        op if name is None else name,
+        *argument_names(rule),
+        source,
+        header,
+        ensure_row_contiguous,
+        atomic_outputs,
+        None if math_mode is None else {"math_mode": math_mode},
+        portable,
+        kind,
+    )
     numbers = tuple(parameter.name for parameter in rule.inputs if parameter.dims is None)
     return replace(kernel, values=numbers) if kind == "cuda" else kernel
 

@@ -119,10 +119,14 @@ def step_to_json(step: BoundStep) -> Any:
         for a in step.arguments
     ]
     return {
-        "run": step.function, "arguments": arguments, "blocks": axes_to_json(step.blocks),
-        "block": axes_to_json(step.block), "shared_memory": step.shared.to_json(),
-        "cluster": axes_to_json(step.cluster), "when": when,
-    }  # fmt: skip
+        "run": step.function,
+        "arguments": arguments,
+        "blocks": axes_to_json(step.blocks),
+        "block": axes_to_json(step.block),
+        "shared_memory": step.shared.to_json(),
+        "cluster": axes_to_json(step.cluster),
+        "when": when,
+    }
 
 
 def step_from_json(data: Any) -> RunStep | FillStep | CopyStep:
@@ -135,10 +139,14 @@ def step_from_json(data: Any) -> RunStep | FillStep | CopyStep:
     if "copy" in data:
         return CopyStep(data["to"], data["copy"], when)
     return RunStep(
-        data["run"], tuple(_argument_from_json(argument) for argument in data["arguments"]),
-        axes_from_json(data["blocks"]), axes_from_json(data["block"]),
-        optional_from_json(data["shared_memory"]), axes_from_json(data["cluster"]), when,
-    )  # fmt: skip
+        data["run"],
+        tuple(_argument_from_json(argument) for argument in data["arguments"]),
+        axes_from_json(data["blocks"]),
+        axes_from_json(data["block"]),
+        optional_from_json(data["shared_memory"]),
+        axes_from_json(data["cluster"]),
+        when,
+    )
 
 
 def _argument_from_json(data: Any) -> StepArgument:

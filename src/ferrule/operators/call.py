@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from ..hosts.protocol import Host
     from .declared import Declared
 
-OLDEST_TORCH = (2, 10)  # an older one may do, without calls in C
-
 
 def call(op: Declared, values: Sequence[Any]) -> Any:
     """The outputs of an op for arrays of NumPy, MLX, CuPy and others alike.
@@ -128,10 +126,17 @@ def choose(op: Declared, device: str, binding: Binding) -> Implementation:
 
 
 def run_body(
-    op: Declared, body: KernelBody | CudaUnit, maker: Any, facts: Callable[[Any], Facts],
-    device: str, queue: int, binding: Binding, arguments: Arguments,
-    results: Sequence[tuple[Shape, Dtype]], host: Host | None = None,
-) -> list[Any]:  # fmt: skip
+    op: Declared,
+    body: KernelBody | CudaUnit,
+    maker: Any,
+    facts: Callable[[Any], Facts],
+    device: str,
+    queue: int,
+    binding: Binding,
+    arguments: Arguments,
+    results: Sequence[tuple[Shape, Dtype]],
+    host: Host | None = None,
+) -> list[Any]:
     """The outputs of a kernel or a unit, which is started, for every array library alike.
 
     Args:
@@ -182,10 +187,16 @@ def made_outputs(
 
 
 def run(
-    op: Declared, runner: Runner, device: str, queue: int, binding: Binding, inputs: Sequence[Any],
-    results: Sequence[tuple[Shape, Dtype]], host: Any,
+    op: Declared,
+    runner: Runner,
+    device: str,
+    queue: int,
+    binding: Binding,
+    inputs: Sequence[Any],
+    results: Sequence[tuple[Shape, Dtype]],
+    host: Any,
     capturing: Callable[[str], bool] | None = None,
-) -> tuple[list[Any], bool]:  # fmt: skip
+) -> tuple[list[Any], bool]:
     """The outputs of a Python function for these inputs.
 
     Args:
@@ -289,9 +300,14 @@ def wrong_output(
 
 
 def _checked(
-    op: Declared, runner: Runner, host: Host, device: str, output: Argument, value: Any,
+    op: Declared,
+    runner: Runner,
+    host: Host,
+    device: str,
+    output: Argument,
+    value: Any,
     expected: tuple[Shape, Dtype],
-) -> Any:  # fmt: skip
+) -> Any:
     if isinstance(value, np.generic) and host.name == "NumPy":
         value = np.asarray(value)  # what NumPy's sums give
     if hosts.find(type(value)) is not host:
@@ -472,20 +488,3 @@ def _write_back(op: Declared, values: Sequence[Any], copies: dict[str, Any]) -> 
     for parameter, value in zip(op.rule.inputs, values, strict=True):
         if parameter.name in copies:
             value[...] = copies[parameter.name]
-
-
-class TorchIsTooOld:
-    """Stands for an op in a torch that lacks what ops need; arrays of others can be given."""
-
-    def __init__(self, torch: Any, error: Exception) -> None:
-        self._tensor, self.overload, self.raw = torch.Tensor, self, self
-        self._words = (
-            f"[op] ops of torch's tensors need torch {'.'.join(map(str, OLDEST_TORCH))} or later; "
-            f"this is {torch.__version__} ({error}). `metal_kernel` takes its tensors, too."
-        )
-
-    def takes(self, values: Sequence[Any]) -> bool:
-        return any(isinstance(value, self._tensor) for value in values)
-
-    def __call__(self, *values: Any) -> Any:
-        raise KernelError(self._words)

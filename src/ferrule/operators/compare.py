@@ -221,9 +221,12 @@ def _runner_error(op: Op, runner: Runner, values: Sequence[Any], error: Exceptio
 
 
 _EPSILON = {
-    "float64": 2.0**-52, "float32": 2.0**-23, "complex64": 2.0**-23, "float16": 2.0**-10,
+    "float64": 2.0**-52,
+    "float32": 2.0**-23,
+    "complex64": 2.0**-23,
+    "float16": 2.0**-10,
     "bfloat16": 2.0**-8,
-}  # fmt: skip
+}
 
 
 def epsilon(dtype: Dtype) -> float:

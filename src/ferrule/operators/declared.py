@@ -25,10 +25,15 @@ class Declared:
     """What an op declares; `Op` has the attributes in words."""
 
     def __init__(
-        self, name: str, rule: Rule, implementations: Sequence[Implementation],
-        batch: tuple[str, ...], autocast: str | None, partial_sums: tuple[str, ...],
+        self,
+        name: str,
+        rule: Rule,
+        implementations: Sequence[Implementation],
+        batch: tuple[str, ...],
+        autocast: str | None,
+        partial_sums: tuple[str, ...],
         tags: tuple[str, ...],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.name, self.rule, self.tags = name, rule, tags
         self.implementations = tuple(implementations)
         self.batch, self.autocast, self.partial_sums = batch, autocast, partial_sums
@@ -50,11 +55,15 @@ class Declared:
         finally:
             digesting.reset(token)
         return {
-            "name": self.name, "rule": self.rule.to_json(), "batch": list(self.batch),
-            "partial_sums": list(self.partial_sums), "autocast": self.autocast,
+            "name": self.name,
+            "rule": self.rule.to_json(),
+            "batch": list(self.batch),
+            "partial_sums": list(self.partial_sums),
+            "autocast": self.autocast,
             "implementations": [body.to_json() for body in self.implementations],
-            "rules": rules, **({"tags": list(self.tags)} if self.tags else {}),
-        }  # fmt: skip
+            "rules": rules,
+            **({"tags": list(self.tags)} if self.tags else {}),
+        }
 
     @property
     def digest(self) -> str:

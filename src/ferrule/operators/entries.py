@@ -29,8 +29,14 @@ if TYPE_CHECKING:
 
 FEW = 3  # devices.cpu.FEW
 SOURCES = (
-    "op_calls.h", "arithmetic.h", "arrays.h", "canary.h", "cuda_launch.h", "rule.h", "runtime.h",
-)  # fmt: skip
+    "op_calls.h",
+    "arithmetic.h",
+    "arrays.h",
+    "canary.h",
+    "cuda_launch.h",
+    "rule.h",
+    "runtime.h",
+)
 
 # Constants of runtime/op_calls.h and rule.h.
 _ARGUMENTS, _BODIES, _TEMPLATE, _DIMS, _KEY = 32, 4, 16, 16, 96
@@ -53,26 +59,41 @@ class _Body(ctypes.Structure):
 
 class _Argument(ctypes.Structure):
     _fields_ = (
-        ("kind", _int32), ("dtype", _int32), ("optional", _int32), ("mutable_", _int32),
-        ("dims", _int32), ("least", _int64), ("most", _int64),
-    )  # fmt: skip
+        ("kind", _int32),
+        ("dtype", _int32),
+        ("optional", _int32),
+        ("mutable_", _int32),
+        ("dims", _int32),
+        ("least", _int64),
+        ("most", _int64),
+    )
 
 
 class OpTable(ctypes.Structure):
     _fields_ = (
-        ("program", ctypes.POINTER(_int64)), ("inputs", _int32), ("outputs", _int32),
-        ("bodies", _int32), ("output_names", ctypes.c_char_p * _ARGUMENTS),
-        ("input", _Argument * _ARGUMENTS), ("body", _Body * _BODIES),
-        ("entries", _int32), ("bucket", _pointer * _BUCKETS),
-    )  # fmt: skip
+        ("program", ctypes.POINTER(_int64)),
+        ("inputs", _int32),
+        ("outputs", _int32),
+        ("bodies", _int32),
+        ("output_names", ctypes.c_char_p * _ARGUMENTS),
+        ("input", _Argument * _ARGUMENTS),
+        ("body", _Body * _BODIES),
+        ("entries", _int32),
+        ("bucket", _pointer * _BUCKETS),
+    )
 
 
 class _Call(ctypes.Structure):  # cuda_call
     _fields_ = (
-        ("function", _pointer), ("context", _pointer), ("blocks", ctypes.c_uint32 * 3),
-        ("threads", ctypes.c_uint32 * 3), ("shared", ctypes.c_uint32), ("device", ctypes.c_uint32),
-        ("number", ctypes.c_uint32), ("table", ctypes.c_uint32),
-    )  # fmt: skip
+        ("function", _pointer),
+        ("context", _pointer),
+        ("blocks", ctypes.c_uint32 * 3),
+        ("threads", ctypes.c_uint32 * 3),
+        ("shared", ctypes.c_uint32),
+        ("device", ctypes.c_uint32),
+        ("number", ctypes.c_uint32),
+        ("table", ctypes.c_uint32),
+    )
 
 
 class Entry(ctypes.Structure):
@@ -86,9 +107,11 @@ class Entry(ctypes.Structure):
 
 class _Input(ctypes.Structure):  # fr_rule_input
     _fields_ = (
-        ("sizes", ctypes.POINTER(_int64)), ("ndim", _int32), ("dtype", _int32),
+        ("sizes", ctypes.POINTER(_int64)),
+        ("ndim", _int32),
+        ("dtype", _int32),
         ("present", ctypes.c_bool),
-    )  # fmt: skip
+    )
 
 
 class _Output(ctypes.Structure):  # fr_rule_output

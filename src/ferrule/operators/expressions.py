@@ -65,9 +65,12 @@ def wrong_size(
 
 
 def template_values(
-    op: str, rule: Rule, template: Template, binding: Binding,
+    op: str,
+    rule: Rule,
+    template: Template,
+    binding: Binding,
     number: Callable[[Expression], int] | None = None,
-) -> tuple[tuple[str, TemplateValue], ...]:  # fmt: skip
+) -> tuple[tuple[str, TemplateValue], ...]:
     """The template parameters of one call: dtypes, ``has_<input>``, and the declared ones.
 
     Args:
@@ -126,16 +129,18 @@ def expression_of(op: str, rule: Rule, setting: str, value: object) -> Expressio
         raise RuleError.at(
             f"[op] `{setting}` of op {op!r}: there is no dim {name!r}; the rule binds "
             f"{', '.join(sorted(dims)) or 'none'}",
-            str(expression), _find(str(expression), name),
-        )  # fmt: skip
+            str(expression),
+            _find(str(expression), name),
+        )
     arrays = {
         a.name for a in (*rule.inputs, *rule.outputs) if a.dims is not None and not a.optional
     }
     for name in sorted(expression.arrays - arrays):
         raise RuleError.at(
             f"[op] `{setting}` of op {op!r}: there is no array {name!r} that is always there",
-            str(expression), _find(str(expression), name),
-        )  # fmt: skip
+            str(expression),
+            _find(str(expression), name),
+        )
     return expression
 
 

@@ -90,9 +90,14 @@ def _verdict(gradient: Gradient) -> str:
 
 
 def check_grad(
-    op: Op, *args: Any, inputs: Sequence[str] | None = None, rtol: float | None = None,
-    seed: int = 0, raises: bool = True, **named: Any,
-) -> GradientCheck:  # fmt: skip
+    op: Op,
+    *args: Any,
+    inputs: Sequence[str] | None = None,
+    rtol: float | None = None,
+    seed: int = 0,
+    raises: bool = True,
+    **named: Any,
+) -> GradientCheck:
     """Compare an op's vjp and jvp with central differences.
 
     Elements of each float input, twelve at most, are moved up and down; for a jvp the whole input

@@ -40,9 +40,12 @@ _BY_NAME_ONLY = frozenset({"ferrule", "numpy", "ml_dtypes", "torch", "mlx", "cup
 _STDLIB = sysconfig.get_path("stdlib")
 _MOST_FUNCTIONS = 2000
 _C_FUNCTIONS = (
-    types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType, np.ufunc,
+    types.BuiltinFunctionType,
+    types.MethodDescriptorType,
+    types.WrapperDescriptorType,
+    np.ufunc,
     type(np.dot),
-)  # fmt: skip
+)
 
 
 def digest(content: object, semantics: int = SEMANTICS) -> str:
@@ -286,11 +289,18 @@ def _content(code: Any) -> Any:
     """Describe code, or a constant in it."""
     if isinstance(code, types.CodeType):
         return [
-            code.co_code.hex(), [_content(constant) for constant in code.co_consts],
-            code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars, code.co_argcount,
-            code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags,
+            code.co_code.hex(),
+            [_content(constant) for constant in code.co_consts],
+            code.co_names,
+            code.co_varnames,
+            code.co_freevars,
+            code.co_cellvars,
+            code.co_argcount,
+            code.co_posonlyargcount,
+            code.co_kwonlyargcount,
+            code.co_flags,
             getattr(code, "co_exceptiontable", b"").hex(),
-        ]  # fmt: skip
+        ]
     if isinstance(code, (tuple, frozenset)):
         parts = [json.dumps(_content(part)) for part in code]
         # A set's order is another one in each process.

@@ -85,9 +85,16 @@ def kernel_implementations(
 
 
 def _kernel(
-    name: str, rule: Rule, kind: str, body: object, header: str, contiguous: bool, atomic: bool,
-    compile_options: Mapping[str, str] | None, portable: bool,
-) -> Kernel:  # fmt: skip
+    name: str,
+    rule: Rule,
+    kind: str,
+    body: object,
+    header: str,
+    contiguous: bool,
+    atomic: bool,
+    compile_options: Mapping[str, str] | None,
+    portable: bool,
+) -> Kernel:
     """The kernel of a body, which may be one already."""
     if isinstance(body, CallableKernel):
         kernel = body.kernel
@@ -158,9 +165,15 @@ def implementation_from_pickle(name: str, rule: Rule, data: Any) -> Implementati
         return (CudaUnit if "steps" in data else KernelBody).from_json(name, rule, data)
     function, version, digest, kind, makes, constants, contiguous = data
     runner = Runner(
-        name, rule, function, kind, version=version, makes=makes, constants=constants,
+        name,
+        rule,
+        function,
+        kind,
+        version=version,
+        makes=makes,
+        constants=constants,
         contiguous=contiguous,
-    )  # fmt: skip
+    )
     if runner.digest != digest:
         raise changed_function(name, f"`{kind}`", function)
     return runner

@@ -27,10 +27,17 @@ SAFE = 400.0  # what fits into every float that a number may be declared as
 
 
 def launch(
-    op: str, rule: Rule, body: KernelBody, body_launch: BodyLaunch, binding: Binding, device: str,
-    queue: int, arguments: Arguments, outputs: Sequence[Facts],
+    op: str,
+    rule: Rule,
+    body: KernelBody,
+    body_launch: BodyLaunch,
+    binding: Binding,
+    device: str,
+    queue: int,
+    arguments: Arguments,
+    outputs: Sequence[Facts],
     check: Callable[[str], None] | None = None,
-) -> None:  # fmt: skip
+) -> None:
     """Start a kernel; on the CPU, also wait for it.
 
     Args:
@@ -78,9 +85,14 @@ def check_empty(op: str, rule: Rule, body_launch: BodyLaunch, outputs: Sequence[
 
 
 def prepare(
-    rule: Rule, body: KernelBody, body_launch: BodyLaunch, binding: Binding, device: str,
-    arguments: Arguments, outputs: Sequence[Facts],
-) -> tuple[Program, list[Facts], list[Facts], Launch, list[object]]:  # fmt: skip
+    rule: Rule,
+    body: KernelBody,
+    body_launch: BodyLaunch,
+    binding: Binding,
+    device: str,
+    arguments: Arguments,
+    outputs: Sequence[Facts],
+) -> tuple[Program, list[Facts], list[Facts], Launch, list[object]]:
     """The program of a launch, its inputs and outputs, the launch, and owners of numbers' bytes.
 
     Takes what `launch` takes, and launches nothing.

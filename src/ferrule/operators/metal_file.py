@@ -33,10 +33,17 @@ _QUALIFIERS = (
     "::",
 )
 _ALIASES = {
-    "bfloat": "bfloat16_t", "float16_t": "half", "uint": "uint32_t", "int": "int32_t",
-    "uchar": "uint8_t", "char": "int8_t", "ushort": "uint16_t", "short": "int16_t",
-    "ulong": "uint64_t", "long": "int64_t",
-}  # fmt: skip
+    "bfloat": "bfloat16_t",
+    "float16_t": "half",
+    "uint": "uint32_t",
+    "int": "int32_t",
+    "uchar": "uint8_t",
+    "char": "int8_t",
+    "ushort": "uint16_t",
+    "short": "int16_t",
+    "ulong": "uint64_t",
+    "long": "int64_t",
+}
 _UNSIGNED = {"": "uint", "int": "uint", "char": "uchar", "short": "ushort", "long": "ulong"}
 # After these a name is used; after any other word it is declared.
 _USES = frozenset({"return", "else", "case", "do", "sizeof", "and", "or", "not", "xor", "in"})

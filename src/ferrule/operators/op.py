@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..errors import KernelError, KernelTypeError, RuleError
-from ..hosts import protocol as hosts
+from ..hosts import imported
 from ..kernels.call import CallableKernel
 from ..rules.rule import Rule
 from . import call as op_call
@@ -31,8 +30,10 @@ from .unit_steps import Implementation
 
 KINDS = ("cuda", "metal", "run", "reference")  # the best one first, on an NVIDIA GPU
 MATCHES = {
-    "vjp": derivatives.match_vjp, "jvp": derivatives.match_jvp, "vmap": derivatives.match_vmap,
-}  # fmt: skip
+    "vjp": derivatives.match_vjp,
+    "jvp": derivatives.match_jvp,
+    "vmap": derivatives.match_vmap,
+}
 
 
 class Op(Declared):
@@ -53,18 +54,23 @@ class Op(Declared):
     """
 
     def __init__(
-        self, name: str, rule: Rule, implementations: Sequence[Implementation],
-        batch: tuple[str, ...] = (), autocast: str | None = None,
-        partial_sums: tuple[str, ...] = (), tags: tuple[str, ...] = (),
-    ) -> None:  # fmt: skip
+        self,
+        name: str,
+        rule: Rule,
+        implementations: Sequence[Implementation],
+        batch: tuple[str, ...] = (),
+        autocast: str | None = None,
+        partial_sums: tuple[str, ...] = (),
+        tags: tuple[str, ...] = (),
+    ) -> None:
         super().__init__(name, rule, implementations, batch, autocast, partial_sums, tags)
         self.__name__ = self.__qualname__ = name  # what takes functions asks for these
         self.__signature__ = rule.signature()
         self._count = len(rule.inputs)
-        self._torch: Any = None  # what hosts.torch.op made of it
+        self._operator: Any = None  # what a library of graphs made of it: hosts.torch.op
         self.mlx: object = None  # what hosts.mlx.node made of it
-        self._plain: Callable[..., Any] = unknown  # a call of it of which torch records nothing
-        self._look_for_torch = _torch_finder(self)
+        self._plain: Callable[..., Any] = unknown  # a call that no graph or derivative records
+        self._register = _registration(self)
 
     def __repr__(self) -> str:
         return f"<ferrule.Op {self.name}: {self.rule}>"
@@ -89,9 +95,14 @@ class Op(Declared):
             for kind, rule in self.rules.items()
         }
         arguments = (
-            self.name, self.rule.to_json(), bodies, self.batch, self.autocast, self.partial_sums,
+            self.name,
+            self.rule.to_json(),
+            bodies,
+            self.batch,
+            self.autocast,
+            self.partial_sums,
             self.tags,
-        )  # fmt: skip
+        )
         return _unpickled, arguments, rules  # the rules last, for they may hold this op again
 
     def __setstate__(self, rules: Any) -> None:
@@ -117,18 +128,18 @@ class Op(Declared):
             KernelTypeError: an input is of a wrong type.
             CompileError, DialectError, ToolchainError, DeviceError: as a kernel's call.
         """
-        if not traced() and not named:
+        if not imported.traced() and not named:
             try:
                 result = self._plain(*args)
             except RuntimeError as by_torch:
-                self._torch.reraise(by_torch, args)
+                self._operator.reraise(by_torch, args)
                 raise
             if result is not NotImplemented:
                 return result
         values = args if not named and len(args) == self._count else self.ordered(args, named)
-        self._look_for_torch()  # before `_torch` is read, which Dynamo remembers
-        if self._torch is not None and self._torch.takes(values):
-            return self._torch(*values)
+        self._register()  # before `_operator` is read, which Dynamo remembers
+        if self._operator is not None and self._operator.takes(values):
+            return self._operator(*values)
         return op_call.call(self, values)
 
     def calls_with_mlx(self, function: Callable[..., Any]) -> None:
@@ -168,13 +179,13 @@ class Op(Declared):
         Raises:
             KernelError: torch is not imported.
         """
-        self._look_for_torch()
-        if self._torch is None:
+        self._register()
+        if self._operator is None:
             raise KernelError(f"[op] op {self.name!r}: import torch before its `torch_op`.")
-        if self._torch.overload is self._torch.raw:  # torch cannot have it
-            self._torch.overload()
-        self._torch.look_for_dtensor()
-        return self._torch.overload
+        if self._operator.overload is self._operator.raw:  # torch cannot have it
+            self._operator.overload()
+        self._operator.look_for_dtensor()
+        return self._operator.overload
 
     # -- rules -----------------------------------------------------------------------------------
 
@@ -244,7 +255,7 @@ class Op(Declared):
             self.rules[kind] = Derived(self, kind, rule, version, MATCHES[kind])
         finally:
             digesting.reset(token)
-        self._digest = self._torch = None  # another op from now on
+        self._digest = self._operator = None  # another op from now on
         self._plain = unknown
         return rule
 
@@ -333,30 +344,20 @@ class Op(Declared):
         return op
 
 
-def traced() -> bool:
-    """Whether torch.compile traces the caller: torch's own function, once torch is there.
-
-    A global that is replaced before anything is traced, for Dynamo remembers what it was.
-    """
-    return False
-
-
 def unknown(*args: Any) -> Any:
     """Stands for `Op._plain` until a call was made."""
     return NotImplemented
 
 
-def watch_torch() -> None:
-    """Take torch's own `traced`, if torch is imported."""
-    global traced
-    compiler = getattr(sys.modules.get("torch"), "compiler", None)
-    traced = getattr(compiler, "is_dynamo_compiling", traced)
-
-
 def _unpickled(
-    name: str, rule: Any, bodies: Sequence[Any], batch: tuple[str, ...], autocast: str | None,
-    partial_sums: tuple[str, ...], tags: tuple[str, ...] = (),
-) -> Op:  # fmt: skip
+    name: str,
+    rule: Any,
+    bodies: Sequence[Any],
+    batch: tuple[str, ...],
+    autocast: str | None,
+    partial_sums: tuple[str, ...],
+    tags: tuple[str, ...] = (),
+) -> Op:
     """The op of a pickle, as yet without its rules.
 
     Raises:
@@ -367,29 +368,16 @@ def _unpickled(
     return Op(name, parsed, restored, batch, autocast, partial_sums, tags)
 
 
-def _torch_finder(op: Op) -> Callable[[], None]:
-    """A function that registers an op with torch, once that is imported."""
+def _registration(op: Op) -> Callable[[], None]:
+    """A function that registers an op with the library of graphs, once that is imported."""
 
-    def look() -> None:
-        if op._torch is None and hasattr(sys.modules.get("torch"), "compile"):
-            # Called from a frame that Dynamo gave up on, all this would be traced.
-            off = getattr(sys.modules.get("torch._dynamo"), "disable", None)
-            op._torch = _registered(op) if off is None else off(_registered)(op)
+    def register() -> None:
+        if op._operator is None:
+            op._operator = imported.registered(op)
 
-    # The mark of torch.compiler.assume_constant_result, which can be had only with torch: Dynamo
-    # calls this while it traces, so that an op may be called first inside a compiled function.
-    look._dynamo_marked_constant = True  # type: ignore[attr-defined]
-    return look
-
-
-def _registered(op: Op) -> Any:
-    try:
-        return hosts.registrars["torch"](op)
-    except (AttributeError, ImportError, TypeError) as error:
-        torch: Any = sys.modules["torch"]
-        if torch.__version__ >= op_call.OLDEST_TORCH:
-            raise
-        return op_call.TorchIsTooOld(torch, error)
+    # Dynamo calls this while it traces; the mark can be had from torch alone, which may be absent.
+    register._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return register
 
 
 def op(
@@ -479,8 +467,11 @@ def op(
     else:
         check_no_file(name, metal, function)
     launch = {
-        "grid": grid, "threadgroup": threadgroup, "template": template, "init_value": init_value,
-    }  # fmt: skip
+        "grid": grid,
+        "threadgroup": threadgroup,
+        "template": template,
+        "init_value": init_value,
+    }
     declared = kernel_implementations(
         name, parsed, cuda, metal, headers, launch, shared_memory, ensure_row_contiguous,
         atomic_outputs, compile_options, portable,
@@ -488,7 +479,7 @@ def op(
     for kind, called in (("run", run), ("reference", reference)):
         if called is not None:
             declared.append(Runner(name, parsed, called, kind, version=version))
-    watch_torch()
+    imported.watch()
     if not declared:
         raise KernelError(
             f"[op] op {name!r} has nothing that carries it out; give `metal`, `cuda`, `run` or "

@@ -38,10 +38,14 @@ _NUMBERS = {"b": "FR_BOOL_NUMBER", "u": "FR_INT_NUMBER", "i": "FR_INT_NUMBER"}
 _FLOATS = (dtypes.float16, dtypes.bfloat16, dtypes.float32, dtypes.float64)
 _FILLS = (*(d for d in dtypes.ALL if d.kind in "bui"), *_FLOATS)
 _PASSED = {
-    "input": "FR_PASS_INPUT", "value": "FR_PASS_VALUE", "shape": "FR_PASS_SHAPE",
-    "strides": "FR_PASS_STRIDES", "output": "FR_PASS_OUTPUT", "launch": "FR_PASS_LAUNCH",
+    "input": "FR_PASS_INPUT",
+    "value": "FR_PASS_VALUE",
+    "shape": "FR_PASS_SHAPE",
+    "strides": "FR_PASS_STRIDES",
+    "output": "FR_PASS_OUTPUT",
+    "launch": "FR_PASS_LAUNCH",
     "extent": "FR_PASS_EXTENT",
-}  # fmt: skip
+}
 
 
 class Special(NamedTuple):

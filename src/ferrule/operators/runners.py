@@ -49,10 +49,17 @@ class Runner:
     contiguous = False
 
     def __init__(
-        self, op: str, rule: Rule, function: Callable[..., Any], kind: str, *,
-        version: object = None, makes: bool = False, constants: object = None,
+        self,
+        op: str,
+        rule: Rule,
+        function: Callable[..., Any],
+        kind: str,
+        *,
+        version: object = None,
+        makes: bool = False,
+        constants: object = None,
         contiguous: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.kind, self.function, self.makes, self.contiguous = kind, function, makes, contiguous
         self.version = version
         self._op, self._rule = op, rule
@@ -187,13 +194,16 @@ class Runner:
     def to_json(self) -> Any:
         """Its digest; the function itself is no data."""
         return {
-            "kind": self.kind, "digest": self.digest, "function": identity.named(self.function),
-            "makes": self.makes, "contiguous": self.contiguous,
+            "kind": self.kind,
+            "digest": self.digest,
+            "function": identity.named(self.function),
+            "makes": self.makes,
+            "contiguous": self.contiguous,
             "constants": [
                 [name, value.name if isinstance(value, Dtype) else str(value)]
                 for name, value in self.constants
             ],
-        }  # fmt: skip
+        }
 
 
 class AbsentRunner(Runner):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable
 from typing import Any
 
 from ..errors import KernelError, KernelTypeError, RuleError
+from ..hosts import imported
 from ..rules.rule import Rule, parse_rule
 
 AUTOCAST = ("cast", "float32")
@@ -53,7 +53,7 @@ def checked_tags(name: str, tags: Any) -> tuple[str, ...]:
         KernelTypeError: one is neither a str nor a tag.
     """
     each = [tags] if isinstance(tags, str) or not isinstance(tags, Iterable) else tags
-    torch_tags = getattr(sys.modules.get("torch"), "Tag", None)
+    known = imported.tags()
     names = set()
     for tag in each:
         text = tag if isinstance(tag, str) else getattr(tag, "name", None)
@@ -62,10 +62,9 @@ def checked_tags(name: str, tags: Any) -> tuple[str, ...]:
                 f"[op] `tags` of op {name!r}: got {tag!r} of type {type(tag).__name__}, expected "
                 'tags of torch, such as "nondeterministic_seeded".'
             )
-        if torch_tags is not None and text not in torch_tags.__members__:
+        if known is not None and text not in known:
             raise KernelError(
-                f"[op] `tags` of op {name!r}: torch has no tag {text!r}, but "
-                f"{', '.join(sorted(torch_tags.__members__))}."
+                f"[op] `tags` of op {name!r}: torch has no tag {text!r}, but {', '.join(known)}."
             )
         names.add(text)
     return tuple(sorted(names))

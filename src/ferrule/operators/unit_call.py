@@ -26,10 +26,17 @@ Places = Mapping[str, tuple[int, Dtype, int]]  # address, dtype and elements of 
 
 
 def run_unit(
-    op: str, rule: Rule, unit: CudaUnit, host: Host, facts: Callable[[Any], Facts], device: str,
-    queue: int, binding: Binding, arguments: Arguments,
+    op: str,
+    rule: Rule,
+    unit: CudaUnit,
+    host: Host,
+    facts: Callable[[Any], Facts],
+    device: str,
+    queue: int,
+    binding: Binding,
+    arguments: Arguments,
     results: Sequence[tuple[Shape, Dtype]],
-) -> list[Any]:  # fmt: skip
+) -> list[Any]:
     """The outputs of a unit's steps; they are started, and nothing waits for them.
 
     Args:

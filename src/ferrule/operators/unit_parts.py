@@ -37,10 +37,17 @@ class CudaBody:
         contiguous = self.ensure_row_contiguous
         kernel = kernel_of(op, rule, "cuda", self.source, self.header, contiguous)
         return KernelBody(
-            op, rule, kernel, "cuda", grid=self.grid, threadgroup=self.threadgroup,
-            template=self.template, init_value=self.init_value, shared_memory=self.shared_memory,
+            op,
+            rule,
+            kernel,
+            "cuda",
+            grid=self.grid,
+            threadgroup=self.threadgroup,
+            template=self.template,
+            init_value=self.init_value,
+            shared_memory=self.shared_memory,
             when=self.when,
-        )  # fmt: skip
+        )
 
 
 @dataclass(frozen=True)
@@ -89,11 +96,17 @@ class UnitText:
 
 
 def cuda_body(
-    source: str, *, grid: Any, threadgroup: Any, when: str | None = None,
+    source: str,
+    *,
+    grid: Any,
+    threadgroup: Any,
+    when: str | None = None,
     template: Mapping[str, Any] | Sequence[tuple[str, Any]] | None = None,
-    init_value: float | str | None = None, shared_memory: int | str = 0, header: str = "",
+    init_value: float | str | None = None,
+    shared_memory: int | str = 0,
+    header: str = "",
     ensure_row_contiguous: bool = True,
-) -> CudaBody:  # fmt: skip
+) -> CudaBody:
     """One of an op's CUDA bodies, with a launch of its own: for `ferrule.op`'s ``cuda``.
 
     Of several, the first is taken whose ``when`` holds for the sizes of a call.
@@ -124,15 +137,28 @@ def cuda_body(
         ...                  "if (i < N) y[i] = x[i] + x[i];", grid="N", threadgroup=256)])
     """
     return CudaBody(
-        source, grid, threadgroup, when, template, init_value, shared_memory, header,
+        source,
+        grid,
+        threadgroup,
+        when,
+        template,
+        init_value,
+        shared_memory,
+        header,
         ensure_row_contiguous,
-    )  # fmt: skip
+    )
 
 
 def cuda_step(
-    function: str, arguments: Sequence[str | int], *, blocks: Any, block: Any,
-    shared_memory: int | str = 0, cluster: Any = None, when: str | None = None,
-) -> RunStep:  # fmt: skip
+    function: str,
+    arguments: Sequence[str | int],
+    *,
+    blocks: Any,
+    block: Any,
+    shared_memory: int | str = 0,
+    cluster: Any = None,
+    when: str | None = None,
+) -> RunStep:
     """A step of a `cuda_unit` that launches one of its functions.
 
     Args:
@@ -194,11 +220,16 @@ def cuda_copy(to: str, source: str, *, when: str | None = None) -> CopyStep:
 
 
 def cuda_unit(
-    source: str, *, steps: Sequence[RunStep | FillStep | CopyStep],
-    scratch: Mapping[str, str] | None = None, when: str | None = None,
+    source: str,
+    *,
+    steps: Sequence[RunStep | FillStep | CopyStep],
+    scratch: Mapping[str, str] | None = None,
+    when: str | None = None,
     template: Mapping[str, Any] | Sequence[tuple[str, Any]] | None = None,
-    headers: Mapping[str, str] | None = None, options: Sequence[str] = (), specific: bool = False,
-) -> UnitText:  # fmt: skip
+    headers: Mapping[str, str] | None = None,
+    options: Sequence[str] = (),
+    specific: bool = False,
+) -> UnitText:
     """A whole CUDA translation unit as one of an op's implementations: for `ferrule.op`'s ``cuda``.
 
     The text is compiled as it is: it has its own includes, ``__global__`` functions and templates.

@@ -119,9 +119,14 @@ class CudaUnit(SizedImplementation):
     def spec(self, template: tuple[tuple[str, TemplateValue], ...]) -> UnitSpec:
         """The spec for these constants and types."""
         return UnitSpec(
-            self._op, self.source, self.headers, self.options, self.calls, template,
+            self._op,
+            self.source,
+            self.headers,
+            self.options,
+            self.calls,
+            template,
             self.specific,
-        )  # fmt: skip
+        )
 
     def launch_for(self, binding: Binding) -> UnitLaunch:
         """Its steps and scratch for one call.
@@ -260,10 +265,14 @@ class CudaUnit(SizedImplementation):
         if step.cluster is not None:
             cluster = expressions.axes_of(op, rule, f"cluster{of_step}", step.cluster)
         return Launched(
-            function, arguments, expressions.axes_of(op, rule, f"blocks{of_step}", step.blocks),
+            function,
+            arguments,
+            expressions.axes_of(op, rule, f"blocks{of_step}", step.blocks),
             expressions.axes_of(op, rule, f"block{of_step}", step.block),
-            self._number(f"shared_memory{of_step}", step.shared_memory), cluster, when,
-        )  # fmt: skip
+            self._number(f"shared_memory{of_step}", step.shared_memory),
+            cluster,
+            when,
+        )
 
     def _check_array(self, where: str, action: str, name: object, *, written: bool) -> None:
         allowed = self._written if written else self._arrays - self._optional
@@ -332,13 +341,16 @@ class CudaUnit(SizedImplementation):
     def to_json(self) -> Any:
         """All that decides what it computes."""
         return {
-            "kind": self.kind, "source": self.source, "headers": [[*pair] for pair in self.headers],
-            "options": list(self.options), "specific": self.specific,
+            "kind": self.kind,
+            "source": self.source,
+            "headers": [[*pair] for pair in self.headers],
+            "options": list(self.options),
+            "specific": self.specific,
             "when": expressions.optional_to_json(self.when),
             "template": [[name, expressions.value_to_json(value)] for name, value in self.template],
             "scratch": [[a.name, a.dtype, expressions.axes_to_json(a.dims)] for a in self.scratch],
             "steps": [step_to_json(step) for step in self.steps],
-        }  # fmt: skip
+        }
 
     @staticmethod
     def from_json(op: str, rule: Rule, data: Any) -> CudaUnit:

@@ -238,10 +238,16 @@ class _RuleWriter:
         outputs = [word for argument in self.rule.outputs for word in self.output(argument)]
         choices = [self.choices(name) for name in self.variables]
         self.words[:_HEADER_WORDS] = [
-            FORMAT, len(self.rule.inputs), len(self.rule.outputs), len(choices),
-            len(attributes) // 3, len(checks) // 3, len(conditions), len(self.extra),
+            FORMAT,
+            len(self.rule.inputs),
+            len(self.rule.outputs),
+            len(choices),
+            len(attributes) // 3,
+            len(checks) // 3,
+            len(conditions),
+            len(self.extra),
             len(self.words),
-        ]  # fmt: skip
+        ]
         words = [*self.words, *choices, *inputs, *attributes, *checks, *conditions, *outputs]
         return RuleProgram(tuple(map(int, words)), tuple(self.symbols), tuple(self.variables))
 

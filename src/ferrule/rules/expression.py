@@ -30,25 +30,41 @@ _ASSIGNED = re.compile(r"(?<![=!<>])=(?!=)")
 _INTEGER = re.compile(r"[0-9_]+|0[xX][0-9a-fA-F_]+|0[bB][01_]+|0[oO][0-7_]+")
 
 _ARITHMETIC: dict[type[ast.AST], str] = {
-    ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.FloorDiv: "//", ast.Mod: "%",
-}  # fmt: skip
+    ast.Add: "+",
+    ast.Sub: "-",
+    ast.Mult: "*",
+    ast.FloorDiv: "//",
+    ast.Mod: "%",
+}
 _COMPARISONS: dict[type[ast.AST], str] = {
-    ast.Eq: "==", ast.NotEq: "!=", ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=",
-}  # fmt: skip
+    ast.Eq: "==",
+    ast.NotEq: "!=",
+    ast.Lt: "<",
+    ast.LtE: "<=",
+    ast.Gt: ">",
+    ast.GtE: ">=",
+}
 _FUNCTIONS = ("min", "max", "ceildiv")  # of two arguments; min and max take more
 
 # How often each kind of node has operands, for trees that come from a file.
 _OPERANDS = {
     **dict.fromkeys((*_ARITHMETIC.values(), *_COMPARISONS.values(), *_FUNCTIONS, "and", "or"), 2),
-    "neg": 1, "not": 1, "if": 3,
-}  # fmt: skip
+    "neg": 1,
+    "not": 1,
+    "if": 3,
+}
 _CONDITIONS = frozenset({*_COMPARISONS.values(), "and", "or", "not"})
 
 # Functions of runtime/arithmetic.h that take where to write a fault.
 _C_FUNCTIONS = {
-    "+": "fr_add", "-": "fr_sub", "*": "fr_mul", "//": "fr_floordiv", "%": "fr_mod",
-    "ceildiv": "fr_ceildiv", "neg": "fr_neg",
-}  # fmt: skip
+    "+": "fr_add",
+    "-": "fr_sub",
+    "*": "fr_mul",
+    "//": "fr_floordiv",
+    "%": "fr_mod",
+    "ceildiv": "fr_ceildiv",
+    "neg": "fr_neg",
+}
 
 Node = tuple[Any, ...]
 
@@ -407,9 +423,15 @@ def _c(node: Node, names: Mapping[str, str], status: str) -> str:
 
 # How tightly the signs of the grammar bind, loosest first.
 _LEVELS = (
-    ("if",), ("or",), ("and",), ("not",), ("==", "!=", "<", "<=", ">", ">="), ("+", "-"),
-    ("*", "//", "%"), ("neg",),
-)  # fmt: skip
+    ("if",),
+    ("or",),
+    ("and",),
+    ("not",),
+    ("==", "!=", "<", "<=", ">", ">="),
+    ("+", "-"),
+    ("*", "//", "%"),
+    ("neg",),
+)
 _LEVEL = {kind: n for n, kinds in enumerate(_LEVELS) for kind in kinds}
 _ATOM = len(_LEVELS)
 

@@ -118,9 +118,12 @@ class Rule:
         return tuple(dict.fromkeys(name for name in alone if name is not None))
 
     def bind(
-        self, op: str, shapes: Sequence[Shape | None], kinds: Sequence[str | None],
+        self,
+        op: str,
+        shapes: Sequence[Shape | None],
+        kinds: Sequence[str | None],
         on: type[Ints] = Ints,
-    ) -> Binding:  # fmt: skip
+    ) -> Binding:
         """Check a call's inputs and bind their dims and dtypes.
 
         Args:
@@ -199,9 +202,14 @@ class Rule:
         return results
 
     def _bind_dtype(
-        self, op: str, binding: Binding, bound: dict[str, tuple[Argument, Shape]],
-        argument: Argument, shape: Shape, kind: str | None,
-    ) -> None:  # fmt: skip
+        self,
+        op: str,
+        binding: Binding,
+        bound: dict[str, tuple[Argument, Shape]],
+        argument: Argument,
+        shape: Shape,
+        kind: str | None,
+    ) -> None:
         if kind is None:
             return
         label = f"[op] input {argument.name!r} of op {op!r}: got {kind}, "
@@ -336,9 +344,15 @@ def _aligned(
 
 
 def _bind_star(
-    op: str, argument: Argument, shape: Shape, star: Star, sizes: Shape, binding: Binding,
-    bound: dict[str, tuple[Argument, Shape]], on: type[Ints],
-) -> None:  # fmt: skip
+    op: str,
+    argument: Argument,
+    shape: Shape,
+    star: Star,
+    sizes: Shape,
+    binding: Binding,
+    bound: dict[str, tuple[Argument, Shape]],
+    on: type[Ints],
+) -> None:
     bound_sizes = binding.stars.setdefault(star.name, sizes)
     first, its = bound.setdefault(str(star), (argument, shape))
     if len(bound_sizes) != len(sizes) or not all(map(on.holds, map(eq, bound_sizes, sizes))):
@@ -350,9 +364,15 @@ def _bind_star(
 
 
 def _disagreement(
-    op: str, argument: Argument, shape: Shape, i: int, dim: Expression, expected: Any,
-    bound: dict[str, tuple[Argument, Shape]], arrays: dict[str, tuple[Argument, Shape]],
-) -> KernelError:  # fmt: skip
+    op: str,
+    argument: Argument,
+    shape: Shape,
+    i: int,
+    dim: Expression,
+    expected: Any,
+    bound: dict[str, tuple[Argument, Shape]],
+    arrays: dict[str, tuple[Argument, Shape]],
+) -> KernelError:
     why = f"expected {expected}"
     if dim.names or dim.arrays:
         binders = [bound[name] for name in sorted(dim.names)]

@@ -28,8 +28,15 @@ from .rewrite import Mark
 from .syntax import Tree, call_arguments, callee, declarators, declared_name, of_macro, walk
 
 _INTEGERS = INTEGERS | {
-    "bool", "long", "signed", "int16_t", "ptrdiff_t", "uintptr_t", "intptr_t", "simd_vote",
-}  # fmt: skip
+    "bool",
+    "long",
+    "signed",
+    "int16_t",
+    "ptrdiff_t",
+    "uintptr_t",
+    "intptr_t",
+    "simd_vote",
+}
 _INTEGER = re.compile(r"(?:packed_)?(?:bool|u?(?:char|short|int|long))[234]")
 _SPECIFIERS = frozenset(
     {"const", "constexpr", "static", "volatile", "thread_local", "inline", "thread", "device"}
@@ -53,9 +60,12 @@ _NUMBER = re.compile(r"[0-9][0-9']*[uUlL]*")
 _CASTS = ("primitive_type", "sized_type_specifier", "type_identifier", "template_type")
 _FLOATS = frozenset({"float", "double", "float2", "float3", "float4"})
 _OF_CONSTANTS = (
-    "parenthesized_expression", "unary_expression", "binary_expression", "conditional_expression",
+    "parenthesized_expression",
+    "unary_expression",
+    "binary_expression",
+    "conditional_expression",
     "cast_expression",
-)  # fmt: skip
+)
 
 
 class Text(NamedTuple):
@@ -248,9 +258,13 @@ class _OperatorWriter:
             index = node.type == "subscript_argument_list" or (
                 index
                 and node.type
-                in ("binary_expression", "parenthesized_expression", "conditional_expression",
-                    "unary_expression")
-            )  # fmt: skip
+                in (
+                    "binary_expression",
+                    "parenthesized_expression",
+                    "conditional_expression",
+                    "unary_expression",
+                )
+            )
             size = node.child_by_field_name("size") if node.type == "array_declarator" else None
             for child in reversed(node.children):
                 if child != size:

@@ -180,8 +180,11 @@ def _refuse_initialisers(spec: Spec, text: Rewritten) -> None:
                 f"kernel {spec.kernel.name!r}, source line {line}: threadgroup memory cannot be "
                 "initialised where it is declared; let its threads write it, then call "
                 "threadgroup_barrier(mem_flags::mem_threadgroup).",
-                kernel=spec.kernel.name, where="source", line=line, construct="threadgroup",
-            )  # fmt: skip
+                kernel=spec.kernel.name,
+                where="source",
+                line=line,
+                construct="threadgroup",
+            )
 
 
 _VECTOR = re.compile(r"\b(?:vec|[a-z]+[234])\b")

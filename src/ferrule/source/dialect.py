@@ -15,8 +15,15 @@ SIMD_BARRIERS = frozenset({"simdgroup_barrier", "quadgroup_barrier"})
 LINEAR_TYPES = frozenset({"int", "uint", "unsigned", "int32_t", "uint32_t"})
 WIDE_INTEGERS = LINEAR_TYPES | {"size_t", "long", "ulong", "int64_t", "uint64_t", "ptrdiff_t"}
 INTEGERS = WIDE_INTEGERS | {
-    "short", "ushort", "char", "uchar", "int8_t", "uint8_t", "int16_t", "uint16_t",
-}  # fmt: skip
+    "short",
+    "ushort",
+    "char",
+    "uchar",
+    "int8_t",
+    "uint8_t",
+    "int16_t",
+    "uint16_t",
+}
 
 _REDUCTIONS = ("sum", "product", "max", "min", "and", "or", "xor")
 _SCANS = (

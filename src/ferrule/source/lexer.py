@@ -76,15 +76,21 @@ def tokens(text: str, *, kernel: str, where: str) -> list[Token]:
         if kind == "open_comment":
             raise DialectError(
                 f"kernel {kernel!r}, {where} line {line}: this comment is never closed; add */.",
-                kernel=kernel, where=where, line=line, construct="/*",
-            )  # fmt: skip
+                kernel=kernel,
+                where=where,
+                line=line,
+                construct="/*",
+            )
         if line_start and (_ODD_DIRECTIVE.match(text, position) is not None):
             raise DialectError(
                 f"kernel {kernel!r}, {where} line {line}: a directive begins with %: or has a "
                 "comment or the end of a line inside its name, which is not supported; write "
                 "#name on one line.",
-                kernel=kernel, where=where, line=line, construct="#",
-            )  # fmt: skip
+                kernel=kernel,
+                where=where,
+                line=line,
+                construct="#",
+            )
         if kind == "op" and value == "#" and line_start:
             value, kind = _directive(text, position)
             position += len(value)

@@ -120,9 +120,13 @@ def _prototypes(library: ctypes.CDLL) -> ctypes.CDLL:
     library.fr_run.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64, ctypes.c_int)
     library.fr_run.restype = ctypes.c_int
     library.fr_run_some.argtypes = (
-        ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64, ctypes.c_int, ctypes.c_int64,
         ctypes.c_void_p,
-    )  # fmt: skip
+        ctypes.c_void_p,
+        ctypes.c_uint64,
+        ctypes.c_int,
+        ctypes.c_int64,
+        ctypes.c_void_p,
+    )
     library.fr_run_some.restype = ctypes.c_int
     library.fr_set_threads.argtypes = (ctypes.c_int,)
     library.fr_set_threads.restype = None

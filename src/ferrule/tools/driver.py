@@ -32,8 +32,10 @@ _SHARED = 48 << 10  # bytes of shared memory that a block may have without being
 
 # By the length of a pattern: the bits in the name of the function that fills with it, and its type.
 _PATTERNS: dict[int, tuple[int, Any]] = {
-    1: (8, ctypes.c_ubyte), 2: (16, ctypes.c_ushort), 4: (32, ctypes.c_uint),
-}  # fmt: skip
+    1: (8, ctypes.c_ubyte),
+    2: (16, ctypes.c_ushort),
+    4: (32, ctypes.c_uint),
+}
 
 Sizes = tuple[int, int, int]
 FORKED = (
@@ -57,9 +59,15 @@ class LoadedFunction:
     """
 
     def __init__(
-        self, handle: int, ordinal: int, context: int, shared: int, most_threads: int,
-        kernel: int = 0, static: int = 0,
-    ) -> None:  # fmt: skip
+        self,
+        handle: int,
+        ordinal: int,
+        context: int,
+        shared: int,
+        most_threads: int,
+        kernel: int = 0,
+        static: int = 0,
+    ) -> None:
         self.handle, self.ordinal, self.context = handle, ordinal, context
         self.shared, self.most_threads = shared, most_threads
         self.kernel, self.static = kernel, static
@@ -112,26 +120,39 @@ class Driver(Libcuda):
         self._call("cuDeviceGetCount", ctypes.byref(value))
         self.count = value.value
         for field, symbol in (
-            ("launch", "cuLaunchKernel"), ("set_bytes", "cuMemsetD8Async"),
-            ("get_current", "cuCtxGetCurrent"), ("push", "cuCtxPushCurrent_v2"),
+            ("launch", "cuLaunchKernel"),
+            ("set_bytes", "cuMemsetD8Async"),
+            ("get_current", "cuCtxGetCurrent"),
+            ("push", "cuCtxPushCurrent_v2"),
             ("pop", "cuCtxPopCurrent_v2"),
-        ):  # fmt: skip
+        ):
             function = getattr(self._library, symbol)
             setattr(self.state, field, ctypes.cast(function, ctypes.c_void_p).value)
         self._launch = self._library.cuLaunchKernel
         self._launch.argtypes = (
-            ctypes.c_void_p, *[ctypes.c_uint] * 7, *[ctypes.c_void_p] * 3,
-        )  # fmt: skip
+            ctypes.c_void_p,
+            *[ctypes.c_uint] * 7,
+            *[ctypes.c_void_p] * 3,
+        )
         for bits, kind in _PATTERNS.values():
             getattr(self._library, f"cuMemsetD{bits}Async").argtypes = (
-                ctypes.c_uint64, kind, ctypes.c_size_t, ctypes.c_void_p,
-            )  # fmt: skip
+                ctypes.c_uint64,
+                kind,
+                ctypes.c_size_t,
+                ctypes.c_void_p,
+            )
         self._library.cuMemcpyDtoDAsync_v2.argtypes = (
-            ctypes.c_uint64, ctypes.c_uint64, ctypes.c_size_t, ctypes.c_void_p,
-        )  # fmt: skip
+            ctypes.c_uint64,
+            ctypes.c_uint64,
+            ctypes.c_size_t,
+            ctypes.c_void_p,
+        )
         self._library.cuLaunchKernelEx.argtypes = (
-            ctypes.POINTER(_Config), ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p,
-        )  # fmt: skip
+            ctypes.POINTER(_Config),
+            ctypes.c_void_p,
+            ctypes.c_void_p,
+            ctypes.c_void_p,
+        )
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self._forked)
 
@@ -224,9 +245,14 @@ class Driver(Libcuda):
                     )
                 self._call("cuKernelGetFunction", ctypes.byref(function), kernel)
                 functions[name] = LoadedFunction(
-                    int(function.value or 0), ordinal, context, 0, most.value,
-                    int(kernel.value or 0), static.value,
-                )  # fmt: skip
+                    int(function.value or 0),
+                    ordinal,
+                    context,
+                    0,
+                    most.value,
+                    int(kernel.value or 0),
+                    static.value,
+                )
         return functions
 
     def allow_shared(self, function: LoadedFunction, size: int) -> None:
@@ -291,9 +317,16 @@ class Driver(Libcuda):
         return self.start(function, number, blocks, block, function.shared, None, at, stream)
 
     def start(
-        self, function: LoadedFunction, number: int, blocks: Sizes, block: Sizes, shared: int,
-        cluster: Sizes | None, at: int, stream: int,
-    ) -> int:  # fmt: skip
+        self,
+        function: LoadedFunction,
+        number: int,
+        blocks: Sizes,
+        block: Sizes,
+        shared: int,
+        cluster: Sizes | None,
+        at: int,
+        stream: int,
+    ) -> int:
         """`launch`, with what else a launch can say.
 
         Args:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -42,39 +41,31 @@ def library() -> ModuleType | None:
 
 
 class Asking:
-    """A table that has no calls while torch allows deterministic algorithms alone."""
+    """A table that has no calls while they are forbidden."""
 
-    def __init__(self, table: _fastcall.Table) -> None:
-        self._call, self._remember = table.call, table.remember
+    def __init__(self, table: _fastcall.Table, forbidden: Callable[[], bool]) -> None:
+        self._call, self.remember, self._forbidden = table.call, table.remember, forbidden
 
     def call(self, *call: Any) -> list[Any] | None:
         """As `Table.call`."""
-        # Another thread may be importing torch: what it has is not there yet.
-        asked = getattr(sys.modules.get("torch"), "are_deterministic_algorithms_enabled", None)
-        if asked is not None and asked():
-            return None
-        return self._call(*call)
-
-    def remember(self, *call: Any) -> bool:
-        """As `Table.remember`."""
-        return self._remember(*call)
+        return None if self._forbidden() else self._call(*call)
 
 
 def table(
-    inputs: int, outputs: int, contiguous: bool, atomic: bool = False
+    inputs: int, outputs: int, contiguous: bool, forbidden: Callable[[], bool] | None = None
 ) -> _fastcall.Table | Asking | None:
     """A table of the calls of one kernel; None where there is none.
 
     Args:
         inputs, outputs: how many the kernel has.
         contiguous: inputs are copied unless they are row-contiguous.
-        atomic: torch may be told not to use it.
+        forbidden: whether calls are to take the long way, asked at each; None where they never are.
     """
     module = library()
     if module is None or inputs + outputs > MOST_BUFFERS:
         return None
     calls: _fastcall.Table = module.Table(inputs, outputs, contiguous)
-    return Asking(calls) if atomic else calls
+    return calls if forbidden is None else Asking(calls, forbidden)
 
 
 def operator(function: object, kinds: str) -> Callable[..., Any] | None:

@@ -74,9 +74,13 @@ class Nvrtc:
         return code, log
 
     def compile_unit(
-        self, source: str, name: str, options: Sequence[str], headers: Mapping[str, str],
+        self,
+        source: str,
+        name: str,
+        options: Sequence[str],
+        headers: Mapping[str, str],
         functions: Sequence[str],
-    ) -> tuple[bytes, str, list[str]]:  # fmt: skip
+    ) -> tuple[bytes, str, list[str]]:
         """Compiles one translation unit, and says what it calls its functions.
 
         Args:

@@ -68,9 +68,13 @@ class Compiler:
     identity: str = field(repr=False)
 
     def compile(
-        self, source: str, *, flags: Sequence[str] = (), timeout: float = 120.0,
+        self,
+        source: str,
+        *,
+        flags: Sequence[str] = (),
+        timeout: float = 120.0,
         waiting: Waiting | None = None,
-    ) -> bytes:  # fmt: skip
+    ) -> bytes:
         """Compiles a C++20 translation unit to a shared library.
 
         The text is called ``kernel.cpp`` in diagnostics. `flags` are added to ``-shared -fPIC``

@@ -10,9 +10,11 @@ from .form import Form, form_of
 
 # Names of packaged/ops.h, for what `Form` says.
 _NEEDS = {
-    "small": "FR_SMALL", "simd_rows": "FR_SIMD_ROWS", "group_rows": "FR_GROUP_ROWS",
+    "small": "FR_SMALL",
+    "simd_rows": "FR_SIMD_ROWS",
+    "group_rows": "FR_GROUP_ROWS",
     "aligned": "FR_WIDE",
-}  # fmt: skip
+}
 _ANY = Form(small=False, simd_rows=False, group_rows=False, aligned=False)
 
 

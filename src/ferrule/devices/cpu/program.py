@@ -173,9 +173,16 @@ class CpuProgram:
             block = ctypes.create_string_buffer(_FIXED + 8 * count)
             at = ctypes.addressof(block)
             _launch_struct(count).pack_into(
-                block, 0, at + _FIXED, 0, 0, 0, *plan.sizes,
-                *[f.pointer for f in inputs], *[f.pointer for f in outputs],
-            )  # fmt: skip
+                block,
+                0,
+                at + _FIXED,
+                0,
+                0,
+                0,
+                *plan.sizes,
+                *[f.pointer for f in inputs],
+                *[f.pointer for f in outputs],
+            )
         # One thread where the kernel counts on it; else as many as are set.
         limit = 1 if plan.loaded.alone else 0
         call = plan.loaded.entry, ctypes.addressof(block), plan.units, limit, SLICE, Progress()
@@ -222,9 +229,16 @@ class CpuProgram:
             stride_at[i], shape_at[i] = at + data, at + data + 8 * ndim
             data += 16 * ndim
         _launch_struct(count).pack_into(
-            block, 0, at + _FIXED, at + shapes, at + strides, at + ndims, *plan.sizes,
-            *[f.pointer for f in inputs], *[f.pointer for f in outputs],
-        )  # fmt: skip
+            block,
+            0,
+            at + _FIXED,
+            at + shapes,
+            at + strides,
+            at + ndims,
+            *plan.sizes,
+            *[f.pointer for f in inputs],
+            *[f.pointer for f in outputs],
+        )
         struct.pack_into(
             f"={2 * n}Q{n}i", block, shapes, *shape_at, *stride_at, *[len(f.shape) for f in inputs]
         )
@@ -260,10 +274,13 @@ class CpuProgram:
         library = runtime()
         return Native(
             run=ctypes.cast(library.fr_run_some, ctypes.c_void_p).value or 0,
-            entry=loaded.entry.value or 0, limit=1 if loaded.alone else 0,
-            over_grid=loaded.over_grid, block=BLOCK,
-            described=sum(1 << i for i in self._described), keep=(loaded, library),
-        )  # fmt: skip
+            entry=loaded.entry.value or 0,
+            limit=1 if loaded.alone else 0,
+            over_grid=loaded.over_grid,
+            block=BLOCK,
+            described=sum(1 << i for i in self._described),
+            keep=(loaded, library),
+        )
 
     def failure(self, status: int, launch: Launch, arrays: list[Facts]) -> DeviceError:
         """The error for a launch that ended with ``status``, a code of runtime/runtime.h."""
@@ -394,8 +411,11 @@ class CpuDevice:
                 f"kernel {spec.kernel.name!r} is nested too deeply: Python's recursion limit is "
                 f"{sys.getrecursionlimit()} (sys.setrecursionlimit raises it). Split the body's "
                 "deepest statement or expression.",
-                kernel=spec.kernel.name, where="source", line=1, construct="nesting",
-            ) from None  # fmt: skip
+                kernel=spec.kernel.name,
+                where="source",
+                line=1,
+                construct="nesting",
+            ) from None
 
     def _binary(self, spec: Spec, form: Form) -> tuple[bytes, str]:
         disk, forced = cache.default(), _mode.get()

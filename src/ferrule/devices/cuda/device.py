@@ -156,9 +156,14 @@ class CudaDevice:
         return cache.digest("cuda request", SCHEMA, *digests, json.dumps(described))
 
     def _cached(
-        self, disk: cache.Cache, spec: Spec, launch: Launch | None, compiler: str | None,
-        *, plain: bool = False,
-    ) -> tuple[Form, Binary] | None:  # fmt: skip
+        self,
+        disk: cache.Cache,
+        spec: Spec,
+        launch: Launch | None,
+        compiler: str | None,
+        *,
+        plain: bool = False,
+    ) -> tuple[Form, Binary] | None:
         """The cached binary of a compiler, given what `_decisive` says of it."""
         if compiler is None:
             return None
@@ -173,9 +178,14 @@ class CudaDevice:
         return Form(*form), _unpacked(packed, self.architecture)
 
     def _build(
-        self, compiler: nvrtc.Nvrtc, spec: Spec, launch: Launch | None, *, plain: bool = False,
+        self,
+        compiler: nvrtc.Nvrtc,
+        spec: Spec,
+        launch: Launch | None,
+        *,
+        plain: bool = False,
         form: Form | None = None,
-    ) -> tuple[Form, str, Binary, list[Note]]:  # fmt: skip
+    ) -> tuple[Form, str, Binary, list[Note]]:
         """The form, the key in the cache, what was built, and what Apple refuses of it."""
         from .build import CudaBuild  # a kernel from the cache needs no text and no parser
 

@@ -16,9 +16,12 @@ _BLOCKS = {"row": "lines", "line": "lines", "box": "boxes", "any": "any"}
 
 
 def codes(
-    spec: Spec, example: Launch | None, architecture: str, threads: int,
+    spec: Spec,
+    example: Launch | None,
+    architecture: str,
+    threads: int,
     shaped: Callable[[Spec, Launch, Form], Binary],
-) -> tuple[Code, ...]:  # fmt: skip
+) -> tuple[Code, ...]:
     """The cubins of a kernel, that for the example's sizes first.
 
     Args:
@@ -31,9 +34,16 @@ def codes(
     def code(form: Form, needs: tuple[str, ...]) -> Code:
         built = shaped(spec, largest, form)
         return Code(
-            built.payload, needs, _BLOCKS[form.threads], form.far, architecture, built.shared,
-            (kernel_symbol(spec),), form.each, form.aligned_arrays,
-        )  # fmt: skip
+            built.payload,
+            needs,
+            _BLOCKS[form.threads],
+            form.far,
+            architecture,
+            built.shared,
+            (kernel_symbol(spec),),
+            form.each,
+            form.aligned_arrays,
+        )
 
     if spec.kernel.language == "cuda":
         return (code(Form("box", aligned_arrays=False), ()),)

@@ -153,13 +153,21 @@ class CudaProgram:
         plan = self._plan(inputs, outputs, launch)
         function = plan.function
         call = (
-            function.handle, function.context, *plan.blocks, *plan.block, function.shared,
-            self._ordinal, self._number, 0,
-        )  # fmt: skip
+            function.handle,
+            function.context,
+            *plan.blocks,
+            *plan.block,
+            function.shared,
+            self._ordinal,
+            self._number,
+            0,
+        )
         return Native(
-            call=call, sizes=_LAUNCH.unpack(plan.sizes), parameters=tuple(self._parameters),
+            call=call,
+            sizes=_LAUNCH.unpack(plan.sizes),
+            parameters=tuple(self._parameters),
             keep=(plan, self),
-        )  # fmt: skip
+        )
 
     def by_pointer(self, inputs: Sequence[Facts], launch: Launch) -> ByPointer:
         """What a launcher that passes arrays alone needs; arrays may begin anywhere.
@@ -184,9 +192,14 @@ class CudaProgram:
             width = {"shape": 4, "strides": 8, "extent": 8, "launch": 4}.get(kind) or len(value)
             values += bytes(-len(values) % width) + value
         return ByPointer(
-            kernel_symbol(self._spec), built.payload, self._shared(built), blocks, block,
-            bytes(values), [i for kind, i in self._parameters if kind == "input"],
-        )  # fmt: skip
+            kernel_symbol(self._spec),
+            built.payload,
+            self._shared(built),
+            blocks,
+            block,
+            bytes(values),
+            [i for kind, i in self._parameters if kind == "input"],
+        )
 
     def _by_value(self, kind: str, fact: Facts) -> bytes:
         """A number, or an array's shape or strides."""
@@ -265,9 +278,12 @@ class CudaProgram:
                 function = self._loads.get(same)
                 if function is None:
                     function = self._loads[same] = self._driver.load(
-                        self._ordinal, built.payload, kernel_symbol(self._spec),
-                        self._shared(built), registers,
-                    )  # fmt: skip
+                        self._ordinal,
+                        built.payload,
+                        kernel_symbol(self._spec),
+                        self._shared(built),
+                        registers,
+                    )
                 loaded = self._functions[key] = form, function
         return loaded
 
@@ -324,9 +340,17 @@ class CudaProgram:
         table = len(data)
         function = plan.function
         _HEAD.pack_into(
-            data, 0, function.handle, function.context, *plan.blocks, *plan.block, function.shared,
-            self._ordinal, self._number, table,
-        )  # fmt: skip
+            data,
+            0,
+            function.handle,
+            function.context,
+            *plan.blocks,
+            *plan.block,
+            function.shared,
+            self._ordinal,
+            self._number,
+            table,
+        )
         block = ctypes.create_string_buffer(table + 8 * len(where))
         at = ctypes.addressof(block) if base is None else base
         ctypes.memmove(block, bytes(data), table)

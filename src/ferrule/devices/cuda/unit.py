@@ -158,8 +158,14 @@ class CudaUnitProgram:
         table = struct.pack(f"={count}Q", *range(at, at + 8 * count, 8))
         ctypes.memmove(block, values + table, 16 * count)
         status = self._driver.start(
-            function, self._numbers[step.function], step.blocks, step.block, step.shared,
-            step.cluster, at + 8 * count, stream,
-        )  # fmt: skip
+            function,
+            self._numbers[step.function],
+            step.blocks,
+            step.block,
+            step.shared,
+            step.cluster,
+            at + 8 * count,
+            stream,
+        )
         if status:
             raise self._driver.failure(status, self._label(step))

@@ -18,8 +18,12 @@ from ..protocol import unknown_dtype
 
 name = "MLX"
 allocation_errors: tuple[type[Exception], ...] = (
-    RuntimeError, ValueError, MemoryError, OverflowError, TypeError,
-)  # fmt: skip
+    RuntimeError,
+    ValueError,
+    MemoryError,
+    OverflowError,
+    TypeError,
+)
 DTYPES: dict[str, Any] = {
     d.name: kind
     for d in ALL

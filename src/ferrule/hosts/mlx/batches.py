@@ -213,27 +213,42 @@ def ops() -> Ops:
     """The ops, declared at the first call."""
     i = "uint i = thread_position_in_grid.x; "
     repeated = op(
-        "ferrule_repeated", "x[*R]:T, like[B,*L]:U -> y[B,*R]:T", grid=("x.size", "B", 1),
+        "ferrule_repeated",
+        "x[*R]:T, like[B,*L]:U -> y[B,*R]:T",
+        grid=("x.size", "B", 1),
         threadgroup=(256, 1, 1),
         metal=i + "y[size_t(thread_position_in_grid.y) * threads_per_grid.x + i] = x[i];",
-    )  # fmt: skip
+    )
     summed = op(
-        "ferrule_summed", "x[B,*R]:T -> y[*R]:T", grid="y.size", threadgroup=256,
+        "ferrule_summed",
+        "x[B,*R]:T -> y[*R]:T",
+        grid="y.size",
+        threadgroup=256,
         metal=i + "typename ConditionalType<sizeof(T) == 2, float, T>::type sum = 0;"
         "for (int b = 0; b < B; b++) sum += x[size_t(b) * threads_per_grid.x + i]; y[i] = T(sum);",
-    )  # fmt: skip
+    )
     merged = op(
-        "ferrule_merged", "x[A,B,*R]:T -> y[A*B,*R]:T", grid="x.size", threadgroup=256,
+        "ferrule_merged",
+        "x[A,B,*R]:T -> y[A*B,*R]:T",
+        grid="x.size",
+        threadgroup=256,
         metal=i + "y[i] = x[i];",
-    )  # fmt: skip
+    )
     parted = op(
-        "ferrule_parted", "x[M,*R]:T, like[A,B,*L]:U -> y[A,B,*R]:T", grid="x.size",
-        threadgroup=256, metal=i + "y[i] = x[i];",
-    )  # fmt: skip
+        "ferrule_parted",
+        "x[M,*R]:T, like[A,B,*L]:U -> y[A,B,*R]:T",
+        grid="x.size",
+        threadgroup=256,
+        metal=i + "y[i] = x[i];",
+    )
     zeros = op(
-        "ferrule_zeros", "x[*S]:T -> y[*S]:T", grid="x.size", threadgroup=256,
-        metal=i + "y[i] = T(0);", ensure_row_contiguous=False,
-    )  # fmt: skip
+        "ferrule_zeros",
+        "x[*S]:T -> y[*S]:T",
+        grid="x.size",
+        threadgroup=256,
+        metal=i + "y[i] = T(0);",
+        ensure_row_contiguous=False,
+    )
     zeros.def_vjp(lambda primals, cotangents, outputs: [None], version="none")
     zeros.def_jvp(lambda primals, tangents, outputs: [outputs[0]], version="zeros")
     # The others are linear: forwards they do to a tangent what they do to a value.

@@ -40,12 +40,17 @@ _int32s, _int64s = ctypes.POINTER(ctypes.c_int32), ctypes.POINTER(_int64)
 
 class _NodesSetup(ctypes.Structure):
     _fields_ = (
-        ("prototype", ctypes.py_object), ("ellipsis", ctypes.py_object),
-        ("dtype", ctypes.py_object), ("stream", ctypes.py_object),
-        ("dtypes", ctypes.c_int32), ("mlx_dtype", ctypes.POINTER(ctypes.c_int32)),
-        ("item_bytes", ctypes.POINTER(ctypes.c_uint8)), ("resolve", RESOLVE),
-        ("threads_now", _pointer), ("few", ctypes.c_int32),
-    )  # fmt: skip
+        ("prototype", ctypes.py_object),
+        ("ellipsis", ctypes.py_object),
+        ("dtype", ctypes.py_object),
+        ("stream", ctypes.py_object),
+        ("dtypes", ctypes.c_int32),
+        ("mlx_dtype", ctypes.POINTER(ctypes.c_int32)),
+        ("item_bytes", ctypes.POINTER(ctypes.c_uint8)),
+        ("resolve", RESOLVE),
+        ("threads_now", _pointer),
+        ("few", ctypes.c_int32),
+    )
 
 
 def at_least(*version: int) -> bool:
@@ -74,11 +79,17 @@ def library() -> ctypes.PyDLL | None:
         return None
     numbers = [_NUMBERS.get(kind.name, -1) for kind in dtypes.ALL]
     setup = _NodesSetup(
-        mx.array(0.0), ..., mx.float32, mx.default_stream(mx.cpu), len(numbers),
+        mx.array(0.0),
+        ...,
+        mx.float32,
+        mx.default_stream(mx.cpu),
+        len(numbers),
         (ctypes.c_int32 * len(numbers))(*numbers),
         (ctypes.c_uint8 * len(numbers))(*[kind.itemsize for kind in dtypes.ALL]),
-        op_entries.resolver(_resolve), ctypes.cast(binding.runtime().fr_threads, _pointer), FEW,
-    )  # fmt: skip
+        op_entries.resolver(_resolve),
+        ctypes.cast(binding.runtime().fr_threads, _pointer),
+        FEW,
+    )
     op_entries.kept.append(setup)
     native.fr_mlx_init(ctypes.byref(setup))
     fastcall.tell_when_bypassed(native.fr_mlx_bypass)
@@ -162,9 +173,11 @@ def _built() -> bytes:
         _check_zig(compiler)
         try:
             return compiler.compile(
-                mlx_sources.text(home), flags=mlx_sources.flags(home), timeout=600.0,
+                mlx_sources.text(home),
+                flags=mlx_sources.flags(home),
+                timeout=600.0,
                 waiting=Waiting(f"compiling ferrule's nodes for MLX {VERSION}", 10),
-            )  # fmt: skip
+            )
         except CompilerFailed as failed:
             raise _compiler_error(compiler, failed.log) from failed
 
@@ -191,9 +204,13 @@ def _compiler() -> toolchain.Compiler:
 
 def _key(compiler: toolchain.Compiler) -> str:
     return cache.digest(
-        "mlx_node", mlx_sources.digest(), VERSION, compiler.identity, *mlx_sources.FLAGS,
+        "mlx_node",
+        mlx_sources.digest(),
+        VERSION,
+        compiler.identity,
+        *mlx_sources.FLAGS,
         *mlx_sources.LINK,
-    )  # fmt: skip
+    )
 
 
 def _check_library(compiler: toolchain.Compiler) -> None:

@@ -77,21 +77,34 @@ class Record(NamedTuple):
 
 class _Record(ctypes.Structure):  # fr_mlx_record of runtime/mlx_export.h
     _fields_ = (
-        ("name", ctypes.c_char_p), ("text", ctypes.c_char_p), ("grid", ctypes.c_int32 * 6),
-        ("inputs", ctypes.c_int32), ("wants", ctypes.c_char_p), ("contiguous", ctypes.c_int32),
-        ("filled", ctypes.c_int32), ("fill", ctypes.c_float), ("shared", ctypes.c_int32),
-        ("math_mode", ctypes.c_int32), ("outputs", ctypes.c_int32),
-        ("dtypes", ctypes.POINTER(ctypes.c_int32)), ("shapes", ctypes.POINTER(ctypes.c_int64)),
-    )  # fmt: skip
+        ("name", ctypes.c_char_p),
+        ("text", ctypes.c_char_p),
+        ("grid", ctypes.c_int32 * 6),
+        ("inputs", ctypes.c_int32),
+        ("wants", ctypes.c_char_p),
+        ("contiguous", ctypes.c_int32),
+        ("filled", ctypes.c_int32),
+        ("fill", ctypes.c_float),
+        ("shared", ctypes.c_int32),
+        ("math_mode", ctypes.c_int32),
+        ("outputs", ctypes.c_int32),
+        ("dtypes", ctypes.POINTER(ctypes.c_int32)),
+        ("shapes", ctypes.POINTER(ctypes.c_int64)),
+    )
 
 
 # -- records ------------------------------------------------------------------------------------
 
 
 def kernel_record(
-    kernel: Kernel, inputs: Sequence[tuple[Dtype, Shape]], outputs: Sequence[Dtype],
-    template: Template, grid: Sizes, threadgroup: Sizes, fill: float | None,
-) -> Record:  # fmt: skip
+    kernel: Kernel,
+    inputs: Sequence[tuple[Dtype, Shape]],
+    outputs: Sequence[Dtype],
+    template: Template,
+    grid: Sizes,
+    threadgroup: Sizes,
+    fill: float | None,
+) -> Record:
     """The record of a kernel's call.
 
     Args:
@@ -110,20 +123,32 @@ def kernel_record(
     mode = MATH_MODES.index(kernel.math_mode)
     if kernel.language == "cuda":
         return Record(
-            mlx_cuda.kernel_name(spec), mlx_cuda.text(spec), grid, threadgroup,
-            mlx_cuda.wants(kernel, specs), kernel.ensure_row_contiguous, fill_as_float32,
-            kernel.shared_memory, mode,
-        )  # fmt: skip
+            mlx_cuda.kernel_name(spec),
+            mlx_cuda.text(spec),
+            grid,
+            threadgroup,
+            mlx_cuda.wants(kernel, specs),
+            kernel.ensure_row_contiguous,
+            fill_as_float32,
+            kernel.shared_memory,
+            mode,
+        )
     if dtypes.float64 in (*[kind for kind, _ in inputs], *outputs):
         raise KernelError(
             f"{kernel.tag} kernel {kernel.name!r} has arguments of float64, which Metal has not, "
             "so it cannot be exported; make them float32."
         )
     return Record(
-        metal.kernel_name(spec), metal.text(spec), grid, threadgroup,
+        metal.kernel_name(spec),
+        metal.text(spec),
+        grid,
+        threadgroup,
         tuple([kernel.wants(name) for name in kernel.input_names]),
-        kernel.ensure_row_contiguous, fill_as_float32, 0, mode,
-    )  # fmt: skip
+        kernel.ensure_row_contiguous,
+        fill_as_float32,
+        0,
+        mode,
+    )
 
 
 def _float32(kernel: Kernel, fill: float) -> float:
@@ -169,9 +194,14 @@ def op_record(
     inputs, sizes = mlx_gpu.stock_inputs(op, facts, binding, body)
     kernel = replace(body.kernel, shared_memory=launch.shared) if launch.shared else body.kernel
     record = kernel_record(
-        kernel, inputs, [kind for _, kind in results], launch.template, launch.grid,
-        launch.threadgroup, launch.fill,
-    )  # fmt: skip
+        kernel,
+        inputs,
+        [kind for _, kind in results],
+        launch.template,
+        launch.grid,
+        launch.threadgroup,
+        launch.fill,
+    )
     comment = {
         "op": op_file.full_name(op),
         "absent": [argument.name for argument in op.rule.inputs if facts[argument.name] is None],
@@ -314,9 +344,12 @@ def on_cpu(kernel: Kernel, stream: object) -> bool:
 
 
 def _recorded(
-    label: str, rules: Any, arrays: Sequence[mx.array], record: Record,
+    label: str,
+    rules: Any,
+    arrays: Sequence[mx.array],
+    record: Record,
     results: Sequence[tuple[Shape, Dtype]],
-) -> list[mx.array]:  # fmt: skip
+) -> list[mx.array]:
     native = mlx_build.loaded()
     shapes = [word for shape, _ in results for word in (len(shape), *shape)]
     kinds = [dtypes.ALL.index(kind) for _, kind in results]
@@ -341,9 +374,13 @@ class _Rules:
     """The derivatives and batches of a recorded node, with all inputs of the record."""
 
     def __init__(
-        self, op: Op, fixed: Sequence[float | None], arrays: Sequence[bool],
-        scalars: Sequence[int], count: int,
-    ) -> None:  # fmt: skip
+        self,
+        op: Op,
+        fixed: Sequence[float | None],
+        arrays: Sequence[bool],
+        scalars: Sequence[int],
+        count: int,
+    ) -> None:
         self._rules = mlx_node.rules(op)
         self._fixed, self._arrays, self._scalars, self._count = fixed, arrays, scalars, count
 

@@ -393,10 +393,13 @@ def write(file: File) -> bytes:
 
 def _operation_bytes(operation: Operation) -> bytes:
     out = [
-        struct.pack("<Q?", operation.on_tape, True), _ids(operation.inputs),
-        struct.pack("<iii", operation.stream, operation.device, 0), _text(operation.name),
-        operation.state, struct.pack("<Q", 0 if operation.alone else len(operation.outputs) - 1),
-    ]  # fmt: skip
+        struct.pack("<Q?", operation.on_tape, True),
+        _ids(operation.inputs),
+        struct.pack("<iii", operation.stream, operation.device, 0),
+        _text(operation.name),
+        operation.state,
+        struct.pack("<Q", 0 if operation.alone else len(operation.outputs) - 1),
+    ]
     shapes = [_shape(array.shape) for array in operation.arrays]
     dtypes = [_dtype(array.dtype) for array in operation.arrays]
     if not operation.alone:

@@ -65,9 +65,16 @@ class KernelSteps:
             )
         try:
             record = Record(
-                name.decode(), text.decode(), grid, group, tuple(wants), contiguous, fill, shared,
+                name.decode(),
+                text.decode(),
+                grid,
+                group,
+                tuple(wants),
+                contiguous,
+                fill,
+                shared,
                 *(mode or [0]),
-            )  # fmt: skip
+            )
         except UnicodeDecodeError:
             raise KernelError(f"{label}: it was altered: its text is none.") from None
         if not 0 <= record.math_mode < len(MATH_MODES):
@@ -105,10 +112,13 @@ class KernelSteps:
         traced_shapes = [array.shape for array in inputs]
         output_shapes = [array.shape for array in operation.arrays]
         call: dict[str, Any] = {
-            "output_shapes": output_shapes, "output_dtypes": list(spec.outputs),
-            "grid": record.grid, "threadgroup": record.threadgroup,
-            "template": list(spec.template) or None, "init_value": record.fill,
-        }  # fmt: skip
+            "output_shapes": output_shapes,
+            "output_dtypes": list(spec.outputs),
+            "grid": record.grid,
+            "threadgroup": record.threadgroup,
+            "template": list(spec.template) or None,
+            "init_value": record.fill,
+        }
         runnable = CudaKernel(kernel) if kernel.language == "cuda" else MetalKernel(kernel)
         # All of it is checked, now: numbers that were altered are found here.
         described = [(array.shape, dtypes.BY_NAME[array.dtype]) for array in inputs]
@@ -139,9 +149,14 @@ class KernelSteps:
             wants = mlx_cuda.wants(spec.kernel, inputs)
         else:
             spec = metal_read.read(
-                record.text, record.name, inputs, kinds, record.wants, record.contiguous,
+                record.text,
+                record.name,
+                inputs,
+                kinds,
+                record.wants,
+                record.contiguous,
                 MATH_MODES[record.math_mode],
-            )  # fmt: skip
+            )
             wants = tuple(map(spec.kernel.wants, spec.kernel.input_names))
         recorded = [a for a, b in zip(record.wants, inputs, strict=True) if b.ndim]
         if recorded != [a for a, b in zip(wants, inputs, strict=True) if b.ndim]:
@@ -149,9 +164,13 @@ class KernelSteps:
         return spec
 
     def _op(
-        self, operation: Operation, record: Record, comment: Any, arrays: Sequence[Array],
+        self,
+        operation: Operation,
+        record: Record,
+        comment: Any,
+        arrays: Sequence[Array],
         function: Function,
-    ) -> Step:  # fmt: skip
+    ) -> Step:
         """An op, made from its record's last line."""
         try:
             name, absent, scalars = comment["op"], set(comment["absent"]), set(comment["scalars"])
@@ -176,12 +195,14 @@ class KernelSteps:
             numbers.append(number)
             shape = () if argument.name in scalars else array.shape
             facts[argument.name] = (
-                None if argument.name in absent
-                else number if argument.dims is None
+                None
+                if argument.name in absent
+                else number
+                if argument.dims is None
                 else Facts(
                     dtypes.BY_NAME[array.dtype], shape, row_contiguous_strides(shape), 0, "cpu"
                 )
-            )  # fmt: skip
+            )
         _check_op(op, facts, record, arrays, operation.arrays)
         ids = operation.inputs[: len(inputs)]
 
@@ -219,9 +240,12 @@ def _comment(line: str) -> Any:
 
 
 def _check_op(
-    op: Op, facts: dict[str, Facts | float | None], record: Record, inputs: Sequence[Array],
+    op: Op,
+    facts: dict[str, Facts | float | None],
+    record: Record,
+    inputs: Sequence[Array],
     outputs: Sequence[Array],
-) -> None:  # fmt: skip
+) -> None:
     """Refuse a record, or arrays, other than the op would have in a file."""
     expected, results, arrays, _ = op_record(op, facts)
     fields = zip(Record._fields, expected, record, strict=True)
@@ -264,9 +288,14 @@ def _expressions(
             "template": [(name, of_template.get(name, value)) for name, value in spec.template],
         }
         numbers = Sizes(
-            spec.kernel, [len(shape) for shape in inputs], call["grid"], call["threadgroup"],
-            call["output_shapes"], spec.outputs, call["template"],
-        ).numbers(inputs)  # fmt: skip
+            spec.kernel,
+            [len(shape) for shape in inputs],
+            call["grid"],
+            call["threadgroup"],
+            call["output_shapes"],
+            spec.outputs,
+            call["template"],
+        ).numbers(inputs)
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise KernelError(f"it was altered: its sizes cannot be read: {error}") from None
     recorded = (record.grid, record.threadgroup, list(outputs), list(spec.template))

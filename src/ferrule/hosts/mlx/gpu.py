@@ -37,9 +37,14 @@ if TYPE_CHECKING:
 
 
 def captured(
-    op: Op, scratch: Callable[[int], int | None], values: tuple[Any, ...],
-    input_pointers: tuple[int, ...], output_pointers: tuple[int, ...], queue: int, ordinal: int,
-) -> tuple[str, ...]:  # fmt: skip
+    op: Op,
+    scratch: Callable[[int], int | None],
+    values: tuple[Any, ...],
+    input_pointers: tuple[int, ...],
+    output_pointers: tuple[int, ...],
+    queue: int,
+    ordinal: int,
+) -> tuple[str, ...]:
     """Launch a unit or kernel on a stream that is being captured.
 
     Args:
@@ -104,12 +109,18 @@ def by_mlx(
     ]
     blocks, (x, y, z) = cuda_launch.blocks, cuda_launch.block
     outputs: list[mx.array] = mx.fast.precompiled_cuda_kernel(
-        name=cuda_launch.symbol, compiled_source=cuda_launch.image, inputs=[*inputs, by_value],
-        output_shapes=[output.shape for output in prepared.outputs], output_dtypes=output_dtypes,
-        scalars=[], grid=(blocks[0] * x, blocks[1] * y, blocks[2] * z), threadgroup=(x, y, z),
+        name=cuda_launch.symbol,
+        compiled_source=cuda_launch.image,
+        inputs=[*inputs, by_value],
+        output_shapes=[output.shape for output in prepared.outputs],
+        output_dtypes=output_dtypes,
+        scalars=[],
+        grid=(blocks[0] * x, blocks[1] * y, blocks[2] * z),
+        threadgroup=(x, y, z),
         init_value=None if init_value is None else float(init_value),
-        shared_memory=cuda_launch.shared, ensure_row_contiguous=bool(contiguous),
-    )  # fmt: skip
+        shared_memory=cuda_launch.shared,
+        ensure_row_contiguous=bool(contiguous),
+    )
     mx.async_eval(outputs)  # type: ignore[no-untyped-call]
     return outputs
 
@@ -124,9 +135,15 @@ def by_stock_node(op: Op, values: tuple[Any, ...]) -> list[mx.array]:
     kernel_launch = body.launch_for(binding)
     inputs = stock_arrays(values, *stock_inputs(op, facts, binding, body))
     return call_stock(
-        body.kernel, inputs, [shape for shape, _ in results], [kind for _, kind in results],
-        kernel_launch.grid, kernel_launch.threadgroup, kernel_launch.template, kernel_launch.fill,
-    )  # fmt: skip
+        body.kernel,
+        inputs,
+        [shape for shape, _ in results],
+        [kind for _, kind in results],
+        kernel_launch.grid,
+        kernel_launch.threadgroup,
+        kernel_launch.template,
+        kernel_launch.fill,
+    )
 
 
 def stock_inputs(
@@ -198,20 +215,31 @@ def on_metal(stream: object) -> bool:
 
 
 def call_stock(
-    kernel: Kernel, inputs: Sequence[mx.array], shapes: Sequence[Shape], kinds: Sequence[Dtype],
-    grid: Sequence[int], threadgroup: Sequence[int],
-    template: Sequence[tuple[str, int | bool | Dtype]], fill: float | None, stream: Any = None,
-) -> list[mx.array]:  # fmt: skip
+    kernel: Kernel,
+    inputs: Sequence[mx.array],
+    shapes: Sequence[Shape],
+    kinds: Sequence[Dtype],
+    grid: Sequence[int],
+    threadgroup: Sequence[int],
+    template: Sequence[tuple[str, int | bool | Dtype]],
+    fill: float | None,
+    stream: Any = None,
+) -> list[mx.array]:
     """The outputs of a kernel by MLX's own `mx.fast.metal_kernel`: MLX's node and text."""
     values: Any = [
         (name, mlx.DTYPES[value.name] if isinstance(value, Dtype) else value)
         for name, value in template
     ]
     outputs: list[mx.array] = _stock_kernel(kernel)(
-        inputs=list(inputs), template=values, grid=tuple(grid), threadgroup=tuple(threadgroup),
-        output_shapes=list(shapes), output_dtypes=[mlx.DTYPES[kind.name] for kind in kinds],
-        init_value=None if fill is None else float(fill), stream=stream,
-    )  # fmt: skip
+        inputs=list(inputs),
+        template=values,
+        grid=tuple(grid),
+        threadgroup=tuple(threadgroup),
+        output_shapes=list(shapes),
+        output_dtypes=[mlx.DTYPES[kind.name] for kind in kinds],
+        init_value=None if fill is None else float(fill),
+        stream=stream,
+    )
     return outputs
 
 
@@ -221,19 +249,28 @@ def _stock_kernel(kernel: Kernel) -> Any:
     if kernel.math_mode != "safe":
         options["compile_options"] = {"math_mode": kernel.math_mode}
     return mx.fast.metal_kernel(
-        kernel.name, list(kernel.input_names), list(kernel.output_names), kernel.source,
-        header=kernel.header, ensure_row_contiguous=kernel.ensure_row_contiguous,
-        atomic_outputs=kernel.atomic_outputs, **options,
-    )  # fmt: skip
+        kernel.name,
+        list(kernel.input_names),
+        list(kernel.output_names),
+        kernel.source,
+        header=kernel.header,
+        ensure_row_contiguous=kernel.ensure_row_contiguous,
+        atomic_outputs=kernel.atomic_outputs,
+        **options,
+    )
 
 
 class _CapturedArrays:
     """Gives what is captured its arrays: outputs that are there, then scratch."""
 
     def __init__(
-        self, op: Op, outputs: Sequence[int], scratch: Callable[[int], int | None], queue: int,
+        self,
+        op: Op,
+        outputs: Sequence[int],
+        scratch: Callable[[int], int | None],
+        queue: int,
         ordinal: int,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.op, self.outputs, self.scratch = op, iter(outputs), scratch
         self.queue, self.ordinal = queue, ordinal
 

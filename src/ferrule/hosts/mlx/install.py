@@ -204,10 +204,16 @@ def _metal_kernel(
     """`mx.fast.metal_kernel`, by ferrule: see `ferrule.metal_kernel`."""
     return InstalledKernel(
         make_kernel(
-            _valid_name(name), input_names, output_names, source, header, ensure_row_contiguous,
-            atomic_outputs, compile_options,
+            _valid_name(name),
+            input_names,
+            output_names,
+            source,
+            header,
+            ensure_row_contiguous,
+            atomic_outputs,
+            compile_options,
         )
-    )  # fmt: skip
+    )
 
 
 _metal_kernel.__name__ = _metal_kernel.__qualname__ = "metal_kernel"  # as errors call it
@@ -368,9 +374,11 @@ class _StreamContext:
             _device.cpu = self._cpu
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None,
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
         traceback: TracebackType | None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         _device.cpu = self._before.pop()
         self._context.__exit__(kind, error, traceback)
 

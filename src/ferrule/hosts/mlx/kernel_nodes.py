@@ -86,9 +86,11 @@ class BoundKernel(Bound):
         grid, threadgroup = (sizes[0], sizes[1], sizes[2]), (sizes[3], sizes[4], sizes[5])
         launch = Launch(grid, threadgroup, shapes, None, ())
         spec = Spec(
-            self.kernel, tuple(Input(f.dtype, len(f.shape)) for f in inputs),
-            tuple(f.dtype for f in outputs), self.template(request),
-        )  # fmt: skip
+            self.kernel,
+            tuple(Input(f.dtype, len(f.shape)) for f in inputs),
+            tuple(f.dtype for f in outputs),
+            self.template(request),
+        )
         program = devices.get(device).program(spec)
         return Prepared(program, inputs, outputs, launch).placed(request)
 
@@ -105,9 +107,14 @@ class BoundKernel(Bound):
         raise without_rule(self.kernel, query)
 
     def plan(
-        self, shapes: Sequence[Shape], output_dtypes: Sequence[Dtype], grid: tuple[int, int, int],
-        threadgroup: tuple[int, int, int], template: Template, fills: bytes | None,
-    ) -> int:  # fmt: skip
+        self,
+        shapes: Sequence[Shape],
+        output_dtypes: Sequence[Dtype],
+        grid: tuple[int, int, int],
+        threadgroup: tuple[int, int, int],
+        template: Template,
+        fills: bytes | None,
+    ) -> int:
         """The plan, in C, of nodes of this kernel with these numbers; kept for later calls."""
         kinds = tuple([type(value) for _, value in template])
         key = (tuple(shapes), tuple(output_dtypes), grid, threadgroup, template, kinds, fills)
@@ -124,11 +131,18 @@ class BoundKernel(Bound):
         codes = [dtypes.ALL.index(dtype) for dtype in output_dtypes]
         flat = [word for shape in shapes for word in (len(shape), *shape)]
         plan = self.plans[key] = native.fr_mlx_fixed(
-            ctypes.addressof(self.structure), self.number, self.structure.body[0].devices,
-            f"kernel {self.kernel.name!r}".encode(), self.answer,
-            (ctypes.c_int32 * len(codes))(*codes), (_int64 * len(flat))(*flat),
-            (ctypes.c_uint32 * 6)(*grid, *threadgroup), 1, (_int64 * 1)(index), fills,
-        )  # fmt: skip
+            ctypes.addressof(self.structure),
+            self.number,
+            self.structure.body[0].devices,
+            f"kernel {self.kernel.name!r}".encode(),
+            self.answer,
+            (ctypes.c_int32 * len(codes))(*codes),
+            (_int64 * len(flat))(*flat),
+            (ctypes.c_uint32 * 6)(*grid, *threadgroup),
+            1,
+            (_int64 * 1)(index),
+            fills,
+        )
         return int(plan)
 
 
@@ -206,9 +220,11 @@ class BoundSizes(BoundKernel):
         (values,) = args
         grid, threadgroup, shapes, template = self.sizes.numbers([value.shape for value in values])
         kinds = [dtypes.BY_NAME[output.dtype] for output in self.sizes.rule.outputs]
-        return tuple(mlx_gpu.call_stock(
-            self.kernel, values, shapes, kinds, grid, threadgroup, template, self.fill
-        ))  # fmt: skip
+        return tuple(
+            mlx_gpu.call_stock(
+                self.kernel, values, shapes, kinds, grid, threadgroup, template, self.fill
+            )
+        )
 
     def template(self, request: Request) -> Template:
         """The template of a request."""
@@ -248,10 +264,14 @@ def _plan_of(kernel: Kernel, sizes: Sizes, init_value: float | None, fills: byte
         bound = BoundSizes(kernel, sizes, init_value)
         codes = [dtypes.ALL.index(dtypes.BY_NAME[y.dtype]) for y in sizes.rule.outputs]
         plan = loaded().fr_mlx_following(
-            ctypes.addressof(bound.structure), bound.number, bound.structure.body[0].devices,
+            ctypes.addressof(bound.structure),
+            bound.number,
+            bound.structure.body[0].devices,
             f"kernel {kernel.name!r}".encode(),
-            bound.answer, (ctypes.c_int32 * len(codes))(*codes), fills,
-        )  # fmt: skip
+            bound.answer,
+            (ctypes.c_int32 * len(codes))(*codes),
+            fills,
+        )
         entry = _following[key] = bound, int(plan)
     return entry[1]
 

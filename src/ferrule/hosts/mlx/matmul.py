@@ -6,7 +6,6 @@ sizes of the trace (omitted indices, gradients of gathered rows), stands here.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -14,10 +13,17 @@ from typing import Any
 import mlx.core as mx
 
 from ...errors import KernelError
-from . import arrays as mlx
 from . import build as mlx_build
 from . import node as mlx_node
 from .build import shapeless
+from .matrices import (
+    all_batched,
+    batches_first,
+    has_nodes,
+    one_group,
+    plus_starts,
+    stream_context,
+)
 from .sizes import (
     GATHERS,
     Arrays,
@@ -25,11 +31,8 @@ from .sizes import (
     added_at,
     alike,
     answers,
-    first,
     positions,
-    repeated,
     spread,
-    starts,
     too_old,
     zeros,
 )
@@ -77,10 +80,10 @@ def quantized_matmul(
             product that gathers, with one older than 0.32.0).
     """
     broadcast = w.ndim > 2 and (x.ndim < w.ndim or shapeless())
-    if broadcast or (mode == "affine" and transpose and _one_group(x, w, group_size, stream)):
+    if broadcast or (mode == "affine" and transpose and one_group(x, w, group_size, stream)):
         # MLX multiplies a lower x with the first matrix alone, and its gradients of what was
         # broadcast have the sizes of the trace
-        with _stream_context(stream):
+        with stream_context(stream):
             rows = x if x.ndim > 1 else x[None]
             which = positions(w) if w.ndim > 2 else zeros(positions(rows))
             result = gather_qmm(
@@ -89,7 +92,7 @@ def quantized_matmul(
             )  # fmt: skip
             return result if x.ndim > 1 else mx.squeeze(result, -2)
     if x.ndim == 1:  # MLX's CUDA kernels want rows
-        with _stream_context(stream):
+        with stream_context(stream):
             result = quantized_matmul(
                 x[None], w, scales, biases, transpose, group_size, bits, mode, stream=stream
             )
@@ -97,7 +100,7 @@ def quantized_matmul(
     stock = _quantized_matmul(
         x, w, scales, biases, transpose, group_size, bits, mode, stream=stream
     )
-    if not _has_nodes(x, w, scales, biases):
+    if not has_nodes(x, w, scales, biases):
         return stock
     return mlx_node.ruled(stock, stock, _quantized(transpose, group_size, bits, mode))
 
@@ -154,14 +157,20 @@ def gather_qmm(
         result = _gathered(call, x, w, lhs_indices, rhs_indices, sorted_indices, stream, rules)
     if global_scale is None:
         return result
-    with _stream_context(stream):
+    with stream_context(stream):
         return _scaled(result, w, global_scale, lhs_indices, rhs_indices, mode)
 
 
 def gather_mm(
-    a: mx.array, b: mx.array, /, lhs_indices: mx.array | None = None,
-    rhs_indices: mx.array | None = None, *, sorted_indices: bool = False, stream: Any = None,
-) -> mx.array:  # fmt: skip
+    a: mx.array,
+    b: mx.array,
+    /,
+    lhs_indices: mx.array | None = None,
+    rhs_indices: mx.array | None = None,
+    *,
+    sorted_indices: bool = False,
+    stream: Any = None,
+) -> mx.array:
     """Products of matrices of ``a`` and ``b``, as `mx.gather_mm` has it.
 
     It is right wherever `quantized_matmul` is, and differentiable with respect to both.
@@ -205,19 +214,24 @@ def gather_mm(
 
 
 def _gathered(
-    call: Callable[[mx.array | None, mx.array | None, bool], mx.array], x: mx.array, w: mx.array,
-    lhs: mx.array | None, rhs: mx.array | None, ascending: bool, stream: Any,
+    call: Callable[[mx.array | None, mx.array | None, bool], mx.array],
+    x: mx.array,
+    w: mx.array,
+    lhs: mx.array | None,
+    rhs: mx.array | None,
+    ascending: bool,
+    stream: Any,
     rules: Callable[[str, bool], Any],
-) -> mx.array:  # fmt: skip
+) -> mx.array:
     omitted = "lhs" if lhs is None else "rhs" if rhs is None else ""
     rhs_ascends = ascending and omitted == "lhs"
-    if not _has_nodes(x, w, lhs, rhs):
+    if not has_nodes(x, w, lhs, rhs):
         return call(lhs, rhs, rhs_ascends)  # MLX's gradients are wrong where the left one ascends
     if not GATHERS and shapeless():
         raise too_old("products that gather")
     inputs_of = stock = call(lhs, rhs, ascending)
     if shapeless():
-        with _stream_context(stream):
+        with stream_context(stream):
             lhs, rhs = alike(
                 positions(x) if lhs is None else lhs, positions(w) if rhs is None else rhs
             )
@@ -227,9 +241,13 @@ def _gathered(
 
 
 def _scaled(
-    products: mx.array, w: mx.array, scale: mx.array, lhs: mx.array | None, rhs: mx.array | None,
+    products: mx.array,
+    w: mx.array,
+    scale: mx.array,
+    lhs: mx.array | None,
+    rhs: mx.array | None,
     mode: str,
-) -> mx.array:  # fmt: skip
+) -> mx.array:
     if mode != "nvfp4":
         raise ValueError(
             f"[gather_qmm] global_scale was given, which mode {mode!r} does not have; "
@@ -253,78 +271,7 @@ def _scaled(
     return (values * scale).astype(products.dtype)
 
 
-def _one_group(x: mx.array, w: mx.array, group_size: int | None, stream: Any) -> bool:
-    """Whether rows can be one group of elements with a scale, on an NVIDIA GPU: MLX's kernel for
-    sm_90 (0.32.4) gives garbage then, and none of those that gather."""
-    if not x.ndim or not _has_cuda() or not mlx_build.at_least(0, 32, 3):
-        return False
-    longer = x.shape[-1] > (64 if group_size is None else group_size)
-    if longer and not (shapeless() and _is_traced(w)):  # else rows stay as long as these
-        return False
-    with _stream_context(stream):
-        return bool(mx.default_device() == mx.gpu)
-
-
-def _has_cuda() -> bool:
-    native = mlx_build.library()
-    return native is not None and bool(native.fr_mlx_has_cuda())
-
-
-def _has_nodes(*arrays: mx.array | None) -> bool:
-    """Whether nodes can be had; if not, the arrays must be values, for MLX's rules would be wrong.
-
-    Raises:
-        KernelError: they stand for values in a transformation.
-    """
-    if mlx_build.library() is not None:
-        return True
-    for array in arrays:
-        if array is not None:
-            try:
-                mlx.facts(array)
-            except KernelError as error:
-                raise KernelError(f"[ferrule.mlx] an array of a product {error}") from error
-    return False
-
-
-def _is_traced(array: mx.array) -> bool:
-    try:
-        mx.eval(array)
-    except (RuntimeError, ValueError):
-        return True
-    return False
-
-
-def _stream_context(stream: Any) -> Any:
-    return contextlib.nullcontext() if stream is None else mx.stream(stream)
-
-
 # -- rules --------------------------------------------------------------------------------------
-
-
-def _without_gaps(array: mx.array) -> mx.array:
-    """``array``; for MLX's CUDA kernels (0.32.4) a matrix begins where the one before it ends.
-
-    Elsewhere strides are heeded, and what is made contiguous MLX does not export.
-    """
-    return mx.contiguous(array) if _has_cuda() else array
-
-
-def _batches_first(inputs: Arrays, axes: Numbers) -> list[mx.array]:
-    """`first`, without gaps."""
-    return [
-        _without_gaps(array) if axis > 0 else array
-        for array, axis in zip(first(inputs, axes), axes, strict=True)
-    ]
-
-
-def _all_batched(arrays: list[mx.array], axes: Numbers) -> list[mx.array]:
-    """The parts of quantized matrices, all of them batched as one of them is."""
-    like = next(array for array, axis in zip(arrays, axes, strict=True) if axis >= 0)
-    return [
-        array if axis >= 0 else _without_gaps(repeated(array, like))
-        for array, axis in zip(arrays, axes, strict=True)
-    ]
 
 
 def _gradient_of_part(
@@ -381,11 +328,11 @@ def _quantized(transpose: bool, group_size: int | None, bits: int | None, mode: 
 
     def vmap(inputs: Arrays, axes: Numbers) -> list[mx.array]:
         rank = inputs[0].ndim - (axes[0] >= 0), inputs[1].ndim - (axes[1] >= 0)
-        x, *matrix = _batches_first(inputs, axes)
+        x, *matrix = batches_first(inputs, axes)
         if max(axes[1:]) < 0:  # one matrix for all of the batch
             matrix = list(inputs[1:])
             return [product(x, *matrix, transpose=transpose)]
-        matrix = _all_batched(matrix, axes[1:])
+        matrix = all_batched(matrix, axes[1:])
         if rank[1] > 2:
             return [product(x, *matrix, transpose=transpose)]
         x = x[:, None] if rank[0] == 1 else x
@@ -410,31 +357,34 @@ def _rules_of_gather(
         return [functools.reduce(mx.add, terms)]
 
     def vmap(inputs: Arrays, axes: Numbers) -> list[mx.array]:
-        x, *matrices, lhs, rhs = _batches_first(inputs, axes)
+        x, *matrices, lhs, rhs = batches_first(inputs, axes)
         if axes[0] >= 0:
-            lhs = _plus_starts(lhs, x)
+            lhs = plus_starts(lhs, x)
         if max(axes[1:-2]) >= 0:
-            matrices = _all_batched(matrices, axes[1:-2])
-            rhs = _plus_starts(rhs, matrices[0])
+            matrices = all_batched(matrices, axes[1:-2])
+            rhs = plus_starts(rhs, matrices[0])
         return [product(x, *matrices, lhs, rhs)]
 
     return answers(name, vjp, jvp, vmap)
 
 
-def _plus_starts(index: mx.array, array: mx.array) -> mx.array:
-    a, b = alike(index, spread(starts(array), index.ndim))
-    return a + b
-
-
 @functools.cache
 def _gathered_quantized(
-    transpose: bool, group_size: int | None, bits: int | None, mode: str, omitted: str,
+    transpose: bool,
+    group_size: int | None,
+    bits: int | None,
+    mode: str,
+    omitted: str,
     ascending: bool,
-) -> Any:  # fmt: skip
+) -> Any:
     def gather(
-        x: mx.array, w: mx.array, scales: mx.array, *biases_and_indices: mx.array | None,
-        transpose: bool = transpose, sorted_indices: bool = False,
-    ) -> mx.array:  # fmt: skip
+        x: mx.array,
+        w: mx.array,
+        scales: mx.array,
+        *biases_and_indices: mx.array | None,
+        transpose: bool = transpose,
+        sorted_indices: bool = False,
+    ) -> mx.array:
         *biases, lhs, rhs = biases_and_indices
         return gather_qmm(
             x, w, scales, biases[0] if biases else None, lhs, rhs, transpose, group_size, bits,
@@ -451,9 +401,14 @@ def _gathered_quantized(
         for k in argnums:
             if k == 0:
                 rows = gather(
-                    cotangent, w, *parts, None, rhs,
-                    transpose=not transpose, sorted_indices=ascending,
-                )  # fmt: skip
+                    cotangent,
+                    w,
+                    *parts,
+                    None,
+                    rhs,
+                    transpose=not transpose,
+                    sorted_indices=ascending,
+                )
                 gradients.append(added_at(rows, lhs, x, omitted == "lhs"))
             else:
                 gradients.append(_gradient_of_part(of_parts, parts, cotangent, "gather_qmm", k - 2))

@@ -128,9 +128,13 @@ def callable_for(op: Op) -> Any:
         return None
     label = f"op {op.name!r}"
     return native.fr_mlx_op(
-        ctypes.addressof(bound.structure), number_of(bound), devices, elsewhere, label.encode(),
+        ctypes.addressof(bound.structure),
+        number_of(bound),
+        devices,
+        elsewhere,
+        label.encode(),
         (answering(rules(op), label), bound),  # the function and its nodes hold it, and so the op
-    )  # fmt: skip
+    )
 
 
 def call(op: Op, values: Sequence[Any]) -> Any:

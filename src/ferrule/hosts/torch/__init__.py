@@ -1,7 +1,7 @@
 """torch's arrays, and ops in its graphs, exports and packages.
 
 In torch an op is `ferrule::<name>_<digest>` (`hosts.torch.op`), defined when the op first meets
-torch. Dynamo traces `Op.__call__` and calls `Op._look_for_torch`, which is marked as a constant, so
+torch. Dynamo traces `Op.__call__` and calls `Op._register`, which is marked as a constant, so
 that an op may meet torch inside a compiled function. The fake implementation evaluates the same
 rule on symbolic sizes (`SymInts`), which adds no guards but the rule's own equalities. The digest
 covers what changes behaviour, derivative rules included; a rule that is declared later makes

@@ -18,7 +18,8 @@ from ...dtypes import ALL, BY_NAME, Dtype
 from ...errors import DeviceError, FerruleWarning, KernelError, KernelTypeError, warn
 from ...spec import Facts, Shape
 from ...tools import fastcall
-from ..protocol import Maker, all_bits_zero, eager_codes, unknown_dtype
+from ..imported import eager_codes
+from ..protocol import Maker, all_bits_zero, unknown_dtype
 
 name = "torch"
 allocation_errors: tuple[type[Exception], ...] = (RuntimeError, TypeError, OverflowError)

@@ -22,11 +22,11 @@ import torch
 
 from ... import dtypes
 from ...errors import ABANDONED, KernelError, KernelTypeError, abandoned
-from ...operators import call as op_call
 from ...operators import entries as op_entries
 from ...operators.entries import FEW, RESOLVE, BoundOp, Entry, OpTable, Request
 from ...tools import fastcall
 from ...tools.binding import runtime
+from ..imported import OLDEST_TORCH
 from . import arrays as host
 
 if TYPE_CHECKING:
@@ -36,9 +36,12 @@ FOLDER = Path(__file__).resolve().parents[2]
 SOURCES = ("torch_calls.c", *op_entries.SOURCES)
 
 _PYTHON = (
-    "PyGILState_Ensure", "PyGILState_Release", "PyErr_CheckSignals", "PyErr_Fetch",
+    "PyGILState_Ensure",
+    "PyGILState_Release",
+    "PyErr_CheckSignals",
+    "PyErr_Fetch",
     "Py_IsFinalizing" if sys.version_info >= (3, 13) else "_Py_IsFinalizing",
-)  # fmt: skip
+)
 _EXCEPTION, _INPUT_COPIED = 0, 1  # of runtime/torch_calls.c
 
 _int32, _pointer = ctypes.c_int32, ctypes.c_void_p
@@ -107,7 +110,7 @@ def _tell(at: Any, event: int) -> None:
 def library() -> ctypes.CDLL | None:
     """The C library, set up; None where it does not exist, or this torch lacks what it needs."""
     torch_calls = _installed()
-    if torch_calls is None or torch.__version__ < op_call.OLDEST_TORCH:
+    if torch_calls is None or torch.__version__ < OLDEST_TORCH:
         return None
     folder = Path(torch.__file__).resolve().parent / "lib"
     suffix = ".dylib" if sys.platform == "darwin" else ".so"
@@ -121,12 +124,16 @@ def library() -> ctypes.CDLL | None:
     setup = _TorchSetup(
         str(folder / f"libtorch_cpu{suffix}").encode(),
         str(folder / f"libtorch_cuda{suffix}").encode() if torch.version.cuda else None,
-        _call_number(torch_cpu, "aoti_torch_device_type_cuda"), len(dtypes.ALL),
+        _call_number(torch_cpu, "aoti_torch_device_type_cuda"),
+        len(dtypes.ALL),
         (_int32 * len(numbers))(*numbers),
         (ctypes.c_uint8 * len(numbers))(*[dtype.itemsize for dtype in dtypes.ALL]),
-        op_entries.resolver(_resolve), _TELL(_tell), ctypes.cast(runtime().fr_threads, _pointer),
-        *[ctypes.cast(getattr(ctypes.pythonapi, name), _pointer) for name in _PYTHON], FEW,
-    )  # fmt: skip
+        op_entries.resolver(_resolve),
+        _TELL(_tell),
+        ctypes.cast(runtime().fr_threads, _pointer),
+        *[ctypes.cast(getattr(ctypes.pythonapi, name), _pointer) for name in _PYTHON],
+        FEW,
+    )
     op_entries.kept.append(setup)
     if torch_calls.fr_torch_init(ctypes.byref(setup)):
         return None

@@ -28,9 +28,12 @@ _NAMED = re.compile(rb"torch\.ops\.ferrule\.(\w+?)(?:_raw)?\.default")
 
 
 def save(
-    program: ExportedProgram, file: File, *, extra_files: Mapping[str, str] | None = None,
+    program: ExportedProgram,
+    file: File,
+    *,
+    extra_files: Mapping[str, str] | None = None,
     **more: Any,
-) -> None:  # fmt: skip
+) -> None:
     """Write an exported program and the ops in it, as ``torch.export.save`` does.
 
     Args:
@@ -99,9 +102,14 @@ def load(file: File, *, extra_files: dict[str, Any] | None = None, **more: Any) 
 
 
 def export_for(
-    device: str, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None, *,
-    dynamic_shapes: Any = None, strict: bool = False,
-) -> ExportedProgram:  # fmt: skip
+    device: str,
+    model: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any] | None = None,
+    *,
+    dynamic_shapes: Any = None,
+    strict: bool = False,
+) -> ExportedProgram:
     """Export a model for a device that this machine need not have.
 
     The graph says ``device`` wherever the model and its arguments lie; its weights are the model's

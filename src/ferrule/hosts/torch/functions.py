@@ -26,9 +26,14 @@ _AUTOCAST_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU) | (
 
 
 def run_function(
-    op: Op, runner: Runner, values: Sequence[Any], binding: Binding,
-    results: list[tuple[Shape, Dtype]], device: str, queue: int,
-) -> list[torch.Tensor]:  # fmt: skip
+    op: Op,
+    runner: Runner,
+    values: Sequence[Any],
+    binding: Binding,
+    results: list[tuple[Shape, Dtype]],
+    device: str,
+    queue: int,
+) -> list[torch.Tensor]:
     """Run an op by a Python function.
 
     Args:
@@ -92,9 +97,15 @@ def on_device(device: str) -> Any:
 
 
 def checked_output(
-    op: Op, runner: Runner, output: Argument, returned: list[Any], i: int,
-    expected: tuple[Shape, Dtype], device: str, own: bool,
-) -> torch.Tensor:  # fmt: skip
+    op: Op,
+    runner: Runner,
+    output: Argument,
+    returned: list[Any],
+    i: int,
+    expected: tuple[Shape, Dtype],
+    device: str,
+    own: bool,
+) -> torch.Tensor:
     """Check an output of a function, and copy it if others hold its memory, as graphs need.
 
     Args:

@@ -44,7 +44,7 @@ def traced_call(op: Op, overload: Any) -> tuple[Callable[..., Any], Callable[[],
             torch.compiler.allow_in_graph(traced)
         return traces
 
-    reads._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as of Op._look_for_torch
+    reads._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as of Op._register
     return traced, reads
 
 

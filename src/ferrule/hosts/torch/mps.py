@@ -38,9 +38,14 @@ _CASTS = {
 
 
 def launch(
-    op: str, rule: Rule, body: KernelBody, config: BodyLaunch, binding: Binding,
-    arguments: Mapping[str, Any], outputs: Sequence[torch.Tensor],
-) -> None:  # fmt: skip
+    op: str,
+    rule: Rule,
+    body: KernelBody,
+    config: BodyLaunch,
+    binding: Binding,
+    arguments: Mapping[str, Any],
+    outputs: Sequence[torch.Tensor],
+) -> None:
     """Start a kernel on torch's current stream.
 
     Args:
@@ -95,8 +100,9 @@ def _compiled(spec: Spec) -> Any:
         raise CompileError(
             f"[metal_kernel] Metal's compiler refused kernel {name!r}; the line numbers are those "
             f"of its text('metal'):\n{error}",
-            kernel=name, log=str(error),
-        ) from None  # fmt: skip
+            kernel=name,
+            log=str(error),
+        ) from None
     return getattr(library, metal.kernel_name(spec))
 
 

@@ -33,6 +33,7 @@ from ...operators.unit_steps import CudaUnit
 from ...rules.argument import Argument
 from ...spec import Facts, Shape
 from ...tools import fastcall
+from .. import imported
 from ..protocol import find
 from . import arrays as host
 from . import calls as torch_calls
@@ -145,7 +146,7 @@ class TorchOp:
             self.look_for_dtensor()
             return (self.traced if self.reads_when_traced() else self.overload)(*values)
         if self.caller._plain is op_declaration.unknown:
-            op_declaration.watch_torch()
+            imported.watch()
             letters = "".join(
                 p.dtype[0] if p.dims is None else "o" if p.optional else "a"
                 for _, p, _ in self.arguments
@@ -410,7 +411,7 @@ def _dtensor_finder(op: Op, overload: Any) -> Callable[[], None]:
             _sharded.add(overload)
             register(op, overload)
 
-    look._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as of Op._look_for_torch
+    look._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as of Op._register
     return look
 
 

@@ -54,9 +54,12 @@ _lock = threading.Lock()
 
 
 def package(
-    program: ExportedProgram, path: str | os.PathLike[str], *,
-    architectures: Sequence[str] | None = None, options: Mapping[str, Any] | None = None,
-) -> str:  # fmt: skip
+    program: ExportedProgram,
+    path: str | os.PathLike[str],
+    *,
+    architectures: Sequence[str] | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> str:
     """Compile an exported program with AOTInductor to a package that needs no ferrule.
 
     It has the machine code of the kernels for the dtypes and ranks in the graph, and for every
@@ -89,7 +92,8 @@ def package(
         raise KernelError(f"package: got the path {path!r}, expected one that ends in '.pt2'.")
     packaged = _packaged(program, architectures)
     library = _library(packaged) if packaged else None
-    _compile(program, {full_name(p.op): p for p in packaged}, path, dict(options or {}))
+    by_name = {full_name(p.op): p for p in packaged}
+    _compile(program, by_name, path, {**(options or {}), "aot_inductor.package": True})
     if library is not None:
         with zipfile.ZipFile(path, "a", zipfile.ZIP_STORED) as archive:
             root = archive.namelist()[0].partition("/")[0]
@@ -389,20 +393,16 @@ def _example(
 
 def _most_threads(body: KernelBody) -> int:
     """The number of threads that a threadgroup of a body may have."""
-    threads = 1
-    for axis in body.threadgroup:
-        if axis.names or axis.arrays:
-            return MAX_THREADS
-        threads *= int(axis.evaluate({}))
-    return threads
+    if any(axis.names or axis.arrays for axis in body.threadgroup):
+        return MAX_THREADS
+    return math.prod(int(axis.evaluate({})) for axis in body.threadgroup)
 
 
 def _architecture() -> str:
     """The architecture of the current GPU."""
     import torch
 
-    major, minor = torch.cuda.get_device_capability()
-    return f"sm_{major}{minor}"
+    return "sm_{}{}".format(*torch.cuda.get_device_capability())
 
 
 def _digest(op: Op, compiled: Sequence[tuple[KernelBody | CudaUnit, tuple[Special, ...]]]) -> str:
@@ -444,9 +444,11 @@ def _library(packaged: Sequence[PackagedOp]) -> bytes:
 
 
 def _compile(
-    program: ExportedProgram, packaged: Mapping[str, PackagedOp], path: str,
+    program: ExportedProgram,
+    packaged: Mapping[str, PackagedOp],
+    path: str,
     options: dict[str, Any],
-) -> None:  # fmt: skip
+) -> None:
     """Have AOTInductor write the package, whose ops have their names there."""
     import torch
     from torch.export.pt2_archive._package import package_pt2
@@ -470,9 +472,7 @@ def _compile(
                         node.args = (renamed(node.args[0]), *node.args[1:])
                 submodule.recompile()
         with torch.no_grad():
-            files = torch._inductor.aot_compile(
-                module, args, kwargs, options={**options, "aot_inductor.package": True}
-            )
+            files = torch._inductor.aot_compile(module, args, kwargs, options=options)
     package_pt2(path, aoti_files={"model": files})
 
 

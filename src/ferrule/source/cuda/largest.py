@@ -351,9 +351,13 @@ def _attribute(text: str, below: bool) -> Most:
 
 def _joined(form: str, a: Most, b: Most) -> Most:
     return Most(
-        f"({form.format(a.text, b.text)})", a.leaves | b.leaves, a.product or b.product,
-        a.scaled or b.scaled, a.exact and b.exact, a.divided or b.divided,
-    )  # fmt: skip
+        f"({form.format(a.text, b.text)})",
+        a.leaves | b.leaves,
+        a.product or b.product,
+        a.scaled or b.scaled,
+        a.exact and b.exact,
+        a.divided or b.divided,
+    )
 
 
 def _times(a: Most, b: Most) -> Most:

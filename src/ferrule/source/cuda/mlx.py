@@ -91,9 +91,13 @@ def text(spec: Spec, function: str = "") -> str:
 
 
 def read(
-    text_: str, function: str, inputs: Sequence[Input], outputs: Sequence[Dtype],
-    contiguous: bool, shared_memory: int,
-) -> Spec:  # fmt: skip
+    text_: str,
+    function: str,
+    inputs: Sequence[Input],
+    outputs: Sequence[Dtype],
+    contiguous: bool,
+    shared_memory: int,
+) -> Spec:
     """The kernel of such a text, and what was compiled of it: as `source.metal.read.read`.
 
     Args:
@@ -131,9 +135,15 @@ def read(
     while (line := _OF_0D.match(text_, body)) and line[1] in without_dims:
         body = line.end()
     kernel = make_kernel(
-        "kernel", names[: len(inputs)], names[len(inputs) :], text_[body : -len(_END)],
-        text_[len(_PROLOGUE) : space], contiguous, language="cuda", shared_memory=shared_memory,
-    )  # fmt: skip
+        "kernel",
+        names[: len(inputs)],
+        names[len(inputs) :],
+        text_[body : -len(_END)],
+        text_[len(_PROLOGUE) : space],
+        contiguous,
+        language="cuda",
+        shared_memory=shared_memory,
+    )
     spec = Spec(kernel, tuple(inputs), tuple(outputs), tuple(template))
     if text(spec, function) != text_:
         raise ValueError("its signature is not that of its inputs and outputs")

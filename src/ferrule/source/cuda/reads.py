@@ -41,10 +41,16 @@ _HIDDEN_IN_BODY = re.compile(
 _OWN = "::fr::pick<decltype"  # of `convert_conditionals`, which names two types
 
 _NAMING = ("_specifier", "alias_declaration")
-_NAMED_TYPES = frozenset({
-    "parameter_declaration", "optional_parameter_declaration", "alias_declaration",
-    "type_definition", "type_parameter_declaration", "optional_type_parameter_declaration",
-})  # fmt: skip
+_NAMED_TYPES = frozenset(
+    {
+        "parameter_declaration",
+        "optional_parameter_declaration",
+        "alias_declaration",
+        "type_definition",
+        "type_parameter_declaration",
+        "optional_type_parameter_declaration",
+    }
+)
 
 
 def is_plain(header: Tree, body: str, macros: Collection[str]) -> bool:
@@ -175,9 +181,11 @@ class Reads:
 
     def _is_swizzle(self, call: Node, node: Node) -> bool:
         function = call.child_by_field_name("function")
-        return function is not None and function.id == node.id and bool(
-            re.search(r"\.swz$", self.tree.text(function))
-        )  # fmt: skip
+        return (
+            function is not None
+            and function.id == node.id
+            and bool(re.search(r"\.swz$", self.tree.text(function)))
+        )
 
     def _initialises(self, node: Node) -> bool:
         """Whether what is initialised has a value of its own: no reference, and no struct."""

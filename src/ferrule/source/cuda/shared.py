@@ -171,5 +171,8 @@ def _refuse_copies(p: Prepared, source: str, names: set[str]) -> None:
             f"kernel {p.kernel.name!r}, source line {line}: beside more than 48 KB of threadgroup "
             f"memory, a lambda that uses {name} must capture it by reference on CUDA; begin it "
             "with [&].",
-            kernel=p.kernel.name, where="source", line=line, construct="threadgroup",
-        )  # fmt: skip
+            kernel=p.kernel.name,
+            where="source",
+            line=line,
+            construct="threadgroup",
+        )

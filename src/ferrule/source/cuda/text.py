@@ -97,9 +97,13 @@ class Dynamic(NamedTuple):
 
 
 def text(
-    p: Prepared, form: Form, *, masks: bool = True, guards: bool = True,
+    p: Prepared,
+    form: Form,
+    *,
+    masks: bool = True,
+    guards: bool = True,
     shared: Dynamic | None = None,
-) -> str:  # fmt: skip
+) -> str:
     """The whole text.
 
     Args:

@@ -22,11 +22,17 @@ _MATH = """\
 #endif
 """
 STANDARD = {
-    **{name: f"#include <cuda/std/{new}>\n"
-       for old, new in _STD.items() for name in (f"{old}.h", f"c{old}")},
+    **{
+        name: f"#include <cuda/std/{new}>\n"
+        for old, new in _STD.items()
+        for name in (f"{old}.h", f"c{old}")
+    },
     **{name: "" for old in _NVRTC_HAS for name in (f"{old}.h", f"c{old}")},
-    "math.h": _MATH, "cmath": _MATH, "cuda_runtime.h": "", "device_launch_parameters.h": "",
-}  # fmt: skip
+    "math.h": _MATH,
+    "cmath": _MATH,
+    "cuda_runtime.h": "",
+    "device_launch_parameters.h": "",
+}
 
 
 def text(spec: UnitSpec) -> str:
@@ -74,10 +80,12 @@ def _includes(spec: UnitSpec) -> list[str]:
     includes = [
         f"#include <{name}>"
         for dtype, name in (
-            (float16, "cuda_fp16.h"), (bfloat16, "cuda_bf16.h"), (complex64, "cuda/std/complex"),
+            (float16, "cuda_fp16.h"),
+            (bfloat16, "cuda_bf16.h"),
+            (complex64, "cuda/std/complex"),
         )
         if dtype in dtypes
-    ]  # fmt: skip
+    ]
     return includes + ["#include <cuda_fp8.h>"] * bool(dtypes.intersection(FLOAT8))
 
 

@@ -19,18 +19,38 @@ from .reads import OWN_BY_VALUE, Reads, is_plain
 
 _LOOPS = frozenset({"for_statement", "while_statement", "do_statement", "for_range_loop"})
 _SCOPES = _LOOPS | {
-    "compound_statement", "if_statement", "switch_statement", "lambda_expression", "catch_clause",
-}  # fmt: skip
-_NOT_EVALUATED = frozenset({
-    "sizeof_expression", "alignof_expression", "decltype", "template_argument_list", "noexcept",
-})  # fmt: skip
-_ELSEWHERE = frozenset({
-    "function_definition", "struct_specifier", "class_specifier", "union_specifier",
-})  # fmt: skip
-_DECLARATIONS = frozenset({
-    "declaration", "parameter_declaration", "optional_parameter_declaration", "for_range_loop",
-    "condition_declaration",
-})  # fmt: skip
+    "compound_statement",
+    "if_statement",
+    "switch_statement",
+    "lambda_expression",
+    "catch_clause",
+}
+_NOT_EVALUATED = frozenset(
+    {
+        "sizeof_expression",
+        "alignof_expression",
+        "decltype",
+        "template_argument_list",
+        "noexcept",
+    }
+)
+_ELSEWHERE = frozenset(
+    {
+        "function_definition",
+        "struct_specifier",
+        "class_specifier",
+        "union_specifier",
+    }
+)
+_DECLARATIONS = frozenset(
+    {
+        "declaration",
+        "parameter_declaration",
+        "optional_parameter_declaration",
+        "for_range_loop",
+        "condition_declaration",
+    }
+)
 _SHORT = frozenset({"&&", "||", "and", "or"})
 _ACCESSES = frozenset({"subscript_expression", "pointer_expression", "call_expression"})
 
@@ -227,9 +247,13 @@ class Variables(Largest):
             specifiers = self.tree.data[node.start_byte : first.start_byte].decode()
             plain = inner is not None and inner.type == "identifier"
             scope[self.tree.text(name)] = IndexVariable(
-                self.tree.text(name), specifiers if kind is not None else "", value, plain,
-                written, loop,
-            )  # fmt: skip
+                self.tree.text(name),
+                specifiers if kind is not None else "",
+                value,
+                plain,
+                written,
+                loop,
+            )
 
     def _is_update(self, node: Node, loop: Node) -> bool:
         """Whether an expression is the last part of a loop's head, or follows a comma there."""

@@ -333,14 +333,17 @@ class AnalysedBody:
         variable = self._variable(
             declarator.start_byte,
             Variable(
-                self.tree.text(name_node), context, kind=kind, type=spec,
+                self.tree.text(name_node),
+                context,
+                kind=kind,
+                type=spec,
                 value=self.tree.text(value) if value is not None else "",
                 pointer=(kind == "value" and "pointer_declarator" in shape)
                 or (kind == "shared" and "array_declarator" in shape),
                 is_const="constexpr" in words
                 or ("const" in words and "pointer_declarator" not in shape),
             ),
-        )  # fmt: skip
+        )
         if kind == "lambda":
             variable.lambda_text = self.tree.text(statement)
             variable.lambda_line = self._line(statement)

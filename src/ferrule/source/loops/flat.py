@@ -33,9 +33,15 @@ _GRID = "thread_position_in_grid"
 ROW_LANES = 64  # threads of a row that run together
 _MAY_FAIL = re.compile(r"[/%\[*]|->")  # a division or a load, which an early return may guard
 _CONSTANTS = (
-    "alias_declaration", "type_definition", "using_declaration", "static_assert_declaration",
-    "struct_specifier", "class_specifier", "union_specifier", "enum_specifier",
-)  # fmt: skip
+    "alias_declaration",
+    "type_definition",
+    "using_declaration",
+    "static_assert_declaration",
+    "struct_specifier",
+    "class_specifier",
+    "union_specifier",
+    "enum_specifier",
+)
 
 
 class Flat(Regions):

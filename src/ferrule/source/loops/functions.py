@@ -16,9 +16,15 @@ from .declarations import STRUCTS, declared_in, declares, shape_of, shapes
 _BREAK = re.compile(r"[ \t\r]*\\?\r?\n\s*")
 # What opens a scope of its own.
 _SCOPES = (
-    "compound_statement", "if_statement", "for_statement", "while_statement", "do_statement",
-    "switch_statement", "for_range_loop", "lambda_expression",
-)  # fmt: skip
+    "compound_statement",
+    "if_statement",
+    "for_statement",
+    "while_statement",
+    "do_statement",
+    "switch_statement",
+    "for_range_loop",
+    "lambda_expression",
+)
 # What a function's body must not hold to be moved.
 _REFUSED = {
     "goto_statement": "jumps with goto",

@@ -29,12 +29,18 @@ GROUP_ATTRIBUTES = frozenset(
 )  # fmt: skip
 GRID_X = "thread_position_in_grid.x"
 POSITIONS = frozenset({"thread_position_in_grid", "thread_position_in_threadgroup"})
-LANE_ATTRIBUTES = frozenset(
-    {
-        "thread_index_in_threadgroup", "thread_index_in_simdgroup", "thread_index_in_quadgroup",
-        "simdgroup_index_in_threadgroup", "quadgroup_index_in_threadgroup",
-    }
-) | POSITIONS  # fmt: skip
+LANE_ATTRIBUTES = (
+    frozenset(
+        {
+            "thread_index_in_threadgroup",
+            "thread_index_in_simdgroup",
+            "thread_index_in_quadgroup",
+            "simdgroup_index_in_threadgroup",
+            "quadgroup_index_in_threadgroup",
+        }
+    )
+    | POSITIONS
+)
 
 # What counts up from a multiple of 32 within a simdgroup: always, and where threadgroups are a
 # multiple of 32 threads wide.
@@ -48,18 +54,32 @@ _WIDTHS = frozenset({"threads_per_simdgroup", "thread_execution_width"})
 _LITERALS = frozenset({"number_literal", "true", "false", "char_literal", "null", "nullptr"})
 _PASS_THROUGH = frozenset(
     {
-        "parenthesized_expression", "binary_expression", "conditional_expression",
-        "unary_expression", "argument_list", "initializer_list", "sizeof_expression",
-        "condition_clause", "subscript_argument_list", "comma_expression",
+        "parenthesized_expression",
+        "binary_expression",
+        "conditional_expression",
+        "unary_expression",
+        "argument_list",
+        "initializer_list",
+        "sizeof_expression",
+        "condition_clause",
+        "subscript_argument_list",
+        "comma_expression",
     }
-)  # fmt: skip
+)
 _SKIPPED = frozenset(
     {
-        "type_identifier", "primitive_type", "template_argument_list", "type_descriptor",
-        "field_identifier", "sized_type_specifier", "namespace_identifier", "comment",
-        "template_type", "placeholder_type_specifier",
+        "type_identifier",
+        "primitive_type",
+        "template_argument_list",
+        "type_descriptor",
+        "field_identifier",
+        "sized_type_specifier",
+        "namespace_identifier",
+        "comment",
+        "template_type",
+        "placeholder_type_specifier",
     }
-)  # fmt: skip
+)
 
 
 @dataclass
@@ -380,9 +400,13 @@ class Uniformity:
             if text in self.facts.functions or self.lookup(text):
                 return False
         elif function.type not in (
-            "qualified_identifier", "template_function", "primitive_type", "template_type",
-            "type_identifier", "sized_type_specifier",
-        ):  # fmt: skip
+            "qualified_identifier",
+            "template_function",
+            "primitive_type",
+            "template_type",
+            "type_identifier",
+            "sized_type_specifier",
+        ):
             return False
         if self.tree.text(function).split("<")[0] in self.facts.functions:
             return False

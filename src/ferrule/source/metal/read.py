@@ -28,9 +28,14 @@ _PARAMETER = re.compile(r"(int|bool|typename) (\w+)")
 
 
 def read(
-    text: str, function: str, inputs: Sequence[Input], outputs: Sequence[Dtype],
-    wants: Sequence[tuple[bool, bool, bool]], contiguous: bool, math_mode: str,
-) -> Spec:  # fmt: skip
+    text: str,
+    function: str,
+    inputs: Sequence[Input],
+    outputs: Sequence[Dtype],
+    wants: Sequence[tuple[bool, bool, bool]],
+    contiguous: bool,
+    math_mode: str,
+) -> Spec:
     """The kernel of a text, and what was compiled of it.
 
     Args:
@@ -56,8 +61,7 @@ def read(
         text,
     )
     if tail is not None:
-        declared = _TEMPLATE.search(head)
-        if declared is None:
+        if (declared := _TEMPLATE.search(head)) is None:
             raise ValueError("it instantiates a function that is no template")
         template, end = _template(declared[1], tail[2]), tail.start()
         head = head[: declared.start()]
@@ -91,9 +95,15 @@ def read(
     if not source.endswith("\n}\n"):
         raise ValueError("its function does not end")
     kernel = make_kernel(
-        "kernel", names, [match[4] for match in declarations], source.removesuffix("\n}\n"), head,
-        contiguous, any(match[2] for match in declarations), {"math_mode": math_mode},
-    )  # fmt: skip
+        "kernel",
+        names,
+        [match[4] for match in declarations],
+        source.removesuffix("\n}\n"),
+        head,
+        contiguous,
+        any(match[2] for match in declarations),
+        {"math_mode": math_mode},
+    )
     spec = Spec(kernel, tuple(inputs), tuple(outputs), template)
     if metal.text(spec, function) != corrected:
         raise ValueError("its signature is not that of its inputs and outputs")
