@@ -485,7 +485,6 @@ def test_missing_headers_are_named_with_the_command(
     library: nvrtc.Nvrtc, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("FERRULE_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(nvrtc, "find_nvrtc", lambda: library)  # others may have loaded it anew
     monkeypatch.setattr(nvrtc, "_wheels", lambda: [str(tmp_path)])
     monkeypatch.setattr(_env, "cuda_homes", lambda: [])
     monkeypatch.setattr(library, "path", str(tmp_path / "lib" / "libnvrtc.so"))
