@@ -75,11 +75,7 @@ def command(photo: str | None, out: str) -> None:
         )
         cotangent = samples  # the derivative of half the sum of squares
         grads, backward = compare(
-            "VJP",
-            where,
-            grid_sample.sample_vjp,
-            grid_sample.sample_vjp_numpy,
-            (x, grid, cotangent),
+            "VJP", where, grid_sample.sample_vjp, grid_sample.sample_vjp_numpy, (x, grid, cotangent)
         )
     results = (*forward, *backward)
     try:

@@ -5,7 +5,7 @@ calls of kernels and ops need to know of it before, and without, importing it.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from types import CodeType
 from typing import Any, TypeVar
 
@@ -54,10 +54,9 @@ def watch() -> None:
     traced = getattr(compiler, "is_dynamo_compiling", traced)
 
 
-def tags() -> list[str] | None:
+def tags() -> Collection[str] | None:
     """The names of torch's tags; None where torch is not imported."""
-    tag_type = getattr(sys.modules.get("torch"), "Tag", None)
-    return None if tag_type is None else sorted(tag_type.__members__)
+    return getattr(getattr(sys.modules.get("torch"), "Tag", None), "__members__", None)
 
 
 def wants_determinism() -> bool:

@@ -64,7 +64,8 @@ def checked_tags(name: str, tags: Any) -> tuple[str, ...]:
             )
         if known is not None and text not in known:
             raise KernelError(
-                f"[op] `tags` of op {name!r}: torch has no tag {text!r}, but {', '.join(known)}."
+                f"[op] `tags` of op {name!r}: torch has no tag {text!r}, but "
+                f"{', '.join(sorted(known))}."
             )
         names.add(text)
     return tuple(sorted(names))

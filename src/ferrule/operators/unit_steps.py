@@ -119,13 +119,7 @@ class CudaUnit(SizedImplementation):
     def spec(self, template: tuple[tuple[str, TemplateValue], ...]) -> UnitSpec:
         """The spec for these constants and types."""
         return UnitSpec(
-            self._op,
-            self.source,
-            self.headers,
-            self.options,
-            self.calls,
-            template,
-            self.specific,
+            self._op, self.source, self.headers, self.options, self.calls, template, self.specific
         )
 
     def launch_for(self, binding: Binding) -> UnitLaunch:

@@ -129,11 +129,7 @@ class Driver(Libcuda):
             function = getattr(self._library, symbol)
             setattr(self.state, field, ctypes.cast(function, ctypes.c_void_p).value)
         self._launch = self._library.cuLaunchKernel
-        self._launch.argtypes = (
-            ctypes.c_void_p,
-            *[ctypes.c_uint] * 7,
-            *[ctypes.c_void_p] * 3,
-        )
+        self._launch.argtypes = (ctypes.c_void_p, *[ctypes.c_uint] * 7, *[ctypes.c_void_p] * 3)
         for bits, kind in _PATTERNS.values():
             getattr(self._library, f"cuMemsetD{bits}Async").argtypes = (
                 ctypes.c_uint64,

@@ -172,17 +172,9 @@ class CpuProgram:
         else:
             block = ctypes.create_string_buffer(_FIXED + 8 * count)
             at = ctypes.addressof(block)
-            _launch_struct(count).pack_into(
-                block,
-                0,
-                at + _FIXED,
-                0,
-                0,
-                0,
-                *plan.sizes,
-                *[f.pointer for f in inputs],
-                *[f.pointer for f in outputs],
-            )
+            pointers = [f.pointer for f in (*inputs, *outputs)]
+            layout = _launch_struct(count)
+            layout.pack_into(block, 0, at + _FIXED, 0, 0, 0, *plan.sizes, *pointers)
         # One thread where the kernel counts on it; else as many as are set.
         limit = 1 if plan.loaded.alone else 0
         call = plan.loaded.entry, ctypes.addressof(block), plan.units, limit, SLICE, Progress()
@@ -228,17 +220,9 @@ class CpuProgram:
             struct.pack_into(f"={ndim}q{ndim}i", block, data, *fact.strides, *fact.shape)
             stride_at[i], shape_at[i] = at + data, at + data + 8 * ndim
             data += 16 * ndim
-        _launch_struct(count).pack_into(
-            block,
-            0,
-            at + _FIXED,
-            at + shapes,
-            at + strides,
-            at + ndims,
-            *plan.sizes,
-            *[f.pointer for f in inputs],
-            *[f.pointer for f in outputs],
-        )
+        tables = at + _FIXED, at + shapes, at + strides, at + ndims
+        pointers = [f.pointer for f in (*inputs, *outputs)]
+        _launch_struct(count).pack_into(block, 0, *tables, *plan.sizes, *pointers)
         struct.pack_into(
             f"={2 * n}Q{n}i", block, shapes, *shape_at, *stride_at, *[len(f.shape) for f in inputs]
         )

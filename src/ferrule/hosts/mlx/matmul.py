@@ -16,14 +16,7 @@ from ...errors import KernelError
 from . import build as mlx_build
 from . import node as mlx_node
 from .build import shapeless
-from .matrices import (
-    all_batched,
-    batches_first,
-    has_nodes,
-    one_group,
-    plus_starts,
-    stream_context,
-)
+from .matrices import all_batched, batches_first, has_nodes, one_group, plus_starts, stream_context
 from .sizes import (
     GATHERS,
     Arrays,

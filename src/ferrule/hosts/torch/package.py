@@ -444,10 +444,7 @@ def _library(packaged: Sequence[PackagedOp]) -> bytes:
 
 
 def _compile(
-    program: ExportedProgram,
-    packaged: Mapping[str, PackagedOp],
-    path: str,
-    options: dict[str, Any],
+    program: ExportedProgram, packaged: Mapping[str, PackagedOp], path: str, options: dict[str, Any]
 ) -> None:
     """Have AOTInductor write the package, whose ops have their names there."""
     import torch

@@ -26,21 +26,10 @@ _SCOPES = _LOOPS | {
     "catch_clause",
 }
 _NOT_EVALUATED = frozenset(
-    {
-        "sizeof_expression",
-        "alignof_expression",
-        "decltype",
-        "template_argument_list",
-        "noexcept",
-    }
+    {"sizeof_expression", "alignof_expression", "decltype", "template_argument_list", "noexcept"}
 )
 _ELSEWHERE = frozenset(
-    {
-        "function_definition",
-        "struct_specifier",
-        "class_specifier",
-        "union_specifier",
-    }
+    {"function_definition", "struct_specifier", "class_specifier", "union_specifier"}
 )
 _DECLARATIONS = frozenset(
     {
