@@ -22,10 +22,10 @@ from setuptools import Extension, setup
 from setuptools.command.build_py import build_py
 
 FOLDER = Path("src", "ferrule", "runtime")
-CALL_FILES = [FOLDER / name for name in ("fastcall.c", "canary.h", "cuda_launch.h", "runtime.h")]
 OP_FILES = (
     "op_calls.h", "arithmetic.h", "arrays.h", "canary.h", "cuda_launch.h", "rule.h", "runtime.h",
 )  # fmt: skip
+CALL_FILES = [FOLDER / name for name in ("fastcall.c", "numpy_arrays.h", "numpy_ops.h", *OP_FILES)]
 TORCH_FILES = [FOLDER / name for name in ("torch_calls.c", *OP_FILES)]
 FILES = [FOLDER / name for name in ("faults.h", "platform.h", "runtime.c", "runtime.h")]
 

@@ -1,10 +1,12 @@
-"""What an eager call of an op costs in torch, against operators of torch's own and of its users."""
+"""What an eager call of an op costs, against operators of NumPy, of torch and of its users."""
 
 from __future__ import annotations
 
 import tempfile
 from functools import lru_cache
 from typing import Any
+
+import numpy as np
 
 import ferrule
 
@@ -62,11 +64,16 @@ def _custom() -> Any:
 
 def on_cpu(bench: Bench) -> None:
     """One call with 16 elements: what is not the kernel's work."""
+    op, a = exp(), np.ones((4, 4), np.float32)
+    bench.compare(
+        "one call of an op, exp of 16 float32, NumPy",
+        lambda: op(a),
+        [Peer("np.exp", lambda: np.exp(a))],
+    )
     if not bench.installed("torch"):
         return
     import torch
 
     x = torch.randn(4, 4)
-    op = exp()
     with torch.no_grad():
         bench.compare("one call of an op, exp of 16 float32", lambda: op(x), operators(x))

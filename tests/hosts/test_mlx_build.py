@@ -19,7 +19,7 @@ import ferrule
 from ferrule import _env, cache
 from ferrule.hosts.mlx import build as mlx_build
 from ferrule.hosts.mlx import sources as mlx_sources
-from ferrule.operators import entries as op_entries
+from ferrule.tools import fastcall
 from test_packaging import REPOSITORY, build
 
 
@@ -237,7 +237,7 @@ def test_sources_are_all_that_is_compiled() -> None:
         beside = re.findall(r'^#include "([\w.]+)"', text, re.MULTILINE)
         left |= {one for one in beside if (mlx_sources.FOLDER / one).is_file()} - reached
     assert reached == set(mlx_sources.SOURCES)
-    assert set(op_entries.SOURCES) < reached
+    assert set(fastcall.ENGINE) < reached
 
 
 def test_versions_of_headers() -> None:

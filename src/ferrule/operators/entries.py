@@ -1,7 +1,8 @@
 """Ops that C runs: the tables of runtime/op_calls.h, and what fills them.
 
-The C libraries of hosts/torch/calls.py and hosts/mlx/build.py ask here for a kernel's program, once
-per form of call, and for what is wrong with a call.
+The C libraries of tools/fastcall.py, for NumPy's arrays, of hosts/torch/calls.py and of
+hosts/mlx/build.py ask here for a kernel's program, once per form of call, and for what is wrong
+with a call.
 """
 
 from __future__ import annotations
@@ -10,33 +11,28 @@ import ctypes
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
 
 from .. import dtypes
 from ..errors import KernelError, KernelTypeError
-from ..hosts.protocol import all_bits_zero, wrote_outside
+from ..hosts import protocol as hosts
 from ..rules.bytecode import compile_rule
 from ..rules.expression import Expression
 from ..spec import Facts, Launch, Shape, row_contiguous_strides
 from ..tools import fastcall
+from ..tools.binding import runtime
 from . import call as op_call
 from .bodies import KernelBody
 from .launch import check_empty, number, prepare
 
 if TYPE_CHECKING:
     from ..devices.protocol import Native, Program
-    from .op import Op
+    from .declared import Declared
 
 FEW = 3  # devices.cpu.FEW
-SOURCES = (
-    "op_calls.h",
-    "arithmetic.h",
-    "arrays.h",
-    "canary.h",
-    "cuda_launch.h",
-    "rule.h",
-    "runtime.h",
-)
 
 # Constants of runtime/op_calls.h and rule.h.
 _ARGUMENTS, _BODIES, _TEMPLATE, _DIMS, _KEY = 32, 4, 16, 16, 96
@@ -209,6 +205,10 @@ class Bound:
         program, inputs, outputs, launch, _ = self.prepared(request)
         return self.keep(program.native(inputs, outputs, launch))
 
+    def entry_at(self, address: int) -> int:
+        """The same, given the address of the request."""
+        return self.entry(Request.from_address(address))
+
     def keep(self, native: Native) -> int:
         """The address of a new entry, which lives as long as C may use it."""
         entry = Entry()
@@ -222,7 +222,7 @@ class BoundOp(Bound):
     """An op that C runs."""
 
     def __init__(
-        self, op: Op, words: ctypes.Array[ctypes.c_int64], on_cuda: Callable[[], None]
+        self, op: Declared, words: ctypes.Array[ctypes.c_int64], on_cuda: Callable[[], None]
     ) -> None:
         super().__init__()
         self.op, self.words = op, words
@@ -251,7 +251,7 @@ class BoundOp(Bound):
         if request.status == _OUTSIDE:
             i, count = request.outside
             shape = results[i][0]
-            raise wrote_outside(launch.of(body.kernel), op.rule.outputs[i].name, shape, count)
+            raise hosts.wrote_outside(launch.of(body.kernel), op.rule.outputs[i].name, shape, count)
         if request.status > 0:
             raise program.failure(request.status, launch, [*facts, *written])
         if request.body < 0:
@@ -318,7 +318,7 @@ def fill(entry: Entry, native: Native) -> object:
     return native.keep
 
 
-def serves(op: Op, kinds: tuple[str, ...]) -> bool:
+def serves(op: Declared, kinds: tuple[str, ...]) -> bool:
     """Whether C can run every implementation that may be chosen on a device."""
     tried = [body for body in op.implementations if body.kind != "cuda" or "cuda" in kinds]
     for body in tried:
@@ -331,12 +331,12 @@ def serves(op: Op, kinds: tuple[str, ...]) -> bool:
 
 def _plain(body: KernelBody) -> bool:
     fill = body.fill
-    constant = not isinstance(fill, Expression) and (fill is None or all_bits_zero(fill))
+    constant = not isinstance(fill, Expression) and (fill is None or hosts.all_bits_zero(fill))
     count = len(body.dims) <= _DIMS and len(body.template) <= _TEMPLATE
     return constant and count and not (body.shared.names or body.shared.arrays)
 
 
-def bind(op: Op, on_cuda: Callable[[], None], launches: bool = True) -> BoundOp | None:
+def bind(op: Declared, on_cuda: Callable[[], None], launches: bool = True) -> BoundOp | None:
     """The tables of an op for C, or where it ``launches`` nothing, of its rule; None where they
     need more room than C has."""
     bodies = [body for body in op.implementations if isinstance(body, KernelBody) and launches]
@@ -396,3 +396,36 @@ def bind(op: Op, on_cuda: Callable[[], None], launches: bool = True) -> BoundOp 
         for i, name in enumerate(body.dims):
             structure.dim[i] = program.symbols.index(name)
     return bound
+
+
+@lru_cache(maxsize=1)
+def _numpy_in_c() -> Any:
+    """The C library, if it takes NumPy's arrays: where outputs can have canaries."""
+    hosts.load("numpy")  # registers them
+    library = fastcall.library()
+    if library is None:
+        return None
+    kinds = tuple((np.dtype(kind.numpy), kind.itemsize) for kind in dtypes.ALL)
+    threads_now = ctypes.cast(runtime().fr_threads, _pointer).value
+    return library if library.register_ops(kinds, threads_now, FEW) else None
+
+
+def numpy_caller(op: Declared) -> Callable[..., Any]:
+    """What runs an op in C for NumPy's arrays, and gives NotImplemented for what C does not do."""
+    library = _numpy_in_c()
+    if library is None or not serves(op, ("metal",)):
+        return not_in_c
+    table = bind(op, _never_on_cuda)
+    if table is None:
+        return not_in_c
+    caller: Callable[..., Any] = library.numpy_op(ctypes.addressof(table.structure), table.entry_at)
+    return caller
+
+
+def _never_on_cuda() -> None:
+    """NumPy's arrays are in the CPU's memory."""
+
+
+def not_in_c(*_: Any) -> Any:
+    """Stands for a caller in C where there is none."""
+    return NotImplemented

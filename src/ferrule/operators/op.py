@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 from ..errors import KernelError, KernelTypeError, RuleError
@@ -12,6 +13,7 @@ from ..kernels.call import CallableKernel
 from ..rules.rule import Rule
 from . import call as op_call
 from . import derivatives, sharding
+from . import entries as op_entries
 from .declared import ITSELF, AbsentRule, Declared, Derived, digesting
 from .implementations import (
     Cuda,
@@ -69,7 +71,9 @@ class Op(Declared):
         self._count = len(rule.inputs)
         self._operator: Any = None  # what a library of graphs made of it: hosts.torch.op
         self.mlx: object = None  # what hosts.mlx.node made of it
-        self._plain: Callable[..., Any] = unknown  # a call that no graph or derivative records
+        self._plain: Callable[..., Any] = (
+            op_entries.not_in_c
+        )  # a call that no graph or derivative records
         self._register = _registration(self)
 
     def __repr__(self) -> str:
@@ -140,11 +144,16 @@ class Op(Declared):
         self._register()  # before `_operator` is read, which Dynamo remembers
         if self._operator is not None and self._operator.takes(values):
             return self._operator(*values)
-        return op_call.call(self, values)
+        result = self._with_numpy(*values)
+        return op_call.call(self, values) if result is NotImplemented else result
+
+    @cached_property
+    def _with_numpy(self) -> Callable[..., Any]:
+        return op_entries.numpy_caller(self)
 
     def calls_with_mlx(self, function: Callable[..., Any]) -> None:
         """Take a function that carries out calls with MLX's arrays, while torch has given none."""
-        if self._plain is unknown:
+        if self._plain is op_entries.not_in_c:
             self._plain = function
 
     def ordered(self, args: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -256,7 +265,7 @@ class Op(Declared):
         finally:
             digesting.reset(token)
         self._digest = self._operator = None  # another op from now on
-        self._plain = unknown
+        self._plain = op_entries.not_in_c
         return rule
 
     # -- others that are like it -----------------------------------------------------------------
@@ -342,11 +351,6 @@ class Op(Declared):
                 raise
             raise RuleError(f"a saved op is damaged: {error}") from None
         return op
-
-
-def unknown(*args: Any) -> Any:
-    """Stands for `Op._plain` until a call was made."""
-    return NotImplemented
 
 
 def _unpickled(

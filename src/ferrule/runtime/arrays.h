@@ -61,16 +61,18 @@ typedef struct {
   uint64_t arrays, written;  /* a bit each: those that are there; those written in place */
 } fr_given;
 
-/* Between which addresses an array's elements lie. No strides are negative. */
+/* Between which addresses an array's elements lie. */
 static inline void fr_range(const fr_given* given, int32_t i, uintptr_t* start, uintptr_t* end) {
   const fr_rule_input* input = &given->inputs[i];
-  int64_t last = 0;
+  int64_t first = 0, last = 0, size = given->item_bytes[input->dtype];
   *start = *end = (uintptr_t)given->pointers[i];
   for (int32_t d = 0; d < input->ndim; d++) {
     if (input->sizes[d] == 0) return;
-    last += (input->sizes[d] - 1) * given->strides[i][d];
+    int64_t step = (input->sizes[d] - 1) * given->strides[i][d];
+    *(step < 0 ? &first : &last) += step;
   }
-  *end = *start + (uintptr_t)(last + 1) * given->item_bytes[input->dtype];
+  *end = *start + (uintptr_t)((last + 1) * size);
+  *start += (uintptr_t)(first * size);
 }
 
 /* Finds inputs that share memory with one that is written in place: what is read is what was there

@@ -23,6 +23,7 @@
 
 #include "canary.h"
 #include "cuda_launch.h"
+#include "numpy_arrays.h"
 #include "runtime.h"
 
 #ifndef FR_DIGEST
@@ -57,36 +58,6 @@ typedef struct dl_exchange {
   int (*current_work_stream)(int32_t, int32_t, void**);
 } dl_exchange;
 
-/* The beginning of a NumPy array, the same in all versions since 1.7 (PyArrayObject_fields). */
-typedef struct {
-  PyObject head;
-  char* data;
-  int nd;
-  Py_ssize_t* dimensions;
-  Py_ssize_t* strides;
-  PyObject* base;
-  PyObject* descr;
-  int flags;
-  PyObject* weak_references; /* these since 1.22 */
-  void* buffer_info;
-  PyObject* handler; /* whose memory it is; a capsule of a numpy_handler */
-} numpy_array;
-
-enum { NUMPY_C_CONTIGUOUS = 0x0001, NUMPY_OWNS = 0x0004, NUMPY_ALIGNED = 0x0100, NUMPY_WRITEABLE = 0x0400 };
-
-/* How memory of an array is had (PyDataMem_Handler, version 1). */
-typedef struct {
-  char name[127];
-  uint8_t version;
-  struct {
-    void* context;
-    void* (*malloc)(void*, size_t);
-    void* (*calloc)(void*, size_t, size_t);
-    void* (*realloc)(void*, void*, size_t);
-    void (*free)(void*, void*, size_t);
-  } allocator;
-} numpy_handler;
-
 enum { DL_CPU = 1, DL_CUDA = 2, DL_COMPLEX = 5 };
 
 static struct {
@@ -102,121 +73,9 @@ static PyObject* torch_forward;                                                 
 static PyObject *text_requires_grad, *text_is_neg, *text_level;
 static long bypass; /* how many want calls to go the long way */
 
-/* ------------------------------------------------------------------- memory with canaries (canary.h) */
-
-/* A block is FR_CANARY bytes longer than an output on each side. NumPy's arrays own theirs as they own any memory,
- * by a handler. */
-enum { HUGE_PAGES_FROM = 1 << 22 }; /* bytes, as in NumPy */
-
-static void* block_of(size_t bytes, bool zero) {
-  if (bytes > (size_t)PTRDIFF_MAX - 2 * FR_CANARY) return NULL;
-  char* block = zero ? calloc(1, bytes + 2 * FR_CANARY) : malloc(bytes + 2 * FR_CANARY);
-  if (!block) return NULL;
-  char* memory = block + FR_CANARY;
-#if defined(MADV_HUGEPAGE)
-  if (bytes >= HUGE_PAGES_FROM) {
-    uintptr_t start = ((uintptr_t)memory + 4095) & ~(uintptr_t)4095;
-    uintptr_t end = ((uintptr_t)memory + bytes) & ~(uintptr_t)4095;
-    madvise((void*)start, end - start, MADV_HUGEPAGE);
-  }
-#endif
-  fr_put_canary(block, FR_CANARY);
-  fr_put_canary(memory + bytes, FR_CANARY);
-  return memory;
-}
-
-static void* block_malloc(void* context, size_t bytes) {
-  (void)context;
-  return block_of(bytes, false);
-}
-
-static void* block_calloc(void* context, size_t count, size_t bytes) {
-  (void)context;
-  return bytes && count > SIZE_MAX / bytes ? NULL : block_of(count * bytes, true);
-}
-
-static void block_free(void* context, void* memory, size_t bytes) {
-  (void)context;
-  (void)bytes;
-  if (memory) free((char*)memory - FR_CANARY);
-}
-
-static void* block_realloc(void* context, void* memory, size_t bytes) {
-  if (!memory) return block_malloc(context, bytes);
-  if (bytes > (size_t)PTRDIFF_MAX - 2 * FR_CANARY) return NULL;
-  char* block = realloc((char*)memory - FR_CANARY, bytes + 2 * FR_CANARY);
-  if (!block) return NULL;
-  fr_put_canary(block + FR_CANARY + bytes, FR_CANARY);
-  return block + FR_CANARY;
-}
-
-static numpy_handler handler = {
-    "ferrule", 1, {NULL, block_malloc, block_calloc, block_realloc, block_free}};
-static PyObject* handler_capsule; /* once arrays are known to take it */
-
-static struct {
-  PyTypeObject* type;
-  PyObject* (*from_descr)(PyTypeObject*, PyObject* descr, int nd, const Py_ssize_t* dimensions,
-                          const Py_ssize_t* strides, void* data, int flags, PyObject* like);
-} numpy;
-
-/* A new array of NumPy with canaries, given its shape, dtype, bytes, and whether it is zeros. */
-static PyObject* numpy_new(PyObject* module, PyObject* args) {
-  PyObject *shape, *descr;
-  Py_ssize_t bytes, dimensions[64];
-  int zero;
-  (void)module;
-  if (!PyArg_ParseTuple(args, "O!Onp", &PyTuple_Type, &shape, &descr, &bytes, &zero)) return NULL;
-  Py_ssize_t nd = PyTuple_Size(shape);
-  if (!handler_capsule || nd > 64 || bytes < 0) {
-    PyErr_SetString(PyExc_ValueError, "empty: no arrays of NumPy with canaries here, or not these");
-    return NULL;
-  }
-  for (Py_ssize_t d = 0; d < nd; d++) {
-    dimensions[d] = PyLong_AsSsize_t(PyTuple_GetItem(shape, d));
-    if (dimensions[d] == -1 && PyErr_Occurred()) return NULL;
-  }
-  void* memory = block_of((size_t)bytes, zero);
-  if (!memory) return PyErr_NoMemory();
-  Py_INCREF(descr); /* which the next line takes */
-  numpy_array* made = (numpy_array*)numpy.from_descr(
-      numpy.type, descr, (int)nd, dimensions, NULL, memory, NUMPY_C_CONTIGUOUS | NUMPY_ALIGNED | NUMPY_WRITEABLE, NULL);
-  if (!made) {
-    block_free(NULL, memory, 0);
-    return NULL;
-  }
-  Py_INCREF(handler_capsule);
-  made->handler = handler_capsule;
-  made->flags |= NUMPY_OWNS;
-  return (PyObject*)made;
-}
-
-/* Bytes past the end that somebody wrote to (before the start: negative), of a block. */
-static int outside_block(const char* memory, size_t bytes) {
-  int past = fr_past_end(memory + bytes, FR_CANARY);
-  return past ? past : -fr_before_start(memory - FR_CANARY);
-}
-
 static int outside_slack(const char* memory, size_t bytes) {
   size_t slack = fr_slack(memory, bytes);
   return slack ? fr_past_end(memory + bytes, slack) : 0;
-}
-
-static PyObject* numpy_outside(PyObject* module, PyObject* args) {
-  PyObject* object;
-  Py_ssize_t bytes;
-  (void)module;
-  if (!PyArg_ParseTuple(args, "On", &object, &bytes)) return NULL;
-  numpy_array* array = (numpy_array*)object;
-  bool ours = handler_capsule && Py_TYPE(object) == numpy.type && (array->flags & NUMPY_OWNS) &&
-              array->handler == handler_capsule;
-  return PyLong_FromLong(ours ? outside_block(array->data, (size_t)bytes) : 0);
-}
-
-static PyObject* numpy_guarded(PyObject* module, PyObject* none) {
-  (void)module;
-  (void)none;
-  return PyBool_FromLong(handler_capsule != NULL);
 }
 
 static PyObject* slack_put(PyObject* module, PyObject* args) {
@@ -612,6 +471,28 @@ static void raise_interrupt(void) {
   Py_XDECREF(traceback);
 }
 
+enum { RAISED = -2 };
+
+/* Runs units until they are done; in between, Python sees its signals. RAISED where one of these ends the call by
+ * an exception; a KeyboardInterrupt that comes twice gives the units up, and their error is raised first. */
+static int run_units(run_function run, fr_entry code, const void* launch, uint64_t units, int limit, int64_t slice,
+                     bool* interrupt) {
+  fr_progress progress;
+  int status;
+  progress.parts = 0;
+  *interrupt = false;
+  do {
+    Py_BEGIN_ALLOW_THREADS;
+    status = run(code, launch, units, limit, slice, &progress);
+    Py_END_ALLOW_THREADS;
+    if (status == FR_OK || !PyErr_CheckSignals()) continue;
+    *interrupt = status == FR_E_ABANDONED && PyErr_ExceptionMatches(PyExc_KeyboardInterrupt);
+    if (!*interrupt) return RAISED;
+    PyErr_Clear();
+  } while (status == FR_MORE);
+  return status;
+}
+
 /* The launch itself. Returns -1 with an exception set, else 0. */
 static int launch(entry* e, call_key* k, PyObject* outputs) {
   char block[MAX_BLOCK] __attribute__((aligned(16)));
@@ -639,26 +520,12 @@ static int launch(entry* e, call_key* k, PyObject* outputs) {
     if (status) fail(e, k, outputs, status);
     return status ? -1 : 0;
   }
-  fr_progress progress;
-  progress.parts = 0;
-  do {
-    Py_BEGIN_ALLOW_THREADS;
-    status = e->run(e->entry, block, e->units, e->limit, e->slice, &progress);
-    Py_END_ALLOW_THREADS;
-    if (status == FR_OK) {
-      if (is_intact(e, k)) return 0;
-      status = FR_E_OUTSIDE;
-      break;
-    }
-    if (PyErr_CheckSignals()) {
-      if (status != FR_E_ABANDONED || !PyErr_ExceptionMatches(PyExc_KeyboardInterrupt)) return -1;
-      PyErr_Clear();
-      fail(e, k, outputs, status);
-      raise_interrupt();
-      return -1;
-    }
-  } while (status == FR_MORE);
+  bool interrupt;
+  status = run_units(e->run, e->entry, block, e->units, e->limit, e->slice, &interrupt);
+  if (status == FR_OK && !is_intact(e, k)) status = FR_E_OUTSIDE;
+  if (status == FR_OK || status == RAISED) return status == FR_OK ? 0 : -1;
   fail(e, k, outputs, status);
+  if (interrupt) raise_interrupt();
   return -1;
 }
 
@@ -963,6 +830,8 @@ static PyType_Slot operator_slots[] = {{Py_tp_new, (void*)operator_new},
 static PyType_Spec operator_spec = {"ferrule._fastcall.Operator", sizeof(operator), 0,
                                     Py_TPFLAGS_DEFAULT, operator_slots};
 
+#include "numpy_ops.h"
+
 /* ----------------------------------------------------------------------------------------- module */
 
 static PyObject* add_type(PyObject* type, int host) {
@@ -971,24 +840,6 @@ static PyObject* add_type(PyObject* type, int host) {
   types[types_known].type = (PyTypeObject*)type;
   types[types_known++].host = host;
   Py_RETURN_TRUE;
-}
-
-/* Whether arrays take memory of a handler, and have it where numpy_array says. */
-static bool try_handler(PyObject* capsule, void** api, PyObject* empty) {
-  enum { FROM_DESCR = 94, SET_HANDLER = 304 }; /* places of functions, the same in all versions */
-  PyObject* (*set_handler)(PyObject*);
-  memcpy(&numpy.from_descr, &api[FROM_DESCR], sizeof api[0]);
-  memcpy(&set_handler, &api[SET_HANDLER], sizeof api[0]);
-  PyObject* before = set_handler(capsule);
-  if (!before) return false;
-  numpy_array* made = (numpy_array*)PyObject_CallFunction(empty, "(i)", 3);
-  PyObject* ours = set_handler(before);
-  Py_XDECREF(ours);
-  Py_DECREF(before);
-  bool good = made && Py_TYPE((PyObject*)made) == numpy.type && (made->flags & NUMPY_OWNS) &&
-              made->handler == capsule;
-  Py_XDECREF((PyObject*)made);
-  return good;
 }
 
 static PyObject* register_numpy(PyObject* module, PyObject* args) {
@@ -1065,6 +916,12 @@ static PyMethodDef module_methods[] = {
     {"numpy_outside", numpy_outside, METH_VARARGS,
      "numpy_outside(array, bytes)\n\nBytes past the end of such an array that were written to, or"
      " less\n0: before its start. 0 of any other array."},
+    {"register_ops", register_ops, METH_VARARGS,
+     "register_ops(dtypes, threads_now, few)\n\nLet ops take NumPy's arrays, given the dtype and item size of"
+     " each\ndtype, the address of what says how many threads there are, and how many are few."},
+    {"numpy_op", numpy_op, METH_VARARGS,
+     "numpy_op(table, resolve)\n\nWhat calls an op, given the address of its table, and what gives the address of"
+     " an\nentry for that of a request."},
     {"slack_put", slack_put, METH_VARARGS,
      "slack_put(address, bytes)\n\nPuts a canary behind memory of the C library's. How long it is."},
     {"slack_outside", slack_outside, METH_VARARGS,

@@ -181,6 +181,17 @@ static inline bool fr_is_array(const fr_call* c, int i) {
   return c->op->input[i].kind == INPUT_ARRAY && c->input[i].present;
 }
 
+/* Finds inputs that share memory with one that is written in place, a bit each. False where that cannot be. */
+static inline bool fr_inputs_apart(const fr_call* c, uint64_t* shared) {
+  fr_given given = {c->op->inputs, c->input, c->pointer, c->strides, fr_shared.item_bytes, 0, 0};
+  int32_t wrong[2];
+  for (int i = 0; i < c->op->inputs; i++) {
+    given.arrays |= (uint64_t)fr_is_array(c, i) << i;
+    given.written |= (uint64_t)c->op->input[i].mutable_ << i;
+  }
+  return fr_keep_apart(&given, shared, wrong);
+}
+
 /* -------------------------------------------------------------------------------------- the launch */
 
 static inline bool fr_values(const fr_op* op, const fr_rule_result* found, int32_t first,

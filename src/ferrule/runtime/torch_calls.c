@@ -243,18 +243,6 @@ static bool launch_gpu(call* c, fr_table_entry* e, const fr_body* body, const fr
 
 /* --------------------------------------------------------------------------------------- one call */
 
-/* Finds inputs that share memory with one that is written in place. False where that cannot be. */
-static bool keep_apart(call* c, uint64_t* shared) {
-  fr_given given = {.count = c->of.op->inputs, .inputs = c->of.input, .pointers = c->of.pointer,
-                    .strides = c->of.strides, .item_bytes = fr_shared.item_bytes};
-  int32_t wrong[2];
-  for (int i = 0; i < c->of.op->inputs; i++) {
-    given.arrays |= (uint64_t)fr_is_array(&c->of, i) << i;
-    given.written |= (uint64_t)c->of.op->input[i].mutable_ << i;
-  }
-  return fr_keep_apart(&given, shared, wrong);
-}
-
 /* A row-contiguous copy of each input that is not, and of those that are `shared`. */
 static bool copy_inputs(call* c, const fr_body* body, uint64_t shared) {
   for (int i = 0; i < c->of.op->inputs; i++) {
@@ -334,7 +322,7 @@ static bool carry_out(call* c, const stack_value* stack) {
   }
   c->of.request.body = b;
   uint64_t shared;
-  if (!keep_apart(c, &shared)) {
+  if (!fr_inputs_apart(&c->of, &shared)) {
     c->of.request.status = FR_SHARED;
     resolve(&c->of.request);
     return false;

@@ -21,7 +21,16 @@ if TYPE_CHECKING:
     import ferrule._fastcall as _fastcall
 
 FOLDER = Path(__file__).resolve().parents[1] / "runtime"
-SOURCES = ("fastcall.c", "canary.h", "cuda_launch.h", "runtime.h")
+ENGINE = (  # what carries out ops' calls, with whatever arrays
+    "op_calls.h",
+    "arithmetic.h",
+    "arrays.h",
+    "canary.h",
+    "cuda_launch.h",
+    "rule.h",
+    "runtime.h",
+)
+SOURCES = ("fastcall.c", "numpy_arrays.h", "numpy_ops.h", *ENGINE)
 MOST_BUFFERS = 32  # MAX_BUFFERS of fastcall.c
 
 _changing = threading.Lock()

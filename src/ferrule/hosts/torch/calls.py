@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from ...operators.op import Op
 
 FOLDER = Path(__file__).resolve().parents[2]
-SOURCES = ("torch_calls.c", *op_entries.SOURCES)
+SOURCES = ("torch_calls.c", *fastcall.ENGINE)
 
 _PYTHON = (
     "PyGILState_Ensure",

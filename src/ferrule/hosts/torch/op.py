@@ -23,7 +23,6 @@ from ...errors import FerruleError, FerruleWarning, KernelError, KernelTypeError
 from ...operators import batching
 from ...operators import call as op_call
 from ...operators import entries as op_entries
-from ...operators import op as op_declaration
 from ...operators.bodies import KernelBody
 from ...operators.launch import check_empty, number
 from ...operators.op import Op
@@ -145,7 +144,7 @@ class TorchOp:
         if _tracing():  # Dynamo cannot trace what follows
             self.look_for_dtensor()
             return (self.traced if self.reads_when_traced() else self.overload)(*values)
-        if self.caller._plain is op_declaration.unknown:
+        if self.caller._plain is op_entries.not_in_c:
             imported.watch()
             letters = "".join(
                 p.dtype[0] if p.dims is None else "o" if p.optional else "a"
@@ -153,7 +152,7 @@ class TorchOp:
             )
             if not self.atomic:  # which asks what torch was told
                 plain = fastcall.operator(self.raw._op, letters)
-                self.caller._plain = plain or op_declaration.unknown
+                self.caller._plain = plain or op_entries.not_in_c
         call = self.raw
         if (
             forward_ad._current_level >= 0
