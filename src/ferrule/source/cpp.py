@@ -18,7 +18,8 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple
 
 from ..dtypes import Dtype
 from ..errors import DialectError
@@ -29,6 +30,9 @@ from . import NotSplittable as NotSplittable
 from .dialect import SYNC, THREADGROUP_BARRIERS
 from .macros import expand
 from .rewrite import Rewritten, rewrite, with_callers
+
+if TYPE_CHECKING:
+    from .syntax import Tree
 
 
 class Parameter(NamedTuple):
@@ -50,6 +54,13 @@ class Prepared:
     @property
     def kernel(self) -> Kernel:
         return self.spec.kernel
+
+    @cached_property
+    def header(self) -> Tree:
+        """The header, parsed once for all who read it."""
+        from .syntax import Tree
+
+        return Tree(self.text.header, body=False)
 
     @property
     def scalars(self) -> tuple[str, ...]:
@@ -382,11 +393,11 @@ def synchronising_functions(p: Prepared) -> set[str]:
 
 def _synchronising(p: Prepared) -> tuple[set[str], set[str]]:
     """The header's functions (and structs with operators) and macros that synchronise."""
-    from .syntax import Tree, callee, enclosing_struct, function_definitions, walk
+    from .syntax import callee, enclosing_struct, function_definitions, walk
 
     if not p.text.header_words & SYNC:
         return set(), set(p.text.synchronising_macros)
-    tree = Tree(p.text.header, body=False)
+    tree = p.header
     calls = {name: set(_WORD.findall(text)) for name, text in p.text.macros.items()}
     macros, definitions = set(calls), function_definitions(tree)
     operators = {enclosing_struct(tree, n) for name, n in definitions if "operator" in name}

@@ -52,7 +52,7 @@ def text(p: Prepared) -> str:
 
 def mark_places(text: str, p: Prepared, *, body: bool) -> str:
     """Tell each synchronising call and loop its place in the text (see ``include/fiber.h``)."""
-    defined_here = {name for name, _ in function_definitions(Tree(p.text.header, body=False))}
+    defined_here = {name for name, _ in function_definitions(p.header)}
     helpers = synchronising_functions(p)
     tree = Tree(text, body=body)
     edits: list[tuple[int, int, str]] = []

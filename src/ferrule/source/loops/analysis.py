@@ -54,11 +54,10 @@ class AnalysedBody:
         self.tree = Tree(text, body=True)
         if self.tree.has_error:
             raise NotSplittable("the body has syntax that the splitter does not read")
-        header = Tree(prepared.text.header, body=False)
         # Calls of these may change what they are given: functions, and constructors.
         self.functions = frozenset(
-            [name for name, _ in function_definitions(header)]
-            + [name for tree in (header, self.tree) for name in struct_names(tree)]
+            [name for name, _ in function_definitions(prepared.header)]
+            + [name for tree in (prepared.header, self.tree) for name in struct_names(tree)]
         )
         # Operators of the author's own may change their operands.
         self.operators = "operator" in prepared.text.words
@@ -156,16 +155,21 @@ class AnalysedBody:
             self.by_param[name] = Variable(name, 0, readonly=readonly, pointer=not parameter.scalar)
         self.variables = {}
         self.analysed = False
+        self._visit_until_settled([])
+        self.analysed = True
         self.scopes = [dict(self.by_param)]
+
+    def _visit_until_settled(self, differing: Iterable[Variable]) -> None:
+        """Visit the body until no visit tells more; `differing` are not uniform in any case."""
         while True:
             before = self._state()
+            for variable in differing:
+                variable.uniform = False
             self.scopes = [dict(self.by_param)]
             self.divergent = 0
             self._visit_block(self.tree.block.named_children, 0)
             if self._state() == before:
-                break
-        self.analysed = True
-        self.scopes = [dict(self.by_param)]
+                return
 
     def _state(self) -> list[tuple[bool, bool, bool, bool, bool]]:
         return [
@@ -203,6 +207,10 @@ class AnalysedBody:
             for n in [declared_name(d)]
             if n is not None
         }
+        self._changes(node, inner)
+
+    def _changes(self, node: Node, inner: set[str]) -> None:
+        """Note what a node changes; `inner` are the names that it declares itself."""
         for name, through in assigned(self.tree, node):
             self._written(name, inner, through)
         for name, through in passed_by_name(self.tree, node, self._callables()):
@@ -299,11 +307,7 @@ class AnalysedBody:
         )
 
     def _side_effects(self, value: Node) -> None:
-        for name, through in assigned(self.tree, value):
-            self._written(name, set(), through)
-        for name, through in passed_by_name(self.tree, value, self._callables()):
-            self._written(name, set(), through)
-        self._operands(value, set())
+        self._changes(value, set())
         if value.type in ("argument_list", "initializer_list") and value.parent is not None:
             declaration = value.parent.parent
             type_node = declaration.child_by_field_name("type") if declaration else None

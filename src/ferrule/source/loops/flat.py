@@ -55,9 +55,9 @@ class Flat(Regions):
     def run(self) -> tuple[str, str, bool]:
         """What goes before the loop, what goes inside, and whether a lane leaves early."""
         self._analyse()
-        for variable in self.variables.values():
-            variable.uniform &= not variable.written
-        self._analyse_again()
+        # What depends on a variable that is written is not uniform either.
+        variables = (*self.variables.values(), *self.by_param.values())
+        self._visit_until_settled([v for v in variables if v.written])
         self.scopes = [dict(self.by_param), {}]
         for statement in self.tree.block.named_children:
             self._statement(statement)
@@ -68,22 +68,6 @@ class Flat(Regions):
             body,
             any(piece.exits for piece in pieces),
         )
-
-    def _analyse_again(self) -> None:
-        """What depends on a variable that is written is not uniform either."""
-        written = {id(v) for v in (*self.variables.values(), *self.by_param.values()) if v.written}
-        while True:
-            before = self._state()
-            for variable in self.variables.values():
-                if id(variable) in written:
-                    variable.uniform = False
-            for variable in self.by_param.values():
-                if id(variable) in written:
-                    variable.uniform = False
-            self.scopes = [dict(self.by_param)]
-            self._visit_block(self.tree.block.named_children, 0)
-            if self._state() == before:
-                return
 
     def _splits(self, statement: Node) -> bool:
         return False

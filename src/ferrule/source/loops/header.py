@@ -28,7 +28,7 @@ class Functions:
     def __init__(self, p: Prepared, names: set[str]) -> None:
         self.p = p
         self.names = names
-        self._tree = Tree(p.text.header, body=False)
+        self._tree = p.header
         self._nodes: dict[str, list[Node]] = {}
         for name, node in function_definitions(self._tree):
             self._nodes.setdefault(re.sub(r"<.*", "", name), []).append(node)

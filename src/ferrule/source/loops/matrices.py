@@ -17,9 +17,9 @@ _ALIAS = re.compile(r"\busing\s+(\w+)\s*=\s*([^;]+);|\btypedef\s+([^;]+?)\s*\b(\
 _ZERO = re.compile(r"[({]?\s*(?:0(?:\.0*)?[fFhH]?)?\s*[)}]?")
 
 
-def makes_diagonal(header: str, body: Tree) -> bool:
+def makes_diagonal(header: Tree, body: Tree) -> bool:
     """Whether the header or the body makes a matrix from a value that is not 0."""
-    source = header + body.data.decode()
+    source = header.data.decode() + body.data.decode()
     if not any(name in source for name in _NAMES):
         return False
     names = set(_NAMES)
@@ -32,8 +32,7 @@ def makes_diagonal(header: str, body: Tree) -> bool:
         if aliases <= names:
             break
         names |= aliases
-    tree = Tree(header, body=False)
-    return any(_makes(t, node, names) for t in (tree, body) for node in walk(t.root))
+    return any(_makes(t, node, names) for t in (header, body) for node in walk(t.root))
 
 
 def _makes(tree: Tree, node: Node, names: set[str]) -> bool:

@@ -90,7 +90,7 @@ class Splitter(Operations):
         return text
 
     def _check(self) -> None:
-        if makes_diagonal(self.p.text.header, self.tree):
+        if makes_diagonal(self.p.header, self.tree):
             raise NotSplittable("a simdgroup_matrix is made from a value on its diagonal")
         for node in walk(self.tree.block):
             if node.type == "expression_statement" and _TO_POINTER.match(self.tree.text(node)):
