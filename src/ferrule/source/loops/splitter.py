@@ -63,23 +63,19 @@ class Splitter(Operations):
 
         Raises:
             NotSplittable: the control flow does not allow it.
+            Again: a mask is needed that was not planned.
         """
         self._check()
-        for _ in range(50):
-            self._analyse()
-            before = (self.need_function_mask, set(self.masked_loops), set(self.continued_loops))
-            self.out, self.pending, self.masks, self.loops = [], [], [], []
-            self.divergent = self.count = 0
-            self.divisors, self.anchors = {}, {}
-            self.scopes = [dict(self.by_param)]
-            if self.need_function_mask:
-                self.out.append("int fr_m0[FR_N]; ::fr::split::all(fr_m0, fr_n);\n")
-                self.masks.append(Mask("fr_m0", "fn"))
-            self._declare_parameters()
-            self._block(self.tree.block.named_children, [])
-            if before == (self.need_function_mask, self.masked_loops, self.continued_loops):
-                return self._checked("".join(self.out))
-        raise NotSplittable("the control flow is too deep")
+        self._analyse()
+        self.out, self.pending, self.masks, self.loops = [], [], [], []
+        self.count = 0
+        self.divisors, self.anchors = {}, {}
+        if self.need_function_mask:
+            self.out.append("int fr_m0[FR_N]; ::fr::split::all(fr_m0, fr_n);\n")
+            self.masks.append(Mask("fr_m0", "fn"))
+        self._declare_parameters()
+        self._block(self.tree.block.named_children, [])
+        return self._checked("".join(self.out))
 
     def _checked(self, text: str) -> str:
         """The text, if no synchronising call is left in a loop over lanes."""
