@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
+import mmap
+import sys
 import threading
 import weakref
 from typing import Any
@@ -166,6 +169,28 @@ def test_a_kernel_that_does_not_compile_says_so_each_time() -> None:
     for _ in range(2):
         with pytest.raises(ferrule.CompileError, match="missing"):
             op(np.ones(3, np.float32))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is asked for at an address")
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+def test_a_fault_names_the_array_that_is_nearest(library: str) -> None:
+    op = ferrule.op(
+        "far",
+        "like[N]:uint8 -> y[N]:float32",
+        metal=f"{INDEX} y[long(i) - (1L << 32)] = 1;",
+        ensure_row_contiguous=False,
+        **SIZES,
+    )
+    libc = ctypes.CDLL(None)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+    far = libc.mmap(1 << 40, 4096, mmap.PROT_READ, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
+    element = np.ctypeslib.as_array((ctypes.c_uint8 * 1).from_address(far))
+    like: Any = np.broadcast_to(element, (1 << 22,))
+    if library == "torch":
+        like = pytest.importorskip("torch").from_numpy(element).expand(1 << 22)
+    with pytest.raises(ferrule.DeviceError, match="bytes before the start of 'y'"):
+        op(like)
 
 
 def test_many_threads() -> None:

@@ -118,7 +118,7 @@ class Request(ctypes.Structure):
     _fields_ = (
         ("op", _int32), ("body", _int32), ("device_type", _int32), ("device", _int32),
         ("input", ctypes.POINTER(_Input)), ("output", ctypes.POINTER(_Output)),
-        ("pointer", ctypes.POINTER(_pointer)),
+        ("pointer", ctypes.POINTER(_pointer)), ("output_pointer", ctypes.POINTER(_pointer)),
         ("number", ctypes.POINTER(ctypes.c_double)), ("integer", ctypes.POINTER(_int64)),
         ("host_device", ctypes.POINTER(_int32)), ("grid", ctypes.POINTER(ctypes.c_uint32)),
         ("template_value", ctypes.POINTER(_int64)), ("threads", _int32), ("aligned", _int32),
@@ -240,8 +240,12 @@ class BoundOp(Bound):
         if not isinstance(body, KernelBody):
             raise KernelError(f"[op] op {op.name!r} cannot be carried out in C for these sizes.")
         body_launch = body.launch_for(binding)
+        at = (
+            request.output_pointer[: len(results)] if request.output_pointer else [0] * len(results)
+        )
         outputs = [
-            Facts(kind, shape, row_contiguous_strides(shape), 0, device) for shape, kind in results
+            Facts(kind, shape, row_contiguous_strides(shape), pointer or 0, device)
+            for (shape, kind), pointer in zip(results, at, strict=True)
         ]
         if 0 in body_launch.grid:
             check_empty(op.name, op.rule, body_launch, outputs)

@@ -138,6 +138,7 @@ static bool numpy_launch(numpy_call* c, const fr_table_entry* e, const fr_body* 
   if (status == FR_OK && !numpy_intact(c)) status = FR_E_OUTSIDE;
   if (status == FR_OK || status == RAISED) return status == FR_OK;
   c->of.request.status = status;
+  c->of.request.output_pointer = c->memory;
   if (numpy_resolve(&c->of.request)) PyErr_SetString(PyExc_SystemError, "a failed launch raised no error");
   if (interrupt) raise_interrupt();
   return false;

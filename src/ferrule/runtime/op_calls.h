@@ -90,6 +90,7 @@ typedef struct {
   const fr_rule_input* input;
   const fr_rule_output* output; /* NULL where they are not known */
   void* const* pointer;         /* of arrays */
+  void* const* output_pointer;  /* of outputs, of a launch that failed; or NULL */
   const double* number;         /* of float inputs */
   const int64_t* integer;       /* of int and bool inputs */
   const int32_t* host_device;   /* type and index of each input, as the host numbers them; or NULL */

@@ -222,6 +222,7 @@ static bool launch_cpu(call* c, fr_table_entry* e, const fr_body* body, void* co
   if (status == FR_OK) status = FR_E_OUTSIDE;
   if (status != FR_MORE) {
     c->of.request.status = status;
+    c->of.request.output_pointer = outputs;
     if (status != FR_E_ABANDONED || !interrupted(&c->of.request)) resolve(&c->of.request);
   }
   return false;
