@@ -23,7 +23,8 @@ from setuptools.command.build_py import build_py
 
 FOLDER = Path("src", "ferrule", "runtime")
 OP_FILES = (
-    "op_calls.h", "arithmetic.h", "arrays.h", "canary.h", "cuda_launch.h", "rule.h", "runtime.h",
+    "op_calls.h", "arithmetic.h", "arrays.h", "canary.h", "cpu_launch.h", "cuda_launch.h", "rule.h",
+    "runtime.h",
 )  # fmt: skip
 CALL_FILES = [FOLDER / name for name in ("fastcall.c", "numpy_arrays.h", "numpy_ops.h", *OP_FILES)]
 TORCH_FILES = [FOLDER / name for name in ("torch_calls.c", *OP_FILES)]

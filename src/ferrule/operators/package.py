@@ -37,15 +37,6 @@ _MOST_STEPS, _MOST_ARGUMENTS, _MOST_SCRATCH = 64, 512, 32
 _NUMBERS = {"b": "FR_BOOL_NUMBER", "u": "FR_INT_NUMBER", "i": "FR_INT_NUMBER"}
 _FLOATS = (dtypes.float16, dtypes.bfloat16, dtypes.float32, dtypes.float64)
 _FILLS = (*(d for d in dtypes.ALL if d.kind in "bui"), *_FLOATS)
-_PASSED = {
-    "input": "FR_PASS_INPUT",
-    "value": "FR_PASS_VALUE",
-    "shape": "FR_PASS_SHAPE",
-    "strides": "FR_PASS_STRIDES",
-    "output": "FR_PASS_OUTPUT",
-    "launch": "FR_PASS_LAUNCH",
-    "extent": "FR_PASS_EXTENT",
-}
 
 
 class Special(NamedTuple):
@@ -379,7 +370,9 @@ class _OpTables:
         codes = [self.code(f"{name}_{k}", code) for k, code in enumerate(special.codes)]
         passed = []
         if self.packaged.cuda and isinstance(special.spec, Spec):
-            passed = [f"{{{_PASSED[kind]}, {i}}}" for kind, i in kernel_parameters(special.spec)]
+            passed = [
+                f"{{FR_PASS_{kind.upper()}, {i}}}" for kind, i in kernel_parameters(special.spec)
+            ]
         add(f"static const int8_t fr_dtypes_{name}[] = {{{places}}};")
         add(f"static const int8_t fr_ndims_{name}[] = {{{', '.join(map(str, special.ndims))}}};")
         values = ", ".join(_word(value) for value in special.templates)

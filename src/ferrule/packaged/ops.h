@@ -17,6 +17,7 @@
 #include <stdarg.h>
 
 #include "arrays.h"
+#include "cpu_launch.h"
 #include "rule.h"
 #include "tables.h"
 #include "torch_abi.h"
@@ -408,11 +409,8 @@ static bool fr_sizes(fr_call* c, const fr_body* body, fr_sent* sent) {
   for (int corner = 0; corner < 8; corner++)
     full = full && (corner & 1 ? edge[0] : t[0]) * (corner & 2 ? edge[1] : t[1]) *
                        (corner & 4 ? edge[2] : t[2]) % 32 == 0;
-  bool row = t[1] == 1 && t[2] == 1;
   sent->facts =
-      (t[0] * t[1] * t[2] <= 32 ? FR_SMALL : 0) |
-      (row || (t[0] % 32 == 0 && edge[0] % 32 == 0) ? FR_SIMD_ROWS : 0) |
-      (row ? FR_GROUP_ROWS | FR_ONE_ROW : 0) | (t[0] % 32 == 0 ? FR_WIDE : 0) |
+      fr_cpu_form(sent->grid, t) | (t[1] == 1 && t[2] == 1 ? FR_ONE_ROW : 0) |
       (even ? FR_EVEN : 0) | (full ? FR_FULL : 0) |
       (t[0] % 32 == 0 && edge[0] % 32 == 0 ? FR_LANES_IN_X : 0) |
       (sent->groups[1] <= 65535 && sent->groups[2] <= 65535 ? FR_NEAR : 0) |
@@ -543,15 +541,6 @@ static bool fr_load(fr_call* c, fr_code* code) {
   return fr_fail(c, "its machine code cannot be loaded: %s.", why ? why : "no memory or file for it");
 }
 
-/* `fr::launch` of include/cpu.h. */
-typedef struct {
-  void* const* buffers;
-  const int32_t* const* shapes;
-  const int64_t* const* strides;
-  const int32_t* ndims;
-  uint32_t grid[3], threadgroup[3], groups[3], block;
-} fr_cpu_launch;
-
 static bool fr_on_cpu(fr_call* c, const fr_body* body, fr_special* special, const fr_sent* sent) {
   enum { BLOCK = 8192 /* devices/cpu/program.py has it */ };
   fr_code* code = special->codes;
@@ -579,13 +568,8 @@ static bool fr_on_cpu(fr_call* c, const fr_body* body, fr_special* special, cons
   launch.shapes = shapes;
   launch.strides = strides;
   launch.ndims = ndims;
-  memcpy(launch.grid, sent->grid, sizeof sent->grid);
-  memcpy(launch.threadgroup, sent->threadgroup, sizeof sent->threadgroup);
-  memcpy(launch.groups, sent->groups, sizeof sent->groups);
   launch.block = BLOCK;
-  uint64_t units = code->over_grid
-                       ? ((uint64_t)sent->grid[0] + BLOCK - 1) / BLOCK * sent->grid[1] * sent->grid[2]
-                       : (uint64_t)sent->groups[0] * sent->groups[1] * sent->groups[2];
+  uint64_t units = fr_cpu_units(&launch, sent->grid, sent->threadgroup, code->over_grid);
   int status = fr_run(code->entry, &launch, units, code->alone ? 1 : 0);
   if (!status) return true;
   return fr_fail(c, status == FR_E_FAULT      ? "its kernel accessed memory outside its arrays."

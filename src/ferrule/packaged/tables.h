@@ -6,6 +6,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "cuda_launch.h"
 #include "runtime.h"
 
 /* An input of an op. Arrays that are written in place are outputs to a kernel. */
@@ -33,7 +34,7 @@ typedef struct {
 
 /* What must hold of a launch for a machine code to be for it: a set of these. */
 enum {
-  FR_SMALL = 1,          /* CPU: as Form of devices/cpu/program.py has them */
+  FR_SMALL = 1,          /* CPU: the bits of fr_cpu_form */
   FR_SIMD_ROWS = 2,
   FR_GROUP_ROWS = 4,
   FR_WIDE = 8,
@@ -80,10 +81,9 @@ typedef struct {
 } fr_code;
 
 typedef struct {
-  uint8_t kind;   /* FR_PASS_… */
+  uint8_t kind;   /* FR_PASS_… of cuda_launch.h */
   int16_t index;  /* of the kernel's inputs or outputs */
 } fr_parameter;
-enum { FR_PASS_INPUT, FR_PASS_VALUE, FR_PASS_SHAPE, FR_PASS_STRIDES, FR_PASS_OUTPUT, FR_PASS_LAUNCH, FR_PASS_EXTENT };
 
 /* What a step of a CUDA unit does. Arrays are numbered: inputs, outputs, scratch. */
 enum { FR_RUN, FR_FILL, FR_COPY };

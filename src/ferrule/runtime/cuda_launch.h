@@ -28,6 +28,12 @@ typedef struct {
   uint32_t shared, device, number, table;
 } cuda_call;
 
+/* What a parameter of a kernel gets. */
+enum {
+  FR_PASS_INPUT = 0, FR_PASS_VALUE = 1, FR_PASS_SHAPE = 2, FR_PASS_STRIDES = 3, FR_PASS_OUTPUT = 4,
+  FR_PASS_LAUNCH = 5, FR_PASS_EXTENT = 6
+};
+
 /* Fills `zeroed[i]` bytes of each array with zeros and starts a kernel, if there is one, both on
  * `stream`. Returns a CUresult. */
 static inline int cuda_start(cuda_state* cuda, const cuda_call* c, void* stream, int arrays,

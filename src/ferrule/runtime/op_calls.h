@@ -17,6 +17,7 @@
 
 #include "arrays.h"
 #include "canary.h"
+#include "cpu_launch.h"
 #include "cuda_launch.h"
 #include "rule.h"
 #include "runtime.h"
@@ -78,9 +79,6 @@ struct fr_table_entry {
   uint32_t sizes[9]; /* fr::launch of include/cuda_grid.h */
   int32_t parameters;
   int32_t parameter[2 * 5 * FR_MAX_ARGUMENTS]; /* kinds and indices */
-};
-enum {
-  PASS_INPUT = 0, PASS_VALUE = 1, PASS_SHAPE = 2, PASS_STRIDES = 3, PASS_OUTPUT = 4, PASS_LAUNCH = 5, PASS_EXTENT = 6
 };
 
 /* A call, as Python is told of it. */
@@ -258,15 +256,6 @@ static inline bool fr_unwritten(const fr_op* op, const fr_rule_result* found) {
   return false;
 }
 
-/* `form_of` of devices/cpu/program.py as bits. */
-static inline int64_t fr_cpu_form(const uint32_t* grid, int threads) {
-  uint32_t x = grid[3], y = grid[4], z = grid[5];
-  bool row = y == 1 && z == 1;
-  uint32_t edge = x ? grid[0] % x : 0;
-  return (x * y * z <= 32) | (row || (x % 32 == 0 && edge % 32 == 0)) << 1 | row << 2 |
-         (int64_t)(x % 32 == 0) << 3 | (int64_t)threads << 4;
-}
-
 static inline int fr_cpu_threads(void) {
   int threads = fr_shared.threads_now();
   return threads == 1 ? 1 : threads <= fr_shared.few ? fr_shared.few : 0;
@@ -289,7 +278,7 @@ static inline int fr_make_key(fr_call* c, int b, const fr_rule_result* found, in
   for (int i = 0; i < body->templates; i++) key[n++] = c->template_value[i];
   if (c->request.device_type == CPU) {
     c->request.threads = body->atomics ? fr_cpu_threads() : 0;
-    key[n++] = fr_cpu_form(c->grid, c->request.threads);
+    key[n++] = fr_cpu_form(c->grid, c->grid + 3) | (int64_t)c->request.threads << 4;
   } else {
     for (int i = 0; i < 6; i++) key[n++] = c->grid[i];
     key[n++] = c->request.aligned;
@@ -359,15 +348,6 @@ static inline void fr_buffers(fr_call* c, const fr_body* body, void* const* outp
     if (c->op->input[i].mutable_) buffers[n++] = c->pointer[i];
 }
 
-/* `fr::launch` of include/cpu.h. */
-typedef struct {
-  void* const* buffers;
-  const int* const* shapes;
-  const int64_t* const* strides;
-  const int* ndims;
-  uint32_t grid[3], threadgroup[3], groups[3], block;
-} fr_cpu_launch;
-
 /* A kernel on the CPU, ready to run, and all that it reads but the arrays. */
 typedef struct {
   void* buffers[FR_MAX_BUFFERS];
@@ -404,15 +384,7 @@ static inline void fr_prepare_cpu(fr_call* c, const fr_table_entry* e, const fr_
       job->strides[n++] = job->stride[i];
     }
   }
-  job->units = 1;
-  for (int i = 0; i < 3; i++) {
-    l->grid[i] = c->grid[i];
-    l->threadgroup[i] = c->grid[i + 3];
-    l->groups[i] = (c->grid[i] + c->grid[i + 3] - 1) / c->grid[i + 3];
-    job->units *= l->groups[i];
-  }
-  if (e->over_grid)
-    job->units = (uint64_t)((l->grid[0] + (uint32_t)e->block - 1) / (uint32_t)e->block) * l->grid[1] * l->grid[2];
+  job->units = fr_cpu_units(l, c->grid, c->grid + 3, e->over_grid);
 }
 
 /* What a kernel on a GPU is given, and all of it but the arrays. */
@@ -455,17 +427,17 @@ static inline void fr_prepare_gpu(fr_call* c, fr_table_entry* e, const fr_body* 
   for (int p = 0; p < e->parameters; p++) {
     int kind = e->parameter[2 * p], i = e->parameter[2 * p + 1];
     switch (kind) {
-      case PASS_INPUT: job->arguments[p] = &job->buffers[i]; break;
-      case PASS_VALUE: job->arguments[p] = job->buffers[i]; break;
-      case PASS_OUTPUT: job->arguments[p] = &job->buffers[first_output + i]; break;
-      case PASS_LAUNCH: job->arguments[p] = e->sizes; break;
-      case PASS_EXTENT:
+      case FR_PASS_INPUT: job->arguments[p] = &job->buffers[i]; break;
+      case FR_PASS_VALUE: job->arguments[p] = job->buffers[i]; break;
+      case FR_PASS_OUTPUT: job->arguments[p] = &job->buffers[first_output + i]; break;
+      case FR_PASS_LAUNCH: job->arguments[p] = e->sizes; break;
+      case FR_PASS_EXTENT:
         job->extents[i] = fr_extent_at(c, body, found, job->buffers, place, first_output, i);
         job->arguments[p] = &job->extents[i];
         break;
       default:
         fr_seen(c, place[i], job->of[i].shape, job->of[i].strides);
-        job->arguments[p] = kind == PASS_SHAPE ? (void*)job->of[i].shape : (void*)job->of[i].strides;
+        job->arguments[p] = kind == FR_PASS_SHAPE ? (void*)job->of[i].shape : (void*)job->of[i].strides;
     }
   }
 }

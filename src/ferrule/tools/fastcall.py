@@ -26,6 +26,7 @@ ENGINE = (  # what carries out ops' calls, with whatever arrays
     "arithmetic.h",
     "arrays.h",
     "canary.h",
+    "cpu_launch.h",
     "cuda_launch.h",
     "rule.h",
     "runtime.h",
