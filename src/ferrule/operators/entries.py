@@ -222,7 +222,7 @@ class BoundOp(Bound):
     """An op that C runs."""
 
     def __init__(
-        self, op: Declared, words: ctypes.Array[ctypes.c_int64], on_cuda: Callable[[], None]
+        self, op: Declared, words: ctypes.Array[ctypes.c_int64], on_cuda: Callable[[], None] | None
     ) -> None:
         super().__init__()
         self.op, self.words = op, words
@@ -266,7 +266,7 @@ class BoundOp(Bound):
                 f"[op] op {op.name!r} was called with {shapes}; expected 16 dims at most, and "
                 "sizes that 64 bits can hold."
             )
-        if device != "cpu":
+        if device != "cpu" and self.on_cuda is not None:
             self.on_cuda()
         return Prepared(program, facts, written, launch, owners).placed(request)
 
@@ -340,7 +340,9 @@ def _plain(body: KernelBody) -> bool:
     return constant and count and not (body.shared.names or body.shared.arrays)
 
 
-def bind(op: Declared, on_cuda: Callable[[], None], launches: bool = True) -> BoundOp | None:
+def bind(
+    op: Declared, on_cuda: Callable[[], None] | None = None, launches: bool = True
+) -> BoundOp | None:
     """The tables of an op for C, or where it ``launches`` nothing, of its rule; None where they
     need more room than C has."""
     bodies = [body for body in op.implementations if isinstance(body, KernelBody) and launches]
@@ -419,15 +421,11 @@ def numpy_caller(op: Declared) -> Callable[..., Any]:
     library = _numpy_in_c()
     if library is None or not serves(op, ("metal",)):
         return not_in_c
-    table = bind(op, _never_on_cuda)
+    table = bind(op)
     if table is None:
         return not_in_c
     caller: Callable[..., Any] = library.numpy_op(ctypes.addressof(table.structure), table.entry_at)
     return caller
-
-
-def _never_on_cuda() -> None:
-    """NumPy's arrays are in the CPU's memory."""
 
 
 def not_in_c(*_: Any) -> Any:

@@ -71,9 +71,8 @@ class Op(Declared):
         self._count = len(rule.inputs)
         self._operator: Any = None  # what a library of graphs made of it: hosts.torch.op
         self.mlx: object = None  # what hosts.mlx.node made of it
-        self._plain: Callable[..., Any] = (
-            op_entries.not_in_c
-        )  # a call that no graph or derivative records
+        # A call that no graph or derivative records.
+        self._plain: Callable[..., Any] = op_entries.not_in_c
         self._register = _registration(self)
 
     def __repr__(self) -> str:

@@ -5,6 +5,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+enum { FR_SLICE = 200000000 }; /* nanoseconds after which Python sees its signals */
+
 /* `fr::launch` of include/cpu.h. */
 typedef struct {
   void* const* buffers;

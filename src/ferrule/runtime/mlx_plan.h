@@ -108,11 +108,6 @@ void read(Work& w, const Plan& plan, const Given& given, const std::vector<mx::a
   size_t next = 0;
   for (int i = 0; i < op->inputs; i++) {
     fr_rule_input* in = &c->input[i];
-    in->present = true;
-    in->sizes = nullptr;
-    in->ndim = 0;
-    in->dtype = FR_NO_DTYPE;
-    c->pointer[i] = nullptr;
     if (op->input[i].kind != INPUT_ARRAY) {
       bool good = op->input[i].kind == INPUT_FLOAT
                       ? fr_give_float(c, i, given.numbers[i].first)
@@ -120,10 +115,9 @@ void read(Work& w, const Plan& plan, const Given& given, const std::vector<mx::a
       if (!good) in->dtype = -2;
       continue;
     }
-    if (!(given.present >> i & 1)) {
-      in->present = false;
-      continue;
-    }
+    in->present = given.present >> i & 1;
+    c->pointer[i] = nullptr;
+    if (!in->present) continue;
     const mx::array& a = arrays[next++];
     in->ndim = static_cast<int32_t>(a.ndim());
     in->dtype = place_of[static_cast<int>(a.dtype().val())];

@@ -35,7 +35,7 @@ static fr_table_entry* numpy_resolve(fr_request* request) {
 static bool numpy_read(numpy_call* c, int i, PyObject* value) {
   fr_rule_input* in = &c->of.input[i];
   const numpy_array* a = (const numpy_array*)value;
-  int wanted = NUMPY_ALIGNED | (c->of.op->input[i].mutable_ ? NUMPY_WRITEABLE | NUMPY_C_CONTIGUOUS : 0);
+  int wanted = NUMPY_ALIGNED | (c->of.op->input[i].mutable_ ? NUMPY_WRITEABLE : 0);
   if (Py_TYPE(value) != numpy.type || (a->flags & wanted) != wanted || a->nd > FR_MAX_NDIM) return false;
   in->dtype = 0;
   while (in->dtype < numpy_dtypes && numpy_descr[in->dtype] != a->descr) in->dtype++;
@@ -56,10 +56,6 @@ static bool numpy_read(numpy_call* c, int i, PyObject* value) {
 /* A Python number, as it is declared. */
 static bool numpy_number(fr_call* c, int i, PyObject* value) {
   int32_t kind = c->op->input[i].kind;
-  c->input[i].present = true;
-  c->input[i].ndim = 0;
-  c->input[i].sizes = NULL;
-  c->input[i].dtype = FR_NO_DTYPE;
   if (kind == INPUT_BOOL) return PyBool_Check(value) && fr_give_integer(c, i, value == Py_True);
   if (kind == INPUT_FLOAT && PyFloat_CheckExact(value)) return fr_give_float(c, i, PyFloat_AsDouble(value));
   if (!PyLong_CheckExact(value)) return false;
@@ -93,11 +89,9 @@ static bool numpy_inputs(numpy_call* c, PyObject* const* args) {
 /* Whether all inputs can be given to a body as they are. */
 static bool numpy_as_they_are(const numpy_call* c, const fr_body* body) {
   uint64_t shared;
-  if (!fr_inputs_apart(&c->of, &shared) || shared) return false;
-  for (int i = 0; body->contiguous && i < c->of.op->inputs; i++) {
-    const fr_rule_input* in = &c->of.input[i];
-    if (fr_is_array(&c->of, i) && !fr_row_contiguous(in->ndim, in->sizes, c->of.strides[i])) return false;
-  }
+  if (!fr_inputs_apart(&c->of, &shared)) return false;
+  for (int i = 0; i < c->of.op->inputs; i++)
+    if (fr_wants_copy(&c->of, body, shared, i)) return false;
   return true;
 }
 
@@ -134,7 +128,7 @@ static bool numpy_launch(numpy_call* c, const fr_table_entry* e, const fr_body* 
   fr_cpu_job job;
   bool interrupt;
   fr_prepare_cpu(&c->of, e, body, c->memory, &job);
-  int status = run_units(job.run, job.entry, &job.launch, job.units, job.limit, 200000000, &interrupt);
+  int status = run_units(job.run, job.entry, &job.launch, job.units, job.limit, FR_SLICE, &interrupt);
   if (status == FR_OK && !numpy_intact(c)) status = FR_E_OUTSIDE;
   if (status == FR_OK || status == RAISED) return status == FR_OK;
   c->of.request.status = status;

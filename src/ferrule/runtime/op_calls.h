@@ -156,9 +156,18 @@ static inline void fr_begin(fr_call* c, fr_op* op, int number) {
 
 /* -------------------------------------------------------------------------------- a call's inputs */
 
+/* What the rule knows of a number. */
+static inline void fr_give_number(fr_call* c, int i) {
+  c->pointer[i] = &c->value[i];
+  c->input[i].present = true;
+  c->input[i].sizes = NULL;
+  c->input[i].ndim = 0;
+  c->input[i].dtype = FR_NO_DTYPE;
+}
+
 /* A float input in its declared dtype. False where it does not fit. */
 static inline bool fr_give_float(fr_call* c, int i, double number) {
-  c->pointer[i] = &c->value[i];
+  fr_give_number(c, i);
   c->number[i] = number;
   if (fr_shared.item_bytes[c->op->input[i].dtype] == 8) {
     c->value[i].f64 = number;
@@ -170,7 +179,7 @@ static inline bool fr_give_float(fr_call* c, int i, double number) {
 
 /* An int or bool input. False where it does not fit. */
 static inline bool fr_give_integer(fr_call* c, int i, int64_t number) {
-  c->pointer[i] = &c->value[i];
+  fr_give_number(c, i);
   c->integer[i] = number;
   c->value[i].i64 = number; /* the low bytes come first */
   return number >= c->op->input[i].least && number <= c->op->input[i].most;
@@ -189,6 +198,14 @@ static inline bool fr_inputs_apart(const fr_call* c, uint64_t* shared) {
     given.written |= (uint64_t)c->op->input[i].mutable_ << i;
   }
   return fr_keep_apart(&given, shared, wrong);
+}
+
+/* Whether a body gets a copy of an input: of one that is `shared`, and of one that must lie row by row and does not. */
+static inline bool fr_wants_copy(const fr_call* c, const fr_body* body, uint64_t shared, int i) {
+  const fr_rule_input* in = &c->input[i];
+  if (!fr_is_array(c, i)) return false;
+  return shared >> i & 1 || ((body->contiguous || c->op->input[i].mutable_) &&
+                             !fr_row_contiguous(in->ndim, in->sizes, c->strides[i]));
 }
 
 /* -------------------------------------------------------------------------------------- the launch */

@@ -149,17 +149,13 @@ static bool read_inputs(call* c, const stack_value* stack) {
   for (int i = 0; i < op->inputs; i++) {
     const fr_argument* a = &op->input[i];
     fr_rule_input* in = &c->of.input[i];
-    in->present = true;
-    in->sizes = NULL;
-    in->ndim = 0;
-    in->dtype = FR_NO_DTYPE;
     if (a->kind != INPUT_ARRAY) {
       good = read_number(&c->of, i, stack[i]) && good;
       continue;
     }
     tensor t = c->given[i];
+    in->present = t != NULL;
     if (!t) {
-      in->present = false;
       c->of.pointer[i] = NULL;
       continue;
     }
@@ -216,7 +212,7 @@ static bool launch_cpu(call* c, fr_table_entry* e, const fr_body* body, void* co
   progress.parts = 0;
   int status;
   do { /* in between, Python sees its signals */
-    status = job.run(job.entry, &job.launch, job.units, job.limit, 200000000, &progress);
+    status = job.run(job.entry, &job.launch, job.units, job.limit, FR_SLICE, &progress);
   } while (status == FR_MORE && !interrupted(&c->of.request));
   if (status == FR_OK && is_intact(c, outputs)) return true;
   if (status == FR_OK) status = FR_E_OUTSIDE;
@@ -247,12 +243,8 @@ static bool launch_gpu(call* c, fr_table_entry* e, const fr_body* body, const fr
 /* A row-contiguous copy of each input that is not, and of those that are `shared`. */
 static bool copy_inputs(call* c, const fr_body* body, uint64_t shared) {
   for (int i = 0; i < c->of.op->inputs; i++) {
-    const fr_argument* a = &c->of.op->input[i];
     fr_rule_input* in = &c->of.input[i];
-    if (!fr_is_array(&c->of, i)) continue;
-    bool wanted = body->contiguous || a->mutable_;
-    if (!(shared >> i & 1) && (!wanted || fr_row_contiguous(in->ndim, in->sizes, c->of.strides[i])))
-      continue;
+    if (!fr_wants_copy(&c->of, body, shared, i)) continue;
     int64_t* strides = c->own_strides[i];
     fr_row_strides(in->ndim, in->sizes, strides);
     if (torch.empty_strided(in->ndim, in->sizes, strides, torch_dtype[in->dtype], c->torch_type,

@@ -121,9 +121,9 @@ def callable_for(op: Op) -> Any:
     anywhere = any(body.kind != "cuda" for body in op.implementations)
     text = any(not isinstance(body, Runner) for body in op.implementations)
     elsewhere = op_entries.CUDA | anywhere * op_entries.CPU | text * _CAPTURED
-    bound = op_entries.bind(op, _nothing) if devices else None
+    bound = op_entries.bind(op) if devices else None
     if bound is None:
-        devices, bound = 0, op_entries.bind(op, _nothing, launches=False)
+        devices, bound = 0, op_entries.bind(op, launches=False)
     if bound is None:
         return None
     label = f"op {op.name!r}"
@@ -167,10 +167,6 @@ def exporting() -> bool:
     """Whether this thread traces a function for a file, on a machine without Metal."""
     native = library()
     return native is not None and bool(native.fr_mlx_exporting())
-
-
-def _nothing() -> None:
-    pass
 
 
 def why() -> BaseException | None:
