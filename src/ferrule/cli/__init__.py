@@ -35,34 +35,22 @@ class _Commands(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name == "bench":
-            from . import bench
-
-            return bench.command()
-        if cmd_name == "build":
-            from . import build
-
-            return build.command
-        if cmd_name == "cache":
-            from . import cache
-
-            return cache.command
-        if cmd_name == "demo":
-            from . import demo
-
-            return demo.command
-        if cmd_name == "doctor":
-            from . import doctor
-
-            return doctor.command
-        if cmd_name == "inspect":
-            from . import inspect
-
-            return inspect.command
-        if cmd_name == "run":
-            from . import run
-
-            return run.command
-        return None
+            from .bench import command
+        elif cmd_name == "build":
+            from .build import command
+        elif cmd_name == "cache":
+            from .cache import command
+        elif cmd_name == "demo":
+            from .demo import command
+        elif cmd_name == "doctor":
+            from .doctor import command
+        elif cmd_name == "inspect":
+            from .inspect import command
+        elif cmd_name == "run":
+            from .run import command
+        else:
+            return None
+        return command
 
     def invoke(self, ctx: click.Context) -> Any:
         with warnings.catch_warnings():

@@ -14,17 +14,6 @@ from .faults import Fault
 _FOLDER = Path(ferrule.__file__).resolve().parents[2] / "bench"
 
 
-def command() -> click.Command:
-    """The command of a checkout; elsewhere one that says where it is."""
-    if not (_FOLDER / "ferrule_bench").is_dir():
-        return _absent
-    if str(_FOLDER) not in sys.path:
-        sys.path.append(str(_FOLDER))
-    from ferrule_bench.command import command
-
-    return command
-
-
 @click.command("bench", context_settings={"ignore_unknown_options": True})
 @click.argument("arguments", nargs=-1)
 def _absent(arguments: tuple[str, ...]) -> None:
@@ -33,3 +22,10 @@ def _absent(arguments: tuple[str, ...]) -> None:
         "the benchmarks are in ferrule's repository, and not in what is installed here. In a "
         "checkout of it run: pip install -e . && ferrule bench"
     )
+
+
+command: click.Command = _absent
+if (_FOLDER / "ferrule_bench").is_dir():
+    if str(_FOLDER) not in sys.path:
+        sys.path.append(str(_FOLDER))
+    from ferrule_bench.command import command as command
