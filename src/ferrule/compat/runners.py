@@ -25,7 +25,7 @@ import math
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn, Protocol
 
 import torch
@@ -162,34 +162,31 @@ def _shown(value: object) -> str:
 # -- the ops ---------------------------------------------------------------------------------------
 
 
-class _InputSpec(NamedTuple):
-    name: str
-    dtype: torch.dtype
-
-
-_X = _InputSpec("x", torch.bfloat16)
-_MOE = (
-    _InputSpec("hidden_states", torch.bfloat16),
-    _InputSpec("topk_weights", torch.float32),
-    _InputSpec("topk_ids", torch.int32),
-)
-
-
-def _check_inputs(op: str, inputs: Sequence[_InputSpec], tensors: Sequence[torch.Tensor]) -> None:
-    """Refuse tensors of other dtypes or on several devices."""
-    for declared, tensor in zip(inputs, tensors, strict=True):
-        label = f"[runners] input {declared.name!r} of {NAMESPACE}::{op}"
-        if tensor.dtype != declared.dtype:
-            raise KernelError(f"{label}: got {tensor.dtype}, expected {declared.dtype}.")
+def _check_inputs(
+    op: str, inputs: Mapping[str, torch.dtype], tensors: Sequence[torch.Tensor]
+) -> None:
+    """Refuse tensors of other dtypes or shapes, or on several devices."""
+    for (name, dtype), tensor in zip(inputs.items(), tensors, strict=True):
+        label = f"[runners] input {name!r} of {NAMESPACE}::{op}"
+        if tensor.dtype != dtype:
+            raise KernelError(f"{label}: got {tensor.dtype}, expected {dtype}.")
         if tensor.device != tensors[0].device:
             raise KernelError(
-                f"{label} is on {tensor.device}, but {inputs[0].name!r} on {tensors[0].device}; "
-                "expected one device."
+                f"{label} is on {tensor.device}, but {next(iter(inputs))!r} on "
+                f"{tensors[0].device}; expected one device."
             )
         if len(inputs) == 1 and tensor.ndim == 0:
             raise KernelError(f"{label}: got no dims, expected [..., K].")
         if len(inputs) > 1 and tensor.ndim != 2:
             raise KernelError(f"{label}: got the shape {tuple(tensor.shape)}, expected two dims.")
+    if len(inputs) > 1:
+        hidden, weights, ids = tensors
+        if weights.shape[0] != hidden.shape[0] or weights.shape != ids.shape:
+            raise KernelError(
+                f"[runners] {NAMESPACE}::{op}: got hidden_states {tuple(hidden.shape)}, "
+                f"topk_weights {tuple(weights.shape)} and topk_ids {tuple(ids.shape)}; expected "
+                "[M,K], [M,top_k] and [M,top_k]."
+            )
 
 
 def _run(op: str, number: int, tensors: Sequence[torch.Tensor], columns: int) -> torch.Tensor:
@@ -240,35 +237,6 @@ def _matrix(tensor: torch.Tensor) -> torch.Tensor:
     return plain.view(math.prod(plain.shape[:-1]), plain.shape[-1])
 
 
-def _linear(x: torch.Tensor, runner_id: int, out_features: int) -> torch.Tensor:
-    _check_inputs("linear_gemm", (_X,), (x,))
-    y = _run("linear_gemm", runner_id, (_matrix(x),), out_features)
-    return y.view(*x.shape[:-1], out_features)
-
-
-def _moe(
-    hidden_states: torch.Tensor,
-    topk_weights: torch.Tensor,
-    topk_ids: torch.Tensor,
-    runner_id: int,
-    hidden_size: int,
-) -> torch.Tensor:
-    tensors = (hidden_states, topk_weights, topk_ids)
-    _check_moe(*tensors)
-    return _run("moe_gemm", runner_id, [_matrix(tensor) for tensor in tensors], hidden_size)
-
-
-def _check_moe(*tensors: torch.Tensor) -> None:
-    _check_inputs("moe_gemm", _MOE, tensors)
-    hidden, weights, ids = tensors
-    if weights.shape[0] != hidden.shape[0] or weights.shape != ids.shape:
-        raise KernelError(
-            f"[runners] {NAMESPACE}::moe_gemm: got hidden_states {tuple(hidden.shape)}, "
-            f"topk_weights {tuple(weights.shape)} and topk_ids {tuple(ids.shape)}; expected "
-            "[M,K], [M,top_k] and [M,top_k]."
-        )
-
-
 def _refuse_export(op: str, runner_id: Any) -> None:
     """Refuse torch.export. Other traces need no runner: one may be registered later.
 
@@ -281,39 +249,6 @@ def _refuse_export(op: str, runner_id: Any) -> None:
             f"{runner_id} of this process, and the file would hold that number alone. Declare the "
             "operation with ferrule.adopt, with the weights as arguments: docs/adopt.md."
         )
-
-
-def _linear_fake(x: torch.Tensor, runner_id: Any, out_features: Any) -> torch.Tensor:
-    _refuse_export("linear_gemm", runner_id)
-    _check_inputs("linear_gemm", (_X,), (x,))
-    return torch.empty((*x.shape[:-1], out_features), dtype=x.dtype, device=x.device)
-
-
-def _moe_fake(
-    hidden_states: torch.Tensor,
-    topk_weights: torch.Tensor,
-    topk_ids: torch.Tensor,
-    runner_id: Any,
-    hidden_size: Any,
-) -> torch.Tensor:
-    _refuse_export("moe_gemm", runner_id)
-    _check_moe(hidden_states, topk_weights, topk_ids)
-    shape = (hidden_states.shape[0], hidden_size)
-    return torch.empty(shape, dtype=torch.bfloat16, device=hidden_states.device)
-
-
-def _linear_vmap(info: Any, axes: Any, x: torch.Tensor, number: int, columns: int) -> Any:
-    return linear_gemm(x.movedim(axes[0], 0), number, columns), 0
-
-
-def _moe_vmap(info: Any, axes: Any, *values: Any) -> Any:
-    size = info.batch_size
-    tensors = [
-        (x.expand(size, *x.shape) if axis is None else x.movedim(axis, 0)).flatten(0, 1)
-        for x, axis in zip(values[:3], axes[:3], strict=True)
-    ]
-    y = moe_gemm(*tensors, *values[3:])
-    return y.unflatten(0, (size, y.shape[0] // size)), 0
 
 
 def _without_derivative(op: str, overload: Any) -> Callable[..., Any]:
@@ -340,10 +275,39 @@ def _is_tensor(value: object) -> bool:
     return isinstance(value, torch.Tensor)
 
 
-def _define(op: str, schema: str, run: Any, fake: Any, vmap: Any) -> Any:
+def _define(op: str, inputs: Mapping[str, torch.dtype], columns_name: str) -> Any:
+    """An op of these inputs, a runner's id and the number of columns that its output has."""
+
+    def run(*values: Any) -> torch.Tensor:
+        *tensors, number, columns = values
+        _check_inputs(op, inputs, tensors)
+        y = _run(op, number, [_matrix(tensor) for tensor in tensors], columns)
+        return y.view(*tensors[0].shape[:-1], columns)
+
+    def fake(*values: Any) -> torch.Tensor:
+        *tensors, number, columns = values
+        _refuse_export(op, number)
+        _check_inputs(op, inputs, tensors)
+        shape = (*tensors[0].shape[:-1], columns)
+        return torch.empty(shape, dtype=torch.bfloat16, device=tensors[0].device)
+
+    def vmap(info: Any, axes: Any, *values: Any) -> Any:
+        *tensors, number, columns = values
+        size = info.batch_size
+        batched = [
+            tensor.expand(size, *tensor.shape) if axis is None else tensor.movedim(axis, 0)
+            for tensor, axis in zip(tensors, axes, strict=False)
+        ]
+        if len(inputs) == 1:  # whose dims in front may be any number
+            return overload(*batched, number, columns), 0
+        y = overload(*[tensor.flatten(0, 1) for tensor in batched], number, columns)
+        return y.unflatten(0, (size, y.shape[0] // size)), 0
+
     qualified = f"{NAMESPACE}::{op}"
+    tensors = ", ".join(f"Tensor {name}" for name in inputs)
+    schema = f"{op}({tensors}, SymInt runner_id, SymInt {columns_name}) -> Tensor"
     try:
-        _library.define(f"{op}{schema}", tags=(torch.Tag.pt2_compliant_tag,))
+        _library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
     except RuntimeError as error:
         raise KernelError(
             f"[runners] {qualified} is defined already in this process, by other code: import one "
@@ -355,25 +319,14 @@ def _define(op: str, schema: str, run: Any, fake: Any, vmap: Any) -> Any:
     torch.library.register_vmap(qualified, vmap, lib=_library)
     overload = getattr(getattr(torch.ops, NAMESPACE), op).default
     _library.impl(op, _without_derivative(op, overload), "Autograd", with_keyset=True)
+    host.skip_in_dynamo(function.__code__ for function in (run, fake, vmap))
     return overload
 
 
 _library = torch.library.Library(NAMESPACE, "FRAGMENT")
-linear_gemm = _define(
-    "linear_gemm",
-    "(Tensor x, SymInt runner_id, SymInt out_features) -> Tensor",
-    _linear,
-    _linear_fake,
-    _linear_vmap,
-)
+linear_gemm = _define("linear_gemm", {"x": torch.bfloat16}, "out_features")
 moe_gemm = _define(
     "moe_gemm",
-    "(Tensor hidden_states, Tensor topk_weights, Tensor topk_ids, SymInt runner_id, "
-    "SymInt hidden_size) -> Tensor",
-    _moe,
-    _moe_fake,
-    _moe_vmap,
-)
-host.skip_in_dynamo(
-    f.__code__ for f in (_linear, _moe, _linear_fake, _moe_fake, _linear_vmap, _moe_vmap)
+    {"hidden_states": torch.bfloat16, "topk_weights": torch.float32, "topk_ids": torch.int32},
+    "hidden_size",
 )
