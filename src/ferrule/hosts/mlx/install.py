@@ -202,18 +202,9 @@ def _metal_kernel(
     compile_options: Any = None,
 ) -> InstalledKernel:
     """`mx.fast.metal_kernel`, by ferrule: see `ferrule.metal_kernel`."""
-    return InstalledKernel(
-        make_kernel(
-            _valid_name(name),
-            input_names,
-            output_names,
-            source,
-            header,
-            ensure_row_contiguous,
-            atomic_outputs,
-            compile_options,
-        )
-    )
+    names = _valid_name(name), input_names, output_names
+    flags = ensure_row_contiguous, atomic_outputs, compile_options
+    return InstalledKernel(make_kernel(*names, source, header, *flags))
 
 
 _metal_kernel.__name__ = _metal_kernel.__qualname__ = "metal_kernel"  # as errors call it
@@ -297,6 +288,7 @@ _streams: Any = mx.Stream
 _stream_device = vars(_streams)["device"]
 _gpu_streams: dict[int, Any] = {}  # that the program was given for the GPU, by their ids
 _default_streams: dict[str, Any] = {}  # those of them that are MLX's default streams
+_cpu_info: Callable[[Any], dict[str, Any]] = getattr(mx, "device_info", lambda device: {})
 
 
 def _device_of(self: Any) -> Any:
@@ -310,48 +302,44 @@ def _marked_for_gpu(stream: Any) -> Any:
     return stream
 
 
-def _default_stream(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """`mx.default_stream`: for the GPU the same object each time, since others have no mark."""
-
-    @functools.wraps(function)
-    def call(device: Any) -> Any:
-        stream = function(_real_device(device))
-        if not _is_gpu(device):
-            return stream
-        return _marked_for_gpu(_default_streams.setdefault(str(stream), stream))
-
-    return call
-
-
 def _real_device(value: Any) -> Any:
     return mx.cpu if _is_gpu(value) else value
 
 
-def _on_cpu(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function of devices and streams that takes the GPU for the CPU."""
+def _around(function: Callable[..., Any]) -> Callable[[Any], Any]:
+    """What makes a replacement of one of MLX's functions: ``function``, given MLX's first."""
 
-    @functools.wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return function(
-            *map(_real_device, args),
-            **{key: _real_device(value) for key, value in kwargs.items()},
-        )
+    def make(old: Any) -> Any:
+        @functools.wraps(old)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return function(old, *args, **kwargs)
 
-    return call
-
-
-def _stream_maker(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that makes a stream, and remembers those for the CPU."""
-
-    @functools.wraps(function)
-    def make(device: Any) -> Any:
-        stream = function(_real_device(device))
-        if _is_gpu(device):
-            return _marked_for_gpu(stream)
-        _cpu_streams.add(str(stream))
-        return stream
+        return call
 
     return make
+
+
+def _on_cpu(old: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """A function of devices and streams that takes the GPU for the CPU."""
+    named = {key: _real_device(value) for key, value in kwargs.items()}
+    return old(*map(_real_device, args), **named)
+
+
+def _default_stream(old: Callable[[Any], Any], device: Any) -> Any:
+    """`mx.default_stream`: for the GPU the same object each time, since others have no mark."""
+    stream = old(_real_device(device))
+    if not _is_gpu(device):
+        return stream
+    return _marked_for_gpu(_default_streams.setdefault(str(stream), stream))
+
+
+def _new_stream(old: Callable[[Any], Any], device: Any) -> Any:
+    """A function that makes a stream; those for the CPU are remembered."""
+    stream = old(_real_device(device))
+    if _is_gpu(device):
+        return _marked_for_gpu(stream)
+    _cpu_streams.add(str(stream))
+    return stream
 
 
 class _StreamContext:
@@ -397,79 +385,56 @@ def _replacements() -> list[tuple[Any, Any]]:
         makers += [
             (mx.fast, "metal_kernel", lambda old: _metal_kernel),
             (mx, "custom_function", lambda old: InstalledFunction),
-            (mx.metal, "is_available", _always),
+            (mx.metal, "is_available", _around(lambda old: True)),
             (mx, "import_function", _import_function),
             *((mx, name, make) for name, make in mlx_matmul.REPLACEMENTS.items()),
         ]
     makers.append((mx.fast, "cuda_kernel", lambda old: _cuda_kernel))
     if not mx.is_available(mx.gpu):  # MLX's CUDA build has its own
-        makers += [
-            (mx, "default_device", _default_device),
-            (mx, "set_default_device", _set_default_device),
-            (mx, "stream", _stream),
-            (mx, "is_available", _is_available),
-            (mx, "device_count", _on_cpu),
-            (mx, "device_info", _device_info),
-            (mx.metal, "device_info", _device_info),
-            (mx, "default_stream", _default_stream),
-            (mx, "synchronize", _on_cpu),
-            (mx, "new_stream", _stream_maker),
-            (mx, "new_thread_local_stream", _stream_maker),
-            (mx, "new_thread_unsafe_stream", _stream_maker),
-        ]
+        makers += [(mx, name, _around(function)) for name, function in _OF_DEVICES.items()]
+        makers.append((mx.metal, "device_info", _around(_device_info)))
     originals = [(getattr(owner, name, None), make) for owner, name, make in makers]
     return [(old, make(old)) for old, make in originals if old is not None]  # as this MLX has them
 
 
-def _default_device(old: Callable[[], Any]) -> Callable[[], Any]:
-    @functools.wraps(old)
-    def call() -> Any:
-        return old() if _device.cpu else _gpu
-
-    return call
+def _default_device(old: Callable[[], Any]) -> Any:
+    return old() if _device.cpu else _gpu
 
 
-def _set_default_device(old: Callable[[Any], None]) -> Callable[[Any], None]:
-    @functools.wraps(old)
-    def call(device: Any) -> None:
-        old(_real_device(device))
-        _device.cpu = not _is_gpu(device)
-
-    return call
+def _set_default_device(old: Callable[[Any], None], device: Any) -> None:
+    old(_real_device(device))
+    _device.cpu = not _is_gpu(device)
 
 
-def _stream(old: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    @functools.wraps(old)
-    def call(s: Any) -> _StreamContext:
-        return _StreamContext(s, old(_real_device(s)))
-
-    return call
+def _stream(old: Callable[[Any], Any], s: Any) -> _StreamContext:
+    return _StreamContext(s, old(_real_device(s)))
 
 
-def _is_available(old: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    @functools.wraps(old)
-    def call(device: Any) -> bool:
-        return old(_real_device(device))
+def _device_info(old: Callable[..., dict[str, Any]], d: Any = None) -> dict[str, Any]:
+    info = dict(_cpu_info(mx.cpu))
+    if _is_gpu(_gpu if d is None and not _device.cpu else d):
+        size = _memory()
+        info |= {
+            "memory_size": size,
+            "max_buffer_length": size,
+            "max_recommended_working_set_size": size // 4 * 3,
+        }
+    return info
 
-    return call
 
-
-def _device_info(old: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
-    cpu_info: Callable[[Any], dict[str, Any]] = getattr(mx, "device_info", lambda device: {})
-
-    @functools.wraps(old)
-    def call(d: Any = None) -> dict[str, Any]:
-        info = dict(cpu_info(mx.cpu))
-        if _is_gpu(_gpu if d is None and not _device.cpu else d):
-            size = _memory()
-            info |= {
-                "memory_size": size,
-                "max_buffer_length": size,
-                "max_recommended_working_set_size": size // 4 * 3,
-            }
-        return info
-
-    return call
+_OF_DEVICES: dict[str, Callable[..., Any]] = {
+    "default_device": _default_device,
+    "set_default_device": _set_default_device,
+    "stream": _stream,
+    "is_available": _on_cpu,
+    "device_count": _on_cpu,
+    "device_info": _device_info,
+    "default_stream": _default_stream,
+    "synchronize": _on_cpu,
+    "new_stream": _new_stream,
+    "new_thread_local_stream": _new_stream,
+    "new_thread_unsafe_stream": _new_stream,
+}
 
 
 def _import_function(old: Callable[..., Any]) -> Callable[..., Any]:
@@ -480,14 +445,6 @@ def _import_function(old: Callable[..., Any]) -> Callable[..., Any]:
     def call(file: str, return_metadata: bool = False) -> Any:
         has_nodes = mlx_build.library() is not None
         return (mlx_import.import_function if has_nodes else old)(file, return_metadata)
-
-    return call
-
-
-def _always(old: Callable[[], bool]) -> Callable[[], bool]:
-    @functools.wraps(old)
-    def call() -> bool:
-        return True
 
     return call
 
