@@ -13,8 +13,7 @@ from __future__ import annotations
 import ctypes
 import json
 import math
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import mlx.core as mx
@@ -29,20 +28,22 @@ from ...operators import call as op_call
 from ...operators import file as op_file
 from ...operators import identity
 from ...operators import launch as op_launch
-from ...operators.bodies import KernelBody
+from ...operators.bodies import BodyLaunch, KernelBody
 from ...source.cuda import mlx as mlx_cuda
 from ...source.metal import text as metal
-from ...spec import SMALL, Facts, Input, Shape, Spec, row_contiguous_strides
+from ...spec import SMALL, Facts, Input, Shape, Spec
 from . import arrays as mlx
 from . import build as mlx_build
 from . import gpu as mlx_gpu
 from . import kernel_nodes
 from . import node as mlx_node
+from .gpu import StockCall
 
 if TYPE_CHECKING:
     from ...kernel import Kernel
     from ...kernels import sizes as call_sizes
     from ...operators.op import Op
+    from ...rules.rule import Binding
 
 MARK = "\n// ferrule: "  # and an op, or expressions, as JSON, at the end of a record's text
 
@@ -96,59 +97,34 @@ class _Record(ctypes.Structure):  # fr_mlx_record of runtime/mlx_export.h
 # -- records ------------------------------------------------------------------------------------
 
 
-def kernel_record(
-    kernel: Kernel,
-    inputs: Sequence[tuple[Dtype, Shape]],
-    outputs: Sequence[Dtype],
-    template: Template,
-    grid: Sizes,
-    threadgroup: Sizes,
-    fill: float | None,
-) -> Record:
+def kernel_record(call: StockCall) -> Record:
     """The record of a kernel's call.
-
-    Args:
-        kernel: what is called.
-        inputs: dtype and shape of each input.
-        outputs: the dtype of each output.
-        template, grid, threadgroup: as the kernel is called with.
-        fill: its `init_value`, or None.
 
     Raises:
         KernelError: MLX's files cannot hold it; says what.
     """
-    specs = tuple([Input(kind, len(shape), math.prod(shape) < SMALL) for kind, shape in inputs])
-    spec = Spec(kernel, specs, tuple(outputs), template)
-    fill_as_float32 = None if fill is None else _float32(kernel, fill)
-    mode = MATH_MODES.index(kernel.math_mode)
-    if kernel.language == "cuda":
-        return Record(
-            mlx_cuda.kernel_name(spec),
-            mlx_cuda.text(spec),
-            grid,
-            threadgroup,
-            mlx_cuda.wants(kernel, specs),
-            kernel.ensure_row_contiguous,
-            fill_as_float32,
-            kernel.shared_memory,
-            mode,
-        )
-    if dtypes.float64 in (*[kind for kind, _ in inputs], *outputs):
-        raise KernelError(
-            f"{kernel.tag} kernel {kernel.name!r} has arguments of float64, which Metal has not, "
-            "so it cannot be exported; make them float32."
-        )
-    return Record(
-        metal.kernel_name(spec),
-        metal.text(spec),
-        grid,
-        threadgroup,
-        tuple([kernel.wants(name) for name in kernel.input_names]),
-        kernel.ensure_row_contiguous,
-        fill_as_float32,
-        0,
-        mode,
+    kernel, launch = call.kernel, call.launch
+    specs = tuple(
+        [Input(kind, len(shape), math.prod(shape) < SMALL) for kind, shape in call.inputs]
     )
+    outputs = tuple([kind for _, kind in call.results])
+    spec = Spec(kernel, specs, outputs, launch.template)
+    fill = None if launch.fill is None else _float32(kernel, launch.fill)
+    wants: tuple[tuple[bool, bool, bool], ...]
+    if kernel.language == "cuda":
+        name, text = mlx_cuda.kernel_name(spec), mlx_cuda.text(spec)
+        wants, shared = mlx_cuda.wants(kernel, specs), kernel.shared_memory
+    else:
+        if dtypes.float64 in (*[kind for kind, _ in call.inputs], *outputs):
+            raise KernelError(
+                f"{kernel.tag} kernel {kernel.name!r} has arguments of float64, which Metal has "
+                "not, so it cannot be exported; make them float32."
+            )
+        name, text = metal.kernel_name(spec), metal.text(spec)
+        wants, shared = tuple([kernel.wants(name) for name in kernel.input_names]), 0
+    mode = MATH_MODES.index(kernel.math_mode)
+    sizes = launch.grid, launch.threadgroup
+    return Record(name, text, *sizes, wants, kernel.ensure_row_contiguous, fill, shared, mode)
 
 
 def _float32(kernel: Kernel, fill: float) -> float:
@@ -169,59 +145,64 @@ def with_sizes(text: str, sizes: Any) -> str:
     return text + MARK + json.dumps(comment, sort_keys=True)
 
 
-def op_record(
-    op: Op, facts: dict[str, Facts | float | None]
-) -> tuple[Record, list[tuple[Shape, Dtype]], list[tuple[Dtype, Shape]], list[int]]:
-    """The record of an op's call.
+class OpInputs:
+    """The inputs of an op's call, as they stand in its record.
+
+    What is no array there is a constant, and an array without dims, of an input that is declared
+    with dims, has one.
+
+    Attributes:
+        numbers: per input its number; None where it is an array or absent.
+        arrays: per input whether it is an array.
+        scalars: per input whether it is such an array.
+    """
+
+    def __init__(self, op: Op, facts: Mapping[str, Facts | float | None]) -> None:
+        self.numbers = [None if isinstance(fact, Facts) else fact for fact in facts.values()]
+        self.arrays = [isinstance(fact, Facts) for fact in facts.values()]
+        self.scalars = [
+            bool(argument.dims) and isinstance(fact, Facts) and not fact.shape
+            for argument, fact in zip(op.rule.inputs, facts.values(), strict=True)
+        ]
+
+    def squeezed(self, arrays: Sequence[Any]) -> list[Any]:
+        """Arrays of the record for the op's inputs, without the dim that the op's have not."""
+        return [
+            mx.squeeze(array, 0) if scalar and array is not None else array
+            for array, scalar in zip(arrays, self.scalars, strict=False)
+        ]
+
+    def values(self, arrays: Sequence[Any]) -> tuple[Any, ...]:
+        """The op's inputs, arrays, numbers and None, given such arrays."""
+        triples = zip(self.numbers, self.arrays, arrays, strict=False)
+        return tuple(array if is_array else number for number, is_array, array in triples)
+
+
+def op_record(op: Op, facts: dict[str, Facts | float | None]) -> tuple[Record, StockCall]:
+    """The record of an op's call, and the call.
 
     Args:
         op: the op.
         facts: per input the facts of the array, the number, or None where it is absent.
 
-    Returns:
-        The record; shape and dtype of each output; dtype and shape of each of the record's inputs;
-        and the dims that are the last of these inputs.
-
     Raises:
         KernelError: the inputs contradict the rule, or MLX's files cannot hold the call.
     """
-    binding, results = op_call.bound(op, facts)
-    body = exported_body(op, lambda candidate: candidate.holds(binding))
-    launch = body.launch_for(binding)
-    outputs = [Facts(kind, s, row_contiguous_strides(s), 0, "cpu") for s, kind in results]
-    if 0 in launch.grid:
-        op_launch.check_empty(op.name, op.rule, launch, outputs)
-    inputs, sizes = mlx_gpu.stock_inputs(op, facts, binding, body)
-    kernel = replace(body.kernel, shared_memory=launch.shared) if launch.shared else body.kernel
-    record = kernel_record(
-        kernel,
-        inputs,
-        [kind for _, kind in results],
-        launch.template,
-        launch.grid,
-        launch.threadgroup,
-        launch.fill,
-    )
+    call = mlx_gpu.stock_call(op, facts, lambda binding: exported_body(op, binding))
+    record = kernel_record(call)
+    scalars = OpInputs(op, facts).scalars
     comment = {
         "op": op_file.full_name(op),
-        "absent": [argument.name for argument in op.rule.inputs if facts[argument.name] is None],
-        "scalars": [
-            argument.name
-            for argument in op.rule.inputs
-            if argument.dims and isinstance(fact := facts[argument.name], Facts) and not fact.shape
-        ],
+        "absent": [name for name, fact in facts.items() if fact is None],
+        "scalars": [name for name, scalar in zip(facts, scalars, strict=True) if scalar],
         "saved": json.loads(op_file.write([op])),
     }
     text = record.text + MARK + json.dumps(comment, sort_keys=True)
-    return record._replace(text=text), results, inputs, sizes
+    return record._replace(text=text), call
 
 
-def exported_body(op: Op, holds: Any) -> KernelBody:
-    """The body that stands in files: Metal's where there is one.
-
-    Args:
-        op: the op.
-        holds: whether a body is for a call.
+def exported_body(op: Op, binding: Binding) -> KernelBody:
+    """The body that stands in files for such a call: Metal's where there is one.
 
     Raises:
         KernelError: there is none; says what the op has.
@@ -229,7 +210,7 @@ def exported_body(op: Op, holds: Any) -> KernelBody:
     bodies = [body for body in op.implementations if isinstance(body, KernelBody)]
     for kind in ("metal", "cuda"):
         for body in bodies:
-            if body.kind == kind and holds(body):
+            if body.kind == kind and body.holds(binding):
                 return body
     if bodies:
         raise KernelError(
@@ -264,21 +245,11 @@ def call(op: Op, values: Sequence[Any]) -> Any:
         argument.name: _fact(op, argument, value)
         for argument, value in zip(op.rule.inputs, values, strict=True)
     }
-    record, results, inputs, dims = op_record(op, facts)
-    fixed = [None if isinstance(fact, Facts) else fact for fact in facts.values()]
-    arrays = mlx_gpu.stock_arrays(
-        [value if number is None else number for value, number in zip(values, fixed, strict=True)],
-        inputs,
-        dims,
-    )
-    scalars = [
-        i
-        for i, (fact, (_, shape)) in enumerate(zip(facts.values(), inputs, strict=False))
-        if isinstance(fact, Facts) and fact.shape != shape
-    ]
-    rules = _Rules(op, fixed, [isinstance(f, Facts) for f in facts.values()], scalars, len(arrays))
-    outputs = _recorded(f"op {op.name!r}", rules, arrays, record, results)
-    return op_call.packed(outputs)
+    record, stock = op_record(op, facts)
+    inputs = OpInputs(op, facts)
+    arrays = mlx_gpu.stock_arrays(inputs.values(values), stock)
+    rules = _Rules(op, inputs, len(arrays))
+    return op_call.packed(_recorded(f"op {op.name!r}", rules, arrays, record, stock.results))
 
 
 def _fact(op: Op, argument: Any, value: Any) -> Facts | float | None:
@@ -317,10 +288,10 @@ def call_kernel(
         for i, kind in enumerate(output_dtypes):
             arguments.fill_value(kernel, i, init_value, kind)
     arrays = [kernel_nodes.array_of(kernel, wants, i, value) for i, value in enumerate(inputs)]
+    results = list(zip(shapes, output_dtypes, strict=True))
     described = [(mlx.KNOWN[array.dtype], array.shape) for array in arrays]
-    record = kernel_record(
-        kernel, described, output_dtypes, template, grid, threadgroup, init_value
-    )
+    launch = BodyLaunch(grid, threadgroup, template, init_value)
+    record = kernel_record(StockCall(kernel, launch, results, described))
     if verbose:
         print(f"Generated source code for `{kernel.name}`:\n```\n{record.text}\n```", flush=True)
     if sizes is not None:
@@ -329,9 +300,7 @@ def call_kernel(
     def no_rule(query: str, *_: Any) -> Any:
         raise kernel_nodes.without_rule(kernel, query)
 
-    results = list(zip(shapes, output_dtypes, strict=True))
-    label = f"kernel {kernel.name!r}"
-    return _recorded(label, no_rule, arrays, record, results)
+    return _recorded(f"kernel {kernel.name!r}", no_rule, arrays, record, results)
 
 
 def on_cpu(kernel: Kernel, stream: object) -> bool:
@@ -362,54 +331,34 @@ def _recorded(
         (ctypes.c_int64 * len(shapes))(*shapes),
     )  # fmt: skip
     answer = mlx_node.answering(rules, label)
-    result = native.fr_mlx_record_call(
-        label.encode(), answer, tuple(arrays), ctypes.addressof(structure)
+    at = ctypes.addressof(structure)
+    return list(
+        mlx_node.answered(native.fr_mlx_record_call(label.encode(), answer, tuple(arrays), at))
     )
-    if result is NotImplemented:
-        raise mlx_node.why() or KernelError(f"{label} cannot be exported.")
-    return list(result)
 
 
 class _Rules:
     """The derivatives and batches of a recorded node, with all inputs of the record."""
 
-    def __init__(
-        self,
-        op: Op,
-        fixed: Sequence[float | None],
-        arrays: Sequence[bool],
-        scalars: Sequence[int],
-        count: int,
-    ) -> None:
-        self._rules = mlx_node.rules(op)
-        self._fixed, self._arrays, self._scalars, self._count = fixed, arrays, scalars, count
+    def __init__(self, op: Op, inputs: OpInputs, count: int) -> None:
+        self._rules, self._inputs, self._count = mlx_node.rules(op), inputs, count
 
     def __call__(self, query: str, *args: Any) -> tuple[Any, ...]:
+        inputs = self._inputs
+        first, *more = args
         if query == "vjp":
-            primals, cotangents, outputs = args
-            grads = self._rules("vjp", self._inputs(self._scalar(primals)), cotangents, outputs)
+            grads = self._rules("vjp", inputs.values(inputs.squeezed(first)), *more)
             gradients = [
-                mx.expand_dims(grad, 0) if i in self._scalars and grad is not None else grad
-                for i, grad in enumerate(grads)
+                mx.expand_dims(grad, 0) if scalar and grad is not None else grad
+                for grad, scalar in zip(grads, inputs.scalars, strict=True)
             ]
             return (*gradients, *[None] * (self._count - len(gradients)))
         if query == "jvp":
-            primals, tangents = map(self._scalar, args)
-            return tuple(self._rules("jvp", self._inputs(primals), tangents[: len(self._fixed)]))
-        values, axes = list(args[0]), list(args[1])
-        for i in self._scalars:
-            values[i] = mx.squeeze(values[i], 0 if axes[i] is None else 1 - axes[i])
-            axes[i] = None if axes[i] is None else 0
-        return tuple(self._rules("vmap", self._inputs(values), tuple(axes[: len(self._fixed)])))
-
-    def _scalar(self, arrays: Sequence[Any]) -> tuple[Any, ...]:
-        """These arrays without the dim that arrays without dims have in a record."""
-        return tuple(
-            mx.squeeze(array, 0) if i in self._scalars and array is not None else array
-            for i, array in enumerate(arrays)
-        )
-
-    def _inputs(self, arrays: Sequence[Any]) -> tuple[Any, ...]:
-        """The op's inputs: arrays, numbers, None."""
-        triples = zip(self._fixed, self._arrays, arrays, strict=False)
-        return tuple(array if is_array else number for number, is_array, array in triples)
+            tangents = tuple(inputs.squeezed(more[0]))
+            return self._rules("jvp", inputs.values(inputs.squeezed(first)), tangents)
+        values, axes = list(first), list(more[0][: len(inputs.scalars)])
+        for i, scalar in enumerate(inputs.scalars):
+            if scalar:
+                values[i] = mx.squeeze(values[i], 0 if axes[i] is None else 1 - axes[i])
+                axes[i] = None if axes[i] is None else 0
+        return self._rules("vmap", inputs.values(values), tuple(axes))

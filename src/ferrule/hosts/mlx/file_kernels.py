@@ -10,7 +10,6 @@ from typing import Any
 import mlx.core as mx
 
 from ... import dtypes
-from ...dtypes import Dtype
 from ...errors import DeviceError, FerruleError, KernelError, RuleError
 from ...kernel import MATH_MODES
 from ...kernels.call import MetalKernel
@@ -19,14 +18,16 @@ from ...kernels.sizes import Sizes
 from ...operators import file as op_file
 from ...operators.op import Op
 from ...operators.runners import Runner
+from ...rules.argument import Argument
 from ...source.cuda import mlx as mlx_cuda
 from ...source.metal import read as metal_read
 from ...spec import SMALL, Facts, Input, Shape, Spec, row_contiguous_strides
 from . import arrays as mlx
 from . import build as mlx_build
 from . import kernel_nodes
-from .export import MARK, Record, op_record, with_sizes
+from .export import MARK, OpInputs, Record, op_record, with_sizes
 from .file import Array, Function, Operation, state_of
+from .node import as_tuple
 
 KERNEL = "CustomKernel"
 _STATE = "(ss(iii)(iii)*(???)?of*V?i"  # what is known of its layout; the math mode may follow
@@ -64,17 +65,8 @@ class KernelSteps:
                 "text; ferrule runs kernels from their text."
             )
         try:
-            record = Record(
-                name.decode(),
-                text.decode(),
-                grid,
-                group,
-                tuple(wants),
-                contiguous,
-                fill,
-                shared,
-                *(mode or [0]),
-            )
+            flags = tuple(wants), contiguous, fill, shared, *(mode or [0])
+            record = Record(name.decode(), text.decode(), grid, group, *flags)
         except UnicodeDecodeError:
             raise KernelError(f"{label}: it was altered: its text is none.") from None
         if not 0 <= record.math_mode < len(MATH_MODES):
@@ -185,47 +177,34 @@ class KernelSteps:
         inputs = op.rule.inputs
         if len(arrays) < len(inputs):
             raise KernelError(f"it was altered: op {op.name!r} has {len(inputs)} inputs.")
-        numbers: list[float | None] = []
         facts: dict[str, Facts | float | None] = {}
         for argument, array, i in zip(inputs, arrays, operation.inputs, strict=False):
-            number = None
-            if argument.dims is None:
-                kind = dtypes.BY_NAME[argument.dtype]
-                number = self._number(argument.name, kind, array, function, i)
-            numbers.append(number)
+            kind = dtypes.BY_NAME[array.dtype]
             shape = () if argument.name in scalars else array.shape
-            facts[argument.name] = (
-                None
-                if argument.name in absent
-                else number
-                if argument.dims is None
-                else Facts(
-                    dtypes.BY_NAME[array.dtype], shape, row_contiguous_strides(shape), 0, "cpu"
-                )
-            )
+            if argument.dims is None:
+                facts[argument.name] = self._number(argument, function, i)
+            elif argument.name in absent:
+                facts[argument.name] = None
+            else:
+                strides = row_contiguous_strides(shape)
+                facts[argument.name] = Facts(kind, shape, strides, 0, "cpu")
         _check_op(op, facts, record, arrays, operation.arrays)
         ids = operation.inputs[: len(inputs)]
+        of_call = OpInputs(op, facts)
 
         def step(environment: Environment) -> None:
-            values: list[Any] = []
-            for argument, i, number in zip(inputs, ids, numbers, strict=True):
-                if argument.name in absent or argument.dims is None:
-                    values.append(number)
-                else:
-                    scalar = argument.name in scalars
-                    values.append(mx.squeeze(environment[i], 0) if scalar else environment[i])
-            result = op(*values)
-            outputs = result if isinstance(result, tuple) else (result,)
-            environment.update(zip(operation.outputs, outputs, strict=True))
+            values = of_call.values(of_call.squeezed([environment[i] for i in ids]))
+            environment.update(zip(operation.outputs, as_tuple(op(*values)), strict=True))
 
         return step
 
-    def _number(self, name: str, kind: Dtype, array: Array, function: Function, i: int) -> float:
+    def _number(self, argument: Argument, function: Function, i: int) -> float:
         """A number of an op, which is a constant of the file."""
         constant = function.constants.get(i)
-        if constant is None or constant.array != Array(kind.name, ()):
+        if constant is None or constant.array != Array(argument.dtype, ()):
             raise KernelError(
-                f"it was altered: its number {name!r} is no constant {kind.name} of the file."
+                f"it was altered: its number {argument.name!r} is no constant {argument.dtype} of "
+                "the file."
             )
         value: Any = mlx.to_numpy(self.arrays[i]).item()
         return value  # type: ignore[no-any-return]
@@ -247,14 +226,14 @@ def _check_op(
     outputs: Sequence[Array],
 ) -> None:
     """Refuse a record, or arrays, other than the op would have in a file."""
-    expected, results, arrays, _ = op_record(op, facts)
+    expected, call = op_record(op, facts)
     fields = zip(Record._fields, expected, record, strict=True)
     different = [field for field, a, b in fields if a != b and field != "text"]
     if expected.text.rpartition(MARK)[0] != record.text.rpartition(MARK)[0]:
         different.append("text")
-    if [(dtypes.BY_NAME[a.dtype], a.shape) for a in inputs] != arrays or [
+    if [(dtypes.BY_NAME[a.dtype], a.shape) for a in inputs] != call.inputs or [
         (a.shape, dtypes.BY_NAME[a.dtype]) for a in outputs
-    ] != results:
+    ] != call.results:
         different.append("arguments")
     if different:
         raise KernelError(

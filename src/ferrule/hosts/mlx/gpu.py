@@ -8,8 +8,9 @@ import ctypes
 import functools
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import mlx.core as mx
 import numpy as np
@@ -18,9 +19,9 @@ from ... import cache, dtypes
 from ...dtypes import Dtype
 from ...errors import DeviceError, KernelError
 from ...operators import call as op_call
-from ...operators.bodies import KernelBody
+from ...operators import launch as op_launch
+from ...operators.bodies import BodyLaunch, KernelBody
 from ...operators.entries import Request
-from ...operators.launch import read_dims
 from ...operators.runners import Runner
 from ...operators.unit_call import memset_pattern
 from ...operators.unit_steps import CudaUnit
@@ -125,40 +126,55 @@ def by_mlx(
     return outputs
 
 
+class StockCall(NamedTuple):
+    """A kernel's call as MLX's own kernels take it.
+
+    Attributes:
+        kernel, launch: what is called, and how.
+        results: shape and dtype of each output.
+        inputs: dtype and shape of each input.
+        dims: of an op's call, the dims that are the last of the inputs.
+    """
+
+    kernel: Kernel
+    launch: BodyLaunch
+    results: list[tuple[Shape, Dtype]]
+    inputs: list[tuple[Dtype, Shape]]
+    dims: Sequence[int] = ()
+
+
 def by_stock_node(op: Op, values: tuple[Any, ...]) -> list[mx.array]:
     """The outputs of MLX's own `mx.fast.metal_kernel` for an op's `metal` body."""
-    facts = _facts(op, values, "metal", (0,) * len(values))
-    binding, results = op_call.bound(op, facts)
-    body = op_call.choose(op, "metal", binding)
-    if not isinstance(body, KernelBody):
-        raise KernelError(f"[op] op {op.name!r} has no `metal` body for these sizes.")
-    kernel_launch = body.launch_for(binding)
-    inputs = stock_arrays(values, *stock_inputs(op, facts, binding, body))
-    return call_stock(
-        body.kernel,
-        inputs,
-        [shape for shape, _ in results],
-        [kind for _, kind in results],
-        kernel_launch.grid,
-        kernel_launch.threadgroup,
-        kernel_launch.template,
-        kernel_launch.fill,
-    )
+
+    def choose(binding: Binding) -> KernelBody:
+        body = op_call.choose(op, "metal", binding)
+        if not isinstance(body, KernelBody):
+            raise KernelError(f"[op] op {op.name!r} has no `metal` body for these sizes.")
+        return body
+
+    call = stock_call(op, _facts(op, values, "metal", (0,) * len(values)), choose)
+    return call_stock(call, stock_arrays(values, call))
 
 
-def stock_inputs(
-    op: Op, facts: Mapping[str, Facts | float | None], binding: Binding, body: KernelBody
-) -> tuple[list[tuple[Dtype, Shape]], list[int]]:
-    """The inputs of an op's kernel, as MLX's own kernels take them.
+def stock_call(
+    op: Op, facts: dict[str, Facts | float | None], choose: Callable[[Binding], KernelBody]
+) -> StockCall:
+    """The call of an op's kernel.
 
     Args:
-        op, body: whose kernel.
-        facts: per input of the op the facts of the array, the number, or None.
-        binding: the rule's binding for these.
+        op: the op.
+        facts: per input the facts of the array, the number, or None where it is absent.
+        choose: gives the body for the rule's binding to these.
 
-    Returns:
-        Dtype and shape of each; and the dims that are the last of them.
+    Raises:
+        KernelError: the inputs contradict the rule, or no thread would run.
     """
+    binding, results = op_call.bound(op, facts)
+    body = choose(binding)
+    launch = body.launch_for(binding)
+    if 0 in launch.grid:
+        outputs = [Facts(kind, s, row_contiguous_strides(s), 0, "cpu") for s, kind in results]
+        op_launch.check_empty(op.name, op.rule, launch, outputs)
     inputs: list[tuple[Dtype, Shape]] = []
     for argument in op.rule.inputs:
         value = facts[argument.name]
@@ -168,23 +184,23 @@ def stock_inputs(
         else:
             kind = dtypes.BY_NAME[binding.dtypes.get(argument.dtype, argument.dtype)]
             inputs.append((kind, (1,) * len(argument.dims or ())))
-    sizes = read_dims(body, binding)
-    return inputs + [(dtypes.int32, ())] * len(sizes), sizes
+    dims = op_launch.read_dims(body, binding)
+    inputs += [(dtypes.int32, ())] * len(dims)
+    kernel = replace(body.kernel, shared_memory=launch.shared) if launch.shared else body.kernel
+    return StockCall(kernel, launch, results, inputs, dims)
 
 
-def stock_arrays(
-    values: Sequence[Any], inputs: Sequence[tuple[Dtype, Shape]], sizes: Sequence[int]
-) -> list[mx.array]:
-    """The arrays for `stock_inputs`, of an op's inputs: arrays, numbers, and None."""
+def stock_arrays(values: Sequence[Any], call: StockCall) -> list[mx.array]:
+    """The arrays for an op's call, of the op's inputs: arrays, numbers, and None."""
     arrays: list[mx.array] = []
-    for value, (kind, shape) in zip(values, inputs, strict=False):
+    for value, (kind, shape) in zip(values, call.inputs, strict=False):
         if not isinstance(value, mx.array):  # what is absent must be something
             arrays.append(constant(0 if value is None else value, kind, shape))
         elif value.shape == shape:
             arrays.append(value)
         else:
             arrays.append(mx.expand_dims(value, 0))  # batches of a reshape would have fixed sizes
-    return arrays + [constant(size, dtypes.int32, ()) for size in sizes]
+    return arrays + [constant(size, dtypes.int32, ()) for size in call.dims]
 
 
 def constant(value: float, kind: Dtype, shape: Shape) -> mx.array:
@@ -214,30 +230,21 @@ def on_metal(stream: object) -> bool:
     return bool(device == mx.gpu or device == mx.Device(mx.gpu))
 
 
-def call_stock(
-    kernel: Kernel,
-    inputs: Sequence[mx.array],
-    shapes: Sequence[Shape],
-    kinds: Sequence[Dtype],
-    grid: Sequence[int],
-    threadgroup: Sequence[int],
-    template: Sequence[tuple[str, int | bool | Dtype]],
-    fill: float | None,
-    stream: Any = None,
-) -> list[mx.array]:
+def call_stock(call: StockCall, inputs: Sequence[mx.array], stream: Any = None) -> list[mx.array]:
     """The outputs of a kernel by MLX's own `mx.fast.metal_kernel`: MLX's node and text."""
-    values: Any = [
+    launch = call.launch
+    template: Any = [
         (name, mlx.DTYPES[value.name] if isinstance(value, Dtype) else value)
-        for name, value in template
+        for name, value in launch.template
     ]
-    outputs: list[mx.array] = _stock_kernel(kernel)(
+    outputs: list[mx.array] = _stock_kernel(call.kernel)(
         inputs=list(inputs),
-        template=values,
-        grid=tuple(grid),
-        threadgroup=tuple(threadgroup),
-        output_shapes=list(shapes),
-        output_dtypes=[mlx.DTYPES[kind.name] for kind in kinds],
-        init_value=None if fill is None else float(fill),
+        template=template,
+        grid=tuple(launch.grid),
+        threadgroup=tuple(launch.threadgroup),
+        output_shapes=[shape for shape, _ in call.results],
+        output_dtypes=[mlx.DTYPES[kind.name] for _, kind in call.results],
+        init_value=None if launch.fill is None else float(launch.fill),
         stream=stream,
     )
     return outputs

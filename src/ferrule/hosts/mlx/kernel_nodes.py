@@ -17,13 +17,15 @@ from ...dtypes import Dtype
 from ...errors import KernelError, KernelTypeError
 from ...kernels import arguments
 from ...operators import entries as op_entries
+from ...operators.bodies import BodyLaunch
 from ...operators.entries import Bound, Prepared, Request
 from ...rules.bytecode import compile_rule
 from ...spec import Facts, Input, Launch, Shape, Spec, row_contiguous_strides
 from . import arrays as mlx
 from . import gpu as mlx_gpu
 from .build import library, loaded, number_of
-from .node import answering, why
+from .gpu import StockCall
+from .node import answered, answering
 
 if TYPE_CHECKING:
     from ...kernel import Kernel
@@ -69,22 +71,18 @@ class BoundKernel(Bound):
             raise arguments.needs_cuda(self.kernel, mlx.name, device, "Call it with stream=mx.gpu")
         inputs = []
         for i in range(self.structure.inputs):
-            array = request.input[i]
-            shape: Shape = tuple(array.sizes[d] for d in range(array.ndim))
-            strides = tuple(request.strides[i][d] for d in range(array.ndim))
-            inputs.append(
-                Facts(dtypes.ALL[array.dtype], shape, strides, request.pointer[i] or 0, device)
-            )
+            array, pointer = request.input[i], request.pointer[i] or 0
+            shape: Shape = tuple(array.sizes[: array.ndim])
+            strides = tuple(request.strides[i][: array.ndim])
+            inputs.append(Facts(dtypes.ALL[array.dtype], shape, strides, pointer, device))
         outputs = []
-        for i in range(self.structure.outputs):
-            out = request.output[i]
-            shape = tuple(out.sizes[d] for d in range(out.ndim))
+        for out in request.output[: self.structure.outputs]:
+            shape = tuple(out.sizes[: out.ndim])
             strides = row_contiguous_strides(shape)
             outputs.append(Facts(dtypes.ALL[out.dtype], shape, strides, 0, device))
-        sizes = [request.grid[i] for i in range(6)]
+        x, y, z, *group = request.grid[:6]
         shapes = tuple(fact.shape for fact in outputs)
-        grid, threadgroup = (sizes[0], sizes[1], sizes[2]), (sizes[3], sizes[4], sizes[5])
-        launch = Launch(grid, threadgroup, shapes, None, ())
+        launch = Launch((x, y, z), (group[0], group[1], group[2]), shapes, None, ())
         spec = Spec(
             self.kernel,
             tuple(Input(f.dtype, len(f.shape)) for f in inputs),
@@ -106,21 +104,20 @@ class BoundKernel(Bound):
             raise stale(self.kernel, *args[0])
         raise without_rule(self.kernel, query)
 
-    def plan(
-        self,
-        shapes: Sequence[Shape],
-        output_dtypes: Sequence[Dtype],
-        grid: tuple[int, int, int],
-        threadgroup: tuple[int, int, int],
-        template: Template,
-        fills: bytes | None,
-    ) -> int:
-        """The plan, in C, of nodes of this kernel with these numbers; kept for later calls."""
+    def plan(self, call: StockCall, fills: bytes | None) -> int:
+        """The plan, in C, of nodes of this kernel with these numbers; kept for later calls.
+
+        Args:
+            call: the call.
+            fills: the element that each output is filled with, if any.
+        """
+        launch, template = call.launch, call.launch.template
         kinds = tuple([type(value) for _, value in template])
-        key = (tuple(shapes), tuple(output_dtypes), grid, threadgroup, template, kinds, fills)
+        key = (tuple(call.results), launch.grid, launch.threadgroup, template, kinds, fills)
         plan = self.plans.get(key)
         if plan is not None:
             return plan
+        shapes = [shape for shape, _ in call.results]
         check_shapes(self.kernel, shapes)
         index = self.indices.setdefault((template, kinds), len(self.templates))
         if index == len(self.templates):
@@ -128,22 +125,28 @@ class BoundKernel(Bound):
         native = loaded()
         if len(self.plans) >= _MOST_PLANS:
             native.fr_mlx_forget(self.plans.pop(next(iter(self.plans))))
-        codes = [dtypes.ALL.index(dtype) for dtype in output_dtypes]
         flat = [word for shape in shapes for word in (len(shape), *shape)]
         plan = self.plans[key] = native.fr_mlx_fixed(
+            *self.of_plan([kind for _, kind in call.results]),
+            (_int64 * len(flat))(*flat),
+            (ctypes.c_uint32 * 6)(*launch.grid, *launch.threadgroup),
+            1,
+            (_int64 * 1)(index),
+            fills,
+        )
+        return int(plan)
+
+    def of_plan(self, kinds: Sequence[Dtype]) -> tuple[Any, ...]:
+        """What every plan of this kernel has, for outputs of these dtypes, as C takes it."""
+        codes = [dtypes.ALL.index(kind) for kind in kinds]
+        return (
             ctypes.addressof(self.structure),
             self.number,
             self.structure.body[0].devices,
             f"kernel {self.kernel.name!r}".encode(),
             self.answer,
             (ctypes.c_int32 * len(codes))(*codes),
-            (_int64 * len(flat))(*flat),
-            (ctypes.c_uint32 * 6)(*grid, *threadgroup),
-            1,
-            (_int64 * 1)(index),
-            fills,
         )
-        return int(plan)
 
 
 def check_shapes(kernel: Kernel, shapes: Sequence[Shape]) -> None:
@@ -205,7 +208,7 @@ class BoundSizes(BoundKernel):
             array = request.input[i]
             if array.ndim != len(argument.dims or ()):  # other ranks have sizes of their own
                 raise KernelError(f"[metal_kernel] input {argument.name!r} has another rank.")
-            shapes.append(tuple(array.sizes[d] for d in range(array.ndim)))
+            shapes.append(tuple(array.sizes[: array.ndim]))
         check_numbers(self.kernel, self.sizes, shapes)
         if not request.output or not request.grid:
             raise KernelError(
@@ -220,11 +223,9 @@ class BoundSizes(BoundKernel):
         (values,) = args
         grid, threadgroup, shapes, template = self.sizes.numbers([value.shape for value in values])
         kinds = [dtypes.BY_NAME[output.dtype] for output in self.sizes.rule.outputs]
-        return tuple(
-            mlx_gpu.call_stock(
-                self.kernel, values, shapes, kinds, grid, threadgroup, template, self.fill
-            )
-        )
+        launch = BodyLaunch(grid, threadgroup, tuple(template), self.fill)
+        call = StockCall(self.kernel, launch, list(zip(shapes, kinds, strict=True)), [])
+        return tuple(mlx_gpu.call_stock(call, values))
 
     def template(self, request: Request) -> Template:
         """The template of a request."""
@@ -262,16 +263,8 @@ def _plan_of(kernel: Kernel, sizes: Sizes, init_value: float | None, fills: byte
     entry = _following.get(key)
     if entry is None:
         bound = BoundSizes(kernel, sizes, init_value)
-        codes = [dtypes.ALL.index(dtypes.BY_NAME[y.dtype]) for y in sizes.rule.outputs]
-        plan = loaded().fr_mlx_following(
-            ctypes.addressof(bound.structure),
-            bound.number,
-            bound.structure.body[0].devices,
-            f"kernel {kernel.name!r}".encode(),
-            bound.answer,
-            (ctypes.c_int32 * len(codes))(*codes),
-            fills,
-        )
+        kinds = [dtypes.BY_NAME[output.dtype] for output in sizes.rule.outputs]
+        plan = loaded().fr_mlx_following(*bound.of_plan(kinds), fills)
         entry = _following[key] = bound, int(plan)
     return entry[1]
 
@@ -295,11 +288,11 @@ def call_kernel(
         KernelError, KernelTypeError, CompileError, DialectError, ToolchainError, DeviceError: as
             the call does.
     """
+    launch = BodyLaunch(grid, threadgroup, template, init_value)
+    call = StockCall(kernel, launch, list(zip(shapes, output_dtypes, strict=True)), [])
     if sizes is None and kernel.language == "metal" and mlx_gpu.on_metal(stream):
         arrays = tuple([array_of(kernel, wants, i, value) for i, value in enumerate(inputs)])
-        return mlx_gpu.call_stock(
-            kernel, arrays, shapes, output_dtypes, grid, threadgroup, template, init_value, stream
-        )
+        return mlx_gpu.call_stock(call, arrays, stream)
     native = library()
     if native is None:
         return None
@@ -319,12 +312,9 @@ def call_kernel(
     if sizes is not None:
         plan = _plan_of(kernel, sizes, init_value, fills)
     else:
-        plan = bound.plan(shapes, output_dtypes, grid, threadgroup, template, fills)
-    result = native.fr_mlx_run(plan, arrays, stream_of(kernel, stream))
-    if result is NotImplemented:
-        raise why() or KernelError(f"[metal_kernel] kernel {kernel.name!r} cannot be called.")
+        plan = bound.plan(call, fills)
+    outputs: list[mx.array] = answered(native.fr_mlx_run(plan, arrays, stream_of(kernel, stream)))
     native.fr_mlx_remember(bound.calls, memo_key, plan)
-    outputs: list[mx.array] = result
     return outputs
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
-from ...errors import DeviceError, FerruleError, KernelError
+from ...errors import FerruleError, KernelError
 from ...operators import batching, derivatives
 from ...operators import call as op_call
 from ...operators import entries as op_entries
@@ -64,6 +64,11 @@ def _error_text(error: BaseException, query: str, owner: str) -> str:
     return f"the {query_name} of {owner} raised {type(error).__name__}{where}: {error}"
 
 
+def as_tuple(outputs: Any) -> tuple[mx.array, ...]:
+    """The outputs of an op's call, also where there is one."""
+    return outputs if isinstance(outputs, tuple) else (outputs,)
+
+
 def rules(op: Op) -> Callable[..., tuple[Any, ...]]:
     """The function that an op's nodes call for derivatives, batches and launches."""
 
@@ -74,12 +79,11 @@ def rules(op: Op) -> Callable[..., tuple[Any, ...]]:
                 mlx_batches.zeros_like(cotangent) if output.constant else cotangent
                 for output, cotangent in zip(op.rule.outputs, cotangents, strict=True)
             )
-            args = primals, cotangents, outputs
-            return mlx_batches.gradients(op, args[0], derivatives.vjp(op, *args))
+            grads = derivatives.vjp(op, primals, cotangents, outputs)
+            return mlx_batches.gradients(op, primals, grads)
         if query == "jvp":
             values, tangents = args
-            outputs = op(*values)
-            results = outputs if isinstance(outputs, tuple) else (outputs,)
+            results = as_tuple(op(*values))
             output_tangents = derivatives.jvp(op, values, tangents, results, mlx_batches.zeros_like)
             return mlx_batches.tangents(op, results, output_tangents)
         if query == "metal":
@@ -89,8 +93,7 @@ def rules(op: Op) -> Callable[..., tuple[Any, ...]]:
         if query == "captured":
             return mlx_gpu.captured(op, loaded().fr_mlx_scratch, *args)
         if query == "run":
-            outputs = op_call.eager(op, *args)
-            results = outputs if isinstance(outputs, tuple) else (outputs,)
+            results = as_tuple(op_call.eager(op, *args))
             mx.eval(results)
             return results
         values, axes = args
@@ -177,6 +180,17 @@ def why() -> BaseException | None:
     return (op_entries.raised(KernelError(text)) or KernelError(text)) if text else None
 
 
+def answered(result: Any) -> Any:
+    """What nodes gave.
+
+    Raises:
+        KernelError: they refused; says why.
+    """
+    if result is NotImplemented:
+        raise why() or KernelError("MLX made no node of it.")
+    return result
+
+
 # -- MLX's own primitives -----------------------------------------------------------------------
 
 
@@ -189,26 +203,20 @@ def ruled(stock: mx.array, inputs_of: mx.array, rules: Any) -> mx.array:
     and whose they are; "vmap", inputs and their axes (-1 for none). Each gives a tuple; the batch
     of an output is its first axis. They must never go.
     """
-    result = loaded().fr_mlx_ruled(stock, inputs_of, rules)
-    if result is NotImplemented:
-        raise why() or DeviceError("a product of MLX was not understood.")
-    return result  # type: ignore[no-any-return]
+    node: mx.array = answered(loaded().fr_mlx_ruled(stock, inputs_of, rules))
+    return node
 
 
 def scatter_add(into: mx.array, indices: mx.array, values: mx.array) -> mx.array:
     """``into`` with values added along axis 0 at indices of as many dims, which broadcast."""
-    result = loaded().fr_mlx_scatter_add(into, indices, values)
-    if result is NotImplemented:
-        raise why() or KernelError("scatter_add failed.")
-    return result  # type: ignore[no-any-return]
+    node: mx.array = answered(loaded().fr_mlx_scatter_add(into, indices, values))
+    return node
 
 
 def mended(outputs: tuple[mx.array, ...], inputs: tuple[mx.array, ...]) -> tuple[mx.array, ...]:
     """What MLX made of ``inputs`` by a file, with derivatives and batches that are right."""
-    result = loaded().fr_mlx_mended(outputs, inputs)
-    if result is NotImplemented:
-        raise why() or KernelError("[import_function] what MLX made of a file was not understood.")
-    return result  # type: ignore[no-any-return]
+    arrays: tuple[mx.array, ...] = answered(loaded().fr_mlx_mended(outputs, inputs))
+    return arrays
 
 
 def traced() -> int:
