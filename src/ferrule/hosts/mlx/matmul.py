@@ -72,6 +72,7 @@ def quantized_matmul(
             a shapeless trace, where sizes must be counted, with an MLX older than 0.32.3 (any
             product that gathers, with one older than 0.32.0).
     """
+    kind = transpose, group_size, bits, mode
     broadcast = w.ndim > 2 and (x.ndim < w.ndim or shapeless())
     if broadcast or (mode == "affine" and transpose and one_group(x, w, group_size, stream)):
         # MLX multiplies a lower x with the first matrix alone, and its gradients of what was
@@ -79,23 +80,17 @@ def quantized_matmul(
         with stream_context(stream):
             rows = x if x.ndim > 1 else x[None]
             which = positions(w) if w.ndim > 2 else zeros(positions(rows))
-            result = gather_qmm(
-                rows, w, scales, biases, positions(rows), which, transpose, group_size, bits, mode,
-                stream=stream,
-            )  # fmt: skip
+            each = positions(rows)
+            result = gather_qmm(rows, w, scales, biases, each, which, *kind, stream=stream)
             return result if x.ndim > 1 else mx.squeeze(result, -2)
     if x.ndim == 1:  # MLX's CUDA kernels want rows
         with stream_context(stream):
-            result = quantized_matmul(
-                x[None], w, scales, biases, transpose, group_size, bits, mode, stream=stream
-            )
+            result = quantized_matmul(x[None], w, scales, biases, *kind, stream=stream)
             return mx.squeeze(result, -2)
-    stock = _quantized_matmul(
-        x, w, scales, biases, transpose, group_size, bits, mode, stream=stream
-    )
+    stock = _quantized_matmul(x, w, scales, biases, *kind, stream=stream)
     if not has_nodes(x, w, scales, biases):
         return stock
-    return mlx_node.ruled(stock, stock, _quantized(transpose, group_size, bits, mode))
+    return mlx_node.ruled(stock, stock, _quantized(*kind))
 
 
 def gather_qmm(
@@ -134,19 +129,17 @@ def gather_qmm(
     Raises:
         ValueError, KernelError: as `quantized_matmul` says.
     """
+    kind = transpose, group_size, bits, mode
 
     def call(lhs: mx.array | None, rhs: mx.array | None, ascending: bool) -> mx.array:
         return _gather_qmm(
-            x, w, scales, biases, lhs, rhs, transpose, group_size, bits, mode,
-            sorted_indices=ascending, stream=stream,
-        )  # fmt: skip
+            x, w, scales, biases, lhs, rhs, *kind, sorted_indices=ascending, stream=stream
+        )
 
     if lhs_indices is None and rhs_indices is None:
-        result = quantized_matmul(
-            x, w, scales, biases, transpose, group_size, bits, mode, stream=stream
-        )
+        result = quantized_matmul(x, w, scales, biases, *kind, stream=stream)
     else:
-        rules = functools.partial(_gathered_quantized, transpose, group_size, bits, mode)
+        rules = functools.partial(_gathered_quantized, *kind)
         result = _gathered(call, x, w, lhs_indices, rhs_indices, sorted_indices, stream, rules)
     if global_scale is None:
         return result
@@ -304,10 +297,7 @@ def _quantized(transpose: bool, group_size: int | None, bits: int | None, mode: 
 
     def vjp(primals: Arrays, cotangent: mx.array, argnums: Numbers) -> list[mx.array]:
         x, w, *parts = primals
-
-        def of_parts(scales: mx.array, biases: mx.array) -> mx.array:
-            return _quantized_matmul(x, w, scales, biases, transpose, group_size, bits, mode)
-
+        of_parts = functools.partial(_quantized_matmul, x, w, transpose=transpose, **kind)
         return [
             product(cotangent, w, *parts, transpose=not transpose)
             if k == 0
@@ -370,6 +360,8 @@ def _gathered_quantized(
     omitted: str,
     ascending: bool,
 ) -> Any:
+    kind: dict[str, Any] = {"group_size": group_size, "bits": bits, "mode": mode}
+
     def gather(
         x: mx.array,
         w: mx.array,
@@ -379,29 +371,20 @@ def _gathered_quantized(
         sorted_indices: bool = False,
     ) -> mx.array:
         *biases, lhs, rhs = biases_and_indices
-        return gather_qmm(
-            x, w, scales, biases[0] if biases else None, lhs, rhs, transpose, group_size, bits,
-            mode, sorted_indices=sorted_indices,
-        )  # fmt: skip
+        matrix = w, scales, biases[0] if biases else None
+        return gather_qmm(x, *matrix, lhs, rhs, transpose, sorted_indices=sorted_indices, **kind)
 
     def vjp(primals: Arrays, cotangent: mx.array, argnums: Numbers) -> list[mx.array]:
         x, w, *parts, lhs, rhs = primals
 
         def of_parts(scales: mx.array, biases: mx.array) -> mx.array:
-            return _gather_qmm(x, w, scales, biases, lhs, rhs, transpose, group_size, bits, mode)
+            return _gather_qmm(x, w, scales, biases, lhs, rhs, transpose, **kind)
 
         gradients = []
         for k in argnums:
             if k == 0:
-                rows = gather(
-                    cotangent,
-                    w,
-                    *parts,
-                    None,
-                    rhs,
-                    transpose=not transpose,
-                    sorted_indices=ascending,
-                )
+                back: dict[str, Any] = {"transpose": not transpose, "sorted_indices": ascending}
+                rows = gather(cotangent, w, *parts, None, rhs, **back)
                 gradients.append(added_at(rows, lhs, x, omitted == "lhs"))
             else:
                 gradients.append(_gradient_of_part(of_parts, parts, cotangent, "gather_qmm", k - 2))
