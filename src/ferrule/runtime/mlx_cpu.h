@@ -34,8 +34,9 @@ struct Job {
   struct Copy {
     const char* from;
     char* to;
-    int input;
     size_t item;
+    int input;
+    int64_t strides[FR_MAX_NDIM]; /* of what is copied */
   };
   std::vector<Copy> copies;
   struct Fill {
@@ -185,8 +186,7 @@ void raise_late() {
 
 void run(Job& job) {
   for (const Job::Copy& c : job.copies)
-    copy_strided(c.from, c.to, c.item, job.work.call.input[c.input].ndim, job.work.sizes[c.input],
-                 job.work.strides[c.input]);
+    copy_strided(c.from, c.to, c.item, job.work.call.input[c.input].ndim, job.work.sizes[c.input], c.strides);
   for (const Job::Fill& f : job.fills) {
     size_t n = f.element.size();
     if (f.element.find_first_not_of('\0') == std::string::npos) {

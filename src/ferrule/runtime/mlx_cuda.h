@@ -4,7 +4,6 @@
 #define FERRULE_MLX_CUDA_H
 
 #include <atomic>
-#include <atomic>
 #include <dlfcn.h>
 #include <functional>
 #include <memory>

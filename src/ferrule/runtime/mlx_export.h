@@ -20,19 +20,6 @@
 #define FR_PRIMITIVES(X) /* X(namespace, class) for each class of MLX's headers */
 #endif
 
-typedef struct {
-  const char *name, *text;
-  int32_t grid[6];
-  int32_t inputs;
-  const uint8_t* wants; /* per input, whether the text has its shape, strides and rank */
-  int32_t contiguous, filled;
-  float fill;
-  int32_t shared, math_mode;
-  int32_t outputs;
-  const int32_t* dtypes; /* places in ferrule's table */
-  const int64_t* shapes; /* per output a rank, and sizes */
-} fr_mlx_record;
-
 #if MLX_VERSION_NUMERIC >= 32000 /* which can export kernels without Metal */
 
 namespace {
@@ -61,14 +48,13 @@ class Recorded : public Node {
  public:
   int inputs;
 
+  /* Of a `Record` of hosts/mlx/export.py. */
   template <class... More>
-  Recorded(std::shared_ptr<const Plan> plan, const fr_mlx_record& r, More... more)
-      : Node(std::move(plan), mx::Stream(-1, mx::Device::gpu), r.name, r.text,
-             std::make_tuple(r.grid[0], r.grid[1], r.grid[2]),
-             std::make_tuple(r.grid[3], r.grid[4], r.grid[5]), wants(r), r.contiguous != 0,
-             r.filled ? std::optional<float>(r.fill) : std::nullopt, std::vector<mx::fast::ScalarArg>(),
-             false, r.shared, more...),
-        inputs(r.inputs) {}
+  Recorded(std::shared_ptr<const Plan> plan, object* r, int inputs, More... more)
+      : Node(std::move(plan), mx::Stream(-1, mx::Device::gpu), text_at(r, 0), text_at(r, 1), three_in<int>(item_at(r, 2)),
+             three_in<int>(item_at(r, 3)), wants(item_at(r, 4)), number_at(r, 5) != 0, fill(item_at(r, 6)),
+             std::vector<mx::fast::ScalarArg>(), false, number_at(r, 7), more...),
+        inputs(inputs) {}
 
   ~Recorded() override {
     if (!Py_IsInitialized()) return;
@@ -95,50 +81,49 @@ class Recorded : public Node {
     return found;
   }
 
-  static std::vector<std::tuple<bool, bool, bool>> wants(const fr_mlx_record& r) {
+  static std::vector<std::tuple<bool, bool, bool>> wants(object* tuple) {
     std::vector<std::tuple<bool, bool, bool>> found;
-    for (int i = 0; i < r.inputs; i++)
-      found.emplace_back(r.wants[3 * i], r.wants[3 * i + 1], r.wants[3 * i + 2]);
+    for (ssize_t i = 0; i < PyTuple_Size(tuple); i++) found.push_back(three_in<bool>(item_at(tuple, i)));
     return found;
+  }
+
+  static std::optional<float> fill(object* o) {
+    return o == none ? std::nullopt : std::optional<float>(static_cast<float>(PyFloat_AsDouble(o)));
   }
 };
 
-std::shared_ptr<Recorded> recorded(std::shared_ptr<const Plan> plan, const fr_mlx_record& r) {
+std::shared_ptr<Recorded> recorded(std::shared_ptr<const Plan> plan, object* r, int inputs) {
   using Triple = std::tuple<int, int, int>;
   if constexpr (std::is_constructible_v<Base, mx::Stream, std::string, std::string, Triple, Triple,
                                         std::vector<std::tuple<bool, bool, bool>>, bool,
                                         std::optional<float>, std::vector<mx::fast::ScalarArg>, bool, int,
                                         int>) {
-    return std::make_shared<Recorded>(std::move(plan), r, static_cast<int>(r.math_mode));
+    return std::make_shared<Recorded>(std::move(plan), r, inputs, number_at(r, 8));
   } else {
-    if (r.math_mode != 0)
+    if (number_at(r, 8) != 0)
       throw std::invalid_argument("ferrule: the files of this MLX have no place for the math_mode of " + plan->name);
-    return std::make_shared<Recorded>(std::move(plan), r);
+    return std::make_shared<Recorded>(std::move(plan), r, inputs);
   }
 }
 
 }  // namespace
 
-/* The outputs of a call that is recorded, as a tuple. `python` is asked for its rules. */
-API object* fr_mlx_record_call(const char* what, object* python, object* arrays, const fr_mlx_record* r) {
-  try {
-    auto plan = std::make_shared<Plan>(Plan{nullptr, -1, 0, 0, what, python, false, true, {}, {}, {0}, {}, {}});
-    auto node = recorded(plan, *r);
+/* The outputs of a call that is recorded, as a tuple; of each there are a shape and the place of a dtype. `python` is
+ * asked for its rules. */
+API object* fr_mlx_record_call(const char* what, object* python, object* arrays, object* record, object* outputs) {
+  return or_why([&] {
+    Plan plan{nullptr, -1, 0, 0, what, python, false, true};
+    take_outputs(outputs, plan.shapes, plan.dtypes);
+    std::vector<mx::Dtype> dtypes;
+    for (int32_t place : plan.dtypes) dtypes.push_back(dtype_at[place]);
+    std::vector<mx::Shape> shapes = plan.shapes;
+    std::vector<mx::array> inputs = arrays_in(arrays);
+    auto node = recorded(std::make_shared<Plan>(std::move(plan)), record, static_cast<int>(inputs.size()));
     nodes_traced++;
     last_traced = what;
     held(python); /* the node's, which lets it go */
-    std::vector<mx::Shape> shapes(r->outputs);
-    std::vector<mx::Dtype> dtypes;
-    const int64_t* at = r->shapes;
-    for (int i = 0; i < r->outputs; i++) {
-      dtypes.push_back(dtype_at[r->dtypes[i]]);
-      for (int64_t d = *at++; d > 0; d--) shapes[i].push_back(static_cast<mx::ShapeElem>(*at++));
-    }
-    return tuple_of(mx::array::make_arrays(std::move(shapes), dtypes, node, arrays_in(arrays)));
-  } catch (const std::exception& e) {
-    raised_text = e.what();
-    return held(not_implemented);
-  }
+    return tuple_of(mx::array::make_arrays(std::move(shapes), dtypes, node, inputs));
+  });
 }
 
 #else
@@ -146,7 +131,7 @@ API object* fr_mlx_record_call(const char* what, object* python, object* arrays,
 namespace {
 bool exporting() { return false; }
 }  // namespace
-API object* fr_mlx_record_call(const char*, object*, object*, const fr_mlx_record*) { return held(not_implemented); }
+API object* fr_mlx_record_call(const char*, object*, object*, object*, object*) { return held(not_implemented); }
 
 #endif
 
@@ -235,35 +220,50 @@ API const char* fr_mlx_layout(void) {
   return text.c_str();
 }
 
+namespace {
+
+/* Visits what these arrays are made of, and then they themselves, each after its inputs, and nothing behind an array
+ * that is to be skipped. */
+template <class Skip, class Visit>
+void in_order(const std::vector<mx::array>& arrays, Skip skip, Visit visit) {
+  std::vector<std::pair<mx::array, size_t>> stack; /* arrays, and which of their inputs come next */
+  for (const mx::array& a : arrays) stack.emplace_back(a, 0);
+  while (!stack.empty()) {
+    auto& [top, next] = stack.back();
+    if (next == 0 && skip(top)) {
+      stack.pop_back();
+    } else if (next < top.inputs().size()) {
+      mx::array input = top.inputs()[next++];
+      stack.emplace_back(std::move(input), 0);
+    } else {
+      mx::array a = top;
+      stack.pop_back();
+      visit(a);
+    }
+  }
+}
+
+}  // namespace
+
 /* The first operation behind `arrays`, a tuple of outputs of an imported function, whose outputs are not of the
  * shapes that it makes of its inputs; "" where all fit, as far as MLX can say. Nothing is carried out. */
 API const char* fr_mlx_misfit(object* arrays) {
   static thread_local std::string found;
   found.clear();
-  std::vector<std::pair<mx::array, size_t>> stack; /* arrays, and which of their inputs come next */
   std::unordered_set<std::uintptr_t> seen;
-  for (const mx::array& a : arrays_in(arrays)) stack.emplace_back(a, 0);
-  while (!stack.empty()) {
-    auto& [a, next] = stack.back();
-    if (!a.has_primitive() || (next == 0 && !seen.insert(a.id()).second)) {
-      stack.pop_back();
-    } else if (next < a.inputs().size()) {
-      mx::array input = a.inputs()[next++];
-      stack.emplace_back(std::move(input), 0);
-    } else {
-      try {
-        auto shapes = a.primitive().output_shapes(a.inputs());
-        auto outputs = a.outputs();
-        for (size_t i = 0; i < outputs.size() && shapes.size() == outputs.size(); i++)
-          if (shapes[i] != outputs[i].shape()) found = a.primitive().name();
-      } catch (const std::invalid_argument&) { /* MLX has no shapes for it */
-      } catch (const std::exception&) {
-        found = a.primitive().name();
-      }
-      if (!found.empty()) break;
-      stack.pop_back();
+  auto skip = [&](const mx::array& a) { return !found.empty() || !a.has_primitive() || !seen.insert(a.id()).second; };
+  in_order(arrays_in(arrays), skip, [&](mx::array& a) {
+    if (!found.empty()) return;
+    try {
+      auto shapes = a.primitive().output_shapes(a.inputs());
+      auto outputs = a.outputs();
+      for (size_t i = 0; i < outputs.size() && shapes.size() == outputs.size(); i++)
+        if (shapes[i] != outputs[i].shape()) found = a.primitive().name();
+    } catch (const std::invalid_argument&) { /* MLX has no shapes for it */
+    } catch (const std::exception&) {
+      found = a.primitive().name();
     }
-  }
+  });
   return found.c_str();
 }
 
@@ -281,53 +281,40 @@ API object* fr_mlx_mended(object* outputs, object* inputs) {
     done.insert({a.id(), a});
   }
   if (!traced) return held(outputs);
-  try {
-    std::vector<std::pair<mx::array, size_t>> stack; /* arrays, and which of their inputs come next */
-    for (const mx::array& a : made) stack.emplace_back(a, 0);
-    while (!stack.empty()) {
-      auto& [top, next] = stack.back();
-      if (done.count(top.id()) || !top.has_primitive()) {
-        done.insert({top.id(), top});
-        stack.pop_back();
-      } else if (next < top.inputs().size()) {
-        mx::array input = top.inputs()[next++];
-        stack.emplace_back(std::move(input), 0);
-      } else {
-        mx::array a = top;
-        stack.pop_back();
-        std::vector<mx::array>& read = a.inputs();
-        for (mx::array& in : read) in = done.at(in.id());
-        std::string name = a.primitive().name();
-        mx::Stream s = a.primitive().stream();
-        if (name == "Broadcast") {
-          bool follows = read.size() > 1;
-          done.insert({a.id(), follows ? mx::broadcast_arrays(read, s)[0] : mx::broadcast_to(read[0], a.shape(), s)});
-        } else if (name == "Transpose") {
-          auto axes = static_cast<mx::Transpose&>(a.primitive()).state();
-          done.insert({a.id(), mx::transpose(read[0], axes, s)});
-        } else if (name == "Reshape") {
-          auto shape = static_cast<mx::Reshape&>(a.primitive()).state();
-          done.insert({a.id(), mx::reshape(read[0], shape, s)});
-        } else if (name == "NumberOfElements") {
-          auto [axes, inverted, dtype] = static_cast<mx::NumberOfElements&>(a.primitive()).state();
-          done.insert({a.id(), mx::number_of_elements(read[0], axes, inverted, dtype, s)});
-        } else {
-          if (name == "BroadcastAxes")
-            for (size_t i = 1; i < read.size(); i++) read[i] = mx::stop_gradient(read[i], s);
-          for (mx::array& sibling : a.siblings()) {
-            sibling.inputs() = read;
-            done.insert({sibling.id(), sibling});
-          }
-          done.insert({a.id(), a});
-        }
+  auto skip = [&](const mx::array& a) {
+    if (!a.has_primitive()) done.insert({a.id(), a});
+    return done.count(a.id()) != 0;
+  };
+  auto mend = [&](mx::array& a) {
+    std::vector<mx::array>& read = a.inputs();
+    for (mx::array& in : read) in = done.at(in.id());
+    std::string name = a.primitive().name();
+    mx::Stream s = a.primitive().stream();
+    auto anew = [&](mx::array value) { done.insert({a.id(), std::move(value)}); };
+    if (name == "Broadcast") {
+      anew(read.size() > 1 ? mx::broadcast_arrays(read, s)[0] : mx::broadcast_to(read[0], a.shape(), s));
+    } else if (name == "Transpose") {
+      anew(mx::transpose(read[0], static_cast<mx::Transpose&>(a.primitive()).state(), s));
+    } else if (name == "Reshape") {
+      anew(mx::reshape(read[0], static_cast<mx::Reshape&>(a.primitive()).state(), s));
+    } else if (name == "NumberOfElements") {
+      auto [axes, inverted, dtype] = static_cast<mx::NumberOfElements&>(a.primitive()).state();
+      anew(mx::number_of_elements(read[0], axes, inverted, dtype, s));
+    } else {
+      if (name == "BroadcastAxes")
+        for (size_t i = 1; i < read.size(); i++) read[i] = mx::stop_gradient(read[i], s);
+      for (mx::array& sibling : a.siblings()) {
+        sibling.inputs() = read;
+        done.insert({sibling.id(), sibling});
       }
+      anew(a);
     }
-  } catch (const std::exception& e) {
-    raised_text = e.what();
-    return held(not_implemented);
-  }
-  for (mx::array& a : made) a = done.at(a.id());
-  return tuple_of(made);
+  };
+  return or_why([&] {
+    in_order(made, skip, mend);
+    for (mx::array& a : made) a = done.at(a.id());
+    return tuple_of(made);
+  });
 }
 
 /* Whether MLX has a GPU, whatever Python was told. */

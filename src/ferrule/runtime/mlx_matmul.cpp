@@ -99,7 +99,7 @@ class Ruled : public Stock {
                              const std::vector<int>& argnums, const std::vector<mx::array>&) override {
     Gil gil;
     On on(this->stream());
-    return arrays_in(Reference(ask(rules, "vjp", {tuple_of(primals), wrapped(cotangents[0]), numbers(argnums)})));
+    return arrays_in(Reference(ask(rules, "vjp", {tuple_of(primals), wrapped(cotangents[0]), tuple_of(argnums)})));
   }
 
   std::vector<mx::array> jvp(const std::vector<mx::array>& primals,
@@ -107,7 +107,7 @@ class Ruled : public Stock {
                              const std::vector<int>& argnums) override {
     Gil gil;
     On on(this->stream());
-    return arrays_in(Reference(ask(rules, "jvp", {tuple_of(primals), tuple_of(tangents), numbers(argnums)})));
+    return arrays_in(Reference(ask(rules, "jvp", {tuple_of(primals), tuple_of(tangents), tuple_of(argnums)})));
   }
 
   /* The batch comes first in what the rule gives. */
@@ -115,7 +115,7 @@ class Ruled : public Stock {
                                                            const std::vector<int>& axes) override {
     Gil gil;
     On on(this->stream());
-    return {arrays_in(Reference(ask(rules, "vmap", {tuple_of(inputs), numbers(axes)}))), {0}};
+    return {arrays_in(Reference(ask(rules, "vmap", {tuple_of(inputs), tuple_of(axes)}))), {0}};
   }
 
  private:
@@ -124,12 +124,6 @@ class Ruled : public Stock {
     if (out.size() != 0) return false;
     out.set_data(mx::allocator::malloc(0));
     return true;
-  }
-
-  static object* numbers(const std::vector<int>& values) {
-    object* tuple = PyTuple_New(static_cast<ssize_t>(values.size()));
-    for (size_t i = 0; i < values.size(); i++) PyTuple_SetItem(tuple, i, PyLong_FromLong(values[i]));
-    return tuple;
   }
 };
 
@@ -165,10 +159,5 @@ API int fr_mlx_shapeless(void) {
 
 /* `into` with values added along axis 0, where MLX's Python has no name for it. */
 API object* fr_mlx_scatter_add(object* into, object* indices, object* values) {
-  try {
-    return wrapped(mx::scatter_add_axis(array_in(into), array_in(indices), array_in(values), 0));
-  } catch (const std::exception& e) {
-    raised_text = e.what();
-    return held(not_implemented);
-  }
+  return or_why([&] { return wrapped(mx::scatter_add_axis(array_in(into), array_in(indices), array_in(values), 0)); });
 }

@@ -54,37 +54,27 @@ bool read_arguments(const Plan& plan, object* const* args, ssize_t n, Given& giv
         }
         break;
       case INPUT_FLOAT:
-        if (given.numbers.empty()) given.numbers.resize(static_cast<size_t>(n));
-        if (type == &PyFloat_Type) {
-          given.numbers[i].first = PyFloat_AsDouble(value);
-        } else if (type == &PyLong_Type) {
-          given.numbers[i].first = PyFloat_AsDouble(value);
-          if (PyErr_Occurred()) {
-            PyErr_Clear();
-            return false;
-          }
-        } else {
-          return false;
-        }
-        break;
-      default:
-        if (given.numbers.empty()) given.numbers.resize(static_cast<size_t>(n));
-        if (type != (op->input[i].kind == INPUT_BOOL ? &PyBool_Type : &PyLong_Type)) return false;
-        given.numbers[i].second = PyLong_AsLongLong(value);
+        if (type != &PyFloat_Type && type != &PyLong_Type) return false;
+        given.numbers.resize(static_cast<size_t>(n));
+        given.numbers[i].first = PyFloat_AsDouble(value);
         if (PyErr_Occurred()) {
           PyErr_Clear();
           return false;
         }
+        break;
+      default:
+        long long number;
+        if (type != (op->input[i].kind == INPUT_BOOL ? &PyBool_Type : &PyLong_Type)) return false;
+        if (!integer_in(value, number)) return false;
+        given.numbers.resize(static_cast<size_t>(n));
+        given.numbers[i].second = number;
     }
   }
   return !arrays.empty();
 }
 
 object* returned(std::vector<mx::array>&& outputs) {
-  if (outputs.size() == 1) return wrapped(std::move(outputs[0]));
-  object* tuple = PyTuple_New(static_cast<ssize_t>(outputs.size()));
-  for (size_t i = 0; i < outputs.size(); i++) PyTuple_SetItem(tuple, i, wrapped(std::move(outputs[i])));
-  return tuple;
+  return outputs.size() == 1 ? wrapped(std::move(outputs[0])) : tuple_of(outputs);
 }
 
 }  // namespace
@@ -96,16 +86,12 @@ namespace {
 /* A call of an op. NotImplemented for what Python must look at. */
 object* call_op(object* self, object* const* args, ssize_t n) {
   auto& owned = *static_cast<Owned*>(PyCapsule_GetPointer(PyTuple_GetItem(self, 0), nullptr));
-  try {
+  return or_why([&] {
     Given given;
     std::vector<mx::array> arrays;
-    if (exporting()) return held(not_implemented);
-    if (read_arguments(*owned.plan, args, n, given, arrays))
-      return returned(Node::make(owned.use(), std::move(given), std::move(arrays), stream_now()));
-  } catch (const std::exception& e) {
-    raised_text = e.what();
-  }
-  return held(not_implemented);
+    if (exporting() || !read_arguments(*owned.plan, args, n, given, arrays)) return held(not_implemented);
+    return returned(Node::make(owned.use(), std::move(given), std::move(arrays), stream_now()));
+  });
 }
 
 /* What a kernel's calls at level 0 came to, by all that was given but the inputs. */
@@ -133,11 +119,8 @@ bool add_to_key(std::string& key, object* o) {
     key.append(static_cast<const char*>(bytes), n);
   };
   if (type == &PyLong_Type) {
-    long long value = PyLong_AsLongLong(o);
-    if (value == -1 && PyErr_Occurred()) {
-      PyErr_Clear();
-      return false;
-    }
+    long long value;
+    if (!integer_in(o, value)) return false;
     put('i', &value, sizeof value);
   } else if (type == &PyTuple_Type || type == &PyList_Type) {
     ssize_t n = length_of(o);
@@ -178,11 +161,8 @@ bool add_input(std::vector<mx::array>& arrays, object* o) {
     if (place_of[static_cast<int>(a.dtype().val())] < 0 || a.dtype() == mx::float64) return false;
     arrays.push_back(a);
   } else if (type == &PyLong_Type) {
-    long long value = PyLong_AsLongLong(o);
-    if (value == -1 && PyErr_Occurred()) {
-      PyErr_Clear();
-      return false;
-    }
+    long long value;
+    if (!integer_in(o, value)) return false;
     if (value >= INT32_MIN && value <= INT32_MAX) {
       arrays.push_back(mx::array(static_cast<int32_t>(value)));
     } else {
@@ -242,10 +222,8 @@ struct Method {
 /* ------------------------------------------------------------------------------------ for Python */
 
 typedef struct {
-  object *prototype, *ellipsis, *dtype, *stream; /* any array, dtype and stream of MLX */
-  int32_t dtypes; /* ferrule's */
-  const int32_t* mlx_dtype; /* MLX's number of each, or -1 */
-  const uint8_t* item_bytes;
+  object *prototype, *ellipsis, *stream; /* any array and stream of MLX */
+  object* dtypes; /* a tuple: of each of ferrule's MLX's, or None */
   fr_table_entry* (*resolve)(fr_request*);
   int (*threads_now)(void);
   int32_t few;
@@ -255,17 +233,16 @@ API int fr_mlx_init(const fr_mlx_setup* s) {
   prototype = held(s->prototype);
   ellipsis = held(s->ellipsis);
   array_type = type_of(prototype);
-  dtype_type = type_of(s->dtype);
   stream_type = type_of(s->stream);
   memset(place_of, -1, sizeof place_of);
-  const mx::Dtype all[] = {mx::bool_, mx::uint8, mx::uint16, mx::uint32, mx::uint64, mx::int8, mx::int16,
-                           mx::int32, mx::int64, mx::float16, mx::float32, mx::float64, mx::bfloat16, mx::complex64};
-  dtype_at.clear();
-  for (int i = 0; i < s->dtypes; i++) {
-    fr_shared.item_bytes[i] = s->item_bytes[i];
-    int32_t m = s->mlx_dtype[i];
-    dtype_at.push_back(m < 0 ? mx::float32 : all[m]);
-    if (m >= 0) place_of[static_cast<int>(all[m].val())] = static_cast<int8_t>(i);
+  dtype_at.assign(static_cast<size_t>(PyTuple_Size(s->dtypes)), mx::float32);
+  for (size_t i = 0; i < dtype_at.size(); i++) {
+    object* o = PyTuple_GetItem(s->dtypes, static_cast<ssize_t>(i));
+    if (o == none) continue;
+    dtype_type = type_of(o);
+    dtype_at[i] = *static_cast<mx::Dtype*>(inside(o));
+    fr_shared.item_bytes[i] = mx::size_of(dtype_at[i]);
+    place_of[static_cast<int>(dtype_at[i].val())] = static_cast<int8_t>(i);
   }
   fr_shared.resolve = s->resolve;
   fr_shared.threads_now = s->threads_now;
@@ -286,7 +263,7 @@ API void fr_mlx_look(object* o, int64_t* found) {
 API object* fr_mlx_op(fr_op* op, int number, int devices, int elsewhere, const char* name, object* kept) {
   static Method method{"ferrule_op", reinterpret_cast<void*>(call_op), 0x0080 /* METH_FASTCALL */, nullptr};
   object* python = PyTuple_GetItem(kept, 0);
-  auto plan = std::make_shared<Plan>(Plan{op, number, devices, elsewhere, name, python, false, false, {}, {}, {0}, {}, {}});
+  auto plan = std::make_shared<Plan>(Plan{op, number, devices, elsewhere, name, python, false, false});
   auto drop = [](object* capsule) { delete static_cast<Owned*>(PyCapsule_GetPointer(capsule, nullptr)); };
   Reference self(PyTuple_New(2));
   PyTuple_SetItem(self, 0, PyCapsule_New(new Owned{plan, kept, {}}, nullptr, drop));
@@ -294,39 +271,20 @@ API object* fr_mlx_op(fr_op* op, int number, int devices, int elsewhere, const c
   return PyCFunction_NewEx(&method, self, nullptr);
 }
 
-/* One element of each output, from the bytes of all of them, or none. */
-static void set_fills(Plan* plan, const int32_t* dtypes, const char* fills) {
-  for (int i = 0; fills && i < plan->op->outputs; i++) {
-    size_t bytes = fr_shared.item_bytes[dtypes[i]];
-    plan->fills.emplace_back(fills, bytes);
-    fills += bytes;
+/* A plan for a kernel's calls. Per output there are a shape and the place of a dtype; six `sizes` of the launch, or
+ * None where `op` has expressions for these and the shapes; of each output an element that fills it, or nothing.
+ * `python` lives for ever. */
+API void* fr_mlx_plan(fr_op* op, int number, int devices, const char* name, object* python, object* outputs,
+                      object* sizes, int64_t template_value, const char* fills) {
+  bool fixed = sizes != none;
+  auto plan = new Plan{op, number, devices, 0, name, python, true, fixed};
+  take_outputs(outputs, plan->shapes, plan->dtypes);
+  for (int i = 0; fills && i < op->outputs; i++) {
+    plan->fills.emplace_back(fills, fr_shared.item_bytes[plan->dtypes[i]]);
+    fills += plan->fills.back().size();
   }
-}
-
-/* A plan for a kernel whose sizes are expressions, which `op` has; for its outputs' dtypes. */
-API void* fr_mlx_following(fr_op* op, int number, int devices, const char* name, object* python,
-                           const int32_t* dtypes, const char* fills) {
-  auto plan = new Plan{op, number, devices, 0, name, python, true, false, {}, {}, {0}, {}, {}};
-  set_fills(plan, dtypes, fills);
-  return new Handle(plan);
-}
-
-/* A plan for a kernel with sizes as numbers: per output a dtype, and a rank and sizes. `python` lives for
- * ever. */
-API void* fr_mlx_fixed(fr_op* op, int number, int devices, const char* name, object* python, const int32_t* dtypes,
-                       const int64_t* shapes, const uint32_t* grid, int templates,
-                       const int64_t* template_values, const char* fills) {
-  auto plan = new Plan{op, number, devices, 0, name, python, true, true, {}, {}, {0}, {}, {}};
-  for (int i = 0; i < op->outputs; i++) {
-    mx::Shape shape;
-    int64_t ndim = *shapes++;
-    for (int64_t d = 0; d < ndim; d++) shape.push_back(static_cast<mx::ShapeElem>(*shapes++));
-    plan->shapes.push_back(shape);
-    plan->dtypes.push_back(dtypes[i]);
-  }
-  set_fills(plan, dtypes, fills);
-  memcpy(plan->grid, grid, sizeof plan->grid);
-  plan->templates.assign(template_values, template_values + templates);
+  for (int i = 0; fixed && i < 6; i++) plan->grid[i] = static_cast<uint32_t>(PyLong_AsLongLong(item_at(sizes, i)));
+  plan->template_value = template_value;
   return new Handle(plan);
 }
 
@@ -336,10 +294,7 @@ API void* fr_mlx_calls(int inputs) { return new Calls{inputs, {}}; }
 /* The function that makes a kernel's calls again. */
 API object* fr_mlx_again(void* calls) {
   static Method method{"ferrule_kernel", reinterpret_cast<void*>(call_kernel), 0x0080 /* METH_FASTCALL */, nullptr};
-  object* self = PyLong_FromVoidPtr(calls);
-  object* made = PyCFunction_NewEx(&method, self, nullptr);
-  Py_DecRef(self);
-  return made;
+  return PyCFunction_NewEx(&method, Reference(PyLong_FromVoidPtr(calls)), nullptr);
 }
 
 /* Remembers the plan for a tuple of the six arguments that make the key. */
@@ -360,13 +315,10 @@ API void fr_mlx_forget(void* plan) { delete static_cast<Handle*>(plan); }
 /* The outputs, as a list, of a plan of level 0 for a tuple of arrays, on the stream that a Python
  * object holds, or the default one. NULL: Python raises `fr_mlx_why`. */
 API object* fr_mlx_run(void* plan, object* arrays, object* stream) {
-  try {
+  return or_why([&] {
     mx::Stream on = stream == none ? stream_now() : *static_cast<mx::Stream*>(inside(stream));
     return listed(Node::make(*static_cast<Handle*>(plan), Given{}, arrays_in(arrays), on));
-  } catch (const std::exception& e) {
-    raised_text = e.what();
-    return held(not_implemented);
-  }
+  });
 }
 
 /* Memory on the GPU that a kernel is being evaluated for, until its stream has done it. */

@@ -3,6 +3,7 @@
 #ifndef FERRULE_MLX_NODES_H
 #define FERRULE_MLX_NODES_H
 
+#include <algorithm>
 #include <cstring>
 #include <functional>
 #include <memory>
@@ -49,25 +50,10 @@ struct On {
   }
 };
 
-/* The tuple of these arrays. */
-object* tuple_of(const std::vector<mx::array>& arrays) {
-  object* values = PyTuple_New(static_cast<ssize_t>(arrays.size()));
-  for (size_t i = 0; i < arrays.size(); i++) PyTuple_SetItem(values, i, wrapped(arrays[i]));
-  return values;
-}
-
-/* A tuple of so many None, to be set. */
-object* nones(int count) {
-  object* values = PyTuple_New(count);
-  for (int i = 0; i < count; i++) PyTuple_SetItem(values, i, held(none));
-  return values;
-}
-
 /* The tuple that a function of Python gives for a word and arguments, which are given away. */
 object* ask(object* function, const char* what, std::vector<object*> arguments) {
-  Reference tuple(PyTuple_New(static_cast<ssize_t>(arguments.size()) + 1));
-  PyTuple_SetItem(tuple, 0, PyUnicode_FromString(what));
-  for (size_t i = 0; i < arguments.size(); i++) PyTuple_SetItem(tuple, i + 1, arguments[i]);
+  arguments.insert(arguments.begin(), PyUnicode_FromString(what));
+  Reference tuple(tuple_by(arguments.size(), [&](size_t i) { return arguments[i]; }));
   object* found = PyObject_CallObject(function, tuple);
   if (found && PyTuple_Size(found) >= 0) return found;
   if (PyErr_ExceptionMatches(PyExc_KeyboardInterrupt)) PyErr_SetInterrupt(); /* once more, behind MLX's error */
@@ -93,16 +79,20 @@ void settled([[maybe_unused]] mx::Stream stream, Step step) {
 #endif
 }
 
+/* MLX's primitive of no text and no numbers. */
+struct Bare : Base {
+  using Base::Base;
+  explicit Bare(mx::Stream stream)
+      : Base(stream, std::string(), std::string(), {1, 1, 1}, {1, 1, 1}, {}, true, std::nullopt, {}, false, 0) {}
+};
+
 /* What a kernel's call has not: raises when it is evaluated, or compiled shapeless. MLX asks a node inside
  * an mx.custom_function for what the function has a rule for, and then does not use it. */
-class Missing : public Base {
+class Missing : public Bare {
  public:
   std::string why;
 
-  Missing(mx::Stream stream, std::string why)
-      : Base(stream, std::string(), std::string(), {1, 1, 1}, {1, 1, 1}, {}, true, std::nullopt, {},
-             false, 0),
-        why(std::move(why)) {}
+  Missing(mx::Stream stream, std::string why) : Bare(stream), why(std::move(why)) {}
   std::vector<mx::Shape> output_shapes(const std::vector<mx::array>&) override { throw std::invalid_argument(why); }
   void eval_cpu(const std::vector<mx::array>&, std::vector<mx::array>&) override { raise(); }
   void eval_gpu(const std::vector<mx::array>&, std::vector<mx::array>&) override { raise(); }
@@ -147,21 +137,19 @@ void try_out(mx::Stream stream) {
 thread_local int64_t nodes_traced;
 thread_local std::string last_traced;
 
-class Node : public Base {
+class Node : public Bare {
  public:
   std::shared_ptr<const Plan> plan;
   Given given;
   std::vector<mx::Shape> traced; /* level 0 in a trace: the inputs' shapes, for which its numbers are */
 
   Node(mx::Stream stream, std::shared_ptr<const Plan> plan, Given given)
-      : Base(stream, std::string(), std::string(), {1, 1, 1}, {1, 1, 1}, {}, true, std::nullopt, {},
-             false, 0),
-        plan(std::move(plan)), given(std::move(given)) {}
+      : Bare(stream), plan(std::move(plan)), given(std::move(given)) {}
 
   /* With all that a file holds of it. */
   template <class... Record>
   Node(std::shared_ptr<const Plan> plan, mx::Stream stream, Record&&... record)
-      : Base(stream, std::forward<Record>(record)...), plan(std::move(plan)) {}
+      : Bare(stream, std::forward<Record>(record)...), plan(std::move(plan)) {}
 
   const char* name() const override { return plan->label.c_str(); }
 
@@ -246,19 +234,14 @@ class Node : public Base {
       if (!w.body->contiguous || a.flags().row_contiguous || a.size() == 0) continue;
       mx::array copy(a.shape(), a.dtype(), nullptr, {});
       allocate_on_host(copy, [&] { return plan->name + ": a row-contiguous copy of input " + std::to_string(i + 1) + " of " + std::to_string(plan->op->inputs); });
-      job->copies.push_back({static_cast<const char*>(w.call.pointer[i]), copy.data<char>(), i, a.itemsize()});
+      Job::Copy& c = job->copies.emplace_back(Job::Copy{static_cast<const char*>(w.call.pointer[i]), copy.data<char>(), a.itemsize(), i, {}});
+      std::copy_n(w.strides[i], a.ndim(), c.strides);
+      fr_row_strides(w.call.input[i].ndim, w.sizes[i], w.strides[i]); /* the kernel is given what it sees of the copy */
       w.call.pointer[i] = copy.data<char>();
       job->memory.push_back(copy.data_shared_ptr());
     }
     if (w.entry) fr_prepare_cpu(&w.call, w.entry, w.body, pointers, &job->cpu);
     if (!w.entry && job->fills.empty()) return;
-    /* The kernel is given what it would see of a copy; `run` reads the strides of what is copied. */
-    for (const Job::Copy& c : job->copies) {
-      int n = 0;
-      for (int i = 0; i < c.input; i++) n += !plan->op->input[i].mutable_;
-      if (w.entry && w.entry->described)
-        fr_row_strides(w.call.input[c.input].ndim, w.sizes[c.input], job->cpu.stride[n]);
-    }
     job->name = plan->name;
     encoder.dispatch([job]() { run(*job); });
   }
@@ -434,13 +417,8 @@ class Node : public Base {
                      void* const* pointers, mx::cu::CommandEncoder& encoder) {
     static thread_local Capture capture;
     Gil gil;
-    auto addresses = [](void* const* p, int n) {
-      object* tuple = PyTuple_New(n);
-      for (int i = 0; i < n; i++) PyTuple_SetItem(tuple, i, PyLong_FromVoidPtr(p[i]));
-      return tuple;
-    };
-    object* at = addresses(w.call.pointer, plan->op->inputs);
-    object* to = addresses(pointers, plan->op->outputs);
+    object* at = tuple_of(w.call.pointer, plan->op->inputs);
+    object* to = tuple_of(pointers, plan->op->outputs);
     mx::Stream s = stream();
     CUgraph_st* graph = nullptr;
     object* found;
@@ -503,12 +481,9 @@ class Node : public Base {
     for (size_t i = 0; i < traced.size(); i++) {
       if (inputs[i].shape() == traced[i]) continue;
       Gil gil;
+      auto text = [](const mx::Shape& shape) { return PyUnicode_FromString(shown(shape).c_str()); };
       object* index = PyLong_FromLong(static_cast<long>(i));
-      object* text = PyTuple_New(3);
-      PyTuple_SetItem(text, 0, index);
-      PyTuple_SetItem(text, 1, PyUnicode_FromString(shown(traced[i]).c_str()));
-      PyTuple_SetItem(text, 2, PyUnicode_FromString(shown(inputs[i].shape()).c_str()));
-      Py_DecRef(ask(plan->python, "stale", {text}));
+      Py_DecRef(ask(plan->python, "stale", {index, text(traced[i]), text(inputs[i].shape())}));
     }
   }
 
@@ -525,22 +500,14 @@ class Node : public Base {
 
   /* These inputs: arrays, numbers, None. */
   virtual object* of_inputs(const std::vector<mx::array>& arrays) const {
-    object* values = PyTuple_New(plan->op->inputs);
     size_t next = 0;
-    for (int i = 0; i < plan->op->inputs; i++) {
+    return tuple_by(static_cast<size_t>(plan->op->inputs), [&](size_t i) {
       int32_t kind = plan->op->input[i].kind;
-      object* value;
-      if (kind == INPUT_ARRAY) {
-        value = given.present >> i & 1 ? wrapped(arrays[next++]) : held(none);
-      } else if (kind == INPUT_FLOAT) {
-        value = PyFloat_FromDouble(given.numbers[i].first);
-      } else {
-        long long number = given.numbers[i].second;
-        value = kind == INPUT_BOOL ? PyBool_FromLong(number != 0) : PyLong_FromLongLong(number);
-      }
-      PyTuple_SetItem(values, i, value);
-    }
-    return values;
+      if (kind == INPUT_ARRAY) return given.present >> i & 1 ? wrapped(arrays[next++]) : held(none);
+      if (kind == INPUT_FLOAT) return PyFloat_FromDouble(given.numbers[i].first);
+      long long number = given.numbers[i].second;
+      return kind == INPUT_BOOL ? PyBool_FromLong(number != 0) : PyLong_FromLongLong(number);
+    });
   }
 
   /* A gradient; zeros for an input that has none. */

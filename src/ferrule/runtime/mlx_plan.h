@@ -43,10 +43,22 @@ struct Plan {
   std::vector<mx::Shape> shapes;
   std::vector<int32_t> dtypes;
   uint32_t grid[6];
-  std::vector<int64_t> templates;
+  int64_t template_value; /* by which Python knows the template */
   std::vector<std::string> fills; /* one element of each output, or none */
   std::string label = not_for_files(name);
 };
+
+/* Takes the outputs' shapes and places of their dtypes from a tuple of pairs, as Python's `outputs_of` has them. */
+void take_outputs(object* outputs, std::vector<mx::Shape>& shapes, std::vector<int32_t>& dtypes) {
+  for (ssize_t i = 0; i < PyTuple_Size(outputs); i++) {
+    object *pair = item_at(outputs, i), *sizes = item_at(pair, 0);
+    mx::Shape shape;
+    for (ssize_t d = 0; d < PyTuple_Size(sizes); d++)
+      shape.push_back(static_cast<mx::ShapeElem>(PyLong_AsLongLong(item_at(sizes, d))));
+    shapes.push_back(std::move(shape));
+    dtypes.push_back(static_cast<int32_t>(PyLong_AsLongLong(item_at(pair, 1))));
+  }
+}
 
 using Handle = std::shared_ptr<const Plan>; /* what Python has of a kernel's plan, which lives for ever */
 
@@ -162,7 +174,7 @@ void bind(Work& w, const Plan& plan, bool gpu) {
       for (int d = 0; d < out->ndim; d++) out->sizes[d] = plan.shapes[i][d];
     }
     memcpy(c->grid, plan.grid, sizeof c->grid);
-    for (size_t i = 0; i < plan.templates.size(); i++) c->template_value[i] = plan.templates[i];
+    c->template_value[0] = plan.template_value;
     c->request.grid = c->grid;
     c->request.template_value = c->template_value;
     c->request.output = w.found.outputs;

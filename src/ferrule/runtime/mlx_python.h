@@ -8,6 +8,7 @@
 #include <mutex>
 #include <stdexcept>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -135,6 +136,50 @@ class Reference {
   object* o;
 };
 
+/* The tuple of so many objects, which `make` gives by their places. */
+template <class Make>
+object* tuple_by(size_t count, Make make) {
+  object* tuple = PyTuple_New(static_cast<ssize_t>(count));
+  for (size_t i = 0; i < count; i++) PyTuple_SetItem(tuple, static_cast<ssize_t>(i), make(i));
+  return tuple;
+}
+
+object* tuple_of(const std::vector<mx::array>& arrays) {
+  return tuple_by(arrays.size(), [&](size_t i) { return wrapped(arrays[i]); });
+}
+
+object* tuple_of(const std::vector<int>& numbers) {
+  return tuple_by(numbers.size(), [&](size_t i) { return PyLong_FromLong(numbers[i]); });
+}
+
+object* tuple_of(void* const* addresses, int count) {
+  return tuple_by(static_cast<size_t>(count), [&](size_t i) { return PyLong_FromVoidPtr(addresses[i]); });
+}
+
+/* A tuple of so many None, to be set. */
+object* nones(int count) {
+  return tuple_by(static_cast<size_t>(count), [](size_t) { return held(none); });
+}
+
+/* An int of Python's; false where 64 bits do not hold it. */
+bool integer_in(object* o, long long& value) {
+  value = PyLong_AsLongLong(o);
+  bool good = value != -1 || !PyErr_Occurred();
+  if (!good) PyErr_Clear();
+  return good;
+}
+
+/* What `make` gives; where it raises, NotImplemented, and Python raises `fr_mlx_why`. */
+template <class Make>
+object* or_why(Make make) {
+  try {
+    return make();
+  } catch (const std::exception& e) {
+    raised_text = e.what();
+    return held(not_implemented);
+  }
+}
+
 /* What stands in a tuple of Python's, which lives as long as that; raises where it is none, or shorter. */
 object* item_at(object* tuple, ssize_t i) {
   object* found = PyTuple_GetItem(tuple, i);
@@ -153,6 +198,22 @@ std::vector<mx::array> arrays_in(object* tuple) {
   std::vector<mx::array> arrays;
   for (ssize_t i = 0; i < PyTuple_Size(tuple); i++) arrays.push_back(array_at(tuple, i));
   return arrays;
+}
+
+const char* text_at(object* tuple, ssize_t i) {
+  ssize_t size;
+  if (const char* text = PyUnicode_AsUTF8AndSize(item_at(tuple, i), &size)) return text;
+  PyErr_Clear();
+  throw std::invalid_argument("ferrule: a text is not one that UTF-8 can hold");
+}
+
+int number_at(object* tuple, ssize_t i) { return static_cast<int>(PyLong_AsLongLong(item_at(tuple, i))); }
+
+/* Three numbers in a tuple. */
+template <class T>
+std::tuple<T, T, T> three_in(object* tuple) {
+  auto at = [tuple](ssize_t i) { return static_cast<T>(PyLong_AsLongLong(item_at(tuple, i))); };
+  return {at(0), at(1), at(2)};
 }
 }  // namespace
 

@@ -11,42 +11,37 @@ import itertools
 import re
 import sys
 import weakref
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 
 from ... import cache, dtypes
+from ...dtypes import Dtype
 from ...errors import CompilerFailed, DeviceError, FerruleWarning, ToolchainError, warn
 from ...operators import entries as op_entries
 from ...operators.entries import FEW, RESOLVE, Bound, Request
+from ...spec import Shape
 from ...tools import binding, fastcall, loader, toolchain
 from ...tools.waiting import Waiting
+from . import arrays as mlx
 from . import probe as mlx_probe
 from . import sources as mlx_sources
 
 VERSION: str = mx.__version__  # type: ignore[attr-defined]
 OLDEST = (0, 30, 6)  # before it, MLX loses outputs of nodes that have several, in shapeless traces
 
-# MLX's own numbers of its dtypes, mlx::core::Dtype::Val.
-_NUMBERS = {
-    "bool": 0, "uint8": 1, "uint16": 2, "uint32": 3, "uint64": 4, "int8": 5, "int16": 6, "int32": 7,
-    "int64": 8, "float16": 9, "float32": 10, "float64": 11, "bfloat16": 12, "complex64": 13,
-}  # fmt: skip
 _pointer, _object, _string = ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p
 _int, _int64 = ctypes.c_int, ctypes.c_int64
-_int32s, _int64s = ctypes.POINTER(ctypes.c_int32), ctypes.POINTER(_int64)
 
 
 class _NodesSetup(ctypes.Structure):
     _fields_ = (
         ("prototype", ctypes.py_object),
         ("ellipsis", ctypes.py_object),
-        ("dtype", ctypes.py_object),
         ("stream", ctypes.py_object),
-        ("dtypes", ctypes.c_int32),
-        ("mlx_dtype", ctypes.POINTER(ctypes.c_int32)),
-        ("item_bytes", ctypes.POINTER(ctypes.c_uint8)),
+        ("dtypes", ctypes.py_object),
         ("resolve", RESOLVE),
         ("threads_now", _pointer),
         ("few", ctypes.c_int32),
@@ -77,15 +72,11 @@ def library() -> ctypes.PyDLL | None:
             FerruleWarning,
         )
         return None
-    numbers = [_NUMBERS.get(kind.name, -1) for kind in dtypes.ALL]
     setup = _NodesSetup(
         mx.array(0.0),
         ...,
-        mx.float32,
         mx.default_stream(mx.cpu),
-        len(numbers),
-        (ctypes.c_int32 * len(numbers))(*numbers),
-        (ctypes.c_uint8 * len(numbers))(*[kind.itemsize for kind in dtypes.ALL]),
+        tuple(mlx.DTYPES.get(kind.name) for kind in dtypes.ALL),
         op_entries.resolver(_resolve),
         ctypes.cast(binding.runtime().fr_threads, _pointer),
         FEW,
@@ -253,13 +244,11 @@ def _compiler_error(compiler: toolchain.Compiler, log: str) -> ToolchainError:
 # or what ctypes converts by itself.
 _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "fr_mlx_init": (_int, _pointer),
-    "fr_mlx_look": (None, _object, _int64s),
+    "fr_mlx_look": (None, _object, ctypes.POINTER(_int64)),
     "fr_mlx_op": (_object, _pointer, _int, _int, _int, _string, _object),
-    "fr_mlx_fixed": (
-        _pointer, _pointer, _int, _int, _string, _object, _int32s, _int64s,
-        ctypes.POINTER(ctypes.c_uint32), _int, _int64s, _string,
+    "fr_mlx_plan": (
+        _pointer, _pointer, _int, _int, _string, _object, _object, _object, _int64, _string,
     ),
-    "fr_mlx_following": (_pointer, _pointer, _int, _int, _string, _object, _int32s, _string),
     "fr_mlx_calls": (_pointer, _int),
     "fr_mlx_again": (_object, _pointer),
     "fr_mlx_remember": (None, _pointer, _object, _pointer),
@@ -277,7 +266,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "fr_mlx_layout": (_string,),
     "fr_mlx_misfit": (_string, _object),
     "fr_mlx_mended": (_object, _object, _object),
-    "fr_mlx_record_call": (_object, _string, _object, _object, _pointer),
+    "fr_mlx_record_call": (_object, _string, _object, _object, _object, _object),
     "fr_mlx_traced": (_int64,),
     "fr_mlx_last": (_string,),
 }  # fmt: skip
@@ -309,6 +298,11 @@ def _check_layout(native: ctypes.PyDLL) -> None:
                 f"the arrays of MLX {VERSION} do not lie in memory as ferrule knows them; a "
                 "newer ferrule may."
             )
+
+
+def outputs_of(results: Iterable[tuple[Shape, Dtype]]) -> tuple[tuple[Shape, int], ...]:
+    """Shapes and dtypes of outputs, as the nodes take them."""
+    return tuple([(shape, dtypes.ALL.index(kind)) for shape, kind in results])
 
 
 # By the numbers that nodes know them by. Who gives a number to C holds what it is for as long.

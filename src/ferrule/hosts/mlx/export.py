@@ -10,7 +10,6 @@ rule; so do sizes of a kernel's call that are expressions.
 
 from __future__ import annotations
 
-import ctypes
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -74,24 +73,6 @@ class Record(NamedTuple):
     fill: float | None
     shared: int
     math_mode: int
-
-
-class _Record(ctypes.Structure):  # fr_mlx_record of runtime/mlx_export.h
-    _fields_ = (
-        ("name", ctypes.c_char_p),
-        ("text", ctypes.c_char_p),
-        ("grid", ctypes.c_int32 * 6),
-        ("inputs", ctypes.c_int32),
-        ("wants", ctypes.c_char_p),
-        ("contiguous", ctypes.c_int32),
-        ("filled", ctypes.c_int32),
-        ("fill", ctypes.c_float),
-        ("shared", ctypes.c_int32),
-        ("math_mode", ctypes.c_int32),
-        ("outputs", ctypes.c_int32),
-        ("dtypes", ctypes.POINTER(ctypes.c_int32)),
-        ("shapes", ctypes.POINTER(ctypes.c_int64)),
-    )
 
 
 # -- records ------------------------------------------------------------------------------------
@@ -319,21 +300,13 @@ def _recorded(
     record: Record,
     results: Sequence[tuple[Shape, Dtype]],
 ) -> list[mx.array]:
-    native = mlx_build.loaded()
-    shapes = [word for shape, _ in results for word in (len(shape), *shape)]
-    kinds = [dtypes.ALL.index(kind) for _, kind in results]
-    wants = bytes(flag for three in record.wants for flag in three)
-    structure = _Record(
-        record.name.encode(), record.text.encode(),
-        (ctypes.c_int32 * 6)(*record.grid, *record.threadgroup), len(arrays), wants,
-        record.contiguous, record.fill is not None, 0.0 if record.fill is None else record.fill,
-        record.shared, record.math_mode, len(results), (ctypes.c_int32 * len(kinds))(*kinds),
-        (ctypes.c_int64 * len(shapes))(*shapes),
-    )  # fmt: skip
     answer = mlx_node.answering(rules, label)
-    at = ctypes.addressof(structure)
+    outputs = mlx_build.outputs_of(results)
+    native = mlx_build.loaded()
     return list(
-        mlx_node.answered(native.fr_mlx_record_call(label.encode(), answer, tuple(arrays), at))
+        mlx_node.answered(
+            native.fr_mlx_record_call(label.encode(), answer, tuple(arrays), record, outputs)
+        )
     )
 
 

@@ -6,7 +6,7 @@ A node has the sizes of the call as numbers, or follows expressions of its input
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
@@ -23,7 +23,7 @@ from ...rules.bytecode import compile_rule
 from ...spec import Facts, Input, Launch, Shape, Spec, row_contiguous_strides
 from . import arrays as mlx
 from . import gpu as mlx_gpu
-from .build import library, loaded, number_of
+from .build import library, loaded, number_of, outputs_of
 from .gpu import StockCall
 from .node import answered, answering
 
@@ -101,7 +101,7 @@ class BoundKernel(Bound):
         if query == "by_mlx":
             return tuple(mlx_gpu.by_mlx(*args))
         if query == "stale":
-            raise stale(self.kernel, *args[0])
+            raise stale(self.kernel, *args)
         raise without_rule(self.kernel, query)
 
     def plan(self, call: StockCall, fills: bytes | None) -> int:
@@ -122,30 +122,32 @@ class BoundKernel(Bound):
         index = self.indices.setdefault((template, kinds), len(self.templates))
         if index == len(self.templates):
             self.templates.append(template)
-        native = loaded()
         if len(self.plans) >= _MOST_PLANS:
-            native.fr_mlx_forget(self.plans.pop(next(iter(self.plans))))
-        flat = [word for shape in shapes for word in (len(shape), *shape)]
-        plan = self.plans[key] = native.fr_mlx_fixed(
-            *self.of_plan([kind for _, kind in call.results]),
-            (_int64 * len(flat))(*flat),
-            (ctypes.c_uint32 * 6)(*launch.grid, *launch.threadgroup),
-            1,
-            (_int64 * 1)(index),
-            fills,
-        )
-        return int(plan)
+            loaded().fr_mlx_forget(self.plans.pop(next(iter(self.plans))))
+        sizes = *launch.grid, *launch.threadgroup
+        plan = self.plans[key] = self.new_plan(call.results, sizes, index, fills)
+        return plan
 
-    def of_plan(self, kinds: Sequence[Dtype]) -> tuple[Any, ...]:
-        """What every plan of this kernel has, for outputs of these dtypes, as C takes it."""
-        codes = [dtypes.ALL.index(kind) for kind in kinds]
-        return (
-            ctypes.addressof(self.structure),
-            self.number,
-            self.structure.body[0].devices,
-            f"kernel {self.kernel.name!r}".encode(),
-            self.answer,
-            (ctypes.c_int32 * len(codes))(*codes),
+    def new_plan(
+        self,
+        results: Iterable[tuple[Shape, Dtype]],
+        sizes: tuple[int, ...] | None,
+        template: int,
+        fills: bytes | None,
+    ) -> int:
+        """A plan for outputs of these dtypes, where ``sizes`` are given of these shapes."""
+        return int(
+            loaded().fr_mlx_plan(
+                ctypes.addressof(self.structure),
+                self.number,
+                self.structure.body[0].devices,
+                f"kernel {self.kernel.name!r}".encode(),
+                self.answer,
+                outputs_of(results),
+                sizes,
+                template,
+                fills,
+            )
         )
 
 
@@ -263,9 +265,8 @@ def _plan_of(kernel: Kernel, sizes: Sizes, init_value: float | None, fills: byte
     entry = _following.get(key)
     if entry is None:
         bound = BoundSizes(kernel, sizes, init_value)
-        kinds = [dtypes.BY_NAME[output.dtype] for output in sizes.rule.outputs]
-        plan = loaded().fr_mlx_following(*bound.of_plan(kinds), fills)
-        entry = _following[key] = bound, int(plan)
+        results = [((), dtypes.BY_NAME[output.dtype]) for output in sizes.rule.outputs]
+        entry = _following[key] = bound, bound.new_plan(results, None, 0, fills)
     return entry[1]
 
 

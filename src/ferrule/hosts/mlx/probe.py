@@ -106,11 +106,10 @@ def _wrong(native: ctypes.PyDLL, number_of: Callable[[Bound], int]) -> str:
             return difference.decode()
         probe = _Probe()
         op_entries.kept.append(probe)
-        place = dtypes.ALL.index(dtypes.BY_NAME["uint32"])
-        plan = native.fr_mlx_fixed(
+        outputs = (((_COUNT,), dtypes.ALL.index(dtypes.BY_NAME["uint32"])),)
+        plan = native.fr_mlx_plan(
             ctypes.addressof(probe.structure), number_of(probe), op_entries.CUDA, b"a probe",
-            _Probe, (ctypes.c_int32 * 1)(place), (ctypes.c_int64 * 2)(1, _COUNT),
-            (ctypes.c_uint32 * 6)(_COUNT, 1, 1, 256, 1, 1), 0, (ctypes.c_int64 * 1)(), None,
+            _Probe, outputs, (_COUNT, 1, 1, 256, 1, 1), 0, None,
         )  # fmt: skip
         for _ in range(3):
             (x,) = native.fr_mlx_run(plan, (mx.multiply(x, 2, stream=stream),), stream)
