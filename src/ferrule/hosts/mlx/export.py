@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import mlx.core as mx
@@ -229,7 +229,7 @@ def call(op: Op, values: Sequence[Any]) -> Any:
     record, stock = op_record(op, facts)
     inputs = OpInputs(op, facts)
     arrays = mlx_gpu.stock_arrays(inputs.values(values), stock)
-    rules = _Rules(op, inputs, len(arrays))
+    rules = _rules(op, inputs, len(arrays))
     return op_call.packed(_recorded(f"op {op.name!r}", rules, arrays, record, stock.results))
 
 
@@ -277,11 +277,8 @@ def call_kernel(
         print(f"Generated source code for `{kernel.name}`:\n```\n{record.text}\n```", flush=True)
     if sizes is not None:
         record = record._replace(text=with_sizes(record.text, sizes.texts()))
-
-    def no_rule(query: str, *_: Any) -> Any:
-        raise kernel_nodes.without_rule(kernel, query)
-
-    return _recorded(f"kernel {kernel.name!r}", no_rule, arrays, record, results)
+    rules = kernel_nodes.refusals(kernel)
+    return _recorded(f"kernel {kernel.name!r}", rules, arrays, record, results)
 
 
 def on_cpu(kernel: Kernel, stream: object) -> bool:
@@ -295,7 +292,7 @@ def on_cpu(kernel: Kernel, stream: object) -> bool:
 
 def _recorded(
     label: str,
-    rules: Any,
+    rules: mlx_node.Rules,
     arrays: Sequence[mx.array],
     record: Record,
     results: Sequence[tuple[Shape, Dtype]],
@@ -310,28 +307,28 @@ def _recorded(
     )
 
 
-class _Rules:
-    """The derivatives and batches of a recorded node, with all inputs of the record."""
+def _rules(op: Op, inputs: OpInputs, count: int) -> mlx_node.Rules:
+    """The derivatives and batches of a recorded node, with all ``count`` inputs of the record."""
+    rules = mlx_node.rules(op)
 
-    def __init__(self, op: Op, inputs: OpInputs, count: int) -> None:
-        self._rules, self._inputs, self._count = mlx_node.rules(op), inputs, count
+    def vjp(primals: Any, cotangents: Any, outputs: Any) -> Iterable[Any]:
+        grads = rules["vjp"](inputs.values(inputs.squeezed(primals)), cotangents, outputs)
+        gradients = [
+            mx.expand_dims(grad, 0) if scalar and grad is not None else grad
+            for grad, scalar in zip(grads, inputs.scalars, strict=True)
+        ]
+        return [*gradients, *[None] * (count - len(gradients))]
 
-    def __call__(self, query: str, *args: Any) -> tuple[Any, ...]:
-        inputs = self._inputs
-        first, *more = args
-        if query == "vjp":
-            grads = self._rules("vjp", inputs.values(inputs.squeezed(first)), *more)
-            gradients = [
-                mx.expand_dims(grad, 0) if scalar and grad is not None else grad
-                for grad, scalar in zip(grads, inputs.scalars, strict=True)
-            ]
-            return (*gradients, *[None] * (self._count - len(gradients)))
-        if query == "jvp":
-            tangents = tuple(inputs.squeezed(more[0]))
-            return self._rules("jvp", inputs.values(inputs.squeezed(first)), tangents)
-        values, axes = list(first), list(more[0][: len(inputs.scalars)])
+    def jvp(primals: Any, tangents: Any) -> Iterable[Any]:
+        values = inputs.values(inputs.squeezed(primals))
+        return rules["jvp"](values, tuple(inputs.squeezed(tangents)))
+
+    def vmap(arrays: Any, record_axes: Any) -> Iterable[Any]:
+        values, axes = list(arrays), list(record_axes[: len(inputs.scalars)])
         for i, scalar in enumerate(inputs.scalars):
             if scalar:
                 values[i] = mx.squeeze(values[i], 0 if axes[i] is None else 1 - axes[i])
                 axes[i] = None if axes[i] is None else 0
-        return self._rules("vmap", inputs.values(values), tuple(axes))
+        return rules["vmap"](inputs.values(values), tuple(axes))
+
+    return {"vjp": vjp, "jvp": jvp, "vmap": vmap}

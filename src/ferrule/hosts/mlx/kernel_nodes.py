@@ -6,7 +6,7 @@ A node has the sizes of the call as numbers, or follows expressions of its input
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
@@ -59,7 +59,7 @@ class BoundKernel(Bound):
         self.number = number_of(self)
         op_entries.kept.append(self)
         self.calls = loaded().fr_mlx_calls(len(kernel.input_names))
-        self.answer = answering(self._answer, f"kernel {kernel.name!r}")
+        self.answer = answering(self._rules(), f"kernel {kernel.name!r}")
         op_entries.kept.append(self.answer)
 
     def prepared(self, request: Request) -> Prepared:
@@ -97,12 +97,11 @@ class BoundKernel(Bound):
         index: int = request.template_value[0]
         return self.templates[index]
 
-    def _answer(self, query: str, *args: Any) -> tuple[Any, ...]:
-        if query == "by_mlx":
-            return tuple(mlx_gpu.by_mlx(*args))
-        if query == "stale":
+    def _rules(self) -> dict[str, Callable[..., Any]]:
+        def refuse(*args: Any) -> Any:
             raise stale(self.kernel, *args)
-        raise without_rule(self.kernel, query)
+
+        return {**refusals(self.kernel), "by_mlx": mlx_gpu.by_mlx, "stale": refuse}
 
     def plan(self, call: StockCall, fills: bytes | None) -> int:
         """The plan, in C, of nodes of this kernel with these numbers; kept for later calls.
@@ -175,14 +174,21 @@ def stale(kernel: Kernel, index: int, traced: object, shape: object) -> KernelEr
     )
 
 
-def without_rule(kernel: Kernel, rule: str) -> KernelError:
-    """The error for a derivative, or a batch, of a kernel's call."""
+def refusals(kernel: Kernel) -> dict[str, Callable[..., Any]]:
+    """The rules of a kernel's call: it has neither derivatives nor batches."""
+
+    def refusal(rule: str, missing: str) -> Callable[..., Any]:
+        def refuse(*_: Any) -> Any:
+            raise KernelError(
+                f"{kernel.tag} kernel {kernel.name!r} has no {missing}: a {kernel.tag[1:-1]} call "
+                f"has none. Declare it with ferrule.op and def_{rule}, or wrap the call in an "
+                "mx.custom_function, which MLX neither compiles with shapeless=True nor exports."
+            )
+
+        return refuse
+
     words = {"vjp": "derivative", "jvp": "forward-mode derivative", "vmap": "batching rule"}
-    return KernelError(
-        f"{kernel.tag} kernel {kernel.name!r} has no {words[rule]}: a {kernel.tag[1:-1]} call has "
-        f"none. Declare it with ferrule.op and def_{rule}, or wrap the call in an "
-        "mx.custom_function, which MLX neither compiles with shapeless=True nor exports."
-    )
+    return {rule: refusal(rule, missing) for rule, missing in words.items()}
 
 
 class BoundSizes(BoundKernel):
@@ -219,15 +225,15 @@ class BoundSizes(BoundKernel):
             )
         return super().prepared(request)
 
-    def _answer(self, query: str, *args: Any) -> tuple[Any, ...]:
-        if query != "metal":
-            return super()._answer(query, *args)
-        (values,) = args
+    def _rules(self) -> dict[str, Callable[..., Any]]:
+        return {**super()._rules(), "metal": self._by_stock_node}
+
+    def _by_stock_node(self, values: tuple[Any, ...]) -> list[mx.array]:
         grid, threadgroup, shapes, template = self.sizes.numbers([value.shape for value in values])
         kinds = [dtypes.BY_NAME[output.dtype] for output in self.sizes.rule.outputs]
         launch = BodyLaunch(grid, threadgroup, tuple(template), self.fill)
         call = StockCall(self.kernel, launch, list(zip(shapes, kinds, strict=True)), [])
-        return tuple(mlx_gpu.call_stock(call, values))
+        return mlx_gpu.call_stock(call, values)
 
     def template(self, request: Request) -> Template:
         """The template of a request."""

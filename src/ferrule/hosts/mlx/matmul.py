@@ -23,7 +23,6 @@ from .sizes import (
     Numbers,
     added_at,
     alike,
-    answers,
     positions,
     spread,
     too_old,
@@ -323,7 +322,7 @@ def _quantized(transpose: bool, group_size: int | None, bits: int | None, mode: 
         result = gather(x, *matrix, rhs_indices=which, transpose=transpose)
         return [mx.squeeze(result, -2) if rank[0] == 1 else result]
 
-    return answers("quantized_matmul", vjp, jvp, vmap)
+    return mlx_node.answering({"vjp": vjp, "jvp": jvp, "vmap": vmap}, "quantized_matmul")
 
 
 def _rules_of_gather(
@@ -348,7 +347,7 @@ def _rules_of_gather(
             rhs = plus_starts(rhs, matrices[0])
         return [product(x, *matrices, lhs, rhs)]
 
-    return answers(name, vjp, jvp, vmap)
+    return mlx_node.answering({"vjp": vjp, "jvp": jvp, "vmap": vmap}, name)
 
 
 @functools.cache

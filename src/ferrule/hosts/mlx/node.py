@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import ctypes
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,21 +30,23 @@ from .build import library, loaded, number_of
 if TYPE_CHECKING:
     from ...operators.op import Op
 
+Rules = Mapping[str, Callable[..., Iterable[Any]]]
+
 _CAPTURED = 4  # of runtime/mlx_node.cpp
 _PACKAGE = str(Path(__file__).resolve().parents[2])
 
 
-def answering(function: Any, owner: str) -> Any:
-    """A function whose errors reach the node that called it, as text: MLX raises its own error.
+def answering(rules: Rules, owner: str) -> Any:
+    """The function that a node calls: errors reach the node as text, and MLX raises its own.
 
     Args:
-        function: answers a node's queries.
+        rules: by a node's queries, what answers them: gives arrays, or what else is asked for.
         owner: what it answers for, such as ``"op 'square'"``.
     """
 
     def answer(query: str, *args: Any) -> Any:
         try:
-            return function(query, *args)
+            return tuple(rules[query](*args))
         except KeyboardInterrupt:
             raise
         except BaseException as error:
@@ -69,34 +72,23 @@ def as_tuple(outputs: Any) -> tuple[mx.array, ...]:
     return outputs if isinstance(outputs, tuple) else (outputs,)
 
 
-def rules(op: Op) -> Callable[..., tuple[Any, ...]]:
-    """The function that an op's nodes call for derivatives, batches and launches."""
+def rules(op: Op) -> dict[str, Callable[..., Iterable[Any]]]:
+    """What an op's nodes ask for derivatives, batches and launches."""
 
-    def answer(query: str, *args: Any) -> tuple[Any, ...]:
-        if query == "vjp":
-            primals, cotangents, outputs = args
-            cotangents = tuple(
-                mlx_batches.zeros_like(cotangent) if output.constant else cotangent
-                for output, cotangent in zip(op.rule.outputs, cotangents, strict=True)
-            )
-            grads = derivatives.vjp(op, primals, cotangents, outputs)
-            return mlx_batches.gradients(op, primals, grads)
-        if query == "jvp":
-            values, tangents = args
-            results = as_tuple(op(*values))
-            output_tangents = derivatives.jvp(op, values, tangents, results, mlx_batches.zeros_like)
-            return mlx_batches.tangents(op, results, output_tangents)
-        if query == "metal":
-            return tuple(mlx_gpu.by_stock_node(op, *args))
-        if query == "by_mlx":
-            return tuple(mlx_gpu.by_mlx(*args))
-        if query == "captured":
-            return mlx_gpu.captured(op, loaded().fr_mlx_scratch, *args)
-        if query == "run":
-            results = as_tuple(op_call.eager(op, *args))
-            mx.eval(results)
-            return results
-        values, axes = args
+    def vjp(primals: Any, cotangents: Any, outputs: Any) -> Iterable[Any]:
+        cotangents = tuple(
+            mlx_batches.zeros_like(cotangent) if output.constant else cotangent
+            for output, cotangent in zip(op.rule.outputs, cotangents, strict=True)
+        )
+        grads = derivatives.vjp(op, primals, cotangents, outputs)
+        return mlx_batches.gradients(op, primals, grads)
+
+    def jvp(values: Any, tangents: Any) -> Iterable[Any]:
+        results = as_tuple(op(*values))
+        output_tangents = derivatives.jvp(op, values, tangents, results, mlx_batches.zeros_like)
+        return mlx_batches.tangents(op, results, output_tangents)
+
+    def vmap(values: Any, axes: Any) -> Iterable[Any]:
         size = next(v.shape[a] for v, a in zip(values, axes, strict=True) if a is not None)
         arrays = mlx_batches.arrays(op, values, axes)
         results, result_axes = batching.batched(op, size, axes, values, op, arrays)
@@ -104,7 +96,20 @@ def rules(op: Op) -> Callable[..., tuple[Any, ...]]:
             op, size, results, result_axes, lambda value: arrays.repeat(value, 0, size)
         )
 
-    return answer
+    def run(values: Any) -> Iterable[Any]:
+        results = as_tuple(op_call.eager(op, values))
+        mx.eval(results)
+        return results
+
+    return {
+        "vjp": vjp,
+        "jvp": jvp,
+        "vmap": vmap,
+        "run": run,
+        "metal": partial(mlx_gpu.by_stock_node, op),
+        "by_mlx": mlx_gpu.by_mlx,
+        "captured": partial(mlx_gpu.captured, op, loaded().fr_mlx_scratch),
+    }
 
 
 # -- ops ----------------------------------------------------------------------------------------
@@ -198,10 +203,10 @@ def ruled(stock: mx.array, inputs_of: mx.array, rules: Any) -> mx.array:
     """A node with the value of ``inputs_of``, run as ``stock``, with rules made by `answering`.
 
     Both are results of one of MLX's functions quantized_matmul, gather_qmm, gather_mm, and
-    broadcast_arrays in a shapeless trace. The rules are called with "vjp", a tuple of primals, the
-    cotangent and the numbers of the primals whose gradients are wanted; "jvp", primals, tangents
-    and whose they are; "vmap", inputs and their axes (-1 for none). Each gives a tuple; the batch
-    of an output is its first axis. They must never go.
+    broadcast_arrays in a shapeless trace. "vjp" is called with a tuple of primals, the cotangent
+    and the numbers of the primals whose gradients are wanted; "jvp" with primals, tangents and
+    whose they are; "vmap" with inputs and their axes (-1 for none). Each gives arrays; the batch of
+    an output is its first axis. They must never go.
     """
     node: mx.array = answered(loaded().fr_mlx_ruled(stock, inputs_of, rules))
     return node

@@ -171,16 +171,6 @@ def added_at(values: mx.array, index: mx.array, like: mx.array, once: bool) -> m
 # -- rules ---------------------------------------------------------------------------------------
 
 
-def answers(name: str, vjp: Any, jvp: Any, vmap: Any) -> Any:
-    """Functions of ``name`` that give lists of arrays, as `mlx_node.ruled` takes rules."""
-    rules = {"vjp": vjp, "jvp": jvp, "vmap": vmap}
-
-    def answer(query: str, *args: Any) -> tuple[mx.array, ...]:
-        return tuple(rules[query](*args))
-
-    return mlx_node.answering(answer, name)
-
-
 def first(arrays: Arrays, axes: Numbers) -> list[mx.array]:
     """Arrays whose batches come first: of size 1 where they have none."""
     return [
@@ -209,4 +199,4 @@ def _broadcast() -> Any:
             aligned.append(array)
         return [alike(aligned[0], aligned[1])[0]]
 
-    return answers("broadcast_arrays", vjp, vjp, vmap)
+    return mlx_node.answering({"vjp": vjp, "jvp": vjp, "vmap": vmap}, "broadcast_arrays")
