@@ -40,11 +40,11 @@ struct Plan {
   object* python;    /* what is asked of Python: see hosts/mlx/node.py; lives as long */
   bool level0;       /* a kernel's call */
   bool fixed;        /* with numbers, which are the rest of this */
-  std::vector<mx::Shape> shapes;
-  std::vector<int32_t> dtypes;
-  uint32_t grid[6];
-  int64_t template_value; /* by which Python knows the template */
-  std::vector<std::string> fills; /* one element of each output, or none */
+  std::vector<mx::Shape> shapes{};
+  std::vector<int32_t> dtypes{};
+  uint32_t grid[6]{};
+  int64_t template_value{}; /* by which Python knows the template */
+  std::vector<std::string> fills{}; /* one element of each output, or none */
   std::string label = not_for_files(name);
 };
 

@@ -13,7 +13,9 @@ Nothing here imports MLX, or runs anything.
 
 from __future__ import annotations
 
+import functools
 import io
+import math
 import struct
 from collections.abc import Mapping, Sequence
 from typing import Any, BinaryIO, NamedTuple
@@ -30,6 +32,7 @@ DTYPES = {
 _NAMES = {number: name for name, (number, _) in DTYPES.items()}
 _MOST_DIMS, _MOST_ENTRIES, _MOST_BYTES = 64, 1 << 20, 1 << 28  # of a shape, a list, a text
 _SIZES = {letter: struct.calcsize(f"<{letter}") for letter in "?bBhHiIqQfd"}
+_LEAST = {**_SIZES, "s": 8, "*": 8, "o": 1, "D": 5, "V": 5, "!": 0}  # bytes
 
 
 class Array(NamedTuple):
@@ -194,56 +197,49 @@ class Reader:
 
     def value(self, layout: str, label: str) -> Any:
         """A value of this layout."""
-        return self._value(layout, 0, label)[0]
+        return self._value(_parsed(layout), label) if layout else None
 
-    def _value(self, layout: str, i: int, label: str) -> tuple[Any, int]:
-        letter = layout[i] if layout else ""
-        if not letter:
-            return None, i
-        if letter == "(":
-            parts, i = [], i + 1
-            while layout[i] != ")":
-                part, i = self._value(layout, i, label)
-                parts.append(part)
-            return tuple(parts), i + 1
-        if letter == "*":
-            size, end = least(layout, i + 1)
-            return [
-                self._value(layout, i + 1, label)[0]
-                for _ in range(self.count(max(size, 1), f"entries of {label}"))
-            ], end
-        if letter == "o":
-            if self.number("?", label):
-                return self._value(layout, i + 1, label)
-            return None, least(layout, i + 1)[1]
-        if letter == "V":
-            kind = self.number("i", label)
-            if kind not in (0, 1, 2):
-                raise self.damaged(f"{label} has a value of kind {kind}")
-            return self.number("if?"[kind], label), i + 1
-        if letter == "D":
-            return self.dtype(label), i + 1
-        if letter == "s":
-            return self.bytes(label), i + 1
-        if letter == "!":
+    def _value(self, layout: Any, label: str) -> Any:
+        kind, *parts = layout
+        if kind == "(":
+            return tuple([self._value(part, label) for part in parts])
+        if kind == "*":
+            count = self.count(max(_least(parts[0]), 1), f"entries of {label}")
+            return [self._value(parts[0], label) for _ in range(count)]
+        if kind == "o":
+            return self._value(parts[0], label) if self.number("?", label) else None
+        if kind == "V":
+            number = self.number("i", label)
+            if number not in (0, 1, 2):
+                raise self.damaged(f"{label} has a value of kind {number}")
+            return self.number("if?"[number], label)
+        if kind == "D":
+            return self.dtype(label)
+        if kind == "s":
+            return self.bytes(label)
+        if kind == "!":
             raise self.damaged(f"{label} has a state that MLX does not write")
-        return self.number(letter, label), i + 1
+        return self.number(kind, label)
 
 
-def least(layout: str, i: int) -> tuple[int, int]:
-    """The fewest bytes of the value whose layout begins at ``i``, and where the next one begins."""
-    letter = layout[i]
-    if letter == "(":
-        size, i = 0, i + 1
-        while layout[i] != ")":
-            more, i = least(layout, i)
-            size += more
-        return size, i + 1
-    if letter == "*":
-        return 8, least(layout, i + 1)[1]
-    if letter == "o":
-        return 1, least(layout, i + 1)[1]
-    return {"s": 8, "D": 5, "V": 5, "!": 0}.get(letter) or _SIZES[letter], i + 1
+@functools.cache
+def _parsed(layout: str) -> Any:
+    """A layout as a letter, ``("*", part)``, ``("o", part)``, or ``("(", part, …)``."""
+    letters = iter(layout)
+
+    def following() -> Any:
+        letter = next(letters)
+        if letter == "(":
+            return (letter, *iter(following, ")"))
+        return (letter, following()) if letter in "*o" else letter
+
+    return following()
+
+
+def _least(layout: Any) -> int:
+    """The fewest bytes of a value."""
+    kind, *parts = layout
+    return sum(map(_least, parts)) if kind == "(" else _LEAST[kind]
 
 
 def read(path: str, file: BinaryIO, layouts: Mapping[str, str], version: str) -> File:
@@ -317,9 +313,7 @@ def _function(
         elif reader.number("?", "the mark of constants"):
             if i not in constants:  # an earlier function may have it
                 array = reader.array("a constant")
-                size = DTYPES[array.dtype][1]
-                for dim in array.shape:
-                    size *= dim
+                size = DTYPES[array.dtype][1] * math.prod(array.shape)
                 constants[i] = Constant(array, reader.at, size)
                 reader.skip(size, f"a constant of shape {array.shape}")
             own_constants[i] = constants[i]
