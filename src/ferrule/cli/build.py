@@ -8,7 +8,7 @@ import click
 
 from .. import CompileError, DeviceError
 from .faults import Fault, readable
-from .inspect import not_compiled
+from .inspect import checked_architecture, not_compiled
 from .target import described, options
 
 # Launches in one row that between them need all that such launches can: whole threadgroups, whole
@@ -51,8 +51,7 @@ def command(architectures: tuple[str, ...], folder: str, **target_options: Any) 
     for note in notes:
         click.echo(f"note: {note}")
     for architecture in architectures:
-        if not architecture.startswith("sm_"):
-            raise Fault(f"--arch: got {architecture!r}, expected an architecture such as sm_90.")
+        checked_architecture(architecture)
         payloads = set()
         for grid, threadgroup in launches:
             try:

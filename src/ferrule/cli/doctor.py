@@ -15,6 +15,7 @@ import tempfile
 import textwrap
 import time
 import warnings
+from collections.abc import Iterable, Iterator
 from importlib import metadata
 from typing import Any
 
@@ -306,7 +307,7 @@ def show(report: Report, console: Console) -> None:
     console.print(Text(f"ferrule {report['ferrule']}", style="bold"))
     _print_rows(_system_rows(report), console)
     for title, rows_of in _SECTIONS:
-        if rows := rows_of(report):
+        if rows := [*rows_of(report)]:
             console.print(Text(f"\n{title}", style="bold"))
             _print_rows(rows, console)
     for problem in report["problems"]:
@@ -316,111 +317,101 @@ def show(report: Report, console: Console) -> None:
             console.print(Text(f"  {problem['fix']}", style="bold"))
 
 
-def _print_rows(rows: list[Row], console: Console) -> None:
+def _print_rows(rows: Iterable[Row], console: Console) -> None:
     for label, value, style in rows:
         console.print(Text.assemble(f"  {label:<20}", (value, style)))
 
 
-def _system_rows(report: Report) -> list[Row]:
+def _system_rows(report: Report) -> Iterator[Row]:
     python = report["python"]
-    return [
-        ("Python", f"{python['version']}, {python['path']}", ""),
-        ("system", f"{report['system']}, {report['processors']} processors", ""),
-    ]
+    yield "Python", f"{python['version']}, {python['path']}", ""
+    yield "system", f"{report['system']}, {report['processors']} processors", ""
 
 
-def _device_rows(report: Report) -> list[Row]:
-    rows = []
+def _device_rows(report: Report) -> Iterator[Row]:
     for device in report["devices"]:
         if device["runs"]:
             note = f" ({device['note']})" if device["note"] else ""
-            rows.append((device["name"], f"runs kernels{note}", "green"))
+            yield device["name"], f"runs kernels{note}", "green"
         else:
-            rows.append((device["name"], device["note"], "dim"))
-    return rows
+            yield device["name"], device["note"], "dim"
 
 
-def _compiler_rows(report: Report) -> list[Row]:
-    rows = []
+def _compiler_rows(report: Report) -> Iterator[Row]:
+    if not report["compilers"]:
+        yield "none", "", "red"
     for compiler in report["compilers"]:
         path = compiler["path"]
         if "error" in compiler:
-            rows.append(("unusable", f"{path}: {compiler['error']}", "yellow"))
+            yield "unusable", f"{path}: {compiler['error']}", "yellow"
         else:
             kind = "zig, clang" if compiler["kind"] == "zig" else compiler["kind"]
             used, style = (" (used)", "green") if compiler["used"] else ("", "")
-            rows.append((f"{kind} {compiler['version']}", f"{path}{used}", style))
-    return rows or [("none", "", "red")]
+            yield f"{kind} {compiler['version']}", f"{path}{used}", style
 
 
-def _runtime_rows(report: Report) -> list[Row]:
-    runtime = report["runtime"]
-    if runtime is None:
-        return [("missing", "", "red")]
-    return [(label, str(runtime[label]), "") for label in ("built", "threads", "repeated calls")]
+def _runtime_rows(report: Report) -> Iterator[Row]:
+    if report["runtime"] is None:
+        yield "missing", "", "red"
+    else:
+        yield from [(label, str(value), "") for label, value in report["runtime"].items()]
 
 
-def _driver_rows(report: Report) -> list[Row]:
+def _driver_rows(report: Report) -> Iterator[Row]:
     if report["driver"]["error"] is not None:
-        return []
-    rows = [("CUDA", report["driver"]["version"], "")]
+        return
+    yield "CUDA", report["driver"]["version"], ""
     for n, gpu in enumerate(report["driver"]["gpus"]):
         architecture = f"sm_{gpu['capability'].replace('.', '')}"
         memory = f"{readable(gpu['threadgroup_memory'])} of threadgroup memory"
-        rows.append((f"cuda:{n}", f"{gpu['name']}, {architecture}, {memory}", ""))
-    return rows
+        yield f"cuda:{n}", f"{gpu['name']}, {architecture}, {memory}", ""
 
 
-def _nvrtc_rows(report: Report) -> list[Row]:
+def _nvrtc_rows(report: Report) -> Iterator[Row]:
     library, disassembler = report["nvrtc"], report["nvdisasm"]
     if library is None:
         needed = "needed for NVIDIA GPUs alone: pip install nvidia-cuda-nvrtc"
-        rows = [("not found", needed, "dim")]
+        yield "not found", needed, "dim"
     else:
         missing = library["headers_missing"]
         headers = missing or ", ".join(library["headers"])
-        rows = [
-            (library["version"], library["path"], ""),
-            ("architectures", f"sm_: {', '.join(map(str, library['architectures']))}", ""),
-            ("CUDA's headers", headers, "dim" if missing else ""),
-        ]
+        yield library["version"], library["path"], ""
+        yield "architectures", f"sm_: {', '.join(map(str, library['architectures']))}", ""
+        yield "CUDA's headers", headers, "dim" if missing else ""
     if disassembler is None:
-        return [*rows, ("nvdisasm", f"not found; to see machine code: {nvdisasm.REMEDY}", "dim")]
-    return [*rows, ("nvdisasm", disassembler["path"], "")]
+        yield "nvdisasm", f"not found; to see machine code: {nvdisasm.REMEDY}", "dim"
+    else:
+        yield "nvdisasm", disassembler["path"], ""
 
 
-def _host_rows(report: Report) -> list[Row]:
-    rows = []
+def _host_rows(report: Report) -> Iterator[Row]:
     for name, version in report["hosts"].items():
-        rows.append((name, version or "not installed", "" if version else "dim"))
+        yield name, version or "not installed", "" if version else "dim"
         if name == "mlx" and report["mlx"]:
             nodes, error = report["mlx"]["nodes"], report["mlx"]["error"]
             later = "not built yet: the first call with MLX's arrays does, once, in some seconds"
-            rows.append(("  ferrule's nodes", error or nodes or later, "yellow" if error else ""))
-    return rows
+            yield "  ferrule's nodes", error or nodes or later, "yellow" if error else ""
 
 
-def _cache_rows(report: Report) -> list[Row]:
+def _cache_rows(report: Report) -> Iterator[Row]:
     disk = report["cache"]
     usable = "yes, private to this user" if disk["usable"] else f"no: {disk['reason']}"
     size = f"{readable(disk['bytes'])} of {readable(disk['max_bytes'])}"
-    return [
-        ("folder", disk["path"], ""),
-        ("usable", usable, "" if disk["usable"] else "red"),
-        ("entries", f"{disk['entries']}, {size}", ""),
-    ]
+    yield "folder", disk["path"], ""
+    yield "usable", usable, "" if disk["usable"] else "red"
+    yield "entries", f"{disk['entries']}, {size}", ""
 
 
-def _environment_rows(report: Report) -> list[Row]:
-    variables = report["environment"].items()
-    return [(name, value or "not set", "" if value else "dim") for name, value in variables]
+def _environment_rows(report: Report) -> Iterator[Row]:
+    for name, value in report["environment"].items():
+        yield name, value or "not set", "" if value else "dim"
 
 
-def _check_rows(report: Report) -> list[Row]:
-    check = report["check"]
-    if check["ok"]:
-        return [("compile and run", f"ok, {check['seconds']:.2f} s", "green")]
-    return [("compile and run", "failed: see below", "red")]
+def _check_rows(report: Report) -> Iterator[Row]:
+    if report["check"]["ok"]:
+        yield "compile and run", f"ok, {report['check']['seconds']:.2f} s", "green"
+    else:
+        yield "compile and run", "failed: see below", "red"
 
 
 # A section without rows is left out.

@@ -72,7 +72,7 @@ def _print_texts(wanted: str | None, arch: str, kernel: AnyKernel, call: dict[st
     """All texts of a kernel, or the one that is asked for."""
     alone = wanted is not None
     if wanted == "cuda":
-        text = kernel.text(_architecture(arch), **call)
+        text = kernel.text(checked_architecture(arch), **call)
         try:
             _print_cuda(text, arch, lambda target: kernel.compile(target, **call))
         except CompileError as error:
@@ -106,10 +106,10 @@ def _print_unit(wanted: str | None, arch: str, unit: DescribedUnit) -> None:
     """
     try:
         if wanted == "cuda":
-            _print_cuda(unit.text, _architecture(arch), unit.compile)
+            _print_cuda(unit.text, checked_architecture(arch), unit.compile)
         else:
             click.echo(unit.text, nl=False)
-            unit.compile(_architecture(arch))
+            unit.compile(checked_architecture(arch))
             click.echo("note: compiles")
     except CompileError as error:
         raise Fault(str(error)) from error
@@ -117,7 +117,7 @@ def _print_unit(wanted: str | None, arch: str, unit: DescribedUnit) -> None:
         click.echo(f"note: not compiled: {error}")
 
 
-def _architecture(arch: str) -> str:
+def checked_architecture(arch: str) -> str:
     """An architecture that was asked for.
 
     Raises:

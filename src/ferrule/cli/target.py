@@ -10,10 +10,10 @@ import re
 import sys
 import traceback
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar, overload
+from typing import Any, NamedTuple, TypeVar
 
 import click
 
@@ -117,15 +117,7 @@ def described(
 # -- the kernel ------------------------------------------------------------------------------------
 
 
-@overload
-def find_kernel(target: str) -> tuple[str, AnyKernel]: ...
-
-
-@overload
-def find_kernel(target: str, *, ops: bool) -> tuple[str, AnyKernel | Op]: ...
-
-
-def find_kernel(target: str, *, ops: bool = False) -> tuple[str, AnyKernel | Op]:
+def find_kernel(target: str, *, ops: bool = False) -> tuple[str, Any]:
     """The kernel that ``FILE:NAME``, ``package.module:NAME`` or either without NAME stands for.
 
     With ``ops``, it may be an op.
@@ -143,9 +135,7 @@ def find_kernel(target: str, *, ops: bool = False) -> tuple[str, AnyKernel | Op]
         raise Fault(f"{target!r}: expected FILE:NAME or package.module:NAME.")
     module = _load(place)
     if not path:
-        kernels: dict[str, AnyKernel | Op] = dict(_kernels(module))
-        if ops and not kernels:
-            kernels = {n: v for n, v in vars(module).items() if isinstance(v, Op)}
+        kernels = _of_kind(AnyKernel, module) or (_of_kind(Op, module) if ops else {})
         if len(kernels) == 1:
             return next(iter(kernels.items()))
         kinds = "ops" if any(isinstance(kernel, Op) for kernel in kernels.values()) else "kernels"
@@ -156,13 +146,13 @@ def find_kernel(target: str, *, ops: bool = False) -> tuple[str, AnyKernel | Op]
         try:
             value = getattr(value, part)
         except AttributeError:
-            names = ", ".join(n for n, _ in _kernels(module)) or "none"
+            names = ", ".join(_of_kind(AnyKernel, module)) or "none"
             raise Fault(f"there is no {path!r} in {place!r}; kernels there: {names}.") from None
     if isinstance(value, types.FunctionType):
         _check_callable(path, place, value)
         value = _call(f"{path}()", value)
     if not isinstance(value, AnyKernel) and not (ops and isinstance(value, Op)):
-        names = ", ".join(n for n, _ in _kernels(module)) or "none"
+        names = ", ".join(_of_kind(AnyKernel, module)) or "none"
         kind = f"{type(value).__module__}.{type(value).__qualname__}"
         raise Fault(
             f"{path!r} in {place!r} is a {kind}, not a kernel that ferrule made; "
@@ -189,10 +179,8 @@ def _check_callable(path: str, place: str, function: types.FunctionType) -> None
         )
 
 
-def _kernels(module: types.ModuleType) -> Iterator[tuple[str, AnyKernel]]:
-    for name, value in vars(module).items():
-        if isinstance(value, AnyKernel):
-            yield name, value
+def _of_kind(kind: Any, module: types.ModuleType) -> dict[str, Any]:
+    return {name: value for name, value in vars(module).items() if isinstance(value, kind)}
 
 
 def _load(place: str) -> types.ModuleType:
