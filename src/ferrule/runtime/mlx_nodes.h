@@ -417,15 +417,14 @@ class Node : public Bare {
                      void* const* pointers, mx::cu::CommandEncoder& encoder) {
     static thread_local Capture capture;
     Gil gil;
-    object* at = tuple_of(w.call.pointer, plan->op->inputs);
-    object* to = tuple_of(pointers, plan->op->outputs);
     mx::Stream s = stream();
     CUgraph_st* graph = nullptr;
     object* found;
     evaluated_on = &s;
     Capture::check(capture.begin(capture.stream, 2 /* relaxed: a kernel may be loaded meanwhile */));
     try {
-      found = ask(plan->python, "captured", {of_inputs(arrays), at, to, PyLong_FromVoidPtr(capture.stream), PyLong_FromLong(s.device.index)});
+      found = ask(plan->python, "captured", {of_inputs(arrays), tuple_of(w.call.pointer, plan->op->inputs), tuple_of(pointers, plan->op->outputs),
+                                             PyLong_FromVoidPtr(capture.stream), PyLong_FromLong(s.device.index)});
     } catch (...) {
       capture.end(capture.stream, &graph);
       if (graph) capture.destroy(graph);

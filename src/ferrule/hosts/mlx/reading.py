@@ -202,8 +202,8 @@ class _StepMaker:
         for i, constant in function.constants.items():
             if i not in self.arrays:
                 self.arrays[i] = self._constant(constant)
-        arrays = dict(function.inputs)
-        arrays.update((i, constant.array) for i, constant in function.constants.items())
+        constants = {i: constant.array for i, constant in function.constants.items()}
+        arrays = dict(function.inputs) | constants
         levels: dict[int, int] = {}  # by id: how many kernels come before it, one after the other
         parts: list[list[Operation]] = []
         kernels: list[list[Operation]] = []
@@ -219,11 +219,8 @@ class _StepMaker:
         needed = set(function.outputs)
         steps: list[Step] = []
         for part, following in zip(reversed(parts), reversed(kernels), strict=True):
-            kernel_steps = [
-                self._kernels.kernel(operation, arrays, function) for operation in following
-            ]
+            steps += reversed([self._kernels.kernel(each, arrays, function) for each in following])
             needed.update(i for operation in following for i in operation.inputs)
-            steps += reversed(kernel_steps)
             if part:
                 steps.append(self._part(part, arrays, needed))
             needed.update(i for operation in part for i in operation.inputs)
@@ -233,14 +230,11 @@ class _StepMaker:
         kind = dtypes.BY_NAME[constant.array.dtype]
         self._file.seek(constant.offset)
         data = self._file.read(constant.size)
-        elements = np.frombuffer(data, np.uint16 if kind.name == "bfloat16" else kind.numpy)
-        elements = elements.reshape(constant.array.shape)
-        if kind.name == "bfloat16":
-            array = mx.view(mx.array(elements), mx.bfloat16, stream=mx.cpu)
-        elif kind.name == "float64":
-            array = mx.view(mx.array(elements.view(np.uint64)), mx.float64, stream=mx.cpu)
-        else:
+        bits = {"bfloat16": np.uint16, "float64": np.uint64}.get(kind.name)  # or MLX casts them
+        elements = np.frombuffer(data, bits or kind.numpy).reshape(constant.array.shape)
+        if bits is None:
             return mx.array(elements)
+        array = mx.view(mx.array(elements), mlx.DTYPES[kind.name], stream=mx.cpu)
         mx.eval(array)
         return array
 
