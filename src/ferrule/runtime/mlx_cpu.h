@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
+#include <functional>
 #include <mutex>
 
 #include "mlx/allocator.h"
@@ -31,20 +32,7 @@ struct Job {
     mx::Shape shape;
   };
   std::vector<Written> outputs;
-  struct Copy {
-    const char* from;
-    char* to;
-    size_t item;
-    int input;
-    int64_t strides[FR_MAX_NDIM]; /* of what is copied */
-  };
-  std::vector<Copy> copies;
-  struct Fill {
-    char* at;
-    size_t count;
-    std::string element;
-  };
-  std::vector<Fill> fills;
+  std::vector<std::function<void()>> first; /* what comes before the kernel: fills, copies of inputs */
 };
 
 /* Jobs that are done, to be used again: each is of many kB, which is dear to allocate on one thread and
@@ -68,8 +56,7 @@ std::shared_ptr<Job> new_job() {
   return std::shared_ptr<Job>(job ? job : new Job, [](Job* job) {
     job->memory.clear();
     job->outputs.clear();
-    job->copies.clear();
-    job->fills.clear();
+    job->first.clear();
     std::lock_guard<std::mutex> guard(jobs.mutex);
     if (jobs.done.size() < most_jobs)
       jobs.done.push_back(job);
@@ -107,16 +94,14 @@ void allocate_on_host(mx::array& a, What what, size_t more = 0) {
                            " bytes of memory; this machine does not have them.");
 }
 
-/* A row-contiguous copy. */
-void copy_strided(const char* from, char* to, size_t item, int ndim, const int64_t* sizes,
-                  const int64_t* strides) {
+/* A row-contiguous copy of an array that is not empty. */
+void copy_strided(const char* from, char* to, size_t item, const mx::Shape& sizes, const mx::Strides& strides) {
+  int ndim = static_cast<int>(sizes.size());
   if (ndim == 0) {
     memcpy(to, from, item);
     return;
   }
   int64_t at[FR_MAX_NDIM] = {0}, inner = sizes[ndim - 1], step = strides[ndim - 1] * (int64_t)item;
-  for (int d = 0; d < ndim; d++)
-    if (sizes[d] == 0) return;
   for (;;) {
     const char* row = from;
     for (int d = 0; d < ndim - 1; d++) row += at[d] * strides[d] * (int64_t)item;
@@ -137,6 +122,16 @@ void copy_strided(const char* from, char* to, size_t item, int ndim, const int64
       at[d] = 0;
     }
     if (d < 0) return;
+  }
+}
+
+/* Fills an array with an element. */
+void fill(char* at, size_t count, const std::string& element) {
+  size_t n = element.size();
+  if (element.find_first_not_of('\0') == std::string::npos) {
+    memset(at, 0, count * n);
+  } else {
+    for (size_t i = 0; i < count; i++) memcpy(at + i * n, element.data(), n);
   }
 }
 
@@ -185,16 +180,7 @@ void raise_late() {
 }
 
 void run(Job& job) {
-  for (const Job::Copy& c : job.copies)
-    copy_strided(c.from, c.to, c.item, job.work.call.input[c.input].ndim, job.work.sizes[c.input], c.strides);
-  for (const Job::Fill& f : job.fills) {
-    size_t n = f.element.size();
-    if (f.element.find_first_not_of('\0') == std::string::npos) {
-      memset(f.at, 0, f.count * n);
-    } else {
-      for (size_t i = 0; i < f.count; i++) memcpy(f.at + i * n, f.element.data(), n);
-    }
-  }
+  for (const auto& step : job.first) step();
   if (!job.work.entry) return;
   fr_progress progress;
   progress.parts = 0;

@@ -140,55 +140,41 @@ API object* fr_mlx_record_call(const char*, object*, object*, object*, object*) 
 namespace {
 
 template <class T>
-concept Iterable = requires(T& t) { t.begin(); t.end(); };
-
-template <class T>
-struct Layout { /* all else */
-  static void write(std::string& s) {
-    if constexpr (std::is_same_v<T, bool>) {
-      s += '?';
-    } else if constexpr (std::is_floating_point_v<T>) {
-      s += sizeof(T) == 4 ? 'f' : 'd';
-    } else if constexpr (std::is_integral_v<T>) {
-      static_assert(sizeof(T) <= 8);
-      const char* letters = std::is_signed_v<T> ? "bhiq" : "BHIQ";
-      s += letters[sizeof(T) == 1 ? 0 : sizeof(T) == 2 ? 1 : sizeof(T) == 4 ? 2 : 3];
-    } else if constexpr (std::is_enum_v<T>) {
-      s += 'i';
-    } else if constexpr (std::is_same_v<T, std::nullptr_t>) { /* takes no room */
-    } else if constexpr (std::is_same_v<T, mx::Dtype>) {
-      s += 'D';
-    } else if constexpr (std::is_same_v<T, std::string>) {
-      s += 's';
-    } else if constexpr (Iterable<T>) {
-      s += '*';
-      Layout<typename T::value_type>::write(s);
-    } else {
-      s += '!'; /* MLX does not write it either */
-    }
-  }
-};
-template <class... T>
-struct Layout<std::tuple<T...>> {
-  static void write(std::string& s) {
-    s += '(';
-    (Layout<std::decay_t<T>>::write(s), ...);
-    s += ')';
-  }
-};
-template <class A, class B>
-struct Layout<std::pair<A, B>> : Layout<std::tuple<A, B>> {};
-template <class T>
-struct Layout<std::optional<T>> {
-  static void write(std::string& s) {
+void write_layout(std::string& s) {
+  if constexpr (std::is_same_v<T, bool>) {
+    s += '?';
+  } else if constexpr (std::is_floating_point_v<T>) {
+    s += sizeof(T) == 4 ? 'f' : 'd';
+  } else if constexpr (std::is_integral_v<T>) {
+    static_assert(sizeof(T) <= 8);
+    const char* letters = std::is_signed_v<T> ? "bhiq" : "BHIQ";
+    s += letters[sizeof(T) == 1 ? 0 : sizeof(T) == 2 ? 1 : sizeof(T) == 4 ? 2 : 3];
+  } else if constexpr (std::is_enum_v<T>) {
+    s += 'i';
+  } else if constexpr (std::is_same_v<T, std::nullptr_t>) { /* takes no room */
+  } else if constexpr (std::is_same_v<T, mx::Dtype>) {
+    s += 'D';
+  } else if constexpr (std::is_same_v<T, std::string>) {
+    s += 's';
+  } else if constexpr (requires { std::variant_size<T>::value; }) { /* MLX has one of int, float and bool */
+    s += 'V';
+  } else if constexpr (requires(T& t) { t.has_value(); }) {
     s += 'o';
-    Layout<T>::write(s);
+    write_layout<typename T::value_type>(s);
+  } else if constexpr (requires { std::tuple_size<T>::value; }) {
+    auto write_parts = [&s]<size_t... I>(std::index_sequence<I...>) {
+      (write_layout<std::decay_t<std::tuple_element_t<I, T>>>(s), ...);
+    };
+    s += '(';
+    write_parts(std::make_index_sequence<std::tuple_size_v<T>>());
+    s += ')';
+  } else if constexpr (requires(T& t) { t.begin(); t.end(); }) {
+    s += '*';
+    write_layout<typename T::value_type>(s);
+  } else {
+    s += '!'; /* MLX does not write it either */
   }
-};
-template <class... T>
-struct Layout<std::variant<T...>> { /* MLX has one of int, float and bool */
-  static void write(std::string& s) { s += 'V'; }
-};
+}
 
 template <class F>
 constexpr bool has_metadata = requires(const F& f) { f.metadata(); };
@@ -198,7 +184,7 @@ void describe(std::string& s, const char* name) {
   s += name;
   s += ' ';
   if constexpr (requires(P& p) { p.state(); })
-    Layout<std::decay_t<decltype(std::declval<P&>().state())>>::write(s);
+    write_layout<std::decay_t<decltype(std::declval<P&>().state())>>(s);
   s += '\n';
 }
 

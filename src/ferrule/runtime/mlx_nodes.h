@@ -3,7 +3,6 @@
 #ifndef FERRULE_MLX_NODES_H
 #define FERRULE_MLX_NODES_H
 
-#include <algorithm>
 #include <cstring>
 #include <functional>
 #include <memory>
@@ -221,27 +220,29 @@ class Node : public Bare {
       encoder.set_output_array(out);
       job->memory.push_back(out.data_shared_ptr());
       job->outputs.push_back({out.data<char>(), out.nbytes(), plan->op->output_name[i], out.shape()});
-      if (!plan->fills.empty())
-        job->fills.push_back({out.data<char>(), out.size(), plan->fills[i]});
-      else if (w.body->zeroed)
-        job->fills.push_back({out.data<char>(), out.nbytes(), std::string(1, '\0')});
+      if (!plan->fills.empty() || w.body->zeroed) {
+        std::string element = plan->fills.empty() ? std::string(out.itemsize(), '\0') : plan->fills[i];
+        job->first.push_back([at = out.data<char>(), count = out.size(), element] { fill(at, count, element); });
+      }
     }
     size_t next = 0;
     for (int i = 0; i < plan->op->inputs; i++) {
       if (!fr_is_array(&w.call, i)) continue;
       const mx::array& a = inputs[next++];
       encoder.set_input_array(a);
-      if (!w.body->contiguous || a.flags().row_contiguous || a.size() == 0) continue;
+      if (!w.entry || !w.body->contiguous || a.flags().row_contiguous || a.size() == 0) continue;
       mx::array copy(a.shape(), a.dtype(), nullptr, {});
       allocate_on_host(copy, [&] { return plan->name + ": a row-contiguous copy of input " + std::to_string(i + 1) + " of " + std::to_string(plan->op->inputs); });
-      Job::Copy& c = job->copies.emplace_back(Job::Copy{static_cast<const char*>(w.call.pointer[i]), copy.data<char>(), a.itemsize(), i, {}});
-      std::copy_n(w.strides[i], a.ndim(), c.strides);
+      char* to = copy.data<char>();
+      job->first.push_back([from = a.data<char>(), to, item = a.itemsize(), sizes = a.shape(), strides = a.strides()] {
+        copy_strided(from, to, item, sizes, strides);
+      });
       fr_row_strides(w.call.input[i].ndim, w.sizes[i], w.strides[i]); /* the kernel is given what it sees of the copy */
-      w.call.pointer[i] = copy.data<char>();
+      w.call.pointer[i] = to;
       job->memory.push_back(copy.data_shared_ptr());
     }
     if (w.entry) fr_prepare_cpu(&w.call, w.entry, w.body, pointers, &job->cpu);
-    if (!w.entry && job->fills.empty()) return;
+    if (!w.entry && job->first.empty()) return;
     job->name = plan->name;
     encoder.dispatch([job]() { run(*job); });
   }

@@ -211,44 +211,27 @@ class Ops(NamedTuple):
 @functools.cache
 def ops() -> Ops:
     """The ops, declared at the first call."""
-    i = "uint i = thread_position_in_grid.x; "
-    repeated = op(
-        "ferrule_repeated",
+
+    def each(name: str, rule: str, body: str, grid: Any = "x.size", **more: Any) -> Op:
+        text = f"uint i = thread_position_in_grid.x; {body}"
+        return op(f"ferrule_{name}", rule, grid=grid, threadgroup=256, metal=text, **more)
+
+    repeated = each(
+        "repeated",
         "x[*R]:T, like[B,*L]:U -> y[B,*R]:T",
-        grid=("x.size", "B", 1),
-        threadgroup=(256, 1, 1),
-        metal=i + "y[size_t(thread_position_in_grid.y) * threads_per_grid.x + i] = x[i];",
+        "y[size_t(thread_position_in_grid.y) * threads_per_grid.x + i] = x[i];",
+        ("x.size", "B", 1),
     )
-    summed = op(
-        "ferrule_summed",
+    summed = each(
+        "summed",
         "x[B,*R]:T -> y[*R]:T",
-        grid="y.size",
-        threadgroup=256,
-        metal=i + "typename ConditionalType<sizeof(T) == 2, float, T>::type sum = 0;"
+        "typename ConditionalType<sizeof(T) == 2, float, T>::type sum = 0;"
         "for (int b = 0; b < B; b++) sum += x[size_t(b) * threads_per_grid.x + i]; y[i] = T(sum);",
+        "y.size",
     )
-    merged = op(
-        "ferrule_merged",
-        "x[A,B,*R]:T -> y[A*B,*R]:T",
-        grid="x.size",
-        threadgroup=256,
-        metal=i + "y[i] = x[i];",
-    )
-    parted = op(
-        "ferrule_parted",
-        "x[M,*R]:T, like[A,B,*L]:U -> y[A,B,*R]:T",
-        grid="x.size",
-        threadgroup=256,
-        metal=i + "y[i] = x[i];",
-    )
-    zeros = op(
-        "ferrule_zeros",
-        "x[*S]:T -> y[*S]:T",
-        grid="x.size",
-        threadgroup=256,
-        metal=i + "y[i] = T(0);",
-        ensure_row_contiguous=False,
-    )
+    merged = each("merged", "x[A,B,*R]:T -> y[A*B,*R]:T", "y[i] = x[i];")
+    parted = each("parted", "x[M,*R]:T, like[A,B,*L]:U -> y[A,B,*R]:T", "y[i] = x[i];")
+    zeros = each("zeros", "x[*S]:T -> y[*S]:T", "y[i] = T(0);", ensure_row_contiguous=False)
     zeros.def_vjp(lambda primals, cotangents, outputs: [None], version="none")
     zeros.def_jvp(lambda primals, tangents, outputs: [outputs[0]], version="zeros")
     # The others are linear: forwards they do to a tangent what they do to a value.

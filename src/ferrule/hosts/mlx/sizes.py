@@ -96,12 +96,10 @@ def starts(array: mx.array) -> mx.array:
 
 def alike(a: mx.array, b: mx.array) -> tuple[mx.array, mx.array]:
     """Both broadcast to one shape."""
-    pair: Any = mx.broadcast_arrays(a, b)
+    a, b = mx.broadcast_arrays(a, b)
     if shapeless():
-        return mlx_node.ruled(pair[0], pair[0], _broadcast()), mlx_node.ruled(
-            pair[1], pair[1], _broadcast()
-        )
-    return pair[0], pair[1]
+        a, b = (mlx_node.ruled(array, array, _broadcast()) for array in (a, b))
+    return a, b
 
 
 def alike_but(axis: int, *arrays: mx.array) -> list[mx.array]:
