@@ -97,24 +97,21 @@ class Ruled : public Stock {
   std::vector<mx::array> vjp(const std::vector<mx::array>& primals,
                              const std::vector<mx::array>& cotangents,
                              const std::vector<int>& argnums, const std::vector<mx::array>&) override {
-    Gil gil;
-    On on(this->stream());
+    InPython in_python(this->stream());
     return arrays_in(Reference(ask(rules, "vjp", {tuple_of(primals), wrapped(cotangents[0]), tuple_of(argnums)})));
   }
 
   std::vector<mx::array> jvp(const std::vector<mx::array>& primals,
                              const std::vector<mx::array>& tangents,
                              const std::vector<int>& argnums) override {
-    Gil gil;
-    On on(this->stream());
+    InPython in_python(this->stream());
     return arrays_in(Reference(ask(rules, "jvp", {tuple_of(primals), tuple_of(tangents), tuple_of(argnums)})));
   }
 
   /* The batch comes first in what the rule gives. */
   std::pair<std::vector<mx::array>, std::vector<int>> vmap(const std::vector<mx::array>& inputs,
                                                            const std::vector<int>& axes) override {
-    Gil gil;
-    On on(this->stream());
+    InPython in_python(this->stream());
     return {arrays_in(Reference(ask(rules, "vmap", {tuple_of(inputs), tuple_of(axes)}))), {0}};
   }
 

@@ -49,6 +49,13 @@ struct On {
   }
 };
 
+/* Holds Python's lock meanwhile, too. */
+struct InPython {
+  Gil gil;
+  On on;
+  explicit InPython(mx::Stream s) : on(s) {}
+};
+
 /* The tuple that a function of Python gives for a word and arguments, which are given away. */
 object* ask(object* function, const char* what, std::vector<object*> arguments) {
   arguments.insert(arguments.begin(), PyUnicode_FromString(what));
@@ -315,8 +322,7 @@ class Node : public Bare {
                              const std::vector<mx::array>& cotangents,
                              const std::vector<int>& argnums,
                              const std::vector<mx::array>& outputs) override {
-    Gil gil;
-    On on(stream());
+    InPython in_python(stream());
     Reference found(ask(plan->python, "vjp", {of_inputs(primals), tuple_of(cotangents), tuple_of(outputs)}));
     std::vector<mx::array> grads;
     std::vector<int> place = places();
@@ -327,8 +333,7 @@ class Node : public Bare {
   std::vector<mx::array> jvp(const std::vector<mx::array>& primals,
                              const std::vector<mx::array>& tangents,
                              const std::vector<int>& argnums) override {
-    Gil gil;
-    On on(stream());
+    InPython in_python(stream());
     if (plan->level0) return missing("jvp", primals, {});
     std::vector<int> place = places();
     object* given_tangents = nones(asked());
@@ -339,8 +344,7 @@ class Node : public Bare {
 
   std::pair<std::vector<mx::array>, std::vector<int>> vmap(const std::vector<mx::array>& inputs,
                                                            const std::vector<int>& axes) override {
-    Gil gil;
-    On on(stream());
+    InPython in_python(stream());
     if (plan->level0)
       return {missing("vmap", inputs, axes), std::vector<int>(static_cast<size_t>(plan->op->outputs), 0)};
     std::vector<int> place = places();
@@ -378,8 +382,7 @@ class Node : public Bare {
     if (!w.body->contiguous) read_strides(w, *plan, inputs);
     const void* fill = plan->fills.empty() ? nullptr : plan->fills[0].data();
     std::vector<mx::array> leaves = leaves_of(inputs);
-    Gil gil;
-    On on(stream());
+    InPython in_python(stream());
     take(ask(plan->python, "by_mlx", {of_inputs(leaves), PyLong_FromVoidPtr(&w.call.request), PyLong_FromVoidPtr(const_cast<void*>(fill)), PyLong_FromLong(w.body->contiguous)}), outputs);
   }
 
@@ -404,8 +407,7 @@ class Node : public Bare {
   /* Lets MLX's own node do it, made anew for these inputs. */
   void eval_metal(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) {
     if (!(plan->devices & CPU)) return eval_python(inputs, outputs);
-    Gil gil;
-    On on(stream());
+    InPython in_python(stream());
     mx::array first = array_at(Reference(ask(plan->python, "metal", {of_inputs(inputs)})), 0);
     std::vector<mx::array> given = first.inputs();
     first.primitive().eval_gpu(given, outputs);

@@ -102,6 +102,12 @@ struct Work {
   throw std::invalid_argument(text ? text : "ferrule: a kernel's call failed");
 }
 
+/* Has Python say what is wrong. */
+[[noreturn]] void refuse_by_python(Work& w) {
+  fr_shared.resolve(&w.call.request);
+  refuse(w);
+}
+
 std::string shown(const mx::Shape& shape) {
   std::string text = "(";
   for (size_t i = 0; i < shape.size(); i++) text += (i ? ", " : "") + std::to_string(shape[i]);
@@ -184,28 +190,18 @@ void bind(Work& w, const Plan& plan, bool gpu) {
   }
   bool good = true;
   for (int i = 0; i < op->inputs; i++) good = good && c->input[i].dtype != -2;
-  if (!good || fr_rule_bind(op->program, c->input, &w.found)) {
-    fr_shared.resolve(&c->request);
-    refuse(w);
-  }
+  if (!good || fr_rule_bind(op->program, c->input, &w.found)) refuse_by_python(w);
   w.body = nullptr;
   if (!(plan.devices & c->request.device_type)) {
     if (plan.elsewhere & c->request.device_type) return;
-    fr_shared.resolve(&c->request);
-    refuse(w);
+    refuse_by_python(w);
   }
   int b = fr_choose(c, &w.found);
-  if (b < 0 || !fr_work_out(c, &op->body[b], &w.found)) {
-    fr_shared.resolve(&c->request);
-    refuse(w);
-  }
+  if (b < 0 || !fr_work_out(c, &op->body[b], &w.found)) refuse_by_python(w);
   c->request.body = b;
   c->request.output = w.found.outputs;
   w.body = &op->body[b];
-  if (fr_no_thread(c) && !w.body->zeroed && plan.fills.empty() && fr_unwritten(op, &w.found)) {
-    fr_shared.resolve(&c->request);
-    refuse(w);
-  }
+  if (fr_no_thread(c) && !w.body->zeroed && plan.fills.empty() && fr_unwritten(op, &w.found)) refuse_by_python(w);
 }
 
 void find_entry(Work& w, bool evaluated = false) {

@@ -375,10 +375,13 @@ def write(file: File) -> bytes:
     for function in file.functions:
         out += [_count(function.keywords), *map(_text, function.keywords)]
         ids = [i for i, _ in function.inputs]
-        out += [_ids(ids), _count(ids)]
+        out += [_list("Q", ids), _count(ids)]
         for _, array in function.inputs:
-            out += [_shape(array.shape), _dtype(array.dtype)]
-        out += [_ids(function.outputs), struct.pack("<Q", len(ids) + len(function.operations))]
+            out += [_list("i", array.shape), _dtype(array.dtype)]
+        out += [
+            _list("Q", function.outputs),
+            struct.pack("<Q", len(ids) + len(function.operations)),
+        ]
         out += [struct.pack("<Q??", i, False, False) for i in ids]
         for operation in function.operations:
             out.append(_operation_bytes(operation))
@@ -388,16 +391,16 @@ def write(file: File) -> bytes:
 def _operation_bytes(operation: Operation) -> bytes:
     out = [
         struct.pack("<Q?", operation.on_tape, True),
-        _ids(operation.inputs),
+        _list("Q", operation.inputs),
         struct.pack("<iii", operation.stream, operation.device, 0),
         _text(operation.name),
         operation.state,
         struct.pack("<Q", 0 if operation.alone else len(operation.outputs) - 1),
     ]
-    shapes = [_shape(array.shape) for array in operation.arrays]
+    shapes = [_list("i", array.shape) for array in operation.arrays]
     dtypes = [_dtype(array.dtype) for array in operation.arrays]
     if not operation.alone:
-        out.append(_ids(operation.outputs))
+        out.append(_list("Q", operation.outputs))
         shapes.insert(0, _count(shapes))
         dtypes.insert(0, _count(dtypes))
     return b"".join([*out, *shapes, *dtypes])
@@ -411,12 +414,8 @@ def _text(value: str) -> bytes:
     return struct.pack("<Q", len(value.encode())) + value.encode()
 
 
-def _ids(values: Sequence[int]) -> bytes:
-    return struct.pack(f"<Q{len(values)}Q", len(values), *values)
-
-
-def _shape(value: Shape) -> bytes:
-    return struct.pack(f"<Q{len(value)}i", len(value), *value)
+def _list(letter: str, values: Sequence[int]) -> bytes:
+    return struct.pack(f"<Q{len(values)}{letter}", len(values), *values)
 
 
 def _dtype(name: str) -> bytes:

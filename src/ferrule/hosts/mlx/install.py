@@ -29,7 +29,6 @@ from ...kernels.call import MetalKernel
 from ...kernels.cuda import CudaKernel
 from . import build as mlx_build
 from . import matmul as mlx_matmul
-from . import node as mlx_node
 
 _installed: dict[int, tuple[Any, Any]] = {}  # by what is replaced: that, and what stands for it
 _changing = threading.RLock()  # what modules hold
@@ -153,17 +152,19 @@ class InstalledFunction(mx.custom_function):  # type: ignore[misc, unused-ignore
 
         @functools.wraps(f)
         def function(*args: Any, **kwargs: Any) -> Any:
-            before = mlx_node.traced()
+            native = mlx_build.library()
+            before = native.fr_mlx_traced() if native else 0
             result = f(*args, **kwargs)
-            if not rules[0] or mlx_node.traced() == before:
+            if not rules[0] or native is None or native.fr_mlx_traced() == before:
                 return result  # without rules MLX does nothing but call it
-            if not mlx_build.shapeless() and not mlx_node.exporting():
+            if not native.fr_mlx_shapeless() and not native.fr_mlx_exporting():
                 return result
-            why = _not_in_custom_functions(mlx_node.last_traced())
-            return tree_map(
-                lambda leaf: mlx_node.refused(leaf, why) if isinstance(leaf, mx.array) else leaf,
-                result,
-            )
+            why = _not_in_custom_functions(native.fr_mlx_last().decode()).encode()
+
+            def refused(leaf: Any) -> Any:
+                return native.fr_mlx_refused(leaf, why) if isinstance(leaf, mx.array) else leaf
+
+            return tree_map(refused, result)
 
         super().__init__(function)
 

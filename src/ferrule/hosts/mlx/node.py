@@ -216,27 +216,3 @@ def scatter_add(into: mx.array, indices: mx.array, values: mx.array) -> mx.array
     """``into`` with values added along axis 0 at indices of as many dims, which broadcast."""
     node: mx.array = answered(loaded().fr_mlx_scatter_add(into, indices, values))
     return node
-
-
-def mended(outputs: tuple[mx.array, ...], inputs: tuple[mx.array, ...]) -> tuple[mx.array, ...]:
-    """What MLX made of ``inputs`` by a file, with derivatives and batches that are right."""
-    arrays: tuple[mx.array, ...] = answered(loaded().fr_mlx_mended(outputs, inputs))
-    return arrays
-
-
-def traced() -> int:
-    """How many nodes this thread has made inside functions that MLX traces."""
-    native = library()
-    return -1 if native is None else int(native.fr_mlx_traced())
-
-
-def last_traced() -> str:
-    """The op or kernel of the last of them: ``"kernel 'exp'"``."""
-    text: bytes = loaded().fr_mlx_last()
-    return text.decode()
-
-
-def refused(array: mx.array, why: str) -> mx.array:
-    """``array`` in an `mx.custom_function`: where MLX would refuse that, ``why`` is the error."""
-    result: mx.array = loaded().fr_mlx_refused(array, why.encode())
-    return result

@@ -268,15 +268,16 @@ class _StepMaker:
         finally:
             Path(path).unlink(missing_ok=True)
 
+        native = mlx_build.loaded()
         if not self._content.shapeless:  # or MLX works the shapes out itself
             described = [mx.zeros(a.shape, mlx.DTYPES[a.dtype]) for _, a in inputs]
-            misfit = mlx_build.loaded().fr_mlx_misfit(imported(*described)).decode()
+            misfit = native.fr_mlx_misfit(imported(*described)).decode()
             if misfit:
                 raise self._altered(f"what {misfit} gives has not the shape that it makes")
 
         def step(environment: Environment) -> None:
             values = tuple([environment[i] for i in input_ids])
-            results = mlx_node.mended(imported(*values), values)
+            results = mlx_node.answered(native.fr_mlx_mended(imported(*values), values))
             environment.update(zip(output_ids, results, strict=True))
 
         return step
