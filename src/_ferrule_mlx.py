@@ -44,7 +44,7 @@ class _Loader(Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         self.loader.exec_module(module)
-        sys.meta_path[:] = [one for one in sys.meta_path if not isinstance(one, _Finder)]
+        sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _Finder)]
         module.__loader__ = self.loader
         if module.__spec__ is not None:
             module.__spec__.loader = self.loader
@@ -61,5 +61,5 @@ def when_imported() -> None:
     """Call `ferrule.install_mlx` as soon as `mlx.core` is imported: now, if it is."""
     if _NAME in sys.modules:
         _install()
-    elif not any(isinstance(one, _Finder) for one in sys.meta_path):
+    elif not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())

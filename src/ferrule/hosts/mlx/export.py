@@ -85,9 +85,7 @@ def kernel_record(call: StockCall) -> Record:
         KernelError: MLX's files cannot hold it; says what.
     """
     kernel, launch = call.kernel, call.launch
-    specs = tuple(
-        [Input(kind, len(shape), math.prod(shape) < SMALL) for kind, shape in call.inputs]
-    )
+    specs = spec_inputs(call.inputs)
     outputs = tuple([kind for _, kind in call.results])
     spec = Spec(kernel, specs, outputs, launch.template)
     fill = None if launch.fill is None else _float32(kernel, launch.fill)
@@ -106,6 +104,11 @@ def kernel_record(call: StockCall) -> Record:
     mode = MATH_MODES.index(kernel.math_mode)
     sizes = launch.grid, launch.threadgroup
     return Record(name, text, *sizes, wants, kernel.ensure_row_contiguous, fill, shared, mode)
+
+
+def spec_inputs(arrays: Sequence[tuple[Dtype, Shape]]) -> tuple[Input, ...]:
+    """What the text of a record knows of its inputs."""
+    return tuple([Input(kind, len(shape), math.prod(shape) < SMALL) for kind, shape in arrays])
 
 
 def _float32(kernel: Kernel, fill: float) -> float:

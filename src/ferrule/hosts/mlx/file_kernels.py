@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 
 from ... import dtypes
+from ...dtypes import Dtype
 from ...errors import DeviceError, FerruleError, KernelError, RuleError
 from ...kernel import MATH_MODES
 from ...kernels.call import MetalKernel
@@ -21,11 +21,11 @@ from ...operators.runners import Runner
 from ...rules.argument import Argument
 from ...source.cuda import mlx as mlx_cuda
 from ...source.metal import read as metal_read
-from ...spec import SMALL, Facts, Input, Shape, Spec, row_contiguous_strides
+from ...spec import Facts, Shape, Spec, row_contiguous_strides
 from . import arrays as mlx
 from . import build as mlx_build
 from . import kernel_nodes
-from .export import MARK, OpInputs, Record, op_record, with_sizes
+from .export import MARK, OpInputs, Record, op_record, spec_inputs, with_sizes
 from .file import Array, Function, Operation, state_of
 from .node import as_tuple
 
@@ -34,6 +34,21 @@ _STATE = "(ss(iii)(iii)*(???)?of*V?i"  # what is known of its layout; the math m
 
 Environment = dict[int, mx.array]  # the arrays of a call, by their ids in the file
 Step = Callable[[Environment], None]  # adds its outputs to the environment
+
+
+class _Recorded(NamedTuple):
+    """A kernel's call as a file has it.
+
+    Attributes:
+        operation, record: what stands there.
+        inputs: dtype and shape of each input.
+        results: shape and dtype of each output.
+    """
+
+    operation: Operation
+    record: Record
+    inputs: list[tuple[Dtype, Shape]]
+    results: list[tuple[Shape, Dtype]]
 
 
 class KernelSteps:
@@ -76,17 +91,20 @@ class KernelSteps:
                 f"{label}: it was altered: it has {len(operation.inputs)} inputs, and says of "
                 f"{len(record.wants)} what its text reads."
             )
-        inputs = [arrays[i] for i in operation.inputs]
+        inputs = [(dtypes.BY_NAME[arrays[i].dtype], arrays[i].shape) for i in operation.inputs]
+        results = [(array.shape, dtypes.BY_NAME[array.dtype]) for array in operation.arrays]
+        recorded = _Recorded(operation, record, inputs, results)
         text, mark, line = record.text.rpartition(MARK)
         try:
             if not (mark and line.endswith("}") and "\n" not in line):
-                return self._level0(operation, record, inputs, None)
+                return _level0(recorded, None)
             comment = _comment(line)
             if "sizes" in comment:
                 if with_sizes(text, comment["sizes"]) != record.text:
                     raise KernelError("it was altered: its text is not what its digest says.")
-                return self._level0(operation, record._replace(text=text), inputs, comment["sizes"])
-            return self._op(operation, record, comment, inputs, function)
+                recorded = recorded._replace(record=record._replace(text=text))
+                return _level0(recorded, comment["sizes"])
+            return self._op(recorded, comment, function)
         except FerruleError as error:
             raise KernelError(f"{label}: {error}") from error
         except ValueError as error:
@@ -95,74 +113,7 @@ class KernelSteps:
                 "MLX wrote it."
             ) from None
 
-    def _level0(
-        self, operation: Operation, record: Record, inputs: Sequence[Array], sizes: Any
-    ) -> Step:
-        """A kernel with the file's numbers, or with expressions that give these numbers."""
-        spec = self._spec(record, inputs, operation.arrays)
-        kernel = spec.kernel
-        traced_shapes = [array.shape for array in inputs]
-        output_shapes = [array.shape for array in operation.arrays]
-        call: dict[str, Any] = {
-            "output_shapes": output_shapes,
-            "output_dtypes": list(spec.outputs),
-            "grid": record.grid,
-            "threadgroup": record.threadgroup,
-            "template": list(spec.template) or None,
-            "init_value": record.fill,
-        }
-        runnable = CudaKernel(kernel) if kernel.language == "cuda" else MetalKernel(kernel)
-        # All of it is checked, now: numbers that were altered are found here.
-        described = [(array.shape, dtypes.BY_NAME[array.dtype]) for array in inputs]
-        runnable.text("cuda" if kernel.language == "cuda" else "metal", inputs=described, **call)
-        call["output_dtypes"] = [mlx.DTYPES[kind.name] for kind in spec.outputs]
-        if sizes is not None:
-            call.update(_expressions(record, spec, traced_shapes, output_shapes, sizes))
-
-        def step(environment: Environment) -> None:
-            values = [environment[i] for i in operation.inputs]
-            if sizes is None:
-                for i, (value, shape) in enumerate(zip(values, traced_shapes, strict=True)):
-                    if value.shape != shape:
-                        raise kernel_nodes.stale(kernel, i, shape, value.shape)
-            environment.update(zip(operation.outputs, runnable(inputs=values, **call), strict=True))
-
-        return step
-
-    def _spec(self, record: Record, arrays: Sequence[Array], outputs: Sequence[Array]) -> Spec:
-        inputs = [
-            Input(dtypes.BY_NAME[a.dtype], len(a.shape), math.prod(a.shape) < SMALL) for a in arrays
-        ]
-        kinds = [dtypes.BY_NAME[a.dtype] for a in outputs]
-        if "[[kernel]]" not in record.text and "__global__" in record.text:
-            spec = mlx_cuda.read(
-                record.text, record.name, inputs, kinds, record.contiguous, record.shared
-            )
-            wants = mlx_cuda.wants(spec.kernel, inputs)
-        else:
-            spec = metal_read.read(
-                record.text,
-                record.name,
-                inputs,
-                kinds,
-                record.wants,
-                record.contiguous,
-                MATH_MODES[record.math_mode],
-            )
-            wants = tuple(map(spec.kernel.wants, spec.kernel.input_names))
-        recorded = [a for a, b in zip(record.wants, inputs, strict=True) if b.ndim]
-        if recorded != [a for a, b in zip(wants, inputs, strict=True) if b.ndim]:
-            raise ValueError("it reads other shapes, strides and ranks than the record says")
-        return spec
-
-    def _op(
-        self,
-        operation: Operation,
-        record: Record,
-        comment: Any,
-        arrays: Sequence[Array],
-        function: Function,
-    ) -> Step:
+    def _op(self, recorded: _Recorded, comment: Any, function: Function) -> Step:
         """An op, made from its record's last line."""
         try:
             name, absent, scalars = comment["op"], set(comment["absent"]), set(comment["scalars"])
@@ -174,21 +125,21 @@ class KernelSteps:
             if isinstance(error, KernelError) and not isinstance(error, RuleError):
                 raise
             raise KernelError(f"it was altered: its op cannot be read: {error}") from None
-        inputs = op.rule.inputs
-        if len(arrays) < len(inputs):
+        inputs, operation = op.rule.inputs, recorded.operation
+        if len(recorded.inputs) < len(inputs):
             raise KernelError(f"it was altered: op {op.name!r} has {len(inputs)} inputs.")
         facts: dict[str, Facts | float | None] = {}
-        for argument, array, i in zip(inputs, arrays, operation.inputs, strict=False):
-            kind = dtypes.BY_NAME[array.dtype]
-            shape = () if argument.name in scalars else array.shape
+        described = zip(inputs, recorded.inputs, operation.inputs, strict=False)
+        for argument, (kind, shape), i in described:
             if argument.dims is None:
                 facts[argument.name] = self._number(argument, function, i)
             elif argument.name in absent:
                 facts[argument.name] = None
             else:
+                shape = () if argument.name in scalars else shape
                 strides = row_contiguous_strides(shape)
                 facts[argument.name] = Facts(kind, shape, strides, 0, "cpu")
-        _check_op(op, facts, record, arrays, operation.arrays)
+        _check_op(op, facts, recorded)
         ids = operation.inputs[: len(inputs)]
         of_call = OpInputs(op, facts)
 
@@ -218,22 +169,65 @@ def _comment(line: str) -> Any:
         raise KernelError(f"it was altered: its op cannot be read: {error}") from None
 
 
-def _check_op(
-    op: Op,
-    facts: dict[str, Facts | float | None],
-    record: Record,
-    inputs: Sequence[Array],
-    outputs: Sequence[Array],
-) -> None:
+def _level0(recorded: _Recorded, sizes: Any) -> Step:
+    """A kernel with the file's numbers, or with expressions that give these numbers."""
+    operation, record, inputs, results = recorded
+    spec = _spec(recorded)
+    kernel = spec.kernel
+    call: dict[str, Any] = {
+        "output_shapes": [shape for shape, _ in results],
+        "output_dtypes": list(spec.outputs),
+        "grid": record.grid,
+        "threadgroup": record.threadgroup,
+        "template": list(spec.template) or None,
+        "init_value": record.fill,
+    }
+    runnable = CudaKernel(kernel) if kernel.language == "cuda" else MetalKernel(kernel)
+    # All of it is checked, now: numbers that were altered are found here.
+    described = [(shape, kind) for kind, shape in inputs]
+    runnable.text("cuda" if kernel.language == "cuda" else "metal", inputs=described, **call)
+    call["output_dtypes"] = [mlx.DTYPES[kind.name] for kind in spec.outputs]
+    if sizes is not None:
+        call.update(_expressions(recorded, spec, sizes))
+
+    def step(environment: Environment) -> None:
+        values = [environment[i] for i in operation.inputs]
+        if sizes is None:
+            for i, (value, (_, shape)) in enumerate(zip(values, inputs, strict=True)):
+                if value.shape != shape:
+                    raise kernel_nodes.stale(kernel, i, shape, value.shape)
+        environment.update(zip(operation.outputs, runnable(inputs=values, **call), strict=True))
+
+    return step
+
+
+def _spec(recorded: _Recorded) -> Spec:
+    record = recorded.record
+    inputs = spec_inputs(recorded.inputs)
+    kinds = [kind for _, kind in recorded.results]
+    of_text = record.text, record.name, inputs, kinds
+    wants: tuple[tuple[bool, bool, bool], ...]
+    if "[[kernel]]" not in record.text and "__global__" in record.text:
+        spec = mlx_cuda.read(*of_text, record.contiguous, record.shared)
+        wants = mlx_cuda.wants(spec.kernel, inputs)
+    else:
+        mode = MATH_MODES[record.math_mode]
+        spec = metal_read.read(*of_text, record.wants, record.contiguous, mode)
+        wants = tuple(map(spec.kernel.wants, spec.kernel.input_names))
+    read = [a for a, b in zip(record.wants, inputs, strict=True) if b.ndim]
+    if read != [a for a, b in zip(wants, inputs, strict=True) if b.ndim]:
+        raise ValueError("it reads other shapes, strides and ranks than the record says")
+    return spec
+
+
+def _check_op(op: Op, facts: dict[str, Facts | float | None], recorded: _Recorded) -> None:
     """Refuse a record, or arrays, other than the op would have in a file."""
-    expected, call = op_record(op, facts)
+    record, (expected, call) = recorded.record, op_record(op, facts)
     fields = zip(Record._fields, expected, record, strict=True)
     different = [field for field, a, b in fields if a != b and field != "text"]
     if expected.text.rpartition(MARK)[0] != record.text.rpartition(MARK)[0]:
         different.append("text")
-    if [(dtypes.BY_NAME[a.dtype], a.shape) for a in inputs] != call.inputs or [
-        (a.shape, dtypes.BY_NAME[a.dtype]) for a in outputs
-    ] != call.results:
+    if (recorded.inputs, recorded.results) != (call.inputs, call.results):
         different.append("arguments")
     if different:
         raise KernelError(
@@ -242,16 +236,14 @@ def _check_op(
         )
 
 
-def _expressions(
-    record: Record, spec: Spec, inputs: Sequence[Shape], outputs: Sequence[Shape], sizes: Any
-) -> dict[str, Any]:
+def _expressions(recorded: _Recorded, spec: Spec, sizes: Any) -> dict[str, Any]:
     """The sizes of a call that are expressions, as the call takes them.
 
     Args:
-        record, spec: what the file has of the call.
-        inputs, outputs: the shapes when it was exported.
+        recorded, spec: what the file has of the call.
         sizes: what the last line of its text says.
     """
+    shapes = [shape for _, shape in recorded.inputs]
     try:
         of_template = dict(sizes["template"])
         texts = [*sizes["grid"], *sizes["threadgroup"], *of_template.values()]
@@ -266,20 +258,15 @@ def _expressions(
             "output_shapes": [tuple(shape) for shape in sizes["output_shapes"]],
             "template": [(name, of_template.get(name, value)) for name, value in spec.template],
         }
-        numbers = Sizes(
-            spec.kernel,
-            [len(shape) for shape in inputs],
-            call["grid"],
-            call["threadgroup"],
-            call["output_shapes"],
-            spec.outputs,
-            call["template"],
-        ).numbers(inputs)
+        of_call = call["grid"], call["threadgroup"], call["output_shapes"], spec.outputs
+        ranks = list(map(len, shapes))
+        numbers = Sizes(spec.kernel, ranks, *of_call, call["template"]).numbers(shapes)
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise KernelError(f"it was altered: its sizes cannot be read: {error}") from None
-    recorded = (record.grid, record.threadgroup, list(outputs), list(spec.template))
+    record, outputs = recorded.record, [shape for shape, _ in recorded.results]
+    stated = (record.grid, record.threadgroup, outputs, list(spec.template))
     for label, a, b in zip(
-        ("grid", "threadgroup", "output shapes", "template"), numbers, recorded, strict=True
+        ("grid", "threadgroup", "output shapes", "template"), numbers, stated, strict=True
     ):
         if a != b:
             raise KernelError(

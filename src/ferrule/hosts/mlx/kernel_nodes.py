@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
@@ -177,18 +178,15 @@ def stale(kernel: Kernel, index: int, traced: object, shape: object) -> KernelEr
 def refusals(kernel: Kernel) -> dict[str, Callable[..., Any]]:
     """The rules of a kernel's call: it has neither derivatives nor batches."""
 
-    def refusal(rule: str, missing: str) -> Callable[..., Any]:
-        def refuse(*_: Any) -> Any:
-            raise KernelError(
-                f"{kernel.tag} kernel {kernel.name!r} has no {missing}: a {kernel.tag[1:-1]} call "
-                f"has none. Declare it with ferrule.op and def_{rule}, or wrap the call in an "
-                "mx.custom_function, which MLX neither compiles with shapeless=True nor exports."
-            )
-
-        return refuse
+    def refuse(rule: str, missing: str, *_: Any) -> Any:
+        raise KernelError(
+            f"{kernel.tag} kernel {kernel.name!r} has no {missing}: a {kernel.tag[1:-1]} call has "
+            f"none. Declare it with ferrule.op and def_{rule}, or wrap the call in an "
+            "mx.custom_function, which MLX neither compiles with shapeless=True nor exports."
+        )
 
     words = {"vjp": "derivative", "jvp": "forward-mode derivative", "vmap": "batching rule"}
-    return {rule: refusal(rule, missing) for rule, missing in words.items()}
+    return {rule: partial(refuse, rule, missing) for rule, missing in words.items()}
 
 
 class BoundSizes(BoundKernel):
