@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import math
 from collections.abc import Callable, Sequence
@@ -10,7 +11,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from ...dtypes import ALL, BY_NAME, Dtype, bfloat16
+from ...dtypes import ALL, BY_NAME, Dtype
 from ...errors import KernelError, KernelTypeError
 from ...spec import Facts, Shape, row_contiguous_strides
 from ..protocol import unknown_dtype
@@ -33,16 +34,50 @@ KNOWN: dict[Any, Dtype] = {kind: BY_NAME[name] for name, kind in DTYPES.items()}
 _LARGE = 1 << 26  # bytes
 
 
+class _Buffer(ctypes.Structure):
+    """Python's ``Py_buffer``, which the stable ABI fixes.
+
+    NumPy cannot view MLX's bfloat16 arrays, and a memoryview does not tell its address.
+    """
+
+    _fields_ = (
+        ("buf", ctypes.c_void_p),
+        ("obj", ctypes.py_object),
+        ("len", ctypes.c_ssize_t),
+        ("itemsize", ctypes.c_ssize_t),
+        ("readonly", ctypes.c_int),
+        ("ndim", ctypes.c_int),
+        ("format", ctypes.c_char_p),
+        ("shape", ctypes.POINTER(ctypes.c_ssize_t)),
+        ("strides", ctypes.POINTER(ctypes.c_ssize_t)),
+        ("suboffsets", ctypes.POINTER(ctypes.c_ssize_t)),
+        ("internal", ctypes.c_void_p),
+    )
+
+
+_STRIDED = 0x18  # PyBUF_STRIDES
+_get_buffer = ctypes.pythonapi.PyObject_GetBuffer
+_get_buffer.argtypes = [ctypes.py_object, ctypes.POINTER(_Buffer), ctypes.c_int]
+_get_buffer.restype = ctypes.c_int
+_release = ctypes.pythonapi.PyBuffer_Release
+_release.argtypes = [ctypes.POINTER(_Buffer)]
+_release.restype = None
+
+
 def facts(array: mx.array) -> Facts | None:
     """The facts of ``array``, which is evaluated first."""
     dtype = KNOWN.get(array.dtype)
     if dtype is None:
         raise unknown_dtype(array.dtype)
     _evaluate(array)
-    # NumPy has no bfloat16 and cannot view its arrays; as uint16 they lie where they did.
-    view = np.asarray(mx.view(array, mx.uint16, stream=mx.cpu) if dtype is bfloat16 else array)
-    strides = tuple([stride // dtype.itemsize for stride in view.strides])
-    return Facts(dtype, array.shape, strides, view.__array_interface__["data"][0], "cpu")
+    buffer = _Buffer()
+    _get_buffer(array, buffer, _STRIDED)
+    try:
+        size = dtype.itemsize
+        strides = tuple([stride // size for stride in buffer.strides[: buffer.ndim]])
+        return Facts(dtype, array.shape, strides, buffer.buf or 0, "cpu")
+    finally:
+        _release(buffer)
 
 
 def described(array: mx.array, device: str, pointer: int = 0) -> Facts:
