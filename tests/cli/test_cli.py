@@ -556,6 +556,19 @@ def test_inspect_an_op(tmp_path: Path) -> None:
     assert "_float16_t_1_7" in result.stdout and "op scale" in result.stderr
 
 
+def test_inspect_an_op_for_an_array_without_dims(tmp_path: Path) -> None:
+    path = tmp_path / "ops.py"
+    path.write_text(
+        "import ferrule\n"
+        'double = ferrule.op("double", "x[*S]:T -> y[*S]:T", grid="x.size", threadgroup=256,\n'
+        '    metal="uint i = thread_position_in_grid.x; y[i] = x[i] + x[i];")\n'
+    )
+    result = run("inspect", path, "--with", "x=float32[]")
+    assert result.exit_code == 0, result.output
+    assert "const constant float* x" in result.stdout  # as a call of it has it
+    assert "note: compiles, and runs as: flat\n" in result.stdout
+
+
 def test_inspect_ops_of_all_kinds(tmp_path: Path) -> None:
     path = tmp_path / "ops.py"
     path.write_text(OPS + MORE)

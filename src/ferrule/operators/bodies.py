@@ -16,7 +16,15 @@ from ..rules.rule import Binding, Rule
 from ..source.names import taken
 from ..spec import CUDA_RANK, MAX_THREADS, MOST_BLOCKS, MOST_DEEP, with_threads
 from . import expressions
-from .expressions import INT32, SizedImplementation, Sizes, TemplateValue
+from .expressions import (
+    INT32,
+    SizedImplementation,
+    Sizes,
+    TemplateValue,
+    expression_from_json,
+    to_json,
+    value_from_json,
+)
 
 if TYPE_CHECKING:
     from ..devices.protocol import Program
@@ -65,7 +73,7 @@ class KernelBody(SizedImplementation):
         self.template = expressions.template_of(op, rule, template)
         self.fill = expressions.fill_of(op, rule, init_value)
         self.shared = expressions.expression_of(op, rule, "shared_memory", shared_memory)
-        self.when = None if when is None else expressions.condition_of(op, rule, when)
+        self.when = expressions.condition_of(op, rule, when)
         variables = expressions.dtype_variables(rule)
         names = (*variables, *(name for name, _ in self.template))
         free = [name for name in rule.dim_names if name not in names]
@@ -145,12 +153,12 @@ class KernelBody(SizedImplementation):
             "atomic_outputs": k.atomic_outputs,
             "math_mode": k.math_mode,
             "portable": k.portable,
-            "grid": [e.to_json() for e in self.grid],
-            "threadgroup": [e.to_json() for e in self.threadgroup],
-            "template": [[name, expressions.value_to_json(value)] for name, value in self.template],
-            "init_value": expressions.value_to_json(self.fill),
-            "shared_memory": self.shared.to_json(),
-            "when": expressions.optional_to_json(self.when),
+            "grid": to_json(self.grid),
+            "threadgroup": to_json(self.threadgroup),
+            "template": [[name, to_json(value)] for name, value in self.template],
+            "init_value": to_json(self.fill),
+            "shared_memory": to_json(self.shared),
+            "when": to_json(self.when),
             "values": [name for name in k.values if name not in self.dims],
         }
 
@@ -172,12 +180,12 @@ class KernelBody(SizedImplementation):
             rule,
             kernel,
             data["kind"],
-            grid=tuple(Expression.from_json(e) for e in data["grid"]),
-            threadgroup=tuple(Expression.from_json(e) for e in data["threadgroup"]),
-            template=[(str(n), expressions.value_from_json(v)) for n, v in data["template"]],
-            init_value=expressions.value_from_json(data["init_value"]),
+            grid=expression_from_json(data["grid"]),
+            threadgroup=expression_from_json(data["threadgroup"]),
+            template=[(str(n), value_from_json(v)) for n, v in data["template"]],
+            init_value=value_from_json(data["init_value"]),
             shared_memory=Expression.from_json(data["shared_memory"]),
-            when=expressions.optional_from_json(data["when"]),
+            when=expression_from_json(data["when"]),
         )
 
 

@@ -4,7 +4,7 @@ implementation is chosen, and what a Python function may return."""
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -15,10 +15,9 @@ from ..errors import DeviceError, FerruleError, KernelError, KernelTypeError
 from ..hosts import protocol as hosts
 from ..kernels.arguments import fill_value, renamed, shown
 from ..rules.argument import Argument
-from ..rules.rule import Binding
 from ..spec import Facts, Shape
 from .bodies import BodyLaunch, KernelBody
-from .launch import Arguments, launch, number
+from .launch import Arguments, BoundCall, launch, number
 from .runners import Runner
 from .unit_call import run_unit
 from .unit_steps import CudaUnit, Implementation
@@ -50,34 +49,25 @@ def eager(
 
     ``maker_of`` gives what makes outputs in place of a host.
     """
-    host, device, arguments, arrays, copies = gathered(op, values)
+    call, host, arrays = bound_arrays(op, values)
     maker = host if maker_of is None else maker_of(host)
-    binding, results = bound(op, arguments)
-    chosen = choose(op, device, binding)
-    queue = host.stream(None, device)
+    chosen = choose(call)
+    queue = host.stream(None, call.device)
     if isinstance(chosen, Runner):
-        inputs: list[Any] = []
-        for parameter in op.rule.inputs:
-            fact = arguments[parameter.name]
-            value = arrays.get(parameter.name, fact)
-            if chosen.contiguous and isinstance(fact, Facts) and not fact.row_contiguous:
-                op.counts["copy"] += 1
-                value = host.contiguous(value)
-            inputs.append(value)
-        outputs, made_here = run(op, chosen, device, queue, binding, inputs, results, maker)
-        for i, (output, expected) in enumerate(zip(op.rule.outputs, results, strict=True)):
+        inputs = [arrays.get(name, value) for name, value in call.arguments.items()]
+        outputs, made_here = run(call, chosen, queue, inputs, maker)
+        for i, output in enumerate(op.rule.outputs):
             shared = not made_here and _shared(host, outputs, i)
-            outputs[i] = _checked(op, chosen, host, device, output, outputs[i], expected)
+            outputs[i] = _checked(call, chosen, host, output, outputs[i], call.results[i])
             if shared:
                 op.counts["output copy"] += 1
                 outputs[i] = outputs[i].copy()
     else:
         facts = cast(Callable[[Any], Facts], host.facts)
-        outputs = run_body(
-            op, chosen, maker, facts, device, queue, binding, arguments, results, host
-        )
+        outputs = run_body(call, chosen, maker, facts, queue, host)
     finished = host.finish(f"op {op.name!r}", list(arrays.values()), outputs)
-    _write_back(op, values, copies)
+    for value, copy in copies_of_written(op, values, arrays):
+        value[...] = copy
     return packed(finished)
 
 
@@ -88,10 +78,8 @@ def packed(outputs: Sequence[Any]) -> Any:
     return tuple(outputs) if outputs else None
 
 
-def bound(
-    op: Declared, arguments: dict[str, Facts | float | None]
-) -> tuple[Binding, list[tuple[Shape, Dtype]]]:
-    """The binding of the rule to a call's inputs, and the shape and dtype of each output."""
+def bound(op: Declared, device: str, arguments: Arguments) -> BoundCall:
+    """A call with these inputs on a device; raises as `Rule.bind` and `Rule.results`."""
     shapes: list[Shape | None] = []
     kinds: list[str | None] = []
     for parameter in op.rule.inputs:
@@ -101,19 +89,20 @@ def bound(
         )
         kinds.append(fact.dtype.name if isinstance(fact, Facts) else None)
     binding = op.rule.bind(op.name, shapes, kinds)
-    results = op.rule.results(op.name, binding)
-    return binding, [(shape, dtypes.BY_NAME[kind]) for shape, kind in results]
+    results = [(shape, dtypes.BY_NAME[kind]) for shape, kind in op.rule.results(op.name, binding)]
+    return BoundCall(op, device, arguments, binding, results)
 
 
-def choose(op: Declared, device: str, binding: Binding) -> Implementation:
-    """The best implementation for a device and these sizes.
+def choose(call: BoundCall) -> Implementation:
+    """The best implementation for a call's device and sizes.
 
     Raises:
         DeviceError: there is none.
     """
+    op, device = call.op, call.device
     cuda = device.startswith("cuda")
     for body in op.implementations:
-        if (cuda or body.kind != "cuda") and body.holds(binding):
+        if (cuda or body.kind != "cuda") and body.holds(call.binding):
             return body
     kinds = ", ".join(
         repr(body.kind) + (f" when {body.when}" if body.when is not None else "")
@@ -126,26 +115,20 @@ def choose(op: Declared, device: str, binding: Binding) -> Implementation:
 
 
 def run_body(
-    op: Declared,
+    call: BoundCall,
     body: KernelBody | CudaUnit,
     maker: Any,
     facts: Callable[[Any], Facts],
-    device: str,
     queue: int,
-    binding: Binding,
-    arguments: Arguments,
-    results: Sequence[tuple[Shape, Dtype]],
     host: Host | None = None,
 ) -> list[Any]:
     """The outputs of a kernel or a unit, which is started, for every array library alike.
 
     Args:
-        op, body: what is run.
+        call, body: what is run.
         maker, facts: who makes arrays (``empty`` and ``full`` of a host), and what a kernel must
             know of one.
-        device, queue, binding: where, on which stream, with which sizes.
-        arguments: per input its facts, the number, or None where it is absent.
-        results: the shape and dtype of each output.
+        queue: on which stream.
         host: whose memory beside the outputs is looked at, if it is given.
 
     Raises:
@@ -153,14 +136,11 @@ def run_body(
             `run_unit` do.
     """
     if isinstance(body, CudaUnit):
-        return run_unit(
-            op.name, op.rule, body, maker, facts, device, queue, binding, arguments, results
-        )
-    body_launch = body.launch_for(binding)
-    outputs = made_outputs(body, body_launch, results, maker, device)
-    written = list(map(facts, outputs))
-    look = None if host is None else written_by(op, host, outputs)
-    launch(op.name, op.rule, body, body_launch, binding, device, queue, arguments, written, look)
+        return run_unit(call, body, maker, facts, queue)
+    body_launch = body.launch_for(call.binding)
+    outputs = made_outputs(call, body, body_launch, maker)
+    look = None if host is None else written_by(call.op, host, outputs)
+    launch(call, body, body_launch, queue, list(map(facts, outputs)), look)
     return outputs
 
 
@@ -171,39 +151,31 @@ def written_by(op: Declared, host: Host, outputs: Sequence[Any]) -> Callable[[st
 
 
 def made_outputs(
-    body: KernelBody,
-    body_launch: BodyLaunch,
-    results: Sequence[tuple[Shape, Dtype]],
-    host: Any,
-    device: str,
+    call: BoundCall, body: KernelBody, body_launch: BodyLaunch, maker: Any
 ) -> list[Any]:
     """Arrays for what a kernel writes, filled where it wants that."""
     if body_launch.fill is None:
-        return [host.empty(shape, kind, device) for shape, kind in results]
+        return [maker.empty(shape, kind, call.device) for shape, kind in call.results]
     return [
-        host.full(shape, fill_value(body.kernel, i, body_launch.fill, kind), kind, device)
-        for i, (shape, kind) in enumerate(results)
+        maker.full(shape, fill_value(body.kernel, i, body_launch.fill, kind), kind, call.device)
+        for i, (shape, kind) in enumerate(call.results)
     ]
 
 
 def run(
-    op: Declared,
+    call: BoundCall,
     runner: Runner,
-    device: str,
     queue: int,
-    binding: Binding,
     inputs: Sequence[Any],
-    results: Sequence[tuple[Shape, Dtype]],
     host: Any,
     capturing: Callable[[str], bool] | None = None,
 ) -> tuple[list[Any], bool]:
     """The outputs of a Python function for these inputs.
 
     Args:
-        op, runner: what is run.
-        device, queue, binding: where, on which stream, with which sizes.
+        call, runner: what is run.
+        queue: on which stream.
         inputs: its inputs.
-        results: the shape and dtype of each output.
         host: makes the outputs, where the function wants them.
         capturing: see `Runner.function_for`.
 
@@ -214,11 +186,12 @@ def run(
         KernelError: it returned other than one array per output, or something else than None
             where it was given the outputs.
     """
-    function, takes_outputs, wants_stream = runner.function_for(device, binding, capturing)
+    op, device = call.op, call.device
+    function, takes_outputs, wants_stream = runner.function_for(device, call.binding, capturing)
     outputs = op.rule.outputs
     named: dict[str, Any] = {"stream": queue} if wants_stream else {}
     if takes_outputs:
-        written = [host.empty(shape, kind, device) for shape, kind in results]
+        written = [host.empty(shape, kind, device) for shape, kind in call.results]
         named.update(zip((output.name for output in outputs), written, strict=True))
         result = function(*inputs, **named)
         _check_written(op, runner, result, written)
@@ -230,17 +203,13 @@ def run(
         return [], True
     returned = list(result) if len(outputs) > 1 and isinstance(result, (tuple, list)) else [result]
     if len(returned) != len(outputs):
+        many = isinstance(result, (tuple, list))
+        counted = f"{len(result)} values" if many else f"a {type(result).__name__}"
         raise KernelError(
-            f"[op] {runner.name} of op {op.name!r} returned {_counted(result)}; expected "
-            f"{len(outputs)} arrays ({', '.join(map(str, outputs))})."
+            f"[op] {runner.name} of op {op.name!r} returned {counted}; expected {len(outputs)} "
+            f"arrays ({', '.join(map(str, outputs))})."
         )
     return returned, False
-
-
-def _counted(result: object) -> str:
-    if isinstance(result, (tuple, list)):
-        return f"{len(result)} values"
-    return f"a {type(result).__name__}"
 
 
 def _check_written(op: Declared, runner: Runner, result: object, written: Sequence[Any]) -> None:
@@ -284,26 +253,20 @@ def _shared(host: Host, arrays: list[Any], i: int) -> bool:
 
 
 def wrong_output(
-    op: Declared,
-    runner: Runner,
-    output: Argument,
-    returned: str,
-    expected: tuple[Shape, Dtype],
-    device: str,
+    call: BoundCall, runner: Runner, output: Argument, returned: str, expected: tuple[Shape, Dtype]
 ) -> KernelError:
     """The error for an output of a Python function that is not as declared."""
     shape, kind = expected
     return KernelError(
-        f"[op] {runner.name} of op {op.name!r} returned {returned} for output {output.name!r}; "
-        f"expected {kind.name} of shape {shape} on {device}, by {output}."
+        f"[op] {runner.name} of op {call.op.name!r} returned {returned} for output "
+        f"{output.name!r}; expected {kind.name} of shape {shape} on {call.device}, by {output}."
     )
 
 
 def _checked(
-    op: Declared,
+    call: BoundCall,
     runner: Runner,
     host: Host,
-    device: str,
     output: Argument,
     value: Any,
     expected: tuple[Shape, Dtype],
@@ -311,16 +274,21 @@ def _checked(
     if isinstance(value, np.generic) and host.name == "NumPy":
         value = np.asarray(value)  # what NumPy's sums give
     if hosts.find(type(value)) is not host:
-        raise wrong_output(op, runner, output, shown(value), expected, device)
+        raise wrong_output(call, runner, output, shown(value), expected)
     try:
         fact = host.facts(value)
     except FerruleError as error:
-        label = f"[op] output {output.name!r} of {runner.name} of op {op.name!r}"
+        label = f"[op] output {output.name!r} of {runner.name} of op {call.op.name!r}"
         raise renamed(error, label) from error
-    if fact is None or (fact.shape, fact.dtype) != expected or fact.device != device:
+    if fact is None or (fact.shape, fact.dtype) != expected or fact.device != call.device:
         returned = f"an array of shape {tuple(value.shape)} and dtype {value.dtype}"
-        raise wrong_output(op, runner, output, returned, expected, device)
+        raise wrong_output(call, runner, output, returned, expected)
     return value
+
+
+def label_of(op: Declared, parameter: Argument) -> str:
+    """How messages call an input."""
+    return f"[op] input {parameter.name!r} of op {op.name!r}"
 
 
 def mixed(label: str, other: Host, first: str, host: Host) -> KernelError:
@@ -332,82 +300,125 @@ def mixed(label: str, other: Host, first: str, host: Host) -> KernelError:
 
 
 def gathered(
-    op: Declared, values: Sequence[Any]
-) -> tuple[Host, str, dict[str, Facts | float | None], dict[str, Any], dict[str, Any]]:
-    """The host and device of the inputs, their facts, the arrays as a kernel takes them, and those
-    of them that are copies of what is written in place."""
-    host: Host | None = None
-    device, first = "", ""
+    op: Declared, values: Sequence[Any], facts_of: Callable[[Argument, Any], Facts]
+) -> dict[str, Facts | float | None]:
+    """Per input of a call the facts of the array, the number, or None where it is absent.
+
+    ``facts_of`` gives the facts of an array; it is called in the order of the inputs.
+    """
     arguments: dict[str, Facts | float | None] = {}
-    arrays: dict[str, Any] = {}
-    copies: dict[str, Any] = {}
-    contiguous = any(body.contiguous for body in op.implementations)
-    before: dict[str, Facts] = {}  # of the arrays of the call, where they are known
     for parameter, value in zip(op.rule.inputs, values, strict=True):
-        name = parameter.name
-        label = f"[op] input {name!r} of op {op.name!r}"
         if parameter.dims is None:
-            arguments[name] = number(op.name, parameter, value)
-            continue
-        if value is None:
-            arguments[name] = None
-            continue
-        other = _host_of(parameter, label, value)
+            arguments[parameter.name] = number(op.name, parameter, value)
+        else:
+            arguments[parameter.name] = None if value is None else facts_of(parameter, value)
+    return arguments
+
+
+class _Reader:
+    """Reads the arrays of a call, which must be of one library, on one device.
+
+    Attributes:
+        host, device: of the arrays; None and ``""`` as long as there is none.
+        arrays: by the names of their inputs; a copy of one that a kernel cannot take as it lies.
+    """
+
+    def __init__(self, op: Declared, values: Sequence[Any]) -> None:
+        self.op, self.values = op, values
+        self.host: Host | None = None
+        self.device = self.first = ""
+        self.arrays: dict[str, Any] = {}
+
+    def facts(self, parameter: Argument, value: Any) -> Facts:
+        """The facts of an input that must be an array."""
+        name, label = parameter.name, label_of(self.op, parameter)
+        host = hosts.known.get(type(value)) or hosts.find(type(value))
         if host is None:
-            host, first = other, name
-        elif other is not host:
-            raise mixed(label, other, first, host)
+            raise KernelTypeError(
+                f"{label}: got {shown(value)} of type {type(value).__name__}, expected an array: "
+                f"{parameter}."
+            )
+        if self.host is None:
+            self.host, self.first = host, name
+        elif host is not self.host:
+            raise mixed(label, host, self.first, self.host)
         if parameter.mutable:
             _check_writable(host, label, value)
         try:
             fact = host.facts(value)
-            if fact is not None:
-                before[name] = fact
-            if fact is None or ((contiguous or parameter.mutable) and not fact.row_contiguous):
-                op.counts["copy"] += 1
+            if fact is None:
+                self.op.counts["copy"] += 1
                 value = host.contiguous(value)
                 fact = cast(Facts, host.facts(value))
-                if parameter.mutable:
-                    copies[name] = value
         except FerruleError as error:
-            _check_one_host(op, values, host, first)
+            self._check_one_host(host)
             raise renamed(error, label) from error
-        if not device:
-            device = fact.device
-        elif fact.device != device:
+        if not self.device:
+            self.device = fact.device
+        elif fact.device != self.device:
             raise KernelError(
-                f"{label} is on {fact.device}, but input {first!r} on {device}; expected one "
-                "device."
+                f"{label} is on {fact.device}, but input {self.first!r} on {self.device}; expected "
+                "one device."
             )
-        arguments[name], arrays[name] = fact, value
-    if host is None:
-        host = hosts.load("numpy")
-        device = host.device()
-    for name in sharing(op, before):
-        op.counts["copy"] += 1
-        arrays[name] = arrays[name].copy()
-        arguments[name] = host.facts(arrays[name])
-    return host, device, arguments, arrays, copies
+        self.arrays[name] = value
+        return fact
+
+    def _check_one_host(self, host: Host) -> None:
+        """Refuse inputs of several libraries, which may be why a host could not read its own."""
+        for parameter, value in zip(self.op.rule.inputs, self.values, strict=True):
+            other = hosts.find(type(value)) if parameter.dims is not None else None
+            if other is not None and other is not host:
+                raise mixed(label_of(self.op, parameter), other, self.first, host) from None
 
 
-def _host_of(parameter: Argument, label: str, value: Any) -> Host:
-    """The host of an input that must be an array."""
-    host = hosts.known.get(type(value)) or hosts.find(type(value))
-    if host is None:
-        raise KernelTypeError(
-            f"{label}: got {shown(value)} of type {type(value).__name__}, expected an array: "
-            f"{parameter}."
-        )
-    return host
+def bound_arrays(op: Declared, values: Sequence[Any]) -> tuple[BoundCall, Host, dict[str, Any]]:
+    """A call with these inputs, the host of its arrays, and the arrays as any of the op's
+    implementations takes them, copies where that is needed."""
+    reader = _Reader(op, values)
+    arguments = gathered(op, values, reader.facts)
+    shared = sharing(op, arguments)  # before copies have other addresses
+    host = reader.host or hosts.load("numpy")
+    call = bound(op, reader.device or host.device(), arguments)
+    contiguous = any(body.contiguous for body in op.implementations)
+    replace_by_copies(call, strided(call, contiguous), reader.arrays, host.contiguous, host.facts)
+    replace_by_copies(call, shared, reader.arrays, lambda array: array.copy(), host.facts)
+    return call, host, reader.arrays
 
 
-def _check_one_host(op: Declared, values: Sequence[Any], host: Host, first: str) -> None:
-    """Refuse inputs of several libraries, which may be why a host could not read its own."""
+def strided(call: BoundCall, contiguous: bool) -> list[str]:
+    """The inputs that are not row-contiguous, and must be: where an implementation wants
+    ``contiguous`` ones, and what is written in place."""
+    return [
+        parameter.name
+        for parameter in call.op.rule.inputs
+        if (contiguous or parameter.mutable)
+        and isinstance(fact := call.arguments[parameter.name], Facts)
+        and not fact.row_contiguous
+    ]
+
+
+def replace_by_copies(
+    call: BoundCall,
+    names: Iterable[str],
+    arrays: dict[str, Any],
+    copy: Callable[[Any], Any],
+    facts: Callable[[Any], Facts | None],
+) -> None:
+    """Put copies in the place of some arrays of a call, and of their facts."""
+    for name in names:
+        call.op.counts["copy"] += 1
+        arrays[name] = copy(arrays[name])
+        call.arguments[name] = cast(Facts, facts(arrays[name]))
+
+
+def copies_of_written(
+    op: Declared, values: Sequence[Any], arrays: Mapping[str, Any]
+) -> Iterator[tuple[Any, Any]]:
+    """The inputs that are written in place where a call had copies of them, with the copies, which
+    are to be copied back."""
     for parameter, value in zip(op.rule.inputs, values, strict=True):
-        other = hosts.find(type(value)) if parameter.dims is not None else None
-        if other is not None and other is not host:
-            label = f"[op] input {parameter.name!r} of op {op.name!r}"
-            raise mixed(label, other, first, host) from None
+        if parameter.mutable and value is not None and arrays[parameter.name] is not value:
+            yield value, arrays[parameter.name]
 
 
 def check_apart(op: Declared, arguments: Arguments) -> list[str]:
@@ -481,10 +492,3 @@ def _check_writable(host: Host, label: str, value: Any) -> None:
         )
     if host.name == "NumPy" and not value.flags.writeable:
         raise KernelError(f"{label} is written in place, but is read-only; give a copy.")
-
-
-def _write_back(op: Declared, values: Sequence[Any], copies: dict[str, Any]) -> None:
-    """Copy what was written to copies of inputs back to these inputs."""
-    for parameter, value in zip(op.rule.inputs, values, strict=True):
-        if parameter.name in copies:
-            value[...] = copies[parameter.name]

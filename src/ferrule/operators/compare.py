@@ -167,20 +167,22 @@ def _implementations(
     op: Op, values: Sequence[Any]
 ) -> tuple[list[tuple[str, Implementation]], list[tuple[str, str]]]:
     """The implementations that run here, and those that do not, with the reason, all by label."""
-    device, binding = bind(op, values)
+    call, _, _ = op_call.bound_arrays(op, values)
     running: list[tuple[str, Implementation]] = []
     skipped: list[tuple[str, str]] = []
     for n, implementation in enumerate(op.implementations):
         same = sum(other.kind == implementation.kind for other in op.implementations[:n])
         label = f"{implementation.kind} {same + 1}" if same else implementation.kind
-        if implementation.kind == "cuda" and not device.startswith("cuda"):
-            skipped.append((label, f"the arrays are on {device}"))
-        elif not implementation.holds(binding):
+        if implementation.kind == "cuda" and not call.device.startswith("cuda"):
+            skipped.append((label, f"the arrays are on {call.device}"))
+        elif not implementation.holds(call.binding):
             skipped.append((label, f"it is for {implementation.when}"))
         else:
             running.append((label, implementation))
     if not running:
-        raise KernelError(f"[op] op {op.name!r} has nothing that runs on {device!r} to compare.")
+        raise KernelError(
+            f"[op] op {op.name!r} has nothing that runs on {call.device!r} to compare."
+        )
     return running, skipped
 
 
@@ -320,12 +322,6 @@ def _difference(label: str, name: str, first: _Result, second: _Result) -> Diffe
 def detached(values: Sequence[Any]) -> tuple[Any, ...]:
     """The inputs without the graph that a library records of them."""
     return tuple(value.detach() if hasattr(value, "detach") else value for value in values)
-
-
-def bind(op: Op, values: Sequence[Any]) -> tuple[str, Any]:
-    """The device of a call's inputs, and the binding of the rule to them."""
-    _, device, facts, _, _ = op_call.gathered(op, values)
-    return device, op_call.bound(op, facts)[0]
 
 
 def _copy_if_written(argument: Any, value: Any) -> Any:

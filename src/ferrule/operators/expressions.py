@@ -19,38 +19,29 @@ TemplateValue = int | bool | Dtype
 Template = tuple[tuple[str, Expression | bool | Dtype], ...]  # before its call
 
 
-def value_to_json(value: object) -> Any:
-    """A template's or initial value: an expression, a dtype, a number or None."""
+def to_json(value: object) -> Any:
+    """What a launch is declared by: an expression, several of them, a dtype, a number or None."""
     if isinstance(value, Expression):
         return value.to_json()
+    if isinstance(value, tuple):
+        return [expression.to_json() for expression in value]
     return ["dtype", value.name] if isinstance(value, Dtype) else value
 
 
+def expression_from_json(data: Any) -> Any:
+    """The reverse of `to_json` for what is an expression, several of them, or None."""
+    if data is None:
+        return None
+    if isinstance(data, list) and (not data or isinstance(data[0], list)):
+        return tuple(map(Expression.from_json, data))
+    return Expression.from_json(data)
+
+
 def value_from_json(data: Any) -> Any:
-    """The reverse of `value_to_json`."""
+    """The reverse of `to_json` for a template's or initial value."""
     if isinstance(data, list) and data[0] == "dtype":
         return dtypes.BY_NAME[data[1]]
     return Expression.from_json(data) if isinstance(data, list) else data
-
-
-def optional_to_json(expression: Expression | None) -> Any:
-    """An expression that may be absent."""
-    return None if expression is None else expression.to_json()
-
-
-def optional_from_json(data: Any) -> Any:
-    """The reverse of `optional_to_json`."""
-    return None if data is None else Expression.from_json(data)
-
-
-def axes_to_json(axes: tuple[Expression, ...] | None) -> Any:
-    """Sizes along axes, which may be absent."""
-    return None if axes is None else [axis.to_json() for axis in axes]
-
-
-def axes_from_json(data: Any) -> Any:
-    """The reverse of `axes_to_json`."""
-    return None if data is None else tuple(Expression.from_json(axis) for axis in data)
 
 
 def wrong_size(
@@ -96,6 +87,11 @@ def template_values(
     return tuple(values)
 
 
+def bound_dtype(name: str, binding: Binding) -> Dtype:
+    """The dtype that a full name, or a variable of the rule, is in a call."""
+    return dtypes.BY_NAME[binding.dtypes.get(name, name)]
+
+
 def dtype_variables(rule: Rule) -> tuple[str, ...]:
     """The dtype variables of arrays, in the order in which they appear."""
     variables = dict.fromkeys(
@@ -108,6 +104,7 @@ def dtype_variables(rule: Rule) -> tuple[str, ...]:
 
 def expression_of(op: str, rule: Rule, setting: str, value: object) -> Expression:
     """An int, text or `Expression` over what a launch may depend on."""
+    label = f"[op] `{setting}` of op {op!r}"
     if isinstance(value, Expression):
         expression = value
     elif type(value) is int:
@@ -116,41 +113,44 @@ def expression_of(op: str, rule: Rule, setting: str, value: object) -> Expressio
         try:
             expression = parse(value)
         except RuleError as error:
-            raise RuleError(
-                f"[op] `{setting}` of op {op!r}: {error}", text=error.text, position=error.position
-            ) from None
+            message = f"{label}: {error}"
+            raise RuleError(message, text=error.text, position=error.position) from None
     else:
         raise KernelTypeError(
-            f"[op] `{setting}` of op {op!r}: got {value!r} of type {type(value).__name__}, "
+            f"{label}: got {value!r} of type {type(value).__name__}, "
             'expected an int or an expression such as "B*N".'
         )
     dims = set(rule.dim_names)
-    for name in sorted(expression.names - dims):
-        raise RuleError.at(
-            f"[op] `{setting}` of op {op!r}: there is no dim {name!r}; the rule binds "
-            f"{', '.join(sorted(dims)) or 'none'}",
-            str(expression),
-            _find(str(expression), name),
-        )
     arrays = {
         a.name for a in (*rule.inputs, *rule.outputs) if a.dims is not None and not a.optional
     }
-    for name in sorted(expression.arrays - arrays):
-        raise RuleError.at(
-            f"[op] `{setting}` of op {op!r}: there is no array {name!r} that is always there",
-            str(expression),
-            _find(str(expression), name),
-        )
+    bound = f"; the rule binds {', '.join(sorted(dims)) or 'none'}"
+    for kind, names, words in (
+        ("dim", expression.names - dims, bound),
+        ("array", expression.arrays - arrays, " that is always there"),
+    ):
+        for name in sorted(names):
+            text = str(expression)
+            match = re.search(rf"\b{name}\b", text)
+            message = f"{label}: there is no {kind} {name!r}{words}"
+            raise RuleError.at(message, text, match.start() if match else 0)
     return expression
 
 
-def _find(text: str, name: str) -> int:
-    match = re.search(rf"\b{name}\b", text)
-    return match.start() if match else 0
+def size_of(op: str, rule: Rule, setting: str, value: object) -> Expression:
+    """What is no condition."""
+    size = expression_of(op, rule, setting, value)
+    if size.condition:
+        raise KernelError(
+            f"[op] `{setting}` of op {op!r}: got the condition {size}, expected a size."
+        )
+    return size
 
 
-def condition_of(op: str, rule: Rule, condition: object) -> Expression:
-    """A condition, such as of `when`."""
+def condition_of(op: str, rule: Rule, condition: object) -> Expression | None:
+    """The condition of a `when`, if there is one."""
+    if condition is None:
+        return None
     expression = expression_of(op, rule, "when", condition)
     if not expression.condition:
         raise KernelError(
@@ -166,12 +166,7 @@ def axes_of(op: str, rule: Rule, setting: str, sizes: object) -> tuple[Expressio
         raise KernelError(
             f"[op] `{setting}` of op {op!r}: got {len(parts)} sizes, expected one to three."
         )
-    axes = [expression_of(op, rule, setting, part) for part in parts]
-    for axis in axes:
-        if axis.condition:
-            raise KernelError(
-                f"[op] `{setting}` of op {op!r}: got the condition {axis}, expected a size."
-            )
+    axes = [size_of(op, rule, setting, part) for part in parts]
     return (*axes, *[Expression(("int", 1))] * (3 - len(axes)))
 
 

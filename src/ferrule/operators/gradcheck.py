@@ -14,7 +14,7 @@ from ..hosts import protocol as hosts
 from ..rules.argument import Argument
 from . import call as op_call
 from . import derivatives
-from .compare import Values, bind, detached, epsilon
+from .compare import Values, detached, epsilon
 from .op import Op
 from .runners import Runner
 
@@ -126,7 +126,7 @@ def check_grad(
     if not {"vjp", "jvp"} & op.rules.keys():
         raise derivatives.missing(op, "vjp")
     values = detached(op.ordered(args, named))
-    bind(op, values)  # says what is wrong with them
+    op_call.bound_arrays(op, values)  # says what is wrong with them
     trial = _Trial(op, values, np.random.default_rng(seed), rtol)
     for place, argument in enumerate(op.rule.inputs):
         if inputs is not None and argument.name not in inputs:

@@ -3,9 +3,9 @@ array library."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
@@ -14,38 +14,58 @@ from ..dtypes import Dtype
 from ..errors import DeviceError, KernelError, KernelTypeError
 from ..rules.argument import Argument
 from ..rules.rule import Binding, Rule
-from ..spec import Facts, Input, Launch, Spec, clamped, row_contiguous_strides
+from ..spec import Facts, Input, Launch, Shape, Spec, clamped, row_contiguous_strides
 from .bodies import BodyLaunch, KernelBody
+from .expressions import bound_dtype
 from .identity import short
 
 if TYPE_CHECKING:
     from ..devices.protocol import Program
+    from .declared import Declared
 
 
-Arguments = Mapping[str, Facts | float | None]  # of inputs
-SAFE = 400.0  # what fits into every float that a number may be declared as
+Arguments = dict[str, Facts | float | None]  # of inputs: facts, numbers, None of what is absent
+_SAFE = 400.0  # what fits into every float that a number may be declared as
+_PYTHON_TYPES: dict[str, tuple[type, ...]] = {
+    "b": (bool,),
+    "u": (int,),
+    "i": (int,),
+    "f": (int, float),
+    "c": (int, float, complex),
+}
+
+
+class BoundCall(NamedTuple):
+    """A call of an op, whose inputs bind its rule.
+
+    Attributes:
+        op: what is called.
+        device: ``"cpu"`` or ``"cuda:0"`` …
+        arguments: per input its facts, the number, or None where it is absent.
+        binding: the sizes and dtypes.
+        results: the shape and dtype of each output.
+    """
+
+    op: Declared
+    device: str
+    arguments: Arguments
+    binding: Binding
+    results: list[tuple[Shape, Dtype]]
 
 
 def launch(
-    op: str,
-    rule: Rule,
+    call: BoundCall,
     body: KernelBody,
     body_launch: BodyLaunch,
-    binding: Binding,
-    device: str,
     queue: int,
-    arguments: Arguments,
     outputs: Sequence[Facts],
     check: Callable[[str], None] | None = None,
 ) -> None:
     """Start a kernel; on the CPU, also wait for it.
 
     Args:
-        op, rule, body: what is launched.
-        body_launch, binding: its launch, and the sizes of the call.
-        device: ``"cpu"`` or ``"cuda:0"`` …
+        call, body, body_launch: what is launched, and how.
         queue: the stream's address.
-        arguments: per input its facts, the number, or None where it is absent.
         outputs: of the op's outputs, which nothing else has touched but to fill them.
         check: on the CPU, called afterwards with how messages call the launch.
 
@@ -53,18 +73,17 @@ def launch(
         KernelError: no thread would run, and yet an output has elements.
         CompileError, DialectError, ToolchainError, DeviceError: as a kernel's launch does.
     """
-    if body.kind == "cuda" and not device.startswith("cuda"):
+    if body.kind == "cuda" and not call.device.startswith("cuda"):
         raise DeviceError(
-            f"[op] op {op!r}: its `cuda` body runs on NVIDIA GPUs alone, not on {device!r}."
+            f"[op] op {call.op.name!r}: its `cuda` body runs on NVIDIA GPUs alone, not on "
+            f"{call.device!r}."
         )
     if 0 in body_launch.grid:
-        check_empty(op, rule, body_launch, outputs)
+        check_empty(call.op.name, call.op.rule, body_launch, outputs)
         return
-    program, inputs, written, launch, owners = prepare(
-        rule, body, body_launch, binding, device, arguments, outputs
-    )
+    program, inputs, written, launch, owners = prepare(call, body, body_launch, outputs)
     program.launch(inputs, written, launch, queue)
-    if check is not None and device == "cpu":
+    if check is not None and call.device == "cpu":
         check(launch.of(body.kernel))
     del owners  # the bytes of numbers had to live until here
 
@@ -85,77 +104,66 @@ def check_empty(op: str, rule: Rule, body_launch: BodyLaunch, outputs: Sequence[
 
 
 def prepare(
-    rule: Rule,
-    body: KernelBody,
-    body_launch: BodyLaunch,
-    binding: Binding,
-    device: str,
-    arguments: Arguments,
-    outputs: Sequence[Facts],
+    call: BoundCall, body: KernelBody, body_launch: BodyLaunch, outputs: Sequence[Facts]
 ) -> tuple[Program, list[Facts], list[Facts], Launch, list[object]]:
     """The program of a launch, its inputs and outputs, the launch, and owners of numbers' bytes.
 
     Takes what `launch` takes, and launches nothing.
     """
-    facts, owners = _facts(rule, body, binding, arguments)
-    written = [*outputs]
-    for parameter in rule.inputs:
-        if parameter.mutable:
-            fact = arguments[parameter.name]
-            written.append(fact if isinstance(fact, Facts) else _absent(parameter, binding))
-    cuda = device != "cpu"
+    facts, in_place, owners = kernel_facts(call, body)
+    written = [*outputs, *in_place]
+    cuda = call.device != "cpu"
     inputs = tuple([Input(f.dtype, len(f.shape), value=cuda and f.value) for f in facts])
     kinds = tuple([f.dtype for f in written])
     values = [(type(v), v) for _, v in body_launch.template]  # True == 1 in Python
-    key = (device, inputs, kinds, *values, body_launch.shared)
+    key = (call.device, inputs, kinds, *values, body_launch.shared)
     program = body.programs.get(key)
     if program is None:
+        from ..devices import protocol as devices
+
         shared = body_launch.shared
         kernel = replace(body.kernel, shared_memory=shared) if shared else body.kernel
         spec = Spec(kernel, inputs, kinds, body_launch.template)
-        program = body.programs[key] = _program(device, spec)
+        program = body.programs[key] = devices.get(call.device).program(spec)
     shapes = tuple([f.shape for f in written])
     group = clamped(body_launch.threadgroup, body_launch.grid)
     launch = Launch(body_launch.grid, group, shapes, body_launch.fill, ())
     return program, facts, written, launch, owners
 
 
-def _program(device: str, spec: Spec) -> Program:
-    from ..devices import protocol as devices
+def kernel_facts(call: BoundCall, body: KernelBody) -> tuple[list[Facts], list[Facts], list[Any]]:
+    """The facts of all that a kernel reads, of all that it writes in place, and the owners of
+    numbers' bytes.
 
-    return devices.get(device).program(spec)
-
-
-def _facts(
-    rule: Rule, body: KernelBody, binding: Binding, arguments: Arguments
-) -> tuple[list[Facts], list[object]]:
-    """The facts of all that the kernel reads, and the owners of numbers' bytes."""
+    The dims that its body names are the last of what it reads.
+    """
     facts: list[Facts] = []
-    owners: list[object] = []
-    for parameter in rule.inputs:
-        if parameter.mutable:
-            continue
-        value = arguments[parameter.name]
+    written: list[Facts] = []
+    owners: list[Any] = []
+    for parameter in call.op.rule.inputs:
+        value = call.arguments[parameter.name]
         if isinstance(value, Facts):
-            if parameter.dims and not value.shape:
+            if parameter.dims and not value.shape and not parameter.mutable:
                 # A body indexes what it declares as *S, also where S is no dims; the dialect makes
                 # arrays without dims references.
                 value = value._replace(shape=(1,), strides=(1,))
-            facts.append(value)
-        elif parameter.dims is not None:
-            facts.append(_absent(parameter, binding))
+        elif parameter.dims is not None:  # the body asks before it reads what is absent
+            shape = (1,) * len(parameter.dims)
+            dtype = bound_dtype(parameter.dtype, call.binding)
+            value = Facts(dtype, shape, row_contiguous_strides(shape), 0, "cpu")
         else:
             dtype = dtypes.BY_NAME[parameter.dtype]
             owner = np.array(value, dtype.numpy)
             owners.append(owner)
-            facts.append(Facts(dtype, (), (), owner.ctypes.data, "cpu", True))
+            value = Facts(dtype, (), (), owner.ctypes.data, "cpu", True)
+        (written if parameter.mutable else facts).append(value)
     if body.dims:
-        sizes = read_dims(body, binding)
+        sizes = read_dims(body, call.binding)
         dims = np.array(sizes, np.int32)
         owners.append(dims)
         at = dims.ctypes.data
         facts += [Facts(dtypes.int32, (), (), at + 4 * i, "cpu", True) for i in range(len(sizes))]
-    return facts, owners
+    return facts, written, owners
 
 
 def read_dims(body: KernelBody, binding: Binding) -> list[int]:
@@ -172,13 +180,6 @@ def read_dims(body: KernelBody, binding: Binding) -> list[int]:
                 f"is {size}, as an int32: at most {2**31 - 1}."
             )
     return sizes
-
-
-def _absent(parameter: Argument, binding: Binding) -> Facts:
-    """The facts in place of an absent array; the body asks before it reads."""
-    kind = dtypes.BY_NAME[binding.dtypes.get(parameter.dtype, parameter.dtype)]
-    shape = (1,) * len(parameter.dims or ())
-    return Facts(kind, shape, row_contiguous_strides(shape), 0, "cpu")
 
 
 def number(op: str, parameter: Argument, value: object) -> float:
@@ -204,14 +205,8 @@ def number(op: str, parameter: Argument, value: object) -> float:
             f"differentiated, declare {parameter.name}[]:{parameter.dtype}."
         )
     plain: Any = value.item() if isinstance(value, np.generic) else value
-    allowed: dict[str, tuple[type, ...]] = {
-        "b": (bool,),
-        "u": (int,),
-        "i": (int,),
-        "f": (int, float),
-        "c": (int, float, complex),
-    }
-    if not isinstance(plain, allowed[kind.kind]) or (kind.kind != "b" and isinstance(plain, bool)):
+    expected = _PYTHON_TYPES[kind.kind]
+    if not isinstance(plain, expected) or (kind.kind != "b" and isinstance(plain, bool)):
         raise KernelTypeError(
             f"{label}: got {short(value)} of type {type(value).__name__}, expected a Python "
             f"number: {parameter}."
@@ -229,7 +224,7 @@ def number(op: str, parameter: Argument, value: object) -> float:
 
 def _fits(value: float, kind: Dtype) -> bool:
     """Whether a float dtype does not make infinity of a number."""
-    if -SAFE <= value <= SAFE:
+    if -_SAFE <= value <= _SAFE:
         return True
     try:
         number = float(value)

@@ -7,19 +7,19 @@ from typing import Any
 
 import numpy as np
 
-from .. import dtypes
 from ..devices import protocol as devices
 from ..devices.protocol import UnitBinary
 from ..dtypes import Dtype
 from ..errors import KernelError
 from ..kernels.call import CallableKernel, MetalKernel
 from ..kernels.cuda import CudaKernel
-from ..rules.rule import Binding
+from ..rules.argument import Argument
 from ..source.cuda import unit as cuda_unit
-from ..spec import Shape
+from ..spec import Facts, Shape, row_contiguous_strides
 from ..unit import UnitSpec
 from .bodies import KernelBody
-from .launch import number
+from .call import bound, gathered
+from .launch import BoundCall, kernel_facts, read_dims
 from .op import Op
 from .unit_steps import CudaUnit
 
@@ -62,25 +62,17 @@ def described(
         KernelError: the rule does not allow such inputs; says why. Or one is missing.
         KernelTypeError: a number is none of its kind.
     """
-    values, binding = _bind(op, inputs)
-    rule = op.rule
-    written = [dtypes.BY_NAME[binding.dtypes.get(a.dtype, a.dtype)] for a in rule.outputs]
-    kernel_inputs: list[Any] = []
-    for argument in rule.inputs:
-        value = values[argument.name]
-        if value is None:  # as a launch has it
-            dtype = dtypes.BY_NAME[binding.dtypes.get(argument.dtype, argument.dtype)]
-            value = ((1,) * len(argument.dims or ()), dtype)
-        if argument.mutable:
-            written.append(value[1])
-        else:
-            kernel_inputs.append(value)
-    kernel_inputs += [np.int32(binding.dims[name]) for name in body.dims]
-    launch = body.launch_for(binding)
+    call = _bind(op, inputs)
+    facts, in_place, owners = kernel_facts(call, body)
+    numbers = iter(owners)
+    count = len(facts) - len(body.dims)
+    kernel_inputs = [next(numbers)[()] if f.value else (f.shape, f.dtype) for f in facts[:count]]
+    kernel_inputs += map(np.int32, read_dims(body, call.binding))
+    launch = body.launch_for(call.binding)
     kernel = MetalKernel(body.kernel) if body.kind == "metal" else CudaKernel(body.kernel)
     return kernel, {
         "inputs": kernel_inputs,
-        "output_dtypes": written,
+        "output_dtypes": [*(dtype for _, dtype in call.results), *(f.dtype for f in in_place)],
         "template": list(launch.template),
         "grid": launch.grid,
         "threadgroup": launch.threadgroup,
@@ -99,34 +91,26 @@ def described_unit(
     Raises:
         KernelError, KernelTypeError: as `described` does.
     """
-    _, binding = _bind(op, inputs)
+    binding = _bind(op, inputs).binding
     if not unit.holds(binding):
         return None
     return DescribedUnit(unit.spec(unit.launch_for(binding).template))
 
 
-def _bind(op: Op, inputs: Mapping[str, Array | float | None]) -> tuple[dict[str, Any], Binding]:
-    """The inputs in the rule's order, and the rule's binding to them, results included."""
-    rule = op.rule
-    values: dict[str, Any] = {}
-    for argument in rule.inputs:
+def _bind(op: Op, inputs: Mapping[str, Array | float | None]) -> BoundCall:
+    """The call with these inputs, whose arrays are nowhere."""
+    for argument in op.rule.inputs:
         value = inputs.get(argument.name)
-        if argument.dims is None and argument.name in inputs:
-            plain = number(op.name, argument, value)
-            values[argument.name] = np.array(plain, dtypes.BY_NAME[argument.dtype].numpy)[()]
-        elif isinstance(value, tuple) or (value is None and argument.optional):
-            values[argument.name] = value
-        else:
+        absent = value is None and argument.optional
+        number = argument.dims is None and argument.name in inputs
+        if not (number or absent or isinstance(value, tuple)):
             raise KernelError(
                 f"[op] input {argument.name!r} of op {op.name!r} is not described: {argument}."
             )
-    arrays = {name: v if isinstance(v, tuple) else None for name, v in values.items()}
-    shapes = [
-        () if a.dims is None else None if (array := arrays[a.name]) is None else array[0]
-        for a in rule.inputs
-    ]
-    binding = rule.bind(
-        op.name, shapes, [None if v is None else v[1].name for v in arrays.values()]
-    )
-    rule.results(op.name, binding)
-    return values, binding
+
+    def facts_of(_: Argument, array: Array) -> Facts:
+        shape, dtype = array
+        return Facts(dtype, shape, row_contiguous_strides(shape), 0, "")
+
+    values = [inputs.get(argument.name) for argument in op.rule.inputs]
+    return bound(op, "", gathered(op, values, facts_of))

@@ -4,7 +4,7 @@ call that is the same for every array library."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,12 +12,11 @@ import numpy as np
 from .. import dtypes
 from ..dtypes import Dtype
 from ..errors import KernelError
-from ..rules.rule import Binding, Rule
-from ..spec import Facts, Shape
-from ..unit import Copy, Fill, Run, Step
-from .bound_steps import Copied, Filled, RunLaunch, UnitLaunch
-from .launch import Arguments
-from .unit_steps import ALIGNMENT, CudaUnit
+from ..spec import Facts
+from ..unit import Copy, Fill, Step
+from .launch import BoundCall
+from .unit_parts import CopyStep, FillStep
+from .unit_steps import ALIGNMENT, CudaUnit, UnitLaunch
 
 if TYPE_CHECKING:
     from ..hosts.protocol import Host
@@ -26,123 +25,90 @@ Places = Mapping[str, tuple[int, Dtype, int]]  # address, dtype and elements of 
 
 
 def run_unit(
-    op: str,
-    rule: Rule,
-    unit: CudaUnit,
-    host: Host,
-    facts: Callable[[Any], Facts],
-    device: str,
-    queue: int,
-    binding: Binding,
-    arguments: Arguments,
-    results: Sequence[tuple[Shape, Dtype]],
+    call: BoundCall, unit: CudaUnit, host: Host, facts: Callable[[Any], Facts], queue: int
 ) -> list[Any]:
     """The outputs of a unit's steps; they are started, and nothing waits for them.
 
     Args:
-        op, rule, unit: what is launched.
+        call, unit: what is launched.
         host, facts: who makes arrays, and what a kernel must know of them.
-        device, queue, binding: where, on which stream, with which sizes.
-        arguments: per input its facts, the number, or None where it is absent.
-        results: the shape and dtype of each output.
+        queue: on which stream.
 
     Raises:
         KernelError: a size is out of range, an array cannot be filled or copied.
         CompileError, ToolchainError, DeviceError: as `devices.cuda.unit.CudaUnitProgram.launch`.
     """
-    launch = unit.launch_for(binding)
-    outputs = [host.empty(shape, kind, device) for shape, kind in results]
-    places: dict[str, tuple[int, Dtype, int]] = {}
-    for output, array in zip(rule.outputs, outputs, strict=True):
-        fact = facts(array)
-        places[output.name] = fact.pointer, fact.dtype, fact.size
+    launch = unit.launch_for(call.binding)
+    rule, device = call.op.rule, call.device
+    outputs = [host.empty(shape, kind, device) for shape, kind in call.results]
+    arrays = dict(zip((output.name for output in rule.outputs), map(facts, outputs), strict=True))
+    arrays |= {name: fact for name, fact in call.arguments.items() if isinstance(fact, Facts)}
+    places = {name: (fact.pointer, fact.dtype, fact.size) for name, fact in arrays.items()}
+    values: dict[str, bytes] = {}
     for parameter in rule.inputs:
-        value = arguments[parameter.name]
-        if isinstance(value, Facts):
-            places[parameter.name] = value.pointer, value.dtype, value.size
-        elif parameter.dims is not None:
-            places[parameter.name] = 0, dtypes.uint8, 0  # a null pointer
-    memory = None
+        if parameter.dims is None:
+            kind = dtypes.BY_NAME[parameter.dtype].numpy
+            values[parameter.name] = np.array(call.arguments[parameter.name], kind).tobytes()
+        else:
+            places.setdefault(parameter.name, (0, dtypes.uint8, 0))  # absent: a null pointer
+    memory, base = None, 0
     if launch.memory:
         # One array for all. It goes back to the library's pool when this returns, from where what
         # comes later on this stream may have it.
         memory = host.empty((launch.memory + ALIGNMENT - 1,), dtypes.uint8, device)
         base = -(-facts(memory).pointer // ALIGNMENT) * ALIGNMENT
-    else:  # null pointers
-        base = 0
-    for name, (at, kind, size) in launch.scratch.items():
-        places[name] = base + at, kind, size
-    steps = _steps(op, rule, launch, places, arguments)
-    _launch(unit, launch, device, queue, steps)
+    for name, (at, dtype, size) in launch.scratch.items():  # null pointers where all are empty
+        places[name] = base + at, dtype, size
+    for name, (address, _, _) in places.items():
+        values[name] = address.to_bytes(8, "little")
+    steps = _steps(call.op.name, launch, places, values)
+    if steps:
+        constants = [(type(value), value) for _, value in launch.template]  # True == 1 in Python
+        key = (device, *constants)
+        program = unit.programs.get(key)
+        if program is None:
+            from ..devices import protocol as devices
+
+            program = devices.unit_program(device, unit.spec(launch.template))
+            program = unit.programs.setdefault(key, program)
+        program.launch(steps, queue)
     del memory  # it had to live until here
     return outputs
 
 
-def _launch(
-    unit: CudaUnit, launch: UnitLaunch, device: str, queue: int, steps: Sequence[Step]
-) -> None:
-    if not steps:
-        return
-    constants = [(type(value), value) for _, value in launch.template]  # True == 1 in Python
-    key = (device, *constants)
-    program = unit.programs.get(key)
-    if program is None:
-        from ..devices import protocol as devices
+def _steps(op: str, launch: UnitLaunch, places: Places, values: Mapping[str, bytes]) -> list[Step]:
+    """The steps of a call, with addresses.
 
-        program = unit.programs.setdefault(
-            key, devices.unit_program(device, unit.spec(launch.template))
-        )
-    program.launch(steps, queue)
-
-
-def _steps(
-    op: str, rule: Rule, launch: UnitLaunch, places: Places, arguments: Arguments
-) -> list[Step]:
-    """The steps of a call, with addresses."""
-    values = {
-        p.name: np.array(arguments[p.name], dtypes.BY_NAME[p.dtype].numpy).tobytes()
-        for p in rule.inputs
-        if p.dims is None
-    }
+    Args:
+        op, launch: whose steps.
+        places, values: by name the arrays, and the arguments that arrays and numbers are.
+    """
     steps: list[Step] = []
-    for step in launch.steps:
-        if isinstance(step, Filled):
+    for step, run in launch.steps:
+        if isinstance(step, FillStep):
             address, dtype, count = places[step.array]
             written = pattern(op, step, dtype)
             count = count * dtype.itemsize // len(written)
             if count:
                 steps.append(Fill(address, count, written))
-        elif isinstance(step, Copied):
-            steps += _copied(op, step, places)
-        else:
-            steps.append(_run(step, places, values))
+        elif isinstance(step, CopyStep):
+            (to, dtype, count), (source, other, many) = places[step.to], places[step.source]
+            if (dtype, count) != (other, many):
+                raise KernelError(
+                    f"[op] op {op!r}: a step copies {step.source!r}, {many} elements of "
+                    f"{other.name}, to {step.to!r}, {count} elements of {dtype.name}; expected as "
+                    "many of the same dtype."
+                )
+            if count:
+                steps.append(Copy(to, source, count * dtype.itemsize))
+        elif run is not None:
+            pairs = zip(step.arguments, run.arguments, strict=True)
+            arguments = tuple([own or values[argument.value] for argument, own in pairs])
+            steps.append(run._replace(arguments=arguments))
     return steps
 
 
-def _run(step: RunLaunch, places: Places, values: Mapping[str, bytes]) -> Run:
-    arguments = []
-    for argument in step.arguments:
-        if isinstance(argument, bytes):
-            arguments.append(argument)
-        elif argument[0] == "array":
-            arguments.append(places[argument[1]][0].to_bytes(8, "little"))
-        else:
-            arguments.append(values[argument[1]])
-    function = step.step.function
-    return Run(function, step.blocks, step.block, step.shared, step.cluster, tuple(arguments))
-
-
-def _copied(op: str, step: Copied, places: Places) -> list[Step]:
-    (to, kind, count), (source, other, many) = places[step.to], places[step.source]
-    if (kind, count) != (other, many):
-        raise KernelError(
-            f"[op] op {op!r}: a step copies {step.source!r}, {many} elements of {other.name}, to "
-            f"{step.to!r}, {count} elements of {kind.name}; expected as many of the same dtype."
-        )
-    return [Copy(to, source, count * kind.itemsize)] if count else []
-
-
-def pattern(op: str, step: Filled, dtype: Dtype) -> bytes:
+def pattern(op: str, step: FillStep, dtype: Dtype) -> bytes:
     """1, 2 or 4 bytes that, repeated, are elements of a value.
 
     Raises:

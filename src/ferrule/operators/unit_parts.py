@@ -2,18 +2,22 @@
 
 A body has a launch of its own, so that an op can have several. A unit is a whole CUDA translation
 unit, whose functions are launched in steps, with memory of their own between them. What is written
-here is checked when `ferrule.op` binds it to a rule (`operators.bodies`, `operators.unit_steps`).
+here is checked when `ferrule.op` binds it to a rule (`operators.bodies`, `operators.unit_steps`);
+steps are data before and after, and what a call launches is `ferrule.unit.Step`.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..errors import KernelTypeError
+from ..rules.expression import Expression
 from ..rules.rule import Rule
 from .bodies import KernelBody, kernel_of
+from .expressions import expression_from_json, to_json
 
 Value = Any  # an int, a text or an `Expression`
 
@@ -50,9 +54,22 @@ class CudaBody:
         )
 
 
+class StepArgument(NamedTuple):
+    """An argument of a function, bound to a rule.
+
+    Attributes:
+        kind: ``"array"``, ``"number"``, or the full name of an expression's dtype.
+        value: the name, or the expression.
+    """
+
+    kind: str
+    value: str | Expression
+
+
 @dataclass(frozen=True)
 class RunStep:
-    """A launch of a function: what `cuda_step` returns."""
+    """A launch of a function: what `cuda_step` returns, and the same bound to a rule: then its
+    sizes and condition are expressions, its arguments each a `StepArgument`."""
 
     function: str
     arguments: tuple[Any, ...]
@@ -62,23 +79,80 @@ class RunStep:
     cluster: Any
     when: Value | None
 
+    @property
+    def touched(self) -> set[str]:
+        """The arrays that it may write."""
+        return {a.value for a in self.arguments if a.kind == "array"}
+
+    def to_json(self) -> Any:
+        """All that decides what it does, once it is bound to a rule."""
+        return {
+            "run": self.function,
+            "arguments": [[kind, to_json(value)] for kind, value in self.arguments],
+            "blocks": to_json(self.blocks),
+            "block": to_json(self.block),
+            "shared_memory": to_json(self.shared_memory),
+            "cluster": to_json(self.cluster),
+            "when": to_json(self.when),
+        }
+
 
 @dataclass(frozen=True)
 class FillStep:
-    """A fill of an array: what `cuda_fill` returns."""
+    """A fill of an array: what `cuda_fill` returns, also where it is bound to a rule."""
 
     array: str
     value: float
     when: Value | None
 
+    @property
+    def touched(self) -> set[str]:
+        """The array that it writes."""
+        return {self.array}
+
+    def to_json(self) -> Any:
+        """All that decides what it does, once it is bound to a rule."""
+        # The value by its text, for JSON has no infinities.
+        return {"fill": self.array, "value": repr(self.value), "when": to_json(self.when)}
+
 
 @dataclass(frozen=True)
 class CopyStep:
-    """A copy of an array: what `cuda_copy` returns."""
+    """A copy of an array: what `cuda_copy` returns, also where it is bound to a rule."""
 
     to: str
     source: str
     when: Value | None
+
+    @property
+    def touched(self) -> set[str]:
+        """The array that it writes."""
+        return {self.to}
+
+    def to_json(self) -> Any:
+        """All that decides what it does, once it is bound to a rule."""
+        return {"copy": self.source, "to": self.to, "when": to_json(self.when)}
+
+
+UnitStep = RunStep | FillStep | CopyStep
+
+
+def step_from_json(data: Any) -> UnitStep:
+    """The reverse of a step's `to_json`, as yet unchecked."""
+    when = expression_from_json(data["when"])
+    if "fill" in data:
+        text = data["value"]
+        value = int(text) if re.fullmatch(r"-?\d+", text) else float(text)
+        return FillStep(data["fill"], value, when)
+    if "copy" in data:
+        return CopyStep(data["to"], data["copy"], when)
+    arguments = tuple(
+        StepArgument(kind, value if isinstance(value, str) else expression_from_json(value))
+        for kind, value in data["arguments"]
+    )
+    names = ("blocks", "block", "shared_memory", "cluster")
+    sizes = {name: expression_from_json(data[name]) for name in names}
+    return RunStep(data["run"], arguments, when=when, **sizes)
 
 
 @dataclass(frozen=True)
@@ -86,7 +160,7 @@ class UnitText:
     """A CUDA translation unit and its steps: what `cuda_unit` returns."""
 
     source: str
-    steps: tuple[RunStep | FillStep | CopyStep, ...]
+    steps: tuple[UnitStep, ...]
     scratch: Any
     when: Value | None
     template: Any
@@ -222,7 +296,7 @@ def cuda_copy(to: str, source: str, *, when: str | None = None) -> CopyStep:
 def cuda_unit(
     source: str,
     *,
-    steps: Sequence[RunStep | FillStep | CopyStep],
+    steps: Sequence[UnitStep],
     scratch: Mapping[str, str] | None = None,
     when: str | None = None,
     template: Mapping[str, Any] | Sequence[tuple[str, Any]] | None = None,

@@ -5,39 +5,39 @@ and their values for the sizes of one call.
 from __future__ import annotations
 
 import math
+import operator
 import re
-import struct
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from .. import dtypes
 from ..dtypes import Dtype
 from ..errors import KernelError, KernelTypeError
 from ..kernel import check_distinct, check_identifier, check_text
-from ..rules.expression import Expression
 from ..rules.rule import Binding, Rule
 from ..spec import MAX_THREADS, MOST_BLOCKS, MOST_DEEP
-from ..unit import POINTER, Call, Sizes, UnitSpec
+from ..unit import POINTER, Call, Run, Sizes, UnitSpec
 from . import expressions
 from .bodies import KernelBody
-from .bound_steps import (
-    BoundStep,
-    Copied,
-    Filled,
-    Launched,
-    LaunchStep,
-    RunLaunch,
-    StepArgument,
-    UnitLaunch,
-    step_from_json,
-    step_to_json,
-    touched,
+from .expressions import (
+    SizedImplementation,
+    TemplateValue,
+    expression_from_json,
+    to_json,
+    value_from_json,
 )
-from .expressions import SizedImplementation, TemplateValue
 from .runners import Runner
-from .unit_parts import CopyStep, FillStep, RunStep, UnitText
+from .unit_parts import (
+    CopyStep,
+    FillStep,
+    RunStep,
+    StepArgument,
+    UnitStep,
+    UnitText,
+    step_from_json,
+)
 from .unit_settings import Scratch, headers_of, options_of, scratch_of
 
 if TYPE_CHECKING:
@@ -48,6 +48,23 @@ PORTABLE_CLUSTER = 8  # blocks of a cluster that every GPU with clusters has roo
 _BLOCKS_X = 2**31 - 1
 _FUNCTION = re.compile(r"[A-Za-z_:][^;{}#\"\\\n\r\0]*")
 _TYPED = re.compile(r"\s*(u?int(?:32|64)|bool)\s+(\S.*)", re.DOTALL)
+
+
+class UnitLaunch(NamedTuple):
+    """The steps and scratch of a unit for one call, before its arrays are made.
+
+    Attributes:
+        template: constants and types, in order.
+        steps: what is done, in order, without those that are left out; for a `RunStep` beside it
+            what is launched, with ``b""`` for each argument that is an array or a number.
+        scratch: where each scratch array begins in the memory for all, its dtype, its elements.
+        memory: bytes of scratch in all.
+    """
+
+    template: tuple[tuple[str, TemplateValue], ...]
+    steps: tuple[tuple[UnitStep, Run | None], ...]
+    scratch: dict[str, tuple[int, Dtype, int]]
+    memory: int
 
 
 class CudaUnit(SizedImplementation):
@@ -79,7 +96,7 @@ class CudaUnit(SizedImplementation):
             )
         self.specific = text.specific
         self.template = expressions.template_of(op, rule, text.template)
-        self.when = None if text.when is None else expressions.condition_of(op, rule, text.when)
+        self.when = expressions.condition_of(op, rule, text.when)
         self.scratch = scratch_of(op, rule, text.scratch)
         names = [*expressions.dtype_variables(rule), *(name for name, _ in self.template)]
         names += [f"has_{parameter.name}" for parameter in rule.inputs if parameter.optional]
@@ -103,11 +120,11 @@ class CudaUnit(SizedImplementation):
         self._optional = frozenset(p.name for p in rule.inputs if p.optional)
         self.steps = tuple(self._step(i, step) for i, step in enumerate(text.steps, 1))
         self.calls = tuple(
-            Call(i, step.function, tuple((a.label, self._kind(a)) for a in step.arguments))
+            Call(i, step.function, tuple((str(a.value), self._kind(a)) for a in step.arguments))
             for i, step in enumerate(self.steps, 1)
-            if isinstance(step, Launched)
+            if isinstance(step, RunStep)
         )
-        written = {name for step in self.steps for name in touched(step)}
+        written = {name for step in self.steps for name in step.touched}
         for name in outputs:
             if name not in written:
                 raise KernelError(
@@ -133,7 +150,7 @@ class CudaUnit(SizedImplementation):
         scratch: dict[str, tuple[int, Dtype, int]] = {}
         end = 0
         for array in self.scratch:
-            dtype = dtypes.BY_NAME[binding.dtypes.get(array.dtype, array.dtype)]
+            dtype = expressions.bound_dtype(array.dtype, binding)
             size = 1
             for dim in array.dims:
                 length = self._value(dim, binding)
@@ -145,26 +162,19 @@ class CudaUnit(SizedImplementation):
             end = start + size * dtype.itemsize
         if end >= 2**63:
             raise self._bad("scratch", "its size", f"{end} bytes", binding, "fewer than 2**63")
-        steps: list[LaunchStep] = []
+        steps: list[tuple[UnitStep, Run | None]] = []
         for step in self.steps:
             if step.when is not None and not self._value(step.when, binding):
                 continue
-            if not isinstance(step, Launched):
-                steps.append(step)
-                continue
-            run = self._run(step, binding)
-            if 0 not in run.blocks:
-                steps.append(run)
-        self._check_outputs(steps, binding)
+            run = self._run(step, binding) if isinstance(step, RunStep) else None
+            if run is None or 0 not in run.blocks:
+                steps.append((step, run))
+        self._check_outputs([step for step, _ in steps], binding)
         return UnitLaunch(template, tuple(steps), scratch, end)
 
-    def _check_outputs(self, steps: Sequence[LaunchStep], binding: Binding) -> None:
+    def _check_outputs(self, steps: Sequence[UnitStep], binding: Binding) -> None:
         """Refuse a call that would leave an output as it was allocated."""
-        written = {
-            name
-            for step in steps
-            for name in touched(step.step if isinstance(step, RunLaunch) else step)
-        }
+        written = {name for step in steps for name in step.touched}
         for output in self._rule.outputs:
             shape = binding.shapes[output.name] or ()
             if output.name not in written and 0 not in shape:
@@ -174,79 +184,76 @@ class CudaUnit(SizedImplementation):
                     f"by ferrule.cuda_fill({output.name!r})."
                 )
 
-    def _run(self, step: Launched, binding: Binding) -> RunLaunch:
+    def _run(self, step: RunStep, binding: Binding) -> Run:
+        """A launch for one call, without addresses."""
         of_step = f" of step {step.function!r}"
         blocks = self._sizes(f"blocks{of_step}", step.blocks, binding)
         block = self._sizes(f"block{of_step}", step.block, binding)
-        text = f"({', '.join(map(str, step.block))})"
         if 0 in block:
-            raise self._bad(f"block{of_step}", text, block, binding, "positive sizes")
+            raise self._bad(f"block{of_step}", step.block, block, binding, "positive sizes")
         if math.prod(block) > MAX_THREADS or block[2] > MOST_DEEP:
             most = f"{MAX_THREADS} threads at most, and {MOST_DEEP} along z"
-            raise self._bad(f"block{of_step}", text, block, binding, most)
+            raise self._bad(f"block{of_step}", step.block, block, binding, most)
         for axis, size, most_blocks in zip(
             step.blocks, blocks, (_BLOCKS_X, MOST_BLOCKS, MOST_BLOCKS), strict=True
         ):
             if size > most_blocks:
                 limit = f"0 to {most_blocks} blocks along this axis"
                 raise self._bad(f"blocks{of_step}", axis, size, binding, limit)
-        shared = self._value(step.shared, binding)
+        shared = self._value(step.shared_memory, binding)
         if not 0 <= shared < 2**31:
             limit = "0 to 2147483647 bytes"
-            raise self._bad(f"shared_memory{of_step}", step.shared, shared, binding, limit)
+            raise self._bad(f"shared_memory{of_step}", step.shared_memory, shared, binding, limit)
         cluster = None if step.cluster is None else self._cluster(step, blocks, binding)
-        arguments: list[tuple[str, str] | bytes] = []
-        for argument in step.arguments:
-            if isinstance(argument.value, Expression):
-                arguments.append(self._packed(argument, of_step, binding))
-            else:
-                arguments.append((argument.kind, argument.value))
-        return RunLaunch(step, blocks, block, shared, cluster, tuple(arguments))
+        arguments = tuple(self._packed(a, of_step, binding) for a in step.arguments)
+        return Run(step.function, blocks, block, shared, cluster, arguments)
 
-    def _cluster(self, step: Launched, blocks: Sizes, binding: Binding) -> Sizes | None:
+    def _cluster(self, step: RunStep, blocks: Sizes, binding: Binding) -> Sizes:
         setting = f"cluster of step {step.function!r}"
-        cluster = self._sizes(setting, step.cluster or (), binding)
-        text = f"({', '.join(map(str, step.cluster or ()))})"
+        cluster = self._sizes(setting, step.cluster, binding)
+        expected = ""
         if 0 in cluster:
-            raise self._bad(setting, text, cluster, binding, "positive sizes")
-        if math.prod(cluster) > PORTABLE_CLUSTER:
-            most = f"{PORTABLE_CLUSTER} blocks at most, for which every GPU with clusters has room"
-            raise self._bad(setting, text, cluster, binding, most)
-        for size, per_cluster in zip(blocks, cluster, strict=True):
-            if size % per_cluster:
-                expected = f"sizes that divide the blocks, {blocks}"
-                raise self._bad(setting, text, cluster, binding, expected)
+            expected = "positive sizes"
+        elif math.prod(cluster) > PORTABLE_CLUSTER:
+            expected = (
+                f"{PORTABLE_CLUSTER} blocks at most, for which every GPU with clusters has room"
+            )
+        elif any(map(operator.mod, blocks, cluster)):
+            expected = f"sizes that divide the blocks, {blocks}"
+        if expected:
+            raise self._bad(setting, step.cluster, cluster, binding, expected)
         return cluster
 
     def _packed(self, argument: StepArgument, of_step: str, binding: Binding) -> bytes:
-        """An expression's value as a function takes it."""
-        value = self._value(argument.value, binding)  # type: ignore[arg-type]
-        if argument.kind == "bool":
-            return struct.pack("=?", value)
-        limits = np.iinfo(argument.kind)
-        if not limits.min <= value <= limits.max:
-            wide = f'; write "int64 {argument.value}", and take an int64_t'
-            hint = wide if "32" in argument.kind else ""
-            limit = f"{argument.kind}, from {limits.min} to {limits.max}{hint}"
-            raise self._bad(f"arguments{of_step}", argument.value, value, binding, limit)
-        codes = {"int32": "i", "uint32": "I", "int64": "q", "uint64": "Q"}
-        return struct.pack(f"={codes[argument.kind]}", value)
+        """An expression's value as a function takes it; nothing of an array or number."""
+        if isinstance(argument.value, str):
+            return b""
+        value = self._value(argument.value, binding)
+        if argument.kind != "bool":
+            limits = np.iinfo(argument.kind)
+            if not limits.min <= value <= limits.max:
+                wide = f'; write "int64 {argument.value}", and take an int64_t'
+                hint = wide if "32" in argument.kind else ""
+                limit = f"{argument.kind}, from {limits.min} to {limits.max}{hint}"
+                raise self._bad(f"arguments{of_step}", argument.value, value, binding, limit)
+        return np.array(value, argument.kind).tobytes()
 
     # -- what was declared -------------------------------------------------------------------------
 
-    def _step(self, number: int, step: RunStep | FillStep | CopyStep) -> BoundStep:
+    def _step(self, number: int, step: UnitStep) -> UnitStep:
+        """A step, checked and bound to the rule."""
         op, rule = self._op, self._rule
-        when = None if step.when is None else expressions.condition_of(op, rule, step.when)
+        when = expressions.condition_of(op, rule, step.when)
         where = f"[op] step {number} of op {op!r}"
         if isinstance(step, FillStep):
             self._check_array(where, "fill", step.array, written=True)
             if isinstance(step.value, bool) or not isinstance(step.value, (int, float)):
                 raise KernelTypeError(f"{where}: got the value {step.value!r}, expected a number.")
-            return Filled(step.array, step.value, when)
+            return replace(step, when=when)
         if isinstance(step, CopyStep):
             self._check_array(where, "copy to", step.to, written=True)
             self._check_array(where, "copy", step.source, written=False)
-            return Copied(step.to, step.source, when)
+            return replace(step, when=when)
         if not isinstance(step.function, str) or not _FUNCTION.fullmatch(step.function.strip()):
             raise KernelError(
                 f"{where}: got the function {step.function!r}, expected the name of a __global__ "
@@ -258,12 +265,12 @@ class CudaUnit(SizedImplementation):
         cluster = None
         if step.cluster is not None:
             cluster = expressions.axes_of(op, rule, f"cluster{of_step}", step.cluster)
-        return Launched(
+        return RunStep(
             function,
             arguments,
             expressions.axes_of(op, rule, f"blocks{of_step}", step.blocks),
             expressions.axes_of(op, rule, f"block{of_step}", step.block),
-            self._number(f"shared_memory{of_step}", step.shared_memory),
+            expressions.size_of(op, rule, f"shared_memory{of_step}", step.shared_memory),
             cluster,
             when,
         )
@@ -278,14 +285,6 @@ class CudaUnit(SizedImplementation):
             raise KernelError(
                 f"{where}: cannot {action} {name!r}; expected one of {only} ({listed})."
             )
-
-    def _number(self, setting: str, value: object) -> Expression:
-        size = expressions.expression_of(self._op, self._rule, setting, value)
-        if size.condition:
-            raise KernelError(
-                f"[op] `{setting}` of op {self._op!r}: got the condition {size}, expected a size."
-            )
-        return size
 
     def _argument(self, setting: str, value: object) -> StepArgument:
         label = f"[op] `{setting}` of op {self._op!r}"
@@ -316,13 +315,13 @@ class CudaUnit(SizedImplementation):
         if (kind == "bool") != expression.condition:
             expected = "a condition" if kind == "bool" else "a number"
             raise KernelError(f"{label}: {expression} as {kind}, expected {expected}.")
-        return StepArgument(str(expression), kind, expression)
+        return StepArgument(kind, expression)
 
     def _named(self, label: str, name: str, kind: str) -> StepArgument:
         names = {"array": self._arrays, "number": self._numbers}.get(kind, ())
         if name not in names:
             raise KernelError(f"{label}: there is no {kind} {name!r}.")
-        return StepArgument(name, kind, name)
+        return StepArgument(kind, name)
 
     def _kind(self, argument: StepArgument) -> str:
         """The type that a function gets for an argument, as `unit.Call` names it."""
@@ -340,10 +339,10 @@ class CudaUnit(SizedImplementation):
             "headers": [[*pair] for pair in self.headers],
             "options": list(self.options),
             "specific": self.specific,
-            "when": expressions.optional_to_json(self.when),
-            "template": [[name, expressions.value_to_json(value)] for name, value in self.template],
-            "scratch": [[a.name, a.dtype, expressions.axes_to_json(a.dims)] for a in self.scratch],
-            "steps": [step_to_json(step) for step in self.steps],
+            "when": to_json(self.when),
+            "template": [[name, to_json(value)] for name, value in self.template],
+            "scratch": [[a.name, a.dtype, to_json(a.dims)] for a in self.scratch],
+            "steps": [step.to_json() for step in self.steps],
         }
 
     @staticmethod
@@ -355,9 +354,9 @@ class CudaUnit(SizedImplementation):
         """
         return CudaUnit(op, rule, UnitText(
             data["source"], tuple(step_from_json(step) for step in data["steps"]),
-            [Scratch(n, dtype, expressions.axes_from_json(d)) for n, dtype, d in data["scratch"]],
-            expressions.optional_from_json(data["when"]),
-            [(str(name), expressions.value_from_json(value)) for name, value in data["template"]],
+            [Scratch(n, dtype, expression_from_json(d)) for n, dtype, d in data["scratch"]],
+            expression_from_json(data["when"]),
+            [(str(name), value_from_json(value)) for name, value in data["template"]],
             {str(name): text for name, text in data["headers"]}, data["options"],
             data["specific"],
         ))  # fmt: skip

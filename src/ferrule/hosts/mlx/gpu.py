@@ -22,6 +22,7 @@ from ...operators import call as op_call
 from ...operators import launch as op_launch
 from ...operators.bodies import BodyLaunch, KernelBody
 from ...operators.entries import Request
+from ...operators.launch import BoundCall
 from ...operators.runners import Runner
 from ...operators.unit_call import memset_pattern
 from ...operators.unit_steps import CudaUnit
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from ...devices.cuda.program import CudaProgram
     from ...kernel import Kernel
     from ...operators.op import Op
-    from ...rules.rule import Binding
 
 
 def captured(
@@ -58,21 +58,17 @@ def captured(
         What tells this graph from others that differ in more than addresses and sizes, ``""`` where
         nothing was launched; nothing at all where a Python function is to be called.
     """
-    device = f"cuda:{ordinal}"
-    facts = _facts(op, values, device, input_pointers)
-    binding, results = op_call.bound(op, facts)
-    body = op_call.choose(op, device, binding)
+    call = _bound(op, values, f"cuda:{ordinal}", input_pointers)
+    body = op_call.choose(call)
     if isinstance(body, Runner):
         return ()
     maker = _CapturedArrays(op, output_pointers, scratch, queue, ordinal)
-    op_call.run_body(op, body, maker, lambda y: y, device, queue, binding, facts, results)
+    op_call.run_body(call, body, maker, lambda y: y, queue)
     if isinstance(body, CudaUnit):
-        unit_launch = body.launch_for(binding)
-        steps = [
-            (type(step).__name__, getattr(step, "cluster", None)) for step in unit_launch.steps
-        ]
+        unit_launch = body.launch_for(call.binding)
+        steps = [(type(step).__name__, run and run.cluster) for step, run in unit_launch.steps]
         return (cache.digest(op.digest, repr(steps), repr(unit_launch.template)) if steps else "",)
-    kernel_launch = body.launch_for(binding)
+    kernel_launch = body.launch_for(call.binding)
     filled = kernel_launch.fill is not None
     return (cache.digest(op.digest, body.kind, repr(kernel_launch.template), repr(filled)),)
 
@@ -145,49 +141,29 @@ class StockCall(NamedTuple):
 
 def by_stock_node(op: Op, values: tuple[Any, ...]) -> list[mx.array]:
     """The outputs of MLX's own `mx.fast.metal_kernel` for an op's `metal` body."""
-
-    def choose(binding: Binding) -> KernelBody:
-        body = op_call.choose(op, "metal", binding)
-        if not isinstance(body, KernelBody):
-            raise KernelError(f"[op] op {op.name!r} has no `metal` body for these sizes.")
-        return body
-
-    call = stock_call(op, _facts(op, values, "metal", (0,) * len(values)), choose)
-    return call_stock(call, stock_arrays(values, call))
+    call = _bound(op, values, "metal", (0,) * len(values))
+    body = op_call.choose(call)
+    if not isinstance(body, KernelBody):
+        raise KernelError(f"[op] op {op.name!r} has no `metal` body for these sizes.")
+    stock = stock_call(call, body)
+    return call_stock(stock, stock_arrays(values, stock))
 
 
-def stock_call(
-    op: Op, facts: dict[str, Facts | float | None], choose: Callable[[Binding], KernelBody]
-) -> StockCall:
+def stock_call(call: BoundCall, body: KernelBody) -> StockCall:
     """The call of an op's kernel.
 
-    Args:
-        op: the op.
-        facts: per input the facts of the array, the number, or None where it is absent.
-        choose: gives the body for the rule's binding to these.
-
     Raises:
-        KernelError: the inputs contradict the rule, or no thread would run.
+        KernelError: no thread would run, and yet an output has elements.
     """
-    binding, results = op_call.bound(op, facts)
-    body = choose(binding)
-    launch = body.launch_for(binding)
+    launch = body.launch_for(call.binding)
     if 0 in launch.grid:
-        outputs = [Facts(kind, s, row_contiguous_strides(s), 0, "cpu") for s, kind in results]
-        op_launch.check_empty(op.name, op.rule, launch, outputs)
-    inputs: list[tuple[Dtype, Shape]] = []
-    for argument in op.rule.inputs:
-        value = facts[argument.name]
-        if isinstance(value, Facts):
-            # A body indexes what is declared as *S, also where S is no dims.
-            inputs.append((value.dtype, (1,) if argument.dims and not value.shape else value.shape))
-        else:
-            kind = dtypes.BY_NAME[binding.dtypes.get(argument.dtype, argument.dtype)]
-            inputs.append((kind, (1,) * len(argument.dims or ())))
-    dims = op_launch.read_dims(body, binding)
-    inputs += [(dtypes.int32, ())] * len(dims)
+        outputs = [Facts(kind, s, row_contiguous_strides(s), 0, "cpu") for s, kind in call.results]
+        op_launch.check_empty(call.op.name, call.op.rule, launch, outputs)
+    facts, _, _ = op_launch.kernel_facts(call, body)
+    inputs = [(fact.dtype, fact.shape) for fact in facts]
+    dims = op_launch.read_dims(body, call.binding)
     kernel = replace(body.kernel, shared_memory=launch.shared) if launch.shared else body.kernel
-    return StockCall(kernel, launch, results, inputs, dims)
+    return StockCall(kernel, launch, call.results, inputs, dims)
 
 
 def stock_arrays(values: Sequence[Any], call: StockCall) -> list[mx.array]:
@@ -210,16 +186,13 @@ def constant(value: float, kind: Dtype, shape: Shape) -> mx.array:
     return mx.array(np.full(shape, value, kind.numpy))
 
 
-def _facts(
-    op: Op, values: Sequence[Any], device: str, pointers: Sequence[int]
-) -> dict[str, Facts | float | None]:
-    """The facts, numbers and None of an op's inputs, by their names."""
-    return {
-        argument.name: mlx.described(value, device, pointer)
-        if isinstance(value, mx.array)
-        else value
-        for argument, value, pointer in zip(op.rule.inputs, values, pointers, strict=True)
+def _bound(op: Op, values: Sequence[Any], device: str, pointers: Sequence[int]) -> BoundCall:
+    """A call with inputs whose arrays are at these addresses."""
+    at = {
+        argument.name: pointer for argument, pointer in zip(op.rule.inputs, pointers, strict=True)
     }
+    arguments = op_call.gathered(op, values, lambda a, v: mlx.described(v, device, at[a.name]))
+    return op_call.bound(op, device, arguments)
 
 
 def on_metal(stream: object) -> bool:

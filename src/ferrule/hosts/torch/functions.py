@@ -11,13 +11,10 @@ from typing import Any, cast
 
 import torch
 
-from ...dtypes import Dtype
 from ...operators import call as op_call
-from ...operators.op import Op
+from ...operators.declared import Declared
+from ...operators.launch import BoundCall
 from ...operators.runners import Runner
-from ...rules.argument import Argument
-from ...rules.rule import Binding
-from ...spec import Shape
 from . import arrays as host
 
 _AUTOCAST_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU) | (
@@ -26,45 +23,35 @@ _AUTOCAST_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU) | (
 
 
 def run_function(
-    op: Op,
-    runner: Runner,
-    values: Sequence[Any],
-    binding: Binding,
-    results: list[tuple[Shape, Dtype]],
-    device: str,
-    queue: int,
+    call: BoundCall, runner: Runner, values: Sequence[Any], queue: int
 ) -> list[torch.Tensor]:
     """Run an op by a Python function.
 
     Args:
-        op, runner: the op and its function.
-        values, binding: the inputs of the call, and the sizes that they bind.
-        results: the shapes and dtypes that the outputs must have.
-        device, queue: where it runs.
+        call, runner: the call of the op, and its function.
+        values: the inputs.
+        queue: the stream.
 
     Returns:
         The outputs, in memory that nobody else has.
     """
+    op = call.op
     inputs = [_function_input(op, runner, value) for value in values]
     copies = [
         (value, passed)
         for parameter, value, passed in zip(op.rule.inputs, values, inputs, strict=True)
         if parameter.mutable and value is not None and value.data_ptr() != passed.data_ptr()
     ]
-    with on_device(device):
-        returned, own = as_kernel(
-            op_call.run, op, runner, device, queue, binding, inputs, results, host, host.capturing
-        )
+    with on_device(call.device):
+        returned, own = as_kernel(op_call.run, call, runner, queue, inputs, host, host.capturing)
     del inputs  # what still holds an output's memory now is someone else
-    outputs = []
-    for i, (output, expected) in enumerate(zip(op.rule.outputs, results, strict=True)):
-        outputs.append(checked_output(op, runner, output, returned, i, expected, device, own))
+    outputs = [checked_output(call, runner, returned, i, own) for i in range(len(returned))]
     for value, passed in copies:
         value.copy_(passed)
     return outputs
 
 
-def _function_input(op: Op, runner: Runner, value: Any) -> Any:
+def _function_input(op: Declared, runner: Runner, value: Any) -> Any:
     """Prepare an input for a function: no Parameter or other subclass, and row-contiguous where the
     function wants that."""
     if not isinstance(value, torch.Tensor):
@@ -97,42 +84,34 @@ def on_device(device: str) -> Any:
 
 
 def checked_output(
-    op: Op,
-    runner: Runner,
-    output: Argument,
-    returned: list[Any],
-    i: int,
-    expected: tuple[Shape, Dtype],
-    device: str,
-    own: bool,
+    call: BoundCall, runner: Runner, returned: list[Any], i: int, own: bool
 ) -> torch.Tensor:
     """Check an output of a function, and copy it if others hold its memory, as graphs need.
 
     Args:
-        op, runner, output: the op, its function, and which output it is.
+        call, runner: the call of the op, and its function.
         returned, i: all outputs of the function, and the index of this one. Nothing else holds it.
-        expected: the shape and dtype that were declared.
-        device: where it has to be.
         own: it was made for the function to write to.
 
     Raises:
         KernelError: it differs from what was declared; says how.
     """
+    output, expected = call.op.rule.outputs[i], call.results[i]
     if not isinstance(returned[i], torch.Tensor):
         description = f"a {type(returned[i]).__name__}"
-        raise op_call.wrong_output(op, runner, output, description, expected, device)
+        raise op_call.wrong_output(call, runner, output, description, expected)
     at = host.device_name(returned[i])
     actual = returned[i].layout, tuple(returned[i].shape), host.KNOWN.get(returned[i].dtype), at
-    if actual != (torch.strided, *expected, device):
+    if actual != (torch.strided, *expected, call.device):
         layout = "" if actual[0] is torch.strided else f" and layout {actual[0]}"
         description = f"{returned[i].dtype} of shape {actual[1]} on {actual[3]}{layout}"
         description = description.removeprefix("torch.")
-        raise op_call.wrong_output(op, runner, output, description, expected, device)
+        raise op_call.wrong_output(call, runner, output, description, expected)
     if own:
         return cast(torch.Tensor, returned[i])
     value, copied = new_output(returned, i)
     if copied:
-        op.counts["output copy"] += 1
+        call.op.counts["output copy"] += 1
     return value
 
 

@@ -28,7 +28,6 @@ from ...operators.launch import check_empty, number
 from ...operators.op import Op
 from ...operators.runners import Runner
 from ...operators.settings import checked_tags
-from ...operators.unit_steps import CudaUnit
 from ...rules.argument import Argument
 from ...spec import Facts, Shape
 from ...tools import fastcall
@@ -41,9 +40,6 @@ from .functions import run_function
 from .kernels import TorchArrays, autocast_kernel, random_kernel, traced_call, version_kernel
 from .schema import schema
 from .sizes import SymInts, refuse_dynamic_templates
-
-Arguments = dict[str, Facts | float | None]  # by the names of inputs: facts, numbers, or absent
-Tensors = dict[str, torch.Tensor]
 
 NAMESPACE = "ferrule"
 _library = torch.library.Library(NAMESPACE, "FRAGMENT")
@@ -292,38 +288,41 @@ class TorchOp:
     def run(self, *values: Any) -> Any:
         """Run the op on tensors in memory, and return its outputs."""
         op = self.op
-        arguments, tensors = self._gather_inputs(values)
+        tensors: dict[str, torch.Tensor] = {}
+
+        def facts_of(parameter: Argument, value: torch.Tensor) -> Facts:
+            _input_dtype(op, parameter, value)
+            tensors[parameter.name] = value
+            return _facts(value)
+
+        self._device(values)
+        arguments = op_call.gathered(op, values, facts_of)
         device = host.device_name(next(iter(tensors.values())))
-        binding, results = op_call.bound(op, arguments)
-        if any(parameter.mutable for parameter in op.rule.inputs):
-            values = self._copy_shared(values, arguments, tensors)
-        body = op_call.choose(op, device, binding)
+        call = op_call.bound(op, device, arguments)
+        shared = op_call.check_apart(op, call.arguments)
+        op_call.replace_by_copies(call, shared, tensors, torch.clone, _facts)
+        body = op_call.choose(call)
         queue = host.stream(None, device)
         if isinstance(body, Runner):
-            return op_call.packed(run_function(op, body, values, binding, results, device, queue))
+            inputs = [tensors.get(name, value) for name, value in call.arguments.items()]
+            return op_call.packed(run_function(call, body, inputs, queue))
         op.counts["Python path"] += 1  # kernels are launched in C, where it can
-        copies = self._contiguous(body, arguments, tensors, device)
-
-        def facts_of(tensor: torch.Tensor) -> Facts:
-            return _facts(tensor, _KNOWN[tensor.dtype], device)
-
+        strided = op_call.strided(call, body.contiguous)
+        op_call.replace_by_copies(call, strided, tensors, host.contiguous, _facts)
         if device.startswith("mps") and isinstance(body, KernelBody):
             from . import mps as torch_mps
 
-            config = body.launch_for(binding)
-            outputs = op_call.made_outputs(body, config, results, host, device)
+            config = body.launch_for(call.binding)
+            outputs = op_call.made_outputs(call, body, config, host)
             if 0 in config.grid:
-                check_empty(op.name, op.rule, config, list(map(facts_of, outputs)))
+                check_empty(op.name, op.rule, config, list(map(_facts, outputs)))
             else:
-                inputs = {**arguments, **tensors, **copies}
-                torch_mps.launch(op.name, op.rule, body, config, binding, inputs, outputs)
+                by_name = {**call.arguments, **tensors}
+                torch_mps.launch(op.name, op.rule, body, config, call.binding, by_name, outputs)
         else:
-            outputs = op_call.run_body(
-                op, body, host, facts_of, device, queue, binding, arguments, results, host
-            )
-        for parameter in op.rule.inputs:
-            if parameter.mutable and parameter.name in copies:
-                tensors[parameter.name].copy_(copies[parameter.name])
+            outputs = op_call.run_body(call, body, host, _facts, queue, host)
+        for value, copy in op_call.copies_of_written(op, values, tensors):
+            value.copy_(copy)
         return op_call.packed(outputs)
 
     def _refuse_lazy(self, *values: Any) -> Any:
@@ -332,53 +331,6 @@ class TorchOp:
             f"[op] op {self.op.name!r} writes in place, and an input is the lazy conjugate or "
             "negative of its memory; give x.resolve_conj().resolve_neg()."
         )
-
-    def _copy_shared(
-        self, values: Sequence[Any], arguments: Arguments, tensors: Tensors
-    ) -> tuple[Any, ...]:
-        """Copy the inputs that share memory with one that is written in place: what is read is what
-        was there before. Their facts and tensors are replaced by those of the copies."""
-        op = self.op
-        for name in op_call.check_apart(op, arguments):
-            op.counts["copy"] += 1
-            copy = tensors[name] = tensors[name].clone()
-            arguments[name] = _facts(copy, _KNOWN[copy.dtype], host.device_name(copy))
-        return tuple(
-            tensors.get(p.name, value) for p, value in zip(op.rule.inputs, values, strict=True)
-        )
-
-    def _gather_inputs(self, values: Sequence[Any]) -> tuple[Arguments, Tensors]:
-        """The facts of a call's inputs, and its tensors."""
-        op = self.op
-        arguments: Arguments = {}
-        tensors: Tensors = {}
-        self._device(values)
-        for parameter, value in zip(op.rule.inputs, values, strict=True):
-            if parameter.dims is None:
-                arguments[parameter.name] = number(op.name, parameter, value)
-                continue
-            if value is None:
-                arguments[parameter.name] = None
-                continue
-            dtype = _input_dtype(op, parameter, value)
-            tensors[parameter.name] = value
-            arguments[parameter.name] = _facts(value, dtype, host.device_name(value))
-        return arguments, tensors
-
-    def _contiguous(
-        self, body: KernelBody | CudaUnit, arguments: Arguments, tensors: Tensors, device: str
-    ) -> Tensors:
-        """Copy the tensors that a kernel needs row-contiguous, and replace their facts."""
-        copies: Tensors = {}
-        for parameter in self.op.rule.inputs:
-            facts = arguments[parameter.name]
-            if parameter.dims is None or not isinstance(facts, Facts) or facts.row_contiguous:
-                continue
-            if body.contiguous or parameter.mutable:
-                self.op.counts["copy"] += 1
-                copy = copies[parameter.name] = host.contiguous(tensors[parameter.name])
-                arguments[parameter.name] = _facts(copy, facts.dtype, device)
-        return copies
 
     def _device(self, values: Sequence[Any]) -> torch.device:
         """The one device that all inputs are on."""
@@ -474,8 +426,11 @@ def _hint(size: Any) -> Any:
     return size if hint is None else hint
 
 
-def _facts(tensor: torch.Tensor, dtype: Dtype, device: str) -> Facts:
-    return Facts(dtype, tuple(tensor.shape), tensor.stride(), tensor.data_ptr(), device)
+def _facts(tensor: torch.Tensor) -> Facts:
+    """The facts of a tensor whose dtype is known, whatever traces or records it."""
+    device = host.device_name(tensor)
+    shape = tuple(tensor.shape)
+    return Facts(_KNOWN[tensor.dtype], shape, tensor.stride(), tensor.data_ptr(), device)
 
 
 def registered(name: str) -> TorchOp | None:
