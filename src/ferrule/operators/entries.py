@@ -233,13 +233,14 @@ class BoundOp(Bound):
         op = self.op
         device = "cpu" if request.device_type == CPU else f"cuda:{request.device}"
         arguments = self.arguments(request, device)
-        binding, results = op_call.bound(op, arguments)
+        call = op_call.bound(op, device, arguments)
+        results = call.results
         if request.status == _SHARED:
             op_call.check_apart(op, arguments)
-        body = op_call.choose(op, device, binding)
+        body = op_call.choose(call)
         if not isinstance(body, KernelBody):
             raise KernelError(f"[op] op {op.name!r} cannot be carried out in C for these sizes.")
-        body_launch = body.launch_for(binding)
+        body_launch = body.launch_for(call.binding)
         at = (
             request.output_pointer[: len(results)] if request.output_pointer else [0] * len(results)
         )
@@ -249,9 +250,7 @@ class BoundOp(Bound):
         ]
         if 0 in body_launch.grid:
             check_empty(op.name, op.rule, body_launch, outputs)
-        program, facts, written, launch, owners = prepare(
-            op.rule, body, body_launch, binding, device, arguments, outputs
-        )
+        program, facts, written, launch, owners = prepare(call, body, body_launch, outputs)
         if request.status == _OUTSIDE:
             i, count = request.outside
             shape = results[i][0]

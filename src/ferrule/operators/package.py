@@ -23,8 +23,8 @@ from ..source.cuda.launch import kernel_parameters
 from ..spec import Spec
 from ..unit import UnitSpec
 from .bodies import KernelBody
-from .bound_steps import Copied, Filled, Launched
 from .op import Op
+from .unit_parts import CopyStep, FillStep, RunStep
 from .unit_steps import CudaUnit
 
 FOLDER = Path(__file__).resolve().parents[1]
@@ -134,7 +134,7 @@ def check(op: Op, body: Packaged, outputs: Sequence[Dtype]) -> None:
                 f"{argument.name}:float32, and convert in the body."
             )
     if isinstance(body, CudaUnit):
-        arguments = [len(step.arguments) for step in body.steps if isinstance(step, Launched)]
+        arguments = [len(step.arguments) for step in body.steps if isinstance(step, RunStep)]
         limits = (
             ("steps", len(body.steps), _MOST_STEPS),
             ("scratch arrays", len(body.scratch), _MOST_SCRATCH),
@@ -289,10 +289,10 @@ class _OpTables:
             )
         for i, step in enumerate(unit.steps):
             when, none = self.value(step.when), "{0}, NULL, NULL, 0"
-            if isinstance(step, Filled):
+            if isinstance(step, FillStep):
                 label = _string(f"fill {step.array}")
                 steps.append(f"{{FR_FILL, {when}, {places[step.array]}, 0, 0, {label}, {none}}}")
-            elif isinstance(step, Copied):
+            elif isinstance(step, CopyStep):
                 label, to = _string(f"copy {step.source}"), places[step.to]
                 source = places[step.source]
                 steps.append(f"{{FR_COPY, {when}, {to}, {source}, 0, {label}, {none}}}")
@@ -311,10 +311,10 @@ class _OpTables:
         compiled = self.compiled(name, unit, specials)
         return f"{{{self.value(unit.when)}, {none}, {compiled}, &fr_unit_{name}}}"
 
-    def launched(self, name: str, step: Launched, places: Mapping[str, int]) -> str:
+    def launched(self, name: str, step: RunStep, places: Mapping[str, int]) -> str:
         """The launch of a step: its sizes and its arguments."""
         ones = [Expression(("int", 1))] * 3
-        values = [*step.blocks, *step.block, *(step.cluster or ones), step.shared]
+        values = [*step.blocks, *step.block, *(step.cluster or ones), step.shared_memory]
         numbers = [str(self.value(value)) for value in values]
         if step.cluster is None:
             numbers[6:9] = ["-1"] * 3

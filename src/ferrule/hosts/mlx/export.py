@@ -10,6 +10,7 @@ rule; so do sizes of a kernel's call that are expressions.
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,13 +21,12 @@ import numpy as np
 
 from ... import dtypes
 from ...dtypes import Dtype
-from ...errors import KernelError, KernelTypeError
+from ...errors import KernelError
 from ...kernel import MATH_MODES
 from ...kernels import arguments
 from ...operators import call as op_call
 from ...operators import file as op_file
 from ...operators import identity
-from ...operators import launch as op_launch
 from ...operators.bodies import BodyLaunch, KernelBody
 from ...source.cuda import mlx as mlx_cuda
 from ...source.metal import text as metal
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from ...kernel import Kernel
     from ...kernels import sizes as call_sizes
     from ...operators.op import Op
+    from ...rules.argument import Argument
     from ...rules.rule import Binding
 
 MARK = "\n// ferrule: "  # and an op, or expressions, as JSON, at the end of a record's text
@@ -172,7 +173,8 @@ def op_record(op: Op, facts: dict[str, Facts | float | None]) -> tuple[Record, S
     Raises:
         KernelError: the inputs contradict the rule, or MLX's files cannot hold the call.
     """
-    call = mlx_gpu.stock_call(op, facts, lambda binding: exported_body(op, binding))
+    bound = op_call.bound(op, "cpu", facts)
+    call = mlx_gpu.stock_call(bound, exported_body(op, bound.binding))
     record = kernel_record(call)
     scalars = OpInputs(op, facts).scalars
     comment = {
@@ -225,10 +227,7 @@ def call(op: Op, values: Sequence[Any]) -> Any:
             f"[op] op {op.name!r} writes its inputs in place, which arrays of MLX do not allow; "
             "declare outputs in their place."
         )
-    facts = {
-        argument.name: _fact(op, argument, value)
-        for argument, value in zip(op.rule.inputs, values, strict=True)
-    }
+    facts = op_call.gathered(op, values, functools.partial(_described, op))
     record, stock = op_record(op, facts)
     inputs = OpInputs(op, facts)
     arrays = mlx_gpu.stock_arrays(inputs.values(values), stock)
@@ -236,17 +235,9 @@ def call(op: Op, values: Sequence[Any]) -> Any:
     return op_call.packed(_recorded(f"op {op.name!r}", rules, arrays, record, stock.results))
 
 
-def _fact(op: Op, argument: Any, value: Any) -> Facts | float | None:
-    if argument.dims is None:
-        return op_launch.number(op.name, argument, value)
-    if value is None:
-        return None
-    label = f"[op] input {argument.name!r} of op {op.name!r}"
+def _described(op: Op, argument: Argument, value: Any) -> Facts:
     if not isinstance(value, mx.array):
-        raise KernelTypeError(
-            f"{label}: got {arguments.shown(value)} of type {type(value).__name__}, expected an "
-            f"array: {argument}."
-        )
+        raise arguments.wrong_type(op_call.label_of(op, argument), value, f"an array: {argument}")
     return mlx.described(value, "cpu")
 
 

@@ -22,19 +22,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ... import dtypes
 from ...devices import protocol as devices
-from ...dtypes import Dtype
 from ...errors import CompilerFailed, KernelError, KernelTypeError, ToolchainError
 from ...operators import package as package_text
 from ...operators import unit_call as op_unit
 from ...operators.bodies import KernelBody
-from ...operators.bound_steps import Filled
-from ...operators.expressions import template_values
+from ...operators.expressions import bound_dtype, template_values
 from ...operators.file import full_name
 from ...operators.op import Op
 from ...operators.package import PackagedOp, Special
-from ...operators.unit_settings import Scratch
+from ...operators.unit_parts import FillStep
 from ...operators.unit_steps import CudaUnit
-from ...rules.argument import Argument
 from ...rules.expression import Expression
 from ...rules.rule import Binding
 from ...spec import MAX_THREADS, Input, Launch, Spec, clamped
@@ -321,12 +318,12 @@ def _special(
         return _with_arrays(op, body, special, binding)
     inputs = [
         # As in a call: what is declared with dims is indexed, also where *S stands for none.
-        Input(_bound_dtype(p, binding), max(ndim, bool(p.dims)), value=cuda and p.dims is None)
+        Input(bound_dtype(p.dtype, binding), max(ndim, bool(p.dims)), value=cuda and p.dims is None)
         for p, ndim in zip(op.rule.inputs, ndims, strict=True)
         if not p.mutable
     ]
     inputs += [Input(dtypes.int32, 0, value=cuda)] * len(body.dims)
-    written = [_bound_dtype(p, binding) for p in op.rule.inputs if p.mutable]
+    written = [bound_dtype(p.dtype, binding) for p in op.rule.inputs if p.mutable]
     spec = Spec(body.kernel, tuple(inputs), (*outputs, *written), template)
     example = _example(op, body, shapes, dtype_names)
     if cuda:
@@ -341,20 +338,15 @@ def _special(
 
 def _with_arrays(op: Op, unit: CudaUnit, special: Special, binding: Binding) -> Special:
     """Add the dtypes of a unit's scratch, and the patterns that its steps fill arrays with."""
-    scratch = tuple(_bound_dtype(array, binding) for array in unit.scratch)
+    scratch = tuple(bound_dtype(array.dtype, binding) for array in unit.scratch)
     dtype_of = dict(zip((output.name for output in op.rule.outputs), special.outputs, strict=True))
-    dtype_of.update((p.name, _bound_dtype(p, binding)) for p in op.rule.inputs if p.mutable)
+    dtype_of.update((p.name, bound_dtype(p.dtype, binding)) for p in op.rule.inputs if p.mutable)
     dtype_of.update((array.name, dtype) for array, dtype in zip(unit.scratch, scratch, strict=True))
     patterns = tuple(
-        op_unit.pattern(op.name, step, dtype_of[step.array]) if isinstance(step, Filled) else None
+        op_unit.pattern(op.name, step, dtype_of[step.array]) if isinstance(step, FillStep) else None
         for step in unit.steps
     )
     return special._replace(scratch=scratch, patterns=patterns)
-
-
-def _bound_dtype(argument: Argument | Scratch, binding: Binding) -> Dtype:
-    """The dtype of an array or number in a call."""
-    return dtypes.BY_NAME[binding.dtypes.get(argument.dtype, argument.dtype)]
 
 
 def _fixed(op: Op, body: KernelBody | CudaUnit, expression: Expression, binding: Binding) -> int:
