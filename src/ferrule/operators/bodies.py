@@ -15,12 +15,12 @@ from ..rules.expression import Expression
 from ..rules.rule import Binding, Rule
 from ..source.names import taken
 from ..spec import CUDA_RANK, MAX_THREADS, MOST_BLOCKS, MOST_DEEP, with_threads
-from . import expressions
 from .expressions import (
     INT32,
     SizedImplementation,
     Sizes,
     TemplateValue,
+    dtype_variables,
     expression_from_json,
     to_json,
     value_from_json,
@@ -63,19 +63,20 @@ class KernelBody(SizedImplementation):
 
     def __init__(
         self, op: str, rule: Rule, kernel: Kernel, kind: str, *, grid: object, threadgroup: object,
-        template: object, init_value: object, shared_memory: object, when: object,
+        template: object, init_value: Any, shared_memory: object, when: object,
     ) -> None:  # fmt: skip
         super().__init__(op, rule)
         self.kind = kind
         self.contiguous = kernel.ensure_row_contiguous
-        self.grid = expressions.axes_of(op, rule, "grid", grid)
-        self.threadgroup = expressions.axes_of(op, rule, "threadgroup", threadgroup)
-        self.template = expressions.template_of(op, rule, template)
-        self.fill = expressions.fill_of(op, rule, init_value)
-        self.shared = expressions.expression_of(op, rule, "shared_memory", shared_memory)
-        self.when = expressions.condition_of(op, rule, when)
-        variables = expressions.dtype_variables(rule)
-        names = (*variables, *(name for name, _ in self.template))
+        self.grid = self._axes("grid", grid)
+        self.threadgroup = self._axes("threadgroup", threadgroup)
+        self.template = self._template(template)
+        self.fill: Expression | float | None = init_value
+        if init_value is not None and not isinstance(init_value, (bool, int, float)):
+            self.fill = self._expression("init_value", init_value)
+        self.shared = self._expression("shared_memory", shared_memory)
+        self.when = self._condition(when)
+        names = (*dtype_variables(rule), *(name for name, _ in self.template))
         free = [name for name in rule.dim_names if name not in names]
         self.dims = taken(kernel.source, kernel.header, free, kernel=kernel.name)
         for parameter in rule.inputs:
@@ -101,7 +102,7 @@ class KernelBody(SizedImplementation):
         Raises:
             KernelError: a size is out of range; says which, and the expression that gave it.
         """
-        template = expressions.template_values(self._op, self._rule, self.template, binding)
+        template = self.template_for(binding)
         grid = self._sizes("grid", self.grid, binding)
         group = with_threads(self._sizes("threadgroup", self.threadgroup, binding), grid)
         if 0 in group:

@@ -13,7 +13,7 @@ from ..errors import KernelError, KernelTypeError
 from ..rules.expression import Expression
 from ..rules.rule import Binding, Rule
 from . import identity
-from .expressions import dtype_variables, template_of
+from .expressions import SizedImplementation, dtype_variables
 
 
 class RunnerFunction(NamedTuple):
@@ -30,7 +30,7 @@ class RunnerFunction(NamedTuple):
     takes_stream: bool
 
 
-class Runner:
+class Runner(SizedImplementation):
     """A Python function that runs an op.
 
     Attributes:
@@ -60,15 +60,15 @@ class Runner:
         constants: object = None,
         contiguous: bool = False,
     ) -> None:
+        super().__init__(op, rule)
         self.kind, self.function, self.makes, self.contiguous = kind, function, makes, contiguous
         self.version = version
-        self._op, self._rule = op, rule
         label = f"`{'make' if makes else kind}` of op {op!r}"
         self.digest = identity.of_callable(label, function, version)
         self.content: str | None = None
         with contextlib.suppress(KernelError):
             self.content = self.digest if version is None else identity.of_callable(label, function)
-        self.constants = template_of(op, rule, constants, "constants")
+        self.constants = self._template(constants, "constants")
         self._variables = dtype_variables(rule)
         self._functions: dict[tuple[Any, ...], RunnerFunction] = {}
         self._lock = threading.RLock()
@@ -77,10 +77,6 @@ class Runner:
             self._plain = self._read(function)
         else:
             self._check_make()
-
-    def holds(self, binding: Binding) -> bool:
-        """Whether it can run a call with these sizes: always."""
-        return True
 
     @property
     def name(self) -> str:
@@ -107,7 +103,7 @@ class Runner:
         values: dict[str, Any] = {name: binding.dtypes[name] for name in self._variables}
         for name, constant in self.constants:
             if isinstance(constant, Expression):
-                number = self._rule.value(self._op, constant, binding)
+                number = self._value(constant, binding)
                 values[name] = bool(number) if constant.condition else number
             else:
                 values[name] = constant.name if isinstance(constant, Dtype) else constant
@@ -219,6 +215,7 @@ class AbsentRunner(Runner):
             raise ValueError(f"an implementation of kind {data['kind']!r}")
         if not isinstance(data["digest"], str) or not isinstance(data["function"], str):
             raise TypeError("a function without digest or name")
+        SizedImplementation.__init__(self, op, rule)
         self.kind, self.digest, self._saved = data["kind"], data["digest"], data
         self.contiguous = bool(data["contiguous"])
 
@@ -230,7 +227,6 @@ class AbsentRunner(Runner):
 
         self.function, self.version, self.content = absent, None, None
         self.makes, self.constants = False, ()
-        self._op, self._rule = op, rule
         self._plain = RunnerFunction(absent, False, False)
 
     @property

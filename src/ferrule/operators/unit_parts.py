@@ -138,7 +138,7 @@ UnitStep = RunStep | FillStep | CopyStep
 
 
 def step_from_json(data: Any) -> UnitStep:
-    """The reverse of a step's `to_json`, as yet unchecked."""
+    """The reverse of a step's `to_json`: as it might be written, and as yet unchecked."""
     when = expression_from_json(data["when"])
     if "fill" in data:
         text = data["value"]
@@ -147,7 +147,7 @@ def step_from_json(data: Any) -> UnitStep:
     if "copy" in data:
         return CopyStep(data["to"], data["copy"], when)
     arguments = tuple(
-        StepArgument(kind, value if isinstance(value, str) else expression_from_json(value))
+        value if isinstance(value, str) else f"{kind} {expression_from_json(value)}"
         for kind, value in data["arguments"]
     )
     names = ("blocks", "block", "shared_memory", "cluster")

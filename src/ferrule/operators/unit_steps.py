@@ -7,23 +7,26 @@ from __future__ import annotations
 import math
 import operator
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from .. import dtypes
 from ..dtypes import Dtype
 from ..errors import KernelError, KernelTypeError
 from ..kernel import check_distinct, check_identifier, check_text
+from ..rules.expression import Expression
 from ..rules.rule import Binding, Rule
 from ..spec import MAX_THREADS, MOST_BLOCKS, MOST_DEEP
 from ..unit import POINTER, Call, Run, Sizes, UnitSpec
-from . import expressions
 from .bodies import KernelBody
 from .expressions import (
     SizedImplementation,
     TemplateValue,
+    bound_dtype,
+    dtype_variables,
     expression_from_json,
     to_json,
     value_from_json,
@@ -38,7 +41,6 @@ from .unit_parts import (
     UnitText,
     step_from_json,
 )
-from .unit_settings import Scratch, headers_of, options_of, scratch_of
 
 if TYPE_CHECKING:
     from ..devices.protocol import UnitProgram
@@ -48,6 +50,30 @@ PORTABLE_CLUSTER = 8  # blocks of a cluster that every GPU with clusters has roo
 _BLOCKS_X = 2**31 - 1
 _FUNCTION = re.compile(r"[A-Za-z_:][^;{}#\"\\\n\r\0]*")
 _TYPED = re.compile(r"\s*(u?int(?:32|64)|bool)\s+(\S.*)", re.DOTALL)
+# NVRTC's options that say nothing of files, which no digest would cover, nor of the GPU.
+_OPTIONS = (
+    "-D", "--define-macro=", "-U", "--undefine-macro=", "--std=", "-std=", "--use_fast_math",
+    "-use_fast_math", "--fmad=", "-fmad=", "--ftz=", "-ftz=", "--prec-div=", "-prec-div=",
+    "--prec-sqrt=", "-prec-sqrt=", "--maxrregcount=", "-maxrregcount=", "--restrict", "-restrict",
+    "--extra-device-vectorization", "-extra-device-vectorization",
+)  # fmt: skip
+_HEADER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_./+-]{0,200}")
+_LABEL = re.compile(r"source|header|step\d+")  # how diagnostics call what is no header
+_SCRATCH = re.compile(r"\s*([A-Za-z_]\w*)\s*\[(.*)\]\s*", re.DOTALL)
+
+
+class Scratch(NamedTuple):
+    """An array that the steps share.
+
+    Attributes:
+        name: its name.
+        dtype: a dtype's full name, or a variable of the rule.
+        dims: its dims.
+    """
+
+    name: str
+    dtype: str
+    dims: tuple[Expression, ...]
 
 
 class UnitLaunch(NamedTuple):
@@ -88,17 +114,16 @@ class CudaUnit(SizedImplementation):
         """
         super().__init__(op, rule)
         self.source = check_text("source", text.source, op, "cuda")
-        self.headers = headers_of(op, text.headers)
-        self.options = options_of(op, text.options)
+        self.headers = self._headers(text.headers)
+        self.options = self._options(text.options)
         if not isinstance(text.specific, bool):
-            raise KernelTypeError(
-                f"[op] `specific` of op {op!r}: got {text.specific!r}, expected a bool."
-            )
+            label = self._label("specific")
+            raise KernelTypeError(f"{label}: got {text.specific!r}, expected a bool.")
         self.specific = text.specific
-        self.template = expressions.template_of(op, rule, text.template)
-        self.when = expressions.condition_of(op, rule, text.when)
-        self.scratch = scratch_of(op, rule, text.scratch)
-        names = [*expressions.dtype_variables(rule), *(name for name, _ in self.template)]
+        self.template = self._template(text.template)
+        self.when = self._condition(text.when)
+        self.scratch = self._scratch(text.scratch)
+        names = [*dtype_variables(rule), *(name for name, _ in self.template)]
         names += [f"has_{parameter.name}" for parameter in rule.inputs if parameter.optional]
         for name in names:
             check_identifier("`template`", name, op, "cuda")
@@ -108,9 +133,8 @@ class CudaUnit(SizedImplementation):
         for name in scratch_names:
             check_identifier("`scratch`", name, op, "cuda")
             if name in rule.dim_names:
-                raise KernelError(
-                    f"[op] `scratch` of op {op!r}: {name!r} is also a dim; rename one of them."
-                )
+                label = self._label("scratch")
+                raise KernelError(f"{label}: {name!r} is also a dim; rename one of them.")
         self._numbers = {p.name: p.dtype for p in rule.inputs if p.dims is None}
         check_distinct(op, [*arrays, *self._numbers, *scratch_names], "cuda")
         self._arrays = frozenset([*arrays, *scratch_names])
@@ -128,7 +152,7 @@ class CudaUnit(SizedImplementation):
         for name in outputs:
             if name not in written:
                 raise KernelError(
-                    f"[op] `steps` of op {op!r}: no step writes output {name!r}; give it to a "
+                    f"{self._label('steps')}: no step writes output {name!r}; give it to a "
                     "function, or fill it."
                 )
         self.programs: dict[tuple[object, ...], UnitProgram] = {}
@@ -146,11 +170,11 @@ class CudaUnit(SizedImplementation):
             KernelError: a size is out of range, or an output would not be written; says which, and
                 the expression that gave it.
         """
-        template = expressions.template_values(self._op, self._rule, self.template, binding)
+        template = self.template_for(binding)
         scratch: dict[str, tuple[int, Dtype, int]] = {}
         end = 0
         for array in self.scratch:
-            dtype = expressions.bound_dtype(array.dtype, binding)
+            dtype = bound_dtype(array.dtype, binding)
             size = 1
             for dim in array.dims:
                 length = self._value(dim, binding)
@@ -240,11 +264,73 @@ class CudaUnit(SizedImplementation):
 
     # -- what was declared -------------------------------------------------------------------------
 
+    def _headers(self, headers: object) -> tuple[tuple[str, str], ...]:
+        """The texts that it can include, by name."""
+        if headers is None:
+            return ()
+        label = self._label("headers")
+        if not isinstance(headers, Mapping):
+            expected = 'a dictionary such as {"tile.cuh": text}'
+            raise KernelTypeError(f"{label}: got {headers!r}, expected {expected}.")
+        for name in headers:
+            if not isinstance(name, str) or not _HEADER.fullmatch(name) or _LABEL.fullmatch(name):
+                raise KernelError(
+                    f'{label}: got the name {name!r}, expected one such as "tile.cuh".'
+                )
+        pairs = headers.items()
+        return tuple((name, check_text(name, text, self._op, "cuda")) for name, text in pairs)
+
+    def _options(self, options: object) -> tuple[str, ...]:
+        """NVRTC's options."""
+        label = self._label("options")
+        if isinstance(options, str) or not isinstance(options, Sequence):
+            expected = 'a list such as ["--use_fast_math"]'
+            raise KernelTypeError(f"{label}: got {options!r}, expected {expected}.")
+        for option in options:
+            known = isinstance(option, str) and option.startswith(_OPTIONS)
+            if not known or option in ("-D", "-U"):
+                listed = ", ".join(o for o in _OPTIONS if o.startswith("--") or o in ("-D", "-U"))
+                raise KernelError(
+                    f"{label}: got {option!r}, expected options of NVRTC that begin with one of "
+                    f"{listed}, each one str. Texts to include go to `headers`."
+                )
+        return tuple(options)
+
+    def _scratch(self, scratch: object) -> tuple[Scratch, ...]:
+        """The arrays that its steps share."""
+        if scratch is None:
+            return ()
+        label = self._label("scratch")
+        if not isinstance(scratch, Mapping):
+            expected = 'a dictionary such as {"partial": "float32[N]"}'
+            raise KernelTypeError(f"{label}: got {scratch!r}, expected {expected}.")
+        arrays = []
+        for name, text in scratch.items():
+            match = _SCRATCH.fullmatch(text) if isinstance(text, str) else None
+            if match is None:
+                raise KernelError(
+                    f'{label}: got {text!r} for {name!r}, expected "dtype[dims]", such as '
+                    '"float32[M,N]".'
+                )
+            dtype = match[1]
+            if dtype not in dtypes.BY_NAME and dtype not in dtype_variables(self._rule):
+                raise KernelError(
+                    f"{label}: {name!r} has the dtype {dtype!r}, which is neither a dtype's full "
+                    "name nor a variable of the rule."
+                )
+            setting = f"scratch[{name!r}]"
+            dims = tuple(self._expression(setting, part) for part in _between_commas(match[2]))
+            for dim in dims:
+                if dim.condition:
+                    problem = f"got the condition {dim}, expected a size"
+                    raise KernelError(f"{label}: {name!r}: {problem}.")
+            arrays.append(Scratch(str(name), dtype, dims))
+        return tuple(arrays)
+
     def _step(self, number: int, step: UnitStep) -> UnitStep:
         """A step, checked and bound to the rule."""
-        op, rule = self._op, self._rule
-        when = expressions.condition_of(op, rule, step.when)
-        where = f"[op] step {number} of op {op!r}"
+        when = self._condition(step.when)
+        where = f"[op] step {number} of op {self._op!r}"
         if isinstance(step, FillStep):
             self._check_array(where, "fill", step.array, written=True)
             if isinstance(step.value, bool) or not isinstance(step.value, (int, float)):
@@ -264,13 +350,13 @@ class CudaUnit(SizedImplementation):
         arguments = tuple(self._argument(f"arguments{of_step}", a) for a in step.arguments)
         cluster = None
         if step.cluster is not None:
-            cluster = expressions.axes_of(op, rule, f"cluster{of_step}", step.cluster)
+            cluster = self._axes(f"cluster{of_step}", step.cluster)
         return RunStep(
             function,
             arguments,
-            expressions.axes_of(op, rule, f"blocks{of_step}", step.blocks),
-            expressions.axes_of(op, rule, f"block{of_step}", step.block),
-            expressions.size_of(op, rule, f"shared_memory{of_step}", step.shared_memory),
+            self._axes(f"blocks{of_step}", step.blocks),
+            self._axes(f"block{of_step}", step.block),
+            self._size(f"shared_memory{of_step}", step.shared_memory),
             cluster,
             when,
         )
@@ -287,41 +373,30 @@ class CudaUnit(SizedImplementation):
             )
 
     def _argument(self, setting: str, value: object) -> StepArgument:
-        label = f"[op] `{setting}` of op {self._op!r}"
-        if isinstance(value, StepArgument):  # of `from_json`
-            text, kind = value.value, value.kind
-            if isinstance(text, str):
-                return self._named(label, text, kind)
-        elif isinstance(value, str):
+        label = self._label(setting)
+        text, kind = str(value), ""
+        if isinstance(value, str):
             typed = _TYPED.fullmatch(value)
             text, kind = (typed[2], typed[1]) if typed else (value.strip(), "")
-            if not typed and isinstance(text, str) and text in {*self._arrays, *self._numbers}:
-                return self._named(label, text, "array" if text in self._arrays else "number")
-        elif type(value) is int:
-            text, kind = str(value), ""
-        else:
+            if not typed and text in {*self._arrays, *self._numbers}:
+                return StepArgument("array" if text in self._arrays else "number", text)
+        elif type(value) is not int:
             raise KernelTypeError(
                 f"{label}: got {value!r} of type {type(value).__name__}, expected the name of an "
                 'array or number, an int, or an expression such as "M" or "int64 M*N". Other '
                 "constants stand in the text, or in `template`."
             )
-        if isinstance(text, str) and text.isidentifier() and text not in self._rule.dim_names:
+        if text.isidentifier() and text not in self._rule.dim_names:
             names = [*sorted(self._arrays), *sorted(self._numbers), *self._rule.dim_names]
             raise KernelError(
                 f"{label}: there is no array, number or dim {text!r}, but {', '.join(names)}."
             )
-        expression = expressions.expression_of(self._op, self._rule, setting, text)
+        expression = self._expression(setting, text)
         kind = kind or ("bool" if expression.condition else "int32")
         if (kind == "bool") != expression.condition:
             expected = "a condition" if kind == "bool" else "a number"
             raise KernelError(f"{label}: {expression} as {kind}, expected {expected}.")
         return StepArgument(kind, expression)
-
-    def _named(self, label: str, name: str, kind: str) -> StepArgument:
-        names = {"array": self._arrays, "number": self._numbers}.get(kind, ())
-        if name not in names:
-            raise KernelError(f"{label}: there is no {kind} {name!r}.")
-        return StepArgument(kind, name)
 
     def _kind(self, argument: StepArgument) -> str:
         """The type that a function gets for an argument, as `unit.Call` names it."""
@@ -354,12 +429,28 @@ class CudaUnit(SizedImplementation):
         """
         return CudaUnit(op, rule, UnitText(
             data["source"], tuple(step_from_json(step) for step in data["steps"]),
-            [Scratch(n, dtype, expression_from_json(d)) for n, dtype, d in data["scratch"]],
+            {str(n): f"{dtype}[{_listed(dims)}]" for n, dtype, dims in data["scratch"]},
             expression_from_json(data["when"]),
             [(str(name), value_from_json(value)) for name, value in data["template"]],
             {str(name): text for name, text in data["headers"]}, data["options"],
             data["specific"],
         ))  # fmt: skip
+
+
+def _listed(dims: Any) -> str:
+    return ",".join(map(str, expression_from_json(dims)))
+
+
+def _between_commas(text: str) -> list[str]:
+    """The parts of a text between commas that stand outside of parentheses."""
+    parts, depth = [""], 0
+    for c in text:
+        depth += (c == "(") - (c == ")")
+        if c == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += c
+    return parts if len(parts) > 1 or parts[0].strip() else []
 
 
 Implementation = KernelBody | CudaUnit | Runner

@@ -26,7 +26,7 @@ from ...errors import CompilerFailed, KernelError, KernelTypeError, ToolchainErr
 from ...operators import package as package_text
 from ...operators import unit_call as op_unit
 from ...operators.bodies import KernelBody
-from ...operators.expressions import bound_dtype, template_values
+from ...operators.expressions import bound_dtype
 from ...operators.file import full_name
 from ...operators.op import Op
 from ...operators.package import PackagedOp, Special
@@ -304,7 +304,7 @@ def _special(
     def number(expression: Expression) -> int:
         return _fixed(op, body, expression, binding)
 
-    template = template_values(op.name, op.rule, body.template, binding, number)
+    template = body.template_for(binding, number)
     values = tuple(number(e) for _, e in body.template if isinstance(e, Expression))
     ndims = tuple(
         len(parameter.dims or ()) if shape is None else len(shape)
