@@ -6,10 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..errors import KernelError
-from . import sharding
-from .op import Op
+from .op import Op, checked_op
 from .runners import Runner
-from .settings import checked_autocast, checked_rule, checked_tags
+from .settings import checked_rule
 
 
 def adopt(
@@ -98,21 +97,8 @@ def adopt(
             "has its constants in its code, closure or defaults."
         )
     function: Any = run if make is None else make
-    implementations = [
-        Runner(
-            name,
-            parsed,
-            function,
-            "run",
-            version=version,
-            makes=make is not None,
-            constants=constants,
-            contiguous=contiguous,
-        )
-    ]
+    makes = make is not None
+    implementations = [Runner(name, parsed, function, "run", version, makes, constants, contiguous)]
     if reference is not None:
-        implementations.append(Runner(name, parsed, reference, "reference", version=version))
-    independent = sharding.independent(name, parsed, batch)
-    sums = sharding.partial_sums(name, parsed, independent, partial_sums)
-    policy = checked_autocast(name, autocast)
-    return Op(name, parsed, implementations, independent, policy, sums, checked_tags(name, tags))
+        implementations.append(Runner(name, parsed, reference, "reference", version))
+    return checked_op(name, parsed, implementations, batch, autocast, partial_sums, tags)

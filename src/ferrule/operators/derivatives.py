@@ -118,6 +118,9 @@ def match_vmap(of: Declared, rule: Declared) -> None:
             )
 
 
+MATCHES = {"vjp": match_vjp, "jvp": match_jvp, "vmap": match_vmap}
+
+
 def _check_inputs(of: Declared, kind: str, rule: Declared, allowed: Sequence[str]) -> None:
     for argument in rule.rule.inputs:
         if argument.name not in allowed:

@@ -10,8 +10,8 @@ import numpy as np
 from .. import dtypes
 from ..dtypes import Dtype
 from ..errors import KernelError, KernelTypeError
-from ..hosts import protocol as hosts
 from ..rules.argument import Argument
+from ..spec import Facts
 from . import call as op_call
 from . import derivatives
 from .compare import Values, detached, epsilon
@@ -126,7 +126,6 @@ def check_grad(
     if not {"vjp", "jvp"} & op.rules.keys():
         raise derivatives.missing(op, "vjp")
     values = detached(op.ordered(args, named))
-    op_call.bound_arrays(op, values)  # says what is wrong with them
     trial = _Trial(op, values, np.random.default_rng(seed), rtol)
     for place, argument in enumerate(op.rule.inputs):
         if inputs is not None and argument.name not in inputs:
@@ -148,10 +147,12 @@ class _Trial:
 
     def __init__(self, op: Op, values: Sequence[Any], rng: Any, rtol: float | None) -> None:
         self.op, self.rng = op, rng
-        self.host = _host(op, values)
-        facts = [self.host.facts(v) if _is_array(v) else None for v in values]
-        self.dtypes = [None if fact is None else fact.dtype for fact in facts]
-        self.device = next(fact.device for fact in facts if fact is not None)
+        call, self.host, arrays = op_call.bound_arrays(op, values)  # says what is wrong with them
+        if not arrays:
+            raise KernelTypeError(f"[op] op {op.name!r}: expected an array among its inputs.")
+        self.device = call.device
+        facts = call.arguments.values()
+        self.dtypes = [fact.dtype if isinstance(fact, Facts) else None for fact in facts]
         wide = _widened(op, self.dtypes, self.host.name)
         self.point = [
             self.host.to_numpy(v).astype(np.float64) if d is not None and d.kind == "f" else v
@@ -283,15 +284,3 @@ def _widened(op: Op, input_dtypes: Sequence[Dtype | None], host: str) -> list[Dt
         free = dtype is not None and dtype.kind == "f" and variable and "float64" in allowed
         wide.append(dtypes.float64 if free and not narrow else dtype)
     return wide
-
-
-def _is_array(value: object) -> bool:
-    return value is not None and hosts.find(type(value)) is not None
-
-
-def _host(op: Op, values: Sequence[Any]) -> hosts.Host:
-    for value in values:
-        host = None if value is None else hosts.find(type(value))
-        if host is not None:
-            return host
-    raise KernelTypeError(f"[op] op {op.name!r}: expected an array among its inputs.")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,7 +9,7 @@ from ..errors import KernelError, KernelTypeError
 from ..kernel import Kernel
 from ..kernels.call import CallableKernel
 from ..rules.rule import Rule
-from . import identity, metal_file
+from . import identity
 from .bodies import KernelBody, check_names, kernel_of
 from .declared import Derived
 from .runners import AbsentRunner, Runner
@@ -18,14 +17,6 @@ from .unit_parts import CudaBody, UnitText
 from .unit_steps import CudaUnit, Implementation
 
 Cuda = str | CallableKernel | CudaBody | UnitText
-
-
-def read_metal(
-    name: str, rule: Rule, path: os.PathLike[str], function: str | None, template: Any, header: str
-) -> tuple[str, str, bool]:
-    """The body, header and atomics of the kernel in a Metal file."""
-    names = [entry if isinstance(entry, str) else entry[0] for entry in template or ()]
-    return metal_file.read(name, rule, path, function, names, header)
 
 
 def check_no_file(name: str, metal: object, function: str | None) -> None:
@@ -51,36 +42,38 @@ def kernel_implementations(
     metal: object,
     headers: Mapping[str, str],
     launch: Mapping[str, Any],
-    shared_memory: object,
-    contiguous: bool,
-    atomic: bool,
-    compile_options: Mapping[str, str] | None,
-    portable: bool,
+    settings: Mapping[str, Any],
 ) -> list[Implementation]:
-    """An op's CUDA bodies and units, then its Metal body, as the arguments of `op` give them."""
+    """An op's CUDA bodies and units, then its Metal body, as the arguments of `op` give them.
+
+    Args:
+        name, rule: the op's.
+        cuda, metal: texts, kernels, and what `cuda_body` and `cuda_unit` return.
+        headers: of texts, by language.
+        launch: `KernelBody`'s arguments for texts and kernels.
+        settings: `kernel_of`'s arguments for texts, with ``compile_options``.
+    """
     implementations: list[Implementation] = []
     for kind, body in (*(("cuda", text) for text in _cuda_bodies(name, cuda)), ("metal", metal)):
         if body is None:
             continue
-        if isinstance(body, CudaBody):
-            implementations.append(body.bound(name, rule))
-            continue
         if isinstance(body, UnitText):
             implementations.append(CudaUnit(name, rule, body))
             continue
-        kernel = _kernel(
-            name, rule, kind, body, headers[kind], contiguous, atomic, compile_options, portable
-        )
-        for setting in ("grid", "threadgroup"):
-            if launch[setting] is None:
-                raise KernelError(
-                    f"[op] op {name!r} has a {kind} body and no `{setting}`; expected sizes such "
-                    + ('as "x.size".' if setting == "grid" else "as 256.")
-                )
-        shared = shared_memory if kind == "cuda" else 0
-        implementations.append(
-            KernelBody(name, rule, kernel, kind, shared_memory=shared, when=None, **launch)
-        )
+        body_launch = {**launch} if kind == "cuda" else {**launch, "shared_memory": 0}
+        if isinstance(body, CudaBody):
+            body_launch = {setting: getattr(body, setting) for setting in launch}
+            contiguous = body.ensure_row_contiguous
+            kernel = kernel_of(name, rule, kind, body.source, body.header, contiguous)
+        else:
+            kernel = _kernel(name, rule, kind, body, headers[kind], **settings)
+            for setting, example in (("grid", 'as "x.size"'), ("threadgroup", "as 256")):
+                if launch[setting] is None:
+                    raise KernelError(
+                        f"[op] op {name!r} has a {kind} body and no `{setting}`; expected sizes "
+                        f"such {example}."
+                    )
+        implementations.append(KernelBody(name, rule, kernel, kind, **body_launch))
     return implementations
 
 
@@ -90,10 +83,8 @@ def _kernel(
     kind: str,
     body: object,
     header: str,
-    contiguous: bool,
-    atomic: bool,
     compile_options: Mapping[str, str] | None,
-    portable: bool,
+    **settings: Any,
 ) -> Kernel:
     """The kernel of a body, which may be one already."""
     if isinstance(body, CallableKernel):
@@ -119,7 +110,7 @@ def _kernel(
                 'such as {"math_mode": "fast"}.'
             )
         mode = compile_options.get("math_mode")
-    return kernel_of(name, rule, kind, body, header, contiguous, atomic, mode, portable)
+    return kernel_of(name, rule, kind, body, header, math_mode=mode, **settings)
 
 
 def _cuda_bodies(name: str, bodies: Any) -> list[Any]:
@@ -164,16 +155,7 @@ def implementation_from_pickle(name: str, rule: Rule, data: Any) -> Implementati
     if isinstance(data, dict):
         return (CudaUnit if "steps" in data else KernelBody).from_json(name, rule, data)
     function, version, digest, kind, makes, constants, contiguous = data
-    runner = Runner(
-        name,
-        rule,
-        function,
-        kind,
-        version=version,
-        makes=makes,
-        constants=constants,
-        contiguous=contiguous,
-    )
+    runner = Runner(name, rule, function, kind, version, makes, constants, contiguous)
     if runner.digest != digest:
         raise changed_function(name, f"`{kind}`", function)
     return runner

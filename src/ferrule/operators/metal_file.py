@@ -11,7 +11,7 @@ import difflib
 import itertools
 import os
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from .. import dtypes
 from ..errors import KernelError, KernelTypeError
@@ -98,7 +98,7 @@ def read(
     rule: Rule,
     path: os.PathLike[str],
     function: object,
-    template: Sequence[str],
+    template: Any,
     header: str = "",
 ) -> FileBody:
     """The body of a file's kernel function.
@@ -107,7 +107,7 @@ def read(
         op, rule: the op that it is to carry out.
         path: the file, in UTF-8.
         function: the function's name; None for the only one.
-        template: the names of the op's own template parameters.
+        template: the op's own template parameters.
         header: the op's own, which must be empty.
 
     Raises:
@@ -132,7 +132,8 @@ def read(
     where = f"[op] op {op!r}, function {chosen.name!r} of {shown}"
     if sum((t.text == "{") - (t.text == "}") for t in parts[chosen.body : chosen.end + 1]):
         raise KernelError(f"{where}, line {parts[chosen.body].line}: its brace is never closed.")
-    _check_template(where, rule, parts[chosen.start : chosen.opened], template)
+    names = [entry if isinstance(entry, str) else entry[0] for entry in template or ()]
+    _check_template(where, rule, parts[chosen.start : chosen.opened], names)
     parameters = _parameters(where, parts[chosen.opened + 1 : chosen.closed])
     prelude, renamed, atomic = _bind(where, rule, parameters)
     for other in functions:

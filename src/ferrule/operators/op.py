@@ -12,9 +12,10 @@ from ..hosts import imported
 from ..kernels.call import CallableKernel
 from ..rules.rule import Rule
 from . import call as op_call
-from . import derivatives, sharding
 from . import entries as op_entries
+from . import metal_file, sharding
 from .declared import ITSELF, AbsentRule, Declared, Derived, digesting
+from .derivatives import MATCHES
 from .implementations import (
     Cuda,
     changed_function,
@@ -23,7 +24,6 @@ from .implementations import (
     implementation_from_pickle,
     implementation_to_pickle,
     kernel_implementations,
-    read_metal,
     saved_function,
 )
 from .runners import Runner
@@ -31,11 +31,6 @@ from .settings import checked_autocast, checked_rule, checked_tags
 from .unit_steps import Implementation
 
 KINDS = ("cuda", "metal", "run", "reference")  # the best one first, on an NVIDIA GPU
-MATCHES = {
-    "vjp": derivatives.match_vjp,
-    "jvp": derivatives.match_jvp,
-    "vmap": derivatives.match_vmap,
-}
 
 
 class Op(Declared):
@@ -97,15 +92,7 @@ class Op(Declared):
             else saved_function(self.name, f"`def_{kind}`", rule)
             for kind, rule in self.rules.items()
         }
-        arguments = (
-            self.name,
-            self.rule.to_json(),
-            bodies,
-            self.batch,
-            self.autocast,
-            self.partial_sums,
-            self.tags,
-        )
+        arguments = self.name, self.rule.to_json(), bodies, *self._declared
         return _unpickled, arguments, rules  # the rules last, for they may hold this op again
 
     def __setstate__(self, rules: Any) -> None:
@@ -322,7 +309,7 @@ class Op(Declared):
             RuleError: the data is damaged.
         """
         try:
-            name, autocast = data["name"], data["autocast"]
+            name = data["name"]
             rule = Rule.from_json(data["rule"])
             if not isinstance(name, str) or not (name.isidentifier() and name.isascii()):
                 raise ValueError(f"{name!r} cannot name an op")
@@ -331,11 +318,8 @@ class Op(Declared):
             ]
             if not implementations:
                 raise ValueError("nothing carries it out")
-            batch = sharding.independent(name, rule, data["batch"])
-            sums = sharding.partial_sums(name, rule, batch, data["partial_sums"])
-            tags = checked_tags(name, data.get("tags", ()))
-            policy = checked_autocast(name, autocast)
-            op = Op(name, rule, implementations, batch, policy, sums, tags)
+            declared = data["batch"], data["autocast"], data["partial_sums"], data.get("tags", ())
+            op = checked_op(name, rule, implementations, *declared)
             for kind, digest in data["rules"].items():
                 if kind not in MATCHES or not isinstance(digest, str):
                     raise ValueError(f"a rule {kind!r}")
@@ -352,15 +336,27 @@ class Op(Declared):
         return op
 
 
-def _unpickled(
+def checked_op(
     name: str,
-    rule: Any,
-    bodies: Sequence[Any],
-    batch: tuple[str, ...],
-    autocast: str | None,
-    partial_sums: tuple[str, ...],
-    tags: tuple[str, ...] = (),
+    rule: Rule,
+    implementations: Sequence[Implementation],
+    batch: object,
+    autocast: object,
+    partial_sums: object,
+    tags: object,
 ) -> Op:
+    """The op of these implementations, with all else checked that `op` and `adopt` take.
+
+    Raises:
+        KernelError, KernelTypeError: a value or type is not allowed.
+    """
+    independent = sharding.independent(name, rule, batch)
+    sums = sharding.partial_sums(name, rule, independent, partial_sums)
+    policy = checked_autocast(name, autocast)
+    return Op(name, rule, implementations, independent, policy, sums, checked_tags(name, tags))
+
+
+def _unpickled(name: str, rule: Any, bodies: Sequence[Any], *declared: Any) -> Op:
     """The op of a pickle, as yet without its rules.
 
     Raises:
@@ -368,7 +364,7 @@ def _unpickled(
     """
     parsed = Rule.from_json(rule)
     restored = [implementation_from_pickle(name, parsed, body) for body in bodies]
-    return Op(name, parsed, restored, batch, autocast, partial_sums, tags)
+    return Op(name, parsed, restored, *declared)
 
 
 def _registration(op: Op) -> Callable[[], None]:
@@ -463,10 +459,9 @@ def op(
     parsed = checked_rule(name, rule)
     headers = {"cuda": header, "metal": header}
     if isinstance(metal, os.PathLike):
-        metal, headers["metal"], atomic = read_metal(
-            name, parsed, metal, function, template, header
-        )
-        atomic_outputs = atomic_outputs or atomic
+        file = metal_file.read(name, parsed, metal, function, template, header)
+        metal, headers["metal"] = file.source, file.header
+        atomic_outputs = atomic_outputs or file.atomic
     else:
         check_no_file(name, metal, function)
     launch = {
@@ -474,21 +469,23 @@ def op(
         "threadgroup": threadgroup,
         "template": template,
         "init_value": init_value,
+        "shared_memory": shared_memory,
+        "when": None,
     }
-    declared = kernel_implementations(
-        name, parsed, cuda, metal, headers, launch, shared_memory, ensure_row_contiguous,
-        atomic_outputs, compile_options, portable,
-    )  # fmt: skip
+    settings = {
+        "ensure_row_contiguous": ensure_row_contiguous,
+        "atomic_outputs": atomic_outputs,
+        "compile_options": compile_options,
+        "portable": portable,
+    }
+    declared = kernel_implementations(name, parsed, cuda, metal, headers, launch, settings)
     for kind, called in (("run", run), ("reference", reference)):
         if called is not None:
-            declared.append(Runner(name, parsed, called, kind, version=version))
+            declared.append(Runner(name, parsed, called, kind, version))
     imported.watch()
     if not declared:
         raise KernelError(
             f"[op] op {name!r} has nothing that carries it out; give `metal`, `cuda`, `run` or "
             "`reference`."
         )
-    independent = sharding.independent(name, parsed, batch)
-    sums = sharding.partial_sums(name, parsed, independent, partial_sums)
-    policy = checked_autocast(name, autocast)
-    return Op(name, parsed, declared, independent, policy, sums, checked_tags(name, tags))
+    return checked_op(name, parsed, declared, batch, autocast, partial_sums, tags)

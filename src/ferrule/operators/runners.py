@@ -54,7 +54,6 @@ class Runner(SizedImplementation):
         rule: Rule,
         function: Callable[..., Any],
         kind: str,
-        *,
         version: object = None,
         makes: bool = False,
         constants: object = None,

@@ -15,8 +15,6 @@ from typing import Any, NamedTuple
 
 from ..errors import KernelTypeError
 from ..rules.expression import Expression
-from ..rules.rule import Rule
-from .bodies import KernelBody, kernel_of
 from .expressions import expression_from_json, to_json
 
 Value = Any  # an int, a text or an `Expression`
@@ -35,23 +33,6 @@ class CudaBody:
     shared_memory: Value
     header: str
     ensure_row_contiguous: bool
-
-    def bound(self, op: str, rule: Rule) -> KernelBody:
-        """The implementation of an op."""
-        contiguous = self.ensure_row_contiguous
-        kernel = kernel_of(op, rule, "cuda", self.source, self.header, contiguous)
-        return KernelBody(
-            op,
-            rule,
-            kernel,
-            "cuda",
-            grid=self.grid,
-            threadgroup=self.threadgroup,
-            template=self.template,
-            init_value=self.init_value,
-            shared_memory=self.shared_memory,
-            when=self.when,
-        )
 
 
 class StepArgument(NamedTuple):
