@@ -15,7 +15,8 @@ from ..errors import DeviceError, FerruleError, KernelError, KernelTypeError
 from ..hosts import protocol as hosts
 from ..kernels.arguments import fill_value, renamed, shown
 from ..rules.argument import Argument
-from ..spec import Facts, Shape
+from ..rules.expression import Ints
+from ..spec import Facts, Shape, extent
 from .bodies import BodyLaunch, KernelBody
 from .launch import Arguments, BoundCall, launch, number
 from .runners import Runner
@@ -78,19 +79,21 @@ def packed(outputs: Sequence[Any]) -> Any:
     return tuple(outputs) if outputs else None
 
 
-def bound(op: Declared, device: str, arguments: Arguments) -> BoundCall:
-    """A call with these inputs on a device; raises as `Rule.bind` and `Rule.results`."""
+def bound(op: Declared, device: str, arguments: Arguments, on: type[Ints] = Ints) -> BoundCall:
+    """A call with these inputs on a device; ``on`` compares sizes. Raises as `Rule.bind` does."""
     shapes: list[Shape | None] = []
     kinds: list[str | None] = []
     for parameter in op.rule.inputs:
         fact = arguments[parameter.name]
-        shapes.append(
-            fact.shape if isinstance(fact, Facts) else None if parameter.dims is not None else ()
-        )
-        kinds.append(fact.dtype.name if isinstance(fact, Facts) else None)
-    binding = op.rule.bind(op.name, shapes, kinds)
-    results = [(shape, dtypes.BY_NAME[kind]) for shape, kind in op.rule.results(op.name, binding)]
-    return BoundCall(op, device, arguments, binding, results)
+        if isinstance(fact, Facts):
+            shapes.append(fact.shape)
+            kinds.append(fact.dtype.name)
+        else:
+            shapes.append(() if parameter.dims is None else None)
+            kinds.append(None)
+    binding = op.rule.bind(op.name, shapes, kinds, on)
+    results = op.rule.results(op.name, binding, on)
+    return BoundCall(op, device, arguments, binding, [(s, dtypes.BY_NAME[k]) for s, k in results])
 
 
 def choose(call: BoundCall) -> Implementation:
@@ -331,19 +334,18 @@ class _Reader:
 
     def facts(self, parameter: Argument, value: Any) -> Facts:
         """The facts of an input that must be an array."""
-        name, label = parameter.name, label_of(self.op, parameter)
         host = hosts.known.get(type(value)) or hosts.find(type(value))
         if host is None:
             raise KernelTypeError(
-                f"{label}: got {shown(value)} of type {type(value).__name__}, expected an array: "
-                f"{parameter}."
+                f"{label_of(self.op, parameter)}: got {shown(value)} of type "
+                f"{type(value).__name__}, expected an array: {parameter}."
             )
         if self.host is None:
-            self.host, self.first = host, name
+            self.host, self.first = host, parameter.name
         elif host is not self.host:
-            raise mixed(label, host, self.first, self.host)
+            raise mixed(label_of(self.op, parameter), host, self.first, self.host)
         if parameter.mutable:
-            _check_writable(host, label, value)
+            _check_writable(host, label_of(self.op, parameter), value)
         try:
             fact = host.facts(value)
             if fact is None:
@@ -352,15 +354,15 @@ class _Reader:
                 fact = cast(Facts, host.facts(value))
         except FerruleError as error:
             self._check_one_host(host)
-            raise renamed(error, label) from error
+            raise renamed(error, label_of(self.op, parameter)) from error
         if not self.device:
             self.device = fact.device
         elif fact.device != self.device:
             raise KernelError(
-                f"{label} is on {fact.device}, but input {self.first!r} on {self.device}; expected "
-                "one device."
+                f"{label_of(self.op, parameter)} is on {fact.device}, but input {self.first!r} on "
+                f"{self.device}; expected one device."
             )
-        self.arrays[name] = value
+        self.arrays[parameter.name] = value
         return fact
 
     def _check_one_host(self, host: Host) -> None:
@@ -388,12 +390,11 @@ def bound_arrays(op: Declared, values: Sequence[Any]) -> tuple[BoundCall, Host, 
 def strided(call: BoundCall, contiguous: bool) -> list[str]:
     """The inputs that are not row-contiguous, and must be: where an implementation wants
     ``contiguous`` ones, and what is written in place."""
+    arguments = call.arguments
     return [
         parameter.name
-        for parameter in call.op.rule.inputs
-        if (contiguous or parameter.mutable)
-        and isinstance(fact := call.arguments[parameter.name], Facts)
-        and not fact.row_contiguous
+        for parameter in (call.op.rule.inputs if contiguous else call.op.in_place)
+        if isinstance(fact := arguments[parameter.name], Facts) and not fact.row_contiguous
     ]
 
 
@@ -416,7 +417,7 @@ def copies_of_written(
 ) -> Iterator[tuple[Any, Any]]:
     """The inputs that are written in place where a call had copies of them, with the copies, which
     are to be copied back."""
-    for parameter, value in zip(op.rule.inputs, values, strict=True):
+    for parameter, value in zip(op.rule.inputs, values, strict=True) if op.in_place else ():
         if parameter.mutable and value is not None and arrays[parameter.name] is not value:
             yield value, arrays[parameter.name]
 
@@ -427,15 +428,14 @@ def check_apart(op: Declared, arguments: Arguments) -> list[str]:
     Raises:
         KernelError: that is so, or two that are written share memory.
     """
-    for parameter in op.rule.inputs:
-        fact = arguments.get(parameter.name)
-        if not parameter.mutable or not isinstance(fact, Facts):
-            continue
-        pairs = zip(fact.shape, fact.strides, strict=True)
-        if any(size > 1 and step == 0 for size, step in pairs):
+    for parameter in op.in_place:
+        fact = arguments[parameter.name]
+        if isinstance(fact, Facts) and any(
+            size > 1 and step == 0 for size, step in zip(fact.shape, fact.strides, strict=True)
+        ):
             raise KernelError(
-                f"[op] input {parameter.name!r} of op {op.name!r} is written in place, but has "
-                "many elements in one place, as an expanded array has; give a copy."
+                f"{label_of(op, parameter)} is written in place, but has many elements in one "
+                "place, as an expanded array has; give a copy."
             )
     return sharing(op, arguments)
 
@@ -447,40 +447,34 @@ def sharing(op: Declared, arguments: Arguments) -> list[str]:
     Raises:
         KernelError: two that are written share memory.
     """
-    written = [
-        (parameter.name, memory_of(fact))
-        for parameter in op.rule.inputs
-        if parameter.mutable and isinstance(fact := arguments.get(parameter.name), Facts)
-    ]
+    written = {
+        parameter.name: _memory_of(fact)
+        for parameter in op.in_place
+        if isinstance(fact := arguments[parameter.name], Facts)
+    }
     copied = []
     for parameter in op.rule.inputs if written else ():
-        fact = arguments.get(parameter.name)
-        if not isinstance(fact, Facts):
-            continue
-        start, end = memory_of(fact)
-        for name, (first, last) in written:
+        fact = arguments[parameter.name]
+        start, end = _memory_of(fact) if isinstance(fact, Facts) else (0, 0)
+        for name, (first, last) in written.items():
             if name == parameter.name:
                 break  # each pair of those that are written once
-            if max(start, first) >= min(end, last):
-                continue
-            if parameter.mutable:
-                raise KernelError(
-                    f"[op] input {parameter.name!r} of op {op.name!r} shares memory with input "
-                    f"{name!r}, and both are written in place; give a copy."
-                )
-            copied.append(parameter.name)
-            break
+            if max(start, first) < min(end, last):
+                if parameter.mutable:
+                    raise KernelError(
+                        f"{label_of(op, parameter)} shares memory with input {name!r}, and both "
+                        "are written in place; give a copy."
+                    )
+                copied.append(parameter.name)
+                break
     return copied
 
 
-def memory_of(fact: Facts) -> tuple[int, int]:
+def _memory_of(fact: Facts) -> tuple[int, int]:
     """The addresses between which an array's elements lie; none of an empty one."""
-    if not fact.size:
-        return fact.pointer, fact.pointer
-    ends = [(n - 1) * step for n, step in zip(fact.shape, fact.strides, strict=True)]
-    first, last = sum(min(0, end) for end in ends), sum(max(0, end) for end in ends)
-    size = fact.dtype.itemsize
-    return fact.pointer + first * size, fact.pointer + (last + 1) * size
+    first, count = extent(fact.shape, fact.strides)
+    start = fact.pointer + first * fact.dtype.itemsize
+    return start, start + count * fact.dtype.itemsize
 
 
 def _check_writable(host: Host, label: str, value: Any) -> None:

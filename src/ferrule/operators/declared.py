@@ -22,7 +22,11 @@ _defined: weakref.WeakSet[Declared] = weakref.WeakSet()
 
 
 class Declared:
-    """What an op declares; `Op` has the attributes in words."""
+    """What an op declares; `Op` has the attributes in words.
+
+    Attributes:
+        in_place: the inputs that are written.
+    """
 
     def __init__(
         self,
@@ -35,6 +39,7 @@ class Declared:
         tags: tuple[str, ...],
     ) -> None:
         self.name, self.rule, self.tags = name, rule, tags
+        self.in_place = tuple(argument for argument in rule.inputs if argument.mutable)
         self.implementations = tuple(implementations)
         self.batch, self.autocast, self.partial_sums = batch, autocast, partial_sums
         self.rules: dict[str, Derived] = {}

@@ -37,9 +37,10 @@ def run_function(
     """
     op = call.op
     inputs = [_function_input(op, runner, value) for value in values]
+    triples = zip(op.rule.inputs, values, inputs, strict=True) if op.in_place else ()
     copies = [
         (value, passed)
-        for parameter, value, passed in zip(op.rule.inputs, values, inputs, strict=True)
+        for parameter, value, passed in triples
         if parameter.mutable and value is not None and value.data_ptr() != passed.data_ptr()
     ]
     with on_device(call.device):

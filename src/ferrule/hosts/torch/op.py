@@ -24,12 +24,12 @@ from ...operators import batching
 from ...operators import call as op_call
 from ...operators import entries as op_entries
 from ...operators.bodies import KernelBody
-from ...operators.launch import check_empty, number
+from ...operators.launch import Arguments, check_empty, number
 from ...operators.op import Op
 from ...operators.runners import Runner
 from ...operators.settings import checked_tags
 from ...rules.argument import Argument
-from ...spec import Facts, Shape
+from ...spec import Facts
 from ...tools import fastcall
 from .. import imported
 from ..protocol import find
@@ -248,35 +248,32 @@ class TorchOp:
     def fake(self, *values: Any) -> Any:
         """Make fake outputs for fake inputs: shapes and dtypes without values."""
         op = self.op
-        shapes: list[Shape | None] = []
-        dtype_names: list[str | None] = []
+        arguments: Arguments = {}
         for parameter, value in zip(op.rule.inputs, values, strict=True):
             if parameter.dims is None:
                 if type(value) is int:  # its range; a symbol has none yet
                     number(op.name, parameter, value)
-                shapes.append(())
-                dtype_names.append(None)
-            elif value is None:
-                shapes.append(None)
-                dtype_names.append(None)
-            else:
-                shapes.append(tuple(value.shape))
-                dtype_names.append(_input_dtype(op, parameter, value).name)
+            elif value is not None:
+                dtype = _input_dtype(op, parameter, value)
+                value = Facts(dtype, tuple(value.shape), (), 0, "")
+            arguments[parameter.name] = value
         device = self._device(values)
         alert_not_deterministic(op, device)
         try:
-            binding = op.rule.bind(op.name, shapes, dtype_names, SymInts)
+            call = op_call.bound(op, "", arguments, SymInts)
             outputs = [
-                torch.empty(shape, dtype=_TORCH[dtype_name], device=device)
-                for shape, dtype_name in op.rule.results(op.name, binding, SymInts)
+                torch.empty(shape, dtype=_TORCH[dtype.name], device=device)
+                for shape, dtype in call.results
             ]
         except (KernelError, RuntimeError):  # torch's own of sizes below 0
             # The same again in numbers, where they are known: s33 says nothing to anyone.
-            numbers = [None if shape is None else tuple(map(_hint, shape)) for shape in shapes]
-            op.rule.results(op.name, op.rule.bind(op.name, numbers, dtype_names, SymInts), SymInts)
+            for name, fact in arguments.items():
+                if isinstance(fact, Facts):
+                    arguments[name] = fact._replace(shape=tuple(map(_hint, fact.shape)))
+            op_call.bound(op, "", arguments, SymInts)
             raise
         if torch.compiler.is_exporting():
-            refuse_dynamic_templates(op, binding)
+            refuse_dynamic_templates(op, call.binding)
         if _packaging() and all(isinstance(body, Runner) for body in op.implementations):
             raise KernelError(
                 f"[op] op {op.name!r} has nothing but Python functions, which a package of "
@@ -291,16 +288,14 @@ class TorchOp:
         tensors: dict[str, torch.Tensor] = {}
 
         def facts_of(parameter: Argument, value: torch.Tensor) -> Facts:
-            _input_dtype(op, parameter, value)
             tensors[parameter.name] = value
-            return _facts(value)
+            return _facts(value, _KNOWN.get(value.dtype) or _input_dtype(op, parameter, value))
 
-        self._device(values)
-        arguments = op_call.gathered(op, values, facts_of)
-        device = host.device_name(next(iter(tensors.values())))
-        call = op_call.bound(op, device, arguments)
-        shared = op_call.check_apart(op, call.arguments)
-        op_call.replace_by_copies(call, shared, tensors, torch.clone, _facts)
+        device = str(self._device(values))
+        call = op_call.bound(op, device, op_call.gathered(op, values, facts_of))
+        if op.in_place:
+            shared = op_call.check_apart(op, call.arguments)
+            op_call.replace_by_copies(call, shared, tensors, torch.clone, _facts)
         body = op_call.choose(call)
         queue = host.stream(None, device)
         if isinstance(body, Runner):
@@ -426,11 +421,15 @@ def _hint(size: Any) -> Any:
     return size if hint is None else hint
 
 
-def _facts(tensor: torch.Tensor) -> Facts:
+def _facts(tensor: torch.Tensor, dtype: Dtype | None = None) -> Facts:
     """The facts of a tensor whose dtype is known, whatever traces or records it."""
-    device = host.device_name(tensor)
-    shape = tuple(tensor.shape)
-    return Facts(_KNOWN[tensor.dtype], shape, tensor.stride(), tensor.data_ptr(), device)
+    return Facts(
+        dtype or _KNOWN[tensor.dtype],
+        tuple(tensor.shape),
+        tensor.stride(),
+        tensor.data_ptr(),
+        host.device_name(tensor),
+    )
 
 
 def registered(name: str) -> TorchOp | None:
