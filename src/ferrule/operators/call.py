@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from .. import dtypes
-from ..dtypes import Dtype
 from ..errors import DeviceError, FerruleError, KernelError, KernelTypeError
 from ..hosts import protocol as hosts
 from ..kernels.arguments import fill_value, renamed, shown
@@ -57,9 +56,9 @@ def eager(
     if isinstance(chosen, Runner):
         inputs = [arrays.get(name, value) for name, value in call.arguments.items()]
         outputs, made_here = run(call, chosen, queue, inputs, maker)
-        for i, output in enumerate(op.rule.outputs):
+        for i in range(len(outputs)):
             shared = not made_here and _shared(host, outputs, i)
-            outputs[i] = _checked(call, chosen, host, output, outputs[i], call.results[i])
+            outputs[i] = _checked(call, chosen, host, i, outputs[i])
             if shared:
                 op.counts["output copy"] += 1
                 outputs[i] = outputs[i].copy()
@@ -255,37 +254,30 @@ def _shared(host: Host, arrays: list[Any], i: int) -> bool:
     return _references(bases, 0) > _ALONE + 1  # the array's own
 
 
-def wrong_output(
-    call: BoundCall, runner: Runner, output: Argument, returned: str, expected: tuple[Shape, Dtype]
-) -> KernelError:
-    """The error for an output of a Python function that is not as declared."""
-    shape, kind = expected
+def wrong_output(call: BoundCall, runner: Runner, i: int, returned: str) -> KernelError:
+    """The error for output ``i`` of a Python function, which is not as declared."""
+    output, (shape, kind) = call.op.rule.outputs[i], call.results[i]
     return KernelError(
         f"[op] {runner.name} of op {call.op.name!r} returned {returned} for output "
         f"{output.name!r}; expected {kind.name} of shape {shape} on {call.device}, by {output}."
     )
 
 
-def _checked(
-    call: BoundCall,
-    runner: Runner,
-    host: Host,
-    output: Argument,
-    value: Any,
-    expected: tuple[Shape, Dtype],
-) -> Any:
+def _checked(call: BoundCall, runner: Runner, host: Host, i: int, value: Any) -> Any:
     if isinstance(value, np.generic) and host.name == "NumPy":
         value = np.asarray(value)  # what NumPy's sums give
     if hosts.find(type(value)) is not host:
-        raise wrong_output(call, runner, output, shown(value), expected)
+        raise wrong_output(call, runner, i, shown(value))
     try:
         fact = host.facts(value)
     except FerruleError as error:
-        label = f"[op] output {output.name!r} of {runner.name} of op {call.op.name!r}"
+        output = call.op.rule.outputs[i].name
+        label = f"[op] output {output!r} of {runner.name} of op {call.op.name!r}"
         raise renamed(error, label) from error
-    if fact is None or (fact.shape, fact.dtype) != expected or fact.device != call.device:
+    expected = (*call.results[i], call.device)
+    if fact is None or (fact.shape, fact.dtype, fact.device) != expected:
         returned = f"an array of shape {tuple(value.shape)} and dtype {value.dtype}"
-        raise wrong_output(call, runner, output, returned, expected)
+        raise wrong_output(call, runner, i, returned)
     return value
 
 

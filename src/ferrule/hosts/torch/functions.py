@@ -97,17 +97,14 @@ def checked_output(
     Raises:
         KernelError: it differs from what was declared; says how.
     """
-    output, expected = call.op.rule.outputs[i], call.results[i]
     if not isinstance(returned[i], torch.Tensor):
-        description = f"a {type(returned[i]).__name__}"
-        raise op_call.wrong_output(call, runner, output, description, expected)
+        raise op_call.wrong_output(call, runner, i, f"a {type(returned[i]).__name__}")
     at = host.device_name(returned[i])
     actual = returned[i].layout, tuple(returned[i].shape), host.KNOWN.get(returned[i].dtype), at
-    if actual != (torch.strided, *expected, call.device):
+    if actual != (torch.strided, *call.results[i], call.device):
         layout = "" if actual[0] is torch.strided else f" and layout {actual[0]}"
         description = f"{returned[i].dtype} of shape {actual[1]} on {actual[3]}{layout}"
-        description = description.removeprefix("torch.")
-        raise op_call.wrong_output(call, runner, output, description, expected)
+        raise op_call.wrong_output(call, runner, i, description.removeprefix("torch."))
     if own:
         return cast(torch.Tensor, returned[i])
     value, copied = new_output(returned, i)
