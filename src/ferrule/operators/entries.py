@@ -19,6 +19,7 @@ import numpy as np
 from .. import dtypes
 from ..errors import KernelError, KernelTypeError
 from ..hosts import protocol as hosts
+from ..rules.argument import Argument
 from ..rules.bytecode import compile_rule
 from ..rules.expression import Expression
 from ..spec import Facts, Launch, Shape, row_contiguous_strides
@@ -26,7 +27,7 @@ from ..tools import fastcall
 from ..tools.binding import runtime
 from . import call as op_call
 from .bodies import KernelBody
-from .launch import check_empty, number, prepare
+from .launch import Arguments, check_empty, prepare
 
 if TYPE_CHECKING:
     from ..devices.protocol import Native, Program
@@ -269,23 +270,22 @@ class BoundOp(Bound):
             self.on_cuda()
         return Prepared(program, facts, written, launch, owners).placed(request)
 
-    def arguments(self, request: Request, device: str) -> dict[str, Facts | float | None]:
+    def arguments(self, request: Request, device: str) -> Arguments:
         """The facts of a call's inputs."""
-        arguments: dict[str, Facts | float | None] = {}
-        first: tuple[str, tuple[int, int]] | None = None
+        values: list[Any] = []  # numbers, and the places of arrays
         for i, parameter in enumerate(self.op.rule.inputs):
-            label = f"[op] input {parameter.name!r} of op {self.op.name!r}"
-            entry = request.input[i]
-            if parameter.dims is None:
-                kind = dtypes.BY_NAME[parameter.dtype].kind
-                value: float = request.number[i] if kind == "f" else request.integer[i]
-                arguments[parameter.name] = number(
-                    self.op.name, parameter, bool(value) if kind == "b" else value
-                )
-                continue
-            if not entry.present:
-                arguments[parameter.name] = None
-                continue
+            kind = "" if parameter.dims is not None else dtypes.BY_NAME[parameter.dtype].kind
+            if not kind:
+                values.append(i if request.input[i].present else None)
+            elif kind == "b":
+                values.append(bool(request.integer[i]))
+            else:
+                values.append(request.number[i] if kind == "f" else request.integer[i])
+        first: tuple[str, tuple[int, int]] | None = None
+
+        def facts_of(parameter: Argument, i: int) -> Facts:
+            nonlocal first
+            label, entry = op_call.label_of(self.op, parameter), request.input[i]
             if request.host_device:
                 where = (request.host_device[2 * i], request.host_device[2 * i + 1])
                 if first is not None and where != first[1]:
@@ -300,9 +300,9 @@ class BoundOp(Bound):
             shape: Shape = tuple(entry.sizes[d] for d in range(entry.ndim))
             strides = tuple(request.strides[i][d] for d in range(entry.ndim))
             pointer = request.pointer[i] or 0
-            dtype = dtypes.ALL[entry.dtype]
-            arguments[parameter.name] = Facts(dtype, shape, strides, pointer, device)
-        return arguments
+            return Facts(dtypes.ALL[entry.dtype], shape, strides, pointer, device)
+
+        return op_call.gathered(self.op, values, facts_of)
 
 
 def fill(entry: Entry, native: Native) -> object:
