@@ -50,8 +50,9 @@ def batched(
                 "expected outputs and their axes, as a tuple of two."
             )
         return result[0], result[1]
+    batch = _Batch(op, size, axes, values, call, arrays)
     if rule is not None:
-        result = rule.op(*_batch_in_front(size, axes, values, arrays))  # type: ignore[misc]
+        result = rule.op(*batch.placed([0] * len(values)))  # type: ignore[misc]
         return result, (0 if len(outputs) == 1 else (0,) * len(outputs))
     axes = [
         axis if arrays.is_array(value) else None for axis, value in zip(axes, values, strict=True)
@@ -62,7 +63,7 @@ def batched(
                 f"[op] vmap of op {op.name!r}: input {argument.name!r} is written in place by "
                 "every call of the batch; give it an axis of the batch."
             )
-    batch = _Batch(op, size, axes, values, call, arrays)
+    batch = batch._replace(axes=axes)
     star = _star(op, axes)
     if star is not None:
         return batch.in_star(star)
@@ -70,17 +71,6 @@ def batched(
         if _foldable(op, name, axes):
             return batch.folded(name)
     return batch.looped()
-
-
-def _batch_in_front(size: int, axes: Axes, values: Sequence[Any], arrays: Any) -> list[Any]:
-    inputs = []
-    for axis, value in zip(axes, values, strict=True):
-        if axis is not None:
-            value = arrays.move(value, axis, 0)
-        elif arrays.is_array(value):
-            value = arrays.repeat(value, 0, size)
-        inputs.append(value)
-    return inputs
 
 
 def _star(op: Declared, axes: Axes) -> str | None:
@@ -130,33 +120,33 @@ class _Batch(NamedTuple):
     call: Callable[..., Any]
     arrays: Any
 
-    def in_star(self, name: str) -> tuple[Any, Any]:
-        """One call, with the batch axis as a part of ``*name``."""
+    def placed(self, places: Sequence[int | None]) -> list[Any]:
+        """The inputs, the batch axis of each where it is to be: along it those that have none are
+        the same."""
         inputs = []
-        for argument, axis, value in zip(self.op.rule.inputs, self.axes, self.values, strict=True):
-            at = place(argument, name)
+        for axis, value, at in zip(self.axes, self.values, places, strict=True):
             if axis is not None:
                 value = self.arrays.move(value, axis, at)
             elif at is not None and self.arrays.is_array(value):
                 value = self.arrays.repeat(value, at, self.size)
             inputs.append(value)
+        return inputs
+
+    def in_star(self, name: str) -> tuple[Any, Any]:
+        """One call, with the batch axis as a part of ``*name``."""
+        inputs = self.placed([place(a, name) for a in self.op.rule.inputs])
         output_axes = tuple(place(a, name) for a in self.op.rule.outputs)
         result = self.call(*inputs)
         return result, (output_axes[0] if len(output_axes) == 1 else output_axes or None)
 
     def folded(self, name: str) -> tuple[Any, Any]:
         """One call, with the batch axis folded into a dim."""
-        inputs, length = [], 0
-        for argument, axis, value in zip(self.op.rule.inputs, self.axes, self.values, strict=True):
-            at = place(argument, name)
-            if at is not None and self.arrays.is_array(value):
-                if axis is None:
-                    value = self.arrays.repeat(value, at, self.size)
-                else:
-                    value = self.arrays.move(value, axis, at)
-                length = value.shape[at + 1]
-                value = self.arrays.merge(value, at)
-            inputs.append(value)
+        places = [place(a, name) for a in self.op.rule.inputs]
+        inputs, length = self.placed(places), 0
+        for i, at in enumerate(places):
+            if at is not None and self.arrays.is_array(inputs[i]):
+                length = inputs[i].shape[at + 1]
+                inputs[i] = self.arrays.merge(inputs[i], at)
         result = self.call(*inputs)
         output_axes = tuple(place(a, name) for a in self.op.rule.outputs)
         outputs = result if len(output_axes) > 1 else (result,)

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from .. import dtypes
-from ..errors import DeviceError, FerruleError, KernelError, KernelTypeError
+from ..errors import DeviceError, FerruleError, KernelError
 from ..hosts import protocol as hosts
-from ..kernels.arguments import fill_value, renamed, shown
+from ..kernels.arguments import fill_value, renamed, shown, wrong_type
 from ..rules.argument import Argument
 from ..rules.expression import Ints
 from ..spec import Facts, Shape, extent
@@ -328,10 +328,7 @@ class _Reader:
         """The facts of an input that must be an array."""
         host = hosts.known.get(type(value)) or hosts.find(type(value))
         if host is None:
-            raise KernelTypeError(
-                f"{label_of(self.op, parameter)}: got {shown(value)} of type "
-                f"{type(value).__name__}, expected an array: {parameter}."
-            )
+            raise wrong_type(label_of(self.op, parameter), value, f"an array: {parameter}")
         if self.host is None:
             self.host, self.first = host, parameter.name
         elif host is not self.host:
