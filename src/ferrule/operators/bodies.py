@@ -114,9 +114,8 @@ class KernelBody(SizedImplementation):
             self._check_cuda(grid, group, binding)
         self._check_described(binding)
         fill = self._value(self.fill, binding) if isinstance(self.fill, Expression) else self.fill
-        shared = self._value(self.shared, binding)
-        if not 0 <= shared < INT32:
-            raise self._bad("shared_memory", self.shared, shared, binding, "0 to 2147483647 bytes")
+        limit = "0 to 2147483647 bytes"
+        shared = self._between("shared_memory", self.shared, binding, 0, INT32 - 1, limit)
         return BodyLaunch(grid, group, template, fill, shared)
 
     def _check_cuda(self, grid: Sizes, group: Sizes, binding: Binding) -> None:

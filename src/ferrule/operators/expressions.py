@@ -207,11 +207,17 @@ class SizedImplementation:
         return tuple(values)
 
     def _sizes(self, setting: str, axes: Sequence[Expression], binding: Binding) -> Sizes:
-        sizes = [self._value(axis, binding) for axis in axes]
-        for axis, size in zip(axes, sizes, strict=True):
-            if not 0 <= size < INT32:
-                raise self._bad(setting, axis, size, binding, f"0 to {INT32 - 1}")
-        return sizes[0], sizes[1], sizes[2]
+        x, y, z = [self._between(setting, axis, binding, 0, INT32 - 1) for axis in axes]
+        return x, y, z
+
+    def _between(
+        self, setting: str, text: Expression, binding: Binding, low: int, high: int, words: str = ""
+    ) -> int:
+        """The value of an expression; ``words`` call its limits."""
+        value: int = self._value(text, binding)
+        if not low <= value <= high:
+            raise self._bad(setting, text, value, binding, words or f"{low} to {high}")
+        return value
 
     def _value(self, expression: Expression, binding: Binding) -> Any:
         return self._rule.value(self._op, expression, binding)

@@ -60,11 +60,6 @@ class RunStep:
     cluster: Any
     when: Value | None
 
-    @property
-    def touched(self) -> set[str]:
-        """The arrays that it may write."""
-        return {a.value for a in self.arguments if a.kind == "array"}
-
     def to_json(self) -> Any:
         """All that decides what it does, once it is bound to a rule."""
         return {
@@ -86,11 +81,6 @@ class FillStep:
     value: float
     when: Value | None
 
-    @property
-    def touched(self) -> set[str]:
-        """The array that it writes."""
-        return {self.array}
-
     def to_json(self) -> Any:
         """All that decides what it does, once it is bound to a rule."""
         # The value by its text, for JSON has no infinities.
@@ -105,17 +95,19 @@ class CopyStep:
     source: str
     when: Value | None
 
-    @property
-    def touched(self) -> set[str]:
-        """The array that it writes."""
-        return {self.to}
-
     def to_json(self) -> Any:
         """All that decides what it does, once it is bound to a rule."""
         return {"copy": self.source, "to": self.to, "when": to_json(self.when)}
 
 
 UnitStep = RunStep | FillStep | CopyStep
+
+
+def touched(step: UnitStep) -> set[str]:
+    """The arrays that a step may write, once it is bound to a rule."""
+    if isinstance(step, RunStep):
+        return {argument.value for argument in step.arguments if argument.kind == "array"}
+    return {step.array if isinstance(step, FillStep) else step.to}
 
 
 def step_from_json(data: Any) -> UnitStep:

@@ -23,6 +23,7 @@ from ..spec import MAX_THREADS, MOST_BLOCKS, MOST_DEEP
 from ..unit import POINTER, Call, Run, Sizes, UnitSpec
 from .bodies import KernelBody
 from .expressions import (
+    INT32,
     SizedImplementation,
     TemplateValue,
     bound_dtype,
@@ -40,6 +41,7 @@ from .unit_parts import (
     UnitStep,
     UnitText,
     step_from_json,
+    touched,
 )
 
 if TYPE_CHECKING:
@@ -47,7 +49,6 @@ if TYPE_CHECKING:
 
 ALIGNMENT = 256  # bytes; where scratch arrays begin
 PORTABLE_CLUSTER = 8  # blocks of a cluster that every GPU with clusters has room for
-_BLOCKS_X = 2**31 - 1
 _FUNCTION = re.compile(r"[A-Za-z_:][^;{}#\"\\\n\r\0]*")
 _TYPED = re.compile(r"\s*(u?int(?:32|64)|bool)\s+(\S.*)", re.DOTALL)
 # NVRTC's options that say nothing of files, which no digest would cover, nor of the GPU.
@@ -148,7 +149,7 @@ class CudaUnit(SizedImplementation):
             for i, step in enumerate(self.steps, 1)
             if isinstance(step, RunStep)
         )
-        written = {name for step in self.steps for name in step.touched}
+        written = {name for step in self.steps for name in touched(step)}
         for name in outputs:
             if name not in written:
                 raise KernelError(
@@ -198,7 +199,7 @@ class CudaUnit(SizedImplementation):
 
     def _check_outputs(self, steps: Sequence[UnitStep], binding: Binding) -> None:
         """Refuse a call that would leave an output as it was allocated."""
-        written = {name for step in steps for name in step.touched}
+        written = {name for step in steps for name in touched(step)}
         for output in self._rule.outputs:
             shape = binding.shapes[output.name] or ()
             if output.name not in written and 0 not in shape:
@@ -212,55 +213,51 @@ class CudaUnit(SizedImplementation):
         """A launch for one call, without addresses."""
         of_step = f" of step {step.function!r}"
         blocks = self._sizes(f"blocks{of_step}", step.blocks, binding)
-        block = self._sizes(f"block{of_step}", step.block, binding)
-        if 0 in block:
-            raise self._bad(f"block{of_step}", step.block, block, binding, "positive sizes")
+        block = self._positive(f"block{of_step}", step.block, binding)
         if math.prod(block) > MAX_THREADS or block[2] > MOST_DEEP:
             most = f"{MAX_THREADS} threads at most, and {MOST_DEEP} along z"
             raise self._bad(f"block{of_step}", step.block, block, binding, most)
-        for axis, size, most_blocks in zip(
-            step.blocks, blocks, (_BLOCKS_X, MOST_BLOCKS, MOST_BLOCKS), strict=True
-        ):
-            if size > most_blocks:
-                limit = f"0 to {most_blocks} blocks along this axis"
+        for axis, size in zip(step.blocks[1:], blocks[1:], strict=True):
+            if size > MOST_BLOCKS:
+                limit = f"0 to {MOST_BLOCKS} blocks along this axis"
                 raise self._bad(f"blocks{of_step}", axis, size, binding, limit)
-        shared = self._value(step.shared_memory, binding)
-        if not 0 <= shared < 2**31:
-            limit = "0 to 2147483647 bytes"
-            raise self._bad(f"shared_memory{of_step}", step.shared_memory, shared, binding, limit)
+        setting, limit = f"shared_memory{of_step}", "0 to 2147483647 bytes"
+        shared = self._between(setting, step.shared_memory, binding, 0, INT32 - 1, limit)
         cluster = None if step.cluster is None else self._cluster(step, blocks, binding)
         arguments = tuple(self._packed(a, of_step, binding) for a in step.arguments)
         return Run(step.function, blocks, block, shared, cluster, arguments)
 
     def _cluster(self, step: RunStep, blocks: Sizes, binding: Binding) -> Sizes:
         setting = f"cluster of step {step.function!r}"
-        cluster = self._sizes(setting, step.cluster, binding)
+        cluster = self._positive(setting, step.cluster, binding)
         expected = ""
-        if 0 in cluster:
-            expected = "positive sizes"
-        elif math.prod(cluster) > PORTABLE_CLUSTER:
-            expected = (
-                f"{PORTABLE_CLUSTER} blocks at most, for which every GPU with clusters has room"
-            )
+        if math.prod(cluster) > PORTABLE_CLUSTER:
+            most = f"{PORTABLE_CLUSTER} blocks at most"
+            expected = f"{most}, for which every GPU with clusters has room"
         elif any(map(operator.mod, blocks, cluster)):
             expected = f"sizes that divide the blocks, {blocks}"
         if expected:
             raise self._bad(setting, step.cluster, cluster, binding, expected)
         return cluster
 
+    def _positive(self, setting: str, axes: Sequence[Expression], binding: Binding) -> Sizes:
+        sizes = self._sizes(setting, axes, binding)
+        if 0 in sizes:
+            raise self._bad(setting, axes, sizes, binding, "positive sizes")
+        return sizes
+
     def _packed(self, argument: StepArgument, of_step: str, binding: Binding) -> bytes:
         """An expression's value as a function takes it; nothing of an array or number."""
-        if isinstance(argument.value, str):
+        kind, value = argument
+        if isinstance(value, str):
             return b""
-        value = self._value(argument.value, binding)
-        if argument.kind != "bool":
-            limits = np.iinfo(argument.kind)
-            if not limits.min <= value <= limits.max:
-                wide = f'; write "int64 {argument.value}", and take an int64_t'
-                hint = wide if "32" in argument.kind else ""
-                limit = f"{argument.kind}, from {limits.min} to {limits.max}{hint}"
-                raise self._bad(f"arguments{of_step}", argument.value, value, binding, limit)
-        return np.array(value, argument.kind).tobytes()
+        if kind == "bool":
+            return np.array(self._value(value, binding), kind).tobytes()
+        low, high = int(np.iinfo(kind).min), int(np.iinfo(kind).max)
+        hint = f'; write "int64 {value}", and take an int64_t' if "32" in kind else ""
+        words = f"{kind}, from {low} to {high}{hint}"
+        number = self._between(f"arguments{of_step}", value, binding, low, high, words)
+        return np.array(number, kind).tobytes()
 
     # -- what was declared -------------------------------------------------------------------------
 

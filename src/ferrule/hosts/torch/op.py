@@ -291,8 +291,10 @@ class TorchOp:
             tensors[parameter.name] = value
             return _facts(value, _KNOWN.get(value.dtype) or _input_dtype(op, parameter, value))
 
-        device = str(self._device(values))
-        call = op_call.bound(op, device, op_call.gathered(op, values, facts_of))
+        self._device(values)
+        arguments = op_call.gathered(op, values, facts_of)
+        device = host.device_name(next(iter(tensors.values())))
+        call = op_call.bound(op, device, arguments)
         if op.in_place:
             shared = op_call.check_apart(op, call.arguments)
             op_call.replace_by_copies(call, shared, tensors, torch.clone, _facts)
