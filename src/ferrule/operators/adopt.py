@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..errors import KernelError
+from .declared import checked_rule
 from .op import Op, checked_op
 from .runners import Runner
-from .settings import checked_rule
 
 
 def adopt(

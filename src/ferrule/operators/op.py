@@ -14,7 +14,16 @@ from ..rules.rule import Rule
 from . import call as op_call
 from . import entries as op_entries
 from . import metal_file, sharding
-from .declared import ITSELF, AbsentRule, Declared, Derived, digesting
+from .declared import (
+    ITSELF,
+    AbsentRule,
+    Declared,
+    Derived,
+    checked_autocast,
+    checked_rule,
+    checked_tags,
+    digesting,
+)
 from .derivatives import MATCHES
 from .implementations import (
     Cuda,
@@ -27,7 +36,6 @@ from .implementations import (
     saved_function,
 )
 from .runners import Runner
-from .settings import checked_autocast, checked_rule, checked_tags
 from .unit_steps import Implementation
 
 KINDS = ("cuda", "metal", "run", "reference")  # the best one first, on an NVIDIA GPU

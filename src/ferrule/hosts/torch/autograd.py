@@ -40,7 +40,7 @@ def autograd_kernel(op: Op, overload: Any) -> Callable[..., Any]:
     """
     function = _function(op, overload)
     below = torch._C._AutoDispatchBelowAutograd
-    differentiable = len(op.rule.outputs) > 0 and not any(p.mutable for p in op.rule.inputs)
+    differentiable = len(op.rule.outputs) > 0 and not op.in_place
 
     atomic = is_atomic(op)
 

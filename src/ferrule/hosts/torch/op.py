@@ -24,10 +24,10 @@ from ...operators import batching
 from ...operators import call as op_call
 from ...operators import entries as op_entries
 from ...operators.bodies import KernelBody
+from ...operators.declared import checked_tags
 from ...operators.launch import Arguments, check_empty, number
 from ...operators.op import Op
 from ...operators.runners import Runner
-from ...operators.settings import checked_tags
 from ...rules.argument import Argument
 from ...spec import Facts
 from ...tools import fastcall
