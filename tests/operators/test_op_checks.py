@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import ml_dtypes
@@ -13,6 +14,8 @@ from hypothesis import strategies as st
 
 import ferrule
 from ferrule import KernelError, Op
+from ferrule.hosts import numpy as numpy_host
+from ferrule.hosts import protocol as hosts
 
 I = "uint i = thread_position_in_grid.x; "  # noqa: E741
 RULE = "x[*S,D]:T, w[D]:T -> y[*S,D]:T"
@@ -80,6 +83,20 @@ def test_what_is_not_a_number_and_what_is_written_in_place() -> None:
     report = ferrule.compare(op, c, np.ones(3, np.float32))
     assert c.tolist() == [1, 1, 1]
     assert {one.output: one.largest for one in report.differences} == {"y": np.inf, "c": 0}
+
+
+def test_what_is_written_in_place_in_arrays_of_cupy(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Array(np.ndarray):  # has no `clone`, as CuPy's have none
+        pass
+
+    host = SimpleNamespace(**{**vars(numpy_host), "name": "CuPy"})
+    monkeypatch.setitem(hosts.known, Array, host)
+    op = ferrule.op(
+        "add", "c[N]:T!, x[N]:T ->", metal=I + "c[i] += x[i];", grid="N", threadgroup=64
+    )
+    c = np.zeros(3, np.float32).view(Array)
+    assert ferrule.compare(op, c, np.ones(3, np.float32).view(Array)).ok
+    assert not c.any()
 
 
 def test_one_implementation_alone() -> None:

@@ -267,7 +267,10 @@ def _run(op: Op, values: Sequence[Any], byte: int | None) -> tuple[list[_Result]
 
     Returns its outputs, and the inputs that it writes in place.
     """
-    inputs = [_copy_if_written(a, v) for a, v in zip(op.rule.inputs, values, strict=True)]
+    inputs = list(values)
+    for i, argument in enumerate(op.rule.inputs):
+        if argument.mutable and values[i] is not None:
+            inputs[i] = values[i].clone() if hasattr(values[i], "clone") else values[i].copy()
     if byte is None:
         result = op_call.call(op, inputs)
     else:
@@ -322,15 +325,6 @@ def _difference(label: str, name: str, first: _Result, second: _Result) -> Diffe
 def detached(values: Sequence[Any]) -> tuple[Any, ...]:
     """The inputs without the graph that a library records of them."""
     return tuple(value.detach() if hasattr(value, "detach") else value for value in values)
-
-
-def _copy_if_written(argument: Any, value: Any) -> Any:
-    if not argument.mutable or value is None:
-        return value
-    host = hosts.find(type(value))
-    if host is None:
-        return value
-    return host.contiguous(value) if host.name == "NumPy" else value.clone()
 
 
 def _numbers(values: Values) -> Values:
