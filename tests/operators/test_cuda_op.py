@@ -136,7 +136,7 @@ def test_numbers_and_dims_are_values_in_a_body(gpu: FakeCuda) -> None:
 
 
 def _spec(op: Op, shapes: list[Any], kind: str) -> Any:
-    """What a body is compiled from, as `operators.launch.launch` makes it."""
+    """What a body is compiled from, as `operators.launch.prepare` makes it."""
     from ferrule.spec import Input, Spec
 
     body: Any = op.implementations[0]

@@ -17,7 +17,7 @@ from ..rules.argument import Argument
 from ..rules.expression import Ints
 from ..spec import Facts, Shape, extent
 from .bodies import BodyLaunch, KernelBody
-from .launch import Arguments, BoundCall, launch, number
+from .launch import Arguments, BoundCall, check_empty, number, prepare
 from .runners import Runner
 from .unit_call import run_unit
 from .unit_steps import CudaUnit, Implementation
@@ -124,7 +124,8 @@ def run_body(
     queue: int,
     host: Host | None = None,
 ) -> list[Any]:
-    """The outputs of a kernel or a unit, which is started, for every array library alike.
+    """The outputs of a kernel or a unit, which is started, for every array library alike; on the
+    CPU nothing runs any more.
 
     Args:
         call, body: what is run.
@@ -134,22 +135,25 @@ def run_body(
         host: whose memory beside the outputs is looked at, if it is given.
 
     Raises:
-        KernelError, CompileError, DialectError, ToolchainError, DeviceError: as `launch` and
-            `run_unit` do.
+        KernelError: a size is out of range; or no thread would run, and yet an output has elements.
+        CompileError, DialectError, ToolchainError, DeviceError: as a kernel's launch does, and as
+            `run_unit`.
     """
     if isinstance(body, CudaUnit):
         return run_unit(call, body, maker, facts, queue)
     body_launch = body.launch_for(call.binding)
     outputs = made_outputs(call, body, body_launch, maker)
-    look = None if host is None else written_by(call.op, host, outputs)
-    launch(call, body, body_launch, queue, list(map(facts, outputs)), look)
+    written = list(map(facts, outputs))
+    if 0 in body_launch.grid:
+        check_empty(call.op.name, call.op.rule, body_launch, written)
+        return outputs
+    program, inputs, written, launch, owners = prepare(call, body, body_launch, written)
+    program.launch(inputs, written, launch, queue)
+    if host is not None and call.device == "cpu":
+        names = [output.name for output in call.op.rule.outputs]
+        hosts.check_written(launch.of(body.kernel), host, names, outputs)
+    del owners  # the bytes of numbers had to live until here
     return outputs
-
-
-def written_by(op: Declared, host: Host, outputs: Sequence[Any]) -> Callable[[str], None]:
-    """Return what looks at the memory beside outputs that were made here."""
-    names = [output.name for output in op.rule.outputs]
-    return lambda label: hosts.check_written(label, host, names, outputs)
 
 
 def made_outputs(
@@ -193,12 +197,14 @@ def run(
     outputs = op.rule.outputs
     named: dict[str, Any] = {"stream": queue} if wants_stream else {}
     if takes_outputs:
+        names = [output.name for output in outputs]
         written = [host.empty(shape, kind, device) for shape, kind in call.results]
-        named.update(zip((output.name for output in outputs), written, strict=True))
+        named.update(zip(names, written, strict=True))
         result = function(*inputs, **named)
         _check_written(op, runner, result, written)
         if device == "cpu" and host.name == "NumPy":  # the function may give torch's other memory
-            written_by(op, host, written)(f"{runner.name} of op {op.name!r}")
+            label = f"{runner.name} of op {op.name!r}"
+            hosts.check_written(label, host, names, written)
         return written, True
     result = function(*inputs, **named)
     if not outputs:

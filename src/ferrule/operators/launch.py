@@ -1,9 +1,9 @@
-"""Launching an op's kernel over arrays that exist: the part of a call that is the same for every
-array library."""
+"""What launches an op's kernel over arrays that exist: the part of a call that is the same for
+every array library."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from .. import dtypes
 from ..dtypes import Dtype
-from ..errors import DeviceError, KernelError, KernelTypeError
+from ..errors import KernelError, KernelTypeError
 from ..rules.argument import Argument
 from ..rules.rule import Binding, Rule
 from ..spec import Facts, Input, Launch, Shape, Spec, clamped, row_contiguous_strides
@@ -53,41 +53,6 @@ class BoundCall(NamedTuple):
     results: list[tuple[Shape, Dtype]]
 
 
-def launch(
-    call: BoundCall,
-    body: KernelBody,
-    body_launch: BodyLaunch,
-    queue: int,
-    outputs: Sequence[Facts],
-    check: Callable[[str], None] | None = None,
-) -> None:
-    """Start a kernel; on the CPU, also wait for it.
-
-    Args:
-        call, body, body_launch: what is launched, and how.
-        queue: the stream's address.
-        outputs: of the op's outputs, which nothing else has touched but to fill them.
-        check: on the CPU, called afterwards with how messages call the launch.
-
-    Raises:
-        KernelError: no thread would run, and yet an output has elements.
-        CompileError, DialectError, ToolchainError, DeviceError: as a kernel's launch does.
-    """
-    if body.kind == "cuda" and not call.device.startswith("cuda"):
-        raise DeviceError(
-            f"[op] op {call.op.name!r}: its `cuda` body runs on NVIDIA GPUs alone, not on "
-            f"{call.device!r}."
-        )
-    if 0 in body_launch.grid:
-        check_empty(call.op.name, call.op.rule, body_launch, outputs)
-        return
-    program, inputs, written, launch, owners = prepare(call, body, body_launch, outputs)
-    program.launch(inputs, written, launch, queue)
-    if check is not None and call.device == "cpu":
-        check(launch.of(body.kernel))
-    del owners  # the bytes of numbers had to live until here
-
-
 def check_empty(op: str, rule: Rule, body_launch: BodyLaunch, outputs: Sequence[Facts]) -> None:
     """Refuse a grid without threads where an output has elements that nothing would write.
 
@@ -108,7 +73,9 @@ def prepare(
 ) -> tuple[Program, list[Facts], list[Facts], Launch, list[object]]:
     """The program of a launch, its inputs and outputs, the launch, and owners of numbers' bytes.
 
-    Takes what `launch` takes, and launches nothing.
+    Args:
+        call, body, body_launch: what is to be launched, and how.
+        outputs: of the op's outputs, which nothing else has touched but to fill them.
     """
     facts, in_place, owners = kernel_facts(call, body)
     written = [*outputs, *in_place]

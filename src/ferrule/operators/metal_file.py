@@ -21,30 +21,17 @@ from ..rules.rule import Rule
 from ..source.lexer import Token, join, tokens
 from .expressions import dtype_variables
 
-_SPACES = ("device", "constant", "threadgroup", "thread")
 _QUALIFIERS = (
-    *_SPACES,
-    "const",
-    "volatile",
-    "restrict",
-    "__restrict",
-    "__restrict__",
-    "metal",
-    "::",
+    *("device", "constant", "threadgroup", "thread", "const", "volatile"),
+    *("restrict", "__restrict", "__restrict__", "metal", "::"),
 )
+_SHORT = {"char": "int8_t", "short": "int16_t", "int": "int32_t", "long": "int64_t"}
 _ALIASES = {
     "bfloat": "bfloat16_t",
     "float16_t": "half",
-    "uint": "uint32_t",
-    "int": "int32_t",
-    "uchar": "uint8_t",
-    "char": "int8_t",
-    "ushort": "uint16_t",
-    "short": "int16_t",
-    "ulong": "uint64_t",
-    "long": "int64_t",
+    **_SHORT,
+    **{f"u{short}": f"u{kind}" for short, kind in _SHORT.items()},
 }
-_UNSIGNED = {"": "uint", "int": "uint", "char": "uchar", "short": "ushort", "long": "ulong"}
 # After these a name is used; after any other word it is declared.
 _USES = frozenset({"return", "else", "case", "do", "sizeof", "and", "or", "not", "xor", "in"})
 _OPEN, _CLOSE = ("(", "[", "{"), (")", "]", "}")
@@ -271,7 +258,8 @@ def _parameter(where: str, parts: list[Token]) -> _Parameter:
         )
     kind = "".join(t.text for t in words[:-1] if t.text not in ("*", "&"))
     if kind.startswith("unsigned"):
-        kind = _UNSIGNED.get(kind.removeprefix("unsigned"), kind)
+        signed = kind.removeprefix("unsigned") or "int"
+        kind = f"u{signed}" if signed in _SHORT else kind
     pointed = list(itertools.takewhile(lambda t: t.text not in ("*", "&"), parts))
     constant = any(t.text in ("const", "constant") for t in pointed)
     return _Parameter(words[-1].text, kind, mark, constant, attribute, line)
