@@ -60,18 +60,6 @@ class RunStep:
     cluster: Any
     when: Value | None
 
-    def to_json(self) -> Any:
-        """All that decides what it does, once it is bound to a rule."""
-        return {
-            "run": self.function,
-            "arguments": [[kind, to_json(value)] for kind, value in self.arguments],
-            "blocks": to_json(self.blocks),
-            "block": to_json(self.block),
-            "shared_memory": to_json(self.shared_memory),
-            "cluster": to_json(self.cluster),
-            "when": to_json(self.when),
-        }
-
 
 @dataclass(frozen=True)
 class FillStep:
@@ -80,11 +68,6 @@ class FillStep:
     array: str
     value: float
     when: Value | None
-
-    def to_json(self) -> Any:
-        """All that decides what it does, once it is bound to a rule."""
-        # The value by its text, for JSON has no infinities.
-        return {"fill": self.array, "value": repr(self.value), "when": to_json(self.when)}
 
 
 @dataclass(frozen=True)
@@ -95,12 +78,9 @@ class CopyStep:
     source: str
     when: Value | None
 
-    def to_json(self) -> Any:
-        """All that decides what it does, once it is bound to a rule."""
-        return {"copy": self.source, "to": self.to, "when": to_json(self.when)}
-
 
 UnitStep = RunStep | FillStep | CopyStep
+_SIZES = ("blocks", "block", "shared_memory", "cluster")
 
 
 def touched(step: UnitStep) -> set[str]:
@@ -110,8 +90,21 @@ def touched(step: UnitStep) -> set[str]:
     return {step.array if isinstance(step, FillStep) else step.to}
 
 
+def step_to_json(step: UnitStep) -> Any:
+    """All that decides what a step does, once it is bound to a rule."""
+    when = to_json(step.when)
+    if isinstance(step, FillStep):
+        # By its text, for JSON has no infinities.
+        return {"fill": step.array, "value": repr(step.value), "when": when}
+    if isinstance(step, CopyStep):
+        return {"copy": step.source, "to": step.to, "when": when}
+    arguments = [[kind, to_json(value)] for kind, value in step.arguments]
+    sizes = {name: to_json(getattr(step, name)) for name in _SIZES}
+    return {"run": step.function, "arguments": arguments, **sizes, "when": when}
+
+
 def step_from_json(data: Any) -> UnitStep:
-    """The reverse of a step's `to_json`: as it might be written, and as yet unchecked."""
+    """The reverse of `step_to_json`: as it might be written, and as yet unchecked."""
     when = expression_from_json(data["when"])
     if "fill" in data:
         text = data["value"]
@@ -123,8 +116,7 @@ def step_from_json(data: Any) -> UnitStep:
         value if isinstance(value, str) else f"{kind} {expression_from_json(value)}"
         for kind, value in data["arguments"]
     )
-    names = ("blocks", "block", "shared_memory", "cluster")
-    sizes = {name: expression_from_json(data[name]) for name in names}
+    sizes = {name: expression_from_json(data[name]) for name in _SIZES}
     return RunStep(data["run"], arguments, when=when, **sizes)
 
 

@@ -41,6 +41,7 @@ from .unit_parts import (
     UnitStep,
     UnitText,
     step_from_json,
+    step_to_json,
     touched,
 )
 
@@ -414,7 +415,7 @@ class CudaUnit(SizedImplementation):
             "when": to_json(self.when),
             "template": [[name, to_json(value)] for name, value in self.template],
             "scratch": [[a.name, a.dtype, to_json(a.dims)] for a in self.scratch],
-            "steps": [step.to_json() for step in self.steps],
+            "steps": [step_to_json(step) for step in self.steps],
         }
 
     @staticmethod
