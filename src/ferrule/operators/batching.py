@@ -77,7 +77,7 @@ def _star(op: Declared, axes: Axes) -> str | None:
     """The ``*S`` that can take in the batch axis: all that is written and all batched inputs
     have it."""
     rule = op.rule
-    changed = [*rule.outputs, *(a for a in rule.inputs if a.mutable)]
+    changed = [*rule.outputs, *op.in_place]
     names = [dim.name for a in changed for dim in a.dims or () if isinstance(dim, Star)]
     changed += [a for a, axis in zip(rule.inputs, axes, strict=True) if axis is not None]
     for name in dict.fromkeys(names):
@@ -100,7 +100,7 @@ def _foldable(op: Declared, name: str, axes: Axes) -> bool:
     """Whether the batch axis can be folded into a dim that is declared independent: it stands
     alone wherever it is named, once in each output and in each batched input."""
     rule = op.rule
-    if not stands_alone(rule, name) or any(a.mutable for a in rule.inputs):
+    if not stands_alone(rule, name) or op.in_place:
         return False  # a fold may be a copy, to which a kernel would write in vain
     for argument in (*rule.inputs, *rule.outputs):
         at = place(argument, name)

@@ -152,7 +152,7 @@ def compare(op: Op, *args: Any, **named: Any) -> Comparison:
                 at = tuple(int(i) for i in np.argwhere(mask)[0])
                 unwritten.append(Unwritten(label, output.name, int(mask.sum()), at, mask))
     names = [a.name for a in op.rule.outputs]
-    names += [a.name for a in op.rule.inputs if a.mutable]
+    names += [a.name for a in op.in_place]
     baseline = "reference" if "reference" in results else running[-1][0]
     report = Comparison(op.name, baseline)
     report.skipped, report.unwritten = skipped, unwritten

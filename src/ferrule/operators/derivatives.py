@@ -222,7 +222,7 @@ def no_array(of: Declared, kind: str, value: object, role: str) -> KernelError:
 
 def missing(of: Declared, kind: str) -> KernelError:
     """The error for a derivative that was not declared."""
-    if any(a.mutable for a in of.rule.inputs):
+    if of.in_place:
         which, needs = ("", "gradient") if kind == "vjp" else ("forward-mode ", "tangent")
         return KernelError(
             f"[op] op {of.name!r} writes in place, and so has no {which}derivative; give inputs "

@@ -13,7 +13,7 @@ from ..kernels.call import CallableKernel
 from ..rules.rule import Rule
 from . import call as op_call
 from . import entries as op_entries
-from . import metal_file, sharding
+from . import metal_file
 from .declared import (
     ITSELF,
     AbsentRule,
@@ -36,6 +36,7 @@ from .implementations import (
     saved_function,
 )
 from .runners import Runner
+from .sharding import checked_splits
 from .unit_steps import Implementation
 
 KINDS = ("cuda", "metal", "run", "reference")  # the best one first, on an NVIDIA GPU
@@ -358,8 +359,7 @@ def checked_op(
     Raises:
         KernelError, KernelTypeError: a value or type is not allowed.
     """
-    independent = sharding.independent(name, rule, batch)
-    sums = sharding.partial_sums(name, rule, independent, partial_sums)
+    independent, sums = checked_splits(name, rule, batch, partial_sums)
     policy = checked_autocast(name, autocast)
     return Op(name, rule, implementations, independent, policy, sums, checked_tags(name, tags))
 

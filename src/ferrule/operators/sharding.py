@@ -58,38 +58,31 @@ def splits(op: Declared, ranks: Sequence[int | None]) -> list[Split]:
     return ways
 
 
-def independent(name: str, rule: Rule, dims: object) -> tuple[str, ...]:
-    """The dims that are declared independent, as `ferrule.op` takes them, checked.
+def checked_splits(
+    name: str, rule: Rule, batch: object, partial_sums: object
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The dims of an op's ``batch``, and those of its ``partial_sums``, as `ferrule.op` takes them.
 
     Raises:
-        KernelError: there is no such dim.
+        KernelError: there is no such dim; or one of ``partial_sums`` is in ``batch``, too, or every
+            output has it, or the op writes to an input in place.
         KernelTypeError: these are no names.
     """
-    return _checked_dims(f"[op] `batch` of op {name!r}", dims, rule.dim_names, '"B N"')
-
-
-def partial_sums(name: str, rule: Rule, batch: Sequence[str], dims: object) -> tuple[str, ...]:
-    """The dims of an op's ``partial_sums``, checked.
-
-    Raises:
-        KernelError: there is no such dim, every output has it, it is in ``batch``, too, or the op
-            writes to an input in place.
-        KernelTypeError: these are no names.
-    """
+    independent = _checked_dims(f"[op] `batch` of op {name!r}", batch, rule.dim_names, '"B N"')
     label = f"[op] `partial_sums` of op {name!r}"
     allowed = (*rule.dim_names, *(f"*{star}" for star in _stars(rule)))
-    names = _checked_dims(label, dims, allowed, '"K" or "*S"')
-    if names and any(a.mutable for a in rule.inputs):
+    sums = _checked_dims(label, partial_sums, allowed, '"K" or "*S"')
+    if sums and any(a.mutable for a in rule.inputs):
         raise KernelError(f"{label}: what an op writes in place cannot be added up.")
-    for dim in names:
-        if dim in batch:
+    for dim in sums:
+        if dim in independent:
             raise KernelError(f"{label}: {dim!r} is in `batch`, too; expected one of both.")
         if all(place(output, dim.lstrip("*")) is not None for output in rule.outputs):
             raise KernelError(
                 f"{label}: every output has {dim!r}, so that nothing is added up along it. Where "
                 "its parts are independent, give it as `batch`."
             )
-    return names
+    return independent, sums
 
 
 def _checked_dims(
