@@ -302,12 +302,12 @@ def mixed(label: str, other: Host, first: str, host: Host) -> KernelError:
 
 def gathered(
     op: Declared, values: Sequence[Any], facts_of: Callable[[Argument, Any], Facts]
-) -> dict[str, Facts | float | None]:
+) -> Arguments:
     """Per input of a call the facts of the array, the number, or None where it is absent.
 
     ``facts_of`` gives the facts of an array; it is called in the order of the inputs.
     """
-    arguments: dict[str, Facts | float | None] = {}
+    arguments: Arguments = {}
     for parameter, value in zip(op.rule.inputs, values, strict=True):
         if parameter.dims is None:
             arguments[parameter.name] = number(op.name, parameter, value)
