@@ -55,6 +55,12 @@ class DialectError(KernelError):
         self.line = line
         self.construct = construct
 
+    @classmethod
+    def at(cls, kernel: str, where: str, line: int, construct: str, problem: str) -> DialectError:
+        """An error whose message says where in the kernel's texts it is."""
+        message = f"kernel {kernel!r}, {where} line {line}: {problem}"
+        return cls(message, kernel=kernel, where=where, line=line, construct=construct)
+
 
 class RuleError(KernelError):
     """An op's declaration cannot be understood, or contradicts itself.
