@@ -16,27 +16,35 @@ arguments keep their text, which the analyses read.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence, Set
-from typing import NamedTuple
+from collections.abc import Sequence, Set
+from dataclasses import replace
 
 from tree_sitter import Node
 
+from ..dtypes import Dtype
 from ..kernel import ATTRIBUTES
+from ..spec import Spec
+from . import described
 from .dialect import INTEGERS
-from .lexer import join, tokens
-from .rewrite import Mark
-from .syntax import Tree, call_arguments, callee, declarators, declared_name, of_macro, walk
+from .lexer import join, solid, tokens
+from .rewrite import Mark, Rewritten
+from .syntax import (
+    Edit,
+    Tree,
+    call_arguments,
+    callee,
+    declarators,
+    declared_name,
+    enclosed,
+    field,
+    of_macro,
+    part,
+    replaced,
+    unbracketed,
+    walk,
+)
 
-_INTEGERS = INTEGERS | {
-    "bool",
-    "long",
-    "signed",
-    "int16_t",
-    "ptrdiff_t",
-    "uintptr_t",
-    "intptr_t",
-    "simd_vote",
-}
+_INTEGERS = INTEGERS | {"bool", "signed", "uintptr_t", "intptr_t", "simd_vote"}
 _INTEGER = re.compile(r"(?:packed_)?(?:bool|u?(?:char|short|int|long))[234]")
 _SPECIFIERS = frozenset(
     {"const", "constexpr", "static", "volatile", "thread_local", "inline", "thread", "device"}
@@ -51,79 +59,76 @@ _OF_INTEGERS = frozenset(
 _PASS_ON = frozenset({"min", "max", "clamp", "abs", "select"})
 _BITS = frozenset({"&", "|", "^", "%", "<<", ">>"})
 _LOGIC = frozenset({"==", "!=", "<", ">", "<=", ">=", "&&", "||"})
-_SHIFTS = ("<<", ">>")
-# What is the same for the compiler whatever it is compiled for.
+# What is the same for the compiler whatever it is compiled for, and what is not understood.
 _UNTOUCHED = frozenset(
-    {"template_argument_list", "enumerator", "static_assert_declaration", "decltype"}
+    {"template_argument_list", "enumerator", "static_assert_declaration", "decltype", "ERROR"}
 )
+_DECLARING = frozenset(
+    {
+        "declaration",
+        "field_declaration",
+        "for_range_loop",
+        "parameter_declaration",
+        "optional_parameter_declaration",
+    }
+)
+_ALIASES = frozenset({"alias_declaration", "type_definition", "type_parameter_declaration"})
 _NUMBER = re.compile(r"[0-9][0-9']*[uUlL]*")
 _CASTS = ("primitive_type", "sized_type_specifier", "type_identifier", "template_type")
 _FLOATS = frozenset({"float", "double", "float2", "float3", "float4"})
-_OF_CONSTANTS = (
-    "parenthesized_expression",
-    "unary_expression",
-    "binary_expression",
-    "conditional_expression",
-    "cast_expression",
+_LITERALS = frozenset({"true", "false", "char_literal", "sizeof_expression"})
+_OF_OPERANDS = frozenset(
+    {
+        "parenthesized_expression",
+        "unary_expression",
+        "binary_expression",
+        "conditional_expression",
+    }
 )
+# The parts of an expression that are integers where it is one.
+_INTEGER_PARTS = {
+    "subscript_expression": ("argument",),
+    "field_expression": ("argument",),
+    "unary_expression": ("argument",),
+    "update_expression": ("argument",),
+    "pointer_expression": ("argument",),
+    "conditional_expression": ("consequence", "alternative"),
+    "binary_expression": ("left", "right"),
+}
 
 
-class Text(NamedTuple):
-    """A rewritten text, and the pragmas that stood in it."""
-
-    text: str
-    body: bool
-    marks: Sequence[Mark]
-
-
-def write_operators(
-    texts: Sequence[Text],
-    *,
-    names: Iterable[str],
-    integers: Iterable[str],
-    constants: Iterable[str],
-    types: Iterable[str],
-) -> list[str]:
-    """The texts with the operators of their expressions as Metal means them.
-
-    Args:
-        texts: header and body.
-        names: what the body is given.
-        integers: of these names, those of integers and of what points to some.
-        constants: of these names, those that are constants.
-        types: names of types of integers.
-    """
-    facts = _NameFacts(names, integers, constants, types)
-    trees = [Tree(text.text, body=text.body) for text in texts]
+def write_operators(spec: Spec, text: Rewritten) -> Rewritten:
+    """The texts with the operators of their expressions as Metal means them."""
+    facts = _NameFacts(spec)
+    trees = (Tree(text.header, body=False), Tree(text.source, body=True))
     for tree in trees:
         facts.read(tree)
     on = True
-    out: list[str] = []
-    for text, tree in zip(texts, trees, strict=True):
-        plain = _without_brackets(text.text, facts.names)
-        if plain != text.text:
-            tree = Tree(plain, body=text.body)
-        writer = _OperatorWriter(tree, facts, text.marks, on)
-        out.append(writer.run())
-        on = writer.at_end()  # what the header says outside of functions holds for the body
-    return out
+    written: list[str] = []
+    for tree, marks in zip(trees, text.marks, strict=True):
+        plain = _without_brackets(tree, facts.names)
+        writer = _OperatorWriter(plain, facts, marks, on)
+        written.append(writer.run())
+        on = writer.fuses(len(plain.data))  # what is said outside of functions holds for the body
+    return replace(text, header=written[0], source=written[1])
 
 
 _BRACKETS = re.compile(r"[-+*/(,=<>?:&|^~!{;]\s*\(\s*[A-Za-z_]\w*\s*\)|\breturn\b")
 
 
-def _without_brackets(text: str, names: Set[str]) -> str:
-    """The text with ``(a) * (b)`` as ``a * b``: the grammar takes some such for conversions.
+def _without_brackets(tree: Tree, names: Set[str]) -> Tree:
+    """A text with ``(a) * (b)`` as ``a * b``: the grammar takes some such for conversions.
 
     Args:
         names: variables, which are no types.
     """
+    text = tree.edited(())
     if not _BRACKETS.search(text):
-        return text
+        return tree
     code = tokens(text, kernel="", where="source")
-    solid = [t for t in code if not t.blank]
-    for i in range(2, len(solid) - 2):
-        typed, before, a, b, c = solid[i - 2 : i + 3]
+    parts = solid(code)
+    for i in range(2, len(parts) - 2):
+        typed, before, a, b, c = parts[i - 2 : i + 3]
         if a.text != "(" or c.text != ")" or b.text not in names:
             continue
         operand = before.kind not in ("number", "word") or before.text == "return"
@@ -131,72 +136,74 @@ def _without_brackets(text: str, names: Set[str]) -> str:
         in_decltype = before.text == "(" and typed.text in ("decltype", "__typeof__")
         if operand and not in_decltype and before.text not in (")", "]", ">", "..."):
             a.text = c.text = " "
-    return join(code)
+    plain = join(code)
+    return tree if plain == text else Tree(plain, body=tree.is_body)
 
 
-def _member_name(declarator: Node) -> Node | None:
-    """The name of a member that a declarator declares."""
-    return next((n for n in walk(declarator) if n.type == "field_identifier"), None)
-
-
-def _operands(node: Node, *types: str) -> tuple[Node, Node, Node] | None:
+def _operands(node: Node, *types: str) -> tuple[Node, str, Node] | None:
     """Left operand, operator and right operand of an expression of these types."""
     if node.type not in types or node.has_error:
         return None
-    left, right = node.child_by_field_name("left"), node.child_by_field_name("right")
-    operator = node.child_by_field_name("operator")
-    return None if left is None or operator is None or right is None else (left, operator, right)
+    return part(node, "left"), part(node, "operator").type, part(node, "right")
 
 
 class _NameFacts:
-    """What the declarations in all texts say of names."""
+    """What the declarations in all texts say of names.
 
-    def __init__(
-        self,
-        names: Iterable[str],
-        integers: Iterable[str],
-        constants: Iterable[str],
-        types: Iterable[str],
-    ) -> None:
-        self.names = set(names)
-        self.integers = {*integers, *ATTRIBUTES}
-        self.types = _INTEGERS | set(types)
-        self.constants = set(constants)
-        self.aliases: set[str] = set()  # names of types that a text gives
+    Attributes:
+        names: variables.
+        integers: of these, those of integers and of what points to some.
+        constants: of these, those that are constants.
+        types: names of types of integers.
+        aliases: names of types that a text gives.
+    """
+
+    def __init__(self, spec: Spec) -> None:
+        dtypes = {name: input_.dtype for name, input_, _ in described(spec)}
+        dtypes |= zip(spec.kernel.output_names, spec.outputs, strict=True)
+        types = {name: value for name, value in spec.template if isinstance(value, Dtype)}
+        self.constants = {name for name, _ in spec.template} - types.keys()
+        self.integers = {name for name, dtype in dtypes.items() if dtype.kind in "biu"}
+        self.integers |= self.constants
+        for name in spec.kernel.input_names:
+            self.integers |= {f"{name}_shape", f"{name}_strides", f"{name}_ndim"}
+        self.names = {*dtypes, *self.integers}
+        self.integers |= ATTRIBUTES.keys()
+        self.types = _INTEGERS | {name for name, dtype in types.items() if dtype.kind in "biu"}
+        self.aliases: set[str] = set()
         self._others: set[str] = set()  # names that something else has somewhere
         self._varying: set[str] = set()
 
     def read(self, tree: Tree) -> None:
         """Add what a text declares."""
         for node in walk(tree.root):
-            if node.type in ("alias_declaration", "type_definition", "type_parameter_declaration"):
+            if node.type in _ALIASES:
                 names = (n for n in node.named_children if n.type == "type_identifier")
                 self.aliases |= set(map(tree.text, names))
-                continue
-            if node.type in ("declaration", "field_declaration", "for_range_loop"):
-                declared = declarators(node)
-            elif node.type in ("parameter_declaration", "optional_parameter_declaration"):
-                declared = node.children_by_field_name("declarator")[:1]
-            else:
-                continue
-            kind = node.child_by_field_name("type")
-            integer = kind is not None and self.is_integer_type(tree.text(kind))
-            words = tree.data[node.start_byte : kind.start_byte].decode().split() if kind else []
-            for d in declared:
-                name = declared_name(d) or _member_name(d)
-                if name is None:
-                    continue
-                text = tree.text(name)
-                self.names.add(text)
-                (self.integers if integer else self._others).add(text)
-                value = d.child_by_field_name("value") if d.type == "init_declarator" else None
-                plain = d.child_by_field_name("declarator") == name
-                if {"const", "constexpr"} & set(words) and plain and self.constant(tree, value):
-                    self.constants.add(text)
-                else:
-                    self._varying.add(text)
+            elif node.type in _DECLARING:
+                self._declaration(tree, node)
         self.integers -= self._others
         self.constants -= self._varying
+
+    def _declaration(self, tree: Tree, node: Node) -> None:
+        kind = field(node, "type")
+        integer = self.is_integer_type(tree.text(kind))
+        words = tree.data[node.start_byte : kind.start_byte].split() if kind else []
+        constant = b"const" in words or b"constexpr" in words
+        for d in declarators(node):
+            members = (n for n in walk(d) if n.type == "field_identifier")
+            name = declared_name(d) or next(members, None)
+            if name is None:
+                continue
+            text = tree.text(name)
+            self.names.add(text)
+            (self.integers if integer else self._others).add(text)
+            value = field(d, "value") if d.type == "init_declarator" else None
+            plain = field(d, "declarator") == name
+            if constant and plain and self.constant(tree, value):
+                self.constants.add(text)
+            else:
+                self._varying.add(text)
 
     def is_integer_type(self, text: str) -> bool:
         """Whether a type is one of integers: a scalar, or a vector of them."""
@@ -211,16 +218,14 @@ class _NameFacts:
         if node.type == "identifier":
             return tree.text(node) in self.constants
         if node.type == "call_expression":
-            function, name = node.child_by_field_name("function"), callee(tree, node)
-            casts = function is not None and (
-                function.type in _CASTS or name in _FLOATS or name in self.types
-            )
+            name = callee(tree, node)
+            casts = part(node, "function").type in _CASTS or name in _FLOATS | self.types
             if not casts and not name.endswith("_lit") and name != "static_cast":
                 return False
             return all(self.constant(tree, a) for a in call_arguments(node))
-        if node.type in ("number_literal", "true", "false", "char_literal", "sizeof_expression"):
+        if node.type in _LITERALS or node.type == "number_literal":
             return True
-        if node.type not in _OF_CONSTANTS:
+        if node.type not in _OF_OPERANDS and node.type != "cast_expression":
             return False
         operands = (c for c in node.named_children if c.type != "type_descriptor")
         return all(self.constant(tree, c) for c in operands)
@@ -232,7 +237,7 @@ class _OperatorWriter:
     def __init__(self, tree: Tree, facts: _NameFacts, marks: Sequence[Mark], fuses: bool) -> None:
         self.tree = tree
         self.facts = facts
-        self.edits: list[tuple[int, int, str]] = []
+        self.edits: list[Edit] = []
         self._fuses_at_start = fuses
         self._marks = [(mark, self._scope(mark)) for mark in marks]
 
@@ -243,33 +248,23 @@ class _OperatorWriter:
         waiting: list[tuple[Node, bool]] = [(self.tree.block, False)]
         while waiting:
             node, index = waiting.pop()
-            if node.type in _UNTOUCHED or node.type == "ERROR":
+            if node.type in _UNTOUCHED or self._is_constant_declaration(node):
                 continue
             if node.type in ("preproc_def", "preproc_function_def"):
                 self._macro(node)
                 continue
-            if (
-                node.type == "declaration"
-                and "constexpr" in self.tree.text(node).split("=")[0]
-                and not any(n.type == "lambda_expression" for n in walk(node))
-            ):
-                continue
             self._operator(node, index)
-            index = node.type == "subscript_argument_list" or (
-                index
-                and node.type
-                in (
-                    "binary_expression",
-                    "parenthesized_expression",
-                    "conditional_expression",
-                    "unary_expression",
-                )
-            )
-            size = node.child_by_field_name("size") if node.type == "array_declarator" else None
-            for child in reversed(node.children):
-                if child != size:
-                    waiting.append((child, index))
+            index = node.type == "subscript_argument_list" or (index and node.type in _OF_OPERANDS)
+            size = field(node, "size") if node.type == "array_declarator" else None
+            waiting += [(child, index) for child in reversed(node.children) if child != size]
         return self.tree.edited(self.edits)
+
+    def _is_constant_declaration(self, node: Node) -> bool:
+        return (
+            node.type == "declaration"
+            and "constexpr" in self.tree.text(node).split("=")[0]
+            and not any(n.type == "lambda_expression" for n in walk(node))
+        )
 
     # -- pragmas -----------------------------------------------------------------------------------
 
@@ -284,18 +279,11 @@ class _OperatorWriter:
             return start, len(self.tree.data) + 1
         return start, around.end_byte
 
-    def _fuses(self, node: Node) -> bool:
+    def fuses(self, position: int) -> bool:
+        """Whether products are fused at a place, or at the end in what follows this text."""
         on = self._fuses_at_start
         for mark, (start, end) in self._marks:
-            if start <= node.start_byte < end:
-                on = mark.on
-        return on
-
-    def at_end(self) -> bool:
-        """Whether products are fused in what follows this text."""
-        on = self._fuses_at_start
-        for mark, (_, end) in self._marks:
-            if end > len(self.tree.data):
+            if start <= position < end:
                 on = mark.on
         return on
 
@@ -305,16 +293,15 @@ class _OperatorWriter:
         operands = _operands(node, "binary_expression", "assignment_expression")
         if operands is None:
             return
-        left, operator, right = operands
-        symbol = operator.type
-        if symbol in _SHIFTS and not self._plain_count(right):
+        left, symbol, right = operands
+        if symbol in ("<<", ">>") and not self._plain_count(right):
             self._wrap("fr_bits", left)
         elif symbol in ("<<=", ">>=") and not self._plain_count(right):
             left_text = " ".join(self.tree.text(left).split("\n"))
             self._wrap(f"fr_count<decltype(({left_text}))>", right)
         elif symbol in ("+", "-") and not index:
-            for side in (left, right):
-                self._product(side)
+            self._product(left)
+            self._product(right)
         elif symbol in ("+=", "-="):
             self._product(right)
 
@@ -338,14 +325,12 @@ class _OperatorWriter:
             else:
                 break
         operands = _operands(node, "binary_expression")
-        if operands is None:
+        if operands is None or operands[1] != "*" or not self.fuses(node.start_byte):
             return
-        left, operator, right = operands
-        if operator.type != "*":
-            return
-        if (self._integer(left) and self._integer(right)) or not self._fuses(node):
-            return
-        if self.facts.constant(self.tree, left) and self.facts.constant(self.tree, right):
+        left, _, right = operands
+        if (self._integer(left) and self._integer(right)) or (
+            self.facts.constant(self.tree, left) and self.facts.constant(self.tree, right)
+        ):
             return
         if cast is not None:
             # The lines stay as many as they are.
@@ -358,8 +343,7 @@ class _OperatorWriter:
 
     def _wrap(self, name: str, node: Node) -> None:
         """Write a call of one of the helpers around an operand."""
-        self.edits.append((node.start_byte, node.start_byte, self._call_start(name, node)))
-        self.edits.append((node.end_byte, node.end_byte, ")"))
+        self.edits += enclosed(node, self._call_start(name, node), ")")
 
     def _call_start(self, name: str, node: Node) -> str:
         behind = self.tree.data[node.start_byte - 1 : node.start_byte] == b":"  # of `a ?b :c`
@@ -370,39 +354,32 @@ class _OperatorWriter:
         kind: Node | None = None
         value: Node | None = None
         if node.type == "cast_expression":
-            kind, value = node.child_by_field_name("type"), node.child_by_field_name("value")
-        elif node.type == "call_expression":
-            function, arguments = node.child_by_field_name("function"), call_arguments(node)
-            if function is None or len(arguments) != 1:
-                return None
-            value = arguments[0]
-            if function.type in _CASTS:
+            kind, value = field(node, "type"), field(node, "value")
+        elif node.type == "call_expression" and len(call_arguments(node)) == 1:
+            function, value = part(node, "function"), call_arguments(node)[0]
+            name = self.tree.text(function).strip("() \n")
+            if function.type in _CASTS or name in _FLOATS | self.facts.aliases:
                 kind = function
             elif function.type == "template_function" and callee(self.tree, node) == "static_cast":
-                types = function.child_by_field_name("arguments")
-                kind = types.named_children[0] if types and types.named_child_count else None
-            elif self.tree.text(function).strip("() \n") in _FLOATS | self.facts.aliases:
-                kind = function
+                kind = next(iter(part(function, "arguments").named_children), None)
         if kind is None or value is None or "*" in self.tree.text(kind):
             return None
-        inner = value
-        while inner.type == "parenthesized_expression" and inner.named_child_count == 1:
-            inner = inner.named_children[0]
-        if inner.type != "binary_expression" or inner.child_by_field_name("operator") is None:
+        inner = unbracketed(value)
+        if inner.type != "binary_expression":
             return None
         return self.tree.text(kind).strip("() \n"), inner
 
     def _macro(self, node: Node) -> None:
         """The expression that a macro stands for."""
-        value = node.child_by_field_name("value")
+        value = field(node, "value")
         if value is None:
             return
 
         def change(text: str) -> str:
-            return _OperatorWriter(Tree(text, body=True), self.facts, (), self._fuses(node)).run()
+            on = self.fuses(node.start_byte)
+            return _OperatorWriter(Tree(text, body=True), self.facts, (), on).run()
 
-        new = of_macro(self.tree.text(value), change)
-        self.edits.append((value.start_byte, value.end_byte, new))
+        self.edits.append(replaced(value, of_macro(self.tree.text(value), change)))
 
     # -- what operands are -------------------------------------------------------------------------
 
@@ -413,46 +390,29 @@ class _OperatorWriter:
         kind, text = node.type, self.tree.text(node)
         if kind == "number_literal":
             return _NUMBER.fullmatch(text) is not None or text[:2] in ("0x", "0X", "0b", "0B")
-        if kind in ("true", "false", "char_literal", "sizeof_expression"):
-            return True
         if kind == "identifier":
             return text in self.facts.integers
         if kind == "parenthesized_expression":
             return node.named_child_count == 1 and self._integer(node.named_children[0])
-        if kind == "subscript_expression":
-            return self._integer(node.child_by_field_name("argument"))
-        if kind == "field_expression":
-            base, member = node.child_by_field_name("argument"), node.child_by_field_name("field")
-            if member is not None and self.tree.text(member) in self.facts.integers:
-                return True
-            return self._integer(base)
-        if kind in ("unary_expression", "update_expression", "pointer_expression"):
-            return self._integer(node.child_by_field_name("argument"))
         if kind == "cast_expression":
-            type_node = node.child_by_field_name("type")
-            return type_node is not None and self.facts.is_integer_type(self.tree.text(type_node))
-        if kind == "conditional_expression":
-            branches = (node.child_by_field_name(f) for f in ("consequence", "alternative"))
-            return all(self._integer(branch) for branch in branches)
-        if kind == "binary_expression":
-            operator = node.child_by_field_name("operator")
-            if operator is not None and operator.type in _BITS | _LOGIC:
-                return True
-            sides = (node.child_by_field_name(f) for f in ("left", "right"))
-            return all(self._integer(side) for side in sides)
+            return self.facts.is_integer_type(self.tree.text(field(node, "type")))
         if kind == "call_expression":
             return self._integer_call(node)
-        return False
+        if (
+            kind in _LITERALS
+            or (kind == "binary_expression" and part(node, "operator").type in _BITS | _LOGIC)
+            or self.tree.text(field(node, "field")) in self.facts.integers
+        ):
+            return True
+        parts = _INTEGER_PARTS.get(kind, ())
+        return bool(parts) and all(self._integer(field(node, name)) for name in parts)
 
     def _integer_call(self, node: Node) -> bool:
-        function, name = node.child_by_field_name("function"), callee(self.tree, node)
-        if function is None:
-            return False
+        function, name = part(node, "function"), callee(self.tree, node)
         if self.facts.is_integer_type(self.tree.text(function)) or name in _OF_INTEGERS:
             return True
         if name == "static_cast" and function.type == "template_function":
-            types = function.child_by_field_name("arguments")
-            return types is not None and self.facts.is_integer_type(self.tree.text(types))
+            return self.facts.is_integer_type(self.tree.text(field(function, "arguments")))
         if name in _PASS_ON or name.startswith(("simd_", "quad_")):
             arguments = call_arguments(node)
             return bool(arguments) and all(self._integer(a) for a in arguments)

@@ -17,19 +17,20 @@ library name can clash with it.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..dtypes import Dtype
 from ..errors import DialectError
-from ..kernel import Kernel
+from ..kernel import ATTRIBUTES, Kernel
 from ..spec import Spec
-from . import ENTRY
+from . import ENTRY, described, template_value
 from . import NotSplittable as NotSplittable
 from .dialect import SYNC, THREADGROUP_BARRIERS
 from .macros import expand
-from .rewrite import Rewritten, rewrite, with_callers
+from .rewrite import WORD, Rewritten, rewrite, with_callers
 
 if TYPE_CHECKING:
     from .syntax import Tree
@@ -60,13 +61,12 @@ class Prepared:
         """The header, parsed once for all who read it."""
         from .syntax import Tree
 
-        return Tree(self.text.header, body=False)
+        return Tree(self.text.header + "\n", body=False)  # a directive ends with its line
 
     @property
     def scalars(self) -> tuple[str, ...]:
         """The inputs that have no dims."""
-        pairs = zip(self.kernel.input_names, self.spec.inputs, strict=True)
-        return tuple([name for name, input_ in pairs if input_.ndim == 0])
+        return tuple(name for name, input_, _ in described(self.spec) if input_.ndim == 0)
 
     @property
     def synchronises(self) -> bool:
@@ -103,6 +103,9 @@ class Prepared:
         return expand(self.text.header, self.text.source, kernel=self.kernel.name)
 
 
+_OPERATORS = re.compile(r"\*|<<|>>")
+
+
 def prepare(spec: Spec) -> Prepared:
     """Rewrite a spec's text.
 
@@ -114,61 +117,27 @@ def prepare(spec: Spec) -> Prepared:
     if text.words & {"struct", "class", "union"} and _VECTOR.search(" ".join(text.words)):
         from .syntax import align_members
 
-        text = replace(
-            text,
-            header=align_members(text.header, body=False),
-            source=align_members(text.source, body=True),
-        )
+        text = _changed(text, align_members)
     if any("?" in code and "<" in code for code in (text.header, text.source)):
-        from ..kernel import ATTRIBUTES
         from .syntax import plain_comparisons
 
         names = {*ATTRIBUTES, *spec.kernel.input_names, *spec.kernel.output_names}
-        text = replace(
-            text,
-            header=plain_comparisons(text.header, body=False, variables=names),
-            source=plain_comparisons(text.source, body=True, variables=names),
-        )
+        text = _changed(text, partial(plain_comparisons, variables=names))
     if _class_types(spec, text):
         from .syntax import convert_conditionals
 
-        text = replace(
-            text,
-            header=convert_conditionals(text.header, body=False),
-            source=convert_conditionals(text.source, body=True),
-        )
-    return Prepared(spec, _with_operators(spec, text))
+        text = _changed(text, convert_conditionals)
+    if _OPERATORS.search(text.header) or _OPERATORS.search(text.source):
+        from .arithmetic import write_operators
+
+        text = write_operators(spec, text)
+    return Prepared(spec, text)
 
 
-_OPERATORS = re.compile(r"\*|<<|>>")
-
-
-def _with_operators(spec: Spec, text: Rewritten) -> Rewritten:
-    """The text with products that are summed, and shifts, as Metal means them."""
-    if not _OPERATORS.search(text.header) and not _OPERATORS.search(text.source):
-        return text
-    from .arithmetic import Text, write_operators
-
-    kernel = spec.kernel
-    dtypes = dict(zip(kernel.input_names, (i.dtype for i in spec.inputs), strict=True))
-    dtypes |= zip(kernel.output_names, spec.outputs, strict=True)
-    numbers = {name for name, value in spec.template if not isinstance(value, Dtype)}
-    integers = {name for name, dtype in dtypes.items() if dtype.kind in "biu"} | numbers
-    integers |= {f"{name}_{word}" for name in kernel.input_names for word in _DESCRIBED}
-    header, source = write_operators(
-        (Text(text.header, False, text.marks[0]), Text(text.source, True, text.marks[1])),
-        names={*dtypes, *integers},
-        integers=integers,
-        constants=numbers,
-        types={n for n, v in spec.template if isinstance(v, Dtype) and v.kind in "biu"},
-    )
+def _changed(text: Rewritten, change: Callable[..., str]) -> Rewritten:
+    """The texts with a change that is made of header and body."""
+    header, source = change(text.header, body=False), change(text.source, body=True)
     return replace(text, header=header, source=source)
-
-
-_DESCRIBED = ("shape", "strides", "ndim")
-
-
-_WORD = re.compile(r"[A-Za-z_]\w*")
 
 
 def _refuse_initialisers(spec: Spec, text: Rewritten) -> None:
@@ -182,20 +151,14 @@ def _refuse_initialisers(spec: Spec, text: Rewritten) -> None:
         if node.type != "declaration" or "thread_local" not in tree.text(node).split("=")[0]:
             continue
         for d in declarators(node):
-            if d.type != "init_declarator" or "pointer_declarator" in declarator_shape(d):
-                continue
-            if "reference_declarator" in declarator_shape(d):
-                continue
-            line = node.start_point[0] + 1
-            raise DialectError(
-                f"kernel {spec.kernel.name!r}, source line {line}: threadgroup memory cannot be "
-                "initialised where it is declared; let its threads write it, then call "
-                "threadgroup_barrier(mem_flags::mem_threadgroup).",
-                kernel=spec.kernel.name,
-                where="source",
-                line=line,
-                construct="threadgroup",
-            )
+            points = {"pointer_declarator", "reference_declarator"} & {*declarator_shape(d)}
+            if d.type == "init_declarator" and not points:
+                line = node.start_point[0] + 1
+                problem = (
+                    "threadgroup memory cannot be initialised where it is declared; let its "
+                    "threads write it, then call threadgroup_barrier(mem_flags::mem_threadgroup)."
+                )
+                raise DialectError.at(spec.kernel.name, "source", line, "threadgroup", problem)
 
 
 _VECTOR = re.compile(r"\b(?:vec|[a-z]+[234])\b")
@@ -214,29 +177,31 @@ def _class_types(spec: Spec, text: Rewritten) -> bool:
 
 def parameters(spec: Spec) -> list[Parameter]:
     """The kernel function's parameters, inputs with their shape arguments first, then outputs."""
-    kernel = spec.kernel
     declared: list[Parameter] = []
-    for i, (name, input_) in enumerate(zip(kernel.input_names, spec.inputs, strict=True)):
+    for i, (name, input_, parts) in enumerate(described(spec)):
         ctype = input_.dtype.metal
         pointer = f"static_cast<const {ctype}*>(fr_l->buffers[{i}])"
         if input_.ndim == 0:
             declared.append(Parameter(f"const {ctype}&", name, f"*{pointer}", scalar=True))
-            continue
-        declared.append(Parameter(f"const {ctype}*", name, pointer))
-        shape, strides, ndim = kernel.wants(name)
-        if shape:
-            declared.append(Parameter("const int*", f"{name}_shape", f"fr_l->shapes[{i}]"))
-        if strides:
-            declared.append(Parameter("const int64_t*", f"{name}_strides", f"fr_l->strides[{i}]"))
-        if ndim:
-            declared.append(
-                Parameter("const int&", f"{name}_ndim", f"fr_l->ndims[{i}]", scalar=True)
-            )
-    for j, (name, dtype) in enumerate(zip(kernel.output_names, spec.outputs, strict=True)):
-        ctype = f"atomic<{dtype.metal}>" if kernel.atomic_outputs else dtype.metal
-        i = len(spec.inputs) + j
+        else:
+            declared.append(Parameter(f"const {ctype}*", name, pointer))
+        for part in parts:
+            kind, table = _PARTS[part]
+            scalar = part == "ndim"
+            declared.append(Parameter(kind, f"{name}_{part}", f"fr_l->{table}[{i}]", scalar))
+    outputs = zip(spec.kernel.output_names, spec.outputs, strict=True)
+    for i, (name, dtype) in enumerate(outputs, len(spec.inputs)):
+        ctype = f"atomic<{dtype.metal}>" if spec.kernel.atomic_outputs else dtype.metal
         declared.append(Parameter(f"{ctype}*", name, f"static_cast<{ctype}*>(fr_l->buffers[{i}])"))
     return declared
+
+
+# The type of what describes an input, and the table of `fr::launch` that has it.
+_PARTS = {
+    "shape": ("const int*", "shapes"),
+    "strides": ("const int64_t*", "strides"),
+    "ndim": ("const int&", "ndims"),
+}
 
 
 def template_head(spec: Spec) -> str:
@@ -256,15 +221,6 @@ def template_values(spec: Spec) -> str:
     if not spec.template:
         return ""
     return f"<{', '.join(template_value(v) for _, v in spec.template)}>"
-
-
-def template_value(value: object) -> str:
-    """A template argument as C++."""
-    if isinstance(value, Dtype):
-        return value.metal
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return "(-2147483647 - 1)" if value == -(1 << 31) else str(value)
 
 
 # What each attribute is, for a thread with index `fr_i` and position `fr_p` in the group `fr_g`.
@@ -298,15 +254,11 @@ _PER_LAUNCH: dict[str, str] = {
 
 def used_attributes(p: Prepared) -> list[str]:
     """The attributes that the body's code names (comments apart)."""
-    from ..kernel import ATTRIBUTES
-
     return [a for a in ATTRIBUTES if a in p.text.words]
 
 
 def attribute(name: str) -> str:
     """The declaration of an attribute's variable."""
-    from ..kernel import ATTRIBUTES
-
     value = PER_THREAD.get(name) or PER_GROUP.get(name) or _PER_LAUNCH[name]
     return f"const {ATTRIBUTES[name]} {name} = {value};"
 
@@ -341,12 +293,10 @@ def body(p: Prepared, text: str) -> str:
 def function_parameters(parameters_: list[Parameter]) -> str:
     """The parameter list of a kernel function, each name marked as the argument."""
 
-    def declaration(q: Parameter) -> str:
-        if q.scalar:
-            return f"{q.type} fr_a_{q.name}"
-        return f"{q.type} __restrict__ fr_a_{q.name}"
-
-    return ", ".join(declaration(q) for q in parameters_)
+    declarations = (
+        f"{q.type}{'' if q.scalar else ' __restrict__'} fr_a_{q.name}" for q in parameters_
+    )
+    return ", ".join(declarations)
 
 
 def comma(params: list[Parameter]) -> str:
@@ -398,14 +348,14 @@ def _synchronising(p: Prepared) -> tuple[set[str], set[str]]:
     if not p.text.header_words & SYNC:
         return set(), set(p.text.synchronising_macros)
     tree = p.header
-    calls = {name: set(_WORD.findall(text)) for name, text in p.text.macros.items()}
+    calls = {name: set(WORD.findall(text)) for name, text in p.text.macros.items()}
     macros, definitions = set(calls), function_definitions(tree)
     operators = {enclosing_struct(tree, n) for name, n in definitions if "operator" in name}
     visible = SYNC | macros | operators  # their names say it, whatever stands around
     for name, node in definitions:
         called = {callee(tree, n) for n in walk(node) if n.type == "call_expression"}
         called = {re.split(r"\.|->", c)[-1] for c in called}
-        called |= visible & set(_WORD.findall(tree.text(node)))
+        called |= visible & set(WORD.findall(tree.text(node)))
         for user in {name, enclosing_struct(tree, node)} if "operator" in name else {name}:
             calls[user] = calls.get(user, set()) | called
     direct = {name for name, called in calls.items() if called & SYNC}

@@ -5,10 +5,13 @@ Comments become white space of the same number of lines, so that line numbers st
 
 from __future__ import annotations
 
+import itertools
 import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ..errors import DialectError
+from ..kernel import Kernel
 
 _TOKEN = re.compile(
     r"""(?P<space>(?:[ \t\r\f\v]|\\\r?\n)+)
@@ -25,7 +28,10 @@ _TOKEN = re.compile(
     re.VERBOSE | re.DOTALL,
 )
 
-_DIRECTIVE = re.compile(r"#[ \t]*([a-z]*)")
+ANGLES = {"<": 1, ">": -1, ">>": -2}
+OPEN, CLOSE = ("(", "[", "{"), (")", "]", "}")
+# Of these the rest is code.
+_MACRO_DIRECTIVE = re.compile(r"#[ \t]*(?:define|if|elif)(?![a-z])")
 _WHOLE_DIRECTIVE = re.compile(r"#(?:[^\n\\]|\\.|\\\n)*?(?=//|/\*|\n|$)", re.DOTALL)
 
 
@@ -55,6 +61,18 @@ class Token:
         return self.kind in ("space", "newline")
 
 
+def header_and_source(kernel: Kernel) -> tuple[list[Token], list[Token]]:
+    """The tokens of a kernel's texts.
+
+    Raises:
+        DialectError: as `tokens` does.
+    """
+    return (
+        tokens(kernel.header, kernel=kernel.name, where="header"),
+        tokens(kernel.source, kernel=kernel.name, where="source"),
+    )
+
+
 def tokens(text: str, *, kernel: str, where: str) -> list[Token]:
     """The tokens of ``text``.
 
@@ -74,62 +92,66 @@ def tokens(text: str, *, kernel: str, where: str) -> list[Token]:
             raise ValueError(f"no token at {position} of {where}")
         kind, value = match.lastgroup, match.group()
         if kind == "open_comment":
-            raise DialectError(
-                f"kernel {kernel!r}, {where} line {line}: this comment is never closed; add */.",
-                kernel=kernel,
-                where=where,
-                line=line,
-                construct="/*",
+            problem = "this comment is never closed; add */."
+            raise DialectError.at(kernel, where, line, "/*", problem)
+        if line_start and _ODD_DIRECTIVE.match(text, position) is not None:
+            problem = (
+                "a directive begins with %: or has a comment or the end of a line inside its name, "
+                "which is not supported; write #name on one line."
             )
-        if line_start and (_ODD_DIRECTIVE.match(text, position) is not None):
-            raise DialectError(
-                f"kernel {kernel!r}, {where} line {line}: a directive begins with %: or has a "
-                "comment or the end of a line inside its name, which is not supported; write "
-                "#name on one line.",
-                kernel=kernel,
-                where=where,
-                line=line,
-                construct="#",
-            )
-        if kind == "op" and value == "#" and line_start:
-            value, kind = _directive(text, position)
-            position += len(value)
-            if kind == "define":
-                code.append(Token("op", value, line, True))
-                macro = True
-            else:
-                code.append(Token("directive", value, line))
-            line += value.count("\n")
-            line_start = False
-            continue
-        position = match.end()
+            raise DialectError.at(kernel, where, line, "#", problem)
+        if line_start and kind == "op" and value == "#":
+            value = _directive(text, position)
+            macro = _MACRO_DIRECTIVE.fullmatch(value) is not None
+            kind = "op" if macro else "directive"
+        position += len(value)
         lines = value.count("\n")
         if kind in ("comment", "line_comment"):
             # Inside a directive a comment is one space; its lines are made up for at the end.
             owed_lines += lines if macro else 0
-            code.append(Token("space", " " if macro else ("\n" * lines) or " ", line, macro))
+            kind, value = "space", " " if macro else ("\n" * lines) or " "
         elif kind == "newline":
-            code.append(Token("newline", "\n" * (1 + owed_lines), line))
-            line_start, macro, owed_lines = True, False, 0
-        elif kind == "space":
-            code.append(Token("space", value, line, macro))
-        else:
-            code.append(Token(kind, value, line, macro))
-            line_start = False
+            value = "\n" * (1 + owed_lines)
+            macro, owed_lines = False, 0
+        if kind != "space":
+            line_start = kind == "newline"
+        code.append(Token(kind, value, line, macro))
         line += lines
     return code
 
 
-def _directive(text: str, start: int) -> tuple[str, str]:
-    """The directive at ``start``, and ``"define"`` where its rest is to be read as tokens.
+def _directive(text: str, start: int) -> str:
+    """The directive at ``start``; of a ``#define`` or ``#if`` the word alone."""
+    word = _MACRO_DIRECTIVE.match(text, start)
+    whole = word or _WHOLE_DIRECTIVE.match(text, start)
+    return whole.group() if whole else "#"
 
-    Of a ``#define`` or ``#if`` only the word itself is returned: what follows is code.
-    """
-    word = _DIRECTIVE.match(text, start)
-    if word is not None and word.group(1) in ("define", "if", "elif"):
-        return word.group(), "define"
-    whole = _WHOLE_DIRECTIVE.match(text, start)
-    return whole.group() if whole else "#", "directive"
+
+def solid(code: Iterable[Token]) -> list[Token]:
+    """The tokens that are no white space."""
+    return [token for token in code if not token.blank]
+
+
+def text_at(code: Sequence[Token], i: int) -> str:
+    """The text of a token; none outside of the code."""
+    return code[i].text if 0 <= i < len(code) else ""
+
+
+def partner(code: Sequence[Token], i: int) -> int:
+    """The bracket that closes the one at i, of the same macro or of none; -1 where none does."""
+    depth = 0
+    for j in range(i, len(code)):
+        if code[j].kind == "op" and code[j].macro == code[i].macro:
+            depth += (code[j].text in OPEN) - (code[j].text in CLOSE)
+            if depth == 0:
+                return j
+    return -1
+
+
+def defined(code: Sequence[Token]) -> list[str]:
+    """The names of the macros that a text defines, as often as it does."""
+    pairs = itertools.pairwise(solid(code))
+    return [b.text for a, b in pairs if a.macro and re.fullmatch(r"#[ \t]*define", a.text)]
 
 
 def join(code: list[Token]) -> str:

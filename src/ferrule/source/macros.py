@@ -6,14 +6,12 @@ body that depends on it is not split.
 
 from __future__ import annotations
 
-import itertools
-import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import dataclass
 
 from . import NotSplittable
-from .lexer import Token, join, tokens
+from .lexer import CLOSE, OPEN, Token, defined, join, tokens
 
 _OPERATORS = frozenset({"*", "+", "-", "<<", ">>"})
 _CONDITIONALS = ("#if", "#ifdef", "#ifndef", "#elif", "#else", "#endif")
@@ -21,10 +19,32 @@ _CONDITIONALS = ("#if", "#ifdef", "#ifndef", "#elif", "#else", "#endif")
 
 @dataclass
 class _Macro:
+    """A macro.
+
+    Attributes:
+        parameters: None of one that is not function-like.
+        conditional: it is defined inside an #if.
+    """
+
     name: str
-    parameters: list[str] | None  # None: not a function-like macro
+    parameters: list[str] | None
     body: list[Token]
-    conditional: bool  # defined inside an #if
+    conditional: bool
+
+    @property
+    def words(self) -> set[str]:
+        """What its text is made of."""
+        return {t.text for t in self.body}
+
+    @property
+    def pastes(self) -> bool:
+        """Whether it pastes tokens, or takes any number of arguments."""
+        return bool({"#", "##"} & self.words) or "..." in (self.parameters or [])
+
+    @property
+    def plain(self) -> bool:
+        """Whether it means one thing wherever it is used, and pastes nothing."""
+        return not (self.pastes or self.conditional)
 
 
 def expand(header: str, source: str, *, kernel: str) -> str:
@@ -37,9 +57,9 @@ def expand(header: str, source: str, *, kernel: str) -> str:
         NotSplittable: the body has conditional compilation, or uses a macro that depends on it,
             pastes tokens or takes any number of arguments.
     """
-    macros: dict[str, _Macro] = {}
-    _expand_tokens(tokens(header, kernel=kernel, where="header"), macros, emit=False)
-    return join(_expand_tokens(tokens(source, kernel=kernel, where="source"), macros, emit=True))
+    expansion = _Expansion()
+    expansion.of(tokens(header, kernel=kernel, where="header"), emit=False)
+    return join(expansion.of(tokens(source, kernel=kernel, where="source")))
 
 
 def expand_spaces(header: list[Token], source: list[Token]) -> tuple[list[Token], list[Token]]:
@@ -49,24 +69,15 @@ def expand_spaces(header: list[Token], source: list[Token]) -> tuple[list[Token]
     """
     if not any(t.macro and t.text == "threadgroup" for t in (*header, *source)):
         return header, source
-    macros: dict[str, _Macro] = {}
-    defined = Counter(
-        b.text
-        for code in (header, source)
-        for a, b in itertools.pairwise([t for t in code if not t.blank])
-        if re.fullmatch(r"#[ \t]*define", a.text)
-    )
+    times = Counter([*defined(header), *defined(source)])
 
-    def names_space(macro: _Macro) -> bool:
-        if defined[macro.name] == 1:
+    def names_space(macro: _Macro, others: Set[str]) -> bool:
+        if times[macro.name] == 1:
             macro.conditional = False  # where it is used, there is no other
-        words = {t.text for t in macro.body}
-        return _plain(macro) and bool(words & ({"threadgroup"} | set(macros)))
+        return macro.plain and not macro.words.isdisjoint({"threadgroup"} | others)
 
-    return (
-        _expand_tokens(header, macros, emit=True, only=names_space),
-        _expand_tokens(source, macros, emit=True, only=names_space),
-    )
+    expansion = _Expansion(names_space)
+    return expansion.of(header), expansion.of(source)
 
 
 def expand_expressions(header: list[Token], source: list[Token]) -> tuple[list[Token], list[Token]]:
@@ -77,166 +88,146 @@ def expand_expressions(header: list[Token], source: list[Token]) -> tuple[list[T
     """
     if not any(t.macro for t in (*header, *source)):
         return header, source
-    macros: dict[str, _Macro] = {}
 
-    def computes(macro: _Macro) -> bool:
-        words = {t.text for t in macro.body}
+    def computes(macro: _Macro, others: Set[str]) -> bool:
         calls = macro.parameters is not None
-        return _plain(macro) and (calls or bool(words & (_OPERATORS | set(macros))))
+        return macro.plain and (calls or not macro.words.isdisjoint(_OPERATORS | others))
 
+    expansion = _Expansion(computes, keep=True)
     try:
-        return (
-            _expand_tokens(header, macros, emit=True, only=computes, keep=True),
-            _expand_tokens(source, macros, emit=True, only=computes, keep=True),
-        )
+        return expansion.of(header), expansion.of(source)
     except NotSplittable:  # a call with the wrong number of arguments, which the compiler tells
         return header, source
 
 
-def _plain(macro: _Macro) -> bool:
-    """Whether a macro means one thing wherever it is used, and pastes nothing."""
-    pastes = any(t.text in ("#", "##") for t in macro.body)
-    return not (pastes or macro.conditional or "..." in (macro.parameters or []))
+class _Expansion:
+    """Expands the macros of some texts, one after the other.
 
-
-def _expand_tokens(
-    code: list[Token],
-    macros: dict[str, _Macro],
-    *,
-    emit: bool,
-    only: Callable[[_Macro], bool] | None = None,
-    keep: bool = False,
-) -> list[Token]:
-    """Expand macros; with `only`, those that it chooses, and the rest stays as it is.
-
-    With `keep`, also the definitions of those stay.
+    Args:
+        only: tells the macros that are expanded, given the names of all, where the rest is to stay
+            as it is.
+        keep: whether the definitions of those stay, too.
     """
-    expanded: list[Token] = []
-    depth = 0  # of #if
-    i = 0
-    while i < len(code):
-        token = code[i]
-        word = token.text.replace(" ", "").replace("\t", "")
-        if token.kind == "directive" or (token.kind == "op" and word.startswith("#")):
-            line = [token]
-            while i + 1 < len(code) and code[i + 1].kind != "newline" and code[i + 1].macro:
-                i += 1
-                line.append(code[i])
-            i += 1
-            if word.startswith(_CONDITIONALS):
-                if emit and only is None:
-                    raise NotSplittable("the body has an #if")
-                depth += word.startswith("#if") - word.startswith("#endif")
-            elif word == "#define":
-                defined = _define(line[1:], macros, depth > 0)
-                if defined is not None and only is not None:
-                    if only(defined):
-                        if not keep:
-                            lines = sum(t.text.count("\n") for t in line)
-                            line = [Token("space", "\n" * lines, token.line)]
-                    else:
-                        del macros[defined.name]
-            elif word.startswith("#undef"):
-                macros.pop(token.text.split()[-1], None)
-            if only is not None or (emit and word == "#define" and len(line) == 1):
-                expanded += line
-            elif emit and word.startswith(("#pragma", "#error", "#warning")):
+
+    def __init__(
+        self, only: Callable[[_Macro, Set[str]], bool] | None = None, keep: bool = False
+    ) -> None:
+        self.only, self.keep = only, keep
+        self.macros: dict[str, _Macro] = {}
+
+    def of(self, code: list[Token], emit: bool = True) -> list[Token]:
+        """A text with its macros expanded.
+
+        Args:
+            emit: whether it is; else its macros are learnt alone.
+        """
+        expanded: list[Token] = []
+        depth = 0  # of #if
+        i = 0
+        while i < len(code):
+            token = code[i]
+            word = token.text.replace(" ", "").replace("\t", "")
+            if token.kind == "directive" or (token.kind == "op" and word.startswith("#")):
+                begin, i = i, i + 1
+                while i < len(code) and code[i].kind != "newline" and code[i].macro:
+                    i += 1
+                if word.startswith(_CONDITIONALS):
+                    if emit and self.only is None:
+                        raise NotSplittable("the body has an #if")
+                    depth += word.startswith("#if") - word.startswith("#endif")
+                expanded += self._directive(code[begin:i], word, depth > 0)
+            elif emit and token.kind == "word" and token.text in self.macros:
+                expansion, i = self._use(code, i, frozenset())
+                expanded += expansion
+            else:
                 expanded.append(token)
-            elif emit:
-                expanded.append(
-                    Token("space", "\n" * sum(t.text.count("\n") for t in line), token.line)
-                )
-            continue
-        if emit and token.kind == "word" and token.text in macros:
-            expansion, i = _expand_use(code, i, macros, frozenset())
-            expanded += expansion
-            continue
-        expanded.append(token)
-        i += 1
-    return expanded
+                i += 1
+        return expanded
 
+    def _directive(self, line: list[Token], word: str, conditional: bool) -> list[Token]:
+        """What stays of a directive."""
+        lines = Token("space", "\n" * sum(t.text.count("\n") for t in line), line[0].line)
+        macro = self._define(line[1:], conditional) if word == "#define" else None
+        if word.startswith("#undef"):
+            self.macros.pop(line[0].text.split()[-1], None)
+        if self.only is None:
+            if word == "#define":
+                return [lines] if len(line) > 1 else line
+            return line[:1] if word.startswith(("#pragma", "#error", "#warning")) else [lines]
+        if macro is not None and not self.only(macro, self.macros.keys()):
+            del self.macros[macro.name]
+        elif macro is not None and not self.keep:
+            return [lines]
+        return line
 
-def _define(line: list[Token], macros: dict[str, _Macro], conditional: bool) -> _Macro | None:
-    i = 0
-    while i < len(line) and line[i].blank:
-        i += 1
-    if i == len(line):
-        return None
-    name = line[i].text
-    i += 1
-    parameters: list[str] | None = None
-    if i < len(line) and line[i].text == "(":  # no white space before it
-        end = next((j for j in range(i, len(line)) if line[j].text == ")"), len(line) - 1)
-        parameters = [t.text for t in line[i + 1 : end] if t.kind == "word" or t.text == "..."]
-        i = end + 1
-    body = [t for t in line[i:] if t.kind != "newline"]
-    while body and body[0].blank:
-        body.pop(0)
-    macros[name] = _Macro(name, parameters, body, conditional)
-    return macros[name]
+    def _define(self, line: list[Token], conditional: bool) -> _Macro | None:
+        i = next((i for i, token in enumerate(line) if not token.blank), None)
+        if i is None:
+            return None
+        name, i = line[i].text, i + 1
+        parameters: list[str] | None = None
+        if i < len(line) and line[i].text == "(":  # no white space before it
+            end = next((j for j in range(i, len(line)) if line[j].text == ")"), len(line) - 1)
+            parameters = [t.text for t in line[i + 1 : end] if t.kind == "word" or t.text == "..."]
+            i = end + 1
+        while i < len(line) and line[i].blank:
+            i += 1
+        self.macros[name] = _Macro(name, parameters, line[i:], conditional)
+        return self.macros[name]
 
-
-def _expand_use(
-    code: list[Token], i: int, macros: dict[str, _Macro], inside: frozenset[str]
-) -> tuple[list[Token], int]:
-    """The expansion of the macro at ``code[i]``, and the index of the token behind its use."""
-    token = code[i]
-    macro = macros[token.text]
-    if macro.conditional:
-        raise NotSplittable(f"the macro {macro.name} depends on an #if")
-    if macro.parameters is None:
-        return _rescan(macro.body, token.line, macros, inside | {macro.name}), i + 1
-    j = i + 1
-    while j < len(code) and code[j].blank:
-        j += 1
-    if j == len(code) or code[j].text != "(":
-        return [token], i + 1  # a function-like macro's name alone means nothing
-    if any(t.text in ("#", "##") for t in macro.body) or "..." in macro.parameters:
-        raise NotSplittable(f"the macro {macro.name} pastes tokens")
-    argument_tokens: list[list[Token]] = [[]]
-    depth, lines = 0, 0
-    while j < len(code):
-        text = code[j].text
-        lines += text.count("\n")
-        if text in ("(", "[", "{"):
-            depth += 1
-        elif text in (")", "]", "}"):
-            depth -= 1
-            if depth == 0:
+    def _use(self, code: list[Token], i: int, inside: frozenset[str]) -> tuple[list[Token], int]:
+        """The expansion of the macro at ``code[i]``, and the index of the token behind its use."""
+        token = code[i]
+        macro = self.macros[token.text]
+        if macro.conditional:
+            raise NotSplittable(f"the macro {macro.name} depends on an #if")
+        if macro.parameters is None:
+            return self._rescan(macro.body, token.line, inside | {macro.name}), i + 1
+        j = i + 1
+        while j < len(code) and code[j].blank:
+            j += 1
+        if j == len(code) or code[j].text != "(":
+            return [token], i + 1  # a function-like macro's name alone means nothing
+        if macro.pastes:
+            raise NotSplittable(f"the macro {macro.name} pastes tokens")
+        argument_tokens: list[list[Token]] = [[]]
+        depth, lines = 0, 0
+        while j < len(code):
+            text = code[j].text
+            lines += text.count("\n")
+            depth += (text in OPEN) - (text in CLOSE)
+            if text in CLOSE and depth == 0:
                 break
-        if text == "," and depth == 1:
-            argument_tokens.append([])
-        elif depth > 1 or text != "(" or argument_tokens[0]:
-            argument_tokens[-1].append(code[j])
-        j += 1
-    if len(argument_tokens) != max(1, len(macro.parameters)):
-        raise NotSplittable(f"the macro {macro.name} gets {len(argument_tokens)} arguments")
-    arguments = dict(zip(macro.parameters, argument_tokens, strict=False))
-    body: list[Token] = []
-    for t in macro.body:
-        if t.kind == "word" and t.text in arguments:
-            body += _rescan(arguments[t.text], token.line, macros, inside)
-        else:
-            body.append(t)
-    expansion = _rescan(body, token.line, macros, inside | {macro.name})
-    expansion.append(Token("space", "\n" * lines or " ", token.line))
-    return expansion, j + 1
+            if text == "," and depth == 1:
+                argument_tokens.append([])
+            elif depth > 1 or text != "(" or argument_tokens[0]:
+                argument_tokens[-1].append(code[j])
+            j += 1
+        if len(argument_tokens) != max(1, len(macro.parameters)):
+            raise NotSplittable(f"the macro {macro.name} gets {len(argument_tokens)} arguments")
+        arguments = dict(zip(macro.parameters, argument_tokens, strict=False))
+        body: list[Token] = []
+        for t in macro.body:
+            if t.kind == "word" and t.text in arguments:
+                body += self._rescan(arguments[t.text], token.line, inside)
+            else:
+                body.append(t)
+        expansion = self._rescan(body, token.line, inside | {macro.name})
+        expansion.append(Token("space", "\n" * lines or " ", token.line))
+        return expansion, j + 1
 
-
-def _rescan(
-    body: list[Token], line: int, macros: dict[str, _Macro], inside: frozenset[str]
-) -> list[Token]:
-    """Expand the macros in a macro's replacement, but not those being expanded."""
-    expanded = [Token("space", " ", line)]
-    i = 0
-    while i < len(body):
-        token = body[i]
-        if token.kind == "word" and token.text in macros and token.text not in inside:
-            expansion, i = _expand_use(body, i, macros, inside)
-            expanded += expansion
-            continue
-        # Lines inside an argument are made up for after the call.
-        expanded.append(Token(token.kind, " " if token.blank else token.text, line))
-        i += 1
-    expanded.append(Token("space", " ", line))
-    return expanded
+    def _rescan(self, body: list[Token], line: int, inside: frozenset[str]) -> list[Token]:
+        """Expand the macros in a macro's replacement, but not those being expanded."""
+        expanded = [Token("space", " ", line)]
+        i = 0
+        while i < len(body):
+            token = body[i]
+            if token.kind == "word" and token.text in self.macros and token.text not in inside:
+                expansion, i = self._use(body, i, inside)
+                expanded += expansion
+                continue
+            # Lines inside an argument are made up for after the call.
+            expanded.append(Token(token.kind, " " if token.blank else token.text, line))
+            i += 1
+        expanded.append(Token("space", " ", line))
+        return expanded

@@ -8,11 +8,10 @@ from collections.abc import Set
 
 from ..errors import DialectError
 from .dialect import CUDA_WORDS
-from .lexer import Token
+from .lexer import ANGLES, CLOSE, OPEN, Token, solid, text_at
 
 DEFINE = re.compile(r"^[ \t]*#[ \t]*define[ \t]+(\w+(?=\W|$))(?:\([^)]*\))?(.*)$", re.MULTILINE)
 NO_TYPES = ("return", "else", "case", "const", "constexpr", "typename", "do")
-_PARTNERS = {"(": ")", "[": "]", "{": "}", ")": "(", "]": "[", "}": "{"}
 
 
 def hidden_memory(code: list[Token]) -> set[str]:
@@ -27,13 +26,11 @@ def hidden_memory(code: list[Token]) -> set[str]:
 
 def redefined_cuda_words(code: list[Token]) -> set[str]:
     """CUDA's words that a text declares itself, or defines as macros."""
-    solid = [t for t in code if not t.blank]
+    parts = solid(code)
     names: set[str] = set()
-    for i, (before, token) in enumerate(itertools.pairwise(solid)):
-        if token.text not in CUDA_WORDS:
-            continue
-        after = solid[i + 2].text if i + 2 < len(solid) else ""
-        if (
+    for i, (before, token) in enumerate(itertools.pairwise(parts)):
+        after = text_at(parts, i + 2)
+        if token.text in CUDA_WORDS and (
             before.text.endswith("define")
             or (before.kind == "word" and before.text not in NO_TYPES)
             or (before.text in (">", "&", "*", ",") and after != ".")
@@ -54,38 +51,28 @@ class Checked:
         self.kernel = kernel
         self.where = where
         self.code = code
-        self.solid = [t for t in code if not t.blank]
+        self.solid = solid(code)
 
     def refuse(self, token: Token, construct: str, instead: str) -> DialectError:
         excerpt = token.text.strip()[:60]
         return self._error(token, f"{construct} is not supported (found {excerpt!r}); {instead}.")
 
     def _error(self, token: Token, message: str) -> DialectError:
-        return DialectError(
-            f"kernel {self.kernel!r}, {self.where} line {token.line}: {message}",
-            kernel=self.kernel,
-            where=self.where,
-            line=token.line,
-            construct=token.text,
-        )
+        return DialectError.at(self.kernel, self.where, token.line, token.text, message)
 
     def check_pairs(self) -> None:
         """Refuse a bracket without its partner: a compiler would speak of a much later line."""
         opened: list[Token] = []
         for token in self.solid:
-            if token.kind != "op" or token.macro or token.text not in _PARTNERS:
+            if token.kind != "op" or token.macro or token.text not in OPEN + CLOSE:
                 continue
-            if token.text in "([{":
+            if token.text in OPEN:
                 opened.append(token)
-                continue
-            if not opened:
+            elif not opened:
                 raise self._unpaired(token, f"nothing opened this {token.text!r}")
-            before = opened.pop()
-            if before.text != _PARTNERS[token.text]:
-                problem = (
-                    f"this {token.text!r} does not close the {before.text!r} of line {before.line}"
-                )
-                raise self._unpaired(token, problem)
+            elif (before := opened.pop()).text != OPEN[CLOSE.index(token.text)]:
+                closed = f"{before.text!r} of line {before.line}"
+                raise self._unpaired(token, f"this {token.text!r} does not close the {closed}")
         if opened:
             raise self._unpaired(opened[-1], f"this {opened[-1].text!r} is never closed")
 
@@ -133,31 +120,24 @@ class Checked:
                 )
 
     def _text_at(self, i: int) -> str:
-        return self.solid[i].text if 0 <= i < len(self.solid) else ""
+        return text_at(self.solid, i)
 
     def _declares_storage(self, i: int) -> bool:
         """Whether the ``threadgroup`` at ``i`` declares memory, not a pointer to it."""
         start = i
         while start > 0 and self._text_at(start - 1) not in (";", "{", "}", ")", "(", ":", ","):
             start -= 1
-        if self._text_at(start - 1) in ("(", ","):
-            return False  # a parameter or a cast
-        if self._text_at(start) in ("using", "typedef", "for"):
+        cast = self._text_at(start - 1) in ("(", ",")  # or a parameter
+        if cast or self._text_at(start) in ("using", "typedef", "for"):
             return False
-        j, angle, has_name = i + 1, 0, False
-        while j < len(self.solid):
-            text, kind = self._text_at(j), self.solid[j].kind
-            if text == "<":
-                angle += 1
-            elif text == ">":
-                angle -= 1
-            elif text == ">>":
-                angle -= 2
+        angle, has_name = 0, False
+        for token in (self.solid[j] for j in range(i + 1, len(self.solid))):
+            if token.text in ANGLES:
+                angle += ANGLES[token.text]
             elif angle == 0:
-                if text in ("*", "&", "&&", "(", ")"):
+                if token.text in ("*", "&", "&&", "(", ")"):
                     return False
-                if text in (";", "[", ",", "=", "{"):
+                if token.text in (";", "[", ",", "=", "{"):
                     return has_name
-                has_name = kind == "word"
-            j += 1
+                has_name = token.kind == "word"
         return False

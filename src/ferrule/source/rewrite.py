@@ -19,10 +19,10 @@ token by token, line by line:
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple
 
 from ..kernel import Kernel
@@ -37,7 +37,7 @@ from .dialect import (
     SPECIFIERS,
     SYNC,
 )
-from .lexer import Token, join, tokens
+from .lexer import Token, defined, header_and_source, join, partner, solid, text_at
 from .macros import expand_expressions, expand_spaces
 from .refusals import DEFINE, NO_TYPES, Checked, hidden_memory, redefined_cuda_words
 
@@ -45,7 +45,7 @@ _SWIZZLE = re.compile(r"[xyzw]{2,4}|[rgba]{1,4}|lo|hi|even|odd")
 _LANES = {letter: i for letters in ("xyzw", "rgba") for i, letter in enumerate(letters)}
 _ASSIGN = frozenset({"=", "+=", "-=", "*=", "/=", "%=", "&=", "|=", "^=", "<<=", ">>="})
 _FLOAT = re.compile(r"(?:[0-9']+\.[0-9']*|\.[0-9']+|[0-9']+(?=[eE]))(?:[eE][+-]?[0-9]+)?")
-_WORD = re.compile(r"[A-Za-z_]\w*")
+WORD = re.compile(r"[A-Za-z_]\w*")
 _CONTRACT = re.compile(r"\bfp\s+contract\s*\(\s*(off|on|fast)\s*\)|FP_CONTRACT\s+(OFF|ON|DEFAULT)")
 
 
@@ -91,7 +91,7 @@ class Rewritten:
         """Whether a pragma forbids somewhere that products and sums are fused."""
         return not all(mark.on for marks in self.marks for mark in marks)
 
-    @property
+    @cached_property
     def macros(self) -> dict[str, str]:
         """The macros of both texts: names and what they stand for."""
         definitions: dict[str, str] = {}
@@ -103,7 +103,7 @@ class Rewritten:
     @property
     def synchronising_macros(self) -> frozenset[str]:
         """The macros whose text synchronises, directly or through others."""
-        words = {name: set(_WORD.findall(text)) for name, text in self.macros.items()}
+        words = {name: set(WORD.findall(text)) for name, text in self.macros.items()}
         direct = {name for name, used in words.items() if used & SYNC}
         return frozenset(with_callers(direct, words))
 
@@ -121,14 +121,14 @@ def rewrite(kernel: Kernel) -> Rewritten:
     Raises:
         DialectError: the text uses something that ferrule refuses; names it and its line.
     """
-    header = tokens(kernel.header, kernel=kernel.name, where="header")
-    source = tokens(kernel.source, kernel=kernel.name, where="source")
+    header, source = header_and_source(kernel)
     sizes = len(join(header)), len(join(source))
     header, source = expand_expressions(*expand_spaces(header, source))
     _rename_macros(header + source)
     members = _members(header) | _members(source)
-    header_words = frozenset(t.text for t in header if t.kind == "word")
-    source_words = frozenset(t.text for t in source if t.kind == "word")
+    header_words, source_words = (
+        frozenset(t.text for t in code if t.kind == "word") for code in (header, source)
+    )
     marks: list[list[Mark]] = []
     notes: list[Note] = []
     hidden = hidden_memory(header) | hidden_memory(source)
@@ -149,13 +149,8 @@ def rewrite(kernel: Kernel) -> Rewritten:
 
 def _rename_macros(code: list[Token]) -> None:
     """Macros with names that the generated text uses get others."""
-    solid = [t for t in code if not t.blank]
-    clashing = {
-        b.text
-        for a, b in itertools.pairwise(solid)
-        if re.fullmatch(r"#[ \t]*define", a.text) and b.text in GENERATED
-    }
-    for token in solid if clashing else []:
+    clashing = GENERATED.intersection(defined(code))
+    for token in code if clashing else []:
         if token.kind == "word" and token.text in clashing:
             token.text = f"fr_m_{token.text}"
 
@@ -163,32 +158,25 @@ def _rename_macros(code: list[Token]) -> None:
 def _members(code: list[Token]) -> set[str]:
     """Names like swizzles that structs of this text declare as their own members."""
     members: set[str] = set()
-    solid = [t for t in code if not t.blank]
-    depth = 0
-    struct_depths: list[int] = []
+    parts = solid(code)
+    structs: list[bool] = []  # of each brace around, whether it is a struct's
     pending = False
-    for i, token in enumerate(solid):
+    for i, token in enumerate(parts):
         if token.text in ("struct", "class", "union"):
             pending = True
         elif token.text == "{":
-            depth += 1
-            if pending:
-                struct_depths.append(depth)
-                pending = False
+            structs.append(pending)
+            pending = False
         elif token.text == "}":
-            if struct_depths and struct_depths[-1] == depth:
-                struct_depths.pop()
-            depth -= 1
-        elif token.text in (";", "(", ")", ">") and pending:
+            del structs[-1:]
+        elif token.text in (";", "(", ")", ">"):
             pending = False
         elif (
-            struct_depths
-            and struct_depths[-1] == depth
+            any(structs[-1:])
             and token.kind == "word"
             and _SWIZZLE.fullmatch(token.text)
-            and i + 1 < len(solid)
-            and solid[i + 1].text in (";", ",", "=", "[", "{", ":")
-            and solid[i - 1].text not in (".", "->")
+            and text_at(parts, i + 1) in (";", ",", "=", "[", "{", ":")
+            and parts[i - 1].text not in (".", "->")
         ):
             members.add(token.text)
     return members
@@ -229,28 +217,23 @@ class _Rewriter(Checked):
 
     def _is_global(self, i: int) -> bool:
         """Whether the `::` at i begins a name."""
-        before = self.solid[i - 1] if i else None
-        if before is None:
-            return True
-        if before.kind == "word":
-            return before.text in NO_TYPES
-        return before.text not in (">", "]")
+        if i and self.solid[i - 1].kind == "word":
+            return self.solid[i - 1].text in NO_TYPES
+        return self._text_at(i - 1) not in (">", "]")
 
     # -- directives, attributes ------------------------------------------------------------------
 
     def _rewrite_directive(self, token: Token) -> None:
         text = token.text
         lines = "\n" * text.count("\n")
-        if re.match(_INCLUDE, text):
-            name = re.sub(_INCLUDE, "", text).strip()
+        if _INCLUDE.match(text):
+            name = _INCLUDE.sub("", text).strip()
             bare = name.strip('<>"')
-            if "tensor" in bare:
+            if "tensor" in bare or bare.startswith("MetalPerformancePrimitives"):
                 raise self.refuse(token, *REFUSED["mpp"])
             if name.startswith("<") and bare.startswith(METAL_HEADERS):
                 token.text = lines
                 return
-            if bare.startswith("MetalPerformancePrimitives"):
-                raise self.refuse(token, *REFUSED["mpp"])
             if bare.startswith("mlx/"):
                 raise self.refuse(
                     token,
@@ -277,29 +260,21 @@ class _Rewriter(Checked):
 
     def _remove_attributes(self) -> None:
         """Remove ``[[…]]``."""
-        solid = self.solid
+        kept: list[Token] = []
         i = 0
-        while i + 1 < len(solid):
-            if not (solid[i].text == "[" and solid[i + 1].text == "["):
+        while i < len(self.solid):
+            begins = self._text_at(i) == "[" == self._text_at(i + 1)
+            end = partner(self.solid, i) if begins else -1
+            if self._text_at(end - 1) != "]":  # also of a[[…]…]
+                kept.append(self.solid[i])
                 i += 1
                 continue
-            depth, j = 0, i
-            while j < len(solid):
-                depth += (solid[j].text == "[") - (solid[j].text == "]")
-                if depth == 0:
-                    break
-                j += 1
-            else:
-                return
-            if solid[j - 1].text != "]":  # a[[…]…]: no attribute
-                i += 2
-                continue
-            for token in solid[i : j + 1]:
+            for token in self.solid[i : end + 1]:
                 if token.text in REFUSED:
                     raise self.refuse(token, *REFUSED[token.text])
-                token.text, token.kind = "", "gone"
-            i = j + 1
-        self.solid = [t for t in solid if t.kind != "gone"]
+                token.text = ""
+            i = end + 1
+        self.solid = kept
 
     # -- words -----------------------------------------------------------------------------------
 
@@ -332,7 +307,7 @@ class _Rewriter(Checked):
         if word in ("asm", "__asm", "__asm__"):
             return True
         if word == "sampler":
-            return self.solid[i + 1].kind == "word" if i + 1 < len(self.solid) else False
+            return any(t.kind == "word" for t in self.solid[i + 1 : i + 2])
         return after in ("<", "(") or self.solid[min(i + 1, len(self.solid) - 1)].kind == "word"
 
     def _rewrite_address_space(self, i: int, token: Token, inside: bool) -> None:
@@ -365,9 +340,8 @@ class _Rewriter(Checked):
             token.text = ""
             return
         self._note_contraction(token, self._text_at(i + 2))
-        for j in range(i, min(i + 4, len(self.solid))):
-            self.solid[j].text = ""
-            self.solid[j].kind = "space"
+        for dropped in self.solid[i : i + 4]:
+            dropped.text, dropped.kind = "", "space"
 
     def _rewrite_member(self, i: int, token: Token) -> None:
         name, after = token.text, self._text_at(i + 1)

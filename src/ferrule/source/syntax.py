@@ -6,7 +6,7 @@ Imported only when a kernel is compiled: a kernel from the cache needs no parser
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Set
 from functools import lru_cache
 
 import tree_sitter_cpp
@@ -31,6 +31,10 @@ def _readable(data: bytes) -> bytes:
     return _CAST.sub(lambda m: _READS_AS[m.group(1)], data)
 
 
+# A range of bytes, and the text in its place.
+Edit = tuple[int, int, str]
+
+
 class Tree:
     """A parsed text.
 
@@ -46,25 +50,50 @@ class Tree:
         self.has_error = self.root.has_error
         self.block = self.root
         if body and self.root.child_count and self.root.children[0].type == "function_definition":
-            block = self.root.children[0].child_by_field_name("body")
-            if block is not None:
-                self.block = block
+            self.block = field(self.root.children[0], "body") or self.root
         self.is_body = body
 
-    def text(self, node: Node) -> str:
-        """The characters of a node."""
-        return self.data[node.start_byte : node.end_byte].decode()
+    def text(self, node: Node | None) -> str:
+        """The characters of a node; none of what is not there."""
+        return "" if node is None else self.data[node.start_byte : node.end_byte].decode()
 
-    def edited(self, edits: list[tuple[int, int, str]]) -> str:
-        """The text with ``[start, end)`` byte ranges replaced, without the function around it."""
+    def edited(self, edits: Iterable[Edit]) -> str:
+        """The text with edits, without the function around it."""
+        start = len(_BEFORE) if self.is_body else 0
+        return self.between(start, len(self.data) - (2 if self.is_body else 0), edits)
+
+    def between(self, start: int, end: int, edits: Iterable[Edit]) -> str:
+        """The text of a range of bytes with the edits in it, but for those inside of others."""
         out: list[bytes] = []
-        position = len(_BEFORE) if self.is_body else 0
-        for start, end, new in sorted(edits, key=lambda e: (e[0], e[1])):
-            out.append(self.data[position:start])
-            out.append(new.encode())
-            position = end
-        out.append(self.data[position : len(self.data) - (2 if self.is_body else 0)])
-        return b"".join(out).decode()
+        for first, last, new in sorted(edits, key=lambda edit: edit[:2]):
+            if start <= first and last <= end:
+                out += [self.data[start:first], new.encode()]
+                start = last
+        return b"".join([*out, self.data[start:end]]).decode()
+
+
+def field(node: Node | None, name: str) -> Node | None:
+    """A part that a node may have."""
+    return None if node is None else node.child_by_field_name(name)
+
+
+def part(node: Node, name: str) -> Node:
+    """A part that every node of its kind has, by the grammar."""
+    child = node.child_by_field_name(name)
+    if child is None:
+        raise ValueError(f"a {node.type} without its {name}")
+    return child
+
+
+def replaced(node: Node, text: str) -> Edit:
+    """A text in place of a node."""
+    return node.start_byte, node.end_byte, text
+
+
+def enclosed(first: Node, before: str, after: str, last: Node | None = None) -> list[Edit]:
+    """Texts before a node and after it, or after another one."""
+    start, end = first.start_byte, (last or first).end_byte
+    return [(start, start, before), (end, end, after)]
 
 
 OTHER_CODE = ("lambda_expression", "function_definition", "struct_specifier", "class_specifier")
@@ -88,18 +117,22 @@ def walk_code(node: Node) -> Iterator[Node]:
         waiting += [child for child in reversed(node.children) if child.type not in OTHER_CODE]
 
 
+def unbracketed(node: Node) -> Node:
+    """What stands in brackets, however many."""
+    while node.type == "parenthesized_expression" and node.named_child_count == 1:
+        node = node.named_children[0]
+    return node
+
+
 def callee(tree: Tree, call: Node) -> str:
     """The last name of what a call expression calls: ``simd_sum`` of ``metal::simd_sum(x)``."""
-    function = call.child_by_field_name("function")
-    if function is None:
-        return ""
-    text = tree.text(function)
-    return re.sub(r"<.*", "", text, flags=re.DOTALL).rsplit("::", 1)[-1].strip()
+    text = re.sub(r"<.*", "", tree.text(field(call, "function")), flags=re.DOTALL)
+    return text.rsplit("::", 1)[-1].strip()
 
 
 def call_arguments(call: Node) -> list[Node]:
     """The arguments of a call expression."""
-    node = call.child_by_field_name("arguments")
+    node = field(call, "arguments")
     return [] if node is None else [c for c in node.named_children if c.type != "comment"]
 
 
@@ -113,27 +146,15 @@ def plain_comparisons(text: str, *, body: bool, variables: Set[str]) -> str:
         if "<" not in text or "?" not in text:
             return text
         tree = Tree(text, body=body)
-        edits: list[tuple[int, int, str]] = []
+        edits: list[Edit] = []
         names = set(variables)
         for node in walk(tree.block):
             declared = declarators(node) if node.type == "declaration" else []
             names |= {tree.text(n) for n in map(declared_name, declared) if n is not None}
-            owner = node.parent
-            if node.type != "template_argument_list" or owner is None:
-                continue
-            name = owner.child_by_field_name("name")
-            if name is None or not any(c.type == "conditional_expression" for c in node.children):
-                continue
-            whole = owner.parent if owner.type == "template_method" else owner
-            if whole is None:
-                continue
-            called = whole.parent is not None and whole.parent.type == "call_expression"
-            if called and tree.text(name) not in names:
-                continue
-            edits += [
-                (whole.start_byte, whole.start_byte, "("),
-                (name.end_byte, name.end_byte, ")"),
-            ]
+            if node.type == "template_argument_list" and any(
+                c.type == "conditional_expression" for c in node.children
+            ):
+                edits += _left_bracketed(tree, node, names)
         if not edits or tree.has_error:
             return text
         text = tree.edited(edits)
@@ -145,46 +166,51 @@ def plain_subscripts(tree: Tree, names: Collection[str]) -> Tree:
 
     ``float v(x[i]);`` reads as a function's declaration, ``a < x[i] && b > (c)`` as a call.
     """
-    edits: list[tuple[int, int, str]] = []
+    edits: list[Edit] = []
     for node in walk(tree.block):
+        base: Node | None = None
         if node.type in ("parameter_declaration", "type_descriptor"):
-            base = node.child_by_field_name("type")
-            declarator = node.child_by_field_name("declarator")
-            if declarator is None or declarator.type != "abstract_array_declarator":
-                continue
+            declarator = field(node, "declarator")
+            if declarator is not None and declarator.type == "abstract_array_declarator":
+                base = part(node, "type")
         elif node.type in ("subscript_expression", "pointer_expression"):
-            base = node.child_by_field_name("argument")
-            while base is not None and base.type in (
-                "parenthesized_expression",
-                "binary_expression",
-            ):
+            base = part(node, "argument")
+            while base.type in ("parenthesized_expression", "binary_expression"):
                 base = base.named_children[0]
-        else:
-            continue
         if base is None or tree.text(base) not in names:
             continue
         if node.type == "parameter_declaration":
-            edits += [(node.start_byte, node.start_byte, "("), (node.end_byte, node.end_byte, ")")]
+            edits += enclosed(node, "(", ")")
             continue
         around = node.parent
         while around is not None and around.type in ("binary_expression", "unary_expression"):
             around = around.parent
-        owner = around.parent if around is not None else None
-        if around is None or around.type != "template_argument_list" or owner is None:
-            continue
-        name = owner.child_by_field_name("name")
-        if name is not None:
-            start = owner
-            while start.parent is not None and start.parent.type == "qualified_identifier":
-                start = start.parent
-            edits += [
-                (start.start_byte, start.start_byte, "("),
-                (name.end_byte, name.end_byte, ")"),
-            ]
+        if around is not None and around.type == "template_argument_list":
+            edits += _left_bracketed(tree, around)
     if not edits:
         return tree
-    plain = Tree(tree.edited(list(dict.fromkeys(edits))), body=True)
+    plain = Tree(tree.edited(dict.fromkeys(edits)), body=True)
     return tree if plain.has_error else plain
+
+
+def _left_bracketed(tree: Tree, arguments: Node, names: Set[str] | None = None) -> list[Edit]:
+    """Brackets around what stands before ``<``, where that begins no template's arguments.
+
+    Args:
+        names: variables, where nothing else says that what reads like a call is none.
+    """
+    whole = owner = arguments.parent
+    name = field(owner, "name")
+    if whole is None or owner is None or name is None:
+        return []
+    while whole.parent is not None and (
+        whole.type == "template_method" or whole.parent.type == "qualified_identifier"
+    ):
+        whole = whole.parent
+    called = whole.parent is not None and whole.parent.type == "call_expression"
+    if names is not None and called and tree.text(name) not in names:
+        return []
+    return enclosed(whole, "(", ")", name)
 
 
 def convert_conditionals(text: str, *, body: bool) -> str:
@@ -193,49 +219,32 @@ def convert_conditionals(text: str, *, body: bool) -> str:
     C++ refuses ``c ? bfloat : float`` for a class type that converts both ways.
     """
     tree = Tree(text, body=body)
-    edits: list[tuple[int, int, str]] = []
-
-    def render(node: Node) -> str:
-        if node.type == "conditional_expression":
-            condition = node.child_by_field_name("condition")
-            a = node.child_by_field_name("consequence")
-            b = node.child_by_field_name("alternative")
-            if condition is not None and a is not None and b is not None:
-                types = f"decltype(({render(a)})), decltype(({render(b)}))"
-                # In parentheses: a macro's argument must hold no bare comma.
-                return (
-                    f"({render(condition)} ? ::fr::pick<{types}>({render(a)}) : "
-                    f"::fr::pick<{types}>({render(b)}))"
-                )
-        if not any(n.type == "conditional_expression" for n in walk(node)):
-            return tree.text(node)
-        out: list[str] = []
-        position = node.start_byte
-        for child in node.children:
-            out.append(tree.data[position : child.start_byte].decode())
-            out.append(render(child))
-            position = child.end_byte
-        out.append(tree.data[position : node.end_byte].decode())
-        return "".join(out)
-
-    def visit(node: Node) -> None:
+    if "?" not in text or tree.has_error:
+        return text
+    macros: list[Edit] = []
+    converted: list[Edit] = []
+    for node in reversed(list(walk(tree.block))):  # what is inside of another one comes first
         if node.type == "preproc_arg" and "?" in tree.text(node):
-            edits.append((node.start_byte, node.end_byte, _convert_macro(tree.text(node))))
-            return
-        if node.type == "conditional_expression":
-            # An operand that spans lines is repeated on one line, and the lines are made up for.
-            new = render(node)
-            flat = new.replace("\n", " ")
-            edits.append(
-                (node.start_byte, node.end_byte, flat + "\n" * tree.text(node).count("\n"))
-            )
-            return
-        for child in node.children:
-            visit(child)
-
-    if "?" in text and not tree.has_error:
-        visit(tree.block)
-    return tree.edited(edits)
+            macros.append(replaced(node, _convert_macro(tree.text(node))))
+        if node.type != "conditional_expression" or field(node, "consequence") is None:
+            continue
+        inner: list[Edit] = []
+        while converted and converted[-1][0] < node.end_byte:
+            inner.append(converted.pop())
+        operands = (part(node, name) for name in ("condition", "consequence", "alternative"))
+        c, a, b = (tree.between(o.start_byte, o.end_byte, inner) for o in operands)
+        types = f"decltype(({a})), decltype(({b}))"
+        # In parentheses: a macro's argument must hold no bare comma.
+        picked = f"({c} ? ::fr::pick<{types}>({a}) : ::fr::pick<{types}>({b}))"
+        converted.append(replaced(node, picked))
+    # An operand that spans lines is repeated on one line, and the lines are made up for.
+    return tree.edited(
+        macros
+        + [
+            (start, end, new.replace("\n", " ") + "\n" * tree.data[start:end].count(b"\n"))
+            for start, end, new in converted
+        ]
+    )
 
 
 def _convert_macro(text: str) -> str:
@@ -259,21 +268,16 @@ def of_macro(text: str, change: Callable[[str], str]) -> str:
 def align_members(text: str, *, body: bool) -> str:
     """Give vectors that are members of structs the alignment that Metal gives them."""
     tree = Tree(text, body=body)
-    edits: list[tuple[int, int, str]] = []
+    edits: list[Edit] = []
     for node in walk(tree.block):
         if node.type != "field_declaration":
             continue
-        kind = node.child_by_field_name("type")
-        declared = node.children_by_field_name("declarator")
-        words = tree.text(node).split()
+        kind, declared, words = part(node, "type"), declarators(node), tree.text(node).split()
         plain = all(d.type in ("field_identifier", "array_declarator") for d in declared)
-        if kind is None or not declared or not plain or "static" in words or ":" in words:
-            continue
-        if kind.type in ("type_identifier", "template_type", "qualified_identifier"):
-            name = tree.text(kind)
-            edits.append(
-                (node.start_byte, node.start_byte, f"alignas(::fr::member_align<{name}>) ")
-            )
+        typed = kind.type in ("type_identifier", "template_type", "qualified_identifier")
+        if typed and declared and plain and "static" not in words and ":" not in words:
+            align = f"alignas(::fr::member_align<{tree.text(kind)}>) "
+            edits.append((node.start_byte, node.start_byte, align))
     return tree.edited(edits)
 
 
@@ -283,12 +287,12 @@ def function_definitions(tree: Tree) -> list[tuple[str, Node]]:
     for node in walk(tree.root):
         if node.type != "function_definition":
             continue
-        declarator = node.child_by_field_name("declarator")
+        declarator = field(node, "declarator")
         while declarator is not None and declarator.type != "function_declarator":
-            declarator = declarator.child_by_field_name("declarator") or next(
+            declarator = field(declarator, "declarator") or next(
                 (c for c in declarator.named_children if c.type == "function_declarator"), None
             )
-        name = declarator.child_by_field_name("declarator") if declarator is not None else None
+        name = field(declarator, "declarator")
         if name is not None:
             definitions.append((tree.text(name).rsplit("::", 1)[-1], node))
     return definitions
@@ -299,27 +303,26 @@ def enclosing_struct(tree: Tree, node: Node) -> str:
     around = node.parent
     while around is not None and not around.type.endswith(("struct_specifier", "class_specifier")):
         around = around.parent
-    name = around.child_by_field_name("name") if around is not None else None
-    return tree.text(name) if name is not None else ""
+    return tree.text(field(around, "name"))
 
 
 def struct_names(tree: Tree) -> list[str]:
     """The structs and classes that a text defines."""
     kinds = ("struct_specifier", "class_specifier", "union_specifier")
-    names = (n.child_by_field_name("name") for n in walk(tree.root) if n.type in kinds)
+    names = (field(n, "name") for n in walk(tree.root) if n.type in kinds)
     return [tree.text(name) for name in names if name is not None]
 
 
 def without_functions(text: str, names: set[str]) -> str:
     """The text without the definitions of these functions, line for line."""
     tree = Tree(text, body=False)
-    edits: list[tuple[int, int, str]] = []
+    edits: list[Edit] = []
     for name, node in function_definitions(tree):
         if name not in names:
             continue
         while node.parent is not None and node.parent.type == "template_declaration":
             node = node.parent
-        edits.append((node.start_byte, node.end_byte, "\n" * tree.text(node).count("\n")))
+        edits.append(replaced(node, "\n" * tree.text(node).count("\n")))
     return tree.edited(edits)
 
 
@@ -334,7 +337,7 @@ def declarator_shape(d: Node) -> list[str]:
     node: Node | None = d
     while node is not None and node.type != "identifier":
         kinds.append(node.type)
-        following = node.child_by_field_name("declarator")
+        following = field(node, "declarator")
         if following is None and node.type in ("reference_declarator", "parenthesized_declarator"):
             following = node.named_children[-1] if node.named_children else None
         node = following
@@ -345,15 +348,11 @@ def declared_name(d: Node) -> Node | None:
     """The identifier that a declarator declares."""
     node: Node | None = d
     while node is not None and node.type != "identifier":
-        following = node.child_by_field_name("declarator")
+        following = field(node, "declarator")
         if following is None and node.type in ("reference_declarator", "pointer_declarator"):
-            following = next(
-                (
-                    c
-                    for c in node.named_children
-                    if "identifier" in c.type or "declarator" in c.type
-                ),
-                None,
+            inner = (
+                c for c in node.named_children if c.type.endswith(("identifier", "declarator"))
             )
+            following = next(inner, None)
         node = following
     return node

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from ..kernel import ATTRIBUTES, Kernel
 from . import Note
 from .dialect import ADDRESS_SPACES
-from .lexer import Token, tokens
+from .lexer import Token, header_and_source, solid, text_at
 
 _TYPE = re.compile(
     r"(packed_)?(u?(char|short|int|long)|half|float|bfloat|bool)[234]?|size_t|u?int\d+_t|void"
@@ -44,27 +44,27 @@ def notes(kernel: Kernel, wide: Iterable[str] = (), types: Iterable[str] = ()) -
         wide: the outputs that are 64-bit atomics. Metal's ``atomic_ulong`` has
             ``atomic_min_explicit`` and ``atomic_max_explicit`` alone, in device memory.
     """
-    texts = {"header": kernel.header, "source": kernel.source}
-    code_of: dict[str, list[Token]] = {}
-    for where, text in texts.items():
-        code = [t for t in tokens(text, kernel=kernel.name, where=where) if not t.blank]
-        code_of[where] = [t for t in code if t.kind != "directive" and not t.macro]
+    code_of = {
+        where: [t for t in solid(code) if t.kind != "directive" and not t.macro]
+        for where, code in zip(("header", "source"), header_and_source(kernel), strict=True)
+    }
     declared = _declared_types([*code_of["header"], *code_of["source"]], types)
-    wide_outputs = {name: f"uint64 (output {name!r})" for name in wide}
     for where, code in code_of.items():
-        sizes = _variable_arrays(code, kernel, declared) if where == "source" else ()
-        found_notes = {Note(where, line, problem): None for line, problem in sizes}
-        wide_names = dict(wide_outputs) if where == "source" else {}  # of 64 bits, by name
+        body = where == "source"
+        sizes = _variable_arrays(code, kernel, declared) if body else ()
+        text_notes = {Note(where, line, problem): None for line, problem in sizes}
+        # Atomics of 64 bits, by name.
+        wide_names = {name: f"uint64 (output {name!r})" for name in wide if body}
         for i, token in enumerate(code):
-            problem = _pointer_note(code, i, declared) or _memory_note(code, i, where)
-            problem = problem or _atomic_note(code, i) or _wide_atomic_note(code, i, wide_names)
+            problem = (
+                _pointer_note(code, i, declared)
+                or ("" if body else _memory_note(code, i))
+                or _atomic_note(code, i)
+                or _wide_atomic_note(code, i, wide_names)
+            )
             if problem:
-                found_notes[Note(where, token.line, problem)] = None
-        yield from found_notes
-
-
-def _text_at(code: list[Token], i: int) -> str:
-    return code[i].text if 0 <= i < len(code) else ""
+                text_notes[Note(where, token.line, problem)] = None
+        yield from text_notes
 
 
 def _declared_types(code: list[Token], types: Iterable[str]) -> set[str]:
@@ -72,7 +72,7 @@ def _declared_types(code: list[Token], types: Iterable[str]) -> set[str]:
     pairs = list(itertools.pairwise(t.text for t in code))
     names = {*types, *(b for a, b in pairs if a in ("struct", "class", "typename"))}
     for i, (word, name) in enumerate(pairs):
-        alias = word == "using" and _text_at(code, i + 2) == "="
+        alias = word == "using" and text_at(code, i + 2) == "="
         if word != "typedef" and not alias:
             continue
         end = next((j for j in range(i, len(code)) if code[j].text == ";"), i)
@@ -91,8 +91,8 @@ def _is_type(word: str, declared: set[str]) -> bool:
 
 def _pointer_note(code: list[Token], i: int, declared: set[str]) -> str:
     """The note on a pointer's ``*`` or a reference's ``&`` without an address space, or ``""``."""
-    pointer = _text_at(code, i) == "*"
-    if _text_at(code, i) not in ("*", "&") or _text_at(code, i - 1) in ("*", "&"):
+    pointer = code[i].text == "*"
+    if code[i].text not in ("*", "&") or text_at(code, i - 1) in ("*", "&"):
         return ""
     start = i
     spaced = has_type = False
@@ -110,17 +110,17 @@ def _pointer_note(code: list[Token], i: int, declared: set[str]) -> str:
     if not has_type or spaced:
         return ""
     after = i + 1
-    while _text_at(code, after) in ("const", "*", "volatile"):
+    while text_at(code, after) in ("const", "*", "volatile"):
         after += 1
-    has_name = re.fullmatch(r"[A-Za-z_]\w*", _text_at(code, after)) is not None
-    if not pointer:
-        ends = _text_at(code, after + 1) in _AFTER_REFERENCE
-        refused = has_name and ends and _text_at(code, after) != "operator"
-        refused = refused and not _is_lambda_parameter(code, start)
-        return "a reference without an address space" if refused else ""
-    cast = _text_at(code, after) in (")", ">") and _text_at(code, start - 1) in ("(", "<")
-    refused = cast or (has_name and _text_at(code, after + 1) in _AFTER_POINTER)
-    return "a pointer without an address space" if refused else ""
+    has_name = any(t.kind == "word" for t in code[after : after + 1])
+    name, behind = text_at(code, after), text_at(code, after + 1)
+    if pointer:
+        cast = name in (")", ">") and text_at(code, start - 1) in ("(", "<")
+        refused = cast or (has_name and behind in _AFTER_POINTER)
+        return "a pointer without an address space" if refused else ""
+    refused = has_name and name != "operator" and behind in _AFTER_REFERENCE
+    refused = refused and not _is_lambda_parameter(code, start)
+    return "a reference without an address space" if refused else ""
 
 
 def _is_lambda_parameter(code: list[Token], i: int) -> bool:
@@ -130,7 +130,7 @@ def _is_lambda_parameter(code: list[Token], i: int) -> bool:
         text = code[j].text
         depth += (text == ")") - (text == "(")
         if depth < 0:
-            return _text_at(code, j - 1) == "]"
+            return text_at(code, j - 1) == "]"
         if text in (";", "{", "}"):
             return False
     return False
@@ -149,13 +149,13 @@ def _variable_arrays(
         before = {t.text for t in code[start:i]}
         if token.kind != "word" or not before:
             continue
-        if _text_at(code, i + 1) == "=":
+        if text_at(code, i + 1) == "=":
             plain = all(_is_type(word, declared) or word in ("unsigned", "auto") for word in before)
             varies = plain or _varies(code, i + 2, ";", names)
             (names.add if varies else names.discard)(token.text)
         elif _is_type(code[i - 1].text, declared) and "threadgroup" not in before:
             bracket = i + 1
-            while _text_at(code, bracket) == "[":
+            while text_at(code, bracket) == "[":
                 if _varies(code, bracket + 1, "]", names):
                     yield token.line, f"an array whose size is no constant ({token.text!r})"
                     break
@@ -170,9 +170,9 @@ def _varies(code: list[Token], i: int, end: str, names: set[str]) -> bool:
     return not {"sizeof", "decltype"} & words and not names.isdisjoint(words)
 
 
-def _memory_note(code: list[Token], i: int, where: str) -> str:
+def _memory_note(code: list[Token], i: int) -> str:
     """The note on threadgroup memory that a helper function declares, or ``""``."""
-    if where != "header" or _text_at(code, i) != "threadgroup" or not _in_braces(code, i):
+    if code[i].text != "threadgroup" or not _in_braces(code, i):
         return ""
     for j in range(i + 1, len(code)):
         text = code[j].text
@@ -194,11 +194,11 @@ def _in_braces(code: list[Token], i: int) -> bool:
 
 def _atomic_note(code: list[Token], i: int) -> str:
     """The note on an atomic type that Metal lacks, or ``""``."""
-    word = _text_at(code, i)
+    word = code[i].text
     if word in ("atomic_long", "atomic_double"):
         return f"atomics on {word.removeprefix('atomic_')}"
-    if word == "atomic" and _text_at(code, i + 1) == "<":
-        value_type = _text_at(code, i + 2)
+    if word == "atomic" and text_at(code, i + 1) == "<":
+        value_type = text_at(code, i + 2)
         if _TYPE.fullmatch(value_type) and value_type not in _ATOMIC:
             return f"atomics on {value_type}"
     return ""
@@ -210,22 +210,22 @@ def _wide_atomic_note(code: list[Token], i: int, wide_names: dict[str, str]) -> 
     Args:
         wide_names: 64-bit atomics by name; what is declared here is added.
     """
-    word = _text_at(code, i)
-    of_ulong = word == "atomic" and _text_at(code, i + 1) == "<" and _text_at(code, i + 2) in _WIDE
+    word = code[i].text
+    of_ulong = word == "atomic" and text_at(code, i + 1) == "<" and text_at(code, i + 2) in _WIDE
     if word == "atomic_ulong" or of_ulong:
         after = i + (4 if of_ulong else 1)
-        while _text_at(code, after) in ("*", "&", "const", "volatile"):
+        while text_at(code, after) in ("*", "&", "const", "volatile"):
             after += 1
         if 0 < after < len(code) and code[after].kind == "word":
             wide_names[code[after].text] = f"ulong ({code[after].text!r})"
             before = {t.text for t in code[max(0, i - 4) : i]}
-            if "threadgroup" in before and _text_at(code, after - 1) not in ("*", "&"):
+            if "threadgroup" in before and text_at(code, after - 1) not in ("*", "&"):
                 return "atomics on ulong in threadgroup memory"
-    elif _text_at(code, i + 1) == "=" and word not in wide_names:  # p = &y[0], p = y + 1
+    elif text_at(code, i + 1) == "=" and word not in wide_names:  # p = &y[0], p = y + 1
         sources = [t.text for t in code[i + 2 : i + 5] if t.text not in ("&", "(")][:1]
-        if sources and sources[0] in wide_names and _text_at(code, i - 1) in ("auto", "*", ">"):
+        if sources and sources[0] in wide_names and text_at(code, i - 1) in ("auto", "*", ">"):
             wide_names[word] = wide_names[sources[0]]
-    elif _WIDE_OPERATIONS.fullmatch(word) and _text_at(code, i + 1) == "(":
+    elif _WIDE_OPERATIONS.fullmatch(word) and text_at(code, i + 1) == "(":
         depth = 0
         for j in range(i + 1, len(code)):
             text = code[j].text
@@ -234,6 +234,6 @@ def _wide_atomic_note(code: list[Token], i: int, wide_names: dict[str, str]) -> 
                 break
             if text in wide_names:
                 return f"{word} of atomics on {wide_names[text]}"
-            if text == "atomic_ulong" or (text == "atomic" and _text_at(code, j + 2) in _WIDE):
+            if text == "atomic_ulong" or (text == "atomic" and text_at(code, j + 2) in _WIDE):
                 return f"{word} of atomics on ulong"
     return ""

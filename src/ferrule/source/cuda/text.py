@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from ...dtypes import Dtype
 from ...spec import Launch, Spec
+from .. import template_value
 from ..cpp import (
     TAIL,
     Prepared,
@@ -18,7 +19,6 @@ from ..cpp import (
     head,
     parameters,
     template_head,
-    template_value,
     used_attributes,
 )
 from ..dialect import COLLECTIVES, MATRIX_OPS, SYNC
