@@ -25,11 +25,21 @@ from typing import NamedTuple
 
 from tree_sitter import Node
 
-from .. import NotSplittable
+from .. import NotSplittable, described
 from ..cpp import Prepared
-from ..syntax import Tree, call_arguments, callee, plain_subscripts
-from .largest import Most, number
-from .variables import Around, Variables
+from ..syntax import (
+    Edit,
+    Tree,
+    call_arguments,
+    callee,
+    field,
+    part,
+    plain_subscripts,
+    unbracketed,
+)
+from .largest import Largest, Most, number
+from .reads import refers
+from .variables import Around
 
 _MOST_TWICE = 12_000  # characters of a body that may be there twice
 _MOST_CONDITIONS = 12
@@ -80,7 +90,7 @@ def bounded(p: Prepared, source: str) -> Bounded:
     if tree.has_error or not arrays:
         return Bounded(source, "", (), "", False)
     tree = plain_subscripts(tree, arrays)
-    source = tree.edited([])
+    source = tree.edited(())
     try:
         return _Accesses(p, source, tree, arrays).bounded()
     except RecursionError:
@@ -90,14 +100,16 @@ def bounded(p: Prepared, source: str) -> Bounded:
 def _arrays(p: Prepared) -> dict[str, tuple[int, str, bool]]:
     """The buffers: the number of each, its C++ type, and whether elements may lie before it."""
     kernel, spec = p.kernel, p.spec
-    arrays = {}
     shifted = not kernel.ensure_row_contiguous
-    for i, (name, input_) in enumerate(zip(kernel.input_names, spec.inputs, strict=True)):
-        if input_.ndim and not input_.value:
-            arrays[name] = (i, f"const {input_.dtype.metal}", shifted)
-    for j, (name, dtype) in enumerate(zip(kernel.output_names, spec.outputs, strict=True)):
+    arrays = {
+        name: (i, f"const {input_.dtype.metal}", shifted)
+        for i, (name, input_, _) in enumerate(described(spec))
+        if input_.ndim and not input_.value
+    }
+    outputs = zip(kernel.output_names, spec.outputs, strict=True)
+    for i, (name, dtype) in enumerate(outputs, len(spec.inputs)):
         ctype = f"atomic<{dtype.metal}>" if kernel.atomic_outputs else dtype.metal
-        arrays[name] = (len(spec.inputs) + j, ctype, False)
+        arrays[name] = (i, ctype, False)
     return arrays
 
 
@@ -108,7 +120,7 @@ def _in_macros(p: Prepared, arrays: Mapping[str, object]) -> bool:
     return bool(names) and any(re.search(rf"\b({names})\b|\[|\*", text) for text in macro_texts)
 
 
-class _Accesses(Variables):
+class _Accesses(Largest):
     """The accesses of one body."""
 
     def find_accesses(self) -> None:
@@ -123,56 +135,47 @@ class _Accesses(Variables):
             if node.type != "call_expression" and node.id not in atomic_nodes:
                 self._find_access(node, around)
 
-    def _buffer(self, node: Node | None) -> str | None:
+    def _buffer(self, node: Node) -> str | None:
         """The parameter that an expression is the name of, if the body does not move it."""
-        if node is None or node.type != "identifier":
-            return None
-        variable = self.uses.get(node.start_byte)
+        variable = self.uses.get(node.start_byte) if node.type == "identifier" else None
         if variable is None or variable.written or variable.name not in self.arrays:
             return None
         return variable.name if self.parameters.get(variable.name) is variable else None
 
     def _element(self, node: Node) -> tuple[str, Node | None] | None:
         """The buffer and index of ``x[i]``, ``*x`` and ``*(x + i)``."""
-        inner = node.child_by_field_name("argument")
-        if node.type == "subscript_expression":
-            name, indices = self._buffer(inner), node.child_by_field_name("indices")
-            index_nodes = [] if indices is None else indices.named_children
-            index_nodes = [n for n in index_nodes if n.type != "comment"]
-            if name is None or len(index_nodes) != 1 or index_nodes[0].type == "initializer_list":
-                return None
-            return name, index_nodes[0]
-        if node.type != "pointer_expression" or node.children[0].type != "*":
-            return None
+        inner = part(node, "argument")
         name = self._buffer(inner)
+        if node.type == "subscript_expression":
+            indices = part(node, "indices").named_children
+            if name is None or len(indices) != 1 or indices[0].type == "initializer_list":
+                return None
+            return name, indices[0]
+        if node.children[0].type != "*":
+            return None
         if name is not None:
             return name, None
-        if inner is None or inner.type != "parenthesized_expression":
-            return None
-        sums = inner.named_children
-        return self._offset_element(sums[0]) if len(sums) == 1 else None
+        bracketed = inner.type == "parenthesized_expression" and inner.named_child_count == 1
+        return self._offset_element(inner.named_children[0]) if bracketed else None
 
     def _offset_element(self, node: Node) -> tuple[str, Node] | None:
         """The buffer and index of ``x + i``."""
-        right = node.child_by_field_name("right")
-        if node.type != "binary_expression" or node.children[1].type != "+" or right is None:
+        if node.type != "binary_expression" or node.children[1].type != "+":
             return None
-        name = self._buffer(node.child_by_field_name("left"))
-        return None if name is None else (name, right)
+        name = self._buffer(part(node, "left"))
+        return None if name is None else (name, part(node, "right"))
 
     def _find_atomic(self, call: Node, around: Around, atomic_nodes: set[int]) -> None:
         """The access of an atomic function."""
         name, arguments = callee(self.tree, call), call_arguments(call)
         if not (name.startswith("atomic_") and name.endswith("_explicit") and arguments):
             return
-        if not self.p.kernel.atomic_outputs or name in self.functions:
+        if not self.p.kernel.atomic_outputs or name in self.reads.header.functions:
             return
         first, element = arguments[0], None
         if first.type == "pointer_expression" and first.children[0].type == "&":
-            inner = first.child_by_field_name("argument")
-            while inner is not None and inner.type == "parenthesized_expression":
-                inner = inner.named_children[0]
-            if inner is not None and inner.type == "subscript_expression":
+            inner = unbracketed(part(first, "argument"))
+            if inner.type == "subscript_expression":
                 element = self._element(inner)
                 atomic_nodes.add(inner.id)
         elif first.type == "identifier":
@@ -185,17 +188,14 @@ class _Accesses(Variables):
 
     def _find_access(self, node: Node, around: Around) -> None:
         element = self._element(node)
-        if element is None:
-            return
-        name, index = element
-        output = name in self.p.kernel.output_names
-        if output and self.p.kernel.atomic_outputs:
+        output = element is not None and element[0] in self.p.kernel.output_names
+        if element is None or (output and self.p.kernel.atomic_outputs):
             return
         use = self._use(node, output)
         if use == "fr_load" and around.branch:
             use = "fr_read"
         if use:
-            self.accesses.append(_Access(name, node, index, use, around))
+            self.accesses.append(_Access(element[0], node, element[1], use, around))
 
     def _use(self, node: Node, output: bool) -> str:
         """The method that replaces an access; ``""`` where its address may be kept."""
@@ -203,33 +203,25 @@ class _Accesses(Variables):
         while True:
             parent = self.parents[node.id]
             kind = parent.type
-            if kind == "parenthesized_expression":
-                pass
-            elif kind == "field_expression":
+            if kind == "field_expression":
                 direct, member = False, True
-            elif kind == "conditional_expression":
-                condition = parent.child_by_field_name("condition")
-                if condition is not None and condition.id == node.id:
+            elif kind in ("conditional_expression", "comma_expression"):
+                # What is not the value of the whole is read.
+                read = field(parent, "condition") or part(parent, "left")
+                if read.id == node.id:
                     return "fr_load"
                 direct = False
-            elif kind == "comma_expression":
-                right = parent.child_by_field_name("right")
-                if right is None or right.id != node.id:
-                    return "fr_load"
-                direct = False
-            else:
+            elif kind != "parenthesized_expression":
                 break
             node = parent
-        if kind in ("assignment_expression", "update_expression"):
-            field = "left" if kind == "assignment_expression" else "argument"
-            target = parent.child_by_field_name(field)
-            if target is None or target.id != node.id:
-                return "fr_load"
-            if not direct:
-                return "fr_at" if member and output else ""
-            use = self._use(parent, output)  # of what it gives: `(y[i] = 3) += v`
-            return {"fr_load": "fr_put", "fr_put": "fr_at"}.get(use, use)
-        return self._passed(node, parent, output)
+        if kind not in ("assignment_expression", "update_expression"):
+            return self._passed(node, parent, output)
+        if (field(parent, "left") or part(parent, "argument")).id != node.id:
+            return "fr_load"
+        if not direct:
+            return "fr_at" if member and output else ""
+        use = self._use(parent, output)  # of what it gives: `(y[i] = 3) += v`
+        return {"fr_load": "fr_put", "fr_put": "fr_at"}.get(use, use)
 
     def _passed(self, node: Node, parent: Node, output: bool) -> str:
         """Like `_use`, of what is not written where it stands."""
@@ -240,13 +232,11 @@ class _Accesses(Variables):
         if kind == "pointer_expression":
             keeps = parent.children[0].type == "&"
         elif kind == "subscript_expression":
-            base = parent.child_by_field_name("argument")
-            keeps = base is None or base.id == node.id
+            keeps = part(parent, "argument").id == node.id
         elif kind == "lambda_capture_initializer":
-            keeps = self.reads.refers(parent)
+            keeps = refers(parent)
         elif kind == "cast_expression":
-            to = parent.child_by_field_name("type")
-            keeps = to is not None and "&" in self.tree.text(to)
+            keeps = "&" in self.tree.text(field(parent, "type"))
         elif kind == "return_statement":
             result = self.reads.result_type(parent)
             keeps = "&" in result or "decltype" in result
@@ -258,16 +248,14 @@ class _Accesses(Variables):
 
     def _argument(self, call: Node, output: bool) -> str:
         """The method for an argument of a function, which may give back where it found it."""
-        function = call.child_by_field_name("function")
-        if function is not None and re.search(r"&\s*>", self.tree.text(function)):
+        if re.search(r"&\s*>", self.tree.text(part(call, "function"))):
             return ""
-        if not self.by_reference(call):
+        if self.reads.takes_values(call) is not False:
             return "fr_load"
-        definition = self.functions.get(callee(self.tree, call))
-        head = None if definition is None else definition.child_by_field_name("declarator")
+        head = field(self.reads.header.functions.get(callee(self.tree, call)), "declarator")
         address = head is not None and (
             head.type in ("pointer_declarator", "reference_declarator")
-            or "->" in self.header.text(head)
+            or "->" in self.p.header.text(head)
         )
         return "fr_at" if output or address else "fr_load"
 
@@ -276,12 +264,11 @@ class _Accesses(Variables):
         listed = node.type != "init_declarator"
         while node.type in ("initializer_list", "argument_list"):
             node = self.parents[node.id]
-        declarator = node.child_by_field_name("declarator")
+        declarator = field(node, "declarator")
         if declarator is not None and declarator.type == "reference_declarator":
             return ""
         owner = self.parents[node.id] if node.type == "init_declarator" else node
-        type_node = owner.child_by_field_name("type")
-        type_name = "" if type_node is None else self.tree.text(type_node)
+        type_name = self.tree.text(field(owner, "type"))
         if output and "decltype" in type_name:
             return ""
         if not listed or self.reads.is_builtin(type_name):
@@ -299,7 +286,7 @@ class _Accesses(Variables):
             chosen = self._compared_once()
         except RecursionError:  # an index as deep as long: each access is compared
             chosen = {}
-        edits: list[tuple[int, int, str]] = []
+        edits: list[Edit] = []
         views: dict[str, None] = {}
         captured: dict[int, tuple[Node, dict[str, None]]] = {}
         for access in self.accesses:
@@ -308,13 +295,13 @@ class _Accesses(Variables):
             begin = f"{view}.{access.use}("
             start, end = access.node.start_byte, access.node.end_byte
             if access.subscript is None:
-                edits.append(self._replaced(start, end, f"{begin}0)"))
+                edits.append(self._on_its_lines(start, end, f"{begin}0)"))
             else:
-                edits.append(self._replaced(start, access.subscript.start_byte, begin))
-                edits.append(self._replaced(access.subscript.end_byte, end, ")"))
+                edits.append(self._on_its_lines(start, access.subscript.start_byte, begin))
+                edits.append(self._on_its_lines(access.subscript.end_byte, end, ")"))
             for around in access.around.lambdas:
-                captures = around.child_by_field_name("captures")
-                if captures is not None and not _DEFAULT_CAPTURE.match(self.tree.text(captures)):
+                captures = part(around, "captures")
+                if not _DEFAULT_CAPTURE.match(self.tree.text(captures)):
                     captured.setdefault(captures.id, (captures, {}))[1][view] = None
         for captures, names in captured.values():
             comma = ", " if captures.named_child_count else ""
@@ -334,7 +321,7 @@ class _Accesses(Variables):
         once = any(most.divided for _, most in chosen.values())
         return Bounded(self.tree.edited(edits), " ".join(declared), arrays, fits, once)
 
-    def _replaced(self, start: int, end: int, text: str) -> tuple[int, int, str]:
+    def _on_its_lines(self, start: int, end: int, text: str) -> Edit:
         """An edit that leaves the lines where they are."""
         return start, end, text + "\n" * self.tree.data[start:end].count(b"\n")
 

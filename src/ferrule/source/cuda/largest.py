@@ -9,18 +9,18 @@ same for all; whatever else an index has, nothing is said of it.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from tree_sitter import Node
 
-from ...spec import TemplateValue
+from .. import described
 from ..cpp import Prepared
 from ..dialect import WIDE_INTEGERS
-from ..syntax import Tree, call_arguments
+from ..syntax import Tree, call_arguments, field, part
 from .conditions import around, comparisons
-from .reads import Reads
+from .reads import IndexVariable
+from .variables import Variables
 
 _QUALIFIERS = frozenset({"const", "constexpr", "static"})
 _COMPONENTS = "xyz"
@@ -65,45 +65,19 @@ class Most(NamedTuple):
     divided: bool = False  # by a leaf
 
 
-@dataclass(eq=False)
-class IndexVariable:
-    """A variable of the body; a parameter has no type."""
+class Largest(Variables):
+    """Largest values in one body."""
 
-    name: str
-    type: str = ""
-    value: Node | None = None
-    plain: bool = True  # no pointer, reference or array
-    written: bool = False
-    loop: Node | None = None  # that it is declared in the head of
-    updates: list[Node] = field(default_factory=list)  # of that loop's variable, in its head
-    most: Most | None = None
-    evaluated: bool = False  # whether `most` is
-
-
-class Largest:
-    """Largest values in one body, of which a subclass reads the names.
-
-    Attributes:
-        parents: the node around each, by its id.
-        uses: what each name means, by where it begins; parameters are among `parameters`.
-        arrays: the number of each buffer, its C++ type, and whether elements may lie before it.
-        functions: the header's.
-    """
-
-    p: Prepared
-    tree: Tree
-    parents: dict[int, Node]
-    uses: dict[int, IndexVariable]
-    parameters: dict[str, IndexVariable]
-    arrays: Mapping[str, tuple[int, str, bool]]
-    functions: Mapping[str, Node]
-    constants: Collection[str]  # the header's integers
-    reads: Reads
-    jumps: bool  # whether labels may be jumped to past conditions
-    depth: int
-    limits: dict[int, Most | None]  # by conditions, of what is named at a place
-    template: Mapping[str, TemplateValue]
-    numbers: set[str]  # integer inputs by value
+    def __init__(
+        self, p: Prepared, source: str, tree: Tree, arrays: Mapping[str, tuple[int, str, bool]]
+    ) -> None:
+        super().__init__(p, source, tree, arrays)
+        self.template = dict(p.spec.template)
+        integers = ((n, i) for n, i, _ in described(p.spec) if i.dtype.kind in "iu")
+        self._numbers = {name for name, input_ in integers if input_.value}
+        self._of_variables: dict[IndexVariable, Most | None] = {}
+        self._limits: dict[int, Most | None] = {}  # by conditions, of what is named at a place
+        self._depth = 0
 
     def most(self, node: Node | None) -> Most | None:
         """The largest value of an expression that is never negative; None if it is not known."""
@@ -124,10 +98,8 @@ class Largest:
             return self._of_component(node)
         if kind == "subscript_expression":
             return self._of_size(node)
-        if kind == "cast_expression":
-            to = node.child_by_field_name("type")
-            right = to is not None and _is_integer(self.tree.text(to))
-            return self.most(node.child_by_field_name("value")) if right else None
+        if kind == "cast_expression" and _is_integer(self.tree.text(field(node, "type"))):
+            return self.most(field(node, "value"))
         if kind == "call_expression":
             return self._of_call(node)
         if kind == "binary_expression":
@@ -135,11 +107,10 @@ class Largest:
         return None
 
     def _of_operation(self, node: Node) -> Most | None:
-        a = self.most(node.child_by_field_name("left"))
-        right = node.child_by_field_name("right")
+        a, right = self.most(field(node, "left")), part(node, "right")
         operator = node.children[1].type
         if operator == "<<":
-            literal = _LITERAL.fullmatch(self.tree.text(right)) if right is not None else None
+            literal = _LITERAL.fullmatch(self.tree.text(right))
             if a is None or literal is None or int(literal[1], 0) > 30:
                 return None
             return _times(a, number(1 << int(literal[1], 0)))
@@ -159,13 +130,9 @@ class Largest:
         return None
 
     def _of_call(self, node: Node) -> Most | None:
-        function, arguments = node.child_by_field_name("function"), call_arguments(node)
-        if function is None:
-            return None
+        function, arguments = part(node, "function"), call_arguments(node)
         name = self.tree.text(function)
-        if len(arguments) == 1 and (
-            _is_integer(name) or _is_integer("".join(re.findall(r"^static_cast<(.*)>$", name)))
-        ):
+        if len(arguments) == 1 and _is_integer(re.sub(r"^static_cast<(.*)>$", r"\1", name)):
             return self.most(arguments[0])
         if function.start_byte in self.uses or not self.reads.is_library(name):
             return None
@@ -192,30 +159,28 @@ class Largest:
             return self._is_whole(node.children[0]) and self._is_whole(node.children[2])
         if node.type == "parenthesized_expression" and node.named_child_count == 1:
             return self._is_whole(node.named_children[0])
-        function, to = node.child_by_field_name("function"), node.child_by_field_name("type")
-        if node.type == "call_expression" and function is not None:
-            return _is_integer(self.tree.text(function))
-        if node.type == "cast_expression" and to is not None:
-            return _is_integer(self.tree.text(to))
+        if node.type in ("call_expression", "cast_expression"):
+            return _is_integer(self.tree.text(field(node, "function") or field(node, "type")))
         return self.most(node) is not None
 
     def _of_name(self, node: Node, name: str) -> Most | None:
-        variable = self.uses.get(node.start_byte)
+        variable, place = self.uses.get(node.start_byte), node.start_byte
         if variable is not None and self.parameters.get(name) is not variable:
-            if not variable.evaluated:
-                variable.evaluated = True  # while it is evaluated, it is not known
-                variable.most = self._of_variable(variable)
-            if variable.most is None and node.start_byte not in self.limits:
-                self.limits[node.start_byte] = self._by_conditions(node, variable)
-            return variable.most or self.limits[node.start_byte]
-        if name in self.numbers:
+            if variable not in self._of_variables:
+                self._of_variables[variable] = None  # while it is evaluated, it is not known
+                self._of_variables[variable] = self._of_variable(variable)
+            most = self._of_variables[variable]
+            if most is None and place not in self._limits:
+                self._limits[place] = self._by_conditions(node, variable)
+            return most or self._limits[place]
+        if name in self._numbers:
             return _leaf(f"::fr::fr_most({name})") if variable and not variable.written else None
         if name in self.template:
             value = self.template[name]
             return number(value) if type(value) is int and value >= 0 else None
         if name in _NUMBERS:
             return _attribute(*_NUMBERS[name])
-        constant = variable is None and name in self.constants
+        constant = variable is None and name in self.reads.header.constants
         return _leaf(f"::fr::fr_most({name})") if constant else None
 
     def _of_variable(self, v: IndexVariable) -> Most | None:
@@ -226,14 +191,14 @@ class Largest:
     def _by_conditions(self, node: Node, v: IndexVariable) -> Most | None:
         """The largest value of a variable where the conditions around compare it with others."""
         wrong = v.written or not v.plain or not _is_integer(v.type) or v.value is None
-        if wrong or self.jumps or self.depth > _DEEPEST:
+        if wrong or self.jumps or self._depth > _DEEPEST:
             return None
         end: Most | None = None
         own: tuple[Most, bool] | None = None  # the end by the condition of the loop that counts
         below = False
-        head = v.loop.child_by_field_name("condition") if v.loop is not None else None
+        head = field(v.loop, "condition")
         positive = any(_UNSIGNED.fullmatch(word) for word in v.type.split())
-        self.depth += 1
+        self._depth += 1
         for condition, holds in around(self.parents, node):
             for left, operator, right in comparisons(self.tree, condition, holds):
                 if left.type != "identifier" or self.uses.get(left.start_byte) is not v:
@@ -249,7 +214,7 @@ class Largest:
                     own = None if last is None else (last, operator == "<")
             if end is not None and positive:
                 break
-        self.depth -= 1
+        self._depth -= 1
         if end is None:
             return None
         upper = end._replace(text=f"{end.text}.fr_below()" if below else end.text, exact=False)
@@ -274,7 +239,7 @@ class Largest:
         if update.type == "update_expression" and "++" in operators:
             step: Most | None = number(1)
         elif update.type == "assignment_expression" and "+=" in operators:
-            step = self.most(update.child_by_field_name("right"))
+            step = self.most(field(update, "right"))
         else:
             return None
         if step is None or (below and step == number(1)):
@@ -283,18 +248,15 @@ class Largest:
 
     def _of_component(self, node: Node) -> Most | None:
         """A component of a vector of sizes or positions."""
-        inner, member = node.child_by_field_name("argument"), node.child_by_field_name("field")
-        axis_name = self.tree.text(member) if member is not None else ""
+        inner: Node | None = part(node, "argument")
+        axis_name = self.tree.text(part(node, "field"))
         for _ in range(4):
-            if inner is None:
-                return None
-            if inner.type == "call_expression":  # .xy or .xyz of one
-                function = inner.child_by_field_name("function")
-                if function is None or not _FIRST.search(self.tree.text(inner)):
+            if inner is not None and inner.type == "call_expression":  # .xy or .xyz of one
+                if not _FIRST.search(self.tree.text(inner)):
                     return None
-                inner = function.child_by_field_name("argument")
+                inner = field(part(inner, "function"), "argument")
                 continue
-            if inner.type != "identifier" or axis_name not in tuple(_COMPONENTS):
+            if inner is None or inner.type != "identifier" or axis_name not in tuple(_COMPONENTS):
                 return None
             variable = self.uses.get(inner.start_byte)
             if variable is None:
@@ -309,21 +271,16 @@ class Largest:
 
     def _of_size(self, node: Node) -> Most | None:
         """A size of an input: ``x_shape[2]``."""
-        base, indices = node.child_by_field_name("argument"), node.child_by_field_name("indices")
-        if base is None or indices is None or base.type != "identifier":
-            return None
-        name, subscript = self.tree.text(base), self.tree.text(indices)
+        base, name = part(node, "argument"), self.tree.text(part(node, "argument"))
+        variable = self.uses.get(base.start_byte) if base.type == "identifier" else None
         array = name.removesuffix("_shape")
-        if array == name or array not in self.arrays:
+        if array == name or array not in self.arrays or variable is None or variable.written:
             return None
-        variable = self.uses.get(base.start_byte)
-        if variable is None or variable.written or self.parameters.get(name) is not variable:
+        if self.parameters.get(name) is not variable:
             return None
-        index = re.fullmatch(r"\[\s*(\d+)\s*\]", subscript)
-        i = self.arrays[array][0]
-        if i >= len(self.p.spec.inputs):
-            return None
-        if index is None or int(index[1]) >= self.p.spec.inputs[i].ndim:
+        index = re.fullmatch(r"\[\s*(\d+)\s*\]", self.tree.text(part(node, "indices")))
+        i, inputs = self.arrays[array][0], self.p.spec.inputs
+        if i >= len(inputs) or index is None or int(index[1]) >= inputs[i].ndim:
             return None
         return _leaf(f"::fr::fr_most({name}[{index[1]}])")
 

@@ -6,19 +6,34 @@ lambdas, structs and casts keep. So what reads is listed, and all other uses cou
 
 from __future__ import annotations
 
+import dataclasses
 import re
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 
 from tree_sitter import Node
 
+from ...dtypes import Dtype
+from ..cpp import Prepared
+from ..dialect import WIDE_INTEGERS
 from ..loops.assignments import WRITES_ARGUMENTS
-from ..syntax import Tree, function_definitions, walk
+from ..loops.statements import inner_declarator
+from ..syntax import (
+    Tree,
+    callee,
+    declarators,
+    declared_name,
+    field,
+    function_definitions,
+    part,
+    walk,
+)
 
 _SCALAR = r"u?(?:int|char|short|long)|unsigned|signed|float|half|bfloat|bool|size_t|ptrdiff_t"
 _BUILTIN = re.compile(rf"(?:(?:metal::)?(?:{_SCALAR})[234]?|u?int(?:8|16|32|64)_t|auto|const)")
 # Of ``fr::``.
 OWN_BY_VALUE = frozenset({"pick", "fr_factor", "fr_as", "fr_bits", "fr_count"})
-_CASTS = frozenset({"static_cast", "as_type", "metal::as_type"})
+_CASTS = frozenset({"static_cast", "as_type"})
 _READING = frozenset({
     "condition_clause", "if_statement", "while_statement", "for_statement", "do_statement",
     "switch_statement", "case_statement", "expression_statement", "subscript_argument_list",
@@ -53,158 +68,204 @@ _NAMED_TYPES = frozenset(
 )
 
 
-def is_plain(header: Tree, body: str, macros: Collection[str]) -> bool:
-    """Whether a text has none of what hides writes and declarations from a reader.
+@dataclasses.dataclass(eq=False)
+class IndexVariable:
+    """A variable of the body; a parameter has no type.
 
-    Args:
-        header: what stands before the body.
-        macros: the names of the author's.
+    Attributes:
+        value: what it is initialised with.
+        plain: no pointer, reference or array.
+        loop: the one in whose head it is declared.
+        updates: of that loop's variable, in its head.
     """
-    text = header.data.decode().replace("\\\n", " ")
+
+    name: str
+    type: str = ""
+    value: Node | None = None
+    plain: bool = True
+    written: bool = False
+    loop: Node | None = None
+    updates: list[Node] = dataclasses.field(default_factory=list)
+
+
+class HeaderNames:
+    """What the text before a body declares.
+
+    Attributes:
+        functions: the definitions of functions, by name.
+        by_value: functions, and members and variables that may be called so: whether all of a name
+            take their arguments by value.
+        types: names of types, and those by macros and using-declarations.
+        constants: integers for all of the text.
+        plain: nothing hides writes and declarations from a reader.
+    """
+
+    def __init__(self, header: Tree, macros: Collection[str]) -> None:
+        self._header, self._macros = header, frozenset(macros)
+        self.functions = dict(function_definitions(header))
+        self.by_value: dict[str, bool] = {}
+        self.types: set[str] = set()
+        for name, node in function_definitions(header):
+            value = "&" not in header.text(part(node, "declarator"))
+            self.by_value[name] = value and self.by_value.get(name, True)
+        text = header.text(header.root).replace("\\\n", " ")
+        self.plain = not (header.has_error or _HIDDEN.search(text))
+        times: Counter[str] = Counter()  # how often something is declared as a variable
+        for node in walk(header.root):
+            self.plain = self.plain and not self._hides(node)
+            self.types.update(self._types(node))
+            for d in declarators(node):
+                if node.type in ("declaration", "parameter_declaration"):
+                    times[header.text(declared_name(d))] += 1
+                if node.type in ("declaration", "field_declaration"):
+                    name = re.split(r"[(={]", header.text(d))[0].rsplit("::", 1)[-1]
+                    self.by_value[name.strip("&* \n")] = False
+        self.constants = {name for name in self._constants() if times[name] == 1}
+
+    def _types(self, node: Node) -> list[str]:
+        kind, text = node.type, self._header.text
+        if kind == "using_declaration" or kind.startswith("preproc_"):
+            return re.findall(r"\w+", text(node).split("\n")[0])
+        if kind == "type_definition":
+            return re.findall(r"\w+", text(node))
+        named = kind.endswith(("_specifier", "alias_declaration", "enumerator"))
+        return [text(field(node, "name"))] if named else []
+
+    def _constants(self) -> Iterator[str]:
+        text = self._header.text
+        for node in self._header.root.named_children:
+            words = {*text(node).split("=")[0].split()} & {"constant", "constexpr", "const"}
+            if node.type != "declaration" or text(field(node, "type")) not in WIDE_INTEGERS:
+                continue
+            for d in declarators(node) if words else ():
+                inner = inner_declarator(d)
+                if inner is not None and inner.type == "identifier" and field(d, "value"):
+                    yield text(inner)
+
+    def _hides(self, node: Node) -> bool:
+        """Whether a part of a header may declare something else than it seems to."""
+        kind = node.type
+        if kind in ("function_definition", "declaration"):
+            return field(node, "type") is None  # constructors
+        if kind == "function_declarator":
+            return part(node, "declarator").type == "parenthesized_declarator"  # `int (min)(int a)`
+        if kind == "expression_statement":  # the use of a macro
+            around = node.parent
+            outside = around is not None and around.type in ("translation_unit", "declaration_list")
+            return outside and node.named_child_count > 0
+        if kind == "decltype":
+            while node.parent is not None and node.type not in _NAMED_TYPES:
+                node = node.parent
+            return node.parent is not None
+        named = node if kind in ("type_definition", "using_declaration") else None
+        if kind.endswith(_NAMING):
+            named = field(node, "name")
+        return not self._macros.isdisjoint(re.findall(r"\w+", self._header.text(named)))
+
+
+def is_plain(body: str) -> bool:
+    """Whether a body has none of what hides writes and declarations from a reader."""
     if body.count("decltype") == 2 * body.count(_OWN):
         body = body.replace("decltype", "")
-    if _HIDDEN.search(text) or _HIDDEN.search(body) or _HIDDEN_IN_BODY.search(body):
-        return False
-    return not (header.has_error or any(_hides(header, n, macros) for n in walk(header.root)))
-
-
-def _hides(header: Tree, node: Node, macros: Collection[str]) -> bool:
-    """Whether a part of a header may declare something else than it seems to."""
-    kind, name = node.type, node.child_by_field_name("name")
-    if kind in ("function_definition", "declaration"):
-        return node.child_by_field_name("type") is None  # constructors
-    if kind == "function_declarator":
-        called = node.child_by_field_name("declarator")
-        return called is None or called.type == "parenthesized_declarator"  # `int (min)(int a)`
-    if kind == "expression_statement":  # the use of a macro
-        around = node.parent
-        outside = around is not None and around.type in ("translation_unit", "declaration_list")
-        return outside and node.named_child_count > 0
-    if kind == "decltype":
-        while node.parent is not None and node.type not in _NAMED_TYPES:
-            node = node.parent
-        return node.parent is not None
-    if kind in ("type_definition", "using_declaration"):
-        named = header.text(node)
-    else:
-        named = "" if name is None or not kind.endswith(_NAMING) else header.text(name)
-    return not set(macros).isdisjoint(re.findall(r"\w+", named))
+    return not (_HIDDEN.search(body) or _HIDDEN_IN_BODY.search(body))
 
 
 class Reads:
     """The uses of a body's variables.
 
     Args:
+        p: the kernel.
         tree: the body.
         parents: the node around each, by its id.
-        header: the functions before it.
-        types: the template's.
+        uses: what names mean, by where they stand.
     """
 
     def __init__(
-        self, tree: Tree, parents: Mapping[int, Node], header: Tree, types: Collection[str]
+        self,
+        p: Prepared,
+        tree: Tree,
+        parents: Mapping[int, Node],
+        uses: Mapping[int, IndexVariable],
     ) -> None:
-        self.tree, self.parents, self.types = tree, parents, types
-        self.by_value: dict[str, bool] = {}  # the header's functions, all of a name
-        for name, node in function_definitions(header):
-            value = _takes_values(header, node)
-            self.by_value[name] = value and self.by_value.get(name, True)
-        for node in walk(header.root):  # of structs, and what has a function's name too
-            if node.type == "field_declaration" or node.type == "declaration":
-                for d in node.children_by_field_name("declarator"):
-                    name = header.text(d).split("(")[0].split("=")[0].split("{")[0].strip()
-                    self.by_value[name.rsplit("::", 1)[-1].strip("&* ")] = False
+        self.tree, self.parents, self.uses = tree, parents, uses
+        self.types = {name for name, value in p.spec.template if isinstance(value, Dtype)}
+        self.macros = p.text.macros.keys()
+        self.header = HeaderNames(p.header, self.macros)
+        self.declared = {*self.header.by_value, *self.header.types}
         # A struct may keep where that is which it is made of.
-        fields = [n for t in (tree, header) for n in walk(t.root) if n.type == "field_declaration"]
         self.keep_references = any(
             d.type == "reference_declarator"
-            for field in fields
-            for d in field.children_by_field_name("declarator")
+            for t in (tree, p.header)
+            for node in walk(t.root)
+            if node.type == "field_declaration"
+            for d in declarators(node)
         )
-        self.declared = {*self.by_value, *_types(header)}
 
     def is_library(self, name: str) -> bool:
         """Whether a function's name is the library's, and nobody else's."""
         own = name.removeprefix("metal::")
         return own.isidentifier() and own not in self.declared
 
-    def certain(self, node: Node, lambdas: Mapping[int, Node | None], array: bool = False) -> bool:
+    def certain(self, node: Node, array: bool = False) -> bool:
         """Whether a name, here, is read.
 
         Args:
-            lambdas: by where the name of a variable stands, what it was made with.
             array: it is a buffer's, whose elements may be written.
         """
         while True:
             parent = self.parents[node.id]
             kind = parent.type
-            if kind in _READING:
+            if kind in _READING or kind == "binary_expression":  # no operator is the author's
                 return True
             if kind in _PASSED_ON:
                 pass
-            elif kind == "binary_expression":
-                return True  # no operator is the author's
             elif kind in ("conditional_expression", "comma_expression"):
-                first = parent.child_by_field_name("condition") or parent.named_children[0]
+                first = field(parent, "condition") or parent.named_children[0]
                 if first.id == node.id:
                     return True
             elif kind == "assignment_expression":
-                right = parent.child_by_field_name("right")
-                return right is not None and right.id == node.id
+                return part(parent, "right").id == node.id
             elif kind == "subscript_expression":
-                indices = parent.child_by_field_name("indices")
-                if array or (indices is not None and indices.id == node.id):
+                if array or part(parent, "indices").id == node.id:
                     return True
             elif kind == "pointer_expression" and array and parent.children[0].type == "*":
                 return True
             elif kind == "call_expression" and self._is_swizzle(parent, node):
                 pass
             elif kind == "cast_expression":
-                to = parent.child_by_field_name("type")
-                return to is not None and self.is_builtin(self.tree.text(to))
+                return self.is_builtin(self.tree.text(field(parent, "type")))
             elif kind in ("init_declarator", "initializer_list"):
                 return self._initialises(parent)
             elif kind == "return_statement":
                 return not self.result_type(parent)
             elif kind == "argument_list":
-                return self._is_value_argument(parent, lambdas)
+                call = self.parents[parent.id]
+                return call.type == "call_expression" and self.takes_values(call) is True
             elif kind == "lambda_capture_initializer":
-                return not self.refers(parent)
+                return not refers(parent)
             else:
                 return False
             node = parent
 
-    def refers(self, capture: Node) -> bool:
-        """Whether a lambda's ``[&v = x]`` keeps a reference, as ``[v = x]`` does not."""
-        name = capture.child_by_field_name("left") or capture
-        return self.tree.data[: name.start_byte].rstrip().endswith(b"&")
-
     def _is_swizzle(self, call: Node, node: Node) -> bool:
-        function = call.child_by_field_name("function")
-        return (
-            function is not None
-            and function.id == node.id
-            and bool(re.search(r"\.swz$", self.tree.text(function)))
-        )
+        function = part(call, "function")
+        return function.id == node.id and self.tree.text(function).endswith(".swz")
 
     def _initialises(self, node: Node) -> bool:
         """Whether what is initialised has a value of its own: no reference, and no struct."""
         while node.type == "initializer_list":
             node = self.parents[node.id]
-        declarator = node.child_by_field_name("declarator")
-        declaration = self.parents[node.id]
-        kind = declaration.child_by_field_name("type")
+        declarator = field(node, "declarator")
         while declarator is not None and declarator.type in (
             "array_declarator",
             "pointer_declarator",
         ):
-            declarator = declarator.child_by_field_name("declarator")
+            declarator = field(declarator, "declarator")
         return (
             node.type == "init_declarator"
             and declarator is not None
             and declarator.type == "identifier"
-            and kind is not None
-            and self.is_builtin(self.tree.text(kind))
+            and self.is_builtin(self.tree.text(field(self.parents[node.id], "type")))
         )
 
     def result_type(self, statement: Node) -> str:
@@ -212,38 +273,32 @@ class Reads:
         at: Node | None = statement
         while at is not None and at.type != "lambda_expression":
             at = self.parents.get(at.id)
-        head = at.child_by_field_name("declarator") if at is not None else None
-        return "" if head is None else self.tree.text(head).partition("->")[2]
+        return self.tree.text(field(at, "declarator")).partition("->")[2]
 
-    def _is_value_argument(self, arguments: Node, lambdas: Mapping[int, Node | None]) -> bool:
-        """Whether a function takes its arguments by value."""
-        call = self.parents[arguments.id]
-        function = call.child_by_field_name("function")
-        if call.type != "call_expression" or function is None:
-            return False
-        text = self.tree.text(function)
-        if function.type == "template_function":
-            name = function.child_by_field_name("name")
-            to = function.child_by_field_name("arguments")
-            cast = name is not None and self.tree.text(name) in _CASTS and to is not None
-            return cast and to is not None and "&" not in self.tree.text(to)
+    def takes_values(self, call: Node) -> bool | None:
+        """Whether a function takes its arguments by value; None where it seems so."""
+        function, name = part(call, "function"), callee(self.tree, call)
+        text, own = self.tree.text(function), self.header.by_value.get(name, True)
         if text.startswith("::fr::"):
-            return text.rsplit("::", 1)[-1].split("<")[0] in OWN_BY_VALUE
-        if function.type == "identifier":
-            if function.start_byte in lambdas:
-                value = lambdas[function.start_byte]
-                head = value.child_by_field_name("declarator") if value is not None else None
-                return (
-                    value is not None
-                    and value.type == "lambda_expression"
-                    and (head is None or "&" not in self.tree.text(head))
-                )
-            if text in self.by_value:
-                return self.by_value[text]
+            certain = text.rsplit("::", 1)[-1].split("<")[0] in OWN_BY_VALUE
+            return certain or (None if name in OWN_BY_VALUE else False)
+        if function.type == "identifier" and function.start_byte in self.uses:
+            value = self.uses[function.start_byte].value
+            is_lambda = value is not None and value.type == "lambda_expression"
+            return is_lambda and "&" not in self.tree.text(field(value, "declarator"))
+        if function.type == "identifier" and name in self.header.by_value:
+            return own
         if self.is_builtin(text):
             return True
-        named = function.type in ("identifier", "qualified_identifier")
-        return named and self.is_library(text) and text.split("::")[-1] not in WRITES_ARGUMENTS
+        # The rest are methods, and lambdas where they stand.
+        named = function.type in ("identifier", "qualified_identifier", "template_function")
+        if not named or name in WRITES_ARGUMENTS:
+            return False
+        if function.type == "template_function" and name in _CASTS:
+            return "&" not in self.tree.text(part(function, "arguments"))
+        if self.is_library(text):
+            return True
+        return None if own and name not in self.macros else False
 
     def is_builtin(self, text: str) -> bool:
         """Whether a type is one of the language's own, or the template's, by value."""
@@ -251,20 +306,6 @@ class Reads:
         return bool(words) and all(_BUILTIN.fullmatch(w) or w in self.types for w in words)
 
 
-def _takes_values(header: Tree, definition: Node) -> bool:
-    """Whether a function's parameters are neither references nor of types that may be."""
-    declarator = definition.child_by_field_name("declarator")
-    return declarator is not None and "&" not in header.text(declarator)
-
-
-def _types(header: Tree) -> Iterator[str]:
-    """The names that a header gives to types, and by macros and using-declarations."""
-    for node in walk(header.root):
-        if node.type == "using_declaration" or node.type.startswith("preproc_"):
-            yield from re.findall(r"\w+", header.text(node).split("\n")[0])
-        elif node.type.endswith(("_specifier", "alias_declaration", "enumerator")):
-            name = node.child_by_field_name("name")
-            if name is not None:
-                yield header.text(name)
-        elif node.type == "type_definition":
-            yield from re.findall(r"\w+", header.text(node))
+def refers(capture: Node) -> bool:
+    """Whether a lambda's ``[&v = x]`` keeps a reference, as ``[v = x]`` does not."""
+    return capture.children[0].type == "&"

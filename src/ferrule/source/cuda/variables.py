@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from tree_sitter import Node
 
-from ...dtypes import Dtype
 from ..cpp import Prepared
-from ..dialect import WIDE_INTEGERS
-from ..loops.assignments import WRITES_ARGUMENTS
 from ..loops.statements import inner_declarator
-from ..syntax import Tree, call_arguments, callee, declared_name, function_definitions, walk
-from .largest import IndexVariable, Largest, Most
-from .reads import OWN_BY_VALUE, Reads, is_plain
+from ..syntax import Tree, call_arguments, declarators, declared_name, field, part, walk
+from .reads import IndexVariable, Reads, is_plain
 
 _LOOPS = frozenset({"for_statement", "while_statement", "do_statement", "for_range_loop"})
 _SCOPES = _LOOPS | {
@@ -41,6 +37,13 @@ _DECLARATIONS = frozenset(
     }
 )
 _SHORT = frozenset({"&&", "||", "and", "or"})
+# The parts of a node that are evaluated on a condition alone.
+_BRANCHES = {
+    "if_statement": ("consequence", "alternative"),
+    "conditional_expression": ("consequence", "alternative"),
+    "binary_expression": ("right",),
+    "switch_statement": ("body",),
+}
 _ACCESSES = frozenset({"subscript_expression", "pointer_expression", "call_expression"})
 
 
@@ -52,12 +55,16 @@ class Around(NamedTuple):
     lambdas: tuple[Node, ...]
 
 
-class Variables(Largest):
+class Variables:
     """The variables of one body.
 
     Attributes:
+        arrays: the number of each buffer, its C++ type, and whether elements may lie before it.
         parents: the node around each, by its id.
+        uses: what each name means, by where it begins; parameters are among `parameters`.
         candidates: the nodes that may be accesses, each with what it stands in.
+        opaque: something hides what is written, or what is declared.
+        jumps: labels may be jumped to past conditions.
     """
 
     def __init__(
@@ -65,7 +72,7 @@ class Variables(Largest):
     ) -> None:
         self.p, self.source, self.tree, self.arrays = p, source, tree, arrays
         self.parents: dict[int, Node] = {}
-        self.uses: dict[int, IndexVariable] = {}  # by where an identifier begins
+        self.uses: dict[int, IndexVariable] = {}
         self.candidates: list[tuple[Node, Around]] = []
         self._named: list[tuple[Node, IndexVariable]] = []  # the uses, with their nodes
         self._declared: set[int] = set()  # where the names of declarations begin
@@ -73,30 +80,19 @@ class Variables(Largest):
         self._scopes: list[dict[str, IndexVariable]] = []
         self._lambdas: list[Node] = []
         self._unevaluated = self._loops = self._branches = 0
-        self.header = Tree(p.text.header + "\n", body=False)  # a directive ends with its line
-        self.functions = dict(function_definitions(self.header))
         shapes = [f"{name}_shape" for name in p.kernel.input_names]
+        self._pointers = {*arrays, *shapes}
         names = (*p.kernel.input_names, *p.kernel.output_names, *shapes)
-        self.pointers = {*arrays, *shapes}
         self.parameters = {name: IndexVariable(name) for name in names}
-        self.template = dict(p.spec.template)
+        self.reads = Reads(p, tree, self.parents, self.uses)
         # What a macro does to a variable, and which of two declarations holds, is not seen.
         self.opaque = bool(
             re.search(r"^[ \t]*#[ \t]*(?:if|el|define)", source, re.MULTILINE)
-            or set(p.text.macros) & set(re.findall(r"\w+", source))
-            or not is_plain(self.header, source, p.text.macros)
+            or p.text.macros.keys() & set(re.findall(r"\w+", source))
+            or not (self.reads.header.plain and is_plain(source))
+            or any(map(self.reads.is_builtin, self.reads.header.by_value))
         )
-        types = [name for name, value in p.spec.template if isinstance(value, Dtype)]
-        self.reads = Reads(tree, self.parents, self.header, types)
-        self.opaque |= any(map(self.reads.is_builtin, self.reads.by_value))
-        self.constants = set(_constants(self.header))
-        self.jumps, self.depth = False, 0
-        self.limits: dict[int, Most | None] = {}
-        self.numbers = {
-            name
-            for name, input_ in zip(p.kernel.input_names, p.spec.inputs, strict=True)
-            if input_.value and input_.dtype.kind in "iu"
-        }
+        self.jumps = False
 
     def read(self) -> None:
         """Find what each name means, which variables are written, and what may be an access."""
@@ -119,11 +115,10 @@ class Variables(Largest):
             for child in reversed(node.children):
                 self.parents[child.id] = node
                 waiting.append((child, False))
-        values = {node.start_byte: variable.value for node, variable in self._named}
         for node, variable in self._named:
             own = self.parameters.get(variable.name) is variable
-            pointer = own and variable.name in self.pointers
-            if variable.written or self.reads.certain(node, values, pointer):
+            pointer = own and variable.name in self._pointers
+            if variable.written or self.reads.certain(node, pointer):
                 continue
             parent = self.parents[node.id]
             if variable.loop is not None and self._is_update(parent, variable.loop):
@@ -144,7 +139,7 @@ class Variables(Largest):
         if kind == "lambda_expression":
             self._lambdas.append(node)
         if kind in _DECLARATIONS:
-            self._declare(node, self._scopes[-1])
+            self._declare(node)
         elif kind == "lambda_capture_initializer" and node.named_child_count:
             self._hide(node.named_children[0])
         elif kind in ("alias_declaration", "type_definition"):
@@ -174,12 +169,12 @@ class Variables(Largest):
 
     def _declares(self, call: Node) -> bool:
         """Whether what reads like a call may declare its argument: ``uint(k) = 9;``."""
-        function, names = call.child_by_field_name("function"), call_arguments(call)
+        names = call_arguments(call)
         while len(names) == 1 and names[0].type == "parenthesized_expression":
             names = names[0].named_children
-        if function is None or len(names) != 1 or names[0].type != "identifier":
+        if len(names) != 1 or names[0].type != "identifier":
             return False
-        name = self.tree.text(function).removeprefix("metal::")
+        name = self.tree.text(part(call, "function")).removeprefix("metal::")
         typed = self.reads.is_builtin(name) or name.endswith("_t")  # not those of the header
         node, parent = call, self.parents.get(call.id)
         while parent is not None and parent.start_byte == call.start_byte:
@@ -188,109 +183,50 @@ class Variables(Largest):
             if parent.type == "expression_statement":
                 return typed
             node, parent = parent, self.parents.get(parent.id)
-        head = None if parent is None else parent.child_by_field_name("initializer")
+        head = field(parent, "initializer")
         return typed and head is not None and head.id == node.id
 
     def _is_branch(self, node: Node) -> bool:
         """Whether a node is evaluated on a condition alone."""
         parent = self.parents.get(node.id)
-        if parent is None:
+        if parent is None or parent.type not in _BRANCHES:
             return False
-        fields: tuple[str, ...]
-        if parent.type in ("if_statement", "conditional_expression"):
-            fields = ("consequence", "alternative")
-        elif parent.type == "binary_expression" and parent.children[1].type in _SHORT:
-            fields = ("right",)
-        elif parent.type == "switch_statement":
-            fields = ("body",)
-        else:
+        if parent.type == "binary_expression" and parent.children[1].type not in _SHORT:
             return False
-        branches = (parent.child_by_field_name(field) for field in fields)
+        branches = (field(parent, name) for name in _BRANCHES[parent.type])
         return any(branch is not None and branch.id == node.id for branch in branches)
 
-    def _declare(self, node: Node, scope: dict[str, IndexVariable]) -> None:
+    def _declare(self, node: Node) -> None:
         parent = self.parents.get(node.id)
         loop = parent if parent is not None and parent.type == "for_statement" else None
-        kind = node.child_by_field_name("type")
-        written = node.type != "declaration"
+        specifiers = ""
         before: set[str] = set()  # what the values before a declarator name
-        for d in node.children_by_field_name("declarator"):
-            inner = inner_declarator(d)
-            value = d.child_by_field_name("value")
+        for d in declarators(node):
+            if field(node, "type") is not None and not specifiers:
+                specifiers = self.tree.data[node.start_byte : d.start_byte].decode()
+            inner, value, name = inner_declarator(d), field(d, "value"), declared_name(d)
             if inner is not None and inner.type == "structured_binding_declarator":
                 for child in inner.named_children:
                     self._hide(child)
                 continue
-            name = declared_name(d)
             like_a_function = value is None and any(
                 n.type == "function_declarator" for n in walk(d)
             )
-            shadows = name is not None and self.tree.text(name) in before
+            shadows = self.tree.text(name) in before
             before |= set(re.findall(r"\w+", self.tree.text(d)))
             if name is None or like_a_function or shadows:  # `uint& r(i);`
                 self.opaque = True
                 continue
+            text, plain = self.tree.text(name), inner is not None and inner.type == "identifier"
             self._declared.add(name.start_byte)
-            self.opaque |= self.reads.is_builtin(self.tree.text(name))
-            first = node.children_by_field_name("declarator")[0]
-            specifiers = self.tree.data[node.start_byte : first.start_byte].decode()
-            plain = inner is not None and inner.type == "identifier"
-            scope[self.tree.text(name)] = IndexVariable(
-                self.tree.text(name),
-                specifiers if kind is not None else "",
-                value,
-                plain,
-                written,
-                loop,
-            )
+            self.opaque |= self.reads.is_builtin(text)
+            written = node.type != "declaration"
+            self._scopes[-1][text] = IndexVariable(text, specifiers, value, plain, written, loop)
 
     def _is_update(self, node: Node, loop: Node) -> bool:
         """Whether an expression is the last part of a loop's head, or follows a comma there."""
         parent = self.parents.get(node.id)
         while parent is not None and parent.type == "comma_expression":
             node, parent = parent, self.parents.get(parent.id)
-        update = loop.child_by_field_name("update")
+        update = field(loop, "update")
         return update is not None and update.id == node.id
-
-    def by_reference(self, call: Node) -> bool:
-        """Whether a function may take arguments by reference: of the header, a lambda, a macro."""
-        function = call.child_by_field_name("function")
-        if function is None or function.type in ("primitive_type", "sized_type_specifier"):
-            return False
-        if function.type not in ("identifier", "qualified_identifier", "template_function"):
-            return True  # a method, a lambda where it stands
-        name = callee(self.tree, call)
-        text = self.tree.text(function)
-        if text.startswith("::fr::"):
-            return name not in OWN_BY_VALUE
-        if name in WRITES_ARGUMENTS:
-            return True
-        if name in self.reads.by_value:
-            return not self.reads.by_value[name]
-        variable = self.uses.get(function.start_byte) if function.type == "identifier" else None
-        if variable is not None:  # a lambda
-            head = variable.value.child_by_field_name("declarator") if variable.value else None
-            return head is None or "&" in self.tree.text(head)
-        return name in self.p.text.macros
-
-
-def _constants(header: Tree) -> Iterator[str]:
-    """The integers that a header declares for all of the text."""
-    names: dict[str, int] = {}
-    for node in walk(header.root):
-        if node.type in ("declaration", "parameter_declaration"):
-            for d in node.children_by_field_name("declarator"):
-                name = declared_name(d)
-                if name is not None:
-                    names[header.text(name)] = names.get(header.text(name), 0) + 1
-    for node in header.root.named_children:
-        kind = node.child_by_field_name("type")
-        if node.type != "declaration" or kind is None or header.text(kind) not in WIDE_INTEGERS:
-            continue
-        words = header.text(node).split("=")[0].split()
-        for d in node.children_by_field_name("declarator"):
-            inner, value = inner_declarator(d), d.child_by_field_name("value")
-            if inner is None or inner.type != "identifier" or value is None:
-                continue
-            if names.get(header.text(inner)) == 1 and {"constant", "constexpr", "const"} & {*words}:
-                yield header.text(inner)
