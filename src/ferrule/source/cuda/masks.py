@@ -27,15 +27,17 @@ mask are brought together), and in bodies that are not understood at all (`NotSp
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tree_sitter import Node
 
 from ..cpp import NotSplittable, Prepared
+from ..loops.analysis import analyse
+from ..loops.body import Body, Scopes, Unit, read
 from ..loops.inline import inline
-from ..loops.pieces import Again
+from ..loops.plan import Plan, planned, require
 from ..loops.statements import LOOPS, branch_statements, loop_parts
-from ..loops.uniform import Unit, Variable
+from ..loops.uniform import Uniformity
 from ..syntax import OTHER_CODE, declarators, function_definitions, walk
 from .simd_operations import JUMPS, MASKED, SimdOperations
 
@@ -82,38 +84,36 @@ def masked(p: Prepared, unit: Unit) -> tuple[str, str] | None:
         text = p.expanded()
         with suppress(NotSplittable):  # else the functions ask the hardware
             text = inline(p, text)
-        masks = Masks(p, text, unit)
-        for _ in range(200):
-            try:
-                return masks.run()
-            except Again:
-                continue
+        body = read(p, text, unit)
+        return planned(lambda plan: Masks(body, plan).run())
     except (NotSplittable, RecursionError):
-        pass
-    return None
+        return None
 
 
 class Masks(SimdOperations):
     """Writes masks into one body."""
+
+    def __init__(self, body: Body, plan: Plan) -> None:
+        super().__init__(body)
+        self.plan = plan
 
     def run(self) -> tuple[str, str] | None:
         """Declarations, and the body.
 
         Raises:
             NotSplittable: the control flow does not allow it.
-            Again: a loop turned out to be left by some lanes before others.
+            NotPlanned: a loop turned out to be left by some lanes before others.
         """
-        self._find_operations()
         if not self.operations:
             return None
         self._refuse()
-        self._analyse()
+        self.scopes = Scopes(self.body, analyse(self.body, self.plan))
+        self.uniformity = Uniformity(self.scopes)
         self.edits: list[tuple[int, int, str]] = []
         self.regions = [_Region("fr_m0")]
         self.loops: list[_Loop] = []
         self.count = self.choices = 0
         self.leaves = False
-        self.scopes = [dict(self.by_param)]
         self._block(self.tree.block.named_children)
         declared = "::fr::warp::mask fr_m0 = ::fr::warp::all(fr_g, fr_i);"
         if self.choices:
@@ -124,21 +124,12 @@ class Masks(SimdOperations):
         return declared, self.tree.edited(self.edits)
 
     def _refuse(self) -> None:
-        names = {*self.functions, *(name for name, _ in function_definitions(self.tree))}
+        names = {*self.body.functions, *(name for name, _ in function_definitions(self.tree))}
         if names & MASKED:
             raise NotSplittable("the header has operations of its own")
         for node in walk(self.tree.block):
             if node.type in ("goto_statement", "labeled_statement", "co_return_statement"):
                 raise NotSplittable("the body jumps with goto")
-
-    def _variable(self, key: int, variable: Variable) -> Variable:
-        """A variable; of one in a statement that the analysis took as a whole nothing is known."""
-        if self.analysed and key not in self.variables:
-            variable.uniform = variable.readonly = variable.pointer = False
-            variable.written = True
-            self.scopes[-1][variable.name] = variable
-            return variable
-        return super()._variable(key, variable)
 
     def _insert(self, position: int, text: str) -> None:
         self.edits.append((position, position, text))
@@ -150,10 +141,9 @@ class Masks(SimdOperations):
     # -- statements ------------------------------------------------------------------------------
 
     def _block(self, statements: list[Node]) -> None:
-        self.scopes.append({})
-        for s in statements:
-            self._statement(s)
-        self.scopes.pop()
+        with self.scopes.inner():
+            for s in statements:
+                self._statement(s)
 
     def _nested(self, branch: Node, region: _Region | None = None) -> None:
         """A branch or a loop's body, for the lanes of a region of its own."""
@@ -184,16 +174,25 @@ class Masks(SimdOperations):
         elif kind == "switch_statement" or not self._operates(s):
             self._opaque_statement(s)
         elif kind in LOOPS:
-            self._loop(s)
+            with self.scopes.inner():
+                self._loop(s)
         else:
             raise NotSplittable(f"a {kind.replace('_', ' ')} holds an operation of a simdgroup")
 
     def _declaration(self, s: Node) -> None:
         self._name_lanes(s)
         for d in declarators(s):
-            variable = self._declared(s, d, 0)
-            if "constexpr" in variable.type.split():
-                variable.uniform = True
+            if d.start_byte not in self.scopes.variables:
+                # Of one in a statement that the analysis took as a whole nothing is known.
+                variable = self.body.variable(s, d)
+                self.scopes.variables[variable.key] = replace(
+                    variable,
+                    uniform="constexpr" in variable.type.split(),
+                    readonly=False,
+                    pointer=False,
+                    written=True,
+                )
+            self.scopes.enter(s, d)
 
     def _name_lanes(self, node: Node | None, mask: str = "") -> None:
         """Hand a mask, that of the current region, to the operations in an expression."""
@@ -248,10 +247,7 @@ class Masks(SimdOperations):
         # Those that go on to the next round do not see who leaves the loop in this one.
         if len(self.regions) == loop.depth and not (kind == "break" and loop.rounds):
             return
-        loops = self.masked_loops if kind == "break" else self.continued_loops
-        if loop.start not in loops:
-            loops.add(loop.start)
-            raise Again
+        require(self.plan, kind, loop.start)
 
     def _leave(self, kind: str) -> str:
         """The jump by which all lanes of the current region leave it."""
@@ -378,7 +374,6 @@ class Masks(SimdOperations):
 
     def _loop(self, s: Node) -> None:
         body, condition, start, update = loop_parts(s)
-        self.scopes.append({})
         key = s.start_byte
         # The analysis must have seen the loop's variables before its condition is judged.
         first_edit = len(self.edits)
@@ -388,7 +383,8 @@ class Masks(SimdOperations):
             self._name_lanes(start)
         start_edits, self.edits[first_edit:] = self.edits[first_edit:], []
         uniform = self.uniformity.of(condition)
-        masked_loop, rounds = not uniform or key in self.masked_loops, key in self.continued_loops
+        masked_loop = not uniform or ("break", key) in self.plan
+        rounds = ("continue", key) in self.plan
         n = self._number()
         region = _Region(f"fr_l{n}", s, f"fr_e{n}")
         if masked_loop:
@@ -422,7 +418,6 @@ class Masks(SimdOperations):
             self.regions.pop()
             label = f" {region.end}: ;" if region.leaving else ""
             self._insert(s.end_byte, f"{label}{self._stay(region.leaving)} }}")
-        self.scopes.pop()
 
     def _start(self, s: Node) -> int:
         """Where something may stand before a statement: before the pragmas that belong to it."""

@@ -8,7 +8,7 @@ from tree_sitter import Node
 
 from ..cpp import synchronising_functions
 from ..dialect import SIMD_BARRIERS, SIMD_OPS
-from ..loops.analysis import AnalysedBody
+from ..loops.body import Body
 from ..loops.statements import LOOPS
 from ..syntax import callee, declared_name, enclosing_struct, function_definitions, walk, walk_code
 
@@ -16,7 +16,7 @@ MASKED = SIMD_OPS | SIMD_BARRIERS  # what is handed a mask
 JUMPS = {f"{kind}_statement": kind for kind in ("return", "break", "continue")}
 
 
-class SimdOperations(AnalysedBody):
+class SimdOperations:
     """The operations of one body.
 
     Attributes:
@@ -24,10 +24,8 @@ class SimdOperations(AnalysedBody):
         operations: where the operations and the calls of such functions begin.
     """
 
-    callers: set[str]
-    operations: list[int]
-
-    def _find_operations(self) -> None:
+    def __init__(self, body: Body) -> None:
+        self.body, self.tree = body, body.tree
         self.callers = self._callers()
         calls = (n for n in walk_code(self.tree.block) if n.type == "call_expression")
         self.operations = [
@@ -45,7 +43,7 @@ class SimdOperations(AnalysedBody):
 
     def _callers(self) -> set[str]:
         """Functions and lambdas that operate: what is left of the header's, and local ones."""
-        callers = {re.sub(r"<.*", "", name) for name in synchronising_functions(self.p)}
+        callers = {re.sub(r"<.*", "", name) for name in synchronising_functions(self.body.prepared)}
         definitions: list[tuple[str, Node]] = []
         for name, node in function_definitions(self.tree):
             definitions += [(name, node), (enclosing_struct(self.tree, node), node)]

@@ -205,7 +205,7 @@ def _signature(spec: Spec, form: Form) -> _Signature:
 def _with_masks(p: Prepared, form: Form) -> tuple[str, str]:
     """Declarations of masks, and the body in which simd operations are told which lanes come."""
     if p.text.words & COLLECTIVES:
-        from ..loops.uniform import Unit
+        from ..loops.body import Unit
         from .masks import masked
 
         result = masked(p, Unit(True, form.threads in ("row", "any") or form.aligned, form.aligned))

@@ -2,78 +2,76 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from tree_sitter import Node
 
 from ..syntax import Tree, callee, walk
+from .statements import kinds, part
 
 # Functions of the library that write to an argument.
 WRITES_ARGUMENTS = frozenset({"frexp", "modf", "sincos"})
 
 # `float(x)` reads like a call.
 _CASTS = frozenset({"primitive_type", "sized_type_specifier", "type_identifier", "template_type"})
-
-
-def assigned(tree: Tree, node: Node) -> Iterable[tuple[str, bool]]:
-    """The names that an expression or statement may change.
-
-    With each, whether it is changed through ``[]``, ``*`` or ``->``: then a pointer stays as it is.
-    """
-    for part in walk(node):
-        kind = part.type
-        target: Node | None = None
-        if kind == "assignment_expression":
-            target = part.child_by_field_name("left")
-        elif kind == "update_expression" or (
-            kind == "pointer_expression" and part.children[0].type == "&"
-        ):
-            target = part.child_by_field_name("argument")
-        elif kind == "reference_declarator":
-            # `T& r = v;`: v may change through r.
-            parent = part.parent
-            value = parent.child_by_field_name("value") if parent is not None else None
-            if value is not None:
-                yield from ((n, False) for n in referred(tree, value))
-            continue
-        elif kind == "call_expression":
-            function = part.child_by_field_name("function")
-            if function is not None and function.type == "field_expression":
-                method = function.child_by_field_name("field")
-                if method is not None and tree.text(method) != "swz":
-                    base = function.child_by_field_name("argument")
-                    if base is not None:
-                        yield from ((n, False) for n in names_in(tree, base))
-            continue
-        if target is not None:
-            base, through = base_of(target)
-            if base is not None:
-                yield tree.text(base), through
-            else:  # a conditional, a comma, a call: any name in it may be the target
-                yield from ((n, False) for n in names_in(tree, target))
-
-
 _CHAIN = frozenset(
     {"subscript_expression", "field_expression", "pointer_expression", "parenthesized_expression"}
 )
 
 
+def assigned(tree: Tree, node: Node) -> Iterator[tuple[str, bool]]:
+    """The names that an expression or statement may change.
+
+    With each, whether it is changed through ``[]``, ``*`` or ``->``: then a pointer stays as it is.
+    """
+    for n in walk(node):
+        if n.type == "assignment_expression":
+            yield from _targets(tree, part(n, "left"))
+        elif n.type == "update_expression" or takes_address(n):
+            yield from _targets(tree, part(n, "argument"))
+        elif n.type == "reference_declarator":
+            # `T& r = v;`: v may change through r.
+            yield from ((name, False) for place in aliased(n) for name in referred(tree, place))
+        elif n.type == "call_expression":
+            function = part(n, "function")
+            if function.type == "field_expression" and tree.text(part(function, "field")) != "swz":
+                names = names_in(tree, part(function, "argument"))
+                yield from ((name, False) for name in names)
+
+
+def _targets(tree: Tree, node: Node) -> Iterator[tuple[str, bool]]:
+    base, through = base_of(node)
+    if base is not None:
+        yield tree.text(base), through
+    else:  # a conditional, a comma, a call: any name in it may be the target
+        yield from ((name, False) for name in names_in(tree, node))
+
+
+def takes_address(node: Node) -> bool:
+    """Whether a node is an address: ``&x``."""
+    return node.type == "pointer_expression" and node.children[0].type == "&"
+
+
+def aliased(node: Node) -> Iterator[Node]:
+    """What something may point or refer to: operands of ``&``, and what references start with."""
+    for place in kinds(node, "pointer_expression", "reference_declarator"):
+        if takes_address(place):
+            yield part(place, "argument")
+        elif place.type == "reference_declarator" and place.parent is not None:
+            value = place.parent.child_by_field_name("value")
+            if value is not None:
+                yield value
+
+
 def base_of(node: Node) -> tuple[Node | None, bool]:
     """The variable that an lvalue is a part of, or points to; None where it is no plain chain."""
     through = False
-    while node.type != "identifier":
-        if node.type not in _CHAIN:
-            return None, through
+    while node.type in _CHAIN:
         through |= node.type in ("subscript_expression", "pointer_expression") or any(
             c.type == "->" for c in node.children
         )
-        inner = node.child_by_field_name("argument")
-        if inner is None and node.named_children:
-            inner = node.named_children[0]
-        if inner is None:
-            return None, through
-        node = inner
-    return node, through
+        node = node.child_by_field_name("argument") or node.named_children[0]
+    return (node if node.type == "identifier" else None), through
 
 
 def referred(tree: Tree, node: Node) -> set[str]:
@@ -84,33 +82,23 @@ def referred(tree: Tree, node: Node) -> set[str]:
 
 def names_in(tree: Tree, node: Node) -> set[str]:
     """The identifiers in an expression."""
-    return {tree.text(n) for n in walk(node) if n.type == "identifier"}
+    return {tree.text(n) for n in kinds(node, "identifier")}
 
 
 def passed_by_name(tree: Tree, node: Node, functions: frozenset[str]) -> Iterable[tuple[str, bool]]:
     """Names handed bare to functions that might change them: the header's, or lambdas."""
-    for part in walk(node):
-        if part.type != "call_expression":
-            continue
-        function = part.child_by_field_name("function")
-        arguments = part.child_by_field_name("arguments")
-        if function is None or arguments is None:
-            continue
-        name = callee(tree, part)
-        if function.type in _CASTS:
-            continue
-        harmless = name not in functions and name not in WRITES_ARGUMENTS
-        if (
-            harmless
-            and function.type in ("identifier", "qualified_identifier")
-            and not name.startswith(("simdgroup_", "atomic_"))
+    for call in kinds(node, "call_expression"):
+        function, name = part(call, "function"), callee(tree, call)
+        changes = name in functions or name in WRITES_ARGUMENTS
+        library = function.type in ("identifier", "qualified_identifier")
+        if function.type in _CASTS or (
+            library and not changes and not name.startswith(("simdgroup_", "atomic_"))
         ):
             continue
         if function.type == "identifier" and name in functions:
             yield name, True  # an object that is called
-        for argument in arguments.named_children:
-            if argument.type not in ("identifier", "field_expression", "subscript_expression"):
-                continue
-            base, _ = base_of(argument)
-            if base is not None:
-                yield tree.text(base), True
+        for argument in part(call, "arguments").named_children:
+            if argument.type in ("identifier", "field_expression", "subscript_expression"):
+                base, _ = base_of(argument)
+                if base is not None:
+                    yield tree.text(base), True

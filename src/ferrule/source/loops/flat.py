@@ -4,142 +4,80 @@ from __future__ import annotations
 
 import re
 
-from tree_sitter import Node
-
-from ..cpp import (
-    PER_GROUP,
-    PER_THREAD,
-    NotSplittable,
-    Parameter,
-    Prepared,
-    attribute,
-    body,
-    comma,
-    function_parameters,
-    parameters,
-    template_head,
-    used_attributes,
-    with_entry,
-    without_synchronising_functions,
-)
+from .. import cpp
+from ..cpp import NotSplittable, Parameter, Prepared
 from ..syntax import declarators
 from . import split
-from .pieces import Piece
-from .regions import Regions
+from .analysis import analyse
+from .body import Body, Scopes, Unit, Variables, read
+from .lanes import AT, Lanes, Nest
+from .plan import Plan
 from .rows import Row
-from .uniform import Unit, Variable
+from .statements import words
+from .uniform import Uniformity
 
 _GRID = "thread_position_in_grid"
 ROW_LANES = 64  # threads of a row that run together
 _MAY_FAIL = re.compile(r"[/%\[*]|->")  # a division or a load, which an early return may guard
-_CONSTANTS = (
-    "alias_declaration",
-    "type_definition",
-    "using_declaration",
-    "static_assert_declaration",
-    "struct_specifier",
-    "class_specifier",
-    "union_specifier",
-    "enum_specifier",
+_CONSTANTS = words(
+    """
+    alias_declaration type_definition using_declaration static_assert_declaration
+    struct_specifier class_specifier union_specifier enum_specifier
+    """
 )
 
 
-class Flat(Regions):
-    """Writes a body as the inside of one loop, preceded by what is the same in all its rounds."""
+def _written(body: Body, variables: Variables) -> tuple[str, str]:
+    """A body as the inside of one loop, after what is the same in all its rounds."""
+    scopes = Scopes(body, variables)
+    lanes = Lanes(Uniformity(scopes), lambda nest, kind: "goto fr_next;")
+    tree, nest = body.tree, Nest()
 
-    def __init__(self, prepared: Prepared) -> None:
-        super().__init__(prepared, prepared.expanded(), Unit(simdgroup=False, rows=True))
-        self.inside: set[str] = set()  # uniform variables that stay inside the loop
-        self.left = False  # a lane may have left already
+    def is_inside(name: str) -> bool:
+        variable = scopes.lookup(name)
+        return name in nest.inside or (variable is not None and not variable.uniform)
 
-    def run(self) -> tuple[str, str, bool]:
-        """What goes before the loop, what goes inside, and whether a lane leaves early."""
-        self._analyse()
-        # What depends on a variable that is written is not uniform either.
-        variables = (*self.variables.values(), *self.by_param.values())
-        self._visit_until_settled([v for v in variables if v.written])
-        self.scopes = [dict(self.by_param), {}]
-        for statement in self.tree.block.named_children:
-            self._statement(statement)
-        pieces, self.pending = self.pending, []
-        body = "".join(self._text_of(piece) for piece in pieces)
-        return (
-            "".join(self.out) + self._prepared_divisors(),
-            body,
-            any(piece.exits for piece in pieces),
-        )
-
-    def _splits(self, statement: Node) -> bool:
-        return False
-
-    def _lane_jump(self, kind: str) -> str:
-        return "goto fr_next;"
-
-    def _outside(self, variable: Variable) -> bool:
-        return super()._outside(variable) and variable.name not in self.inside
-
-    def _text_of(self, piece: Piece) -> str:
-        return f"{self._line_of(piece)}{piece.plain or piece.text}\n"
-
-    def _line_of(self, piece: Piece) -> str:
-        return f'#line {piece.line} "{self.p.kernel.name}.source"\n'
-
-    def _statement(self, statement: Node) -> None:
-        kind = statement.type
-        text = self.tree.text(statement)
-        if kind == "comment":
-            return
-        if kind.startswith("preproc"):
-            self.pending.append(Piece("\n" + text + "\n", self._line(statement)))
-        elif kind in _CONSTANTS and not self._lane_names_in(text):
-            self._at(statement, text + (";\n" if kind.endswith("_specifier") else "\n"))
-        elif kind == "declaration" and not self._leaves_loop(statement):
-            self._declare(statement)
-        elif kind == "declaration":
-            for declarator in declarators(statement):
-                self.inside.add(self._declared(statement, declarator, 0).name)
-            self._piece(statement)
-        elif kind.endswith("_specifier"):
-            self.pending.append(Piece(text + ";", self._line(statement)))
-        else:
-            self._piece(statement)
-            self.left |= self.pending[-1].exits
-
-    def _lane_names_in(self, text: str) -> bool:
-        """Whether a text names what exists only inside the loop."""
-        for name in self._names(text):
-            variable = self._lookup(name)
-            if name in self.inside or (variable is not None and not variable.uniform):
-                return True
-        return False
-
-    def _leaves_loop(self, statement: Node) -> bool:
-        """Whether a declaration must stay inside the loop."""
-        variables = [self._declared(statement, d, 0) for d in declarators(statement)]
-        if not all(v.uniform and v.kind in ("value", "array") for v in variables):
-            return True
-        text = self.tree.text(statement)
-        names = self._names(text)
-        return bool(names & self.inside) or (self.left and bool(_MAY_FAIL.search(text)))
-
-    def _declare(self, statement: Node) -> None:
-        for declarator in declarators(statement):
-            self._declared(statement, declarator, 0)
-        self._at(statement, self.tree.text(statement) + "\n")
+    with scopes.inner():
+        for statement in tree.block.named_children:
+            kind, text = statement.type, tree.text(statement)
+            if kind == "comment":
+                continue
+            if kind.startswith("preproc"):
+                lanes.add("\n" + text + "\n", statement)
+            elif kind in _CONSTANTS and not any(map(is_inside, scopes.words(text))):
+                end = ";\n" if kind.endswith("_specifier") else "\n"
+                lanes.write(text + end, statement)
+            elif kind == "declaration":
+                declared = [scopes.enter(statement, d) for d in declarators(statement)]
+                if (
+                    all(v.uniform and v.kind in ("value", "array") for v in declared)
+                    and not scopes.words(text) & nest.inside
+                    and not (lanes.leaving and _MAY_FAIL.search(text))
+                ):
+                    lanes.write(text + "\n", statement)
+                else:
+                    nest = nest._replace(inside=nest.inside | {v.name for v in declared})
+                    lanes.add_statement(statement, nest)
+            elif kind.endswith("_specifier"):
+                lanes.add(text + ";", statement)
+            else:
+                lanes.add_statement(statement, nest)
+    leaving, pieces = lanes.leaving, lanes.take()
+    loop = "".join(f"{body.directive(piece.line)}{piece.text}\n" for piece in pieces)
+    loop = f"{{\n{loop}}}\n{AT}  fr_next: ;\n" if leaving else loop + AT
+    return lanes.text() + lanes.take_constants(), loop
 
 
 def text(p: Prepared) -> str:
     """The whole text: loops over the grid, what is the same in all threads of a row outside."""
-    p = without_synchronising_functions(p)
-    attributes = used_attributes(p)
-    in_group = any(a in PER_THREAD and a != _GRID for a in attributes) or any(
-        a in PER_GROUP for a in attributes
-    )
-    params = parameters(p.spec)
+    p = cpp.without_synchronising_functions(p)
+    attributes, params = cpp.used_attributes(p), cpp.parameters(p.spec)
+    in_group = any(a in cpp.PER_GROUP or (a in cpp.PER_THREAD and a != _GRID) for a in attributes)
     before, inside, row, moved = _parts(p, params)
+    row_values, thread_values = _values(params, moved, attributes, in_group)
+    outside = row_values + before + AT
+    inside = thread_values + inside
     scalars = "".join(f"  const auto fr_s_{q.name} = fr_a_{q.name};\n" for q in params if q.scalar)
-    outside = _row_values(params, moved, attributes, in_group) + before + '#line 1 "ferrule"\n'
-    inside = _thread_values(params, moved, attributes, in_group) + inside
     functions = ""
     if in_group:
         loops = _group_loops(outside, inside)
@@ -149,18 +87,17 @@ def text(p: Prepared) -> str:
 {inside}  }}
 """
         if row is not None:
-            of_row, in_row = row
-            functions = split.row_function(p, of_row)
-            functions += split.function(p, "fr_in_row", in_row, ROW_LANES, rows=True)
-            loop = _loop_by_rows(p, params, loop)
-            scalars += _row_length(p, params)
+            functions = split.row_function(p, row[0])
+            functions += split.function(p, "fr_in_row", row[1], ROW_LANES, rows=True)
+            length, loop = _by_rows(p, params, loop)
+            scalars += length
         loops = _grid_loops(outside, loop)
-    arguments = comma(params) + function_parameters(params)
-    return with_entry(
+    arguments = cpp.comma(params) + cpp.function_parameters(params)
+    return cpp.with_entry(
         p,
         "rows" if functions else "flat",
         f"""\
-{functions}{template_head(p.spec)}static void fr_kernel(
+{functions}{cpp.template_head(p.spec)}static void fr_kernel(
     const ::fr::launch* fr_l, uint64_t fr_begin, uint64_t fr_end{arguments}) {{
   ::fr::group fr_g(fr_l);
   (void)fr_g;
@@ -172,54 +109,45 @@ def text(p: Prepared) -> str:
     )
 
 
-def _row_values(
+def _values(
     params: list[Parameter], moved: set[str], attributes: list[str], in_group: bool
-) -> str:
-    """Parameters and attributes that are the same for all threads of a row."""
-    values = "".join(
-        f"  {q.type} {q.name} = {'fr_s_' if q.scalar else 'fr_a_'}{q.name}; (void){q.name};\n"
+) -> tuple[str, str]:
+    """Parameters and attributes: those of all threads of a row, and those of each thread."""
+    row = [
+        f"{q.type} {q.name} = {'fr_s_' if q.scalar else 'fr_a_'}{q.name}; (void){q.name};"
         for q in params
         if q.name not in moved
-    )
-    uniform = [a for a in attributes if a not in PER_THREAD]
+    ]
+    thread = [f"{q.type} {q.name} = fr_a_{q.name};" for q in params if q.name in moved]
+    uniform = [a for a in attributes if a not in cpp.PER_THREAD]
     # A row's y and z are the same for all its threads.
     uniform += [a for a in attributes if a == "thread_position_in_threadgroup"]
-    values += "".join(f"  {attribute(a)} (void){a};\n" for a in uniform)
+    row += [f"{cpp.attribute(a)} (void){a};" for a in uniform]
+    thread += [cpp.attribute(a) for a in attributes if a in cpp.PER_THREAD and a != _GRID]
     if _GRID in attributes:
         # The row's first thread stands for all where only y and z are asked for.
-        position = "fr_g.origin + fr_p" if in_group else "metal::uint3(fr_first, fr_y, fr_z)"
-        values += f"  const uint3 {_GRID} = {position};\n  (void){_GRID};\n"
-    return values
+        for values, x in ((row, "fr_first"), (thread, "fr_i")):
+            position = "fr_g.origin + fr_p" if in_group else f"metal::uint3({x}, fr_y, fr_z)"
+            values.append(f"const uint3 {_GRID} = {position};")
+        row.append(f"(void){_GRID};")
+    return "".join(f"  {v}\n" for v in row), "".join(f"  {v}\n" for v in thread)
 
 
-def _thread_values(
-    params: list[Parameter], moved: set[str], attributes: list[str], in_group: bool
-) -> str:
-    """Parameters and attributes that each thread has for itself."""
-    values = "".join(f"  {q.type} {q.name} = fr_a_{q.name};\n" for q in params if q.name in moved)
-    values += "".join(f"  {attribute(a)}\n" for a in attributes if a in PER_THREAD and a != _GRID)
-    if _GRID in attributes:
-        position = "fr_g.origin + fr_p" if in_group else "metal::uint3(fr_i, fr_y, fr_z)"
-        values += f"  const uint3 {_GRID} = {position};\n"
-    return values
+def _by_rows(p: Prepared, params: list[Parameter], loop: str) -> tuple[str, str]:
+    """The length of the rows of the launch, before the loops; and a loop over x.
 
-
-def _row_length(p: Prepared, params: list[Parameter]) -> str:
-    """The length of the rows of the launch, before the loops."""
-    types = ", ".join(n for n, _ in p.spec.template)
-    passed = comma(params) + ", ".join(f"fr_a_{q.name}" for q in params)
-    call = f"fr_row_length{'<' + types + '>' if types else ''}(fr_g{passed})"
-    return (
-        "  fr_g.threads_per_threadgroup = metal::uint3(1, 1, 1);\n"
-        f"  const unsigned fr_c = {call};\n"
-    )
-
-
-def _loop_by_rows(p: Prepared, params: list[Parameter], loop: str) -> str:
-    """A loop over x, in pieces that lie in one row each where the rows are long enough."""
-    passed = comma(params) + ", ".join(f"fr_a_{q.name}" for q in params)
+    It is in pieces that lie in one row each where the rows are long enough.
+    """
+    passed = cpp.comma(params) + ", ".join(f"fr_a_{q.name}" for q in params)
     types = "".join(f", {n}" for n, _ in p.spec.template)
-    return f"""\
+    values = f"<{types[2:]}>" if types else ""
+    length = f"""\
+  fr_g.threads_per_threadgroup = metal::uint3(1, 1, 1);
+  const unsigned fr_c = fr_row_length{values}(fr_g{passed});
+"""
+    return (
+        length,
+        f"""\
   if (fr_c && fr_last <= 0x7fffffffu) {{
   for (unsigned fr_s = fr_first; fr_s < fr_last;) {{
   const unsigned fr_b = fr_s - fr_s % fr_c;
@@ -233,7 +161,8 @@ def _loop_by_rows(p: Prepared, params: list[Parameter], loop: str) -> str:
   }}
   }} else {{
 {loop}  }}
-"""
+""",
+    )
 
 
 def _group_loops(outside: str, inside: str) -> str:
@@ -277,14 +206,11 @@ def _parts(
     """Before the loop, inside it, inside a row of it, and the parameters that a thread moves."""
     moved = {q.name for q in params if not q.scalar}
     try:
-        writer = Flat(p)
-        before, inside, exits = writer.run()
+        code = read(p, p.expanded(), Unit(simdgroup=False, rows=True), whole=True)
+        variables = analyse(code, Plan())
+        before, inside = _written(code, variables)
     except (NotSplittable, RecursionError):
         # Syntax that is not understood, or too deep: a lambda takes the body as it is.
-        return "", f"  [&]() {{\n{body(p, p.text.source)}  }}();\n", None, moved
-    if exits:
-        inside = f'{{\n{inside}}}\n#line 1 "ferrule"\n  fr_next: ;\n'
-    else:
-        inside += '#line 1 "ferrule"\n'
-    moved = {q.name for q in params if writer.by_param[q.name].written}
-    return before, inside, split.in_row(p, writer), moved
+        return "", f"  [&]() {{\n{cpp.body(p, p.text.source)}  }}();\n", None, moved
+    moved = {q.name for q in params if variables[q.name].written}
+    return before, inside, split.in_row(p, code, variables), moved

@@ -19,9 +19,9 @@ from tree_sitter import Node
 
 from ..cpp import NotSplittable, Prepared, parameters, synchronising_functions
 from ..syntax import Tree, callee, declarators, walk
-from .analysis import WORD
 from .arguments import STEPS, Arguments, HeaderCall
 from .assignments import WRITES_ARGUMENTS
+from .body import WORD
 from .declarations import declared_names
 from .header import Functions
 from .returns import Returns

@@ -4,219 +4,199 @@ from __future__ import annotations
 
 from tree_sitter import Node
 
-from ..cpp import ROW_ADDITION, NotSplittable, Prepared, body_line
+from ..cpp import ROW_ADDITION, NotSplittable
 from ..dialect import MATRIX_OPS, SIMD_BARRIERS, THREADGROUP_BARRIERS, UNIFORM_RESULTS
-from ..syntax import call_arguments, callee, walk
-from .analysis import SPLIT_CALLS
-from .pieces import Piece
-from .regions import Regions
-from .statements import branches, expression
-from .uniform import Unit
+from ..syntax import call_arguments, callee
+from .body import SPLIT_CALLS
+from .lanes import Lanes, Nest, Replaced, render
+from .statements import branches, expression, kinds, operands, part
 
+_BARRIERS = THREADGROUP_BARRIERS | SIMD_BARRIERS
 _VOTES = {"any": "bool", "all": "bool", "ballot": "simd_vote"}
 _ASKS = {"active_threads_mask": "simd_vote", "is_first": "bool"}
 
 
-class Operations(Regions):
-    """Emits expressions whose parts all lanes evaluate together."""
+class Operations:
+    """Writes expressions whose parts all lanes evaluate together."""
 
-    def __init__(self, prepared: Prepared, text: str, unit: Unit) -> None:
-        super().__init__(prepared, text, unit)
-        self.later: list[str] = []  # texts that come after the current statement
+    def __init__(self, lanes: Lanes) -> None:
+        self.lanes, self.uniformity = lanes, lanes.uniformity
+        self.body, self.tree = lanes.body, lanes.tree
 
-    def _later_names(self) -> set[str]:
-        return self._names(" ".join(self.later))
-
-    def _expression(self, statement: Node) -> None:
+    def statement(self, statement: Node, nest: Nest) -> None:
+        """Write an expression statement."""
         node = expression(statement)
         if node is None:
             return
+        lanes, text = self.lanes, self.tree.text
         if node.type == "call_expression":
             name = callee(self.tree, node)
-            if name in THREADGROUP_BARRIERS | SIMD_BARRIERS:
-                flags = node.child_by_field_name("arguments")
-                if flags is None or not flags.named_children:
+            if name in _BARRIERS:
+                flags = part(node, "arguments")
+                if not flags.named_children:
                     raise NotSplittable(f"{name} is called without its flags")
-                self._flush(self._later_names() | self._names(self.tree.text(flags)))
-                self._at(statement, f"(void){self.tree.text(flags)};\n")  # what they are is checked
+                lanes.flush(nest, text(flags))
+                lanes.write(f"(void){text(flags)};\n", statement)  # what they are is checked
                 return
             if name in ("simdgroup_multiply", "simdgroup_multiply_accumulate"):
-                self._matrix(node, name)
+                self._matrix(node, name, nest)
                 return
-            if name == "atomic_fetch_add_explicit" and self._row_addition(statement, node):
+            if name == "atomic_fetch_add_explicit" and self._row_addition(statement, node, nest):
                 return
-        if self._changes_uniform(node):
-            replaced = self._extract(statement, statement)
-            self._flush(self._later_names() | self._names(self.tree.text(statement)))
-            self._at(statement, self._outside_text(statement, replaced) + "\n")
+        replaced = self.extract(statement, statement, nest)
+        if self.changes_uniform(node):
+            lanes.flush(nest, text(statement))
+            lanes.write(lanes.outside(statement, replaced) + "\n", statement)
         else:
-            self._piece(statement, self._extract(statement, statement))
+            lanes.add_statement(statement, nest, replaced)
 
-    def _row_addition(self, statement: Node, call: Node) -> bool:
-        """Atomic additions to neighbouring elements, all lanes together; False if it is not one."""
-        arguments = call_arguments(call)
-        target = arguments[0].child_by_field_name("argument") if len(arguments) == 3 else None
-        if target is None or arguments[0].children[0].type != "&" or self._calls(statement):
-            return False
-        base = target.child_by_field_name("argument")
-        anchored = self._anchored(target, set()) if target.type == "subscript_expression" else ""
-        if base is None or not anchored or self.tree.text(base) not in self.p.kernel.output_names:
-            return False
-        self.count += 1
-        n, line = self.count, self._line(statement)
-        value = self._render(arguments[1], self._divisions(arguments[1]))
-        kind = (
-            f"{body_line(self.p, line)}typedef ::fr::split::element_t<::fr::value_t<__typeof__(("
-            f"{self.tree.text(base)}[0]))>> fr_q{n}; fr_q{n} fr_x{n}[FR_N];\n"
-        )
-        self.pending.append(Piece(f"fr_x{n}[fr_i] = static_cast<fr_q{n}>({value});", line))
-        self._flush(self._later_names() | self._names(self.tree.text(statement)), [kind])
-        added = f"{ROW_ADDITION}/*{self.tree.text(base)}*/{anchored.removesuffix('[fr_i]')}"
-        mask = self._mask() or "nullptr"
-        self._at(statement, f"{added}, fr_x{n}, {self._end()}, {mask});\n")
-        return True
-
-    def _changes_uniform(self, node: Node) -> bool:
+    def changes_uniform(self, node: Node) -> bool:
         """Whether an expression assigns to a variable that all lanes share."""
-        target: Node | None = None
-        if node.type == "assignment_expression":
-            target = node.child_by_field_name("left")
-        elif node.type == "update_expression":
-            target = node.child_by_field_name("argument")
+        name = {"assignment_expression": "left", "update_expression": "argument"}.get(node.type)
+        target = part(node, name) if name is not None else None
         if target is None or target.type != "identifier":
             return False
-        variable = self._lookup(self.tree.text(target))
+        variable = self.lanes.scopes.lookup(self.tree.text(target))
         return variable is not None and variable.uniform and variable.kind == "value"
 
-    def _extract(self, part: Node, statement: Node) -> dict[int, str]:
-        """Emit the synchronising calls of a part of a statement; what stands for each result."""
-        replaced: dict[int, str] = {}
-        if not self._calls(part):
+    def _row_addition(self, statement: Node, call: Node, nest: Nest) -> bool:
+        """Atomic additions to neighbouring elements, all lanes together; False if it is not one."""
+        lanes, arguments = self.lanes, call_arguments(call)
+        target = arguments[0].child_by_field_name("argument") if len(arguments) == 3 else None
+        if target is None or arguments[0].children[0].type != "&" or self.body.calls(statement):
+            return False
+        if target.type != "subscript_expression":
+            return False
+        element, base = lanes.element(target, set()), self.tree.text(part(target, "argument"))
+        if not element or base not in self.body.prepared.kernel.output_names:
+            return False
+        n = lanes.number()
+        value = render(self.tree, arguments[1], lanes.prepared(arguments[1]))
+        kind = (
+            f"{self.body.directive(statement)}typedef ::fr::split::element_t<::fr::value_t<"
+            f"__typeof__(({base}[0]))>> fr_q{n}; fr_q{n} fr_x{n}[FR_N];\n"
+        )
+        lanes.add(f"fr_x{n}[fr_i] = static_cast<fr_q{n}>({value});", statement)
+        lanes.flush(nest, self.tree.text(statement), [kind])
+        added = f"{ROW_ADDITION}/*{base}*/{element.removesuffix('[fr_i]')}"
+        lanes.write(f"{added}, fr_x{n}, {nest.end}, {nest.mask});\n", statement)
+        return True
+
+    def extract(self, node: Node, statement: Node, nest: Nest) -> Replaced:
+        """Write the synchronising calls of a part of a statement; what stands for each result."""
+        replaced: Replaced = {}
+        if not self.body.calls(node):
             return replaced
-        self._refuse_order(part)
-        names = self._names(self.tree.text(statement))
+        # The order of side effects beside a synchronising call would change.
+        whole = expression(node) if node.type == "expression_statement" else None
+        for change in kinds(node, "update_expression", "assignment_expression"):
+            if change != whole:
+                raise NotSplittable("an expression changes a variable beside a synchronising call")
 
         def visit(node: Node) -> None:
             if node.type == "conditional_expression" and any(
-                b is not None and self._calls(b) for b in branches(node)
+                b is not None and self.body.calls(b) for b in branches(node)
             ):
                 raise NotSplittable("a branch of ?: holds a synchronising call")
             if node.type == "binary_expression" and node.children[1].type in ("&&", "||"):
-                right = node.child_by_field_name("right")
-                if right is not None and self._calls(right):
-                    raise NotSplittable(
-                        f"a synchronising call stands behind {node.children[1].type}"
-                    )
+                _, operator, right = operands(node)
+                if self.body.calls(right):
+                    raise NotSplittable(f"a synchronising call stands behind {operator}")
             for child in node.children:
                 visit(child)
             if node.type == "call_expression" and callee(self.tree, node) in SPLIT_CALLS:
-                replaced[node.id] = self._operation(node, replaced, names)
+                replaced[node.id] = self._operation(node, replaced, statement, nest)
 
-        visit(part)
+        visit(node)
         return replaced
 
-    def _refuse_order(self, statement: Node) -> None:
-        """Refuse side effects beside a synchronising call: their order would change."""
-        whole = expression(statement) if statement.type == "expression_statement" else None
-        for node in walk(statement):
-            if node.type in ("update_expression", "assignment_expression") and node != whole:
-                raise NotSplittable("an expression changes a variable beside a synchronising call")
-
-    def _operation(self, call: Node, replaced: dict[int, str], names: set[str]) -> str:
-        """Emit one operation of the simdgroup on arrays of its operands.
+    def _operation(self, call: Node, replaced: Replaced, statement: Node, nest: Nest) -> str:
+        """Write one operation of the simdgroup on arrays of its operands.
 
         Args:
-            replaced: what stands for the results of calls, by the call's node.
-            names: of the statement that the operation is a part of.
+            replaced: what stands for the results of calls in it.
+            statement: that the operation is a part of.
 
         Returns:
             What stands for its result.
         """
-        name = callee(self.tree, call)
-        if name in THREADGROUP_BARRIERS | SIMD_BARRIERS or name in MATRIX_OPS:
+        lanes, name = self.lanes, callee(self.tree, call)
+        if name in _BARRIERS or name in MATRIX_OPS:
             raise NotSplittable(f"{name} stands inside an expression")
-        fast = self._divisions(call, replaced)
-        arguments = [(a, self._render(a, fast)) for a in call_arguments(call)]
-        self.count += 1
-        n, line = self.count, self._line(call)
-        short = name.split("_", 1)[1]
-        uniform = self.unit.simdgroup and name in UNIFORM_RESULTS
-        lanes = f"fr_n, {self._mask() or 'nullptr'}"
-        later = self._later_names() | names
+        fast = lanes.prepared(call, replaced)
+        arguments = [(a, render(self.tree, a, fast)) for a in call_arguments(call)]
+        n, short = lanes.number(), name.split("_", 1)[1]
+        uniform = self.body.unit.simdgroup and name in UNIFORM_RESULTS
+        active, also = f"fr_n, {nest.mask}", self.tree.text(statement)
         if short in _ASKS:
-            self._flush(later)
+            lanes.flush(nest, also)
             result = _ASKS[short]
             if uniform:
-                self.out.append(f"const {result} fr_x{n} = ::fr::split::uniform_{name}({lanes});\n")
+                lanes.write(f"const {result} fr_x{n} = ::fr::split::uniform_{name}({active});\n")
                 return f"fr_x{n}"
-            self.out.append(f"{result} fr_x{n}[FR_N]; ::fr::split::{name}(fr_x{n}, {lanes});\n")
+            lanes.write(f"{result} fr_x{n}[FR_N]; ::fr::split::{name}(fr_x{n}, {active});\n")
             return f"fr_x{n}[fr_i]"
         if not arguments or ("shuffle" in short and len(arguments) < 2):
             raise NotSplittable(f"{name} has no operand")
-        types, operands = self._fill_operands(short, arguments, fast, line)
-        self._flush(later | self._names(" ".join(text for _, text in arguments)), types)
-        self.out.append(body_line(self.p, line))
+        types, listed = self._fill_operands(n, short, arguments, fast, call)
+        lanes.flush(nest, " ".join([also, *(text for _, text in arguments)]), types)
         if uniform:
-            self.out.append(
-                f"const auto fr_u{n} = ::fr::split::uniform_{name}({operands}, {lanes});\n"
+            lanes.write(
+                f"const auto fr_u{n} = ::fr::split::uniform_{name}({listed}, {active});\n", call
             )
             return f"fr_u{n}"
         if short in _VOTES:
-            self.out.append(
+            lanes.write(
                 f"{_VOTES[short]} fr_r{n}[FR_N]; "
-                f"::fr::split::{name}(fr_r{n}, {operands}, {lanes});\n"
+                f"::fr::split::{name}(fr_r{n}, {listed}, {active});\n",
+                call,
             )
             return f"fr_r{n}[fr_i]"
-        self.out.append(f"::fr::split::{name}({operands}, {lanes});\n")
+        lanes.write(f"::fr::split::{name}({listed}, {active});\n", call)
         return f"fr_x{n}[fr_i]"
 
     def _fill_operands(
-        self, short: str, arguments: list[tuple[Node, str]], replaced: dict[int, str], line: int
+        self, n: int, short: str, arguments: list[tuple[Node, str]], replaced: Replaced, call: Node
     ) -> tuple[list[str], str]:
         """Fill arrays with an operation's operands; their declarations, and the list of operands.
 
         Args:
+            n: the operation's number.
             short: the operation, without ``simd_``.
             arguments: of its call, each with its text.
         """
-        n, value = self.count, arguments[0][1]
+        lanes, value, others = self.lanes, arguments[0][1], arguments[1:]
         if short in _VOTES:
             types = [f"unsigned char fr_x{n}[FR_N];\n"]
-            self.pending.append(Piece(f"fr_x{n}[fr_i] = bool({value});", line))
+            lanes.add(f"fr_x{n}[fr_i] = bool({value});", call)
         else:
             types = [
-                f"{body_line(self.p, line)}typedef ::fr::value_t<__typeof__(({value}))> "
+                f"{self.body.directive(call)}typedef ::fr::value_t<__typeof__(({value}))> "
                 f"fr_q{n}; fr_q{n} fr_x{n}[FR_N];\n"
             ]
-            self.pending.append(Piece(f"fr_x{n}[fr_i] = {value};", line))
-        operands = [f"fr_x{n}"]
-        others = arguments[1:]
+            lanes.add(f"fr_x{n}[fr_i] = {value};", call)
+        listed = [f"fr_x{n}"]
         if "_and_fill_" in short and others:
             types.append(f"fr_q{n} fr_f{n}[FR_N];\n")
-            self.pending.append(Piece(f"fr_f{n}[fr_i] = fr_q{n}({others[0][1]});", line))
-            operands.append(f"fr_f{n}")
+            lanes.add(f"fr_f{n}[fr_i] = fr_q{n}({others[0][1]});", call)
+            listed.append(f"fr_f{n}")
             others = others[1:]
         for k, (node, text) in enumerate(others):
             if self.uniformity.of(node):
-                operands.append(f"unsigned({self._outside_text(node, replaced)})")
+                listed.append(f"unsigned({lanes.outside(node, replaced)})")
             else:
                 types.append(f"unsigned fr_k{n}_{k}[FR_N];\n")
-                self.pending.append(Piece(f"fr_k{n}_{k}[fr_i] = unsigned({text});", line))
-                operands.append(f"static_cast<const unsigned*>(fr_k{n}_{k})")
-        return types, ", ".join(operands)
+                lanes.add(f"fr_k{n}_{k}[fr_i] = unsigned({text});", call)
+                listed.append(f"static_cast<const unsigned*>(fr_k{n}_{k})")
+        return types, ", ".join(listed)
 
-    def _matrix(self, call: Node, name: str) -> None:
-        arguments = call_arguments(call)
-        self.count += 1
-        n = self.count
-        types: list[str] = []
-        line = self._line(call)
-        for k, a in enumerate(arguments):
-            text = self.tree.text(a)
-            const = "" if k == 0 else "const "
+    def _matrix(self, call: Node, name: str, nest: Nest) -> None:
+        lanes, n, types = self.lanes, self.lanes.number(), []
+        arguments = list(map(self.tree.text, call_arguments(call)))
+        for k, text in enumerate(arguments):
+            const = "const " if k else ""
             types.append(f"{const}::fr::value_t<__typeof__(({text}))>* fr_p{n}_{k}[FR_N];\n")
-            self.pending.append(Piece(f"fr_p{n}_{k}[fr_i] = &({text});", line))
-        names = self._names(self.tree.text(call))
-        self._flush(self._later_names() | names, types)
+            lanes.add(f"fr_p{n}_{k}[fr_i] = &({text});", call)
+        lanes.flush(nest, self.tree.text(call), types)
         listed = ", ".join(f"fr_p{n}_{k}" for k in range(len(arguments)))
-        self.out.append(f"::fr::split::{name}({listed}, fr_n, {self._mask() or 'nullptr'});\n")
+        lanes.write(f"::fr::split::{name}({listed}, fr_n, {nest.mask});\n")

@@ -14,14 +14,16 @@ from tree_sitter import Node
 
 from ..dialect import LINEAR_TYPES
 from ..syntax import declarators, declared_name, walk
-from .analysis import AnalysedBody
-from .statements import initial_value
-from .uniform import bare
+from .body import Body, Scopes, Variables
+from .statements import initial_value, kinds, operands
+from .uniform import Uniformity, bare
 
 # Attributes that are the same in a whole launch.
 LAUNCH_ATTRIBUTES = frozenset(
     {"threads_per_simdgroup", "thread_execution_width", "threads_per_grid", "grid_size"}
 )
+
+_CHANGES = ("lambda_expression", "update_expression", "assignment_expression")
 
 
 class Row(NamedTuple):
@@ -36,85 +38,80 @@ class Row(NamedTuple):
     declarations: tuple[str, ...]
 
 
-def find(body: AnalysedBody) -> Row | None:
+def find(body: Body, variables: Variables) -> Row | None:
     """The first divisor of the thread's x that is the same in the whole launch.
 
     Args:
-        body: an analysed body.
+        variables: of the body, analysed.
     """
     declared: dict[str, list[Node]] = {}
-    for node in walk(body.tree.block):
-        if node.type in ("declaration", "parameter_declaration", "for_range_loop"):
-            for declarator in declarators(node):
-                name = declared_name(declarator)
-                if name is not None:
-                    declared.setdefault(body.tree.text(name), []).append(declarator)
-    top = [s for s in body.tree.block.named_children if s.type == "declaration"]
-    body.scopes = [dict(body.by_param), {}]
-    places: dict[int, Node] = {}
-    for statement in top:
-        for declarator in declarators(statement):
-            body._declared(statement, declarator, 0)
-            places[declarator.start_byte] = statement
-    for node in walk(body.tree.block):
-        if node.type != "binary_expression" or node.children[1].type not in ("/", "%"):
-            continue
-        left, right = node.child_by_field_name("left"), node.child_by_field_name("right")
-        if left is None or right is None or not body.uniformity.position(left):
-            continue
-        needed: list[str] = []
-        if _same_everywhere(body, right, declared, places, needed, 0):
-            return Row(bare(body.tree.text(right)), tuple(needed))
+    for node in kinds(body.tree.block, "declaration", "parameter_declaration", "for_range_loop"):
+        for declarator in declarators(node):
+            name = declared_name(declarator)
+            if name is not None:
+                declared.setdefault(body.tree.text(name), []).append(declarator)
+    scopes, top = Scopes(body, variables), set[int]()
+    with scopes.inner():
+        for statement in body.tree.block.named_children:
+            for declarator in declarators(statement) if statement.type == "declaration" else []:
+                top.add(declarator.start_byte)
+                scopes.enter(statement, declarator)
+        search = _Search(body, Uniformity(scopes), declared, top)
+        for node in kinds(body.tree.block, "binary_expression"):
+            left, operator, right = operands(node)
+            if operator in ("/", "%") and search.uniformity.position(left):
+                needed = search.needs(right)
+                if needed is not None:
+                    return Row(bare(body.tree.text(right)), tuple(needed))
     return None
 
 
-def _same_everywhere(
-    body: AnalysedBody,
-    node: Node,
-    declared: dict[str, list[Node]],
-    places: dict[int, Node],
-    needed: list[str],
-    depth: int,
-) -> bool:
-    """Whether an expression is the same in the whole launch; adds the declarations it needs."""
-    if depth > 20:
-        return False
-    for n in walk(node):
-        if n.type in ("lambda_expression", "update_expression", "assignment_expression"):
-            return False
-        if n.type == "call_expression" and not body.uniformity.of(n):
-            return False
-        if n.type != "identifier":
-            continue
-        name = body.tree.text(n)
-        if name in body.attributes and name not in LAUNCH_ATTRIBUTES:
-            return False
-        declarations = declared.get(name, [])
-        parameter = body.by_param.get(name)
+class _Search(NamedTuple):
+    """A look at what a divisor depends on.
+
+    Attributes:
+        declared: the declarators of each name.
+        top: where those of the body's own statements start, not those of its blocks.
+    """
+
+    body: Body
+    uniformity: Uniformity
+    declared: dict[str, list[Node]]
+    top: set[int]
+
+    def needs(self, node: Node, depth: int = 0) -> list[str] | None:
+        """The declarations that an expression needs; None if it may differ within a launch."""
+        needed: list[str] = []
+        for n in walk(node):
+            if depth > 20 or n.type in _CHANGES:
+                return None
+            if n.type == "call_expression" and not self.uniformity.of(n):
+                return None
+            if n.type == "identifier":
+                declarations = self._named(self.body.tree.text(n), depth)
+                if declarations is None:
+                    return None
+                needed += [text for text in declarations if text not in needed]
+        return needed
+
+    def _named(self, name: str, depth: int) -> list[str] | None:
+        """The declarations that a name needs; None if what it means may differ."""
+        declarations, variables = self.declared.get(name, []), self.uniformity.scopes.variables
+        parameter = variables.get(name)
+        if name in self.body.attributes and name not in LAUNCH_ATTRIBUTES:
+            return None
         if parameter is not None:
-            if declarations or parameter.written or not parameter.readonly:
-                return False
-            continue
+            changes = declarations or parameter.written or not parameter.readonly
+            return None if changes else []
         if not declarations:
-            continue  # a template parameter, a constant or a function
-        if len(declarations) != 1 or declarations[0].start_byte not in places:
-            return False
-        declarator, statement = declarations[0], places[declarations[0].start_byte]
-        variable = body.variables[declarator.start_byte]
-        value = initial_value(declarator)
-        if (
-            value is None
-            or variable.written
-            or not variable.uniform
-            or variable.kind != "value"
-            or variable.pointer
-        ):
-            return False
-        if not set(variable.type.split()) & (LINEAR_TYPES | {"auto"}):
-            return False
-        if not _same_everywhere(body, value, declared, places, needed, depth + 1):
-            return False
-        text = f"{body._parts(statement, declarator)[0]} {body.tree.text(declarator)};"
-        if text not in needed:
-            needed.append(text)
-    return True
+            return []  # a template parameter, a constant or a function
+        declarator = declarations[0]
+        if len(declarations) != 1 or declarator.start_byte not in self.top:
+            return None
+        v, value = variables[declarator.start_byte], initial_value(declarator)
+        integer = bool(set(v.type.split()) & (LINEAR_TYPES | {"auto"}))
+        if v.written or not v.uniform or v.kind != "value" or v.pointer or not integer:
+            return None
+        needed = self.needs(value, depth + 1) if value is not None else None
+        text = f"{v.type} {self.body.tree.text(declarator)};"
+        return None if needed is None else [*needed, text]

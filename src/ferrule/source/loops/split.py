@@ -3,42 +3,30 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
-from ..cpp import (
-    ROW_ADDITION,
-    NotSplittable,
-    Prepared,
-    attribute,
-    comma,
-    function_parameters,
-    parameters,
-    template_head,
-    template_values,
-    used_attributes,
-    with_entry,
-    without_synchronising_functions,
-)
-from ..syntax import Tree, callee, walk
-from .analysis import AnalysedBody
+from .. import cpp
+from ..cpp import NotSplittable, Prepared
+from ..syntax import Tree, callee
+from .body import Body, Unit, Variables
 from .rows import LAUNCH_ATTRIBUTES, Row, find
-from .splitter import Splitter, split_body
-from .uniform import LANE_ATTRIBUTES, Unit
+from .splitter import split
+from .statements import kinds
+from .uniform import LANE_ATTRIBUTES
 
 _FETCH_ADD = "atomic_fetch_add_explicit"
 
 
-def in_row(p: Prepared, body: AnalysedBody) -> tuple[Row, str] | None:
+def in_row(p: Prepared, body: Body, variables: Variables) -> tuple[Row, str] | None:
     """The row that a body divides its x by, and the body for units that lie in one row.
 
     Args:
-        body: the analysed body.
+        variables: of the body, analysed.
     """
-    row = find(body) if body.unit.rows else None
+    row = find(body, variables) if body.unit.rows else None
     if row is None:
         return None
     try:
-        return row, split_body(Splitter(p, body.unit._replace(row=row.text)))
+        return row, split(p, body.unit._replace(row=row.text))[0]
     except NotSplittable:
         return None
 
@@ -49,11 +37,10 @@ def _may_wait(p: Prepared, tree: Tree) -> bool:
     used = {w for w in words if w.startswith("atomic_") and w.endswith("_explicit")}
     if "volatile" in words or used != {_FETCH_ADD} or _FETCH_ADD in p.text.header_words:
         return True
-    calls = (n for n in walk(tree.block) if n.type == "call_expression")
     return any(
-        callee(tree, n).rpartition("::")[2] == _FETCH_ADD
+        callee(tree, n) == _FETCH_ADD
         and (n.parent is None or n.parent.type != "expression_statement")
-        for n in calls
+        for n in kinds(tree.block, "call_expression")
     )
 
 
@@ -65,18 +52,14 @@ def _locked(p: Prepared, functions: str, bodies: list[str]) -> str:
         bodies: the parts of it that run for one launch.
     """
     for name in p.kernel.output_names:
-        row = f"{ROW_ADDITION}/*{name}*/"
+        row = f"{cpp.ROW_ADDITION}/*{name}*/"
         single = re.compile(rf"(?:\bmetal::)?\b{_FETCH_ADD}\s*\(\s*&\s*(?={name}\b)")
 
-        def only_added_to(
-            body: str, name: str = name, row: str = row, single: Any = single
-        ) -> bool:
-            # A row addition names the array in its mark, as a pointer, and for its type.
-            additions = 3 * body.count(row) + len(single.findall(body))
-            declared = 2 * body.count(f" {name} = fr_a_{name}; (void){name};")
-            return len(re.findall(rf"\b{name}\b", body)) == additions + declared
-
-        if row in functions and all(map(only_added_to, bodies)):
+        declared = f" {name} = fr_a_{name}; (void){name};"
+        # A row addition names the array in its mark, as a pointer, and for its type.
+        named = [len(re.findall(rf"\b{name}\b", b)) for b in bodies]
+        added = [3 * b.count(row) + len(single.findall(b)) + 2 * b.count(declared) for b in bodies]
+        if row in functions and named == added:
             functions = functions.replace(row, "::fr::split::locked_add(fr_g.runs, ")
             functions = single.sub("::fr::split::locked_fetch_add(fr_g.runs, &", functions)
     return functions
@@ -84,16 +67,15 @@ def _locked(p: Prepared, functions: str, bodies: list[str]) -> str:
 
 def row_function(p: Prepared, row: Row) -> str:
     """A function that finds the length of the rows of a launch; 0 where rows would not pay."""
-    params = parameters(p.spec)
-    values = "".join(
-        f"  {q.type} {q.name} = fr_a_{q.name}; (void){q.name};\n" for q in params
-    ) + "".join(
-        f"  {attribute(a)} (void){a};\n" for a in used_attributes(p) if a in LAUNCH_ATTRIBUTES
-    )
+    params = cpp.parameters(p.spec)
+    values = [f"{q.type} {q.name} = fr_a_{q.name}; (void){q.name};" for q in params]
+    attributes = [a for a in cpp.used_attributes(p) if a in LAUNCH_ATTRIBUTES]
+    values += [f"{cpp.attribute(a)} (void){a};" for a in attributes]
+    lines = "".join(f"  {value}\n" for value in values)
     return (
-        f"{template_head(p.spec)}static unsigned fr_row_length(\n"
-        f"    const ::fr::group& fr_g{comma(params)}{function_parameters(params)}) {{\n"
-        f"  (void)fr_g;\n{values}  {' '.join(row.declarations)}\n"
+        f"{cpp.template_head(p.spec)}static unsigned fr_row_length(\n"
+        f"    const ::fr::group& fr_g{cpp.comma(params)}{cpp.function_parameters(params)}) {{\n"
+        f"  (void)fr_g;\n{lines}  {' '.join(row.declarations)}\n"
         f"  return ::fr::row_length(::fr::divisor_of({row.text}));\n}}\n"
     )
 
@@ -110,42 +92,38 @@ def text(p: Prepared, *, simdgroup: bool, rows: bool, aligned: bool = False) -> 
     Raises:
         NotSplittable: the control flow does not allow it (`ferrule.source.loops.split`).
     """
-    splitter = Splitter(p, Unit(simdgroup, rows, aligned))
-    own = inside = split_body(splitter)
-    whole_row = in_row(p, splitter)
-    p = without_synchronising_functions(p)
-    params = parameters(p.spec)
-    functions = function(p, "fr_kernel", inside, 32 if simdgroup else 1024, rows=rows)
-    sep = ", " if p.spec.template else ""
-    each = "simdgroups" if simdgroup else "threadgroups"
-    arguments = template_values(p.spec)[1:] if p.spec.template else ">"
-    passed = "(fr_g, fr_first, fr_n{arguments});\n"
-    call = ""
-    if whole_row is not None:
-        row, inside = whole_row
-        functions += row_function(p, row)
-        functions += function(p, "fr_in_row", inside, 32 if simdgroup else 1024, rows=rows)
-        call = (
+    inside, body, variables = split(p, Unit(simdgroup, rows, aligned))
+    row = in_row(p, body, variables)
+    p = cpp.without_synchronising_functions(p)
+    lanes, each = (32, "simdgroups") if simdgroup else (1024, "threadgroups")
+    functions = function(p, "fr_kernel", inside, lanes, rows=rows)
+    values = cpp.template_values(p.spec)[1:] or ">"
+
+    def call(name: str, lanes: int) -> str:
+        before = f"{lanes}, " if p.spec.template else lanes
+        return f"{name}<{before}{values}(fr_g, fr_first, fr_n{{arguments}});\n"
+
+    calls = [f"    if (fr_n == 32) {call('fr_kernel', 32)}"] if simdgroup else []
+    calls.append(f"    {call('fr_kernel', 0)}")
+    entry = ""
+    if row is not None:
+        functions += row_function(p, row[0]) + function(p, "fr_in_row", row[1], lanes, rows=rows)
+        entry = (
             "  const ::fr::group fr_g(fr_l);\n"
             "  const unsigned fr_c = fr_row_length{values}(fr_g{arguments});\n"
         )
-    call += (
+        full = "fr_n == 32 && " if simdgroup else ""
+        condition = f"{full}::fr::split::in_row(fr_g, fr_first, fr_n, fr_c)"
+        calls.insert(0, f"    if ({condition}) {call('fr_in_row', 32 if simdgroup else 0)}")
+    entry += (
         f"  ::fr::split::{each}(fr_l, fr_begin, fr_end, fr_w, "
         "[&](const ::fr::group& fr_g, unsigned fr_first, unsigned fr_n) {\n"
+        f"{'    else'.join(calls)}  }});\n"
     )
-    full = "fr_n == 32" if simdgroup else "false"
-    if whole_row is not None:
-        full_row = f"{full} && " if simdgroup else ""
-        call += (
-            f"    if ({full_row}::fr::split::in_row(fr_g, fr_first, fr_n, fr_c)) "
-            f"fr_in_row<{32 if simdgroup else 0}{sep}{arguments}{passed}    else"
-        )
-    if simdgroup:
-        call += f"    if ({full}) fr_kernel<32{sep}{arguments}{passed}    else"
-    call += f"    fr_kernel<0{sep}{arguments}{passed}  }});\n"
-    if not _may_wait(p, splitter.tree):
-        functions = _locked(p, functions, [inside] if whole_row is None else [own, inside])
-    return with_entry(p, "split", functions, call, params, units="threadgroups")
+    if not _may_wait(p, body.tree):
+        functions = _locked(p, functions, [inside] if row is None else [inside, row[1]])
+    parameters = cpp.parameters(p.spec)
+    return cpp.with_entry(p, "split", functions, entry, parameters, units="threadgroups")
 
 
 def function(p: Prepared, name: str, inside: str, lanes: int, *, rows: bool) -> str:
@@ -153,7 +131,7 @@ def function(p: Prepared, name: str, inside: str, lanes: int, *, rows: bool) -> 
 
     Its first template argument is the number of lanes where it is known, else 0.
     """
-    params = parameters(p.spec)
+    params = cpp.parameters(p.spec)
     positions = (
         ""
         if rows
@@ -162,13 +140,13 @@ def function(p: Prepared, name: str, inside: str, lanes: int, *, rows: bool) -> 
         "    const metal::uint3 fr_q = fr_g.position(fr_first + fr_i);\n"
         "    fr_px[fr_i] = fr_q.x, fr_py[fr_i] = fr_q.y, fr_pz[fr_i] = fr_q.z;\n  }\n"
     )
-    values = "".join(
-        f"  {attribute(a).replace('fr_i', 'fr_first') if a in LANE_ATTRIBUTES else attribute(a)} "
-        f"(void){a};\n"
-        for a in used_attributes(p)
-    )
-    parameter_list = comma(params) + function_parameters(params)
-    head = template_head(p.spec) or ""
+    values = ""
+    for a in cpp.used_attributes(p):
+        text = cpp.attribute(a)
+        text = text.replace("fr_i", "fr_first") if a in LANE_ATTRIBUTES else text
+        values += f"  {text} (void){a};\n"
+    parameter_list = cpp.comma(params) + cpp.function_parameters(params)
+    head = cpp.template_head(p.spec) or ""
     full = "template <unsigned FR_FULL" + (", " + head[len("template <") :] if head else ">\n")
     return f"""\
 {full}static void {name}(

@@ -16,197 +16,245 @@ What cannot be split (`NotSplittable`) runs on fibers instead.
 from __future__ import annotations
 
 import re
+from functools import partial
 
 from tree_sitter import Node
 
 from ..cpp import NotSplittable, Prepared
 from ..lexer import join, tokens
 from ..syntax import declarators, declared_name, walk
-from .analysis import SPLIT_CALLS
+from .analysis import analyse
 from .assignments import assigned
+from .body import SPLIT_CALLS, Body, Scopes, Unit, Variables, read
 from .inline import inline
+from .kept import Declarations
+from .lanes import Lanes, Mask, Nest, render
 from .matrices import makes_diagonal
 from .operations import Operations
-from .pieces import Again, Mask, Piece
-from .statements import LOOPS, Loop, branch_statements, branches, expression, jumps_out, loop_parts
-from .uniform import POSITION_TEXTS, Unit
+from .plan import Plan, planned, require
+from .statements import (
+    LOOPS,
+    Loop,
+    branch_statements,
+    branches,
+    expression,
+    jumps_out,
+    loop_parts,
+    operands,
+    part,
+    words,
+)
+from .uniform import POSITION_TEXTS, Uniformity
 
-_GROUP_LEVEL = (
-    "alias_declaration", "type_definition", "using_declaration", "static_assert_declaration",
-    "struct_specifier", "class_specifier", "union_specifier", "enum_specifier",
-    "preproc_def", "preproc_function_def", "preproc_undef", "empty_statement",
-)  # fmt: skip
+_GROUP_LEVEL = words(
+    """
+    alias_declaration type_definition using_declaration static_assert_declaration
+    struct_specifier class_specifier union_specifier enum_specifier
+    preproc_def preproc_function_def preproc_undef empty_statement
+    """
+)
 _LEFT = re.compile(r"(?<!split::)(?<!\w)(\w+)\s*\(")
 _TO_POINTER = re.compile(r"\w+\s*\(\s*[*&]\s*\w+\s*\)\s*[\[(]")
+# What may hold no synchronising call.
+_UNSPLIT = {
+    "lambda_expression": "a lambda synchronises",
+    "struct_specifier": "a local struct synchronises",
+    "class_specifier": "a local struct synchronises",
+    "switch_statement": "a switch holds a synchronising call",
+}
 
 
-class Splitter(Operations):
-    """Splits one body for one kind of unit.
+def split(p: Prepared, unit: Unit) -> tuple[str, Body, Variables]:
+    """The split body of a kernel, after its function's parameters; the body, and its variables.
 
-    Args:
-        prepared: the kernel.
-        unit: the threads that run together.
+    Raises:
+        NotSplittable: the control flow does not allow it.
     """
+    body = read(p, _with_lanes(inline(p, p.expanded()), p.kernel.name), unit)
+    _refuse(body)
 
-    def __init__(self, prepared: Prepared, unit: Unit) -> None:
-        text = _with_lanes(inline(prepared, prepared.expanded()), prepared.kernel.name)
-        super().__init__(prepared, text, unit)
-        self.need_function_mask = False
-        # The loops around, innermost last: where each starts, whether its head is plain C++, and
-        # how many masks there were at its start.
-        self.loops: list[tuple[int, bool, int]] = []
+    def write(plan: Plan) -> tuple[str, Variables]:
+        variables = analyse(body, plan)
+        return _Splitter(body, variables, plan).text(), variables
 
-    # -- the whole -------------------------------------------------------------------------------
+    text, variables = planned(write)
+    for m in _LEFT.finditer(text):
+        if m.group(1) in SPLIT_CALLS:
+            # The grammar takes `(f(x) && (a)) && (b)` for a conversion.
+            raise NotSplittable(f"a call of {m.group(1)} is not understood")
+    return text, body, variables
 
-    def run(self) -> str:
-        """The function's body, after its parameters.
+
+def _with_lanes(text: str, kernel: str) -> str:
+    """Loads and stores of matrices ask for their lane."""
+    code = tokens(text, kernel=kernel, where="source")
+    solid = [t for t in code if not t.blank]
+    for i, token in enumerate(solid[:-1]):
+        if token.text in ("simdgroup_load", "simdgroup_store") and solid[i + 1].text == "(":
+            solid[i + 1].text = "(::fr::at_lane{fr_i % 32u}, "
+    return join(code)
+
+
+def _refuse(body: Body) -> None:
+    """Refuse what is never split."""
+    if makes_diagonal(body.prepared.header, body.tree):
+        raise NotSplittable("a simdgroup_matrix is made from a value on its diagonal")
+    for node in walk(body.tree.block):
+        kind = node.type
+        if kind == "expression_statement" and _TO_POINTER.match(body.tree.text(node)):
+            # The grammar takes `int (*p)[2] = a;` for an assignment.
+            raise NotSplittable(f"the statement {body.tree.text(node)!r} is not understood")
+        if kind in ("goto_statement", "labeled_statement", "co_return_statement"):
+            raise NotSplittable("the body jumps with goto")
+        if kind in _UNSPLIT and body.calls(node):
+            raise NotSplittable(_UNSPLIT[kind])
+        if kind.startswith("preproc_if") and node.parent is not None and body.calls(node.parent):
+            raise NotSplittable("an #if stands beside a synchronising call")
+
+
+def _lane_jump(plan: Plan, nest: Nest, kind: str) -> str:
+    """One lane leaves: cleared in the masks around it, then on to the next lane.
+
+    Raises:
+        NotPlanned: there is no mask to leave.
+    """
+    cleared: list[str] = []
+    if kind == "return":
+        require(plan, kind)
+        # A lane that returned is in no mask of a loop around it either.
+        for loop, _, _ in nest.loops:
+            require(plan, "break", loop)
+        cleared = [mask.name for mask in nest.masks]
+    else:
+        loop, last = nest.loops[-1][0], "loop" if kind == "break" else "round"
+        require(plan, kind, loop)
+        for mask in reversed(nest.masks):
+            if kind == "continue" and mask.kind == "loop":
+                break
+            cleared.append(mask.name)
+            if mask.loop == loop and mask.kind == last:
+                break
+    return f"{{ {' '.join(f'{name}[fr_i] = 0;' for name in cleared)} goto fr_next; }}"
+
+
+class _Splitter:
+    """Writes one body, by what is known of its variables and by a plan of masks."""
+
+    def __init__(self, body: Body, variables: Variables, plan: Plan) -> None:
+        self.body, self.tree, self.plan = body, body.tree, plan
+        self.scopes = Scopes(body, variables)
+        self.uniformity = Uniformity(self.scopes)
+        self.lanes = Lanes(self.uniformity, partial(_lane_jump, plan))
+        self.operations = Operations(self.lanes)
+        self.declarations = Declarations(self.operations)
+
+    def text(self) -> str:
+        """The body.
 
         Raises:
             NotSplittable: the control flow does not allow it.
-            Again: a mask is needed that was not planned.
+            NotPlanned: a mask is needed that was not planned.
         """
-        self._check()
-        self._analyse()
-        self.out, self.pending, self.masks, self.loops = [], [], [], []
-        self.count = 0
-        self.divisors, self.anchors = {}, {}
-        if self.need_function_mask:
-            self.out.append("int fr_m0[FR_N]; ::fr::split::all(fr_m0, fr_n);\n")
-            self.masks.append(Mask("fr_m0", "fn"))
-        self._declare_parameters()
-        self._block(self.tree.block.named_children, [])
-        return self._checked("".join(self.out))
+        nest = Nest()
+        if ("return", 0) in self.plan:
+            self.lanes.write("int fr_m0[FR_N]; ::fr::split::all(fr_m0, fr_n);\n")
+            nest = nest.masked(Mask("fr_m0", "fn"))
+        self.declarations.parameters()
+        self._block(self.tree.block.named_children, nest)
+        return self.lanes.text()
 
-    def _checked(self, text: str) -> str:
-        """The text, if no synchronising call is left in a loop over lanes."""
-        for m in _LEFT.finditer(text):
-            if m.group(1) in SPLIT_CALLS:
-                # The grammar takes `(f(x) && (a)) && (b)` for a conversion.
-                raise NotSplittable(f"a call of {m.group(1)} is not understood")
-        return text
+    # -- blocks ----------------------------------------------------------------------------------
 
-    def _check(self) -> None:
-        if makes_diagonal(self.p.header, self.tree):
-            raise NotSplittable("a simdgroup_matrix is made from a value on its diagonal")
-        for node in walk(self.tree.block):
-            if node.type == "expression_statement" and _TO_POINTER.match(self.tree.text(node)):
-                # The grammar takes `int (*p)[2] = a;` for an assignment.
-                raise NotSplittable(f"the statement {self.tree.text(node)!r} is not understood")
-            if node.type in ("goto_statement", "labeled_statement", "co_return_statement"):
-                raise NotSplittable("the body jumps with goto")
-            if node.type == "lambda_expression" and self._calls(node):
-                raise NotSplittable("a lambda synchronises")
-            if node.type in ("struct_specifier", "class_specifier") and self._calls(node):
-                raise NotSplittable("a local struct synchronises")
-            if node.type == "switch_statement" and self._calls(node):
-                raise NotSplittable("a switch holds a synchronising call")
-            if node.type.startswith("preproc_if") and (
-                node.parent is not None and self._calls(node.parent)
-            ):
-                raise NotSplittable("an #if stands beside a synchronising call")
-
-    # -- emission: blocks ------------------------------------------------------------------------
-
-    def _block(self, statements: list[Node], after: list[str]) -> None:
-        """Emit statements; `after` are texts that may use this block's variables later."""
-        texts = [self.tree.text(s) for s in statements]
+    def _block(self, statements: list[Node], nest: Nest) -> None:
+        texts = tuple(map(self.tree.text, statements))
         self._refuse_shadows(statements, texts)
-        self.scopes.append({})
-        for index, statement in enumerate(statements):
-            self.later = texts[index + 1 :] + after
-            self._statement(statement)
-        self.later = after
-        self._flush(set())
-        self.scopes.pop()
+        with self.scopes.inner():
+            for index, statement in enumerate(statements):
+                self._statement(statement, nest._replace(later=texts[index + 1 :]))
+            self.lanes.flush(nest._replace(later=()))
 
-    def _refuse_shadows(self, statements: list[Node], texts: list[str]) -> None:
+    def _refuse_shadows(self, statements: list[Node], texts: tuple[str, ...]) -> None:
         """Refuse a block that uses a name before it declares it: that means two variables."""
         for i, statement in enumerate(statements):
-            before = texts[:i]
+            before = " ".join(texts[:i])
             for declarator in declarators(statement) if statement.type == "declaration" else []:
-                name = declared_name(declarator)
-                used = self._names(" ".join(before))
-                before.append(self.tree.text(declarator))  # `int a = best[1], best = 2;`
-                if name is None or self._lookup(self.tree.text(name)) is None:
-                    continue
-                if self.tree.text(name) in used:
-                    raise NotSplittable(f"a block uses {self.tree.text(name)} before it hides it")
+                name_node = declared_name(declarator)
+                name = self.tree.text(name_node) if name_node is not None else ""
+                if self.scopes.lookup(name) is not None and name in self.scopes.words(before):
+                    raise NotSplittable(f"a block uses {name} before it hides it")
+                before += " " + self.tree.text(declarator)  # `int a = best[1], best = 2;`
 
-    def _nested(self, statement: Node) -> None:
-        """Emit a branch or a loop's body in braces of its own."""
-        self._flush(self._later_names())
-        self.out.append("{\n")
-        kept = self.later
-        self._block(branch_statements(statement), [])
-        self.later = kept
-        self.out.append("}\n")
+    def _nested(self, statement: Node, nest: Nest) -> None:
+        """A branch or a loop's body, in braces of its own."""
+        self.lanes.flush(nest)
+        self.lanes.write("{\n")
+        self._block(branch_statements(statement), nest)
+        self.lanes.write("}\n")
 
-    def _statement(self, statement: Node) -> None:
-        kind = statement.type
-        if kind == "comment" or (kind == "preproc_call" and "#pragma" in self.tree.text(statement)):
+    def _statement(self, statement: Node, nest: Nest) -> None:
+        kind, text = statement.type, self.tree.text(statement)
+        if kind == "comment" or (kind == "preproc_call" and "#pragma" in text):
             return
         if kind == "preproc_call":
-            self._flush(self._later_names())
-            self._at(statement, self.tree.text(statement).rstrip() + "\n")
-            return
-        if kind == "attributed_statement":
-            self._statement(statement.named_children[-1])
+            self.lanes.flush(nest)
+            self.lanes.write(text.rstrip() + "\n", statement)
+        elif kind == "attributed_statement":
+            self._statement(statement.named_children[-1], nest)
         elif kind in _GROUP_LEVEL or (kind == "declaration" and self._is_constant(statement)):
-            self._flush(self._later_names() | self._names(self.tree.text(statement)))
+            self.lanes.flush(nest, text)
             self._verbatim(statement)
         elif kind == "declaration":
-            self._declaration(statement)
+            self.declarations.statement(statement, nest)
         elif kind == "expression_statement":
-            self._expression(statement)
-        elif not self._splits(statement):
-            if not self._one_lane(statement):
-                self._piece(statement)
+            self.operations.statement(statement, nest)
+        elif not self.uniformity.splits(statement):
+            if not self._one_lane(statement, nest):
+                self.lanes.add_statement(statement, nest)
         elif kind == "compound_statement":
-            self._flush(self._later_names() | self._names(self.tree.text(statement)))
-            self._nested(statement)
+            self.lanes.flush(nest, text)
+            self._nested(statement, nest)
         elif kind == "if_statement":
-            self._if(statement)
+            self._if(statement, nest)
         elif kind in LOOPS:
-            self._loop(statement)
+            self._loop(statement, nest)
         elif kind in ("return_statement", "break_statement", "continue_statement"):
-            self._jump(statement)
+            self._jump(statement, nest)
         else:
             raise NotSplittable(f"a {kind.replace('_', ' ')} holds a synchronising call")
 
-    def _one_lane(self, statement: Node) -> bool:
+    def _one_lane(self, statement: Node, nest: Nest) -> bool:
         """`if (lane == 0) …`, for that lane alone, without a loop; False if it is not that."""
-        condition = statement.child_by_field_name("condition")
         yes, no = branches(statement)
         if statement.type != "if_statement" or yes is None or no is not None:
             return False
-        test = condition.child_by_field_name("value") if condition is not None else None
-        if test is None or test.type != "binary_expression" or test.children[1].type != "==":
+        test = part(statement, "condition").child_by_field_name("value")
+        if test is None or test.type != "binary_expression":
             return False
-        lane, number = test.child_by_field_name("left"), test.child_by_field_name("right")
-        if lane is None or number is None or jumps_out(statement) or not self._is_position(lane):
+        lane, operator, number_node = operands(test)
+        number = self.tree.text(number_node)
+        if operator != "==" or jumps_out(statement) or not self._is_position(lane):
             return False
-        if number.type != "number_literal" or not self.tree.text(number).rstrip("uU").isdecimal():
+        if number_node.type != "number_literal" or not number.rstrip("uU").isdecimal():
             return False
-        self._flush(self._later_names() | self._names(self.tree.text(statement)))
-        self.count += 1
-        at = f"fr_o{self.count}"
-        last = self._last_text(lane)
-        self.out.append(
-            f"const unsigned {at} = {self.tree.text(number)} - unsigned({last}) + (fr_n - 1u);\n"
-        )
-        self._piece(yes)
-        head = f"if ({at} < {self._end()}) for (unsigned fr_i = {at}, {at}o = 1; {at}o; {at}o = 0) "
-        self._flush(self._later_names(), head=head)
+        self.lanes.flush(nest, self.tree.text(statement))
+        at = f"fr_o{self.lanes.number()}"
+        last = self.lanes.last(lane)
+        self.lanes.write(f"const unsigned {at} = {number} - unsigned({last}) + (fr_n - 1u);\n")
+        self.lanes.add_statement(yes, nest)
+        head = f"if ({at} < {nest.end}) for (unsigned fr_i = {at}, {at}o = 1; {at}o; {at}o = 0) "
+        self.lanes.flush(nest, head=head)
         return True
 
     def _is_position(self, node: Node) -> bool:
         """Whether an expression is a lane's number, or a variable that holds it."""
-        variable = self._lookup(self.tree.text(node)) if node.type == "identifier" else None
-        if variable is not None and self.unit.row is None:
-            return variable.linear and (
-                variable.value in POSITION_TEXTS or self.uniformity.counts(variable.value)
-            )
-        return node.type in ("identifier", "field_expression") and self.uniformity.linear(node)
+        if node.type not in ("identifier", "field_expression"):
+            return False
+        variable = self.scopes.lookup(self.tree.text(node))
+        linear = self.uniformity.value(node).linear
+        if variable is None or self.body.unit.row is not None:
+            return linear
+        held = variable.value
+        return linear and (held in POSITION_TEXTS or self.uniformity.counts(held))
 
     def _is_constant(self, statement: Node) -> bool:
         return "constexpr" in self.tree.text(statement).split("=")[0].split() or not declarators(
@@ -216,255 +264,174 @@ class Splitter(Operations):
     def _verbatim(self, statement: Node) -> None:
         if statement.type == "declaration":
             for declarator in declarators(statement):
-                variable = self._declared(statement, declarator, 0)
-                variable.uniform = True
+                self.scopes.enter(statement, declarator)
         text = self.tree.text(statement) + (";" if statement.type.endswith("_specifier") else "")
-        self._at(statement, text if text.endswith("\n") else text + "\n")
+        self.lanes.write(text if text.endswith("\n") else text + "\n", statement)
 
-    def _lane_jump(self, kind: str) -> str:
-        """One lane leaves: cleared in the masks around it, then on to the next lane."""
-        cleared: list[str] = []
-        if kind == "return":
-            if not self.need_function_mask:
-                self.need_function_mask = True
-                raise Again
-            # A lane that returned is in no mask of a loop around it either.
-            cleared = [m.name for m in self.masks]
-            for loop, _, _ in self.loops:
-                if loop not in self.masked_loops:
-                    self.masked_loops.add(loop)
-                    raise Again
-        else:
-            loop = self.loops[-1][0]
-            wanted = self.masked_loops if kind == "break" else self.continued_loops
-            if loop not in wanted:
-                wanted.add(loop)
-                raise Again
-            for m in reversed(self.masks):
-                if kind == "continue" and m.kind == "loop":
-                    break
-                cleared.append(m.name)
-                if m.loop == loop and m.kind == ("loop" if kind == "break" else "round"):
-                    break
-        clear = " ".join(f"{name}[fr_i] = 0;" for name in cleared)
-        return f"{{ {clear} goto fr_next; }}"
+    # -- control flow ----------------------------------------------------------------------------
 
-    # -- emission: control flow --------------------------------------------------------------------
-
-    def _if(self, statement: Node) -> None:
-        condition = statement.child_by_field_name("condition")
+    def _if(self, statement: Node, nest: Nest) -> None:
+        condition = part(statement, "condition")
         yes, no = branches(statement)
-        if condition is None or yes is None:
+        if yes is None:
             raise NotSplittable("an if is not understood")
         otherwise = no.named_children[-1] if no is not None and no.named_children else None
         inner = condition.child_by_field_name("value") or condition
         if condition.child_by_field_name("initializer") is not None or inner.type == "declaration":
             raise NotSplittable("an if declares a variable in its condition")
+        lanes, also = self.lanes, self.tree.text(statement)
         uniform = self.uniformity.of(condition)
         constexpr = any(c.type == "constexpr" for c in statement.children)
-        replaced = self._extract(condition, statement)
-        text = self._render(condition, replaced)
-        later = self._later_names() | self._names(self.tree.text(statement))
+        replaced = self.operations.extract(condition, statement, nest)
         if uniform:
-            text = self._outside_text(condition, replaced)
-            self._flush(later)
-            self._at(statement, f"if {'constexpr ' if constexpr else ''}{text} ")
-            self._nested(yes)
+            lanes.flush(nest, also)
+            head = f"if {'constexpr ' if constexpr else ''}{lanes.outside(condition, replaced)} "
+            lanes.write(head, statement)
+            self._nested(yes, nest)
             if otherwise is not None:
-                self.out.append("else ")
-                self._nested(otherwise)
+                lanes.write("else ")
+                self._nested(otherwise, nest)
             return
-        self.count += 1
-        n = self.count
-        mask = self._mask() or "nullptr"
-        self.pending.append(Piece(f"fr_c{n}[fr_i] = {text} ? 1 : 0;", self._line(statement)))
-        self._flush(later, [f"int fr_c{n}[FR_N], fr_y{n}[FR_N], fr_n{n}[FR_N];\n"])
-        self.out.append(f"::fr::split::both(fr_y{n}, fr_n{n}, {mask}, fr_c{n}, fr_n);\n")
-        if self.unit.row is not None and not self.masks and not jumps_out(statement):
+        n = lanes.number()
+        lanes.add(f"fr_c{n}[fr_i] = {render(self.tree, condition, replaced)} ? 1 : 0;", statement)
+        lanes.flush(nest, also, [f"int fr_c{n}[FR_N], fr_y{n}[FR_N], fr_n{n}[FR_N];\n"])
+        lanes.write(f"::fr::split::both(fr_y{n}, fr_n{n}, {nest.mask}, fr_c{n}, fr_n);\n")
+        if self.body.unit.row is not None and not nest.masks and not jumps_out(statement):
             # Mostly all lanes go the same way, and then need no mask.
-            self.out.append(f"if (::fr::split::each(fr_y{n}, fr_n)) ")
-            self._nested(yes)
-            self.out.append("else {\n")
-            self._sides(n, yes, otherwise)
-            self.out.append("}\n")
+            lanes.write(f"if (::fr::split::each(fr_y{n}, fr_n)) ")
+            self._nested(yes, nest)
+            lanes.write("else {\n")
+            self._sides(n, yes, otherwise, nest)
+            lanes.write("}\n")
         else:
-            self._sides(n, yes, otherwise)
+            self._sides(n, yes, otherwise, nest)
 
-    def _sides(self, n: int, yes: Node, otherwise: Node | None) -> None:
+    def _sides(self, n: int, yes: Node, otherwise: Node | None, nest: Nest) -> None:
         """The two branches of an `if`, each for the lanes that take it."""
         for name, branch in ((f"fr_y{n}", yes), (f"fr_n{n}", otherwise)):
             if branch is None:
                 continue
-            if self.unit.row is None:
-                self.out.append(f"if (::fr::split::any({name}, fr_n)) ")
-                self.masks.append(Mask(name, "if"))
+            mask = Mask(name, "if")
+            if self.body.unit.row is None:
+                self.lanes.write(f"if (::fr::split::any({name}, fr_n)) ")
             else:
-                end = f"fr_e{name.removeprefix('fr_')}"
-                self.out.append(f"if (const unsigned {end} = ::fr::split::end({name}, fr_n)) ")
-                self.masks.append(Mask(name, "if", end=end))
-            self._nested(branch)
-            self.masks.pop()
+                mask = Mask(name, "if", end=f"fr_e{name.removeprefix('fr_')}")
+                test = f"const unsigned {mask.end} = ::fr::split::end({name}, fr_n)"
+                self.lanes.write(f"if ({test}) ")
+            self._nested(branch, nest.masked(mask))
 
-    def _loop(self, statement: Node) -> None:
-        self._flush(self._later_names() | self._names(self.tree.text(statement)))
+    def _loop(self, statement: Node, nest: Nest) -> None:
+        lanes, text, key = self.lanes, self.tree.text(statement), statement.start_byte
+        lanes.flush(nest, text)
         parts = loop_parts(statement)
         _, condition, start, update = parts
-        loop = statement.start_byte
-        self.scopes.append({})
-        if start is not None and start.type == "declaration":
-            for declarator in declarators(start):
-                self._declared(start, declarator, 0)
-        self.out.append("{\n")
-        kept = self.later
-        self.later = [self.tree.text(statement), *kept]
-        calls = any(c is not None and self._calls(c) for c in (condition, update, start))
-        uniform = self.uniformity.of(condition) and not calls
-        heads_plain = uniform and self._plain_head(start, update)
-        masked = not heads_plain or loop in self.masked_loops | self.continued_loops
+        with self.scopes.inner():
+            declared = (
+                declarators(start) if start is not None and start.type == "declaration" else []
+            )
+            variables = [self.scopes.enter(start, d) for d in declared if start is not None]
+            lanes.write("{\n")
+            calls = any(c is not None and self.body.calls(c) for c in (condition, update, start))
+            plain = self.uniformity.of(condition) and not calls
+            plain = plain and all(v.uniform for v in variables) and self._plain_head(start, update)
+            masked = not plain or bool({("break", key), ("continue", key)} & self.plan)
+            inside = nest._replace(later=(text, *nest.later))
+            if masked:
+                mask = Mask(f"fr_l{lanes.number()}", "loop", key, nest.end)
+                lanes.write(
+                    f"int {mask.name}[FR_N]; ::fr::split::copy({mask.name}, {nest.mask}, fr_n);\n"
+                )
+                inside = inside.masked(mask)
+            inside = inside._replace(loops=(*nest.loops, (key, plain, len(inside.masks))))
+            if plain:
+                self._plain_loop(statement, parts, inside, masked)
+            else:
+                self._lane_loop(statement, parts, inside)
+            lanes.write("}\n")
         if masked:
-            self.count += 1
-            mask, n = self._mask() or "nullptr", self.count
-            self.out.append(f"int fr_l{n}[FR_N]; ::fr::split::copy(fr_l{n}, {mask}, fr_n);\n")
-            self.masks.append(Mask(f"fr_l{n}", "loop", loop, self._end()))
-        self.loops.append((loop, heads_plain, len(self.masks)))
-        if heads_plain:
-            self._plain_loop(statement, parts, masked)
-        else:
-            self._lane_loop(statement, parts)
-        self.loops.pop()
-        if masked:
-            self.masks.pop()
-        self.later = kept
-        self.out.append("}\n")
-        self.scopes.pop()
-        if masked and self.need_function_mask and any(m.kind == "fn" for m in self.masks):
-            self.out.append("if (!::fr::split::any(fr_m0, fr_n)) return;\n")
+            lanes.leave_together(nest)
 
     def _plain_head(self, start: Node | None, update: Node | None) -> bool:
-        """Whether a loop's head only speaks of uniform variables."""
-        declared = declarators(start) if start is not None and start.type == "declaration" else []
-        if start is not None and not all(self._declared(start, d, 0).uniform for d in declared):
-            return False
-        for part in (expression(start) if start is not None else None, update):
-            if part is None or part.type == "declaration":
+        """Whether what a loop's head assigns to are uniform variables."""
+        for node in (expression(start), update):
+            if node is None or node.type == "declaration":
                 continue
-            for name, _ in assigned(self.tree, part):
-                variable = self._lookup(name)
-                if variable is None or not variable.uniform:
-                    return False
-            if not any(True for _ in assigned(self.tree, part)):
+            variables = [self.scopes.lookup(name) for name, _ in assigned(self.tree, node)]
+            if not variables or any(v is None or not v.uniform for v in variables):
                 return False
         return True
 
-    def _plain_loop(self, statement: Node, parts: Loop, masked: bool) -> None:
+    def _plain_loop(self, statement: Node, parts: Loop, nest: Nest, masked: bool) -> None:
         """A loop whose head is the same for all lanes."""
+        lanes = self.lanes
         body, condition, start, update = parts
-        if start is not None and start.type == "declaration":
-            for declarator in declarators(start):
-                self._declared(start, declarator, 0)
-        test = self._outside_text(condition) if condition is not None else ""
+        test = lanes.outside(condition) if condition is not None else ""
         if statement.type == "for_statement":
-            first = self._outside_text(start).rstrip(";") if start is not None else ""
-            step = self._outside_text(update) if update is not None else ""
-            self._at(statement, f"for ({first}; {test}; {step}) {{\n")
+            first = lanes.outside(start).rstrip(";") if start is not None else ""
+            step = lanes.outside(update) if update is not None else ""
+            lanes.write(f"for ({first}; {test}; {step}) {{\n", statement)
         elif statement.type == "while_statement":
-            self._at(statement, f"while ({test}) {{\n")
+            lanes.write(f"while ({test}) {{\n", statement)
         else:
-            self._at(statement, "do {\n")
-        self._round(statement, body)
+            lanes.write("do {\n", statement)
+        self._round(body, nest)
         if masked:
-            self.out.append(f"if (!::fr::split::any({self._loop_mask(statement)}, fr_n)) break;\n")
-        self.out.append("}\n" if statement.type != "do_statement" else f"}} while ({test});\n")
+            lanes.write(f"if (!::fr::split::any({nest.mask}, fr_n)) break;\n")
+        lanes.write("}\n" if statement.type != "do_statement" else f"}} while ({test});\n")
 
-    def _loop_mask(self, statement: Node) -> str:
-        return next(
-            m.name
-            for m in reversed(self.masks)
-            if m.kind == "loop" and m.loop == statement.start_byte
-        )
-
-    def _round(self, statement: Node, body: Node) -> None:
+    def _round(self, body: Node, nest: Nest) -> None:
         """One round of a loop: with a mask of its own where lanes may skip the rest of it."""
-        if statement.start_byte not in self.continued_loops:
-            self._nested(body)
-            return
-        self.count += 1
-        name = f"fr_o{self.count}"
-        self.out.append(
-            f"int {name}[FR_N]; ::fr::split::copy({name}, {self._loop_mask(statement)}, fr_n);\n"
-        )
-        self.masks.append(Mask(name, "round", statement.start_byte, self._end()))
-        self._nested(body)
-        self.masks.pop()
+        loop = nest.loops[-1][0]
+        if ("continue", loop) in self.plan:
+            name = f"fr_o{self.lanes.number()}"
+            self.lanes.write(f"int {name}[FR_N]; ::fr::split::copy({name}, {nest.mask}, fr_n);\n")
+            nest = nest.masked(Mask(name, "round", loop, nest.end))
+        self._nested(body, nest)
 
-    def _lane_loop(self, statement: Node, parts: Loop) -> None:
+    def _lane_loop(self, statement: Node, parts: Loop, nest: Nest) -> None:
         """A loop that lanes leave at different times."""
+        lanes = self.lanes
         body, condition, start, update = parts
         if start is not None:
-            self._statement(start)
-            self._flush(self._later_names())
-        mask = self._loop_mask(statement)
-        self.out.append("for (;;) {\n")
+            self._statement(start, nest)
+            lanes.flush(nest)
+        lanes.write("for (;;) {\n")
         if statement.type == "do_statement":
-            self._round(statement, body)
-            self._leave(statement, condition, mask)
+            self._round(body, nest)
+            self._leave(statement, condition, nest)
         else:
-            self._leave(statement, condition, mask)
-            self._round(statement, body)
+            self._leave(statement, condition, nest)
+            self._round(body, nest)
             if update is not None:
-                if self._calls(update):
+                if self.body.calls(update):
                     raise NotSplittable("a loop's step holds a synchronising call")
-                if self._changes_uniform(update):
-                    self._at(update, self._outside_text(update) + ";\n")
+                if self.operations.changes_uniform(update):
+                    lanes.write(lanes.outside(update) + ";\n", update)
                 else:
-                    self.pending.append(Piece(self.tree.text(update) + ";", self._line(update)))
-                    self._flush(self._later_names())
-        self.out.append("}\n")
+                    lanes.add(self.tree.text(update) + ";", update)
+                    lanes.flush(nest)
+        lanes.write("}\n")
 
-    def _leave(self, statement: Node, condition: Node | None, mask: str) -> None:
+    def _leave(self, statement: Node, condition: Node | None, nest: Nest) -> None:
         """Take the lanes out of the loop whose condition has become false."""
         if condition is not None:
-            replaced = self._extract(condition, statement)
-            text = self._render(condition, replaced)
-            self.pending.append(Piece(f"if (!({text})) {mask}[fr_i] = 0;", self._line(condition)))
-            self._flush(self._later_names())
-        self.out.append(f"if (!::fr::split::any({mask}, fr_n)) break;\n")
+            replaced = self.operations.extract(condition, statement, nest)
+            text = render(self.tree, condition, replaced)
+            self.lanes.add(f"if (!({text})) {nest.mask}[fr_i] = 0;", condition)
+            self.lanes.flush(nest)
+        self.lanes.write(f"if (!::fr::split::any({nest.mask}, fr_n)) break;\n")
 
-    def _jump(self, statement: Node) -> None:
+    def _jump(self, statement: Node, nest: Nest) -> None:
         """A jump that all active lanes make."""
         kind = statement.type.split("_")[0]
         if kind == "return":
-            together = not self.masks
+            together = not nest.masks
         else:
-            loop, plain, depth = self.loops[-1]
-            together = plain and len(self.masks) == depth and loop not in self.masked_loops
+            loop, plain, depth = nest.loops[-1]
+            together = plain and len(nest.masks) == depth and ("break", loop) not in self.plan
         if together:
-            self._flush(self._later_names())
-            self._at(statement, f"{kind};\n")
+            self.lanes.flush(nest)
+            self.lanes.write(f"{kind};\n", statement)
             return
-        self.pending.append(Piece(self._lane_jump(kind), self._line(statement), exits=True))
-        self._flush(self._later_names())
-
-
-def _with_lanes(text: str, kernel: str) -> str:
-    """Loads and stores of matrices ask for their lane."""
-    part = tokens(text, kernel=kernel, where="source")
-    solid = [t for t in part if not t.blank]
-    for i, token in enumerate(solid[:-1]):
-        if token.text in ("simdgroup_load", "simdgroup_store") and solid[i + 1].text == "(":
-            solid[i + 1].text = "(::fr::at_lane{fr_i % 32u}, "
-    return join(part)
-
-
-def split_body(splitter: Splitter) -> str:
-    """The split body of a kernel.
-
-    Raises:
-        NotSplittable: the control flow does not allow it.
-    """
-    for _ in range(200):
-        try:
-            return splitter.run()
-        except Again:
-            continue
-    raise NotSplittable("the control flow is too deep")
+        self.lanes.add(_lane_jump(self.plan, nest, kind), statement, exits=True)
+        self.lanes.flush(nest)

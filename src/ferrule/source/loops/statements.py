@@ -1,16 +1,46 @@
-"""The parts of statements: of branches, of loops and of declarations."""
+"""The parts of statements and expressions."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from tree_sitter import Node
 
 from ..cpp import NotSplittable
+from ..syntax import Tree, callee, walk
 
 LOOPS = ("for_statement", "while_statement", "do_statement")
 # What opens another function: its jumps are its own.
 NESTED_CODE = ("lambda_expression", "function_definition", "struct_specifier")
+
+
+def words(text: str) -> frozenset[str]:
+    """The words of a table."""
+    return frozenset(text.split())
+
+
+def part(node: Node, name: str) -> Node:
+    """A part that every node of its kind has, by the grammar."""
+    child = node.child_by_field_name(name)
+    if child is None:
+        raise NotSplittable(f"a {node.type.replace('_', ' ')} has no {name}")
+    return child
+
+
+def operands(node: Node) -> tuple[Node, str, Node]:
+    """What stands left of an operator, the operator, and what stands right of it."""
+    return part(node, "left"), node.children[1].type, part(node, "right")
+
+
+def kinds(node: Node, *types: str) -> Iterator[Node]:
+    """The nodes of these types in a node, itself included."""
+    return (n for n in walk(node) if n.type in types)
+
+
+def called(tree: Tree, node: Node) -> set[str]:
+    """The last names of what is called in a node."""
+    return {callee(tree, call) for call in kinds(node, "call_expression")}
 
 
 class Loop(NamedTuple):
@@ -28,15 +58,13 @@ def loop_parts(statement: Node) -> Loop:
     Raises:
         NotSplittable: it has no body, or its condition declares a variable.
     """
-    field = statement.child_by_field_name
-    body, condition = field("body"), field("condition")
-    if body is None:
-        raise NotSplittable("a loop is not understood")
+    condition = statement.child_by_field_name("condition")
     if condition is not None and condition.type == "condition_clause":
         condition = condition.child_by_field_name("value")
     if condition is not None and condition.type == "declaration":
         raise NotSplittable("a loop declares a variable in its condition")
-    return Loop(body, condition, field("initializer"), field("update"))
+    start, update = map(statement.child_by_field_name, ("initializer", "update"))
+    return Loop(part(statement, "body"), condition, start, update)
 
 
 def branches(node: Node) -> tuple[Node | None, Node | None]:
@@ -61,41 +89,33 @@ def expression(node: Node | None) -> Node | None:
 
 def initial_value(declarator: Node) -> Node | None:
     """What a declarator initialises its variable with."""
-    if declarator.type != "init_declarator":
-        return None
-    return declarator.child_by_field_name("value")
+    return part(declarator, "value") if declarator.type == "init_declarator" else None
 
 
-def inner_declarator(declarator: Node) -> Node | None:
+def inner_declarator(declarator: Node) -> Node:
     """A declarator without what it initialises its variable with."""
-    if declarator.type != "init_declarator":
-        return declarator
-    return declarator.child_by_field_name("declarator")
+    return part(declarator, "declarator") if declarator.type == "init_declarator" else declarator
 
 
-def is_jump(node: Node, nested: bool, switched: bool) -> bool:
-    """Whether a node is a jump out of the statement that it stands in.
+def jumps(node: Node, nested: bool = False, switched: bool = False) -> Iterator[Node]:
+    """The jumps by which control may leave a node: ``return``, ``break`` and ``continue``.
 
     Args:
-        nested: a loop is between the two.
-        switched: a ``switch`` is.
+        nested: a loop is around it, whose ``break`` and ``continue`` do not count.
+        switched: a ``switch`` is, whose ``break`` does not.
     """
     kind = node.type
-    return (
+    if (
         kind == "return_statement"
         or (kind == "break_statement" and not nested and not switched)
         or (kind == "continue_statement" and not nested)
-    )
+    ):
+        yield node
+    elif kind not in NESTED_CODE:
+        for child in node.children:
+            yield from jumps(child, nested or kind in LOOPS, switched or kind == "switch_statement")
 
 
-def jumps_out(node: Node, nested: bool = False, switched: bool = False) -> bool:
-    """Whether control may leave the node by ``return``, ``break`` or ``continue``."""
-    for child in node.children:
-        kind = child.type
-        if is_jump(child, nested, switched):
-            return True
-        if kind in NESTED_CODE:
-            continue
-        if jumps_out(child, nested or kind in LOOPS, switched or kind == "switch_statement"):
-            return True
-    return False
+def jumps_out(node: Node) -> bool:
+    """Whether control may leave a node by a jump, or for a loop any of its rounds."""
+    return any(True for child in node.children for _ in jumps(child))

@@ -1,0 +1,391 @@
+"""Loops over lanes: runs of statements, what they declare, and what a lane keeps between them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Set
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from tree_sitter import Node
+
+from ..cpp import NotSplittable, attribute
+from ..syntax import Tree, declared_name
+from .body import WORD, Variable, line_of
+from .statements import jumps, kinds, operands, part
+from .uniform import LANE_ATTRIBUTES, POSITION_TEXTS, Uniformity
+
+Replaced = dict[int, str]  # by the id of a node, the text that stands for it
+AT = '#line 1 "ferrule"\n'
+# What is prepared before a loop, by the letter in its name: a divisor, an array's element.
+_CONSTANTS = {"d": "const auto", "p": "auto* const"}
+_NOT_PREPARED = ("lambda_expression", "preproc_def", "preproc_function_def")
+
+
+class Mask(NamedTuple):
+    """A mask of the current nest: its C++ name and what leaves it (``fn``, ``if``, ``loop``…)."""
+
+    name: str
+    kind: str
+    loop: int = -1
+    end: str = "fr_n"  # no lane from here on is in it
+
+
+class Nest(NamedTuple):
+    """What is around a statement, and behind it.
+
+    Attributes:
+        masks: the masks around, innermost last.
+        loops: the loops around, innermost last: where each starts, whether its head is plain C++,
+            and how many masks there were at its start.
+        later: texts behind the statement: what they name outlives a loop over lanes.
+        inside: the names of uniform variables that the loop over lanes declares.
+    """
+
+    masks: tuple[Mask, ...] = ()
+    loops: tuple[tuple[int, bool, int], ...] = ()
+    later: tuple[str, ...] = ()
+    inside: frozenset[str] = frozenset()
+
+    @property
+    def mask(self) -> str:
+        return self.masks[-1].name if self.masks else "nullptr"
+
+    @property
+    def end(self) -> str:
+        return self.masks[-1].end if self.masks else "fr_n"
+
+    @property
+    def returns(self) -> bool:
+        """Whether lanes may return before others."""
+        return any(mask.kind == "fn" for mask in self.masks)
+
+    def masked(self, mask: Mask) -> Nest:
+        """The nest with a mask more."""
+        return self._replace(masks=(*self.masks, mask))
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A statement of a loop over lanes.
+
+    Attributes:
+        text: the statement.
+        line: of the author's text.
+        declared: the variables that it declares, each with the declaration of its type, in which
+            ``@`` stands for that of its storage.
+        kept: the statement where its variables outlive the loop, in an element for each lane.
+        exits: a lane may leave in it.
+    """
+
+    text: str
+    line: int
+    declared: tuple[tuple[Variable, str], ...] = ()
+    kept: str = ""
+    exits: bool = False
+
+
+class Lanes:
+    """Writes statements as loops over the lanes of a unit of work.
+
+    Statements wait until something stands outside the loops over lanes, and become one loop then.
+
+    Args:
+        uniformity: what is known at the place that is written.
+        jump: the text of a lane's jump out of a loop over lanes, by its kind.
+    """
+
+    def __init__(self, uniformity: Uniformity, jump: Callable[[Nest, str], str]) -> None:
+        self.uniformity, self.scopes = uniformity, uniformity.scopes
+        self.body, self.tree = uniformity.body, uniformity.tree
+        self._jump = jump
+        self._out: list[str] = []
+        self._count = 0
+        self._pending: list[Piece] = []
+        # Constants of the pending statements: the number of each, and the line that it is of.
+        self._constants: dict[str, dict[str, tuple[int, Node]]] = {k: {} for k in _CONSTANTS}
+        self._meant: dict[int | str, dict[str, Variable | None]] = {}  # by lambda: its words
+
+    # -- outside the loops -----------------------------------------------------------------------
+
+    def number(self) -> int:
+        """The next number of something that has none yet."""
+        self._count += 1
+        return self._count
+
+    def write(self, text: str, at: Node | None = None) -> None:
+        """Write a text; `at` is the node that it is of."""
+        self._out.append(text if at is None else f"{self.body.directive(at)}{text}")
+
+    def text(self) -> str:
+        """All that is written."""
+        return "".join(self._out)
+
+    # -- statements in a loop --------------------------------------------------------------------
+
+    def add(self, text: str, node: Node, exits: bool = False) -> None:
+        """A statement of the next loop, made of a node."""
+        self._pending.append(Piece(text, line_of(node), exits=exits))
+
+    def add_pieces(self, pieces: Iterable[Piece]) -> None:
+        self._pending += pieces
+
+    def add_statement(self, statement: Node, nest: Nest, replaced: Replaced | None = None) -> None:
+        """The author's statement in the next loop, with jumps out of the loop as a lane's."""
+        texts = self.prepared(statement, replaced, nest.inside)
+        leaving = {jump.id: self._jump(nest, jump.type.split("_")[0]) for jump in jumps(statement)}
+        self.add(render(self.tree, statement, texts | leaving), statement, bool(leaving))
+
+    def add_lambda(self, variable: Variable, nest: Nest) -> None:
+        """A lambda, which is written anew in each loop that calls it."""
+        words = [word for word in WORD.findall(variable.text) if word != variable.name]
+        self._meant[variable.key] = {word: self.scopes.lookup(word) for word in words}
+        captures = re.match(r"[^\[]*\[([^\]]*)\]", variable.text)
+        inside = captures.group(1) if captures else ""
+        if re.search(r"(?<![&\w])\w|=", inside.replace("&", " &")) and inside.strip() != "&":
+            for name in self.scopes.words(variable.text):
+                captured = self.scopes.lookup(name)
+                if captured is not None and captured != variable and captured.written:
+                    raise NotSplittable(
+                        f"the lambda {variable.name} copies a variable that changes"
+                    )
+        self.flush(nest, variable.text)
+        line = self.body.directive(variable.line)
+        self.write(f"{line}{variable.text} (void){variable.name};\n")
+
+    def take(self) -> list[Piece]:
+        """The pending statements, which become no loop."""
+        pieces, self._pending = self._pending, []
+        return pieces
+
+    @property
+    def leaving(self) -> bool:
+        """Whether a lane may leave in a pending statement."""
+        return any(piece.exits for piece in self._pending)
+
+    def flush(self, nest: Nest, also: str = "", types: Iterable[str] = (), head: str = "") -> None:
+        """Write the pending statements as one loop over the lanes.
+
+        Args:
+            also: a text that comes after the loop, beside those of the nest.
+            types: declarations that go before the loop but may speak of what the statements
+                declare.
+            head: stands for the loop over all lanes.
+        """
+        pieces = self.take()
+        if not pieces:
+            self._out += types
+            return
+        self._out.append(self.take_constants())
+        later = self.scopes.words(" ".join([*nest.later, also]))
+        lines, elsewhere = "", set[str]()  # names of which the loop needs no reference to a lane's
+        for piece in pieces:
+            keep = any(v.name in later or self.body.escapes(v) for v, _ in piece.declared)
+            for variable, declaration in piece.declared:
+                self._out.append(declaration.replace("@", _storage(variable, keep)))
+                # A reference is bound where it is declared, not at the start of the loop.
+                if not keep or variable.kind == "reference":
+                    elsewhere.add(variable.name)
+            text = piece.kept if keep else piece.text
+            lines += f"{self.body.directive(piece.line)}{text}\n"
+        self._out += types
+        loop = head or f"for (unsigned fr_i = 0; fr_i < {nest.end}; ++fr_i) "
+        guard = f"if ({nest.mask}[fr_i]) " if nest.masks else ""
+        self._out.append(f"{AT}{loop}{guard}{{\n")
+        self._out.append(self._references(self.scopes.words(lines) - elsewhere))
+        exits = any(piece.exits for piece in pieces)
+        if exits:
+            label = f"fr_next{self.number()}"
+            lines = lines.replace("goto fr_next;", f"goto {label};")
+            lines = f"{{\n{lines}}}\n{AT}{label}: ;\n"
+        self._out.append(f"{lines}{AT}}}\n")
+        if exits:
+            self.leave_together(nest)
+
+    def leave_together(self, nest: Nest) -> None:
+        """Return where no lane is left."""
+        if nest.returns:
+            self.write("if (!::fr::split::any(fr_m0, fr_n)) return;\n")
+
+    def _references(self, names: set[str]) -> str:
+        """References to this lane's variables and its attributes, for the names that are used."""
+        out = [
+            self._lane_attribute(name)
+            for name in self.body.attributes
+            if name in names and name in LANE_ATTRIBUTES
+        ]
+        variables = [v for v in self.scopes.visible() if v.name in names]
+        for v in variables:
+            if v.kind == "reference":
+                out.append(f"auto&& {v.name} = fr_v{v.number}[fr_i].get();\n")
+            elif not v.uniform and v.kind not in ("shared", "lambda"):
+                out.append(f"fr_t{v.number}& {v.name} = fr_v{v.number}[fr_i];\n")
+        lambdas = (v for v in variables if v.kind == "lambda")
+        for v in sorted(lambdas, key=lambda v: v.number):
+            # It is written anew in each loop, where its names must mean the same.
+            for name, meant in self._meant[v.key].items():
+                if self.scopes.lookup(name) != meant:
+                    raise NotSplittable(f"{name} means another variable where {v.name} is called")
+            out.append(f"{self.body.directive(v.line)}{v.text}\n")
+        return "".join(out)
+
+    def _lane_attribute(self, name: str) -> str:
+        unit = self.body.unit
+        text = attribute(name).replace("fr_i", "(fr_first + fr_i)")
+        if name == "thread_index_in_simdgroup" and unit.simdgroup:
+            text = "const uint thread_index_in_simdgroup = fr_i;"
+        elif name == "simdgroup_index_in_threadgroup" and unit.simdgroup:
+            text = "const uint simdgroup_index_in_threadgroup = fr_first / 32u;"
+        position = "fr_px[fr_i], fr_py[fr_i], fr_pz[fr_i]"
+        if unit.rows:
+            position = "fr_p0.x + fr_i, fr_p0.y, fr_p0.z"
+        return re.sub(r"\bfr_p\b", f"::fr::metal::uint3({position})", text) + "\n"
+
+    # -- expressions -----------------------------------------------------------------------------
+
+    def outside(self, node: Node, replaced: Replaced | None = None) -> str:
+        """The text of what is uniform, as it stands outside the loop over lanes.
+
+        A variable that holds a position is not uniform, but its quotient may be: the first lane's
+        position stands for it.
+        """
+        names = dict(replaced or {})
+        for name in kinds(node, "identifier"):
+            variable = self.scopes.lookup(self.tree.text(name))
+            if variable is not None and not variable.uniform and variable.value in POSITION_TEXTS:
+                kind = "uint" if "auto" in variable.type.split() else variable.type
+                names[name.id] = f"(({kind})({variable.value}))"
+        return render(self.tree, node, names)
+
+    def last(self, node: Node) -> str:
+        """The text of a linear expression for the last lane of the unit."""
+        names: Replaced = {}
+        for place in kinds(node, "field_expression", "identifier"):
+            text = self.tree.text(place)
+            variable = self.scopes.lookup(text) if place.type == "identifier" else None
+            if variable is None and (text in POSITION_TEXTS or self.uniformity.counts(text)):
+                names[place.id] = f"({text} + (fr_n - 1u))"
+            elif variable is not None and variable.linear and self.body.unit.row is None:
+                # Its value is a position alone (`_is_position` of the splitter).
+                kind = plain_type(variable.type)
+                names[place.id] = f"(({kind})({variable.value} + (fr_n - 1u)))"
+            elif variable is not None and variable.linear:
+                names[place.id] = f"fr_z{variable.number}"
+        return render(self.tree, node, names)
+
+    def prepared(
+        self, statement: Node, replaced: Replaced | None = None, inside: Set[str] = frozenset()
+    ) -> Replaced:
+        """What stands in a loop for quotients and elements that something is prepared for.
+
+        Processors divide integers one at a time, and slowly; a prepared divisor multiplies, and
+        lets the loop be vectorised.
+        """
+        texts = dict(replaced or {})
+        own = map(
+            declared_name,
+            kinds(statement, "init_declarator", "declaration", "parameter_declaration"),
+        )
+        inner = inside | {self.tree.text(n) for n in own if n is not None}
+
+        def visit(node: Node) -> None:
+            if node.type in _NOT_PREPARED:
+                return
+            for child in node.children:
+                visit(child)
+            if node.type == "subscript_expression":
+                element = self.element(node, inner)
+                if element:
+                    texts[node.id] = element
+            elif node.type == "binary_expression" and node.children[1].type in ("/", "%"):
+                left, operator, right = operands(node)
+                if self._prepares(right, inner):
+                    divisor = f"::fr::divisor_of({self.outside(right, texts)})"
+                    name = "divided" if operator == "/" else "left_of"
+                    number = self._constant("d", divisor, right)
+                    texts[node.id] = f"::fr::{name}({render(self.tree, left, texts)}, {number})"
+
+        visit(statement)
+        return texts
+
+    def _prepares(self, divisor: Node, inner: Set[str]) -> bool:
+        """Whether a divisor is uniform, not a constant, and known before the loop."""
+        if not self.uniformity.of(divisor) or self.body.calls(divisor):
+            return False
+        names = {self.tree.text(n) for n in kinds(divisor, "identifier")}
+        variables = [v for v in map(self.scopes.lookup, names) if v is not None]
+        return (
+            not names & inner
+            and all(v.kind in ("value", "array") for v in variables)
+            and any(not re.search(r"\bconstexpr\b", v.type) for v in variables)
+        )
+
+    def element(self, node: Node, inner: Set[str]) -> str:
+        """An element of an array that is the next one in each lane, from a prepared pointer.
+
+        The compiler does not know that an index never wraps from one lane to the next, and would
+        gather the elements one by one. The pointer is that of the last lane: where an unsigned
+        index starts below zero, the lanes that are guarded off are the first ones.
+        """
+        base, indices = part(node, "argument"), part(node, "indices")
+        if self.body.unit.row is None or base.type != "identifier":
+            return ""
+        v = self.scopes.lookup(self.tree.text(base))
+        if v is None or not (v.kind == "value" and v.pointer and v.uniform and not v.written):
+            return ""
+        if indices.named_child_count != 1 or self.scopes.words(self.tree.text(node)) & inner:
+            return ""
+        index = indices.named_children[0]
+        if not self.uniformity.value(index).linear:
+            return ""
+        moved = f"static_cast<int64_t>({self.last(index)}) - static_cast<int64_t>(fr_n - 1u)"
+        return f"{self._constant('p', f'{v.name} + ({moved})', node)}[fr_i]"
+
+    def _constant(self, kind: str, value: str, node: Node) -> str:
+        """The name of what stands before the loop of the pending statements."""
+        constants = self._constants[kind]
+        if value not in constants:
+            constants[value] = self.number(), node
+        return f"fr_{kind}{constants[value][0]}"
+
+    def take_constants(self) -> str:
+        """What stands before a loop, each under the line that it is of."""
+        text = ""
+        for kind, constants in self._constants.items():
+            for value, (n, node) in constants.items():
+                text += f"{self.body.directive(node)}{_CONSTANTS[kind]} fr_{kind}{n} = {value};\n"
+            self._constants[kind] = {}
+        return text
+
+
+def render(tree: Tree, node: Node, replaced: Replaced) -> str:
+    """The text of a node with other texts in place of some nodes in it."""
+    if node.id in replaced:
+        return replaced[node.id]
+    if not replaced or not node.children:
+        return tree.text(node)
+    out: list[str] = []
+    position = node.start_byte
+    for child in node.children:
+        out.append(tree.data[position : child.start_byte].decode())
+        out.append(render(tree, child, replaced))
+        position = child.end_byte
+    return "".join(out)
+
+
+def _storage(variable: Variable, keep: bool) -> str:
+    """The declaration of a lane variable's array, or of a name for its type alone."""
+    n, name = variable.number, variable.name
+    kind, array, get = f"fr_t{n}", f"::fr::lanes_t<fr_t{n}, FR_N> fr_v{n}; ", ""
+    declared = f"fr_t{n}&"
+    if variable.kind == "reference":
+        kind = f"::fr::reference<fr_t{n}>"
+        array, get, declared = f"{kind} fr_v{n}[FR_N]; ", ".get()", "auto&&"
+    first = f"fr_v{n}[0]" if keep else f"::fr::named<{kind}>::get()"
+    return f"{array if keep else ''}{declared} {name} = {first}{get}; (void){name};\n"
+
+
+def plain_type(spec: str) -> str:
+    """The type of a variable that counts lanes."""
+    words = " ".join(w for w in spec.split() if w not in ("const", "thread"))
+    return words.replace("auto", "uint")
