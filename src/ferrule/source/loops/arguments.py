@@ -1,272 +1,243 @@
-"""A call of a function of the header: what it passes, and what stands for each parameter."""
+"""What a call passes to a function of the header: what stands for each of its parameters."""
 
 from __future__ import annotations
 
-import re
+from collections.abc import Iterator
+from itertools import zip_longest
+from typing import NamedTuple
 
 from tree_sitter import Node
 
 from ...kernel import ATTRIBUTES
 from ..cpp import NotSplittable, parameters
 from ..dialect import SYNC
-from ..syntax import Tree, call_arguments, callee, walk
-from .assignments import names_in
-from .declarations import declarations
-from .functions import HeaderFunction, HeaderParameter, Name, one_line
-from .header import Functions
-
-STEPS = ("subscript_expression", "field_expression", "pointer_expression")
-_ACTS = ("call_expression", "update_expression", "assignment_expression", "lambda_expression")
+from ..syntax import Tree
+from .assignments import aliased, names_in
+from .call import STEPS, HeaderCall, root_of
+from .functions import Bound, HeaderParameter, Name
+from .statements import called, kinds
 
 
-class HeaderCall:
-    """A call of a function of the header, and the body that it stands in.
-
-    Attributes:
-        node: the call.
-        declared: how the body declares each of its names.
-        lambdas: the body's lambdas, by their names.
-        result: the variable that holds what the function returns.
-    """
-
-    def __init__(self, functions: Functions, tree: Tree, call: Node, number: int) -> None:
-        self.functions = functions
-        self.p = functions.p
-        self.tree = tree
-        self.node = call
-        self.name = callee(tree, call)
-        self.declared = declarations(tree)
-        if self.name in self.declared:
-            raise NotSplittable(f"{self.name} is a function and a variable")
-        self.lambdas = {
-            tree.text(name): node
-            for node in walk(tree.block)
-            if node.type == "lambda_expression" and node.parent is not None
-            if node.parent.type == "init_declarator"
-            for name in node.parent.children_by_field_name("declarator")
-        }
-        self.arguments = call_arguments(call)
-        self.function: HeaderFunction = functions.find(self.name, len(self.arguments))
-        self.result = f"fr_h{number}"
-
-    def text(self, start: int, end: int) -> str:
-        """The body's text between two bytes, on one line."""
-        return one_line(self.tree.data[start:end].decode())
-
-    def is_memory(self, node: Node) -> bool:
-        """Whether an expression reads what other threads, or writes through pointers, change."""
-        root = root_of(node)
-        if root is None:
-            return True
-        name = self.tree.text(root)
-        for spec, shape in self.declared.get(name, []):
-            shared = {"thread_local", "auto"} & set(spec.split())
-            if shared or {"*", "*const", "&"} & set(shape):
-                return True
-        return name not in self.declared and name in self.p.kernel.output_names
-
-
-class Arguments:
+class Passed(NamedTuple):
     """What stands for the parameters and template parameters of a function in a call.
 
     Attributes:
-        effects: the function writes to memory, or waits for others.
+        bound: the function, with a text for each of its names.
+        before: declarations that stand before its statements.
+        effects: it writes to memory, or waits for others.
         changes: the variables of the body that it may change.
     """
 
-    def __init__(self, call: HeaderCall) -> None:
-        self.call = call
-        self.function, self.tree = call.function, call.tree
-        self.name, self.result = call.name, call.result
-        self.before: list[str] = []  # declarations that stand before the function's statements
-        self.effects = call.functions.effects(self.function)
-        self.changes: set[str] = set()
+    bound: Bound
+    before: str
+    effects: bool
+    changes: set[str]
 
-    def bind(self) -> str:
-        """Give every parameter of the function its meaning for this call; the declarations.
 
-        Raises:
-            NotSplittable: that would change what the call means.
-        """
-        self._templates()
-        self._bind()
-        return "".join(self.before)
+def passed(call: HeaderCall) -> Passed:
+    """What a call passes: every parameter of the function gets its meaning.
 
-    def _templates(self) -> None:
+    Raises:
+        NotSplittable: that would change what the call means.
+    """
+    pairs = list(zip(call.function.parameters, call.arguments, strict=False))
+    effects, changes = call.effects, set(_changes(call, pairs))
+    effects |= any(
+        q.kind == "reference" and a.type in STEPS and call.is_memory(a) for q, a in pairs
+    )
+    if effects:
+        changes |= _reached(call, pairs)
+    binding = _Binding(call, effects, changes)
+    binding.templates()
+    for parameter, argument in zip_longest(call.function.parameters, call.arguments):
+        binding.bind(parameter, argument)
+    return Passed(binding.bound, "".join(binding.before), effects, changes)
+
+
+def _changes(call: HeaderCall, pairs: list[tuple[HeaderParameter, Node]]) -> Iterator[str]:
+    """The variables of the body that a function is given references to, itself or by lambdas."""
+    for parameter, argument in pairs:
+        if parameter.kind == "reference":
+            yield from _rooted(call.tree, argument)
+        elif parameter.kind != "pointer":
+            value = call.lambdas.get(call.tree.text(argument), argument)
+            if value.type == "lambda_expression":
+                yield from names_in(call.tree, value)
+
+
+def _reached(call: HeaderCall, pairs: list[tuple[HeaderParameter, Node]]) -> set[str]:
+    """The variables of the body that something may point or refer to, which may change then."""
+    names: set[str] = set()
+    for place in aliased(call.tree.block):
+        names |= _rooted(call.tree, place)
+    for parameter, argument in pairs:
+        if parameter.kind == "pointer":
+            named = names_in(call.tree, argument)
+            names |= {n for n in named if any("[]" in s for _, s in call.declared.get(n, []))}
+    return names
+
+
+def _rooted(tree: Tree, place: Node) -> set[str]:
+    """The variable of a path; all that it names where it is none."""
+    root = root_of(place)
+    return {tree.text(root)} if root is not None else names_in(tree, place)
+
+
+class _Binding:
+    """Gives the names of a function their texts for one call."""
+
+    def __init__(self, call: HeaderCall, effects: bool, changes: set[str]) -> None:
+        self.call, self.tree, self.name = call, call.tree, call.name
+        self.function, self.effects, self.changes = call.function, effects, changes
+        self.bound = call.function.bound(f"{call.result}_")
+        self.texts = self.bound.texts
+        self.before: list[str] = []
+
+    def templates(self) -> None:
         """Bind template arguments that are written, or have a default and cannot be deduced."""
         function = self.call.node.child_by_field_name("function")
         while function is not None and function.type == "qualified_identifier":
             function = function.child_by_field_name("name")
         listed = function.child_by_field_name("arguments") if function is not None else None
         nodes = listed.named_children if listed is not None else []
-        written = [self.call.text(n.start_byte, n.end_byte) for n in nodes]
-        if len(written) > len(self.function.templates):
+        if len(nodes) > len(self.function.templates):
             raise NotSplittable(f"{self.name} is given too many template arguments")
-        for name, text in zip(self.function.templates, written, strict=False):
-            self._template(name, text)
-        for name in self.function.templates[len(written) :]:
+        for node, name in zip(nodes, self.function.templates, strict=False):
+            self._template(name, self.call.text(node.start_byte, node.end_byte))
+        for name in self.function.templates[len(nodes) :]:
             deduced = any(q.of is name for q in self.function.parameters)
-            if name.default is not None and name.used and not deduced:
-                self._template(name, self.function.render(name.default))
+            if name.default is not None and self.function.uses[name] and not deduced:
+                self._template(name, self.bound.render(name.default))
 
     def _template(self, name: Name, text: str) -> None:
-        kind = self.function.between(*name.type) if name.type is not None else None
-        values = dict(self.call.p.spec.template)
-        if kind is None and text.isidentifier():
-            name.text = text
-            return
-        # A kernel's template values are of type int or bool.
-        if kind is not None and (
-            (kind == "int" and (text.isdecimal() or type(values.get(text)) is int))
-            or (kind == "bool" and (text in ("true", "false") or type(values.get(text)) is bool))
-        ):
-            name.text = text
-            return
-        name.text = f"{self.result}_{name.name}"
-        if kind is None:
-            self.before.append(f"using {name.text} = {text}; ")
-        else:
-            self.before.append(f"constexpr {kind} {name.text} = ({text}); ")
+        kind = self.bound.between(*name.type) if name.type is not None else ""
+        if not kind:
+            plain = text.isidentifier()
+        else:  # a kernel's template values are of type int or bool
+            types = {n: type(v).__name__ for n, v in self.call.p.spec.template}
+            number = "int" if text.isdecimal() else "bool" if text in ("true", "false") else ""
+            plain = kind in ("int", "bool") and kind in (number, types.get(text))
+        self.texts[name] = own = text if plain else f"{self.call.result}_{name.text}"
+        if not plain:
+            declared = f"constexpr {kind} {own} = ({text}); " if kind else f"using {own} = {text}; "
+            self.before.append(declared)
 
-    def _bind(self) -> None:
-        """Give every parameter of the function its meaning for this call."""
-        arguments: list[Node | None] = [*self.call.arguments]
-        arguments += [None] * (len(self.function.parameters) - len(arguments))
-        pairs = list(zip(self.function.parameters, arguments, strict=True))
-        self._note_changes([(q, a) for q, a in pairs if a is not None])
-        for parameter, argument in pairs:
-            if parameter.kind == "reference":
-                self._refer(parameter, argument)
-            elif not self._stands_for_itself(parameter, argument):
-                if parameter.kind == "constant":
-                    self._refuse_changes(parameter, argument)
-                self._declare(parameter, argument)
+    def bind(self, parameter: HeaderParameter, argument: Node | None) -> None:
+        """Give a parameter its meaning."""
+        if parameter.kind == "reference":
+            self._refer(parameter, argument)
+        elif argument is None or not self._stands_for_itself(parameter, argument):
+            if parameter.kind == "constant":
+                self._refuse_changes(parameter, argument)
+            self._declare(parameter, argument)
 
-    def _note_changes(self, pairs: list[tuple[HeaderParameter, Node]]) -> None:
-        """Note which variables of the body the function may change."""
-        for argument in (a for parameter, a in pairs if parameter.kind == "reference"):
-            root = root_of(argument)
-            self.changes |= (
-                {self.tree.text(root)} if root is not None else names_in(self.tree, argument)
-            )
-            self.effects |= argument.type in STEPS and self.call.is_memory(argument)
-        for argument in (a for parameter, a in pairs if parameter.kind in ("value", "constant")):
-            value = self.call.lambdas.get(self.tree.text(argument), argument)
-            if value.type == "lambda_expression":
-                self.changes |= names_in(self.tree, value)
-        if not self.effects:
-            return
-        self.changes |= _addressed(self.tree, self.tree.block)
-        for argument in (a for parameter, a in pairs if parameter.kind == "pointer"):
-            for name in names_in(self.tree, argument):
-                if any("[]" in shape for _, shape in self.call.declared.get(name, [])):
-                    self.changes.add(name)
-
-    def _argument(self, parameter: HeaderParameter, argument: Node | None) -> str:
+    def _text(self, parameter: HeaderParameter, argument: Node | None) -> str:
         if argument is not None:
             return self.call.text(argument.start_byte, argument.end_byte)
         if parameter.default is None:
             raise NotSplittable(f"{self.name} is called with too few arguments")
-        return self.function.render(parameter.default)
+        return self.bound.render(parameter.default)
 
     def _unknown(self, name: Name) -> NotSplittable:
-        return NotSplittable(f"{self.name} is called without its {name.name}")
+        return NotSplittable(f"{self.name} is called without its {name.text}")
 
     def _deduce(self, parameter: HeaderParameter, operand: str, argument: Node) -> None:
         """Deduce a type parameter from what an argument refers or points to."""
         of = parameter.of
-        if of is None or of.text:
+        if of is None or of in self.texts:
             return
-        if of.used < 2:
-            of.text = "auto"
+        if len(self.function.uses[of]) < 2:
+            self.texts[of] = "auto"
             return
-        synchronising = SYNC | self.call.functions.names
-        calls = [n for n in walk(argument) if n.type == "call_expression"]
-        if any(callee(self.tree, n) in synchronising for n in calls):
+        if called(self.tree, argument) & (SYNC | self.call.functions.names):
             raise self._unknown(of)
-        of.text = f"{self.result}_{of.name}"
+        self.texts[of] = f"{self.call.result}_{of.text}"
         without = "remove_cvref_t" if parameter.is_const else "remove_reference_t"
-        self.before.append(f"using {of.text} = ::fr::metal::{without}<decltype({operand})>; ")
+        type_ = f"::fr::metal::{without}<decltype({operand})>"
+        self.before.append(f"using {self.texts[of]} = {type_}; ")
 
     def _declare(self, parameter: HeaderParameter, argument: Node | None) -> None:
         """Declare a parameter as a variable of its own."""
-        text, formal, of = self._argument(parameter, argument), parameter.name, parameter.of
-        name = formal.text if formal is not None else f"{self.result}_{parameter.number}"
+        text, of = self._text(parameter, argument), parameter.of
+        name = f"{self.call.result}_{parameter.number}"
+        if parameter.name is not None:
+            name = self.texts[parameter.name]
         if parameter.kind == "pointer" and argument is not None:
             self._deduce(parameter, f"*({text})", argument)
-        if of is None or of.text:
-            self.before.append(f"{self.function.declaration(parameter, name)} = {text}; ")
+        if of is None or of in self.texts:
+            self.before.append(f"{self.bound.declaration(parameter, name)} = {text}; ")
             return
         if argument is None or argument.type == "initializer_list":
             raise self._unknown(of)
         self.before.append(f"{'const ' if parameter.is_const else ''}auto {name} = {text}; ")
-        of.text = "auto"
-        if of.used > 1:
-            of.text = f"{self.result}_{of.name}"
+        self.texts[of] = "auto"
+        if len(self.function.uses[of]) > 1:
+            self.texts[of] = f"{self.call.result}_{of.text}"
             kind = f"::fr::metal::remove_cvref_t<decltype({name})>"
-            self.before.append(f"using {of.text} = {kind}; ")
+            self.before.append(f"using {self.texts[of]} = {kind}; ")
 
-    def _stands_for_itself(self, parameter: HeaderParameter, argument: Node | None) -> bool:
+    def _stands_for_itself(self, parameter: HeaderParameter, argument: Node) -> bool:
         """Put an argument that does not change meanwhile in place of a parameter."""
-        formal, root = parameter.name, root_of(argument) if argument is not None else None
-        if formal is None or argument is None or root is None or formal.captured:
+        formal, root = parameter.name, root_of(argument)
+        if formal is None or root is None or self.function.captured(formal):
             return False
-        name, text = self.tree.text(root), self._argument(parameter, argument)
-        declared, plain = self.call.declared.get(name, []), argument.type == "identifier"
+        name, text, plain = self.tree.text(root), self._text(parameter, argument), root == argument
+        declared = self.call.declared.get(name, [])
         if parameter.kind == "value" and plain and name in self.call.lambdas:
             self._deduce(parameter, name, argument)
-            formal.text = name
+            self.texts[formal] = name
             return True
-        moved, altered = self.function.moved, self.function.altered
         if parameter.kind == "value":
-            kind = self.function.value_type(parameter)
+            kind = self.bound.value_type(parameter)
             own = declared[0][0] if len(declared) == 1 and not declared[0][1] else ""
             own = own if declared else ATTRIBUTES.get(name, "")
-            same = plain and kind == re.sub(r"const", "", own).strip()
-            passed = {p.name for p in parameters(self.call.p.spec)}  # of types not seen here
-            if not same or name in self.changes | passed or formal.name in altered:
+            same = plain and kind == own
+            inputs = {p.name for p in parameters(self.call.p.spec)}  # of types not seen here
+            if not same or name in self.changes | inputs or formal.text in self.function.altered:
                 return False
-            formal.text = text
+            self.texts[formal] = text
             return True
-        if parameter.kind != "pointer" or not formal.only_indexed or formal.name in moved:
+        if parameter.kind != "pointer" or formal.text in self.function.moved:
+            return False
+        if not self.function.only_indexed(formal):
             return False
         arrays = bool(declared) and all(set(shape) == {"[]"} for _, shape in declared)
         constants = {name} | {n for n, _ in self.call.p.spec.template}
-        if plain:
-            if not arrays and name in self.changes:
-                return False
-        elif not arrays or names_in(self.tree, argument) - constants:
+        if not arrays and (not plain or name in self.changes):
+            return False
+        if not plain and names_in(self.tree, argument) - constants:
             return False
         self._deduce(parameter, f"*({text})", argument)
-        formal.text = text if plain else f"({text})"
+        self.texts[formal] = text if plain else f"({text})"
         return True
 
     def _refer(self, parameter: HeaderParameter, argument: Node | None) -> None:
         """Put what a reference refers to in its place."""
-        if argument is None or root_of(argument) is None:
+        root = root_of(argument) if argument is not None else None
+        if argument is None or root is None:
             raise NotSplittable(f"{self.name} is given a reference to what is no plain variable")
-        text = self._argument(parameter, argument)
-        if argument.type != "identifier":
-            root = root_of(argument)
-            indices = [n for n in walk(argument) if n.type == "identifier" and n != root]
-            others = set[str]()
-            for other, a in zip(self.function.parameters, self.call.arguments, strict=False):
-                if other.kind == "reference" and a != argument:
-                    others |= names_in(self.tree, a) if a.type == "identifier" else set()
+        text = self._text(parameter, argument)
+        if root != argument:
+            indices = [n for n in kinds(argument, "identifier") if n != root]
+            others = {
+                self.tree.text(a)
+                for q, a in zip(self.function.parameters, self.call.arguments, strict=False)
+                if q.kind == "reference" and a != argument and a.type == "identifier"
+            }
             moving = {self.tree.text(n) for n in indices} & self.changes
             if moving or names_in(self.tree, argument) & others:
                 raise NotSplittable(f"{self.name} may change which variable it is given")
-            if parameter.name is not None and parameter.name.captured:
+            if parameter.name is not None and self.function.captured(parameter.name):
                 raise NotSplittable(f"a lambda of {self.name} captures a reference")
             text = f"({text})"
         self._deduce(parameter, f"({text})", argument)
         if parameter.name is not None:
-            parameter.name.text = text
+            self.texts[parameter.name] = text
 
     def _refuse_changes(self, parameter: HeaderParameter, argument: Node | None) -> None:
         """Refuse to copy what a reference to a constant refers to where it may change."""
         root = root_of(argument) if argument is not None else None
-        if parameter.name is not None and parameter.name.name in self.function.moved:
+        if parameter.name is not None and parameter.name.text in self.function.moved:
             raise NotSplittable(f"{self.name} asks for the address of what it is given")
         if root is None or argument is None:
             return
@@ -274,43 +245,3 @@ class Arguments:
         in_memory = self.effects and argument.type in STEPS and self.call.is_memory(argument)
         if in_memory or name in self.changes:
             raise NotSplittable(f"{name} may change while {self.name} refers to it")
-
-
-def root_of(node: Node) -> Node | None:
-    """The variable of a path like ``a[i].x``, ``*p`` or ``(v)``; None where it is no such path.
-
-    The indices of a path call nothing and read no memory, so that it always means one place.
-    """
-    while node.type != "identifier":
-        if node.type == "parenthesized_expression" and len(node.named_children) == 1:
-            node = node.named_children[0]
-            continue
-        inner = node.child_by_field_name("argument") if node.type in STEPS else None
-        if inner is None or node.children[0].type == "&":
-            return None
-        for child in node.named_children:
-            if child != inner and any(_unsteady(n) for n in walk(child)):
-                return None
-        node = inner
-    return node
-
-
-def _unsteady(node: Node) -> bool:
-    reads = node.type in STEPS and not any(c.type == "." for c in node.children)
-    return reads or node.type in _ACTS
-
-
-def _addressed(tree: Tree, block: Node) -> set[str]:
-    """The variables of a body that something may point or refer to."""
-    names: set[str] = set()
-    for node in walk(block):
-        place: Node | None = None
-        if node.type == "pointer_expression" and node.children[0].type == "&":
-            place = node.child_by_field_name("argument")
-        elif node.type == "reference_declarator" and node.parent is not None:
-            place = node.parent.child_by_field_name("value")
-        if place is not None:
-            root = root_of(place)
-            nodes = [root] if root is not None else walk(place)
-            names |= {tree.text(n) for n in nodes if n.type == "identifier"}
-    return names

@@ -2,65 +2,74 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from tree_sitter import Node
 
 from ..syntax import Tree, function_definitions, walk
 
 STRUCTS = ("struct_specifier", "class_specifier", "union_specifier")
+_NAMES = ("identifier", "type_identifier")
+_INNER = ("identifier", "declarator")
+_SHAPED = ("declaration", "for_range_loop", "parameter_declaration")
+_DECLARATIONS = (*_SHAPED, "optional_parameter_declaration", "type_definition")
+_SHAPES = {
+    "pointer_declarator": "*",
+    "reference_declarator": "&",
+    "array_declarator": "[]",
+    "function_declarator": "function",
+}
 
 
-def declared_in(declarator: Node) -> Node | None:
-    """The identifier that a declarator declares."""
-    node: Node | None = declarator
-    while node is not None and node.type not in ("identifier", "type_identifier"):
-        if node.type == "function_declarator":
-            return None
-        node = _inner(node)
-    return node
+def _chain(declarator: Node | None) -> Iterator[Node]:
+    """A declarator, and what it is around: other ones, and at last a name."""
+    while declarator is not None:
+        yield declarator
+        if declarator.type in _NAMES:
+            return
+        inner = (
+            c for c in declarator.named_children if c.type.endswith(("identifier", "declarator"))
+        )
+        declarator = declarator.child_by_field_name("declarator") or next(inner, None)
 
 
-def _inner(declarator: Node) -> Node | None:
-    """What a declarator is around: another one, or a name."""
-    field = declarator.child_by_field_name("declarator")
-    if field is not None:
-        return field
-    inner = (c for c in declarator.named_children if c.type.endswith(("identifier", "declarator")))
-    return next(inner, None)
+def declared_in(declarator: Node | None) -> Node | None:
+    """The identifier that a declarator declares; None for functions and what is not understood."""
+    chain = list(_chain(declarator))
+    if not chain or any(n.type == "function_declarator" for n in chain):
+        return None
+    return chain[-1] if chain[-1].type in _NAMES else None
+
+
+def shape_of(declarator: Node | None) -> list[str]:
+    """What a declarator makes of its type, outermost last: ``*``, ``*const``, ``&``, ``[]``…"""
+    shape: list[str] = []
+    for node in _chain(declarator):
+        mark = _SHAPES.get(node.type.removeprefix("abstract_"), "")
+        if mark == "*" and any(c.text == b"const" for c in node.children):
+            mark = "*const"
+        elif mark == "&" and any(c.type == "&&" for c in node.children):
+            mark = "&&"
+        shape += [mark] if mark else []
+    return shape
 
 
 def declares(node: Node) -> list[Node | None]:
     """The identifiers that a node itself declares; None for one that is not understood."""
-    if node.type in ("declaration", "for_range_loop", "type_definition"):
-        return [declared_in(d) for d in node.children_by_field_name("declarator")]
-    if node.type in ("parameter_declaration", "optional_parameter_declaration"):
-        declarator = node.child_by_field_name("declarator")
-        if declarator is None or declarator.type.startswith("abstract"):
-            return []
-        return [declared_in(declarator)]
     if node.type == "alias_declaration":
         return [node.child_by_field_name("name")]
-    return []
-
-
-def shapes(tree: Tree, node: Node) -> list[tuple[str, str, list[str]]]:
-    """The names that a node itself declares, each with its specifiers and declarator's shape."""
-    if node.type in ("declaration", "for_range_loop", "parameter_declaration"):
-        declarators = node.children_by_field_name("declarator")
-        start = node.child_by_field_name("type") if node.type == "for_range_loop" else node
-        spec = ""
-        if declarators and start is not None:
-            spec = tree.data[start.start_byte : declarators[0].start_byte].decode().strip()
-        named = [(declared_in(d), d) for d in declarators]
-        return [(tree.text(n), spec, shape_of(d)) for n, d in named if n is not None]
-    return [(name, "", []) for name in declared_names(tree, node)]
+    if node.type not in _DECLARATIONS:
+        return []
+    declarators = node.children_by_field_name("declarator")
+    return [declared_in(d) for d in declarators if not d.type.startswith("abstract")]
 
 
 def declared_names(tree: Tree, node: Node) -> set[str]:
     """The names that a node itself declares, functions and types included."""
     names = {tree.text(n) for n in declares(node) if n is not None}
     if node.type == "declaration":
-        for part in node.named_children:
-            names |= declared_names(tree, part) if part.type in STRUCTS else set()
+        structs = (n for n in node.named_children if n.type in STRUCTS)
+        names.update(*(declared_names(tree, n) for n in structs))
     if node.type in (*STRUCTS, "enum_specifier", "enumerator"):
         name = node.child_by_field_name("name")
         names |= {tree.text(name)} if name is not None else set()
@@ -69,23 +78,17 @@ def declared_names(tree: Tree, node: Node) -> set[str]:
     return names
 
 
-def shape_of(declarator: Node | None) -> list[str]:
-    """What a declarator makes of its type, outermost last: ``*``, ``*const``, ``&``, ``[]``…"""
-    shape: list[str] = []
-    node = declarator
-    while node is not None and node.type not in ("identifier", "type_identifier"):
-        kind = node.type.removeprefix("abstract_")
-        if kind == "pointer_declarator":
-            const = any(c.text == b"const" for c in node.children)
-            shape.append("*const" if const else "*")
-        elif kind == "reference_declarator":
-            shape.append("&&" if any(c.type == "&&" for c in node.children) else "&")
-        elif kind == "array_declarator":
-            shape.append("[]")
-        elif kind == "function_declarator":
-            shape.append("function")
-        node = _inner(node)
-    return shape
+def shapes(tree: Tree, node: Node) -> list[tuple[str, str, list[str]]]:
+    """The names that a node itself declares, each with its specifiers and declarator's shape."""
+    if node.type not in _SHAPED:
+        return [(name, "", []) for name in declared_names(tree, node)]
+    declarators = node.children_by_field_name("declarator")
+    start = node.child_by_field_name("type") if node.type == "for_range_loop" else node
+    spec = ""
+    if declarators and start is not None:
+        spec = tree.data[start.start_byte : declarators[0].start_byte].decode().strip()
+    named = [(declared_in(d), shape_of(d)) for d in declarators]
+    return [(tree.text(n), spec, shape) for n, shape in named if n is not None]
 
 
 def parameter_shapes(definition: Node) -> list[tuple[list[str], bool]]:

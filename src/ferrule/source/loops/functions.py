@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
-from typing import NoReturn
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple, NoReturn
 
 from tree_sitter import Node
 
 from ..cpp import NotSplittable
 from ..syntax import Tree, walk
-from .assignments import assigned
+from .assignments import assigned, passed_by_name
 from .declarations import STRUCTS, declared_in, declares, shape_of, shapes
+from .statements import kinds, words
 
 _BREAK = re.compile(r"[ \t\r]*\\?\r?\n\s*")
 # What opens a scope of its own.
-_SCOPES = (
-    "compound_statement",
-    "if_statement",
-    "for_statement",
-    "while_statement",
-    "do_statement",
-    "switch_statement",
-    "for_range_loop",
-    "lambda_expression",
+_SCOPES = words(
+    """
+    compound_statement if_statement for_statement while_statement do_statement
+    switch_statement for_range_loop lambda_expression
+    """
 )
 # What a function's body must not hold to be moved.
 _REFUSED = {
@@ -36,8 +35,12 @@ _REFUSED = {
     "enum_specifier": "declares an enum",
     "ERROR": "has syntax that the splitter does not read",
 } | dict.fromkeys(STRUCTS, "declares a struct")
+_TEMPLATE_TYPES = ("type_parameter_declaration", "optional_type_parameter_declaration")
+_PARAMETERS = ("parameter_declaration", "optional_parameter_declaration")
 _WORDS = ("identifier", "type_identifier", "namespace_identifier")
 _READ_THROUGH = ("subscript_expression", "pointer_expression", "field_expression")
+
+Edit = tuple[int, int, str]
 
 
 def one_line(text: str) -> str:
@@ -45,33 +48,23 @@ def one_line(text: str) -> str:
     return _BREAK.sub(" ", text)
 
 
-@dataclass(eq=False)
+@dataclass(frozen=True, eq=False)
 class Name:
     """A name that a function declares: a template parameter, a parameter or a variable.
 
     Attributes:
-        name: as the author calls it.
-        template: it is a template parameter.
+        text: as the author calls it.
         type: of a template parameter that is a constant: where its type stands.
         default: of a template parameter.
-        text: what stands for it in the current call; empty while that is not known.
-        used: how often it is named, its declaration apart.
-        only_indexed: each time it is read through: ``p[i]``, ``*p``, ``p->x``.
-        captured: a lambda lists it among its captures.
     """
 
-    name: str
+    text: str
     template: bool = False
     type: tuple[int, int] | None = None
     default: Node | None = None
-    text: str = ""
-    used: int = 0
-    only_indexed: bool = True
-    captured: bool = False
 
 
-@dataclass
-class HeaderParameter:
+class HeaderParameter(NamedTuple):
     """A parameter of a function.
 
     Attributes:
@@ -88,9 +81,12 @@ class HeaderParameter:
     default: Node | None
 
 
-@dataclass
 class HeaderFunction:
     """A function of the header.
+
+    Args:
+        node: its definition.
+        functions: the functions of the header, which may change what they are given.
 
     Attributes:
         free: the words that mean something outside the function.
@@ -99,27 +95,25 @@ class HeaderFunction:
         altered: the names that it may change in any way, or write through.
     """
 
-    name: str
-    tree: Tree
-    node: Node
-    templates: list[Name] = field(default_factory=list)
-    parameters: list[HeaderParameter] = field(default_factory=list)
-    free: set[str] = field(default_factory=set)
-    fields: set[str] = field(default_factory=set)
-    altered: set[str] = field(default_factory=set)
-
-    def __post_init__(self) -> None:
-        self._names: list[Name] = []
-        self._uses: list[tuple[int, int, Name]] = []
+    def __init__(self, name: str, tree: Tree, node: Node, functions: frozenset[str]) -> None:
+        self.name, self.tree, self.node = name, tree, node
+        self.templates: list[Name] = []
+        self.parameters: list[HeaderParameter] = []
+        self.free: set[str] = set()
+        self.fields: set[str] = set()
+        self.uses: dict[Name, list[Node]] = defaultdict(list)  # declarations apart
+        self.places: list[tuple[Node, Name]] = []  # declarations, too
+        self._variables: list[Name] = []
         self._scopes: list[dict[str, Name]] = [{}]
-        self._declaring: dict[int, Name] = {}
-        body = self.node.child_by_field_name("body")
-        if body is None or body.type != "compound_statement" or self.tree.has_error:
+        self._declaring: set[int] = set()
+        body = node.child_by_field_name("body")
+        if body is None or body.type != "compound_statement" or tree.has_error:
             self._refuse("has syntax that the splitter does not read")
         self.body = body
         self.statements = body.named_children
-        self.moved = {n for n, through in assigned(self.tree, body) if not through}
-        self.altered = {n for n, _ in assigned(self.tree, body)}
+        changed = list(assigned(tree, body))
+        self.moved = {n for n, through in changed if not through}
+        self.altered = {n for n, _ in (*changed, *passed_by_name(tree, body, functions))}
         self._read()
 
     def _refuse(self, why: str) -> NoReturn:
@@ -130,40 +124,45 @@ class HeaderFunction:
     def _read(self) -> None:
         around = self.node.parent
         if around is not None and around.type == "template_declaration":
-            listed = around.child_by_field_name("parameters")
-            for node in listed.named_children if listed is not None else []:
+            for node in _listed(around):
                 self._read_template(node)
         kind = self.node.child_by_field_name("type")
         declarator = self.node.child_by_field_name("declarator")
-        self._stars = ""
+        stars = ""
         while declarator is not None and declarator.type == "pointer_declarator":
-            self._stars += "*"
+            stars += "*"
             declarator = declarator.child_by_field_name("declarator")
         if kind is None or declarator is None or declarator.type != "function_declarator":
             self._refuse("returns what the splitter does not read")
         for part in declarator.children:
             if part.type == "trailing_return_type":
                 kind = part.named_children[0]
-        listed = declarator.child_by_field_name("parameters")
-        for node in listed.named_children if listed is not None else []:
+        for node in _listed(declarator):
             self._read_parameter(node)
         self._resolve(kind)
         self._resolve(self.body)
         text = self.tree.text(kind)
-        self.returns = None if text == "void" and not self._stars else kind
         if text.startswith("decltype"):
             self._refuse("returns decltype(auto)")
+        # The type of what it returns, and what stands before and behind it; None for void.
+        const = "const " if stars and self._is_const(self.node) else ""
+        self.returns = None if text == "void" and not stars else (const, kind, stars)
+
+    def _is_const(self, node: Node) -> bool:
+        return any(
+            c.type == "type_qualifier" and self.tree.text(c) == "const" for c in node.children
+        )
 
     def _read_template(self, node: Node) -> None:
-        kind = node.type
-        if kind in ("type_parameter_declaration", "optional_type_parameter_declaration"):
+        type_: tuple[int, int] | None = None
+        name_node: Node | None = None
+        if node.type in _TEMPLATE_TYPES:
             words = [n for n in node.named_children if n.type == "type_identifier"]
             default = node.child_by_field_name("default_type")
             name_node = words[0] if words and words[0] != default else None
-            type_ = None
-        elif kind in ("parameter_declaration", "optional_parameter_declaration"):
+        elif node.type in _PARAMETERS:
             declarator = node.child_by_field_name("declarator")
-            name_node, default = None, node.child_by_field_name("default_value")
+            default = node.child_by_field_name("default_value")
             if declarator is not None and declarator.type == "identifier":
                 name_node = declarator
             parts = [c for c in node.named_children if c not in (declarator, default)]
@@ -174,23 +173,19 @@ class HeaderFunction:
             self._refuse("has template parameters that the splitter does not read")
         if default is not None:
             self._resolve(default)
-        name = Name(
-            self.tree.text(name_node) if name_node is not None else "", True, type_, default
-        )
-        self.templates.append(name)
-        self._scopes[-1][name.name] = name
+        text = self.tree.text(name_node) if name_node is not None else ""
+        self.templates.append(Name(text, True, type_, default))
+        self._scopes[-1][text] = self.templates[-1]
 
     def _read_parameter(self, node: Node) -> None:
         if node.type == "comment":
             return
-        declarator = node.child_by_field_name("declarator")
-        if node.type not in ("parameter_declaration", "optional_parameter_declaration"):
+        if node.type not in _PARAMETERS:
             self._refuse("takes any number of arguments")
-        name_node = declared_in(declarator) if declarator is not None else None
-        shape = shape_of(declarator)
-        is_const = any(
-            c.type == "type_qualifier" and self.tree.text(c) == "const" for c in node.children
+        declarator, type_, default = map(
+            node.child_by_field_name, ("declarator", "type", "default_value")
         )
+        shape, is_const = shape_of(declarator), self._is_const(node)
         if "function" in shape or "&&" in shape:
             self._refuse("has a parameter that the splitter does not read")
         if "&" in shape:
@@ -199,28 +194,23 @@ class HeaderFunction:
             kind = "pointer" if shape else "value"
             if shape.count("[]") > 1 or ("[]" in shape and len(shape) > 1):
                 self._refuse("takes an array of arrays")
-        type_ = node.child_by_field_name("type")
         of = self._scopes[0].get(self.tree.text(type_)) if type_ is not None else None
-        default = node.child_by_field_name("default_value")
-        if type_ is not None:
-            self._resolve(type_)
-        if default is not None:
-            self._resolve(default)
-        name = None
+        for part in (type_, default):
+            if part is not None:
+                self._resolve(part)
+        name_node, name = declared_in(declarator), None
         if name_node is not None:
             name = self._declare(name_node)
-            self._uses.append((name_node.start_byte, name_node.end_byte, name))
-        plain = of is not None and of.template and of.type is None and len(shape) < 2
-        self.parameters.append(
-            HeaderParameter(
-                len(self.parameters), node, kind, name, is_const, of if plain else None, default
-            )
-        )
+        if of is not None and (not of.template or of.type is not None or len(shape) > 1):
+            of = None
+        number = len(self.parameters)
+        self.parameters.append(HeaderParameter(number, node, kind, name, is_const, of, default))
 
     def _declare(self, node: Node) -> Name:
         name = Name(self.tree.text(node))
-        self._names.append(name)
-        self._scopes[-1][name.name] = name
+        self._variables.append(name)
+        self._scopes[-1][name.text] = name
+        self.places.append((node, name))
         return name
 
     def _resolve(self, node: Node) -> None:
@@ -243,7 +233,7 @@ class HeaderFunction:
         for identifier in declares(node):
             if identifier is None:
                 self._refuse("has a declaration that the splitter does not read")
-            self._declaring[identifier.start_byte] = Name(self.tree.text(identifier))
+            self._declaring.add(identifier.start_byte)
         for child in node.children:
             self._resolve(child)
         if kind in _SCOPES:
@@ -263,62 +253,79 @@ class HeaderFunction:
 
     def _use(self, node: Node) -> None:
         word = self.tree.text(node)
-        name = self._declaring.get(node.start_byte)
-        if name is not None:
-            self._names.append(name)
-            self._scopes[-1][word] = name
+        if node.start_byte in self._declaring:
+            self._declare(node)
+            return
+        name = next((s[word] for s in reversed(self._scopes) if word in s), None)
+        if name is None:
+            self.free.add(word)
         else:
-            name = next((s[word] for s in reversed(self._scopes) if word in s), None)
-            if name is None:
-                self.free.add(word)
-                return
-            name.used += 1
-            parent = node.parent
-            if parent is not None:
-                through = parent.type in _READ_THROUGH and parent.children[0].type != "&"
-                through = through and parent.child_by_field_name("argument") == node
-                name.only_indexed &= through and not any(c.type == "." for c in parent.children)
-                name.captured |= parent.type == "lambda_capture_specifier"
-        self._uses.append((node.start_byte, node.end_byte, name))
+            self.uses[name].append(node)
+            self.places.append((node, name))
+
+    # -- what is known ---------------------------------------------------------------------------
+
+    def only_indexed(self, name: Name) -> bool:
+        """Whether a name is read through each time: ``p[i]``, ``*p``, ``p->x``."""
+
+        def indexed(node: Node) -> bool:
+            around = node.parent
+            if around is None or around.type not in _READ_THROUGH:
+                return False
+            signs = [c.type for c in around.children]
+            argument = around.child_by_field_name("argument")
+            return argument == node and signs[0] != "&" and "." not in signs
+
+        return all(map(indexed, self.uses[name]))
+
+    def captured(self, name: Name) -> bool:
+        """Whether a lambda lists a name among its captures."""
+        around = (node.parent for node in self.uses[name])
+        return any(n is not None and n.type == "lambda_capture_specifier" for n in around)
 
     def writes_through(self) -> bool:
         """Whether it writes to what a pointer or reference leads to."""
-        own: dict[str, bool] = {q.name.name: q.kind == "value" for q in self.parameters if q.name}
+        own = {q.name.text: q.kind == "value" for q in self.parameters if q.name is not None}
         for node in walk(self.body):
             for name, spec, shape in shapes(self.tree, node):
                 plain = set(shape) <= {"[]"} and "auto" not in spec.split()
                 own[name] = plain and own.get(name, True)
-        for node in walk(self.body):
-            if node.type not in ("assignment_expression", "update_expression"):
-                continue
+        for node in kinds(self.body, "assignment_expression", "update_expression"):
             target = node.child_by_field_name("left") or node.child_by_field_name("argument")
-            for part in walk(target) if target is not None else ():
+            for part in kinds(target, *_READ_THROUGH) if target is not None else ():
                 inner = part.child_by_field_name("argument")
-                if part.type in _READ_THROUGH and (
-                    inner is None or not own.get(self.tree.text(inner), False)
-                ):
+                if inner is None or not own.get(self.tree.text(inner), False):
                     return True
         return False
 
-    # -- writing ---------------------------------------------------------------------------------
+    def bound(self, prefix: str) -> Bound:
+        """The function in a call: every variable has a name of its own, no template parameter."""
+        texts: dict[Name, str] = {}
+        for name in self._variables:
+            text = prefix + name.text
+            while text in texts.values():
+                text += "_"
+            texts[name] = text
+        return Bound(self, texts)
 
-    def rename(self, prefix: str) -> None:
-        """Start a call: every variable gets a name of its own, every template parameter none."""
-        taken: set[str] = set()
-        for name in self._names:
-            name.text = prefix + name.name
-            while name.text in taken:
-                name.text += "_"
-            taken.add(name.text)
-        for name in self.templates:
-            name.text = ""
+
+@dataclass
+class Bound:
+    """A function in a call.
+
+    Attributes:
+        texts: what stands for each name, as far as it is known.
+    """
+
+    function: HeaderFunction
+    texts: dict[Name, str]
 
     def render(self, node: Node) -> str:
-        """The text of a node, with what stands for each name in the current call."""
+        """The text of a node."""
         return self.between(node.start_byte, node.end_byte)
 
-    def between(self, start: int, end: int, edits: list[tuple[int, int, str]] | None = None) -> str:
-        """The text of a range of bytes, with what stands for each name in the current call.
+    def between(self, start: int, end: int, edits: Iterable[Edit] = ()) -> str:
+        """The text of a range of bytes.
 
         Args:
             edits: ranges that other texts stand for, each with its text.
@@ -326,17 +333,19 @@ class HeaderFunction:
         Raises:
             NotSplittable: a template argument is not known.
         """
-        out: list[str] = []
-        places: list[tuple[int, int, str | Name]] = [*(edits or []), *self._uses]
-        for first, last, name in sorted(places, key=lambda place: place[:2]):
-            if first < start or last > end:
-                continue
-            text = name.text if isinstance(name, Name) else name
-            if isinstance(name, Name) and not text:
-                raise NotSplittable(f"{self.name} does not say what its {name.name} is")
-            out.append(self.tree.data[start:first].decode() + text)
-            start = last
-        return "".join(out) + self.tree.data[start:end].decode()
+        out, data = "", self.function.tree.data
+        places: list[tuple[int, int, str | Name]] = [*edits]
+        places += [(n.start_byte, n.end_byte, name) for n, name in self.function.places]
+        for first, last, text in sorted(places, key=lambda place: place[:2]):
+            if start <= first and last <= end:
+                if isinstance(text, Name):
+                    if text not in self.texts:
+                        name = self.function.name
+                        raise NotSplittable(f"{name} does not say what its {text.text} is")
+                    text = self.texts[text]
+                out += data[start:first].decode() + text
+                start = last
+        return out + data[start:end].decode()
 
     def declaration(self, parameter: HeaderParameter, name: str) -> str:
         """A parameter as the declaration of a variable, without what it is initialised with."""
@@ -350,18 +359,19 @@ class HeaderFunction:
     def value_type(self, parameter: HeaderParameter) -> str:
         """The type of a parameter by value, without const; empty while it is not known."""
         type_ = parameter.node.child_by_field_name("type")
-        if type_ is None or (parameter.of is not None and not parameter.of.text):
+        if type_ is None or (parameter.of is not None and parameter.of not in self.texts):
             return ""
         return self.render(type_)
 
     def returned_type(self) -> str:
         """The type of the variable that holds the value; nothing for void."""
-        if self.returns is None:
+        if self.function.returns is None:
             return ""
-        const = "const " if self._stars and self._returns_const() else ""
-        return f"{const}{self.render(self.returns)}{self._stars}"
+        const, kind, stars = self.function.returns
+        return f"{const}{self.render(kind)}{stars}"
 
-    def _returns_const(self) -> bool:
-        return any(
-            c.type == "type_qualifier" and self.tree.text(c) == "const" for c in self.node.children
-        )
+
+def _listed(node: Node) -> list[Node]:
+    """The parameters of a function, or of a template."""
+    parameters = node.child_by_field_name("parameters")
+    return parameters.named_children if parameters is not None else []

@@ -10,9 +10,9 @@ from ..cpp import NotSplittable, Prepared
 from ..dialect import MATRIX_OPS, SIMD_BARRIERS, SYNC, THREADGROUP_BARRIERS
 from ..macros import expand
 from ..syntax import Tree, callee, function_definitions, walk
-from .assignments import passed_by_name
 from .declarations import STRUCTS, declared_names, parameter_shapes
 from .functions import HeaderFunction, one_line
+from .statements import called, kinds
 
 _PRAGMA = re.compile(r"^[ \t]*#[ \t]*pragma[^\n]*$", re.MULTILINE)
 
@@ -89,15 +89,12 @@ class Functions:
 
     def _reached(self, name: str) -> set[str]:
         """The functions that a function calls, directly or through others."""
-        reached: set[str] = set()
-        todo = [name]
-        while todo:
-            for node in self._nodes.get(todo.pop(), []):
-                for n in walk(node):
-                    called = callee(self._tree, n) if n.type == "call_expression" else ""
-                    if called in self._nodes and called not in reached:
-                        reached.add(called)
-                        todo.append(called)
+        reached, last = set[str](), {name}
+        while last:
+            nodes = (node for n in last for node in self._nodes.get(n, []))
+            names = set[str]().union(*(called(self._tree, node) for node in nodes))
+            last = (names & self._nodes.keys()) - reached
+            reached |= last
         return reached
 
     def _function(self, name: str, node: Node) -> HeaderFunction:
@@ -118,12 +115,10 @@ class Functions:
         text = expand(preceding, text, kernel=p.kernel.name)
         text = one_line(_PRAGMA.sub("", text))
         tree = Tree(text, body=False)
-        definitions = [n for n in walk(tree.root) if n.type == "function_definition"]
-        if not definitions:
+        definition = next(kinds(tree.root, "function_definition"), None)
+        if definition is None:
             raise NotSplittable(f"{name} of the header is not understood")
-        function = HeaderFunction(name, tree, definitions[0])
-        own = frozenset(self._nodes)
-        function.altered |= {n for n, _ in passed_by_name(tree, function.body, own)}
+        function = HeaderFunction(name, tree, definition, frozenset(self._nodes))
         clash = function.free & (named - self.names)
         clash |= (function.free | function.fields) & set(self.p.text.macros)
         if clash:
@@ -136,13 +131,11 @@ class Functions:
         """Whether a function may write to memory, or wait for others that do."""
         if function.writes_through():
             return True
-        called = {
-            callee(function.tree, n) for n in walk(function.body) if n.type == "call_expression"
-        }
-        if called & (THREADGROUP_BARRIERS | SIMD_BARRIERS | MATRIX_OPS):
+        names = called(function.tree, function.body)
+        if names & (THREADGROUP_BARRIERS | SIMD_BARRIERS | MATRIX_OPS):
             return True
-        return any(name.startswith("atomic_") or self.takes_memory(name) for name in called) or any(
-            self.effects(f) for name in called & self.names for f in self._versions(name)
+        return any(name.startswith("atomic_") or self.takes_memory(name) for name in names) or any(
+            self.effects(f) for name in names & self.names for f in self._versions(name)
         )
 
     def _versions(self, name: str) -> list[HeaderFunction]:

@@ -6,24 +6,24 @@ from tree_sitter import Node
 
 from ..cpp import NotSplittable
 from ..syntax import walk_code
-from .functions import HeaderFunction
+from .functions import Bound
 from .statements import LOOPS, branch_statements, branches
 
 
 class Returns:
-    """The statements of a function, with what it returns in a variable.
+    """The statements of a function in a call, with what it returns in a variable.
 
     A return at the end of a path through the statements needs no jump: what follows an ``if`` that
     returns belongs to the branch that goes on. Where both may go on, and out of loops, a second
     variable says that the function has returned.
 
     Args:
-        function: the function, its names bound for the call.
+        bound: the function in its call.
         result: the variable, whose declaration is a part of the text.
     """
 
-    def __init__(self, function: HeaderFunction, result: str) -> None:
-        self._function = function
+    def __init__(self, bound: Bound, result: str) -> None:
+        self._bound, self._function = bound, bound.function
         self._result = result
         self._done = f"{result}d"
         self._needs_done = False  # whether the second variable is needed
@@ -36,14 +36,14 @@ class Returns:
         """
         function, statements = self._function, self._function.statements
         returns = _returns(function.body)
-        kind = function.returned_type()
+        kind = self._bound.returned_type()
         if not returns or returns == [statements[-1]]:
-            text = "".join(f"{function.render(s)} " for s in statements if s not in returns)
+            text = "".join(f"{self._bound.render(s)} " for s in statements if s not in returns)
             value = _value(returns[0]) if returns else None
             if value is None:
                 return text
             declared = f"{kind} {self._result} = " if kind else ""
-            return f"{text}{declared}{function.render(value)}; "
+            return f"{text}{declared}{self._bound.render(value)}; "
         if kind.startswith("auto"):
             raise NotSplittable(f"{function.name} returns auto from several places")
         text, _ = self._paths(statements, "")
@@ -54,7 +54,7 @@ class Returns:
         """A return statement as an assignment to the variable, with `then` after it."""
         value = _value(statement)
         target = f"{self._result} = " if self._function.returns is not None else ""
-        return (f"{target}{self._function.render(value)}; " if value is not None else "") + then
+        return (f"{target}{self._bound.render(value)}; " if value is not None else "") + then
 
     def _set_done(self) -> str:
         self._needs_done = True
@@ -66,7 +66,7 @@ class Returns:
         for index, statement in enumerate(statements):
             following = statements[index + 1 :]
             if not _returns(statement):
-                out += f"{self._function.render(statement)} "
+                out += f"{self._bound.render(statement)} "
                 continue
             if statement.type == "return_statement":
                 return out + self._assignment(statement, then), False
@@ -98,7 +98,7 @@ class Returns:
                 for part, goes in zip(parts, going, strict=True)
             ]
         texts = [self._paths(part, then) for part in parts]
-        head = self._function.between(statement.start_byte, yes.start_byte)
+        head = self._bound.between(statement.start_byte, yes.start_byte)
         text = f"{head}{{ {texts[0][0]}}} else {{ {texts[1][0]}}} "
         if both_go_on:
             return self._unless_done(text, following, then)
@@ -133,7 +133,7 @@ class Returns:
                 edits.append((node.end_byte, node.end_byte, f" if ({self._done}) break; }}"))
 
         visit(statement)
-        return self._function.between(statement.start_byte, statement.end_byte, edits) + " "
+        return self._bound.between(statement.start_byte, statement.end_byte, edits) + " "
 
     def _refusal(self, statement: Node) -> NotSplittable:
         return NotSplittable(
