@@ -9,11 +9,19 @@ from typing import Any
 from tree_sitter import Node
 
 from ..dialect import LINEAR_TYPES
-from ..syntax import call_arguments, declarators, declared_name
+from ..syntax import call_arguments, declarators, declared_name, field, part
 from .assignments import assigned, names_in, passed_by_name, referred
 from .body import Body, Scopes, Variable, Variables
 from .plan import Plan
-from .statements import LOOPS, branch_statements, branches, expression, initial_value, kinds
+from .statements import (
+    LOOPS,
+    branch_statements,
+    branches,
+    changed,
+    expression,
+    initial_value,
+    kinds,
+)
 from .uniform import POSITION_TEXTS, Uniformity
 
 
@@ -104,22 +112,18 @@ class _Visit:
             self._loop(statement, context)
 
     def _if(self, statement: Node, context: int) -> None:
-        condition = statement.child_by_field_name("condition")
-        if condition is not None:
-            self._side_effects(condition)
+        condition = part(statement, "condition")
+        self._side_effects(condition)
         inner = context if self.uniformity.of(condition) else self._deeper()
         for branch in branches(statement):
-            if branch is not None:
-                self.block(branch_statements(branch), inner)
+            self.block(branch_statements(branch), inner)
 
     def _deeper(self) -> int:
         self.divergent += 1
         return self.divergent
 
     def _loop(self, statement: Node, context: int) -> None:
-        start, condition, update, body = map(
-            statement.child_by_field_name, ("initializer", "condition", "update", "body")
-        )
+        start, condition = field(statement, "initializer"), field(statement, "condition")
         with self.scopes.inner():
             declared: list[Variable] = []
             if start is not None and start.type == "declaration":
@@ -137,9 +141,8 @@ class _Visit:
                 inner = self._deeper()
                 for variable in declared:
                     self._learn(variable, context=inner)
-            self._expression(update, inner)
-            if body is not None:
-                self.block(branch_statements(body), inner)
+            self._expression(field(statement, "update"), inner)
+            self.block(branch_statements(part(statement, "body")), inner)
 
     def _declaration(self, statement: Node, context: int) -> list[Variable]:
         return [self._declarator(statement, d, context) for d in declarators(statement)]
@@ -193,12 +196,7 @@ class _Visit:
     def _expression(self, node: Node | None, context: int) -> None:
         if node is None:
             return
-        target: Node | None = None
-        value: Node | None = None
-        if node.type == "assignment_expression":
-            target, value = node.child_by_field_name("left"), node.child_by_field_name("right")
-        elif node.type == "update_expression":
-            target = node.child_by_field_name("argument")
+        target, value = changed(node), field(node, "right")
         if target is None or target.type != "identifier":
             self._opaque(node)
             return
@@ -224,12 +222,11 @@ class _Visit:
 
     def _side_effects(self, value: Node) -> None:
         self._changes(value, set())
-        if value.type in ("argument_list", "initializer_list") and value.parent is not None:
-            declaration = value.parent.parent
-            type_node = declaration.child_by_field_name("type") if declaration else None
-            if type_node is not None and self.tree.text(type_node) in self.body.functions:
-                for name in names_in(self.tree, value):
-                    self._written(name)
+        around = value.parent.parent if value.parent is not None else None
+        constructs = self.tree.text(field(around, "type")) in self.body.functions
+        if constructs and value.type in ("argument_list", "initializer_list"):
+            for name in names_in(self.tree, value):
+                self._written(name)
 
     def _changes(self, node: Node, inner: set[str]) -> None:
         """Note what a node changes; `inner` are the names that it declares itself."""
@@ -242,8 +239,8 @@ class _Visit:
         if not self.operators:
             return
         # Where the author defines operators, an operand may be changed by one.
-        for part in kinds(node, "binary_expression", "unary_expression", "subscript_expression"):
-            for operand in map(self._operand, part.named_children):
+        for n in kinds(node, "binary_expression", "unary_expression", "subscript_expression"):
+            for operand in map(self._operand, n.named_children):
                 if operand.type == "identifier":
                     self._written(self.tree.text(operand), inner, through=True)
 

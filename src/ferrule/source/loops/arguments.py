@@ -11,7 +11,7 @@ from tree_sitter import Node
 from ...kernel import ATTRIBUTES
 from ..cpp import NotSplittable, parameters
 from ..dialect import SYNC
-from ..syntax import Tree
+from ..syntax import Tree, field
 from .assignments import aliased, names_in
 from .call import STEPS, HeaderCall, root_of
 from .functions import Bound, HeaderParameter, Name
@@ -95,10 +95,10 @@ class _Binding:
 
     def templates(self) -> None:
         """Bind template arguments that are written, or have a default and cannot be deduced."""
-        function = self.call.node.child_by_field_name("function")
+        function = field(self.call.node, "function")
         while function is not None and function.type == "qualified_identifier":
-            function = function.child_by_field_name("name")
-        listed = function.child_by_field_name("arguments") if function is not None else None
+            function = field(function, "name")
+        listed = field(function, "arguments")
         nodes = listed.named_children if listed is not None else []
         if len(nodes) > len(self.function.templates):
             raise NotSplittable(f"{self.name} is given too many template arguments")

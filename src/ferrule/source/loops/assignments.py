@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator
 
 from tree_sitter import Node
 
-from ..syntax import Tree, callee, walk
-from .statements import kinds, part
+from ..syntax import Tree, callee, field, part, walk
+from .statements import kinds
 
 # Functions of the library that write to an argument.
 WRITES_ARGUMENTS = frozenset({"frexp", "modf", "sincos"})
@@ -58,7 +58,7 @@ def aliased(node: Node) -> Iterator[Node]:
         if takes_address(place):
             yield part(place, "argument")
         elif place.type == "reference_declarator" and place.parent is not None:
-            value = place.parent.child_by_field_name("value")
+            value = field(place.parent, "value")
             if value is not None:
                 yield value
 
@@ -70,7 +70,7 @@ def base_of(node: Node) -> tuple[Node | None, bool]:
         through |= node.type in ("subscript_expression", "pointer_expression") or any(
             c.type == "->" for c in node.children
         )
-        node = node.child_by_field_name("argument") or node.named_children[0]
+        node = field(node, "argument") or node.named_children[0]
     return (node if node.type == "identifier" else None), through
 
 

@@ -19,6 +19,7 @@ from ..syntax import (
     declarator_shape,
     declarators,
     declared_name,
+    field,
     function_definitions,
     struct_names,
 )
@@ -141,9 +142,9 @@ class Body:
         names = {n for place in aliased(self.tree.block) for n in referred(self.tree, place)}
         for node in kinds(self.tree.block, "identifier"):
             around = node.parent
-            if around is None or around.child_by_field_name("declarator") == node:
+            if around is None or field(around, "declarator") == node:
                 continue
-            array = around.child_by_field_name("argument")
+            array = field(around, "argument")
             if around.type != "subscript_expression" or array != node:
                 names.add("[]" + self.tree.text(node))
         return names
@@ -190,7 +191,7 @@ class Body:
             self.tree.text(name),
             kind,
             type=spec,
-            value=self.tree.text(value) if value is not None else "",
+            value=self.tree.text(value),
             is_const="constexpr" in words or ("const" in words and not is_pointer),
             text=self.tree.text(statement) if kind == "lambda" else "",
             line=line_of(statement),
@@ -247,6 +248,12 @@ class Scopes:
             raise NotSplittable(f"{name} is declared where the analysis did not look")
         self._scopes[-1][variable.name] = variable.key
         return variable
+
+    def declare(self, statement: Node | None) -> list[Variable]:
+        """The variables of a declaration, as `enter` does it; of any other statement none."""
+        if statement is None or statement.type != "declaration":
+            return []
+        return [self.enter(statement, d) for d in declarators(statement)]
 
     @contextmanager
     def inner(self) -> Iterator[None]:

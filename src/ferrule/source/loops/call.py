@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from tree_sitter import Node
 
 from ..cpp import NotSplittable
-from ..syntax import Tree, call_arguments, callee, walk
+from ..syntax import Tree, call_arguments, callee, field, walk
 from .assignments import takes_address
 from .declarations import declarations
 from .functions import HeaderFunction, one_line
 from .header import Functions
-from .statements import kinds
+from .statements import ancestors, kinds
 
 STEPS = ("subscript_expression", "field_expression", "pointer_expression")
 _ACTS = ("call_expression", "update_expression", "assignment_expression", "lambda_expression")
@@ -91,12 +91,10 @@ class HeaderCall:
             parent = node.parent
             if parent is None:
                 raise NotSplittable(f"the call of {self.name} is not understood")
-            kind, left = parent.type, parent.child_by_field_name("left")
+            kind, left = parent.type, field(parent, "left")
             if kind in _STUCK:
                 raise NotSplittable(_STUCK[kind].format(self.name))
-            if kind == "conditional_expression" and (
-                parent.child_by_field_name("condition") != node
-            ):
+            if kind == "conditional_expression" and (field(parent, "condition") != node):
                 raise NotSplittable(f"a branch of ?: calls {self.name}")
             if kind == "binary_expression" and left != node:
                 operator = parent.children[1].type
@@ -104,13 +102,11 @@ class HeaderCall:
                     raise NotSplittable(f"{self.name} is called behind {operator}")
             if kind == "assignment_expression" and left == node:
                 raise NotSplittable(f"the target of an assignment calls {self.name}")
-            if kind == "condition_clause" and parent.child_by_field_name("initializer") is not None:
+            if kind == "condition_clause" and field(parent, "initializer") is not None:
                 raise NotSplittable("a condition declares a variable")
             node = parent
-        while node.parent is not None:
-            node = node.parent
-            if node.type == "lambda_expression":
-                raise NotSplittable(f"a lambda calls {self.name}")
+        if any(around.type == "lambda_expression" for around in ancestors(node)):
+            raise NotSplittable(f"a lambda calls {self.name}")
 
     def lines(self, start: int, end: int) -> str:
         """The line breaks of the body between two bytes."""
@@ -126,7 +122,7 @@ def root_of(node: Node) -> Node | None:
         if node.type == "parenthesized_expression" and len(node.named_children) == 1:
             node = node.named_children[0]
             continue
-        inner = node.child_by_field_name("argument") if node.type in STEPS else None
+        inner = field(node, "argument") if node.type in STEPS else None
         if inner is None or takes_address(node):
             return None
         indices = (child for child in node.named_children if child != inner)

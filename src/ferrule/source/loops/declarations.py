@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from tree_sitter import Node
 
-from ..syntax import Tree, function_definitions, walk
+from ..syntax import Tree, field, function_definitions, walk
 
 STRUCTS = ("struct_specifier", "class_specifier", "union_specifier")
 _NAMES = ("identifier", "type_identifier")
@@ -30,7 +30,7 @@ def _chain(declarator: Node | None) -> Iterator[Node]:
         inner = (
             c for c in declarator.named_children if c.type.endswith(("identifier", "declarator"))
         )
-        declarator = declarator.child_by_field_name("declarator") or next(inner, None)
+        declarator = field(declarator, "declarator") or next(inner, None)
 
 
 def declared_in(declarator: Node | None) -> Node | None:
@@ -57,7 +57,7 @@ def shape_of(declarator: Node | None) -> list[str]:
 def declares(node: Node) -> list[Node | None]:
     """The identifiers that a node itself declares; None for one that is not understood."""
     if node.type == "alias_declaration":
-        return [node.child_by_field_name("name")]
+        return [field(node, "name")]
     if node.type not in _DECLARATIONS:
         return []
     declarators = node.children_by_field_name("declarator")
@@ -71,8 +71,8 @@ def declared_names(tree: Tree, node: Node) -> set[str]:
         structs = (n for n in node.named_children if n.type in STRUCTS)
         names.update(*(declared_names(tree, n) for n in structs))
     if node.type in (*STRUCTS, "enum_specifier", "enumerator"):
-        name = node.child_by_field_name("name")
-        names |= {tree.text(name)} if name is not None else set()
+        name = field(node, "name")
+        names |= {tree.text(name)} - {""}
     if node.type == "function_definition":
         names |= {name for name, n in function_definitions(tree) if n == node}
     return names
@@ -83,7 +83,7 @@ def shapes(tree: Tree, node: Node) -> list[tuple[str, str, list[str]]]:
     if node.type not in _SHAPED:
         return [(name, "", []) for name in declared_names(tree, node)]
     declarators = node.children_by_field_name("declarator")
-    start = node.child_by_field_name("type") if node.type == "for_range_loop" else node
+    start = field(node, "type") if node.type == "for_range_loop" else node
     spec = ""
     if declarators and start is not None:
         spec = tree.data[start.start_byte : declarators[0].start_byte].decode().strip()
@@ -95,12 +95,17 @@ def parameter_shapes(definition: Node) -> list[tuple[list[str], bool]]:
     """The shapes of a function's parameters, and whether each is const."""
     declarator: Node | None = definition
     while declarator is not None and declarator.type != "function_declarator":
-        declarator = declarator.child_by_field_name("declarator")
-    listed = declarator.child_by_field_name("parameters") if declarator is not None else None
+        declarator = field(declarator, "declarator")
     return [
-        (shape_of(q.child_by_field_name("declarator")), any(c.text == b"const" for c in q.children))
-        for q in (listed.named_children if listed is not None else [])
+        (shape_of(field(q, "declarator")), any(c.text == b"const" for c in q.children))
+        for q in listed(declarator)
     ]
+
+
+def listed(node: Node | None) -> list[Node]:
+    """The parameters of a function's declarator, or of a template."""
+    parameters = field(node, "parameters")
+    return parameters.named_children if parameters is not None else []
 
 
 def declarations(tree: Tree) -> dict[str, list[tuple[str, list[str]]]]:

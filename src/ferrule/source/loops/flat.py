@@ -6,7 +6,6 @@ import re
 
 from .. import cpp
 from ..cpp import NotSplittable, Parameter, Prepared
-from ..syntax import declarators
 from . import split
 from .analysis import analyse
 from .body import Body, Scopes, Unit, Variables, read
@@ -48,7 +47,7 @@ def _written(body: Body, variables: Variables) -> tuple[str, str]:
                 end = ";\n" if kind.endswith("_specifier") else "\n"
                 lanes.write(text + end, statement)
             elif kind == "declaration":
-                declared = [scopes.enter(statement, d) for d in declarators(statement)]
+                declared = scopes.declare(statement)
                 if (
                     all(v.uniform and v.kind in ("value", "array") for v in declared)
                     and not scopes.words(text) & nest.inside

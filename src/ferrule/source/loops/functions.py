@@ -11,9 +11,9 @@ from typing import NamedTuple, NoReturn
 from tree_sitter import Node
 
 from ..cpp import NotSplittable
-from ..syntax import Tree, walk
+from ..syntax import Edit, Tree, field, part, replaced, walk
 from .assignments import assigned, passed_by_name
-from .declarations import STRUCTS, declared_in, declares, shape_of, shapes
+from .declarations import STRUCTS, declared_in, declares, listed, shape_of, shapes
 from .statements import kinds, words
 
 _BREAK = re.compile(r"[ \t\r]*\\?\r?\n\s*")
@@ -39,8 +39,6 @@ _TEMPLATE_TYPES = ("type_parameter_declaration", "optional_type_parameter_declar
 _PARAMETERS = ("parameter_declaration", "optional_parameter_declaration")
 _WORDS = ("identifier", "type_identifier", "namespace_identifier")
 _READ_THROUGH = ("subscript_expression", "pointer_expression", "field_expression")
-
-Edit = tuple[int, int, str]
 
 
 def one_line(text: str) -> str:
@@ -106,7 +104,7 @@ class HeaderFunction:
         self._variables: list[Name] = []
         self._scopes: list[dict[str, Name]] = [{}]
         self._declaring: set[int] = set()
-        body = node.child_by_field_name("body")
+        body = field(node, "body")
         if body is None or body.type != "compound_statement" or tree.has_error:
             self._refuse("has syntax that the splitter does not read")
         self.body = body
@@ -124,20 +122,20 @@ class HeaderFunction:
     def _read(self) -> None:
         around = self.node.parent
         if around is not None and around.type == "template_declaration":
-            for node in _listed(around):
+            for node in listed(around):
                 self._read_template(node)
-        kind = self.node.child_by_field_name("type")
-        declarator = self.node.child_by_field_name("declarator")
+        kind = field(self.node, "type")
+        declarator = field(self.node, "declarator")
         stars = ""
         while declarator is not None and declarator.type == "pointer_declarator":
             stars += "*"
-            declarator = declarator.child_by_field_name("declarator")
+            declarator = field(declarator, "declarator")
         if kind is None or declarator is None or declarator.type != "function_declarator":
             self._refuse("returns what the splitter does not read")
-        for part in declarator.children:
-            if part.type == "trailing_return_type":
-                kind = part.named_children[0]
-        for node in _listed(declarator):
+        for child in declarator.children:
+            if child.type == "trailing_return_type":
+                kind = child.named_children[0]
+        for node in listed(declarator):
             self._read_parameter(node)
         self._resolve(kind)
         self._resolve(self.body)
@@ -158,22 +156,21 @@ class HeaderFunction:
         name_node: Node | None = None
         if node.type in _TEMPLATE_TYPES:
             words = [n for n in node.named_children if n.type == "type_identifier"]
-            default = node.child_by_field_name("default_type")
+            default = field(node, "default_type")
             name_node = words[0] if words and words[0] != default else None
         elif node.type in _PARAMETERS:
-            declarator = node.child_by_field_name("declarator")
-            default = node.child_by_field_name("default_value")
+            declarator = field(node, "declarator")
+            default = field(node, "default_value")
             if declarator is not None and declarator.type == "identifier":
                 name_node = declarator
-            parts = [c for c in node.named_children if c not in (declarator, default)]
-            for part in parts:
-                self._resolve(part)
-            type_ = (node.start_byte, parts[-1].end_byte if parts else node.start_byte)
+            words = [c for c in node.named_children if c not in (declarator, default)]
+            for word in words:
+                self._resolve(word)
+            type_ = (node.start_byte, words[-1].end_byte if words else node.start_byte)
         else:
             self._refuse("has template parameters that the splitter does not read")
-        if default is not None:
-            self._resolve(default)
-        text = self.tree.text(name_node) if name_node is not None else ""
+        self._resolve(default)
+        text = self.tree.text(name_node)
         self.templates.append(Name(text, True, type_, default))
         self._scopes[-1][text] = self.templates[-1]
 
@@ -182,9 +179,8 @@ class HeaderFunction:
             return
         if node.type not in _PARAMETERS:
             self._refuse("takes any number of arguments")
-        declarator, type_, default = map(
-            node.child_by_field_name, ("declarator", "type", "default_value")
-        )
+        declarator, type_ = field(node, "declarator"), field(node, "type")
+        default = field(node, "default_value")
         shape, is_const = shape_of(declarator), self._is_const(node)
         if "function" in shape or "&&" in shape:
             self._refuse("has a parameter that the splitter does not read")
@@ -194,10 +190,9 @@ class HeaderFunction:
             kind = "pointer" if shape else "value"
             if shape.count("[]") > 1 or ("[]" in shape and len(shape) > 1):
                 self._refuse("takes an array of arrays")
-        of = self._scopes[0].get(self.tree.text(type_)) if type_ is not None else None
-        for part in (type_, default):
-            if part is not None:
-                self._resolve(part)
+        of = self._scopes[0].get(self.tree.text(type_))
+        self._resolve(type_)
+        self._resolve(default)
         name_node, name = declared_in(declarator), None
         if name_node is not None:
             name = self._declare(name_node)
@@ -213,8 +208,10 @@ class HeaderFunction:
         self.places.append((node, name))
         return name
 
-    def _resolve(self, node: Node) -> None:
+    def _resolve(self, node: Node | None) -> None:
         """Tell the names that the function declares from those that mean something outside."""
+        if node is None:
+            return
         kind = node.type
         if kind in _REFUSED:
             self._refuse(_REFUSED[kind])
@@ -240,14 +237,12 @@ class HeaderFunction:
             self._scopes.pop()
 
     def _resolve_qualified(self, node: Node, first: bool = True) -> None:
-        scope, name = node.child_by_field_name("scope"), node.child_by_field_name("name")
+        scope, name = field(node, "scope"), field(node, "name")
         if scope is not None and (first or scope.type not in _WORDS):
             self._resolve(scope)
-        if name is None:
-            return
-        if name.type == "qualified_identifier":
+        if name is not None and name.type == "qualified_identifier":
             self._resolve_qualified(name, False)
-        for child in name.named_children:
+        for child in name.named_children if name is not None else ():
             if child.type == "template_argument_list":
                 self._resolve(child)
 
@@ -273,7 +268,7 @@ class HeaderFunction:
             if around is None or around.type not in _READ_THROUGH:
                 return False
             signs = [c.type for c in around.children]
-            argument = around.child_by_field_name("argument")
+            argument = field(around, "argument")
             return argument == node and signs[0] != "&" and "." not in signs
 
         return all(map(indexed, self.uses[name]))
@@ -291,10 +286,9 @@ class HeaderFunction:
                 plain = set(shape) <= {"[]"} and "auto" not in spec.split()
                 own[name] = plain and own.get(name, True)
         for node in kinds(self.body, "assignment_expression", "update_expression"):
-            target = node.child_by_field_name("left") or node.child_by_field_name("argument")
-            for part in kinds(target, *_READ_THROUGH) if target is not None else ():
-                inner = part.child_by_field_name("argument")
-                if inner is None or not own.get(self.tree.text(inner), False):
+            target = field(node, "left") or part(node, "argument")
+            for place in kinds(target, *_READ_THROUGH):
+                if not own.get(self.tree.text(field(place, "argument")), False):
                     return True
         return False
 
@@ -333,23 +327,18 @@ class Bound:
         Raises:
             NotSplittable: a template argument is not known.
         """
-        out, data = "", self.function.tree.data
-        places: list[tuple[int, int, str | Name]] = [*edits]
-        places += [(n.start_byte, n.end_byte, name) for n, name in self.function.places]
-        for first, last, text in sorted(places, key=lambda place: place[:2]):
-            if start <= first and last <= end:
-                if isinstance(text, Name):
-                    if text not in self.texts:
-                        name = self.function.name
-                        raise NotSplittable(f"{name} does not say what its {text.text} is")
-                    text = self.texts[text]
-                out += data[start:first].decode() + text
-                start = last
-        return out + data[start:end].decode()
+        uses = (u for u in self.function.places if start <= u[0].start_byte < end)
+        texts = [replaced(node, self._text(name)) for node, name in uses]
+        return self.function.tree.between(start, end, [*edits, *texts])
+
+    def _text(self, name: Name) -> str:
+        if name not in self.texts:
+            raise NotSplittable(f"{self.function.name} does not say what its {name.text} is")
+        return self.texts[name]
 
     def declaration(self, parameter: HeaderParameter, name: str) -> str:
         """A parameter as the declaration of a variable, without what it is initialised with."""
-        declarator = parameter.node.child_by_field_name("declarator")
+        declarator = field(parameter.node, "declarator")
         end = declarator.start_byte if declarator is not None else parameter.node.end_byte
         if parameter.default is not None and declarator is None:
             end = next(c.start_byte for c in parameter.node.children if c.type == "=")
@@ -358,7 +347,7 @@ class Bound:
 
     def value_type(self, parameter: HeaderParameter) -> str:
         """The type of a parameter by value, without const; empty while it is not known."""
-        type_ = parameter.node.child_by_field_name("type")
+        type_ = field(parameter.node, "type")
         if type_ is None or (parameter.of is not None and parameter.of not in self.texts):
             return ""
         return self.render(type_)
@@ -369,9 +358,3 @@ class Bound:
             return ""
         const, kind, stars = self.function.returns
         return f"{const}{self.render(kind)}{stars}"
-
-
-def _listed(node: Node) -> list[Node]:
-    """The parameters of a function, or of a template."""
-    parameters = node.child_by_field_name("parameters")
-    return parameters.named_children if parameters is not None else []

@@ -9,10 +9,10 @@ from tree_sitter import Node
 from ..cpp import NotSplittable, Prepared
 from ..dialect import MATRIX_OPS, SIMD_BARRIERS, SYNC, THREADGROUP_BARRIERS
 from ..macros import expand
-from ..syntax import Tree, callee, function_definitions, walk
+from ..syntax import Tree, callee, field, function_definitions, walk
 from .declarations import STRUCTS, declared_names, parameter_shapes
 from .functions import HeaderFunction, one_line
-from .statements import called, kinds
+from .statements import ancestors, called, kinds
 
 _PRAGMA = re.compile(r"^[ \t]*#[ \t]*pragma[^\n]*$", re.MULTILINE)
 
@@ -38,7 +38,7 @@ class Functions:
 
     def is_call(self, tree: Tree, node: Node) -> bool:
         """Whether a node calls one of the functions."""
-        function = node.child_by_field_name("function")
+        function = field(node, "function")
         if node.type != "call_expression" or function is None:
             return False
         if callee(tree, node) not in self.names:
@@ -78,14 +78,9 @@ class Functions:
         )
 
     def _scope(self, node: Node) -> str:
-        names: list[str] = []
-        around = node.parent
-        while around is not None:
-            name = around.child_by_field_name("name")
-            if around.type in ("namespace_definition", *STRUCTS) and name is not None:
-                names.insert(0, self._tree.text(name))
-            around = around.parent
-        return "::".join(names)
+        scopes = (n for n in ancestors(node) if n.type in ("namespace_definition", *STRUCTS))
+        names = [self._tree.text(field(scope, "name")) for scope in scopes]
+        return "::".join(filter(None, reversed(names)))
 
     def _reached(self, name: str) -> set[str]:
         """The functions that a function calls, directly or through others."""
@@ -101,14 +96,12 @@ class Functions:
         outer = node
         while outer.parent is not None and outer.parent.type == "template_declaration":
             outer = outer.parent
-        around = outer.parent
         named: set[str] = set()
-        while around is not None:
+        for around in ancestors(outer):
             if around.type in STRUCTS:
                 raise NotSplittable(f"a method {name} of the header synchronises")
-            if around.type == "namespace_definition" and around.child_by_field_name("name"):
-                named |= {n for part in walk(around) for n in declared_names(self._tree, part)}
-            around = around.parent
+            if around.type == "namespace_definition" and field(around, "name") is not None:
+                named.update(*(declared_names(self._tree, n) for n in walk(around)))
         # The macros that are defined where the function is.
         text, p = self._tree.text(outer), self.p
         preceding = self._tree.data[: outer.start_byte].decode()

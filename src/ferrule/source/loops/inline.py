@@ -17,7 +17,7 @@ import re
 from tree_sitter import Node
 
 from ..cpp import NotSplittable, Prepared, parameters, synchronising_functions
-from ..syntax import Tree, callee, declarators, walk
+from ..syntax import Edit, Tree, callee, declarators, enclosed, field, part, replaced, walk
 from .arguments import Passed, passed
 from .assignments import WRITES_ARGUMENTS
 from .body import WORD
@@ -25,7 +25,7 @@ from .call import STEPS, HeaderCall
 from .declarations import declared_names
 from .header import Functions
 from .returns import Returns
-from .statements import LOOPS, part
+from .statements import LOOPS
 
 _MOST_CALLS = 256
 _MOST_TEXT = 1 << 19  # characters
@@ -55,7 +55,7 @@ def inline(p: Prepared, text: str) -> str:
         if call is None:
             _refuse_mentions(tree, functions)
             return text
-        text = _replaced(HeaderCall(functions, tree, call, number))
+        text = _with_statements(HeaderCall(functions, tree, call, number))
         if len(text) > _MOST_TEXT:
             break
     raise NotSplittable("functions of the header that synchronise are called too often")
@@ -69,13 +69,13 @@ def _refuse_mentions(tree: Tree, functions: Functions) -> None:
             continue
         if node.type == "field_identifier":
             around = parent.parent
-            if around is not None and around.child_by_field_name("function") == parent:
+            if around is not None and field(around, "function") == parent:
                 raise NotSplittable(f"a method {name} of the header synchronises")
         elif parent.type != "qualified_identifier" or functions.is_named(tree.text(parent)):
             raise NotSplittable(f"{name} of the header synchronises and is not just called")
 
 
-def _replaced(call: HeaderCall) -> str:
+def _with_statements(call: HeaderCall) -> str:
     """The body with a function's statements in place of its call."""
     _refuse_hidden(call)
     values = passed(call)
@@ -84,21 +84,20 @@ def _replaced(call: HeaderCall) -> str:
     return call.tree.edited(_edits(call, values.before + statements))
 
 
-def _edits(call: HeaderCall, before: str) -> list[tuple[int, int, str]]:
+def _edits(call: HeaderCall, before: str) -> list[Edit]:
     statement, inner = call.statement, call.path[-2]
     whole = statement.type == "expression_statement" and inner == call.node
     if call.function.returns is None and not whole:
         raise NotSplittable(f"{call.name} returns nothing")
     around = statement.parent
-    kind = around.type if around is not None else ""
-    if statement.type == "declaration" and around is not None and kind == "for_statement":
+    if statement.type == "declaration" and around and around.type == "for_statement":
         if inner != declarators(statement)[0]:
             raise NotSplittable(f"a loop's second variable calls {call.name}")
         statement, around = around, around.parent
     elif statement.type in LOOPS:
-        if statement.child_by_field_name("condition") == inner:
+        if field(statement, "condition") == inner:
             return _in_loop(call, inner, before)
-        if statement.child_by_field_name("initializer") != inner:
+        if field(statement, "initializer") != inner:
             raise NotSplittable(f"a loop's step calls {call.name}")
     elif statement.type not in ("declaration", "expression_statement", "if_statement"):
         raise NotSplittable(f"a {statement.type.split('_')[0]} calls {call.name}")
@@ -106,19 +105,13 @@ def _edits(call: HeaderCall, before: str) -> list[tuple[int, int, str]]:
     if kind not in ("compound_statement", "else_clause", "if_statement", *LOOPS):
         construct = "condition" if kind == "condition_clause" else kind.split("_")[0]
         raise NotSplittable(f"a {construct} calls {call.name}")
-    start, end = call.node.start_byte, call.node.end_byte
-    first, last = statement.start_byte, statement.end_byte
+    first, start = statement.start_byte, call.node.start_byte
     if whole:
-        edits = [(first, last, before + call.lines(first, last))]
+        edits = [replaced(statement, before + call.lines(first, statement.end_byte))]
     else:
-        edits = [
-            (first, start, _moved(call, first, before)),
-            (start, end, call.result + call.lines(start, end)),
-        ]
-    if kind != "compound_statement":
-        edits[0] = (*edits[0][:2], "{ " + edits[0][2])
-        edits.append((last, last, " }"))
-    return edits
+        result = call.result + call.lines(start, call.node.end_byte)
+        edits = [(first, start, _moved(call, first, before)), replaced(call.node, result)]
+    return edits if kind == "compound_statement" else [*edits, *enclosed(statement, "{ ", " }")]
 
 
 def _moved(call: HeaderCall, start: int, before: str) -> str:
@@ -141,16 +134,15 @@ def _moved(call: HeaderCall, start: int, before: str) -> str:
     return f"{lines}{done}; {before}{spec}{call.text(declarator.start_byte, end)}"
 
 
-def _in_loop(call: HeaderCall, condition: Node, before: str) -> list[tuple[int, int, str]]:
+def _in_loop(call: HeaderCall, condition: Node, before: str) -> list[Edit]:
     """A loop's condition, evaluated at the start of its body instead."""
-    body, start, end = part(call.statement, "body"), condition.start_byte, condition.end_byte
+    start, end = condition.start_byte, condition.end_byte
     first, last = call.text(start, call.node.start_byte), call.text(call.node.end_byte, end)
     instead = "" if call.statement.type == "for_statement" else "(true)"
     leave = f"if (!({first}{call.result}{last})) break; "
     return [
-        (start, end, instead + call.lines(start, end)),
-        (body.start_byte, body.start_byte, f"{{ {before}{leave}"),
-        (body.end_byte, body.end_byte, " }"),
+        replaced(condition, instead + call.lines(start, end)),
+        *enclosed(part(call.statement, "body"), f"{{ {before}{leave}", " }"),
     ]
 
 
@@ -194,7 +186,7 @@ def _refuse_order(call: HeaderCall, values: Passed) -> None:
                 raise NotSplittable(f"{call.tree.text(node)} is read {beside}")
             if kind in STEPS and values.effects and call.is_memory(node):
                 raise NotSplittable(f"memory is read {beside}")
-        first = node.child_by_field_name("argument" if kind in STEPS else "function")
+        first = field(node, "argument" if kind in STEPS else "function")
         if kind == "parenthesized_expression":
             first = node.named_children[0]
         for child in node.children:
@@ -203,7 +195,7 @@ def _refuse_order(call: HeaderCall, values: Passed) -> None:
             visit(child, written or (target and child == first))
 
     whole = statement if statement.type == "expression_statement" else call.path[-2]
-    visit(whole.child_by_field_name("value") or whole, False)
+    visit(field(whole, "value") or whole, False)
 
 
 def _may_act(call: HeaderCall, beside: Node) -> bool:
@@ -224,4 +216,4 @@ def _first(statement: Node) -> Node | None:
         return declarators(statement)[0]
     if statement.type != "for_statement":
         return None
-    return statement.child_by_field_name("initializer")
+    return field(statement, "initializer")

@@ -91,7 +91,7 @@ class Declarations:
         """One declarator as an array with an element for each lane."""
         inner, name, n = inner_declarator(declarator), declared_name(declarator), variable.number
         value, words = initial_value(declarator), spec.split()
-        init = render(self.tree, value, replaced) if value is not None else ""
+        init = render(self.tree, value, replaced)
         kept = _initialised(variable, value, init)
         if variable.kind == "reference":
             kind = f"using fr_t{n} = decltype(({init}));\n@"
@@ -101,7 +101,7 @@ class Declarations:
             kind = f"typedef {const}::fr::value_t<__typeof__(({init}))> fr_t{n};\n@"
         else:
             plain = re.sub(r"\b(static|register|inline|thread_local)\b", "", spec)
-            renamed = render(self.tree, inner, {name.id: f"fr_t{n}"} if name is not None else {})
+            renamed = render(self.tree, inner, {name.id: f"fr_t{n}"} if name else {})
             kind = f"{self.body.directive(statement)}typedef {plain} {renamed};\n@"
         whole = f"{spec} {render(self.tree, declarator, replaced)};"
         return Piece(whole, line_of(statement), ((variable, kind),), kept)

@@ -10,9 +10,9 @@ from typing import NamedTuple
 from tree_sitter import Node
 
 from ..cpp import NotSplittable, attribute
-from ..syntax import Tree, declared_name
+from ..syntax import Tree, declared_name, part
 from .body import WORD, Variable, line_of
-from .statements import jumps, kinds, operands, part
+from .statements import jumps, kinds, operands
 from .uniform import LANE_ATTRIBUTES, POSITION_TEXTS, Uniformity
 
 Replaced = dict[int, str]  # by the id of a node, the text that stands for it
@@ -22,47 +22,57 @@ _CONSTANTS = {"d": "const auto", "p": "auto* const"}
 _NOT_PREPARED = ("lambda_expression", "preproc_def", "preproc_function_def")
 
 
-class Mask(NamedTuple):
-    """A mask of the current nest: its C++ name and what leaves it (``fn``, ``if``, ``loop``…)."""
+class Frame(NamedTuple):
+    """Something around a statement that lanes leave.
 
-    name: str
+    Attributes:
+        kind: ``fn`` for the whole function, ``if``, ``loop``, or ``round`` for one of a loop's.
+        mask: the C++ name of the mask of its lanes; nothing for a loop that needs none.
+        loop: where the loop starts.
+        end: no lane from here on is in it.
+        plain: the loop's head is plain C++.
+    """
+
     kind: str
+    mask: str = ""
     loop: int = -1
-    end: str = "fr_n"  # no lane from here on is in it
+    end: str = "fr_n"
+    plain: bool = False
 
 
 class Nest(NamedTuple):
     """What is around a statement, and behind it.
 
     Attributes:
-        masks: the masks around, innermost last.
-        loops: the loops around, innermost last: where each starts, whether its head is plain C++,
-            and how many masks there were at its start.
+        frames: what is around, innermost last.
         later: texts behind the statement: what they name outlives a loop over lanes.
         inside: the names of uniform variables that the loop over lanes declares.
     """
 
-    masks: tuple[Mask, ...] = ()
-    loops: tuple[tuple[int, bool, int], ...] = ()
+    frames: tuple[Frame, ...] = ()
     later: tuple[str, ...] = ()
     inside: frozenset[str] = frozenset()
 
     @property
+    def masks(self) -> list[str]:
+        return [frame.mask for frame in self.frames if frame.mask]
+
+    @property
     def mask(self) -> str:
-        return self.masks[-1].name if self.masks else "nullptr"
+        return (self.masks or ["nullptr"])[-1]
 
     @property
     def end(self) -> str:
-        return self.masks[-1].end if self.masks else "fr_n"
+        return self.frames[-1].end if self.frames else "fr_n"
 
     @property
-    def returns(self) -> bool:
-        """Whether lanes may return before others."""
-        return any(mask.kind == "fn" for mask in self.masks)
+    def loop(self) -> Frame:
+        """The innermost loop."""
+        return next(frame for frame in reversed(self.frames) if frame.kind == "loop")
 
-    def masked(self, mask: Mask) -> Nest:
-        """The nest with a mask more."""
-        return self._replace(masks=(*self.masks, mask))
+    def within(self, frame: Frame) -> Nest:
+        """The nest inside of a frame more."""
+        return self._replace(frames=(*self.frames, frame))
 
 
 @dataclass(frozen=True)
@@ -204,7 +214,7 @@ class Lanes:
 
     def leave_together(self, nest: Nest) -> None:
         """Return where no lane is left."""
-        if nest.returns:
+        if any(frame.kind == "fn" for frame in nest.frames):
             self.write("if (!::fr::split::any(fr_m0, fr_n)) return;\n")
 
     def _references(self, names: set[str]) -> str:
@@ -243,14 +253,14 @@ class Lanes:
 
     # -- expressions -----------------------------------------------------------------------------
 
-    def outside(self, node: Node, replaced: Replaced | None = None) -> str:
+    def outside(self, node: Node | None, replaced: Replaced | None = None) -> str:
         """The text of what is uniform, as it stands outside the loop over lanes.
 
         A variable that holds a position is not uniform, but its quotient may be: the first lane's
         position stands for it.
         """
         names = dict(replaced or {})
-        for name in kinds(node, "identifier"):
+        for name in kinds(node, "identifier") if node is not None else ():
             variable = self.scopes.lookup(self.tree.text(name))
             if variable is not None and not variable.uniform and variable.value in POSITION_TEXTS:
                 kind = "uint" if "auto" in variable.type.split() else variable.type
@@ -358,12 +368,12 @@ class Lanes:
         return text
 
 
-def render(tree: Tree, node: Node, replaced: Replaced) -> str:
+def render(tree: Tree, node: Node | None, replaced: Replaced) -> str:
     """The text of a node with other texts in place of some nodes in it."""
+    if node is None or not replaced or not node.children:
+        return replaced.get(node.id, tree.text(node)) if node is not None else ""
     if node.id in replaced:
         return replaced[node.id]
-    if not replaced or not node.children:
-        return tree.text(node)
     out: list[str] = []
     position = node.start_byte
     for child in node.children:

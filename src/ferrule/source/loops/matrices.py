@@ -10,7 +10,7 @@ import re
 
 from tree_sitter import Node
 
-from ..syntax import Tree, declarator_shape, declarators, walk
+from ..syntax import Tree, declarator_shape, declarators, field, walk
 
 _NAMES = ("simdgroup_matrix", "simdgroup_float8x8", "simdgroup_half8x8", "simdgroup_bfloat8x8")
 _ALIAS = re.compile(r"\busing\s+(\w+)\s*=\s*([^;]+);|\btypedef\s+([^;]+?)\s*\b(\w+)\s*;")
@@ -37,18 +37,18 @@ def makes_diagonal(header: Tree, body: Tree) -> bool:
 
 def _makes(tree: Tree, node: Node, names: set[str]) -> bool:
     if node.type in ("declaration", "field_declaration"):
-        if not _is_matrix(tree, node.child_by_field_name("type"), names):
+        if not _is_matrix(tree, field(node, "type"), names):
             return False
         if tree.is_body and any(
             "function_declarator" in declarator_shape(d) for d in declarators(node)
         ):
             return True  # `M m(scale);` reads like a function
-        values = [d.child_by_field_name("value") for d in declarators(node)]
-        values.append(node.child_by_field_name("default_value"))
+        values = [field(d, "value") for d in declarators(node)]
+        values.append(field(node, "default_value"))
         return any(v is not None and _from_number(tree, v) for v in values)
     if node.type in ("call_expression", "compound_literal_expression", "cast_expression"):
-        type_node = node.child_by_field_name("function") or node.child_by_field_name("type")
-        operand = node.child_by_field_name("arguments") or node.child_by_field_name("value")
+        type_node = field(node, "function") or field(node, "type")
+        operand = field(node, "arguments") or field(node, "value")
         return (
             _is_matrix(tree, type_node, names)
             and operand is not None

@@ -6,10 +6,10 @@ from tree_sitter import Node
 
 from ..cpp import ROW_ADDITION, NotSplittable
 from ..dialect import MATRIX_OPS, SIMD_BARRIERS, THREADGROUP_BARRIERS, UNIFORM_RESULTS
-from ..syntax import call_arguments, callee
+from ..syntax import call_arguments, callee, field, part
 from .body import SPLIT_CALLS
 from .lanes import Lanes, Nest, Replaced, render
-from .statements import branches, expression, kinds, operands, part
+from .statements import branches, changed, expression, kinds, operands
 
 _BARRIERS = THREADGROUP_BARRIERS | SIMD_BARRIERS
 _VOTES = {"any": "bool", "all": "bool", "ballot": "simd_vote"}
@@ -52,8 +52,7 @@ class Operations:
 
     def changes_uniform(self, node: Node) -> bool:
         """Whether an expression assigns to a variable that all lanes share."""
-        name = {"assignment_expression": "left", "update_expression": "argument"}.get(node.type)
-        target = part(node, name) if name is not None else None
+        target = changed(node)
         if target is None or target.type != "identifier":
             return False
         variable = self.lanes.scopes.lookup(self.tree.text(target))
@@ -62,7 +61,7 @@ class Operations:
     def _row_addition(self, statement: Node, call: Node, nest: Nest) -> bool:
         """Atomic additions to neighbouring elements, all lanes together; False if it is not one."""
         lanes, arguments = self.lanes, call_arguments(call)
-        target = arguments[0].child_by_field_name("argument") if len(arguments) == 3 else None
+        target = field(arguments[0], "argument") if len(arguments) == 3 else None
         if target is None or arguments[0].children[0].type != "&" or self.body.calls(statement):
             return False
         if target.type != "subscript_expression":

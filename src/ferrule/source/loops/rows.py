@@ -50,12 +50,9 @@ def find(body: Body, variables: Variables) -> Row | None:
             name = declared_name(declarator)
             if name is not None:
                 declared.setdefault(body.tree.text(name), []).append(declarator)
-    scopes, top = Scopes(body, variables), set[int]()
+    scopes = Scopes(body, variables)
     with scopes.inner():
-        for statement in body.tree.block.named_children:
-            for declarator in declarators(statement) if statement.type == "declaration" else []:
-                top.add(declarator.start_byte)
-                scopes.enter(statement, declarator)
+        top = {v.key for s in body.tree.block.named_children for v in scopes.declare(s)}
         search = _Search(body, Uniformity(scopes), declared, top)
         for node in kinds(body.tree.block, "binary_expression"):
             left, operator, right = operands(node)
@@ -77,7 +74,7 @@ class _Search(NamedTuple):
     body: Body
     uniformity: Uniformity
     declared: dict[str, list[Node]]
-    top: set[int]
+    top: set[int | str]
 
     def needs(self, node: Node, depth: int = 0) -> list[str] | None:
         """The declarations that an expression needs; None if it may differ within a launch."""

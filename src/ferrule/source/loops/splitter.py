@@ -22,13 +22,13 @@ from tree_sitter import Node
 
 from ..cpp import NotSplittable, Prepared
 from ..lexer import join, tokens
-from ..syntax import declarators, declared_name, walk
+from ..syntax import declarators, declared_name, field, part, walk
 from .analysis import analyse
 from .assignments import assigned
 from .body import SPLIT_CALLS, Body, Scopes, Unit, Variables, read
 from .inline import inline
 from .kept import Declarations
-from .lanes import Lanes, Mask, Nest, render
+from .lanes import Frame, Lanes, Nest, render
 from .matrices import makes_diagonal
 from .operations import Operations
 from .plan import Plan, planned, require
@@ -41,7 +41,6 @@ from .statements import (
     jumps_out,
     loop_parts,
     operands,
-    part,
     words,
 )
 from .uniform import POSITION_TEXTS, Uniformity
@@ -118,23 +117,23 @@ def _lane_jump(plan: Plan, nest: Nest, kind: str) -> str:
     Raises:
         NotPlanned: there is no mask to leave.
     """
-    cleared: list[str] = []
+    cleared = nest.masks
     if kind == "return":
         require(plan, kind)
         # A lane that returned is in no mask of a loop around it either.
-        for loop, _, _ in nest.loops:
-            require(plan, "break", loop)
-        cleared = [mask.name for mask in nest.masks]
+        for frame in nest.frames:
+            if frame.kind == "loop":
+                require(plan, "break", frame.loop)
     else:
-        loop, last = nest.loops[-1][0], "loop" if kind == "break" else "round"
-        require(plan, kind, loop)
-        for mask in reversed(nest.masks):
-            if kind == "continue" and mask.kind == "loop":
+        require(plan, kind, nest.loop.loop)
+        cleared = []
+        for frame in reversed(nest.frames):
+            if frame.kind == "loop" and kind == "continue":
                 break
-            cleared.append(mask.name)
-            if mask.loop == loop and mask.kind == last:
+            cleared.append(frame.mask)
+            if frame.kind == ("loop" if kind == "break" else "round"):
                 break
-    return f"{{ {' '.join(f'{name}[fr_i] = 0;' for name in cleared)} goto fr_next; }}"
+    return f"{{ {' '.join(f'{mask}[fr_i] = 0;' for mask in cleared)} goto fr_next; }}"
 
 
 class _Splitter:
@@ -158,7 +157,7 @@ class _Splitter:
         nest = Nest()
         if ("return", 0) in self.plan:
             self.lanes.write("int fr_m0[FR_N]; ::fr::split::all(fr_m0, fr_n);\n")
-            nest = nest.masked(Mask("fr_m0", "fn"))
+            nest = nest.within(Frame("fn", "fr_m0"))
         self.declarations.parameters()
         self._block(self.tree.block.named_children, nest)
         return self.lanes.text()
@@ -178,8 +177,7 @@ class _Splitter:
         for i, statement in enumerate(statements):
             before = " ".join(texts[:i])
             for declarator in declarators(statement) if statement.type == "declaration" else []:
-                name_node = declared_name(declarator)
-                name = self.tree.text(name_node) if name_node is not None else ""
+                name = self.tree.text(declared_name(declarator))
                 if self.scopes.lookup(name) is not None and name in self.scopes.words(before):
                     raise NotSplittable(f"a block uses {name} before it hides it")
                 before += " " + self.tree.text(declarator)  # `int a = best[1], best = 2;`
@@ -262,9 +260,7 @@ class _Splitter:
         )
 
     def _verbatim(self, statement: Node) -> None:
-        if statement.type == "declaration":
-            for declarator in declarators(statement):
-                self.scopes.enter(statement, declarator)
+        self.scopes.declare(statement)
         text = self.tree.text(statement) + (";" if statement.type.endswith("_specifier") else "")
         self.lanes.write(text if text.endswith("\n") else text + "\n", statement)
 
@@ -276,8 +272,8 @@ class _Splitter:
         if yes is None:
             raise NotSplittable("an if is not understood")
         otherwise = no.named_children[-1] if no is not None and no.named_children else None
-        inner = condition.child_by_field_name("value") or condition
-        if condition.child_by_field_name("initializer") is not None or inner.type == "declaration":
+        inner = field(condition, "value") or condition
+        if field(condition, "initializer") is not None or inner.type == "declaration":
             raise NotSplittable("an if declares a variable in its condition")
         lanes, also = self.lanes, self.tree.text(statement)
         uniform = self.uniformity.of(condition)
@@ -308,17 +304,15 @@ class _Splitter:
 
     def _sides(self, n: int, yes: Node, otherwise: Node | None, nest: Nest) -> None:
         """The two branches of an `if`, each for the lanes that take it."""
-        for name, branch in ((f"fr_y{n}", yes), (f"fr_n{n}", otherwise)):
+        for side, branch in ((f"y{n}", yes), (f"n{n}", otherwise)):
             if branch is None:
                 continue
-            mask = Mask(name, "if")
-            if self.body.unit.row is None:
-                self.lanes.write(f"if (::fr::split::any({name}, fr_n)) ")
-            else:
-                mask = Mask(name, "if", end=f"fr_e{name.removeprefix('fr_')}")
-                test = f"const unsigned {mask.end} = ::fr::split::end({name}, fr_n)"
-                self.lanes.write(f"if ({test}) ")
-            self._nested(branch, nest.masked(mask))
+            end, test = "fr_n", f"::fr::split::any(fr_{side}, fr_n)"
+            if self.body.unit.row is not None:
+                end = f"fr_e{side}"
+                test = f"const unsigned {end} = ::fr::split::end(fr_{side}, fr_n)"
+            self.lanes.write(f"if ({test}) ")
+            self._nested(branch, nest.within(Frame("if", f"fr_{side}", end=end)))
 
     def _loop(self, statement: Node, nest: Nest) -> None:
         lanes, text, key = self.lanes, self.tree.text(statement), statement.start_byte
@@ -326,30 +320,26 @@ class _Splitter:
         parts = loop_parts(statement)
         _, condition, start, update = parts
         with self.scopes.inner():
-            declared = (
-                declarators(start) if start is not None and start.type == "declaration" else []
-            )
-            variables = [self.scopes.enter(start, d) for d in declared if start is not None]
+            uniform = all(v.uniform for v in self.scopes.declare(start))
             lanes.write("{\n")
             calls = any(c is not None and self.body.calls(c) for c in (condition, update, start))
-            plain = self.uniformity.of(condition) and not calls
-            plain = plain and all(v.uniform for v in variables) and self._plain_head(start, update)
-            masked = not plain or bool({("break", key), ("continue", key)} & self.plan)
-            inside = nest._replace(later=(text, *nest.later))
+            plain = uniform and self.uniformity.of(condition) and not calls
+            frame = Frame("loop", "", key, nest.end, plain and self._plain_head(start, update))
+            masked = not frame.plain or bool({("break", key), ("continue", key)} & self.plan)
             if masked:
-                mask = Mask(f"fr_l{lanes.number()}", "loop", key, nest.end)
-                lanes.write(
-                    f"int {mask.name}[FR_N]; ::fr::split::copy({mask.name}, {nest.mask}, fr_n);\n"
-                )
-                inside = inside.masked(mask)
-            inside = inside._replace(loops=(*nest.loops, (key, plain, len(inside.masks))))
-            if plain:
-                self._plain_loop(statement, parts, inside, masked)
-            else:
-                self._lane_loop(statement, parts, inside)
+                frame = frame._replace(mask=self._copied("fr_l", nest))
+            inside = nest.within(frame)._replace(later=(text, *nest.later))
+            write = self._plain_loop if frame.plain else self._lane_loop
+            write(statement, parts, inside)
             lanes.write("}\n")
         if masked:
             lanes.leave_together(nest)
+
+    def _copied(self, name: str, nest: Nest) -> str:
+        """A mask that begins as the present one."""
+        name = f"{name}{self.lanes.number()}"
+        self.lanes.write(f"int {name}[FR_N]; ::fr::split::copy({name}, {nest.mask}, fr_n);\n")
+        return name
 
     def _plain_head(self, start: Node | None, update: Node | None) -> bool:
         """Whether what a loop's head assigns to are uniform variables."""
@@ -361,31 +351,24 @@ class _Splitter:
                 return False
         return True
 
-    def _plain_loop(self, statement: Node, parts: Loop, nest: Nest, masked: bool) -> None:
+    def _plain_loop(self, statement: Node, parts: Loop, nest: Nest) -> None:
         """A loop whose head is the same for all lanes."""
-        lanes = self.lanes
-        body, condition, start, update = parts
-        test = lanes.outside(condition) if condition is not None else ""
-        if statement.type == "for_statement":
-            first = lanes.outside(start).rstrip(";") if start is not None else ""
-            step = lanes.outside(update) if update is not None else ""
-            lanes.write(f"for ({first}; {test}; {step}) {{\n", statement)
-        elif statement.type == "while_statement":
-            lanes.write(f"while ({test}) {{\n", statement)
-        else:
-            lanes.write("do {\n", statement)
-        self._round(body, nest)
-        if masked:
-            lanes.write(f"if (!::fr::split::any({nest.mask}, fr_n)) break;\n")
-        lanes.write("}\n" if statement.type != "do_statement" else f"}} while ({test});\n")
+        first, test, step = map(self.lanes.outside, (parts.start, parts.condition, parts.update))
+        heads = {
+            "for_statement": f"for ({first.rstrip(';')}; {test}; {step})",
+            "while_statement": f"while ({test})",
+            "do_statement": "do",
+        }
+        self.lanes.write(f"{heads[statement.type]} {{\n", statement)
+        self._round(parts.body, nest)
+        if nest.loop.mask:
+            self.lanes.write(f"if (!::fr::split::any({nest.mask}, fr_n)) break;\n")
+        self.lanes.write(f"}} while ({test});\n" if statement.type == "do_statement" else "}\n")
 
     def _round(self, body: Node, nest: Nest) -> None:
         """One round of a loop: with a mask of its own where lanes may skip the rest of it."""
-        loop = nest.loops[-1][0]
-        if ("continue", loop) in self.plan:
-            name = f"fr_o{self.lanes.number()}"
-            self.lanes.write(f"int {name}[FR_N]; ::fr::split::copy({name}, {nest.mask}, fr_n);\n")
-            nest = nest.masked(Mask(name, "round", loop, nest.end))
+        if ("continue", nest.loop.loop) in self.plan:
+            nest = nest.within(Frame("round", self._copied("fr_o", nest), end=nest.end))
         self._nested(body, nest)
 
     def _lane_loop(self, statement: Node, parts: Loop, nest: Nest) -> None:
@@ -423,12 +406,10 @@ class _Splitter:
 
     def _jump(self, statement: Node, nest: Nest) -> None:
         """A jump that all active lanes make."""
-        kind = statement.type.split("_")[0]
-        if kind == "return":
-            together = not nest.masks
-        else:
-            loop, plain, depth = nest.loops[-1]
-            together = plain and len(nest.masks) == depth and ("break", loop) not in self.plan
+        kind, together = statement.type.split("_")[0], not nest.masks
+        if kind != "return":
+            frame = nest.frames[-1]  # of the loop itself, where nothing is between
+            together = frame.plain and ("break", frame.loop) not in self.plan
         if together:
             self.lanes.flush(nest)
             self.lanes.write(f"{kind};\n", statement)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from tree_sitter import Node
 
 from ..cpp import NotSplittable
-from ..syntax import Tree, callee, walk
+from ..syntax import Tree, callee, field, part, walk
 
 LOOPS = ("for_statement", "while_statement", "do_statement")
 # What opens another function: its jumps are its own.
@@ -20,12 +20,10 @@ def words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-def part(node: Node, name: str) -> Node:
-    """A part that every node of its kind has, by the grammar."""
-    child = node.child_by_field_name(name)
-    if child is None:
-        raise NotSplittable(f"a {node.type.replace('_', ' ')} has no {name}")
-    return child
+def changed(node: Node) -> Node | None:
+    """What an assignment, or an update, changes; None for any other expression."""
+    name = {"assignment_expression": "left", "update_expression": "argument"}.get(node.type)
+    return part(node, name) if name is not None else None
 
 
 def operands(node: Node) -> tuple[Node, str, Node]:
@@ -36,6 +34,13 @@ def operands(node: Node) -> tuple[Node, str, Node]:
 def kinds(node: Node, *types: str) -> Iterator[Node]:
     """The nodes of these types in a node, itself included."""
     return (n for n in walk(node) if n.type in types)
+
+
+def ancestors(node: Node) -> Iterator[Node]:
+    """What a node stands in, from the inside out."""
+    while node.parent is not None:
+        node = node.parent
+        yield node
 
 
 def called(tree: Tree, node: Node) -> set[str]:
@@ -56,24 +61,26 @@ def loop_parts(statement: Node) -> Loop:
     """The parts of a loop.
 
     Raises:
-        NotSplittable: it has no body, or its condition declares a variable.
+        NotSplittable: its condition declares a variable.
     """
-    condition = statement.child_by_field_name("condition")
+    condition = field(statement, "condition")
     if condition is not None and condition.type == "condition_clause":
-        condition = condition.child_by_field_name("value")
+        condition = part(condition, "value")
     if condition is not None and condition.type == "declaration":
         raise NotSplittable("a loop declares a variable in its condition")
-    start, update = map(statement.child_by_field_name, ("initializer", "update"))
+    start, update = field(statement, "initializer"), field(statement, "update")
     return Loop(part(statement, "body"), condition, start, update)
 
 
 def branches(node: Node) -> tuple[Node | None, Node | None]:
     """The two branches of an ``if``, or of ``?:``."""
-    return node.child_by_field_name("consequence"), node.child_by_field_name("alternative")
+    return field(node, "consequence"), field(node, "alternative")
 
 
-def branch_statements(branch: Node) -> list[Node]:
+def branch_statements(branch: Node | None) -> list[Node]:
     """The statements of a branch, or of a loop's body."""
+    if branch is None:
+        return []
     if branch.type == "else_clause":
         branch = branch.named_children[-1]
     statements = branch.named_children if branch.type == "compound_statement" else [branch]

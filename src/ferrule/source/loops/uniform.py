@@ -12,10 +12,10 @@ from typing import NamedTuple
 from tree_sitter import Node
 
 from ..dialect import INTEGERS, SYNC, UNIFORM_RESULTS, WIDE_INTEGERS
-from ..syntax import callee
+from ..syntax import callee, field, part
 from .assignments import WRITES_ARGUMENTS
 from .body import Scopes
-from .statements import LOOPS, branches, jumps_out, kinds, operands, part, words
+from .statements import LOOPS, branches, jumps_out, kinds, operands, words
 
 # Attributes that are the same in every thread of a threadgroup.
 GROUP_ATTRIBUTES = words(
@@ -278,7 +278,7 @@ class Uniformity:
             return any(self._decides(c) for c in statement.named_children)
         return (
             statement.type in LOOPS
-            and self.of(statement.child_by_field_name("condition"))
+            and self.of(field(statement, "condition"))
             and not jumps_out(statement)
             and self._decides(part(statement, "body"))
         )
