@@ -75,6 +75,7 @@ def bounded(source: str, **kernel: Any) -> bounds.Bounded:
         ("float2 v(x[i], w[x[i]]), u(n, n);", "float2 v((fr_b_x.fr_load(i)), (fr_b_w.fr_load(fr_b_x.fr_load(i)))), u(n, n);"),  # noqa: E501
         ("bool b = n < x[i] && i > (n);", "bool b = (n) < fr_b_x.fr_load(i) && i > (n);"),
         ("bool b = n < *(x + i) + x[i] || i > (n);", "bool b = (n) < fr_b_x.fr_load(i) + fr_b_x.fr_load(i) || i > (n);"),  # noqa: E501
+        ("y[i] = metal::n < x[i] ? 1 : 2 >> (3);", "fr_b_y.fr_put(i) = (metal::n) < fr_b_x.fr_load(i) ? 1 : ::fr::fr_bits(2) >> (3);"),  # noqa: E501
         ("y[i] = metal::max(n < x[i], i > (n));", "fr_b_y.fr_put(i) = metal::max((n) < fr_b_x.fr_load(i), i > (n));"),  # noqa: E501
         ("y[i] = as_type<decltype(x[i])>(w[i]);", "fr_b_y.fr_put(i) = as_type<decltype(x[i])>(fr_b_w.fr_load(i));"),  # noqa: E501
         # Names that mean something else where they stand.
@@ -331,6 +332,9 @@ MOVES = [
     ("", "(n == 0 ? x : w) += 4;"),
     ("", "x += 4;"),
     ("", "auto& r = n ? x : w; r += 4;"),
+    # Macros that are not expanded.
+    ("", "\n#if 1\n#define GO(p) p += 4\n#endif\nGO(x);"),
+    ("", "\n#define GO(p, q) p##q += 4\nGO(x, );"),
 ]
 
 

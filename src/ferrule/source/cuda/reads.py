@@ -191,7 +191,7 @@ class Reads:
         self.types = {name for name, value in p.spec.template if isinstance(value, Dtype)}
         self.macros = p.text.macros.keys()
         self.header = HeaderNames(p.header, self.macros)
-        self.declared = {*self.header.by_value, *self.header.types}
+        self.declared = {*self.header.by_value, *self.header.types, *self.macros}
         # A struct may keep where that is which it is made of.
         self.keep_references = any(
             d.type == "reference_declarator"
