@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ..dtypes import Dtype
+from ..kernel import Kernel
 from ..spec import Input, Spec, TemplateValue
 
 ENTRY = "fr_entry"  # the exported function of a CPU kernel
@@ -29,14 +30,19 @@ class Note(NamedTuple):
     what: str
 
 
+# What describes an input, and its type.
+PARTS = {"shape": "int*", "strides": "int64_t*", "ndim": "int&"}
+
+
+def named_parts(kernel: Kernel, name: str) -> list[str]:
+    """Those of `PARTS` of an input that the body names."""
+    return [part for part, wanted in zip(PARTS, kernel.wants(name), strict=True) if wanted]
+
+
 def described(spec: Spec) -> list[tuple[str, Input, list[str]]]:
-    """The inputs: name, properties, and which of ``"shape"``, ``"strides"`` and ``"ndim"`` the body
-    names; none of an input without dims."""
-    inputs: list[tuple[str, Input, list[str]]] = []
-    for name, input_ in zip(spec.kernel.input_names, spec.inputs, strict=True):
-        wanted = zip(("shape", "strides", "ndim"), spec.kernel.wants(name), strict=True)
-        inputs.append((name, input_, [part for part, w in wanted if w and input_.ndim]))
-    return inputs
+    """The inputs, each with its name, and with the parts that the body names if it has dims."""
+    inputs = zip(spec.kernel.input_names, spec.inputs, strict=True)
+    return [(n, i, named_parts(spec.kernel, n) if i.ndim else []) for n, i in inputs]
 
 
 def template_value(value: TemplateValue) -> str:

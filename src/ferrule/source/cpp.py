@@ -26,7 +26,7 @@ from ..dtypes import Dtype
 from ..errors import DialectError
 from ..kernel import ATTRIBUTES, Kernel
 from ..spec import Spec
-from . import ENTRY, described, template_value
+from . import ENTRY, PARTS, described, template_value
 from . import NotSplittable as NotSplittable
 from .dialect import SYNC, THREADGROUP_BARRIERS
 from .macros import expand
@@ -186,9 +186,8 @@ def parameters(spec: Spec) -> list[Parameter]:
         else:
             declared.append(Parameter(f"const {ctype}*", name, pointer))
         for part in parts:
-            kind, table = _PARTS[part]
-            scalar = part == "ndim"
-            declared.append(Parameter(kind, f"{name}_{part}", f"fr_l->{table}[{i}]", scalar))
+            kind, argument = f"const {PARTS[part]}", f"fr_l->{_TABLES[part]}[{i}]"
+            declared.append(Parameter(kind, f"{name}_{part}", argument, scalar=part == "ndim"))
     outputs = zip(spec.kernel.output_names, spec.outputs, strict=True)
     for i, (name, dtype) in enumerate(outputs, len(spec.inputs)):
         ctype = f"atomic<{dtype.metal}>" if spec.kernel.atomic_outputs else dtype.metal
@@ -196,12 +195,7 @@ def parameters(spec: Spec) -> list[Parameter]:
     return declared
 
 
-# The type of what describes an input, and the table of `fr::launch` that has it.
-_PARTS = {
-    "shape": ("const int*", "shapes"),
-    "strides": ("const int64_t*", "strides"),
-    "ndim": ("const int&", "ndims"),
-}
+_TABLES = {"shape": "shapes", "strides": "strides", "ndim": "ndims"}  # of `fr::launch`
 
 
 def template_head(spec: Spec) -> str:
@@ -343,24 +337,22 @@ def synchronising_functions(p: Prepared) -> set[str]:
 
 def _synchronising(p: Prepared) -> tuple[set[str], set[str]]:
     """The header's functions (and structs with operators) and macros that synchronise."""
-    from .syntax import callee, enclosing_struct, function_definitions, walk
+    from .syntax import called, enclosing_struct, function_definitions
 
-    if not p.text.header_words & SYNC:
-        return set(), set(p.text.synchronising_macros)
-    tree = p.header
     calls = {name: set(WORD.findall(text)) for name, text in p.text.macros.items()}
-    macros, definitions = set(calls), function_definitions(tree)
-    operators = {enclosing_struct(tree, n) for name, n in definitions if "operator" in name}
-    visible = SYNC | macros | operators  # their names say it, whatever stands around
-    for name, node in definitions:
-        called = {callee(tree, n) for n in walk(node) if n.type == "call_expression"}
-        called = {re.split(r"\.|->", c)[-1] for c in called}
-        called |= visible & set(WORD.findall(tree.text(node)))
-        for user in {name, enclosing_struct(tree, node)} if "operator" in name else {name}:
-            calls[user] = calls.get(user, set()) | called
-    direct = {name for name, called in calls.items() if called & SYNC}
-    found = with_callers(direct, calls)
-    return found & ({name for name, _ in definitions} | operators), found & macros
+    macros, functions = set(calls), set[str]()
+    if p.text.header_words & SYNC:
+        tree, definitions = p.header, function_definitions(p.header)
+        operators = {enclosing_struct(tree, n) for name, n in definitions if "operator" in name}
+        functions = {name for name, _ in definitions} | operators
+        visible = SYNC | macros | operators  # their names say it, whatever stands around
+        for name, node in definitions:
+            words = {re.split(r"\.|->", c)[-1] for c in called(tree, node)}
+            words |= visible & set(WORD.findall(tree.text(node)))
+            for user in {name, enclosing_struct(tree, node)} if "operator" in name else {name}:
+                calls[user] = calls.get(user, set()) | words
+    synchronising = with_callers({name for name, words in calls.items() if words & SYNC}, calls)
+    return synchronising & functions, synchronising & macros
 
 
 def without_synchronising_functions(p: Prepared) -> Prepared:

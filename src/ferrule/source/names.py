@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Sequence
 
-from .lexer import Token, tokens
+from .lexer import ANGLES, CLOSE, OPEN, Token, defined, solid, text_at, tokens
 
 _NamesOf = Callable[[Sequence[Token]], set[str]]
-_OPEN, _CLOSE = ("(", "[", "{"), (")", "]", "}")
 _NO_TYPES = frozenset({"return", "else", "goto", "case", "delete", "new", "do"})
 _TYPES = ("struct", "class", "union", "enum")
 _BUILT_IN = re.compile(
@@ -27,8 +27,8 @@ def taken(source: str, header: str, names: Sequence[str], *, kernel: str) -> tup
     Raises:
         DialectError: a comment is never closed.
     """
-    body = [t for t in tokens(source, kernel=kernel, where="source") if not t.blank]
-    head = [t for t in tokens(header, kernel=kernel, where="header") if not t.blank]
+    body = solid(tokens(source, kernel=kernel, where="source"))
+    head = solid(tokens(header, kernel=kernel, where="header"))
     bare = _without_brackets(body, _is_declarator)
     declared = _declared_names(bare, _declared_by)
     declared |= _declared_names(_without_brackets(head), _mentioned_in)
@@ -41,21 +41,17 @@ def taken(source: str, header: str, names: Sequence[str], *, kernel: str) -> tup
 def _declared_names(code: Sequence[Token], names_of: _NamesOf) -> set[str]:
     """The names of a text's macros, and what ``names_of`` finds in the statements outside of all
     brackets, but for those of namespaces that can be seen into, and of enums."""
-    names: set[str] = set()
+    names = set(defined(code))
     open_: list[bool] = []  # of each bracket around, whether it can be seen into
     statement: list[Token] = []
     using = any(token.text == "using" for token in code)
-    for i, token in enumerate(code):
-        if token.macro:
-            if token.text.endswith("define") and i + 1 < len(code):
-                names.add(code[i + 1].text)
-            continue
-        if token.kind == "directive":
+    for token in code:
+        if token.macro or token.kind == "directive":
             continue
         words: list[str] = []
-        if token.text in (*_OPEN, *_CLOSE):
+        if token.text in OPEN + CLOSE:
             words = [t.text for t in statement if t.kind in ("word", "string")]
-        if token.text in _CLOSE:
+        if token.text in CLOSE:
             inside = open_.pop() if open_ else True
             if all(open_) and token.text == "}":
                 names |= names_of(statement)
@@ -69,7 +65,7 @@ def _declared_names(code: Sequence[Token], names_of: _NamesOf) -> set[str]:
                 statement = []
                 continue
             statement.append(token)
-        if token.text in _OPEN:
+        if token.text in OPEN:
             visible = token.text == "{" and all(open_) and _seen_into(words, using)
             open_.append(visible)
             if visible:
@@ -96,7 +92,7 @@ def _mentioned_in(statement: Sequence[Token]) -> set[str]:
         if token.text == "<" and (depth or before == "template"):
             depth += 1
         elif depth:
-            depth -= {">": 1, ">>": 2}.get(token.text, 0)
+            depth += ANGLES.get(token.text, 0)
             parameters.add(token.text)
         elif token.kind == "word" and (before != "::" or statement[0].text == "using"):
             names.add(token.text)
@@ -112,9 +108,9 @@ def _declared_by(statement: Sequence[Token]) -> set[str]:
         head = [t for t in code if t.kind == "word"]
         return {head[1 if any(t.text == "=" for t in code) else -1].text}
     names, declares = set(), False
-    for declarator in _between_commas(code):
-        words = []
-        for token in declarator:
+    for comma, declarator in itertools.groupby(code, key=lambda token: token.text == ","):
+        words: list[str] = []
+        for token in () if comma else declarator:
             if token.kind == "word":
                 words.append(token.text)
             elif token.text not in ("*", "&", "::"):
@@ -159,13 +155,12 @@ def _end_of_brackets(code: Sequence[Token], i: int) -> int:
     if code[i].text != "(":
         return 0
     inner = i + 1
-    while inner < len(code) and code[inner].text in ("*", "&"):
+    while text_at(code, inner) in ("*", "&"):
         inner += 1
-    if inner < len(code) and code[inner].kind == "word":
-        end = inner + 1
-    else:
-        end = _end_of_brackets(code, inner) + 1 if inner < len(code) else 1
-    return end if 1 < end < len(code) and code[end].text == ")" else 0
+    if inner == len(code):
+        return 0
+    end = inner if code[inner].kind == "word" else _end_of_brackets(code, inner)
+    return end + 1 if end and text_at(code, end + 1) == ")" else 0
 
 
 def _is_declarator(before: Sequence[Token], after: str) -> bool:
@@ -195,16 +190,6 @@ def _without_attributes(statement: Sequence[Token]) -> list[Token]:
     return kept
 
 
-def _between_commas(code: Sequence[Token]) -> list[list[Token]]:
-    groups: list[list[Token]] = [[]]
-    for token in code:
-        if token.text == ",":
-            groups.append([])
-        else:
-            groups[-1].append(token)
-    return groups
-
-
 def _without_angles(statement: Sequence[Token]) -> list[Token]:
     """A statement without what stands in angle brackets after words."""
     kept: list[Token] = []
@@ -215,7 +200,8 @@ def _without_angles(statement: Sequence[Token]) -> list[Token]:
         if opens and (depth or any(t.text in (">", ">>") for t in statement[i:])):
             depth += 1
         elif depth:
-            depth = max(depth - {">": 1, ">>": 2}.get(token.text, 0), 0)
+            closed = {">": 1, ">>": 2}.get(token.text, 0)
+            depth = max(depth - closed, 0)
         elif token.text != "template":
             kept.append(token)
     return kept

@@ -35,7 +35,6 @@ from .dialect import (
     REFUSED,
     REFUSED_PREFIXES,
     SPECIFIERS,
-    SYNC,
 )
 from .lexer import Token, defined, header_and_source, join, partner, solid, text_at
 from .macros import expand_expressions, expand_spaces
@@ -99,13 +98,6 @@ class Rewritten:
             for match in DEFINE.finditer(text.replace("\\\n", " ")):
                 definitions[match.group(1)] = match.group(2)
         return definitions
-
-    @property
-    def synchronising_macros(self) -> frozenset[str]:
-        """The macros whose text synchronises, directly or through others."""
-        words = {name: set(WORD.findall(text)) for name, text in self.macros.items()}
-        direct = {name for name, used in words.items() if used & SYNC}
-        return frozenset(with_callers(direct, words))
 
 
 def with_callers(names: set[str], calls: Mapping[str, set[str]]) -> set[str]:

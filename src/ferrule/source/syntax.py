@@ -12,6 +12,8 @@ from functools import lru_cache
 import tree_sitter_cpp
 from tree_sitter import Language, Node, Parser
 
+from . import NotSplittable
+
 _BEFORE = "void fr() {"  # no newline: line numbers of the body stay as they are
 
 
@@ -81,7 +83,7 @@ def part(node: Node, name: str) -> Node:
     """A part that every node of its kind has, by the grammar."""
     child = node.child_by_field_name(name)
     if child is None:
-        raise ValueError(f"a {node.type} without its {name}")
+        raise NotSplittable(f"a {node.type.replace('_', ' ')} has no {name}")
     return child
 
 
@@ -128,6 +130,11 @@ def callee(tree: Tree, call: Node) -> str:
     """The last name of what a call expression calls: ``simd_sum`` of ``metal::simd_sum(x)``."""
     text = re.sub(r"<.*", "", tree.text(field(call, "function")), flags=re.DOTALL)
     return text.rsplit("::", 1)[-1].strip()
+
+
+def called(tree: Tree, node: Node) -> set[str]:
+    """The functions that are called in a node, by their last names."""
+    return {callee(tree, n) for n in walk(node) if n.type == "call_expression"}
 
 
 def call_arguments(call: Node) -> list[Node]:

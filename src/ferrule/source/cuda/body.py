@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import re
 
-from ...dtypes import FLOAT8, Dtype, complex64
-from ...spec import Spec, TemplateValue
+from ...dtypes import FLOAT8, complex64
+from ...spec import Spec
+from .. import described, named_parts
 from .launch import kernel_parameters, kernel_symbol
+from .unit import constant
 
 _SPACE = "mlx::core::cu"
 
@@ -93,20 +95,13 @@ def _parameters(spec: Spec) -> list[str]:
 def _locals(spec: Spec) -> list[str]:
     """The declarations of what the body uses without a parameter of its own."""
     lines: list[str] = []
-    for name, input_ in zip(spec.kernel.input_names, spec.inputs, strict=True):
+    for name, input_, _ in described(spec):
         if input_.value and name not in spec.kernel.values:
             lines.append(f"  const {input_.dtype.cuda}* const {name} = &fr_a_{name};")
-        shape, strides, ndim = spec.kernel.wants(name)
-        if not input_.ndim:
-            lines += [f"  constexpr {_SPACE}::Shape {name}_shape{{}};"] * shape
-            lines += [f"  constexpr {_SPACE}::Strides {name}_strides{{}};"] * strides
-        lines += [f"  constexpr int {name}_ndim = {input_.ndim};"] * ndim
-    return lines + [f"  {_constant(name, value)}" for name, value in spec.template]
-
-
-def _constant(name: str, value: TemplateValue) -> str:
-    if isinstance(value, Dtype):
-        return f"using {name} = {value.cuda};"
-    if isinstance(value, bool):
-        return f"constexpr bool {name} = {str(value).lower()};"
-    return f"constexpr int {name} = {'(-2147483647 - 1)' if value == -(1 << 31) else value};"
+        for part in named_parts(spec.kernel, name):
+            if part == "ndim":
+                lines.append(f"  constexpr int {name}_ndim = {input_.ndim};")
+            elif not input_.ndim:
+                lines.append(f"  constexpr {_SPACE}::{part.capitalize()} {name}_{part}{{}};")
+    constants = (constant(name, value, lambda d: d.cuda) for name, value in spec.template)
+    return lines + [f"  {declaration}" for declaration in constants]

@@ -60,10 +60,10 @@ class Bounded(NamedTuple):
     """
 
     source: str
-    views: str
-    arrays: tuple[str, ...]
-    fits: str
-    once: bool
+    views: str = ""
+    arrays: tuple[str, ...] = ()
+    fits: str = ""
+    once: bool = False
 
 
 class _Access(NamedTuple):
@@ -88,13 +88,13 @@ def bounded(p: Prepared, source: str) -> Bounded:
             source = p.expanded()
     tree = Tree(source, body=True)
     if tree.has_error or not arrays:
-        return Bounded(source, "", (), "", False)
+        return Bounded(source)
     tree = plain_subscripts(tree, arrays)
     source = tree.edited(())
     try:
         return _Accesses(p, source, tree, arrays).bounded()
     except RecursionError:
-        return Bounded(source, "", (), "", False)
+        return Bounded(source)
 
 
 def _arrays(p: Prepared) -> dict[str, tuple[int, str, bool]]:

@@ -4,10 +4,11 @@ alone, such as MLX's `mx.fast.precompiled_cuda_kernel`."""
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 
 from ...spec import Spec
 from .launch import kernel_symbol
+
+_COMMA = re.compile(r",(?![^<]*>)")  # none inside of a template's brackets
 
 
 def rewritten(text: str, spec: Spec) -> str:
@@ -19,29 +20,17 @@ def rewritten(text: str, spec: Spec) -> str:
     if head is None:
         raise AssertionError(f"{symbol} is not in its text")
     pointers, fields, names = [], [], []
-    for declaration in _split_parameters(head[1]):
+    for declaration in map(str.strip, _COMMA.split(head[1])):
         if "*" in declaration:
             pointers.append(declaration)
             continue
         kind, name = re.sub(r"^(const )?(__grid_constant__ )?", "", declaration).rsplit(" ", 1)
         fields.append(f"  {kind} {name};\n")
         names.append(f"  const auto& {name} = fr_by_value->{name};\n")
-    pointers.insert(
-        len(pointers) - len(spec.outputs), "const fr_by_value_t* __restrict__ fr_by_value"
-    )
+    by_value = "const fr_by_value_t* __restrict__ fr_by_value"
+    pointers.insert(len(pointers) - len(spec.outputs), by_value)
     arguments = ", ".join(pointers)
     return (
         f"{text[: head.start()]}struct fr_by_value_t {{\n{''.join(fields)}}};\n"
         f'extern "C" __global__ void {symbol}({arguments}) {{\n{"".join(names)}{text[head.end() :]}'
     )
-
-
-def _split_parameters(parameters: str) -> Sequence[str]:
-    """A parameter list's parts; there are commas inside of templates' brackets, too."""
-    declarations, depth, begin = [], 0, 0
-    for i, letter in enumerate(parameters):
-        depth += (letter == "<") - (letter == ">")
-        if letter == "," and not depth:
-            declarations.append(parameters[begin:i].strip())
-            begin = i + 1
-    return [*declarations, parameters[begin:].strip()]

@@ -13,11 +13,19 @@ from collections.abc import Iterator, Mapping
 
 from tree_sitter import Node
 
-from ..syntax import Tree
+from ..syntax import Tree, field, part
 
 _OPPOSITE = {"<": ">=", ">=": "<", ">": "<=", "<=": ">", "==": "!=", "!=": "=="}
 _MIRRORED = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "==": "==", "!=": "!="}
 _LEAVES = frozenset({"return_statement", "break_statement", "continue_statement"})
+# The parts of a node that are reached where its condition holds, or where it does not.
+_BRANCHES = (("consequence", True), ("alternative", False))
+_HOLDING: dict[str, tuple[tuple[str, bool], ...]] = {
+    "if_statement": _BRANCHES,
+    "conditional_expression": _BRANCHES,
+    "while_statement": (("body", True),),
+    "for_statement": (("body", True),),
+}
 
 
 def around(parents: Mapping[int, Node], node: Node) -> Iterator[tuple[Node, bool]]:
@@ -39,42 +47,31 @@ def around(parents: Mapping[int, Node], node: Node) -> Iterator[tuple[Node, bool
 
 def _between(parent: Node, node: Node) -> Iterator[tuple[Node, bool]]:
     """Those that a node's parent makes."""
-    kind = parent.type
-    condition = parent.child_by_field_name("condition")
-    if kind in ("if_statement", "conditional_expression") and condition is not None:
-        for field, holds in (("consequence", True), ("alternative", False)):
-            branch = parent.child_by_field_name(field)
-            if branch is not None and branch.id == node.id:
-                yield condition, holds
-    elif kind in ("while_statement", "for_statement") and condition is not None:
-        body = parent.child_by_field_name("body")
-        if body is not None and body.id == node.id:
-            yield condition, True
-    elif kind == "binary_expression":
-        left, right = parent.child_by_field_name("left"), parent.child_by_field_name("right")
-        operator = parent.children[1].type
-        if left is not None and right is not None and right.id == node.id:
-            if operator in ("&&", "and"):
-                yield left, True
-            elif operator in ("||", "or"):
-                yield left, False
+    kind, condition = parent.type, field(parent, "condition")
+    if kind == "binary_expression" and part(parent, "right").id == node.id:
+        if parent.children[1].type in ("&&", "and"):
+            yield part(parent, "left"), True
+        elif parent.children[1].type in ("||", "or"):
+            yield part(parent, "left"), False
     elif kind == "compound_statement":
         for statement in parent.named_children:
             if statement.id == node.id:
                 break
-            condition = statement.child_by_field_name("condition")
-            if statement.type == "if_statement" and condition is not None and _leaves(statement):
-                yield condition, False
+            if statement.type == "if_statement" and _leaves(statement):
+                yield part(statement, "condition"), False
+    elif condition is not None:
+        for name, holds in _HOLDING.get(kind, ()):
+            branch = field(parent, name)
+            if branch is not None and branch.id == node.id:
+                yield condition, holds
 
 
 def _leaves(statement: Node) -> bool:
     """Whether what follows an ``if`` without ``else`` is reached only where it does not hold."""
-    last = statement.child_by_field_name("consequence")
-    if statement.child_by_field_name("alternative") is not None:
-        return False
-    if last is not None and last.type == "compound_statement":
-        last = next((n for n in reversed(last.named_children) if n.type != "comment"), None)
-    return last is not None and last.type in _LEAVES
+    last = part(statement, "consequence")
+    if last.type == "compound_statement" and last.named_children:
+        last = last.named_children[-1]
+    return last.type in _LEAVES and field(statement, "alternative") is None
 
 
 def comparisons(
@@ -86,14 +83,10 @@ def comparisons(
         if condition.named_child_count == 1:
             yield from comparisons(tree, condition.named_children[0], holds)
     elif kind == "unary_expression" and condition.children[0].type in ("!", "not"):
-        inner = condition.child_by_field_name("argument")
-        if inner is not None:
-            yield from comparisons(tree, inner, not holds)
+        yield from comparisons(tree, part(condition, "argument"), not holds)
     elif kind == "binary_expression":
-        left, right = condition.child_by_field_name("left"), condition.child_by_field_name("right")
+        left, right = part(condition, "left"), part(condition, "right")
         operator = condition.children[1].type
-        if left is None or right is None:
-            return
         if operator in (("&&", "and") if holds else ("||", "or")):
             yield from comparisons(tree, left, holds)
             yield from comparisons(tree, right, holds)

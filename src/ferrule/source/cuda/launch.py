@@ -10,6 +10,7 @@ import itertools
 from typing import NamedTuple
 
 from ...spec import Launch, Spec
+from .. import described
 
 # CUDA's limits (CUDA C++ Programming Guide, technical specifications per compute capability).
 _MOST_ALONG_X = 2**31 - 1  # blocks along x
@@ -183,11 +184,9 @@ def kernel_parameters(spec: Spec) -> list[tuple[str, int]]:
     inputs), and ``"launch"``, the grid and threadgroup.
     """
     parameters: list[tuple[str, int]] = []
-    for i, (name, input_) in enumerate(zip(spec.kernel.input_names, spec.inputs, strict=True)):
+    for i, (_, input_, parts) in enumerate(described(spec)):
         parameters.append(("value" if input_.value else "input", i))
-        if input_.ndim:
-            shape, strides, _ = spec.kernel.wants(name)
-            parameters += [("shape", i)] * shape + [("strides", i)] * strides
+        parameters += [(part, i) for part in parts if part != "ndim"]
     parameters += [("output", i) for i in range(len(spec.outputs))]
     if spec.kernel.language == "cuda":
         return parameters

@@ -26,8 +26,8 @@ mask are brought together), and in bodies that are not understood at all (`NotSp
 
 from __future__ import annotations
 
+import dataclasses
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
 
 from tree_sitter import Node
 
@@ -38,14 +38,23 @@ from ..loops.inline import inline
 from ..loops.plan import Plan, planned, require
 from ..loops.statements import LOOPS, branch_statements, loop_parts
 from ..loops.uniform import Uniformity
-from ..syntax import OTHER_CODE, declarators, function_definitions, walk
+from ..syntax import (
+    OTHER_CODE,
+    Edit,
+    declarators,
+    field,
+    function_definitions,
+    part,
+    replaced,
+    walk,
+)
 from .simd_operations import JUMPS, MASKED, SimdOperations
 
 _CODES = {"return": 1, "break": 2, "continue": 3}
 _SHORT = {"&&": "yes", "and": "yes", "||": "no", "or": "no"}  # who evaluates the right side
 
 
-@dataclass
+@dataclasses.dataclass
 class _Region:
     """The code that the lanes of one mask run.
 
@@ -61,10 +70,10 @@ class _Region:
     owner: Node | None = None
     end: str = ""
     through: bool = False
-    leaving: set[str] = field(default_factory=set)
+    leaving: set[str] = dataclasses.field(default_factory=set)
 
 
-@dataclass
+@dataclasses.dataclass
 class _Loop:
     """A loop around the current place: how many regions there were inside it at its start."""
 
@@ -109,7 +118,7 @@ class Masks(SimdOperations):
         self._refuse()
         self.scopes = Scopes(self.body, analyse(self.body, self.plan))
         self.uniformity = Uniformity(self.scopes)
-        self.edits: list[tuple[int, int, str]] = []
+        self.edits: list[Edit] = []
         self.regions = [_Region("fr_m0")]
         self.loops: list[_Loop] = []
         self.count = self.choices = 0
@@ -160,7 +169,7 @@ class Masks(SimdOperations):
         elif kind in JUMPS:
             jump = self._leave(JUMPS[kind])
             if jump != f"{JUMPS[kind]};":
-                self.edits.append((s.start_byte, s.end_byte, jump))
+                self.edits.append(replaced(s, jump))
         elif not self._operates(s) and not self._outgoing(s):
             return
         elif kind == "expression_statement":
@@ -185,7 +194,7 @@ class Masks(SimdOperations):
             if d.start_byte not in self.scopes.variables:
                 # Of one in a statement that the analysis took as a whole nothing is known.
                 variable = self.body.variable(s, d)
-                self.scopes.variables[variable.key] = replace(
+                self.scopes.variables[variable.key] = dataclasses.replace(
                     variable,
                     uniform="constexpr" in variable.type.split(),
                     readonly=False,
@@ -213,10 +222,9 @@ class Masks(SimdOperations):
         if meets:
             self._insert(node.start_byte, f"(::fr::warp::meet({mask}), ")
         elif self._is_operation(node):
-            arguments = node.child_by_field_name("arguments")
-            if arguments is not None:
-                comma = ", " if arguments.named_child_count else ""
-                self._insert(arguments.start_byte + 1, mask + comma)
+            arguments = part(node, "arguments")
+            comma = ", " if arguments.named_child_count else ""
+            self._insert(arguments.start_byte + 1, mask + comma)
         for child in node.children:
             self._name_lanes(child, mask)
         if meets:
@@ -224,40 +232,45 @@ class Masks(SimdOperations):
 
     def _choice(self, node: Node) -> tuple[Node | None, list[tuple[Node, str]]]:
         """The operand that decides which lanes evaluate the others, where some of these operate."""
-        sides: list[tuple[Node | None, str]] = []
-        decides: Node | None = None
+        fields: list[tuple[str, str]] = []
         if node.type == "binary_expression" and node.children[1].type in _SHORT:
-            decides = node.child_by_field_name("left")
-            sides = [(node.child_by_field_name("right"), _SHORT[node.children[1].type])]
+            fields = [("right", _SHORT[node.children[1].type])]
         elif node.type == "conditional_expression":
-            decides = node.child_by_field_name("condition")
-            sides = [(node.child_by_field_name("consequence"), "yes")]
-            sides.append((node.child_by_field_name("alternative"), "no"))
-        present = [(side, lanes) for side, lanes in sides if side is not None]
-        operates = any(self._operates(side) for side, _ in present)
-        return (decides, present) if operates else (None, [])
+            fields = [("consequence", "yes"), ("alternative", "no")]
+        sides = [(side, lanes) for name, lanes in fields if (side := field(node, name)) is not None]
+        if not any(self._operates(side) for side, _ in sides):
+            return None, []
+        return field(node, "condition") or part(node, "left"), sides
 
     # -- leaving ---------------------------------------------------------------------------------
 
-    def _mark(self, kind: str) -> None:
-        """Remember that some lanes leave a loop, or one of its rounds, before others."""
+    def _mark(self, kind: str, depth: int) -> None:
+        """Remember that some lanes leave a loop, or one of its rounds, before others.
+
+        Args:
+            depth: of how many regions they leave the innermost.
+        """
         if kind == "return":
             return
         loop = self.loops[-1]
         # Those that go on to the next round do not see who leaves the loop in this one.
-        if len(self.regions) == loop.depth and not (kind == "break" and loop.rounds):
+        if depth == loop.depth and not (kind == "break" and loop.rounds):
             return
         require(self.plan, kind, loop.start)
 
     def _leave(self, kind: str) -> str:
         """The jump by which all lanes of the current region leave it."""
-        self._mark(kind)
+        self._mark(kind, len(self.regions))
+        return self._leave_from(self._depth(), kind)
+
+    def _depth(self) -> int:
+        """How many regions there are, without those within that all lanes leave."""
         depth = len(self.regions)
         while self.regions[depth - 1].through:
             depth -= 1
-        return self._leave_from(depth, kind, "")
+        return depth
 
-    def _leave_from(self, depth: int, kind: str, reset: str) -> str:
+    def _leave_from(self, depth: int, kind: str, reset: str = "") -> str:
         """The jump by which lanes leave the innermost of `depth` regions, all at once.
 
         Args:
@@ -274,9 +287,7 @@ class Masks(SimdOperations):
             if kind == "continue":
                 region.leaving.add("")
                 return f"{{ {reset}goto {region.end}; }}"
-        region.leaving.add(kind)
-        self.leaves = True
-        return f"{{ fr_leave = {_CODES[kind]}; goto {region.end}; }}"
+        return self._leave_through(region, kind)
 
     def _stay(self, leaving: set[str]) -> str:
         """Behind a label: those that leave go on, the others are the current region's lanes."""
@@ -284,13 +295,10 @@ class Masks(SimdOperations):
         if not kinds:
             return ""
         mask, vote = self.regions[-1].mask, f"fr_s{self._number()}"
-        depth = len(self.regions)
-        while self.regions[depth - 1].through:
-            depth -= 1
         jumps: list[str] = []
         for kind in kinds:
-            self._mark(kind)
-            jumps.append(self._leave_from(depth, kind, "fr_leave = 0; "))
+            self._mark(kind, len(self.regions))
+            jumps.append(self._leave_from(self._depth(), kind, "fr_leave = 0; "))
         go = jumps.pop()
         for kind, jump in zip(reversed(kinds[:-1]), reversed(jumps), strict=True):
             go = f"if (fr_leave == {_CODES[kind]}) {jump} else {go}"
@@ -298,6 +306,17 @@ class Masks(SimdOperations):
             f" if (::fr::warp::branch {vote}({mask}, fr_leave != 0); {vote}.taken) {{ {go} }} "
             f"else {mask} = {vote}.no;"
         )
+
+    def _close(self, region: _Region, position: int) -> None:
+        """Write the end of the block of a region that is done with."""
+        label = f" {region.end}: ;" if region.leaving else ""
+        self._insert(position, f"{label}{self._stay(region.leaving)} }}")
+
+    def _leave_through(self, region: _Region, kind: str) -> str:
+        """The jump to a region's end of lanes that leave more than it."""
+        region.leaving.add(kind)
+        self.leaves = True
+        return f"{{ fr_leave = {_CODES[kind]}; goto {region.end}; }}"
 
     def _opaque_statement(self, s: Node) -> None:
         """A statement without operations, or a switch, which lanes may leave anywhere: they say so
@@ -307,34 +326,20 @@ class Masks(SimdOperations):
         self._insert(self._start(s), " { ")
         if self._operates(s):
             self._insert(self._start(s), f"::fr::warp::meet({mask}); ")
-        self._name_lanes(
-            s.child_by_field_name("condition") if s.type == "switch_statement" else None
-        )
+        if s.type == "switch_statement":
+            self._name_lanes(field(s, "condition"))
         for jump in self._outgoing(s):
             kind = JUMPS[jump.type]
-            self.regions.append(region)
-            try:
-                self._mark(kind)
-            finally:
-                self.regions.pop()
-            region.leaving.add(kind)
-            self.leaves = True
-            there = f"{{ fr_leave = {_CODES[kind]}; goto {region.end}; }}"
-            self.edits.append((jump.start_byte, jump.end_byte, there))
-        label = f" {region.end}: ;" if region.leaving else ""
-        self._insert(s.end_byte, f"{label}{self._stay(region.leaving)} }}")
+            self._mark(kind, len(self.regions) + 1)
+            self.edits.append(replaced(jump, self._leave_through(region, kind)))
+        self._close(region, s.end_byte)
 
     # -- control flow ----------------------------------------------------------------------------
 
     def _if(self, s: Node) -> None:
-        condition, yes = s.child_by_field_name("condition"), s.child_by_field_name("consequence")
-        no = s.child_by_field_name("alternative")
-        if condition is None or yes is None:
-            raise NotSplittable("an if is not understood")
-        value = condition.child_by_field_name("value")
-        if value is None or value.type == "declaration":
-            raise NotSplittable("an if declares a variable in its condition")
-        if condition.child_by_field_name("initializer") is not None:
+        condition, yes, no = part(s, "condition"), part(s, "consequence"), field(s, "alternative")
+        value = field(condition, "value")
+        if value is None or value.type == "declaration" or field(condition, "initializer"):
             raise NotSplittable("an if declares a variable in its condition")
         otherwise = no.named_children[-1] if no is not None else None
         uniform = any(c.type == "constexpr" for c in s.children) or self.uniformity.of(condition)
@@ -409,15 +414,13 @@ class Masks(SimdOperations):
             )
             self._nested(body, round_region)
             self.loops[-1] = _Loop(key, len(self.regions), False)
-            label = f" {round_region.end}: ;" if round_region.leaving else ""
-            self._insert(body.end_byte, f"{label}{self._stay(round_region.leaving)} }}")
+            self._close(round_region, body.end_byte)
         else:
             self._nested(body)
         self.loops.pop()
         if masked_loop:
             self.regions.pop()
-            label = f" {region.end}: ;" if region.leaving else ""
-            self._insert(s.end_byte, f"{label}{self._stay(region.leaving)} }}")
+            self._close(region, s.end_byte)
 
     def _start(self, s: Node) -> int:
         """Where something may stand before a statement: before the pragmas that belong to it."""

@@ -15,6 +15,8 @@ from ... import dtypes
 from ...dtypes import Dtype
 from ...kernel import Kernel, make_kernel
 from ...spec import Input, Spec, TemplateValue
+from .. import LOWEST, described, named_parts
+from .unit import constant
 
 _PROLOGUE = '\n#include "mlx/backend/cuda/device/utils.cuh"\n\n#include <cooperative_groups.h>\n\n'
 _SPACE = "namespace mlx::core::cu {\n\nnamespace cg = cooperative_groups;\n\n__global__ void "
@@ -64,25 +66,24 @@ def text(spec: Spec, function: str = "") -> str:
     kernel = spec.kernel
     parameters: list[str] = []
     lines: list[str] = []
-    described = zip(kernel.input_names, spec.inputs, wants(kernel, spec.inputs), strict=True)
-    for name, input_, wanted in described:
+    for name, input_, _ in described(spec):
         value = name in kernel.values and not input_.ndim
         parameters.append(f"const {input_.dtype.cuda}* {'fr_a_' * value}{name}")
-        kinds = (("Shape", "shape"), ("Strides", "strides"), ("int", "ndim"))
-        for (kind, suffix), is_wanted in zip(kinds, wanted, strict=True):
-            if is_wanted:
-                parameters.append(f"const __grid_constant__ {kind} {name}_{suffix}")
         if value:
             lines.append(f"  const {input_.dtype.cuda} {name} = *fr_a_{name};\n")
-        if not input_.ndim:
-            shape, strides, ndim = kernel.wants(name)
-            lines += [f"  constexpr Shape {name}_shape{{}};\n"] * shape
-            lines += [f"  constexpr Strides {name}_strides{{}};\n"] * strides
-            lines += [f"  constexpr int {name}_ndim = 0;\n"] * ndim
+        for part in named_parts(kernel, name):
+            kind = {"ndim": "int"}.get(part, part.capitalize())
+            if input_.ndim:
+                parameters.append(f"const __grid_constant__ {kind} {name}_{part}")
+            else:
+                nothing = " = 0" if part == "ndim" else "{}"
+                lines.append(f"  constexpr {kind} {name}_{part}{nothing};\n")
     for name, dtype in zip(kernel.output_names, spec.outputs, strict=True):
         parameters.append(f"{dtype.cuda}* {name}")
     signature = ",\n".join(f"    {parameter}" for parameter in parameters)
-    constants = "".join(_constant(name, value) for name, value in spec.template)
+    constants = "".join(
+        f"  {constant(name, value, lambda d: d.cuda)}\n" for name, value in spec.template
+    ).replace(LOWEST, str(-(1 << 31)))
     return (
         f"{_PROLOGUE}{kernel.header}{_SPACE}{function or kernel_name(spec)}(\n{signature}) {{\n"
         + (f"{constants}\n" if constants else "")
@@ -149,14 +150,6 @@ def read(
         raise ValueError("its signature is not that of its inputs and outputs")
     name = function.removeprefix(_PREFIX).removesuffix(_suffix(spec)) or function
     return replace(spec, kernel=replace(kernel, name=name))
-
-
-def _constant(name: str, value: TemplateValue) -> str:
-    if isinstance(value, Dtype):
-        return f"  using {name} = {value.cuda};\n"
-    if isinstance(value, bool):
-        return f"  constexpr bool {name} = {str(value).lower()};\n"
-    return f"  constexpr int {name} = {value};\n"
 
 
 def _value(constant: re.Match[str]) -> tuple[str, TemplateValue]:

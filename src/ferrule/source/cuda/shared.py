@@ -38,13 +38,13 @@ class SharedVariable(NamedTuple):
 
 def declared(source: str) -> list[SharedVariable]:
     """The variables of a body in threadgroup memory."""
-    return _replace_declarations(source, {}, probe=False)[1]
+    return _replace_declarations(source, {})[1]
 
 
 def static(source: str) -> str:
     """A body whose threadgroup memory is CUDA's own."""
     if re.search(r"\bthread_local\b[^;]*[*&]", source):  # there may be a pointer beside some
-        source = _replace_declarations(source, None, probe=False)[0]
+        source = _replace_declarations(source, None)[0]
     if _CAPTURES.search(source):
         source = _uncaptured(source, {variable.name for variable in declared(source)})
     return re.sub(r"\bthread_local\b", _SHARED, source)
@@ -83,34 +83,36 @@ def placed(extents: Mapping[int, tuple[int, int]]) -> tuple[dict[int, int], int]
 
 def static_bytes(ptx: str) -> int:
     """The bytes of the variables that a PTX text declares with their sizes."""
-    extents = {
-        str(i): (int(size), int(align)) for i, (align, size) in enumerate(_STATIC.findall(ptx))
-    }
-    return placed({int(i): extent for i, extent in extents.items()})[1]
+    variables = enumerate(_STATIC.findall(ptx))
+    return placed({i: (int(size), int(align)) for i, (align, size) in variables})[1]
 
 
 def _replace_declarations(
-    source: str, offsets: Mapping[int, int] | None, *, probe: bool
+    source: str, offsets: Mapping[int, int] | None, *, probe: bool = False
 ) -> tuple[str, list[SharedVariable]]:
-    from ..syntax import Tree, declarator_shape, declarators, declared_name, walk
+    """A body with other declarations of threadgroup memory, and what they declare.
+
+    Args:
+        offsets: where variables start; None where the memory stays CUDA's own.
+        probe: whether the text tells their sizes.
+    """
+    from ..syntax import Tree, declarator_shape, declarators, declared_name, replaced, walk
 
     tree = Tree(source, body=True)
     edits: list[tuple[int, int, str]] = []
     variables: list[SharedVariable] = []
     for node in walk(tree.block):
-        if node.type != "declaration" or not declarators(node):
+        if node.type != "declaration":
             continue
-        first = declarators(node)[0]
-        spec = tree.data[node.start_byte : first.start_byte].decode()
+        spec = tree.data[node.start_byte : declarators(node)[0].start_byte].decode()
         if "thread_local" not in re.findall(r"\w+", spec):
             continue
         spec = re.sub(r"\b(thread_local|static)\b", "", spec).strip()
         out: list[str] = []
         for d in declarators(node):
             name = declared_name(d)
-            if name is None or {"pointer_declarator", "reference_declarator"} & {
-                *declarator_shape(d)
-            }:
+            points = {"pointer_declarator", "reference_declarator"} & {*declarator_shape(d)}
+            if name is None or points:
                 out.append(f"{spec} {tree.text(d)};")  # a thread's own
                 continue
             n = len(variables)
@@ -125,14 +127,13 @@ def _replace_declarations(
             address = f"reinterpret_cast<fr_s{n}*>(fr_shared + {offsets.get(n, 0)})"
             out.append(f"auto& {variables[-1].name} = {address}->{variables[-1].name};")
         lines = "\n" * tree.text(node).count("\n")
-        flat = " ".join(out).replace("\n", " ")
-        edits.append((node.start_byte, node.end_byte, flat + lines))
+        edits.append(replaced(node, " ".join(out).replace("\n", " ") + lines))
     return tree.edited(edits), variables
 
 
 def _uncaptured(source: str, names: set[str]) -> str:
     """Static variables are seen by a lambda that does not capture them, and must not be named."""
-    from ..syntax import Tree, walk
+    from ..syntax import Tree, replaced, walk
 
     tree = Tree(source, body=True)
     edits: list[tuple[int, int, str]] = []
@@ -146,33 +147,24 @@ def _uncaptured(source: str, names: set[str]) -> str:
                 kept.append(item)
             elif "&" not in item:
                 kept.append(f" {name} = {name}")
-        new = f"[{','.join(kept).strip()}]"
-        if new != tree.text(node):
-            edits.append((node.start_byte, node.end_byte, new))
+        edits.append(replaced(node, f"[{','.join(kept).strip()}]"))
     return tree.edited(edits)
 
 
 def _refuse_copies(p: Prepared, source: str, names: set[str]) -> None:
     """A lambda that captures by value would copy a whole array: only references may be."""
-    from ..syntax import Tree, walk
+    from ..syntax import Tree, part, walk
 
     tree = Tree(source, body=True)
     for node in walk(tree.block):
-        captures = node.child_by_field_name("captures")
-        if node.type != "lambda_expression" or captures is None:
+        if node.type != "lambda_expression":
             continue
-        capture_list = tree.text(captures).strip("[] ")
+        capture_list = tree.text(part(node, "captures")).strip("[] ")
         captured = names & {tree.text(n) for n in walk(node) if n.type == "identifier"}
-        if not captured or capture_list.startswith("&"):
-            continue
-        line = node.start_point[0] + 1
-        name = sorted(captured)[0]
-        raise DialectError(
-            f"kernel {p.kernel.name!r}, source line {line}: beside more than 48 KB of threadgroup "
-            f"memory, a lambda that uses {name} must capture it by reference on CUDA; begin it "
-            "with [&].",
-            kernel=p.kernel.name,
-            where="source",
-            line=line,
-            construct="threadgroup",
-        )
+        if captured and not capture_list.startswith("&"):
+            problem = (
+                f"beside more than 48 KB of threadgroup memory, a lambda that uses {min(captured)} "
+                "must capture it by reference on CUDA; begin it with [&]."
+            )
+            line = node.start_point[0] + 1
+            raise DialectError.at(p.kernel.name, "source", line, "threadgroup", problem)

@@ -9,10 +9,21 @@ from tree_sitter import Node
 from ..cpp import synchronising_functions
 from ..dialect import SIMD_BARRIERS, SIMD_OPS
 from ..loops.body import Body
-from ..loops.statements import LOOPS
-from ..syntax import callee, declared_name, enclosing_struct, function_definitions, walk, walk_code
+from ..loops.statements import LOOPS, NESTED_CODE
+from ..rewrite import with_callers
+from ..syntax import (
+    called,
+    callee,
+    declared_name,
+    enclosing_struct,
+    function_definitions,
+    part,
+    walk,
+    walk_code,
+)
 
 MASKED = SIMD_OPS | SIMD_BARRIERS  # what is handed a mask
+_LOOPS = (*LOOPS, "for_range_loop")
 JUMPS = {f"{kind}_statement": kind for kind in ("return", "break", "continue")}
 
 
@@ -37,32 +48,25 @@ class SimdOperations:
 
     def _leads_to_operation(self, node: Node) -> bool:
         """Whether a call leads to operations that name no lanes."""
-        if node.type != "call_expression":
-            return False
-        return re.split(r"\.|->", callee(self.tree, node))[-1] in self.callers
+        name = re.split(r"\.|->", callee(self.tree, node))[-1]
+        return node.type == "call_expression" and name in self.callers
 
     def _callers(self) -> set[str]:
         """Functions and lambdas that operate: what is left of the header's, and local ones."""
-        callers = {re.sub(r"<.*", "", name) for name in synchronising_functions(self.body.prepared)}
         definitions: list[tuple[str, Node]] = []
         for name, node in function_definitions(self.tree):
             definitions += [(name, node), (enclosing_struct(self.tree, node), node)]
         for node in walk(self.tree.block):
             if node.type == "init_declarator":
-                name_node, value = declared_name(node), node.child_by_field_name("value")
-                if name_node is not None and value is not None:
-                    definitions += [
-                        (self.tree.text(name_node), n) for n in walk(value) if "lambda" in n.type
-                    ]
-        for _ in range(len(definitions) + 1):
-            count = len(callers)
-            for name, node in definitions:
-                words = {callee(self.tree, n) for n in walk(node) if n.type == "call_expression"}
-                if node.start_byte > self.tree.block.start_byte and words & (callers | MASKED):
-                    callers.add(name)
-            if len(callers) == count:
-                break
-        return callers - {""}
+                name = self.tree.text(declared_name(node))
+                lambdas = (n for n in walk(part(node, "value")) if "lambda" in n.type)
+                definitions += [(name, n) for n in lambdas]
+        calls: dict[str, set[str]] = {}
+        for name, node in definitions:
+            if name and node.start_byte > self.tree.block.start_byte:
+                calls.setdefault(name, set()).update(called(self.tree, node))
+        callers = {re.sub(r"<.*", "", name) for name in synchronising_functions(self.body.prepared)}
+        return callers | (with_callers(callers | MASKED, calls) - MASKED)
 
     def _operates(self, node: Node) -> bool:
         return any(node.start_byte <= start < node.end_byte for start in self.operations)
@@ -72,11 +76,9 @@ class SimdOperations:
         if self.operations[-1] >= node.end_byte:
             return True
         around = node.parent
-        while around is not None:
-            if around.type in (*LOOPS, "for_range_loop") and self._operates(around):
-                return True
+        while around is not None and not (around.type in _LOOPS and self._operates(around)):
             around = around.parent
-        return False
+        return around is not None
 
     def _outgoing(self, s: Node) -> list[Node]:
         """The jumps by which lanes leave a statement while it matters who is left."""
@@ -90,11 +92,11 @@ class SimdOperations:
                 or (kind == "continue" and not nested)
             ):
                 jumps.append(node)
-            if node.type in ("lambda_expression", "function_definition", "struct_specifier"):
+            if node.type in NESTED_CODE:
                 return
-            loop = node.type in LOOPS or node.type == "for_range_loop"
+            nested = nested or node.type in _LOOPS
             for child in node.children:
-                visit(child, nested or loop, switched or node.type == "switch_statement")
+                visit(child, nested, switched or node.type == "switch_statement")
 
         visit(s, False, False)
         return jumps

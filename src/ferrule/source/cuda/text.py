@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from ...dtypes import Dtype
 from ...spec import Launch, Spec
-from .. import template_value
+from .. import described, template_value
 from ..cpp import (
     TAIL,
     Prepared,
@@ -43,6 +43,7 @@ _CHANGED = r"(?:\+\+|--|(?<!&)&)\s*{0}\b|\b{0}\s*(?:\+\+|--|(?:[-+*/%&|^]|<<|>>)
 _MOST_WORK, _LITTLE_WORK = 6000, 400  # in characters, each as often as it is repeated
 
 _BUILTIN = frozenset({"bool", "float", "double"})
+_ELEMENTS = {"shape": "int", "strides": "fr::int64_t"}
 
 
 def form_of(p: Prepared, launch: Launch | None) -> Form:
@@ -122,7 +123,7 @@ def text(
         from .bounds import bounded
 
         source, views, guarded, fits, once = bounded(p, source)
-    declared += f"  {views}\n" if views else ""
+        declared += f"  {views}\n" if views else ""
     if shared is None:
         source = memory.static(source)
     else:
@@ -166,36 +167,32 @@ class _Signature(NamedTuple):
 
 
 def _signature(spec: Spec, form: Form) -> _Signature:
-    kernel = spec.kernel
     # NVRTC forgets of a pointer with an alignment that nothing else writes there: of inputs, that
     # loads can be moved before stores, which is what several threadgroups in a block are for.
     aligned = form.aligned_arrays and form.each == 1
     declarations: list[str] = []
     passed = ["fr_g", "fr_g.index(fr_p)", "fr_p"]
-    for name, input_ in zip(kernel.input_names, spec.inputs, strict=True):
-        ctype = _qualified_type(input_.dtype)
+    for name, input_, parts in described(spec):
+        ctype = f"const {_qualified_type(input_.dtype)}"
         if input_.value:
-            declarations.append(f"const {ctype} fr_a_{name}")
+            declarations.append(f"{ctype} fr_a_{name}")
             passed.append(f"fr_a_{name}")
             continue
-        declarations.append(f"const {ctype}* __restrict__ fr_a_{name}")
-        if input_.ndim == 0:
-            passed.append(f"*fr_a_{name}")
-            continue
-        passed.append(_array_address(name, f"const {ctype}", aligned))
-        shape, strides, ndim = kernel.wants(name)
-        for part, ctype in [("shape", "int")] * shape + [("strides", "fr::int64_t")] * strides:
-            values = f"fr::list<{ctype}, {input_.ndim}>"
+        declarations.append(f"{ctype}* __restrict__ fr_a_{name}")
+        passed.append(_array_address(name, ctype, aligned) if input_.ndim else f"*fr_a_{name}")
+        for part in parts:
+            if part == "ndim":
+                passed.append(str(input_.ndim))
+                continue
+            values = f"fr::list<{_ELEMENTS[part]}, {input_.ndim}>"
             declarations.append(f"const __grid_constant__ {values} fr_a_{name}_{part}")
             passed.append(f"fr_a_{name}_{part}.values")
-        if ndim:
-            passed.append(str(input_.ndim))
-    for name, dtype in zip(kernel.output_names, spec.outputs, strict=True):
+    for name, dtype in zip(spec.kernel.output_names, spec.outputs, strict=True):
         ctype = _qualified_type(dtype)
-        ctype = f"fr::metal::atomic<{ctype}>" if kernel.atomic_outputs else ctype
+        ctype = f"fr::metal::atomic<{ctype}>" if spec.kernel.atomic_outputs else ctype
         declarations.append(f"{ctype}* __restrict__ fr_a_{name}")
         passed.append(_array_address(name, ctype, form.aligned_arrays))
-    arrays = [*kernel.input_names, *kernel.output_names]
+    arrays = [*spec.kernel.input_names, *spec.kernel.output_names]
     extents = [arrays[i] for kind, i in kernel_parameters(spec) if kind == "extent"]
     declarations += [f"const __grid_constant__ fr::extent fr_e_{name}" for name in extents]
     declarations.append("const __grid_constant__ fr::launch fr_l")
@@ -253,27 +250,26 @@ def _thread_code(form: Form, values: str, passed: list[str], twice: bool, once: 
   if (!fr_g.holds(fr_p)) return;
   {either}
 """
+
+    def all_groups(statements: str) -> str:
+        return f"""\
+    for (unsigned fr_n = 0; fr_n < {form.each}u; ++fr_n) {{
+      const fr::group fr_g(fr_l, fr_first + fr_n);
+      {position}
+      {statements}
+    }}
+"""
+
+    checked = "if (!fr_g.holds(fr_p)) return;\n      "
     # Without a condition in between, the compiler moves the loads of all to the front.
-    each = form.each
     return f"""\
-{evaluated}  const unsigned fr_first = blockIdx.x * {each}u;
-  const fr::group fr_last(fr_l, fr_first + {each - 1}u);
+{evaluated}  const unsigned fr_first = blockIdx.x * {form.each}u;
+  const fr::group fr_last(fr_l, fr_first + {form.each - 1}u);
   if (fr_last.holds(fr_last.position()){f" && {condition}" if twice else ""}) {{
 #pragma unroll
-    for (unsigned fr_n = 0; fr_n < {each}u; ++fr_n) {{
-      const fr::group fr_g(fr_l, fr_first + fr_n);
-      {position}
-      {call("true")}
-    }}
-  }} else {{
+{all_groups(call("true"))}  }} else {{
 #pragma unroll 1
-    for (unsigned fr_n = 0; fr_n < {each}u; ++fr_n) {{
-      const fr::group fr_g(fr_l, fr_first + fr_n);
-      {position}
-      if (!fr_g.holds(fr_p)) return;
-      {call("false")}
-    }}
-  }}
+{all_groups(checked + call("false"))}  }}
 """
 
 
@@ -299,6 +295,7 @@ def _qualified_type(dtype: Dtype) -> str:
 
 def _qualified_values(spec: Spec) -> str:
     """Template arguments as they read outside ``namespace fr``."""
-    arguments = [value for _, value in spec.template]
-    values = [_qualified_type(v) if isinstance(v, Dtype) else template_value(v) for v in arguments]
-    return f"<{', '.join(values)}>" if values else ""
+    values = (
+        _qualified_type(v) if isinstance(v, Dtype) else template_value(v) for _, v in spec.template
+    )
+    return f"<{', '.join(values)}>" if spec.template else ""

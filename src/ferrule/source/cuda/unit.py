@@ -4,9 +4,12 @@ step gives its function what that takes. Nothing of the author's is rewritten.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from ...dtypes import BY_NAME, FLOAT8, Dtype, bfloat16, complex64, float16
 from ...spec import TemplateValue
 from ...unit import POINTER, Call, UnitSpec
+from .. import template_value
 
 CHECKS = "ferrule_unit.h"  # how the text calls include/cuda_unit.h
 
@@ -38,7 +41,7 @@ STANDARD = {
 def text(spec: UnitSpec) -> str:
     """The whole text."""
     lines = [f"// {spec.name}", f'#include "{CHECKS}"', *_includes(spec)]
-    lines += [_constant(name, value) for name, value in spec.template]
+    lines += [constant(name, value) for name, value in spec.template]
     lines += [f'#line 1 "{spec.name}.source"', spec.source]
     for call in spec.calls:
         for check in _checks(call):
@@ -89,12 +92,12 @@ def _includes(spec: UnitSpec) -> list[str]:
     return includes + ["#include <cuda_fp8.h>"] * bool(dtypes.intersection(FLOAT8))
 
 
-def _constant(name: str, value: TemplateValue) -> str:
+def constant(name: str, value: TemplateValue, type_name: Callable[[Dtype], str] = cuda_name) -> str:
+    """The declaration of a template's parameter that has a value."""
     if isinstance(value, Dtype):
-        return f"using {name} = {cuda_name(value)};"
-    if isinstance(value, bool):
-        return f"constexpr bool {name} = {str(value).lower()};"
-    return f"constexpr int {name} = {'(-2147483647 - 1)' if value == -(1 << 31) else value};"
+        return f"using {name} = {type_name(value)};"
+    kind = "bool" if isinstance(value, bool) else "int"
+    return f"constexpr {kind} {name} = {template_value(value)};"
 
 
 def _checks(call: Call) -> list[str]:

@@ -26,6 +26,7 @@ from __future__ import annotations
 from ...dtypes import Dtype
 from ...kernel import ATTRIBUTES
 from ...spec import Spec, TemplateValue
+from .. import PARTS, described
 
 
 def kernel_name(spec: Spec) -> str:
@@ -81,19 +82,11 @@ def _arguments(spec: Spec) -> list[str]:
     """The declarations in the signature: inputs, outputs, thread attributes."""
     kernel = spec.kernel
     buffers: list[str] = []
-    for name, input_ in zip(kernel.input_names, spec.inputs, strict=True):
-        dtype = input_.dtype
-        if input_.ndim == 0:  # a reference; it has no shape, so naming its shape adds nothing
-            buffers.append(f"const constant {dtype.metal}& {name}")
-            continue
-        buffers.append(f"const {'constant' if input_.small else 'device'} {dtype.metal}* {name}")
-        shape, strides, rank = kernel.wants(name)
-        if shape:
-            buffers.append(f"const constant int* {name}_shape")
-        if strides:
-            buffers.append(f"const constant int64_t* {name}_strides")
-        if rank:
-            buffers.append(f"const constant int& {name}_ndim")
+    for name, input_, parts in described(spec):
+        space = "constant" if input_.small or input_.ndim == 0 else "device"
+        # Without dims it is a reference; it has no shape, so naming its shape adds nothing.
+        buffers.append(f"const {space} {input_.dtype.metal}{'*' if input_.ndim else '&'} {name}")
+        buffers += [f"const constant {PARTS[part]} {name}_{part}" for part in parts]
     for name, dtype in zip(kernel.output_names, spec.outputs, strict=True):
         element = f"atomic<{dtype.metal}>" if kernel.atomic_outputs else dtype.metal
         buffers.append(f"device {element}* {name}")
