@@ -27,6 +27,17 @@ class Form(NamedTuple):
     threads: int = 0
 
 
+# What serves launches of every size.
+ANY = Form(small=False, simd_rows=False, group_rows=False, aligned=False)
+# Names of packaged/ops.h.
+NEEDS = {
+    "small": "FR_SMALL",
+    "simd_rows": "FR_SIMD_ROWS",
+    "group_rows": "FR_GROUP_ROWS",
+    "aligned": "FR_WIDE",
+}
+
+
 def form_of(launch: Launch | None, threads: int = 0) -> Form:
     """The form of a launch; without one, that of a large one-dimensional launch."""
     if launch is None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import json
 import struct
 import sys
 import threading
@@ -15,15 +14,15 @@ from functools import lru_cache
 from ... import cache
 from ...errors import ABANDONED, CompileError, DeviceError, DialectError, abandoned
 from ...kernel import Kernel
-from ...source import ENTRY, Note
+from ...source import ENTRY
 from ...spec import Facts, Launch, Spec
 from ...tools import fastcall, loader, toolchain
 from ...tools.binding import MORE, Progress, runtime
 from .. import portability
-from ..digests import generator_digest, header_digest
+from ..digests import answer, answered, described, generator_digest, header_digest
 from ..portability import Portability
 from ..protocol import Binary, Code, Native
-from .form import Form, form_of
+from .form import ANY, NEEDS, Form, form_of
 
 SCHEMA = "1"  # raised when the same text, flags and compiler would run differently
 FEW = 3  # threads: locked additions cost three times what plain ones do, or more
@@ -378,9 +377,14 @@ class CpuDevice:
         Raises:
             CompileError, DialectError, ToolchainError: as `compile` does.
         """
-        from .packaged import codes
-
-        return codes(spec, example, lambda spec, form: self.binary(spec, form)[0])
+        codes = [Code(self.binary(spec, ANY)[0])]
+        if example is not None:
+            form = form_of(example)
+            special = self.binary(spec, form)[0]
+            if special != codes[0].payload:
+                needs = tuple(need for name, need in NEEDS.items() if getattr(form, name))
+                codes.insert(0, Code(special, needs))
+        return tuple(codes)
 
     def binary(self, spec: Spec, form: Form) -> tuple[bytes, str]:
         """The shared library for a spec and a form of launch, and how it runs.
@@ -405,16 +409,14 @@ class CpuDevice:
         disk, forced = cache.default(), _mode.get()
         compiler = toolchain.find_compiler()
         base = (header_digest(), compiler.identity, toolchain.isa_identity(), *_FLAGS)
+        inputs = [[i.dtype.name, i.ndim == 0] for i in spec.inputs]
         request = cache.digest(
-            "request", SCHEMA, generator_digest(), *base, forced, _describe(spec, form)
+            "request", SCHEMA, generator_digest(), *base, forced, described(spec, inputs, form)
         )
-        record = disk.get(request)
-        if record is not None:
-            mode, key, notes = json.loads(record)
-            payload = disk.get(key)
-            if payload is not None:
-                self._portability.say(spec.kernel, [Note(*n) for n in notes])
-                return payload, mode
+        if (cached := answered(request)) is not None:
+            mode, notes, payload = cached
+            self._portability.say(spec.kernel, notes)
+            return payload, mode
         from .build import Build  # a kernel from the cache needs no text and no parser
 
         build = Build(spec, form, forced)
@@ -437,7 +439,7 @@ class CpuDevice:
             # none, the kernel runs.
             key, payload = made(build.fibers())
             mode = "fibers (the split text does not compile)"
-        disk.put(request, json.dumps([mode, key, notes]).encode())
+        disk.put(request, answer(mode, key, notes))
         return payload, mode
 
     def compile(self, spec: Spec, launch: Launch | None = None) -> Binary:
@@ -457,21 +459,6 @@ class CpuDevice:
         if program is None:
             program = self._programs.setdefault(spec, CpuProgram(self, spec))
         return program
-
-
-def _describe(spec: Spec, form: Form) -> str:
-    """A spec and a form as text: equal for equal binaries, different for different ones."""
-    k = spec.kernel
-    return json.dumps(
-        [
-            [k.name, k.input_names, k.output_names, k.source, k.header, k.atomic_outputs],
-            [k.math_mode, k.portable],
-            [[i.dtype.name, i.ndim == 0] for i in spec.inputs],
-            [d.name for d in spec.outputs],
-            [[n, type(v).__name__, str(v)] for n, v in spec.template],
-            form,
-        ]
-    )
 
 
 @lru_cache(maxsize=1)

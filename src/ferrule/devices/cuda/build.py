@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from ...errors import CompileError, CompilerFailed, DeviceError
@@ -99,16 +100,11 @@ class CudaBuild:
             DeviceError: NVRTC does not know the architecture.
             ToolchainError: CUDA's headers are missing, which a body that is CUDA includes.
         """
-        p, kernel, text = self._prepared, self._spec.kernel, self.text()
-        made_of, flags = self._asked(compiler, architecture, text)
-        most = self._registers
-
-        def run() -> Binary:
-            if p is None:
-                return _build_body(compiler, kernel, text, architecture, flags, most)
-            return _build(compiler, p, self.form, text, architecture, flags, most)
-
-        return Task(made_of, run)
+        p, text = self._prepared, self.text()
+        made_of, target = self._target(compiler, architecture, text)
+        if p is None:
+            return Task(made_of, partial(_build_body, target, text))
+        return Task(made_of, partial(_build, target, p, self.form, text))
 
     def by_pointer(self, compiler: Nvrtc, architecture: str, text: str) -> Task:
         """The compilation for launchers that pass arrays alone.
@@ -119,19 +115,14 @@ class CudaBuild:
         Raises:
             DeviceError, ToolchainError: as `task` does.
         """
-        kernel, most = self._spec.kernel, self._registers
         text = cuda_by_pointer.rewritten(text, self._spec)
-        made_of, flags = self._asked(compiler, architecture, text)
+        made_of, target = self._target(compiler, architecture, text)
+        return Task(made_of, partial(_build_body, target, text))
 
-        def run() -> Binary:
-            return _build_body(compiler, kernel, text, architecture, flags, most)
-
-        return Task(made_of, run)
-
-    def _asked(
+    def _target(
         self, compiler: Nvrtc, architecture: str, text: str
-    ) -> tuple[tuple[str, ...], list[str]]:
-        """The inputs of a text's compilation, for its key, and the compiler's options."""
+    ) -> tuple[tuple[str, ...], _Target]:
+        """The inputs of a text's compilation, for its key, and what it is compiled with."""
         p, kernel = self._prepared, self._spec.kernel
         compiler.check_architecture(f"kernel {kernel.name!r}", architecture)
         # A Metal text says itself what is fused (`source.arithmetic`).
@@ -144,57 +135,97 @@ class CudaBuild:
             headers = find_headers(compiler)
             folders += headers.folders
             libraries = headers.identity
-        most = str(self._registers)
-        made_of = (compiler.identity, libraries, architecture, most, *flags, text)
-        return made_of, [*flags, *[f"-I{folder}" for folder in folders]]
+        most = self._registers
+        made_of = (compiler.identity, libraries, architecture, str(most), *flags, text)
+        flags += [f"-I{folder}" for folder in folders]
+        return made_of, _Target(compiler, kernel, architecture, flags, most)
 
 
-def _build(
-    compiler: Nvrtc,
-    p: cpp.Prepared,
-    form: Form,
-    text: str,
-    architecture: str,
-    flags: Sequence[str],
-    most: int,
-) -> Binary:
+class _Target(NamedTuple):
+    """What a kernel is compiled with, and for.
+
+    Attributes:
+        architecture: such as ``"sm_90"``; the flags do not have it, but where headers are.
+        most: registers that a thread may have; 0 for any number.
+    """
+
+    compiler: Nvrtc
+    kernel: Kernel
+    architecture: str
+    flags: Sequence[str]
+    most: int
+
+    def binary(self, text: str) -> Binary:
+        """A text, compiled so that a thread has no more registers than it may have.
+
+        Told of a limit, ptxas uses what it allows, and fewer threadgroups share a multiprocessor:
+        so it is told only where it needs to be. PTX has no registers yet: `Driver.load` tells the
+        driver.
+
+        Raises:
+            CompilerFailed: NVRTC refused the text.
+        """
+        options = [*self.flags, *architecture_flags(self.architecture)]
+        code, log = self.compiler.compile(text, self.kernel.name, options)
+        used = [int(n) for n in _REGISTERS.findall(log)]
+        if self.most and max(used, default=0) > self.most:
+            options.append(f"--maxrregcount={self.most}")
+            code, log = self.compiler.compile(text, self.kernel.name, options)
+        if code.startswith(b"\x7fELF"):
+            memory = max((int(size) for size in _SMEM.findall(log)), default=0)
+        else:
+            memory = shared.static_bytes(code.decode())
+        return Binary(code, self.architecture, text, log, 0, memory)
+
+    def sizes(self, probe: str) -> dict[int, tuple[int, int]]:
+        """The size and alignment of each variable in threadgroup memory, by a text that tells."""
+        general = f"--gpu-architecture=compute_{self.architecture.split('_')[1]}"
+        told, _ = self.compiler.compile(probe, self.kernel.name, [*self.flags, general])
+        return shared.sizes(told.decode())
+
+    def refused(self, log: str, scalars: Sequence[str] = ()) -> CompileError:
+        """The error for a text that was refused."""
+        return compile_error(self.kernel, log, version(self.compiler), scalars)
+
+
+def version(compiler: Nvrtc) -> str:
+    """What errors call a compiler."""
+    return f"NVRTC {'.'.join(map(str, compiler.version))}"
+
+
+def architecture_flags(architecture: str) -> list[str]:
+    """The compiler's options for an architecture; for machine code, it tells of registers."""
+    own = ["--ptxas-options=-v"] if architecture.startswith("sm_") else []
+    return [f"--gpu-architecture={architecture}", *own]
+
+
+def _build(target: _Target, p: cpp.Prepared, form: Form, text: str) -> Binary:
     """Compile a kernel.
 
     Args:
         text: its text, as it is compiled first.
-        architecture: such as ``"sm_90"``; the flags do not have it, but where headers are.
-        most: registers that a thread may have; 0 for any number.
 
     Raises:
         CompileError: NVRTC refused the text; quotes the author's lines.
         DeviceError: the kernel has more threadgroup memory than the architecture.
     """
-    target = _target(architecture, flags)
-
-    def compiled(text: str, options: Sequence[str] = target) -> tuple[bytes, str]:
-        return _fitting(compiler, text, p.kernel.name, options, most)
-
     try:
         try:
-            code, log = compiled(text)
+            binary = target.binary(text)
+            too_much = _TOO_MUCH in binary.log or (
+                target.architecture.startswith("compute_") and binary.memory > STATIC_LIMIT
+            )
         except CompilerFailed as failed:
             if _TOO_MUCH not in failed.log:
                 raise
-            code, log = b"", _TOO_MUCH
-        if _TOO_MUCH in log or (
-            architecture.startswith("compute_")
-            and shared.static_bytes(code.decode()) > STATIC_LIMIT
-        ):
-            general = [f"--gpu-architecture=compute_{architecture.split('_')[1]}"]
-            probe = cuda_text.text(p, form, shared=cuda_text.Dynamic(None))
-            told, _ = compiled(probe, [*flags, *general])
-            sizes = shared.sizes(told.decode())
-            offsets, size = shared.placed(sizes)
-            _check_memory(p, architecture, sizes, size)
-            text = cuda_text.text(p, form, shared=cuda_text.Dynamic(offsets))
-            code, log = compiled(text)
-            return Binary(code, architecture, text, log, size, size)
-        return Binary(code, architecture, text, log, 0, _static(code, log))
+            too_much = True
+        if not too_much:
+            return binary
+        sizes = target.sizes(cuda_text.text(p, form, shared=cuda_text.Dynamic(None)))
+        offsets, size = shared.placed(sizes)
+        _check_memory(p, target.architecture, sizes, size)
+        text = cuda_text.text(p, form, shared=cuda_text.Dynamic(offsets))
+        return target.binary(text)._replace(shared=size, memory=size)
     except CompilerFailed as failed:
         log = failed.log
         tried = {text}
@@ -204,56 +235,18 @@ def _build(
                 continue
             tried.add(without)
             try:
-                code, log = compiled(without)
-                return Binary(code, architecture, without, log, 0, _static(code, log))
+                return target.binary(without)
             except CompilerFailed as again:
                 log = again.log  # in the lines of the author's own functions
-        raise _refused(compiler, p.kernel, log, p.scalars) from None
+        raise target.refused(log, p.scalars) from None
 
 
-def _build_body(
-    compiler: Nvrtc, kernel: Kernel, text: str, architecture: str, flags: Sequence[str], most: int
-) -> Binary:
+def _build_body(target: _Target, text: str) -> Binary:
     """Compile a kernel whose body is CUDA, as `_build` does."""
     try:
-        target = _target(architecture, flags)
-        code, log = _fitting(compiler, text, kernel.name, target, most)
+        return target.binary(text)
     except CompilerFailed as failed:
-        raise _refused(compiler, kernel, failed.log) from None
-    return Binary(code, architecture, text, log, 0, _static(code, log))
-
-
-def _fitting(
-    compiler: Nvrtc, text: str, name: str, options: Sequence[str], most: int
-) -> tuple[bytes, str]:
-    """Compile a text so that a thread has no more than ``most`` registers.
-
-    Told of a limit, ptxas uses what it allows, and fewer threadgroups share a multiprocessor: so
-    it is told only where it needs to be. PTX has no registers yet: `Driver.load` tells the driver.
-    """
-    code, log = compiler.compile(text, name, options)
-    used = [int(n) for n in _REGISTERS.findall(log)]
-    if most and max(used, default=0) > most:
-        code, log = compiler.compile(text, name, [*options, f"--maxrregcount={most}"])
-    return code, log
-
-
-def _static(code: bytes, log: str) -> int:
-    """The bytes of threadgroup memory that a cubin or PTX declares."""
-    if code.startswith(b"\x7fELF"):
-        return max((int(size) for size in _SMEM.findall(log)), default=0)
-    return shared.static_bytes(code.decode())
-
-
-def _target(architecture: str, flags: Sequence[str]) -> list[str]:
-    own = ["--ptxas-options=-v"] if architecture.startswith("sm_") else []
-    return [*flags, f"--gpu-architecture={architecture}", *own]
-
-
-def _refused(
-    compiler: Nvrtc, kernel: Kernel, log: str, scalars: Sequence[str] = ()
-) -> CompileError:
-    return compile_error(kernel, log, f"NVRTC {'.'.join(map(str, compiler.version))}", scalars)
+        raise target.refused(failed.log) from None
 
 
 def _check_memory(

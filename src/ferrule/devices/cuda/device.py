@@ -9,16 +9,24 @@ from typing import TYPE_CHECKING
 from ... import cache
 from ...errors import DeviceError, ToolchainError
 from ...source import Note
-from ...source.cuda.launch import Form, most_registers, possible_forms
+from ...source.cuda.launch import (
+    Form,
+    form_for,
+    kernel_symbol,
+    most_registers,
+    plain_form,
+    possible_forms,
+)
 from ...spec import Launch, Spec
 from ...tools import nvrtc
 from ...tools.driver import driver
 from ...unit import UnitSpec
-from ..digests import generator_digest, header_digest
+from ..digests import answer, answered, described, generator_digest, header_digest, packed, unpacked
 from ..portability import Portability
 from ..protocol import Binary, Code, UnitBinary
 
 if TYPE_CHECKING:
+    from .build import Task
     from .program import CudaProgram
     from .unit import CudaUnitProgram
 
@@ -59,42 +67,22 @@ class CudaDevice:
         return self.built(spec, launch)[1]
 
     def built(self, spec: Spec, launch: Launch | None) -> tuple[Form, Binary]:
-        """`compile`, with the form of the launch.
-
-        The disk cache knows it twice, as on the CPU: a request leads to the form and the digest of
-        a text without that text being written. A request without a compiler is what `carry` left.
-        """
-        disk = cache.default()
+        """`compile`, with the form of the launch."""
         likely = nvrtc.likely()
-        first = None if likely is None else _decisive(spec, *likely)
-        cached = self._cached(disk, spec, launch, first) or self._cached(disk, spec, launch, "")
+        first = [] if likely is None else [_decisive(spec, *likely)]
+        for decisive in (*first, ""):  # without a compiler is what `carry` left
+            cached = self._cached(spec, self._request(spec, launch, decisive))
+            if cached is not None:
+                return cached
+        compiler = nvrtc.find_nvrtc()
+        decisive = "" if compiler is None else _decisive(spec, compiler.path, compiler.identity)
+        request = self._request(spec, launch, decisive, plain=compiler is None)
+        cached = None if decisive in first else self._cached(spec, request)
         if cached is not None:
             return cached
-        compiler = nvrtc.find_nvrtc()
-        if compiler is None:
-            cached = self._cached(disk, spec, launch, "", plain=True)
-            if cached is not None:
-                return cached
-        decisive = "" if compiler is None else _decisive(spec, compiler.path, compiler.identity)
-        if decisive not in ("", first):
-            cached = self._cached(disk, spec, launch, decisive)
-            if cached is not None:
-                return cached
         form, key, built, notes = self._build(_found(compiler, spec), spec, launch)
-        disk.put(self._request(spec, launch, decisive), _record(form, key, notes))
+        cache.default().put(request, answer(form, key, notes))
         return form, built
-
-    def shaped(self, spec: Spec, launch: Launch, form: Form) -> Binary:
-        """The cubin of a form that is chosen.
-
-        Args:
-            launch: says how many threads a threadgroup may have.
-
-        Raises:
-            CompileError, DialectError, ToolchainError, DeviceError: as `compile` does.
-        """
-        compiler = _found(nvrtc.find_nvrtc(), spec)
-        return self._build(compiler, spec, launch, form=form)[2]
 
     def by_pointer(self, spec: Spec, launch: Launch) -> tuple[Form, Binary]:
         """The form of a launch, and a cubin (or PTX) with the signature that
@@ -110,9 +98,7 @@ class CudaDevice:
         task = CudaBuild(spec, launch, form=form).by_pointer(
             compiler, self.architecture, built.text
         )
-        key = cache.digest("cuda by pointer", SCHEMA, header_digest(), *task.made_of)
-        packed = cache.default().get_or_make(key, lambda: _packed(task.run()))
-        binary = _unpacked(packed, self.architecture)
+        binary = self._run("cuda by pointer", task)[1]
         return form, binary._replace(shared=built.shared)
 
     def carry(self, spec: Spec, launch: Launch | None, to: cache.Cache) -> Binary:
@@ -126,7 +112,7 @@ class CudaDevice:
         def put(plain: bool) -> Binary:
             form, key, built, notes = self._build(compiler, spec, launch, plain=plain)
             request = self._request(spec, launch, "", plain=plain)
-            if not (to.put(key, _packed(built)) and to.put(request, _record(form, key, notes))):
+            if not (to.put(key, _packed(built)) and to.put(request, answer(form, key, notes))):
                 why = to.reason_disabled or "the entry is too large"
                 raise DeviceError(f"carry_to: {to.path} cannot be written: {why}.")
             return built
@@ -140,42 +126,30 @@ class CudaDevice:
         self, spec: Spec, launch: Launch | None, compiler: str, *, plain: bool = False
     ) -> str:
         """The key in the cache of the request for a binary."""
-        k = spec.kernel
-        described = [
-            [k.language, k.name, k.input_names, k.output_names, k.source, k.header],
-            [k.atomic_outputs, k.math_mode, k.portable],
-            [[i.dtype.name, i.ndim, i.value] for i in spec.inputs],
-            [d.name for d in spec.outputs],
-            [[n, type(v).__name__, str(v)] for n, v in spec.template],
-            possible_forms(launch, plain=plain),
-            most_registers(launch),
-        ]
-        if k.language == "cuda":
-            described[-2] = [k.values]  # its text is the same for every launch
+        in_cuda = spec.kernel.language == "cuda"  # its text is the same for every launch
+        forms = [spec.kernel.values] if in_cuda else possible_forms(launch, plain=plain)
+        inputs = [[i.dtype.name, i.ndim, i.value] for i in spec.inputs]
+        request = described(spec, inputs, forms, most_registers(launch))
         digests = (header_digest(), generator_digest(), compiler, self.architecture)
-        return cache.digest("cuda request", SCHEMA, *digests, json.dumps(described))
+        return cache.digest("cuda request", SCHEMA, *digests, request)
 
-    def _cached(
-        self,
-        disk: cache.Cache,
-        spec: Spec,
-        launch: Launch | None,
-        compiler: str | None,
-        *,
-        plain: bool = False,
-    ) -> tuple[Form, Binary] | None:
-        """The cached binary of a compiler, given what `_decisive` says of it."""
-        if compiler is None:
+    def _cached(self, spec: Spec, request: str) -> tuple[Form, Binary] | None:
+        cached = answered(request)
+        if cached is None:
             return None
-        record = disk.get(self._request(spec, launch, compiler, plain=plain))
-        if record is None:
-            return None
-        form, key, notes = json.loads(record)
-        packed = disk.get(key)
-        if packed is None:
-            return None
-        self._portability.say(spec.kernel, [Note(*note) for note in notes])
-        return Form(*form), _unpacked(packed, self.architecture)
+        form, notes, packed_ = cached
+        self._portability.say(spec.kernel, notes)
+        return Form(*form), self._unpacked(packed_)
+
+    def _run(self, kind: str, task: Task) -> tuple[str, Binary]:
+        """What a compilation gives, from the disk cache where it is there, and its key there."""
+        key = cache.digest(kind, SCHEMA, header_digest(), *task.made_of)
+        return key, self._unpacked(cache.default().get_or_make(key, lambda: _packed(task.run())))
+
+    def _unpacked(self, data: bytes) -> Binary:
+        """The reverse of `_packed`."""
+        known, payload = unpacked(data)
+        return Binary(payload, self.architecture, *known)
 
     def _build(
         self,
@@ -192,10 +166,7 @@ class CudaDevice:
         build = CudaBuild(spec, launch, plain=plain, form=form)
         notes = build.notes()
         self._portability.say(spec.kernel, notes)
-        task = build.task(compiler, self.architecture)
-        key = cache.digest("cuda", SCHEMA, header_digest(), *task.made_of)
-        packed = cache.default().get_or_make(key, lambda: _packed(task.run()))
-        built = _unpacked(packed, self.architecture)
+        key, built = self._run("cuda binary", build.task(compiler, self.architecture))
         more = build.notes_of_memory(built.memory)
         self._portability.say(spec.kernel, more)
         return build.form, key, built, [*notes, *more]
@@ -209,9 +180,37 @@ class CudaDevice:
         Raises:
             CompileError, DialectError, ToolchainError, DeviceError: as `compile` does.
         """
-        from .packaged import codes
+        from ...source import cpp
+        from ...source.cuda.text import needs_of
 
-        return codes(spec, example, self.architecture, threads, self.shaped)
+        forms, lanes = [_ANY], False
+        if spec.kernel.language == "cuda":
+            forms = [Form("box", aligned_arrays=False)]
+        elif example is not None:
+            needs = needs_of(cpp.prepare(spec))
+            lanes, form = needs.lanes, form_for(needs, example)
+            # What the example's arrays and size allow, what its grid allows, what is always right.
+            forms = list(dict.fromkeys((form, plain_form(form), _ANY)))
+        # Registers are for the largest threadgroup, whatever the example's has.
+        largest = Launch((threads, 1, 1), (threads, 1, 1), (), None, ())
+        compiler = _found(nvrtc.find_nvrtc(), spec)
+        codes: list[Code] = []
+        for form in forms:
+            built = self._build(compiler, spec, largest, form=form)[2]
+            codes.append(
+                Code(
+                    built.payload,
+                    () if form is forms[-1] else _needs(form, lanes),
+                    _BLOCKS[form.threads],
+                    form.far,
+                    self.architecture,
+                    built.shared,
+                    (kernel_symbol(spec),),
+                    form.each,
+                    form.aligned_arrays,
+                )
+            )
+        return tuple(codes)
 
     def unit_binary(self, spec: UnitSpec) -> UnitBinary:
         """The machine code of a unit.
@@ -254,6 +253,24 @@ class CudaDevice:
         return CudaProgram(self, spec, self.ordinal)
 
 
+# Threads in one row, threadgroups counted through, and nothing known of either.
+_ANY = Form("line", far=True, aligned_arrays=False)
+_BLOCKS = {"row": "lines", "line": "lines", "box": "boxes", "any": "any"}
+
+
+def _needs(form: Form, lanes: bool) -> tuple[str, ...]:
+    """The conditions under which `form_for` gives this form: names of packaged/ops.h."""
+    needs = {
+        "FR_ONE_ROW": form.threads in ("row", "any"),
+        "FR_SHALLOW": form.threads == "box",
+        "FR_EVEN": form.whole or (form.threads == "box" and lanes),
+        "FR_NEAR": not form.far,
+        "FR_FULL": form.full,
+        "FR_LANES_IN_X": form.aligned,
+    }
+    return tuple(name for name, needed in needs.items() if needed)
+
+
 def _found(compiler: nvrtc.Nvrtc | None, spec: Spec) -> nvrtc.Nvrtc:
     if compiler is None:
         raise ToolchainError(
@@ -271,21 +288,9 @@ def _decisive(spec: Spec, path: str, identity: str) -> str:
     return cache.digest(identity, nvrtc.headers_identity(path))
 
 
-def _record(form: Form, key: str, notes: list[Note]) -> bytes:
-    return json.dumps([form, key, notes]).encode()
-
-
 def _packed(built: Binary) -> bytes:
     """A binary as bytes, for the cache."""
-    sizes = b"%d %d" % (built.shared, built.memory)
-    return b"\0".join((sizes, built.text.encode(), built.log.encode(), built.payload))
-
-
-def _unpacked(data: bytes, architecture: str) -> Binary:
-    """The reverse of `_packed`."""
-    sizes, text, log, payload = data.split(b"\0", 3)
-    shared, memory = map(int, sizes.split())
-    return Binary(payload, architecture, text.decode(), log.decode(), shared, memory)
+    return packed([built.text, built.log, built.shared, built.memory], built.payload)
 
 
 @lru_cache(maxsize=8)

@@ -14,7 +14,7 @@ from ...source.cuda import unit as cuda_unit
 from ...tools import nvrtc
 from ...tools.driver import LoadedFunction, driver
 from ...unit import Fill, Run, Step, UnitSpec
-from ..digests import generator_digest, header_digest
+from ..digests import generator_digest, header_digest, packed, unpacked
 from ..protocol import UnitBinary
 
 SCHEMA = "1"  # raised when the same text, options and compiler would run differently
@@ -38,7 +38,7 @@ def built(spec: UnitSpec, architecture: str) -> UnitBinary:
     if likely is not None:
         cached = disk.get(_key(spec, text, architecture, *likely))
         if cached is not None:
-            return _unpacked(cached, architecture, text)
+            return _binary(cached, architecture, text)
     compiler = nvrtc.find_nvrtc()
     if compiler is None:
         raise ToolchainError(
@@ -51,10 +51,11 @@ def built(spec: UnitSpec, architecture: str) -> UnitBinary:
     def make() -> bytes:
         from .unit_build import build  # what is in the cache needs none of it
 
-        return _packed(build(spec, text, compiler, headers, architecture))
+        binary = build(spec, text, compiler, headers, architecture)
+        return packed([binary.log, binary.names], binary.payload)
 
     key = _key(spec, text, architecture, compiler.path, compiler.identity)
-    return _unpacked(disk.get_or_make(key, make), architecture, text)
+    return _binary(disk.get_or_make(key, make), architecture, text)
 
 
 def _key(spec: UnitSpec, text: str, architecture: str, path: str, identity: str) -> str:
@@ -62,18 +63,12 @@ def _key(spec: UnitSpec, text: str, architecture: str, path: str, identity: str)
     described = json.dumps([text, spec.headers, spec.options, spec.functions])
     libraries = nvrtc.headers_identity(path)
     digests = header_digest(), generator_digest(), identity, libraries
-    return cache.digest("cuda unit", SCHEMA, *digests, architecture, described)
+    return cache.digest("cuda unit binary", SCHEMA, *digests, architecture, described)
 
 
-def _packed(binary: UnitBinary) -> bytes:
-    header = json.dumps([binary.names, binary.log]).encode()
-    return header + b"\0" + binary.payload
-
-
-def _unpacked(data: bytes, architecture: str, text: str) -> UnitBinary:
-    header, payload = data.split(b"\0", 1)
-    names, log = json.loads(header)
-    return UnitBinary(payload, architecture, text, log, names)
+def _binary(data: bytes, architecture: str, text: str) -> UnitBinary:
+    known, payload = unpacked(data)
+    return UnitBinary(payload, architecture, text, *known)
 
 
 class CudaUnitProgram:

@@ -11,7 +11,7 @@ from ...unit import UnitSpec
 from ..diagnostics import refused
 from ..digests import INCLUDE
 from ..protocol import UnitBinary
-from .build import FLAGS
+from .build import FLAGS, architecture_flags, version
 
 _NAME_MAP = re.compile(
     r"^__nv_name_map\(\d+\): error: (?P<message>.*)\n\s*#pragma nv_mangled_name (?P<name>.*)$",
@@ -40,8 +40,7 @@ def build(
     """
     options = {option.partition("=")[0].lstrip("-") for option in spec.options}
     flags = [flag for flag in FLAGS if flag.partition("=")[0].lstrip("-") not in options]
-    flags += [*spec.options, f"--gpu-architecture={target}"]
-    flags += ["--ptxas-options=-v"] if target.startswith("sm_") else []
+    flags += [*spec.options, *architecture_flags(target)]
     flags += [f"-I{folder}" for folder in cuda_headers.folders]
     with open(INCLUDE / "cuda_unit.h", encoding="utf-8") as file:
         headers = cuda_unit.headers(spec, file.read())
@@ -54,7 +53,6 @@ def build(
 
 def _refused(spec: UnitSpec, compiler: Nvrtc, log: str) -> CompileError:
     """The error, in which complaints about the map of names are of the step that names it."""
-    version = f"NVRTC {'.'.join(map(str, compiler.version))}"
     steps = {call.function: cuda_unit.step_label(call) for call in reversed(spec.calls)}
 
     def moved(match: re.Match[str]) -> str:
@@ -66,4 +64,5 @@ def _refused(spec: UnitSpec, compiler: Nvrtc, log: str) -> CompileError:
     if any(_ERROR.search(line) and not of_steps.match(line) for line in lines):
         lines = [line for line in lines if not of_steps.match(line)]  # they follow from the others
     output = "\n".join(_ASSERTION.sub(r"\1", line) for line in lines)
-    return refused("unit", spec.name, cuda_unit.texts(spec), output, version, log=log)
+    texts = cuda_unit.texts(spec)
+    return refused("unit", spec.name, texts, output, version(compiler), log=log)
