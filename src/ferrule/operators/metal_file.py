@@ -18,12 +18,11 @@ from ..errors import KernelError, KernelTypeError
 from ..kernel import ATTRIBUTES, check_text
 from ..rules.argument import Argument
 from ..rules.rule import Rule
-from ..source.lexer import Token, join, tokens
+from ..source.lexer import CLOSE, OPEN, Token, join, partner, solid, text_at, tokens
 from .expressions import dtype_variables
 
-_QUALIFIERS = (
-    *("device", "constant", "threadgroup", "thread", "const", "volatile"),
-    *("restrict", "__restrict", "__restrict__", "metal", "::"),
+_QUALIFIERS = tuple(
+    "device constant threadgroup thread const volatile restrict __restrict __restrict__ metal ::".split()
 )
 _SHORT = {"char": "int8_t", "short": "int16_t", "int": "int32_t", "long": "int64_t"}
 _ALIASES = {
@@ -32,9 +31,9 @@ _ALIASES = {
     **_SHORT,
     **{f"u{short}": f"u{kind}" for short, kind in _SHORT.items()},
 }
+_ATTRIBUTE = ["[", "[", "kernel"]
 # After these a name is used; after any other word it is declared.
 _USES = frozenset({"return", "else", "case", "do", "sizeof", "and", "or", "not", "xor", "in"})
-_OPEN, _CLOSE = ("(", "[", "{"), (")", "]", "}")
 
 
 class FileBody(NamedTuple):
@@ -163,19 +162,15 @@ def _functions(parts: list[Token]) -> list[_Function]:
         token = parts[i]
         if token.kind == "directive" or token.macro or token.text == ";":
             start = i + 1
-        elif token.text == "kernel" or (token.text == "[" and _is_kernel(parts, i)):
+        elif token.text == "kernel" or [t.text for t in parts[i : i + 3]] == _ATTRIBUTE:
             functions.append(_function(parts, start, i))
             i, start = functions[-1].end, functions[-1].end + 1
-        elif token.text in _OPEN:
+        elif token.text in OPEN:
             i = _partner(parts, i)
             if parts[i].text == "}":
                 start = i + 1
         i += 1
     return functions
-
-
-def _is_kernel(parts: list[Token], i: int) -> bool:
-    return [t.text for t in parts[i : i + 3]] == ["[", "[", "kernel"]
 
 
 def _function(parts: list[Token], start: int, i: int) -> _Function:
@@ -185,7 +180,7 @@ def _function(parts: list[Token], start: int, i: int) -> _Function:
         if parts[i].text == "(":
             name = next(t.text for t in reversed(parts[:i]) if not t.blank)
             opened, closed = i, _partner(parts, i)
-        i = _partner(parts, i) + 1 if parts[i].text in _OPEN else i + 1
+        i = _partner(parts, i) + 1 if parts[i].text in OPEN else i + 1
     if parts[i].text != "{":  # declared, or a template that is instantiated
         return _Function("", start, opened, closed, i, i, parts[i].line)
     return _Function(name, start, opened, closed, i, _partner(parts, i), parts[opened].line)
@@ -193,13 +188,8 @@ def _function(parts: list[Token], start: int, i: int) -> _Function:
 
 def _partner(parts: list[Token], i: int) -> int:
     """The bracket that closes the one at i; the last token where none does."""
-    depth = 0
-    for j in range(i, len(parts)):
-        if parts[j].kind == "op" and not parts[j].macro:
-            depth += (parts[j].text in _OPEN) - (parts[j].text in _CLOSE)
-            if depth == 0:
-                return j
-    return len(parts) - 1
+    end = partner(parts, i)
+    return len(parts) - 1 if end < 0 else end
 
 
 def _blank_out(parts: list[Token]) -> None:
@@ -210,7 +200,7 @@ def _blank_out(parts: list[Token]) -> None:
 
 def _check_template(where: str, rule: Rule, head: list[Token], template: Sequence[str]) -> None:
     """Refuse template parameters that nothing gives a value."""
-    words = [t for t in head if not t.blank]
+    words = solid(head)
     if not words or words[0].text != "template":
         return
     variables = dtype_variables(rule)
@@ -233,14 +223,13 @@ def _parameters(where: str, parts: list[Token]) -> list[_Parameter]:
     parameters: list[_Parameter] = []
     own: list[Token] = []
     depth = 0
-    for token in [*parts, Token("op", ",", 0)]:
-        depth += (token.text in (*_OPEN, "<")) - (token.text in (*_CLOSE, ">"))
+    for token in [*solid(parts), Token("op", ",", 0)]:
+        depth += (token.text in (*OPEN, "<")) - (token.text in (*CLOSE, ">"))
         if token.text != "," or depth:
-            own += [] if token.blank else [token]
-            continue
-        if own:
+            own.append(token)
+        elif own:
             parameters.append(_parameter(where, own))
-        own = []
+            own = []
     return parameters
 
 
@@ -270,8 +259,8 @@ def _without_attributes(parts: list[Token]) -> tuple[str, list[Token]]:
     attribute, plain = "", []
     i = 0
     while i < len(parts):
-        if [t.text for t in parts[i : i + 2]] == ["[", "["]:
-            attribute = attribute or "".join(t.text for t in parts[i + 2 : i + 3])
+        if text_at(parts, i) == "[" == text_at(parts, i + 1):
+            attribute = attribute or text_at(parts, i + 2)
             i = _partner(parts, i)
         else:
             plain.append(parts[i])
@@ -282,9 +271,7 @@ def _without_attributes(parts: list[Token]) -> tuple[str, list[Token]]:
 def _rename(where: str, parts: list[Token], renamed: dict[str, str]) -> None:
     """Replace the names of parameters in a body by what stands for them."""
     before = Token("op", "", 0)
-    for token in parts:
-        if token.blank:
-            continue
+    for token in solid(parts):
         name = token.text
         if token.kind == "word" and name in renamed and before.text not in (".", "->", "::"):
             if before.kind == "word" and before.text not in _USES:
