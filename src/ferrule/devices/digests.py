@@ -36,7 +36,7 @@ def generator_digest() -> str:
     return digest(_PACKAGE, generator_files(_PACKAGE))
 
 
-def described(spec: Spec, inputs: list[Any], *rest: object) -> str:
+def request_text(spec: Spec, inputs: list[Any], *rest: object) -> str:
     """A kernel and what it is called with: equal for equal binaries, different for different ones.
 
     Args:

@@ -32,21 +32,13 @@ class Portability:
             DialectError: there is one, and the kernel has ``portable=True``.
         """
         for note in notes:
-            message = (
-                f"kernel {kernel.name!r}, {note.where} line {note.line}: {note.what} runs here, "
-                "but Apple's compiler or GPU refuses it"
-            )
+            problem = f"{note.what} runs here, but Apple's compiler or GPU refuses it"
+            place = kernel.name, note.where, note.line, note.what
             if kernel.portable:
-                raise DialectError(
-                    f"{message}; `portable=True` asks for an error.",
-                    kernel=kernel.name,
-                    where=note.where,
-                    line=note.line,
-                    construct=note.what,
-                )
+                raise DialectError.at(*place, f"{problem}; `portable=True` asks for an error.")
             if (kernel, note) not in self._said:
                 self._said.add((kernel, note))
-                warn(f"{message}.", PortabilityWarning)
+                warn(str(DialectError.at(*place, f"{problem}.")), PortabilityWarning)
 
 
 def notes(p: Prepared) -> list[Note]:
@@ -63,8 +55,8 @@ def notes(p: Prepared) -> list[Note]:
         if d not in (*_ATOMIC, uint64):
             construct = f"atomics on {d.name} (output {n!r})"
             notes.append(Note("source", _first_line(p.kernel, n), construct))
-    kinds = [argument.dtype for argument in p.spec.inputs] + list(p.spec.outputs)
     names = (*p.kernel.input_names, *p.kernel.output_names)
+    kinds = (*(i.dtype for i in p.spec.inputs), *p.spec.outputs)
     doubles = [n for n, d in zip(names, kinds, strict=True) if d == float64]
     if doubles:
         line = _first_line(p.kernel, doubles[0])

@@ -19,7 +19,7 @@ from ...spec import Facts, Launch, Spec
 from ...tools import fastcall, loader, toolchain
 from ...tools.binding import MORE, Progress, runtime
 from .. import portability
-from ..digests import answer, answered, described, generator_digest, header_digest
+from ..digests import answer, answered, generator_digest, header_digest, request_text
 from ..portability import Portability
 from ..protocol import Binary, Code, Native
 from .form import ANY, NEEDS, Form, form_of
@@ -411,7 +411,7 @@ class CpuDevice:
         base = (header_digest(), compiler.identity, toolchain.isa_identity(), *_FLAGS)
         inputs = [[i.dtype.name, i.ndim == 0] for i in spec.inputs]
         request = cache.digest(
-            "request", SCHEMA, generator_digest(), *base, forced, described(spec, inputs, form)
+            "request", SCHEMA, generator_digest(), *base, forced, request_text(spec, inputs, form)
         )
         if (cached := answered(request)) is not None:
             mode, notes, payload = cached

@@ -21,7 +21,15 @@ from ...spec import Launch, Spec
 from ...tools import nvrtc
 from ...tools.driver import driver
 from ...unit import UnitSpec
-from ..digests import answer, answered, described, generator_digest, header_digest, packed, unpacked
+from ..digests import (
+    answer,
+    answered,
+    generator_digest,
+    header_digest,
+    packed,
+    request_text,
+    unpacked,
+)
 from ..portability import Portability
 from ..protocol import Binary, Code, UnitBinary
 
@@ -129,7 +137,7 @@ class CudaDevice:
         in_cuda = spec.kernel.language == "cuda"  # its text is the same for every launch
         forms = [spec.kernel.values] if in_cuda else possible_forms(launch, plain=plain)
         inputs = [[i.dtype.name, i.ndim, i.value] for i in spec.inputs]
-        request = described(spec, inputs, forms, most_registers(launch))
+        request = request_text(spec, inputs, forms, most_registers(launch))
         digests = (header_digest(), generator_digest(), compiler, self.architecture)
         return cache.digest("cuda request", SCHEMA, *digests, request)
 
@@ -230,12 +238,7 @@ class CudaDevice:
         """
         from .unit import CudaUnitProgram
 
-        if self.ordinal is None:
-            raise DeviceError(
-                f"unit {spec.name!r}: {self.architecture!r} is an architecture, which units are "
-                "compiled for; a GPU to run them is called 'cuda:0'."
-            )
-        return CudaUnitProgram(spec, self.architecture, self.ordinal)
+        return CudaUnitProgram(spec, self.architecture, self._gpu("unit", spec.name))
 
     def program(self, spec: Spec) -> CudaProgram:
         """The kernel on this GPU.
@@ -245,12 +248,16 @@ class CudaDevice:
         """
         from .program import CudaProgram
 
+        return CudaProgram(self, spec, self._gpu("kernel", spec.kernel.name))
+
+    def _gpu(self, kind: str, name: str) -> int:
+        """The GPU's ordinal."""
         if self.ordinal is None:
             raise DeviceError(
-                f"kernel {spec.kernel.name!r}: {self.architecture!r} is an architecture, which "
-                "kernels are compiled for; a GPU to run them is called 'cuda:0'."
+                f"{kind} {name!r}: {self.architecture!r} is an architecture, which {kind}s are "
+                "compiled for; a GPU to run them is called 'cuda:0'."
             )
-        return CudaProgram(self, spec, self.ordinal)
+        return self.ordinal
 
 
 # Threads in one row, threadgroups counted through, and nothing known of either.
