@@ -18,11 +18,12 @@ from ..errors import KernelError, KernelTypeError
 from ..kernel import ATTRIBUTES, check_text
 from ..rules.argument import Argument
 from ..rules.rule import Rule
+from ..source import words
 from ..source.lexer import CLOSE, OPEN, Token, join, partner, solid, text_at, tokens
 from .expressions import dtype_variables
 
-_QUALIFIERS = tuple(
-    "device constant threadgroup thread const volatile restrict __restrict __restrict__ metal ::".split()
+_QUALIFIERS = words(
+    "device constant threadgroup thread const volatile restrict __restrict __restrict__ metal ::"
 )
 _SHORT = {"char": "int8_t", "short": "int16_t", "int": "int32_t", "long": "int64_t"}
 _ALIASES = {

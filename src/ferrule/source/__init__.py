@@ -12,6 +12,11 @@ ENTRY = "fr_entry"  # the exported function of a CPU kernel
 LOWEST = "(-2147483647 - 1)"  # C++ has no literal of that number
 
 
+def words(text: str) -> frozenset[str]:
+    """The words of a table."""
+    return frozenset(text.split())
+
+
 class NotSplittable(Exception):
     """The control flow does not allow the split; says why."""
 

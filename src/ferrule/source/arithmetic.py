@@ -24,7 +24,7 @@ from tree_sitter import Node
 from ..dtypes import Dtype
 from ..kernel import ATTRIBUTES
 from ..spec import Spec
-from . import described
+from . import described, words
 from .dialect import INTEGERS
 from .lexer import join, solid, tokens
 from .rewrite import Mark, Rewritten
@@ -37,53 +37,39 @@ from .syntax import (
     declared_name,
     enclosed,
     field,
+    kinds,
     of_macro,
+    operands,
     part,
     replaced,
     unbracketed,
     walk,
 )
 
-_INTEGERS = INTEGERS | {"bool", "signed", "uintptr_t", "intptr_t", "simd_vote"}
+_INTEGERS = INTEGERS | words("bool signed uintptr_t intptr_t simd_vote")
 _INTEGER = re.compile(r"(?:packed_)?(?:bool|u?(?:char|short|int|long))[234]")
-_SPECIFIERS = frozenset(
-    {"const", "constexpr", "static", "volatile", "thread_local", "inline", "thread", "device"}
+_SPECIFIERS = words("const constexpr static volatile thread_local inline thread device")
+_OF_INTEGERS = words(
+    "sizeof popcount clz ctz mulhi mul24 mad24 ceildiv elem_to_loc elem_to_loc_1 elem_to_loc_2 "
+    "elem_to_loc_3"
 )
-_OF_INTEGERS = frozenset(
-    {
-        "sizeof", "popcount", "clz", "ctz", "mulhi", "mul24", "mad24", "ceildiv",
-        "elem_to_loc", "elem_to_loc_1", "elem_to_loc_2", "elem_to_loc_3",
-    }
-)  # fmt: skip
 # Integers where their arguments are.
-_PASS_ON = frozenset({"min", "max", "clamp", "abs", "select"})
-_BITS = frozenset({"&", "|", "^", "%", "<<", ">>"})
-_LOGIC = frozenset({"==", "!=", "<", ">", "<=", ">=", "&&", "||"})
+_PASS_ON = words("min max clamp abs select")
+_BITS = words("& | ^ % << >>")
+_LOGIC = words("== != < > <= >= && ||")
 # What is the same for the compiler whatever it is compiled for, and what is not understood.
-_UNTOUCHED = frozenset(
-    {"template_argument_list", "enumerator", "static_assert_declaration", "decltype", "ERROR"}
+_UNTOUCHED = words("template_argument_list enumerator static_assert_declaration decltype ERROR")
+_DECLARING = words(
+    "declaration field_declaration for_range_loop parameter_declaration "
+    "optional_parameter_declaration"
 )
-_DECLARING = frozenset(
-    {
-        "declaration",
-        "field_declaration",
-        "for_range_loop",
-        "parameter_declaration",
-        "optional_parameter_declaration",
-    }
-)
-_ALIASES = frozenset({"alias_declaration", "type_definition", "type_parameter_declaration"})
+_ALIASES = words("alias_declaration type_definition type_parameter_declaration")
 _NUMBER = re.compile(r"[0-9][0-9']*[uUlL]*")
 _CASTS = ("primitive_type", "sized_type_specifier", "type_identifier", "template_type")
-_FLOATS = frozenset({"float", "double", "float2", "float3", "float4"})
-_LITERALS = frozenset({"true", "false", "char_literal", "sizeof_expression"})
-_OF_OPERANDS = frozenset(
-    {
-        "parenthesized_expression",
-        "unary_expression",
-        "binary_expression",
-        "conditional_expression",
-    }
+_FLOATS = words("float double float2 float3 float4")
+_LITERALS = words("true false char_literal sizeof_expression")
+_OF_OPERANDS = words(
+    "parenthesized_expression unary_expression binary_expression conditional_expression"
 )
 # The parts of an expression that are integers where it is one.
 _INTEGER_PARTS = {
@@ -140,13 +126,6 @@ def _without_brackets(tree: Tree, names: Set[str]) -> Tree:
     return tree if plain == text else Tree(plain, body=tree.is_body)
 
 
-def _operands(node: Node, *types: str) -> tuple[Node, str, Node] | None:
-    """Left operand, operator and right operand of an expression of these types."""
-    if node.type not in types or node.has_error:
-        return None
-    return part(node, "left"), part(node, "operator").type, part(node, "right")
-
-
 class _NameFacts:
     """What the declarations in all texts say of names.
 
@@ -191,8 +170,7 @@ class _NameFacts:
         words = tree.data[node.start_byte : kind.start_byte].split() if kind else []
         constant = b"const" in words or b"constexpr" in words
         for d in declarators(node):
-            members = (n for n in walk(d) if n.type == "field_identifier")
-            name = declared_name(d) or next(members, None)
+            name = declared_name(d) or next(kinds(d, "field_identifier"), None)
             if name is None:
                 continue
             text = tree.text(name)
@@ -227,8 +205,8 @@ class _NameFacts:
             return True
         if node.type not in _OF_OPERANDS and node.type != "cast_expression":
             return False
-        operands = (c for c in node.named_children if c.type != "type_descriptor")
-        return all(self.constant(tree, c) for c in operands)
+        values = (c for c in node.named_children if c.type != "type_descriptor")
+        return all(self.constant(tree, value) for value in values)
 
 
 class _OperatorWriter:
@@ -263,7 +241,7 @@ class _OperatorWriter:
         return (
             node.type == "declaration"
             and "constexpr" in self.tree.text(node).split("=")[0]
-            and not any(n.type == "lambda_expression" for n in walk(node))
+            and not any(kinds(node, "lambda_expression"))
         )
 
     # -- pragmas -----------------------------------------------------------------------------------
@@ -290,10 +268,9 @@ class _OperatorWriter:
     # -- operators ---------------------------------------------------------------------------------
 
     def _operator(self, node: Node, index: bool) -> None:
-        operands = _operands(node, "binary_expression", "assignment_expression")
-        if operands is None:
+        if node.type not in ("binary_expression", "assignment_expression") or node.has_error:
             return
-        left, symbol, right = operands
+        left, symbol, right = operands(node)
         if symbol in ("<<", ">>") and not self._plain_count(right):
             self._wrap("fr_bits", left)
         elif symbol in ("<<=", ">>=") and not self._plain_count(right):
@@ -324,12 +301,13 @@ class _OperatorWriter:
                 cast, (kind, node) = node, conversion
             else:
                 break
-        operands = _operands(node, "binary_expression")
-        if operands is None or operands[1] != "*" or not self.fuses(node.start_byte):
+        if node.type != "binary_expression" or node.children[1].type != "*":
             return
-        left, _, right = operands
-        if (self._integer(left) and self._integer(right)) or (
-            self.facts.constant(self.tree, left) and self.facts.constant(self.tree, right)
+        left, _, right = operands(node)
+        if (
+            not self.fuses(node.start_byte)
+            or (self._integer(left) and self._integer(right))
+            or (self.facts.constant(self.tree, left) and self.facts.constant(self.tree, right))
         ):
             return
         if cast is not None:

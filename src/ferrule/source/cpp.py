@@ -144,13 +144,12 @@ def _refuse_initialisers(spec: Spec, text: Rewritten) -> None:
     """Threadgroup memory is not initialised: Metal refuses what looks like it."""
     if "thread_local" not in text.source:
         return
-    from .syntax import Tree, declarator_shape, declarators, walk
+    from .syntax import Tree, declarator_shape, declarators, kinds
 
     tree = Tree(text.source, body=True)
-    for node in walk(tree.block):
-        if node.type != "declaration" or "thread_local" not in tree.text(node).split("=")[0]:
-            continue
-        for d in declarators(node):
+    for node in kinds(tree.block, "declaration"):
+        shared = "thread_local" in tree.text(node).split("=")[0]
+        for d in declarators(node) if shared else ():
             points = {"pointer_declarator", "reference_declarator"} & {*declarator_shape(d)}
             if d.type == "init_declarator" and not points:
                 line = node.start_point[0] + 1

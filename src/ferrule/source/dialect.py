@@ -2,49 +2,31 @@
 
 from __future__ import annotations
 
+from . import words
+
 # Address spaces: they say where a pointer points, which the CPU and CUDA texts need not know.
-ADDRESS_SPACES = frozenset({"device", "thread", "threadgroup", "constant", "ray_data"})
+ADDRESS_SPACES = words("device thread threadgroup constant ray_data")
 
 # Words that stand around an address space in a declaration.
-SPECIFIERS = ADDRESS_SPACES | {"const", "constexpr", "static", "inline", "extern", "volatile"}
+SPECIFIERS = ADDRESS_SPACES | words("const constexpr static inline extern volatile")
 
 THREADGROUP_BARRIERS = frozenset({"threadgroup_barrier"})
 SIMD_BARRIERS = frozenset({"simdgroup_barrier", "quadgroup_barrier"})
 
 # Integer types: of 32 bits, so that sums wrap as the processor's do; those and wider ones; all.
-LINEAR_TYPES = frozenset({"int", "uint", "unsigned", "int32_t", "uint32_t"})
-WIDE_INTEGERS = LINEAR_TYPES | {"size_t", "long", "ulong", "int64_t", "uint64_t", "ptrdiff_t"}
-INTEGERS = WIDE_INTEGERS | {
-    "short",
-    "ushort",
-    "char",
-    "uchar",
-    "int8_t",
-    "uint8_t",
-    "int16_t",
-    "uint16_t",
-}
+LINEAR_TYPES = words("int uint unsigned int32_t uint32_t")
+WIDE_INTEGERS = LINEAR_TYPES | words("size_t long ulong int64_t uint64_t ptrdiff_t")
+INTEGERS = WIDE_INTEGERS | words("short ushort char uchar int8_t uint8_t int16_t uint16_t")
 
-_REDUCTIONS = ("sum", "product", "max", "min", "and", "or", "xor")
-_SCANS = (
-    "prefix_inclusive_sum",
-    "prefix_exclusive_sum",
-    "prefix_inclusive_product",
-    "prefix_exclusive_product",
+_REDUCTIONS = words("sum product max min and or xor")
+_SCANS = words(
+    "prefix_inclusive_sum prefix_exclusive_sum prefix_inclusive_product prefix_exclusive_product"
 )
-_MOVES = (
-    "broadcast",
-    "broadcast_first",
-    "shuffle",
-    "shuffle_up",
-    "shuffle_down",
-    "shuffle_xor",
-    "shuffle_rotate_up",
-    "shuffle_rotate_down",
-    "shuffle_and_fill_up",
-    "shuffle_and_fill_down",
+_MOVES = words(
+    "broadcast broadcast_first shuffle shuffle_up shuffle_down shuffle_xor shuffle_rotate_up "
+    "shuffle_rotate_down shuffle_and_fill_up shuffle_and_fill_down"
 )
-_VOTES = ("all", "any", "ballot", "active_threads_mask", "is_first")
+_VOTES = words("all any ballot active_threads_mask is_first")
 
 # Operations that the active lanes of a simdgroup (or quadgroup) run together.
 SIMD_OPS = frozenset(
@@ -57,13 +39,8 @@ UNIFORM_RESULTS = frozenset(
     f"simd_{op}" for op in (*_REDUCTIONS, "broadcast_first", "all", "any", "ballot")
 ) | {"simd_active_threads_mask"}
 
-MATRIX_OPS = frozenset(
-    {
-        "simdgroup_load",
-        "simdgroup_store",
-        "simdgroup_multiply",
-        "simdgroup_multiply_accumulate",
-    }
+MATRIX_OPS = words(
+    "simdgroup_load simdgroup_store simdgroup_multiply simdgroup_multiply_accumulate"
 )
 
 COLLECTIVES = SIMD_OPS | MATRIX_OPS | SIMD_BARRIERS
@@ -89,18 +66,7 @@ REFUSED: dict[str, tuple[str, str]] = {
     "imageblock": ("an image block", "pass the data as an array"),
 }
 for _kind in ("texture", "depth"):
-    for _shape in (
-        "1d",
-        "1d_array",
-        "2d",
-        "2d_array",
-        "2d_ms",
-        "2d_ms_array",
-        "3d",
-        "cube",
-        "cube_array",
-        "_buffer",
-    ):
+    for _shape in words("1d 1d_array 2d 2d_array 2d_ms 2d_ms_array 3d cube cube_array _buffer"):
         REFUSED[_kind + _shape] = ("a texture", "pass the data as an array")
 REFUSED_PREFIXES: dict[str, tuple[str, str]] = {
     "__metal_": ("a builtin of Apple's compiler (__metal_*)", "use the documented Metal function"),
@@ -133,12 +99,11 @@ CUDA_WORDS: dict[str, str] = {
 METAL_HEADERS = ("metal", "simd/")
 
 # Words of the text that is generated around an author's: their macros must not have these names.
-_GENERATED = """
+GENERATED = words("""
     fr metal user detail core lanes split fiber launch group worker buffers shapes strides ndims
     grid threadgroup groups block origin position n move_to simdgroups quadgroups threadgroups
     dispatch_simdgroups dispatch_quadgroups alone at index value type get set bytes named storage_t
     value_t lanes_t reference divisor_of divided left_of row_length plain any all both each end copy
     in_row atomic_add locked_add locked_fetch_add runs element_t shared_memory uint3 uint
     fiber_groups place_mark pick
-"""
-GENERATED = frozenset(_GENERATED.split())
+""")

@@ -257,9 +257,10 @@ class _Rewriter(Checked):
         while i < len(self.solid):
             begins = self._text_at(i) == "[" == self._text_at(i + 1)
             end = partner(self.solid, i) if begins else -1
-            if self._text_at(end - 1) != "]":  # also of a[[…]…]
-                kept.append(self.solid[i])
-                i += 1
+            if self._text_at(end - 1) != "]":
+                width = 2 if begins else 1  # a[[…]…] is no attribute
+                kept += self.solid[i : i + width]
+                i += width
                 continue
             for token in self.solid[i : end + 1]:
                 if token.text in REFUSED:

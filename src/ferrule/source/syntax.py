@@ -119,6 +119,16 @@ def walk_code(node: Node) -> Iterator[Node]:
         waiting += [child for child in reversed(node.children) if child.type not in OTHER_CODE]
 
 
+def kinds(node: Node, *types: str) -> Iterator[Node]:
+    """The nodes of these types in a node, itself included."""
+    return (n for n in walk(node) if n.type in types)
+
+
+def operands(node: Node) -> tuple[Node, str, Node]:
+    """What stands left of an operator, the operator, and what stands right of it."""
+    return part(node, "left"), node.children[1].type, part(node, "right")
+
+
 def unbracketed(node: Node) -> Node:
     """What stands in brackets, however many."""
     while node.type == "parenthesized_expression" and node.named_child_count == 1:
@@ -134,7 +144,7 @@ def callee(tree: Tree, call: Node) -> str:
 
 def called(tree: Tree, node: Node) -> set[str]:
     """The functions that are called in a node, by their last names."""
-    return {callee(tree, n) for n in walk(node) if n.type == "call_expression"}
+    return {callee(tree, call) for call in kinds(node, "call_expression")}
 
 
 def call_arguments(call: Node) -> list[Node]:
@@ -276,9 +286,7 @@ def align_members(text: str, *, body: bool) -> str:
     """Give vectors that are members of structs the alignment that Metal gives them."""
     tree = Tree(text, body=body)
     edits: list[Edit] = []
-    for node in walk(tree.block):
-        if node.type != "field_declaration":
-            continue
+    for node in kinds(tree.block, "field_declaration"):
         kind, declared, words = part(node, "type"), declarators(node), tree.text(node).split()
         plain = all(d.type in ("field_identifier", "array_declarator") for d in declared)
         typed = kind.type in ("type_identifier", "template_type", "qualified_identifier")
@@ -291,9 +299,7 @@ def align_members(text: str, *, body: bool) -> str:
 def function_definitions(tree: Tree) -> list[tuple[str, Node]]:
     """The functions that a text defines: their names, and their nodes in the text."""
     definitions: list[tuple[str, Node]] = []
-    for node in walk(tree.root):
-        if node.type != "function_definition":
-            continue
+    for node in kinds(tree.root, "function_definition"):
         declarator = field(node, "declarator")
         while declarator is not None and declarator.type != "function_declarator":
             declarator = field(declarator, "declarator") or next(
@@ -315,9 +321,9 @@ def enclosing_struct(tree: Tree, node: Node) -> str:
 
 def struct_names(tree: Tree) -> list[str]:
     """The structs and classes that a text defines."""
-    kinds = ("struct_specifier", "class_specifier", "union_specifier")
-    names = (field(n, "name") for n in walk(tree.root) if n.type in kinds)
-    return [tree.text(name) for name in names if name is not None]
+    structs = kinds(tree.root, "struct_specifier", "class_specifier", "union_specifier")
+    names = (tree.text(field(struct, "name")) for struct in structs)
+    return [name for name in names if name]
 
 
 def without_functions(text: str, names: set[str]) -> str:
@@ -340,15 +346,15 @@ def declarators(s: Node) -> list[Node]:
 
 def declarator_shape(d: Node) -> list[str]:
     """The kinds of declarators around a declared name: pointers, references, arrays, functions."""
-    kinds: list[str] = []
+    shape: list[str] = []
     node: Node | None = d
     while node is not None and node.type != "identifier":
-        kinds.append(node.type)
+        shape.append(node.type)
         following = field(node, "declarator")
         if following is None and node.type in ("reference_declarator", "parenthesized_declarator"):
             following = node.named_children[-1] if node.named_children else None
         node = following
-    return kinds
+    return shape
 
 
 def declared_name(d: Node) -> Node | None:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Iterator
 
 from ..kernel import ATTRIBUTES, Kernel
-from . import Note
+from . import Note, words
 from .dialect import ADDRESS_SPACES
 from .lexer import Token, header_and_source, solid, text_at
 
@@ -15,23 +15,13 @@ _TYPE = re.compile(
     r"(packed_)?(u?(char|short|int|long)|half|float|bfloat|bool)[234]?|size_t|u?int\d+_t|void"
     r"|(b?float16|complex64|simdgroup_matrix|simdgroup_\w+8x8|atomic_\w+)(_t)?"
 )
-_QUALIFIERS = (
-    "const",
-    "volatile",
-    "unsigned",
-    "signed",
-    "static",
-    "inline",
-    "constexpr",
-    "metal",
-    "::",
-)
+_QUALIFIERS = words("const volatile unsigned signed static inline constexpr metal ::")
 _BEFORE_TYPE = (";", "{", "}", "(", ",", "<", ":")  # after which a type may begin
 _AFTER_POINTER = ("=", ";", ",", ")", "[", "(")  # after the name of a pointer
 _AFTER_REFERENCE = ("=", ";", ",", ")", ":")  # after that of a reference
 
 # What Metal's atomics hold, by MSL's "Atomic Functions"; of 64 bits, the least and greatest alone.
-_ATOMIC = frozenset({"int", "uint", "float", "bool", "int32_t", "uint32_t", "ulong", "uint64_t"})
+_ATOMIC = words("int uint float bool int32_t uint32_t ulong uint64_t")
 _WIDE = frozenset({"ulong", "uint64_t"})
 _WIDE_OPERATIONS = re.compile(r"atomic_(load|store|exchange|compare_\w+|fetch_\w+)_explicit")
 

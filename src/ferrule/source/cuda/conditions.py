@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 
 from tree_sitter import Node
 
-from ..syntax import Tree, field, part
+from ..syntax import Tree, field, operands, part
 
 _OPPOSITE = {"<": ">=", ">=": "<", ">": "<=", "<=": ">", "==": "!=", "!=": "=="}
 _MIRRORED = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "==": "==", "!=": "!="}
@@ -85,8 +85,7 @@ def comparisons(
     elif kind == "unary_expression" and condition.children[0].type in ("!", "not"):
         yield from comparisons(tree, part(condition, "argument"), not holds)
     elif kind == "binary_expression":
-        left, right = part(condition, "left"), part(condition, "right")
-        operator = condition.children[1].type
+        left, operator, right = operands(condition)
         if operator in (("&&", "and") if holds else ("||", "or")):
             yield from comparisons(tree, left, holds)
             yield from comparisons(tree, right, holds)

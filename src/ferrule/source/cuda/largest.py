@@ -17,7 +17,7 @@ from tree_sitter import Node
 from .. import described
 from ..cpp import Prepared
 from ..dialect import WIDE_INTEGERS
-from ..syntax import Tree, call_arguments, field, part
+from ..syntax import Tree, call_arguments, field, operands, part
 from .conditions import around, comparisons
 from .reads import IndexVariable
 from .variables import Variables
@@ -107,8 +107,8 @@ class Largest(Variables):
         return None
 
     def _of_operation(self, node: Node) -> Most | None:
-        a, right = self.most(field(node, "left")), part(node, "right")
-        operator = node.children[1].type
+        left, operator, right = operands(node)
+        a = self.most(left)
         if operator == "<<":
             literal = _LITERAL.fullmatch(self.tree.text(right))
             if a is None or literal is None or int(literal[1], 0) > 30:

@@ -44,13 +44,14 @@ from ..syntax import (
     declarators,
     field,
     function_definitions,
+    kinds,
     part,
     replaced,
-    walk,
 )
 from .simd_operations import JUMPS, MASKED, SimdOperations
 
 _CODES = {"return": 1, "break": 2, "continue": 3}
+_JUMPING = ("goto_statement", "labeled_statement", "co_return_statement")
 _SHORT = {"&&": "yes", "and": "yes", "||": "no", "or": "no"}  # who evaluates the right side
 
 
@@ -136,9 +137,8 @@ class Masks(SimdOperations):
         names = {*self.body.functions, *(name for name, _ in function_definitions(self.tree))}
         if names & MASKED:
             raise NotSplittable("the header has operations of its own")
-        for node in walk(self.tree.block):
-            if node.type in ("goto_statement", "labeled_statement", "co_return_statement"):
-                raise NotSplittable("the body jumps with goto")
+        if any(kinds(self.tree.block, *_JUMPING)):
+            raise NotSplittable("the body jumps with goto")
 
     def _insert(self, position: int, text: str) -> None:
         self.edits.append((position, position, text))
@@ -154,13 +154,12 @@ class Masks(SimdOperations):
             for s in statements:
                 self._statement(s)
 
-    def _nested(self, branch: Node, region: _Region | None = None) -> None:
+    def _nested(self, branch: Node | None, region: _Region | None = None) -> None:
         """A branch or a loop's body, for the lanes of a region of its own."""
-        if region is not None:
-            self.regions.append(region)
-        self._block(branch_statements(branch))
-        if region is not None:
-            self.regions.pop()
+        around = self.regions
+        self.regions = around if region is None else [*around, region]
+        self._block(branch_statements(branch) if branch is not None else [])
+        self.regions = around
 
     def _statement(self, s: Node) -> None:
         kind = s.type
@@ -258,24 +257,16 @@ class Masks(SimdOperations):
             return
         require(self.plan, kind, loop.start)
 
-    def _leave(self, kind: str) -> str:
-        """The jump by which all lanes of the current region leave it."""
-        self._mark(kind, len(self.regions))
-        return self._leave_from(self._depth(), kind)
-
-    def _depth(self) -> int:
-        """How many regions there are, without those within that all lanes leave."""
-        depth = len(self.regions)
-        while self.regions[depth - 1].through:
-            depth -= 1
-        return depth
-
-    def _leave_from(self, depth: int, kind: str, reset: str = "") -> str:
-        """The jump by which lanes leave the innermost of `depth` regions, all at once.
+    def _leave(self, kind: str, reset: str = "") -> str:
+        """The jump by which all lanes of the current region leave it.
 
         Args:
             reset: what takes back that ``fr_leave`` is set.
         """
+        depth = len(self.regions)
+        self._mark(kind, depth)
+        while self.regions[depth - 1].through:  # all lanes leave it in any case
+            depth -= 1
         region = self.regions[depth - 1]
         if kind == "return":
             if region.owner is None or not self._matters_after(region.owner):
@@ -295,11 +286,7 @@ class Masks(SimdOperations):
         if not kinds:
             return ""
         mask, vote = self.regions[-1].mask, f"fr_s{self._number()}"
-        jumps: list[str] = []
-        for kind in kinds:
-            self._mark(kind, len(self.regions))
-            jumps.append(self._leave_from(self._depth(), kind, "fr_leave = 0; "))
-        go = jumps.pop()
+        *jumps, go = [self._leave(kind, "fr_leave = 0; ") for kind in kinds]
         for kind, jump in zip(reversed(kinds[:-1]), reversed(jumps), strict=True):
             go = f"if (fr_leave == {_CODES[kind]}) {jump} else {go}"
         return (
@@ -346,14 +333,14 @@ class Masks(SimdOperations):
         if uniform:
             self._name_lanes(condition)
             self._nested(yes)
-            if otherwise is not None:
-                self._nested(otherwise)
+            self._nested(otherwise)
             return
         mask, vote = self.regions[-1].mask, f"fr_s{self._number()}"
-        yes_jumps = self._outgoing(yes) if self._outgoing(s) else []
-        no_jumps = self._outgoing(otherwise) if otherwise is not None and self._outgoing(s) else []
-        last = branch_statements(yes)[-1] if branch_statements(yes) else None
-        all_leave = len(yes_jumps) == 1 and yes_jumps[0] == last and not no_jumps
+        leave = self._outgoing(s)
+        yes_jumps = self._outgoing(yes) if leave else []
+        no_jumps = self._outgoing(otherwise) if leave and otherwise is not None else []
+        last = branch_statements(yes)[-1:]
+        all_leave = bool(last) and yes_jumps == last and not no_jumps
         label = f"fr_e{self._number()}" if (yes_jumps or no_jumps) and not all_leave else ""
         if label:
             self._insert(s.start_byte, "{ ")
@@ -371,8 +358,7 @@ class Masks(SimdOperations):
                 self._insert(otherwise.end_byte, " }")
             return
         no_region = _Region(f"{vote}.no", s, label)
-        if otherwise is not None:
-            self._nested(otherwise, no_region)
+        self._nested(otherwise, no_region)
         if label:
             stay = self._stay(yes_region.leaving | no_region.leaving)
             self._insert(s.end_byte, f" {label}: ;{stay} }}")
@@ -393,9 +379,8 @@ class Masks(SimdOperations):
         n = self._number()
         region = _Region(f"fr_l{n}", s, f"fr_e{n}")
         if masked_loop:
-            self._insert(
-                self._start(s), f" {{ ::fr::warp::mask fr_l{n} = {self.regions[-1].mask}; "
-            )
+            begin = f" {{ ::fr::warp::mask fr_l{n} = {self.regions[-1].mask}; "
+            self._insert(self._start(s), begin)
             self.regions.append(region)
         self.edits += start_edits
         bracket = s.type == "do_statement"  # which is a part of the condition there
@@ -409,9 +394,8 @@ class Masks(SimdOperations):
         if rounds:
             r = self._number()
             round_region = _Region(f"fr_r{r}", body, f"fr_e{r}")
-            self._insert(
-                body.start_byte, f"{{ ::fr::warp::mask fr_r{r} = {self.regions[-1].mask}; "
-            )
+            begin = f"{{ ::fr::warp::mask fr_r{r} = {self.regions[-1].mask}; "
+            self._insert(body.start_byte, begin)
             self._nested(body, round_region)
             self.loops[-1] = _Loop(key, len(self.regions), False)
             self._close(round_region, body.end_byte)

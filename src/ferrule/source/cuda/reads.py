@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterator, Mapping
 from tree_sitter import Node
 
 from ...dtypes import Dtype
+from .. import words
 from ..cpp import Prepared
 from ..dialect import WIDE_INTEGERS
 from ..loops.assignments import WRITES_ARGUMENTS
@@ -25,6 +26,7 @@ from ..syntax import (
     declared_name,
     field,
     function_definitions,
+    kinds,
     part,
     walk,
 )
@@ -32,15 +34,14 @@ from ..syntax import (
 _SCALAR = r"u?(?:int|char|short|long)|unsigned|signed|float|half|bfloat|bool|size_t|ptrdiff_t"
 _BUILTIN = re.compile(rf"(?:(?:metal::)?(?:{_SCALAR})[234]?|u?int(?:8|16|32|64)_t|auto|const)")
 # Of ``fr::``.
-OWN_BY_VALUE = frozenset({"pick", "fr_factor", "fr_as", "fr_bits", "fr_count"})
-_CASTS = frozenset({"static_cast", "as_type"})
-_READING = frozenset({
-    "condition_clause", "if_statement", "while_statement", "for_statement", "do_statement",
-    "switch_statement", "case_statement", "expression_statement", "subscript_argument_list",
-    "unary_expression", "sizeof_expression", "array_declarator", "template_argument_list",
-    "lambda_capture_specifier",
-})  # fmt: skip
-_PASSED_ON = frozenset({"parenthesized_expression", "field_expression"})
+OWN_BY_VALUE = words("pick fr_factor fr_as fr_bits fr_count")
+_CASTS = words("static_cast as_type")
+_READING = words(
+    "condition_clause if_statement while_statement for_statement do_statement switch_statement "
+    "case_statement expression_statement subscript_argument_list unary_expression "
+    "sizeof_expression array_declarator template_argument_list lambda_capture_specifier"
+)
+_PASSED_ON = words("parenthesized_expression field_expression")
 _NAMES = rf"(?:(?:{_SCALAR})\d?|u?int(?:8|16|32|64)_t)"
 # What hides declarations and types, or gives operators another meaning.
 _HIDDEN = re.compile(
@@ -56,15 +57,9 @@ _HIDDEN_IN_BODY = re.compile(
 _OWN = "::fr::pick<decltype"  # of `convert_conditionals`, which names two types
 
 _NAMING = ("_specifier", "alias_declaration")
-_NAMED_TYPES = frozenset(
-    {
-        "parameter_declaration",
-        "optional_parameter_declaration",
-        "alias_declaration",
-        "type_definition",
-        "type_parameter_declaration",
-        "optional_type_parameter_declaration",
-    }
+_NAMED_TYPES = words(
+    "parameter_declaration optional_parameter_declaration alias_declaration type_definition "
+    "type_parameter_declaration optional_type_parameter_declaration"
 )
 
 
@@ -196,8 +191,7 @@ class Reads:
         self.keep_references = any(
             d.type == "reference_declarator"
             for t in (tree, p.header)
-            for node in walk(t.root)
-            if node.type == "field_declaration"
+            for node in kinds(t.root, "field_declaration")
             for d in declarators(node)
         )
 

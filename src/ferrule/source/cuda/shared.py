@@ -96,14 +96,12 @@ def _replace_declarations(
         offsets: where variables start; None where the memory stays CUDA's own.
         probe: whether the text tells their sizes.
     """
-    from ..syntax import Tree, declarator_shape, declarators, declared_name, replaced, walk
+    from ..syntax import Tree, declarator_shape, declarators, declared_name, kinds, replaced
 
     tree = Tree(source, body=True)
     edits: list[tuple[int, int, str]] = []
     variables: list[SharedVariable] = []
-    for node in walk(tree.block):
-        if node.type != "declaration":
-            continue
+    for node in kinds(tree.block, "declaration"):
         spec = tree.data[node.start_byte : declarators(node)[0].start_byte].decode()
         if "thread_local" not in re.findall(r"\w+", spec):
             continue
@@ -133,13 +131,11 @@ def _replace_declarations(
 
 def _uncaptured(source: str, names: set[str]) -> str:
     """Static variables are seen by a lambda that does not capture them, and must not be named."""
-    from ..syntax import Tree, replaced, walk
+    from ..syntax import Tree, kinds, replaced
 
     tree = Tree(source, body=True)
     edits: list[tuple[int, int, str]] = []
-    for node in walk(tree.block):
-        if node.type != "lambda_capture_specifier":
-            continue
+    for node in kinds(tree.block, "lambda_capture_specifier"):
         kept = []
         for item in tree.text(node)[1:-1].split(","):
             name = item.strip().removeprefix("&").strip()
@@ -153,14 +149,12 @@ def _uncaptured(source: str, names: set[str]) -> str:
 
 def _refuse_copies(p: Prepared, source: str, names: set[str]) -> None:
     """A lambda that captures by value would copy a whole array: only references may be."""
-    from ..syntax import Tree, part, walk
+    from ..syntax import Tree, kinds, part
 
     tree = Tree(source, body=True)
-    for node in walk(tree.block):
-        if node.type != "lambda_expression":
-            continue
+    for node in kinds(tree.block, "lambda_expression"):
         capture_list = tree.text(part(node, "captures")).strip("[] ")
-        captured = names & {tree.text(n) for n in walk(node) if n.type == "identifier"}
+        captured = names & set(map(tree.text, kinds(node, "identifier")))
         if captured and not capture_list.startswith("&"):
             problem = (
                 f"beside more than 48 KB of threadgroup memory, a lambda that uses {min(captured)} "

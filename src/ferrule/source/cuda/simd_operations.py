@@ -17,8 +17,7 @@ from ..syntax import (
     declared_name,
     enclosing_struct,
     function_definitions,
-    part,
-    walk,
+    kinds,
     walk_code,
 )
 
@@ -56,11 +55,9 @@ class SimdOperations:
         definitions: list[tuple[str, Node]] = []
         for name, node in function_definitions(self.tree):
             definitions += [(name, node), (enclosing_struct(self.tree, node), node)]
-        for node in walk(self.tree.block):
-            if node.type == "init_declarator":
-                name = self.tree.text(declared_name(node))
-                lambdas = (n for n in walk(part(node, "value")) if "lambda" in n.type)
-                definitions += [(name, n) for n in lambdas]
+        for node in kinds(self.tree.block, "init_declarator"):
+            name, lambdas = self.tree.text(declared_name(node)), kinds(node, "lambda_expression")
+            definitions += [(name, n) for n in lambdas]
         calls: dict[str, set[str]] = {}
         for name, node in definitions:
             if name and node.start_byte > self.tree.block.start_byte:

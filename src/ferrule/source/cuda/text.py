@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from ...dtypes import Dtype
 from ...spec import Launch, Spec
-from .. import described, template_value
+from .. import described, template_value, words
 from ..cpp import (
     TAIL,
     Prepared,
@@ -26,14 +26,13 @@ from . import shared as memory
 from .launch import ALIGNMENT, EACH, Form, Needs, form_for, kernel_parameters, kernel_symbol
 
 # The attributes that say nothing of threadgroups.
-_GRIDS = {"thread_position_in_grid", "threads_per_grid"}
+_GRIDS = words("thread_position_in_grid threads_per_grid")
 # Words of bodies that may wait for other threads, and of functions with much to do, in branches.
-_UNSUITED = frozenset({
-    "while", "do", "goto", "volatile", "atomic_thread_fence", "atomic_load_explicit",
-    "atomic_exchange_explicit", "atomic_compare_exchange_weak_explicit",
-    "acosh", "asinh", "atan2", "atanh", "cos", "cosh", "cospi", "erf", "erfc", "pow", "powr", "sin",
-    "sincos", "sinh", "sinpi", "tan", "tanpi",
-})  # fmt: skip
+_UNSUITED = words(
+    "while do goto volatile atomic_thread_fence atomic_load_explicit atomic_exchange_explicit "
+    "atomic_compare_exchange_weak_explicit acosh asinh atan2 atanh cos cosh cospi erf erfc pow "
+    "powr sin sincos sinh sinpi tan tanpi"
+)
 _LOOP = re.compile(r"\bfor\b")
 _COUNTED = re.compile(
     r"\bfor\s*\(\s*\w+\s+(\w+)\s*=\s*0\s*;\s*\1\s*<\s*(\w+)\s*;"
@@ -42,7 +41,7 @@ _COUNTED = re.compile(
 _CHANGED = r"(?:\+\+|--|(?<!&)&)\s*{0}\b|\b{0}\s*(?:\+\+|--|(?:[-+*/%&|^]|<<|>>)?=(?!=))"
 _MOST_WORK, _LITTLE_WORK = 6000, 400  # in characters, each as often as it is repeated
 
-_BUILTIN = frozenset({"bool", "float", "double"})
+_BUILTIN = words("bool float double")
 _ELEMENTS = {"shape": "int", "strides": "fr::int64_t"}
 
 

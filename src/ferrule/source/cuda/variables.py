@@ -8,35 +8,25 @@ from typing import NamedTuple
 
 from tree_sitter import Node
 
+from .. import words
 from ..cpp import Prepared
 from ..loops.statements import inner_declarator
-from ..syntax import Tree, call_arguments, declarators, declared_name, field, part, walk
+from ..syntax import Tree, call_arguments, declarators, declared_name, field, kinds, part
 from .reads import IndexVariable, Reads, is_plain
 
-_LOOPS = frozenset({"for_statement", "while_statement", "do_statement", "for_range_loop"})
-_SCOPES = _LOOPS | {
-    "compound_statement",
-    "if_statement",
-    "switch_statement",
-    "lambda_expression",
-    "catch_clause",
-}
-_NOT_EVALUATED = frozenset(
-    {"sizeof_expression", "alignof_expression", "decltype", "template_argument_list", "noexcept"}
+_LOOPS = words("for_statement while_statement do_statement for_range_loop")
+_SCOPES = _LOOPS | words(
+    "compound_statement if_statement switch_statement lambda_expression catch_clause"
 )
-_ELSEWHERE = frozenset(
-    {"function_definition", "struct_specifier", "class_specifier", "union_specifier"}
+_NOT_EVALUATED = words(
+    "sizeof_expression alignof_expression decltype template_argument_list noexcept"
 )
-_DECLARATIONS = frozenset(
-    {
-        "declaration",
-        "parameter_declaration",
-        "optional_parameter_declaration",
-        "for_range_loop",
-        "condition_declaration",
-    }
+_ELSEWHERE = words("function_definition struct_specifier class_specifier union_specifier")
+_DECLARATIONS = words(
+    "declaration parameter_declaration optional_parameter_declaration for_range_loop "
+    "condition_declaration"
 )
-_SHORT = frozenset({"&&", "||", "and", "or"})
+_SHORT = words("&& || and or")
 # The parts of a node that are evaluated on a condition alone.
 _BRANCHES = {
     "if_statement": ("consequence", "alternative"),
@@ -44,7 +34,7 @@ _BRANCHES = {
     "binary_expression": ("right",),
     "switch_statement": ("body",),
 }
-_ACCESSES = frozenset({"subscript_expression", "pointer_expression", "call_expression"})
+_ACCESSES = words("subscript_expression pointer_expression call_expression")
 
 
 class Around(NamedTuple):
@@ -209,9 +199,7 @@ class Variables:
                 for child in inner.named_children:
                     self._hide(child)
                 continue
-            like_a_function = value is None and any(
-                n.type == "function_declarator" for n in walk(d)
-            )
+            like_a_function = value is None and any(kinds(d, "function_declarator"))
             shadows = self.tree.text(name) in before
             before |= set(re.findall(r"\w+", self.tree.text(d)))
             if name is None or like_a_function or shadows:  # `uint& r(i);`
