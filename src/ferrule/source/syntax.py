@@ -344,28 +344,30 @@ def declarators(s: Node) -> list[Node]:
     return list(s.children_by_field_name("declarator"))
 
 
+def _chain(d: Node) -> Iterator[Node]:
+    """A declarator and those in it, from the outside in, and at last the name."""
+    node: Node | None = d
+    while node is not None:
+        yield node
+        inner = None
+        if node.type in _AROUND:
+            named = (
+                c for c in node.named_children if c.type.endswith(("identifier", "declarator"))
+            )
+            inner = next(named, None)
+        node = field(node, "declarator") or inner
+
+
+_AROUND = ("reference_declarator", "pointer_declarator", "parenthesized_declarator")
+
+
 def declarator_shape(d: Node) -> list[str]:
     """The kinds of declarators around a declared name: pointers, references, arrays, functions."""
-    shape: list[str] = []
-    node: Node | None = d
-    while node is not None and node.type != "identifier":
-        shape.append(node.type)
-        following = field(node, "declarator")
-        if following is None and node.type in ("reference_declarator", "parenthesized_declarator"):
-            following = node.named_children[-1] if node.named_children else None
-        node = following
-    return shape
+    return [node.type for node in _chain(d) if node.type != "identifier"]
 
 
 def declared_name(d: Node) -> Node | None:
     """The identifier that a declarator declares."""
-    node: Node | None = d
-    while node is not None and node.type != "identifier":
-        following = field(node, "declarator")
-        if following is None and node.type in ("reference_declarator", "pointer_declarator"):
-            inner = (
-                c for c in node.named_children if c.type.endswith(("identifier", "declarator"))
-            )
-            following = next(inner, None)
-        node = following
-    return node
+    *around, name = _chain(d)
+    bracketed = any(node.type == "parenthesized_declarator" for node in around)
+    return name if name.type == "identifier" and not bracketed else None
