@@ -296,7 +296,9 @@ def test_verbose_text(capfd: pytest.CaptureFixture[str]) -> None:
     ):
         capfd.readouterr()
         from_mlx(call, verbose=True)
-        assert capfd.readouterr().out == metal.verbose_text(call.spec)
+        name, text = call.spec.kernel.name, metal.text(call.spec)
+        expected = f"Generated source code for `{name}`:\n```\n{text}\n```\n"
+        assert capfd.readouterr().out == expected
 
 
 def test_make_spec_counts_elements() -> None:

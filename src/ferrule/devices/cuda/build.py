@@ -71,10 +71,9 @@ class CudaBuild:
         """
         self._spec = spec
         self._prepared = None if spec.kernel.language == "cuda" else cpp.prepare(spec)
-        self.form = cuda_text.form_of(self._prepared, launch) if self._prepared else Form("box")
-        if plain:
-            self.form = plain_form(self.form)
-        self.form = form or self.form
+        if form is None:
+            form = cuda_text.form_of(self._prepared, launch) if self._prepared else Form("box")
+        self.form = plain_form(form) if plain else form
         self._registers = most_registers(None if launch is None else dealt(self.form, launch))
 
     def text(self) -> str:
@@ -258,10 +257,8 @@ def _check_memory(
     if most is None or size <= most << 10:
         return
     largest = max(sizes, key=lambda n: sizes[n])
-    variables = {
-        d.number: f"{d.name} in source line {d.line}" for d in shared.declared(p.text.source)
-    }
-    variable = variables.get(largest, "of a macro")
+    places = (f"{d.name} in source line {d.line}" for d in shared.declared(p.text.source))
+    variable = dict(enumerate(places)).get(largest, "of a macro")
     raise DeviceError(
         f"kernel {p.kernel.name!r}: its threadgroup memory has {size} bytes, and {architecture} "
         f"has {most << 10} per threadgroup; the largest variable, {variable}, has "

@@ -29,15 +29,14 @@ _STATIC = re.compile(r"\.shared \.align (\d+) \.b\d+ \w+\[(\d+)\]")
 
 
 class SharedVariable(NamedTuple):
-    """One variable in threadgroup memory: its number, its name, and the author's line."""
+    """One variable in threadgroup memory: its name, and the author's line."""
 
-    number: int
     name: str
     line: int
 
 
 def declared(source: str) -> list[SharedVariable]:
-    """The variables of a body in threadgroup memory."""
+    """The variables of a body in threadgroup memory, in the order of their numbers."""
     return _replace_declarations(source, {})[1]
 
 
@@ -46,7 +45,7 @@ def static(source: str) -> str:
     if re.search(r"\bthread_local\b[^;]*[*&]", source):  # there may be a pointer beside some
         source = _replace_declarations(source, None)[0]
     if _CAPTURES.search(source):
-        source = _uncaptured(source, {variable.name for variable in declared(source)})
+        source = _uncaptured(source, {name for name, _ in declared(source)})
     return re.sub(r"\bthread_local\b", _SHARED, source)
 
 
@@ -61,7 +60,7 @@ def dynamic(p: Prepared, source: str, offsets: Mapping[int, int] | None) -> str:
         DialectError: a lambda would copy a variable.
     """
     text, variables = _replace_declarations(source, offsets or {}, probe=offsets is None)
-    _refuse_copies(p, source, {variable.name for variable in variables})
+    _refuse_copies(p, source, {name for name, _ in variables})
     return text
 
 
@@ -114,7 +113,7 @@ def _replace_declarations(
                 out.append(f"{spec} {tree.text(d)};")  # a thread's own
                 continue
             n = len(variables)
-            variables.append(SharedVariable(n, tree.text(name), node.start_point[0] + 1))
+            variables.append(SharedVariable(tree.text(name), node.start_point[0] + 1))
             if offsets is None:
                 out.append(f"{_SHARED} {spec} {tree.text(d)};")
                 continue

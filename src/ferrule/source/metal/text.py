@@ -73,11 +73,6 @@ def text(spec: Spec, function: str = "") -> str:
     return f"{kernel.header}{signature}{kernel.source}\n}}\n{tail}"
 
 
-def verbose_text(spec: Spec) -> str:
-    """What MLX prints for ``spec`` under ``verbose=True``, the last line break included."""
-    return f"Generated source code for `{spec.kernel.name}`:\n```\n{text(spec)}\n```\n"
-
-
 def _arguments(spec: Spec) -> list[str]:
     """The declarations in the signature: inputs, outputs, thread attributes."""
     kernel = spec.kernel
