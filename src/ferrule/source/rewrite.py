@@ -257,7 +257,7 @@ class _Rewriter(Checked):
         while i < len(self.solid):
             begins = self._text_at(i) == "[" == self._text_at(i + 1)
             end = partner(self.solid, i) if begins else -1
-            if self._text_at(end - 1) != "]":
+            if not (self._text_at(end - 1) == "]" == self._text_at(end)):
                 width = 2 if begins else 1  # a[[…]…] is no attribute
                 kept += self.solid[i : i + width]
                 i += width
