@@ -75,28 +75,21 @@ def form_for(needs: Needs, launch: Launch | None) -> Form:
         return Form()
     lanes = needs.lanes
     far = max(groups_of(launch)[1:]) > _MOST_ALONG_YZ
-    if needs.blind and launch.threadgroup[1:] == (1, 1) and launch.grid[0] < 2**31:
-        form = Form("any", far, aligned_arrays=launch.aligned)
-        return form._replace(each=_groups_per_block(needs, form, launch))
     grid, threadgroup = launch.grid, launch.threadgroup
     sizes = [{t, g % t or t} if t else {0} for g, t in zip(grid, threadgroup, strict=True)]
     full = lanes and all(x * y * z % 32 == 0 for x, y, z in itertools.product(*sizes))
     aligned = lanes and all(x % 32 == 0 for x in sizes[0]) and grid[0] < 2**31
     even = all(len(along) == 1 for along in sizes)
     if threadgroup[1:] == (1, 1):
-        threads = "row"
+        threads = "any" if needs.blind and grid[0] < 2**31 else "row"
     else:
         # In a whole block the hardware numbers threads as Metal does; so it does not where an edge
         # is ragged, but then only operations of a simdgroup can tell.
         threads = "box" if (even or not lanes) and threadgroup[2] <= _MOST_DEEP else "line"
     form = Form(threads, far, full, aligned, full and even, 1, launch.aligned)
-    return form._replace(each=_groups_per_block(needs, form, launch))
-
-
-def _groups_per_block(needs: Needs, form: Form, launch: Launch) -> int:
-    if form.far or form.threads == "line" or not many(dealt(form, launch), needs.each):
-        return 1
-    return needs.each
+    if far or threads == "line" or not many(dealt(form, launch), needs.each):
+        return form
+    return form._replace(each=needs.each)
 
 
 def many(launch: Launch, each: int) -> bool:
