@@ -10,6 +10,27 @@ _S = int(S)
 _V = (0xFFFFFF00 + 3 * np.arange(4000)) % 2**32  # numbers near the end of uint
 
 CASES = [
+    # A divisor that the statement itself declares is not the one outside.
+    line(
+        "divisor_of_an_array_that_a_block_hides",
+        """
+        const int n[2] = {3, 5};
+        int r = simd_max(3);
+        { int a, n[2]; n[0] = int(i % 7) + 1; n[1] = 2; a = 100 / n[0]; r += a; }
+        y[i] = r + n[0];
+        """,
+        want=lambda t: 6 + 100 // (t.i % 7 + 1),
+    ),
+    line(
+        "divisor_that_a_loop_over_an_array_hides",
+        """
+        int n = s, some[2] = {int(i % 7) + 1, 4};
+        int r = simd_max(3);
+        for (int n : some) r += 100 / n;
+        y[i] = r + n;
+        """,
+        want=lambda t: 45 + 100 // (t.i % 7 + 1),
+    ),
     # What divides x is the length of a row: the loop over lanes becomes one per row.
     flat(
         "row_where_the_position_is_hidden",

@@ -9,9 +9,10 @@ from typing import Any
 from tree_sitter import Node
 
 from ..dialect import LINEAR_TYPES
-from ..syntax import call_arguments, declarators, declared_name, field, part
+from ..syntax import call_arguments, declarators, field, part
 from .assignments import assigned, names_in, passed_by_name, referred
 from .body import Body, Scopes, Variable, Variables
+from .declarations import declared_within
 from .plan import Plan
 from .statements import (
     LOOPS,
@@ -215,10 +216,7 @@ class _Visit:
 
     def _opaque(self, node: Node) -> None:
         """Whatever a statement inside a loop over lanes may write is not uniform."""
-        names = map(
-            declared_name, kinds(node, "init_declarator", "array_declarator", "declaration")
-        )
-        self._changes(node, {self.tree.text(n) for n in names if n is not None})
+        self._changes(node, declared_within(self.tree, node))
 
     def _side_effects(self, value: Node) -> None:
         self._changes(value, set())

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from tree_sitter import Node
 
-from ..syntax import Tree, field, function_definitions, walk
+from ..syntax import Tree, field, function_definitions, kinds, walk
 
 STRUCTS = ("struct_specifier", "class_specifier", "union_specifier")
 _NAMES = ("identifier", "type_identifier")
@@ -76,6 +76,15 @@ def declared_names(tree: Tree, node: Node) -> set[str]:
     if node.type == "function_definition":
         names |= {name for name, n in function_definitions(tree) if n == node}
     return names
+
+
+def declared_within(tree: Tree, node: Node) -> set[str]:
+    """The names of the variables that a node declares, itself or in what it consists of."""
+    declaring = kinds(node, *_DECLARATIONS, "init_declarator")
+    declarators = [d for n in declaring for d in n.children_by_field_name("declarator")]
+    named = [[*_chain(d)][-1] for d in declarators]
+    named += [n for b in kinds(node, "structured_binding_declarator") for n in b.named_children]
+    return set(map(tree.text, named))
 
 
 def shapes(tree: Tree, node: Node) -> list[tuple[str, str, list[str]]]:

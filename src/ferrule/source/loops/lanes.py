@@ -10,8 +10,9 @@ from typing import NamedTuple
 from tree_sitter import Node
 
 from ..cpp import NotSplittable, attribute
-from ..syntax import Tree, declared_name, part
+from ..syntax import Tree, part
 from .body import WORD, Variable, line_of
+from .declarations import declared_within
 from .statements import jumps, kinds, operands
 from .uniform import LANE_ATTRIBUTES, POSITION_TEXTS, Uniformity
 
@@ -292,11 +293,7 @@ class Lanes:
         lets the loop be vectorised.
         """
         texts = dict(replaced or {})
-        own = map(
-            declared_name,
-            kinds(statement, "init_declarator", "declaration", "parameter_declaration"),
-        )
-        inner = inside | {self.tree.text(n) for n in own if n is not None}
+        inner = inside | declared_within(self.tree, statement)
 
         def visit(node: Node) -> None:
             if node.type in _NOT_PREPARED:
