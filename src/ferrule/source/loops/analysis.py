@@ -9,21 +9,13 @@ from typing import Any
 from tree_sitter import Node
 
 from ..dialect import LINEAR_TYPES
-from ..syntax import call_arguments, declarators, field, part
+from ..syntax import call_arguments, declarators, field, kinds, part
 from .assignments import assigned, names_in, passed_by_name, referred
 from .body import Body, Scopes, Variable, Variables
 from .declarations import declared_within
 from .plan import Plan
-from .statements import (
-    LOOPS,
-    branch_statements,
-    branches,
-    changed,
-    expression,
-    initial_value,
-    kinds,
-)
-from .uniform import POSITION_TEXTS, Uniformity
+from .statements import LOOPS, branch_statements, branches, changed, expression, initial_value
+from .uniform import POSITION_TEXTS, Uniformity, Value
 
 
 def analyse(body: Body, plan: Plan) -> Variables:
@@ -165,34 +157,27 @@ class _Visit:
             for name in referred(self.tree, value):
                 self._written(name)  # through the reference, later
         variable = self.variables[variable.key]
-        uniform, readonly = variable.uniform, variable.readonly
-        if variable.kind in ("reference", "shared"):
-            uniform, readonly = variable.kind == "shared", False
-        elif (
-            variable.kind == "array" and (value is None or not variable.is_const)
-        ) or not self.uniformity.of(value):
-            uniform = False
-        pointer = variable.pointer
-        variable = self._learn(
-            variable,
-            uniform=uniform,
-            readonly=readonly and (value is None or self.uniformity.readonly(value)),
+        known = Value(True) if value is None else self.uniformity.value(value)
+        uniform, readonly = variable.kind == "shared", False
+        if variable.kind in ("value", "array"):
+            fixed = variable.kind == "value" or (value is not None and variable.is_const)
+            uniform = variable.uniform and fixed and known.uniform
+            readonly = variable.readonly and (value is None or self.uniformity.readonly(value))
+        variable = self._learn(variable, uniform=uniform, readonly=readonly)
+        points = variable.kind == "value" and "auto" in variable.type.split() and known.pointer
+        return self._learn(
+            variable, linear=self._is_linear(variable, known), pointer=variable.pointer or points
         )
-        linear = self._is_linear(variable, value)
-        if variable.kind == "value" and "auto" in variable.type.split():
-            pointer |= value is not None and self.uniformity.value(value).pointer
-        return self._learn(variable, linear=linear, pointer=pointer)
 
-    def _is_linear(self, variable: Variable, value: Node | None) -> bool:
+    def _is_linear(self, variable: Variable, value: Value) -> bool:
         words = set(variable.type.split()) - {"const", "thread"}
         if words == {"auto"} and variable.value in POSITION_TEXTS:
             words = {"uint"}
-        if value is None or variable.kind != "value" or not words or not words <= LINEAR_TYPES:
+        if variable.kind != "value" or not words or not words <= LINEAR_TYPES:
             return False
-        if variable.pointer or variable.uniform or variable.written or self.body.escapes(variable):
-            return False
-        known = self.uniformity.value(value)
-        return known.linear and known.integral
+        changes = variable.written or self.body.escapes(variable)
+        whole = value.linear and value.integral
+        return whole and not (variable.pointer or variable.uniform or changes)
 
     def _expression(self, node: Node | None, context: int) -> None:
         if node is None:

@@ -11,11 +11,10 @@ from tree_sitter import Node
 from ...kernel import ATTRIBUTES
 from ..cpp import NotSplittable, parameters
 from ..dialect import SYNC
-from ..syntax import Tree, field
+from ..syntax import Tree, called, field, kinds
 from .assignments import aliased, names_in
 from .call import STEPS, HeaderCall, root_of
 from .functions import Bound, HeaderParameter, Name
-from .statements import called, kinds
 
 
 class Passed(NamedTuple):
@@ -117,10 +116,17 @@ class _Binding:
             types = {n: type(v).__name__ for n, v in self.call.p.spec.template}
             number = "int" if text.isdecimal() else "bool" if text in ("true", "false") else ""
             plain = kind in ("int", "bool") and kind in (number, types.get(text))
-        self.texts[name] = own = text if plain else f"{self.call.result}_{name.text}"
-        if not plain:
-            declared = f"constexpr {kind} {own} = ({text}); " if kind else f"using {own} = {text}; "
-            self.before.append(declared)
+        self.texts[name] = text
+        if not plain and not kind:
+            self._alias(name, text)
+        elif not plain:
+            self.texts[name] = f"{self.call.result}_{name.text}"
+            self.before.append(f"constexpr {kind} {self.texts[name]} = ({text}); ")
+
+    def _alias(self, name: Name, kind: str) -> None:
+        """Declare a type that stands for a template parameter."""
+        self.texts[name] = f"{self.call.result}_{name.text}"
+        self.before.append(f"using {self.texts[name]} = {kind}; ")
 
     def bind(self, parameter: HeaderParameter, argument: Node | None) -> None:
         """Give a parameter its meaning."""
@@ -151,10 +157,8 @@ class _Binding:
             return
         if called(self.tree, argument) & (SYNC | self.call.functions.names):
             raise self._unknown(of)
-        self.texts[of] = f"{self.call.result}_{of.text}"
         without = "remove_cvref_t" if parameter.is_const else "remove_reference_t"
-        type_ = f"::fr::metal::{without}<decltype({operand})>"
-        self.before.append(f"using {self.texts[of]} = {type_}; ")
+        self._alias(of, f"::fr::metal::{without}<decltype({operand})>")
 
     def _declare(self, parameter: HeaderParameter, argument: Node | None) -> None:
         """Declare a parameter as a variable of its own."""
@@ -172,9 +176,7 @@ class _Binding:
         self.before.append(f"{'const ' if parameter.is_const else ''}auto {name} = {text}; ")
         self.texts[of] = "auto"
         if len(self.function.uses[of]) > 1:
-            self.texts[of] = f"{self.call.result}_{of.text}"
-            kind = f"::fr::metal::remove_cvref_t<decltype({name})>"
-            self.before.append(f"using {self.texts[of]} = {kind}; ")
+            self._alias(of, f"::fr::metal::remove_cvref_t<decltype({name})>")
 
     def _stands_for_itself(self, parameter: HeaderParameter, argument: Node) -> bool:
         """Put an argument that does not change meanwhile in place of a parameter."""
@@ -213,7 +215,7 @@ class _Binding:
 
     def _refer(self, parameter: HeaderParameter, argument: Node | None) -> None:
         """Put what a reference refers to in its place."""
-        root = root_of(argument) if argument is not None else None
+        root = root_of(argument)
         if argument is None or root is None:
             raise NotSplittable(f"{self.name} is given a reference to what is no plain variable")
         text = self._text(parameter, argument)
@@ -236,7 +238,7 @@ class _Binding:
 
     def _refuse_changes(self, parameter: HeaderParameter, argument: Node | None) -> None:
         """Refuse to copy what a reference to a constant refers to where it may change."""
-        root = root_of(argument) if argument is not None else None
+        root = root_of(argument)
         if parameter.name is not None and parameter.name.text in self.function.moved:
             raise NotSplittable(f"{self.name} asks for the address of what it is given")
         if root is None or argument is None:

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from tree_sitter import Node
 
-from ..syntax import Tree, callee, field, part, walk
-from .statements import kinds
+from ..syntax import Tree, callee, field, kinds, part, walk
 
 # Functions of the library that write to an argument.
 WRITES_ARGUMENTS = frozenset({"frexp", "modf", "sincos"})

@@ -16,15 +16,17 @@ from ..cpp import NotSplittable, Parameter, Prepared, body_line, parameters
 from ..dialect import INTEGERS, MATRIX_OPS, SYNC
 from ..syntax import (
     Tree,
+    called,
     declarator_shape,
     declarators,
     declared_name,
     field,
     function_definitions,
+    kinds,
     struct_names,
 )
 from .assignments import aliased, referred
-from .statements import called, initial_value, inner_declarator, kinds
+from .statements import initial_value, inner_declarator
 
 WORD = re.compile(r"[A-Za-z_]\w*")
 # Calls that end a loop over lanes. Matrices are loaded and stored by each lane for itself.

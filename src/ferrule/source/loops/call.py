@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from tree_sitter import Node
 
 from ..cpp import NotSplittable
-from ..syntax import Tree, call_arguments, callee, field, walk
+from ..syntax import Tree, call_arguments, callee, field, kinds, part, unbracketed, walk
 from .assignments import takes_address
 from .declarations import declarations
 from .functions import HeaderFunction, one_line
 from .header import Functions
-from .statements import ancestors, kinds
+from .statements import ancestors
 
 STEPS = ("subscript_expression", "field_expression", "pointer_expression")
 _ACTS = ("call_expression", "update_expression", "assignment_expression", "lambda_expression")
@@ -84,27 +84,25 @@ class HeaderCall:
 
     def _path(self) -> Iterator[Node]:
         node = self.node
-        while True:
-            yield node
-            if node.type.endswith("_statement") or node.type == "declaration":
-                break
-            parent = node.parent
-            if parent is None:
-                raise NotSplittable(f"the call of {self.name} is not understood")
-            kind, left = parent.type, field(parent, "left")
+        yield node
+        for parent in ancestors(self.node):
+            kind, first = parent.type, field(parent, "left") == node
             if kind in _STUCK:
                 raise NotSplittable(_STUCK[kind].format(self.name))
-            if kind == "conditional_expression" and (field(parent, "condition") != node):
+            if kind == "conditional_expression" and field(parent, "condition") != node:
                 raise NotSplittable(f"a branch of ?: calls {self.name}")
-            if kind == "binary_expression" and left != node:
+            if kind == "binary_expression" and not first:
                 operator = parent.children[1].type
                 if operator in ("&&", "||"):
                     raise NotSplittable(f"{self.name} is called behind {operator}")
-            if kind == "assignment_expression" and left == node:
+            if kind == "assignment_expression" and first:
                 raise NotSplittable(f"the target of an assignment calls {self.name}")
             if kind == "condition_clause" and field(parent, "initializer") is not None:
                 raise NotSplittable("a condition declares a variable")
             node = parent
+            yield node
+            if kind.endswith("_statement") or kind == "declaration":
+                break
         if any(around.type == "lambda_expression" for around in ancestors(node)):
             raise NotSplittable(f"a lambda calls {self.name}")
 
@@ -113,22 +111,20 @@ class HeaderCall:
         return "\n" * self.tree.data[start:end].count(b"\n")
 
 
-def root_of(node: Node) -> Node | None:
+def root_of(node: Node | None) -> Node | None:
     """The variable of a path like ``a[i].x``, ``*p`` or ``(v)``; None where it is no such path.
 
     The indices of a path call nothing and read no memory, so that it always means one place.
     """
-    while node.type != "identifier":
-        if node.type == "parenthesized_expression" and len(node.named_children) == 1:
-            node = node.named_children[0]
-            continue
-        inner = field(node, "argument") if node.type in STEPS else None
-        if inner is None or takes_address(node):
+    while node is not None and node.type != "identifier":
+        node = unbracketed(node)
+        if node.type in STEPS and not takes_address(node):
+            inner = part(node, "argument")
+            indices = (child for child in node.named_children if child != inner)
+            steady = not any(_unsteady(n) for child in indices for n in walk(child))
+            node = inner if steady else None
+        elif node.type != "identifier":
             return None
-        indices = (child for child in node.named_children if child != inner)
-        if any(_unsteady(n) for child in indices for n in walk(child)):
-            return None
-        node = inner
     return node
 
 

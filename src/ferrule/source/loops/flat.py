@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from .. import cpp
+from .. import cpp, words
 from ..cpp import NotSplittable, Parameter, Prepared
 from . import split
 from .analysis import analyse
@@ -12,18 +12,15 @@ from .body import Body, Scopes, Unit, Variables, read
 from .lanes import AT, Lanes, Nest
 from .plan import Plan
 from .rows import Row
-from .statements import words
 from .uniform import Uniformity
 
 _GRID = "thread_position_in_grid"
 ROW_LANES = 64  # threads of a row that run together
 _MAY_FAIL = re.compile(r"[/%\[*]|->")  # a division or a load, which an early return may guard
-_CONSTANTS = words(
-    """
+_CONSTANTS = words("""
     alias_declaration type_definition using_declaration static_assert_declaration
     struct_specifier class_specifier union_specifier enum_specifier
-    """
-)
+""")
 
 
 def _written(body: Body, variables: Variables) -> tuple[str, str]:

@@ -10,20 +10,18 @@ from typing import NamedTuple, NoReturn
 
 from tree_sitter import Node
 
+from .. import words
 from ..cpp import NotSplittable
-from ..syntax import Edit, Tree, field, part, replaced, walk
+from ..syntax import Edit, Tree, field, kinds, part, replaced, walk
 from .assignments import assigned, passed_by_name
 from .declarations import STRUCTS, declared_in, declares, listed, shape_of, shapes
-from .statements import kinds, words
 
 _BREAK = re.compile(r"[ \t\r]*\\?\r?\n\s*")
 # What opens a scope of its own.
-_SCOPES = words(
-    """
+_SCOPES = words("""
     compound_statement if_statement for_statement while_statement do_statement
     switch_statement for_range_loop lambda_expression
-    """
-)
+""")
 # What a function's body must not hold to be moved.
 _REFUSED = {
     "goto_statement": "jumps with goto",

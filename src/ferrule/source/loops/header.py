@@ -9,10 +9,10 @@ from tree_sitter import Node
 from ..cpp import NotSplittable, Prepared
 from ..dialect import MATRIX_OPS, SIMD_BARRIERS, SYNC, THREADGROUP_BARRIERS
 from ..macros import expand
-from ..syntax import Tree, callee, field, function_definitions, walk
+from ..syntax import Tree, called, callee, field, function_definitions, kinds, walk
 from .declarations import STRUCTS, declared_names, parameter_shapes
 from .functions import HeaderFunction, one_line
-from .statements import ancestors, called, kinds
+from .statements import ancestors
 
 _PRAGMA = re.compile(r"^[ \t]*#[ \t]*pragma[^\n]*$", re.MULTILINE)
 

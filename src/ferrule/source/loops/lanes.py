@@ -10,10 +10,10 @@ from typing import NamedTuple
 from tree_sitter import Node
 
 from ..cpp import NotSplittable, attribute
-from ..syntax import Tree, part
+from ..syntax import Tree, kinds, operands, part
 from .body import WORD, Variable, line_of
 from .declarations import declared_within
-from .statements import jumps, kinds, operands
+from .statements import jumps
 from .uniform import LANE_ATTRIBUTES, POSITION_TEXTS, Uniformity
 
 Replaced = dict[int, str]  # by the id of a node, the text that stands for it

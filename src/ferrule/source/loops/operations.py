@@ -6,10 +6,10 @@ from tree_sitter import Node
 
 from ..cpp import ROW_ADDITION, NotSplittable
 from ..dialect import MATRIX_OPS, SIMD_BARRIERS, THREADGROUP_BARRIERS, UNIFORM_RESULTS
-from ..syntax import call_arguments, callee, field, part
+from ..syntax import call_arguments, callee, field, kinds, operands, part
 from .body import SPLIT_CALLS
 from .lanes import Lanes, Nest, Replaced, render
-from .statements import branches, changed, expression, kinds, operands
+from .statements import branches, changed, expression
 
 _BARRIERS = THREADGROUP_BARRIERS | SIMD_BARRIERS
 _VOTES = {"any": "bool", "all": "bool", "ballot": "simd_vote"}
@@ -126,38 +126,32 @@ class Operations:
         arguments = [(a, render(self.tree, a, fast)) for a in call_arguments(call)]
         n, short = lanes.number(), name.split("_", 1)[1]
         uniform = self.body.unit.simdgroup and name in UNIFORM_RESULTS
-        active, also = f"fr_n, {nest.mask}", self.tree.text(statement)
         if short in _ASKS:
-            lanes.flush(nest, also)
-            result = _ASKS[short]
-            if uniform:
-                lanes.write(f"const {result} fr_x{n} = ::fr::split::uniform_{name}({active});\n")
-                return f"fr_x{n}"
-            lanes.write(f"{result} fr_x{n}[FR_N]; ::fr::split::{name}(fr_x{n}, {active});\n")
-            return f"fr_x{n}[fr_i]"
-        if not arguments or ("shuffle" in short and len(arguments) < 2):
-            raise NotSplittable(f"{name} has no operand")
-        types, listed = self._fill_operands(n, short, arguments, fast, call)
-        lanes.flush(nest, " ".join([also, *(text for _, text in arguments)]), types)
+            lanes.flush(nest, self.tree.text(statement))
+            listed, kind, letter, at = [f"fr_n, {nest.mask}"], _ASKS[short], "x", None
+        else:
+            if not arguments or ("shuffle" in short and len(arguments) < 2):
+                raise NotSplittable(f"{name} has no operand")
+            types, listed = self._fill_operands(n, short, arguments, fast, call)
+            texts = [self.tree.text(statement), *(text for _, text in arguments)]
+            lanes.flush(nest, " ".join(texts), types)
+            listed.append(f"fr_n, {nest.mask}")
+            kind, at = "auto" if uniform else _VOTES.get(short, ""), call
+            letter = "u" if uniform else "r" if kind else "x"
+        result = f"fr_{letter}{n}"
         if uniform:
-            lanes.write(
-                f"const auto fr_u{n} = ::fr::split::uniform_{name}({listed}, {active});\n", call
-            )
-            return f"fr_u{n}"
-        if short in _VOTES:
-            lanes.write(
-                f"{_VOTES[short]} fr_r{n}[FR_N]; "
-                f"::fr::split::{name}(fr_r{n}, {listed}, {active});\n",
-                call,
-            )
-            return f"fr_r{n}[fr_i]"
-        lanes.write(f"::fr::split::{name}({listed}, {active});\n", call)
-        return f"fr_x{n}[fr_i]"
+            text = f"const {kind} {result} = ::fr::split::uniform_{name}({', '.join(listed)});\n"
+            lanes.write(text, at)
+            return result
+        declared = f"{kind} {result}[FR_N]; " if kind else ""
+        listed = [result, *listed] if kind else listed
+        lanes.write(f"{declared}::fr::split::{name}({', '.join(listed)});\n", at)
+        return f"{result}[fr_i]"
 
     def _fill_operands(
         self, n: int, short: str, arguments: list[tuple[Node, str]], replaced: Replaced, call: Node
-    ) -> tuple[list[str], str]:
-        """Fill arrays with an operation's operands; their declarations, and the list of operands.
+    ) -> tuple[list[str], list[str]]:
+        """Fill arrays with an operation's operands; their declarations, and the operands.
 
         Args:
             n: the operation's number.
@@ -187,7 +181,7 @@ class Operations:
                 types.append(f"unsigned fr_k{n}_{k}[FR_N];\n")
                 lanes.add(f"fr_k{n}_{k}[fr_i] = unsigned({text});", call)
                 listed.append(f"static_cast<const unsigned*>(fr_k{n}_{k})")
-        return types, ", ".join(listed)
+        return types, listed
 
     def _matrix(self, call: Node, name: str, nest: Nest) -> None:
         lanes, n, types = self.lanes, self.lanes.number(), []

@@ -13,9 +13,9 @@ from typing import NamedTuple
 from tree_sitter import Node
 
 from ..dialect import LINEAR_TYPES
-from ..syntax import declarators, declared_name, walk
+from ..syntax import declarators, declared_name, kinds, operands, walk
 from .body import Body, Scopes, Variables
-from .statements import initial_value, kinds, operands
+from .statements import initial_value
 from .uniform import Uniformity, bare
 
 # Attributes that are the same in a whole launch.

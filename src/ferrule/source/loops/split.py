@@ -6,11 +6,10 @@ import re
 
 from .. import cpp
 from ..cpp import NotSplittable, Prepared
-from ..syntax import Tree, callee
+from ..syntax import Tree, callee, kinds
 from .body import Body, Unit, Variables
 from .rows import LAUNCH_ATTRIBUTES, Row, find
 from .splitter import split
-from .statements import kinds
 from .uniform import LANE_ATTRIBUTES
 
 _FETCH_ADD = "atomic_fetch_add_explicit"

@@ -20,9 +20,10 @@ from functools import partial
 
 from tree_sitter import Node
 
+from .. import words
 from ..cpp import NotSplittable, Prepared
 from ..lexer import join, tokens
-from ..syntax import declarators, declared_name, field, part, walk
+from ..syntax import declarators, declared_name, field, operands, part, walk
 from .analysis import analyse
 from .assignments import assigned
 from .body import SPLIT_CALLS, Body, Scopes, Unit, Variables, read
@@ -32,26 +33,14 @@ from .lanes import Frame, Lanes, Nest, render
 from .matrices import makes_diagonal
 from .operations import Operations
 from .plan import Plan, planned, require
-from .statements import (
-    LOOPS,
-    Loop,
-    branch_statements,
-    branches,
-    expression,
-    jumps_out,
-    loop_parts,
-    operands,
-    words,
-)
+from .statements import LOOPS, Loop, branch_statements, branches, expression, jumps_out, loop_parts
 from .uniform import POSITION_TEXTS, Uniformity
 
-_GROUP_LEVEL = words(
-    """
+_GROUP_LEVEL = words("""
     alias_declaration type_definition using_declaration static_assert_declaration
     struct_specifier class_specifier union_specifier enum_specifier
     preproc_def preproc_function_def preproc_undef empty_statement
-    """
-)
+""")
 _LEFT = re.compile(r"(?<!split::)(?<!\w)(\w+)\s*\(")
 _TO_POINTER = re.compile(r"\w+\s*\(\s*[*&]\s*\w+\s*\)\s*[\[(]")
 # What may hold no synchronising call.

@@ -8,16 +8,11 @@ from typing import NamedTuple
 from tree_sitter import Node
 
 from ..cpp import NotSplittable
-from ..syntax import Tree, callee, field, part, walk
+from ..syntax import field, part
 
 LOOPS = ("for_statement", "while_statement", "do_statement")
 # What opens another function: its jumps are its own.
 NESTED_CODE = ("lambda_expression", "function_definition", "struct_specifier")
-
-
-def words(text: str) -> frozenset[str]:
-    """The words of a table."""
-    return frozenset(text.split())
 
 
 def changed(node: Node) -> Node | None:
@@ -26,26 +21,11 @@ def changed(node: Node) -> Node | None:
     return part(node, name) if name is not None else None
 
 
-def operands(node: Node) -> tuple[Node, str, Node]:
-    """What stands left of an operator, the operator, and what stands right of it."""
-    return part(node, "left"), node.children[1].type, part(node, "right")
-
-
-def kinds(node: Node, *types: str) -> Iterator[Node]:
-    """The nodes of these types in a node, itself included."""
-    return (n for n in walk(node) if n.type in types)
-
-
 def ancestors(node: Node) -> Iterator[Node]:
     """What a node stands in, from the inside out."""
     while node.parent is not None:
         node = node.parent
         yield node
-
-
-def called(tree: Tree, node: Node) -> set[str]:
-    """The last names of what is called in a node."""
-    return {callee(tree, call) for call in kinds(node, "call_expression")}
 
 
 class Loop(NamedTuple):

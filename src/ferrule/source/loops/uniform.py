@@ -11,30 +11,27 @@ from typing import NamedTuple
 
 from tree_sitter import Node
 
+from .. import words
 from ..dialect import INTEGERS, SYNC, UNIFORM_RESULTS, WIDE_INTEGERS
-from ..syntax import callee, field, part
+from ..syntax import callee, field, kinds, operands, part
 from .assignments import WRITES_ARGUMENTS
 from .body import Scopes
-from .statements import LOOPS, branches, jumps_out, kinds, operands, words
+from .statements import LOOPS, branches, jumps_out
 
 # Attributes that are the same in every thread of a threadgroup.
-GROUP_ATTRIBUTES = words(
-    """
+GROUP_ATTRIBUTES = words("""
     threadgroup_position_in_grid threads_per_threadgroup simdgroups_per_threadgroup
     quadgroups_per_threadgroup dispatch_threads_per_threadgroup
     dispatch_simdgroups_per_threadgroup dispatch_quadgroups_per_threadgroup
     threadgroups_per_grid threads_per_grid grid_size grid_origin
     threads_per_simdgroup thread_execution_width
-    """
-)
+""")
 GRID_X = "thread_position_in_grid.x"
 POSITIONS = frozenset({"thread_position_in_grid", "thread_position_in_threadgroup"})
-LANE_ATTRIBUTES = POSITIONS | words(
-    """
+LANE_ATTRIBUTES = POSITIONS | words("""
     thread_index_in_threadgroup thread_index_in_simdgroup thread_index_in_quadgroup
     simdgroup_index_in_threadgroup quadgroup_index_in_threadgroup
-    """
-)
+""")
 
 # What counts up from a multiple of 32 within a simdgroup: always, and where threadgroups are a
 # multiple of 32 threads wide.
@@ -46,29 +43,23 @@ _COUNTS = WIDE_INTEGERS | {"auto"}
 _WIDTHS = frozenset({"threads_per_simdgroup", "thread_execution_width"})
 
 # Literals, types, and what names a constant or a function: `metal::x`.
-_CONSTANTS = words(
-    """
+_CONSTANTS = words("""
     number_literal true false char_literal null nullptr
     type_identifier primitive_type template_argument_list type_descriptor field_identifier
     sized_type_specifier namespace_identifier comment template_type placeholder_type_specifier
     qualified_identifier template_function
-    """
-)
+""")
 # What is uniform where all its parts are.
-_OF_PARTS = words(
-    """
+_OF_PARTS = words("""
     parenthesized_expression binary_expression conditional_expression unary_expression
     argument_list initializer_list sizeof_expression condition_clause subscript_argument_list
     comma_expression subscript_expression compound_literal_expression
-    """
-)
+""")
 # What a conversion, or a function without effects, is called by.
-_PLAIN_CALLEES = words(
-    """
+_PLAIN_CALLEES = words("""
     identifier qualified_identifier template_function primitive_type template_type
     type_identifier sized_type_specifier
-    """
-)
+""")
 _PLAIN_OPERANDS = ("identifier", "field_expression", "parenthesized_expression")
 
 
