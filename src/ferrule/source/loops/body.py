@@ -12,6 +12,7 @@ from typing import NamedTuple
 from tree_sitter import Node
 
 from ...kernel import ATTRIBUTES
+from .. import words
 from ..cpp import NotSplittable, Parameter, Prepared, body_line, parameters
 from ..dialect import INTEGERS, MATRIX_OPS, SYNC
 from ..syntax import (
@@ -31,6 +32,11 @@ from .statements import initial_value, inner_declarator
 WORD = re.compile(r"[A-Za-z_]\w*")
 # Calls that end a loop over lanes. Matrices are loaded and stored by each lane for itself.
 SPLIT_CALLS = (SYNC - MATRIX_OPS) | {"simdgroup_multiply", "simdgroup_multiply_accumulate"}
+# What says what names mean, and does nothing.
+DEFINITIONS = words("""
+    alias_declaration type_definition using_declaration static_assert_declaration
+    struct_specifier class_specifier union_specifier enum_specifier
+""")
 _NOT_UNDERSTOOD = {"function_declarator", "parenthesized_declarator"}
 
 

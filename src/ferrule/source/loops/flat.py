@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 
-from .. import cpp, words
+from .. import cpp
 from ..cpp import NotSplittable, Parameter, Prepared
 from . import split
 from .analysis import analyse
-from .body import Body, Scopes, Unit, Variables, read
+from .body import DEFINITIONS, Body, Scopes, Unit, Variables, read
 from .lanes import AT, Lanes, Nest
 from .plan import Plan
 from .rows import Row
@@ -17,10 +17,6 @@ from .uniform import Uniformity
 _GRID = "thread_position_in_grid"
 ROW_LANES = 64  # threads of a row that run together
 _MAY_FAIL = re.compile(r"[/%\[*]|->")  # a division or a load, which an early return may guard
-_CONSTANTS = words("""
-    alias_declaration type_definition using_declaration static_assert_declaration
-    struct_specifier class_specifier union_specifier enum_specifier
-""")
 
 
 def _written(body: Body, variables: Variables) -> tuple[str, str]:
@@ -40,7 +36,7 @@ def _written(body: Body, variables: Variables) -> tuple[str, str]:
                 continue
             if kind.startswith("preproc"):
                 lanes.add("\n" + text + "\n", statement)
-            elif kind in _CONSTANTS and not any(map(is_inside, scopes.words(text))):
+            elif kind in DEFINITIONS and not any(map(is_inside, scopes.words(text))):
                 end = ";\n" if kind.endswith("_specifier") else "\n"
                 lanes.write(text + end, statement)
             elif kind == "declaration":

@@ -25,7 +25,7 @@ from .call import STEPS, HeaderCall
 from .declarations import declared_names
 from .header import Functions
 from .returns import Returns
-from .statements import LOOPS
+from .statements import LOOPS, ancestors
 
 _MOST_CALLS = 256
 _MOST_TEXT = 1 << 19  # characters
@@ -124,11 +124,7 @@ def _moved(call: HeaderCall, start: int, before: str) -> str:
     if statement.type != "declaration" or declarator == declarators(statement)[0]:
         return lines + before + text
     # The declarators before it must stay before it.
-    comma = next(
-        c
-        for c in reversed(statement.children)
-        if c.type == "," and c.end_byte <= declarator.start_byte
-    )
+    comma = declarator.prev_sibling or declarator
     spec = call.text(statement.start_byte, declarators(statement)[0].start_byte)
     done = call.text(start, comma.start_byte)
     return f"{lines}{done}; {before}{spec}{call.text(declarator.start_byte, end)}"
@@ -153,15 +149,14 @@ def _refuse_hidden(call: HeaderCall) -> None:
     # What it declares before the call; and all of it, which is simpler.
     for declared in (node, *node.children) if call.path[-2] != _first(node) else ():
         hidden |= declared_names(call.tree, declared)
-    while node.parent is not None:
-        hidden |= declared_names(call.tree, node.parent)
-        for sibling in node.parent.children:
+    for around in ancestors(node):
+        hidden |= declared_names(call.tree, around)
+        for sibling in around.children:
             if sibling.type == "condition_clause":
                 sibling = sibling.named_children[0]
-            precedes = sibling.start_byte < node.start_byte
-            if precedes or node.parent.type != "compound_statement":
+            if sibling.start_byte < node.start_byte or around.type != "compound_statement":
                 hidden |= declared_names(call.tree, sibling)
-        node = node.parent
+        node = around
     clash = call.function.free & hidden
     if clash:
         raise NotSplittable(f"the body hides {min(clash)}, which {call.name} uses")
@@ -214,6 +209,4 @@ def _first(statement: Node) -> Node | None:
     """The part of a statement that is evaluated first."""
     if statement.type == "declaration":
         return declarators(statement)[0]
-    if statement.type != "for_statement":
-        return None
-    return field(statement, "initializer")
+    return field(statement, "initializer") if statement.type == "for_statement" else None

@@ -10,6 +10,7 @@ import re
 
 from tree_sitter import Node
 
+from ..rewrite import with_callers
 from ..syntax import Tree, declarator_shape, declarators, field, walk
 
 _NAMES = ("simdgroup_matrix", "simdgroup_float8x8", "simdgroup_half8x8", "simdgroup_bfloat8x8")
@@ -22,16 +23,11 @@ def makes_diagonal(header: Tree, body: Tree) -> bool:
     source = header.data.decode() + body.data.decode()
     if not any(name in source for name in _NAMES):
         return False
-    names = set(_NAMES)
-    while True:
-        aliases = {
-            m.group(1) or m.group(4)
-            for m in _ALIAS.finditer(source)
-            if set(re.findall(r"\w+", m.group(2) or m.group(3))) & names
-        }
-        if aliases <= names:
-            break
-        names |= aliases
+    aliases: dict[str, set[str]] = {}
+    for m in _ALIAS.finditer(source):
+        words = re.findall(r"\w+", m.group(2) or m.group(3))
+        aliases.setdefault(m.group(1) or m.group(4), set()).update(words)
+    names = with_callers(set(_NAMES), aliases)
     return any(_makes(t, node, names) for t in (header, body) for node in walk(t.root))
 
 
@@ -47,13 +43,9 @@ def _makes(tree: Tree, node: Node, names: set[str]) -> bool:
         values.append(field(node, "default_value"))
         return any(v is not None and _from_number(tree, v) for v in values)
     if node.type in ("call_expression", "compound_literal_expression", "cast_expression"):
+        operand = tree.text(field(node, "arguments") or field(node, "value"))
         type_node = field(node, "function") or field(node, "type")
-        operand = field(node, "arguments") or field(node, "value")
-        return (
-            _is_matrix(tree, type_node, names)
-            and operand is not None
-            and not _ZERO.fullmatch(tree.text(operand))
-        )
+        return _is_matrix(tree, type_node, names) and not _ZERO.fullmatch(operand)
     return False
 
 
@@ -70,7 +62,5 @@ def _from_number(tree: Tree, value: Node) -> bool:
 
 
 def _is_matrix(tree: Tree, type_node: Node | None, names: set[str]) -> bool:
-    if type_node is None:
-        return False
     words = re.findall(r"\w+", tree.text(type_node).split("<")[0])
     return bool(words) and words[-1] in names

@@ -26,7 +26,7 @@ from ..lexer import join, tokens
 from ..syntax import declarators, declared_name, field, operands, part, walk
 from .analysis import analyse
 from .assignments import assigned
-from .body import SPLIT_CALLS, Body, Scopes, Unit, Variables, read
+from .body import DEFINITIONS, SPLIT_CALLS, Body, Scopes, Unit, Variables, read
 from .inline import inline
 from .kept import Declarations
 from .lanes import Frame, Lanes, Nest, render
@@ -36,11 +36,7 @@ from .plan import Plan, planned, require
 from .statements import LOOPS, Loop, branch_statements, branches, expression, jumps_out, loop_parts
 from .uniform import POSITION_TEXTS, Uniformity
 
-_GROUP_LEVEL = words("""
-    alias_declaration type_definition using_declaration static_assert_declaration
-    struct_specifier class_specifier union_specifier enum_specifier
-    preproc_def preproc_function_def preproc_undef empty_statement
-""")
+_VERBATIM = words("preproc_def preproc_function_def preproc_undef empty_statement")
 _LEFT = re.compile(r"(?<!split::)(?<!\w)(\w+)\s*\(")
 _TO_POINTER = re.compile(r"\w+\s*\(\s*[*&]\s*\w+\s*\)\s*[\[(]")
 # What may hold no synchronising call.
@@ -187,7 +183,7 @@ class _Splitter:
             self.lanes.write(text.rstrip() + "\n", statement)
         elif kind == "attributed_statement":
             self._statement(statement.named_children[-1], nest)
-        elif kind in _GROUP_LEVEL or (kind == "declaration" and self._is_constant(statement)):
+        elif self._is_definition(statement):
             self.lanes.flush(nest, text)
             self._verbatim(statement)
         elif kind == "declaration":
@@ -243,10 +239,12 @@ class _Splitter:
         held = variable.value
         return linear and (held in POSITION_TEXTS or self.uniformity.counts(held))
 
-    def _is_constant(self, statement: Node) -> bool:
-        return "constexpr" in self.tree.text(statement).split("=")[0].split() or not declarators(
-            statement
-        )
+    def _is_definition(self, statement: Node) -> bool:
+        """Whether a statement stands as it is: it says what names mean, for all lanes."""
+        if statement.type != "declaration":
+            return statement.type in DEFINITIONS | _VERBATIM
+        specifiers = self.tree.text(statement).split("=")[0].split()
+        return "constexpr" in specifiers or not declarators(statement)
 
     def _verbatim(self, statement: Node) -> None:
         self.scopes.declare(statement)
