@@ -214,7 +214,7 @@ class _Visit:
     def _changes(self, node: Node, inner: set[str]) -> None:
         """Note what a node changes; `inner` are the names that it declares itself."""
         # A local name that is called is a lambda, or an object with an operator ().
-        callables = self.body.functions | {v.name for v in self.scopes.visible()}
+        callables = self.body.functions | self.scopes.names()
         for name, through in assigned(self.tree, node):
             self._written(name, inner, through)
         for name, through in passed_by_name(self.tree, node, callables):

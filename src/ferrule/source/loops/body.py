@@ -17,7 +17,7 @@ from ..cpp import NotSplittable, Parameter, Prepared, body_line, parameters
 from ..dialect import INTEGERS, MATRIX_OPS, SYNC
 from ..syntax import (
     Tree,
-    called,
+    callee,
     declarator_shape,
     declarators,
     declared_name,
@@ -163,9 +163,15 @@ class Body:
             variable.kind == "array" and "[]" + variable.name in self._escaping
         )
 
+    @cached_property
+    def _synchronising(self) -> list[tuple[int, int]]:
+        calls = kinds(self.tree.block, "call_expression")
+        return [(n.start_byte, n.end_byte) for n in calls if callee(self.tree, n) in SPLIT_CALLS]
+
     def calls(self, node: Node) -> bool:
         """Whether a synchronising call stands in the node."""
-        return bool(called(self.tree, node) & SPLIT_CALLS)
+        first, last = node.start_byte, node.end_byte
+        return any(first <= start and end <= last for start, end in self._synchronising)
 
     def directive(self, at: Node | int) -> str:
         """The directive that says where in the author's source a node, or a line, stands."""
@@ -269,6 +275,10 @@ class Scopes:
         self._scopes.append({})
         yield
         self._scopes.pop()
+
+    def names(self) -> set[str]:
+        """All names that mean variables."""
+        return set().union(*self._scopes)
 
     def visible(self) -> Iterator[Variable]:
         """The variables that names mean, those of inner scopes first."""

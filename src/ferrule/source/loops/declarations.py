@@ -6,13 +6,15 @@ from collections.abc import Iterator
 
 from tree_sitter import Node
 
-from ..syntax import Tree, field, function_definitions, kinds, walk
+from ..syntax import Tree, field, function_definitions, kinds
 
 STRUCTS = ("struct_specifier", "class_specifier", "union_specifier")
 _NAMES = ("identifier", "type_identifier")
 _INNER = ("identifier", "declarator")
 _SHAPED = ("declaration", "for_range_loop", "parameter_declaration")
 _DECLARATIONS = (*_SHAPED, "optional_parameter_declaration", "type_definition")
+_TYPES = (*STRUCTS, "enum_specifier", "enumerator")
+DECLARING = (*_DECLARATIONS, *_TYPES, "alias_declaration", "function_definition")
 _SHAPES = {
     "pointer_declarator": "*",
     "reference_declarator": "&",
@@ -70,9 +72,8 @@ def declared_names(tree: Tree, node: Node) -> set[str]:
     if node.type == "declaration":
         structs = (n for n in node.named_children if n.type in STRUCTS)
         names.update(*(declared_names(tree, n) for n in structs))
-    if node.type in (*STRUCTS, "enum_specifier", "enumerator"):
-        name = field(node, "name")
-        names |= {tree.text(name)} - {""}
+    if node.type in _TYPES:
+        names |= {tree.text(field(node, "name"))} - {""}
     if node.type == "function_definition":
         names |= {name for name, n in function_definitions(tree) if n == node}
     return names
@@ -120,7 +121,7 @@ def listed(node: Node | None) -> list[Node]:
 def declarations(tree: Tree) -> dict[str, list[tuple[str, list[str]]]]:
     """How a body declares each of its names: the specifiers and the shape of the declarator."""
     by_name: dict[str, list[tuple[str, list[str]]]] = {}
-    for node in walk(tree.block):
+    for node in kinds(tree.block, *DECLARING):
         for name, spec, shape in shapes(tree, node):
             by_name.setdefault(name, []).append((spec, shape))
     return by_name

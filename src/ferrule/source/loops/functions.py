@@ -12,9 +12,9 @@ from tree_sitter import Node
 
 from .. import words
 from ..cpp import NotSplittable
-from ..syntax import Edit, Tree, field, kinds, part, replaced, walk
+from ..syntax import Edit, Tree, field, kinds, part, replaced
 from .assignments import assigned, passed_by_name
-from .declarations import STRUCTS, declared_in, declares, listed, shape_of, shapes
+from .declarations import DECLARING, STRUCTS, declared_in, declares, listed, shape_of, shapes
 
 _BREAK = re.compile(r"[ \t\r]*\\?\r?\n\s*")
 # What opens a scope of its own.
@@ -279,7 +279,7 @@ class HeaderFunction:
     def writes_through(self) -> bool:
         """Whether it writes to what a pointer or reference leads to."""
         own = {q.name.text: q.kind == "value" for q in self.parameters if q.name is not None}
-        for node in walk(self.body):
+        for node in kinds(self.body, *DECLARING):
             for name, spec, shape in shapes(self.tree, node):
                 plain = set(shape) <= {"[]"} and "auto" not in spec.split()
                 own[name] = plain and own.get(name, True)

@@ -9,7 +9,7 @@ from tree_sitter import Node
 from ..cpp import NotSplittable, Prepared
 from ..dialect import MATRIX_OPS, SIMD_BARRIERS, SYNC, THREADGROUP_BARRIERS
 from ..macros import expand
-from ..syntax import Tree, called, callee, field, function_definitions, kinds, walk
+from ..syntax import Tree, called, callee, field, function_definitions, kinds, part, walk
 from .declarations import STRUCTS, declared_names, parameter_shapes
 from .functions import HeaderFunction, one_line
 from .statements import ancestors
@@ -36,12 +36,10 @@ class Functions:
                 raise NotSplittable(f"{name} of the header is a specialisation")
         self._read: dict[str, list[HeaderFunction]] = {}
 
-    def is_call(self, tree: Tree, node: Node) -> bool:
-        """Whether a node calls one of the functions."""
-        function = field(node, "function")
-        if node.type != "call_expression" or function is None:
-            return False
-        if callee(tree, node) not in self.names:
+    def is_call(self, tree: Tree, call: Node) -> bool:
+        """Whether a call is of one of the functions."""
+        function = part(call, "function")
+        if callee(tree, call) not in self.names:
             return False
         if function.type == "qualified_identifier":
             return self.is_named(tree.text(function))

@@ -17,7 +17,7 @@ import re
 from tree_sitter import Node
 
 from ..cpp import NotSplittable, Prepared, parameters, synchronising_functions
-from ..syntax import Edit, Tree, callee, declarators, enclosed, field, part, replaced, walk
+from ..syntax import Edit, Tree, callee, declarators, enclosed, field, kinds, part, replaced, walk
 from .arguments import Passed, passed
 from .assignments import WRITES_ARGUMENTS
 from .body import WORD
@@ -51,7 +51,8 @@ def inline(p: Prepared, text: str) -> str:
         tree = Tree(text, body=True)
         if tree.has_error:
             raise NotSplittable("the body has syntax that the splitter does not read")
-        call = next((n for n in walk(tree.block) if functions.is_call(tree, n)), None)
+        calls = kinds(tree.block, "call_expression")
+        call = next((n for n in calls if functions.is_call(tree, n)), None)
         if call is None:
             _refuse_mentions(tree, functions)
             return text
