@@ -9,7 +9,7 @@ from typing import Any
 from tree_sitter import Node
 
 from ..dialect import LINEAR_TYPES
-from ..syntax import call_arguments, declarators, field, kinds, part
+from ..syntax import call_arguments, declarators, field, kinds, part, unbracketed
 from .assignments import assigned, names_in, passed_by_name, referred
 from .body import Body, Scopes, Variable, Variables
 from .declarations import declared_within
@@ -229,15 +229,13 @@ class _Visit:
 
     def _operand(self, node: Node) -> Node:
         """What stands in brackets, or in what `source.arithmetic` writes around it."""
-        while True:
-            inner = node.named_children
-            if node.type == "call_expression" and self.tree.text(node).startswith("::fr::"):
-                inner = call_arguments(node)
-            elif node.type != "parenthesized_expression":
-                return node
+        node = unbracketed(node)
+        while node.type == "call_expression" and self.tree.text(node).startswith("::fr::"):
+            inner = call_arguments(node)
             if len(inner) != 1:
-                return node
-            node = inner[0]
+                break
+            node = unbracketed(inner[0])
+        return node
 
     def _written(self, name: str, inner: Iterable[str] = (), through: bool = False) -> None:
         variable = self.scopes.lookup(name)

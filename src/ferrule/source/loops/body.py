@@ -289,12 +289,9 @@ class Scopes:
 
     def words(self, text: str) -> set[str]:
         """The words of a text, with those that its lambdas bring along."""
-        words = set(WORD.findall(text))
-        todo = list(words)
-        while todo:
-            variable = self.lookup(todo.pop())
-            if variable is not None and variable.kind == "lambda":
-                added = set(WORD.findall(variable.text)) - words
-                words |= added
-                todo += added
+        words, added = set[str](), set(WORD.findall(text))
+        while added:
+            words |= added
+            variables = filter(None, map(self.lookup, added))
+            added = {word for v in variables for word in WORD.findall(v.text)} - words
         return words

@@ -117,7 +117,8 @@ class Uniformity:
             uniform = not address and self.of(inner) and self.readonly(inner)
             return Value(uniform, pointer=address)
         if kind == "subscript_expression":
-            base, value = part(node, "argument"), self.value(part(node, "argument"))
+            base = part(node, "argument")
+            value = self.value(base)
             uniform = value.uniform and self.readonly(base) and self.of(part(node, "indices"))
             return Value(uniform, integral=value.integral)
         return Value(kind in _OF_PARTS and all(map(self.of, node.children)))
