@@ -376,11 +376,10 @@ class _OperatorWriter:
             return self.facts.is_integer_type(self.tree.text(field(node, "type")))
         if kind == "call_expression":
             return self._integer_call(node)
-        if (
-            kind in _LITERALS
-            or (kind == "binary_expression" and part(node, "operator").type in _BITS | _LOGIC)
-            or self.tree.text(field(node, "field")) in self.facts.integers
-        ):
+        if kind == "binary_expression" and part(node, "operator").type in _BITS | _LOGIC:
+            return True
+        member = field(node, "field")
+        if kind in _LITERALS or (member and self.tree.text(member) in self.facts.integers):
             return True
         parts = _INTEGER_PARTS.get(kind, ())
         return bool(parts) and all(self._integer(field(node, name)) for name in parts)
