@@ -15,7 +15,7 @@ import pytest
 import ferrule
 from ferrule import KernelError
 from ferrule.hosts.mlx import build as mlx_build
-from ferrule.operators import entries as op_entries
+from ferrule.kernels import entries as op_entries
 from mlx_files import I
 from test_mlx_rules import asked, copied
 

@@ -312,13 +312,13 @@ for call in (lambda: op(torch.ones(3)), lambda: op.torch_op):
 def test_the_pool_is_large_and_what_does_not_fit_goes_on_in_python() -> None:
     code = """
 import torch, ferrule
-from ferrule.operators import entries as op_entries
+from ferrule.kernels import entries
 from ferrule.hosts.torch import calls as torch_calls
 def make(n):
     return ferrule.op(f"n{n}", "x[N]:float32 -> y[N]:float32", grid="N", threadgroup=32,
                       metal=f"uint i = thread_position_in_grid.x; y[i] = {n} + x[i];")
 library = torch_calls.library()
-spare = op_entries.OpTable()
+spare = entries.OpTable()
 import ctypes
 while (taken := library.fr_torch_take(ctypes.byref(spare))) < 2046: torch_calls._bound.append(None)
 torch_calls._bound.append(None)

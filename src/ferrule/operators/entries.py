@@ -1,222 +1,47 @@
-"""Ops that C runs: the tables of runtime/op_calls.h, and what fills them.
-
-The C libraries of tools/fastcall.py, for NumPy's arrays, of hosts/torch/calls.py and of
-hosts/mlx/build.py ask here for a kernel's program, once per form of call, and for what is wrong
-with a call.
-"""
+"""Ops that C runs: the tables of kernels/entries.py, of an op's rule and bodies."""
 
 from __future__ import annotations
 
 import ctypes
-import threading
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from .. import dtypes
 from ..errors import KernelError, KernelTypeError
 from ..hosts import protocol as hosts
+from ..kernels.entries import (
+    BODIES,
+    BOOL,
+    CPU,
+    CUDA,
+    DIMS,
+    FLOAT,
+    INT,
+    SHARED,
+    TEMPLATE,
+    Bound,
+    Prepared,
+    Request,
+    device_of,
+    facts_of,
+)
 from ..rules.argument import Argument
 from ..rules.bytecode import compile_rule
 from ..rules.expression import Expression
-from ..spec import Facts, Launch, Shape, row_contiguous_strides
+from ..spec import Facts, row_contiguous_strides
 from ..tools import fastcall
-from ..tools.binding import runtime
+from ..tools.binding import FEW, runtime
 from . import call as op_call
 from .bodies import KernelBody
 from .launch import Arguments, check_empty, prepare
 
 if TYPE_CHECKING:
-    from ..devices.protocol import Native, Program
     from .declared import Declared
 
-FEW = 3  # devices.cpu.FEW
-
-# Constants of runtime/op_calls.h and rule.h.
-_ARGUMENTS, _BODIES, _TEMPLATE, _DIMS, _KEY = 32, 4, 16, 16, 96
-_BUCKETS, _MOST_ENTRIES = 64, 4096
-CPU, CUDA = 1, 2
-_ARRAY, _FLOAT, _INT, _BOOL = 0, 1, 2, 3
-_PASS = {"input": 0, "value": 1, "shape": 2, "strides": 3, "output": 4, "launch": 5, "extent": 6}
-_SHARED, _OUTSIDE = -1, 6
-
-_int32, _int64, _pointer = ctypes.c_int32, ctypes.c_int64, ctypes.c_void_p
-
-
-class _Body(ctypes.Structure):
-    _fields_ = (
-        ("devices", _int32), ("when", _int32), ("grid", _int32), ("templates", _int32),
-        ("first_template", _int32), ("zeroed", _int32), ("contiguous", _int32), ("atomics", _int32),
-        ("described", ctypes.c_uint32), ("dims", _int32), ("dim", _int32 * _DIMS),
-    )  # fmt: skip
-
-
-class _Argument(ctypes.Structure):
-    _fields_ = (
-        ("kind", _int32),
-        ("dtype", _int32),
-        ("optional", _int32),
-        ("mutable_", _int32),
-        ("dims", _int32),
-        ("least", _int64),
-        ("most", _int64),
-    )
-
-
-class OpTable(ctypes.Structure):
-    _fields_ = (
-        ("program", ctypes.POINTER(_int64)),
-        ("inputs", _int32),
-        ("outputs", _int32),
-        ("bodies", _int32),
-        ("output_names", ctypes.c_char_p * _ARGUMENTS),
-        ("input", _Argument * _ARGUMENTS),
-        ("body", _Body * _BODIES),
-        ("entries", _int32),
-        ("bucket", _pointer * _BUCKETS),
-    )
-
-
-class _Call(ctypes.Structure):  # cuda_call
-    _fields_ = (
-        ("function", _pointer),
-        ("context", _pointer),
-        ("blocks", ctypes.c_uint32 * 3),
-        ("threads", ctypes.c_uint32 * 3),
-        ("shared", ctypes.c_uint32),
-        ("device", ctypes.c_uint32),
-        ("number", ctypes.c_uint32),
-        ("table", ctypes.c_uint32),
-    )
-
-
-class Entry(ctypes.Structure):
-    _fields_ = (
-        ("next", _pointer), ("words", _int32), ("key", _int64 * _KEY), ("run", _pointer),
-        ("entry", _pointer), ("limit", _int32), ("over_grid", _int32), ("block", _int32),
-        ("described", ctypes.c_uint32), ("call", _Call), ("sizes", ctypes.c_uint32 * 9),
-        ("parameters", _int32), ("parameter", _int32 * (10 * _ARGUMENTS)),
-    )  # fmt: skip
-
-
-class _Input(ctypes.Structure):  # fr_rule_input
-    _fields_ = (
-        ("sizes", ctypes.POINTER(_int64)),
-        ("ndim", _int32),
-        ("dtype", _int32),
-        ("present", ctypes.c_bool),
-    )
-
-
-class _Output(ctypes.Structure):  # fr_rule_output
-    _fields_ = (("ndim", _int32), ("dtype", _int32), ("sizes", _int64 * 16))
-
-
-class Request(ctypes.Structure):
-    _fields_ = (
-        ("op", _int32), ("body", _int32), ("device_type", _int32), ("device", _int32),
-        ("input", ctypes.POINTER(_Input)), ("output", ctypes.POINTER(_Output)),
-        ("pointer", ctypes.POINTER(_pointer)), ("output_pointer", ctypes.POINTER(_pointer)),
-        ("number", ctypes.POINTER(ctypes.c_double)), ("integer", ctypes.POINTER(_int64)),
-        ("host_device", ctypes.POINTER(_int32)), ("grid", ctypes.POINTER(ctypes.c_uint32)),
-        ("template_value", ctypes.POINTER(_int64)), ("threads", _int32), ("aligned", _int32),
-        ("status", _int32), ("strides", ctypes.POINTER(ctypes.POINTER(_int64))),
-        ("exception", _pointer * 3), ("text", ctypes.c_char_p), ("outside", _int32 * 2),
-    )  # fmt: skip
-
-
-RESOLVE = ctypes.CFUNCTYPE(_pointer, ctypes.POINTER(Request))
-
-
-class _Raised(threading.local):
-    """The exception that a thread's last failed call is about, and its text as bytes."""
-
-    error: BaseException | None = None
-    text = b""
-
-
-_raised = _Raised()
-kept: list[object] = []  # for as long as the process lives
-
-
-def fail(request: Request, error: BaseException) -> None:
-    """Answer a request with an exception, which `raised` finds again."""
-    _raised.error, _raised.text = error, str(error).encode() or type(error).__name__.encode()
-    request.text = _raised.text
-
-
-def raised(by_host: Exception) -> BaseException | None:
-    """The exception that a host's C++ made one of its own of, if it did; once."""
-    error, _raised.error = _raised.error, None
-    return error if error is not None and str(by_host).encode().startswith(_raised.text) else None
-
-
-def resolver(answer: Callable[[Request], int]) -> Any:
-    """The function that C calls for an entry: of a request; gives an address, or raises."""
-
-    def resolve(at: Any) -> int:
-        try:
-            return answer(at.contents)
-        except BaseException as error:
-            fail(at.contents, error)
-            return 0
-
-    return RESOLVE(resolve)
-
-
-class Prepared(NamedTuple):
-    """A launch that a request asks for: what `Program.launch` takes, and what owns its numbers."""
-
-    program: Program
-    inputs: Sequence[Facts]
-    outputs: Sequence[Facts]
-    launch: Launch
-    owners: object = None
-
-    def placed(self, request: Request) -> Prepared:
-        """The same, where arrays on a GPU begin anywhere."""
-        if request.device_type == CPU or request.aligned:
-            return self
-        return self._replace(launch=self.launch._replace(aligned=False))
-
-
-class Bound:
-    """An op or kernel that C runs, with its entries.
-
-    Attributes:
-        structure: its table, which must live as long as C may use it.
-        entries: what C remembers, which goes with the table.
-        recent: entries beyond that.
-    """
-
-    def __init__(self) -> None:
-        self.structure = OpTable()
-        self.entries: list[object] = []
-        self.recent: deque[object] = deque(maxlen=2048)
-
-    def prepared(self, request: Request) -> Prepared:
-        """The launch that a request asks for; raises what is wrong with it."""
-        raise NotImplementedError
-
-    def entry(self, request: Request) -> int:
-        """The address of an entry for a request; raises what is wrong with it."""
-        program, inputs, outputs, launch, _ = self.prepared(request)
-        return self.keep(program.native(inputs, outputs, launch))
-
-    def entry_at(self, address: int) -> int:
-        """The same, given the address of the request."""
-        return self.entry(Request.from_address(address))
-
-    def keep(self, native: Native) -> int:
-        """The address of a new entry, which lives as long as C may use it."""
-        entry = Entry()
-        held = fill(entry, native)
-        remembered = self.structure.entries < _MOST_ENTRIES and not fastcall.bypassing()
-        (self.entries if remembered else self.recent).append((entry, held))
-        return ctypes.addressof(entry)
+_int64 = ctypes.c_int64
 
 
 class BoundOp(Bound):
@@ -232,11 +57,11 @@ class BoundOp(Bound):
     def prepared(self, request: Request) -> Prepared:
         """The launch that a request asks for; raises what is wrong with it."""
         op = self.op
-        device = "cpu" if request.device_type == CPU else f"cuda:{request.device}"
+        device = device_of(request)
         arguments = self.arguments(request, device)
         call = op_call.bound(op, device, arguments)
         results = call.results
-        if request.status == _SHARED:
+        if request.status == SHARED:
             op_call.check_apart(op, arguments)
         body = op_call.choose(call)
         if not isinstance(body, KernelBody):
@@ -252,12 +77,8 @@ class BoundOp(Bound):
         if 0 in body_launch.grid:
             check_empty(op.name, op.rule, body_launch, outputs)
         program, facts, written, launch, owners = prepare(call, body, body_launch, outputs)
-        if request.status == _OUTSIDE:
-            i, count = request.outside
-            shape = results[i][0]
-            raise hosts.wrote_outside(launch.of(body.kernel), op.rule.outputs[i].name, shape, count)
-        if request.status > 0:
-            raise program.failure(request.status, launch, [*facts, *written])
+        prepared = Prepared(program, facts, written, launch, owners)
+        prepared.check_ended(request, body.kernel, [output.name for output in op.rule.outputs])
         if request.body < 0:
             shapes = ", ".join(
                 f"{n} {f.shape}" for n, f in arguments.items() if isinstance(f, Facts)
@@ -268,7 +89,7 @@ class BoundOp(Bound):
             )
         if device != "cpu" and self.on_cuda is not None:
             self.on_cuda()
-        return Prepared(program, facts, written, launch, owners).placed(request)
+        return prepared.placed(request)
 
     def arguments(self, request: Request, device: str) -> Arguments:
         """The facts of a call's inputs."""
@@ -283,7 +104,7 @@ class BoundOp(Bound):
                 values.append(request.number[i] if kind == "f" else request.integer[i])
         first: tuple[str, tuple[int, int]] | None = None
 
-        def facts_of(parameter: Argument, i: int) -> Facts:
+        def facts_at(parameter: Argument, i: int) -> Facts:
             nonlocal first
             label, entry = op_call.label_of(self.op, parameter), request.input[i]
             if request.host_device:
@@ -297,28 +118,9 @@ class BoundOp(Bound):
             if entry.dtype < 0:
                 names = ", ".join(d.name for d in dtypes.ALL)
                 raise KernelTypeError(f"{label} has a dtype that is none of {names}.")
-            shape: Shape = tuple(entry.sizes[d] for d in range(entry.ndim))
-            strides = tuple(request.strides[i][d] for d in range(entry.ndim))
-            pointer = request.pointer[i] or 0
-            return Facts(dtypes.ALL[entry.dtype], shape, strides, pointer, device)
+            return facts_of(request, i, device)
 
-        return op_call.gathered(self.op, values, facts_of)
-
-
-def fill(entry: Entry, native: Native) -> object:
-    """Fill an entry; what is returned must live as long."""
-    entry.run, entry.entry, entry.limit = native.run, native.entry, native.limit
-    entry.over_grid, entry.block = native.over_grid, native.block
-    entry.described = native.described
-    if native.call:
-        function, context, *numbers = native.call
-        entry.call = _Call(function, context, tuple(numbers[:3]), tuple(numbers[3:6]), *numbers[6:])
-    if native.sizes:
-        entry.sizes = native.sizes
-    entry.parameters = len(native.parameters)
-    for i, (kind, index) in enumerate(native.parameters):
-        entry.parameter[2 * i], entry.parameter[2 * i + 1] = _PASS[kind], index
-    return native.keep
+        return op_call.gathered(self.op, values, facts_at)
 
 
 def serves(op: Declared, kinds: tuple[str, ...]) -> bool:
@@ -335,7 +137,7 @@ def serves(op: Declared, kinds: tuple[str, ...]) -> bool:
 def _plain(body: KernelBody) -> bool:
     fill = body.fill
     constant = not isinstance(fill, Expression) and (fill is None or hosts.all_bits_zero(fill))
-    count = len(body.dims) <= _DIMS and len(body.template) <= _TEMPLATE
+    count = len(body.dims) <= DIMS and len(body.template) <= TEMPLATE
     return constant and count and not (body.shared.names or body.shared.arrays)
 
 
@@ -345,7 +147,7 @@ def bind(
     """The tables of an op for C, or where it ``launches`` nothing, of its rule; None where they
     need more room than C has."""
     bodies = [body for body in op.implementations if isinstance(body, KernelBody) and launches]
-    if any(len(body.dims) > _DIMS or len(body.template) > _TEMPLATE for body in bodies):
+    if any(len(body.dims) > DIMS or len(body.template) > TEMPLATE for body in bodies):
         return None
     extra: list[Expression] = []
     places = []
@@ -364,7 +166,7 @@ def bind(
         dtypes.BY_NAME[parameter.dtype] for parameter in op.rule.inputs if parameter.dims is None
     ]
     wide = ("b", "i", "u")
-    if program is None or len(bodies) > _BODIES:
+    if program is None or len(bodies) > BODIES:
         return None
     floats = ("float32", "float64") if launches else ("float16", "bfloat16", "float32", "float64")
     if any(kind.kind not in wide and kind.name not in floats for kind in numbers):
@@ -383,7 +185,7 @@ def bind(
         if parameter.dims is None:
             kind = dtypes.BY_NAME[parameter.dtype]
             argument.dtype = dtypes.ALL.index(kind)
-            argument.kind = {"f": _FLOAT, "b": _BOOL}.get(kind.kind, _INT)
+            argument.kind = {"f": FLOAT, "b": BOOL}.get(kind.kind, INT)
             bits = 8 * kind.itemsize
             argument.least = -(1 << (bits - 1)) if kind.kind == "i" else 0
             argument.most = (1 << (bits - (kind.kind == "i"))) - 1 if bits < 64 else 2**63 - 1
@@ -411,7 +213,7 @@ def _numpy_in_c() -> Any:
     if library is None:
         return None
     kinds = tuple((np.dtype(kind.numpy), kind.itemsize) for kind in dtypes.ALL)
-    threads_now = ctypes.cast(runtime().fr_threads, _pointer).value
+    threads_now = ctypes.cast(runtime().fr_threads, ctypes.c_void_p).value
     return library if library.register_ops(kinds, threads_now, FEW) else None
 
 

@@ -1,7 +1,7 @@
 /* Calls of ops without Python code: what torch_calls.c and mlx_node.cpp share.
  *
  * A call's inputs are bound to the op's rule (rule.h), and its launch is worked out. What a kernel
- * became for some dtypes and form of launch is an entry of the op's table. Python (operators/entries.py)
+ * became for some dtypes and form of launch is an entry of the op's table. Python (kernels/entries.py)
  * makes entries, and words the errors: whatever is not known or is wrong here is asked there.
  *
  * Valid as C11 and as C++17.
@@ -109,7 +109,7 @@ enum { FR_SHARED = -1 }; /* arrays that are written in place share memory, or ha
 static struct {
   fr_table_entry* (*resolve)(fr_request*); /* the entry for a request, or NULL and a text */
   int (*threads_now)(void);
-  int few; /* devices.cpu.FEW */
+  int few; /* FEW of tools/binding.py */
   int bypassing; /* entries are neither taken from tables nor put there */
   uint8_t item_bytes[FR_MAX_DTYPES]; /* by place in ferrule.dtypes.ALL */
   pthread_mutex_t lock;

@@ -24,6 +24,7 @@ VERSION = 4  # FR_VERSION of runtime/runtime.h
 MAX_THREADS = 1024  # FR_MAX_THREADS
 MORE = -1  # FR_MORE
 MAX_PARTS = 32  # FR_MAX_PARTS
+FEW = 3  # threads: locked additions cost three times what plain ones do, or more
 Progress = ctypes.c_uint64 * (1 + MAX_PARTS * 16)  # fr_progress
 FOLDER = Path(__file__).resolve().parents[1]
 SOURCES = ("faults.h", "platform.h", "runtime.c", "runtime.h")

@@ -17,7 +17,7 @@ from ...kernel import Kernel
 from ...source import ENTRY
 from ...spec import Facts, Launch, Spec
 from ...tools import fastcall, loader, toolchain
-from ...tools.binding import MORE, Progress, runtime
+from ...tools.binding import FEW, MORE, Progress, runtime
 from .. import portability
 from ..digests import answer, answered, generator_digest, header_digest, request_text
 from ..portability import Portability
@@ -25,7 +25,6 @@ from ..protocol import Binary, Code, Native
 from .form import ANY, NEEDS, Form, form_of
 
 SCHEMA = "1"  # raised when the same text, flags and compiler would run differently
-FEW = 3  # threads: locked additions cost three times what plain ones do, or more
 SLICE = 200_000_000  # nanoseconds after which a launch looks for signals
 BLOCK = 8192  # threads along x of one unit of work of a flat kernel
 MODES = ("auto", "flat", "split", "fibers")

@@ -20,8 +20,8 @@ import mlx.core as mx
 from ... import cache, dtypes
 from ...dtypes import Dtype
 from ...errors import CompilerFailed, DeviceError, FerruleWarning, ToolchainError, warn
-from ...operators import entries as op_entries
-from ...operators.entries import FEW, RESOLVE, Bound, Request
+from ...kernels import entries
+from ...kernels.entries import RESOLVE, Bound, Request
 from ...spec import Shape
 from ...tools import binding, fastcall, loader, toolchain
 from ...tools.waiting import Waiting
@@ -77,11 +77,11 @@ def library() -> ctypes.PyDLL | None:
         ...,
         mx.default_stream(mx.cpu),
         tuple(mlx.DTYPES.get(kind.name) for kind in dtypes.ALL),
-        op_entries.resolver(_resolve),
+        entries.resolver(_resolve),
         ctypes.cast(binding.runtime().fr_threads, _pointer),
-        FEW,
+        binding.FEW,
     )
-    op_entries.kept.append(setup)
+    entries.kept.append(setup)
     native.fr_mlx_init(ctypes.byref(setup))
     fastcall.tell_when_bypassed(native.fr_mlx_bypass)
     gc.callbacks.append(lambda phase, _: native.fr_mlx_collect() if phase == "start" else None)

@@ -18,10 +18,10 @@ import numpy as np
 from ... import cache, dtypes
 from ...dtypes import Dtype
 from ...errors import DeviceError, KernelError
+from ...kernels.entries import Request
 from ...operators import call as op_call
 from ...operators import launch as op_launch
 from ...operators.bodies import BodyLaunch, KernelBody
-from ...operators.entries import Request
 from ...operators.launch import BoundCall
 from ...operators.runners import Runner
 from ...operators.unit_call import memset_pattern

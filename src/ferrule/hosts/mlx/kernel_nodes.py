@@ -16,12 +16,11 @@ import numpy as np
 from ... import dtypes
 from ...dtypes import Dtype
 from ...errors import KernelError, KernelTypeError
-from ...kernels import arguments
-from ...operators import entries as op_entries
+from ...kernels import arguments, entries
+from ...kernels.entries import BoundKernel, Prepared, Request
 from ...operators.bodies import BodyLaunch
-from ...operators.entries import Bound, Prepared, Request
 from ...rules.bytecode import compile_rule
-from ...spec import Facts, Input, Launch, Shape, Spec, row_contiguous_strides
+from ...spec import Facts, Input, Shape, Spec
 from . import arrays as mlx
 from . import gpu as mlx_gpu
 from .build import library, loaded, number_of, outputs_of
@@ -29,6 +28,7 @@ from .gpu import StockCall
 from .node import answered, answering
 
 if TYPE_CHECKING:
+    from ...devices.protocol import Program
     from ...kernel import Kernel
     from ...kernels.sizes import Sizes
 
@@ -38,60 +38,35 @@ _MOST_PLANS = 4096
 Template = tuple[tuple[str, int | bool | Dtype], ...]
 
 
-class BoundKernel(Bound):
-    """A kernel whose sizes are numbers, as C runs it."""
+class NodeKernel(BoundKernel):
+    """A kernel whose sizes are numbers, as nodes run it."""
 
     def __init__(self, kernel: Kernel) -> None:
-        super().__init__()
-        self.kernel = kernel
+        super().__init__(kernel)
         self.templates: list[Template] = []
         self.indices: dict[object, int] = {}  # of templates
-        s = self.structure
-        s.inputs, s.outputs, s.bodies = len(kernel.input_names), len(kernel.output_names), 1
-        for i, name in enumerate(kernel.output_names):
-            s.output_names[i] = name.encode()
-        body = s.body[0]
-        on_cpu = op_entries.CPU if kernel.language == "metal" else 0
-        body.devices = op_entries.CUDA | on_cpu
-        body.when, body.templates = -1, 1
-        body.contiguous = kernel.ensure_row_contiguous
-        body.atomics = "atomic" in kernel.source + kernel.header
         self.plans: dict[object, int] = {}
         self.number = number_of(self)
-        op_entries.kept.append(self)
+        entries.kept.append(self)
         self.calls = loaded().fr_mlx_calls(len(kernel.input_names))
         self.answer = answering(self._rules(), f"kernel {kernel.name!r}")
-        op_entries.kept.append(self.answer)
+        entries.kept.append(self.answer)
 
-    def prepared(self, request: Request) -> Prepared:
-        """The program and arguments for a request."""
+    def program(
+        self, request: Request, device: str, inputs: list[Facts], outputs: list[Facts]
+    ) -> Program:
+        """What runs the kernel for inputs and outputs of these dtypes and ranks."""
         from ...devices import protocol as devices
 
-        device = "cpu" if request.device_type == op_entries.CPU else f"cuda:{request.device}"
         if device == "cpu" and self.kernel.language == "cuda":
             raise arguments.needs_cuda(self.kernel, mlx.name, device, "Call it with stream=mx.gpu")
-        inputs = []
-        for i in range(self.structure.inputs):
-            array, pointer = request.input[i], request.pointer[i] or 0
-            shape: Shape = tuple(array.sizes[: array.ndim])
-            strides = tuple(request.strides[i][: array.ndim])
-            inputs.append(Facts(dtypes.ALL[array.dtype], shape, strides, pointer, device))
-        outputs = []
-        for out in request.output[: self.structure.outputs]:
-            shape = tuple(out.sizes[: out.ndim])
-            strides = row_contiguous_strides(shape)
-            outputs.append(Facts(dtypes.ALL[out.dtype], shape, strides, 0, device))
-        x, y, z, *group = request.grid[:6]
-        shapes = tuple(fact.shape for fact in outputs)
-        launch = Launch((x, y, z), (group[0], group[1], group[2]), shapes, None, ())
         spec = Spec(
             self.kernel,
             tuple(Input(f.dtype, len(f.shape)) for f in inputs),
             tuple(f.dtype for f in outputs),
             self.template(request),
         )
-        program = devices.get(device).program(spec)
-        return Prepared(program, inputs, outputs, launch).placed(request)
+        return devices.get(device).program(spec)
 
     def template(self, request: Request) -> Template:
         """The template of a request."""
@@ -189,7 +164,7 @@ def refusals(kernel: Kernel) -> dict[str, Callable[..., Any]]:
     return {rule: partial(refuse, rule, missing) for rule, missing in words.items()}
 
 
-class BoundSizes(BoundKernel):
+class NodeSizes(NodeKernel):
     """A kernel whose sizes are expressions of its inputs' shapes, of certain ranks."""
 
     def __init__(self, kernel: Kernel, sizes: Sizes, init_value: float | None) -> None:
@@ -259,7 +234,7 @@ def check_numbers(kernel: Kernel, sizes: Sizes, shapes: Sequence[Shape]) -> None
         arguments.check_empty(kernel, threads, outputs)
 
 
-_following: dict[object, tuple[BoundSizes, int]] = {}  # with their plans
+_following: dict[object, tuple[NodeSizes, int]] = {}  # with their plans
 
 
 def _plan_of(kernel: Kernel, sizes: Sizes, init_value: float | None, fills: bytes | None) -> int:
@@ -268,13 +243,13 @@ def _plan_of(kernel: Kernel, sizes: Sizes, init_value: float | None, fills: byte
     key = (kernel, str(sizes.rule), tuple(sizes.launch), template, fills)
     entry = _following.get(key)
     if entry is None:
-        bound = BoundSizes(kernel, sizes, init_value)
+        bound = NodeSizes(kernel, sizes, init_value)
         results = [((), dtypes.BY_NAME[output.dtype]) for output in sizes.rule.outputs]
         entry = _following[key] = bound, bound.new_plan(results, None, 0, fills)
     return entry[1]
 
 
-_kernels: dict[Kernel, BoundKernel] = {}
+_kernels: dict[Kernel, NodeKernel] = {}
 
 
 def call_kernel(
@@ -313,7 +288,7 @@ def call_kernel(
         fills = b"".join(parts)
     bound = _kernels.get(kernel)
     if bound is None:
-        bound = _kernels[kernel] = BoundKernel(kernel)
+        bound = _kernels[kernel] = NodeKernel(kernel)
     if sizes is not None:
         plan = _plan_of(kernel, sizes, init_value, fills)
     else:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import mlx.core as mx
 
 from ...errors import FerruleError, KernelError
+from ...kernels import entries
 from ...operators import batching, derivatives
 from ...operators import call as op_call
 from ...operators import entries as op_entries
@@ -123,12 +124,12 @@ def callable_for(op: Op) -> Any:
     native = library()
     if native is None or any(argument.mutable for argument in op.rule.inputs):
         return None
-    devices = (op_entries.serves(op, ("metal",)) and op_entries.CPU) | (
-        op_entries.serves(op, ("cuda", "metal")) and op_entries.CUDA
+    devices = (op_entries.serves(op, ("metal",)) and entries.CPU) | (
+        op_entries.serves(op, ("cuda", "metal")) and entries.CUDA
     )
     anywhere = any(body.kind != "cuda" for body in op.implementations)
     text = any(not isinstance(body, Runner) for body in op.implementations)
-    elsewhere = op_entries.CUDA | anywhere * op_entries.CPU | text * _CAPTURED
+    elsewhere = entries.CUDA | anywhere * entries.CPU | text * _CAPTURED
     bound = op_entries.bind(op) if devices else None
     if bound is None:
         devices, bound = 0, op_entries.bind(op, launches=False)
@@ -182,7 +183,7 @@ def why() -> BaseException | None:
     native = loaded()
     text = native.fr_mlx_why().decode()
     native.fr_mlx_raised(b"")
-    return (op_entries.raised(KernelError(text)) or KernelError(text)) if text else None
+    return (entries.raised(KernelError(text)) or KernelError(text)) if text else None
 
 
 def answered(result: Any) -> Any:

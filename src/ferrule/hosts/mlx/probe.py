@@ -17,8 +17,8 @@ import numpy as np
 from ... import dtypes
 from ...devices.protocol import Native
 from ...errors import FerruleWarning, warn
-from ...operators import entries as op_entries
-from ...operators.entries import Bound, Request
+from ...kernels import entries
+from ...kernels.entries import Bound, Request
 from ...tools.driver import driver
 
 _DIRECTLY, _BY_MLX = 1, 2  # of runtime/mlx_cuda.h
@@ -63,7 +63,7 @@ class _Probe(Bound):
         s = self.structure
         s.inputs = s.outputs = s.bodies = 1
         body = s.body[0]
-        body.devices, body.when, body.contiguous = op_entries.CUDA, -1, 1
+        body.devices, body.when, body.contiguous = entries.CUDA, -1, 1
 
     def entry(self, request: Request) -> int:
         """The address of an entry for a request."""
@@ -105,10 +105,10 @@ def _wrong(native: ctypes.PyDLL, number_of: Callable[[Bound], int]) -> str:
         if difference:
             return difference.decode()
         probe = _Probe()
-        op_entries.kept.append(probe)
+        entries.kept.append(probe)
         outputs = (((_COUNT,), dtypes.ALL.index(dtypes.BY_NAME["uint32"])),)
         plan = native.fr_mlx_plan(
-            ctypes.addressof(probe.structure), number_of(probe), op_entries.CUDA, b"a probe",
+            ctypes.addressof(probe.structure), number_of(probe), entries.CUDA, b"a probe",
             _Probe, outputs, (_COUNT, 1, 1, 256, 1, 1), 0, None,
         )  # fmt: skip
         for _ in range(3):

@@ -11,7 +11,7 @@ the operator (`hosts.torch.kernels.traced_call`), with which AOTAutograd keeps n
 An eager call runs in C (`runtime/torch_calls.c`): a function of a pool, one per op, binds
 the rule's bytecode, makes the outputs and launches. What a kernel became for some dtypes, template
 values and form of launch is an entry in the op's table; where there is none, and where something is
-wrong, C asks Python (`operators.entries`), which makes the entry or words the error.
+wrong, C asks Python (`kernels.entries`), which makes the entry or words the error.
 
 A graph that was decomposed calls an op that writes in place through `auto_functionalized_v2`, which
 names the tensors that it writes to as views of others; `package` makes these views again, to

@@ -22,10 +22,12 @@ import torch
 
 from ... import dtypes
 from ...errors import ABANDONED, KernelError, KernelTypeError, abandoned
+from ...kernels import entries
+from ...kernels.entries import RESOLVE, Entry, OpTable, Request
 from ...operators import entries as op_entries
-from ...operators.entries import FEW, RESOLVE, BoundOp, Entry, OpTable, Request
+from ...operators.entries import BoundOp
 from ...tools import fastcall
-from ...tools.binding import runtime
+from ...tools.binding import FEW, runtime
 from ..imported import OLDEST_TORCH
 from . import arrays as host
 
@@ -101,9 +103,9 @@ def _tell(at: Any, event: int) -> None:
             error_type, value, _ = exception
             if request.status == ABANDONED and error_type is KeyboardInterrupt:
                 value = KeyboardInterrupt(abandoned(f"op {_bound[request.op].op.name!r}"))
-            op_entries.fail(request, value if isinstance(value, BaseException) else error_type())
+            entries.fail(request, value if isinstance(value, BaseException) else error_type())
     except BaseException as error:
-        op_entries.fail(request, error)
+        entries.fail(request, error)
 
 
 @lru_cache(maxsize=1)
@@ -128,13 +130,13 @@ def library() -> ctypes.CDLL | None:
         len(dtypes.ALL),
         (_int32 * len(numbers))(*numbers),
         (ctypes.c_uint8 * len(numbers))(*[dtype.itemsize for dtype in dtypes.ALL]),
-        op_entries.resolver(_resolve),
+        entries.resolver(_resolve),
         _TELL(_tell),
         ctypes.cast(runtime().fr_threads, _pointer),
         *[ctypes.cast(getattr(ctypes.pythonapi, name), _pointer) for name in _PYTHON],
         FEW,
     )
-    op_entries.kept.append(setup)
+    entries.kept.append(setup)
     if torch_calls.fr_torch_init(ctypes.byref(setup)):
         return None
     fastcall.tell_when_bypassed(torch_calls.fr_torch_bypass)

@@ -20,6 +20,7 @@ from torch.autograd import forward_ad
 from ... import dtypes
 from ...dtypes import Dtype
 from ...errors import FerruleError, FerruleWarning, KernelError, KernelTypeError, warn
+from ...kernels import entries
 from ...operators import batching
 from ...operators import call as op_call
 from ...operators import entries as op_entries
@@ -170,7 +171,7 @@ class TorchOp:
         """Raise the error that torch wrapped in a RuntimeError, or say torch's own more plainly."""
         if isinstance(by_torch, NotImplementedError):  # torch lists the backends that it has
             torch_calls.check_dense(self.op, values)
-        error = op_entries.raised(by_torch)
+        error = entries.raised(by_torch)
         if error is None and isinstance(by_torch.__cause__, FerruleError):
             error = by_torch.__cause__  # DTensor's words around it
         if error is not None:
