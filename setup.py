@@ -17,17 +17,26 @@ import sysconfig
 import tempfile
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 from setuptools import Extension, setup
 from setuptools.command.build_py import build_py
 
-FOLDER = Path("src", "ferrule", "runtime")
-OP_FILES = (
-    "op_calls.h", "arithmetic.h", "arrays.h", "canary.h", "cpu_launch.h", "cuda_launch.h", "rule.h",
-    "runtime.h",
-)  # fmt: skip
-CALL_FILES = [FOLDER / name for name in ("fastcall.c", "numpy_arrays.h", "numpy_ops.h", *OP_FILES)]
-TORCH_FILES = [FOLDER / name for name in ("torch_calls.c", *OP_FILES)]
+PACKAGE = Path("src", "ferrule")
+FOLDER = PACKAGE / "runtime"
+
+
+def alone(*path: str) -> Any:
+    """A module of ferrule that needs neither its package nor other libraries."""
+    spec = importlib.util.spec_from_file_location(path[-1], PACKAGE.joinpath(*path).resolve())
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+fastcall = alone("tools", "fastcall.py")
+CALL_FILES = [FOLDER / name for name in fastcall.SOURCES]
+TORCH_FILES = [FOLDER / name for name in ("torch_calls.c", *fastcall.ENGINE)]
 FILES = [FOLDER / name for name in ("faults.h", "platform.h", "runtime.c", "runtime.h")]
 
 
@@ -47,10 +56,7 @@ AT_START = (
 
 def prebuild(home: Path, package: Path) -> None:
     """Compile the nodes for the MLX in this folder into that folder of ferrule."""
-    file = Path("src", "ferrule", "hosts", "mlx", "sources.py")  # without the package, and NumPy
-    spec = importlib.util.spec_from_file_location("mlx_sources", file.resolve())
-    mlx = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(mlx)
+    mlx = alone("hosts", "mlx", "sources.py")
     if not mlx.has_headers(home):
         sys.exit(f"FERRULE_PREBUILD_MLX: MLX's headers are not in {home / 'include'}")
     target = package / "prebuilt" / mlx.prebuilt(mlx.version(home)).name

@@ -50,7 +50,7 @@ def pretend(fake: FakeCuda) -> None:
             if FAULTS:
                 raise FAULTS[0]
             if SHIFTS:
-                shape, *rest = given
+                shape, *rest = (given,) if isinstance(given[0], int) else given
                 return make((math.prod(shape) + SHIFTS[0],), *rest, **more)[SHIFTS[0] :].view(shape)
             return make(*given, **more)
 
@@ -106,26 +106,34 @@ def check(fake: FakeCuda) -> None:
         given = x.t() if n % 2 else x
         torch.testing.assert_close(call(given, 1.5 + n), given * (1.5 + n), rtol=0, atol=0)
         streams.append(fake.launches[-1].stream)
-    # Each kind of strides goes the long way once, and the grid twice.
-    assert streams == [SLOW_STREAM] * 3 + [FAST_STREAM] * 3, streams
+    # These dtypes go the long way twice, with whatever strides.
+    assert streams == [SLOW_STREAM] * 2 + [FAST_STREAM] * 4, streams
     assert fake.launches[-1].arguments["fr_l"] == fake.launches[0].arguments["fr_l"]
     assert {one.context for one in fake.launches} == {0xC0}
     assert fake.library.fake_depth() == 0
 
     # What was compiled for arrays at multiples of 16 bytes is not launched for others.
+    table: Any = kernel._repeated._programs.structure
+    assert table.entries == 1
     given = torch.randn(9, 4).view(-1)[1:33].view(8, 4)
     assert given.data_ptr() % 16
-    for stream in (SLOW_STREAM, SLOW_STREAM, FAST_STREAM):
+    for _ in range(3):
         torch.testing.assert_close(call(given, 0.5), given * 0.5, rtol=0, atol=0)
-        assert fake.launches[-1].stream == stream
+        assert fake.launches[-1].stream == FAST_STREAM and table.entries == 2
 
     x = torch.randn(4, 8)
-    for shift, stream in ((0, SLOW_STREAM), (0, FAST_STREAM), (1, SLOW_STREAM), (1, FAST_STREAM)):
+    for shift in (0, 0, 1, 1):
         SHIFTS[:] = [shift] * (shift > 0)
         y = call(x, 0.5)
         torch.testing.assert_close(y, x * 0.5, rtol=0, atol=0)
-        assert y.data_ptr() % 16 == 4 * shift and fake.launches[-1].stream == stream
+        assert y.data_ptr() % 16 == 4 * shift and fake.launches[-1].stream == FAST_STREAM
+        assert table.entries == 2  # those of before, for the grid is the same
     SHIFTS.clear()
+
+    # Another grid is another entry, without the long way.
+    x = torch.randn(5, 4)
+    torch.testing.assert_close(call(x, 0.5), x * 0.5, rtol=0, atol=0)
+    assert fake.launches[-1].stream == FAST_STREAM and table.entries == 3
 
     x = torch.ones(8, 4)
     for _ in range(3):

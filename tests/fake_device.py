@@ -13,6 +13,7 @@ from ferrule.devices import protocol as devices
 from ferrule.devices.protocol import Binary
 from ferrule.errors import DeviceError
 from ferrule.hosts import protocol as hosts
+from ferrule.kernels import repeated
 from ferrule.spec import Facts, Launch, Spec
 
 Body = Callable[[list[Any], list[Any]], None]
@@ -67,9 +68,6 @@ class FakeDevice:
         if self.body is not None:
             self.body([view(f) for f in inputs], [view(f) for f in outputs])
 
-    def repeat(self, *_: object) -> None:
-        """Every call is seen."""
-
     def failure(self, status: int, *_: object) -> DeviceError:
         return DeviceError(str(status))
 
@@ -79,5 +77,6 @@ def install(monkeypatch: pytest.MonkeyPatch, body: Body | None = None) -> FakeDe
     where no nodes can be had."""
     fake = FakeDevice(body)
     monkeypatch.setattr(devices, "get", lambda name: fake)
+    monkeypatch.setattr(repeated, "repeated_calls", lambda kernel: None)  # every call is seen
     monkeypatch.setattr(hosts, "nodes", lambda *_: None)
     return fake

@@ -172,9 +172,6 @@ class OnCudaProgram:
                 for copy in entered:
                     copy.__exit__()
 
-    def repeat(self, *_: object) -> None:
-        """Every call copies."""
-
     def failure(self, status: int, *_: object) -> DeviceError:
         return DeviceError(str(status))
 

@@ -100,9 +100,6 @@ class Counted:
         self.counts[self.name] += 1
         self.program.launch(inputs, outputs, launch, stream)
 
-    def repeat(self, *_: object) -> None:
-        return None
-
     def native(self, *_: object) -> Any:
         raise NotImplementedError
 

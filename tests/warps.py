@@ -234,16 +234,13 @@ class EmulatedProgram(CudaProgram):
 
     def launch(self, inputs: Any, outputs: Any, launch: Launch, stream: int = 0) -> None:
         plan = self._plan(inputs, outputs, launch)
-        block, table, _ = self._pack(inputs, outputs, plan, None)
+        block, table = self._pack(inputs, outputs, plan)
         blocks, threads = ((ctypes.c_uint * 3)(*sizes) for sizes in (plan.blocks, plan.block))
         asked = ctypes.c_long()
         at = ctypes.c_void_p(ctypes.addressof(block) + table)
         failure = self.runs[plan.function.handle](at, blocks, threads, ctypes.byref(asked))
         if failure:
             raise DeviceError(failure.decode())
-
-    def repeat(self, *_: object) -> None:
-        """Every call goes the long way."""
 
     def failure(self, status: int, launch: Launch, arrays: list[Facts]) -> DeviceError:
         return DeviceError(str(status))

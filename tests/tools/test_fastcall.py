@@ -516,12 +516,101 @@ def test_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
         assert add(a, 1.0)[1] == 2
 
 
-def test_no_table_for_more_buffers_than_it_holds() -> None:
-    assert fastcall.table(fastcall.MOST_BUFFERS, 1, True) is None
-    assert fastcall.table(fastcall.MOST_BUFFERS - 1, 1, True) is not None
-    module: Any = fastcall.library()
-    with pytest.raises(ValueError, match="at most 32"):
-        module.Table(40, 1, True)
+@pytest.mark.parametrize(("count", "in_c"), [(31, True), (32, False), (40, False)])
+@pytest.mark.filterwarnings("ignore:.*more than 31 buffers:ferrule.PortabilityWarning")
+def test_kernels_of_more_buffers_than_c_has_room_for(
+    count: int, in_c: bool, by_c: Callable[[], None]
+) -> None:
+    names = [f"x{i}" for i in range(count)]
+    kernel = ferrule.metal_kernel(
+        f"sum_of_{count}", names, ["y"],
+        f"uint i = thread_position_in_grid.x; y[i] = {' + '.join(f'{n}[i]' for n in names)};",
+    )  # fmt: skip
+
+    def run(size: int) -> list[float]:
+        (y,) = kernel(
+            inputs=[np.full(size, i, np.float32) for i in range(count)], output_shapes=[(size,)],
+            output_dtypes=[np.float32], grid=(size, 1, 1), threadgroup=(4, 1, 1),
+        )  # fmt: skip
+        return list(y)
+
+    for size in (3, 4, 5):
+        assert run(size) == [sum(range(count))] * size
+    by_c()
+    if in_c:
+        assert run(6) == [sum(range(count))] * 6
+    else:
+        with pytest.raises(AssertionError, match="the long way"):
+            run(6)
+
+
+@pytest.mark.parametrize("fill", [None, 0, 7])
+@pytest.mark.parametrize("library", [np, torch])
+def test_other_sizes_run_no_python(library: Any, fill: Any, by_c: Callable[[], None]) -> None:
+    """Grids of another form ask for machine code, strides for nothing."""
+
+    def made(shape: tuple[int, ...]) -> Any:
+        return library.arange(int(np.prod(shape)), dtype=library.float32).reshape(shape)
+
+    for _ in range(3):
+        add(made((4,)), 1.0, init_value=fill)
+        shaped(made((3, 4)))
+    add(made((4,)), 1.0, init_value=fill, threadgroup=(33, 1, 1))  # its only thread's form
+    by_c()
+    for n in (1, 2, 31, 32, 33, 100, 9000, 20000):
+        x = made((n,))
+        assert bool((add(x, 1.0, init_value=fill) == x + 1).all())
+        for threadgroup in ((1, 1, 1), (3, 1, 1), (256, 1, 1), (1024, 1, 1), (4, 2, 1)):
+            y = add(x, 2.0, init_value=fill, threadgroup=threadgroup)
+            assert bool((y == x + 2).all())
+    for shape in ((1, 1), (2, 3), (7, 5), (64, 33)):
+        x = made(shape)
+        for given_ in (x, x.T, x[::2], x[:, 1:]):
+            if 0 in given_.shape:
+                continue
+            out, sizes = shaped(given_)
+            assert out.shape == given_.shape and bool((out == given_).all())
+            steps = given_.stride() if library is torch else [s // 4 for s in given_.strides]
+            assert sizes.tolist() == [*given_.shape, *steps]
+
+
+def test_sizes_out_of_range_are_refused_in_the_same_words() -> None:
+    """As before C made such calls."""
+    a = np.arange(64, dtype=np.float32)
+    warm(lambda: add(a, 1.0))
+    wrong: list[dict[str, Any]] = [
+        {"grid": (0, 1, 1)},
+        {"grid": (2**31, 1, 1)},
+        {"threadgroup": (1025, 1, 1)},
+        {"threadgroup": (32, 32, 2)},
+        {"threadgroup": (2**32 + 1, 1, 1)},
+        {"output_shapes": [(-1,)]},
+        {"output_shapes": [(2**62, 2)]},
+        {"output_shapes": [(2**62,)]},
+        {"output_shapes": [(2**64,)]},
+        {"output_shapes": [(0, 2**40, 2**40)]},
+        {"init_value": 10**400},
+    ]
+    for change in wrong:
+        with fastcall.bypassed(), pytest.raises(ferrule.FerruleError) as first:
+            add(a, 1.0, **change)
+        for _ in range(2):
+            with pytest.raises(type(first.value)) as again:
+                add(a, 1.0, **change)
+            assert str(again.value) == str(first.value)
+    assert add(a, 1.0)[0] == 1
+
+
+@pytest.mark.parametrize("library", [np, torch])
+def test_what_is_remembered_keeps_no_array(library: Any) -> None:
+    gone = []
+    for n in range(1, 6):
+        x = library.ones(n, dtype=library.float32)
+        y = add(x, 1.5, init_value=0.25)
+        gone += [weakref.ref(x), weakref.ref(y)]
+    del x, y
+    gc.collect()
+    assert [ref() for ref in gone] == [None] * len(gone)
 
 
 def test_torch_that_is_still_being_imported_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,7 +39,7 @@ class Binary(NamedTuple):
 
 
 class Native(NamedTuple):
-    """What runtime/torch_calls.c must know to launch a kernel for launches of one form.
+    """What runtime/op_calls.h must know to launch a kernel for launches of one form.
 
     Attributes:
         run, entry: addresses of ``fr_run_some`` and of the kernel, on the CPU.
@@ -122,18 +122,12 @@ class Program(Protocol):
         """Run the kernel over these arrays, which the caller keeps alive."""
         ...
 
-    def repeat(
-        self, inputs: Sequence[Facts], outputs: Sequence[Facts], launch: Launch
-    ) -> tuple[object, ...] | None:
-        """How runtime/fastcall.c launches this again; None where it cannot, or need not yet."""
-        ...
-
     def native(self, inputs: Sequence[Facts], outputs: Sequence[Facts], launch: Launch) -> Native:
-        """How runtime/torch_calls.c launches this; of a grid without threads, what only fills."""
+        """How runtime/op_calls.h launches this; of a grid without threads, what only fills."""
         ...
 
     def failure(self, status: int, launch: Launch, arrays: list[Facts]) -> DeviceError:
-        """The error for a launch by runtime/fastcall.c that ended with ``status``."""
+        """The error for a launch by C that ended with ``status``."""
         ...
 
 

@@ -73,7 +73,7 @@ def outside(array: Any) -> int:
     return 0
 
 
-def maker(shape: Shape, number: float | None, dtype: Dtype, device: str) -> None:
+def maker(number: float | None, dtype: Dtype, device: str) -> None:
     """Calls with CuPy's arrays are not remembered."""
 
 

@@ -67,15 +67,12 @@ def _guarded(shape: Shape, dtype: Dtype, *, zero: bool) -> np.ndarray[Any, Any] 
     """A new array between canaries; None where there are none, or no memory."""
     if _guards:
         try:
-            array: np.ndarray[Any, Any] = _fast.numpy_new(*_allocation(shape, dtype), zero)
+            size = dtype.itemsize * math.prod(shape)
+            array: np.ndarray[Any, Any] = _fast.numpy_new(shape, np.dtype(dtype.numpy), size, zero)
             return array
         except (MemoryError, OverflowError, ValueError):
             pass  # NumPy says it in its own words
     return None
-
-
-def _allocation(shape: Shape, dtype: Dtype) -> tuple[Shape, np.dtype[Any], int]:
-    return shape, np.dtype(dtype.numpy), dtype.itemsize * math.prod(shape)
 
 
 def outside(array: np.ndarray[Any, Any]) -> int:
@@ -94,16 +91,14 @@ def from_numpy(values: np.ndarray[Any, Any], dtype: Dtype, device: str) -> np.nd
     return np.array(values, dtype.numpy)
 
 
-def maker(shape: Shape, number: float | None, dtype: Dtype, device: str) -> Maker:
+def maker(number: float | None, dtype: Dtype, device: str) -> Maker:
     """How an output is made again."""
-    allocation = _allocation(shape, dtype)
-    guarded = allocation[2] if _guards else 0
-    zero = number is not None and all_bits_zero(number)
-    if number is not None and not (zero and _guards):
-        return Maker(full, (shape, number, dtype, device), guarded=guarded)
-    if _guards:
-        return Maker(_fast.numpy_new, (*allocation, zero), guarded=guarded)
-    return Maker(np.empty, (shape, dtype.numpy))
+    zeroed = number is not None and all_bits_zero(number)
+    if _guards and (number is None or zeroed):
+        return Maker(None, (np.dtype(dtype.numpy),), zeroed=zeroed)
+    if number is None:
+        return Maker(np.empty, (dtype.numpy,))
+    return Maker(full, (number, dtype, device))
 
 
 def finish(

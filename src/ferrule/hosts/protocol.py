@@ -21,19 +21,25 @@ from ..spec import Facts, Shape
 
 
 class Maker(NamedTuple):
-    """How runtime/fastcall.c makes an output anew in each call.
+    """How runtime/kernel_calls.h makes an output, of whatever shape.
 
     Attributes:
-        function, arguments, keywords: the call that makes it.
-        zeroed: how many bytes of it the launch on a GPU fills with zeros first.
-        guarded: its bytes, where canaries are beside it (runtime/canary.h).
+        function: what makes it, called with the shape and ``arguments``; or, where there are
+            ``keywords``, with these and the sizes one by one. None: C makes an array of NumPy's
+            between canaries, whose dtype is the only argument.
+        arguments, keywords: see there.
+        zeroed: C fills it with zeros then.
+        guarded: C puts a canary behind it (runtime/canary.h).
+        large: what makes one of 32 MiB or more instead, called with the shape and ``arguments``,
+            and all there is to do.
     """
 
-    function: Callable[..., Any]
-    arguments: tuple[Any, ...]
+    function: Callable[..., Any] | None
+    arguments: tuple[Any, ...] = ()
     keywords: dict[str, Any] | None = None
-    zeroed: int = 0
-    guarded: int = 0
+    zeroed: bool = False
+    guarded: bool = False
+    large: Callable[..., Any] | None = None
 
 
 class Host(Protocol):
@@ -90,9 +96,9 @@ class Host(Protocol):
         """A new array of these elements, cast to ``dtype``."""
         ...
 
-    def maker(self, shape: Shape, number: float | None, dtype: Dtype, device: str) -> Maker | None:
-        """How `empty`, or `full` of ``number``, makes an output; None where calls of this library
-        are not remembered (see `ferrule.tools.fastcall`)."""
+    def maker(self, number: float | None, dtype: Dtype, device: str) -> Maker | None:
+        """How `empty`, or `full` of ``number``, makes outputs; None where calls of this library
+        are not remembered (see `ferrule.kernels.repeated`)."""
         ...
 
     def finish(self, what: str, inputs: Sequence[Any], outputs: list[Any]) -> list[Any]:

@@ -26,6 +26,7 @@ from .spec_builder import SpecBuilder, Template, make_launch
 if TYPE_CHECKING:
     from ..devices.protocol import Binary, Program
     from ..hosts.protocol import Host
+    from .repeated import RepeatedCalls
     from .sizes import Sizes
 
 
@@ -60,12 +61,8 @@ class CallableKernel:
         self._wants = tuple(any(kernel.wants(n)) for n in kernel.input_names)
         self._programs: dict[tuple[object, ...], Program] = {}
         self._again: Any = None  # calls with MLX's arrays like earlier ones
-        self._table = fastcall.table(
-            len(kernel.input_names),
-            len(kernel.output_names),
-            kernel.ensure_row_contiguous,
-            imported.wants_determinism if kernel.atomic else None,
-        )
+        self._atomic = kernel.atomic
+        self._repeated: RepeatedCalls | None = None  # calls with other arrays like earlier ones
 
     def __repr__(self) -> str:
         inputs, outputs = ", ".join(self.kernel.input_names), ", ".join(self.kernel.output_names)
@@ -136,9 +133,10 @@ class CallableKernel:
             )
             if nodes is not NotImplemented:
                 return nodes
-        table = self._table if stream is None and verbose is False else None
-        if table is not None:
-            outputs = table.call(
+        usual = stream is None and verbose is False
+        repeated = self._repeated
+        if repeated is not None and usual and not (self._atomic and imported.wants_determinism()):
+            outputs: list[Any] | None = repeated.call(
                 inputs, output_shapes, output_dtypes, grid, threadgroup, template, init_value
             )
             if outputs is not None:
@@ -161,7 +159,7 @@ class CallableKernel:
             lazy = self._nodes(graph, arrays, call, template, verbose, stream, as_given, sizes)
             if lazy is not None:
                 return lazy
-        return self._run(arrays, call, stream, verbose, table, (inputs, *evaluated))
+        return self._run(arrays, call, stream, verbose, (inputs, *evaluated) if usual else None)
 
     def _checked(
         self,
@@ -237,10 +235,10 @@ class CallableKernel:
         call: _CheckedCall,
         stream: object,
         verbose: bool,
-        table: Any,
-        arguments_of_table: tuple[Any, ...],
+        to_remember: tuple[Any, ...] | None,
     ) -> list[Any]:
-        """Allocate the outputs and launch; ``table`` remembers how, if it is not None."""
+        """Allocate the outputs and launch. The second time with these dtypes, C is told how calls
+        like ``to_remember`` are made, if it is not None."""
         kernel = self.kernel
         host, device, queue, facts, arrays, copies, owners = self._gathered(arrays, call, stream)
         for fact in facts:
@@ -257,17 +255,15 @@ class CallableKernel:
             results.append(fact)
         launch = make_launch(call.threads, call.group, call.shapes, number, copies)
         empty = 0 in call.threads
-        program = self._programs.get(key)
+        program = known = self._programs.get(key)
         if verbose or (program is None and not empty):
             program = self._load(facts, call.outs, call.items, key, device, launch, verbose)
         if program is not None and not empty:
             program.launch(facts, results, launch, queue)
             if device == "cpu":
                 hosts.check_written(launch.of(kernel), host, kernel.output_names, outputs)
-            if table is not None and not copies:
-                plan = self._plan(program, host, device, facts, results, call.outs, launch, number)
-                if plan is not None:
-                    table.remember(*arguments_of_table, plan)
+            if to_remember is not None and known is not None and not copies:
+                self._remember(to_remember, program, host, device, facts, call.outs, number)
         del owners  # the bytes of scalars and copies had to live until here
         return host.finish(f"kernel {kernel.name!r}", arrays, outputs)
 
@@ -287,7 +283,7 @@ class CallableKernel:
             host, device = self._host_of_dtypes(call.output_dtypes)
         if kernel.language == "cuda" and not device.startswith("cuda"):
             raise arguments.needs_cuda(kernel, host.name, device)
-        alert = getattr(host, "alert_not_deterministic", None) if kernel.atomic else None
+        alert = getattr(host, "alert_not_deterministic", None) if self._atomic else None
         if alert is not None:
             alert(kernel.tag, f"kernel {kernel.name!r}", device)
         try:
@@ -425,41 +421,14 @@ class CallableKernel:
             if fault is not None:
                 raise fault from error
 
-    def _plan(
-        self,
-        program: Program,
-        host: Host,
-        device: str,
-        facts: list[Facts],
-        results: list[Facts],
-        outs: list[Dtype],
-        launch: Launch,
-        number: float | None,
-    ) -> tuple[object, ...] | None:
-        """What runtime/fastcall.c must know to repeat a call; None where it cannot, or where
-        this was the first time."""
-        device_part = program.repeat(facts, results, launch)
-        if device_part is None:
-            return None
-        kernel = self.kernel
-        makers = []
-        for i, dtype in enumerate(outs):
-            value = None if number is None else arguments.fill_value(kernel, i, number, dtype)
-            maker = host.maker(results[i].shape, value, dtype, device)
-            if maker is None:
-                return None
-            makers.append(maker)
+    def _remember(self, call: tuple[Any, ...], *what: Any) -> None:
+        """Let C make calls like this one from now on; takes what `RepeatedCalls.remember` does."""
+        from . import repeated  # now that a first call has been made
 
-        def fail(status: int, inputs: list[Any], outputs: list[Any]) -> None:
-            if device == "cpu":
-                hosts.check_written(launch.of(kernel), host, kernel.output_names, outputs)
-            arrays = [host.facts(a) if hosts.find(type(a)) else None for a in [*inputs, *outputs]]
-            # A scalar's address was that of its first call.
-            gone = [fact._replace(pointer=0) for fact in [*facts, *results]]
-            facts_now = [a or f for a, f in zip(arrays, gone, strict=True)]
-            raise program.failure(status, launch, facts_now)
-
-        return (tuple(makers), fail, *device_part)
+        if self._repeated is None:
+            self._repeated = repeated.repeated_calls(self.kernel)
+        if self._repeated is not None and not fastcall.bypassing():
+            self._repeated.remember(call, *what)
 
     def _load(
         self,

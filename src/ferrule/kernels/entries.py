@@ -10,6 +10,7 @@ import ctypes
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .. import dtypes
@@ -75,7 +76,6 @@ class _Call(ctypes.Structure):  # cuda_call
         ("shared", ctypes.c_uint32),
         ("device", ctypes.c_uint32),
         ("number", ctypes.c_uint32),
-        ("table", ctypes.c_uint32),
     )
 
 
@@ -235,6 +235,20 @@ class Bound:
         remembered = self.structure.entries < _MOST_ENTRIES and not fastcall.bypassing()
         (self.entries if remembered else self.recent).append((entry, held))
         return ctypes.addressof(entry)
+
+
+@lru_cache(maxsize=2)
+def register_engine(on_cpu: bool) -> None:
+    """Tell the library of tools/fastcall.py what calls ask for; those on GPUs need no runtime."""
+    library = fastcall.library()
+    if library is None:
+        return
+    threads_now = few = 0
+    if on_cpu:
+        from ..tools.binding import FEW, runtime
+
+        threads_now, few = ctypes.cast(runtime().fr_threads, _pointer).value or 0, FEW
+    library.register_engine(bytes(kind.itemsize for kind in dtypes.ALL), threads_now, few)
 
 
 def fill(entry: Entry, native: Native) -> object:

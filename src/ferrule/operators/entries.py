@@ -12,28 +12,13 @@ import numpy as np
 from .. import dtypes
 from ..errors import KernelError, KernelTypeError
 from ..hosts import protocol as hosts
-from ..kernels.entries import (
-    BODIES,
-    BOOL,
-    CPU,
-    CUDA,
-    DIMS,
-    FLOAT,
-    INT,
-    SHARED,
-    TEMPLATE,
-    Bound,
-    Prepared,
-    Request,
-    device_of,
-    facts_of,
-)
+from ..kernels import entries as tables
+from ..kernels.entries import CPU, CUDA, Bound, Prepared, Request, device_of, facts_of
 from ..rules.argument import Argument
 from ..rules.bytecode import compile_rule
 from ..rules.expression import Expression
 from ..spec import Facts, row_contiguous_strides
 from ..tools import fastcall
-from ..tools.binding import FEW, runtime
 from . import call as op_call
 from .bodies import KernelBody
 from .launch import Arguments, check_empty, prepare
@@ -61,7 +46,7 @@ class BoundOp(Bound):
         arguments = self.arguments(request, device)
         call = op_call.bound(op, device, arguments)
         results = call.results
-        if request.status == SHARED:
+        if request.status == tables.SHARED:
             op_call.check_apart(op, arguments)
         body = op_call.choose(call)
         if not isinstance(body, KernelBody):
@@ -137,7 +122,7 @@ def serves(op: Declared, kinds: tuple[str, ...]) -> bool:
 def _plain(body: KernelBody) -> bool:
     fill = body.fill
     constant = not isinstance(fill, Expression) and (fill is None or hosts.all_bits_zero(fill))
-    count = len(body.dims) <= DIMS and len(body.template) <= TEMPLATE
+    count = len(body.dims) <= tables.DIMS and len(body.template) <= tables.TEMPLATE
     return constant and count and not (body.shared.names or body.shared.arrays)
 
 
@@ -147,7 +132,7 @@ def bind(
     """The tables of an op for C, or where it ``launches`` nothing, of its rule; None where they
     need more room than C has."""
     bodies = [body for body in op.implementations if isinstance(body, KernelBody) and launches]
-    if any(len(body.dims) > DIMS or len(body.template) > TEMPLATE for body in bodies):
+    if any(len(body.dims) > tables.DIMS or len(body.template) > tables.TEMPLATE for body in bodies):
         return None
     extra: list[Expression] = []
     places = []
@@ -166,7 +151,7 @@ def bind(
         dtypes.BY_NAME[parameter.dtype] for parameter in op.rule.inputs if parameter.dims is None
     ]
     wide = ("b", "i", "u")
-    if program is None or len(bodies) > BODIES:
+    if program is None or len(bodies) > tables.BODIES:
         return None
     floats = ("float32", "float64") if launches else ("float16", "bfloat16", "float32", "float64")
     if any(kind.kind not in wide and kind.name not in floats for kind in numbers):
@@ -185,7 +170,7 @@ def bind(
         if parameter.dims is None:
             kind = dtypes.BY_NAME[parameter.dtype]
             argument.dtype = dtypes.ALL.index(kind)
-            argument.kind = {"f": FLOAT, "b": BOOL}.get(kind.kind, INT)
+            argument.kind = {"f": tables.FLOAT, "b": tables.BOOL}.get(kind.kind, tables.INT)
             bits = 8 * kind.itemsize
             argument.least = -(1 << (bits - 1)) if kind.kind == "i" else 0
             argument.most = (1 << (bits - (kind.kind == "i"))) - 1 if bits < 64 else 2**63 - 1
@@ -212,9 +197,9 @@ def _numpy_in_c() -> Any:
     library = fastcall.library()
     if library is None:
         return None
-    kinds = tuple((np.dtype(kind.numpy), kind.itemsize) for kind in dtypes.ALL)
-    threads_now = ctypes.cast(runtime().fr_threads, ctypes.c_void_p).value
-    return library if library.register_ops(kinds, threads_now, FEW) else None
+    tables.register_engine(on_cpu=True)
+    kinds = tuple(np.dtype(kind.numpy) for kind in dtypes.ALL)
+    return library if library.register_ops(kinds) else None
 
 
 def numpy_caller(op: Declared) -> Callable[..., Any]:

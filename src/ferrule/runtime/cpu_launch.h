@@ -20,8 +20,8 @@ typedef struct {
 static inline uint32_t fr_cpu_form(const uint32_t* grid, const uint32_t* threadgroup) {
   uint32_t x = threadgroup[0], y = threadgroup[1], z = threadgroup[2];
   bool row = y == 1 && z == 1;
-  uint32_t edge = x ? grid[0] % x : 0;
-  return (x * y * z <= 32) | (uint32_t)(row || (x % 32 == 0 && edge % 32 == 0)) << 1 |
+  bool whole = row || (x % 32 == 0 && (!x || grid[0] % x % 32 == 0)); /* divides where it must */
+  return (x * y * z <= 32) | (uint32_t)whole << 1 |
          (uint32_t)row << 2 | (uint32_t)(x % 32 == 0) << 3;
 }
 
@@ -32,7 +32,7 @@ static inline uint64_t fr_cpu_units(fr_cpu_launch* l, const uint32_t* grid, cons
   for (int i = 0; i < 3; i++) {
     l->grid[i] = grid[i];
     l->threadgroup[i] = threadgroup[i];
-    l->groups[i] = (grid[i] + threadgroup[i] - 1) / threadgroup[i];
+    l->groups[i] = threadgroup[i] == 1 ? grid[i] : (grid[i] + threadgroup[i] - 1) / threadgroup[i];
   }
   uint64_t along_x = over_grid ? (grid[0] + l->block - 1) / l->block : l->groups[0];
   return over_grid ? along_x * grid[1] * grid[2] : along_x * l->groups[1] * l->groups[2];

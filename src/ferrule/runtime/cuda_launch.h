@@ -21,11 +21,11 @@ typedef struct {
   uint32_t last[8];
 } cuda_state;
 
-/* How a block of ferrule/devices/cuda/program.py begins. */
+/* A kernel on a GPU, and how it is launched. */
 typedef struct {
   void *function, *context;
   uint32_t blocks[3], threads[3];
-  uint32_t shared, device, number, table;
+  uint32_t shared, device, number;
 } cuda_call;
 
 /* What a parameter of a kernel gets. */

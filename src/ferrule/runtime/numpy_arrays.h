@@ -138,15 +138,20 @@ static int outside_block(const char* memory, size_t bytes) {
   return past ? past : -fr_before_start(memory - FR_CANARY);
 }
 
+/* Whether canaries are beside an array. */
+static bool numpy_is_guarded(PyObject* object) {
+  const numpy_array* array = (const numpy_array*)object;
+  return handler_capsule && Py_TYPE(object) == numpy.type && (array->flags & NUMPY_OWNS) &&
+         array->handler == handler_capsule;
+}
+
 static PyObject* numpy_outside(PyObject* module, PyObject* args) {
-  PyObject* object;
+  PyObject* array;
   Py_ssize_t bytes;
   (void)module;
-  if (!PyArg_ParseTuple(args, "On", &object, &bytes)) return NULL;
-  numpy_array* array = (numpy_array*)object;
-  bool ours = handler_capsule && Py_TYPE(object) == numpy.type && (array->flags & NUMPY_OWNS) &&
-              array->handler == handler_capsule;
-  return PyLong_FromLong(ours ? outside_block(array->data, (size_t)bytes) : 0);
+  if (!PyArg_ParseTuple(args, "On", &array, &bytes)) return NULL;
+  int outside = numpy_is_guarded(array) ? outside_block(((numpy_array*)array)->data, (size_t)bytes) : 0;
+  return PyLong_FromLong(outside);
 }
 
 static PyObject* numpy_guarded(PyObject* module, PyObject* none) {

@@ -1,6 +1,7 @@
-/* Calls of ops without Python code: what torch_calls.c and mlx_node.cpp share.
+/* Calls of ops without Python code: what fastcall.c, torch_calls.c and mlx_node.cpp share.
  *
- * A call's inputs are bound to the op's rule (rule.h), and its launch is worked out. What a kernel
+ * A call's inputs are bound to the op's rule (rule.h), and its launch is worked out; a kernel of level 0 is an op
+ * without a rule, whose sizes are given. What a kernel
  * became for some dtypes and form of launch is an entry of the op's table. Python (kernels/entries.py)
  * makes entries, and words the errors: whatever is not known or is wrong here is asked there.
  *
@@ -229,6 +230,17 @@ static inline int fr_choose(const fr_call* c, const fr_rule_result* found) {
   return -1;
 }
 
+/* Whether there may be a threadgroup of so many threads. */
+static inline bool fr_group_fits(const uint32_t* group) {
+  return group[0] <= 1024 && group[1] <= 1024 && group[2] <= 1024 && group[0] * group[1] * group[2] <= 1024;
+}
+
+/* The threadgroup, which follows the grid, is never longer than that. */
+static inline void fr_clamp_group(uint32_t* grid) {
+  for (int i = 0; i < 3; i++)
+    if (grid[i + 3] > grid[i] && grid[i]) grid[i + 3] = grid[i];
+}
+
 /* Grid, threadgroup, template values and dims of a body. False where one is out of range. */
 static inline bool fr_work_out(fr_call* c, const fr_body* body, const fr_rule_result* found) {
   int64_t size[6];
@@ -239,8 +251,7 @@ static inline bool fr_work_out(fr_call* c, const fr_body* body, const fr_rule_re
     if (size[i] < (i >= 3) || size[i] > INT32_MAX) return false;
     c->grid[i] = (uint32_t)size[i];
   }
-  if (size[3] > 1024 || size[4] > 1024 || size[5] > 1024 || size[3] * size[4] * size[5] > 1024)
-    return false;
+  if (!fr_group_fits(c->grid + 3)) return false;
   if (!fr_values(c->op, found, body->first_template, body->templates, c->template_value))
     return false;
   for (int i = 0; i < body->templates; i++)
@@ -253,8 +264,7 @@ static inline bool fr_work_out(fr_call* c, const fr_body* body, const fr_rule_re
   for (int i = 0; i < c->op->inputs; i++) /* shapes hold int32 */
     for (int d = 0; body->described >> i & 1 && c->input[i].present && d < c->input[i].ndim; d++)
       if (c->input[i].sizes[d] > INT32_MAX) return false;
-  for (int i = 0; i < 3; i++) /* the threadgroup is never longer than the grid */
-    if (c->grid[i + 3] > c->grid[i] && c->grid[i]) c->grid[i + 3] = c->grid[i];
+  fr_clamp_group(c->grid);
   c->request.grid = c->grid;
   c->request.template_value = c->template_value;
   return true;
@@ -303,13 +313,17 @@ static inline int fr_make_key(fr_call* c, int b, const fr_rule_result* found, in
   return n;
 }
 
-static inline fr_table_entry* fr_look_up(fr_op* op, const int64_t* key, int n, uint64_t* bucket) {
+static inline uint64_t fr_hash(const int64_t* key, int n) {
   uint64_t h = (uint64_t)n;
   for (int i = 0; i < n; i++) {
     h = (h ^ (uint64_t)key[i]) * UINT64_C(0x9e3779b97f4a7c15);
     h ^= h >> 29;
   }
-  *bucket = h % BUCKETS;
+  return h;
+}
+
+static inline fr_table_entry* fr_look_up(fr_op* op, const int64_t* key, int n, uint64_t* bucket) {
+  *bucket = fr_hash(key, n) % BUCKETS;
   fr_table_entry* e = __atomic_load_n(&op->bucket[*bucket], __ATOMIC_ACQUIRE);
   for (; e; e = e->next)
     if (e->words == n && !memcmp(e->key, key, sizeof *key * (size_t)n)) return e;

@@ -1,8 +1,8 @@
-"""Repeated calls without Python code: the table of runtime/fastcall.c, where it was built.
+"""Calls of kernels and ops without Python code: runtime/fastcall.c, where it was built.
 
 Installing ferrule builds ``ferrule/_fastcall*.so`` where there is a C compiler with Python's
 headers. Without it, and after its sources have changed, every call takes the long way, with the
-same results.
+same results. setup.py has this module without the package.
 """
 
 from __future__ import annotations
@@ -15,24 +15,14 @@ from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    import ferrule._fastcall as _fastcall
+from typing import Any
 
 FOLDER = Path(__file__).resolve().parents[1] / "runtime"
-ENGINE = (  # what carries out ops' calls, with whatever arrays
-    "op_calls.h",
-    "arithmetic.h",
-    "arrays.h",
-    "canary.h",
-    "cpu_launch.h",
-    "cuda_launch.h",
-    "rule.h",
-    "runtime.h",
-)
-SOURCES = ("fastcall.c", "numpy_arrays.h", "numpy_ops.h", *ENGINE)
-MOST_BUFFERS = 32  # MAX_BUFFERS of fastcall.c
+# What carries out calls, with whatever arrays.
+_ENGINE = "op_calls arithmetic arrays canary cpu_launch cuda_launch rule runtime"
+ENGINE = tuple(f"{name}.h" for name in _ENGINE.split())
+_SOURCES = "host_calls kernel_calls numpy_arrays numpy_ops torch_arrays"
+SOURCES = ("fastcall.c", *[f"{name}.h" for name in _SOURCES.split()], *ENGINE)
 
 _changing = threading.Lock()
 _bypassing = 0  # how many `bypassed` blocks there are
@@ -50,34 +40,6 @@ def library() -> ModuleType | None:
     return _fastcall if hashlib.sha256(text).hexdigest() == _fastcall.DIGEST else None
 
 
-class Asking:
-    """A table that has no calls while they are forbidden."""
-
-    def __init__(self, table: _fastcall.Table, forbidden: Callable[[], bool]) -> None:
-        self._call, self.remember, self._forbidden = table.call, table.remember, forbidden
-
-    def call(self, *call: Any) -> list[Any] | None:
-        """As `Table.call`."""
-        return None if self._forbidden() else self._call(*call)
-
-
-def table(
-    inputs: int, outputs: int, contiguous: bool, forbidden: Callable[[], bool] | None = None
-) -> _fastcall.Table | Asking | None:
-    """A table of the calls of one kernel; None where there is none.
-
-    Args:
-        inputs, outputs: how many the kernel has.
-        contiguous: inputs are copied unless they are row-contiguous.
-        forbidden: whether calls are to take the long way, asked at each; None where they never are.
-    """
-    module = library()
-    if module is None or inputs + outputs > MOST_BUFFERS:
-        return None
-    calls: _fastcall.Table = module.Table(inputs, outputs, contiguous)
-    return calls if forbidden is None else Asking(calls, forbidden)
-
-
 def operator(function: object, kinds: str) -> Callable[..., Any] | None:
     """What calls an operator of torch that has no Autograd kernel, where no derivative is wanted,
     and else gives NotImplemented; None where it cannot be had.
@@ -89,7 +51,7 @@ def operator(function: object, kinds: str) -> Callable[..., Any] | None:
     """
     module = library()
     try:
-        return None if module is None else module.Operator(function, kinds)
+        return None if module is None else module.operator(function, kinds.encode())
     except ValueError:  # this torch lacks what that takes
         return None
 
@@ -131,7 +93,7 @@ _states: dict[int, ctypes.Structure] = {}  # C keeps their addresses
 
 
 def use_cuda(state: ctypes.Structure) -> bool:
-    """Lets calls on GPUs be remembered, given a driver's `State`; False where they cannot."""
+    """Lets calls on GPUs be made in C, given a driver's `State`; False where they cannot."""
     module = library()
     at = ctypes.addressof(state)
     _states[at] = state

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import lru_cache
+from typing import NamedTuple
 
 from ... import cache
 from ...errors import ABANDONED, CompileError, DeviceError, DialectError, abandoned
@@ -85,18 +86,18 @@ def _shared_memory(library: ctypes.CDLL) -> dict[int, int]:
     return sizes
 
 
-class _CpuPlan:
+class _CpuPlan(NamedTuple):
     """The part of a launch that depends on its grid and threadgroup alone.
 
     Attributes:
         loaded: what is launched.
         sizes: grid, threadgroup, threadgroups and block, as `fr::launch` has them.
         units: how many pieces of work there are.
-        repeated: it was launched before.
     """
 
-    def __init__(self, loaded: _Loaded, sizes: tuple[int, ...], units: int) -> None:
-        self.loaded, self.sizes, self.units, self.repeated = loaded, sizes, units, False
+    loaded: _Loaded
+    sizes: tuple[int, ...]
+    units: int
 
 
 class CpuProgram:
@@ -108,7 +109,6 @@ class CpuProgram:
         self._forms: dict[tuple[str, Form], _Loaded] = {}
         self._plans: dict[tuple[object, ...], _CpuPlan] = {}
         self._lock = threading.Lock()
-        self._count = len(spec.inputs) + len(spec.outputs)
         kernel = spec.kernel
         self._atomics = "atomic" in kernel.source or "atomic" in kernel.header
         # Inputs whose shape, strides or rank the body asks for.
@@ -116,24 +116,23 @@ class CpuProgram:
             i for i, name in enumerate(spec.kernel.input_names) if any(spec.kernel.wants(name))
         ]
 
-    def _plan(self, launch: Launch, threads: int, key: tuple[object, ...]) -> _CpuPlan:
-        grid, threadgroup = launch.grid, launch.threadgroup
-        loaded = self._loaded(form_of(launch, threads))
-        groups = tuple(-(-g // t) for g, t in zip(grid, threadgroup, strict=True))
-        if loaded.over_grid:
-            units = -(-grid[0] // BLOCK) * grid[1] * grid[2]
-        else:
-            units = groups[0] * groups[1] * groups[2]
-        if len(self._plans) > 256:
-            self._plans.clear()
-        plan = _CpuPlan(loaded, (*grid, *threadgroup, *groups, BLOCK), units)
-        return self._plans.setdefault(key, plan)
-
-    @staticmethod
-    def _atomic_threads() -> int:
-        """`Form.threads` as threads are set now."""
-        threads = int(runtime().fr_threads())
-        return threads if threads == 1 else FEW if threads <= FEW else 0
+    def _plan(self, launch: Launch) -> _CpuPlan:
+        """The plan of a launch, with threads as they are set now."""
+        grid, threadgroup, threads = launch.grid, launch.threadgroup, 0
+        if self._atomics:
+            threads = int(runtime().fr_threads())
+            threads = threads if threads == 1 else FEW if threads <= FEW else 0
+        key = (grid, threadgroup, _mode.get(), threads)
+        plan = self._plans.get(key)
+        if plan is None:
+            loaded = self._loaded(form_of(launch, threads))
+            groups = tuple(-(-g // t) for g, t in zip(grid, threadgroup, strict=True))
+            x, y, z = (-(-grid[0] // BLOCK), *grid[1:]) if loaded.over_grid else groups
+            if len(self._plans) > 256:
+                self._plans.clear()
+            plan = _CpuPlan(loaded, (*grid, *threadgroup, *groups, BLOCK), x * y * z)
+            self._plans[key] = plan
+        return plan
 
     def _loaded(self, form: Form) -> _Loaded:
         key = (_mode.get(), form)
@@ -158,24 +157,13 @@ class CpuProgram:
                 zero, or the runtime ran out of memory; or units that did not end were abandoned
                 at the second Ctrl-C, on a thread that Python does not interrupt.
         """
-        grid = launch.grid
-        threads = self._atomic_threads() if self._atomics else 0
-        key = (grid, launch.threadgroup, _mode.get(), threads)
-        plan = self._plans.get(key) or self._plan(launch, threads, key)
-        if 0 in grid:
+        loaded, sizes, units = self._plan(launch)
+        if 0 in launch.grid:
             return
-        count = self._count
-        if self._described:
-            block = self._pack(inputs, outputs, plan)
-        else:
-            block = ctypes.create_string_buffer(_FIXED + 8 * count)
-            at = ctypes.addressof(block)
-            pointers = [f.pointer for f in (*inputs, *outputs)]
-            layout = _launch_struct(count)
-            layout.pack_into(block, 0, at + _FIXED, 0, 0, 0, *plan.sizes, *pointers)
+        block = self._pack(inputs, outputs, sizes)
         # One thread where the kernel counts on it; else as many as are set.
-        limit = 1 if plan.loaded.alone else 0
-        call = plan.loaded.entry, ctypes.addressof(block), plan.units, limit, SLICE, Progress()
+        limit = 1 if loaded.alone else 0
+        call = loaded.entry, ctypes.addressof(block), units, limit, SLICE, Progress()
         run = runtime().fr_run_some
         try:
             status = run(*call)
@@ -189,28 +177,24 @@ class CpuProgram:
             raise self.failure(status, launch, [*inputs, *outputs])
 
     def _pack(
-        self,
-        inputs: Sequence[Facts],
-        outputs: Sequence[Facts],
-        plan: _CpuPlan,
-        base: int | None = None,
-        moves: list[int] | None = None,
+        self, inputs: Sequence[Facts], outputs: Sequence[Facts], sizes: tuple[int, ...]
     ) -> ctypes.Array[ctypes.c_char]:
-        """`fr::launch` of include/cpu.h with all that it points to, in one block of memory.
-
-        Args:
-            inputs, outputs, plan: what is launched.
-            base: the address that the block will be copied to; None means that it stays.
-            moves: gets the offsets of all that points into the block.
-        """
-        n, count = len(inputs), self._count
-        shapes = _FIXED + 8 * count
+        """`fr::launch` of include/cpu.h, whose last fields are ``sizes``, with all that it points
+        to, in one block of memory."""
+        pointers = [fact.pointer for fact in (*inputs, *outputs)]
+        n = len(inputs)
+        shapes = _FIXED + 8 * len(pointers)
+        if not self._described:
+            block = ctypes.create_string_buffer(shapes)
+            tables = ctypes.addressof(block) + _FIXED, 0, 0, 0
+            struct.pack_into(f"=4Q10I{len(pointers)}Q", block, 0, *tables, *sizes, *pointers)
+            return block
         strides = shapes + 8 * n
         ndims = strides + 8 * n
         data = ndims + (4 * n + 7) // 8 * 8
         rank = sum(len(inputs[i].shape) for i in self._described)
         block = ctypes.create_string_buffer(data + 16 * rank)
-        at = ctypes.addressof(block) if base is None else base
+        at = ctypes.addressof(block)
         shape_at, stride_at = [0] * n, [0] * n
         for i in self._described:
             fact = inputs[i]
@@ -219,40 +203,15 @@ class CpuProgram:
             stride_at[i], shape_at[i] = at + data, at + data + 8 * ndim
             data += 16 * ndim
         tables = at + _FIXED, at + shapes, at + strides, at + ndims
-        pointers = [f.pointer for f in (*inputs, *outputs)]
-        _launch_struct(count).pack_into(block, 0, *tables, *plan.sizes, *pointers)
         struct.pack_into(
-            f"={2 * n}Q{n}i", block, shapes, *shape_at, *stride_at, *[len(f.shape) for f in inputs]
-        )
-        if moves is not None:
-            moves += [0, 8, 16, 24]
-            moves += [table + 8 * i for i in self._described for table in (shapes, strides)]
+            f"=4Q10I{len(pointers) + 2 * n}Q{n}i", block, 0, *tables, *sizes, *pointers, *shape_at,
+            *stride_at, *[len(fact.shape) for fact in inputs],
+        )  # fmt: skip
         return block
 
-    def repeat(
-        self, inputs: Sequence[Facts], outputs: Sequence[Facts], launch: Launch
-    ) -> tuple[object, ...] | None:
-        """What runtime/fastcall.c needs to launch this again; None at the first such launch."""
-        threads = self._atomic_threads() if self._atomics else 0
-        plan = self._plans.get((launch.grid, launch.threadgroup, "auto", threads))
-        if plan is None or not plan.repeated:
-            if plan is not None:
-                plan.repeated = True
-            return None
-        moves: list[int] = []
-        block = self._pack(inputs, outputs, plan, 0, moves)
-        library = runtime()
-        return (
-            tuple(f.dtype.itemsize for f in (*inputs, *outputs)), block.raw, tuple(moves), _FIXED,
-            plan.loaded.entry.value, plan.units, 1 if plan.loaded.alone else 0,
-            threads if self._atomics else -1, FEW,
-            ctypes.cast(library.fr_run_some, ctypes.c_void_p).value,
-            ctypes.cast(library.fr_threads, ctypes.c_void_p).value, SLICE, -1, (plan, library),
-        )  # fmt: skip
-
     def native(self, inputs: Sequence[Facts], outputs: Sequence[Facts], launch: Launch) -> Native:
-        """What runtime/torch_calls.c needs to launch this over grids of the same form."""
-        loaded = self._loaded(form_of(launch, self._atomic_threads() if self._atomics else 0))
+        """What runtime/op_calls.h needs to launch this over grids of the same form."""
+        loaded = self._plan(launch).loaded
         library = runtime()
         return Native(
             run=ctypes.cast(library.fr_run_some, ctypes.c_void_p).value or 0,
@@ -270,12 +229,6 @@ class CpuProgram:
 
 
 _FIXED = 4 * 8 + 10 * 4  # bytes of `fr::launch` of include/cpu.h
-
-
-@lru_cache(maxsize=64)
-def _launch_struct(buffers: int) -> struct.Struct:
-    """`fr::launch`, followed by the addresses of the buffers."""
-    return struct.Struct(f"=4Q10I{buffers}Q")
 
 
 def _failure(status: int, kernel: Kernel, launch: Launch, arrays: list[Facts]) -> DeviceError:

@@ -22,11 +22,9 @@ from ...source.cuda.launch import (
     possible_forms,
 )
 from ...spec import CUDA_RANK, Facts, Launch, Spec, extent
-from ...tools import fastcall
 from ...tools.driver import LoadedFunction, Sizes, driver
 from ..protocol import Binary, Native
 
-_HEAD = struct.Struct("=2Q10I")  # `cuda_call` of runtime/fastcall.c
 _LAUNCH = struct.Struct("=9I")  # `fr::launch` of include/cuda_grid.h
 _EXTENT = struct.Struct("=qQII")  # `fr::extent` of include/cuda_bounds.h
 _MOST_PLANS = 256
@@ -39,15 +37,10 @@ class _CudaPlan:
         function: what is launched.
         blocks, block: blocks of the CUDA grid and threads of a block, along x, y and z.
         sizes: `fr::launch`.
-        aligned: it is for arrays that begin at multiples of `ALIGNMENT`.
-        repeated: it was launched before.
     """
 
-    def __init__(
-        self, function: LoadedFunction, blocks: Sizes, block: Sizes, sizes: bytes, aligned: bool
-    ) -> None:
-        self.function, self.blocks, self.block = function, blocks, block
-        self.sizes, self.aligned, self.repeated = sizes, aligned, False
+    def __init__(self, function: LoadedFunction, blocks: Sizes, block: Sizes, sizes: bytes) -> None:
+        self.function, self.blocks, self.block, self.sizes = function, blocks, block, sizes
 
 
 class ByPointer(NamedTuple):
@@ -115,7 +108,7 @@ class CudaProgram:
         """
         self._driver.check_ordinal(self._ordinal)
         plan = self._plan(inputs, outputs, launch)
-        block, table, _ = self._pack(inputs, outputs, plan, None)
+        block, table = self._pack(inputs, outputs, plan)
         at = ctypes.addressof(block) + table
         status = self._driver.launch(
             plan.function, self._number, plan.blocks, plan.block, at, stream
@@ -123,32 +116,12 @@ class CudaProgram:
         if status:
             raise self.failure(status, launch, [*inputs, *outputs])
 
-    def repeat(
-        self, inputs: Sequence[Facts], outputs: Sequence[Facts], launch: Launch
-    ) -> tuple[object, ...] | None:
-        """What runtime/fastcall.c needs to launch this again; None at the first such launch."""
-        plan = self._plan(inputs, outputs, launch)
-        if not plan.repeated:
-            plan.repeated = True
-            return None
-        if not fastcall.use_cuda(self._driver.state):
-            return None
-        block, _, moves = self._pack(inputs, outputs, plan, 0)
-        alignments = [f.dtype.itemsize for f in (*inputs, *outputs)]
-        if plan.aligned:
-            for i in (*self._arrays, *range(len(inputs), len(alignments))):
-                alignments[i] = ALIGNMENT
-        return (
-            tuple(alignments), block.raw, tuple(moves), _HEAD.size, 0, 0, 0, -1, 0, 0, 0, 0,
-            self._ordinal, (plan, self),
-        )  # fmt: skip
-
     def native(self, inputs: Sequence[Facts], outputs: Sequence[Facts], launch: Launch) -> Native:
-        """What runtime/torch_calls.c needs to launch this over the same grid."""
+        """What runtime/op_calls.h needs to launch this over the same grid."""
         self._driver.check_ordinal(self._ordinal)
         if 0 in launch.grid:
             context = self._driver.context(self._ordinal)
-            call = (0, context, 0, 0, 0, 0, 0, 0, 0, self._ordinal, self._number, 0)
+            call = (0, context, 0, 0, 0, 0, 0, 0, 0, self._ordinal, self._number)
             return Native(call=call, keep=self)
         plan = self._plan(inputs, outputs, launch)
         function = plan.function
@@ -160,7 +133,6 @@ class CudaProgram:
             function.shared,
             self._ordinal,
             self._number,
-            0,
         )
         return Native(
             call=call,
@@ -255,7 +227,7 @@ class CudaProgram:
     def _made(self, launch: Launch, key: tuple[object, ...]) -> _CudaPlan:
         form, function = self._loaded(launch)
         blocks, block = self._blocks(form, launch)
-        plan = _CudaPlan(function, blocks, block, self._sizes(form, launch), launch.aligned)
+        plan = _CudaPlan(function, blocks, block, self._sizes(form, launch))
         threads = block[0] * block[1] * block[2]
         if threads > plan.function.most_threads:
             raise DeviceError(
@@ -303,30 +275,22 @@ class CudaProgram:
         return dynamic
 
     def _pack(
-        self, inputs: Sequence[Facts], outputs: Sequence[Facts], plan: _CudaPlan, base: int | None
-    ) -> tuple[ctypes.Array[ctypes.c_char], int, list[int]]:
-        """A launch in one block of memory: `cuda_call`, an address or value per array, what else
-        the kernel takes by value, and the table of where each argument stands.
-
-        Args:
-            inputs, outputs, plan: what is launched.
-            base: the address that the block will be copied to; None means that it stays.
-
-        Returns:
-            The block, where the table begins, and the offsets of all that points into the block.
+        self, inputs: Sequence[Facts], outputs: Sequence[Facts], plan: _CudaPlan
+    ) -> tuple[ctypes.Array[ctypes.c_char], int]:
+        """The arguments of a launch in one block of memory: an address or value per array, what
+        else the kernel takes by value, and the table of where each stands; and where that begins.
         """
         arrays = [*inputs, *outputs]
-        data = bytearray(_HEAD.size)
         slots = [f.pointer for f in arrays]
         for i in self._values:
             fact = inputs[i]
             value = ctypes.string_at(fact.pointer, fact.dtype.itemsize)
             slots[i] = int.from_bytes(value.ljust(8, b"\0"), "little")
-        data += struct.pack(f"={len(slots)}Q", *slots)
+        data = bytearray(struct.pack(f"={len(slots)}Q", *slots))
         where = []
         for kind, i in self._parameters:
             if kind in ("input", "value", "output"):
-                where.append(_HEAD.size + 8 * (i + len(inputs) * (kind == "output")))
+                where.append(8 * (i + len(inputs) * (kind == "output")))
                 continue
             where.append(len(data))
             if kind == "launch":
@@ -338,24 +302,11 @@ class CudaProgram:
                 data += self._by_value(kind, inputs[i])
             data += bytes(-len(data) % 8)
         table = len(data)
-        function = plan.function
-        _HEAD.pack_into(
-            data,
-            0,
-            function.handle,
-            function.context,
-            *plan.blocks,
-            *plan.block,
-            function.shared,
-            self._ordinal,
-            self._number,
-            table,
-        )
         block = ctypes.create_string_buffer(table + 8 * len(where))
-        at = ctypes.addressof(block) if base is None else base
+        at = ctypes.addressof(block)
         ctypes.memmove(block, bytes(data), table)
         struct.pack_into(f"={len(where)}Q", block, table, *[at + offset for offset in where])
-        return block, table, [table + 8 * n for n in range(len(where))]
+        return block, table
 
 
 def _extent(first: int, count: int) -> bytes:

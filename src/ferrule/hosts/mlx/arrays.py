@@ -136,7 +136,7 @@ def outside(array: mx.array) -> int:
     return 0
 
 
-def maker(shape: Shape, number: float | None, dtype: Dtype, device: str) -> None:
+def maker(number: float | None, dtype: Dtype, device: str) -> None:
     """None: MLX's arrays are evaluated, and tied to the outputs, by Python code each time."""
 
 

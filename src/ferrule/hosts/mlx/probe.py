@@ -71,7 +71,7 @@ class _Probe(Bound):
         number = driver().number("ferrule_probe")
         blocks = -(-_COUNT // 256)
         call = (
-            function.handle, function.context, blocks, 1, 1, 256, 1, 1, 0, request.device, number, 0
+            function.handle, function.context, blocks, 1, 1, 256, 1, 1, 0, request.device, number
         )  # fmt: skip
         return self.keep(Native(call=call, parameters=(("input", 0), ("output", 0)), keep=function))
 

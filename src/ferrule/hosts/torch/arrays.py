@@ -262,17 +262,21 @@ def from_numpy(values: np.ndarray[Any, Any], dtype: Dtype, device: str) -> torch
     return torch.tensor(values).to(TORCH[dtype.name]).to(device)
 
 
-def maker(shape: Shape, number: float | None, dtype: Dtype, device: str) -> Maker:
+def maker(number: float | None, dtype: Dtype, device: str) -> Maker:
     """How an output is made again."""
-    size = math.prod(shape) * dtype.itemsize
-    zeroed = size if number is not None and all_bits_zero(number) and _on_cuda(device) else 0
-    guarded = size if device == "cpu" and slack_is_known() else 0
+    on_cpu = device == "cpu"
+    zeroed = number is not None and all_bits_zero(number) and (on_cpu or _on_cuda(device))
+    guarded = on_cpu and slack_is_known()
     if number is not None and not zeroed:
-        return Maker(full, (shape, number, dtype, device), guarded=guarded)
-    if device == "cpu" and size >= _LARGE:
-        return Maker(empty, (shape, dtype, device))
-    keywords = {"dtype": TORCH[dtype.name], "device": torch.device(device)}
-    return Maker(torch.empty, (shape,), keywords, zeroed, guarded)
+        return Maker(full, (number, dtype, device), guarded=guarded)
+    keywords: dict[str, Any] = {"dtype": TORCH[dtype.name]}
+    if not on_cpu:
+        keywords["device"] = torch.device(device)
+        return Maker(torch.empty, (), keywords, zeroed)
+    # Without a device, which takes torch longer: C sees to it that outputs are where inputs are.
+    if number is None:
+        return Maker(torch.empty, (dtype, device), keywords, zeroed, guarded, large=empty)
+    return Maker(torch.empty, (number, dtype, device), keywords, zeroed, guarded, large=full)
 
 
 def finish(what: str, inputs: Sequence[Any], outputs: list[torch.Tensor]) -> list[torch.Tensor]:
