@@ -55,6 +55,23 @@ def test_true_and_one_and_a_dtype_are_three_templates() -> None:
             assert call(made, x, template=[("V", value)]).item() == expected
 
 
+@pytest.mark.parametrize(("inputs", "outputs"), [(32, 32), (33, 1), (60, 2), (1, 33)])
+@pytest.mark.filterwarnings("ignore:.*more than 31 buffers:ferrule.PortabilityWarning")
+def test_kernels_of_more_arrays_than_nodes_have_room_for(inputs: int, outputs: int) -> None:
+    """They run at once, as where there are no nodes."""
+    xs, ys = [f"x{i}" for i in range(inputs)], [f"y{i}" for i in range(outputs)]
+    made = ferrule.metal_kernel(
+        name="many", input_names=xs, output_names=ys,
+        source=I + "".join(f"{y}[i] = {' + '.join(f'{x}[i]' for x in xs)};" for y in ys),
+    )  # fmt: skip
+    for n in (3, 4, 3):
+        results = made(
+            inputs=[mx.full((n,), i) for i in range(inputs)], grid=(n, 1, 1), threadgroup=(4, 1, 1),
+            output_shapes=[(n,)] * outputs, output_dtypes=[mx.float32] * outputs,
+        )  # fmt: skip
+        assert [y.tolist() for y in results] == [[sum(range(inputs))] * n] * outputs
+
+
 @pytest.mark.parametrize(
     ("argument", "good", "bad", "error"),
     [

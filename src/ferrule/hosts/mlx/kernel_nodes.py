@@ -17,7 +17,7 @@ from ... import dtypes
 from ...dtypes import Dtype
 from ...errors import KernelError, KernelTypeError
 from ...kernels import arguments, entries
-from ...kernels.entries import BoundKernel, Prepared, Request
+from ...kernels.entries import ARGUMENTS, BoundKernel, Prepared, Request
 from ...operators.bodies import BodyLaunch
 from ...rules.bytecode import compile_rule
 from ...spec import Facts, Input, Shape, Spec
@@ -274,7 +274,8 @@ def call_kernel(
         arrays = tuple([array_of(kernel, wants, i, value) for i, value in enumerate(inputs)])
         return mlx_gpu.call_stock(call, arrays, stream)
     native = library()
-    if native is None:
+    most = max(len(kernel.input_names), len(kernel.output_names))
+    if native is None or most > ARGUMENTS:
         return None
     if kernel.language == "cuda" and not native.fr_mlx_has_cuda():
         raise arguments.needs_cuda(kernel, mlx.name, "cpu")
