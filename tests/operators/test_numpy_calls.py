@@ -135,6 +135,26 @@ def test_what_is_plain_is_in_c() -> None:
         assert caller(x, w, 2, True) is NotImplemented
 
 
+def test_an_entry_that_may_go_is_in_no_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where calls began to be bypassed, perhaps by another thread, while C waited for it."""
+    op = ferrule.op("passing", "x[N]:T -> y[N]:T", metal=f"{INDEX} y[i] = x[i];", **SIZES)
+    caller: Any = entries.numpy_caller(op)
+    bound = caller.__self__[1].__self__
+    x = np.arange(3, dtype=np.float32)
+    with monkeypatch.context() as patch:
+        make = type(bound).entry
+
+        def bypassed(*given: Any) -> int:
+            with fastcall.bypassed():
+                return int(make(*given))
+
+        patch.setattr(type(bound), "entry", bypassed)
+        assert caller(x).tolist() == [0, 1, 2]
+    assert (bound.structure.entries, len(bound.entries), len(bound.recent)) == (0, 0, 1)
+    assert caller(x).tolist() == [0, 1, 2]
+    assert (bound.structure.entries, len(bound.entries), len(bound.recent)) == (1, 1, 1)
+
+
 def test_what_is_written_in_place() -> None:
     caller = entries.numpy_caller(accumulated)
     memory = np.arange(12, dtype=np.float32)

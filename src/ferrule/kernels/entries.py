@@ -234,6 +234,7 @@ class Bound:
         held = fill(entry, native)
         remembered = self.structure.entries < _MOST_ENTRIES and not fastcall.bypassing()
         (self.entries if remembered else self.recent).append((entry, held))
+        entry.words = 0 if remembered else -1  # C keeps in no table what may go
         return ctypes.addressof(entry)
 
 

@@ -203,10 +203,10 @@ class CpuProgram:
             stride_at[i], shape_at[i] = at + data, at + data + 8 * ndim
             data += 16 * ndim
         tables = at + _FIXED, at + shapes, at + strides, at + ndims
-        struct.pack_into(
-            f"=4Q10I{len(pointers) + 2 * n}Q{n}i", block, 0, *tables, *sizes, *pointers, *shape_at,
-            *stride_at, *[len(fact.shape) for fact in inputs],
-        )  # fmt: skip
+        layout = f"=4Q10I{len(pointers) + 2 * n}Q{n}i"
+        ranks = [len(fact.shape) for fact in inputs]
+        numbers = (*tables, *sizes, *pointers, *shape_at, *stride_at, *ranks)
+        struct.pack_into(layout, block, 0, *numbers)
         return block
 
     def native(self, inputs: Sequence[Facts], outputs: Sequence[Facts], launch: Launch) -> Native:
