@@ -127,6 +127,7 @@ setup(
             define_macros=[digest(TORCH_FILES)],
             # Errors are C++ exceptions of torch, which pass through these functions.
             extra_compile_args=["-std=gnu11", "-O2", "-fvisibility=hidden", "-fexceptions"],
+            libraries=["m"],
             py_limited_api=ANY_VERSION,
             optional=True,
         ),
@@ -138,6 +139,7 @@ setup(
                     define_macros=[digest(CALL_FILES)],
                     depends=[str(file) for file in CALL_FILES],
                     extra_compile_args=["-std=c11", "-O2", "-fvisibility=hidden"],
+                    libraries=["m"],
                     py_limited_api=True,
                     optional=True,
                 )

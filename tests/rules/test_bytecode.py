@@ -526,6 +526,11 @@ def test_the_numbers_are_those_of_the_headers() -> None:
     assert len(dtypes.ALL) <= bytecode.MAX_DTYPES
 
 
+def test_c_has_the_same_table_of_dtypes() -> None:
+    rows = re.findall(r"F\((\w+), (\w+), (\d)\)", (RUNTIME / "numbers.h").read_text("utf-8"))
+    assert rows == [(d.name.upper(), d.name, str(d.itemsize)) for d in dtypes.ALL]
+
+
 def test_the_headers_are_cpp_too() -> None:
     toolchain.find_compiler().compile('#include "rule.h"\n', flags=[f"-I{RUNTIME}", "-Wall"])
 

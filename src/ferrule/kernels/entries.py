@@ -48,8 +48,6 @@ class _Argument(ctypes.Structure):
         ("optional", _int32),
         ("mutable_", _int32),
         ("dims", _int32),
-        ("least", _int64),
-        ("most", _int64),
     )
 
 
@@ -238,18 +236,15 @@ class Bound:
         return ctypes.addressof(entry)
 
 
-@lru_cache(maxsize=2)
-def register_engine(on_cpu: bool) -> None:
-    """Tell the library of tools/fastcall.py what calls ask for; those on GPUs need no runtime."""
-    library = fastcall.library()
-    if library is None:
-        return
-    threads_now = few = 0
-    if on_cpu:
-        from ..tools.binding import FEW, runtime
+@lru_cache(maxsize=1)
+def register_engine() -> None:
+    """Tell the library of tools/fastcall.py what calls on the CPU ask for."""
+    from ..tools.binding import FEW, runtime
 
-        threads_now, few = ctypes.cast(runtime().fr_threads, _pointer).value or 0, FEW
-    library.register_engine(bytes(kind.itemsize for kind in dtypes.ALL), threads_now, few)
+    library = fastcall.library()
+    if library is not None:
+        threads_now = ctypes.cast(runtime().fr_threads, _pointer).value or 0
+        library.register_engine(threads_now, FEW)
 
 
 def fill(entry: Entry, native: Native) -> object:

@@ -85,8 +85,9 @@ class RepeatedCalls:
                 return
             makers.append(maker)
         on_gpu = device != "cpu"
-        register_engine(not on_gpu)
-        if on_gpu and not _use_cuda():
+        if not on_gpu:
+            register_engine()
+        elif not _use_cuda():
             return
         kinds = bytes(dtypes.ALL.index(d) for d in (*[fact.dtype for fact in inputs], *outputs))
         self._remember(call, on_gpu, self._programs.number(program), kinds, tuple(makers))

@@ -171,9 +171,6 @@ def bind(
             kind = dtypes.BY_NAME[parameter.dtype]
             argument.dtype = dtypes.ALL.index(kind)
             argument.kind = {"f": tables.FLOAT, "b": tables.BOOL}.get(kind.kind, tables.INT)
-            bits = 8 * kind.itemsize
-            argument.least = -(1 << (bits - 1)) if kind.kind == "i" else 0
-            argument.most = (1 << (bits - (kind.kind == "i"))) - 1 if bits < 64 else 2**63 - 1
     for structure, body, (when, grid, count, first) in zip(s.body, bodies, places, strict=False):
         text = body.kernel.source + body.kernel.header
         structure.devices = CUDA if body.kind == "cuda" else CPU | CUDA
@@ -197,7 +194,7 @@ def _numpy_in_c() -> Any:
     library = fastcall.library()
     if library is None:
         return None
-    tables.register_engine(on_cpu=True)
+    tables.register_engine()
     kinds = tuple(np.dtype(kind.numpy) for kind in dtypes.ALL)
     return library if library.register_ops(kinds) else None
 

@@ -159,20 +159,13 @@ def check(op: Op, body: Packaged, outputs: Sequence[Dtype]) -> None:
 
 def _head(used: set[Dtype]) -> str:
     """The includes, and the tables of dtypes."""
-    known_dtypes = dtypes.ALL
-    places = ", ".join(f"FR_{d.name.upper()} = {i}" for i, d in enumerate(known_dtypes))
-    codes = ", ".join(f"aoti_torch_dtype_{d.name}" if d in used else "NULL" for d in known_dtypes)
-    names = ", ".join(_string(d.name) for d in known_dtypes)
-    sizes = ", ".join(str(d.itemsize) for d in known_dtypes)
+    codes = ", ".join(f"aoti_torch_dtype_{d.name}" if d in used else "NULL" for d in dtypes.ALL)
     return (
         "/* Written by ferrule. The ops of one package of AOTInductor; see packaged/ops.h. */\n"
         '#define FR_API\n#define FR_DIGEST ""\n'
         '#include "runtime.c"\n#include "torch_abi.h"\n\n'
-        f"enum {{ {places}, FR_DTYPES = {len(known_dtypes)} }};\n"
         "/* Codes of torch's dtypes; NULL of those that no op here has. */\n"
-        f"static const fr_dtype_code fr_dtype_codes[] = {{{codes}}};\n"
-        f"static const char* const fr_dtype_names[] = {{{names}}};\n"
-        f"static const uint8_t fr_dtype_sizes[] = {{{sizes}}};\n\n"
+        f"static const fr_dtype_code fr_dtype_codes[] = {{{codes}}};\n\n"
         '#include "ops.h"\n'
     )
 

@@ -128,7 +128,7 @@ static bool fr_fill_outputs(fr_call* c, const fr_body* body, const fr_special* s
     uint16_t two;
     uint32_t four, next;
     int status;
-    switch (fr_dtype_sizes[output->dtype]) {
+    switch (fr_item_bytes[output->dtype]) {
       case 1:
         memcpy(&one, element, 1);
         status = fr_cuda.fill8(at, one, count, stream);

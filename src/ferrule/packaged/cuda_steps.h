@@ -66,7 +66,7 @@ static bool fr_make_scratch(fr_call* c, const fr_unit* unit, const fr_special* s
     places[i].address = (uint64_t)end;
     places[i].count = count;
     places[i].dtype = special->scratch[i];
-    end = fr_add(end, fr_mul(count, fr_dtype_sizes[special->scratch[i]], &status), &status);
+    end = fr_add(end, fr_mul(count, fr_item_bytes[special->scratch[i]], &status), &status);
   }
   int64_t bytes = fr_add(end, FR_ALIGNMENT - 1, &status);
   if (status)
@@ -180,14 +180,14 @@ static bool fr_add_step(fr_call* c, const fr_step* step, fr_pattern pattern, fr_
   started->to = to->address;
   if (step->kind == FR_FILL) {
     started->pattern = pattern;
-    started->count = (size_t)to->count * fr_dtype_sizes[to->dtype] / pattern.size;
+    started->count = (size_t)to->count * fr_item_bytes[to->dtype] / pattern.size;
   } else {
     if (to->count != source->count || to->dtype != source->dtype)
       return fr_fail(c, "a step copies %lld elements of %s to %lld elements of %s; expected as many "
                      "of the same dtype.", (long long)source->count, fr_dtype_names[source->dtype],
                      (long long)to->count, fr_dtype_names[to->dtype]);
     started->source = source->address;
-    started->count = (size_t)to->count * fr_dtype_sizes[to->dtype];
+    started->count = (size_t)to->count * fr_item_bytes[to->dtype];
   }
   work->count += started->count != 0;
   return true;

@@ -103,86 +103,6 @@ static TH fr_new(fr_call* c, int32_t ndim, const int64_t* sizes, int32_t dtype) 
   return made;
 }
 
-/* The bits of the float of 16 bits that is nearest to a value, of two the even one, as NumPy rounds.
- * `digits` of them stand behind the first binary digit; what is too large becomes infinite. */
-static uint16_t fr_float16_bits(double value, int digits) {
-  int bias = (1 << (14 - digits)) - 1, exponent;
-  int32_t sign = signbit(value) ? 1 << 15 : 0, infinite = (2 * bias + 1) << digits;
-  if (isnan(value)) return (uint16_t)(sign | infinite | 1 << (digits - 1));
-  if (isinf(value)) return (uint16_t)(sign | infinite);
-  frexp(value, &exponent); /* of the digit behind the first */
-  if (exponent - 1 < 1 - bias || value == 0) exponent = 2 - bias; /* of subnormals */
-  if (exponent - 1 > bias) return (uint16_t)(sign | infinite);
-  /* The first digit, where there is one, counts the exponent up by one; so does a carry. */
-  int32_t found = (int32_t)rint(ldexp(fabs(value), digits + 1 - exponent));
-  found += (exponent - 2 + bias) << digits;
-  return (uint16_t)(sign | found);
-}
-enum { FR_FLOAT16_DIGITS = 10, FR_BFLOAT16_DIGITS = 7 };
-
-/* The bytes of an integer as a dtype; false where it does not fit. */
-static bool fr_integer_bytes(int dtype, int64_t value, void* bytes) {
-  switch (dtype) {
-#define FR_CASE(PLACE, TYPE, LOW, HIGH)                       \
-  case PLACE: {                                               \
-    TYPE as = (TYPE)value;                                    \
-    if (value < (LOW) || value > (HIGH)) return false;        \
-    memcpy(bytes, &as, sizeof as);                            \
-    return true;                                              \
-  }
-    FR_CASE(FR_UINT8, uint8_t, 0, UINT8_MAX)
-    FR_CASE(FR_UINT16, uint16_t, 0, UINT16_MAX)
-    FR_CASE(FR_UINT32, uint32_t, 0, UINT32_MAX)
-    FR_CASE(FR_UINT64, uint64_t, 0, INT64_MAX)
-    FR_CASE(FR_INT8, int8_t, INT8_MIN, INT8_MAX)
-    FR_CASE(FR_INT16, int16_t, INT16_MIN, INT16_MAX)
-    FR_CASE(FR_INT32, int32_t, INT32_MIN, INT32_MAX)
-    FR_CASE(FR_INT64, int64_t, INT64_MIN, INT64_MAX)
-#undef FR_CASE
-    case FR_BOOL: {
-      uint8_t as = value != 0;
-      memcpy(bytes, &as, 1);
-      return true;
-    }
-    case FR_FLOAT16:
-    case FR_BFLOAT16: {
-      uint16_t as = fr_float16_bits(
-          (float)value, dtype == FR_FLOAT16 ? FR_FLOAT16_DIGITS : FR_BFLOAT16_DIGITS);
-      memcpy(bytes, &as, 2);
-      return true;
-    }
-    case FR_FLOAT32: {
-      float as = (float)value;
-      memcpy(bytes, &as, 4);
-      return true;
-    }
-    case FR_FLOAT64: {
-      double as = (float)value; /* fills are C floats, as in Python's path */
-      memcpy(bytes, &as, 8);
-      return true;
-    }
-    default: return false;
-  }
-}
-
-/* The bytes of a number as a float dtype; false where that makes infinity of it. */
-static bool fr_float_bytes(int dtype, double value, void* bytes) {
-  bool fits = true;
-  if (dtype == FR_FLOAT64) {
-    memcpy(bytes, &value, 8);
-  } else if (dtype == FR_FLOAT32) {
-    float as = (float)value;
-    fits = !isinf(as);
-    memcpy(bytes, &as, 4);
-  } else { /* a bfloat16 is made of a float, as ml_dtypes makes it */
-    uint16_t as = dtype == FR_FLOAT16 ? fr_float16_bits(value, FR_FLOAT16_DIGITS)
-                                      : fr_float16_bits((float)value, FR_BFLOAT16_DIGITS);
-    fits = (as & 0x7fff) != (dtype == FR_FLOAT16 ? 0x7c00 : 0x7f80);
-    memcpy(bytes, &as, 2);
-  }
-  return fits || isinf(value);
-}
-
 /* Takes the arguments off torch's stack. All that is taken is ours, also after an error. */
 static void fr_take(fr_call* c, SIV* stack) {
   for (int i = 0; i < c->op->reads; i++) {
@@ -241,7 +161,7 @@ static bool fr_look(fr_call* c, int i) {
 /* Finds inputs that share memory with one that is written in place (`shared`, a bit each). */
 static bool fr_apart(fr_call* c, uint64_t* shared) {
   const fr_op* op = c->op;
-  fr_given given = {op->reads, c->inputs, c->pointers, c->strides, fr_dtype_sizes, 0, 0};
+  fr_given given = {op->reads, c->inputs, c->pointers, c->strides, 0, 0};
   int32_t wrong[2];
   for (int i = 0; i < op->reads; i++) {
     given.arrays |= (uint64_t)(c->arrays[i] != NULL) << i;
@@ -581,7 +501,7 @@ static bool fr_on_cpu(fr_call* c, const fr_body* body, fr_special* special, cons
 static bool fr_fill_on_cpu(fr_call* c, const fr_body* body, const fr_special* special) {
   for (int i = 0; i < c->op->makes; i++) {
     const fr_rule_output* output = &c->made.outputs[i];
-    size_t size = fr_dtype_sizes[output->dtype];
+    size_t size = fr_item_bytes[output->dtype];
     uint64_t room = 0;
     const char* element = fr_fill(c, body, special, i, &room);
     if (!element) return false;

@@ -7,7 +7,12 @@
 #include <stdint.h>
 
 #include "cuda_launch.h"
+#include "numbers.h"
 #include "runtime.h"
+
+#define FR_NAME(PLACE, NAME, BYTES) #NAME,
+static const char* const fr_dtype_names[] = {FR_ALL_DTYPES(FR_NAME)};
+#undef FR_NAME
 
 /* An input of an op. Arrays that are written in place are outputs to a kernel. */
 enum { FR_ARRAY, FR_BOOL_NUMBER, FR_INT_NUMBER, FR_FLOAT_NUMBER };

@@ -2,6 +2,7 @@
 #ifndef FERRULE_ARRAYS_H
 #define FERRULE_ARRAYS_H
 
+#include "numbers.h"
 #include "rule.h"
 
 /* Whether elements lie one after the other, row by row. */
@@ -57,14 +58,13 @@ typedef struct {
   const fr_rule_input* inputs;
   void* const* pointers;
   const int64_t* const* strides;
-  const uint8_t* item_bytes; /* of each dtype */
   uint64_t arrays, written;  /* a bit each: those that are there; those written in place */
 } fr_given;
 
 /* Between which addresses an array's elements lie. */
 static inline void fr_range(const fr_given* given, int32_t i, uintptr_t* start, uintptr_t* end) {
   const fr_rule_input* input = &given->inputs[i];
-  int64_t first = 0, last = 0, size = given->item_bytes[input->dtype];
+  int64_t first = 0, last = 0, size = fr_item_bytes[input->dtype];
   *start = *end = (uintptr_t)given->pointers[i];
   for (int32_t d = 0; d < input->ndim; d++) {
     if (input->sizes[d] == 0) return;

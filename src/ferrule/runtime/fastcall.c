@@ -129,16 +129,10 @@ static PyObject* register_torch(PyObject* module, PyObject* args) {
 }
 
 static PyObject* register_engine(PyObject* module, PyObject* args) {
-  const char* item_bytes;
-  Py_ssize_t count;
   unsigned long long threads_now;
-  int few;
   (void)module;
-  if (!PyArg_ParseTuple(args, "y#Ki", &item_bytes, &count, &threads_now, &few)) return NULL;
-  if (count <= FR_MAX_DTYPES) memcpy(fr_shared.item_bytes, item_bytes, (size_t)count);
-  if (!threads_now) Py_RETURN_NONE;
+  if (!PyArg_ParseTuple(args, "Ki", &threads_now, &fr_shared.few)) return NULL;
   fr_shared.threads_now = (int (*)(void))(uintptr_t)threads_now;
-  fr_shared.few = few;
   Py_RETURN_NONE;
 }
 
@@ -169,8 +163,8 @@ static PyMethodDef module_methods[] = {
      "numpy_outside(array, bytes)\n\nBytes past the end of such an array that were written to, or"
      " less\n0: before its start. 0 of any other array."},
     {"register_engine", register_engine, METH_VARARGS,
-     "register_engine(item_bytes, threads_now, few)\n\nThe size of each dtype; for calls on the CPU, the address of what"
-     " says how many\nthreads there are, and how many are few; else zeros."},
+     "register_engine(threads_now, few)\n\nFor calls on the CPU: the address of what says how many threads there are,"
+     " and\nhow many are few."},
     {"register_ops", register_ops, METH_O,
      "register_ops(dtypes)\n\nLet ops take NumPy's arrays of these dtypes."},
     {"kernel_calls", kernel_calls, METH_VARARGS,

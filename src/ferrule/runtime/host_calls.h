@@ -71,8 +71,8 @@ static bool place_numpy(host_call* c, int i, const numpy_array* a) {
  * powers of two, and divisions slow. */
 static bool count_elements(host_call* c, int i, int32_t dtype) {
   fr_rule_input* in = &c->of.input[i];
-  int64_t rest = fr_shared.item_bytes[dtype] - 1, odd = (intptr_t)c->of.pointer[i] & rest;
-  int shift = __builtin_ctz(fr_shared.item_bytes[dtype]);
+  int64_t rest = fr_item_bytes[dtype] - 1, odd = (intptr_t)c->of.pointer[i] & rest;
+  int shift = __builtin_ctz(fr_item_bytes[dtype]);
   in->dtype = dtype;
   for (int d = 0; d < in->ndim; d++) {
     odd |= c->strides[i][d] & rest;
@@ -94,7 +94,7 @@ static bool as_they_are(const host_call* c, const fr_body* body) {
 static bool count_bytes(host_call* c, int i) {
   const fr_rule_output* out = &c->result.outputs[i];
   bool empty = false, fits = true;
-  c->bytes[i] = fr_shared.item_bytes[out->dtype];
+  c->bytes[i] = fr_item_bytes[out->dtype];
   for (int d = 0; d < out->ndim; d++) empty = empty || !out->sizes[d];
   for (int d = 0; d < out->ndim && !empty && fits; d++)
     fits = !__builtin_mul_overflow(c->bytes[i], (size_t)out->sizes[d], &c->bytes[i]);

@@ -138,18 +138,17 @@ static bool numpy_input(kernel_call* k, int i, PyObject* object) {
 
 /* A Python number, which gets the type that ferrule.hosts.scalar gives it. */
 static bool scalar_input(kernel_call* k, int i, PyObject* value) {
-  fr_number* number = &k->at.of.value[i];
-  place_input(&k->at, i, number, 0, NULL, NULL);
+  uint64_t* bytes = &k->at.of.value[i];
+  int64_t number = value == Py_True;
+  place_input(&k->at, i, bytes, 0, NULL, NULL);
   if (PyFloat_CheckExact(value)) {
-    number->f32 = (float)PyFloat_AsDouble(value);
+    fr_float_bytes(FR_FLOAT32, PyFloat_AsDouble(value), bytes);
     return word(k, 'f');
   }
-  if (value == Py_True || value == Py_False) {
-    number->b = value == Py_True;
-    return word(k, 'b');
-  }
-  /* The low bytes come first. */
-  return integer(value, &number->i64) && word(k, number->i64 == (int32_t)number->i64 ? 'i' : 'l');
+  bool is_bool = value == Py_True || value == Py_False;
+  if (!is_bool && !integer(value, &number)) return false;
+  *bytes = (uint64_t)number; /* the low bytes come first */
+  return word(k, is_bool ? 'b' : number == (int32_t)number ? 'i' : 'l');
 }
 
 static bool input(kernel_call* k, int i, PyObject* value) {

@@ -241,7 +241,6 @@ API int fr_mlx_init(const fr_mlx_setup* s) {
     if (o == none) continue;
     dtype_type = type_of(o);
     dtype_at[i] = *static_cast<mx::Dtype*>(inside(o));
-    fr_shared.item_bytes[i] = mx::size_of(dtype_at[i]);
     place_of[static_cast<int>(dtype_at[i].val())] = static_cast<int8_t>(i);
   }
   fr_shared.resolve = s->resolve;
@@ -280,7 +279,7 @@ API void* fr_mlx_plan(fr_op* op, int number, int devices, const char* name, obje
   auto plan = new Plan{op, number, devices, 0, name, python, true, fixed};
   take_outputs(outputs, plan->shapes, plan->dtypes);
   for (int i = 0; fills && i < op->outputs; i++) {
-    plan->fills.emplace_back(fills, fr_shared.item_bytes[plan->dtypes[i]]);
+    plan->fills.emplace_back(fills, fr_item_bytes[plan->dtypes[i]]);
     fills += plan->fills.back().size();
   }
   for (int i = 0; fixed && i < 6; i++) plan->grid[i] = static_cast<uint32_t>(PyLong_AsLongLong(item_at(sizes, i)));

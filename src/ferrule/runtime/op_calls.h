@@ -10,7 +10,6 @@
 #ifndef FERRULE_OP_CALLS_H
 #define FERRULE_OP_CALLS_H
 
-#include <math.h>
 #include <pthread.h>
 #include <stdbool.h>
 #include <stdint.h>
@@ -50,7 +49,6 @@ typedef struct {
   int32_t dtype; /* of a number */
   int32_t optional, mutable_;
   int32_t dims; /* that the rule writes, *S among them */
-  int64_t least, most; /* of an integer */
 } fr_argument;
 
 typedef struct fr_table_entry fr_table_entry;
@@ -112,20 +110,10 @@ static struct {
   int (*threads_now)(void);
   int few; /* FEW of tools/binding.py */
   int bypassing; /* entries are neither taken from tables nor put there */
-  uint8_t item_bytes[FR_MAX_DTYPES]; /* by place in ferrule.dtypes.ALL */
   pthread_mutex_t lock;
-} fr_shared = {NULL, NULL, 0, 0, {0}, PTHREAD_MUTEX_INITIALIZER};
+} fr_shared = {NULL, NULL, 0, 0, PTHREAD_MUTEX_INITIALIZER};
 
 typedef int (*fr_run_function)(fr_entry, const void*, uint64_t, int, int64_t, fr_progress*);
-
-typedef union {
-  uint8_t b;
-  uint16_t u16;
-  uint32_t u32;
-  int64_t i64;
-  float f32;
-  double f64;
-} fr_number;
 
 /* One call under way. */
 typedef struct {
@@ -136,7 +124,7 @@ typedef struct {
   const int64_t* strides[FR_MAX_ARGUMENTS];
   double number[FR_MAX_ARGUMENTS];
   int64_t integer[FR_MAX_ARGUMENTS];
-  fr_number value[FR_MAX_ARGUMENTS];
+  uint64_t value[FR_MAX_ARGUMENTS]; /* the bytes of those that are numbers */
   int32_t host_device[2 * FR_MAX_ARGUMENTS];
   int32_t dim[MAX_DIMS];
   uint32_t grid[6];
@@ -159,6 +147,7 @@ static inline void fr_begin(fr_call* c, fr_op* op, int number) {
 
 /* What the rule knows of a number. */
 static inline void fr_give_number(fr_call* c, int i) {
+  c->value[i] = 0;
   c->pointer[i] = &c->value[i];
   c->input[i].present = true;
   c->input[i].sizes = NULL;
@@ -170,20 +159,14 @@ static inline void fr_give_number(fr_call* c, int i) {
 static inline bool fr_give_float(fr_call* c, int i, double number) {
   fr_give_number(c, i);
   c->number[i] = number;
-  if (fr_shared.item_bytes[c->op->input[i].dtype] == 8) {
-    c->value[i].f64 = number;
-    return true;
-  }
-  c->value[i].f32 = (float)number;
-  return !isinf(c->value[i].f32) || isinf(number);
+  return fr_float_bytes(c->op->input[i].dtype, number, &c->value[i]);
 }
 
 /* An int or bool input. False where it does not fit. */
 static inline bool fr_give_integer(fr_call* c, int i, int64_t number) {
   fr_give_number(c, i);
   c->integer[i] = number;
-  c->value[i].i64 = number; /* the low bytes come first */
-  return number >= c->op->input[i].least && number <= c->op->input[i].most;
+  return fr_integer_bytes(c->op->input[i].dtype, number, &c->value[i]);
 }
 
 static inline bool fr_is_array(const fr_call* c, int i) {
@@ -192,7 +175,7 @@ static inline bool fr_is_array(const fr_call* c, int i) {
 
 /* Finds inputs that share memory with one that is written in place, a bit each. False where that cannot be. */
 static inline bool fr_inputs_apart(const fr_call* c, uint64_t* shared) {
-  fr_given given = {c->op->inputs, c->input, c->pointer, c->strides, fr_shared.item_bytes, 0, 0};
+  fr_given given = {c->op->inputs, c->input, c->pointer, c->strides, 0, 0};
   int32_t wrong[2];
   for (int i = 0; i < c->op->inputs; i++) {
     given.arrays |= (uint64_t)fr_is_array(c, i) << i;

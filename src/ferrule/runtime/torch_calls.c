@@ -263,7 +263,7 @@ static bool make_outputs(call* c, const fr_body* body, const fr_rule_result* fou
                          uint64_t* zeroed) {
   for (int i = 0; i < c->of.op->outputs; i++) {
     const fr_rule_output* out = &found->outputs[i];
-    int64_t strides[FR_MAX_NDIM], bytes = fr_shared.item_bytes[out->dtype];
+    int64_t strides[FR_MAX_NDIM], bytes = fr_item_bytes[out->dtype];
     fr_row_strides(out->ndim, out->sizes, strides);
     for (int d = 0; d < out->ndim; d++) bytes *= out->sizes[d];
     if (torch.empty_strided(out->ndim, out->sizes, strides, torch_dtype[out->dtype], c->torch_type,
@@ -414,7 +414,6 @@ typedef struct {
   const char* torch_cuda; /* of the one with CUDA's part of it; NULL where there is none */
   int32_t cuda_type, dtypes;
   const int32_t* torch_dtype; /* -1 where torch has none */
-  const uint8_t* item_bytes;
   fr_table_entry* (*resolve)(fr_request*);
   void (*tell)(fr_request*, int what);
   int (*threads_now)(void);
@@ -464,7 +463,6 @@ FR_API int fr_torch_init(const fr_setup* s) {
   memset(place_of_dtype, -1, sizeof place_of_dtype);
   for (int i = 0; i < s->dtypes; i++) {
     torch_dtype[i] = s->torch_dtype[i];
-    fr_shared.item_bytes[i] = s->item_bytes[i];
     if (torch_dtype[i] >= 0 && torch_dtype[i] < 128) place_of_dtype[torch_dtype[i]] = (int8_t)i;
   }
   fr_shared.resolve = resolve;

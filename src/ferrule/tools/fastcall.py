@@ -19,7 +19,7 @@ from typing import Any
 
 FOLDER = Path(__file__).resolve().parents[1] / "runtime"
 # What carries out calls, with whatever arrays.
-_ENGINE = "op_calls arithmetic arrays canary cpu_launch cuda_launch rule runtime"
+_ENGINE = "op_calls arithmetic arrays canary cpu_launch cuda_launch numbers rule runtime"
 ENGINE = tuple(f"{name}.h" for name in _ENGINE.split())
 _SOURCES = "host_calls kernel_calls numpy_arrays numpy_ops torch_arrays"
 SOURCES = ("fastcall.c", *[f"{name}.h" for name in _SOURCES.split()], *ENGINE)

@@ -17,7 +17,7 @@ PREBUILT = FOLDER.parent / "prebuilt"
 SOURCES = (
     "mlx_node.cpp", "mlx_cpu.h", "mlx_cuda.h", "mlx_export.h", "mlx_nodes.h", "mlx_plan.h",
     "mlx_python.h", "mlx_matmul.cpp", "op_calls.h", "arithmetic.h", "arrays.h", "canary.h",
-    "cpu_launch.h", "cuda_launch.h", "rule.h", "runtime.h",
+    "cpu_launch.h", "cuda_launch.h", "numbers.h", "rule.h", "runtime.h",
 )  # fmt: skip
 FLAGS = ("-std=c++20", "-O2", "-fvisibility=hidden", "-Wno-address")
 OTHER_LIBRARY = "the C++ library is not that of MLX"

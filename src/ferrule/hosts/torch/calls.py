@@ -54,10 +54,9 @@ class _TorchSetup(ctypes.Structure):
     _fields_ = (
         ("torch_cpu", ctypes.c_char_p), ("torch_cuda", ctypes.c_char_p), ("cuda_type", _int32),
         ("dtypes", _int32), ("torch_dtype", ctypes.POINTER(_int32)),
-        ("item_bytes", ctypes.POINTER(ctypes.c_uint8)), ("resolve", RESOLVE), ("tell", _TELL),
-        ("threads_now", _pointer), ("ensure", _pointer), ("release", _pointer),
-        ("check_signals", _pointer), ("fetch", _pointer), ("is_finalizing", _pointer),
-        ("few", _int32),
+        ("resolve", RESOLVE), ("tell", _TELL), ("threads_now", _pointer), ("ensure", _pointer),
+        ("release", _pointer), ("check_signals", _pointer), ("fetch", _pointer),
+        ("is_finalizing", _pointer), ("few", _int32),
     )  # fmt: skip
 
 
@@ -129,7 +128,6 @@ def library() -> ctypes.CDLL | None:
         _call_number(torch_cpu, "aoti_torch_device_type_cuda"),
         len(dtypes.ALL),
         (_int32 * len(numbers))(*numbers),
-        (ctypes.c_uint8 * len(numbers))(*[dtype.itemsize for dtype in dtypes.ALL]),
         entries.resolver(_resolve),
         _TELL(_tell),
         ctypes.cast(runtime().fr_threads, _pointer),
