@@ -36,7 +36,7 @@ def alone(*path: str) -> Any:
 
 fastcall = alone("tools", "fastcall.py")
 CALL_FILES = [FOLDER / name for name in fastcall.SOURCES]
-TORCH_FILES = [FOLDER / name for name in ("torch_calls.c", *fastcall.ENGINE)]
+TORCH_FILES = [FOLDER / name for name in fastcall.TORCH_SOURCES]
 FILES = [FOLDER / name for name in ("faults.h", "platform.h", "runtime.c", "runtime.h")]
 
 

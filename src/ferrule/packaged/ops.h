@@ -86,12 +86,6 @@ static const char* fr_shown(const fr_call* c, char* text, size_t room) {
   return text;
 }
 
-static int64_t fr_count(int32_t ndim, const int64_t* sizes) {
-  int64_t count = 1;
-  for (int i = 0; i < ndim; i++) count *= sizes[i];
-  return count;
-}
-
 static TH fr_new(fr_call* c, int32_t ndim, const int64_t* sizes, int32_t dtype) {
   int64_t strides[FR_MAX_NDIM];
   TH made = NULL;

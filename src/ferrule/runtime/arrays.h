@@ -2,8 +2,32 @@
 #ifndef FERRULE_ARRAYS_H
 #define FERRULE_ARRAYS_H
 
+#include <stddef.h>
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
 #include "numbers.h"
 #include "rule.h"
+
+/* The elements of an array, where they can be counted. */
+static inline int64_t fr_count(int32_t ndim, const int64_t* sizes) {
+  int64_t count = 1;
+  for (int32_t i = 0; i < ndim; i++) count *= sizes[i];
+  return count;
+}
+
+/* A page fault for each 4 KB is dear where memory is large. */
+static inline void fr_use_huge_pages(void* memory, size_t bytes) {
+#if defined(MADV_HUGEPAGE)
+  uintptr_t start = ((uintptr_t)memory + 4095) & ~(uintptr_t)4095;
+  uintptr_t end = ((uintptr_t)memory + bytes) & ~(uintptr_t)4095;
+  madvise((void*)start, end - start, MADV_HUGEPAGE);
+#else
+  (void)memory;
+  (void)bytes;
+#endif
+}
 
 /* Whether elements lie one after the other, row by row. */
 static inline bool fr_row_contiguous(int32_t ndim, const int64_t* sizes, const int64_t* strides) {

@@ -84,7 +84,8 @@ static bool count_elements(host_call* c, int i, int32_t dtype) {
 /* Whether all inputs can be given to a body as they are. */
 static bool as_they_are(const host_call* c, const fr_body* body) {
   uint64_t shared;
-  if (!fr_inputs_apart(&c->of, &shared)) return false;
+  int32_t wrong[2];
+  if (!fr_inputs_apart(&c->of, &shared, wrong)) return false;
   for (int i = 0; i < c->of.op->inputs; i++)
     if (fr_wants_copy(&c->of, body, shared, i)) return false;
   return true;

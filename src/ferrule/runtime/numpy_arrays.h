@@ -5,6 +5,7 @@
 #ifndef FERRULE_NUMPY_ARRAYS_H
 #define FERRULE_NUMPY_ARRAYS_H
 
+#include "arrays.h"
 #include "canary.h"
 
 /* The beginning of a NumPy array, the same in all versions since 1.7 (PyArrayObject_fields). */
@@ -48,13 +49,7 @@ static void* block_of(size_t bytes, bool zero) {
   char* block = zero ? calloc(1, bytes + 2 * FR_CANARY) : malloc(bytes + 2 * FR_CANARY);
   if (!block) return NULL;
   char* memory = block + FR_CANARY;
-#if defined(MADV_HUGEPAGE)
-  if (bytes >= HUGE_PAGES_FROM) {
-    uintptr_t start = ((uintptr_t)memory + 4095) & ~(uintptr_t)4095;
-    uintptr_t end = ((uintptr_t)memory + bytes) & ~(uintptr_t)4095;
-    madvise((void*)start, end - start, MADV_HUGEPAGE);
-  }
-#endif
+  if (bytes >= HUGE_PAGES_FROM) fr_use_huge_pages(memory, bytes);
   fr_put_canary(block, FR_CANARY);
   fr_put_canary(memory + bytes, FR_CANARY);
   return memory;

@@ -173,10 +173,10 @@ static inline bool fr_is_array(const fr_call* c, int i) {
   return c->op->input[i].kind == INPUT_ARRAY && c->input[i].present;
 }
 
-/* Finds inputs that share memory with one that is written in place, a bit each. False where that cannot be. */
-static inline bool fr_inputs_apart(const fr_call* c, uint64_t* shared) {
+/* Finds inputs that share memory with one that is written in place, a bit each. False where that cannot be: see
+ * fr_keep_apart. */
+static inline bool fr_inputs_apart(const fr_call* c, uint64_t* shared, int32_t wrong[2]) {
   fr_given given = {c->op->inputs, c->input, c->pointer, c->strides, 0, 0};
-  int32_t wrong[2];
   for (int i = 0; i < c->op->inputs; i++) {
     given.arrays |= (uint64_t)fr_is_array(c, i) << i;
     given.written |= (uint64_t)c->op->input[i].mutable_ << i;

@@ -23,6 +23,7 @@ _ENGINE = "op_calls arithmetic arrays canary cpu_launch cuda_launch numbers rule
 ENGINE = tuple(f"{name}.h" for name in _ENGINE.split())
 _SOURCES = "host_calls kernel_calls numpy_arrays numpy_ops torch_arrays"
 SOURCES = ("fastcall.c", *[f"{name}.h" for name in _SOURCES.split()], *ENGINE)
+TORCH_SOURCES = ("torch_calls.c", "torch_abi.h", "torch_stack.h", *ENGINE)
 
 _changing = threading.Lock()
 _bypassing = 0  # how many `bypassed` blocks there are

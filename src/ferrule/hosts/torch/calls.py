@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from ...operators.op import Op
 
 FOLDER = Path(__file__).resolve().parents[2]
-SOURCES = ("torch_calls.c", *fastcall.ENGINE)
 
 _PYTHON = (
     "PyGILState_Ensure",
@@ -148,7 +147,7 @@ def library() -> ctypes.CDLL | None:
 
 def _installed() -> ctypes.CDLL | None:
     """The library that was built at installation, if it exists and its sources are these."""
-    text = b"".join((FOLDER / "runtime" / name).read_bytes() for name in SOURCES)
+    text = b"".join((FOLDER / "runtime" / name).read_bytes() for name in fastcall.TORCH_SOURCES)
     digest = hashlib.sha256(text).hexdigest().encode()
     for suffix in EXTENSION_SUFFIXES:
         path = FOLDER / f"_torch_calls{suffix}"

@@ -26,7 +26,8 @@ int32_t aoti_torch_library_init_impl(const char* ns, const char* key, const char
                                      uint32_t line, LH* ret);
 int32_t aoti_torch_library_def(LH library, const char* schema);
 int32_t aoti_torch_library_impl(LH library, const char* name,
-                                void (*call)(SIV*, uint64_t, uint64_t));
+                                void (*call)(SIV*, uint64_t inputs, uint64_t outputs));
+int32_t aoti_torch_is_defined(TH tensor, bool* ret);
 int32_t aoti_torch_get_sizes(TH tensor, int64_t** ret);
 int32_t aoti_torch_get_strides(TH tensor, int64_t** ret);
 int32_t aoti_torch_get_dim(TH tensor, int64_t* ret);
@@ -55,4 +56,17 @@ void _ZdlPv(void* memory); /* C++'s operator delete */
 #ifdef __cplusplus
 }
 #endif
+
+/* The functions that calls of ops need, by their names without what they have in common. A library that is linked
+ * with torch has their addresses, another one looks them up. */
+#define TORCH_FUNCTIONS(F)                                                                            \
+  F(library_init_impl) F(library_impl) F(is_defined) F(get_sizes) F(get_strides) F(get_dim) F(get_dtype) \
+  F(get_data_ptr) F(get_device_type) F(get_device_index) F(empty_strided) F(copy_) F(delete_tensor_object) F(check)
+#define TORCH_MEMBER(NAME) __typeof__(aoti_torch_##NAME)* NAME;
+typedef struct {
+  TORCH_FUNCTIONS(TORCH_MEMBER)
+  void (*free_word)(void* memory); /* _ZdlPv */
+} torch_functions;
+#undef TORCH_MEMBER
+
 #endif
