@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ..devices.protocol import Native, Program
 
 # Constants of runtime/op_calls.h and rule.h.
-ARGUMENTS, BODIES, TEMPLATE, DIMS, _KEY = 32, 4, 16, 16, 96
+ARGUMENTS, MOST_TEMPLATES, _DIMS, _KEY = 32, 64, 64, 112
 _BUCKETS, _MOST_ENTRIES = 64, 4096
 CPU, CUDA = 1, 2
 FLOAT, INT, BOOL = 1, 2, 3  # of a number; 0 of an array
@@ -33,11 +33,11 @@ SHARED, _OUTSIDE = -1, 6
 _int32, _int64, _pointer = ctypes.c_int32, ctypes.c_int64, ctypes.c_void_p
 
 
-class _Body(ctypes.Structure):
+class BodyTable(ctypes.Structure):
     _fields_ = (
         ("devices", _int32), ("when", _int32), ("grid", _int32), ("templates", _int32),
         ("first_template", _int32), ("zeroed", _int32), ("contiguous", _int32), ("atomics", _int32),
-        ("described", ctypes.c_uint32), ("dims", _int32), ("dim", _int32 * DIMS),
+        ("described", ctypes.c_uint32), ("dims", _int32), ("dim", _int32 * _DIMS),
     )  # fmt: skip
 
 
@@ -59,10 +59,17 @@ class OpTable(ctypes.Structure):
         ("bodies", _int32),
         ("output_names", ctypes.c_char_p * ARGUMENTS),
         ("input", _Argument * ARGUMENTS),
-        ("body", _Body * BODIES),
+        ("body", ctypes.POINTER(BodyTable)),
         ("entries", _int32),
         ("bucket", _pointer * _BUCKETS),
     )
+
+
+def new_table(bodies: int) -> OpTable:
+    """A table with so many bodies."""
+    table = OpTable(bodies=bodies)
+    table.body = (BodyTable * bodies)()
+    return table
 
 
 class _Call(ctypes.Structure):  # cuda_call
@@ -82,7 +89,7 @@ class Entry(ctypes.Structure):
         ("next", _pointer), ("words", _int32), ("key", _int64 * _KEY), ("run", _pointer),
         ("entry", _pointer), ("limit", _int32), ("over_grid", _int32), ("block", _int32),
         ("described", ctypes.c_uint32), ("call", _Call), ("sizes", ctypes.c_uint32 * 9),
-        ("parameters", _int32), ("parameter", _int32 * (10 * ARGUMENTS)),
+        ("parameters", _int32), ("parameter", _int32 * (2 * (5 * ARGUMENTS + _DIMS))),
     )  # fmt: skip
 
 
@@ -208,8 +215,8 @@ class Bound:
         recent: entries beyond that.
     """
 
-    def __init__(self) -> None:
-        self.structure = OpTable()
+    def __init__(self, structure: OpTable | None = None) -> None:
+        self.structure = structure or new_table(1)
         self.entries: list[object] = []
         self.recent: deque[object] = deque(maxlen=2048)
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -13,9 +14,19 @@ from .. import dtypes
 from ..errors import KernelError, KernelTypeError
 from ..hosts import protocol as hosts
 from ..kernels import entries as tables
-from ..kernels.entries import CPU, CUDA, Bound, Prepared, Request, device_of, facts_of
+from ..kernels.entries import (
+    CPU,
+    CUDA,
+    BodyTable,
+    Bound,
+    OpTable,
+    Prepared,
+    Request,
+    device_of,
+    facts_of,
+)
 from ..rules.argument import Argument
-from ..rules.bytecode import compile_rule
+from ..rules.bytecode import RuleProgram, compile_rule
 from ..rules.expression import Expression
 from ..spec import Facts, row_contiguous_strides
 from ..tools import fastcall
@@ -24,7 +35,9 @@ from .bodies import KernelBody
 from .launch import Arguments, check_empty, prepare
 
 if TYPE_CHECKING:
+    from ..rules.rule import Rule
     from .declared import Declared
+    from .unit_steps import CudaUnit
 
 _int64 = ctypes.c_int64
 
@@ -33,10 +46,10 @@ class BoundOp(Bound):
     """An op that C runs."""
 
     def __init__(
-        self, op: Declared, words: ctypes.Array[ctypes.c_int64], on_cuda: Callable[[], None] | None
+        self, op: Declared, structure: OpTable, on_cuda: Callable[[], None] | None
     ) -> None:
-        super().__init__()
-        self.op, self.words = op, words
+        super().__init__(structure)
+        self.op = op
         self.on_cuda = on_cuda  # called before an entry for a GPU is used
 
     def prepared(self, request: Request) -> Prepared:
@@ -122,8 +135,7 @@ def serves(op: Declared, kinds: tuple[str, ...]) -> bool:
 def _plain(body: KernelBody) -> bool:
     fill = body.fill
     constant = not isinstance(fill, Expression) and (fill is None or hosts.all_bits_zero(fill))
-    count = len(body.dims) <= tables.DIMS and len(body.template) <= tables.TEMPLATE
-    return constant and count and not (body.shared.names or body.shared.arrays)
+    return constant and not (body.shared.names or body.shared.arrays)
 
 
 def bind(
@@ -132,59 +144,74 @@ def bind(
     """The tables of an op for C, or where it ``launches`` nothing, of its rule; None where they
     need more room than C has."""
     bodies = [body for body in op.implementations if isinstance(body, KernelBody) and launches]
-    if any(len(body.dims) > tables.DIMS or len(body.template) > tables.TEMPLATE for body in bodies):
-        return None
-    extra: list[Expression] = []
-    places = []
-    for body in bodies:
-        when = -1
-        if body.when is not None:
-            when = len(extra)
-            extra.append(body.when)
-        grid = len(extra)
-        extra += [*body.grid, *body.threadgroup]
-        templates = [value for _, value in body.template if isinstance(value, Expression)]
-        places.append((when, grid, len(templates), len(extra)))
-        extra += templates
-    program = compile_rule(op.rule, extra)
-    numbers = [
-        dtypes.BY_NAME[parameter.dtype] for parameter in op.rule.inputs if parameter.dims is None
-    ]
-    wide = ("b", "i", "u")
-    if program is None or len(bodies) > tables.BODIES:
-        return None
     floats = ("float32", "float64") if launches else ("float16", "bfloat16", "float32", "float64")
-    if any(kind.kind not in wide and kind.name not in floats for kind in numbers):
+    numbers = [dtypes.BY_NAME[p.dtype] for p in op.rule.inputs if p.dims is None]
+    if any(kind.kind not in "biu" and kind.name not in floats for kind in numbers):
         return None
-    words = (_int64 * len(program.words))(*program.words)
-    bound = BoundOp(op, words, on_cuda)
-    s = bound.structure
-    s.program = ctypes.cast(words, ctypes.POINTER(_int64))
-    s.inputs, s.outputs, s.bodies = len(op.rule.inputs), len(op.rule.outputs), len(bodies)
-    for i, output in enumerate(op.rule.outputs):
-        s.output_names[i] = output.name.encode()
-    for i, parameter in enumerate(op.rule.inputs):
-        argument = s.input[i]
+    bound = table_of(op.rule, bodies)
+    return None if bound is None else BoundOp(op, bound[0], on_cuda)
+
+
+def templates_of(body: KernelBody | CudaUnit) -> list[tuple[str, Expression]]:
+    """The template parameters that are expressions."""
+    return [(name, value) for name, value in body.template if isinstance(value, Expression)]
+
+
+def expressions_of(body: KernelBody | CudaUnit) -> list[Expression]:
+    """What a launch is worked out from: sizes of a body, template values, and the condition."""
+    sizes = [*body.grid, *body.threadgroup] if isinstance(body, KernelBody) else []
+    templates = [value for _, value in templates_of(body)]
+    return [*sizes, *templates, *([] if body.when is None else [body.when])]
+
+
+def table_of(
+    rule: Rule, bodies: Sequence[KernelBody | CudaUnit], more: Sequence[Expression] = ()
+) -> tuple[OpTable, RuleProgram] | None:
+    """The table of an op for C, and its program, which has the expressions of all bodies, and then
+    ``more``. None where they need more room than C has."""
+    known = [expressions_of(body) for body in bodies]
+    program = compile_rule(rule, [*itertools.chain(*known), *more])
+    if program is None or any(len(templates_of(body)) > tables.MOST_TEMPLATES for body in bodies):
+        return None
+    table = tables.new_table(len(bodies))
+    table.program = (_int64 * len(program.words))(*program.words)
+    table.inputs, table.outputs = len(rule.inputs), len(rule.outputs)
+    for i, output in enumerate(rule.outputs):
+        table.output_names[i] = output.name.encode()
+    for argument, parameter in zip(table.input, rule.inputs, strict=False):
         argument.optional, argument.mutable_ = parameter.optional, parameter.mutable
         argument.dims = len(parameter.dims or ())
         if parameter.dims is None:
             kind = dtypes.BY_NAME[parameter.dtype]
             argument.dtype = dtypes.ALL.index(kind)
             argument.kind = {"f": tables.FLOAT, "b": tables.BOOL}.get(kind.kind, tables.INT)
-    for structure, body, (when, grid, count, first) in zip(s.body, bodies, places, strict=False):
-        text = body.kernel.source + body.kernel.header
-        structure.devices = CUDA if body.kind == "cuda" else CPU | CUDA
-        structure.when, structure.grid = when, grid
-        structure.templates, structure.first_template = count, first
+    first = 0
+    for i, body in enumerate(bodies):
+        _fill_body(table.body[i], body, first, rule, program)
+        first += len(known[i])
+    return table, program
+
+
+def _fill_body(
+    structure: BodyTable, body: KernelBody | CudaUnit, first: int, rule: Rule, program: RuleProgram
+) -> None:
+    """Fill in how a body is launched, given the number of the first of its expressions."""
+    structure.devices = CUDA if body.kind == "cuda" else CPU | CUDA
+    structure.contiguous = body.contiguous
+    structure.grid, structure.first_template = first, first
+    structure.templates = len(templates_of(body))
+    if isinstance(body, KernelBody):
+        structure.first_template += 6
         structure.zeroed = body.fill is not None
-        structure.contiguous = body.kernel.ensure_row_contiguous
-        structure.atomics = "atomic" in text
-        places_read = [parameter.name in body.described for parameter in op.rule.inputs]
-        structure.described = sum(read << i for i, read in enumerate(places_read))
+        structure.atomics = "atomic" in body.kernel.source + body.kernel.header
+        read = [parameter.name in body.described for parameter in rule.inputs]
+        structure.described = sum(bit << i for i, bit in enumerate(read))
         structure.dims = len(body.dims)
         for i, name in enumerate(body.dims):
             structure.dim[i] = program.symbols.index(name)
-    return bound
+    structure.when = -1
+    if body.when is not None:
+        structure.when = structure.first_template + structure.templates
 
 
 @lru_cache(maxsize=1)

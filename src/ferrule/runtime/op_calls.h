@@ -1,9 +1,10 @@
-/* Calls of ops without Python code: what fastcall.c, torch_calls.c and mlx_node.cpp share.
+/* Calls of ops without Python code: what fastcall.c, torch_calls.c, mlx_node.cpp and the libraries of packages share.
  *
  * A call's inputs are bound to the op's rule (rule.h), and its launch is worked out; a kernel of level 0 is an op
  * without a rule, whose sizes are given. What a kernel
  * became for some dtypes and form of launch is an entry of the op's table. Python (kernels/entries.py)
- * makes entries, and words the errors: whatever is not known or is wrong here is asked there.
+ * makes entries, and words the errors: whatever is not known or is wrong here is asked there. Packages make and word
+ * theirs in packaged/ops.h.
  *
  * Valid as C11 and as C++17.
  */
@@ -22,8 +23,14 @@
 #include "rule.h"
 #include "runtime.h"
 
-enum { MAX_BODIES = 4, MAX_TEMPLATE = 16, MAX_DIMS = 16, MAX_KEY = 96 };
+enum { MAX_TEMPLATE = 64, MAX_DIMS = FR_MAX_SYMBOLS, MAX_KEY = 112 };
 enum { BUCKETS = 64, MOST_ENTRIES = 4096 };
+/* Inputs of a kernel, dims among them; those and outputs; and what a kernel on a GPU is given of them. */
+enum {
+  FR_MAX_INPUTS = FR_MAX_ARGUMENTS + (int)MAX_DIMS,
+  FR_MAX_BUFFERS = (int)FR_MAX_INPUTS + FR_MAX_ARGUMENTS,
+  FR_MAX_PARAMETERS = 4 * FR_MAX_ARGUMENTS + (int)FR_MAX_INPUTS
+};
 enum { CPU = 1, CUDA = 2 };
 
 /* ----------------------------------------------------------------------------------------- ops */
@@ -58,7 +65,7 @@ typedef struct {
   int32_t inputs, outputs, bodies;
   const char* output_name[FR_MAX_ARGUMENTS]; /* NULL where they have none */
   fr_argument input[FR_MAX_ARGUMENTS];
-  fr_body body[MAX_BODIES];
+  const fr_body* body;
   int32_t entries;
   fr_table_entry* bucket[BUCKETS];
 } fr_op;
@@ -77,7 +84,7 @@ struct fr_table_entry {
   cuda_call call;
   uint32_t sizes[9]; /* fr::launch of include/cuda_grid.h */
   int32_t parameters;
-  int32_t parameter[2 * 5 * FR_MAX_ARGUMENTS]; /* kinds and indices */
+  int32_t parameter[2 * FR_MAX_PARAMETERS]; /* kinds and indices */
 };
 
 /* A call, as Python is told of it. */
@@ -276,7 +283,7 @@ static inline int fr_make_key(fr_call* c, int b, const fr_rule_result* found, in
   fr_op* op = c->op;
   const fr_body* body = &op->body[b];
   int n = 0;
-  key[n++] = b | (int64_t)c->request.device_type << 8 | (int64_t)c->request.device << 16;
+  key[n++] = b | (int64_t)c->request.device_type << 32 | (int64_t)c->request.device << 40;
   uint64_t present = 0;
   for (int i = 0; i < op->inputs; i++) {
     present |= (uint64_t)c->input[i].present << i;
@@ -349,8 +356,6 @@ static inline int32_t fr_seen(const fr_call* c, int i, int32_t* shape, int64_t* 
   return ndim;
 }
 
-enum { FR_MAX_INPUTS = FR_MAX_ARGUMENTS + (int)MAX_DIMS, FR_MAX_BUFFERS = (int)FR_MAX_INPUTS + (int)FR_MAX_ARGUMENTS };
-
 /* The addresses of all that the kernel takes: inputs, dims, outputs, and what is written in place. */
 static inline void fr_buffers(fr_call* c, const fr_body* body, void* const* outputs, void** buffers) {
   int n = 0;
@@ -403,7 +408,7 @@ static inline void fr_prepare_cpu(fr_call* c, const fr_table_entry* e, const fr_
 
 /* What a kernel on a GPU is given, and all of it but the arrays. */
 typedef struct {
-  void* arguments[4 * FR_MAX_ARGUMENTS + (int)FR_MAX_INPUTS];
+  void* arguments[FR_MAX_PARAMETERS];
   void* buffers[FR_MAX_BUFFERS];
   fr_extent extents[FR_MAX_BUFFERS];
   struct {
