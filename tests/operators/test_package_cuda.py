@@ -57,6 +57,32 @@ SUM_OP, REDUCTION, ROTATION = cuda_ops.sum_op(), cuda_ops.reduction(), cuda_ops.
 REVERSAL, CHOSEN, COUNTS = cuda_ops.reversal(), cuda_ops.chosen(), cuda_ops.counts()
 HALVES = cuda_ops.halves()
 
+BODY = "uint i = thread_position_in_grid.x; "
+ADDED = fe.op(
+    "scaled", "x[N,D]:T, b[D]:T?, s:float32, k:int64, c[N]:T! -> y[N,D]:T, n[N]:int32",
+    metal=BODY + "T v = x[i] * s + k; if (has_b) v += b[i % D]; y[i] = v; if (i % D == 0) "
+    "{ n[i / D] = i; c[i / D] = v; }",
+    grid="x.size", threadgroup="min(x.size, 96)",
+)  # fmt: skip
+STRIDED = fe.op(
+    "strided", "x[*S,D]:T, w[D]:T? -> y[*S,D]:T",
+    metal="uint2 p = thread_position_in_grid.xy; y[p.y * D + p.x] = x[p.y * x_strides[0] + p.x] + "
+    "x_shape[0] + (has_w ? w[w_strides[0]] : w_shape[0]);",
+    grid=("D", "x.size // max(D, 1)"), threadgroup=(8, 4), ensure_row_contiguous=False,
+)  # fmt: skip
+SIMD = fe.op(
+    "simd", "x[N]:float32 -> y[N]:float32", metal=BODY + "y[i] = simd_sum(x[i]);",
+    grid="N", threadgroup=64,
+)  # fmt: skip
+LAST = "y[0] = x[(x_shape[0] - 1) * x_strides[0]];"
+EITHER = fe.op(
+    "either", "x[N]:float32 -> y[N]:float32",
+    cuda=[
+        fe.cuda_body(LAST, grid="N", threadgroup=32, when="N % 2 == 1"),
+        fe.cuda_body(LAST, grid="N", threadgroup=64, ensure_row_contiguous=False),
+    ],
+)  # fmt: skip
+
 PARAMETERS = {
     "sums": "const T* x, float* out, int64_t n", "rotate": "const float* x, float* y",
     "reverse": "const T* x, T* y, int n", "f": "const float* x, float* y, int n, float scale",
@@ -65,6 +91,17 @@ PARAMETERS = {
     "whole": "const float* partial, float* y, T* c, int d",
     "parts": "const T* x, const T* b, float s, half h, bf16 g, int64_t at, bool flip, "
     "float* partial, T* kept, uint32_t n, bool many, uint64_t all, double* seen",
+}  # fmt: skip
+# Of bodies: what `kernel_parameters` says, as what the driver's stand-in reads.
+_EXTENTS, _SIZES = "list<long, 3> e{}", "fr::launch sizes"
+BODIES = {
+    "scaled": ("T* x", "T* b", "list<int, 1> s", "list<long, 1> k", "list<int, 1> d", "T* y",
+               "int* n", "T* c", *(_EXTENTS.format(i) for i in range(5)), _SIZES),
+    "strided": ("T* x", "list<int, 2> xs", "list<long, 2> xt", "T* w", "list<int, 1> ws",
+                "list<long, 1> wt", "list<int, 1> d", "T* y",
+                *(_EXTENTS.format(i) for i in range(3)), _SIZES),
+    "simd": ("T* x", "T* y", _EXTENTS.format(0), _EXTENTS.format(1), _SIZES),
+    "either": ("T* x", "list<int, 10> xs", "list<long, 10> xt", "T* y"),
 }  # fmt: skip
 
 
@@ -81,7 +118,9 @@ def packaged(fake_path: Path, library: nvrtc.Nvrtc) -> Library:
         SUM_OP: (torch.ones(5), 1.0), REDUCTION: (torch.ones(4, 5),),
         ROTATION: (torch.ones(3, 4, 5),), REVERSAL: (torch.ones(3, 4),),
         CHOSEN: (torch.ones(5), 1.0), COUNTS: (ints, ints.clone()),
-        HALVES: (torch.ones(4), 1.0, 1.0),
+        HALVES: (torch.ones(4), 1.0, 1.0), SIMD: (torch.ones(5),), EITHER: (torch.ones(4),),
+        ADDED: (torch.ones(4, 3), torch.ones(3), 1.0, 1, torch.ones(4)),
+        STRIDED: (torch.ones(4, 3), None),
     }  # fmt: skip
     return Library(given, fake_path)
 
@@ -126,16 +165,30 @@ def _named(event: Any, name: Any) -> Any:
     return event._replace(arguments=arguments)
 
 
-def same(fake: FakeCuda, packaged: Library, op: Op, *values: Any) -> list[Any]:
-    """Fails unless an op sends in a package what it sends by itself; says what that is."""
+def same(fake: FakeCuda, packaged: Library, op: Op, *values: Any, forms: bool = True) -> list[Any]:
+    """Fails unless an op sends in a package what it sends by itself; says what that is.
+
+    Args:
+        forms: whether blocks must be the same, too: a package has a kernel for the form of its
+            example, and one for all.
+    """
     op.torch_op  # noqa: B018
     eager: Any = torch_op.registered(full_name(op))
     for names in packaged.symbols[full_name(op)]:
         for function, symbol in names.items():
             fake.texts[symbol] = f"{symbol}({PARAMETERS[function.partition('<')[0]]})"
     found = [sent(fake, call, values) for call in (eager.run, packaged.overloads[full_name(op)])]
+    if not forms:
+        found = [[_without_form(one) for one in events] for events in found]
     assert found[1] == found[0]
     return found[0]
+
+
+def _without_form(event: Any) -> Any:
+    if not isinstance(event, Launched):
+        return event
+    arguments = {name: value for name, value in event.arguments.items() if name != "sizes"}
+    return event._replace(blocks=(), threads=(), arguments=arguments)
 
 
 SMALL = st.integers(0, 9)
@@ -188,6 +241,37 @@ def test_the_units_of_the_other_tests(
         same(fake, packaged, ROTATION, torch.randn(shape[0], n % 8 + 1, shape[1]))
         same(fake, packaged, REVERSAL, torch.randn(*shape))
     same(fake, packaged, TWICE, torch.randn(*shape), torch.randn(*shape))
+
+
+@QUICK
+@given(shape=st.tuples(st.integers(1, 40), st.integers(1, 300)), s=FLOATS, k=st.integers(-9, 9))
+def test_what_bodies_get(
+    fake: FakeCuda, packaged: Library, shape: tuple[int, int], s: float, k: int
+) -> None:
+    for name, parameters in BODIES.items():
+        fake.texts[f"ferrule_{name}"] = f"ferrule_{name}({', '.join(parameters)})"
+    n, d = shape
+    s = float(np.float32(s))
+    x, b = torch.randn(n, d), torch.randn(d)
+    same(fake, packaged, ADDED, x, b, s, k, torch.zeros(n))
+    same(fake, packaged, ADDED, torch.randn(d, n).t(), b, s, k, torch.zeros(2 * n)[::2])
+    offset = torch.randn(n, d + 1)[:, 1:]  # begins anywhere
+    same(fake, packaged, STRIDED, offset, None, forms=False)
+    same(fake, packaged, STRIDED, torch.randn(d, n).t(), None, forms=False)
+    same(fake, packaged, SIMD, torch.randn(n * d))
+    events = same(fake, packaged, EITHER, torch.randn(2 * d)[::2])
+    assert events[0].arguments["xs"] == [d] + 9 * [0]
+    assert (events[0].arguments["x"] == "input 0") == (d % 2 == 0 or d == 1)  # else rows are wanted
+
+
+def test_large_launches_of_bodies(fake: FakeCuda, packaged: Library) -> None:
+    for name, parameters in BODIES.items():
+        fake.texts[f"ferrule_{name}"] = f"ferrule_{name}({', '.join(parameters)})"
+    x = torch.ones(300_000, 2)
+    same(fake, packaged, ADDED, x, x[0], 1.0, 1, torch.zeros(300_000), forms=False)
+    same(fake, packaged, SIMD, x.view(-1))
+    many = torch.ones(1, 1).expand(300_000, 8)  # in 75,000 threadgroups along y
+    same(fake, packaged, STRIDED, many, None, forms=False)
 
 
 def test_one_of_several_implementations_is_chosen(fake: FakeCuda, packaged: Library) -> None:

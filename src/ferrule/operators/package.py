@@ -6,7 +6,8 @@ no device: its callers give it what the tables hold.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import ctypes
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,11 +18,12 @@ from ..devices.protocol import Code
 from ..dtypes import Dtype
 from ..errors import KernelError
 from ..kernels.arguments import fill_value
-from ..rules.bytecode import compile_rule
+from ..kernels.entries import MOST_TEMPLATES
 from ..rules.expression import Expression
 from ..source.cuda.launch import kernel_parameters
 from ..spec import Spec
 from ..unit import UnitSpec
+from . import entries as op_entries
 from .bodies import KernelBody
 from .op import Op
 from .unit_parts import CopyStep, FillStep, RunStep
@@ -31,10 +33,8 @@ FOLDER = Path(__file__).resolve().parents[1]
 INCLUDES = FOLDER / "packaged", FOLDER / "runtime"
 
 # What packaged/*.h keep room for.
-_MOST_TEMPLATES = 64
 _MOST_STEPS, _MOST_ARGUMENTS, _MOST_SCRATCH = 64, 512, 32
 
-_NUMBERS = {"b": "FR_BOOL_NUMBER", "u": "FR_INT_NUMBER", "i": "FR_INT_NUMBER"}
 _FLOATS = (dtypes.float16, dtypes.bfloat16, dtypes.float32, dtypes.float64)
 _FILLS = (*(d for d in dtypes.ALL if d.kind in "bui"), *_FLOATS)
 
@@ -94,7 +94,7 @@ def text(ops: Sequence[PackagedOp]) -> str:
     writers = [_OpTables(i, packaged) for i, packaged in enumerate(ops)]
     parts = [_head({dtype for writer in writers for dtype in writer.dtypes})]
     parts += [line for writer in writers for line in writer.lines]
-    parts.append("static const fr_op fr_ops[] = {")
+    parts.append("static const fr_packaged_op fr_ops[] = {")
     parts += [f"    {writer.record}," for writer in writers]
     parts.append("};\n")
     for i in range(len(ops)):
@@ -105,6 +105,7 @@ def text(ops: Sequence[PackagedOp]) -> str:
     parts.append(
         "\n__attribute__((constructor)) static void fr_define_all(void) {\n"
         "  LH fragment = NULL; /* such handles live as long as the process */\n"
+        "  fr_learn_codes();\n"
         '  if (aoti_torch_library_init_fragment("ferrule", "ferrule", 0, &fragment)) return;'
     )
     parts += [f"  fr_define(fragment, &fr_ops[{i}], fr_op_{i});" for i in range(len(ops))]
@@ -177,6 +178,7 @@ class _OpTables:
         lines: definitions.
         record: what stands in the table of ops.
         dtypes: those that the op meets.
+        expressions: what the engine does not work out, numbered from ``first`` on.
     """
 
     def __init__(self, number: int, packaged: PackagedOp) -> None:
@@ -185,83 +187,53 @@ class _OpTables:
         self.dtypes: set[Dtype] = set()
         self.expressions: dict[Expression, int] = {}
         rule = self.op.rule
+        chosen = [body for body, _ in packaged.bodies]
+        self.first = sum(len(op_entries.expressions_of(body)) for body in chosen)
         bodies = [
             self.unit(f"{number}_{b}", body, specials)
             if isinstance(body, CudaUnit)
             else self.body(f"{number}_{b}", body, specials)
             for b, (body, specials) in enumerate(packaged.bodies)
-        ]  # before the rule, whose expressions they number
-        declared = self.program(tuple(self.expressions))
-        arguments = ", ".join(self.arguments())
-        outputs = ", ".join(_string(output.name) for output in rule.outputs)
-        self.define("fr_argument", "inputs", arguments)
-        self.define("char* const", "outputs", outputs or "NULL")
-        self.lines.append(f"static fr_body fr_bodies_{number}[] = {{")
-        self.lines += [f"    {body}," for body in bodies]
-        self.lines.append("};\n")
-        contiguous = any(body.contiguous for body, _ in packaged.bodies)
-        self.record = (
-            f"{{{_string(packaged.name)}, {_string(self.op.name)}, "
-            f"{_string(packaged.name + packaged.schema)}, "
-            f"{_string(str(rule))}, {declared}, fr_inputs_{number}, fr_outputs_{number}, "
-            f"{len(rule.inputs)}, {len(rule.outputs)}, {_c(contiguous)}, "
-            f"fr_bodies_{number}, {len(bodies)}, {_c(packaged.cuda)}}}"
-        )
-
-    def define(self, kind: str, name: str, content: str) -> None:
-        self.lines.append(f"static const {kind} fr_{name}_{self.number}[] = {{{content}}};")
-
-    def program(self, values: tuple[Expression, ...]) -> str:
-        """The bytecode of the rule and of expressions."""
-        program = compile_rule(self.op.rule, values)
-        if program is None:
+        ]  # before the program, whose expressions they number
+        bound = op_entries.table_of(rule, chosen, tuple(self.expressions))
+        if bound is None:
             raise KernelError(
                 f"[op] op {self.op.name!r} has more arguments, dims or names than a package keeps "
                 "room for."
             )
-        words = ", ".join(_word(word) for word in program.words)
-        self.define("int64_t", "rule", words)
-        return f"fr_rule_{self.number}"
+        table, program = bound
+        self.define("const int64_t", "rule", ", ".join(map(_word, program.words)))
+        launches = ", ".join(_initializer(table.body[b], {}) for b in range(len(bodies)))
+        self.define("const fr_body", "launches", launches)
+        pointers = {"program": f"fr_rule_{number}", "body": f"fr_launches_{number}"}
+        self.lines.append(f"static fr_op fr_table_{number} = {_initializer(table, pointers)};")
+        names = ", ".join(_string(parameter.name) for parameter in rule.inputs)
+        self.define("const char* const", "inputs", names or "NULL")
+        self.define("const fr_packaged_body", "bodies", ", ".join(bodies))
+        self.record = (
+            f"{{{_string(packaged.name)}, {_string(self.op.name)}, "
+            f"{_string(packaged.name + packaged.schema)}, {_string(str(rule))}, "
+            f"&fr_table_{number}, fr_inputs_{number}, fr_bodies_{number}, {_c(packaged.cuda)}}}"
+        )
 
-    def arguments(self) -> Iterable[str]:
-        for argument in self.op.rule.inputs:
-            kind, dtype = "FR_ARRAY", -1
-            if argument.dims is None:
-                number = dtypes.BY_NAME[argument.dtype]
-                kind, dtype = _NUMBERS.get(number.kind, "FR_FLOAT_NUMBER"), _place(number)
-            flags = f"{_c(argument.optional)}, {_c(argument.mutable)}, {_c(bool(argument.dims))}"
-            yield f"{{{_string(argument.name)}, {kind}, {flags}, {dtype}}}"
+    def define(self, kind: str, name: str, content: str) -> None:
+        self.lines.append(f"static {kind} fr_{name}_{self.number}[] = {{{content}}};")
 
     def value(self, expression: Expression | None) -> int:
         """The number of an expression among the op's values."""
         if expression is None:
             return -1
-        return self.expressions.setdefault(expression, len(self.expressions))
+        return self.first + self.expressions.setdefault(expression, len(self.expressions))
 
     def body(self, name: str, body: KernelBody, specials: Sequence[Special]) -> str:
-        kernel, rule = body.kernel, self.op.rule
-        places = {a.name: i for i, a in enumerate(rule.inputs)}
-        sources = []
-        for input_name in kernel.input_names:
-            described = any(kernel.wants(input_name)[:2])
-            if input_name in places:
-                place = places[input_name]
-                sources.append(f"{{FR_FROM_INPUT, {place}, {_c(described)}}}")
-            else:
-                value = self.value(Expression(("name", input_name)))
-                sources.append(f"{{FR_FROM_VALUE, {value}, false}}")
         texts = ", ".join(_string(str(e)) for e in (*body.grid, *body.threadgroup))
-        add = self.lines.append
-        add(f"static const fr_source fr_sources_{name}[] = {{{_list(sources)}}};")
-        add(f"static const char* const fr_texts_{name}[] = {{{texts}}};")
+        self.lines.append(f"static const char* const fr_texts_{name}[] = {{{texts}}};")
         compiled = self.compiled(name, body, specials)
         fill = self.value(body.fill) if isinstance(body.fill, Expression) else -1
-        grid = ", ".join(str(self.value(e)) for e in body.grid)
-        group = ", ".join(str(self.value(e)) for e in body.threadgroup)
+        described = any(any(body.kernel.wants(n)) for n in body.kernel.input_names)
         return (
-            f"{{{self.value(body.when)}, {{{grid}}}, {{{group}}}, {self.value(body.shared)}, "
-            f"{fill}, {_c(body.fill is not None)}, {_c(body.kind == 'cuda')}, fr_texts_{name}, "
-            f"fr_sources_{name}, {len(sources)}, {compiled}, NULL}}"
+            f"{{{self.value(body.shared)}, {fill}, {_c(described)}, fr_texts_{name}, "
+            f"{compiled}, NULL}}"
         )
 
     def unit(self, name: str, unit: CudaUnit, specials: Sequence[Special]) -> str:
@@ -300,9 +272,8 @@ class _OpTables:
             f"static const fr_unit fr_unit_{name} = {{fr_steps_{name}, {len(steps)}, "
             f"fr_scratch_{name}, {len(rows)}}};"
         )
-        none = "{-1, -1, -1}, {-1, -1, -1}, -1, -1, false, true, NULL, NULL, 0"
         compiled = self.compiled(name, unit, specials)
-        return f"{{{self.value(unit.when)}, {none}, {compiled}, &fr_unit_{name}}}"
+        return f"{{-1, -1, false, NULL, {compiled}, &fr_unit_{name}}}"
 
     def launched(self, name: str, step: RunStep, places: Mapping[str, int]) -> str:
         """The launch of a step: its sizes and its arguments."""
@@ -324,18 +295,18 @@ class _OpTables:
 
     def compiled(self, name: str, body: Packaged, specials: Sequence[Special]) -> str:
         """A body's or unit's template parameters, and what it was compiled to."""
-        templates = [(n, e) for n, e in body.template if isinstance(e, Expression)]
-        if len(templates) > _MOST_TEMPLATES:
+        templates = op_entries.templates_of(body)
+        if len(templates) > MOST_TEMPLATES:
             raise KernelError(
                 f"[op] op {self.op.name!r} has {len(templates)} template parameters that are "
-                f"expressions; a package keeps room for {_MOST_TEMPLATES}."
+                f"expressions; a package keeps room for {MOST_TEMPLATES}."
             )
-        rows = [f"{{{_string(n)}, {_string(str(e))}, {self.value(e)}}}" for n, e in templates]
+        rows = [f"{{{_string(n)}, {_string(str(e))}}}" for n, e in templates]
         table = [self.special(f"{name}_{s}", body, special) for s, special in enumerate(specials)]
         add = self.lines.append
         add(f"static const fr_template fr_templates_{name}[] = {{{_list(rows)}}};")
         add(f"static fr_special fr_specials_{name}[] = {{{', '.join(table)}}};")
-        return f"fr_templates_{name}, {len(templates)}, fr_specials_{name}, {len(specials)}"
+        return f"fr_templates_{name}, fr_specials_{name}, {len(specials)}"
 
     def special(self, name: str, body: Packaged, special: Special) -> str:
         self.dtypes.update(
@@ -363,16 +334,14 @@ class _OpTables:
         codes = [self.code(f"{name}_{k}", code) for k, code in enumerate(special.codes)]
         passed = []
         if self.packaged.cuda and isinstance(special.spec, Spec):
-            passed = [
-                f"{{FR_PASS_{kind.upper()}, {i}}}" for kind, i in kernel_parameters(special.spec)
-            ]
+            passed = [f"FR_PASS_{kind.upper()}, {i}" for kind, i in kernel_parameters(special.spec)]
         add(f"static const int8_t fr_dtypes_{name}[] = {{{places}}};")
         add(f"static const int8_t fr_ndims_{name}[] = {{{', '.join(map(str, special.ndims))}}};")
         values = ", ".join(_word(value) for value in special.templates)
         add(f"static const int64_t fr_values_{name}[] = {{{values or 0}}};")
         add(f"static const char* const fr_fills_{name}[] = {{{', '.join(fills) or 'NULL'}}};")
         add(f"static fr_code fr_codes_{name}[] = {{{', '.join(codes)}}};")
-        add(f"static const fr_parameter fr_passed_{name}[] = {{{_list(passed)}}};")
+        add(f"static const int32_t fr_passed_{name}[] = {{{', '.join(passed) or 0}}};")
         add(f"static const int8_t fr_scratch_dtypes_{name}[] = {{{', '.join(scratch)}}};")
         add(f"static const fr_pattern fr_patterns_{name}[] = {{{', '.join(patterns)}}};")
         return (
@@ -419,6 +388,25 @@ def _list(rows: Sequence[str]) -> str:
 
 def _c(value: bool) -> str:
     return "true" if value else "false"
+
+
+def _initializer(value: object, pointers: Mapping[str, str]) -> str:
+    """A structure of ctypes, as C writes what it begins with, of whose fields some are pointers."""
+    if isinstance(value, ctypes.Structure):
+        fields = [(name, getattr(value, name)) for name, *_ in value._fields_]
+        items = [pointers.get(name) or _initializer(field, {}) for name, field in fields]
+        return f"{{{', '.join(items)}}}"
+    if isinstance(value, ctypes.Array):  # but for zeros at its end
+        elements = list(value)
+        while len(elements) > 1 and not _content(elements[-1]):
+            elements.pop()
+        return f"{{{', '.join(_initializer(element, {}) for element in elements)}}}"
+    return "NULL" if value is None else _bytes(value) if isinstance(value, bytes) else f"{value}"
+
+
+def _content(value: object) -> bool:
+    """Whether anything of an element of an array is not zero."""
+    return any(bytes(value)) if isinstance(value, ctypes.Structure) else bool(value)
 
 
 def _string(value: str) -> str:

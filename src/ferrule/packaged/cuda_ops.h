@@ -88,38 +88,38 @@ static void fr_find_cuda(void) {
 #undef FR_FIND
 }
 
-static bool fr_cuda_failed(fr_call* c, int status, const char* what) {
+static bool fr_cuda_failed(fr_packaged_call* c, int status, const char* what) {
   const char* name = NULL;
   if (fr_cuda.error_name(status, &name) || !name) name = "an unknown error";
   return fr_fail(c, "%s: CUDA says %d, %s.", what, status, name);
 }
 
 /* Makes the call's GPU current in this thread, which may be its first act on CUDA. */
-static bool fr_enter_cuda(fr_call* c, fr_stream* stream, void** guard) {
+static bool fr_enter_cuda(fr_packaged_call* c, fr_stream* stream, void** guard) {
   static pthread_once_t once = PTHREAD_ONCE_INIT;
   pthread_once(&once, fr_find_cuda);
   *guard = NULL;
   if (fr_cuda.missing) return fr_fail(c, "%s was not found.", fr_cuda.missing);
   int32_t now = -1;
-  if (fr_cuda.torch_device(&now) || (now != c->device && fr_cuda.guard(c->device, guard)))
-    return fr_fail(c, "torch cannot make cuda:%d current.", (int)c->device);
+  if (fr_cuda.torch_device(&now) || (now != c->torch.index && fr_cuda.guard(c->torch.index, guard)))
+    return fr_fail(c, "torch cannot make cuda:%d current.", (int)c->torch.index);
   void* context = NULL;
   int device = 0, status = fr_cuda.current(&context);
   if (!status && !context) { /* torch's, which lives as long as the process */
-    status = fr_cuda.get_device(&device, c->device);
+    status = fr_cuda.get_device(&device, c->torch.index);
     if (!status) status = fr_cuda.retain(&context, device);
     if (!status) status = fr_cuda.set_current(context);
   }
   if (status) return fr_cuda_failed(c, status, "no context on its GPU");
-  if (fr_cuda.stream(c->device, stream)) return fr_fail(c, "torch does not tell its stream.");
+  if (fr_cuda.stream(c->torch.index, stream)) return fr_fail(c, "torch does not tell its stream.");
   return true;
 }
 
-static bool fr_fill_outputs(fr_call* c, const fr_body* body, const fr_special* special,
+static bool fr_fill_outputs(fr_packaged_call* c, const fr_packaged_body* body, const fr_special* special,
                             fr_stream stream) {
-  for (int i = 0; i < c->op->makes; i++) {
-    const fr_rule_output* output = &c->made.outputs[i];
-    uint64_t room = 0, at = (uint64_t)(uintptr_t)c->pointers[c->op->reads + i];
+  for (int i = 0; i < c->torch.of.op->outputs; i++) {
+    const fr_rule_output* output = &c->result.outputs[i];
+    uint64_t room = 0, at = (uint64_t)(uintptr_t)c->torch.memory[i];
     size_t count = (size_t)fr_count(output->ndim, output->sizes);
     const char* element = fr_fill(c, body, special, i, &room);
     if (!element) return false;
@@ -152,48 +152,58 @@ static bool fr_fill_outputs(fr_call* c, const fr_body* body, const fr_special* s
   return true;
 }
 
-static bool fr_fill_on_cuda(fr_call* c, const fr_body* body, const fr_special* special) {
-  fr_stream stream;
-  void* guard;
-  bool done = fr_enter_cuda(c, &stream, &guard) && fr_fill_outputs(c, body, special, stream);
-  if (guard) fr_cuda.leave(guard);
-  return done;
+/* A launch as CUDA has it. */
+typedef struct {
+  uint32_t grid[3], threadgroup[3], groups[3];
+  uint32_t facts;
+  bool aligned; /* all arrays begin where the compiler was told */
+} fr_sizes;
+
+static fr_sizes fr_sizes_of(const fr_packaged_call* c) {
+  fr_sizes sizes;
+  uint32_t edge[3];
+  bool even = true, full = true;
+  memcpy(sizes.grid, c->torch.of.grid, sizeof sizes.grid);
+  memcpy(sizes.threadgroup, c->torch.of.grid + 3, sizeof sizes.threadgroup);
+  const uint32_t* t = sizes.threadgroup;
+  for (int axis = 0; axis < 3; axis++) {
+    uint32_t all = sizes.grid[axis];
+    sizes.groups[axis] = (all + t[axis] - 1) / t[axis]; /* both fit into 31 bits */
+    edge[axis] = all % t[axis] ? all % t[axis] : t[axis];
+    even = even && edge[axis] == t[axis];
+  }
+  for (int corner = 0; corner < 8; corner++)
+    full = full && (corner & 1 ? edge[0] : t[0]) * (corner & 2 ? edge[1] : t[1]) *
+                       (corner & 4 ? edge[2] : t[2]) % 32 == 0;
+  sizes.facts = (t[1] == 1 && t[2] == 1 ? FR_ONE_ROW : 0) | (even ? FR_EVEN : 0) | (full ? FR_FULL : 0) |
+               (t[0] % 32 == 0 && edge[0] % 32 == 0 ? FR_LANES_IN_X : 0) |
+               (sizes.groups[1] <= 65535 && sizes.groups[2] <= 65535 ? FR_NEAR : 0) | (t[2] <= 64 ? FR_SHALLOW : 0);
+  sizes.aligned = torch_inputs_aligned(&c->torch) && torch_outputs_aligned(&c->torch);
+  return sizes;
 }
 
 /* Threads along x of the threadgroups that a body gets that cannot tell how it is grouped. */
-static uint32_t fr_any_threadgroup(const fr_sent* sent) {
-  uint32_t whole = sent->grid[0] > 256 ? 256 : (sent->grid[0] + 31) / 32 * 32;
+static uint32_t fr_any_threadgroup(const fr_sizes* sizes) {
+  uint32_t whole = sizes->grid[0] > 256 ? 256 : (sizes->grid[0] + 31) / 32 * 32;
   return whole ? whole : 32;
 }
 
 /* Whether a launch keeps a GPU busy with so many threadgroups in each block: `many` of
  * source/cuda/launch.py. */
-static bool fr_many(const fr_code* code, const fr_sent* sent) {
-  uint64_t each = code->each, threads = (uint64_t)sent->grid[0] * sent->grid[1] * sent->grid[2];
-  uint32_t t = code->blocks == FR_ANY ? fr_any_threadgroup(sent) : 0;
-  uint64_t groups = t ? (sent->grid[0] + t - 1) / t : sent->groups[0];
+static bool fr_many(const fr_code* code, const fr_sizes* sizes) {
+  uint64_t each = code->each, threads = (uint64_t)sizes->grid[0] * sizes->grid[1] * sizes->grid[2];
+  uint32_t t = code->blocks == FR_ANY ? fr_any_threadgroup(sizes) : 0;
+  uint64_t groups = t ? (sizes->grid[0] + t - 1) / t : sizes->groups[0];
   return threads >= each * FR_BUSY && (groups % each == 0 || groups >= 8 * each) &&
-         sent->grid[0] <= INT32_MAX;
-}
-
-/* Whether all arrays begin where the compiler was told. */
-static bool fr_aligned(const fr_body* body, const fr_special* special, const fr_array* arrays) {
-  for (int p = 0; p < special->passed; p++) {
-    const fr_parameter* parameter = &special->parameters[p];
-    bool output = parameter->kind == FR_PASS_OUTPUT;
-    if (!output && parameter->kind != FR_PASS_INPUT) continue;
-    if ((uintptr_t)arrays[parameter->index + (output ? body->reads : 0)].pointer % 16) return false;
-  }
-  return true;
+         sizes->grid[0] <= INT32_MAX;
 }
 
 /* The machine code for this GPU and, of a body, for these sizes and arrays; NULL after an error. */
-static fr_code* fr_find_code(fr_call* c, fr_special* special, const fr_sent* sent, bool aligned,
-                             int device) {
+static fr_code* fr_find_code(fr_packaged_call* c, fr_special* special, const fr_sizes* sizes, int device) {
   int major = 0, minor = 0;
   if (fr_cuda.attribute(&major, FR_CAPABILITY_MAJOR, device) ||
       fr_cuda.attribute(&minor, FR_CAPABILITY_MINOR, device)) {
-    fr_fail(c, "CUDA does not tell what GPU cuda:%d is.", (int)c->device);
+    fr_fail(c, "CUDA does not tell what GPU cuda:%d is.", (int)c->torch.index);
     return NULL;
   }
   for (int i = 0; i < special->count; i++) {
@@ -203,8 +213,8 @@ static fr_code* fr_find_code(fr_call* c, fr_special* special, const fr_sent* sen
                 : code->specific ? 10 * major + minor == of
                                  : major == of / 10 && minor >= of % 10;
     if (!fits) continue;
-    if (sent && ((code->needs & ~sent->facts) || (code->aligned && !aligned))) continue;
-    if (sent && code->each > 1 && !fr_many(code, sent)) continue;
+    if (sizes && ((code->needs & ~sizes->facts) || (code->aligned && !sizes->aligned))) continue;
+    if (sizes && code->each > 1 && !fr_many(code, sizes)) continue;
     return code;
   }
   fr_fail(c, "the package has no machine code for a GPU of compute capability %d.%d.", major, minor);
@@ -233,13 +243,13 @@ static int fr_load_on_cuda(const fr_code* code, void** library, const char* symb
 }
 
 /* A function of the code on the call's GPU, loaded; NULL after an error. */
-static fr_loaded* fr_function_of(fr_call* c, fr_code* code, int which, int device) {
-  if (c->device >= FR_MOST_GPUS) {
-    fr_fail(c, "a package knows of %d GPUs, not of cuda:%d.", FR_MOST_GPUS, (int)c->device);
+static fr_loaded* fr_function_of(fr_packaged_call* c, fr_code* code, int which, int device) {
+  if (c->torch.index >= FR_MOST_GPUS) {
+    fr_fail(c, "a package knows of %d GPUs, not of cuda:%d.", FR_MOST_GPUS, (int)c->torch.index);
     return NULL;
   }
   fr_function* function = &code->functions[which];
-  fr_loaded* loaded = &function->on[c->device];
+  fr_loaded* loaded = &function->on[c->torch.index];
   pthread_mutex_lock(&fr_loading);
   int status = loaded->function
                    ? 0
@@ -251,7 +261,7 @@ static fr_loaded* fr_function_of(fr_call* c, fr_code* code, int which, int devic
 }
 
 /* Lets a function have so much dynamic shared memory, which CUDA wants to be asked for. */
-static bool fr_allow(fr_call* c, fr_loaded* loaded, int32_t shared, int device) {
+static bool fr_allow(fr_packaged_call* c, fr_loaded* loaded, int32_t shared, int device) {
   int most = 0, status = 0;
   pthread_mutex_lock(&fr_loading); /* another thread may allow more */
   if (shared > loaded->allowed) {
@@ -271,98 +281,71 @@ static bool fr_allow(fr_call* c, fr_loaded* loaded, int32_t shared, int device) 
   if (status) return fr_cuda_failed(c, status, "its shared memory");
   return allowed || fr_fail(c, "a block wants %d bytes of shared memory, and has %d of its own, but "
                             "a block of cuda:%d has %d at most.", (int)shared, (int)loaded->fixed,
-                            (int)c->device, most);
+                            (int)c->torch.index, most);
 }
 
 /* Blocks and threads, as blocks_of of source/cuda/launch.py has them. A body that cannot tell how
  * its threads are grouped gets threadgroups of our choice. */
-static bool fr_blocks(fr_call* c, const fr_code* code, fr_sent* sent, uint32_t* blocks,
+static bool fr_blocks(fr_packaged_call* c, const fr_code* code, fr_sizes* sizes, uint32_t* blocks,
                       uint32_t* block) {
   if (code->blocks == FR_ANY) {
-    sent->threadgroup[0] = fr_any_threadgroup(sent);
-    sent->groups[0] = (sent->grid[0] + sent->threadgroup[0] - 1) / sent->threadgroup[0];
+    sizes->threadgroup[0] = fr_any_threadgroup(sizes);
+    sizes->groups[0] = (sizes->grid[0] + sizes->threadgroup[0] - 1) / sizes->threadgroup[0];
   }
-  const uint32_t* t = sent->threadgroup;
+  const uint32_t* t = sizes->threadgroup;
   bool box = code->blocks == FR_BOXES;
   block[0] = box ? t[0] : t[0] * t[1] * t[2];
   block[1] = box ? t[1] : 1;
   block[2] = box ? t[2] : 1;
-  memcpy(blocks, sent->groups, sizeof sent->groups);
+  memcpy(blocks, sizes->groups, sizeof sizes->groups);
   if (!code->far_away) {
     blocks[0] = (blocks[0] + code->each - 1) / code->each;
     return true;
   }
-  uint64_t plane = (uint64_t)sent->groups[0] * sent->groups[1], most = (uint64_t)INT32_MAX * 65535;
-  if (plane > most / sent->groups[2])
+  uint64_t plane = (uint64_t)sizes->groups[0] * sizes->groups[1], most = (uint64_t)INT32_MAX * 65535;
+  if (plane > most / sizes->groups[2])
     return fr_fail(c, "its grid has more threadgroups than CUDA can launch.");
-  uint64_t count = plane * sent->groups[2], rows = (count + INT32_MAX - 1) / INT32_MAX;
+  uint64_t count = plane * sizes->groups[2], rows = (count + INT32_MAX - 1) / INT32_MAX;
   blocks[0] = (uint32_t)((count + rows - 1) / rows);
   blocks[1] = (uint32_t)rows;
   blocks[2] = 1;
   return true;
 }
 
-static bool fr_launch(fr_call* c, const fr_body* body, fr_special* special, const fr_sent* asked,
-                      fr_stream stream) {
-  fr_array arrays[FR_MOST_PASSED];
-  fr_sent sent = *asked;
+static bool fr_launch(fr_packaged_call* c, int b, fr_special* special, fr_stream stream) {
+  fr_call* call = &c->torch.of;
   uint32_t blocks[3], block[3];
   int device = 0;
   int64_t shared = 0;
-  int status = fr_cuda.get_device(&device, c->device);
+  int status = fr_cuda.get_device(&device, c->torch.index);
   if (status) return fr_cuda_failed(c, status, "its GPU is not there");
-  if (!fr_reads(c, body, special, arrays) || !fr_value(c, body->shared, &shared)) return false;
-  fr_code* code = fr_find_code(c, special, &sent, fr_aligned(body, special, arrays), device);
-  if (!code || !fr_blocks(c, code, &sent, blocks, block)) return false;
+  if (!fr_check_reads(c, b) || !fr_value(c, c->op->bodies[b].shared, &shared)) return false;
+  fr_sizes sizes = fr_sizes_of(c);
+  fr_code* code = fr_find_code(c, special, &sizes, device);
+  if (!code || !fr_blocks(c, code, &sizes, blocks, block)) return false;
   fr_loaded* loaded = fr_function_of(c, code, 0, device);
   if (!loaded) return false;
   if (shared < 0 || shared > INT32_MAX)
     return fr_fail(c, "`shared_memory` is %lld bytes.", (long long)shared);
   if (!shared) shared = code->shared;
   if (!fr_allow(c, loaded, (int32_t)shared, device)) return false;
-  /* What arguments point to: arrays' addresses, numbers, and shapes and strides by value. */
-  uint32_t sizes[9];
-  memcpy(sizes, sent.grid, sizeof sent.grid);
-  memcpy(sizes + 3, sent.threadgroup, sizeof sent.threadgroup);
-  memcpy(sizes + 6, sent.groups, sizeof sent.groups);
-  int32_t shapes[FR_MAX_ARGUMENTS][FR_MAX_NDIM];
-  int64_t strides[FR_MAX_ARGUMENTS][FR_MAX_NDIM];
-  fr_extent extents[FR_MOST_PASSED];
-  void* arguments[4 * FR_MOST_PASSED];
-  for (int p = 0; p < special->passed; p++) {
-    const fr_parameter* parameter = &special->parameters[p];
-    bool output = parameter->kind == FR_PASS_OUTPUT, described = parameter->kind == FR_PASS_SHAPE || parameter->kind == FR_PASS_STRIDES;
-    fr_array* array = &arrays[parameter->index + (output ? body->reads : 0)];
-    int of = described ? body->inputs[parameter->index].index : 0;
-    switch (parameter->kind) {
-      case FR_PASS_LAUNCH: arguments[p] = sizes; break;
-      case FR_PASS_EXTENT:
-        extents[parameter->index] = fr_extent_of(array->pointer, array->ndim, array->sizes, c->op->contiguous ? NULL : array->strides);
-        arguments[p] = &extents[parameter->index];
-        break;
-      case FR_PASS_VALUE: arguments[p] = array->pointer; break;
-      case FR_PASS_SHAPE:
-        memset(shapes[of], 0, sizeof shapes[of]); /* a body in CUDA gets zeros beyond its rank */
-        for (int k = 0; k < array->ndim; k++) shapes[of][k] = (int32_t)array->sizes[k];
-        arguments[p] = shapes[of];
-        break;
-      case FR_PASS_STRIDES:
-        memset(strides[of], 0, sizeof strides[of]);
-        memcpy(strides[of], array->strides, sizeof *array->strides * (size_t)array->ndim);
-        arguments[p] = strides[of];
-        break;
-      default: arguments[p] = &array->pointer;
-    }
-  }
+  fr_table_entry entry; /* 3 KB, of which little is written */
+  entry.parameters = special->passed;
+  memcpy(entry.parameter, special->parameters, 2 * sizeof *entry.parameter * (size_t)special->passed);
+  memcpy(entry.sizes, &sizes, sizeof entry.sizes); /* how it begins */
+  fr_gpu_job job;
+  fr_prepare_gpu(call, &entry, &call->op->body[b], &c->result, c->torch.memory, &job);
   status = fr_cuda.launch(loaded->function, blocks[0], blocks[1], blocks[2], block[0], block[1],
-                          block[2], (unsigned)shared, stream, arguments, NULL);
+                          block[2], (unsigned)shared, stream, job.arguments, NULL);
   return !status || fr_cuda_failed(c, status, "its kernel cannot be launched");
 }
 
-static bool fr_on_cuda(fr_call* c, const fr_body* body, fr_special* special, const fr_sent* sent) {
+static bool fr_on_cuda(fr_packaged_call* c, int b, fr_special* special) {
   fr_stream stream;
   void* guard;
-  bool done = fr_enter_cuda(c, &stream, &guard) && fr_launch(c, body, special, sent, stream);
+  bool done = fr_enter_cuda(c, &stream, &guard) &&
+              (!c->torch.of.op->body[b].zeroed || fr_fill_outputs(c, &c->op->bodies[b], special, stream)) &&
+              (fr_no_thread(&c->torch.of) || fr_launch(c, b, special, stream));
   if (guard) fr_cuda.leave(guard);
   return done;
 }

@@ -37,7 +37,7 @@ typedef struct {
 } fr_work;
 
 /* "`blocks` of step 'gemm<T>': N is 70000 for x (70000,); expected …", of one of its values. */
-static bool fr_bad_size(fr_call* c, const fr_step* step, int which, int64_t value,
+static bool fr_bad_size(fr_packaged_call* c, const fr_step* step, int which, int64_t value,
                         const char* expected) {
   static const char* const names[] = {"blocks", "block", "cluster", "shared_memory"};
   char text[600];
@@ -47,7 +47,7 @@ static bool fr_bad_size(fr_call* c, const fr_step* step, int which, int64_t valu
 }
 
 /* Makes the memory that steps share, and says where each array of it lies. */
-static bool fr_make_scratch(fr_call* c, const fr_unit* unit, const fr_special* special,
+static bool fr_make_scratch(fr_packaged_call* c, const fr_unit* unit, const fr_special* special,
                             fr_place* places) {
   int64_t end = 0;
   int32_t status = 0;
@@ -74,9 +74,8 @@ static bool fr_make_scratch(fr_call* c, const fr_unit* unit, const fr_special* s
   uint64_t base = 0; /* null pointers, where there is none */
   if (end) {
     void* at = NULL;
-    c->scratch = fr_new(c, 1, &bytes, FR_UINT8);
-    if (!c->scratch) return false;
-    if (aoti_torch_get_data_ptr(c->scratch, &at)) return fr_fail(c, "its scratch has no memory.");
+    if (!torch_make(&c->torch, 1, &bytes, FR_UINT8, &c->scratch, &at))
+      return fr_fail(c, c->scratch ? "its scratch has no memory." : "torch could not allocate memory.");
     base = ((uint64_t)(uintptr_t)at + FR_ALIGNMENT - 1) / FR_ALIGNMENT * FR_ALIGNMENT;
   }
   for (int i = 0; i < unit->arrays; i++) places[i].address += base;
@@ -84,28 +83,29 @@ static bool fr_make_scratch(fr_call* c, const fr_unit* unit, const fr_special* s
 }
 
 /* Where all arrays of a call lie. */
-static bool fr_find_places(fr_call* c, const fr_unit* unit, const fr_special* special,
+static bool fr_find_places(fr_packaged_call* c, const fr_unit* unit, const fr_special* special,
                            fr_place* places) {
-  const fr_op* op = c->op;
-  for (int i = 0; i < op->reads; i++) {
-    const fr_rule_input* input = &c->inputs[i];
-    bool there = c->arrays[i] != NULL; /* neither a number nor absent */
-    places[i].address = there ? (uint64_t)(uintptr_t)c->pointers[i] : 0;
+  const fr_call* call = &c->torch.of;
+  const fr_op* op = call->op;
+  for (int i = 0; i < op->inputs; i++) {
+    const fr_rule_input* input = &call->input[i];
+    bool there = fr_is_array(call, i);
+    places[i].address = there ? (uint64_t)(uintptr_t)call->pointer[i] : 0;
     places[i].count = there ? fr_count(input->ndim, input->sizes) : 0;
     places[i].dtype = input->dtype;
   }
-  for (int i = 0; i < op->makes; i++) {
-    const fr_rule_output* output = &c->made.outputs[i];
-    fr_place* place = &places[op->reads + i];
-    place->address = (uint64_t)(uintptr_t)c->pointers[op->reads + i];
+  for (int i = 0; i < op->outputs; i++) {
+    const fr_rule_output* output = &c->result.outputs[i];
+    fr_place* place = &places[op->inputs + i];
+    place->address = (uint64_t)(uintptr_t)c->torch.memory[i];
     place->count = fr_count(output->ndim, output->sizes);
     place->dtype = output->dtype;
   }
-  return fr_make_scratch(c, unit, special, &places[op->reads + op->makes]);
+  return fr_make_scratch(c, unit, special, &places[op->inputs + op->outputs]);
 }
 
 /* The arguments of a step's function, after those that are there. */
-static bool fr_give(fr_call* c, const fr_step* step, fr_work* work) {
+static bool fr_give(fr_packaged_call* c, const fr_step* step, fr_work* work) {
   char text[600];
   for (int i = 0; i < step->count; i++) {
     const fr_argument_given* given = &step->given[i];
@@ -118,7 +118,7 @@ static bool fr_give(fr_call* c, const fr_step* step, fr_work* work) {
       continue;
     }
     if (given->kind == FR_GIVE_NUMBER) {
-      *bytes = c->numbers[given->index];
+      *bytes = c->torch.of.value[given->index];
       continue;
     }
     if (!fr_value(c, given->index, &value)) return false;
@@ -133,7 +133,7 @@ static bool fr_give(fr_call* c, const fr_step* step, fr_work* work) {
 }
 
 /* The sizes of a step's launch. */
-static bool fr_launch_sizes(fr_call* c, const fr_step* step, uint32_t* sizes) {
+static bool fr_launch_sizes(fr_packaged_call* c, const fr_step* step, uint32_t* sizes) {
   int64_t threads = 1, blocks = 1;
   for (int i = 0; i < FR_LAUNCH_VALUES; i++) {
     int64_t value = 0, least = i >= FR_BLOCK && i < FR_SHARED_BYTES;
@@ -159,7 +159,7 @@ static bool fr_launch_sizes(fr_call* c, const fr_step* step, uint32_t* sizes) {
 }
 
 /* Works out a step; adds it to what is carried out, if it is not left out. */
-static bool fr_add_step(fr_call* c, const fr_step* step, fr_pattern pattern, fr_work* work) {
+static bool fr_add_step(fr_packaged_call* c, const fr_step* step, fr_pattern pattern, fr_work* work) {
   int64_t holds = 1;
   if (step->when >= 0 && !fr_value(c, step->when, &holds)) return false;
   if (!holds) return true;
@@ -194,7 +194,7 @@ static bool fr_add_step(fr_call* c, const fr_step* step, fr_pattern pattern, fr_
 }
 
 /* Finds a launch's function, and refuses what this GPU cannot launch. */
-static bool fr_check_step(fr_call* c, fr_code* code, fr_started* started, int device) {
+static bool fr_check_step(fr_packaged_call* c, fr_code* code, fr_started* started, int device) {
   const fr_step* step = started->step;
   const uint32_t* sizes = started->sizes;
   uint32_t threads = sizes[FR_BLOCK] * sizes[FR_BLOCK + 1] * sizes[FR_BLOCK + 2];
@@ -210,7 +210,7 @@ static bool fr_check_step(fr_call* c, fr_code* code, fr_started* started, int de
     if (status) return fr_cuda_failed(c, status, "its GPU");
     if (major < 9)
       return fr_fail(c, "step '%s': cuda:%d has no clusters, which came with compute capability "
-                     "9.0.", step->label, (int)c->device);
+                     "9.0.", step->label, (int)c->torch.index);
   }
   return fr_allow(c, started->loaded, (int32_t)sizes[FR_SHARED_BYTES], device);
 }
@@ -241,10 +241,10 @@ static int fr_start_step(const fr_started* s, uint64_t* given, fr_stream stream)
 }
 
 /* Checks all steps, then starts them, one after the other; waits for nothing. */
-static bool fr_start_steps(fr_call* c, fr_special* special, fr_work* work, fr_stream stream) {
-  int device = 0, status = fr_cuda.get_device(&device, c->device);
+static bool fr_start_steps(fr_packaged_call* c, fr_special* special, fr_work* work, fr_stream stream) {
+  int device = 0, status = fr_cuda.get_device(&device, c->torch.index);
   if (status) return fr_cuda_failed(c, status, "its GPU is not there");
-  fr_code* code = fr_find_code(c, special, NULL, false, device);
+  fr_code* code = fr_find_code(c, special, NULL, device);
   if (!code) return false;
   for (int i = 0; i < work->count; i++)
     if (work->started[i].step->kind == FR_RUN &&
@@ -260,18 +260,18 @@ static bool fr_start_steps(fr_call* c, fr_special* special, fr_work* work, fr_st
   return true;
 }
 
-static bool fr_run_unit(fr_call* c, const fr_unit* unit, fr_special* special) {
-  const fr_op* op = c->op;
+static bool fr_run_unit(fr_packaged_call* c, const fr_unit* unit, fr_special* special) {
+  const fr_op* op = c->torch.of.op;
   fr_work work; /* 11 KB, of which little is written */
   work.count = work.gave = 0;
   work.written = 0;
   if (!fr_find_places(c, unit, special, work.places)) return false;
   for (int i = 0; i < unit->count; i++)
     if (!fr_add_step(c, &unit->steps[i], special->patterns[i], &work)) return false;
-  for (int i = 0; i < op->makes; i++)
-    if (!(work.written >> (op->reads + i) & 1) && work.places[op->reads + i].count)
+  for (int i = 0; i < op->outputs; i++)
+    if (!(work.written >> (op->inputs + i) & 1) && work.places[op->inputs + i].count)
       return fr_fail(c, "the steps that have blocks and whose `when` holds write nothing to output "
-                     "'%s', which is not empty.", op->output_names[i]);
+                     "'%s', which is not empty.", op->output_name[i]);
   if (!work.count) return true;
   fr_stream stream;
   void* guard;

@@ -1,11 +1,11 @@
 /* Ops of a package of AOTInductor: what torch calls, without Python.
  *
- * ferrule/operators/package.py writes a text for each package, which includes runtime.c, defines what is
- * known of dtypes, includes this file, and has tables: the ops in the graph, their rules as bytecode
+ * ferrule/operators/package.py writes a text for each package, which includes runtime.c, defines torch's codes
+ * of dtypes, includes this file, and has tables: the ops in the graph, their rules as bytecode
  * (runtime/rule.h), what launches are worked out from, and the machine code of their kernels.
- * Loading the library defines the ops with torch's dispatcher. A call does what `TorchOp.run` does in
- * Python: it binds the rule, allocates outputs, chooses the machine code, and launches. Nothing of a
- * call is kept but what was loaded.
+ * Loading the library defines the ops with torch's dispatcher. A call is carried out by the engine that eager calls
+ * have (runtime/op_calls.h, runtime/torch_stack.h); what Python does for those is here: errors are worded, machine
+ * code is chosen and loaded, and outputs are filled. Nothing of a call is kept but what was loaded.
  *
  * Valid as C11 and as C++17. Needs -fexceptions, since torch's errors are thrown through it.
  */
@@ -13,43 +13,32 @@
 #define FERRULE_PACKAGED_OPS_H
 
 #include <dlfcn.h>
-#include <math.h>
 #include <stdarg.h>
 
-#include "arrays.h"
-#include "cpu_launch.h"
-#include "rule.h"
+#include "op_calls.h"
 #include "tables.h"
 #include "torch_abi.h"
 
+#define FR_ADDRESS(NAME) aoti_torch_##NAME,
+static const torch_functions torch = {TORCH_FUNCTIONS(FR_ADDRESS) _ZdlPv};
+#undef FR_ADDRESS
+
+#include "torch_stack.h"
+
 /* -------------------------------------------------------------------------------------- calls */
 
-enum {
-  FR_MOST_ERROR = 1500,
-  FR_CUDA_RANK = 10, /* spec.py has it */
-  FR_MOST_READ = FR_MAX_ARGUMENTS + FR_MAX_SYMBOLS,
-  FR_MOST_PASSED = FR_MOST_READ + FR_MAX_ARGUMENTS
-};
+enum { FR_MOST_ERROR = 1500, FR_CUDA_RANK = 10 /* spec.py has it */ };
 
 typedef struct {
-  const fr_op* op;
-  TH arrays[FR_MAX_ARGUMENTS]; /* as given, ours to delete; NULL: absent, or a number */
-  TH used[FR_MAX_ARGUMENTS];   /* as the kernel gets them: the same, or a contiguous copy */
-  TH outputs[FR_MAX_ARGUMENTS];
-  void* pointers[FR_MAX_ARGUMENTS]; /* of `used`, then of outputs */
-  const int64_t* strides[FR_MAX_ARGUMENTS];
-  int64_t own_strides[FR_MAX_ARGUMENTS][FR_MAX_NDIM]; /* of copies */
-  uint64_t numbers[FR_MAX_ARGUMENTS]; /* the bytes of those that are numbers */
-  fr_rule_input inputs[FR_MAX_ARGUMENTS];
-  fr_rule_result made;
-  int32_t dims[FR_MOST_READ]; /* of those that a kernel reads */
-  int32_t device;             /* its number */
-  TH scratch;                 /* what the steps of a CUDA unit share */
+  torch_call torch;
+  const fr_packaged_op* op;
+  fr_rule_result result;
+  TH scratch; /* what the steps of a CUDA unit share */
   char error[FR_MOST_ERROR];
-} fr_call;
+} fr_packaged_call;
 
 /* Writes an error, of which the first stays. Returns false. */
-static bool fr_fail(fr_call* c, const char* format, ...) {
+static bool fr_fail(fr_packaged_call* c, const char* format, ...) {
   if (c->error[0]) return false;
   int n = snprintf(c->error, FR_MOST_ERROR, "[op] op '%s': ", c->op->label);
   va_list more;
@@ -60,7 +49,7 @@ static bool fr_fail(fr_call* c, const char* format, ...) {
 }
 
 /* "x float32 (2, 3), w float32 (3,)", into `text`. */
-static const char* fr_shown(const fr_call* c, char* text, size_t room) {
+static const char* fr_shown(const fr_packaged_call* c, char* text, size_t room) {
   size_t n = 0;
   text[0] = 0;
 #define FR_PUT(...)                                                            \
@@ -69,10 +58,10 @@ static const char* fr_shown(const fr_call* c, char* text, size_t room) {
     if (put < 0 || (size_t)put >= room - n) return text;                       \
     n += (size_t)put;                                                          \
   } while (0)
-  for (int i = 0; i < c->op->reads; i++) {
-    const fr_rule_input* input = &c->inputs[i];
-    if (c->op->inputs[i].kind != FR_ARRAY) continue;
-    FR_PUT("%s%s ", n ? ", " : "", c->op->inputs[i].name);
+  for (int i = 0; i < c->torch.of.op->inputs; i++) {
+    const fr_rule_input* input = &c->torch.of.input[i];
+    if (c->torch.of.op->input[i].kind != INPUT_ARRAY) continue;
+    FR_PUT("%s%s ", n ? ", " : "", c->op->input_names[i]);
     if (!input->present) {
       FR_PUT("None");
       continue;
@@ -86,312 +75,189 @@ static const char* fr_shown(const fr_call* c, char* text, size_t room) {
   return text;
 }
 
-static TH fr_new(fr_call* c, int32_t ndim, const int64_t* sizes, int32_t dtype) {
-  int64_t strides[FR_MAX_NDIM];
-  TH made = NULL;
-  fr_row_strides(ndim, sizes, strides);
-  int32_t kind = c->op->cuda ? aoti_torch_device_type_cuda() : aoti_torch_device_type_cpu();
-  if (aoti_torch_empty_strided(ndim, sizes, strides, fr_dtype_codes[dtype](), kind, c->device,
-                               &made))
-    fr_fail(c, "torch could not allocate memory.");
-  return made;
-}
-
-/* Takes the arguments off torch's stack. All that is taken is ours, also after an error. */
-static void fr_take(fr_call* c, SIV* stack) {
-  for (int i = 0; i < c->op->reads; i++) {
-    SIV word = stack[i];
-    if (c->op->inputs[i].kind == FR_ARRAY) {
-      if (c->op->inputs[i].optional) { /* NULL, or the address of a word that has the tensor */
-        SIV* boxed = (SIV*)(uintptr_t)word;
-        word = 0;
-        if (boxed) {
-          word = *boxed;
-          _ZdlPv(boxed); /* C++'s operator delete: torch made it with `new` */
-        }
-      }
-      c->arrays[i] = (TH)(uintptr_t)word;
-    } else {
-      c->numbers[i] = word;
-    }
+/* Words what is wrong with an input; true where the rule will see it. */
+static bool fr_refuse_input(fr_packaged_call* c, int i, int wrong) {
+  const fr_call* call = &c->torch.of;
+  const char *name = c->op->input_names[i], *dtype = fr_dtype_names[call->op->input[i].dtype];
+  switch (wrong) {
+    case TORCH_MISFIT:
+      if (call->op->input[i].kind == INPUT_FLOAT)
+        return fr_fail(c, "input '%s' is %g, which does not fit into %s.", name, call->number[i], dtype);
+      return fr_fail(c, "input '%s' is %lld, which does not fit into %s.", name, (long long)call->integer[i], dtype);
+    case TORCH_SILENT: return fr_fail(c, "torch does not say what input '%s' is.", name);
+    case TORCH_ELSEWHERE:
+      return fr_fail(c, "input '%s' is on another device than the package was made for, or than another input.", name);
+    case TORCH_DEEP:
+      return fr_fail(c, "input '%s' has %d dims; at most %d are known.", name, (int)call->input[i].ndim, FR_MAX_NDIM);
+    default: return true;
   }
 }
 
-/* What the rule asks of an input. */
-static bool fr_look(fr_call* c, int i) {
-  const fr_argument* argument = &c->op->inputs[i];
-  fr_rule_input* input = &c->inputs[i];
-  input->dtype = FR_NO_DTYPE;
-  input->present = true;
-  if (argument->kind != FR_ARRAY) return true;
-  TH array = c->arrays[i];
-  if (!array) {
-    input->present = false;
-    return true;
+/* Reads the inputs. */
+static bool fr_read_inputs(fr_packaged_call* c, const SIV* stack) {
+  torch_call* t = &c->torch;
+  int32_t type = c->op->cuda ? torch_cuda_type : aoti_torch_device_type_cpu();
+  t->type = type;
+  for (int i = 0; i < t->of.op->inputs; i++) {
+    int wrong = torch_read(t, i, stack[i]);
+    if (!wrong && t->type != type) wrong = TORCH_ELSEWHERE;
+    if (wrong && !fr_refuse_input(c, i, wrong)) return false;
   }
-  int64_t *sizes, *strides, ndim;
-  int32_t code, kind, device;
-  if (aoti_torch_get_dim(array, &ndim) || aoti_torch_get_sizes(array, &sizes) ||
-      aoti_torch_get_strides(array, &strides) || aoti_torch_get_dtype(array, &code) ||
-      aoti_torch_get_device_type(array, &kind) || aoti_torch_get_device_index(array, &device) ||
-      aoti_torch_get_data_ptr(array, &c->pointers[i]))
-    return fr_fail(c, "torch does not say what input '%s' is.", argument->name);
-  if (kind != (c->op->cuda ? aoti_torch_device_type_cuda() : aoti_torch_device_type_cpu()) ||
-      (c->op->cuda && c->device >= 0 && device != c->device))
-    return fr_fail(c, "input '%s' is on another device than the package was made for, or than "
-                   "another input.", argument->name);
-  c->device = device;
-  if (ndim > FR_MAX_NDIM)
-    return fr_fail(c, "input '%s' has %lld dims; at most %d are known.", argument->name,
-                   (long long)ndim, FR_MAX_NDIM);
-  input->ndim = (int32_t)ndim;
-  input->sizes = sizes; /* live as long as the tensor, as strides do */
-  c->strides[i] = strides;
-  for (int k = 0; k < FR_DTYPES; k++)
-    if (fr_dtype_codes[k] && fr_dtype_codes[k]() == code) input->dtype = k;
-  return true;
-}
-
-/* Finds inputs that share memory with one that is written in place (`shared`, a bit each). */
-static bool fr_apart(fr_call* c, uint64_t* shared) {
-  const fr_op* op = c->op;
-  fr_given given = {op->reads, c->inputs, c->pointers, c->strides, 0, 0};
-  int32_t wrong[2];
-  for (int i = 0; i < op->reads; i++) {
-    given.arrays |= (uint64_t)(c->arrays[i] != NULL) << i;
-    given.written |= (uint64_t)op->inputs[i].in_place << i;
-  }
-  if (fr_keep_apart(&given, shared, wrong)) return true;
-  if (wrong[0] == wrong[1])
-    return fr_fail(c, "input '%s' is written in place, but has many elements in one place, as an "
-                   "expanded array has; give a copy.", op->inputs[wrong[0]].name);
-  return fr_fail(c, "input '%s' shares memory with input '%s', and both are written in place; give "
-                 "a copy.", op->inputs[wrong[1]].name, op->inputs[wrong[0]].name);
-}
-
-/* Copies an input that the kernels want row by row and is not, or that shares memory with another
- * that is written. */
-static bool fr_contiguous(fr_call* c, int i, bool shared) {
-  const fr_argument* argument = &c->op->inputs[i];
-  const fr_rule_input* input = &c->inputs[i];
-  TH array = c->arrays[i];
-  if (!array) return true;
-  c->used[i] = array;
-  bool wanted = c->op->contiguous || argument->in_place;
-  if (!shared && (!wanted || fr_row_contiguous(input->ndim, input->sizes, c->strides[i])))
-    return true;
-  c->used[i] = fr_new(c, input->ndim, input->sizes, input->dtype);
-  if (!c->used[i]) return false;
-  fr_row_strides(input->ndim, input->sizes, c->own_strides[i]);
-  c->strides[i] = c->own_strides[i];
-  if (aoti_torch_copy_(c->used[i], array, 0))
-    return fr_fail(c, "input '%s' could not be copied to contiguous memory.", argument->name);
-  return !aoti_torch_get_data_ptr(c->used[i], &c->pointers[i]) ||
-         fr_fail(c, "input '%s' has no memory.", argument->name);
-}
-
-/* A Python number, as the bytes that the kernel reads. */
-static bool fr_number(fr_call* c, int i) {
-  const fr_argument* argument = &c->op->inputs[i];
-  SIV word = c->numbers[i];
-  uint64_t bytes = 0;
-  if (argument->kind == FR_ARRAY) return true;
-  if (argument->kind == FR_FLOAT_NUMBER) {
-    double value;
-    memcpy(&value, &word, 8);
-    if (!fr_float_bytes(argument->dtype, value, &bytes))
-      return fr_fail(c, "input '%s' is %g, which does not fit into %s.", argument->name, value,
-                     fr_dtype_names[argument->dtype]);
-  } else {
-    int64_t value = argument->kind == FR_BOOL_NUMBER ? (int64_t)(word & 0xff) : (int64_t)word;
-    if (!fr_integer_bytes(argument->dtype, value, &bytes))
-      return fr_fail(c, "input '%s' is %lld, which does not fit into %s.", argument->name,
-                     (long long)value, fr_dtype_names[argument->dtype]);
-  }
-  c->numbers[i] = bytes;
-  c->pointers[i] = &c->numbers[i];
+  t->of.request.device_type = c->op->cuda ? CUDA : CPU;
+  t->of.request.device = t->index;
   return true;
 }
 
 /* What the rule says, and its outputs, allocated. */
-static bool fr_bind(fr_call* c) {
-  const fr_op* op = c->op;
+static bool fr_bind(fr_packaged_call* c) {
+  torch_call* t = &c->torch;
   char text[600];
-  int status = fr_rule_bind(op->rule, c->inputs, &c->made);
+  int status = fr_rule_bind(t->of.op->program, t->of.input, &c->result);
   if (status)
     return fr_fail(c, "the inputs %s %s its rule, %s.", fr_shown(c, text, sizeof text),
                    status == FR_RULE_MISMATCH ? "contradict" : "cannot be worked out by",
-                   op->declared);
-  for (int i = 0; i < op->makes; i++) {
-    const fr_rule_output* output = &c->made.outputs[i];
-    c->outputs[i] = fr_new(c, output->ndim, output->sizes, output->dtype);
-    if (!c->outputs[i]) return false;
-    if (aoti_torch_get_data_ptr(c->outputs[i], &c->pointers[op->reads + i]))
-      return fr_fail(c, "output '%s' has no memory.", op->output_names[i]);
+                   c->op->declared);
+  for (int i = 0; i < t->of.op->outputs; i++) {
+    if (torch_make_output(t, i, &c->result.outputs[i])) continue;
+    return t->output[i] ? fr_fail(c, "output '%s' has no memory.", t->of.op->output_name[i])
+                      : fr_fail(c, "torch could not allocate memory.");
   }
   return true;
 }
 
 /* A value of the launch; false after an error. Only those that are needed are worked out, since
  * others may divide by zero. */
-static bool fr_value(fr_call* c, int which, int64_t* value) {
+static bool fr_value(fr_packaged_call* c, int which, int64_t* value) {
   char text[600];
-  int status = fr_rule_value(c->op->rule, which, &c->made, value);
+  int status = fr_rule_value(c->torch.of.op->program, which, &c->result, value);
   return !status || fr_fail(c, "an expression of its launch divides by zero or overflows for %s.",
                             fr_shown(c, text, sizeof text));
 }
 
-/* The body for these sizes, and the machine code for these dtypes and template values. */
-static bool fr_choose(fr_call* c, fr_body** body, fr_special** special) {
-  const fr_op* op = c->op;
+/* The body for these sizes; -1 after an error. */
+static int fr_choose_body(fr_packaged_call* c) {
+  const fr_op* op = c->torch.of.op;
   char text[600];
-  for (int b = 0; b < op->count; b++) {
-    int64_t holds = 1;
-    *body = &op->bodies[b];
-    if ((*body)->when >= 0 && !fr_value(c, (*body)->when, &holds)) return false;
-    if (holds) break;
-    if (b + 1 == op->count)
-      return fr_fail(c, "nothing carries it out for %s.", fr_shown(c, text, sizeof text));
+  int b = fr_choose(&c->torch.of, &c->result);
+  if (b >= 0) return b;
+  for (int k = 0; k < op->bodies; k++) {
+    int64_t holds;
+    if (op->body[k].when >= 0 && !fr_value(c, op->body[k].when, &holds)) return -1;
   }
-  int64_t templates[FR_MAX_SYMBOLS];
-  for (int t = 0; t < (*body)->parameters; t++)
-    if (!fr_value(c, (*body)->templates[t].value, &templates[t])) return false;
+  fr_fail(c, "nothing carries it out for %s.", fr_shown(c, text, sizeof text));
+  return -1;
+}
+
+/* What was compiled for these dtypes and template values; NULL after an error. */
+static fr_special* fr_find_special(fr_packaged_call* c, int b) {
+  const fr_op* op = c->torch.of.op;
+  const fr_packaged_body* packaged = &c->op->bodies[b];
+  int64_t* templates = c->torch.of.template_value;
+  char text[600];
+  for (int t = 0; t < op->body[b].templates; t++)
+    if (!fr_value(c, op->body[b].first_template + t, &templates[t])) return NULL;
   int wrong = -1; /* a template parameter, where all else fits */
   int64_t known = 0;
-  for (int s = 0; s < (*body)->count; s++) {
-    *special = &(*body)->specials[s];
+  for (int s = 0; s < packaged->count; s++) {
+    fr_special* special = &packaged->specials[s];
     bool same = true;
-    for (int i = 0; i < op->reads && same; i++) {
-      const fr_rule_input* input = &c->inputs[i];
+    for (int i = 0; i < op->inputs && same; i++) {
+      const fr_rule_input* input = &c->torch.of.input[i];
       int dtype = input->present ? input->dtype : -1;
-      same = op->inputs[i].kind != FR_ARRAY ||
-             (dtype == (*special)->dtypes[i] && (dtype < 0 || input->ndim == (*special)->ndims[i]));
+      same = op->input[i].kind != INPUT_ARRAY ||
+             (dtype == special->dtypes[i] && (dtype < 0 || input->ndim == special->ndims[i]));
     }
     if (!same) continue;
     int t = 0;
-    while (t < (*body)->parameters && templates[t] == (*special)->templates[t]) t++;
-    if (t == (*body)->parameters) return true;
+    while (t < op->body[b].templates && templates[t] == special->templates[t]) t++;
+    if (t == op->body[b].templates) return special;
     wrong = t;
-    known = (*special)->templates[t];
+    known = special->templates[t];
   }
   if (wrong >= 0)
-    return fr_fail(c, "its template parameter '%s' is %s, which is %lld for %s; the package has "
-                   "machine code for %lld alone. Sizes that a template depends on are those of the "
-                   "export.", (*body)->templates[wrong].name, (*body)->templates[wrong].text,
-                   (long long)templates[wrong], fr_shown(c, text, sizeof text), (long long)known);
-  return fr_fail(c, "the package has no machine code for %s; it has what its graph needed when it "
-                 "was made.", fr_shown(c, text, sizeof text));
+    fr_fail(c, "its template parameter '%s' is %s, which is %lld for %s; the package has machine code for %lld "
+            "alone. Sizes that a template depends on are those of the export.", packaged->templates[wrong].name,
+            packaged->templates[wrong].text, (long long)templates[wrong], fr_shown(c, text, sizeof text),
+            (long long)known);
+  else
+    fr_fail(c, "the package has no machine code for %s; it has what its graph needed when it was made.",
+            fr_shown(c, text, sizeof text));
+  return NULL;
 }
 
-/* A launch, with what its sizes say. */
-typedef struct {
-  uint32_t grid[3], threadgroup[3], groups[3];
-  uint32_t facts;
-} fr_sent;
-
-static bool fr_sizes(fr_call* c, const fr_body* body, fr_sent* sent) {
-  int64_t threads = 1;
-  char text[600];
-  for (int axis = 0; axis < 6; axis++) {
-    bool group = axis >= 3;
-    int64_t value;
-    if (!fr_value(c, group ? body->threadgroup[axis - 3] : body->grid[axis], &value)) return false;
-    if (group && value == 0 && !(sent->grid[0] && sent->grid[1] && sent->grid[2]))
-      value = 1; /* no thread runs: min(N, 256) of an empty array */
-    if (value < group || value > INT32_MAX)
-      return fr_fail(c, "`%s`: %s is %lld for %s; expected %d to 2147483647.",
-                     group ? "threadgroup" : "grid", body->texts[axis], (long long)value,
-                     fr_shown(c, text, sizeof text), group);
-    if (group) threads = value > 1024 ? 1025 : threads * value;
-    *(group ? &sent->threadgroup[axis - 3] : &sent->grid[axis]) = (uint32_t)value;
+/* Copies inputs that share memory with another that is written, and those that the body wants row by row. */
+static bool fr_copy_inputs(fr_packaged_call* c, const fr_body* body) {
+  torch_call* t = &c->torch;
+  uint64_t shared;
+  int32_t wrong[2];
+  if (!fr_inputs_apart(&t->of, &shared, wrong)) {
+    const char *name = c->op->input_names[wrong[0]], *other = c->op->input_names[wrong[1]];
+    if (wrong[0] == wrong[1])
+      return fr_fail(c, "input '%s' is written in place, but has many elements in one place, as an expanded array "
+                     "has; give a copy.", name);
+    return fr_fail(c, "input '%s' shares memory with input '%s', and both are written in place; give a copy.",
+                   other, name);
   }
-  if (threads > 1024)
-    return fr_fail(c, "`threadgroup` is (%u, %u, %u) for %s; expected 1024 threads at most.",
-                   sent->threadgroup[0], sent->threadgroup[1], sent->threadgroup[2],
-                   fr_shown(c, text, sizeof text));
-  bool even = true;
-  uint32_t edge[3];
-  for (int axis = 0; axis < 3; axis++) {
-    uint32_t *n = &sent->threadgroup[axis], all = sent->grid[axis];
-    if (*n > all) *n = all;
-    sent->groups[axis] = *n ? (all + *n - 1) / *n : 0; /* both fit into 31 bits */
-    edge[axis] = *n && all % *n ? all % *n : *n;
-    even = even && edge[axis] == *n;
+  for (int i = 0; i < t->of.op->inputs; i++) {
+    if (!fr_wants_copy(&t->of, body, shared, i) || torch_copy_input(t, i)) continue;
+    if (!t->copy[i]) return fr_fail(c, "torch could not allocate memory.");
+    return fr_fail(c, t->of.pointer[i] ? "input '%s' could not be copied to contiguous memory."
+                                       : "input '%s' has no memory.", c->op->input_names[i]);
   }
-  const uint32_t* t = sent->threadgroup;
-  bool full = true;
-  for (int corner = 0; corner < 8; corner++)
-    full = full && (corner & 1 ? edge[0] : t[0]) * (corner & 2 ? edge[1] : t[1]) *
-                       (corner & 4 ? edge[2] : t[2]) % 32 == 0;
-  sent->facts =
-      fr_cpu_form(sent->grid, t) | (t[1] == 1 && t[2] == 1 ? FR_ONE_ROW : 0) |
-      (even ? FR_EVEN : 0) | (full ? FR_FULL : 0) |
-      (t[0] % 32 == 0 && edge[0] % 32 == 0 ? FR_LANES_IN_X : 0) |
-      (sent->groups[1] <= 65535 && sent->groups[2] <= 65535 ? FR_NEAR : 0) |
-      (t[2] <= 64 ? FR_SHALLOW : 0);
   return true;
 }
 
-/* What a kernel reads and writes, in its order. */
-typedef struct {
-  void* pointer;
-  const int64_t *sizes, *strides;
-  int32_t ndim;
-} fr_array;
-
-static const int64_t fr_ones[FR_MAX_NDIM] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
-
-static bool fr_reads(fr_call* c, const fr_body* body, const fr_special* special, fr_array* arrays) {
-  for (int i = 0; i < body->reads; i++) {
-    fr_source source = body->inputs[i];
-    fr_array* array = &arrays[i];
-    memset(array, 0, sizeof *array);
-    if (source.from == FR_FROM_VALUE) {
-      int64_t size;
-      if (!fr_value(c, source.index, &size)) return false;
-      if (size > INT32_MAX)
-        return fr_fail(c, "its body reads a dim of %lld as an int32.", (long long)size);
-      c->dims[i] = (int32_t)size;
-      array->pointer = &c->dims[i];
-      continue;
-    }
-    const fr_rule_input* input = &c->inputs[source.index];
-    array->pointer = c->pointers[source.index];
-    bool one = c->op->inputs[source.index].indexed && input->present && !input->ndim;
-    bool known = input->present && !one;
-    array->sizes = known ? input->sizes : fr_ones;
-    array->strides = known ? c->strides[source.index] : fr_ones;
-    array->ndim = one ? 1 : known ? input->ndim : special->ndims[source.index];
-    if (source.described && body->in_cuda && array->ndim > FR_CUDA_RANK)
-      return fr_fail(c, "its body asks for the shape of input '%s', which has %d dims; a body in "
-                     "CUDA knows of %d.", c->op->inputs[source.index].name, (int)array->ndim,
-                     FR_CUDA_RANK);
-    for (int k = 0; source.described && k < array->ndim; k++)
-      if (array->sizes[k] > INT32_MAX)
-        return fr_fail(c, "its body asks for the shape of input '%s', of which a size is %lld; it "
-                       "is an int32.", c->op->inputs[source.index].name, (long long)array->sizes[k]);
+/* Words what is wrong with a grid or threadgroup; true where nothing is. */
+static bool fr_check_sizes(fr_packaged_call* c, int b) {
+  int64_t size[6], threads = 1;
+  char text[600];
+  for (int i = 0; i < 6; i++) {
+    bool group = i >= 3;
+    if (!fr_value(c, c->torch.of.op->body[b].grid + i, &size[i])) return false;
+    if (group && size[i] == 0 && !(size[0] && size[1] && size[2]))
+      size[i] = 1; /* no thread runs: min(N, 256) of an empty array */
+    if (size[i] < group || size[i] > INT32_MAX)
+      return fr_fail(c, "`%s`: %s is %lld for %s; expected %d to 2147483647.", group ? "threadgroup" : "grid",
+                     c->op->bodies[b].texts[i], (long long)size[i], fr_shown(c, text, sizeof text), group);
+    if (group) threads = size[i] > 1024 ? 1025 : threads * size[i];
   }
-  int n = body->reads; /* what is written lies row by row */
-  for (int i = 0; i < c->op->makes; i++) {
-    const fr_rule_output* output = &c->made.outputs[i];
-    arrays[n++] = (fr_array){c->pointers[c->op->reads + i], output->sizes, NULL, output->ndim};
+  return threads <= 1024 ||
+         fr_fail(c, "`threadgroup` is (%d, %d, %d) for %s; expected 1024 threads at most.", (int)size[3],
+                 (int)size[4], (int)size[5], fr_shown(c, text, sizeof text));
+}
+
+/* Refuses shapes and dims that are more than a kernel can read. */
+static bool fr_check_reads(fr_packaged_call* c, int b) {
+  const fr_call* call = &c->torch.of;
+  const fr_body* body = &call->op->body[b];
+  for (int i = 0; i < call->op->inputs; i++) {
+    const fr_rule_input* input = &call->input[i];
+    if (!(body->described >> i & 1) || !input->present) continue;
+    if (body->devices == CUDA && input->ndim > FR_CUDA_RANK)
+      return fr_fail(c, "its body asks for the shape of input '%s', which has %d dims; a body in CUDA knows of %d.",
+                     c->op->input_names[i], (int)input->ndim, FR_CUDA_RANK);
+    for (int k = 0; k < input->ndim; k++)
+      if (input->sizes[k] > INT32_MAX)
+        return fr_fail(c, "its body asks for the shape of input '%s', of which a size is %lld; it is an int32.",
+                       c->op->input_names[i], (long long)input->sizes[k]);
   }
-  for (int i = 0; i < c->op->reads; i++)
-    if (c->op->inputs[i].in_place)
-      arrays[n++] = (fr_array){c->pointers[i], c->inputs[i].sizes, NULL, c->inputs[i].present ? c->inputs[i].ndim : 0};
+  for (int i = 0; i < body->dims; i++) {
+    int64_t size = c->result.symbols[body->dim[i]];
+    if (size > INT32_MAX) return fr_fail(c, "its body reads a dim of %lld as an int32.", (long long)size);
+  }
   return true;
 }
 
 /* The bytes of an element that output i is filled with; NULL after an error. */
-static const char* fr_fill(fr_call* c, const fr_body* body, const fr_special* special, int i,
+static const char* fr_fill(fr_packaged_call* c, const fr_packaged_body* body, const fr_special* special, int i,
                            uint64_t* room) {
   if (body->fill < 0) return special->fills[i];
   int64_t value;
-  int dtype = c->made.outputs[i].dtype;
+  int dtype = c->result.outputs[i].dtype;
   if (!fr_value(c, body->fill, &value)) return NULL;
   if (fr_integer_bytes(dtype, value, room)) return (const char*)room;
   fr_fail(c, "`init_value` is %lld, which does not fit into output '%s' of %s.", (long long)value,
-          c->op->output_names[i], fr_dtype_names[dtype]);
+          c->torch.of.op->output_name[i], fr_dtype_names[dtype]);
   return NULL;
 }
 
@@ -436,7 +302,7 @@ static void* fr_open(const fr_code* code) {
   return library;
 }
 
-static bool fr_load(fr_call* c, fr_code* code) {
+static bool fr_load(fr_packaged_call* c, fr_code* code) {
   if (__atomic_load_n(&code->entry, __ATOMIC_ACQUIRE)) return true;
   pthread_mutex_lock(&fr_loading);
   void* library = code->entry ? NULL : fr_open(code);
@@ -455,55 +321,44 @@ static bool fr_load(fr_call* c, fr_code* code) {
   return fr_fail(c, "its machine code cannot be loaded: %s.", why ? why : "no memory or file for it");
 }
 
-static bool fr_on_cpu(fr_call* c, const fr_body* body, fr_special* special, const fr_sent* sent) {
-  enum { BLOCK = 8192 /* devices/cpu/program.py has it */ };
-  fr_code* code = special->codes;
-  while (code->needs & ~sent->facts) code++; /* the last one needs nothing */
-  fr_array arrays[FR_MOST_PASSED];
-  if (!fr_load(c, code) || !fr_reads(c, body, special, arrays)) return false;
-  void* buffers[FR_MOST_PASSED];
-  int32_t sizes[FR_MAX_ARGUMENTS][FR_MAX_NDIM], ndims[FR_MOST_PASSED];
-  const int32_t* shapes[FR_MOST_PASSED];
-  const int64_t* strides[FR_MOST_PASSED];
-  int n = body->reads, written = c->op->makes;
-  for (int i = 0; i < c->op->reads; i++) written += c->op->inputs[i].in_place;
-  for (int i = 0; i < n + written; i++) buffers[i] = arrays[i].pointer;
-  for (int i = 0; i < n; i++) {
-    ndims[i] = arrays[i].ndim;
-    shapes[i] = NULL;
-    strides[i] = arrays[i].strides;
-    if (!body->inputs[i].described) continue;
-    shapes[i] = sizes[body->inputs[i].index];
-    for (int k = 0; k < ndims[i]; k++)
-      sizes[body->inputs[i].index][k] = (int32_t)arrays[i].sizes[k];
+static bool fr_fill_on_cpu(fr_packaged_call* c, const fr_packaged_body* body, const fr_special* special) {
+  for (int i = 0; i < c->torch.of.op->outputs; i++) {
+    const fr_rule_output* output = &c->result.outputs[i];
+    size_t size = fr_item_bytes[output->dtype];
+    uint64_t room = 0;
+    const char* element = fr_fill(c, body, special, i, &room);
+    if (!element) return false;
+    char* at = (char*)c->torch.memory[i];
+    int64_t count = fr_count(output->ndim, output->sizes);
+    for (int64_t k = 0; k < count; k++, at += size) memcpy(at, element, size);
   }
-  fr_cpu_launch launch;
-  launch.buffers = buffers;
-  launch.shapes = shapes;
-  launch.strides = strides;
-  launch.ndims = ndims;
-  launch.block = BLOCK;
-  uint64_t units = fr_cpu_units(&launch, sent->grid, sent->threadgroup, code->over_grid);
-  int status = fr_run(code->entry, &launch, units, code->alone ? 1 : 0);
+  return true;
+}
+
+static bool fr_on_cpu(fr_packaged_call* c, int b, fr_special* special) {
+  enum { BLOCK = 8192 /* devices/cpu/program.py has it */ };
+  fr_call* call = &c->torch.of;
+  if (call->op->body[b].zeroed && !fr_fill_on_cpu(c, &c->op->bodies[b], special)) return false;
+  if (fr_no_thread(call)) return true;
+  fr_code* code = special->codes;
+  uint32_t form = fr_cpu_form(call->grid, call->grid + 3);
+  while (code->needs & ~form) code++; /* the last one needs nothing */
+  if (!fr_load(c, code) || !fr_check_reads(c, b)) return false;
+  fr_table_entry entry; /* 3 KB, of which little is written */
+  entry.run = NULL;
+  entry.entry = code->entry;
+  entry.limit = code->alone;
+  entry.over_grid = code->over_grid;
+  entry.block = BLOCK;
+  entry.described = c->op->bodies[b].described;
+  fr_cpu_job job;
+  fr_prepare_cpu(call, &entry, &call->op->body[b], c->torch.memory, &job);
+  int status = fr_run(job.entry, &job.launch, job.units, job.limit);
   if (!status) return true;
   return fr_fail(c, status == FR_E_FAULT      ? "its kernel accessed memory outside its arrays."
                     : status == FR_E_DIVISION ? "its kernel divided an integer by zero."
                     : status == FR_E_MEMORY   ? "there is no memory for its kernel's stacks."
                                               : "its kernel failed.");
-}
-
-static bool fr_fill_on_cpu(fr_call* c, const fr_body* body, const fr_special* special) {
-  for (int i = 0; i < c->op->makes; i++) {
-    const fr_rule_output* output = &c->made.outputs[i];
-    size_t size = fr_item_bytes[output->dtype];
-    uint64_t room = 0;
-    const char* element = fr_fill(c, body, special, i, &room);
-    if (!element) return false;
-    char* at = (char*)c->pointers[c->op->reads + i];
-    int64_t count = fr_count(output->ndim, output->sizes);
-    for (int64_t k = 0; k < count; k++, at += size) memcpy(at, element, size);
-  }
-  return true;
 }
 
 #include "cuda_ops.h"
@@ -512,74 +367,57 @@ static bool fr_fill_on_cpu(fr_call* c, const fr_body* body, const fr_special* sp
 /* ------------------------------------------------------------------------------ the whole call */
 
 /* Fills outputs and starts a body. */
-static bool fr_run_body(fr_call* c, const fr_body* body, fr_special* special) {
-  const fr_op* op = c->op;
-  fr_sent sent;
-  if (!fr_sizes(c, body, &sent)) return false;
-  if (body->filled &&
-      !(op->cuda ? fr_fill_on_cuda(c, body, special) : fr_fill_on_cpu(c, body, special)))
-    return false;
-  if (sent.grid[0] && sent.grid[1] && sent.grid[2])
-    return op->cuda ? fr_on_cuda(c, body, special, &sent) : fr_on_cpu(c, body, special, &sent);
-  for (int i = 0; i < op->makes && !body->filled; i++)
-    if (fr_count(c->made.outputs[i].ndim, c->made.outputs[i].sizes))
+static bool fr_run_body(fr_packaged_call* c, int b, fr_special* special) {
+  fr_call* call = &c->torch.of;
+  const fr_op* op = call->op;
+  /* Where no thread runs, a size that a kernel could not read does not matter. */
+  if (!fr_work_out(call, &op->body[b], &c->result) && !fr_check_sizes(c, b)) return false;
+  if (op->body[b].zeroed || !fr_no_thread(call))
+    return c->op->cuda ? fr_on_cuda(c, b, special) : fr_on_cpu(c, b, special);
+  for (int i = 0; i < op->outputs; i++)
+    if (fr_count(c->result.outputs[i].ndim, c->result.outputs[i].sizes))
       return fr_fail(c, "`grid` is (%u, %u, %u), which runs no thread, but output '%s' is not "
-                     "empty; the op has no `init_value`.", sent.grid[0], sent.grid[1],
-                     sent.grid[2], op->output_names[i]);
+                     "empty; the op has no `init_value`.", call->grid[0], call->grid[1],
+                     call->grid[2], op->output_name[i]);
   return true;
 }
 
-static bool fr_carry_out(fr_call* c) {
-  const fr_op* op = c->op;
-  fr_body* body = NULL;
-  fr_special* special = NULL;
-  uint64_t shared;
-  c->device = -1;
-  for (int i = 0; i < op->reads; i++)
-    if (!fr_look(c, i) || !fr_number(c, i)) return false;
-  if (!fr_bind(c) || !fr_choose(c, &body, &special) || !fr_apart(c, &shared)) return false;
-  for (int i = 0; i < op->reads; i++)
-    if (!fr_contiguous(c, i, shared >> i & 1)) return false;
-  if (!(body->unit ? fr_run_unit(c, body->unit, special) : fr_run_body(c, body, special)))
-    return false;
-  for (int i = 0; i < op->reads; i++)
-    if (op->inputs[i].in_place && c->used[i] != c->arrays[i] &&
-        aoti_torch_copy_(c->arrays[i], c->used[i], 0))
-      return fr_fail(c, "what was written to input '%s' could not be copied back.",
-                     op->inputs[i].name);
+static bool fr_carry_out(fr_packaged_call* c, const SIV* stack) {
+  if (!fr_read_inputs(c, stack) || !fr_bind(c)) return false;
+  int b = fr_choose_body(c);
+  fr_special* special = b < 0 ? NULL : fr_find_special(c, b);
+  if (!special || !fr_copy_inputs(c, &c->torch.of.op->body[b])) return false;
+  const fr_unit* unit = c->op->bodies[b].unit;
+  if (!(unit ? fr_run_unit(c, unit, special) : fr_run_body(c, b, special))) return false;
+  for (int i = 0; i < c->torch.of.op->inputs; i++)
+    if (!torch_copy_back(&c->torch, i))
+      return fr_fail(c, "what was written to input '%s' could not be copied back.", c->op->input_names[i]);
   return true;
 }
 
 /* What torch calls: arguments on the stack are replaced by outputs. */
-static void fr_boxed(const fr_op* op, SIV* stack) {
-  fr_call c; /* 15 KB, of which little is written */
+static void fr_boxed(const fr_packaged_op* op, SIV* stack) {
+  fr_packaged_call c; /* 16 KB, of which little is written */
   c.op = op;
   c.error[0] = 0;
-  memset(c.arrays, 0, sizeof c.arrays);
-  memset(c.used, 0, sizeof c.used);
-  memset(c.outputs, 0, sizeof c.outputs);
-  memset(c.pointers, 0, sizeof c.pointers);
-  memset(c.inputs, 0, sizeof c.inputs);
-  fr_take(&c, stack);
   c.scratch = NULL;
-  bool done = fr_carry_out(&c);
-  /* Copies and scratch may be in use by a GPU; torch's allocator gives their memory to later work on
-   * the same stream alone. */
-  if (c.scratch) aoti_torch_delete_tensor_object(c.scratch);
-  for (int i = 0; i < op->reads; i++) {
-    if (c.used[i] && c.used[i] != c.arrays[i]) aoti_torch_delete_tensor_object(c.used[i]);
-    if (c.arrays[i]) aoti_torch_delete_tensor_object(c.arrays[i]);
-  }
-  if (!done) {
-    for (int i = 0; i < op->makes; i++)
-      if (c.outputs[i]) aoti_torch_delete_tensor_object(c.outputs[i]);
-    aoti_torch_check(false, op->name, "ferrule", 0, c.error); /* throws */
-  }
-  for (int i = 0; i < op->makes; i++) stack[i] = (SIV)(uintptr_t)c.outputs[i];
+  torch_take(&c.torch, op->table, 0, stack);
+  bool done = fr_carry_out(&c, stack);
+  if (c.scratch) aoti_torch_delete_tensor_object(c.scratch); /* as copies of inputs */
+  torch_finish(&c.torch, stack, done);
+  if (!done) aoti_torch_check(false, op->name, "ferrule", 0, c.error); /* throws */
+}
+
+/* What torch's codes are. */
+static void fr_learn_codes(void) {
+  int32_t codes[FR_DTYPES];
+  for (int i = 0; i < FR_DTYPES; i++) codes[i] = fr_dtype_codes[i] ? fr_dtype_codes[i]() : -1;
+  torch_learn_dtypes(codes);
+  torch_cuda_type = aoti_torch_device_type_cuda();
 }
 
 /* Defines an op, unless a library of the same content has done so: names carry its digest. */
-static void fr_define(LH fragment, const fr_op* op, void (*call)(SIV*, uint64_t, uint64_t)) {
+static void fr_define(LH fragment, const fr_packaged_op* op, void (*call)(SIV*, uint64_t, uint64_t)) {
   LH implementation = NULL;
   if (aoti_torch_library_def(fragment, op->schema)) return;
   const char* key = op->cuda ? "CUDA" : "CPU";

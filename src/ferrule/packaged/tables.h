@@ -6,35 +6,15 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "cuda_launch.h"
-#include "numbers.h"
-#include "runtime.h"
+#include "op_calls.h"
 
 #define FR_NAME(PLACE, NAME, BYTES) #NAME,
 static const char* const fr_dtype_names[] = {FR_ALL_DTYPES(FR_NAME)};
 #undef FR_NAME
 
-/* An input of an op. Arrays that are written in place are outputs to a kernel. */
-enum { FR_ARRAY, FR_BOOL_NUMBER, FR_INT_NUMBER, FR_FLOAT_NUMBER };
+/* A template parameter that is an expression: "K", "D + 1". */
 typedef struct {
-  const char* name;
-  uint8_t kind;
-  bool optional, in_place;
-  bool indexed; /* it is declared with dims, *S for one: to a kernel it has one at least */
-  int8_t dtype; /* of a number: what the kernel reads, a place in ferrule.dtypes.ALL */
-} fr_argument;
-
-/* What a kernel reads, in order: an input of the op, or a value (a dim, as an int32). */
-enum { FR_FROM_INPUT, FR_FROM_VALUE };
-typedef struct {
-  uint8_t from;
-  int16_t index;
-  bool described; /* it asks for the array's shape or strides */
-} fr_source;
-
-typedef struct {
-  const char *name, *text; /* "K", "D + 1" */
-  int16_t value;
+  const char *name, *text;
 } fr_template;
 
 /* What must hold of a launch for a machine code to be for it: a set of these. */
@@ -84,11 +64,6 @@ typedef struct {
   bool over_grid, alone;
   void* library;
 } fr_code;
-
-typedef struct {
-  uint8_t kind;   /* FR_PASS_… of cuda_launch.h */
-  int16_t index;  /* of the kernel's inputs or outputs */
-} fr_parameter;
 
 /* What a step of a CUDA unit does. Arrays are numbered: inputs, outputs, scratch. */
 enum { FR_RUN, FR_FILL, FR_COPY };
@@ -149,37 +124,30 @@ typedef struct {
   const char* const* fills;     /* per output, the bytes of an element; NULL: none, or a value */
   fr_code* codes;               /* the first that fits is taken */
   int32_t count;
-  const fr_parameter* parameters; /* CUDA's */
+  const int32_t* parameters;    /* CUDA's: kind and index of each, as in fr_table_entry */
   int32_t passed;
   const int8_t* scratch;      /* a unit's: the dtype of each array */
   const fr_pattern* patterns; /* of each step */
 } fr_special;
 
-/* A body, or a unit. Numbers are places among the op's values; -1 stands for none. */
+/* What packages know of a body beyond the engine's fr_body, or of a unit. Numbers are places among the op's values; -1
+ * stands for none. */
 typedef struct {
-  int16_t when, grid[3], threadgroup[3], shared, fill;
-  bool filled;
-  bool in_cuda; /* the body is CUDA, and gets shapes of 10 dims */
+  int16_t shared, fill;
+  bool described; /* the body asks for the shape, strides or rank of an array */
   const char* const* texts; /* grid and threadgroup, as they were declared */
-  const fr_source* inputs;
-  int32_t reads;
   const fr_template* templates;
-  int32_t parameters;
   fr_special* specials;
   int32_t count;
   const fr_unit* unit; /* NULL: a body */
-} fr_body;
+} fr_packaged_body;
 
 typedef struct {
   const char *name, *label, *schema, *declared; /* "scale_0123_4567", "scale", …, the rule */
-  const int64_t* rule; /* with the values as its expressions */
-  const fr_argument* inputs;
-  const char* const* output_names;
-  int32_t reads, makes;
-  bool contiguous;
-  fr_body* bodies;
-  int32_t count;
+  fr_op* table;                                 /* the engine's */
+  const char* const* input_names;
+  const fr_packaged_body* bodies;
   bool cuda; /* where the graph runs */
-} fr_op;
+} fr_packaged_op;
 
 #endif

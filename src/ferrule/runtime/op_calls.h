@@ -41,7 +41,7 @@ typedef struct {
   int32_t when;    /* an expression, or -1 */
   int32_t grid;    /* the first of three; those of the threadgroup follow */
   int32_t templates, first_template;
-  int32_t zeroed;     /* outputs are filled with zeros first */
+  int32_t zeroed;     /* outputs are filled first, with zeros but in packages */
   int32_t contiguous; /* inputs are copied unless they are row-contiguous */
   int32_t atomics;    /* on the CPU, the number of threads decides the text */
   uint32_t described; /* inputs whose shape or strides the body reads, a bit each */
