@@ -364,5 +364,6 @@ FR_API int fr_torch_implement(int k, const char* ns, const char* name, const cha
 
 FR_API const char* fr_torch_digest(void) { return FR_DIGEST; }
 FR_API size_t fr_torch_sizes(int which) { /* so that Python can check its own layout */
-  return which == 0 ? sizeof(fr_op) : which == 1 ? sizeof(fr_table_entry) : which == 2 ? sizeof(fr_request) : sizeof(fr_setup);
+  static const size_t sizes[] = {sizeof(fr_op), sizeof(fr_body), sizeof(fr_table_entry), sizeof(fr_request), sizeof(fr_setup)};
+  return sizes[which];
 }

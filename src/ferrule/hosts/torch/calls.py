@@ -23,7 +23,7 @@ import torch
 from ... import dtypes
 from ...errors import ABANDONED, KernelError, KernelTypeError, abandoned
 from ...kernels import entries
-from ...kernels.entries import RESOLVE, Entry, OpTable, Request
+from ...kernels.entries import RESOLVE, BodyTable, Entry, OpTable, Request
 from ...operators import entries as op_entries
 from ...operators.entries import BoundOp
 from ...tools import fastcall
@@ -163,8 +163,9 @@ def _installed() -> ctypes.CDLL | None:
             torch_calls.fr_torch_set_main_thread.argtypes = (_pointer,)
         except (OSError, AttributeError):
             continue
-        sizes = [torch_calls.fr_torch_sizes(which) for which in range(4)]
-        same = sizes == [ctypes.sizeof(s) for s in (OpTable, Entry, Request, _TorchSetup)]
+        sizes = [torch_calls.fr_torch_sizes(which) for which in range(5)]
+        mirrors = OpTable, BodyTable, Entry, Request, _TorchSetup
+        same = sizes == [ctypes.sizeof(mirror) for mirror in mirrors]
         if same and torch_calls.fr_torch_digest() == digest:
             return torch_calls
     return None
