@@ -6,6 +6,7 @@ import ctypes
 import struct
 import sys
 import threading
+from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -160,7 +161,7 @@ class CpuProgram:
         loaded, sizes, units = self._plan(launch)
         if 0 in launch.grid:
             return
-        block = self._pack(inputs, outputs, sizes)
+        block, _kept = self._pack(inputs, outputs, sizes)
         # One thread where the kernel counts on it; else as many as are set.
         limit = 1 if loaded.alone else 0
         call = loaded.entry, ctypes.addressof(block), units, limit, SLICE, Progress()
@@ -178,36 +179,23 @@ class CpuProgram:
 
     def _pack(
         self, inputs: Sequence[Facts], outputs: Sequence[Facts], sizes: tuple[int, ...]
-    ) -> ctypes.Array[ctypes.c_char]:
-        """`fr::launch` of include/cpu.h, whose last fields are ``sizes``, with all that it points
-        to, in one block of memory."""
-        pointers = [fact.pointer for fact in (*inputs, *outputs)]
-        n = len(inputs)
-        shapes = _FIXED + 8 * len(pointers)
-        if not self._described:
-            block = ctypes.create_string_buffer(shapes)
-            tables = ctypes.addressof(block) + _FIXED, 0, 0, 0
-            struct.pack_into(f"=4Q10I{len(pointers)}Q", block, 0, *tables, *sizes, *pointers)
-            return block
-        strides = shapes + 8 * n
-        ndims = strides + 8 * n
-        data = ndims + (4 * n + 7) // 8 * 8
-        rank = sum(len(inputs[i].shape) for i in self._described)
-        block = ctypes.create_string_buffer(data + 16 * rank)
-        at = ctypes.addressof(block)
-        shape_at, stride_at = [0] * n, [0] * n
-        for i in self._described:
-            fact = inputs[i]
-            ndim = len(fact.shape)
-            struct.pack_into(f"={ndim}q{ndim}i", block, data, *fact.strides, *fact.shape)
-            stride_at[i], shape_at[i] = at + data, at + data + 8 * ndim
-            data += 16 * ndim
-        tables = at + _FIXED, at + shapes, at + strides, at + ndims
-        layout = f"=4Q10I{len(pointers) + 2 * n}Q{n}i"
-        ranks = [len(fact.shape) for fact in inputs]
-        numbers = (*tables, *sizes, *pointers, *shape_at, *stride_at, *ranks)
-        struct.pack_into(layout, block, 0, *numbers)
-        return block
+    ) -> tuple[ctypes.Array[ctypes.c_char], object]:
+        """`fr::launch` of include/cpu.h, whose last fields are ``sizes``; and what it points to."""
+        kept: list[array[int]] = []
+
+        def address(code: str, values: Sequence[int]) -> int:
+            kept.append(array(code, values))
+            return kept[-1].buffer_info()[0]
+
+        tables = [address("Q", [fact.pointer for fact in (*inputs, *outputs)]), 0, 0, 0]
+        if self._described:
+            shapes, strides = [0] * len(inputs), [0] * len(inputs)
+            for i in self._described:
+                shapes[i] = address("i", inputs[i].shape)
+                strides[i] = address("q", inputs[i].strides)
+            ranks = [len(fact.shape) for fact in inputs]
+            tables[1:] = address("Q", shapes), address("Q", strides), address("i", ranks)
+        return ctypes.create_string_buffer(struct.pack("=4Q10I", *tables, *sizes)), kept
 
     def native(self, inputs: Sequence[Facts], outputs: Sequence[Facts], launch: Launch) -> Native:
         """What runtime/op_calls.h needs to launch this over grids of the same form."""
@@ -226,9 +214,6 @@ class CpuProgram:
     def failure(self, status: int, launch: Launch, arrays: list[Facts]) -> DeviceError:
         """The error for a launch that ended with ``status``, a code of runtime/runtime.h."""
         return _failure(status, self._spec.kernel, launch, arrays)
-
-
-_FIXED = 4 * 8 + 10 * 4  # bytes of `fr::launch` of include/cpu.h
 
 
 def _failure(status: int, kernel: Kernel, launch: Launch, arrays: list[Facts]) -> DeviceError:

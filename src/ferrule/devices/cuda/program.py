@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import math
 import struct
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 from ...errors import DeviceError
@@ -86,7 +87,6 @@ class CudaProgram:
         self._number = self._driver.number(spec.kernel.name)
         self._in_cuda = spec.kernel.language == "cuda"
         self._parameters = kernel_parameters(spec)
-        self._values = [i for kind, i in self._parameters if kind == "value"]
         self._arrays = [
             i for i, argument in enumerate(spec.inputs) if argument.ndim and not argument.value
         ]
@@ -108,8 +108,8 @@ class CudaProgram:
         """
         self._driver.check_ordinal(self._ordinal)
         plan = self._plan(inputs, outputs, launch)
-        block, table = self._pack(inputs, outputs, plan)
-        at = ctypes.addressof(block) + table
+        packed = packed_arguments(self._arguments(inputs, outputs, plan))
+        at = ctypes.addressof(packed)
         status = self._driver.launch(
             plan.function, self._number, plan.blocks, plan.block, at, stream
         )
@@ -274,39 +274,33 @@ class CudaProgram:
             )
         return dynamic
 
-    def _pack(
+    def _arguments(
         self, inputs: Sequence[Facts], outputs: Sequence[Facts], plan: _CudaPlan
-    ) -> tuple[ctypes.Array[ctypes.c_char], int]:
-        """The arguments of a launch in one block of memory: an address or value per array, what
-        else the kernel takes by value, and the table of where each stands; and where that begins.
-        """
+    ) -> Iterator[bytes]:
+        """What the kernel takes: addresses, and what it takes by value."""
         arrays = [*inputs, *outputs]
-        slots = [f.pointer for f in arrays]
-        for i in self._values:
-            fact = inputs[i]
-            value = ctypes.string_at(fact.pointer, fact.dtype.itemsize)
-            slots[i] = int.from_bytes(value.ljust(8, b"\0"), "little")
-        data = bytearray(struct.pack(f"={len(slots)}Q", *slots))
-        where = []
         for kind, i in self._parameters:
-            if kind in ("input", "value", "output"):
-                where.append(8 * (i + len(inputs) * (kind == "output")))
-                continue
-            where.append(len(data))
-            if kind == "launch":
-                data += plan.sizes
+            if kind in ("input", "output"):
+                array = (inputs if kind == "input" else outputs)[i]
+                yield array.pointer.to_bytes(8, "little")
+            elif kind == "launch":
+                yield plan.sizes
             elif kind == "extent":
                 array = arrays[i]  # without an address it is absent or empty
-                data += _extent(*extent(array.shape, array.strides) if array.pointer else (0, 0))
+                yield _extent(*extent(array.shape, array.strides) if array.pointer else (0, 0))
             else:
-                data += self._by_value(kind, inputs[i])
-            data += bytes(-len(data) % 8)
-        table = len(data)
-        block = ctypes.create_string_buffer(table + 8 * len(where))
-        at = ctypes.addressof(block)
-        ctypes.memmove(block, bytes(data), table)
-        struct.pack_into(f"={len(where)}Q", block, table, *[at + offset for offset in where])
-        return block, table
+                yield self._by_value(kind, inputs[i])
+
+
+def packed_arguments(arguments: Iterable[bytes]) -> ctypes.Array[ctypes.c_char]:
+    """The arguments of a launch in one block of memory, whose start tells where each stands."""
+    values = [value + bytes(-len(value) % 8) for value in arguments]
+    *offsets, size = itertools.accumulate(map(len, values), initial=8 * len(values))
+    block = ctypes.create_string_buffer(max(size, 1))
+    at = ctypes.addressof(block)
+    table = struct.pack(f"={len(offsets)}Q", *[at + offset for offset in offsets])
+    ctypes.memmove(block, table + b"".join(values), size)
+    return block
 
 
 def _extent(first: int, count: int) -> bytes:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import json
-import struct
 import threading
 from collections.abc import Sequence
 
@@ -16,6 +15,7 @@ from ...tools.driver import LoadedFunction, driver
 from ...unit import Fill, Run, Step, UnitSpec
 from ..digests import generator_digest, header_digest, packed, unpacked
 from ..protocol import UnitBinary
+from .program import packed_arguments
 
 SCHEMA = "1"  # raised when the same text, options and compiler would run differently
 _FIRST_SPECIFIC = 90  # the first sm_ that has one with an "a"
@@ -146,12 +146,7 @@ class CudaUnitProgram:
             self._driver.allow_shared(function, step.shared)
 
     def _run(self, step: Run, function: LoadedFunction, stream: int) -> None:
-        count = len(step.arguments)
-        block = ctypes.create_string_buffer(16 * max(count, 1))  # values, then their addresses
-        at = ctypes.addressof(block)
-        values = b"".join(argument.ljust(8, b"\0") for argument in step.arguments)
-        table = struct.pack(f"={count}Q", *range(at, at + 8 * count, 8))
-        ctypes.memmove(block, values + table, 16 * count)
+        block = packed_arguments(step.arguments)
         status = self._driver.start(
             function,
             self._numbers[step.function],
@@ -159,7 +154,7 @@ class CudaUnitProgram:
             step.block,
             step.shared,
             step.cluster,
-            at + 8 * count,
+            ctypes.addressof(block),
             stream,
         )
         if status:
