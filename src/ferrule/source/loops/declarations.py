@@ -29,9 +29,7 @@ def _chain(declarator: Node | None) -> Iterator[Node]:
         yield declarator
         if declarator.type in _NAMES:
             return
-        inner = (
-            c for c in declarator.named_children if c.type.endswith(("identifier", "declarator"))
-        )
+        inner = (c for c in declarator.named_children if c.type.endswith(_INNER))
         declarator = field(declarator, "declarator") or next(inner, None)
 
 
