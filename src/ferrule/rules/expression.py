@@ -12,6 +12,7 @@ from __future__ import annotations
 import ast
 import functools
 import keyword
+import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -29,42 +30,38 @@ _NUMBER = re.compile(r"(?<![\w.])\d\w*", re.ASCII)
 _ASSIGNED = re.compile(r"(?<![=!<>])=(?!=)")
 _INTEGER = re.compile(r"[0-9_]+|0[xX][0-9a-fA-F_]+|0[bB][01_]+|0[oO][0-7_]+")
 
-_ARITHMETIC: dict[type[ast.AST], str] = {
-    ast.Add: "+",
-    ast.Sub: "-",
-    ast.Mult: "*",
-    ast.FloorDiv: "//",
-    ast.Mod: "%",
+# What Python's parser makes of a sign between two operands, and what computes it.
+_ARITHMETIC: dict[str, tuple[type[ast.AST], Callable[[Any, Any], Any]]] = {
+    "+": (ast.Add, operator.add),
+    "-": (ast.Sub, operator.sub),
+    "*": (ast.Mult, operator.mul),
+    "//": (ast.FloorDiv, operator.floordiv),
+    "%": (ast.Mod, operator.mod),
 }
-_COMPARISONS: dict[type[ast.AST], str] = {
-    ast.Eq: "==",
-    ast.NotEq: "!=",
-    ast.Lt: "<",
-    ast.LtE: "<=",
-    ast.Gt: ">",
-    ast.GtE: ">=",
+_COMPARISONS: dict[str, tuple[type[ast.AST], Callable[[Any, Any], Any]]] = {
+    "==": (ast.Eq, operator.eq),
+    "!=": (ast.NotEq, operator.ne),
+    "<": (ast.Lt, operator.lt),
+    "<=": (ast.LtE, operator.le),
+    ">": (ast.Gt, operator.gt),
+    ">=": (ast.GtE, operator.ge),
 }
+_BETWEEN_TWO = {**_ARITHMETIC, **_COMPARISONS}
+_SIGNS = {syntax: sign for sign, (syntax, _) in _BETWEEN_TWO.items()}
 _FUNCTIONS = ("min", "max", "ceildiv")  # of two arguments; min and max take more
 
 # How often each kind of node has operands, for trees that come from a file.
 _OPERANDS = {
-    **dict.fromkeys((*_ARITHMETIC.values(), *_COMPARISONS.values(), *_FUNCTIONS, "and", "or"), 2),
+    **dict.fromkeys((*_BETWEEN_TWO, *_FUNCTIONS, "and", "or"), 2),
     "neg": 1,
     "not": 1,
     "if": 3,
 }
-_CONDITIONS = frozenset({*_COMPARISONS.values(), "and", "or", "not"})
+_CONDITIONS = frozenset({*_COMPARISONS, "and", "or", "not"})
 
-# Functions of runtime/arithmetic.h that take where to write a fault.
-_C_FUNCTIONS = {
-    "+": "fr_add",
-    "-": "fr_sub",
-    "*": "fr_mul",
-    "//": "fr_floordiv",
-    "%": "fr_mod",
-    "ceildiv": "fr_ceildiv",
-    "neg": "fr_neg",
-}
+# Functions of runtime/arithmetic.h that take where to write a fault; Python's have the same names.
+_C_FUNCTIONS = {sign: f"fr_{value.__name__}" for sign, (_, value) in _ARITHMETIC.items()}
+_C_FUNCTIONS |= {"ceildiv": "fr_ceildiv", "neg": "fr_neg"}
 
 Node = tuple[Any, ...]
 
@@ -253,7 +250,7 @@ def _node(tree: ast.expr, fail: Callable[[str, int], RuleError]) -> Node:
         case ast.Subscript(value=ast.Attribute(value=ast.Name(id=name), attr="shape"), slice=index):
             return ("name", f"{name}.shape[{_index(index, fail)}]")
         case ast.BinOp(left=left, op=op, right=right):
-            sign = _ARITHMETIC.get(type(op))
+            sign = _SIGNS.get(type(op))
             if sign is None:
                 hint = "; write // for whole numbers" if isinstance(op, ast.Div) else ""
                 raise fail(f"this operator is not known: expected one of + - * // %{hint}", column)
@@ -299,7 +296,7 @@ def _comparison(
     parts: list[Node] = []
     a = _number(left, fail)
     for op, right in zip(ops, comparators, strict=True):
-        sign = _COMPARISONS.get(type(op))
+        sign = _SIGNS.get(type(op))
         if sign is None:
             raise fail("expected a comparison: == != < <= > >=", left.col_offset)
         b = _number(right, fail)
@@ -370,33 +367,13 @@ def _value(node: Node, values: Mapping[str, Any], on: type[Ints]) -> Any:
             return -part(1)
     a, b = part(1), part(2)
     match kind:
-        case "+":
-            return a + b
-        case "-":
-            return a - b
-        case "*":
-            return a * b
-        case "//":
-            return a // b
-        case "%":
-            return a % b
         case "ceildiv":
             return -(-a // b)
         case "min":
             return on.minimum(a, b)
         case "max":
             return on.maximum(a, b)
-        case "==":
-            return a == b
-        case "!=":
-            return a != b
-        case "<":
-            return a < b
-        case "<=":
-            return a <= b
-        case ">":
-            return a > b
-    return a >= b
+    return _BETWEEN_TWO[kind][1](a, b)
 
 
 def _c(node: Node, names: Mapping[str, str], status: str) -> str:

@@ -136,33 +136,28 @@ class Rule:
         Raises:
             KernelError: an input contradicts the declaration or another input; says which.
         """
-        binding = Binding(
-            dict(zip((argument.name for argument in self.inputs), shapes, strict=True))
-        )
-        bound: dict[str, tuple[Argument, Shape]] = {}
+        binder = _Binder(self, op, shapes, on)
+        binding = binder.binding
         later: list[tuple[Argument, int, Any, Expression]] = []
         for argument, shape, kind in zip(self.inputs, shapes, kinds, strict=True):
             if shape is None:
                 if not argument.optional:
-                    raise KernelError(
-                        f"[op] input {argument.name!r} of op {op!r}: got None, expected an "
-                        f"array: {argument}."
-                    )
+                    label = binder.label(argument)
+                    raise KernelError(f"{label}: got None, expected an array: {argument}.")
                 continue
-            self._bind_dtype(op, binding, bound, argument, shape, kind)
-            for i, size, dim in _aligned(op, argument, shape, binding, bound, on):
+            if kind is not None:
+                binder.bind_dtype(argument, shape, kind)
+            for i, size, dim in binder.aligned(argument, shape):
                 name = name_of(dim)
                 if name is not None and name not in binding.dims:
                     binding.dims[name] = size
-                    bound[name] = argument, shape
+                    binder.bound[name] = argument, shape
                 else:
                     later.append((argument, i, size, dim))
         for argument, i, size, dim in later:
             expected = self.value(op, dim, binding, on)
             if not on.holds(expected == size):
-                arrays = {a.name: (a, binding.shapes[a.name] or ()) for a in self.inputs}
-                shape = binding.shapes[argument.name] or ()
-                raise _disagreement(op, argument, shape, i, dim, expected, bound, arrays)
+                raise binder.disagreement(argument, i, dim, expected)
         for condition in self.conditions:
             if not on.holds(self.value(op, condition, binding, on)):
                 values = binding.values(condition)
@@ -200,36 +195,6 @@ class Rule:
             binding.shapes[argument.name] = tuple(shape)
             results.append((tuple(shape), binding.dtypes.get(argument.dtype, argument.dtype)))
         return results
-
-    def _bind_dtype(
-        self,
-        op: str,
-        binding: Binding,
-        bound: dict[str, tuple[Argument, Shape]],
-        argument: Argument,
-        shape: Shape,
-        kind: str | None,
-    ) -> None:
-        if kind is None:
-            return
-        label = f"[op] input {argument.name!r} of op {op!r}: got {kind}, "
-        if argument.dtype in dtypes.BY_NAME:
-            if kind != argument.dtype:
-                raise KernelError(f"{label}expected {argument}.")
-            return
-        allowed = self.choices.get(argument.dtype)
-        if allowed is not None and kind not in allowed:
-            raise KernelError(
-                f"{label}expected {argument} where {argument.dtype} is one of {', '.join(allowed)}."
-            )
-        bound_dtype = binding.dtypes.setdefault(argument.dtype, kind)
-        if bound_dtype != kind:
-            first = bound[f":{argument.dtype}"][0]
-            raise KernelError(
-                f"{label}but {argument.dtype} is {bound_dtype} by input {first.name!r} "
-                f"({first}, {argument})."
-            )
-        bound.setdefault(f":{argument.dtype}", (argument, shape))
 
     def value(
         self, op: str, expression: Expression, binding: Binding, on: type[Ints] = Ints
@@ -312,81 +277,89 @@ def parse_rule(text: str) -> Rule:
     return Rule(*declaration(text))
 
 
-def _aligned(
-    op: str,
-    argument: Argument,
-    shape: Shape,
-    binding: Binding,
-    bound: dict[str, tuple[Argument, Shape]],
-    on: type[Ints],
-) -> list[tuple[int, Any, Expression]]:
-    """The dims of an input but ``*S``, with where they stand in its shape and their sizes."""
-    dims = argument.dims or ()
-    starred = any(isinstance(dim, Star) for dim in dims)
-    least = len(dims) - starred
-    if len(shape) < least or (not starred and len(shape) > least):
-        many = f"{least} dim{'s' * (least != 1)}{' or more' * starred}"
-        raise KernelError(
-            f"[op] input {argument.name!r} of op {op!r}: got the shape {shape}, expected "
-            f"{argument}, with {many}."
-        )
-    more = len(shape) - least
-    aligned = []
-    at = 0
-    for dim in dims:
-        if isinstance(dim, Star):
-            _bind_star(op, argument, shape, dim, shape[at : at + more], binding, bound, on)
-            at += more
-        else:
-            aligned.append((at, shape[at], dim))
-            at += 1
-    return aligned
+class _Binder:
+    """The inputs of one call while they are bound, one after the other.
 
+    Attributes:
+        binding: what is bound.
+        bound: the input that bound each dim, ``*S`` and ``:T``, and its shape.
+    """
 
-def _bind_star(
-    op: str,
-    argument: Argument,
-    shape: Shape,
-    star: Star,
-    sizes: Shape,
-    binding: Binding,
-    bound: dict[str, tuple[Argument, Shape]],
-    on: type[Ints],
-) -> None:
-    bound_sizes = binding.stars.setdefault(star.name, sizes)
-    first, its = bound.setdefault(str(star), (argument, shape))
-    if len(bound_sizes) != len(sizes) or not all(map(on.holds, map(eq, bound_sizes, sizes))):
-        raise KernelError(
-            f"[op] input {argument.name!r} of op {op!r} has the shape {shape} ({argument}), so "
-            f"{star} is {sizes}, but input {first.name!r} of shape {its} ({first}) says "
-            f"{bound_sizes}."
-        )
+    def __init__(self, rule: Rule, op: str, shapes: Sequence[Shape | None], on: type[Ints]) -> None:
+        self.rule, self.op, self.on = rule, op, on
+        names = (argument.name for argument in rule.inputs)
+        self.binding = Binding(dict(zip(names, shapes, strict=True)))
+        self.bound: dict[str, tuple[Argument, Shape]] = {}
 
+    def label(self, argument: Argument) -> str:
+        """How messages call an input."""
+        return f"[op] input {argument.name!r} of op {self.op!r}"
 
-def _disagreement(
-    op: str,
-    argument: Argument,
-    shape: Shape,
-    i: int,
-    dim: Expression,
-    expected: Any,
-    bound: dict[str, tuple[Argument, Shape]],
-    arrays: dict[str, tuple[Argument, Shape]],
-) -> KernelError:
-    why = f"expected {expected}"
-    if dim.names or dim.arrays:
-        binders = [bound[name] for name in sorted(dim.names)]
-        binders += [arrays[name] for name in sorted(dim.arrays)]
-        sources = " and ".join(
-            dict.fromkeys(
-                f"input {first.name!r} of shape {its} ({first})" for first, its in binders
+    def bind_dtype(self, argument: Argument, shape: Shape, kind: str) -> None:
+        name, label = argument.dtype, f"{self.label(argument)}: got {kind}, "
+        if name in dtypes.BY_NAME:
+            if kind != name:
+                raise KernelError(f"{label}expected {argument}.")
+            return
+        allowed = self.rule.choices.get(name)
+        if allowed is not None and kind not in allowed:
+            raise KernelError(
+                f"{label}expected {argument} where {name} is one of {', '.join(allowed)}."
             )
+        bound_dtype = self.binding.dtypes.setdefault(name, kind)
+        first = self.bound.setdefault(f":{name}", (argument, shape))[0]
+        if bound_dtype != kind:
+            raise KernelError(
+                f"{label}but {name} is {bound_dtype} by input {first.name!r} ({first}, {argument})."
+            )
+
+    def aligned(self, argument: Argument, shape: Shape) -> list[tuple[int, Any, Expression]]:
+        """The dims of an input but ``*S``, with where they stand in its shape and their sizes."""
+        dims = argument.dims or ()
+        starred = any(isinstance(dim, Star) for dim in dims)
+        least = len(dims) - starred
+        if len(shape) < least or (not starred and len(shape) > least):
+            many = f"{least} dim{'s' * (least != 1)}{' or more' * starred}"
+            raise KernelError(
+                f"{self.label(argument)}: got the shape {shape}, expected {argument}, with {many}."
+            )
+        more = len(shape) - least
+        aligned = []
+        at = 0
+        for dim in dims:
+            if isinstance(dim, Star):
+                self._bind_star(argument, shape, dim, shape[at : at + more])
+                at += more
+            else:
+                aligned.append((at, shape[at], dim))
+                at += 1
+        return aligned
+
+    def _bind_star(self, argument: Argument, shape: Shape, star: Star, sizes: Shape) -> None:
+        bound_sizes = self.binding.stars.setdefault(star.name, sizes)
+        first, its = self.bound.setdefault(str(star), (argument, shape))
+        same = map(self.on.holds, map(eq, bound_sizes, sizes))
+        if len(bound_sizes) != len(sizes) or not all(same):
+            raise KernelError(
+                f"{self.label(argument)} has the shape {shape} ({argument}), so {star} is {sizes}, "
+                f"but input {first.name!r} of shape {its} ({first}) says {bound_sizes}."
+            )
+
+    def disagreement(self, argument: Argument, i: int, dim: Expression, expected: Any) -> Exception:
+        """The error for a dim of an input whose size is not what others say."""
+        shapes = self.binding.shapes
+        shape = shapes[argument.name] or ()
+        why = f"expected {expected}"
+        if dim.names or dim.arrays:
+            arrays = {a.name: (a, shapes[a.name] or ()) for a in self.rule.inputs}
+            binders = [self.bound[name] for name in sorted(dim.names)]
+            binders += [arrays[name] for name in sorted(dim.arrays)]
+            sources = [f"input {first.name!r} of shape {its} ({first})" for first, its in binders]
+            why = f"{dim} is {expected} by {' and '.join(dict.fromkeys(sources))}"
+        return KernelError(
+            f"{self.label(argument)}: got the shape {shape} ({argument}), whose dim {i} is "
+            f"{shape[i]}, but {why}."
         )
-        why = f"{dim} is {expected} by {sources}"
-    return KernelError(
-        f"[op] input {argument.name!r} of op {op!r}: got the shape {shape} ({argument}), whose dim "
-        f"{i} is {shape[i]}, but {why}."
-    )
 
 
 def _shapes(binding: Binding) -> str:
