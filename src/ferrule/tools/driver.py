@@ -11,6 +11,7 @@ import os
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -44,6 +45,7 @@ FORKED = (
 )
 
 
+@dataclass(eq=False)
 class LoadedFunction:
     """A kernel that is loaded on one GPU.
 
@@ -58,20 +60,16 @@ class LoadedFunction:
         allowed: bytes of dynamic shared memory that a launch may ask for.
     """
 
-    def __init__(
-        self,
-        handle: int,
-        ordinal: int,
-        context: int,
-        shared: int,
-        most_threads: int,
-        kernel: int = 0,
-        static: int = 0,
-    ) -> None:
-        self.handle, self.ordinal, self.context = handle, ordinal, context
-        self.shared, self.most_threads = shared, most_threads
-        self.kernel, self.static = kernel, static
-        self.allowed = max(0, _SHARED - static)
+    handle: int
+    ordinal: int
+    context: int
+    shared: int
+    most_threads: int
+    kernel: int = 0
+    static: int = 0
+
+    def __post_init__(self) -> None:
+        self.allowed = max(0, _SHARED - self.static)
 
 
 class _Attribute(ctypes.Structure):
@@ -89,6 +87,18 @@ class _Config(ctypes.Structure):
         ("attributes", ctypes.POINTER(_Attribute)),
         ("count", ctypes.c_uint),
     )
+
+
+_SIZE = (ctypes.c_size_t, ctypes.c_void_p)  # a count, and a stream
+_ARGUMENTS: dict[str, tuple[Any, ...]] = {
+    "cuLaunchKernel": (ctypes.c_void_p, *[ctypes.c_uint] * 7, *[ctypes.c_void_p] * 3),
+    "cuLaunchKernelEx": (ctypes.POINTER(_Config), *[ctypes.c_void_p] * 3),
+    "cuMemcpyDtoDAsync_v2": (ctypes.c_uint64, ctypes.c_uint64, *_SIZE),
+    **{
+        f"cuMemsetD{bits}Async": (ctypes.c_uint64, kind, *_SIZE)
+        for bits, kind in _PATTERNS.values()
+    },
+}
 
 
 class Driver(Libcuda):
@@ -128,27 +138,8 @@ class Driver(Libcuda):
         ):
             function = getattr(self._library, symbol)
             setattr(self.state, field, ctypes.cast(function, ctypes.c_void_p).value)
-        self._launch = self._library.cuLaunchKernel
-        self._launch.argtypes = (ctypes.c_void_p, *[ctypes.c_uint] * 7, *[ctypes.c_void_p] * 3)
-        for bits, kind in _PATTERNS.values():
-            getattr(self._library, f"cuMemsetD{bits}Async").argtypes = (
-                ctypes.c_uint64,
-                kind,
-                ctypes.c_size_t,
-                ctypes.c_void_p,
-            )
-        self._library.cuMemcpyDtoDAsync_v2.argtypes = (
-            ctypes.c_uint64,
-            ctypes.c_uint64,
-            ctypes.c_size_t,
-            ctypes.c_void_p,
-        )
-        self._library.cuLaunchKernelEx.argtypes = (
-            ctypes.POINTER(_Config),
-            ctypes.c_void_p,
-            ctypes.c_void_p,
-            ctypes.c_void_p,
-        )
+        for name, types in _ARGUMENTS.items():
+            getattr(self._library, name).argtypes = types
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self._forked)
 
@@ -197,17 +188,15 @@ class Driver(Libcuda):
         """
         self.check_ordinal(ordinal)
         context, device = self.context(ordinal), self._device(ordinal)
-        function = ctypes.c_void_p()
         with self.current(context), self._uncaptured():
-            kernel, most = self._loaded(image, symbol, device, 0)
+            kernel = self._kernel(self._library_of(image), symbol)
+            most = self._attribute_of(kernel, _KERNEL_THREADS, device)
             if not image.startswith(_ELF) and registers and most < _REGISTERS // registers:
-                kernel, most = self._loaded(image, symbol, device, registers)
+                kernel = self._kernel(self._library_of(image, registers), symbol)
+                most = self._attribute_of(kernel, _KERNEL_THREADS, device)
             if shared:
                 self._call("cuKernelSetAttribute", _KERNEL_DYNAMIC, shared, kernel, device)
-            # A library's kernels are moved to the GPU when they are first asked for: now, not at
-            # the first launch, which may be recorded in a CUDA graph.
-            self._call("cuKernelGetFunction", ctypes.byref(function), kernel)
-        return LoadedFunction(int(function.value or 0), ordinal, context, shared, most)
+            return LoadedFunction(self._handle(kernel), ordinal, context, shared, most)
 
     def load_all(
         self, ordinal: int, image: bytes, symbols: Mapping[str, str]
@@ -227,28 +216,15 @@ class Driver(Libcuda):
         """
         self.check_ordinal(ordinal)
         context, device = self.context(ordinal), self._device(ordinal)
-        library, function = ctypes.c_void_p(), ctypes.c_void_p()
-        kernel, most, static = ctypes.c_void_p(), ctypes.c_int(), ctypes.c_int()
-        none: tuple[Any, ...] = (None, None, 0)
         functions: dict[str, LoadedFunction] = {}
         with self.current(context), self._uncaptured():
-            self._call("cuLibraryLoadData", ctypes.byref(library), image, *none, *none)
+            library = self._library_of(image)
             for name, symbol in symbols.items():
-                self._call("cuLibraryGetKernel", ctypes.byref(kernel), library, symbol.encode())
-                for attribute, value in ((_KERNEL_THREADS, most), (_KERNEL_STATIC, static)):
-                    self._call(
-                        "cuKernelGetAttribute", ctypes.byref(value), attribute, kernel, device
-                    )
-                self._call("cuKernelGetFunction", ctypes.byref(function), kernel)
-                functions[name] = LoadedFunction(
-                    int(function.value or 0),
-                    ordinal,
-                    context,
-                    0,
-                    most.value,
-                    int(kernel.value or 0),
-                    static.value,
-                )
+                kernel = self._kernel(library, symbol)
+                most = self._attribute_of(kernel, _KERNEL_THREADS, device)
+                static = self._attribute_of(kernel, _KERNEL_STATIC, device)
+                handle, number = self._handle(kernel), int(kernel.value or 0)
+                functions[name] = LoadedFunction(handle, ordinal, context, 0, most, number, static)
         return functions
 
     def allow_shared(self, function: LoadedFunction, size: int) -> None:
@@ -265,11 +241,9 @@ class Driver(Libcuda):
                     self._call("cuKernelSetAttribute", _KERNEL_DYNAMIC, size, kernel, device)
                 function.allowed = size
 
-    def _loaded(
-        self, image: bytes, symbol: str, device: int, registers: int
-    ) -> tuple[ctypes.c_void_p, int]:
-        """A kernel of an image, and how many threads a block of it may have."""
-        library, kernel, most = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_int()
+    def _library_of(self, image: bytes, registers: int = 0) -> ctypes.c_void_p:
+        """An image loaded, whose threads have so many registers at most, where it is not 0."""
+        library = ctypes.c_void_p()
         none: tuple[Any, ...] = (None, None, 0)
         options = none
         if registers:
@@ -279,9 +253,24 @@ class Driver(Libcuda):
                 1,
             )
         self._call("cuLibraryLoadData", ctypes.byref(library), image, *options, *none)
+        return library
+
+    def _kernel(self, library: ctypes.c_void_p, symbol: str) -> ctypes.c_void_p:
+        kernel = ctypes.c_void_p()
         self._call("cuLibraryGetKernel", ctypes.byref(kernel), library, symbol.encode())
-        self._call("cuKernelGetAttribute", ctypes.byref(most), _KERNEL_THREADS, kernel, device)
-        return kernel, most.value
+        return kernel
+
+    def _attribute_of(self, kernel: ctypes.c_void_p, attribute: int, device: int) -> int:
+        value = ctypes.c_int()
+        self._call("cuKernelGetAttribute", ctypes.byref(value), attribute, kernel, device)
+        return value.value
+
+    def _handle(self, kernel: ctypes.c_void_p) -> int:
+        """A library's kernels are moved to the GPU when they are first asked for: now, not at the
+        first launch, which may be recorded in a CUDA graph."""
+        function = ctypes.c_void_p()
+        self._call("cuKernelGetFunction", ctypes.byref(function), kernel)
+        return int(function.value or 0)
 
     def number(self, name: str) -> int:
         """The number under which launches of a kernel are noted."""
@@ -297,6 +286,8 @@ class Driver(Libcuda):
         block: Sizes,
         at: int,
         stream: int,
+        shared: int | None = None,
+        cluster: Sizes | None = None,
     ) -> int:
         """Launches a kernel and returns at once.
 
@@ -306,39 +297,20 @@ class Driver(Libcuda):
             blocks, block: blocks of the grid and threads of a block, along x, y and z.
             at: the address of a table with the address of each argument.
             stream: a CUstream as an integer; 0 is the GPU's default stream.
-
-        Returns:
-            0, or a code for `failure`.
-        """
-        return self.start(function, number, blocks, block, function.shared, None, at, stream)
-
-    def start(
-        self,
-        function: LoadedFunction,
-        number: int,
-        blocks: Sizes,
-        block: Sizes,
-        shared: int,
-        cluster: Sizes | None,
-        at: int,
-        stream: int,
-    ) -> int:
-        """`launch`, with what else a launch can say.
-
-        Args:
-            function, number, blocks, block, at, stream: as for `launch`.
-            shared: bytes of dynamic shared memory, which were allowed.
+            shared: bytes of dynamic shared memory, which were allowed; the function's own if None.
             cluster: blocks of a cluster along x, y and z, or None for what the text says.
 
         Returns:
             0, or a code for `failure`.
         """
         state, library = self.state, self._library
+        shared = function.shared if shared is None else shared
         with self.current(function.context):
             state.last[state.count % KEPT] = number
             state.count += 1
             if cluster is None:
-                return int(self._launch(function.handle, *blocks, *block, shared, stream, at, None))
+                launch, handle = library.cuLaunchKernel, function.handle
+                return int(launch(handle, *blocks, *block, shared, stream, at, None))
             attribute = _Attribute(_CLUSTER_DIMENSION, 0, (ctypes.c_uint * 16)(*cluster))
             sizes = (ctypes.c_uint * 7)(*blocks, *block, shared)
             config = _Config(sizes, stream, ctypes.pointer(attribute), 1)
@@ -394,10 +366,7 @@ class Driver(Libcuda):
         Raises:
             DeviceError: there is no such GPU, or an earlier kernel broke the process's CUDA.
         """
-        self.check_ordinal(ordinal)
-        if size:
-            with self.current(self.context(ordinal)):
-                self._call("cuMemsetD8Async", address, 0, size, stream)
+        self.fill(ordinal, address, size, b"\0", stream)
 
     @contextmanager
     def current(self, context: int) -> Iterator[None]:

@@ -147,15 +147,15 @@ class CudaUnitProgram:
 
     def _run(self, step: Run, function: LoadedFunction, stream: int) -> None:
         block = packed_arguments(step.arguments)
-        status = self._driver.start(
+        status = self._driver.launch(
             function,
             self._numbers[step.function],
             step.blocks,
             step.block,
-            step.shared,
-            step.cluster,
             ctypes.addressof(block),
             stream,
+            step.shared,
+            step.cluster,
         )
         if status:
             raise self._driver.failure(status, self._label(step))
