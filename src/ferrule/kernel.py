@@ -132,22 +132,27 @@ def _tag(language: str) -> str:
     return f"[{language}_kernel]"
 
 
+def _label(language: str, argument: str, kernel: str) -> str:
+    """How messages call an argument of `make_kernel`."""
+    return f"{_tag(language)} {argument} of kernel {kernel!r}"
+
+
 def check_identifier(label: str, name: object, kernel: str, language: str = "metal") -> str:
     """``name`` if it can name an argument of a kernel, else a `KernelError`."""
+    label = _label(language, label, kernel)
     if not isinstance(name, str):
         raise KernelTypeError(
-            f"{_tag(language)} {label} of kernel {kernel!r}: got {name!r} of type "
-            f"{type(name).__name__}, expected a str."
+            f"{label}: got {name!r} of type {type(name).__name__}, expected a str."
         )
     if not _IDENTIFIER.fullmatch(name):
         shown = name if len(name) <= 60 else name[:57] + "..."
         raise KernelError(
-            f"{_tag(language)} {label} of kernel {kernel!r}: {shown!r} is not an identifier; "
-            "expected a letter or underscore, then letters, digits or underscores (256 at most)."
+            f"{label}: {shown!r} is not an identifier; expected a letter or underscore, then "
+            "letters, digits or underscores (256 at most)."
         )
     if name in KEYWORDS and not (language == "cuda" and name in _METAL_KEYWORDS):
         raise KernelError(
-            f"{_tag(language)} {label} of kernel {kernel!r}: {name!r} is a reserved word of C++ or "
+            f"{label}: {name!r} is a reserved word of C++ or "
             f"{'CUDA' if language == 'cuda' else 'Metal'}; choose another name."
         )
     return name
@@ -156,37 +161,30 @@ def check_identifier(label: str, name: object, kernel: str, language: str = "met
 def _names(field: str, names: object, kernel: str, language: str) -> tuple[str, ...]:
     if isinstance(names, str) or not isinstance(names, Sequence):
         raise KernelTypeError(
-            f"{_tag(language)} `{field}` of kernel {kernel!r}: got {names!r}, expected a sequence "
-            'of str, such as ["inp"].'
+            f"{_label(language, f'`{field}`', kernel)}: got {names!r}, expected a sequence of str, "
+            'such as ["inp"].'
         )
     return tuple(check_identifier(f"`{field}`", n, kernel, language) for n in names)
 
 
 def check_text(field: str, text: object, kernel: str, language: str) -> str:
     """``text`` if it can be compiled, else a `KernelError` or `KernelTypeError`."""
+    label = _label(language, f"`{field}`", kernel)
     if not isinstance(text, str):
-        raise KernelTypeError(
-            f"{_tag(language)} `{field}` of kernel {kernel!r}: got {type(text).__name__}, expected "
-            "a str."
-        )
+        raise KernelTypeError(f"{label}: got {type(text).__name__}, expected a str.")
     if len(text) > MAX_SOURCE:
-        raise KernelError(
-            f"{_tag(language)} `{field}` of kernel {kernel!r} has {len(text)} characters; at most "
-            f"{MAX_SOURCE} are allowed."
-        )
+        raise KernelError(f"{label} has {len(text)} characters; at most {MAX_SOURCE} are allowed.")
     try:
         text.encode()
     except UnicodeEncodeError as error:
         line = text.count("\n", 0, error.start) + 1
         raise KernelTypeError(
-            f"{_tag(language)} `{field}` of kernel {kernel!r} has half of a surrogate pair in line "
-            f"{line}, which is no character; read the text with the encoding that it has."
+            f"{label} has half of a surrogate pair in line {line}, which is no character; read the "
+            "text with the encoding that it has."
         ) from None
     if "\0" in text:
         line = text.count("\n", 0, text.index("\0")) + 1
-        raise KernelError(
-            f"{_tag(language)} `{field}` of kernel {kernel!r} has a NUL character in line {line}."
-        )
+        raise KernelError(f"{label} has a NUL character in line {line}.")
     return text
 
 
@@ -214,6 +212,7 @@ def _math_mode(options: object) -> str:
 
 
 def _shared_memory(size: object, kernel: str, language: str) -> int:
+    label = _label(language, "`shared_memory`", kernel)
     expected = "a number of bytes, from 0 to 2147483647"
     try:
         count = None if isinstance(size, bool) else operator.index(size)  # type: ignore[arg-type]
@@ -221,14 +220,10 @@ def _shared_memory(size: object, kernel: str, language: str) -> int:
         count = None
     if count is None:
         raise KernelTypeError(
-            f"{_tag(language)} `shared_memory` of kernel {kernel!r}: got {size!r} of type "
-            f"{type(size).__name__}, expected {expected}."
+            f"{label}: got {size!r} of type {type(size).__name__}, expected {expected}."
         )
     if not 0 <= count < 1 << 31:
-        raise KernelError(
-            f"{_tag(language)} `shared_memory` of kernel {kernel!r}: got {count}, expected "
-            f"{expected}."
-        )
+        raise KernelError(f"{label}: got {count}, expected {expected}.")
     return count
 
 
@@ -309,7 +304,7 @@ def make_kernel(
     ):
         if not isinstance(value, bool):
             raise KernelTypeError(
-                f"{tag} `{flag}` of kernel {name!r}: got {value!r}, expected a bool."
+                f"{_label(language, f'`{flag}`', name)}: got {value!r}, expected a bool."
             )
     kernel = Kernel(
         name=name,
