@@ -50,8 +50,8 @@ static guard* guard_of_thread(void);
  * calling thread. Called by a handler. */
 static void abandon_jobs(void);
 
-static struct sigaction before_segv, before_bus, before_fpe, before_int; /* who had a signal before us */
-static struct sigaction first_segv, first_bus, first_fpe, first_int;     /* when we first asked for it */
+/* Who had each signal before us, and when we first asked for it. */
+static struct sigaction before[NSIG], first[NSIG];
 static uint32_t pokes; /* SIGSEGVs that `poke` has sent, and that have not come */
 
 static void poke(pthread_t thread) {
@@ -155,26 +155,29 @@ static int times_passed(int number, const siginfo_t* info) {
   return passed[number].times;
 }
 
+static bool is_handled(const struct sigaction* action) {
+  return (action->sa_flags & SA_SIGINFO) || (action->sa_handler != SIG_DFL && action->sa_handler != SIG_IGN);
+}
+
+static void handle(const struct sigaction* action, int number, siginfo_t* info, void* context) {
+  if (action->sa_flags & SA_SIGINFO) action->sa_sigaction(number, info, context);
+  else action->sa_handler(number);
+}
+
 /* Lets the signal do what it would have done without us. */
 static void pass_on(int number, siginfo_t* info, void* context) {
   static volatile int passing[NSIG];
   int times = times_passed(number, info);
-  struct sigaction* old =
-      number == SIGSEGV ? &before_segv : number == SIGBUS ? &before_bus : &before_fpe;
-  if (times == 1)
-    old = number == SIGSEGV ? &first_segv : number == SIGBUS ? &first_bus : &first_fpe;
-  bool handled = (old->sa_flags & SA_SIGINFO) ||
-                 (old->sa_handler != SIG_DFL && old->sa_handler != SIG_IGN);
+  const struct sigaction* old = times == 1 ? &first[number] : &before[number];
   /* A handler that prints a report, then raises the signal for its own predecessor, may come back
    * to us, its successor: that one asks for the end. */
-  if (!handled || times > 1 || (passing[number] && info->si_code <= 0)) {
+  if (!is_handled(old) || times > 1 || (passing[number] && info->si_code <= 0)) {
     signal(number, SIG_DFL);
     if (info->si_code <= 0) raise(number); /* else the instruction runs again, and faults again */
     return;
   }
   passing[number] = passing[number] + 1;
-  if (old->sa_flags & SA_SIGINFO) old->sa_sigaction(number, info, context);
-  else old->sa_handler(number);
+  handle(old, number, info, context);
   passing[number] = passing[number] - 1;
 }
 
@@ -248,14 +251,9 @@ static void on_interrupt(int number, siginfo_t* info, void* context) {
   if (g) g->shielded = true; /* a poke by another thread must not end this handler */
   int kept = errno, times = times_passed(number, info);
   if (!times) abandon_jobs();
-  const struct sigaction* old = times ? &first_int : &before_int;
-  if (times > 1) {
-    /* each of two runtimes is before the other */
-  } else if (old->sa_flags & SA_SIGINFO) {
-    old->sa_sigaction(number, info, context);
-  } else if (old->sa_handler != SIG_DFL && old->sa_handler != SIG_IGN) {
-    old->sa_handler(number);
-  }
+  const struct sigaction* old = times ? &first[number] : &before[number];
+  /* Of two runtimes each is before the other. */
+  if (times <= 1 && is_handled(old)) handle(old, number, info, context);
   errno = kept;
   if (!g) return;
   g->shielded = shielded;
@@ -271,28 +269,23 @@ static bool is_ours(const struct sigaction* action) {
          (action->sa_sigaction == on_fault || action->sa_sigaction == on_interrupt);
 }
 
-/* Comes before whoever handles interrupts, if anybody does. */
-static void watch_interrupts(void) {
-  struct sigaction now, ours;
-  if (sigaction(SIGINT, NULL, &now) || is_ours(&now)) return;
-  if (!(now.sa_flags & SA_SIGINFO) && (now.sa_handler == SIG_DFL || now.sa_handler == SIG_IGN)) return;
-  ours = now;
-  ours.sa_sigaction = on_interrupt;
-  ours.sa_flags = (now.sa_flags & ~(int)SA_RESETHAND) | SA_SIGINFO | SA_ONSTACK;
-  before_int = now;
-  if (!first_int.sa_flags && !first_int.sa_handler) first_int = now;
-  sigaction(SIGINT, &ours, NULL);
-}
-
-static void watch(int number, struct sigaction* before, struct sigaction* first) {
+/* Comes before whoever has a signal. Of interrupts, only if somebody handles them, and in the same way. */
+static void watch(int number) {
   struct sigaction now, ours;
   if (sigaction(number, NULL, &now) || is_ours(&now)) return;
-  memset(&ours, 0, sizeof ours);
-  ours.sa_sigaction = on_fault;
-  ours.sa_flags = SA_SIGINFO | SA_NODEFER | SA_ONSTACK;
-  sigemptyset(&ours.sa_mask);
-  *before = now; /* before ours: a fault elsewhere may come at once */
-  if (!first->sa_flags && !first->sa_handler) *first = now; /* all zero: nobody, or not asked yet */
+  if (number == SIGINT) {
+    if (!is_handled(&now)) return;
+    ours = now;
+    ours.sa_sigaction = on_interrupt;
+    ours.sa_flags = (now.sa_flags & ~(int)SA_RESETHAND) | SA_SIGINFO | SA_ONSTACK;
+  } else {
+    memset(&ours, 0, sizeof ours);
+    ours.sa_sigaction = on_fault;
+    ours.sa_flags = SA_SIGINFO | SA_NODEFER | SA_ONSTACK;
+    sigemptyset(&ours.sa_mask);
+  }
+  before[number] = now; /* before ours: a fault elsewhere may come at once */
+  if (!first[number].sa_flags && !first[number].sa_handler) first[number] = now; /* all zero: nobody, or not asked yet */
   sigaction(number, &ours, NULL);
 }
 
@@ -307,12 +300,12 @@ static void watch_faults(void) {
   int64_t at = (int64_t)tick.tv_sec * 1000000000 + tick.tv_nsec;
   if (__atomic_exchange_n(&looked, at, __ATOMIC_RELAXED) == at) return;
 #endif
-  watch_interrupts();
+  watch(SIGINT);
   struct sigaction now;
   if (sigaction(SIGSEGV, NULL, &now) == 0 && is_ours(&now)) return;
-  watch(SIGBUS, &before_bus, &first_bus);
-  watch(SIGFPE, &before_fpe, &first_fpe);
-  watch(SIGSEGV, &before_segv, &first_segv);
+  watch(SIGBUS);
+  watch(SIGFPE);
+  watch(SIGSEGV);
 }
 
 /* Gives the calling thread a stack for handlers, if it has none. */

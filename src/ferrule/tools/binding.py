@@ -14,7 +14,7 @@ import operator
 import threading
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
-from typing import SupportsIndex
+from typing import Any, SupportsIndex
 
 from .. import _env, cache
 from ..errors import CompilerFailed, KernelError, KernelTypeError, ToolchainError
@@ -30,6 +30,18 @@ FOLDER = Path(__file__).resolve().parents[1]
 SOURCES = ("faults.h", "platform.h", "runtime.c", "runtime.h")
 
 _FLAGS = ("-O2", "-fvisibility=hidden", "-fno-exceptions", "-fno-rtti", "-pthread")
+
+_JOB = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64, ctypes.c_int)
+_PROTOTYPES: dict[str, tuple[Any, tuple[Any, ...]]] = {
+    "fr_run": (ctypes.c_int, _JOB),
+    "fr_run_some": (ctypes.c_int, (*_JOB, ctypes.c_int64, ctypes.c_void_p)),
+    "fr_set_threads": (None, (ctypes.c_int,)),
+    "fr_digest": (ctypes.c_char_p, ()),
+    "fr_fault_address": (ctypes.c_void_p, ()),
+    **dict.fromkeys(
+        ("fr_abandoned", "fr_threads", "fr_cpu_count", "fr_version"), (ctypes.c_int, ())
+    ),
+}
 
 _runtime: ctypes.CDLL | None = None
 _threads: int | None = None  # what set_threads was given
@@ -118,24 +130,9 @@ def _load() -> ctypes.CDLL:
 
 
 def _prototypes(library: ctypes.CDLL) -> ctypes.CDLL:
-    library.fr_run.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64, ctypes.c_int)
-    library.fr_run.restype = ctypes.c_int
-    library.fr_run_some.argtypes = (
-        ctypes.c_void_p,
-        ctypes.c_void_p,
-        ctypes.c_uint64,
-        ctypes.c_int,
-        ctypes.c_int64,
-        ctypes.c_void_p,
-    )
-    library.fr_run_some.restype = ctypes.c_int
-    library.fr_set_threads.argtypes = (ctypes.c_int,)
-    library.fr_set_threads.restype = None
-    library.fr_digest.restype = ctypes.c_char_p
-    library.fr_fault_address.restype = ctypes.c_void_p
-    library.fr_fault_address.argtypes = ()
-    for name in ("fr_abandoned", "fr_threads", "fr_cpu_count", "fr_version", "fr_digest"):
-        getattr(library, name).argtypes = ()
+    for name, (result, arguments) in _PROTOTYPES.items():
+        function = getattr(library, name)
+        function.restype, function.argtypes = result, arguments
     return library
 
 
