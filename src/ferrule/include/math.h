@@ -112,24 +112,17 @@ FR_FN bool isnormal(double x) {
 }
 FR_FN bool signbit(double x) { return (detail::bits(x) >> 63) != 0; }
 
-FR_FN float fabs(float x) { return FR_LIBM(fabsf)(x); }
-FR_FN float floor(float x) { return FR_LIBM(floorf)(x); }
-FR_FN float ceil(float x) { return FR_LIBM(ceilf)(x); }
-FR_FN float trunc(float x) { return FR_LIBM(truncf)(x); }
-FR_FN float rint(float x) { return FR_LIBM(rintf)(x); }  // halves to even
-FR_FN float sqrt(float x) { return FR_LIBM(sqrtf)(x); }
+#define FR_UNARY_FLOAT(name) \
+  FR_FN float name(float x) { return FR_LIBM(name##f)(x); }
+#define FR_UNARY_DOUBLE(name) \
+  FR_FN double name(double x) { return FR_LIBM(name)(x); }
+#define FR_UNARY(name) FR_UNARY_FLOAT(name) FR_UNARY_DOUBLE(name)
+FR_UNARY(fabs) FR_UNARY(floor) FR_UNARY(ceil) FR_UNARY(trunc) FR_UNARY(sqrt)
+FR_UNARY(rint)  // halves to even
+FR_UNARY_DOUBLE(round)
 FR_FN float copysign(float x, float y) { return FR_LIBM(copysignf)(x, y); }
-FR_FN float divide(float x, float y) { return x / y; }
-
-FR_FN double fabs(double x) { return FR_LIBM(fabs)(x); }
-FR_FN double floor(double x) { return FR_LIBM(floor)(x); }
-FR_FN double ceil(double x) { return FR_LIBM(ceil)(x); }
-FR_FN double trunc(double x) { return FR_LIBM(trunc)(x); }
-FR_FN double rint(double x) { return FR_LIBM(rint)(x); }
-FR_FN double round(double x) { return FR_LIBM(round)(x); }
-FR_FN double sqrt(double x) { return FR_LIBM(sqrt)(x); }
 FR_FN double copysign(double x, double y) { return FR_LIBM(copysign)(x, y); }
-FR_FN double divide(double x, double y) { return x / y; }
+template <typename T> FR_FN T divide(T x, T y) { return x / y; }
 FR_FN double fma(double x, double y, double z) { return FR_LIBM(fma)(x, y, z); }
 
 // Halves away from zero. 0.5 less one ulp, since 0.49999997f + 0.5f would round up to 1.
@@ -156,21 +149,17 @@ FR_FN float fma(float x, float y, float z) {
 }
 
 // fmin and fmax ignore a NaN when the other argument is a number.
-FR_FN float fmin(float x, float y) { return isnan(y) ? x : x < y ? x : y; }
-FR_FN float fmax(float x, float y) { return isnan(y) ? x : x > y ? x : y; }
-FR_FN double fmin(double x, double y) { return isnan(y) ? x : x < y ? x : y; }
-FR_FN double fmax(double x, double y) { return isnan(y) ? x : x > y ? x : y; }
+template <typename T> FR_FN T fmin(T x, T y) { return isnan(y) ? x : x < y ? x : y; }
+template <typename T> FR_FN T fmax(T x, T y) { return isnan(y) ? x : x > y ? x : y; }
 
-template <typename T>
-FR_FN T fmin3(T x, T y, T z) { return fmin(fmin(x, y), z); }
-template <typename T>
-FR_FN T fmax3(T x, T y, T z) { return fmax(fmax(x, y), z); }
+template <typename T> FR_FN T fmin3(T x, T y, T z) { return fmin(fmin(x, y), z); }
+template <typename T> FR_FN T fmax3(T x, T y, T z) { return fmax(fmax(x, y), z); }
 // The middle value; with a NaN among the three, one of the numbers.
-template <typename T>
-FR_FN T fmedian3(T x, T y, T z) { return fmax(fmin(x, y), fmin(fmax(x, y), z)); }
+template <typename T> FR_FN T fmedian3(T x, T y, T z) {
+  return fmax(fmin(x, y), fmin(fmax(x, y), z));
+}
 
-FR_FN float fdim(float x, float y) { return x <= y ? 0.0f : x - y; }
-FR_FN double fdim(double x, double y) { return x <= y ? 0.0 : x - y; }
+template <typename T> FR_FN T fdim(T x, T y) { return x <= y ? T(0) : x - y; }
 
 // x - floor(x), below 1 even where that rounds up. An infinity gives NaN.
 FR_FN float fract(float x) {
@@ -183,13 +172,9 @@ FR_FN double fract(double x) {
 }
 
 // Both parts have x's sign.
-FR_FN float modf(float x, float& whole) {
+template <typename T> FR_FN T modf(T x, T& whole) {
   whole = trunc(x);
-  return copysign(isinf(x) ? 0.0f : x - whole, x);
-}
-FR_FN double modf(double x, double& whole) {
-  whole = trunc(x);
-  return copysign(isinf(x) ? 0.0 : x - whole, x);
+  return copysign(isinf(x) ? T(0) : x - whole, x);
 }
 
 // x = f * 2^exponent with 0.5 <= |f| < 1; zeros, infinities and NaN come back with exponent 0.
@@ -269,28 +254,11 @@ FR_FN double fmod(double x, double y) { return FR_LIBM(fmod)(x, y); }
 // ------------------------------------------------------------------------------------------
 namespace precise {
 
-#define FR_UNARY_DOUBLE(name) \
-  FR_FN double name(double x) { return FR_LIBM(name)(x); }
-FR_UNARY_DOUBLE(acos)
-FR_UNARY_DOUBLE(acosh)
-FR_UNARY_DOUBLE(asin)
-FR_UNARY_DOUBLE(asinh)
-FR_UNARY_DOUBLE(atan)
-FR_UNARY_DOUBLE(atanh)
-FR_UNARY_DOUBLE(cos)
-FR_UNARY_DOUBLE(cosh)
-FR_UNARY_DOUBLE(exp)
-FR_UNARY_DOUBLE(exp2)
-FR_UNARY_DOUBLE(expm1)
-FR_UNARY_DOUBLE(log)
-FR_UNARY_DOUBLE(log10)
-FR_UNARY_DOUBLE(log1p)
-FR_UNARY_DOUBLE(log2)
-FR_UNARY_DOUBLE(sin)
-FR_UNARY_DOUBLE(sinh)
-FR_UNARY_DOUBLE(tan)
-FR_UNARY_DOUBLE(tanh)
-#undef FR_UNARY_DOUBLE
+// What there is of one number for floats, too; those are used on CUDA alone.
+#define FR_LIBRARY(X)                                                                             \
+  X(acos) X(acosh) X(asin) X(asinh) X(atan) X(atanh) X(cos) X(cosh) X(exp) X(exp2) X(expm1) X(log) \
+  X(log10) X(log1p) X(log2) X(sin) X(sinh) X(tan) X(tanh)
+FR_LIBRARY(FR_UNARY_DOUBLE)
 
 FR_FN double atan2(double y, double x) { return FR_LIBM(atan2)(y, x); }
 FR_FN double pow(double x, double y) { return FR_LIBM(pow)(x, y); }
@@ -320,31 +288,7 @@ FR_FN double tanpi(double x) { return sinpi(x) / cospi(x); }
 
 #if FR_CUDA
 
-#define FR_UNARY_FLOAT(name) \
-  FR_FN float name(float x) { return ::name##f(x); }
-FR_UNARY_FLOAT(acos)
-FR_UNARY_FLOAT(acosh)
-FR_UNARY_FLOAT(asin)
-FR_UNARY_FLOAT(asinh)
-FR_UNARY_FLOAT(atan)
-FR_UNARY_FLOAT(atanh)
-FR_UNARY_FLOAT(cos)
-FR_UNARY_FLOAT(cosh)
-FR_UNARY_FLOAT(cospi)
-FR_UNARY_FLOAT(exp)
-FR_UNARY_FLOAT(exp10)
-FR_UNARY_FLOAT(exp2)
-FR_UNARY_FLOAT(expm1)
-FR_UNARY_FLOAT(log)
-FR_UNARY_FLOAT(log10)
-FR_UNARY_FLOAT(log1p)
-FR_UNARY_FLOAT(log2)
-FR_UNARY_FLOAT(sin)
-FR_UNARY_FLOAT(sinh)
-FR_UNARY_FLOAT(sinpi)
-FR_UNARY_FLOAT(tan)
-FR_UNARY_FLOAT(tanh)
-#undef FR_UNARY_FLOAT
+FR_LIBRARY(FR_UNARY_FLOAT) FR_UNARY_FLOAT(cospi) FR_UNARY_FLOAT(exp10) FR_UNARY_FLOAT(sinpi)
 // rsqrtf may be two ulp off, and Metal asks for the correct rounding.
 FR_FN float rsqrt(float x) { return ::__frsqrt_rn(x); }
 
@@ -386,6 +330,12 @@ FR_FN double mad(double a, double b, double c) {
 #endif
 }
 
+// The polynomial of x with these coefficients, the highest first.
+template <typename T, typename... C> FR_FN T polynomial(T x, T p, C... lower) {
+  ((p = mad(p, x, lower)), ...);
+  return p;
+}
+
 // Adding 1.5 * 2^23 to a float below 2^22 rounds it to an integer, which then stands in the low
 // bits.
 #define FR_ROUNDER 0x1.8p23f
@@ -395,11 +345,8 @@ FR_FN double mad(double a, double b, double c) {
 
 // e^r - 1 for |r| <= ln(2) / 2, relative error 2^-26.
 FR_FN float expm1_poly(float r) {
-  float p = 0x1.6b9ca4p-10f;
-  p = mad(p, r, 0x1.122560p-7f);
-  p = mad(p, r, 0x1.5556f2p-5f);
-  p = mad(p, r, 0x1.5554b4p-3f);
-  p = mad(p, r, 0x1.fffffep-2f);
+  float p = polynomial(r, 0x1.6b9ca4p-10f, 0x1.122560p-7f, 0x1.5556f2p-5f, 0x1.5554b4p-3f,
+                          0x1.fffffep-2f);
   return mad(p, r * r, r);
 }
 
@@ -447,14 +394,8 @@ FR_FN float log_reduce(float x, float& e) {
 }
 // q for log(1 + f) = f + q f^2, error 2^-27 of the logarithm.
 FR_FN float log_poly(float f) {
-  float p = -0x1.38c908p-4f;
-  p = mad(p, f, 0x1.055e60p-3f);
-  p = mad(p, f, -0x1.0d8232p-3f);
-  p = mad(p, f, 0x1.22d936p-3f);
-  p = mad(p, f, -0x1.54728cp-3f);
-  p = mad(p, f, 0x1.99a01cp-3f);
-  p = mad(p, f, -0x1.000226p-2f);
-  p = mad(p, f, 0x1.555554p-2f);
+  float p = polynomial(f, -0x1.38c908p-4f, 0x1.055e60p-3f, -0x1.0d8232p-3f, 0x1.22d936p-3f,
+                          -0x1.54728cp-3f, 0x1.99a01cp-3f, -0x1.000226p-2f, 0x1.555554p-2f);
   return mad(p, f, -0.5f);
 }
 // The logarithm y of x, or what the logarithm of a zero, a negative, an infinity or a NaN is.
@@ -475,16 +416,12 @@ FR_FN float log_core(float x) {
 // sin(r) and cos(r) for |r| <= pi / 4.
 FR_FN float sin_quarter(float r) {
   float z = r * r;
-  float p = -0x1.9954p-13f;
-  p = mad(p, z, 0x1.110778p-7f);
-  p = mad(p, z, -0x1.555546p-3f);
+  float p = polynomial(z, -0x1.9954p-13f, 0x1.110778p-7f, -0x1.555546p-3f);
   return mad(p, z * r, r);
 }
 FR_FN float cos_quarter(float r) {
   float z = r * r;
-  float p = 0x1.99e80cp-16f;
-  p = mad(p, z, -0x1.6c0c28p-10f);
-  p = mad(p, z, 0x1.55554ap-5f);
+  float p = polynomial(z, 0x1.99e80cp-16f, -0x1.6c0c28p-10f, 0x1.55554ap-5f);
   return mad(p, z * z, mad(z, -0.5f, 1.0f));
 }
 
@@ -552,36 +489,23 @@ FR_FN float reduce_pi(float a, u32& n, float& low) {
 // atan(t) for 0 <= t <= 1.
 FR_FN float atan_poly(float t) {
   float z = t * t;
-  float p = -0x1.d35a80p-10f;
-  p = mad(p, z, 0x1.6424eep-7f);
-  p = mad(p, z, -0x1.fd7e1cp-6f);
-  p = mad(p, z, 0x1.da2a0ep-5f);
-  p = mad(p, z, -0x1.58091cp-4f);
-  p = mad(p, z, 0x1.c08c4ep-4f);
-  p = mad(p, z, -0x1.242086p-3f);
-  p = mad(p, z, 0x1.9991e4p-3f);
-  p = mad(p, z, -0x1.55553ep-2f);
+  float p = polynomial(z, -0x1.d35a80p-10f, 0x1.6424eep-7f, -0x1.fd7e1cp-6f, 0x1.da2a0ep-5f,
+                          -0x1.58091cp-4f, 0x1.c08c4ep-4f, -0x1.242086p-3f, 0x1.9991e4p-3f,
+                          -0x1.55553ep-2f);
   return mad(p, z * t, t);
 }
 
 // asin(s) for 0 <= s <= 1/2, given z = s * s.
 FR_FN float asin_poly(float s, float z) {
-  float p = 0x1.595c92p-5f;
-  p = mad(p, z, 0x1.8c3e28p-6f);
-  p = mad(p, z, 0x1.747bbap-5f);
-  p = mad(p, z, 0x1.330204p-4f);
-  p = mad(p, z, 0x1.5555c8p-3f);
+  float p = polynomial(z, 0x1.595c92p-5f, 0x1.8c3e28p-6f, 0x1.747bbap-5f, 0x1.330204p-4f,
+                          0x1.5555c8p-3f);
   return mad(p, z * s, s);
 }
 
 // 2^f - 1 for |f| <= 1/2.
 FR_FN float exp2m1_poly(float f) {
-  float p = 0x1.416bbep-13f;
-  p = mad(p, f, 0x1.5f084ap-10f);
-  p = mad(p, f, 0x1.3b2de0p-7f);
-  p = mad(p, f, 0x1.c6af7cp-5f);
-  p = mad(p, f, 0x1.ebfbdcp-3f);
-  p = mad(p, f, 0x1.62e430p-1f);
+  float p = polynomial(f, 0x1.416bbep-13f, 0x1.5f084ap-10f, 0x1.3b2de0p-7f, 0x1.c6af7cp-5f,
+                          0x1.ebfbdcp-3f, 0x1.62e430p-1f);
   return p * f;
 }
 
@@ -589,11 +513,8 @@ FR_FN float exp2m1_poly(float f) {
 FR_FN double log2_double(float f, float e) {
   double d = (double)f;
   double s = d / (d + 2.0), z = s * s;
-  double p = 0x1.5ce8ee22abcecp-2;
-  p = mad(p, z, 0x1.a58d80cd8aa3dp-2);
-  p = mad(p, z, 0x1.27777ff8c49acp-1);
-  p = mad(p, z, 0x1.ec709d12bb3e4p-1);
-  p = mad(p, z, 0x1.71547652bedffp+1);
+  double p = polynomial(z, 0x1.5ce8ee22abcecp-2, 0x1.a58d80cd8aa3dp-2, 0x1.27777ff8c49acp-1,
+                           0x1.ec709d12bb3e4p-1, 0x1.71547652bedffp+1);
   return mad(p, s, (double)e);
 }
 
@@ -647,12 +568,8 @@ FR_FN float exp10(float x) {
   float n = detail::exponent(detail::mad(c, 0x1.a934f0p+1f, FR_EXPONENT_ROUNDER), k);
   float r = detail::mad(n, -0x1.344p-2f, c);
   r = detail::mad(n, -0x1.3509f8p-18f, r);
-  float p = 0x1.a63a9cp-3f;
-  p = detail::mad(p, r, 0x1.156a46p-1f);
-  p = detail::mad(p, r, 0x1.2bda00p+0f);
-  p = detail::mad(p, r, 0x1.046f9cp+1f);
-  p = detail::mad(p, r, 0x1.53524ap+1f);
-  p = detail::mad(p, r, 0x1.26bb1cp+1f);
+  float p = detail::polynomial(r, 0x1.a63a9cp-3f, 0x1.156a46p-1f, 0x1.2bda00p+0f, 0x1.046f9cp+1f,
+                                  0x1.53524ap+1f, 0x1.26bb1cp+1f);
   return detail::scale(p * r, k);
 }
 
@@ -693,33 +610,33 @@ FR_FN float log1p(float x) {
   return x == 0.0f ? x : y;
 }
 
-FR_FN float sin(float x) {
-  detail::u32 n;
-  float r = detail::reduce_quarter(fabs(x), n);
-  float s = detail::sin_quarter(r), c = detail::cos_quarter(r);
-  return detail::sin_quadrant(s, c, n, detail::sign_bit(x));
-}
-
-FR_FN float cos(float x) {
-  detail::u32 n;
-  float r = detail::reduce_quarter(fabs(x), n);
-  return detail::cos_quadrant(detail::sin_quarter(r), detail::cos_quarter(r), n);
-}
-
-FR_FN float sincos(float x, float& cosine) {
-  detail::u32 n;
-  float r = detail::reduce_quarter(fabs(x), n);
-  float s = detail::sin_quarter(r), c = detail::cos_quarter(r);
-  cosine = detail::cos_quadrant(s, c, n);
-  return detail::sin_quadrant(s, c, n, detail::sign_bit(x));
-}
-
-FR_FN float tan(float x) {
-  detail::u32 n;
-  float r = detail::reduce_quarter(fabs(x), n);
-  float s = detail::sin_quarter(r), c = detail::cos_quarter(r);
-  return detail::tan_quadrant(s, c, n, detail::sign_bit(x));
-}
+// The circular functions, by what brings a number into a quarter of a turn.
+#define FR_CIRCULAR(REDUCE)                                                         \
+  FR_FN float sin(float x) {                                                        \
+    detail::u32 n;                                                                  \
+    float r = detail::REDUCE(fabs(x), n);                                           \
+    float s = detail::sin_quarter(r), c = detail::cos_quarter(r);                   \
+    return detail::sin_quadrant(s, c, n, detail::sign_bit(x));                      \
+  }                                                                                 \
+  FR_FN float cos(float x) {                                                        \
+    detail::u32 n;                                                                  \
+    float r = detail::REDUCE(fabs(x), n);                                           \
+    return detail::cos_quadrant(detail::sin_quarter(r), detail::cos_quarter(r), n); \
+  }                                                                                 \
+  FR_FN float sincos(float x, float& cosine) {                                      \
+    detail::u32 n;                                                                  \
+    float r = detail::REDUCE(fabs(x), n);                                           \
+    float s = detail::sin_quarter(r), c = detail::cos_quarter(r);                   \
+    cosine = detail::cos_quadrant(s, c, n);                                         \
+    return detail::sin_quadrant(s, c, n, detail::sign_bit(x));                      \
+  }                                                                                 \
+  FR_FN float tan(float x) {                                                        \
+    detail::u32 n;                                                                  \
+    float r = detail::REDUCE(fabs(x), n);                                           \
+    float s = detail::sin_quarter(r), c = detail::cos_quarter(r);                   \
+    return detail::tan_quadrant(s, c, n, detail::sign_bit(x));                      \
+  }
+FR_CIRCULAR(reduce_quarter)
 
 FR_FN float sinpi(float x) {
   detail::u32 n;
@@ -865,73 +782,25 @@ FR_FN float rsqrt(float x) { return float(1.0 / __builtin_sqrt(double(x))); }
 // ------------------------------------------------------------------------------------------
 namespace fast {
 
-using precise::acos;
-using precise::acosh;
-using precise::asin;
-using precise::asinh;
-using precise::atan;
-using precise::atan2;
-using precise::atanh;
-using precise::ceil;
-using precise::copysign;
-using precise::cosh;
-using precise::cospi;
-using precise::exp2;
-using precise::expm1;
-using precise::fabs;
-using precise::fdim;
-using precise::floor;
-using precise::fma;
-using precise::fmax;
-using precise::fmax3;
-using precise::fmedian3;
-using precise::fmin;
-using precise::fmin3;
-using precise::fmod;
-using precise::fract;
-using precise::frexp;
-using precise::ilogb;
-using precise::isfinite;
-using precise::isinf;
-using precise::isnan;
-using precise::isnormal;
-using precise::ldexp;
-using precise::log1p;
-using precise::modf;
-using precise::nextafter;
-using precise::pow;
-using precise::rint;
-using precise::round;
-using precise::signbit;
-using precise::sinh;
-using precise::sinpi;
-using precise::tanh;
-using precise::tanpi;
-using precise::trunc;
+using namespace precise;
 
-FR_FN double cos(double x) { return precise::cos(x); }
-FR_FN double sin(double x) { return precise::sin(x); }
+#define FR_PRECISE_DOUBLE(name) \
+  FR_FN double name(double x) { return precise::name(x); }
+FR_PRECISE_DOUBLE(cos) FR_PRECISE_DOUBLE(sin) FR_PRECISE_DOUBLE(tan)
 FR_FN double sincos(double x, double& cosine) { return precise::sincos(x, cosine); }
-FR_FN double tan(double x) { return precise::tan(x); }
 FR_FN double powr(double x, double y) { return precise::powr(x, y); }
 
 #if FR_CUDA
 
-FR_FN double divide(double x, double y) { return x / y; }
-FR_FN double exp(double x) { return precise::exp(x); }
-FR_FN double exp10(double x) { return precise::exp10(x); }
-FR_FN double log(double x) { return precise::log(x); }
-FR_FN double log10(double x) { return precise::log10(x); }
-FR_FN double log2(double x) { return precise::log2(x); }
-FR_FN double rsqrt(double x) { return precise::rsqrt(x); }
-FR_FN double sqrt(double x) { return precise::sqrt(x); }
+#define FR_INTRINSIC(name)                               \
+  FR_FN float name(float x) { return ::__##name##f(x); } \
+  FR_PRECISE_DOUBLE(name)
+FR_INTRINSIC(exp) FR_INTRINSIC(exp10) FR_INTRINSIC(log) FR_INTRINSIC(log10) FR_INTRINSIC(log2)
+FR_PRECISE_DOUBLE(rsqrt) FR_PRECISE_DOUBLE(sqrt)
+#undef FR_INTRINSIC
 
+FR_FN double divide(double x, double y) { return x / y; }
 FR_FN float divide(float x, float y) { return ::__fdividef(x, y); }
-FR_FN float exp(float x) { return ::__expf(x); }
-FR_FN float exp10(float x) { return ::__exp10f(x); }
-FR_FN float log(float x) { return ::__logf(x); }
-FR_FN float log10(float x) { return ::__log10f(x); }
-FR_FN float log2(float x) { return ::__log2f(x); }
 FR_FN float powr(float x, float y) { return ::__powf(x, y); }
 FR_FN float rsqrt(float x) { return ::rsqrtf(x); }
 FR_FN float sqrt(float x) {
@@ -965,15 +834,6 @@ FR_FN float tan(float x) { return ::__tanf(detail::reduce_turn(x)); }
 
 #else
 
-using precise::divide;
-using precise::exp;
-using precise::exp10;
-using precise::log;
-using precise::log10;
-using precise::log2;
-using precise::rsqrt;
-using precise::sqrt;
-
 FR_FN float powr(float x, float y) { return exp2(y * log2(x)); }
 
 }  // namespace fast
@@ -997,33 +857,7 @@ FR_FN float reduce_quarter_fast(float a, u32& n) {
 
 namespace fast {
 
-FR_FN float sin(float x) {
-  detail::u32 n;
-  float r = detail::reduce_quarter_fast(fabs(x), n);
-  float s = detail::sin_quarter(r), c = detail::cos_quarter(r);
-  return detail::sin_quadrant(s, c, n, detail::sign_bit(x));
-}
-
-FR_FN float cos(float x) {
-  detail::u32 n;
-  float r = detail::reduce_quarter_fast(fabs(x), n);
-  return detail::cos_quadrant(detail::sin_quarter(r), detail::cos_quarter(r), n);
-}
-
-FR_FN float sincos(float x, float& cosine) {
-  detail::u32 n;
-  float r = detail::reduce_quarter_fast(fabs(x), n);
-  float s = detail::sin_quarter(r), c = detail::cos_quarter(r);
-  cosine = detail::cos_quadrant(s, c, n);
-  return detail::sin_quadrant(s, c, n, detail::sign_bit(x));
-}
-
-FR_FN float tan(float x) {
-  detail::u32 n;
-  float r = detail::reduce_quarter_fast(fabs(x), n);
-  float s = detail::sin_quarter(r), c = detail::cos_quarter(r);
-  return detail::tan_quadrant(s, c, n, detail::sign_bit(x));
-}
+FR_CIRCULAR(reduce_quarter_fast)
 
 #endif  // FR_CUDA
 
@@ -1034,6 +868,12 @@ using namespace precise;
 }  // namespace scalar
 }  // namespace fr
 
+#undef FR_UNARY_FLOAT
+#undef FR_UNARY_DOUBLE
+#undef FR_UNARY
+#undef FR_LIBRARY
+#undef FR_PRECISE_DOUBLE
+#undef FR_CIRCULAR
 #undef FR_LIBM
 #undef FR_HAS_FMA
 #undef FR_ROUNDER
