@@ -52,62 +52,40 @@ template <class T> FR_FN constexpr T from_bits(bits_t<T> b) { return __builtin_b
 FR_FN constexpr bool either(bool a, bool b) { return (int(a) | int(b)) != 0; }
 
 // ---- numbers ----------------------------------------------------------------------------------
-struct fn_max {
+// A function of one, two or three numbers of type T that is an expression of a, b and c.
+#define FR_OF_ONE(name, R, ...) \
+  struct fn_##name { template <class T> FR_FN static constexpr R call(T a) { return __VA_ARGS__; } };
+#define FR_OF_TWO(name, R, ...)                                                        \
+  struct fn_##name {                                                                   \
+    template <class T> FR_FN static constexpr R call(T a, T b) { return __VA_ARGS__; } \
+  };
+#define FR_OF_THREE(name, R, ...)                                                           \
+  struct fn_##name {                                                                        \
+    template <class T> FR_FN static constexpr R call(T a, T b, T c) { return __VA_ARGS__; } \
+  };
+
+template <bool MAX> struct fn_extreme {
   template <class T> FR_FN static constexpr T call(T a, T b) {
     if constexpr (int_v<T>) {
-      return a < b ? b : a;
+      return (MAX ? a < b : b < a) ? b : a;
     } else {
 #if FR_CUDA
       if (!__builtin_is_constant_evaluated()) return device(a, b);
 #endif
-      return either(a > b, b != b) ? a : b;  // a NaN loses
+      return either(MAX ? a > b : a < b, b != b) ? a : b;  // a NaN loses
     }
   }
 #if FR_CUDA
-  FR_FN static double device(double a, double b) { return ::fmax(a, b); }
-  FR_FN static float device(float a, float b) { return ::fmaxf(a, b); }
-  FR_FN static half device(half a, half b) { return ::fmaxf(a, b); }
-  FR_FN static bfloat device(bfloat a, bfloat b) { return ::fmaxf(a, b); }
+  FR_FN static double device(double a, double b) { return MAX ? ::fmax(a, b) : ::fmin(a, b); }
+  template <class T> FR_FN static T device(T a, T b) { return MAX ? ::fmaxf(a, b) : ::fminf(a, b); }
 #endif
 };
-struct fn_min {
-  template <class T> FR_FN static constexpr T call(T a, T b) {
-    if constexpr (int_v<T>) {
-      return b < a ? b : a;
-    } else {
-#if FR_CUDA
-      if (!__builtin_is_constant_evaluated()) return device(a, b);
-#endif
-      return either(a < b, b != b) ? a : b;
-    }
-  }
-#if FR_CUDA
-  FR_FN static double device(double a, double b) { return ::fmin(a, b); }
-  FR_FN static float device(float a, float b) { return ::fminf(a, b); }
-  FR_FN static half device(half a, half b) { return ::fminf(a, b); }
-  FR_FN static bfloat device(bfloat a, bfloat b) { return ::fminf(a, b); }
-#endif
-};
-struct fn_max3 {
-  template <class T> FR_FN static constexpr T call(T a, T b, T c) {
-    return fn_max::call(fn_max::call(a, b), c);
-  }
-};
-struct fn_min3 {
-  template <class T> FR_FN static constexpr T call(T a, T b, T c) {
-    return fn_min::call(fn_min::call(a, b), c);
-  }
-};
-struct fn_median3 {
-  template <class T> FR_FN static constexpr T call(T a, T b, T c) {
-    return fn_max::call(fn_min::call(a, b), fn_min::call(fn_max::call(a, b), c));
-  }
-};
-struct fn_clamp {
-  template <class T> FR_FN static constexpr T call(T x, T lo, T hi) {
-    return fn_min::call(fn_max::call(x, lo), hi);
-  }
-};
+using fn_max = fn_extreme<true>;
+using fn_min = fn_extreme<false>;
+FR_OF_THREE(max3, T, fn_max::call(fn_max::call(a, b), c))
+FR_OF_THREE(min3, T, fn_min::call(fn_min::call(a, b), c))
+FR_OF_THREE(median3, T, fn_max::call(fn_min::call(a, b), fn_min::call(fn_max::call(a, b), c)))
+FR_OF_THREE(clamp, T, fn_min::call(fn_max::call(a, b), c))
 struct fn_abs {
   template <class T> FR_FN static constexpr T call(T x) {
     if constexpr (float_v<T>) {
@@ -123,25 +101,12 @@ struct fn_abs {
     }
   }
 };
-struct fn_copysign {
-  template <class T> FR_FN static constexpr T call(T x, T y) {
-    return from_bits<T>(static_cast<bits_t<T>>(magnitude(x) | (bits_of(y) & sign_bit<T>)));
-  }
-};
-struct fn_sign {  // of a zero the zero, of a NaN a zero
-  template <class T> FR_FN static constexpr T call(T x) {
-    return fn_copysign::call(either(x < 0, x > 0) ? T(1) : T(0), x);
-  }
-};
-struct fn_saturate {
-  template <class T> FR_FN static constexpr T call(T x) { return fn_clamp::call(x, T(0), T(1)); }
-};
-struct fn_mix {
-  template <class T> FR_FN static constexpr T call(T x, T y, T a) { return mad(T(y - x), a, x); }
-};
-struct fn_step {
-  template <class T> FR_FN static constexpr T call(T edge, T x) { return x < edge ? T(0) : T(1); }
-};
+FR_OF_TWO(copysign, T, from_bits<T>(static_cast<bits_t<T>>(magnitude(a) | (bits_of(b) & sign_bit<T>))))
+// Of a zero the zero, of a NaN a zero.
+FR_OF_ONE(sign, T, fn_copysign::call(either(a < 0, a > 0) ? T(1) : T(0), a))
+FR_OF_ONE(saturate, T, fn_clamp::call(a, T(0), T(1)))
+FR_OF_THREE(mix, T, mad(T(b - a), c, a))
+FR_OF_TWO(step, T, b < a ? T(0) : T(1))
 struct fn_smoothstep {
   template <class T> FR_FN static constexpr T call(T lo, T hi, T x) {
     T t = fn_saturate::call((x - lo) / (hi - lo));
@@ -187,37 +152,15 @@ struct fn_nextafter {
     return x != x ? x : y != y ? y : r;
   }
 };
-struct fn_isnan {
-  template <class T> FR_FN static constexpr bool call(T x) {
-    return magnitude(x) > numeric_limits<T>::inf;
-  }
-};
-struct fn_isinf {
-  template <class T> FR_FN static constexpr bool call(T x) {
-    return magnitude(x) == numeric_limits<T>::inf;
-  }
-};
-struct fn_isfinite {
-  template <class T> FR_FN static constexpr bool call(T x) {
-    return magnitude(x) < numeric_limits<T>::inf;
-  }
-};
-struct fn_isnormal {
-  template <class T> FR_FN static constexpr bool call(T x) {
-    using L = numeric_limits<T>;
-    return static_cast<bits_t<T>>(magnitude(x) - L::hidden) < static_cast<bits_t<T>>(L::inf - L::hidden);
-  }
-};
-struct fn_signbit {
-  template <class T> FR_FN static constexpr bool call(T x) {
-    return (bits_of(x) & sign_bit<T>) != 0;
-  }
-};
-struct fn_isordered {
-  template <class T> FR_FN static constexpr bool call(T x, T y) {
-    return !either(fn_isnan::call(x), fn_isnan::call(y));
-  }
-};
+FR_OF_ONE(isnan, bool, magnitude(a) > numeric_limits<T>::inf)
+FR_OF_ONE(isinf, bool, magnitude(a) == numeric_limits<T>::inf)
+FR_OF_ONE(isfinite, bool, magnitude(a) < numeric_limits<T>::inf)
+FR_OF_ONE(isnormal, bool, static_cast<bits_t<T>>(magnitude(a) - numeric_limits<T>::hidden) <
+                              static_cast<bits_t<T>>(numeric_limits<T>::inf - numeric_limits<T>::hidden))
+FR_OF_ONE(signbit, bool, (bits_of(a) & sign_bit<T>) != 0)
+// Of a number and its whole part; an infinity has none, and the sign stays with both parts.
+FR_OF_TWO(fraction, T, fn_copysign::call(fn_isinf::call(a) ? T(0) : T(a - b), a))
+FR_OF_TWO(isordered, bool, !either(fn_isnan::call(a), fn_isnan::call(b)))
 
 // ---- ints -------------------------------------------------------------------------------------
 template <class T> inline constexpr int bits_v = int(sizeof(T)) * 8;
@@ -288,16 +231,8 @@ struct fn_rotate {
     return static_cast<T>(static_cast<bits_t<T>>(u << n | u >> ((bits_v<T> - n) & (bits_v<T> - 1))));
   }
 };
-struct fn_hadd {
-  template <class T> FR_FN static constexpr T call(T a, T b) {
-    return static_cast<T>((a & b) + ((a ^ b) >> 1));
-  }
-};
-struct fn_rhadd {
-  template <class T> FR_FN static constexpr T call(T a, T b) {
-    return static_cast<T>((a | b) - ((a ^ b) >> 1));
-  }
-};
+FR_OF_TWO(hadd, T, static_cast<T>((a & b) + ((a ^ b) >> 1)))
+FR_OF_TWO(rhadd, T, static_cast<T>((a | b) - ((a ^ b) >> 1)))
 struct fn_absdiff {
   template <class T> FR_FN static constexpr T call(T a, T b) {
     using U = bits_t<T>;
@@ -343,12 +278,8 @@ struct fn_mulhi {
     }
   }
 };
-struct fn_madhi {
-  template <class T> FR_FN static constexpr T call(T a, T b, T c) {
-    return static_cast<T>(static_cast<bits_t<T>>(static_cast<bits_t<T>>(fn_mulhi::call(a, b)) +
-                                                 static_cast<bits_t<T>>(c)));
-  }
-};
+FR_OF_THREE(madhi, T, static_cast<T>(static_cast<bits_t<T>>(
+                          static_cast<bits_t<T>>(fn_mulhi::call(a, b)) + static_cast<bits_t<T>>(c))))
 struct fn_madsat {
   template <class T> FR_FN static constexpr T call(T a, T b, T c) {
     using L = numeric_limits<T>;
@@ -374,11 +305,8 @@ struct fn_mul24 {
     return static_cast<T>(static_cast<U>(x) * static_cast<U>(y));
   }
 };
-struct fn_mad24 {
-  template <class T> FR_FN static constexpr T call(T a, T b, T c) {
-    return static_cast<T>(static_cast<uint32_t>(fn_mul24::call(a, b)) + static_cast<uint32_t>(c));
-  }
-};
+FR_OF_THREE(mad24, T,
+            static_cast<T>(static_cast<uint32_t>(fn_mul24::call(a, b)) + static_cast<uint32_t>(c)))
 struct fn_extract_bits {
   template <class T> FR_FN static constexpr T call(T base, uint offset, uint bits) {
     constexpr uint n = bits_v<T>;
@@ -540,17 +468,7 @@ template <class A, class R = float_join_t<A>>
 FR_FN R modf(A x, type_identity_t<A>& whole) {
   R f = lift<R, compute_t<element_t<R>>, fn::precise::trunc>(x);
   whole = f;
-  // An infinity has no fraction; the sign stays with both parts.
-  using T = element_t<R>;
-  if constexpr (width_v<R> == 1) {
-    return fn_copysign::call(fn_isinf::call(T(x)) ? T(0) : T(x - f), T(x));
-  } else {
-    R r;
-    for (int i = 0; i < width_v<R>; ++i) {
-      r[i] = fn_copysign::call(fn_isinf::call(T(x[i])) ? T(0) : T(x[i] - f[i]), T(x[i]));
-    }
-    return r;
-  }
+  return lift<R, element_t<R>, fn_fraction>(x, f);
 }
 
 // select(a, b, c): b where c holds, else a.
@@ -785,6 +703,9 @@ FR_PACK(half, 4, 8, false, unorm4x8) FR_PACK(half, 4, 8, true, snorm4x8)
 FR_PACK(half, 2, 16, false, unorm2x16) FR_PACK(half, 2, 16, true, snorm2x16)
 
 #undef FR_PACK
+#undef FR_OF_ONE
+#undef FR_OF_TWO
+#undef FR_OF_THREE
 #undef FR_FLOAT1
 #undef FR_FLOAT2
 #undef FR_FLOAT3

@@ -36,13 +36,6 @@
 #define FR_FLOAT16_CONVERT 0
 #endif
 
-// Whether a*b+c with one rounding is a single instruction. Without it the builtin is a slow call.
-#if FR_CUDA || defined(__FMA__) || defined(__ARM_FEATURE_FMA) || defined(__aarch64__)
-#define FR_HAS_FMA 1
-#else
-#define FR_HAS_FMA 0
-#endif
-
 namespace fr {
 
 // ---- scalar names -----------------------------------------------------------------------------
@@ -101,10 +94,7 @@ template <class T> struct remove_const { using type = T; };
 template <class T> struct remove_const<const T> { using type = T; };
 template <class T> struct remove_volatile { using type = T; };
 template <class T> struct remove_volatile<volatile T> { using type = T; };
-template <class T> struct remove_cv { using type = T; };
-template <class T> struct remove_cv<const T> { using type = T; };
-template <class T> struct remove_cv<volatile T> { using type = T; };
-template <class T> struct remove_cv<const volatile T> { using type = T; };
+template <class T> struct remove_cv : remove_const<typename remove_volatile<T>::type> {};
 template <class T> struct remove_reference { using type = T; };
 template <class T> struct remove_reference<T&> { using type = T; };
 template <class T> struct remove_reference<T&&> { using type = T; };
@@ -118,17 +108,22 @@ template <class T> struct add_const { using type = const T; };
 template <class T> struct add_pointer { using type = typename remove_reference<T>::type*; };
 template <class T> struct add_lvalue_reference { using type = T&; };
 template <> struct add_lvalue_reference<void> { using type = void; };
-template <class T> using remove_const_t = typename remove_const<T>::type;
-template <class T> using remove_volatile_t = typename remove_volatile<T>::type;
-template <class T> using remove_cv_t = typename remove_cv<T>::type;
-template <class T> using remove_reference_t = typename remove_reference<T>::type;
+#define FR_TYPE(name) \
+  template <class T> using name##_t = typename name<T>::type;
+FR_TYPE(remove_const) FR_TYPE(remove_volatile) FR_TYPE(remove_cv) FR_TYPE(remove_reference)
+FR_TYPE(remove_pointer) FR_TYPE(remove_extent) FR_TYPE(add_const) FR_TYPE(add_pointer)
+FR_TYPE(add_lvalue_reference)
+#undef FR_TYPE
 template <class T> using remove_cvref_t = remove_cv_t<remove_reference_t<T>>;
-template <class T> using remove_pointer_t = typename remove_pointer<T>::type;
-template <class T> using remove_extent_t = typename remove_extent<T>::type;
-template <class T> using add_const_t = typename add_const<T>::type;
-template <class T> using add_pointer_t = typename add_pointer<T>::type;
-template <class T> using add_lvalue_reference_t = typename add_lvalue_reference<T>::type;
 template <class T> struct remove_cvref { using type = remove_cvref_t<T>; };
+
+template <int Bytes, bool Signed> struct int_of_size {};
+#define FR_INTS(bytes, T, U)                                              \
+  template <> struct int_of_size<bytes, true> { using type = T; };        \
+  template <> struct int_of_size<bytes, false> { using type = U; };
+FR_INTS(1, int8_t, uint8_t) FR_INTS(2, int16_t, uint16_t) FR_INTS(4, int32_t, uint32_t)
+FR_INTS(8, int64_t, uint64_t)
+#undef FR_INTS
 
 template <class T> inline constexpr bool is_void_v = is_same_v<remove_cv_t<T>, void>;
 template <class T> inline constexpr bool is_const_v = false;
@@ -181,31 +176,19 @@ using metal::enable_if_t;
 using metal::is_same_v;
 
 template <class T> inline constexpr bool int_v = false;
-template <> inline constexpr bool int_v<bool> = true;
-template <> inline constexpr bool int_v<char> = true;
-template <> inline constexpr bool int_v<signed char> = true;
-template <> inline constexpr bool int_v<unsigned char> = true;
-template <> inline constexpr bool int_v<short> = true;
-template <> inline constexpr bool int_v<unsigned short> = true;
-template <> inline constexpr bool int_v<int> = true;
-template <> inline constexpr bool int_v<unsigned> = true;
-template <> inline constexpr bool int_v<long> = true;
-template <> inline constexpr bool int_v<unsigned long> = true;
-template <> inline constexpr bool int_v<long long> = true;
-template <> inline constexpr bool int_v<unsigned long long> = true;
-template <> inline constexpr bool int_v<wchar_t> = true;
-template <> inline constexpr bool int_v<char16_t> = true;
-template <> inline constexpr bool int_v<char32_t> = true;
+#define FR_IS(kind, T) template <> inline constexpr bool kind<T> = true;
+FR_IS(int_v, bool) FR_IS(int_v, char) FR_IS(int_v, signed char) FR_IS(int_v, unsigned char)
+FR_IS(int_v, short) FR_IS(int_v, unsigned short) FR_IS(int_v, int) FR_IS(int_v, unsigned)
+FR_IS(int_v, long) FR_IS(int_v, unsigned long) FR_IS(int_v, long long)
+FR_IS(int_v, unsigned long long) FR_IS(int_v, wchar_t) FR_IS(int_v, char16_t)
+FR_IS(int_v, char32_t)
 
 template <class T> inline constexpr bool float_v = false;
-template <> inline constexpr bool float_v<half> = true;
-template <> inline constexpr bool float_v<bfloat> = true;
-template <> inline constexpr bool float_v<float> = true;
-template <> inline constexpr bool float_v<double> = true;
+FR_IS(float_v, half) FR_IS(float_v, bfloat) FR_IS(float_v, float) FR_IS(float_v, double)
 // half and bfloat: floating-point numbers that C++ does not know.
 template <class T> inline constexpr bool small_v = false;
-template <> inline constexpr bool small_v<half> = true;
-template <> inline constexpr bool small_v<bfloat> = true;
+FR_IS(small_v, half) FR_IS(small_v, bfloat)
+#undef FR_IS
 template <class T> inline constexpr bool scalar_v = int_v<T> || float_v<T>;
 
 // The type of `a + b` for two scalars, but for ints of one type, which stay what they are.
@@ -267,6 +250,14 @@ FR_FN constexpr float narrow_odd(double d) {
   if ((g < 0 ? -g : g) > (d < 0 ? -d : d)) u -= 1;
   return __builtin_bit_cast(float, u | 1u);
 }
+// What a 16-bit float is made of.
+template <class S> FR_FN constexpr float narrowed(S s) {
+  if constexpr (is_same_v<S, double>) {
+    return narrow_odd(s);
+  } else {
+    return static_cast<float>(s);
+  }
+}
 
 }  // namespace detail
 
@@ -277,7 +268,11 @@ using namespace detail;
 // One class for every compiler, so that what a kernel may write does not depend on the compiler:
 // g++ 11 and clang 14 lack _Float16, g++ 13 refuses float -> _Float16, NVRTC has none.
 // Templates, for a class with a copy constructor or an assignment of its own is no plain one.
-#define FR_VOLATILE(This)                                                                   \
+#define FR_SMALL_FLOAT(This)                                                                \
+  uint16_t bits;                                                                            \
+  This() = default;                                                                         \
+  template <class S, enable_if_t<scalar_v<S> && !is_same_v<S, This>, int> = 0>              \
+  FR_FN constexpr This(S s) : bits(make(s)) {}                                              \
   template <class S, enable_if_t<is_same_v<S, This>, int> = 0>                              \
   FR_FN This(const volatile S& s) : bits(s.bits) {}                                         \
   template <class S, enable_if_t<is_same_v<S, This>, int> = 0>                              \
@@ -289,20 +284,15 @@ using namespace detail;
   FR_FN void operator=(const S& s) volatile {                                               \
     bits = s.bits;                                                                          \
   }                                                                                         \
-  FR_FN operator float() const volatile { return This(*this); }
-struct half {
-  uint16_t bits;
-  half() = default;
-  template <class S, enable_if_t<scalar_v<S> && !is_same_v<S, half>, int> = 0>
-  FR_FN constexpr half(S s) : bits(make(s)) {}
-  FR_VOLATILE(half)
-  FR_FN constexpr operator float() const { return widen(); }
-
-  FR_FN static constexpr half from_bits(uint16_t b) {
-    half h{};
-    h.bits = b;
-    return h;
+  FR_FN operator float() const volatile { return This(*this); }                             \
+  FR_FN constexpr operator float() const { return widen(); }                                \
+  FR_FN static constexpr This from_bits(uint16_t b) {                                       \
+    This h{};                                                                               \
+    h.bits = b;                                                                             \
+    return h;                                                                               \
   }
+struct half {
+  FR_SMALL_FLOAT(half)
   template <class S> FR_FN static constexpr uint16_t make(S s) {
 #if FR_FLOAT16_CONVERT
     if constexpr (is_same_v<S, double>) {
@@ -311,12 +301,7 @@ struct half {
       return __builtin_bit_cast(uint16_t, static_cast<_Float16>(static_cast<float>(s)));
     }
 #else
-    float f = 0;
-    if constexpr (is_same_v<S, double>) {
-      f = narrow_odd(s);
-    } else {
-      f = static_cast<float>(s);
-    }
+    float f = narrowed(s);
 #if FR_CUDA
     if (!__builtin_is_constant_evaluated()) return make_ptx(f);
 #endif
@@ -348,31 +333,16 @@ struct half {
 };
 
 struct bfloat {
-  uint16_t bits;
-  bfloat() = default;
-  template <class S, enable_if_t<scalar_v<S> && !is_same_v<S, bfloat>, int> = 0>
-  FR_FN constexpr bfloat(S s) : bits(make(s)) {}
-  FR_VOLATILE(bfloat)
-  FR_FN constexpr operator float() const {
-    return __builtin_bit_cast(float, static_cast<uint32_t>(bits) << 16);
-  }
-
-  FR_FN static constexpr bfloat from_bits(uint16_t b) {
-    bfloat h{};
-    h.bits = b;
-    return h;
-  }
+  FR_SMALL_FLOAT(bfloat)
   template <class S> FR_FN static constexpr uint16_t make(S s) {
-    float f = 0;
-    if constexpr (is_same_v<S, double>) {
-      f = narrow_odd(s);
-    } else {
-      f = static_cast<float>(s);
-    }
+    float f = narrowed(s);
 #if FR_CUDA && __CUDA_ARCH__ >= 800
     if (!__builtin_is_constant_evaluated()) return make_ptx(f);
 #endif
     return float_to_bfloat_bits(f);
+  }
+  FR_FN constexpr float widen() const {
+    return __builtin_bit_cast(float, static_cast<uint32_t>(bits) << 16);
   }
 #if FR_CUDA && __CUDA_ARCH__ >= 800
   FR_FN static uint16_t make_ptx(float f) {
@@ -382,12 +352,15 @@ struct bfloat {
   }
 #endif
 };
-#undef FR_VOLATILE
+#undef FR_SMALL_FLOAT
 static_assert(sizeof(half) == 2 && metal::is_trivially_copyable_v<half>, "half is a plain value");
 static_assert(sizeof(bfloat) == 2 && metal::is_trivially_copyable_v<bfloat>, "and so is bfloat");
 }  // namespace core
 
-#if !FR_CUDA && !FR_HAS_FMA
+#if FR_CUDA
+#define FR_FMA(f) ::__fma##f##_rn
+#else
+#define FR_FMA(f) scalar::precise::fma
 namespace scalar {
 namespace precise {  // math.h
 FR_FN float fma(float, float, float);
@@ -399,25 +372,12 @@ FR_FN double fma(double, double, double);
 namespace detail {
 // a * b + c, rounded once.
 FR_FN constexpr float fused(float a, float b, float c) {
-#if FR_CUDA
-  if (!__builtin_is_constant_evaluated()) return ::__fmaf_rn(a, b, c);
-#elif FR_HAS_FMA
-  if (!__builtin_is_constant_evaluated()) return __builtin_fmaf(a, b, c);
-#else
-  if (!__builtin_is_constant_evaluated()) return scalar::precise::fma(a, b, c);
-#endif
-  return a * b + c;
+  return __builtin_is_constant_evaluated() ? a * b + c : FR_FMA(f)(a, b, c);
 }
 FR_FN constexpr double fused(double a, double b, double c) {
-#if FR_CUDA
-  if (!__builtin_is_constant_evaluated()) return ::__fma_rn(a, b, c);
-#elif FR_HAS_FMA
-  if (!__builtin_is_constant_evaluated()) return __builtin_fma(a, b, c);
-#else
-  if (!__builtin_is_constant_evaluated()) return scalar::precise::fma(a, b, c);
-#endif
-  return a * b + c;
+  return __builtin_is_constant_evaluated() ? a * b + c : FR_FMA()(a, b, c);
 }
+#undef FR_FMA
 
 // What an operation on two numbers of type T is. Ints narrower than int wrap to their width.
 // The 16-bit floats round at each step. In float all four operations of two halves are exact
@@ -528,10 +488,6 @@ template <int K, class A> FR_FN constexpr auto comp(const A& a) {
     return a.w;
   }
 }
-template <int Bytes> struct pad_type { using type = uint8_t; };
-template <> struct pad_type<2> { using type = uint16_t; };
-template <> struct pad_type<4> { using type = uint32_t; };
-template <> struct pad_type<8> { using type = uint64_t; };
 template <bool B> using if_t = enable_if_t<B, int>;
 // Component K of the arguments laid side by side.
 template <int K, class A, class... B> FR_FN constexpr auto piece(const A& a, const B&... b) {
@@ -608,7 +564,7 @@ template <class T> struct FR_ALIGN(4 * sizeof(T)) vec<T, 3> {
 template <class T> struct vec<T, 3> {
   T x, y, z;
   // Padding without a member: it is neither initialised nor has it to be copied.
-  typename pad_type<sizeof(T)>::type : 8 * sizeof(T);
+  typename metal::int_of_size<sizeof(T), false>::type : 8 * sizeof(T);
   FR_VEC_BODY(3, vec, packed_vec)
 };
 #endif
@@ -616,18 +572,14 @@ template <class T> struct FR_ALIGN(4 * sizeof(T)) vec<T, 4> {
   T x, y, z, w;
   FR_VEC_BODY(4, vec, packed_vec)
 };
-template <class T> struct packed_vec<T, 2> {
-  T x, y;
-  FR_VEC_BODY(2, packed_vec, vec)
-};
-template <class T> struct packed_vec<T, 3> {
-  T x, y, z;
-  FR_VEC_BODY(3, packed_vec, vec)
-};
-template <class T> struct packed_vec<T, 4> {
-  T x, y, z, w;
-  FR_VEC_BODY(4, packed_vec, vec)
-};
+#define FR_PACKED(N, ...)                      \
+  template <class T> struct packed_vec<T, N> { \
+    T __VA_ARGS__;                             \
+    FR_VEC_BODY(N, packed_vec, vec)            \
+  };
+FR_PACKED(2, x, y)
+FR_PACKED(3, x, y, z)
+FR_PACKED(4, x, y, z, w)
 // Wider ones have no names for their components, and no swizzles.
 #define FR_WIDE_VEC(N)                                                                          \
   template <class T> struct FR_ALIGN(N * sizeof(T)) vec<T, N> {                                 \
@@ -849,23 +801,18 @@ template <class V, int... I> struct swizzle {
 #undef FR_ASSIGN
 };
 
-#define FR_ALIASES(T)                                                                          \
-  using T##2 = vec<T, 2>;                                                                      \
-  using T##3 = vec<T, 3>;                                                                      \
-  using T##4 = vec<T, 4>;                                                                      \
-  using packed_##T##2 = packed_vec<T, 2>;                                                      \
-  using packed_##T##3 = packed_vec<T, 3>;                                                      \
-  using packed_##T##4 = packed_vec<T, 4>;
-FR_ALIASES(bool) FR_ALIASES(char) FR_ALIASES(uchar) FR_ALIASES(short) FR_ALIASES(ushort)
-FR_ALIASES(int) FR_ALIASES(uint) FR_ALIASES(ulong) FR_ALIASES(half)
-FR_ALIASES(bfloat) FR_ALIASES(float) FR_ALIASES(double)
+#define FR_ALIASES(name, T)                                                                    \
+  using name##2 = vec<T, 2>;                                                                   \
+  using name##3 = vec<T, 3>;                                                                   \
+  using name##4 = vec<T, 4>;                                                                   \
+  using packed_##name##2 = packed_vec<T, 2>;                                                   \
+  using packed_##name##3 = packed_vec<T, 3>;                                                   \
+  using packed_##name##4 = packed_vec<T, 4>;
+FR_ALIASES(bool, bool) FR_ALIASES(char, char) FR_ALIASES(uchar, uchar) FR_ALIASES(short, short)
+FR_ALIASES(ushort, ushort) FR_ALIASES(int, int) FR_ALIASES(uint, uint) FR_ALIASES(long, int64_t)
+FR_ALIASES(ulong, ulong) FR_ALIASES(half, half) FR_ALIASES(bfloat, bfloat)
+FR_ALIASES(float, float) FR_ALIASES(double, double)
 #undef FR_ALIASES
-using long2 = vec<int64_t, 2>;
-using long3 = vec<int64_t, 3>;
-using long4 = vec<int64_t, 4>;
-using packed_long2 = packed_vec<int64_t, 2>;
-using packed_long3 = packed_vec<int64_t, 3>;
-using packed_long4 = packed_vec<int64_t, 4>;
 using bfloat16_t = bfloat;
 using float16_t = half;
 
@@ -1068,15 +1015,6 @@ template <class F, class T> struct is_convertible : bool_constant<is_convertible
 template <class A, class B> struct is_base_of : bool_constant<is_base_of_v<A, B>> {};
 template <class T> struct decay { using type = detail::decay_t<T>; };
 
-template <int Bytes, bool Signed> struct int_of_size {};
-template <> struct int_of_size<1, true> { using type = int8_t; };
-template <> struct int_of_size<2, true> { using type = int16_t; };
-template <> struct int_of_size<4, true> { using type = int32_t; };
-template <> struct int_of_size<8, true> { using type = int64_t; };
-template <> struct int_of_size<1, false> { using type = uint8_t; };
-template <> struct int_of_size<2, false> { using type = uint16_t; };
-template <> struct int_of_size<4, false> { using type = uint32_t; };
-template <> struct int_of_size<8, false> { using type = uint64_t; };
 template <class T, bool S> struct with_sign : int_of_size<sizeof(T), S> {};
 template <bool S> struct with_sign<long, S> { using type = conditional_t<S, long, unsigned long>; };
 template <bool S> struct with_sign<unsigned long, S> : with_sign<long, S> {};
@@ -1188,8 +1126,6 @@ enum memory_order {
 
 }  // namespace metal
 }  // namespace fr
-
-#undef FR_HAS_FMA
 
 // ---- constants, as macros: the author's text comes after ---------------------------------------
 #define FR_LIMIT(T) ::fr::metal::numeric_limits<T>
