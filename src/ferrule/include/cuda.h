@@ -1,5 +1,6 @@
 // The operations of a warp, which is a simdgroup, and its matrices.
 #pragma once
+#include "operations.h"
 
 namespace fr {
 
@@ -82,52 +83,6 @@ template <> struct word<int> { using type = int; };
 template <> struct word<short> { using type = int; };
 template <> struct word<signed char> { using type = int; };
 template <> struct word<char> { using type = int; };
-struct no_instruction {
-  static constexpr bool together = false;
-};
-#if __CUDA_ARCH__ >= 800
-#define FR_TOGETHER(INSTRUCTION)       \
-  static constexpr bool together = true; \
-  template <class T> static FR_FN T of_all(unsigned bits, T v) { return T(INSTRUCTION(bits, v)); }
-#else
-#define FR_TOGETHER(INSTRUCTION) static constexpr bool together = false;
-#endif
-
-struct sum {
-  template <class T> static FR_FN T of(T a, T b) { return T(a + b); }
-  static constexpr int identity = 0;
-  FR_TOGETHER(__reduce_add_sync)
-};
-struct product : no_instruction {
-  template <class T> static FR_FN T of(T a, T b) { return T(a * b); }
-  static constexpr int identity = 1;
-};
-struct max {
-  template <class T> static FR_FN T of(T a, T b) { return metal::max(a, b); }
-  FR_TOGETHER(__reduce_max_sync)
-};
-struct min {
-  template <class T> static FR_FN T of(T a, T b) { return metal::min(a, b); }
-  FR_TOGETHER(__reduce_min_sync)
-};
-struct bit_and {
-  template <class T> static FR_FN T of(T a, T b) { return T(a & b); }
-  FR_TOGETHER(__reduce_and_sync)
-};
-struct bit_or {
-  template <class T> static FR_FN T of(T a, T b) { return T(a | b); }
-  FR_TOGETHER(__reduce_or_sync)
-};
-struct bit_xor {
-  template <class T> static FR_FN T of(T a, T b) { return T(a ^ b); }
-  FR_TOGETHER(__reduce_xor_sync)
-};
-#undef FR_TOGETHER
-
-// bfloat16 reductions of a simdgroup go through float and round once, as MLX's overloads do.
-template <class T, unsigned W = 32> struct wide { using type = T; };
-template <> struct wide<bfloat, 32> { using type = float; };
-
 // Two subtrees' values. Complex products, where one may be fused, ask which of them comes first.
 template <class OP, class T> FR_FN T joined(const T& own, const T& other, bool second) {
   if constexpr (metal::is_complex_v<T>) return second ? OP::of(other, own) : OP::of(own, other);
@@ -201,39 +156,20 @@ template <unsigned W> FR_FN unsigned part(unsigned bits) {
   return W == 32 ? bits : (bits >> (lane() & ~(W - 1))) & ((1u << (W & 31)) - 1);
 }
 
+template <unsigned W, class T> FR_FN T broadcast_first(mask m, const T& v) {
+  return move<W>(m, v, unsigned(__ffs(int(part<W>(m.bits))) - 1));
+}
+
 }  // namespace warp
 
 namespace metal {
 
 // Each operation twice: for the set of lanes that it is handed first, and for those that are together.
-#define FR_REDUCTION(NAME, OP)                                                                       \
-  template <class T> FR_FN T simd_##NAME(warp::mask m, T v) { return warp::reduce<warp::OP, 32>(m, v); } \
-  template <class T> FR_FN T quad_##NAME(warp::mask m, T v) { return warp::reduce<warp::OP, 4>(m, v); }  \
-  template <class T> FR_FN T simd_##NAME(T v) { return simd_##NAME(warp::here(), v); }               \
-  template <class T> FR_FN T quad_##NAME(T v) { return quad_##NAME(warp::here(), v); }
-FR_REDUCTION(sum, sum)
-FR_REDUCTION(product, product)
-FR_REDUCTION(max, max)
-FR_REDUCTION(min, min)
-FR_REDUCTION(and, bit_and)
-FR_REDUCTION(or, bit_or)
-FR_REDUCTION(xor, bit_xor)
-#undef FR_REDUCTION
-
-#define FR_SCAN(NAME, OP, EXCLUSIVE)                                                                 \
-  template <class T> FR_FN T simd_##NAME(warp::mask m, T v) {                                        \
-    return warp::scan<warp::OP, EXCLUSIVE, 32>(m, v);                                                \
-  }                                                                                                  \
-  template <class T> FR_FN T quad_##NAME(warp::mask m, T v) {                                        \
-    return warp::scan<warp::OP, EXCLUSIVE, 4>(m, v);                                                 \
-  }                                                                                                  \
-  template <class T> FR_FN T simd_##NAME(T v) { return simd_##NAME(warp::here(), v); }               \
-  template <class T> FR_FN T quad_##NAME(T v) { return quad_##NAME(warp::here(), v); }
-FR_SCAN(prefix_inclusive_sum, sum, false)
-FR_SCAN(prefix_exclusive_sum, sum, true)
-FR_SCAN(prefix_inclusive_product, product, false)
-FR_SCAN(prefix_exclusive_product, product, true)
-#undef FR_SCAN
+#define FR_OPERATION(PREFIX, NAME, ...)                                                              \
+  template <class T> FR_FN T PREFIX##_##NAME(warp::mask m, T v) { return warp::__VA_ARGS__(m, v); }  \
+  template <class T> FR_FN T PREFIX##_##NAME(T v) { return PREFIX##_##NAME(warp::here(), v); }
+FR_OPERATIONS(simd, 32) FR_OPERATIONS(quad, 4)
+#undef FR_OPERATION
 
 // Among 32 lanes the hardware finds the source, and gives the own value where there is none.
 #define FR_MOVE_OF(PREFIX, WIDTH, NAME, SOURCE, HARDWARE)                                            \
@@ -269,26 +205,23 @@ FR_ROTATION(shuffle_rotate_up, -)
 FR_ROTATION(shuffle_rotate_down, +)
 #undef FR_ROTATION
 
-#define FR_GROUP(PREFIX, WIDTH)                                                                      \
+#define FR_FILL(PREFIX, LANES, NAME, SOURCE, INSIDE)                                                 \
   template <class T, class F>                                                                        \
-  FR_FN T PREFIX##_shuffle_and_fill_up(warp::mask g, T v, F filling, ushort k, ushort modulo = WIDTH) { \
-    const unsigned j = warp::lane() & (WIDTH - 1), m = modulo, first = j / m * m, i = j - first;     \
-    const unsigned from = first + (i >= k ? i - k : (i + m - k % m) % m);                            \
-    const T a = warp::move<WIDTH>(g, v, from), b = warp::move<WIDTH>(g, T(filling), from);           \
-    const bool there = g.whole() || (from < WIDTH && g.has((warp::lane() & ~(WIDTH - 1)) + from));   \
-    return !there ? v : i >= k ? a : b;                                                              \
+  FR_FN T PREFIX##_##NAME(warp::mask g, T v, F filling, ushort k, ushort modulo = LANES) {           \
+    const unsigned i = warp::lane() & (LANES - 1), m = modulo, part = i / m * m, j = i - part, d = k; \
+    const unsigned from = part + (SOURCE);                                                           \
+    const T a = warp::move<LANES>(g, v, from), b = warp::move<LANES>(g, T(filling), from);           \
+    const bool there = g.whole() || (from < LANES && g.has((warp::lane() & ~(LANES - 1)) + from));   \
+    return !there ? v : (INSIDE) ? a : b;                                                            \
   }                                                                                                  \
-  template <class T, class F>                                                                        \
-  FR_FN T PREFIX##_shuffle_and_fill_down(warp::mask g, T v, F filling, ushort k, ushort modulo = WIDTH) { \
-    const unsigned j = warp::lane() & (WIDTH - 1), m = modulo, first = j / m * m, i = j - first;     \
-    const unsigned from = first + (i + k) % m;                                                       \
-    const T a = warp::move<WIDTH>(g, v, from), b = warp::move<WIDTH>(g, T(filling), from);           \
-    const bool there = g.whole() || (from < WIDTH && g.has((warp::lane() & ~(WIDTH - 1)) + from));   \
-    return !there ? v : i + k < m ? a : b;                                                           \
-  }                                                                                                  \
-  template <class T> FR_FN T PREFIX##_broadcast_first(warp::mask m, T v) {                           \
-    return warp::move<WIDTH>(m, v, unsigned(__ffs(int(warp::part<WIDTH>(m.bits))) - 1));             \
-  }                                                                                                  \
+  template <class T, class F, class = warp::unless_mask<T>>                                          \
+  FR_FN T PREFIX##_##NAME(T v, F filling, ushort k, ushort modulo = LANES) {                         \
+    return PREFIX##_##NAME(warp::here(), v, filling, k, modulo);                                     \
+  }
+FR_FILLS(FR_FILL, simd, 32) FR_FILLS(FR_FILL, quad, 4)
+#undef FR_FILL
+
+#define FR_VOTES(PREFIX, WIDTH)                                                                      \
   FR_FN simd_vote PREFIX##_ballot(warp::mask m, bool v) {                                            \
     return simd_vote(warp::part<WIDTH>(__ballot_sync(m.bits, v)));                                   \
   }                                                                                                  \
@@ -304,25 +237,13 @@ FR_ROTATION(shuffle_rotate_down, +)
   FR_FN bool PREFIX##_is_first(warp::mask m) {                                                       \
     return (warp::part<WIDTH>(m.bits) & ((1u << (warp::lane() & (WIDTH - 1))) - 1)) == 0;            \
   }                                                                                                  \
-  template <class T, class F, class = warp::unless_mask<T>>                                          \
-  FR_FN T PREFIX##_shuffle_and_fill_up(T v, F filling, ushort k, ushort modulo = WIDTH) {            \
-    return PREFIX##_shuffle_and_fill_up(warp::here(), v, filling, k, modulo);                        \
-  }                                                                                                  \
-  template <class T, class F, class = warp::unless_mask<T>>                                          \
-  FR_FN T PREFIX##_shuffle_and_fill_down(T v, F filling, ushort k, ushort modulo = WIDTH) {          \
-    return PREFIX##_shuffle_and_fill_down(warp::here(), v, filling, k, modulo);                      \
-  }                                                                                                  \
-  template <class T> FR_FN T PREFIX##_broadcast_first(T v) {                                         \
-    return PREFIX##_broadcast_first(warp::here(), v);                                                \
-  }                                                                                                  \
   FR_FN simd_vote PREFIX##_ballot(bool v) { return PREFIX##_ballot(warp::here(), v); }               \
   FR_FN simd_vote PREFIX##_active_threads_mask() { return PREFIX##_active_threads_mask(warp::here()); } \
   FR_FN bool PREFIX##_any(bool v) { return PREFIX##_any(warp::here(), v); }                          \
   FR_FN bool PREFIX##_all(bool v) { return PREFIX##_all(warp::here(), v); }                          \
   FR_FN bool PREFIX##_is_first() { return PREFIX##_is_first(warp::here()); }
-FR_GROUP(simd, 32)
-FR_GROUP(quad, 4)
-#undef FR_GROUP
+FR_VOTES(simd, 32) FR_VOTES(quad, 4)
+#undef FR_VOTES
 
 FR_FN void threadgroup_barrier(mem_flags, int = 0) { __syncthreads(); }
 FR_FN void simdgroup_barrier(warp::mask m, mem_flags, int = 0) { __syncwarp(m.bits); }

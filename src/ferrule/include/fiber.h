@@ -253,148 +253,80 @@ void fiber_groups(const launch* l, uint64_t begin, uint64_t end, worker* w, BODY
 // -- operations, as a body calls them --------------------------------------------------------------
 // The rewriter hands each call its place in the text: `simd_sum(x)` is `simd_sum(FR_AT x)`.
 
-template <class T, class RUN> FR_FN void exchange(unsigned place, T* v, const RUN&) {
-  void* operands[1] = {v};
-  operate(place, operands, [](unsigned mask, void*** o) {
-    T t[32];
-    for (unsigned i = 0; i < 32; ++i) t[i] = has_lane(mask, i) ? *static_cast<T*>(o[i][0]) : T();
-    RUN::run(t, mask);
+// One operand of the lanes that wait; of the others `none`.
+template <class T> struct operand {
+  T at[32];
+  operand(unsigned mask, void*** operands, unsigned number, T none = T()) {
     for (unsigned i = 0; i < 32; ++i)
-      if (has_lane(mask, i)) *static_cast<T*>(o[i][0]) = t[i];
-  });
-}
-template <class T, class RUN> FR_FN void exchange(unsigned place, T* v, unsigned* k, const RUN&) {
-  void* operands[2] = {v, k};
-  operate(place, operands, [](unsigned mask, void*** o) {
-    T t[32];
-    unsigned j[32];
-    for (unsigned i = 0; i < 32; ++i) {
-      t[i] = has_lane(mask, i) ? *static_cast<T*>(o[i][0]) : T();
-      j[i] = has_lane(mask, i) ? *static_cast<unsigned*>(o[i][1]) : 0;
-    }
-    RUN::run(t, static_cast<const unsigned*>(j), mask);
+      at[i] = has_lane(mask, i) ? *static_cast<T*>(operands[i][number]) : none;
+  }
+  void back(unsigned mask, void*** operands) const {
     for (unsigned i = 0; i < 32; ++i)
-      if (has_lane(mask, i)) *static_cast<T*>(o[i][0]) = t[i];
-  });
-}
-template <class T, class RUN>
-FR_FN void exchange(unsigned place, T* v, T* filling, unsigned* k, unsigned* modulo, const RUN&) {
-  void* operands[4] = {v, filling, k, modulo};
-  operate(place, operands, [](unsigned mask, void*** o) {
-    T t[32], u[32];
-    unsigned j[32], m[32];
-    for (unsigned i = 0; i < 32; ++i) {
-      const bool here = has_lane(mask, i);
-      t[i] = here ? *static_cast<T*>(o[i][0]) : T();
-      u[i] = here ? *static_cast<T*>(o[i][1]) : T();
-      j[i] = here ? *static_cast<unsigned*>(o[i][2]) : 0;
-      m[i] = here ? *static_cast<unsigned*>(o[i][3]) : 1;
-    }
-    RUN::run(t, static_cast<const T*>(u), static_cast<const unsigned*>(j), static_cast<const unsigned*>(m), mask);
-    for (unsigned i = 0; i < 32; ++i)
-      if (has_lane(mask, i)) *static_cast<T*>(o[i][0]) = t[i];
-  });
-}
+      if (has_lane(mask, i)) *static_cast<T*>(operands[i][0]) = at[i];
+  }
+};
 
 namespace metal {
 
-#define FR_REDUCTION(NAME, OP)                                                           \
-  template <unsigned P, class T> FR_FN T simd_##NAME(at<P>, T v) {                       \
-    struct op_ { static void run(T* t, unsigned m) { lanes::reduce<op::OP, 32>(t, m); } }; \
-    exchange(P, &v, op_());                                                              \
-    return v;                                                                            \
-  }                                                                                      \
-  template <unsigned P, class T> FR_FN T quad_##NAME(at<P>, T v) {                       \
-    struct op_ { static void run(T* t, unsigned m) { lanes::reduce<op::OP, 4>(t, m); } };  \
-    exchange(P, &v, op_());                                                              \
-    return v;                                                                            \
+#define FR_OPERATION(PREFIX, NAME, ...)                                  \
+  template <unsigned P, class T> FR_FN T PREFIX##_##NAME(at<P>, T v) {   \
+    void* operands[] = {&v};                                             \
+    operate(P, operands, [](unsigned mask, void*** o) {                  \
+      operand<T> t(mask, o, 0);                                          \
+      lanes::__VA_ARGS__(t.at, mask);                                    \
+      t.back(mask, o);                                                   \
+    });                                                                  \
+    return v;                                                            \
   }
-FR_REDUCTION(sum, sum)
-FR_REDUCTION(product, product)
-FR_REDUCTION(max, max)
-FR_REDUCTION(min, min)
-FR_REDUCTION(and, bit_and)
-FR_REDUCTION(or, bit_or)
-FR_REDUCTION(xor, bit_xor)
-#undef FR_REDUCTION
+FR_OPERATIONS(simd, 32) FR_OPERATIONS(quad, 4)
+#undef FR_OPERATION
 
-#define FR_SCAN(NAME, OP, EXCLUSIVE)                                                               \
-  template <unsigned P, class T> FR_FN T simd_##NAME(at<P>, T v) {                                 \
-    struct op_ { static void run(T* t, unsigned m) { lanes::scan<op::OP, EXCLUSIVE, 32>(t, m); } }; \
-    exchange(P, &v, op_());                                                                        \
-    return v;                                                                                      \
-  }                                                                                                \
-  template <unsigned P, class T> FR_FN T quad_##NAME(at<P>, T v) {                                 \
-    struct op_ { static void run(T* t, unsigned m) { lanes::scan<op::OP, EXCLUSIVE, 4>(t, m); } };  \
-    exchange(P, &v, op_());                                                                        \
-    return v;                                                                                      \
+#define FR_MOVE(PREFIX, LANES, NAME, SOURCE)                                       \
+  template <unsigned P, class T> FR_FN T PREFIX##_##NAME(at<P>, T v, ushort k) {   \
+    unsigned d = k;                                                                \
+    void* operands[] = {&v, &d};                                                   \
+    operate(P, operands, [](unsigned mask, void*** o) {                            \
+      operand<T> t(mask, o, 0);                                                    \
+      const operand<unsigned> d(mask, o, 1);                                       \
+      lanes::NAME<LANES>(t.at, d.at, mask);                                        \
+      t.back(mask, o);                                                             \
+    });                                                                            \
+    return v;                                                                      \
   }
-FR_SCAN(prefix_inclusive_sum, sum, false)
-FR_SCAN(prefix_exclusive_sum, sum, true)
-FR_SCAN(prefix_inclusive_product, product, false)
-FR_SCAN(prefix_exclusive_product, product, true)
-#undef FR_SCAN
-
-#define FR_MOVE(NAME)                                                                                  \
-  template <unsigned P, class T> FR_FN T simd_##NAME(at<P>, T v, ushort k) {                           \
-    struct op_ { static void run(T* t, const unsigned* j, unsigned m) { lanes::NAME<32>(t, j, m); } };  \
-    unsigned k_ = k;                                                                                   \
-    exchange(P, &v, &k_, op_());                                                                       \
-    return v;                                                                                          \
-  }                                                                                                    \
-  template <unsigned P, class T> FR_FN T quad_##NAME(at<P>, T v, ushort k) {                           \
-    struct op_ { static void run(T* t, const unsigned* j, unsigned m) { lanes::NAME<4>(t, j, m); } };   \
-    unsigned k_ = k;                                                                                   \
-    exchange(P, &v, &k_, op_());                                                                       \
-    return v;                                                                                          \
-  }
-FR_MOVE(broadcast)
-FR_MOVE(shuffle)
-FR_MOVE(shuffle_up)
-FR_MOVE(shuffle_down)
-FR_MOVE(shuffle_xor)
-FR_MOVE(shuffle_rotate_up)
-FR_MOVE(shuffle_rotate_down)
+FR_MOVES(FR_MOVE, simd, 32) FR_MOVES(FR_MOVE, quad, 4)
 #undef FR_MOVE
 
-#define FR_FILL(NAME, WIDTH, PREFIX)                                                             \
-  template <unsigned P, class T, class F>                                                        \
-  FR_FN T PREFIX##_##NAME(at<P>, T v, F filling, ushort k, ushort modulo = WIDTH) {               \
-    struct op_ {                                                                                 \
-      static void run(T* t, const T* u, const unsigned* j, const unsigned* n, unsigned m) {      \
-        lanes::NAME<WIDTH>(t, u, j, n, m);                                                       \
-      }                                                                                          \
-    };                                                                                           \
-    T f = T(filling);                                                                            \
-    unsigned k_ = k, m_ = modulo;                                                                \
-    exchange(P, &v, &f, &k_, &m_, op_());                                                        \
-    return v;                                                                                    \
+#define FR_FILL(PREFIX, LANES, NAME, SOURCE, INSIDE)                                         \
+  template <unsigned P, class T, class F>                                                    \
+  FR_FN T PREFIX##_##NAME(at<P>, T v, F filling, ushort k, ushort modulo = LANES) {          \
+    T f = T(filling);                                                                        \
+    unsigned d = k, n = modulo;                                                              \
+    void* operands[] = {&v, &f, &d, &n};                                                     \
+    operate(P, operands, [](unsigned mask, void*** o) {                                      \
+      operand<T> t(mask, o, 0);                                                              \
+      const operand<T> f(mask, o, 1);                                                        \
+      const operand<unsigned> d(mask, o, 2), n(mask, o, 3, 1);                               \
+      lanes::NAME<LANES>(t.at, f.at, d.at, n.at, mask);                                      \
+      t.back(mask, o);                                                                       \
+    });                                                                                      \
+    return v;                                                                                \
   }
-FR_FILL(shuffle_and_fill_up, 32, simd)
-FR_FILL(shuffle_and_fill_down, 32, simd)
-FR_FILL(shuffle_and_fill_up, 4, quad)
-FR_FILL(shuffle_and_fill_down, 4, quad)
+FR_FILLS(FR_FILL, simd, 32) FR_FILLS(FR_FILL, quad, 4)
 #undef FR_FILL
 
 #define FR_VOTES(PREFIX, WIDTH)                                                                     \
-  template <unsigned P, class T> FR_FN T PREFIX##_broadcast_first(at<P>, T v) {                     \
-    struct op_ { static void run(T* t, unsigned m) { lanes::broadcast_first<WIDTH>(t, m); } };       \
-    exchange(P, &v, op_());                                                                         \
-    return v;                                                                                       \
-  }                                                                                                 \
   template <unsigned P> FR_FN simd_vote PREFIX##_ballot(at<P>, bool v) {                            \
-    struct op_ {                                                                                    \
-      static void run(uint64_t* t, unsigned m) {                                                    \
-        unsigned b = 0;                                                                             \
-        for (unsigned i = 0; i < 32; ++i) b |= unsigned(t[i] & 1) << i;                             \
-        b &= m;                                                                                     \
-        for (unsigned i = 0; i < 32; ++i)                                                           \
-          t[i] = lanes::part_of<WIDTH>(b, i) | (uint64_t(lanes::part_of<WIDTH>(m, i)) << 32);       \
-      }                                                                                             \
-    };                                                                                              \
     uint64_t x = v;                                                                                 \
-    exchange(P, &x, op_());                                                                         \
-    return simd_vote(x & 0xffffffffu);                                                              \
+    void* operands[] = {&x};                                                                        \
+    operate(P, operands, [](unsigned mask, void*** o) {                                             \
+      operand<uint64_t> t(mask, o, 0);                                                              \
+      unsigned b = 0;                                                                               \
+      for (unsigned i = 0; i < 32; ++i) b |= unsigned(t.at[i] & 1) << i;                            \
+      b &= mask;                                                                                    \
+      for (unsigned i = 0; i < 32; ++i) t.at[i] = lanes::part_of<WIDTH>(b, i);                      \
+      t.back(mask, o);                                                                              \
+    });                                                                                             \
+    return simd_vote(x);                                                                            \
   }                                                                                                 \
   template <unsigned P> FR_FN simd_vote PREFIX##_active_threads_mask(at<P> p) {                     \
     return PREFIX##_ballot(p, true);                                                                \

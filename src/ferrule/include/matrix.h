@@ -16,10 +16,6 @@ struct simd_vote {
 };
 typedef simd_vote quad_vote;
 
-}  // namespace metal
-
-namespace metal {
-
 // An 8x8 tile spread over a simdgroup: each lane holds two neighbouring elements of one row.
 template <class T, int R, int C> struct simdgroup_matrix {
   static_assert(R == 8 && C == 8, "simdgroup_matrix is 8x8");

@@ -6,6 +6,7 @@
 // Sums of floats add in the ascending butterfly order (partners at distance 1, 2, 4, 8, 16). A lane
 // that is missing adds nothing: its partner's value passes through unchanged.
 #pragma once
+#include "operations.h"
 
 namespace fr {
 
@@ -13,38 +14,6 @@ constexpr unsigned SIMD_WIDTH = 32;
 constexpr unsigned FULL_MASK = 0xffffffffu;
 
 FR_FN bool has_lane(unsigned mask, unsigned lane) { return (mask >> lane) & 1u; }
-
-namespace op {
-
-struct sum {
-  template <class T> static FR_FN T of(T a, T b) { return T(a + b); }
-  static constexpr int identity = 0;
-};
-struct product {
-  template <class T> static FR_FN T of(T a, T b) { return T(a * b); }
-  static constexpr int identity = 1;
-};
-struct max {
-  template <class T> static FR_FN T of(T a, T b) { return metal::max(a, b); }
-};
-struct min {
-  template <class T> static FR_FN T of(T a, T b) { return metal::min(a, b); }
-};
-struct bit_and {
-  template <class T> static FR_FN T of(T a, T b) { return T(a & b); }
-};
-struct bit_or {
-  template <class T> static FR_FN T of(T a, T b) { return T(a | b); }
-};
-struct bit_xor {
-  template <class T> static FR_FN T of(T a, T b) { return T(a ^ b); }
-};
-
-}  // namespace op
-
-// bfloat16 reductions go through float and round once, as MLX's overloads do.
-template <class T> struct wide { using type = T; };
-template <> struct wide<bfloat> { using type = float; };
 
 namespace lanes {
 
@@ -121,36 +90,31 @@ template <class OP, bool EXCLUSIVE, unsigned W, class T> void scan(T* v, unsigne
 // CUDA does).
 
 // `k[i]` where the operand differs from lane to lane, or one number for all.
-template <class K> FR_FN unsigned at(const K* k, unsigned i) { return unsigned(k[i]); }
-FR_FN unsigned at(unsigned k, unsigned) { return k; }
-FR_FN unsigned at(int k, unsigned) { return unsigned(k); }
-FR_FN unsigned at(unsigned short k, unsigned) { return k; }
-FR_FN unsigned at(short k, unsigned) { return unsigned(int(k)); }
-FR_FN unsigned at(unsigned char k, unsigned) { return k; }
-FR_FN unsigned at(unsigned long k, unsigned) { return unsigned(k); }
-FR_FN unsigned at(long k, unsigned) { return unsigned(k); }
+template <class K> FR_FN unsigned at(const K& k, unsigned i) {
+  if constexpr (metal::is_integral_v<K>) {
+    return unsigned(k);
+  } else {
+    return unsigned(k[i]);
+  }
+}
 
-template <class K> constexpr bool is_one_number = metal::is_integral_v<K>;
-
-#define FR_MOVE(NAME, EXPR)                                                                      \
-  template <unsigned W, class T, class K> FR_FN void NAME(T* v, const K& k, unsigned mask) {     \
+namespace general {
+#define FR_MOVE(PREFIX, LANES, NAME, SOURCE)                                                     \
+  template <unsigned LANES, class T, class K> FR_FN void NAME(T* v, const K& k, unsigned mask) { \
+    constexpr unsigned w = LANES - 1;                                                            \
     T t[32];                                                                                     \
     for (unsigned i = 0; i < 32; ++i) t[i] = v[i];                                               \
     for (unsigned i = 0; i < 32; ++i) {                                                          \
-      const unsigned j = i & (W - 1), d = at(k, i), s = (EXPR);                                  \
-      const unsigned from = (i & ~(W - 1)) + (s & (W - 1));                                      \
-      const bool ok = s < W && has_lane(mask, from) && has_lane(mask, i);                        \
+      const unsigned j = i & w, d = at(k, i), s = (SOURCE);                                      \
+      const unsigned from = (i & ~w) + (s & w);                                                  \
+      const bool ok = s < LANES && has_lane(mask, from) && has_lane(mask, i);                    \
       v[i] = t[ok ? from : i];                                                                   \
     }                                                                                            \
   }
-FR_MOVE(broadcast, (j & 0u) | d)
-FR_MOVE(shuffle, (j & 0u) | d)
-FR_MOVE(shuffle_up, j - d)
-FR_MOVE(shuffle_down, j + d)
-FR_MOVE(general_shuffle_xor, j ^ d)
-FR_MOVE(shuffle_rotate_up, (j - d) & (W - 1))
-FR_MOVE(shuffle_rotate_down, (j + d) & (W - 1))
+FR_MOVES(FR_MOVE, lanes, W)
 #undef FR_MOVE
+}  // namespace general
+using namespace general;
 
 // The butterfly's step is the move that matters: all 32 lanes, one distance, a power of two.
 template <unsigned D, class T> FR_FN void exchange_at(T* v) {
@@ -165,7 +129,7 @@ template <unsigned D, class T> FR_FN void exchange_at(T* v) {
   }
 }
 template <unsigned W, class T, class K> FR_FN void shuffle_xor(T* v, const K& k, unsigned mask) {
-  if constexpr (W == 32 && is_one_number<K>) {
+  if constexpr (W == 32 && metal::is_integral_v<K>) {
     if (__builtin_expect(mask == FULL_MASK, 1)) {
       switch (at(k, 0)) {
         case 1: return exchange_at<1>(v);
@@ -177,35 +141,25 @@ template <unsigned W, class T, class K> FR_FN void shuffle_xor(T* v, const K& k,
       }
     }
   }
-  general_shuffle_xor<W>(v, k, mask);
+  general::shuffle_xor<W>(v, k, mask);
 }
 
-// `modulo` splits the group into parts of that many lanes; the lanes that a shift leaves without a
-// source take the filling of the part's other end.
-template <unsigned W, class T, class K, class M>
-void shuffle_and_fill_up(T* v, const T* filling, const K& k, const M& modulo, unsigned mask) {
-  T t[32];
-  for (unsigned i = 0; i < 32; ++i) t[i] = v[i];
-  for (unsigned i = 0; i < 32; ++i) {
-    const unsigned m = at(modulo, i), part = (i & (W - 1)) / m * m, j = (i & (W - 1)) - part;
-    const unsigned d = at(k, i), base = (i & ~(W - 1)) + part;
-    const unsigned from = base + (j >= d ? j - d : (j + m - d % m) % m);
-    if (!has_lane(mask, i) || !has_lane(mask, from)) continue;
-    v[i] = j >= d ? t[from] : filling[from];
+// `modulo` says how many lanes a part has.
+#define FR_FILL(PREFIX, LANES, NAME, SOURCE, INSIDE)                                                   \
+  template <unsigned LANES, class T, class K, class M>                                                 \
+  void NAME(T* v, const T* filling, const K& k, const M& modulo, unsigned mask) {                      \
+    constexpr unsigned w = LANES - 1;                                                                  \
+    T t[32];                                                                                           \
+    for (unsigned i = 0; i < 32; ++i) t[i] = v[i];                                                     \
+    for (unsigned i = 0; i < 32; ++i) {                                                                \
+      const unsigned m = at(modulo, i), part = (i & w) / m * m, j = (i & w) - part, d = at(k, i);      \
+      const unsigned base = (i & ~w) + part, from = base + (SOURCE);                                   \
+      if (!has_lane(mask, i) || !has_lane(mask, from)) continue;                                       \
+      v[i] = (INSIDE) ? t[from] : filling[from];                                                       \
+    }                                                                                                  \
   }
-}
-template <unsigned W, class T, class K, class M>
-void shuffle_and_fill_down(T* v, const T* filling, const K& k, const M& modulo, unsigned mask) {
-  T t[32];
-  for (unsigned i = 0; i < 32; ++i) t[i] = v[i];
-  for (unsigned i = 0; i < 32; ++i) {
-    const unsigned m = at(modulo, i), part = (i & (W - 1)) / m * m, j = (i & (W - 1)) - part;
-    const unsigned d = at(k, i), base = (i & ~(W - 1)) + part;
-    const unsigned from = base + (j + d) % m;
-    if (!has_lane(mask, i) || !has_lane(mask, from)) continue;
-    v[i] = j + d < m ? t[from] : filling[from];
-  }
-}
+FR_FILLS(FR_FILL, lanes, W)
+#undef FR_FILL
 
 template <unsigned W, class T> FR_FN void broadcast_first(T* v, unsigned mask) {
   for (unsigned q = 0; q < 32; q += W) {
@@ -227,10 +181,6 @@ FR_FN unsigned bits(const unsigned char* v, unsigned mask) {
 template <unsigned W> FR_FN unsigned part_of(unsigned bits, unsigned lane) {
   return W == 32 ? bits : (bits >> (lane & ~(W - 1))) & ((1u << (W & 31)) - 1);
 }
-
-}  // namespace lanes
-
-namespace lanes {
 
 // d = a * b (+ c): operands by lane. The sum is kept in float and rounded to D's type once.
 template <class D, class A, class B, class C>

@@ -9,16 +9,8 @@ extern "C" int sched_yield();
 
 namespace fr {
 
-template <class T> struct mutable_of { using type = T; };
-template <class T> struct mutable_of<const T> { using type = T; };
-template <class T, size_t N> struct mutable_of<T[N]> {
-  using type = typename mutable_of<T>::type[N];
-};
-template <class T, size_t N> struct mutable_of<const T[N]> {
-  using type = typename mutable_of<T>::type[N];
-};
 // What holds a lane's variable of type T: without const, so that each lane can be initialised.
-template <class T> using storage_t = typename mutable_of<T>::type;
+template <class T> using storage_t = metal::remove_const_t<T>;
 
 // An array of them, one for each lane; memory alone where the type cannot be made from nothing.
 template <class T, unsigned N, bool MADE = __is_constructible(storage_t<T>)> struct lanes_of {
@@ -31,15 +23,8 @@ template <class T, unsigned N> struct raw {
 template <class T, unsigned N> struct lanes_of<T, N, false> { using type = raw<storage_t<T>, N>; };
 template <class T, unsigned N> using lanes_t = typename lanes_of<T, N>::type;
 
-template <class T> struct value_of { using type = T; };
-template <class T> struct value_of<T&> : value_of<T> {};
-template <class T> struct value_of<T&&> : value_of<T> {};
-template <class T> struct value_of<const T> : value_of<T> {};
-template <class T> struct value_of<volatile T> : value_of<T> {};
-template <class T, size_t N> struct value_of<T[N]> { using type = T*; };
-template <class T, size_t N> struct value_of<const T[N]> { using type = const T*; };
 // What `auto x = e;` makes of an expression's type.
-template <class T> using value_t = typename value_of<T>::type;
+template <class T> using value_t = detail::decay_t<T>;
 
 // Names a type's object at the level of the group, for decltype alone; never read or written.
 template <class T> struct named {
@@ -49,7 +34,7 @@ template <class T> struct named {
 
 // A lane's reference: to what exists, or to a value that is kept.
 template <class T> struct reference {
-  typename mutable_of<T>::type value;
+  storage_t<T> value;
   FR_FN void set(const T& v) { value = v; }
   FR_FN const T& get() const { return value; }
 };
@@ -63,9 +48,6 @@ struct at_lane {
   unsigned index;
 };
 
-}  // namespace fr
-
-namespace fr {
 namespace split {
 
 FR_FN bool any(const int* mask, unsigned n) {
@@ -113,116 +95,72 @@ FR_FN unsigned bits_at(unsigned s, unsigned n, const int* mask) {
   for (unsigned s = 0; s < n; s += 32)                        \
     if (const unsigned m = bits_at(s, n, mask))
 
-#define FR_REDUCTION(NAME, OP)                                                             \
-  template <class T> FR_FN void simd_##NAME(T* v, unsigned n, const int* mask) {           \
-    FR_EACH_SIMDGROUP lanes::reduce<op::OP, 32>(v + s, m);                                 \
-  }                                                                                        \
-  template <class T> FR_FN void quad_##NAME(T* v, unsigned n, const int* mask) {           \
-    FR_EACH_SIMDGROUP lanes::reduce<op::OP, 4>(v + s, m);                                  \
-  }                                                                                        \
+#define FR_OPERATION(PREFIX, NAME, ...)                                                    \
+  template <class T> FR_FN void PREFIX##_##NAME(T* v, unsigned n, const int* mask) {       \
+    FR_EACH_SIMDGROUP lanes::__VA_ARGS__(v + s, m);                                        \
+  }
+FR_OPERATIONS(simd, 32) FR_OPERATIONS(quad, 4)
+#undef FR_OPERATION
+
+#define FR_UNIFORM(PREFIX, LANES, NAME, OP)                                                \
   template <class T> FR_FN T uniform_simd_##NAME(T* v, unsigned n, const int* mask) {      \
     const unsigned m = bits_at(0, n, mask);                                                \
-    return m ? lanes::reduced<op::OP>(v, m) : T();                                         \
+    return m ? lanes::reduced<OP>(v, m) : T();                                             \
   }
-FR_REDUCTION(sum, sum)
-FR_REDUCTION(product, product)
-FR_REDUCTION(max, max)
-FR_REDUCTION(min, min)
-FR_REDUCTION(and, bit_and)
-FR_REDUCTION(or, bit_or)
-FR_REDUCTION(xor, bit_xor)
-#undef FR_REDUCTION
-
-#define FR_SCAN(NAME, OP, EXCLUSIVE)                                                       \
-  template <class T> FR_FN void simd_##NAME(T* v, unsigned n, const int* mask) {           \
-    FR_EACH_SIMDGROUP lanes::scan<op::OP, EXCLUSIVE, 32>(v + s, m);                        \
-  }                                                                                        \
-  template <class T> FR_FN void quad_##NAME(T* v, unsigned n, const int* mask) {           \
-    FR_EACH_SIMDGROUP lanes::scan<op::OP, EXCLUSIVE, 4>(v + s, m);                         \
-  }
-FR_SCAN(prefix_inclusive_sum, sum, false)
-FR_SCAN(prefix_exclusive_sum, sum, true)
-FR_SCAN(prefix_inclusive_product, product, false)
-FR_SCAN(prefix_exclusive_product, product, true)
-#undef FR_SCAN
+FR_REDUCTIONS(FR_UNIFORM, simd, 32)
+#undef FR_UNIFORM
 
 // An operand that is one number for all lanes, or an array with one per lane.
 FR_FN unsigned from(unsigned k, unsigned) { return k; }
 FR_FN const unsigned* from(const unsigned* k, unsigned s) { return k + s; }
 
-#define FR_MOVE(NAME)                                                                      \
-  template <class T, class K> FR_FN void simd_##NAME(T* v, K k, unsigned n, const int* mask) { \
-    FR_EACH_SIMDGROUP lanes::NAME<32>(v + s, from(k, s), m);                               \
-  }                                                                                        \
-  template <class T, class K> FR_FN void quad_##NAME(T* v, K k, unsigned n, const int* mask) { \
-    FR_EACH_SIMDGROUP lanes::NAME<4>(v + s, from(k, s), m);                                \
+#define FR_MOVE(PREFIX, LANES, NAME, SOURCE)                                               \
+  template <class T, class K>                                                              \
+  FR_FN void PREFIX##_##NAME(T* v, K k, unsigned n, const int* mask) {                     \
+    FR_EACH_SIMDGROUP lanes::NAME<LANES>(v + s, from(k, s), m);                            \
   }
-FR_MOVE(broadcast)
-FR_MOVE(shuffle)
-FR_MOVE(shuffle_up)
-FR_MOVE(shuffle_down)
-FR_MOVE(shuffle_xor)
-FR_MOVE(shuffle_rotate_up)
-FR_MOVE(shuffle_rotate_down)
+FR_MOVES(FR_MOVE, simd, 32) FR_MOVES(FR_MOVE, quad, 4)
 #undef FR_MOVE
 
-#define FR_FILL(NAME, PREFIX, WIDTH)                                                       \
-  template <class T, class K, class M>                                                     \
+#define FR_FILL(PREFIX, LANES, NAME, SOURCE, INSIDE)                                         \
+  template <class T, class K, class M>                                                       \
   FR_FN void PREFIX##_##NAME(T* v, T* filling, K k, M modulo, unsigned n, const int* mask) { \
-    FR_EACH_SIMDGROUP lanes::NAME<WIDTH>(v + s, filling + s, from(k, s), from(modulo, s), m); \
-  }                                                                                        \
-  template <class T, class K>                                                              \
-  FR_FN void PREFIX##_##NAME(T* v, T* filling, K k, unsigned n, const int* mask) {         \
-    PREFIX##_##NAME(v, filling, k, unsigned(WIDTH), n, mask);                              \
+    FR_EACH_SIMDGROUP lanes::NAME<LANES>(v + s, filling + s, from(k, s), from(modulo, s), m); \
+  }                                                                                          \
+  template <class T, class K>                                                                \
+  FR_FN void PREFIX##_##NAME(T* v, T* filling, K k, unsigned n, const int* mask) {           \
+    PREFIX##_##NAME(v, filling, k, unsigned(LANES), n, mask);                                \
   }
-FR_FILL(shuffle_and_fill_up, simd, 32)
-FR_FILL(shuffle_and_fill_down, simd, 32)
-FR_FILL(shuffle_and_fill_up, quad, 4)
-FR_FILL(shuffle_and_fill_down, quad, 4)
+FR_FILLS(FR_FILL, simd, 32) FR_FILLS(FR_FILL, quad, 4)
 #undef FR_FILL
 
-template <class T> FR_FN void simd_broadcast_first(T* v, unsigned n, const int* mask) {
-  FR_EACH_SIMDGROUP lanes::broadcast_first<32>(v + s, m);
-}
-template <class T> FR_FN void quad_broadcast_first(T* v, unsigned n, const int* mask) {
-  FR_EACH_SIMDGROUP lanes::broadcast_first<4>(v + s, m);
-}
 template <class T> FR_FN T uniform_simd_broadcast_first(T* v, unsigned n, const int* mask) {
   const unsigned m = bits_at(0, n, mask);
   return m ? v[__builtin_ctz(m)] : T();
 }
 
-#define FR_VOTES(PREFIX, WIDTH)                                                                      \
-  FR_FN void PREFIX##_any(bool* r, const unsigned char* v, unsigned n, const int* mask) {                     \
-    FR_EACH_SIMDGROUP {                                                                              \
-      const unsigned b = lanes::bits(v + s, m);                                                      \
-      for (unsigned i = 0; i < 32; ++i) r[s + i] = lanes::part_of<WIDTH>(b, i) != 0;                 \
-    }                                                                                                \
-  }                                                                                                  \
-  FR_FN void PREFIX##_all(bool* r, const unsigned char* v, unsigned n, const int* mask) {                     \
-    FR_EACH_SIMDGROUP {                                                                              \
-      const unsigned b = m & ~lanes::bits(v + s, m);                                                 \
-      for (unsigned i = 0; i < 32; ++i) r[s + i] = lanes::part_of<WIDTH>(b, i) == 0;                 \
-    }                                                                                                \
-  }                                                                                                  \
-  FR_FN void PREFIX##_ballot(metal::simd_vote* r, const unsigned char* v, unsigned n, const int* mask) {      \
-    FR_EACH_SIMDGROUP {                                                                              \
-      const unsigned b = lanes::bits(v + s, m);                                                      \
-      for (unsigned i = 0; i < 32; ++i) r[s + i] = metal::simd_vote(lanes::part_of<WIDTH>(b, i));    \
-    }                                                                                                \
-  }                                                                                                  \
-  FR_FN void PREFIX##_active_threads_mask(metal::simd_vote* r, unsigned n, const int* mask) {        \
-    FR_EACH_SIMDGROUP                                                                                \
-      for (unsigned i = 0; i < 32; ++i) r[s + i] = metal::simd_vote(lanes::part_of<WIDTH>(m, i));    \
-  }                                                                                                  \
-  FR_FN void PREFIX##_is_first(bool* r, unsigned n, const int* mask) {                               \
-    FR_EACH_SIMDGROUP                                                                                \
-      for (unsigned i = 0; i < 32; ++i)                                                              \
-        r[s + i] = (lanes::part_of<WIDTH>(m, i) & ((1u << (i & (WIDTH - 1))) - 1)) == 0;             \
+// What each lane of `part`, of its group, is told.
+#define FR_VOTE(PREFIX, LANES, NAME, R, RESULT, BITS, ...)                                   \
+  FR_FN void PREFIX##_##NAME(R* r, __VA_ARGS__ unsigned n, const int* mask) {                \
+    FR_EACH_SIMDGROUP {                                                                      \
+      const unsigned b = BITS;                                                               \
+      for (unsigned i = 0; i < 32; ++i) {                                                    \
+        const unsigned part = lanes::part_of<LANES>(b, i);                                   \
+        r[s + i] = RESULT;                                                                   \
+      }                                                                                      \
+    }                                                                                        \
   }
-FR_VOTES(simd, 32)
-FR_VOTES(quad, 4)
+#define FR_VOTES(PREFIX, LANES)                                                                \
+  FR_VOTE(PREFIX, LANES, any, bool, part != 0, lanes::bits(v + s, m), const unsigned char* v,) \
+  FR_VOTE(PREFIX, LANES, all, bool, part == 0, m & ~lanes::bits(v + s, m),                     \
+          const unsigned char* v,)                                                             \
+  FR_VOTE(PREFIX, LANES, ballot, metal::simd_vote, metal::simd_vote(part),                     \
+          lanes::bits(v + s, m), const unsigned char* v,)                                      \
+  FR_VOTE(PREFIX, LANES, active_threads_mask, metal::simd_vote, metal::simd_vote(part), m)     \
+  FR_VOTE(PREFIX, LANES, is_first, bool, (part & ((1u << (i & (LANES - 1))) - 1)) == 0, m)
+FR_VOTES(simd, 32) FR_VOTES(quad, 4)
 #undef FR_VOTES
+#undef FR_VOTE
 
 FR_FN bool uniform_simd_any(const unsigned char* v, unsigned n, const int* mask) {
   return lanes::bits(v, bits_at(0, n, mask)) != 0;
