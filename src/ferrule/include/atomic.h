@@ -25,13 +25,13 @@ struct swap_sub {
 #if !FR_CUDA
 // ---- CPU: the compiler's __atomic builtins ----------------------------------------------------
 // The builtins want a constant order: relaxed, which nearly every kernel asks for, or the strongest.
-#define FR_ORDERED(call)                                \
+#define FR_ORDERED(statement)                           \
   if (order == metal::memory_order_relaxed) {           \
     constexpr int o = __ATOMIC_RELAXED;                 \
-    return call;                                        \
+    statement;                                          \
   } else {                                              \
     constexpr int o = __ATOMIC_SEQ_CST;                 \
-    return call;                                        \
+    statement;                                          \
   }
 // A launch on one thread is alone with its memory: plain operations do, and can be vectorised.
 #if defined(FR_ALONE)
@@ -46,15 +46,11 @@ template <class T> FR_FN volatile alias_t<T>* alias(volatile T* p) {
 }
 template <class T>
 FR_FN bool swap_bits(volatile T* p, bits_t<T>& expected, bits_t<T> desired, memory_order order) {
-  FR_ORDERED(__atomic_compare_exchange_n(alias(p), &expected, desired, true, o, o))
+  FR_ORDERED(return __atomic_compare_exchange_n(alias(p), &expected, desired, true, o, o))
 }
 template <class T> FR_FN T atomic_read(const volatile T* p, memory_order order) {
   T r;
-  if (order == metal::memory_order_relaxed) {
-    __atomic_load(const_cast<T*>(p), &r, __ATOMIC_RELAXED);
-  } else {
-    __atomic_load(const_cast<T*>(p), &r, __ATOMIC_SEQ_CST);
-  }
+  FR_ORDERED(__atomic_load(const_cast<T*>(p), &r, o))
   return r;
 }
 template <class T> FR_FN bool swap(volatile T* p, T& expected, T desired, memory_order order) {
@@ -85,44 +81,29 @@ template <class F, class T> FR_FN T swap_loop(volatile T* p, T v, memory_order o
   }
 }
 template <class T> FR_FN void atomic_write(volatile T* p, T v, memory_order order) {
-  if (order == metal::memory_order_relaxed) {
-    __atomic_store(const_cast<T*>(p), &v, __ATOMIC_RELAXED);
-  } else {
-    __atomic_store(const_cast<T*>(p), &v, __ATOMIC_SEQ_CST);
-  }
+  FR_ORDERED(__atomic_store(const_cast<T*>(p), &v, o))
 }
 template <class T> FR_FN T atomic_swap(volatile T* p, T v, memory_order order) {
   T r;
-  if (order == metal::memory_order_relaxed) {
-    __atomic_exchange(const_cast<T*>(p), &v, &r, __ATOMIC_RELAXED);
-  } else {
-    __atomic_exchange(const_cast<T*>(p), &v, &r, __ATOMIC_SEQ_CST);
-  }
+  FR_ORDERED(__atomic_exchange(const_cast<T*>(p), &v, &r, o))
   return r;
 }
-template <class T> FR_FN T atomic_add(volatile T* p, T v, memory_order order) {
-  if constexpr (alone || float_v<T> || is_same_v<T, bool>) {
-    return swap_loop<swap_add>(p, v, order);
-  } else {
-    FR_ORDERED(__atomic_fetch_add(p, v, o))
+#define FR_HOST(name)                                                                \
+  template <class T> FR_FN T atomic_##name(volatile T* p, T v, memory_order order) { \
+    FR_ORDERED(return __atomic_fetch_##name(p, v, o))                                \
   }
-}
-template <class T> FR_FN T atomic_sub(volatile T* p, T v, memory_order order) {
-  if constexpr (alone || float_v<T> || is_same_v<T, bool>) {
-    return swap_loop<swap_sub>(p, v, order);
-  } else {
-    FR_ORDERED(__atomic_fetch_sub(p, v, o))
+FR_HOST(and) FR_HOST(or) FR_HOST(xor)
+#undef FR_HOST
+#define FR_HOST(name)                                                                \
+  template <class T> FR_FN T atomic_##name(volatile T* p, T v, memory_order order) { \
+    if constexpr (alone || float_v<T> || is_same_v<T, bool>) {                       \
+      return swap_loop<swap_##name>(p, v, order);                                    \
+    } else {                                                                         \
+      FR_ORDERED(return __atomic_fetch_##name(p, v, o))                              \
+    }                                                                                \
   }
-}
-template <class T> FR_FN T atomic_and(volatile T* p, T v, memory_order order) {
-  FR_ORDERED(__atomic_fetch_and(p, v, o))
-}
-template <class T> FR_FN T atomic_or(volatile T* p, T v, memory_order order) {
-  FR_ORDERED(__atomic_fetch_or(p, v, o))
-}
-template <class T> FR_FN T atomic_xor(volatile T* p, T v, memory_order order) {
-  FR_ORDERED(__atomic_fetch_xor(p, v, o))
-}
+FR_HOST(add) FR_HOST(sub)
+#undef FR_HOST
 // A maximum seldom changes anything: look before writing.
 template <class F, class T> FR_FN T atomic_extreme(volatile T* p, T v, memory_order order) {
   T old = atomic_read(p, order);
@@ -218,7 +199,7 @@ template <class T> FR_FN T atomic_add(volatile T* p, T v, memory_order order) {
   if constexpr (is_same_v<T, float> || is_same_v<T, double>) {
     fenced f(order);
     return ::atomicAdd(word(p), v);
-  } else if constexpr (is_same_v<T, half> && true) {
+  } else if constexpr (is_same_v<T, half>) {
     fenced f(order);
     uint16_t r;
     asm volatile("atom.add.noftz.f16 %0, [%1], %2;"
@@ -240,30 +221,20 @@ template <class T> FR_FN T atomic_sub(volatile T* p, T v, memory_order order) {
     return swap_loop<swap_sub>(p, v, order);
   }
 }
-#define FR_DEVICE(name, call, F)                                                     \
+#define FR_DEVICE(name, call, F, WHERE, P, V)                                        \
   template <class T> FR_FN T atomic_##name(volatile T* p, T v, memory_order order) { \
-    if constexpr (sizeof(T) >= 4) {                                                  \
+    if constexpr ((WHERE) && sizeof(T) >= 4) {                                       \
       fenced f(order);                                                               \
-      return static_cast<T>(::call(bits(p), to_bits(v)));                            \
+      return static_cast<T>(::call(P, V));                                           \
     } else {                                                                         \
       return swap_loop<F>(p, v, order);                                              \
     }                                                                                \
   }
-FR_DEVICE(and, atomicAnd, op_and)
-FR_DEVICE(or, atomicOr, op_or)
-FR_DEVICE(xor, atomicXor, op_xor)
-#undef FR_DEVICE
-#define FR_DEVICE(name, call, F)                                                     \
-  template <class T> FR_FN T atomic_##name(volatile T* p, T v, memory_order order) { \
-    if constexpr (int_v<T> && sizeof(T) >= 4) {                                      \
-      fenced f(order);                                                               \
-      return static_cast<T>(::call(word(p), static_cast<device_word_t<T>>(v)));      \
-    } else {                                                                         \
-      return swap_loop<F>(p, v, order);                                              \
-    }                                                                                \
-  }
-FR_DEVICE(max, atomicMax, fn_max)
-FR_DEVICE(min, atomicMin, fn_min)
+FR_DEVICE(and, atomicAnd, op_and, true, bits(p), to_bits(v))
+FR_DEVICE(or, atomicOr, op_or, true, bits(p), to_bits(v))
+FR_DEVICE(xor, atomicXor, op_xor, true, bits(p), to_bits(v))
+FR_DEVICE(max, atomicMax, fn_max, int_v<T>, word(p), static_cast<device_word_t<T>>(v))
+FR_DEVICE(min, atomicMin, fn_min, int_v<T>, word(p), static_cast<device_word_t<T>>(v))
 #undef FR_DEVICE
 #endif
 }  // namespace detail
@@ -278,16 +249,8 @@ using atomic_bool = atomic<bool>;
 using atomic_float = atomic<float>;
 
 // The value comes as T itself (type_identity): a literal 1 adds to a uint.
-template <class T>
-FR_FN void atomic_store_explicit(volatile atomic<T>* p, type_identity_t<T> v, memory_order order) {
-  detail::atomic_write(&p->value, v, order);
-}
 template <class T> FR_FN T atomic_load_explicit(const volatile atomic<T>* p, memory_order order) {
   return detail::atomic_read(&p->value, order);
-}
-template <class T>
-FR_FN T atomic_exchange_explicit(volatile atomic<T>* p, type_identity_t<T> v, memory_order order) {
-  return detail::atomic_swap(&p->value, v, order);
 }
 template <class T>
 FR_FN bool atomic_compare_exchange_weak_explicit(volatile atomic<T>* p, type_identity_t<T>* expected,
@@ -296,23 +259,18 @@ FR_FN bool atomic_compare_exchange_weak_explicit(volatile atomic<T>* p, type_ide
   memory_order order = success == memory_order_relaxed ? failure : success;
   return detail::swap(&p->value, *expected, desired, order);
 }
-#define FR_FETCH(name)                                                                       \
-  template <class T>                                                                         \
-  FR_FN T atomic_fetch_##name##_explicit(volatile atomic<T>* p, type_identity_t<T> v,        \
-                                         memory_order order) {                               \
-    return detail::atomic_##name(&p->value, v, order);                                       \
+#define FR_EXPLICIT(R, name, function)                                                  \
+  template <class T>                                                                    \
+  FR_FN R name##_explicit(volatile atomic<T>* p, type_identity_t<T> v, memory_order order) { \
+    return R(detail::function(&p->value, v, order));                                    \
   }
+#define FR_FETCH(name) FR_EXPLICIT(T, atomic_fetch_##name, atomic_##name)
 FR_FETCH(add) FR_FETCH(sub) FR_FETCH(and) FR_FETCH(or) FR_FETCH(xor) FR_FETCH(min) FR_FETCH(max)
-#undef FR_FETCH
+FR_EXPLICIT(void, atomic_store, atomic_write) FR_EXPLICIT(T, atomic_exchange, atomic_swap)
 // Metal 3.1's 64-bit forms without a result.
-template <class T>
-FR_FN void atomic_max_explicit(volatile atomic<T>* p, type_identity_t<T> v, memory_order order) {
-  detail::atomic_max(&p->value, v, order);
-}
-template <class T>
-FR_FN void atomic_min_explicit(volatile atomic<T>* p, type_identity_t<T> v, memory_order order) {
-  detail::atomic_min(&p->value, v, order);
-}
+FR_EXPLICIT(void, atomic_max, atomic_max) FR_EXPLICIT(void, atomic_min, atomic_min)
+#undef FR_FETCH
+#undef FR_EXPLICIT
 }  // namespace metal
 }  // namespace fr
 

@@ -46,30 +46,21 @@ template <class T> struct slot {
   FR_COMPOUND(+=) FR_COMPOUND(-=) FR_COMPOUND(*=) FR_COMPOUND(/=) FR_COMPOUND(%=)
   FR_COMPOUND(&=) FR_COMPOUND(|=) FR_COMPOUND(^=) FR_COMPOUND(<<=) FR_COMPOUND(>>=)
 #undef FR_COMPOUND
-  FR_FN T operator++() const {
-    T t = value();
-    ++t;
-    return put(t);
+#define FR_STEP(OP)                       \
+  FR_FN T operator OP() const {           \
+    T t = value();                        \
+    OP t;                                 \
+    return put(t);                        \
+  }                                       \
+  FR_FN T operator OP(int) const {        \
+    const T old = value();                \
+    T t = old;                            \
+    OP t;                                 \
+    put(t);                               \
+    return old;                           \
   }
-  FR_FN T operator--() const {
-    T t = value();
-    --t;
-    return put(t);
-  }
-  FR_FN T operator++(int) const {
-    const T old = value();
-    T t = old;
-    ++t;
-    put(t);
-    return old;
-  }
-  FR_FN T operator--(int) const {
-    const T old = value();
-    T t = old;
-    --t;
-    put(t);
-    return old;
-  }
+  FR_STEP(++) FR_STEP(--)
+#undef FR_STEP
 };
 
 // The address of an atomic; null where there is none.
@@ -164,10 +155,6 @@ using fr_extent = extent;
 using fr_most = bounds::most;
 
 namespace metal {
-template <class T>
-FR_FN void atomic_store_explicit(bounds::cell<T> c, type_identity_t<T> v, memory_order order) {
-  if (c.at) atomic_store_explicit(c.at, v, order);
-}
 template <class T> FR_FN T atomic_load_explicit(bounds::cell<T> c, memory_order order) {
   return c.at ? atomic_load_explicit(c.at, order) : T{};
 }
@@ -182,20 +169,14 @@ FR_FN bool atomic_compare_exchange_weak_explicit(bounds::cell<T> c, type_identit
   *expected = zero;
   return same;
 }
-#define FR_CELL(name)                                                                              \
+#define FR_CELL(R, name)                                                                           \
   template <class T>                                                                               \
-  FR_FN T atomic_##name##_explicit(bounds::cell<T> c, type_identity_t<T> v, memory_order order) {  \
-    return c.at ? atomic_##name##_explicit(c.at, v, order) : T{};                                  \
+  FR_FN R atomic_##name##_explicit(bounds::cell<T> c, type_identity_t<T> v, memory_order order) {  \
+    return c.at ? atomic_##name##_explicit(c.at, v, order) : R();                                  \
   }
-FR_CELL(exchange) FR_CELL(fetch_add) FR_CELL(fetch_sub) FR_CELL(fetch_and) FR_CELL(fetch_or)
-FR_CELL(fetch_xor) FR_CELL(fetch_min) FR_CELL(fetch_max)
-#undef FR_CELL
-#define FR_CELL(name)                                                                                \
-  template <class T>                                                                                 \
-  FR_FN void atomic_##name##_explicit(bounds::cell<T> c, type_identity_t<T> v, memory_order order) { \
-    if (c.at) atomic_##name##_explicit(c.at, v, order);                                              \
-  }
-FR_CELL(max) FR_CELL(min)
+FR_CELL(T, exchange) FR_CELL(T, fetch_add) FR_CELL(T, fetch_sub) FR_CELL(T, fetch_and)
+FR_CELL(T, fetch_or) FR_CELL(T, fetch_xor) FR_CELL(T, fetch_min) FR_CELL(T, fetch_max)
+FR_CELL(void, store) FR_CELL(void, max) FR_CELL(void, min)
 #undef FR_CELL
 }  // namespace metal
 

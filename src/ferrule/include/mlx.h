@@ -69,26 +69,19 @@ template <class T> FR_FN constexpr complex_t<T> operator-(complex_t<T> x) {
   return complex_t<T>(-x.real, -x.imag);
 }
 template <class T> FR_FN constexpr complex_t<T> operator+(complex_t<T> x) { return x; }
-template <class A, class B, class C = complex_sum_t<A, B>>
-FR_FN constexpr C operator+(const A& a, const B& b) {
-  if constexpr (scalar_v<A>) {
-    return C(static_cast<decltype(C::real)>(a) + b.real, b.imag);
-  } else if constexpr (scalar_v<B>) {
-    return C(a.real + static_cast<decltype(C::real)>(b), a.imag);
-  } else {
-    return C(a.real + b.real, a.imag + b.imag);
+#define FR_SUM(op)                                                                        \
+  template <class A, class B, class C = complex_sum_t<A, B>>                              \
+  FR_FN constexpr C operator op(const A& a, const B& b) {                                 \
+    if constexpr (scalar_v<A>) {                                                          \
+      return C(static_cast<decltype(C::real)>(a) op b.real, op b.imag);                   \
+    } else if constexpr (scalar_v<B>) {                                                   \
+      return C(a.real op static_cast<decltype(C::real)>(b), a.imag);                      \
+    } else {                                                                              \
+      return C(a.real op b.real, a.imag op b.imag);                                       \
+    }                                                                                     \
   }
-}
-template <class A, class B, class C = complex_sum_t<A, B>>
-FR_FN constexpr C operator-(const A& a, const B& b) {
-  if constexpr (scalar_v<A>) {
-    return C(static_cast<decltype(C::real)>(a) - b.real, -b.imag);
-  } else if constexpr (scalar_v<B>) {
-    return C(a.real - static_cast<decltype(C::real)>(b), a.imag);
-  } else {
-    return C(a.real - b.real, a.imag - b.imag);
-  }
-}
+FR_SUM(+) FR_SUM(-)
+#undef FR_SUM
 // Products and quotients take a number as a complex one, and so carry its zero part along: an
 // infinity or a NaN comes out as MLX computes it. Of two products, the left one is fused.
 template <class A, class B, class C = complex_sum_t<A, B>>
