@@ -47,8 +47,9 @@ class _Parser:
         self.text = text
         self.positions: dict[int, int] = {}  # of arguments and dims, by their id
 
-    def fail(self, message: str, at: int) -> RuleError:
-        return RuleError.at(message, self.text, at)
+    def fail(self, message: str, at: int | Argument | Dim) -> RuleError:
+        position = at if isinstance(at, int) else self.positions[id(at)]
+        return RuleError.at(message, self.text, position)
 
     def declaration(self) -> Declaration:
         text = self.text
@@ -101,9 +102,7 @@ class _Parser:
     def parts(self, start: int, end: int) -> list[tuple[int, int]]:
         """Where the parts between commas stand, those inside brackets apart."""
         spans, begin = [], start
-        closing: list[
-            tuple[str, int]
-        ] = []  # what closes each bracket that is open, and where it is
+        closing: list[tuple[str, int]] = []  # what closes each open bracket, and where it is
         for i in range(start, end):
             c = self.text[i]
             if c in "([":
@@ -172,34 +171,30 @@ class _Parser:
         """Check the parts of a rule against each other."""
         names: set[str] = set()
         for argument in (*rule.inputs, *rule.outputs):
-            at = self.positions[id(argument)]
             if argument.name in names:
-                raise self.fail(f"there are two arrays called {argument.name!r}", at)
+                raise self.fail(f"there are two arrays called {argument.name!r}", argument)
             names.add(argument.name)
         dims, stars, kinds = self.bound_names(rule)
         for argument in rule.inputs:
             if argument.constant:
                 raise self.fail(
                     "'~' is a mark of outputs; a vjp gives None for an input without a gradient",
-                    self.positions[id(argument)],
+                    argument,
                 )
         for argument in rule.outputs:
-            at = self.positions[id(argument)]
+            name = argument.name
             if argument.dims is None:
-                raise self.fail(
-                    f"output {argument.name!r} has no shape: expected {argument.name}[…]", at
-                )
+                raise self.fail(f"output {name!r} has no shape: expected {name}[…]", argument)
             if argument.optional or argument.mutable:
-                raise self.fail("'?' and '!' are marks of inputs", at)
+                raise self.fail("'?' and '!' are marks of inputs", argument)
             if argument.dtype not in dtypes.BY_NAME and argument.dtype not in kinds:
-                raise self.fail(f"no input says what dtype {argument.dtype!r} is", at)
+                raise self.fail(f"no input says what dtype {argument.dtype!r} is", argument)
         for argument in (*rule.inputs, *rule.outputs):
             for dim in argument.dims or ():
-                at = self.positions[id(dim)]
                 if not isinstance(dim, Star):
-                    self.check_names(dim, dims, rule, at)
+                    self.check_names(dim, dims, rule, self.positions[id(dim)])
                 elif dim.name not in stars:
-                    raise self.fail(f"no input that is always there says what {dim} is", at)
+                    raise self.fail(f"no input that is always there says what {dim} is", dim)
         for condition in rule.conditions:
             self.check_names(condition, dims, rule, where)
         for name in rule.choices:
@@ -208,11 +203,11 @@ class _Parser:
         for name in sorted(dims & stars | dims & kinds | stars & kinds):
             raise self.fail(f"{name!r} is two things: a dim, *dims or a dtype", 0)
         for argument in (*rule.inputs, *rule.outputs):
-            at = self.positions[id(argument)]
-            if argument.name in kinds:  # both are names of the body
-                raise self.fail(f"{argument.name!r} is two things: an array and a dtype", at)
-            if argument.dims is None and argument.name in dims:
-                raise self.fail(f"{argument.name!r} is two things: a number and a dim", at)
+            name = argument.name
+            if name in kinds:  # both are names of the body
+                raise self.fail(f"{name!r} is two things: an array and a dtype", argument)
+            if argument.dims is None and name in dims:
+                raise self.fail(f"{name!r} is two things: a number and a dim", argument)
 
     def bound_names(self, rule: Declaration) -> tuple[set[str], set[str], set[str]]:
         """The dims, starred dims and dtype variables that inputs bind which are always there."""
@@ -221,12 +216,12 @@ class _Parser:
         kinds: set[str] = set()
         for argument in rule.inputs:
             if argument.dims is None and (argument.optional or argument.mutable):
-                raise self.fail("'?' and '!' are marks of arrays", self.positions[id(argument)])
+                raise self.fail("'?' and '!' are marks of arrays", argument)
             if argument.dims is None and argument.dtype not in dtypes.BY_NAME:
                 raise self.fail(
                     f"a number has a dtype's name, as in {argument.name}:float32; "
                     f"{argument.dtype!r} is a variable",
-                    self.positions[id(argument)],
+                    argument,
                 )
             if argument.optional:
                 continue
@@ -241,7 +236,7 @@ class _Parser:
             if argument.dtype not in dtypes.BY_NAME and argument.dtype not in kinds:
                 raise self.fail(
                     f"no array that is always there says what dtype {argument.dtype!r} is",
-                    self.positions[id(argument)],
+                    argument,
                 )
         return dims, stars, kinds
 
@@ -254,16 +249,12 @@ class _Parser:
             match = re.compile(rf"\b{name}\b").search(self.text, start)
             return match.start() if match else start
 
+        numbers = {argument.name for argument in rule.inputs if argument.dims is None}
         for name in sorted(expression.names - dims):
-            numbers = [
-                argument
-                for argument in rule.inputs
-                if argument.dims is None and argument.name == name
-            ]
             why = (
                 f"{name!r} is a number of the call, which sizes cannot depend on; write its value "
                 "into the rule: an op per value"
-                if numbers
+                if name in numbers
                 else f"no input that is always there has the dim {name!r} by itself; they have "
                 + (", ".join(sorted(dims)) or "none")
             )

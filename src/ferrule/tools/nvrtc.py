@@ -9,6 +9,7 @@ import functools
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from .. import _env, cache
 from ..errors import CompilerFailed, DeviceError, ToolchainError
@@ -225,7 +226,7 @@ def _identity(path: str) -> str | None:
     return cache.digest("nvrtc", path, f"{status.st_size} {status.st_mtime_ns}")
 
 
-class Headers:
+class Headers(NamedTuple):
     """CUDA's headers.
 
     Attributes:
@@ -233,8 +234,8 @@ class Headers:
         identity: changes whenever they do.
     """
 
-    def __init__(self, folders: tuple[str, ...], identity: str) -> None:
-        self.folders, self.identity = folders, identity
+    folders: tuple[str, ...]
+    identity: str
 
 
 def find_headers(compiler: Nvrtc) -> Headers:

@@ -412,13 +412,10 @@ _PROCESSOR = frozenset(
 def _processor_lines() -> list[str]:
     data = b""
     try:
-        file = os.open("/proc/cpuinfo", os.O_RDONLY | os.O_CLOEXEC)
-        try:
+        with open("/proc/cpuinfo", "rb", buffering=0) as file:
             # The first processor is enough, and the kernel writes only what is read.
-            while b"\n\n" not in data and (more := os.read(file, 4096)):
+            while b"\n\n" not in data and (more := file.read(4096)):
                 data += more
-        finally:
-            os.close(file)
     except OSError:
         return []
     lines = data.split(b"\n\n")[0].decode("utf-8", "replace").splitlines()

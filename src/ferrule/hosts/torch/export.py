@@ -85,7 +85,7 @@ def load(file: File, *, extra_files: dict[str, Any] | None = None, **more: Any) 
     for op in ops.values():
         TorchOp(op)
     for name in sorted(named - set(ops)):
-        if not _is_defined(name):
+        if not hasattr(torch.ops.ferrule, name):  # of ferrule, or of a package
             reason = (
                 f"was not written by ferrule.save (it has no extra/{MEMBER})"
                 if text is None
@@ -174,15 +174,17 @@ def ops_of(program: ExportedProgram) -> dict[str, Op]:
     Raises:
         KernelError: one of them is not defined in this process.
     """
+    from .op import registered
+
     ops: dict[str, Op] = {}
     for name in _names(program):
-        op = _registered_op(name)
-        if op is None:
+        torch_op = registered(name)
+        if torch_op is None:
             raise KernelError(
                 f"the graph has the op 'ferrule::{name}', which ferrule has not defined in this "
                 "process; import what defines it first."
             )
-        ops[name] = op
+        ops[name] = torch_op.op
     return ops
 
 
@@ -204,20 +206,6 @@ def _names(program: ExportedProgram) -> Iterator[str]:
                 see(node.target)
                 map_aggregate((node.args, node.kwargs), see)
     return iter(names)
-
-
-def _registered_op(name: str) -> Op | None:
-    from .op import registered
-
-    torch_op = registered(name)
-    return None if torch_op is None else torch_op.op
-
-
-def _is_defined(name: str) -> bool:
-    """Whether torch has an op, of ferrule or of a package."""
-    import torch
-
-    return hasattr(torch.ops.ferrule, name)
 
 
 def _tensors(model: Any) -> Iterator[tuple[str, Any]]:
