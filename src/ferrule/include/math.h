@@ -314,17 +314,9 @@ FR_FN float tanpi(float x) { return ::sinpif(x) / ::cospif(x); }
 namespace detail {
 
 // a * b + c, where it does not matter whether it is rounded once or twice.
-FR_FN float mad(float a, float b, float c) {
+template <typename T> FR_FN T mad(T a, T b, T c) {
 #if FR_HAS_FMA
-  return __builtin_fmaf(a, b, c);
-#else
-  return a * b + c;
-#endif
-}
-
-FR_FN double mad(double a, double b, double c) {
-#if FR_HAS_FMA
-  return __builtin_fma(a, b, c);
+  return precise::fma(a, b, c);
 #else
   return a * b + c;
 #endif

@@ -37,6 +37,7 @@
 #endif
 
 namespace fr {
+namespace core {
 
 // ---- scalar names -----------------------------------------------------------------------------
 using int8_t = signed char;
@@ -58,6 +59,13 @@ using uint = unsigned int;
 using ulong = uint64_t;
 using size_t = decltype(sizeof(0));
 using ptrdiff_t = decltype(static_cast<char*>(nullptr) - static_cast<char*>(nullptr));
+struct half;
+struct bfloat;
+template <class T, int N> struct vec;
+template <class T, int N> struct packed_vec;
+template <class V, int... I> struct swizzle;
+}  // namespace core
+using namespace core;
 using intptr_t = ptrdiff_t;
 using uintptr_t = size_t;
 
@@ -147,28 +155,6 @@ template <class T> inline constexpr bool is_union_v = __is_union(T);
 template <class T> inline constexpr bool is_trivially_copyable_v = __is_trivially_copyable(T);
 template <class A, class B> inline constexpr bool is_base_of_v = __is_base_of(A, B);
 }  // namespace metal
-
-namespace core {
-using fr::int16_t;
-using fr::int32_t;
-using fr::int64_t;
-using fr::int8_t;
-using fr::ptrdiff_t;
-using fr::size_t;
-using fr::uchar;
-using fr::uint;
-using fr::uint16_t;
-using fr::uint32_t;
-using fr::uint64_t;
-using fr::uint8_t;
-using fr::ulong;
-using fr::ushort;
-struct half;
-struct bfloat;
-template <class T, int N> struct vec;
-template <class T, int N> struct packed_vec;
-template <class V, int... I> struct swizzle;
-}  // namespace core
 
 namespace detail {
 using namespace core;
@@ -921,11 +907,6 @@ FR_FN constexpr bool operator!=(const matrix<T, C, R>& a, const matrix<T, C, R>&
 FR_ALIASES(float) FR_ALIASES(half)
 #undef FR_ALIASES
 }  // namespace core
-
-using core::bfloat;
-using core::bfloat16_t;
-using core::float16_t;
-using core::half;
 
 // `1.5h` and `0.5bf`.
 FR_FN constexpr half half_lit(double d) {
