@@ -186,8 +186,9 @@ def test_integers_are_passed_as_declared_or_refused(
     unit: Any = op.implementations[0]
     dtype, value = np.dtype(kind or "int32"), n * factor - less
     if np.iinfo(dtype).min <= value <= np.iinfo(dtype).max:
-        ((array, packed),) = (one.arguments for one in unit.launch_for(said).steps)
-        assert array == ("array", "y") and packed == np.array(value, dtype).tobytes()
+        ((step, run),) = unit.launch_for(said).steps
+        assert step.arguments[0] == ("array", "y")
+        assert run.arguments == (b"", np.array(value, dtype).tobytes())
     else:
         with pytest.raises(KernelError, match=rf"`arguments of step 'f'`.*is {value} for "):
             unit.launch_for(said)
