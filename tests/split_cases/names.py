@@ -126,4 +126,13 @@ CASES = [
         """,
         want=lambda t: np.where(t.i > 3, 3 * t.i, 3) + t.sum(3),
     ),
+    solid(
+        "lambda_that_is_a_constant",
+        """
+        constexpr auto f = [](int v) { return v * 2 + 1; };
+        int a = simd_sum(f(int(i)));
+        y[i] = f(a) + f(int(l));
+        """,
+        want=lambda t: 2 * t.sum(2 * t.i + 1) + 1 + 2 * t.l + 1,
+    ),
 ]

@@ -233,8 +233,9 @@ class Lanes:
                 out.append(f"fr_t{v.number}& {v.name} = fr_v{v.number}[fr_i];\n")
         lambdas = (v for v in variables if v.kind == "lambda")
         for v in sorted(lambdas, key=lambda v: v.number):
-            # It is written anew in each loop, where its names must mean the same.
-            for name, meant in self._meant[v.key].items():
+            # It is written anew in each loop, where its names must mean the same. One that is
+            # constexpr was written as it stands: what it may name is constant.
+            for name, meant in self._meant.get(v.key, {}).items():
                 if self.scopes.lookup(name) != meant:
                     raise NotSplittable(f"{name} means another variable where {v.name} is called")
             out.append(f"{self.body.directive(v.line)}{v.text}\n")
