@@ -214,6 +214,24 @@ def test_gates(installed: None) -> None:
     assert "memory_size" not in mx.device_info(mx.cpu)
 
 
+def test_wrong_arguments_are_refused_by_mlx_names(installed: None) -> None:
+    missing = "missing 1 required positional argument"
+    for function, arguments, message in (
+        (
+            mx.metal.is_available,
+            (1,),
+            "is_available() takes 0 positional arguments but 1 was given",
+        ),
+        (mx.default_device, (1,), "default_device() takes 0 positional arguments but 1 was given"),
+        (mx.stream, (), f"stream() {missing}: 's'"),
+        (mx.is_available, (), f"is_available() {missing}: 'device'"),
+        (mx.new_stream, (), f"new_stream() {missing}: 'device'"),
+    ):
+        with pytest.raises(TypeError) as caught:
+            function(*arguments)
+        assert str(caught.value) == message
+
+
 def test_the_cpu_on_purpose(installed: None) -> None:
     mx.set_default_device(mx.cpu)
     assert mx.default_device() == mx.cpu and mx.default_device() != mx.gpu

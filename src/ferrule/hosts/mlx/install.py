@@ -307,40 +307,56 @@ def _real_device(value: Any) -> Any:
     return mx.cpu if _is_gpu(value) else value
 
 
-def _around(function: Callable[..., Any]) -> Callable[[Any], Any]:
-    """What makes a replacement of one of MLX's functions: ``function``, given MLX's first."""
+def _around(replacement: Callable[[Any], Callable[..., Any]]) -> Callable[[Any], Any]:
+    """What makes a replacement of one of MLX's functions, given that, which errors call by MLX's
+    name."""
 
     def make(old: Any) -> Any:
-        @functools.wraps(old)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            return function(old, *args, **kwargs)
-
-        return call
+        return functools.wraps(old)(replacement(old))
 
     return make
 
 
-def _on_cpu(old: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _on_cpu(old: Callable[..., Any]) -> Callable[..., Any]:
     """A function of devices and streams that takes the GPU for the CPU."""
-    named = {key: _real_device(value) for key, value in kwargs.items()}
-    return old(*map(_real_device, args), **named)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        named = {key: _real_device(value) for key, value in kwargs.items()}
+        return old(*map(_real_device, args), **named)
+
+    return call
 
 
-def _default_stream(old: Callable[[Any], Any], device: Any) -> Any:
+def _is_available(old: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    def call(device: Any) -> bool:
+        return old(_real_device(device))
+
+    return call
+
+
+def _default_stream(old: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """`mx.default_stream`: for the GPU the same object each time, since others have no mark."""
-    stream = old(_real_device(device))
-    if not _is_gpu(device):
-        return stream
-    return _marked_for_gpu(_default_streams.setdefault(str(stream), stream))
+
+    def call(device: Any) -> Any:
+        stream = old(_real_device(device))
+        if not _is_gpu(device):
+            return stream
+        return _marked_for_gpu(_default_streams.setdefault(str(stream), stream))
+
+    return call
 
 
-def _new_stream(old: Callable[[Any], Any], device: Any) -> Any:
+def _new_stream(old: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """A function that makes a stream; those for the CPU are remembered."""
-    stream = old(_real_device(device))
-    if _is_gpu(device):
-        return _marked_for_gpu(stream)
-    _cpu_streams.add(str(stream))
-    return stream
+
+    def call(device: Any) -> Any:
+        stream = old(_real_device(device))
+        if _is_gpu(device):
+            return _marked_for_gpu(stream)
+        _cpu_streams.add(str(stream))
+        return stream
+
+    return call
 
 
 class _StreamContext:
@@ -386,7 +402,7 @@ def _replacements() -> list[tuple[Any, Any]]:
         makers += [
             (mx.fast, "metal_kernel", lambda old: _metal_kernel),
             (mx, "custom_function", lambda old: InstalledFunction),
-            (mx.metal, "is_available", _around(lambda old: True)),
+            (mx.metal, "is_available", _around(lambda old: lambda: True)),
             (mx, "import_function", _import_function),
             *((mx, name, make) for name, make in mlx_matmul.REPLACEMENTS.items()),
         ]
@@ -398,36 +414,48 @@ def _replacements() -> list[tuple[Any, Any]]:
     return [(old, make(old)) for old, make in originals if old is not None]  # as this MLX has them
 
 
-def _default_device(old: Callable[[], Any]) -> Any:
-    return old() if _device.cpu else _gpu
+def _default_device(old: Callable[[], Any]) -> Callable[[], Any]:
+    def call() -> Any:
+        return old() if _device.cpu else _gpu
+
+    return call
 
 
-def _set_default_device(old: Callable[[Any], None], device: Any) -> None:
-    old(_real_device(device))
-    _device.cpu = not _is_gpu(device)
+def _set_default_device(old: Callable[[Any], None]) -> Callable[[Any], None]:
+    def call(device: Any) -> None:
+        old(_real_device(device))
+        _device.cpu = not _is_gpu(device)
+
+    return call
 
 
-def _stream(old: Callable[[Any], Any], s: Any) -> _StreamContext:
-    return _StreamContext(s, old(_real_device(s)))
+def _stream(old: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def call(s: Any) -> _StreamContext:
+        return _StreamContext(s, old(_real_device(s)))
+
+    return call
 
 
-def _device_info(old: Callable[..., dict[str, Any]], d: Any = None) -> dict[str, Any]:
-    info = dict(_cpu_info(mx.cpu))
-    if _is_gpu(_gpu if d is None and not _device.cpu else d):
-        size = _memory()
-        info |= {
-            "memory_size": size,
-            "max_buffer_length": size,
-            "max_recommended_working_set_size": size // 4 * 3,
-        }
-    return info
+def _device_info(old: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+    def call(d: Any = None) -> dict[str, Any]:
+        info = dict(_cpu_info(mx.cpu))
+        if _is_gpu(_gpu if d is None and not _device.cpu else d):
+            size = _memory()
+            info |= {
+                "memory_size": size,
+                "max_buffer_length": size,
+                "max_recommended_working_set_size": size // 4 * 3,
+            }
+        return info
+
+    return call
 
 
 _OF_DEVICES: dict[str, Callable[..., Any]] = {
     "default_device": _default_device,
     "set_default_device": _set_default_device,
     "stream": _stream,
-    "is_available": _on_cpu,
+    "is_available": _is_available,
     "device_count": _on_cpu,
     "device_info": _device_info,
     "default_stream": _default_stream,
