@@ -223,3 +223,22 @@ def test_many_threads() -> None:
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(call, range(8)))
+
+
+def test_all_sizes_are_read_before_one_is_checked() -> None:
+    rule, body = "x[D]:float32 -> y[D]:float32", "y[0] = x[0];"
+    for setting in ("grid", "threadgroup"):
+        sizes = {"grid": 1, "threadgroup": 1, setting: ("D < 2", "Q")}
+        with pytest.raises(
+            ferrule.RuleError, match=rf"^\[op\] `{setting}` of op 'f': there is no dim 'Q'"
+        ):
+            ferrule.op("f", rule, metal=body, **sizes)
+    op = ferrule.op("f", rule, metal=body, grid=("0-1", "D//(D-2)"), threadgroup=1)
+    with pytest.raises(
+        ferrule.KernelError, match=r"^\[op\] D // \(D - 2\) of op 'f' divides by zero"
+    ):
+        op(np.ones(2, np.float32))
+    with pytest.raises(
+        ferrule.KernelError, match=r"^\[op\] `grid` of op 'f': 0 - 1 is -1 for x \(3,\)"
+    ):
+        op(np.ones(3, np.float32))

@@ -132,7 +132,9 @@ class SizedImplementation:
             raise KernelError(
                 f"{self._label(setting)}: got {len(parts)} sizes, expected one to three."
             )
-        axes = [self._size(setting, part) for part in parts]
+        axes = [self._expression(setting, part) for part in parts]
+        for axis in axes:
+            self._size(setting, axis)
         return (*axes, *[Expression(("int", 1))] * (3 - len(axes)))
 
     def _condition(self, condition: object) -> Expression | None:
@@ -207,16 +209,19 @@ class SizedImplementation:
         return tuple(values)
 
     def _sizes(self, setting: str, axes: Sequence[Expression], binding: Binding) -> Sizes:
-        x, y, z = [self._between(setting, axis, binding, 0, INT32 - 1) for axis in axes]
+        x, y, z = sizes = [self._value(axis, binding) for axis in axes]
+        for axis, size in zip(axes, sizes, strict=True):
+            if not 0 <= size < INT32:
+                raise self._bad(setting, axis, size, binding, f"0 to {INT32 - 1}")
         return x, y, z
 
     def _between(
-        self, setting: str, text: Expression, binding: Binding, low: int, high: int, words: str = ""
+        self, setting: str, text: Expression, binding: Binding, low: int, high: int, words: str
     ) -> int:
         """The value of an expression; ``words`` call its limits."""
         value: int = self._value(text, binding)
         if not low <= value <= high:
-            raise self._bad(setting, text, value, binding, words or f"{low} to {high}")
+            raise self._bad(setting, text, value, binding, words)
         return value
 
     def _value(self, expression: Expression, binding: Binding) -> Any:
