@@ -195,6 +195,8 @@ def test_files_without_one_kernel(tmp_path: Path) -> None:
     one = "kernel void f(device float* y, uint i [[thread_position_in_grid]]) { y[i] = 1; }\n"
     for text, said in (
         ("", r"has no kernel function outside of namespaces and macros"),
+        ("kernel void f(device float* y { y[0] = 1; }", r"has no kernel function outside"),
+        ("kernel void f(device float* y [[buffer(0)) { y[0] = 1; }", r"has no kernel function"),
         (f"#if 0\n{one}#else\n{one}#endif\n", r"'f' more than once, at the lines 2 and 4"),
     ):
         path = tmp_path / "k.metal"

@@ -182,8 +182,8 @@ def _function(parts: list[Token], start: int, i: int) -> _Function:
             name = next(t.text for t in reversed(parts[:i]) if not t.blank)
             opened, closed = i, _partner(parts, i)
         i = _partner(parts, i) + 1 if parts[i].text in OPEN else i + 1
-    if parts[i].text != "{":  # declared, or a template that is instantiated
-        return _Function("", start, opened, closed, i, i, parts[i].line)
+    if text_at(parts, i) != "{":  # declared, or a template that is instantiated, or not closed
+        return _Function("", start, opened, closed, i, i, parts[opened].line)
     return _Function(name, start, opened, closed, i, _partner(parts, i), parts[opened].line)
 
 
