@@ -315,8 +315,9 @@ def cuda_unit(
         ...     }
         ...     ''',
         ...     scratch={"partial": "float32[256]"},
-        ...     steps=[fe.step("sums<256>", ["x", "partial", "int64 N"], blocks=256, block=256),
-        ...            fe.step("sums<256>", ["partial", "y", "int64 256"], blocks=1, block=256)]))
+        ...     steps=[
+        ...         fe.cuda_step("sums<256>", ["x", "partial", "int64 N"], blocks=256, block=256),
+        ...         fe.cuda_step("sums<256>", ["partial", "y", "int64 256"], blocks=1, block=256)]))
     """
     if not isinstance(steps, (list, tuple)):
         raise KernelTypeError(f"[cuda_unit] `steps`: got {steps!r}, expected a list of steps.")

@@ -23,8 +23,9 @@ where the array gets nothing but additions, else with instructions that change a
 Which text runs is decided unit by unit.
 
 `source.loops.uniform` and `source.loops.analysis` find out what is the same in all lanes of a unit;
-`source.loops.regions` writes the loops. `ferrule inspect` shows the text and says which way was
-taken, and why not split. All three ways give the same bits; a fuzzer compares them (`tests/fuzz`).
+`source.loops.splitter` and `source.loops.flat` write the loops. `ferrule inspect` shows the text,
+and says which way was taken, and why not split. All three ways give the same bits; a fuzzer
+compares them (`tests/fuzz`).
 
 The cache holds each kernel twice: a *request* (kernel, spec, form of the launch, digests of the
 generator, the header, the compiler and the processor) leads to the digest of a text without that
