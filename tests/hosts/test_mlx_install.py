@@ -222,7 +222,6 @@ def test_wrong_arguments_are_refused_by_mlx_names(installed: None) -> None:
             (1,),
             "is_available() takes 0 positional arguments but 1 was given",
         ),
-        (mx.default_device, (1,), "default_device() takes 0 positional arguments but 1 was given"),
         (mx.stream, (), f"stream() {missing}: 's'"),
         (mx.is_available, (), f"is_available() {missing}: 'device'"),
         (mx.new_stream, (), f"new_stream() {missing}: 'device'"),
