@@ -467,6 +467,9 @@ REFUSED = (
      "r = simd_max(2, 3);"),
     ("threadgroup memory", f"int f(int v) {{ threadgroup int t[2]; {BARRIER} return t[0] + v; }}",
      "r = f(1);"),
+    ("continue is in no loop", ADD, "r = f(2); break;"),
+    ("continue is in no loop", ADD, "r = f(2); if (r > i) continue;"),
+    ("continue is in no loop", ADD, "r = f(2); if (r > i) { r = f(3); break; }"),
 )  # fmt: skip
 
 

@@ -69,7 +69,10 @@ class Nest(NamedTuple):
     @property
     def loop(self) -> Frame:
         """The innermost loop."""
-        return next(frame for frame in reversed(self.frames) if frame.kind == "loop")
+        for frame in reversed(self.frames):
+            if frame.kind == "loop":
+                return frame
+        raise NotSplittable("a break or continue is in no loop")
 
     def within(self, frame: Frame) -> Nest:
         """The nest inside of a frame more."""

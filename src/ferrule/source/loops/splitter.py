@@ -395,8 +395,9 @@ class _Splitter:
         """A jump that all active lanes make."""
         kind, together = statement.type.split("_")[0], not nest.masks
         if kind != "return":
-            frame = nest.frames[-1]  # of the loop itself, where nothing is between
-            together = frame.plain and ("break", frame.loop) not in self.plan
+            loop = nest.loop.loop
+            # The last frame is that of the loop itself, where nothing is between.
+            together = ("break", loop) not in self.plan and nest.frames[-1].plain
         if together:
             self.lanes.flush(nest)
             self.lanes.write(f"{kind};\n", statement)
