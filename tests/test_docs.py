@@ -15,7 +15,7 @@ from processes import COMPILING, forked
 from test_readme import Block, blocks, same
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
-PAGES = ["mlx_packages.md", "mlx.md", "pytorch.md"]
+PAGES = ["mlx_packages.md", "mlx.md", pytest.param("pytorch.md", marks=pytest.mark.slow)]
 ALONE = [
     pytest.param(block, id=f"{path.stem}-{block.line}")
     for path in sorted(DOCS.glob("*.md"))

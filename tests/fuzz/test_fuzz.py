@@ -15,6 +15,7 @@ from .reference import Reference
 from .shrink import shrink
 
 SEEDS = range(7_000, 7_090)  # about a minute on one core
+QUICK = 4  # of them are no slow tests
 LAUNCH = p.Launch((8, 1, 1), (8, 1, 1), 0)
 
 
@@ -25,7 +26,10 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("everywhere")
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize(
+    "seed",
+    [*SEEDS[:QUICK], *(pytest.param(seed, marks=pytest.mark.slow) for seed in SEEDS[QUICK:])],
+)
 def test_program(seed: int) -> None:
     program = Generator(seed).program()
     outcome = harness.check(program)

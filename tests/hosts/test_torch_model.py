@@ -136,6 +136,7 @@ for n in (2, 7):
 """
 
 
+@pytest.mark.slow
 def test_exported_in_a_new_process_and_in_cpp(tmp_path: Path) -> None:
     building = start_build(tmp_path)
     model = Model()

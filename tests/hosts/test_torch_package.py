@@ -271,6 +271,7 @@ def test_what_is_wrong_is_named(
         ops[name](*values)
 
 
+@pytest.mark.slow
 def test_a_kernel_that_faults_raises() -> None:
     bad = op("bad", "x[N]:float32 -> y[N]:float32", I + "y[i + (1ul << 40)] = x[i];", "N")
 
@@ -286,6 +287,7 @@ def test_a_kernel_that_faults_raises() -> None:
             bad(torch.ones(3))  # the other runtime in this process
 
 
+@pytest.mark.slow
 def test_a_fault_elsewhere_ends_a_process_with_two_runtimes() -> None:
     code = """
         import ctypes, faulthandler, sys, torch
@@ -328,6 +330,7 @@ def first_version() -> Any:
     return torch._export.config.patch(enable_auto_functionalized_v2_for_export=False)
 
 
+@pytest.mark.slow
 def test_a_model_is_packaged_again_where_its_package_is_loaded(tmp_path: Path) -> None:
     class Model(torch.nn.Module):
         def forward(self, x: Any) -> Any:
@@ -385,6 +388,7 @@ def test_what_cannot_be_packaged_is_refused(tmp_path: Path) -> None:
     assert not path.exists()
 
 
+@pytest.mark.slow
 def test_the_text_for_cuda_is_written() -> None:
     """Compiled as C, with a cubin that is none."""
     from ferrule.devices.protocol import Code
@@ -404,6 +408,7 @@ def test_the_text_for_cuda_is_written() -> None:
     assert torch_package._library([there])
 
 
+@pytest.mark.slow
 def test_machine_code_for_gpus(library: object) -> None:
     there = ferrule.op(
         "there", "x[N]:T, k:int32 -> y[N]:T", grid="N", threadgroup="min(N, 64)",
@@ -511,6 +516,7 @@ PYTHON = """
 """
 
 
+@pytest.mark.slow
 def test_a_package_in_ferrule_in_python_without_it_and_in_cpp(tmp_path: Path) -> None:
     building = start_build(tmp_path)
     package = tmp_path / "model.pt2"
@@ -553,6 +559,7 @@ class _Cached(torch.nn.Module):
         return self.cache * 2, n
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("decomposed", [False, True])
 def test_what_is_written_in_place_in_a_package(tmp_path: Path, decomposed: bool) -> None:
     """Buffers are as they were at the export, then the package's own."""
