@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import importlib.util
 import os
@@ -18,7 +19,10 @@ import pytest
 
 import on_cuda
 import precompiled
+import together
 from fake_cuda import build
+from ferrule.devices import protocol as devices
+from ferrule.devices.cpu import program as cpu
 from ferrule.tools import nvrtc
 
 # Inductor compiles a program per instruction set, where its cache is new, to see whether the
@@ -30,8 +34,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-@pytest.fixture(autouse=True)
-def same_numbers_each_time() -> None:
+def seed() -> None:
     """What a test draws, and where MLX computes, does not depend on the tests before it in the same
     process."""
     random.seed(0)
@@ -44,10 +47,31 @@ def same_numbers_each_time() -> None:
             mx.set_default_device(mx.gpu)
 
 
+@pytest.fixture(autouse=True)
+def same_numbers_each_time() -> None:
+    seed()
+
+
 @pytest.fixture(scope="session", autouse=True)
-def precompiled_headers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def precompiled_headers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     precompiled.mlx_header()
-    with precompiled.headers(tmp_path_factory.mktemp("headers")):
+    base = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        base = base.parent  # that all workers have
+    folder = base / "headers"
+    folder.mkdir(exist_ok=True)
+    with precompiled.headers(folder):
+        yield folder
+
+
+@pytest.fixture(scope="module", autouse=True)
+def optimisation(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Kernels are compiled with less optimisation than users', but in modules marked optimised."""
+    optimised = request.node.get_closest_marker("optimised") is not None
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cpu, "_FLAGS", precompiled.quick(cpu._FLAGS, optimised))
+        if optimised:
+            patch.setattr(devices.get("cpu"), "_programs", {})
         yield
 
 
@@ -82,11 +106,26 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.gpu)
 
 
-def pytest_collection_finish() -> None:
+_frozen_modules = 0
+
+
+def _freeze() -> None:
     """What importing and collecting made stays, and is most of what there is: no collection of
     garbage needs to look at it."""
-    gc.collect()
-    gc.freeze()
+    global _frozen_modules
+    if len(sys.modules) > _frozen_modules + 200:
+        gc.collect()
+        gc.freeze()
+        _frozen_modules = len(sys.modules)
+
+
+def pytest_collection_finish() -> None:
+    gc.set_threshold(10_000, 20, 20)  # tests that are about garbage collect it themselves
+    _freeze()
+
+
+def pytest_runtest_teardown() -> None:
+    _freeze()
 
 
 # -- without MLX: its tests are skipped ---------------------------------------------------------
@@ -135,6 +174,8 @@ def pytest_runtest_setup(item: pytest.Item) -> Generator[None, Any, Any]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
+    header = functools.partial(precompiled.dialect_header, item.funcargs["precompiled_headers"])
+    together.rehearse(item, seed, header)
     try:
         return (yield)
     except ModuleNotFoundError as error:

@@ -5,8 +5,11 @@ What stands in for the CPU copies the arrays to the GPU, launches there, and cop
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import functools
 import os
+import re
 import sys
 import time
 import zlib
@@ -14,16 +17,16 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
 from ferrule.devices import protocol as devices
 from ferrule.devices.cpu.program import CpuDevice
-from ferrule.devices.cuda.build import CudaBuild
+from ferrule.devices.cuda.build import CudaBuild, Task
 from ferrule.devices.cuda.device import gpu
 from ferrule.devices.protocol import Binary
-from ferrule.errors import DeviceError
+from ferrule.errors import CompilerFailed, DeviceError, ToolchainError
 from ferrule.kernels.call import MetalKernel
 from ferrule.source.cuda import launch as cuda_launch
 from ferrule.spec import Facts, Launch, Spec
@@ -208,32 +211,121 @@ def in_place_of_the_cpu(fake: Any) -> Iterator[None]:
         yield
 
 
-@contextmanager
-def compiled() -> Iterator[None]:
-    """NVRTC takes the text of every kernel that is loaded on the CPU inside a ``with`` block.
+_TEXT = re.compile(r"((?:(?://.*|#define .*)?\n)*)#include \"ferrule.h\"\n(.*)", re.DOTALL)
+_NAME = re.compile(r"__global__ void (\w+)\(")
+
+
+class _Read(NamedTuple):
+    """A text that NVRTC is to read."""
+
+    made_of: tuple[str, ...]
+    source: str
+    options: tuple[str, ...]
+
+
+class _Captured(BaseException):
+    """Instead of a compilation."""
+
+
+class Compiled:
+    """NVRTC takes the text of every kernel that is loaded on the CPU.
 
     It reads it, and makes all templates, but no PTX, which would take as long again.
     """
+
+    def __init__(self, library: nvrtc.Nvrtc) -> None:
+        self._library = library
+        self._taken: set[tuple[str, ...]] = set()
+        self._later: list[_Read] | None = None
+        self._program, self._compile_unit = CpuDevice.program, nvrtc.Nvrtc.compile_unit
+
+    def program(self, device: CpuDevice, spec: Spec) -> Any:
+        """In place of the CPU's."""
+        program = self._program(device, spec)
+        gpu_spec = replace(spec, inputs=tuple(i._replace(value=False) for i in spec.inputs))
+        task = CudaBuild(gpu_spec, None).task(self._library, "compute_90")
+        if task.made_of in self._taken:
+            return program
+        if self._later is not None:
+            with contextlib.suppress(_Captured):
+                self._run(task, functools.partial(self._note, task.made_of))
+        else:
+            self._run(task, self._read)
+            self._taken.add(task.made_of)
+        return program
+
+    def _run(self, task: Task, compile_unit: Any) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(nvrtc.Nvrtc, "compile_unit", lambda _, *rest: compile_unit(*rest))
+            task.run()
+
+    def _read(self, source: str, name: str, options: Sequence[str], *rest: Any) -> Any:
+        options = [*options, "-fdevice-syntax-only"]
+        return self._compile_unit(self._library, source, name, options, *rest)
+
+    def _note(
+        self, made_of: tuple[str, ...], source: str, name: str, options: Sequence[str], *_: Any
+    ) -> Any:
+        assert self._later is not None
+        self._later.append(_Read(made_of, source, tuple(options)))
+        raise _Captured
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """What is loaded inside the block is read at its end, all as one text if it has no error;
+        what has is read again when it is loaded again."""
+        self._later = []
+        try:
+            yield
+        finally:
+            reads, self._later = self._later, None
+        groups: dict[Any, dict[tuple[str, ...], str]] = {}
+        for read in reads:
+            match = _TEXT.fullmatch(read.source)
+            if match is not None and not re.search(r"#\s*(define|undef|pragma)", match[2]):
+                defines = tuple(re.findall("#define .*", match[1]))
+                groups.setdefault((defines, read.options), {})[read.made_of] = match[2]
+        for (defines, options), texts in groups.items():
+            source = "\n".join([*defines, '#include "ferrule.h"', *map(apart, texts.values())])
+            with contextlib.suppress(CompilerFailed, ToolchainError):
+                self._read(source, "together", options, {}, ())
+                self._taken.update(texts)
+
+
+def apart(text: str, *names: str) -> str:
+    """The text of a kernel, with names that no other has: its own, its namespace's and these."""
+    names = ("user", *names, *_NAME.findall(text))
+    begin = "".join(f"#define {name} {name}_{number(text)}\n" for name in names)
+    end = "".join(f"#undef {name}\n" for name in names)
+    return f"{begin}{text}\n{end}"
+
+
+def number(text: str) -> int:
+    """A number that is the text's alone."""
+    return zlib.crc32(text.encode())
+
+
+_compiled: Compiled | None = None
+
+
+def together() -> contextlib.AbstractContextManager[None]:
+    """Where NVRTC takes the texts of kernels (`compiled`), those loaded in the block at once."""
+    return contextlib.nullcontext() if _compiled is None else _compiled.together()
+
+
+@contextmanager
+def compiled() -> Iterator[None]:
+    """NVRTC takes the text of every kernel that is loaded on the CPU inside a ``with`` block."""
+    global _compiled
     library = nvrtc.find_nvrtc()
     if library is None or library.version < (13, 0) or available():
         yield
         return
-    right, compile_unit, taken = CpuDevice.program, nvrtc.Nvrtc.compile_unit, set[Any]()
-
-    def read(library: nvrtc.Nvrtc, source: str, name: str, options: Any, *rest: Any) -> Any:
-        return compile_unit(library, source, name, [*options, "-fdevice-syntax-only"], *rest)
-
-    def program(device: CpuDevice, spec: Spec) -> Any:
-        made = right(device, spec)
-        gpu_spec = replace(spec, inputs=tuple(i._replace(value=False) for i in spec.inputs))
-        task = CudaBuild(gpu_spec, None).task(library, "compute_90")
-        if task.made_of not in taken:
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(nvrtc.Nvrtc, "compile_unit", read)
-                task.run()
-            taken.add(task.made_of)
-        return made
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(CpuDevice, "program", program)
-        yield
+    _compiled = Compiled(library)
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            reader = _compiled
+            patch.setattr(CpuDevice, "program", lambda *given: reader.program(*given))
+            yield
+    finally:
+        _compiled = None

@@ -2,7 +2,8 @@
 
 `run` starts a new interpreter. `forked` saves the seconds that importing torch takes: a server that
 has imported it, and nothing of ferrule, forks for each script, which then runs as ``__main__`` and
-ends as any interpreter does. The server's children share its hash seed.
+ends as any interpreter does. The server's children share its hash seed. There is one for each list
+of modules, for all workers; with inductor, it has compiled something before it forks.
 """
 
 from __future__ import annotations
@@ -11,15 +12,19 @@ import atexit
 import functools
 import importlib
 import os
-import pickle
+import signal
 import subprocess
 import sys
 import tempfile
 import textwrap
 import time
+import zlib
 from collections.abc import Mapping
+from multiprocessing.connection import Client, Listener
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import filelock
 
 TORCH = ("torch",)
 COMPILING = (  # what Dynamo and inductor import when they first compile: 5 s
@@ -78,22 +83,39 @@ class _Request(NamedTuple):
 
 
 class _Server:
-    """The process that forks, while this one lives."""
+    """A process that forks for all workers of a test run, and this one's connection to it."""
 
     def __init__(self, modules: tuple[str, ...]) -> None:
+        run = os.environ.get("PYTEST_XDIST_TESTRUNUID", str(os.getpid()))
+        number = zlib.crc32(" ".join((run, *modules)).encode())
+        path = Path(tempfile.gettempdir(), f"ferrule-tests-{number:x}")
+        with filelock.FileLock(f"{path}.lock"):
+            try:
+                self.connection = Client(str(path))
+            except (FileNotFoundError, ConnectionRefusedError):
+                path.unlink(missing_ok=True)
+                self._start(path, modules)
+                self.connection = Client(str(path))
+
+    def _start(self, path: Path, modules: tuple[str, ...]) -> None:
         code = "import processes; exec(processes.next_script())"
-        path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+        folders = os.pathsep.join([str(Path(__file__).parent), *sys.path])
         self.process = subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-c", code, *modules], stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": path},
+            [sys.executable, "-W", "ignore", "-c", code, path, *modules], stdout=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": folders, "TORCHINDUCTOR_COMPILE_THREADS": "1"},
         )  # fmt: skip
-        atexit.register(self.process.kill)
+        atexit.register(self._end, path)
+        assert self.process.stdout is not None
+        assert self.process.stdout.readline()  # it listens
+
+    def _end(self, path: Path) -> None:
+        self.process.kill()  # not those who answer the other workers
+        for name in (path, f"{path}.lock"):
+            Path(name).unlink(missing_ok=True)
 
     def ask(self, request: _Request) -> int:
-        assert self.process.stdin is not None and self.process.stdout is not None
-        pickle.dump(tuple(request), self.process.stdin)
-        self.process.stdin.flush()
-        return int(pickle.load(self.process.stdout))  # noqa: S301
+        self.connection.send(tuple(request))
+        return int(self.connection.recv())
 
 
 @functools.cache
@@ -102,21 +124,47 @@ def _server(modules: tuple[str, ...]) -> _Server:
 
 
 def next_script() -> Any:
-    """In the server: fork for each request, and return its script in the child."""
-    for name in sys.argv[1:]:
+    """In the server: fork for each worker, and there for each request; return its script."""
+    path, *modules = sys.argv[1:]
+    for name in modules:
         importlib.import_module(name)
-    requests, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
+    if "torch._inductor.compile_fx" in modules:
+        _compile_once()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    listener = Listener(path)
+    print("listening", flush=True)
+    while True:
+        connection = listener.accept()
+        if os.fork() == 0:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            listener.close()
+            return _next_of(connection)
+        connection.close()
+
+
+def _compile_once() -> None:
+    """What inductor imports and asks when it first compiles, it has then in all children."""
+    import torch
+    from torch._dynamo.utils import counters
+
+    x = torch.ones(3, requires_grad=True)
+    torch.compile(lambda x: x.sin())(x).sum().backward()
+    torch._dynamo.reset()
+    counters.clear()
+
+
+def _next_of(connection: Any) -> Any:
+    """For one worker: answer its requests, and return the script of each in a child."""
     while True:
         try:
-            request = _Request(*pickle.load(requests))  # noqa: S301
+            request = _Request(*connection.recv())
         except EOFError:
             os._exit(0)
         child = os.fork()
         if child == 0:
-            answers.close()
+            connection.close()
             return _become(request)
-        pickle.dump(_status(child, request.timeout), answers)
-        answers.flush()
+        connection.send(_status(child, request.timeout))
 
 
 def _become(request: _Request) -> Any:

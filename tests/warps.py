@@ -13,6 +13,7 @@ import functools
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,10 +24,11 @@ import numpy as np
 import fake_cuda
 import ferrule
 import on_cuda
+from ferrule import cache
 from ferrule.devices.cuda.device import CudaDevice
 from ferrule.devices.cuda.program import CudaProgram
 from ferrule.devices.digests import INCLUDE
-from ferrule.errors import DeviceError
+from ferrule.errors import CompilerFailed, DeviceError
 from ferrule.source.cuda import launch as cuda_launch
 from ferrule.source.cuda.launch import Form
 from ferrule.spec import Facts, Launch, Spec, extent
@@ -34,6 +36,7 @@ from ferrule.tools import loader, toolchain
 from ferrule.tools.driver import LoadedFunction as Function
 
 NATIVE = Path(__file__).parent / "native" / "warps.h"
+SCHEDULER = NATIVE.with_suffix(".cpp")
 Array = np.ndarray[Any, Any]
 
 _LANE = re.compile(r'unsigned l;\s*asm\("mov.u32 %0, %%laneid;" : "=r"\(l\)\);\s*return l;')
@@ -62,19 +65,10 @@ namespace fr { inline void memcpy(void* t, const void* f, unsigned long n) { emu
 """
 _BODY = "\n#define FR_BODY\n"  # after what all kernels have
 _FLAGS = ("-O0", "-w", "-std=c++17", f"-I{INCLUDE}", "-ffp-contract=off")
-_RUN = """
-extern "C" __attribute__((visibility("default"))) const char* run(
-    void** a, const unsigned* grid, const unsigned* block, long* asked) {{
-  gridDim = {{grid[0], grid[1], grid[2]}}, blockDim = {{block[0], block[1], block[2]}};
-  emu::failure[0] = 0, emu::asked = 0;
-  emu::kernel_call = [&] {{ {name}({arguments}); }};
-  for (blockIdx.z = 0; blockIdx.z < grid[2]; ++blockIdx.z)
-  for (blockIdx.y = 0; blockIdx.y < grid[1]; ++blockIdx.y)
-  for (blockIdx.x = 0; blockIdx.x < grid[0]; ++blockIdx.x)
-    if (!emu::block()) return emu::failure;
-  *asked = emu::asked;
-  return "";
-}}
+_APPLE = sys.platform == "darwin"
+_LINKED = (*_FLAGS, "-Wl,-undefined,dynamic_lookup" if _APPLE else "-nostdlib")
+_KERNEL = """
+extern "C" __attribute__((visibility("default"))) void kernel(void** a) {{ {name}({arguments}); }}
 """
 
 
@@ -97,10 +91,9 @@ def host_text(text: str, arch: int = 900, defines: str = "") -> str:
     text = text.replace("extern __shared__", "__shared__").replace(
         "fr_shared[]", "fr_shared[1 << 20]"
     )
-    run = _RUN.format(name=signature[1], arguments=", ".join(arguments))
-    return (
-        f'#define __CUDA_ARCH__ {arch}\n{defines}#include "{NATIVE}"\n#undef FR_CUDA\n{text}{run}'
-    )
+    kernel = _KERNEL.format(name=signature[1], arguments=", ".join(arguments))
+    begin = f'#define __CUDA_ARCH__ {arch}\n{defines}#include "{NATIVE}"\n#undef FR_CUDA\n'
+    return f"{begin}{text}{kernel}"
 
 
 @functools.cache
@@ -118,12 +111,61 @@ def _header(text: str) -> Path:
     return path
 
 
-@functools.cache
+_kernels: dict[str, Any] = {}
+_later: dict[str, None] | None = None
+
+
 def _compiled(text: str) -> Any:
-    begin, _, body = text.partition(_BODY)
+    """What runs a text."""
+    if _later is not None:
+        _later[text] = None
+        return lambda *_: b""
+    if text not in _kernels:
+        begin, _, body = text.partition(_BODY)
+        _kernels[text] = _load(begin, body).kernel
+    return functools.partial(_scheduler(), _kernels[text])
+
+
+def _load(begin: str, body: str) -> ctypes.CDLL:
+    _scheduler()  # whose names a kernel finds when it is loaded
     path = _header(re.sub(r"^// .*\n", "", begin, flags=re.MULTILINE))  # the kernel's name
-    library = toolchain.find_compiler().compile(f'#include "{path}"\n{body}', flags=_FLAGS)
-    run = loader.load_library(library, "warps").run
+    library = toolchain.find_compiler().compile(f'#include "{path}"\n{body}', flags=_LINKED)
+    return loader.load_library(library, "warps")
+
+
+@contextlib.contextmanager
+def together() -> Iterator[None]:
+    """Launches in the block do nothing; at its end their texts are compiled, all by one run."""
+    global _later
+    _later = {}
+    try:
+        yield
+    finally:
+        texts, _later = _later, None
+    groups: dict[str, list[str]] = {}
+    for text in texts:
+        begin, _, body = text.partition(_BODY)
+        if text not in _kernels and not re.search(r"#\s*(define|undef|pragma)", body):
+            groups.setdefault(re.sub(r"^// .*\n", "", begin, flags=re.MULTILINE), []).append(text)
+    for begin, group in groups.items():
+        bodies = [text.partition(_BODY)[2] for text in group]
+        with contextlib.suppress(CompilerFailed):
+            library = _load(begin, "\n".join(on_cuda.apart(body, "kernel") for body in bodies))
+            for text, body in zip(group, bodies, strict=True):
+                _kernels[text] = getattr(library, f"kernel_{on_cuda.number(body)}")
+
+
+@functools.cache
+def _scheduler() -> Any:
+    """What carries out a launch of a kernel, loaded so that kernels find what they call of it."""
+    compiler = toolchain.find_compiler()
+    text = SCHEDULER.read_text().replace('"warps.h"', f'"{NATIVE}"')
+    key = cache.digest("warps", compiler.identity, text, NATIVE.read_text())
+    library = cache.default().get_or_make(key, lambda: compiler.compile(text, flags=["-O1", "-w"]))
+    with tempfile.NamedTemporaryFile(suffix=".so") as file:
+        file.write(library)
+        file.flush()
+        run = ctypes.CDLL(file.name, ctypes.RTLD_GLOBAL).emu_run
     run.restype = ctypes.c_char_p
     return run
 

@@ -1,12 +1,8 @@
-"""What the conformance tests share: one cache of compiled kernels for all of them."""
+"""What the conformance tests share."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
-
-from ferrule import _env
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -22,22 +18,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="the folder tests of a checkout, or source distribution, of the installed mlx-lm: run "
         "its own tests of its kernels with ferrule in MLX",
     )
-
-
-@pytest.fixture(scope="session")
-def kernel_cache(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
-    """A cache folder for this test run, shared by the workers of pytest-xdist."""
-    folder = tmp_path_factory.getbasetemp()
-    if hasattr(request.config, "workerinput"):
-        folder = folder.parent
-    folder = folder / "conformance-kernels"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    return folder
-
-
-@pytest.fixture(autouse=True)
-def own_cache(kernel_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(_env.CACHE_DIR, str(kernel_cache))
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -231,7 +230,7 @@ def test_mixed_dtypes() -> None:
     assert mx.array_equal(narrow.astype(mx.float32) + wide, mx.full((32,), 8.0))
 
 
-def test_mlx_own_file(request: pytest.FixtureRequest, kernel_cache: Path) -> None:
+def test_mlx_own_file(request: pytest.FixtureRequest) -> None:
     folder = request.config.getoption("--mlx-tests", default=None)
     if folder is None:
         pytest.skip("runs with --mlx-tests PATH, the folder python/tests of a checkout of MLX")

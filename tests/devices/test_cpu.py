@@ -24,6 +24,8 @@ from numpy.typing import NDArray
 import ferrule
 from ferrule.devices.cpu import program as cpu
 
+pytestmark = pytest.mark.optimised
+
 F32 = np.dtype(np.float32)
 
 

@@ -1,21 +1,18 @@
-"""A cache folder of the run's own, unless the environment names one."""
+"""Kernels of several tests are compiled together; references may overflow."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 
-@pytest.fixture(scope="session", autouse=True)
-def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        if "FERRULE_CACHE_DIR" not in os.environ:
-            folder = tmp_path_factory.mktemp("kernels", numbered=True)
-            patch.setenv("FERRULE_CACHE_DIR", str(folder))
-        yield
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.parent == Path(__file__).parent and item.path.stem != "test_metal_refusals":
+            item.add_marker(pytest.mark.together)
 
 
 @pytest.fixture(autouse=True)

@@ -10,6 +10,8 @@ import pytest
 
 from metal_harness import INTS, KINDS, Array, Slots, run
 
+pytestmark = pytest.mark.optimised
+
 
 class Width:
     """The integers of one type, with Python's integers for the arithmetic."""

@@ -9,6 +9,8 @@ import pytest
 
 from metal_harness import Slots, run
 
+pytestmark = pytest.mark.optimised
+
 f32 = np.float32
 
 

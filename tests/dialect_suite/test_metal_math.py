@@ -14,6 +14,8 @@ import pytest
 
 from metal_harness import KINDS, Array, Slots, bfloat16
 
+pytestmark = pytest.mark.optimised
+
 f32 = np.float32
 f64 = np.float64
 PI = np.pi

@@ -9,6 +9,8 @@ import pytest
 
 from metal_harness import FLOATS, INTS, KINDS, Slots, bfloat16
 
+pytestmark = pytest.mark.optimised
+
 f32 = np.float32
 f16 = np.float16
 

@@ -16,6 +16,8 @@ import pytest
 import ferrule
 from ferrule.devices.cpu import program as cpu
 
+pytestmark = pytest.mark.optimised
+
 N = 4096
 NAMES = ("a", "b", "c", "d")
 

@@ -13,6 +13,8 @@ import warps
 from ferrule.devices.cpu import program as cpu
 from ferrule.tools import nvdisasm, nvrtc
 
+pytestmark = pytest.mark.together
+
 F32 = np.dtype(np.float32)
 TYPES = {"half": np.dtype(np.float16), "bfloat": np.dtype(ml_dtypes.bfloat16), "float": F32}
 KEEP = "y[192 + thread_index_in_simdgroup] = float(P.thread_elements()[1]);"

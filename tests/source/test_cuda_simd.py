@@ -20,6 +20,8 @@ from fuzz.operations import Invalid
 from split_cases import INPUTS, Case, branches, loops, masks
 from test_ways import kernel_of
 
+pytestmark = pytest.mark.together
+
 I32 = np.dtype(np.int32)
 WORDS = ("simd_", "quad_", "simdgroup_barrier", "quadgroup_barrier")
 

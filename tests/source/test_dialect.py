@@ -9,7 +9,7 @@ import ferrule
 from dialect_blocks import BLOCKS, Block
 from ferrule.devices.cpu import program as cpu
 
-pytestmark = pytest.mark.usefixtures("everywhere")
+pytestmark = [pytest.mark.together, pytest.mark.usefixtures("everywhere")]
 
 
 @pytest.mark.parametrize("mode", ["auto", "fibers"])

@@ -15,6 +15,8 @@ import pytest
 import ferrule
 from ferrule.devices.cpu.program import running
 
+pytestmark = pytest.mark.optimised
+
 BODY = """
 uint elem = thread_position_in_grid.x;
 int C = rows_shape[1];

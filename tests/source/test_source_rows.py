@@ -13,7 +13,9 @@ from numpy.typing import NDArray
 import ferrule
 from ferrule.devices.cpu import program as cpu
 
-pytestmark = pytest.mark.usefixtures("everywhere")
+pytestmark = [
+    pytest.mark.optimised, pytest.mark.together, pytest.mark.usefixtures("everywhere"),
+]  # fmt: skip
 
 Array = NDArray[Any]
 ROWS = st.tuples(st.integers(1, 9), st.integers(1, 150))

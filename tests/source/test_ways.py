@@ -17,6 +17,8 @@ from split_cases import CASES, INPUTS, SOLID, WIDE, Case, Shape, threads
 Array = np.ndarray[Any, np.dtype[Any]]
 I32 = np.dtype(np.int32)
 
+pytestmark = pytest.mark.together("ways")
+
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,8 +109,10 @@ def test_case(case: Case, ways: dict[cpu.Form, str]) -> None:
     harness.optimise(case.optimise)
     kernel = kernel_of(case)
     modes = ["fibers", "auto", *(["split"] if case.way == "flat" and case.splits else [])]
-    for shape in case.shapes:
-        got = {mode: run(kernel, case, shape, mode) for mode in modes}
+    results = [
+        (shape, {mode: run(kernel, case, shape, mode) for mode in modes}) for shape in case.shapes
+    ]
+    for shape, got in results:
         for mode in modes[1:]:
             assert_equal(got[mode], got["fibers"], case, shape, f"mode {mode} and fibers")
         if case.want is not None:
