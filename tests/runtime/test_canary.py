@@ -113,7 +113,9 @@ def test_each_byte_that_torch_has_behind_an_output(way: str, n: int, data: st.Da
         except DeviceError as error:
             assert re.search(said("kernel 'poke'", n, count), str(error))
             break
-        assert len(kept) < 20  # nothing is known of memory that begins with a page
+        # Nothing is known of memory that begins with a page: the next begins elsewhere.
+        kept.append(torch.empty(n + 16 * len(kept), dtype=torch.uint8))
+        assert len(kept) < 40
 
 
 BEHIND = """
