@@ -55,6 +55,29 @@ def test_true_and_one_and_a_dtype_are_three_templates() -> None:
             assert call(made, x, template=[("V", value)]).item() == expected
 
 
+@pytest.mark.parametrize("ranks", [(17,), (16, 16), (17, 1), (33, 17), (1, 17)])
+def test_outputs_of_many_dims(ranks: tuple[int, ...]) -> None:
+    kernel = ferrule.metal_kernel(
+        f"deep_{'_'.join(map(str, ranks))}",
+        ["x"],
+        [f"y{i}" for i in range(len(ranks))],
+        "uint i = thread_position_in_grid.x;"
+        + "".join(f" y{i}[i] = x[i] + {i};" for i in range(len(ranks))),
+    )
+    shapes = [(1,) * (rank - 1) + (2,) for rank in ranks]
+    for _ in range(3):
+        outputs = kernel(
+            inputs=[mx.array([3.0, 4.0])],
+            output_shapes=shapes,
+            output_dtypes=[mx.float32, mx.float16][: len(ranks)],
+            grid=(2, 1, 1),
+            threadgroup=(2, 1, 1),
+        )
+        for i, (output, shape) in enumerate(zip(outputs, shapes, strict=True)):
+            assert output.shape == shape
+            assert output.reshape(2).tolist() == [3.0 + i, 4.0 + i]
+
+
 @pytest.mark.parametrize(("inputs", "outputs"), [(32, 32), (33, 1), (60, 2), (1, 33)])
 @pytest.mark.filterwarnings("ignore:.*more than 31 buffers:ferrule.PortabilityWarning")
 def test_kernels_of_more_arrays_than_nodes_have_room_for(inputs: int, outputs: int) -> None:

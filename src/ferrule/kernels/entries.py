@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ..devices.protocol import Native, Program
 
 # Constants of runtime/op_calls.h and rule.h.
-ARGUMENTS, MOST_TEMPLATES, _DIMS, _KEY = 32, 64, 64, 112
+ARGUMENTS, MOST_DIMS, MOST_TEMPLATES, _DIMS, _KEY = 32, 16, 64, 64, 112
 _BUCKETS, _MOST_ENTRIES = 64, 4096
 CPU, CUDA = 1, 2
 FLOAT, INT, BOOL = 1, 2, 3  # of a number; 0 of an array
@@ -103,7 +103,7 @@ class _Input(ctypes.Structure):  # fr_rule_input
 
 
 class _Output(ctypes.Structure):  # fr_rule_output
-    _fields_ = (("ndim", _int32), ("dtype", _int32), ("sizes", _int64 * 16))
+    _fields_ = (("ndim", _int32), ("dtype", _int32), ("sizes", _int64 * MOST_DIMS))
 
 
 class Request(ctypes.Structure):

@@ -17,7 +17,7 @@ from ... import dtypes
 from ...dtypes import Dtype
 from ...errors import KernelError, KernelTypeError
 from ...kernels import arguments, entries
-from ...kernels.entries import ARGUMENTS, BoundKernel, Prepared, Request
+from ...kernels.entries import ARGUMENTS, MOST_DIMS, BoundKernel, Prepared, Request
 from ...operators.bodies import BodyLaunch
 from ...rules.bytecode import compile_rule
 from ...spec import Facts, Input, Shape, Spec
@@ -275,7 +275,8 @@ def call_kernel(
         return mlx_gpu.call_stock(call, arrays, stream)
     native = library()
     most = max(len(kernel.input_names), len(kernel.output_names))
-    if native is None or most > ARGUMENTS:
+    deepest = max(len(shape) for shape in shapes)
+    if native is None or most > ARGUMENTS or deepest > MOST_DIMS:
         return None
     if kernel.language == "cuda" and not native.fr_mlx_has_cuda():
         raise arguments.needs_cuda(kernel, mlx.name, "cpu")
