@@ -22,7 +22,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 
 import ferrule
-from ferrule.kernels import arguments
+from ferrule.kernels import arguments, entries
 from ferrule.tools import fastcall
 
 pytestmark = pytest.mark.skipif(fastcall.library() is None, reason="built without Python's headers")
@@ -449,6 +449,28 @@ def test_lists_that_iterate_otherwise() -> None:
                 threadgroup=(8, 1, 1),
             )  # fmt: skip
             assert out[0] == want
+
+
+def test_two_threads_never_number_two_programs_alike() -> None:
+    programs = entries.Numbered()
+    numbers: dict[str, int] = {}
+
+    class Program:
+        """One whose hash, which is asked for in the middle, lets another thread number its own."""
+
+        def __hash__(self) -> int:
+            if not second.ident:
+                second.start()
+                second.join(0.3)
+            return 1
+
+    other = object()
+    second = threading.Thread(target=lambda: numbers.update(second=programs.number(other)))
+    program = Program()
+    numbers["first"] = programs.number(program)
+    second.join()
+    assert programs.objects[numbers["first"]] is program
+    assert programs.objects[numbers["second"]] is other
 
 
 def test_threads_and_settings() -> None:

@@ -206,6 +206,27 @@ class Prepared(NamedTuple):
             raise self.program.failure(request.status, self.launch, arrays)
 
 
+class Numbered:
+    """Objects by numbers, which C has in their place; a lock sees to it that no number comes twice.
+
+    Attributes:
+        objects: each at the place of its number.
+    """
+
+    def __init__(self) -> None:
+        self.objects: list[Any] = []
+        self._numbers: dict[object, int] = {}
+        self._lock = threading.Lock()
+
+    def number(self, value: object, key: object = None) -> int:
+        """The number of an object, or of the first with this ``key``."""
+        with self._lock:
+            number = self._numbers.setdefault(value if key is None else key, len(self.objects))
+            if number == len(self.objects):
+                self.objects.append(value)
+        return number
+
+
 class Bound:
     """An op or kernel that C runs, with its entries.
 

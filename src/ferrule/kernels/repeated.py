@@ -13,7 +13,7 @@ from ..kernel import Kernel
 from ..spec import Facts
 from ..tools import fastcall
 from . import arguments
-from .entries import ARGUMENTS, BoundKernel, Request, register_engine
+from .entries import ARGUMENTS, BoundKernel, Numbered, Request, register_engine
 
 if TYPE_CHECKING:
     from ..devices.protocol import Program
@@ -26,22 +26,14 @@ class _Programs(BoundKernel):
         super().__init__(kernel)
         described = [kernel.wants(name)[0] for name in kernel.input_names]
         self.structure.body[0].described = sum(wants << i for i, wants in enumerate(described))
-        self._programs: list[Program] = []
-        self._numbers: dict[Program, int] = {}
-
-    def number(self, program: Program) -> int:
-        """The number of a program."""
-        number = self._numbers.setdefault(program, len(self._programs))
-        if number == len(self._programs):
-            self._programs.append(program)
-        return number
+        self.known = Numbered()
 
     def program(
         self, request: Request, device: str, inputs: list[Facts], outputs: list[Facts]
     ) -> Program:
         """The program of a request."""
-        number: int = request.template_value[0]
-        return self._programs[number]
+        program: Program = self.known.objects[request.template_value[0]]
+        return program
 
 
 class RepeatedCalls:
@@ -90,7 +82,7 @@ class RepeatedCalls:
         elif not _use_cuda():
             return
         kinds = bytes(dtypes.ALL.index(d) for d in (*[fact.dtype for fact in inputs], *outputs))
-        self._remember(call, on_gpu, self._programs.number(program), kinds, tuple(makers))
+        self._remember(call, on_gpu, self._programs.known.number(program), kinds, tuple(makers))
 
 
 def _use_cuda() -> bool:

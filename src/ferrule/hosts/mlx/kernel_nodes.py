@@ -43,8 +43,7 @@ class NodeKernel(BoundKernel):
 
     def __init__(self, kernel: Kernel) -> None:
         super().__init__(kernel)
-        self.templates: list[Template] = []
-        self.indices: dict[object, int] = {}  # of templates
+        self.templates = entries.Numbered()
         self.plans: dict[object, int] = {}
         self.number = number_of(self)
         entries.kept.append(self)
@@ -70,8 +69,8 @@ class NodeKernel(BoundKernel):
 
     def template(self, request: Request) -> Template:
         """The template of a request."""
-        index: int = request.template_value[0]
-        return self.templates[index]
+        template: Template = self.templates.objects[request.template_value[0]]
+        return template
 
     def _rules(self) -> dict[str, Callable[..., Any]]:
         def refuse(*args: Any) -> Any:
@@ -94,9 +93,7 @@ class NodeKernel(BoundKernel):
             return plan
         shapes = [shape for shape, _ in call.results]
         check_shapes(self.kernel, shapes)
-        index = self.indices.setdefault((template, kinds), len(self.templates))
-        if index == len(self.templates):
-            self.templates.append(template)
+        index = self.templates.number(template, (template, kinds))
         if len(self.plans) >= _MOST_PLANS:
             loaded().fr_mlx_forget(self.plans.pop(next(iter(self.plans))))
         sizes = *launch.grid, *launch.threadgroup
