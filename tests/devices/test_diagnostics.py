@@ -90,6 +90,17 @@ def test_an_unknown_function_is_told_once(template: list[tuple[str, object]] | N
     assert not re.search(r"\[-\w", said)
 
 
+@pytest.mark.parametrize("name", ["int32", "uint32", "int64", "uint16", "int8"])
+def test_names_of_dtypes_are_the_authors(name: str) -> None:
+    """They stand where the header keeps its own, which no author has heard of."""
+    kernel = ferrule.metal_kernel("typed", ["x"], ["y"], "y = x;")
+    x = np.ones(1, name)
+    with pytest.raises(ferrule.CompileError) as error:
+        kernel.compile(inputs=[x], output_shapes=[(1,)], output_dtypes=[F32])
+    assert f"const {name}_t" in str(error.value)
+    assert "::" not in str(error.value)
+
+
 def test_words_of_compilers_options_are_left_out() -> None:
     said = "invalid conversion from 'const int*' to 'int*' [-fpermissive]"
     assert diagnostics.in_authors_terms(said) == said.replace(" [-fpermissive]", "")

@@ -63,6 +63,7 @@ _TERMS: tuple[tuple[str, str], ...] = (
     (r"(?:::)?\bfr::metal\b", "metal"),
     (r"(?:::)?\bfr::(half|bfloat)_lit\(([^()]*)\)", r"\2"),
     (r"(?:::)?\b(?:fr::)?(?:core::)?(half|bfloat)\b", r"\1"),
+    (r"(?:::)?\b(?:fr::)?core::(u?int\d+_t|size_t|ptrdiff_t|uchar|ushort|uint|ulong)\b", r"\1"),
     (r"(?:::)?\b(?:fr::)?core::", "metal::"),
     (r"(?:::)?\bfr::pick<.*?>", ""),
     (r"(?:::)?\bfr::", ""),
