@@ -65,6 +65,8 @@ if TYPE_CHECKING:
     from .hosts.torch.package import package as package
     from .operators.adopt import adopt as adopt
     from .operators.compare import compare as compare
+    from .operators.family import Family as Family
+    from .operators.family import family as family
     from .operators.gradcheck import check_grad as check_grad
     from .operators.op import Op as Op
     from .operators.op import op as op
@@ -82,6 +84,7 @@ _LAZY = {
     **dict.fromkeys(("Op", "op"), "operators.op"),
     "check_grad": "operators.gradcheck",
     "compare": "operators.compare",
+    **dict.fromkeys(("Family", "family"), "operators.family"),
     **dict.fromkeys(
         ("cuda_body", "cuda_copy", "cuda_fill", "cuda_step", "cuda_unit"), "operators.unit_parts"
     ),
@@ -102,6 +105,7 @@ __all__ = [
     "DialectError",
     "DictionaryKernel",
     "Dtype",
+    "Family",
     "FerruleError",
     "FerruleWarning",
     "KernelError",
@@ -125,6 +129,7 @@ __all__ = [
     "cuda_step",
     "cuda_unit",
     "export_for",
+    "family",
     "float8_e4m3fn",
     "float8_e5m2",
     "float8_e8m0fnu",

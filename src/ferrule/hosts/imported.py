@@ -74,9 +74,14 @@ def registered(op: Any) -> Any:
     """
     if not _is_there():
         return None
-    # Called from a frame that Dynamo gave up on, all this would be traced.
+    return untraced(_registered)(op)
+
+
+def untraced(function: _Function) -> _Function:
+    """A function that Dynamo leaves alone: called from a frame that it gave up on, all that the
+    function does would be traced."""
     off = getattr(sys.modules.get("torch._dynamo"), "disable", None)
-    return _registered(op) if off is None else off(_registered)(op)
+    return function if off is None else off(function)
 
 
 def _is_there() -> bool:

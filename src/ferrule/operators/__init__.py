@@ -1,4 +1,5 @@
-"""Level 1: operators that declare their shapes, launch and derivatives: `op`, `adopt`.
+"""Level 1: operators that declare their shapes, launch and derivatives: `op`, `adopt`, and
+`family` of those that differ in constants.
 
 `operators.op.op` reads the rule and the launch expressions once; they are trees of tuples. A call
 binds the rule's dims to the sizes of its inputs, evaluates outputs, grid, threadgroup and template
