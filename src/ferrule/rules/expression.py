@@ -1,10 +1,11 @@
 """Integer expressions over a call's sizes: parsed once, and never run by Python's ``eval``.
 
-An expression is a tree of plain tuples. It is evaluated on ints or on symbolic ints, printed as C,
-and saved as JSON. The grammar is a part of Python's: integers, names, ``x.size`` and ``x.ndim``,
-(in calls of kernels, where dims have no names, also ``x.shape[0]``, which counts as a name),
-``+ - * // %``, comparisons (chained, too), ``and or not``, ``a if condition else b``, and the
-functions ``min``, ``max`` and ``ceildiv``. Division rounds down, as in Python.
+An expression is a tree of plain tuples. It is evaluated on ints or on symbolic ints, compiled to
+instructions (`bytecode`), and saved as JSON. The grammar is a part of Python's: integers, names,
+``x.size`` and ``x.ndim``, (in calls of kernels, where dims have no names, also ``x.shape[0]``, which
+counts as a name), ``+ - * // %``, comparisons (chained, too), ``and or not``,
+``a if condition else b``, and the functions ``min``, ``max`` and ``ceildiv``. Division rounds down,
+as in Python.
 """
 
 from __future__ import annotations
@@ -58,10 +59,6 @@ _OPERANDS = {
     "if": 3,
 }
 _CONDITIONS = frozenset({*_COMPARISONS, "and", "or", "not"})
-
-# Functions of runtime/arithmetic.h that take where to write a fault; Python's have the same names.
-_C_FUNCTIONS = {sign: f"fr_{value.__name__}" for sign, (_, value) in _ARITHMETIC.items()}
-_C_FUNCTIONS |= {"ceildiv": "fr_ceildiv", "neg": "fr_neg"}
 
 Node = tuple[Any, ...]
 
@@ -157,19 +154,6 @@ class Expression:
             ZeroDivisionError: it divides by zero.
         """
         return _value(self.node, values, on)
-
-    def c(self, names: Mapping[str, str], status: str) -> str:
-        """The expression as C, on ``int64_t``; needs the text of ``runtime/arithmetic.h``.
-
-        A division by zero, or a value that does not fit, leaves its code at ``status``, and then
-        the value means nothing. What `evaluate` does not evaluate counts as little here.
-
-        Args:
-            names: the C expression for each name, and for ``"x.size"`` and ``"x.ndim"``.
-            status: a C expression for an ``int32_t*``, which is evaluated many times; 0 must stand
-                there.
-        """
-        return _c(self.node, names, status)
 
     def to_json(self) -> Any:
         """Nested lists."""
@@ -374,28 +358,6 @@ def _value(node: Node, values: Mapping[str, Any], on: type[Ints]) -> Any:
         case "max":
             return on.maximum(a, b)
     return _BETWEEN_TWO[kind][1](a, b)
-
-
-def _c(node: Node, names: Mapping[str, str], status: str) -> str:
-    kind = node[0]
-    if kind == "int":
-        return f"INT64_C({node[1]})"
-    if kind == "name":
-        return names[node[1]]
-    if kind in _ATTRIBUTES:
-        return names[f"{node[1]}.{kind}"]
-    parts = [_c(part, names, status) for part in node[1:]]
-    if kind in _C_FUNCTIONS:
-        return f"{_C_FUNCTIONS[kind]}({', '.join(parts)}, {status})"
-    match kind:
-        case "if":
-            return f"({parts[0]} ? {parts[1]} : {parts[2]})"
-        case "not":
-            return f"(!{parts[0]})"
-        case "min" | "max":
-            return f"fr_{kind}({parts[0]}, {parts[1]})"
-    sign = {"and": "&&", "or": "||"}.get(kind, kind)
-    return f"({parts[0]} {sign} {parts[1]})"
 
 
 # How tightly the signs of the grammar bind, loosest first.
