@@ -121,9 +121,10 @@ def numbers(draw: Any, depth: int = 4) -> Any:
 @st.composite
 def conditions(draw: Any, depth: int) -> Any:
     """The node of a condition."""
-    kind = draw(
-        st.sampled_from(["compare", "compare", "and", "or", "not"] if depth else ["compare"])
-    )
+    kinds = ["compare", "compare", "is", "and", "or", "not"]
+    kind = draw(st.sampled_from(kinds if depth else kinds[:3]))
+    if kind == "is":
+        return ("is", "T", draw(st.sampled_from(["float32", "float16", "bool"])))
     if kind == "compare":
         sign = draw(st.sampled_from(["==", "!=", "<", "<=", ">", ">="]))
         return (sign, draw(numbers(min(depth, 1))), draw(numbers(min(depth, 1))))
@@ -161,12 +162,21 @@ def rules(draw: Any, faults: bool = False) -> str:
     found = []
     for n in range(draw(st.integers(1, 3))):
         size = st.sampled_from(
-            [*DIMS, "A + B * 2", "ceildiv(C, 4)", "all.size", "D if D < 5 else 5", *odd]
+            [
+                *DIMS,
+                "A + B * 2",
+                "ceildiv(C, 4)",
+                "all.size",
+                "D if D < 5 else 5",
+                "2 if T == float16 else A",
+                *odd,
+            ]
         )
         dims = draw(st.lists(size, max_size=3))
         found.append(f"y{n}[{', '.join([*dims, '*S'])}]: {draw(dtype)}")
     sides.append(", ".join(found))
     wheres = ["", " where A >= 0", " where T in (float32, float16), B < 99"]
+    wheres += [" where T == float16 or U not in (float32, bool)"]
     if faults:
         wheres += [" where A == 0 or B % A == 0", " where not C // D > 3, all.ndim != 5"]
     return " -> ".join(sides) + draw(st.sampled_from(wheres))

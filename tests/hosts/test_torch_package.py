@@ -95,6 +95,11 @@ TILED = op(
     "tiled", "x[N,D]:T -> y[N]:int32", I + "y[i] = TILE + 100 * WIDE;", "N",
     template={"TILE": "D if D <= 8 else 8", "WIDE": "D > 4", "U": True},
 )  # fmt: skip
+BY_DTYPE = op(
+    "by_dtype", "x[N,D]:T -> y[N, D // 2 if T == float16 else D]:int32",
+    I + "y[i] = PART * 1000 + threads_per_threadgroup.x;", "y.size",
+    "32 if T in (float16, int8) else min(N + 1, 64)", template={"PART": "2 if T != float32 else 1"},
+)  # fmt: skip
 CUBE = op(
     "cube", "x[A,B,C]:int32 -> y[A,B,C]:int32",
     "uint3 p = thread_position_in_grid; y[(p.z * B + p.y) * C + p.x] = "
@@ -122,6 +127,7 @@ class Everything(torch.nn.Module):
             SCALE(x, w), SCALE(x.half(), w.half()), *first, PUT(cache, x, 1), SUMS(x.select(0, 0)),
             FILLED(x), ROWS(x), STRIDED(x.t()), TILED(x), CUBE(ints), EMPTY(w),
             BLANK(w), HALVES(w, 1.0, 1.0), DOUBLED(x), DOUBLED(x.sum()),
+            BY_DTYPE(x), BY_DTYPE(x.half()),
         )  # fmt: skip
 
 
@@ -165,6 +171,8 @@ def test_every_size(ops: dict[str, Any], n: int, d: int) -> None:
     both(SCALE, ops["scale"], x.double(), w.double())
     both(AFFINE, ops["affine"], x, w, 0.5, -7, True, 1.0000001)
     both(AFFINE, ops["affine"], x, None, 2**0.5, 7, False, 0.0)
+    both(BY_DTYPE, ops["by_dtype"], x)
+    both(BY_DTYPE, ops["by_dtype"], x.half())
     both(ROWS, ops["rows"], torch.randint(9, (n, max(d, 1))).float())
     both(STRIDED, ops["strided"], x.t())
     both(STRIDED, ops["strided"], torch.randn(n, 2 * d + 1)[:, ::2])

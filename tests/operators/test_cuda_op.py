@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 import torch
@@ -186,6 +187,30 @@ def test_the_first_body_whose_condition_holds_is_taken(gpu: FakeCuda) -> None:
     assert gpu.launches[0].symbol == "ferrule_chosen"
     only = op.using("cuda")
     assert len(only.implementations) == 3
+
+
+def test_dtypes_choose_bodies(gpu: FakeCuda) -> None:
+    def body(text: str, threads: int, when: str | None) -> Any:
+        return fe.cuda_body(text, grid=threads, threadgroup=threads, when=when)
+
+    op = fe.op(
+        "by_dtype", "x[M]:T, s[M]:U -> y[M]:T",
+        cuda=[body("y[0] = 1;", 1, "T in (float16, bfloat16) and M > 2"),
+              body("y[0] = 2;", 2, "T == float32 and U != int8"), body("y[0] = 3;", 3, None)],
+    )  # fmt: skip
+    again = Op.from_json(json.loads(json.dumps(op.to_json())))
+    assert again.digest == op.digest
+    half, bf16 = np.float16, ml_dtypes.bfloat16
+    for x, s, size, chosen in (
+        (half, F32, 3, 1), (bf16, F32, 3, 1), (half, F32, 2, 3), (F32, F32, 2, 2),
+        (F32, half, 9, 2), (F32, np.int8, 9, 3), (np.int8, np.int8, 9, 3), (half, F32, 3, 1),
+    ):  # fmt: skip
+        for one in (op, again):
+            gpu.launches.clear()
+            one(np.zeros(size, x), np.zeros(size, s))
+            assert gpu.launches[0].threads[0] == chosen
+    with pytest.raises(RuleError, match=r"`when` of op 'wrong': there is no dtype variable 'V'"):
+        fe.op("wrong", "x[M]:T -> y[M]:T", cuda=[body("y[0] = 1;", 1, "V == float16")])
 
 
 def sum_unit(when: str | None = None) -> Any:

@@ -147,6 +147,8 @@ def exact(node: Any, values: Mapping[str, int]) -> int:
         ZeroDivisionError: a part divides by zero.
     """
     match node:
+        case ("is", variable, name):
+            found = int(values[f":{variable}"] in (name, number_of(name)))
         case ("if", condition, a, b):
             found = exact(a if exact(condition, values) else b, values)
         case ("and", a, b):
@@ -179,7 +181,8 @@ VALUES = st.lists(
     st.integers(-9, 40) | st.sampled_from(EDGES) | st.integers(INT64[0], INT64[-1]),
     min_size=5, max_size=5,
 )  # fmt: skip
-SYMBOLS = {name: i for i, name in enumerate([*NAMES, "x.size", "x.ndim"])}
+KINDS = st.sampled_from(dtypes.ALL).map(dtypes.ALL.index)
+SYMBOLS = {name: i for i, name in enumerate([*NAMES, "x.size", "x.ndim", ":T"])}
 
 
 def test_expressions_are_the_same_in_c(interpreter: Interpreter) -> None:
@@ -188,12 +191,13 @@ def test_expressions_are_the_same_in_c(interpreter: Interpreter) -> None:
     @settings(deadline=None, max_examples=15)
     @given(
         nodes=st.lists(numbers(), min_size=30, max_size=60),
-        sets=st.lists(VALUES, min_size=5, max_size=12),
+        sets=st.lists(st.tuples(VALUES, KINDS), min_size=5, max_size=12),
     )
-    def check(nodes: list[Any], sets: list[list[int]]) -> None:
+    def check(nodes: list[Any], sets: list[tuple[list[int], int]]) -> None:
         for one in map(Expression, nodes):
             code = compile_expression(one, SYMBOLS)
-            for values in sets:
+            for sizes, kind in sets:
+                values = [*sizes, kind]
                 status, value = expected_of(one, dict(zip(SYMBOLS, values, strict=True)))
                 seen.add(status)
                 found = interpreter.evaluate(code, values)
@@ -252,7 +256,10 @@ def test_what_no_text_says_is_refused(interpreter: Interpreter) -> None:
 
 # ---- rules ---------------------------------------------------------------------------------------
 
-EXTRA = ("A * B + 1", "ceildiv(all.size, 256)", "C // D", "all.ndim", "max(A, 1) * 2000000000 * C")
+EXTRA = (
+    "A * B + 1", "ceildiv(all.size, 256)", "C // D", "all.ndim", "max(A, 1) * 2000000000 * C",
+    "A if T in (float16, int8) else 3",
+)  # fmt: skip
 
 
 def number_of(dtype: str | None) -> int:
@@ -288,7 +295,10 @@ def compare(
     known = {**said.dims}
     for one in (*more, *(one for one, _ in every)):
         known.update(said.values(one))
-    known = {name: known[name] for name in program.symbols}
+    known = {
+        name: number_of(known[name]) if name.startswith(":") else known[name]
+        for name in program.symbols
+    }
     if OVERFLOW in statuses or any(value not in INT64 for value in known.values()):
         assert status == OVERFLOW
         return status, None

@@ -12,21 +12,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ferrule import dtypes
 from ferrule.errors import RuleError
 from ferrule.rules.expression import Expression, Ints, parse
 from strategies import NAMES, numbers
 
-VALUES = {"B": 3, "H": 7, "W": 128, "x.size": 2688, "x.ndim": 3}
+VALUES = {"B": 3, "H": 7, "W": 128, "x.size": 2688, "x.ndim": 3, ":T": "float16"}
 
 
 def ceildiv(a: int, b: int) -> int:
     return -(-a // b)
 
 
-def python(text: str, values: dict[str, int]) -> Any:
+def python(text: str, values: dict[str, Any]) -> Any:
     """What Python itself makes of an expression."""
     x = type("x", (), {"size": values["x.size"], "ndim": values["x.ndim"]})
     known = {"min": min, "max": max, "ceildiv": ceildiv, "x": x, **{n: values[n] for n in NAMES}}
+    known |= {"T": values[":T"], **{name: name for name in dtypes.BY_NAME}}
     return eval(text, {"__builtins__": {}}, known)
 
 
@@ -38,6 +40,9 @@ def python(text: str, values: dict[str, int]) -> Any:
         "1 if 1 <= B < H <= 7 and not H == W or W != 2 else 0", "(B + H) * (W - 1)",
         "B - (H - W)", "(1 if B > 2 else 2) * 3", "1 if B > 2 else 2 if H > 2 else 3", "-7 // B",
         "-7 % B", "-(W // 2)", "(-W) // 5", "B if (B > 1) else (0)",
+        "B if T == float16 else H", "B if T != float16 else H", "B if (T == float16) else H",
+        "1 if T in (bool, float16) and B > 2 else 2", "1 if not T in (int8, float16,) else 2",
+        "1 if B < 2 or T not in (bool, float32) else 2",
     ],
 )  # fmt: skip
 def test_against_python(text: str) -> None:
@@ -46,13 +51,13 @@ def test_against_python(text: str) -> None:
 
 SIZES = st.fixed_dictionaries(
     {**{n: st.integers(0, 40) for n in NAMES}, "x.size": st.integers(0, 999), "x.ndim":
-     st.integers(0, 5)}
+     st.integers(0, 5), ":T": st.sampled_from(["float32", "float16", "int8"])}
 )  # fmt: skip
 
 
 @settings(deadline=None, max_examples=400)
 @given(node=numbers(), values=SIZES)
-def test_text_and_json_say_the_same(node: Any, values: dict[str, int]) -> None:
+def test_text_and_json_say_the_same(node: Any, values: dict[str, Any]) -> None:
     one = Expression(node)
     again = parse(str(one))
     assert Expression.from_json(json.loads(json.dumps(one.to_json()))) == one
@@ -141,6 +146,14 @@ def test_symbolic_ints_are_given_no_guard() -> None:
         ("B if B<128else 2", 7, "128else is no integer"),
         ("B + 0xfor", 4, "0xfor is no integer"),
         ("9223372036854775808", 0, "the largest size"),
+        ("B if T < float16 else 2", 5, "a dtype variable is compared as in T == float16"),
+        ("B if T == float16 == U else 2", 5, "a dtype variable is compared as in T == float16"),
+        ("B if B * 2 == float16 else 2", 5, "a dtype variable is compared as in T == float16"),
+        ("B if T in float16 else 2", 5, "a dtype variable is compared as in T == float16"),
+        ("B if T in () else 2", 5, "expected a comparison"),
+        ("B if float16 == T else 2", 5, "'float16' is a dtype; the variable stands first"),
+        ("B if T in (float16, half) else 2", 20, "'half' is no dtype, as float16 is"),
+        ("B if T in (float16, 2) else 2", 20, "this is no dtype, as float16 is"),
         ("(" * 300 + "B" + ")" * 300, 0, "nested too deeply|no expression"),
         ("B" + " + B" * 600, 0, "at most 2000"),
     ],
@@ -182,7 +195,8 @@ def test_chained_comparisons_in_each_other_take_no_time() -> None:
     "data",
     [
         None, 3, [], ["int"], ["int", -1], ["int", True], ["int", 2**63], ["name", 3],
-        ["name", "a b"], ["+", ["int", 1]], ["nope", ["int", 1]],
+        ["name", "a b"], ["is", "T"], ["is", "T", "half"], ["is", "a b", "bool"],
+        ["+", ["int", 1]], ["nope", ["int", 1]],
         ["if", ["int", 1], ["int", 1], ["int", 1]], ["name", "if"], ["name", "\u00e9"],
         ["+", ["<", ["int", 1], ["int", 2]], ["int", 2]], ["and", ["int", 1], ["int", 2]],
     ],

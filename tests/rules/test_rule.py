@@ -145,6 +145,8 @@ def test_what_compares_sizes_is_asked_for_every_dim() -> None:
          r"dim 0 is 5, but x.size is 6 by input 'x' of shape \(2, 3\)"),
         ("x[*S]:T -> z[1]:T where x.ndim == 2", [(3,)], "float32",
          r"wants x.ndim == 2, and the inputs say x.ndim = 1: x \(3,\)"),
+        ("x[N]:T -> z[1]:T where T == float16 or N % 2 == 0", [(3,)], "float32",
+         r"wants T == float16 or N % 2 == 0, and the inputs say N = 3, T is float32: x \(3,\)"),
         ("x[N]:float32 -> y[N - 3]:float32", [(2,)], "float32", r"N - 3 is -1 for x \(2,\)"),
         ("x[N,M]:float32 -> y[N // M]:float32", [(2, 0)], "float32", r"N // M .* divides by zero"),
     ],
@@ -224,6 +226,7 @@ def test_rules_survive_and_bind_what_they_were_made_of(text: str, data: Any) -> 
     sizes = {name: data.draw(st.integers(0, 9)) for name in DIMS}
     star = tuple(data.draw(st.lists(st.integers(0, 4), max_size=2)))
     every = [*sizes.values(), *star]
+    kinds = {"T": data.draw(st.sampled_from(["float32", "float16"])), "U": "int8"}
 
     def shape(one: Any) -> tuple[int, ...]:
         found: list[int] = []
@@ -231,13 +234,12 @@ def test_rules_survive_and_bind_what_they_were_made_of(text: str, data: Any) -> 
             if str(dim) == "*S":
                 found += star
             else:
-                values = {**sizes, "all.size": 1}
+                values = {**sizes, "all.size": 1, ":T": kinds["T"]}
                 for n in every:
                     values["all.size"] *= n
                 found.append(dim.evaluate(values))
         return tuple(found)
 
-    kinds = {"T": "float32", "U": "int8"}
     shapes = [None if one.optional and data.draw(st.booleans()) else shape(one)
               for one in rule.inputs]  # fmt: skip
     given = [None if s is None else kinds.get(one.dtype, one.dtype)

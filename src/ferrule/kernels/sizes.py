@@ -189,7 +189,7 @@ class Sizes:
         """A tree in which all names are dims that a call's inputs bind."""
         if node[0] == "int":
             return node
-        if node[0] not in ("name", "size", "ndim"):
+        if node[0] not in ("name", "size", "ndim", "is"):
             parts = (
                 self._resolved(label, text, part) if isinstance(part, tuple) else part
                 for part in node[1:]
@@ -198,7 +198,7 @@ class Sizes:
         match = _DIM.fullmatch(node[1]) if node[0] == "name" else None
         name = match[1] if match else node[1]
         dims = self._dims.get(name)
-        if dims is None or (node[0] == "name" and match is None):
+        if dims is None or node[0] == "is" or (node[0] == "name" and match is None):
             expected = ", ".join(self._dims)
             raise KernelError(
                 f"{label}: {text!r} names {node[1]!r}; expected .size, .ndim or .shape[i] of one "

@@ -135,7 +135,7 @@ def serves(op: Declared, kinds: tuple[str, ...]) -> bool:
 def _plain(body: KernelBody) -> bool:
     fill = body.fill
     constant = not isinstance(fill, Expression) and (fill is None or hosts.all_bits_zero(fill))
-    return constant and not (body.shared.names or body.shared.arrays)
+    return constant and body.shared.constant
 
 
 def bind(

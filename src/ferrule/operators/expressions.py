@@ -110,6 +110,7 @@ class SizedImplementation:
         for kind, names, words in (
             ("dim", expression.names - dims, bound),
             ("array", expression.arrays - arrays, " that is always there"),
+            ("dtype variable", expression.variables - set(dtype_variables(rule)), ""),
         ):
             for name in sorted(names):
                 text = str(expression)

@@ -24,7 +24,7 @@ MAX_STACK = 128
 MAX_DTYPES = 63
 NO_DTYPE = -1
 OPTIONAL, NUMBER = 1, 2  # flags of an input
-SIZE, NDIM = 0, 1  # kinds of an attribute
+SIZE, NDIM, DTYPE = 0, 1, 2  # kinds of an attribute
 DIM_SYMBOL, DIM_CODE, DIM_STAR = 0, 1, 2  # kinds of an output's dim
 
 _HEADER_WORDS = 9
@@ -74,7 +74,8 @@ class RuleProgram(NamedTuple):
 
     Attributes:
         words: the program, each an int64.
-        symbols: what ``fr_rule_result.symbols`` are: dims, then ``"x.size"`` and ``"x.ndim"``.
+        symbols: what ``fr_rule_result.symbols`` are: dims, then ``"x.size"`` and ``"x.ndim"``, then
+            ``":T"``, the dtype of a variable.
         variables: the dtype variables that ``fr_rule_result.dtypes`` are of. A dtype is its place
             in `ferrule.dtypes.ALL`.
     """
@@ -89,7 +90,7 @@ def compile_expression(expression: Expression, symbols: Mapping[str, int]) -> li
 
     Args:
         expression: the expression.
-        symbols: the number of each name, and of each ``"x.size"`` and ``"x.ndim"``.
+        symbols: the number of each name, and of each ``"x.size"``, ``"x.ndim"`` and ``":T"``.
 
     Raises:
         RuleError: it names no symbol, or is nested too deeply, or has an integer that does not fit
@@ -113,6 +114,12 @@ class _Stack:
         kind, *parts = node
         if kind in ("int", "name", *_ATTRIBUTES):
             self.leaf(str(kind), parts[0])
+            return
+        if kind == "is":
+            self.leaf("name", f":{parts[0]}")
+            self.leaf("int", dtypes.ALL.index(dtypes.BY_NAME[str(parts[1])]))
+            self.words.append(Opcode.EQ)
+            self.height -= 1
             return
         first, *operands = (part for part in parts if isinstance(part, tuple))
         self.push(first)
@@ -189,7 +196,7 @@ def compile_rule(rule: Rule, extra: Sequence[Expression] = ()) -> RuleProgram | 
 
 def _symbols(rule: Rule, extra: Sequence[Expression]) -> dict[str, int]:
     """The number of each symbol: dims as inputs first name them, then attributes in the same order,
-    those alone that an expression names."""
+    those alone that an expression names, then such dtype variables."""
     inputs = [dim for argument in rule.inputs for dim in argument.dims or ()]
     dims = [dim for dim in inputs if isinstance(dim, Expression)]
     bound = [str(dim) for dim in dims if dim.node[0] == "name"]
@@ -205,6 +212,9 @@ def _symbols(rule: Rule, extra: Sequence[Expression]) -> dict[str, int]:
     always += [argument.name for argument in rule.outputs]
     attributes = [f"{name}.{kind}" for name in always for kind in _ATTRIBUTES]
     names = [*dict.fromkeys(bound), *(name for name in attributes if name in used)]
+    asked = frozenset[str]().union(*(expression.variables for expression in expressions))
+    inputs_dtypes = dict.fromkeys(argument.dtype for argument in rule.inputs)
+    names += [f":{name}" for name in inputs_dtypes if name in asked]
     return {name: number for number, name in enumerate(names)}
 
 
@@ -283,6 +293,8 @@ class _RuleWriter:
             name, _, kind = symbol.partition(".")
             if kind in _ATTRIBUTES:
                 words += [_ATTRIBUTES[kind], places[name], number]
+            elif symbol.startswith(":"):
+                words += [DTYPE, _number(symbol[1:], self.variables), number]
         return words
 
     def output(self, argument: Argument) -> list[int]:

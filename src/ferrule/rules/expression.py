@@ -2,10 +2,11 @@
 
 An expression is a tree of plain tuples. It is evaluated on ints or on symbolic ints, compiled to
 instructions (`bytecode`), and saved as JSON. The grammar is a part of Python's: integers, names,
-``x.size`` and ``x.ndim``, (in calls of kernels, where dims have no names, also ``x.shape[0]``, which
+``x.size`` and ``x.ndim`` (in calls of kernels, where dims have no names, also ``x.shape[0]``, which
 counts as a name), ``+ - * // %``, comparisons (chained, too), ``and or not``,
 ``a if condition else b``, and the functions ``min``, ``max`` and ``ceildiv``. Division rounds down,
-as in Python.
+as in Python. What a dtype variable is, a condition says: ``T == float16``,
+``T in (float16, bfloat16)``, and with ``!=`` and ``not in``.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from .. import dtypes
 from ..errors import RuleError
 
 MOST = 2**63 - 1  # of a literal: C's int64_t
@@ -58,7 +60,7 @@ _OPERANDS = {
     "not": 1,
     "if": 3,
 }
-_CONDITIONS = frozenset({*_COMPARISONS, "and", "or", "not"})
+_CONDITIONS = frozenset({*_COMPARISONS, "and", "or", "not", "is"})
 
 Node = tuple[Any, ...]
 
@@ -101,7 +103,7 @@ class Expression:
 
     Attributes:
         node: the tree: ``("int", 2)``, ``("name", "B")``, ``("size", "x")``, ``("ndim", "x")``,
-            ``("+", a, b)`` …
+            ``("+", a, b)`` …, ``("is", "T", "float16")``
         condition: whether it is true or false, instead of a number.
     """
 
@@ -143,11 +145,22 @@ class Expression:
         nodes = (node for node in _nodes(self.node) if node[0] in _ATTRIBUTES)
         return frozenset(f"{node[1]}.{node[0]}" for node in nodes)
 
+    @property
+    def variables(self) -> frozenset[str]:
+        """The dtype variables that it names."""
+        return frozenset(node[1] for node in _nodes(self.node) if node[0] == "is")
+
+    @property
+    def constant(self) -> bool:
+        """Whether it is the same for all calls."""
+        return not (self.names or self.arrays or self.variables)
+
     def evaluate(self, values: Mapping[str, Any], on: type[Ints] = Ints) -> Any:
         """The expression's value.
 
         Args:
-            values: of the names, and of ``"x.size"`` and ``"x.ndim"``.
+            values: of the names, of ``"x.size"`` and ``"x.ndim"``, and of ``":T"`` the full name of
+                the dtype.
             on: what compares and chooses.
 
         Raises:
@@ -247,6 +260,8 @@ def _node(tree: ast.expr, fail: Callable[[str, int], RuleError]) -> Node:
             sign = "and" if isinstance(op, ast.And) else "or"
             return _folded(sign, [_condition(operand, fail) for operand in operands])
         case ast.Compare(left=left, ops=ops, comparators=others):
+            if any(map(_is_dtype, _compared(tree))):
+                return _of_dtype(left, ops, others, fail)
             return _comparison(left, ops, others, fail)
         case ast.IfExp(test=test, body=body, orelse=orelse):
             return ("if", _condition(test, fail), _number(body, fail), _number(orelse, fail))
@@ -287,6 +302,45 @@ def _comparison(
         parts.append((sign, a, b))
         left, a = right, b
     return _folded("and", parts)
+
+
+def _compared(tree: ast.Compare) -> list[ast.expr]:
+    """What a comparison names, between brackets, too."""
+    parts = (tree.left, *tree.comparators)
+    return [e for part in parts for e in (part.elts if isinstance(part, ast.Tuple) else [part])]
+
+
+def _is_dtype(tree: ast.expr) -> bool:
+    return isinstance(tree, ast.Name) and tree.id in dtypes.BY_NAME
+
+
+def _of_dtype(
+    left: ast.expr,
+    ops: Sequence[ast.cmpop],
+    comparators: Sequence[ast.expr],
+    fail: Callable[[str, int], RuleError],
+) -> Node:
+    """What a dtype variable is compared with: one dtype, or several."""
+    match left, ops, comparators:
+        case ast.Name(id=variable), [ast.Eq() | ast.NotEq()], [right]:
+            names = [right]
+        case ast.Name(id=variable), [ast.In() | ast.NotIn()], [ast.Tuple(elts=names)]:
+            pass
+        case _:
+            raise fail(
+                "a dtype variable is compared as in T == float16, T in (float16, bfloat16), "
+                "T != float16 and T not in (float16, bfloat16)",
+                left.col_offset,
+            )
+    if _is_dtype(left):
+        raise fail(f"{variable!r} is a dtype; the variable stands first", left.col_offset)
+    for name in names:
+        if not _is_dtype(name):
+            what = repr(name.id) if isinstance(name, ast.Name) else "this"
+            raise fail(f"{what} is no dtype, as float16 is", name.col_offset)
+    known: list[Node] = [("is", variable, name.id) for name in names if isinstance(name, ast.Name)]
+    node = _folded("or", known)
+    return ("not", node) if isinstance(ops[0], (ast.NotEq, ast.NotIn)) else node
 
 
 def _folded(kind: str, nodes: Sequence[Node]) -> Node:
@@ -334,6 +388,8 @@ def _value(node: Node, values: Mapping[str, Any], on: type[Ints]) -> Any:
         return values[node[1]]
     if kind in _ATTRIBUTES:
         return values[f"{node[1]}.{kind}"]
+    if kind == "is":
+        return values[f":{node[1]}"] == node[2]
 
     def part(i: int) -> Any:
         return _value(node[i], values, on)
@@ -366,7 +422,7 @@ _LEVELS = (
     ("or",),
     ("and",),
     ("not",),
-    ("==", "!=", "<", "<=", ">", ">="),
+    ("==", "!=", "<", "<=", ">", ">=", "is"),
     ("+", "-"),
     ("*", "//", "%"),
     ("neg",),
@@ -382,6 +438,8 @@ def _text(node: Node) -> str:
         return str(node[1])
     if kind in _ATTRIBUTES:
         return f"{node[1]}.{kind}"
+    if kind == "is":
+        return f"{node[1]} == {node[2]}"
 
     def part(i: int, least: int) -> str:
         text = _text(node[i])
@@ -417,6 +475,8 @@ def _read(data: object, depth: int = 0) -> Node:
         if not (name.isascii() and name.isidentifier()) or keyword.iskeyword(name):
             raise RuleError("a saved expression is damaged")
         return (kind, name)
+    if kind == "is" and len(parts) == 2 and parts[1] in dtypes.BY_NAME:
+        return (kind, _read(["name", parts[0]])[1], parts[1])
     if _OPERANDS.get(kind) != len(parts):
         raise RuleError("a saved expression is damaged")
     nodes = [_read(part, depth + 1) for part in parts]

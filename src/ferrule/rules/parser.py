@@ -192,11 +192,11 @@ class _Parser:
         for argument in (*rule.inputs, *rule.outputs):
             for dim in argument.dims or ():
                 if not isinstance(dim, Star):
-                    self.check_names(dim, dims, rule, self.positions[id(dim)])
+                    self.check_names(dim, dims, kinds, rule, self.positions[id(dim)])
                 elif dim.name not in stars:
                     raise self.fail(f"no input that is always there says what {dim} is", dim)
         for condition in rule.conditions:
-            self.check_names(condition, dims, rule, where)
+            self.check_names(condition, dims, kinds, rule, where)
         for name in rule.choices:
             if name not in kinds:
                 raise self.fail(f"no input has the dtype {name!r}", where)
@@ -241,7 +241,12 @@ class _Parser:
         return dims, stars, kinds
 
     def check_names(
-        self, expression: Expression, dims: set[str], rule: Declaration, start: int
+        self,
+        expression: Expression,
+        dims: set[str],
+        kinds: set[str],
+        rule: Declaration,
+        start: int,
     ) -> None:
         """Refuse unbound names in an expression, whose text begins at or after ``start``."""
 
@@ -259,6 +264,8 @@ class _Parser:
                 + (", ".join(sorted(dims)) or "none")
             )
             raise self.fail(why, at(name))
+        for name in sorted(expression.variables - kinds):
+            raise self.fail(f"no input that is always there has the dtype {name!r}", at(name))
         arrays = {
             argument.name
             for argument in rule.inputs

@@ -49,8 +49,11 @@ class Binding:
         self.shapes = shapes
 
     def values(self, on: Expression) -> dict[str, Any]:
-        """The values of all that an expression may name: dims, ``"x.size"`` and ``"x.ndim"``."""
+        """The values of all that an expression may name: dims, ``"x.size"``, ``"x.ndim"`` and, of
+        dtype variables, ``":T"``."""
         values = dict(self.dims)
+        for name in on.variables:
+            values[f":{name}"] = self.dtypes[name]
         for name in on.arrays:
             size: Any = 1
             shape = self.shapes[name] or ()
@@ -162,7 +165,9 @@ class Rule:
             if not on.holds(self.value(op, condition, binding, on)):
                 values = binding.values(condition)
                 symbols = sorted(condition.names | condition.attributes)
-                sizes = ", ".join(f"{name} = {values[name]}" for name in symbols)
+                given = [f"{name} = {values[name]}" for name in symbols]
+                given += [f"{name} is {values[f':{name}']}" for name in sorted(condition.variables)]
+                sizes = ", ".join(given)
                 raise KernelError(
                     f"[op] op {op!r} wants {condition}, and the inputs say {sizes}: "
                     f"{_shapes(binding)}."

@@ -80,14 +80,14 @@ enum {
 enum { FR_OPTIONAL = 1, FR_NUMBER = 2 };
 
 /* The size or rank of an input, which becomes a symbol; or of an output, counted after the inputs,
- * which only extra expressions name. */
+ * which only extra expressions name; or the dtype of a variable, in place of an input. */
 enum {
   FR_ATTRIBUTE_KIND = 0,
   FR_ATTRIBUTE_INPUT = 1,
   FR_ATTRIBUTE_SYMBOL = 2,
   FR_ATTRIBUTE_WORDS = 3
 };
-enum { FR_SIZE = 0, FR_NDIM = 1 };
+enum { FR_SIZE = 0, FR_NDIM = 1, FR_DTYPE = 2 };
 
 /* A dim of an input that must be what an expression says. */
 enum { FR_CHECK_INPUT = 0, FR_CHECK_PLACE = 1, FR_CHECK_CODE = 2, FR_CHECK_WORDS = 3 };
@@ -313,6 +313,10 @@ static inline int fr_rule_bind(const int64_t* program, const fr_rule_input* inpu
   }
   const int64_t* attributes = record;
   for (int64_t i = 0; i < program[FR_ATTRIBUTES]; i++, record += FR_ATTRIBUTE_WORDS) {
+    if (record[FR_ATTRIBUTE_KIND] == FR_DTYPE) {
+      out->symbols[record[FR_ATTRIBUTE_SYMBOL]] = out->dtypes[record[FR_ATTRIBUTE_INPUT]];
+      continue;
+    }
     if (record[FR_ATTRIBUTE_INPUT] >= program[FR_INPUTS]) continue; /* an output's */
     const fr_rule_input* input = &inputs[record[FR_ATTRIBUTE_INPUT]];
     out->symbols[record[FR_ATTRIBUTE_SYMBOL]] =
@@ -342,7 +346,7 @@ static inline int fr_rule_bind(const int64_t* program, const fr_rule_input* inpu
   record = attributes;
   for (int64_t i = 0; i < program[FR_ATTRIBUTES]; i++, record += FR_ATTRIBUTE_WORDS) {
     int64_t number = record[FR_ATTRIBUTE_INPUT] - program[FR_INPUTS];
-    if (number < 0) continue;
+    if (number < 0 || record[FR_ATTRIBUTE_KIND] == FR_DTYPE) continue;
     const fr_rule_output* output = &out->outputs[number];
     out->symbols[record[FR_ATTRIBUTE_SYMBOL]] =
         record[FR_ATTRIBUTE_KIND] == FR_NDIM ? output->ndim

@@ -385,7 +385,7 @@ def _example(
 
 def _most_threads(body: KernelBody) -> int:
     """The number of threads that a threadgroup of a body may have."""
-    if any(axis.names or axis.arrays for axis in body.threadgroup):
+    if not all(axis.constant for axis in body.threadgroup):
         return MAX_THREADS
     return math.prod(int(axis.evaluate({})) for axis in body.threadgroup)
 

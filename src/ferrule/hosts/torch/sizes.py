@@ -84,9 +84,9 @@ def dynamic_template(
     op: Op, body: KernelBody | CudaUnit, name: str, expression: Expression, binding: Binding
 ) -> str:
     """The error for a template parameter that depends on a dynamic size."""
-    values = binding.values(expression)
-    sizes = [size for size, value in values.items() if fixed(value) is None]
-    dynamic = ", ".join(n for n in sizes if n in expression.names | expression.attributes)
+    sizes = expression.names | expression.attributes
+    values = binding.values(expression).items()
+    dynamic = ", ".join(n for n, value in values if n in sizes and fixed(value) is None)
     return (
         f"[op] op {op.name!r}: the template parameter {name!r} of its {body.kind} body is "
         f"{expression}, and {dynamic} is dynamic in this export, so that each size would need a "
