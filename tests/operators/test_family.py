@@ -191,6 +191,27 @@ def test_a_constant_of_torchs_graphs(backend: str, dynamic: bool | None) -> None
     assert len(graphs) == before
 
 
+@ferrule.family
+def scaled(dtype: Any = torch.float32, factor: float = 1.0, plus: tuple[int, ...] = ()) -> Op:
+    return ferrule.op(
+        "scaled", f"x[N]:T -> y[N]:{str(dtype).removeprefix('torch.')}", grid="N", threadgroup=64,
+        metal=f"uint i = thread_position_in_grid.x; y[i] = x[i] * {factor} + {sum(plus)};",
+    )  # fmt: skip
+
+
+def test_dtypes_and_floats_in_a_graph() -> None:
+    def f(x: Any, dtype: Any, factor: float) -> Any:
+        return scaled(dtype, factor=factor, plus=(*x.shape, 1))(x)
+
+    torch._dynamo.reset()
+    compiled = torch.compile(f, fullgraph=True, dynamic=True, backend="aot_eager")
+    for dtype, factor in ((torch.float16, 2.0), (torch.float32, 3.0), (torch.float32, 0.5)):
+        for size in (2, 3):
+            y = compiled(torch.ones(size), dtype, factor)
+            assert y.dtype == dtype
+            assert y.tolist() == [factor + size + 1] * size
+
+
 def test_first_called_in_a_graph_and_differentiated() -> None:
     torch._dynamo.reset()
     compiled = torch.compile(lambda x: power(7)(x), fullgraph=True, backend="aot_eager")

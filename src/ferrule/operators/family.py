@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-import operator
+import itertools
 import threading
 from collections.abc import Callable
 from typing import Any, Generic, ParamSpec
@@ -86,9 +86,13 @@ def family(function: Callable[P, Op]) -> Family[P]:
 
 
 def _settled(value: Any) -> Any:
-    """A constant of a function that is traced: of an int whose value the graph leaves open, it is
-    looked at now."""
-    return operator.index(value) if type(value) is int else value
+    """A constant of a function that is traced. Of a number whose value the graph leaves open,
+    Dynamo looks at the value now: that is how it groups numbers."""
+    if type(value) is tuple:
+        return tuple([_settled(item) for item in value])
+    if type(value) in (int, float):
+        ((value, _),) = itertools.groupby((value,))
+    return value
 
 
 class _Members:

@@ -431,7 +431,8 @@ def op(
             the outputs get arrays to write to; one called ``stream`` the current CUDA stream.
         reference: the same in ordinary array code; chosen where there is nothing else.
         grid, threadgroup: threads along x, y and z: one to three ints or expressions such as
-            ``"B*N"``, of dims and of ``x.size`` and ``x.ndim``.
+            ``"B*N"``, of dims, of ``x.size`` and ``x.ndim``, and of what dtype variables are:
+            ``"N // 2 if T == float16 else N"``.
         template: more template parameters of a body: ints, expressions, bools, dtypes.
         init_value: what outputs are filled with before the launch: a number or expression.
         shared_memory: for a CUDA body, bytes of dynamic shared memory, or an expression.

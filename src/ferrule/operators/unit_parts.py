@@ -156,7 +156,7 @@ def cuda_body(
         grid: **threads** along x, y and z, as Metal counts them: one to three ints or expressions.
             Blocks are whole: the body must stop threads beyond the grid.
         threadgroup: threads of a block along x, y and z, likewise; 1024 at most, 64 along z.
-        when: a condition such as ``"M <= 16 and K % 8 == 0"``; None is always.
+        when: a condition such as ``"M <= 16 and T == float16"``; None is always.
         template: further constants of the body: ints, expressions, bools, dtypes.
         init_value: what outputs are filled with before the launch: a number or expression.
         shared_memory: bytes of dynamic shared memory per block: an int or expression.

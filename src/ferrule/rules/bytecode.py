@@ -212,9 +212,9 @@ def _symbols(rule: Rule, extra: Sequence[Expression]) -> dict[str, int]:
     always += [argument.name for argument in rule.outputs]
     attributes = [f"{name}.{kind}" for name in always for kind in _ATTRIBUTES]
     names = [*dict.fromkeys(bound), *(name for name in attributes if name in used)]
-    asked = frozenset[str]().union(*(expression.variables for expression in expressions))
-    inputs_dtypes = dict.fromkeys(argument.dtype for argument in rule.inputs)
-    names += [f":{name}" for name in inputs_dtypes if name in asked]
+    compared = frozenset[str]().union(*(expression.variables for expression in expressions))
+    variables = dict.fromkeys(argument.dtype for argument in rule.inputs)
+    names += [f":{name}" for name in variables if name in compared]
     return {name: number for number, name in enumerate(names)}
 
 

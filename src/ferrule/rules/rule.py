@@ -165,9 +165,9 @@ class Rule:
             if not on.holds(self.value(op, condition, binding, on)):
                 values = binding.values(condition)
                 symbols = sorted(condition.names | condition.attributes)
-                given = [f"{name} = {values[name]}" for name in symbols]
-                given += [f"{name} is {values[f':{name}']}" for name in sorted(condition.variables)]
-                sizes = ", ".join(given)
+                words = [f"{name} = {values[name]}" for name in symbols]
+                words += [f"{name} is {values[f':{name}']}" for name in sorted(condition.variables)]
+                sizes = ", ".join(words)
                 raise KernelError(
                     f"[op] op {op!r} wants {condition}, and the inputs say {sizes}: "
                     f"{_shapes(binding)}."
