@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ferrule
+import processes
 from ferrule import KernelTypeError, Op
 
 # Torch's own: its compiler uses what it deprecates.
@@ -226,6 +227,24 @@ def test_an_array_is_told_in_a_graph_too() -> None:
     compiled = torch.compile(lambda x: power(x)(x), fullgraph=True, backend="eager")
     with pytest.raises(Exception, match=r"'power' got .* as a constant; arrays are inputs"):
         compiled(torch.ones(3))
+
+
+def test_made_before_torch_is_imported() -> None:
+    code = """
+        import sys, ferrule
+
+        @ferrule.family
+        def halved(mode="h"):
+            return ferrule.op("halved", "x[N]:T -> y[N]:T", grid="N", threadgroup=64,
+                metal="uint i = thread_position_in_grid.x; y[i] = x[i] / 2;")
+
+        assert "torch" not in sys.modules
+        import torch
+        compiled = torch.compile(lambda x: halved("h")(x), fullgraph=True, backend="eager")
+        print(compiled(torch.tensor([4.0, 6.0])).tolist())
+    """
+    process = processes.run(code)
+    assert process.stdout == "[2.0, 3.0]\n", process.stderr
 
 
 class Cubed(torch.nn.Module):

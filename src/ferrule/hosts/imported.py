@@ -54,6 +54,18 @@ def watch() -> None:
     traced = getattr(compiler, "is_dynamo_compiling", traced)
 
 
+_never = traced
+
+
+def watch_once() -> None:
+    """`watch`, where that has found no torch yet; Dynamo runs it while it traces."""
+    if traced is _never:
+        watch()
+
+
+watch_once._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as of Op._register
+
+
 def tags() -> Collection[str] | None:
     """The names of torch's tags; None where torch is not imported."""
     return getattr(getattr(sys.modules.get("torch"), "Tag", None), "__members__", None)

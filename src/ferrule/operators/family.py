@@ -35,6 +35,7 @@ class Family(Generic[P]):
             KernelTypeError: these are no constants, or not those of the function; or what it
                 returned is no op.
         """
+        imported.watch_once()  # before `traced` is read, which Dynamo remembers
         if not imported.traced():
             return self._find(args, named)
         # Dynamo guards an attribute, and takes nothing but plain values from a constant function.
