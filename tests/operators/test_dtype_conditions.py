@@ -114,8 +114,9 @@ def same(grid: Any = "N", **more: Any) -> Op:
 WRONG = [
     ({"grid": "N if V == float16 else 1"}, "`grid` of op 'same': there is no dtype variable 'V'"),
     ({"grid": "N if N == float16 else 1"}, "`grid` of op 'same': there is no dtype variable 'N'"),
-    ({"grid": "N if T == half else 1"}, "there is no dim 'T'"),
+    ({"grid": "N if T == half else 1"}, "`grid` of op 'same': 'T' is a dtype variable; compare it"),
     ({"grid": "N if T in (float16, half) else 1"}, "'half' is no dtype, as float16 is"),
+    ({"grid": "T"}, "`grid` of op 'same': 'T' is a dtype variable; compare it: T == float16"),
     ({"template": {"A": "T < float16"}}, "a dtype variable is compared as in T == float16"),
 ]
 
@@ -131,7 +132,7 @@ def test_a_kernel_without_a_rule_has_no_dtype_variables() -> None:
     kernel = ferrule.metal_kernel(
         name="k", input_names=["x"], output_names=["y"], source="y[0] = x[0];"
     )
-    with pytest.raises(KernelError, match="names 'T'; expected"):
+    with pytest.raises(KernelError, match="compares 'T' with a dtype, which the sizes of an op's"):
         kernel(
             inputs=[np.ones(3, np.float32)], output_shapes=[("x.size if T == float16 else 1",)],
             output_dtypes=[np.float32], grid=(1, 1, 1), threadgroup=(1, 1, 1),

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import collections
+import enum
 import functools
 import math
 import pickle
 import threading
+import zlib
 from typing import Any
 
 import mlx.core as mx
@@ -44,6 +47,7 @@ def expected(x: Any, exponent: int = 2, negative: bool = False, mode: str = "pla
 
 def test_what_is_made_looks_like_the_function() -> None:
     assert repr(power) == "<ferrule.family power>"
+    assert "partial" in repr(ferrule.family(functools.partial(power, 2)))
     assert power.__doc__ == "Its op multiplies."
     assert pickle.loads(pickle.dumps(power)) is power  # noqa: S301  our own
     assert isinstance(power, ferrule.Family)
@@ -64,6 +68,13 @@ def test_one_op_for_all_spellings() -> None:
     members = [power(2), power(), power(exponent=2), power(2, False, mode="plain")]
     assert all(op is members[0] for op in members)
     assert power(3) is not members[0]
+
+    @ferrule.family
+    def named(**constants: Any) -> Op:
+        return power.__wrapped__(len(constants))
+
+    assert named(a=1, b=2) is named(b=2, a=1)
+    assert named(a=1, b=2) is not named(a=2, b=1)
 
 
 constants = st.recursive(
@@ -140,6 +151,7 @@ def test_an_error_of_the_function_is_the_callers_and_is_not_kept() -> None:
         power(mode="other")
 
 
+Named = collections.namedtuple("Named", "exponent")
 INPUTS = "as a constant; arrays are inputs of the op that it returns: power(...)(x)."
 WRONG: list[tuple[Any, str]] = [
     (lambda: power(np.ones((2, 3))), "'power' got ndarray of shape (2, 3) " + INPUTS),
@@ -147,12 +159,17 @@ WRONG: list[tuple[Any, str]] = [
     (lambda: power(torch.ones(3)), "'power' got Tensor of shape (3,) " + INPUTS),
     (lambda: power(np.int64(2)), "got int64 of shape () as a constant; int() or float() makes a"),
     (lambda: power(np.float64(2)), "got float64 of shape () as a constant; int() or float() makes"),
-    (lambda: power([2]), "'power' got [2] as a constant, which cannot be hashed; expected a bool,"),
+    (lambda: power([2]), "'power' got [2] of type list as a constant; expected a bool, an int, a"
+     " float, a str, None, a dtype, an Enum's member or a tuple; tuple() makes one of it."),
+    (lambda: power(Named(2)), "'power' got (2,) of type Named as a constant; expected a bool, an"),
+    (lambda: power(torch.ones(2).shape), "'power' got (2,) of type Size as a constant; expected"),
+    (lambda: power(frozenset({1})), "'power' got frozenset({1}) of type frozenset as a constant"),
+    (lambda: power(1j), "'power' got 1j of type complex as a constant; expected a bool, an int"),
     (lambda: power(2, exponent=2), "'power' takes the constants (exponent: "),
     (lambda: power(bits=2), "unexpected keyword argument 'bits'."),
     (lambda: ferrule.family(lambda: 5)(), "'<lambda>' returned 5; expected an op, of ferrule.op"),
     (lambda: ferrule.family(5), "[family] `function` is 5; expected a function that takes"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("call", "words"), WRONG)
@@ -213,6 +230,45 @@ def test_dtypes_and_floats_in_a_graph() -> None:
             assert y.tolist() == [factor + size + 1] * size
 
 
+class Mode(enum.Enum):
+    ONE = 1
+
+
+@ferrule.family
+def shown(*constants: Any) -> Op:
+    number = zlib.crc32(repr(constants).encode()) % 1000
+    return ferrule.op(
+        "shown", "x[N]:T -> y[N]:T", grid="N", threadgroup=64,
+        metal=f"y[thread_position_in_grid.x] = {number};",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "constants",
+    [
+        lambda x: (x.shape[0] > 2,), lambda x: (tuple(x.shape), (x.shape[0] > 2, "a")),
+        lambda x: (Mode.ONE, None), lambda x: (np.float16, torch.int8, ferrule.bfloat16),
+        lambda x: (x.shape[0] / 2, ((x.shape[0] * 2,), 0.5)),
+    ],
+)  # fmt: skip
+def test_what_constants_may_be_in_a_graph(constants: Any) -> None:
+    torch._dynamo.reset()
+    compiled = torch.compile(
+        lambda x: shown(*constants(x))(x), fullgraph=True, dynamic=True, backend="eager"
+    )
+    for size in (2, 3, 4):
+        x = torch.zeros(size)
+        assert torch.equal(compiled(x), shown(*constants(x))(x))
+
+
+@pytest.mark.parametrize("constant", [lambda x: Named(x.shape[0]), lambda x: [1], lambda x: x])
+def test_what_is_no_constant_is_none_in_a_graph(constant: Any) -> None:
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x: shown(constant(x))(x), fullgraph=True, backend="eager")
+    with pytest.raises(Exception, match=r"'shown' got .* as a constant"):
+        compiled(torch.ones(3))
+
+
 def test_first_called_in_a_graph_and_differentiated() -> None:
     torch._dynamo.reset()
     compiled = torch.compile(lambda x: power(7)(x), fullgraph=True, backend="aot_eager")
@@ -220,13 +276,6 @@ def test_first_called_in_a_graph_and_differentiated() -> None:
     compiled(x).sum().backward()
     assert x.grad is not None
     assert torch.equal(x.grad, torch.full((3,), 7.0))
-
-
-def test_an_array_is_told_in_a_graph_too() -> None:
-    torch._dynamo.reset()
-    compiled = torch.compile(lambda x: power(x)(x), fullgraph=True, backend="eager")
-    with pytest.raises(Exception, match=r"'power' got .* as a constant; arrays are inputs"):
-        compiled(torch.ones(3))
 
 
 def test_made_before_torch_is_imported() -> None:

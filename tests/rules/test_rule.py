@@ -147,6 +147,10 @@ def test_what_compares_sizes_is_asked_for_every_dim() -> None:
          r"wants x.ndim == 2, and the inputs say x.ndim = 1: x \(3,\)"),
         ("x[N]:T -> z[1]:T where T == float16 or N % 2 == 0", [(3,)], "float32",
          r"wants T == float16 or N % 2 == 0, and the inputs say N = 3, T is float32: x \(3,\)"),
+        ("x[N]:T -> z[N - 5 if T == float32 else N]:T", [(3,)], "float32",
+         r"N - 5 if T == float32 else N is -2 for x \(3,\), T is float32\."),
+        ("x[N]:T, s[2 if T == float32 else 1]:int8 -> z[1]:T", [(3,), (1,)], ["float32", "int8"],
+         r"dim 0 is 1, but 2 if T == float32 else 1 is 2 by T is float32\."),
         ("x[N]:float32 -> y[N - 3]:float32", [(2,)], "float32", r"N - 3 is -1 for x \(2,\)"),
         ("x[N,M]:float32 -> y[N // M]:float32", [(2, 0)], "float32", r"N // M .* divides by zero"),
     ],
@@ -248,6 +252,24 @@ def test_rules_survive_and_bind_what_they_were_made_of(text: str, data: Any) -> 
     assert said.dims == sizes and said.stars == {"S": star}
     expected = [(shape(one), kinds.get(one.dtype, one.dtype)) for one in rule.outputs]
     assert again.results("op", said) == expected
+
+
+def test_what_begins_like_choices() -> None:
+    start = "x[N]:T, y[N]:U -> z[N]:T where "
+    for text in (
+        "T in (float16, float32) or U in (int8, int16)", "T in (float16, float32) and (N > 2)",
+        "T in (int8,) or N > 2", "T not in (float16,)", "T != float16",
+    ):  # fmt: skip
+        rule = parse_rule(start + text)
+        assert not rule.choices and len(rule.conditions) == 1
+        assert parse_rule(str(rule)) == rule
+    for text in ("T in (float16,)", "T in (float16 , )", "T in (float16)"):
+        assert parse_rule(start + text).choices == {"T": ("float16",)}
+    for text in ("T in ()", "T in (,)", "T in (float16,,)"):
+        with pytest.raises(RuleError, match="there is no dtype ''"):
+            parse_rule(start + text)
+    with pytest.raises(RuleError, match="'T' is a dtype variable; compare it: T == float16"):
+        parse_rule("x[N]:T -> y[T]:T")
 
 
 def test_the_order_of_choices_does_not_matter() -> None:

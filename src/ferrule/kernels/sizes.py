@@ -195,10 +195,15 @@ class Sizes:
                 for part in node[1:]
             )
             return (node[0], *parts)
+        if node[0] == "is":
+            raise KernelError(
+                f"{label}: {text!r} compares {node[1]!r} with a dtype, which the sizes of an op's "
+                "rule can; expected .size, .ndim and .shape[i] of inputs."
+            )
         match = _DIM.fullmatch(node[1]) if node[0] == "name" else None
         name = match[1] if match else node[1]
         dims = self._dims.get(name)
-        if dims is None or node[0] == "is" or (node[0] == "name" and match is None):
+        if dims is None or (node[0] == "name" and match is None):
             expected = ", ".join(self._dims)
             raise KernelError(
                 f"{label}: {text!r} names {node[1]!r}; expected .size, .ndim or .shape[i] of one "

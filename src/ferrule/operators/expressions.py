@@ -106,16 +106,21 @@ class SizedImplementation:
         arrays = {
             a.name for a in (*rule.inputs, *rule.outputs) if a.dims is not None and not a.optional
         }
+        kinds = dtype_variables(rule)
         bound = f"; the rule binds {', '.join(sorted(dims)) or 'none'}"
         for kind, names, words in (
+            ("dtype variable", expression.variables - set(kinds), ""),
             ("dim", expression.names - dims, bound),
             ("array", expression.arrays - arrays, " that is always there"),
-            ("dtype variable", expression.variables - set(dtype_variables(rule)), ""),
         ):
             for name in sorted(names):
                 text = str(expression)
                 match = re.search(rf"\b{name}\b", text)
                 message = f"{label}: there is no {kind} {name!r}{words}"
+                if name in kinds:
+                    message = (
+                        f"{label}: {name!r} is a dtype variable; compare it: {name} == float16"
+                    )
                 raise RuleError.at(message, text, match.start() if match else 0)
         return expression
 
@@ -232,8 +237,9 @@ class SizedImplementation:
         self, setting: str, text: object, value: object, binding: Binding, expected: str
     ) -> KernelError:
         """The error for the value of an expression, or several, for one call's sizes."""
+        parts = text if isinstance(text, tuple) else (text,)
+        sizes = binding.words(*(part for part in parts if isinstance(part, Expression)))
         if isinstance(text, tuple):
             text = f"({', '.join(map(str, text))})"
-        sizes = ", ".join(f"{n} {s}" for n, s in binding.shapes.items() if s)
         got = f"got {value}" if str(text) == str(value) else f"{text} is {value} for {sizes}"
         return KernelError(f"{self._label(setting)}: {got}; expected {expected}.")

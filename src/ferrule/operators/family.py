@@ -7,8 +7,10 @@ import inspect
 import itertools
 import threading
 from collections.abc import Callable
+from enum import Enum
 from typing import Any, Generic, ParamSpec
 
+from .. import dtypes
 from ..errors import KernelTypeError
 from ..hosts import imported
 from .op import Op
@@ -19,7 +21,6 @@ P = ParamSpec("P")
 class Family(Generic[P]):
     """Ops that differ in constants, of a function that declares them: see `ferrule.family`."""
 
-    __name__: str
     __qualname__: str
 
     def __init__(self, function: Callable[P, Op]) -> None:
@@ -44,7 +45,7 @@ class Family(Generic[P]):
         return op
 
     def __repr__(self) -> str:
-        return f"<ferrule.family {self.__name__}>"
+        return f"<ferrule.family {self._members.family}>"
 
     def __reduce__(self) -> str:
         return self.__qualname__  # as functions are
@@ -59,9 +60,9 @@ def family(function: Callable[P, Op]) -> Family[P]:
     ones make another graph.
 
     Args:
-        function: takes constants, with or without defaults, and returns an op. Constants are what
-            can be hashed and is no array: bools, ints, floats, strs, None, dtypes, tuples of these.
-            ``True``, ``1`` and ``1.0`` are three of them.
+        function: takes constants, with or without defaults, and returns an op. Constants are
+            bools, ints, floats, strs, None, dtypes of any library, members of an Enum, and tuples
+            of these. ``True``, ``1`` and ``1.0`` are three of them.
 
     Raises:
         KernelTypeError: ``function`` cannot be called, or its parameters cannot be read.
@@ -91,7 +92,7 @@ def _settled(value: Any) -> Any:
     Dynamo looks at the value now: that is how it groups numbers."""
     if type(value) is tuple:
         return tuple([_settled(item) for item in value])
-    if type(value) in (int, float):
+    if type(value) in (int, float, bool):
         ((value, _),) = itertools.groupby((value,))
     return value
 
@@ -101,12 +102,12 @@ class _Members:
 
     def __init__(self, function: Callable[..., Op]) -> None:
         self._function = function
-        self._family = getattr(function, "__name__", repr(function))
+        self.family = getattr(function, "__name__", repr(function))
         try:
             self._signature = inspect.signature(function)
         except (TypeError, ValueError) as error:
             raise KernelTypeError(
-                f"[family] the parameters of {self._family!r} cannot be read: {error}; expected a "
+                f"[family] the parameters of {self.family!r} cannot be read: {error}; expected a "
                 "function."
             ) from None
         self._by_call: dict[Any, Op] = {}
@@ -115,7 +116,7 @@ class _Members:
 
     def find(self, args: tuple[Any, ...], named: dict[str, Any]) -> Op:
         """The member of these constants."""
-        call = _known_by(self._family, args), _known_by(self._family, named) if named else None
+        call = _known_by(self.family, args), _known_by(self.family, named) if named else None
         if (op := self._by_call.get(call)) is None:
             op = self._by_call[call] = getattr(self, imported.untraced(self.declared)(args, named))
         return op
@@ -126,21 +127,22 @@ class _Members:
             bound = self._signature.bind(*args, **named)
         except TypeError as error:
             raise KernelTypeError(
-                f"[family] {self._family!r} takes the constants {self._signature}: {error}."
+                f"[family] {self.family!r} takes the constants {self._signature}: {error}."
             ) from None
         bound.apply_defaults()
-        constants = _known_by(self._family, bound.arguments)
+        constants = _known_by(self.family, bound.arguments)
         if constants not in self._names:
             op = self._function(*bound.args, **bound.kwargs)
             if not isinstance(op, Op):
                 raise KernelTypeError(
-                    f"[family] {self._family!r} returned {op!r}; expected an op, of ferrule.op or "
+                    f"[family] {self.family!r} returned {op!r}; expected an op, of ferrule.op or "
                     "ferrule.adopt."
                 )
-            with _lock:  # of another thread's op and this one, the first is the member
-                name = f"member_{len(self._names)}"
-                if self._names.setdefault(constants, name) == name:
-                    setattr(self, name, op)
+            with _lock:
+                if constants not in self._names:  # or another thread's op is the member
+                    name = f"member_{len(self._names)}"
+                    setattr(self, name, op)  # before others can ask for it
+                    self._names[constants] = name
         return self._names[constants]
 
 
@@ -156,12 +158,14 @@ def _constant(members: _Members) -> Callable[..., str]:
 
 
 _PLAIN = frozenset((bool, int, str, type(None)))
+_EXPECTED = "expected a bool, an int, a float, a str, None, a dtype, an Enum's member or a tuple"
 
 
 def _known_by(family: str, constants: tuple[Any, ...] | dict[str, Any]) -> Any:
     """What constants are known by: equal ones of two types are two."""
     if isinstance(constants, dict):
-        return tuple(constants), _known_by(family, tuple(constants.values()))
+        names = sorted(constants)
+        return tuple(names), _known_by(family, tuple([constants[name] for name in names]))
     types = tuple(map(type, constants))
     if _PLAIN.issuperset(types):
         return types, constants
@@ -173,23 +177,17 @@ def _key(family: str, value: Any) -> Any:
         return value.hex()  # of NaN and of both zeros, too
     if type(value) in (tuple, dict):
         return _known_by(family, value)
-    if not isinstance(value, type) and (
-        hasattr(value, "__dlpack__") or hasattr(value, "__array__")
-    ):
-        instead = (
-            "int() or float() makes a constant of it"
-            if tuple(value.shape) == ()
-            else f"arrays are inputs of the op that it returns: {family}(...)(x)"
-        )
-        raise KernelTypeError(
-            f"[family] {family!r} got {type(value).__name__} of shape {tuple(value.shape)} as a "
-            f"constant; {instead}."
-        )
-    try:
-        hash(value)
-    except TypeError:
-        raise KernelTypeError(
-            f"[family] {family!r} got {value!r} as a constant, which cannot be hashed; expected a "
-            "bool, an int, a float, a str, None, a dtype or a tuple of these."
-        ) from None
-    return value
+    if type(value) in _PLAIN or isinstance(value, Enum) or dtypes.find(value) is not None:
+        return value
+    shown = tuple(value) if isinstance(value, tuple) else value  # Dynamo loses a named one's items
+    got = f"[family] {family!r} got {shown!r} of type {type(value).__name__} as a constant"
+    if hasattr(value, "__dlpack__") or hasattr(value, "__array__"):
+        shape = tuple(getattr(value, "shape", ()))
+        got = f"[family] {family!r} got {type(value).__name__} of shape {shape} as a constant"
+        if shape:
+            hint = f"arrays are inputs of the op that it returns: {family}(...)(x)"
+        else:
+            hint = "int() or float() makes a constant of it"
+        raise KernelTypeError(f"{got}; {hint}.")
+    hint = "; tuple() makes one of it" if isinstance(value, (list, tuple)) else ""
+    raise KernelTypeError(f"{got}; {_EXPECTED}{hint}.")

@@ -297,7 +297,8 @@ def _comparison(
     for op, right in zip(ops, comparators, strict=True):
         sign = _SIGNS.get(type(op))
         if sign is None:
-            raise fail("expected a comparison: == != < <= > >=", left.col_offset)
+            signs = "== != < <= > >=, or T in (float16, bfloat16) of a dtype variable"
+            raise fail(f"expected a comparison: {signs}", left.col_offset)
         b = _number(right, fail)
         parts.append((sign, a, b))
         left, a = right, b
@@ -322,10 +323,10 @@ def _of_dtype(
 ) -> Node:
     """What a dtype variable is compared with: one dtype, or several."""
     match left, ops, comparators:
-        case ast.Name(id=variable), [ast.Eq() | ast.NotEq()], [right]:
-            names = [right]
         case ast.Name(id=variable), [ast.In() | ast.NotIn()], [ast.Tuple(elts=names)]:
             pass
+        case ast.Name(id=variable), [ast.Eq() | ast.NotEq() | ast.In() | ast.NotIn()], [right]:
+            names = [right]
         case _:
             raise fail(
                 "a dtype variable is compared as in T == float16, T in (float16, bfloat16), "
@@ -475,8 +476,11 @@ def _read(data: object, depth: int = 0) -> Node:
         if not (name.isascii() and name.isidentifier()) or keyword.iskeyword(name):
             raise RuleError("a saved expression is damaged")
         return (kind, name)
-    if kind == "is" and len(parts) == 2 and parts[1] in dtypes.BY_NAME:
-        return (kind, _read(["name", parts[0]])[1], parts[1])
+    if kind == "is" and len(parts) == 2 and isinstance(parts[1], str):
+        variable = _read(["name", parts[0]])[1]
+        if parts[1] not in dtypes.BY_NAME or variable in dtypes.BY_NAME:
+            raise RuleError("a saved expression is damaged")
+        return (kind, variable, parts[1])
     if _OPERANDS.get(kind) != len(parts):
         raise RuleError("a saved expression is damaged")
     nodes = [_read(part, depth + 1) for part in parts]

@@ -12,7 +12,7 @@ from .argument import Argument, Dim, Star, name_of
 from .expression import Expression, parse
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z_0-9]*")
-_CHOICES = re.compile(r"\s*([A-Za-z_]\w*)\s+in\s*\((.*)\)\s*", re.DOTALL | re.ASCII)
+_CHOICES = re.compile(r"\s*([A-Za-z_]\w*)\s+in\s*\(([^()]*)\)\s*", re.ASCII)
 _DTYPE = re.compile(r"\s*:\s*([A-Za-z_]\w*)\s*([?!~]*)\s*", re.ASCII)
 # No variable is called like a dtype of C, Metal or another library: it would take any dtype at all.
 _LIKE_A_DTYPE = re.compile(
@@ -92,7 +92,10 @@ class _Parser:
     def dtype_names(self, start: int, end: int) -> tuple[str, ...]:
         """The names of dtypes between commas."""
         names = []
-        for part in self.parts(start, end) or [(start, end)]:
+        parts = self.parts(start, end) or [(start, end)]
+        if len(parts) > 1 and not self.text[slice(*parts[-1])].strip():
+            parts.pop()  # behind a last comma
+        for part in parts:
             name = self.text[slice(*part)].strip()
             if name not in dtypes.BY_NAME:
                 raise self.fail(f"there is no dtype {name!r}", self.begin(*part))
@@ -260,6 +263,8 @@ class _Parser:
                 f"{name!r} is a number of the call, which sizes cannot depend on; write its value "
                 "into the rule: an op per value"
                 if name in numbers
+                else f"{name!r} is a dtype variable; compare it: {name} == float16"
+                if name in kinds
                 else f"no input that is always there has the dim {name!r} by itself; they have "
                 + (", ".join(sorted(dims)) or "none")
             )

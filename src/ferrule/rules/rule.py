@@ -62,6 +62,13 @@ class Binding:
             values[f"{name}.size"], values[f"{name}.ndim"] = size, len(shape)
         return values
 
+    def words(self, *on: Expression) -> str:
+        """The shapes, for an error message, and the dtypes that these expressions ask for."""
+        words = [f"{name} {shape}" for name, shape in self.shapes.items() if shape]
+        variables = frozenset[str]().union(*(expression.variables for expression in on))
+        words += [f"{name} is {self.dtypes[name]}" for name in sorted(variables)]
+        return ", ".join(words)
+
 
 class Rule:
     """An op's inputs, outputs and conditions.
@@ -170,7 +177,7 @@ class Rule:
                 sizes = ", ".join(words)
                 raise KernelError(
                     f"[op] op {op!r} wants {condition}, and the inputs say {sizes}: "
-                    f"{_shapes(binding)}."
+                    f"{binding.words()}."
                 )
         return binding
 
@@ -195,7 +202,7 @@ class Rule:
                 size = self.value(op, dim, binding, on)
                 if type(size) is int and size < 0:
                     problem = f"[op] output {argument.name!r} of op {op!r}: {dim} is {size}"
-                    raise KernelError(f"{problem} for {_shapes(binding)}.")
+                    raise KernelError(f"{problem} for {binding.words(dim)}.")
                 shape.append(size)
             binding.shapes[argument.name] = tuple(shape)
             results.append((tuple(shape), binding.dtypes.get(argument.dtype, argument.dtype)))
@@ -213,7 +220,7 @@ class Rule:
             return expression.evaluate(binding.values(expression), on)
         except ZeroDivisionError:
             raise KernelError(
-                f"[op] {expression} of op {op!r} divides by zero for {_shapes(binding)}."
+                f"[op] {expression} of op {op!r} divides by zero for {binding.words(expression)}."
             ) from None
 
     def to_json(self) -> Any:
@@ -355,17 +362,14 @@ class _Binder:
         shapes = self.binding.shapes
         shape = shapes[argument.name] or ()
         why = f"expected {expected}"
-        if dim.names or dim.arrays:
+        if not dim.constant:
             arrays = {a.name: (a, shapes[a.name] or ()) for a in self.rule.inputs}
             binders = [self.bound[name] for name in sorted(dim.names)]
             binders += [arrays[name] for name in sorted(dim.arrays)]
             sources = [f"input {first.name!r} of shape {its} ({first})" for first, its in binders]
+            sources += [f"{name} is {self.binding.dtypes[name]}" for name in sorted(dim.variables)]
             why = f"{dim} is {expected} by {' and '.join(dict.fromkeys(sources))}"
         return KernelError(
             f"{self.label(argument)}: got the shape {shape} ({argument}), whose dim {i} is "
             f"{shape[i]}, but {why}."
         )
-
-
-def _shapes(binding: Binding) -> str:
-    return ", ".join(f"{name} {shape}" for name, shape in binding.shapes.items() if shape)
