@@ -80,10 +80,17 @@ def drawn(data: st.DataObject, floats: bool | None = None) -> tuple[Product, lis
 
 
 def check_of_mlx(product: Product, arrays: list[mx.array], found: mx.array) -> None:
-    """MLX's own gives the same, to the bit. On CUDA it is wrong for some sizes: garbage for one
-    group to a row, other rows' for some batches of matrices."""
+    """MLX's own gives the same: to the bit on the CPU; on CUDA, what it has right kernels for."""
     if not on_cuda.mlx_has_cuda():
         assert mx.array_equal(found, product.call(*arrays, of=mx))
+        return
+    batches = not product.gathers and arrays[1].ndim > 2
+    if product.mode == "affine" and (arrays[0].shape[-1] == product.group or batches):
+        return  # garbage, or other rows' numbers
+    try:
+        close(found, product.call(*arrays, of=mx))
+    except RuntimeError as error:
+        assert "No implementation for problem shape" in str(error)
 
 
 @SOME
