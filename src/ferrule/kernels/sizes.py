@@ -189,17 +189,17 @@ class Sizes:
         """A tree in which all names are dims that a call's inputs bind."""
         if node[0] == "int":
             return node
-        if node[0] not in ("name", "size", "ndim", "is"):
-            parts = (
-                self._resolved(label, text, part) if isinstance(part, tuple) else part
-                for part in node[1:]
-            )
-            return (node[0], *parts)
         if node[0] == "is":
             raise KernelError(
                 f"{label}: {text!r} compares {node[1]!r} with a dtype, which the sizes of an op's "
                 "rule can; expected .size, .ndim and .shape[i] of inputs."
             )
+        if node[0] not in ("name", "size", "ndim"):
+            parts = (
+                self._resolved(label, text, part) if isinstance(part, tuple) else part
+                for part in node[1:]
+            )
+            return (node[0], *parts)
         match = _DIM.fullmatch(node[1]) if node[0] == "name" else None
         name = match[1] if match else node[1]
         dims = self._dims.get(name)

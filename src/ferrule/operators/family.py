@@ -179,15 +179,14 @@ def _key(family: str, value: Any) -> Any:
         return _known_by(family, value)
     if type(value) in _PLAIN or isinstance(value, Enum) or dtypes.find(value) is not None:
         return value
-    shown = tuple(value) if isinstance(value, tuple) else value  # Dynamo loses a named one's items
-    got = f"[family] {family!r} got {shown!r} of type {type(value).__name__} as a constant"
+    kind = type(value).__name__
     if hasattr(value, "__dlpack__") or hasattr(value, "__array__"):
         shape = tuple(getattr(value, "shape", ()))
-        got = f"[family] {family!r} got {type(value).__name__} of shape {shape} as a constant"
+        got, hint = f"{kind} of shape {shape}", "int() or float() makes a constant of it"
         if shape:
             hint = f"arrays are inputs of the op that it returns: {family}(...)(x)"
-        else:
-            hint = "int() or float() makes a constant of it"
-        raise KernelTypeError(f"{got}; {hint}.")
-    hint = "; tuple() makes one of it" if isinstance(value, (list, tuple)) else ""
-    raise KernelTypeError(f"{got}; {_EXPECTED}{hint}.")
+    else:
+        sequence = isinstance(value, (list, tuple))
+        shown = tuple(value) if isinstance(value, tuple) else value  # Dynamo empties a named one
+        got, hint = f"{shown!r} of type {kind}", _EXPECTED + "; tuple() makes one of it" * sequence
+    raise KernelTypeError(f"[family] {family!r} got {got} as a constant; {hint}.")

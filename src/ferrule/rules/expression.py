@@ -259,10 +259,8 @@ def _node(tree: ast.expr, fail: Callable[[str, int], RuleError]) -> Node:
         case ast.BoolOp(op=op, values=operands):
             sign = "and" if isinstance(op, ast.And) else "or"
             return _folded(sign, [_condition(operand, fail) for operand in operands])
-        case ast.Compare(left=left, ops=ops, comparators=others):
-            if any(map(_is_dtype, _compared(tree))):
-                return _of_dtype(left, ops, others, fail)
-            return _comparison(left, ops, others, fail)
+        case ast.Compare():
+            return (_of_dtype if any(map(_is_dtype, _compared(tree))) else _comparison)(tree, fail)
         case ast.IfExp(test=test, body=body, orelse=orelse):
             return ("if", _condition(test, fail), _number(body, fail), _number(orelse, fail))
         case ast.Call(func=ast.Name(id=name), args=args, keywords=[]) if name in _FUNCTIONS:
@@ -286,15 +284,11 @@ def _index(tree: ast.expr, fail: Callable[[str, int], RuleError]) -> int:
     raise fail("expected an integer, as in x.shape[0]", tree.col_offset)
 
 
-def _comparison(
-    left: ast.expr,
-    ops: Sequence[ast.cmpop],
-    comparators: Sequence[ast.expr],
-    fail: Callable[[str, int], RuleError],
-) -> Node:
+def _comparison(tree: ast.Compare, fail: Callable[[str, int], RuleError]) -> Node:
     parts: list[Node] = []
+    left = tree.left
     a = _number(left, fail)
-    for op, right in zip(ops, comparators, strict=True):
+    for op, right in zip(tree.ops, tree.comparators, strict=True):
         sign = _SIGNS.get(type(op))
         if sign is None:
             signs = "== != < <= > >=, or T in (float16, bfloat16) of a dtype variable"
@@ -315,14 +309,10 @@ def _is_dtype(tree: ast.expr) -> bool:
     return isinstance(tree, ast.Name) and tree.id in dtypes.BY_NAME
 
 
-def _of_dtype(
-    left: ast.expr,
-    ops: Sequence[ast.cmpop],
-    comparators: Sequence[ast.expr],
-    fail: Callable[[str, int], RuleError],
-) -> Node:
+def _of_dtype(tree: ast.Compare, fail: Callable[[str, int], RuleError]) -> Node:
     """What a dtype variable is compared with: one dtype, or several."""
-    match left, ops, comparators:
+    left = tree.left
+    match left, tree.ops, tree.comparators:
         case ast.Name(id=variable), [ast.In() | ast.NotIn()], [ast.Tuple(elts=names)]:
             pass
         case ast.Name(id=variable), [ast.Eq() | ast.NotEq() | ast.In() | ast.NotIn()], [right]:
@@ -341,7 +331,7 @@ def _of_dtype(
             raise fail(f"{what} is no dtype, as float16 is", name.col_offset)
     known: list[Node] = [("is", variable, name.id) for name in names if isinstance(name, ast.Name)]
     node = _folded("or", known)
-    return ("not", node) if isinstance(ops[0], (ast.NotEq, ast.NotIn)) else node
+    return ("not", node) if isinstance(tree.ops[0], (ast.NotEq, ast.NotIn)) else node
 
 
 def _folded(kind: str, nodes: Sequence[Node]) -> Node:

@@ -64,10 +64,13 @@ class Binding:
 
     def words(self, *on: Expression) -> str:
         """The shapes, for an error message, and the dtypes that these expressions ask for."""
-        words = [f"{name} {shape}" for name, shape in self.shapes.items() if shape]
+        shapes = [f"{name} {shape}" for name, shape in self.shapes.items() if shape]
+        return ", ".join([*shapes, *self.dtypes_of(*on)])
+
+    def dtypes_of(self, *on: Expression) -> list[str]:
+        """What the dtype variables are that these expressions name, for an error message."""
         variables = frozenset[str]().union(*(expression.variables for expression in on))
-        words += [f"{name} is {self.dtypes[name]}" for name in sorted(variables)]
-        return ", ".join(words)
+        return [f"{name} is {self.dtypes[name]}" for name in sorted(variables)]
 
 
 class Rule:
@@ -172,9 +175,8 @@ class Rule:
             if not on.holds(self.value(op, condition, binding, on)):
                 values = binding.values(condition)
                 symbols = sorted(condition.names | condition.attributes)
-                words = [f"{name} = {values[name]}" for name in symbols]
-                words += [f"{name} is {values[f':{name}']}" for name in sorted(condition.variables)]
-                sizes = ", ".join(words)
+                known = [f"{name} = {values[name]}" for name in symbols]
+                sizes = ", ".join([*known, *binding.dtypes_of(condition)])
                 raise KernelError(
                     f"[op] op {op!r} wants {condition}, and the inputs say {sizes}: "
                     f"{binding.words()}."
@@ -367,7 +369,7 @@ class _Binder:
             binders = [self.bound[name] for name in sorted(dim.names)]
             binders += [arrays[name] for name in sorted(dim.arrays)]
             sources = [f"input {first.name!r} of shape {its} ({first})" for first, its in binders]
-            sources += [f"{name} is {self.binding.dtypes[name]}" for name in sorted(dim.variables)]
+            sources += self.binding.dtypes_of(dim)
             why = f"{dim} is {expected} by {' and '.join(dict.fromkeys(sources))}"
         return KernelError(
             f"{self.label(argument)}: got the shape {shape} ({argument}), whose dim {i} is "

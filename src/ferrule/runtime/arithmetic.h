@@ -1,8 +1,6 @@
 /* Arithmetic of rules on int64_t: division rounds down, as in Python, and no operands are undefined
  * behaviour. A division by zero, and a value that does not fit, is written to *status, where the
  * first one stays, and counts as 0 from then on: so one look at *status, at the end, is enough.
- *
- * `Expression.c` of ferrule/rules/expression.py writes calls of these functions, and rule.h makes them.
  * Valid as C11 and as C++17.
  */
 #ifndef FERRULE_ARITHMETIC_H
