@@ -41,6 +41,7 @@ MAY_IMPORT = {
     "hosts.torch": "nouns tools rules source.metal devices hosts kernels operators numpy torch",
     "hosts.mlx": "nouns tools rules source.metal source.cuda devices devices.cuda hosts kernels "
     "operators numpy mlx",
+    "ops": "door",  # the public names alone
     "compat": "nouns hosts hosts.torch torch",
     "door": "nouns tools devices devices.cpu devices.cuda hosts kernels operators hosts.torch "
     "hosts.mlx",

@@ -55,6 +55,7 @@ _moved.stand_in()
 
 if TYPE_CHECKING:
     from . import mlx as mlx
+    from . import ops as ops
     from .hosts.mlx.install import install_mlx as install_mlx
     from .hosts.mlx.install import uninstall_mlx as uninstall_mlx
     from .hosts.mlx.reading import import_function as import_function
@@ -80,6 +81,7 @@ if TYPE_CHECKING:
     from .tools.toolchain import set_compiler as set_compiler
 
 # Loaded when first used: they need ctypes, compilers, the C runtime, or a parser of rules.
+_MODULES = ("mlx", "ops")
 _LAZY = {
     **dict.fromkeys(("Op", "op"), "operators.op"),
     "check_grad": "operators.gradcheck",
@@ -159,7 +161,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name != "mlx" and name not in _LAZY:
+    if name not in _MODULES and name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
         module = importlib.import_module(f".{_LAZY.get(name, name)}", __name__)
@@ -167,9 +169,10 @@ def __getattr__(name: str) -> Any:
         from .errors import without_mlx
 
         raise without_mlx(name, error) from None
-    if name != "mlx":
-        globals()[name] = getattr(module, name)
-    return module if name == "mlx" else globals()[name]
+    if name in _MODULES:
+        return module
+    globals()[name] = getattr(module, name)
+    return globals()[name]
 
 
 def __dir__() -> list[str]:

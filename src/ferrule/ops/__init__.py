@@ -1,0 +1,9 @@
+"""Ops that are ready to use, each written as any user of ferrule would write it.
+
+Nothing here is special: the modules import nothing of ferrule but its public names, and each is a
+model to copy: a rule, bodies, derivatives, a reference.
+"""
+
+from __future__ import annotations
+
+__all__: list[str] = []
