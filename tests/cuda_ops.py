@@ -33,7 +33,7 @@ def sum_op(name: str = "sum", **more: Any) -> Op:
 
 
 def bound(op: Op, shapes: list[Any], kinds: list[str | None]) -> Any:
-    said = op.rule.bind(op.name, shapes, kinds)
+    said = op.rule.bind(op.name, shapes, kinds, numbers=dict.fromkeys(op.rule.numbers, 0))
     op.rule.results(op.name, said)
     return said
 

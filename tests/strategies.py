@@ -140,13 +140,16 @@ DIMS = ["A", "B", "C", "D"]
 def rules(draw: Any, faults: bool = False) -> str:
     """The text of a rule with inputs that bind all dims, and outputs made of them.
 
-    With ``faults`` there are numbers among the inputs, and expressions that divide by zero, are
-    negative or overflow for some sizes.
+    With ``faults`` there are numbers among the inputs, which sizes may name, and expressions that
+    divide by zero, are negative or overflow for some sizes.
     """
     dtype = st.sampled_from(["T", "U", "float32", "uint8"])
     sides: list[str] = []
     inputs = []
     odd = ["A // B", "C - D", "all.size % A", "B * 2000000000 * C * D"] if faults else []
+    number = draw(st.sampled_from(["", "float32", "uint8", "int64", "bool"])) if faults else ""
+    counted = ["number", "A + number", "B // number"] if number not in ("", "float32") else []
+    odd = [*counted[:2], *odd, *counted[2:]]
     for n in range(draw(st.integers(1, 4))):
         given = [*DIMS, "2", "7", "A * 2", "max(B, C)", *odd[:2]]
         dims = draw(st.lists(st.sampled_from(given), max_size=4))
@@ -154,8 +157,8 @@ def rules(draw: Any, faults: bool = False) -> str:
             dims.insert(draw(st.integers(0, len(dims))), "*S")
         mark = draw(st.sampled_from(["", "", "?", "!"]))
         inputs.append(f"x{n}[{', '.join(dims)}]:{draw(dtype)}{mark}")
-    if faults and draw(st.booleans()):
-        inputs.append(f"number:{draw(st.sampled_from(['float32', 'uint8']))}")
+    if number:
+        inputs.append(f"number:{number}")
     inputs += [f"all[{', '.join(DIMS)}, *S]:T", "kind[]:U"]
     draw(st.randoms()).shuffle(inputs)
     sides.append(", ".join(inputs))
@@ -170,4 +173,5 @@ def rules(draw: Any, faults: bool = False) -> str:
     wheres += [" where T == float16 or U not in (float32, bool)"]
     if faults:
         wheres += [" where A == 0 or B % A == 0", " where not C // D > 3, all.ndim != 5"]
+        wheres += [" where number < 5 or A == number"] * bool(counted)
     return " -> ".join(sides) + draw(st.sampled_from(wheres))

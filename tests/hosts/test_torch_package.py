@@ -113,6 +113,11 @@ HALVES = op(
 DOUBLED = op(
     "doubled", "x[*S]:T -> y[*S]:T", I + "y[i] = x[i] * 2 + x_ndim;", "x.size", "min(x.size, 64)"
 )
+HEAD = op(
+    "head", "x[N]:T, k:int64, from_end:bool -> y[k]:T, n[k // 2]:int32 where k <= N",
+    I + "y[i] = END ? x[N - k + i] : x[i]; if (i < uint(k / 2)) n[i] = threads_per_threadgroup.x;",
+    "k", "min(k + 1, 64)", template={"END": "from_end == 1"},
+)  # fmt: skip
 EMPTY = op("empty", "x[N]:float32 -> y[3]:float32", I + "y[i] = 1;", "min(N, 3)")
 
 
@@ -127,7 +132,7 @@ class Everything(torch.nn.Module):
             SCALE(x, w), SCALE(x.half(), w.half()), *first, PUT(cache, x, 1), SUMS(x.select(0, 0)),
             FILLED(x), ROWS(x), STRIDED(x.t()), TILED(x), CUBE(ints), EMPTY(w),
             BLANK(w), HALVES(w, 1.0, 1.0), DOUBLED(x), DOUBLED(x.sum()),
-            BY_DTYPE(x), BY_DTYPE(x.half()),
+            BY_DTYPE(x), BY_DTYPE(x.half()), HEAD(w, 3, False), HEAD(w, 2, True),
         )  # fmt: skip
 
 
@@ -178,6 +183,8 @@ def test_every_size(ops: dict[str, Any], n: int, d: int) -> None:
     both(STRIDED, ops["strided"], torch.randn(n, 2 * d + 1)[:, ::2])
     both(CUBE, ops["cube"], torch.randint(9, (n % 7, d % 11, d), dtype=torch.int32))
     both(SUMS, ops["sums"], torch.randint(9, (n,)).float())
+    both(HEAD, ops["head"], w, d // 3, True)
+    both(HEAD, ops["head"], w, d, False)
     both(DOUBLED, ops["doubled"], x)
     both(DOUBLED, ops["doubled"], torch.tensor(float(n)))
     if n and d > 2:

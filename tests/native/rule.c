@@ -36,7 +36,7 @@ static int64_t word(void) {
 }
 
 /* Reads calls: how many words a program has, the program, and of each input whether it is there,
- * rank, dtype, how many sizes there are, and the sizes. Prints a line per call: the status, then
+ * rank, dtype, the value of a number, how many sizes there are, and the sizes. Prints a line per call: the status, then
  * that and value of each extra expression, and rank, dtype and sizes of each output. */
 int main(void) {
   for (int c = getchar(); c != EOF; c = getchar()) {
@@ -48,6 +48,7 @@ int main(void) {
       inputs[i].present = word() != 0;
       inputs[i].ndim = (int32_t)word();
       inputs[i].dtype = (int32_t)word();
+      inputs[i].value = word();
       inputs[i].sizes = words(word());
     }
     fr_rule_result* out = malloc(sizeof *out);

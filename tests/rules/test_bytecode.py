@@ -39,7 +39,7 @@ INT64 = range(-(2**63), 2**63)
 class Input(ctypes.Structure):
     _fields_ = (
         ("sizes", ctypes.POINTER(ctypes.c_int64)), ("ndim", ctypes.c_int32),
-        ("dtype", ctypes.c_int32), ("present", ctypes.c_bool),
+        ("dtype", ctypes.c_int32), ("value", ctypes.c_int64), ("present", ctypes.c_bool),
     )  # fmt: skip
 
 
@@ -65,10 +65,13 @@ class Given:
         sizes: None of one that is absent.
         dtype: its number.
         ndim: its rank, which need not be the number of sizes where that is nonsense.
+        value: of a number that is no float.
     """
 
-    def __init__(self, sizes: Sequence[int] | None, dtype: int, ndim: int | None = None) -> None:
-        self.sizes, self.dtype = sizes, dtype
+    def __init__(
+        self, sizes: Sequence[int] | None, dtype: int, ndim: int | None = None, value: int = 0
+    ) -> None:
+        self.sizes, self.dtype, self.value = sizes, dtype, value
         self.ndim = len(sizes or ()) if ndim is None else ndim
 
 
@@ -100,7 +103,7 @@ class Interpreter:
         arrays = (Input * len(inputs))()
         for array, one in zip(arrays, inputs, strict=True):
             array.present = one.sizes is not None
-            array.ndim, array.dtype = one.ndim, one.dtype
+            array.ndim, array.dtype, array.value = one.ndim, one.dtype, one.value
             if one.sizes:
                 array.sizes = in_words(one.sizes)
         out = Result()
@@ -275,24 +278,24 @@ def expressions_of(rule: Rule, shapes: Sequence[Any]) -> list[Expression]:
 
 def compare(
     interpreter: Interpreter, rule: Rule, shapes: Sequence[Any], kinds: Sequence[str | None],
-    extra: Sequence[str] = (),
+    extra: Sequence[str] = (), number: int = 0,
 ) -> tuple[int, Any]:  # fmt: skip
     """The status, and the outputs; fails where C and Python disagree."""
     outputs = [f"{one.name}.{what}" for one in rule.outputs for what in ("size", "ndim")]
     more = [parse(text) for text in (*extra, *outputs)]
     program = compile_rule(rule, more)
     assert program is not None and all(word in INT64 for word in program.words)
-    given = [Given(s, number_of(k)) for s, k in zip(shapes, kinds, strict=True)]
+    given = [Given(s, number_of(k), value=number) for s, k in zip(shapes, kinds, strict=True)]
     status, out = interpreter.bind(program, given)
     try:
-        said = rule.bind("op", shapes, kinds)
+        said = rule.bind("op", shapes, kinds, numbers=dict.fromkeys(rule.numbers, number))
         results = rule.results("op", said)
     except KernelError:
         assert status != OK
         return status, None
     every = [(one, said.values(one)) for one in expressions_of(rule, shapes)]
     statuses = {expected_of(*one)[0] for one in every}
-    known = {**said.dims}
+    known = {**said.dims, **said.numbers}
     for one in (*more, *(one for one, _ in every)):
         known.update(said.values(one))
     known = {
@@ -322,13 +325,14 @@ def compare(
 
 
 @st.composite
-def calls(draw: Any) -> tuple[Rule, list[Any], list[str | None]]:
-    """A rule and inputs, most of which it allows."""
+def calls(draw: Any) -> tuple[Rule, list[Any], list[str | None], int]:
+    """A rule and inputs, most of which it allows, and the value of its number."""
     rule = parse_rule(draw(rules(faults=True)))
     size = st.integers(0, 6) | st.sampled_from([2**31, 2**40, 2**62])
     small = draw(st.booleans())
     values = {name: draw(st.integers(0, 6) if small else size) for name in DIMS}
     star = draw(st.lists(st.integers(0, 4), max_size=2))
+    values["number"] = draw(st.integers(0, 6) if small else st.integers(0, 1) | size)
     values["all.size"] = math.prod([*values.values(), *star])
     values["all.ndim"] = len(DIMS) + len(star)
     variables = {"T": draw(st.sampled_from(["float32", "float16", "int8"])), "U": "int8"}
@@ -349,13 +353,13 @@ def calls(draw: Any) -> tuple[Rule, list[Any], list[str | None]]:
         shapes.append(tuple(shape))
         plain = one.dims is None and draw(st.booleans())
         kinds.append(None if plain else variables.get(one.dtype, one.dtype))
-    return rule, shapes, kinds
+    return rule, shapes, kinds, values["number"]
 
 
 @st.composite
-def spoilt(draw: Any) -> tuple[Rule, list[Any], list[str | None]]:
+def spoilt(draw: Any) -> tuple[Rule, list[Any], list[str | None], int]:
     """As `calls`, and one thing is different."""
-    rule, shapes, kinds = draw(calls())
+    rule, shapes, kinds, number = draw(calls())
     i = draw(st.integers(0, len(shapes) - 1))
     what = draw(st.sampled_from(["size", "rank", "dtype", "absent"]))
     shape = shapes[i]
@@ -368,7 +372,7 @@ def spoilt(draw: Any) -> tuple[Rule, list[Any], list[str | None]]:
     else:
         at = draw(st.integers(0, len(shape) - 1))
         shapes[i] = (*shape[:at], draw(st.integers(0, 6)), *shape[at + 1 :])
-    return rule, shapes, kinds
+    return rule, shapes, kinds, number
 
 
 def test_rules_are_the_same_in_c(interpreter: Interpreter) -> None:
@@ -377,7 +381,8 @@ def test_rules_are_the_same_in_c(interpreter: Interpreter) -> None:
     @settings(deadline=None, max_examples=600)
     @given(call=calls() | spoilt())
     def check(call: Any) -> None:
-        seen.add(compare(interpreter, *call, EXTRA)[0])
+        *given, number = call
+        seen.add(compare(interpreter, *given, EXTRA, number)[0])
 
     check()
     assert seen == {OK, MISMATCH, ZERO_DIVISION, OVERFLOW}
@@ -476,7 +481,7 @@ def test_what_is_too_large_goes_the_slow_way(interpreter: Interpreter) -> None:
 
 @pytest.mark.parametrize("text", ["Q", "b.size", "n.size", "n", "z.ndim"])
 def test_extra_expressions_name_what_every_call_has(text: str) -> None:
-    rule = parse_rule("x[N]:T, b[N]:T?, n:int32 -> y[N]:T")
+    rule = parse_rule("x[N]:T, b[N]:T?, n:float32 -> y[N]:T")
     with pytest.raises(RuleError, match=f"{text}.* which the inputs do not say"):
         compile_rule(rule, [parse(f"N + {text}")])
 
@@ -497,7 +502,8 @@ def test_the_numbers_are_those_of_the_headers() -> None:
     assert ops == {one.name: one.value for one in Op}
     for name in (
         "MAX_ARGUMENTS", "MAX_NDIM", "MAX_SYMBOLS", "MAX_STACK", "MAX_DTYPES", "NO_DTYPE",
-        "OPTIONAL", "NUMBER", "SIZE", "NDIM", "DIM_SYMBOL", "DIM_CODE", "DIM_STAR",
+        "OPTIONAL", "NUMBER", "SIZE", "NDIM", "DTYPE", "VALUE", "DIM_SYMBOL", "DIM_CODE",
+        "DIM_STAR",
     ):  # fmt: skip
         assert numbers[name] == getattr(bytecode, name), name
     assert numbers["PROGRAM_FORMAT"] == bytecode.FORMAT
@@ -521,11 +527,11 @@ def test_the_headers_are_cpp_too() -> None:
 @st.composite
 def nonsense(draw: Any) -> tuple[Rule, list[Given]]:
     """A rule and inputs such as no host gives."""
-    rule, shapes, kinds = draw(calls())
+    rule, shapes, kinds, number = draw(calls())
     every = st.integers(0, 6) | st.sampled_from([-1, MOST, LEAST, 2**32])
     found = []
     for shape, kind in zip(shapes, kinds, strict=True):
-        given = Given(shape, number_of(kind))
+        given = Given(shape, number_of(kind), value=number)
         match draw(st.sampled_from(["as it is", "as it is", "sizes", "rank", "dtype"])):
             case "sizes":
                 given = Given([draw(every) for _ in shape or ()], given.dtype)
@@ -570,7 +576,8 @@ def test_no_input_is_undefined_behaviour(interpreter: Interpreter, tmp_path: Pat
         words.extend([len(program.words), *program.words])
         for one in inputs:
             sizes = one.sizes or ()
-            words.extend([one.sizes is not None, one.ndim, one.dtype, len(sizes), *sizes])
+            words.extend([one.sizes is not None, one.ndim, one.dtype, one.value])
+            words.extend([len(sizes), *sizes])
         lines.append(line_of(interpreter, program, inputs))
 
     collect()

@@ -22,11 +22,12 @@ LINEAR = (
 CACHE = "cache[B,L,D]:T!, new[B,D]:T, at:int32 -> out[B,D]:T where T in (float32, float16)"
 
 
-def bind(text: str, *shapes: Any, kinds: Any = "float32") -> Any:
+def bind(text: str, *shapes: Any, kinds: Any = "float32", **numbers: int) -> Any:
     rule = parse_rule(text)
     given = [kinds] * len(shapes) if isinstance(kinds, str) else kinds
     kinds = [None if shape is None else kind for shape, kind in zip(shapes, given, strict=True)]
-    return rule, rule.bind("op", shapes, kinds)
+    every = {**dict.fromkeys(rule.numbers, 0), **numbers}
+    return rule, rule.bind("op", shapes, kinds, numbers=every)
 
 
 def test_a_call_says_what_dims_are() -> None:
@@ -69,8 +70,31 @@ def test_marks_and_numbers() -> None:
     rule = parse_rule(CACHE)
     cache, new, at = rule.inputs
     assert cache.mutable and not new.mutable and at.dims is None
-    said = rule.bind("op", [(2, 9, 4), (2, 4), ()], ["float32", "float32", None])
+    kinds = ["float32", "float32", None]
+    said = rule.bind("op", [(2, 9, 4), (2, 4), ()], kinds, numbers={"at": 3})
     assert rule.results("op", said) == [((2, 4), "float32")]
+
+
+def test_numbers_are_named_like_dims() -> None:
+    given = "x[N]:T, w[k]:T?, k:int32, flip:bool"
+    text = f"{given} -> v[k]:T, i[2*k+flip]:int32 where k <= N or flip == 1"
+    kinds = ["float32", "float32", None, None]
+    rule, said = bind(text, (9,), (3,), (), (), kinds=kinds, k=3, flip=True)
+    assert said.dims == {"N": 9} and said.numbers == {"k": 3, "flip": 1}
+    assert rule.dim_names == ("N",) and rule.numbers == ("k", "flip")
+    assert rule.results("op", said) == [((3,), "float32"), ((7,), "int32")]
+    for shapes, k, message in (
+        ([(9,), (4,), (), ()], 3, r"input 'w' .* dim 0 is 4, but k is 3 by number 'k'"),
+        (
+            [(2,), None, (), ()],
+            3,
+            "wants k <= N or flip == 1, .* say N = 2, flip = 0, k = 3",
+        ),
+    ):
+        with pytest.raises(KernelError, match=message):
+            bind(text, *shapes, kinds=kinds, k=k, flip=0)
+    with pytest.raises(KernelError, match=r"output 'v' of op 'op': k is -1 for x \(9,\), k = -1"):
+        rule.results("op", bind(text, (9,), None, (), (), kinds=kinds, k=-1)[1])
 
 
 def test_sizes_and_ranks() -> None:
@@ -180,7 +204,7 @@ def test_what_a_call_contradicts(text: str, shapes: Any, kinds: Any, message: st
         ("x[B]:T, w[C]:T? -> y[C]:T", 10, "always there has the dim 'C'"),
         ("x[B]:T -> y[B]:U", 10, "what dtype 'U' is"),
         ("x[B]:T? -> y[3]:float32", 0, "always there says what dtype 'T'"),
-        ("x[B]:T, n:int32 -> y[n]:T", 21, "'n' is a number of the call.*: an op per value"),
+        ("x[B]:T, n:float32 -> y[n]:T", 23, "n:float32 is a float, .*; declare n:int32"),
         ("x[B]:T -> y[z.size]:T", 12, "no input 'z' that always has a shape"),
         ("x[*S,*R]:T -> y[1]:T", 1, "one starred dim at most"),
         ("x[*S]:T -> y[*R]:T", 13, r"what \*R is"),
@@ -206,7 +230,7 @@ def test_what_a_call_contradicts(text: str, shapes: Any, kinds: Any, message: st
         ("x[B]:T -> y[B]:T where U in (float32)", 22, "no input has the dtype 'U'"),
         ("x[B]:T where B > 2 -> y[B]:T", 7, "at the end of a rule"),
         ("a[B]:x, x[B]:x -> y[B]:x", 8, "'x' is two things: an array and a dtype"),
-        ("x[n]:T, n:int32 -> y[n]:T", 8, "'n' is two things: a number and a dim"),
+        ("x[n]:T, n:float32 -> y[1]:T", 8, "'n' is two things: a number of float32 and a dim"),
         ("x[B):T] -> y[B]:T", 3, r"expected '\]' before '\)'"),
         ("x[B]:T -> y[B[0]]:T", 12, "not allowed in a rule"),
         ("x[B]:T\u00b2 -> y[B]:T", 4, "expected ':' and a dtype"),

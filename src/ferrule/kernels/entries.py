@@ -98,6 +98,7 @@ class _Input(ctypes.Structure):  # fr_rule_input
         ("sizes", ctypes.POINTER(_int64)),
         ("ndim", _int32),
         ("dtype", _int32),
+        ("value", _int64),
         ("present", ctypes.c_bool),
     )
 

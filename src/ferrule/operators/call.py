@@ -90,7 +90,7 @@ def bound(op: Declared, device: str, arguments: Arguments, on: type[Ints] = Ints
         else:
             shapes.append(() if parameter.dims is None else None)
             kinds.append(None)
-    binding = op.rule.bind(op.name, shapes, kinds, on)
+    binding = op.rule.bind(op.name, shapes, kinds, on, arguments)
     results = op.rule.results(op.name, binding, on)
     return BoundCall(op, device, arguments, binding, [(s, dtypes.BY_NAME[k]) for s, k in results])
 

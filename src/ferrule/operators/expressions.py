@@ -102,7 +102,7 @@ class SizedImplementation:
                 f"{label}: got {value!r} of type {type(value).__name__}, "
                 'expected an int or an expression such as "B*N".'
             )
-        dims = set(rule.dim_names)
+        dims = {*rule.dim_names, *rule.numbers}
         arrays = {
             a.name for a in (*rule.inputs, *rule.outputs) if a.dims is not None and not a.optional
         }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+from .. import dtypes
 from .expression import Expression
 
 
@@ -47,6 +48,15 @@ class Argument(NamedTuple):
         dims = "" if self.dims is None else f"[{','.join(map(_tight, self.dims))}]"
         marks = f"{'?' * self.optional}{'!' * self.mutable}{'~' * self.constant}"
         return f"{self.name}{dims}:{self.dtype}{marks}"
+
+
+def is_countable(argument: Argument) -> bool:
+    """Whether an input is a number that sizes may depend on: an integer or a bool."""
+    return argument.dims is None and getattr(dtypes.BY_NAME.get(argument.dtype), "kind", "") in (
+        "b",
+        "i",
+        "u",
+    )
 
 
 def name_of(dim: Dim) -> str | None:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from .. import dtypes
 from ..errors import RuleError
-from .argument import Argument, Star
+from .argument import Argument, Star, name_of
 from .expression import Expression
 from .rule import Rule
 
@@ -24,7 +24,7 @@ MAX_STACK = 128
 MAX_DTYPES = 63
 NO_DTYPE = -1
 OPTIONAL, NUMBER = 1, 2  # flags of an input
-SIZE, NDIM, DTYPE = 0, 1, 2  # kinds of an attribute
+SIZE, NDIM, DTYPE, VALUE = 0, 1, 2, 3  # kinds of an attribute
 DIM_SYMBOL, DIM_CODE, DIM_STAR = 0, 1, 2  # kinds of an output's dim
 
 _HEADER_WORDS = 9
@@ -75,7 +75,7 @@ class RuleProgram(NamedTuple):
     Attributes:
         words: the program, each an int64.
         symbols: what ``fr_rule_result.symbols`` are: dims, then ``"x.size"`` and ``"x.ndim"``, then
-            ``":T"``, the dtype of a variable.
+            numbers by their names, then ``":T"``, the dtype of a variable.
         variables: the dtype variables that ``fr_rule_result.dtypes`` are of. A dtype is its place
             in `ferrule.dtypes.ALL`.
     """
@@ -196,10 +196,10 @@ def compile_rule(rule: Rule, extra: Sequence[Expression] = ()) -> RuleProgram | 
 
 def _symbols(rule: Rule, extra: Sequence[Expression]) -> dict[str, int]:
     """The number of each symbol: dims as inputs first name them, then attributes in the same order,
-    those alone that an expression names, then such dtype variables."""
+    those alone that an expression names, then such numbers and dtype variables."""
     inputs = [dim for argument in rule.inputs for dim in argument.dims or ()]
     dims = [dim for dim in inputs if isinstance(dim, Expression)]
-    bound = [str(dim) for dim in dims if dim.node[0] == "name"]
+    bound = [str(dim) for dim in dims if name_of(dim) not in (None, *rule.numbers)]
     outputs = [dim for argument in rule.outputs for dim in argument.dims or ()]
     expressions = [dim for dim in outputs if isinstance(dim, Expression)]
     expressions += [*dims, *rule.conditions, *extra]
@@ -212,6 +212,8 @@ def _symbols(rule: Rule, extra: Sequence[Expression]) -> dict[str, int]:
     always += [argument.name for argument in rule.outputs]
     attributes = [f"{name}.{kind}" for name in always for kind in _ATTRIBUTES]
     names = [*dict.fromkeys(bound), *(name for name in attributes if name in used)]
+    named = frozenset[str]().union(*(expression.names for expression in expressions))
+    names += [name for name in rule.numbers if name in named]
     compared = frozenset[str]().union(*(expression.variables for expression in expressions))
     variables = dict.fromkeys(argument.dtype for argument in rule.inputs)
     names += [f":{name}" for name in variables if name in compared]
@@ -277,8 +279,8 @@ class _RuleWriter:
                 star, star_at = _number(dim.name, self.stars), at
                 continue
             place = at if star < 0 else at - len(argument.dims or ())  # from the end, behind a star
-            if dim.node[0] == "name":
-                bindings += [place, self.symbols[dim.node[1]]]
+            if (name := name_of(dim)) is not None and name not in self.rule.numbers:
+                bindings += [place, self.symbols[name]]
             else:
                 checks += [number, place, self.code(dim)]
         flags = OPTIONAL * argument.optional | NUMBER * (argument.dims is None)
@@ -295,6 +297,8 @@ class _RuleWriter:
                 words += [_ATTRIBUTES[kind], places[name], number]
             elif symbol.startswith(":"):
                 words += [DTYPE, _number(symbol[1:], self.variables), number]
+            elif symbol in self.rule.numbers:
+                words += [VALUE, places[symbol], number]
         return words
 
     def output(self, argument: Argument) -> list[int]:

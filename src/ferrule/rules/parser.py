@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from .. import dtypes
 from ..errors import RuleError
-from .argument import Argument, Dim, Star, name_of
+from .argument import Argument, Dim, Star, is_countable, name_of
 from .expression import Expression, parse
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z_0-9]*")
@@ -210,13 +210,16 @@ class _Parser:
             if name in kinds:  # both are names of the body
                 raise self.fail(f"{name!r} is two things: an array and a dtype", argument)
             if argument.dims is None and name in dims:
-                raise self.fail(f"{name!r} is two things: a number and a dim", argument)
+                raise self.fail(
+                    f"{name!r} is two things: a number of {argument.dtype} and a dim", argument
+                )
 
     def bound_names(self, rule: Declaration) -> tuple[set[str], set[str], set[str]]:
         """The dims, starred dims and dtype variables that inputs bind which are always there."""
         dims: set[str] = set()
         stars: set[str] = set()
         kinds: set[str] = set()
+        numbers = {argument.name for argument in rule.inputs if is_countable(argument)}
         for argument in rule.inputs:
             if argument.dims is None and (argument.optional or argument.mutable):
                 raise self.fail("'?' and '!' are marks of arrays", argument)
@@ -233,7 +236,7 @@ class _Parser:
             for dim in argument.dims or ():
                 if isinstance(dim, Star):
                     stars.add(dim.name)
-                elif (name := name_of(dim)) is not None:
+                elif (name := name_of(dim)) is not None and name not in numbers:
                     dims.add(name)
         for argument in rule.inputs:
             if argument.dtype not in dtypes.BY_NAME and argument.dtype not in kinds:
@@ -257,11 +260,11 @@ class _Parser:
             match = re.compile(rf"\b{name}\b").search(self.text, start)
             return match.start() if match else start
 
-        numbers = {argument.name for argument in rule.inputs if argument.dims is None}
-        for name in sorted(expression.names - dims):
+        numbers = {a.name: a for a in rule.inputs if a.dims is None}
+        countable = {name for name, number in numbers.items() if is_countable(number)}
+        for name in sorted(expression.names - dims - countable):
             why = (
-                f"{name!r} is a number of the call, which sizes cannot depend on; write its value "
-                "into the rule: an op per value"
+                f"{numbers[name]} is a float, and sizes depend on integers; declare {name}:int32"
                 if name in numbers
                 else f"{name!r} is a dtype variable; compare it: {name} == float16"
                 if name in kinds

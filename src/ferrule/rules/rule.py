@@ -7,7 +7,8 @@ A rule reads like a signature::
 
 * A dim is a name, which the first input that has it alone binds; an integer; an expression
   (`expression`) of dims that are bound; or ``*S``, any number of dims, once per array.
-* Without brackets an input is a Python number: ``eps:float32``.
+* Without brackets an input is a Python number: ``eps:float32``. One of an integer dtype or bool_,
+  such as ``k:int32``, may be named like a dim, in sizes, conditions and launches.
 * A dtype is a full name, or a variable (one that is no dtype's name), which an input binds.
 * ``?`` after an input says that it may be None; ``!`` that the kernel writes it in place.
 * ``~`` after an output says that it is constant to derivatives: it is kept for the backward pass,
@@ -19,12 +20,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from operator import eq
 from typing import Any
 
 from .. import dtypes
 from ..errors import KernelError, RuleError
-from .argument import Argument, Dim, Star, name_of
+from .argument import Argument, Dim, Star, is_countable, name_of
 from .expression import Expression, Ints
 from .parser import NAME, declaration
 
@@ -36,6 +38,7 @@ class Binding:
 
     Attributes:
         dims: the size of each dim.
+        numbers: the value of each number that is no float.
         stars: the sizes that each ``*S`` stands for.
         dtypes: the full name of each dtype variable.
         shapes: the shape of each input, None of those that are absent; of outputs, too, once they
@@ -44,14 +47,15 @@ class Binding:
 
     def __init__(self, shapes: dict[str, Shape | None]) -> None:
         self.dims: dict[str, Any] = {}
+        self.numbers: dict[str, Any] = {}
         self.stars: dict[str, Shape] = {}
         self.dtypes: dict[str, str] = {}
         self.shapes = shapes
 
     def values(self, on: Expression) -> dict[str, Any]:
-        """The values of all that an expression may name: dims, ``"x.size"``, ``"x.ndim"`` and, of
-        dtype variables, ``":T"``."""
-        values = dict(self.dims)
+        """The values of all that an expression may name: dims and numbers, ``"x.size"``,
+        ``"x.ndim"`` and, of dtype variables, ``":T"``."""
+        values = {**self.dims, **self.numbers}
         for name in on.variables:
             values[f":{name}"] = self.dtypes[name]
         for name in on.arrays:
@@ -63,9 +67,12 @@ class Binding:
         return values
 
     def words(self, *on: Expression) -> str:
-        """The shapes, for an error message, and the dtypes that these expressions ask for."""
+        """The shapes, for an error message, and the numbers and dtypes that these expressions ask
+        for."""
         shapes = [f"{name} {shape}" for name, shape in self.shapes.items() if shape]
-        return ", ".join([*shapes, *self.dtypes_of(*on)])
+        names = frozenset[str]().union(*(expression.names for expression in on))
+        numbers = [f"{name} = {value}" for name, value in self.numbers.items() if name in names]
+        return ", ".join([*shapes, *numbers, *self.dtypes_of(*on)])
 
     def dtypes_of(self, *on: Expression) -> list[str]:
         """What the dtype variables are that these expressions name, for an error message."""
@@ -121,14 +128,22 @@ class Rule:
 
     @property
     def dim_names(self) -> tuple[str, ...]:
-        """The dims that inputs bind, in the order in which they appear."""
+        """The dims that the shapes of inputs bind, in the order in which they appear."""
         alone = (
             name_of(dim)
             for argument in self.inputs
             if not argument.optional
             for dim in argument.dims or ()
         )
-        return tuple(dict.fromkeys(name for name in alone if name is not None))
+        numbers = self.numbers
+        return tuple(
+            dict.fromkeys(name for name in alone if name is not None and name not in numbers)
+        )
+
+    @cached_property
+    def numbers(self) -> tuple[str, ...]:
+        """The numbers that expressions may name: all but floats."""
+        return tuple(argument.name for argument in self.inputs if is_countable(argument))
 
     def bind(
         self,
@@ -136,6 +151,7 @@ class Rule:
         shapes: Sequence[Shape | None],
         kinds: Sequence[str | None],
         on: type[Ints] = Ints,
+        numbers: Mapping[str, Any] | None = None,
     ) -> Binding:
         """Check a call's inputs and bind their dims and dtypes.
 
@@ -145,12 +161,16 @@ class Rule:
             kinds: the full name of each input's dtype; None of one that is absent, or of a Python
                 number that fits the declared one.
             on: what compares sizes.
+            numbers: the value of each of the rule's `numbers`, by its name.
 
         Raises:
             KernelError: an input contradicts the declaration or another input; says which.
         """
         binder = _Binder(self, op, shapes, on)
         binding = binder.binding
+        for name in self.numbers:
+            value = (numbers or {})[name]
+            binding.numbers[name] = int(value) if isinstance(value, bool) else value
         later: list[tuple[Argument, int, Any, Expression]] = []
         for argument, shape, kind in zip(self.inputs, shapes, kinds, strict=True):
             if shape is None:
@@ -162,7 +182,7 @@ class Rule:
                 binder.bind_dtype(argument, shape, kind)
             for i, size, dim in binder.aligned(argument, shape):
                 name = name_of(dim)
-                if name is not None and name not in binding.dims:
+                if name is not None and name not in binding.dims and name not in self.numbers:
                     binding.dims[name] = size
                     binder.bound[name] = argument, shape
                 else:
@@ -366,9 +386,10 @@ class _Binder:
         why = f"expected {expected}"
         if not dim.constant:
             arrays = {a.name: (a, shapes[a.name] or ()) for a in self.rule.inputs}
-            binders = [self.bound[name] for name in sorted(dim.names)]
+            binders = [self.bound[name] for name in sorted(dim.names) if name in self.bound]
             binders += [arrays[name] for name in sorted(dim.arrays)]
             sources = [f"input {first.name!r} of shape {its} ({first})" for first, its in binders]
+            sources += [f"number {name!r}" for name in self.rule.numbers if name in dim.names]
             sources += self.binding.dtypes_of(dim)
             why = f"{dim} is {expected} by {' and '.join(dict.fromkeys(sources))}"
         return KernelError(

@@ -172,7 +172,7 @@ static inline bool fr_give_float(fr_call* c, int i, double number) {
 /* An int or bool input. False where it does not fit. */
 static inline bool fr_give_integer(fr_call* c, int i, int64_t number) {
   fr_give_number(c, i);
-  c->integer[i] = number;
+  c->integer[i] = c->input[i].value = number;
   return fr_integer_bytes(c->op->input[i].dtype, number, &c->value[i]);
 }
 

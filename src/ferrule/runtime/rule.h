@@ -32,6 +32,7 @@ typedef struct {
   const int64_t* sizes; /* `ndim` of them */
   int32_t ndim;         /* 0 of a number */
   int32_t dtype;        /* place in ferrule.dtypes.ALL; FR_NO_DTYPE of a number of whatever dtype */
+  int64_t value;        /* of a number that is no float */
   bool present;         /* false: None was given, and nothing else is read */
 } fr_rule_input;
 
@@ -43,7 +44,7 @@ typedef struct {
 
 /* What a call's inputs say. It points to nothing outside. Has 5 KB, of which little is written. */
 typedef struct {
-  int64_t symbols[FR_MAX_SYMBOLS];  /* RuleProgram.symbols says which: dims, then x.size, x.ndim */
+  int64_t symbols[FR_MAX_SYMBOLS];  /* RuleProgram.symbols says which: dims, then x.size and others */
   int32_t dtypes[FR_MAX_ARGUMENTS]; /* of each dtype variable: RuleProgram.variables */
   fr_rule_output outputs[FR_MAX_ARGUMENTS];
 } fr_rule_result;
@@ -80,14 +81,15 @@ enum {
 enum { FR_OPTIONAL = 1, FR_NUMBER = 2 };
 
 /* The size or rank of an input, which becomes a symbol; or of an output, counted after the inputs,
- * which only extra expressions name; or the dtype of a variable, in place of an input. */
+ * which only extra expressions name; or the dtype of a variable, in place of an input; or the value of
+ * an input that is a number. */
 enum {
   FR_ATTRIBUTE_KIND = 0,
   FR_ATTRIBUTE_INPUT = 1,
   FR_ATTRIBUTE_SYMBOL = 2,
   FR_ATTRIBUTE_WORDS = 3
 };
-enum { FR_SIZE = 0, FR_NDIM = 1, FR_DTYPE = 2 };
+enum { FR_SIZE = 0, FR_NDIM = 1, FR_DTYPE = 2, FR_VALUE = 3 };
 
 /* A dim of an input that must be what an expression says. */
 enum { FR_CHECK_INPUT = 0, FR_CHECK_PLACE = 1, FR_CHECK_CODE = 2, FR_CHECK_WORDS = 3 };
@@ -320,8 +322,9 @@ static inline int fr_rule_bind(const int64_t* program, const fr_rule_input* inpu
     if (record[FR_ATTRIBUTE_INPUT] >= program[FR_INPUTS]) continue; /* an output's */
     const fr_rule_input* input = &inputs[record[FR_ATTRIBUTE_INPUT]];
     out->symbols[record[FR_ATTRIBUTE_SYMBOL]] =
-        record[FR_ATTRIBUTE_KIND] == FR_NDIM ? input->ndim
-                                             : fr_rule_size(input->ndim, input->sizes, &status);
+        record[FR_ATTRIBUTE_KIND] == FR_VALUE  ? input->value
+        : record[FR_ATTRIBUTE_KIND] == FR_NDIM ? input->ndim
+                                               : fr_rule_size(input->ndim, input->sizes, &status);
   }
   if (status) return status;
   int64_t value;

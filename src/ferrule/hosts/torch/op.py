@@ -269,8 +269,11 @@ class TorchOp:
         except (KernelError, RuntimeError):  # torch's own of sizes below 0
             # The same again in numbers, where they are known: s33 says nothing to anyone.
             for name, fact in arguments.items():
-                if isinstance(fact, Facts):
-                    arguments[name] = fact._replace(shape=tuple(map(_hint, fact.shape)))
+                arguments[name] = (
+                    fact._replace(shape=tuple(map(_hint, fact.shape)))
+                    if isinstance(fact, Facts)
+                    else _hint(fact)
+                )
             op_call.bound(op, "", arguments, SymInts)
             raise
         if torch.compiler.is_exporting():
@@ -419,7 +422,7 @@ def _packaging() -> bool:
 
 
 def _hint(size: Any) -> Any:
-    """The number that a symbolic size has for now, where it has one."""
+    """The number that a symbolic size or number has for now, where it has one."""
     hint = size.node.hint if isinstance(size, torch.SymInt) else size
     return size if hint is None else hint
 

@@ -154,10 +154,12 @@ class _OpCall(NamedTuple):
 
     Attributes:
         arrays: per input of the op, the tensor without values; None where it has none.
+        numbers: the numbers that the rule's expressions may name.
     """
 
     op: Op
     arrays: tuple[Any, ...]
+    numbers: dict[str, Any]
 
 
 def _packaged(program: ExportedProgram, architectures: Sequence[str] | None) -> list[PackagedOp]:
@@ -204,7 +206,7 @@ def _calls(program: ExportedProgram) -> Iterator[_OpCall]:
                     )
             inputs = op.rule.inputs
             arrays = [None if p.dims is None else arguments.get(p.name) for p in inputs]
-            yield _OpCall(op, tuple(arrays))
+            yield _OpCall(op, tuple(arrays), {n: arguments[n] for n in op.rule.numbers})
     for name in set(ops) - called:
         raise KernelError(
             f"package: the graph calls the op 'ferrule::{name}' through an operator that a package "
@@ -297,7 +299,7 @@ def _special(
         for parameter, array in zip(op.rule.inputs, call.arrays, strict=True)
     ]
     dtype_names = [None if dtype is None else dtype.name for dtype in input_dtypes]
-    binding = op.rule.bind(op.name, shapes, dtype_names, SymInts)
+    binding = op.rule.bind(op.name, shapes, dtype_names, SymInts, call.numbers)
     outputs = tuple(dtypes.BY_NAME[n] for _, n in op.rule.results(op.name, binding, SymInts))
     package_text.check(op, body, outputs)
 
@@ -325,7 +327,7 @@ def _special(
     inputs += [Input(dtypes.int32, 0, value=cuda)] * len(body.dims)
     written = [bound_dtype(p.dtype, binding) for p in op.rule.inputs if p.mutable]
     spec = Spec(body.kernel, tuple(inputs), (*outputs, *written), template)
-    example = _example(op, body, shapes, dtype_names)
+    example = _example(op, body, shapes, dtype_names, call.numbers)
     if cuda:
         most = _most_threads(body)
         codes = tuple(
@@ -361,7 +363,11 @@ def _fixed(op: Op, body: KernelBody | CudaUnit, expression: Expression, binding:
 
 
 def _example(
-    op: Op, body: KernelBody, shapes: Sequence[Any], names: Sequence[str | None]
+    op: Op,
+    body: KernelBody,
+    shapes: Sequence[Any],
+    names: Sequence[str | None],
+    numbers: Mapping[str, Any],
 ) -> Launch | None:
     """The launch for the sizes that a graph was traced with, where they are known."""
 
@@ -373,7 +379,8 @@ def _example(
 
     try:
         sizes = [None if shape is None else tuple(map(hint, shape)) for shape in shapes]
-        binding = op.rule.bind(op.name, sizes, names)
+        known = {name: hint(value) for name, value in numbers.items()}
+        binding = op.rule.bind(op.name, sizes, names, numbers=known)
         op.rule.results(op.name, binding)
         config = body.launch_for(binding)
     except (LookupError, KernelError):  # the sizes are said at run time
