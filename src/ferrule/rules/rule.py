@@ -168,9 +168,9 @@ class Rule:
         """
         binder = _Binder(self, op, shapes, on)
         binding = binder.binding
-        for name in self.numbers:
-            value = (numbers or {})[name]
-            binding.numbers[name] = int(value) if isinstance(value, bool) else value
+        for number in self.numbers:
+            value = (numbers or {})[number]
+            binding.numbers[number] = int(value) if isinstance(value, bool) else value
         later: list[tuple[Argument, int, Any, Expression]] = []
         for argument, shape, kind in zip(self.inputs, shapes, kinds, strict=True):
             if shape is None:
