@@ -66,6 +66,8 @@ if TYPE_CHECKING:
     from .hosts.torch.package import package as package
     from .operators.adopt import adopt as adopt
     from .operators.compare import compare as compare
+    from .operators.conditional import metal_body as metal_body
+    from .operators.conditional import run_function as run_function
     from .operators.family import Family as Family
     from .operators.family import family as family
     from .operators.gradcheck import check_grad as check_grad
@@ -86,6 +88,7 @@ _LAZY = {
     **dict.fromkeys(("Op", "op"), "operators.op"),
     "check_grad": "operators.gradcheck",
     "compare": "operators.compare",
+    **dict.fromkeys(("metal_body", "run_function"), "operators.conditional"),
     **dict.fromkeys(("Family", "family"), "operators.family"),
     **dict.fromkeys(
         ("cuda_body", "cuda_copy", "cuda_fill", "cuda_step", "cuda_unit"), "operators.unit_parts"
@@ -147,9 +150,11 @@ __all__ = [
     "int64",
     "load",
     "load_package",
+    "metal_body",
     "metal_kernel",
     "op",
     "package",
+    "run_function",
     "save",
     "set_compiler",
     "set_threads",

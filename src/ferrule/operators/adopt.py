@@ -20,6 +20,7 @@ def adopt(
     constants: Mapping[str, Any] | None = None,
     contiguous: bool = False,
     reference: Callable[..., Any] | None = None,
+    when: str | None = None,
     batch: str | Sequence[str] = (),
     partial_sums: str | Sequence[str] = (),
     autocast: str | None = None,
@@ -54,7 +55,10 @@ def adopt(
             names), ints, or expressions of the rule's dims such as ``"K"`` or ``"M <= 16"``.
             Each new value makes another callable.
         contiguous: inputs that are not row-contiguous are copied first.
-        reference: the same in ordinary array code, for comparisons.
+        reference: the same in ordinary array code, for comparisons, and for calls for which
+            ``when`` does not hold.
+        when: the condition under which the callable is chosen, such as ``"K % 16 == 0"``, as of a
+            `cuda_body`; None is always.
         batch, partial_sums: dims that are independent of each other, and dims whose parts give
             partial sums, as in `ferrule.op`.
         autocast: what ``torch.autocast`` does with the inputs: None, ``"cast"`` or ``"float32"``.
@@ -98,7 +102,9 @@ def adopt(
         )
     function: Any = run if make is None else make
     makes = make is not None
-    implementations = [Runner(name, parsed, function, "run", version, makes, constants, contiguous)]
+    implementations = [
+        Runner(name, parsed, function, "run", version, makes, constants, contiguous, when)
+    ]
     if reference is not None:
         implementations.append(Runner(name, parsed, reference, "reference", version))
     return checked_op(name, parsed, implementations, batch, autocast, partial_sums, tags)

@@ -276,7 +276,9 @@ class _Trial:
 
 def _widened(op: Op, input_dtypes: Sequence[Dtype | None], host: str) -> list[Dtype | None]:
     """The inputs' dtypes, with float64 for each float variable where rule and host allow it."""
-    narrow = host == "MLX" or any(not isinstance(body, Runner) for body in op.implementations[:1])
+    always = next((i for i, b in enumerate(op.implementations) if b.when is None), 0)
+    tried = op.implementations[: always + 1]
+    narrow = host == "MLX" or any(not isinstance(body, Runner) for body in tried)
     wide: list[Dtype | None] = []
     for argument, dtype in zip(op.rule.inputs, input_dtypes, strict=True):
         allowed = op.rule.choices.get(argument.dtype, ("float64",))

@@ -2,37 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..errors import KernelError, KernelTypeError
 from ..kernel import Kernel
 from ..kernels.call import CallableKernel
 from ..rules.rule import Rule
-from . import identity
+from . import identity, metal_file
 from .bodies import KernelBody, check_names, kernel_of
+from .conditional import MetalBody, RunFunction
 from .declared import Derived
 from .runners import AbsentRunner, Runner
 from .unit_parts import CudaBody, UnitText
 from .unit_steps import CudaUnit, Implementation
 
+Metal = str | os.PathLike[str] | CallableKernel | MetalBody
 Cuda = str | CallableKernel | CudaBody | UnitText
+Run = Callable[..., Any] | RunFunction
 
 
-def check_no_file(name: str, metal: object, function: str | None) -> None:
-    """Refuse a file's name in place of its path, and a function of no file.
-
-    Raises:
-        KernelError: that is so.
-    """
-    if isinstance(metal, str) and metal.endswith(".metal") and "\n" not in metal:
-        raise KernelError(
-            f"[op] `metal` of op {name!r}: got {metal!r}, which is taken for a body; for that file "
-            f"give pathlib.Path({metal!r})."
-        )
-    if function is not None:
-        problem = f"got {function!r}, but `metal` is no path of a file"
-        raise KernelError(f"[op] `function` of op {name!r}: {problem}.")
+KINDS = ("cuda", "metal", "run", "reference")  # the best one first, on an NVIDIA GPU
 
 
 def kernel_implementations(
@@ -40,41 +31,144 @@ def kernel_implementations(
     rule: Rule,
     cuda: object,
     metal: object,
-    headers: Mapping[str, str],
+    header: str,
+    function: str | None,
     launch: Mapping[str, Any],
     settings: Mapping[str, Any],
 ) -> list[Implementation]:
-    """An op's CUDA bodies and units, then its Metal body, as the arguments of `op` give them.
+    """An op's CUDA bodies and units, then its Metal bodies, as the arguments of `op` give them.
 
     Args:
         name, rule: the op's.
-        cuda, metal: texts, kernels, and what `cuda_body` and `cuda_unit` return.
-        headers: of texts, by language.
+        cuda, metal: texts, files, kernels, and what `cuda_body`, `cuda_unit` and `metal_body`
+            return.
+        header, function: of texts; of a file.
         launch: `KernelBody`'s arguments for texts and kernels.
         settings: `kernel_of`'s arguments for texts, with ``compile_options``.
     """
     implementations: list[Implementation] = []
-    for kind, body in (*(("cuda", text) for text in _cuda_bodies(name, cuda)), ("metal", metal)):
-        if body is None:
-            continue
+    expected = "the text of a body, a cuda_kernel, a cuda_body or a cuda_unit"
+    kinds: tuple[Any, ...] = (str, CallableKernel, CudaBody, UnitText)
+    for body in _several(name, "cuda", cuda, kinds, expected):
         if isinstance(body, UnitText):
             implementations.append(CudaUnit(name, rule, body))
             continue
-        body_launch = {**launch} if kind == "cuda" else {**launch, "shared_memory": 0}
+        body_launch = launch
         if isinstance(body, CudaBody):
             body_launch = {setting: getattr(body, setting) for setting in launch}
             contiguous = body.ensure_row_contiguous
-            kernel = kernel_of(name, rule, kind, body.source, body.header, contiguous)
+            kernel = kernel_of(name, rule, "cuda", body.source, body.header, contiguous)
         else:
-            kernel = _kernel(name, rule, kind, body, headers[kind], **settings)
-            for setting, example in (("grid", 'as "x.size"'), ("threadgroup", "as 256")):
-                if launch[setting] is None:
-                    raise KernelError(
-                        f"[op] op {name!r} has a {kind} body and no `{setting}`; expected sizes "
-                        f"such {example}."
-                    )
-        implementations.append(KernelBody(name, rule, kernel, kind, **body_launch))
+            kernel = _kernel(name, rule, "cuda", body, header, **settings)
+            _check_launched(name, "cuda", launch)
+        implementations.append(KernelBody(name, rule, kernel, "cuda", **body_launch))
+    expected = "the text of a body, the Path of a file, a metal_kernel or a metal_body"
+    kinds = (str, os.PathLike, CallableKernel, MetalBody)
+    bodies = _several(name, "metal", metal, kinds, expected)
+    if function is not None and not any(isinstance(body, os.PathLike) for body in bodies):
+        problem = f"got {function!r}, but `metal` is no path of a file"
+        raise KernelError(f"[op] `function` of op {name!r}: {problem}.")
+    own = {setting: value for setting, value in launch.items() if setting != "shared_memory"}
+    for body in bodies:
+        if not isinstance(body, MetalBody):
+            of_file = function if isinstance(body, os.PathLike) else None
+            body = MetalBody(body, header=header, function=of_file, **own, **settings)
+        implementations.append(_metal_body(name, rule, body))
     return implementations
+
+
+def run_implementations(
+    name: str, rule: Rule, run: object, reference: Any, version: object
+) -> list[Implementation]:
+    """An op's Python functions, as the arguments of `op` give them."""
+    implementations: list[Implementation] = []
+    for each in _several(name, "run", run, (RunFunction, Callable), "a function or a run_function"):
+        one = each if isinstance(each, RunFunction) else RunFunction(each, None)
+        implementations.append(Runner(name, rule, one.function, "run", version, when=one.when))
+    if reference is not None:
+        implementations.append(Runner(name, rule, reference, "reference", version))
+    return implementations
+
+
+def of_kinds(
+    name: str, argument: str, implementations: Sequence[Implementation], kinds: Sequence[str]
+) -> list[Implementation]:
+    """The implementations of these kinds, in the order of the kinds.
+
+    Args:
+        name: the op's.
+        argument: how messages call what gave the kinds.
+        implementations, kinds: they.
+
+    Raises:
+        KernelError: there is none of a kind.
+    """
+    chosen: list[Implementation] = []
+    for kind in kinds:
+        of_kind = [body for body in implementations if body.kind == kind]
+        if not of_kind:
+            has = ", ".join(dict.fromkeys(repr(body.kind) for body in implementations))
+            raise KernelError(
+                f"[op] {argument}op {name!r} has no implementation {kind!r}; it has {has}."
+            )
+        chosen += of_kind
+    return chosen
+
+
+def preferred(
+    name: str, implementations: list[Implementation], prefer: Any
+) -> list[Implementation]:
+    """The implementations, those of the kinds that the author prefers before the others.
+
+    Raises:
+        KernelError: there is none of a kind, or a kind is given twice.
+        KernelTypeError: these are no kinds.
+    """
+    kinds = (prefer,) if isinstance(prefer, str) else prefer
+    if not isinstance(kinds, (tuple, list)) or not all(isinstance(kind, str) for kind in kinds):
+        raise KernelTypeError(
+            f"[op] `prefer` of op {name!r}: got {prefer!r}, expected kinds, such as "
+            '("run", "metal").'
+        )
+    if len(set(kinds)) < len(kinds):
+        raise KernelError(f"[op] `prefer` of op {name!r}: got {prefer!r}; expected each kind once.")
+    first = of_kinds(name, "`prefer`: ", implementations, kinds)
+    return [*first, *(body for body in implementations if body.kind not in kinds)]
+
+
+def _metal_body(name: str, rule: Rule, body: MetalBody) -> KernelBody:
+    """A Metal body of an op; its text may be a kernel, or in a file."""
+    source, header, atomic = body.source, body.header, body.atomic_outputs
+    if isinstance(source, os.PathLike):
+        file = metal_file.read(name, rule, source, body.function, body.template, header)
+        source, header, atomic = file.source, file.header, atomic or file.atomic
+    elif isinstance(source, str) and source.endswith(".metal") and "\n" not in source:
+        raise KernelError(
+            f"[op] `metal` of op {name!r}: got {source!r}, which is taken for a body; for that "
+            f"file give pathlib.Path({source!r})."
+        )
+    elif body.function is not None:
+        problem = f"got {body.function!r}, but the metal_body is of no path of a file"
+        raise KernelError(f"[op] `function` of op {name!r}: {problem}.")
+    kernel = _kernel(
+        name, rule, "metal", source, header, body.compile_options,
+        ensure_row_contiguous=body.ensure_row_contiguous, atomic_outputs=atomic,
+        portable=body.portable,
+    )  # fmt: skip
+    _check_launched(name, "metal", {"grid": body.grid, "threadgroup": body.threadgroup})
+    return KernelBody(
+        name, rule, kernel, "metal", grid=body.grid, threadgroup=body.threadgroup,
+        template=body.template, init_value=body.init_value, shared_memory=0, when=body.when,
+    )  # fmt: skip
+
+
+def _check_launched(name: str, kind: str, launch: Mapping[str, Any]) -> None:
+    for setting, example in (("grid", 'as "x.size"'), ("threadgroup", "as 256")):
+        if launch[setting] is None:
+            raise KernelError(
+                f"[op] op {name!r} has a {kind} body and no `{setting}`; expected sizes such "
+                f"{example}."
+            )
 
 
 def _kernel(
@@ -99,8 +193,7 @@ def _kernel(
     if not isinstance(body, str):
         raise KernelTypeError(
             f"[op] `{kind}` of op {name!r}: got {body!r} of type {type(body).__name__}, expected "
-            f"the text of a body, or a {kind}_kernel"
-            + (", a cuda_body, a cuda_unit, or a list of these." if kind == "cuda" else ".")
+            f"the text of a body, or a {kind}_kernel."
         )
     mode = None
     if compile_options is not None:
@@ -113,22 +206,23 @@ def _kernel(
     return kernel_of(name, rule, kind, body, header, math_mode=mode, **settings)
 
 
-def _cuda_bodies(name: str, bodies: Any) -> list[Any]:
-    """An op's CUDA implementations, of which none stands behind one that is always taken."""
-    if not isinstance(bodies, (list, tuple)):
-        return [bodies]
-    for i, body in enumerate(bodies):
-        if not isinstance(body, (str, CallableKernel, CudaBody, UnitText)):
+def _several(name: str, kind: str, bodies: Any, types: tuple[Any, ...], expected: str) -> list[Any]:
+    """An op's implementations of a kind, of which none stands behind one that is always taken."""
+    if bodies is None:
+        return []
+    several = isinstance(bodies, (list, tuple))
+    for i, body in enumerate(bodies if several else [bodies]):
+        if not isinstance(body, types):
             raise KernelTypeError(
-                f"[op] `cuda` of op {name!r}: got {body!r} of type {type(body).__name__}, expected "
-                "the text of a body, a cuda_kernel, a cuda_body or a cuda_unit."
+                f"[op] `{kind}` of op {name!r}: got {body!r} of type {type(body).__name__}, "
+                f"expected {expected}{'' if several else ', or a list of these'}."
             )
-        if i + 1 < len(bodies) and getattr(body, "when", None) is None:
+        if several and i + 1 < len(bodies) and getattr(body, "when", None) is None:
             raise KernelError(
-                f"[op] `cuda` of op {name!r}: number {i + 1} of {len(bodies)} has no `when`, so "
+                f"[op] `{kind}` of op {name!r}: number {i + 1} of {len(bodies)} has no `when`, so "
                 "that those after it would never be chosen; give it a condition, or put it last."
             )
-    return list(bodies)
+    return list(bodies) if several else [bodies]
 
 
 def implementation_from_json(name: str, rule: Rule, data: Any) -> Implementation:
@@ -143,7 +237,7 @@ def implementation_to_pickle(name: str, body: Implementation) -> Any:
     if not isinstance(body, Runner):
         return body.to_json()
     function = saved_function(name, f"`{body.kind}`", body)
-    return (*function, body.kind, body.makes, body.constants, body.contiguous)
+    return (*function, body.kind, body.makes, body.constants, body.contiguous, body.when)
 
 
 def implementation_from_pickle(name: str, rule: Rule, data: Any) -> Implementation:
@@ -154,8 +248,8 @@ def implementation_from_pickle(name: str, rule: Rule, data: Any) -> Implementati
     """
     if isinstance(data, dict):
         return (CudaUnit if "steps" in data else KernelBody).from_json(name, rule, data)
-    function, version, digest, kind, makes, constants, contiguous = data
-    runner = Runner(name, rule, function, kind, version, makes, constants, contiguous)
+    function, version, digest, kind, makes, constants, contiguous, when = data
+    runner = Runner(name, rule, function, kind, version, makes, constants, contiguous, when)
     if runner.digest != digest:
         raise changed_function(name, f"`{kind}`", function)
     return runner

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
 from ..errors import KernelError, KernelTypeError, RuleError
 from ..hosts import imported
-from ..kernels.call import CallableKernel
 from ..rules.rule import Rule
 from . import call as op_call
 from . import entries as op_entries
-from . import metal_file
 from .declared import (
     ITSELF,
     AbsentRule,
@@ -26,20 +23,22 @@ from .declared import (
 )
 from .derivatives import MATCHES
 from .implementations import (
+    KINDS,
     Cuda,
+    Metal,
+    Run,
     changed_function,
-    check_no_file,
     implementation_from_json,
     implementation_from_pickle,
     implementation_to_pickle,
     kernel_implementations,
+    of_kinds,
+    preferred,
+    run_implementations,
     saved_function,
 )
-from .runners import Runner
 from .sharding import checked_splits
 from .unit_steps import Implementation
-
-KINDS = ("cuda", "metal", "run", "reference")  # the best one first, on an NVIDIA GPU
 
 
 class Op(Declared):
@@ -280,15 +279,7 @@ class Op(Declared):
             raise KernelError(
                 f"[op] `using` of op {self.name!r}: expected kinds, such as {KINDS[1]!r}."
             )
-        chosen = []
-        for kind in kinds:
-            of_kind = [body for body in self.implementations if body.kind == kind]
-            if not of_kind:
-                has = ", ".join(dict.fromkeys(repr(body.kind) for body in self.implementations))
-                raise KernelError(
-                    f"[op] op {self.name!r} has no implementation {kind!r}; it has {has}."
-                )
-            chosen += of_kind
+        chosen = of_kinds(self.name, "", self.implementations, kinds)
         other = Op(self.name, self.rule, chosen, *self._declared)
         other.rules = dict(self.rules)
         return other
@@ -391,11 +382,12 @@ def op(
     name: str,
     rule: str,
     *,
-    metal: str | os.PathLike[str] | CallableKernel | None = None,
+    metal: Metal | Sequence[Metal] | None = None,
     function: str | None = None,
     cuda: Cuda | Sequence[Cuda] | None = None,
-    run: Callable[..., Any] | None = None,
+    run: Run | Sequence[Run] | None = None,
     reference: Callable[..., Any] | None = None,
+    prefer: str | Sequence[str] = (),
     grid: Any = None,
     threadgroup: Any = None,
     template: Mapping[str, Any] | Sequence[tuple[str, Any]] | None = None,
@@ -423,13 +415,18 @@ def op(
             dims that it names are ints; dtype variables are template parameters; where an input
             may be None, ``has_<input>`` says whether it is there. Or the ``Path`` of a
             Metal file, whose kernel function has buffers of the rule's names (docs/pytorch.md).
+            Or a `metal_body` with a launch of its own, or a list of these, as of ``cuda``.
         function: which kernel function of that file; None for the only one.
         cuda: the same in CUDA, preferred on NVIDIA GPUs; there numbers and dims are values, too.
             Or a `cuda_body` with a launch of its own, a `cuda_unit`, or a list of these, of which
             the first is taken whose ``when`` holds.
         run: a function of the inputs, which gives the outputs. Parameters that are called like
             the outputs get arrays to write to; one called ``stream`` the current CUDA stream.
+            Or a `run_function` with a condition, or a list of these, as of ``cuda``.
         reference: the same in ordinary array code; chosen where there is nothing else.
+        prefer: the kinds that are tried first, such as ``("run", "metal")``; else, and after them,
+            the order is ``"cuda", "metal", "run", "reference"``. Of a kind the first is taken that
+            runs on the device and whose ``when`` holds.
         grid, threadgroup: threads along x, y and z: one to three ints or expressions such as
             ``"B*N"``, of dims, of ``x.size`` and ``x.ndim``, and of what dtype variables are:
             ``"N // 2 if T == float16 else N"``.
@@ -466,13 +463,6 @@ def op(
                [0., 1., 2.]], dtype=float32)
     """
     parsed = checked_rule(name, rule)
-    headers = {"cuda": header, "metal": header}
-    if isinstance(metal, os.PathLike):
-        file = metal_file.read(name, parsed, metal, function, template, header)
-        metal, headers["metal"] = file.source, file.header
-        atomic_outputs = atomic_outputs or file.atomic
-    else:
-        check_no_file(name, metal, function)
     launch = {
         "grid": grid,
         "threadgroup": threadgroup,
@@ -487,14 +477,15 @@ def op(
         "compile_options": compile_options,
         "portable": portable,
     }
-    declared = kernel_implementations(name, parsed, cuda, metal, headers, launch, settings)
-    for kind, called in (("run", run), ("reference", reference)):
-        if called is not None:
-            declared.append(Runner(name, parsed, called, kind, version))
+    declared = [
+        *kernel_implementations(name, parsed, cuda, metal, header, function, launch, settings),
+        *run_implementations(name, parsed, run, reference, version),
+    ]
     imported.watch()
     if not declared:
         raise KernelError(
             f"[op] op {name!r} has nothing that carries it out; give `metal`, `cuda`, `run` or "
             "`reference`."
         )
-    return checked_op(name, parsed, declared, batch, autocast, partial_sums, tags)
+    ordered = preferred(name, declared, prefer)
+    return checked_op(name, parsed, ordered, batch, autocast, partial_sums, tags)

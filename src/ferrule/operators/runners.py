@@ -13,7 +13,12 @@ from ..errors import KernelError, KernelTypeError
 from ..rules.expression import Expression
 from ..rules.rule import Binding, Rule
 from . import identity
-from .expressions import SizedImplementation, dtype_variables
+from .expressions import (
+    SizedImplementation,
+    dtype_variables,
+    expression_from_json,
+    to_json,
+)
 
 
 class RunnerFunction(NamedTuple):
@@ -41,11 +46,11 @@ class Runner(SizedImplementation):
         makes: it is no runner itself, but makes one for a device and dtypes.
         constants: what else it is made for.
         contiguous: inputs that are not row-contiguous are copied for it.
+        when: the condition under which it is chosen, or None.
         digest: of its content, or of the version that stands for that.
         content: of its content; None where that cannot be read.
     """
 
-    when = None
     contiguous = False
 
     def __init__(
@@ -58,8 +63,10 @@ class Runner(SizedImplementation):
         makes: bool = False,
         constants: object = None,
         contiguous: bool = False,
+        when: object = None,
     ) -> None:
         super().__init__(op, rule)
+        self.when = self._condition(when)
         self.kind, self.function, self.makes, self.contiguous = kind, function, makes, contiguous
         self.version = version
         label = f"`{'make' if makes else kind}` of op {op!r}"
@@ -198,6 +205,8 @@ class Runner(SizedImplementation):
                 [name, value.name if isinstance(value, Dtype) else str(value)]
                 for name, value in self.constants
             ],
+            # Digests are older than conditions.
+            **({} if self.when is None else {"when": to_json(self.when)}),
         }
 
 
@@ -217,6 +226,7 @@ class AbsentRunner(Runner):
         SizedImplementation.__init__(self, op, rule)
         self.kind, self.digest, self._saved = data["kind"], data["digest"], data
         self.contiguous = bool(data["contiguous"])
+        self.when = self._condition(expression_from_json(data.get("when")))
 
         def absent(*_: Any, **__: Any) -> Any:
             raise KernelError(
