@@ -118,6 +118,11 @@ HEAD = op(
     I + "y[i] = END ? x[N - k + i] : x[i]; if (i < uint(k / 2)) n[i] = threads_per_threadgroup.x;",
     "k", "min(k + 1, 64)", template={"END": "from_end == 1"},
 )  # fmt: skip
+PLACED = op(
+    "placed", "x[N]:float32 -> y[3]:int32",
+    I + "y[i] = ON_CPU ? int(threads_per_grid.x) + N : 0;", "3 * min(sm_count, 1) + capability", 1,
+    template={"ON_CPU": "device == cpu"},
+)  # fmt: skip
 EMPTY = op("empty", "x[N]:float32 -> y[3]:float32", I + "y[i] = 1;", "min(N, 3)")
 
 
@@ -132,7 +137,7 @@ class Everything(torch.nn.Module):
             SCALE(x, w), SCALE(x.half(), w.half()), *first, PUT(cache, x, 1), SUMS(x.select(0, 0)),
             FILLED(x), ROWS(x), STRIDED(x.t()), TILED(x), CUBE(ints), EMPTY(w),
             BLANK(w), HALVES(w, 1.0, 1.0), DOUBLED(x), DOUBLED(x.sum()),
-            BY_DTYPE(x), BY_DTYPE(x.half()), HEAD(w, 3, False), HEAD(w, 2, True),
+            BY_DTYPE(x), BY_DTYPE(x.half()), HEAD(w, 3, False), HEAD(w, 2, True), PLACED(w),
         )  # fmt: skip
 
 
@@ -185,6 +190,7 @@ def test_every_size(ops: dict[str, Any], n: int, d: int) -> None:
     both(SUMS, ops["sums"], torch.randint(9, (n,)).float())
     both(HEAD, ops["head"], w, d // 3, True)
     both(HEAD, ops["head"], w, d, False)
+    both(PLACED, ops["placed"], w)
     both(DOUBLED, ops["doubled"], x)
     both(DOUBLED, ops["doubled"], torch.tensor(float(n)))
     if n and d > 2:

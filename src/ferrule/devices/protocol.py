@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from os import PathLike, fspath
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from .. import cache
 from ..errors import DeviceError, KernelTypeError
@@ -216,6 +217,35 @@ def get(name: str) -> Device:
     raise DeviceError(
         f"there is no device {name!r}; expected 'cpu', 'cuda', or an architecture such as 'sm_90'."
     )
+
+
+def described(name: str) -> Mapping[str, Any]:
+    """What launches may depend on of a device: ``":device"``, its kind; and where that is known
+    ``"sm_count"`` and ``"capability"``, as `rules.expression.DEVICE_NUMBERS` says.
+
+    Args:
+        name: ``"cpu"``, ``"cuda:0"``, ``"mps"`` …; ``""`` where nothing runs.
+
+    Raises:
+        DeviceError: there is no such GPU, or no driver.
+    """
+    kind = name.partition(":")[0]
+    if kind == "cpu":
+        from ..tools.binding import get_threads
+
+        return {":device": "cpu", "sm_count": get_threads(), "capability": 0}
+    if kind == "cuda":
+        return _gpu_described(int(name.partition(":")[2] or 0))
+    return {":device": "metal", "capability": 0} if kind in ("metal", "mps") else {}
+
+
+@functools.cache
+def _gpu_described(ordinal: int) -> Mapping[str, Any]:
+    from ..tools.driver import driver
+
+    major, minor = driver().capability(ordinal)
+    count = driver().multiprocessors(ordinal)
+    return {":device": "cuda", "sm_count": count, "capability": 10 * major + minor}
 
 
 def compile_unit(name: str, spec: UnitSpec) -> UnitBinary:

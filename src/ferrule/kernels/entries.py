@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 # Constants of runtime/op_calls.h and rule.h.
 ARGUMENTS, MOST_DIMS, MOST_TEMPLATES, _DIMS, _KEY = 32, 16, 64, 64, 112
 _BUCKETS, _MOST_ENTRIES = 64, 4096
+_DEVICE_FACTS, _MOST_GPUS = 3, 16
 CPU, CUDA = 1, 2
 FLOAT, INT, BOOL = 1, 2, 3  # of a number; 0 of an array
 _PASS = {"input": 0, "value": 1, "shape": 2, "strides": 3, "output": 4, "launch": 5, "extent": 6}
@@ -51,6 +52,9 @@ class _Argument(ctypes.Structure):
     )
 
 
+TELL_GPU = ctypes.CFUNCTYPE(ctypes.c_int, _int32, ctypes.POINTER(_int32))
+
+
 class OpTable(ctypes.Structure):
     _fields_ = (
         ("program", ctypes.POINTER(_int64)),
@@ -62,6 +66,9 @@ class OpTable(ctypes.Structure):
         ("body", ctypes.POINTER(BodyTable)),
         ("entries", _int32),
         ("bucket", _pointer * _BUCKETS),
+        ("device_symbol", _int32 * _DEVICE_FACTS),
+        ("tell_gpu", TELL_GPU),
+        ("gpu", _int32 * _DEVICE_FACTS * _MOST_GPUS),
     )
 
 
@@ -69,6 +76,7 @@ def new_table(bodies: int) -> OpTable:
     """A table with so many bodies."""
     table = OpTable(bodies=bodies)
     table.body = (BodyTable * bodies)()
+    table.device_symbol[:] = [-1] * _DEVICE_FACTS
     return table
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
 from .. import dtypes
+from ..devices import protocol as devices
 from ..errors import DeviceError, FerruleError, KernelError
 from ..hosts import protocol as hosts
 from ..kernels.arguments import fill_value, renamed, shown, wrong_type
@@ -91,6 +93,7 @@ def bound(op: Declared, device: str, arguments: Arguments, on: type[Ints] = Ints
             shapes.append(() if parameter.dims is None else None)
             kinds.append(None)
     binding = op.rule.bind(op.name, shapes, kinds, on, arguments)
+    binding.device = partial(devices.described, device)
     results = op.rule.results(op.name, binding, on)
     return BoundCall(op, device, arguments, binding, [(s, dtypes.BY_NAME[k]) for s, k in results])
 

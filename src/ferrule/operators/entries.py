@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .. import dtypes
-from ..errors import KernelError, KernelTypeError
+from ..devices import protocol as devices
+from ..errors import FerruleError, KernelError, KernelTypeError
 from ..hosts import protocol as hosts
 from ..kernels import entries as tables
 from ..kernels.entries import (
@@ -26,7 +27,7 @@ from ..kernels.entries import (
     facts_of,
 )
 from ..rules.argument import Argument
-from ..rules.bytecode import RuleProgram, compile_rule
+from ..rules.bytecode import OF_DEVICE, RuleProgram, compile_rule
 from ..rules.expression import Expression
 from ..spec import Facts, row_contiguous_strides
 from ..tools import fastcall
@@ -164,6 +165,19 @@ def expressions_of(body: KernelBody | CudaUnit) -> list[Expression]:
     return [*sizes, *templates, *([] if body.when is None else [body.when])]
 
 
+def _tell_gpu(gpu: int, facts: Any) -> int:
+    """What C asks once of each GPU, for an op whose launch depends on it."""
+    try:
+        known = devices.described(f"cuda:{gpu}")
+    except FerruleError:
+        return 1  # Python finds out the same, and says it
+    facts[1], facts[2] = known["sm_count"], known["capability"]
+    return 0
+
+
+_TELL_GPU = tables.TELL_GPU(_tell_gpu)
+
+
 def table_of(
     rule: Rule, bodies: Sequence[KernelBody | CudaUnit], more: Sequence[Expression] = ()
 ) -> tuple[OpTable, RuleProgram] | None:
@@ -185,6 +199,10 @@ def table_of(
             kind = dtypes.BY_NAME[parameter.dtype]
             argument.dtype = dtypes.ALL.index(kind)
             argument.kind = {"f": tables.FLOAT, "b": tables.BOOL}.get(kind.kind, tables.INT)
+    for i, symbol in enumerate(OF_DEVICE):
+        if symbol in program.symbols and symbol not in (*rule.dim_names, *rule.numbers):
+            table.device_symbol[i] = program.symbols.index(symbol)
+    table.tell_gpu = _TELL_GPU
     first = 0
     for i, body in enumerate(bodies):
         _fill_body(table.body[i], body, first, rule, program)

@@ -10,7 +10,7 @@ from typing import Any
 from .. import dtypes
 from ..dtypes import Dtype
 from ..errors import KernelError, KernelTypeError, RuleError
-from ..rules.expression import Expression, parse
+from ..rules.expression import DEVICE_NUMBERS, Expression, parse
 from ..rules.rule import Binding, Rule
 
 INT32 = 2**31
@@ -102,12 +102,13 @@ class SizedImplementation:
                 f"{label}: got {value!r} of type {type(value).__name__}, "
                 'expected an int or an expression such as "B*N".'
             )
-        dims = {*rule.dim_names, *rule.numbers}
+        dims = {*rule.dim_names, *rule.numbers, *DEVICE_NUMBERS}
         arrays = {
             a.name for a in (*rule.inputs, *rule.outputs) if a.dims is not None and not a.optional
         }
         kinds = dtype_variables(rule)
-        bound = f"; the rule binds {', '.join(sorted(dims)) or 'none'}"
+        own = sorted(dims.difference(DEVICE_NUMBERS))
+        bound = f"; the rule binds {', '.join(own) or 'none'}"
         for kind, names, words in (
             ("dtype variable", expression.variables - set(kinds), ""),
             ("dim", expression.names - dims, bound),

@@ -205,7 +205,10 @@ class _OpTables:
         self.define("const int64_t", "rule", ", ".join(map(_word, program.words)))
         launches = ", ".join(_initializer(table.body[b], {}) for b in range(len(bodies)))
         self.define("const fr_body", "launches", launches)
-        pointers = {"program": f"fr_rule_{number}", "body": f"fr_launches_{number}"}
+        pointers = {
+            "program": f"fr_rule_{number}", "body": f"fr_launches_{number}",
+            "tell_gpu": "fr_tell_gpu",
+        }  # fmt: skip
         self.lines.append(f"static fr_op fr_table_{number} = {_initializer(table, pointers)};")
         names = ", ".join(_string(parameter.name) for parameter in rule.inputs)
         self.define("const char* const", "inputs", names or "NULL")
@@ -396,6 +399,8 @@ def _initializer(value: object, pointers: Mapping[str, str]) -> str:
         fields = [(name, getattr(value, name)) for name, *_ in value._fields_]
         items = [pointers.get(name) or _initializer(field, {}) for name, field in fields]
         return f"{{{', '.join(items)}}}"
+    if isinstance(value, ctypes.Array) and not any(map(_content, value)):
+        return "{0}"
     if isinstance(value, ctypes.Array):  # but for zeros at its end
         elements = list(value)
         while len(elements) > 1 and not _content(elements[-1]):
@@ -406,7 +411,8 @@ def _initializer(value: object, pointers: Mapping[str, str]) -> str:
 
 def _content(value: object) -> bool:
     """Whether anything of an element of an array is not zero."""
-    return any(bytes(value)) if isinstance(value, ctypes.Structure) else bool(value)
+    plain = not isinstance(value, (ctypes.Structure, ctypes.Array))
+    return bool(value) if plain else any(bytes(value))  # type: ignore[call-overload]
 
 
 def _string(value: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -63,6 +64,7 @@ def described(
         KernelTypeError: a number is none of its kind.
     """
     call = _bind(op, inputs)
+    call.binding.device = partial(devices.described, "cpu") if body.kind == "metal" else _hopper
     facts, in_place, owners = kernel_facts(call, body)
     numbers = iter(owners)
     count = len(facts) - len(body.dims)
@@ -79,6 +81,11 @@ def described(
     }
 
 
+def _hopper() -> Mapping[str, Any]:
+    """The GPU that texts in CUDA are shown for, where they depend on it: an H100."""
+    return {":device": "cuda", "sm_count": 132, "capability": 90}
+
+
 def described_unit(
     op: Op, unit: CudaUnit, inputs: Mapping[str, Array | float | None]
 ) -> DescribedUnit | None:
@@ -92,6 +99,7 @@ def described_unit(
         KernelError, KernelTypeError: as `described` does.
     """
     binding = _bind(op, inputs).binding
+    binding.device = _hopper
     if not unit.holds(binding):
         return None
     return DescribedUnit(unit.spec(unit.launch_for(binding).template))

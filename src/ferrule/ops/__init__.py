@@ -6,4 +6,8 @@ model to copy: a rule, bodies, derivatives, a reference.
 
 from __future__ import annotations
 
-__all__: list[str] = []
+from .counting import histogram
+from .segments import segment_sum
+from .selection import topk
+
+__all__ = ["histogram", "segment_sum", "topk"]

@@ -117,6 +117,8 @@ static bool fr_bind(fr_packaged_call* c) {
     return fr_fail(c, "the inputs %s %s its rule, %s.", fr_shown(c, text, sizeof text),
                    status == FR_RULE_MISMATCH ? "contradict" : "cannot be worked out by",
                    c->op->declared);
+  if (fr_of_device(t->of.op) && !fr_give_device(&t->of, fr_threads(), &c->result))
+    return fr_fail(c, "CUDA does not tell what GPU cuda:%d is.", (int)t->of.request.device);
   for (int i = 0; i < t->of.op->outputs; i++) {
     if (torch_make_output(t, i, &c->result.outputs[i])) continue;
     return t->output[i] ? fr_fail(c, "output '%s' has no memory.", t->of.op->output_name[i])

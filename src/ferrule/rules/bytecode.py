@@ -13,7 +13,7 @@ from typing import NamedTuple
 from .. import dtypes
 from ..errors import RuleError
 from .argument import Argument, Star, name_of
-from .expression import Expression
+from .expression import DEVICE_NUMBERS, DEVICES, Expression
 from .rule import Rule
 
 FORMAT = 1  # FR_PROGRAM_FORMAT, like all that follows a constant of rule.h
@@ -24,6 +24,7 @@ MAX_STACK = 128
 MAX_DTYPES = 63
 NO_DTYPE = -1
 OPTIONAL, NUMBER = 1, 2  # flags of an input
+OF_DEVICE = (":device", *DEVICE_NUMBERS)  # symbols, whose values the device of a call says
 SIZE, NDIM, DTYPE, VALUE = 0, 1, 2, 3  # kinds of an attribute
 DIM_SYMBOL, DIM_CODE, DIM_STAR = 0, 1, 2  # kinds of an output's dim
 
@@ -75,7 +76,8 @@ class RuleProgram(NamedTuple):
     Attributes:
         words: the program, each an int64.
         symbols: what ``fr_rule_result.symbols`` are: dims, then ``"x.size"`` and ``"x.ndim"``, then
-            numbers by their names, then ``":T"``, the dtype of a variable.
+            numbers by their names, then ``":T"``, the dtype of a variable; last, what extra
+            expressions name of `OF_DEVICE`, which ``fr_rule_bind`` leaves as it is.
         variables: the dtype variables that ``fr_rule_result.dtypes`` are of. A dtype is its place
             in `ferrule.dtypes.ALL`.
     """
@@ -117,7 +119,7 @@ class _Stack:
             return
         if kind == "is":
             self.leaf("name", f":{parts[0]}")
-            self.leaf("int", dtypes.ALL.index(dtypes.BY_NAME[str(parts[1])]))
+            self.leaf("int", _number_of(str(parts[1])))
             self.words.append(Opcode.EQ)
             self.height -= 1
             return
@@ -196,7 +198,7 @@ def compile_rule(rule: Rule, extra: Sequence[Expression] = ()) -> RuleProgram | 
 
 def _symbols(rule: Rule, extra: Sequence[Expression]) -> dict[str, int]:
     """The number of each symbol: dims as inputs first name them, then attributes in the same order,
-    those alone that an expression names, then such numbers and dtype variables."""
+    those alone that an expression names, then such numbers, dtype variables and `OF_DEVICE`."""
     inputs = [dim for argument in rule.inputs for dim in argument.dims or ()]
     dims = [dim for dim in inputs if isinstance(dim, Expression)]
     bound = [str(dim) for dim in dims if name_of(dim) not in (None, *rule.numbers)]
@@ -217,6 +219,8 @@ def _symbols(rule: Rule, extra: Sequence[Expression]) -> dict[str, int]:
     compared = frozenset[str]().union(*(expression.variables for expression in expressions))
     variables = dict.fromkeys(argument.dtype for argument in rule.inputs)
     names += [f":{name}" for name in variables if name in compared]
+    asked = {*named, *[":device" for expression in extra if expression.asks_kind]}
+    names += [name for name in OF_DEVICE if name in asked and name not in names]
     return {name: number for number, name in enumerate(names)}
 
 
@@ -295,7 +299,7 @@ class _RuleWriter:
             name, _, kind = symbol.partition(".")
             if kind in _ATTRIBUTES:
                 words += [_ATTRIBUTES[kind], places[name], number]
-            elif symbol.startswith(":"):
+            elif symbol.startswith(":") and symbol != ":device":
                 words += [DTYPE, _number(symbol[1:], self.variables), number]
             elif symbol in self.rule.numbers:
                 words += [VALUE, places[symbol], number]
@@ -323,6 +327,13 @@ class _RuleWriter:
         """The dtypes that a variable may be, a bit each."""
         names = self.rule.choices.get(variable, tuple(dtypes.BY_NAME))
         return sum(1 << dtypes.ALL.index(dtypes.BY_NAME[name]) for name in set(names))
+
+
+def _number_of(name: str) -> int:
+    """The number of a dtype, or of a kind of device: CPU and CUDA of op_calls.h."""
+    if name in DEVICES:
+        return 1 << DEVICES.index(name)
+    return dtypes.ALL.index(dtypes.BY_NAME[name])
 
 
 def _number(name: str, names: list[str]) -> int:

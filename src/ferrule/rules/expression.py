@@ -6,7 +6,8 @@ instructions (`bytecode`), and saved as JSON. The grammar is a part of Python's:
 counts as a name), ``+ - * // %``, comparisons (chained, too), ``and or not``,
 ``a if condition else b``, and the functions ``min``, ``max`` and ``ceildiv``. Division rounds down,
 as in Python. What a dtype variable is, a condition says: ``T == float16``,
-``T in (float16, bfloat16)``, and with ``!=`` and ``not in``.
+``T in (float16, bfloat16)``, and with ``!=`` and ``not in``; in the same way it says where a call
+runs: ``device == cuda``. Of the device ``sm_count`` and ``capability`` are numbers.
 """
 
 from __future__ import annotations
@@ -21,6 +22,11 @@ from typing import Any
 
 from .. import dtypes
 from ..errors import RuleError
+
+DEVICES = ("cpu", "cuda", "metal")  # the kinds of devices
+# Of a device: its streaming multiprocessors, or on the CPU the threads that kernels run on; and ten
+# times its compute capability, 0 of what is not NVIDIA's.
+DEVICE_NUMBERS = ("sm_count", "capability")
 
 MOST = 2**63 - 1  # of a literal: C's int64_t
 _LONGEST = 2000  # characters
@@ -148,19 +154,30 @@ class Expression:
     @property
     def variables(self) -> frozenset[str]:
         """The dtype variables that it names."""
-        return frozenset(node[1] for node in _nodes(self.node) if node[0] == "is")
+        nodes = (node for node in _nodes(self.node) if node[0] == "is")
+        return frozenset(node[1] for node in nodes if node[2] not in DEVICES)
 
     @property
     def constant(self) -> bool:
         """Whether it is the same for all calls."""
-        return not (self.names or self.arrays or self.variables)
+        return not (self.names or self.arrays or self.variables or self.asks_kind)
+
+    @property
+    def asks_kind(self) -> bool:
+        """Whether it asks what kind of device a call runs on."""
+        return any(node[0] == "is" and node[2] in DEVICES for node in _nodes(self.node))
+
+    @property
+    def of_device(self) -> bool:
+        """Whether it may name something of the device that a call runs on."""
+        return self.asks_kind or not self.names.isdisjoint(DEVICE_NUMBERS)
 
     def evaluate(self, values: Mapping[str, Any], on: type[Ints] = Ints) -> Any:
         """The expression's value.
 
         Args:
-            values: of the names, of ``"x.size"`` and ``"x.ndim"``, and of ``":T"`` the full name of
-                the dtype.
+            values: of the names, of ``"x.size"`` and ``"x.ndim"``, of ``":T"`` the full name of
+                the dtype, and of ``":device"`` the device's kind.
             on: what compares and chooses.
 
         Raises:
@@ -306,7 +323,7 @@ def _compared(tree: ast.Compare) -> list[ast.expr]:
 
 
 def _is_dtype(tree: ast.expr) -> bool:
-    return isinstance(tree, ast.Name) and tree.id in dtypes.BY_NAME
+    return isinstance(tree, ast.Name) and tree.id in (*dtypes.BY_NAME, *DEVICES)
 
 
 def _of_dtype(tree: ast.Compare, fail: Callable[[str, int], RuleError]) -> Node:
@@ -325,10 +342,15 @@ def _of_dtype(tree: ast.Compare, fail: Callable[[str, int], RuleError]) -> Node:
             )
     if _is_dtype(left):
         raise fail(f"{variable!r} is a dtype; the variable stands first", left.col_offset)
+    kinds = [name.id for name in names if isinstance(name, ast.Name)]
+    of_device = any(kind in DEVICES for kind in kinds)
+    if of_device and variable != "device":
+        raise fail(f"what is one of {', '.join(DEVICES)} is called `device`", left.col_offset)
     for name in names:
-        if not _is_dtype(name):
+        if not _is_dtype(name) or (name.id in DEVICES) != of_device:  # type: ignore[attr-defined]
             what = repr(name.id) if isinstance(name, ast.Name) else "this"
-            raise fail(f"{what} is no dtype, as float16 is", name.col_offset)
+            expected = f"device: {', '.join(DEVICES)}" if of_device else "dtype, as float16 is"
+            raise fail(f"{what} is no {expected}", name.col_offset)
     known: list[Node] = [("is", variable, name.id) for name in names if isinstance(name, ast.Name)]
     node = _folded("or", known)
     return ("not", node) if isinstance(tree.ops[0], (ast.NotEq, ast.NotIn)) else node
@@ -454,6 +476,13 @@ def _listed(node: Node) -> list[Any]:
     return [_listed(part) if isinstance(part, tuple) else part for part in node]
 
 
+def _comparable(variable: str, name: str) -> bool:
+    """Whether a variable may be compared with this name of a dtype or device."""
+    if name in DEVICES:
+        return variable == "device"
+    return name in dtypes.BY_NAME and variable not in (*dtypes.BY_NAME, *DEVICES)
+
+
 def _read(data: object, depth: int = 0) -> Node:
     if depth >= _DEEPEST or not isinstance(data, list) or not data or not isinstance(data[0], str):
         raise RuleError("a saved expression is damaged")
@@ -468,7 +497,7 @@ def _read(data: object, depth: int = 0) -> Node:
         return (kind, name)
     if kind == "is" and len(parts) == 2 and isinstance(parts[1], str):
         variable = _read(["name", parts[0]])[1]
-        if parts[1] not in dtypes.BY_NAME or variable in dtypes.BY_NAME:
+        if not _comparable(variable, parts[1]):
             raise RuleError("a saved expression is damaged")
         return (kind, variable, parts[1])
     if _OPERANDS.get(kind) != len(parts):

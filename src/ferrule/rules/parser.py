@@ -274,6 +274,9 @@ class _Parser:
             raise self.fail(why, at(name))
         for name in sorted(expression.variables - kinds):
             raise self.fail(f"no input that is always there has the dtype {name!r}", at(name))
+        if expression.asks_kind:
+            why = "shapes and conditions of a rule are the same on every device"
+            raise self.fail(why, at("device"))
         arrays = {
             argument.name
             for argument in rule.inputs

@@ -19,7 +19,7 @@ A rule reads like a signature::
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from operator import eq
 from typing import Any
@@ -43,6 +43,8 @@ class Binding:
         dtypes: the full name of each dtype variable.
         shapes: the shape of each input, None of those that are absent; of outputs, too, once they
             are known.
+        device: gives what launches may depend on of the device that the call runs on:
+            ``"sm_count"``, ``"capability"`` and ``":device"``, as far as that is known.
     """
 
     def __init__(self, shapes: dict[str, Shape | None]) -> None:
@@ -51,13 +53,16 @@ class Binding:
         self.stars: dict[str, Shape] = {}
         self.dtypes: dict[str, str] = {}
         self.shapes = shapes
+        self.device: Callable[[], Mapping[str, Any]] = dict
 
     def values(self, on: Expression) -> dict[str, Any]:
         """The values of all that an expression may name: dims and numbers, ``"x.size"``,
-        ``"x.ndim"`` and, of dtype variables, ``":T"``."""
+        ``"x.ndim"`` and, of dtype variables, ``":T"``; and those of the device."""
         values = {**self.dims, **self.numbers}
         for name in on.variables:
             values[f":{name}"] = self.dtypes[name]
+        if on.of_device:
+            values = {**self.device(), **values}
         for name in on.arrays:
             size: Any = 1
             shape = self.shapes[name] or ()
@@ -67,11 +72,15 @@ class Binding:
         return values
 
     def words(self, *on: Expression) -> str:
-        """The shapes, for an error message, and the numbers and dtypes that these expressions ask
-        for."""
+        """The shapes, for an error message, and the numbers, dtypes and facts of the device that
+        these expressions ask for."""
         shapes = [f"{name} {shape}" for name, shape in self.shapes.items() if shape]
         names = frozenset[str]().union(*(expression.names for expression in on))
         numbers = [f"{name} = {value}" for name, value in self.numbers.items() if name in names]
+        device = self.device() if any(expression.of_device for expression in on) else {}
+        numbers += [f"{n} = {value}" for n, value in device.items() if n in names]
+        if ":device" in device:
+            numbers.append(f"device is {device[':device']}")
         return ", ".join([*shapes, *numbers, *self.dtypes_of(*on)])
 
     def dtypes_of(self, *on: Expression) -> list[str]:
@@ -236,10 +245,15 @@ class Rule:
         """Evaluate an expression for one call.
 
         Raises:
-            KernelError: it divides by zero; names ``op``.
+            KernelError: it divides by zero, or names what is not known of the device; names ``op``.
         """
         try:
             return expression.evaluate(binding.values(expression), on)
+        except KeyError as unknown:
+            raise KernelError(
+                f"[op] {expression} of op {op!r}: {str(unknown.args[0]).lstrip(':')} is not known "
+                "here, where no device runs the op; give a condition or a size without it."
+            ) from None
         except ZeroDivisionError:
             raise KernelError(
                 f"[op] {expression} of op {op!r} divides by zero for {binding.words(expression)}."

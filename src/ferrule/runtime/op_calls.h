@@ -31,7 +31,9 @@ enum {
   FR_MAX_BUFFERS = (int)FR_MAX_INPUTS + FR_MAX_ARGUMENTS,
   FR_MAX_PARAMETERS = 4 * FR_MAX_ARGUMENTS + (int)FR_MAX_INPUTS
 };
-enum { CPU = 1, CUDA = 2 };
+enum { CPU = 1, CUDA = 2 }; /* and 4, Metal, where nothing of this runs */
+/* What expressions of a launch may name of a device: its kind, sm_count and capability. */
+enum { FR_KIND = 0, FR_SM_COUNT = 1, FR_CAPABILITY = 2, FR_DEVICE_FACTS = 3, FR_MAX_GPUS = 16 };
 
 /* ----------------------------------------------------------------------------------------- ops */
 
@@ -68,6 +70,9 @@ typedef struct {
   const fr_body* body;
   int32_t entries;
   fr_table_entry* bucket[BUCKETS];
+  int32_t device_symbol[FR_DEVICE_FACTS];            /* -1 of those that no expression names */
+  int (*tell_gpu)(int32_t gpu, int32_t* facts);      /* fills in sm_count and capability; 0: known */
+  int32_t gpu[FR_MAX_GPUS][FR_DEVICE_FACTS];         /* what it told */
 } fr_op;
 
 /* What a kernel became for the words of a key. */
@@ -208,8 +213,30 @@ static inline bool fr_values(const fr_op* op, const fr_rule_result* found, int32
   return true;
 }
 
+/* What the launch depends on of the device. False where that is not known. */
+static inline bool fr_give_device(const fr_call* c, int32_t threads, fr_rule_result* found) {
+  fr_op* op = c->op;
+  int32_t facts[FR_DEVICE_FACTS] = {c->request.device_type, threads, 0}, gpu = c->request.device;
+  if (c->request.device_type == CUDA && (op->device_symbol[FR_SM_COUNT] >= 0 || op->device_symbol[FR_CAPABILITY] >= 0)) {
+    if (gpu < 0 || gpu >= FR_MAX_GPUS) return false;
+    if (!op->gpu[gpu][FR_SM_COUNT] && op->tell_gpu(gpu, op->gpu[gpu])) return false;
+    facts[FR_SM_COUNT] = op->gpu[gpu][FR_SM_COUNT];
+    facts[FR_CAPABILITY] = op->gpu[gpu][FR_CAPABILITY];
+  }
+  for (int i = 0; i < FR_DEVICE_FACTS; i++)
+    if (op->device_symbol[i] >= 0) found->symbols[op->device_symbol[i]] = facts[i];
+  return true;
+}
+
+static inline bool fr_of_device(const fr_op* op) {
+  return op->device_symbol[0] >= 0 || op->device_symbol[1] >= 0 || op->device_symbol[2] >= 0;
+}
+
 /* The body for a call; -1 where Python must say why there is none. */
-static inline int fr_choose(const fr_call* c, const fr_rule_result* found) {
+static inline int fr_choose(const fr_call* c, fr_rule_result* found) {
+  if (fr_of_device(c->op) &&
+      !fr_give_device(c, c->request.device_type == CPU ? fr_shared.threads_now() : 0, found))
+    return -1;
   for (int b = 0; b < c->op->bodies; b++) {
     const fr_body* body = &c->op->body[b];
     int64_t holds = 1;

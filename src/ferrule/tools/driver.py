@@ -21,7 +21,7 @@ from .libcuda import EARLIER, KEPT, REMEDY, Libcuda
 _OLDEST = 12000
 
 # CUdevice_attribute and CUfunction_attribute of cuda.h.
-_MAJOR, _MINOR, _SHARED_OPTIN = 75, 76, 97
+_MAJOR, _MINOR, _SHARED_OPTIN, _MULTIPROCESSORS = 75, 76, 97, 16
 _KERNEL_THREADS, _KERNEL_STATIC, _KERNEL_DYNAMIC = 0, 1, 8
 _CLUSTER_DIMENSION = 4  # CUlaunchAttributeID
 _CAPTURE_RELAXED = 2  # CUstreamCaptureMode
@@ -165,6 +165,11 @@ class Driver(Libcuda):
         """A GPU's compute capability, such as ``(9, 0)``."""
         self.check_ordinal(ordinal)
         return self._attribute(ordinal, _MAJOR), self._attribute(ordinal, _MINOR)
+
+    def multiprocessors(self, ordinal: int) -> int:
+        """How many streaming multiprocessors a GPU has."""
+        self.check_ordinal(ordinal)
+        return self._attribute(ordinal, _MULTIPROCESSORS)
 
     def shared_memory(self, ordinal: int) -> int:
         """The bytes of threadgroup memory that one threadgroup may have on a GPU."""

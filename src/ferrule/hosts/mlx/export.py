@@ -195,6 +195,8 @@ def exported_body(op: Op, binding: Binding) -> KernelBody:
     """
     bodies = [body for body in op.implementations if isinstance(body, KernelBody)]
     for kind in ("metal", "cuda"):
+        # Not the device of this call, but the one that the file is for.
+        binding.device = functools.partial(dict, {":device": kind})
         for body in bodies:
             if body.kind == kind and body.holds(binding):
                 return body

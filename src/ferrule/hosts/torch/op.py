@@ -277,6 +277,9 @@ class TorchOp:
             op_call.bound(op, "", arguments, SymInts)
             raise
         if torch.compiler.is_exporting():
+            kind = "metal" if device.type == "mps" else device.type
+            known = {":device": kind, "sm_count": 1, "capability": 0}  # whose numbers do not matter
+            call.binding.device = lambda: known
             refuse_dynamic_templates(op, call.binding)
         if _packaging() and all(isinstance(body, Runner) for body in op.implementations):
             raise KernelError(

@@ -300,6 +300,8 @@ def _special(
     ]
     dtype_names = [None if dtype is None else dtype.name for dtype in input_dtypes]
     binding = op.rule.bind(op.name, shapes, dtype_names, SymInts, call.numbers)
+    # Which GPU it will be is not known. Conditions and grids may depend on that all the same.
+    binding.device = lambda: {":device": "cuda" if cuda else "cpu"}
     outputs = tuple(dtypes.BY_NAME[n] for _, n in op.rule.results(op.name, binding, SymInts))
     package_text.check(op, body, outputs)
 

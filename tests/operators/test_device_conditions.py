@@ -1,0 +1,150 @@
+"""Launches, templates and choices that depend on the device of a call."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from functools import partial
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+import torch
+
+import ferrule
+from ferrule import KernelError, Op, RuleError
+from ferrule.devices import protocol as devices
+
+# Torch's own: its compiler uses what it deprecates.
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
+
+SAY = "if (thread_position_in_grid.x == 0) {{ y[0] = {}; y[1] = threads_per_grid.x; y[2] = KIND; }}"
+where = ferrule.op(
+    "where", "x[N]:T -> y[3]:int32",
+    metal=[
+        ferrule.metal_body(
+            SAY.format(1), when="device in (cuda, metal)", grid=1, threadgroup=1,
+            template={"KIND": 7},
+        ),
+        ferrule.metal_body(
+            SAY.format(2), when="capability >= 90 or sm_count > 64", grid=1, threadgroup=1,
+            template={"KIND": 8},
+        ),
+        ferrule.metal_body(
+            SAY.format(3), grid="sm_count * N if device == cpu else 1", threadgroup=64,
+            template={"KIND": "capability + 5 if device != cuda else 6"},
+        ),
+    ],
+)  # fmt: skip
+HOSTS = [np.asarray, torch.asarray, mx.array]
+
+
+@pytest.fixture
+def threads() -> Any:
+    before = ferrule.get_threads()
+    yield ferrule.set_threads
+    ferrule.set_threads(before)
+
+
+@pytest.mark.parametrize("make", HOSTS)
+def test_each_host_on_the_cpu(make: Any, threads: Any) -> None:
+    for count in (1, 2, 3, 1):
+        threads(count)
+        for size in (4, 9):
+            y = where(make(np.ones(size, np.float32)))
+            assert np.asarray(y).tolist() == [3, count * size, 5]
+
+
+def test_in_graphs(threads: Any) -> None:
+    compiled = torch.compile(where, fullgraph=True, dynamic=True, backend="aot_eager")
+    shapeless = mx.compile(lambda x: where(x), shapeless=True)
+    for size, count in ((4, 1), (7, 2)):
+        threads(count)
+        assert compiled(torch.ones(size)).tolist() == [3, count * size, 5]
+        assert shapeless(mx.ones(size)).tolist() == [3, count * size, 5]
+    torch.library.opcheck(where.torch_op, (torch.ones(3),))
+
+    class Module(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return where(x)
+
+    program = torch.export.export(
+        Module(), (torch.ones(5),), dynamic_shapes=({0: torch.export.Dim("n")},)
+    )
+    assert program.module()(torch.ones(8)).tolist() == [3, 16, 5]
+
+
+def test_other_devices() -> None:
+    (of_gpu, by_size, other) = where.implementations
+    said = where.rule.bind("where", [(4,)], ["float32"])
+
+    def chosen(**facts: Any) -> list[bool]:
+        said.device = partial(dict, {f":{k}" if k == "device" else k: v for k, v in facts.items()})
+        return [body.holds(said) for body in (of_gpu, by_size, other)]
+
+    assert chosen(device="cuda", sm_count=132, capability=90) == [True, True, True]
+    assert chosen(device="cpu", sm_count=65, capability=0) == [False, True, True]
+    assert chosen(device="cpu", sm_count=64, capability=0) == [False, False, True]
+    said.device = dict
+    with pytest.raises(KernelError, match=r"of op 'where': device is not known here, where no"):
+        other.launch_for(said)
+    assert devices.described("mps") == {":device": "metal", "capability": 0}
+
+
+def test_files_for_apple_hold_what_runs_there(tmp_path: Any) -> None:
+    path = str(tmp_path / "where.mlxfn")
+    mx.export_function(path, lambda x: where(x), mx.ones(4))
+    assert b"y[0] = 1;" in (tmp_path / "where.mlxfn").read_bytes()
+
+
+def test_it_survives() -> None:
+    texts = [str(body.when) for body in where.implementations]
+    assert texts[0] == "device == cuda or device == metal"
+    for again in (
+        pickle.loads(pickle.dumps(where)),  # noqa: S301
+        Op.from_json(json.loads(json.dumps(where.to_json()))),
+    ):
+        assert again.digest == where.digest
+        assert [str(body.when) for body in again.implementations] == texts
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("T == cpu", "what is one of cpu, cuda, metal is called `device`"),
+        ("device == gpu", "there is no dim 'device'"),
+        ("device == float16", "there is no dtype variable 'device'"),
+        ("device in (cpu, float16)", "'float16' is no device: cpu, cuda, metal"),
+        ("device == cpu == 1", "compared as in"),
+        ("device > 1", "there is no dim 'device'"),
+        ("cpu == device", "the variable stands first"),
+    ],
+)
+def test_what_cannot_be_said(setting: str, message: str) -> None:
+    with pytest.raises(RuleError, match=message):
+        ferrule.op(
+            "bad", "x[N]:T -> y[N]:T",
+            metal=ferrule.metal_body("y[0] = x[0];", grid=1, threadgroup=1, when=setting),
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("rule", "message"),
+    [
+        ("x[N]:T -> y[N]:T where device == cpu", "are the same on every device"),
+        ("x[N]:T -> y[sm_count]:T", "has the dim 'sm_count' by itself"),
+    ],
+)
+def test_rules_know_no_device(rule: str, message: str) -> None:
+    with pytest.raises(RuleError, match=message):
+        ferrule.op("bad", rule, metal="y[0] = x[0];", grid=1, threadgroup=1)
+
+
+def test_a_dim_of_that_name_is_a_dim() -> None:
+    op = ferrule.op(
+        "own", "x[sm_count]:float32 -> y[1]:int32", metal="y[0] = threads_per_grid.x;",
+        grid="sm_count", threadgroup=1,
+    )  # fmt: skip
+    for make in HOSTS:
+        assert np.asarray(op(make(np.ones(7, np.float32)))).tolist() == [7]

@@ -1,0 +1,83 @@
+"""histogram against torch.histc, with every host."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import ferrule
+from ferrule.ops import counting, histogram
+
+# Torch's own: its compiler uses what it deprecates.
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
+
+
+@given(
+    shape=st.lists(st.integers(0, 9), max_size=3), bins=st.integers(1, 40), seed=st.integers(0, 99),
+    low=st.integers(-4, 3), width=st.integers(1, 4),
+)  # fmt: skip
+@settings(max_examples=80, deadline=None)
+def test_as_histc(shape: list[int], bins: int, seed: int, low: int, width: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    # Quarters, so that many lie on edges; some are no numbers.
+    x = torch.randint(-20, 21, tuple(shape), generator=generator) / 4
+    x = torch.where(x == 5, float("nan"), torch.where(x == -5, float("inf"), x))
+    expected = torch.histc(x[x.isfinite()], bins, low, low + width).int()
+    assert torch.equal(histogram(x, bins, low, low + width), expected)
+    assert np.array_equal(histogram(x.numpy(), bins, low, low + width), expected)
+    assert histogram(mx.array(x.numpy()), bins, low, low + width).tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16])
+def test_halves(kind: Any) -> None:
+    x = torch.randn(3000).to(kind)
+    assert torch.equal(histogram(x, 17, -1, 1.5), torch.histc(x.float(), 17, -1, 1.5).int())
+
+
+def test_both_bodies_count_the_same() -> None:
+    (in_groups, directly) = counting._histogram.implementations
+    rule, x = str(counting._histogram.rule), torch.randn(20_000)
+    body = in_groups.to_json()
+    everywhere = ferrule.op(
+        "in_groups", rule, metal=body["source"], header=body["header"],
+        grid="min(ceildiv(x.size, 4096), 1024) * 256", threadgroup=256, template={"MOST": 2048},
+        init_value=0, atomic_outputs=True,
+    )  # fmt: skip
+    for bins in (1, 300, 2048):
+        expected = torch.histc(x, bins, -2, 2).int()
+        assert torch.equal(everywhere(x, bins, -2.0, 2.0), expected)
+        assert torch.equal(histogram(x, bins, -2.0, 2.0), expected)
+    assert str(directly.when) == "None" and str(in_groups.when).startswith("not device == cpu")
+
+
+def test_graphs() -> None:
+    compiled = torch.compile(histogram, fullgraph=True, dynamic=True, backend="aot_eager")
+    for size, bins in ((9, 4), (50, 7), (12, 5)):
+        x = torch.rand(size)
+        assert torch.equal(compiled(x, bins, 0.0, 1.0), torch.histc(x, bins, 0, 1).int())
+    torch.library.opcheck(counting._histogram.torch_op, (torch.rand(5, 2), 3, 0.0, 1.0))
+    shapeless = mx.compile(lambda x: histogram(x, 4, 0, 1), shapeless=True)
+    for size in (5, 9):
+        assert int(shapeless(mx.random.uniform(shape=(size,))).sum()) == size
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ((np.ones(3, np.float32), 0, 0, 1), "wants bins >= 1.* bins = 0"),
+        ((np.ones(3, np.float32), 2, 1, 1), "low = 1 and high = 1; expected .* the first below"),
+        ((np.ones(3, np.float32), 2, float("nan"), 1), "low = nan"),
+        ((np.ones(3, np.float32), 2, 0, float("inf")), "high = inf"),
+        ((np.ones(3, np.int32), 2, 0, 1), "got int32, expected x"),
+        (([1.0], 2, 0, 1), "input 'x' of op 'histogram'"),
+    ],
+)
+def test_what_is_refused(given: Any, message: str) -> None:
+    with pytest.raises((ferrule.KernelError, ferrule.KernelTypeError), match=message):
+        histogram(*given)
