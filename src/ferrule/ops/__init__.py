@@ -7,7 +7,20 @@ model to copy: a rule, bodies, derivatives, a reference.
 from __future__ import annotations
 
 from .counting import histogram
+from .norms import layer_norm, rms_norm
+from .rotary import rope, rope_
 from .segments import segment_sum
 from .selection import topk
+from .softmaxes import log_softmax, softmax
 
-__all__ = ["histogram", "segment_sum", "topk"]
+__all__ = [
+    "histogram",
+    "layer_norm",
+    "log_softmax",
+    "rms_norm",
+    "rope",
+    "rope_",
+    "segment_sum",
+    "softmax",
+    "topk",
+]

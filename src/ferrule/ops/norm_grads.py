@@ -1,0 +1,222 @@
+"""The gradients of norms: of the rows, and of weights and biases in two deterministic steps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ferrule
+
+from .rows import FLOATS, along, rows
+
+
+@ferrule.family
+def rms_norm_x_grad(behind: int, weighted: bool, wide: bool) -> ferrule.Op:
+    """``x, weight, eps, cotangent -> x_grad, scale``; ``scale`` is 1 / sqrt(mean(x * x) + eps)."""
+    row = rows("x", behind, wide)
+    weight = " * A(weight[k])" if weighted else ""
+    op = ferrule.op(
+        "rms_norm_x_grad",
+        f"x[{row.dims}]:T,{' weight[N]:W,' * weighted} eps:float32, cotangent[{row.dims}]:T"
+        f" -> x_grad[{row.dims}]:T, scale[{row.others}]:{row.sum_dtype}~ where T in {FLOATS}",
+        metal=f"""{row.begin}
+    A squares = 0, along = 0;
+    for (uint k = first; k < N; k += step) {{
+        A v = A(x[AT(k)]);
+        squares += v * v;
+        along += v * (A(cotangent[AT(k)]){weight});
+    }}
+    const A r = metal::rsqrt(SUM(squares) / N + A(eps));
+    const A drawn = SUM(along) / N * r * r;
+    for (uint k = first; k < N; k += step)
+        x_grad[AT(k)] = T((A(cotangent[AT(k)]){weight} - A(x[AT(k)]) * drawn) * r);
+    if (first == 0) scale[ROW] = r;
+""",
+        **row.launch,
+    )
+
+    @op.def_vjp
+    def _(primals: Any, cotangents: Any, outputs: Any) -> Any:
+        x, *weight, eps, cotangent = primals
+        alone = rms_norm_x_grad(behind, False, wide)
+        return derivatives_of_x_grad(
+            behind, x, None, outputs[1], cotangent, weight,
+            cotangents[0], lambda c: alone(x, eps, c)[0],
+        )  # fmt: skip
+
+    return op
+
+
+@ferrule.family
+def layer_norm_x_grad(behind: int, weighted: bool, wide: bool) -> ferrule.Op:
+    """``x, weight, eps, cotangent -> x_grad, mean, scale``, the last two those of each row."""
+    row = rows("x", behind, wide)
+    weight = " * A(weight[k])" if weighted else ""
+    op = ferrule.op(
+        "layer_norm_x_grad",
+        f"x[{row.dims}]:T,{' weight[N]:W,' * weighted} eps:float32, cotangent[{row.dims}]:T"
+        f" -> x_grad[{row.dims}]:T, mean[{row.others}]:{row.sum_dtype}~,"
+        f" scale[{row.others}]:{row.sum_dtype}~ where T in {FLOATS}",
+        metal=f"""{row.begin}
+    A sum = 0, shift = 0;
+    for (uint k = first; k < N; k += step) {{
+        sum += A(x[AT(k)]);
+        shift += A(cotangent[AT(k)]){weight};
+    }}
+    const A m = SUM(sum) / N;
+    shift = SUM(shift) / N;
+    A squares = 0, along = 0;
+    for (uint k = first; k < N; k += step) {{
+        A v = A(x[AT(k)]) - m;
+        squares += v * v;
+        along += v * (A(cotangent[AT(k)]){weight});
+    }}
+    const A r = metal::rsqrt(SUM(squares) / N + A(eps));
+    const A drawn = SUM(along) / N * r * r;
+    for (uint k = first; k < N; k += step)
+        x_grad[AT(k)] = T((A(cotangent[AT(k)]){weight} - shift - (A(x[AT(k)]) - m) * drawn) * r);
+    if (first == 0) {{
+        mean[ROW] = m;
+        scale[ROW] = r;
+    }}
+""",
+        **row.launch,
+    )
+
+    @op.def_vjp
+    def _(primals: Any, cotangents: Any, outputs: Any) -> Any:
+        x, *weight, eps, cotangent = primals
+        alone = layer_norm_x_grad(behind, False, wide)
+        return derivatives_of_x_grad(
+            behind, x, outputs[1], outputs[2], cotangent, weight,
+            cotangents[0], lambda c: alone(x, eps, c)[0],
+        )  # fmt: skip
+
+    return op
+
+
+def derivatives_of_x_grad(
+    behind: int, x: Any, mean: Any, scale: Any, cotangent: Any, weight: Any, h: Any, apply: Any
+) -> tuple[Any, ...]:
+    """The gradients of ``sum(h * x_grad)`` by the inputs of an ``x_grad`` op.
+
+    ``x_grad`` is B(c): linear in c, the weighted cotangent, and symmetric (``apply`` without
+    weight). With n for the normed x, and with means over a row, the gradient by x is
+    ``-r (r n (mean(h c) - mean(n h) mean(n c)) + mean(n c) B(h) + mean(n h) B(c))``, where means
+    of products are of what is centered as x is.
+
+    Args:
+        behind: how many axes are behind the rows'.
+        x, cotangent, weight: the op's inputs; of the weight a list, empty where there is none.
+        mean, scale: of each row; None for a mean that is not taken away.
+        h: the cotangent of ``x_grad``.
+        apply: B.
+    """
+
+    def row_mean(values: Any) -> Any:
+        return values.mean(axis=-1 - behind, keepdims=True)
+
+    r = along(scale, behind)
+    n = (x if mean is None else x - along(mean, behind)) * r
+    c, on_h = cotangent, apply(h)
+    if weight:
+        index = (..., *[None] * behind)
+        w = weight[0][index]
+        c = c * w
+    common = row_mean(h * c)
+    if mean is not None:
+        common = common - row_mean(h) * row_mean(c)
+    n_h, n_c = row_mean(n * h), row_mean(n * c)
+    on_c = r * (c - n * n_c) if mean is None else r * (c - row_mean(c) - n * n_c)
+    x_grad = -r * (r * n * (common - n_h * n_c) + n_c * on_h + n_h * on_c)
+    if not weight:
+        return x_grad, None, on_h
+    rows_axes = (0, *range(-behind, 0))
+    weight_grad = _rows_first(on_h * cotangent, behind).sum(axis=rows_axes)
+    return x_grad, weight_grad, None, on_h * w
+
+
+def _rows_first(x: Any, behind: int) -> Any:
+    """All axes in front of the rows' as one."""
+    return x[None].flatten(0, -2 - behind)
+
+
+def column_sums(
+    x: Any, mean: Any, scale: Any, cotangent: Any, weight: Any, bias: Any, behind: int, wide: bool
+) -> list[Any]:
+    """The gradients of a weight and of a bias, of those of them that are not None.
+
+    Args:
+        x, cotangent: what was normed, and the cotangent of the result.
+        mean, scale: of each row of ``x``; None for a mean that is not taken away.
+        behind: how many axes are behind the rows'.
+        wide: sums are made in float64.
+    """
+
+    def columns(array: Any, last: int) -> Any:
+        """As [rows in front, …, rows behind]."""
+        front = array[None].flatten(0, -last - behind)
+        return front.flatten(-behind, -1) if behind else front[..., None]
+
+    parts = _column_parts(mean is not None, wide)(
+        columns(x, 2),
+        *[columns(each, 1) for each in (mean, scale) if each is not None],
+        columns(cotangent, 2),
+    )
+    total = _sum_parts(wide)
+    pairs = zip(parts, (weight, bias), strict=True)
+    return [total(part, like) for part, like in pairs if like is not None]
+
+
+@ferrule.family
+def _column_parts(centered: bool, wide: bool) -> ferrule.Op:
+    """The first step: each part of the rows (256 at most) is added up, one thread for a column.
+
+    Rows are numbered through ``R``, in front of the columns, and then ``I``, behind them.
+    """
+    sum_dtype = "float64" if wide else "float32"
+    return ferrule.op(
+        "norm_column_parts",
+        f"x[*B,R,N,I]:T,{f' mean[*B,R,I]:{sum_dtype},' * centered} scale[*B,R,I]:{sum_dtype},"
+        " cotangent[*B,R,N,I]:T"
+        f" -> weights[*B,min(R*I,256),N]:{sum_dtype}, biases[*B,min(R*I,256),N]:{sum_dtype}"
+        f" where T in {FLOATS}",
+        metal=f"""
+    const uint k = thread_position_in_grid.x, part = thread_position_in_grid.y;
+    const size_t batch = thread_position_in_grid.z, many = size_t(R) * I;
+    const size_t each = (many + metal::min(many, size_t(256)) - 1) / metal::min(many, size_t(256));
+    const size_t end = metal::min((part + 1) * each, many);
+    A weight = 0, bias = 0;
+    for (size_t row = part * each; row < end; row++) {{
+        const size_t i = ((batch * R + row / I) * N + k) * I + row % I, of = batch * many + row;
+        const A c = A(cotangent[i]);
+        weight += c * ((A(x[i]){" - mean[of]" * centered}) * scale[of]);
+        bias += c;
+    }}
+    const size_t to = (batch * metal::min(many, size_t(256)) + part) * N + k;
+    weights[to] = weight;
+    biases[to] = bias;
+""",
+        grid=("N", "min(R * I, 256)", "x.size // max(R * N * I, 1)"),
+        threadgroup=(256, 1, 1),
+        template={"A": getattr(ferrule, sum_dtype)},
+    )
+
+
+@ferrule.family
+def _sum_parts(wide: bool) -> ferrule.Op:
+    """The second step: the parts are added up. The weight says of which dtype the gradient is."""
+    sum_dtype = "float64" if wide else "float32"
+    return ferrule.op(
+        "norm_sum_parts",
+        f"parts[*B,P,N]:{sum_dtype}, weight[N]:W -> sums[*B,N]:W",
+        metal="""
+    const uint k = thread_position_in_grid.x;
+    const size_t batch = thread_position_in_grid.y;
+    A sum = 0;
+    for (uint part = 0; part < P; part++) sum += parts[(batch * P + part) * N + k];
+    sums[batch * N + k] = W(sum);
+""",
+        grid=("N", "sums.size // max(N, 1)"),
+        threadgroup=(64, 1),
+        template={"A": getattr(ferrule, sum_dtype)},
+    )

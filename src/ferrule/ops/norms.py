@@ -1,0 +1,213 @@
+"""rms_norm and layer_norm along an axis, and their derivatives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ferrule
+
+from .norm_grads import column_sums, layer_norm_x_grad, rms_norm_x_grad
+from .rows import FLOATS, axes_behind, is_wide, rows
+
+
+def rms_norm(
+    x: Any, weight: Any = None, eps: float = 1e-5, axis: int = -1, residual: Any = None
+) -> Any:
+    """``x / sqrt(mean(x * x) + eps) * weight`` along an axis.
+
+    Args:
+        x: an array of any shape, of float32, float16, bfloat16, or (not on Apple's GPUs) float64.
+        weight: of one dim, as long as the axis, of any of these dtypes; None for ones.
+        eps: a number.
+        axis: what is normed.
+        residual: like ``x``, added to it before; None for nothing.
+
+    Returns:
+        An array like ``x``. With a residual two: that, and ``x + residual``, which is what was
+        normed, and the next layer's residual. Sums are taken in float32, of float64 in float64.
+
+    Raises:
+        KernelError: ``x`` has no such axis, or shapes or dtypes do not fit.
+        KernelTypeError: ``x`` is no array, or ``axis`` no int.
+    """
+    behind = axes_behind("rms_norm", x, axis)
+    op = _rms_norm(behind, weight is not None, residual is not None, is_wide(x))
+    return op(x, *[array for array in (residual, weight) if array is not None], eps)
+
+
+def layer_norm(
+    x: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5, axis: int = -1
+) -> Any:
+    """``(x - mean(x)) / sqrt(variance(x) + eps) * weight + bias`` along an axis.
+
+    Args:
+        x: an array of any shape, of float32, float16, bfloat16, or (not on Apple's GPUs) float64.
+        weight: of one dim, as long as the axis, of any of these dtypes; None for ones.
+        bias: likewise, of the dtype of ``weight``; None for zeros.
+        eps: a number.
+        axis: what is normed.
+
+    Returns:
+        An array like ``x``. The variance is the mean of squared differences from the mean, found
+        in a second pass; both are taken in float32, of float64 in float64.
+
+    Raises:
+        KernelError: ``x`` has no such axis, or shapes or dtypes do not fit.
+        KernelTypeError: ``x`` is no array, or ``axis`` no int.
+    """
+    behind = axes_behind("layer_norm", x, axis)
+    op = _layer_norm(behind, weight is not None, bias is not None, is_wide(x))
+    return op(x, *[array for array in (weight, bias) if array is not None], eps)
+
+
+@ferrule.family
+def _rms_norm(behind: int, weighted: bool, added: bool, wide: bool) -> ferrule.Op:
+    """``x, residual, weight, eps -> y, total``, without what is not there."""
+    row = rows("x", behind, wide)
+    normed, weight = ("total" if added else "x"), (" * A(weight[k])" if weighted else "")
+    add = "total[AT(k)] = x[AT(k)] + residual[AT(k)];" if added else ""
+    op = ferrule.op(
+        "add_rms_norm" if added else "rms_norm",
+        f"x[{row.dims}]:T,{f' residual[{row.dims}]:T,' * added}{' weight[N]:W,' * weighted}"
+        f" eps:float32 -> y[{row.dims}]:T{f', total[{row.dims}]:T' * added} where T in {FLOATS}"
+        + f", W in {FLOATS}"
+        * weighted,
+        metal=f"""{row.begin}
+    A squares = 0;
+    for (uint k = first; k < N; k += step) {{
+        {add}
+        A v = A({normed}[AT(k)]);
+        squares += v * v;
+    }}
+    const A scale = metal::rsqrt(SUM(squares) / N + A(eps));
+    for (uint k = first; k < N; k += step)
+        y[AT(k)] = T(A({normed}[AT(k)]) * scale{weight});
+""",
+        **row.launch,
+    )
+    gradient = rms_norm_x_grad(behind, weighted, wide)
+
+    @op.def_vjp
+    def _(primals: Any, cotangents: Any, outputs: Any) -> Any:
+        x, *others, eps = primals
+        normed, weight = (outputs[1] if added else x), others[added:]
+        x_grad, scale = gradient(normed, *weight, eps, cotangents[0])
+        if added:
+            x_grad = x_grad + cotangents[1]
+        grads = [x_grad] * (1 + added)
+        if weighted:
+            grads += column_sums(normed, None, scale, cotangents[0], weight[0], None, behind, wide)
+        return (*grads, None)
+
+    op.def_jvp(_rms_norm_jvp(behind, weighted, added, wide))
+    return op
+
+
+@ferrule.family
+def _rms_norm_jvp(behind: int, weighted: bool, added: bool, wide: bool) -> ferrule.Op:
+    row = rows("x_tangent", behind, wide)
+    normed = "total" if added else "x"
+    arrays = [normed, "x_tangent", *["residual_tangent"] * added]
+    inputs = ", ".join(f"{name}[{row.dims}]:T" for name in arrays)
+    add = " + A(residual_tangent[AT(k)])" if added else ""
+    keep = "total_tangent[AT(k)] = T(d);" if added else ""
+    by_weight = "d * A(weight[k]) + v * scale * A(weight_tangent[k])" if weighted else "d"
+    return ferrule.op(
+        "rms_norm_jvp",
+        f"{inputs}, {'weight[N]:W, weight_tangent[N]:W, ' * weighted}eps:float32"
+        f" -> y_tangent[{row.dims}]:T{f', total_tangent[{row.dims}]:T' * added}"
+        f" where T in {FLOATS}",
+        metal=f"""{row.begin}
+    A squares = 0, along = 0;
+    for (uint k = first; k < N; k += step) {{
+        A v = A({normed}[AT(k)]), d = A(x_tangent[AT(k)]){add};
+        {keep}
+        squares += v * v;
+        along += v * d;
+    }}
+    const A scale = metal::rsqrt(SUM(squares) / N + A(eps));
+    const A drawn = SUM(along) / N * scale * scale;
+    for (uint k = first; k < N; k += step) {{
+        A v = A({normed}[AT(k)]), d = A(x_tangent[AT(k)]){add};
+        d = (d - v * drawn) * scale;
+        y_tangent[AT(k)] = T({by_weight});
+    }}
+""",
+        **row.launch,
+    )
+
+
+@ferrule.family
+def _layer_norm(behind: int, weighted: bool, biased: bool, wide: bool) -> ferrule.Op:
+    """``x, weight, bias, eps -> y``, without what is not there."""
+    row = rows("x", behind, wide)
+    weight, bias = " * A(weight[k])" * weighted, " + A(bias[k])" * biased
+    op = ferrule.op(
+        "layer_norm",
+        f"x[{row.dims}]:T,{' weight[N]:W,' * weighted}{' bias[N]:W,' * biased} eps:float32"
+        f" -> y[{row.dims}]:T where T in {FLOATS}" + f", W in {FLOATS}" * (weighted or biased),
+        metal=f"""{row.begin}
+    A sum = 0;
+    for (uint k = first; k < N; k += step) sum += A(x[AT(k)]);
+    const A mean = SUM(sum) / N;
+    A squares = 0;
+    for (uint k = first; k < N; k += step) {{
+        A v = A(x[AT(k)]) - mean;
+        squares += v * v;
+    }}
+    const A scale = metal::rsqrt(SUM(squares) / N + A(eps));
+    for (uint k = first; k < N; k += step)
+        y[AT(k)] = T((A(x[AT(k)]) - mean) * scale{weight}{bias});
+""",
+        **row.launch,
+    )
+    gradient = layer_norm_x_grad(behind, weighted, wide)
+
+    @op.def_vjp
+    def _(primals: Any, cotangents: Any, outputs: Any) -> Any:
+        (x, *others, eps), (cotangent,) = primals, cotangents
+        weight = others[0] if weighted else None
+        x_grad, mean, scale = gradient(x, *others[:weighted], eps, cotangent)
+        grads = [x_grad]
+        if others:
+            bias = others[-1] if biased else None
+            grads += column_sums(x, mean, scale, cotangent, weight, bias, behind, wide)
+        return (*grads, None)
+
+    op.def_jvp(_layer_norm_jvp(behind, weighted, biased, wide))
+    return op
+
+
+@ferrule.family
+def _layer_norm_jvp(behind: int, weighted: bool, biased: bool, wide: bool) -> ferrule.Op:
+    row = rows("x", behind, wide)
+    by_weight = "d * A(weight[k]) + v * scale * A(weight_tangent[k])" if weighted else "d"
+    return ferrule.op(
+        "layer_norm_jvp",
+        f"x[{row.dims}]:T, x_tangent[{row.dims}]:T, "
+        f"{'weight[N]:W, weight_tangent[N]:W, ' * weighted}{'bias_tangent[N]:W, ' * biased}"
+        f"eps:float32 -> y_tangent[{row.dims}]:T where T in {FLOATS}",
+        metal=f"""{row.begin}
+    A sum = 0, moved = 0;
+    for (uint k = first; k < N; k += step) {{
+        sum += A(x[AT(k)]);
+        moved += A(x_tangent[AT(k)]);
+    }}
+    const A mean = SUM(sum) / N;
+    moved = SUM(moved) / N;
+    A squares = 0, along = 0;
+    for (uint k = first; k < N; k += step) {{
+        A v = A(x[AT(k)]) - mean;
+        squares += v * v;
+        along += v * A(x_tangent[AT(k)]);
+    }}
+    const A scale = metal::rsqrt(SUM(squares) / N + A(eps));
+    const A drawn = SUM(along) / N * scale * scale;
+    for (uint k = first; k < N; k += step) {{
+        A v = A(x[AT(k)]) - mean;
+        A d = (A(x_tangent[AT(k)]) - moved - v * drawn) * scale;
+        y_tangent[AT(k)] = T({by_weight}{" + A(bias_tangent[k])" * biased});
+    }}
+""",
+        **row.launch,
+    )

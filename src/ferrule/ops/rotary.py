@@ -1,0 +1,198 @@
+"""Rotary position embeddings: pairs of features turned by angles that grow with the position."""
+
+from __future__ import annotations
+
+from math import prod
+from numbers import Integral
+from typing import Any
+
+import ferrule
+
+from .rows import FLOATS, is_wide
+
+
+def rope(
+    x: Any,
+    dims: int,
+    traditional: bool = False,
+    base: float = 10000.0,
+    scale: float = 1.0,
+    offset: Any = 0,
+    freqs: Any = None,
+) -> Any:
+    """Turn pairs of features by angles ``(offset + l) * scale * base ** (-2 j / dims)``.
+
+    ``l`` is the place along the last axis but one, ``j`` the number of the pair: `mx.fast.rope`.
+
+    Args:
+        x: an array ``[..., L, D]`` of float32, float16, bfloat16, or (not on Apple's GPUs) float64.
+        dims: how many features are turned, an even number up to D; the others stay as they are.
+        traditional: pairs are neighbours, features ``2 j`` and ``2 j + 1``; else they are the two
+            halves', features ``j`` and ``j + dims / 2``.
+        base, scale: numbers.
+        offset: the position of ``l = 0``: an int; or an array of integers without dims, or with one
+            for each ``x[i]``, of ``x[B, ..., L, D]``. An array makes no new graph where it changes.
+        freqs: a float32 array of ``dims / 2``, by which positions are divided, so that ``base``
+            has no part; None for its powers.
+
+    Returns:
+        An array like ``x``. Angles are float32. Derivatives are those by ``x``.
+
+    Raises:
+        KernelError: shapes, dtypes, ``dims`` or the number of dims of ``offset`` do not fit.
+        KernelTypeError: ``x`` is no array, or ``dims`` no int.
+    """
+    op = _rope(*_chosen("rope", x, dims, traditional, offset, freqs), False)
+    return op(x, offset, *[freqs] * (freqs is not None), base, scale)
+
+
+def rope_(
+    x: Any,
+    dims: int,
+    traditional: bool = False,
+    base: float = 10000.0,
+    scale: float = 1.0,
+    offset: Any = 0,
+    freqs: Any = None,
+) -> Any:
+    """`rope` in place: writes to ``x``, an array of NumPy or torch, and returns it.
+
+    It has no derivative. MLX's arrays cannot be written to.
+
+    Args and errors as in `rope`.
+    """
+    op = _rope_in_place(*_chosen("rope_", x, dims, traditional, offset, freqs))
+    heads = prod(x.shape[int(getattr(offset, "ndim", 0) == 1) : -2])
+    op(x, offset, *[freqs] * (freqs is not None), base, scale, heads)
+    return x
+
+
+def _chosen(
+    name: str, x: Any, dims: int, traditional: bool, offset: Any, freqs: Any
+) -> tuple[int, bool, str, bool, bool]:
+    """The constants of a call."""
+    if not hasattr(x, "ndim"):
+        raise ferrule.KernelTypeError(
+            f"[ops] {name}: got x of type {type(x).__name__}; expected an array of NumPy, torch or "
+            "MLX."
+        )
+    if not isinstance(dims, int) or isinstance(dims, bool):
+        raise ferrule.KernelTypeError(f"[ops] {name}: got dims {dims!r}; expected an int.")
+    if dims < 2 or dims % 2:
+        raise ferrule.KernelError(f"[ops] {name}: got dims {dims}; expected an even number from 2.")
+    offsets = "number"
+    if not isinstance(offset, Integral) and hasattr(offset, "ndim"):
+        if offset.ndim > 1:
+            raise ferrule.KernelError(
+                f"[ops] {name}: got an offset of shape {tuple(offset.shape)}; expected an int, an "
+                "array without dims, or one with an offset for each x[i]."
+            )
+        offsets = "each" if offset.ndim else "one"
+    return dims, bool(traditional), offsets, freqs is not None, is_wide(x)
+
+
+HEADS = 4  # that share an angle: the same thread turns the pair in each of them
+
+
+def _declaration(
+    dims: int, traditional: bool, offsets: str, by_freqs: bool, wide: bool
+) -> dict[str, str]:
+    """Inputs, condition and number of groups of heads that both ops have."""
+    example = "B," if offsets == "each" else ""
+    offset = {"number": "offset:int32", "one": "offset[]:O", "each": "offset[B]:O"}[offsets]
+    freqs = f", freqs[{dims // 2}]:float32" if by_freqs else ""
+    count = "B" if example else "1"
+    return {
+        "dims": f"{example}*S,L,D",
+        "inputs": f"{offset}{freqs}, base:float32, scale:float32",
+        "where": f"D >= {dims}, T in {FLOATS}" + ", O in (int32, int64)" * (offsets != "number"),
+        "groups": f"{count} * ceildiv(x.size // max({count} * L * D, 1), {HEADS})",
+    }
+
+
+def _body(
+    dims: int, traditional: bool, offsets: str, by_freqs: bool, turned: str, sign: str = ""
+) -> str:
+    """A thread finds one angle, and turns the pair in some of the ``heads`` of each example.
+
+    Args:
+        turned: the array that the turned pair is written to.
+        sign: ``"-"`` to turn backwards.
+    """
+    half = dims // 2
+    first, second = ("2 * j", "2 * j + 1") if traditional else ("j", f"j + {half}")
+    offset = {"number": "offset", "one": "int(offset)", "each": "int(offset[example])"}[offsets]
+    frequency = "1 / freqs[j]" if by_freqs else f"metal::exp2(-metal::log2(base) * j / {half})"
+    rest = f"for (size_t h = head; h < end; h++) y[AT(h) + j + {half}] = x[AT(h) + j + {half}];"
+    return f"""
+    const uint j = thread_position_in_grid.x, l = thread_position_in_grid.y;
+    const size_t groups = (heads + {HEADS - 1}) / {HEADS};
+    const size_t example = thread_position_in_grid.z / groups;
+    const size_t head = thread_position_in_grid.z % groups * {HEADS};
+    const size_t end = metal::min(head + {HEADS}, heads);
+    if (j < {half}) {{
+        const float angle = float({offset} + int(l)) * scale * ({frequency});
+        const A c = A(metal::cos(angle)), s = A({sign}metal::sin(angle));
+        for (size_t h = head; h < end; h++) {{
+            const size_t first = AT(h) + {first}, second = AT(h) + {second};
+            const A u = A(x[first]), v = A(x[second]);
+            {turned}[first] = T(u * c - v * s);
+            {turned}[second] = T(u * s + v * c);
+        }}
+    }}
+    {f"else {rest}" if turned == "y" else ""}
+"""
+
+
+_HEADER = "#define AT(h) (((example * heads + (h)) * L + l) * D)"
+
+# What is written in place has no shape in a body: there the call says how many heads there are.
+_COUNT_HEADS = """
+    size_t heads = 1;
+    for (int i = {first}; i < int(x_ndim) - 2; i++) heads *= x_shape[i];
+"""
+
+
+@ferrule.family
+def _rope(
+    dims: int, traditional: bool, offsets: str, by_freqs: bool, wide: bool, backwards: bool
+) -> ferrule.Op:
+    says = _declaration(dims, traditional, offsets, by_freqs, wide)
+    op = ferrule.op(
+        "rope",
+        f"x[{says['dims']}]:T, {says['inputs']} -> y[{says['dims']}]:T where {says['where']}",
+        metal=_COUNT_HEADS.format(first=int(offsets == "each"))
+        + _body(dims, traditional, offsets, by_freqs, "y", "-" * backwards),
+        header=_HEADER,
+        grid=(f"D - {dims // 2}", "L", says["groups"]),
+        threadgroup=(f"min(D - {dims // 2}, 64)", f"max(256 // max(D - {dims // 2}, 4), 1)", 1),
+        template={"A": ferrule.float64 if wide else ferrule.float32},
+    )
+
+    # What turns is linear, and its transpose turns back.
+    @op.def_vjp
+    def _(primals: Any, cotangents: Any, outputs: Any) -> Any:
+        back = _rope(dims, traditional, offsets, by_freqs, wide, not backwards)
+        return (back(cotangents[0], *primals[1:]), *[None] * (len(primals) - 1))
+
+    @op.def_jvp
+    def _(primals: Any, tangents: Any, outputs: Any) -> Any:
+        return op(tangents[0], *primals[1:])
+
+    return op
+
+
+@ferrule.family
+def _rope_in_place(
+    dims: int, traditional: bool, offsets: str, by_freqs: bool, wide: bool
+) -> ferrule.Op:
+    says = _declaration(dims, traditional, offsets, by_freqs, wide)
+    return ferrule.op(
+        "rope_in_place",
+        f"x[{says['dims']}]:T!, {says['inputs']}, heads:int32 -> where {says['where']}",
+        metal=_body(dims, traditional, offsets, by_freqs, "x"),
+        header=_HEADER,
+        grid=(dims // 2, "L", says["groups"]),
+        threadgroup=(min(dims // 2, 64), max(256 // max(dims // 2, 4), 1), 1),
+        template={"A": ferrule.float64 if wide else ferrule.float32},
+    )
