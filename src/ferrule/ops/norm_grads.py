@@ -12,7 +12,7 @@ from .rows import FLOATS, along, rows
 @ferrule.family
 def rms_norm_x_grad(behind: int, weighted: bool, wide: bool) -> ferrule.Op:
     """``x, weight, eps, cotangent -> x_grad, scale``; ``scale`` is 1 / sqrt(mean(x * x) + eps)."""
-    row = rows("x", behind, wide)
+    row = rows("x", behind, wide, "scale.size")
     weight = " * A(weight[k])" if weighted else ""
     op = ferrule.op(
         "rms_norm_x_grad",
@@ -49,7 +49,7 @@ def rms_norm_x_grad(behind: int, weighted: bool, wide: bool) -> ferrule.Op:
 @ferrule.family
 def layer_norm_x_grad(behind: int, weighted: bool, wide: bool) -> ferrule.Op:
     """``x, weight, eps, cotangent -> x_grad, mean, scale``, the last two those of each row."""
-    row = rows("x", behind, wide)
+    row = rows("x", behind, wide, "scale.size")
     weight = " * A(weight[k])" if weighted else ""
     op = ferrule.op(
         "layer_norm_x_grad",

@@ -93,16 +93,17 @@ class Rows(NamedTuple):
     sum_dtype: str
 
 
-def rows(of: str, behind: int, wide: bool) -> Rows:
+def rows(of: str, behind: int, wide: bool, many: str = "") -> Rows:
     """Rows of an array, along an axis that has ``behind`` axes behind it.
 
     Args:
         of: the array's name.
         behind: how many axes are behind it.
         wide: sums are made in float64, not in float32.
+        many: how many rows there are, where those that are empty count, too.
     """
     dims = [f"D{i}" for i in range(1, behind + 1)]
-    many = f"{of}.size // max(N, 1)"
+    many = many or f"{of}.size // max(N, 1)"
     sum_dtype = "float64" if wide else "float32"
     launch: dict[str, Any] = {"template": {"A": getattr(ferrule, sum_dtype)}}
     if behind:
@@ -110,7 +111,8 @@ def rows(of: str, behind: int, wide: bool) -> Rows:
         launch |= {"header": _ONE_EACH, "grid": many, "threadgroup": 256}
     else:
         begin = _SIDE_BY_SIDE_BEGIN
-        threads = "min(ceildiv(N, 1024) * 32, 1024)"  # 32 elements each, until there are too many
+        # 32 elements each, until that would be too many threads.
+        threads = "max(min(ceildiv(N, 1024) * 32, 1024), 32)"
         launch |= {"header": _SIDE_BY_SIDE, "grid": (threads, many), "threadgroup": (threads, 1)}
     return Rows(",".join(["*S", "N", *dims]), ",".join(["*S", *dims]), begin, launch, sum_dtype)
 

@@ -114,8 +114,8 @@ def _log_softmax(behind: int, wide: bool) -> ferrule.Op:
         metal=row.begin
         + _LARGEST_AND_SUM
         + """
-    const A shift = largest + metal::log(SUM(sum));
-    for (uint k = first; k < N; k += step) y[AT(k)] = T(A(x[AT(k)]) - shift);
+    sum = metal::log(SUM(sum));  // not added to `largest`, beside which it may be nothing
+    for (uint k = first; k < N; k += step) y[AT(k)] = T(A(x[AT(k)]) - largest - sum);
 """,
         **row.launch,
     )

@@ -1,0 +1,224 @@
+"""rms_norm and layer_norm, against torch's and MLX's own."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import mlx.core as mx
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import ferrule
+from ferrule import KernelError, KernelTypeError, ops
+from ready_ops import close, shapes, ways_in_mlx, ways_in_torch, with_gradients
+
+pytestmark = [
+    # torch's own: its forward mode and its compiler use what they deprecate
+    pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:.*torch._prims_common.check:FutureWarning"),
+    pytest.mark.filterwarnings("ignore::ferrule.PortabilityWarning"),  # float64
+]
+
+
+class Mode(NamedTuple):
+    """What decides the kernels: not sizes."""
+
+    name: str
+    dtype: torch.dtype
+    weights: torch.dtype
+    behind: int
+    others: tuple[bool, bool]  # weight and residual, or weight and bias
+
+    @property
+    def id(self) -> str:
+        return f"{self.name}-{self.dtype}-{self.behind}"
+
+
+MODES = [
+    Mode("rms_norm", torch.float32, torch.float32, 0, (True, False)),
+    Mode("rms_norm", torch.float16, torch.float32, 1, (True, True)),
+    Mode("layer_norm", torch.float32, torch.float32, 0, (True, True)),
+    Mode("layer_norm", torch.bfloat16, torch.float32, 1, (True, False)),
+]
+
+
+def theirs(mode: Mode, axis: int, x: Any, *others: Any) -> Any:
+    """The same by torch, in float64."""
+    given = iter(others)
+    weight, other = (next(given) if there else None for there in mode.others)
+    length = (x.shape[axis],)
+    if mode.name == "rms_norm":
+        x = x if other is None else x + other
+        y = F.rms_norm(x.movedim(axis, -1), length, weight, 1e-5).movedim(-1, axis)
+        return y if other is None else (y, x)
+    return F.layer_norm(x.movedim(axis, -1), length, weight, other, 1e-5).movedim(-1, axis)
+
+
+def ours(mode: Mode, axis: int, x: Any, *others: Any) -> Any:
+    given = iter(others)
+    weight, other = (next(given) if there else None for there in mode.others)
+    if mode.name == "rms_norm":
+        return ops.rms_norm(x, weight, 1e-5, axis, residual=other)
+    return ops.layer_norm(x, weight, other, 1e-5, axis)
+
+
+def check(mode: Mode, axis: int, shape: tuple[int, ...]) -> None:
+    """Outputs and gradients of one call."""
+    length = shape[axis]
+    arrays = [(torch.randn(shape) + 0.5).to(mode.dtype)]
+    if mode.others[0]:
+        arrays.append((torch.randn(length) + 1).to(mode.weights))
+    if mode.others[1]:
+        like_x = mode.name == "rms_norm"
+        arrays.append(
+            torch.randn(shape).to(mode.dtype) if like_x else torch.randn(length).to(mode.weights)
+        )
+    found = with_gradients(lambda *given: ours(mode, axis, *given), arrays)
+    expected = with_gradients(
+        lambda *given: theirs(mode, axis, *given), [array.double() for array in arrays]
+    )
+    lengths_of_one = length == 1 and mode.name == "layer_norm"
+    for i, (one, other) in enumerate(zip(found, expected, strict=True)):
+        outputs = len(found) - len(arrays)
+        assert one.dtype == (mode.dtype if i < outputs else arrays[i - outputs].dtype)
+        if not lengths_of_one:  # whose difference from the mean is what rounding makes of it
+            close(one, other, mode.dtype, f"{mode.id} {shape} {i}")
+
+
+@pytest.mark.together
+@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.id)
+def test_rows_of_2048(mode: Mode) -> None:
+    check(mode, 1, (3, 2048, *[2] * mode.behind))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data(), st.sampled_from(MODES), st.booleans())
+def test_any_shape(data: Any, mode: Mode, from_the_front: bool) -> None:
+    shape = data.draw(shapes(mode.behind))
+    check(mode, len(shape) - 1 - mode.behind if from_the_front else -1 - mode.behind, shape)
+
+
+def test_numpy_and_mlx() -> None:
+    rng = np.random.default_rng(0)
+    x, w, b = (rng.normal(size=s).astype(np.float32) for s in ((3, 5, 40), 40, 40))
+    x_, w_, b_ = map(mx.array, (x, w, b))
+    rms, layer = mx.fast.rms_norm(x_, w_, 1e-3), mx.fast.layer_norm(x_, w_, b_, 1e-3)
+    assert np.allclose(ops.rms_norm(x, w, 1e-3), rms, atol=1e-5)
+    assert np.allclose(ops.rms_norm(x_, w_, 1e-3), rms, atol=1e-5)
+    assert np.allclose(ops.layer_norm(x, w, b, 1e-3), layer, atol=1e-5)
+    assert np.allclose(ops.layer_norm(x_, w_, b_, 1e-3), layer, atol=1e-5)
+    turned = np.ascontiguousarray(x.transpose(2, 0, 1)).transpose(1, 2, 0)  # copied, not misread
+    assert np.allclose(ops.rms_norm(turned, w, 1e-3), rms, atol=1e-5)
+    y, total = ops.rms_norm(x_, w_, 1e-3, residual=x_)
+    assert np.allclose(total, 2 * x)
+    assert np.allclose(y, mx.fast.rms_norm(2 * x_, w_, 1e-3), atol=1e-5)
+
+
+DOUBLE = [
+    Mode("rms_norm", torch.float64, torch.float64, 0, (True, True)),
+    Mode("layer_norm", torch.float64, torch.float64, 2, (False, True)),
+]
+
+
+@pytest.mark.together
+@pytest.mark.parametrize("mode", DOUBLE, ids=lambda mode: mode.id)
+def test_derivatives(mode: Mode) -> None:
+    axis = -1 - mode.behind
+    shape = (2, 3, *[2] * mode.behind)
+    rms = mode.name == "rms_norm"
+    sizes = [shape, *[3] * mode.others[0], *[shape if rms else 3] * mode.others[1]]
+    arrays = [torch.randn(size, dtype=torch.float64, requires_grad=True) for size in sizes]
+
+    def of(*given: Any) -> Any:
+        return ours(mode, axis, *given)
+
+    def gradient(*given: Any) -> Any:
+        outputs = of(*given)
+        outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+        loss = sum((y.sin() * (i + 1)).sum() for i, y in enumerate(outputs))
+        return torch.autograd.grad(loss, given[0], create_graph=True)
+
+    assert torch.autograd.gradcheck(of, arrays, check_forward_ad=True)
+    assert torch.autograd.gradcheck(gradient, arrays)
+
+
+def test_a_second_derivative_through_a_weights_gradient_is_refused() -> None:
+    x, w = torch.randn(2, 3, requires_grad=True), torch.randn(3, requires_grad=True)
+    (grad,) = torch.autograd.grad(ops.rms_norm(x, w).sin().sum(), w, create_graph=True)
+    with pytest.raises(KernelError, match=r"'norm_sum_parts' has no derivative"):
+        grad.sum().backward()
+
+
+def test_weight_gradients_are_the_same_each_time() -> None:
+    x = torch.randn(3000, 40)
+    w, b = torch.randn(40), torch.randn(40)
+    first, again = (with_gradients(ops.layer_norm, [x, w, b]) for _ in range(2))
+    for one, other in zip(first, again, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_ways_in_torch() -> None:
+    x, w, b = torch.randn(1, 40), torch.randn(40), torch.randn(40)
+    rows = {0: torch.export.Dim("rows")}
+    ways_in_torch(ops.layer_norm, [x, w, b], rows)
+    ways_in_torch(lambda x, w: ops.rms_norm(x, w, residual=x.cos())[0], [x, w], rows)
+
+
+def test_ways_in_mlx() -> None:
+    rng = np.random.default_rng(0)
+    x, w, b = (rng.normal(size=s).astype(np.float32) for s in ((2, 40), 40, 40))
+    ways_in_mlx(ops.layer_norm, [x, w, b])
+    ways_in_mlx(lambda x, w: ops.rms_norm(x, w, residual=x)[0], [x, w])
+
+
+def test_gradients_of_weights_in_a_batch() -> None:
+    batch, w = torch.randn(3, 4, 40), torch.randn(40)
+
+    def loss(w: Any, x: Any) -> Any:
+        return ops.layer_norm(x, w).sin().sum()
+
+    found = torch.func.vmap(torch.func.grad(loss), (None, 0))(w, batch)
+    expected = torch.stack([torch.func.grad(loss)(w, x) for x in batch])
+    torch.testing.assert_close(found, expected)
+    mlx_batch, mlx_w = mx.array(batch.numpy()), mx.array(w.numpy())
+
+    def mlx_loss(w: Any, x: Any) -> Any:
+        return mx.sin(ops.layer_norm(x, w)).sum()
+
+    per_example = mx.vmap(mx.grad(mlx_loss), in_axes=(None, 0))(mlx_w, mlx_batch)
+    assert np.allclose(per_example, expected.numpy(), atol=1e-5)
+
+
+def test_opcheck_and_check_grad() -> None:
+    x, w, b = torch.randn(3, 40), torch.randn(40), torch.randn(40)
+    layer = ops.norms._layer_norm(0, True, True, False)
+    torch.library.opcheck(
+        layer.torch_op, (x.clone().requires_grad_(), w.clone().requires_grad_(), b, 1e-5)
+    )
+    assert ferrule.check_grad(layer, x, w, b, 1e-5).ok
+    rms = ops.norms._rms_norm(0, True, True, False)
+    assert ferrule.check_grad(rms, x, x.sin(), w, 1e-5).ok
+
+
+def test_wrong_inputs() -> None:
+    x = np.ones((3, 4), np.float32)
+    with pytest.raises(KernelError, match=r"rms_norm: axis -3 of x of shape \(3, 4\); expected -2"):
+        ops.rms_norm(x, axis=-3)
+    with pytest.raises(KernelTypeError, match=r"layer_norm: got x of type list"):
+        ops.layer_norm([1.0])
+    with pytest.raises(
+        KernelError, match=r"'weight' of op 'rms_norm': got the shape \(3,\).* N is 4"
+    ):
+        ops.rms_norm(x, np.ones(3, np.float32))
+    with pytest.raises(
+        KernelError, match=r"'bias' of op 'layer_norm': got float16, but W is float32"
+    ):
+        ops.layer_norm(x, np.ones(4, np.float32), np.ones(4, np.float16))
+    with pytest.raises(KernelError, match=r"'residual' of op 'add_rms_norm' has the shape \(4,\)"):
+        ops.rms_norm(x, residual=x[0])
+    with pytest.raises(KernelError, match=r"'x' of op 'layer_norm': got int32, expected"):
+        ops.layer_norm(np.ones((3, 4), np.int32))
