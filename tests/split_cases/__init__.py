@@ -17,6 +17,7 @@ from . import (
     operations,
     positions,
     shared,
+    strides,
     texts,
     writes,
 )
@@ -33,6 +34,7 @@ CASES: list[Case] = [
     *positions.CASES,
     *branches.CASES,
     *loops.CASES,
+    *strides.CASES,
     *masks.CASES,
     *shared.CASES,
     *operations.CASES,

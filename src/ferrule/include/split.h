@@ -82,6 +82,35 @@ FR_FN unsigned end(const int* mask, unsigned n) {
   return n;
 }
 
+// The first active lane; n where there is none.
+FR_FN unsigned first(const int* mask, unsigned n) {
+  unsigned i = 0;
+  if (mask) while (i < n && !mask[i]) ++i;
+  return i;
+}
+
+// The rounds of `for (T i = a; i < bound; i += step)` where a counts up from lane to lane.
+struct rounds {
+  int64_t first, end, step;  // of the first lane, active or not
+  bool together;             // in each round, the lanes that are left in the loop are the first ones
+  FR_FN unsigned lanes(int64_t at, unsigned n) const { return end - at < n ? unsigned(end - at) : n; }
+};
+// `value` is that of lane `lane`. Where a number may wrap, each lane goes its own way.
+template <class T, class B, class S>
+FR_FN rounds rounds_of(T value, unsigned lane, unsigned n, B bound, S step) {
+  using C = decltype(value + bound);
+  if constexpr (!metal::is_integral_v<B> || !metal::is_integral_v<S>) return {0, 0, 0, false};
+  else {
+    constexpr int64_t far = int64_t(1) << 62;
+    constexpr uint64_t last = uint64_t(metal::numeric_limits<T>::max());
+    constexpr int64_t most = last < uint64_t(far) ? int64_t(last) : far;
+    const int64_t a = int64_t(value) - int64_t(lane), b = int64_t(C(bound)), s = int64_t(step);
+    const bool whole = metal::is_unsigned_v<C> && b < 0;  // more than an int64_t holds
+    const bool together = a >= 0 && a <= most - n && s > 0 && s <= most - n && b <= most - n - s;
+    return {a, b, s, together && !whole};
+  }
+}
+
 // The active lanes of the simdgroup that starts at lane `s`, as bits.
 FR_FN unsigned bits_at(unsigned s, unsigned n, const int* mask) {
   const unsigned there = n - s >= 32 ? FULL_MASK : (1u << (n - s)) - 1;

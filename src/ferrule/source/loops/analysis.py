@@ -116,6 +116,9 @@ class _Visit:
         return self.divergent
 
     def _loop(self, statement: Node, context: int) -> None:
+        if self.uniformity.stride(statement) is not None:
+            self._stride(statement, context)
+            return
         start, condition = field(statement, "initializer"), field(statement, "condition")
         with self.scopes.inner():
             declared: list[Variable] = []
@@ -136,6 +139,13 @@ class _Visit:
                     self._learn(variable, context=inner)
             self._expression(field(statement, "update"), inner)
             self.block(branch_statements(part(statement, "body")), inner)
+
+    def _stride(self, statement: Node, context: int) -> None:
+        """A loop that lanes go through in step (`strides`): only its head changes its variable."""
+        with self.scopes.inner():
+            (variable,) = self._declaration(part(statement, "initializer"), context)
+            self._learn(variable, uniform=False, linear=True)
+            self.block(branch_statements(part(statement, "body")), self._deeper())
 
     def _declaration(self, statement: Node, context: int) -> list[Variable]:
         return [self._declarator(statement, d, context) for d in declarators(statement)]

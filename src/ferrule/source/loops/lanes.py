@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Callable, Iterable, Iterator, Set
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -27,7 +28,8 @@ class Frame(NamedTuple):
     """Something around a statement that lanes leave.
 
     Attributes:
-        kind: ``fn`` for the whole function, ``if``, ``loop``, or ``round`` for one of a loop's.
+        kind: ``fn`` for the whole function, ``if``, ``loop``, ``round`` for one of a loop's, or
+            ``stride`` for one of a loop that lanes go through in step.
         mask: the C++ name of the mask of its lanes; nothing for a loop that needs none.
         loop: where the loop starts.
         end: no lane from here on is in it.
@@ -119,6 +121,10 @@ class Lanes:
         # Constants of the pending statements: the number of each, and the line that it is of.
         self._constants: dict[str, dict[str, tuple[int, Node]]] = {k: {} for k in _CONSTANTS}
         self._meant: dict[int | str, dict[str, Variable | None]] = {}  # by lambda: its words
+        # In a loop that lanes go through in step: how many take part in the round, and the
+        # variables that count up, by their keys: the name of the first lane's value.
+        self.count = "fr_n"
+        self.counters: dict[int | str, str] = {}
 
     # -- outside the loops -----------------------------------------------------------------------
 
@@ -134,6 +140,21 @@ class Lanes:
     def text(self) -> str:
         """All that is written."""
         return "".join(self._out)
+
+    @contextmanager
+    def in_step(self, counter: Variable, first: str, count: str) -> Iterator[None]:
+        """Write a round of a loop that lanes go through in step.
+
+        Args:
+            counter: the loop's variable.
+            first: the name of its value in the first lane.
+            count: the name of the number of lanes that take part in the round.
+        """
+        before, self.count = self.count, count
+        self.counters[counter.key] = first
+        yield
+        self.count = before
+        del self.counters[counter.key]
 
     # -- statements in a loop --------------------------------------------------------------------
 
@@ -230,7 +251,10 @@ class Lanes:
         ]
         variables = [v for v in self.scopes.visible() if v.name in names]
         for v in variables:
-            if v.kind == "reference":
+            if v.key in self.counters:
+                first = self.counters[v.key]
+                out.append(f"const fr_t{v.number} {v.name} = fr_t{v.number}({first} + fr_i);\n")
+            elif v.kind == "reference":
                 out.append(f"auto&& {v.name} = fr_v{v.number}[fr_i].get();\n")
             elif not v.uniform and v.kind not in ("shared", "lambda"):
                 out.append(f"fr_t{v.number}& {v.name} = fr_v{v.number}[fr_i];\n")
@@ -280,6 +304,9 @@ class Lanes:
             variable = self.scopes.lookup(text) if place.type == "identifier" else None
             if variable is None and (text in POSITION_TEXTS or self.uniformity.counts(text)):
                 names[place.id] = f"({text} + (fr_n - 1u))"
+            elif variable is not None and variable.key in self.counters:
+                kind, first = f"fr_t{variable.number}", self.counters[variable.key]
+                names[place.id] = f"({kind}({first} + ({self.count} - 1u)))"
             elif variable is not None and variable.linear and self.body.unit.row is None:
                 # Its value is a position alone (`_is_position` of the splitter).
                 kind = plain_type(variable.type)
@@ -339,7 +366,7 @@ class Lanes:
         index starts below zero, the lanes that are guarded off are the first ones.
         """
         base, indices = part(node, "argument"), part(node, "indices")
-        if self.body.unit.row is None or base.type != "identifier":
+        if base.type != "identifier" or not (self.body.unit.row or self._counts(indices)):
             return ""
         v = self.scopes.lookup(self.tree.text(base))
         if v is None or not (v.kind == "value" and v.pointer and v.uniform and not v.written):
@@ -349,8 +376,17 @@ class Lanes:
         index = indices.named_children[0]
         if not self.uniformity.value(index).linear:
             return ""
-        moved = f"static_cast<int64_t>({self.last(index)}) - static_cast<int64_t>(fr_n - 1u)"
+        last, count = self.last(index), self.count
+        moved = f"static_cast<int64_t>({last}) - static_cast<int64_t>({count} - 1u)"
         return f"{self._constant('p', f'{v.name} + ({moved})', node)}[fr_i]"
+
+    def _counts(self, node: Node) -> bool:
+        """Whether what differs from lane to lane in an expression are counters of rounds alone."""
+        texts = {self.tree.text(n) for n in kinds(node, "identifier", "field_expression")}
+        variables = [v for v in map(self.scopes.lookup, texts) if v is not None]
+        differ = [v for v in variables if not v.uniform]
+        attributes = texts & (LANE_ATTRIBUTES | POSITION_TEXTS)
+        return bool(differ) and not attributes and all(v.key in self.counters for v in differ)
 
     def _constant(self, kind: str, value: str, node: Node) -> str:
         """The name of what stands before the loop of the pending statements."""

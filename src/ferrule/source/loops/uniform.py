@@ -17,6 +17,7 @@ from ..syntax import callee, field, kinds, operands, part
 from .assignments import WRITES_ARGUMENTS
 from .body import Scopes
 from .statements import LOOPS, branches, jumps_out
+from .strides import Stride, stride
 
 # Attributes that are the same in every thread of a threadgroup.
 GROUP_ATTRIBUTES = words("""
@@ -251,7 +252,7 @@ class Uniformity:
             return False
         if self.body.calls(statement):
             return True
-        if self.unit.row is not None and self._decides(statement):
+        if self._decides(statement) if self.unit.row is not None else self._strides(statement):
             return True
         # A uniform jump is better made once for all lanes than once for each.
         if statement.type == "compound_statement":
@@ -259,6 +260,29 @@ class Uniformity:
         if statement.type == "if_statement" and jumps_out(statement):
             return self.of(part(statement, "condition"))
         return statement.type in ("return_statement", "break_statement", "continue_statement")
+
+    def stride(self, statement: Node) -> Stride | None:
+        """The head of a loop that lanes go through in step, taking neighbouring elements."""
+        found = stride(self.body, statement) if self.unit.row is None else None
+        if found is None or not (self.of(found.bound) and self.of(found.step)):
+            return None
+        first = self.value(found.first)
+        return found if first.linear and first.integral else None
+
+    def _strides(self, statement: Node) -> bool:
+        """Whether a statement is such a loop, or has one that is worth a loop of its own."""
+        if self.stride(statement) is not None:
+            return True
+        if statement.type == "if_statement" and not jumps_out(statement):
+            return any(b is not None and self._strides(b) for b in branches(statement))
+        if statement.type in ("compound_statement", "else_clause"):
+            return any(self._strides(c) for c in statement.named_children)
+        return (
+            statement.type in LOOPS
+            and self.of(field(statement, "condition"))
+            and not jumps_out(statement)
+            and self._strides(part(statement, "body"))
+        )
 
     def _decides(self, statement: Node) -> bool:
         """Whether an `if` in a statement is decided once for all lanes of a row."""
