@@ -4,6 +4,7 @@
 // with one element per lane; operations of a simdgroup work on those arrays. A mask is an array of
 // int, one per lane; a null mask means that all lanes are active.
 #pragma once
+#include "tiles.h"
 
 extern "C" int sched_yield();
 
@@ -21,7 +22,10 @@ template <class T, unsigned N> struct raw {
   FR_FN T& operator[](unsigned i) { return reinterpret_cast<T*>(bytes)[i]; }
 };
 template <class T, unsigned N> struct lanes_of<T, N, false> { using type = raw<storage_t<T>, N>; };
-template <class T, unsigned N> using lanes_t = typename lanes_of<T, N>::type;
+template <class T, unsigned N> struct lanes_of<metal::simdgroup_matrix<T, 8, 8>, N, true> {
+  using type = split::tiles<T, N>;
+};
+template <class T, unsigned N> using lanes_t = typename lanes_of<storage_t<T>, N>::type;
 
 // What `auto x = e;` makes of an expression's type.
 template <class T> using value_t = detail::decay_t<T>;
@@ -205,15 +209,16 @@ FR_FN metal::simd_vote uniform_simd_active_threads_mask(unsigned n, const int* m
   return metal::simd_vote(bits_at(0, n, mask));
 }
 
-// Matrices of a whole simdgroup: operands by lane, as pointers.
+// Matrices of a whole simdgroup: operands by lane, as pointers. Lanes that take no part have none.
 template <class D, class A, class B>
-FR_FN void simdgroup_multiply(D** d, const A** a, const B** b, unsigned n, const int*) {
-  for (unsigned s = 0; s + 32 <= n; s += 32)
+FR_FN void simdgroup_multiply(D** d, const A** a, const B** b, unsigned n, const int* mask) {
+  FR_EACH_SIMDGROUP if (m == FULL_MASK)
     lanes::matrix_multiply<D, A, B, D>(d + s, a + s, b + s, nullptr);
 }
 template <class D, class A, class B, class C>
-FR_FN void simdgroup_multiply_accumulate(D** d, const A** a, const B** b, const C** c, unsigned n, const int*) {
-  for (unsigned s = 0; s + 32 <= n; s += 32)
+FR_FN void simdgroup_multiply_accumulate(D** d, const A** a, const B** b, const C** c, unsigned n,
+                                         const int* mask) {
+  FR_EACH_SIMDGROUP if (m == FULL_MASK)
     lanes::matrix_multiply<D, A, B, C>(d + s, a + s, b + s, c + s);
 }
 

@@ -27,10 +27,12 @@ from ..syntax import (
     struct_names,
 )
 from .assignments import aliased, referred
+from .matrices import matrix_arrays
 from .statements import initial_value, inner_declarator
 
 WORD = re.compile(r"[A-Za-z_]\w*")
-# Calls that end a loop over lanes. Matrices are loaded and stored by each lane for itself.
+# Calls that end a loop over lanes. Matrices may be loaded and stored by each lane for itself.
+LANE_CALLS = words("simdgroup_load simdgroup_store")
 SPLIT_CALLS = (SYNC - MATRIX_OPS) | {"simdgroup_multiply", "simdgroup_multiply_accumulate"}
 # What says what names mean, and does nothing.
 DEFINITIONS = words("""
@@ -103,12 +105,24 @@ class Body:
         tree: the body's text, rewritten, with its macros expanded.
         unit: the threads that run together.
         whole: no statement is split, as no thread waits for another.
+        tiled: loads and stores of matrices end a loop over lanes, too.
     """
 
     prepared: Prepared
     tree: Tree
     unit: Unit
     whole: bool = False
+    tiled: bool = False
+
+    @cached_property
+    def split_calls(self) -> frozenset[str]:
+        """Calls that end a loop over lanes."""
+        return SPLIT_CALLS | LANE_CALLS if self.tiled else SPLIT_CALLS
+
+    @cached_property
+    def matrix_arrays(self) -> set[str]:
+        """Arrays whose matrices lie in one piece each."""
+        return matrix_arrays(self.prepared.header, self.tree)
 
     @cached_property
     def parameters(self) -> list[Parameter]:
@@ -166,7 +180,9 @@ class Body:
     @cached_property
     def _synchronising(self) -> list[tuple[int, int]]:
         calls = kinds(self.tree.block, "call_expression")
-        return [(n.start_byte, n.end_byte) for n in calls if callee(self.tree, n) in SPLIT_CALLS]
+        return [
+            (n.start_byte, n.end_byte) for n in calls if callee(self.tree, n) in self.split_calls
+        ]
 
     def calls(self, node: Node) -> bool:
         """Whether a synchronising call stands in the node."""
@@ -214,7 +230,7 @@ class Body:
         )
 
 
-def read(p: Prepared, text: str, unit: Unit, *, whole: bool = False) -> Body:
+def read(p: Prepared, text: str, unit: Unit, *, whole: bool = False, tiled: bool = False) -> Body:
     """A body, read.
 
     Raises:
@@ -223,7 +239,7 @@ def read(p: Prepared, text: str, unit: Unit, *, whole: bool = False) -> Body:
     tree = Tree(text, body=True)
     if tree.has_error:
         raise NotSplittable("the body has syntax that the splitter does not read")
-    return Body(p, tree, unit, whole)
+    return Body(p, tree, unit, whole, tiled)
 
 
 def line_of(node: Node) -> int:

@@ -217,7 +217,7 @@ class Lanes:
         for piece in pieces:
             keep = any(v.name in later or self.body.escapes(v) for v, _ in piece.declared)
             for variable, declaration in piece.declared:
-                self._out.append(declaration.replace("@", _storage(variable, keep)))
+                self._out.append(declaration.replace("@", self._storage(variable, keep)))
                 # A reference is bound where it is declared, not at the start of the loop.
                 if not keep or variable.kind == "reference":
                     elsewhere.add(variable.name)
@@ -257,7 +257,10 @@ class Lanes:
             elif v.kind == "reference":
                 out.append(f"auto&& {v.name} = fr_v{v.number}[fr_i].get();\n")
             elif not v.uniform and v.kind not in ("shared", "lambda"):
-                out.append(f"fr_t{v.number}& {v.name} = fr_v{v.number}[fr_i];\n")
+                kind = f"fr_t{v.number}&"
+                if self.is_tiled(v):
+                    kind = f"const ::fr::split::lane_tiles<fr_t{v.number}>"
+                out.append(f"{kind} {v.name} = fr_v{v.number}[fr_i];\n")
         lambdas = (v for v in variables if v.kind == "lambda")
         for v in sorted(lambdas, key=lambda v: v.number):
             # It is written anew in each loop, where its names must mean the same. One that is
@@ -267,6 +270,44 @@ class Lanes:
                     raise NotSplittable(f"{name} means another variable where {v.name} is called")
             out.append(f"{self.body.directive(v.line)}{v.text}\n")
         return "".join(out)
+
+    def is_tiled(self, variable: Variable) -> bool:
+        """Whether a variable is an array of matrices that lie in one piece each."""
+        return (
+            variable.kind == "array"
+            and variable.name in self.body.matrix_arrays
+            and not self.body.escapes(variable)
+        )
+
+    def tile(self, node: Node) -> str:
+        """The matrix of the simdgroup of lane ``fr_i``, as a whole; nothing if it lies in lanes."""
+        base, indices = node, list[str]()
+        while base.type == "subscript_expression":
+            index = part(base, "indices")
+            if not self.uniformity.of(index):
+                return ""
+            indices.insert(0, self.outside(index))
+            base = part(base, "argument")
+        v = self.scopes.lookup(self.tree.text(base)) if base.type == "identifier" else None
+        if v is None or v.uniform or v.kind != ("array" if indices else "value") or v.pointer:
+            return ""
+        if indices and not self.is_tiled(v):
+            return ""
+        return f"fr_v{v.number}.at[fr_i / 32u]{''.join(indices)}"
+
+    def _storage(self, variable: Variable, keep: bool) -> str:
+        """The declaration of a lane variable's array, or of a name for its type alone."""
+        n, name = variable.number, variable.name
+        kind, array, get = f"fr_t{n}", f"::fr::lanes_t<fr_t{n}, FR_N> fr_v{n}; ", ""
+        declared = f"fr_t{n}&"
+        if variable.kind == "reference":
+            kind = f"::fr::reference<fr_t{n}>"
+            array, get, declared = f"{kind} fr_v{n}[FR_N]; ", ".get()", "auto&&"
+        elif keep and self.is_tiled(variable):
+            array = f"::fr::split::tile_arrays<fr_t{n}, FR_N> fr_v{n}; "
+            declared = f"const ::fr::split::lane_tiles<fr_t{n}>"
+        first = f"fr_v{n}[0]" if keep else f"::fr::named<{kind}>::get()"
+        return f"{array if keep else ''}{declared} {name} = {first}{get}; (void){name};\n"
 
     def _lane_attribute(self, name: str) -> str:
         unit = self.body.unit
@@ -418,18 +459,6 @@ def render(tree: Tree, node: Node | None, replaced: Replaced) -> str:
         out.append(render(tree, child, replaced))
         position = child.end_byte
     return "".join(out)
-
-
-def _storage(variable: Variable, keep: bool) -> str:
-    """The declaration of a lane variable's array, or of a name for its type alone."""
-    n, name = variable.number, variable.name
-    kind, array, get = f"fr_t{n}", f"::fr::lanes_t<fr_t{n}, FR_N> fr_v{n}; ", ""
-    declared = f"fr_t{n}&"
-    if variable.kind == "reference":
-        kind = f"::fr::reference<fr_t{n}>"
-        array, get, declared = f"{kind} fr_v{n}[FR_N]; ", ".get()", "auto&&"
-    first = f"fr_v{n}[0]" if keep else f"::fr::named<{kind}>::get()"
-    return f"{array if keep else ''}{declared} {name} = {first}{get}; (void){name};\n"
 
 
 def plain_type(spec: str) -> str:

@@ -1,7 +1,10 @@
-"""Whether a kernel makes a simdgroup_matrix from one value.
+"""What a body does with a simdgroup_matrix.
 
-Such a matrix has the value on its diagonal, so that a lane must know which it is: on fibers it
-does. Zero is the same everywhere.
+One that is made from a value has it on its diagonal, so that a lane must know which it is: on
+fibers it does. Zero is the same everywhere.
+
+Split loops keep a matrix of a simdgroup in one piece (`include/tiles.h`), and arrays of matrices,
+where each mention of an array names one matrix in it.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ import re
 from tree_sitter import Node
 
 from ..rewrite import with_callers
-from ..syntax import Tree, declarator_shape, declarators, field, walk
+from ..syntax import Tree, declarator_shape, declarators, declared_name, field, kinds, walk
 
 _NAMES = ("simdgroup_matrix", "simdgroup_float8x8", "simdgroup_half8x8", "simdgroup_bfloat8x8")
 _ALIAS = re.compile(r"\busing\s+(\w+)\s*=\s*([^;]+);|\btypedef\s+([^;]+?)\s*\b(\w+)\s*;")
@@ -20,15 +23,63 @@ _ZERO = re.compile(r"[({]?\s*(?:0(?:\.0*)?[fFhH]?)?\s*[)}]?")
 
 def makes_diagonal(header: Tree, body: Tree) -> bool:
     """Whether the header or the body makes a matrix from a value that is not 0."""
+    names = _type_names(header, body)
+    return bool(names) and any(
+        _makes(t, node, names) for t in (header, body) for node in walk(t.root)
+    )
+
+
+def matrix_arrays(header: Tree, body: Tree) -> set[str]:
+    """The names of arrays of matrices of which nothing but one matrix is ever mentioned."""
+    names = _type_names(header, body)
+    if not names:
+        return set()
+    dims: dict[str, set[int]] = {}
+    for node in kinds(body.block, "declaration"):
+        for declarator in declarators(node):
+            shape = declarator_shape(declarator)
+            matrices = set(shape) == {"array_declarator"} and _is_matrix(
+                body, field(node, "type"), names
+            )
+            plain = matrices and declarator.type != "init_declarator"
+            dims.setdefault(body.text(declared_name(declarator)), set()).add(
+                len(shape) if plain else 0
+            )
+    for node in kinds(body.block, "identifier"):
+        if body.text(node) in dims and not _is_declared(node):
+            dims[body.text(node)].add(_indices(node))
+    return {name for name, found in dims.items() if len(found) == 1 and 0 not in found}
+
+
+def _is_declared(node: Node) -> bool:
+    """Whether a name is that of its declaration."""
+    while node.parent is not None and field(node.parent, "declarator") == node:
+        node = node.parent
+        if node.type == "declaration":
+            return True
+    return node.parent is not None and node.parent.type == "declaration"
+
+
+def _indices(node: Node) -> int:
+    """How many indices follow a name."""
+    count = 0
+    while (around := node.parent) is not None and field(around, "argument") == node:
+        if around.type != "subscript_expression":
+            break
+        node, count = around, count + 1
+    return count
+
+
+def _type_names(header: Tree, body: Tree) -> set[str]:
+    """The names of types that are matrices; none where there are no matrices."""
     source = header.data.decode() + body.data.decode()
     if not any(name in source for name in _NAMES):
-        return False
+        return set()
     aliases: dict[str, set[str]] = {}
     for m in _ALIAS.finditer(source):
         words = re.findall(r"\w+", m.group(2) or m.group(3))
         aliases.setdefault(m.group(1) or m.group(4), set()).update(words)
-    names = with_callers(set(_NAMES), aliases)
-    return any(_makes(t, node, names) for t in (header, body) for node in walk(t.root))
+    return with_callers(set(_NAMES), aliases)
 
 
 def _makes(tree: Tree, node: Node, names: set[str]) -> bool:

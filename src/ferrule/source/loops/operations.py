@@ -7,7 +7,7 @@ from tree_sitter import Node
 from ..cpp import ROW_ADDITION, NotSplittable
 from ..dialect import MATRIX_OPS, SIMD_BARRIERS, THREADGROUP_BARRIERS, UNIFORM_RESULTS
 from ..syntax import call_arguments, callee, field, kinds, operands, part
-from .body import SPLIT_CALLS
+from .body import LANE_CALLS
 from .lanes import Lanes, Nest, Replaced, render
 from .statements import branches, changed, expression
 
@@ -38,8 +38,8 @@ class Operations:
                 lanes.flush(nest, text(flags))
                 lanes.write(f"(void){text(flags)};\n", statement)  # what they are is checked
                 return
-            if name in ("simdgroup_multiply", "simdgroup_multiply_accumulate"):
-                self._matrix(node, name, nest)
+            if name in MATRIX_OPS and name in self.body.split_calls:
+                self._matrix(statement, node, name, nest)
                 return
             if name == "atomic_fetch_add_explicit" and self._row_addition(statement, node, nest):
                 return
@@ -103,7 +103,7 @@ class Operations:
                     raise NotSplittable(f"a synchronising call stands behind {operator}")
             for child in node.children:
                 visit(child)
-            if node.type == "call_expression" and callee(self.tree, node) in SPLIT_CALLS:
+            if node.type == "call_expression" and callee(self.tree, node) in self.body.split_calls:
                 replaced[node.id] = self._operation(node, replaced, statement, nest)
 
         visit(node)
@@ -183,7 +183,31 @@ class Operations:
                 listed.append(f"static_cast<const unsigned*>(fr_k{n}_{k})")
         return types, listed
 
-    def _matrix(self, call: Node, name: str, nest: Nest) -> None:
+    def _matrix(self, statement: Node, call: Node, name: str, nest: Nest) -> None:
+        """Write an operation on matrices: on those of whole simdgroups, where they lie so."""
+        lanes, arguments = self.lanes, call_arguments(call)
+        moves = name in LANE_CALLS  # their first argument is the lane
+        if any(map(self.body.calls, arguments)):
+            raise NotSplittable(f"an argument of {name} synchronises")
+        matrices = list(map(lanes.tile, arguments[1:2] if moves else arguments))
+        if not all(matrices):
+            if moves:
+                lanes.add_statement(statement, nest)
+            else:
+                self._matrix_by_lanes(call, name, nest)
+            return
+        lanes.flush(nest, self.tree.text(call))
+        fast = lanes.prepared(call) if moves else {}
+        listed = matrices
+        if moves:
+            listed = [*matrices, "fr_n - fr_i"]
+            listed += [render(self.tree, a, fast) for a in arguments[2:]]
+        step = name.removeprefix("simdgroup_")
+        lanes.add(f"::fr::split::tile_{step}({', '.join(listed)});", call)
+        end = "fr_i < fr_n" if moves else "fr_i + 32 <= fr_n"
+        lanes.flush(nest, head=f"for (unsigned fr_i = 0; {end}; fr_i += 32) ")
+
+    def _matrix_by_lanes(self, call: Node, name: str, nest: Nest) -> None:
         lanes, n, types = self.lanes, self.lanes.number(), []
         arguments = list(map(self.tree.text, call_arguments(call)))
         for k, text in enumerate(arguments):

@@ -26,7 +26,7 @@ from ..lexer import join, tokens
 from ..syntax import declarators, declared_name, field, operands, part, walk
 from .analysis import analyse
 from .assignments import assigned
-from .body import DEFINITIONS, SPLIT_CALLS, Body, Scopes, Unit, Variables, read
+from .body import DEFINITIONS, LANE_CALLS, SPLIT_CALLS, Body, Scopes, Unit, Variables, read
 from .inline import inline
 from .kept import Declarations
 from .lanes import Frame, Lanes, Nest, render
@@ -37,6 +37,7 @@ from .statements import LOOPS, Loop, branch_statements, branches, expression, ju
 from .strides import Stride
 from .uniform import POSITION_TEXTS, Uniformity
 
+_LANE_CALL = re.compile(rf"\b({'|'.join(sorted(LANE_CALLS))})\b")
 _VERBATIM = words("preproc_def preproc_function_def preproc_undef empty_statement")
 _LEFT = re.compile(r"(?<!split::)(?<!\w)(\w+)\s*\(")
 _TO_POINTER = re.compile(r"\w+\s*\(\s*[*&]\s*\w+\s*\)\s*[\[(]")
@@ -55,7 +56,16 @@ def split(p: Prepared, unit: Unit) -> tuple[str, Body, Variables]:
     Raises:
         NotSplittable: the control flow does not allow it.
     """
-    body = read(p, _with_lanes(inline(p, p.expanded()), p.kernel.name), unit)
+    text = _with_lanes(inline(p, p.expanded()), p.kernel.name)
+    if _LANE_CALL.search(text):
+        try:
+            return _split(read(p, text, unit, tiled=True))
+        except NotSplittable:  # but each lane may load and store its own elements
+            pass
+    return _split(read(p, text, unit))
+
+
+def _split(body: Body) -> tuple[str, Body, Variables]:
     _refuse(body)
 
     def write(plan: Plan) -> tuple[str, Variables]:
@@ -75,7 +85,7 @@ def _with_lanes(text: str, kernel: str) -> str:
     code = tokens(text, kernel=kernel, where="source")
     solid = [t for t in code if not t.blank]
     for i, token in enumerate(solid[:-1]):
-        if token.text in ("simdgroup_load", "simdgroup_store") and solid[i + 1].text == "(":
+        if token.text in LANE_CALLS and solid[i + 1].text == "(":
             solid[i + 1].text = "(::fr::at_lane{fr_i % 32u}, "
     return join(code)
 
