@@ -117,8 +117,6 @@ static bool fr_bind(fr_packaged_call* c) {
     return fr_fail(c, "the inputs %s %s its rule, %s.", fr_shown(c, text, sizeof text),
                    status == FR_RULE_MISMATCH ? "contradict" : "cannot be worked out by",
                    c->op->declared);
-  if (fr_of_device(t->of.op) && !fr_give_device(&t->of, fr_threads(), &c->result))
-    return fr_fail(c, "CUDA does not tell what GPU cuda:%d is.", (int)t->of.request.device);
   for (int i = 0; i < t->of.op->outputs; i++) {
     if (torch_make_output(t, i, &c->result.outputs[i])) continue;
     return t->output[i] ? fr_fail(c, "output '%s' has no memory.", t->of.op->output_name[i])
@@ -140,8 +138,13 @@ static bool fr_value(fr_packaged_call* c, int which, int64_t* value) {
 static int fr_choose_body(fr_packaged_call* c) {
   const fr_op* op = c->torch.of.op;
   char text[600];
+  fr_shared.threads_now = fr_threads;
   int b = fr_choose(&c->torch.of, &c->result);
   if (b >= 0) return b;
+  if (fr_of_device(op) && !fr_give_device(&c->torch.of, &c->result)) {
+    fr_fail(c, "CUDA does not tell what GPU cuda:%d is.", (int)c->torch.of.request.device);
+    return -1;
+  }
   for (int k = 0; k < op->bodies; k++) {
     int64_t holds;
     if (op->body[k].when >= 0 && !fr_value(c, op->body[k].when, &holds)) return -1;

@@ -214,9 +214,10 @@ static inline bool fr_values(const fr_op* op, const fr_rule_result* found, int32
 }
 
 /* What the launch depends on of the device. False where that is not known. */
-static inline bool fr_give_device(const fr_call* c, int32_t threads, fr_rule_result* found) {
+static inline bool fr_give_device(const fr_call* c, fr_rule_result* found) {
   fr_op* op = c->op;
-  int32_t facts[FR_DEVICE_FACTS] = {c->request.device_type, threads, 0}, gpu = c->request.device;
+  int32_t facts[FR_DEVICE_FACTS] = {c->request.device_type, 0, 0}, gpu = c->request.device;
+  if (c->request.device_type == CPU) facts[FR_SM_COUNT] = fr_shared.threads_now();
   if (c->request.device_type == CUDA && (op->device_symbol[FR_SM_COUNT] >= 0 || op->device_symbol[FR_CAPABILITY] >= 0)) {
     if (gpu < 0 || gpu >= FR_MAX_GPUS) return false;
     if (!op->gpu[gpu][FR_SM_COUNT] && op->tell_gpu(gpu, op->gpu[gpu])) return false;
@@ -234,9 +235,7 @@ static inline bool fr_of_device(const fr_op* op) {
 
 /* The body for a call; -1 where Python must say why there is none. */
 static inline int fr_choose(const fr_call* c, fr_rule_result* found) {
-  if (fr_of_device(c->op) &&
-      !fr_give_device(c, c->request.device_type == CPU ? fr_shared.threads_now() : 0, found))
-    return -1;
+  if (fr_of_device(c->op) && !fr_give_device(c, found)) return -1;
   for (int b = 0; b < c->op->bodies; b++) {
     const fr_body* body = &c->op->body[b];
     int64_t holds = 1;
