@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import torch
@@ -75,3 +76,12 @@ def bitlinear(x: Tensor, packed: Tensor, scale: Tensor) -> Tensor:
     and i + 3 n of the weights."""
     weights = torch.cat([(packed >> 2 * i) & 3 for i in range(4)]).to(x.dtype) - 1
     return (x @ weights.T) * scale
+
+
+def compiled(function: Any, mode: str | None = None) -> Any:
+    """`function` by torch.compile, whose backward pass may be run again and again."""
+    import torch._functorch.config as config
+
+    with contextlib.suppress(AttributeError):  # an older torch, which keeps all that it needs
+        config.donated_buffer = False
+    return torch.compile(function, dynamic=False, mode=mode)

@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from importlib.util import find_spec
 from typing import Any
@@ -17,15 +17,20 @@ from ferrule import DeviceError, FerruleError
 from ferrule.cli.faults import Fault
 from ferrule.tools import binding, driver
 
-from . import cpu, cuda, report, timing
+from . import clocks, cpu, cuda, ready, report, timing
 
 Work = list[tuple[str, str, Callable[[timing.Bench], None]]]  # device, group, what it measures
 
-_GROUPS = {"cpu": cpu.GROUPS, "cuda": {**cuda.GROUPS, **cuda.WITHOUT_GPU}}
+_ON_GPU = {**cuda.GROUPS, **ready.groups("cuda")}
+_GROUPS = {
+    "cpu": {**cpu.GROUPS, **ready.groups("cpu")},
+    "cuda": {**_ON_GPU, **cuda.WITHOUT_GPU},
+}
 _NAMES = ", ".join(dict.fromkeys(name for groups in _GROUPS.values() for name in groups))
 
 
 @click.command("bench")
+@click.argument("groups", metavar="[GROUP]...", nargs=-1)
 @click.option(
     "--device", type=click.Choice(list(_GROUPS)), help="Only this device; all there are otherwise."
 )
@@ -35,18 +40,31 @@ _NAMES = ", ".join(dict.fromkeys(name for groups in _GROUPS.values() for name in
 @click.option("--quick", is_flag=True, help="Small sizes and single calls: no measurement.")
 @click.option("--only", metavar="NAME", help=f"Only groups with NAME in their names: {_NAMES}.")
 @click.option(
+    "--mode", "modes", type=click.Choice(list(clocks.MODES)), multiple=True,
+    help="Time rows of the GPU so, and not as each says: cold empties the L2 cache before each "
+    "call, graph replays captured calls. Several give a row each.",
+)  # fmt: skip
+@click.option(
+    "--autotune", is_flag=True, help="torch.compile tries out kernels for the ready ops: minutes."
+)
+@click.option(
     "--json", "json_path", metavar="FILE", help='Write everything as JSON too; "-" prints it.'
 )
 @click.option("--plot", "plot_path", metavar="FILE.png", help="Draw the ratios too.")
 def command(
+    groups: tuple[str, ...],
     device: str | None,
     threads: int | None,
     quick: bool,
     only: str | None,
+    modes: tuple[str, ...],
+    autotune: bool,
     json_path: str | None,
     plot_path: str | None,
 ) -> None:
     """Measure kernels against NumPy, torch, CUDA by hand and others that do the same work.
+
+    GROUP is the first word of groups' names, as in: ferrule bench ops. All there are otherwise.
 
     Each row is a ratio of times within this run: how many times longer the peer takes. Peers that
     are not installed are left out, and that is said. On a GPU each row also says what the project
@@ -68,7 +86,8 @@ def command(
     say: Callable[[str], None] = partial(click.echo, err=json_path == "-")
     bench = timing.Bench(lambda row: say(report.line(row)), say)
     bench.quick, bench.rounds = quick, 3 if quick else 15
-    work = _chosen(bench, device, only)
+    bench.modes, bench.autotune = tuple(dict.fromkeys(modes)), autotune
+    work = _chosen(bench, device, groups, only)
     if threads is not None:
         binding.set_threads(threads)
     if find_spec("torch") is not None:
@@ -80,7 +99,10 @@ def command(
     if quick:
         say("quick: a check of every part with small sizes; the times say nothing")
     if any(_on_gpu(at, group) for at, group, _ in work):
-        say("on the GPU: CUDA's events around blocks of queued calls; no cache is flushed")
+        say(
+            "on the GPU: CUDA's events around blocks of queued calls; cold: not in the L2 cache; "
+            "graph: captured once, and replayed"
+        )
     say(f"\n{report.heading()}")
     for at, group, measure in work:
         _measure(bench, at, group, measure)
@@ -100,7 +122,9 @@ def command(
         raise SystemExit(1)
 
 
-def _chosen(bench: timing.Bench, device: str | None, only: str | None) -> Work:
+def _chosen(
+    bench: timing.Bench, device: str | None, groups: Sequence[str], only: str | None
+) -> Work:
     """The groups to measure, those of a GPU where there is one.
 
     Raises:
@@ -116,11 +140,23 @@ def _chosen(bench: timing.Bench, device: str | None, only: str | None) -> Work:
         for name, measure in _GROUPS[at].items()
         if at == "cpu" or missing is None or name in cuda.WITHOUT_GPU
     ]
-    work = [one for one in here if only is None or only.lower() in one[1].lower()]
+    names = ", ".join(dict.fromkeys(name for _, name, _ in here))
+    for group in groups:
+        if group not in {name.partition(" ")[0] for _, name, _ in here}:
+            raise Fault(
+                f"{group!r} is not the first word of a group of {' and '.join(devices)}: {names}"
+                f"{f' ({missing}: others need one)' if missing else ''}."
+            )
+    work = [
+        (at, name, measure)
+        for at, name, measure in here
+        if not groups or name.partition(" ")[0] in groups
+        if only is None or only.lower() in name.lower()
+    ]
     if not work:
-        names = ", ".join(name for _, name, _ in here)
+        within = f" of {' '.join(groups)}" if groups else ""
         raise Fault(
-            f"--only {only!r}: no group of {' and '.join(devices)} is called so: {names}"
+            f"--only {only!r}: no group of {' and '.join(devices)}{within} is called so: {names}"
             f"{f' ({missing}: others need one)' if missing else ''}."
         )
     return work
@@ -143,16 +179,17 @@ def _no_gpu() -> str | None:
 
 
 def _on_gpu(device: str, group: str) -> bool:
-    return device == "cuda" and group in cuda.GROUPS
+    return device == "cuda" and group in _ON_GPU
 
 
 def _measure(
     bench: timing.Bench, device: str, group: str, measure: Callable[[timing.Bench], None]
 ) -> None:
     bench.device, bench.group = device, group
-    bench.clock = partial(cuda.events, bench) if _on_gpu(device, group) else bench.wall
+    timers = clocks.timers(bench, "warm") if _on_gpu(device, group) else (bench.by_wall,)
     try:
-        measure(bench)
+        with bench.timed(*timers):
+            measure(bench)
     except FerruleError as error:
         bench.fail(f"{group} on {device}: {error}")
     except Exception as error:  # of what is measured beside: the other groups go on

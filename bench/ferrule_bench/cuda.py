@@ -1,7 +1,8 @@
 """Kernels on the first NVIDIA GPU against who else does the same work, on torch's tensors.
 
-Times are those of CUDA's events around blocks of calls. Nothing is flushed in between: what fits
-into the GPU's caches stays there, for both sides.
+Times are those of CUDA's events (`clocks`). Where the command line does not ask for another mode,
+they are of blocks of calls with nothing flushed in between: what fits into the GPU's caches stays
+there, for both sides.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from ferrule.cli import readable
 from ferrule.devices import protocol as devices
 
 from . import mlx_graph, mlx_lm, ops, sass, startup
-from .timing import Bench, Call, Peer
+from .clocks import Graph, wait
+from .timing import Bench, Call, Peer, Timer
 
 DEVICE = "cuda:0"
 BY_HAND = "CUDA by hand"
@@ -26,38 +28,6 @@ BANDWIDTH, AS_BY_HAND = 0.95, 0.95  # of torch's copy, and of CUDA by hand
 CHAIN = 10  # calls of an op, each of what the one before gave
 AS_FAST = 0.99  # runs of one and the same kernel differ by as much
 HALF = 2e-2  # how far results in float16 and bfloat16 may be apart
-
-
-def wait() -> None:
-    """Wait for all that was launched."""
-    import torch
-
-    torch.cuda.synchronize()
-
-
-def events(bench: Bench, function: Call) -> float:
-    """Seconds per call on the GPU, of calls that last 20 ms together.
-
-    The GPU waits until the calls are queued, as far as the queue can hold them: then the time that
-    Python needs to launch a short kernel does not count.
-    """
-    import torch
-
-    function()
-    wait()
-    start = time.perf_counter()
-    function()
-    queued = time.perf_counter() - start
-    wait()
-    calls = 1 if bench.quick else max(1, min(300, round(0.02 / (time.perf_counter() - start))))
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    torch.cuda._sleep(int(2e9 * min(0.02, 2 * calls * queued)))  # cycles of about 2 GHz
-    begin.record()
-    for _ in range(calls):
-        function()
-    end.record()
-    end.synchronize()
-    return float(begin.elapsed_time(end)) / 1e3 / calls
 
 
 def by_hand(text: str, *, half: bool = False) -> Callable[..., None]:
@@ -181,7 +151,7 @@ def sampling(bench: Bench) -> None:
         peers = [Peer(BY_HAND, twin, AS_BY_HAND)]
         peers.append(Peer("torch, op by op", partial(by_ops.sample, x, grid), eager))
         if bench.installed("triton"):
-            peers.append(Peer("torch.compile", partial(_compiled(by_ops.sample), x, grid)))
+            peers.append(Peer("torch.compile", partial(by_ops.compiled(by_ops.sample), x, grid)))
         peers.append(Peer("F.grid_sample", partial(_f, x, grid)))
         bench.compare(
             f"grid_sample, x {tuple(x.shape)} {_short(dtype)}", partial(gs.sample, x, grid), peers,
@@ -228,7 +198,7 @@ def vjp(bench: Bench) -> None:
         peers = [Peer(BY_HAND, twin, AS_BY_HAND)]
         peers.append(Peer("torch, op by op, backward", recorded(by_ops.sample)))
         if bench.installed("triton"):
-            f = _compiled(by_ops.sample)
+            f = by_ops.compiled(by_ops.sample)
             peers.append(Peer("torch.compile, backward", recorded(f), compiled))
             both = "torch.compile, forward and backward"
             peers.append(Peer(both, partial(differentiated, f), compiled))
@@ -241,16 +211,6 @@ def vjp(bench: Bench) -> None:
             partial(gs.sample_vjp, x, grid, cot), peers, tolerance=_tolerance(dtype),
         )  # fmt: skip
         del peers, twin, differentiated, recorded  # what they hold: gigabytes
-
-
-def _compiled(function: Any) -> Any:
-    """`function` by torch.compile, whose backward pass may be run again and again."""
-    import torch
-    import torch._functorch.config as config
-
-    with contextlib.suppress(AttributeError):  # an older torch, which keeps all that it needs
-        config.donated_buffer = False
-    return torch.compile(function, dynamic=False)
 
 
 # -- mlx-lm ----------------------------------------------------------------------------------------
@@ -470,11 +430,8 @@ def bursts(bench: Bench) -> Iterator[None]:
         wait()
         return (time.perf_counter() - start) / calls
 
-    before, bench.clock = bench.clock, clock
-    try:
+    with bench.timed(Timer("host", lambda call: partial(clock, call))):
         yield
-    finally:
-        bench.clock = before
 
 
 # -- ops -------------------------------------------------------------------------------------------
@@ -488,11 +445,8 @@ def graphs(bench: Bench) -> None:
         if mx.default_device() != mx.Device(mx.gpu):
             bench.leave_out("MLX has no CUDA here: its rows are left out")
             return
-        before, bench.clock = bench.clock, bench.wall
-        try:
+        with bench.timed(bench.by_wall):
             mlx_graph.nodes(bench)
-        finally:
-            bench.clock = before
 
 
 def operators(bench: Bench) -> None:
@@ -528,28 +482,12 @@ def operators(bench: Bench) -> None:
 
     # Each call reads what the one before wrote. exp of exp of exp is soon infinite.
     work = f"{CHAIN} calls of an op {{}}, exp of {large.numel()} float32"
-    peer = Peer(BY_HAND, _captured(written), AS_FAST, compared=False)
-    bench.compare(work.format("in a CUDA graph"), _captured(ours), [peer])
+    peer = Peer(BY_HAND, Graph([written]), AS_FAST, compared=False)
+    bench.compare(work.format("in a CUDA graph"), Graph([ours]), [peer])
     if not bench.quick:
         packaged = ops.packaged(exp, large, CHAIN)
         peer = Peer(BY_HAND, written, AS_FAST, compared=False)
         bench.compare(work.format("in a package"), lambda: packaged(large), [peer])
-
-
-def _captured(function: Call) -> Call:
-    """What replays the kernels of a function."""
-    import torch
-
-    function()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        result = function()
-
-    def replay() -> object:
-        graph.replay()
-        return result
-
-    return replay
 
 
 GROUPS: dict[str, Callable[[Bench], None]] = {

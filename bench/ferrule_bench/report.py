@@ -15,10 +15,11 @@ from ferrule.errors import DeviceError
 from ferrule.tools import binding, nvrtc
 from ferrule.tools.driver import driver
 
+from .clocks import MODES
 from .timing import Row
 
 _PACKAGES = ("ferrule", "numpy", "torch", "triton", "cupy", "mlx", "mlx-lm")
-_WIDTHS = (52, 36)  # of the columns for the work and the peer
+_WIDTHS = (64, 36)  # of the columns for the work and the peer
 _GOOD, _BAD, _OPEN = "#2e9e5b", "#d1495b", "#4c78a8"
 
 
@@ -108,6 +109,8 @@ def line(row: Row) -> str:
         f"{row.work:{work}s} {row.peer:{peer}s} {amount(row.ours, row.unit):>9s} "
         f"{amount(row.theirs, row.unit):>9s} {ratio:>12s}"
     )
+    if row.mode in MODES and row.mode != "warm":
+        text += f"  {row.mode}"
     if row.target is not None:
         text += f"  wanted >= {row.target:.3g}: {'reached' if row.reached else 'MISSED'}"
     if row.moved:

@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import numpy as np
 
 Call = Callable[[], object]
-Clock = Callable[[Call], float]  # seconds of one call, on average
+
+
+class Timer(NamedTuple):
+    """How calls are timed.
+
+    Attributes:
+        mode: what a row says of that.
+        ready: makes, of a call, what gives the seconds of one such call, on average, each time that
+            it is called.
+    """
+
+    mode: str
+    ready: Callable[[Call], Callable[[], float]]
 
 
 @dataclass
@@ -33,6 +47,8 @@ class Row:
         error: the sum of the differences of the results over the sum of the peer's magnitudes;
             None where the results were not compared.
         tolerance: what `error` may be.
+        mode: how calls were timed: by ``"wall"`` time, as one of ``clocks.MODES``, or what a call
+            costs the ``"host"``; empty where no calls were timed.
     """
 
     group: str
@@ -48,6 +64,7 @@ class Row:
     moved: int = 0
     error: float | None = None
     tolerance: float = 0.0
+    mode: str = ""
 
     @property
     def reached(self) -> bool | None:
@@ -86,7 +103,9 @@ class Bench:
         left_out: who was not measured, and why; each a line.
         failed: what went wrong with ferrule's own side; each a line.
         group, device: of the rows that come next.
-        clock: how calls are timed.
+        autotune: whether torch.compile tries out kernels, where a group lets it.
+        timers: how calls are timed: each row comes once for each of them.
+        modes: how the command line asks that calls on a GPU be timed; empty where it does not.
     """
 
     def __init__(self, show: Callable[[Row], object], say: Callable[[str], object]) -> None:
@@ -103,9 +122,25 @@ class Bench:
         self.failed: list[str] = []
         self.group = ""
         self.device = "cpu"
-        self.clock: Clock = self.wall
+        self.timers: tuple[Timer, ...] = (self.by_wall,)
+        self.modes: tuple[str, ...] = ()
+        self.autotune = False
         self._show = show
         self._say = say
+
+    @property
+    def by_wall(self) -> Timer:
+        """Calls that are over when they come back."""
+        return Timer("wall", lambda call: partial(self.wall, call))
+
+    @contextlib.contextmanager
+    def timed(self, *timers: Timer) -> Iterator[None]:
+        """Time the calls of the rows within so."""
+        before, self.timers = self.timers, timers
+        try:
+            yield
+        finally:
+            self.timers = before
 
     def installed(self, package: str) -> bool:
         """Whether a package is there; where it is not, that is said once."""
@@ -138,28 +173,36 @@ class Bench:
         tolerance: float = 1e-3,
         moved: int = 0,
     ) -> None:
-        """Time a block of calls of ``ours`` and one of each peer, in turn; a row per peer.
+        """Time a block of calls of ``ours`` and one of each peer, in turn.
+
+        That is a row for each peer and each way to time.
 
         The first calls are not timed: the C library learns how large the arrays are, and until
         then each new array is fresh memory, and costs a fault per page. A peer that fails is left
         out; what ``ours`` raises is raised.
         """
-        for peer in peers:
-            result = ours()
-            try:
-                other = peer.call()
-                error = difference(result, other) if peer.compared else None
-                del result, other  # on a GPU they may be gigabytes
-                for _ in range(0 if self.quick else max(1, self.rounds // 3)):
-                    ours(), peer.call()
-                pairs = [(self.clock(ours), self.clock(peer.call)) for _ in range(self.rounds)]
-            except Exception as fault:  # whatever a peer may raise
-                ours()  # raises what was ferrule's fault
-                self.leave_out(f"{work}: {peer.name} failed and is left out: {said(fault)}")
-                continue
-            self.measured(
-                work, peer.name, pairs, peer.target, moved=moved, error=error, tolerance=tolerance
-            )
+        peers = list(peers)
+        for timer in self.timers:
+            mine = timer.ready(ours)
+            for peer in peers:
+                result = ours()
+                try:
+                    other = peer.call()
+                    error = difference(result, other) if peer.compared else None
+                    del result, other  # on a GPU they may be gigabytes
+                    theirs = timer.ready(peer.call)
+                    for _ in range(0 if self.quick else max(1, self.rounds // 3)):
+                        ours(), peer.call()
+                    pairs = [(mine(), theirs()) for _ in range(self.rounds)]
+                    del theirs
+                except Exception as fault:  # whatever a peer may raise
+                    ours()  # raises what was ferrule's fault
+                    self.leave_out(f"{work}: {peer.name} failed and is left out: {said(fault)}")
+                    continue
+                self.measured(
+                    work, peer.name, pairs, peer.target, moved=moved, error=error,
+                    tolerance=tolerance, mode=timer.mode,
+                )  # fmt: skip
 
     def measured(
         self,
@@ -221,10 +264,18 @@ def difference(ours: Any, theirs: Any) -> float:
             a, b = a.detach().float().reshape(-1), b.detach().float().reshape(-1)
             off, size = float((a - b).abs_().sum()), float(b.abs().sum())
         else:
-            a, b = (np.asarray(x, np.float64).reshape(-1) for x in (a, b))
+            a, b = (_float64(x).reshape(-1) for x in (a, b))
             off, size = float(np.abs(a - b).sum()), float(np.abs(b).sum())
         errors.append(off / max(size, 1e-30))
     return float(np.max(errors))  # unlike Python's max, keeps a NaN
+
+
+def _float64(array: Any) -> Any:
+    if str(getattr(array, "dtype", "")) == "mlx.core.bfloat16":  # which NumPy has not
+        import mlx.core as mx
+
+        array = array.astype(mx.float32)
+    return np.asarray(array, np.float64)
 
 
 def _arrays(result: Any) -> list[Any]:

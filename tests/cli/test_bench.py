@@ -258,7 +258,7 @@ def gpu_on_cpu(monkeypatch: pytest.MonkeyPatch) -> Bench:
     monkeypatch.setattr(cuda, "DEVICE", "cpu")
     monkeypatch.setattr(cuda, "by_hand", on_cpu)
     monkeypatch.setattr(cuda, "wait", lambda: None)
-    monkeypatch.setattr(cuda, "_captured", lambda function: function)
+    monkeypatch.setattr(cuda, "Graph", lambda calls: calls[0])
     # Triton is for GPUs; torch.compile would take its time.
     monkeypatch.setattr(Bench, "installed", lambda bench, name: name not in ("triton", "cupy"))
     return bench
