@@ -31,6 +31,12 @@ def rope(x: torch.Tensor, dims: int) -> torch.Tensor:
     return torch.cat([turned.real, turned.imag], -1).to(x.dtype)
 
 
+def rms_norm(x: torch.Tensor, w: torch.Tensor, eps: float, residual: Any = None) -> Any:
+    if residual is None:
+        return x * w / (x.square().mean(-1, keepdim=True) + eps).sqrt()
+    return rms_norm(x + residual, w, eps), x + residual
+
+
 def segment_sum(x: torch.Tensor, ids: torch.Tensor, n: int) -> torch.Tensor:
     return F.one_hot(ids.long(), n).T.to(x.dtype) @ x
 
@@ -42,7 +48,7 @@ def grid_sample(x: torch.Tensor, grid: torch.Tensor, layout: str = "NHWC") -> to
 
 
 IN_TORCH: dict[str, Callable[..., Any]] = {
-    "rms_norm": lambda x, w, eps: F.rms_norm(x, x.shape[-1:], w, eps),
+    "rms_norm": rms_norm,
     "layer_norm": lambda x, w, b, eps: F.layer_norm(x, x.shape[-1:], w, b, eps),
     "softmax": lambda x: F.softmax(x, -1),
     "log_softmax": lambda x: F.log_softmax(x, -1),
@@ -62,13 +68,19 @@ def stand_in(name: str) -> Callable[..., Any]:
     def call(*given: Any, **more: Any) -> Any:
         if any(isinstance(a, torch.Tensor) for a in given):
             return function(*given, **more)
-        arrays = [a for a in given if not isinstance(a, (int, float))]
-        constants = given[len(arrays) :]
-        back: Callable[[torch.Tensor], Any] = torch.Tensor.numpy
+        names = [name for name in more if name == "residual"]
+        numbers = [a for a in given if isinstance(a, (int, float))]
+        arrays = [*given[: len(given) - len(numbers)], *(more.pop(name) for name in names)]
+
+        def of_arrays(*arrays: torch.Tensor) -> Any:
+            count = len(arrays) - len(names)
+            named = dict(zip(names, arrays[count:], strict=True))
+            return function(*arrays[:count], *numbers, **named, **more)
+
         if isinstance(arrays[0], mx.array):
-            return in_mlx(lambda *a: function(*a, *constants, **more))(*arrays)
-        out = function(*map(torch.from_numpy, arrays), *constants, **more)
-        return [back(o) for o in out] if isinstance(out, tuple) else back(out)
+            return in_mlx(of_arrays)(*arrays)
+        out = of_arrays(*map(torch.from_numpy, arrays))
+        return [o.numpy() for o in out] if isinstance(out, tuple) else out.numpy()
 
     return call
 
@@ -110,7 +122,7 @@ def test_every_peer_gives_the_same_results(name: str, monkeypatch: pytest.Monkey
     monkeypatch.setattr("ferrule_bench.ready.on_torch.Torch.compiled", lambda host, f, bench: f)
     monkeypatch.setattr("ferrule_bench.ready.on_mlx.Mlx.compiled", lambda host, f, bench: f)
     monkeypatch.setattr(Bench, "leave_out", lambda bench, why: pytest.fail(why))
-    monkeypatch.setattr(ready, "compiled_too", lambda bench: True)
+    monkeypatch.setattr(ready, "compiled_too", lambda *_: True)
     bench = silent()
     ready.measure(name, "cpu", bench)
     assert not bench.failed, bench.failed

@@ -99,7 +99,8 @@ def _rows(bench: Bench, host: Any, work: Work, op: Any, size: tuple[int, ...], d
         """A peer, and its own arrays, which are let go after its row."""
         function = host.compiled(other.function, bench) if other.compiled else other.function
         given = sets if other.given is None else [other.given(*arrays) for arrays in sets]
-        target = other.target if other.on in ("", bench.device) else None
+        wanted = ("backward" if work.backward else "forward") in work.wanted
+        target = other.target if wanted and other.on in ("", bench.device) else None
         compared = other.compared and not (other.coarse and work.backward and dtype != "float32")
         return Peer(other.name, turns(function, given), target, compared)
 
@@ -110,8 +111,7 @@ def _rows(bench: Bench, host: Any, work: Work, op: Any, size: tuple[int, ...], d
     )  # fmt: skip
     with bench.timed(*host.timers(bench, work)):
         for other in host.peers(work):
-            if other.compiled and not compiled_too(bench):
-                bench.leave_out(f"quick: no row waits for {other.name}")
+            if other.compiled and not compiled_too(bench, host, other):
                 continue
             try:
                 made = peer(other)
@@ -127,9 +127,12 @@ def _rows(bench: Bench, host: Any, work: Work, op: Any, size: tuple[int, ...], d
             compare([Peer("copy_ of as many bytes", copied, target, compared=False)])
 
 
-def compiled_too(bench: Bench) -> bool:
-    """Whether there is time for peers that are compiled."""
-    return not bench.quick
+def compiled_too(bench: Bench, host: Any, other: Other) -> bool:
+    """Whether there are time and means for a peer that is compiled; where not, that is said."""
+    if bench.quick:
+        bench.leave_out(f"quick: no row waits for {other.name}")
+        return False
+    return bench.device == "cpu" or host.name != "torch" or bench.installed("triton")
 
 
 def _results(result: Any) -> Sequence[Any]:

@@ -105,12 +105,18 @@ def _rope(x: Any) -> Any:
     return mx.fast.rope(x, x.shape[-1], traditional=False, base=BASE, scale=1.0, offset=0)
 
 
+def _of_sum(x: Any, w: Any, residual: Any) -> Any:
+    total = x + residual
+    return mx.fast.rms_norm(total, w, EPS), total
+
+
 def _log_softmax(x: Any) -> Any:
     return x - mx.logsumexp(x, -1, keepdims=True)
 
 
 PEERS: dict[str, Sequence[Other]] = {
     "rms_norm": [Other("mx.fast.rms_norm", lambda x, w: mx.fast.rms_norm(x, w, EPS))],
+    "rms_norm of a sum": [Other("mx.fast.rms_norm of x + residual", _of_sum)],
     "layer_norm": [Other("mx.fast.layer_norm", lambda x, w, b: mx.fast.layer_norm(x, w, b, EPS))],
     "softmax": [Other("mx.softmax", lambda x: mx.softmax(x, -1))],
     "log_softmax": [Other("mx.logsumexp, subtracted", _log_softmax)],

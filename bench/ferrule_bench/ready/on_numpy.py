@@ -50,6 +50,10 @@ def _rms_norm(x: Any, w: Any) -> Any:
     return x / np.sqrt(np.mean(x * x, -1, keepdims=True) + np.float32(EPS)) * w
 
 
+def _of_sum(x: Any, w: Any, residual: Any) -> Any:
+    return _rms_norm(x + residual, w), x + residual
+
+
 def _layer_norm(x: Any, w: Any, b: Any) -> Any:
     x = x - x.mean(-1, keepdims=True)
     return x / np.sqrt(np.mean(x * x, -1, keepdims=True) + np.float32(EPS)) * w + b
@@ -92,6 +96,7 @@ def _segment_sum(x: Any, ids: Any) -> Any:
 
 PEERS = {
     "rms_norm": (Other("NumPy, op by op", _rms_norm),),
+    "rms_norm of a sum": (Other("NumPy, op by op", _of_sum),),
     "layer_norm": (Other("NumPy, op by op", _layer_norm),),
     "softmax": (Other("NumPy, op by op", _softmax),),
     "log_softmax": (Other("NumPy, op by op", _log_softmax),),

@@ -104,6 +104,14 @@ def _rms_norm(x: Tensor, w: Tensor) -> Tensor:
     return (y * torch.rsqrt(y.square().mean(-1, keepdim=True) + EPS) * w).to(x.dtype)
 
 
+def _of_sum(norm: Callable[..., Tensor]) -> Callable[..., Any]:
+    def function(x: Tensor, w: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        total = x + residual
+        return norm(total, w), total
+
+    return function
+
+
 def _rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     a, b = x.chunk(2, -1)
     return torch.cat([a * cos - b * sin, a * sin + b * cos], -1)
@@ -176,6 +184,9 @@ def _samples(
 
 PEERS: dict[str, Sequence[Other]] = {
     "rms_norm": _by_rows("F.rms_norm", _of_rows(F.rms_norm), _rms_norm),
+    "rms_norm of a sum": _by_rows(
+        "F.rms_norm of x + residual", _of_sum(_of_rows(F.rms_norm)), _of_sum(_rms_norm)
+    ),
     "layer_norm": _by_rows("F.layer_norm", _of_rows(F.layer_norm), _of_rows(F.layer_norm)),
     "softmax": _by_rows("F.softmax", _softmax(F.softmax), _softmax(F.softmax)),
     "log_softmax": _by_rows("F.log_softmax", _softmax(F.log_softmax), _softmax(F.log_softmax)),

@@ -37,6 +37,7 @@ class Work(NamedTuple):
         peers: under which name hosts have the peers; the op's where it is empty.
         backward: the derivative of all inputs that are numbers, without the forward pass.
         bound: whether what it reads and writes is what limits it: each input once, and the result.
+        wanted: of which passes the project wants what peers' targets say.
     """
 
     op: str
@@ -48,6 +49,7 @@ class Work(NamedTuple):
     peers: str = ""
     backward: bool = False
     bound: bool = False
+    wanted: Sequence[str] = ("forward",)
 
     @property
     def inputs(self) -> int:
@@ -95,12 +97,10 @@ _ROWS = {
 }
 _SAMPLES = {  # images, their height and width, channels, and height and width of the points
     "cpu": [(4, 64, 64, 128), (4, 256, 64, 128), (4, 256, 3, 256)],
-    "cuda": [
-        (8, 1024, 64, 256), (8, 1024, 1, 1024), (8, 1024, 3, 1024), (8, 1024, 4, 1024),
-        (8, 256, 64, 1024),
-    ],
+    "cuda": [(8, 1024, 64, 256)],
     "quick": [(2, 8, 4, 5)],
-}  # fmt: skip
+}
+_FEW_CHANNELS, _MANY_POINTS = [(8, 1024, c, 1024) for c in (1, 3, 4)], [(8, 256, 64, 1024)]
 
 
 def _normal(*shape: int) -> Array:
@@ -123,7 +123,14 @@ def _planes(batch: int, side: int, channels: int, points: int) -> list[Array]:
     return [_normal(batch, channels, side, side), Array("uniform", (batch, points, points, 2))]
 
 
-_NORMS = (
+def _one(
+    sizes: Mapping[str, Sequence[tuple[int, ...]]],
+) -> dict[str, Sequence[tuple[int, ...]]]:
+    return {device: of[:1] for device, of in sizes.items()}
+
+
+_ONE = {"cpu": ("float32",), "cuda": ("float32",)}
+_SMOOTH = (  # those whose derivatives are measured, too
     Work(
         "rms_norm", "rms_norm, ({}, {})", _weighted, lambda op, x, w: op(x, w, EPS), _ROWS,
         bound=True,
@@ -134,10 +141,6 @@ _NORMS = (
     ),
     Work("softmax", "softmax, ({}, {})", _vectors, lambda op, x: op(x), _ROWS, bound=True),
     Work("log_softmax", "log_softmax, ({}, {})", _vectors, lambda op, x: op(x), _ROWS, bound=True),
-)  # fmt: skip
-
-_FORWARD = (
-    *_NORMS,
     Work(
         "rope", "rope, ({}, {}, {}, {})", lambda *shape: [_normal(*shape)],
         lambda op, x: op(x, x.shape[-1]),
@@ -148,46 +151,53 @@ _FORWARD = (
         }, bound=True,
     ),
     Work(
+        "grid_sample", "grid_sample, ({0}, {1}, {1}, {2}) at {3}²", _images,
+        lambda op, x, grid: op(x, grid), _SAMPLES, FLOATS, wanted=("forward", "backward"),
+    ),
+    Work(
+        "grid_sample", "grid_sample NCHW, ({0}, {2}, {1}, {1}) at {3}²", _planes,
+        lambda op, x, grid: op(x, grid, layout="NCHW"),
+        _SAMPLES, FLOATS, "grid_sample NCHW", wanted=("forward", "backward"),
+    ),
+    Work(
+        "grid_sample", "grid_sample, ({0}, {1}, {1}, {2}) at {3}²", _images,
+        lambda op, x, grid: op(x, grid),
+        {"cpu": [], "cuda": [*_FEW_CHANNELS, *_MANY_POINTS], "quick": [(1, 6, 3, 7)]},
+        wanted=("forward", "backward"),
+    ),
+)  # fmt: skip
+
+WORKS = (
+    *_SMOOTH,
+    Work(
+        "rms_norm", "rms_norm of a sum, ({}, {})", lambda m, n: [*_weighted(m, n), _normal(m, n)],
+        lambda op, x, w, r: op(x, w, EPS, residual=r), _ROWS, peers="rms_norm of a sum", bound=True,
+    ),
+    Work(
         "topk", f"topk, {TOP} of ({{}}, {{}})", _vectors, lambda op, x: op(x, TOP),
-        {"cpu": [(1024, 4096)], "cuda": [(1024, 4096), (16384, 4096)], "quick": [(4, 100)]},
-        {"cpu": ("float32",), "cuda": ("float32",)},
+        {"cpu": [(1024, 4096)], "cuda": [(1024, 4096), (16384, 4096)], "quick": [(4, 100)]}, _ONE,
     ),
     Work(
         "histogram", f"histogram, {BINS} bins of {{}}", lambda n: [_normal(n)],
         lambda op, x: op(x, BINS, LOW, HIGH),
-        {"cpu": [(1 << 20,)], "cuda": [(1 << 20,), (1 << 26,)], "quick": [(1000,)]},
-        {"cpu": ("float32",), "cuda": ("float32",)},
+        {"cpu": [(1 << 20,)], "cuda": [(1 << 20,), (1 << 26,)], "quick": [(1000,)]}, _ONE,
     ),
     Work(
         "segment_sum", f"segment_sum, ({{}}, {{}}) into {SEGMENTS}",
         lambda m, n: [_normal(m, n), Array("ids", (m,), SEGMENTS)],
         lambda op, x, ids: op(x, ids, SEGMENTS),
-        {"cpu": [(1 << 16, 64)], "cuda": [(1 << 18, 64)], "quick": [(50, 8)]},
-        {"cpu": ("float32",), "cuda": ("float32",)},
+        {"cpu": [(1 << 16, 64)], "cuda": [(1 << 18, 64)], "quick": [(50, 8)]}, _ONE,
     ),
     Work(
         "matmul", "matmul, ({0}, {2}) x ({2}, {1})",
         lambda m, n, k: [_normal(m, k), _normal(k, n)], lambda op, a, b: op(a, b),
         {"cpu": [(256, 256, 256)], "cuda": [(256, 256, 256)], "quick": [(9, 10, 11)]}, FLOATS,
     ),
-    Work(
-        "grid_sample", "grid_sample, ({0}, {1}, {1}, {2}) at {3}²", _images,
-        lambda op, x, grid: op(x, grid), _SAMPLES, FLOATS,
-    ),
-    Work(
-        "grid_sample", "grid_sample NCHW, ({0}, {2}, {1}, {1}) at {3}²", _planes,
-        lambda op, x, grid: op(x, grid, layout="NCHW"),
-        {**_SAMPLES, "cuda": _SAMPLES["cuda"][:1]}, FLOATS, "grid_sample NCHW",
-    ),
-)  # fmt: skip
-
-WORKS = (
-    *_FORWARD,
     *(
         work._replace(
             title=work.title.replace(",", " backward,", 1), backward=True, bound=False,
-            peers=work.peers or work.op,
+            sizes=work.sizes if work.op == "grid_sample" else _one(work.sizes),
         )
-        for work in _FORWARD if work.op not in ("topk", "histogram", "segment_sum", "matmul")
+        for work in _SMOOTH
     ),
 )  # fmt: skip
