@@ -25,7 +25,7 @@ class Gpu:
 
     def __init__(self) -> None:
         self.log: list[str] = []
-        self.now = 0.0
+        self.now, self.tick = 0.0, 0.0  # of the GPU, and what recording an event takes it
         self.captured: list[list[str]] = []
         self._capturing: list[str] | None = None
 
@@ -51,7 +51,7 @@ class Gpu:
                 assert enable_timing
 
             def record(self) -> None:
-                gpu.launch("event", 0)
+                gpu.launch("event", gpu.tick)
                 self.at = gpu.now
 
             def synchronize(self) -> None:

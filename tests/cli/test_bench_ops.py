@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable
 from typing import Any
@@ -16,10 +17,11 @@ import ferrule.ops
 import on_cuda
 from ferrule_bench import command, ready, report
 from ferrule_bench.clocks import Turns
-from ferrule_bench.ready import works
+from ferrule_bench.ready import on_torch, works
 from ferrule_bench.ready.on_numpy import rope_tables
 from ferrule_bench.timing import Bench
 from test_bench import run, silent
+from test_bench_clocks import Gpu
 
 NAMES = list(dict.fromkeys(work.op for work in works.WORKS))
 
@@ -165,7 +167,7 @@ def test_copies_of_a_cold_row(stand_ins: None, monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(bench, "compare", compare)
     work = next(work for work in works.WORKS if work.op == "softmax")
-    host: Any = ready.on_torch.Torch("cpu")
+    host: Any = on_torch.Torch("cpu")
     ready._rows(bench, host, work, ferrule.ops.softmax, (8, 96), "float32")
     assert list(seen) == ["F.softmax", "copy_ of as many bytes"]
     for ours, theirs, _, moved in seen.values():
@@ -176,6 +178,38 @@ def test_copies_of_a_cold_row(stand_ins: None, monkeypatch: pytest.MonkeyPatch) 
         assert len(places) == 7
     target = seen["copy_ of as many bytes"][2]
     assert target == pytest.approx(1 / 1.05) and seen["F.softmax"][2] is None
+
+
+@pytest.mark.usefixtures("stand_ins")
+@pytest.mark.parametrize("name", ["rms_norm", "segment_sum", "grid_sample"])
+def test_rows_of_a_gpu(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In each of its dtypes, with a GPU that only counts: derivatives are not captured."""
+    gpu = Gpu()
+    gpu.tick = 1e-6  # torch's functions on the CPU launch nothing
+    gpu.install(monkeypatch)
+    monkeypatch.setattr("ferrule_bench.clocks.l2_size", lambda: 10000)
+    monkeypatch.setattr(ready, "compiled_too", lambda *_: False)
+    host = on_torch.Torch("cpu")
+    monkeypatch.setattr(ready, "hosts", lambda *_: contextlib.nullcontext([host]))
+    bench = silent()
+    bench.device = "cuda"
+    ready.measure(name, "cuda", bench)
+    assert not bench.failed and not bench.left_out, (bench.failed, bench.left_out)
+    assert all(row.right for row in bench.rows), [report.line(row) for row in bench.rows]
+    back = [row for row in bench.rows if "backward" in row.work]
+    assert {row.mode for row in back} <= {"cold"} and (back or name == "segment_sum")
+    assert {row.mode for row in bench.rows if row not in back} == {"cold-graph"}
+    for work in works.WORKS:
+        if work.op == name:
+            for dtype in work.dtypes["cuda"]:
+                title = f"{work.named(work.sizes['quick'][0], dtype)}, torch"
+                rows = [row for row in bench.rows if row.work == title]
+                assert rows and all((row.moved > 0) == work.bound for row in rows)
+                coarse = [r for r in rows if r.error is None and r.peer.startswith("F.")]
+                assert bool(coarse) == (
+                    work.backward and dtype != "float32" and name == "grid_sample"
+                )
+    assert len(gpu.captured) == 2 * (len(bench.rows) - len(back))
 
 
 # -- the command -----------------------------------------------------------------------------------
