@@ -8,6 +8,7 @@ import ferrule
 
 from .norm_grads import column_sums, layer_norm_x_grad, rms_norm_x_grad
 from .rows import FLOATS, axes_behind, is_wide, rows
+from .rows_cuda import body
 
 
 def rms_norm(
@@ -17,7 +18,8 @@ def rms_norm(
 
     Args:
         x: an array of any shape, of float32, float16, bfloat16, or (not on Apple's GPUs) float64.
-        weight: of one dim, as long as the axis, of any of these dtypes; None for ones.
+        weight: of one dim, as long as the axis, of any of these dtypes (of float64 where ``x`` is);
+            None for ones.
         eps: a number.
         axis: what is normed.
         residual: like ``x``, added to it before; None for nothing.
@@ -42,7 +44,8 @@ def layer_norm(
 
     Args:
         x: an array of any shape, of float32, float16, bfloat16, or (not on Apple's GPUs) float64.
-        weight: of one dim, as long as the axis, of any of these dtypes; None for ones.
+        weight: of one dim, as long as the axis, of any of these dtypes (of float64 where ``x`` is);
+            None for ones.
         bias: likewise, of the dtype of ``weight``; None for zeros.
         eps: a number.
         axis: what is normed.
@@ -60,17 +63,30 @@ def layer_norm(
     return op(x, *[array for array in (weight, bias) if array is not None], eps)
 
 
+def weight_floats(wide: bool) -> str:
+    """What weights may be: sums in float32 take no float64."""
+    return f", W in {FLOATS if wide else '(float32, float16, bfloat16)'}"
+
+
 @ferrule.family
 def _rms_norm(behind: int, weighted: bool, added: bool, wide: bool) -> ferrule.Op:
     """``x, residual, weight, eps -> y, total``, without what is not there."""
     row = rows("x", behind, wide)
     normed, weight = ("total" if added else "x"), (" * A(weight[k])" if weighted else "")
     add = "total[AT(k)] = x[AT(k)] + residual[AT(k)];" if added else ""
+    packed = body(
+        f"""
+        const float squares = sum_of_row<V>(row, N, [](float v, int) {{ return v * v; }});
+        const float scale = rsqrt(squares / N + eps);
+        map_row<V>(row, to, N, [&](float v, int k) {{
+            return v * scale{" * float(weight[k])" * weighted};
+        }});"""
+    )
     op = ferrule.op(
         "add_rms_norm" if added else "rms_norm",
         f"x[{row.dims}]:T,{f' residual[{row.dims}]:T,' * added}{' weight[N]:W,' * weighted}"
         f" eps:float32 -> y[{row.dims}]:T{f', total[{row.dims}]:T' * added} where T in {FLOATS}"
-        + f", W in {FLOATS}"
+        + weight_floats(wide)
         * weighted,
         metal=f"""{row.begin}
     A squares = 0;
@@ -83,6 +99,7 @@ def _rms_norm(behind: int, weighted: bool, added: bool, wide: bool) -> ferrule.O
     for (uint k = first; k < N; k += step)
         y[AT(k)] = T(A({normed}[AT(k)]) * scale{weight});
 """,
+        cuda=None if behind or added or wide else packed,
         **row.launch,
     )
     gradient = rms_norm_x_grad(behind, weighted, wide)
@@ -142,10 +159,22 @@ def _layer_norm(behind: int, weighted: bool, biased: bool, wide: bool) -> ferrul
     """``x, weight, bias, eps -> y``, without what is not there."""
     row = rows("x", behind, wide)
     weight, bias = " * A(weight[k])" * weighted, " + A(bias[k])" * biased
+    packed = body(
+        f"""
+        const float mean = sum_of_row<V>(row, N, [](float v, int) {{ return v; }}) / N;
+        const float squares = sum_of_row<V>(row, N, [=](float v, int) {{
+            return (v - mean) * (v - mean);
+        }});
+        const float scale = rsqrt(squares / N + eps);
+        map_row<V>(row, to, N, [&](float v, int k) {{
+            return (v - mean) * scale{" * float(weight[k])" * weighted}
+                {" + float(bias[k])" * biased};
+        }});"""
+    )
     op = ferrule.op(
         "layer_norm",
         f"x[{row.dims}]:T,{' weight[N]:W,' * weighted}{' bias[N]:W,' * biased} eps:float32"
-        f" -> y[{row.dims}]:T where T in {FLOATS}" + f", W in {FLOATS}" * (weighted or biased),
+        f" -> y[{row.dims}]:T where T in {FLOATS}" + weight_floats(wide) * (weighted or biased),
         metal=f"""{row.begin}
     A sum = 0;
     for (uint k = first; k < N; k += step) sum += A(x[AT(k)]);
@@ -159,6 +188,7 @@ def _layer_norm(behind: int, weighted: bool, biased: bool, wide: bool) -> ferrul
     for (uint k = first; k < N; k += step)
         y[AT(k)] = T((A(x[AT(k)]) - mean) * scale{weight}{bias});
 """,
+        cuda=None if behind or wide else packed,
         **row.launch,
     )
     gradient = layer_norm_x_grad(behind, weighted, wide)

@@ -7,6 +7,7 @@ from typing import Any
 import ferrule
 
 from .rows import FLOATS, axes_behind, is_wide, rows
+from .rows_cuda import body
 
 
 def softmax(x: Any, axis: int = -1) -> Any:
@@ -56,6 +57,14 @@ _LARGEST_AND_SUM = """
 @ferrule.family
 def _softmax(behind: int, wide: bool) -> ferrule.Op:
     row = rows("x", behind, wide)
+    packed = body(
+        """
+        float sum;
+        const float largest = largest_and_sum<V>(row, N, sum), share = 1 / sum;
+        map_row<V>(row, to, N, [=](float v, int) {
+            return exp_for<T>(v - largest) * share;
+        });"""
+    )
     op = ferrule.op(
         "softmax",
         f"x[{row.dims}]:T -> y[{row.dims}]:T where T in {FLOATS}",
@@ -66,6 +75,7 @@ def _softmax(behind: int, wide: bool) -> ferrule.Op:
     for (uint k = first; k < N; k += step)
         y[AT(k)] = T(metal::exp(A(x[AT(k)]) - largest) * share);
 """,
+        cuda=None if behind or wide else packed,
         **row.launch,
     )
     gradient = _softmax_vjp(behind, wide)
@@ -108,6 +118,12 @@ def _softmax_vjp(behind: int, wide: bool) -> ferrule.Op:
 @ferrule.family
 def _log_softmax(behind: int, wide: bool) -> ferrule.Op:
     row, axis = rows("x", behind, wide), -1 - behind
+    packed = body(
+        """
+        float sum;
+        const float largest = largest_and_sum<V>(row, N, sum), shift = log(sum);
+        map_row<V>(row, to, N, [=](float v, int) { return v - largest - shift; });"""
+    )
     op = ferrule.op(
         "log_softmax",
         f"x[{row.dims}]:T -> y[{row.dims}]:T where T in {FLOATS}",
@@ -117,6 +133,7 @@ def _log_softmax(behind: int, wide: bool) -> ferrule.Op:
     sum = metal::log(SUM(sum));  // not added to `largest`, beside which it may be nothing
     for (uint k = first; k < N; k += step) y[AT(k)] = T(A(x[AT(k)]) - largest - sum);
 """,
+        cuda=None if behind or wide else packed,
         **row.launch,
     )
     op.def_vjp(_log_softmax_vjp(behind, wide))
