@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from metal_harness import KINDS, Array, bfloat16, run, wrong
 from simd_model import Model, butterfly, filled, first_active, moved, over, prefix, reduction
@@ -381,6 +383,60 @@ def test_a_float_sum_adds_in_the_order_of_a_butterfly(guard: str, mode: str) -> 
         # MLX's bfloat sum is the float sum, rounded once.
         narrow, _ = over(butterfly, x.astype(bfloat16).astype(f32), on, group, 32)
         assert not wrong(out["z"], narrow.astype(bfloat16), "bfloat")[on].any()
+
+
+def _lesser(a: Array, b: Array) -> Array:
+    return np.where((a < b) | (b != b), a, b)
+
+
+def _greater(a: Array, b: Array) -> Array:
+    return np.where((a > b) | (b != b), a, b)
+
+
+def _tree(function: Any, v: Array) -> Array:
+    """Neighbours first, for rows of 32."""
+    while v.shape[1] > 1:
+        v = function(v[:, ::2], v[:, 1::2])
+    return np.broadcast_to(v, (len(v), 32))
+
+
+def _log_steps(function: Any, v: Array) -> Array:
+    for d in (1, 2, 4, 8, 16):
+        v = np.concatenate([v[:, :d], function(v[:, :-d], v[:, d:])], 1)
+    return v
+
+
+_NUMBERS = st.floats(width=32) | st.sampled_from([0.0, -0.0, float("nan"), float("inf")])
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.lists(_NUMBERS, min_size=64, max_size=64))
+def test_full_simdgroups_give_the_bits_of_their_order(numbers: list[float]) -> None:
+    """Signs of zeros, NaNs that lose, and roundings are those of the order, in each way."""
+    x = np.array(numbers, f32).reshape(2, 32)
+    body = """
+    uint i = thread_position_in_grid.x, n = threads_per_grid.x;
+    y[i] = simd_sum(x[i]); y[n + i] = simd_product(x[i]);
+    y[2 * n + i] = simd_max(x[i]); y[3 * n + i] = simd_min(x[i]);
+    y[4 * n + i] = simd_prefix_inclusive_sum(x[i]);
+    y[5 * n + i] = simd_prefix_exclusive_sum(x[i]);
+    y[6 * n + i] = simd_prefix_inclusive_product(x[i]);
+    """
+    with np.errstate(all="ignore"):
+        sums, zero = _log_steps(add, x), np.zeros((2, 1), f32)
+        want = [
+            *(_tree(function, x) for function in (add, multiply, _greater, _lesser)),
+            sums,
+            np.concatenate([zero, sums[:, :-1]], 1),
+            _log_steps(multiply, x),
+        ]
+    for mode in ("auto", "fibers"):
+        y = run(body, {"x": x}, {"y": ("float", (7, 2, 32))}, 64, 64, mode=mode)["y"]
+        for row, (got, expected) in enumerate(zip(y, want, strict=True)):
+            number = ~np.isnan(expected)
+            assert (np.isnan(got) == ~number).all(), (mode, row)
+            bits = got.view(np.uint32) == np.ascontiguousarray(expected).view(np.uint32)
+            assert bits[number].all(), (mode, row)
 
 
 def test_infinities_and_nans_reach_every_lane(mode: str) -> None:

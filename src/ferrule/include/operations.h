@@ -42,19 +42,21 @@ namespace fr {
 #else
 #define FR_TOGETHER(INSTRUCTION) static constexpr bool together = false;
 #endif
-#define FR_OP(NAME, VALUE, ...)                                      \
-  struct NAME {                                                      \
-    template <class T> static FR_FN T of(T a, T b) { return VALUE; } \
-    __VA_ARGS__                                                      \
+// `each` is the same of the elements of two vectors.
+#define FR_OP(NAME, VALUE, EACH, ...)                                  \
+  struct NAME {                                                        \
+    template <class T> static FR_FN T of(T a, T b) { return VALUE; }   \
+    template <class V> static FR_FN V each(V a, V b) { return EACH; }  \
+    __VA_ARGS__                                                        \
   };
 namespace op {
-FR_OP(sum, T(a + b), static constexpr int identity = 0; FR_TOGETHER(__reduce_add_sync))
-FR_OP(product, T(a * b), static constexpr int identity = 1; static constexpr bool together = false;)
-FR_OP(max, metal::max(a, b), FR_TOGETHER(__reduce_max_sync))
-FR_OP(min, metal::min(a, b), FR_TOGETHER(__reduce_min_sync))
-FR_OP(bit_and, T(a & b), FR_TOGETHER(__reduce_and_sync))
-FR_OP(bit_or, T(a | b), FR_TOGETHER(__reduce_or_sync))
-FR_OP(bit_xor, T(a ^ b), FR_TOGETHER(__reduce_xor_sync))
+FR_OP(sum, T(a + b), a + b, static constexpr int identity = 0; FR_TOGETHER(__reduce_add_sync))
+FR_OP(product, T(a * b), a * b, static constexpr int identity = 1; static constexpr bool together = false;)
+FR_OP(max, metal::max(a, b), ((a > b) | (b != b)) ? a : b, FR_TOGETHER(__reduce_max_sync))
+FR_OP(min, metal::min(a, b), ((a < b) | (b != b)) ? a : b, FR_TOGETHER(__reduce_min_sync))
+FR_OP(bit_and, T(a & b), a & b, FR_TOGETHER(__reduce_and_sync))
+FR_OP(bit_or, T(a | b), a | b, FR_TOGETHER(__reduce_or_sync))
+FR_OP(bit_xor, T(a ^ b), a ^ b, FR_TOGETHER(__reduce_xor_sync))
 }  // namespace op
 #undef FR_OP
 #undef FR_TOGETHER

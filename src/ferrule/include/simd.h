@@ -7,6 +7,7 @@
 // that is missing adds nothing: its partner's value passes through unchanged.
 #pragma once
 #include "operations.h"
+#include "vectors.h"
 
 namespace fr {
 
@@ -44,10 +45,14 @@ template <class OP, unsigned W, class T> T sparse_tree(const T* v, unsigned mask
 template <class OP, class T> FR_FN T reduced(const T* v, unsigned mask) {
   using A = typename wide<T>::type;
   if (__builtin_expect(mask == FULL_MASK, 1)) {
-    if constexpr (metal::is_same<A, T>::value) return tree<OP, 32, T>(v);
-    A w[32];
-    for (unsigned i = 0; i < 32; ++i) w[i] = A(v[i]);
-    return T(tree<OP, 32, A>(w));
+    if constexpr (in_vectors<T>) {
+      return vector_tree<OP>(v);
+    } else {
+      A w[32];
+      for (unsigned i = 0; i < 32; ++i) w[i] = A(v[i]);
+      if constexpr (in_vectors<A>) return T(vector_tree<OP>(w));
+      else return T(tree<OP, 32, A>(w));
+    }
   }
   A w[32];
   for (unsigned i = 0; i < 32; ++i) w[i] = has_lane(mask, i) ? A(v[i]) : A();
@@ -73,6 +78,8 @@ template <class OP, unsigned W, class T> FR_FN void reduce(T* v, unsigned mask) 
 // Prefix sums in log steps (distances 1, 2, 4, 8, 16), the same on every device.
 template <class OP, bool EXCLUSIVE, unsigned W, class T> void scan(T* v, unsigned mask) {
   using A = typename wide<T>::type;
+  if constexpr (W == 32 && in_vectors<T>)
+    if (__builtin_expect(mask == FULL_MASK, 1)) return vector_scan<OP, EXCLUSIVE>(v);
   A t[32], u[32];
   for (unsigned i = 0; i < 32; ++i) t[i] = has_lane(mask, i) ? A(v[i]) : A(OP::identity);
   for (unsigned d = 1; d < W; d *= 2) {
@@ -104,6 +111,13 @@ namespace general {
     constexpr unsigned w = LANES - 1;                                                            \
     T t[32];                                                                                     \
     for (unsigned i = 0; i < 32; ++i) t[i] = v[i];                                               \
+    if (__builtin_expect(mask == FULL_MASK, 1)) {                                                \
+      for (unsigned i = 0; i < 32; ++i) {                                                        \
+        const unsigned j = i & w, d = at(k, i), s = (SOURCE);                                    \
+        v[i] = t[s < LANES ? (i & ~w) + s : i];                                                  \
+      }                                                                                          \
+      return;                                                                                    \
+    }                                                                                            \
     for (unsigned i = 0; i < 32; ++i) {                                                          \
       const unsigned j = i & w, d = at(k, i), s = (SOURCE);                                      \
       const unsigned from = (i & ~w) + (s & w);                                                  \
@@ -173,8 +187,15 @@ template <unsigned W, class T> FR_FN void broadcast_first(T* v, unsigned mask) {
 // The lanes whose byte is not 0, as bits. Bytes, since a lane that takes no part may have left
 // anything there, which a bool must not hold.
 FR_FN unsigned bits(const unsigned char* v, unsigned mask) {
+  unsigned char w[32];
+  for (unsigned i = 0; i < 32; ++i) w[i] = v[i] != 0;
   unsigned b = 0;
-  for (unsigned i = 0; i < 32; ++i) b |= unsigned(v[i] != 0) << i;
+  for (unsigned i = 0; i < 32; i += 8) {
+    uint64_t eight;
+    __builtin_memcpy(&eight, w + i, 8);
+    // The product has byte k, which is 0 or 1, at bit 56 + k.
+    b |= unsigned((eight * 0x0102040810204080u) >> 56) << i;
+  }
   return b & mask;
 }
 
