@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from .model import SOLIDS, Shape, Threads, X, line, solid
+from .model import SOLIDS, Shape, Threads, X, line, solid, whole
 
 _FEW = (Shape((100, 1, 1), (64, 1, 1)), Shape((8, 1, 1), (8, 1, 1)))
 
@@ -61,7 +61,65 @@ def _nested(t: Threads) -> Any:
     return total + _walk(t.l, 90, t.count, lambda k: _walk(t.l, 100, t.count, lambda j: X[j] * k))
 
 
+def _at_once(t: Threads) -> Any:
+    part = t.sum(t.i)  # of each simdgroup
+    first = t.fold(np.add, np.where(t.l == 0, part, 0), by=t.of_group)
+    total = t.fold(np.add, np.where(t.lane == 0, part, 0), by=t.of_group)
+    extra = t.fold(np.add, np.where(t.lane == 3, part % 7, 0), by=t.of_group)
+    return total * 3 + extra + first * 2 + np.where(first > 50, first, 1)
+
+
+def _planes(t: Threads) -> Any:
+    x, y, _ = t.grid
+    width = t.grid[0].max() + 1
+    base = y * width
+    return _x(base + x) + np.where(x >= 2, _x(np.maximum(base + x - 2, 0)), 0) + _x(x + 5) * (y + 1)
+
+
 CASES = [
+    line(
+        "shared_reads_at_once",
+        """
+        threadgroup int part[32], extra[32];
+        uint lane = thread_index_in_simdgroup, group = simdgroup_index_in_threadgroup;
+        int v = simd_sum(int(i));
+        if (lane == 0) part[group] = v;
+        if (thread_index_in_simdgroup == 3u) extra[group] = v % 7;
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+        int total = 0, more = 1;
+        for (uint k = 0; k < simdgroups_per_threadgroup; k++) {
+          total += part[k] * 3;
+          total += extra[k];
+        }
+        const int first = part[0];
+        if (first > 50) more = part[0];
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+        part[group] = 2 * (first + int(group));
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+        int again = part[0];
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+        part[group] = 0;
+        y[i] = total + again + more;
+        """,
+        way="threadgroups",
+        shapes=(*_FEW, Shape((300, 1, 1), (256, 1, 1))),
+        want=_at_once,
+    ),
+    whole(
+        "flat_planes",
+        """
+        uint c = thread_position_in_grid.x, r = thread_position_in_grid.y;
+        uint width = threads_per_grid.x, base = r * width;
+        uint at = base + c;
+        int v = x[at];
+        if (c >= 2) v += x[base + c - 2u];
+        { uint c = thread_position_in_grid.x + 5; v += x[c] * int(r + 1); }
+        y[thread_position_in_grid.z * threads_per_grid.y * width + at] = v;
+        """,
+        way="flat",
+        shapes=(Shape((70, 2, 1), (32, 2, 1)), Shape((20, 3, 2), (20, 3, 2))),
+        want=_planes,
+    ),
     line(
         "stride_ends",
         """

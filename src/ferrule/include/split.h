@@ -8,6 +8,10 @@
 
 extern "C" int sched_yield();
 
+// An array with one element per lane begins where a vector does: a vector that was just stored is then
+// loaded as it is, and not from two stores, for which processors wait.
+#define FR_LANES alignas(64)
+
 namespace fr {
 
 // What holds a lane's variable of type T: without const, so that each lane can be initialised.
@@ -120,7 +124,11 @@ FR_FN unsigned bits_at(unsigned s, unsigned n, const int* mask) {
   const unsigned there = n - s >= 32 ? FULL_MASK : (1u << (n - s)) - 1;
   if (!mask) return there;
   unsigned b = 0;
-  for (unsigned i = 0; i < 32; ++i) b |= unsigned(s + i < n ? mask[s + i] & 1 : 0) << i;
+  if (there == FULL_MASK) {
+    for (unsigned i = 0; i < 32; ++i) b |= (unsigned(mask[s + i]) & 1u) << i;
+  } else {
+    for (unsigned i = s; i < n; ++i) b |= (unsigned(mask[i]) & 1u) << (i - s);
+  }
   return b;
 }
 

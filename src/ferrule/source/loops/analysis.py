@@ -167,7 +167,7 @@ class _Visit:
             for name in referred(self.tree, value):
                 self._written(name)  # through the reference, later
         variable = self.variables[variable.key]
-        known = Value(True) if value is None else self.uniformity.value(value)
+        known = self.uniformity.at_once(value)
         uniform, readonly = variable.kind == "shared", False
         if variable.kind in ("value", "array"):
             fixed = variable.kind == "value" or (value is not None and variable.is_const)
@@ -202,7 +202,7 @@ class _Visit:
         if variable is None:
             return
         variable = self._learn(variable, written=True)
-        if variable.context != context or not self.uniformity.of(value):
+        if variable.context != context or not self.uniformity.at_once(value).uniform:
             variable = self._learn(variable, uniform=False)
         if value is not None and not self.uniformity.readonly(value):
             self._learn(variable, readonly=False)

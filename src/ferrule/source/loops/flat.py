@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import re
 
+from tree_sitter import Node
+
 from .. import cpp
 from ..cpp import NotSplittable, Parameter, Prepared
+from ..syntax import declarators
 from . import split
 from .analysis import analyse
-from .body import DEFINITIONS, Body, Scopes, Unit, Variables, read
+from .body import DEFINITIONS, Body, Scopes, Unit, Variable, Variables, read
 from .lanes import AT, Lanes, Nest
 from .plan import Plan
 from .rows import Row
+from .statements import initial_value
 from .uniform import Uniformity
 
 _GRID = "thread_position_in_grid"
@@ -19,10 +23,15 @@ ROW_LANES = 64  # threads of a row that run together
 _MAY_FAIL = re.compile(r"[/%\[*]|->")  # a division or a load, which an early return may guard
 
 
-def _written(body: Body, variables: Variables) -> tuple[str, str]:
-    """A body as the inside of one loop, after what is the same in all its rounds."""
+def _written(body: Body, variables: Variables, along_x: bool) -> tuple[str, str]:
+    """A body as the inside of one loop, after what is the same in all its rounds.
+
+    Args:
+        along_x: the loop counts the threads of a row of the grid, from `fr_first` to `fr_last`.
+    """
     scopes = Scopes(body, variables)
     lanes = Lanes(Uniformity(scopes), lambda nest, kind: "goto fr_next;")
+    lanes.count, lanes.end = ("(fr_last - fr_first)", "fr_last - 1u") if along_x else ("", "")
     tree, nest = body.tree, Nest()
 
     def is_inside(name: str) -> bool:
@@ -48,7 +57,10 @@ def _written(body: Body, variables: Variables) -> tuple[str, str]:
                 ):
                     lanes.write(text + "\n", statement)
                 else:
-                    nest = nest._replace(inside=nest.inside | {v.name for v in declared})
+                    if lanes.count:
+                        _count(lanes, statement, declared, nest)
+                    inside = {v.name for v in declared if not lanes.is_counted(v)}
+                    nest = nest._replace(inside=nest.inside | inside)
                     lanes.add_statement(statement, nest)
             elif kind.endswith("_specifier"):
                 lanes.add(text + ";", statement)
@@ -60,12 +72,22 @@ def _written(body: Body, variables: Variables) -> tuple[str, str]:
     return lanes.text() + lanes.take_constants(), loop
 
 
+def _count(lanes: Lanes, statement: Node, declared: list[Variable], nest: Nest) -> None:
+    """Write what linear variables are in the loop's last round."""
+    for variable, declarator in zip(declared, declarators(statement), strict=True):
+        value = initial_value(declarator)
+        text = lanes.tree.text(value)
+        known = not _MAY_FAIL.search(text) and not lanes.scopes.words(text) & nest.inside
+        if variable.linear and value is not None and known:
+            lanes.write_last(variable, lanes.last(value), statement)
+
+
 def text(p: Prepared) -> str:
     """The whole text: loops over the grid, what is the same in all threads of a row outside."""
     p = cpp.without_synchronising_functions(p)
     attributes, params = cpp.used_attributes(p), cpp.parameters(p.spec)
     in_group = any(a in cpp.PER_GROUP or (a in cpp.PER_THREAD and a != _GRID) for a in attributes)
-    before, inside, row, moved = _parts(p, params)
+    before, inside, row, moved = _parts(p, params, along_x=not in_group)
     row_values, thread_values = _values(params, moved, attributes, in_group)
     outside = row_values + before + AT
     inside = thread_values + inside
@@ -193,14 +215,14 @@ def _grid_loops(outside: str, loop: str) -> str:
 
 
 def _parts(
-    p: Prepared, params: list[Parameter]
+    p: Prepared, params: list[Parameter], *, along_x: bool
 ) -> tuple[str, str, tuple[Row, str] | None, set[str]]:
     """Before the loop, inside it, inside a row of it, and the parameters that a thread moves."""
     moved = {q.name for q in params if not q.scalar}
     try:
         code = read(p, p.expanded(), Unit(simdgroup=False, rows=True), whole=True)
         variables = analyse(code, Plan())
-        before, inside = _written(code, variables)
+        before, inside = _written(code, variables, along_x)
     except (NotSplittable, RecursionError):
         # Syntax that is not understood, or too deep: a lambda takes the body as it is.
         return "", f"  [&]() {{\n{cpp.body(p, p.text.source)}  }}();\n", None, moved

@@ -9,7 +9,7 @@ from tree_sitter import Node
 from ..cpp import shared_note
 from ..syntax import declarators, declared_name
 from .body import Variable, line_of
-from .lanes import Nest, Piece, Replaced, plain_type, render
+from .lanes import Nest, Piece, Replaced, render
 from .operations import Operations
 from .statements import initial_value, inner_declarator
 
@@ -34,7 +34,7 @@ class Declarations:
                 write(f"{q.type} {name} = fr_a_{name}; (void){name};\n")
             else:
                 write(
-                    f"typedef {q.type} fr_t{n}; fr_t{n} fr_v{n}[FR_N]; "
+                    f"typedef {q.type} fr_t{n}; FR_LANES fr_t{n} fr_v{n}[FR_N]; "
                     f"fr_t{n}& {name} = fr_v{n}[0]; (void){name};\n"
                     f"for (unsigned fr_i = 0; fr_i < fr_n; ++fr_i) fr_v{n}[fr_i] = fr_a_{name};\n"
                 )
@@ -66,15 +66,14 @@ class Declarations:
                 continue
             spec = re.sub(r"\bthread_local\b", "", spec)  # a pointer beside such memory is private
             if variable.uniform and variable.kind in ("value", "array"):
-                if lanes.leaving:
-                    # A lane that leaves may guard what follows: a load, a division.
+                if lanes.leaving or lanes.uniformity.reads_shared(declarator):
+                    # A lane that leaves may guard what follows: a load, a division. And what lanes
+                    # wrote to threadgroup memory is read.
                     lanes.flush(nest, self.tree.text(statement))
                 lanes.write(f"{spec} {lanes.outside(declarator, replaced)};\n", statement)
                 continue
-            if variable.linear and self.body.unit.row is not None and value is not None:
-                first, kind = f"fr_z{variable.number}", plain_type(spec)
-                lanes.write(f"const {kind} {first} = {lanes.last(value)};\n", statement)
-                fast[value.id] = f"(({kind})(unsigned({first}) - (fr_n - 1u) + fr_i))"
+            if variable.linear and value is not None:
+                fast[value.id] = lanes.write_last(variable, lanes.last(value), statement)
             else:
                 fast |= lanes.prepared(declarator, replaced)
             pieces.append(self._piece(statement, declarator, variable, spec, fast))

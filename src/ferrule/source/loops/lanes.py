@@ -11,7 +11,7 @@ from typing import NamedTuple
 from tree_sitter import Node
 
 from ..cpp import NotSplittable, attribute
-from ..syntax import Tree, kinds, operands, part
+from ..syntax import Tree, kinds, operands, part, walk
 from .body import WORD, Variable, line_of
 from .declarations import declared_within
 from .statements import jumps
@@ -121,10 +121,13 @@ class Lanes:
         # Constants of the pending statements: the number of each, and the line that it is of.
         self._constants: dict[str, dict[str, tuple[int, Node]]] = {k: {} for k in _CONSTANTS}
         self._meant: dict[int | str, dict[str, Variable | None]] = {}  # by lambda: its words
-        # In a loop that lanes go through in step: how many take part in the round, and the
-        # variables that count up, by their keys: the name of the first lane's value.
-        self.count = "fr_n"
-        self.counters: dict[int | str, str] = {}
+        # How many lanes there are (fewer in some rounds of a loop that lanes go through) and
+        # the last one's number; nothing where lanes are not counted.
+        self.count, self.end = "fr_n", "fr_n - 1u"
+        self._counts: dict[
+            int | str, str
+        ] = {}  # by linear variable: where the last lane's is known
+        self._counters: dict[int | str, str] = {}  # by a loop's variable: the first lane's value
 
     # -- outside the loops -----------------------------------------------------------------------
 
@@ -150,11 +153,24 @@ class Lanes:
             first: the name of its value in the first lane.
             count: the name of the number of lanes that take part in the round.
         """
-        before, self.count = self.count, count
-        self.counters[counter.key] = first
+        before = self.count, self.end
+        self.count, self.end = count, f"{count} - 1u"
+        self._counters[counter.key] = first
+        self.write_last(counter, f"{first} + ({count} - 1u)")
         yield
-        self.count = before
-        del self.counters[counter.key]
+        self.count, self.end = before
+        del self._counters[counter.key]
+
+    def write_last(self, variable: Variable, value: str, at: Node | None = None) -> str:
+        """Write a linear variable's value in the last lane; what it is in a lane."""
+        kind, name = plain_type(variable.type), f"fr_z{variable.number}"
+        self._counts[variable.key] = self.count
+        self.write(f"const {kind} {name} = {kind}({value});\n", at)
+        return f"(({kind})(unsigned({name}) - ({self.end}) + fr_i))"
+
+    def is_counted(self, variable: Variable) -> bool:
+        """Whether a linear variable's value in the last lane is known."""
+        return variable.key in self._counts
 
     # -- statements in a loop --------------------------------------------------------------------
 
@@ -251,8 +267,8 @@ class Lanes:
         ]
         variables = [v for v in self.scopes.visible() if v.name in names]
         for v in variables:
-            if v.key in self.counters:
-                first = self.counters[v.key]
+            if v.key in self._counters:
+                first = self._counters[v.key]
                 out.append(f"const fr_t{v.number} {v.name} = fr_t{v.number}({first} + fr_i);\n")
             elif v.kind == "reference":
                 out.append(f"auto&& {v.name} = fr_v{v.number}[fr_i].get();\n")
@@ -298,11 +314,11 @@ class Lanes:
     def _storage(self, variable: Variable, keep: bool) -> str:
         """The declaration of a lane variable's array, or of a name for its type alone."""
         n, name = variable.number, variable.name
-        kind, array, get = f"fr_t{n}", f"::fr::lanes_t<fr_t{n}, FR_N> fr_v{n}; ", ""
+        kind, array, get = f"fr_t{n}", f"FR_LANES ::fr::lanes_t<fr_t{n}, FR_N> fr_v{n}; ", ""
         declared = f"fr_t{n}&"
         if variable.kind == "reference":
             kind = f"::fr::reference<fr_t{n}>"
-            array, get, declared = f"{kind} fr_v{n}[FR_N]; ", ".get()", "auto&&"
+            array, get, declared = f"FR_LANES {kind} fr_v{n}[FR_N]; ", ".get()", "auto&&"
         elif keep and self.is_tiled(variable):
             array = f"::fr::split::tile_arrays<fr_t{n}, FR_N> fr_v{n}; "
             declared = f"const ::fr::split::lane_tiles<fr_t{n}>"
@@ -344,16 +360,12 @@ class Lanes:
             text = self.tree.text(place)
             variable = self.scopes.lookup(text) if place.type == "identifier" else None
             if variable is None and (text in POSITION_TEXTS or self.uniformity.counts(text)):
-                names[place.id] = f"({text} + (fr_n - 1u))"
-            elif variable is not None and variable.key in self.counters:
-                kind, first = f"fr_t{variable.number}", self.counters[variable.key]
-                names[place.id] = f"({kind}({first} + ({self.count} - 1u)))"
-            elif variable is not None and variable.linear and self.body.unit.row is None:
-                # Its value is a position alone (`_is_position` of the splitter).
-                kind = plain_type(variable.type)
-                names[place.id] = f"(({kind})({variable.value} + (fr_n - 1u)))"
+                names[place.id] = f"({text} + ({self.count} - 1u))"
             elif variable is not None and variable.linear:
-                names[place.id] = f"fr_z{variable.number}"
+                last, count = f"fr_z{variable.number}", self._counts[variable.key]
+                kind = plain_type(variable.type)
+                fewer = f"({kind})({last} - ({count} - {self.count}))"
+                names[place.id] = last if count == self.count else f"({fewer})"
         return render(self.tree, node, names)
 
     def prepared(
@@ -407,7 +419,7 @@ class Lanes:
         index starts below zero, the lanes that are guarded off are the first ones.
         """
         base, indices = part(node, "argument"), part(node, "indices")
-        if base.type != "identifier" or not (self.body.unit.row or self._counts(indices)):
+        if base.type != "identifier" or not self.count:
             return ""
         v = self.scopes.lookup(self.tree.text(base))
         if v is None or not (v.kind == "value" and v.pointer and v.uniform and not v.written):
@@ -415,19 +427,19 @@ class Lanes:
         if indices.named_child_count != 1 or self.scopes.words(self.tree.text(node)) & inner:
             return ""
         index = indices.named_children[0]
-        if not self.uniformity.value(index).linear:
+        names = map(self.scopes.lookup, self.scopes.words(self.tree.text(index)))
+        known = all(n is None or not n.linear or self.is_counted(n) for n in names)
+        # What stands before a flat loop comes before conditions, which may guard what could fail.
+        fails = any(
+            n.type in ("subscript_expression", "pointer_expression")
+            or self.tree.text(n.child_by_field_name("operator")) in ("/", "%", "->")
+            for n in walk(index)
+        )
+        if (self.body.whole and fails) or not known or not self.uniformity.value(index).linear:
             return ""
-        last, count = self.last(index), self.count
-        moved = f"static_cast<int64_t>({last}) - static_cast<int64_t>({count} - 1u)"
+        last = self.last(index)
+        moved = f"static_cast<int64_t>({last}) - static_cast<int64_t>({self.end})"
         return f"{self._constant('p', f'{v.name} + ({moved})', node)}[fr_i]"
-
-    def _counts(self, node: Node) -> bool:
-        """Whether what differs from lane to lane in an expression are counters of rounds alone."""
-        texts = {self.tree.text(n) for n in kinds(node, "identifier", "field_expression")}
-        variables = [v for v in map(self.scopes.lookup, texts) if v is not None]
-        differ = [v for v in variables if not v.uniform]
-        attributes = texts & (LANE_ATTRIBUTES | POSITION_TEXTS)
-        return bool(differ) and not attributes and all(v.key in self.counters for v in differ)
 
     def _constant(self, kind: str, value: str, node: Node) -> str:
         """The name of what stands before the loop of the pending statements."""

@@ -73,7 +73,7 @@ class Operations:
         value = render(self.tree, arguments[1], lanes.prepared(arguments[1]))
         kind = (
             f"{self.body.directive(statement)}typedef ::fr::split::element_t<::fr::value_t<"
-            f"__typeof__(({base}[0]))>> fr_q{n}; fr_q{n} fr_x{n}[FR_N];\n"
+            f"__typeof__(({base}[0]))>> fr_q{n}; FR_LANES fr_q{n} fr_x{n}[FR_N];\n"
         )
         lanes.add(f"fr_x{n}[fr_i] = static_cast<fr_q{n}>({value});", statement)
         lanes.flush(nest, self.tree.text(statement), [kind])
@@ -143,7 +143,7 @@ class Operations:
             text = f"const {kind} {result} = ::fr::split::uniform_{name}({', '.join(listed)});\n"
             lanes.write(text, at)
             return result
-        declared = f"{kind} {result}[FR_N]; " if kind else ""
+        declared = f"FR_LANES {kind} {result}[FR_N]; " if kind else ""
         listed = [result, *listed] if kind else listed
         lanes.write(f"{declared}::fr::split::{name}({', '.join(listed)});\n", at)
         return f"{result}[fr_i]"
@@ -160,17 +160,17 @@ class Operations:
         """
         lanes, value, others = self.lanes, arguments[0][1], arguments[1:]
         if short in _VOTES:
-            types = [f"unsigned char fr_x{n}[FR_N];\n"]
+            types = [f"FR_LANES unsigned char fr_x{n}[FR_N];\n"]
             lanes.add(f"fr_x{n}[fr_i] = bool({value});", call)
         else:
             types = [
                 f"{self.body.directive(call)}typedef ::fr::value_t<__typeof__(({value}))> "
-                f"fr_q{n}; fr_q{n} fr_x{n}[FR_N];\n"
+                f"fr_q{n}; FR_LANES fr_q{n} fr_x{n}[FR_N];\n"
             ]
             lanes.add(f"fr_x{n}[fr_i] = {value};", call)
         listed = [f"fr_x{n}"]
         if "_and_fill_" in short and others:
-            types.append(f"fr_q{n} fr_f{n}[FR_N];\n")
+            types.append(f"FR_LANES fr_q{n} fr_f{n}[FR_N];\n")
             lanes.add(f"fr_f{n}[fr_i] = fr_q{n}({others[0][1]});", call)
             listed.append(f"fr_f{n}")
             others = others[1:]
@@ -178,7 +178,7 @@ class Operations:
             if self.uniformity.of(node):
                 listed.append(f"unsigned({lanes.outside(node, replaced)})")
             else:
-                types.append(f"unsigned fr_k{n}_{k}[FR_N];\n")
+                types.append(f"FR_LANES unsigned fr_k{n}_{k}[FR_N];\n")
                 lanes.add(f"fr_k{n}_{k}[fr_i] = unsigned({text});", call)
                 listed.append(f"static_cast<const unsigned*>(fr_k{n}_{k})")
         return types, listed

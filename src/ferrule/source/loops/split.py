@@ -134,7 +134,7 @@ def function(p: Prepared, name: str, inside: str, lanes: int, *, rows: bool) -> 
     positions = (
         ""
         if rows
-        else "  unsigned fr_px[FR_N], fr_py[FR_N], fr_pz[FR_N];\n"
+        else "  FR_LANES unsigned fr_px[FR_N], fr_py[FR_N], fr_pz[FR_N];\n"
         "  for (unsigned fr_i = 0; fr_i < fr_n; ++fr_i) {\n"
         "    const metal::uint3 fr_q = fr_g.position(fr_first + fr_i);\n"
         "    fr_px[fr_i] = fr_q.x, fr_py[fr_i] = fr_q.y, fr_pz[fr_i] = fr_q.z;\n  }\n"

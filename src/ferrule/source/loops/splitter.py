@@ -152,7 +152,7 @@ class _Splitter:
         """
         nest = Nest()
         if ("return", 0) in self.plan:
-            self.lanes.write("int fr_m0[FR_N]; ::fr::split::all(fr_m0, fr_n);\n")
+            self.lanes.write("FR_LANES int fr_m0[FR_N]; ::fr::split::all(fr_m0, fr_n);\n")
             nest = nest.within(Frame("fn", "fr_m0"))
         self.declarations.parameters()
         self._block(self.tree.block.named_children, nest)
@@ -226,17 +226,27 @@ class _Splitter:
             return False
         lane, operator, number_node = operands(test)
         number = self.tree.text(number_node)
-        if operator != "==" or jumps_out(statement) or not self._is_position(lane):
-            return False
         if number_node.type != "number_literal" or not number.rstrip("uU").isdecimal():
             return False
-        self.lanes.flush(nest, self.tree.text(statement))
+        if operator != "==" or jumps_out(statement):
+            return False
         at = f"fr_o{self.lanes.number()}"
-        last = self.lanes.last(lane)
-        self.lanes.write(f"const unsigned {at} = {number} - unsigned({last}) + (fr_n - 1u);\n")
+        each = f"for (unsigned fr_i = {at}, {at}o = 1; {at}o; {at}o = 0) "
+        if self._is_position(lane):
+            last = self.lanes.last(lane)
+            place = f"{number} - unsigned({last}) + ({self.lanes.count} - 1u)"
+        elif (
+            self.uniformity.held(lane) == "thread_index_in_simdgroup"
+            and int(number.rstrip("uU")) < 32
+        ):
+            # One lane of each simdgroup of a threadgroup.
+            place, each = number, f"for (unsigned fr_i = {at}; fr_i < {nest.end}; fr_i += 32) "
+        else:
+            return False
+        self.lanes.flush(nest, self.tree.text(statement))
+        self.lanes.write(f"const unsigned {at} = {place};\n")
         self.lanes.add_statement(yes, nest)
-        head = f"if ({at} < {nest.end}) for (unsigned fr_i = {at}, {at}o = 1; {at}o; {at}o = 0) "
-        self.lanes.flush(nest, head=head)
+        self.lanes.flush(nest, head=f"if ({at} < {nest.end}) {each}")
         return True
 
     def _is_position(self, node: Node) -> bool:
@@ -288,7 +298,7 @@ class _Splitter:
             return
         n = lanes.number()
         lanes.add(f"fr_c{n}[fr_i] = {render(self.tree, condition, replaced)} ? 1 : 0;", statement)
-        lanes.flush(nest, also, [f"int fr_c{n}[FR_N], fr_y{n}[FR_N], fr_n{n}[FR_N];\n"])
+        lanes.flush(nest, also, [f"FR_LANES int fr_c{n}[FR_N], fr_y{n}[FR_N], fr_n{n}[FR_N];\n"])
         lanes.write(f"::fr::split::both(fr_y{n}, fr_n{n}, {nest.mask}, fr_c{n}, fr_n);\n")
         if self.body.unit.row is not None and not nest.masks and not jumps_out(statement):
             # Mostly all lanes go the same way, and then need no mask.
@@ -376,7 +386,9 @@ class _Splitter:
     def _copied(self, name: str, nest: Nest) -> str:
         """A mask that begins as the present one."""
         name = f"{name}{self.lanes.number()}"
-        self.lanes.write(f"int {name}[FR_N]; ::fr::split::copy({name}, {nest.mask}, fr_n);\n")
+        self.lanes.write(
+            f"FR_LANES int {name}[FR_N]; ::fr::split::copy({name}, {nest.mask}, fr_n);\n"
+        )
         return name
 
     def _plain_head(self, start: Node | None, update: Node | None) -> bool:

@@ -13,10 +13,10 @@ from tree_sitter import Node
 
 from .. import words
 from ..dialect import INTEGERS, SYNC, UNIFORM_RESULTS, WIDE_INTEGERS
-from ..syntax import callee, field, kinds, operands, part
+from ..syntax import callee, declarators, field, kinds, operands, part
 from .assignments import WRITES_ARGUMENTS
 from .body import Scopes
-from .statements import LOOPS, branches, jumps_out
+from .statements import LOOPS, branches, changed, expression, initial_value, jumps_out
 from .strides import Stride, stride
 
 # Attributes that are the same in every thread of a threadgroup.
@@ -61,6 +61,7 @@ _PLAIN_CALLEES = words("""
     identifier qualified_identifier template_function primitive_type template_type
     type_identifier sized_type_specifier
 """)
+_NUMBERS = INTEGERS | words("const float half bfloat double bool")
 _PLAIN_OPERANDS = ("identifier", "field_expression", "parenthesized_expression")
 
 
@@ -86,10 +87,28 @@ class Uniformity:
     def __init__(self, scopes: Scopes) -> None:
         self.scopes, self.lookup = scopes, scopes.lookup
         self.body, self.tree, self.unit = scopes.body, scopes.body.tree, scopes.body.unit
+        self._at_once = False  # what is asked about is evaluated where it stands, for all lanes
 
     def of(self, node: Node | None) -> bool:
         """Whether an expression has one value for all active lanes."""
         return node is None or self.value(node).uniform
+
+    def at_once(self, node: Node | None) -> Value:
+        """What is known of an expression that is evaluated once, where it stands.
+
+        Between two barriers a place of threadgroup memory that all lanes read is written by none of
+        them, so they read one value.
+        """
+        self._at_once = not self.body.whole
+        try:
+            return Value(True) if node is None else self.value(node)
+        finally:
+            self._at_once = False
+
+    def reads_shared(self, node: Node) -> bool:
+        """Whether an expression names threadgroup memory."""
+        variables = (self.lookup(self.tree.text(n)) for n in kinds(node, "identifier"))
+        return any(v is not None and v.kind == "shared" for v in variables)
 
     def value(self, node: Node) -> Value:
         """What is known of an expression."""
@@ -136,7 +155,9 @@ class Uniformity:
         # The address of threadgroup memory; what it holds may change at any statement.
         shared, integer = variable.kind == "shared", bool(set(variable.type.split()) & INTEGERS)
         return Value(
-            variable.pointer if shared else variable.uniform and variable.kind != "lambda",
+            variable.pointer or self._at_once
+            if shared
+            else variable.uniform and variable.kind != "lambda",
             variable.linear,
             name in integers or (integer and variable.kind == "value"),
             variable.pointer,
@@ -177,7 +198,7 @@ class Uniformity:
             operator in ("+", "-") and a.pointer,
         )
 
-    def _held(self, node: Node) -> str:
+    def held(self, node: Node) -> str:
         """An expression; for a variable that holds a position as it is, that position.
 
         Nothing for one whose type may hold fractions, or wrap to negative numbers.
@@ -190,13 +211,13 @@ class Uniformity:
 
     def position(self, node: Node) -> bool:
         """Whether an expression is the thread's x in the grid."""
-        return self._held(node) == GRID_X
+        return self.held(node) == GRID_X
 
     def _simdgroup_number(self, left: Node, operator: str, right: Node) -> bool:
         """Whether an expression divides a position, which is uniform but for its last 5 bits."""
         in_step = self.unit.aligned and self.unit.rows
         positions = POSITION_TEXTS if in_step else _ALIGNED
-        if not self.unit.simdgroup or self._held(left) not in positions:
+        if not self.unit.simdgroup or self.held(left) not in positions:
             return False
         by = self.tree.text(right).rstrip("uU")
         decimal = by.isdecimal() and not by.startswith("0")
@@ -240,7 +261,12 @@ class Uniformity:
             if variable is None:
                 if name in self.body.prepared.kernel.output_names:
                     return False
-            elif not variable.readonly or variable.kind in ("shared", "lambda"):
+            elif variable.kind == "shared":
+                if not self._at_once or "volatile" in variable.type.split():
+                    return False
+            elif variable.kind == "value" and not variable.pointer and _is_number(variable.type):
+                continue  # it points to nothing
+            elif not variable.readonly or variable.kind == "lambda":
                 return False
         return True
 
@@ -253,6 +279,8 @@ class Uniformity:
         if self.body.calls(statement):
             return True
         if self._decides(statement) if self.unit.row is not None else self._strides(statement):
+            return True
+        if statement.type in LOOPS and not jumps_out(statement) and self._alike(statement):
             return True
         # A uniform jump is better made once for all lanes than once for each.
         if statement.type == "compound_statement":
@@ -284,6 +312,26 @@ class Uniformity:
             and self._strides(part(statement, "body"))
         )
 
+    def _alike(self, statement: Node) -> bool:
+        """Whether a statement does nothing but change variables that all lanes share."""
+        kind = statement.type
+        if kind == "declaration":
+            return all(self.at_once(initial_value(d)).uniform for d in declarators(statement))
+        if kind in ("compound_statement", "else_clause"):
+            return all(map(self._alike, statement.named_children))
+        if kind == "if_statement" or kind in LOOPS:
+            start = field(statement, "initializer")
+            parts = [p for p in (*branches(statement), field(statement, "body")) if p is not None]
+            parts += [start] if start is not None and start.type == "declaration" else []
+            return self.of(field(statement, "condition")) and all(map(self._alike, parts))
+        node = expression(statement) if kind == "expression_statement" else None
+        target = changed(node) if node is not None else None
+        if target is None or target.type != "identifier":
+            return kind == "comment"
+        variable = self.lookup(self.tree.text(target))
+        shared = variable is not None and variable.uniform and variable.kind == "value"
+        return shared and self.at_once(field(node, "right")).uniform
+
     def _decides(self, statement: Node) -> bool:
         """Whether an `if` in a statement is decided once for all lanes of a row."""
         if statement.type == "if_statement":
@@ -298,6 +346,10 @@ class Uniformity:
             and not jumps_out(statement)
             and self._decides(part(statement, "body"))
         )
+
+
+def _is_number(spec: str) -> bool:
+    return bool(spec) and set(spec.split()) <= _NUMBERS
 
 
 def bare(text: str) -> str:
