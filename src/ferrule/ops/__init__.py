@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from .counting import histogram
 from .norms import layer_norm, rms_norm
+from .products import matmul
 from .rotary import rope, rope_
 from .segments import segment_sum
 from .selection import topk
@@ -17,6 +18,7 @@ __all__ = [
     "histogram",
     "layer_norm",
     "log_softmax",
+    "matmul",
     "rms_norm",
     "rope",
     "rope_",

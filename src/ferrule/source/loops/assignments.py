@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from tree_sitter import Node
 
-from ..syntax import Tree, callee, field, kinds, part, walk
+from ..syntax import Tree, callee, field, kinds, part, unbracketed, walk
 
 # Functions of the library that write to an argument.
 WRITES_ARGUMENTS = frozenset({"frexp", "modf", "sincos"})
@@ -96,7 +96,11 @@ def passed_by_name(tree: Tree, node: Node, functions: frozenset[str]) -> Iterabl
             continue
         if function.type == "identifier" and name in functions:
             yield name, True  # an object that is called
-        for argument in part(call, "arguments").named_children:
+        arguments = part(call, "arguments").named_children
+        if name in ("simdgroup_load", "simdgroup_store"):  # (lane, matrix, pointer, stride …)
+            matrices = [a for a in arguments if a.type != "compound_literal_expression"]
+            arguments = matrices[:1]
+        for argument in map(unbracketed, arguments):
             if argument.type in ("identifier", "field_expression", "subscript_expression"):
                 base, _ = base_of(argument)
                 if base is not None:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from tree_sitter import Node
 
 from ..cpp import NotSplittable, attribute
-from ..syntax import Tree, kinds, operands, part, walk
+from ..syntax import Tree, kinds, operands, part, unbracketed, walk
 from .body import WORD, Variable, line_of
 from .declarations import declared_within
 from .statements import jumps
@@ -297,7 +297,7 @@ class Lanes:
 
     def tile(self, node: Node) -> str:
         """The matrix of the simdgroup of lane ``fr_i``, as a whole; nothing if it lies in lanes."""
-        base, indices = node, list[str]()
+        base, indices = unbracketed(node), list[str]()
         while base.type == "subscript_expression":
             index = part(base, "indices")
             if not self.uniformity.of(index):
