@@ -10,11 +10,13 @@ from .counting import histogram
 from .norms import layer_norm, rms_norm
 from .products import matmul
 from .rotary import rope, rope_
+from .sampling import grid_sample
 from .segments import segment_sum
 from .selection import topk
 from .softmaxes import log_softmax, softmax
 
 __all__ = [
+    "grid_sample",
     "histogram",
     "layer_norm",
     "log_softmax",

@@ -1,0 +1,260 @@
+"""`grid_sample`: images and volumes, sampled at points."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import ferrule
+
+from . import sampling_texts as texts
+from .sampling_place import PLACE
+
+TAPS = {"nearest": 1, "bilinear": 2, "bicubic": 4}  # pixels that count along one axis
+PADDING_MODES = ("zeros", "border", "reflection")
+# The axes of x and of the samples.
+LAYOUTS = {
+    "NHWC": ("B,H,W,C", "B,N,M,C"),
+    "NCHW": ("B,C,H,W", "B,C,N,M"),
+    "NDHWC": ("B,D,H,W,C", "B,L,N,M,C"),
+    "NCDHW": ("B,C,D,H,W", "B,C,L,N,M"),
+}
+_FLOATS = "(float32, float16, bfloat16, float64)"
+
+
+def grid_sample(
+    x: Any,
+    grid: Any,
+    mode: str = "bilinear",
+    padding_mode: str = "zeros",
+    align_corners: bool = False,
+    layout: str = "NHWC",
+    deterministic: bool | None = None,
+) -> Any:
+    """Sample images or volumes at points, as ``torch.nn.functional.grid_sample`` does.
+
+    Args:
+        x: images ``[B, H, W, C]`` or volumes ``[B, D, H, W, C]``; with the channels second where
+            the layout says so. float32, float16, bfloat16, or float64 (not on Apple's GPUs).
+        grid: where to sample: ``[B, N, M, 2]`` of column and row, ``[B, L, N, M, 3]`` of column,
+            row and slice. From -1 to 1 is the whole image. Of the dtypes above, x's or another one:
+            points of a large image want float32 where x is float16.
+        mode: ``"bilinear"`` (of volumes: trilinear), ``"nearest"`` (halves to even), or
+            ``"bicubic"`` (images alone).
+        padding_mode: what is outside: ``"zeros"``; ``"border"``, the nearest pixel; or
+            ``"reflection"``, the image mirrored again and again.
+        align_corners: whether -1 and 1 are the centres of the outermost pixels, or their outer
+            edges.
+        layout: the axes of x and of the samples: ``"NHWC"``, ``"NCHW"``, ``"NDHWC"``,
+            ``"NCDHW"``. Neither is copied to have another one.
+        deterministic: whether the derivative by x has the same bits each time. Its terms are then
+            sorted and added up in order, which is slower, instead of by atomics. None is what
+            ``torch.are_deterministic_algorithms_enabled()`` says, of tensors of torch, and else
+            False.
+
+    Returns:
+        The samples, ``[B, N, M, C]`` or ``[B, L, N, M, C]``, channels second where the layout says
+        so, of x's dtype. Sums are in float32, of float64 in float64. A coordinate that is NaN is
+        outside of the image, with padding at its first pixel; bicubic samples are NaN there.
+
+    Raises:
+        ferrule.KernelError: an argument has a value that is not allowed, or the arrays' shapes do
+            not fit: says which.
+        ferrule.KernelTypeError: an array is of a wrong type.
+
+    Example:
+        >>> import numpy as np, ferrule.ops
+        >>> x = np.arange(4, dtype=np.float32).reshape(1, 2, 2, 1)
+        >>> ferrule.ops.grid_sample(x, np.zeros((1, 1, 1, 2), np.float32)).item()
+        1.5
+    """
+    if deterministic is None:
+        deterministic = _torch_is_deterministic(x)
+    op = sampler(mode, padding_mode, bool(align_corners), layout, bool(deterministic))
+    axes = len(layout)
+    if getattr(x, "ndim", axes) != axes:
+        raise ferrule.KernelError(
+            f"[grid_sample] x has the shape {tuple(x.shape)}, of {x.ndim} axes; layout={layout!r} "
+            f"has {axes}. Layouts are {', '.join(map(repr, LAYOUTS))}."
+        )
+    return op(x, grid)
+
+
+def _torch_is_deterministic(x: Any) -> bool:
+    """Whether x is a tensor of torch, which was told to be deterministic."""
+    if not type(x).__module__.startswith("torch"):
+        return False
+    return bool(sys.modules["torch"].are_deterministic_algorithms_enabled())
+
+
+@ferrule.family
+def sampler(
+    mode: str, padding_mode: str, align_corners: bool, layout: str, deterministic: bool
+) -> ferrule.Op:
+    """The op of some constants, with its derivatives."""
+    _check(mode, padding_mode, layout)
+    text = _Text(mode, padding_mode, align_corners, layout)
+    op = text.op(
+        "grid_sample",
+        f"{text.inputs} -> out[{text.samples}]:T",
+        texts.FORWARD,
+        functions=texts.FEW_CHANNELS,
+        grid=text.grid(f"B * ceildiv(C, {texts.CHANNELS})"),
+        batch=f"C {text.points} B",
+    )
+    if deterministic:
+        op.def_vjp(_gathering(text), version=1)
+    else:
+        op.def_vjp(_adding(text))
+    op.def_jvp(
+        text.op(
+            "grid_sample_jvp",
+            f"{text.inputs}, x_tangent[{text.image}]:T, grid_tangent[{text.coordinates}]:G"
+            f" -> out_tangent[{text.samples}]:T",
+            texts.TANGENT,
+            batch="B",
+        )
+    )
+    return op
+
+
+def _check(mode: object, padding_mode: object, layout: object) -> None:
+    """Refuse constants that are not known."""
+    allowed = (
+        ("mode", mode, TAPS),
+        ("padding_mode", padding_mode, PADDING_MODES),
+        ("layout", layout, LAYOUTS),
+    )
+    for name, value, values in allowed:
+        if value not in values:
+            raise ferrule.KernelError(
+                f"[grid_sample] {name}={value!r}; expected one of {', '.join(map(repr, values))}."
+            )
+    if mode == "bicubic" and "D" in str(layout):
+        raise ferrule.KernelError(
+            f"[grid_sample] mode='bicubic' is for images; layout={layout!r} is of volumes. Use "
+            "mode='bilinear' or 'nearest'."
+        )
+
+
+class _Text:
+    """What the bodies of one choice of constants have in common.
+
+    Attributes:
+        image, samples, coordinates: the axes of x, of the samples and of the grid, for rules.
+        points: the names of the axes of points.
+        inputs: the rule of ``x`` and ``grid``.
+    """
+
+    def __init__(self, mode: str, padding_mode: str, align_corners: bool, layout: str) -> None:
+        self.dims = len(layout) - 2
+        self.image, self.samples = LAYOUTS[layout]
+        self.points = "N M" if self.dims == 2 else "L N M"
+        self.coordinates = f"B,{self.points.replace(' ', ',')},{self.dims}"
+        self.inputs = f"x[{self.image}]:T, grid[{self.coordinates}]:G"
+        taps = TAPS[mode]
+        self._constants = {
+            "CUBIC": mode == "bicubic",
+            "NEAREST": mode == "nearest",
+            "BORDER": padding_mode == "border",
+            "REFLECTION": padding_mode == "reflection",
+            "CORNERS": align_corners,
+            "LAST": layout[-1] == "C",
+            "DIMS": self.dims,
+            "TAPS": taps,
+            "ALL": taps**self.dims,
+        }
+        self.entries = f"{taps**self.dims} * {self.points.replace(' ', ' * ')}"
+
+    def header(self, prefix: str, **more: int) -> str:
+        """The constants as C++, and the text that says where points read."""
+        lines = []
+        if self.dims == 2:
+            more = {"D": 1, "L": 1, **more}
+        for name, value in {**self._constants, **more}.items():
+            kind = "bool" if isinstance(value, bool) else "int"
+            lines.append(f"{prefix}constexpr {kind} {name} = {int(value)};\n")
+        return "".join(lines) + PLACE
+
+    def grid(self, images: str = "B") -> tuple[int, str, str]:
+        """Threads for packs of points, and along z for images."""
+        points = self.points.replace(" ", " * ")
+        return texts.SLAB, f"ceildiv({points}, {texts.SLAB * texts.PACK})", images
+
+    def op(
+        self, name: str, rule: str, body: str, *, functions: str = "", pack: int = texts.PACK,
+        **declared: Any,
+    ) -> ferrule.Op:  # fmt: skip
+        """An op with this body."""
+        empty = " > 0, ".join(["H", "W", "D"][: self.dims])
+        header = self.header("constant ", PACK=pack, SLAB=texts.SLAB, CHANNELS=texts.CHANNELS)
+        declared = {"grid": self.grid(), "threadgroup": (texts.SLAB, 32, 1), **declared}
+        return ferrule.op(
+            name,
+            f"{rule} where T in {_FLOATS}, G in {_FLOATS}, {empty} > 0",
+            metal=body,
+            header=header + functions,
+            **declared,
+        )
+
+
+def _adding(text: _Text) -> ferrule.Op:
+    """The derivative that adds by atomics; it has a derivative itself."""
+    op = text.op(
+        "grid_sample_vjp",
+        f"{text.inputs}, cotangent[{text.samples}]:T"
+        f" -> x_grad[{text.image}]:T, grid_grad[{text.coordinates}]:G",
+        texts.BACKWARD,
+        init_value=0,
+        batch="B",
+        partial_sums=f"C {text.points}",
+    )
+    op.def_vjp(
+        text.op(
+            "grid_sample_vjp_vjp",
+            f"{text.inputs}, cotangent[{text.samples}]:T, x_grad_cotangent[{text.image}]:T,"
+            f" grid_grad_cotangent[{text.coordinates}]:G -> x_grad[{text.image}]:T,"
+            f" grid_grad[{text.coordinates}]:G, cotangent_grad[{text.samples}]:T",
+            texts.SECOND,
+            init_value=0,
+            batch="B",
+        )
+    )
+    return op
+
+
+def _gathering(text: _Text) -> Any:
+    """The derivative that sorts, and adds in order. It has no derivative itself."""
+    entries = text.op(
+        "grid_sample_entries",
+        f"{text.inputs}, cotangent[{text.samples}]:T"
+        f" -> entries[B,{text.entries}]:int64, grid_grad[{text.coordinates}]:G",
+        texts.ENTRIES,
+        batch="B",
+    )
+    pixels = "H * W" if text.dims == 2 else "D * H * W"
+    gather = text.op(
+        "grid_sample_gather",
+        f"{text.inputs}, cotangent[{text.samples}]:T, entries[B,{text.entries}]:int64"
+        f" -> x_grad[{text.image}]:T",
+        texts.GATHER,
+        pack=1,
+        grid=(256, f"ceildiv({pixels}, 256)", "B"),
+        threadgroup=(256, 1, 1),
+        batch="B",
+    )
+
+    def backward(primals: Any, cotangents: Any, outputs: Any) -> tuple[Any, Any]:
+        (x, grid), (cotangent,) = primals, cotangents
+        found, grid_grad = entries(x, grid, cotangent)
+        return gather(x, grid, cotangent, _sorted(found)), grid_grad
+
+    return backward
+
+
+def _sorted(entries: Any) -> Any:
+    """The entries of each image, in ascending order; no two are the same."""
+    library = sys.modules[type(entries).__module__.partition(".")[0]]
+    if library.__name__ == "torch":
+        return library.sort(entries, dim=1).values
+    return sys.modules["mlx.core"].sort(entries, axis=1)

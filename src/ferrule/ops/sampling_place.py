@@ -1,0 +1,151 @@
+"""Where `grid_sample` reads: a text that its bodies in Metal and in CUDA have in front.
+
+It is preceded by a few constants:
+
+* ``CUBIC``, ``NEAREST``: the mode, bilinear where neither is.
+* ``BORDER``, ``REFLECTION``: the padding mode, zeros where neither is.
+* ``CORNERS``: whether -1 and 1 are the centres of the outermost pixels, or their outer edges.
+* ``DIMS``: 2 for images, 3 for volumes.
+* ``TAPS``, ``ALL``: how many pixels count for a point along one axis, and in all.
+* ``PACK``: how many points a thread takes. On the CPU the loops over them become vectors.
+"""
+
+from __future__ import annotations
+
+PLACE = """
+template <class A> struct Moved { A at, slope; };
+template <class A> struct Pack { A of[PACK]; };
+
+// How much a point's pixel t counts, and the first and second derivative of that by its place. Where
+// the mode is cubic that is cubic convolution with a = -3/4.
+template <class A> inline A weight_of(int t, A behind) {
+  if (NEAREST) return 1;
+  if (!CUBIC) return t ? behind : 1 - behind;
+  const A a = A(-0.75f), x = t < 2 ? behind + A(1 - t) : A(t - 1) - behind;
+  if (t == 1 || t == 2) return ((a + 2) * x - (a + 3)) * x * x + 1;
+  return ((a * x - 5 * a) * x + 8 * a) * x - 4 * a;
+}
+template <class A> inline A slope_of(int t, A behind) {
+  if (NEAREST) return 0;
+  if (!CUBIC) return t ? 1 : -1;
+  const A a = A(-0.75f), x = t < 2 ? behind + A(1 - t) : A(t - 1) - behind;
+  const A slope = t == 1 || t == 2 ? (3 * (a + 2) * x - 2 * (a + 3)) * x
+                                   : (3 * a * x - 10 * a) * x + 8 * a;
+  return t < 2 ? slope : -slope;
+}
+template <class A> inline A bend_of(int t, A behind) {
+  if (!CUBIC) return 0;
+  const A a = A(-0.75f), x = t < 2 ? behind + A(1 - t) : A(t - 1) - behind;
+  return t == 1 || t == 2 ? 6 * (a + 2) * x - 2 * (a + 3) : 6 * a * x - 10 * a;
+}
+
+// Along one axis, for each point of a pack: the pixels that count, -1 for what lies outside; how far
+// the point is behind the first of them (the second, where the mode is cubic); and how many pixels
+// it moves where its coordinate grows by 1.
+template <class A> struct Axis {
+  int at[TAPS][PACK];
+  A behind[PACK], speed[PACK];
+  // How much pixel t counts for point l, or the first or second derivative of that.
+  A counts(int t, int l, int order) const {
+    const A v = behind[l], s = speed[l];
+    return order == 0 ? weight_of(t, v) : order == 1 ? s * slope_of(t, v) : s * s * bend_of(t, v);
+  }
+};
+
+// From [-1, 1] to pixels, whose centres are at 0, 1, 2 ... Products and sums are rounded one by
+// one, so that a point that lies half way between two pixels is put where others put it.
+template <class A> inline A to_pixels(A g, int size) {
+  #pragma METAL fp contract(off)
+  return CORNERS ? (g + 1) / 2 * A(size - 1) : ((g + 1) * A(size) - 1) / 2;
+}
+
+// A coordinate brought into the image, and the derivative of that. NaN becomes 0.
+template <class A> inline Moved<A> padded(A at, int size) {
+  A slope = 1;
+  const A last = A(size - 1);
+  if (REFLECTION) {
+    const A low = CORNERS ? A(0) : A(-0.5f), period = 2 * (CORNERS ? last : A(size));
+    const bool before = at < low;
+    const A distance = before ? low - at : at - low;
+    const A rest = distance - floor(distance / period) * period;  // NaN where there is one pixel
+    const bool back = rest * 2 >= period;
+    slope = back != before ? A(-1) : A(1);
+    at = (back ? period - rest : rest) + low;
+  }
+  if (BORDER || REFLECTION) {
+    slope = at > 0 && at < last ? slope : A(0);
+    at = at > 0 ? at : A(0);
+    at = at < last ? at : last;
+  }
+  return {at, slope};
+}
+
+template <class A> inline Axis<A> axis(Pack<A> g, int size) {
+  Axis<A> r;
+  const A scale = (CORNERS ? A(size - 1) : A(size)) / 2;
+  for (int l = 0; l < PACK; ++l) {
+    const A pixels = to_pixels(g.of[l], size);
+    const Moved<A> moved = CUBIC ? Moved<A>{pixels, A(1)} : padded(pixels, size);
+    const A first = NEAREST ? rint(moved.at) : floor(moved.at);
+    r.behind[l] = moved.at - first;
+    r.speed[l] = scale * moved.slope;
+    for (int t = 0; t < TAPS; ++t) {
+      const A at = CUBIC ? padded(first + A(t - 1), size).at : first + A(t);
+      r.at[t][l] = at >= 0 && at < A(size) ? int(at) : -1;
+    }
+  }
+  return r;
+}
+
+// All pixels that count for each point of a pack: where each is among its image's (any, for what
+// lies outside) and how much it counts (0 outside, also where the point's coordinate is NaN, unless the
+// mode is cubic).
+template <class A> struct Places {
+  Axis<A> x, y, z;
+  long at[ALL][PACK];
+  A weight[ALL][PACK];
+  bool inside[ALL][PACK];
+  int whole[PACK];  // whether all are inside
+  // The derivative of a weight along x (0), y (1) or z (2).
+  A slope(int t, int l, int along) const { return derived(t, l, along == 0, along == 1, along == 2); }
+  // The same along one axis, and then along one, which may be the same.
+  A bend(int t, int l, int along, int then) const {
+    return derived(t, l, (along == 0) + (then == 0), (along == 1) + (then == 1),
+                   (along == 2) + (then == 2));
+  }
+  A derived(int t, int l, int by_x, int by_y, int by_z) const {
+    const int i = t % TAPS, j = t / TAPS % TAPS, k = t / (TAPS * TAPS);
+    if (!CUBIC && !inside[t][l]) return 0;
+    return x.counts(i, l, by_x) * y.counts(j, l, by_y) * (DIMS == 2 ? A(1) : z.counts(k, l, by_z));
+  }
+  A deep(int k, int l) const { return DIMS == 2 ? A(1) : weight_of(k, z.behind[l]); }
+};
+
+template <class A>
+inline Places<A> places(Pack<A> gx, Pack<A> gy, Pack<A> gz, int depth, int height, int width) {
+  Places<A> r;
+  r.x = axis(gx, width);
+  r.y = axis(gy, height);
+  if (DIMS == 3) r.z = axis(gz, depth);
+  for (int l = 0; l < PACK; ++l) {
+    int least = 0;
+    for (int t = 0; t < TAPS; ++t) {
+      least = min(least, min(r.x.at[t][l], r.y.at[t][l]));
+      if (DIMS == 3) least = min(least, r.z.at[t][l]);
+    }
+    r.whole[l] = least == 0;
+  }
+  for (int t = 0; t < ALL; ++t) {
+    const int i = t % TAPS, j = t / TAPS % TAPS, k = t / (TAPS * TAPS);
+    for (int l = 0; l < PACK; ++l) {
+      const int column = r.x.at[i][l], row = r.y.at[j][l], slice = DIMS == 2 ? 0 : r.z.at[k][l];
+      const bool inside = column >= 0 && row >= 0 && slice >= 0;
+      const A weight = weight_of(i, r.x.behind[l]) * weight_of(j, r.y.behind[l]) * r.deep(k, l);
+      r.inside[t][l] = inside;
+      r.at[t][l] = (long(max(slice, 0)) * height + max(row, 0)) * width + max(column, 0);
+      r.weight[t][l] = CUBIC || inside ? weight : A(0);
+    }
+  }
+  return r;
+}
+"""
