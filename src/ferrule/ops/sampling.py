@@ -102,10 +102,7 @@ def sampler(
         grid=text.grid(f"B * ceildiv(C, {texts.CHANNELS})"),
         batch=f"C {text.points} B",
     )
-    if deterministic:
-        op.def_vjp(_gathering(text), version=1)
-    else:
-        op.def_vjp(_adding(text))
+    op.def_vjp(_derivative(text, deterministic), version=1)
     op.def_jvp(
         text.op(
             "grid_sample_jvp",
@@ -187,7 +184,9 @@ class _Text:
     ) -> ferrule.Op:  # fmt: skip
         """An op with this body."""
         empty = " > 0, ".join(["H", "W", "D"][: self.dims])
-        header = self.header("constant ", PACK=pack, SLAB=texts.SLAB, CHANNELS=texts.CHANNELS)
+        header = self.header(
+            "constant ", PACK=pack, SLAB=texts.SLAB, CHANNELS=texts.CHANNELS, OWNED=texts.OWNED
+        )
         declared = {"grid": self.grid(), "threadgroup": (texts.SLAB, 32, 1), **declared}
         return ferrule.op(
             name,
@@ -198,29 +197,59 @@ class _Text:
         )
 
 
-def _adding(text: _Text) -> ferrule.Op:
-    """The derivative that adds by atomics; it has a derivative itself."""
-    op = text.op(
-        "grid_sample_vjp",
+def _derivative(text: _Text, deterministic: bool) -> Any:
+    """The derivative: which op or ops it is depends on the device."""
+    rule = (
         f"{text.inputs}, cotangent[{text.samples}]:T"
-        f" -> x_grad[{text.image}]:T, grid_grad[{text.coordinates}]:G",
-        texts.BACKWARD,
+        f" -> x_grad[{text.image}]:T, grid_grad[{text.coordinates}]:G"
+    )
+    declared: dict[str, Any] = {
+        "init_value": 0, "batch": "B", "partial_sums": f"C {text.points}",
+    }  # fmt: skip
+    points = text.points.replace(" ", " * ")
+    units = f"ceildiv(C, {texts.OWNED}) + ceildiv({points}, {texts.SLAB * texts.PACK})"
+    owning = text.op(
+        "grid_sample_owning_vjp",
+        rule,
+        texts.OWNING,
+        functions=texts.DOTS,
+        grid=(1, units, "B"),
+        threadgroup=(1, 32, 1),
+        **declared,
+    )
+    if deterministic:
+        others = _gathering(text)
+    else:
+        others = text.op("grid_sample_vjp", rule, texts.BACKWARD, functions=texts.DOTS, **declared)
+        second = _second(text)
+        others.def_vjp(second)
+        owning.def_vjp(second)
+
+    def backward(primals: Any, cotangents: Any, outputs: Any) -> Any:
+        return (owning if _on_cpu(primals[0]) else others)(*primals, *cotangents)
+
+    return backward
+
+
+def _on_cpu(x: Any) -> bool:
+    """Whether an array of torch or MLX is on the CPU, for which there are other derivatives."""
+    if type(x).__module__.startswith("mlx"):
+        mlx = sys.modules["mlx.core"]
+        return bool(mlx.default_device().type == mlx.DeviceType.cpu)
+    return bool(x.device.type == "cpu")
+
+
+def _second(text: _Text) -> ferrule.Op:
+    """The derivative of the derivative."""
+    return text.op(
+        "grid_sample_vjp_vjp",
+        f"{text.inputs}, cotangent[{text.samples}]:T, x_grad_cotangent[{text.image}]:T,"
+        f" grid_grad_cotangent[{text.coordinates}]:G -> x_grad[{text.image}]:T,"
+        f" grid_grad[{text.coordinates}]:G, cotangent_grad[{text.samples}]:T",
+        texts.SECOND,
         init_value=0,
         batch="B",
-        partial_sums=f"C {text.points}",
     )
-    op.def_vjp(
-        text.op(
-            "grid_sample_vjp_vjp",
-            f"{text.inputs}, cotangent[{text.samples}]:T, x_grad_cotangent[{text.image}]:T,"
-            f" grid_grad_cotangent[{text.coordinates}]:G -> x_grad[{text.image}]:T,"
-            f" grid_grad[{text.coordinates}]:G, cotangent_grad[{text.samples}]:T",
-            texts.SECOND,
-            init_value=0,
-            batch="B",
-        )
-    )
-    return op
 
 
 def _gathering(text: _Text) -> Any:
@@ -230,6 +259,7 @@ def _gathering(text: _Text) -> Any:
         f"{text.inputs}, cotangent[{text.samples}]:T"
         f" -> entries[B,{text.entries}]:int64, grid_grad[{text.coordinates}]:G",
         texts.ENTRIES,
+        functions=texts.DOTS,
         batch="B",
     )
     pixels = "H * W" if text.dims == 2 else "D * H * W"
@@ -244,8 +274,7 @@ def _gathering(text: _Text) -> Any:
         batch="B",
     )
 
-    def backward(primals: Any, cotangents: Any, outputs: Any) -> tuple[Any, Any]:
-        (x, grid), (cotangent,) = primals, cotangents
+    def backward(x: Any, grid: Any, cotangent: Any) -> tuple[Any, Any]:
         found, grid_grad = entries(x, grid, cotangent)
         return gather(x, grid, cotangent, _sorted(found)), grid_grad
 

@@ -16,8 +16,8 @@ PLACE = """
 template <class A> struct Moved { A at, slope; };
 template <class A> struct Pack { A of[PACK]; };
 
-// How much a point's pixel t counts, and the first and second derivative of that by its place. Where
-// the mode is cubic that is cubic convolution with a = -3/4.
+// How much a point's pixel t counts, and the first and second derivative of that by the point's
+// place. Where the mode is cubic that is cubic convolution with a = -3/4.
 template <class A> inline A weight_of(int t, A behind) {
   if (NEAREST) return 1;
   if (!CUBIC) return t ? behind : 1 - behind;
@@ -39,11 +39,13 @@ template <class A> inline A bend_of(int t, A behind) {
   return t == 1 || t == 2 ? 6 * (a + 2) * x - 2 * (a + 3) : 6 * a * x - 10 * a;
 }
 
-// Along one axis, for each point of a pack: the pixels that count, -1 for what lies outside; how far
-// the point is behind the first of them (the second, where the mode is cubic); and how many pixels
-// it moves where its coordinate grows by 1.
+// Along one axis, for each point of a pack: the pixels that count, -1 for what lies outside; how
+// far the point is behind the first of them (the second, where the mode is cubic); and how many
+// pixels it moves where its coordinate grows by 1. ``step`` is how many pixels of the image lie
+// before (0 for what lies outside).
 template <class A> struct Axis {
   int at[TAPS][PACK];
+  long step[TAPS][PACK];
   A behind[PACK], speed[PACK];
   // How much pixel t counts for point l, or the first or second derivative of that.
   A counts(int t, int l, int order) const {
@@ -80,7 +82,7 @@ template <class A> inline Moved<A> padded(A at, int size) {
   return {at, slope};
 }
 
-template <class A> inline Axis<A> axis(Pack<A> g, int size) {
+template <class A> inline Axis<A> axis(Pack<A> g, int size, long stride) {
   Axis<A> r;
   const A scale = (CORNERS ? A(size - 1) : A(size)) / 2;
   for (int l = 0; l < PACK; ++l) {
@@ -94,20 +96,24 @@ template <class A> inline Axis<A> axis(Pack<A> g, int size) {
       r.at[t][l] = at >= 0 && at < A(size) ? int(at) : -1;
     }
   }
+  for (int t = 0; t < TAPS; ++t) {
+    for (int l = 0; l < PACK; ++l) r.step[t][l] = long(max(r.at[t][l], 0)) * stride;
+  }
   return r;
 }
 
 // All pixels that count for each point of a pack: where each is among its image's (any, for what
-// lies outside) and how much it counts (0 outside, also where the point's coordinate is NaN, unless the
-// mode is cubic).
+// lies outside) and how much it counts (0 outside, also where the point's coordinate is NaN, unless
+// the mode is cubic).
 template <class A> struct Places {
   Axis<A> x, y, z;
   long at[ALL][PACK];
   A weight[ALL][PACK];
   bool inside[ALL][PACK];
-  int whole[PACK];  // whether all are inside
   // The derivative of a weight along x (0), y (1) or z (2).
-  A slope(int t, int l, int along) const { return derived(t, l, along == 0, along == 1, along == 2); }
+  A slope(int t, int l, int along) const {
+    return derived(t, l, along == 0, along == 1, along == 2);
+  }
   // The same along one axis, and then along one, which may be the same.
   A bend(int t, int l, int along, int then) const {
     return derived(t, l, (along == 0) + (then == 0), (along == 1) + (then == 1),
@@ -115,8 +121,9 @@ template <class A> struct Places {
   }
   A derived(int t, int l, int by_x, int by_y, int by_z) const {
     const int i = t % TAPS, j = t / TAPS % TAPS, k = t / (TAPS * TAPS);
-    if (!CUBIC && !inside[t][l]) return 0;
-    return x.counts(i, l, by_x) * y.counts(j, l, by_y) * (DIMS == 2 ? A(1) : z.counts(k, l, by_z));
+    const A product =
+        x.counts(i, l, by_x) * y.counts(j, l, by_y) * (DIMS == 2 ? A(1) : z.counts(k, l, by_z));
+    return CUBIC || inside[t][l] ? product : A(0);
   }
   A deep(int k, int l) const { return DIMS == 2 ? A(1) : weight_of(k, z.behind[l]); }
 };
@@ -124,25 +131,18 @@ template <class A> struct Places {
 template <class A>
 inline Places<A> places(Pack<A> gx, Pack<A> gy, Pack<A> gz, int depth, int height, int width) {
   Places<A> r;
-  r.x = axis(gx, width);
-  r.y = axis(gy, height);
-  if (DIMS == 3) r.z = axis(gz, depth);
-  for (int l = 0; l < PACK; ++l) {
-    int least = 0;
-    for (int t = 0; t < TAPS; ++t) {
-      least = min(least, min(r.x.at[t][l], r.y.at[t][l]));
-      if (DIMS == 3) least = min(least, r.z.at[t][l]);
-    }
-    r.whole[l] = least == 0;
-  }
+  r.x = axis(gx, width, 1);
+  r.y = axis(gy, height, width);
+  if (DIMS == 3) r.z = axis(gz, depth, long(height) * width);
   for (int t = 0; t < ALL; ++t) {
     const int i = t % TAPS, j = t / TAPS % TAPS, k = t / (TAPS * TAPS);
     for (int l = 0; l < PACK; ++l) {
-      const int column = r.x.at[i][l], row = r.y.at[j][l], slice = DIMS == 2 ? 0 : r.z.at[k][l];
-      const bool inside = column >= 0 && row >= 0 && slice >= 0;
+      int least = min(r.x.at[i][l], r.y.at[j][l]);
+      if (DIMS == 3) least = min(least, r.z.at[k][l]);
+      const bool inside = least >= 0;
       const A weight = weight_of(i, r.x.behind[l]) * weight_of(j, r.y.behind[l]) * r.deep(k, l);
       r.inside[t][l] = inside;
-      r.at[t][l] = (long(max(slice, 0)) * height + max(row, 0)) * width + max(column, 0);
+      r.at[t][l] = r.x.step[i][l] + r.y.step[j][l] + (DIMS == 2 ? 0 : r.z.step[k][l]);
       r.weight[t][l] = CUBIC || inside ? weight : A(0);
     }
   }

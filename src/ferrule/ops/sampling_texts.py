@@ -13,6 +13,7 @@ from __future__ import annotations
 PACK = 32  # points of a thread
 SLAB = 8  # threads with neighbouring points: together a unit of work on the CPU
 CHANNELS = 64  # at most, of a thread of the forward pass
+OWNED = 16  # channels of an image that belong to a thread
 
 # From a pixel of x to the next it is `across` elements, from a channel to the next `up`; those of
 # samples are `out_across` and `out_up`. Coordinates and sums are floats, or doubles where an array
@@ -25,22 +26,33 @@ const long across = LAST ? C : 1, up = LAST ? 1 : pixels;
 const long out_across = LAST ? C : 1, out_up = LAST ? 1 : points;
 """
 
-# A thread has the points p, p + 1 ... of image b. Where there are fewer, the last is repeated.
+# Where the points p, p + 1 ... of image b read. Where there are fewer, the last is repeated.
+PLACES = """
+const int count = int(metal::min(points - p, long(PACK)));
+const device G* g = grid + (b * points + p) * DIMS;
+Pack<A> gx, gy, gz;
+if (count == PACK) {
+  for (int l = 0; l < PACK; ++l) {
+    gx.of[l] = A(g[l * DIMS]), gy.of[l] = A(g[l * DIMS + 1]), gz.of[l] = A(g[l * DIMS + DIMS - 1]);
+  }
+} else {
+  for (int l = 0; l < PACK; ++l) {
+    const int k = (l < count ? l : count - 1) * DIMS;
+    gx.of[l] = A(g[k]), gy.of[l] = A(g[k + 1]), gz.of[l] = A(g[k + DIMS - 1]);
+  }
+}
+const Places<A> from = places<A>(gx, gy, gz, D, H, W);
+"""
+
+# A thread has one pack of points.
 POINTS = (
     STRIDES
     + """
 const long b = thread_at.z % B, p = (long(thread_at.y) * SLAB + thread_at.x) * PACK;
 if (p >= points) return;
-const int count = int(metal::min(points - p, long(PACK)));
-const device G* g = grid + (b * points + p) * DIMS;
-Pack<A> gx, gy, gz;
-for (int l = 0; l < PACK; ++l) {
-  const int k = (l < count ? l : count - 1) * DIMS;
-  gx.of[l] = A(g[k]), gy.of[l] = A(g[k + 1]), gz.of[l] = A(g[k + DIMS - 1]);
-}
-const Places<A> from = places<A>(gx, gy, gz, D, H, W);
 const device T* image = x + b * pixels * C;
 """
+    + PLACES
 )
 
 # K channels of a pack's samples at a time, for which places and weights are read once.
@@ -75,12 +87,13 @@ if (LAST && C >= 8) {
   for (int l = 0; l < count; ++l) {
     long at[ALL];
     A weight[ALL];
-    bool inside[ALL];
+    bool inside[ALL], whole = true;
     for (int t = 0; t < ALL; ++t) {
       at[t] = from.at[t][l] * C, weight[t] = from.weight[t][l], inside[t] = from.inside[t][l];
+      whole = whole && inside[t];
     }
     device T* to = sample + long(l) * C;
-    if (from.whole[l]) {
+    if (whole) {
       for (int c = first; c < end; ++c) {
         A sum = 0;
         for (int t = 0; t < ALL; ++t) sum = metal::fma(weight[t], A(image[at[t] + c]), sum);
@@ -110,49 +123,92 @@ if (LAST && C >= 8) {
 """
 )
 
-# The derivative by the grid: a thread adds up all channels of its points, 8 at a time, each of
-# which has a sum of its own, so that they can be a vector.
-GRID_GRAD = (
-    POINTS
-    + """
-const device T* cot = cotangent + b * points * C + p * out_across;
-for (int l = 0; l < count; ++l) {
-  long at[ALL];
-  A slope[DIMS][ALL], sum[DIMS][8];
-  bool inside[ALL];
-  for (int t = 0; t < ALL; ++t) {
-    at[t] = from.at[t][l] * across, inside[t] = from.inside[t][l];
-    for (int d = 0; d < DIMS; ++d) slope[d][t] = from.slope(t, l, d);
-  }
-  for (int d = 0; d < DIMS; ++d) {
-    for (int v = 0; v < 8; ++v) sum[d][v] = 0;
-  }
-  const device T* of_point = cot + l * out_across;
-  for (int c = 0; c < C; c += 8) {
-    const int width = metal::min(8, C - c);
-    for (int v = 0; v < width; ++v) {
-      const A by = A(of_point[(c + v) * out_up]);
-      A steep[DIMS];
-      for (int d = 0; d < DIMS; ++d) steep[d] = 0;
-      for (int t = 0; t < ALL; ++t) {
-        const A value = A(image[at[t] + (c + v) * up]), counted = inside[t] ? value : A(0);
-        for (int d = 0; d < DIMS; ++d) steep[d] = metal::fma(slope[d][t], counted, steep[d]);
-      }
-      for (int d = 0; d < DIMS; ++d) sum[d][v] = metal::fma(steep[d], by, sum[d][v]);
+# The derivative by the grid. For each pixel that counts, cotangents times values are added up over
+# the channels; of many that lie together, 8 at a time, each with a sum of its own, so that they can
+# be a vector.
+DOTS = """
+template <int K, class A, class T>
+inline void add_few(const thread Places<A>& from, thread Pack<A>* dots, const device T* plane,
+                    const device T* cot, int count, long across, long up, long out_across,
+                    long out_up) {
+  for (int l = 0; l < count; ++l) {
+    A by[K];
+    for (int k = 0; k < K; ++k) by[k] = A(cot[l * out_across + k * out_up]);
+    for (int t = 0; t < ALL; ++t) {
+      const long at = from.at[t][l] * across;
+      A sum = dots[t].of[l];
+      for (int k = 0; k < K; ++k) sum = metal::fma(by[k], A(plane[at + k * up]), sum);
+      dots[t].of[l] = sum;
     }
-  }
-  for (int d = 0; d < DIMS; ++d) {
-    A all = 0;
-    for (int v = 0; v < 8; ++v) all += sum[d][v];
-    grid_grad[(b * points + p + l) * DIMS + d] = G(all);
   }
 }
 """
-)
+GRID_GRAD = """
+const device T* cot = cotangent + b * points * C + p * out_across;
+Pack<A> dots[ALL];
+for (int t = 0; t < ALL; ++t) {
+  for (int l = 0; l < PACK; ++l) dots[t].of[l] = 0;
+}
+if (LAST && C >= 8) {
+  for (int l = 0; l < count; ++l) {
+    const device T* of_point = cot + long(l) * C;
+    long at[ALL];
+    A sum[ALL][8];
+    for (int t = 0; t < ALL; ++t) {
+      at[t] = from.at[t][l] * C;
+      for (int v = 0; v < 8; ++v) sum[t][v] = 0;
+    }
+    int c = 0;
+    for (; c + 8 <= C; c += 8) {
+      for (int t = 0; t < ALL; ++t) {
+        for (int v = 0; v < 8; ++v) {
+          sum[t][v] = metal::fma(A(of_point[c + v]), A(image[at[t] + c + v]), sum[t][v]);
+        }
+      }
+    }
+    for (; c < C; ++c) {
+      for (int t = 0; t < ALL; ++t) {
+        sum[t][0] = metal::fma(A(of_point[c]), A(image[at[t] + c]), sum[t][0]);
+      }
+    }
+    for (int t = 0; t < ALL; ++t) {
+      for (int v = 0; v < 8; ++v) dots[t].of[l] += sum[t][v];
+    }
+  }
+} else {
+  const device T* plane = image;
+  const device T* of_points = cot;
+  int left = C;
+  for (; left >= 4; left -= 4, plane += 4 * up, of_points += 4 * out_up) {
+    add_few<4, A, T>(from, dots, plane, of_points, count, across, up, out_across, out_up);
+  }
+  if (left == 3) {
+    add_few<3, A, T>(from, dots, plane, of_points, count, across, up, out_across, out_up);
+  }
+  if (left == 2) {
+    add_few<2, A, T>(from, dots, plane, of_points, count, across, up, out_across, out_up);
+  }
+  if (left == 1) {
+    add_few<1, A, T>(from, dots, plane, of_points, count, across, up, out_across, out_up);
+  }
+}
+for (int d = 0; d < DIMS; ++d) {
+  Pack<A> sum;
+  for (int l = 0; l < PACK; ++l) sum.of[l] = 0;
+  for (int t = 0; t < ALL; ++t) {
+    for (int l = 0; l < PACK; ++l) {
+      const A dot = from.inside[t][l] ? dots[t].of[l] : A(0);
+      sum.of[l] = metal::fma(from.slope(t, l, d), dot, sum.of[l]);
+    }
+  }
+  for (int l = 0; l < count; ++l) grid_grad[(b * points + p + l) * DIMS + d] = G(sum.of[l]);
+}
+"""
 
 # Points share pixels, so what they give to one is added up by atomics.
 BACKWARD = (
-    GRID_GRAD
+    POINTS
+    + GRID_GRAD
     + """
 device T* image_grad = x_grad + b * pixels * C;
 for (int l = 0; l < count; ++l) {
@@ -170,10 +226,65 @@ for (int l = 0; l < count; ++l) {
 """
 )
 
+# For few and fast threads, as processors have: some of them own OWNED channels of an image each,
+# and add what all its points give, in order, so that there are no atomics. The others, behind them
+# along y, have SLAB packs each, and the derivative by the grid.
+OWNING = (
+    STRIDES
+    + """
+const long b = thread_at.z;
+const int owners = (C + OWNED - 1) / OWNED;
+const device T* image = x + b * pixels * C;
+if (int(thread_at.y) < owners) {
+  const int first = int(thread_at.y) * OWNED, width = metal::min(OWNED, C - first);
+  device T* image_grad = x_grad + b * pixels * C + first * up;
+  for (long p = 0; p < points; p += PACK) {
+"""
+    + PLACES
+    + """
+    const device T* cot = cotangent + b * points * C + p * out_across + first * out_up;
+    if (LAST) {
+      for (int l = 0; l < count; ++l) {
+        const device T* of_point = cot + long(l) * C;
+        for (int t = 0; t < ALL; ++t) {
+          if (!from.inside[t][l]) continue;
+          const A weight = from.weight[t][l];
+          device T* of_pixel = image_grad + from.at[t][l] * C;
+          for (int c = 0; c < width; ++c) {
+            of_pixel[c] = T(metal::fma(weight, A(of_point[c]), A(of_pixel[c])));
+          }
+        }
+      }
+    } else {
+      for (int c = 0; c < width; ++c) {
+        device T* plane = image_grad + c * pixels;
+        for (int l = 0; l < count; ++l) {
+          const A by = A(cot[c * points + l]);
+          for (int t = 0; t < ALL; ++t) {
+            if (!from.inside[t][l]) continue;
+            device T* of_pixel = plane + from.at[t][l];
+            *of_pixel = T(metal::fma(from.weight[t][l], by, A(*of_pixel)));
+          }
+        }
+      }
+    }
+  }
+  return;
+}
+const long begin = long(int(thread_at.y) - owners) * SLAB * PACK;
+const long end = metal::min(points, begin + SLAB * PACK);
+for (long p = begin; p < end; p += PACK) {
+"""
+    + PLACES
+    + GRID_GRAD
+    + "}\n"
+)
+
 # Without atomics: which pixel each point counts for, as numbers that say the pixel and then the
 # entry, point * ALL + t; those of no pixel come last. They are sorted by the array library.
 ENTRIES = (
-    GRID_GRAD
+    POINTS
+    + GRID_GRAD
     + """
 for (int l = 0; l < count; ++l) {
   for (int t = 0; t < ALL; ++t) {
