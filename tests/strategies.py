@@ -134,11 +134,13 @@ def conditions(draw: Any, depth: int) -> Any:
 
 
 DIMS = ["A", "B", "C", "D"]
+LATE = "L"  # a dim that optional inputs alone have
 
 
 @st.composite
 def rules(draw: Any, faults: bool = False) -> str:
-    """The text of a rule with inputs that bind all dims, and outputs made of them.
+    """The text of a rule with inputs that bind all dims, `LATE` among them, and outputs made of
+    them.
 
     With ``faults`` there are numbers among the inputs, which sizes may name, and expressions that
     divide by zero, are negative or overflow for some sizes.
@@ -151,27 +153,28 @@ def rules(draw: Any, faults: bool = False) -> str:
     counted = ["number", "A + number", "B // number"] if number not in ("", "float32") else []
     odd = [*counted[:2], *odd, *counted[2:]]
     for n in range(draw(st.integers(1, 4))):
-        given = [*DIMS, "2", "7", "A * 2", "max(B, C)", *odd[:2]]
-        dims = draw(st.lists(st.sampled_from(given), max_size=4))
+        mark = draw(st.sampled_from(["", "", "?", "!"]))
+        given = [*DIMS, "2", "7", "A * 2", "max(B, C)", "L + A", *odd[:2]]
+        dims = draw(st.lists(st.sampled_from([*given, *[LATE] * 4 * (mark == "?")]), max_size=4))
         if draw(st.booleans()):
             dims.insert(draw(st.integers(0, len(dims))), "*S")
-        mark = draw(st.sampled_from(["", "", "?", "!"]))
         inputs.append(f"x{n}[{', '.join(dims)}]:{draw(dtype)}{mark}")
     if number:
         inputs.append(f"number:{number}")
-    inputs += [f"all[{', '.join(DIMS)}, *S]:T", "kind[]:U"]
+    inputs += [f"all[{', '.join(DIMS)}, *S]:T", "kind[]:U", f"late[A, {LATE}]:U?"]
     draw(st.randoms()).shuffle(inputs)
     sides.append(", ".join(inputs))
     found = []
     for n in range(draw(st.integers(1, 3))):
-        sizes = ["A + B * 2", "ceildiv(C, 4)", "all.size", "D if D < 5 else 5"]
+        sizes = ["A + B * 2", "ceildiv(C, 4)", "all.size", "D if D < 5 else 5", "L", "L // 2 + 1"]
         size = st.sampled_from([*DIMS, *sizes, "2 if T == float16 else A", *odd])
         dims = draw(st.lists(size, max_size=3))
         found.append(f"y{n}[{', '.join([*dims, '*S'])}]: {draw(dtype)}")
     sides.append(", ".join(found))
     wheres = ["", " where A >= 0", " where T in (float32, float16), B < 99"]
-    wheres += [" where T == float16 or U not in (float32, bool)"]
+    wheres += [" where T == float16 or U not in (float32, bool)", " where L >= 0"]
     if faults:
         wheres += [" where A == 0 or B % A == 0", " where not C // D > 3, all.ndim != 5"]
         wheres += [" where number < 5 or A == number"] * bool(counted)
+        wheres += [" where L % 2 == 0 or L > A"]
     return " -> ".join(sides) + draw(st.sampled_from(wheres))

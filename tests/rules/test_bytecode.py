@@ -28,7 +28,7 @@ from ferrule.rules.bytecode import RuleProgram, compile_expression, compile_rule
 from ferrule.rules.expression import Expression, parse
 from ferrule.rules.rule import Rule, parse_rule
 from ferrule.tools import toolchain
-from strategies import DIMS, NAMES, numbers, rules
+from strategies import DIMS, LATE, NAMES, numbers, rules
 
 RUNTIME = Path(ferrule.__file__).parent / "runtime"
 SOURCE = Path(__file__).parents[1] / "native" / "rule.c"
@@ -261,7 +261,7 @@ def test_what_no_text_says_is_refused(interpreter: Interpreter) -> None:
 
 EXTRA = (
     "A * B + 1", "ceildiv(all.size, 256)", "C // D", "all.ndim", "max(A, 1) * 2000000000 * C",
-    "A if T in (float16, int8) else 3",
+    "A if T in (float16, int8) else 3", "max(L * 2, A - L)",
 )  # fmt: skip
 
 
@@ -335,11 +335,15 @@ def calls(draw: Any) -> tuple[Rule, list[Any], list[str | None], int]:
     values["number"] = draw(st.integers(0, 6) if small else st.integers(0, 1) | size)
     values["all.size"] = math.prod([*values.values(), *star])
     values["all.ndim"] = len(DIMS) + len(star)
+    absent = [one.optional and draw(st.booleans()) for one in rule.inputs]
+    there = [one for one, left_out in zip(rule.inputs, absent, strict=True) if not left_out]
+    late = any(parse(LATE) in (one.dims or ()) for one in there)
+    values[LATE] = draw(st.integers(0, 6)) if late else 0
     variables = {"T": draw(st.sampled_from(["float32", "float16", "int8"])), "U": "int8"}
     shapes: list[Any] = []
     kinds: list[str | None] = []
-    for one in rule.inputs:
-        if one.optional and draw(st.booleans()):
+    for one, left_out in zip(rule.inputs, absent, strict=True):
+        if left_out:
             shapes.append(None)
             kinds.append(None)
             continue
@@ -421,6 +425,17 @@ LARGE = 2**40
         ("b[N]:T?, x[N]:T -> y[N]:T", [(5,), (4,)], "int8", MISMATCH),
         ("b[N+1]:T?, x[N]:T -> y[N]:T", [None, (4,)], [None, "int8"], [((4,), "int8")]),
         ("b[N]:T?, x[N]:T -> y[N]:T", [(4,), None], ["int8", None], MISMATCH),
+        ("b[L]:T?, x[N]:T -> y[N+L]:T", [None, (4,)], [None, "int8"], [((4,), "int8")]),
+        ("b[L]:T?, x[N]:T -> y[N+L]:T", [(3,), (4,)], "int8", [((7,), "int8")]),
+        ("b[L]:T?, c[L]:T?, x[N]:T -> y[L]:T", [None, (3,), (4,)], [None, "int8", "int8"],
+         [((3,), "int8")]),
+        ("b[L]:T?, c[L]:T?, x[N]:T -> y[L]:T", [(3,), None, (4,)], ["int8", None, "int8"],
+         [((3,), "int8")]),
+        ("b[L]:T?, c[L]:T?, x[N]:T -> y[L]:T", [(3,), (2,), (4,)], "int8", MISMATCH),
+        ("b[L]:T?, x[L+1]:T -> y[L]:T", [None, (4,)], [None, "int8"], MISMATCH),
+        ("b[L]:T?, x[L+1]:T -> y[L]:T", [None, (1,)], [None, "int8"], [((0,), "int8")]),
+        ("b[L]:T?, x[N]:T -> y[N]:T where N % L == 0", [None, (4,)], [None, "int8"],
+         ZERO_DIVISION),
         ("x[*S]:T -> y[x.size,x.ndim]:T", [(3, 0, 5)], "int8", [((0, 3), "int8")]),
         ("x[*S]:T -> y[x.size,x.ndim]:T", [()], "int8", [((1, 0), "int8")]),
         ("x[*S]:T -> y[x.size]:T", [(LARGE, LARGE, 0)], "int8", [((0,), "int8")]),

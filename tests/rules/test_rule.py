@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ferrule.errors import KernelError, RuleError
-from ferrule.rules.expression import Ints
+from ferrule.rules.expression import Ints, parse
 from ferrule.rules.rule import Rule, parse_rule
-from strategies import DIMS, rules
+from strategies import DIMS, LATE, rules
 
 SAMPLE = "x[B,H,W,C]:T, grid[B,N,M,2]:T -> out[B,N,M,C]:T"
 LINEAR = (
@@ -201,7 +201,9 @@ def test_what_a_call_contradicts(text: str, shapes: Any, kinds: Any, message: st
         ("x[B]:T, x[C]:T -> y[B]:T", 8, "two arrays called 'x'"),
         ("x[B]:T -> y[B,Q]:T", 14, "has the dim 'Q' by itself; they have B"),
         ("x[B+1]:T -> y[3]:T", 2, "has the dim 'B' by itself"),
-        ("x[B]:T, w[C]:T? -> y[C]:T", 10, "always there has the dim 'C'"),
+        ("x[B]:T, w[C+1]:T? -> y[C]:T", 10, "no input has the dim 'C' by itself; they have B"),
+        ("x[B]:T, w[B]:T? -> y[w.size]:T", 21, "no input 'w' that always has a shape"),
+        ("x[B]:T, w[*R]:T? -> y[*R]:T", 10, r"always there says what \*R is"),
         ("x[B]:T -> y[B]:U", 10, "what dtype 'U' is"),
         ("x[B]:T? -> y[3]:float32", 0, "always there says what dtype 'T'"),
         ("x[B]:T, n:float32 -> y[n]:T", 23, "n:float32 is a float, .*; declare n:int32"),
@@ -251,9 +253,13 @@ def test_rules_survive_and_bind_what_they_were_made_of(text: str, data: Any) -> 
     assert parse_rule(str(rule)) == rule and str(parse_rule(str(rule))) == str(rule)
     again = Rule.from_json(json.loads(json.dumps(rule.to_json())))
     assert again == rule
+    absent = [one.optional and data.draw(st.booleans()) for one in rule.inputs]
+    there = [one for one, left_out in zip(rule.inputs, absent, strict=True) if not left_out]
+    late = any(parse(LATE) in one.dims for one in there)
     sizes = {name: data.draw(st.integers(0, 9)) for name in DIMS}
     star = tuple(data.draw(st.lists(st.integers(0, 4), max_size=2)))
     every = [*sizes.values(), *star]
+    sizes[LATE] = data.draw(st.integers(0, 9)) if late else 0
     kinds = {"T": data.draw(st.sampled_from(["float32", "float16"])), "U": "int8"}
 
     def shape(one: Any) -> tuple[int, ...]:
@@ -268,8 +274,8 @@ def test_rules_survive_and_bind_what_they_were_made_of(text: str, data: Any) -> 
                 found.append(dim.evaluate(values))
         return tuple(found)
 
-    shapes = [None if one.optional and data.draw(st.booleans()) else shape(one)
-              for one in rule.inputs]  # fmt: skip
+    shapes = [None if left_out else shape(one)
+              for one, left_out in zip(rule.inputs, absent, strict=True)]  # fmt: skip
     given = [None if s is None else kinds.get(one.dtype, one.dtype)
              for s, one in zip(shapes, rule.inputs, strict=True)]  # fmt: skip
     said = again.bind("op", shapes, given)

@@ -53,6 +53,8 @@ def splits(op: Declared, ranks: Sequence[int | None]) -> list[Split]:
                 None if rank is None else _axis(argument, name, rank, i)
                 for argument, rank in zip(rule.inputs, ranks, strict=True)
             ]
+            if all(axis is None for axis in inputs):  # those that have it are absent
+                continue
             outputs = [_axis(a, name, _rank(rule, a, ranks), i) for a in rule.outputs]
             ways.append(Split(dim, tuple(inputs), tuple(outputs)))
     return ways

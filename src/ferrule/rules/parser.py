@@ -215,7 +215,8 @@ class _Parser:
                 )
 
     def bound_names(self, rule: Declaration) -> tuple[set[str], set[str], set[str]]:
-        """The dims, starred dims and dtype variables that inputs bind which are always there."""
+        """The dims that inputs bind, and the starred dims and dtype variables of those inputs that
+        are always there."""
         dims: set[str] = set()
         stars: set[str] = set()
         kinds: set[str] = set()
@@ -229,15 +230,13 @@ class _Parser:
                     f"{argument.dtype!r} is a variable",
                     argument,
                 )
+            named = {name_of(dim) for dim in argument.dims or ()} - numbers
+            dims.update(name for name in named if name is not None)
             if argument.optional:
                 continue
             if argument.dims is not None and argument.dtype not in dtypes.BY_NAME:
                 kinds.add(argument.dtype)
-            for dim in argument.dims or ():
-                if isinstance(dim, Star):
-                    stars.add(dim.name)
-                elif (name := name_of(dim)) is not None and name not in numbers:
-                    dims.add(name)
+            stars.update(dim.name for dim in argument.dims or () if isinstance(dim, Star))
         for argument in rule.inputs:
             if argument.dtype not in dtypes.BY_NAME and argument.dtype not in kinds:
                 raise self.fail(
@@ -268,7 +267,7 @@ class _Parser:
                 if name in numbers
                 else f"{name!r} is a dtype variable; compare it: {name} == float16"
                 if name in kinds
-                else f"no input that is always there has the dim {name!r} by itself; they have "
+                else f"no input has the dim {name!r} by itself; they have "
                 + (", ".join(sorted(dims)) or "none")
             )
             raise self.fail(why, at(name))

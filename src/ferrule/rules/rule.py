@@ -6,8 +6,9 @@ A rule reads like a signature::
         where T in (float32, float16), C % 4 == 0
 
 * A dim is a name, which the first input that has it alone binds; an integer; an expression
-  (`expression`) of dims that are bound; or ``*S``, any number of dims, once per array.
-* Without brackets an input is a Python number: ``eps:float32``. One of an integer dtype or bool_,
+  (`expression`) of dims that are bound; or ``*S``, any number of dims, once per array. A dim that
+  optional inputs alone have is 0 where none of them is there.
+* Without brackets an input is a Python number: ``eps:float32``. One of an integer dtype or bool,
   such as ``k:int32``, may be named like a dim, in sizes, conditions and launches.
 * A dtype is a full name, or a variable (one that is no dtype's name), which an input binds.
 * ``?`` after an input says that it may be None; ``!`` that the kernel writes it in place.
@@ -138,12 +139,7 @@ class Rule:
     @property
     def dim_names(self) -> tuple[str, ...]:
         """The dims that the shapes of inputs bind, in the order in which they appear."""
-        alone = (
-            name_of(dim)
-            for argument in self.inputs
-            if not argument.optional
-            for dim in argument.dims or ()
-        )
+        alone = (name_of(dim) for argument in self.inputs for dim in argument.dims or ())
         numbers = self.numbers
         return tuple(
             dict.fromkeys(name for name in alone if name is not None and name not in numbers)
@@ -181,11 +177,13 @@ class Rule:
             value = (numbers or {})[number]
             binding.numbers[number] = int(value) if isinstance(value, bool) else value
         later: list[tuple[Argument, int, Any, Expression]] = []
+        absent: list[Dim] = []
         for argument, shape, kind in zip(self.inputs, shapes, kinds, strict=True):
             if shape is None:
                 if not argument.optional:
                     label = binder.label(argument)
                     raise KernelError(f"{label}: got None, expected an array: {argument}.")
+                absent += argument.dims or ()
                 continue
             if kind is not None:
                 binder.bind_dtype(argument, shape, kind)
@@ -196,6 +194,9 @@ class Rule:
                     binder.bound[name] = argument, shape
                 else:
                     later.append((argument, i, size, dim))
+        for name in map(name_of, absent):
+            if name is not None and name not in self.numbers:
+                binding.dims.setdefault(name, 0)
         for argument, i, size, dim in later:
             expected = self.value(op, dim, binding, on)
             if not on.holds(expected == size):
@@ -404,6 +405,12 @@ class _Binder:
             binders += [arrays[name] for name in sorted(dim.arrays)]
             sources = [f"input {first.name!r} of shape {its} ({first})" for first, its in binders]
             sources += [f"number {name!r}" for name in self.rule.numbers if name in dim.names]
+            unbound = dim.names - self.bound.keys() - set(self.rule.numbers)
+            sources += [
+                f"the absence of {a.name!r} ({a})"
+                for a in self.rule.inputs
+                if any(name_of(d) in unbound for d in a.dims or ())
+            ]
             sources += self.binding.dtypes_of(dim)
             why = f"{dim} is {expected} by {' and '.join(dict.fromkeys(sources))}"
         return KernelError(

@@ -229,7 +229,13 @@ static inline int fr_rule_bind_input(const int64_t* record, const fr_rule_input*
   int64_t flags = record[FR_INPUT_FLAGS];
   int64_t least = record[FR_INPUT_NDIM], star = record[FR_INPUT_STAR];
   int32_t ndim = input->ndim;
-  if (!input->present) return flags & FR_OPTIONAL ? FR_RULE_OK : FR_RULE_MISMATCH;
+  const int64_t* named = record + FR_INPUT_WORDS;
+  if (!input->present) {
+    /* A dim that no input gives is 0; another input may still give it. */
+    for (int64_t i = 0; i < record[FR_INPUT_NAMED]; i++, named += 2)
+      if (!(found->symbols >> named[1] & 1)) out->symbols[named[1]] = 0;
+    return flags & FR_OPTIONAL ? FR_RULE_OK : FR_RULE_MISMATCH;
+  }
   if (ndim > FR_MAX_NDIM) return FR_RULE_LIMIT;
   if (star < 0 ? ndim != least : ndim < least) return FR_RULE_MISMATCH;
   bool any = (flags & FR_NUMBER) && input->dtype == FR_NO_DTYPE;
@@ -242,7 +248,6 @@ static inline int fr_rule_bind_input(const int64_t* record, const fr_rule_input*
     const int64_t* starred = ndim ? input->sizes + record[FR_INPUT_STAR_AT] : input->sizes;
     if (!fr_rule_bind_star(star, starred, ndim - (int32_t)least, found)) return FR_RULE_MISMATCH;
   }
-  const int64_t* named = record + FR_INPUT_WORDS;
   for (int64_t i = 0; i < record[FR_INPUT_NAMED]; i++, named += 2) {
     int64_t size = input->sizes[named[0] < 0 ? named[0] + ndim : named[0]], symbol = named[1];
     uint64_t bit = UINT64_C(1) << symbol;
