@@ -138,6 +138,17 @@ LATE = "L"  # a dim that optional inputs alone have
 
 
 @st.composite
+def stars(draw: Any) -> dict[str, tuple[int, ...]]:
+    """Sizes of ``*S`` and ``*R``, which broadcast."""
+    sizes = draw(st.lists(st.integers(0, 4), max_size=3))
+    found = {}
+    for name in ("S", "R"):
+        some = [draw(st.sampled_from([size, 1])) for size in sizes]
+        found[name] = tuple(some[draw(st.integers(0, len(sizes))) :])
+    return found
+
+
+@st.composite
 def rules(draw: Any, faults: bool = False) -> str:
     """The text of a rule with inputs that bind all dims, `LATE` among them, and outputs made of
     them.
@@ -157,11 +168,11 @@ def rules(draw: Any, faults: bool = False) -> str:
         given = [*DIMS, "2", "7", "A * 2", "max(B, C)", "L + A", *odd[:2]]
         dims = draw(st.lists(st.sampled_from([*given, *[LATE] * 4 * (mark == "?")]), max_size=4))
         if draw(st.booleans()):
-            dims.insert(draw(st.integers(0, len(dims))), "*S")
+            dims.insert(draw(st.integers(0, len(dims))), draw(st.sampled_from(["*S", "*R"])))
         inputs.append(f"x{n}[{', '.join(dims)}]:{draw(dtype)}{mark}")
     if number:
         inputs.append(f"number:{number}")
-    inputs += [f"all[{', '.join(DIMS)}, *S]:T", "kind[]:U", f"late[A, {LATE}]:U?"]
+    inputs += [f"all[{', '.join(DIMS)}, *S]:T", "kind[*R]:U", f"late[A, {LATE}]:U?"]
     draw(st.randoms()).shuffle(inputs)
     sides.append(", ".join(inputs))
     found = []
@@ -169,7 +180,9 @@ def rules(draw: Any, faults: bool = False) -> str:
         sizes = ["A + B * 2", "ceildiv(C, 4)", "all.size", "D if D < 5 else 5", "L", "L // 2 + 1"]
         size = st.sampled_from([*DIMS, *sizes, "2 if T == float16 else A", *odd])
         dims = draw(st.lists(size, max_size=3))
-        found.append(f"y{n}[{', '.join([*dims, '*S'])}]: {draw(dtype)}")
+        star = draw(st.sampled_from(["*S", "*R", "*broadcast(S, R)", "*broadcast(R,S)"]))
+        dims.insert(draw(st.integers(0, len(dims))), star)
+        found.append(f"y{n}[{', '.join(dims)}]: {draw(dtype)}")
     sides.append(", ".join(found))
     wheres = ["", " where A >= 0", " where T in (float32, float16), B < 99"]
     wheres += [" where T == float16 or U not in (float32, bool)", " where L >= 0"]

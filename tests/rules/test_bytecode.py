@@ -28,7 +28,7 @@ from ferrule.rules.bytecode import RuleProgram, compile_expression, compile_rule
 from ferrule.rules.expression import Expression, parse
 from ferrule.rules.rule import Rule, parse_rule
 from ferrule.tools import toolchain
-from strategies import DIMS, LATE, NAMES, numbers, rules
+from strategies import DIMS, LATE, NAMES, numbers, rules, stars
 
 RUNTIME = Path(ferrule.__file__).parent / "runtime"
 SOURCE = Path(__file__).parents[1] / "native" / "rule.c"
@@ -273,7 +273,7 @@ def expressions_of(rule: Rule, shapes: Sequence[Any]) -> list[Expression]:
     """What binding evaluates for these inputs, but for dims that are a name."""
     present = [one for one, s in zip(rule.inputs, shapes, strict=True) if s is not None]
     dims = [dim for one in (*present, *rule.outputs) for dim in one.dims or ()]
-    return [*(dim for dim in dims if not isinstance(dim, Star)), *rule.conditions]
+    return [*(dim for dim in dims if isinstance(dim, Expression)), *rule.conditions]
 
 
 def compare(
@@ -331,10 +331,10 @@ def calls(draw: Any) -> tuple[Rule, list[Any], list[str | None], int]:
     size = st.integers(0, 6) | st.sampled_from([2**31, 2**40, 2**62])
     small = draw(st.booleans())
     values = {name: draw(st.integers(0, 6) if small else size) for name in DIMS}
-    star = draw(st.lists(st.integers(0, 4), max_size=2))
+    star = draw(stars())
+    values["all.size"] = math.prod([*values.values(), *star["S"]])
+    values["all.ndim"] = len(DIMS) + len(star["S"])
     values["number"] = draw(st.integers(0, 6) if small else st.integers(0, 1) | size)
-    values["all.size"] = math.prod([*values.values(), *star])
-    values["all.ndim"] = len(DIMS) + len(star)
     absent = [one.optional and draw(st.booleans()) for one in rule.inputs]
     there = [one for one, left_out in zip(rule.inputs, absent, strict=True) if not left_out]
     late = any(parse(LATE) in (one.dims or ()) for one in there)
@@ -350,7 +350,7 @@ def calls(draw: Any) -> tuple[Rule, list[Any], list[str | None], int]:
         shape: list[int] = []
         for dim in one.dims or ():
             if isinstance(dim, Star):
-                shape += star
+                shape += star[dim.name]
             else:
                 status, value = expected_of(dim, values)
                 shape.append(max(0, value or 0) if status == OK else 3)
@@ -413,6 +413,16 @@ LARGE = 2**40
         ("x[A,*S,B]:T -> y[B,*S,A]:T", [(2,)], "int8", MISMATCH),
         ("x[*S,A,2]:T -> y[*S]:T", [(7, 8, 9, 2)], "int8", [((7, 8), "int8")]),
         ("x[*S,A,2]:T -> y[*S]:T", [(7, 2, 9, 3)], "int8", MISMATCH),
+        ("x[*S]:T, w[*R]:T -> y[2,*broadcast(S,R),3]:T", [(4, 1), (5,)], "int8",
+         [((2, 4, 5, 3), "int8")]),
+        ("x[*S]:T, w[*R]:T -> y[*broadcast(S,R)]:T", [(), (5, 0)], "int8", [((5, 0), "int8")]),
+        ("x[*S]:T, w[*R]:T -> y[*broadcast(S,R)]:T", [(1,), (0,)], "int8", [((0,), "int8")]),
+        ("x[*S]:T, w[*R]:T -> y[*broadcast(S,R)]:T", [(2,), (0,)], "int8", MISMATCH),
+        ("x[*S]:T, w[*R]:T -> y[*broadcast(S,R)]:T", [(3, 2), (2, 2)], "int8", MISMATCH),
+        ("x[*S]:T, w[*R]:T, v[*Q]:T -> y[*broadcast(S,R,Q)]:T", [(3, 1), (1, 2), (4, 1, 1)],
+         "int8", [((4, 3, 2), "int8")]),
+        ("x[*S]:T, w[*R]:T, v[*Q]:T -> y[*broadcast(S,R,Q)]:T", [(3, 1), (1, 2), (4,)],
+         "int8", MISMATCH),
         ("x[*S]:T, w[*S,2]:T -> y[*S]:T", [(), (2,)], "int8", [((), "int8")]),
         ("x[*S]:T, w[*S,2]:T -> y[*S]:T", [(3, 1), (3, 4, 2)], "int8", MISMATCH),
         ("x[*S]:T, w[*S,2]:T -> y[*S]:T", [(3,), (2,)], "int8", MISMATCH),
@@ -490,6 +500,10 @@ def test_what_is_too_large_goes_the_slow_way(interpreter: Interpreter) -> None:
     assert compile_rule(rule(4, 16)) and not compile_rule(rule(5, 16))
     assert compile_rule(rule(1, 16)) and not compile_rule(rule(1, 17))
     assert not compile_rule(rule(4, 16), [parse("x0.size")])
+    wide = compile_rule(parse_rule("x[*S]:T, w[*R]:T -> y[1,*broadcast(S,R)]:T"))
+    assert wide is not None
+    for ranks, status in (((15, 2), OK), ((2, 15), OK), ((2, 16), LIMIT), ((16, 2), LIMIT)):
+        assert interpreter.bind(wide, [Given((1,) * rank, 0) for rank in ranks])[0] == status
     newer = program._replace(words=(bytecode.FORMAT + 1, *program.words[1:]))
     assert interpreter.bind(newer, [Given((), 0)])[0] == LIMIT
 
@@ -518,7 +532,7 @@ def test_the_numbers_are_those_of_the_headers() -> None:
     for name in (
         "MAX_ARGUMENTS", "MAX_NDIM", "MAX_SYMBOLS", "MAX_STACK", "MAX_DTYPES", "NO_DTYPE",
         "OPTIONAL", "NUMBER", "SIZE", "NDIM", "DTYPE", "VALUE", "DIM_SYMBOL", "DIM_CODE",
-        "DIM_STAR",
+        "DIM_STAR", "DIM_BROADCAST",
     ):  # fmt: skip
         assert numbers[name] == getattr(bytecode, name), name
     assert numbers["PROGRAM_FORMAT"] == bytecode.FORMAT

@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ferrule.errors import KernelError, RuleError
+from ferrule.rules.argument import Broadcast, Star
 from ferrule.rules.expression import Ints, parse
 from ferrule.rules.rule import Rule, parse_rule
-from strategies import DIMS, LATE, rules
+from strategies import DIMS, LATE, rules, stars
 
 SAMPLE = "x[B,H,W,C]:T, grid[B,N,M,2]:T -> out[B,N,M,C]:T"
 LINEAR = (
@@ -210,6 +212,13 @@ def test_what_a_call_contradicts(text: str, shapes: Any, kinds: Any, message: st
         ("x[B]:T -> y[z.size]:T", 12, "no input 'z' that always has a shape"),
         ("x[*S,*R]:T -> y[1]:T", 1, "one starred dim at most"),
         ("x[*S]:T -> y[*R]:T", 13, r"what \*R is"),
+        ("x[*S]:T -> y[*broadcast(S,R)]:T", 13, r"what \*R is"),
+        ("x[*S]:T, z[*R]:T? -> y[*broadcast(S, R)]:T", 11, r"what \*R is"),
+        ("x[*S]:T -> y[*broadcast(S)]:T", 13, "expected two starred dims or more, each once"),
+        ("x[*S]:T -> y[*broadcast(S,S)]:T", 13, "expected two starred dims or more, each once"),
+        ("x[*S]:T -> y[*broadcast(S,1)]:T", 13, "expected two starred dims or more, each once"),
+        ("x[*S]:T, z[*R]:T -> y[*broadcast(S,R),*S]:T", 21, "one starred dim at most"),
+        ("x[*S]:T, z[*R]:T, v[*broadcast(S,R)]:T -> y[1]:T", 20, "is for outputs; an input has"),
         ("x[B]:B -> y[B]:B", 0, "'B' is two things"),
         ("x[B]:T -> y:T", 10, "output 'y' has no shape"),
         ("x[B]:T -> y[B]:T?", 10, "marks of inputs"),
@@ -257,16 +266,18 @@ def test_rules_survive_and_bind_what_they_were_made_of(text: str, data: Any) -> 
     there = [one for one, left_out in zip(rule.inputs, absent, strict=True) if not left_out]
     late = any(parse(LATE) in one.dims for one in there)
     sizes = {name: data.draw(st.integers(0, 9)) for name in DIMS}
-    star = tuple(data.draw(st.lists(st.integers(0, 4), max_size=2)))
-    every = [*sizes.values(), *star]
+    star = data.draw(stars())
+    every = [*sizes.values(), *star["S"]]
     sizes[LATE] = data.draw(st.integers(0, 9)) if late else 0
     kinds = {"T": data.draw(st.sampled_from(["float32", "float16"])), "U": "int8"}
 
     def shape(one: Any) -> tuple[int, ...]:
         found: list[int] = []
         for dim in one.dims:
-            if str(dim) == "*S":
-                found += star
+            if isinstance(dim, Star):
+                found += star[dim.name]
+            elif isinstance(dim, Broadcast):
+                found += np.broadcast_shapes(*(star[name] for name in dim.names))
             else:
                 values = {**sizes, "all.size": 1, ":T": kinds["T"]}
                 for n in every:
@@ -279,7 +290,7 @@ def test_rules_survive_and_bind_what_they_were_made_of(text: str, data: Any) -> 
     given = [None if s is None else kinds.get(one.dtype, one.dtype)
              for s, one in zip(shapes, rule.inputs, strict=True)]  # fmt: skip
     said = again.bind("op", shapes, given)
-    assert said.dims == sizes and said.stars == {"S": star}
+    assert said.dims == sizes and said.stars == star
     expected = [(shape(one), kinds.get(one.dtype, one.dtype)) for one in rule.outputs]
     assert again.results("op", said) == expected
 

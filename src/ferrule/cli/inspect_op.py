@@ -14,7 +14,7 @@ from ..operators.bodies import KernelBody
 from ..operators.identity import named
 from ..operators.runners import Runner
 from ..operators.unit_steps import CudaUnit
-from ..rules.argument import Star
+from ..rules.expression import Expression
 from .faults import Fault
 from .target import described_input
 
@@ -113,7 +113,10 @@ def lines(name: str, op: Op) -> Iterator[str]:
 
 def _batching(op: Op) -> str:
     stars = [
-        str(dim) for output in op.rule.outputs for dim in output.dims or () if isinstance(dim, Star)
+        str(dim)
+        for output in op.rule.outputs
+        for dim in output.dims or ()
+        if not isinstance(dim, Expression)
     ]
     dims = ", ".join(dict.fromkeys([*stars, *op.batch]))
     if not dims:

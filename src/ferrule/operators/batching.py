@@ -10,9 +10,10 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import FerruleWarning, KernelError, warn
-from ..rules.argument import Star
+from ..rules.argument import Broadcast, Star
+from ..rules.expression import Expression
 from ..rules.rule import Rule
-from .sharding import place, stands_alone, stated
+from .sharding import place, stands_alone, star_rank, stated
 
 if TYPE_CHECKING:
     from .declared import Declared
@@ -38,7 +39,7 @@ def batched(
         values: the inputs.
         call: calls the op.
         arrays: what is done to arrays of this library: ``move``, ``repeat``, ``merge``, ``part``,
-            ``stack``, ``select``, ``is_array``.
+            ``stack``, ``select``, ``is_array``, and ``expand``, which makes an axis of size 1.
     """
     rule = op.rules.get("vmap")
     outputs = op.rule.outputs
@@ -67,6 +68,9 @@ def batched(
     star = _star(op, axes)
     if star is not None:
         return batch.in_star(star)
+    names = _broadcast(op, axes)
+    if names is not None:
+        return batch.in_broadcast(names)
     for name in op.batch:
         if _foldable(op, name, axes):
             return batch.folded(name)
@@ -90,6 +94,21 @@ def _star(op: Declared, axes: Axes) -> str | None:
     return None
 
 
+def _broadcast(op: Declared, axes: Axes) -> tuple[str, ...] | None:
+    """The starred dims, all broadcast with each other in each output, of which those of all batched
+    inputs can take in the batch axis."""
+    rule = op.rule
+    dims = [dim for a in rule.outputs for dim in a.dims or () if isinstance(dim, Broadcast)]
+    if op.in_place or len(dims) != len(rule.outputs) or len({frozenset(d.names) for d in dims}) > 1:
+        return None
+    names = dims[0].names
+    for name in names:
+        if not stands_alone(rule, name, True) or _ranks_count(rule, name):
+            return None
+    changed = [a for a, axis in zip(rule.inputs, axes, strict=True) if axis is not None]
+    return names if all(any(Star(n) in (a.dims or ()) for n in names) for a in changed) else None
+
+
 def _ranks_count(rule: Rule, name: str) -> bool:
     """Whether a shape or condition names the rank of an array that has ``*name``."""
     arrays = {a.name for a in rule.inputs if place(a, name) is not None}
@@ -104,7 +123,8 @@ def _foldable(op: Declared, name: str, axes: Axes) -> bool:
         return False  # a fold may be a copy, to which a kernel would write in vain
     for argument in (*rule.inputs, *rule.outputs):
         at = place(argument, name)
-        if at is not None and any(isinstance(dim, Star) for dim in (argument.dims or ())[:at]):
+        before = (argument.dims or ())[: at or 0]
+        if not all(isinstance(dim, Expression) for dim in before):
             return False  # its place from the front depends on the call
     changed = [a for a, axis in zip(rule.inputs, axes, strict=True) if axis is not None]
     return all(place(a, name) is not None for a in (*changed, *rule.outputs))
@@ -138,6 +158,36 @@ class _Batch(NamedTuple):
         output_axes = tuple(place(a, name) for a in self.op.rule.outputs)
         result = self.call(*inputs)
         return result, (output_axes[0] if len(output_axes) == 1 else output_axes or None)
+
+    def in_broadcast(self, names: tuple[str, ...]) -> tuple[Any, Any]:
+        """One call, with the batch axis before all that is broadcast with each other: it is the
+        first of the starred dims that any batched input has, which are made as many as there are
+        at most."""
+        rule, arrays = self.op.rule, self.arrays
+        ranks = [
+            value.ndim - (axis is not None) if arrays.is_array(value) else None
+            for axis, value in zip(self.axes, self.values, strict=True)
+        ]
+        star_ranks = {name: star_rank(rule, name, ranks) for name in names}
+        batched = [
+            name
+            for name in names
+            for argument, axis in zip(rule.inputs, self.axes, strict=True)
+            if axis is not None and Star(name) in (argument.dims or ())
+        ]
+        places: list[int | None] = []
+        missing = []
+        for argument in rule.inputs:
+            name = next((n for n in batched if Star(n) in (argument.dims or ())), None)
+            places.append(None if name is None else place(argument, name))
+            missing.append(0 if name is None else max(star_ranks.values()) - star_ranks[name])
+        inputs = self.placed(places)
+        for i, (at, count) in enumerate(zip(places, missing, strict=True)):
+            for _ in range(count if arrays.is_array(inputs[i]) else 0):
+                inputs[i] = arrays.expand(inputs[i], (at or 0) + 1)
+        output_axes = tuple(place(a, names[0]) for a in rule.outputs)
+        result = self.call(*inputs)
+        return result, output_axes[0] if len(output_axes) == 1 else output_axes
 
     def folded(self, name: str) -> tuple[Any, Any]:
         """One call, with the batch axis folded into a dim."""

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..errors import KernelError, KernelTypeError
-from ..rules.argument import Argument, Dim, Star
+from ..rules.argument import Argument, Broadcast, Dim, Star
 from ..rules.expression import Expression
 from ..rules.rule import Rule
 
@@ -48,7 +48,9 @@ def splits(op: Declared, ranks: Sequence[int | None]) -> list[Split]:
         if not _can_split(op, dim):
             continue
         name = dim.lstrip("*")
-        for i in range(_star_rank(rule, name, ranks) if dim in stars else 1):
+        for i in range(star_rank(rule, name, ranks) if dim in stars else 1):
+            if dim in stars and not _leads(rule, name, ranks, i):
+                continue
             inputs = [
                 None if rank is None else _axis(argument, name, rank, i)
                 for argument, rank in zip(rule.inputs, ranks, strict=True)
@@ -102,7 +104,8 @@ def _checked_dims(
 
 
 def place(argument: Argument, name: str) -> int | None:
-    """Where an array has the dim ``name`` as itself, or ``*name``, among its declared dims."""
+    """Where an array has the dim ``name`` as itself, or ``*name``, also broadcast, among its
+    declared dims."""
     for i, dim in enumerate(argument.dims or ()):
         if _is_named(dim, name):
             return i
@@ -116,11 +119,17 @@ def stated(rule: Rule) -> Iterator[Expression]:
     yield from rule.conditions
 
 
-def stands_alone(rule: Rule, name: str) -> bool:
+def stands_alone(rule: Rule, name: str, broadcast: bool = False) -> bool:
     """Whether a rule uses a dim, or ``*name``, only as a dim of arrays, at most once in each. Then
-    what holds for the whole holds for parts of it, too."""
+    what holds for the whole holds for parts of it, too.
+
+    What is broadcast is alone only where ``broadcast`` says that this was thought of: parts of what
+    has the size 1 may belong to all parts of the others.
+    """
     having = set()
     for argument in (*rule.inputs, *rule.outputs):
+        if not broadcast and any(_is_broadcast(dim, name) for dim in argument.dims or ()):
+            return False
         count = sum(_is_named(dim, name) for dim in argument.dims or ())
         if count > 1:
             return False
@@ -134,8 +143,14 @@ def stands_alone(rule: Rule, name: str) -> bool:
     return True
 
 
+def _is_broadcast(dim: Dim, name: str) -> bool:
+    return isinstance(dim, Broadcast) and name in dim.names
+
+
 def _is_named(dim: Dim, name: str) -> bool:
-    return dim.name == name if isinstance(dim, Star) else dim.node == ("name", name)
+    if isinstance(dim, Expression):
+        return bool(dim.node == ("name", name))
+    return name in dim.names if isinstance(dim, Broadcast) else dim.name == name
 
 
 def _stars(rule: Rule) -> tuple[str, ...]:
@@ -150,10 +165,24 @@ def _can_split(op: Declared, dim: str) -> bool:
     written = [a for a in rule.inputs if a.mutable]
     if dim not in op.partial_sums:
         written += rule.outputs
-    return stands_alone(rule, name) and all(place(a, name) is not None for a in written)
+    return stands_alone(rule, name, True) and all(place(a, name) is not None for a in written)
 
 
-def _star_rank(rule: Rule, name: str, ranks: Sequence[int | None]) -> int:
+def _leads(rule: Rule, name: str, ranks: Sequence[int | None], i: int) -> bool:
+    """Whether the ``i``-th dim of ``*name`` stands before all dims of those that it is broadcast
+    with, so that no sizes decide whether it is repeated."""
+    others = {
+        other
+        for output in rule.outputs
+        for dim in output.dims or ()
+        if isinstance(dim, Broadcast) and name in dim.names
+        for other in dim.names
+    } - {name}
+    left = star_rank(rule, name, ranks) - i
+    return all(star_rank(rule, other, ranks) < left for other in others)
+
+
+def star_rank(rule: Rule, name: str, ranks: Sequence[int | None]) -> int:
     """How many dims ``*name`` stands for in a call."""
     for argument, rank in zip(rule.inputs, ranks, strict=True):
         if rank is not None and Star(name) in (argument.dims or ()):
@@ -164,8 +193,9 @@ def _star_rank(rule: Rule, name: str, ranks: Sequence[int | None]) -> int:
 def _rank(rule: Rule, argument: Argument, ranks: Sequence[int | None]) -> int:
     """The rank of an output."""
     dims = argument.dims or ()
-    stars = [dim.name for dim in dims if isinstance(dim, Star)]
-    return len(dims) + sum(_star_rank(rule, name, ranks) - 1 for name in stars)
+    stars = [(dim.name,) if isinstance(dim, Star) else dim.names
+             for dim in dims if not isinstance(dim, Expression)]  # fmt: skip
+    return len(dims) + sum(max(star_rank(rule, n, ranks) for n in names) - 1 for names in stars)
 
 
 def _axis(argument: Argument, name: str, rank: int, i: int) -> int | None:
@@ -174,7 +204,7 @@ def _axis(argument: Argument, name: str, rank: int, i: int) -> int | None:
     if at is None:
         return None
     dims = argument.dims or ()
-    if isinstance(dims[at], Star):
+    if not isinstance(dims[at], Expression):
         return at + i
-    after_star = any(isinstance(dim, Star) for dim in dims[:at])
+    after_star = any(not isinstance(dim, Expression) for dim in dims[:at])
     return rank - len(dims) + at if after_star else at

@@ -22,7 +22,20 @@ class Star(NamedTuple):
         return f"*{self.name}"
 
 
-Dim = Expression | Star
+class Broadcast(NamedTuple):
+    """``*broadcast(S,R)`` of an output: the dims of several ``*S``, broadcast by NumPy's rules.
+
+    Attributes:
+        names: what the starred dims are called, two at least.
+    """
+
+    names: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"*broadcast({','.join(self.names)})"
+
+
+Dim = Expression | Star | Broadcast
 
 
 class Argument(NamedTuple):

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from .. import dtypes
 from ..errors import RuleError
-from .argument import Argument, Star, name_of
+from .argument import Argument, Broadcast, Star, name_of
 from .expression import DEVICE_NUMBERS, DEVICES, Expression
 from .rule import Rule
 
@@ -26,7 +26,7 @@ NO_DTYPE = -1
 OPTIONAL, NUMBER = 1, 2  # flags of an input
 OF_DEVICE = (":device", *DEVICE_NUMBERS)  # symbols, whose values the device of a call says
 SIZE, NDIM, DTYPE, VALUE = 0, 1, 2, 3  # kinds of an attribute
-DIM_SYMBOL, DIM_CODE, DIM_STAR = 0, 1, 2  # kinds of an output's dim
+DIM_SYMBOL, DIM_CODE, DIM_STAR, DIM_BROADCAST = 0, 1, 2, 3  # kinds of an output's dim
 
 _HEADER_WORDS = 9
 _INT64 = range(-(2**63), 2**63)
@@ -226,7 +226,7 @@ def _symbols(rule: Rule, extra: Sequence[Expression]) -> dict[str, int]:
 
 def _ndim(argument: Argument) -> int:
     """The dims of an argument but ``*S``."""
-    return sum(not isinstance(dim, Star) for dim in argument.dims or ())
+    return sum(isinstance(dim, Expression) for dim in argument.dims or ())
 
 
 class _RuleWriter:
@@ -281,6 +281,7 @@ class _RuleWriter:
         for at, dim in enumerate(argument.dims or ()):
             if isinstance(dim, Star):
                 star, star_at = _number(dim.name, self.stars), at
+            if not isinstance(dim, Expression):
                 continue
             place = at if star < 0 else at - len(argument.dims or ())  # from the end, behind a star
             if (name := name_of(dim)) is not None and name not in self.rule.numbers:
@@ -307,15 +308,20 @@ class _RuleWriter:
 
     def output(self, argument: Argument) -> list[int]:
         dims = argument.dims or ()
-        words = [self.dtype(argument), len(dims)]
+        words: list[int] = []
         for dim in dims:
             if isinstance(dim, Star):
                 words += [DIM_STAR, _number(dim.name, self.stars)]
+            elif isinstance(dim, Broadcast):
+                first, *others = (_number(name, self.stars) for name in dim.names)
+                words += [DIM_STAR, first]
+                for star in others:
+                    words += [DIM_BROADCAST, star]
             elif dim.node[0] == "name":
                 words += [DIM_SYMBOL, self.symbols[dim.node[1]]]
             else:
                 words += [DIM_CODE, self.code(dim)]
-        return words
+        return [self.dtype(argument), len(words) // 2, *words]
 
     def dtype(self, argument: Argument) -> int:
         dtype = dtypes.BY_NAME.get(argument.dtype)

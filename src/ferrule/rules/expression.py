@@ -84,6 +84,15 @@ class Ints:
         return bool(condition)
 
     @staticmethod
+    def broadcast(a: tuple[Any, ...], b: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        """The shape that two broadcast to; None where they do not."""
+        short, long = sorted((a, b), key=len)
+        short = (1,) * (len(long) - len(short)) + short
+        if any(m != n and 1 not in (m, n) for m, n in zip(short, long, strict=True)):
+            return None
+        return tuple(n if m == 1 else m for m, n in zip(short, long, strict=True))
+
+    @staticmethod
     def choose(condition: Any, then: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
         """``then()`` where the condition holds, else ``otherwise()``."""
         return then() if condition else otherwise()

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from .. import dtypes
 from ..errors import RuleError
-from .argument import Argument, Dim, Star, is_countable, name_of
+from .argument import Argument, Broadcast, Dim, Star, is_countable, name_of
 from .expression import Expression, parse
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z_0-9]*")
@@ -20,6 +20,7 @@ _LIKE_A_DTYPE = re.compile(
     r"|u?(char|short|long)$"
 )
 _STAR = re.compile(r"\s*\*\s*([A-Za-z_]\w*)\s*", re.ASCII)
+_BROADCAST = re.compile(r"\s*\*\s*broadcast\s*\(([^()]*)\)\s*", re.ASCII)
 
 
 class Declaration(NamedTuple):
@@ -140,7 +141,7 @@ class _Parser:
                 close += 1
                 depth += (text[close] == "[") - (text[close] == "]")
             dims = tuple(self.dim(*part) for part in self.parts(at + 1, close))
-            if len([d for d in dims if isinstance(d, Star)]) > 1:
+            if len([d for d in dims if not isinstance(d, Expression)]) > 1:
                 raise self.fail("an array has one starred dim at most", at)
             at = close + 1
         dtype = _DTYPE.fullmatch(text, at, end)
@@ -160,9 +161,17 @@ class _Parser:
 
     def dim(self, start: int, end: int) -> Dim:
         star = _STAR.fullmatch(self.text, start, end)
+        stars = _BROADCAST.fullmatch(self.text, start, end)
         dim: Dim
         if star is not None:
             dim = Star(star[1])
+        elif stars is not None:
+            names = tuple(name.strip() for name in stars[1].split(","))
+            if len(set(names)) < max(len(names), 2) or not all(map(NAME.fullmatch, names)):
+                raise self.fail(
+                    "expected two starred dims or more, each once, as in *broadcast(S,R)", start
+                )
+            dim = Broadcast(names)
         else:
             dim = parse(self.text[start:end], whole=self.text, at=start)
             if dim.condition:
@@ -179,6 +188,9 @@ class _Parser:
             names.add(argument.name)
         dims, stars, kinds = self.bound_names(rule)
         for argument in rule.inputs:
+            for dim in argument.dims or ():
+                if isinstance(dim, Broadcast):
+                    raise self.fail(f"{dim} is for outputs; an input has one *S", dim)
             if argument.constant:
                 raise self.fail(
                     "'~' is a mark of outputs; a vjp gives None for an input without a gradient",
@@ -194,10 +206,12 @@ class _Parser:
                 raise self.fail(f"no input says what dtype {argument.dtype!r} is", argument)
         for argument in (*rule.inputs, *rule.outputs):
             for dim in argument.dims or ():
-                if not isinstance(dim, Star):
+                if isinstance(dim, Expression):
                     self.check_names(dim, dims, kinds, rule, self.positions[id(dim)])
-                elif dim.name not in stars:
-                    raise self.fail(f"no input that is always there says what {dim} is", dim)
+                    continue
+                for name in (dim.name,) if isinstance(dim, Star) else dim.names:
+                    if name not in stars:
+                        raise self.fail(f"no input that is always there says what *{name} is", dim)
         for condition in rule.conditions:
             self.check_names(condition, dims, kinds, rule, where)
         for name in rule.choices:

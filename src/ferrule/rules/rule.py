@@ -8,6 +8,7 @@ A rule reads like a signature::
 * A dim is a name, which the first input that has it alone binds; an integer; an expression
   (`expression`) of dims that are bound; or ``*S``, any number of dims, once per array. A dim that
   optional inputs alone have is 0 where none of them is there.
+* ``*broadcast(S,R)`` in an output is what ``*S`` and ``*R`` broadcast to, by NumPy's rules.
 * Without brackets an input is a Python number: ``eps:float32``. One of an integer dtype or bool,
   such as ``k:int32``, may be named like a dim, in sizes, conditions and launches.
 * A dtype is a full name, or a variable (one that is no dtype's name), which an input binds.
@@ -20,6 +21,7 @@ A rule reads like a signature::
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from operator import eq
@@ -27,11 +29,12 @@ from typing import Any
 
 from .. import dtypes
 from ..errors import KernelError, RuleError
-from .argument import Argument, Dim, Star, is_countable, name_of
+from .argument import Argument, Broadcast, Dim, Star, is_countable, name_of
 from .expression import Expression, Ints
 from .parser import NAME, declaration
 
 Shape = tuple[Any, ...]
+_BROADCAST = re.compile(r"\*broadcast\(([\w,]+)\)")
 
 
 class Binding:
@@ -222,7 +225,7 @@ class Rule:
             on: what compares sizes.
 
         Raises:
-            KernelError: a size would be negative.
+            KernelError: a size would be negative, or sizes do not broadcast.
         """
         results = []
         for argument in self.outputs:
@@ -230,6 +233,9 @@ class Rule:
             for dim in argument.dims or ():
                 if isinstance(dim, Star):
                     shape += binding.stars[dim.name]
+                    continue
+                if isinstance(dim, Broadcast):
+                    shape += self._broadcast(op, argument, dim, binding, on)
                     continue
                 size = self.value(op, dim, binding, on)
                 if type(size) is int and size < 0:
@@ -239,6 +245,26 @@ class Rule:
             binding.shapes[argument.name] = tuple(shape)
             results.append((tuple(shape), binding.dtypes.get(argument.dtype, argument.dtype)))
         return results
+
+    def _broadcast(
+        self, op: str, argument: Argument, dim: Broadcast, binding: Binding, on: type[Ints]
+    ) -> Shape:
+        """What the starred dims of a call broadcast to, in an output."""
+        shape: Shape | None = ()
+        for name in dim.names:
+            shape = None if shape is None else on.broadcast(shape, binding.stars[name])
+        if shape is not None:
+            return shape
+        stars = []
+        for name in dim.names:
+            there = (a for a in self.inputs if binding.shapes[a.name] is not None)
+            first = next(a for a in there if Star(name) in (a.dims or ()))
+            of = f"input {first.name!r} of shape {binding.shapes[first.name]} ({first})"
+            stars.append(f"*{name} is {binding.stars[name]} by {of}")
+        raise KernelError(
+            f"[op] output {argument.name!r} of op {op!r} ({argument}): {' and '.join(stars)}, "
+            "which do not broadcast; expected the same sizes, or 1, counted from the last."
+        )
 
     def value(
         self, op: str, expression: Expression, binding: Binding, on: type[Ints] = Ints
@@ -266,7 +292,7 @@ class Rule:
         def fields_of(argument: Argument) -> Any:
             dims: Any = None
             if argument.dims is not None:
-                dims = [f"*{d.name}" if isinstance(d, Star) else d.to_json() for d in argument.dims]
+                dims = [d.to_json() if isinstance(d, Expression) else str(d) for d in argument.dims]
             fields = [argument.name, dims, argument.dtype, argument.optional, argument.mutable]
             return (
                 [*fields, True] if argument.constant else fields
@@ -290,6 +316,8 @@ class Rule:
         def dim(entry: Any) -> Dim:
             if isinstance(entry, str) and entry.startswith("*") and entry[1:].isidentifier():
                 return Star(entry[1:])
+            if isinstance(entry, str) and (stars := _BROADCAST.fullmatch(entry)) is not None:
+                return Broadcast(tuple(stars[1].split(",")))
             return Expression.from_json(entry)
 
         def argument(entry: Any) -> Argument:
@@ -379,7 +407,7 @@ class _Binder:
             if isinstance(dim, Star):
                 self._bind_star(argument, shape, dim, shape[at : at + more])
                 at += more
-            else:
+            elif isinstance(dim, Expression):
                 aligned.append((at, shape[at], dim))
                 at += 1
         return aligned

@@ -94,9 +94,10 @@ enum { FR_SIZE = 0, FR_NDIM = 1, FR_DTYPE = 2, FR_VALUE = 3 };
 /* A dim of an input that must be what an expression says. */
 enum { FR_CHECK_INPUT = 0, FR_CHECK_PLACE = 1, FR_CHECK_CODE = 2, FR_CHECK_WORDS = 3 };
 
-/* An output: its dtype, as of an input, and kind and value of each dim. */
+/* An output: its dtype, as of an input, and kind and value of each dim. What a star, and others after
+ * it, left is broadcast with one that is marked so. */
 enum { FR_OUTPUT_DTYPE = 0, FR_OUTPUT_NDIM = 1, FR_OUTPUT_WORDS = 2 };
-enum { FR_DIM_SYMBOL = 0, FR_DIM_CODE = 1, FR_DIM_STAR = 2, FR_DIM_WORDS = 2 };
+enum { FR_DIM_SYMBOL = 0, FR_DIM_CODE = 1, FR_DIM_STAR = 2, FR_DIM_BROADCAST = 3, FR_DIM_WORDS = 2 };
 
 /* Instructions of an expression, for a machine with a stack. Jumps only go forward. */
 enum {
@@ -272,15 +273,42 @@ static inline int64_t fr_rule_size(int32_t ndim, const int64_t* sizes, int32_t* 
   return large ? fr_fault(status, large) : size;
 }
 
+/* Broadcasts the last dims, from `first` on, with these sizes, by NumPy's rules. */
+static inline int fr_rule_broadcast(const int64_t* sizes, int32_t count, int32_t first,
+                                    int32_t* ndim, int64_t* out) {
+  int32_t more = count - (*ndim - first);
+  if (more > 0) {
+    if (*ndim + more > FR_MAX_NDIM) return FR_RULE_LIMIT;
+    for (int32_t k = *ndim - 1; k >= first; k--) out[k + more] = out[k];
+    for (int32_t k = 0; k < more; k++) out[first + k] = 1;
+    *ndim += more;
+  }
+  int64_t* last = out + *ndim - count;
+  for (int32_t k = 0; k < count; k++) {
+    if (last[k] == 1)
+      last[k] = sizes[k];
+    else if (sizes[k] != 1 && sizes[k] != last[k])
+      return FR_RULE_MISMATCH;
+  }
+  return FR_RULE_OK;
+}
+
 static inline int fr_rule_make_output(const int64_t* program, const int64_t* record,
                                       const fr_rule_found* found, const fr_rule_result* known,
                                       fr_rule_output* output) {
   int64_t dtype = record[FR_OUTPUT_DTYPE];
   output->dtype = dtype >= 0 ? (int32_t)dtype : known->dtypes[-1 - dtype];
-  int32_t ndim = 0;
+  int32_t ndim = 0, star = 0; /* where the last star begins */
   const int64_t* dim = record + FR_OUTPUT_WORDS;
   for (int64_t i = 0; i < record[FR_OUTPUT_NDIM]; i++, dim += FR_DIM_WORDS) {
+    if (dim[0] == FR_DIM_BROADCAST) {
+      int status = fr_rule_broadcast(found->star[dim[1]].sizes, found->star[dim[1]].ndim, star,
+                                     &ndim, output->sizes);
+      if (status) return status;
+      continue;
+    }
     if (dim[0] == FR_DIM_STAR) {
+      star = ndim;
       if (ndim + found->star[dim[1]].ndim > FR_MAX_NDIM) return FR_RULE_LIMIT;
       for (int32_t k = 0; k < found->star[dim[1]].ndim; k++)
         output->sizes[ndim++] = found->star[dim[1]].sizes[k];

@@ -40,6 +40,9 @@ class BatchArrays:
         shape.insert(axis, size)
         return mx.broadcast_to(mx.expand_dims(value, axis), shape)
 
+    def expand(self, value: mx.array, axis: int) -> mx.array:
+        return mx.expand_dims(value, axis)
+
     def merge(self, value: mx.array, axis: int) -> mx.array:
         return mx.flatten(value, axis, axis + 1)
 

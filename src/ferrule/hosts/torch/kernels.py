@@ -67,6 +67,11 @@ class TorchArrays:
         return array.unsqueeze(axis).expand(shape)
 
     @staticmethod
+    def expand(array: torch.Tensor, axis: int) -> torch.Tensor:
+        """Make a new axis of size 1."""
+        return array.unsqueeze(axis)
+
+    @staticmethod
     def merge(array: torch.Tensor, axis: int) -> torch.Tensor:
         """Merge an axis and the next into one."""
         return array.flatten(axis, axis + 1)

@@ -31,6 +31,14 @@ class SymInts(Ints):
         return bool(condition)
 
     @staticmethod
+    def broadcast(a: tuple[Any, ...], b: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        """The shape that two broadcast to, as torch's own operators say it: what may be 1 is
+        guarded; of sizes that only running tells it is asserted that they are the same."""
+        if all(type(size) is int for size in (*a, *b)):
+            return Ints.broadcast(a, b)
+        return tuple(torch.broadcast_shapes(a, b))
+
+    @staticmethod
     def choose(condition: Any, then: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
         """``then()`` where the condition holds, else ``otherwise()``."""
         if not isinstance(condition, torch.SymBool):
