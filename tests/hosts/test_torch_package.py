@@ -123,6 +123,37 @@ PLACED = op(
     I + "y[i] = ON_CPU ? int(threads_per_grid.x) + N : 0;", "3 * min(sm_count, 1) + capability", 1,
     template={"ON_CPU": "device == cpu"},
 )  # fmt: skip
+PADDED = op(
+    "padded", "x[N]:T, m[L]:T?, k[L]:T? -> y[N+L]:T",
+    I + "T v = i < uint(N) ? x[i] : T(L); if (has_m && i >= uint(N)) v += m[i - N]; "
+    "if (has_k && i >= uint(N)) v -= k[i - N]; y[i] = v;",
+    "N + L", "min(L + 1, 64)",
+)  # fmt: skip
+PLUS = op(
+    "plus", "x[*S]:T, y[*R]:T -> z[*broadcast(S,R)]:T",
+    I + """
+    uint at_x = 0, at_y = 0, step_x = 1, step_y = 1, rest = i;
+    for (int d = 1; d <= metal::max(x_ndim, y_ndim); d++) {
+        uint n = d <= x_ndim ? x_shape[x_ndim - d] : 1, m = d <= y_ndim ? y_shape[y_ndim - d] : 1;
+        uint at = rest % metal::max(n, m);
+        if (n > 1) at_x += at * step_x;
+        if (m > 1) at_y += at * step_y;
+        rest /= metal::max(n, m), step_x *= n, step_y *= m;
+    }
+    z[i] = x[at_x] + y[at_y];
+    """,
+    "z.size",
+)  # fmt: skip
+
+
+def chosen(number: int, when: str | None = None) -> Any:
+    return ferrule.metal_body(I + f"y[i] = {number};", grid="N", threadgroup=64, when=when)
+
+
+CHOSEN = ferrule.op(
+    "chosen", "x[N]:T -> y[N]:T", metal=[chosen(1, "N % 2 == 0"), chosen(2)],
+    run=ferrule.run_function(lambda x: x * 0 + 3, when="N > 5"), prefer="run",
+)  # fmt: skip
 EMPTY = op("empty", "x[N]:float32 -> y[3]:float32", I + "y[i] = 1;", "min(N, 3)")
 
 
@@ -138,6 +169,9 @@ class Everything(torch.nn.Module):
             FILLED(x), ROWS(x), STRIDED(x.t()), TILED(x), CUBE(ints), EMPTY(w),
             BLANK(w), HALVES(w, 1.0, 1.0), DOUBLED(x), DOUBLED(x.sum()),
             BY_DTYPE(x), BY_DTYPE(x.half()), HEAD(w, 3, False), HEAD(w, 2, True), PLACED(w),
+            PLUS(x, w), PLUS(w, x),
+            PADDED(x.select(1, 0), None, w), PADDED(x.select(1, 0), None, None),
+            PLUS(x, x.select(1, 0)[:, None]), CHOSEN(w),
         )  # fmt: skip
 
 
@@ -193,6 +227,12 @@ def test_every_size(ops: dict[str, Any], n: int, d: int) -> None:
     both(PLACED, ops["placed"], w)
     both(DOUBLED, ops["doubled"], x)
     both(DOUBLED, ops["doubled"], torch.tensor(float(n)))
+    both(PADDED, ops["padded"], x.reshape(-1), None, w)
+    both(PADDED, ops["padded"], w, None, None)
+    both(PLUS, ops["plus"], x, w)
+    both(PLUS, ops["plus"], w[:1], x)
+    both(PLUS, ops["plus"], x, x[:, :1])
+    both(CHOSEN.using("metal"), ops["chosen"], w)
     if n and d > 2:
         both(PUT, ops["put"], torch.zeros(n, 3, d), x, 2)
         both(PUT, ops["put"], torch.zeros(n, 6, d)[:, ::2], x, 1)

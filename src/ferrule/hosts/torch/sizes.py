@@ -32,11 +32,24 @@ class SymInts(Ints):
 
     @staticmethod
     def broadcast(a: tuple[Any, ...], b: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        """The shape that two broadcast to, as torch's own operators say it: what may be 1 is
-        guarded; of sizes that only running tells it is asserted that they are the same."""
+        """The shape that two broadcast to. Sizes that are the same, 1, or alone in their place add
+        no guard; others are broadcast as by torch's own operators: what may be 1 is guarded, and of
+        sizes that only running tells it is asserted that they are the same."""
+        from torch.fx.experimental.symbolic_shapes import statically_known_true
+
         if all(type(size) is int for size in (*a, *b)):
             return Ints.broadcast(a, b)
-        return tuple(torch.broadcast_shapes(a, b))
+        short, long = sorted((a, b), key=len)
+        alone = len(long) - len(short)
+        sizes = list(long[:alone])
+        for m, n in zip(short, long[alone:], strict=True):
+            if (type(m) is int and m == 1) or statically_known_true(m == n):
+                sizes.append(n)
+            elif type(n) is int and n == 1:
+                sizes.append(m)
+            else:
+                sizes += torch.broadcast_shapes((m,), (n,))
+        return tuple(sizes)
 
     @staticmethod
     def choose(condition: Any, then: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
