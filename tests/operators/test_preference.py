@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 import ferrule
 from ferrule import DeviceError, KernelError, KernelTypeError, Op, RuleError
+from ferrule.operators import call as op_call
 
 # Torch's own: its compiler uses what it deprecates.
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
@@ -114,6 +115,19 @@ def test_the_first_that_holds_is_taken_on_every_host(made: Any, sizes: list[int]
         else:
             with pytest.raises(KernelError, match="without its Python function"):
                 saved(x)
+
+
+def test_kernels_beside_functions_run_in_c_with_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
+    op = ferrule.op(
+        "beside", "x[N]:T -> y[N]:T", metal=[metal_body(1, "N % 2 == 0"), metal_body(2)],
+        run=ferrule.run_function(ten, when="N >= 6"), prefer="run",
+    )  # fmt: skip
+    x, large = np.zeros(4, np.float32), np.zeros(7, np.float32)
+    assert op(x).tolist() == [1] * 4 and op(large).tolist() == [10] * 7
+    assert op(x[:3]).tolist() == [2] * 3
+    monkeypatch.setattr(op_call, "call", lambda op, values: "Python")
+    assert op(x).tolist() == [1] * 4 and op(x[:3]).tolist() == [2] * 3
+    assert op(large) == "Python"
 
 
 def test_graphs_choose_at_each_call() -> None:

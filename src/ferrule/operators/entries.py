@@ -34,11 +34,12 @@ from ..tools import fastcall
 from . import call as op_call
 from .bodies import KernelBody
 from .launch import Arguments, check_empty, prepare
+from .runners import Runner
 
 if TYPE_CHECKING:
     from ..rules.rule import Rule
     from .declared import Declared
-    from .unit_steps import CudaUnit
+    from .unit_steps import Implementation
 
 _int64 = ctypes.c_int64
 
@@ -122,14 +123,18 @@ class BoundOp(Bound):
         return op_call.gathered(self.op, values, facts_at)
 
 
-def serves(op: Declared, kinds: tuple[str, ...]) -> bool:
-    """Whether C can run every implementation that may be chosen on a device."""
+def serves(op: Declared, kinds: tuple[str, ...], functions: bool = False) -> bool:
+    """Whether C can run every implementation that may be chosen on a device; or, with
+    ``functions``, some, where the others are Python functions."""
     tried = [body for body in op.implementations if body.kind != "cuda" or "cuda" in kinds]
+    kernels = 0
     for body in tried:
-        if not isinstance(body, KernelBody) or not _plain(body):
+        if isinstance(body, KernelBody) and _plain(body):
+            kernels += 1
+        elif not (functions and isinstance(body, Runner)):
             return False
         if body.when is None:
-            return True
+            return kernels > 0
     return False
 
 
@@ -140,11 +145,16 @@ def _plain(body: KernelBody) -> bool:
 
 
 def bind(
-    op: Declared, on_cuda: Callable[[], None] | None = None, launches: bool = True
+    op: Declared,
+    on_cuda: Callable[[], None] | None = None,
+    launches: bool = True,
+    functions: bool = False,
 ) -> BoundOp | None:
     """The tables of an op for C, or where it ``launches`` nothing, of its rule; None where they
-    need more room than C has."""
-    bodies = [body for body in op.implementations if isinstance(body, KernelBody) and launches]
+    need more room than C has. ``functions`` of Python are among them, for which C finds no
+    launch."""
+    kinds = (KernelBody, Runner) if functions else (KernelBody,)
+    bodies = [body for body in op.implementations if isinstance(body, kinds) and launches]
     floats = ("float32", "float64") if launches else ("float16", "bfloat16", "float32", "float64")
     numbers = [dtypes.BY_NAME[p.dtype] for p in op.rule.inputs if p.dims is None]
     if any(kind.kind not in "biu" and kind.name not in floats for kind in numbers):
@@ -153,14 +163,18 @@ def bind(
     return None if bound is None else BoundOp(op, bound[0], on_cuda)
 
 
-def templates_of(body: KernelBody | CudaUnit) -> list[tuple[str, Expression]]:
+def templates_of(body: Implementation) -> list[tuple[str, Expression]]:
     """The template parameters that are expressions."""
+    if isinstance(body, Runner):
+        return []
     return [(name, value) for name, value in body.template if isinstance(value, Expression)]
 
 
-def expressions_of(body: KernelBody | CudaUnit) -> list[Expression]:
+def expressions_of(body: Implementation) -> list[Expression]:
     """What a launch is worked out from: sizes of a body, template values, and the condition."""
     sizes = [*body.grid, *body.threadgroup] if isinstance(body, KernelBody) else []
+    if isinstance(body, Runner):
+        sizes = [Expression(("neg", ("int", 1)))] * 6  # which no launch has
     templates = [value for _, value in templates_of(body)]
     return [*sizes, *templates, *([] if body.when is None else [body.when])]
 
@@ -179,7 +193,7 @@ _TELL_GPU = tables.TELL_GPU(_tell_gpu)
 
 
 def table_of(
-    rule: Rule, bodies: Sequence[KernelBody | CudaUnit], more: Sequence[Expression] = ()
+    rule: Rule, bodies: Sequence[Implementation], more: Sequence[Expression] = ()
 ) -> tuple[OpTable, RuleProgram] | None:
     """The table of an op for C, and its program, which has the expressions of all bodies, and then
     ``more``. None where they need more room than C has."""
@@ -211,15 +225,16 @@ def table_of(
 
 
 def _fill_body(
-    structure: BodyTable, body: KernelBody | CudaUnit, first: int, rule: Rule, program: RuleProgram
+    structure: BodyTable, body: Implementation, first: int, rule: Rule, program: RuleProgram
 ) -> None:
     """Fill in how a body is launched, given the number of the first of its expressions."""
     structure.devices = CUDA if body.kind == "cuda" else CPU | CUDA
     structure.contiguous = body.contiguous
     structure.grid, structure.first_template = first, first
     structure.templates = len(templates_of(body))
-    if isinstance(body, KernelBody):
+    if isinstance(body, (KernelBody, Runner)):
         structure.first_template += 6
+    if isinstance(body, KernelBody):
         structure.zeroed = body.fill is not None
         structure.atomics = "atomic" in body.kernel.source + body.kernel.header
         read = [parameter.name in body.described for parameter in rule.inputs]
@@ -247,9 +262,9 @@ def _numpy_in_c() -> Any:
 def numpy_caller(op: Declared) -> Callable[..., Any]:
     """What runs an op in C for NumPy's arrays, and gives NotImplemented for what C does not do."""
     library = _numpy_in_c()
-    if library is None or not serves(op, ("metal",)):
+    if library is None or not serves(op, ("metal",), functions=True):
         return not_in_c
-    table = bind(op)
+    table = bind(op, functions=True)
     if table is None:
         return not_in_c
     caller: Callable[..., Any] = library.numpy_op(ctypes.addressof(table.structure), table.entry_at)

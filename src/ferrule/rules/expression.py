@@ -122,12 +122,14 @@ class Expression:
         condition: whether it is true or false, instead of a number.
     """
 
-    __slots__ = ("_arrays", "condition", "node")
+    __slots__ = ("_arrays", "_of_device", "_variables", "condition", "node")
 
     def __init__(self, node: Node) -> None:
         self.node = node
         self.condition = node[0] in _CONDITIONS
         self._arrays: frozenset[str] | None = None
+        self._variables: frozenset[str] | None = None
+        self._of_device: bool | None = None
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Expression) and self.node == other.node
@@ -163,8 +165,10 @@ class Expression:
     @property
     def variables(self) -> frozenset[str]:
         """The dtype variables that it names."""
-        nodes = (node for node in _nodes(self.node) if node[0] == "is")
-        return frozenset(node[1] for node in nodes if node[2] not in DEVICES)
+        if self._variables is None:  # each call asks
+            nodes = (node for node in _nodes(self.node) if node[0] == "is")
+            self._variables = frozenset(node[1] for node in nodes if node[2] not in DEVICES)
+        return self._variables
 
     @property
     def constant(self) -> bool:
@@ -179,7 +183,9 @@ class Expression:
     @property
     def of_device(self) -> bool:
         """Whether it may name something of the device that a call runs on."""
-        return self.asks_kind or not self.names.isdisjoint(DEVICE_NUMBERS)
+        if self._of_device is None:  # each call asks
+            self._of_device = self.asks_kind or not self.names.isdisjoint(DEVICE_NUMBERS)
+        return self._of_device
 
     def evaluate(self, values: Mapping[str, Any], on: type[Ints] = Ints) -> Any:
         """The expression's value.
