@@ -93,6 +93,17 @@ MATMUL = ferrule.op(
         c[i] = sum;""",
     grid="c.size", threadgroup=64, batch="M N", partial_sums="K",
 )  # fmt: skip
+BATCHED = ferrule.op(  # of its starred dims one at least is none, or both are the same
+    "batched", "a[*S,M,K]:T, b[*R,K,N]:T, c[L,N]:T? -> y[*broadcast(S,R),M+L,N]:T",
+    metal=I + """
+        int row = i / N % (M + L), part = i / (N * (M + L)), column = i % N;
+        int at_a = a_ndim > 2 ? part * M * K : 0, at_b = b_ndim > 2 ? part * K * N : 0;
+        T sum = 0;
+        if (row >= M) { if (has_c) sum = c[(row - M) * N + column]; }
+        else for (int k = 0; k < K; k++) sum += a[at_a + row * K + k] * b[at_b + k * N + column];
+        y[i] = sum;""",
+    grid="y.size", threadgroup=64, batch="N",
+)  # fmt: skip
 STATISTICS = ferrule.op(
     "statistics", "x[B,D]:T, shift:float32, w[D]:T? -> least[B]:T, most[B]:T",
     metal=ROW + """
@@ -159,6 +170,17 @@ def every_starred_dim_is_sharded() -> None:
     with torch.inference_mode():
         check(EXP(spread(x, Shard(0))), x.exp(), Shard(0))
     check(EXP.torch_op(spread(x, Shard(0))), x.exp(), Shard(0))
+
+
+@case
+def broadcast_dims_are_sharded_where_they_stand_alone() -> None:
+    a, b, c = numbers(4, 2, 3), numbers(3, 2), numbers(1, 2)
+    whole, sharded = spread(b, Replicate()), spread(a, Shard(0))
+    check(BATCHED(sharded, whole, None), a @ b, Shard(0))
+    both = torch.cat((a @ b, c.expand(4, 1, 2)), 1)
+    check(BATCHED(sharded, whole, spread(c, Replicate())), both, Shard(0))
+    check(BATCHED(spread(a, Replicate()), spread(b, Shard(1)), spread(c, Shard(1))), both, Shard(2))
+    check(BATCHED(sharded, spread(a.mT.contiguous(), Shard(0)), None), a @ a.mT, Replicate())
 
 
 @case
