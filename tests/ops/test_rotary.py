@@ -61,7 +61,7 @@ def calls(draw: Any) -> tuple[tuple[int, ...], dict[str, Any]]:
 DTYPES = {0: torch.float32, 7: torch.float16}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(calls())
 def test_any_shape(call: tuple[tuple[int, ...], dict[str, Any]]) -> None:
     shape, how = call

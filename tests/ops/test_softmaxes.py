@@ -40,7 +40,7 @@ def test_rows_of_2048(function: Any, theirs: Any, dtype: torch.dtype, behind: in
         close(one, other, dtype)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.data(), st.sampled_from(MODES), st.sampled_from(PAIRS), st.booleans())
 def test_any_shape(data: Any, mode: Any, pair: Any, from_the_front: bool) -> None:
     (dtype, behind), (function, theirs) = mode, pair
