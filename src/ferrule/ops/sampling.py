@@ -102,7 +102,9 @@ def sampler(
         grid=text.grid(f"B * ceildiv(C, {texts.CHANNELS})"),
         batch=f"C {text.points} B",
     )
-    op.def_vjp(_derivative(text, deterministic), version=1)
+    # The version stands for all that the function reads, but for the op's own text.
+    version = "sorted 1" if deterministic else "atomic 1"
+    op.def_vjp(_derivative(text, deterministic), version=version)
     op.def_jvp(
         text.op(
             "grid_sample_jvp",
