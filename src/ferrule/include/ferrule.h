@@ -17,6 +17,7 @@
 #include "cuda.h"
 #else
 #include "cpu.h"
+#include "tally.h"
 #include "divide.h"
 #include "matrix.h"
 #include "simd.h"

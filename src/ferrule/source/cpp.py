@@ -51,6 +51,17 @@ class Prepared:
 
     spec: Spec
     text: Rewritten
+    tallied: frozenset[str] = frozenset()  # outputs that each CPU thread adds up for itself
+
+    @cached_property
+    def parameters(self) -> list[Parameter]:
+        """The parameters of the kernel function where it is made of loops."""
+        return [
+            q._replace(type=f"::fr::tally<{_element(q)}>&", argument=f"fr_tally_{q.name}")
+            if q.name in self.tallied
+            else q
+            for q in parameters(self.spec)
+        ]
 
     @property
     def kernel(self) -> Kernel:
@@ -172,6 +183,11 @@ def _class_types(spec: Spec, text: Rewritten) -> bool:
     type_names = {i.dtype.metal for i in spec.inputs} | {d.metal for d in spec.outputs}
     type_names |= {v.metal for _, v in spec.template if isinstance(v, Dtype)}
     return bool(_CLASSES & type_names) or bool(_CLASS_WORDS & text.words)
+
+
+def _element(q: Parameter) -> str:
+    """What an atomic output is made of."""
+    return q.type.removeprefix("atomic<").removesuffix(">*")
 
 
 def parameters(spec: Spec) -> list[Parameter]:
@@ -313,10 +329,16 @@ def with_entry(
     """A whole text for the CPU: head, function, and the entry that the runtime calls."""
     arguments = "".join(f", {parameter.argument}" for parameter in params)
     call = call.replace("{values}", template_values(p.spec)).replace("{arguments}", arguments)
+    tallies = ""
+    if any(q.argument.startswith("fr_tally_") for q in params):
+        for i, name in enumerate(p.kernel.output_names, len(p.spec.inputs)):
+            if name in p.tallied:
+                kind = next(q.type for q in params if q.name == name).removesuffix("&")
+                tallies += f"  {kind} fr_tally_{name}(fr_l->buffers[{i}]);\n"
     return (
         f"{head(p, mode)}{function}"
         f"FR_EXPORT void {ENTRY}(const ::fr::launch* fr_l, uint64_t fr_begin, uint64_t fr_end, "
-        f"::fr::worker* fr_w) {{\n  (void)fr_w;\n{call}}}\n"
+        f"::fr::worker* fr_w) {{\n  (void)fr_w;\n{tallies}{call}}}\n"
         f'FR_EXPORT const char fr_units[] = "{units}";\n'
         "FR_EXPORT const char fr_alone = ::fr::detail::alone ? '1' : '0';\n"
         f"{_SHARED_TABLE if mode in ('split', 'fibers') else ''}"

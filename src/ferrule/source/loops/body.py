@@ -13,7 +13,7 @@ from tree_sitter import Node
 
 from ...kernel import ATTRIBUTES
 from .. import words
-from ..cpp import NotSplittable, Parameter, Prepared, body_line, parameters
+from ..cpp import NotSplittable, Parameter, Prepared, body_line
 from ..dialect import INTEGERS, MATRIX_OPS, SYNC
 from ..syntax import (
     Tree,
@@ -126,7 +126,7 @@ class Body:
 
     @cached_property
     def parameters(self) -> list[Parameter]:
-        return parameters(self.prepared.spec)
+        return self.prepared.parameters
 
     @cached_property
     def attributes(self) -> list[str]:

@@ -16,6 +16,7 @@ from .lanes import AT, Lanes, Nest
 from .plan import Plan
 from .rows import Row
 from .statements import initial_value
+from .tallies import tallying
 from .uniform import Uniformity
 
 _GRID = "thread_position_in_grid"
@@ -84,8 +85,12 @@ def _count(lanes: Lanes, statement: Node, declared: list[Variable], nest: Nest) 
 
 def text(p: Prepared) -> str:
     """The whole text: loops over the grid, what is the same in all threads of a row outside."""
+    return tallying(p, _text)
+
+
+def _text(p: Prepared) -> str:
     p = cpp.without_synchronising_functions(p)
-    attributes, params = cpp.used_attributes(p), cpp.parameters(p.spec)
+    attributes, params = cpp.used_attributes(p), p.parameters
     in_group = any(a in cpp.PER_GROUP or (a in cpp.PER_THREAD and a != _GRID) for a in attributes)
     before, inside, row, moved = _parts(p, params, along_x=not in_group)
     row_values, thread_values = _values(params, moved, attributes, in_group)

@@ -62,6 +62,8 @@ class Declarations:
                 spec = re.sub(r"\b(thread_local|static)\b", "", spec)
                 text = self.tree.text(inner_declarator(declarator))
                 note = shared_note(line_of(statement), variable.name)
+                if "atomic" in spec:  # one thread runs the whole threadgroup
+                    spec = f"::fr::owned_t<{spec.strip()}>"
                 lanes.write(f"alignas(16) {spec} {text}; {note}\n", statement)
                 continue
             spec = re.sub(r"\bthread_local\b", "", spec)  # a pointer beside such memory is private

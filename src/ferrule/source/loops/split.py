@@ -10,6 +10,7 @@ from ..syntax import Tree, callee, kinds
 from .body import Body, Unit, Variables
 from .rows import LAUNCH_ATTRIBUTES, Row, find
 from .splitter import split
+from .tallies import tallying
 from .uniform import LANE_ATTRIBUTES
 
 _FETCH_ADD = "atomic_fetch_add_explicit"
@@ -66,7 +67,7 @@ def _locked(p: Prepared, functions: str, bodies: list[str]) -> str:
 
 def row_function(p: Prepared, row: Row) -> str:
     """A function that finds the length of the rows of a launch; 0 where rows would not pay."""
-    params = cpp.parameters(p.spec)
+    params = p.parameters
     values = [f"{q.type} {q.name} = fr_a_{q.name}; (void){q.name};" for q in params]
     attributes = [a for a in cpp.used_attributes(p) if a in LAUNCH_ATTRIBUTES]
     values += [f"{cpp.attribute(a)} (void){a};" for a in attributes]
@@ -91,7 +92,12 @@ def text(p: Prepared, *, simdgroup: bool, rows: bool, aligned: bool = False) -> 
     Raises:
         NotSplittable: the control flow does not allow it (`ferrule.source.loops.split`).
     """
-    inside, body, variables = split(p, Unit(simdgroup, rows, aligned))
+    return tallying(p, lambda p: _text(p, Unit(simdgroup, rows, aligned)))
+
+
+def _text(p: Prepared, unit: Unit) -> str:
+    simdgroup, rows = unit.simdgroup, unit.rows
+    inside, body, variables = split(p, unit)
     row = in_row(p, body, variables)
     p = cpp.without_synchronising_functions(p)
     lanes, each = (32, "simdgroups") if simdgroup else (1024, "threadgroups")
@@ -121,7 +127,7 @@ def text(p: Prepared, *, simdgroup: bool, rows: bool, aligned: bool = False) -> 
     )
     if not _may_wait(p, body.tree):
         functions = _locked(p, functions, [inside] if row is None else [inside, row[1]])
-    parameters = cpp.parameters(p.spec)
+    parameters = p.parameters
     return cpp.with_entry(p, "split", functions, entry, parameters, units="threadgroups")
 
 
@@ -130,7 +136,7 @@ def function(p: Prepared, name: str, inside: str, lanes: int, *, rows: bool) -> 
 
     Its first template argument is the number of lanes where it is known, else 0.
     """
-    params = cpp.parameters(p.spec)
+    params = p.parameters
     positions = (
         ""
         if rows
