@@ -7,6 +7,7 @@ from typing import Any
 
 import ferrule
 
+from . import sampling_cuda as on_cuda
 from . import sampling_texts as texts
 from .sampling_place import PLACE
 
@@ -99,6 +100,7 @@ def sampler(
         f"{text.inputs} -> out[{text.samples}]:T",
         texts.FORWARD,
         functions=texts.FEW_CHANNELS,
+        cuda=text.cuda_forward(),
         grid=text.grid(f"B * ceildiv(C, {texts.CHANNELS})"),
         batch=f"C {text.points} B",
     )
@@ -180,6 +182,41 @@ class _Text:
         points = self.points.replace(" ", " * ")
         return texts.SLAB, f"ceildiv({points}, {texts.SLAB * texts.PACK})", images
 
+    def cuda_forward(self) -> list[Any]:
+        """CUDA bodies: of vectors of channels, and else."""
+        of_image = f"ceildiv(C, {on_cuda.CHANNELS})"
+        threads = {16: "C // 8", 4: "C // 4", 1: "C" if self._constants["LAST"] else of_image}
+        return self._cuda(on_cuda.FORWARD, "", threads, None)
+
+    def cuda_backward(self) -> list[Any]:
+        """The same of the derivative."""
+        threads = {16: _lanes("C // 8"), 4: _lanes("C // 4"), 1: _lanes("C")}
+        return self._cuda(on_cuda.BACKWARD, on_cuda.ADD, threads, 0)
+
+    def _cuda(
+        self, body: str, functions: str, threads: dict[int, str], init_value: int | None
+    ) -> list[Any]:
+        """A body for 2-byte and for 4-byte vectors of channels, and one for all other calls."""
+        points = f"B * {self.points.replace(' ', ' * ')}"
+        conditions = {
+            16: "T in (float16, bfloat16) and C % 8 == 0",
+            4: "T == float32 and C % 4 == 0",
+            1: "T != float64",
+        }
+        return [
+            ferrule.cuda_body(
+                body,
+                grid=f"{points} * ({count})",
+                threadgroup=256,
+                when=f"{conditions[kind]} and G != float64 and {points} * ({count}) < 2147483648",
+                init_value=init_value,
+                header=self.header("", PACK=1, VECTORS=kind != 1, CHANNELS=on_cuda.CHANNELS)
+                + functions,
+            )
+            for kind, count in threads.items()
+            if kind == 1 or self._constants["LAST"]
+        ]
+
     def op(
         self, name: str, rule: str, body: str, *, functions: str = "", pack: int = texts.PACK,
         **declared: Any,
@@ -197,6 +234,14 @@ class _Text:
             header=header + functions,
             **declared,
         )
+
+
+def _lanes(chunks: str) -> str:
+    """How many lanes have a point together: a power of 2 that is no less than the chunks, or 32."""
+    lanes = "32"
+    for n in (16, 8, 4, 2, 1):
+        lanes = f"({n} if {chunks} <= {n} else {lanes})"
+    return lanes
 
 
 def _derivative(text: _Text, deterministic: bool) -> Any:
@@ -222,7 +267,14 @@ def _derivative(text: _Text, deterministic: bool) -> Any:
     if deterministic:
         others = _gathering(text)
     else:
-        others = text.op("grid_sample_vjp", rule, texts.BACKWARD, functions=texts.DOTS, **declared)
+        others = text.op(
+            "grid_sample_vjp",
+            rule,
+            texts.BACKWARD,
+            functions=texts.DOTS,
+            cuda=text.cuda_backward(),
+            **declared,
+        )
         second = _second(text)
         others.def_vjp(second)
         owning.def_vjp(second)

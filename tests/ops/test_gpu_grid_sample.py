@@ -1,0 +1,70 @@
+"""`ferrule.ops.grid_sample` on a GPU: CUDA bodies and Metal ones, against torch on the CPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import on_cuda
+from ferrule.ops import grid_sample, sampling
+
+torch = pytest.importorskip("torch")
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        not (on_cuda.available() and torch.cuda.is_available()), reason="there is no GPU for torch"
+    ),
+    pytest.mark.filterwarnings("ignore::ferrule.PortabilityWarning"),
+]
+CASES = [
+    ("bilinear", "zeros", False, "NHWC"),
+    ("bicubic", "reflection", True, "NHWC"),
+    ("bilinear", "border", True, "NDHWC"),
+    ("bilinear", "reflection", False, "NCHW"),
+    ("nearest", "zeros", True, "NCDHW"),
+]
+
+
+def expected(x: Any, grid: Any, cotangent: Any, case: Any) -> list[Any]:
+    """Samples and gradients of torch, on the CPU in float64."""
+    x, grid, cotangent = (a.detach().cpu().double() for a in (x, grid, cotangent))
+    mode, padding, corners, layout = case
+    x.requires_grad_(), grid.requires_grad_()
+    first = x.movedim(-1, 1) if layout[-1] == "C" else x
+    y = torch.nn.functional.grid_sample(first, grid, mode, padding, corners)
+    y = y.movedim(1, -1) if layout[-1] == "C" else y
+    return [y, *torch.autograd.grad(y, (x, grid), cotangent)]
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("channels", [1, 3, 8, 24, 320])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_is_torchs(case: Any, channels: int, dtype: Any, deterministic: bool) -> None:
+    dims = len(case[3]) - 2
+    size = (2, channels, *(5, 4, 6)[-dims:])
+    x = torch.rand(size, device="cuda").to(dtype)
+    points = (3, 5, 4) if dims == 3 else (7, 6)
+    wide = dtype if dtype == torch.float64 else torch.float32  # places of halves would differ
+    grid = (torch.rand(2, *points, dims, device="cuda") * 3 - 1.5).to(wide)
+    if case[3][-1] == "C":
+        x = x.movedim(1, -1).contiguous()
+    x.requires_grad_(), grid.requires_grad_()
+    y = grid_sample(x, grid, *case, deterministic=deterministic)
+    cotangent = torch.rand(y.shape, device="cuda").to(dtype)
+    got = [y, *torch.autograd.grad(y, (x, grid), cotangent)]
+    bound = {torch.float64: 1e-10, torch.float32: 1e-4}.get(dtype, 3e-2)
+    for mine, theirs in zip(got, expected(x, grid, cotangent, case), strict=True):
+        largest = max(1.0, theirs.abs().max().item())
+        torch.testing.assert_close(mine.cpu().double(), theirs, rtol=bound, atol=bound * largest)
+
+
+@pytest.mark.parametrize("case", CASES[:1], ids=str)
+def test_bodies_agree(case: Any) -> None:
+    """Vectors that do not begin at a multiple of 16 bytes, and the Metal body."""
+    x = torch.rand(2 * 5 * 4 * 8 + 1, device="cuda")[1:].view(2, 5, 4, 8)
+    grid = torch.rand(2, 7, 6, 2, device="cuda") * 3 - 1.5
+    op = sampling.sampler(*case, False)
+    torch.testing.assert_close(op.using("cuda")(x, grid), op.using("metal")(x, grid))
