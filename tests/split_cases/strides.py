@@ -141,7 +141,8 @@ CASES = [
         int acc = 0;
         for (int k = int(lane) - 5; k < 200; k += 32) acc += x[k + 5] + k;
         for (uint k = lane - 5u; k < 200u; k += 32) acc += x[k];
-        for (uint k = lane; k < 60; k += 32) if (k >= 40) acc += x[k - 40];
+        for (uint ways_stride_wraps = lane; ways_stride_wraps < 60; ways_stride_wraps += 32)
+          if (ways_stride_wraps >= 40) acc += x[ways_stride_wraps - 40];  // named as the kernel is
         y[i] = simd_sum(acc);
         """,
         shapes=_FEW,

@@ -327,32 +327,33 @@ class _Splitter:
         lanes, text = self.lanes, self.tree.text(statement)
         lanes.flush(nest, text)
         n, end = lanes.number(), nest.end
+        at, count = f"fr_a{n}", f"fr_e{n}"
         with self.scopes.inner():
             (variable,) = self.scopes.declare(stride.start)
-            kind = f"fr_t{variable.number}"
-            lanes.write(
-                f"{{\ntypedef {variable.type} {kind}; ::fr::storage_t<{kind}> fr_f{n} = 0;\n"
-                f"const unsigned fr_o{n} = ::fr::split::first({nest.mask}, {end});\n"
-            )
-            # What the first active lane starts with tells what all of them do.
-            lanes.add(f"fr_f{n} = {self.tree.text(stride.first)};", statement)
-            one = f"for (unsigned fr_i = fr_o{n}; fr_i < {end}; fr_i = {end}) "
-            lanes.flush(nest._replace(later=(text, *nest.later)), head=one)
-            head = ", ".join(map(lanes.outside, (stride.bound, stride.step)))
-            lanes.write(
-                f"const auto fr_k{n} = ::fr::split::rounds_of(fr_f{n}, fr_o{n}, {end}, {head});\n",
-                statement,
-            )
-            at, count = f"fr_a{n}", f"fr_e{n}"
-            lanes.write(
-                f"if (fr_k{n}.together) for (int64_t {at} = fr_k{n}.first; {at} < fr_k{n}.end; "
-                f"{at} += fr_k{n}.step) {{\n"
-                f"const unsigned {count} = fr_k{n}.lanes({at}, {end});\n"
-                f"const {kind} fr_u{n} = {kind}({at});\n"
-            )
-            inside = nest.within(Frame("stride", end=count))
-            with lanes.in_step(variable, f"fr_u{n}", count):
-                self._nested(part(statement, "body"), inside._replace(later=(text, *nest.later)))
+        kind = f"fr_t{variable.number}"
+        lanes.write(
+            f"{{\ntypedef {variable.type} {kind}; ::fr::storage_t<{kind}> fr_f{n} = 0;\n"
+            f"const unsigned fr_o{n} = ::fr::split::first({nest.mask}, {end});\n"
+        )
+        # What the first active lane starts with tells what all of them do. It has no counter yet.
+        lanes.add(f"fr_f{n} = {self.tree.text(stride.first)};", statement)
+        one = f"for (unsigned fr_i = fr_o{n}; fr_i < {end}; fr_i = {end}) "
+        lanes.flush(nest._replace(later=(text, *nest.later)), head=one)
+        head = ", ".join(map(lanes.outside, (stride.bound, stride.step)))
+        lanes.write(
+            f"const auto fr_k{n} = ::fr::split::rounds_of(fr_f{n}, fr_o{n}, {end}, {head});\n",
+            statement,
+        )
+        lanes.write(
+            f"if (fr_k{n}.together) for (int64_t {at} = fr_k{n}.first; {at} < fr_k{n}.end; "
+            f"{at} += fr_k{n}.step) {{\n"
+            f"const unsigned {count} = fr_k{n}.lanes({at}, {end});\n"
+            f"const {kind} fr_u{n} = {kind}({at});\n"
+        )
+        inside = nest.within(Frame("stride", end=count))
+        with self.scopes.inner(), lanes.in_step(variable, f"fr_u{n}", count):
+            self.scopes.declare(stride.start)
+            self._nested(part(statement, "body"), inside._replace(later=(text, *nest.later)))
         lanes.write("} else {\n")
         lanes.add_statement(statement, nest)
         lanes.flush(nest)
