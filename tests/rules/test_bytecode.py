@@ -25,7 +25,8 @@ from ferrule.rules import bytecode
 from ferrule.rules.argument import Star
 from ferrule.rules.bytecode import Opcode as Op
 from ferrule.rules.bytecode import RuleProgram, compile_expression, compile_rule
-from ferrule.rules.expression import Expression, parse
+from ferrule.rules.expression import Expression
+from ferrule.rules.grammar import parse
 from ferrule.rules.rule import Rule, parse_rule
 from ferrule.tools import toolchain
 from strategies import DIMS, LATE, NAMES, numbers, rules, stars

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from ferrule import dtypes
 from ferrule.errors import RuleError
-from ferrule.rules.expression import Expression, Ints, parse
+from ferrule.rules.expression import Expression, Ints
+from ferrule.rules.grammar import parse
 from strategies import NAMES, numbers
 
 VALUES = {"B": 3, "H": 7, "W": 128, "x.size": 2688, "x.ndim": 3, ":T": "float16"}

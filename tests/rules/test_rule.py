@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from ferrule.errors import KernelError, RuleError
 from ferrule.rules.argument import Broadcast, Star
-from ferrule.rules.expression import Ints, parse
+from ferrule.rules.expression import Ints
+from ferrule.rules.grammar import parse
 from ferrule.rules.rule import Rule, parse_rule
 from strategies import DIMS, LATE, rules, stars
 

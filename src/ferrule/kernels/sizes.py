@@ -22,7 +22,8 @@ from ..dtypes import Dtype
 from ..errors import KernelError, RuleError
 from ..kernel import Kernel
 from ..rules.argument import Argument
-from ..rules.expression import Expression, parse
+from ..rules.expression import Expression
+from ..rules.grammar import parse
 from ..rules.rule import Rule
 from ..spec import Shape, with_threads
 from . import arguments

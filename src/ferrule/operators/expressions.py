@@ -10,7 +10,8 @@ from typing import Any
 from .. import dtypes
 from ..dtypes import Dtype
 from ..errors import KernelError, KernelTypeError, RuleError
-from ..rules.expression import DEVICE_NUMBERS, Expression, parse
+from ..rules.expression import DEVICE_NUMBERS, Expression
+from ..rules.grammar import parse
 from ..rules.rule import Binding, Rule
 
 INT32 = 2**31

@@ -1,4 +1,4 @@
-"""Integer expressions over a call's sizes: parsed once, and never run by Python's ``eval``.
+"""Integer expressions over a call's sizes: read once (`grammar`), and never run by Python's ``eval``.
 
 An expression is a tree of plain tuples. It is evaluated on ints or on symbolic ints, compiled to
 instructions (`bytecode`), and saved as JSON. The grammar is a part of Python's: integers, names,
@@ -13,11 +13,9 @@ runs: ``device == cuda``. Of the device ``sm_count`` and ``capability`` are numb
 from __future__ import annotations
 
 import ast
-import functools
 import keyword
 import operator
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from .. import dtypes
@@ -29,15 +27,9 @@ DEVICES = ("cpu", "cuda", "metal")  # the kinds of devices
 DEVICE_NUMBERS = ("sm_count", "capability")
 
 MOST = 2**63 - 1  # of a literal: C's int64_t
-_LONGEST = 2000  # characters
-_DEEPEST = 100  # levels of a tree, so that no recursion over it ends the stack
-_MOST_NODES = 1000
-_ATTRIBUTES = ("size", "ndim")
-_REFUSED = "\n\r\f\0\\#"  # Python reads more than one line, or none
+DEEPEST = 100  # levels of a tree, so that no recursion over it ends the stack
+ATTRIBUTES = ("size", "ndim")
 
-_NUMBER = re.compile(r"(?<![\w.])\d\w*", re.ASCII)
-_ASSIGNED = re.compile(r"(?<![=!<>])=(?!=)")
-_INTEGER = re.compile(r"[0-9_]+|0[xX][0-9a-fA-F_]+|0[bB][01_]+|0[oO][0-7_]+")
 
 # What Python's parser makes of a sign between two operands, and what computes it.
 _ARITHMETIC: dict[str, tuple[type[ast.AST], Callable[[Any, Any], Any]]] = {
@@ -55,18 +47,17 @@ _COMPARISONS: dict[str, tuple[type[ast.AST], Callable[[Any, Any], Any]]] = {
     ">": (ast.Gt, operator.gt),
     ">=": (ast.GtE, operator.ge),
 }
-_BETWEEN_TWO = {**_ARITHMETIC, **_COMPARISONS}
-_SIGNS = {syntax: sign for sign, (syntax, _) in _BETWEEN_TWO.items()}
-_FUNCTIONS = ("min", "max", "ceildiv")  # of two arguments; min and max take more
+BETWEEN_TWO = {**_ARITHMETIC, **_COMPARISONS}
+FUNCTIONS = ("min", "max", "ceildiv")  # of two arguments; min and max take more
 
 # How often each kind of node has operands, for trees that come from a file.
 _OPERANDS = {
-    **dict.fromkeys((*_BETWEEN_TWO, *_FUNCTIONS, "and", "or"), 2),
+    **dict.fromkeys((*BETWEEN_TWO, *FUNCTIONS, "and", "or"), 2),
     "neg": 1,
     "not": 1,
     "if": 3,
 }
-_CONDITIONS = frozenset({*_COMPARISONS, "and", "or", "not", "is"})
+CONDITIONS = frozenset({*_COMPARISONS, "and", "or", "not", "is"})
 
 Node = tuple[Any, ...]
 
@@ -126,7 +117,7 @@ class Expression:
 
     def __init__(self, node: Node) -> None:
         self.node = node
-        self.condition = node[0] in _CONDITIONS
+        self.condition = node[0] in CONDITIONS
         self._arrays: frozenset[str] | None = None
         self._variables: frozenset[str] | None = None
         self._of_device: bool | None = None
@@ -152,14 +143,14 @@ class Expression:
     def arrays(self) -> frozenset[str]:
         """The arrays whose size or rank it names."""
         if self._arrays is None:  # each call asks
-            names = (node[1] for node in _nodes(self.node) if node[0] in _ATTRIBUTES)
+            names = (node[1] for node in _nodes(self.node) if node[0] in ATTRIBUTES)
             self._arrays = frozenset(names)
         return self._arrays
 
     @property
     def attributes(self) -> frozenset[str]:
         """The ``"x.size"`` and ``"x.ndim"`` that it names."""
-        nodes = (node for node in _nodes(self.node) if node[0] in _ATTRIBUTES)
+        nodes = (node for node in _nodes(self.node) if node[0] in ATTRIBUTES)
         return frozenset(f"{node[1]}.{node[0]}" for node in nodes)
 
     @property
@@ -214,182 +205,6 @@ class Expression:
         return Expression(_read(data))
 
 
-def parse(text: str, *, whole: str | None = None, at: int = 0) -> Expression:
-    """Parse an expression.
-
-    Args:
-        text: the expression.
-        whole, at: the text that it is a part of, and where it begins there, for error messages.
-
-    Raises:
-        RuleError: it is none; points at the character.
-    """
-    whole = text if whole is None else whole
-    before = len(text) - len(text.lstrip())
-    stripped = text.strip()
-
-    def fail(message: str, column: int) -> RuleError:
-        return RuleError.at(message, whole, at + before + column)
-
-    if not stripped:
-        raise fail("an expression is missing here", 0)
-    if not stripped.isascii():
-        bad = next(i for i, c in enumerate(stripped) if not c.isascii())
-        raise fail(f"unexpected character {stripped[bad]!r}", bad)
-    if len(stripped) > _LONGEST:
-        raise fail(f"an expression of {len(stripped)} characters; at most {_LONGEST} are read", 0)
-    if any(c in stripped for c in _REFUSED):
-        bad = min(i for c in _REFUSED if (i := stripped.find(c)) >= 0)
-        raise fail(f"unexpected character {stripped[bad]!r}", bad)
-    for number in _NUMBER.finditer(stripped):
-        if not _INTEGER.fullmatch(number[0]):  # Python warns of 128if, and reads it
-            raise fail(f"{number[0]} is no integer", number.start())
-    try:
-        tree = ast.parse(stripped, mode="eval").body
-        node = _node(tree, fail)
-        deep, many = _extent(node, {})
-    except SyntaxError as error:
-        column = error.offset - 1 if error.offset else len(stripped)  # none where it ends early
-        if (alone := _ASSIGNED.search(stripped)) is not None:
-            raise fail("this is no expression: sizes are compared by '=='", alone.start()) from None
-        raise fail("this is no expression", column) from None
-    except (RecursionError, MemoryError):
-        raise fail("an expression that is nested too deeply", 0) from None
-    if deep > _DEEPEST:
-        raise fail(f"an expression that is nested too deeply: {deep} levels of {_DEEPEST}", 0)
-    if many > _MOST_NODES or len(_text(node)) > _LONGEST:  # so that its text can be read again
-        raise fail("an expression that is too long with its chained comparisons written out", 0)
-    return Expression(node)
-
-
-def _node(tree: ast.expr, fail: Callable[[str, int], RuleError]) -> Node:
-    column = tree.col_offset
-    match tree:
-        case ast.Constant(value=int(value)) if type(value) is int:
-            if value > MOST:
-                raise fail(f"{value} is more than {MOST}, the largest size", column)
-            return ("int", value)
-        case ast.Name(id=name):
-            return ("name", name)
-        case ast.Attribute(value=ast.Name(id=name), attr=attribute):
-            if attribute not in _ATTRIBUTES:
-                expected = f"{name}.size or {name}.ndim"
-                raise fail(f"{name}.{attribute}: expected {expected}", column)
-            return (attribute, name)
-        case ast.Subscript(value=ast.Attribute(value=ast.Name(id=name), attr="shape"), slice=index):
-            return ("name", f"{name}.shape[{_index(index, fail)}]")
-        case ast.BinOp(left=left, op=op, right=right):
-            sign = _SIGNS.get(type(op))
-            if sign is None:
-                hint = "; write // for whole numbers" if isinstance(op, ast.Div) else ""
-                raise fail(f"this operator is not known: expected one of + - * // %{hint}", column)
-            return (sign, _number(left, fail), _number(right, fail))
-        case ast.UnaryOp(op=ast.USub(), operand=operand):
-            return ("neg", _number(operand, fail))
-        case ast.UnaryOp(op=ast.Not(), operand=operand):
-            return ("not", _condition(operand, fail))
-        case ast.BoolOp(op=op, values=operands):
-            sign = "and" if isinstance(op, ast.And) else "or"
-            return _folded(sign, [_condition(operand, fail) for operand in operands])
-        case ast.Compare():
-            return (_of_dtype if any(map(_is_dtype, _compared(tree))) else _comparison)(tree, fail)
-        case ast.IfExp(test=test, body=body, orelse=orelse):
-            return ("if", _condition(test, fail), _number(body, fail), _number(orelse, fail))
-        case ast.Call(func=ast.Name(id=name), args=args, keywords=[]) if name in _FUNCTIONS:
-            exact = name == "ceildiv"
-            if len(args) < 2 or (exact and len(args) > 2):
-                many = "2 arguments" if exact else "2 or more arguments"
-                raise fail(f"{name} got {len(args)} arguments, expected {many}", column)
-            return _folded(name, [_number(operand, fail) for operand in args])
-        case ast.Call(func=ast.Name(id=name)):
-            expected = ", ".join(_FUNCTIONS)
-            raise fail(f"there is no function {name!r} here; expected one of {expected}", column)
-    raise fail("this is not allowed in a rule: expected integers, dims and + - * // %", column)
-
-
-def _index(tree: ast.expr, fail: Callable[[str, int], RuleError]) -> int:
-    match tree:
-        case ast.Constant(value=int(value)) if type(value) is int:
-            return value
-        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int(value))):
-            return -value
-    raise fail("expected an integer, as in x.shape[0]", tree.col_offset)
-
-
-def _comparison(tree: ast.Compare, fail: Callable[[str, int], RuleError]) -> Node:
-    parts: list[Node] = []
-    left = tree.left
-    a = _number(left, fail)
-    for op, right in zip(tree.ops, tree.comparators, strict=True):
-        sign = _SIGNS.get(type(op))
-        if sign is None:
-            signs = "== != < <= > >=, or T in (float16, bfloat16) of a dtype variable"
-            raise fail(f"expected a comparison: {signs}", left.col_offset)
-        b = _number(right, fail)
-        parts.append((sign, a, b))
-        left, a = right, b
-    return _folded("and", parts)
-
-
-def _compared(tree: ast.Compare) -> list[ast.expr]:
-    """What a comparison names, between brackets, too."""
-    parts = (tree.left, *tree.comparators)
-    return [e for part in parts for e in (part.elts if isinstance(part, ast.Tuple) else [part])]
-
-
-def _is_dtype(tree: ast.expr) -> bool:
-    return isinstance(tree, ast.Name) and tree.id in (*dtypes.BY_NAME, *DEVICES)
-
-
-def _of_dtype(tree: ast.Compare, fail: Callable[[str, int], RuleError]) -> Node:
-    """What a dtype variable is compared with: one dtype, or several."""
-    left = tree.left
-    match left, tree.ops, tree.comparators:
-        case ast.Name(id=variable), [ast.In() | ast.NotIn()], [ast.Tuple(elts=names)]:
-            pass
-        case ast.Name(id=variable), [ast.Eq() | ast.NotEq() | ast.In() | ast.NotIn()], [right]:
-            names = [right]
-        case _:
-            raise fail(
-                "a dtype variable is compared as in T == float16, T in (float16, bfloat16), "
-                "T != float16 and T not in (float16, bfloat16)",
-                left.col_offset,
-            )
-    if _is_dtype(left):
-        raise fail(f"{variable!r} is a dtype; the variable stands first", left.col_offset)
-    kinds = [name.id for name in names if isinstance(name, ast.Name)]
-    of_device = any(kind in DEVICES for kind in kinds)
-    if of_device and variable != "device":
-        raise fail(f"what is one of {', '.join(DEVICES)} is called `device`", left.col_offset)
-    for name in names:
-        if not _is_dtype(name) or (name.id in DEVICES) != of_device:  # type: ignore[attr-defined]
-            what = repr(name.id) if isinstance(name, ast.Name) else "this"
-            expected = f"device: {', '.join(DEVICES)}" if of_device else "dtype, as float16 is"
-            raise fail(f"{what} is no {expected}", name.col_offset)
-    known: list[Node] = [("is", variable, name.id) for name in names if isinstance(name, ast.Name)]
-    node = _folded("or", known)
-    return ("not", node) if isinstance(tree.ops[0], (ast.NotEq, ast.NotIn)) else node
-
-
-def _folded(kind: str, nodes: Sequence[Node]) -> Node:
-    """Several operands as nodes of two."""
-    return functools.reduce(lambda first, second: (kind, first, second), nodes)
-
-
-def _number(tree: ast.expr, fail: Callable[[str, int], RuleError]) -> Node:
-    node = _node(tree, fail)
-    if node[0] in _CONDITIONS:
-        raise fail("a condition stands where a number is expected", tree.col_offset)
-    return node
-
-
-def _condition(tree: ast.expr, fail: Callable[[str, int], RuleError]) -> Node:
-    node = _node(tree, fail)
-    if node[0] not in _CONDITIONS:
-        raise fail("a number stands where a condition is expected; compare it", tree.col_offset)
-    return node
-
-
 def _nodes(node: Node) -> list[Node]:
     nodes = [node]
     for part in node[1:]:
@@ -398,23 +213,13 @@ def _nodes(node: Node) -> list[Node]:
     return nodes
 
 
-def _extent(node: Node, extents: dict[int, tuple[int, int]]) -> tuple[int, int]:
-    """How deep a tree is and how many nodes it has; looks once at parts that are one object."""
-    extent = extents.get(id(node))
-    if extent is None:
-        parts = [_extent(part, extents) for part in node[1:] if isinstance(part, tuple)]
-        deep = 1 + max((deep for deep, _ in parts), default=0)
-        extent = extents[id(node)] = deep, 1 + sum(many for _, many in parts)
-    return extent
-
-
 def _value(node: Node, values: Mapping[str, Any], on: type[Ints]) -> Any:
     kind = node[0]
     if kind == "int":
         return node[1]
     if kind == "name":
         return values[node[1]]
-    if kind in _ATTRIBUTES:
+    if kind in ATTRIBUTES:
         return values[f"{node[1]}.{kind}"]
     if kind == "is":
         return values[f":{node[1]}"] == node[2]
@@ -441,7 +246,7 @@ def _value(node: Node, values: Mapping[str, Any], on: type[Ints]) -> Any:
             return on.minimum(a, b)
         case "max":
             return on.maximum(a, b)
-    return _BETWEEN_TWO[kind][1](a, b)
+    return BETWEEN_TWO[kind][1](a, b)
 
 
 # How tightly the signs of the grammar bind, loosest first.
@@ -464,7 +269,7 @@ def _text(node: Node) -> str:
     kind = node[0]
     if kind in ("int", "name"):
         return str(node[1])
-    if kind in _ATTRIBUTES:
+    if kind in ATTRIBUTES:
         return f"{node[1]}.{kind}"
     if kind == "is":
         return f"{node[1]} == {node[2]}"
@@ -499,12 +304,12 @@ def _comparable(variable: str, name: str) -> bool:
 
 
 def _read(data: object, depth: int = 0) -> Node:
-    if depth >= _DEEPEST or not isinstance(data, list) or not data or not isinstance(data[0], str):
+    if depth >= DEEPEST or not isinstance(data, list) or not data or not isinstance(data[0], str):
         raise RuleError("a saved expression is damaged")
     kind, *parts = data
     if kind == "int" and len(parts) == 1 and type(parts[0]) is int and 0 <= parts[0] <= MOST:
         return ("int", parts[0])
-    is_name = kind == "name" or kind in _ATTRIBUTES
+    is_name = kind == "name" or kind in ATTRIBUTES
     if is_name and len(parts) == 1 and isinstance(parts[0], str):
         name = parts[0]
         if not (name.isascii() and name.isidentifier()) or keyword.iskeyword(name):
@@ -520,6 +325,6 @@ def _read(data: object, depth: int = 0) -> Node:
     nodes = [_read(part, depth + 1) for part in parts]
     for i, node in enumerate(nodes):
         wanted = kind in ("and", "or", "not") or (kind == "if" and i == 0)
-        if (node[0] in _CONDITIONS) != wanted:
+        if (node[0] in CONDITIONS) != wanted:
             raise RuleError("a saved expression is damaged")
     return (kind, *nodes)

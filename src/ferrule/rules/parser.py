@@ -9,7 +9,8 @@ from typing import NamedTuple
 from .. import dtypes
 from ..errors import RuleError
 from .argument import Argument, Broadcast, Dim, Star, is_countable, name_of
-from .expression import Expression, parse
+from .expression import Expression
+from .grammar import parse
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z_0-9]*")
 _CHOICES = re.compile(r"\s*([A-Za-z_]\w*)\s+in\s*\(([^()]*)\)\s*", re.ASCII)
