@@ -1,4 +1,4 @@
-"""Integer expressions over a call's sizes: read once (`grammar`), and never run by Python's ``eval``.
+"""Integer expressions over a call's sizes: read once (`grammar`), never run by Python's ``eval``.
 
 An expression is a tree of plain tuples. It is evaluated on ints or on symbolic ints, compiled to
 instructions (`bytecode`), and saved as JSON. The grammar is a part of Python's: integers, names,
