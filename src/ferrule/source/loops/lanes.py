@@ -118,8 +118,8 @@ class Lanes:
         self._out: list[str] = []
         self._count = 0
         self._pending: list[Piece] = []
-        # Constants of the pending statements: the number of each, and the line that it is of.
-        self._constants: dict[str, dict[str, tuple[int, Node]]] = {k: {} for k in _CONSTANTS}
+        # Constants of the pending statements: the name of each, and the line that it is of.
+        self._constants: dict[str, dict[str, tuple[str, Node]]] = {k: {} for k in _CONSTANTS}
         self._meant: dict[int | str, dict[str, Variable | None]] = {}  # by lambda: its words
         # How many lanes there are (fewer in some rounds of a loop that lanes go through) and
         # the last one's number; nothing where lanes are not counted.
@@ -439,21 +439,22 @@ class Lanes:
             return ""
         last = self.last(index)
         moved = f"static_cast<int64_t>({last}) - static_cast<int64_t>({self.end})"
-        return f"{self._constant('p', f'{v.name} + ({moved})', node)}[fr_i]"
+        return f"{self._constant('p', f'{v.name} + ({moved})', node, f'_{v.name}')}[fr_i]"
 
-    def _constant(self, kind: str, value: str, node: Node) -> str:
-        """The name of what stands before the loop of the pending statements."""
+    def _constant(self, kind: str, value: str, node: Node, of: str = "") -> str:
+        """The name of what stands before the loop of the pending statements; ``of`` ends it, for
+        errors of the compiler."""
         constants = self._constants[kind]
         if value not in constants:
-            constants[value] = self.number(), node
-        return f"fr_{kind}{constants[value][0]}"
+            constants[value] = f"fr_{kind}{self.number()}{of}", node
+        return constants[value][0]
 
     def take_constants(self) -> str:
         """What stands before a loop, each under the line that it is of."""
         text = ""
         for kind, constants in self._constants.items():
-            for value, (n, node) in constants.items():
-                text += f"{self.body.directive(node)}{_CONSTANTS[kind]} fr_{kind}{n} = {value};\n"
+            for value, (name, node) in constants.items():
+                text += f"{self.body.directive(node)}{_CONSTANTS[kind]} {name} = {value};\n"
             self._constants[kind] = {}
         return text
 
@@ -470,6 +471,7 @@ def render(tree: Tree, node: Node | None, replaced: Replaced) -> str:
         out.append(tree.data[position : child.start_byte].decode())
         out.append(render(tree, child, replaced))
         position = child.end_byte
+    out.append(tree.data[position : node.end_byte].decode())  # a directive's line ends in it
     return "".join(out)
 
 
