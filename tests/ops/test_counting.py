@@ -71,7 +71,9 @@ def test_graphs() -> None:
     ("given", "message"),
     [
         ((np.ones(3, np.float32), 0, 0, 1), "wants bins >= 1.* bins = 0"),
-        ((np.ones(3, np.float32), 2, 1, 1), "low = 1 and high = 1; expected .* the first below"),
+        ((np.ones(3, np.float32), 2, 1, 1), "low = 1 and high = 1 for 2 bins; expected .* below"),
+        ((np.ones(3, np.float32), 10, 0, 3e38), "fits in float32"),
+        ((np.ones(3, np.float32), 2, "0", 1), "input 'low' of op 'histogram'"),
         ((np.ones(3, np.float32), 2, float("nan"), 1), "low = nan"),
         ((np.ones(3, np.float32), 2, 0, float("inf")), "high = inf"),
         ((np.ones(3, np.int32), 2, 0, 1), "got int32, expected x"),
@@ -81,3 +83,7 @@ def test_graphs() -> None:
 def test_what_is_refused(given: Any, message: str) -> None:
     with pytest.raises((ferrule.KernelError, ferrule.KernelTypeError), match=message):
         histogram(*given)
+
+
+def test_edges_that_are_one_in_float32() -> None:
+    assert histogram(torch.ones(2), 3, 1.0, 1 + 1e-12).tolist() == [0, 0, 2]

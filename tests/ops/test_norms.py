@@ -226,3 +226,20 @@ def test_wrong_inputs() -> None:
         ops.rms_norm(x, residual=x[0])
     with pytest.raises(KernelError, match=r"'x' of op 'layer_norm': got int32, expected"):
         ops.layer_norm(np.ones((3, 4), np.int32))
+
+
+@pytest.mark.parametrize("centered", [False, True])
+def test_third_derivatives(centered: bool) -> None:
+    def formula(x: torch.Tensor) -> torch.Tensor:
+        c = x - x.mean(-1, keepdim=True) if centered else x
+        return c * ((c * c).mean(-1, keepdim=True) + 1e-5) ** -0.5
+
+    def third(norm: Any) -> torch.Tensor:
+        x = torch.tensor([[1.0, 2.0, -0.5]], dtype=torch.float64, requires_grad=True)
+        found = norm(x)[0, 0]
+        for _ in range(3):
+            (found,) = torch.autograd.grad(found.sum(), x, create_graph=True)
+        return found
+
+    own = ops.layer_norm if centered else ops.rms_norm
+    torch.testing.assert_close(third(own), third(formula), rtol=1e-7, atol=1e-7)

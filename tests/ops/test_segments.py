@@ -73,6 +73,23 @@ def test_derivatives(kind: Any) -> None:
     assert found.tolist() == [1, 1, 0]
 
 
+def test_derivatives_of_derivatives() -> None:
+    ids, x = torch.tensor([0, 1, 0]), torch.tensor([1.0, 2.0, 3.0])
+
+    def energy(x: torch.Tensor) -> torch.Tensor:
+        return (segment_sum(x, ids, 2) ** 2).sum()
+
+    hessian = torch.func.hessian(energy)(x)
+    assert hessian.tolist() == [[2, 0, 2], [0, 2, 0], [2, 0, 2]]
+    half = x.half()
+    _, tangent = torch.func.jvp(lambda x: segment_sum(x, ids, 2), (half,), (half,))
+    assert tangent.tolist() == [4, 2]
+    own = half.requires_grad_()
+    (grad,) = torch.autograd.grad(energy(own), own, create_graph=True)
+    (again,) = torch.autograd.grad(grad.sum(), own)
+    assert again.tolist() == [4, 2, 4]
+
+
 def test_graphs() -> None:
     compiled = torch.compile(segment_sum, fullgraph=True, dynamic=True, backend="aot_eager")
     for rows, n in ((4, 2), (7, 5), (9, 3)):

@@ -72,6 +72,18 @@ def test_graphs() -> None:
     check(x, 2, torch.vmap(lambda x: topk(x, 2))(x))
 
 
+def test_an_export_with_a_dynamic_k() -> None:
+    class Largest(torch.nn.Module):
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> Any:
+            return topk(x, y.shape[0])[0]
+
+    x, k = torch.rand(2, 40), torch.export.Dim("k", min=1, max=40)
+    program = torch.export.export(Largest(), (x, torch.ones(5)), dynamic_shapes=({}, {0: k}))
+    for size in (3, 34):
+        found = program.module()(x, torch.ones(size))
+        assert torch.equal(found, expected(x, size)[0])
+
+
 def test_derivatives() -> None:
     x = torch.rand(3, 50)
     for k in (4, 40):

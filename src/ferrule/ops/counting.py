@@ -21,14 +21,18 @@ def histogram(x: Any, bins: int, low: float, high: float) -> Any:
         and NaN, is not counted, as by `torch.histc`.
 
     Raises:
-        KernelError: ``bins`` is below 1, ``low`` is not below ``high``, one of them does not fit in
-            float32, or ``x`` has another dtype.
+        KernelError: ``bins`` is below 1, ``low`` is not below ``high``, ``bins`` times their
+            difference does not fit in float32, or ``x`` has another dtype.
         KernelTypeError: ``x`` is no array, or another argument no number.
     """
-    if not -_LARGEST <= low < high <= _LARGEST:  # NaN is refused, too
+    try:
+        good = low < high and (high - low) * bins <= _LARGEST  # NaN is refused, too
+    except TypeError:
+        good = True  # the op says which is no number
+    if not good:
         raise ferrule.KernelError(
-            f"[histogram] got low = {low} and high = {high}; expected two numbers of float32, the "
-            "first below the second."
+            f"[histogram] got low = {low} and high = {high} for {bins} bins; expected finite "
+            "numbers, the first below the second, whose difference times bins fits in float32."
         )
     return _histogram(x, bins, low, high)
 
@@ -39,7 +43,8 @@ _LARGEST = 3.4028234663852886e38  # of float32
 _INTERVAL = """
     inline int interval_of(float value, int bins, float low, float high) {
         if (!(value >= low && value <= high)) return -1;
-        return metal::min(int((value - low) * float(bins) / (high - low)), bins - 1);
+        const float at = (value - low) * float(bins) / (high - low);
+        return at < float(bins) ? int(at) : bins - 1;  // `high` itself; or low and high are one
     }
 """
 

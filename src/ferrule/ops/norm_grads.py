@@ -39,7 +39,7 @@ def rms_norm_x_grad(behind: int, weighted: bool, wide: bool) -> ferrule.Op:
         x, *weight, eps, cotangent = primals
         alone = rms_norm_x_grad(behind, False, wide)
         return derivatives_of_x_grad(
-            behind, x, None, outputs[1], cotangent, weight,
+            behind, x, False, eps, outputs[1], cotangent, weight,
             cotangents[0], lambda c: alone(x, eps, c)[0],
         )  # fmt: skip
 
@@ -87,7 +87,7 @@ def layer_norm_x_grad(behind: int, weighted: bool, wide: bool) -> ferrule.Op:
         x, *weight, eps, cotangent = primals
         alone = layer_norm_x_grad(behind, False, wide)
         return derivatives_of_x_grad(
-            behind, x, outputs[1], outputs[2], cotangent, weight,
+            behind, x, True, eps, outputs[2], cotangent, weight,
             cotangents[0], lambda c: alone(x, eps, c)[0],
         )  # fmt: skip
 
@@ -95,7 +95,15 @@ def layer_norm_x_grad(behind: int, weighted: bool, wide: bool) -> ferrule.Op:
 
 
 def derivatives_of_x_grad(
-    behind: int, x: Any, mean: Any, scale: Any, cotangent: Any, weight: Any, h: Any, apply: Any
+    behind: int,
+    x: Any,
+    centered: bool,
+    eps: Any,
+    scale: Any,
+    cotangent: Any,
+    weight: Any,
+    h: Any,
+    apply: Any,
 ) -> tuple[Any, ...]:
     """The gradients of ``sum(h * x_grad)`` by the inputs of an ``x_grad`` op.
 
@@ -107,7 +115,10 @@ def derivatives_of_x_grad(
     Args:
         behind: how many axes are behind the rows'.
         x, cotangent, weight: the op's inputs; of the weight a list, empty where there is none.
-        mean, scale: of each row; None for a mean that is not taken away.
+        centered: whether the mean is taken away from each row.
+        eps: what is added to the mean of squares.
+        scale: of each row, of the dtype of sums; a constant to derivatives, so that here it gives
+            its dtype alone.
         h: the cotangent of ``x_grad``.
         apply: B.
     """
@@ -115,18 +126,20 @@ def derivatives_of_x_grad(
     def row_mean(values: Any) -> Any:
         return values.mean(axis=-1 - behind, keepdims=True)
 
-    r = along(scale, behind)
-    n = (x if mean is None else x - along(mean, behind)) * r
+    v = x + along(scale, behind) * 0
+    v = v - row_mean(v) if centered else v
+    r = (row_mean(v * v) + eps) ** -0.5
+    n = v * r
     c, on_h = cotangent, apply(h)
     if weight:
         index = (..., *[None] * behind)
         w = weight[0][index]
         c = c * w
     common = row_mean(h * c)
-    if mean is not None:
+    if centered:
         common = common - row_mean(h) * row_mean(c)
     n_h, n_c = row_mean(n * h), row_mean(n * c)
-    on_c = r * (c - n * n_c) if mean is None else r * (c - row_mean(c) - n * n_c)
+    on_c = r * (c - row_mean(c) - n * n_c) if centered else r * (c - n * n_c)
     x_grad = -r * (r * n * (common - n_h * n_c) + n_c * on_h + n_h * on_c)
     if not weight:
         return x_grad, None, on_h

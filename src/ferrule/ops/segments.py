@@ -126,6 +126,12 @@ def _(primals: Any, cotangents: Any, outputs: Any) -> Any:
     return _segment_sum("float32" if wide else "T")(cotangents[0], ids, sums.shape[0]), None, None
 
 
+@_rows_of.def_jvp
+def _(primals: Any, tangents: Any, outputs: Any) -> Any:
+    sums = primals[0] * 0 if tangents[0] is None else tangents[0]
+    return (_rows_of(sums, *primals[1:]),)
+
+
 _rounded = ferrule.op(
     "rounded",
     "x[n,*D]:float32, like[M,*D]:T -> y[n,*D]:T",
@@ -140,10 +146,26 @@ def _(primals: Any, cotangents: Any, outputs: Any) -> Any:
     return _widened(cotangents[0]), None
 
 
+@_rounded.def_jvp
+def _(primals: Any, tangents: Any, outputs: Any) -> Any:
+    x = primals[0] * 0 if tangents[0] is None else tangents[0]
+    return (_rounded(x, primals[1]),)
+
+
 _widened = ferrule.op(
     "widened",
-    "x[*S]:T -> y[*S]:float32",
+    "x[n,*D]:T -> y[n,*D]:float32",
     metal="y[thread_position_in_grid.x] = float(x[thread_position_in_grid.x]);",
     grid="x.size",
     threadgroup=256,
 )
+
+
+@_widened.def_vjp
+def _(primals: Any, cotangents: Any, outputs: Any) -> Any:
+    return (_rounded(cotangents[0], primals[0]),)
+
+
+@_widened.def_jvp
+def _(primals: Any, tangents: Any, outputs: Any) -> Any:
+    return (_widened(tangents[0]),)

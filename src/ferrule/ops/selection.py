@@ -74,6 +74,7 @@ _FEW = """
         const ulong out = ulong(row) * k + lane;
         values[out] = values_of_row[kept_at];
         indices[out] = kept_at;
+        picked[out] = kept_at;
     }
 """
 
@@ -163,7 +164,7 @@ _topk = ferrule.op(
     "topk",
     # `picked` is memory for the second body.
     "x[*S,N]:T, k:int32 -> values[*S,k]:T, indices[*S,k]:int64~, "
-    f"picked[*S, k if k > 32 else 0]:int32~ where 0 <= k, k <= N, T in {_DTYPES}",
+    f"picked[*S,k]:int32~ where 0 <= k, k <= N, T in {_DTYPES}",
     metal=[
         ferrule.metal_body(
             _FEW,

@@ -321,8 +321,8 @@ static inline int fr_rule_make_output(const int64_t* program, const int64_t* rec
     } else {
       int status = fr_evaluate(program + dim[1], known->symbols, &size);
       if (status) return status;
-      if (size < 0) return FR_RULE_MISMATCH;
     }
+    if (size < 0) return FR_RULE_MISMATCH;
     output->sizes[ndim++] = size;
   }
   output->ndim = ndim;

@@ -144,7 +144,7 @@ class _Visit:
         """A loop that lanes go through in step (`strides`): only its head changes its variable."""
         with self.scopes.inner():
             (variable,) = self._declaration(part(statement, "initializer"), context)
-            self._learn(variable, uniform=False, linear=True)
+            self._learn(variable, uniform=False, linear=True, value="")
             self.block(branch_statements(part(statement, "body")), self._deeper())
 
     def _declaration(self, statement: Node, context: int) -> list[Variable]:

@@ -77,12 +77,20 @@ def declared_names(tree: Tree, node: Node) -> set[str]:
     return names
 
 
+# What gives a name to something that is no variable.
+_NAMED = (
+    "enumerator", "struct_specifier", "class_specifier", "union_specifier", "enum_specifier",
+    "alias_declaration",
+)  # fmt: skip
+
+
 def declared_within(tree: Tree, node: Node) -> set[str]:
     """The names of the variables that a node declares, itself or in what it consists of."""
     declaring = kinds(node, *_DECLARATIONS, "init_declarator")
     declarators = [d for n in declaring for d in n.children_by_field_name("declarator")]
     named = [[*_chain(d)][-1] for d in declarators]
     named += [n for b in kinds(node, "structured_binding_declarator") for n in b.named_children]
+    named += [n for d in kinds(node, *_NAMED) if (n := field(d, "name")) is not None]
     return set(map(tree.text, named))
 
 

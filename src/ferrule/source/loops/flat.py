@@ -12,6 +12,7 @@ from ..syntax import declarators
 from . import split
 from .analysis import analyse
 from .body import DEFINITIONS, Body, Scopes, Unit, Variable, Variables, read
+from .declarations import declared_names
 from .lanes import AT, Lanes, Nest
 from .plan import Plan
 from .rows import Row
@@ -63,6 +64,9 @@ def _written(body: Body, variables: Variables, along_x: bool) -> tuple[str, str]
                     inside = {v.name for v in declared if not lanes.is_counted(v)}
                     nest = nest._replace(inside=nest.inside | inside)
                     lanes.add_statement(statement, nest)
+            elif kind in DEFINITIONS:
+                nest = nest._replace(inside=nest.inside | declared_names(tree, statement))
+                lanes.add(text + (";" if kind.endswith("_specifier") else ""), statement)
             elif kind.endswith("_specifier"):
                 lanes.add(text + ";", statement)
             else:

@@ -75,6 +75,8 @@ class Declarations:
                 lanes.write(f"{spec} {lanes.outside(declarator, replaced)};\n", statement)
                 continue
             if variable.linear and value is not None:
+                if lanes.leaving:
+                    lanes.flush(nest, self.tree.text(statement))
                 fast[value.id] = lanes.write_last(variable, lanes.last(value), statement)
             else:
                 fast |= lanes.prepared(declarator, replaced)

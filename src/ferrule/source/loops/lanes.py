@@ -435,7 +435,7 @@ class Lanes:
             or self.tree.text(n.child_by_field_name("operator")) in ("/", "%", "->")
             for n in walk(index)
         )
-        if (self.body.whole and fails) or not known or not self.uniformity.value(index).linear:
+        if fails or not known or not self.uniformity.value(index).linear:
             return ""
         last = self.last(index)
         moved = f"static_cast<int64_t>({last}) - static_cast<int64_t>({self.end})"

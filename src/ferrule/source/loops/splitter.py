@@ -228,7 +228,7 @@ class _Splitter:
         number = self.tree.text(number_node)
         if number_node.type != "number_literal" or not number.rstrip("uU").isdecimal():
             return False
-        if operator != "==" or jumps_out(statement):
+        if operator != "==" or jumps_out(statement) or int(number.rstrip("uU")) >= 2**31:
             return False
         at = f"fr_o{self.lanes.number()}"
         each = f"for (unsigned fr_i = {at}, {at}o = 1; {at}o; {at}o = 0) "
@@ -315,7 +315,7 @@ class _Splitter:
         for side, branch in ((f"y{n}", yes), (f"n{n}", otherwise)):
             if branch is None:
                 continue
-            end, test = "fr_n", f"::fr::split::any(fr_{side}, fr_n)"
+            end, test = nest.end, f"::fr::split::any(fr_{side}, {nest.end})"
             if self.body.unit.row is not None:
                 end = f"fr_e{side}"
                 test = f"const unsigned {end} = ::fr::split::end(fr_{side}, fr_n)"
@@ -413,7 +413,7 @@ class _Splitter:
         self.lanes.write(f"{heads[statement.type]} {{\n", statement)
         self._round(parts.body, nest)
         if nest.loop.mask:
-            self.lanes.write(f"if (!::fr::split::any({nest.mask}, fr_n)) break;\n")
+            self.lanes.write(f"if (!::fr::split::any({nest.mask}, {nest.end})) break;\n")
         self.lanes.write(f"}} while ({test});\n" if statement.type == "do_statement" else "}\n")
 
     def _round(self, body: Node, nest: Nest) -> None:
@@ -453,7 +453,7 @@ class _Splitter:
             text = render(self.tree, condition, replaced)
             self.lanes.add(f"if (!({text})) {nest.mask}[fr_i] = 0;", condition)
             self.lanes.flush(nest)
-        self.lanes.write(f"if (!::fr::split::any({nest.mask}, fr_n)) break;\n")
+        self.lanes.write(f"if (!::fr::split::any({nest.mask}, {nest.end})) break;\n")
 
     def _jump(self, statement: Node, nest: Nest) -> None:
         """A jump that all active lanes make."""

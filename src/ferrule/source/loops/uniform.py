@@ -12,7 +12,7 @@ from typing import NamedTuple
 from tree_sitter import Node
 
 from .. import words
-from ..dialect import INTEGERS, SYNC, UNIFORM_RESULTS, WIDE_INTEGERS
+from ..dialect import INTEGERS, LINEAR_TYPES, SYNC, UNIFORM_RESULTS, WIDE_INTEGERS
 from ..syntax import callee, declarators, field, kinds, operands, part
 from .assignments import WRITES_ARGUMENTS
 from .body import Scopes
@@ -295,6 +295,10 @@ class Uniformity:
         if found is None or not (self.of(found.bound) and self.of(found.step)):
             return None
         first = self.value(found.first)
+        held = self.held(found.first)
+        narrow = self.tree.text(found.start).split()[0] in LINEAR_TYPES
+        if not narrow and held not in POSITION_TEXTS and not self.counts(held):
+            return None  # it may have wrapped in 32 bits before it became the counter
         return found if first.linear and first.integral else None
 
     def _strides(self, statement: Node) -> bool:

@@ -1,0 +1,97 @@
+"""Bodies whose loops over lanes once gave other numbers than threads do: all ways agree on them."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ferrule
+from ferrule.devices.cpu import program as cpu
+
+X = (np.arange(4000) * 7919 % 201 - 100).astype(np.int32)
+NAMES = (
+    "uint i = thread_position_in_grid.x, lane = thread_index_in_simdgroup, "
+    "tid = thread_position_in_threadgroup.x, n = threads_per_threadgroup.x;\n"
+)
+PLAIN = "uint i = thread_position_in_grid.x;\n"
+OFF = "constant int OFF = 100;"
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "a stride in a branch in a stride": (
+        "int acc = 0; for (uint k = lane; k < 70; k += 32) { if (x[k] > 0) {"
+        " for (uint j = lane; j < 50; j += 32) acc += x[j] * int(k); } }"
+        " y[i] = acc + simd_sum(1);", {},
+    ),
+    "a stride in a lane's loop in a stride": (
+        "int acc = 0; for (uint k = lane; k < 70; k += 32) for (uint m = 0, q = lane; m < 2; m++)"
+        " for (uint j = lane; j < 50; j += 32) acc += x[j] * int(k) + int(q);"
+        " y[i] = acc + simd_sum(1);", {},
+    ),
+    "a counter divided": (
+        "int acc = 0; for (uint k = thread_index_in_threadgroup; k < 300; k += n) {"
+        " uint g = k / 32; acc += int(g) * 1000; } y[i] = acc + simd_sum(1);", {"threads": 128},
+    ),
+    "a counter shifted": (
+        "int acc = 0; for (uint k = thread_position_in_grid.x; k < 3000; k += 128) {"
+        " acc += x[k >> 5]; } y[i] = acc + simd_sum(1);", {"threads": 128},
+    ),
+    "a wide counter of a start that wraps": (
+        "int acc = 0; for (size_t k = lane - 5u; k < 200; k += 32) acc += x[k] + 1;"
+        " y[i] = simd_sum(acc);", {},
+    ),
+    "a wide counter of a variable that wraps": (
+        "int acc = 0; uint a = lane - 5u; for (size_t k = a; k < 200; k += 32) acc += x[k] + 1;"
+        " y[i] = simd_sum(acc);", {},
+    ),
+    "an enumerator in a block": (
+        "int v = 0; if (i > 2) { enum { OFF = 3 }; v = x[i + OFF]; } y[i] = v;",
+        {"header": OFF, "before": PLAIN},
+    ),
+    "an enumerator of a struct in a block": (
+        "int v = 0; if (i > 2) { struct OFF { enum { A = 3 }; }; v = x[i + OFF::A]; } y[i] = v;",
+        {"header": "struct OFF { enum { A = 100 }; };", "before": PLAIN},
+    ),
+    "a type in a block": (
+        "int v = 0; if (i > 2) { using T = uchar; v = x[i + T(s)]; } y[i] = v;",
+        {"header": "using T = int;", "before": PLAIN, "s": 300},
+    ),
+    "a type of a lane": (
+        "using T = decltype(i); y[i] = x[i + T(3)];", {"before": PLAIN, "ways": ("auto",)},
+    ),
+    "a lane that there is not": (
+        "threadgroup int t[1]; if (tid == 0) t[0] = 1; threadgroup_barrier(mem_flags::mem_none);"
+        " if (tid == 4294967299) t[0] = 5; threadgroup_barrier(mem_flags::mem_none); y[i] = t[0];",
+        {},
+    ),
+    "a load behind a guard": (
+        "int v = 0; if (s < 4000) v = x[lane + x[long(s) * 10000000] + 100]; y[i] = simd_sum(v);",
+        {"s": 2_000_000_000},
+    ),
+    "a load behind a return": (
+        "int v = 1; if (int(lane) < s - 40) return;"
+        " uint at = lane + uint(x[long(s) * 10000000] + 100); v = x[at]; y[i] = simd_sum(v);",
+        {"s": 2_000_000_000},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_all_ways_agree(case: str) -> None:
+    body, more = CASES[case]
+    threads = more.get("threads", 100)
+    source, header = more.get("before", NAMES) + body, more.get("header", "")
+    given = {"x": X, "s": np.array(more.get("s", 17), np.int32)}
+    names = [name for name in given if re.search(rf"\b{name}\b", body)]
+    kernel = ferrule.metal_kernel("agree", names, ["y"], source, header)
+    found = {}
+    for way in ("fibers", *more.get("ways", ("auto", "split"))):
+        with cpu.running(way):
+            (found[way],) = kernel(
+                inputs=[given[name] for name in names], output_shapes=[(threads,)],
+                output_dtypes=[np.int32], grid=(threads, 1, 1), threadgroup=(64, 1, 1),
+                init_value=0,
+            )  # fmt: skip
+    for way, y in found.items():
+        np.testing.assert_array_equal(y, found["fibers"], way)
