@@ -61,6 +61,12 @@ def test_graphs() -> None:
     for size, bins in ((9, 4), (50, 7), (12, 5)):
         x = torch.rand(size)
         assert torch.equal(compiled(x, bins, 0.0, 1.0), torch.histc(x, bins, 0, 1).int())
+    ends = torch.compile(
+        lambda x: histogram(x, 4, 0, x.shape[0]), fullgraph=True, dynamic=True, backend="aot_eager"
+    )
+    for size in (4, 6):
+        x = torch.rand(size) * size
+        assert torch.equal(ends(x), torch.histc(x, 4, 0, size).int())
     torch.library.opcheck(counting._histogram.torch_op, (torch.rand(5, 2), 3, 0.0, 1.0))
     shapeless = mx.compile(lambda x: histogram(x, 4, 0, 1), shapeless=True)
     for size in (5, 9):

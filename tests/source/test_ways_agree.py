@@ -60,6 +60,9 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "a type of a lane": (
         "using T = decltype(i); y[i] = x[i + T(3)];", {"before": PLAIN, "ways": ("auto",)},
     ),
+    "a quotient behind a colon": (
+        "y[i] = i == 0 ? 0:i % n;", {"ways": ("auto",)},
+    ),
     "a lane that there is not": (
         "threadgroup int t[1]; if (tid == 0) t[0] = 1; threadgroup_barrier(mem_flags::mem_none);"
         " if (tid == 4294967299) t[0] = 5; threadgroup_barrier(mem_flags::mem_none); y[i] = t[0];",

@@ -190,6 +190,9 @@ class TorchOp:
         one for a number, and its derivative would be lost."""
         if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
             return value
+        traced_int = torch.compiler.is_compiling() and type(value) is int
+        if traced_int and dtypes.BY_NAME[parameter.dtype].kind == "f":
+            return float(value)  # it may stand for a dynamic size
         if isinstance(value, torch.Tensor):
             raise KernelTypeError(
                 f"[op] input {parameter.name!r} of op {self.op.name!r}: got a tensor, expected a "

@@ -394,7 +394,8 @@ class Lanes:
                     divisor = f"::fr::divisor_of({self.outside(right, texts)})"
                     name = "divided" if operator == "/" else "left_of"
                     number = self._constant("d", divisor, right)
-                    texts[node.id] = f"::fr::{name}({render(self.tree, left, texts)}, {number})"
+                    # The space keeps `? a:b` from becoming `::`.
+                    texts[node.id] = f" ::fr::{name}({render(self.tree, left, texts)}, {number})"
 
         visit(statement)
         return texts
