@@ -55,7 +55,6 @@ _moved.stand_in()
 
 if TYPE_CHECKING:
     from . import mlx as mlx
-    from . import ops as ops
     from .hosts.mlx.install import install_mlx as install_mlx
     from .hosts.mlx.install import uninstall_mlx as uninstall_mlx
     from .hosts.mlx.reading import import_function as import_function

@@ -29,14 +29,14 @@ def segment_sum(x: Any, ids: Any, n: int) -> Any:
     return _segment_sum("T")(x, ids, n)
 
 
-_ADD = """
+_COLUMNS = """
     uint columns = 1;
     for (int d = 1; d < x_ndim; ++d) columns *= x_shape[d];
 """
 
 # A thread takes one element, and adds it to what other threads add to as well.
 _BY_ELEMENTS = (
-    _ADD
+    _COLUMNS
     + """
     const uint column = thread_position_in_grid.x, row = thread_position_in_grid.y;
     const I segment = ids[row];
@@ -49,7 +49,7 @@ _BY_ELEMENTS = (
 
 # A thread takes 64 columns of all rows, and owns what it adds to.
 _BY_COLUMNS = (
-    _ADD
+    _COLUMNS
     + """
     const uint first = thread_position_in_grid.x * 64, last = metal::min(first + 64, columns);
     for (int row = 0; row < M; ++row) {

@@ -430,7 +430,7 @@ class Lanes:
         index = indices.named_children[0]
         names = map(self.scopes.lookup, self.scopes.words(self.tree.text(index)))
         known = all(n is None or not n.linear or self.is_counted(n) for n in names)
-        # What stands before a flat loop comes before conditions, which may guard what could fail.
+        # What stands before a loop comes before conditions, which may guard what could fail.
         fails = any(
             n.type in ("subscript_expression", "pointer_expression")
             or self.tree.text(n.child_by_field_name("operator")) in ("/", "%", "->")
