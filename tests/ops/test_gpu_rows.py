@@ -76,7 +76,9 @@ def test_gradients_other_axes_and_empty_rows() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_rope(dtype: Any) -> None:
+    # Angles of up to 132 are float32: the two devices' powers may differ by a few of their last bits.
+    close = {"atol": 132 * 2**-20, "rtol": 0.016 if dtype == torch.bfloat16 else 1e-5}
     x = torch.randn(2, 5, 130, 80, device="cuda").to(dtype)
     expected = ops.rope(x.cpu(), 64, offset=3).cuda()
-    torch.testing.assert_close(ops.rope(x, 64, offset=3), expected)
-    torch.testing.assert_close(ops.rope_(x, 64, offset=3), expected)
+    torch.testing.assert_close(ops.rope(x, 64, offset=3), expected, **close)
+    torch.testing.assert_close(ops.rope_(x, 64, offset=3), expected, **close)
