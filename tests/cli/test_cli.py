@@ -569,6 +569,20 @@ def test_inspect_an_op_for_an_array_without_dims(tmp_path: Path) -> None:
     assert "note: compiles, and runs as: flat\n" in result.stdout
 
 
+def test_inspect_takes_the_body_whose_condition_holds(tmp_path: Path) -> None:
+    path = tmp_path / "ops.py"
+    path.write_text(
+        "import ferrule as fe\n"
+        'few = fe.metal_body("y[thread_position_in_grid.x] = 1;", grid="N", threadgroup="N",\n'
+        '                    when="N <= 1024")\n'
+        'many = fe.metal_body("y[thread_position_in_grid.x] = 2;", grid="N", threadgroup=256)\n'
+        'op = fe.op("fill", "x[N]:T -> y[N]:T", metal=[few, many])\n'
+    )
+    for size, written in ((1024, 1), (2048, 2)):
+        result = run("inspect", path, "--metal", "--with", f"x=float32[{size}]")
+        assert result.exit_code == 0 and f"= {written};" in result.stdout, result.output
+
+
 def test_inspect_ops_of_all_kinds(tmp_path: Path) -> None:
     path = tmp_path / "ops.py"
     path.write_text(OPS + MORE)

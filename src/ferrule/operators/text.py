@@ -52,8 +52,10 @@ class DescribedUnit:
 
 def described(
     op: Op, body: KernelBody, inputs: Mapping[str, Array | float | None]
-) -> tuple[CallableKernel, dict[str, Any]]:
+) -> tuple[CallableKernel, dict[str, Any]] | None:
     """A kernel of an op, and the arguments of its `text` and `compile`.
+
+    None where it is not for calls with such sizes, by its `when`.
 
     Args:
         op, body: the op, and one of its kernels.
@@ -65,6 +67,8 @@ def described(
     """
     call = _bind(op, inputs)
     call.binding.device = partial(devices.described, "cpu") if body.kind == "metal" else _hopper
+    if not body.holds(call.binding):
+        return None
     facts, in_place, owners = kernel_facts(call, body)
     numbers = iter(owners)
     count = len(facts) - len(body.dims)

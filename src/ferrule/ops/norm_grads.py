@@ -7,6 +7,7 @@ from typing import Any
 import ferrule
 
 from .rows import FLOATS, along, rows
+from .rows_cuda import bodies
 
 
 @ferrule.family
@@ -14,6 +15,21 @@ def rms_norm_x_grad(behind: int, weighted: bool, wide: bool) -> ferrule.Op:
     """``x, weight, eps, cotangent -> x_grad, scale``; ``scale`` is 1 / sqrt(mean(x * x) + eps)."""
     row = rows("x", behind, wide, "scale.size")
     weight = " * A(weight[k])" if weighted else ""
+    w, by_w, all_w = _words(weighted)
+    packed = bodies(
+        f"""
+        const auto values = row(x), by = row(cotangent);
+        const float2 sums = two_sums_of([](float v, float c{w}) {{
+            return float2{{v * v, v * (c{by_w})}};
+        }}, values, by{all_w});
+        const float r = rsqrt(sums.x / N + eps), drawn = sums.y / N * r * r;
+        write(x_grad + begin, [=](float v, float c{w}) {{
+            return (c{by_w} - v * drawn) * r;
+        }}, values, by{all_w});
+        if (threadIdx.x == 0) scale[blockIdx.x] = r;""",
+        ["x", "cotangent", "x_grad", *["weight"] * weighted],
+        "scale.size",
+    )
     op = ferrule.op(
         "rms_norm_x_grad",
         f"x[{row.dims}]:T,{' weight[N]:W,' * weighted} eps:float32, cotangent[{row.dims}]:T"
@@ -31,6 +47,7 @@ def rms_norm_x_grad(behind: int, weighted: bool, wide: bool) -> ferrule.Op:
         x_grad[AT(k)] = T((A(cotangent[AT(k)]){weight} - A(x[AT(k)]) * drawn) * r);
     if (first == 0) scale[ROW] = r;
 """,
+        cuda=None if behind or wide else packed,
         **row.launch,
     )
 
@@ -51,6 +68,28 @@ def layer_norm_x_grad(behind: int, weighted: bool, wide: bool) -> ferrule.Op:
     """``x, weight, eps, cotangent -> x_grad, mean, scale``, the last two those of each row."""
     row = rows("x", behind, wide, "scale.size")
     weight = " * A(weight[k])" if weighted else ""
+    w, by_w, all_w = _words(weighted)
+    packed = bodies(
+        f"""
+        const auto values = row(x), by = row(cotangent);
+        const float2 sums = two_sums_of([](float v, float c{w}) {{
+            return float2{{v, c{by_w}}};
+        }}, values, by{all_w});
+        const float m = sums.x / N, shift = sums.y / N;
+        const float2 around = two_sums_of<1>([=](float v, float c{w}) {{
+            return float2{{(v - m) * (v - m), (v - m) * (c{by_w})}};
+        }}, values, by{all_w});
+        const float r = rsqrt(around.x / N + eps), drawn = around.y / N * r * r;
+        write(x_grad + begin, [=](float v, float c{w}) {{
+            return (c{by_w} - shift - (v - m) * drawn) * r;
+        }}, values, by{all_w});
+        if (threadIdx.x == 0) {{
+            mean[blockIdx.x] = m;
+            scale[blockIdx.x] = r;
+        }}""",
+        ["x", "cotangent", "x_grad", *["weight"] * weighted],
+        "scale.size",
+    )
     op = ferrule.op(
         "layer_norm_x_grad",
         f"x[{row.dims}]:T,{' weight[N]:W,' * weighted} eps:float32, cotangent[{row.dims}]:T"
@@ -79,6 +118,7 @@ def layer_norm_x_grad(behind: int, weighted: bool, wide: bool) -> ferrule.Op:
         scale[ROW] = r;
     }}
 """,
+        cuda=None if behind or wide else packed,
         **row.launch,
     )
 
@@ -92,6 +132,11 @@ def layer_norm_x_grad(behind: int, weighted: bool, wide: bool) -> ferrule.Op:
         )  # fmt: skip
 
     return op
+
+
+def _words(weighted: bool) -> tuple[str, str, str]:
+    """What functions of elements take, multiply by, and are called with, for a weight."""
+    return (", float w", " * w", ", every(weight)") if weighted else ("", "", "")
 
 
 def derivatives_of_x_grad(

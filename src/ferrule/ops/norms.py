@@ -8,7 +8,7 @@ import ferrule
 
 from .norm_grads import column_sums, layer_norm_x_grad, rms_norm_x_grad
 from .rows import FLOATS, axes_behind, is_wide, rows
-from .rows_cuda import body
+from .rows_cuda import bodies
 
 
 def rms_norm(
@@ -74,13 +74,16 @@ def _rms_norm(behind: int, weighted: bool, added: bool, wide: bool) -> ferrule.O
     row = rows("x", behind, wide)
     normed, weight = ("total" if added else "x"), (" * A(weight[k])" if weighted else "")
     add = "total[AT(k)] = x[AT(k)] + residual[AT(k)];" if added else ""
-    packed = body(
+    values = "sum_of_rows(total + begin, row(x), row(residual))" if added else "row(x)"
+    packed = bodies(
         f"""
-        const float squares = sum_of_row<V>(row, N, [](float v, int) {{ return v * v; }});
+        const auto values = {values};
+        const float squares = sum_of([](float v) {{ return v * v; }}, values);
         const float scale = rsqrt(squares / N + eps);
-        map_row<V>(row, to, N, [&](float v, int k) {{
-            return v * scale{" * float(weight[k])" * weighted};
-        }});"""
+        write(y + begin, [=](float v{", float w" * weighted}) {{
+            return v * scale{" * w" * weighted};
+        }}, values{", every(weight)" * weighted});""",
+        ["x", "y", *["residual", "total"] * added, *["weight"] * weighted],
     )
     op = ferrule.op(
         "add_rms_norm" if added else "rms_norm",
@@ -99,7 +102,7 @@ def _rms_norm(behind: int, weighted: bool, added: bool, wide: bool) -> ferrule.O
     for (uint k = first; k < N; k += step)
         y[AT(k)] = T(A({normed}[AT(k)]) * scale{weight});
 """,
-        cuda=None if behind or added or wide else packed,
+        cuda=None if behind or wide else packed,
         **row.launch,
     )
     gradient = rms_norm_x_grad(behind, weighted, wide)
@@ -159,17 +162,19 @@ def _layer_norm(behind: int, weighted: bool, biased: bool, wide: bool) -> ferrul
     """``x, weight, bias, eps -> y``, without what is not there."""
     row = rows("x", behind, wide)
     weight, bias = " * A(weight[k])" * weighted, " + A(bias[k])" * biased
-    packed = body(
+    shared = ["weight"] * weighted + ["bias"] * biased
+    packed = bodies(
         f"""
-        const float mean = sum_of_row<V>(row, N, [](float v, int) {{ return v; }}) / N;
-        const float squares = sum_of_row<V>(row, N, [=](float v, int) {{
+        const auto values = row(x);
+        const float mean = sum_of([](float v) {{ return v; }}, values) / N;
+        const float squares = sum_of<1>([=](float v) {{
             return (v - mean) * (v - mean);
-        }});
+        }}, values);
         const float scale = rsqrt(squares / N + eps);
-        map_row<V>(row, to, N, [&](float v, int k) {{
-            return (v - mean) * scale{" * float(weight[k])" * weighted}
-                {" + float(bias[k])" * biased};
-        }});"""
+        write(y + begin, [=](float v{", float w" * weighted}{", float b" * biased}) {{
+            return (v - mean) * scale{" * w" * weighted}{" + b" * biased};
+        }}, values{"".join(f", every({name})" for name in shared)});""",
+        ["x", "y", *shared],
     )
     op = ferrule.op(
         "layer_norm",

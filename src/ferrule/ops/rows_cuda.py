@@ -1,12 +1,14 @@
 """Rows along the last axis on NVIDIA GPUs: bodies that read and write 16 bytes at a time.
 
-A block takes a row. Its threads walk over it in packs of ``V`` elements, which are 16 bytes where
-rows and arrays begin at multiples of that, and else one. What a row's second pass reads again is
-still in the first-level cache; so memory is read once and written once.
+A block takes a row. Each of its threads has some packs of ``V`` elements, which are 16 bytes where
+rows and arrays begin at multiples of that, and else one element. Packs of rows of up to 64 KB are
+read at once, before anything is done with them, and stay in registers; else what is needed more
+than once is read again.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import ferrule
@@ -17,6 +19,96 @@ struct alignas(sizeof(T) * V) Pack {
     T v[V];
 };
 
+// What a thread has of a row, in packs: it holds `E` elements, or 0 and then reads them again.
+template <typename T_, int V_, int E_>
+struct Row {
+    using T = T_;
+    static constexpr int V = V_, E = E_;
+    const T* from;
+    int N;
+    Pack<T, V> held[E ? E / V : 1];
+
+    __device__ Row(const T* from, int N) : from(from), N(N) {
+#pragma unroll
+        for (int p = 0; p < E / V; ++p) {
+            const int i = threadIdx.x + p * blockDim.x;
+            if (i < N / V) held[p] = reinterpret_cast<const Pack<T, V>*>(from)[i];
+        }
+    }
+
+    // The thread's pack `p`, which is pack `i` of the row.
+    __device__ Pack<T, V> pack(int p, int i) const {
+        if constexpr (E > 0) return held[p];
+        else return reinterpret_cast<const Pack<T, V>*>(from)[i];
+    }
+};
+
+// Calls `f` with the number of each pack of this thread, in its own and in the row's count.
+template <typename R, typename F>
+__device__ void each_pack(const R& row, F f) {
+    if constexpr (R::E > 0) {
+#pragma unroll
+        for (int p = 0; p < R::E / R::V; ++p) {
+            const int i = threadIdx.x + p * blockDim.x;
+            if (i < row.N / R::V) f(p, i);
+        }
+    } else {
+#pragma unroll 4
+        for (int i = threadIdx.x; i < row.N / R::V; i += blockDim.x) f(0, i);
+    }
+}
+
+// Calls `f` with the elements of rows that lie side by side.
+template <typename F, typename R, typename... Rs>
+__device__ void each(F f, const R& row, const Rs&... rows) {
+    each_pack(row, [&](int p, int i) {
+        auto elements = [&](const auto&... packs) {
+#pragma unroll
+            for (int j = 0; j < R::V; ++j) f(float(packs.v[j])...);
+        };
+        elements(row.pack(p, i), rows.pack(p, i)...);
+    });
+}
+
+// Writes what `f` makes of the elements of rows that lie side by side.
+template <typename T, typename F, typename R, typename... Rs>
+__device__ void write(T* to, F f, const R& row, const Rs&... rows) {
+    each_pack(row, [&](int p, int i) {
+        Pack<T, R::V> made;
+        auto elements = [&](const auto&... packs) {
+#pragma unroll
+            for (int j = 0; j < R::V; ++j) made.v[j] = T(f(float(packs.v[j])...));
+        };
+        elements(row.pack(p, i), rows.pack(p, i)...);
+        reinterpret_cast<Pack<T, R::V>*>(to)[i] = made;
+    });
+}
+
+// Writes the sum of two rows, which is then the row.
+template <typename R>
+__device__ R sum_of_rows(typename R::T* to, const R& row, const R& other) {
+    R sum = row;
+    sum.from = to;
+    each_pack(row, [&](int p, int i) {
+        const auto a = row.pack(p, i), b = other.pack(p, i);
+        auto& made = sum.held[p];
+#pragma unroll
+        for (int j = 0; j < R::V; ++j)
+            made.v[j] = typename R::T(float(a.v[j]) + float(b.v[j]));
+        reinterpret_cast<Pack<typename R::T, R::V>*>(to)[i] = made;
+    });
+    return sum;
+}
+
+__device__ float sum_of_warp(float value) {
+    for (int i = 16; i; i /= 2) value += __shfl_xor_sync(~0u, value, i);
+    return value;
+}
+
+__device__ float2 sum_of_warp(float2 value) {
+    return {sum_of_warp(value.x), sum_of_warp(value.y)};
+}
+
 // exp, of 16-bit elements as the hardware has it: a few units in the last place of a float.
 template <typename T>
 __device__ float exp_for(float value) {
@@ -24,102 +116,123 @@ __device__ float exp_for(float value) {
     else return expf(value);
 }
 
-// One value for all threads of the block: first within each warp, then among the warps.
-template <typename F>
-__device__ float over_block(float value, float none, F join) {
-    __shared__ float shared[32];
+// The largest of all, and the sum of what was scaled by exp(-largest).
+__device__ float2 largest_and_sum_of_warp(float2 value) {
+    float largest = value.x;
+    for (int i = 16; i; i /= 2) {
+        const float other = __shfl_xor_sync(~0u, largest, i);
+        largest = other > largest ? other : largest;
+    }
+    return {largest, sum_of_warp(value.y * expf(value.x - largest))};
+}
+
+// One value for all threads of the block: that of each warp, and then of the warps. Of two such
+// values, one after the other, `slot` is 0 and 1, so that nobody waits before it writes.
+template <int slot, typename S, typename F>
+__device__ S over_block(S value, S none, F over_warp) {
+    __shared__ S shared[32];
     const int lane = threadIdx.x % 32;
-    for (int i = 16; i; i /= 2) value = join(value, __shfl_xor_sync(~0u, value, i));
+    value = over_warp(value);
     if (blockDim.x == 32) return value;
-    __syncthreads();  // what was read before, was read by all
     if (lane == 0) shared[threadIdx.x / 32] = value;
     __syncthreads();
-    value = lane < blockDim.x / 32 ? shared[lane] : none;
-    for (int i = 16; i; i /= 2) value = join(value, __shfl_xor_sync(~0u, value, i));
-    return value;
+    return over_warp(lane < blockDim.x / 32 ? shared[lane] : none);
 }
 
-__device__ float sum_of_block(float value) {
-    return over_block(value, 0.0f, [](float a, float b) { return a + b; });
-}
-
-__device__ float max_of_block(float value) {
-    return over_block(value, -INFINITY, [](float a, float b) { return a > b ? a : b; });
-}
-
-// What `f` makes of each element and its place in the row, added up over the row.
-template <int V, typename T, typename F>
-__device__ float sum_of_row(const T* row, int N, F f) {
+// The sum of what `f` makes of the elements of rows, over the block: a float, or a float2.
+template <int slot = 0, typename F, typename... Rs>
+__device__ float sum_of(F f, const Rs&... rows) {
     float sum = 0;
-#pragma unroll 4
-    for (int i = threadIdx.x; i < N / V; i += blockDim.x) {
-        const Pack<T, V> pack = reinterpret_cast<const Pack<T, V>*>(row)[i];
-        for (int j = 0; j < V; ++j) sum += f(float(pack.v[j]), i * V + j);
-    }
-    return sum_of_block(sum);
+    each([&](auto... values) { sum += f(values...); }, rows...);
+    return over_block<slot>(sum, 0.0f, [](float value) { return sum_of_warp(value); });
 }
 
-// Writes what `f` makes of each element and its place in the row.
-template <int V, typename T, typename F>
-__device__ void map_row(const T* row, T* to, int N, F f) {
-#pragma unroll 4
-    for (int i = threadIdx.x; i < N / V; i += blockDim.x) {
-        Pack<T, V> pack = reinterpret_cast<const Pack<T, V>*>(row)[i];
-        for (int j = 0; j < V; ++j) pack.v[j] = T(f(float(pack.v[j]), i * V + j));
-        reinterpret_cast<Pack<T, V>*>(to)[i] = pack;
-    }
+template <int slot = 0, typename F, typename... Rs>
+__device__ float2 two_sums_of(F f, const Rs&... rows) {
+    float2 sum = {0, 0};
+    each([&](auto... values) {
+        const float2 value = f(values...);
+        sum.x += value.x;
+        sum.y += value.y;
+    }, rows...);
+    return over_block<slot>(sum, float2{0, 0}, [](float2 value) { return sum_of_warp(value); });
 }
 
-// The largest element of a row, and the sum of exp(x - largest): one pass, in which a thread's sum
-// is scaled down when it meets something larger.
-template <int V, typename T>
-__device__ float largest_and_sum(const T* row, int N, float& sum) {
+// The largest element of a row, and the sum of exp(x - largest).
+template <typename R>
+__device__ float2 largest_and_sum(const R& row) {
     // Not -infinity: its difference from itself would be NaN.
-    float largest = -3.4028234663852886e38f, mine = 0;
-#pragma unroll 4
-    for (int i = threadIdx.x; i < N / V; i += blockDim.x) {
-        const Pack<T, V> pack = reinterpret_cast<const Pack<T, V>*>(row)[i];
-        float top = largest;
-        for (int j = 0; j < V; ++j) {
-            const float v = float(pack.v[j]);
-            top = v > top ? v : top;
-        }
-        mine *= exp_for<T>(largest - top);
-        largest = top;
-        for (int j = 0; j < V; ++j) mine += exp_for<T>(float(pack.v[j]) - top);
+    constexpr float lowest = -3.4028234663852886e38f;
+    float2 mine = {lowest, 0};
+    auto larger = [](float a, float b) { return a > b ? a : b; };
+    if constexpr (R::E > 0) {
+        each([&](float v) { mine.x = larger(v, mine.x); }, row);
+        each([&](float v) { mine.y += exp_for<typename R::T>(v - mine.x); }, row);
+    } else {
+        // One pass, in which a thread's sum is scaled down when it meets something larger.
+        each_pack(row, [&](int p, int i) {
+            const auto pack = row.pack(p, i);
+            float top = mine.x;
+            for (int j = 0; j < R::V; ++j) top = larger(float(pack.v[j]), top);
+            mine.y *= exp_for<typename R::T>(mine.x - top);
+            mine.x = top;
+            for (int j = 0; j < R::V; ++j)
+                mine.y += exp_for<typename R::T>(float(pack.v[j]) - top);
+        });
     }
-    const float all = max_of_block(largest);
-    sum = sum_of_block(mine * expf(largest - all));
-    return all;
+    return over_block<0>(mine, float2{lowest, 0}, [](float2 value) {
+        return largest_and_sum_of_warp(value);
+    });
 }
 """
 
 
-def body(text: str) -> Any:
-    """A CUDA body of an op from rows of ``x`` to rows of ``y``.
+def bodies(text: str, arrays: Sequence[str], many: str = "") -> Any:
+    """CUDA bodies of an op over rows, for rows of several lengths.
 
     Args:
-        text: statements for one row, in which ``V`` is the size of packs, ``row`` the row of ``x``
-            and ``to`` that of ``y``. Sums are float32: CUDA bodies take no float64.
+        text: statements for one row, in which ``row(x)`` is this row of an array, ``every(w)`` the
+            whole of one that all rows share, and ``begin`` where the row begins. Sums are float32:
+            CUDA bodies take no float64.
+        arrays: the names of all that have rows, the first an input, and of what rows share.
+        many: how many rows there are, where those that are empty count, too.
     """
-    # Two packs for each thread; and so few threads that the rows at work fit into the cache.
-    narrow = "T in (float16, bfloat16)"
-    most = f"512 if {narrow} and N <= 16384 else 1024"
-    threads = f"min(max(ceildiv(N, 512 if {narrow} else 256) * 32, 32), {most})"
-    return ferrule.cuda_body(
-        f"""
-    const T* row = x + size_t(blockIdx.x) * N;
-    T* to = y + size_t(blockIdx.x) * N;
+    row_bytes = "N * (4 if T == float32 else 2)"
+
+    def body(packs: int, when: str | None) -> Any:
+        """Threads hold so many packs of 16 bytes, or, of 0, read them again."""
+        each = [f"{packs * 32 * size}" for size in (4, 8)]
+        threads = f"max(ceildiv(N, {each[0]} if T == float32 else {each[1]}) * 32, 32)"
+        return ferrule.cuda_body(
+            f"""
+    const size_t begin = size_t(blockIdx.x) * N;
     constexpr int packed = 16 / sizeof(T);
     auto one_row = [&](auto size) {{
-        constexpr int V = decltype(size)::value;
+        constexpr int V = decltype(size)::value, E = V == packed ? {packs} * packed : 0;
+        auto row = [&](const auto* from) {{
+            return Row<cuda::std::remove_cvref_t<decltype(*from)>, V, E>(from + begin, N);
+        }};
+        auto every = [&](const auto* from) {{
+            return Row<cuda::std::remove_cvref_t<decltype(*from)>, V, 0>(from, N);
+        }};
         {text}
     }};
-    if (N % packed == 0 && (size_t(x) | size_t(y)) % 16 == 0)
+    auto aligned = [](const auto*... from) {{
+        return ((size_t(from) % (packed * sizeof(*from)) == 0) && ...);
+    }};
+    if (N % packed == 0 && aligned({", ".join(arrays)}))
         one_row(cuda::std::integral_constant<int, packed>());
     else one_row(cuda::std::integral_constant<int, 1>());
 """,
-        grid=f"x.size // max(N, 1) * {threads}",
-        threadgroup=threads,
-        header=_HEADER,
-    )
+            grid=f"({many or f'{arrays[0]}.size // max(N, 1)'}) * {threads if packs else 1024}",
+            threadgroup=threads if packs else 1024,
+            header=_HEADER,
+            when=when,
+        )
+
+    return [
+        body(1, f"{row_bytes} <= 2048"),
+        body(2, f"{row_bytes} <= 32768"),
+        body(4, f"{row_bytes} <= 65536"),
+        body(0, None),
+    ]

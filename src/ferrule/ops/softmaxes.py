@@ -7,7 +7,7 @@ from typing import Any
 import ferrule
 
 from .rows import FLOATS, axes_behind, is_wide, rows
-from .rows_cuda import body
+from .rows_cuda import bodies
 
 
 def softmax(x: Any, axis: int = -1) -> Any:
@@ -57,13 +57,13 @@ _LARGEST_AND_SUM = """
 @ferrule.family
 def _softmax(behind: int, wide: bool) -> ferrule.Op:
     row = rows("x", behind, wide)
-    packed = body(
+    packed = bodies(
         """
-        float sum;
-        const float largest = largest_and_sum<V>(row, N, sum), share = 1 / sum;
-        map_row<V>(row, to, N, [=](float v, int) {
-            return exp_for<T>(v - largest) * share;
-        });"""
+        const auto values = row(x);
+        const float2 found = largest_and_sum(values);
+        const float largest = found.x, share = 1 / found.y;
+        write(y + begin, [=](float v) { return exp_for<T>(v - largest) * share; }, values);""",
+        ("x", "y"),
     )
     op = ferrule.op(
         "softmax",
@@ -92,6 +92,13 @@ def _softmax(behind: int, wide: bool) -> ferrule.Op:
 @ferrule.family
 def _softmax_vjp(behind: int, wide: bool) -> ferrule.Op:
     row, axis = rows("y", behind, wide), -1 - behind
+    packed = bodies(
+        """
+        const auto values = row(y), by = row(cotangent);
+        const float sum = sum_of([](float v, float c) { return v * c; }, values, by);
+        write(x_grad + begin, [=](float v, float c) { return v * (c - sum); }, values, by);""",
+        ("y", "cotangent", "x_grad"),
+    )
     op = ferrule.op(
         "softmax_vjp",
         f"y[{row.dims}]:T, cotangent[{row.dims}]:T -> x_grad[{row.dims}]:T where T in {FLOATS}",
@@ -103,6 +110,7 @@ def _softmax_vjp(behind: int, wide: bool) -> ferrule.Op:
     for (uint k = first; k < N; k += step)
         x_grad[AT(k)] = T(A(y[AT(k)]) * (A(cotangent[AT(k)]) - sum));
 """,
+        cuda=None if behind or wide else packed,
         **row.launch,
     )
 
@@ -118,11 +126,13 @@ def _softmax_vjp(behind: int, wide: bool) -> ferrule.Op:
 @ferrule.family
 def _log_softmax(behind: int, wide: bool) -> ferrule.Op:
     row, axis = rows("x", behind, wide), -1 - behind
-    packed = body(
+    packed = bodies(
         """
-        float sum;
-        const float largest = largest_and_sum<V>(row, N, sum), shift = log(sum);
-        map_row<V>(row, to, N, [=](float v, int) { return v - largest - shift; });"""
+        const auto values = row(x);
+        const float2 found = largest_and_sum(values);
+        const float largest = found.x, shift = log(found.y);
+        write(y + begin, [=](float v) { return v - largest - shift; }, values);""",
+        ("x", "y"),
     )
     op = ferrule.op(
         "log_softmax",
@@ -149,6 +159,15 @@ def _log_softmax(behind: int, wide: bool) -> ferrule.Op:
 @ferrule.family
 def _log_softmax_vjp(behind: int, wide: bool) -> ferrule.Op:
     row, axis = rows("y", behind, wide), -1 - behind
+    packed = bodies(
+        """
+        const auto values = row(y), by = row(cotangent);
+        const float sum = sum_of([](float c) { return c; }, by);
+        write(x_grad + begin, [=](float v, float c) {
+            return c - exp_for<T>(v) * sum;
+        }, values, by);""",
+        ("y", "cotangent", "x_grad"),
+    )
     op = ferrule.op(
         "log_softmax_vjp",
         f"y[{row.dims}]:T, cotangent[{row.dims}]:T -> x_grad[{row.dims}]:T where T in {FLOATS}",
@@ -160,6 +179,7 @@ def _log_softmax_vjp(behind: int, wide: bool) -> ferrule.Op:
     for (uint k = first; k < N; k += step)
         x_grad[AT(k)] = T(A(cotangent[AT(k)]) - metal::exp(A(y[AT(k)])) * sum);
 """,
+        cuda=None if behind or wide else packed,
         **row.launch,
     )
 
