@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -21,7 +22,7 @@ pytestmark = [
 ]
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
-LENGTHS = (1, 3, 33, 1000, 1024, 4097, 16384, 40000)
+LENGTHS = (1, 3, 33, 1000, 1024, 4097, 16384, 20000, 40000)
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
@@ -32,21 +33,42 @@ def test_rows(length: int, dtype: Any) -> None:
     w, b = weights
     memory = (torch.randn(9 * length + 1, device="cuda") * 3).to(dtype)
     for x in (memory[: 9 * length].view(9, length), memory[1:].view(9, length)):
-        d = x.double()
+        d, r, c = x.double(), x.flip(0), x.flip(1)
+        total, y = x + r, d.softmax(-1).to(dtype)
         calls = [
             (ops.norms._rms_norm(0, True, False, wide), (x, w, 1e-5),
              F.rms_norm(d, (length,), w.double(), 1e-5)),
+            (ops.norms._rms_norm(0, True, True, wide), (x, r, w, 1e-5),
+             F.rms_norm(total.double(), (length,), w.double(), 1e-5)),
             (ops.norms._layer_norm(0, True, True, wide), (x, w, b, 1e-5),
              F.layer_norm(d, (length,), w.double(), b.double())),
             (ops.softmaxes._softmax(0, wide), (x,), d.softmax(-1)),
             (ops.softmaxes._log_softmax(0, wide), (x,), d.log_softmax(-1)),
+            (ops.softmaxes._softmax_vjp(0, wide), (y, c),
+             torch.ops.aten._softmax_backward_data(c.double(), y.double(), -1, torch.double)),
+            (ops.softmaxes._log_softmax_vjp(0, wide), (x, c),
+             torch.ops.aten._log_softmax_backward_data(c.double(), d, -1, torch.double)),
+            (ops.norm_grads.rms_norm_x_grad(0, True, wide), (x, w, 1e-5, c),
+             gradient(lambda d: F.rms_norm(d, (length,), w.double(), 1e-5), d, c)),
+            (ops.norm_grads.layer_norm_x_grad(0, True, wide), (x, w, 1e-5, c),
+             gradient(lambda d: F.layer_norm(d, (length,), w.double()), d, c)),
         ]  # fmt: skip
         for op, inputs, expected in calls:
-            if op.name == "layer_norm" and length == 1:
+            if op.name.startswith("layer_norm") and length <= 3:
                 continue  # differences from the mean are what rounding makes of them
             for kind in ("metal",) if wide else ("cuda", "metal"):
-                error = (op.using(kind)(*inputs).double() - expected).abs().max()
+                found = op.using(kind)(*inputs)
+                found, *more = found if isinstance(found, tuple) else (found,)
+                error = (found.double() - expected).abs().max()
                 assert error <= TOLERANCE[dtype] * max(1, expected.abs().max()), (op.name, kind)
+                if op.name == "add_rms_norm":
+                    assert torch.equal(more[0], total), kind
+
+
+def gradient(function: Any, x: Any, cotangent: Any) -> Any:
+    """By `x`, in float64."""
+    x = x.clone().requires_grad_()
+    return torch.autograd.grad(function(x), x, cotangent.double())[0]
 
 
 @pytest.mark.parametrize("length", [3, 24, 5000])
@@ -74,11 +96,36 @@ def test_gradients_other_axes_and_empty_rows() -> None:
     assert ops.rms_norm(x[..., :0]).shape == (40, 70, 0)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_rope(dtype: Any) -> None:
-    # Angles of up to 132 are float32: the two devices' powers may differ by a few of their last bits.
-    close = {"atol": 132 * 2**-20, "rtol": 0.016 if dtype == torch.bfloat16 else 1e-5}
-    x = torch.randn(2, 5, 130, 80, device="cuda").to(dtype)
-    expected = ops.rope(x.cpu(), 64, offset=3).cuda()
-    torch.testing.assert_close(ops.rope(x, 64, offset=3), expected, **close)
-    torch.testing.assert_close(ops.rope_(x, 64, offset=3), expected, **close)
+@pytest.mark.parametrize("traditional", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_rope(dtype: Any, traditional: bool) -> None:
+    # Angles of up to 132 are float32: powers of the two devices may differ in their last bits.
+    close = {"atol": 132 * 2**-20, "rtol": 1e-5 if dtype == torch.float32 else 0.016}
+    memory = torch.randn(2 * 5 * 130 * 80 + 1).to(dtype)
+    for host in (memory[1:].view(2, 5, 130, 80), memory[1:].clone().view(2, 5, 130, 80)):
+        for dims in (80, 64, 6):
+            freqs = torch.rand(dims // 2) + 0.5
+            offsets = 3, torch.tensor(3), torch.tensor([0, 7], dtype=torch.int32)
+            for offset, freq in itertools.product(offsets, (None, freqs)):
+                given, by = [t.cuda() if isinstance(t, torch.Tensor) else t for t in (offset, freq)]
+                expected = ops.rope(host, dims, traditional, offset=offset, freqs=freq).cuda()
+                x = host.cuda() if host.storage_offset() == 0 else memory.cuda()[1:].view_as(host)
+                for rope in (ops.rope, ops.rope_):
+                    found = rope(x, dims, traditional, offset=given, freqs=by)
+                    torch.testing.assert_close(found, expected, **close)
+
+
+def test_segments() -> None:
+    ids = torch.randint(-1, 71, (3000,), device="cuda")
+    for columns, dtype in itertools.product((1, 4, 64, 70), (torch.float32, torch.bfloat16)):
+        x = torch.randint(-2, 3, (3001, columns), device="cuda").to(dtype)[1:]
+        inside = torch.where((ids >= 0) & (ids < 70), ids, 70)
+        expected = torch.zeros(71, columns, device="cuda").index_add_(0, inside, x.float())[:70]
+        assert torch.equal(ops.segment_sum(x, ids, 70), expected.to(dtype))
+
+
+def test_histogram() -> None:
+    for size in (0, 1, 1000, 300_001):
+        x = torch.randn(size + 1, device="cuda")[1:]
+        expected = torch.histc(x, 50, -2, 2).int() if size else torch.zeros(50, device="cuda").int()
+        assert torch.equal(ops.histogram(x, 50, -2, 2), expected)

@@ -66,7 +66,7 @@ def print_op(
     calls: list[tuple[str, Any, tuple[Any, ...]]] = []
     for body in [] if missing else bodies:
         if isinstance(body, KernelBody):
-            if (call := op_text.described(op, body, arguments)) is not None:
+            if (call := op_text.described(op, body, arguments, wanted)) is not None:
                 calls.append((f"the {body.kind} body", print_texts, call))
         elif (unit := op_text.described_unit(op, body, arguments)) is not None:
             calls.append(("the unit", print_unit, (unit,)))

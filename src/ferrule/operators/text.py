@@ -51,23 +51,28 @@ class DescribedUnit:
 
 
 def described(
-    op: Op, body: KernelBody, inputs: Mapping[str, Array | float | None]
+    op: Op, body: KernelBody, inputs: Mapping[str, Array | float | None], device: str | None = None
 ) -> tuple[CallableKernel, dict[str, Any]] | None:
     """A kernel of an op, and the arguments of its `text` and `compile`.
 
-    None where it is not for calls with such sizes, by its `when`.
+    None where it is not for such calls, by its `when`.
 
     Args:
         op, body: the op, and one of its kernels.
         inputs: by name: shape and dtype of an array, a number, or None for one that is absent.
+        device: whose text is wanted, ``"cpu"``, ``"cuda"`` or ``"metal"``; None is any.
 
     Raises:
         KernelError: the rule does not allow such inputs; says why. Or one is missing.
         KernelTypeError: a number is none of its kind.
     """
     call = _bind(op, inputs)
-    call.binding.device = partial(devices.described, "cpu") if body.kind == "metal" else _hopper
-    if not body.holds(call.binding):
+    anywhere = ("cpu", "cuda", "metal") if body.kind == "metal" else ("cuda",)
+    for name in anywhere if device is None else (device,):
+        call.binding.device = _hopper if name == "cuda" else partial(devices.described, name)
+        if body.holds(call.binding):
+            break
+    else:
         return None
     facts, in_place, owners = kernel_facts(call, body)
     numbers = iter(owners)

@@ -62,9 +62,15 @@ _IN_GROUPS = """
     for (uint b = t; b < uint(bins); b += threads)
         atomic_store_explicit(&own[b], 0, memory_order_relaxed);
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    for (ulong i = thread_position_in_grid.x; i < size; i += threads_per_grid.x) {
-        const int b = interval_of(float(x[i]), bins, low, high);
-        if (b >= 0) atomic_fetch_add_explicit(&own[b], 1, memory_order_relaxed);
+    const ulong step = threads_per_grid.x;
+    for (ulong first = thread_position_in_grid.x; first < size; first += 8 * step) {
+        float values[8];  // all are read before any is counted, which the next would wait for
+        for (int j = 0; j < 8; ++j)
+            values[j] = first + j * step < size ? float(x[first + j * step]) : NAN;
+        for (int j = 0; j < 8; ++j) {
+            const int b = interval_of(values[j], bins, low, high);
+            if (b >= 0) atomic_fetch_add_explicit(&own[b], 1, memory_order_relaxed);
+        }
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
     for (uint b = t; b < uint(bins); b += threads) {

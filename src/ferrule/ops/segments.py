@@ -6,6 +6,8 @@ from typing import Any
 
 import ferrule
 
+from .sampling_cuda import ADD
+
 
 def segment_sum(x: Any, ids: Any, n: int) -> Any:
     """Sums of the rows of ``x`` that belong to the same of ``n`` segments.
@@ -44,6 +46,21 @@ _BY_ELEMENTS = (
         atomic_fetch_add_explicit(
             &sums[ulong(segment) * columns + column],
             A(x[ulong(row) * columns + column]), memory_order_relaxed);
+"""
+)
+
+# On NVIDIA GPUs a thread adds four at once.
+_BY_FOURS = (
+    _COLUMNS.replace("uint", "uint32_t")
+    + """
+    const size_t i = (size_t(blockIdx.x) * blockDim.x + threadIdx.x) * 4, row = i / columns;
+    if (row >= M) return;
+    const I segment = ids[row];
+    if (segment < 0 || segment >= n) return;
+    const auto values = load_vector<4>(x + i, 0);
+    float terms[4];
+    for (int v = 0; v < 4; ++v) terms[v] = float(values[v]);
+    add<4>(sums + size_t(segment) * columns + i % columns, terms);
 """
 )
 
@@ -88,6 +105,16 @@ def _segment_sum(sums: str) -> ferrule.Op:
                 init_value=0,
                 atomic_outputs=True,
             ),
+        ],
+        cuda=[
+            ferrule.cuda_body(
+                _BY_FOURS,
+                header=ADD,
+                when="T != int32 and x.size // max(M, 1) % 4 == 0",
+                grid="x.size // 4",
+                threadgroup=256,
+                init_value=0,
+            )
         ],
     )
 
