@@ -34,7 +34,7 @@ def test_rows(length: int, dtype: Any) -> None:
     memory = (torch.randn(9 * length + 1, device="cuda") * 3).to(dtype)
     for x in (memory[: 9 * length].view(9, length), memory[1:].view(9, length)):
         d, r, c = x.double(), x.flip(0), x.flip(1)
-        total, y = x + r, d.softmax(-1).to(dtype)
+        total, y, logs = x + r, d.softmax(-1).to(dtype), d.log_softmax(-1).to(dtype)
         calls = [
             (ops.norms._rms_norm(0, True, False, wide), (x, w, 1e-5),
              F.rms_norm(d, (length,), w.double(), 1e-5)),
@@ -46,8 +46,8 @@ def test_rows(length: int, dtype: Any) -> None:
             (ops.softmaxes._log_softmax(0, wide), (x,), d.log_softmax(-1)),
             (ops.softmaxes._softmax_vjp(0, wide), (y, c),
              torch.ops.aten._softmax_backward_data(c.double(), y.double(), -1, torch.double)),
-            (ops.softmaxes._log_softmax_vjp(0, wide), (x, c),
-             torch.ops.aten._log_softmax_backward_data(c.double(), d, -1, torch.double)),
+            (ops.softmaxes._log_softmax_vjp(0, wide), (logs, c), torch.ops.aten
+             ._log_softmax_backward_data(c.double(), logs.double(), -1, torch.double)),
             (ops.norm_grads.rms_norm_x_grad(0, True, wide), (x, w, 1e-5, c),
              gradient(lambda d: F.rms_norm(d, (length,), w.double(), 1e-5), d, c)),
             (ops.norm_grads.layer_norm_x_grad(0, True, wide), (x, w, 1e-5, c),
@@ -69,6 +69,27 @@ def gradient(function: Any, x: Any, cotangent: Any) -> Any:
     """By `x`, in float64."""
     x = x.clone().requires_grad_()
     return torch.autograd.grad(function(x), x, cotangent.double())[0]
+
+
+@pytest.mark.parametrize("rows", [1, 9, 1500])
+@pytest.mark.parametrize("length", [3, 256, 1024, 2501, 16384])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_gradients_of_weights(dtype: Any, length: int, rows: int) -> None:
+    x, c = torch.randn(2, rows, length, device="cuda").to(dtype)
+    w, b = torch.randn(2, length, device="cuda").to(dtype)
+    doubles = [t.double().requires_grad_() for t in (x, w, b)]
+    given = [t.requires_grad_() for t in (x, w, b)]
+    for norm, torch_norm, count in (
+        (ops.rms_norm, F.rms_norm, 2),
+        (ops.layer_norm, F.layer_norm, 3),
+    ):
+        found = torch.autograd.grad(norm(*given[:count]), given[:count], c)
+        more = {"eps": 1e-5} if count == 2 else {"bias": doubles[2]}
+        y = torch_norm(doubles[0], (length,), doubles[1], **more)
+        expected = torch.autograd.grad(y, doubles[:count], c.double())
+        for one, other in zip(found, expected, strict=True):
+            error = (one.double() - other).abs().max()
+            assert error <= TOLERANCE[dtype] * max(1, other.abs().max())
 
 
 @pytest.mark.parametrize("length", [3, 24, 5000])

@@ -53,12 +53,8 @@ def rms_norm_x_grad(behind: int, weighted: bool, wide: bool) -> ferrule.Op:
 
     @op.def_vjp
     def _(primals: Any, cotangents: Any, outputs: Any) -> Any:
-        x, *weight, eps, cotangent = primals
         alone = rms_norm_x_grad(behind, False, wide)
-        return derivatives_of_x_grad(
-            behind, x, False, eps, outputs[1], cotangent, weight,
-            cotangents[0], lambda c: alone(x, eps, c)[0],
-        )  # fmt: skip
+        return derivatives_of_x_grad(alone, behind, False, primals, cotangents[0])
 
     return op
 
@@ -124,12 +120,8 @@ def layer_norm_x_grad(behind: int, weighted: bool, wide: bool) -> ferrule.Op:
 
     @op.def_vjp
     def _(primals: Any, cotangents: Any, outputs: Any) -> Any:
-        x, *weight, eps, cotangent = primals
         alone = layer_norm_x_grad(behind, False, wide)
-        return derivatives_of_x_grad(
-            behind, x, True, eps, outputs[2], cotangent, weight,
-            cotangents[0], lambda c: alone(x, eps, c)[0],
-        )  # fmt: skip
+        return derivatives_of_x_grad(alone, behind, True, primals, cotangents[0])
 
     return op
 
@@ -140,42 +132,33 @@ def _words(weighted: bool) -> tuple[str, str, str]:
 
 
 def derivatives_of_x_grad(
-    behind: int,
-    x: Any,
-    centered: bool,
-    eps: Any,
-    scale: Any,
-    cotangent: Any,
-    weight: Any,
-    h: Any,
-    apply: Any,
+    alone: ferrule.Op, behind: int, centered: bool, primals: Any, h: Any
 ) -> tuple[Any, ...]:
     """The gradients of ``sum(h * x_grad)`` by the inputs of an ``x_grad`` op.
 
-    ``x_grad`` is B(c): linear in c, the weighted cotangent, and symmetric (``apply`` without
-    weight). With n for the normed x, and with means over a row, the gradient by x is
+    ``x_grad`` is B(c): linear in c, the weighted cotangent, and symmetric. With n for the normed
+    x, and with means over a row, the gradient by x is
     ``-r (r n (mean(h c) - mean(n h) mean(n c)) + mean(n c) B(h) + mean(n h) B(c))``, where means
     of products are of what is centered as x is.
 
     Args:
+        alone: B, the op of the same kind without a weight.
         behind: how many axes are behind the rows'.
-        x, cotangent, weight: the op's inputs; of the weight a list, empty where there is none.
         centered: whether the mean is taken away from each row.
-        eps: what is added to the mean of squares.
-        scale: of each row, of the dtype of sums; a constant to derivatives, so that here it gives
-            its dtype alone.
+        primals: the op's inputs: x, perhaps a weight, eps, and the cotangent of what was normed.
         h: the cotangent of ``x_grad``.
-        apply: B.
     """
 
     def row_mean(values: Any) -> Any:
         return values.mean(axis=-1 - behind, keepdims=True)
 
-    v = x + along(scale, behind) * 0
+    x, *weight, eps, c = primals
+    on_h, *_, scale = alone(x, eps, h)
+    v = x + along(scale, behind) * 0  # of the dtype of sums
     v = v - row_mean(v) if centered else v
     r = (row_mean(v * v) + eps) ** -0.5
     n = v * r
-    c, on_h = cotangent, apply(h)
+    on_weight = on_h * c
     if weight:
         index = (..., *[None] * behind)
         w = weight[0][index]
@@ -189,7 +172,7 @@ def derivatives_of_x_grad(
     if not weight:
         return x_grad, None, on_h
     rows_axes = (0, *range(-behind, 0))
-    weight_grad = _rows_first(on_h * cotangent, behind).sum(axis=rows_axes)
+    weight_grad = _rows_first(on_weight, behind).sum(axis=rows_axes)
     return x_grad, weight_grad, None, on_h * w
 
 
@@ -220,7 +203,7 @@ def column_sums(
         *[columns(each, 1) for each in (mean, scale) if each is not None],
         columns(cotangent, 2),
     )
-    total = _sum_parts(wide)
+    total = sum_parts(wide)
     pairs = zip(parts, (weight, bias), strict=True)
     return [total(part, like) for part, like in pairs if like is not None]
 
@@ -261,20 +244,27 @@ def _column_parts(centered: bool, wide: bool) -> ferrule.Op:
 
 
 @ferrule.family
-def _sum_parts(wide: bool) -> ferrule.Op:
+def sum_parts(wide: bool) -> ferrule.Op:
     """The second step: the parts are added up. The weight says of which dtype the gradient is."""
     sum_dtype = "float64" if wide else "float32"
     return ferrule.op(
         "norm_sum_parts",
         f"parts[*B,P,N]:{sum_dtype}, weight[N]:W -> sums[*B,N]:W",
         metal="""
-    const uint k = thread_position_in_grid.x;
-    const size_t batch = thread_position_in_grid.y;
+    threadgroup A shared[32][32];
+    const uint k = thread_position_in_grid.x, lane = thread_position_in_threadgroup.x;
+    const uint first = thread_position_in_threadgroup.y;
+    const size_t batch = thread_position_in_grid.z;
     A sum = 0;
-    for (uint part = 0; part < P; part++) sum += parts[(batch * P + part) * N + k];
-    sums[batch * N + k] = W(sum);
+    for (uint part = first; part < P; part += 32) sum += parts[(batch * P + part) * N + k];
+    shared[first][lane] = sum;
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    if (first == 0) {
+        for (uint i = 1; i < 32; i++) sum += shared[i][lane];
+        sums[batch * N + k] = W(sum);
+    }
 """,
-        grid=("N", "sums.size // max(N, 1)"),
-        threadgroup=(64, 1),
+        grid=("N", 32, "sums.size // max(N, 1)"),
+        threadgroup=(32, 32, 1),
         template={"A": getattr(ferrule, sum_dtype)},
     )

@@ -6,7 +6,7 @@ from typing import Any
 
 import ferrule
 
-from .norm_grads import column_sums, layer_norm_x_grad, rms_norm_x_grad
+from .norm_weights import norm_gradients
 from .rows import FLOATS, axes_behind, is_wide, rows
 from .rows_cuda import bodies
 
@@ -105,19 +105,17 @@ def _rms_norm(behind: int, weighted: bool, added: bool, wide: bool) -> ferrule.O
         cuda=None if behind or wide else packed,
         **row.launch,
     )
-    gradient = rms_norm_x_grad(behind, weighted, wide)
 
     @op.def_vjp
     def _(primals: Any, cotangents: Any, outputs: Any) -> Any:
         x, *others, eps = primals
-        normed, weight = (outputs[1] if added else x), others[added:]
-        x_grad, scale = gradient(normed, *weight, eps, cotangents[0])
+        normed, weight = (outputs[1] if added else x), others[-1] if weighted else None
+        x_grad, *sums = norm_gradients(
+            False, normed, weight, None, eps, cotangents[0], behind, wide
+        )
         if added:
             x_grad = x_grad + cotangents[1]
-        grads = [x_grad] * (1 + added)
-        if weighted:
-            grads += column_sums(normed, None, scale, cotangents[0], weight[0], None, behind, wide)
-        return (*grads, None)
+        return (*[x_grad] * (1 + added), *sums, None)
 
     op.def_jvp(_rms_norm_jvp(behind, weighted, added, wide))
     return op
@@ -196,18 +194,12 @@ def _layer_norm(behind: int, weighted: bool, biased: bool, wide: bool) -> ferrul
         cuda=None if behind or wide else packed,
         **row.launch,
     )
-    gradient = layer_norm_x_grad(behind, weighted, wide)
 
     @op.def_vjp
     def _(primals: Any, cotangents: Any, outputs: Any) -> Any:
         (x, *others, eps), (cotangent,) = primals, cotangents
-        weight = others[0] if weighted else None
-        x_grad, mean, scale = gradient(x, *others[:weighted], eps, cotangent)
-        grads = [x_grad]
-        if others:
-            bias = others[-1] if biased else None
-            grads += column_sums(x, mean, scale, cotangent, weight, bias, behind, wide)
-        return (*grads, None)
+        weight, bias = others[0] if weighted else None, others[-1] if biased else None
+        return (*norm_gradients(True, x, weight, bias, eps, cotangent, behind, wide), None)
 
     op.def_jvp(_layer_norm_jvp(behind, weighted, biased, wide))
     return op

@@ -55,11 +55,10 @@ inline A max_of_row(A value, threadgroup A* shared, uint lane, uint simdgroup, u
 #define SUM(value) sum_of_row<A>(value, shared, lane, simdgroup, step)
 #define MAX(value) max_of_row<A>(value, shared, lane, simdgroup, step)
 """
-_SIDE_BY_SIDE_BEGIN = """
+SIDE_BY_SIDE = """
     threadgroup A shared[32];
     const uint lane = thread_index_in_simdgroup, simdgroup = simdgroup_index_in_threadgroup;
     const uint first = thread_position_in_threadgroup.x, step = threads_per_threadgroup.x;
-    const size_t begin = size_t(ROW) * N;
 """
 
 _ONE_EACH = """
@@ -110,11 +109,19 @@ def rows(of: str, behind: int, wide: bool, many: str = "") -> Rows:
         begin = _ONE_EACH_BEGIN.format(behind=" * ".join(f"size_t({dim})" for dim in dims))
         launch |= {"header": _ONE_EACH, "grid": many, "threadgroup": 256}
     else:
-        begin = _SIDE_BY_SIDE_BEGIN
-        # 32 elements each, until that would be too many threads.
-        threads = "max(min(ceildiv(N, 1024) * 32, 1024), 32)"
-        launch |= {"header": _SIDE_BY_SIDE, "grid": (threads, many), "threadgroup": (threads, 1)}
+        begin = SIDE_BY_SIDE + "    const size_t begin = size_t(ROW) * N;\n"
+        launch |= side_by_side(many)
     return Rows(",".join(["*S", "N", *dims]), ",".join(["*S", *dims]), begin, launch, sum_dtype)
+
+
+def side_by_side(groups: str) -> dict[str, Any]:
+    """Grid, threadgroup and header for so many threadgroups, whose threads share a row's elements.
+
+    A body begins with `SIDE_BY_SIDE`.
+    """
+    # 32 elements each, until that would be too many threads.
+    threads = "max(min(ceildiv(N, 1024) * 32, 1024), 32)"
+    return {"header": _SIDE_BY_SIDE, "grid": (threads, groups), "threadgroup": (threads, 1)}
 
 
 def axes_behind(op: str, x: Any, axis: int) -> int:

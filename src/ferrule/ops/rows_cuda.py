@@ -28,6 +28,8 @@ struct Row {
     int N;
     Pack<T, V> held[E ? E / V : 1];
 
+    __device__ explicit Row(int N) : N(N) {}
+
     __device__ Row(const T* from, int N) : from(from), N(N) {
 #pragma unroll
         for (int p = 0; p < E / V; ++p) {
@@ -99,6 +101,37 @@ __device__ R sum_of_rows(typename R::T* to, const R& row, const R& other) {
     });
     return sum;
 }
+
+// Sums over rows, of which a thread has those of its elements: it holds them, or memory does.
+template <int V, int E>
+struct Totals {
+    float held[E ? E : 1] = {};
+    float* to;
+    int N;
+
+    __device__ Totals(float* to, int N) : to(to), N(N) {
+        if constexpr (E == 0) store();
+    }
+
+    // Adds what `f` makes of the elements of rows that lie side by side.
+    template <typename F, typename R, typename... Rs>
+    __device__ void add(F f, const R& row, const Rs&... rows) {
+        each_pack(row, [&](int p, int i) {
+            auto elements = [&](const auto&... packs) {
+#pragma unroll
+                for (int j = 0; j < V; ++j)
+                    (E ? held[p * V + j] : to[i * V + j]) += f(float(packs.v[j])...);
+            };
+            elements(row.pack(p, i), rows.pack(p, i)...);
+        });
+    }
+
+    __device__ void store() {
+        each_pack(Row<float, V, E>(N), [&](int p, int i) {
+            for (int j = 0; j < V; ++j) to[i * V + j] = E ? held[p * V + j] : 0.0f;
+        });
+    }
+};
 
 __device__ float sum_of_warp(float value) {
     for (int i = 16; i; i /= 2) value += __shfl_xor_sync(~0u, value, i);
@@ -187,7 +220,13 @@ __device__ float2 largest_and_sum(const R& row) {
 """
 
 
-def bodies(text: str, arrays: Sequence[str], many: str = "") -> Any:
+def bodies(
+    text: str,
+    arrays: Sequence[str],
+    blocks: str = "",
+    sums: Sequence[str] = (),
+    count_parts: str = "",
+) -> Any:
     """CUDA bodies of an op over rows, for rows of several lengths.
 
     Args:
@@ -195,9 +234,27 @@ def bodies(text: str, arrays: Sequence[str], many: str = "") -> Any:
             whole of one that all rows share, and ``begin`` where the row begins. Sums are float32:
             CUDA bodies take no float64.
         arrays: the names of all that have rows, the first an input, and of what rows share.
-        many: how many rows there are, where those that are empty count, too.
+        blocks: how many there are, where it is not one for each row of the first array.
+        sums: names of sums over rows, such as ``weight``: ``of_weight`` has them in the text, and
+            the output ``weight_parts`` gets them.
+        count_parts: says into how many ``parts`` the ``R`` rows are divided, each with sums of its
+            own.
     """
     row_bytes = "N * (4 if T == float32 else 2)"
+    totals = "".join(
+        f"Totals<V, E> of_{name}({name}_parts + size_t(blockIdx.x) * N, N);\n" for name in sums
+    )
+    if sums:
+        text = f"""
+        {totals}
+        for (int r = blockIdx.x % parts; r < R; r += parts) {{
+            begin = (blockIdx.x / parts * size_t(R) + r) * N;
+            {{ {text} }}
+            __syncthreads();  // before others write what this row's sums are read from
+        }}
+        {"".join(f"of_{name}.store();" for name in sums)}
+"""
+    blocks = blocks or f"{arrays[0]}.size // max(N, 1)"
 
     def body(packs: int, when: str | None) -> Any:
         """Threads hold so many packs of 16 bytes, or, of 0, read them again."""
@@ -205,7 +262,8 @@ def bodies(text: str, arrays: Sequence[str], many: str = "") -> Any:
         threads = f"max(ceildiv(N, {each[0]} if T == float32 else {each[1]}) * 32, 32)"
         return ferrule.cuda_body(
             f"""
-    const size_t begin = size_t(blockIdx.x) * N;
+    {count_parts}
+    size_t begin = size_t(blockIdx.x) * N;
     constexpr int packed = 16 / sizeof(T);
     auto one_row = [&](auto size) {{
         constexpr int V = decltype(size)::value, E = V == packed ? {packs} * packed : 0;
@@ -224,7 +282,7 @@ def bodies(text: str, arrays: Sequence[str], many: str = "") -> Any:
         one_row(cuda::std::integral_constant<int, packed>());
     else one_row(cuda::std::integral_constant<int, 1>());
 """,
-            grid=f"({many or f'{arrays[0]}.size // max(N, 1)'}) * {threads if packs else 1024}",
+            grid=f"({blocks}) * {threads if packs else 1024}",
             threadgroup=threads if packs else 1024,
             header=_HEADER,
             when=when,
@@ -232,7 +290,7 @@ def bodies(text: str, arrays: Sequence[str], many: str = "") -> Any:
 
     return [
         body(1, f"{row_bytes} <= 2048"),
-        body(2, f"{row_bytes} <= 32768"),
-        body(4, f"{row_bytes} <= 65536"),
+        body(2, f"{row_bytes} <= 16384"),
+        body(4, f"{row_bytes} <= {32768 if sums else 65536}"),
         body(0, None),
     ]

@@ -1,0 +1,175 @@
+"""The gradients of norms of rows along the last axis, with a weight: read once, for all of them.
+
+Each threadgroup takes some of the rows, and adds up what they give to the gradients of weight and
+bias as it goes: its part of the sums. A second op adds the parts.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ferrule
+
+from .norm_grads import (
+    column_sums,
+    derivatives_of_x_grad,
+    layer_norm_x_grad,
+    rms_norm_x_grad,
+    sum_parts,
+)
+from .rows import FLOATS, SIDE_BY_SIDE, side_by_side
+from .rows_cuda import bodies
+
+# How many parts there are: enough to keep a GPU reading, few enough to add them up in no time.
+PARTS = "min(R, max(min(1048576 // max(N, 1), 1024), 256))"
+_COUNT_PARTS = """
+    const int most = N <= 1024 ? 1024 : N >= 4096 ? 256 : 1048576 / N, parts = R < most ? R : most;
+"""
+
+
+def norm_gradients(
+    centered: bool,
+    x: Any,
+    weight: Any,
+    bias: Any,
+    eps: Any,
+    cotangent: Any,
+    behind: int,
+    wide: bool,
+) -> list[Any]:
+    """The gradients by ``x``, and by those of ``weight`` and ``bias`` that are not None.
+
+    Args:
+        centered: of layer_norm; else of rms_norm.
+        x, weight, bias, eps: what was normed, and the norm's inputs.
+        cotangent: of the result.
+        behind: how many axes are behind the rows'.
+        wide: sums are made in float64.
+    """
+    likes = [like for like in (weight, bias) if like is not None]
+    if weight is None or behind:
+        gradient = (layer_norm_x_grad if centered else rms_norm_x_grad)(
+            behind, weight is not None, wide
+        )
+        x_grad, *of_rows = gradient(x, *[weight] * (weight is not None), eps, cotangent)
+        if not likes:
+            return [x_grad]
+        mean = of_rows[0] if centered else None
+        return [x_grad, *column_sums(x, mean, of_rows[-1], cotangent, weight, bias, behind, wide)]
+    rows = [array[None].flatten(0, -2) for array in (x, cotangent)]
+    x_grad, *parts = _gradients(centered, wide)(rows[0], weight, eps, rows[1])
+    sums = [sum_parts(wide)(part, like) for part, like in zip(parts, likes, strict=False)]
+    return [x_grad.reshape(x.shape), *sums]
+
+
+_RMS_NORM = """
+        A squares = 0, along = 0;
+        for (uint k = first; k < N; k += step) {
+            A v = A(x[begin + k]);
+            squares += v * v;
+            along += v * (A(cotangent[begin + k]) * A(weight[k]));
+        }
+        const A r = metal::rsqrt(SUM(squares) / N + A(eps));
+        const A drawn = SUM(along) / N * r * r;
+        for (uint k = first; k < N; k += step) {
+            const A c = A(cotangent[begin + k]), v = A(x[begin + k]);
+            x_grad[begin + k] = T((c * A(weight[k]) - v * drawn) * r);
+            of_weight[k] += c * (v * r);
+        }
+"""
+_RMS_NORM_PACKED = """
+        const auto values = row(x), by = row(cotangent);
+        const float2 sums = two_sums_of([](float v, float c, float w) {
+            return float2{v * v, v * (c * w)};
+        }, values, by, every(weight));
+        const float r = rsqrt(sums.x / N + eps), drawn = sums.y / N * r * r;
+        write(x_grad + begin, [=](float v, float c, float w) {
+            return (c * w - v * drawn) * r;
+        }, values, by, every(weight));
+        of_weight.add([=](float v, float c) { return c * (v * r); }, values, by);
+"""
+_LAYER_NORM = """
+        A sum = 0, shift = 0;
+        for (uint k = first; k < N; k += step) {
+            sum += A(x[begin + k]);
+            shift += A(cotangent[begin + k]) * A(weight[k]);
+        }
+        const A m = SUM(sum) / N;
+        shift = SUM(shift) / N;
+        A squares = 0, along = 0;
+        for (uint k = first; k < N; k += step) {
+            A v = A(x[begin + k]) - m;
+            squares += v * v;
+            along += v * (A(cotangent[begin + k]) * A(weight[k]));
+        }
+        const A r = metal::rsqrt(SUM(squares) / N + A(eps));
+        const A drawn = SUM(along) / N * r * r;
+        for (uint k = first; k < N; k += step) {
+            const A c = A(cotangent[begin + k]), v = A(x[begin + k]) - m;
+            x_grad[begin + k] = T((c * A(weight[k]) - shift - v * drawn) * r);
+            of_weight[k] += c * (v * r);
+            of_bias[k] += c;
+        }
+"""
+_LAYER_NORM_PACKED = """
+        const auto values = row(x), by = row(cotangent);
+        const float2 sums = two_sums_of([](float v, float c, float w) {
+            return float2{v, c * w};
+        }, values, by, every(weight));
+        const float m = sums.x / N, shift = sums.y / N;
+        const float2 around = two_sums_of<1>([=](float v, float c, float w) {
+            return float2{(v - m) * (v - m), (v - m) * (c * w)};
+        }, values, by, every(weight));
+        const float r = rsqrt(around.x / N + eps), drawn = around.y / N * r * r;
+        write(x_grad + begin, [=](float v, float c, float w) {
+            return (c * w - shift - (v - m) * drawn) * r;
+        }, values, by, every(weight));
+        of_weight.add([=](float v, float c) { return c * ((v - m) * r); }, values, by);
+        of_bias.add([](float c) { return c; }, by);
+"""
+
+
+@ferrule.family
+def _gradients(centered: bool, wide: bool) -> ferrule.Op:
+    """``x, weight, eps, cotangent -> x_grad``, and parts of the gradients of weight and bias."""
+    groups = f"{PARTS} * (x.size // max(R * N, 1))"
+    sums = ["weight", "bias"][: 1 + centered]
+    sum_dtype = "float64" if wide else "float32"
+    where = "size_t(threadgroup_position_in_grid.y)"
+    starts = "".join(f"    device A* of_{name} = {name}_parts + {where} * N;\n" for name in sums)
+    zeros = " ".join(f"of_{name}[k] = 0;" for name in sums)
+    op = ferrule.op(
+        "layer_norm_gradients" if centered else "rms_norm_gradients",
+        "x[*B,R,N]:T, weight[N]:W, eps:float32, cotangent[*B,R,N]:T -> x_grad[*B,R,N]:T"
+        + "".join(f", {name}_parts[*B,{PARTS},N]:{sum_dtype}" for name in sums)
+        + f" where T in {FLOATS}",
+        metal=f"""{SIDE_BY_SIDE}{_COUNT_PARTS}
+    const uint part = threadgroup_position_in_grid.y % parts;
+    const size_t batch = threadgroup_position_in_grid.y / parts;
+{starts}
+    for (uint k = first; k < N; k += step) {{ {zeros} }}
+    for (uint row = part; row < uint(R); row += parts) {{
+        const size_t begin = (batch * R + row) * N;
+{_LAYER_NORM if centered else _RMS_NORM}
+    }}
+""",
+        cuda=None
+        if wide
+        else bodies(
+            _LAYER_NORM_PACKED if centered else _RMS_NORM_PACKED,
+            ["x", "weight", "cotangent", "x_grad"],
+            groups,
+            sums,
+            _COUNT_PARTS,
+        ),
+        template={"A": getattr(ferrule, sum_dtype)},
+        **side_by_side(groups),
+    )
+
+    @op.def_vjp
+    def _(primals: Any, cotangents: Any, outputs: Any) -> Any:
+        # That of the parts is never asked for: their sum has none.
+        alone = (layer_norm_x_grad if centered else rms_norm_x_grad)(0, False, wide)
+        return derivatives_of_x_grad(alone, 0, centered, primals, cotangents[0])
+
+    return op
