@@ -100,7 +100,7 @@ def texts(names: Sequence[str]) -> st.SearchStrategy[str]:
 NAMES = ("B", "H", "W")
 _LEAVES = [*(("name", name) for name in NAMES), ("size", "x"), ("ndim", "x")]
 _OF_TWO = ["+", "-", "*", "//", "%", "min", "max", "ceildiv"]
-_KINDS = ["leaf", "leaf", "two", "two", "neg", "if"]
+_KINDS = ["leaf", "leaf", "two", "two", "neg", "if", "next_pow2", "bucket"]
 
 
 @st.composite
@@ -111,8 +111,11 @@ def numbers(draw: Any, depth: int = 4) -> Any:
         literals = st.integers(0, 300) | st.sampled_from([2**31, 2**62, 2**63 - 1])
         return draw(st.sampled_from(_LEAVES) | literals.map(lambda n: ("int", n)))
     inner = numbers(depth - 1)
-    if kind == "neg":
-        return ("neg", draw(inner))
+    if kind in ("neg", "next_pow2"):
+        return (kind, draw(inner))
+    if kind == "bucket":
+        sizes = draw(st.sets(st.integers(0, 300) | st.just(2**40), min_size=1, max_size=4))
+        return ("bucket", draw(inner), *(("int", size) for size in sorted(sizes)))
     if kind == "if":
         return ("if", draw(conditions(depth - 1)), draw(inner), draw(inner))
     return (draw(st.sampled_from(_OF_TWO)), draw(inner), draw(inner))

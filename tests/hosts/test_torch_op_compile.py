@@ -249,6 +249,7 @@ def declared(rule: str) -> Op:
         ("x[*S,D]:T, y[*S]:T -> z[*S]:T", [(5, 6, 7), (5, 6)], 2),
         ("x[B,H,W]:T -> y[B,ceildiv(H-2,2)+1,max(W//2,1),min(W,H*3)]:T", [(3, 8, 9)], 0),
         ("x[B,H]:T -> y[B if B < H else H, H % 4]:T", [(5, 7)], 0),
+        ("x[B,H]:T -> y[bucket(B * H, 1, 8, 64), next_pow2(H) + 1]:T", [(5, 7)], 0),
         ("x[B,K]:T, w[N,K//2]:T -> y[B,N]:T", [(5, 8), (9, 4)], 1),
         ("x[B,K]:T -> y[B]:T where K % 4 == 0", [(5, 8)], 1),
         ("x[B,K]:T -> y[B]:T where K > 4 and B < K", [(5, 8)], 1),
@@ -279,7 +280,8 @@ def test_guards_of_the_ops(case: Case) -> None:
 def test_symbolic_shapes_are_what_real_ones_are(h: int, w: int, k: int) -> None:
     rule = (
         f"x[B,H,W]:T -> y[ceildiv(H, {k}), max(W - {k}, 1), H*W // {k}]:T, "
-        f"z[(H if H > W else W), min(H, W, {k + 2}), x.size]:T"
+        f"z[(H if H > W else W), min(H, W, {k + 2}), x.size]:T, "
+        f"p[bucket(H * W, 4, {8 * k}, 40), next_pow2(H * W // {k})]:T"
     )
     op = declared(rule)
     meta = torch.empty(3, h, w, device="meta")
@@ -338,6 +340,14 @@ def conditional(size: str) -> Op:
         "conditional", f"x[N]:T -> y[{size}]:T", metal=I + "y[i] = x[i % N];", grid=size,
         threadgroup=8,
     )  # fmt: skip
+
+
+def test_a_bucket_in_a_graph_of_all_sizes() -> None:
+    op = conditional("bucket(N, 2, 5, 16) + next_pow2(N)")
+    compiled = torch.compile(op, fullgraph=True, dynamic=True)
+    for n in (3, 2, 9, 33):
+        size = (2 if n <= 2 else 5 if n <= 5 else 16) + (1 << (n - 1).bit_length())
+        assert compiled(rand(n)).shape == (size,)
 
 
 @pytest.mark.parametrize("strict", [False, True])

@@ -159,6 +159,8 @@ def exact(node: Any, values: Mapping[str, int]) -> int:
             found = exact(a, values) and exact(b, values)
         case ("or", a, b):
             found = exact(a, values) or exact(b, values)
+        case ("bucket", n, *sizes):
+            found = next((s for _, s in sizes if s >= exact(n, values)), sizes[-1][1])
         case (kind, *parts):
             if isinstance(parts[0], tuple):
                 known = {str(i): exact(part, values) for i, part in enumerate(parts)}
@@ -214,6 +216,10 @@ def test_expressions_are_the_same_in_c(interpreter: Interpreter) -> None:
 LEAST, MOST = INT64[0], INT64[-1]
 EXTREME = [
     ("B // H", (LEAST, -1), OVERFLOW), ("ceildiv(B, H)", (LEAST, -1), OVERFLOW),
+    ("next_pow2(B)", (2**62, 0), 2**62), ("next_pow2(B)", (2**62 + 1, 0), OVERFLOW),
+    ("next_pow2(B)", (MOST, 0), OVERFLOW), ("next_pow2(B) + H", (LEAST, 1), 2),
+    ("bucket(B, 3, 9) + H", (MOST, 1), 10), ("bucket(B, 3, 9) + H", (LEAST, 1), 4),
+    ("bucket(B, 3)", (4, 0), 3), ("bucket(B // H, 3)", (4, 0), ZERO_DIVISION),
     ("B % H", (LEAST, -1), 0), ("-B", (LEAST, 0), OVERFLOW), ("B // H", (LEAST, 1), LEAST),
     ("ceildiv(B, H)", (LEAST, 1), LEAST), ("B % H", (LEAST, MOST), MOST - 1),
     ("B % H", (1, LEAST), 1 - 2**63), ("ceildiv(B, H)", (MOST, 2), 2**62),

@@ -25,10 +25,19 @@ def ceildiv(a: int, b: int) -> int:
     return -(-a // b)
 
 
+def next_pow2(n: int) -> int:
+    return 1 << (n - 1).bit_length() if n > 1 else 1
+
+
+def bucket(n: int, *sizes: int) -> int:
+    return next((size for size in sizes if size >= n), sizes[-1])
+
+
 def python(text: str, values: dict[str, Any]) -> Any:
     """What Python itself makes of an expression."""
     x = type("x", (), {"size": values["x.size"], "ndim": values["x.ndim"]})
-    known = {"min": min, "max": max, "ceildiv": ceildiv, "x": x, **{n: values[n] for n in NAMES}}
+    known: dict[str, Any] = {"next_pow2": next_pow2, "bucket": bucket}
+    known |= {"min": min, "max": max, "ceildiv": ceildiv, "x": x, **{n: values[n] for n in NAMES}}
     known |= {"T": values[":T"], **{name: name for name in dtypes.BY_NAME}}
     return eval(text, {"__builtins__": {}}, known)
 
@@ -40,6 +49,8 @@ def python(text: str, values: dict[str, Any]) -> Any:
         "W if W <= 128 else 128", "min(B, H, W)", "max(1, B - H)", "x.size // x.ndim",
         "1 if 1 <= B < H <= 7 and not H == W or W != 2 else 0", "(B + H) * (W - 1)",
         "B - (H - W)", "(1 if B > 2 else 2) * 3", "1 if B > 2 else 2 if H > 2 else 3", "-7 // B",
+        "bucket(B, 1, 2, 4, 8)", "bucket(W // 2 + 1, 1, 16, 64) * B", "bucket(H, 5)",
+        "next_pow2(W) - next_pow2(H * 100)", "next_pow2(bucket(B, 3, 9) - 5)",
         "-7 % B", "-(W // 2)", "(-W) // 5", "B if (B > 1) else (0)",
         "B if T == float16 else H", "B if T != float16 else H", "B if (T == float16) else H",
         "1 if T in (bool, float16) and B > 2 else 2",
@@ -135,6 +146,12 @@ def test_symbolic_ints_are_given_no_guard() -> None:
         ("B + x.shape", 4, "expected x.size or x.ndim"),
         ("B + prod(x)", 4, "no function 'prod'"),
         ("min(B)", 0, "min got 1 arguments, expected 2 or more"),
+        ("next_pow2(B, H)", 0, "next_pow2 got 2 arguments, expected 1 argument"),
+        ("bucket(B)", 0, "bucket got 1 arguments, expected 2 or more"),
+        ("2 + bucket(B, 8, 4)", 4, "takes a number, then integers that ascend"),
+        ("bucket(B, 4, 4)", 0, "takes a number, then integers that ascend"),
+        ("bucket(B, 4, H)", 0, "takes a number, then integers that ascend"),
+        ("bucket(B < 2, 4)", 7, "a condition stands where a number"),
         ("ceildiv(B, H, W)", 0, "ceildiv got 3 arguments, expected 2 arguments"),
         ("2 * (B < H)", 5, "a condition stands where a number"),
         ("1 if B else 2", 5, "a number stands where a condition"),

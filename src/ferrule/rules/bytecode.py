@@ -35,7 +35,7 @@ _ATTRIBUTES = {"size": SIZE, "ndim": NDIM}
 
 class Opcode(IntEnum):
     """Instructions. ``INT``, ``SYMBOL`` and those that jump have an operand in the next word; a
-    jump's says how many words are left out."""
+    jump's says how many words are left out. ``BUCKET`` has the number of its sizes, and these."""
 
     END = 0
     INT = 1
@@ -60,6 +60,8 @@ class Opcode(IntEnum):
     LE = 20
     GT = 21
     GE = 22
+    NEXT_POW2 = 23
+    BUCKET = 24
 
 
 _OF_TWO = {
@@ -67,7 +69,7 @@ _OF_TWO = {
     "ceildiv": Opcode.CEILDIV, "min": Opcode.MIN, "max": Opcode.MAX, "==": Opcode.EQ,
     "!=": Opcode.NE, "<": Opcode.LT, "<=": Opcode.LE, ">": Opcode.GT, ">=": Opcode.GE,
 }  # fmt: skip
-_OF_ONE = {"not": Opcode.NOT, "neg": Opcode.NEG}
+_OF_ONE = {"not": Opcode.NOT, "neg": Opcode.NEG, "next_pow2": Opcode.NEXT_POW2}
 
 
 class RuleProgram(NamedTuple):
@@ -131,6 +133,9 @@ class _Stack:
             self.push(operands[0])
             self.words.append(_OF_TWO[str(kind)])
             self.height -= 1
+        elif kind == "bucket":
+            sizes = [size for _, size in operands]
+            self.words += [Opcode.BUCKET, len(sizes), *sizes]
         elif kind == "if":
             otherwise = self.jump(Opcode.JUMP_IF_FALSE)
             self.push(operands[0])

@@ -4,18 +4,21 @@ An expression is a tree of plain tuples. It is evaluated on ints or on symbolic 
 instructions (`bytecode`), and saved as JSON. The grammar is a part of Python's: integers, names,
 ``x.size`` and ``x.ndim`` (in calls of kernels, where dims have no names, also ``x.shape[0]``, which
 counts as a name), ``+ - * // %``, comparisons (chained, too), ``and or not``,
-``a if condition else b``, and the functions ``min``, ``max`` and ``ceildiv``. Division rounds down,
-as in Python. What a dtype variable is, a condition says: ``T == float16``,
-``T in (float16, bfloat16)``, and with ``!=`` and ``not in``; in the same way it says where a call
-runs: ``device == cuda``. Of the device ``sm_count`` and ``capability`` are numbers.
+``a if condition else b``, and the functions ``min``, ``max``, ``ceildiv``, ``next_pow2(n)`` (the
+least power of 2 that is no less than n) and ``bucket(n, 1, 8, 64)`` (the first of these integers
+that is no less, the last where there is none). Division rounds down, as in Python. What a dtype
+variable is, a condition says: ``T == float16``, ``T in (float16, bfloat16)``, and with ``!=`` and
+``not in``; in the same way it says where a call runs: ``device == cuda``. Of the device
+``sm_count`` and ``capability`` are numbers.
 """
 
 from __future__ import annotations
 
 import ast
+import bisect
 import keyword
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from .. import dtypes
@@ -48,11 +51,14 @@ _COMPARISONS: dict[str, tuple[type[ast.AST], Callable[[Any, Any], Any]]] = {
     ">=": (ast.GtE, operator.ge),
 }
 BETWEEN_TWO = {**_ARITHMETIC, **_COMPARISONS}
-FUNCTIONS = ("min", "max", "ceildiv")  # of two arguments; min and max take more
+# Of two arguments, but for next_pow2, which takes one, and bucket; min and max take more.
+FUNCTIONS = ("min", "max", "ceildiv", "next_pow2", "bucket")
+_POWERS = tuple(2**k for k in range(64))
 
 # How often each kind of node has operands, for trees that come from a file.
 _OPERANDS = {
-    **dict.fromkeys((*BETWEEN_TWO, *FUNCTIONS, "and", "or"), 2),
+    **dict.fromkeys((*BETWEEN_TWO, "min", "max", "ceildiv", "and", "or"), 2),
+    "next_pow2": 1,
     "neg": 1,
     "not": 1,
     "if": 3,
@@ -87,6 +93,12 @@ class Ints:
     def choose(condition: Any, then: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
         """``then()`` where the condition holds, else ``otherwise()``."""
         return then() if condition else otherwise()
+
+    @staticmethod
+    def bucket(n: Any, sizes: Sequence[int]) -> Any:
+        """The first of ascending sizes that is no less than n, the last where there is none."""
+        at = bisect.bisect_left(sizes, n, hi=len(sizes) - 1)
+        return sizes[at]
 
     @staticmethod
     def both(a: Any, b: Callable[[], Any]) -> Any:
@@ -238,6 +250,10 @@ def _value(node: Node, values: Mapping[str, Any], on: type[Ints]) -> Any:
             return on.negated(part(1))
         case "neg":
             return -part(1)
+        case "next_pow2":
+            return on.bucket(part(1), _POWERS)
+        case "bucket":
+            return on.bucket(part(1), [size for _, size in node[2:]])
     a, b = part(1), part(2)
     match kind:
         case "ceildiv":
@@ -286,10 +302,16 @@ def _text(node: Node) -> str:
             return f"not {part(1, level)}"
         case "neg":
             return f"-{part(1, level)}"
-        case "min" | "max" | "ceildiv":
-            return f"{kind}({part(1, 0)}, {part(2, 0)})"
+        case _ if kind in FUNCTIONS:
+            return f"{kind}({', '.join(_text(operand) for operand in node[1:])})"
     # A comparison of comparisons would be a chain.
     return f"{part(1, level)} {kind} {part(2, level + 1)}"
+
+
+def is_bucket(sizes: Sequence[Node]) -> bool:
+    """Whether these may be the sizes of a bucket: integers that ascend."""
+    numbers = [node[1] for node in sizes if node[0] == "int"]
+    return bool(sizes) and len(numbers) == len(sizes) and numbers == sorted(set(numbers))
 
 
 def _listed(node: Node) -> list[Any]:
@@ -320,9 +342,9 @@ def _read(data: object, depth: int = 0) -> Node:
         if not _comparable(variable, parts[1]):
             raise RuleError("a saved expression is damaged")
         return (kind, variable, parts[1])
-    if _OPERANDS.get(kind) != len(parts):
-        raise RuleError("a saved expression is damaged")
     nodes = [_read(part, depth + 1) for part in parts]
+    if not (is_bucket(nodes[1:]) if kind == "bucket" else _OPERANDS.get(kind) == len(parts)):
+        raise RuleError("a saved expression is damaged")
     for i, node in enumerate(nodes):
         wanted = kind in ("and", "or", "not") or (kind == "if" and i == 0)
         if (node[0] in CONDITIONS) != wanted:

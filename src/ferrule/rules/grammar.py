@@ -19,6 +19,7 @@ from .expression import (
     MOST,
     Expression,
     Node,
+    is_bucket,
 )
 
 _LONGEST = 2000  # characters
@@ -115,15 +116,26 @@ def _node(tree: ast.expr, fail: Callable[[str, int], RuleError]) -> Node:
         case ast.IfExp(test=test, body=body, orelse=orelse):
             return ("if", _condition(test, fail), _number(body, fail), _number(orelse, fail))
         case ast.Call(func=ast.Name(id=name), args=args, keywords=[]) if name in FUNCTIONS:
-            exact = name == "ceildiv"
-            if len(args) < 2 or (exact and len(args) > 2):
-                many = "2 arguments" if exact else "2 or more arguments"
-                raise fail(f"{name} got {len(args)} arguments, expected {many}", column)
-            return _folded(name, [_number(operand, fail) for operand in args])
+            return _call(name, args, fail, column)
         case ast.Call(func=ast.Name(id=name)):
             expected = ", ".join(FUNCTIONS)
             raise fail(f"there is no function {name!r} here; expected one of {expected}", column)
     raise fail("this is not allowed in a rule: expected integers, dims and + - * // %", column)
+
+
+def _call(
+    name: str, args: Sequence[ast.expr], fail: Callable[[str, int], RuleError], column: int
+) -> Node:
+    exact = {"ceildiv": 2, "next_pow2": 1}.get(name)
+    if (len(args) < 2) if exact is None else (len(args) != exact):
+        many = "2 or more arguments" if exact is None else f"{exact} argument{'s' * (exact > 1)}"
+        raise fail(f"{name} got {len(args)} arguments, expected {many}", column)
+    nodes = [_number(operand, fail) for operand in args]
+    if name not in ("next_pow2", "bucket"):
+        return _folded(name, nodes)
+    if name == "bucket" and not is_bucket(nodes[1:]):
+        raise fail("bucket(n, 1, 8, 64) takes a number, then integers that ascend", column)
+    return (name, *nodes)
 
 
 def _index(tree: ast.expr, fail: Callable[[str, int], RuleError]) -> int:

@@ -62,4 +62,11 @@ static inline int64_t fr_mod(int64_t a, int64_t b, int32_t* status) {
 static inline int64_t fr_min(int64_t a, int64_t b) { return b < a ? b : a; }
 static inline int64_t fr_max(int64_t a, int64_t b) { return b > a ? b : a; }
 
+/* The least power of 2 that is no less than a; 1 where a is less than 1. */
+static inline int64_t fr_next_pow2(int64_t a, int32_t* status) {
+  if (a <= 1) return 1;
+  if (a > INT64_MAX / 2 + 1) return fr_fault(status, FR_RULE_OVERFLOW);
+  return (int64_t)1 << (64 - __builtin_clzll((unsigned long long)(a - 1)));
+}
+
 #endif

@@ -123,7 +123,9 @@ enum {
   FR_OP_LT = 19,
   FR_OP_LE = 20,
   FR_OP_GT = 21,
-  FR_OP_GE = 22
+  FR_OP_GE = 22, /* ADD to GE take two values, and leave one */
+  FR_OP_NEXT_POW2 = 23,
+  FR_OP_BUCKET = 24 /* how many sizes there are, and the sizes, which ascend, follow */
 };
 
 /* ---------------------------------------------------------------------------------- expressions */
@@ -137,7 +139,7 @@ static inline int fr_evaluate(const int64_t* code, const int64_t* symbols, int64
   for (;;) {
     assert(end <= stack + FR_MAX_STACK);
     int64_t op = *code++;
-    if (op >= FR_OP_ADD) {
+    if (op >= FR_OP_ADD && op <= FR_OP_GE) {
       int64_t b = *--end;
       int64_t a = end[-1];
       int64_t* result = end - 1;
@@ -175,6 +177,14 @@ static inline int fr_evaluate(const int64_t* code, const int64_t* symbols, int64
         break;
       case FR_OP_NOT: end[-1] = !end[-1]; break;
       case FR_OP_NEG: end[-1] = fr_neg(end[-1], &status); break;
+      case FR_OP_NEXT_POW2: end[-1] = fr_next_pow2(end[-1], &status); break;
+      case FR_OP_BUCKET: {
+        const int64_t* size = code + 1;
+        code = size + *code;
+        while (size + 1 < code && *size < end[-1]) size++;
+        end[-1] = *size;
+        break;
+      }
       default:
         assert(op == FR_OP_END && end == stack + 1);
         *value = stack[0];

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -57,13 +58,17 @@ class SymInts(Ints):
         if not isinstance(condition, torch.SymBool):
             return then() if condition else otherwise()
         first, second = then(), otherwise()
-        # Of two numbers alone: torch writes a number that it knows as an int, and sym_ite wants two
-        # of one type. The bounds say again what torch cannot see of the sum, as that it is no less
-        # than 0.
-        wrap = condition.node.wrap_int
-        holds = torch.sym_ite(condition, torch.SymInt(wrap(1)), torch.SymInt(wrap(0)))
+        # The bounds say again what torch cannot see of the sum, as that it is no less than 0.
+        holds = _one_if(condition)
         chosen = torch.sym_min(second + holds * (first - second), torch.sym_max(first, second))
         return torch.sym_max(chosen, torch.sym_min(first, second))
+
+    @staticmethod
+    def bucket(n: Any, sizes: Sequence[int]) -> Any:
+        """The first of ascending sizes that is no less than n, the last where there is none."""
+        if not isinstance(n, torch.SymInt):
+            return Ints.bucket(n, sizes)
+        return sizes[0] + sum((more - size) * _one_if(n > size) for size, more in pairwise(sizes))
 
     @staticmethod
     def both(a: Any, b: Callable[[], Any]) -> Any:
@@ -83,6 +88,15 @@ class SymInts(Ints):
     def negated(a: Any) -> Any:
         """``not a``."""
         return torch.sym_not(a)
+
+
+def _one_if(condition: Any) -> Any:
+    """1 or 0. Of two numbers alone: torch writes a number that it knows as an int, and sym_ite
+    wants two of one type."""
+    if not isinstance(condition, torch.SymBool):
+        return int(condition)
+    wrap = condition.node.wrap_int
+    return torch.sym_ite(condition, torch.SymInt(wrap(1)), torch.SymInt(wrap(0)))
 
 
 def refuse_dynamic_templates(op: Op, binding: Binding) -> None:
