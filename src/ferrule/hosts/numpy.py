@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import mmap
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +13,7 @@ from ..dtypes import Dtype, of_numpy
 from ..errors import KernelTypeError
 from ..spec import Facts, Shape
 from ..tools import fastcall
-from .protocol import Maker, all_bits_zero, unknown_dtype
+from .protocol import Identity, Maker, all_bits_zero, unknown_dtype
 
 name = "NumPy"
 allocation_errors: tuple[type[Exception], ...] = (MemoryError, ValueError, OverflowError)
@@ -45,6 +46,20 @@ def facts(array: np.ndarray[Any, Any]) -> Facts | None:
 def contiguous(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """A row-contiguous, aligned copy in native byte order."""
     return np.array(array, array.dtype.newbyteorder("="), copy=True, order="C")
+
+
+def identity(array: np.ndarray[Any, Any]) -> Identity | None:
+    """By what an array is known again that cannot be written to, nor what it is a view of, as far
+    as NumPy knows."""
+    owner: Any = array
+    while not owner.flags.writeable:
+        if not isinstance(owner.base, np.ndarray):
+            if owner.base is not None and not isinstance(owner.base, (bytes, mmap.mmap)):
+                return None
+            place = array.ctypes.data, array.dtype.str, array.shape, array.strides
+            return Identity(id(owner), place, None, owner)
+        owner = owner.base
+    return None
 
 
 def empty(shape: Shape, dtype: Dtype, device: str) -> np.ndarray[Any, Any]:

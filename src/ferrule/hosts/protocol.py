@@ -42,8 +42,28 @@ class Maker(NamedTuple):
     large: Callable[..., Any] | None = None
 
 
+class Identity(NamedTuple):
+    """By what an array is known again, and whether it has changed.
+
+    Attributes:
+        key, place: which memory, while its owner lives, and what of it.
+        version: another one after each change.
+        owner: what lives as long as the memory; it can be referred to weakly.
+    """
+
+    key: int
+    place: tuple[object, ...]
+    version: object
+    owner: object
+
+
 class Host(Protocol):
-    """The interface of a host. Messages of its errors name no argument: the caller adds it."""
+    """The interface of a host. Messages of its errors name no argument: the caller adds it.
+
+    A host may also have ``identity(array)``, an `Identity`, or None of an array that may change and
+    does not say so, and then ``wait(device)``, which waits for the current stream of a GPU. Without
+    them nothing that is prepared of arrays is kept.
+    """
 
     @property
     def name(self) -> str:
@@ -130,6 +150,12 @@ graphs: dict[str, Callable[[], ModuleType]] = {}
 registrars: dict[str, Callable[[Any], Any]] = {}
 
 known: dict[type, Host] = {}  # array types seen so far
+
+
+def identity(host: object, array: Any) -> Identity | None:
+    """By what an array is known again; None where nothing can tell whether it has changed."""
+    of_host = getattr(host, "identity", None)
+    return None if of_host is None else of_host(array)
 
 
 def load(name: str) -> Host:

@@ -18,6 +18,7 @@ def adopt(
     run: Callable[..., Any] | None = None,
     make: Callable[..., Callable[..., Any]] | None = None,
     constants: Mapping[str, Any] | None = None,
+    prepared: Mapping[str, tuple[Any, ...]] | None = None,
     contiguous: bool = False,
     reference: Callable[..., Any] | None = None,
     when: str | None = None,
@@ -54,6 +55,13 @@ def adopt(
         constants: further keywords of ``make``, by name: bools, dtypes (which it gets by their
             names), ints, or expressions of the rule's dims such as ``"K"`` or ``"M <= 16"``.
             Each new value makes another callable.
+        prepared: what is made of weights, once, and kept while they stay as they are: by the name
+            under which the callable gets it a function and the inputs that it takes, such as
+            ``{"packed": (pack, "w", "scale")}``. It gives new arrays, one or a tuple of them, of
+            any shapes and dtypes. It is called at the first call with these weights, and again
+            after they were written to, never while a graph is traced or captured. Kept is what
+            torch's tensors, and NumPy's read-only arrays, give; else it is called each time.
+            ``op.counts["prepare"]`` tells how often, `Op.refresh` forgets it.
         contiguous: inputs that are not row-contiguous are copied first.
         reference: the same in ordinary array code, for comparisons, and for calls for which
             ``when`` does not hold.
@@ -103,7 +111,7 @@ def adopt(
     function: Any = run if make is None else make
     makes = make is not None
     implementations = [
-        Runner(name, parsed, function, "run", version, makes, constants, contiguous, when)
+        Runner(name, parsed, function, "run", version, makes, constants, contiguous, when, prepared)
     ]
     if reference is not None:
         implementations.append(Runner(name, parsed, reference, "reference", version))

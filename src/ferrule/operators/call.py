@@ -57,7 +57,7 @@ def eager(
     queue = host.stream(None, call.device)
     if isinstance(chosen, Runner):
         inputs = [arrays.get(name, value) for name, value in call.arguments.items()]
-        outputs, made_here = run(call, chosen, queue, inputs, maker)
+        outputs, made_here = run(call, chosen, queue, inputs, maker, originals=values)
         for i in range(len(outputs)):
             shared = not made_here and _shared(host, outputs, i)
             outputs[i] = _checked(call, chosen, host, i, outputs[i])
@@ -178,6 +178,7 @@ def run(
     inputs: Sequence[Any],
     host: Any,
     capturing: Callable[[str], bool] | None = None,
+    originals: Sequence[Any] | None = None,
 ) -> tuple[list[Any], bool]:
     """The outputs of a Python function for these inputs.
 
@@ -187,6 +188,7 @@ def run(
         inputs: its inputs.
         host: makes the outputs, where the function wants them.
         capturing: see `Runner.function_for`.
+        originals: what some of the inputs are copies of.
 
     Returns:
         The outputs, and whether they were made here: nobody else has them then.
@@ -199,6 +201,12 @@ def run(
     function, takes_outputs, wants_stream = runner.function_for(device, call.binding, capturing)
     outputs = op.rule.outputs
     named: dict[str, Any] = {"stream": queue} if wants_stream else {}
+    if runner.prepared:
+        passed = dict(zip(call.arguments, inputs, strict=True))
+        weights = dict(zip(call.arguments, originals or inputs, strict=True))
+        captured = capturing is not None and capturing(device)
+        for each in runner.prepared:
+            named[each.name] = each.value(op.counts, device, weights, passed, host, captured)
     if takes_outputs:
         names = [output.name for output in outputs]
         written = [host.empty(shape, kind, device) for shape, kind in call.results]

@@ -35,6 +35,7 @@ class RunFunction:
 
     function: Callable[..., Any]
     when: Any
+    prepared: Any = None
 
 
 def metal_body(
@@ -93,7 +94,12 @@ def metal_body(
     )
 
 
-def run_function(function: Callable[..., Any], *, when: str | None = None) -> RunFunction:
+def run_function(
+    function: Callable[..., Any],
+    *,
+    when: str | None = None,
+    prepared: Mapping[str, tuple[Any, ...]] | None = None,
+) -> RunFunction:
     """One of an op's Python functions, with a condition: for `ferrule.op`'s ``run``.
 
     Of several, the first is taken whose ``when`` holds for a call.
@@ -101,6 +107,7 @@ def run_function(function: Callable[..., Any], *, when: str | None = None) -> Ru
     Args:
         function: a function of the inputs, as ``run`` in `ferrule.op`.
         when: a condition such as ``"N >= 4096 and T == float32"``; None is always.
+        prepared: what is made of weights once, as in `ferrule.adopt`.
 
     Raises:
         KernelTypeError: ``function`` cannot be called.
@@ -119,4 +126,4 @@ def run_function(function: Callable[..., Any], *, when: str | None = None) -> Ru
             f"[run_function] `function`: got {function!r} of type {type(function).__name__}, "
             "expected a function of the op's inputs."
         )
-    return RunFunction(function, when)
+    return RunFunction(function, when, prepared)

@@ -90,6 +90,18 @@ class Declared:
 
     ferrule_digest = digest
 
+    def refresh(self) -> None:
+        """Have the next call prepare anew what is ``prepared`` of weights.
+
+        Needed after writes that an array does not tell of: through ``tensor.data``, by NumPy into a
+        tensor's memory, by the replay of a CUDA graph.
+        """
+        for op in list(_defined):  # torch may run another that is the same
+            if op is self or (op.name == self.name and op.digest == self.digest):
+                for body in op.implementations:
+                    for each in getattr(body, "prepared", ()):
+                        each.forget()
+
     def traces_python(self) -> bool:
         """Whether tracing it may read what its digest does not cover: a rule of it, or of ops in
         its rules, is a Python function for which no `version` stands."""

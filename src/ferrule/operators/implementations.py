@@ -14,6 +14,7 @@ from . import identity, metal_file
 from .bodies import KernelBody, check_names, kernel_of
 from .conditional import MetalBody, RunFunction
 from .declared import Derived
+from .prepared import Prepared
 from .runners import AbsentRunner, Runner
 from .unit_parts import CudaBody, UnitText
 from .unit_steps import CudaUnit, Implementation
@@ -84,7 +85,8 @@ def run_implementations(
     implementations: list[Implementation] = []
     for each in _several(name, "run", run, (RunFunction, Callable), "a function or a run_function"):
         one = each if isinstance(each, RunFunction) else RunFunction(each, None)
-        implementations.append(Runner(name, rule, one.function, "run", version, when=one.when))
+        more = {"when": one.when, "prepared": one.prepared}
+        implementations.append(Runner(name, rule, one.function, "run", version, **more))
     if reference is not None:
         implementations.append(Runner(name, rule, reference, "reference", version))
     return implementations
@@ -237,7 +239,12 @@ def implementation_to_pickle(name: str, body: Implementation) -> Any:
     if not isinstance(body, Runner):
         return body.to_json()
     function = saved_function(name, f"`{body.kind}`", body)
-    return (*function, body.kind, body.makes, body.constants, body.contiguous, body.when)
+    prepared = {
+        each.name: (saved_function(name, f"`prepared` {each.name!r}", each)[0], *each.inputs)
+        for each in body.prepared
+    }
+    more = prepared or None
+    return (*function, body.kind, body.makes, body.constants, body.contiguous, body.when, more)
 
 
 def implementation_from_pickle(name: str, rule: Rule, data: Any) -> Implementation:
@@ -248,14 +255,15 @@ def implementation_from_pickle(name: str, rule: Rule, data: Any) -> Implementati
     """
     if isinstance(data, dict):
         return (CudaUnit if "steps" in data else KernelBody).from_json(name, rule, data)
-    function, version, digest, kind, makes, constants, contiguous, when = data
-    runner = Runner(name, rule, function, kind, version, makes, constants, contiguous, when)
+    function, version, digest, *declared = data
+    kind, makes, *more = declared  # of older pickles all but what is prepared
+    runner = Runner(name, rule, function, kind, version, makes, *more)
     if runner.digest != digest:
         raise changed_function(name, f"`{kind}`", function)
     return runner
 
 
-def saved_function(op: str, label: str, holder: Runner | Derived) -> tuple[Any, ...]:
+def saved_function(op: str, label: str, holder: Runner | Derived | Prepared) -> tuple[Any, ...]:
     """A Python function for a pickle, with its version and digest."""
     function: Any = holder.function
     if identity.by_name(function) is None:

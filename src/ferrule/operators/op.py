@@ -55,7 +55,8 @@ class Op(Declared):
         rules: its derivative and batching rules, under ``"vjp"``, ``"jvp"`` and ``"vmap"``.
         counts: how often calls took a slower way than they might: ``"copy"`` of an input that is
             not contiguous, ``"output copy"`` of what a function gave and others hold, ``"vmap
-            loop"`` of a batch, ``"Python path"`` of a kernel in torch that C could not launch.
+            loop"`` of a batch, ``"Python path"`` of a kernel in torch that C could not launch,
+            ``"prepare"`` of something that is made of weights.
     """
 
     def __init__(

@@ -19,6 +19,7 @@ from .expressions import (
     expression_from_json,
     to_json,
 )
+from .prepared import Prepared, all_prepared
 
 
 class RunnerFunction(NamedTuple):
@@ -47,11 +48,13 @@ class Runner(SizedImplementation):
         constants: what else it is made for.
         contiguous: inputs that are not row-contiguous are copied for it.
         when: the condition under which it is chosen, or None.
+        prepared: what it is given beside the inputs.
         digest: of its content, or of the version that stands for that.
         content: of its content; None where that cannot be read.
     """
 
     contiguous = False
+    prepared: tuple[Prepared, ...] = ()
 
     def __init__(
         self,
@@ -64,6 +67,7 @@ class Runner(SizedImplementation):
         constants: object = None,
         contiguous: bool = False,
         when: object = None,
+        prepared: object = None,
     ) -> None:
         super().__init__(op, rule)
         self.when = self._condition(when)
@@ -75,6 +79,7 @@ class Runner(SizedImplementation):
         with contextlib.suppress(KernelError):
             self.content = self.digest if version is None else identity.of_callable(label, function)
         self.constants = self._template(constants, "constants")
+        self.prepared = all_prepared(op, rule, prepared, version)
         self._variables = dtype_variables(rule)
         self._functions: dict[tuple[Any, ...], RunnerFunction] = {}
         self._lock = threading.RLock()
@@ -181,15 +186,16 @@ class Runner(SizedImplementation):
                 "or none."
             )
         inputs = [parameter.name for parameter in self._rule.inputs]
+        prepared = [each.name for each in self.prepared]
         stream = "stream" in names and "stream" not in inputs
         try:
-            signature.bind(*inputs, **dict.fromkeys([*accepted, *["stream"] * stream]))
+            signature.bind(*inputs, **dict.fromkeys([*accepted, *["stream"] * stream, *prepared]))
         except TypeError as error:
             raise KernelError(
                 f"[op] {self.name} of op {self._op!r} is called with the inputs, "
-                f"({', '.join(inputs)}), but {identity.named(function)}{signature} does not take "
-                f"them: {error}. Besides, it may have parameters called like the outputs, "
-                f"{', '.join(outputs)}, and `stream`."
+                f"({', '.join([*inputs, *prepared])}), but {identity.named(function)}{signature} "
+                f"does not take them: {error}. Besides, it may have parameters called like the "
+                f"outputs, {', '.join(outputs)}, and `stream`."
             ) from None
         return RunnerFunction(function, bool(accepted), stream)
 
@@ -207,6 +213,7 @@ class Runner(SizedImplementation):
             ],
             # Digests are older than conditions.
             **({} if self.when is None else {"when": to_json(self.when)}),
+            **({"prepared": [p.to_json() for p in self.prepared]} if self.prepared else {}),
         }
 
 

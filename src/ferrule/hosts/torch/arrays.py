@@ -19,7 +19,7 @@ from ...errors import DeviceError, FerruleWarning, KernelError, KernelTypeError,
 from ...spec import Facts, Shape
 from ...tools import fastcall
 from ..imported import eager_codes
-from ..protocol import Maker, all_bits_zero, unknown_dtype
+from ..protocol import Identity, Maker, all_bits_zero, unknown_dtype
 
 name = "torch"
 allocation_errors: tuple[type[Exception], ...] = (RuntimeError, TypeError, OverflowError)
@@ -123,6 +123,44 @@ def _no_data(tensor: torch.Tensor) -> KernelError:
 def contiguous(tensor: torch.Tensor) -> torch.Tensor:
     """A row-contiguous tensor with the values resolved."""
     return tensor.resolve_conj().resolve_neg().contiguous()
+
+
+def identity(tensor: torch.Tensor) -> Identity | None:
+    """By what a tensor is known again; None of inference tensors, which have no version."""
+    if tensor.is_inference():
+        return None
+    _watch_optimizers()
+    storage = tensor.untyped_storage()  # the same object as long as there is the memory
+    place = (
+        tensor.dtype, tensor.storage_offset(), tuple(tensor.shape), tensor.stride(),
+        tensor.is_conj(), tensor.is_neg(),
+    )  # fmt: skip
+    version = storage.data_ptr(), tensor._version, getattr(storage, _STEPS, 0)
+    return Identity(id(storage), place, version, storage)
+
+
+_STEPS = "_ferrule_steps"  # of a storage: how often an optimizer wrote to it without a word
+
+
+@lru_cache(maxsize=1)
+def _watch_optimizers() -> None:
+    """Have fused optimizers, which leave the versions of what they write to, tell of each step."""
+    from torch.optim.optimizer import register_optimizer_step_post_hook
+
+    def note(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        for group in optimizer.param_groups:
+            for parameter in group["params"] if group.get("fused") else ():
+                storage = parameter.untyped_storage()
+                setattr(storage, _STEPS, getattr(storage, _STEPS, 0) + 1)
+
+    skip_in_dynamo([note.__code__])
+    register_optimizer_step_post_hook(note)
+
+
+def wait(device: str) -> None:
+    """Wait for what is on the current stream of a GPU."""
+    if _on_cuda(device):
+        torch.cuda.current_stream(device).synchronize()
 
 
 # Beyond this the C library gives freed memory back to the system. Then NumPy asks for huge pages,

@@ -44,7 +44,9 @@ def run_function(
         if parameter.mutable and value is not None and value.data_ptr() != passed.data_ptr()
     ]
     with on_device(call.device):
-        returned, own = as_kernel(op_call.run, call, runner, queue, inputs, host, host.capturing)
+        returned, own = as_kernel(
+            op_call.run, call, runner, queue, inputs, host, host.capturing, values
+        )
     del inputs  # what still holds an output's memory now is someone else
     outputs = [checked_output(call, runner, returned, i, own) for i in range(len(returned))]
     for value, passed in copies:
