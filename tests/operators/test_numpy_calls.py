@@ -177,9 +177,11 @@ def test_what_is_written_in_place() -> None:
 def test_an_op_and_what_it_remembers_can_go() -> None:
     op = ferrule.op("brief", "x[N]:T -> y[N]:T", metal=f"{INDEX} y[i] = x[i];", **SIZES)
     op = op.as_is()  # torch keeps ops, NumPy does not
-    op._with_numpy(np.ones(3, np.float32))
-    table, gone = weakref.ref(op._with_numpy.__self__[1].__self__), weakref.ref(op)
-    del op
+    caller: Any = entries.numpy_caller(op)
+    op.callers[np.ndarray] = caller
+    caller(np.ones(3, np.float32))
+    table, gone = weakref.ref(caller.__self__[1].__self__), weakref.ref(op)
+    del op, caller
     gc.collect()
     assert gone() is None and table() is None
 

@@ -124,6 +124,21 @@ def test_in_place_in_torch() -> None:
         torch.testing.assert_close(compiled(x), turned(x))
 
 
+@pytest.mark.parametrize("host", [np.array, torch.from_numpy, mx.array])
+def test_positions_of_64_bits(host: Any) -> None:
+    x = np.random.default_rng(0).normal(size=(2, 3, 2)).astype(np.float32)
+    freqs, offsets = np.array([2.0**30], np.float32), np.array([2**33 + 2**29, 5 - 2**34])
+    angles = ((offsets[:, None] + np.arange(3)) / 2**30).astype(np.float32)
+    (u, v), c, s = (x[..., 0], x[..., 1]), np.cos(angles), np.sin(angles)
+    expected = np.stack([u * c - v * s, u * s + v * c], axis=-1)
+    for i in range(2):
+        for one in (int(offsets[i]), offsets[i], host(offsets[i : i + 1])[0]):
+            found = ops.rope(host(x[i]), np.int64(2), offset=one, freqs=host(freqs))
+            assert np.allclose(found.tolist(), expected[i], atol=1e-6)
+    found = ops.rope(host(x), 2, offset=host(offsets), freqs=host(freqs))
+    assert np.allclose(found.tolist(), expected, atol=1e-6)
+
+
 def test_derivatives() -> None:
     x = torch.randn(2, 2, 3, 6, dtype=torch.float64, requires_grad=True)
 

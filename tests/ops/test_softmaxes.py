@@ -73,6 +73,7 @@ def test_extremes(function: Callable[..., Any], theirs: Any) -> None:
 @each
 def test_numpy_and_mlx(function: Any, theirs: Any) -> None:
     x = np.random.default_rng(0).normal(size=(3, 5, 4)).astype(np.float32)
+    np.testing.assert_array_equal(function(x, np.int64(1)), function(x, 1))
     expected = theirs(torch.from_numpy(x), 1).numpy()
     assert np.allclose(function(x, 1), expected, atol=1e-6)
     turned = x.transpose(2, 1, 0)

@@ -27,6 +27,7 @@ class Family(Generic[P]):
         functools.update_wrapper(self, function)
         self._members = _Members(function)
         self._find = self._members.find
+        self._plain = self._members.plain
         self._name = self._members.name
 
     def __call__(self, *args: P.args, **named: P.kwargs) -> Op:
@@ -38,6 +39,12 @@ class Family(Generic[P]):
         """
         imported.watch_once()  # before `traced` is read, which Dynamo remembers
         if not imported.traced():
+            if not named:
+                key = args, *map(type, args)
+                try:
+                    return self._plain[key]
+                except (KeyError, TypeError):  # not called so yet, or no constants
+                    pass
             return self._find(args, named)
         # Dynamo guards an attribute, and takes nothing but plain values from a constant function.
         settled = {name: _settled(value) for name, value in named.items()}
@@ -111,6 +118,7 @@ class _Members:
                 "function."
             ) from None
         self._by_call: dict[Any, Op] = {}
+        self.plain: dict[Any, Op] = {}  # by plain constants without names, and then their types
         self._names: dict[Any, str] = {}
         self.name = _constant(self)
 
@@ -119,6 +127,9 @@ class _Members:
         call = _known_by(self.family, args), _known_by(self.family, named) if named else None
         if (op := self._by_call.get(call)) is None:
             op = self._by_call[call] = getattr(self, imported.untraced(self.declared)(args, named))
+            if not named and _PLAIN.issuperset(map(type, args)):
+                key = args, *map(type, args)
+                self.plain[key] = op
         return op
 
     def declared(self, args: tuple[Any, ...], named: dict[str, Any]) -> str:

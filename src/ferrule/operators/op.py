@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
 from typing import Any
 
-from ..errors import KernelError, KernelTypeError, RuleError
+import numpy as np
+
+from ..errors import FerruleError, KernelError, KernelTypeError, RuleError
 from ..hosts import imported
 from ..rules.rule import Rule
 from . import call as op_call
@@ -75,8 +76,10 @@ class Op(Declared):
         self._count = len(rule.inputs)
         self._operator: Any = None  # what a library of graphs made of it: hosts.torch.op
         self.mlx: object = None  # what hosts.mlx.node made of it
-        # A call that no graph or derivative records.
-        self._plain: Callable[..., Any] = op_entries.not_in_c
+        # By the type of the first array: what carries out calls that no graph or derivative
+        # records, and else gives NotImplemented. Those of MLX and torch are set by their hosts.
+        self.callers: dict[type, Callable[..., Any]] = {}
+        self._first = next((i for i, p in enumerate(rule.inputs) if p.dims is not None), 0)
         self._register = _registration(self)
 
     def __repr__(self) -> str:
@@ -127,29 +130,24 @@ class Op(Declared):
             KernelTypeError: an input is of a wrong type.
             CompileError, DialectError, ToolchainError, DeviceError: as a kernel's call.
         """
-        if not imported.traced() and not named:
+        if named or len(args) != self._count:
+            args = self.ordered(args, named)
+        if not imported.traced() and (caller := self.callers.get(type(args[self._first]))):
             try:
-                result = self._plain(*args)
-            except RuntimeError as by_torch:
-                self._operator.reraise(by_torch, args)
+                result = caller(*args)
+            except RuntimeError as error:
+                if not isinstance(error, FerruleError):  # torch's own
+                    self._operator.reraise(error, args)
                 raise
             if result is not NotImplemented:
                 return result
-        values = args if not named and len(args) == self._count else self.ordered(args, named)
         self._register()  # before `_operator` is read, which Dynamo remembers
-        if self._operator is not None and self._operator.takes(values):
-            return self._operator(*values)
-        result = self._with_numpy(*values)
-        return op_call.call(self, values) if result is NotImplemented else result
-
-    @cached_property
-    def _with_numpy(self) -> Callable[..., Any]:
-        return op_entries.numpy_caller(self)
-
-    def calls_with_mlx(self, function: Callable[..., Any]) -> None:
-        """Take a function that carries out calls with MLX's arrays, while torch has given none."""
-        if self._plain is op_entries.not_in_c:
-            self._plain = function
+        if self._operator is not None and self._operator.takes(args):
+            return self._operator(*args)
+        if np.ndarray not in self.callers:
+            self.callers[np.ndarray] = op_entries.numpy_caller(self)
+        result = self.callers[np.ndarray](*args)
+        return op_call.call(self, args) if result is NotImplemented else result
 
     def ordered(self, args: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[Any, ...]:
         """A call's inputs, in the rule's order."""
@@ -260,7 +258,7 @@ class Op(Declared):
         finally:
             digesting.reset(token)
         self._digest = self._operator = None  # another op from now on
-        self._plain = op_entries.not_in_c
+        self.callers = {}
         return rule
 
     # -- others that are like it -----------------------------------------------------------------

@@ -8,7 +8,7 @@ from typing import Any
 
 import ferrule
 
-from .rows import FLOATS, is_wide
+from .rows import FLOATS, as_int, is_wide
 
 
 def rope(
@@ -76,12 +76,11 @@ def _chosen(
             f"[ops] {name}: got x of type {type(x).__name__}; expected an array of NumPy, torch or "
             "MLX."
         )
-    if not isinstance(dims, int) or isinstance(dims, bool):
-        raise ferrule.KernelTypeError(f"[ops] {name}: got dims {dims!r}; expected an int.")
+    dims = as_int(name, "dims", dims)
     if dims < 2 or dims % 2:
         raise ferrule.KernelError(f"[ops] {name}: got dims {dims}; expected an even number from 2.")
     offsets = "number"
-    if not isinstance(offset, Integral) and hasattr(offset, "ndim"):
+    if type(offset) is not int and hasattr(offset, "ndim") and not isinstance(offset, Integral):
         if offset.ndim > 1:
             raise ferrule.KernelError(
                 f"[ops] {name}: got an offset of shape {tuple(offset.shape)}; expected an int, an "
@@ -99,7 +98,7 @@ def _declaration(
 ) -> dict[str, str]:
     """Inputs, condition and number of groups of heads that both ops have."""
     example = "B," if offsets == "each" else ""
-    offset = {"number": "offset:int32", "one": "offset[]:O", "each": "offset[B]:O"}[offsets]
+    offset = {"number": "offset:int64", "one": "offset[]:O", "each": "offset[B]:O"}[offsets]
     freqs = f", freqs[{dims // 2}]:float32" if by_freqs else ""
     count = "B" if example else "1"
     return {
@@ -121,7 +120,7 @@ def _body(
     """
     half = dims // 2
     first, second = ("2 * j", "2 * j + 1") if traditional else ("j", f"j + {half}")
-    offset = {"number": "offset", "one": "int(offset)", "each": "int(offset[example])"}[offsets]
+    offset = "offset[example]" if offsets == "each" else "offset"
     frequency = "1 / freqs[j]" if by_freqs else f"metal::exp2(-metal::log2(base) * j / {half})"
     rest = f"for (size_t h = head; h < end; h++) y[AT(h) + j + {half}] = x[AT(h) + j + {half}];"
     return f"""
@@ -131,7 +130,7 @@ def _body(
     const size_t head = thread_position_in_grid.z % groups * {HEADS};
     const size_t end = metal::min(head + {HEADS}, heads);
     if (j < {half}) {{
-        const float angle = float({offset} + int(l)) * scale * ({frequency});
+        const float angle = float(long({offset}) + l) * scale * ({frequency});
         const A c = A(metal::cos(angle)), s = A({sign}metal::sin(angle));
         for (size_t h = head; h < end; h++) {{
             const size_t first = AT(h) + {first}, second = AT(h) + {second};

@@ -17,6 +17,7 @@ A body that is written with these words serves both:
 
 from __future__ import annotations
 
+from numbers import Integral
 from typing import Any, NamedTuple
 
 import ferrule
@@ -143,8 +144,7 @@ def axes_behind(op: str, x: Any, axis: int) -> int:
             f"[ops] {op}: got x of type {type(x).__name__}; expected an array of NumPy, torch or "
             "MLX."
         ) from None
-    if not isinstance(axis, int) or isinstance(axis, bool):
-        raise ferrule.KernelTypeError(f"[ops] {op}: got axis {axis!r}; expected an int.")
+    axis = as_int(op, "axis", axis)
     if not -ndim <= axis < ndim:
         allowed = f"expected {-ndim} to {ndim - 1}" if ndim else "it has no axis"
         raise ferrule.KernelError(
@@ -153,9 +153,24 @@ def axes_behind(op: str, x: Any, axis: int) -> int:
     return -axis - 1 if axis < 0 else ndim - 1 - axis
 
 
+def as_int(op: str, name: str, value: Any) -> int:
+    """An int of Python, or of NumPy, that a function was given.
+
+    Raises:
+        KernelTypeError: it is none.
+    """
+    if type(value) is int:
+        return value
+    if not isinstance(value, bool) and isinstance(value, Integral):
+        return int(value)
+    raise ferrule.KernelTypeError(f"[ops] {op}: got {name} {value!r}; expected an int.")
+
+
 def is_wide(x: Any) -> bool:
-    """Whether an array is of float64, of whatever library."""
-    return str(x.dtype).endswith("float64")
+    """Whether an array is of float64, of whatever library: elements of 8 bytes that are no floats
+    are refused by the rule."""
+    wide: bool = x.itemsize == 8
+    return wide
 
 
 def along(x: Any, behind: int) -> Any:

@@ -26,7 +26,7 @@ def segment_sum(x: Any, ids: Any, n: int) -> Any:
         KernelError: ``n`` is below 0, shapes do not match, or a dtype is another.
         KernelTypeError: ``x`` or ``ids`` is no array, or ``n`` no int.
     """
-    if str(getattr(x, "dtype", "")).endswith("float16"):
+    if getattr(x, "itemsize", 0) == 2 and str(x.dtype).endswith("float16"):
         return _rounded(_segment_sum("float32")(x, ids, n), x)
     return _segment_sum("T")(x, ids, n)
 

@@ -63,6 +63,11 @@ static int is_plain(const char* kinds, PyObject* args) {
 /* NotImplemented where a call is out of the ordinary; else what the operator gives. */
 static PyObject* operator_call(PyObject* self, PyObject* args, PyObject* keywords) {
   int plain = keywords ? 0 : is_plain(PyBytes_AsString(PyTuple_GetItem(self, 1)), args);
+  PyObject* refused = PyTuple_GetItem(self, 2);
+  if (plain > 0 && refused != Py_None) {
+    int now = truth(PyObject_CallNoArgs(refused));
+    plain = now < 0 ? -1 : !now;
+  }
   if (plain > 0) return PyObject_Call(PyTuple_GetItem(self, 0), args, NULL);
   if (PyErr_Occurred()) return NULL;
   Py_INCREF(Py_NotImplemented);
@@ -74,9 +79,9 @@ static PyMethodDef operator_function = {"operator", (PyCFunction)(void (*)(void)
 
 /* An operator of torch without an Autograd kernel, for calls of which no derivative is wanted. */
 static PyObject* operator(PyObject* module, PyObject* args) {
-  PyObject *function, *kinds; /* of each argument: array, optional array, float, int, uint, bool */
+  PyObject *function, *kinds, *refused; /* of each argument: array, optional array, float, int, uint, bool */
   (void)module;
-  if (!PyArg_ParseTuple(args, "OS", &function, &kinds)) return NULL;
+  if (!PyArg_ParseTuple(args, "OSO", &function, &kinds, &refused)) return NULL;
   if (torch_api) return PyCFunction_New(&operator_function, args);
   PyErr_SetString(PyExc_ValueError, "operator: torch is not registered");
   return NULL;
@@ -181,8 +186,9 @@ static PyMethodDef module_methods[] = {
      "grad_enabled, forward_ad)\n\n"
      "Take tensors of these very types, while torch does nothing but compute."},
     {"operator", operator, METH_VARARGS,
-     "operator(function, kinds)\n\nWhat calls an operator of torch, and gives NotImplemented where autograd is to see"
-     " the\ncall, or what is given is not what the letter of each argument says."},
+     "operator(function, kinds, refused)\n\nWhat calls an operator of torch, and gives NotImplemented where autograd is"
+     " to see\nthe call, what is given is not what the letter of each argument says, or `refused`\nis a function that"
+     " says True."},
     {"register_cuda", register_cuda, METH_O,
      "Take torch's tensors on NVIDIA's GPUs, too, given the address of a driver's state."},
     {"bypass", change_bypass, METH_O,

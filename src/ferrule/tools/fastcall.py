@@ -41,7 +41,9 @@ def library() -> ModuleType | None:
     return _fastcall if hashlib.sha256(text).hexdigest() == _fastcall.DIGEST else None
 
 
-def operator(function: object, kinds: str) -> Callable[..., Any] | None:
+def operator(
+    function: object, kinds: str, refused: Callable[[], bool] | None = None
+) -> Callable[..., Any] | None:
     """What calls an operator of torch that has no Autograd kernel, where no derivative is wanted,
     and else gives NotImplemented; None where it cannot be had.
 
@@ -49,10 +51,11 @@ def operator(function: object, kinds: str) -> Callable[..., Any] | None:
         function: the operator, which takes positional arguments.
         kinds: a letter per argument: ``a`` for an array, ``o`` for one that may be None; a
             number's is that of its dtype.
+        refused: says whether it gives NotImplemented now.
     """
     module = library()
     try:
-        return None if module is None else module.operator(function, kinds.encode())
+        return None if module is None else module.operator(function, kinds.encode(), refused)
     except ValueError:  # this torch lacks what that takes
         return None
 

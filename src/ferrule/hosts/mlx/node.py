@@ -162,7 +162,7 @@ def call(op: Op, values: Sequence[Any]) -> Any:
     function = cached[1]
     if function is None:
         return NotImplemented
-    op.calls_with_mlx(function)
+    op.callers[mx.array] = function
     error = why()  # of a call by `Op.__call__`, just now
     result = NotImplemented if error else function(*values)
     if result is NotImplemented:

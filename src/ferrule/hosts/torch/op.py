@@ -141,15 +141,15 @@ class TorchOp:
         if _tracing():  # Dynamo cannot trace what follows
             self.look_for_dtensor()
             return (self.traced if self.reads_when_traced() else self.overload)(*values)
-        if self.caller._plain is op_entries.not_in_c:
+        if torch.Tensor not in self.caller.callers:
             imported.watch()
             letters = "".join(
                 p.dtype[0] if p.dims is None else "o" if p.optional else "a"
                 for _, p, _ in self.arguments
             )
-            if not self.atomic:  # which asks what torch was told
-                plain = fastcall.operator(self.raw._op, letters)
-                self.caller._plain = plain or op_entries.not_in_c
+            refused = torch.are_deterministic_algorithms_enabled if self.atomic else None
+            plain = fastcall.operator(self.raw._op, letters, refused)
+            self.caller.callers |= dict.fromkeys(_PLAIN, plain or op_entries.not_in_c)
         call = self.raw
         if (
             forward_ad._current_level >= 0
