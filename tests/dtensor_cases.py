@@ -7,6 +7,7 @@ which cases ran, and what failed. `test_torch_sharding` runs this.
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 import traceback
@@ -17,7 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-import ferrule
+import ferrule.ops
 from ferrule import KernelError
 
 I = "uint i = thread_position_in_grid.x; "  # noqa: E741
@@ -371,6 +372,35 @@ def an_op_that_is_first_called_in_a_compiled_function() -> None:
     x = numbers(4, 6)
     y = torch.compile(lambda x: op(x) + 1, fullgraph=True, backend="inductor")(spread(x, Shard(1)))
     check(y, 3 * x + 1, Shard(1))
+
+
+@case
+def images_are_sampled_where_they_are() -> None:
+    """Sharded over the batch, over points, and over channels; the derivatives, too."""
+    x, grid = numbers(4, 5, 6, 3), numbers(4, 3, 2, 2).tanh()
+    splits = [
+        ((Shard(0), Shard(0)), Shard(0), (Shard(0), Shard(0))),
+        ((Replicate(), Shard(1)), Shard(1), (Partial(), None)),
+        ((Shard(3), Replicate()), Shard(3), (None, Partial())),
+    ]
+    whole = [a.clone().requires_grad_() for a in (x, grid)]
+    expected = torch.nn.functional.grid_sample(
+        whole[0].movedim(-1, 1), whole[1], align_corners=False
+    ).movedim(1, -1)
+    weights = numbers(*expected.shape)
+    (expected * weights).sum().backward()
+    ops = ferrule.ops.grid_sample, torch.compile(ferrule.ops.grid_sample, backend="aot_eager")
+    for grid_sample, (placements, placement, grads) in itertools.product(ops, splits):
+        parts = [
+            spread(a, where).requires_grad_()
+            for a, where in zip((x, grid), placements, strict=True)
+        ]
+        y = grid_sample(*parts)
+        check(y, expected.detach(), placement)
+        found = torch.autograd.grad(y, parts, spread(weights, placement))
+        for part, other, where in zip(found, whole, grads, strict=True):
+            assert other.grad is not None
+            check(part, other.grad, *[where] * (where is not None))
 
 
 def main(rank: int, file: str) -> None:

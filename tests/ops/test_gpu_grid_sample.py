@@ -68,3 +68,38 @@ def test_bodies_agree(case: Any) -> None:
     grid = torch.rand(2, 7, 6, 2, device="cuda") * 3 - 1.5
     op = sampling.sampler(*case, False)
     torch.testing.assert_close(op.using("cuda")(x, grid), op.using("metal")(x, grid))
+
+
+@pytest.mark.parametrize("channels", [1, 8])  # one by one, and in vectors
+@pytest.mark.parametrize("body", ["cuda", "metal"])
+def test_more_pixels_than_32_bits_count(body: str, channels: int) -> None:
+    """The first, middle and last pixel of the last of two images, and their gradients."""
+    width = 2**15 // channels
+    x = torch.zeros(2, 2**15 + 1, width, channels, device="cuda", dtype=torch.float16)
+    assert x.numel() > 2**31
+    at = [(1, 0, 0, -1), (1, 2**14, width // 2, -1), (1, -1, -1, -1)]
+    for value, place in enumerate(at, 1):
+        x[place] = value
+    # To the middles of pixels, of which an even number has none in its middle.
+    column = torch.tensor([-1, 1 / (width - 1), 1], device="cuda")
+    grid = torch.stack((column, torch.tensor([-1.0, 0, 1], device="cuda")), -1)[None, None]
+    grid = torch.cat((grid.flip(2), grid))
+    op = sampling.sampler("nearest", "zeros", True, "NHWC", False).using(body)
+    x.requires_grad_()
+    y = op(x, grid)
+    assert y[1, 0, :, -1].tolist() == [1, 2, 3] and not y[0].any()
+    (x_grad,) = torch.autograd.grad(y, x, torch.full_like(y, 5))
+    assert [x_grad[place].item() for place in at] == [5, 5, 5]
+    assert x_grad.count_nonzero() == 6 * channels
+
+
+@pytest.mark.parametrize("body", ["cuda", "metal"])
+def test_more_samples_than_32_bits_count(body: str) -> None:
+    x = torch.arange(32.0, device="cuda", dtype=torch.float16).view(1, 2, 2, 8)
+    grid = torch.full((1, 2**14 + 1, 2**14, 2), -1.0, device="cuda", dtype=torch.float16)
+    grid[0, -1, -1] = 1
+    op = sampling.sampler("bilinear", "border", True, "NHWC", False).using(body)
+    y = op(x, grid)
+    assert y.numel() > 2**31
+    assert torch.equal(y[0, -1, -1], x[0, 1, 1]) and torch.equal(y[0, -1, -2], x[0, 0, 0])
+    assert torch.equal(y[0, :-1].amax((0, 1)), x[0, 0, 0])

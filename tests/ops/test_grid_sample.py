@@ -266,6 +266,49 @@ def test_torch_graphs() -> None:
     torch.testing.assert_close(program.module()(*other), grid_sample(*other))
 
 
+@pytest.mark.parametrize(
+    ("layout", "mode"),
+    [("NHWC", "bilinear"), ("NCHW", "nearest"), ("NDHWC", "nearest"), ("NCDHW", "bilinear")],
+)
+def test_more_elements_than_32_bits_count(layout: str, mode: str) -> None:
+    """The first, middle and last pixel of the last of two images: pages that nobody touches take
+    no memory."""
+    size = {"D": 3, "H": 2**15 + 1, "W": 2**14 + 1, "C": 2 if "D" not in layout else 1, "N": 2}
+    x = np.zeros([size[axis] for axis in layout], np.float16)
+    assert x.size > 2**31
+    middle = tuple(size[axis] // 2 if axis in "DHW" else -1 for axis in layout)
+    last = tuple(-1 for _ in layout)
+    first = tuple(0 if axis in "DHW" else -1 for axis in layout)
+    x[first], x[middle], x[last] = 1, 2, 3
+    dims = len(layout) - 2
+    places = np.array([-1, 0, 1], np.float32)[:, None].repeat(dims, 1)
+    grid = np.stack([places[::-1], places]).reshape(2, *[1] * (dims - 1), 3, dims)
+    case = (mode, "zeros", True, layout)
+    found = grid_sample(x, grid, *case)
+    assert not found[0].any()
+    one = found[1, ..., -1] if layout[-1] == "C" else found[1, -1]
+    assert one.ravel().tolist() == [1, 2, 3]
+    same = grid_sample(torch.from_numpy(x), torch.from_numpy(grid), *case)
+    np.testing.assert_array_equal(same.numpy(), found)
+
+
+def test_inductor() -> None:
+    """Code for all sizes, among torch's own operators, forward and backward."""
+
+    def loss(x: Any, grid: Any) -> Any:
+        return grid_sample(x.sin(), grid).square().sum()
+
+    compiled = torch.compile(loss, fullgraph=True, dynamic=True)
+    x, grid = inputs("NHWC")
+    for part in ((x, grid), (x[:, :3, :, :5], grid[:, :2])):
+        leaves = [a.detach().clone().requires_grad_() for a in part]
+        y, eager = compiled(*leaves), loss(*leaves)
+        torch.testing.assert_close(y, eager)
+        torch.testing.assert_close(
+            torch.autograd.grad(y, leaves), torch.autograd.grad(eager, leaves)
+        )
+
+
 def test_vmap() -> None:
     """Of images with points each, of many images at the same points, and of many points."""
     x, grid = (a.detach() for a in inputs("NCHW"))
