@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import runpy
 from pathlib import Path
 from typing import Any
 
@@ -342,6 +343,13 @@ def test_deterministic_as_torch_is() -> None:
     )
     with pytest.raises(ferrule.KernelError, match="has no derivative"):
         first[0].sum().backward()
+
+
+def test_the_picture_is_what_is_computed() -> None:
+    script = Path(__file__).parents[2] / "docs/pictures/grid_sample.py"
+    picture: str = runpy.run_path(str(script))["picture"]()
+    assert script.with_suffix(".svg").read_text("utf-8") == picture
+    assert "0.4 · 5 + 0.1 · 6 + 0.4 · 9 + 0.1 · 10 = 7.2" in picture
 
 
 def test_what_is_refused() -> None:
