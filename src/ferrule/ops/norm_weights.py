@@ -17,8 +17,8 @@ from .norm_grads import (
     rms_norm_x_grad,
     sum_parts,
 )
+from .norm_weights_cuda import LAYER_NORM, RMS_NORM, bodies
 from .rows import FLOATS, SIDE_BY_SIDE, side_by_side
-from .rows_cuda import bodies
 
 # How many parts there are: enough to keep a GPU reading, few enough to add them up in no time.
 PARTS = "min(R, max(min(1048576 // max(N, 1), 1024), 256))"
@@ -77,17 +77,6 @@ _RMS_NORM = """
             of_weight[k] += c * (v * r);
         }
 """
-_RMS_NORM_PACKED = """
-        const auto values = row(x), by = row(cotangent);
-        const float2 sums = two_sums_of([](float v, float c, float w) {
-            return float2{v * v, v * (c * w)};
-        }, values, by, every(weight));
-        const float r = rsqrt(sums.x / N + eps), drawn = sums.y / N * r * r;
-        write(x_grad + begin, [=](float v, float c, float w) {
-            return (c * w - v * drawn) * r;
-        }, values, by, every(weight));
-        of_weight.add([=](float v, float c) { return c * (v * r); }, values, by);
-"""
 _LAYER_NORM = """
         A sum = 0, shift = 0;
         for (uint k = first; k < N; k += step) {
@@ -110,22 +99,6 @@ _LAYER_NORM = """
             of_weight[k] += c * (v * r);
             of_bias[k] += c;
         }
-"""
-_LAYER_NORM_PACKED = """
-        const auto values = row(x), by = row(cotangent);
-        const float2 sums = two_sums_of([](float v, float c, float w) {
-            return float2{v, c * w};
-        }, values, by, every(weight));
-        const float m = sums.x / N, shift = sums.y / N;
-        const float2 around = two_sums_of<1>([=](float v, float c, float w) {
-            return float2{(v - m) * (v - m), (v - m) * (c * w)};
-        }, values, by, every(weight));
-        const float r = rsqrt(around.x / N + eps), drawn = around.y / N * r * r;
-        write(x_grad + begin, [=](float v, float c, float w) {
-            return (c * w - shift - (v - m) * drawn) * r;
-        }, values, by, every(weight));
-        of_weight.add([=](float v, float c) { return c * ((v - m) * r); }, values, by);
-        of_bias.add([](float c) { return c; }, by);
 """
 
 
@@ -155,13 +128,7 @@ def _gradients(centered: bool, wide: bool) -> ferrule.Op:
 """,
         cuda=None
         if wide
-        else bodies(
-            _LAYER_NORM_PACKED if centered else _RMS_NORM_PACKED,
-            ["x", "weight", "cotangent", "x_grad"],
-            groups,
-            sums,
-            _COUNT_PARTS,
-        ),
+        else bodies(_COUNT_PARTS, LAYER_NORM if centered else RMS_NORM, sums, groups),
         template={"A": getattr(ferrule, sum_dtype)},
         **side_by_side(groups),
     )

@@ -28,8 +28,6 @@ struct Row {
     int N;
     Pack<T, V> held[E ? E / V : 1];
 
-    __device__ explicit Row(int N) : N(N) {}
-
     __device__ Row(const T* from, int N) : from(from), N(N) {
 #pragma unroll
         for (int p = 0; p < E / V; ++p) {
@@ -101,37 +99,6 @@ __device__ R sum_of_rows(typename R::T* to, const R& row, const R& other) {
     });
     return sum;
 }
-
-// Sums over rows, of which a thread has those of its elements: it holds them, or memory does.
-template <int V, int E>
-struct Totals {
-    float held[E ? E : 1] = {};
-    float* to;
-    int N;
-
-    __device__ Totals(float* to, int N) : to(to), N(N) {
-        if constexpr (E == 0) store();
-    }
-
-    // Adds what `f` makes of the elements of rows that lie side by side.
-    template <typename F, typename R, typename... Rs>
-    __device__ void add(F f, const R& row, const Rs&... rows) {
-        each_pack(row, [&](int p, int i) {
-            auto elements = [&](const auto&... packs) {
-#pragma unroll
-                for (int j = 0; j < V; ++j)
-                    (E ? held[p * V + j] : to[i * V + j]) += f(float(packs.v[j])...);
-            };
-            elements(row.pack(p, i), rows.pack(p, i)...);
-        });
-    }
-
-    __device__ void store() {
-        each_pack(Row<float, V, E>(N), [&](int p, int i) {
-            for (int j = 0; j < V; ++j) to[i * V + j] = E ? held[p * V + j] : 0.0f;
-        });
-    }
-};
 
 __device__ float sum_of_warp(float value) {
     for (int i = 16; i; i /= 2) value += __shfl_xor_sync(~0u, value, i);
@@ -220,13 +187,7 @@ __device__ float2 largest_and_sum(const R& row) {
 """
 
 
-def bodies(
-    text: str,
-    arrays: Sequence[str],
-    blocks: str = "",
-    sums: Sequence[str] = (),
-    count_parts: str = "",
-) -> Any:
+def bodies(text: str, arrays: Sequence[str], many: str = "") -> Any:
     """CUDA bodies of an op over rows, for rows of several lengths.
 
     Args:
@@ -234,40 +195,57 @@ def bodies(
             whole of one that all rows share, and ``begin`` where the row begins. Sums are float32:
             CUDA bodies take no float64.
         arrays: the names of all that have rows, the first an input, and of what rows share.
-        blocks: how many there are, where it is not one for each row of the first array.
-        sums: names of sums over rows, such as ``weight``: ``of_weight`` has them in the text, and
-            the output ``weight_parts`` gets them.
-        count_parts: says into how many ``parts`` the ``R`` rows are divided, each with sums of its
-            own.
+        many: how many rows there are, where those that are empty count, too.
     """
-    row_bytes = "N * (4 if T == float32 else 2)"
-    totals = "".join(
-        f"Totals<V, E> of_{name}({name}_parts + size_t(blockIdx.x) * N, N);\n" for name in sums
-    )
-    if sums:
-        text = f"""
-        {totals}
-        for (int r = blockIdx.x % parts; r < R; r += parts) {{
-            begin = (blockIdx.x / parts * size_t(R) + r) * N;
-            {{ {text} }}
-            __syncthreads();  // before others write what this row's sums are read from
-        }}
-        {"".join(f"of_{name}.store();" for name in sums)}
-"""
-    blocks = blocks or f"{arrays[0]}.size // max(N, 1)"
+    many = many or f"{arrays[0]}.size // max(N, 1)"
+    begin = """const size_t begin = size_t(blockIdx.x) * N;
+        auto row = [&](const auto* from) { return row_at(from, begin); };"""
 
-    def body(packs: int, when: str | None) -> Any:
-        """Threads hold so many packs of 16 bytes, or, of 0, read them again."""
-        each = [f"{packs * 32 * size}" for size in (4, 8)]
-        threads = f"max(ceildiv(N, {each[0]} if T == float32 else {each[1]}) * 32, 32)"
-        return ferrule.cuda_body(
-            f"""
-    {count_parts}
-    size_t begin = size_t(blockIdx.x) * N;
+    def of_packs(packs: int, most_bytes: int) -> ferrule.CudaBody:
+        """Where threads hold so many packs, for rows of so many bytes."""
+        when = f"N * (4 if T == float32 else 2) <= {most_bytes}"
+        return body(begin + text, arrays, many, (4 * packs, 8 * packs), when)
+
+    return [
+        of_packs(1, 2048),
+        of_packs(2, 16384),
+        of_packs(4, 65536),
+        body(begin + text, arrays, many),
+    ]
+
+
+def body(
+    text: str,
+    arrays: Sequence[str],
+    blocks: str,
+    held: tuple[int, int] = (0, 0),
+    when: str | None = None,
+    floats: int = 0,
+    header: str = "",
+) -> ferrule.CudaBody:
+    """One body over rows.
+
+    Args:
+        text: statements, in which ``row_at(x, begin)`` is the row of an array that begins there,
+            ``V`` the size of packs, and ``E`` how many elements a thread holds, which is 0 where
+            rows or arrays do not begin at multiples of 16 bytes.
+        arrays: as of `bodies`.
+        blocks: how many blocks there are.
+        held: how many elements of a row a thread holds, of float32 and of 16 bits; 0 for none.
+        when: for which calls it is.
+        floats: how many floats of shared memory, ``shared``, there are for each element.
+        header: further functions.
+    """
+    elements = "({} if T == float32 else {})".format(*held) if held[0] != held[1] else f"{held[0]}"
+    threads = f"max(ceildiv(N, 32 * {elements}) * 32, 32)" if held[0] else "1024"
+    return ferrule.cuda_body(
+        f"""
+    {"extern __shared__ float shared[];" * (floats > 0)}
     constexpr int packed = 16 / sizeof(T);
     auto one_row = [&](auto size) {{
-        constexpr int V = decltype(size)::value, E = V == packed ? {packs} * packed : 0;
-        auto row = [&](const auto* from) {{
+        constexpr int V = decltype(size)::value;
+        constexpr int E = V == 1 ? 0 : sizeof(T) == 4 ? {held[0]} : {held[1]};
+        auto row_at = [&](const auto* from, size_t begin) {{
             return Row<cuda::std::remove_cvref_t<decltype(*from)>, V, E>(from + begin, N);
         }};
         auto every = [&](const auto* from) {{
@@ -282,15 +260,9 @@ def bodies(
         one_row(cuda::std::integral_constant<int, packed>());
     else one_row(cuda::std::integral_constant<int, 1>());
 """,
-            grid=f"({blocks}) * {threads if packs else 1024}",
-            threadgroup=threads if packs else 1024,
-            header=_HEADER,
-            when=when,
-        )
-
-    return [
-        body(1, f"{row_bytes} <= 2048"),
-        body(2, f"{row_bytes} <= 16384"),
-        body(4, f"{row_bytes} <= {32768 if sums else 65536}"),
-        body(0, None),
-    ]
+        grid=f"({blocks}) * {threads}",
+        threadgroup=threads,
+        header=_HEADER + header,
+        when=when,
+        shared_memory=f"{4 * floats} * {elements} * {threads}" if floats else 0,
+    )
