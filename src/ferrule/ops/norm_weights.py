@@ -20,10 +20,12 @@ from .norm_grads import (
 from .norm_weights_cuda import LAYER_NORM, RMS_NORM, bodies
 from .rows import FLOATS, SIDE_BY_SIDE, side_by_side
 
-# How many parts there are: enough to keep a GPU reading, few enough to add them up in no time.
-PARTS = "min(R, max(min(1048576 // max(N, 1), 1024), 256))"
+# How many parts there are: enough to keep a GPU reading, few enough to add them up in no time, and
+# no more than an H100 has at work at once.
+PARTS = "min(R, max(min(1048576 // max(N, 1), 1024), 256 if T == float32 else 384))"
 _COUNT_PARTS = """
-    const int most = N <= 1024 ? 1024 : N >= 4096 ? 256 : 1048576 / N, parts = R < most ? R : most;
+    const int least = sizeof(T) == 4 ? 256 : 384, some = N <= 1024 ? 1024 : 1048576 / N;
+    const int most = some > least ? some : least, parts = R < most ? R : most;
 """
 
 
