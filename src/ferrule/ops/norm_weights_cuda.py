@@ -127,7 +127,8 @@ def bodies(count_parts: str, text: str, sums: Sequence[str], blocks: str) -> Any
 
     # Registers have the sums of one, and leave too few threads with those of two.
     return [
+        made((8, 8), 2048, len(sums) > 1),
         made((8, 16), 8192, len(sums) > 1),
-        made((16, 16), 16384, True),
+        made((16, 32), 16384, True),
         made((0, 0), None, False),
     ]
