@@ -23,7 +23,7 @@ from tree_sitter import Node
 from .. import words
 from ..cpp import NotSplittable, Prepared
 from ..lexer import join, tokens
-from ..syntax import declarators, declared_name, field, operands, part, walk
+from ..syntax import declarators, declared_name, field, kinds, operands, part, walk
 from .analysis import analyse
 from .assignments import assigned
 from .body import DEFINITIONS, LANE_CALLS, SPLIT_CALLS, Body, Scopes, Unit, Variables, read
@@ -327,7 +327,7 @@ class _Splitter:
         lanes, text = self.lanes, self.tree.text(statement)
         lanes.flush(nest, text)
         n, end = lanes.number(), nest.end
-        at, count = f"fr_a{n}", f"fr_e{n}"
+        at = f"fr_a{n}"
         with self.scopes.inner():
             (variable,) = self.scopes.declare(stride.start)
         kind = f"fr_t{variable.number}"
@@ -344,20 +344,43 @@ class _Splitter:
             f"const auto fr_k{n} = ::fr::split::rounds_of(fr_f{n}, fr_o{n}, {end}, {head});\n",
             statement,
         )
-        lanes.write(
-            f"if (fr_k{n}.together) for (int64_t {at} = fr_k{n}.first; {at} < fr_k{n}.end; "
-            f"{at} += fr_k{n}.step) {{\n"
-            f"const unsigned {count} = fr_k{n}.lanes({at}, {end});\n"
-            f"const {kind} fr_u{n} = {kind}({at});\n"
+        lanes.write(f"if (fr_k{n}.together) {{\nint64_t {at} = fr_k{n}.first;\n")
+        body, inside = part(statement, "body"), nest._replace(later=(text, *nest.later))
+        simple = not nest.masks and not any(True for _ in kinds(body, *LOOPS))
+        if self.body.unit.simdgroup and simple:
+            # Of a number of lanes that it knows, a compiler makes vectors, kept in registers.
+            self._rounds(stride.start, body, inside, n, (f"{at} <= fr_k{n}.end - {end}", end))
+        self._rounds(
+            stride.start, body, inside, n, (f"{at} < fr_k{n}.end", f"fr_k{n}.lanes({at}, {end})")
         )
-        inside = nest.within(Frame("stride", end=count))
-        with self.scopes.inner(), lanes.in_step(variable, f"fr_u{n}", count):
-            self.scopes.declare(stride.start)
-            self._nested(part(statement, "body"), inside._replace(later=(text, *nest.later)))
         lanes.write("} else {\n")
         lanes.add_statement(statement, nest)
         lanes.flush(nest)
         lanes.write("}\n}\n")
+
+    def _rounds(
+        self, start: Node, body: Node, nest: Nest, n: int, while_and_count: tuple[str, str]
+    ) -> None:
+        """Rounds of a loop that lanes go through in step.
+
+        Args:
+            start: the declaration of its variable.
+            n: the loop's number.
+            while_and_count: what holds before each round, and how many lanes take part in it.
+        """
+        lanes, (test, lanes_of_round) = self.lanes, while_and_count
+        count = f"fr_e{n}"
+        with self.scopes.inner():
+            (variable,) = self.scopes.declare(start)
+            kind = f"fr_t{variable.number}"
+            lanes.write(
+                f"for (; {test}; fr_a{n} += fr_k{n}.step) {{\n"
+                f"const unsigned {count} = {lanes_of_round};\n"
+                f"const {kind} fr_u{n} = {kind}(fr_a{n});\n"
+            )
+            with lanes.in_step(variable, f"fr_u{n}", count):
+                self._nested(body, nest.within(Frame("stride", end=count)))
+        lanes.write("}\n")
 
     def _loop(self, statement: Node, nest: Nest) -> None:
         stride = self.uniformity.stride(statement)
