@@ -124,6 +124,7 @@ class Lanes:
         # How many lanes there are (fewer in some rounds of a loop that lanes go through) and
         # the last one's number; nothing where lanes are not counted.
         self.count, self.end = "fr_n", "fr_n - 1u"
+        self.fetches = False  # memory for a later round is asked for
         self._counts: dict[
             int | str, str
         ] = {}  # by linear variable: where the last lane's is known
@@ -456,6 +457,8 @@ class Lanes:
         for kind, constants in self._constants.items():
             for value, (name, node) in constants.items():
                 text += f"{self.body.directive(node)}{_CONSTANTS[kind]} {name} = {value};\n"
+                if kind == "p" and self.fetches:
+                    text += f"::fr::split::fetch_ahead({name}, {self.count});\n"
             self._constants[kind] = {}
         return text
 

@@ -349,10 +349,11 @@ class _Splitter:
         simple = not nest.masks and not any(True for _ in kinds(body, *LOOPS))
         if self.body.unit.simdgroup and simple:
             # Of a number of lanes that it knows, a compiler makes vectors, kept in registers.
+            lanes.fetches = True
             self._rounds(stride.start, body, inside, n, (f"{at} <= fr_k{n}.end - {end}", end))
-        self._rounds(
-            stride.start, body, inside, n, (f"{at} < fr_k{n}.end", f"fr_k{n}.lanes({at}, {end})")
-        )
+            lanes.fetches = False
+        rest = f"{at} < fr_k{n}.end", f"fr_k{n}.lanes({at}, {end})"
+        self._rounds(stride.start, body, inside, n, rest)
         lanes.write("} else {\n")
         lanes.add_statement(statement, nest)
         lanes.flush(nest)
