@@ -77,6 +77,22 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         " uint at = lane + uint(x[long(s) * 10000000] + 100); v = x[at]; y[i] = simd_sum(v);",
         {"s": 2_000_000_000},
     ),
+    "a divisor loaded behind a guard": (
+        "int v = 0; if (s < 4000) v = int(lane) / x[long(s) * 10000000]; y[i] = simd_sum(v);",
+        {"s": 2_000_000_000},
+    ),
+    "a divisor divided behind a guard": (
+        "long v = 0; if (x[lane] == 777) v = long(lane) / (100 / long(s)); y[i] = simd_sum(int(v));",
+        {"s": 0},
+    ),
+    "a tally copied by a lambda": (
+        "auto add = [=](int k) { atomic_fetch_add_explicit(&y[k], 1, memory_order_relaxed); };"
+        " add(int(lane));", {"atomic": True},
+    ),
+    "a stride of full and other rounds": (
+        "int acc = 0; for (uint k = lane; k < 150; k += 32) { if (x[k] > 0) acc += x[k]; }"
+        " for (uint k = lane + 3; k < 130; k += 5) acc += x[k] * 3; y[i] = acc + simd_sum(acc);", {},
+    ),
 }  # fmt: skip
 
 
@@ -87,7 +103,9 @@ def test_all_ways_agree(case: str) -> None:
     source, header = more.get("before", NAMES) + body, more.get("header", "")
     given = {"x": X, "s": np.array(more.get("s", 17), np.int32)}
     names = [name for name in given if re.search(rf"\b{name}\b", body)]
-    kernel = ferrule.metal_kernel("agree", names, ["y"], source, header)
+    kernel = ferrule.metal_kernel(
+        "agree", names, ["y"], source, header, atomic_outputs=more.get("atomic", False)
+    )
     found = {}
     for way in ("fibers", *more.get("ways", ("auto", "split"))):
         with cpu.running(way):

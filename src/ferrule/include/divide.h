@@ -39,6 +39,7 @@ template <class B> FR_FN divisor<B> divisor_of(B b) {
   }
 }
 
+// A quotient may itself be prepared before the condition that it stands behind: by 0 it is 0.
 template <class A, class B> FR_FN auto divided(const A& a, const divisor<B>& d) {
   if constexpr (is_integer_pair<A, B>) {
     using C = decltype(a / d.value);
@@ -49,7 +50,7 @@ template <class A, class B> FR_FN auto divided(const A& a, const divisor<B>& d) 
       const unsigned q = d.absolute.divide(n < 0 ? 0u - unsigned(n) : unsigned(n));
       return C((n < 0) != (d.value < B(0)) ? 0u - q : q);
     } else {
-      return a / d.value;
+      return d.value == B(0) ? C(0) : C(a / d.value);
     }
   } else {
     return a / d.value;
@@ -62,7 +63,7 @@ template <class A, class B> FR_FN auto left_of(const A& a, const divisor<B>& d) 
     if constexpr (sizeof(C) == 4 && sizeof(B) <= 4)
       return C(unsigned(a) - unsigned(divided(a, d)) * unsigned(d.value));
     else
-      return a % d.value;
+      return d.value == B(0) ? C(0) : C(a % d.value);
   } else {
     return a % d.value;
   }

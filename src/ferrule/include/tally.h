@@ -20,12 +20,6 @@ template <class T> struct tally {
   core::atomic<T>* to;
   alignas(64) T sums[KEPT];
 
-  struct place {
-    tally* of;
-    size_t index;
-    FR_FN place operator&() const { return *this; }
-  };
-
   explicit tally(void* output) : to(static_cast<core::atomic<T>*>(output)) {
     if constexpr (!detail::alone)
       for (size_t i = 0; i < KEPT; ++i) sums[i] = 0;
@@ -37,7 +31,6 @@ template <class T> struct tally {
   }
   tally(const tally&) = delete;
 
-  template <class I> FR_FN place operator[](I i) { return {this, size_t(i)}; }
   FR_FN void add(size_t i, T v) {
     if constexpr (!detail::alone) {
       if (i < KEPT) sums[i] = detail::swap_add::call(sums[i], v);
@@ -46,6 +39,19 @@ template <class T> struct tally {
       to[i].value = detail::swap_add::call(to[i].value, v);
     }
   }
+};
+// What a body has in place of the output: a pointer, which a lambda may copy.
+template <class T> struct tallied {
+  tally<T>* of;
+
+  struct place {
+    tally<T>* of;
+    size_t index;
+    FR_FN place operator&() const { return *this; }
+  };
+
+  FR_FN tallied(tally<T>& t) : of(&t) {}
+  template <class I> FR_FN place operator[](I i) const { return {of, size_t(i)}; }
 };
 
 namespace metal {

@@ -57,7 +57,7 @@ class Prepared:
     def parameters(self) -> list[Parameter]:
         """The parameters of the kernel function where it is made of loops."""
         return [
-            q._replace(type=f"::fr::tally<{_element(q)}>&", argument=f"fr_tally_{q.name}")
+            q._replace(type=f"const ::fr::tallied<{_element(q)}>&", argument=f"fr_tally_{q.name}")
             if q.name in self.tallied
             else q
             for q in parameters(self.spec)
@@ -333,8 +333,8 @@ def with_entry(
     if any(q.argument.startswith("fr_tally_") for q in params):
         for i, name in enumerate(p.kernel.output_names, len(p.spec.inputs)):
             if name in p.tallied:
-                kind = next(q.type for q in params if q.name == name).removesuffix("&")
-                tallies += f"  {kind} fr_tally_{name}(fr_l->buffers[{i}]);\n"
+                kind = next(_element(q) for q in parameters(p.spec) if q.name == name)
+                tallies += f"  ::fr::tally<{kind}> fr_tally_{name}(fr_l->buffers[{i}]);\n"
     return (
         f"{head(p, mode)}{function}"
         f"FR_EXPORT void {ENTRY}(const ::fr::launch* fr_l, uint64_t fr_begin, uint64_t fr_end, "

@@ -409,9 +409,21 @@ class Lanes:
         variables = [v for v in map(self.scopes.lookup, names) if v is not None]
         return (
             not names & inner
+            and not any(map(self._loads, walk(divisor)))
             and all(v.kind in ("value", "array") for v in variables)
             and any(not re.search(r"\bconstexpr\b", v.type) for v in variables)
         )
+
+    def _loads(self, node: Node) -> bool:
+        """Whether a node reads memory that only the conditions around it may say is there."""
+        if node.type == "field_expression":
+            return any(child.type == "->" for child in node.children)
+        if node.type != "subscript_expression":
+            return node.type == "pointer_expression"
+        base, indices = self.tree.text(part(node, "argument")), part(node, "indices")
+        variable = self.scopes.lookup(base)
+        private = base in self.body.integers or (variable is not None and variable.kind == "array")
+        return not private or indices.named_children[0].type != "number_literal"
 
     def element(self, node: Node, inner: Set[str]) -> str:
         """An element of an array that is the next one in each lane, from a prepared pointer.
