@@ -195,28 +195,29 @@ template <class A, class B> using common_t = typename common<A, B>::type;
 FR_FN constexpr uint32_t mask(bool b) { return 0u - static_cast<uint32_t>(b); }
 
 FR_FN constexpr float half_to_float_bits(uint16_t h) {
+  // Exponents from 2^97 on: then inf and NaN, which have the highest one, are inf and NaN as floats.
   uint32_t o = static_cast<uint32_t>(h & 0x7fff) << 13;
-  uint32_t e = o & 0x0f800000u;
-  uint32_t n = o + 0x38000000u + (mask(e == 0x0f800000u) & 0x38000000u);
-  // A subnormal: give it the exponent of 2^-14, then take the implied one away again.
-  float d = __builtin_bit_cast(float, o + 0x38800000u) - __builtin_bit_cast(float, 0x38800000u);
-  uint32_t m = mask(e == 0);
-  n = (n & ~m) | (__builtin_bit_cast(uint32_t, d) & m);
-  return __builtin_bit_cast(float, n | (static_cast<uint32_t>(h & 0x8000) << 16));
+  float x = __builtin_bit_cast(float, o + 0x70000000u) * 0x1p-112f;
+  // A subnormal is 2^-14 too little, once more without the 1 that its significand does not have.
+  int32_t d = __builtin_bit_cast(int32_t, x - 0x1p-14f);
+  x += __builtin_bit_cast(float, d < 0 ? d : 0);
+  return __builtin_bit_cast(float, __builtin_bit_cast(uint32_t, x) |
+                                       (static_cast<uint32_t>(h & 0x8000) << 16));
 }
 
 FR_FN constexpr uint16_t float_to_half_bits(float f) {
-  int32_t x = __builtin_bit_cast(int32_t, f) & 0x7fffffff;
-  uint32_t u = static_cast<uint32_t>(x);
-  uint32_t s = (__builtin_bit_cast(uint32_t, f) >> 16) & 0x8000u;
-  uint32_t r = (u + 0xc8000fffu + ((u >> 13) & 1u)) >> 13;
-  // Subnormal results: the sum's own rounding puts the right bits at the end of the significand.
-  float d = __builtin_bit_cast(float, u) + 0.5f;
-  uint32_t m = mask(x < 0x38800000);
-  r = (r & ~m) | ((__builtin_bit_cast(uint32_t, d) - 0x3f000000u) & m);
-  m = mask(x >= 0x47800000);
-  r = (r & ~m) | ((0x7c00u | (mask(x > 0x7f800000) & 0x0200u)) & m);
-  return static_cast<uint16_t>(r | s);
+  int32_t u = __builtin_bit_cast(int32_t, f);
+  int32_t x = u & 0x7fffffff;
+  int32_t a = x < 0x47800000 ? x : 0x47800000;
+  // The sum with a power of 2 that is 2^13 times the number's (the least normal one's) rounds it.
+  int32_t e = (a & 0x7f800000) > 0x38800000 ? a & 0x7f800000 : 0x38800000;
+  float s = __builtin_bit_cast(float, a) + __builtin_bit_cast(float, e + (13 << 23));
+  // In the upper half of a word, for g++ would do what concerns the lower one with 16 bits, which
+  // takes more instructions to narrow each operand than it saves.
+  uint32_t r = static_cast<uint32_t>(__builtin_bit_cast(int32_t, s) - e) << 16;
+  r += (static_cast<uint32_t>(e) << 3) - (113u << 26);
+  r |= (mask(x > 0x7f800000) & 0x02000000u) | (static_cast<uint32_t>(u) & 0x80000000u);
+  return static_cast<uint16_t>(r >> 16);
 }
 
 FR_FN constexpr uint16_t float_to_bfloat_bits(float f) {
