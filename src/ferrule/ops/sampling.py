@@ -35,8 +35,9 @@ def grid_sample(
     """Sample images or volumes at points, as ``torch.nn.functional.grid_sample`` does.
 
     Args:
-        x: images ``[B, H, W, C]`` or volumes ``[B, D, H, W, C]``; with the channels second where
-            the layout says so. float32, float16, bfloat16, or float64 (not on Apple's GPUs).
+        x: images ``[B, H, W, C]`` or volumes ``[B, D, H, W, C]``, of fewer than 2^31 pixels each;
+            with the channels second where the layout says so. float32, float16, bfloat16, or
+            float64 (not on Apple's GPUs).
         grid: where to sample: ``[B, N, M, 2]`` of column and row, ``[B, L, N, M, 3]`` of column,
             row and slice. From -1 to 1 is the whole image. Of the dtypes above, x's or another one:
             points of a large image want float32 where x is float16.
@@ -175,6 +176,7 @@ class _Text:
         for name, value in {**self._constants, **more}.items():
             kind = "bool" if isinstance(value, bool) else "int"
             lines.append(f"{prefix}constexpr {kind} {name} = {int(value)};\n")
+        lines.append(f"typedef {'int' if prefix else 'long'} Offset;\n")
         return "".join(lines) + PLACE
 
     def grid(self, images: str = "B") -> tuple[int, str, str]:
@@ -222,14 +224,15 @@ class _Text:
         **declared: Any,
     ) -> ferrule.Op:  # fmt: skip
         """An op with this body."""
-        empty = " > 0, ".join(["H", "W", "D"][: self.dims])
+        sizes = ["H", "W", "D"][: self.dims]
+        image = f"{' > 0, '.join(sizes)} > 0, {' * '.join(sizes)} < 2147483648"
         header = self.header(
             "constant ", PACK=pack, SLAB=texts.SLAB, CHANNELS=texts.CHANNELS, OWNED=texts.OWNED
         )
         declared = {"grid": self.grid(), "threadgroup": (texts.SLAB, 32, 1), **declared}
         return ferrule.op(
             name,
-            f"{rule} where T in {_FLOATS}, G in {_FLOATS}, {empty} > 0",
+            f"{rule} where T in {_FLOATS}, G in {_FLOATS}, {image}",
             metal=body,
             header=header + functions,
             **declared,

@@ -19,8 +19,9 @@ const long pixels = long(D) * H * W;
 PLACES = """
 const T* image = x + b * pixels * C;
 const G* g = grid + (b * points + p) * DIMS;
-const Pack<float> gx = {{float(g[0])}}, gy = {{float(g[1])}}, gz = {{float(g[DIMS - 1])}};
-const Places<float> from = places<float>(gx, gy, gz, D, H, W);
+Places<float> from;
+from.x.g[0] = float(g[0]), from.y.g[0] = float(g[1]), from.z.g[0] = float(g[DIMS - 1]);
+from.find(D, H, W);
 """
 
 FORWARD = (

@@ -7,6 +7,7 @@ It is preceded by a few constants:
 * ``CORNERS``: whether -1 and 1 are the centres of the outermost pixels, or their outer edges.
 * ``DIMS``: 2 for images, 3 for volumes.
 * ``TAPS``, ``ALL``: how many pixels count for a point along one axis, and in all.
+* ``Offset``: the type that counts pixels.
 * ``PACK``: how many points a thread takes. On the CPU the loops over them become vectors.
 """
 
@@ -39,21 +40,6 @@ template <class A> inline A bend_of(int t, A behind) {
   return t == 1 || t == 2 ? 6 * (a + 2) * x - 2 * (a + 3) : 6 * a * x - 10 * a;
 }
 
-// Along one axis, for each point of a pack: the pixels that count, -1 for what lies outside; how
-// far the point is behind the first of them (the second, where the mode is cubic); and how many
-// pixels it moves where its coordinate grows by 1. ``step`` is how many pixels of the image lie
-// before (0 for what lies outside).
-template <class A> struct Axis {
-  int at[TAPS][PACK];
-  long step[TAPS][PACK];
-  A behind[PACK], speed[PACK];
-  // How much pixel t counts for point l, or the first or second derivative of that.
-  A counts(int t, int l, int order) const {
-    const A v = behind[l], s = speed[l];
-    return order == 0 ? weight_of(t, v) : order == 1 ? s * slope_of(t, v) : s * s * bend_of(t, v);
-  }
-};
-
 // From [-1, 1] to pixels, whose centres are at 0, 1, 2 ... Products and sums are rounded one by
 // one, so that a point that lies half way between two pixels is put where others put it.
 template <class A> inline A to_pixels(A g, int size) {
@@ -82,34 +68,63 @@ template <class A> inline Moved<A> padded(A at, int size) {
   return {at, slope};
 }
 
-template <class A> inline Axis<A> axis(Pack<A> g, int size, long stride) {
-  Axis<A> r;
-  const A scale = (CORNERS ? A(size - 1) : A(size)) / 2;
-  for (int l = 0; l < PACK; ++l) {
-    const A pixels = to_pixels(g.of[l], size);
-    const Moved<A> moved = CUBIC ? Moved<A>{pixels, A(1)} : padded(pixels, size);
-    const A first = NEAREST ? rint(moved.at) : floor(moved.at);
-    r.behind[l] = moved.at - first;
-    r.speed[l] = scale * moved.slope;
+// Along one axis, for each point of a pack, from its coordinate ``g``: the pixels that count, -1
+// for what lies outside; how far the point is behind the first of them (the second, where the mode
+// is cubic); and how many pixels it moves where its coordinate grows by 1. ``step`` is how many
+// pixels of the image lie before (0 for what lies outside).
+template <class A> struct Axis {
+  A g[PACK];
+  int at[TAPS][PACK];
+  Offset step[TAPS][PACK];
+  A behind[PACK], speed[PACK];
+  void find(int size, Offset stride) {
+    const A scale = (CORNERS ? A(size - 1) : A(size)) / 2;
+    for (int l = 0; l < PACK; ++l) {
+      const A pixels = to_pixels(g[l], size);
+      const Moved<A> moved = CUBIC ? Moved<A>{pixels, A(1)} : padded(pixels, size);
+      const A first = NEAREST ? rint(moved.at) : floor(moved.at);
+      behind[l] = moved.at - first;
+      speed[l] = scale * moved.slope;
+      for (int t = 0; t < TAPS; ++t) {
+        const A place = CUBIC ? padded(first + A(t - 1), size).at : first + A(t);
+        at[t][l] = place >= 0 && place < A(size) ? int(place) : -1;
+      }
+    }
     for (int t = 0; t < TAPS; ++t) {
-      const A at = CUBIC ? padded(first + A(t - 1), size).at : first + A(t);
-      r.at[t][l] = at >= 0 && at < A(size) ? int(at) : -1;
+      for (int l = 0; l < PACK; ++l) step[t][l] = Offset(max(at[t][l], 0)) * stride;
     }
   }
-  for (int t = 0; t < TAPS; ++t) {
-    for (int l = 0; l < PACK; ++l) r.step[t][l] = long(max(r.at[t][l], 0)) * stride;
+  // How much pixel t counts for point l, or the first or second derivative of that.
+  A counts(int t, int l, int order) const {
+    const A v = behind[l], s = speed[l];
+    return order == 0 ? weight_of(t, v) : order == 1 ? s * slope_of(t, v) : s * s * bend_of(t, v);
   }
-  return r;
-}
+};
 
 // All pixels that count for each point of a pack: where each is among its image's (any, for what
 // lies outside) and how much it counts (0 outside, also where the point's coordinate is NaN, unless
 // the mode is cubic).
 template <class A> struct Places {
   Axis<A> x, y, z;
-  long at[ALL][PACK];
+  Offset at[ALL][PACK];
   A weight[ALL][PACK];
-  bool inside[ALL][PACK];
+  int inside[ALL][PACK];  // 0 or 1
+  void find(int depth, int height, int width) {
+    x.find(width, 1);
+    y.find(height, width);
+    if (DIMS == 3) z.find(depth, Offset(height) * width);
+    for (int t = 0; t < ALL; ++t) {
+      const int i = t % TAPS, j = t / TAPS % TAPS, k = t / (TAPS * TAPS);
+      for (int l = 0; l < PACK; ++l) {
+        int least = min(x.at[i][l], y.at[j][l]);
+        if (DIMS == 3) least = min(least, z.at[k][l]);
+        const A product = weight_of(i, x.behind[l]) * weight_of(j, y.behind[l]) * deep(k, l);
+        inside[t][l] = least >= 0;
+        at[t][l] = x.step[i][l] + y.step[j][l] + (DIMS == 2 ? 0 : z.step[k][l]);
+        weight[t][l] = CUBIC || least >= 0 ? product : A(0);
+      }
+    }
+  }
   // The derivative of a weight along x (0), y (1) or z (2).
   A slope(int t, int l, int along) const {
     return derived(t, l, along == 0, along == 1, along == 2);
@@ -127,25 +142,4 @@ template <class A> struct Places {
   }
   A deep(int k, int l) const { return DIMS == 2 ? A(1) : weight_of(k, z.behind[l]); }
 };
-
-template <class A>
-inline Places<A> places(Pack<A> gx, Pack<A> gy, Pack<A> gz, int depth, int height, int width) {
-  Places<A> r;
-  r.x = axis(gx, width, 1);
-  r.y = axis(gy, height, width);
-  if (DIMS == 3) r.z = axis(gz, depth, long(height) * width);
-  for (int t = 0; t < ALL; ++t) {
-    const int i = t % TAPS, j = t / TAPS % TAPS, k = t / (TAPS * TAPS);
-    for (int l = 0; l < PACK; ++l) {
-      int least = min(r.x.at[i][l], r.y.at[j][l]);
-      if (DIMS == 3) least = min(least, r.z.at[k][l]);
-      const bool inside = least >= 0;
-      const A weight = weight_of(i, r.x.behind[l]) * weight_of(j, r.y.behind[l]) * r.deep(k, l);
-      r.inside[t][l] = inside;
-      r.at[t][l] = r.x.step[i][l] + r.y.step[j][l] + (DIMS == 2 ? 0 : r.z.step[k][l]);
-      r.weight[t][l] = CUBIC || inside ? weight : A(0);
-    }
-  }
-  return r;
-}
 """

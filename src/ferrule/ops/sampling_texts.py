@@ -5,7 +5,8 @@ They are preceded by the constants and the text of `sampling_place`, and by
 * ``LAST``: whether channels are the last axis of ``x``, or the second;
 * of images, the depth ``D`` and the number of slices ``L``, which are 1.
 
-Elements are counted in 64 bits, which costs nothing: an offset is worked out once per pixel.
+Pixels of an image are counted in 32 bits, so that vectors hold many of their numbers; elements are
+counted in 64.
 """
 
 from __future__ import annotations
@@ -30,18 +31,20 @@ const long out_across = LAST ? C : 1, out_up = LAST ? 1 : points;
 PLACES = """
 const int count = int(metal::min(points - p, long(PACK)));
 const device G* g = grid + (b * points + p) * DIMS;
-Pack<A> gx, gy, gz;
+Places<A> from;
 if (count == PACK) {
-  for (int l = 0; l < PACK; ++l) {
-    gx.of[l] = A(g[l * DIMS]), gy.of[l] = A(g[l * DIMS + 1]), gz.of[l] = A(g[l * DIMS + DIMS - 1]);
+  for (int l = 0; l < PACK; ++l) from.x.g[l] = A(g[l * DIMS]), from.y.g[l] = A(g[l * DIMS + 1]);
+  if (DIMS == 3) {
+    for (int l = 0; l < PACK; ++l) from.z.g[l] = A(g[l * DIMS + 2]);
   }
 } else {
   for (int l = 0; l < PACK; ++l) {
     const int k = (l < count ? l : count - 1) * DIMS;
-    gx.of[l] = A(g[k]), gy.of[l] = A(g[k + 1]), gz.of[l] = A(g[k + DIMS - 1]);
+    from.x.g[l] = A(g[k]), from.y.g[l] = A(g[k + 1]);
+    if (DIMS == 3) from.z.g[l] = A(g[k + 2]);
   }
 }
-const Places<A> from = places<A>(gx, gy, gz, D, H, W);
+from.find(D, H, W);
 """
 
 # A thread has one pack of points.
@@ -55,27 +58,55 @@ const device T* image = x + b * pixels * C;
     + PLACES
 )
 
-# K channels of a pack's samples at a time, for which places and weights are read once.
-FEW_CHANNELS = """
+# K channels of all pixels that count for a pack. Those of 2 bytes are read and then converted:
+# a loop that reads here and there does not become vectors, and a loop that converts does.
+GATHER_FEW = """
 template <int K, class A, class T>
-inline void sample_few(const thread Places<A>& from, const device T* plane, device T* to, int count,
-                       long across, long up, long out_across, long out_up) {
-  for (int l = 0; l < count; ++l) {
-    A sum[K];
-    for (int k = 0; k < K; ++k) sum[k] = 0;
-    for (int t = 0; t < ALL; ++t) {
-      const long at = from.at[t][l] * across;
-      const A weight = from.weight[t][l];
-      const bool inside = from.inside[t][l];
+inline void gather_few(const thread Places<A>& from, const device T* plane, thread Pack<A>* values,
+                       long across, long up) {
+  Pack<T> read[ALL * K];
+  for (int t = 0; t < ALL; ++t) {
+    for (int l = 0; l < PACK; ++l) {
+      const device T* of_pixel = plane + from.at[t][l] * across;
       for (int k = 0; k < K; ++k) {
-        const A value = A(plane[at + k * up]);
-        sum[k] = metal::fma(weight, inside ? value : A(0), sum[k]);
+        if (metal::is_same_v<T, A>) values[t * K + k].of[l] = A(of_pixel[k * up]);
+        else read[t * K + k].of[l] = of_pixel[k * up];
       }
     }
-    for (int k = 0; k < K; ++k) to[l * out_across + k * out_up] = T(sum[k]);
+  }
+  if (metal::is_same_v<T, A>) return;
+  for (int i = 0; i < ALL * K; ++i) {
+    for (int l = 0; l < PACK; ++l) values[i].of[l] = A(read[i].of[l]);
   }
 }
 """
+FEW_CHANNELS = (
+    GATHER_FEW
+    + """
+template <int K, class A, class T>
+inline void sample_few(const thread Places<A>& from, const device T* plane, device T* to, int count,
+                       long across, long up, long out_across, long out_up) {
+  Pack<A> values[ALL * K], sums;
+  gather_few<K, A, T>(from, plane, values, across, up);
+  for (int k = 0; k < K; ++k) {
+    for (int l = 0; l < PACK; ++l) {
+      A sum = 0;
+      for (int t = 0; t < ALL; ++t) {
+        const A value = from.inside[t][l] != 0 ? values[t * K + k].of[l] : A(0);
+        sum = metal::fma(from.weight[t][l], value, sum);
+      }
+      sums.of[l] = sum;
+    }
+    device T* of_channel = to + k * out_up;
+    if (count == PACK) {
+      for (int l = 0; l < PACK; ++l) of_channel[l * out_across] = T(sums.of[l]);
+    } else {
+      for (int l = 0; l < count; ++l) of_channel[l * out_across] = T(sums.of[l]);
+    }
+  }
+}
+"""
+)
 
 # One thread makes up to CHANNELS channels of its samples.
 FORWARD = (
@@ -89,7 +120,7 @@ if (LAST && C >= 8) {
     A weight[ALL];
     bool inside[ALL], whole = true;
     for (int t = 0; t < ALL; ++t) {
-      at[t] = from.at[t][l] * C, weight[t] = from.weight[t][l], inside[t] = from.inside[t][l];
+      at[t] = long(from.at[t][l]) * C, weight[t] = from.weight[t][l], inside[t] = from.inside[t][l];
       whole = whole && inside[t];
     }
     device T* to = sample + long(l) * C;
@@ -118,7 +149,10 @@ if (LAST && C >= 8) {
   }
   if (left == 3) sample_few<3, A, T>(from, plane, to, count, across, up, out_across, out_up);
   if (left == 2) sample_few<2, A, T>(from, plane, to, count, across, up, out_across, out_up);
-  if (left == 1) sample_few<1, A, T>(from, plane, to, count, across, up, out_across, out_up);
+  if (left == 1 && C > 1) {
+    sample_few<1, A, T>(from, plane, to, count, across, up, out_across, out_up);
+  }
+  if (C == 1) sample_few<1, A, T>(from, plane, to, count, 1, 1, 1, 1);
 }
 """
 )
@@ -126,23 +160,31 @@ if (LAST && C >= 8) {
 # The derivative by the grid. For each pixel that counts, cotangents times values are added up over
 # the channels; of many that lie together, 8 at a time, each with a sum of its own, so that they can
 # be a vector.
-DOTS = """
+DOTS = (
+    GATHER_FEW
+    + """
 template <int K, class A, class T>
 inline void add_few(const thread Places<A>& from, thread Pack<A>* dots, const device T* plane,
                     const device T* cot, int count, long across, long up, long out_across,
                     long out_up) {
-  for (int l = 0; l < count; ++l) {
-    A by[K];
-    for (int k = 0; k < K; ++k) by[k] = A(cot[l * out_across + k * out_up]);
+  Pack<A> values[ALL * K], by;
+  gather_few<K, A, T>(from, plane, values, across, up);
+  for (int k = 0; k < K; ++k) {
+    const device T* of_channel = cot + k * out_up;
+    if (count == PACK) {
+      for (int l = 0; l < PACK; ++l) by.of[l] = A(of_channel[l * out_across]);
+    } else {
+      for (int l = 0; l < PACK; ++l) by.of[l] = l < count ? A(of_channel[l * out_across]) : A(0);
+    }
     for (int t = 0; t < ALL; ++t) {
-      const long at = from.at[t][l] * across;
-      A sum = dots[t].of[l];
-      for (int k = 0; k < K; ++k) sum = metal::fma(by[k], A(plane[at + k * up]), sum);
-      dots[t].of[l] = sum;
+      for (int l = 0; l < PACK; ++l) {
+        dots[t].of[l] = metal::fma(by.of[l], values[t * K + k].of[l], dots[t].of[l]);
+      }
     }
   }
 }
 """
+)
 GRID_GRAD = """
 const device T* cot = cotangent + b * points * C + p * out_across;
 Pack<A> dots[ALL];
@@ -155,7 +197,7 @@ if (LAST && C >= 8) {
     long at[ALL];
     A sum[ALL][8];
     for (int t = 0; t < ALL; ++t) {
-      at[t] = from.at[t][l] * C;
+      at[t] = long(from.at[t][l]) * C;
       for (int v = 0; v < 8; ++v) sum[t][v] = 0;
     }
     int c = 0;
@@ -188,16 +230,17 @@ if (LAST && C >= 8) {
   if (left == 2) {
     add_few<2, A, T>(from, dots, plane, of_points, count, across, up, out_across, out_up);
   }
-  if (left == 1) {
+  if (left == 1 && C > 1) {
     add_few<1, A, T>(from, dots, plane, of_points, count, across, up, out_across, out_up);
   }
+  if (C == 1) add_few<1, A, T>(from, dots, plane, of_points, count, 1, 1, 1, 1);
 }
 for (int d = 0; d < DIMS; ++d) {
   Pack<A> sum;
   for (int l = 0; l < PACK; ++l) sum.of[l] = 0;
   for (int t = 0; t < ALL; ++t) {
     for (int l = 0; l < PACK; ++l) {
-      const A dot = from.inside[t][l] ? dots[t].of[l] : A(0);
+      const A dot = from.inside[t][l] != 0 ? dots[t].of[l] : A(0);
       sum.of[l] = metal::fma(from.slope(t, l, d), dot, sum.of[l]);
     }
   }
@@ -249,7 +292,7 @@ if (int(thread_at.y) < owners) {
         for (int t = 0; t < ALL; ++t) {
           if (!from.inside[t][l]) continue;
           const A weight = from.weight[t][l];
-          device T* of_pixel = image_grad + from.at[t][l] * C;
+          device T* of_pixel = image_grad + long(from.at[t][l]) * C;
           for (int c = 0; c < width; ++c) {
             of_pixel[c] = T(metal::fma(weight, A(of_point[c]), A(of_pixel[c])));
           }
@@ -319,8 +362,10 @@ for (int first = 0; first < C; first += 16) {
     const long entry = sorted[i] & 0xffffffffl, p = entry / ALL;
     const int t = int(entry % ALL);
     const device G* g = grid + (b * points + p) * DIMS;
-    const Pack<A> gx = {{A(g[0])}}, gy = {{A(g[1])}}, gz = {{A(g[DIMS - 1])}};
-    const A weight = places<A>(gx, gy, gz, D, H, W).weight[t][0];
+    Places<A> from;
+    from.x.g[0] = A(g[0]), from.y.g[0] = A(g[1]), from.z.g[0] = A(g[DIMS - 1]);
+    from.find(D, H, W);
+    const A weight = from.weight[t][0];
     const device T* of_point = cot + p * out_across + first * out_up;
     for (int k = 0; k < width; ++k) sum[k] = metal::fma(weight, A(of_point[k * out_up]), sum[k]);
   }
