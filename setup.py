@@ -37,7 +37,8 @@ def alone(*path: str) -> Any:
 fastcall = alone("tools", "fastcall.py")
 CALL_FILES = [FOLDER / name for name in fastcall.SOURCES]
 TORCH_FILES = [FOLDER / name for name in fastcall.TORCH_SOURCES]
-FILES = [FOLDER / name for name in ("faults.h", "platform.h", "runtime.c", "runtime.h")]
+RUNTIME = ("cublas.h", "faults.h", "platform.h", "runtime.c", "runtime.h")
+FILES = [FOLDER / name for name in RUNTIME]
 
 
 def digest(files: list[Path]) -> tuple[str, str]:

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import fake_cublas
 import on_cuda
 import precompiled
 import together
@@ -88,6 +89,12 @@ def library() -> nvrtc.Nvrtc:
 def fake_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The library that stands in for libcuda."""
     return build(tmp_path_factory.mktemp("fake"))
+
+
+@pytest.fixture(scope="session")
+def fake_cublas_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The library that stands in for libcublasLt."""
+    return fake_cublas.build(tmp_path_factory.mktemp("fake"))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -28,7 +28,7 @@ BEFORE = """
 #include <stdint.h>
 #include <string.h>
 
-#define HERE __attribute__((visibility("default")))
+#define HERE __attribute__((visibility("protected"))) /* each library its own */
 extern "C" {
 struct TorchLibraryOpaque;
 struct AtenTensorOpaque;
@@ -54,6 +54,7 @@ static int32_t here_leave(void* guard) {
 }
 static void* here_open(const char* name, int flags) {
   if (!strcmp(name, "libtorch_cuda.so")) return (void*)1;
+  if (!strncmp(name, "libcublasLt.so", 14)) return dlopen(FAKE_CUBLAS, RTLD_NOW);
   if (strcmp(name, "libcuda.so.1")) return dlopen(name, flags);
   driver = dlopen(FAKE_DRIVER, RTLD_NOW);
   *(void**)&set_current = dlsym(driver, "cuCtxSetCurrent");
@@ -93,12 +94,17 @@ class Library:
         symbols: per op what its units' functions are called in the machine code.
     """
 
-    def __init__(self, ops: dict[Op, tuple[Any, ...]], driver: Path | None = None) -> None:
+    def __init__(
+        self,
+        ops: dict[Op, tuple[Any, ...]],
+        driver: Path | None = None,
+        cublas: Path = Path("/no/cublas"),
+    ) -> None:
         """Exports a call of each op, all of whose dims are dynamic, for CUDA.
 
         Args:
             ops: with the inputs of a call each, on the CPU.
-            driver: the fake one; None for the GPU here.
+            driver, cublas: the fake ones; without a driver for the GPU here.
         """
 
         class Model(torch.nn.Module):
@@ -116,7 +122,7 @@ class Library:
         real, before = package_text.text, ""
         if driver is not None:  # what torch has under these names must not be taken for the GPU's
             packaged = [one._replace(name=f"{one.name}_fake") for one in packaged]
-            before = f'#define FAKE_DRIVER "{driver}"\n{BEFORE}'
+            before = f'#define FAKE_DRIVER "{driver}"\n#define FAKE_CUBLAS "{cublas}"\n{BEFORE}'
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(package_text, "text", lambda given: before + real(given))
             made = torch_package._library(packaged)

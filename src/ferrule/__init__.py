@@ -75,6 +75,7 @@ if TYPE_CHECKING:
     from .operators.unit_parts import cuda_body as cuda_body
     from .operators.unit_parts import cuda_copy as cuda_copy
     from .operators.unit_parts import cuda_fill as cuda_fill
+    from .operators.unit_parts import cuda_matmul as cuda_matmul
     from .operators.unit_parts import cuda_step as cuda_step
     from .operators.unit_parts import cuda_unit as cuda_unit
     from .tools.binding import get_threads as get_threads
@@ -90,7 +91,8 @@ _LAZY = {
     **dict.fromkeys(("metal_body", "run_function"), "operators.conditional"),
     **dict.fromkeys(("Family", "family"), "operators.family"),
     **dict.fromkeys(
-        ("cuda_body", "cuda_copy", "cuda_fill", "cuda_step", "cuda_unit"), "operators.unit_parts"
+        ("cuda_body", "cuda_copy", "cuda_fill", "cuda_matmul", "cuda_step", "cuda_unit"),
+        "operators.unit_parts",
     ),
     **dict.fromkeys(("get_threads", "set_threads"), "tools.binding"),
     **dict.fromkeys(("export_for", "load", "save"), "hosts.torch.export"),
@@ -130,6 +132,7 @@ __all__ = [
     "cuda_copy",
     "cuda_fill",
     "cuda_kernel",
+    "cuda_matmul",
     "cuda_step",
     "cuda_unit",
     "export_for",

@@ -108,4 +108,35 @@ class Copy(NamedTuple):
     size: int
 
 
-Step = Run | Fill | Copy
+class Product(NamedTuple):
+    """Products of matrices of contiguous rows: ``out[m,n] = alpha * a[m,k] @ b[k,n] + beta * out``.
+
+    Attributes:
+        label: which it is, in words.
+        m, n, k: the sizes.
+        batch: how many.
+        step_a, step_b: elements from one matrix to the next; 0 where one is for all.
+        transpose_a, transpose_b: it lies as ``a[k,m]``, as ``b[n,k]``.
+        dtype, out_dtype: of what is multiplied, and of the product.
+        tf32: float32 is rounded to 10 bits of mantissa before it is multiplied.
+        factors: ``alpha`` and ``beta``.
+        addresses: of a, b, out, and of the memory that cuBLAS may use.
+    """
+
+    label: str
+    m: int
+    n: int
+    k: int
+    batch: int
+    step_a: int
+    step_b: int
+    transpose_a: bool
+    transpose_b: bool
+    dtype: str
+    out_dtype: str
+    tf32: bool
+    factors: tuple[float, float] = (1, 0)
+    addresses: tuple[int, ...] = ()
+
+
+Step = Run | Fill | Copy | Product

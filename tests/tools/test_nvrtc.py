@@ -73,7 +73,7 @@ def test_where_it_is_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(nvrtc, "_wheels", lambda: [str(tmp_path / "nvidia")])
     monkeypatch.setenv("CUDA_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("CUDA_PATH", str(tmp_path / "missing"))
-    found = list(nvrtc._candidates())
+    found = list(nvrtc.candidates("libnvrtc", nvrtc._SONAMES))
     assert found[:3] == [new, old, home]
     assert found[-1] == "libnvrtc.so"
     assert not any("builtins" in path or "alt" in path for path in found)
@@ -96,7 +96,7 @@ def test_what_compiling_needs_is_loaded_from_beside(library: nvrtc.Nvrtc) -> Non
 def test_a_broken_library_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     broken = tmp_path / "libnvrtc.so.13"
     broken.write_bytes(b"junk")
-    monkeypatch.setattr(nvrtc, "_candidates", lambda: iter([str(broken)]))
+    monkeypatch.setattr(nvrtc, "candidates", lambda *_: iter([str(broken)]))
     assert nvrtc.find_nvrtc.__wrapped__() is None  # the process keeps the one that it has
     with pytest.raises(ToolchainError, match=r"NVRTC at .*libnvrtc\.so\.13 cannot be loaded"):
         nvrtc.Nvrtc(os.fspath(broken))

@@ -13,6 +13,7 @@ from ..operators import text as op_text
 from ..operators.bodies import KernelBody
 from ..operators.identity import named
 from ..operators.runners import Runner
+from ..operators.unit_parts import MatmulStep
 from ..operators.unit_steps import CudaUnit
 from ..rules.expression import Expression
 from .faults import Fault
@@ -138,7 +139,10 @@ def _body(body: KernelBody) -> str:
 
 
 def _unit(unit: Any) -> str:
-    names = [getattr(step, "function", "a fill or copy") for step in unit.steps]
+    others = {MatmulStep: "a product"}
+    names = [
+        getattr(step, "function", others.get(type(step), "a fill or copy")) for step in unit.steps
+    ]
     count = "1 step" if len(names) == 1 else f"{len(names)} steps"
     return f"a unit in {count}: {', '.join(map(str, names))}"
 

@@ -20,13 +20,16 @@ from ..errors import KernelError
 from ..kernels.arguments import fill_value
 from ..kernels.entries import MOST_TEMPLATES
 from ..rules.expression import Expression
+from ..rules.rule import Binding
 from ..source.cuda.launch import kernel_parameters
 from ..spec import Spec
 from ..unit import UnitSpec
 from . import entries as op_entries
+from . import unit_call, unit_matmul
 from .bodies import KernelBody
+from .expressions import bound_dtype
 from .op import Op
-from .unit_parts import CopyStep, FillStep, RunStep
+from .unit_parts import CopyStep, FillStep, MatmulStep, RunStep
 from .unit_steps import CudaUnit
 
 FOLDER = Path(__file__).resolve().parents[1]
@@ -158,6 +161,29 @@ def check(op: Op, body: Packaged, outputs: Sequence[Dtype]) -> None:
                 )
 
 
+def with_arrays(op: Op, unit: CudaUnit, special: Special, binding: Binding) -> Special:
+    """Add the dtypes of a unit's scratch, and the patterns that its steps fill arrays with.
+
+    Raises:
+        KernelError: a fill or product cannot be done with such dtypes.
+    """
+    scratch = tuple(bound_dtype(array.dtype, binding) for array in unit.scratch)
+    dtype_of = dict(zip((output.name for output in op.rule.outputs), special.outputs, strict=True))
+    arrays = [parameter for parameter in op.rule.inputs if parameter.dims is not None]
+    dtype_of.update((p.name, bound_dtype(p.dtype, binding)) for p in arrays)
+    dtype_of.update((array.name, dtype) for array, dtype in zip(unit.scratch, scratch, strict=True))
+    for step in unit.steps:
+        if isinstance(step, MatmulStep):
+            unit_matmul.check_dtypes(op.name, step, dtype_of)
+    patterns = tuple(
+        unit_call.pattern(op.name, step, dtype_of[step.array])
+        if isinstance(step, FillStep)
+        else None
+        for step in unit.steps
+    )
+    return special._replace(scratch=scratch, patterns=patterns)
+
+
 def _head(used: set[Dtype]) -> str:
     """The includes, and the tables of dtypes."""
     codes = ", ".join(f"aoti_torch_dtype_{d.name}" if d in used else "NULL" for d in dtypes.ALL)
@@ -264,6 +290,11 @@ class _OpTables:
                 label, to = _string(f"copy {step.source}"), places[step.to]
                 source = places[step.source]
                 steps.append(f"{{FR_COPY, {when}, {to}, {source}, 0, {label}, {none}}}")
+            elif isinstance(step, MatmulStep):
+                label = _string(f"{step.out} = {step.a} @ {step.b}")
+                table = self.multiplied(f"{name}_{i}", step, places)
+                places_of = f"{places[step.out]}, {places[step.a]}"
+                steps.append(f"{{FR_MATMUL, {when}, {places_of}, 0, {label}, {none}, {table}}}")
             else:
                 steps.append(
                     f"{{FR_RUN, {when}, 0, 0, {functions[step.function]}, "
@@ -295,6 +326,20 @@ class _OpTables:
         add(f"static const fr_argument_given fr_given_{name}[] = {{{_list(rows)}}};")
         add(f"static const char* const fr_launch_texts_{name}[] = {{{texts}}};")
         return f"{{{', '.join(numbers)}}}, fr_launch_texts_{name}, fr_given_{name}, {len(rows)}"
+
+    def multiplied(self, name: str, step: MatmulStep, places: Mapping[str, int]) -> str:
+        """What a step multiplies, beside two arrays."""
+        factors = [step.alpha, step.beta]
+        numbers = [places[value] if isinstance(value, str) else -1 for value in factors]
+        values = [0.0 if isinstance(value, str) else float(value) for value in factors]
+        row = [
+            places[step.b],
+            places[""],
+            *map(_c, (step.transpose_a, step.transpose_b, step.tf32)),
+        ]
+        content = ", ".join(map(str, [*row, *numbers, *values]))
+        self.lines.append(f"static const fr_multiplied fr_multiplied_{name} = {{{content}}};")
+        return f"&fr_multiplied_{name}"
 
     def compiled(self, name: str, body: Packaged, specials: Sequence[Special]) -> str:
         """A body's or unit's template parameters, and what it was compiled to."""

@@ -13,9 +13,10 @@ from .. import dtypes
 from ..dtypes import Dtype
 from ..errors import KernelError
 from ..spec import Facts
-from ..unit import Copy, Fill, Step
+from ..unit import Copy, Fill, Product, Run, Step
+from . import unit_matmul
 from .launch import BoundCall
-from .unit_parts import CopyStep, FillStep
+from .unit_parts import CopyStep, FillStep, MatmulStep, RunStep
 from .unit_steps import ALIGNMENT, CudaUnit, UnitLaunch
 
 if TYPE_CHECKING:
@@ -101,7 +102,10 @@ def _steps(op: str, launch: UnitLaunch, places: Places, values: Mapping[str, byt
                 )
             if count:
                 steps.append(Copy(to, source, count * dtype.itemsize))
-        elif run is not None:
+        elif isinstance(step, MatmulStep) and isinstance(run, Product):
+            at = {name: place[0] for name, place in places.items()}
+            steps += unit_matmul.multiplied(op, step, run, at, values)
+        elif isinstance(step, RunStep) and isinstance(run, Run):
             pairs = zip(step.arguments, run.arguments, strict=True)
             arguments = tuple([own or values[argument.value] for argument, own in pairs])
             steps.append(run._replace(arguments=arguments))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
 from ..errors import KernelTypeError
@@ -79,7 +79,22 @@ class CopyStep:
     when: Value | None
 
 
-UnitStep = RunStep | FillStep | CopyStep
+@dataclass(frozen=True)
+class MatmulStep:
+    """A matrix product: what `cuda_matmul` returns, also where it is bound to a rule."""
+
+    out: str
+    a: str
+    b: str
+    transpose_a: bool
+    transpose_b: bool
+    alpha: float | str
+    beta: float | str
+    tf32: bool
+    when: Value | None
+
+
+UnitStep = RunStep | FillStep | CopyStep | MatmulStep
 _SIZES = ("blocks", "block", "shared_memory", "cluster")
 
 
@@ -87,6 +102,8 @@ def touched(step: UnitStep) -> set[str]:
     """The arrays that a step may write, once it is bound to a rule."""
     if isinstance(step, RunStep):
         return {argument.value for argument in step.arguments if argument.kind == "array"}
+    if isinstance(step, MatmulStep):
+        return {step.out}
     return {step.array if isinstance(step, FillStep) else step.to}
 
 
@@ -98,6 +115,8 @@ def step_to_json(step: UnitStep) -> Any:
         return {"fill": step.array, "value": repr(step.value), "when": when}
     if isinstance(step, CopyStep):
         return {"copy": step.source, "to": step.to, "when": when}
+    if isinstance(step, MatmulStep):
+        return {"matmul": asdict(replace(step, when=None)), "when": when}
     arguments = [[kind, to_json(value)] for kind, value in step.arguments]
     sizes = {name: to_json(getattr(step, name)) for name in _SIZES}
     return {"run": step.function, "arguments": arguments, **sizes, "when": when}
@@ -112,6 +131,8 @@ def step_from_json(data: Any) -> UnitStep:
         return FillStep(data["fill"], value, when)
     if "copy" in data:
         return CopyStep(data["to"], data["copy"], when)
+    if "matmul" in data:
+        return MatmulStep(**{**data["matmul"], "when": when})
     arguments = tuple(
         value if isinstance(value, str) else f"{kind} {expression_from_json(value)}"
         for kind, value in data["arguments"]
@@ -258,6 +279,45 @@ def cuda_copy(to: str, source: str, *, when: str | None = None) -> CopyStep:
     return CopyStep(to, source, when)
 
 
+def cuda_matmul(
+    out: str,
+    a: str,
+    b: str,
+    *,
+    transpose_a: bool = False,
+    transpose_b: bool = False,
+    alpha: float | str = 1.0,
+    beta: float | str = 0.0,
+    tf32: bool = False,
+    when: str | None = None,
+) -> MatmulStep:
+    """A step of a `cuda_unit` that multiplies matrices, by cuBLAS: ``out = alpha * a @ b + beta *
+    out``, summed in float32.
+
+    Their last two dims are the matrices, ``a[…,m,k]``, ``b[…,k,n]`` and ``out[…,m,n]``; the dims
+    before are counted together, and must be as many in all three, or one matrix is for all. Where
+    ``b`` is one, the dims before the last of ``a[…,k]`` and ``out[…,n]`` are rows of one matrix. An
+    array of one dim has one row.
+
+    Args:
+        out: an output, a scratch array, or an input that is written in place: of the dtype of a
+            and b, or float32.
+        a, b: arrays that are always there, of float32, float16 or bfloat16, both the same.
+        transpose_a, transpose_b: it lies the other way round: ``a[…,k,m]``, ``b[…,n,k]``.
+        alpha, beta: factors: floats, or the names of float32 numbers of the rule. With a ``beta``
+            that is not 0, ``out`` must have been written before.
+        tf32: multiply float32 by tensor cores, rounded to 10 bits of mantissa; without effect on
+            other dtypes.
+        when: a condition, without which the step is left out.
+
+    Raises:
+        KernelError, KernelTypeError, RuleError: from `ferrule.op` or a call, where that is not so;
+            before anything is started.
+        ToolchainError: from a call: there is no cuBLAS; says what installs it.
+    """
+    return MatmulStep(out, a, b, transpose_a, transpose_b, alpha, beta, tf32, when)
+
+
 def cuda_unit(
     source: str,
     *,
@@ -278,8 +338,8 @@ def cuda_unit(
     Args:
         source: CUDA C++. Before it begins it has the rule's dtype variables as types (``T`` is
             ``__half`` for float16), ``has_<input>`` where an input may be None, and ``template``.
-        steps: `cuda_step`, `cuda_fill` and `cuda_copy`, in order. Each output is written by one at
-            least.
+        steps: `cuda_step`, `cuda_fill`, `cuda_copy` and `cuda_matmul`, in order. Each output is
+            written by one at least.
         scratch: memory that the steps share, allocated for each call by the array library and
             given back after it: names and ``"dtype[dims]"``, such as ``"float32[ceildiv(N,1024)]"``
             or ``"T[M,K]"``. It begins at multiples of 256 bytes; its values are anything.
@@ -322,9 +382,9 @@ def cuda_unit(
     if not isinstance(steps, (list, tuple)):
         raise KernelTypeError(f"[cuda_unit] `steps`: got {steps!r}, expected a list of steps.")
     for step in steps:
-        if not isinstance(step, (RunStep, FillStep, CopyStep)):
+        if not isinstance(step, (RunStep, FillStep, CopyStep, MatmulStep)):
             raise KernelTypeError(
                 f"[cuda_unit] `steps`: got {step!r} of type {type(step).__name__}, expected "
-                "ferrule.cuda_step(…), ferrule.cuda_fill(…) or ferrule.cuda_copy(…)."
+                "ferrule.cuda_step(…), cuda_fill(…), cuda_copy(…) or cuda_matmul(…)."
             )
     return UnitText(source, tuple(steps), scratch, when, template, headers, options, specific)

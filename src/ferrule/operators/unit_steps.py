@@ -20,7 +20,8 @@ from ..kernel import check_distinct, check_identifier, check_text
 from ..rules.expression import Expression
 from ..rules.rule import Binding, Rule
 from ..spec import MAX_THREADS, MOST_BLOCKS, MOST_DEEP
-from ..unit import POINTER, Call, Run, Sizes, UnitSpec
+from ..unit import POINTER, Call, Product, Run, Sizes, UnitSpec
+from . import unit_matmul
 from .bodies import KernelBody
 from .expressions import (
     INT32,
@@ -36,6 +37,7 @@ from .runners import Runner
 from .unit_parts import (
     CopyStep,
     FillStep,
+    MatmulStep,
     RunStep,
     StepArgument,
     UnitStep,
@@ -84,13 +86,14 @@ class UnitLaunch(NamedTuple):
     Attributes:
         template: constants and types, in order.
         steps: what is done, in order, without those that are left out; for a `RunStep` beside it
-            what is launched, with ``b""`` for each argument that is an array or a number.
+            what is launched, with ``b""`` for each argument that is an array or a number; for a
+            `MatmulStep` what is multiplied.
         scratch: where each scratch array begins in the memory for all, its dtype, its elements.
         memory: bytes of scratch in all.
     """
 
     template: tuple[tuple[str, TemplateValue], ...]
-    steps: tuple[tuple[UnitStep, Run | None], ...]
+    steps: tuple[tuple[UnitStep, Run | Product | None], ...]
     scratch: dict[str, tuple[int, Dtype, int]]
     memory: int
 
@@ -150,6 +153,8 @@ class CudaUnit(SizedImplementation):
             for i, step in enumerate(self.steps, 1)
             if isinstance(step, RunStep)
         )
+        if (size := unit_matmul.workspace(self.steps)) is not None:
+            self.scratch += (Scratch("", "uint8", (size,)),)  # has no name that a step could say
         written = {name for step in self.steps for name in touched(step)}
         for name in outputs:
             if name not in written:
@@ -173,30 +178,43 @@ class CudaUnit(SizedImplementation):
                 the expression that gave it.
         """
         template = self.template_for(binding)
+        shapes = self._scratch_shapes(binding)
+        kinds = {array.name: bound_dtype(array.dtype, binding) for array in self.scratch}
         scratch: dict[str, tuple[int, Dtype, int]] = {}
         end = 0
-        for array in self.scratch:
-            dtype = bound_dtype(array.dtype, binding)
-            size = 1
-            for dim in array.dims:
-                length = self._value(dim, binding)
-                if length < 0:
-                    raise self._bad("scratch", f"{array.name}: {dim}", length, binding, "0 or more")
-                size *= length
-            start = -(-end // ALIGNMENT) * ALIGNMENT
-            scratch[array.name] = start, dtype, size
-            end = start + size * dtype.itemsize
+        for name, shape in shapes.items():
+            start, size = -(-end // ALIGNMENT) * ALIGNMENT, math.prod(shape)
+            scratch[name] = start, kinds[name], size
+            end = start + size * kinds[name].itemsize
         if end >= 2**63:
             raise self._bad("scratch", "its size", f"{end} bytes", binding, "fewer than 2**63")
-        steps: list[tuple[UnitStep, Run | None]] = []
+        rule = self._rule
+        arrays = [a for a in (*rule.inputs, *rule.outputs) if binding.shapes[a.name] is not None]
+        shapes.update((array.name, binding.shapes[array.name] or ()) for array in arrays)
+        kinds.update((a.name, bound_dtype(a.dtype, binding)) for a in arrays if a.dims is not None)
+        steps: list[tuple[UnitStep, Run | Product | None]] = []
         for step in self.steps:
             if step.when is not None and not self._value(step.when, binding):
+                continue
+            if isinstance(step, MatmulStep):
+                product = unit_matmul.product(self._op, step, shapes, kinds)
+                steps += [(step, product)] * (product is not None)
                 continue
             run = self._run(step, binding) if isinstance(step, RunStep) else None
             if run is None or 0 not in run.blocks:
                 steps.append((step, run))
         self._check_outputs([step for step, _ in steps], binding)
         return UnitLaunch(template, tuple(steps), scratch, end)
+
+    def _scratch_shapes(self, binding: Binding) -> dict[str, tuple[int, ...]]:
+        """The shapes of scratch arrays in one call."""
+        shapes: dict[str, tuple[int, ...]] = {}
+        for array in self.scratch:
+            shapes[array.name] = tuple(self._value(dim, binding) for dim in array.dims)
+            for dim, length in zip(array.dims, shapes[array.name], strict=True):
+                if length < 0:
+                    raise self._bad("scratch", f"{array.name}: {dim}", length, binding, "0 or more")
+        return shapes
 
     def _check_outputs(self, steps: Sequence[UnitStep], binding: Binding) -> None:
         """Refuse a call that would leave an output as it was allocated."""
@@ -338,6 +356,12 @@ class CudaUnit(SizedImplementation):
             self._check_array(where, "copy to", step.to, written=True)
             self._check_array(where, "copy", step.source, written=False)
             return replace(step, when=when)
+        if isinstance(step, MatmulStep):
+            self._check_array(where, "write a product to", step.out, written=True)
+            for factor in (step.a, step.b):
+                self._check_array(where, "multiply", factor, written=False)
+            unit_matmul.check(where, step, self._numbers)
+            return replace(step, when=when)
         if not isinstance(step.function, str) or not _FUNCTION.fullmatch(step.function.strip()):
             raise KernelError(
                 f"{where}: got the function {step.function!r}, expected the name of a __global__ "
@@ -414,7 +438,7 @@ class CudaUnit(SizedImplementation):
             "specific": self.specific,
             "when": to_json(self.when),
             "template": [[name, to_json(value)] for name, value in self.template],
-            "scratch": [[a.name, a.dtype, to_json(a.dims)] for a in self.scratch],
+            "scratch": [[a.name, a.dtype, to_json(a.dims)] for a in self.scratch if a.name],
             "steps": [step_to_json(step) for step in self.steps],
         }
 

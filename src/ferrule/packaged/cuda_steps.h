@@ -9,23 +9,22 @@
 enum { FR_ALIGNMENT = 256 }; /* bytes; where scratch arrays begin: ALIGNMENT of operators/unit_steps.py */
 enum { FR_PORTABLE_CLUSTER = 8, FR_MOST_BLOCKS = 65535, FR_MOST_BLOCK = 1024, FR_MOST_DEEP = 64 };
 
-/* An array of a unit. */
-typedef struct {
-  uint64_t address;
-  int64_t count;
-  int32_t dtype;
-} fr_place;
+#include "cuda_matmul.h"
 
-/* A step that is carried out: a launch with its sizes, or memory that is filled or copied. */
+/* A step that is carried out: a launch with its sizes, memory that is filled or copied, or a product. */
 typedef struct {
   const fr_step* step;
   uint32_t sizes[FR_LAUNCH_VALUES];
+  bool fills;
   fr_pattern pattern;
   uint64_t to, source;
   size_t count;      /* patterns, or bytes */
   int32_t first;     /* its arguments, among all */
   fr_loaded* loaded;
+  fr_product product;
 } fr_started;
+
+static bool fr_multiplies(const fr_started* s) { return s->step->kind == FR_MATMUL && !s->fills; }
 
 typedef struct {
   fr_place places[FR_MAX_ARGUMENTS + FR_MOST_SCRATCH];
@@ -55,17 +54,18 @@ static bool fr_make_scratch(fr_packaged_call* c, const fr_unit* unit, const fr_s
   for (int i = 0; i < unit->arrays; i++) {
     const fr_scratch* scratch = &unit->scratch[i];
     int64_t count = 1, size;
+    fr_place_begin(&places[i], special->scratch[i]);
     for (int k = 0; k < scratch->ndim; k++) {
       if (!fr_value(c, scratch->dims[k], &size)) return false;
       if (size < 0)
         return fr_fail(c, "`scratch`: %s: %s is %lld for %s; expected 0 or more.", scratch->name,
                        scratch->texts[k], (long long)size, fr_shown(c, text, sizeof text));
       count = fr_mul(count, size, &status);
+      fr_place_extend(&places[i], size);
     }
     end = fr_mul(fr_ceildiv(end, FR_ALIGNMENT, &status), FR_ALIGNMENT, &status);
     places[i].address = (uint64_t)end;
     places[i].count = count;
-    places[i].dtype = special->scratch[i];
     end = fr_add(end, fr_mul(count, fr_item_bytes[special->scratch[i]], &status), &status);
   }
   int64_t bytes = fr_add(end, FR_ALIGNMENT - 1, &status);
@@ -90,16 +90,19 @@ static bool fr_find_places(fr_packaged_call* c, const fr_unit* unit, const fr_sp
   for (int i = 0; i < op->inputs; i++) {
     const fr_rule_input* input = &call->input[i];
     bool there = fr_is_array(call, i);
-    places[i].address = there ? (uint64_t)(uintptr_t)call->pointer[i] : 0;
+    fr_place_begin(&places[i], input->dtype);
     places[i].count = there ? fr_count(input->ndim, input->sizes) : 0;
-    places[i].dtype = input->dtype;
+    if (!there) continue;
+    places[i].address = (uint64_t)(uintptr_t)call->pointer[i];
+    for (int k = 0; k < input->ndim; k++) fr_place_extend(&places[i], input->sizes[k]);
   }
   for (int i = 0; i < op->outputs; i++) {
     const fr_rule_output* output = &c->result.outputs[i];
     fr_place* place = &places[op->inputs + i];
+    fr_place_begin(place, output->dtype);
     place->address = (uint64_t)(uintptr_t)c->torch.memory[i];
     place->count = fr_count(output->ndim, output->sizes);
-    place->dtype = output->dtype;
+    for (int k = 0; k < output->ndim; k++) fr_place_extend(place, output->sizes[k]);
   }
   return fr_make_scratch(c, unit, special, &places[op->inputs + op->outputs]);
 }
@@ -168,6 +171,7 @@ static bool fr_add_step(fr_packaged_call* c, const fr_step* step, fr_pattern pat
   if (step->kind == FR_RUN) {
     uint64_t written = work->written;
     started->first = work->gave;
+    started->fills = false;
     if (!fr_launch_sizes(c, step, started->sizes) || !fr_give(c, step, work)) return false;
     if (started->sizes[0] && started->sizes[1] && started->sizes[2])
       work->count++;
@@ -178,7 +182,15 @@ static bool fr_add_step(fr_packaged_call* c, const fr_step* step, fr_pattern pat
   const fr_place *to = &work->places[step->to], *source = &work->places[step->source];
   work->written |= UINT64_C(1) << step->to;
   started->to = to->address;
-  if (step->kind == FR_FILL) {
+  started->fills = step->kind == FR_FILL;
+  if (step->kind == FR_MATMUL) {
+    fr_product* product = &started->product;
+    if (!fr_work_out_product(c, step, work->places, product)) return false;
+    started->fills = !product->k && product->beta == 0; /* sums of nothing */
+    started->pattern.size = 1;
+    started->pattern.bytes = 0;
+    started->count = (size_t)to->count * (product->k || started->fills) * fr_item_bytes[to->dtype];
+  } else if (step->kind == FR_FILL) {
     started->pattern = pattern;
     started->count = (size_t)to->count * fr_item_bytes[to->dtype] / pattern.size;
   } else {
@@ -218,15 +230,11 @@ static bool fr_check_step(fr_packaged_call* c, fr_code* code, fr_started* starte
 static int fr_start_step(const fr_started* s, uint64_t* given, fr_stream stream) {
   void* arguments[FR_MOST_GIVEN];
   const uint32_t *n = s->sizes, shared = s->sizes[FR_SHARED_BYTES];
-  switch (s->step->kind) {
-    case FR_COPY: return fr_cuda.copy(s->to, s->source, s->count, stream);
-    case FR_FILL:
-      return s->pattern.size == 1 ? fr_cuda.fill8(s->to, (uint8_t)s->pattern.bytes, s->count, stream)
-             : s->pattern.size == 2
-                 ? fr_cuda.fill16(s->to, (uint16_t)s->pattern.bytes, s->count, stream)
-                 : fr_cuda.fill32(s->to, s->pattern.bytes, s->count, stream);
-    default: break;
-  }
+  if (s->step->kind == FR_COPY) return fr_cuda.copy(s->to, s->source, s->count, stream);
+  if (s->fills)
+    return s->pattern.size == 1   ? fr_cuda.fill8(s->to, (uint8_t)s->pattern.bytes, s->count, stream)
+           : s->pattern.size == 2 ? fr_cuda.fill16(s->to, (uint16_t)s->pattern.bytes, s->count, stream)
+                                  : fr_cuda.fill32(s->to, s->pattern.bytes, s->count, stream);
   for (int i = 0; i < s->step->count; i++) arguments[i] = &given[s->first + i];
   if (!n[FR_CLUSTER])
     return fr_cuda.launch(s->loaded->function, n[0], n[1], n[2], n[3], n[4], n[5], shared, stream,
@@ -246,15 +254,21 @@ static bool fr_start_steps(fr_packaged_call* c, fr_special* special, fr_work* wo
   if (status) return fr_cuda_failed(c, status, "its GPU is not there");
   fr_code* code = fr_find_code(c, special, NULL, device);
   if (!code) return false;
-  for (int i = 0; i < work->count; i++)
-    if (work->started[i].step->kind == FR_RUN &&
-        !fr_check_step(c, code, &work->started[i], device))
-      return false;
   for (int i = 0; i < work->count; i++) {
-    status = fr_start_step(&work->started[i], work->given, stream);
+    fr_started* started = &work->started[i];
+    if (started->step->kind == FR_RUN && !fr_check_step(c, code, started, device)) return false;
+    if (fr_multiplies(started) && !fr_check_product(c, started->step)) return false;
+  }
+  for (int i = 0; i < work->count; i++) {
+    const fr_started* started = &work->started[i];
+    if (fr_multiplies(started)) {
+      if (!fr_start_one_product(c, started->step, &started->product, stream)) return false;
+      continue;
+    }
+    status = fr_start_step(started, work->given, stream);
     if (!status) continue;
     char what[300];
-    snprintf(what, sizeof what, "step '%s' cannot be started", work->started[i].step->label);
+    snprintf(what, sizeof what, "step '%s' cannot be started", started->step->label);
     return fr_cuda_failed(c, status, what);
   }
   return true;
@@ -262,7 +276,7 @@ static bool fr_start_steps(fr_packaged_call* c, fr_special* special, fr_work* wo
 
 static bool fr_run_unit(fr_packaged_call* c, const fr_unit* unit, fr_special* special) {
   const fr_op* op = c->torch.of.op;
-  fr_work work; /* 11 KB, of which little is written */
+  fr_work work; /* 22 KB, of which little is written */
   work.count = work.gave = 0;
   work.written = 0;
   if (!fr_find_places(c, unit, special, work.places)) return false;

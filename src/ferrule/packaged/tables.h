@@ -66,7 +66,7 @@ typedef struct {
 } fr_code;
 
 /* What a step of a CUDA unit does. Arrays are numbered: inputs, outputs, scratch. */
-enum { FR_RUN, FR_FILL, FR_COPY };
+enum { FR_RUN, FR_FILL, FR_COPY, FR_MATMUL };
 
 /* What a function gets: an array's address, a number's bytes, or a value. */
 enum {
@@ -83,16 +83,25 @@ typedef struct {
  * and bytes of shared memory. */
 enum { FR_BLOCKS = 0, FR_BLOCK = 3, FR_CLUSTER = 6, FR_SHARED_BYTES = 9, FR_LAUNCH_VALUES = 10 };
 
+/* A matrix product, of the step's `source` by another array. */
+typedef struct {
+  int16_t by, workspace;     /* arrays */
+  bool transpose_a, transpose_b, tf32;
+  int16_t alpha_of, beta_of; /* inputs that are float32 numbers; -1: what follows */
+  float alpha, beta;
+} fr_multiplied;
+
 typedef struct {
   uint8_t kind;
   int16_t when;       /* a value; -1: always */
-  int16_t to, source; /* of fills and copies: arrays */
+  int16_t to, source; /* of fills, copies and products: arrays */
   int16_t function;
   const char* label;  /* "gemm<T>" */
   int16_t launch[FR_LAUNCH_VALUES]; /* values; -1 where there is no cluster */
   const char* const* texts;         /* of each, as it was declared */
   const fr_argument_given* given;
   int32_t count;
+  const fr_multiplied* multiplied;
 } fr_step;
 
 typedef struct {

@@ -4,6 +4,7 @@
  */
 #include "platform.h"
 #include "runtime.h"
+#include "cublas.h"
 #include "faults.h"
 
 #ifndef FR_DIGEST
@@ -627,5 +628,11 @@ int fr_abandoned(void) {
 }
 
 int fr_version(void) { return FR_VERSION; }
+
+const char* fr_find_cublas(void* library, void* cublas) { return fr_cublas_find(library, (fr_cublas*)cublas); }
+
+int fr_start_product(const void* cublas, void* handle, const void* product, void* stream) {
+  return fr_cublas_start((const fr_cublas*)cublas, handle, (const fr_product*)product, stream);
+}
 
 const char* fr_digest(void) { return FR_DIGEST; }

@@ -115,6 +115,10 @@ FR_API int fr_abandoned(void);
 
 FR_API int fr_version(void); /* FR_VERSION */
 
+/* For Python, which has libraries of CUDA loaded: cublas.h, whose structures these point to. */
+FR_API const char* fr_find_cublas(void* library, void* cublas);
+FR_API int fr_start_product(const void* cublas, void* handle, const void* product, void* stream);
+
 /* Digest of the source text this library was built from, "" if the build did not say. */
 FR_API const char* fr_digest(void);
 

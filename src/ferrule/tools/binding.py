@@ -27,7 +27,7 @@ MAX_PARTS = 32  # FR_MAX_PARTS
 FEW = 3  # threads: locked additions cost three times what plain ones do, or more
 Progress = ctypes.c_uint64 * (1 + MAX_PARTS * 16)  # fr_progress
 FOLDER = Path(__file__).resolve().parents[1]
-SOURCES = ("faults.h", "platform.h", "runtime.c", "runtime.h")
+SOURCES = ("cublas.h", "faults.h", "platform.h", "runtime.c", "runtime.h")
 
 _FLAGS = ("-O2", "-fvisibility=hidden", "-fno-exceptions", "-fno-rtti", "-pthread")
 
@@ -37,6 +37,8 @@ _PROTOTYPES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "fr_run_some": (ctypes.c_int, (*_JOB, ctypes.c_int64, ctypes.c_void_p)),
     "fr_set_threads": (None, (ctypes.c_int,)),
     "fr_digest": (ctypes.c_char_p, ()),
+    "fr_find_cublas": (ctypes.c_char_p, (ctypes.c_void_p,) * 2),
+    "fr_start_product": (ctypes.c_int, (ctypes.c_void_p,) * 4),
     "fr_fault_address": (ctypes.c_void_p, ()),
     **dict.fromkeys(
         ("fr_abandoned", "fr_threads", "fr_cpu_count", "fr_version"), (ctypes.c_int, ())

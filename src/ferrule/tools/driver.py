@@ -193,7 +193,7 @@ class Driver(Libcuda):
         """
         self.check_ordinal(ordinal)
         context, device = self.context(ordinal), self._device(ordinal)
-        with self.current(context), self._uncaptured():
+        with self.current(context), self.uncaptured():
             kernel = self._kernel(self._library_of(image), symbol)
             most = self._attribute_of(kernel, _KERNEL_THREADS, device)
             if not image.startswith(_ELF) and registers and most < _REGISTERS // registers:
@@ -222,7 +222,7 @@ class Driver(Libcuda):
         self.check_ordinal(ordinal)
         context, device = self.context(ordinal), self._device(ordinal)
         functions: dict[str, LoadedFunction] = {}
-        with self.current(context), self._uncaptured():
+        with self.current(context), self.uncaptured():
             library = self._library_of(image)
             for name, symbol in symbols.items():
                 kernel = self._kernel(library, symbol)
@@ -241,7 +241,7 @@ class Driver(Libcuda):
         device = self._device(function.ordinal)
         with self._lock_shared:  # another thread may allow more
             if size > function.allowed:
-                with self.current(function.context), self._uncaptured():
+                with self.current(function.context), self.uncaptured():
                     kernel = ctypes.c_void_p(function.kernel)
                     self._call("cuKernelSetAttribute", _KERNEL_DYNAMIC, size, kernel, device)
                 function.allowed = size
@@ -388,7 +388,7 @@ class Driver(Libcuda):
             self._library.cuCtxPopCurrent_v2(ctypes.byref(current))
 
     @contextmanager
-    def _uncaptured(self) -> Iterator[None]:
+    def uncaptured(self) -> Iterator[None]:
         """Lets this thread load kernels inside a ``with`` block while a stream is recorded.
 
         torch.cuda.graph forbids all threads what might wait for the GPU while it records. Nothing

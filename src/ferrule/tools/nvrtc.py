@@ -200,7 +200,7 @@ def _is_real(options: Sequence[str]) -> bool:
 def find_nvrtc() -> Nvrtc | None:
     """The first NVRTC that loads, or None: that of NVIDIA's wheels, of CUDA_HOME or CUDA_PATH, of
     /usr/local/cuda, or one that the system's loader knows. Looked for once per process."""
-    for path in _candidates():
+    for path in candidates("libnvrtc", _SONAMES):
         try:
             return Nvrtc(path)
         except ToolchainError:
@@ -212,7 +212,7 @@ def find_nvrtc() -> Nvrtc | None:
 def likely() -> tuple[str, str] | None:
     """The path and identity of what `find_nvrtc` finds first, without loading it, which takes
     10 ms; None where only the system's loader could know it."""
-    path = next(_candidates())
+    path = next(candidates("libnvrtc", _SONAMES))
     identity = _identity(path)
     return None if identity is None else (path, identity)
 
@@ -281,13 +281,14 @@ def _headers(compiler: str) -> Headers | str:
     return Headers(tuple(folders), cache.digest("headers", *state))
 
 
-def _candidates() -> Iterator[str]:
+def candidates(stem: str, sonames: Sequence[str]) -> Iterator[str]:
+    """Where a library of CUDA may lie, the newest of a folder first, and then its bare names."""
     homes = (*_env.cuda_homes(), CUDA_HOME)
     for folders in (wheel_folders("lib"), *([os.path.join(home, "lib64")] for home in homes)):
         paths = [path for folder in folders for path in _listed(folder)]
-        versions = {path: v for path in paths if (v := _version(path)) is not None}
+        versions = {path: v for path in paths if (v := _version(path, stem)) is not None}
         yield from sorted(versions, key=versions.__getitem__, reverse=True)
-    yield from _SONAMES
+    yield from sonames
 
 
 def wheel_folders(name: str) -> list[str]:
@@ -313,13 +314,13 @@ def _listed(folder: str) -> list[str]:
         return []
 
 
-def _version(path: str) -> list[int] | None:
-    """The version in the name of a library; None where it is no NVRTC (-builtins, .alt).
+def _version(path: str, stem: str) -> list[int] | None:
+    """The version in the name of a library; None where it is another one (-builtins, .alt).
 
     A regular expression takes longer to compile than a kernel from the cache should wait.
     """
     name = os.path.basename(path)
-    stem, so, version = name.partition(".so")
+    before, so, version = name.partition(".so")
     first, *numbers = version.split(".")
-    is_nvrtc = (stem, so, first) == ("libnvrtc", ".so", "") or name == "libnvrtc.dylib"
-    return [int(n) for n in numbers] if is_nvrtc and all(n.isdecimal() for n in numbers) else None
+    named = (before, so, first) == (stem, ".so", "") or name == f"{stem}.dylib"
+    return [int(n) for n in numbers] if named and all(n.isdecimal() for n in numbers) else None

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from ... import cache
 from ...errors import DeviceError, ToolchainError
 from ...source.cuda import unit as cuda_unit
-from ...tools import nvrtc
+from ...tools import cublas, nvrtc
 from ...tools.driver import LoadedFunction, driver
-from ...unit import Fill, Run, Step, UnitSpec
+from ...unit import Fill, Product, Run, Step, UnitSpec
 from ..digests import generator_digest, header_digest, packed, unpacked
 from ..protocol import UnitBinary
 from .program import packed_arguments
@@ -93,19 +93,35 @@ class CudaUnitProgram:
         Raises:
             CompileError, ToolchainError: as `built` does.
             DeviceError: the GPU cannot run a step, or an earlier kernel broke the process's CUDA.
+            ToolchainError: a step is a matrix product, and there is no cuBLAS.
         """
         self._driver.check_ordinal(self._ordinal)
         functions = self._loaded()
         for step in steps:
             if isinstance(step, Run):
                 self._check(step, functions[step.function])
+            elif isinstance(step, Product):
+                cublas.cublas()
         for step in steps:
             if isinstance(step, Run):
                 self._run(step, functions[step.function], stream)
             elif isinstance(step, Fill):
                 self._driver.fill(self._ordinal, step.address, step.times, step.pattern, stream)
+            elif isinstance(step, Product):
+                self._multiply(step, stream)
             else:
                 self._driver.copy(self._ordinal, step.to, step.source, step.size, stream)
+
+    def _multiply(self, step: Product, stream: int) -> None:
+        product = cublas.Product(
+            *step.addresses, step.m, step.n, step.k, step.batch, step.step_a, step.step_b,
+            step.transpose_a, step.transpose_b, cublas.TYPES[step.dtype],
+            cublas.TYPES[step.out_dtype], cublas.TF32 if step.tf32 else cublas.FLOAT32,
+            *step.factors,
+        )  # fmt: skip
+        sizes = f"{step.m}x{step.k} @ {step.k}x{step.n}, {step.batch} of them"
+        label = f"the product {step.label} of unit {self._spec.name!r} ({sizes}, {step.dtype})"
+        cublas.cublas().start(self._driver, self._ordinal, product, stream, label)
 
     def _loaded(self) -> dict[str, LoadedFunction]:
         with self._lock:

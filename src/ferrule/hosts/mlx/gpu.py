@@ -28,6 +28,7 @@ from ...operators.unit_call import memset_pattern
 from ...operators.unit_steps import CudaUnit
 from ...spec import Facts, Shape, row_contiguous_strides
 from ...tools.driver import driver
+from ...unit import Product, Run
 from . import arrays as mlx
 from .build import bound
 
@@ -66,7 +67,13 @@ def captured(
     op_call.run_body(call, body, maker, lambda y: y, queue)
     if isinstance(body, CudaUnit):
         unit_launch = body.launch_for(call.binding)
-        steps = [(type(step).__name__, run and run.cluster) for step, run in unit_launch.steps]
+        steps: list[Any] = [
+            (type(step).__name__, run.cluster if isinstance(run, Run) else run)
+            for step, run in unit_launch.steps
+        ]
+        if any(isinstance(run, Product) for _, run in steps):  # cuBLAS looks at addresses, too
+            pointers = *input_pointers, *output_pointers
+            steps.append(("alignments", tuple(math.gcd(pointer, 256) for pointer in pointers)))
         return (cache.digest(op.digest, repr(steps), repr(unit_launch.template)) if steps else "",)
     kernel_launch = body.launch_for(call.binding)
     filled = kernel_launch.fill is not None

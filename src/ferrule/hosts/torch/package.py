@@ -24,13 +24,11 @@ from ... import dtypes
 from ...devices import protocol as devices
 from ...errors import CompilerFailed, KernelError, KernelTypeError, ToolchainError
 from ...operators import package as package_text
-from ...operators import unit_call as op_unit
 from ...operators.bodies import KernelBody
 from ...operators.expressions import bound_dtype
 from ...operators.file import full_name
 from ...operators.op import Op
 from ...operators.package import PackagedOp, Special
-from ...operators.unit_parts import FillStep
 from ...operators.unit_steps import CudaUnit
 from ...rules.expression import Expression
 from ...rules.rule import Binding
@@ -319,7 +317,7 @@ def _special(
         unit = body.spec(template)
         codes = tuple(devices.packaged_unit(target, unit) for target in targets)
         special = Special(unit, input_dtypes, ndims, outputs, values, codes)
-        return _with_arrays(op, body, special, binding)
+        return package_text.with_arrays(op, body, special, binding)
     inputs = [
         # As in a call: what is declared with dims is indexed, also where *S stands for none.
         Input(bound_dtype(p.dtype, binding), max(ndim, bool(p.dims)), value=cuda and p.dims is None)
@@ -338,19 +336,6 @@ def _special(
     else:
         codes = devices.get("cpu").packaged(spec, example, MAX_THREADS)
     return Special(spec, input_dtypes, ndims, outputs, values, codes)
-
-
-def _with_arrays(op: Op, unit: CudaUnit, special: Special, binding: Binding) -> Special:
-    """Add the dtypes of a unit's scratch, and the patterns that its steps fill arrays with."""
-    scratch = tuple(bound_dtype(array.dtype, binding) for array in unit.scratch)
-    dtype_of = dict(zip((output.name for output in op.rule.outputs), special.outputs, strict=True))
-    dtype_of.update((p.name, bound_dtype(p.dtype, binding)) for p in op.rule.inputs if p.mutable)
-    dtype_of.update((array.name, dtype) for array, dtype in zip(unit.scratch, scratch, strict=True))
-    patterns = tuple(
-        op_unit.pattern(op.name, step, dtype_of[step.array]) if isinstance(step, FillStep) else None
-        for step in unit.steps
-    )
-    return special._replace(scratch=scratch, patterns=patterns)
 
 
 def _fixed(op: Op, body: KernelBody | CudaUnit, expression: Expression, binding: Binding) -> int:

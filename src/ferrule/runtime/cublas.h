@@ -1,0 +1,135 @@
+/* Matrix products by cuBLASLt, whichever of its versions a process has. Rows are contiguous here, and columns there:
+ * what it is asked for is the transposed product, of the operands in the other order.
+ */
+#ifndef FERRULE_CUBLAS_H
+#define FERRULE_CUBLAS_H
+
+#include <dlfcn.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+/* cublasLt.h: descriptions and handles are pointers, results are 0 or a cublasStatus_t. */
+typedef struct {
+  int (*create)(void** handle);
+  int (*operation)(void**, int compute, int scale);
+  int (*set_operation)(void*, int, const void*, size_t);
+  int (*end_operation)(void*);
+  int (*layout)(void**, int type, uint64_t rows, uint64_t columns, int64_t leading);
+  int (*set_layout)(void*, int, const void*, size_t);
+  int (*end_layout)(void*);
+  int (*preference)(void**);
+  int (*set_preference)(void*, int, const void*, size_t);
+  int (*end_preference)(void*);
+  int (*choose)(void*, void*, void*, void*, void*, void*, void*, int, void*, int*);
+  int (*start)(void*, void*, const void*, const void*, void*, const void*, void*, const void*, const void*, void*,
+               void*, void*, const void*, void*, size_t, void*);
+  const char* (*name)(int);
+} fr_cublas;
+
+enum { FR_CUDA_FLOAT32 = 0, FR_CUDA_FLOAT16 = 2, FR_CUDA_BFLOAT16 = 14 }; /* cudaDataType */
+enum { FR_COMPUTE_FLOAT32 = 68, FR_COMPUTE_TF32 = 77 };                  /* cublasComputeType_t */
+enum { FR_TRANSPOSE_FIRST = 3, FR_TRANSPOSE_SECOND = 4 };                /* attributes of an operation, */
+enum { FR_BATCH_COUNT = 5, FR_BATCH_STEP = 6 };                          /* of a layout, */
+enum { FR_MOST_WORKSPACE = 1, FR_ALIGNMENT_FIRST = 5 };                  /* and of a preference */
+enum { FR_CUBLAS_WORKSPACE = 32 << 20 }; /* bytes; what NVIDIA advises for Hopper */
+enum { FR_CUBLAS_UNSUPPORTED = 15 };
+
+/* `Product` of ferrule/tools/cublas.py: out[m,n] = alpha * a[m,k] @ b[k,n] + beta * out, `batch` times. */
+typedef struct {
+  uint64_t a, b, out, workspace;        /* addresses; the last of FR_CUBLAS_WORKSPACE bytes */
+  int64_t m, n, k, batch, step_a, step_b; /* elements from one matrix to the next; 0: one for all */
+  int32_t transpose_a, transpose_b;     /* it lies as a[k,m], as b[n,k] */
+  int32_t type, out_type, compute;
+  float alpha, beta;
+} fr_product;
+
+/* cublasLtMatmulHeuristicResult_t */
+typedef struct {
+  uint64_t algorithm[8];
+  size_t workspace;
+  int status;
+  float waves;
+  int reserved[4];
+} fr_cublas_choice;
+
+/* Finds the functions of a library that is loaded; the name of one that it lacks, else NULL. */
+static const char* fr_cublas_find(void* library, fr_cublas* cublas) {
+#define FR_FIND(MEMBER, NAME)                                     \
+  *(void**)&cublas->MEMBER = dlsym(library, "cublasLt" NAME);     \
+  if (!cublas->MEMBER) return "cublasLt" NAME;
+  FR_FIND(create, "Create")
+  FR_FIND(operation, "MatmulDescCreate")
+  FR_FIND(set_operation, "MatmulDescSetAttribute")
+  FR_FIND(end_operation, "MatmulDescDestroy")
+  FR_FIND(layout, "MatrixLayoutCreate")
+  FR_FIND(set_layout, "MatrixLayoutSetAttribute")
+  FR_FIND(end_layout, "MatrixLayoutDestroy")
+  FR_FIND(preference, "MatmulPreferenceCreate")
+  FR_FIND(set_preference, "MatmulPreferenceSetAttribute")
+  FR_FIND(end_preference, "MatmulPreferenceDestroy")
+  FR_FIND(choose, "MatmulAlgoGetHeuristic")
+  FR_FIND(start, "Matmul")
+  FR_FIND(name, "GetStatusName")
+#undef FR_FIND
+  return NULL;
+}
+
+/* A matrix of rows of `columns`, as columns; `step` elements before the next of a batch. */
+static int fr_cublas_layout(const fr_cublas* cublas, void** layout, int type, int64_t rows, int64_t columns,
+                            int64_t batch, int64_t step) {
+  int32_t count = (int32_t)batch;
+  int status = cublas->layout(layout, type, (uint64_t)columns, (uint64_t)rows, columns);
+  if (!status && batch > 1) status = cublas->set_layout(*layout, FR_BATCH_COUNT, &count, sizeof count);
+  if (!status && batch > 1) status = cublas->set_layout(*layout, FR_BATCH_STEP, &step, sizeof step);
+  return status;
+}
+
+/* Chooses how: what cuBLASLt's own cache remembers. */
+static int fr_cublas_choose(const fr_cublas* cublas, void* handle, const fr_product* p, void* operation,
+                            void** layouts, fr_cublas_choice* choice) {
+  const uint64_t addresses[] = {p->b, p->a, p->out, p->out}, workspace = FR_CUBLAS_WORKSPACE;
+  void* preference = NULL;
+  int found = 0, status = cublas->preference(&preference);
+  if (!status) status = cublas->set_preference(preference, FR_MOST_WORKSPACE, &workspace, sizeof workspace);
+  for (int i = 0; i < 4 && !status; i++) {
+    uint32_t alignment = 256;
+    while (addresses[i] % alignment) alignment /= 2;
+    status = cublas->set_preference(preference, FR_ALIGNMENT_FIRST + i, &alignment, sizeof alignment);
+  }
+  if (!status)
+    status = cublas->choose(handle, operation, layouts[0], layouts[1], layouts[2], layouts[2], preference, 1, choice,
+                            &found);
+  if (preference) cublas->end_preference(preference);
+  return status ? status : found ? choice->status : FR_CUBLAS_UNSUPPORTED;
+}
+
+/* Starts a product on a stream, with the handle of the current GPU; waits for nothing. */
+static int fr_cublas_start(const fr_cublas* cublas, void* handle, const fr_product* p, void* stream) {
+  const int32_t first = p->transpose_b, second = p->transpose_a; /* CUBLAS_OP_T is 1 */
+  void *operation = NULL, *layouts[3] = {NULL, NULL, NULL};
+  fr_cublas_choice choice;
+  memset(&choice, 0, sizeof choice);
+  int status = cublas->operation(&operation, p->compute, FR_CUDA_FLOAT32);
+  if (!status) status = cublas->set_operation(operation, FR_TRANSPOSE_FIRST, &first, sizeof first);
+  if (!status) status = cublas->set_operation(operation, FR_TRANSPOSE_SECOND, &second, sizeof second);
+  if (!status)
+    status = fr_cublas_layout(cublas, &layouts[0], p->type, first ? p->n : p->k, first ? p->k : p->n, p->batch,
+                              p->step_b);
+  if (!status)
+    status = fr_cublas_layout(cublas, &layouts[1], p->type, second ? p->k : p->m, second ? p->m : p->k, p->batch,
+                              p->step_a);
+  if (!status) status = fr_cublas_layout(cublas, &layouts[2], p->out_type, p->m, p->n, p->batch, p->m * p->n);
+  if (!status) status = fr_cublas_choose(cublas, handle, p, operation, layouts, &choice);
+  if (!status) {
+    void *a = (void*)(uintptr_t)p->a, *b = (void*)(uintptr_t)p->b, *out = (void*)(uintptr_t)p->out;
+    status = cublas->start(handle, operation, &p->alpha, b, layouts[0], a, layouts[1], &p->beta, out, layouts[2], out,
+                           layouts[2], choice.algorithm, (void*)(uintptr_t)p->workspace, FR_CUBLAS_WORKSPACE, stream);
+  }
+  for (int i = 0; i < 3; i++)
+    if (layouts[i]) cublas->end_layout(layouts[i]);
+  if (operation) cublas->end_operation(operation);
+  return status;
+}
+
+#endif

@@ -1,0 +1,116 @@
+"""cuBLASLt, NVIDIA's library of matrix products: the one that the process has, else what is found.
+runtime/cublas.h calls it."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+from functools import lru_cache
+
+from ..errors import DeviceError, ToolchainError
+from .binding import runtime
+from .driver import Driver
+from .nvrtc import candidates
+
+WORKSPACE = 32 << 20  # FR_CUBLAS_WORKSPACE of runtime/cublas.h, in bytes
+TYPES = {"float32": 0, "float16": 2, "bfloat16": 14}  # cudaDataType, by dtypes
+FLOAT32, TF32 = 68, 77  # cublasComputeType_t
+_NAME = "libcublasLt"
+_SONAMES = (f"{_NAME}.so.13", f"{_NAME}.so.12")
+_FUNCTIONS = 13  # of `fr_cublas`
+
+
+class Product(ctypes.Structure):
+    """`fr_product` of runtime/cublas.h."""
+
+    _fields_ = (
+        *[(name, ctypes.c_uint64) for name in ("a", "b", "out", "workspace")],
+        *[(name, ctypes.c_int64) for name in ("m", "n", "k", "batch", "step_a", "step_b")],
+        *[(name, ctypes.c_int32) for name in ("transpose_a", "transpose_b")],
+        *[(name, ctypes.c_int32) for name in ("type", "out_type", "compute")],
+        *[(name, ctypes.c_float) for name in ("alpha", "beta")],
+    )
+
+
+class Cublas:
+    """The library, loaded, with a handle for each GPU that it was used on.
+
+    Attributes:
+        path: its file, or its bare name where the system's loader knows it.
+    """
+
+    def __init__(self, path: str, mode: int = 0) -> None:
+        """Loads it.
+
+        Raises:
+            OSError: it cannot be loaded, or is none.
+        """
+        self.path = path
+        self._library = ctypes.CDLL(path, mode or ctypes.DEFAULT_MODE)
+        self._functions = (ctypes.c_void_p * _FUNCTIONS)()
+        missing = runtime().fr_find_cublas(self._library._handle, self._functions)
+        if missing is not None:
+            raise OSError(f"{path} has no {missing.decode()}")
+        self._handles: dict[int, ctypes.c_void_p] = {}
+        self._lock = threading.Lock()
+
+    def start(self, driver: Driver, ordinal: int, product: Product, stream: int, of: str) -> None:
+        """Start a product on a stream, after what was started there before; waits for nothing.
+
+        Args:
+            driver, ordinal: the GPU.
+            product: what is multiplied.
+            stream: a CUstream as an integer; 0 is the GPU's default stream.
+            of: what it is, in words.
+
+        Raises:
+            DeviceError: cuBLAS refuses; says of what, and how it calls that.
+        """
+        # It loads kernels when they are first used, which may be while a graph is recorded.
+        with driver.current(driver.context(ordinal)), driver.uncaptured():
+            handle = self._handle(ordinal, of)
+            at = ctypes.addressof(product)
+            status = runtime().fr_start_product(self._functions, handle, at, stream)
+        if status:
+            raise self._refused(status, of)
+
+    def _handle(self, ordinal: int, of: str) -> ctypes.c_void_p:
+        with self._lock:
+            if ordinal not in self._handles:
+                handle = ctypes.c_void_p()
+                status = self._library.cublasLtCreate(ctypes.byref(handle))
+                if status:
+                    raise self._refused(status, of)
+                self._handles[ordinal] = handle
+            return self._handles[ordinal]
+
+    def _refused(self, status: int, of: str) -> DeviceError:
+        name = self._library.cublasLtGetStatusName
+        name.restype = ctypes.c_char_p
+        said = (name(status) or b"an unknown error").decode("utf-8", "replace")
+        return DeviceError(f"{of} was not started: cuBLAS ({self.path}) says {said}.")
+
+
+@lru_cache(maxsize=1)
+def cublas() -> Cublas:
+    """The library that the process has loaded already, as torch, CuPy and MLX do; else that of
+    NVIDIA's wheels, of CUDA_HOME or CUDA_PATH, of /usr/local/cuda, or of the system's loader.
+
+    Raises:
+        ToolchainError: there is none; says what was looked for, and what installs it.
+    """
+    loaded = os.RTLD_NOLOAD | os.RTLD_NOW if hasattr(os, "RTLD_NOLOAD") else 0
+    tries = [*((name, loaded) for name in _SONAMES if loaded)]
+    tries += [(path, 0) for path in candidates(_NAME, _SONAMES)]
+    for path, mode in tries:
+        try:
+            return Cublas(path, mode)
+        except OSError:
+            continue
+    raise ToolchainError(
+        f"a step of a CUDA unit is a matrix product by cuBLAS, and {' or '.join(_SONAMES)} was not "
+        "found: not among what this process has loaded, in NVIDIA's wheels, CUDA_HOME, CUDA_PATH, "
+        "/usr/local/cuda or where the system looks; `pip install nvidia-cublas` installs it "
+        "(nvidia-cublas-cu12 for a driver of CUDA 12)."
+    )
