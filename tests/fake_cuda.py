@@ -35,6 +35,7 @@ class Launched(NamedTuple):
         stream, context: as integers.
         arguments: by the parameter's name: addresses, lists of integers, and bytes of scalars.
         cluster: blocks of a cluster; None where none were asked for.
+        pdl: whether it may begin before the kernel ahead has ended.
     """
 
     symbol: str
@@ -45,6 +46,7 @@ class Launched(NamedTuple):
     context: int
     arguments: dict[str, Any]
     cluster: tuple[int, ...] | None = None
+    pdl: bool = False
 
 
 class Filled(NamedTuple):
@@ -157,7 +159,7 @@ class FakeCuda:
             arguments[name.removeprefix("fr_a_")] = _value(kind, given[n])
         launched = Launched(
             symbol, tuple(sizes[:3]), tuple(sizes[3:6]), sizes[6], stream, context, arguments,
-            tuple(sizes[7:10]) if sizes[7] else None,
+            tuple(sizes[7:10]) if sizes[7] else None, bool(sizes[10]),
         )  # fmt: skip
         self.dynamic[symbol] = self.library.fake_dynamic(kernel)
         self.launches.append(launched)

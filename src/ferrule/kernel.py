@@ -60,6 +60,7 @@ _ATOMICS = re.compile(
     r"\bdevice\b[\w\s:]*\batomic|\batomic(_\w+|\s*<[^<>]*>)\s+((const|volatile)\s+)*device\b"
 )
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
+_WAITS = re.compile(r"griddepcontrol\s*\.\s*wait|GridDependencySynchronize|GRID_DEPENDENCY_SYNC")
 MAX_SOURCE = 4 << 20  # characters; larger text is a mistake, not a kernel
 
 
@@ -80,6 +81,8 @@ class Kernel:
         shared_memory: bytes of dynamic shared memory per block; for CUDA alone.
         values: the inputs that a CUDA body has as values, where they are numbers: ``eps`` instead
             of ``eps[0]``.
+        pdl: it may begin before the kernel ahead of it has ended, for which it waits itself; for
+            CUDA alone.
     """
 
     name: str
@@ -94,6 +97,7 @@ class Kernel:
     language: str = "metal"
     shared_memory: int = 0
     values: tuple[str, ...] = ()
+    pdl: bool = False
 
     def __hash__(self) -> int:
         # Strings remember their hash; the names and the body tell kernels apart well enough.
@@ -186,6 +190,23 @@ def check_text(field: str, text: object, kernel: str, language: str) -> str:
         line = text.count("\n", 0, text.index("\0")) + 1
         raise KernelError(f"{label} has a NUL character in line {line}.")
     return text
+
+
+def check_pdl(label: str, pdl: object, *texts: str) -> bool:
+    """``pdl`` if it is False, or these texts of a kernel wait for the one ahead.
+
+    Raises:
+        KernelError, KernelTypeError: it is no bool, or they never wait; says how to.
+    """
+    if not isinstance(pdl, bool):
+        raise KernelTypeError(f"{label}: got {pdl!r}, expected a bool.")
+    if pdl and not any(_WAITS.search(_COMMENT.sub(" ", text)) for text in texts):
+        raise KernelError(
+            f"{label}: with it a kernel begins while the one ahead still runs, and the text never "
+            "waits for that; call cudaGridDependencySynchronize() (or asm griddepcontrol.wait) in "
+            "all threads, before they read or write what another kernel does."
+        )
+    return pdl
 
 
 def _math_mode(options: object) -> str:

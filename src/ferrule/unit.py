@@ -71,6 +71,7 @@ class Run(NamedTuple):
         shared: bytes of dynamic shared memory.
         cluster: blocks of a cluster along x, y and z, or None.
         arguments: the bytes of each, 8 at most.
+        pdl: it may begin before the kernel ahead has ended, where the GPU can do so.
     """
 
     function: str
@@ -79,6 +80,7 @@ class Run(NamedTuple):
     shared: int
     cluster: Sizes | None
     arguments: tuple[bytes, ...]
+    pdl: bool = False
 
 
 class Fill(NamedTuple):

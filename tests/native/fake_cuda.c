@@ -126,7 +126,7 @@ API int cuThreadExchangeStreamCaptureMode(int* mode) {
 }
 API int cuLaunchKernel(void* kernel, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
                        unsigned bz, unsigned shared, void* stream, void** arguments, void** extra) {
-  const unsigned sizes[10] = {gx, gy, gz, bx, by, bz, shared};  /* no cluster */
+  const unsigned sizes[11] = {gx, gy, gz, bx, by, bz, shared};  /* no cluster */
   if (extra || !depth) return INVALID;
   return on_launch((uintptr_t)kernel, sizes, (uintptr_t)stream, stack[depth - 1], arguments);
 }
@@ -142,10 +142,15 @@ typedef struct {
 } config;
 _Static_assert(sizeof(attribute) == 72 && sizeof(config) == 56, "as in cuda.h");
 API int cuLaunchKernelEx(const config* c, void* kernel, void** arguments, void** extra) {
-  if (extra || !depth || c->count != 1 || c->attributes->id != 4) return INVALID;
-  unsigned sizes[10];
+  if (extra || !depth || !c->count || c->count > 2) return INVALID;
+  unsigned sizes[11] = {0};
   memcpy(sizes, c->sizes, sizeof c->sizes);
-  memcpy(sizes + 7, c->attributes->value, 3 * sizeof *sizes);
+  for (unsigned i = 0; i < c->count; i++) {
+    const attribute* a = &c->attributes[i];
+    if (a->id != 4 && (a->id != 6 || a->value[0] != 1)) return INVALID;
+    if (a->id == 4) memcpy(sizes + 7, a->value, 3 * sizeof *sizes);
+    else sizes[10] = 1;
+  }
   return on_launch((uintptr_t)kernel, sizes, (uintptr_t)c->stream, stack[depth - 1], arguments);
 }
 API int cuMemsetD8Async(uint64_t address, unsigned char value, size_t bytes, void* stream) {

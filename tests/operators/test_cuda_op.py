@@ -597,6 +597,7 @@ def test_the_drivers_structures_are_those_of_its_header(
         pytest.skip("there is no cuda.h, or no C compiler")
     numbers = {
         "CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION": driver._CLUSTER_DIMENSION,
+        "CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION": driver._PROGRAMMATIC,
         "CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK": driver._KERNEL_THREADS,
         "CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES": driver._KERNEL_STATIC,
         "CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES": driver._KERNEL_DYNAMIC,

@@ -457,6 +457,7 @@ def test_the_structures_are_those_of_the_drivers_header(
         pytest.skip("there is no cuda.h, or no C++ compiler")
     pairs = {
         "FR_CLUSTER_DIMENSION": "CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION",
+        "FR_PROGRAMMATIC": "CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION",
         "FR_CAPTURE_RELAXED": "CU_STREAM_CAPTURE_MODE_RELAXED",
         "FR_MOST_THREADS": "CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK",
         "FR_FIXED_SHARED": "CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES",

@@ -25,6 +25,7 @@
 // Products and quotients of complex numbers without C's rules for infinities, as in MLX.
 #define LIBCUDACXX_ENABLE_SIMPLIFIED_COMPLEX_OPERATIONS
 
+#include "cuda_pdl.h"
 #include <cuda/std/cfloat>
 #include <cuda/std/climits>
 #include <cuda/std/cstddef>

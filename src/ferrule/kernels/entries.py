@@ -89,6 +89,7 @@ class _Call(ctypes.Structure):  # cuda_call
         ("shared", ctypes.c_uint32),
         ("device", ctypes.c_uint32),
         ("number", ctypes.c_uint32),
+        ("pdl", ctypes.c_uint32),
     )
 
 

@@ -10,7 +10,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import KernelError
-from ..kernel import Kernel, check_distinct, check_identifier, check_not_given, make_kernel
+from ..kernel import (
+    Kernel,
+    check_distinct,
+    check_identifier,
+    check_not_given,
+    check_pdl,
+    make_kernel,
+)
 from ..rules.expression import Expression
 from ..rules.rule import Binding, Rule
 from ..source.names import taken
@@ -63,7 +70,7 @@ class KernelBody(SizedImplementation):
 
     def __init__(
         self, op: str, rule: Rule, kernel: Kernel, kind: str, *, grid: object, threadgroup: object,
-        template: object, init_value: Any, shared_memory: object, when: object,
+        template: object, init_value: Any, shared_memory: object, when: object, pdl: object = False,
     ) -> None:  # fmt: skip
         super().__init__(op, rule)
         self.kind = kind
@@ -86,7 +93,9 @@ class KernelBody(SizedImplementation):
                     f"never asks `has_{parameter.name}`, a bool that says whether it is there."
                 )
         values = (*kernel.values, *self.dims) if kind == "cuda" else ()
-        self.kernel = replace(kernel, input_names=(*kernel.input_names, *self.dims), values=values)
+        names_of = (*kernel.input_names, *self.dims)
+        pdl = check_pdl(self._label("pdl"), pdl, kernel.source, kernel.header)
+        self.kernel = replace(kernel, input_names=names_of, values=values, pdl=pdl)
         presence = [f"has_{parameter.name}" for parameter in rule.inputs if parameter.optional]
         for name in names:
             check_identifier("`template`", name, op, kind)
@@ -160,6 +169,7 @@ class KernelBody(SizedImplementation):
             "shared_memory": to_json(self.shared),
             "when": to_json(self.when),
             "values": [name for name in k.values if name not in self.dims],
+            **({"pdl": True} if k.pdl else {}),
         }
 
     @staticmethod
@@ -186,6 +196,7 @@ class KernelBody(SizedImplementation):
             init_value=value_from_json(data["init_value"]),
             shared_memory=Expression.from_json(data["shared_memory"]),
             when=expression_from_json(data["when"]),
+            pdl=data.get("pdl", False),
         )
 
 

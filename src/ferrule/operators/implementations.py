@@ -57,6 +57,7 @@ def kernel_implementations(
         body_launch = launch
         if isinstance(body, CudaBody):
             body_launch = {setting: getattr(body, setting) for setting in launch}
+            body_launch["pdl"] = body.pdl
             contiguous = body.ensure_row_contiguous
             kernel = kernel_of(name, rule, "cuda", body.source, body.header, contiguous)
         else:

@@ -262,7 +262,7 @@ class _OpTables:
         described = any(any(body.kernel.wants(n)) for n in body.kernel.input_names)
         return (
             f"{{{self.value(body.shared)}, {fill}, {_c(described)}, fr_texts_{name}, "
-            f"{compiled}, NULL}}"
+            f"{compiled}, NULL, {_c(body.kernel.pdl)}}}"
         )
 
     def unit(self, name: str, unit: CudaUnit, specials: Sequence[Special]) -> str:
@@ -296,9 +296,10 @@ class _OpTables:
                 places_of = f"{places[step.out]}, {places[step.a]}"
                 steps.append(f"{{FR_MATMUL, {when}, {places_of}, 0, {label}, {none}, {table}}}")
             else:
+                launch = self.launched(f"{name}_{i}", step, places)
                 steps.append(
                     f"{{FR_RUN, {when}, 0, 0, {functions[step.function]}, "
-                    f"{_string(step.function)}, {self.launched(f'{name}_{i}', step, places)}}}"
+                    f"{_string(step.function)}, {launch}, NULL, {_c(step.pdl)}}}"
                 )
         add(f"static const fr_scratch fr_scratch_{name}[] = {{{_list(rows)}}};")
         add(f"static const fr_step fr_steps_{name}[] = {{{_list(steps)}}};")

@@ -33,6 +33,7 @@ class CudaBody:
     shared_memory: Value
     header: str
     ensure_row_contiguous: bool
+    pdl: bool = False
 
 
 class StepArgument(NamedTuple):
@@ -59,6 +60,7 @@ class RunStep:
     shared_memory: Value
     cluster: Any
     when: Value | None
+    pdl: bool = False
 
 
 @dataclass(frozen=True)
@@ -119,7 +121,8 @@ def step_to_json(step: UnitStep) -> Any:
         return {"matmul": asdict(replace(step, when=None)), "when": when}
     arguments = [[kind, to_json(value)] for kind, value in step.arguments]
     sizes = {name: to_json(getattr(step, name)) for name in _SIZES}
-    return {"run": step.function, "arguments": arguments, **sizes, "when": when}
+    data = {"run": step.function, "arguments": arguments, **sizes, "when": when}
+    return data | ({"pdl": True} if step.pdl else {})
 
 
 def step_from_json(data: Any) -> UnitStep:
@@ -138,7 +141,7 @@ def step_from_json(data: Any) -> UnitStep:
         for kind, value in data["arguments"]
     )
     sizes = {name: expression_from_json(data[name]) for name in _SIZES}
-    return RunStep(data["run"], arguments, when=when, **sizes)
+    return RunStep(data["run"], arguments, when=when, pdl=data.get("pdl", False), **sizes)
 
 
 @dataclass(frozen=True)
@@ -166,6 +169,7 @@ def cuda_body(
     shared_memory: int | str = 0,
     header: str = "",
     ensure_row_contiguous: bool = True,
+    pdl: bool = False,
 ) -> CudaBody:
     """One of an op's CUDA bodies, with a launch of its own: for `ferrule.op`'s ``cuda``.
 
@@ -183,6 +187,7 @@ def cuda_body(
         shared_memory: bytes of dynamic shared memory per block: an int or expression.
         header: text placed before the function.
         ensure_row_contiguous: copy inputs that are not row-contiguous first.
+        pdl: as for `cuda_step`.
 
     Raises:
         KernelError, KernelTypeError, RuleError: from `ferrule.op`, where something cannot be
@@ -206,6 +211,7 @@ def cuda_body(
         shared_memory,
         header,
         ensure_row_contiguous,
+        pdl,
     )
 
 
@@ -218,6 +224,7 @@ def cuda_step(
     shared_memory: int | str = 0,
     cluster: Any = None,
     when: str | None = None,
+    pdl: bool = False,
 ) -> RunStep:
     """A step of a `cuda_unit` that launches one of its functions.
 
@@ -236,6 +243,10 @@ def cuda_step(
         cluster: blocks of a cluster along x, y and z (compute capability 9.0 and newer), 8 at most,
             which divide ``blocks``; None for none, or for what ``__cluster_dims__`` says.
         when: a condition, without which the step is left out.
+        pdl: programmatic dependent launch: the function may begin before the kernel ahead of it on
+            the stream has ended. All its threads wait for that, by cudaGridDependencySynchronize(),
+            before they read or write what another kernel does. GPUs before compute capability 9.0,
+            and hosts that cannot, launch it without, to the same results.
 
     Raises:
         KernelTypeError: ``arguments`` is no sequence.
@@ -247,7 +258,7 @@ def cuda_step(
             f"[step] `arguments` of step {function!r}: got {arguments!r}, expected a sequence such "
             'as ["x", "y", "N"].'
         )
-    return RunStep(function, tuple(arguments), blocks, block, shared_memory, cluster, when)
+    return RunStep(function, tuple(arguments), blocks, block, shared_memory, cluster, when, pdl)
 
 
 def cuda_fill(array: str, value: float = 0, *, when: str | None = None) -> FillStep:

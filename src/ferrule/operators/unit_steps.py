@@ -16,7 +16,7 @@ import numpy as np
 from .. import dtypes
 from ..dtypes import Dtype
 from ..errors import KernelError, KernelTypeError
-from ..kernel import check_distinct, check_identifier, check_text
+from ..kernel import check_distinct, check_identifier, check_pdl, check_text
 from ..rules.expression import Expression
 from ..rules.rule import Binding, Rule
 from ..spec import MAX_THREADS, MOST_BLOCKS, MOST_DEEP
@@ -244,7 +244,7 @@ class CudaUnit(SizedImplementation):
         shared = self._between(setting, step.shared_memory, binding, 0, INT32 - 1, limit)
         cluster = None if step.cluster is None else self._cluster(step, blocks, binding)
         arguments = tuple(self._packed(a, of_step, binding) for a in step.arguments)
-        return Run(step.function, blocks, block, shared, cluster, arguments)
+        return Run(step.function, blocks, block, shared, cluster, arguments, step.pdl)
 
     def _cluster(self, step: RunStep, blocks: Sizes, binding: Binding) -> Sizes:
         setting = f"cluster of step {step.function!r}"
@@ -381,6 +381,9 @@ class CudaUnit(SizedImplementation):
             self._size(f"shared_memory{of_step}", step.shared_memory),
             cluster,
             when,
+            check_pdl(
+                self._label(f"pdl{of_step}"), step.pdl, self.source, *dict(self.headers).values()
+            ),
         )
 
     def _check_array(self, where: str, action: str, name: object, *, written: bool) -> None:

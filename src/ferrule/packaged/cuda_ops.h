@@ -8,16 +8,6 @@
 
 /* cuda.h: handles are pointers, CUdeviceptr is 64 bits, results are 0 or an error. */
 typedef void* fr_stream;
-typedef struct {
-  int id, pad;
-  uint32_t value[16];
-} fr_launch_attribute;
-struct fr_launch_config {
-  uint32_t blocks[3], block[3], shared;
-  fr_stream stream;
-  fr_launch_attribute* attributes;
-  uint32_t count;
-};
 static struct {
   int (*get_device)(int*, int);
   int (*attribute)(int*, int, int);
@@ -32,7 +22,7 @@ static struct {
   int (*capture_mode)(int*);
   int (*launch)(void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
                 fr_stream, void**, void**);
-  int (*launch_config)(const struct fr_launch_config*, void*, void**, void**);
+  int (*launch_config)(const fr_launch_config*, void*, void**, void**);
   int (*copy)(uint64_t, uint64_t, size_t, fr_stream);
   int (*error_name)(int, const char**);
   int (*fill8)(uint64_t, uint8_t, size_t, fr_stream);
@@ -49,7 +39,7 @@ static struct {
 enum { FR_BUSY = 2 * 132 * 256 }; /* _BUSY of source/cuda/launch.py */
 enum { FR_CAPABILITY_MAJOR = 75, FR_CAPABILITY_MINOR = 76, FR_MOST_SHARED = 97, FR_MULTIPROCESSORS = 16 }; /* of a GPU */
 enum { FR_MOST_THREADS = 0, FR_FIXED_SHARED = 1, FR_MOST_DYNAMIC_SHARED = 8 };     /* of a kernel */
-enum { FR_CAPTURE_RELAXED = 2, FR_CLUSTER_DIMENSION = 4 };
+enum { FR_CAPTURE_RELAXED = 2 };
 enum { FR_SHARED_UNASKED = 48 << 10 }; /* bytes that a block may have without leave */
 
 static void fr_find_cuda(void) {
@@ -329,6 +319,30 @@ static bool fr_blocks(fr_packaged_call* c, const fr_code* code, fr_sizes* sizes,
   return true;
 }
 
+/* Whether kernels of a GPU can begin before the one ahead has ended. */
+static bool fr_programmatic(int device) {
+  int major = 0;
+  return !fr_cuda.attribute(&major, FR_CAPABILITY_MAJOR, device) && major >= 9;
+}
+
+/* Launches blocks and threads along three axes each; clusters where there are any. */
+static int fr_launch_with(const fr_loaded* loaded, const uint32_t* n, const uint32_t* cluster, bool pdl,
+                          uint32_t shared, fr_stream stream, void** arguments) {
+  fr_launch_attribute attributes[2];
+  fr_launch_config config = {{n[0], n[1], n[2]}, {n[3], n[4], n[5]}, shared, stream, attributes, 0};
+  memset(attributes, 0, sizeof attributes);
+  if (cluster) {
+    attributes[config.count].id = FR_CLUSTER_DIMENSION;
+    memcpy(attributes[config.count++].value, cluster, 3 * sizeof *cluster);
+  }
+  if (pdl) {
+    attributes[config.count].id = FR_PROGRAMMATIC;
+    attributes[config.count++].value[0] = 1;
+  }
+  if (config.count) return fr_cuda.launch_config(&config, loaded->function, arguments, NULL);
+  return fr_cuda.launch(loaded->function, n[0], n[1], n[2], n[3], n[4], n[5], shared, stream, arguments, NULL);
+}
+
 static bool fr_launch(fr_packaged_call* c, int b, fr_special* special, fr_stream stream) {
   fr_call* call = &c->torch.of;
   uint32_t blocks[3], block[3];
@@ -352,8 +366,9 @@ static bool fr_launch(fr_packaged_call* c, int b, fr_special* special, fr_stream
   memcpy(entry.sizes, &sizes, sizeof entry.sizes); /* how it begins */
   fr_gpu_job job;
   fr_prepare_gpu(call, &entry, &call->op->body[b], &c->result, c->torch.memory, &job);
-  status = fr_cuda.launch(loaded->function, blocks[0], blocks[1], blocks[2], block[0], block[1],
-                          block[2], (unsigned)shared, stream, job.arguments, NULL);
+  const uint32_t launched[] = {blocks[0], blocks[1], blocks[2], block[0], block[1], block[2]};
+  bool pdl = c->op->bodies[b].pdl && fr_programmatic(device);
+  status = fr_launch_with(loaded, launched, NULL, pdl, (uint32_t)shared, stream, job.arguments);
   return !status || fr_cuda_failed(c, status, "its kernel cannot be launched");
 }
 

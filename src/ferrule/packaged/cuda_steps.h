@@ -15,7 +15,7 @@ enum { FR_PORTABLE_CLUSTER = 8, FR_MOST_BLOCKS = 65535, FR_MOST_BLOCK = 1024, FR
 typedef struct {
   const fr_step* step;
   uint32_t sizes[FR_LAUNCH_VALUES];
-  bool fills;
+  bool fills, pdl;
   fr_pattern pattern;
   uint64_t to, source;
   size_t count;      /* patterns, or bytes */
@@ -212,6 +212,7 @@ static bool fr_check_step(fr_packaged_call* c, fr_code* code, fr_started* starte
   uint32_t threads = sizes[FR_BLOCK] * sizes[FR_BLOCK + 1] * sizes[FR_BLOCK + 2];
   int major = 0;
   started->loaded = fr_function_of(c, code, step->function, device);
+  started->pdl = step->pdl && fr_programmatic(device);
   if (!started->loaded) return false;
   if (threads > (uint32_t)started->loaded->threads)
     return fr_fail(c, "step '%s': a block of %u threads needs more registers than the GPU has, or "
@@ -236,16 +237,7 @@ static int fr_start_step(const fr_started* s, uint64_t* given, fr_stream stream)
            : s->pattern.size == 2 ? fr_cuda.fill16(s->to, (uint16_t)s->pattern.bytes, s->count, stream)
                                   : fr_cuda.fill32(s->to, s->pattern.bytes, s->count, stream);
   for (int i = 0; i < s->step->count; i++) arguments[i] = &given[s->first + i];
-  if (!n[FR_CLUSTER])
-    return fr_cuda.launch(s->loaded->function, n[0], n[1], n[2], n[3], n[4], n[5], shared, stream,
-                          arguments, NULL);
-  fr_launch_attribute attribute;
-  memset(&attribute, 0, sizeof attribute);
-  attribute.id = FR_CLUSTER_DIMENSION;
-  memcpy(attribute.value, n + FR_CLUSTER, 3 * sizeof *n);
-  struct fr_launch_config config = {
-      {n[0], n[1], n[2]}, {n[3], n[4], n[5]}, shared, stream, &attribute, 1};
-  return fr_cuda.launch_config(&config, s->loaded->function, arguments, NULL);
+  return fr_launch_with(s->loaded, n, n[FR_CLUSTER] ? n + FR_CLUSTER : NULL, s->pdl, shared, stream, arguments);
 }
 
 /* Checks all steps, then starts them, one after the other; waits for nothing. */

@@ -102,6 +102,7 @@ typedef struct {
   const fr_argument_given* given;
   int32_t count;
   const fr_multiplied* multiplied;
+  bool pdl; /* it may begin before the kernel ahead has ended */
 } fr_step;
 
 typedef struct {
@@ -149,6 +150,7 @@ typedef struct {
   fr_special* specials;
   int32_t count;
   const fr_unit* unit; /* NULL: a body */
+  bool pdl;            /* as of a step */
 } fr_packaged_body;
 
 typedef struct {

@@ -9,9 +9,23 @@
 typedef int (*cuda_launcher)(void* function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
                              unsigned shared, void* stream, void** arguments, void** extra);
 
-/* `State` of ferrule/tools/driver.py. */
+/* CUlaunchAttribute and CUlaunchConfig of cuda.h. */
+typedef struct {
+  int id, pad;
+  uint32_t value[16];
+} fr_launch_attribute;
+typedef struct {
+  uint32_t blocks[3], block[3], shared;
+  void* stream;
+  fr_launch_attribute* attributes;
+  uint32_t count;
+} fr_launch_config;
+enum { FR_CLUSTER_DIMENSION = 4, FR_PROGRAMMATIC = 6 }; /* CUlaunchAttributeID */
+
+/* `State` of ferrule/tools/libcuda.py. */
 typedef struct {
   cuda_launcher launch;
+  int (*launch_config)(const fr_launch_config*, void* function, void** arguments, void** extra);
   int (*set_bytes)(uint64_t address, unsigned char value, size_t bytes, void* stream);
   int (*get_current)(void**);
   int (*push)(void*);
@@ -26,6 +40,7 @@ typedef struct {
   void *function, *context;
   uint32_t blocks[3], threads[3];
   uint32_t shared, device, number;
+  uint32_t pdl; /* it may begin before the kernel ahead has ended */
 } cuda_call;
 
 /* What a parameter of a kernel gets. */
@@ -46,7 +61,12 @@ static inline int cuda_start(cuda_state* cuda, const cuda_call* c, void* stream,
   if (status) return status;
   for (int i = 0; !status && i < arrays; i++)
     if (zeroed[i]) status = cuda->set_bytes((uintptr_t)array[i], 0, (size_t)zeroed[i], stream);
-  if (!status && c->function)
+  if (!status && c->function && c->pdl) {
+    fr_launch_attribute programmatic = {FR_PROGRAMMATIC, 0, {1}};
+    fr_launch_config config = {{c->blocks[0], c->blocks[1], c->blocks[2]}, {c->threads[0], c->threads[1], c->threads[2]},
+                               c->shared, stream, &programmatic, 1};
+    status = cuda->launch_config(&config, c->function, arguments, NULL);
+  } else if (!status && c->function)
     status = cuda->launch(c->function, c->blocks[0], c->blocks[1], c->blocks[2], c->threads[0],
                           c->threads[1], c->threads[2], c->shared, stream, arguments, NULL);
   if (other) cuda->pop(&found);

@@ -23,7 +23,7 @@ _OLDEST = 12000
 # CUdevice_attribute and CUfunction_attribute of cuda.h.
 _MAJOR, _MINOR, _SHARED_OPTIN, _MULTIPROCESSORS = 75, 76, 97, 16
 _KERNEL_THREADS, _KERNEL_STATIC, _KERNEL_DYNAMIC = 0, 1, 8
-_CLUSTER_DIMENSION = 4  # CUlaunchAttributeID
+_CLUSTER_DIMENSION, _PROGRAMMATIC = 4, 6  # CUlaunchAttributeID
 _CAPTURE_RELAXED = 2  # CUstreamCaptureMode
 _JIT_REGISTERS = 0  # CUjit_option
 
@@ -131,6 +131,7 @@ class Driver(Libcuda):
         self.count = value.value
         for field, symbol in (
             ("launch", "cuLaunchKernel"),
+            ("launch_config", "cuLaunchKernelEx"),
             ("set_bytes", "cuMemsetD8Async"),
             ("get_current", "cuCtxGetCurrent"),
             ("push", "cuCtxPushCurrent_v2"),
@@ -165,6 +166,10 @@ class Driver(Libcuda):
         """A GPU's compute capability, such as ``(9, 0)``."""
         self.check_ordinal(ordinal)
         return self._attribute(ordinal, _MAJOR), self._attribute(ordinal, _MINOR)
+
+    def programmatic(self, ordinal: int) -> bool:
+        """Whether kernels of a GPU can begin before the one ahead has ended."""
+        return self.capability(ordinal) >= (9, 0)
 
     def multiprocessors(self, ordinal: int) -> int:
         """How many streaming multiprocessors a GPU has."""
@@ -293,6 +298,7 @@ class Driver(Libcuda):
         stream: int,
         shared: int | None = None,
         cluster: Sizes | None = None,
+        pdl: bool = False,
     ) -> int:
         """Launches a kernel and returns at once.
 
@@ -304,6 +310,7 @@ class Driver(Libcuda):
             stream: a CUstream as an integer; 0 is the GPU's default stream.
             shared: bytes of dynamic shared memory, which were allowed; the function's own if None.
             cluster: blocks of a cluster along x, y and z, or None for what the text says.
+            pdl: it may begin before the kernel ahead has ended, where the GPU can do so.
 
         Returns:
             0, or a code for `failure`.
@@ -313,12 +320,17 @@ class Driver(Libcuda):
         with self.current(function.context):
             state.last[state.count % KEPT] = number
             state.count += 1
-            if cluster is None:
+            attributes = []
+            if cluster is not None:
+                value = (ctypes.c_uint * 16)(*cluster)
+                attributes.append(_Attribute(_CLUSTER_DIMENSION, 0, value))
+            if pdl and self.programmatic(function.ordinal):
+                attributes.append(_Attribute(_PROGRAMMATIC, 0, (ctypes.c_uint * 16)(1)))
+            if not attributes:
                 launch, handle = library.cuLaunchKernel, function.handle
                 return int(launch(handle, *blocks, *block, shared, stream, at, None))
-            attribute = _Attribute(_CLUSTER_DIMENSION, 0, (ctypes.c_uint * 16)(*cluster))
-            sizes = (ctypes.c_uint * 7)(*blocks, *block, shared)
-            config = _Config(sizes, stream, ctypes.pointer(attribute), 1)
+            sizes, count = (ctypes.c_uint * 7)(*blocks, *block, shared), len(attributes)
+            config = _Config(sizes, stream, (_Attribute * count)(*attributes), count)
             return int(library.cuLaunchKernelEx(ctypes.byref(config), function.handle, at, None))
 
     def fill(self, ordinal: int, address: int, count: int, pattern: bytes, stream: int) -> None:

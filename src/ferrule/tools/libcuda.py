@@ -32,7 +32,8 @@ class State(ctypes.Structure):
     """What runtime/fastcall.c needs to launch by itself; `cuda_state` there."""
 
     _fields_ = (
-        ("launch", ctypes.c_uint64),  # cuLaunchKernel, cuMemsetD8Async, three functions of contexts
+        ("launch", ctypes.c_uint64),  # cuLaunchKernel, cuLaunchKernelEx, cuMemsetD8Async,
+        ("launch_config", ctypes.c_uint64),  # three functions of contexts
         ("set_bytes", ctypes.c_uint64),
         ("get_current", ctypes.c_uint64),
         ("push", ctypes.c_uint64),

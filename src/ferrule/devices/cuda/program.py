@@ -111,8 +111,9 @@ class CudaProgram:
         packed = packed_arguments(self._arguments(inputs, outputs, plan))
         at = ctypes.addressof(packed)
         status = self._driver.launch(
-            plan.function, self._number, plan.blocks, plan.block, at, stream
-        )
+            plan.function, self._number, plan.blocks, plan.block, at, stream,
+            pdl=self._spec.kernel.pdl,
+        )  # fmt: skip
         if status:
             raise self.failure(status, launch, [*inputs, *outputs])
 
@@ -121,7 +122,7 @@ class CudaProgram:
         self._driver.check_ordinal(self._ordinal)
         if 0 in launch.grid:
             context = self._driver.context(self._ordinal)
-            call = (0, context, 0, 0, 0, 0, 0, 0, 0, self._ordinal, self._number)
+            call = (0, context, 0, 0, 0, 0, 0, 0, 0, self._ordinal, self._number, 0)
             return Native(call=call, keep=self)
         plan = self._plan(inputs, outputs, launch)
         function = plan.function
@@ -133,6 +134,7 @@ class CudaProgram:
             function.shared,
             self._ordinal,
             self._number,
+            self._spec.kernel.pdl and self._driver.programmatic(self._ordinal),
         )
         return Native(
             call=call,

@@ -172,6 +172,7 @@ class CudaUnitProgram:
             stream,
             step.shared,
             step.cluster,
+            step.pdl,
         )
         if status:
             raise self._driver.failure(status, self._label(step))

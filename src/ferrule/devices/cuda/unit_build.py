@@ -42,8 +42,8 @@ def build(
     flags = [flag for flag in FLAGS if flag.partition("=")[0].lstrip("-") not in options]
     flags += [*spec.options, *architecture_flags(target)]
     flags += [f"-I{folder}" for folder in cuda_headers.folders]
-    with open(INCLUDE / "cuda_unit.h", encoding="utf-8") as file:
-        headers = cuda_unit.headers(spec, file.read())
+    own = [(INCLUDE / name).read_text("utf-8") for name in ("cuda_pdl.h", "cuda_unit.h")]
+    headers = cuda_unit.headers(spec, "\n".join(own))
     try:
         code, log, names = compiler.compile_unit(text, spec.name, flags, headers, spec.functions)
     except CompilerFailed as failed:

@@ -68,7 +68,7 @@ def captured(
     if isinstance(body, CudaUnit):
         unit_launch = body.launch_for(call.binding)
         steps: list[Any] = [
-            (type(step).__name__, run.cluster if isinstance(run, Run) else run)
+            (type(step).__name__, (run.cluster, run.pdl) if isinstance(run, Run) else run)
             for step, run in unit_launch.steps
         ]
         if any(isinstance(run, Product) for _, run in steps):  # cuBLAS looks at addresses, too

@@ -11,7 +11,7 @@ from ...spec import TemplateValue
 from ...unit import POINTER, Call, UnitSpec
 from .. import template_value
 
-CHECKS = "ferrule_unit.h"  # how the text calls include/cuda_unit.h
+CHECKS = "ferrule_unit.h"  # how the text calls include/cuda_unit.h, and what goes with it
 
 # C's headers, which NVRTC does not have: their names are libcu++'s, or NVRTC's own.
 _STD = {"stdint": "cstdint", "stddef": "cstddef", "limits": "climits", "float": "cfloat"}
@@ -59,7 +59,7 @@ def headers(spec: UnitSpec, checks: str) -> dict[str, str]:
 
     Args:
         spec: the unit.
-        checks: the text of include/cuda_unit.h.
+        checks: the texts of include/cuda_pdl.h and include/cuda_unit.h.
     """
     authored = {name: f'#line 1 "{spec.name}.{name}"\n{body}' for name, body in spec.headers}
     return {**STANDARD, **authored, CHECKS: checks}
