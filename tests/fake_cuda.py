@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import re
 import shutil
+import struct
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -78,6 +79,31 @@ class Copied(NamedTuple):
     size: int
     stream: int
     context: int
+
+
+class Mapped(NamedTuple):
+    """What a tensor map was made of; the innermost dim is the first.
+
+    Attributes:
+        address: where the array begins.
+        strides: in bytes, of the dims but the first.
+        dims, box: in elements.
+        numbers: dtype, interleave, swizzle, promotion and fill, as CUDA numbers them.
+    """
+
+    address: int
+    strides: tuple[int, ...]
+    dims: tuple[int, ...]
+    box: tuple[int, ...]
+    numbers: tuple[int, ...]
+
+    @staticmethod
+    def of(data: bytes) -> Mapped:
+        words = struct.unpack("=5Q16I", data[:104])
+        kind, rank, *numbers = words[15:]
+        return Mapped(
+            words[0], words[1:rank], words[5 : 5 + rank], words[10 : 10 + rank], (kind, *numbers)
+        )
 
 
 def build(folder: Path) -> Path:
@@ -181,6 +207,8 @@ class FakeCuda:
 def _value(kind: str, address: int) -> Any:
     if "*" in kind:
         return ctypes.c_uint64.from_address(address).value
+    if kind.endswith("CUtensorMap"):
+        return Mapped.of(ctypes.string_at(address, 128))
     if kind.endswith("launch"):
         return list((ctypes.c_uint32 * 9).from_address(address))
     if kind.endswith(("::Shape", "::Strides")):

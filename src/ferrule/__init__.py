@@ -72,6 +72,7 @@ if TYPE_CHECKING:
     from .operators.gradcheck import check_grad as check_grad
     from .operators.op import Op as Op
     from .operators.op import op as op
+    from .operators.unit_maps import cuda_tensor_map as cuda_tensor_map
     from .operators.unit_parts import cuda_body as cuda_body
     from .operators.unit_parts import cuda_copy as cuda_copy
     from .operators.unit_parts import cuda_fill as cuda_fill
@@ -90,6 +91,7 @@ _LAZY = {
     "compare": "operators.compare",
     **dict.fromkeys(("metal_body", "run_function"), "operators.conditional"),
     **dict.fromkeys(("Family", "family"), "operators.family"),
+    "cuda_tensor_map": "operators.unit_maps",
     **dict.fromkeys(
         ("cuda_body", "cuda_copy", "cuda_fill", "cuda_matmul", "cuda_step", "cuda_unit"),
         "operators.unit_parts",
@@ -134,6 +136,7 @@ __all__ = [
     "cuda_kernel",
     "cuda_matmul",
     "cuda_step",
+    "cuda_tensor_map",
     "cuda_unit",
     "export_for",
     "family",

@@ -13,7 +13,7 @@ from .spec import TemplateValue
 
 Sizes = tuple[int, int, int]
 
-POINTER = "pointer"
+POINTER, TENSOR_MAP = "pointer", "tensor map"
 
 
 class Call(NamedTuple):
@@ -22,8 +22,8 @@ class Call(NamedTuple):
     Attributes:
         number: of the step, from 1.
         function: its name, or an expression such as ``"gemm<BLOCK, T>"``.
-        arguments: of each what the author calls it, and what is passed: `POINTER`, or a dtype's
-            full name.
+        arguments: of each what the author calls it, and what is passed: `POINTER`, `TENSOR_MAP`, or
+            a dtype's full name.
     """
 
     number: int
@@ -62,6 +62,25 @@ class UnitSpec:
         return tuple(dict.fromkeys(call.function for call in self.calls))
 
 
+class TensorMap(NamedTuple):
+    """An array as the tensor memory accelerator sees it, which the driver encodes in 128 bytes.
+
+    Attributes:
+        dtype, itemsize: of elements: the full name, and the bytes.
+        dims, strides, box: in elements, the last dim innermost; that has no stride.
+        numbers: CUDA's, of the swizzle, of what is fetched to L2, and of what lies outside.
+        address: where it begins.
+    """
+
+    dtype: str
+    itemsize: int
+    dims: tuple[int, ...]
+    strides: tuple[int, ...]
+    box: tuple[int, ...]
+    numbers: tuple[int, int, int]
+    address: int = 0
+
+
 class Run(NamedTuple):
     """A kernel's launch.
 
@@ -70,7 +89,7 @@ class Run(NamedTuple):
         blocks, block: blocks of the grid and threads of a block, along x, y and z.
         shared: bytes of dynamic shared memory.
         cluster: blocks of a cluster along x, y and z, or None.
-        arguments: the bytes of each, 8 at most.
+        arguments: the bytes of each, 8 at most, or a tensor map.
         pdl: it may begin before the kernel ahead has ended, where the GPU can do so.
     """
 
@@ -79,7 +98,7 @@ class Run(NamedTuple):
     block: Sizes
     shared: int
     cluster: Sizes | None
-    arguments: tuple[bytes, ...]
+    arguments: tuple[bytes | TensorMap, ...]
     pdl: bool = False
 
 

@@ -179,6 +179,28 @@ API int cuMemsetD2D32Async(uint64_t address, size_t pitch, unsigned value, size_
     *(unsigned*)(uintptr_t)(address + i / width * pitch + i % width * sizeof value) = value;
   return status;
 }
+/* A tensor map holds what it was made of: address, strides, then dims, box and six numbers. */
+API int cuTensorMapEncodeTiled(void* map, int type, unsigned rank, void* address, const uint64_t* dims,
+                               const uint64_t* strides, const unsigned* box, const unsigned* steps, int interleave,
+                               int swizzle, int l2, int fill) {
+  struct {
+    uint64_t address, strides[4];
+    uint32_t dims[5], box[5], numbers[6];
+  } made = {(uintptr_t)address, {0}, {0}, {0}, {(unsigned)type, rank, (unsigned)interleave, (unsigned)swizzle,
+                                               (unsigned)l2, (unsigned)fill}};
+  if (!rank || rank > 5 || (uintptr_t)map % 128 || (uintptr_t)address % 16) return INVALID;
+  for (unsigned i = 0; i < rank; i++) {
+    if (steps[i] != 1 || !box[i] || box[i] > 256) return INVALID;
+    made.dims[i] = (uint32_t)dims[i];
+    made.box[i] = box[i];
+    if (i && strides[i - 1] % 16) return INVALID;
+    if (i) made.strides[i - 1] = strides[i - 1];
+  }
+  _Static_assert(sizeof made <= 128, "it fits");
+  memset(map, 0, 128);
+  memcpy(map, &made, sizeof made);
+  return 0;
+}
 API int cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t bytes, void* stream) {
   if (!depth || !to || !from || !bytes) return INVALID;
   int status = on_copy((uintptr_t)to, (uintptr_t)from, bytes, (uintptr_t)stream, stack[depth - 1]);

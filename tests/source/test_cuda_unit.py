@@ -171,6 +171,9 @@ def test_the_programs_of_the_page_are_compiled(library: nvrtc.Nvrtc) -> None:
         rms.implementations[0].launch_for(bound(rms, [(70_000,), ()], ["bfloat16", None])).memory
         == 72
     )
+    doubled = found["doubled"], [(100, 72)], ["bfloat16"]
+    ptx = compiled(*doubled, "compute_90").payload
+    assert b"cp.async.bulk.tensor.2d.global" in ptx
     mlp = found["mlp"], [(2, 5, 64), (32, 64), (32, 16)], ["bfloat16"] * 3
     assert list(compiled(*mlp).names) == ["gelu"]
     assert mlp[0].implementations[0].launch_for(bound(*mlp)).memory == 768 + (32 << 20)

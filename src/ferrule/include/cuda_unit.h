@@ -33,6 +33,7 @@ template <class F, int N> struct argument {
   using type = typename at<N, typename of<F>::types>::type;
   static constexpr bool beyond = N >= of<F>::count;
   static constexpr bool is_pointer = beyond || pointer<type>::value;
+  static constexpr bool is_tensor_map = beyond || (!pointer<type>::value && sizeof(type) == 128);
 };
 template <class F, int N, class T> struct given {
   using type = typename argument<F, N>::type;

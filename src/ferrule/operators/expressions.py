@@ -61,6 +61,18 @@ def dtype_variables(rule: Rule) -> tuple[str, ...]:
     return tuple(variables)
 
 
+def between_commas(text: str) -> list[str]:
+    """The parts of a text between commas that stand outside of parentheses."""
+    parts, depth = [""], 0
+    for c in text:
+        depth += (c == "(") - (c == ")")
+        if c == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += c
+    return parts if len(parts) > 1 or parts[0].strip() else []
+
+
 class SizedImplementation:
     """An implementation that is declared by expressions of its op's rule.
 

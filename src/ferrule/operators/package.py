@@ -25,10 +25,11 @@ from ..source.cuda.launch import kernel_parameters
 from ..spec import Spec
 from ..unit import UnitSpec
 from . import entries as op_entries
-from . import unit_call, unit_matmul
+from . import unit_call, unit_maps, unit_matmul
 from .bodies import KernelBody
 from .expressions import bound_dtype
 from .op import Op
+from .unit_maps import MapArgument
 from .unit_parts import CopyStep, FillStep, MatmulStep, RunStep
 from .unit_steps import CudaUnit
 
@@ -37,6 +38,7 @@ INCLUDES = FOLDER / "packaged", FOLDER / "runtime"
 
 # What packaged/*.h keep room for.
 _MOST_STEPS, _MOST_ARGUMENTS, _MOST_SCRATCH = 64, 512, 32
+_MAP_WORDS = 16  # a tensor map takes as much room as so many arguments
 
 _FLOATS = (dtypes.float16, dtypes.bfloat16, dtypes.float32, dtypes.float64)
 _FILLS = (*(d for d in dtypes.ALL if d.kind in "bui"), *_FLOATS)
@@ -138,11 +140,12 @@ def check(op: Op, body: Packaged, outputs: Sequence[Dtype]) -> None:
                 f"{argument.name}:float32, and convert in the body."
             )
     if isinstance(body, CudaUnit):
-        arguments = [len(step.arguments) for step in body.steps if isinstance(step, RunStep)]
+        given = [a for step in body.steps if isinstance(step, RunStep) for a in step.arguments]
+        words = sum(_MAP_WORDS if isinstance(a.value, MapArgument) else 1 for a in given)
         limits = (
             ("steps", len(body.steps), _MOST_STEPS),
             ("scratch arrays", len(body.scratch), _MOST_SCRATCH),
-            ("arguments of steps", sum(arguments), _MOST_ARGUMENTS),
+            ("arguments of steps", words, _MOST_ARGUMENTS),
         )
         for things, count, most in limits:
             if count > most:
@@ -317,16 +320,30 @@ class _OpTables:
         numbers = [str(self.value(value)) for value in values]
         if step.cluster is None:
             numbers[6:9] = ["-1"] * 3
-        rows = []
+        rows: list[str] = []
         for argument in step.arguments:
             value, kind = argument.value, f"FR_GIVE_{argument.kind.upper()}"
-            place = self.value(value) if isinstance(value, Expression) else places[value]
-            rows.append(f"{{{kind}, {place}, {_string(str(value))}}}")
+            label, table = _string(str(value)), "NULL"
+            if isinstance(value, MapArgument):
+                place, table = places[value.array], self.mapped(f"{name}_{len(rows)}", value)
+            else:
+                place = self.value(value) if isinstance(value, Expression) else places[value]
+            rows.append(f"{{{kind}, {place}, {label}, {table}}}")
         texts = ", ".join(_string(str(value)) for value in values)
         add = self.lines.append
         add(f"static const fr_argument_given fr_given_{name}[] = {{{_list(rows)}}};")
         add(f"static const char* const fr_launch_texts_{name}[] = {{{texts}}};")
         return f"{{{', '.join(numbers)}}}, fr_launch_texts_{name}, fr_given_{name}, {len(rows)}"
+
+    def mapped(self, name: str, one: MapArgument) -> str:
+        """A tensor map."""
+        swizzle = list(unit_maps.SWIZZLES).index(one.swizzle)
+        numbers = swizzle, unit_maps.PROMOTIONS.index(one.l2), unit_maps.FILLS.index(one.fill)
+        sizes = one.dims[::-1], one.strides[::-1], one.box[::-1]
+        lists = ", ".join(f"{{{', '.join(str(self.value(s)) for s in row) or 0}}}" for row in sizes)
+        content = f"{len(one.dims)}, {', '.join(map(str, numbers))}, {lists}"
+        self.lines.append(f"static const fr_tensor_map fr_map_{name} = {{{content}}};")
+        return f"&fr_map_{name}"
 
     def multiplied(self, name: str, step: MatmulStep, places: Mapping[str, int]) -> str:
         """What a step multiplies, beside two arrays."""

@@ -13,8 +13,8 @@ from .. import dtypes
 from ..dtypes import Dtype
 from ..errors import KernelError
 from ..spec import Facts
-from ..unit import Copy, Fill, Product, Run, Step
-from . import unit_matmul
+from ..unit import Copy, Fill, Product, Run, Step, TensorMap
+from . import unit_maps, unit_matmul
 from .launch import BoundCall
 from .unit_parts import CopyStep, FillStep, MatmulStep, RunStep
 from .unit_steps import ALIGNMENT, CudaUnit, UnitLaunch
@@ -107,7 +107,12 @@ def _steps(op: str, launch: UnitLaunch, places: Places, values: Mapping[str, byt
             steps += unit_matmul.multiplied(op, step, run, at, values)
         elif isinstance(step, RunStep) and isinstance(run, Run):
             pairs = zip(step.arguments, run.arguments, strict=True)
-            arguments = tuple([own or values[argument.value] for argument, own in pairs])
+            arguments = tuple([
+                unit_maps.placed(op, argument.value, own, places[argument.value.array][0])
+                if isinstance(own, TensorMap)
+                else own or values[argument.value]
+                for argument, own in pairs
+            ])  # fmt: skip
             steps.append(run._replace(arguments=arguments))
     return steps
 

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from ..errors import KernelTypeError
 from ..rules.expression import Expression
 from .expressions import expression_from_json, to_json
+from .unit_maps import MapArgument, map_from_json, map_to_json
 
 Value = Any  # an int, a text or an `Expression`
 
@@ -40,12 +41,13 @@ class StepArgument(NamedTuple):
     """An argument of a function, bound to a rule.
 
     Attributes:
-        kind: ``"array"``, ``"number"``, or the full name of an expression's dtype.
-        value: the name, or the expression.
+        kind: ``"array"``, ``"number"``, ``"tensor_map"``, or the full name of an expression's
+            dtype.
+        value: the name, the map, or the expression.
     """
 
     kind: str
-    value: str | Expression
+    value: str | Expression | MapArgument
 
 
 @dataclass(frozen=True)
@@ -103,7 +105,9 @@ _SIZES = ("blocks", "block", "shared_memory", "cluster")
 def touched(step: UnitStep) -> set[str]:
     """The arrays that a step may write, once it is bound to a rule."""
     if isinstance(step, RunStep):
-        return {argument.value for argument in step.arguments if argument.kind == "array"}
+        values = [argument.value for argument in step.arguments if argument.kind != "number"]
+        maps = {value.array for value in values if isinstance(value, MapArgument)}
+        return {value for value in values if isinstance(value, str)} | maps
     if isinstance(step, MatmulStep):
         return {step.out}
     return {step.array if isinstance(step, FillStep) else step.to}
@@ -119,7 +123,10 @@ def step_to_json(step: UnitStep) -> Any:
         return {"copy": step.source, "to": step.to, "when": when}
     if isinstance(step, MatmulStep):
         return {"matmul": asdict(replace(step, when=None)), "when": when}
-    arguments = [[kind, to_json(value)] for kind, value in step.arguments]
+    arguments = [
+        [kind, map_to_json(value) if isinstance(value, MapArgument) else to_json(value)]
+        for kind, value in step.arguments
+    ]
     sizes = {name: to_json(getattr(step, name)) for name in _SIZES}
     data = {"run": step.function, "arguments": arguments, **sizes, "when": when}
     return data | ({"pdl": True} if step.pdl else {})
@@ -137,7 +144,11 @@ def step_from_json(data: Any) -> UnitStep:
     if "matmul" in data:
         return MatmulStep(**{**data["matmul"], "when": when})
     arguments = tuple(
-        value if isinstance(value, str) else f"{kind} {expression_from_json(value)}"
+        value
+        if isinstance(value, str)
+        else map_from_json(value)
+        if isinstance(value, dict)
+        else f"{kind} {expression_from_json(value)}"
         for kind, value in data["arguments"]
     )
     sizes = {name: expression_from_json(data[name]) for name in _SIZES}
@@ -217,7 +228,7 @@ def cuda_body(
 
 def cuda_step(
     function: str,
-    arguments: Sequence[str | int],
+    arguments: Sequence[str | int | MapArgument],
     *,
     blocks: Any,
     block: Any,
@@ -234,7 +245,8 @@ def cuda_step(
         arguments: what it takes, in order, by name: an input, output or scratch array (a pointer;
             null where an optional input is absent), a number of the rule (its declared type), or an
             int or expression of dims, ``x.size`` and ``x.ndim``, which is passed as int32, or as
-            what stands before it: ``"int64 M*N"``; also uint32, uint64; a condition is a bool.
+            what stands before it: ``"int64 M*N"``; also uint32, uint64; a condition is a bool; or
+            a `cuda_tensor_map`.
         blocks: **blocks** of the grid along x, y and z, as CUDA counts them (not threads): one to
             three ints or expressions. A step without blocks is left out.
         block: threads of a block along x, y and z, likewise; 1024 at most, 64 along z.

@@ -20,13 +20,14 @@ from ..kernel import check_distinct, check_identifier, check_pdl, check_text
 from ..rules.expression import Expression
 from ..rules.rule import Binding, Rule
 from ..spec import MAX_THREADS, MOST_BLOCKS, MOST_DEEP
-from ..unit import POINTER, Call, Product, Run, Sizes, UnitSpec
-from . import unit_matmul
+from ..unit import POINTER, TENSOR_MAP, Call, Product, Run, Sizes, TensorMap, UnitSpec
+from . import unit_maps, unit_matmul
 from .bodies import KernelBody
 from .expressions import (
     INT32,
     SizedImplementation,
     TemplateValue,
+    between_commas,
     bound_dtype,
     dtype_variables,
     expression_from_json,
@@ -142,11 +143,19 @@ class CudaUnit(SizedImplementation):
                 raise KernelError(f"{label}: {name!r} is also a dim; rename one of them.")
         self._numbers = {p.name: p.dtype for p in rule.inputs if p.dims is None}
         check_distinct(op, [*arrays, *self._numbers, *scratch_names], "cuda")
+        self._optional = frozenset(p.name for p in rule.inputs if p.optional)
+        there = [a for a in (*rule.inputs, *rule.outputs) if a.dims is not None]
+        self._mapped = {
+            name: (dtype, dims)
+            for name, dtype, dims in (
+                *((a.name, a.dtype, a.dims or ()) for a in there), *self.scratch
+            )
+            if name not in self._optional
+        }  # fmt: skip
         self._arrays = frozenset([*arrays, *scratch_names])
         mutable = [parameter.name for parameter in rule.inputs if parameter.mutable]
         outputs = [output.name for output in rule.outputs]
         self._written = frozenset([*outputs, *mutable, *scratch_names])
-        self._optional = frozenset(p.name for p in rule.inputs if p.optional)
         self.steps = tuple(self._step(i, step) for i, step in enumerate(text.steps, 1))
         self.calls = tuple(
             Call(i, step.function, tuple((str(a.value), self._kind(a)) for a in step.arguments))
@@ -243,7 +252,9 @@ class CudaUnit(SizedImplementation):
         setting, limit = f"shared_memory{of_step}", "0 to 2147483647 bytes"
         shared = self._between(setting, step.shared_memory, binding, 0, INT32 - 1, limit)
         cluster = None if step.cluster is None else self._cluster(step, blocks, binding)
-        arguments = tuple(self._packed(a, of_step, binding) for a in step.arguments)
+        arguments: tuple[bytes | TensorMap, ...] = ()
+        if 0 not in blocks:
+            arguments = tuple(self._packed(a, of_step, binding) for a in step.arguments)
         return Run(step.function, blocks, block, shared, cluster, arguments, step.pdl)
 
     def _cluster(self, step: RunStep, blocks: Sizes, binding: Binding) -> Sizes:
@@ -265,9 +276,14 @@ class CudaUnit(SizedImplementation):
             raise self._bad(setting, axes, sizes, binding, "positive sizes")
         return sizes
 
-    def _packed(self, argument: StepArgument, of_step: str, binding: Binding) -> bytes:
+    def _packed(self, argument: StepArgument, of_step: str, binding: Binding) -> bytes | TensorMap:
         """An expression's value as a function takes it; nothing of an array or number."""
         kind, value = argument
+        if isinstance(value, unit_maps.MapArgument):
+            label, dtype = self._label(f"arguments{of_step}"), self._mapped[value.array][0]
+            return unit_maps.for_call(
+                label, value, bound_dtype(dtype, binding), lambda size: self._value(size, binding)
+            )
         if isinstance(value, str):
             return b""
         if kind == "bool":
@@ -335,7 +351,7 @@ class CudaUnit(SizedImplementation):
                     "name nor a variable of the rule."
                 )
             setting = f"scratch[{name!r}]"
-            dims = tuple(self._expression(setting, part) for part in _between_commas(match[2]))
+            dims = tuple(self._expression(setting, part) for part in between_commas(match[2]))
             for dim in dims:
                 if dim.condition:
                     problem = f"got the condition {dim}, expected a size"
@@ -399,6 +415,14 @@ class CudaUnit(SizedImplementation):
 
     def _argument(self, setting: str, value: object) -> StepArgument:
         label = self._label(setting)
+        if isinstance(value, unit_maps.MapArgument):
+            declared = {name: dims for name, (_, dims) in self._mapped.items()}
+            return StepArgument(
+                "tensor_map",
+                unit_maps.bound(
+                    label, value, declared, lambda size: self._expression(setting, size)
+                ),
+            )
         text, kind = str(value), ""
         if isinstance(value, str):
             typed = _TYPED.fullmatch(value)
@@ -425,8 +449,8 @@ class CudaUnit(SizedImplementation):
 
     def _kind(self, argument: StepArgument) -> str:
         """The type that a function gets for an argument, as `unit.Call` names it."""
-        if argument.kind == "array":
-            return POINTER
+        if argument.kind in ("array", "tensor_map"):
+            return POINTER if argument.kind == "array" else TENSOR_MAP
         return self._numbers[str(argument.value)] if argument.kind == "number" else argument.kind
 
     # -- as data -----------------------------------------------------------------------------------
@@ -464,18 +488,6 @@ class CudaUnit(SizedImplementation):
 
 def _listed(dims: Any) -> str:
     return ",".join(map(str, expression_from_json(dims)))
-
-
-def _between_commas(text: str) -> list[str]:
-    """The parts of a text between commas that stand outside of parentheses."""
-    parts, depth = [""], 0
-    for c in text:
-        depth += (c == "(") - (c == ")")
-        if c == "," and depth == 0:
-            parts.append("")
-        else:
-            parts[-1] += c
-    return parts if len(parts) > 1 or parts[0].strip() else []
 
 
 Implementation = KernelBody | CudaUnit | Runner

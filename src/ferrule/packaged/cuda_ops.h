@@ -23,6 +23,8 @@ static struct {
   int (*launch)(void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
                 fr_stream, void**, void**);
   int (*launch_config)(const fr_launch_config*, void*, void**, void**);
+  int (*encode)(void*, int, uint32_t, void*, const uint64_t*, const uint64_t*, const uint32_t*, const uint32_t*, int,
+                int, int, int);
   int (*copy)(uint64_t, uint64_t, size_t, fr_stream);
   int (*error_name)(int, const char**);
   int (*fill8)(uint64_t, uint8_t, size_t, fr_stream);
@@ -65,6 +67,7 @@ static void fr_find_cuda(void) {
   FR_FIND(capture_mode, driver, "cuThreadExchangeStreamCaptureMode")
   FR_FIND(launch, driver, "cuLaunchKernel")
   FR_FIND(launch_config, driver, "cuLaunchKernelEx")
+  FR_FIND(encode, driver, "cuTensorMapEncodeTiled")
   FR_FIND(copy, driver, "cuMemcpyDtoDAsync_v2")
   FR_FIND(error_name, driver, "cuGetErrorName")
   FR_FIND(fill8, driver, "cuMemsetD8Async")

@@ -10,6 +10,7 @@ enum { FR_ALIGNMENT = 256 }; /* bytes; where scratch arrays begin: ALIGNMENT of 
 enum { FR_PORTABLE_CLUSTER = 8, FR_MOST_BLOCKS = 65535, FR_MOST_BLOCK = 1024, FR_MOST_DEEP = 64 };
 
 #include "cuda_matmul.h"
+#include "cuda_maps.h"
 
 /* A step that is carried out: a launch with its sizes, memory that is filled or copied, or a product. */
 typedef struct {
@@ -120,6 +121,12 @@ static bool fr_give(fr_packaged_call* c, const fr_step* step, fr_work* work) {
       work->written |= UINT64_C(1) << given->index;
       continue;
     }
+    if (given->kind == FR_GIVE_TENSOR_MAP) {
+      work->gave += FR_MAP_WORDS - 1;
+      work->written |= UINT64_C(1) << given->index;
+      if (!fr_give_map(c, step, given, &work->places[given->index], bytes)) return false;
+      continue;
+    }
     if (given->kind == FR_GIVE_NUMBER) {
       *bytes = c->torch.of.value[given->index];
       continue;
@@ -169,15 +176,12 @@ static bool fr_add_step(fr_packaged_call* c, const fr_step* step, fr_pattern pat
   fr_started* started = &work->started[work->count];
   started->step = step;
   if (step->kind == FR_RUN) {
-    uint64_t written = work->written;
     started->first = work->gave;
     started->fills = false;
-    if (!fr_launch_sizes(c, step, started->sizes) || !fr_give(c, step, work)) return false;
-    if (started->sizes[0] && started->sizes[1] && started->sizes[2])
-      work->count++;
-    else
-      work->written = written;
-    return true;
+    if (!fr_launch_sizes(c, step, started->sizes)) return false;
+    if (!started->sizes[0] || !started->sizes[1] || !started->sizes[2]) return true;
+    work->count++;
+    return fr_give(c, step, work);
   }
   const fr_place *to = &work->places[step->to], *source = &work->places[step->source];
   work->written |= UINT64_C(1) << step->to;
@@ -236,7 +240,11 @@ static int fr_start_step(const fr_started* s, uint64_t* given, fr_stream stream)
     return s->pattern.size == 1   ? fr_cuda.fill8(s->to, (uint8_t)s->pattern.bytes, s->count, stream)
            : s->pattern.size == 2 ? fr_cuda.fill16(s->to, (uint16_t)s->pattern.bytes, s->count, stream)
                                   : fr_cuda.fill32(s->to, s->pattern.bytes, s->count, stream);
-  for (int i = 0; i < s->step->count; i++) arguments[i] = &given[s->first + i];
+  uint64_t* next = &given[s->first];
+  for (int i = 0; i < s->step->count; i++) {
+    arguments[i] = next;
+    next += s->step->given[i].kind == FR_GIVE_TENSOR_MAP ? FR_MAP_WORDS : 1;
+  }
   return fr_launch_with(s->loaded, n, n[FR_CLUSTER] ? n + FR_CLUSTER : NULL, s->pdl, shared, stream, arguments);
 }
 

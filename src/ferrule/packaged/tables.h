@@ -71,12 +71,21 @@ enum { FR_RUN, FR_FILL, FR_COPY, FR_MATMUL };
 /* What a function gets: an array's address, a number's bytes, or a value. */
 enum {
   FR_GIVE_ARRAY, FR_GIVE_NUMBER, FR_GIVE_BOOL, FR_GIVE_INT32, FR_GIVE_UINT32, FR_GIVE_INT64,
-  FR_GIVE_UINT64
+  FR_GIVE_UINT64, FR_GIVE_TENSOR_MAP
 };
+
+/* A CUtensorMap, of 128 bytes. */
+enum { FR_MAP_DIMS = 5, FR_MAP_WORDS = 16 };
+typedef struct {
+  uint8_t rank, swizzle, l2, fill;
+  int16_t dims[FR_MAP_DIMS], strides[FR_MAP_DIMS], box[FR_MAP_DIMS]; /* values, the innermost first */
+} fr_tensor_map;
+
 typedef struct {
   uint8_t kind;
   int16_t index;    /* of an array, an input or a value */
   const char* text; /* a value, as it was declared */
+  const fr_tensor_map* map;
 } fr_argument_given;
 
 /* Values of a launch: blocks, threads of a block, and blocks of a cluster, along three axes each,

@@ -16,6 +16,7 @@ from functools import lru_cache
 from typing import Any
 
 from ..errors import DeviceError
+from ..unit import TensorMap
 from .libcuda import EARLIER, KEPT, REMEDY, Libcuda
 
 _OLDEST = 12000
@@ -37,6 +38,12 @@ _PATTERNS: dict[int, tuple[int, Any]] = {
     2: (16, ctypes.c_ushort),
     4: (32, ctypes.c_uint),
 }
+
+# CUtensorMapDataType of cuda.h; of other dtypes that of unsigned integers with as many bytes.
+_MAPPED = {
+    "int32": 3, "int64": 5, "float16": 6, "float32": 7, "float64": 8, "bfloat16": 9,
+}  # fmt: skip
+_MAPPED_BYTES = {1: 0, 2: 1, 4: 2, 8: 4}
 
 Sizes = tuple[int, int, int]
 FORKED = (
@@ -93,6 +100,14 @@ _SIZE = (ctypes.c_size_t, ctypes.c_void_p)  # a count, and a stream
 _ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "cuLaunchKernel": (ctypes.c_void_p, *[ctypes.c_uint] * 7, *[ctypes.c_void_p] * 3),
     "cuLaunchKernelEx": (ctypes.POINTER(_Config), *[ctypes.c_void_p] * 3),
+    "cuTensorMapEncodeTiled": (
+        ctypes.c_void_p,
+        ctypes.c_int,
+        ctypes.c_uint,
+        ctypes.c_void_p,
+        *[ctypes.c_void_p] * 4,
+        *[ctypes.c_int] * 4,
+    ),
     "cuMemcpyDtoDAsync_v2": (ctypes.c_uint64, ctypes.c_uint64, *_SIZE),
     **{
         f"cuMemsetD{bits}Async": (ctypes.c_uint64, kind, *_SIZE)
@@ -332,6 +347,27 @@ class Driver(Libcuda):
             sizes, count = (ctypes.c_uint * 7)(*blocks, *block, shared), len(attributes)
             config = _Config(sizes, stream, (_Attribute * count)(*attributes), count)
             return int(library.cuLaunchKernelEx(ctypes.byref(config), function.handle, at, None))
+
+    def tensor_map(self, one: TensorMap) -> bytes:
+        """The 128 bytes of a CUtensorMap.
+
+        Raises:
+            DeviceError: the driver refuses it.
+        """
+        rank = len(one.dims)
+        room = ctypes.create_string_buffer(256)
+        at = -(-ctypes.addressof(room) // 128) * 128  # where one must lie
+        strides = [step * one.itemsize for step in one.strides]
+        kind = _MAPPED.get(one.dtype, _MAPPED_BYTES[one.itemsize])
+        swizzle, l2, fill = one.numbers
+        self._call(
+            "cuTensorMapEncodeTiled", at, kind, rank, one.address,
+            (ctypes.c_uint64 * rank)(*one.dims[::-1]),
+            (ctypes.c_uint64 * max(rank - 1, 1))(*strides[::-1]),
+            (ctypes.c_uint32 * rank)(*one.box[::-1]), (ctypes.c_uint32 * rank)(*[1] * rank),
+            0, swizzle, l2, fill,
+        )  # fmt: skip
+        return ctypes.string_at(at, 128)
 
     def fill(self, ordinal: int, address: int, count: int, pattern: bytes, stream: int) -> None:
         """Fills memory with a pattern; otherwise as `zero`.

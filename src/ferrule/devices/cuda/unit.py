@@ -12,7 +12,7 @@ from ...errors import DeviceError, ToolchainError
 from ...source.cuda import unit as cuda_unit
 from ...tools import cublas, nvrtc
 from ...tools.driver import LoadedFunction, driver
-from ...unit import Fill, Product, Run, Step, UnitSpec
+from ...unit import Fill, Product, Run, Step, TensorMap, UnitSpec
 from ..digests import generator_digest, header_digest, packed, unpacked
 from ..protocol import UnitBinary
 from .program import packed_arguments
@@ -102,7 +102,7 @@ class CudaUnitProgram:
                 self._check(step, functions[step.function])
             elif isinstance(step, Product):
                 cublas.cublas()
-        for step in steps:
+        for step in [self._encoded(step) for step in steps]:
             if isinstance(step, Run):
                 self._run(step, functions[step.function], stream)
             elif isinstance(step, Fill):
@@ -111,6 +111,20 @@ class CudaUnitProgram:
                 self._multiply(step, stream)
             else:
                 self._driver.copy(self._ordinal, step.to, step.source, step.size, stream)
+
+    def _encoded(self, step: Step) -> Step:
+        """A step whose arguments are bytes all."""
+        if not isinstance(step, Run) or not any(isinstance(a, TensorMap) for a in step.arguments):
+            return step
+        if not self._driver.programmatic(self._ordinal):
+            gpu = self._driver.name(self._ordinal)
+            raise DeviceError(
+                f"{self._label(step)}: {gpu} has no tensor maps, which came with compute "
+                "capability 9.0. Give the op an implementation without them."
+            )
+        encode = self._driver.tensor_map
+        arguments = [encode(a) if isinstance(a, TensorMap) else a for a in step.arguments]
+        return step._replace(arguments=tuple(arguments))
 
     def _multiply(self, step: Product, stream: int) -> None:
         product = cublas.Product(
@@ -162,7 +176,7 @@ class CudaUnitProgram:
             self._driver.allow_shared(function, step.shared)
 
     def _run(self, step: Run, function: LoadedFunction, stream: int) -> None:
-        block = packed_arguments(step.arguments)
+        block = packed_arguments([a for a in step.arguments if isinstance(a, bytes)])
         status = self._driver.launch(
             function,
             self._numbers[step.function],

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from ...dtypes import BY_NAME, FLOAT8, Dtype, bfloat16, complex64, float16
 from ...spec import TemplateValue
-from ...unit import POINTER, Call, UnitSpec
+from ...unit import POINTER, TENSOR_MAP, Call, UnitSpec
 from .. import template_value
 
 CHECKS = "ferrule_unit.h"  # how the text calls include/cuda_unit.h, and what goes with it
@@ -79,7 +79,7 @@ def cuda_name(dtype: Dtype) -> str:
 def _includes(spec: UnitSpec) -> list[str]:
     """The includes that the names of dtypes need."""
     dtypes = {value for _, value in spec.template if isinstance(value, Dtype)}
-    dtypes |= {BY_NAME[k] for call in spec.calls for _, k in call.arguments if k != POINTER}
+    dtypes |= {BY_NAME[k] for call in spec.calls for _, k in call.arguments if k in BY_NAME}
     includes = [
         f"#include <{name}>"
         for dtype, name in (
@@ -109,8 +109,9 @@ def _checks(call: Call) -> list[str]:
         f'"the step gives {count} arguments, and the function takes another number of them");'
     ]
     for i, (label, kind) in enumerate(call.arguments):
-        if kind == POINTER:
-            condition, passed = f"argument<{function}, {i}>::is_pointer", "a pointer"
+        if kind in (POINTER, TENSOR_MAP):
+            condition = f"argument<{function}, {i}>::is_{kind.replace(' ', '_')}"
+            passed = "a pointer" if kind == POINTER else "a CUtensorMap by value"
         else:
             dtype = BY_NAME[kind]
             holds = "is_integer" if dtype.kind in "iu" else "is_same"
