@@ -20,7 +20,7 @@ from fake_cublas import FakeCublas, Multiplied
 from fake_cuda import FakeCuda
 from ferrule import DeviceError, KernelError, KernelTypeError, Op, ToolchainError
 from ferrule.operators.file import full_name
-from ferrule.tools import cublas, nvrtc
+from ferrule.tools import cublas, driver, nvrtc
 from test_cuda_op import STREAM, gpu  # noqa: F401
 
 torch = pytest.importorskip("torch")
@@ -148,6 +148,20 @@ def test_products_come_in_order_and_only_where_their_condition_holds(blas: FakeC
         op.rule.results(op.name, bound)
         assert unit.launch_for(bound).memory == (32 << 20) * (n > 2)
     assert len(blas.products) == 3
+
+
+def test_a_unit_without_functions_is_loaded_once(
+    blas: FakeCublas, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loads = []
+    real = driver.Driver.load_all
+    monkeypatch.setattr(
+        driver.Driver, "load_all", lambda *given: loads.append(given) or real(*given)
+    )
+    op = one_product("a[M,K]:float32, b[K,N]:float32 -> y[M,N]:float32", name="once")
+    for n in (3, 4, 5):
+        op(np.ones((2, n), np.float32), np.ones((n, 2), np.float32))
+    assert len(loads) == 1 and len(blas.products) == 3
 
 
 def test_torch(blas: FakeCublas) -> None:

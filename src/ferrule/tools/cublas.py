@@ -55,37 +55,37 @@ class Cublas:
         self._handles: dict[int, ctypes.c_void_p] = {}
         self._lock = threading.Lock()
 
-    def start(self, driver: Driver, ordinal: int, product: Product, stream: int, of: str) -> None:
+    def start(self, driver: Driver, ordinal: int, product: Product, stream: int) -> int:
         """Start a product on a stream, after what was started there before; waits for nothing.
 
         Args:
             driver, ordinal: the GPU.
             product: what is multiplied.
             stream: a CUstream as an integer; 0 is the GPU's default stream.
-            of: what it is, in words.
 
-        Raises:
-            DeviceError: cuBLAS refuses; says of what, and how it calls that.
+        Returns:
+            0, or a code for `refused`.
         """
         # It loads kernels when they are first used, which may be while a graph is recorded.
         with driver.current(driver.context(ordinal)), driver.uncaptured():
-            handle = self._handle(ordinal, of)
+            with self._lock:
+                handle = self._handles.get(ordinal)
+                if handle is None:
+                    handle = ctypes.c_void_p()
+                    status = int(self._library.cublasLtCreate(ctypes.byref(handle)))
+                    if status:
+                        return status
+                    self._handles[ordinal] = handle
             at = ctypes.addressof(product)
-            status = runtime().fr_start_product(self._functions, handle, at, stream)
-        if status:
-            raise self._refused(status, of)
+            return int(runtime().fr_start_product(self._functions, handle, at, stream))
 
-    def _handle(self, ordinal: int, of: str) -> ctypes.c_void_p:
-        with self._lock:
-            if ordinal not in self._handles:
-                handle = ctypes.c_void_p()
-                status = self._library.cublasLtCreate(ctypes.byref(handle))
-                if status:
-                    raise self._refused(status, of)
-                self._handles[ordinal] = handle
-            return self._handles[ordinal]
+    def refused(self, status: int, of: str) -> DeviceError:
+        """The error for a product that `start` did not start.
 
-    def _refused(self, status: int, of: str) -> DeviceError:
+        Args:
+            status: what it returned.
+            of: what it is, in words.
+        """
         name = self._library.cublasLtGetStatusName
         name.restype = ctypes.c_char_p
         said = (name(status) or b"an unknown error").decode("utf-8", "replace")

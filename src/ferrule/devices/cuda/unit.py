@@ -78,7 +78,7 @@ class CudaUnitProgram:
         self._spec, self._architecture, self._ordinal = spec, architecture, ordinal
         self._driver = driver()
         self._numbers = {f: self._driver.number(f"{spec.name}: {f}") for f in spec.functions}
-        self._functions: dict[str, LoadedFunction] = {}
+        self._functions: dict[str, LoadedFunction] | None = None
         self._lock = threading.Lock()
 
     def launch(self, steps: Sequence[Step], stream: int) -> None:
@@ -133,13 +133,16 @@ class CudaUnitProgram:
             cublas.TYPES[step.out_dtype], cublas.TF32 if step.tf32 else cublas.FLOAT32,
             *step.factors,
         )  # fmt: skip
-        sizes = f"{step.m}x{step.k} @ {step.k}x{step.n}, {step.batch} of them"
-        label = f"the product {step.label} of unit {self._spec.name!r} ({sizes}, {step.dtype})"
-        cublas.cublas().start(self._driver, self._ordinal, product, stream, label)
+        library = cublas.cublas()
+        status = library.start(self._driver, self._ordinal, product, stream)
+        if status:
+            sizes = f"{step.m}x{step.k} @ {step.k}x{step.n}, {step.batch} of them"
+            label = f"the product {step.label} of unit {self._spec.name!r} ({sizes}, {step.dtype})"
+            raise library.refused(status, label)
 
     def _loaded(self) -> dict[str, LoadedFunction]:
         with self._lock:
-            if not self._functions:
+            if self._functions is None:
                 binary = built(self._spec, self._architecture)
                 image = binary.payload
                 self._functions = self._driver.load_all(self._ordinal, image, binary.names)
