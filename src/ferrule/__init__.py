@@ -64,6 +64,9 @@ if TYPE_CHECKING:
     from .hosts.torch.package import load_package as load_package
     from .hosts.torch.package import package as package
     from .operators.adopt import adopt as adopt
+    from .operators.choices import Choices as Choices
+    from .operators.choices import choices as choices
+    from .operators.choices import measure_choices as measure_choices
     from .operators.compare import compare as compare
     from .operators.conditional import metal_body as metal_body
     from .operators.conditional import run_function as run_function
@@ -88,6 +91,7 @@ _MODULES = ("mlx", "ops")
 _LAZY = {
     **dict.fromkeys(("Op", "op"), "operators.op"),
     "check_grad": "operators.gradcheck",
+    **dict.fromkeys(("Choices", "choices", "measure_choices"), "operators.choices"),
     "compare": "operators.compare",
     **dict.fromkeys(("metal_body", "run_function"), "operators.conditional"),
     **dict.fromkeys(("Family", "family"), "operators.family"),
@@ -107,6 +111,7 @@ _LAZY = {
 
 __all__ = [
     "CacheWarning",
+    "Choices",
     "CompileError",
     "CudaKernel",
     "DeviceError",
@@ -128,6 +133,7 @@ __all__ = [
     "bfloat16",
     "bool_",
     "check_grad",
+    "choices",
     "compare",
     "complex64",
     "cuda_body",
@@ -155,6 +161,7 @@ __all__ = [
     "int64",
     "load",
     "load_package",
+    "measure_choices",
     "metal_body",
     "metal_kernel",
     "op",

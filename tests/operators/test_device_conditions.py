@@ -89,7 +89,7 @@ def test_other_devices() -> None:
     said.device = dict
     with pytest.raises(KernelError, match=r"of op 'where': device is not known here, where no"):
         other.launch_for(said)
-    assert devices.described("mps") == {":device": "metal", "capability": 0}
+    assert devices.described("mps") == {":device": "metal", "capability": 0, "memory_bus": 0}
 
 
 def test_files_for_apple_hold_what_runs_there(tmp_path: Any) -> None:

@@ -221,7 +221,7 @@ def get(name: str) -> Device:
 
 def described(name: str) -> Mapping[str, Any]:
     """What launches may depend on of a device: ``":device"``, its kind; and where that is known
-    ``"sm_count"`` and ``"capability"``, as `rules.expression.DEVICE_NUMBERS` says.
+    the numbers of `rules.expression.DEVICE_NUMBERS`.
 
     Args:
         name: ``"cpu"``, ``"cuda:0"``, ``"mps"`` …; ``""`` where nothing runs.
@@ -233,10 +233,12 @@ def described(name: str) -> Mapping[str, Any]:
     if kind == "cpu":
         from ..tools.binding import get_threads
 
-        return {":device": "cpu", "sm_count": get_threads(), "capability": 0}
+        return {":device": "cpu", "sm_count": get_threads(), "capability": 0, "memory_bus": 0}
     if kind == "cuda":
         return _gpu_described(int(name.partition(":")[2] or 0))
-    return {":device": "metal", "capability": 0} if kind in ("metal", "mps") else {}
+    return (
+        {":device": "metal", "capability": 0, "memory_bus": 0} if kind in ("metal", "mps") else {}
+    )
 
 
 @functools.cache
@@ -244,8 +246,12 @@ def _gpu_described(ordinal: int) -> Mapping[str, Any]:
     from ..tools.driver import driver
 
     major, minor = driver().capability(ordinal)
-    count = driver().multiprocessors(ordinal)
-    return {":device": "cuda", "sm_count": count, "capability": 10 * major + minor}
+    numbers = {
+        "sm_count": driver().multiprocessors(ordinal),
+        "capability": 10 * major + minor,
+        "memory_bus": driver().memory_bus(ordinal),
+    }
+    return {":device": "cuda", **numbers}
 
 
 def compile_unit(name: str, spec: UnitSpec) -> UnitBinary:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 # Constants of runtime/op_calls.h and rule.h.
 ARGUMENTS, MOST_DIMS, MOST_TEMPLATES, _DIMS, _KEY = 32, 16, 64, 64, 112
 _BUCKETS, _MOST_ENTRIES = 64, 4096
-_DEVICE_FACTS, _MOST_GPUS = 3, 16
+_DEVICE_FACTS, _MOST_GPUS = 4, 16
 CPU, CUDA = 1, 2
 FLOAT, INT, BOOL = 1, 2, 3  # of a number; 0 of an array
 _PASS = {"input": 0, "value": 1, "shape": 2, "strides": 3, "output": 4, "launch": 5, "extent": 6}

@@ -28,7 +28,7 @@ from ..kernels.entries import (
 )
 from ..rules.argument import Argument
 from ..rules.bytecode import OF_DEVICE, RuleProgram, compile_rule
-from ..rules.expression import Expression
+from ..rules.expression import DEVICE_NUMBERS, Expression
 from ..spec import Facts, row_contiguous_strides
 from ..tools import fastcall
 from . import call as op_call
@@ -185,7 +185,8 @@ def _tell_gpu(gpu: int, facts: Any) -> int:
         known = devices.described(f"cuda:{gpu}")
     except FerruleError:
         return 1  # Python finds out the same, and says it
-    facts[1], facts[2] = known["sm_count"], known["capability"]
+    for i, name in enumerate(DEVICE_NUMBERS):
+        facts[1 + i] = known[name]
     return 0
 
 

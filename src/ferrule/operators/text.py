@@ -92,7 +92,7 @@ def described(
 
 def _hopper() -> Mapping[str, Any]:
     """The GPU that texts in CUDA are shown for, where they depend on it: an H100."""
-    return {":device": "cuda", "sm_count": 132, "capability": 90}
+    return {":device": "cuda", "sm_count": 132, "capability": 90, "memory_bus": 6144}
 
 
 def described_unit(

@@ -39,7 +39,7 @@ static struct {
 } fr_cuda;
 
 enum { FR_BUSY = 2 * 132 * 256 }; /* _BUSY of source/cuda/launch.py */
-enum { FR_CAPABILITY_MAJOR = 75, FR_CAPABILITY_MINOR = 76, FR_MOST_SHARED = 97, FR_MULTIPROCESSORS = 16 }; /* of a GPU */
+enum { FR_CAPABILITY_MAJOR = 75, FR_CAPABILITY_MINOR = 76, FR_MOST_SHARED = 97, FR_MULTIPROCESSORS = 16, FR_BUS_WIDTH = 37 }; /* of a GPU */
 enum { FR_MOST_THREADS = 0, FR_FIXED_SHARED = 1, FR_MOST_DYNAMIC_SHARED = 8 };     /* of a kernel */
 enum { FR_CAPTURE_RELAXED = 2 };
 enum { FR_SHARED_UNASKED = 48 << 10 }; /* bytes that a block may have without leave */
@@ -94,14 +94,16 @@ static void fr_find_cuda_once(void) {
 
 /* What launches may depend on of a GPU: see fr_give_device. */
 static int fr_tell_gpu(int32_t gpu, int32_t* facts) {
-  int device = 0, major = 0, minor = 0, count = 0;
+  int device = 0, major = 0, minor = 0, count = 0, bus = 0;
   fr_find_cuda_once();
   if (fr_cuda.missing || fr_cuda.get_device(&device, gpu) || fr_cuda.attribute(&major, FR_CAPABILITY_MAJOR, device) ||
       fr_cuda.attribute(&minor, FR_CAPABILITY_MINOR, device) ||
-      fr_cuda.attribute(&count, FR_MULTIPROCESSORS, device))
+      fr_cuda.attribute(&count, FR_MULTIPROCESSORS, device) ||
+      fr_cuda.attribute(&bus, FR_BUS_WIDTH, device))
     return 1;
   facts[FR_SM_COUNT] = count;
   facts[FR_CAPABILITY] = 10 * major + minor;
+  facts[FR_MEMORY_BUS] = bus;
   return 0;
 }
 

@@ -9,7 +9,7 @@ least power of 2 that is no less than n) and ``bucket(n, 1, 8, 64)`` (the first 
 that is no less, the last where there is none). Division rounds down, as in Python. What a dtype
 variable is, a condition says: ``T == float16``, ``T in (float16, bfloat16)``, and with ``!=`` and
 ``not in``; in the same way it says where a call runs: ``device == cuda``. Of the device
-``sm_count`` and ``capability`` are numbers.
+``sm_count``, ``capability`` and ``memory_bus`` are numbers.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from .. import dtypes
 from ..errors import RuleError
 
 DEVICES = ("cpu", "cuda", "metal")  # the kinds of devices
-# Of a device: its streaming multiprocessors, or on the CPU the threads that kernels run on; and ten
-# times its compute capability, 0 of what is not NVIDIA's.
-DEVICE_NUMBERS = ("sm_count", "capability")
+# Of a device: its streaming multiprocessors, or on the CPU the threads that kernels run on; ten
+# times its compute capability, and the bits of its memory bus, 0 of what is not NVIDIA's.
+DEVICE_NUMBERS = ("sm_count", "capability", "memory_bus")
 
 MOST = 2**63 - 1  # of a literal: C's int64_t
 DEEPEST = 100  # levels of a tree, so that no recursion over it ends the stack
@@ -53,7 +53,6 @@ _COMPARISONS: dict[str, tuple[type[ast.AST], Callable[[Any, Any], Any]]] = {
 BETWEEN_TWO = {**_ARITHMETIC, **_COMPARISONS}
 # Of two arguments, but for next_pow2, which takes one, and bucket; min and max take more.
 FUNCTIONS = ("min", "max", "ceildiv", "next_pow2", "bucket")
-_POWERS = tuple(2**k for k in range(64))
 
 # How often each kind of node has operands, for trees that come from a file.
 _OPERANDS = {
@@ -99,6 +98,11 @@ class Ints:
         """The first of ascending sizes that is no less than n, the last where there is none."""
         at = bisect.bisect_left(sizes, n, hi=len(sizes) - 1)
         return sizes[at]
+
+    @staticmethod
+    def next_pow2(n: Any) -> Any:
+        """The least power of 2 that is no less than n."""
+        return 1 << max(n - 1, 0).bit_length()
 
     @staticmethod
     def both(a: Any, b: Callable[[], Any]) -> Any:
@@ -251,7 +255,7 @@ def _value(node: Node, values: Mapping[str, Any], on: type[Ints]) -> Any:
         case "neg":
             return -part(1)
         case "next_pow2":
-            return on.bucket(part(1), _POWERS)
+            return on.next_pow2(part(1))
         case "bucket":
             return on.bucket(part(1), [size for _, size in node[2:]])
     a, b = part(1), part(2)

@@ -48,7 +48,7 @@ class Binding:
         shapes: the shape of each input, None of those that are absent; of outputs, too, once they
             are known.
         device: gives what launches may depend on of the device that the call runs on:
-            ``"sm_count"``, ``"capability"`` and ``":device"``, as far as that is known.
+            ``":device"`` and the numbers of `expression.DEVICE_NUMBERS`, as far as that is known.
     """
 
     def __init__(self, shapes: dict[str, Shape | None]) -> None:

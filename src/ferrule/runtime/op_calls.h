@@ -32,8 +32,8 @@ enum {
   FR_MAX_PARAMETERS = 4 * FR_MAX_ARGUMENTS + (int)FR_MAX_INPUTS
 };
 enum { CPU = 1, CUDA = 2 }; /* and 4, Metal, where nothing of this runs */
-/* What expressions of a launch may name of a device: its kind, sm_count and capability. */
-enum { FR_KIND = 0, FR_SM_COUNT = 1, FR_CAPABILITY = 2, FR_DEVICE_FACTS = 3, FR_MAX_GPUS = 16 };
+/* What expressions of a launch may name of a device: its kind, sm_count, capability and memory_bus. */
+enum { FR_KIND = 0, FR_SM_COUNT = 1, FR_CAPABILITY = 2, FR_MEMORY_BUS = 3, FR_DEVICE_FACTS = 4, FR_MAX_GPUS = 16 };
 
 /* ----------------------------------------------------------------------------------------- ops */
 
@@ -71,7 +71,7 @@ typedef struct {
   int32_t entries;
   fr_table_entry* bucket[BUCKETS];
   int32_t device_symbol[FR_DEVICE_FACTS];            /* -1 of those that no expression names */
-  int (*tell_gpu)(int32_t gpu, int32_t* facts);      /* fills in sm_count and capability; 0: known */
+  int (*tell_gpu)(int32_t gpu, int32_t* facts);      /* fills in all but the kind; 0: known */
   int32_t gpu[FR_MAX_GPUS][FR_DEVICE_FACTS];         /* what it told */
 } fr_op;
 
@@ -216,13 +216,14 @@ static inline bool fr_values(const fr_op* op, const fr_rule_result* found, int32
 /* What the launch depends on of the device. False where that is not known. */
 static inline bool fr_give_device(const fr_call* c, fr_rule_result* found) {
   fr_op* op = c->op;
-  int32_t facts[FR_DEVICE_FACTS] = {c->request.device_type, 0, 0}, gpu = c->request.device;
+  int32_t facts[FR_DEVICE_FACTS] = {c->request.device_type, 0, 0, 0}, gpu = c->request.device;
   if (c->request.device_type == CPU) facts[FR_SM_COUNT] = fr_shared.threads_now();
-  if (c->request.device_type == CUDA && (op->device_symbol[FR_SM_COUNT] >= 0 || op->device_symbol[FR_CAPABILITY] >= 0)) {
+  bool asked = false;
+  for (int i = FR_SM_COUNT; i < FR_DEVICE_FACTS; i++) asked = asked || op->device_symbol[i] >= 0;
+  if (c->request.device_type == CUDA && asked) {
     if (gpu < 0 || gpu >= FR_MAX_GPUS) return false;
     if (!op->gpu[gpu][FR_SM_COUNT] && op->tell_gpu(gpu, op->gpu[gpu])) return false;
-    facts[FR_SM_COUNT] = op->gpu[gpu][FR_SM_COUNT];
-    facts[FR_CAPABILITY] = op->gpu[gpu][FR_CAPABILITY];
+    for (int i = FR_SM_COUNT; i < FR_DEVICE_FACTS; i++) facts[i] = op->gpu[gpu][i];
   }
   for (int i = 0; i < FR_DEVICE_FACTS; i++)
     if (op->device_symbol[i] >= 0) found->symbols[op->device_symbol[i]] = facts[i];
@@ -230,7 +231,9 @@ static inline bool fr_give_device(const fr_call* c, fr_rule_result* found) {
 }
 
 static inline bool fr_of_device(const fr_op* op) {
-  return op->device_symbol[0] >= 0 || op->device_symbol[1] >= 0 || op->device_symbol[2] >= 0;
+  for (int i = 0; i < FR_DEVICE_FACTS; i++)
+    if (op->device_symbol[i] >= 0) return true;
+  return false;
 }
 
 /* The body for a call; -1 where Python must say why there is none. */

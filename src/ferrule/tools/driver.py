@@ -22,7 +22,7 @@ from .libcuda import EARLIER, KEPT, REMEDY, Libcuda
 _OLDEST = 12000
 
 # CUdevice_attribute and CUfunction_attribute of cuda.h.
-_MAJOR, _MINOR, _SHARED_OPTIN, _MULTIPROCESSORS = 75, 76, 97, 16
+_MAJOR, _MINOR, _SHARED_OPTIN, _MULTIPROCESSORS, _BUS_WIDTH = 75, 76, 97, 16, 37
 _KERNEL_THREADS, _KERNEL_STATIC, _KERNEL_DYNAMIC = 0, 1, 8
 _CLUSTER_DIMENSION, _PROGRAMMATIC = 4, 6  # CUlaunchAttributeID
 _CAPTURE_RELAXED = 2  # CUstreamCaptureMode
@@ -190,6 +190,11 @@ class Driver(Libcuda):
         """How many streaming multiprocessors a GPU has."""
         self.check_ordinal(ordinal)
         return self._attribute(ordinal, _MULTIPROCESSORS)
+
+    def memory_bus(self, ordinal: int) -> int:
+        """The bits of a GPU's memory bus."""
+        self.check_ordinal(ordinal)
+        return self._attribute(ordinal, _BUS_WIDTH)
 
     def shared_memory(self, ordinal: int) -> int:
         """The bytes of threadgroup memory that one threadgroup may have on a GPU."""

@@ -30,6 +30,7 @@ from ...operators.launch import Arguments, check_empty, number
 from ...operators.op import Op
 from ...operators.runners import Runner
 from ...rules.argument import Argument
+from ...rules.expression import DEVICE_NUMBERS
 from ...spec import Facts
 from ...tools import fastcall
 from .. import imported
@@ -281,7 +282,7 @@ class TorchOp:
             raise
         if torch.compiler.is_exporting():
             kind = "metal" if device.type == "mps" else device.type
-            known = {":device": kind, "sm_count": 1, "capability": 0}  # whose numbers do not matter
+            known = {":device": kind, **dict.fromkeys(DEVICE_NUMBERS, 1)}  # which do not matter
             call.binding.device = lambda: known
             refuse_dynamic_templates(op, call.binding)
         if _packaging() and all(isinstance(body, Runner) for body in op.implementations):

@@ -71,6 +71,13 @@ class SymInts(Ints):
         return sizes[0] + sum((more - size) * _one_if(n > size) for size, more in pairwise(sizes))
 
     @staticmethod
+    def next_pow2(n: Any) -> Any:
+        """The least power of 2 that is no less than n, which is an int64."""
+        if not isinstance(n, torch.SymInt):
+            return Ints.next_pow2(n)
+        return SymInts.bucket(n, [2**k for k in range(64)])
+
+    @staticmethod
     def both(a: Any, b: Callable[[], Any]) -> Any:
         """``a and b()``."""
         if not isinstance(a, torch.SymBool):
