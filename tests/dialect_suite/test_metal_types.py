@@ -119,6 +119,8 @@ def test_literals() -> None:
     s.expr("half", "half(0.1)", f16(0.1))
     s.expr("half", "HALF_TENTH + 1.5H", f16(0.1) + f16(1.5))
     s.expr("half", "-.5h", f16(-0.5))
+    s.expr("half", "true?1.5h:2h", f16(1.5))
+    s.expr("float", "float(false?1.5bf:2bf)", 2)
     s.expr("bfloat", "0.1bf", 0.1)
     s.expr("bfloat", "3.0BF", 3)
     s.expr("bfloat", "bfloat(0.1f)", 0.1)

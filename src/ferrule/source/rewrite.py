@@ -198,7 +198,7 @@ class _Rewriter(Checked):
             if token.kind == "word":
                 self._rewrite_word(i, token, body or depth > 0)
             elif token.kind == "number":
-                self._rewrite_number(token)
+                self._rewrite_number(i, token)
             elif token.text == "::" and self._is_global(i):
                 # What is global for the author is in a namespace here.
                 token.text = "::fr::" if self._text_at(i + 1) == "metal" else "::fr::user::"
@@ -351,17 +351,18 @@ class _Rewriter(Checked):
 
     # -- numbers ---------------------------------------------------------------------------------
 
-    def _rewrite_number(self, token: Token) -> None:
+    def _rewrite_number(self, i: int, token: Token) -> None:
         text = token.text
+        fr = " ::fr" if self._text_at(i - 1) == ":" else "::fr"  # and not `:::`
         lower = text.lower()
         if lower.startswith("0x"):
             if "p" in lower and not lower.endswith("f"):
                 token.text = text + "f"
             return
         if lower.endswith("bf") and _is_number(text[:-2]):
-            token.text = f"::fr::bfloat_lit({_with_point(text[:-2])})"
+            token.text = f"{fr}::bfloat_lit({_with_point(text[:-2])})"
         elif lower.endswith("h") and _is_number(text[:-1]):
-            token.text = f"::fr::half_lit({_with_point(text[:-1])})"
+            token.text = f"{fr}::half_lit({_with_point(text[:-1])})"
         elif _FLOAT.fullmatch(text):
             token.text = text + "f"  # Metal has no double: an unmarked literal is a float
 
