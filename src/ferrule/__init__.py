@@ -70,11 +70,11 @@ if TYPE_CHECKING:
     from .operators.compare import compare as compare
     from .operators.conditional import metal_body as metal_body
     from .operators.conditional import run_function as run_function
+    from .operators.declaration import op as op
     from .operators.family import Family as Family
     from .operators.family import family as family
     from .operators.gradcheck import check_grad as check_grad
     from .operators.op import Op as Op
-    from .operators.op import op as op
     from .operators.unit_maps import cuda_tensor_map as cuda_tensor_map
     from .operators.unit_parts import cuda_body as cuda_body
     from .operators.unit_parts import cuda_copy as cuda_copy
@@ -89,7 +89,8 @@ if TYPE_CHECKING:
 # Loaded when first used: they need ctypes, compilers, the C runtime, or a parser of rules.
 _MODULES = ("mlx", "ops")
 _LAZY = {
-    **dict.fromkeys(("Op", "op"), "operators.op"),
+    "Op": "operators.op",
+    "op": "operators.declaration",
     "check_grad": "operators.gradcheck",
     **dict.fromkeys(("Choices", "choices", "measure_choices"), "operators.choices"),
     "compare": "operators.compare",

@@ -27,7 +27,7 @@ _NOW = {
     "hosts.torch_package": "hosts.torch.package",
     "mlx_install": "hosts.mlx.install",
     "op_checks": "operators.compare operators.gradcheck",
-    "op_declaration": "operators.op",
+    "op_declaration": "operators.op operators.declaration",
     "rule": "rules.rule rules.argument rules.parser",
     "toolchain": "tools.toolchain",
 }

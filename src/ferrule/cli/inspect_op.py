@@ -52,11 +52,13 @@ def print_op(
             raise Fault(
                 f"--with {key!r}: the op has no such input; its inputs: {', '.join(names)}."
             )
+    missing = [str(o) for o in op.rule.inputs if o.name not in arguments and not o.optional]
+    if not missing:
+        op = op.variant(**arguments)
     alone = wanted is not None
     bodies = [body for body in op.implementations if isinstance(body, (KernelBody, CudaUnit))]
     if wanted is not None and wanted != "cuda":  # the only texts of Metal bodies
         bodies = [body for body in bodies if body.kind == "metal"]
-    missing = [str(o) for o in op.rule.inputs if o.name not in arguments and not o.optional]
     without = f"--with is not given for {', '.join(missing)}"
     if alone and not bodies:
         kinds = ", ".join(body.kind for body in op.implementations)

@@ -1,12 +1,12 @@
 """Level 1: operators that declare their shapes, launch and derivatives: `op`, `adopt`, and
 `family` of those that differ in constants.
 
-`operators.op.op` reads the rule and the launch expressions once; they are trees of tuples. A call
-binds the rule's dims to the sizes of its inputs, evaluates outputs, grid, threadgroup and template
-from them, and launches; it keeps nothing but the loaded programs. To a kernel, dims that its body
-names are further inputs (0-d int32), arrays that are written in place are outputs, and an absent
-array is a null pointer beside the template parameter `has_<input>`: so level 0 knows nothing of
-ops, and Metal's text stays one that MLX would write.
+`operators.declaration.op` reads the rule and the launch expressions once; they are trees of tuples.
+A call binds the rule's dims to the sizes of its inputs, evaluates outputs, grid, threadgroup and
+template from them, and launches; it keeps nothing but the loaded programs. To a kernel, dims that
+its body names are further inputs (0-d int32), arrays that are written in place are outputs, and an
+absent array is a null pointer beside the template parameter `has_<input>`: so level 0 knows nothing
+of ops, and Metal's text stays one that MLX would write.
 
 A Python function that runs an op (`operators.runners.Runner`) is called as torch calls a
 kernel in C++: with eager tensors, below autograd and autocast, not seen by Dynamo. What it returns

@@ -6,8 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..errors import KernelError
+from ..rules.rule import Rule
 from .declared import checked_rule
 from .op import Op, checked_op
+from .optional import by_presence
 from .runners import Runner
 
 
@@ -110,9 +112,15 @@ def adopt(
         )
     function: Any = run if make is None else make
     makes = make is not None
-    implementations = [
-        Runner(name, parsed, function, "run", version, makes, constants, contiguous, when, prepared)
-    ]
-    if reference is not None:
-        implementations.append(Runner(name, parsed, reference, "reference", version))
-    return checked_op(name, parsed, implementations, batch, autocast, partial_sums, tags)
+
+    def declared(rule: Rule) -> Op:
+        runners = [
+            Runner(
+                name, rule, function, "run", version, makes, constants, contiguous, when, prepared
+            )
+        ]
+        if reference is not None:
+            runners.append(Runner(name, rule, reference, "reference", version))
+        return checked_op(name, rule, runners, batch, autocast, partial_sums, tags)
+
+    return by_presence(name, parsed, declared)

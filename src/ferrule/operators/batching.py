@@ -13,6 +13,7 @@ from ..errors import FerruleWarning, KernelError, warn
 from ..rules.argument import Broadcast, Star
 from ..rules.expression import Expression
 from ..rules.rule import Rule
+from . import derivatives
 from .sharding import place, stands_alone, star_rank, stated
 
 if TYPE_CHECKING:
@@ -42,7 +43,6 @@ def batched(
             ``stack``, ``select``, ``is_array``, and ``expand``, which makes an axis of size 1.
     """
     rule = op.rules.get("vmap")
-    outputs = op.rule.outputs
     if rule is not None and rule.op is None:
         result: Any = rule.function(size, tuple(axes), tuple(values))  # type: ignore[misc]
         if not isinstance(result, (tuple, list)) or len(result) != 2:
@@ -50,11 +50,12 @@ def batched(
                 f"[op] the vmap rule of op {op.name!r} returned a {type(result).__name__}; "
                 "expected outputs and their axes, as a tuple of two."
             )
-        return result[0], result[1]
+        return _of_call(op, *result)
     batch = _Batch(op, size, axes, values, call, arrays)
-    if rule is not None:
-        result = rule.op(*batch.placed([0] * len(values)))  # type: ignore[misc]
-        return result, (0 if len(outputs) == 1 else (0,) * len(outputs))
+    if rule is not None and rule.op is not None:
+        result = rule.op(*batch.placed([0] * len(values)))
+        count = len(rule.op.rule.outputs)
+        return _of_call(op, result, 0 if count == 1 else (0,) * count)
     axes = [
         axis if arrays.is_array(value) else None for axis, value in zip(axes, values, strict=True)
     ]
@@ -75,6 +76,15 @@ def batched(
         if _foldable(op, name, axes):
             return batch.folded(name)
     return batch.looped()
+
+
+def _of_call(op: Declared, results: Any, axes: Any) -> tuple[Any, Any]:
+    """What a rule gave, without the outputs that calls of the op do not have."""
+    there = len(op.rule.outputs)
+    if not isinstance(results, (tuple, list)) or len(results) == there:
+        return results, axes
+    results, axes = (derivatives.gathered(op, part) for part in (results, axes))
+    return (results, axes) if there > 1 else (results[0], axes[0])
 
 
 def _star(op: Declared, axes: Axes) -> str | None:

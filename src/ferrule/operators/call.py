@@ -210,6 +210,7 @@ def run(
     if takes_outputs:
         names = [output.name for output in outputs]
         written = [host.empty(shape, kind, device) for shape, kind in call.results]
+        named.update({output.name: None for output in op.rule.declared})
         named.update(zip(names, written, strict=True))
         result = function(*inputs, **named)
         _check_written(op, runner, result, written)
@@ -220,15 +221,16 @@ def run(
     result = function(*inputs, **named)
     if not outputs:
         return [], True
-    returned = list(result) if len(outputs) > 1 and isinstance(result, (tuple, list)) else [result]
-    if len(returned) != len(outputs):
-        many = isinstance(result, (tuple, list))
+    declared, many = op.rule.declared, isinstance(result, (tuple, list))
+    returned = list(result) if len(declared) > 1 and many else [result]
+    if len(returned) != len(declared):
         counted = f"{len(result)} values" if many else f"a {type(result).__name__}"
         raise KernelError(
-            f"[op] {runner.name} of op {op.name!r} returned {counted}; expected {len(outputs)} "
-            f"arrays ({', '.join(map(str, outputs))})."
+            f"[op] {runner.name} of op {op.name!r} returned {counted}; expected {len(declared)} "
+            f"arrays ({', '.join(map(str, declared))})."
         )
-    return returned, False
+    pairs = zip(declared, returned, strict=True)
+    return [value for output, value in pairs if output.present is not False], False
 
 
 def _check_written(op: Declared, runner: Runner, result: object, written: Sequence[Any]) -> None:
@@ -237,7 +239,7 @@ def _check_written(op: Declared, runner: Runner, result: object, written: Sequen
     Many return what they wrote to, which is right, or a state, which is none of an op's business.
     """
     parts = result if isinstance(result, (tuple, list)) else [result]
-    for part in parts:
+    for part in parts if written else ():
         if type(part) is type(written[0]) and not any(part is array for array in written):
             names = ", ".join(repr(output.name) for output in op.rule.outputs)
             raise KernelError(

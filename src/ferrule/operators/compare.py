@@ -141,6 +141,7 @@ def compare(op: Op, *args: Any, **named: Any) -> Comparison:
         KernelTypeError, CompileError, DialectError, ToolchainError, DeviceError: what the
             implementations raise.
     """
+    op = op.variant(*args, **named)
     values = detached(op.ordered(args, named))
     running, skipped = _implementations(op, values)
     results: dict[str, list[_Result]] = {}

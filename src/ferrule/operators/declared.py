@@ -232,7 +232,7 @@ def checked_rule(name: object, rule: object) -> Rule:
     except RuleError as error:
         message = f"[op] the rule of op {name!r}: {error}"
         raise RuleError(message, text=error.text, position=error.position) from None
-    arrays = {argument.name for argument in (*parsed.inputs, *parsed.outputs)}
+    arrays = {argument.name for argument in (*parsed.inputs, *parsed.declared)}
     for dim in parsed.dim_names:
         if dim in arrays:
             raise KernelError(

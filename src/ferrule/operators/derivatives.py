@@ -26,7 +26,7 @@ def cotangent_names(of: Declared, output: str) -> tuple[str, ...]:
     A vjp op has an input ``cotangent`` itself: there the vjp of it has ``<output>_cotangent``.
     """
     names = [f"{output}_cotangent"]
-    if len(of.rule.outputs) == 1:
+    if len(of.rule.declared) == 1:
         names.insert(0, "cotangent")
     inputs = [a.name for a in of.rule.inputs]
     return tuple(name for name in names if name not in inputs)
@@ -47,13 +47,13 @@ def match_vjp(of: Declared, rule: Declared) -> None:
     Raises:
         KernelError: one is not, or a cotangent is missing; lists what may be named.
     """
-    outputs = [a.name for a in of.rule.outputs]
+    outputs = [a.name for a in of.rule.declared]
     cotangents = {each: name for name in outputs for each in cotangent_names(of, name)}
     inputs = [a.name for a in of.rule.inputs]
     allowed = [*inputs, *outputs, *cotangents]
     _check_inputs(of, "vjp", rule, allowed)
     named = {cotangents[a.name] for a in rule.rule.inputs if a.name in cotangents}
-    for output in of.rule.outputs:
+    for output in of.rule.declared:
         names = cotangent_names(of, output.name)
         if not names:
             raise KernelError(
@@ -66,8 +66,17 @@ def match_vjp(of: Declared, rule: Declared) -> None:
                 f"[op] `def_vjp` of op {of.name!r}: the vjp op {rule.name!r} has no input "
                 f"{names[0]!r}, so that derivatives through output {output.name!r} would be lost."
             )
+    conditional = [a.name for a in of.rule.declared if a.present is not None]
+    for argument in rule.rule.inputs:
+        output_name = cotangents.get(argument.name, argument.name)
+        if output_name in conditional and not argument.optional:
+            raise KernelError(
+                f"[op] `def_vjp` of op {of.name!r}: input {argument.name!r} of the vjp op "
+                f"{rule.name!r} is None in calls without output {output_name!r}; declare it "
+                f"{argument}?, and ask has_{argument.name}."
+            )
     arrays = [f"{a.name}_grad" for a in of.rule.inputs if a.dims is not None]
-    for output in rule.rule.outputs:
+    for output in rule.rule.declared:
         if output.name not in arrays:
             raise KernelError(
                 f"[op] `def_vjp` of op {of.name!r}: output {output.name!r} of the vjp op "
@@ -81,7 +90,7 @@ def match_jvp(of: Declared, rule: Declared) -> None:
     Raises:
         KernelError: one is not, or an output has no tangent; lists what may be named.
     """
-    outputs = [a.name for a in of.rule.outputs]
+    outputs = [a.name for a in of.rule.declared]
     inputs = [a.name for a in of.rule.inputs]
     tangents = [f"{a.name}_tangent" for a in of.rule.inputs if is_real(a)]
     for name in tangents:
@@ -91,8 +100,8 @@ def match_jvp(of: Declared, rule: Declared) -> None:
                 "tangent, too; give a function in place of the op, or rename the input."
             )
     _check_inputs(of, "jvp", rule, [*inputs, *outputs, *tangents])
-    expected = [f"{a.name}_tangent" for a in of.rule.outputs if not a.constant]
-    names = [a.name for a in rule.rule.outputs]
+    expected = [f"{a.name}_tangent" for a in of.rule.declared if not a.constant]
+    names = [a.name for a in rule.rule.declared]
     if sorted(names) != sorted(expected):
         raise KernelError(
             f"[op] `def_jvp` of op {of.name!r}: the jvp op {rule.name!r} has the outputs "
@@ -106,9 +115,9 @@ def match_vmap(of: Declared, rule: Declared) -> None:
     Raises:
         KernelError: its inputs or outputs have other names.
     """
-    for kind in ("inputs", "outputs"):
+    for kind, attribute in (("inputs", "inputs"), ("outputs", "declared")):
         expected, names = (
-            [a.name for a in getattr(declared.rule, kind)] for declared in (of, rule)
+            [a.name for a in getattr(declared.rule, attribute)] for declared in (of, rule)
         )
         if expected != names:
             raise KernelError(
@@ -130,6 +139,18 @@ def _check_inputs(of: Declared, kind: str, rule: Declared, allowed: Sequence[str
             )
 
 
+def spread(of: Declared, values: Sequence[Any]) -> Arrays:
+    """A value per output that a call may have, None of those that it does not have."""
+    there = iter(values)
+    return tuple(None if a.present is False else next(there) for a in of.rule.declared)
+
+
+def gathered(of: Declared, values: Sequence[Any]) -> Arrays:
+    """The reverse of `spread`."""
+    pairs = zip(of.rule.declared, values, strict=True)
+    return tuple(value for a, value in pairs if a.present is not False)
+
+
 def vjp(of: Declared, primals: Arrays, cotangents: Arrays, outputs: Arrays) -> Arrays:
     """The gradient of each input, None where it has none.
 
@@ -146,6 +167,7 @@ def vjp(of: Declared, primals: Arrays, cotangents: Arrays, outputs: Arrays) -> A
     if rule is None:
         raise missing(of, "vjp")
     inputs = of.rule.inputs
+    cotangents, outputs = spread(of, cotangents), spread(of, outputs)
     if rule.op is None:
         result: Any = rule.function(primals, cotangents, outputs)  # type: ignore[misc]
         grads = tuple(result) if isinstance(result, (tuple, list)) else (result,)
@@ -157,7 +179,7 @@ def vjp(of: Declared, primals: Arrays, cotangents: Arrays, outputs: Arrays) -> A
             )
         return grads
     values = {a.name: value for a, value in zip(inputs, primals, strict=True)}
-    for argument, cotangent, output in zip(of.rule.outputs, cotangents, outputs, strict=True):
+    for argument, cotangent, output in zip(of.rule.declared, cotangents, outputs, strict=True):
         values[argument.name] = output
         values.update(dict.fromkeys(cotangent_names(of, argument.name), cotangent))
     gradients = _call_by_name(rule.op, values)
@@ -183,15 +205,16 @@ def jvp(
     rule = of.rules.get("jvp")
     if rule is None:
         raise missing(of, "jvp")
+    outputs = spread(of, outputs)
     if rule.op is None:
         result: Any = rule.function(primals, tangents, outputs)  # type: ignore[misc]
         results = tuple(result) if isinstance(result, (tuple, list)) else (result,)
-        if len(results) != len(of.rule.outputs):
+        if len(results) != len(of.rule.declared):
             raise KernelError(
                 f"[op] the jvp of op {of.name!r} returned {len(results)} tangents; expected "
-                f"{len(of.rule.outputs)}, one per output."
+                f"{len(of.rule.declared)}, one per output."
             )
-        pairs = zip(of.rule.outputs, results, strict=True)
+        pairs = zip(of.rule.outputs, gathered(of, results), strict=True)
         return tuple(None if a.constant else tangent for a, tangent in pairs)
     values = {a.name: value for a, value in zip(of.rule.inputs, primals, strict=True)}
     for argument, value, tangent in zip(of.rule.inputs, primals, tangents, strict=True):
@@ -199,7 +222,7 @@ def jvp(
             if tangent is None and value is not None:
                 tangent = zeros(value)
             values[f"{argument.name}_tangent"] = tangent
-    values.update({a.name: y for a, y in zip(of.rule.outputs, outputs, strict=True)})
+    values.update({a.name: y for a, y in zip(of.rule.declared, outputs, strict=True)})
     output_tangents = _call_by_name(rule.op, values)
     return tuple(output_tangents.get(f"{a.name}_tangent") for a in of.rule.outputs)
 
@@ -207,7 +230,7 @@ def jvp(
 def _call_by_name(rule: Declared, values: dict[str, Any]) -> dict[str, Any]:
     """Call an op with values by the names of its inputs; return its outputs by name."""
     result = rule(*[values[a.name] for a in rule.rule.inputs])
-    names = [a.name for a in rule.rule.outputs]
+    names = [a.name for a in rule.rule.declared]
     return dict(zip(names, result if len(names) > 1 else (result,), strict=True))
 
 

@@ -47,8 +47,8 @@ class Family(Generic[P]):
                     pass
             return self._find(args, named)
         # Dynamo guards an attribute, and takes nothing but plain values from a constant function.
-        settled = {name: _settled(value) for name, value in named.items()}
-        op: Op = getattr(self._members, self._name(*map(_settled, args), **settled))
+        constants = {name: settled(value) for name, value in named.items()}
+        op: Op = getattr(self._members, self._name(*map(settled, args), **constants))
         return op
 
     def __repr__(self) -> str:
@@ -94,11 +94,11 @@ def family(function: Callable[P, Op]) -> Family[P]:
     return Family(function)
 
 
-def _settled(value: Any) -> Any:
+def settled(value: Any) -> Any:
     """A constant of a function that is traced. Of a number whose value the graph leaves open,
     Dynamo looks at the value now: that is how it groups numbers."""
     if type(value) is tuple:
-        return tuple([_settled(item) for item in value])
+        return tuple([settled(item) for item in value])
     if type(value) in (int, float, bool):
         ((value, _),) = itertools.groupby((value,))
     return value

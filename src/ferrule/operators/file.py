@@ -32,7 +32,9 @@ def write(ops: Iterable[Op]) -> str:
         op = pending.pop()
         if full_name(op) not in by_name:
             by_name[full_name(op)] = op
-            pending += [cast(Op, rule.op) for rule in op.rules.values() if rule.op is not None]
+            rule_ops = [rule.op for rule in op.rules.values()]
+            # Of rules with optional outputs there is the digest alone, as of functions.
+            pending += [cast(Op, each) for each in rule_ops if each and not each.rule.presences]
     content = {name: op.to_json() for name, op in by_name.items()}
     return json.dumps({"format": FORMAT, "ops": content}, sort_keys=True)
 

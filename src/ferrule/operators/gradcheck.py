@@ -125,6 +125,7 @@ def check_grad(
         )
     if not {"vjp", "jvp"} & op.rules.keys():
         raise derivatives.missing(op, "vjp")
+    op = op.variant(*args, **named)
     values = detached(op.ordered(args, named))
     trial = _Trial(op, values, np.random.default_rng(seed), rtol)
     for place, argument in enumerate(op.rule.inputs):

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from .. import dtypes
 from ..errors import KernelError, KernelTypeError
 from ..kernel import Kernel
 from ..kernels.call import CallableKernel
@@ -52,6 +53,7 @@ def kernel_implementations(
     kinds: tuple[Any, ...] = (str, CallableKernel, CudaBody, UnitText)
     for body in _several(name, "cuda", cuda, kinds, expected):
         if isinstance(body, UnitText):
+            _check_always(name, rule, "a cuda_unit")
             implementations.append(CudaUnit(name, rule, body))
             continue
         body_launch = launch
@@ -59,10 +61,12 @@ def kernel_implementations(
             body_launch = {setting: getattr(body, setting) for setting in launch}
             body_launch["pdl"] = body.pdl
             contiguous = body.ensure_row_contiguous
-            kernel = kernel_of(name, rule, "cuda", body.source, body.header, contiguous)
+            source = _with_absent(name, rule, "cuda", body.source)
+            kernel = kernel_of(name, rule, "cuda", source, body.header, contiguous)
         else:
             kernel = _kernel(name, rule, "cuda", body, header, **settings)
             _check_launched(name, "cuda", launch)
+        body_launch = {**body_launch, "template": _with_presence(rule, body_launch["template"])}
         implementations.append(KernelBody(name, rule, kernel, "cuda", **body_launch))
     expected = "the text of a body, the Path of a file, a metal_kernel or a metal_body"
     kinds = (str, os.PathLike, CallableKernel, MetalBody)
@@ -143,6 +147,7 @@ def _metal_body(name: str, rule: Rule, body: MetalBody) -> KernelBody:
     """A Metal body of an op; its text may be a kernel, or in a file."""
     source, header, atomic = body.source, body.header, body.atomic_outputs
     if isinstance(source, os.PathLike):
+        _check_always(name, rule, "a Metal file")
         file = metal_file.read(name, rule, source, body.function, body.template, header)
         source, header, atomic = file.source, file.header, atomic or file.atomic
     elif isinstance(source, str) and source.endswith(".metal") and "\n" not in source:
@@ -161,8 +166,53 @@ def _metal_body(name: str, rule: Rule, body: MetalBody) -> KernelBody:
     _check_launched(name, "metal", {"grid": body.grid, "threadgroup": body.threadgroup})
     return KernelBody(
         name, rule, kernel, "metal", grid=body.grid, threadgroup=body.threadgroup,
-        template=body.template, init_value=body.init_value, shared_memory=0, when=body.when,
+        template=_with_presence(rule, body.template), init_value=body.init_value,
+        shared_memory=0, when=body.when,
     )  # fmt: skip
+
+
+def _check_always(name: str, rule: Rule, what: str) -> None:
+    """Refuse what wants all outputs in each call."""
+    for output in rule.declared:
+        if output.present is not None:
+            raise KernelError(
+                f"[op] op {name!r}: output {output.name!r} is only there in some calls, and {what} "
+                "has all outputs; give the text of a body, which asks "
+                f"has_{output.name}, or an op for each set of outputs."
+            )
+
+
+def _with_presence(rule: Rule, template: Any) -> Any:
+    """A body's template, with what says whether each output with a condition is there."""
+    flags = [(f"has_{a.name}", a.present) for a in rule.declared if a.present is not None]
+    if not flags or not isinstance(template, (Mapping, Sequence, type(None))):
+        return template
+    given = list(template.items()) if isinstance(template, Mapping) else list(template or ())
+    return [*flags, *given]
+
+
+def _with_absent(name: str, rule: Rule, kind: str, source: Any) -> Any:
+    """A body's text, in which outputs that a call does not have are null pointers: it must ask
+    before it writes them.
+
+    Raises:
+        KernelError: it never asks.
+    """
+    if not isinstance(source, str):
+        return source
+    declared = ""
+    for output in rule.declared:
+        if output.present is not None and f"has_{output.name}" not in source:
+            raise KernelError(
+                f"[op] op {name!r}: output {output.name!r} is only there in some calls, but the "
+                f"{kind} body never asks `has_{output.name}`, a bool that says whether it is there."
+            )
+        if output.present is False:
+            dtype = dtypes.BY_NAME.get(output.dtype)
+            type_name = output.dtype if dtype is None else getattr(dtype, kind)
+            space = "device " if kind == "metal" else ""
+            declared += f"{space}{type_name}* {output.name} = nullptr; "
+    return declared + source
 
 
 def _check_launched(name: str, kind: str, launch: Mapping[str, Any]) -> None:
@@ -185,6 +235,7 @@ def _kernel(
 ) -> Kernel:
     """The kernel of a body, which may be one already."""
     if isinstance(body, CallableKernel):
+        _check_always(name, rule, f"a {kind}_kernel")
         kernel = body.kernel
         if kernel.language != kind:
             raise KernelError(
@@ -206,7 +257,8 @@ def _kernel(
                 'such as {"math_mode": "fast"}.'
             )
         mode = compile_options.get("math_mode")
-    return kernel_of(name, rule, kind, body, header, math_mode=mode, **settings)
+    text = _with_absent(name, rule, kind, body)
+    return kernel_of(name, rule, kind, text, header, math_mode=mode, **settings)
 
 
 def _several(name: str, kind: str, bodies: Any, types: tuple[Any, ...], expected: str) -> list[Any]:

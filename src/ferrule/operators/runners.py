@@ -177,7 +177,7 @@ class Runner(SizedImplementation):
         except (TypeError, ValueError):  # C functions, and some JITs' objects
             return RunnerFunction(function, False, False)
         names = set(signature.parameters)
-        outputs = [output.name for output in self._rule.outputs]
+        outputs = [output.name for output in self._rule.declared]
         accepted = [name for name in outputs if name in names]
         if accepted and len(accepted) < len(outputs):
             raise KernelError(

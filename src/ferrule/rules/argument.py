@@ -48,6 +48,8 @@ class Argument(NamedTuple):
         optional: it may be None.
         mutable: the kernel writes it in place.
         constant: of an output: derivatives take it for a constant.
+        present: of an output: the condition under which calls have it; True or False where that
+            is settled, None of one that has no condition.
     """
 
     name: str
@@ -56,11 +58,18 @@ class Argument(NamedTuple):
     optional: bool = False
     mutable: bool = False
     constant: bool = False
+    present: Expression | bool | None = None
 
     def __str__(self) -> str:
         dims = "" if self.dims is None else f"[{','.join(map(_tight, self.dims))}]"
         marks = f"{'?' * self.optional}{'!' * self.mutable}{'~' * self.constant}"
-        return f"{self.name}{dims}:{self.dtype}{marks}"
+        condition = "" if self.present is None else f" if {shown_truths(self.present)}"
+        return f"{self.name}{dims}:{self.dtype}{marks}{condition}"
+
+
+def shown_truths(condition: Expression | bool) -> str:
+    """A condition of an output as it is written: ``w`` for ``w != 0``."""
+    return re.sub(r"\b(\w+) != 0\b", r"\1", str(condition))
 
 
 def is_countable(argument: Argument) -> bool:

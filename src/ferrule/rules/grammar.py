@@ -32,12 +32,13 @@ _INTEGER = re.compile(r"[0-9_]+|0[xX][0-9a-fA-F_]+|0[bB][01_]+|0[oO][0-7_]+")
 _SIGNS = {syntax: sign for sign, (syntax, _) in BETWEEN_TWO.items()}
 
 
-def parse(text: str, *, whole: str | None = None, at: int = 0) -> Expression:
+def parse(text: str, *, whole: str | None = None, at: int = 0, truths: bool = False) -> Expression:
     """Parse an expression.
 
     Args:
         text: the expression.
         whole, at: the text that it is a part of, and where it begins there, for error messages.
+        truths: it is a condition, in which a name alone stands for ``name != 0``.
 
     Raises:
         RuleError: it is none; points at the character.
@@ -64,6 +65,7 @@ def parse(text: str, *, whole: str | None = None, at: int = 0) -> Expression:
             raise fail(f"{number[0]} is no integer", number.start())
     try:
         tree = ast.parse(stripped, mode="eval").body
+        tree = _truth(tree) if truths else tree
         node = _node(tree, fail)
         deep, many = _extent(node, {})
     except SyntaxError as error:
@@ -80,6 +82,19 @@ def parse(text: str, *, whole: str | None = None, at: int = 0) -> Expression:
     ):  # so that its text can be read again
         raise fail("an expression that is too long with its chained comparisons written out", 0)
     return Expression(node)
+
+
+def _truth(tree: ast.expr) -> ast.expr:
+    """A condition in which names that stand alone are compared with 0."""
+    match tree:
+        case ast.Name():
+            compared = ast.Compare(tree, [ast.NotEq()], [ast.Constant(0)])
+            return ast.fix_missing_locations(ast.copy_location(compared, tree))
+        case ast.BoolOp():
+            tree.values = list(map(_truth, tree.values))
+        case ast.UnaryOp(op=ast.Not()):
+            tree.operand = _truth(tree.operand)
+    return tree
 
 
 def _node(tree: ast.expr, fail: Callable[[str, int], RuleError]) -> Node:

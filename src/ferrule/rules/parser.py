@@ -20,6 +20,7 @@ _LIKE_A_DTYPE = re.compile(
     r"(u?int|float|bfloat|complex|bool|half)(\d|_|$)|(f|fp|bf|i|u)(8|16|32|64)(_|$)|double$"
     r"|u?(char|short|long)$"
 )
+_IF = re.compile(r"\bif\b")
 _STAR = re.compile(r"\s*\*\s*([A-Za-z_]\w*)\s*", re.ASCII)
 _BROADCAST = re.compile(r"\s*\*\s*broadcast\s*\(([^()]*)\)\s*", re.ASCII)
 
@@ -66,8 +67,10 @@ class _Parser:
             raise self.fail("'where' stands at the end of a rule", end)
         inputs = [self.argument(*part) for part in self.parts(0, arrow)]
         outputs = [self.argument(*part) for part in self.parts(arrow + 2, end)]
-        if not outputs and not any(argument.mutable for argument in inputs):
-            raise self.fail("a rule has an output, or an input that is written in place", arrow + 2)
+        always = [a for a in outputs if a.present in (None, True)]
+        if not always and not any(argument.mutable for argument in inputs):
+            what = "an output that is always there" if outputs else "an output"
+            raise self.fail(f"a rule has {what}, or an input that is written in place", arrow + 2)
         choices: dict[str, tuple[str, ...]] = {}
         conditions = []
         if where:
@@ -127,7 +130,7 @@ class _Parser:
         return spans
 
     def argument(self, start: int, end: int) -> Argument:
-        """One input or output: ``name[dims]:dtype?!~``."""
+        """One input or output: ``name[dims]:dtype?!~``, and behind an output ``if condition``."""
         text = self.text
         begin = self.begin(start, end)
         name = NAME.match(text, begin, end)
@@ -145,6 +148,10 @@ class _Parser:
             if len([d for d in dims if not isinstance(d, Expression)]) > 1:
                 raise self.fail("an array has one starred dim at most", at)
             at = close + 1
+        present: Expression | bool | None = None
+        if (condition := _IF.search(text, at, end)) is not None:
+            present = self.presence(condition.end(), end)
+            end = condition.start()
         dtype = _DTYPE.fullmatch(text, at, end)
         if dtype is None:
             if (more := _DTYPE.match(text, at, end)) is not None and text[more.end() - 1].isspace():
@@ -156,9 +163,22 @@ class _Parser:
         marks = dtype[2]
         if len(set(marks)) != len(marks):
             raise self.fail("a mark stands twice", dtype.start(2))
-        argument = Argument(name[0], dims, dtype[1], "?" in marks, "!" in marks, "~" in marks)
+        argument = Argument(
+            name[0], dims, dtype[1], "?" in marks, "!" in marks, "~" in marks, present
+        )
         self.positions[id(argument)] = begin
         return argument
+
+    def presence(self, start: int, end: int) -> Expression | bool:
+        """The condition under which a call has an output."""
+        text = self.text[start:end]
+        if text.strip() in ("True", "False"):
+            return text.strip() == "True"
+        condition = parse(text, whole=self.text, at=start, truths=True)
+        if not condition.condition:
+            raise self.fail("expected a condition, such as `if w` or `if k > 0`", start)
+        self.positions[id(condition)] = start
+        return condition
 
     def dim(self, start: int, end: int) -> Dim:
         star = _STAR.fullmatch(self.text, start, end)
@@ -197,8 +217,14 @@ class _Parser:
                     "'~' is a mark of outputs; a vjp gives None for an input without a gradient",
                     argument,
                 )
+            if argument.present is not None:
+                raise self.fail(
+                    "`if` is for outputs; '?' says that an input may be absent", argument
+                )
         for argument in rule.outputs:
             name = argument.name
+            if isinstance(argument.present, Expression):
+                self.check_presence(argument.present, rule)
             if argument.dims is None:
                 raise self.fail(f"output {name!r} has no shape: expected {name}[…]", argument)
             if argument.optional or argument.mutable:
@@ -228,6 +254,20 @@ class _Parser:
                 raise self.fail(
                     f"{name!r} is two things: a number of {argument.dtype} and a dim", argument
                 )
+
+    def check_presence(self, condition: Expression, rule: Declaration) -> None:
+        """Refuse a condition of an output that asks for more than what is known of any call
+        before its sizes are: which inputs are there, and numbers."""
+        start = self.positions[id(condition)]
+        named = {a.name for a in rule.inputs if a.optional or is_countable(a)}
+        other = {*condition.names, *condition.arrays, *condition.variables} - named
+        for name in sorted(other):
+            match = re.compile(rf"\b{name}\b").search(self.text, start)
+            raise self.fail(
+                f"{name!r} cannot say whether an output is there; inputs that may be None can, and "
+                "numbers that are no floats",
+                match.start() if match else start,
+            )
 
     def bound_names(self, rule: Declaration) -> tuple[set[str], set[str], set[str]]:
         """The dims that inputs bind, and the starred dims and dtype variables of those inputs that

@@ -15,6 +15,9 @@ A rule reads like a signature::
 * ``?`` after an input says that it may be None; ``!`` that the kernel writes it in place.
 * ``~`` after an output says that it is constant to derivatives: it is kept for the backward pass,
   such as ``rstd[*S]:float32~``, and no gradient goes through it.
+* ``if`` after an output says when a call has it: ``dw[N]:float32 if w`` with an optional input
+  ``w``, ``rstd[*S]:float32~ if stats`` with a bool. A rule whose conditions are settled, as
+  `Rule.settled` gives it, says ``if True`` or ``if False`` there.
 * ``where`` lists conditions, and what dtype variables may be.
 """
 
@@ -97,7 +100,8 @@ class Rule:
     """An op's inputs, outputs and conditions.
 
     Attributes:
-        inputs, outputs: in order.
+        inputs, outputs: in order; of outputs those that may be there.
+        declared: all outputs, also those that are settled to be absent.
         choices: what dtype variables may be, by their name.
         conditions: what must hold.
     """
@@ -109,7 +113,8 @@ class Rule:
         choices: Mapping[str, tuple[str, ...]],
         conditions: tuple[Expression, ...],
     ) -> None:
-        self.inputs, self.outputs = inputs, outputs
+        self.inputs, self.declared = inputs, outputs
+        self.outputs = tuple(output for output in outputs if output.present is not False)
         self.choices, self.conditions = dict(sorted(choices.items())), conditions
 
     def __eq__(self, other: object) -> bool:
@@ -119,10 +124,26 @@ class Rule:
         return hash(str(self))
 
     def __str__(self) -> str:
-        sides = (", ".join(map(str, side)) for side in (self.inputs, self.outputs))
+        sides = (", ".join(map(str, side)) for side in (self.inputs, self.declared))
         where = [f"{v} in ({', '.join(names)})" for v, names in self.choices.items()]
         where += map(str, self.conditions)
         return " -> ".join(sides).rstrip() + (f" where {', '.join(where)}" if where else "")
+
+    @property
+    def presences(self) -> tuple[Expression, ...]:
+        """The conditions of outputs that are not settled, each once."""
+        each = (output.present for output in self.declared)
+        return tuple(dict.fromkeys(p for p in each if isinstance(p, Expression)))
+
+    def settled(self, presences: Mapping[Expression, bool]) -> Rule:
+        """The rule of the calls for which the conditions of outputs are these."""
+        outputs = (
+            output._replace(present=presences[output.present])
+            if isinstance(output.present, Expression)
+            else output
+            for output in self.declared
+        )
+        return Rule(self.inputs, tuple(outputs), self.choices, self.conditions)
 
     def signature(self) -> inspect.Signature:
         """The signature of a call, as Python's tools show it: the inputs, in order or by name."""
@@ -294,13 +315,15 @@ class Rule:
             if argument.dims is not None:
                 dims = [d.to_json() if isinstance(d, Expression) else str(d) for d in argument.dims]
             fields = [argument.name, dims, argument.dtype, argument.optional, argument.mutable]
-            return (
-                [*fields, True] if argument.constant else fields
-            )  # digests are older than the mark
+            # Digests are older than what follows.
+            if (present := argument.present) is not None:
+                when = present if isinstance(present, bool) else present.to_json()
+                return [*fields, argument.constant, when]
+            return [*fields, True] if argument.constant else fields
 
         return {
             "inputs": list(map(fields_of, self.inputs)),
-            "outputs": list(map(fields_of, self.outputs)),
+            "outputs": list(map(fields_of, self.declared)),
             "choices": {name: list(names) for name, names in self.choices.items()},
             "conditions": [condition.to_json() for condition in self.conditions],
         }
@@ -322,11 +345,13 @@ class Rule:
 
         def argument(entry: Any) -> Argument:
             name, dims, dtype, optional, mutable, *more = entry
+            constant, when = more if len(more) == 2 else (bool(more), None)
+            present = Expression.from_json(when) if isinstance(when, list) else when
             good = all(isinstance(s, str) and NAME.fullmatch(s) for s in (name, dtype))
             if not good or type(optional) is not bool or type(mutable) is not bool:
                 raise TypeError
             sizes = None if dims is None else tuple(dim(d) for d in dims)
-            return Argument(name, sizes, dtype, optional, mutable, bool(more))
+            return Argument(name, sizes, dtype, optional, mutable, constant, present)
 
         try:
             rule = Rule(

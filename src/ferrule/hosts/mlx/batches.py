@@ -16,7 +16,8 @@ import mlx.core as mx
 
 from ...errors import KernelError
 from ...operators import derivatives
-from ...operators.op import Op, op
+from ...operators.declaration import op
+from ...operators.op import Op
 from . import arrays as mlx
 from .build import shapeless
 
