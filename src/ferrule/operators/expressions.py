@@ -41,7 +41,7 @@ def expression_from_json(data: Any) -> Any:
 
 def value_from_json(data: Any) -> Any:
     """The reverse of `to_json` for a template's or initial value."""
-    if isinstance(data, list) and data[0] == "dtype":
+    if isinstance(data, list) and data[0] == "dtype" and data[1] in dtypes.BY_NAME:
         return dtypes.BY_NAME[data[1]]
     return Expression.from_json(data) if isinstance(data, list) else data
 
@@ -93,8 +93,8 @@ class SizedImplementation:
 
     # -- as it is declared -------------------------------------------------------------------------
 
-    def _expression(self, setting: str, value: object) -> Expression:
-        """An int, text or `Expression` over what a launch may depend on.
+    def _expression(self, setting: str, value: object, typed: bool = False) -> Expression:
+        """An int, text or `Expression` over what a launch may depend on; a dtype, if ``typed``.
 
         Raises:
             KernelTypeError, RuleError: it is none, or names what the rule does not have.
@@ -106,7 +106,8 @@ class SizedImplementation:
             expression = Expression(("neg", ("int", -value)) if value < 0 else ("int", value))
         elif isinstance(value, str):
             try:
-                expression = parse(value)
+                kinds = (*dtypes.BY_NAME, *dtype_variables(rule)) if typed else ()
+                expression = parse(value, kinds=kinds)
             except RuleError as error:
                 message = f"{label}: {error}"
                 raise RuleError(message, text=error.text, position=error.position) from None
@@ -191,7 +192,9 @@ class SizedImplementation:
             elif dtype is not None:
                 template.append((name, dtype))
             else:
-                template.append((name, self._expression(f"{setting}[{name!r}]", value)))
+                expression = self._expression(f"{setting}[{name!r}]", value, True)
+                known = dtypes.BY_NAME.get(expression.node[1]) if expression.of_dtype else None
+                template.append((name, expression if known is None else known))
         return tuple(template)
 
     # -- for one call ------------------------------------------------------------------------------
@@ -225,7 +228,10 @@ class SizedImplementation:
             size = self._value(value, binding) if number is None else number(value)
             if not -INT32 <= size < INT32:
                 raise self._bad("template", f"{name} = {value}", size, binding, "an int32")
-            values.append((name, bool(size) if value.condition else size))
+            if value.of_dtype:
+                values.append((name, dtypes.ALL[size]))
+            else:
+                values.append((name, bool(size) if value.condition else size))
         return tuple(values)
 
     def _sizes(self, setting: str, axes: Sequence[Expression], binding: Binding) -> Sizes:

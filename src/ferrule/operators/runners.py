@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from .. import dtypes
 from ..dtypes import Dtype
 from ..errors import KernelError, KernelTypeError
 from ..rules.expression import Expression
@@ -116,6 +117,8 @@ class Runner(SizedImplementation):
             if isinstance(constant, Expression):
                 number = self._value(constant, binding)
                 values[name] = bool(number) if constant.condition else number
+                if constant.of_dtype:
+                    values[name] = dtypes.ALL[number].name
             else:
                 values[name] = constant.name if isinstance(constant, Dtype) else constant
         key = (device, *values.items())

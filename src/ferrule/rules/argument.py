@@ -50,6 +50,8 @@ class Argument(NamedTuple):
         constant: of an output: derivatives take it for a constant.
         present: of an output: the condition under which calls have it; True or False where that
             is settled, None of one that has no condition.
+        default: of an optional input, what its dtype variable is where no input says it: a dtype's
+            full name, or another variable.
     """
 
     name: str
@@ -59,12 +61,14 @@ class Argument(NamedTuple):
     mutable: bool = False
     constant: bool = False
     present: Expression | bool | None = None
+    default: str | None = None
 
     def __str__(self) -> str:
         dims = "" if self.dims is None else f"[{','.join(map(_tight, self.dims))}]"
         marks = f"{'?' * self.optional}{'!' * self.mutable}{'~' * self.constant}"
         condition = "" if self.present is None else f" if {shown_truths(self.present)}"
-        return f"{self.name}{dims}:{self.dtype}{marks}{condition}"
+        default = "" if self.default is None else f"={self.default}"
+        return f"{self.name}{dims}:{self.dtype}{default}{marks}{condition}"
 
 
 def shown_truths(condition: Expression | bool) -> str:

@@ -16,13 +16,14 @@ from .argument import Argument, Broadcast, Star, name_of
 from .expression import DEVICE_NUMBERS, DEVICES, Expression
 from .rule import Rule
 
-FORMAT = 1  # FR_PROGRAM_FORMAT, like all that follows a constant of rule.h
+FORMAT = 2  # FR_PROGRAM_FORMAT, like all that follows a constant of rule.h
 MAX_ARGUMENTS = 32
 MAX_NDIM = 16
 MAX_SYMBOLS = 64
 MAX_STACK = 128
 MAX_DTYPES = 63
 NO_DTYPE = -1
+NO_DEFAULT = MAX_DTYPES
 OPTIONAL, NUMBER = 1, 2  # flags of an input
 OF_DEVICE = (":device", *DEVICE_NUMBERS)  # symbols, whose values the device of a call says
 SIZE, NDIM, DTYPE, VALUE = 0, 1, 2, 3  # kinds of an attribute
@@ -118,6 +119,11 @@ class _Stack:
         kind, *parts = node
         if kind in ("int", "name", *_ATTRIBUTES):
             self.leaf(str(kind), parts[0])
+            return
+        if kind == "dtype":
+            name = str(parts[0])
+            known = name in dtypes.BY_NAME
+            self.leaf(*(("int", _number_of(name)) if known else ("name", f":{name}")))
             return
         if kind == "is":
             self.leaf("name", f":{parts[0]}")
@@ -257,12 +263,12 @@ class _RuleWriter:
         attributes = self.attributes()
         conditions = [self.code(condition) for condition in self.rule.conditions]
         outputs = [word for argument in self.rule.outputs for word in self.output(argument)]
-        choices = [self.choices(name) for name in self.variables]
+        choices = [word for name in self.variables for word in self.variable(name)]
         self.words[:_HEADER_WORDS] = [
             FORMAT,
             len(self.rule.inputs),
             len(self.rule.outputs),
-            len(choices),
+            len(self.variables),
             len(attributes) // 3,
             len(checks) // 3,
             len(conditions),
@@ -334,10 +340,17 @@ class _RuleWriter:
             return -1 - _number(argument.dtype, self.variables)
         return dtypes.ALL.index(dtype)
 
-    def choices(self, variable: str) -> int:
-        """The dtypes that a variable may be, a bit each."""
-        names = self.rule.choices.get(variable, tuple(dtypes.BY_NAME))
-        return sum(1 << dtypes.ALL.index(dtypes.BY_NAME[name]) for name in set(names))
+    def variable(self, name: str) -> tuple[int, int]:
+        """The dtypes that a variable may be, a bit each, and what it is by default."""
+        names = self.rule.choices.get(name, tuple(dtypes.BY_NAME))
+        choices = sum(1 << dtypes.ALL.index(dtypes.BY_NAME[each]) for each in set(names))
+        default = self.rule.defaults.get(name)
+        if default is None:
+            return choices, NO_DEFAULT
+        known = dtypes.BY_NAME.get(default)
+        if known is None:
+            return choices, -1 - _number(default, self.variables)
+        return choices, dtypes.ALL.index(known)
 
 
 def _number_of(name: str) -> int:

@@ -9,7 +9,9 @@ least power of 2 that is no less than n) and ``bucket(n, 1, 8, 64)`` (the first 
 that is no less, the last where there is none). Division rounds down, as in Python. What a dtype
 variable is, a condition says: ``T == float16``, ``T in (float16, bfloat16)``, and with ``!=`` and
 ``not in``; in the same way it says where a call runs: ``device == cuda``. Of the device
-``sm_count``, ``capability`` and ``memory_bus`` are numbers.
+``sm_count``, ``capability`` and ``memory_bus`` are numbers. An
+expression may be a dtype itself, ``float64 if T == float64 else float32``; its value is then the
+dtype's place in `ferrule.dtypes.ALL`.
 """
 
 from __future__ import annotations
@@ -125,7 +127,7 @@ class Expression:
 
     Attributes:
         node: the tree: ``("int", 2)``, ``("name", "B")``, ``("size", "x")``, ``("ndim", "x")``,
-            ``("+", a, b)`` …, ``("is", "T", "float16")``
+            ``("+", a, b)`` …, ``("is", "T", "float16")``, ``("dtype", "T")``
         condition: whether it is true or false, instead of a number.
     """
 
@@ -173,9 +175,16 @@ class Expression:
     def variables(self) -> frozenset[str]:
         """The dtype variables that it names."""
         if self._variables is None:  # each call asks
-            nodes = (node for node in _nodes(self.node) if node[0] == "is")
-            self._variables = frozenset(node[1] for node in nodes if node[2] not in DEVICES)
+            nodes = _nodes(self.node)
+            named = {node[1] for node in nodes if node[0] == "is" and node[2] not in DEVICES}
+            named |= {node[1] for node in nodes if node[0] == "dtype"}
+            self._variables = frozenset(named.difference(dtypes.BY_NAME))
         return self._variables
+
+    @property
+    def of_dtype(self) -> bool:
+        """Whether its value is a dtype."""
+        return is_dtype(self.node)
 
     @property
     def constant(self) -> bool:
@@ -221,6 +230,11 @@ class Expression:
         return Expression(_read(data))
 
 
+def is_dtype(node: Node) -> bool:
+    """Whether a node's value is a dtype."""
+    return node[0] == "dtype" or (node[0] == "if" and is_dtype(node[2]))
+
+
 def _nodes(node: Node) -> list[Node]:
     nodes = [node]
     for part in node[1:]:
@@ -239,6 +253,9 @@ def _value(node: Node, values: Mapping[str, Any], on: type[Ints]) -> Any:
         return values[f"{node[1]}.{kind}"]
     if kind == "is":
         return values[f":{node[1]}"] == node[2]
+    if kind == "dtype":
+        name = node[1] if node[1] in dtypes.BY_NAME else values[f":{node[1]}"]
+        return dtypes.ALL.index(dtypes.BY_NAME[name])
 
     def part(i: int) -> Any:
         return _value(node[i], values, on)
@@ -287,7 +304,7 @@ _ATOM = len(_LEVELS)
 def _text(node: Node) -> str:
     """An expression as it is written, with no more parentheses than it needs."""
     kind = node[0]
-    if kind in ("int", "name"):
+    if kind in ("int", "name", "dtype"):
         return str(node[1])
     if kind in ATTRIBUTES:
         return f"{node[1]}.{kind}"
@@ -335,7 +352,7 @@ def _read(data: object, depth: int = 0) -> Node:
     kind, *parts = data
     if kind == "int" and len(parts) == 1 and type(parts[0]) is int and 0 <= parts[0] <= MOST:
         return ("int", parts[0])
-    is_name = kind == "name" or kind in ATTRIBUTES
+    is_name = kind in ("name", "dtype") or kind in ATTRIBUTES
     if is_name and len(parts) == 1 and isinstance(parts[0], str):
         name = parts[0]
         if not (name.isascii() and name.isidentifier()) or keyword.iskeyword(name):
@@ -353,4 +370,6 @@ def _read(data: object, depth: int = 0) -> Node:
         wanted = kind in ("and", "or", "not") or (kind == "if" and i == 0)
         if (node[0] in CONDITIONS) != wanted:
             raise RuleError("a saved expression is damaged")
+    if any(map(is_dtype, nodes)) and (kind != "if" or not all(map(is_dtype, nodes[1:]))):
+        raise RuleError("a saved expression is damaged")
     return (kind, *nodes)

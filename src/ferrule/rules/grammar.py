@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from .. import dtypes
 from ..errors import RuleError
@@ -20,6 +20,7 @@ from .expression import (
     Expression,
     Node,
     is_bucket,
+    is_dtype,
 )
 
 _LONGEST = 2000  # characters
@@ -32,13 +33,21 @@ _INTEGER = re.compile(r"[0-9_]+|0[xX][0-9a-fA-F_]+|0[bB][01_]+|0[oO][0-7_]+")
 _SIGNS = {syntax: sign for sign, (syntax, _) in BETWEEN_TWO.items()}
 
 
-def parse(text: str, *, whole: str | None = None, at: int = 0, truths: bool = False) -> Expression:
+def parse(
+    text: str,
+    *,
+    whole: str | None = None,
+    at: int = 0,
+    truths: bool = False,
+    kinds: Iterable[str] = (),
+) -> Expression:
     """Parse an expression.
 
     Args:
         text: the expression.
         whole, at: the text that it is a part of, and where it begins there, for error messages.
         truths: it is a condition, in which a name alone stands for ``name != 0``.
+        kinds: the dtypes and dtype variables that its value may be.
 
     Raises:
         RuleError: it is none; points at the character.
@@ -65,7 +74,7 @@ def parse(text: str, *, whole: str | None = None, at: int = 0, truths: bool = Fa
             raise fail(f"{number[0]} is no integer", number.start())
     try:
         tree = ast.parse(stripped, mode="eval").body
-        tree = _truth(tree) if truths else tree
+        tree = _truth(tree) if truths else _typed(tree, frozenset(kinds))
         node = _node(tree, fail)
         deep, many = _extent(node, {})
     except SyntaxError as error:
@@ -97,6 +106,20 @@ def _truth(tree: ast.expr) -> ast.expr:
     return tree
 
 
+class _Kind(str):
+    """A dtype, or a dtype variable, that is a value."""
+
+
+def _typed(tree: ast.expr, kinds: frozenset[str]) -> ast.expr:
+    """An expression in which dtypes are marked, where its value may be one of them."""
+    match tree:
+        case ast.Name(id=name) if name in kinds:
+            return ast.copy_location(ast.Constant(_Kind(name)), tree)
+        case ast.IfExp():
+            tree.body, tree.orelse = _typed(tree.body, kinds), _typed(tree.orelse, kinds)
+    return tree
+
+
 def _node(tree: ast.expr, fail: Callable[[str, int], RuleError]) -> Node:
     column = tree.col_offset
     match tree:
@@ -104,6 +127,8 @@ def _node(tree: ast.expr, fail: Callable[[str, int], RuleError]) -> Node:
             if value > MOST:
                 raise fail(f"{value} is more than {MOST}, the largest size", column)
             return ("int", value)
+        case ast.Constant(value=_Kind() as kind):
+            return ("dtype", str(kind))
         case ast.Name(id=name):
             return ("name", name)
         case ast.Attribute(value=ast.Name(id=name), attr=attribute):
@@ -129,7 +154,10 @@ def _node(tree: ast.expr, fail: Callable[[str, int], RuleError]) -> Node:
         case ast.Compare():
             return (_of_dtype if any(map(_is_dtype, _compared(tree))) else _comparison)(tree, fail)
         case ast.IfExp(test=test, body=body, orelse=orelse):
-            return ("if", _condition(test, fail), _number(body, fail), _number(orelse, fail))
+            then, otherwise = _number(body, fail), _number(orelse, fail)
+            if is_dtype(then) != is_dtype(otherwise):
+                raise fail("a dtype and a number cannot take turns", orelse.col_offset)
+            return ("if", _condition(test, fail), then, otherwise)
         case ast.Call(func=ast.Name(id=name), args=args, keywords=[]) if name in FUNCTIONS:
             return _call(name, args, fail, column)
         case ast.Call(func=ast.Name(id=name)):

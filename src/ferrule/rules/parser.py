@@ -14,7 +14,7 @@ from .grammar import parse
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z_0-9]*")
 _CHOICES = re.compile(r"\s*([A-Za-z_]\w*)\s+in\s*\(([^()]*)\)\s*", re.ASCII)
-_DTYPE = re.compile(r"\s*:\s*([A-Za-z_]\w*)\s*([?!~]*)\s*", re.ASCII)
+_DTYPE = re.compile(r"\s*:\s*([A-Za-z_]\w*)\s*(?:=\s*([A-Za-z_]\w*)\s*)?([?!~]*)\s*", re.ASCII)
 # No variable is called like a dtype of C, Metal or another library: it would take any dtype at all.
 _LIKE_A_DTYPE = re.compile(
     r"(u?int|float|bfloat|complex|bool|half)(\d|_|$)|(f|fp|bf|i|u)(8|16|32|64)(_|$)|double$"
@@ -160,11 +160,14 @@ class _Parser:
         if dtype[1] not in dtypes.BY_NAME and _LIKE_A_DTYPE.match(dtype[1]):
             expected = ", ".join(dtypes.BY_NAME)
             raise self.fail(f"there is no dtype {dtype[1]!r}; expected {expected}", dtype.start(1))
-        marks = dtype[2]
+        default, marks = dtype[2], dtype[3]
         if len(set(marks)) != len(marks):
-            raise self.fail("a mark stands twice", dtype.start(2))
+            raise self.fail("a mark stands twice", dtype.start(3))
+        if default is not None and ("?" not in marks or dtype[1] in dtypes.BY_NAME):
+            what = "a default is for the dtype variable of an input that may be absent: w[N]:W=T?"
+            raise self.fail(what, dtype.start(2))
         argument = Argument(
-            name[0], dims, dtype[1], "?" in marks, "!" in marks, "~" in marks, present
+            name[0], dims, dtype[1], "?" in marks, "!" in marks, "~" in marks, present, default
         )
         self.positions[id(argument)] = begin
         return argument
@@ -292,13 +295,38 @@ class _Parser:
             if argument.dims is not None and argument.dtype not in dtypes.BY_NAME:
                 kinds.add(argument.dtype)
             stars.update(dim.name for dim in argument.dims or () if isinstance(dim, Star))
+        return dims, stars, kinds | self.defaults(rule, kinds)
+
+    def defaults(self, rule: Declaration, kinds: set[str]) -> set[str]:
+        """The dtype variables that inputs have which may be absent, and no others."""
+        defaults: dict[str, str] = {}
         for argument in rule.inputs:
-            if argument.dtype not in dtypes.BY_NAME and argument.dtype not in kinds:
+            if argument.default is None:
+                continue
+            default = argument.default
+            if argument.dtype in kinds:
                 raise self.fail(
-                    f"no array that is always there says what dtype {argument.dtype!r} is",
+                    f"{argument.dtype!r} needs no default: it is always known", argument
+                )
+            if default not in dtypes.BY_NAME and default not in kinds:
+                raise self.fail(
+                    f"the default {default!r} is no dtype, and of no array that is always there",
                     argument,
                 )
-        return dims, stars, kinds
+            if defaults.setdefault(argument.dtype, default) != default:
+                raise self.fail(f"{argument.dtype!r} has two defaults", argument)
+            allowed = rule.choices.get(argument.dtype, (default,))
+            if default in dtypes.BY_NAME and default not in allowed:
+                raise self.fail(f"{argument.dtype!r} cannot be its default {default}", argument)
+        for argument in rule.inputs:
+            if argument.dtype not in (*dtypes.BY_NAME, *kinds, *defaults):
+                variable = argument.dtype
+                raise self.fail(
+                    f"no array that is always there says what dtype {variable!r} is; give a "
+                    f"default, as in {argument.name}[…]:{variable}=float32?",
+                    argument,
+                )
+        return set(defaults)
 
     def check_names(
         self,

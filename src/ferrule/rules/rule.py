@@ -12,6 +12,8 @@ A rule reads like a signature::
 * Without brackets an input is a Python number: ``eps:float32``. One of an integer dtype or bool,
   such as ``k:int32``, may be named like a dim, in sizes, conditions and launches.
 * A dtype is a full name, or a variable (one that is no dtype's name), which an input binds.
+* ``w[N]:W=T?``: a variable that optional inputs alone have is ``T`` where none of them is there, or
+  a dtype, as in ``W=float32``.
 * ``?`` after an input says that it may be None; ``!`` that the kernel writes it in place.
 * ``~`` after an output says that it is constant to derivatives: it is kept for the backward pass,
   such as ``rstd[*S]:float32~``, and no gradient goes through it.
@@ -160,6 +162,11 @@ class Rule:
         ]
         return inspect.Signature(parameters)
 
+    @cached_property
+    def defaults(self) -> dict[str, str]:
+        """What dtype variables are where no input says it: dtypes, or other variables."""
+        return {a.dtype: a.default for a in self.inputs if a.default is not None}
+
     @property
     def dim_names(self) -> tuple[str, ...]:
         """The dims that the shapes of inputs bind, in the order in which they appear."""
@@ -218,6 +225,9 @@ class Rule:
                     binder.bound[name] = argument, shape
                 else:
                     later.append((argument, i, size, dim))
+        for variable, default in self.defaults.items():
+            if variable not in binding.dtypes:
+                binder.bind_default(variable, binding.dtypes.get(default, default))
         for name in map(name_of, absent):
             if name is not None and name not in self.numbers:
                 binding.dims.setdefault(name, 0)
@@ -316,9 +326,13 @@ class Rule:
                 dims = [d.to_json() if isinstance(d, Expression) else str(d) for d in argument.dims]
             fields = [argument.name, dims, argument.dtype, argument.optional, argument.mutable]
             # Digests are older than what follows.
-            if (present := argument.present) is not None:
-                when = present if isinstance(present, bool) else present.to_json()
-                return [*fields, argument.constant, when]
+            present: Any = argument.present
+            if isinstance(present, Expression):
+                present = present.to_json()
+            if argument.default is not None:
+                return [*fields, argument.constant, present, argument.default]
+            if present is not None:
+                return [*fields, argument.constant, present]
             return [*fields, True] if argument.constant else fields
 
         return {
@@ -345,13 +359,14 @@ class Rule:
 
         def argument(entry: Any) -> Argument:
             name, dims, dtype, optional, mutable, *more = entry
-            constant, when = more if len(more) == 2 else (bool(more), None)
+            rest: list[Any] = [*more, *(False, None, None)[len(more) :]]
+            constant, when, default = rest
             present = Expression.from_json(when) if isinstance(when, list) else when
             good = all(isinstance(s, str) and NAME.fullmatch(s) for s in (name, dtype))
             if not good or type(optional) is not bool or type(mutable) is not bool:
                 raise TypeError
             sizes = None if dims is None else tuple(dim(d) for d in dims)
-            return Argument(name, sizes, dtype, optional, mutable, constant, present)
+            return Argument(name, sizes, dtype, optional, mutable, constant, present, default)
 
         try:
             rule = Rule(
@@ -414,6 +429,16 @@ class _Binder:
             raise KernelError(
                 f"{label}but {name} is {bound_dtype} by input {first.name!r} ({first}, {argument})."
             )
+
+    def bind_default(self, variable: str, kind: str) -> None:
+        """Bind a dtype variable that no input has bound."""
+        allowed = self.rule.choices.get(variable)
+        if allowed is not None and kind not in allowed:
+            raise KernelError(
+                f"[op] op {self.op!r}: {variable} is {kind}, as no input says what it is; expected "
+                f"one of {', '.join(allowed)}."
+            )
+        self.binding.dtypes[variable] = kind
 
     def aligned(self, argument: Argument, shape: Shape) -> list[tuple[int, Any, Expression]]:
         """The dims of an input but ``*S``, with where they stand in its shape and their sizes."""

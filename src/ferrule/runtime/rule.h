@@ -18,13 +18,14 @@
 #include "arithmetic.h"
 
 enum {
-  FR_PROGRAM_FORMAT = 1,
+  FR_PROGRAM_FORMAT = 2,
   FR_MAX_ARGUMENTS = 32, /* inputs and outputs together */
   FR_MAX_NDIM = 16,
   FR_MAX_SYMBOLS = 64,
   FR_MAX_STACK = 128, /* values that an expression keeps at a time */
   FR_MAX_DTYPES = 63, /* so that a set of them is a word */
-  FR_NO_DTYPE = -1
+  FR_NO_DTYPE = -1,
+  FR_NO_DEFAULT = FR_MAX_DTYPES
 };
 
 /* One input of a call. */
@@ -53,8 +54,8 @@ typedef struct {
 
 /* The words that a program begins with. Where each extra expression begins, as a word's number,
  * follows at once. Expressions stand anywhere. From word FR_RECORDS on stand, without gaps: the
- * choices of each dtype variable (a bit per dtype), the inputs, the attributes, the checks, the
- * conditions (the word where each begins), and the outputs. */
+ * dtype variables, the inputs, the attributes, the checks, the conditions (the word where each
+ * begins), and the outputs. */
 enum {
   FR_FORMAT = 0,
   FR_INPUTS = 1, /* how many, as in all that follow but the last */
@@ -67,6 +68,10 @@ enum {
   FR_RECORDS = 8,
   FR_HEADER_WORDS = 9
 };
+
+/* A dtype variable: what it may be, a bit per dtype; and what it is where no input says it: a dtype,
+ * -1 - the number of another variable, or FR_NO_DEFAULT. */
+enum { FR_VARIABLE_CHOICES = 0, FR_VARIABLE_DEFAULT = 1, FR_VARIABLE_WORDS = 2 };
 
 /* An input. A place is the number of a dim; one behind *S counts from the end: -1 is the last. */
 enum {
@@ -207,15 +212,28 @@ typedef struct {
   } star[FR_MAX_ARGUMENTS];
 } fr_rule_found;
 
-static inline bool fr_rule_bind_dtype(int64_t declared, int32_t dtype, const int64_t* choices,
+static inline bool fr_rule_bind_dtype(int64_t declared, int32_t dtype, const int64_t* variables,
                                       fr_rule_found* found, fr_rule_result* out) {
   if (declared >= 0) return dtype == declared;
   int64_t variable = -1 - declared;
   uint64_t bit = UINT64_C(1) << variable;
   if (found->variables & bit) return out->dtypes[variable] == dtype;
-  if (dtype < 0 || dtype >= FR_MAX_DTYPES || !(choices[variable] >> dtype & 1)) return false;
+  int64_t choices = variables[FR_VARIABLE_WORDS * variable + FR_VARIABLE_CHOICES];
+  if (dtype < 0 || dtype >= FR_MAX_DTYPES || !(choices >> dtype & 1)) return false;
   found->variables |= bit;
   out->dtypes[variable] = dtype;
+  return true;
+}
+
+/* Gives those dtype variables that no input has bound what they are by default. */
+static inline bool fr_rule_bind_defaults(const int64_t* variables, int64_t count,
+                                         fr_rule_found* found, fr_rule_result* out) {
+  for (int64_t v = 0; v < count; v++) {
+    int64_t dtype = variables[FR_VARIABLE_WORDS * v + FR_VARIABLE_DEFAULT];
+    if ((found->variables >> v & 1) || dtype == FR_NO_DEFAULT) continue;
+    if (dtype < 0) dtype = out->dtypes[-1 - dtype];
+    if (!fr_rule_bind_dtype(-1 - v, (int32_t)dtype, variables, found, out)) return false;
+  }
   return true;
 }
 
@@ -235,7 +253,7 @@ static inline bool fr_rule_bind_star(int64_t star, const int64_t* sizes, int32_t
 }
 
 static inline int fr_rule_bind_input(const int64_t* record, const fr_rule_input* input,
-                                     const int64_t* choices, fr_rule_found* found,
+                                     const int64_t* variables, fr_rule_found* found,
                                      fr_rule_result* out) {
   int64_t flags = record[FR_INPUT_FLAGS];
   int64_t least = record[FR_INPUT_NDIM], star = record[FR_INPUT_STAR];
@@ -250,7 +268,7 @@ static inline int fr_rule_bind_input(const int64_t* record, const fr_rule_input*
   if (ndim > FR_MAX_NDIM) return FR_RULE_LIMIT;
   if (star < 0 ? ndim != least : ndim < least) return FR_RULE_MISMATCH;
   bool any = (flags & FR_NUMBER) && input->dtype == FR_NO_DTYPE;
-  if (!any && !fr_rule_bind_dtype(record[FR_INPUT_DTYPE], input->dtype, choices, found, out))
+  if (!any && !fr_rule_bind_dtype(record[FR_INPUT_DTYPE], input->dtype, variables, found, out))
     return FR_RULE_MISMATCH;
   for (int32_t i = 0; i < ndim; i++)
     if (input->sizes[i] < 0) return FR_RULE_MISMATCH; /* no array has such a size */
@@ -346,16 +364,18 @@ static inline int fr_rule_bind(const int64_t* program, const fr_rule_input* inpu
                                fr_rule_result* out) {
   if (program[FR_FORMAT] != FR_PROGRAM_FORMAT) return FR_RULE_LIMIT;
   assert(program[FR_INPUTS] + program[FR_OUTPUTS] <= FR_MAX_ARGUMENTS);
-  const int64_t* choices = program + program[FR_RECORDS];
-  const int64_t* record = choices + program[FR_VARIABLES];
+  const int64_t* variables = program + program[FR_RECORDS];
+  const int64_t* record = variables + FR_VARIABLE_WORDS * program[FR_VARIABLES];
   fr_rule_found found;
   found.symbols = found.variables = found.stars = 0;
   int32_t status = FR_RULE_OK;
   for (int64_t i = 0; i < program[FR_INPUTS]; i++) {
-    status = fr_rule_bind_input(record, &inputs[i], choices, &found, out);
+    status = fr_rule_bind_input(record, &inputs[i], variables, &found, out);
     if (status) return status;
     record += FR_INPUT_WORDS + 2 * record[FR_INPUT_NAMED];
   }
+  if (!fr_rule_bind_defaults(variables, program[FR_VARIABLES], &found, out))
+    return FR_RULE_MISMATCH;
   const int64_t* attributes = record;
   for (int64_t i = 0; i < program[FR_ATTRIBUTES]; i++, record += FR_ATTRIBUTE_WORDS) {
     if (record[FR_ATTRIBUTE_KIND] == FR_DTYPE) {
