@@ -447,3 +447,38 @@ def test_functions_of_no_module_have_an_identity() -> None:
     exec("def make(x):\n    return x + 1", found)  # noqa: S102
     found["make"].__module__ = None
     assert identity.of_callable("it", found["make"])
+
+
+def test_versions_of_functions_that_a_function_makes() -> None:
+    def scaled(factor: Any, helper: Any = None, power: int = 1) -> Op:
+        op = ferrule.op("scaled_by", "x[N]:T -> y[N]:T", run=lambda x: x + 0, version=1)
+
+        def vjp(primals: Any, cotangents: Any, outputs: Any, exponent: int = power) -> Any:
+            return cotangents[0] * (helper() if helper else factor) ** exponent
+
+        op.def_vjp(vjp, version=1)
+        return op
+
+    def gradient(op: Op) -> float:
+        x = torch.ones(1, requires_grad=True)
+        op(x).sum().backward()
+        return float(x.grad)
+
+    # Closures and defaults tell them apart: each keeps its own derivative.
+    ops = [scaled(2), scaled(3), scaled((2,)), scaled(2, power=3)]
+    assert len({op.digest for op in ops}) == 4
+    assert scaled(2).digest == ops[0].digest
+    assert [gradient(ops[i]) for i in (0, 1, 3, 0)] == [2, 3, 8, 2]
+    partial = [identity.of_callable("f", functools.partial(max, n), version=1) for n in (1, 2, 1)]
+    assert partial[0] == partial[2] != partial[1]
+    # Of what else they read the version speaks; that it was forgotten is told.
+    first, second = scaled(2, lambda: 5), scaled(2, lambda: 7)
+    assert first.digest == second.digest
+    assert gradient(first) == 5
+    with pytest.warns(ferrule.FerruleWarning, match=r"op 'scaled_by' .* other code in `def_vjp`"):
+        assert gradient(second) == 5
+    boxes = [types.SimpleNamespace(factor=n) for n in (2, 3)]  # whose content is not known
+    first, second = (scaled(box, lambda: 9) for box in boxes)
+    assert gradient(first) == 9
+    with pytest.warns(ferrule.FerruleWarning, match=r"other code in `def_vjp`"):
+        gradient(second)

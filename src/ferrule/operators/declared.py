@@ -3,6 +3,8 @@ their digest. Checks of what is declared beside implementations."""
 
 from __future__ import annotations
 
+import contextlib
+import types
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -134,7 +136,9 @@ class Declared:
         if not other.partial:
             if self.partial:
                 self.implementations = other.implementations
-            self.rules = dict(other.rules)  # whose ops may be complete, too
+            # Their ops may be complete, too. Of functions of one version the first stays.
+            kept = {kind: rule for kind, rule in self.rules.items() if rule.version is not None}
+            self.rules = {**other.rules, **kept}
 
 
 def defined(name: str, digest: str) -> Any:
@@ -164,6 +168,7 @@ class Derived:
         matched: Callable[[Any, Any], None],
     ) -> None:
         self.kind, self.version = kind, version
+        self._by_version: str | None = None
         self.op: Declared | None = None
         self.function: Callable[..., Any] | None = None
         if isinstance(rule, Declared):
@@ -172,7 +177,8 @@ class Derived:
         elif callable(rule):
             self.function = rule
             self._what = f"`def_{kind}` of op {of.name!r}"
-            _ = self.digest  # refuses what has none, now
+            digest = self.digest  # refuses what has none, now
+            self._by_version = None if version is None else digest
         else:
             raise KernelTypeError(
                 f"[op] `def_{kind}` of op {of.name!r}: got {rule!r} of type {type(rule).__name__}, "
@@ -184,7 +190,18 @@ class Derived:
         """The digest of its content, which is read each time: ops in it may get rules later."""
         if self.op is not None:
             return self.op.digest
+        if self._by_version is not None:
+            return self._by_version
         return identity.of_callable(self._what, self.function, self.version)
+
+    @property
+    def content(self) -> object:
+        """What tells a function's content, whatever its version, in this process: its digest; where
+        it holds what has none, which objects these are."""
+        with contextlib.suppress(KernelError):
+            return identity.of_callable(self._what, self.function)
+        cells = getattr(self.function, "__closure__", None) or ()
+        return [id(c.cell_contents) for c in cells if c != types.CellType()]
 
     def ops(self) -> list[Any]:
         """The ops that it calls, as far as can be told from its code."""

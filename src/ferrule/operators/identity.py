@@ -82,7 +82,9 @@ def of_callable(label: str, function: object, version: object = None) -> str:
         label: how messages call it: ``"`run` of op 'linear'"``.
         function: the function.
         version: a str or int that stands for the content in its place; the caller changes it with
-            each change of behaviour.
+            each change of behaviour. What a function closes over, its defaults and a partial's
+            arguments count as they do without it, where they are plain values, or tuples of such:
+            functions that a function makes differ in them alone.
 
     Raises:
         KernelError: it is none, or holds what has no digest (an array, an object with state), or
@@ -93,8 +95,27 @@ def of_callable(label: str, function: object, version: object = None) -> str:
     if version is not None:
         if type(version) not in (str, int):
             raise KernelError(f"[op] `version` of {label}: got {version!r}, expected a str or int.")
-        return digest(["version", getattr(function, "__qualname__", ""), version])
+        name, constants = getattr(function, "__qualname__", ""), _plain_constants(function)
+        return digest(["version", name, version, *([constants] if constants else [])])
     return digest(_FunctionReader(label, function).read_all(function))
+
+
+def _plain_constants(function: Any) -> list[Any]:
+    """The plain values that were given to a function when it was made."""
+    values: list[tuple[str, Any]] = []
+    while isinstance(function, functools.partial):
+        values += [("partial", function.args), *sorted(function.keywords.items())]
+        function = function.func
+    if isinstance(function, types.FunctionType):
+        cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+        values += [(name, c.cell_contents) for name, c in cells if c != types.CellType()]
+        values.append(("defaults", function.__defaults__ or ()))
+        values += sorted((function.__kwdefaults__ or {}).items())
+
+    def plain(value: Any) -> bool:
+        return type(value) in _PLAIN or (type(value) is tuple and all(map(plain, value)))
+
+    return [[name, repr(value)] for name, value in values if plain(value) and value != ()]
 
 
 def ops_in(function: object) -> list[Any]:
