@@ -4,6 +4,7 @@ their digest. Checks of what is declared beside implementations."""
 from __future__ import annotations
 
 import contextlib
+import inspect
 import types
 import weakref
 from collections import Counter
@@ -156,8 +157,11 @@ class Derived:
         op: the op that it is, or None.
         function: the Python function that it is, or None.
         version: what stands for the function's content, or None.
+        takes_wanted: of a vjp, whether the function has a parameter ``wanted``.
         digest: of its content.
     """
+
+    takes_wanted = False
 
     def __init__(
         self,
@@ -179,6 +183,8 @@ class Derived:
             self._what = f"`def_{kind}` of op {of.name!r}"
             digest = self.digest  # refuses what has none, now
             self._by_version = None if version is None else digest
+            with contextlib.suppress(TypeError, ValueError):  # of C functions
+                self.takes_wanted = "wanted" in inspect.signature(rule).parameters
         else:
             raise KernelTypeError(
                 f"[op] `def_{kind}` of op {of.name!r}: got {rule!r} of type {type(rule).__name__}, "
@@ -212,14 +218,17 @@ class AbsentRule(Derived):
     """A rule that is a Python function, of which a file has the digest alone. A call of it calls
     the same op's rule, if that was defined in the meantime, and raises else."""
 
+    takes_wanted = True
+
     def __init__(self, of: Declared, kind: str, digest: str) -> None:
         self.kind, self.op, self.version, self._saved = kind, None, None, digest
 
-        def absent(*arguments: Any) -> Any:
+        def absent(*arguments: Any, **wanted: Any) -> Any:
             op = defined(of.name, of.digest)
             if op is not None and not op.partial:
                 of.complete(op)
-                return op.rules[kind].function(*arguments)
+                rule = op.rules[kind]
+                return rule.function(*arguments, **wanted if rule.takes_wanted else {})
             raise KernelError(
                 f"[op] op {of.name!r} was read from a file, without its {kind} rule, which is a "
                 "Python function; define the op in this process, with the same rules"

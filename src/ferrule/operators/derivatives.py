@@ -50,7 +50,8 @@ def match_vjp(of: Declared, rule: Declared) -> None:
     outputs = [a.name for a in of.rule.declared]
     cotangents = {each: name for name in outputs for each in cotangent_names(of, name)}
     inputs = [a.name for a in of.rule.inputs]
-    allowed = [*inputs, *outputs, *cotangents]
+    asked = [f"{a.name}_wanted" for a in of.rule.inputs if is_real(a)]
+    allowed = [*inputs, *outputs, *cotangents, *(name for name in asked if name not in inputs)]
     _check_inputs(of, "vjp", rule, allowed)
     named = {cotangents[a.name] for a in rule.rule.inputs if a.name in cotangents}
     for output in of.rule.declared:
@@ -151,7 +152,13 @@ def gathered(of: Declared, values: Sequence[Any]) -> Arrays:
     return tuple(value for a, value in pairs if a.present is not False)
 
 
-def vjp(of: Declared, primals: Arrays, cotangents: Arrays, outputs: Arrays) -> Arrays:
+def vjp(
+    of: Declared,
+    primals: Arrays,
+    cotangents: Arrays,
+    outputs: Arrays,
+    wanted: tuple[bool, ...] | None = None,
+) -> Arrays:
     """The gradient of each input, None where it has none.
 
     Args:
@@ -159,6 +166,7 @@ def vjp(of: Declared, primals: Arrays, cotangents: Arrays, outputs: Arrays) -> A
         primals: its inputs, as they were given.
         cotangents, outputs: one array per output; the cotangents of those that the rule calls
             constant are zeros.
+        wanted: of which inputs the gradients are wanted; None of all. A rule may leave out others.
 
     Raises:
         KernelError: the op has no vjp, or a function of it gives other than one per input.
@@ -168,8 +176,10 @@ def vjp(of: Declared, primals: Arrays, cotangents: Arrays, outputs: Arrays) -> A
         raise missing(of, "vjp")
     inputs = of.rule.inputs
     cotangents, outputs = spread(of, cotangents), spread(of, outputs)
+    wanted = (True,) * len(inputs) if wanted is None else tuple(wanted)
     if rule.op is None:
-        result: Any = rule.function(primals, cotangents, outputs)  # type: ignore[misc]
+        more = {"wanted": wanted} if rule.takes_wanted else {}
+        result: Any = rule.function(primals, cotangents, outputs, **more)  # type: ignore[misc]
         grads = tuple(result) if isinstance(result, (tuple, list)) else (result,)
         if len(grads) != len(inputs):
             raise KernelError(
@@ -182,6 +192,8 @@ def vjp(of: Declared, primals: Arrays, cotangents: Arrays, outputs: Arrays) -> A
     for argument, cotangent, output in zip(of.rule.declared, cotangents, outputs, strict=True):
         values[argument.name] = output
         values.update(dict.fromkeys(cotangent_names(of, argument.name), cotangent))
+    for argument, is_wanted in zip(inputs, wanted, strict=True):
+        values.setdefault(f"{argument.name}_wanted", is_wanted)
     gradients = _call_by_name(rule.op, values)
     return tuple(gradients.get(f"{a.name}_grad") for a in inputs)
 

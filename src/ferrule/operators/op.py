@@ -198,7 +198,9 @@ class Op(Declared):
                 has that name) go in, ``<input>_grad`` come out; inputs without one have no
                 gradient. Or a function of ``(primals, cotangents, outputs)``, tuples of arrays,
                 that returns a gradient or None per input; torch and MLX call it with their arrays,
-                while tracing, too.
+                while tracing, too. A function that has a parameter ``wanted`` gets a bool per
+                input there: None may stand for gradients that nobody asks for. An op may have
+                ``<input>_wanted:bool``.
             version: stands for a function's content: see `operators.identity.of_callable`.
 
         Returns:

@@ -36,6 +36,7 @@ def norm_gradients(
     bias: Any,
     eps: Any,
     cotangent: Any,
+    summed: bool,
     behind: int,
     wide: bool,
 ) -> list[Any]:
@@ -45,17 +46,18 @@ def norm_gradients(
         centered: of layer_norm; else of rms_norm.
         x, weight, bias, eps: what was normed, and the norm's inputs.
         cotangent: of the result.
+        summed: whether more than the gradient by ``x`` is wanted; else the others are None.
         behind: how many axes are behind the rows'.
         wide: sums are made in float64.
     """
     likes = [like for like in (weight, bias) if like is not None]
-    if weight is None or behind:
+    if weight is None or behind or not summed:
         gradient = (layer_norm_x_grad if centered else rms_norm_x_grad)(
             behind, weight is not None, wide
         )
         x_grad, *of_rows = gradient(x, *[weight] * (weight is not None), eps, cotangent)
-        if not likes:
-            return [x_grad]
+        if not summed:
+            return [x_grad, *[None] * len(likes)]
         mean = of_rows[0] if centered else None
         return [x_grad, *column_sums(x, mean, of_rows[-1], cotangent, weight, bias, behind, wide)]
     rows = [array[None].flatten(0, -2) for array in (x, cotangent)]

@@ -107,11 +107,11 @@ def _rms_norm(behind: int, weighted: bool, added: bool, wide: bool) -> ferrule.O
     )
 
     @op.def_vjp
-    def _(primals: Any, cotangents: Any, outputs: Any) -> Any:
+    def _(primals: Any, cotangents: Any, outputs: Any, wanted: Any) -> Any:
         x, *others, eps = primals
         normed, weight = (outputs[1] if added else x), others[-1] if weighted else None
         x_grad, *sums = norm_gradients(
-            False, normed, weight, None, eps, cotangents[0], behind, wide
+            False, normed, weight, None, eps, cotangents[0], any(wanted[1 + added :]), behind, wide
         )
         if added:
             x_grad = x_grad + cotangents[1]
@@ -196,10 +196,11 @@ def _layer_norm(behind: int, weighted: bool, biased: bool, wide: bool) -> ferrul
     )
 
     @op.def_vjp
-    def _(primals: Any, cotangents: Any, outputs: Any) -> Any:
+    def _(primals: Any, cotangents: Any, outputs: Any, wanted: Any) -> Any:
         (x, *others, eps), (cotangent,) = primals, cotangents
         weight, bias = others[0] if weighted else None, others[-1] if biased else None
-        return (*norm_gradients(True, x, weight, bias, eps, cotangent, behind, wide), None)
+        grads = norm_gradients(True, x, weight, bias, eps, cotangent, any(wanted[1:]), behind, wide)
+        return (*grads, None)
 
     op.def_jvp(_layer_norm_jvp(behind, weighted, biased, wide))
     return op

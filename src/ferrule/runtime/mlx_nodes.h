@@ -323,9 +323,10 @@ class Node : public Bare {
                              const std::vector<int>& argnums,
                              const std::vector<mx::array>& outputs) override {
     InPython in_python(stream());
-    Reference found(ask(plan->python, "vjp", {of_inputs(primals), tuple_of(cotangents), tuple_of(outputs)}));
+    std::vector<int> place = places(), wanted;
+    for (int k : argnums) wanted.push_back(place[k]);
+    Reference found(ask(plan->python, "vjp", {of_inputs(primals), tuple_of(cotangents), tuple_of(outputs), tuple_of(wanted)}));
     std::vector<mx::array> grads;
-    std::vector<int> place = places();
     for (int k : argnums) grads.push_back(array_of(found, place[k], primals[k]));
     return grads;
   }

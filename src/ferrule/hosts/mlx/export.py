@@ -307,8 +307,8 @@ def _rules(op: Op, inputs: OpInputs, count: int) -> mlx_node.Rules:
     """The derivatives and batches of a recorded node, with all ``count`` inputs of the record."""
     rules = mlx_node.rules(op)
 
-    def vjp(primals: Any, cotangents: Any, outputs: Any) -> Iterable[Any]:
-        grads = rules["vjp"](inputs.values(inputs.squeezed(primals)), cotangents, outputs)
+    def vjp(primals: Any, cotangents: Any, outputs: Any, places: Any) -> Iterable[Any]:
+        grads = rules["vjp"](inputs.values(inputs.squeezed(primals)), cotangents, outputs, places)
         gradients = [
             mx.expand_dims(grad, 0) if scalar and grad is not None else grad
             for grad, scalar in zip(grads, inputs.scalars, strict=True)

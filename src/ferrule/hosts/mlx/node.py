@@ -76,12 +76,13 @@ def as_tuple(outputs: Any) -> tuple[mx.array, ...]:
 def rules(op: Op) -> dict[str, Callable[..., Iterable[Any]]]:
     """What an op's nodes ask for derivatives, batches and launches."""
 
-    def vjp(primals: Any, cotangents: Any, outputs: Any) -> Iterable[Any]:
+    def vjp(primals: Any, cotangents: Any, outputs: Any, places: Any) -> Iterable[Any]:
         cotangents = tuple(
             mlx_batches.zeros_like(cotangent) if output.constant else cotangent
             for output, cotangent in zip(op.rule.outputs, cotangents, strict=True)
         )
-        grads = derivatives.vjp(op, primals, cotangents, outputs)
+        wanted = tuple(i in places for i in range(len(primals)))
+        grads = derivatives.vjp(op, primals, cotangents, outputs, wanted)
         return mlx_batches.gradients(op, primals, grads)
 
     def jvp(values: Any, tangents: Any) -> Iterable[Any]:

@@ -203,7 +203,7 @@ def _backward(op: Op, kept: _Kept) -> Callable[..., Any]:
         )
         # What a rule calls stands where the op does.
         with in_graph(ctx.in_graph):
-            grads = derivatives.vjp(op, values, cotangents, results)
+            grads = derivatives.vjp(op, values, cotangents, results, ctx.needs_input_grad[1:])
         for parameter, is_tensor, grad in zip(op.rule.inputs, ctx.is_tensor, grads, strict=True):
             if is_tensor and grad is not None and not isinstance(grad, torch.Tensor):
                 name = f"the gradient of input {parameter.name!r}"
