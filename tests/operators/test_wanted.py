@@ -134,11 +134,11 @@ def test_a_rule_that_is_no_longer_there_is_told_when_it_is_back() -> None:
 def test_norms_leave_out_the_gradients_of_weights(
     biased: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ferrule.ops import norms
+    from ferrule.ops import norm_weights
 
-    sums = []
-    column_sums = norms.column_sums
-    monkeypatch.setattr(norms, "column_sums", lambda *a: sums.append(a) or column_sums(*a))
+    sums: list[Any] = []
+    gradients = norm_weights._gradients
+    monkeypatch.setattr(norm_weights, "_gradients", lambda *a: sums.append(a) or gradients(*a))
     x, weight = torch.randn(3, 8, requires_grad=True), torch.randn(8)
     bias = torch.randn(8) if biased else None
     for needs in (False, True):
