@@ -27,5 +27,6 @@ example. Each code says what must hold of a launch (`FR_ONE_ROW`, `FR_FULL` …)
 fits is taken. Kernels on the CPU are the same shared libraries that the cache holds, loaded from
 memory. A CUDA unit is one code for every launch, and its steps are a table, too:
 `packaged/cuda_steps.h` works them out for a call, checks them all, and starts them, as
-`operators.unit_steps`, `operators.unit_call` and `devices.cuda.unit` do in Python.
+`operators.unit_steps`, `operators.unit_call` and `devices.cuda.unit` do in Python. Both hand matrix
+products to the cuBLAS that the process has by the same C, `runtime/cublas.h`.
 """
