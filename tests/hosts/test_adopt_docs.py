@@ -50,7 +50,7 @@ def test_all_libraries_are_shown() -> None:
         "A C function, by ctypes", "A torch extension", "Numba", "Warp", "Triton", "CuPy",
         "CuTeDSL",
     }  # fmt: skip
-    assert len(ON_A_GPU) == 3 and len(PROGRAMS) == 12
+    assert len(ON_A_GPU) == 3 and len(PROGRAMS) == 13
 
 
 def test_links() -> None:

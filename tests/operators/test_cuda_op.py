@@ -302,6 +302,45 @@ def test_a_sum_in_two_steps(gpu: FakeCuda, n: int, scale: float, half: bool) -> 
     assert len({one.arguments["partial"] for one in gpu.launches}) == 1
 
 
+def test_state_is_zeroed_once_and_kept(gpu: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = """__global__ void f(const float* x, int* locks, float* part, float* y, int n) {}"""
+    op = fe.op(
+        "locked", "x[N]:float32 -> y[N]:float32",
+        cuda=fe.cuda_unit(
+            source, scratch={"part": "float32[N]"}, state={"locks": "int32[N + 1]"},
+            steps=[fe.cuda_step("f", ["x", "locks", "part", "y", "N"], blocks=1, block=32)],
+        ),
+    )  # fmt: skip
+    again = Op.from_json(json.loads(json.dumps(op.to_json())))
+    assert again.digest == op.digest != fe.op("locked", str(op.rule), cuda=fe.cuda_unit(
+        source, scratch={"part": "float32[N]", "locks": "int32[N + 1]"},
+        steps=[fe.cuda_step("f", ["x", "locks", "part", "y", "N"], blocks=1, block=32)],
+    )).digest  # fmt: skip
+    symbol = compiled(op, [(4,)], ["float32"]).names["f"]
+    gpu.texts[symbol] = f"{symbol}(T* x, T* locks, T* part, T* y, int n) {{"
+    seen = []
+
+    def run(one: Launched) -> None:
+        n = number(one.arguments["n"][:4], np.int32)
+        locks = array(one.arguments["locks"], n + 1, np.int32)
+        seen.append((one.arguments["locks"], locks.tolist()))
+        array(one.arguments["part"], n)[:] = 7  # scratch is elsewhere
+        locks += 1
+
+    gpu.on_launch = run
+    for n in (4, 4, 2):
+        again(np.ones(n, np.float32))
+    assert [each[1] for each in seen] == [[0] * 5, [1] * 5, [2] * 3]
+    assert len({each[0] for each in seen}) == 1
+    assert not any(isinstance(one, Filled) for one in gpu.events)
+    monkeypatch.setattr(numpy_host, "capturing", lambda device: True, raising=False)
+    for n in (4, 2):  # a graph zeroes what it has itself
+        again(np.ones(n, np.float32))
+    assert [each[1] for each in seen[3:]] == [[0] * 5, [0] * 3]
+    assert seen[3][0] != seen[0][0]
+    assert sum(isinstance(one, Filled) for one in gpu.events) == 2
+
+
 def test_steps_come_in_order_with_what_was_declared(gpu: FakeCuda) -> None:
     source = """
     namespace a { template <int D, class U> __global__ void

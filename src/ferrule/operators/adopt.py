@@ -21,6 +21,7 @@ def adopt(
     make: Callable[..., Callable[..., Any]] | None = None,
     constants: Mapping[str, Any] | None = None,
     prepared: Mapping[str, tuple[Any, ...]] | None = None,
+    state: Mapping[str, str] | None = None,
     contiguous: bool = False,
     reference: Callable[..., Any] | None = None,
     when: str | None = None,
@@ -64,6 +65,11 @@ def adopt(
             after they were written to, never while a graph is traced or captured. Kept is what
             torch's tensors, and NumPy's read-only arrays, give; else it is called each time.
             ``op.counts["prepare"]`` tells how often, `Op.refresh` forgets it.
+        state: memory that is kept from call to call, such as locks, counters and workspaces: by the
+            name under which the callable gets it ``"dtype[dims]"``, such as ``"int32[1024]"`` or
+            ``"T[N,K]"``. It is zeros at first, and then as the last call on the same stream, from
+            the same thread, left it; calls of other sizes have the memory of the largest. It is
+            zeros in each call of MLX's and CuPy's arrays and in CUDA graphs.
         contiguous: inputs that are not row-contiguous are copied first.
         reference: the same in ordinary array code, for comparisons, and for calls for which
             ``when`` does not hold.
@@ -116,7 +122,17 @@ def adopt(
     def declared(rule: Rule) -> Op:
         runners = [
             Runner(
-                name, rule, function, "run", version, makes, constants, contiguous, when, prepared
+                name,
+                rule,
+                function,
+                "run",
+                version,
+                makes,
+                constants,
+                contiguous,
+                when,
+                prepared,
+                state,
             )
         ]
         if reference is not None:

@@ -36,6 +36,7 @@ class RunFunction:
     function: Callable[..., Any]
     when: Any
     prepared: Any = None
+    state: Any = None
 
 
 def metal_body(
@@ -99,6 +100,7 @@ def run_function(
     *,
     when: str | None = None,
     prepared: Mapping[str, tuple[Any, ...]] | None = None,
+    state: Mapping[str, str] | None = None,
 ) -> RunFunction:
     """One of an op's Python functions, with a condition: for `ferrule.op`'s ``run``.
 
@@ -107,7 +109,8 @@ def run_function(
     Args:
         function: a function of the inputs, as ``run`` in `ferrule.op`.
         when: a condition such as ``"N >= 4096 and T == float32"``; None is always.
-        prepared: what is made of weights once, as in `ferrule.adopt`.
+        prepared, state: what is made of weights once, and what a stream keeps, as in
+            `ferrule.adopt`.
 
     Raises:
         KernelTypeError: ``function`` cannot be called.
@@ -126,4 +129,4 @@ def run_function(
             f"[run_function] `function`: got {function!r} of type {type(function).__name__}, "
             "expected a function of the op's inputs."
         )
-    return RunFunction(function, when, prepared)
+    return RunFunction(function, when, prepared, state)

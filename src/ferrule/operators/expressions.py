@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from .. import dtypes
 from ..dtypes import Dtype
@@ -15,6 +15,7 @@ from ..rules.grammar import parse
 from ..rules.rule import Binding, Rule
 
 INT32 = 2**31
+_SCRATCH = re.compile(r"\s*([A-Za-z_]\w*)\s*\[(.*)\]\s*", re.DOTALL)
 
 Sizes = tuple[int, int, int]
 TemplateValue = int | bool | Dtype
@@ -71,6 +72,20 @@ def between_commas(text: str) -> list[str]:
         else:
             parts[-1] += c
     return parts if len(parts) > 1 or parts[0].strip() else []
+
+
+class Scratch(NamedTuple):
+    """An array of an implementation's own: what the steps of a unit share, or what is kept.
+
+    Attributes:
+        name: its name.
+        dtype: a dtype's full name, or a variable of the rule.
+        dims: its dims.
+    """
+
+    name: str
+    dtype: str
+    dims: tuple[Expression, ...]
 
 
 class SizedImplementation:
@@ -197,6 +212,37 @@ class SizedImplementation:
                 template.append((name, expression if known is None else known))
         return tuple(template)
 
+    def _memory(self, kind: str, declared: object) -> tuple[Scratch, ...]:
+        """Arrays of its own, beside inputs and outputs."""
+        if declared is None:
+            return ()
+        label = self._label(kind)
+        if not isinstance(declared, Mapping):
+            expected = 'a dictionary such as {"partial": "float32[N]"}'
+            raise KernelTypeError(f"{label}: got {declared!r}, expected {expected}.")
+        arrays = []
+        for name, text in declared.items():
+            match = _SCRATCH.fullmatch(text) if isinstance(text, str) else None
+            if match is None:
+                raise KernelError(
+                    f'{label}: got {text!r} for {name!r}, expected "dtype[dims]", such as '
+                    '"float32[M,N]".'
+                )
+            dtype = match[1]
+            if dtype not in dtypes.BY_NAME and dtype not in dtype_variables(self._rule):
+                raise KernelError(
+                    f"{label}: {name!r} has the dtype {dtype!r}, which is neither a dtype's full "
+                    "name nor a variable of the rule."
+                )
+            setting = f"{kind}[{name!r}]"
+            dims = tuple(self._expression(setting, part) for part in between_commas(match[2]))
+            for dim in dims:
+                if dim.condition:
+                    problem = f"got the condition {dim}, expected a size"
+                    raise KernelError(f"{label}: {name!r}: {problem}.")
+            arrays.append(Scratch(str(name), dtype, dims))
+        return tuple(arrays)
+
     # -- for one call ------------------------------------------------------------------------------
 
     def holds(self, binding: Binding) -> bool:
@@ -234,6 +280,14 @@ class SizedImplementation:
                 values.append((name, bool(size) if value.condition else size))
         return tuple(values)
 
+    def _shape(self, kind: str, array: Scratch, binding: Binding) -> tuple[int, ...]:
+        """The shape that an array of its own has in a call."""
+        shape = tuple([self._value(dim, binding) for dim in array.dims])
+        for dim, length in zip(array.dims, shape, strict=True):
+            if length < 0:
+                raise self._bad(kind, f"{array.name}: {dim}", length, binding, "0 or more")
+        return shape
+
     def _sizes(self, setting: str, axes: Sequence[Expression], binding: Binding) -> Sizes:
         x, y, z = sizes = [self._value(axis, binding) for axis in axes]
         for axis, size in zip(axes, sizes, strict=True):
@@ -263,3 +317,16 @@ class SizedImplementation:
             text = f"({', '.join(map(str, text))})"
         got = f"got {value}" if str(text) == str(value) else f"{text} is {value} for {sizes}"
         return KernelError(f"{self._label(setting)}: {got}; expected {expected}.")
+
+
+def memory_to_json(arrays: Sequence[Scratch]) -> Any:
+    """Arrays of an implementation's own, as data."""
+    return [[array.name, array.dtype, to_json(array.dims)] for array in arrays]
+
+
+def memory_from_json(data: Any) -> dict[str, str]:
+    """The reverse of `memory_to_json`: as they might be written, and as yet unchecked."""
+    return {
+        str(name): f"{dtype}[{','.join(map(str, expression_from_json(dims)))}]"
+        for name, dtype, dims in data
+    }

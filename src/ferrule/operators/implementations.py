@@ -15,6 +15,7 @@ from . import identity, metal_file
 from .bodies import KernelBody, check_names, kernel_of
 from .conditional import MetalBody, RunFunction
 from .declared import Derived
+from .expressions import memory_from_json, memory_to_json
 from .prepared import Prepared
 from .runners import AbsentRunner, Runner
 from .unit_parts import CudaBody, UnitText
@@ -90,7 +91,7 @@ def run_implementations(
     implementations: list[Implementation] = []
     for each in _several(name, "run", run, (RunFunction, Callable), "a function or a run_function"):
         one = each if isinstance(each, RunFunction) else RunFunction(each, None)
-        more = {"when": one.when, "prepared": one.prepared}
+        more = {"when": one.when, "prepared": one.prepared, "state": one.state}
         implementations.append(Runner(name, rule, one.function, "run", version, **more))
     if reference is not None:
         implementations.append(Runner(name, rule, reference, "reference", version))
@@ -296,8 +297,8 @@ def implementation_to_pickle(name: str, body: Implementation) -> Any:
         each.name: (saved_function(name, f"`prepared` {each.name!r}", each)[0], *each.inputs)
         for each in body.prepared
     }
-    more = prepared or None
-    return (*function, body.kind, body.makes, body.constants, body.contiguous, body.when, more)
+    own = prepared or None, memory_from_json(memory_to_json(body.state))
+    return (*function, body.kind, body.makes, body.constants, body.contiguous, body.when, *own)
 
 
 def implementation_from_pickle(name: str, rule: Rule, data: Any) -> Implementation:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from .. import dtypes
@@ -15,12 +15,16 @@ from ..rules.expression import Expression
 from ..rules.rule import Binding, Rule
 from . import identity
 from .expressions import (
+    Scratch,
     SizedImplementation,
+    bound_dtype,
     dtype_variables,
     expression_from_json,
+    memory_to_json,
     to_json,
 )
 from .prepared import Prepared, all_prepared
+from .state import StreamState
 
 
 class RunnerFunction(NamedTuple):
@@ -49,13 +53,15 @@ class Runner(SizedImplementation):
         constants: what else it is made for.
         contiguous: inputs that are not row-contiguous are copied for it.
         when: the condition under which it is chosen, or None.
-        prepared: what it is given beside the inputs.
+        prepared: what it is given beside the inputs, and
+        state: what else, which is kept as it leaves it.
         digest: of its content, or of the version that stands for that.
         content: of its content; None where that cannot be read.
     """
 
     contiguous = False
     prepared: tuple[Prepared, ...] = ()
+    state: tuple[Scratch, ...] = ()
 
     def __init__(
         self,
@@ -69,6 +75,7 @@ class Runner(SizedImplementation):
         contiguous: bool = False,
         when: object = None,
         prepared: object = None,
+        state: object = None,
     ) -> None:
         super().__init__(op, rule)
         self.when = self._condition(when)
@@ -81,6 +88,9 @@ class Runner(SizedImplementation):
             self.content = self.digest if version is None else identity.of_callable(label, function)
         self.constants = self._template(constants, "constants")
         self.prepared = all_prepared(op, rule, prepared, version)
+        self.state = self._memory("state", state)
+        self._check_state()
+        self._kept = StreamState()
         self._variables = dtype_variables(rule)
         self._functions: dict[tuple[Any, ...], RunnerFunction] = {}
         self._lock = threading.RLock()
@@ -144,6 +154,28 @@ class Runner(SizedImplementation):
                 cached = self._functions[key] = self._read(function)
         return cached
 
+    def state_for(
+        self, binding: Binding, host: Any, device: str, queue: int
+    ) -> Iterator[tuple[str, Any]]:
+        """What is kept for calls on this stream, by name."""
+        for each in self.state:
+            shape, dtype = self._shape("state", each, binding), bound_dtype(each.dtype, binding)
+            yield each.name, self._kept.array(each.name, shape, dtype, host, device, queue)
+
+    def _check_state(self) -> None:
+        """Refuse names that others have.
+
+        Raises:
+            KernelError: that is so.
+        """
+        arguments = [argument.name for argument in (*self._rule.inputs, *self._rule.outputs)]
+        taken = {"stream", *arguments, *(each.name for each in self.prepared)}
+        for each in self.state:
+            if each.name in taken or not each.name.isidentifier():
+                raise KernelError(
+                    f"{self._label('state')}: {each.name!r} is taken, or no name; choose another."
+                )
+
     def _check_make(self) -> None:
         """Refuse a ``make`` that cannot be called.
 
@@ -189,7 +221,7 @@ class Runner(SizedImplementation):
                 "or none."
             )
         inputs = [parameter.name for parameter in self._rule.inputs]
-        prepared = [each.name for each in self.prepared]
+        prepared = [*(each.name for each in self.prepared), *(each.name for each in self.state)]
         stream = "stream" in names and "stream" not in inputs
         try:
             signature.bind(*inputs, **dict.fromkeys([*accepted, *["stream"] * stream, *prepared]))
@@ -216,6 +248,7 @@ class Runner(SizedImplementation):
             ],
             # Digests are older than conditions.
             **({} if self.when is None else {"when": to_json(self.when)}),
+            **({"state": memory_to_json(self.state)} if self.state else {}),
             **({"prepared": [p.to_json() for p in self.prepared]} if self.prepared else {}),
         }
 

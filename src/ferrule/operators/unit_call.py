@@ -14,7 +14,7 @@ from ..dtypes import Dtype
 from ..errors import KernelError
 from ..spec import Facts
 from ..unit import Copy, Fill, Product, Run, Step, TensorMap
-from . import unit_maps, unit_matmul
+from . import state, unit_maps, unit_matmul
 from .launch import BoundCall
 from .unit_parts import CopyStep, FillStep, MatmulStep, RunStep
 from .unit_steps import ALIGNMENT, CudaUnit, UnitLaunch
@@ -52,16 +52,10 @@ def run_unit(
             values[parameter.name] = np.array(call.arguments[parameter.name], kind).tobytes()
         else:
             places.setdefault(parameter.name, (0, dtypes.uint8, 0))  # absent: a null pointer
-    memory, base = None, 0
-    if launch.memory:
-        # One array for all. It goes back to the library's pool when this returns, from where what
-        # comes later on this stream may have it.
-        memory = host.empty((launch.memory + ALIGNMENT - 1,), dtypes.uint8, device)
-        base = -(-facts(memory).pointer // ALIGNMENT) * ALIGNMENT
-    for name, (at, dtype, size) in launch.scratch.items():  # null pointers where all are empty
-        places[name] = base + at, dtype, size
+    owners, steps_for_state = _place_memory(call, unit, launch, places, host, facts, queue)
     for name, (address, _, _) in places.items():
         values[name] = address.to_bytes(8, "little")
+    launch = launch._replace(steps=launch.steps[steps_for_state:])
     steps = _steps(call.op.name, launch, places, values)
     if steps:
         constants = [(type(value), value) for _, value in launch.template]  # True == 1 in Python
@@ -73,8 +67,38 @@ def run_unit(
             program = devices.unit_program(device, unit.spec(launch.template))
             program = unit.programs.setdefault(key, program)
         program.launch(steps, queue)
-    del memory  # it had to live until here
+    del owners  # they had to live until here
     return outputs
+
+
+def _place_memory(
+    call: BoundCall,
+    unit: CudaUnit,
+    launch: UnitLaunch,
+    places: dict[str, tuple[int, Dtype, int]],
+    host: Host,
+    facts: Callable[[Any], Facts],
+    queue: int,
+) -> tuple[list[Any], int]:
+    """Give a unit's scratch and state their places.
+
+    Returns:
+        What owns them, and how many steps are left out: those that zero state which is kept.
+    """
+    keeps = bool(unit.state) and state.keeps(host, call.device)
+    size, base, owners = launch.own if keeps else launch.memory, 0, []
+    if size:
+        # One array for all. It goes back to the library's pool when the call is over, from where
+        # what comes later on this stream may have it.
+        owners = [host.empty((size + ALIGNMENT - 1,), dtypes.uint8, call.device)]
+        base = -(-facts(owners[0]).pointer // ALIGNMENT) * ALIGNMENT
+    for name, (at, dtype, count) in launch.scratch.items():  # null pointers where all are empty
+        if keeps and name in unit.state:
+            owners.append(unit.kept.array(name, (count,), dtype, host, call.device, queue))
+            places[name] = facts(owners[-1]).pointer, dtype, count
+        else:
+            places[name] = base + at, dtype, count
+    return owners, len(unit.state) if keeps else 0
 
 
 def _steps(op: str, launch: UnitLaunch, places: Places, values: Mapping[str, bytes]) -> list[Step]:

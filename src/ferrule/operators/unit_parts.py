@@ -167,6 +167,7 @@ class UnitText:
     headers: Any
     options: Any
     specific: Any = False
+    state: Any = None
 
 
 def cuda_body(
@@ -351,6 +352,7 @@ def cuda_unit(
     headers: Mapping[str, str] | None = None,
     options: Sequence[str] = (),
     specific: bool = False,
+    state: Mapping[str, str] | None = None,
 ) -> UnitText:
     """A whole CUDA translation unit as one of an op's implementations: for `ferrule.op`'s ``cuda``.
 
@@ -374,6 +376,10 @@ def cuda_unit(
             others that name no file and no GPU.
         specific: compile for what one architecture alone has, and none after it: ``sm_90a``, with
             wgmma, in place of ``sm_90``. Without effect before compute capability 9.0.
+        state: memory such as locks and counters, declared as ``scratch`` is, that is zeros at
+            first, and then as the last call on the same stream left it. Leave it so that a call
+            with other sizes may come next: its arrays have the memory of the largest. In a CUDA
+            graph, an export and a package it is zeroed for each call.
 
     Raises:
         KernelTypeError: ``steps`` is no sequence of steps.
@@ -410,4 +416,6 @@ def cuda_unit(
                 f"[cuda_unit] `steps`: got {step!r} of type {type(step).__name__}, expected "
                 "ferrule.cuda_step(…), cuda_fill(…), cuda_copy(…) or cuda_matmul(…)."
             )
-    return UnitText(source, tuple(steps), scratch, when, template, headers, options, specific)
+    return UnitText(
+        source, tuple(steps), scratch, when, template, headers, options, specific, state
+    )

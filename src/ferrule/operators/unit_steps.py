@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from .. import dtypes
 from ..dtypes import Dtype
 from ..errors import KernelError, KernelTypeError
 from ..kernel import check_distinct, check_identifier, check_pdl, check_text
@@ -25,16 +24,19 @@ from . import unit_maps, unit_matmul
 from .bodies import KernelBody
 from .expressions import (
     INT32,
+    Scratch,
     SizedImplementation,
     TemplateValue,
-    between_commas,
     bound_dtype,
     dtype_variables,
     expression_from_json,
+    memory_from_json,
+    memory_to_json,
     to_json,
     value_from_json,
 )
 from .runners import Runner
+from .state import StreamState
 from .unit_parts import (
     CopyStep,
     FillStep,
@@ -64,21 +66,6 @@ _OPTIONS = (
 )  # fmt: skip
 _HEADER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_./+-]{0,200}")
 _LABEL = re.compile(r"source|header|step\d+")  # how diagnostics call what is no header
-_SCRATCH = re.compile(r"\s*([A-Za-z_]\w*)\s*\[(.*)\]\s*", re.DOTALL)
-
-
-class Scratch(NamedTuple):
-    """An array that the steps share.
-
-    Attributes:
-        name: its name.
-        dtype: a dtype's full name, or a variable of the rule.
-        dims: its dims.
-    """
-
-    name: str
-    dtype: str
-    dims: tuple[Expression, ...]
 
 
 class UnitLaunch(NamedTuple):
@@ -91,12 +78,14 @@ class UnitLaunch(NamedTuple):
             `MatmulStep` what is multiplied.
         scratch: where each scratch array begins in the memory for all, its dtype, its elements.
         memory: bytes of scratch in all.
+        own: bytes of what is not kept.
     """
 
     template: tuple[tuple[str, TemplateValue], ...]
     steps: tuple[tuple[UnitStep, Run | Product | None], ...]
     scratch: dict[str, tuple[int, Dtype, int]]
     memory: int
+    own: int
 
 
 class CudaUnit(SizedImplementation):
@@ -104,7 +93,10 @@ class CudaUnit(SizedImplementation):
 
     Attributes:
         kind: ``"cuda"``.
-        source, headers, options, specific, template, scratch, steps: what was declared.
+        source, headers, options, specific, template, scratch, steps: what was declared; what is
+            kept stands last in ``scratch``, and a fill of each first in ``steps``.
+        state: the names of what is kept from call to call.
+        kept: where it is.
         when: the condition under which it is chosen, or None.
         programs: what it became for the devices, dtypes and template values of earlier calls.
     """
@@ -128,7 +120,10 @@ class CudaUnit(SizedImplementation):
         self.specific = text.specific
         self.template = self._template(text.template)
         self.when = self._condition(text.when)
-        self.scratch = self._scratch(text.scratch)
+        state = self._memory("state", text.state)
+        self.state = tuple([array.name for array in state])
+        self.kept = StreamState()
+        self.scratch = (*self._memory("scratch", text.scratch), *state)
         names = [*dtype_variables(rule), *(name for name, _ in self.template)]
         names += [f"has_{parameter.name}" for parameter in rule.inputs if parameter.optional]
         for name in names:
@@ -156,14 +151,19 @@ class CudaUnit(SizedImplementation):
         mutable = [parameter.name for parameter in rule.inputs if parameter.mutable]
         outputs = [output.name for output in rule.outputs]
         self._written = frozenset([*outputs, *mutable, *scratch_names])
-        self.steps = tuple(self._step(i, step) for i, step in enumerate(text.steps, 1))
+        steps = [*(FillStep(name, 0, None) for name in self.state), *text.steps]
+        first = 1 - len(state)
+        self.steps = tuple(self._step(i, step) for i, step in enumerate(steps, first))
         self.calls = tuple(
             Call(i, step.function, tuple((str(a.value), self._kind(a)) for a in step.arguments))
-            for i, step in enumerate(self.steps, 1)
+            for i, step in enumerate(self.steps, first)
             if isinstance(step, RunStep)
         )
         if (size := unit_matmul.workspace(self.steps)) is not None:
-            self.scratch += (Scratch("", "uint8", (size,)),)  # has no name that a step could say
+            # It has no name that a step could say.
+            kept = len(self.scratch) - len(state)
+            workspace = Scratch("", "uint8", (size,))
+            self.scratch = (*self.scratch[:kept], workspace, *self.scratch[kept:])
         written = {name for step in self.steps for name in touched(step)}
         for name in outputs:
             if name not in written:
@@ -187,14 +187,16 @@ class CudaUnit(SizedImplementation):
                 the expression that gave it.
         """
         template = self.template_for(binding)
-        shapes = self._scratch_shapes(binding)
+        shapes = {array.name: self._shape("scratch", array, binding) for array in self.scratch}
         kinds = {array.name: bound_dtype(array.dtype, binding) for array in self.scratch}
         scratch: dict[str, tuple[int, Dtype, int]] = {}
-        end = 0
+        end = own = 0
         for name, shape in shapes.items():
             start, size = -(-end // ALIGNMENT) * ALIGNMENT, math.prod(shape)
             scratch[name] = start, kinds[name], size
             end = start + size * kinds[name].itemsize
+            if name not in self.state:
+                own = end
         if end >= 2**63:
             raise self._bad("scratch", "its size", f"{end} bytes", binding, "fewer than 2**63")
         rule = self._rule
@@ -213,17 +215,7 @@ class CudaUnit(SizedImplementation):
             if run is None or 0 not in run.blocks:
                 steps.append((step, run))
         self._check_outputs([step for step, _ in steps], binding)
-        return UnitLaunch(template, tuple(steps), scratch, end)
-
-    def _scratch_shapes(self, binding: Binding) -> dict[str, tuple[int, ...]]:
-        """The shapes of scratch arrays in one call."""
-        shapes: dict[str, tuple[int, ...]] = {}
-        for array in self.scratch:
-            shapes[array.name] = tuple(self._value(dim, binding) for dim in array.dims)
-            for dim, length in zip(array.dims, shapes[array.name], strict=True):
-                if length < 0:
-                    raise self._bad("scratch", f"{array.name}: {dim}", length, binding, "0 or more")
-        return shapes
+        return UnitLaunch(template, tuple(steps), scratch, end, own)
 
     def _check_outputs(self, steps: Sequence[UnitStep], binding: Binding) -> None:
         """Refuse a call that would leave an output as it was allocated."""
@@ -328,37 +320,6 @@ class CudaUnit(SizedImplementation):
                 )
         return tuple(options)
 
-    def _scratch(self, scratch: object) -> tuple[Scratch, ...]:
-        """The arrays that its steps share."""
-        if scratch is None:
-            return ()
-        label = self._label("scratch")
-        if not isinstance(scratch, Mapping):
-            expected = 'a dictionary such as {"partial": "float32[N]"}'
-            raise KernelTypeError(f"{label}: got {scratch!r}, expected {expected}.")
-        arrays = []
-        for name, text in scratch.items():
-            match = _SCRATCH.fullmatch(text) if isinstance(text, str) else None
-            if match is None:
-                raise KernelError(
-                    f'{label}: got {text!r} for {name!r}, expected "dtype[dims]", such as '
-                    '"float32[M,N]".'
-                )
-            dtype = match[1]
-            if dtype not in dtypes.BY_NAME and dtype not in dtype_variables(self._rule):
-                raise KernelError(
-                    f"{label}: {name!r} has the dtype {dtype!r}, which is neither a dtype's full "
-                    "name nor a variable of the rule."
-                )
-            setting = f"scratch[{name!r}]"
-            dims = tuple(self._expression(setting, part) for part in between_commas(match[2]))
-            for dim in dims:
-                if dim.condition:
-                    problem = f"got the condition {dim}, expected a size"
-                    raise KernelError(f"{label}: {name!r}: {problem}.")
-            arrays.append(Scratch(str(name), dtype, dims))
-        return tuple(arrays)
-
     def _step(self, number: int, step: UnitStep) -> UnitStep:
         """A step, checked and bound to the rule."""
         when = self._condition(step.when)
@@ -457,6 +418,7 @@ class CudaUnit(SizedImplementation):
 
     def to_json(self) -> Any:
         """All that decides what it computes."""
+        many = len(self.state)
         return {
             "kind": self.kind,
             "source": self.source,
@@ -465,8 +427,11 @@ class CudaUnit(SizedImplementation):
             "specific": self.specific,
             "when": to_json(self.when),
             "template": [[name, to_json(value)] for name, value in self.template],
-            "scratch": [[a.name, a.dtype, to_json(a.dims)] for a in self.scratch if a.name],
-            "steps": [step_to_json(step) for step in self.steps],
+            "scratch": memory_to_json(
+                [a for a in self.scratch[: len(self.scratch) - many] if a.name]
+            ),
+            "steps": [step_to_json(step) for step in self.steps[many:]],
+            **({"state": memory_to_json(self.scratch[-many:])} if many else {}),
         }
 
     @staticmethod
@@ -478,16 +443,12 @@ class CudaUnit(SizedImplementation):
         """
         return CudaUnit(op, rule, UnitText(
             data["source"], tuple(step_from_json(step) for step in data["steps"]),
-            {str(n): f"{dtype}[{_listed(dims)}]" for n, dtype, dims in data["scratch"]},
+            memory_from_json(data["scratch"]),
             expression_from_json(data["when"]),
             [(str(name), value_from_json(value)) for name, value in data["template"]],
             {str(name): text for name, text in data["headers"]}, data["options"],
-            data["specific"],
+            data["specific"], memory_from_json(data.get("state", ())),
         ))  # fmt: skip
-
-
-def _listed(dims: Any) -> str:
-    return ",".join(map(str, expression_from_json(dims)))
 
 
 Implementation = KernelBody | CudaUnit | Runner
