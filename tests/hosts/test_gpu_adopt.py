@@ -576,3 +576,75 @@ def test_cutedsl(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
         y = op(x)
     side.synchronize()
     assert torch.equal(y, 2 * x)
+
+
+# -- what is kept ----------------------------------------------------------------------------------
+
+
+def test_graphs_read_what_is_prepared_anew(device: str) -> None:
+    op = ferrule.adopt(
+        "gpu_prepared", "x[*S,K]:T, w[N,K]:T -> y[*S,N]:T", run=lambda x, w, packed: x @ packed,
+        prepared={"packed": (lambda w: w.T.contiguous(), "w")},
+    )  # fmt: skip
+    x, w = torch.randn(2, 3, device=device), torch.randn(4, 3, device=device)
+    with pytest.raises(KernelError, match="Call the op once with them before the capture"):
+        captured(lambda: op(x, w))
+    torch.cuda.synchronize()
+    op(x, w)
+    graph, found = captured(lambda: op(x, w))
+    for _ in range(2):
+        w.normal_()
+        close(op(x, w), x @ w.T)
+        poison(found)
+        graph.replay()
+        close(found, x @ w.T)
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        close(op(x, w), x @ w.T)
+    assert op.counts["prepare"] == 3
+
+
+def test_streams_keep_their_own_state_and_graphs_none(device: str) -> None:
+    def run(x: Any, calls: Any) -> Any:
+        y = x + calls
+        calls += 1
+        return y
+
+    op = ferrule.adopt("gpu_state", "x[N]:T -> y[N]:T", run=run, state={"calls": "T[N]"})
+    x = torch.ones(3, device=device)
+    assert [op(x)[0].item() for _ in range(3)] == [1, 2, 3]
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        assert [op(x)[0].item() for _ in range(2)] == [1, 2]
+    graph, found = captured(lambda: op(x))
+    for _ in range(2):
+        poison(found)
+        graph.replay()
+        assert found.tolist() == [1, 1, 1]
+    assert op(x)[0].item() == 4
+
+
+def test_measured_choices(device: str, tmp_path: Any) -> None:
+    def make(table: Any) -> Op:
+        return ferrule.op(
+            "gpu_choices", "x[N]:float32 -> y[1]:int32",
+            metal=[
+                ferrule.metal_body("y[0] = 1;", grid=1, threadgroup=1, when=table.when("one")),
+                ferrule.metal_body("y[0] = 2;", grid=1, threadgroup=1, when=table.when("two")),
+            ],
+        )  # fmt: skip
+
+    options: Any = {"of": ("one", "two"), "key": ["bucket(N, 4, 64)"], "default": "one"}
+    path = tmp_path / "choices.json"
+    inputs = [(torch.ones(n, device=device),) for n in (4, 5)]
+    table = ferrule.choices(path, **options)
+    times = iter([2.0, 1.0, 1.0, 2.0])
+    ferrule.measure_choices(table, make, inputs, timer=lambda run: next(times))
+    op = make(ferrule.choices(path, **options))
+    assert [op(x).item() for (x,) in inputs] == [2, 1]
+    assert [op(x.cpu()).item() for (x,) in inputs] == [1, 1]
+    assert torch.cuda.get_device_name() in path.read_text()
+    measured = ferrule.measure_choices(table, make, inputs)
+    assert all(set(each.seconds) == {"one", "two"} for each in measured)

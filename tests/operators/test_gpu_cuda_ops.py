@@ -232,3 +232,27 @@ def test_one_graph_for_all_sizes_chooses_when_it_runs() -> None:
 def test_opcheck(one: Made) -> None:
     make, inputs, _ = one
     torch.library.opcheck(make().torch_op, inputs())
+
+
+def test_locks_of_a_stream() -> None:
+    import ferrule as fe
+
+    op = fe.op(
+        "gpu_locks", "x[N]:float32 -> y[N]:float32",
+        cuda=fe.cuda_unit(
+            "__global__ void f(const float* x, int* calls, float* y, int n) {"
+            "  int i = blockIdx.x * 64 + threadIdx.x; if (i < n) y[i] = x[i] + calls[i]++; }",
+            state={"calls": "int32[N]"},
+            steps=[fe.cuda_step("f", ["x", "calls", "y", "N"], blocks="ceildiv(N,64)", block=64)],
+        ),
+    )  # fmt: skip
+    x = torch.ones(100, device="cuda")
+    assert [op(x)[99].item() for _ in range(3)] == [1, 2, 3]
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = op(x)
+    for _ in range(2):
+        y.zero_()
+        graph.replay()
+        assert y.tolist() == [1] * 100
+    assert op(x[:50])[49].item() == 4

@@ -201,7 +201,8 @@ def run(
     function, takes_outputs, wants_stream = runner.function_for(device, call.binding, capturing)
     outputs = op.rule.outputs
     named: dict[str, Any] = {"stream": queue} if wants_stream else {}
-    named.update(runner.state_for(call.binding, host, device, queue))
+    if runner.state:
+        named.update(runner.state_for(call.binding, host, device, queue))
     if runner.prepared:
         passed = dict(zip(call.arguments, inputs, strict=True))
         weights = dict(zip(call.arguments, originals or inputs, strict=True))
