@@ -262,7 +262,7 @@ def _derivative(text: _Text, deterministic: bool) -> Any:
         "grid_sample_owning_vjp",
         rule,
         texts.OWNING,
-        functions=texts.DOTS,
+        functions=texts.DOTS + texts.SCATTER,
         grid=(1, units, "B"),
         threadgroup=(1, 32, 1),
         **declared,

@@ -58,6 +58,29 @@ const device T* image = x + b * pixels * C;
     + PLACES
 )
 
+
+def _few(call: str, number: str) -> str:
+    """Calls of a function of few channels: for 4 at a time, and for those that are left.
+
+    Args:
+        call: the function and its first arguments.
+        number: how many channels there are, from those that ``plane`` and ``values`` point at on.
+    """
+    name, _, first = call.partition("(")
+    rest = f"{first}, plane, values, count,"
+    strides = "across, up, out_across, out_up);"
+    return f"""
+  int left = {number};
+  for (; left >= 4; left -= 4, plane += 4 * up, values += 4 * out_up) {{
+    {name}<4, A, T>({rest} {strides}
+  }}
+  if (left == 3) {name}<3, A, T>({rest} {strides}
+  if (left == 2) {name}<2, A, T>({rest} {strides}
+  if (left == 1 && C > 1) {name}<1, A, T>({rest} {strides}
+  if (C == 1) {name}<1, A, T>({rest} 1, 1, 1, 1);
+"""
+
+
 # K channels of all pixels that count for a pack. Those of 2 bytes are read and then converted:
 # a loop that reads here and there does not become vectors, and a loop that converts does.
 GATHER_FEW = """
@@ -142,19 +165,10 @@ if (LAST && C >= 8) {
   }
 } else {
   const device T* plane = image + first * up;
-  device T* to = sample + first * out_up;
-  int left = end - first;
-  for (; left >= 4; left -= 4, plane += 4 * up, to += 4 * out_up) {
-    sample_few<4, A, T>(from, plane, to, count, across, up, out_across, out_up);
-  }
-  if (left == 3) sample_few<3, A, T>(from, plane, to, count, across, up, out_across, out_up);
-  if (left == 2) sample_few<2, A, T>(from, plane, to, count, across, up, out_across, out_up);
-  if (left == 1 && C > 1) {
-    sample_few<1, A, T>(from, plane, to, count, across, up, out_across, out_up);
-  }
-  if (C == 1) sample_few<1, A, T>(from, plane, to, count, 1, 1, 1, 1);
-}
+  device T* values = sample + first * out_up;
 """
+    + _few("sample_few(from", "end - first")
+    + "}\n"
 )
 
 # The derivative by the grid. For each pixel that counts, cotangents times values are added up over
@@ -185,7 +199,8 @@ inline void add_few(const thread Places<A>& from, thread Pack<A>* dots, const de
 }
 """
 )
-GRID_GRAD = """
+GRID_GRAD = (
+    """
 const device T* cot = cotangent + b * points * C + p * out_across;
 Pack<A> dots[ALL];
 for (int t = 0; t < ALL; ++t) {
@@ -219,22 +234,10 @@ if (LAST && C >= 8) {
   }
 } else {
   const device T* plane = image;
-  const device T* of_points = cot;
-  int left = C;
-  for (; left >= 4; left -= 4, plane += 4 * up, of_points += 4 * out_up) {
-    add_few<4, A, T>(from, dots, plane, of_points, count, across, up, out_across, out_up);
-  }
-  if (left == 3) {
-    add_few<3, A, T>(from, dots, plane, of_points, count, across, up, out_across, out_up);
-  }
-  if (left == 2) {
-    add_few<2, A, T>(from, dots, plane, of_points, count, across, up, out_across, out_up);
-  }
-  if (left == 1 && C > 1) {
-    add_few<1, A, T>(from, dots, plane, of_points, count, across, up, out_across, out_up);
-  }
-  if (C == 1) add_few<1, A, T>(from, dots, plane, of_points, count, 1, 1, 1, 1);
-}
+  const device T* values = cot;
+"""
+    + _few("add_few(from, dots", "C")
+    + """}
 for (int d = 0; d < DIMS; ++d) {
   Pack<A> sum;
   for (int l = 0; l < PACK; ++l) sum.of[l] = 0;
@@ -247,6 +250,7 @@ for (int d = 0; d < DIMS; ++d) {
   for (int l = 0; l < count; ++l) grid_grad[(b * points + p + l) * DIMS + d] = G(sum.of[l]);
 }
 """
+)
 
 # Points share pixels, so what they give to one is added up by atomics.
 BACKWARD = (
@@ -269,6 +273,24 @@ for (int l = 0; l < count; ++l) {
 """
 )
 
+# What a pack's points give to K channels of their pixels, in order.
+SCATTER = """
+template <int K, class A, class T>
+inline void scatter_few(const thread Places<A>& from, device T* plane, const device T* cot,
+                        int count, long across, long up, long out_across, long out_up) {
+  for (int l = 0; l < count; ++l) {
+    A by[K];
+    for (int k = 0; k < K; ++k) by[k] = A(cot[l * out_across + k * out_up]);
+    for (int t = 0; t < ALL; ++t) {
+      if (!from.inside[t][l]) continue;
+      device T* of_pixel = plane + from.at[t][l] * across;
+      for (int k = 0; k < K; ++k) {
+        of_pixel[k * up] = T(metal::fma(from.weight[t][l], by[k], A(of_pixel[k * up])));
+      }
+    }
+  }
+}
+"""
 # For few and fast threads, as processors have: some of them own OWNED channels of an image each,
 # and add what all its points give, in order, so that there are no atomics. The others, behind them
 # along y, have SLAB packs each, and the derivative by the grid.
@@ -286,7 +308,7 @@ if (int(thread_at.y) < owners) {
     + PLACES
     + """
     const device T* cot = cotangent + b * points * C + p * out_across + first * out_up;
-    if (LAST) {
+    if (LAST && C >= 8) {
       for (int l = 0; l < count; ++l) {
         const device T* of_point = cot + long(l) * C;
         for (int t = 0; t < ALL; ++t) {
@@ -299,17 +321,11 @@ if (int(thread_at.y) < owners) {
         }
       }
     } else {
-      for (int c = 0; c < width; ++c) {
-        device T* plane = image_grad + c * pixels;
-        for (int l = 0; l < count; ++l) {
-          const A by = A(cot[c * points + l]);
-          for (int t = 0; t < ALL; ++t) {
-            if (!from.inside[t][l]) continue;
-            device T* of_pixel = plane + from.at[t][l];
-            *of_pixel = T(metal::fma(from.weight[t][l], by, A(*of_pixel)));
-          }
-        }
-      }
+      device T* plane = image_grad;
+      const device T* values = cot;
+"""
+    + _few("scatter_few(from", "width")
+    + """
     }
   }
   return;
