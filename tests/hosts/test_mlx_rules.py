@@ -3,6 +3,7 @@ is an error that names the op and the rule, and nothing else comes of it."""
 
 from __future__ import annotations
 
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ mx = pytest.importorskip("mlx.core")
 
 X = mx.array([0.5, 1.0, 2.0])
 RULES = ("vjp", "jvp", "vmap")
+_versions = count()
 
 
 def copied(kind: str, rule: Any, signature: str = "x[*S]:T -> y[*S]:T") -> Any:
@@ -24,7 +26,7 @@ def copied(kind: str, rule: Any, signature: str = "x[*S]:T -> y[*S]:T") -> Any:
         "copied", signature, metal="uint i = thread_position_in_grid.x; y[i] = x[i];",
         grid="x.size", threadgroup=64,
     )  # fmt: skip
-    getattr(op, f"def_{kind}")(rule, version=1)
+    getattr(op, f"def_{kind}")(rule, version=next(_versions))
     return op
 
 

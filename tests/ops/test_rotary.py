@@ -165,7 +165,7 @@ def test_opcheck() -> None:
     op = ops.rotary._rope(20, False, "one", False, False, False)
     torch.library.opcheck(op.torch_op, (x, torch.tensor(4, dtype=torch.int32), 1e4, 1.0))
     in_place = ops.rotary._rope_in_place(20, False, "number", False, False)
-    torch.library.opcheck(in_place.torch_op, (x.detach().clone(), 4, 1e4, 1.0, 3))
+    torch.library.opcheck(in_place.torch_op, (x.detach().clone(), 4, 1e4, 1.0))
 
 
 def test_wrong_inputs() -> None:

@@ -538,8 +538,8 @@ def test_the_numbers_are_those_of_the_headers() -> None:
     assert ops == {one.name: one.value for one in Op}
     for name in (
         "MAX_ARGUMENTS", "MAX_NDIM", "MAX_SYMBOLS", "MAX_STACK", "MAX_DTYPES", "NO_DTYPE",
-        "OPTIONAL", "NUMBER", "SIZE", "NDIM", "DTYPE", "VALUE", "DIM_SYMBOL", "DIM_CODE",
-        "DIM_STAR", "DIM_BROADCAST",
+        "NO_DEFAULT", "OPTIONAL", "NUMBER", "SIZE", "NDIM", "DTYPE", "VALUE", "STAR_SIZE",
+        "DIM_SYMBOL", "DIM_CODE", "DIM_STAR", "DIM_BROADCAST",
     ):  # fmt: skip
         assert numbers[name] == getattr(bytecode, name), name
     assert numbers["PROGRAM_FORMAT"] == bytecode.FORMAT

@@ -80,8 +80,9 @@ def batched(
 
 def _of_call(op: Declared, results: Any, axes: Any) -> tuple[Any, Any]:
     """What a rule gave, without the outputs that calls of the op do not have."""
-    there = len(op.rule.outputs)
-    if not isinstance(results, (tuple, list)) or len(results) == there:
+    there, declared = len(op.rule.outputs), len(op.rule.declared)
+    lists = all(isinstance(part, (tuple, list)) for part in (results, axes))
+    if there == declared or not lists or {len(results), len(axes)} != {declared}:
         return results, axes
     results, axes = (derivatives.gathered(op, part) for part in (results, axes))
     return (results, axes) if there > 1 else (results[0], axes[0])

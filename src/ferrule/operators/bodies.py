@@ -62,7 +62,7 @@ class KernelBody(SizedImplementation):
         contiguous: inputs that are not row-contiguous are copied first.
         kernel: the text, with the op's arrays, numbers and the dims that it names as inputs; what
             is written in place is an output, after the op's own.
-        dims: the dims among the inputs, last of them.
+        dims: the dims, and sizes of ``*S``, among the inputs, last of them.
         described: the inputs whose shape or strides the body reads.
         programs: what it became for the dtypes, ranks and template values of earlier calls.
         when: the condition under which it is chosen, or None.
@@ -84,7 +84,7 @@ class KernelBody(SizedImplementation):
         self.shared = self._expression("shared_memory", shared_memory)
         self.when = self._condition(when)
         names = (*dtype_variables(rule), *(name for name, _ in self.template))
-        free = [name for name in rule.dim_names if name not in names]
+        free = [name for name in (*rule.dim_names, *rule.star_sizes) if name not in names]
         self.dims = taken(kernel.source, kernel.header, free, kernel=kernel.name)
         for parameter in rule.inputs:
             if parameter.optional and f"has_{parameter.name}" not in kernel.source + kernel.header:

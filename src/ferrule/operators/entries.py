@@ -199,7 +199,11 @@ def table_of(
     """The table of an op for C, and its program, which has the expressions of all bodies, and then
     ``more``. None where they need more room than C has."""
     known = [expressions_of(body) for body in bodies]
-    program = compile_rule(rule, [*itertools.chain(*known), *more])
+    read = [body.dims for body in bodies if isinstance(body, KernelBody)]
+    stars = [
+        Expression(("name", name)) for name in itertools.chain(*read) if name in rule.star_sizes
+    ]
+    program = compile_rule(rule, [*itertools.chain(*known), *more, *stars])
     if program is None or any(len(templates_of(body)) > tables.MOST_TEMPLATES for body in bodies):
         return None
     table = tables.new_table(len(bodies))

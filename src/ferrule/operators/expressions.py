@@ -131,7 +131,7 @@ class SizedImplementation:
                 f"{label}: got {value!r} of type {type(value).__name__}, "
                 'expected an int or an expression such as "B*N".'
             )
-        dims = {*rule.dim_names, *rule.numbers, *DEVICE_NUMBERS}
+        dims = {*rule.dim_names, *rule.numbers, *rule.star_sizes, *DEVICE_NUMBERS}
         arrays = {
             a.name for a in (*rule.inputs, *rule.outputs) if a.dims is not None and not a.optional
         }

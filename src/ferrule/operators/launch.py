@@ -139,7 +139,7 @@ def read_dims(body: KernelBody, binding: Binding) -> list[int]:
     Raises:
         KernelError: one is too large.
     """
-    sizes = [binding.dims[name] for name in body.dims]
+    sizes = [binding.size(name) for name in body.dims]
     for name, size in zip(body.dims, sizes, strict=True):
         if size >= 2**31:
             raise KernelError(

@@ -127,6 +127,7 @@ def stands_alone(rule: Rule, name: str, broadcast: bool = False) -> bool:
     has the size 1 may belong to all parts of the others.
     """
     having = set()
+    size = next((size for size, star in rule.star_sizes.items() if star == name), None)
     for argument in (*rule.inputs, *rule.outputs):
         if not broadcast and any(_is_broadcast(dim, name) for dim in argument.dims or ()):
             return False
@@ -137,6 +138,8 @@ def stands_alone(rule: Rule, name: str, broadcast: bool = False) -> bool:
             having.add(argument.name)
     for expression in stated(rule):
         if name in expression.names and expression.node != ("name", name):
+            return False
+        if size in expression.names:
             return False
         if any(f"{array}.size" in expression.attributes for array in having):
             return False

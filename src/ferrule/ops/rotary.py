@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from math import prod
 from numbers import Integral
 from typing import Any
 
@@ -62,8 +61,7 @@ def rope_(
     Args and errors as in `rope`.
     """
     op = _rope_in_place(*_chosen("rope_", x, dims, traditional, offset, freqs))
-    heads = prod(x.shape[int(getattr(offset, "ndim", 0) == 1) : -2])
-    op(x, offset, *[freqs] * (freqs is not None), base, scale, heads)
+    op(x, offset, *[freqs] * (freqs is not None), base, scale)
     return x
 
 
@@ -100,19 +98,18 @@ def _declaration(
     example = "B," if offsets == "each" else ""
     offset = {"number": "offset:int64", "one": "offset[]:O", "each": "offset[B]:O"}[offsets]
     freqs = f", freqs[{dims // 2}]:float32" if by_freqs else ""
-    count = "B" if example else "1"
     return {
         "dims": f"{example}*S,L,D",
         "inputs": f"{offset}{freqs}, base:float32, scale:float32",
         "where": f"D >= {dims}, T in {FLOATS}" + ", O in (int32, int64)" * (offsets != "number"),
-        "groups": f"{count} * ceildiv(x.size // max({count} * L * D, 1), {HEADS})",
+        "groups": f"{'B * ' if example else ''}ceildiv(S_size, {HEADS})",
     }
 
 
 def _body(
     dims: int, traditional: bool, offsets: str, by_freqs: bool, turned: str, sign: str = ""
 ) -> str:
-    """A thread finds one angle, and turns the pair in some of the ``heads`` of each example.
+    """A thread finds one angle, and turns the pair in some of the heads (``*S``) of each example.
 
     Args:
         turned: the array that the turned pair is written to.
@@ -125,10 +122,10 @@ def _body(
     rest = f"for (size_t h = head; h < end; h++) y[AT(h) + j + {half}] = x[AT(h) + j + {half}];"
     return f"""
     const uint j = thread_position_in_grid.x, l = thread_position_in_grid.y;
-    const size_t groups = (heads + {HEADS - 1}) / {HEADS};
+    const size_t groups = (S_size + {HEADS - 1}) / {HEADS};
     const size_t example = thread_position_in_grid.z / groups;
     const size_t head = thread_position_in_grid.z % groups * {HEADS};
-    const size_t end = metal::min(head + {HEADS}, heads);
+    const size_t end = metal::min(head + {HEADS}, size_t(S_size));
     if (j < {half}) {{
         const float angle = float(long({offset}) + l) * scale * ({frequency});
         const A c = A(metal::cos(angle)), s = A({sign}metal::sin(angle));
@@ -147,33 +144,31 @@ def _packed(
     dims: int, traditional: bool, offsets: str, by_freqs: bool, turned: str, sign: str = ""
 ) -> ferrule.CudaBody:
     """The same on NVIDIA GPUs: a thread turns as many pairs as it reads with 16 bytes."""
-    half, axis = dims // 2, int(offsets == "each")
+    half = dims // 2
     groups = _declaration(dims, traditional, offsets, by_freqs, False)["groups"]
-    offset = {"number": "offset", "one": "int(offset[0])", "each": "int(offset[example])"}[offsets]
+    offset = {"number": "offset", "one": "offset[0]", "each": "offset[example]"}[offsets]
     frequency = "1 / freqs[j + i]" if by_freqs else f"exp2f(-log2f(base) * (j + i) / {half})"
     near, far = ("2 * j", "2 * j + V") if traditional else ("j", f"j + {half}")
     first, second = ("2 * i", "2 * i + 1") if traditional else ("i", "V + i")
-    count = f"int64_t heads = 1; for (int i = {axis}; i < x_ndim - 2; ++i) heads *= x_shape[i];"
     rest = f"for (int k = {dims} + threadIdx.x; k < D; k += blockDim.x) y[row + k] = x[row + k];"
     across = f"min(ceildiv({half}, 4 if T == float32 else 8), 64)"
     down = f"max(min(256 // {across}, L), 1)"
     return ferrule.cuda_body(
         f"""
     constexpr int V = {half} % (16 / sizeof(T)) ? 1 : 16 / sizeof(T);
-    {count if turned == "y" else ""}
-    const uint32_t groups = (heads + {HEADS - 1}) / {HEADS}, blocks = (L - 1) / blockDim.y + 1;
+    const uint32_t groups = (S_size + {HEADS - 1}) / {HEADS}, blocks = (L - 1) / blockDim.y + 1;
     const int l = blockIdx.x % blocks * blockDim.y + threadIdx.y;
     if (l >= L) return;
     const size_t group = blockIdx.x / blocks, example = group / groups;
-    const size_t head = group % groups * {HEADS}, end = min(size_t(heads), head + {HEADS});
+    const size_t head = group % groups * {HEADS}, end = min(size_t(S_size), head + {HEADS});
     for (int j = threadIdx.x * V; j < {half}; j += blockDim.x * V) {{
         float c[V], s[V];
         for (int i = 0; i < V; ++i) {{
-            sincosf(float({offset} + l) * scale * ({frequency}), &s[i], &c[i]);
+            sincosf(float(int64_t({offset}) + l) * scale * ({frequency}), &s[i], &c[i]);
             s[i] = {sign}s[i];
         }}
         for (size_t h = head; h < end; ++h) {{
-            const size_t row = ((example * heads + h) * L + l) * D;
+            const size_t row = ((example * S_size + h) * L + l) * D;
             const auto a = load_vector<V>(x + row + {near}, 0);
             const auto b = load_vector<V>(x + row + {far}, 0);
             float of[2 * V];
@@ -193,7 +188,7 @@ def _packed(
     }}
 """ + (f"""
     for (size_t h = head; h < end; ++h) {{
-        const size_t row = ((example * heads + h) * L + l) * D;
+        const size_t row = ((example * S_size + h) * L + l) * D;
         {rest}
     }}
 """ if turned == "y" else ""),
@@ -202,13 +197,7 @@ def _packed(
     )  # fmt: skip
 
 
-_HEADER = "#define AT(h) (((example * heads + (h)) * L + l) * D)"
-
-# What is written in place has no shape in a body: there the call says how many heads there are.
-_COUNT_HEADS = """
-    size_t heads = 1;
-    for (int i = {first}; i < int(x_ndim) - 2; i++) heads *= x_shape[i];
-"""
+_HEADER = "#define AT(h) (((example * S_size + (h)) * L + l) * D)"
 
 
 @ferrule.family
@@ -219,8 +208,7 @@ def _rope(
     op = ferrule.op(
         "rope",
         f"x[{says['dims']}]:T, {says['inputs']} -> y[{says['dims']}]:T where {says['where']}",
-        metal=_COUNT_HEADS.format(first=int(offsets == "each"))
-        + _body(dims, traditional, offsets, by_freqs, "y", "-" * backwards),
+        metal=_body(dims, traditional, offsets, by_freqs, "y", "-" * backwards),
         header=_HEADER,
         cuda=None if wide else _packed(dims, traditional, offsets, by_freqs, "y", "-" * backwards),
         grid=(f"D - {dims // 2}", "L", says["groups"]),
@@ -248,7 +236,7 @@ def _rope_in_place(
     says = _declaration(dims, traditional, offsets, by_freqs, wide)
     return ferrule.op(
         "rope_in_place",
-        f"x[{says['dims']}]:T!, {says['inputs']}, heads:int32 -> where {says['where']}",
+        f"x[{says['dims']}]:T!, {says['inputs']} -> where {says['where']}",
         metal=_body(dims, traditional, offsets, by_freqs, "x"),
         header=_HEADER,
         cuda=None if wide else _packed(dims, traditional, offsets, by_freqs, "x"),

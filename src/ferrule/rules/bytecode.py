@@ -26,7 +26,7 @@ NO_DTYPE = -1
 NO_DEFAULT = MAX_DTYPES
 OPTIONAL, NUMBER = 1, 2  # flags of an input
 OF_DEVICE = (":device", *DEVICE_NUMBERS)  # symbols, whose values the device of a call says
-SIZE, NDIM, DTYPE, VALUE = 0, 1, 2, 3  # kinds of an attribute
+SIZE, NDIM, DTYPE, VALUE, STAR_SIZE = 0, 1, 2, 3, 4  # kinds of an attribute
 DIM_SYMBOL, DIM_CODE, DIM_STAR, DIM_BROADCAST = 0, 1, 2, 3  # kinds of an output's dim
 
 _HEADER_WORDS = 9
@@ -79,8 +79,9 @@ class RuleProgram(NamedTuple):
     Attributes:
         words: the program, each an int64.
         symbols: what ``fr_rule_result.symbols`` are: dims, then ``"x.size"`` and ``"x.ndim"``, then
-            numbers by their names, then ``":T"``, the dtype of a variable; last, what extra
-            expressions name of `OF_DEVICE`, which ``fr_rule_bind`` leaves as it is.
+            ``"S_size"`` of ``*S`` and numbers by their names, then ``":T"``, the dtype of a
+            variable; last, what extra expressions name of `OF_DEVICE`, which ``fr_rule_bind``
+            leaves as it is.
         variables: the dtype variables that ``fr_rule_result.dtypes`` are of. A dtype is its place
             in `ferrule.dtypes.ALL`.
     """
@@ -226,7 +227,7 @@ def _symbols(rule: Rule, extra: Sequence[Expression]) -> dict[str, int]:
     attributes = [f"{name}.{kind}" for name in always for kind in _ATTRIBUTES]
     names = [*dict.fromkeys(bound), *(name for name in attributes if name in used)]
     named = frozenset[str]().union(*(expression.names for expression in expressions))
-    names += [name for name in rule.numbers if name in named]
+    names += [name for name in (*rule.star_sizes, *rule.numbers) if name in named]
     compared = frozenset[str]().union(*(expression.variables for expression in expressions))
     variables = dict.fromkeys(argument.dtype for argument in rule.inputs)
     names += [f":{name}" for name in variables if name in compared]
@@ -313,6 +314,9 @@ class _RuleWriter:
                 words += [_ATTRIBUTES[kind], places[name], number]
             elif symbol.startswith(":") and symbol != ":device":
                 words += [DTYPE, _number(symbol[1:], self.variables), number]
+            elif symbol in self.rule.star_sizes:
+                star = self.stars.index(self.rule.star_sizes[symbol])
+                words += [STAR_SIZE, star, number]
             elif symbol in self.rule.numbers:
                 words += [VALUE, places[symbol], number]
         return words

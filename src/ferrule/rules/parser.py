@@ -211,6 +211,7 @@ class _Parser:
                 raise self.fail(f"there are two arrays called {argument.name!r}", argument)
             names.add(argument.name)
         dims, stars, kinds = self.bound_names(rule)
+        sizes = {f"{name}_size" for name in stars} - names
         for argument in rule.inputs:
             for dim in argument.dims or ():
                 if isinstance(dim, Broadcast):
@@ -237,13 +238,13 @@ class _Parser:
         for argument in (*rule.inputs, *rule.outputs):
             for dim in argument.dims or ():
                 if isinstance(dim, Expression):
-                    self.check_names(dim, dims, kinds, rule, self.positions[id(dim)])
+                    self.check_names(dim, dims | sizes, kinds, rule, self.positions[id(dim)])
                     continue
                 for name in (dim.name,) if isinstance(dim, Star) else dim.names:
                     if name not in stars:
                         raise self.fail(f"no input that is always there says what *{name} is", dim)
         for condition in rule.conditions:
-            self.check_names(condition, dims, kinds, rule, where)
+            self.check_names(condition, dims | sizes, kinds, rule, where)
         for name in rule.choices:
             if name not in kinds:
                 raise self.fail(f"no input has the dtype {name!r}", where)

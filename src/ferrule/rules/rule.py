@@ -7,7 +7,8 @@ A rule reads like a signature::
 
 * A dim is a name, which the first input that has it alone binds; an integer; an expression
   (`expression`) of dims that are bound; or ``*S``, any number of dims, once per array. A dim that
-  optional inputs alone have is 0 where none of them is there.
+  optional inputs alone have is 0 where none of them is there. ``S_size`` is how many elements
+  ``*S`` has.
 * ``*broadcast(S,R)`` in an output is what ``*S`` and ``*R`` broadcast to, by NumPy's rules.
 * Without brackets an input is a Python number: ``eps:float32``. One of an integer dtype or bool,
   such as ``k:int32``, may be named like a dim, in sizes, conditions and launches.
@@ -27,7 +28,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from operator import eq
 from typing import Any
@@ -35,67 +36,12 @@ from typing import Any
 from .. import dtypes
 from ..errors import KernelError, RuleError
 from .argument import Argument, Broadcast, Dim, Star, is_countable, name_of
+from .binding import Binding as Binding
+from .binding import Shape
 from .expression import Expression, Ints
 from .parser import NAME, declaration
 
-Shape = tuple[Any, ...]
 _BROADCAST = re.compile(r"\*broadcast\(([\w,]+)\)")
-
-
-class Binding:
-    """The sizes and dtypes that the inputs of one call bind.
-
-    Attributes:
-        dims: the size of each dim.
-        numbers: the value of each number that is no float.
-        stars: the sizes that each ``*S`` stands for.
-        dtypes: the full name of each dtype variable.
-        shapes: the shape of each input, None of those that are absent; of outputs, too, once they
-            are known.
-        device: gives what launches may depend on of the device that the call runs on:
-            ``":device"`` and the numbers of `expression.DEVICE_NUMBERS`, as far as that is known.
-    """
-
-    def __init__(self, shapes: dict[str, Shape | None]) -> None:
-        self.dims: dict[str, Any] = {}
-        self.numbers: dict[str, Any] = {}
-        self.stars: dict[str, Shape] = {}
-        self.dtypes: dict[str, str] = {}
-        self.shapes = shapes
-        self.device: Callable[[], Mapping[str, Any]] = dict
-
-    def values(self, on: Expression) -> dict[str, Any]:
-        """The values of all that an expression may name: dims and numbers, ``"x.size"``,
-        ``"x.ndim"`` and, of dtype variables, ``":T"``; and those of the device."""
-        values = {**self.dims, **self.numbers}
-        for name in on.variables:
-            values[f":{name}"] = self.dtypes[name]
-        if on.of_device:
-            values = {**self.device(), **values}
-        for name in on.arrays:
-            size: Any = 1
-            shape = self.shapes[name] or ()
-            for n in shape:
-                size = size * n
-            values[f"{name}.size"], values[f"{name}.ndim"] = size, len(shape)
-        return values
-
-    def words(self, *on: Expression) -> str:
-        """The shapes, for an error message, and the numbers, dtypes and facts of the device that
-        these expressions ask for."""
-        shapes = [f"{name} {shape}" for name, shape in self.shapes.items() if shape]
-        names = frozenset[str]().union(*(expression.names for expression in on))
-        numbers = [f"{name} = {value}" for name, value in self.numbers.items() if name in names]
-        device = self.device() if any(expression.of_device for expression in on) else {}
-        numbers += [f"{n} = {value}" for n, value in device.items() if n in names]
-        if ":device" in device:
-            numbers.append(f"device is {device[':device']}")
-        return ", ".join([*shapes, *numbers, *self.dtypes_of(*on)])
-
-    def dtypes_of(self, *on: Expression) -> list[str]:
-        """What the dtype variables are that these expressions name, for an error message."""
-        variables = frozenset[str]().union(*(expression.variables for expression in on))
-        return [f"{name} is {self.dtypes[name]}" for name in sorted(variables)]
 
 
 class Rule:
@@ -161,6 +107,15 @@ class Rule:
             for i, argument in enumerate(self.inputs)
         ]
         return inspect.Signature(parameters)
+
+    @cached_property
+    def star_sizes(self) -> dict[str, str]:
+        """By ``"S_size"``, the name of how many elements ``*S`` has, that star: of inputs that are
+        always there, where nothing else has the name."""
+        taken = {*self.dim_names, *(a.name for a in (*self.inputs, *self.declared))}
+        there = [a for a in self.inputs if not a.optional]
+        stars = [dim.name for a in there for dim in a.dims or () if isinstance(dim, Star)]
+        return {f"{name}_size": name for name in stars if f"{name}_size" not in taken}
 
     @cached_property
     def defaults(self) -> dict[str, str]:

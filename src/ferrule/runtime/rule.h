@@ -25,7 +25,7 @@ enum {
   FR_MAX_STACK = 128, /* values that an expression keeps at a time */
   FR_MAX_DTYPES = 63, /* so that a set of them is a word */
   FR_NO_DTYPE = -1,
-  FR_NO_DEFAULT = FR_MAX_DTYPES
+  FR_NO_DEFAULT = 63 /* FR_MAX_DTYPES, which is no dtype */
 };
 
 /* One input of a call. */
@@ -86,15 +86,15 @@ enum {
 enum { FR_OPTIONAL = 1, FR_NUMBER = 2 };
 
 /* The size or rank of an input, which becomes a symbol; or of an output, counted after the inputs,
- * which only extra expressions name; or the dtype of a variable, in place of an input; or the value of
- * an input that is a number. */
+ * which only extra expressions name; or, in place of an input, the dtype of a variable, or how many
+ * elements a star has; or the value of an input that is a number. */
 enum {
   FR_ATTRIBUTE_KIND = 0,
   FR_ATTRIBUTE_INPUT = 1,
   FR_ATTRIBUTE_SYMBOL = 2,
   FR_ATTRIBUTE_WORDS = 3
 };
-enum { FR_SIZE = 0, FR_NDIM = 1, FR_DTYPE = 2, FR_VALUE = 3 };
+enum { FR_SIZE = 0, FR_NDIM = 1, FR_DTYPE = 2, FR_VALUE = 3, FR_STAR_SIZE = 4 };
 
 /* A dim of an input that must be what an expression says. */
 enum { FR_CHECK_INPUT = 0, FR_CHECK_PLACE = 1, FR_CHECK_CODE = 2, FR_CHECK_WORDS = 3 };
@@ -382,6 +382,12 @@ static inline int fr_rule_bind(const int64_t* program, const fr_rule_input* inpu
       out->symbols[record[FR_ATTRIBUTE_SYMBOL]] = out->dtypes[record[FR_ATTRIBUTE_INPUT]];
       continue;
     }
+    if (record[FR_ATTRIBUTE_KIND] == FR_STAR_SIZE) {
+      int64_t star = record[FR_ATTRIBUTE_INPUT];
+      out->symbols[record[FR_ATTRIBUTE_SYMBOL]] =
+          fr_rule_size(found.star[star].ndim, found.star[star].sizes, &status);
+      continue;
+    }
     if (record[FR_ATTRIBUTE_INPUT] >= program[FR_INPUTS]) continue; /* an output's */
     const fr_rule_input* input = &inputs[record[FR_ATTRIBUTE_INPUT]];
     out->symbols[record[FR_ATTRIBUTE_SYMBOL]] =
@@ -412,7 +418,8 @@ static inline int fr_rule_bind(const int64_t* program, const fr_rule_input* inpu
   record = attributes;
   for (int64_t i = 0; i < program[FR_ATTRIBUTES]; i++, record += FR_ATTRIBUTE_WORDS) {
     int64_t number = record[FR_ATTRIBUTE_INPUT] - program[FR_INPUTS];
-    if (number < 0 || record[FR_ATTRIBUTE_KIND] == FR_DTYPE) continue;
+    bool of_array = record[FR_ATTRIBUTE_KIND] != FR_DTYPE && record[FR_ATTRIBUTE_KIND] != FR_STAR_SIZE;
+    if (number < 0 || !of_array) continue;
     const fr_rule_output* output = &out->outputs[number];
     out->symbols[record[FR_ATTRIBUTE_SYMBOL]] =
         record[FR_ATTRIBUTE_KIND] == FR_NDIM ? output->ndim
