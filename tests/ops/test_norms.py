@@ -146,6 +146,44 @@ def test_derivatives(mode: Mode) -> None:
     assert torch.autograd.gradcheck(gradient, arrays)
 
 
+@pytest.mark.filterwarnings("ignore:.*called .* by vmap:ferrule.FerruleWarning")  # over weights
+@pytest.mark.parametrize("mode", DOUBLE, ids=lambda mode: mode.id)
+def test_forward_mode_over_reverse_mode(mode: Mode) -> None:
+    shape = (2, 3, *[2] * mode.behind)
+    like_x = mode.name == "rms_norm"
+    sizes = [shape, *[3] * mode.others[0], *[shape if like_x else 3] * mode.others[1]]
+    arrays = [torch.randn(size, dtype=torch.float64) for size in sizes]
+
+    def hessian(function: Any) -> Any:
+        def of(*given: Any) -> Any:
+            outputs = function(mode, -1 - mode.behind, *given)
+            outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+            return sum((y.sin() * (i + 1)).sum() for i, y in enumerate(outputs))
+
+        return torch.func.hessian(of, argnums=tuple(range(len(arrays))))(*arrays)
+
+    torch.testing.assert_close(hessian(ours), hessian(theirs))
+
+
+def test_forward_mode_over_reverse_mode_in_mlx() -> None:
+    x, w, b = torch.randn(4, 5), torch.randn(5), torch.randn(5)
+    tangents = [torch.randn_like(a) for a in (x, w, b)]
+
+    def loss(library: Any, norm: Any) -> Any:
+        return lambda x, w, b: library.sin(norm(x, w, b)).sum()
+
+    gradient = torch.func.grad(
+        loss(torch, lambda x, w, b: F.layer_norm(x, (5,), w, b)), argnums=(0, 1, 2)
+    )
+    _, expected = torch.func.jvp(gradient, (x, w, b), tuple(tangents))
+    ours = mx.grad(loss(mx, ops.layer_norm), argnums=(0, 1, 2))
+    _, found = mx.jvp(
+        ours, [mx.array(a.numpy()) for a in (x, w, b)], [mx.array(a.numpy()) for a in tangents]
+    )
+    for one, other in zip(found, expected, strict=True):
+        assert np.allclose(one, other.numpy(), atol=1e-4)
+
+
 def test_a_second_derivative_through_a_weights_gradient_is_refused() -> None:
     x, w = torch.randn(2, 3, requires_grad=True), torch.randn(3, requires_grad=True)
     (grad,) = torch.autograd.grad(ops.rms_norm(x, w).sin().sum(), w, create_graph=True)

@@ -94,6 +94,17 @@ def test_derivatives(function: Any, theirs: Any) -> None:
 
 
 @each
+def test_forward_mode_over_reverse_mode(function: Any, theirs: Any) -> None:
+    x = torch.randn(2, 3, 2, dtype=torch.float64)
+    for axis in (-1, 1):
+        hessians = [
+            torch.func.hessian(lambda x, f=f, axis=axis: (f(x, axis) ** 3).sum())(x)
+            for f in (function, theirs)
+        ]
+        torch.testing.assert_close(*hessians)
+
+
+@each
 def test_ways_in_torch(function: Any, theirs: Any) -> None:
     x = torch.randn(1, 40)
     ways_in_torch(function, [x], {0: torch.export.Dim("rows"), 1: torch.export.Dim("length")})

@@ -51,11 +51,8 @@ def rms_norm_x_grad(behind: int, weighted: bool, wide: bool) -> ferrule.Op:
         **row.launch,
     )
 
-    @op.def_vjp
-    def _(primals: Any, cotangents: Any, outputs: Any) -> Any:
-        alone = rms_norm_x_grad(behind, False, wide)
-        return derivatives_of_x_grad(alone, behind, False, primals, cotangents[0])
-
+    alone = rms_norm_x_grad(behind, False, wide) if weighted else op
+    define_derivatives(op, alone, behind, False)
     return op
 
 
@@ -118,11 +115,8 @@ def layer_norm_x_grad(behind: int, weighted: bool, wide: bool) -> ferrule.Op:
         **row.launch,
     )
 
-    @op.def_vjp
-    def _(primals: Any, cotangents: Any, outputs: Any) -> Any:
-        alone = layer_norm_x_grad(behind, False, wide)
-        return derivatives_of_x_grad(alone, behind, True, primals, cotangents[0])
-
+    alone = layer_norm_x_grad(behind, False, wide) if weighted else op
+    define_derivatives(op, alone, behind, True)
     return op
 
 
@@ -131,49 +125,88 @@ def _words(weighted: bool) -> tuple[str, str, str]:
     return (", float w", " * w", ", every(weight)") if weighted else ("", "", "")
 
 
-def derivatives_of_x_grad(
-    alone: ferrule.Op, behind: int, centered: bool, primals: Any, h: Any
-) -> tuple[Any, ...]:
-    """The gradients of ``sum(h * x_grad)`` by the inputs of an ``x_grad`` op.
+def define_derivatives(
+    op: ferrule.Op, alone: ferrule.Op, behind: int, centered: bool, parts: bool = False
+) -> None:
+    """Give an op ``x, weight, eps, cotangent -> x_grad, …`` its derivatives, as array code.
 
-    ``x_grad`` is B(c): linear in c, the weighted cotangent, and symmetric. With n for the normed
-    x, and with means over a row, the gradient by x is
-    ``-r (r n (mean(h c) - mean(n h) mean(n c)) + mean(n c) B(h) + mean(n h) B(c))``, where means
-    of products are of what is centered as x is.
+    With n for the normed x, r for the scale, and means over a row, ``x_grad`` is B(c), where c is
+    the weighted cotangent, and ``B(h) = r (h - mean(h) - n mean(n h))``, without ``mean(h)`` where
+    x is not centered. It is the gradient of ``sum(c n)``, so its derivative by x is symmetric, as B
+    is: ``-r (n mean(h B(c)) + mean(n c) B(h) + mean(n h) B(c))``, of a cotangent or tangent h.
 
     Args:
-        alone: B, the op of the same kind without a weight.
-        behind: how many axes are behind the rows'.
-        centered: whether the mean is taken away from each row.
-        primals: the op's inputs: x, perhaps a weight, eps, and the cotangent of what was normed.
-        h: the cotangent of ``x_grad``.
+        op: it; weight may be missing.
+        alone: the one of this kind without a weight, which gives ``scale`` last.
+        behind, centered: how many axes are behind the rows'; whether the mean is taken away.
+        parts: the other outputs are parts of sums over the rows, and not constants. They have no
+            gradient: that is never asked for, since their sum has none.
     """
 
-    def row_mean(values: Any) -> Any:
+    def mean(values: Any) -> Any:
         return values.mean(axis=-1 - behind, keepdims=True)
 
-    x, *weight, eps, c = primals
-    on_h, *_, scale = alone(x, eps, h)
-    v = x + along(scale, behind) * 0  # of the dtype of sums
-    v = v - row_mean(v) if centered else v
-    r = (row_mean(v * v) + eps) ** -0.5
-    n = v * r
-    on_weight = on_h * c
-    if weight:
+    def over_rows(weight: Any) -> Any:
         index = (..., *[None] * behind)
-        w = weight[0][index]
-        c = c * w
-    common = row_mean(h * c)
-    if centered:
-        common = common - row_mean(h) * row_mean(c)
-    n_h, n_c = row_mean(n * h), row_mean(n * c)
-    on_c = r * (c - row_mean(c) - n * n_c) if centered else r * (c - n * n_c)
-    x_grad = -r * (r * n * (common - n_h * n_c) + n_c * on_h + n_h * on_c)
-    if not weight:
-        return x_grad, None, on_h
-    rows_axes = (0, *range(-behind, 0))
-    weight_grad = _rows_first(on_weight, behind).sum(axis=rows_axes)
-    return x_grad, weight_grad, None, on_h * w
+        return weight[index]
+
+    def at(primals: Any) -> Any:
+        """The weight (1 where there is none), n, B, and the derivative by x."""
+        x, *weight, eps, cotangent = primals
+        *_, scale = alone(x, eps, cotangent)
+        v = x + along(scale, behind) * 0  # of the dtype of sums
+        v = v - mean(v) if centered else v
+        r = (mean(v * v) + eps) ** -0.5
+        w = over_rows(weight[0]) if weight else 1
+        n, c = v * r, cotangent * w
+
+        def b(h: Any) -> Any:
+            return r * ((h - mean(h) if centered else h) - n * mean(n * h))
+
+        def by_x(h: Any) -> Any:
+            on_c = b(c)
+            return -r * (n * mean(h * on_c) + mean(n * c) * b(h) + mean(n * h) * on_c)
+
+        return w, n, b, by_x
+
+    @op.def_vjp
+    def _(primals: Any, cotangents: Any, outputs: Any) -> Any:
+        (h, *_), (w, _, b, by_x) = cotangents, at(primals)
+        on_h = b(h)
+        grads = [by_x(h), None, on_h * w]
+        if len(primals) == 4:
+            rows_axes = (0, *range(-behind, 0))
+            grads.insert(1, _rows_first(on_h * primals[-1], behind).sum(axis=rows_axes))
+        return tuple(grads)
+
+    @op.def_jvp
+    def _(primals: Any, tangents: Any, outputs: Any) -> Any:
+        (dx, *dw, _, dc), (w, n, b, by_x) = tangents, at(primals)
+        terms = [by_x(dx)] * (dx is not None) + [b(dc * w)] * (dc is not None)
+        terms += [b(primals[-1] * over_rows(d)) for d in dw if d is not None]
+        others = [None] * (len(outputs) - 1)
+        if parts:
+            dn = None if dx is None else b(dx)
+            others = tangents_of_parts(n, dn, primals[-1], dc, outputs[1:], (-2,))
+        return sum(terms), *others
+
+
+def tangents_of_parts(n: Any, dn: Any, c: Any, dc: Any, parts: Any, axes: Any) -> list[Any]:
+    """The tangents of parts ``[*B, P, N]`` of the sums of ``c n``, and perhaps of ``c``.
+
+    What counts is their sum, so each part has the same share.
+
+    Args:
+        n, c: what was normed, and the cotangent.
+        dn, dc: their tangents, or None.
+        parts: the op's outputs.
+        axes: of the rows.
+    """
+    dn, dc = (0 if each is None else each for each in (dn, dc))
+    return [
+        part * 0 + whole.sum(axis=axes)[..., None, :] / max(part.shape[-2], 1)
+        for part, whole in zip(parts, (dc * n + c * dn, n * 0 + dc), strict=False)
+    ]
 
 
 def _rows_first(x: Any, behind: int) -> Any:
@@ -215,7 +248,7 @@ def _column_parts(centered: bool, wide: bool) -> ferrule.Op:
     Rows are numbered through ``R``, in front of the columns, and then ``I``, behind them.
     """
     sum_dtype = "float64" if wide else "float32"
-    return ferrule.op(
+    op = ferrule.op(
         "norm_column_parts",
         f"x[*B,R,N,I]:T,{f' mean[*B,R,I]:{sum_dtype},' * centered} scale[*B,R,I]:{sum_dtype},"
         " cotangent[*B,R,N,I]:T"
@@ -242,12 +275,25 @@ def _column_parts(centered: bool, wide: bool) -> ferrule.Op:
         template={"A": getattr(ferrule, sum_dtype)},
     )
 
+    # The mean and the scale are constants to derivatives: what they change is in the part of x.
+    @op.def_jvp
+    def _(primals: Any, tangents: Any, outputs: Any) -> Any:
+        (x, *mean, scale, cotangent), (dx, *_, dc) = primals, tangents
+        r = scale[..., None, :]
+        n, dn = (x - mean[0][..., None, :] if centered else x) * r, None
+        if dx is not None:
+            dn = dx - dx.mean(axis=-2, keepdims=True) if centered else dx
+            dn = r * (dn - n * (n * dn).mean(axis=-2, keepdims=True))
+        return tuple(tangents_of_parts(n, dn, cotangent, dc, outputs, (-3, -1)))
+
+    return op
+
 
 @ferrule.family
 def sum_parts(wide: bool) -> ferrule.Op:
     """The second step: the parts are added up. The weight says of which dtype the gradient is."""
     sum_dtype = "float64" if wide else "float32"
-    return ferrule.op(
+    op = ferrule.op(
         "norm_sum_parts",
         f"parts[*B,P,N]:{sum_dtype}, weight[N]:W -> sums[*B,N]:W",
         metal="""
@@ -268,3 +314,9 @@ def sum_parts(wide: bool) -> ferrule.Op:
         threadgroup=(32, 32, 1),
         template={"A": getattr(ferrule, sum_dtype)},
     )
+
+    @op.def_jvp
+    def _(primals: Any, tangents: Any, outputs: Any) -> Any:
+        return op(tangents[0], primals[1])
+
+    return op

@@ -12,7 +12,7 @@ import ferrule
 
 from .norm_grads import (
     column_sums,
-    derivatives_of_x_grad,
+    define_derivatives,
     layer_norm_x_grad,
     rms_norm_x_grad,
     sum_parts,
@@ -137,10 +137,6 @@ def _gradients(centered: bool, wide: bool) -> ferrule.Op:
         **side_by_side(groups),
     )
 
-    @op.def_vjp
-    def _(primals: Any, cotangents: Any, outputs: Any) -> Any:
-        # That of the parts is never asked for: their sum has none.
-        alone = (layer_norm_x_grad if centered else rms_norm_x_grad)(0, False, wide)
-        return derivatives_of_x_grad(alone, 0, centered, primals, cotangents[0])
-
+    alone = (layer_norm_x_grad if centered else rms_norm_x_grad)(0, False, wide)
+    define_derivatives(op, alone, 0, centered, parts=True)
     return op

@@ -26,36 +26,29 @@ FLOATS = "(float32, float16, bfloat16, float64)"
 
 # Each simdgroup reduces its own lanes, and then every simdgroup the results of all. The first
 # barrier is for rows that are reduced twice: what was read before must have been read by all.
-_SIDE_BY_SIDE = """
+_REDUCTION = """
 template <typename A>
-inline A sum_of_row(A value, threadgroup A* shared, uint lane, uint simdgroup, uint threads) {
-    value = metal::simd_sum(value);
+inline A WHAT_of_row(A value, threadgroup A* shared, uint lane, uint simdgroup, uint threads) {
+    value = metal::simd_WHAT(value);
     if (threads > 32) {
         threadgroup_barrier(mem_flags::mem_threadgroup);
         if (lane == 0) shared[simdgroup] = value;
         threadgroup_barrier(mem_flags::mem_threadgroup);
-        value = metal::simd_sum(lane < threads / 32 ? shared[lane] : A(0));
+        value = metal::simd_WHAT(lane < threads / 32 ? shared[lane] : A(NONE));
     }
     return value;
 }
-
-template <typename A>
-inline A max_of_row(A value, threadgroup A* shared, uint lane, uint simdgroup, uint threads) {
-    value = metal::simd_max(value);
-    if (threads > 32) {
-        threadgroup_barrier(mem_flags::mem_threadgroup);
-        if (lane == 0) shared[simdgroup] = value;
-        threadgroup_barrier(mem_flags::mem_threadgroup);
-        value = metal::simd_max(lane < threads / 32 ? shared[lane] : A(-INFINITY));
-    }
-    return value;
-}
-
+"""
+_SIDE_BY_SIDE = (
+    _REDUCTION.replace("WHAT", "sum").replace("NONE", "0")
+    + _REDUCTION.replace("WHAT", "max").replace("NONE", "-INFINITY")
+    + """
 #define AT(k) (begin + (k))
 #define ROW threadgroup_position_in_grid.y
 #define SUM(value) sum_of_row<A>(value, shared, lane, simdgroup, step)
 #define MAX(value) max_of_row<A>(value, shared, lane, simdgroup, step)
 """
+)
 SIDE_BY_SIDE = """
     threadgroup A shared[32];
     const uint lane = thread_index_in_simdgroup, simdgroup = simdgroup_index_in_threadgroup;

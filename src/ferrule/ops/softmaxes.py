@@ -120,6 +120,15 @@ def _softmax_vjp(behind: int, wide: bool) -> ferrule.Op:
         y_grad = h * (c - (y * c).sum(axis=axis, keepdims=True))
         return y_grad - c * (h * y).sum(axis=axis, keepdims=True), op(y, h)
 
+    @op.def_jvp
+    def _(primals: Any, tangents: Any, outputs: Any) -> Any:
+        (y, c), (dy, dc) = primals, tangents
+        parts = [] if dc is None else [op(y, dc)]
+        if dy is not None:
+            along_y = dy * (c - (y * c).sum(axis=axis, keepdims=True))
+            parts += [along_y - y * (dy * c).sum(axis=axis, keepdims=True)]
+        return sum(parts)
+
     return op
 
 
@@ -189,5 +198,13 @@ def _log_softmax_vjp(behind: int, wide: bool) -> ferrule.Op:
         weighted = h * y.exp()
         y_grad = -weighted * c.sum(axis=axis, keepdims=True)
         return y_grad, h - weighted.sum(axis=axis, keepdims=True)
+
+    @op.def_jvp
+    def _(primals: Any, tangents: Any, outputs: Any) -> Any:
+        (y, c), (dy, dc) = primals, tangents
+        parts = [] if dc is None else [op(y, dc)]
+        if dy is not None:
+            parts += [-y.exp() * dy * c.sum(axis=axis, keepdims=True)]
+        return sum(parts)
 
     return op
