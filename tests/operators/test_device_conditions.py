@@ -113,11 +113,12 @@ def test_it_survives() -> None:
     ("setting", "message"),
     [
         ("T == cpu", "what is one of cpu, cuda, metal is called `device`"),
-        ("device == gpu", "there is no dim 'device'"),
-        ("device == float16", "there is no dtype variable 'device'"),
+        ("device == gpu", "`device` is one of cpu, cuda, metal, as in device == cuda"),
+        ("device == CPU", "`device` is one of cpu, cuda, metal"),
+        ("device == float16", "`device` is one of cpu, cuda, metal, as in device == cuda"),
         ("device in (cpu, float16)", "'float16' is no device: cpu, cuda, metal"),
         ("device == cpu == 1", "compared as in"),
-        ("device > 1", "there is no dim 'device'"),
+        ("device > 1", "`device` is one of cpu, cuda, metal"),
         ("cpu == device", "the variable stands first"),
     ],
 )

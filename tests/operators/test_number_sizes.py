@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import pickle
+import re
 from typing import Any
 
 import mlx.core as mx
@@ -14,7 +15,7 @@ import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import ferrule
-from ferrule import KernelError, Op, RuleError
+from ferrule import KernelError, KernelTypeError, Op, RuleError
 
 # Torch's own: its compiler uses what it deprecates.
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
@@ -195,3 +196,28 @@ def test_what_is_refused() -> None:
             threadgroup=1,
         )  # fmt: skip
         wide(np.ones(4, np.float32), 3_000_000_000)
+
+
+@pytest.mark.parametrize("array", [np.ones(2, np.float32), torch.ones(2), mx.ones(2)], ids=type)
+def test_what_no_memory_holds(array: Any) -> None:
+    def op(outputs: str) -> Op:
+        return ferrule.op(
+            "huge", f"x[N]:T, k:int64 -> {outputs}", metal="y[0] = x[0];", grid=1, threadgroup=1
+        )
+
+    for outputs, k, shape in (
+        ("y[k*k]:T", 2**40, f"({2**80},)"), ("y[k,k]:T", 2**40, f"({2**40}, {2**40})"),
+        ("z[1]:T, y[2*k]:T", 2**60, f"({2**61},)"), ("y[k*k,0]:T", 2**40, f"({2**80}, 0)"),
+    ):  # fmt: skip
+        words = rf"output 'y' of op 'huge' .* would have the shape {re.escape(shape)}, of more byt"
+        with pytest.raises(KernelError, match=words):
+            op(outputs)(array, k)
+    with pytest.raises(
+        KernelTypeError, match=r"'clear' .*got 2 of .*expected True or False: clear"
+    ):
+        first(array, 1, 2)
+    if isinstance(array, torch.Tensor):
+        with pytest.raises(RuntimeError, match=rf"output 'y' of shape \({2**50}, 2\) \(no memory"):
+            op("y[k,2]:T")(array, 2**50)
+        with pytest.raises(KernelError, match=rf"x \(2,\), k = {2**40}; expected 16 dims at most"):
+            op("y[N]:T where k * k > 0")(array, 2**40)

@@ -266,6 +266,14 @@ def test_wrong_inputs() -> None:
         ops.layer_norm(np.ones((3, 4), np.int32))
 
 
+def test_eps_has_the_digits_of_sums() -> None:
+    x, w = torch.randn(3, 40, dtype=torch.float64) * 1e-3, torch.randn(40, dtype=torch.float64)
+    for mine, other in ((ops.rms_norm, F.rms_norm), (ops.layer_norm, F.layer_norm)):
+        found = with_gradients(lambda x, w, mine=mine: mine(x, w, eps=1e-5), [x, w])
+        expected = with_gradients(lambda x, w, f=other: f(x, (40,), w, eps=1e-5), [x, w])
+        torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-12)
+
+
 @pytest.mark.parametrize("centered", [False, True])
 def test_third_derivatives(centered: bool) -> None:
     def formula(x: torch.Tensor) -> torch.Tensor:

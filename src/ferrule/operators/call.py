@@ -19,7 +19,7 @@ from ..rules.argument import Argument
 from ..rules.expression import Ints
 from ..spec import Facts, Shape, extent
 from .bodies import BodyLaunch, KernelBody
-from .launch import Arguments, BoundCall, check_empty, number, prepare
+from .launch import Arguments, BoundCall, check_countable, check_empty, number, prepare
 from .runners import Runner
 from .unit_call import run_unit
 from .unit_steps import CudaUnit, Implementation
@@ -94,8 +94,9 @@ def bound(op: Declared, device: str, arguments: Arguments, on: type[Ints] = Ints
             kinds.append(None)
     binding = op.rule.bind(op.name, shapes, kinds, on, arguments)
     binding.device = partial(devices.described, device)
-    results = op.rule.results(op.name, binding, on)
-    return BoundCall(op, device, arguments, binding, [(s, dtypes.BY_NAME[k]) for s, k in results])
+    results = [(s, dtypes.BY_NAME[k]) for s, k in op.rule.results(op.name, binding, on)]
+    check_countable(op, results)
+    return BoundCall(op, device, arguments, binding, results)
 
 
 def choose(call: BoundCall) -> Implementation:

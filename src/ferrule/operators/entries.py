@@ -80,12 +80,13 @@ class BoundOp(Bound):
         prepared = Prepared(program, facts, written, launch, owners)
         prepared.check_ended(request, body.kernel, [output.name for output in op.rule.outputs])
         if request.body < 0:
-            shapes = ", ".join(
-                f"{n} {f.shape}" for n, f in arguments.items() if isinstance(f, Facts)
+            inputs = ", ".join(
+                f"{name} {value.shape}" if isinstance(value, Facts) else f"{name} = {value}"
+                for name, value in arguments.items()
             )
             raise KernelError(
-                f"[op] op {op.name!r} was called with {shapes}; expected 16 dims at most, and "
-                "sizes that 64 bits can hold."
+                f"[op] op {op.name!r} was called with {inputs}; expected 16 dims at most, and "
+                "sizes, also within expressions, that 64 bits can hold."
             )
         if device != "cpu" and self.on_cuda is not None:
             self.on_cuda()

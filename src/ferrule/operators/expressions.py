@@ -143,7 +143,7 @@ class SizedImplementation:
             ("dim", expression.names - dims, bound),
             ("array", expression.arrays - arrays, " that is always there"),
         ):
-            for name in sorted(names):
+            for name in sorted(names, key=lambda name: (name != "device", name)):
                 text = str(expression)
                 match = re.search(rf"\b{name}\b", text)
                 message = f"{label}: there is no {kind} {name!r}{words}"
@@ -151,6 +151,8 @@ class SizedImplementation:
                     message = (
                         f"{label}: {name!r} is a dtype variable; compare it: {name} == float16"
                     )
+                elif name == "device":
+                    message = f"{label}: `device` is one of cpu, cuda, metal, as in device == cuda"
                 raise RuleError.at(message, text, match.start() if match else 0)
         return expression
 

@@ -3,6 +3,7 @@ every array library."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -13,6 +14,7 @@ from .. import dtypes
 from ..dtypes import Dtype
 from ..errors import KernelError, KernelTypeError
 from ..rules.argument import Argument
+from ..rules.expression import MOST
 from ..rules.rule import Binding, Rule
 from ..spec import Facts, Input, Launch, Shape, Spec, clamped, row_contiguous_strides
 from .bodies import BodyLaunch, KernelBody
@@ -149,6 +151,22 @@ def read_dims(body: KernelBody, binding: Binding) -> list[int]:
     return sizes
 
 
+def check_countable(op: Declared, results: Sequence[tuple[Shape, Dtype]]) -> None:
+    """Refuse outputs of more bytes than 64 bits count, where their sizes are known.
+
+    Raises:
+        KernelError: there is one.
+    """
+    for output, (shape, kind) in zip(op.rule.outputs, results, strict=True):
+        if all(type(size) is int for size in shape) and (
+            max(shape, default=0) > MOST or math.prod(shape) * kind.itemsize > MOST
+        ):
+            raise KernelError(
+                f"[op] output {output.name!r} of op {op.name!r} ({output}) would have the shape "
+                f"{shape}, of more bytes than 64 bits count."
+            )
+
+
 def number(op: str, parameter: Argument, value: object) -> float:
     """A call's number, as the rule declares it.
 
@@ -174,9 +192,10 @@ def number(op: str, parameter: Argument, value: object) -> float:
     plain: Any = value.item() if isinstance(value, np.generic) else value
     expected = _PYTHON_TYPES[kind.kind]
     if not isinstance(plain, expected) or (kind.kind != "b" and isinstance(plain, bool)):
+        what = "True or False" if kind.kind == "b" else "a Python number"
         raise KernelTypeError(
-            f"{label}: got {short(value)} of type {type(value).__name__}, expected a Python "
-            f"number: {parameter}."
+            f"{label}: got {short(value)} of type {type(value).__name__}, expected {what}: "
+            f"{parameter}."
         )
     if kind.kind in "iu":
         limits: Any = np.iinfo(kind.numpy)

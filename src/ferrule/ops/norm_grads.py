@@ -32,8 +32,9 @@ def rms_norm_x_grad(behind: int, weighted: bool, wide: bool) -> ferrule.Op:
     )
     op = ferrule.op(
         "rms_norm_x_grad",
-        f"x[{row.dims}]:T,{' weight[N]:W,' * weighted} eps:float32, cotangent[{row.dims}]:T"
-        f" -> x_grad[{row.dims}]:T, scale[{row.others}]:{row.sum_dtype}~ where T in {FLOATS}",
+        f"x[{row.dims}]:T,{' weight[N]:W,' * weighted} eps:{row.sum_dtype},"
+        f" cotangent[{row.dims}]:T -> x_grad[{row.dims}]:T, scale[{row.others}]:{row.sum_dtype}~"
+        f" where T in {FLOATS}",
         metal=f"""{row.begin}
     A squares = 0, along = 0;
     for (uint k = first; k < N; k += step) {{
@@ -85,8 +86,8 @@ def layer_norm_x_grad(behind: int, weighted: bool, wide: bool) -> ferrule.Op:
     )
     op = ferrule.op(
         "layer_norm_x_grad",
-        f"x[{row.dims}]:T,{' weight[N]:W,' * weighted} eps:float32, cotangent[{row.dims}]:T"
-        f" -> x_grad[{row.dims}]:T, mean[{row.others}]:{row.sum_dtype}~,"
+        f"x[{row.dims}]:T,{' weight[N]:W,' * weighted} eps:{row.sum_dtype},"
+        f" cotangent[{row.dims}]:T -> x_grad[{row.dims}]:T, mean[{row.others}]:{row.sum_dtype}~,"
         f" scale[{row.others}]:{row.sum_dtype}~ where T in {FLOATS}",
         metal=f"""{row.begin}
     A sum = 0, shift = 0;

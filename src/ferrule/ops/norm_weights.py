@@ -117,7 +117,7 @@ def _gradients(centered: bool, wide: bool) -> ferrule.Op:
     zeros = " ".join(f"of_{name}[k] = 0;" for name in sums)
     op = ferrule.op(
         "layer_norm_gradients" if centered else "rms_norm_gradients",
-        "x[*B,R,N]:T, weight[N]:W, eps:float32, cotangent[*B,R,N]:T -> x_grad[*B,R,N]:T"
+        f"x[*B,R,N]:T, weight[N]:W, eps:{sum_dtype}, cotangent[*B,R,N]:T -> x_grad[*B,R,N]:T"
         + "".join(f", {name}_parts[*B,{PARTS},N]:{sum_dtype}" for name in sums)
         + f" where T in {FLOATS}",
         metal=f"""{SIDE_BY_SIDE}{_COUNT_PARTS}

@@ -88,9 +88,8 @@ def _rms_norm(behind: int, weighted: bool, added: bool, wide: bool) -> ferrule.O
     op = ferrule.op(
         "add_rms_norm" if added else "rms_norm",
         f"x[{row.dims}]:T,{f' residual[{row.dims}]:T,' * added}{' weight[N]:W,' * weighted}"
-        f" eps:float32 -> y[{row.dims}]:T{f', total[{row.dims}]:T' * added} where T in {FLOATS}"
-        + weight_floats(wide)
-        * weighted,
+        f" eps:{row.sum_dtype} -> y[{row.dims}]:T{f', total[{row.dims}]:T' * added}"
+        f" where T in {FLOATS}" + weight_floats(wide) * weighted,
         metal=f"""{row.begin}
     A squares = 0;
     for (uint k = first; k < N; k += step) {{
@@ -132,7 +131,7 @@ def _rms_norm_jvp(behind: int, weighted: bool, added: bool, wide: bool) -> ferru
     by_weight = "d * A(weight[k]) + v * scale * A(weight_tangent[k])" if weighted else "d"
     return ferrule.op(
         "rms_norm_jvp",
-        f"{inputs}, {'weight[N]:W, weight_tangent[N]:W, ' * weighted}eps:float32"
+        f"{inputs}, {'weight[N]:W, weight_tangent[N]:W, ' * weighted}eps:{row.sum_dtype}"
         f" -> y_tangent[{row.dims}]:T{f', total_tangent[{row.dims}]:T' * added}"
         f" where T in {FLOATS}",
         metal=f"""{row.begin}
@@ -176,8 +175,10 @@ def _layer_norm(behind: int, weighted: bool, biased: bool, wide: bool) -> ferrul
     )
     op = ferrule.op(
         "layer_norm",
-        f"x[{row.dims}]:T,{' weight[N]:W,' * weighted}{' bias[N]:W,' * biased} eps:float32"
-        f" -> y[{row.dims}]:T where T in {FLOATS}" + weight_floats(wide) * (weighted or biased),
+        f"x[{row.dims}]:T,{' weight[N]:W,' * weighted}{' bias[N]:W,' * biased}"
+        f" eps:{row.sum_dtype} -> y[{row.dims}]:T where T in {FLOATS}"
+        + weight_floats(wide)
+        * (weighted or biased),
         metal=f"""{row.begin}
     A sum = 0;
     for (uint k = first; k < N; k += step) sum += A(x[AT(k)]);
@@ -214,7 +215,7 @@ def _layer_norm_jvp(behind: int, weighted: bool, biased: bool, wide: bool) -> fe
         "layer_norm_jvp",
         f"x[{row.dims}]:T, x_tangent[{row.dims}]:T, "
         f"{'weight[N]:W, weight_tangent[N]:W, ' * weighted}{'bias_tangent[N]:W, ' * biased}"
-        f"eps:float32 -> y_tangent[{row.dims}]:T where T in {FLOATS}",
+        f"eps:{row.sum_dtype} -> y_tangent[{row.dims}]:T where T in {FLOATS}",
         metal=f"""{row.begin}
     A sum = 0, moved = 0;
     for (uint k = first; k < N; k += step) {{

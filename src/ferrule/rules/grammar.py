@@ -129,6 +129,8 @@ def _node(tree: ast.expr, fail: Callable[[str, int], RuleError]) -> Node:
             return ("int", value)
         case ast.Constant(value=_Kind() as kind):
             return ("dtype", str(kind))
+        case ast.Constant(value=bool()):
+            raise fail("True and False are the numbers 1 and 0 here, as in causal == 1", column)
         case ast.Name(id=name):
             return ("name", name)
         case ast.Attribute(value=ast.Name(id=name), attr=attribute):
@@ -260,7 +262,9 @@ def _number(tree: ast.expr, fail: Callable[[str, int], RuleError]) -> Node:
 def _condition(tree: ast.expr, fail: Callable[[str, int], RuleError]) -> Node:
     node = _node(tree, fail)
     if node[0] not in CONDITIONS:
-        raise fail("a number stands where a condition is expected; compare it", tree.col_offset)
+        how = f", as in {tree.id} != 0" if isinstance(tree, ast.Name) else ""
+        why = f"a number stands where a condition is expected; compare it{how}"
+        raise fail(why, tree.col_offset)
     return node
 
 

@@ -169,13 +169,24 @@ static bool copy_inputs(call* c, const fr_body* body, uint64_t shared) {
   return true;
 }
 
+/* Says that there is no memory for an output. */
+static const char* no_memory(const call* c, int i, const fr_rule_output* out) {
+  static _Thread_local char text[512];
+  const char* name = c->torch.of.op->output_name[i];
+  int n = snprintf(text, sizeof text, "ferrule: torch could not allocate output '%.99s' of shape (", name ? name : "");
+  for (int d = 0; d < out->ndim; d++)
+    n += snprintf(text + n, sizeof text - (size_t)n, d ? ", %lld" : "%lld", (long long)out->sizes[d]);
+  snprintf(text + n, sizeof text - (size_t)n, "%s) (no memory?)", out->ndim == 1 ? "," : "");
+  return text;
+}
+
 /* Makes the outputs, and says how many bytes of each a GPU is to zero. */
 static bool make_outputs(call* c, const fr_body* body, const fr_rule_result* found, uint64_t* zeroed) {
   bool on_cpu = c->torch.of.request.device_type == CPU;
   for (int i = 0; i < c->torch.of.op->outputs; i++) {
     const fr_rule_output* out = &found->outputs[i];
     if (!torch_make_output(&c->torch, i, out)) {
-      c->text = "ferrule: torch could not allocate an output (no memory?)";
+      c->text = no_memory(c, i, out);
       return false;
     }
     char* memory = (char*)c->torch.memory[i];
