@@ -258,7 +258,8 @@ def measure_choices(
         margin: by how much another must be faster than the default to be the choice.
 
     Raises:
-        KernelError: nothing runs one of the cases; what was measured before it is not written.
+        KernelError: nothing runs one of the cases, or nothing waits for their GPU; what was
+            measured before it is not written.
     """
     ops = {name: make(table.fixed(name)) for name in table.of}
     measured = []
@@ -269,7 +270,13 @@ def measure_choices(
         numbers = [0 if on_cpu else int(facts.get(name, 0)) for name in DEVICE_NUMBERS]
         kind: Any = (facts[":device"], *numbers)
         calls = {name: partial(_run, op, inputs, host) for name, op in ops.items()}
-        finish = None if on_cpu else partial(host.wait, call.device)  # type: ignore[attr-defined]
+        wait = getattr(host, "wait", None)
+        if wait is None and not on_cpu and timer is None:
+            raise KernelError(
+                f"[choices] {table.path}: ferrule cannot wait for a GPU through {host.name}; give "
+                "torch's tensors, or a `timer`."
+            )
+        finish = None if on_cpu or wait is None else partial(wait, call.device)
         seconds = _times(calls, timer, finish)
         if not seconds:
             raise KernelError(f"[choices] {table.path}: none of {', '.join(table.of)} runs.")
