@@ -7,6 +7,7 @@
 ``expressions.py``   random expressions
 ``declarations.py``  random declarations
 ``memory.py``        random exchanges through threadgroup memory
+``walks.py``         random loops in which threads walk over an array together
 ``statements.py``    random statements
 ``generate.py``      whole random programs: ``Generator(seed).program()``
 ``reference.py``     the independent executor: NumPy, all threads of a grid at once

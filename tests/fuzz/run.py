@@ -52,8 +52,11 @@ def work(options: argparse.Namespace) -> None:
     for line in sys.stdin:
         seed = int(line)
         program = Generator(seed, frozenset(options.avoid)).program()
-        both = not (options.cuda or options.emulate) and (program.kind != "flat" or seed % 3 == 0)
-        modes = ("auto", "fibers") if both else ("auto",)
+        modes: tuple[str, ...] = (
+            () if program.kind != "flat" or seed % 3 == 0 else ("auto", "split")
+        )
+        if options.cuda or options.emulate:
+            modes = ("auto",)
         outcome = harness.check(program, modes)
         said: dict[str, Any] = {"seed": seed, **vars(outcome), "report": "", "signature": ""}
         if outcome.kind in ("mismatch", "error"):

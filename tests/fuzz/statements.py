@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from . import program as p
 from .choices import HELD, VECTOR, Context, Scope, p_kind, spanned
-from .memory import Memory
 from .program import BOOL, FLOAT, HALF, INT, UINT, Expr, Stmt, Type, Var, Vector
+from .walks import Walks
 
 SLOTS, FLOATS = 8, 4  # elements of the outputs y and z per thread
 
 
-class Statements(Memory):
+class Statements(Walks):
     """A method for each kind of statement gives the list of statements that it takes."""
 
     # -- simple statements -------------------------------------------------------------------------
@@ -438,7 +438,7 @@ class Statements(Memory):
             (6, self.jump_out), (4, self.effect), (2, self.block),
         ]  # fmt: skip
         if ctx.depth < 4:
-            table += [(10, self.branch), (10, self.loop)]
+            table += [(10, self.branch), (10, self.loop), (10, self.walk)]
         if self.has("pointers"):
             table.append((4, self.decl_pointer))
         if self.has("refs"):

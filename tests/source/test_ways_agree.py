@@ -82,16 +82,31 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {"s": 2_000_000_000},
     ),
     "a divisor divided behind a guard": (
-        "long v = 0; if (x[lane] == 777) v = long(lane) / (100 / long(s)); y[i] = simd_sum(int(v));",
+        "long v = 0; if (x[lane] == 777) v = long(lane) / (100 / long(s));"
+        " y[i] = simd_sum(int(v));",
         {"s": 0},
     ),
     "a tally copied by a lambda": (
         "auto add = [=](int k) { atomic_fetch_add_explicit(&y[k], 1, memory_order_relaxed); };"
         " add(int(lane));", {"atomic": True},
     ),
+    "a loop that all lanes leave together": (
+        "int v = 0; uint w = lane; while (simd_any(w > 3)) { if (w % 5 == 0) v += 1; w = w / 2;"
+        " v += simd_sum(int(w)); } y[i] = v;", {},
+    ),
+    "rounds that some lanes cut short": (
+        "int v = 0; uint w = lane; do { if (w & 1) { w /= 2; continue; } v += simd_sum(int(w));"
+        " w /= 2; if (v > 300) break; } while (simd_any(w > 0)); y[i] = v;", {},
+    ),
+    "numbers that some lanes change": (
+        "int a = int(lane); bool b = lane > 40; simdgroup_barrier(mem_flags::mem_none);"
+        " if (x[i] > 0) { a += 5; b = !b; } if (x[i] > 50) a = -a;"
+        " simdgroup_barrier(mem_flags::mem_none); y[i] = simd_sum(a) + int(b);", {},
+    ),
     "a stride of full and other rounds": (
         "int acc = 0; for (uint k = lane; k < 150; k += 32) { if (x[k] > 0) acc += x[k]; }"
-        " for (uint k = lane + 3; k < 130; k += 5) acc += x[k] * 3; y[i] = acc + simd_sum(acc);", {},
+        " for (uint k = lane + 3; k < 130; k += 5) acc += x[k] * 3;"
+        " y[i] = acc + simd_sum(acc);", {},
     ),
 }  # fmt: skip
 

@@ -158,6 +158,34 @@ template <unsigned W, class T, class K> FR_FN void shuffle_xor(T* v, const K& k,
   general::shuffle_xor<W>(v, k, mask);
 }
 
+// Moves of all 32 lanes by one distance, where no lane asks for an element of its own.
+template <class T> FR_FN void fill_from(T* v, unsigned d) {
+  if (d >= 32) return;
+  const T x = v[d];
+  for (unsigned i = 0; i < 32; ++i) v[i] = x;
+}
+template <unsigned W, class T, class K> FR_FN void shuffle(T* v, const K& k, unsigned mask) {
+  if constexpr (W == 32 && metal::is_integral_v<K>)
+    if (__builtin_expect(mask == FULL_MASK, 1)) return fill_from(v, at(k, 0));
+  general::shuffle<W>(v, k, mask);
+}
+template <unsigned W, class T, class K> FR_FN void broadcast(T* v, const K& k, unsigned mask) {
+  if constexpr (W == 32 && metal::is_integral_v<K>)
+    if (__builtin_expect(mask == FULL_MASK, 1)) return fill_from(v, at(k, 0));
+  general::broadcast<W>(v, k, mask);
+}
+template <unsigned W, class T, class K> FR_FN void shuffle_up(T* v, const K& k, unsigned mask) {
+  if constexpr (W == 32 && metal::is_integral_v<K> && in_vectors<T>)
+    if (__builtin_expect(mask == FULL_MASK && at(k, 0) == 1, 1)) {
+      simdgroup<T> s(v);
+#pragma GCC unroll 8
+      for (int r = VECTORS - 1; r > 0; --r) s.at[r] = pick<before<1>>(s.at[r - 1], s.at[r]);
+      s.at[0] = pick<headed<1>>(s.at[0], pick<before<1>>(s.at[0], s.at[0]));
+      return s.store(v);
+    }
+  general::shuffle_up<W>(v, k, mask);
+}
+
 // `modulo` says how many lanes a part has.
 #define FR_FILL(PREFIX, LANES, NAME, SOURCE, INSIDE)                                                   \
   template <unsigned LANES, class T, class K, class M>                                                 \

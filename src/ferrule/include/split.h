@@ -52,6 +52,13 @@ template <class T> struct reference<T&> {
   FR_FN T& get() const { return *to; }
 };
 
+// What a loop takes of a lane's variable: a number itself, or else a reference. What was never set may
+// be no bool.
+namespace split {
+template <class T>
+using taken_t = metal::conditional_t<metal::is_arithmetic_v<T> && !metal::is_same_v<T, bool>, T, T&>;
+}
+
 struct at_lane {
   unsigned index;
 };

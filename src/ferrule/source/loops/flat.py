@@ -13,7 +13,8 @@ from . import split
 from .analysis import analyse
 from .body import DEFINITIONS, Body, Scopes, Unit, Variable, Variables, read
 from .declarations import declared_names
-from .lanes import AT, Lanes, Nest
+from .lanes import AT, Lanes
+from .nest import Nest
 from .plan import Plan
 from .rows import Row
 from .statements import initial_value

@@ -9,7 +9,8 @@ from tree_sitter import Node
 from ..cpp import shared_note
 from ..syntax import declarators, declared_name
 from .body import Variable, line_of
-from .lanes import Nest, Piece, Replaced, render
+from .lanes import Piece, Replaced, render
+from .nest import Nest
 from .operations import Operations
 from .statements import initial_value, inner_declarator
 

@@ -6,7 +6,6 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from tree_sitter import Node
 
@@ -14,6 +13,7 @@ from ..cpp import NotSplittable, attribute
 from ..syntax import Tree, kinds, operands, part, unbracketed, walk
 from .body import WORD, Variable, line_of
 from .declarations import declared_within
+from .nest import Nest
 from .statements import jumps
 from .uniform import LANE_ATTRIBUTES, POSITION_TEXTS, Uniformity
 
@@ -21,64 +21,8 @@ Replaced = dict[int, str]  # by the id of a node, the text that stands for it
 AT = '#line 1 "ferrule"\n'
 # What is prepared before a loop, by the letter in its name: a divisor, an array's element.
 _CONSTANTS = {"d": "const auto", "p": "auto* const"}
+_CHANGE = re.compile(r"(?<![\w.])(\w+)\s*(?:(?:[-+*/%&|^]|<<|>>)?=(?!=)|\+\+|--)")
 _NOT_PREPARED = ("lambda_expression", "preproc_def", "preproc_function_def")
-
-
-class Frame(NamedTuple):
-    """Something around a statement that lanes leave.
-
-    Attributes:
-        kind: ``fn`` for the whole function, ``if``, ``loop``, ``round`` for one of a loop's, or
-            ``stride`` for one of a loop that lanes go through in step.
-        mask: the C++ name of the mask of its lanes; nothing for a loop that needs none.
-        loop: where the loop starts.
-        end: no lane from here on is in it.
-        plain: the loop's head is plain C++.
-    """
-
-    kind: str
-    mask: str = ""
-    loop: int = -1
-    end: str = "fr_n"
-    plain: bool = False
-
-
-class Nest(NamedTuple):
-    """What is around a statement, and behind it.
-
-    Attributes:
-        frames: what is around, innermost last.
-        later: texts behind the statement: what they name outlives a loop over lanes.
-        inside: the names of uniform variables that the loop over lanes declares.
-    """
-
-    frames: tuple[Frame, ...] = ()
-    later: tuple[str, ...] = ()
-    inside: frozenset[str] = frozenset()
-
-    @property
-    def masks(self) -> list[str]:
-        return [frame.mask for frame in self.frames if frame.mask]
-
-    @property
-    def mask(self) -> str:
-        return (self.masks or ["nullptr"])[-1]
-
-    @property
-    def end(self) -> str:
-        return self.frames[-1].end if self.frames else "fr_n"
-
-    @property
-    def loop(self) -> Frame:
-        """The innermost loop."""
-        for frame in reversed(self.frames):
-            if frame.kind == "loop":
-                return frame
-        raise NotSplittable("a break or continue is in no loop")
-
-    def within(self, frame: Frame) -> Nest:
-        """The nest inside of a frame more."""
-        return self._replace(frames=(*self.frames, frame))
 
 
 @dataclass(frozen=True)
@@ -128,6 +72,7 @@ class Lanes:
         self._counts: dict[
             int | str, str
         ] = {}  # by linear variable: where the last lane's is known
+        self._of_lane: dict[int | str, str] = {}  # by linear variable: its value in a lane
         self._counters: dict[int | str, str] = {}  # by a loop's variable: the first lane's value
 
     # -- outside the loops -----------------------------------------------------------------------
@@ -167,7 +112,8 @@ class Lanes:
         kind, name = plain_type(variable.type), f"fr_z{variable.number}"
         self._counts[variable.key] = self.count
         self.write(f"const {kind} {name} = {kind}({value});\n", at)
-        return f"(({kind})(unsigned({name}) - ({self.end}) + fr_i))"
+        self._of_lane[variable.key] = f"(({kind})(unsigned({name}) - ({self.end}) + fr_i))"
+        return self._of_lane[variable.key]
 
     def is_counted(self, variable: Variable) -> bool:
         """Whether a linear variable's value in the last lane is known."""
@@ -243,16 +189,38 @@ class Lanes:
         self._out += types
         loop = head or f"for (unsigned fr_i = 0; fr_i < {nest.end}; ++fr_i) "
         guard = f"if ({nest.mask}[fr_i]) " if nest.masks else ""
-        self._out.append(f"{AT}{loop}{guard}{{\n")
-        self._out.append(self._references(self.scopes.words(lines) - elsewhere))
+        names = self.scopes.words(lines) - elsewhere
+        changed = self._changed(lines, names, {v.name for p in pieces for v, _ in p.declared})
+        taken = "".join(
+            f"::fr::split::taken_t<fr_t{v.number}> {v.name} = fr_v{v.number}[fr_i];\n"
+            for v in changed
+        )
+        back = "".join(f"fr_v{v.number}[fr_i] = {v.name};\n" for v in changed)
+        self._out.append(f"{AT}{loop}{{\n{taken}{guard}{{\n")
+        self._out.append(self._references(names - {v.name for v in changed}))
         exits = any(piece.exits for piece in pieces)
         if exits:
             label = f"fr_next{self.number()}"
             lines = lines.replace("goto fr_next;", f"goto {label};")
             lines = f"{{\n{lines}}}\n{AT}{label}: ;\n"
-        self._out.append(f"{lines}{AT}}}\n")
+        self._out.append(f"{lines}{AT}}}\n{back}}}\n")
         if exits:
             self.leave_together(nest)
+
+    def _changed(self, lines: str, names: set[str], declared: set[str]) -> list[Variable]:
+        """The numbers that a loop over lanes changes, but does not declare.
+
+        Each lane takes its own out of the array, and puts it back at the end whatever conditions
+        hold: compilers make a choice between vectors of that, where they would guard each store.
+        """
+        found = set(_CHANGE.findall(lines)) & names - declared
+        return [
+            v
+            for v in self.scopes.visible()
+            if v.name in found
+            and v.kind == "value"
+            and not (v.uniform or v.pointer or self.body.escapes(v) or v.key in self._counters)
+        ]
 
     def leave_together(self, nest: Nest) -> None:
         """Return where no lane is left."""
@@ -271,6 +239,8 @@ class Lanes:
             if v.key in self._counters:
                 first = self._counters[v.key]
                 out.append(f"const fr_t{v.number} {v.name} = fr_t{v.number}({first} + fr_i);\n")
+            elif v.linear and v.key in self._of_lane:
+                out.append(f"const fr_t{v.number} {v.name} = {self._of_lane[v.key]};\n")
             elif v.kind == "reference":
                 out.append(f"auto&& {v.name} = fr_v{v.number}[fr_i].get();\n")
             elif not v.uniform and v.kind not in ("shared", "lambda"):

@@ -8,7 +8,8 @@ from ..cpp import ROW_ADDITION, NotSplittable
 from ..dialect import MATRIX_OPS, SIMD_BARRIERS, THREADGROUP_BARRIERS, UNIFORM_RESULTS
 from ..syntax import call_arguments, callee, field, kinds, operands, part
 from .body import LANE_CALLS
-from .lanes import Lanes, Nest, Replaced, render
+from .lanes import Lanes, Replaced, render
+from .nest import Nest
 from .statements import branches, changed, expression
 
 _BARRIERS = THREADGROUP_BARRIERS | SIMD_BARRIERS

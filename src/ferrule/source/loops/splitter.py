@@ -29,8 +29,9 @@ from .assignments import assigned
 from .body import DEFINITIONS, LANE_CALLS, SPLIT_CALLS, Body, Scopes, Unit, Variables, read
 from .inline import inline
 from .kept import Declarations
-from .lanes import Frame, Lanes, Nest, render
+from .lanes import Lanes, render
 from .matrices import makes_diagonal
+from .nest import Frame, Nest
 from .operations import Operations
 from .plan import Plan, planned, require
 from .statements import LOOPS, Loop, branch_statements, branches, expression, jumps_out, loop_parts
@@ -327,7 +328,6 @@ class _Splitter:
         lanes, text = self.lanes, self.tree.text(statement)
         lanes.flush(nest, text)
         n, end = lanes.number(), nest.end
-        at = f"fr_a{n}"
         with self.scopes.inner():
             (variable,) = self.scopes.declare(stride.start)
         kind = f"fr_t{variable.number}"
@@ -344,15 +344,15 @@ class _Splitter:
             f"const auto fr_k{n} = ::fr::split::rounds_of(fr_f{n}, fr_o{n}, {end}, {head});\n",
             statement,
         )
-        lanes.write(f"if (fr_k{n}.together) {{\nint64_t {at} = fr_k{n}.first;\n")
+        lanes.write(f"if (fr_k{n}.together) {{\nint64_t fr_a{n} = fr_k{n}.first;\n")
         body, inside = part(statement, "body"), nest._replace(later=(text, *nest.later))
         simple = not nest.masks and not any(True for _ in kinds(body, *LOOPS))
         if self.body.unit.simdgroup and simple:
             # Of a number of lanes that it knows, a compiler makes vectors, kept in registers.
             lanes.fetches = True
-            self._rounds(stride.start, body, inside, n, (f"{at} <= fr_k{n}.end - {end}", end))
+            self._rounds(stride.start, body, inside, n, (f"fr_a{n} <= fr_k{n}.end - {end}", end))
             lanes.fetches = False
-        rest = f"{at} < fr_k{n}.end", f"fr_k{n}.lanes({at}, {end})"
+        rest = f"fr_a{n} < fr_k{n}.end", f"fr_k{n}.lanes(fr_a{n}, {end})"
         self._rounds(stride.start, body, inside, n, rest)
         lanes.write("} else {\n")
         lanes.add_statement(statement, nest)
@@ -369,8 +369,7 @@ class _Splitter:
             n: the loop's number.
             while_and_count: what holds before each round, and how many lanes take part in it.
         """
-        lanes, (test, lanes_of_round) = self.lanes, while_and_count
-        count = f"fr_e{n}"
+        lanes, (test, lanes_of_round), count = self.lanes, while_and_count, f"fr_e{n}"
         with self.scopes.inner():
             (variable,) = self.scopes.declare(start)
             kind = f"fr_t{variable.number}"
@@ -396,9 +395,10 @@ class _Splitter:
             uniform = all(v.uniform for v in self.scopes.declare(start))
             lanes.write("{\n")
             calls = any(c is not None and self.body.calls(c) for c in (condition, update, start))
-            plain = uniform and self.uniformity.of(condition) and not calls
-            frame = Frame("loop", "", key, nest.end, plain and self._plain_head(start, update))
-            masked = not frame.plain or bool({("break", key), ("continue", key)} & self.plan)
+            together = self.uniformity.of(condition)  # lanes leave at the same time
+            plain = uniform and together and not calls and self._plain_head(start, update)
+            frame = Frame("loop", "", key, nest.end, plain)
+            masked = not together or bool({("break", key), ("continue", key)} & self.plan)
             if masked:
                 frame = frame._replace(mask=self._copied("fr_l", nest))
             inside = nest.within(frame)._replace(later=(text, *nest.later))
@@ -447,7 +447,7 @@ class _Splitter:
         self._nested(body, nest)
 
     def _lane_loop(self, statement: Node, parts: Loop, nest: Nest) -> None:
-        """A loop that lanes leave at different times."""
+        """A loop that lanes leave at different times, or whose head synchronises."""
         lanes = self.lanes
         body, condition, start, update = parts
         if start is not None:
@@ -474,10 +474,16 @@ class _Splitter:
         """Take the lanes out of the loop whose condition has become false."""
         if condition is not None:
             replaced = self.operations.extract(condition, statement, nest)
+            if not nest.loop.mask:
+                self.lanes.flush(nest)
+                test = self.lanes.outside(condition, replaced)
+                self.lanes.write(f"if (!({test})) break;\n", condition)
+                return
             text = render(self.tree, condition, replaced)
             self.lanes.add(f"if (!({text})) {nest.mask}[fr_i] = 0;", condition)
             self.lanes.flush(nest)
-        self.lanes.write(f"if (!::fr::split::any({nest.mask}, {nest.end})) break;\n")
+        if nest.loop.mask:
+            self.lanes.write(f"if (!::fr::split::any({nest.mask}, {nest.end})) break;\n")
 
     def _jump(self, statement: Node, nest: Nest) -> None:
         """A jump that all active lanes make."""
