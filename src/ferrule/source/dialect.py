@@ -106,5 +106,5 @@ GENERATED = words("""
     value_t lanes_t reference divisor_of divided left_of row_length plain any all both each end copy
     in_row atomic_add locked_add locked_fetch_add runs element_t shared_memory uint3 uint
     fiber_groups place_mark pick tile_load tile_store tile_multiply tile_multiply_accumulate
-    tile_arrays lane_tiles tally tallied owned_t fetch_ahead
+    tile_arrays lane_tiles tally tallied owned_t fetch_ahead taken_t
 """)
