@@ -162,9 +162,9 @@ def test_ways_in_mlx() -> None:
 
 def test_opcheck() -> None:
     x = torch.randn(2, 3, 5, 24, requires_grad=True)
-    op = ops.rotary._rope(20, False, "one", False, False, False)
+    op = ops.rotary._rope(20, False, "one", False, False)
     torch.library.opcheck(op.torch_op, (x, torch.tensor(4, dtype=torch.int32), 1e4, 1.0))
-    in_place = ops.rotary._rope_in_place(20, False, "number", False, False)
+    in_place = ops.rotary._rope_in_place(20, False, "number", False)
     torch.library.opcheck(in_place.torch_op, (x.detach().clone(), 4, 1e4, 1.0))
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import ferrule
 
-from .rows import FLOATS, as_int, is_wide
+from .rows import FLOATS, as_int
 
 
 def rope(
@@ -67,7 +67,7 @@ def rope_(
 
 def _chosen(
     name: str, x: Any, dims: int, traditional: bool, offset: Any, freqs: Any
-) -> tuple[int, bool, str, bool, bool]:
+) -> tuple[int, bool, str, bool]:
     """The constants of a call."""
     if not hasattr(x, "ndim"):
         raise ferrule.KernelTypeError(
@@ -85,15 +85,13 @@ def _chosen(
                 "array without dims, or one with an offset for each x[i]."
             )
         offsets = "each" if offset.ndim else "one"
-    return dims, bool(traditional), offsets, freqs is not None, is_wide(x)
+    return dims, bool(traditional), offsets, freqs is not None
 
 
 HEADS = 4  # that share an angle: the same thread turns the pair in each of them
 
 
-def _declaration(
-    dims: int, traditional: bool, offsets: str, by_freqs: bool, wide: bool
-) -> dict[str, str]:
+def _declaration(dims: int, traditional: bool, offsets: str, by_freqs: bool) -> dict[str, str]:
     """Inputs, condition and number of groups of heads that both ops have."""
     example = "B," if offsets == "each" else ""
     offset = {"number": "offset:int64", "one": "offset[]:O", "each": "offset[B]:O"}[offsets]
@@ -145,7 +143,7 @@ def _packed(
 ) -> ferrule.CudaBody:
     """The same on NVIDIA GPUs: a thread turns as many pairs as it reads with 16 bytes."""
     half = dims // 2
-    groups = _declaration(dims, traditional, offsets, by_freqs, False)["groups"]
+    groups = _declaration(dims, traditional, offsets, by_freqs)["groups"]
     offset = {"number": "offset", "one": "offset[0]", "each": "offset[example]"}[offsets]
     frequency = "1 / freqs[j + i]" if by_freqs else f"exp2f(-log2f(base) * (j + i) / {half})"
     near, far = ("2 * j", "2 * j + V") if traditional else ("j", f"j + {half}")
@@ -194,6 +192,7 @@ def _packed(
 """ if turned == "y" else ""),
         grid=(f"{across} * {groups} * ceildiv(L, {down})", down),
         threadgroup=(across, down),
+        when="T != float64",
     )  # fmt: skip
 
 
@@ -202,24 +201,24 @@ _HEADER = "#define AT(h) (((example * S_size + (h)) * L + l) * D)"
 
 @ferrule.family
 def _rope(
-    dims: int, traditional: bool, offsets: str, by_freqs: bool, wide: bool, backwards: bool
+    dims: int, traditional: bool, offsets: str, by_freqs: bool, backwards: bool
 ) -> ferrule.Op:
-    says = _declaration(dims, traditional, offsets, by_freqs, wide)
+    says = _declaration(dims, traditional, offsets, by_freqs)
     op = ferrule.op(
         "rope",
         f"x[{says['dims']}]:T, {says['inputs']} -> y[{says['dims']}]:T where {says['where']}",
         metal=_body(dims, traditional, offsets, by_freqs, "y", "-" * backwards),
         header=_HEADER,
-        cuda=None if wide else _packed(dims, traditional, offsets, by_freqs, "y", "-" * backwards),
+        cuda=_packed(dims, traditional, offsets, by_freqs, "y", "-" * backwards),
         grid=(f"D - {dims // 2}", "L", says["groups"]),
         threadgroup=(f"min(D - {dims // 2}, 64)", f"max(256 // max(D - {dims // 2}, 4), 1)", 1),
-        template={"A": ferrule.float64 if wide else ferrule.float32},
+        template={"A": "float64 if T == float64 else float32"},
     )
 
     # What turns is linear, and its transpose turns back.
     @op.def_vjp
     def _(primals: Any, cotangents: Any, outputs: Any) -> Any:
-        back = _rope(dims, traditional, offsets, by_freqs, wide, not backwards)
+        back = _rope(dims, traditional, offsets, by_freqs, not backwards)
         return (back(cotangents[0], *primals[1:]), *[None] * (len(primals) - 1))
 
     @op.def_jvp
@@ -230,17 +229,15 @@ def _rope(
 
 
 @ferrule.family
-def _rope_in_place(
-    dims: int, traditional: bool, offsets: str, by_freqs: bool, wide: bool
-) -> ferrule.Op:
-    says = _declaration(dims, traditional, offsets, by_freqs, wide)
+def _rope_in_place(dims: int, traditional: bool, offsets: str, by_freqs: bool) -> ferrule.Op:
+    says = _declaration(dims, traditional, offsets, by_freqs)
     return ferrule.op(
         "rope_in_place",
         f"x[{says['dims']}]:T!, {says['inputs']} -> where {says['where']}",
         metal=_body(dims, traditional, offsets, by_freqs, "x"),
         header=_HEADER,
-        cuda=None if wide else _packed(dims, traditional, offsets, by_freqs, "x"),
+        cuda=_packed(dims, traditional, offsets, by_freqs, "x"),
         grid=(dims // 2, "L", says["groups"]),
         threadgroup=(min(dims // 2, 64), max(256 // max(dims // 2, 4), 1), 1),
-        template={"A": ferrule.float64 if wide else ferrule.float32},
+        template={"A": "float64 if T == float64 else float32"},
     )
