@@ -164,6 +164,10 @@ class CudaUnit(SizedImplementation):
             kept = len(self.scratch) - len(state)
             workspace = Scratch("", "uint8", (size,))
             self.scratch = (*self.scratch[:kept], workspace, *self.scratch[kept:])
+        self._check_written(outputs)
+        self.programs: dict[tuple[object, ...], UnitProgram] = {}
+
+    def _check_written(self, outputs: Sequence[str]) -> None:
         written = {name for step in self.steps for name in touched(step)}
         for name in outputs:
             if name not in written:
@@ -171,7 +175,6 @@ class CudaUnit(SizedImplementation):
                     f"{self._label('steps')}: no step writes output {name!r}; give it to a "
                     "function, or fill it."
                 )
-        self.programs: dict[tuple[object, ...], UnitProgram] = {}
 
     def spec(self, template: tuple[tuple[str, TemplateValue], ...]) -> UnitSpec:
         """The spec for these constants and types."""
