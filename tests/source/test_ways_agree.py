@@ -18,6 +18,7 @@ NAMES = (
 )
 PLAIN = "uint i = thread_position_in_grid.x;\n"
 OFF = "constant int OFF = 100;"
+ADDRESS = "thread int* addr(thread int& v) { return &v; }"
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "a stride in a branch in a stride": (
         "int acc = 0; for (uint k = lane; k < 70; k += 32) { if (x[k] > 0) {"
@@ -107,6 +108,66 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "int acc = 0; for (uint k = lane; k < 150; k += 32) { if (x[k] > 0) acc += x[k]; }"
         " for (uint k = lane + 3; k < 130; k += 5) acc += x[k] * 3;"
         " y[i] = acc + simd_sum(acc);", {},
+    ),
+    "what a function points to": (
+        "int a = x[i]; thread int* p = addr(a); simdgroup_barrier(mem_flags::mem_none);"
+        " a += 3; *p *= 2; a += 1; simdgroup_barrier(mem_flags::mem_none); y[i] = simd_sum(1) + a;",
+        {"header": ADDRESS},
+    ),
+    "what a lambda points to, in a loop": (
+        "auto addr = [](thread int& q) { return &q; }; int a = x[i]; thread int* p = addr(a);"
+        " for (int k = 0; k < 3; k++) { a += k; *p += 10; a ^= 1; y[i] = simd_sum(1); } y[i] += a;",
+        {},
+    ),
+    "what a method points to": (
+        "S s0; int a = x[i]; s0.set(a); simdgroup_barrier(mem_flags::mem_none); a += 3;"
+        " *s0.p *= 2; a += 1; simdgroup_barrier(mem_flags::mem_none); y[i] = simd_sum(1) + a;",
+        {"header": "struct S { thread int* p; void set(thread int& q) { p = &q; } };"},
+    ),
+    "what only a pointer reaches later": (
+        "int a = x[i]; thread int* p = addr(a); simdgroup_barrier(mem_flags::mem_none);"
+        " int q[9]; for (int k = 0; k < 9; k++) q[k] = x[i] + k;"
+        " simdgroup_barrier(mem_flags::mem_none); y[i] = simd_sum(1) + *p + q[x[i] & 7];",
+        {"header": ADDRESS},
+    ),
+    "an element that only a pointer reaches later": (
+        "int arr[4] = {1, x[i], 3, 4}; thread int* p = addr(arr[1]);"
+        " simdgroup_barrier(mem_flags::mem_none); int q[9]; for (int k = 0; k < 9; k++)"
+        " q[k] = x[i] + k; simdgroup_barrier(mem_flags::mem_none);"
+        " y[i] = simd_sum(1) + *p + q[x[i] & 7];",
+        {"header": ADDRESS},
+    ),
+    "a loop that nobody is left for": (
+        "int v = 0; for (int k = 0; k < 3; k++) { if (s == 0 || x[i] > 2000) continue;"
+        " int q = 100; while (q > 0) q -= s; v += q + simd_sum(1); } y[i] = v;", {"s": 0},
+    ),
+    "a loop that nobody is left for, after a break": (
+        "int v = 0; while (true) { if (x[i] < 5000) break; for (uint z = 1; z != 0; z += uint(s))"
+        " v += 1; v += simd_sum(1); } y[i] = v;", {"s": 0},
+    ),
+    "division by 0": (
+        "y[i] = x[i] / s + x[i] % s + simd_sum(1);", {"s": 0},
+    ),
+    "atomic additions": (
+        "atomic_fetch_add_explicit(&y[i], x[i], memory_order_relaxed);",
+        {"atomic": True, "before": PLAIN, "ways": ("auto",)},
+    ),
+    "atomic additions of some": (
+        "if (x[i] > 0) atomic_fetch_add_explicit(&y[i], x[i], memory_order_relaxed);",
+        {"atomic": True, "before": PLAIN, "ways": ("auto",)},
+    ),
+    "atomic additions in a loop": (
+        "for (int r = 0; r < 4; r++)"
+        " atomic_fetch_add_explicit(&y[(tid + r) % 64], x[i] + simd_sum(1), memory_order_relaxed);",
+        {"atomic": True, "ways": ("auto", "split")},
+    ),
+    "a histogram of a threadgroup": (
+        "threadgroup atomic_int h[64]; if (tid < 64) atomic_store_explicit(&h[tid], 0,"
+        " memory_order_relaxed); threadgroup_barrier(mem_flags::mem_threadgroup);"
+        " atomic_fetch_add_explicit(&h[x[i] & 63], 1, memory_order_relaxed);"
+        " threadgroup_barrier(mem_flags::mem_threadgroup); if (tid < 64)"
+        " atomic_fetch_add_explicit(&y[tid], atomic_load_explicit(&h[tid], memory_order_relaxed),"
+        " memory_order_relaxed);", {"atomic": True, "ways": ("auto", "split")},
     ),
 }  # fmt: skip
 

@@ -8,7 +8,7 @@ namespace fr {
 struct magic {
   unsigned factor, first, second;
   FR_FN static magic of(unsigned d) {
-    if (d == 0) return magic{0, 0, 0};  // never used: the division would be undefined
+    if (d == 0) return magic{0, 31, 31};  // all is 0, as where the processor divides
     const unsigned bits = d == 1 ? 0 : 32 - unsigned(__builtin_clz(d - 1));
     const unsigned long power = 1ul << bits;
     return magic{unsigned(((power - d) << 32) / d) + 1, bits < 1 ? bits : 1, bits < 1 ? 0 : bits - 1};
@@ -60,10 +60,11 @@ template <class A, class B> FR_FN auto divided(const A& a, const divisor<B>& d) 
 template <class A, class B> FR_FN auto left_of(const A& a, const divisor<B>& d) {
   if constexpr (is_integer_pair<A, B>) {
     using C = decltype(a % d.value);
+    if (d.value == B(0)) return C(0);
     if constexpr (sizeof(C) == 4 && sizeof(B) <= 4)
       return C(unsigned(a) - unsigned(divided(a, d)) * unsigned(d.value));
     else
-      return d.value == B(0) ? C(0) : C(a % d.value);
+      return C(a % d.value);
   } else {
     return a % d.value;
   }

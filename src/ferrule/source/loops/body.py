@@ -26,7 +26,7 @@ from ..syntax import (
     kinds,
     struct_names,
 )
-from .assignments import aliased, referred
+from .assignments import aliased, passed_by_name, referred
 from .matrices import matrix_arrays
 from .statements import initial_value, inner_declarator
 
@@ -39,6 +39,9 @@ DEFINITIONS = words("""
     alias_declaration type_definition using_declaration static_assert_declaration
     struct_specifier class_specifier union_specifier enum_specifier
 """)
+# What a function that is given a variable by reference has, where the place may outlive the call:
+# an address, a reference that it gives back, a member that is one.
+_KEEPS = re.compile(r"(?:\breturn|[=(,{?:])\s*&\s*\w|\w\s*&\s*\w+\s*[(;]")
 _NOT_UNDERSTOOD = {"function_declarator", "parenthesized_declarator"}
 
 
@@ -162,6 +165,12 @@ class Body:
         An array that is named without an index may have become a pointer.
         """
         names = {n for place in aliased(self.tree.block) for n in referred(self.tree, place)}
+        lambdas = list(kinds(self.tree.block, "lambda_expression"))
+        texts = [self.prepared.header.data.decode(), *map(self.tree.text, lambdas)]
+        if any(map(_KEEPS.search, texts)):
+            named = [declared_name(n.parent) for n in lambdas if n.parent is not None]
+            called = self.functions.union(self.tree.text(name) for name in named if name)
+            names.update(n for n, _ in passed_by_name(self.tree, self.tree.block, called))
         for node in kinds(self.tree.block, "identifier"):
             around = node.parent
             if around is None or field(around, "declarator") == node:

@@ -13,7 +13,7 @@ from ..cpp import NotSplittable, attribute
 from ..syntax import Tree, kinds, operands, part, unbracketed, walk
 from .body import WORD, Variable, line_of
 from .declarations import declared_within
-from .nest import Nest
+from .nest import ANY, Nest
 from .statements import jumps
 from .uniform import LANE_ATTRIBUTES, POSITION_TEXTS, Uniformity
 
@@ -225,7 +225,7 @@ class Lanes:
     def leave_together(self, nest: Nest) -> None:
         """Return where no lane is left."""
         if any(frame.kind == "fn" for frame in nest.frames):
-            self.write("if (!::fr::split::any(fr_m0, fr_n)) return;\n")
+            self.write(f"if (!{ANY}(fr_m0, fr_n)) return;\n")
 
     def _references(self, names: set[str]) -> str:
         """References to this lane's variables and its attributes, for the names that are used."""
@@ -407,6 +407,8 @@ class Lanes:
             return ""
         v = self.scopes.lookup(self.tree.text(base))
         if v is None or not (v.kind == "value" and v.pointer and v.uniform and not v.written):
+            return ""
+        if v.name in self.body.prepared.tallied:  # no pointer there
             return ""
         if indices.named_child_count != 1 or self.scopes.words(self.tree.text(node)) & inner:
             return ""

@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 from ..cpp import NotSplittable
 
+ANY = "::fr::split::any"  # whether a mask has a lane
+
 
 class Frame(NamedTuple):
     """Something around a statement that lanes leave.

@@ -31,7 +31,7 @@ from .inline import inline
 from .kept import Declarations
 from .lanes import Lanes, render
 from .matrices import makes_diagonal
-from .nest import Frame, Nest
+from .nest import ANY, Frame, Nest
 from .operations import Operations
 from .plan import Plan, planned, require
 from .statements import LOOPS, Loop, branch_statements, branches, expression, jumps_out, loop_parts
@@ -389,11 +389,11 @@ class _Splitter:
             return
         lanes, text, key = self.lanes, self.tree.text(statement), statement.start_byte
         lanes.flush(nest, text)
-        parts = loop_parts(statement)
-        _, condition, start, update = parts
+        _, condition, start, update = parts = loop_parts(statement)
         with self.scopes.inner():
             uniform = all(v.uniform for v in self.scopes.declare(start))
-            lanes.write("{\n")
+            # Not for nobody: what ends the loop may be what made the lanes leave.
+            lanes.write(f"if ({ANY}({nest.mask}, {nest.end})) " * bool(nest.masks) + "{\n")
             calls = any(c is not None and self.body.calls(c) for c in (condition, update, start))
             together = self.uniformity.of(condition)  # lanes leave at the same time
             plain = uniform and together and not calls and self._plain_head(start, update)
@@ -437,7 +437,7 @@ class _Splitter:
         self.lanes.write(f"{heads[statement.type]} {{\n", statement)
         self._round(parts.body, nest)
         if nest.loop.mask:
-            self.lanes.write(f"if (!::fr::split::any({nest.mask}, {nest.end})) break;\n")
+            self.lanes.write(f"if (!{ANY}({nest.mask}, {nest.end})) break;\n")
         self.lanes.write(f"}} while ({test});\n" if statement.type == "do_statement" else "}\n")
 
     def _round(self, body: Node, nest: Nest) -> None:
@@ -483,7 +483,7 @@ class _Splitter:
             self.lanes.add(f"if (!({text})) {nest.mask}[fr_i] = 0;", condition)
             self.lanes.flush(nest)
         if nest.loop.mask:
-            self.lanes.write(f"if (!::fr::split::any({nest.mask}, {nest.end})) break;\n")
+            self.lanes.write(f"if (!{ANY}({nest.mask}, {nest.end})) break;\n")
 
     def _jump(self, statement: Node, nest: Nest) -> None:
         """A jump that all active lanes make."""
