@@ -237,7 +237,7 @@ def meeting(pdl: bool, patience: int = 300) -> fe.Op:
 
 
 def can() -> bool:
-    return bool(torch.cuda.get_device_capability() >= (9, 0))
+    return torch.cuda.is_available() and bool(torch.cuda.get_device_capability() >= (9, 0))
 
 
 AHEAD = fe.op(

@@ -57,7 +57,9 @@ def test_each_host_on_the_cpu(make: Any, threads: Any) -> None:
 
 
 def test_in_graphs(threads: Any) -> None:
-    compiled = torch.compile(where, fullgraph=True, dynamic=True, backend="aot_eager")
+    compiled = torch.compile(
+        lambda *a: where(*a), fullgraph=True, dynamic=True, backend="aot_eager"
+    )
     shapeless = mx.compile(lambda x: where(x), shapeless=True)
     for size, count in ((4, 1), (7, 2)):
         threads(count)

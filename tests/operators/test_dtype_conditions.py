@@ -62,7 +62,9 @@ def test_each_host(t: Any, u: Any) -> None:
 
 
 def test_in_graphs() -> None:
-    compiled = torch.compile(packed, fullgraph=True, dynamic=True, backend="aot_eager")
+    compiled = torch.compile(
+        lambda *a: packed(*a), fullgraph=True, dynamic=True, backend="aot_eager"
+    )
     shapeless = mx.compile(lambda x, n: packed(x, n), shapeless=True)
     for name in ("float16", "float32", "float16"):
         for size in (8, 12):

@@ -10,7 +10,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ferrule
@@ -102,6 +102,7 @@ def expect(outputs: Any, x: Any, w: Any, stats: bool) -> None:
     st.lists(st.integers(1, 3), max_size=2), st.integers(1, 40), st.booleans(), st.booleans(),
     st.sampled_from([np.asarray, torch.from_numpy, mx.array]),
 )  # fmt: skip
+@settings(deadline=None)
 def test_calls_have_the_outputs_that_they_ask_for(
     outer: list[int], n: int, weighted: bool, stats: bool, library: Any
 ) -> None:

@@ -82,7 +82,7 @@ def test_mlx_has_zeros_in_each_call() -> None:
 
 def test_in_graphs_of_torch_and_modes() -> None:
     op = ferrule.adopt("in_graphs", RULE, run=count, state={"calls": "T[N]"})
-    compiled = torch.compile(op, fullgraph=True, backend="aot_eager")
+    compiled = torch.compile(lambda *a: op(*a), fullgraph=True, backend="aot_eager")
     with torch.inference_mode():
         assert compiled(torch.ones(2)).tolist() == [1, 1]
     assert compiled(torch.ones(2)).tolist() == [2, 2]
