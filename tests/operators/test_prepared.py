@@ -110,6 +110,19 @@ def test_it_is_part_of_the_identity() -> None:
     assert "prepared" not in plain.to_json()["implementations"][0]
 
 
+def test_other_code_of_the_same_version_is_told() -> None:
+    def of(factor: Any) -> Op:
+        prepared = {"p": (lambda w: w * factor(), "w")}
+        return ferrule.adopt("told", "x[N]:T, w[N]:T -> y[N]:T", run=lambda x, w, p: x * p,
+                             prepared=prepared, version=1)  # fmt: skip
+
+    x, (first, second) = torch.ones(2), (of(lambda: 2), of(lambda: 3))
+    assert first.digest == second.digest and first(x, x).tolist() == [2, 2]
+    assert of(lambda: 2)(x, x).tolist() == [2, 2]
+    with pytest.warns(ferrule.FerruleWarning, match="op 'told' .* other code in `prepared` 'p'"):
+        assert second(x, x).tolist() == [2, 2]
+
+
 def test_pickles() -> None:
     op = linear()
     again = pickle.loads(pickle.dumps(op))  # noqa: S301
@@ -317,6 +330,27 @@ def test_numpy_keeps_what_nobody_can_write(tmp_path: Path) -> None:
     del frozen, mapped, from_bytes, cases, array
     gc.collect()
     assert not prepared_of(op)._kept
+
+
+@given(steps=st.lists(st.sampled_from(["lock", "unlock", "call", "call of a view", "refresh"])))
+@settings(max_examples=60, deadline=None)
+def test_numpy_arrays_that_are_unlocked_changed_and_locked(steps: list[str]) -> None:
+    """Each change is followed by a call, of the array or of a view, while it can be written to."""
+    op, x, w = linear(), np.ones((2, 3)), np.random.default_rng(0).normal(size=(4, 3))
+    view = w[::2]
+    view.flags.writeable = False
+    for step in ["lock", "call", "call of a view", *steps, "unlock", "lock", "call"]:
+        if step == "lock":
+            w.flags.writeable = False
+        elif step == "unlock":
+            w.flags.writeable = True
+            w += 1
+            np.testing.assert_array_equal(op(x, w, None), expected(x, w))
+        elif step == "refresh":
+            op.refresh()
+        else:
+            array = view if step == "call of a view" else w
+            np.testing.assert_array_equal(op(x, array, None), expected(x, array))
 
 
 def test_mlx() -> None:

@@ -13,7 +13,7 @@ from ..dtypes import Dtype, of_numpy
 from ..errors import KernelTypeError
 from ..spec import Facts, Shape
 from ..tools import fastcall
-from .protocol import Identity, Maker, all_bits_zero, unknown_dtype
+from .protocol import UNKNOWN, Identity, Maker, all_bits_zero, unknown_dtype
 
 name = "NumPy"
 allocation_errors: tuple[type[Exception], ...] = (MemoryError, ValueError, OverflowError)
@@ -48,18 +48,17 @@ def contiguous(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return np.array(array, array.dtype.newbyteorder("="), copy=True, order="C")
 
 
-def identity(array: np.ndarray[Any, Any]) -> Identity | None:
-    """By what an array is known again that cannot be written to, nor what it is a view of, as far
-    as NumPy knows."""
+def identity(array: np.ndarray[Any, Any]) -> Identity:
+    """By what an array is known again; its version is unknown if it can be written to, or what it
+    is a view of, as far as NumPy knows."""
     owner: Any = array
-    while not owner.flags.writeable:
-        if not isinstance(owner.base, np.ndarray):
-            if owner.base is not None and not isinstance(owner.base, (bytes, mmap.mmap)):
-                return None
-            place = array.ctypes.data, array.dtype.str, array.shape, array.strides
-            return Identity(id(owner), place, None, owner)
+    writeable = owner.flags.writeable
+    while isinstance(owner.base, np.ndarray):
         owner = owner.base
-    return None
+        writeable |= owner.flags.writeable
+    own = owner.base is None or isinstance(owner.base, (bytes, mmap.mmap))
+    place = array.ctypes.data, array.dtype.str, array.shape, array.strides
+    return Identity(id(owner), place, None if own and not writeable else UNKNOWN, owner)
 
 
 def empty(shape: Shape, dtype: Dtype, device: str) -> np.ndarray[Any, Any]:

@@ -42,12 +42,15 @@ class Maker(NamedTuple):
     large: Callable[..., Any] | None = None
 
 
+UNKNOWN = object()  # a version
+
+
 class Identity(NamedTuple):
     """By what an array is known again, and whether it has changed.
 
     Attributes:
         key, place: which memory, while its owner lives, and what of it.
-        version: another one after each change.
+        version: another one after each change; `UNKNOWN` where nothing can tell of one.
         owner: what lives as long as the memory; it can be referred to weakly.
     """
 

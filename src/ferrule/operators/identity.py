@@ -100,6 +100,18 @@ def of_callable(label: str, function: object, version: object = None) -> str:
     return digest(_FunctionReader(label, function).read_all(function))
 
 
+def content_of(label: str, function: object, version: object, found: str) -> str | None:
+    """The digest of a function's content whatever its version; None where it cannot be read.
+
+    Args:
+        label, function, version: as of `of_callable`, which has ``found`` of them.
+    """
+    try:
+        return found if version is None else of_callable(label, function)
+    except KernelError:
+        return None
+
+
 def _plain_constants(function: Any) -> list[Any]:
     """The plain values that were given to a function when it was made."""
     values: list[tuple[str, Any]] = []

@@ -54,6 +54,7 @@ class Prepared:
         function: makes it of the ``inputs``.
         inputs: the names of the inputs that it is made of.
         digest: of the function's content, or of the version that stands for that.
+        content: of the function's content; None where that cannot be read.
     """
 
     def __init__(
@@ -85,6 +86,7 @@ class Prepared:
         self._op, self.name, self.function, self.inputs = op, name, parts[0], tuple(parts[1:])
         self.version = version
         self.digest = identity.of_callable(where, self.function, version)
+        self.content = identity.content_of(where, self.function, version, self.digest)
         self._kept: dict[object, _Kept] = {}
         self._lock = threading.RLock()
 
@@ -121,9 +123,14 @@ class Prepared:
         """
         arrays = [weights[name] for name in self.inputs]
         known = [hosts.identity(host, array) for array in arrays if array is not None]
-        if not known or None in known:  # whether they change cannot be told
-            return self._made(counts, passed)
         identities = [each for each in known if each is not None]
+        changing = {each.key for each in identities if each.version is hosts.UNKNOWN}
+        if changing:  # what was kept before they could be written to may be of other values
+            for entry, old in list(self._kept.items()):
+                if any(id(owner()) in changing for owner in old.owners):
+                    self._kept.pop(entry, None)
+        if not known or None in known or changing:  # whether they change cannot be told
+            return self._made(counts, passed)
         key = tuple([each[:2] for each in identities]), tuple([array is None for array in arrays])
         versions = tuple([each.version for each in identities])
         kept = self._kept.get(key)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import threading
 from collections.abc import Callable, Iterator
@@ -83,9 +82,7 @@ class Runner(SizedImplementation):
         self.version = version
         label = f"`{'make' if makes else kind}` of op {op!r}"
         self.digest = identity.of_callable(label, function, version)
-        self.content: str | None = None
-        with contextlib.suppress(KernelError):
-            self.content = self.digest if version is None else identity.of_callable(label, function)
+        self.content = identity.content_of(label, function, version, self.digest)
         self.constants = self._template(constants, "constants")
         self.prepared = all_prepared(op, rule, prepared, version)
         self.state = self._memory("state", state)

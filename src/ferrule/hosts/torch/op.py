@@ -411,17 +411,17 @@ host.skip_in_dynamo([f.__code__ for f in (TorchOp.run, TorchOp.fake, TorchOp.vma
 
 def _warn_of_stale(first: Op, second: Op) -> None:
     """Warn where two ops of one digest differ: a `version` that was not changed with the code."""
-    pairs: list[tuple[Any, Any, str]] = [
-        (earlier, later, later.name)
-        for earlier, later in zip(first.implementations, second.implementations, strict=True)
-        if isinstance(earlier, Runner) and isinstance(later, Runner)
-    ]
+    pairs: list[tuple[Any, Any, str]] = []
+    for body, other in zip(first.implementations, second.implementations, strict=True):
+        if isinstance(body, Runner) and isinstance(other, Runner):
+            pairs.append((body, other, other.name))
+            for old, new in zip(body.prepared, other.prepared, strict=False):
+                pairs.append((old, new, f"`prepared` {new.name!r}"))
     for kind, rule in second.rules.items():
         if rule.version is not None and kind in first.rules:
             pairs.append((first.rules[kind], rule, f"`def_{kind}`"))
     for earlier, later, where in pairs:
-        content, other = earlier.content, later.content
-        if None not in (content, other) and content != other:
+        if None not in (earlier.content, later.content) and earlier.content != later.content:
             warn(
                 f"op {first.name!r} has been declared before with the same `version`, but other "
                 f"code in {where}; torch goes on running the first one. Change the version.",
