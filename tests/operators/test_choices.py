@@ -25,7 +25,7 @@ H200, H100 = ("cuda", 132, 90, 6144), ("cuda", 132, 90, 5120)
 NUMBERS = {"first": 10, "second": -20, "third": 30}
 
 keys = st.tuples(
-    st.integers(0, 3), st.sampled_from([1, 8, 64]), st.sampled_from(["float32", "float16"])
+    st.integers(-2, 3), st.sampled_from([1, 8, 64]), st.sampled_from(["float32", "float16"])
 )
 tables = st.dictionaries(
     st.sampled_from([CPU, H200, H100]), st.dictionaries(keys, st.sampled_from(OF), min_size=1)
@@ -59,7 +59,7 @@ def ops(table: Choices) -> Op:
 # -- conditions ------------------------------------------------------------------------------------
 
 
-@given(rows=tables, default=st.sampled_from(OF), n=st.integers(0, 4), m=st.integers(0, 99))
+@given(rows=tables, default=st.sampled_from(OF), n=st.integers(-3, 4), m=st.integers(0, 99))
 @settings(max_examples=150, deadline=None)
 def test_one_is_the_choice(rows: Any, default: str, n: int, m: int) -> None:
     table = Choices(Path("unwritten"), OF, KEY, default)
@@ -200,6 +200,18 @@ def test_the_default_stays_unless_another_is_faster(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["t.json"]
 
 
+def test_negative_keys(tmp_path: Path) -> None:
+    how: Any = {"of": OF, "key": ["N-5", "M-3"], "default": "third"}
+    table = choices(tmp_path / "t.json", **how)
+    taken = iter([1.0, 2.0])
+    measured = measure_choices(table, candidates, [(np.ones((2, 3)),)], timer=lambda _: next(taken))
+    assert [(each.key, each.choice) for each in measured] == [((-3, 0), "first")]
+    op = candidates(choices(tmp_path / "t.json", **how))
+    assert op(np.ones((2, 3))).tolist() == [[2] * 3] * 2
+    with pytest.raises(KernelError, match="not here"):
+        op(np.ones((3, 3)))
+
+
 def candidates_of_third(table: Choices) -> Op:
     def third(x: Any) -> Any:
         raise KernelError("not here")
@@ -242,7 +254,7 @@ def test_wrong_questions(tmp_path: Path) -> None:
 
 
 GOOD = {
-    "format": 1, "key": list(KEY), "devices": [
+    "format": 1, "key": list(KEY), "of": list(OF), "devices": [
         {"name": "a", "device": "cpu", "sm_count": 0, "capability": 0, "memory_bus": 0,
          "rows": [[[1, 8, "float32"], "first"]]},
     ],
@@ -258,7 +270,12 @@ GOOD = {
         (["devices", 0, "rows", 0, 0], [1, 8], "zip"),
         (["devices", 0, "rows", 0, 0], [1, 8, "float31"], "the key"),
         (["devices", 0, "rows", 0, 0], [1, "int8", "float32"], "the key"),
-        (["devices", 0, "rows", 0, 0], [-1, 8, "float32"], "the key"),
+        (["devices", 0, "rows", 0, 0], [2**63, 8, "float32"], "the key"),
+        (["devices", 0, "rows", 0, 0], [True, 8, "float32"], "the key"),
+        (["of"], ["first", "second"], "its candidates are first, second, and those of the table fi"),
+        (["of"], 3, "not iterable"),
+        ([], {"format": 1, "key": list(KEY), "devices": []}, "which candidates were measured"),
+        (["of"], ["third", "second", "first"], None),
         (["devices", 0, "rows", 0, 0], [1.5, 8, "float32"], "the key"),
         (["devices", 0, "rows", 0, 0], [[], 8, "float32"], "unhashable"),
         (["devices", 0, "rows"], 3, "not iterable"),
@@ -273,13 +290,16 @@ def test_damaged_files(tmp_path: Path, path: Any, value: Any, message: str | Non
     at = data
     for part in path[:-1]:
         at = at[part]
-    at[path[-1]] = value
+    if path:
+        at[path[-1]] = value
+    else:
+        data = value
     file = tmp_path / "t.json"
     file.write_text(json.dumps(data))
     if message is None:
         choices(file, of=OF, key=KEY, default="first")
         return
-    with pytest.raises(KernelError, match=rf"t.json cannot be read: .*{message}.*Measure it anew"):
+    with pytest.raises(KernelError, match=rf"t.json cannot be read: .*{message}.*measure it anew"):
         choices(file, of=OF, key=KEY, default="first")
     file.write_text(json.dumps(data)[:-9])
     with pytest.raises(KernelError, match="cannot be read"):

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from .. import dtypes
 from ..errors import FerruleError, KernelError, KernelTypeError, RuleError
 from ..hosts import protocol as hosts
-from ..rules.expression import DEVICE_NUMBERS, DEVICES, Expression, Node
+from ..rules.expression import DEVICE_NUMBERS, DEVICES, MOST, Expression, Node
 from ..rules.grammar import parse
 from . import call as op_call
 
@@ -88,10 +88,13 @@ class Choices:
                 f"{self._label()}: got numbers of {', '.join(values)}; expected them of "
                 f"{', '.join(self.of)}."
             )
-        nodes: dict[str, Node] = {
-            name: ("int", value) if value >= 0 else ("neg", ("int", -value))
-            for name, value in values.items()
-        }
+        for name, value in values.items():
+            if not _is_int64(value):
+                raise KernelTypeError(
+                    f"{self._label()}: the number of {name!r} is {value!r}; expected an int of "
+                    "64 bits."
+                )
+        nodes = {name: _literal(value) for name, value in values.items()}
         others = [name for name in self.of if name != self.default]
         return Expression(
             reduce(
@@ -120,7 +123,7 @@ class Choices:
     def _equal(self, at: int, value: int | str) -> Node:
         if isinstance(value, str):
             return ("is", self.key[at], value)
-        return ("==", self.expressions[at].node, ("int", value))
+        return ("==", self.expressions[at].node, _literal(value))
 
     def _check(self, candidate: str) -> None:
         if candidate not in self.of:
@@ -145,6 +148,13 @@ class Choices:
             data = json.loads(self.path.read_text(encoding="utf-8"))
             if (data["format"], data["key"]) != (FORMAT, list(self.key)):
                 raise ValueError(f"its key is {data['key']}, and that of the table {[*self.key]}")
+            if "of" not in data:
+                raise ValueError("it does not say which candidates were measured")
+            if sorted(data["of"]) != sorted(self.of):
+                raise ValueError(
+                    f"its candidates are {', '.join(data['of'])}, and those of the table "
+                    f"{', '.join(self.of)}"
+                )
             for device in data["devices"]:
                 kind: Any = (device["device"], *(int(device[name]) for name in DEVICE_NUMBERS))
                 if kind[0] not in DEVICES:
@@ -155,15 +165,15 @@ class Choices:
                 self.rows[kind], self.names[kind] = rows, str(device["name"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise KernelError(
-                f"{self._label()} cannot be read: {error!r}. Measure it anew "
-                "(ferrule.measure_choices), or delete it."
+                f"{self._label()} cannot be read: {error!r}. Delete it, and measure it anew "
+                "(ferrule.measure_choices)."
             ) from error
 
     def _check_row(self, key: Key, name: str) -> None:
         right = [
             value in dtypes.BY_NAME and text.isidentifier()
             if isinstance(value, str)
-            else type(value) is int and value >= 0
+            else _is_int64(value)
             for text, value in zip(self.key, key, strict=True)
         ]
         if not all(right):
@@ -179,7 +189,7 @@ class Choices:
             head = json.dumps({"name": self.names[kind], **facts})[:-1]
             lines = [json.dumps([list(key), rows[key]]) for key in sorted(rows, key=_order)]
             parts.append(head + ', "rows": [\n  ' + ",\n  ".join(lines) + "\n ]}")
-        head = json.dumps({"format": FORMAT, "key": self.key})[:-1]
+        head = json.dumps({"format": FORMAT, "key": self.key, "of": self.of})[:-1]
         text = head + ', "devices": [\n ' + ",\n ".join(parts) + "\n]}\n"
         temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}")
         try:
@@ -355,6 +365,14 @@ def _read_key(text: str) -> Expression:
     if expression.condition:
         raise RuleError.at("a condition stands where a number is expected", text, 0)
     return expression
+
+
+def _is_int64(value: object) -> bool:
+    return type(value) is int and abs(value) <= MOST
+
+
+def _literal(value: int) -> Node:
+    return ("int", value) if value >= 0 else ("neg", ("int", -value))
 
 
 def _is_kind(kind: Kind) -> Node:
