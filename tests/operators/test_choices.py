@@ -219,6 +219,42 @@ def candidates_of_third(table: Choices) -> Op:
     return ferrule.op("third", "x[N,M]:T -> y[N,M]:T", run=third)
 
 
+@pytest.mark.parametrize("name", ["missing/t.json", "folder", "n" * 250])
+def test_a_file_that_cannot_be_written_is_told_before(tmp_path: Path, name: str) -> None:
+    (tmp_path / "folder").mkdir()
+    table = Choices(tmp_path / name, OF, KEY, "first")
+    with pytest.raises(KernelError, match=rf"{name} cannot be written"):
+        measure_choices(table, lambda table: pytest.fail("measured"), [])
+    assert os.listdir(tmp_path) == ["folder"] and not os.listdir(tmp_path / "folder")
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"cases": [np.ones((1, 3))]}, "got a ndarray for a case of .* all its inputs \\(x\\)"),
+        ({"cases": [()]}, "got 0 for a case of op 'candidates'"),
+        ({"cases": [(np.ones((1, 3)), 3)]}, "got 2 for a case"),
+        ({"make": lambda table: abs}, "`make` gave <built-in function abs>; expected an op"),
+        *(
+            ({"timer": lambda run, took=took: took}, f"`timer` gave {took} for 'first'; expected s")
+            for took in (None, float("nan"), float("inf"), 0.0, -1.0)
+        ),
+    ],
+)
+def test_wrong_measurements(tmp_path: Path, more: Any, message: str) -> None:
+    table = choices(tmp_path / "t.json", of=OF, key=KEY, default="first")
+    how: Any = {"make": candidates, "cases": [(np.ones((1, 3)),)], "timer": lambda run: 1.0, **more}
+    with pytest.raises(KernelTypeError, match=message):
+        measure_choices(table, how["make"], how["cases"], timer=how["timer"])
+    assert not os.listdir(tmp_path)
+
+
+def test_a_key_that_the_op_has_not_is_told_before(tmp_path: Path) -> None:
+    table = choices(tmp_path / "t.json", of=OF, key=["K"], default="first")
+    with pytest.raises(RuleError, match="there is no dim 'K'"):
+        measure_choices(table, candidates, [(np.ones((1, 3)),)], timer=lambda _: pytest.fail("ran"))
+
+
 # -- what is refused -------------------------------------------------------------------------------
 
 
@@ -246,6 +282,9 @@ def test_wrong_questions(tmp_path: Path) -> None:
         table.when("other")
     with pytest.raises(KernelError, match="got numbers of first; expected them of first, second"):
         table.number(first=1)
+    for wrong in ("x", 1.5, True, 2**63):
+        with pytest.raises(KernelTypeError, match=f"number of 'second' is {wrong!r}; expected an"):
+            table.number(first=1, second=wrong, third=3)  # type: ignore[arg-type]
     with pytest.raises(RuleError, match="there is no dim 'M'"):
         ferrule.adopt(
             "f", "x[N]:T -> y[N]:T", run=abs, version=1,
@@ -272,7 +311,7 @@ GOOD = {
         (["devices", 0, "rows", 0, 0], [1, "int8", "float32"], "the key"),
         (["devices", 0, "rows", 0, 0], [2**63, 8, "float32"], "the key"),
         (["devices", 0, "rows", 0, 0], [True, 8, "float32"], "the key"),
-        (["of"], ["first", "second"], "its candidates are first, second, and those of the table fi"),
+        (["of"], ["first", "second"], "are first, second, and those of the table first, s"),
         (["of"], 3, "not iterable"),
         ([], {"format": 1, "key": list(KEY), "devices": []}, "which candidates were measured"),
         (["of"], ["third", "second", "first"], None),

@@ -16,6 +16,8 @@ from ..hosts import protocol as hosts
 from ..rules.expression import DEVICE_NUMBERS, DEVICES, MOST, Expression, Node
 from ..rules.grammar import parse
 from . import call as op_call
+from .expressions import SizedImplementation
+from .op import Op
 
 FORMAT = 1
 _ALWAYS: Node = ("==", ("int", 1), ("int", 1))
@@ -181,6 +183,24 @@ class Choices:
         if name not in self.of:
             raise ValueError(f"{name!r} is none of {', '.join(self.of)}")
 
+    def check_writable(self) -> None:
+        """Try to make a file where it will be.
+
+        Raises:
+            KernelError: that is not possible.
+        """
+        temporary = self._temporary()
+        try:
+            temporary.touch()
+            temporary.unlink()
+            if self.path.is_dir():
+                raise IsADirectoryError(f"{self.path} is a directory")
+        except OSError as error:
+            raise KernelError(f"{self._label()} cannot be written: {error}.") from error
+
+    def _temporary(self) -> Path:
+        return self.path.with_name(f".{self.path.name}.{os.getpid()}")
+
     def write(self) -> None:
         """Write the file, at once or not at all."""
         parts = []
@@ -191,7 +211,7 @@ class Choices:
             parts.append(head + ', "rows": [\n  ' + ",\n  ".join(lines) + "\n ]}")
         head = json.dumps({"format": FORMAT, "key": self.key, "of": self.of})[:-1]
         text = head + ', "devices": [\n ' + ",\n ".join(parts) + "\n]}\n"
-        temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}")
+        temporary = self._temporary()
         try:
             temporary.write_text(text, encoding="utf-8")
             os.replace(temporary, self.path)
@@ -247,7 +267,7 @@ def choices(
 
 def measure_choices(
     table: Choices,
-    make: Callable[[Choices], Any],
+    make: Callable[[Choices], Op],
     cases: Iterable[Sequence[Any]],
     *,
     timer: Callable[[Callable[[], Any]], float] | None = None,
@@ -268,13 +288,19 @@ def measure_choices(
         margin: by how much another must be faster than the default to be the choice.
 
     Raises:
-        KernelError: nothing runs one of the cases, or nothing waits for their GPU; what was
-            measured before it is not written.
+        KernelError: the file cannot be written, which is seen before anything is measured; nothing
+            runs one of the cases, or nothing waits for their GPU; what was measured before it is
+            not written.
+        KernelTypeError: ``make`` gives no op, a case is no sequence of its inputs, or ``timer``
+            gives no seconds.
     """
-    ops = {name: make(table.fixed(name)) for name in table.of}
+    table.check_writable()
+    ops = {name: _checked_op(table, make(table.fixed(name))) for name in table.of}
     measured = []
     for inputs in cases:
+        _check_case(table, ops[table.default], inputs)
         call, host, _ = op_call.bound_arrays(ops[table.default], inputs)
+        key = tuple([_value(call, table, i) for i in range(len(table.key))])
         facts = call.binding.device()
         on_cpu = facts[":device"] == "cpu"
         numbers = [0 if on_cpu else int(facts.get(name, 0)) for name in DEVICE_NUMBERS]
@@ -288,12 +314,16 @@ def measure_choices(
             )
         finish = None if on_cpu or wait is None else partial(wait, call.device)
         seconds = _times(calls, timer, finish)
+        for name, took in seconds.items():
+            if not isinstance(took, (int, float)) or not 0 < took < float("inf"):
+                raise KernelTypeError(
+                    f"[choices] {table.path}: `timer` gave {took!r} for {name!r}; expected seconds."
+                )
         if not seconds:
             raise KernelError(f"[choices] {table.path}: none of {', '.join(table.of)} runs.")
         best = min(seconds, key=seconds.__getitem__)
         if seconds.get(table.default, float("inf")) <= seconds[best] * (1 + margin):
             best = table.default
-        key = tuple([_value(call, table, i) for i in range(len(table.key))])
         table.rows.setdefault(kind, {})[key] = best
         table.names[kind] = _name(call.device)
         measured.append(Measured(key, seconds, best))
@@ -301,12 +331,30 @@ def measure_choices(
     return measured
 
 
+def _checked_op(table: Choices, op: object) -> Op:
+    if not isinstance(op, Op):
+        raise KernelTypeError(f"[choices] {table.path}: `make` gave {op!r}; expected an op.")
+    return op
+
+
+def _check_case(table: Choices, op: Op, inputs: object) -> None:
+    names = [parameter.name for parameter in op.rule.inputs]
+    if not isinstance(inputs, (tuple, list)) or len(inputs) != len(names):
+        got = len(inputs) if isinstance(inputs, (tuple, list)) else f"a {type(inputs).__name__}"
+        raise KernelTypeError(
+            f"[choices] {table.path}: got {got} for a case of op {op.name!r}; expected a tuple of "
+            f"all its inputs ({', '.join(names)})."
+        )
+
+
 def _value(call: Any, table: Choices, i: int) -> int | str:
     """What a part of the key is in a call."""
     text = table.key[i]
     if text in call.binding.dtypes:
         return str(call.binding.dtypes[text])
-    return int(call.op.rule.value(call.op.name, table.expressions[i], call.binding))
+    op = call.op
+    SizedImplementation(op.name, op.rule)._expression("key", text)  # which refuses other names
+    return int(op.rule.value(op.name, table.expressions[i], call.binding))
 
 
 def _name(device: str) -> str:
