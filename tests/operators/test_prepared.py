@@ -84,8 +84,18 @@ class Linear(torch.nn.Module):
         ({"y": (pack, "w")}, KernelError, "'y' is taken"),
         ({"stream": (pack, "w")}, KernelError, "'stream' is taken"),
         ({"a b": (pack, "w")}, KernelError, "'a b' is taken, or no name"),
-        ({"other": (pack, "w")}, KernelError, r"\(x, w, c, n, other\), but .* 'packed'"),
+        ({"other": (np.copy, "w")}, KernelError, r"\(x, w, c, n, other\), but .* 'packed'"),
         ({}, KernelError, "missing a required argument: 'packed'"),
+        (
+            {"packed": (pack, "x")},
+            KernelError,
+            r"'packed' is made of \(x\), but .*:pack\(.*'scale'",
+        ),
+        (
+            {"packed": (pack, "x", "w", "x")},
+            KernelError,
+            r"\(x, w, x\), but .* too many positional",
+        ),
         ({"packed": (np.ones(3).sum, "w")}, KernelError, "`prepared` .* cannot be told"),
     ],
 )

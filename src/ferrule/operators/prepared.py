@@ -3,6 +3,7 @@ weights stay as they are."""
 
 from __future__ import annotations
 
+import inspect
 import threading
 import weakref
 from collections import Counter
@@ -84,11 +85,30 @@ class Prepared:
                     f"{label}: {name!r} is made of {weight!r}, which each call writes in place."
                 )
         self._op, self.name, self.function, self.inputs = op, name, parts[0], tuple(parts[1:])
+        self._check_parameters(label)
         self.version = version
         self.digest = identity.of_callable(where, self.function, version)
         self.content = identity.content_of(where, self.function, version, self.digest)
         self._kept: dict[object, _Kept] = {}
         self._lock = threading.RLock()
+
+    def _check_parameters(self, label: str) -> None:
+        """Refuse a function that cannot be called with the inputs.
+
+        Raises:
+            KernelError: that is so.
+        """
+        try:
+            signature = inspect.signature(self.function)
+        except (TypeError, ValueError):  # C functions, and some JITs' objects
+            return
+        try:
+            signature.bind(*self.inputs)
+        except TypeError as error:
+            raise KernelError(
+                f"{label}: {self.name!r} is made of ({', '.join(self.inputs)}), but "
+                f"{identity.named(self.function)}{signature} does not take them: {error}."
+            ) from None
 
     def to_json(self) -> Any:
         """Its digest; the function itself is no data."""
