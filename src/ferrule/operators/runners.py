@@ -87,7 +87,7 @@ class Runner(SizedImplementation):
         self.prepared = all_prepared(op, rule, prepared, version)
         self.state = self._memory("state", state)
         self._check_state()
-        self._kept = StreamState()
+        self._kept = StreamState(op)
         self._variables = dtype_variables(rule)
         self._functions: dict[tuple[Any, ...], RunnerFunction] = {}
         self._lock = threading.RLock()

@@ -8,6 +8,7 @@ import threading
 from typing import Any
 
 from ..dtypes import Dtype
+from ..errors import KernelError
 from ..spec import Shape
 
 
@@ -15,7 +16,8 @@ class StreamState(threading.local):
     """The arrays of one implementation, by device, stream and thread: kernels of two threads may
     come in any order, also where they are on one stream. They go with the thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, op: str) -> None:
+        self.op = op
         self.kept: dict[tuple[object, ...], Any] = {}
 
     def array(
@@ -29,15 +31,28 @@ class StreamState(threading.local):
             name, shape, dtype: its name in the implementation, and what it is.
             host: makes it.
             device, queue: where the call is.
+
+        Raises:
+            KernelError: the library cannot allocate it.
         """
         count = math.prod(shape)
         if not keeps(host, device):
-            return host.full(shape, 0, dtype, device)
+            return self._zeros(name, shape, dtype, host, device)
         key = name, dtype.name, device, queue
         memory = self.kept.get(key)
         if memory is None or memory.shape[0] < count:
-            memory = self.kept[key] = host.full((count,), 0, dtype, device)
+            memory = self.kept[key] = self._zeros(name, (count,), dtype, host, device)
         return memory[:count].reshape(shape)
+
+    def _zeros(self, name: str, shape: Shape, dtype: Dtype, host: Any, device: str) -> Any:
+        try:
+            return host.full(shape, 0, dtype, device)
+        except host.allocation_errors as error:
+            raise KernelError(
+                f"[op] `state` of op {self.op!r}: {name!r} is {shape}, which is "
+                f"{dtype.itemsize * math.prod(shape)} bytes of {dtype.name}; {host.name} cannot "
+                f"allocate them: {error}"
+            ) from error
 
 
 def keeps(host: Any, device: str) -> bool:

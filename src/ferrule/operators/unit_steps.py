@@ -122,7 +122,7 @@ class CudaUnit(SizedImplementation):
         self.when = self._condition(text.when)
         state = self._memory("state", text.state)
         self.state = tuple([array.name for array in state])
-        self.kept = StreamState()
+        self.kept = StreamState(op)
         self.scratch = (*self._memory("scratch", text.scratch), *state)
         names = [*dtype_variables(rule), *(name for name, _ in self.template)]
         names += [f"has_{parameter.name}" for parameter in rule.inputs if parameter.optional]
