@@ -143,7 +143,11 @@ def _label(language: str, argument: str, kernel: str) -> str:
 
 def check_identifier(label: str, name: object, kernel: str, language: str = "metal") -> str:
     """``name`` if it can name an argument of a kernel, else a `KernelError`."""
-    label = _label(language, label, kernel)
+    return check_name(_label(language, label, kernel), name, language)
+
+
+def check_name(label: str, name: object, language: str) -> str:
+    """``name`` if it is an identifier and no reserved word, else a `KernelError`."""
     if not isinstance(name, str):
         raise KernelTypeError(
             f"{label}: got {name!r} of type {type(name).__name__}, expected a str."

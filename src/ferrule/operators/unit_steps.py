@@ -15,7 +15,7 @@ import numpy as np
 
 from ..dtypes import Dtype
 from ..errors import KernelError, KernelTypeError
-from ..kernel import check_distinct, check_identifier, check_pdl, check_text
+from ..kernel import check_distinct, check_identifier, check_name, check_pdl, check_text
 from ..rules.expression import Expression
 from ..rules.rule import Binding, Rule
 from ..spec import MAX_THREADS, MOST_BLOCKS, MOST_DEEP
@@ -123,7 +123,8 @@ class CudaUnit(SizedImplementation):
         state = self._memory("state", text.state)
         self.state = tuple([array.name for array in state])
         self.kept = StreamState(op)
-        self.scratch = (*self._memory("scratch", text.scratch), *state)
+        scratch = self._memory("scratch", text.scratch)
+        self.scratch = (*scratch, *state)
         names = [*dtype_variables(rule), *(name for name, _ in self.template)]
         names += [f"has_{parameter.name}" for parameter in rule.inputs if parameter.optional]
         for name in names:
@@ -131,13 +132,17 @@ class CudaUnit(SizedImplementation):
         check_distinct(op, names, "cuda")
         arrays = [a.name for a in (*rule.inputs, *rule.outputs) if a.dims is not None]
         scratch_names = [array.name for array in self.scratch]
-        for name in scratch_names:
-            check_identifier("`scratch`", name, op, "cuda")
-            if name in rule.dim_names:
-                label = self._label("scratch")
-                raise KernelError(f"{label}: {name!r} is also a dim; rename one of them.")
         self._numbers = {p.name: p.dtype for p in rule.inputs if p.dims is None}
-        check_distinct(op, [*arrays, *self._numbers, *scratch_names], "cuda")
+        taken = dict.fromkeys(rule.dim_names, "a dim")
+        taken |= dict.fromkeys([*arrays, *self._numbers], "an argument of the rule")
+        for kind, own in (("scratch", scratch), ("state", state)):
+            for array in own:
+                name = check_name(self._label(kind), array.name, "cuda")
+                if name in taken:
+                    raise KernelError(
+                        f"{self._label(kind)}: {name!r} is also {taken[name]}; rename one of them."
+                    )
+            taken |= dict.fromkeys([array.name for array in own], f"in `{kind}`")
         self._optional = frozenset(p.name for p in rule.inputs if p.optional)
         there = [a for a in (*rule.inputs, *rule.outputs) if a.dims is not None]
         self._mapped = {
