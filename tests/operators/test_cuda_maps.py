@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -143,9 +144,6 @@ DECLARED: list[tuple[Any, str]] = [
     (fe.cuda_tensor_map("x", (4,)), "`box` has 1 sizes for 2 dims; expected 2"),
     (fe.cuda_tensor_map("x", (4, 4), strides=(4, 1)), "`strides` has 2 sizes for 2 dims; expected"),
     (fe.cuda_tensor_map("s", (4, 4)), "'s' has a dim of several, so say `dims`"),
-    (fe.cuda_tensor_map("x", (4, 4), swizzle="16B"), "`swizzle` is '16B'; expected one of 'none'"),
-    (fe.cuda_tensor_map("x", (4, 4), fill="ones"), "`fill` is 'ones'; expected one of 'zeros', 'n"),
-    (fe.cuda_tensor_map("x", (4, 4), l2="1B"), "`l2` is '1B'; expected one of 'none', '64B'"),
     (fe.cuda_tensor_map("x", "4"), "`box` is '4'; expected sizes such as"),
     (fe.cuda_tensor_map("x", (4, "M > 3")), "`box` has the condition M > 3; expected a size"),
     (fe.cuda_tensor_map("x", (1,) * 6, dims=(1,) * 6), "it has 6 dims; expected 1 to 5"),
@@ -159,6 +157,23 @@ def test_what_is_refused_when_it_is_declared(value: Any, message: str) -> None:
     rule = "x[M,K]:float32, s[*S,K]:float32, b[M,K]:float32? -> y[M,K]:float32"
     with pytest.raises((KernelError, KernelTypeError), match=message):
         fe.op("wrong", rule, cuda=unit)
+
+
+@pytest.mark.parametrize(
+    ("choice", "message"),
+    [
+        ({"swizzle": "100B"}, "`swizzle` is '100B'; expected one of 'none', '32B'"),
+        ({"fill": 0}, "`fill` is 0; expected one of 'zeros', 'nan'"),
+        ({"l2": 3}, "`l2` is 3; expected one of 'none', '64B'"),
+    ],
+)
+def test_choices_are_refused_where_they_are_written(choice: Any, message: str) -> None:
+    with pytest.raises(KernelError, match=f"the tensor map of 'x': {message}"):
+        fe.cuda_tensor_map("x", (4, 4), **choice)
+    damaged = replace(fe.cuda_tensor_map("x", (4, 4)), **choice)  # as of a file
+    unit = fe.cuda_unit("", steps=[fe.cuda_step("f", [damaged, "y"], blocks=1, block=1)])
+    with pytest.raises(KernelError, match=f"of op 'wrong'.*{message}"):
+        fe.op("wrong", "x[M,K]:float32 -> y[M,K]:float32", cuda=unit)
 
 
 @pytest.mark.parametrize("taken", ["const float* m", "int m", "float m"])

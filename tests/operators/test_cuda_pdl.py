@@ -131,8 +131,16 @@ def test_a_text_that_never_waits_is_refused() -> None:
         fe.op("no", rule, cuda=fe.cuda_unit(source, steps=[step]))
     unit = fe.cuda_unit(source, headers={"wait.h": f"void wait() {{ {WAITS} }}"}, steps=[step])
     fe.op("no", rule, cuda=unit)  # where the wait is in what it includes
-    with pytest.raises(KernelTypeError, match=r"`pdl` of op 'no': got 1, expected a bool"):
-        fe.op("no", rule, cuda=fe.cuda_body(WAITS, grid=1, threadgroup=1, pdl=1))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("pdl", [1, "yes", None])
+def test_what_is_no_bool_is_refused_where_it_is_written(pdl: Any) -> None:
+    with pytest.raises(
+        KernelTypeError, match=rf"\[cuda_body\] `pdl`: got {pdl!r}, expected a bool"
+    ):
+        fe.cuda_body(WAITS, grid=1, threadgroup=1, pdl=pdl)
+    with pytest.raises(KernelTypeError, match=f"`pdl` of step 'f': got {pdl!r}, expected a bool"):
+        fe.cuda_step("f", ["y"], blocks=1, block=1, pdl=pdl)
 
 
 def test_files_have_it() -> None:

@@ -71,11 +71,23 @@ def cuda_tensor_map(
         fill: what lies outside of the array: ``"zeros"``, or ``"nan"`` for floats.
 
     Raises:
-        KernelError, KernelTypeError, RuleError: from `ferrule.op` or a call, where that is not so;
-            before anything is started.
+        KernelError: ``swizzle``, ``l2`` or ``fill`` is none of these.
+        KernelError, KernelTypeError, RuleError: from `ferrule.op` or a call, where the rest is not
+            so; before anything is started.
         DeviceError: from a call: the GPU has none.
     """
-    return MapArgument(array, box, dims, strides, swizzle, l2, fill)
+    declared = MapArgument(array, box, dims, strides, swizzle, l2, fill)
+    _check_choices(f"[step] the tensor map of {array!r}", declared)
+    return declared
+
+
+def _check_choices(label: str, value: MapArgument) -> None:
+    for name, known in (("swizzle", tuple(SWIZZLES)), ("l2", PROMOTIONS), ("fill", FILLS)):
+        if getattr(value, name) not in known:
+            listed = ", ".join(map(repr, known))
+            raise KernelError(
+                f"{label}: `{name}` is {getattr(value, name)!r}; expected one of {listed}."
+            )
 
 
 def bound(
@@ -101,13 +113,7 @@ def bound(
             f"{label}: there is no tensor map of {value.array!r}; expected an array that is always "
             f"there ({listed})."
         )
-    choices = (("swizzle", tuple(SWIZZLES)), ("l2", PROMOTIONS), ("fill", FILLS))
-    for name, known in choices:
-        if getattr(value, name) not in known:
-            listed = ", ".join(map(repr, known))
-            raise KernelError(
-                f"{label}: `{name}` is {getattr(value, name)!r}; expected one of {listed}."
-            )
+    _check_choices(label, value)  # which may come from a file
     dims = declared[value.array] if value.dims is None else value.dims
     if not all(isinstance(dim, (int, str, Expression)) for dim in dims):
         raise KernelError(

@@ -170,6 +170,11 @@ class UnitText:
     state: Any = None
 
 
+def _check_bool(label: str, value: object) -> None:
+    if not isinstance(value, bool):
+        raise KernelTypeError(f"{label}: got {value!r}, expected a bool.")
+
+
 def cuda_body(
     source: str,
     *,
@@ -202,6 +207,7 @@ def cuda_body(
         pdl: as for `cuda_step`.
 
     Raises:
+        KernelTypeError: ``pdl`` is no bool.
         KernelError, KernelTypeError, RuleError: from `ferrule.op`, where something cannot be
             understood.
 
@@ -213,6 +219,7 @@ def cuda_body(
         ...     fe.cuda_body("int i = blockIdx.x * 256 + threadIdx.x;"
         ...                  "if (i < N) y[i] = x[i] + x[i];", grid="N", threadgroup=256)])
     """
+    _check_bool("[cuda_body] `pdl`", pdl)
     return CudaBody(
         source,
         grid,
@@ -262,7 +269,7 @@ def cuda_step(
             and hosts that cannot, launch it without, to the same results.
 
     Raises:
-        KernelTypeError: ``arguments`` is no sequence.
+        KernelTypeError: ``arguments`` is no sequence, or ``pdl`` no bool.
         KernelError, KernelTypeError, RuleError: from `ferrule.op`, where something cannot be
             understood.
     """
@@ -271,6 +278,7 @@ def cuda_step(
             f"[step] `arguments` of step {function!r}: got {arguments!r}, expected a sequence such "
             'as ["x", "y", "N"].'
         )
+    _check_bool(f"[step] `pdl` of step {function!r}", pdl)
     return RunStep(function, tuple(arguments), blocks, block, shared_memory, cluster, when, pdl)
 
 
