@@ -136,12 +136,11 @@ class CudaUnit(SizedImplementation):
         taken = dict.fromkeys(rule.dim_names, "a dim")
         taken |= dict.fromkeys([*arrays, *self._numbers], "an argument of the rule")
         for kind, own in (("scratch", scratch), ("state", state)):
+            at = self._label(kind)
             for array in own:
-                name = check_name(self._label(kind), array.name, "cuda")
+                name = check_name(at, array.name, "cuda")
                 if name in taken:
-                    raise KernelError(
-                        f"{self._label(kind)}: {name!r} is also {taken[name]}; rename one of them."
-                    )
+                    raise KernelError(f"{at}: {name!r} is also {taken[name]}; rename one of them.")
             taken |= dict.fromkeys([array.name for array in own], f"in `{kind}`")
         self._optional = frozenset(p.name for p in rule.inputs if p.optional)
         there = [a for a in (*rule.inputs, *rule.outputs) if a.dims is not None]
