@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import mlx.core as mx
@@ -9,7 +10,7 @@ import pytest
 import torch
 
 import ferrule
-from ferrule import Op
+from ferrule import KernelError, Op
 from ferrule.operators import file as op_file
 
 seen: list[tuple[bool, ...]] = []
@@ -161,3 +162,79 @@ def test_norms_leave_out_the_gradients_of_weights(
         ),
         rtol=1e-4, atol=1e-4,
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("absent", [False, True])
+def test_a_gradient_that_is_wanted_is_not_left_out(absent: bool) -> None:
+    op = ferrule.op(
+        "forgetful",
+        "x[N]:T, k:int32, ids[N]:I, w[N]:T? -> y[N]:T",
+        metal="uint i = thread_position_in_grid.x; y[i] = x[i] * k + ids[i] * (has_w ? w[i] : 1);",
+        grid="N",
+        threadgroup=64,
+    )
+    op.def_vjp(lambda primals, cotangents, outputs, wanted: (cotangents[0], None, None, None))
+    x, ids, w = torch.ones(3), torch.arange(3), torch.ones(3)
+    op(x.requires_grad_(), 2, ids, None if absent else w).sum().backward()
+    mx_ids, ones = mx.arange(3), mx.ones(3)
+    maybe = None if absent else ones
+    assert mx.grad(lambda x: op(x, 2, mx_ids, maybe).sum())(ones).tolist() == [1] * 3
+    # What integers are does not follow from x by a derivative.
+    mx.grad(lambda x: op(x, 2, (x * 2).astype(mx.int32), maybe).sum())(ones)
+    if not absent:
+        words = r"vjp of op 'forgetful' gave None for input 'w', whose gradient is wanted .* zeros"
+        with pytest.raises(KernelError, match=words):
+            op(x, 2, ids, w.requires_grad_()).sum().backward()
+        with pytest.raises((KernelError, ValueError), match=words):
+            mx.eval(mx.grad(lambda w: op(ones, 2, mx_ids, w).sum())(ones))
+    op.def_vjp(lambda primals, cotangents, outputs: (cotangents[0], None, None, None))
+    op(x, 2, ids, None if absent else w).sum().backward()
+
+
+@pytest.mark.parametrize(
+    ("kind", "rule", "given", "expected"),
+    [
+        ("vjp", lambda p, c, o, needs: c, "(p, c, o, needs)", "(primals, cotangents, outputs)"),
+        ("vjp", lambda p, c: c, "(p, c)", "(primals, cotangents, outputs), and perhaps `wanted`"),
+        ("vjp", lambda p, c, wanted: c, "(p, c, wanted)", "(primals, cotangents, outputs)"),
+        ("jvp", lambda p, t, o, wanted: t, "(p, t, o, wanted)", "(primals, tangents, outputs)"),
+        ("jvp", lambda: 0, "()", "(primals, tangents, outputs)"),
+        ("vmap", lambda size, axes: 0, "(size, axes)", "(size, axes, primals)"),
+    ],
+)
+def test_functions_of_other_parameters_are_refused(
+    kind: str, rule: Any, given: str, expected: str
+) -> None:
+    op = product()
+    words = f"`def_{kind}` of op 'product_of_wanted': the function has the parameters {given}; "
+    with pytest.raises(KernelError, match=re.escape(f"{words}expected {expected}")):
+        getattr(op, f"def_{kind}")(rule)
+    getattr(op, f"def_{kind}")(lambda *arguments: arguments[1])
+    op.def_vjp(lambda p, c, o, *, wanted=(), other=1: (c[0], None, None, c[0]))
+
+
+@pytest.mark.parametrize("declared", ["w_wanted:int32", "w_wanted[N]:bool", "w_wanted:float32"])
+def test_what_is_wanted_is_a_bool(declared: str) -> None:
+    op = ferrule.op("twice", "w[N]:T -> y[N]:T", run=lambda w: w * 2)
+    rule = ferrule.op(
+        "twice_vjp",
+        f"w[N]:T, cotangent[N]:T, {declared} -> w_grad[N]:T",
+        run=lambda w, c, wanted: c * 2,
+    )
+    with pytest.raises(KernelError, match=r"`def_vjp` of op 'twice': `w_wanted` must be bool; "):
+        op.def_vjp(rule)
+
+
+def test_a_rule_that_was_absent_may_give_none_as_before() -> None:
+    op = ferrule.op(
+        "left_out",
+        "x[N]:float32, w[N]:float32 -> y[N]:float32",
+        metal="y[thread_position_in_grid.x] = x[thread_position_in_grid.x] * w[0];",
+        grid="N",
+        threadgroup=64,
+    )
+    op.def_vjp(lambda primals, cotangents, outputs: (cotangents[0], None))
+    absent = Op.from_json(op.to_json())
+    x, w = torch.ones(3, requires_grad=True), torch.ones(3, requires_grad=True)
+    absent(x, w).sum().backward()
+    assert w.grad is None

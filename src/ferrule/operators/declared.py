@@ -20,6 +20,11 @@ from .runners import AbsentRunner
 from .unit_steps import Implementation
 
 digesting: ContextVar[tuple[Declared, ...]] = ContextVar("digesting", default=())
+PARAMETERS = {
+    "vjp": ("primals", "cotangents", "outputs"),
+    "jvp": ("primals", "tangents", "outputs"),
+    "vmap": ("size", "axes", "primals"),
+}  # of a rule's function; that of a vjp may have `wanted`
 ITSELF = "op 0"  # the digest of an op that is a rule of its own
 
 _defined: weakref.WeakSet[Declared] = weakref.WeakSet()
@@ -183,13 +188,28 @@ class Derived:
             self._what = f"`def_{kind}` of op {of.name!r}"
             digest = self.digest  # refuses what has none, now
             self._by_version = None if version is None else digest
-            with contextlib.suppress(TypeError, ValueError):  # of C functions
-                self.takes_wanted = "wanted" in inspect.signature(rule).parameters
+            self._check_parameters(rule)
         else:
             raise KernelTypeError(
                 f"[op] `def_{kind}` of op {of.name!r}: got {rule!r} of type {type(rule).__name__}, "
                 "expected an op or a function."
             )
+
+    def _check_parameters(self, function: Callable[..., Any]) -> None:
+        try:
+            signature = inspect.signature(function)
+        except (TypeError, ValueError):  # of C functions
+            return
+        self.takes_wanted = self.kind == "vjp" and "wanted" in signature.parameters
+        more = {"wanted": ()} if self.takes_wanted else {}
+        try:
+            signature.bind(*PARAMETERS[self.kind], **more)
+        except TypeError:
+            expected = ", ".join(PARAMETERS[self.kind])
+            raise KernelError(
+                f"[op] {self._what}: the function has the parameters {signature}; expected "
+                f"({expected})" + (", and perhaps `wanted`." if self.kind == "vjp" else ".")
+            ) from None
 
     @property
     def digest(self) -> str:

@@ -53,6 +53,13 @@ def match_vjp(of: Declared, rule: Declared) -> None:
     asked = [f"{a.name}_wanted" for a in of.rule.inputs if is_real(a)]
     allowed = [*inputs, *outputs, *cotangents, *(name for name in asked if name not in inputs)]
     _check_inputs(of, "vjp", rule, allowed)
+    for argument in rule.rule.inputs:
+        wants = argument.name in asked and argument.name not in inputs
+        if wants and (argument.dims, argument.dtype) != (None, "bool"):
+            raise KernelError(
+                f"[op] `def_vjp` of op {of.name!r}: `{argument.name}` must be bool; the vjp op "
+                f"{rule.name!r} declares {argument}, expected {argument.name}:bool."
+            )
     named = {cotangents[a.name] for a in rule.rule.inputs if a.name in cotangents}
     for output in of.rule.declared:
         names = cotangent_names(of, output.name)
@@ -169,14 +176,15 @@ def vjp(
         wanted: of which inputs the gradients are wanted; None of all. A rule may leave out others.
 
     Raises:
-        KernelError: the op has no vjp, or a function of it gives other than one per input.
+        KernelError: the op has no vjp, or a function of it gives other than one per input, or one
+            that asks for ``wanted`` leaves out what is.
     """
     rule = of.rules.get("vjp")
     if rule is None:
         raise missing(of, "vjp")
     inputs = of.rule.inputs
     cotangents, outputs = spread(of, cotangents), spread(of, outputs)
-    wanted = (True,) * len(inputs) if wanted is None else tuple(wanted)
+    asked, wanted = wanted, (True,) * len(inputs) if wanted is None else tuple(wanted)
     if rule.op is None:
         more = {"wanted": wanted} if rule.takes_wanted else {}
         result: Any = rule.function(primals, cotangents, outputs, **more)  # type: ignore[misc]
@@ -187,6 +195,15 @@ def vjp(
                 f"{len(inputs)}, one per input ({', '.join(a.name for a in inputs)}), None for "
                 "those that have none."
             )
+        # That of an absent rule takes it for one that does not, perhaps.
+        takes = asked is not None and of.rules["vjp"].takes_wanted
+        for argument, is_wanted, grad in zip(inputs, wanted, grads, strict=True):
+            if takes and is_wanted and grad is None and is_real(argument):
+                raise KernelError(
+                    f"[op] the vjp of op {of.name!r} gave None for input {argument.name!r}, whose "
+                    "gradient is wanted (wanted says True); give the gradient, or zeros like the "
+                    "input where it has none."
+                )
         return grads
     values = {a.name: value for a, value in zip(inputs, primals, strict=True)}
     for argument, cotangent, output in zip(of.rule.declared, cotangents, outputs, strict=True):

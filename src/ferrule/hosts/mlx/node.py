@@ -81,7 +81,10 @@ def rules(op: Op) -> dict[str, Callable[..., Iterable[Any]]]:
             mlx_batches.zeros_like(cotangent) if output.constant else cotangent
             for output, cotangent in zip(op.rule.outputs, cotangents, strict=True)
         )
-        wanted = tuple(i in places for i in range(len(primals)))
+        wanted = tuple(
+            i in places and isinstance(value, mx.array) and mx.issubdtype(value.dtype, mx.inexact)
+            for i, value in enumerate(primals)
+        )
         grads = derivatives.vjp(op, primals, cotangents, outputs, wanted)
         return mlx_batches.gradients(op, primals, grads)
 
