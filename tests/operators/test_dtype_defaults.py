@@ -136,6 +136,9 @@ def test_dtypes_are_refused_elsewhere() -> None:
     for template in ("float32 if N > 4 else 3", "3 if N > 4 else T"):
         with pytest.raises(RuleError, match="a dtype and a number cannot take turns"):
             sized("T", {"A": template})
+    for template in ("flot32 if T == float16 else T", "T if T == float16 else flot32"):
+        with pytest.raises(RuleError, match="'flot32' is neither a dtype nor a dtype variable"):
+            sized("T", {"A": template})
     with pytest.raises(RuleError, match="there is no dim 'float32'"):
         sized("T", {"A": "1 + float32"})
     with pytest.raises(RuleError, match="'T' is a dtype variable; compare it"):

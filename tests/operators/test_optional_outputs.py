@@ -383,3 +383,24 @@ def test_ops_are_known_by_their_digests_and_pickled() -> None:
     assert op.digest != before
     assert ferrule.op("plain", RULE.replace(" if w", " if w and stats"), metal=BODY,
                       grid=1, threadgroup=1).digest != before  # fmt: skip
+
+
+@pytest.mark.parametrize("stats", [False, True])
+def test_errors_show_outputs_as_they_are_declared(stats: bool) -> None:
+    rule = "x[N]:T, stats:bool -> y[N]:T, z[N]:T if stats"
+    x = np.ones(3, np.float32)
+    too_few = ferrule.op("too_few", rule, run=lambda x, stats: x)
+    absent = "; give None for 'z', which this call does not have." if not stats else "."
+    with pytest.raises(KernelError) as caught:
+        too_few(x, stats)
+    assert str(caught.value).endswith(f"expected 2 arrays (y[N]:T, z[N]:T){absent}")
+    other = ferrule.op("other", rule, run=lambda x, stats: (x, x[:1]))
+    if stats:
+        with pytest.raises(KernelError, match=r"by z\[N\]:T\.$"):
+            other(x, stats)
+    for call in (other, other.variant):
+        for number in (1, "yes", None):
+            words = r"input 'stats' of op 'other': got .* of type .*, expected True or False"
+            with pytest.raises(KernelTypeError, match=words):
+                call(x, number)
+    assert other.variant(x, np.bool_(stats)) is other.variant(x, stats)

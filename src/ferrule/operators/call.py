@@ -15,7 +15,7 @@ from ..devices import protocol as devices
 from ..errors import DeviceError, FerruleError, KernelError
 from ..hosts import protocol as hosts
 from ..kernels.arguments import fill_value, renamed, shown, wrong_type
-from ..rules.argument import Argument
+from ..rules.argument import Argument, as_declared, listed
 from ..rules.expression import Ints
 from ..spec import Facts, Shape, extent
 from .bodies import BodyLaunch, KernelBody
@@ -230,7 +230,7 @@ def run(
         counted = f"{len(result)} values" if many else f"a {type(result).__name__}"
         raise KernelError(
             f"[op] {runner.name} of op {op.name!r} returned {counted}; expected {len(declared)} "
-            f"arrays ({', '.join(map(str, declared))})."
+            f"arrays {listed(declared)}."
         )
     pairs = zip(declared, returned, strict=True)
     return [value for output, value in pairs if output.present is not False], False
@@ -281,7 +281,8 @@ def wrong_output(call: BoundCall, runner: Runner, i: int, returned: str) -> Kern
     output, (shape, kind) = call.op.rule.outputs[i], call.results[i]
     return KernelError(
         f"[op] {runner.name} of op {call.op.name!r} returned {returned} for output "
-        f"{output.name!r}; expected {kind.name} of shape {shape} on {call.device}, by {output}."
+        f"{output.name!r}; expected {kind.name} of shape {shape} on {call.device}, by "
+        f"{as_declared(output)}."
     )
 
 

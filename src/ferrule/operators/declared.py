@@ -163,10 +163,12 @@ class Derived:
         function: the Python function that it is, or None.
         version: what stands for the function's content, or None.
         takes_wanted: of a vjp, whether the function has a parameter ``wanted``.
+        gives_wanted: whether it must not give None for what is wanted: one that has
+            it, and of an absent rule what the last call found.
         digest: of its content.
     """
 
-    takes_wanted = False
+    takes_wanted = gives_wanted = False
 
     def __init__(
         self,
@@ -201,6 +203,7 @@ class Derived:
         except (TypeError, ValueError):  # of C functions
             return
         self.takes_wanted = self.kind == "vjp" and "wanted" in signature.parameters
+        self.gives_wanted = self.takes_wanted
         more = {"wanted": ()} if self.takes_wanted else {}
         try:
             signature.bind(*PARAMETERS[self.kind], **more)
@@ -248,6 +251,7 @@ class AbsentRule(Derived):
             if op is not None and not op.partial:
                 of.complete(op)
                 rule = op.rules[kind]
+                self.gives_wanted = rule.takes_wanted
                 return rule.function(*arguments, **wanted if rule.takes_wanted else {})
             raise KernelError(
                 f"[op] op {of.name!r} was read from a file, without its {kind} rule, which is a "

@@ -195,10 +195,9 @@ def vjp(
                 f"{len(inputs)}, one per input ({', '.join(a.name for a in inputs)}), None for "
                 "those that have none."
             )
-        # That of an absent rule takes it for one that does not, perhaps.
-        takes = asked is not None and of.rules["vjp"].takes_wanted
+        must_give = asked is not None and rule.gives_wanted
         for argument, is_wanted, grad in zip(inputs, wanted, grads, strict=True):
-            if takes and is_wanted and grad is None and is_real(argument):
+            if must_give and is_wanted and grad is None and is_real(argument):
                 raise KernelError(
                     f"[op] the vjp of op {of.name!r} gave None for input {argument.name!r}, whose "
                     "gradient is wanted (wanted says True); give the gradient, or zeros like the "

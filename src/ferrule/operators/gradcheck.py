@@ -10,7 +10,7 @@ import numpy as np
 from .. import dtypes
 from ..dtypes import Dtype
 from ..errors import KernelError, KernelTypeError
-from ..rules.argument import Argument
+from ..rules.argument import Argument, as_declared
 from ..spec import Facts
 from . import call as op_call
 from . import derivatives
@@ -269,7 +269,8 @@ class _Trial:
             if t.shape != weight.shape:
                 raise KernelError(
                     f"[op] the jvp of op {self.op.name!r} gives a tangent of shape {t.shape} "
-                    f"for output {argument.name!r} of shape {weight.shape} ({argument})."
+                    f"for output {argument.name!r} of shape {weight.shape} "
+                    f"({as_declared(argument)})."
                 )
             declared += float(np.sum(weight * t))
         self.compare("jvp", place, (), self.numbers(tangent), declared)

@@ -13,7 +13,7 @@ import numpy as np
 from .. import dtypes
 from ..dtypes import Dtype
 from ..errors import KernelError, KernelTypeError
-from ..rules.argument import Argument
+from ..rules.argument import Argument, as_declared
 from ..rules.expression import MOST
 from ..rules.rule import Binding, Rule
 from ..spec import Facts, Input, Launch, Shape, Spec, clamped, row_contiguous_strides
@@ -162,8 +162,8 @@ def check_countable(op: Declared, results: Sequence[tuple[Shape, Dtype]]) -> Non
             max(shape, default=0) > MOST or math.prod(shape) * kind.itemsize > MOST
         ):
             raise KernelError(
-                f"[op] output {output.name!r} of op {op.name!r} ({output}) would have the shape "
-                f"{shape}, of more bytes than 64 bits count."
+                f"[op] output {output.name!r} of op {op.name!r} ({as_declared(output)}) would "
+                f"have the shape {shape}, of more bytes than 64 bits count."
             )
 
 

@@ -16,6 +16,7 @@ from ..hosts import imported
 from ..rules.argument import shown_truths
 from ..rules.rule import Rule
 from .family import settled
+from .launch import number
 from .op import Op
 
 MOST_CONDITIONS = 4  # each doubles the ops that there are
@@ -93,7 +94,11 @@ class OptionalOp(Op):
 
     def variant(self, *args: Any, **named: Any) -> Op:
         """As `Op.variant`."""
-        return self._member(self.ordered(args, named))
+        values = self.ordered(args, named)
+        for i, is_number in self._asked:
+            if is_number:
+                number(self.name, self.rule.inputs[i], values[i])  # which refuses it, as calls do
+        return self._member(values)
 
     @property
     def torch_op(self) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from .. import dtypes
@@ -69,6 +70,19 @@ class Argument(NamedTuple):
         condition = "" if self.present is None else f" if {shown_truths(self.present)}"
         default = "" if self.default is None else f"={self.default}"
         return f"{self.name}{dims}:{self.dtype}{default}{marks}{condition}"
+
+
+def as_declared(argument: Argument) -> str:
+    """An output as it is declared, without a condition that is settled."""
+    settled = isinstance(argument.present, bool)
+    return str(argument._replace(present=None) if settled else argument)
+
+
+def listed(outputs: Sequence[Argument]) -> str:
+    """What a call gives for outputs: which are declared, and those of them that it does not have."""
+    absent = ", ".join(repr(output.name) for output in outputs if output.present is False)
+    advice = f"; give None for {absent}, which this call does not have" if absent else ""
+    return f"({', '.join(map(as_declared, outputs))}){advice}"
 
 
 def shown_truths(condition: Expression | bool) -> str:

@@ -158,7 +158,13 @@ def _node(tree: ast.expr, fail: Callable[[str, int], RuleError]) -> Node:
         case ast.IfExp(test=test, body=body, orelse=orelse):
             then, otherwise = _number(body, fail), _number(orelse, fail)
             if is_dtype(then) != is_dtype(otherwise):
-                raise fail("a dtype and a number cannot take turns", orelse.col_offset)
+                number = orelse if is_dtype(then) else body
+                what = (
+                    f"{number.id!r} is neither a dtype nor a dtype variable, and "
+                    if (isinstance(number, ast.Name))
+                    else ""
+                )
+                raise fail(f"{what}a dtype and a number cannot take turns", number.col_offset)
             return ("if", _condition(test, fail), then, otherwise)
         case ast.Call(func=ast.Name(id=name), args=args, keywords=[]) if name in FUNCTIONS:
             return _call(name, args, fail, column)

@@ -35,7 +35,7 @@ from typing import Any
 
 from .. import dtypes
 from ..errors import KernelError, RuleError
-from .argument import Argument, Broadcast, Dim, Star, is_countable, name_of
+from .argument import Argument, Broadcast, Dim, Star, as_declared, is_countable, name_of
 from .binding import Binding as Binding
 from .binding import Shape
 from .expression import Expression, Ints
@@ -248,8 +248,9 @@ class Rule:
             of = f"input {first.name!r} of shape {binding.shapes[first.name]} ({first})"
             stars.append(f"*{name} is {binding.stars[name]} by {of}")
         raise KernelError(
-            f"[op] output {argument.name!r} of op {op!r} ({argument}): {' and '.join(stars)}, "
-            "which do not broadcast; expected the same sizes, or 1, counted from the last."
+            f"[op] output {argument.name!r} of op {op!r} ({as_declared(argument)}): "
+            f"{' and '.join(stars)}, which do not broadcast; expected the same sizes, or 1, "
+            "counted from the last."
         )
 
     def value(
