@@ -93,7 +93,7 @@ def test_sizes_that_no_map_has(gpu: FakeCuda, shape: Any, message: str) -> None:
 
 
 BOXES: list[tuple[dict[str, Any], str]] = [
-    ({"box": (257, 8)}, r"the box \(257, 8\); expected 1 to 256 along each dim"),
+    ({"box": ("M + 253", 8)}, r"the box \(257, 8\); expected 1 to 256 along each dim"),
     ({"box": ("M - 4", 8)}, r"the box \(0, 8\)"),
     ({"box": (1, 6)}, r"the box \(1, 6\) of float32; expected rows of a multiple of 16 bytes\."),
     ({"box": (1, 16), "swizzle": "32B"}, "16 bytes, 32 at most with this swizzle"),
@@ -144,6 +144,9 @@ DECLARED: list[tuple[Any, str]] = [
     (fe.cuda_tensor_map("x", (4,)), "`box` has 1 sizes for 2 dims; expected 2"),
     (fe.cuda_tensor_map("x", (4, 4), strides=(4, 1)), "`strides` has 2 sizes for 2 dims; expected"),
     (fe.cuda_tensor_map("s", (4, 4)), "'s' has a dim of several, so say `dims`"),
+    (fe.cuda_tensor_map("x", (300, 4)), "`box` has the size 300; expected 1 to 256 along each"),
+    (fe.cuda_tensor_map("x", (4, 0)), "`box` has the size 0; expected 1 to 256 along each dim"),
+    (fe.cuda_tensor_map("x", ("2 * 150", 4)), "`box` has the size 2 [*] 150; expected 1 to 256"),
     (fe.cuda_tensor_map("x", "4"), "`box` is '4'; expected sizes such as"),
     (fe.cuda_tensor_map("x", (4, "M > 3")), "`box` has the condition M > 3; expected a size"),
     (fe.cuda_tensor_map("x", (1,) * 6, dims=(1,) * 6), "it has 6 dims; expected 1 to 5"),

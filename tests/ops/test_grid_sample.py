@@ -358,6 +358,9 @@ def test_what_is_refused() -> None:
         ("mode='cubic'; expected one of 'nearest', 'bilinear', 'bicubic'", {"mode": "cubic"}),
         ("padding_mode='wrap'; expected one of 'zeros'", {"padding_mode": "wrap"}),
         ("layout='NWHC'; expected one of 'NHWC', 'NCHW'", {"layout": "NWHC"}),
+        ("align_corners=1; expected one of True, False.", {"align_corners": 1}),
+        ("align_corners=None; expected one of True, False.", {"align_corners": None}),
+        ("deterministic=3; expected one of True, False, None.", {"deterministic": 3}),
         ("mode='bicubic' is for images", {"mode": "bicubic", "layout": "NDHWC"}),
         (r"x has the shape \(2, 4, 6, 9\), of 4 axes; layout='NDHWC' has 5", {"layout": "NDHWC"}),
     ):

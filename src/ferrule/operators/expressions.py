@@ -74,6 +74,16 @@ def between_commas(text: str) -> list[str]:
     return parts if len(parts) > 1 or parts[0].strip() else []
 
 
+def known_size(expression: Expression) -> int | None:
+    """The value of an expression that is the same for all calls; None of others."""
+    if not expression.constant or expression.of_device:
+        return None
+    try:
+        return int(expression.evaluate({}))
+    except ZeroDivisionError:
+        return None
+
+
 class Scratch(NamedTuple):
     """An array of an implementation's own: what the steps of a unit share, or what is kept.
 

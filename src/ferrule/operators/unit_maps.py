@@ -15,7 +15,7 @@ from ..errors import KernelError, KernelTypeError
 from ..rules.argument import Dim
 from ..rules.expression import Expression
 from ..unit import TensorMap
-from .expressions import expression_from_json, to_json
+from .expressions import expression_from_json, known_size, to_json
 
 MOST_RANK, MOST_BOX = 5, 256
 # In the order of CUDA's numbers for them.
@@ -134,6 +134,11 @@ def bound(
         if len(found) != expected:
             raise KernelError(
                 f"{label}: `{name}` has {len(found)} sizes for {rank} dims; expected {expected}."
+            )
+    for size in box:
+        if (known := known_size(size)) is not None and not 1 <= known <= MOST_BOX:
+            raise KernelError(
+                f"{label}: `box` has the size {size}; expected 1 to {MOST_BOX} along each dim."
             )
     return replace(value, dims=sizes, strides=strides, box=box)
 

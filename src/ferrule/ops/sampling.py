@@ -70,9 +70,15 @@ def grid_sample(
         >>> ferrule.ops.grid_sample(x, np.zeros((1, 1, 1, 2), np.float32)).item()
         1.5
     """
+    flags = (("align_corners", align_corners, ""), ("deterministic", deterministic, ", None"))
+    for name, flag, more in flags:
+        if not (isinstance(flag, bool) or (more and flag is None)):
+            raise ferrule.KernelError(
+                f"[grid_sample] {name}={flag!r}; expected one of True, False{more}."
+            )
     if deterministic is None:
         deterministic = _torch_is_deterministic(x)
-    op = sampler(mode, padding_mode, bool(align_corners), layout, bool(deterministic))
+    op = sampler(mode, padding_mode, align_corners, layout, deterministic)
     axes = len(layout)
     if getattr(x, "ndim", axes) != axes:
         raise ferrule.KernelError(

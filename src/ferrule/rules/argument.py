@@ -79,7 +79,7 @@ def as_declared(argument: Argument) -> str:
 
 
 def listed(outputs: Sequence[Argument]) -> str:
-    """What a call gives for outputs: which are declared, and those of them that it does not have."""
+    """Outputs as they are declared, and which of them a call gives None for."""
     absent = ", ".join(repr(output.name) for output in outputs if output.present is False)
     advice = f"; give None for {absent}, which this call does not have" if absent else ""
     return f"({', '.join(map(as_declared, outputs))}){advice}"
