@@ -226,12 +226,54 @@ def test_shapes_that_do_not_fit(blas: FakeCublas, how: Any, a: Any, b: Any, y: A
      ("float16", "float16", "bfloat16"), ("float64", "float64", "float64")],
 )  # fmt: skip
 def test_dtypes_that_are_not_multiplied(blas: FakeCublas, a: str, b: str, y: str) -> None:
-    op = one_product(f"a[M,K]:{a}, b[K,N]:{b} -> y[M,N]:{y}")
+    op = one_product("a[M,K]:A, b[K,N]:B, c[]:C -> y[M,N]:C")
     arrays = [np.zeros((2, 2), fe.dtypes.BY_NAME[kind].numpy) for kind in (a, b)]
+    arrays.append(np.zeros((), fe.dtypes.BY_NAME[y].numpy))
     message = f"multiplies 'a' of {a} and 'b' of {b} to 'y' of {y}; expected two of float32, fl"
     with pytest.raises(KernelError, match=message):
         op(*arrays)
     assert not blas.events
+    with pytest.raises(KernelError, match=message):
+        one_product(f"a[M,K]:{a}, b[K,N]:{b} -> y[M,N]:{y}")
+    with pytest.raises(KernelError, match="multiplies 'a' of A and 'b' of B to 'y' of C; expected"):
+        one_product(
+            "a[M,K]:A, b[K,N]:B, c[]:C -> y[M,N]:C"
+            f" where A in ({a}, int8), B in ({b}, int64), C in ({y}, int16)"
+        )
+
+
+@pytest.mark.parametrize(
+    ("how", "dims"),
+    [
+        ({}, ("N", "N", "N")), ({}, ("M,N", "N", "M")), ({}, ("M,3", "4,N", "M,N")),
+        ({}, ("*S,3", "4,N", "*S,N")), ({"transpose_b": True}, ("M,K", "3,K", "M,2 + 2")),
+        ({}, ("M,K", "K,N", "N")), ({"transpose_a": True}, ("B,K,3", "B,K,N", "B,4,N")),
+        ({}, ("4,K", "K,N", "5,N")), ({}, ("M,K", "K,N", "M")),
+    ],
+)  # fmt: skip
+def test_products_that_never_fit(how: Any, dims: Any) -> None:
+    a, b, y = dims
+    words = r"shapes of a product, 'a' \(.*\), 'b' \(.*\), 'y' \(.*\), do not fit; expected \(…"
+    with pytest.raises(KernelError, match=words):
+        one_product(
+            f"n[M,K,N,B]:float32, s[*S]:float32, a[{a}]:float32, b[{b}]:float32 -> y[{y}]:float32",
+            **how,
+        )
+
+
+@pytest.mark.parametrize(
+    ("how", "dims"),
+    [
+        ({}, ("K", "K,N", "N")), ({}, ("M,1", "N", "M,N")), ({}, ("*S", "*S", "*S")),
+        ({}, ("2,3,K", "K,N", "3,2,N")), ({}, ("M,K", "L,N", "M,N")), ({}, ("M,3", "K,N", "M,N")),
+        ({"transpose_b": True}, ("*S,K", "K", "*S,1")), ({}, ("3,K", "B,K,3", "B,3,3")),
+        ({"transpose_a": True}, ("K", "N", "K,N")), ({}, ("M,K", "K,1", "M,1")),
+    ],
+)  # fmt: skip
+def test_products_that_may_fit(how: Any, dims: Any) -> None:
+    a, b, y = dims
+    rule = f"n[M,K,N,B,L]:T, s[*S]:T, a[{a}]:T, b[{b}]:T -> y[{y}]:T"
+    assert one_product(rule, **how).implementations
 
 
 @pytest.mark.parametrize(

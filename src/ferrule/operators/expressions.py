@@ -76,7 +76,7 @@ def between_commas(text: str) -> list[str]:
 
 def known_size(expression: Expression) -> int | None:
     """The value of an expression that is the same for all calls; None of others."""
-    if not expression.constant or expression.of_device:
+    if not expression.constant:
         return None
     try:
         return int(expression.evaluate({}))

@@ -136,7 +136,7 @@ def bound(
                 f"{label}: `{name}` has {len(found)} sizes for {rank} dims; expected {expected}."
             )
     for size in box:
-        if (known := known_size(size)) is not None and not 1 <= known <= MOST_BOX:
+        if (fixed := known_size(size)) is not None and not 1 <= fixed <= MOST_BOX:
             raise KernelError(
                 f"{label}: `box` has the size {size}; expected 1 to {MOST_BOX} along each dim."
             )

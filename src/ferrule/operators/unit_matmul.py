@@ -6,14 +6,16 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..dtypes import Dtype, bfloat16, float16, float32
+from ..dtypes import BY_NAME, Dtype, bfloat16, float16, float32
 from ..errors import KernelError, KernelTypeError
+from ..rules.argument import Dim
 from ..rules.expression import Expression
 from ..unit import Fill, Product, Step
+from .expressions import known_size
 from .unit_parts import MatmulStep, UnitStep
 
 WORKSPACE = 32 << 20  # bytes that cuBLAS may use: FR_CUBLAS_WORKSPACE of runtime/cublas.h
@@ -69,6 +71,73 @@ def check(where: str, step: MatmulStep, numbers: Mapping[str, str]) -> None:
             raise KernelTypeError(f"{where}: `{name}` is {getattr(step, name)!r}; expected a bool.")
 
 
+def check_fits(
+    op: str,
+    step: MatmulStep,
+    arrays: Mapping[str, tuple[str, Sequence[Dim]]],
+    choices: Mapping[str, Sequence[str]],
+) -> None:
+    """Refuse what is no product in any call, as far as the rule tells.
+
+    Args:
+        op, step: what was declared.
+        arrays: the dtypes or variables, and the dims, of inputs, outputs and scratch arrays.
+        choices: the dtypes that variables may be; any where there are none.
+
+    Raises:
+        KernelError: it is none; says what was declared and expected.
+    """
+    names = (step.a, step.b, step.out)
+    kinds = {name: arrays[name][0] for name in names}
+    dims = {name: arrays[name][1] for name in names}
+
+    def may_be(name: str, kind: Dtype) -> bool:
+        declared = kinds[name]
+        if declared in BY_NAME:
+            return declared == kind.name
+        return kind.name in choices.get(declared, (kind.name,))
+
+    if not any(
+        may_be(step.a, kind)
+        and may_be(step.b, kind)
+        and (may_be(step.out, kind) or may_be(step.out, float32))
+        for kind in KINDS
+    ):
+        raise _not_multiplied(op, step, kinds)
+    a, b, out = (_last(dims[name]) for name in names)
+    m, k = reversed(a) if step.transpose_a else a
+    inner, n = reversed(b) if step.transpose_b else b
+    pairs = [(k, inner), (n, out[1])]
+    if step.transpose_a or max(len(dims[name]) for name in (step.a, step.out)) <= 2:
+        pairs.append((m, out[0]))  # of several matrices the rows may be counted together
+    if any(_differ(*pair) for pair in pairs):
+        raise _misfit(op, step, dims, "do not fit")
+
+
+_NO_DIM = Expression(("int", 1))  # of an array with fewer than two dims
+
+
+def _last(dims: Sequence[Dim]) -> tuple[Expression | None, Expression | None]:
+    """The last two dims; None of those that a call decides."""
+    found: list[Expression | None] = [_NO_DIM, _NO_DIM]
+    for i, dim in enumerate(reversed(dims[-2:]), 1):
+        if not isinstance(dim, Expression):
+            found[: 3 - i] = [None] * (3 - i)
+            break
+        found[-i] = dim
+    return found[0], found[1]
+
+
+def _differ(one: Expression | None, other: Expression | None) -> bool:
+    """Whether two sizes are never the same, or a dim stands against one that is not there."""
+    if one is None or other is None:
+        return False
+    values = known_size(one), known_size(other)
+    if None in values:
+        return one is _NO_DIM or other is _NO_DIM
+    return values[0] != values[1]
+
+
 def check_dtypes(op: str, step: MatmulStep, dtypes: Mapping[str, Dtype]) -> None:
     """Refuse dtypes that are not multiplied.
 
@@ -78,10 +147,15 @@ def check_dtypes(op: str, step: MatmulStep, dtypes: Mapping[str, Dtype]) -> None
     a, b, out = (dtypes[name] for name in (step.a, step.b, step.out))
     if a in KINDS and b == a and out in (a, float32):
         return
-    raise KernelError(
-        f"[op] op {op!r}: a step multiplies {step.a!r} of {a.name} and {step.b!r} of {b.name} to "
-        f"{step.out!r} of {out.name}; expected two of float32, float16 or bfloat16, and a product "
-        "of the same dtype or float32."
+    raise _not_multiplied(op, step, {name: dtypes[name].name for name in dtypes})
+
+
+def _not_multiplied(op: str, step: MatmulStep, kinds: Mapping[str, str]) -> KernelError:
+    """The error for dtypes that are not multiplied."""
+    return KernelError(
+        f"[op] op {op!r}: a step multiplies {step.a!r} of {kinds[step.a]} and {step.b!r} of "
+        f"{kinds[step.b]} to {step.out!r} of {kinds[step.out]}; expected two of "
+        "float32, float16 or bfloat16, and a product of the same dtype or float32."
     )
 
 
@@ -132,12 +206,14 @@ def _shown(name: str, transposed: bool) -> str:
 
 
 def _misfit(
-    op: str, step: MatmulStep, shapes: Mapping[str, Sequence[int]], wrong: str
+    op: str, step: MatmulStep, shapes: Mapping[str, Sequence[Any]], wrong: str
 ) -> KernelError:
     """The error for shapes that are not multiplied."""
     a = "(…, k, m)" if step.transpose_a else "(…, m, k)"
     b = "(…, n, k)" if step.transpose_b else "(…, k, n)"
-    given = ", ".join(f"{name!r} {tuple(shapes[name])}" for name in (step.a, step.b, step.out))
+    given = ", ".join(
+        f"{name!r} ({', '.join(map(str, shapes[name]))})" for name in (step.a, step.b, step.out)
+    )
     return KernelError(
         f"[op] op {op!r}: the shapes of a product, {given}, {wrong}; expected {a}, {b} and "
         "(…, m, n), with as many matrices, or one for all."

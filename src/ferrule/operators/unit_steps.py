@@ -345,6 +345,7 @@ class CudaUnit(SizedImplementation):
             for factor in (step.a, step.b):
                 self._check_array(where, "multiply", factor, written=False)
             unit_matmul.check(where, step, self._numbers)
+            unit_matmul.check_fits(self._op, step, self._mapped, self._rule.choices)
             return replace(step, when=when)
         if not isinstance(step.function, str) or not _FUNCTION.fullmatch(step.function.strip()):
             raise KernelError(
