@@ -183,7 +183,8 @@ def define_derivatives(
     @op.def_jvp
     def _(primals: Any, tangents: Any, outputs: Any) -> Any:
         (dx, *dw, _, dc), (w, n, b, by_x) = tangents, at(primals)
-        terms = [by_x(dx)] * (dx is not None) + [b(dc * w)] * (dc is not None)
+        terms = [] if dx is None else [by_x(dx)]
+        terms += [] if dc is None else [b(dc * w)]
         terms += [b(primals[-1] * over_rows(d)) for d in dw if d is not None]
         others = [None] * (len(outputs) - 1)
         if parts:
