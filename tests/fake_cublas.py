@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,6 +12,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+import fake_cuda
 from ferrule.tools import cublas
 
 _SOURCE = Path(__file__).parent / "native" / "fake_cublas.c"
@@ -46,13 +45,7 @@ class Multiplied(NamedTuple):
 
 def build(folder: Path) -> Path:
     """The library, compiled into ``folder``; skips where there is no C compiler."""
-    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
-    if compiler is None:
-        pytest.skip("no C compiler")
-    path = folder / "libcublasLt-fake.so"
-    command = [compiler, "-std=c11", "-O1", "-Wall", "-Werror", "-shared", "-fPIC", "-o"]
-    subprocess.run([*command, str(path), str(_SOURCE)], check=True, timeout=60)
-    return path
+    return fake_cuda.build(folder, _SOURCE, "libcublasLt-fake.so")
 
 
 class FakeCublas:

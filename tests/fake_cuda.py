@@ -106,14 +106,14 @@ class Mapped(NamedTuple):
         )
 
 
-def build(folder: Path) -> Path:
-    """The library, compiled into ``folder``; skips where there is no C compiler."""
+def build(folder: Path, source: Path = _SOURCE, name: str = "libcuda-fake.so") -> Path:
+    """A library in C, compiled into ``folder``; skips where there is no C compiler."""
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
         pytest.skip("no C compiler")
-    path = folder / "libcuda-fake.so"
+    path = folder / name
     command = [compiler, "-std=c11", "-O1", "-Wall", "-Werror", "-shared", "-fPIC", "-o"]
-    subprocess.run([*command, str(path), str(_SOURCE)], check=True, timeout=60)
+    subprocess.run([*command, str(path), str(source)], check=True, timeout=60)
     return path
 
 

@@ -6,6 +6,7 @@ the CPU.
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,20 @@ from ferrule.hosts.torch import package as torch_package
 from ferrule.operators import package as package_text
 from ferrule.operators.file import full_name
 from ferrule.operators.unit_steps import CudaUnit
+from ferrule.tools import nvrtc
 
 Dim = torch.export.Dim
+
+
+def skip_unless_built(library: nvrtc.Nvrtc) -> None:
+    """Skip where a library cannot be made: off Linux, or without CUDA's headers."""
+    if sys.platform != "linux":
+        pytest.skip("links torch as Linux does")
+    try:
+        nvrtc.find_headers(library)
+    except fe.ToolchainError as missing:
+        pytest.skip(str(missing))
+
 
 # What stands in front of a library's text: its driver is the fake, its GPUs hold torch's tensors on
 # the CPU, and instead of libtorch_cuda it asks what is here.

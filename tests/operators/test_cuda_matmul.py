@@ -4,7 +4,6 @@ GPUs are the host."""
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from ferrule.tools import cublas, driver, nvrtc
 from test_cuda_op import STREAM, gpu  # noqa: F401
 
 torch = pytest.importorskip("torch")
-from package_library import Library  # noqa: E402
+from package_library import Library, skip_unless_built  # noqa: E402
 from test_package_cuda import fake  # noqa: E402, F401
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
@@ -329,12 +328,7 @@ ANY = one_product("a[M,K]:float32, b[L,N]:float32 -> y[M,N]:float32", name="any"
 
 @pytest.fixture(scope="module")
 def packaged(fake_path: Path, fake_cublas_path: Path, library: nvrtc.Nvrtc) -> Library:
-    if sys.platform != "linux":
-        pytest.skip("links torch as Linux does")
-    try:
-        nvrtc.find_headers(library)
-    except fe.ToolchainError as missing:
-        pytest.skip(str(missing))
+    skip_unless_built(library)
     calls: dict[Op, tuple[Any, ...]] = {
         op: (torch.ones(2, *((5, 3) if ta else (3, 5))), torch.ones(2, *((4, 5) if tb else (5, 4))),
              1.0)

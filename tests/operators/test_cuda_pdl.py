@@ -4,7 +4,6 @@ are the host, by calls and by packages, and what is refused."""
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from ferrule.tools import nvrtc
 from test_cuda_op import gpu  # noqa: F401
 
 torch = pytest.importorskip("torch")
-from package_library import Library  # noqa: E402
+from package_library import Library, skip_unless_built  # noqa: E402
 from test_package_cuda import fake  # noqa: E402, F401
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
@@ -153,12 +152,7 @@ def test_files_have_it() -> None:
 
 @pytest.fixture(scope="module")
 def packaged(fake_path: Path, library: nvrtc.Nvrtc) -> Library:
-    if sys.platform != "linux":
-        pytest.skip("links torch as Linux does")
-    try:
-        nvrtc.find_headers(library)
-    except fe.ToolchainError as missing:
-        pytest.skip(str(missing))
+    skip_unless_built(library)
     return Library({unit(): (torch.ones(20),), body(): (torch.ones(20),)}, fake_path)
 
 
