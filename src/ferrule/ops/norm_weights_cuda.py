@@ -1,4 +1,5 @@
-"""The gradients of norms on NVIDIA GPUs: rows in registers, and sums over rows beside them."""
+"""The gradients of norms on NVIDIA GPUs: rows in registers, sums over rows beside them, and the
+next row on its way."""
 
 from __future__ import annotations
 
@@ -8,6 +9,41 @@ from typing import Any
 from .rows_cuda import body
 
 _HEADER = """
+// Where this thread's packs of its next row arrive, behind each other's in shared memory, while it
+// is at work on a row; or rows are read where they lie.
+template <typename T, int V, int E, bool ON>
+struct Ahead {
+    Pack<T, V>* to;
+
+    __device__ void ask(const T* from, int N) {
+        if constexpr (ON) {
+#pragma unroll
+            for (int p = 0; p < E / V; ++p) {
+                const int i = min(int(threadIdx.x + p * blockDim.x), N / V - 1);
+                auto* const pack = to + p * blockDim.x + threadIdx.x;
+                const auto* const source = reinterpret_cast<const Pack<T, V>*>(from) + i;
+#if __CUDA_ARCH__ >= 800
+                asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::
+                             "r"(uint32_t(__cvta_generic_to_shared(pack))), "l"(source) : "memory");
+#else
+                *pack = *source;
+#endif
+            }
+        }
+    }
+
+    __device__ Row<T, V, E> taken(const T* from, int N) {
+        if constexpr (!ON) return {from, N};
+#if __CUDA_ARCH__ >= 800
+        asm volatile("cp.async.wait_all;" ::: "memory");
+#endif
+        Row<T, V, E> row{N};
+#pragma unroll
+        for (int p = 0; p < E / V; ++p) row.held[p] = to[p * blockDim.x + threadIdx.x];
+        return row;
+    }
+};
+
 template <int V_, int E_>
 struct Shape {
     static constexpr int V = V_, E = E_;
@@ -24,8 +60,8 @@ struct Totals {
 
     __device__ Totals(float* shared, float* to, int N) : at(E ? shared : to), to(to), shape{N} {
         if constexpr (!(REGISTERS && E))
-            each_pack(shape, [&](int p, int i) {
-                for (int j = 0; j < V; ++j) sum(p, i, j) = 0;
+            each_pack(shape, [&](int p, int i, bool there) {
+                for (int j = 0; there && j < V; ++j) sum(p, i, j) = 0;
             });
     }
 
@@ -38,8 +74,9 @@ struct Totals {
     // Adds what `f` makes of the elements of rows that lie side by side.
     template <typename F, typename... Rs>
     __device__ void add(F f, const Rs&... rows) {
-        each_pack(shape, [&](int p, int i) {
+        each_pack(shape, [&](int p, int i, bool there) {
             auto elements = [&](const auto&... packs) {
+                if (!there) return;
 #pragma unroll
                 for (int j = 0; j < V; ++j) sum(p, i, j) += f(float(packs.v[j])...);
             };
@@ -49,8 +86,8 @@ struct Totals {
 
     __device__ void store() {
         if constexpr (E > 0)
-            each_pack(shape, [&](int p, int i) {
-                for (int j = 0; j < V; ++j) to[i * V + j] = sum(p, i, j);
+            each_pack(shape, [&](int p, int i, bool there) {
+                for (int j = 0; there && j < V; ++j) to[i * V + j] = sum(p, i, j);
             });
     }
 };
@@ -60,8 +97,9 @@ RMS_NORM = """
         const float2 sums = two_sums_of([](float v, float c, float w) {
             return float2{v * v, v * (c * w)};
         }, values, by, every(weight));
+        ask();
         const float r = rsqrt(sums.x / N + eps), drawn = sums.y / N * r * r;
-        write(x_grad + begin, [=](float v, float c, float w) {
+        write(to, [=](float v, float c, float w) {
             return (c * w - v * drawn) * r;
         }, values, by, every(weight));
         of_weight.add([=](float v, float c) { return c * (v * r); }, values, by);
@@ -70,12 +108,13 @@ LAYER_NORM = """
         const float2 sums = two_sums_of([](float v, float c, float w) {
             return float2{v, c * w};
         }, values, by, every(weight));
+        ask();
         const float m = sums.x / N, shift = sums.y / N;
         const float2 around = two_sums_of<1>([=](float v, float c, float w) {
             return float2{(v - m) * (v - m), (v - m) * (c * w)};
         }, values, by, every(weight));
         const float r = rsqrt(around.x / N + eps), drawn = around.y / N * r * r;
-        write(x_grad + begin, [=](float v, float c, float w) {
+        write(to, [=](float v, float c, float w) {
             return (c * w - shift - (v - m) * drawn) * r;
         }, values, by, every(weight));
         of_weight.add([=](float v, float c) { return c * ((v - m) * r); }, values, by);
@@ -83,35 +122,54 @@ LAYER_NORM = """
 """
 
 
+# How many elements of a row a thread holds, of float32 and of 16 bits, for rows of so many.
+HELD = ((8, 8, 2048), (8, 16, 8192), (16, 32, 16384))
+
+
 def bodies(count_parts: str, text: str, sums: Sequence[str], blocks: str) -> Any:
     """CUDA bodies that go through rows of ``x`` and ``cotangent``, part by part.
 
     Args:
         count_parts: says into how many ``parts`` the ``R`` rows are divided; a block has one.
-        text: statements for a row, which begins at ``begin`` and of which ``values`` and ``by``
-            are those of ``x`` and of ``cotangent``.
+        text: statements for a row, of which ``values`` and ``by`` are those of ``x`` and of
+            ``cotangent`` and ``to`` is where its gradient begins; they call ``ask()`` for the next
+            row when all threads have used the elements of this one.
         sums: the names of what is added up: `of_weight` in the text, the output ``weight_parts``.
         blocks: how many there are.
     """
 
-    def made(held: tuple[int, int], most: int | None, in_shared: bool) -> Any:
+    def made(held: Sequence[int], most: int | None, in_shared: bool) -> Any:
         """Where a thread holds so many elements, of float32 and of 16 bits, for rows of at most so
         many, and where sums are."""
-        kind, shared = (
-            ("false", "shared") if in_shared else ("true", "static_cast<float*>(nullptr)")
-        )
+        kind, at = ("false", "shared") if in_shared else ("true", "static_cast<float*>(nullptr)")
         totals = "".join(
-            f"Totals<V, E, {kind}> of_{name}({shared} + {i} * E * blockDim.x,"
+            f"Totals<V, E, {kind}> of_{name}({at} + {i} * E * blockDim.x,"
             f" {name}_parts + size_t(blockIdx.x) * N, N);\n"
             for i, name in enumerate(sums)
         )
+        floats = len(sums) * in_shared
+        # Two rows and two sums of more than 8192 float32 are more than a block can have.
+        ahead = "0" if floats * held[0] > 16 else "8"
         return body(
             f"""
         {count_parts}
         {totals}
-        for (int n = blockIdx.x % parts; n < R; n += parts) {{
-            const size_t begin = (blockIdx.x / parts * size_t(R) + n) * N;
-            const auto values = row_at(x, begin), by = row_at(cotangent, begin);
+        constexpr bool on = E > 0 && (sizeof(T) == 2 || {floats} * E <= 16);
+        auto* const packs = reinterpret_cast<Pack<T, V>*>(shared + {floats} * E * blockDim.x);
+        Ahead<T, V, E, on> next{{packs}}, next_by{{packs + E / V * blockDim.x}};
+        int n = blockIdx.x % parts;
+        size_t begin = (blockIdx.x / parts * size_t(R) + n) * N;
+        auto ask = [&] {{
+            if (n >= R) return;
+            next.ask(x + begin, N);
+            next_by.ask(cotangent + begin, N);
+        }};
+        for (ask(); n < R;) {{
+            const auto values = next.taken(x + begin, N);
+            const auto by = next_by.taken(cotangent + begin, N);
+            T* const to = x_grad + begin;
+            n += parts;
+            begin += size_t(parts) * N;
             {text}
             __syncthreads();  // before others write what this row's sums are read from
         }}
@@ -121,14 +179,12 @@ def bodies(count_parts: str, text: str, sums: Sequence[str], blocks: str) -> Any
             blocks,
             held,
             None if most is None else f"N <= {most}",
-            len(sums) * in_shared,
+            f"{4 * floats} + ({ahead} if T == float32 else 4)" if held[0] else None,
             _HEADER,
         )
 
     # Registers have the sums of one, and leave too few threads with those of two.
     return [
-        made((8, 8), 2048, len(sums) > 1),
-        made((8, 16), 8192, len(sums) > 1),
-        made((16, 32), 16384, True),
+        *(made(held, most, len(sums) > 1 or most > 8192) for *held, most in HELD),
         made((0, 0), None, False),
     ]

@@ -148,52 +148,63 @@ def _packed(
     frequency = "1 / freqs[j + i]" if by_freqs else f"exp2f(-log2f(base) * (j + i) / {half})"
     near, far = ("2 * j", "2 * j + V") if traditional else ("j", f"j + {half}")
     first, second = ("2 * i", "2 * i + 1") if traditional else ("i", "V + i")
-    rest = f"for (int k = {dims} + threadIdx.x; k < D; k += blockDim.x) y[row + k] = x[row + k];"
+    rest = (
+        f"for (int k = {dims} + threadIdx.x; k < D; k += blockDim.x) y[row(h) + k] = x[row(h) + k];"
+    )
     across = f"min(ceildiv({half}, 4 if T == float32 else 8), 64)"
     down = f"max(min(256 // {across}, L), 1)"
     return ferrule.cuda_body(
         f"""
-    constexpr int V = {half} % (16 / sizeof(T)) ? 1 : 16 / sizeof(T);
+    constexpr int packed = {half} % (16 / sizeof(T)) ? 1 : 16 / sizeof(T);
     const uint32_t groups = (S_size + {HEADS - 1}) / {HEADS}, blocks = (L - 1) / blockDim.y + 1;
     const int l = blockIdx.x % blocks * blockDim.y + threadIdx.y;
     if (l >= L) return;
     const size_t group = blockIdx.x / blocks, example = group / groups;
-    const size_t head = group % groups * {HEADS}, end = min(size_t(S_size), head + {HEADS});
-    for (int j = threadIdx.x * V; j < {half}; j += blockDim.x * V) {{
-        float c[V], s[V];
-        for (int i = 0; i < V; ++i) {{
-            sincosf(float(int64_t({offset}) + l) * scale * ({frequency}), &s[i], &c[i]);
-            s[i] = {sign}s[i];
-        }}
-        for (size_t h = head; h < end; ++h) {{
-            const size_t row = ((example * S_size + h) * L + l) * D;
-            const auto a = load_vector<V>(x + row + {near}, 0);
-            const auto b = load_vector<V>(x + row + {far}, 0);
-            float of[2 * V];
-            for (int i = 0; i < V; ++i) {{
-                of[i] = float(a[i]);
-                of[V + i] = float(b[i]);
+    const size_t head = group % groups * {HEADS};
+    const int heads = min(size_t(S_size) - head, size_t({HEADS}));
+    auto row = [&](int h) {{ return ((example * S_size + head + h) * L + l) * D; }};
+    auto turn = [&](auto size) {{
+        constexpr int V = decltype(size)::value;
+        for (int j = threadIdx.x * V; j < {half}; j += blockDim.x * V) {{
+            // All heads' pairs are asked for, and come while angles are found.
+            AlignedVector<T, V> pairs[{HEADS}][2];
+#pragma unroll
+            for (int h = 0; h < {HEADS}; ++h) {{
+                if (h >= heads) break;
+                pairs[h][0] = unsafe_load_vector<V>(x + row(h) + {near}, 0);
+                pairs[h][1] = unsafe_load_vector<V>(x + row(h) + {far}, 0);
             }}
-            AlignedVector<T, V> to[2];
+            float c[V], s[V];
+#pragma unroll
             for (int i = 0; i < V; ++i) {{
-                const int u = {first}, v = {second};
-                to[u / V][u % V] = T(of[u] * c[i] - of[v] * s[i]);
-                to[v / V][v % V] = T(of[u] * s[i] + of[v] * c[i]);
+                sincosf(float(int64_t({offset}) + l) * scale * ({frequency}), &s[i], &c[i]);
+                s[i] = {sign}s[i];
             }}
-            store_vector({turned} + row + {near}, 0, to[0]);
-            store_vector({turned} + row + {far}, 0, to[1]);
+#pragma unroll
+            for (int h = 0; h < {HEADS}; ++h) {{
+                if (h >= heads) break;
+                AlignedVector<T, V> to[2];
+#pragma unroll
+                for (int i = 0; i < V; ++i) {{
+                    const int u = {first}, v = {second};
+                    const float a = pairs[h][u / V][u % V], b = pairs[h][v / V][v % V];
+                    to[u / V][u % V] = T(a * c[i] - b * s[i]);
+                    to[v / V][v % V] = T(a * s[i] + b * c[i]);
+                }}
+                unsafe_store_vector<V>({turned} + row(h) + {near}, 0, to[0]);
+                unsafe_store_vector<V>({turned} + row(h) + {far}, 0, to[1]);
+            }}
         }}
-    }}
-""" + (f"""
-    for (size_t h = head; h < end; ++h) {{
-        const size_t row = ((example * S_size + h) * L + l) * D;
-        {rest}
-    }}
-""" if turned == "y" else ""),
+    }};
+    if (D % packed == 0 && is_aligned<packed>(x) && is_aligned<packed>({turned}))
+        turn(cuda::std::integral_constant<int, packed>());
+    else turn(cuda::std::integral_constant<int, 1>());
+"""
+        + (f"for (int h = 0; h < heads; ++h) {{ {rest} }}" if turned == "y" else ""),
         grid=(f"{across} * {groups} * ceildiv(L, {down})", down),
         threadgroup=(across, down),
         when="T != float64",
-    )  # fmt: skip
+    )
 
 
 _HEADER = "#define AT(h) (((example * S_size + (h)) * L + l) * D)"

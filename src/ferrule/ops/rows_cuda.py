@@ -28,11 +28,13 @@ struct Row {
     int N;
     Pack<T, V> held[E ? E / V : 1];
 
+    __device__ explicit Row(int N) : N(N) {}
+
     __device__ Row(const T* from, int N) : from(from), N(N) {
 #pragma unroll
         for (int p = 0; p < E / V; ++p) {
-            const int i = threadIdx.x + p * blockDim.x;
-            if (i < N / V) held[p] = reinterpret_cast<const Pack<T, V>*>(from)[i];
+            const int i = min(int(threadIdx.x + p * blockDim.x), N / V - 1);
+            held[p] = reinterpret_cast<const Pack<T, V>*>(from)[i];
         }
     }
 
@@ -43,26 +45,30 @@ struct Row {
     }
 };
 
-// Calls `f` with the number of each pack of this thread, in its own and in the row's count.
+// Calls `f` with the number of each pack of this thread, in its own and in the row's count, and
+// whether there is such a pack: else the second is another's, which can be read as well. Loads do
+// not wait for that question, nor for each other.
 template <typename R, typename F>
 __device__ void each_pack(const R& row, F f) {
+    const int packs = row.N / R::V;
     if constexpr (R::E > 0) {
 #pragma unroll
         for (int p = 0; p < R::E / R::V; ++p) {
             const int i = threadIdx.x + p * blockDim.x;
-            if (i < row.N / R::V) f(p, i);
+            f(p, min(i, packs - 1), i < packs);
         }
     } else {
 #pragma unroll 4
-        for (int i = threadIdx.x; i < row.N / R::V; i += blockDim.x) f(0, i);
+        for (int i = threadIdx.x; i < packs; i += blockDim.x) f(0, i, true);
     }
 }
 
 // Calls `f` with the elements of rows that lie side by side.
 template <typename F, typename R, typename... Rs>
 __device__ void each(F f, const R& row, const Rs&... rows) {
-    each_pack(row, [&](int p, int i) {
+    each_pack(row, [&](int p, int i, bool there) {
         auto elements = [&](const auto&... packs) {
+            if (!there) return;
 #pragma unroll
             for (int j = 0; j < R::V; ++j) f(float(packs.v[j])...);
         };
@@ -73,14 +79,14 @@ __device__ void each(F f, const R& row, const Rs&... rows) {
 // Writes what `f` makes of the elements of rows that lie side by side.
 template <typename T, typename F, typename R, typename... Rs>
 __device__ void write(T* to, F f, const R& row, const Rs&... rows) {
-    each_pack(row, [&](int p, int i) {
+    each_pack(row, [&](int p, int i, bool there) {
         Pack<T, R::V> made;
         auto elements = [&](const auto&... packs) {
 #pragma unroll
             for (int j = 0; j < R::V; ++j) made.v[j] = T(f(float(packs.v[j])...));
         };
         elements(row.pack(p, i), rows.pack(p, i)...);
-        reinterpret_cast<Pack<T, R::V>*>(to)[i] = made;
+        if (there) reinterpret_cast<Pack<T, R::V>*>(to)[i] = made;
     });
 }
 
@@ -89,13 +95,13 @@ template <typename R>
 __device__ R sum_of_rows(typename R::T* to, const R& row, const R& other) {
     R sum = row;
     sum.from = to;
-    each_pack(row, [&](int p, int i) {
+    each_pack(row, [&](int p, int i, bool there) {
         const auto a = row.pack(p, i), b = other.pack(p, i);
         auto& made = sum.held[p];
 #pragma unroll
         for (int j = 0; j < R::V; ++j)
             made.v[j] = typename R::T(float(a.v[j]) + float(b.v[j]));
-        reinterpret_cast<Pack<typename R::T, R::V>*>(to)[i] = made;
+        if (there) reinterpret_cast<Pack<typename R::T, R::V>*>(to)[i] = made;
     });
     return sum;
 }
@@ -170,7 +176,7 @@ __device__ float2 largest_and_sum(const R& row) {
         each([&](float v) { mine.y += exp_for<typename R::T>(v - mine.x); }, row);
     } else {
         // One pass, in which a thread's sum is scaled down when it meets something larger.
-        each_pack(row, [&](int p, int i) {
+        each_pack(row, [&](int p, int i, bool) {
             const auto pack = row.pack(p, i);
             float top = mine.x;
             for (int j = 0; j < R::V; ++j) top = larger(float(pack.v[j]), top);
@@ -187,6 +193,10 @@ __device__ float2 largest_and_sum(const R& row) {
 """
 
 
+# How many elements of a row a thread holds, of float32 and of 16 bits, for rows of so many bytes.
+HELD = ((4, 16, 2048), (8, 16, 16384), (16, 32, 65536))
+
+
 def bodies(text: str, arrays: Sequence[str], many: str = "") -> Any:
     """CUDA bodies of an op over rows, for rows of several lengths.
 
@@ -201,26 +211,19 @@ def bodies(text: str, arrays: Sequence[str], many: str = "") -> Any:
     begin = """const size_t begin = size_t(blockIdx.x) * N;
         auto row = [&](const auto* from) { return row_at(from, begin); };"""
 
-    def of_packs(packs: int, most_bytes: int) -> ferrule.CudaBody:
-        """Where threads hold so many packs, for rows of so many bytes."""
-        when = f"N * (4 if T == float32 else 2) <= {most_bytes}"
-        return body(begin + text, arrays, many, (4 * packs, 8 * packs), when)
-
     return [
-        of_packs(1, 2048),
-        of_packs(2, 16384),
-        of_packs(4, 65536),
-        body(begin + text, arrays, many),
-    ]
+        body(begin + text, arrays, many, held, f"N * (4 if T == float32 else 2) <= {most_bytes}")
+        for *held, most_bytes in HELD
+    ] + [body(begin + text, arrays, many)]
 
 
 def body(
     text: str,
     arrays: Sequence[str],
     blocks: str,
-    held: tuple[int, int] = (0, 0),
+    held: Sequence[int] = (0, 0),
     when: str | None = None,
-    floats: int = 0,
+    shared: str | None = None,
     header: str = "",
 ) -> ferrule.CudaBody:
     """One body over rows.
@@ -233,14 +236,14 @@ def body(
         blocks: how many blocks there are.
         held: how many elements of a row a thread holds, of float32 and of 16 bits; 0 for none.
         when: for which calls it is.
-        floats: how many floats of shared memory, ``shared``, there are for each element.
+        shared: how many bytes of shared memory, ``shared``, there are for each element.
         header: further functions.
     """
     elements = "({} if T == float32 else {})".format(*held) if held[0] != held[1] else f"{held[0]}"
     threads = f"max(ceildiv(N, 32 * {elements}) * 32, 32)" if held[0] else "1024"
     return ferrule.cuda_body(
         f"""
-    {"extern __shared__ float shared[];" * (floats > 0)}
+    {"extern __shared__ __align__(16) float shared[];" if shared else ""}
     constexpr int packed = 16 / sizeof(T);
     auto one_row = [&](auto size) {{
         constexpr int V = decltype(size)::value;
@@ -256,6 +259,7 @@ def body(
     auto aligned = [](const auto*... from) {{
         return ((size_t(from) % (packed * sizeof(*from)) == 0) && ...);
     }};
+    if (N == 0) return;
     if (N % packed == 0 && aligned({", ".join(arrays)}))
         one_row(cuda::std::integral_constant<int, packed>());
     else one_row(cuda::std::integral_constant<int, 1>());
@@ -264,5 +268,5 @@ def body(
         threadgroup=threads,
         header=_HEADER + header,
         when=when,
-        shared_memory=f"{4 * floats} * {elements} * {threads}" if floats else 0,
+        shared_memory=f"({shared}) * {elements} * {threads}" if shared else 0,
     )

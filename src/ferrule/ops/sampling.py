@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import ferrule
@@ -108,7 +109,7 @@ def sampler(
         texts.FORWARD,
         functions=texts.FEW_CHANNELS,
         cuda=text.cuda_forward(),
-        grid=text.grid(f"B * ceildiv(C, {texts.CHANNELS})"),
+        by_channels=True,
         batch=f"C {text.points} B",
     )
     # The version stands for all that the function reads, but for the op's own text.
@@ -185,63 +186,75 @@ class _Text:
         lines.append(f"typedef {'int' if prefix else 'long'} Offset;\n")
         return "".join(lines) + PLACE
 
-    def grid(self, images: str = "B") -> tuple[int, str, str]:
-        """Threads for packs of points, and along z for images."""
-        points = self.points.replace(" ", " * ")
-        return texts.SLAB, f"ceildiv({points}, {texts.SLAB * texts.PACK})", images
-
     def cuda_forward(self) -> list[Any]:
-        """CUDA bodies: of vectors of channels, and else."""
-        of_image = f"ceildiv(C, {on_cuda.CHANNELS})"
-        threads = {16: "C // 8", 4: "C // 4", 1: "C" if self._constants["LAST"] else of_image}
-        return self._cuda(on_cuda.FORWARD, "", threads, None)
-
-    def cuda_backward(self) -> list[Any]:
-        """The same of the derivative."""
-        threads = {16: _lanes("C // 8"), 4: _lanes("C // 4"), 1: _lanes("C")}
-        return self._cuda(on_cuda.BACKWARD, on_cuda.ADD, threads, 0)
-
-    def _cuda(
-        self, body: str, functions: str, threads: dict[int, str], init_value: int | None
-    ) -> list[Any]:
-        """A body for 2-byte and for 4-byte vectors of channels, and one for all other calls."""
-        points = f"B * {self.points.replace(' ', ' * ')}"
-        conditions = {
-            16: "T in (float16, bfloat16) and C % 8 == 0",
-            4: "T == float32 and C % 4 == 0",
-            1: "T != float64",
-        }
+        """CUDA bodies, by how many channels a thread has and reads at once."""
+        chunks = on_cuda.CHUNKS if self._constants["LAST"] else (on_cuda.FIRST,)
         return [
-            ferrule.cuda_body(
-                body,
-                grid=f"{points} * ({count})",
-                threadgroup=256,
-                when=f"{conditions[kind]} and G != float64 and {points} * ({count}) < 2147483648",
-                init_value=init_value,
-                header=self.header("", PACK=1, VECTORS=kind != 1, CHANNELS=on_cuda.CHANNELS)
-                + functions,
+            self._cuda(
+                on_cuda.FORWARD, f"ceildiv(C, {own})" if own > 1 else "C", when, V=vector, OWN=own
             )
-            for kind, count in threads.items()
-            if kind == 1 or self._constants["LAST"]
+            for own, vector, when in chunks
         ]
 
+    def cuda_backward(self) -> list[Any]:
+        """The same of the derivative: of 16 bytes, or of one channel."""
+        return [
+            self._cuda(
+                on_cuda.BACKWARD, _lanes(f"C // {vector}"), when, functions=on_cuda.ADD,
+                init_value=0, V=vector,
+            )
+            for vector, when in on_cuda.WIDEST
+            if vector == 1 or self._constants["LAST"]
+        ]  # fmt: skip
+
+    def _cuda(
+        self, body: str, threads: str, when: str, functions: str = "",
+        init_value: int | None = None, **constants: int,
+    ) -> ferrule.CudaBody:  # fmt: skip
+        """A body with so many threads for each point."""
+        count = f"B * {self.points.replace(' ', ' * ')} * ({threads})"
+        return ferrule.cuda_body(
+            body,
+            grid=count,
+            threadgroup=256,
+            when=f"{when} and G != float64 and {count} < 2147483648",
+            init_value=init_value,
+            header=self.header("", PACK=1, **constants) + functions,
+        )
+
     def op(
-        self, name: str, rule: str, body: str, *, functions: str = "", pack: int = texts.PACK,
+        self, name: str, rule: str, body: str, *, functions: str = "", by_channels: bool = False,
+        packs: Sequence[int] = (texts.PACK, 1), grid: Any = None, init_value: int | None = None,
         **declared: Any,
     ) -> ferrule.Op:  # fmt: skip
-        """An op with this body."""
+        """An op with this body, for packs of points of such sizes: on the CPU, and on GPUs.
+
+        Without a ``grid`` there are threads for packs of points, and, where it is ``by_channels``,
+        for a number of channels.
+        """
+        bodies = []
+        for pack in packs:
+            channels = texts.CHANNELS if pack > 1 else texts.FEW
+            header = self.header(
+                "constant ", PACK=pack, SLAB=texts.SLAB, CHANNELS=channels, OWNED=texts.OWNED
+            )
+            units = f"ceildiv({self.points.replace(' ', ' * ')}, {texts.SLAB * pack})"
+            images = f"B * ceildiv(C, {channels})" if by_channels else "B"
+            threads = grid or (texts.SLAB, units, images)
+            bodies.append(
+                ferrule.metal_body(
+                    body,
+                    grid=threads,
+                    threadgroup=(threads[0], 32 if threads[0] < 32 else 1, 1),
+                    when="device == cpu" if pack != packs[-1] else None,
+                    init_value=init_value,
+                    header=header + functions,
+                )
+            )
         sizes = ["H", "W", "D"][: self.dims]
         image = f"{' > 0, '.join(sizes)} > 0, {' * '.join(sizes)} < 2147483648"
-        header = self.header(
-            "constant ", PACK=pack, SLAB=texts.SLAB, CHANNELS=texts.CHANNELS, OWNED=texts.OWNED
-        )
-        declared = {"grid": self.grid(), "threadgroup": (texts.SLAB, 32, 1), **declared}
         return ferrule.op(
-            name,
-            f"{rule} where T in {_FLOATS}, G in {_FLOATS}, {image}",
-            metal=body,
-            header=header + functions,
-            **declared,
+            name, f"{rule} where T in {_FLOATS}, G in {_FLOATS}, {image}", metal=bodies, **declared
         )
 
 
@@ -269,8 +282,8 @@ def _derivative(text: _Text, deterministic: bool) -> Any:
         rule,
         texts.OWNING,
         functions=texts.DOTS + texts.SCATTER,
+        packs=[texts.PACK],
         grid=(1, units, "B"),
-        threadgroup=(1, 32, 1),
         **declared,
     )
     if deterministic:
@@ -331,9 +344,8 @@ def _gathering(text: _Text) -> Any:
         f"{text.inputs}, cotangent[{text.samples}]:T, entries[B,{text.entries}]:int64"
         f" -> x_grad[{text.image}]:T",
         texts.GATHER,
-        pack=1,
+        packs=[1],
         grid=(256, f"ceildiv({pixels}, 256)", "B"),
-        threadgroup=(256, 1, 1),
         batch="B",
     )
 

@@ -1,16 +1,31 @@
 """The CUDA bodies of `grid_sample` and its derivative, for all dtypes but float64.
 
 They are preceded by the constants and the text of `sampling_place`, where ``PACK`` is 1: a thread
-has one point. Where channels are the last axis, it has V of them, 16 bytes, at a time; one, where V
-does not divide their number. Points and chunks of channels are counted in 32 bits, elements in 64.
+has one point, and ``OWN`` of its channels. Where channels are the last axis it reads and writes
+vectors of ``V`` of them, of 16 bytes where their number allows. All pixels that a thread reads (of
+many, four at a time) are asked for before the first is needed. Points and chunks of channels are
+counted in 32 bits, elements in 64.
 """
 
 from __future__ import annotations
 
-CHANNELS = 8  # at most, of a thread, where channels are the second axis
+# Vectors of channels of 16 bytes, else of one, and for which calls they are.
+WIDEST = (
+    (8, "T in (float16, bfloat16) and C % 8 == 0"),
+    (4, "T == float32 and C % 4 == 0"),
+    (1, "T != float64"),
+)
+# Of channels-last calls: how many channels a thread has, how many of them are a vector, and where.
+CHUNKS = (
+    (8, 8, "T in (float16, bfloat16) and C % 8 == 0"),
+    (4, 4, "T != float64 and C % 4 == 0"),
+    (2, 2, "T != float64 and C % 2 == 0"),
+    (1, 1, "T != float64 and C == 1"),
+    (4, 1, "T != float64"),
+)
+FIRST = (8, 1, "T != float64")  # of others
 
 POINT = """
-constexpr int V = LAST && VECTORS ? 16 / sizeof(T) : 1;
 const uint32_t thread = blockIdx.x * blockDim.x + threadIdx.x;
 const uint32_t points = uint32_t(L) * N * M;
 const long pixels = long(D) * H * W;
@@ -27,38 +42,56 @@ from.find(D, H, W);
 FORWARD = (
     POINT
     + """
-const uint32_t chunks = LAST ? C / V : (C + CHANNELS - 1) / CHANNELS;
+const uint32_t chunks = (C + OWN - 1) / OWN;
 if (thread >= B * points * chunks) return;
 const uint32_t row = thread / (LAST ? chunks : points), place = thread % (LAST ? chunks : points);
 const long b = row / (LAST ? points : chunks), p = LAST ? row % points : place;
+const int begin = (LAST ? place : row % chunks) * OWN;
 """
     + PLACES
     + """
-if (LAST) {
-  const int c = place * V;
-  float sum[V] = {};
-  for (int t = 0; t < ALL; ++t) {
-    const float weight = from.weight[t][0];
-    if (from.inside[t][0]) {
-      const auto values = load_vector<V>(image + from.at[t][0] * C + c, 0);
-      for (int v = 0; v < V; ++v) sum[v] += weight * float(values[v]);
-    } else if (CUBIC) {  // NaN stays
-      for (int v = 0; v < V; ++v) sum[v] += weight * 0;
+// So many channels, and so many of them at once.
+auto sample = [&](int c, auto channels, auto vector) {
+  constexpr int K = decltype(channels)::value, S = decltype(vector)::value;
+  float sum[K] = {};
+#pragma unroll
+  for (int first = 0; first < ALL; first += 4) {
+    const int end = min(first + 4, ALL);
+    AlignedVector<T, S> values[4][K / S] = {};  // 0 outside, where NaN as a weight stays
+#pragma unroll
+    for (int t = first; t < end; ++t) {
+#pragma unroll
+      for (int i = 0; i < K; i += S) {
+        const long at = LAST ? from.at[t][0] * C + c + i : (c + i) * pixels + from.at[t][0];
+        if (from.inside[t][0] && (V > 1 || c + i < C))
+          values[t - first][i / S] = unsafe_load_vector<S>(image + at, 0);
+      }
+    }
+#pragma unroll
+    for (int t = first; t < end; ++t) {
+#pragma unroll
+      for (int i = 0; i < K; ++i)
+        sum[i] += from.weight[t][0] * float(values[t - first][i / S][i % S]);
     }
   }
-  AlignedVector<T, V> samples;
-  for (int v = 0; v < V; ++v) samples[v] = T(sum[v]);
-  store_vector(out + (b * points + p) * C + c, 0, samples);
+#pragma unroll
+  for (int i = 0; i < K; i += S) {
+    AlignedVector<T, S> samples;
+#pragma unroll
+    for (int v = 0; v < S; ++v) samples[v] = T(sum[i + v]);
+    const long at = LAST ? (b * points + p) * C + c + i : (b * C + c + i) * points + p;
+    if (V > 1 || c + i < C) unsafe_store_vector<S>(out + at, 0, samples);
+  }
+};
+constexpr cuda::std::integral_constant<int, 1> one;
+constexpr cuda::std::integral_constant<int, V> vector;
+constexpr cuda::std::integral_constant<int, LAST || OWN < 4 ? OWN : 4> several;
+if (V == 1 || (is_aligned<V>(x) && is_aligned<V>(out))) {
+#pragma unroll 1
+  for (int c = begin; c < begin + OWN; c += several) sample(c, several, vector);
 } else {
-  const int first = row % chunks * CHANNELS, end = min(C, first + CHANNELS);
-  for (int c = first; c < end; ++c) {
-    float sum = 0;
-    for (int t = 0; t < ALL; ++t) {
-      const float value = from.inside[t][0] ? float(image[c * pixels + from.at[t][0]]) : 0;
-      sum += from.weight[t][0] * value;
-    }
-    out[(b * C + c) * points + p] = T(sum);
-  }
+#pragma unroll 1
+  for (int c = begin; c < begin + OWN; ++c) sample(c, one, one);
 }
 """
 )
@@ -117,16 +150,24 @@ for (int c = lane * V; there && c < C; c += lanes * V) {
   float by[V];
   const auto of_point = load_vector<V>(cot + c * out_up, 0);
   for (int v = 0; v < V; ++v) by[v] = float(of_point[v]);
-  for (int t = 0; t < ALL; ++t) {
-    if (!from.inside[t][0]) continue;
-    const long at = from.at[t][0] * across + c * up;
-    const auto values = load_vector<V>(image + at, 0);
-    float terms[V];
-    for (int v = 0; v < V; ++v) {
-      dots[t] += by[v] * float(values[v]);
-      terms[v] = from.weight[t][0] * by[v];
+#pragma unroll
+  for (int first = 0; first < ALL; first += 4) {
+    AlignedVector<T, V> values[4];
+#pragma unroll
+    for (int t = first; t < min(first + 4, ALL); ++t) {
+      if (from.inside[t][0])
+        values[t - first] = load_vector<V>(image + from.at[t][0] * across + c * up, 0);
     }
-    add<V>(x_grad + b * pixels * C + at, terms);
+#pragma unroll
+    for (int t = first; t < min(first + 4, ALL); ++t) {
+      if (!from.inside[t][0]) continue;
+      float terms[V];
+      for (int v = 0; v < V; ++v) {
+        dots[t] += by[v] * float(values[t - first][v]);
+        terms[v] = from.weight[t][0] * by[v];
+      }
+      add<V>(x_grad + b * pixels * C + from.at[t][0] * across + c * up, terms);
+    }
   }
 }
 for (int d = 0; d < DIMS; ++d) {

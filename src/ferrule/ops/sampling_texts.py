@@ -11,9 +11,10 @@ counted in 64.
 
 from __future__ import annotations
 
-PACK = 32  # points of a thread
+PACK = 32  # points of a thread on the CPU; on a GPU, whose registers hold no more, it has one
 SLAB = 8  # threads with neighbouring points: together a unit of work on the CPU
 CHANNELS = 64  # at most, of a thread of the forward pass
+FEW = 8  # the same on a GPU
 OWNED = 16  # channels of an image that belong to a thread
 
 # From a pixel of x to the next it is `across` elements, from a channel to the next `up`; those of

@@ -75,10 +75,13 @@ def named(spec: Spec) -> list[str]:
 
 def _parameters(spec: Spec) -> list[str]:
     kernel = spec.kernel
+    # That loads can be moved before stores. With `pdl`, NVRTC would move those of inputs to where
+    # the kernel ahead may not have written them yet.
+    alone = "" if kernel.pdl else " __restrict__"
     declarations: list[str] = []
     for kind, i in kernel_parameters(spec):
         if kind == "output":
-            declarations.append(f"{spec.outputs[i].cuda}* {kernel.output_names[i]}")
+            declarations.append(f"{spec.outputs[i].cuda}*{alone} {kernel.output_names[i]}")
             continue
         name, ctype = kernel.input_names[i], spec.inputs[i].dtype.cuda
         if kind == "input":
