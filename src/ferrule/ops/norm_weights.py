@@ -22,10 +22,10 @@ from .rows import FLOATS, SIDE_BY_SIDE, side_by_side
 
 # How many parts there are: enough to keep a GPU reading, few enough to add them up in no time, and
 # no more than an H100 has at work at once.
-PARTS = "min(R, max(min(1048576 // max(N, 1), 1024), 256 if T == float32 else 384))"
+PARTS = "min(R, max(min((524288 if T == float32 else 1048576) // max(N, 1), 2048), 128))"
 _COUNT_PARTS = """
-    const int least = sizeof(T) == 4 ? 256 : 384, some = N <= 1024 ? 1024 : 1048576 / N;
-    const int most = some > least ? some : least, parts = R < most ? R : most;
+    const int some = (sizeof(T) == 4 ? 524288 : 1048576) / max(int(N), 1);
+    const int most = some < 128 ? 128 : some < 2048 ? some : 2048, parts = R < most ? R : most;
 """
 
 

@@ -175,7 +175,7 @@ class _Text:
         }
         self.entries = f"{taps**self.dims} * {self.points.replace(' ', ' * ')}"
 
-    def header(self, prefix: str, **more: int) -> str:
+    def header(self, prefix: str, offset: str = "int", **more: int) -> str:
         """The constants as C++, and the text that says where points read."""
         lines = []
         if self.dims == 2:
@@ -183,33 +183,35 @@ class _Text:
         for name, value in {**self._constants, **more}.items():
             kind = "bool" if isinstance(value, bool) else "int"
             lines.append(f"{prefix}constexpr {kind} {name} = {int(value)};\n")
-        lines.append(f"typedef {'int' if prefix else 'long'} Offset;\n")
+        lines.append(f"typedef {offset} Offset;\n")
         return "".join(lines) + PLACE
 
     def cuda_forward(self) -> list[Any]:
         """CUDA bodies, by how many channels a thread has and reads at once."""
-        chunks = on_cuda.CHUNKS if self._constants["LAST"] else (on_cuda.FIRST,)
+        last = self._constants["LAST"]
         return [
             self._cuda(
-                on_cuda.FORWARD, f"ceildiv(C, {own})" if own > 1 else "C", when, V=vector, OWN=own
+                on_cuda.FORWARD, f"ceildiv(C, {own})" if own > 1 else "C", when,
+                offset="int" if last else "long",  # converted once, not for each channel
+                V=vector, OWN=own,
             )
-            for own, vector, when in chunks
-        ]
+            for own, vector, when in (on_cuda.CHUNKS if last else (on_cuda.FIRST,))
+        ]  # fmt: skip
 
     def cuda_backward(self) -> list[Any]:
-        """The same of the derivative: of 16 bytes, or of one channel."""
+        """The same of the derivative, by how many channels are a vector."""
+        last = self._constants["LAST"]
         return [
             self._cuda(
-                on_cuda.BACKWARD, _lanes(f"C // {vector}"), when, functions=on_cuda.ADD,
-                init_value=0, V=vector,
+                on_cuda.BACKWARD, _lanes(f"C // {vector}") if last else "1", when,
+                functions=on_cuda.ADD, init_value=0, V=vector,
             )
-            for vector, when in on_cuda.WIDEST
-            if vector == 1 or self._constants["LAST"]
+            for _, vector, when in (on_cuda.CHUNKS if last else (on_cuda.FIRST,))
         ]  # fmt: skip
 
     def _cuda(
         self, body: str, threads: str, when: str, functions: str = "",
-        init_value: int | None = None, **constants: int,
+        init_value: int | None = None, offset: str = "int", **constants: int,
     ) -> ferrule.CudaBody:  # fmt: skip
         """A body with so many threads for each point."""
         count = f"B * {self.points.replace(' ', ' * ')} * ({threads})"
@@ -219,7 +221,7 @@ class _Text:
             threadgroup=256,
             when=f"{when} and G != float64 and {count} < 2147483648",
             init_value=init_value,
-            header=self.header("", PACK=1, **constants) + functions,
+            header=self.header("", offset, PACK=1, **constants) + functions,
         )
 
     def op(

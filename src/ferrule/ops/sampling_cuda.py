@@ -9,12 +9,6 @@ counted in 32 bits, elements in 64.
 
 from __future__ import annotations
 
-# Vectors of channels of 16 bytes, else of one, and for which calls they are.
-WIDEST = (
-    (8, "T in (float16, bfloat16) and C % 8 == 0"),
-    (4, "T == float32 and C % 4 == 0"),
-    (1, "T != float64"),
-)
 # Of channels-last calls: how many channels a thread has, how many of them are a vector, and where.
 CHUNKS = (
     (8, 8, "T in (float16, bfloat16) and C % 8 == 0"),
@@ -42,7 +36,8 @@ from.find(D, H, W);
 FORWARD = (
     POINT
     + """
-const uint32_t chunks = (C + OWN - 1) / OWN;
+const int wide = LAST && OWN == 1 ? 1 : C;
+const uint32_t chunks = (wide + OWN - 1) / OWN;
 if (thread >= B * points * chunks) return;
 const uint32_t row = thread / (LAST ? chunks : points), place = thread % (LAST ? chunks : points);
 const long b = row / (LAST ? points : chunks), p = LAST ? row % points : place;
@@ -62,7 +57,8 @@ auto sample = [&](int c, auto channels, auto vector) {
     for (int t = first; t < end; ++t) {
 #pragma unroll
       for (int i = 0; i < K; i += S) {
-        const long at = LAST ? from.at[t][0] * C + c + i : (c + i) * pixels + from.at[t][0];
+        const long pixel = from.at[t][0];
+        const long at = LAST ? pixel * wide + c + i : (c + i) * pixels + pixel;
         if (from.inside[t][0] && (V > 1 || c + i < C))
           values[t - first][i / S] = unsafe_load_vector<S>(image + at, 0);
       }
@@ -79,60 +75,80 @@ auto sample = [&](int c, auto channels, auto vector) {
     AlignedVector<T, S> samples;
 #pragma unroll
     for (int v = 0; v < S; ++v) samples[v] = T(sum[i + v]);
-    const long at = LAST ? (b * points + p) * C + c + i : (b * C + c + i) * points + p;
+    const long at = LAST ? (b * points + p) * wide + c + i : (b * C + c + i) * points + p;
     if (V > 1 || c + i < C) unsafe_store_vector<S>(out + at, 0, samples);
   }
 };
+// Where channels come first all threads read one channel, then the next: what they read is near.
 constexpr cuda::std::integral_constant<int, 1> one;
 constexpr cuda::std::integral_constant<int, V> vector;
-constexpr cuda::std::integral_constant<int, LAST || OWN < 4 ? OWN : 4> several;
-if (V == 1 || (is_aligned<V>(x) && is_aligned<V>(out))) {
-#pragma unroll 1
-  for (int c = begin; c < begin + OWN; c += several) sample(c, several, vector);
+constexpr cuda::std::integral_constant<int, OWN> own;
+if (LAST && (V == 1 || (is_aligned<V>(x) && is_aligned<V>(out)))) {
+  sample(begin, own, vector);
 } else {
 #pragma unroll 1
-  for (int c = begin; c < begin + OWN; ++c) sample(c, one, one);
+  for (int c = begin; c < min(C, begin + OWN); ++c) sample(c, one, one);
 }
 """
 )
 
-# Additions of V elements at once, where the GPU has them.
-ADD = """
-template <int V, class T> __device__ inline void add(T* to, const float* values) {
+
+def _reductions() -> str:
+    """Statements that add ``WORDS`` words of 4 bytes, ``w``, to what is at ``to``."""
+    kinds = (("float", "f32"), ("__half", "noftz.f16x2"), ("__nv_bfloat16", "noftz.bf16x2"))
+    cases = []
+    for words, vector in (4, ".v4"), (2, ".v2"), (1, ""):
+        places = ", ".join(f"%{i + 1}" for i in range(words))
+        values = ", ".join(f'"r"(w[{i}])' for i in range(words))
+        for dtype, kind in kinds:
+            rounding, _, kind = kind.rpartition(".")
+            name = f"red.global.add{'.' * bool(rounding)}{rounding}{vector}.{kind}"
+            operand = f"{{{places}}}" if vector else places
+            cases.append(
+                f"      if constexpr (WORDS == {words} && cuda::std::is_same_v<T, {dtype}>)\n"
+                f'        asm volatile("{name} [%0], {operand};" ::"l"(to), {values} : "memory");\n'
+            )
+    return "".join(cases)
+
+
+# Additions of V elements at once, where the GPU has them, to an array that begins at a multiple of
+# 4 bytes and ends at ``end``. An element of 16 bits alone comes with a neighbour that stays as it
+# is: GPUs do not add it alone.
+ADD = f"""
+// A loop, where there is no such instruction: called, so as not to take registers from others.
+template <class T> __device__ __noinline__ void add_one(T* to, float value) {{
+  atomicAdd(to, T(value));
+}}
+template <int V, class T>
+__device__ inline void add(T* to, const float* values, const T* end) {{
 #if __CUDA_ARCH__ >= 900
-  if constexpr (V * sizeof(T) == 16) {
-    if ((size_t(to) & 15) == 0) {
-      if constexpr (sizeof(T) == 4) {
-        asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(values[0]),
-                     "f"(values[1]), "f"(values[2]), "f"(values[3]) : "memory");
-      } else {
-        uint32_t w[4];
-        for (int i = 0; i < 4; ++i) {
-          const T pair[2] = {T(values[2 * i]), T(values[2 * i + 1])};
-          w[i] = *reinterpret_cast<const uint16_t*>(&pair[0]) |
-                 uint32_t(*reinterpret_cast<const uint16_t*>(&pair[1])) << 16;
-        }
-        if constexpr (cuda::std::is_same_v<T, __half>) {
-          asm volatile("red.global.add.noftz.v4.f16x2 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(w[0]),
-                       "r"(w[1]), "r"(w[2]), "r"(w[3]) : "memory");
-        } else {
-          asm volatile("red.global.add.noftz.v4.bf16x2 [%0], {%1, %2, %3, %4};" ::"l"(to),
-                       "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3]) : "memory");
-        }
-      }
-      return;
-    }
-  }
+  constexpr int WORDS = V * sizeof(T) / 4;
+  if constexpr (WORDS > 0) {{
+    if (size_t(to) % (4 * WORDS) == 0) {{
+      alignas(16) T rounded[V];
+      for (int v = 0; v < V; ++v) rounded[v] = T(values[v]);
+      const auto* const w = reinterpret_cast<const uint32_t*>(rounded);
+{_reductions()}      return;
+    }}
+  }} else {{
+    const bool second = size_t(to) % 4;
+    if (second || to + 1 < end) {{
+      const float both[2] = {{second ? -0.0f : values[0], second ? values[0] : -0.0f}};
+      return add<2>(to - second, both, end);
+    }}
+  }}
 #endif
-  for (int v = 0; v < V; ++v) atomicAdd(to + v, T(values[v]));
-}
+  for (int v = 0; v < V; ++v) add_one(to + v, values[v]);
+}}
 """
 
-# As many lanes as there are chunks of channels, 32 at most and a power of 2, have a point together.
+# As many lanes as there are chunks of channels, 32 at most and a power of 2, share a point; one,
+# where they come first: neighbours read the cotangent beside it, all of one channel at a time,
+# of which the L2 holds what they read and add to.
 BACKWARD = (
     POINT
     + """
-const int chunks = C / V;
+const int chunks = LAST ? C / V : 1;
 int lanes = 1;
 while (lanes < chunks && lanes < 32) lanes *= 2;
 const int lane = thread % lanes;
@@ -166,7 +182,8 @@ for (int c = lane * V; there && c < C; c += lanes * V) {
         dots[t] += by[v] * float(values[t - first][v]);
         terms[v] = from.weight[t][0] * by[v];
       }
-      add<V>(x_grad + b * pixels * C + from.at[t][0] * across + c * up, terms);
+      add<V>(x_grad + b * pixels * C + from.at[t][0] * across + c * up, terms,
+             x_grad + B * pixels * C);
     }
   }
 }

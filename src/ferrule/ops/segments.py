@@ -60,7 +60,7 @@ _BY_FOURS = (
     const auto values = load_vector<4>(x + i, 0);
     float terms[4];
     for (int v = 0; v < 4; ++v) terms[v] = float(values[v]);
-    add<4>(sums + size_t(segment) * columns + i % columns, terms);
+    add<4>(sums + size_t(segment) * columns + i % columns, terms, sums + size_t(n) * columns);
 """
 )
 
