@@ -172,6 +172,23 @@ def test_an_integer_division_by_zero_raises_nothing(kind: str) -> None:
     np.testing.assert_array_equal(y[d != 0], (120 % np.where(d == 0, 1, d))[d != 0])
 
 
+@pytest.mark.parametrize("kind", ["int8", "int32", "int64"])
+def test_the_least_integer_divided_by_minus_one_is_itself(kind: str) -> None:
+    """Also where the processor traps, as where it multiplies instead."""
+    least = np.iinfo(kind).min
+    divisors = ["x0[i]", "x0[2 * i]", "x0[0]", "x0[7 - i / 8]", "a", "N"]
+    lines = [f"y[{2 * k} * 40 + i] = v / {by}; y[{2 * k + 1} * 40 + i] = v % {by};"
+             for k, by in enumerate(divisors)]  # fmt: skip
+    source = f"uint i = thread_position_in_grid.x; auto a = x0[i], v = x1[i]; {''.join(lines)}"
+    x0, x1 = np.full(80, -1, kind), np.full(40, least, kind)
+    for before in ("", " if (simd_max(i) > 99) y[0] = 0;"):
+        for way in ("auto", "fibers") if before else ("auto",):
+            with cpu.running(way):
+                y = run(source + before, x0, x1, n=40, shape=(12, 40), dtype=x0.dtype,
+                        template=[("N", -1)])  # fmt: skip
+            np.testing.assert_array_equal(y, np.full((12, 40), [[least], [0]] * 6, kind))
+
+
 @pytest.mark.parametrize("by", ["N", "0", "(N - N)"])
 @pytest.mark.parametrize("value", ["x0[i]", "simd_sum(x0[i])"])
 def test_an_integer_division_by_a_zero_that_the_compiler_sees(by: str, value: str) -> None:

@@ -181,37 +181,65 @@ static void pass_on(int number, siginfo_t* info, void* context) {
   passing[number] = passing[number] - 1;
 }
 
-/* Metal: an integer division by zero raises nothing and gives some value. Here it gives zero: the
- * length of the division instruction at `p`, so that it can be skipped, or 0 if it is none, and how
- * many bytes it divides by. */
+/* Metal: an integer division by zero raises nothing and gives some value. Here it gives zero, and the
+ * least integer divided by -1 is itself, as where a multiplication stands for the division. */
 #if defined(__linux__) && defined(__x86_64__)
-static size_t division_length(const unsigned char* p, int* bytes) {
+typedef struct {
+  size_t length; /* of the instruction, so that it can be skipped; 0 where it divides nothing */
+  int bytes;     /* of the divisor */
+  bool by_zero;
+} division;
+
+static division division_at(const unsigned char* p, const greg_t* r) {
+  static const unsigned char numbered[] = {REG_RAX, REG_RCX, REG_RDX, REG_RBX, REG_RSP, REG_RBP, REG_RSI, REG_RDI,
+                                           REG_R8,  REG_R9,  REG_R10, REG_R11, REG_R12, REG_R13, REG_R14, REG_R15};
+  division d = {0, 4, true};
   size_t n = 0;
-  bool small = false, wide = false;
+  bool small = false, elsewhere = false; /* relative to a segment, or to 32 bits: not looked at */
   for (;; n++) {
     if (p[n] == 0x66) small = true;
-    else if (p[n] != 0x67 && p[n] != 0x2e && p[n] != 0x3e && p[n] != 0x64 && p[n] != 0x65) break;
+    else if (p[n] == 0x67 || p[n] == 0x64 || p[n] == 0x65) elsewhere = true;
+    else if (p[n] != 0x2e && p[n] != 0x3e) break;
   }
-  if ((p[n] & 0xf0) == 0x40) wide = p[n++] & 8;   /* REX, and its W */
-  if (p[n] != 0xf6 && p[n] != 0xf7) return 0;
-  *bytes = p[n++] == 0xf6 ? 1 : wide ? 8 : small ? 2 : 4;
+  unsigned rex = (p[n] & 0xf0) == 0x40 ? p[n++] : 0;
+  if (p[n] != 0xf6 && p[n] != 0xf7) return d;
+  d.bytes = p[n++] == 0xf6 ? 1 : rex & 8 ? 8 : small ? 2 : 4;
   unsigned modrm = p[n++], mod = modrm >> 6, rm = modrm & 7;
-  if (((modrm >> 3) & 7) < 6) return 0;           /* /6 is div, /7 is idiv */
-  if (mod == 3) return n;
-  if (rm == 4 && (p[n++] & 7) == 5 && mod == 0) return n + 4; /* SIB without a base */
-  if (mod == 0) return rm == 5 ? n + 4 : n;       /* relative to the next instruction */
-  return n + (mod == 1 ? 1 : 4);
+  if (((modrm >> 3) & 7) < 6) return d; /* /6 is div, /7 is idiv */
+  const unsigned high = d.bytes == 1 && !rex && mod == 3 && rm >= 4; /* AH to BH */
+  uint64_t place = (uint64_t)r[numbered[high ? rm - 4 : rm | (rex & 1) << 3]];
+  const void* divisor = (const char*)&place + high;
+  if (mod != 3) {
+    bool based = mod || rm != 5, relative = !based; /* to the next instruction */
+    if (rm == 4) {
+      unsigned sib = p[n++], index = ((sib >> 3) & 7) | (rex & 2) << 2;
+      based = mod || (sib & 7) != 5;
+      place = based ? (uint64_t)r[numbered[(sib & 7) | (rex & 1) << 3]] : 0;
+      if (index != 4) place += (uint64_t)r[numbered[index]] << (sib >> 6);
+    }
+    int32_t far = 0;
+    if (mod == 1) far = (signed char)p[n];
+    else if (mod == 2 || !based) memcpy(&far, p + n, 4);
+    n += mod == 1 ? 1 : mod == 2 || !based ? 4 : 0;
+    if (relative) place = (uint64_t)(uintptr_t)(p + n);
+    divisor = (const void*)(uintptr_t)(place + (uint64_t)(int64_t)far);
+  }
+  uint64_t value = 0;
+  if (!elsewhere) memcpy(&value, divisor, (size_t)d.bytes);
+  d.by_zero = !value;
+  d.length = n;
+  return d;
 }
 
 static bool skip_division(void* context) {
   greg_t* r = ((ucontext_t*)context)->uc_mcontext.gregs;
-  int bytes;
-  size_t length = division_length((const unsigned char*)r[REG_RIP], &bytes);
-  if (!length) return false;
-  greg_t kept = bytes < 4 ? ~(greg_t)0xffff : 0; /* what such an instruction does not write */
-  r[REG_RAX] &= kept;                            /* the quotient; of a byte AX holds both */
-  if (bytes > 1) r[REG_RDX] &= kept;             /* the remainder */
-  r[REG_RIP] += (greg_t)length;
+  division d = division_at((const unsigned char*)r[REG_RIP], r);
+  if (!d.length) return false;
+  greg_t kept = d.bytes < 4 ? ~(greg_t)0xffff : 0; /* what such an instruction does not write */
+  greg_t least = d.by_zero ? 0 : d.bytes == 8 ? ~(greg_t)0 : ((greg_t)1 << 8 * d.bytes) - 1;
+  r[REG_RAX] &= kept | least;                    /* the quotient; of a byte AX holds both */
+  if (d.bytes > 1) r[REG_RDX] &= kept;           /* the remainder */
+  r[REG_RIP] += (greg_t)d.length;
   return true;
 }
 #else
