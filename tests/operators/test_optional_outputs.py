@@ -112,6 +112,17 @@ def test_calls_have_the_outputs_that_they_ask_for(
     expect(NORM(x=library(x), w=weight, stats=stats), x, w if weighted else None, stats)
 
 
+def test_a_variant_shows_the_outputs_that_it_has() -> None:
+    x, w = arrays()
+    inputs = str(NORM.rule).partition(" -> ")[0]
+    assert repr(NORM.variant(x, None, False)) == f"<ferrule.Op rms: {inputs} -> y[*S,N]:float32>"
+    assert repr(NORM) == f"<ferrule.Op rms: {NORM.rule}>"
+    shown = repr(NORM.variant(x, w, True))
+    again = ferrule.op("rms", shown.removeprefix("<ferrule.Op rms: ")[:-1], grid="N",
+                       threadgroup=1, metal="y[0] = 0;")  # fmt: skip
+    assert [o.name for o in again.rule.outputs] == ["y", "doubled", "rstd"]
+
+
 # -- torch -----------------------------------------------------------------------------------------
 
 

@@ -89,7 +89,7 @@ def print_op(
 def lines(name: str, op: Op) -> Iterator[str]:
     """What an op is, line by line."""
     yield f"{name}: op {op.name}"
-    yield f"  rule         {op.rule}"
+    yield f"  rule         {op.rule.shown()}"
     yield f"  digest       {op.digest}"
     for body in op.implementations:
         if isinstance(body, KernelBody):

@@ -76,7 +76,7 @@ class Op(Declared):
         self._register = _registration(self)
 
     def __repr__(self) -> str:
-        return f"<ferrule.Op {self.name}: {self.rule}>"
+        return f"<ferrule.Op {self.name}: {self.rule.shown()}>"
 
     def __copy__(self) -> Op:
         return self

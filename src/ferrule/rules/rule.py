@@ -77,6 +77,12 @@ class Rule:
         where += map(str, self.conditions)
         return " -> ".join(sides).rstrip() + (f" where {', '.join(where)}" if where else "")
 
+    def shown(self) -> str:
+        """The rule as it would be declared for its calls: of a settled one, the outputs that it
+        has, without their conditions."""
+        settled = (o._replace(present=None) if o.present is True else o for o in self.outputs)
+        return str(Rule(self.inputs, tuple(settled), self.choices, self.conditions))
+
     @property
     def presences(self) -> tuple[Expression, ...]:
         """The conditions of outputs that are not settled, each once."""
