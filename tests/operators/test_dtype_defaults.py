@@ -141,6 +141,11 @@ def test_dtypes_are_refused_elsewhere() -> None:
             sized("T", {"A": template})
     with pytest.raises(RuleError, match="there is no dim 'float32'"):
         sized("T", {"A": "1 + float32"})
+    for template, hint in (("flot32", "did you mean 'float32'?"), ("M", "the rule binds N")):
+        with pytest.raises(RuleError) as error:
+            sized("T", {"A": template})
+        said = f"`template['A']` of op 'sized': {template!r} is neither a dtype nor a dim; {hint}\n"
+        assert said in str(error.value)
     with pytest.raises(RuleError, match="'T' is a dtype variable; compare it"):
         ferrule.op("wrong", "x[N]:T -> y[N]:T", metal="y[0] = 0;", grid="T", threadgroup=1)
 

@@ -3,6 +3,7 @@ JSON."""
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -157,7 +158,11 @@ class SizedImplementation:
                 text = str(expression)
                 match = re.search(rf"\b{name}\b", text)
                 message = f"{label}: there is no {kind} {name!r}{words}"
-                if name in kinds:
+                if typed and text == name:
+                    close = difflib.get_close_matches(name, (*dtypes.BY_NAME, *kinds, *dims), 1)
+                    hint = f"; did you mean {close[0]!r}?" if close else words
+                    message = f"{label}: {name!r} is neither a dtype nor a dim{hint}"
+                elif name in kinds:
                     message = (
                         f"{label}: {name!r} is a dtype variable; compare it: {name} == float16"
                     )
