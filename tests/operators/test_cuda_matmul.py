@@ -248,6 +248,9 @@ def test_dtypes_that_are_not_multiplied(blas: FakeCublas, a: str, b: str, y: str
         ({}, ("*S,3", "4,N", "*S,N")), ({"transpose_b": True}, ("M,K", "3,K", "M,2 + 2")),
         ({}, ("M,K", "K,N", "N")), ({"transpose_a": True}, ("B,K,3", "B,K,N", "B,4,N")),
         ({}, ("4,K", "K,N", "5,N")), ({}, ("M,K", "K,N", "M")),
+        ({}, ("2,M,K", "3,K,N", "*S,M,N")), ({}, ("2,M,K", "2,K,N", "3,M,N")),
+        ({}, ("B,M,K", "2,2,K,N", "5,M,N")), ({}, ("2,3,K", "K,N", "7,N")),
+        ({"transpose_a": True}, ("2,K,M", "K,N", "M,N")),
     ],
 )  # fmt: skip
 def test_products_that_never_fit(how: Any, dims: Any) -> None:
@@ -267,6 +270,8 @@ def test_products_that_never_fit(how: Any, dims: Any) -> None:
         ({}, ("2,3,K", "K,N", "3,2,N")), ({}, ("M,K", "L,N", "M,N")), ({}, ("M,3", "K,N", "M,N")),
         ({"transpose_b": True}, ("*S,K", "K", "*S,1")), ({}, ("3,K", "B,K,3", "B,3,3")),
         ({"transpose_a": True}, ("K", "N", "K,N")), ({}, ("M,K", "K,1", "M,1")),
+        ({}, ("1,M,K", "2,2,K,N", "4,M,N")), ({}, ("2,M,K", "B,K,N", "3,M,N")),
+        ({}, ("2,M,K", "1,K,N", "B,M,N")), ({"transpose_a": True}, ("K,M", "K,N", "4,M,N")),
     ],
 )  # fmt: skip
 def test_products_that_may_fit(how: Any, dims: Any) -> None:

@@ -110,7 +110,7 @@ def check_fits(
     pairs = [(k, inner), (n, out[1])]
     if step.transpose_a or max(len(dims[name]) for name in (step.a, step.out)) <= 2:
         pairs.append((m, out[0]))  # of several matrices the rows may be counted together
-    if any(_differ(*pair) for pair in pairs):
+    if any(_differ(*pair) for pair in pairs) or _counts_differ(step, dims):
         raise _misfit(op, step, dims, "do not fit")
 
 
@@ -136,6 +136,28 @@ def _differ(one: Expression | None, other: Expression | None) -> bool:
     if None in values:
         return one is _NO_DIM or other is _NO_DIM
     return values[0] != values[1]
+
+
+def _counts_differ(step: MatmulStep, dims: Mapping[str, Sequence[Dim]]) -> bool:
+    """Whether there are never as many matrices, or rows, as `product` asks for."""
+    a, b, out = (dims[name] for name in (step.a, step.b, step.out))
+    one_for_all = _count(b, 2)
+    if step.transpose_a or one_for_all not in (1, None):
+        many = {_count(a, 2), one_for_all} - {1, None}
+        return len(many | ({_count(out, 2)} - {None})) > 1
+    rows = _count(a, 1), _count(out, 1)
+    return one_for_all == 1 and None not in rows and rows[0] != rows[1]
+
+
+def _count(dims: Sequence[Dim], last: int) -> int | None:
+    """The product of the sizes of all dims but the last ones; None where a call decides."""
+    count = 1
+    for i, dim in enumerate(reversed(dims)):
+        size = known_size(dim) if isinstance(dim, Expression) and i >= last else 1
+        if size is None or not isinstance(dim, Expression):
+            return None
+        count *= size
+    return count
 
 
 def check_dtypes(op: str, step: MatmulStep, dtypes: Mapping[str, Dtype]) -> None:
