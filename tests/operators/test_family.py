@@ -320,3 +320,33 @@ def test_in_mlxs_graphs() -> None:
     for size in (3, 8):
         x = mx.arange(float(size))
         assert mx.array_equal(compiled(x), x * x * x + x)
+
+
+def own_gradient(by: int) -> Any:
+    """A family that differs in what it closes over, and one that calls it."""
+
+    @ferrule.family
+    def scaling(exponent: int) -> Op:
+        return ferrule.op(
+            "scaling", "x[N]:T -> y[N]:T", grid="N", threadgroup=64,
+            metal=f"uint i = thread_position_in_grid.x; y[i] = x[i] * {by**exponent};",
+        )  # fmt: skip
+
+    def double() -> Op:
+        op = ferrule.op(
+            "own", "x[N]:T -> y[N]:T", grid="N", threadgroup=64,
+            metal="uint i = thread_position_in_grid.x; y[i] = x[i] * 9;",
+        )  # fmt: skip
+        op.def_vjp(lambda primals, cotangents, outputs: (scaling(2)(cotangents[0]),))
+        return op
+
+    return double()
+
+
+def test_a_derivative_may_close_over_a_family() -> None:
+    op = own_gradient(3)
+    x = torch.ones(4, requires_grad=True)
+    for call in (op, torch.compile(op, fullgraph=True, backend="aot_eager")):
+        (grad,) = torch.autograd.grad(call(x).sum(), x)
+        assert grad.tolist() == [9] * 4
+    assert op.digest == own_gradient(3).digest != own_gradient(2).digest

@@ -22,6 +22,7 @@ class Family(Generic[P]):
     """Ops that differ in constants, of a function that declares them: see `ferrule.family`."""
 
     __qualname__: str
+    ferrule_is_function = True  # `operators.identity`: its content is that of `__wrapped__`
 
     def __init__(self, function: Callable[P, Op]) -> None:
         functools.update_wrapper(self, function)

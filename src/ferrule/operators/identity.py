@@ -228,10 +228,11 @@ class _FunctionReader:
             name = by_name(value if owner is None else owner)
             if name is not None:
                 return ["name", name, "" if owner is None else value.__name__]
-        if self.label is None or not (captured or hasattr(kind, "__dlpack__")):
+        family = hasattr(kind, "ferrule_is_function")
+        if self.label is None or family or not (captured or hasattr(kind, "__dlpack__")):
             # functools.lru_cache and JITs leave this.
             inner = inspect.getattr_static(value, "__wrapped__", None)
-            function = self.value(inner, where, False) if callable(inner) else None
+            function = self.value(inner, where, captured and family) if callable(inner) else None
             return ["some", _type_name(value), function]
         raise KernelError(
             f"[op] {self.label} cannot be told from others like it: {where} is {short(value)} of "
