@@ -230,8 +230,7 @@ class _FunctionReader:
                 return ["name", name, "" if owner is None else value.__name__]
         family = hasattr(kind, "ferrule_is_function")
         if self.label is None or family or not (captured or hasattr(kind, "__dlpack__")):
-            # functools.lru_cache and JITs leave this.
-            inner = inspect.getattr_static(value, "__wrapped__", None)
+            inner = inspect.getattr_static(value, "__wrapped__", None)  # left by lru_cache, JITs
             function = self.value(inner, where, captured and family) if callable(inner) else None
             return ["some", _type_name(value), function]
         raise KernelError(
