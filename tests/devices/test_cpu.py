@@ -66,9 +66,20 @@ def test_modes() -> None:
         "split by simdgroups"
     )
     assert mode("bool b = x[0] > 0 || simd_any(x[1] > 0); y[0] = b;").startswith("fibers (")
+    own = "struct N { float a; N(const N&) = delete; N& operator=(const N&) = delete;"
+    own += " N(float v) : a(v) {} };"
+    assert mode("N n{x[0]}; y[0] = simd_sum(n.a) + n.a;", own).startswith(
+        "fibers (the split text does not compile: source line 1: "
+    )
     helper = "inline float f(float v) { return simd_sum(v); }"
     assert mode("y[0] = f(x[0]);", helper) == "split by simdgroups"
     assert mode("y[0] = x[0];", helper) == "flat"  # nobody calls it
+
+
+def test_how_kernels_run_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("DEBUG", "ferrule"):
+        assert mode("y[0] = simd_min(x[0]);") == "split by simdgroups"
+    assert caplog.messages == ["kernel 'k' runs on the CPU as: split by simdgroups"]
 
 
 @given(

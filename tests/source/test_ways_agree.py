@@ -148,6 +148,24 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "division by 0": (
         "y[i] = x[i] / s + x[i] % s + simd_sum(1);", {"s": 0},
     ),
+    "a member that is a reference": (
+        "int v = x[i]; R r{v}; for (int k = 0; k < 3; k++) { R q = R{r.to}; q.to += simd_sum(v);"
+        " auto again = R{q.to}; again.to -= k; } y[i] = v + simd_sum(r.to);",
+        {"header": "struct R { thread int& to; };"},
+    ),
+    "a member that is a constant": (
+        "int v = x[i]; C c(v, 2); C d = C(c.b, v); y[i] = simd_sum(v) + c.a + c.b * d.a + d.b;",
+        {"header": "struct C { const int a; int b; C(int p, int q) : a(p), b(q) {} };"},
+    ),
+    "commas in the head of a loop": (
+        "int v = x[i], a; uint b; for (a = 0, b = i; a < 3; a++, b += 2) v += simd_sum(v) * a + b;"
+        " int c, d; for (c = 0, d = 5; c < d; c++, d--) v += simd_max(v) & d; y[i] = v;", {},
+    ),
+    "a loop whose head synchronises": (
+        "int v = x[i], m; for (m = simd_max(v) & 63; m > int(i & 31); m = simd_sum(m) / 40 - 1)"
+        " v += simd_sum(v) + m; for (m = i & 3; m < 9; m += simd_max(m)) { if (m == 5) continue;"
+        " v ^= m; if (m == 7) break; } y[i] = v;", {},
+    ),
     "atomic additions": (
         "atomic_fetch_add_explicit(&y[i], x[i], memory_order_relaxed);",
         {"atomic": True, "before": PLAIN, "ways": ("auto",)},

@@ -121,7 +121,6 @@ CASES = [
         }
         y[i] = acc;
         """,
-        way="fibers (a loop's step holds a synchronising call)",
         want=lambda t: np.where(t.i & 1, 0, 3 * t.sum(t.i & 1 == 0)),
     ),
     solid(

@@ -40,6 +40,16 @@ template <class T> struct named {
   static FR_FN T& get() { return *reinterpret_cast<T*>(bytes); }
 };
 
+// Gives a lane's variable a value, also one of a type that can be made and not assigned to.
+template <class T> struct made {
+  T value;
+  FR_FN static void* operator new(__SIZE_TYPE__, void* place) { return place; }
+};
+template <class T, class V> FR_FN void put(T& to, V&& value) {
+  if constexpr (__is_assignable(T&, V&&)) to = static_cast<V&&>(value);
+  else new (static_cast<void*>(&to)) made<T>{static_cast<V&&>(value)};
+}
+
 // A lane's reference: to what exists, or to a value that is kept.
 template <class T> struct reference {
   storage_t<T> value;

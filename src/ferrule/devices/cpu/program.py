@@ -330,7 +330,11 @@ class CpuDevice:
         without that text being written; the text's digest leads to the library.
         """
         try:
-            return self._binary(spec, form)
+            payload, mode = self._binary(spec, form)
+            if logging := sys.modules.get("logging"):  # else nobody has asked for a log
+                text = "kernel %r runs on the CPU as: %s"
+                logging.getLogger("ferrule").debug(text, spec.kernel.name, mode)
+            return payload, mode
         except RecursionError:
             raise DialectError(
                 f"kernel {spec.kernel.name!r} is nested too deeply: Python's recursion limit is "
@@ -369,13 +373,14 @@ class CpuDevice:
 
         try:
             key, payload = made(text)
-        except CompileError:
+        except CompileError as error:
             if forced != "auto" or not mode.startswith("split"):
                 raise
             # A text that stays nearer to the author's says more about an error in it; if it has
             # none, the kernel runs.
             key, payload = made(build.fibers())
-            mode = "fibers (the split text does not compile)"
+            why = next(iter(str(error).splitlines()[1:2]), "").strip()
+            mode = f"fibers (the split text does not compile: {why})"
         disk.put(request, answer(mode, key, notes))
         return payload, mode
 

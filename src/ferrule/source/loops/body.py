@@ -141,8 +141,12 @@ class Body:
     def functions(self) -> frozenset[str]:
         """Calls of these may change what they are given: functions, and constructors."""
         header = self.prepared.header
-        names = [name for name, _ in function_definitions(header)]
-        return frozenset([*names, *struct_names(header), *struct_names(self.tree)])
+        return frozenset([name for name, _ in function_definitions(header)]) | self.structs
+
+    @cached_property
+    def structs(self) -> frozenset[str]:
+        """The structs and classes that the author defines."""
+        return frozenset([*struct_names(self.prepared.header), *struct_names(self.tree)])
 
     @cached_property
     def integers(self) -> frozenset[str]:

@@ -8,7 +8,7 @@ from tree_sitter import Node
 
 from ..cpp import shared_note
 from ..syntax import declarators, declared_name
-from .body import Variable, line_of
+from .body import WORD, Variable, line_of
 from .lanes import Piece, Replaced, render
 from .nest import Nest
 from .operations import Operations
@@ -96,7 +96,8 @@ class Declarations:
         inner, name, n = inner_declarator(declarator), declared_name(declarator), variable.number
         value, words = initial_value(declarator), spec.split()
         init = render(self.tree, value, replaced)
-        kept = _initialised(variable, value, init)
+        own = not self.body.structs.isdisjoint(WORD.findall(f"{spec} {init}"))
+        kept = _initialised(variable, value, init, own)
         if variable.kind == "reference":
             kind = f"using fr_t{n} = decltype(({init}));\n@"
             kept = f"fr_v{n}[fr_i].set({init}); auto&& {variable.name} = fr_v{n}[fr_i].get();"
@@ -111,8 +112,8 @@ class Declarations:
         return Piece(whole, line_of(statement), ((variable, kind),), kept)
 
 
-def _initialised(variable: Variable, value: Node | None, init: str) -> str:
-    """The element of a lane, initialised."""
+def _initialised(variable: Variable, value: Node | None, init: str, own: bool) -> str:
+    """The element of a lane, initialised; ``own`` where the author's structs are involved."""
     target, kind = f"fr_v{variable.number}[fr_i]", f"fr_t{variable.number}"
     if value is None:
         return f"(void){target};"
@@ -120,7 +121,7 @@ def _initialised(variable: Variable, value: Node | None, init: str) -> str:
         temporary = f"::fr::storage_t<{kind}> fr_w {init}"
         return f"{{ {temporary}; __builtin_memcpy(&{target}, &fr_w, sizeof fr_w); }}"
     if value.type == "argument_list":
-        return f"{target} = {kind}{init};"
-    if value.type == "initializer_list":
-        return f"{target} = ::fr::storage_t<{kind}>{init};"
-    return f"{target} = {init};"
+        init = f"{kind}{init}"
+    elif value.type == "initializer_list":
+        init = f"::fr::storage_t<{kind}>{init}"
+    return f"::fr::put({target}, {init});" if own else f"{target} = {init};"

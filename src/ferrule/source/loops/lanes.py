@@ -132,7 +132,8 @@ class Lanes:
         """The author's statement in the next loop, with jumps out of the loop as a lane's."""
         texts = self.prepared(statement, replaced, nest.inside)
         leaving = {jump.id: self._jump(nest, jump.type.split("_")[0]) for jump in jumps(statement)}
-        self.add(render(self.tree, statement, texts | leaving), statement, bool(leaving))
+        end = ";" * statement.type.endswith("expression")
+        self.add(render(self.tree, statement, texts | leaving) + end, statement, bool(leaving))
 
     def add_lambda(self, variable: Variable, nest: Nest) -> None:
         """A lambda, which is written anew in each loop that calls it."""

@@ -25,7 +25,7 @@ class Operations:
         self.body, self.tree = lanes.body, lanes.tree
 
     def statement(self, statement: Node, nest: Nest) -> None:
-        """Write an expression statement."""
+        """Write an expression statement, or an expression in a loop's head."""
         node = expression(statement)
         if node is None:
             return
@@ -47,7 +47,8 @@ class Operations:
         replaced = self.extract(statement, statement, nest)
         if self.changes_uniform(node):
             lanes.flush(nest, text(statement))
-            lanes.write(lanes.outside(statement, replaced) + "\n", statement)
+            end = ";\n" if statement == node else "\n"
+            lanes.write(lanes.outside(statement, replaced) + end, statement)
         else:
             lanes.add_statement(statement, nest, replaced)
 
@@ -88,7 +89,7 @@ class Operations:
         if not self.body.calls(node):
             return replaced
         # The order of side effects beside a synchronising call would change.
-        whole = expression(node) if node.type == "expression_statement" else None
+        whole = expression(node)
         for change in kinds(node, "update_expression", "assignment_expression"):
             if change != whole:
                 raise NotSplittable("an expression changes a variable beside a synchronising call")

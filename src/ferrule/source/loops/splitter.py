@@ -200,7 +200,7 @@ class _Splitter:
             self._verbatim(statement)
         elif kind == "declaration":
             self.declarations.statement(statement, nest)
-        elif kind == "expression_statement":
+        elif kind.endswith(("expression", "expression_statement")):  # without `;` in a loop's head
             self.operations.statement(statement, nest)
         elif not self.uniformity.splits(statement):
             if not self._one_lane(statement, nest):
@@ -461,13 +461,8 @@ class _Splitter:
             self._leave(statement, condition, nest)
             self._round(body, nest)
             if update is not None:
-                if self.body.calls(update):
-                    raise NotSplittable("a loop's step holds a synchronising call")
-                if self.operations.changes_uniform(update):
-                    lanes.write(lanes.outside(update) + ";\n", update)
-                else:
-                    lanes.add(self.tree.text(update) + ";", update)
-                    lanes.flush(nest)
+                self._statement(update, nest)
+                lanes.flush(nest)
         lanes.write("}\n")
 
     def _leave(self, statement: Node, condition: Node | None, nest: Nest) -> None:
