@@ -166,6 +166,12 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         " v += simd_sum(v) + m; for (m = i & 3; m < 9; m += simd_max(m)) { if (m == 5) continue;"
         " v ^= m; if (m == 7) break; } y[i] = v;", {},
     ),
+    "floats that integers do not hold": (
+        "float f = as_type<float>(x[i] * 40503 << (i % 13)); if (i % 5 == 0) f = NAN;"
+        " long v = int(f) * 3 + short(f) * 5 + ushort(f) * 7 + char(f) * 11 + uchar(f) * 13;"
+        " v += long(f) * 17 + long(ulong(f)) * 19 + uint(int(f)) * 23l + uint(long(f)) * 29l;"
+        " y[i] = int(v ^ (v >> 32)) + simd_sum(1);", {},
+    ),
     "atomic additions": (
         "atomic_fetch_add_explicit(&y[i], x[i], memory_order_relaxed);",
         {"atomic": True, "before": PLAIN, "ways": ("auto",)},
