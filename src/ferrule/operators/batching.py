@@ -236,10 +236,13 @@ class _Batch(NamedTuple):
         self.op.counts["vmap loop"] += 1
         if self.op.digest not in _warned:
             _warned.add(self.op.digest)
+            inputs = zip(self.op.rule.inputs, self.axes, strict=True)
+            names = ", ".join(argument.name for argument, axis in inputs if axis is not None)
             warn(
                 f"op {self.op.name!r} is called {self.size} times by vmap, once per element of the "
-                "batch: no dim of the batched inputs and of all outputs is declared independent. "
-                "Declare *S or batch=, or a rule with def_vmap.",
+                f"batch: no dim of the batched inputs ({names}) and of all outputs is declared "
+                "independent. Nothing is lost but time. In an op of your own, declare *S or "
+                "batch=, or a rule with def_vmap.",
                 FerruleWarning,
             )
         results = [self.call(*inputs) for inputs in calls]
