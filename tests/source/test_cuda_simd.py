@@ -204,7 +204,7 @@ ASKS = {
         " y[i] += simd_sum(10);",
         True,
     ),
-    "preprocessor": ("#if 1\ny[i] = simd_sum(i);\n#endif", False),
+    "preprocessor": ("#if __cplusplus\ny[i] = simd_sum(i);\n#endif", False),
 }  # fmt: skip
 
 

@@ -428,7 +428,7 @@ REFUSED = (
     ("a function and a variable", ADD, "{ int f = 3; r = f; } r += f(2);"),
     ("not just called", "template <typename F> int use(F g) { return g(1); }\n" + ADD,
      "r = use(f);"),
-    ("a directive|an #if", "int f(int v) {\n#ifdef A\n  v = 1;\n#endif\n  return simd_sum(v); }",
+    ("a directive|an #if", "int f(int v) {\n#ifdef __A\n  v = 1;\n#endif\n  return simd_sum(v); }",
      "r = f(1);"),
     ("means something else", "constant int K = 3;\nint f(int v) { return simd_sum(v) + K; }\n"
      "#define K 4\n", "r = f(1);"),

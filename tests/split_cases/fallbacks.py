@@ -142,15 +142,53 @@ CASES = [
     solid(
         "if_of_the_preprocessor",
         """
-        #if 1
+        #if __cplusplus
         int acc = int(l);
         #else
         int acc = 0;
         #endif
         y[i] = simd_sum(acc);
         """,
-        way="fibers (the body has an #if)",
+        way="fibers (the body has an #if that only the compiler decides)",
         want=lambda t: t.sum(t.l),
+    ),
+    solid(
+        "if_of_the_preprocessor_that_macros_decide",
+        """
+        #define TWO 2 // and no more
+        #define EMPTY
+        int acc = int(l);
+        #ifdef ABSENT
+        #define TWO 3
+        acc = simd_sum(1); error;
+        #elif !defined ( TWO )
+        #else
+        acc += 1;
+        #endif
+        #if defined(EMPTY)
+          #if TWO
+            acc *= TWO; int more = simd_max(acc);
+          #elif FR_ANY
+            error
+          #else
+            error
+          #endif
+        #endif
+        #undef EMPTY
+        #if 0
+        #pragma error
+        #ifdef __cplusplus
+        #endif
+        no C++ at all
+        #elif ABSENT
+        #else
+        acc += 5;
+        #endif
+        #ifndef EMPTY
+        y[i] = simd_sum(acc) + more;
+        #endif
+        """,
+        want=lambda t: t.sum(2 * (t.l + 1) + 5) + 2 * (t.max(t.l) + 1),
     ),
     solid(
         "declarator_that_is_a_pointer_to_an_array",

@@ -1,20 +1,26 @@
 """The author's macros expanded in a body, so that its loops over lanes hide nothing.
 
-Only what the author defines is expanded; conditional compilation is left to the compiler, and a
-body that depends on it is not split.
+Only what the author defines is expanded. Of conditional compilation, whether one of the author's
+macros is defined, or is 0, is decided here; all else is left to the compiler, and a body that
+depends on it is not split.
 """
 
 from __future__ import annotations
 
+import functools
+import re
 from collections import Counter
-from collections.abc import Callable, Set
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
+from pathlib import Path
 
 from . import NotSplittable
 from .lexer import CLOSE, OPEN, Token, defined, join, tokens
 
 _OPERATORS = frozenset({"*", "+", "-", "<<", ">>"})
 _CONDITIONALS = ("#if", "#ifdef", "#ifndef", "#elif", "#else", "#endif")
+# What is decided: `#ifdef M`, `#if !defined(M)`, `#elif M`, `#if 0`.
+_ASKS = re.compile(r"#\s*(?:(ifn?def)\s+|(?:el)?if\b\s*(!?)\s*(defined\b)?\s*)\(?\s*(\w+)\s*\)?\s*")
 
 
 @dataclass
@@ -47,6 +53,59 @@ class _Macro:
         return not (self.pastes or self.conditional)
 
 
+class _Conditions:
+    """The #if around a place in a text, as far as macros decide them."""
+
+    def __init__(self, macros: Mapping[str, _Macro]) -> None:
+        self._macros = macros
+        # Of each: whether this branch is compiled, None where that is not known, and an earlier.
+        self._branches: list[tuple[bool | None, bool]] = []
+
+    @property
+    def compiled(self) -> bool | None:
+        """Whether the place is compiled; None where that is not known."""
+        here = {branch for branch, _ in self._branches}
+        return False not in here and (None if None in here else True)
+
+    def follow(self, line: str) -> None:
+        """Go on behind a directive of conditional compilation."""
+        word = line.replace(" ", "").replace("\t", "")
+        is_first = word.startswith("#if")
+        here, earlier = self._branches.pop() if self._branches and not is_first else (False, False)
+        if word.startswith("#endif"):
+            return
+        if here is not None:
+            earlier = earlier or here
+            here = not earlier and (word.startswith("#else") or self._holds(line))
+        self._branches.append((here, earlier))
+
+    def _holds(self, line: str) -> bool | None:
+        asks = _ASKS.fullmatch(line)
+        if asks is None:
+            return None
+        kind, negated, defined, name = asks.groups()
+        macro = self._macros.get(name)
+        value: bool | None = macro is not None
+        if macro is None and not name.isdecimal():
+            # Compilers define names that begin with an underscore, or of small letters.
+            elsewhere = not name[0].isupper() or name.startswith("FR_") or name in _of_headers()
+            value = None if elsewhere else False
+        elif not (kind or defined):
+            text = name if macro is None else "".join(t.text for t in macro.body).strip()
+            value = int(text) != 0 if text.isdecimal() else None
+        if value is None or (macro is not None and macro.conditional):
+            return None
+        return value != (bool(negated) or kind == "ifndef")
+
+
+@functools.lru_cache(maxsize=1)
+def _of_headers() -> frozenset[str]:
+    """The macros that the dialect's headers define."""
+    headers = Path(__file__).parents[1].joinpath("include").glob("*.h")
+    texts = (header.read_text("utf-8") for header in headers)
+    return frozenset(n for text in texts for n in re.findall(r"#[ \t]*define[ \t]+(\w+)", text))
+
+
 def expand(header: str, source: str, *, kernel: str) -> str:
     """The body with the macros of header and body expanded, line for line.
 
@@ -54,8 +113,8 @@ def expand(header: str, source: str, *, kernel: str) -> str:
         kernel: its name, for errors.
 
     Raises:
-        NotSplittable: the body has conditional compilation, or uses a macro that depends on it,
-            pastes tokens or takes any number of arguments.
+        NotSplittable: the body has conditional compilation that is not decided here, or uses a
+            macro that depends on it, pastes tokens or takes any number of arguments.
     """
     expansion = _Expansion()
     expansion.of(tokens(header, kernel=kernel, where="header"), emit=False)
@@ -123,6 +182,7 @@ class _Expansion:
         """
         expanded: list[Token] = []
         depth = 0  # of #if
+        conditions = _Conditions(self.macros)
         i = 0
         while i < len(code):
             token = code[i]
@@ -131,11 +191,19 @@ class _Expansion:
                 begin, i = i, i + 1
                 while i < len(code) and code[i].kind != "newline" and code[i].macro:
                     i += 1
+                line = code[begin:i]
                 if word.startswith(_CONDITIONALS):
-                    if emit and self.only is None:
-                        raise NotSplittable("the body has an #if")
                     depth += word.startswith("#if") - word.startswith("#endif")
-                expanded += self._directive(code[begin:i], word, depth > 0)
+                    if self.only is None:  # else the text stays for the compiler
+                        conditions.follow("".join(t.text for t in line))
+                        depth = int(conditions.compiled is None)
+                    if emit and self.only is None and depth:
+                        raise NotSplittable("the body has an #if that only the compiler decides")
+                what = "" if conditions.compiled is False else word
+                expanded += self._directive(line, what, depth > 0)
+            elif conditions.compiled is False:
+                expanded.append(Token("space", "\n" * token.text.count("\n"), token.line))
+                i += 1
             elif emit and token.kind == "word" and token.text in self.macros:
                 expansion, i = self._use(code, i, frozenset())
                 expanded += expansion
