@@ -172,6 +172,15 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         " v += long(f) * 17 + long(ulong(f)) * 19 + uint(int(f)) * 23l + uint(long(f)) * 29l;"
         " y[i] = int(v ^ (v >> 32)) + simd_sum(1);", {},
     ),
+    "bits that one lane gives to all": (
+        "uint k = uint(s); int v = as_type<int>(simd_shuffle(as_type<float>(0x7fa00000 ^ x[i]),"
+        " ushort(k))); v += as_type<int>(simd_broadcast(lane == 3 ? -0.0f : 0.0f, ushort(k - 4)));"
+        " y[i] = v ^ int(simd_shuffle(ushort(x[i]), ushort(k)));", {"s": 7},
+    ),
+    "bits of a lane that is none": (
+        "y[i] = as_type<int>(simd_shuffle(as_type<float>(0x7fa00000 ^ x[i]), ushort(s)))"
+        " ^ int(simd_shuffle(ushort(x[i]), ushort(s)));", {"s": 40},
+    ),
     "atomic additions": (
         "atomic_fetch_add_explicit(&y[i], x[i], memory_order_relaxed);",
         {"atomic": True, "before": PLAIN, "ways": ("auto",)},

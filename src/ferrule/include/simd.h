@@ -160,9 +160,18 @@ template <unsigned W, class T, class K> FR_FN void shuffle_xor(T* v, const K& k,
 
 // Moves of all 32 lanes by one distance, where no lane asks for an element of its own.
 template <class T> FR_FN void fill_from(T* v, unsigned d) {
-  if (d >= 32) return;
-  const T x = v[d];
-  for (unsigned i = 0; i < 32; ++i) v[i] = x;
+  if constexpr (in_vectors<T>) {
+    // A choice, not a condition: what is stored under one, compilers load again. Bits, as NaN may have.
+    int* bits = reinterpret_cast<int*>(v);
+    simdgroup<int> s(bits);
+    const vector_t<int> there = vector_t<int>{} - int(d < 32), x = vector_t<int>{} + bits[d % 32];
+#pragma GCC unroll 8
+    for (int r = 0; r < VECTORS; ++r) s.at[r] = there ? x : s.at[r];
+    s.store(bits);
+  } else if (d < 32) {
+    const T x = v[d];
+    for (unsigned i = 0; i < 32; ++i) v[i] = x;
+  }
 }
 template <unsigned W, class T, class K> FR_FN void shuffle(T* v, const K& k, unsigned mask) {
   if constexpr (W == 32 && metal::is_integral_v<K>)
@@ -212,18 +221,17 @@ template <unsigned W, class T> FR_FN void broadcast_first(T* v, unsigned mask) {
   }
 }
 
-// The lanes whose byte is not 0, as bits. Bytes, since a lane that takes no part may have left
-// anything there, which a bool must not hold.
-FR_FN unsigned bits(const unsigned char* v, unsigned mask) {
-  unsigned char w[32];
-  for (unsigned i = 0; i < 32; ++i) w[i] = v[i] != 0;
+// The lanes that vote for something, as bits. Votes are 0 or -1; a lane that takes no part may have left
+// anything there.
+FR_FN unsigned bits(const int* v, unsigned mask) {
   unsigned b = 0;
-  for (unsigned i = 0; i < 32; i += 8) {
-    uint64_t eight;
-    __builtin_memcpy(&eight, w + i, 8);
-    // The product has byte k, which is 0 or 1, at bit 56 + k.
-    b |= unsigned((eight * 0x0102040810204080u) >> 56) << i;
-  }
+#if defined(__SSE2__)
+  const simdgroup<float> s(reinterpret_cast<const float*>(v));
+#pragma GCC unroll 8
+  for (int r = 0; r < VECTORS; ++r) b |= unsigned(signs(s.at[r])) << (r * VECTOR);
+#else
+  for (unsigned i = 0; i < 32; ++i) b |= unsigned(v[i]) & (1u << i);
+#endif
   return b & mask;
 }
 

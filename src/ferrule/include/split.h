@@ -216,25 +216,24 @@ template <class T> FR_FN T uniform_simd_broadcast_first(T* v, unsigned n, const 
     }                                                                                        \
   }
 #define FR_VOTES(PREFIX, LANES)                                                                \
-  FR_VOTE(PREFIX, LANES, any, bool, part != 0, lanes::bits(v + s, m), const unsigned char* v,) \
-  FR_VOTE(PREFIX, LANES, all, bool, part == 0, m & ~lanes::bits(v + s, m),                     \
-          const unsigned char* v,)                                                             \
+  FR_VOTE(PREFIX, LANES, any, bool, part != 0, lanes::bits(v + s, m), const int* v,)           \
+  FR_VOTE(PREFIX, LANES, all, bool, part == 0, m & ~lanes::bits(v + s, m), const int* v,)      \
   FR_VOTE(PREFIX, LANES, ballot, metal::simd_vote, metal::simd_vote(part),                     \
-          lanes::bits(v + s, m), const unsigned char* v,)                                      \
+          lanes::bits(v + s, m), const int* v,)                                                \
   FR_VOTE(PREFIX, LANES, active_threads_mask, metal::simd_vote, metal::simd_vote(part), m)     \
   FR_VOTE(PREFIX, LANES, is_first, bool, (part & ((1u << (i & (LANES - 1))) - 1)) == 0, m)
 FR_VOTES(simd, 32) FR_VOTES(quad, 4)
 #undef FR_VOTES
 #undef FR_VOTE
 
-FR_FN bool uniform_simd_any(const unsigned char* v, unsigned n, const int* mask) {
+FR_FN bool uniform_simd_any(const int* v, unsigned n, const int* mask) {
   return lanes::bits(v, bits_at(0, n, mask)) != 0;
 }
-FR_FN bool uniform_simd_all(const unsigned char* v, unsigned n, const int* mask) {
+FR_FN bool uniform_simd_all(const int* v, unsigned n, const int* mask) {
   const unsigned m = bits_at(0, n, mask);
   return (m & ~lanes::bits(v, m)) == 0;
 }
-FR_FN metal::simd_vote uniform_simd_ballot(const unsigned char* v, unsigned n, const int* mask) {
+FR_FN metal::simd_vote uniform_simd_ballot(const int* v, unsigned n, const int* mask) {
   return metal::simd_vote(lanes::bits(v, bits_at(0, n, mask)));
 }
 FR_FN metal::simd_vote uniform_simd_active_threads_mask(unsigned n, const int* mask) {

@@ -26,12 +26,26 @@ template <> inline constexpr bool in_vectors<float> = true;
 template <> inline constexpr bool in_vectors<int> = true;
 template <> inline constexpr bool in_vectors<unsigned> = true;
 
-// A simdgroup's numbers.
+// A simdgroup's numbers. Vector by vector: compilers copy an array in smaller pieces, and a vector that
+// is loaded from several recent stores waits for them.
 template <class T> struct simdgroup {
   vector_t<T> at[VECTORS];
-  FR_FN explicit simdgroup(const T* v) { __builtin_memcpy(at, v, sizeof at); }
-  FR_FN void store(T* v) const { __builtin_memcpy(v, at, sizeof at); }
+  FR_FN explicit simdgroup(const T* v) {
+#pragma GCC unroll 8
+    for (int r = 0; r < VECTORS; ++r) __builtin_memcpy(&at[r], v + r * VECTOR, sizeof at[r]);
+  }
+  FR_FN void store(T* v) const {
+#pragma GCC unroll 8
+    for (int r = 0; r < VECTORS; ++r) __builtin_memcpy(v + r * VECTOR, &at[r], sizeof at[r]);
+  }
 };
+
+// The signs of a vector's numbers, as bits.
+#if FR_VECTOR == 8
+FR_FN int signs(vector_t<float> a) { return __builtin_ia32_movmskps256(a); }
+#elif defined(__SSE2__)
+FR_FN int signs(vector_t<float> a) { return __builtin_ia32_movmskps(a); }
+#endif
 
 // The elements of two vectors, one behind the other, that F::at says for each place.
 template <class F, class V> FR_FN V pick(V a, V b) {

@@ -47,6 +47,7 @@ _ORDER = """
 
 # A simdgroup for each row. Lane i keeps the (i+1)-th largest of what was seen; elements that are
 # larger than the last of the k are put in their places, one by one, which happens ever more rarely.
+# One that is no longer larger, after those before it, finds its place behind the k.
 _FEW = """
     const uint row = thread_position_in_grid.y, lane = thread_index_in_simdgroup;
     const device T* values_of_row = x + ulong(row) * N;
@@ -55,20 +56,21 @@ _FEW = """
     for (uint start = 0; start < uint(N); start += 32) {
         const uint at = start + lane;
         const uint rank = at < uint(N) ? rank_of(values_of_row[at]) : 0;
-        bool waits = at < uint(N) && (rank > least || filled < uint(k));
-        while (simd_any(waits)) {
-            const uint chosen = simd_min(waits ? lane : 32u);
+        const bool waits = at < uint(N) && (rank > least || start == 0);
+        uint waiting = uint(simd_vote::vote_t(simd_ballot(waits)));
+        if (waiting == 0) continue;
+        for (; waiting != 0; waiting &= waiting - 1) {
+            const uint chosen = uint(metal::ctz(waiting));
             const uint other = simd_shuffle(rank, ushort(chosen));
             const bool before = lane < filled && kept >= other;
-            const uint place = simd_sum(uint(before));
+            const uint place = metal::popcount(uint(simd_vote::vote_t(simd_ballot(before))));
             const uint shifted = simd_shuffle_up(kept, 1);
             const uint shifted_at = simd_shuffle_up(kept_at, 1);
             if (lane > place) { kept = shifted; kept_at = shifted_at; }
             if (lane == place) { kept = other; kept_at = start + chosen; }
-            filled = metal::min(filled + 1, uint(k));
-            least = simd_shuffle(kept, ushort(k - 1));
-            waits = waits && lane != chosen && (rank > least || filled < uint(k));
+            ++filled;
         }
+        least = simd_shuffle(kept, ushort(k - 1));
     }
     if (lane < uint(k)) {
         const ulong out = ulong(row) * k + lane;

@@ -291,12 +291,18 @@ class CpuDevice:
 
     # -- binaries --------------------------------------------------------------------------------
 
-    def flags(self, kernel: Kernel, compiler: toolchain.Compiler, fuses_freely: bool) -> list[str]:
-        """The compiler's flags for a kernel."""
+    def flags(
+        self, kernel: Kernel, compiler: toolchain.Compiler, mode: str, fuses_freely: bool
+    ) -> list[str]:
+        """The compiler's flags for a kernel, by how it runs."""
         flags = [*_FLAGS, *toolchain.native_flags(compiler)]
         if compiler.kind == "gcc":
             # g++ would trap, with an invalid instruction, at a division by a zero that it sees.
             flags.append("-fno-isolate-erroneous-paths-dereference")
+            if mode.startswith("split"):
+                # g++ would copy arrays of lanes in pieces smaller than vectors; a load of a vector
+                # then waits for the stores of its pieces.
+                flags.append("-fno-tree-loop-distribute-patterns")
         else:
             # clang would take a sum of ints that is converted to a long in 64 bits.
             flags.append("-fwrapv")
@@ -364,7 +370,7 @@ class CpuDevice:
         notes = build.notes()
         self._portability.say(spec.kernel, notes)
         mode, text = build.text()
-        plain = self.flags(spec.kernel, compiler, build.fuses_freely)
+        plain = self.flags(spec.kernel, compiler, mode, build.fuses_freely)
 
         def made(text: str) -> tuple[str, bytes]:
             flags = [*plain, "-DFR_ALONE=1"] if build.alone(text) else plain

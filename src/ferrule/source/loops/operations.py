@@ -162,8 +162,8 @@ class Operations:
         """
         lanes, value, others = self.lanes, arguments[0][1], arguments[1:]
         if short in _VOTES:
-            types = [f"FR_LANES unsigned char fr_x{n}[FR_N];\n"]
-            lanes.add(f"fr_x{n}[fr_i] = bool({value});", call)
+            types = [f"FR_LANES int fr_x{n}[FR_N];\n"]
+            lanes.add(f"fr_x{n}[fr_i] = -int(bool({value}));", call)
         else:
             types = [
                 f"{self.body.directive(call)}typedef ::fr::value_t<__typeof__(({value}))> "
