@@ -243,6 +243,51 @@ def test_padded_rows_with_sums(columns: int) -> None:
     np.testing.assert_allclose(y, expected)
 
 
+COLUMNS = """
+    const uint e = thread_position_in_grid.x;
+    const int R = x_shape[1];
+    {place}
+    float sum = 0;
+    for (int k = 0; k < R; k++) sum += x[begin + k * C + column];
+    for (uint k = R / 3; k < uint(R); k += 2) {{
+        const float v = x[begin + k * C + column];
+        if (v > 0) y[begin + k * C + column] += sum - v;
+        else y[begin + (R - 1 - k) * C + column] = y[begin + column] + 2;
+    }}
+"""
+BY_ROW = "const size_t C = x_shape[2], begin = e / C * R * C; const uint column = e % C;"
+OF_GRID = "const int C = x_shape[2], begin = thread_position_in_grid.y * R * C; uint column = e;"
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.tuples(st.integers(1, 3), st.integers(1, 9), st.integers(1, 150)), st.booleans())
+def test_columns(shape: tuple[int, int, int], of_grid: bool) -> None:
+    x = values(shape)  # type: ignore[arg-type]
+    source = COLUMNS.format(place=OF_GRID if of_grid else BY_ROW)
+    batches, rows, columns = shape
+    grid = (columns, batches, 1) if of_grid else (columns * batches, 1, 1)
+    y = both(source, x, n=1, grid=grid, output_shapes=[shape])
+    expected, sums = np.zeros_like(x), x.sum(axis=1)
+    for k in range(rows // 3, rows, 2):
+        larger, mirrored = x[:, k] > 0, expected[:, rows - 1 - k]
+        first = expected[:, 0] + 2
+        expected[:, k] += np.where(larger, sums - x[:, k], 0)
+        mirrored[...] = np.where(larger, mirrored, first)
+    np.testing.assert_array_equal(y, expected)
+
+
+def test_lanes_go_down_columns_side_by_side() -> None:
+    for place in (OF_GRID, BY_ROW):
+        written = text(COLUMNS.format(place=place), "float32[2,9,64]")
+        inside = written[written.index("static void fr_in_row") :]
+        inside = inside[: inside.index("static void fr_kernel")]
+        assert inside.index("k < R;") < inside.index("sum +=") < inside.index("k < uint(R)")
+        assert inside.count("for (unsigned fr_i = 0;") >= 3
+    counted = "float v = 0; for (int k = 0; k < 3; k++) v += x[k * 64 + e]; y[e] = v;"
+    head = "const uint e = thread_position_in_grid.x;"
+    assert "fr_in_row" not in text(head + counted, "float32[3,64]")
+
+
 @pytest.mark.parametrize(
     "source",
     [

@@ -75,8 +75,8 @@ template <class A, class B> FR_FN auto left_of(const A& a, const divisor<B>& d) 
 #define FR_ROW_MIN 16
 #endif
 template <class B> FR_FN unsigned row_length(const divisor<B>& d) {
-  if constexpr (metal::is_integral_v<B> && sizeof(B) <= 4)
-    return d.value >= B(FR_ROW_MIN) && int(d.value) > 0 ? unsigned(d.value) : 0u;
+  if constexpr (metal::is_integral_v<B>)
+    return d.value >= B(FR_ROW_MIN) && uint64_t(d.value) <= 0x7fffffff ? unsigned(d.value) : 0u;
   else
     return 0;
 }

@@ -304,7 +304,8 @@ def sum_parts(wide: bool) -> ferrule.Op:
     const uint first = thread_position_in_threadgroup.y;
     const size_t batch = thread_position_in_grid.z;
     A sum = 0;
-    for (uint part = first; part < P; part += 32) sum += parts[(batch * P + part) * N + k];
+    const uint each = (P + 31) / 32, end = metal::min((first + 1) * each, uint(P));
+    for (uint part = first * each; part < end; ++part) sum += parts[(batch * P + part) * N + k];
     shared[first][lane] = sum;
     threadgroup_barrier(mem_flags::mem_threadgroup);
     if (first == 0) {

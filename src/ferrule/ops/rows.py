@@ -56,14 +56,15 @@ SIDE_BY_SIDE = """
 """
 
 _ONE_EACH = """
-#define AT(k) (begin + (k) * behind)
+#define AT(k) (begin + (k) * behind + column)
 #define ROW thread_position_in_grid.x
 #define SUM(value) (value)
 #define MAX(value) (value)
 """
 _ONE_EACH_BEGIN = """
     const size_t behind = {behind};
-    const size_t begin = ROW / behind * N * behind + ROW % behind;
+    const size_t begin = ROW / behind * N * behind;
+    const uint column = ROW % behind;
     const uint first = 0, step = 1;
 """
 

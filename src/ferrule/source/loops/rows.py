@@ -4,6 +4,9 @@ Many bodies have one thread per element and find out where it stands: ``elem / C
 ``elem % C`` the place in it. Within a row the quotient is the same for all threads, and so is
 whatever depends on it: loads, branches, whole loops. Such a body is written a second time, for
 units of work that lie in one row; which of the two texts runs is decided unit by unit.
+
+So is a body whose threads each go down a column of an array: in such a unit they do it side by
+side, round by round, where one after the other they would take elements that lie far apart.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from typing import NamedTuple
 
 from tree_sitter import Node
 
-from ..dialect import LINEAR_TYPES
+from ..dialect import WIDE_INTEGERS
 from ..syntax import declarators, declared_name, kinds, operands, walk
 from .body import Body, Scopes, Variables
 from .statements import initial_value
@@ -24,6 +27,10 @@ LAUNCH_ATTRIBUTES = frozenset(
 )
 
 _CHANGES = ("lambda_expression", "update_expression", "assignment_expression")
+
+
+# The row of a body that divides nothing, but goes down columns: that of the grid.
+_OF_GRID = "fr_g.threads_per_grid.x"
 
 
 class Row(NamedTuple):
@@ -39,7 +46,8 @@ class Row(NamedTuple):
 
 
 def find(body: Body, variables: Variables) -> Row | None:
-    """The first divisor of the thread's x that is the same in the whole launch.
+    """The first divisor of the thread's x that is the same in the whole launch; or the grid's row,
+    for a body whose threads wait for nobody and go down columns.
 
     Args:
         variables: of the body, analysed.
@@ -60,6 +68,9 @@ def find(body: Body, variables: Variables) -> Row | None:
                 needed = search.needs(right)
                 if needed is not None:
                     return Row(bare(body.tree.text(right)), tuple(needed))
+        loops = (s for s in body.tree.block.named_children if s.type == "for_statement")
+        if body.whole and any(map(search.uniformity.columns, loops)):
+            return Row(_OF_GRID, ())
     return None
 
 
@@ -106,7 +117,7 @@ class _Search(NamedTuple):
         if len(declarations) != 1 or declarator.start_byte not in self.top:
             return None
         v, value = variables[declarator.start_byte], initial_value(declarator)
-        integer = bool(set(v.type.split()) & (LINEAR_TYPES | {"auto"}))
+        integer = bool(set(v.type.split()) & (WIDE_INTEGERS | {"auto"}))
         if v.written or not v.uniform or v.kind != "value" or v.pointer or not integer:
             return None
         needed = self.needs(value, depth + 1) if value is not None else None

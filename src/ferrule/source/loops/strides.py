@@ -43,12 +43,10 @@ def stride(body: Body, statement: Node) -> Stride | None:
     It is not yet known that the variable counts up from lane to lane, nor that bound and step are
     uniform.
     """
-    tree, words = body.tree, body.prepared.text
+    tree = body.tree
     if statement.type != "for_statement" or body.calls(statement) or jumps_out(statement):
         return None
-    # What lanes do to the same memory one after the other, and operators that may change operands.
-    all_words = words.words | words.header_words
-    if "operator" in all_words or "volatile" in all_words or _atomic(body, statement):
+    if ordered(body, statement):
         return None
     parts = loop_parts(statement)
     if parts.start is None or parts.start.type != "declaration" or parts.update is None:
@@ -89,10 +87,14 @@ def _step(tree: Tree, update: Node) -> tuple[Node, Node] | None:
     return (left, right) if operator == "+=" else None
 
 
-def _atomic(body: Body, statement: Node) -> bool:
-    """Whether a statement may change memory by atomics, whose order would be another one."""
+def ordered(body: Body, statement: Node) -> bool:
+    """Whether the order of lanes may matter: to memory that they change by atomics, or to operators
+    of the author's, which may change operands."""
+    header = body.prepared.text.header_words
+    if {"operator", "volatile"} & (body.prepared.text.words | header):
+        return True
     calls = (callee(body.tree, call) for call in kinds(statement, "call_expression"))
-    return any(w.startswith("atomic_") for w in [*calls, *body.prepared.text.header_words])
+    return any(w.startswith("atomic_") for w in [*calls, *header])
 
 
 def _changed(body: Body, node: Node) -> set[str]:

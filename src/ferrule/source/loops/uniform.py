@@ -17,7 +17,7 @@ from ..syntax import callee, declarators, field, kinds, operands, part
 from .assignments import WRITES_ARGUMENTS
 from .body import Scopes
 from .statements import LOOPS, branches, changed, expression, initial_value, jumps_out
-from .strides import Stride, stride
+from .strides import Stride, ordered, stride
 
 # Attributes that are the same in every thread of a threadgroup.
 GROUP_ATTRIBUTES = words("""
@@ -337,7 +337,8 @@ class Uniformity:
         return shared and self.at_once(field(node, "right")).uniform
 
     def _decides(self, statement: Node) -> bool:
-        """Whether an `if` in a statement is decided once for all lanes of a row."""
+        """Whether an `if` in a statement is decided once for all lanes of a row, or they go down
+        columns side by side."""
         if statement.type == "if_statement":
             if self.of(part(statement, "condition")):
                 return True
@@ -348,8 +349,28 @@ class Uniformity:
             statement.type in LOOPS
             and self.of(field(statement, "condition"))
             and not jumps_out(statement)
-            and self._decides(part(statement, "body"))
+            and (self._decides(part(statement, "body")) or self.columns(statement))
         )
+
+    def columns(self, statement: Node) -> bool:
+        """Whether lanes go down columns: all have the same rounds of a loop, and take neighbouring
+        elements in each.
+
+        Lane by lane, such a loop takes elements that are far from each other. One whose rounds
+        are counted in its text is unrolled by compilers, and needs no such care.
+        """
+        start, condition = field(statement, "initializer"), field(statement, "condition")
+        if start is None or start.type != "declaration" or condition is None:
+            return False
+        body, rounds = part(statement, "body"), [initial_value(d) for d in declarators(start)]
+        if jumps_out(statement) or not all(map(self.of, [condition, *rounds])):
+            return False
+        counted = any(True for _ in kinds(condition, "number_literal"))
+        if counted or any(True for _ in kinds(body, *LOOPS)) or ordered(self.body, statement):
+            return False
+        elements = list(kinds(body, "subscript_expression"))
+        found = [self.value(part(e, "indices").named_children[0]) for e in elements]
+        return any(v.linear for v in found) and all(v.linear or v.uniform for v in found)
 
 
 def _is_number(spec: str) -> bool:
