@@ -291,31 +291,50 @@ def _column_parts(centered: bool, wide: bool) -> ferrule.Op:
     return op
 
 
-@ferrule.family
-def sum_parts(wide: bool) -> ferrule.Op:
-    """The second step: the parts are added up. The weight says of which dtype the gradient is."""
-    sum_dtype = "float64" if wide else "float32"
-    op = ferrule.op(
-        "norm_sum_parts",
-        f"parts[*B,P,N]:{sum_dtype}, weight[N]:W -> sums[*B,N]:W",
-        metal="""
+# A thread for each column: on the CPU threads go down columns side by side.
+_EACH_ITS_OWN = """
+    const uint k = thread_position_in_grid.x;
+    const size_t batch = thread_position_in_grid.y, begin = batch * P * N;
+    A sum = 0;
+    for (size_t part = 0; part < size_t(P); part++) sum += parts[begin + part * N + k];
+    sums[batch * N + k] = W(sum);
+"""
+_TOGETHER = """
     threadgroup A shared[32][32];
     const uint k = thread_position_in_grid.x, lane = thread_position_in_threadgroup.x;
     const uint first = thread_position_in_threadgroup.y;
     const size_t batch = thread_position_in_grid.z;
     A sum = 0;
-    const uint each = (P + 31) / 32, end = metal::min((first + 1) * each, uint(P));
-    for (uint part = first * each; part < end; ++part) sum += parts[(batch * P + part) * N + k];
+    for (uint part = first; part < P; part += 32) sum += parts[(batch * P + part) * N + k];
     shared[first][lane] = sum;
     threadgroup_barrier(mem_flags::mem_threadgroup);
     if (first == 0) {
         for (uint i = 1; i < 32; i++) sum += shared[i][lane];
         sums[batch * N + k] = W(sum);
     }
-""",
-        grid=("N", 32, "sums.size // max(N, 1)"),
-        threadgroup=(32, 32, 1),
-        template={"A": getattr(ferrule, sum_dtype)},
+"""
+
+
+@ferrule.family
+def sum_parts(wide: bool) -> ferrule.Op:
+    """The second step: the parts are added up. The weight says of which dtype the gradient is."""
+    sum_dtype = "float64" if wide else "float32"
+    many, template = "sums.size // max(N, 1)", {"A": getattr(ferrule, sum_dtype)}
+    op = ferrule.op(
+        "norm_sum_parts",
+        f"parts[*B,P,N]:{sum_dtype}, weight[N]:W -> sums[*B,N]:W",
+        metal=[
+            ferrule.metal_body(
+                _EACH_ITS_OWN,
+                when="device == cpu",
+                grid=("N", many),
+                threadgroup=(256, 1),
+                template=template,
+            ),
+            ferrule.metal_body(
+                _TOGETHER, grid=("N", 32, many), threadgroup=(32, 32, 1), template=template
+            ),
+        ],
     )
 
     @op.def_jvp
