@@ -249,6 +249,7 @@ COLUMNS = """
     {place}
     float sum = 0;
     for (int k = 0; k < R; k++) sum += x[begin + k * C + column];
+    {between}
     for (uint k = R / 3; k < uint(R); k += 2) {{
         const float v = x[begin + k * C + column];
         if (v > 0) y[begin + k * C + column] += sum - v;
@@ -260,10 +261,15 @@ OF_GRID = "const int C = x_shape[2], begin = thread_position_in_grid.y * R * C; 
 
 
 @settings(deadline=None, max_examples=25)
-@given(st.tuples(st.integers(1, 3), st.integers(1, 9), st.integers(1, 150)), st.booleans())
-def test_columns(shape: tuple[int, int, int], of_grid: bool) -> None:
+@given(
+    st.tuples(st.integers(1, 3), st.integers(1, 9), st.integers(1, 150)), st.booleans(),
+    st.sampled_from(
+        ["", "sum += simd_max(0.0f);", "threadgroup_barrier(mem_flags::mem_threadgroup);"]
+    ),
+)  # fmt: skip
+def test_columns(shape: tuple[int, int, int], of_grid: bool, between: str) -> None:
     x = values(shape)  # type: ignore[arg-type]
-    source = COLUMNS.format(place=OF_GRID if of_grid else BY_ROW)
+    source = COLUMNS.format(place=OF_GRID if of_grid else BY_ROW, between=between)
     batches, rows, columns = shape
     grid = (columns, batches, 1) if of_grid else (columns * batches, 1, 1)
     y = both(source, x, n=1, grid=grid, output_shapes=[shape])
@@ -278,11 +284,16 @@ def test_columns(shape: tuple[int, int, int], of_grid: bool) -> None:
 
 def test_lanes_go_down_columns_side_by_side() -> None:
     for place in (OF_GRID, BY_ROW):
-        written = text(COLUMNS.format(place=place), "float32[2,9,64]")
+        written = text(COLUMNS.format(place=place, between=""), "float32[2,9,64]")
         inside = written[written.index("static void fr_in_row") :]
         inside = inside[: inside.index("static void fr_kernel")]
         assert inside.index("k < R;") < inside.index("sum +=") < inside.index("k < uint(R)")
         assert inside.count("for (unsigned fr_i = 0;") >= 3
+    for between in ("sum += simd_max(0.0f);", "threadgroup_barrier(mem_flags::mem_none);"):
+        inside = text(COLUMNS.format(place=OF_GRID, between=between), "float32[2,9,64]")
+        inside = inside[inside.index("static void fr_kernel") :]
+        assert inside.index("k < R;") < inside.index("fr_i < fr_n", inside.index("k < R;"))
+        assert inside.index("fr_i < fr_n", inside.index("k < R;")) < inside.index("sum +=")
     counted = "float v = 0; for (int k = 0; k < 3; k++) v += x[k * 64 + e]; y[e] = v;"
     head = "const uint e = thread_position_in_grid.x;"
     assert "fr_in_row" not in text(head + counted, "float32[3,64]")

@@ -305,6 +305,8 @@ class Uniformity:
         """Whether a statement is such a loop, or has one that is worth a loop of its own."""
         if self.stride(statement) is not None:
             return True
+        if statement.type == "for_statement" and self.columns(statement):
+            return True
         if statement.type == "if_statement" and not jumps_out(statement):
             return any(b is not None and self._strides(b) for b in branches(statement))
         if statement.type in ("compound_statement", "else_clause"):
@@ -337,8 +339,7 @@ class Uniformity:
         return shared and self.at_once(field(node, "right")).uniform
 
     def _decides(self, statement: Node) -> bool:
-        """Whether an `if` in a statement is decided once for all lanes of a row, or they go down
-        columns side by side."""
+        """Whether lanes of a row decide an `if` in a statement once, or go down columns in it."""
         if statement.type == "if_statement":
             if self.of(part(statement, "condition")):
                 return True
