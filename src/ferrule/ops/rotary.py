@@ -7,6 +7,7 @@ from typing import Any
 
 import ferrule
 
+from .rotary_cuda import HEADS, body, groups
 from .rows import FLOATS, as_int
 
 
@@ -88,15 +89,6 @@ def _chosen(
     return dims, bool(traditional), offsets, freqs is not None
 
 
-HEADS = 4  # that share an angle: the same thread turns the pair in each of them
-PACKS_AT_ONCE = 4  # of 16 bytes, that a thread reads at once on NVIDIA GPUs
-
-
-def _groups(offsets: str) -> str:
-    """How many groups of heads there are."""
-    return f"{'B * ' * (offsets == 'each')}ceildiv(S_size, {HEADS})"
-
-
 def _declaration(dims: int, traditional: bool, offsets: str, by_freqs: bool) -> dict[str, str]:
     """Inputs and condition that both ops have."""
     example = "B," if offsets == "each" else ""
@@ -143,107 +135,6 @@ def _body(
 """
 
 
-# Of 16-bit elements as the hardware has it, of angles between -pi and pi: right to 21 bits.
-_ANGLES = """
-template <typename T>
-__device__ void sine_and_cosine(float angle, float& sine, float& cosine) {
-    if constexpr (sizeof(T) == 2) {
-        const float turns = rintf(angle * 0.15915494f);
-        float rest = fmaf(turns, 1.7484555e-7f, fmaf(turns, -6.2831855f, angle));
-        if (fabsf(angle) > 1e5f)
-            rest = float(fma(rint(angle * 0.15915494309189535), -6.283185307179586, double(angle)));
-        sine = __sinf(rest);
-        cosine = __cosf(rest);
-    } else {
-        sincosf(angle, &sine, &cosine);
-    }
-}
-"""
-
-
-def _packed(
-    dims: int, traditional: bool, offsets: str, by_freqs: bool, turned: str, sign: str = ""
-) -> ferrule.CudaBody:
-    """The same on NVIDIA GPUs: a thread turns as many pairs as it reads with 16 bytes."""
-    half = dims // 2
-    groups = _groups(offsets)
-    offset = {"number": "offset", "one": "offset[0]", "each": "offset[example]"}[offsets]
-    frequency = "1 / freqs[k + i]" if by_freqs else f"exp2f(-log2f(base) * (k + i) / {half})"
-    near, far = ("2 * k", "2 * k + V") if traditional else ("k", f"k + {half}")
-    first, second = ("2 * i", "2 * i + 1") if traditional else ("i", "V + i")
-    rest = (
-        f"for (int k = {dims} + threadIdx.x; k < D; k += blockDim.x) y[row(h) + k] = x[row(h) + k];"
-    )
-    # Of neighbours a pair lies in one pack, or, where that would leave threads too little, in two.
-    span = f"({dims} if T == float32 else {half})" if traditional else half
-    across = f"min(ceildiv({span}, 4 if T == float32 else 8), 64)"
-    down = f"max(min(256 // {across}, L), 1)"
-    return ferrule.cuda_body(
-        f"""
-    constexpr bool one = {int(traditional)} && sizeof(T) == 4;
-    constexpr int packed = {half} * (one ? 2 : 1) % (16 / sizeof(T)) ? 1 : 16 / sizeof(T);
-    const uint32_t groups = (S_size + {HEADS - 1}) / {HEADS}, blocks = (L - 1) / blockDim.y + 1;
-    const int l = blockIdx.x % blocks * blockDim.y + threadIdx.y;
-    if (l >= L) return;
-    const size_t group = blockIdx.x / blocks, example = group / groups;
-    const size_t head = group % groups * {HEADS};
-    const int heads = min(size_t(S_size) - head, size_t({HEADS}));
-    auto row = [&](int h) {{ return ((example * S_size + head + h) * L + l) * D; }};
-    auto turn = [&](auto size) {{
-        constexpr int V = decltype(size)::value, PACKS = one && V > 1 ? 1 : 2;
-        constexpr int PAIRS = V * PACKS / 2, ONCE = {PACKS_AT_ONCE} / PACKS;  // heads
-        for (int k = threadIdx.x * PAIRS; k < {half}; k += blockDim.x * PAIRS) {{
-            AlignedVector<T, V> of[ONCE][PACKS];
-            auto read = [&](int begin) {{
-#pragma unroll
-                for (int h = 0; h < ONCE; ++h) {{
-                    if (begin + h >= heads) break;
-                    of[h][0] = unsafe_load_vector<V>(x + row(begin + h) + {near}, 0);
-                    if (PACKS > 1)
-                        of[h][PACKS - 1] = unsafe_load_vector<V>(x + row(begin + h) + {far}, 0);
-                }}
-            }};
-            read(0);  // on its way while angles are found
-            float c[PAIRS], s[PAIRS];
-#pragma unroll
-            for (int i = 0; i < PAIRS; ++i) {{
-                const float angle = float(int64_t({offset}) + l) * scale * ({frequency});
-                sine_and_cosine<T>(angle, s[i], c[i]);
-                s[i] = {sign}s[i];
-            }}
-#pragma unroll 1
-            for (int begin = 0; begin < heads; begin += ONCE) {{
-                if (begin > 0) read(begin);
-#pragma unroll
-                for (int h = 0; h < ONCE; ++h) {{
-                    if (begin + h >= heads) break;
-                    AlignedVector<T, V> to[PACKS];
-#pragma unroll
-                    for (int i = 0; i < PAIRS; ++i) {{
-                        const int u = {first}, v = {second};
-                        const float a = of[h][u / V][u % V], b = of[h][v / V][v % V];
-                        to[u / V][u % V] = T(a * c[i] - b * s[i]);
-                        to[v / V][v % V] = T(a * s[i] + b * c[i]);
-                    }}
-                    unsafe_store_vector<V>({turned} + row(begin + h) + {near}, 0, to[0]);
-                    if (PACKS > 1)
-                        unsafe_store_vector<V>({turned} + row(begin + h) + {far}, 0, to[PACKS - 1]);
-                }}
-            }}
-        }}
-    }};
-    if (D % packed == 0 && is_aligned<packed>(x) && is_aligned<packed>({turned}))
-        turn(cuda::std::integral_constant<int, packed>());
-    else turn(cuda::std::integral_constant<int, 1>());
-"""
-        + (f"for (int h = 0; h < heads; ++h) {{ {rest} }}" if turned == "y" else ""),
-        grid=(f"{across} * {groups} * ceildiv(L, {down})", down),
-        threadgroup=(across, down),
-        header=_ANGLES,
-        when="T != float64",
-    )
-
-
 _HEADER = "#define AT(h) (((example * S_size + (h)) * L + l) * D)"
 
 
@@ -257,8 +148,8 @@ def _rope(
         f"x[{says['dims']}]:T, {says['inputs']} -> y[{says['dims']}]:T where {says['where']}",
         metal=_body(dims, traditional, offsets, by_freqs, "y", "-" * backwards),
         header=_HEADER,
-        cuda=_packed(dims, traditional, offsets, by_freqs, "y", "-" * backwards),
-        grid=(f"D - {dims // 2}", "L", _groups(offsets)),
+        cuda=body(dims, traditional, offsets, by_freqs, "y", "-" * backwards),
+        grid=(f"D - {dims // 2}", "L", groups(offsets)),
         threadgroup=(f"min(D - {dims // 2}, 64)", f"max(256 // max(D - {dims // 2}, 4), 1)", 1),
         template={"A": "float64 if T == float64 else float32"},
     )
@@ -284,8 +175,8 @@ def _rope_in_place(dims: int, traditional: bool, offsets: str, by_freqs: bool) -
         f"x[{says['dims']}]:T!, {says['inputs']} -> where {says['where']}",
         metal=_body(dims, traditional, offsets, by_freqs, "x"),
         header=_HEADER,
-        cuda=_packed(dims, traditional, offsets, by_freqs, "x"),
-        grid=(dims // 2, "L", _groups(offsets)),
+        cuda=body(dims, traditional, offsets, by_freqs, "x"),
+        grid=(dims // 2, "L", groups(offsets)),
         threadgroup=(min(dims // 2, 64), max(256 // max(dims // 2, 4), 1), 1),
         template={"A": "float64 if T == float64 else float32"},
     )

@@ -191,28 +191,41 @@ class _Text:
         last = self._constants["LAST"]
         return [
             self._cuda(
-                on_cuda.FORWARD, f"ceildiv(C, {own})" if own > 1 else "C", when,
+                on_cuda.FORWARD,
+                f"ceildiv(C, {own})" if own > 1 else "C",
+                when,
                 offset="int" if last else "long",  # converted once, not for each channel
-                V=vector, OWN=own,
+                V=vector,
+                OWN=own,
             )
             for own, vector, when in (on_cuda.CHUNKS if last else (on_cuda.FIRST,))
-        ]  # fmt: skip
+        ]
 
     def cuda_backward(self) -> list[Any]:
         """The same of the derivative, by how many channels are a vector."""
         last = self._constants["LAST"]
         return [
             self._cuda(
-                on_cuda.BACKWARD, _lanes(f"C // {vector}") if last else "1", when,
-                functions=on_cuda.ADD, init_value=0, V=vector,
+                on_cuda.BACKWARD,
+                _lanes(f"C // {vector}") if last else "1",
+                when,
+                functions=on_cuda.ADD,
+                init_value=0,
+                V=vector,
             )
             for _, vector, when in (on_cuda.CHUNKS if last else (on_cuda.FIRST,))
-        ]  # fmt: skip
+        ]
 
     def _cuda(
-        self, body: str, threads: str, when: str, functions: str = "",
-        init_value: int | None = None, offset: str = "int", **constants: int,
-    ) -> ferrule.CudaBody:  # fmt: skip
+        self,
+        body: str,
+        threads: str,
+        when: str,
+        functions: str = "",
+        init_value: int | None = None,
+        offset: str = "int",
+        **constants: int,
+    ) -> ferrule.CudaBody:
         """A body with so many threads for each point."""
         count = f"B * {self.points.replace(' ', ' * ')} * ({threads})"
         return ferrule.cuda_body(
