@@ -93,7 +93,7 @@ def test_all_is_torchs(case: Case) -> None:
 @pytest.mark.parametrize("case", [SOME[0], SOME[5]], ids=str)
 def test_the_derivatives_of_gpus(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are right on the CPU, too: by atomics, and sorted."""
-    monkeypatch.setattr(sampling, "_on_cpu", lambda x: False)
+    monkeypatch.setattr(sampling, "on_cpu", lambda x: False)
     is_torchs(case)
     is_torchs(case, deterministic=True)
 

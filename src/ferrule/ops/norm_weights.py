@@ -18,15 +18,18 @@ from .norm_grads import (
     sum_parts,
 )
 from .norm_weights_cuda import LAYER_NORM, RMS_NORM, bodies
-from .rows import FLOATS, SIDE_BY_SIDE, side_by_side
+from .rows import FLOATS, SIDE_BY_SIDE, on_cpu, side_by_side
 
-# How many parts there are: enough to keep a GPU reading, few enough to add them up in no time, and
-# no more than an H100 has at work at once.
-PARTS = "min(R, max(min((524288 if T == float32 else 1048576) // max(N, 1), 2048), 128))"
-_COUNT_PARTS = """
+# How many parts there are, for rules and for bodies: enough to keep a GPU reading, few enough to
+# add them up in no time, and no more than an H100 has at work at once. Processors need few.
+_PARTS = (
+    "min(R, max(min((524288 if T == float32 else 1048576) // max(N, 1), 2048), 128))",
+    """
     const int some = (sizeof(T) == 4 ? 524288 : 1048576) / max(int(N), 1);
     const int most = some < 128 ? 128 : some < 2048 ? some : 2048, parts = R < most ? R : most;
-"""
+""",
+)
+_FEW_PARTS = ("min(R, 64)", "\n    const int parts = R < 64 ? R : 64;\n")
 
 
 def norm_gradients(
@@ -61,8 +64,9 @@ def norm_gradients(
         mean = of_rows[0] if centered else None
         return [x_grad, *column_sums(x, mean, of_rows[-1], cotangent, weight, bias, behind, wide)]
     rows = [array[None].flatten(0, -2) for array in (x, cotangent)]
-    x_grad, *parts = _gradients(centered, wide)(rows[0], weight, eps, rows[1])
-    sums = [sum_parts(wide)(part, like) for part, like in zip(parts, likes, strict=False)]
+    x_grad, *parts = _gradients(centered, wide, on_cpu(x))(rows[0], weight, eps, rows[1])
+    total = sum_parts(wide)
+    sums = [total(part, like) for part, like in zip(parts, likes, strict=False)]
     return [x_grad.reshape(x.shape), *sums]
 
 
@@ -107,9 +111,10 @@ _LAYER_NORM = """
 
 
 @ferrule.family
-def _gradients(centered: bool, wide: bool) -> ferrule.Op:
+def _gradients(centered: bool, wide: bool, few: bool) -> ferrule.Op:
     """``x, weight, eps, cotangent -> x_grad``, and parts of the gradients of weight and bias."""
-    groups = f"{PARTS} * (x.size // max(R * N, 1))"
+    many, count_parts = _FEW_PARTS if few else _PARTS
+    groups = f"{many} * (x.size // max(R * N, 1))"
     sums = ["weight", "bias"][: 1 + centered]
     sum_dtype = "float64" if wide else "float32"
     where = "size_t(threadgroup_position_in_grid.y)"
@@ -118,21 +123,22 @@ def _gradients(centered: bool, wide: bool) -> ferrule.Op:
     op = ferrule.op(
         "layer_norm_gradients" if centered else "rms_norm_gradients",
         f"x[*B,R,N]:T, weight[N]:W, eps:{sum_dtype}, cotangent[*B,R,N]:T -> x_grad[*B,R,N]:T"
-        + "".join(f", {name}_parts[*B,{PARTS},N]:{sum_dtype}" for name in sums)
+        + "".join(f", {name}_parts[*B,{many},N]:{sum_dtype}" for name in sums)
         + f" where T in {FLOATS}",
-        metal=f"""{SIDE_BY_SIDE}{_COUNT_PARTS}
-    const uint part = threadgroup_position_in_grid.y % parts;
+        metal=f"""{SIDE_BY_SIDE}{count_parts}
+    const uint part = threadgroup_position_in_grid.y % parts, each = (uint(R) + parts - 1) / parts;
+    const uint end = metal::min((part + 1) * each, uint(R));
     const size_t batch = threadgroup_position_in_grid.y / parts;
 {starts}
     for (uint k = first; k < N; k += step) {{ {zeros} }}
-    for (uint row = part; row < uint(R); row += parts) {{
+    for (uint row = part * each; row < end; ++row) {{
         const size_t begin = (batch * R + row) * N;
 {_LAYER_NORM if centered else _RMS_NORM}
     }}
 """,
         cuda=None
         if wide
-        else bodies(_COUNT_PARTS, LAYER_NORM if centered else RMS_NORM, sums, groups),
+        else bodies(count_parts, LAYER_NORM if centered else RMS_NORM, sums, groups),
         template={"A": getattr(ferrule, sum_dtype)},
         **side_by_side(groups),
     )

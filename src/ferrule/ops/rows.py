@@ -17,6 +17,7 @@ A body that is written with these words serves both:
 
 from __future__ import annotations
 
+import sys
 from numbers import Integral
 from typing import Any, NamedTuple
 
@@ -165,6 +166,14 @@ def is_wide(x: Any) -> bool:
     are refused by the rule."""
     wide: bool = x.itemsize == 8
     return wide
+
+
+def on_cpu(x: Any) -> bool:
+    """Whether an array of torch or MLX is on the CPU, for which there are other derivatives."""
+    if type(x).__module__.startswith("mlx"):
+        mlx = sys.modules["mlx.core"]
+        return bool(mlx.default_device().type == mlx.DeviceType.cpu)
+    return bool(x.device.type == "cpu")
 
 
 def along(x: Any, behind: int) -> Any:

@@ -10,6 +10,7 @@ import ferrule
 
 from . import sampling_cuda as on_cuda
 from . import sampling_texts as texts
+from .rows import on_cpu
 from .sampling_place import PLACE
 
 TAPS = {"nearest": 1, "bilinear": 2, "bicubic": 4}  # pixels that count along one axis
@@ -107,7 +108,7 @@ def sampler(
         "grid_sample",
         f"{text.inputs} -> out[{text.samples}]:T",
         texts.FORWARD,
-        functions=texts.FEW_CHANNELS,
+        functions=texts.FEW_CHANNELS + texts.OF_POINTS,
         cuda=text.cuda_forward(),
         by_channels=True,
         batch=f"C {text.points} B",
@@ -151,6 +152,7 @@ class _Text:
 
     Attributes:
         image, samples, coordinates: the axes of x, of the samples and of the grid, for rules.
+        channels: how many of them a thread of the forward pass has, at most.
         points: the names of the axes of points.
         inputs: the rule of ``x`` and ``grid``.
     """
@@ -158,6 +160,7 @@ class _Text:
     def __init__(self, mode: str, padding_mode: str, align_corners: bool, layout: str) -> None:
         self.dims = len(layout) - 2
         self.image, self.samples = LAYOUTS[layout]
+        self.channels = texts.CHANNELS if layout[-1] == "C" else texts.PLANES
         self.points = "N M" if self.dims == 2 else "L N M"
         self.coordinates = f"B,{self.points.replace(' ', ',')},{self.dims}"
         self.inputs = f"x[{self.image}]:T, grid[{self.coordinates}]:G"
@@ -249,7 +252,7 @@ class _Text:
         """
         bodies = []
         for pack in packs:
-            channels = texts.CHANNELS if pack > 1 else texts.FEW
+            channels = self.channels if pack > 1 else texts.FEW
             header = self.header(
                 "constant ", PACK=pack, SLAB=texts.SLAB, CHANNELS=channels, OWNED=texts.OWNED
             )
@@ -317,17 +320,9 @@ def _derivative(text: _Text, deterministic: bool) -> Any:
         owning.def_vjp(second)
 
     def backward(primals: Any, cotangents: Any, outputs: Any) -> Any:
-        return (owning if _on_cpu(primals[0]) else others)(*primals, *cotangents)
+        return (owning if on_cpu(primals[0]) else others)(*primals, *cotangents)
 
     return backward
-
-
-def _on_cpu(x: Any) -> bool:
-    """Whether an array of torch or MLX is on the CPU, for which there are other derivatives."""
-    if type(x).__module__.startswith("mlx"):
-        mlx = sys.modules["mlx.core"]
-        return bool(mlx.default_device().type == mlx.DeviceType.cpu)
-    return bool(x.device.type == "cpu")
 
 
 def _second(text: _Text) -> ferrule.Op:

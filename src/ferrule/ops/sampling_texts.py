@@ -13,7 +13,8 @@ from __future__ import annotations
 
 PACK = 32  # points of a thread on the CPU; on a GPU, whose registers hold no more, it has one
 SLAB = 8  # threads with neighbouring points: together a unit of work on the CPU
-CHANNELS = 64  # at most, of a thread of the forward pass
+CHANNELS = 64  # at most, of a thread of the forward pass, where they are the last axis
+PLANES = 16  # and where they are not: caches hold some of an image's planes, but not many
 FEW = 8  # the same on a GPU
 OWNED = 16  # channels of an image that belong to a thread
 
@@ -132,41 +133,67 @@ inline void sample_few(const thread Places<A>& from, const device T* plane, devi
 """
 )
 
+# The same of channels that lie together: a point's channels are a vector. There are K of them, or
+# ``width`` where K is 0. A few are stored when all are there, for g++ makes no vector of them else;
+# nor does it of the conversions of a few.
+OF_POINTS = """
+template <int K, class A, class T>
+inline void sample_points(const thread Places<A>& from, const device T* plane, device T* to,
+                          int count, int width, long across) {
+  const int channels = K ? K : width;
+  for (int l = 0; l < count; ++l, to += across) {
+    const device T* of_pixel[ALL];
+    A weight[ALL];
+    bool inside[ALL], whole = true;
+    for (int t = 0; t < ALL; ++t) {
+      of_pixel[t] = plane + from.at[t][l] * across;
+      weight[t] = from.weight[t][l], inside[t] = from.inside[t][l];
+      whole = whole && inside[t];
+    }
+    if (K) {
+      A sums[K ? K : 1];
+      for (int k = 0; k < K; ++k) sums[k] = 0;
+      for (int t = 0; t < ALL; ++t) {
+        const bool counts = whole || inside[t];
+        if (!CUBIC && !counts) continue;
+        for (int k = 0; k < K; ++k) {
+          sums[k] = metal::fma(weight[t], counts ? A(of_pixel[t][k]) : A(0), sums[k]);
+        }
+      }
+      for (int k = 0; k < K; ++k) to[k] = T(sums[k]);
+    } else if (whole) {
+      for (int c = 0; c < channels; ++c) {
+        A sum = 0;
+        for (int t = 0; t < ALL; ++t) sum = metal::fma(weight[t], A(of_pixel[t][c]), sum);
+        to[c] = T(sum);
+      }
+    } else {
+      for (int c = 0; c < channels; ++c) {
+        A sum = 0;
+        for (int t = 0; t < ALL; ++t) {
+          sum = metal::fma(weight[t], inside[t] ? A(of_pixel[t][c]) : A(0), sum);
+        }
+        to[c] = T(sum);
+      }
+    }
+  }
+}
+"""
+
 # One thread makes up to CHANNELS channels of its samples.
 FORWARD = (
     POINTS
     + """
 const int first = int(thread_at.z / B) * CHANNELS, end = metal::min(C, first + CHANNELS);
 device T* sample = out + b * points * C + p * out_across;
-if (LAST && C >= 8) {
-  for (int l = 0; l < count; ++l) {
-    long at[ALL];
-    A weight[ALL];
-    bool inside[ALL], whole = true;
-    for (int t = 0; t < ALL; ++t) {
-      at[t] = long(from.at[t][l]) * C, weight[t] = from.weight[t][l], inside[t] = from.inside[t][l];
-      whole = whole && inside[t];
-    }
-    device T* to = sample + long(l) * C;
-    if (whole) {
-      for (int c = first; c < end; ++c) {
-        A sum = 0;
-        for (int t = 0; t < ALL; ++t) sum = metal::fma(weight[t], A(image[at[t] + c]), sum);
-        to[c] = T(sum);
-      }
-    } else {
-      for (int c = first; c < end; ++c) {
-        A sum = 0;
-        for (int t = 0; t < ALL; ++t) {
-          sum = metal::fma(weight[t], inside[t] ? A(image[at[t] + c]) : A(0), sum);
-        }
-        to[c] = T(sum);
-      }
-    }
-  }
+const device T* plane = image + first * up;
+device T* values = sample + first * out_up;
+if (LAST && (C >= 8 || (C > 1 && metal::is_same_v<T, A>))) {
+  if (C == 2) sample_points<2, A, T>(from, plane, values, count, 2, C);
+  else if (C == 3) sample_points<3, A, T>(from, plane, values, count, 3, C);
+  else if (C == 4) sample_points<4, A, T>(from, plane, values, count, 4, C);
+  else sample_points<0, A, T>(from, plane, values, count, end - first, C);
 } else {
-  const device T* plane = image + first * up;
-  device T* values = sample + first * out_up;
 """
     + _few("sample_few(from", "end - first")
     + "}\n"
