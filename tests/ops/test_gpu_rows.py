@@ -72,7 +72,7 @@ def gradient(function: Any, x: Any, cotangent: Any) -> Any:
 
 
 @pytest.mark.parametrize("rows", [1, 9, 1500])
-@pytest.mark.parametrize("length", [3, 256, 1024, 2501, 16384])
+@pytest.mark.parametrize("length", [3, 256, 1024, 2501, 16384, 20000])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_gradients_of_weights(dtype: Any, length: int, rows: int) -> None:
     x, c = torch.randn(2, rows, length, device="cuda").to(dtype)

@@ -122,8 +122,13 @@ LAYER_NORM = """
 """
 
 
-# How many elements of a row a thread holds, of float32 and of 16 bits, for rows of so many.
-HELD = ((8, 8, 2048), (8, 16, 8192), (16, 32, 16384))
+# How many elements of a row a thread holds, of float32 and of 16 bits, for rows of so many: steps
+# by 2, as a body has as much shared memory as its longest row needs.
+HELD = (
+    *((8, 8, most) for most in (512, 1024, 2048)),
+    *((8, 16, most) for most in (4096, 8192)),
+    (16, 32, 16384),
+)
 
 
 def bodies(count_parts: str, text: str, sums: Sequence[str], blocks: str) -> Any:
@@ -149,7 +154,7 @@ def bodies(count_parts: str, text: str, sums: Sequence[str], blocks: str) -> Any
         )
         floats = len(sums) * in_shared
         # Two rows and two sums of more than 8192 float32 are more than a block can have.
-        ahead = "0" if floats * held[0] > 16 else "8"
+        ahead = 4 if floats * held[0] > 16 else 8
         return body(
             f"""
         {count_parts}
@@ -179,7 +184,7 @@ def bodies(count_parts: str, text: str, sums: Sequence[str], blocks: str) -> Any
             blocks,
             held,
             None if most is None else f"N <= {most}",
-            f"{4 * floats} + ({ahead} if T == float32 else 4)" if held[0] else None,
+            (4 * floats + ahead) * (most or 0),
             _HEADER,
         )
 

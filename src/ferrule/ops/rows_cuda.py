@@ -223,7 +223,7 @@ def body(
     blocks: str,
     held: Sequence[int] = (0, 0),
     when: str | None = None,
-    shared: str | None = None,
+    shared: int = 0,
     header: str = "",
 ) -> ferrule.CudaBody:
     """One body over rows.
@@ -236,14 +236,14 @@ def body(
         blocks: how many blocks there are.
         held: how many elements of a row a thread holds, of float32 and of 16 bits; 0 for none.
         when: for which calls it is.
-        shared: how many bytes of shared memory, ``shared``, there are for each element.
+        shared: how many bytes of shared memory, ``shared``, a block has.
         header: further functions.
     """
     elements = "({} if T == float32 else {})".format(*held) if held[0] != held[1] else f"{held[0]}"
     threads = f"max(ceildiv(N, 32 * {elements}) * 32, 32)" if held[0] else "1024"
     return ferrule.cuda_body(
         f"""
-    {"extern __shared__ __align__(16) float shared[];" if shared else ""}
+    extern __shared__ __align__(16) float shared[];
     constexpr int packed = 16 / sizeof(T);
     auto one_row = [&](auto size) {{
         constexpr int V = decltype(size)::value;
@@ -268,5 +268,5 @@ def body(
         threadgroup=threads,
         header=_HEADER + header,
         when=when,
-        shared_memory=f"({shared}) * {elements} * {threads}" if shared else 0,
+        shared_memory=shared,
     )
