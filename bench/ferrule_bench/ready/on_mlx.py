@@ -117,7 +117,9 @@ def _log_softmax(x: Any) -> Any:
 PEERS: dict[str, Sequence[Other]] = {
     "rms_norm": [Other("mx.fast.rms_norm", lambda x, w: mx.fast.rms_norm(x, w, EPS))],
     "rms_norm of a sum": [Other("mx.fast.rms_norm of x + residual", _of_sum)],
-    "layer_norm": [Other("mx.fast.layer_norm", lambda x, w, b: mx.fast.layer_norm(x, w, b, EPS))],
+    "layer_norm": [  # on NVIDIA's GPUs it adds up gradients of bfloat16 weights in bfloat16
+        Other("mx.fast.layer_norm", lambda x, w, b: mx.fast.layer_norm(x, w, b, EPS), coarse=True)
+    ],
     "softmax": [Other("mx.softmax", lambda x: mx.softmax(x, -1))],
     "log_softmax": [Other("mx.logsumexp, subtracted", _log_softmax)],
     "rope": [Other("mx.fast.rope", _rope)],
