@@ -197,7 +197,7 @@ class _Text:
                 on_cuda.FORWARD,
                 f"ceildiv(C, {own})" if own > 1 else "C",
                 when,
-                offset="int" if last else "long",  # converted once, not for each channel
+                offset="int" if last and own > 1 else "long",  # converted once, where it is a place
                 V=vector,
                 OWN=own,
             )
