@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 import ferrule
 from ferrule import KernelError, KernelTypeError, ops
+from ferrule.ops import norm_weights
 from ready_ops import close, shapes, ways_in_mlx, ways_in_torch, with_gradients
 
 pytestmark = [
@@ -292,3 +293,20 @@ def test_third_derivatives(centered: bool) -> None:
 
     own = ops.layer_norm if centered else ops.rms_norm
     torch.testing.assert_close(third(own), third(formula), rtol=1e-7, atol=1e-7)
+
+
+@pytest.mark.parametrize("centered", [False, True])
+def test_gradients_fit_into_the_shared_memory_of_each_gpu(centered: bool) -> None:
+    """Whatever a row's length, by the CUDA programming guide's table, 1 KB being the bodies' own."""
+    room = {75: 64, 80: 163, 86: 99, 87: 163, 89: 99, 90: 227, 100: 227, 103: 227, 120: 99}
+    bodies = [
+        body
+        for body in norm_weights._gradients(centered, False, False).implementations
+        if body.kind == "cuda"
+    ]
+    assert bodies[-1].when is None
+    for capability, kilobytes in room.items():
+        for length in (1, 512, 513, 2049, 4096, 4097, 8192, 8193, 16384, 16385):
+            known = {"N": length, "capability": capability}
+            taken = next(b for b in bodies if b.when is None or b.when.evaluate(known))
+            assert taken.shared.evaluate({}) <= (kilobytes - 1) * 1024

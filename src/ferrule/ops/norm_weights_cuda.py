@@ -131,6 +131,18 @@ HELD = (
 )
 
 
+def _having(shared: int) -> list[str]:
+    """The condition that a block of a GPU can have so many bytes of shared memory, 1 KB aside, by
+    the table of compute capabilities in the CUDA programming guide."""
+    if shared <= 48 << 10:
+        return []
+    if shared <= 98 << 10:
+        return ["capability >= 80"]
+    large = "capability == 90 or capability == 100 or capability == 103"
+    middle = "capability == 80 or capability == 87 or " * (shared <= 162 << 10)
+    return [f"({middle}{large})"]
+
+
 def bodies(count_parts: str, text: str, sums: Sequence[str], blocks: str) -> Any:
     """CUDA bodies that go through rows of ``x`` and ``cotangent``, part by part.
 
@@ -143,9 +155,9 @@ def bodies(count_parts: str, text: str, sums: Sequence[str], blocks: str) -> Any
         blocks: how many there are.
     """
 
-    def made(held: Sequence[int], most: int | None, in_shared: bool) -> Any:
+    def made(held: Sequence[int], most: int, in_shared: bool, ahead: bool) -> Any:
         """Where a thread holds so many elements, of float32 and of 16 bits, for rows of at most so
-        many, and where sums are."""
+        many, where sums are, and whether a row is asked for while another is worked on."""
         kind, at = ("false", "shared") if in_shared else ("true", "static_cast<float*>(nullptr)")
         totals = "".join(
             f"Totals<V, E, {kind}> of_{name}({at} + {i} * E * blockDim.x,"
@@ -153,13 +165,15 @@ def bodies(count_parts: str, text: str, sums: Sequence[str], blocks: str) -> Any
             for i, name in enumerate(sums)
         )
         floats = len(sums) * in_shared
-        # Two rows and two sums of more than 8192 float32 are more than a block can have.
-        ahead = 4 if floats * held[0] > 16 else 8
+        # Two rows and two sums of more than 8192 float32 are more than any block can have.
+        of_rows = (4 if floats * held[0] > 16 else 8) * ahead
+        shared = (4 * floats + of_rows) * most
+        when = " and ".join([f"N <= {most}", *_having(shared)]) if most else None
         return body(
             f"""
         {count_parts}
         {totals}
-        constexpr bool on = E > 0 && (sizeof(T) == 2 || {floats} * E <= 16);
+        constexpr bool on = {int(ahead)} && E > 0 && (sizeof(T) == 2 || {floats} * E <= 16);
         auto* const packs = reinterpret_cast<Pack<T, V>*>(shared + {floats} * E * blockDim.x);
         Ahead<T, V, E, on> next{{packs}}, next_by{{packs + E / V * blockDim.x}};
         int n = blockIdx.x % parts;
@@ -183,13 +197,18 @@ def bodies(count_parts: str, text: str, sums: Sequence[str], blocks: str) -> Any
             ["x", "weight", "cotangent", "x_grad"],
             blocks,
             held,
-            None if most is None else f"N <= {most}",
-            (4 * floats + ahead) * (most or 0),
+            when,
+            shared,
             _HEADER,
         )
 
-    # Registers have the sums of one, and leave too few threads with those of two.
+    # Registers have the sums of one, and leave too few threads with those of two. Where a GPU has
+    # no room for rows that are asked for ahead, the next body asks for none.
     return [
-        *(made(held, most, len(sums) > 1 or most > 8192) for *held, most in HELD),
-        made((0, 0), None, False),
+        *(
+            made(held, most, len(sums) > 1 or most > 8192, ahead)
+            for *held, most in HELD
+            for ahead in ((True, False) if most > 2048 else (True,))
+        ),
+        made((0, 0), 0, False, False),
     ]
