@@ -297,7 +297,7 @@ def test_third_derivatives(centered: bool) -> None:
 
 @pytest.mark.parametrize("centered", [False, True])
 def test_gradients_fit_into_the_shared_memory_of_each_gpu(centered: bool) -> None:
-    """Whatever a row's length, by the CUDA programming guide's table, 1 KB being the bodies' own."""
+    """Whatever a row's length, by the CUDA programming guide's table; 1 KB is the bodies' own."""
     room = {75: 64, 80: 163, 86: 99, 87: 163, 89: 99, 90: 227, 100: 227, 103: 227, 120: 99}
     bodies = [
         body

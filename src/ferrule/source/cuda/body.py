@@ -76,8 +76,8 @@ def named(spec: Spec) -> list[str]:
 def _parameters(spec: Spec) -> list[str]:
     kernel = spec.kernel
     # That loads can be moved before stores: nothing else shares memory with what is written, as
-    # hosts see to where arguments are written in place (operators/call.py, `sharing`). With `pdl`, NVRTC would move those of inputs to where
-    # the kernel ahead may not have written them yet.
+    # hosts see to where arguments are written in place (operators/call.py, `sharing`). With `pdl`,
+    # NVRTC would move those of inputs to where the kernel ahead may not have written them yet.
     alone = "" if kernel.pdl else " __restrict__"
     declarations: list[str] = []
     for kind, i in kernel_parameters(spec):
