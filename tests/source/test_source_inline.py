@@ -470,6 +470,11 @@ REFUSED = (
     ("continue is in no loop", ADD, "r = f(2); break;"),
     ("continue is in no loop", ADD, "r = f(2); if (r > i) continue;"),
     ("continue is in no loop", ADD, "r = f(2); if (r > i) { r = f(3); break; }"),
+    ("#else without an #if", ADD, "r = f(2);\n#else\n"),
+    ("#endif without an #if", ADD, "r = f(2);\n#if 0\n#endif\n#endif\n"),
+    ("#elif without an #if", ADD, "r = f(2);\n#if 0\n#else\n#elif 1\nr = 3;\n#endif\n"),
+    ("#if without an #endif", ADD, "r = f(2);\n#if 0\nr = 3;"),
+    ("only the compiler decides", ADD, "r = f(2);\n#if 08\nr = 3;\n#endif\n"),
 )  # fmt: skip
 
 

@@ -153,6 +153,19 @@ CASES = [
         want=lambda t: t.sum(t.l),
     ),
     solid(
+        "if_of_a_macro_with_parameters",
+        """
+        #define BOTH(a, b) 1
+        int acc = int(l);
+        #if BOTH
+        acc = 0;
+        #endif
+        y[i] = simd_sum(acc);
+        """,
+        way="fibers (the body has an #if that only the compiler decides)",
+        want=lambda t: t.sum(t.l),
+    ),
+    solid(
         "if_of_the_preprocessor_that_macros_decide",
         """
         #define TWO 2 // and no more

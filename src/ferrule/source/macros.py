@@ -58,26 +58,43 @@ class _Conditions:
 
     def __init__(self, macros: Mapping[str, _Macro]) -> None:
         self._macros = macros
-        # Of each: whether this branch is compiled, None where that is not known, and an earlier.
-        self._branches: list[tuple[bool | None, bool]] = []
+        # Of each: whether this branch is compiled, None where that is not known, whether an earlier
+        # one is, and whether this one is an #else.
+        self._branches: list[tuple[bool | None, bool, bool]] = []
 
     @property
     def compiled(self) -> bool | None:
         """Whether the place is compiled; None where that is not known."""
-        here = {branch for branch, _ in self._branches}
+        here = {branch for branch, *_ in self._branches}
         return False not in here and (None if None in here else True)
 
     def follow(self, line: str) -> None:
-        """Go on behind a directive of conditional compilation."""
+        """Go on behind a directive of conditional compilation.
+
+        Raises:
+            NotSplittable: there is no #if that it belongs to, or behind its #else.
+        """
         word = line.replace(" ", "").replace("\t", "")
-        is_first = word.startswith("#if")
-        here, earlier = self._branches.pop() if self._branches and not is_first else (False, False)
-        if word.startswith("#endif"):
+        is_first, is_end = word.startswith("#if"), word.startswith("#endif")
+        here: bool | None = False
+        earlier = False
+        if not is_first:
+            if not self._branches or (self._branches[-1][2] and not is_end):
+                raise NotSplittable(f"the body has {word[:6]} without an #if")
+            here, earlier, _ = self._branches.pop()
+        if is_end:
             return
         if here is not None:
             earlier = earlier or here
             here = not earlier and (word.startswith("#else") or self._holds(line))
-        self._branches.append((here, earlier))
+        self._branches.append((here, earlier, word.startswith("#else")))
+
+    def end(self) -> None:
+        """Raises:
+        NotSplittable: an #if has no #endif.
+        """
+        if self._branches:
+            raise NotSplittable("the body has an #if without an #endif")
 
     def _holds(self, line: str) -> bool | None:
         asks = _ASKS.fullmatch(line)
@@ -92,7 +109,8 @@ class _Conditions:
             value = None if elsewhere else False
         elif not (kind or defined):
             text = name if macro is None else "".join(t.text for t in macro.body).strip()
-            value = int(text) != 0 if text.isdecimal() else None
+            plain = macro is None or macro.parameters is None
+            value = text != "0" if plain and re.fullmatch("0|[1-9][0-9]*", text) else None
         if value is None or (macro is not None and macro.conditional):
             return None
         return value != (bool(negated) or kind == "ifndef")
@@ -210,6 +228,8 @@ class _Expansion:
             else:
                 expanded.append(token)
                 i += 1
+        if emit and self.only is None:
+            conditions.end()
         return expanded
 
     def _directive(self, line: list[Token], word: str, conditional: bool) -> list[Token]:
