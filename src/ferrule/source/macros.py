@@ -80,7 +80,8 @@ class _Conditions:
         earlier = False
         if not is_first:
             if not self._branches or (self._branches[-1][2] and not is_end):
-                raise NotSplittable(f"the body has {word[:6]} without an #if")
+                kind = next(k for k in ("#else", "#elif", "#endif") if word.startswith(k))
+                raise NotSplittable(f"the body has {kind} without an #if")
             here, earlier, _ = self._branches.pop()
         if is_end:
             return
