@@ -157,6 +157,19 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "int v = x[i]; C c(v, 2); C d = C(c.b, v); y[i] = simd_sum(v) + c.a + c.b * d.a + d.b;",
         {"header": "struct C { const int a; int b; C(int p, int q) : a(p), b(q) {} };"},
     ),
+    "an assignment that is none of an initialiser": (
+        "C c = x[i]; C d = C(x[i] + 1); D e = D(c); D f = e;"
+        " y[i] = simd_sum(f.a) + c.a + d.a + e.a;",
+        {"header": "struct C { int a; C(int q) : a(q) {}"
+         " thread C& operator=(int o) thread { a = o + 100; return *this; } };"
+         "struct D { int a; D(C q) : a(q.a) {} D(const thread D& o) : a(o.a + 1) {}"
+         " thread D& operator=(const thread D& o) thread { a = o.a + 100; return *this; } };"},
+    ),
+    "an assignment to what a reference names": (
+        "int v = x[i]; R r{v}; r.to += simd_sum(v); y[i] = v;",
+        {"header": "struct R { thread int& to; R(thread int& a) : to(a) {}"
+         " thread R& operator=(const thread R& o) thread { to = o.to; return *this; } };"},
+    ),
     "commas in the head of a loop": (
         "int v = x[i], a; uint b; for (a = 0, b = i; a < 3; a++, b += 2) v += simd_sum(v) * a + b;"
         " int c, d; for (c = 0, d = 5; c < d; c++, d--) v += simd_max(v) & d; y[i] = v;", {},

@@ -40,15 +40,11 @@ template <class T> struct named {
   static FR_FN T& get() { return *reinterpret_cast<T*>(bytes); }
 };
 
-// Gives a lane's variable a value, also one of a type that can be made and not assigned to.
+// What `new` makes in a lane's variable: a value of a type that need not be one to assign to.
 template <class T> struct made {
   T value;
   FR_FN static void* operator new(__SIZE_TYPE__, void* place) { return place; }
 };
-template <class T, class V> FR_FN void put(T& to, V&& value) {
-  if constexpr (__is_assignable(T&, V&&)) to = static_cast<V&&>(value);
-  else new (static_cast<void*>(&to)) made<T>{static_cast<V&&>(value)};
-}
 
 // A lane's reference: to what exists, or to a value that is kept.
 template <class T> struct reference {

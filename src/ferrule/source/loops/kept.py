@@ -124,4 +124,7 @@ def _initialised(variable: Variable, value: Node | None, init: str, own: bool) -
         init = f"{kind}{init}"
     elif value.type == "initializer_list":
         init = f"::fr::storage_t<{kind}>{init}"
-    return f"::fr::put({target}, {init});" if own else f"{target} = {init};"
+    if own:  # constructed, as there, and not assigned: the author says what either does
+        made = f"::fr::made<::fr::storage_t<{kind}>>{{::fr::storage_t<{kind}>({init})}}"
+        return f"new (static_cast<void*>(&{target})) {made};"
+    return f"{target} = {init};"
