@@ -67,9 +67,9 @@ def test_modes() -> None:
     )
     assert mode("bool b = x[0] > 0 || simd_any(x[1] > 0); y[0] = b;").startswith("fibers (")
     own = "struct N { float a; N(const N&) = delete; N& operator=(const N&) = delete;"
-    own += " N(float v) : a(v) {} }; using Q = N;"
+    own += " N(float v) : a(v) {} }; inline N made(float v) { return N(v); }"
     assert mode("N n{x[0]}; y[0] = simd_sum(n.a) + n.a;", own) == "split by simdgroups"
-    assert mode("Q n{x[0]}; y[0] = simd_sum(n.a) + n.a;", own).startswith(
+    assert mode("auto n = made(x[0]); y[0] = simd_sum(n.a) + n.a;", own).startswith(
         "fibers (the split text does not compile: source line 1: "
     )
     helper = "inline float f(float v) { return simd_sum(v); }"
