@@ -136,31 +136,6 @@ class Model(torch.nn.Module):
         return x
 
 
-def test_ops_that_are_compiled_themselves_are_counted_each_by_itself() -> None:
-    """Torch compiles the same code 8 times at most."""
-    ops = [
-        ferrule.op(
-            f"times_{i % 9}", "x[N]:T, w[1]:T? -> y[N]:T, z[N]:T if w", grid="N", threadgroup=64,
-            metal=f"uint i = thread_position_in_grid.x; y[i] = x[i] * {i};"
-            "if constexpr (has_w && has_z) z[i] = w[0];",
-        )
-        for i in range(10)
-    ]  # fmt: skip
-    counter, x, w = counting(), torch.ones(3), torch.full((1,), 7.0)
-    compiled = [torch.compile(op, fullgraph=True, backend=counter) for op in ops]
-    for _ in range(2):
-        for i, op in enumerate(compiled):
-            y, z = op(x, w) if i % 2 else op(x)
-            assert (y.tolist(), None if z is None else z.tolist()) == (
-                [i] * 3,
-                [7] * 3 if i % 2 else None,
-            )
-    assert counter.frame_count == len(ops)
-    assert (
-        torch.compile(compiled[3], fullgraph=True, backend=counter)(x=x, w=w)[0].tolist() == [3] * 3
-    )
-
-
 def test_32_layers_are_one_graph() -> None:
     model = Model(32)
     assert len(model.state_dict()) == 64

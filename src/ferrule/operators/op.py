@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -142,24 +141,6 @@ class Op(Declared):
             self.callers[np.ndarray] = op_entries.numpy_caller(self)
         result = self.callers[np.ndarray](*args)
         return op_call.call(self, args) if result is NotImplemented else result
-
-    @cached_property
-    def _torchdynamo_orig_callable(self) -> Callable[..., Any]:
-        """What ``torch.compile(op)`` compiles: a function with code of its own. Torch counts how
-        often it has compiled some code, and after 8 times leaves it alone: all ops together, where
-        it takes the code of `__call__`."""
-
-        def call(*args: Any, **named: Any) -> Any:
-            return self(*args, **named)
-
-        call.__code__ = call.__code__.replace(co_name=self.name)
-        call.__name__ = call.__qualname__ = self.name
-        return call
-
-    @property
-    def _torchdynamo_wrapper_id(self) -> int:
-        """By which torch knows that the function above stands for this op."""
-        return id(self)
 
     def ordered(self, args: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[Any, ...]:
         """A call's inputs, in the rule's order."""
