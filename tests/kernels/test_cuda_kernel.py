@@ -186,8 +186,8 @@ extern "C" __global__ void ferrule_k(
     const __grid_constant__ mlx::core::cu::Strides x_strides,
     const __grid_constant__ float fr_a_s,
     const uint8_t* z,
-    __nv_bfloat16* out,
-    int64_t* more) {
+    __nv_bfloat16* __restrict__ out,
+    int64_t* __restrict__ more) {
   constexpr int x_ndim = 2;
   const float* const s = &fr_a_s;
   constexpr mlx::core::cu::Shape z_shape{};

@@ -61,7 +61,7 @@ class Calls(torch.nn.Module):
         ({"make": lambda device, T, K: None}, KernelError, "missing a required argument: 'K'"),
         ({"make": lambda **k: None, "constants": {"T": 1}}, KernelError, "'T' is the device, a"),
         ({"make": lambda **k: None, "constants": {"device": 1}}, KernelError, "name of its own"),
-        ({"make": lambda **k: None, "constants": {"a": "Q"}}, RuleError, "there is no dim 'Q'"),
+        ({"make": lambda **k: None, "constants": {"a": "Q"}}, RuleError, "'Q' is neither a dtype"),
         ({"make": lambda **k: None, "constants": 3}, KernelTypeError, "`constants` of op 'f'"),
         ({"run": lambda x, y: 0, "batch": "Q"}, KernelError, "there is no dim 'Q'"),
         ({"run": double, "autocast": "up"}, KernelError, "'cast' or 'float32'"),

@@ -119,7 +119,7 @@ def test_a_variant_shows_the_outputs_that_it_has() -> None:
     assert repr(NORM) == f"<ferrule.Op rms: {NORM.rule}>"
     shown = repr(NORM.variant(x, w, True))
     again = ferrule.op("rms", shown.removeprefix("<ferrule.Op rms: ")[:-1], grid="N",
-                       threadgroup=1, metal="y[0] = 0;")  # fmt: skip
+                       threadgroup=1, metal="y[0] = has_w;")  # fmt: skip
     assert [o.name for o in again.rule.outputs] == ["y", "doubled", "rstd"]
 
 
