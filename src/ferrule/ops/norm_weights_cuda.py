@@ -202,13 +202,12 @@ def bodies(count_parts: str, text: str, sums: Sequence[str], blocks: str) -> Any
             _HEADER,
         )
 
-    # Registers have the sums of one, and leave too few threads with those of two. Where a GPU has
-    # no room for rows that are asked for ahead, the next body asks for none.
-    return [
-        *(
-            made(held, most, len(sums) > 1 or most > 8192, ahead)
-            for *held, most in HELD
-            for ahead in ((True, False) if most > 2048 else (True,))
-        ),
-        made((0, 0), 0, False, False),
-    ]
+    # Registers have the sums of one, and leave too few threads with those of two. Behind a body
+    # that only some GPUs have room for is one that asks for no rows ahead.
+    by_length = []
+    for *held, most in HELD:
+        in_shared = len(sums) > 1 or most > 8192
+        by_length.append(made(held, most, in_shared, True))
+        if by_length[-1].when != f"N <= {most}":
+            by_length.append(made(held, most, in_shared, False))
+    return [*by_length, made((0, 0), 0, False, False)]

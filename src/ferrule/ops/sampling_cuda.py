@@ -95,15 +95,18 @@ if (LAST && (V == 1 || (is_aligned<V>(x) && is_aligned<V>(out)))) {
 
 def _reductions() -> str:
     """Statements that add ``WORDS`` words of 4 bytes, ``w``, to what is at ``to``."""
-    kinds = (("float", "f32"), ("__half", "noftz.f16x2"), ("__nv_bfloat16", "noftz.bf16x2"))
+    kinds = (
+        ("float", "", "f32"),
+        ("__half", ".noftz", "f16x2"),
+        ("__nv_bfloat16", ".noftz", "bf16x2"),
+    )
     cases = []
     for words, vector in (4, ".v4"), (2, ".v2"), (1, ""):
         places = ", ".join(f"%{i + 1}" for i in range(words))
         values = ", ".join(f'"r"(w[{i}])' for i in range(words))
-        for dtype, kind in kinds:
-            rounding, _, kind = kind.rpartition(".")
-            name = f"red.global.add{'.' * bool(rounding)}{rounding}{vector}.{kind}"
-            operand = f"{{{places}}}" if vector else places
+        operand = f"{{{places}}}" if vector else places
+        for dtype, rounding, kind in kinds:
+            name = f"red.global.add{rounding}{vector}.{kind}"
             cases.append(
                 f"      if constexpr (WORDS == {words} && cuda::std::is_same_v<T, {dtype}>)\n"
                 f'        asm volatile("{name} [%0], {operand};" ::"l"(to), {values} : "memory");\n'
