@@ -192,9 +192,11 @@ def flush() -> None:
 
     Had it only been written, the timed kernel would have to wait for what is written back.
     """
+    import torch
+
     buffer, total = _buffer()
     buffer.zero_()
-    buffer.sum(dim=0, keepdim=True, out=total)
+    torch.sum(buffer, dim=0, keepdim=True, out=total)
 
 
 @cache

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from itertools import groupby
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -75,11 +74,20 @@ class Gpu:
             yield
             gpu._capturing = None
 
-        zeroed = SimpleNamespace(
-            zero_=lambda: gpu.launch("written", FLUSH),
-            sum=lambda dim, keepdim, out: gpu.launch("read", FLUSH),
-        )
-        monkeypatch.setattr(clocks, "_buffer", lambda: [zeroed, None])
+        class Buffer(torch.Tensor):
+            """Calls on it are torch's, and are launches."""
+
+            @classmethod
+            def __torch_function__(
+                cls, called: Any, types: Any, args: Any = (), kwargs: Any = None
+            ) -> Any:
+                name = {"zero_": "written", "sum": "read"}.get(called.__name__)
+                if name:
+                    gpu.launch(name, FLUSH)
+                return super().__torch_function__(called, types, args, kwargs)
+
+        buffers = [torch.ones(2, 3).as_subclass(Buffer), torch.ones(1, 3)]
+        monkeypatch.setattr(clocks, "_buffer", lambda: buffers)
         monkeypatch.setattr(torch.cuda, "Event", Event)
         monkeypatch.setattr(torch.cuda, "CUDAGraph", CUDAGraph)
         monkeypatch.setattr(torch.cuda, "graph", graph)
