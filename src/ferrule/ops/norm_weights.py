@@ -29,7 +29,13 @@ _PARTS = (
     const int most = some < 128 ? 128 : some < 2048 ? some : 2048, parts = R < most ? R : most;
 """,
 )
-_FEW_PARTS = ("min(R, 64)", "\n    const int parts = R < 64 ? R : 64;\n")
+_FEW_PARTS = (
+    "min(R, max(min(R * N // 32768, 64), 1))",
+    """
+    const long some = long(R) * N / 32768, most = some < 1 ? 1 : some < 64 ? some : 64;
+    const int parts = R < most ? R : int(most);
+""",
+)
 
 
 def norm_gradients(
@@ -63,11 +69,12 @@ def norm_gradients(
             return [x_grad, *[None] * len(likes)]
         mean = of_rows[0] if centered else None
         return [x_grad, *column_sums(x, mean, of_rows[-1], cotangent, weight, bias, behind, wide)]
-    rows = [array[None].flatten(0, -2) for array in (x, cotangent)]
-    x_grad, *parts = _gradients(centered, wide, on_cpu(x))(rows[0], weight, eps, rows[1])
+    flat = x.ndim == 2  # views take longer than a small kernel
+    of_x, of_y = (array if flat else array[None].flatten(0, -2) for array in (x, cotangent))
+    x_grad, *parts = _gradients(centered, wide, on_cpu(x))(of_x, weight, eps, of_y)
     total = sum_parts(wide)
     sums = [total(part, like) for part, like in zip(parts, likes, strict=False)]
-    return [x_grad.reshape(x.shape), *sums]
+    return [x_grad if flat else x_grad.reshape(x.shape), *sums]
 
 
 _RMS_NORM = """

@@ -113,9 +113,8 @@ def sampler(
         by_channels=True,
         batch=f"C {text.points} B",
     )
-    # The version stands for all that the function reads, but for the op's own text.
-    version = "sorted 1" if deterministic else "atomic 1"
-    op.def_vjp(_derivative(text, deterministic), version=version)
+    backward, called = _derivative(text, deterministic)
+    op.def_vjp(backward, version=" ".join(each.digest for each in called))
     op.def_jvp(
         text.op(
             "grid_sample_jvp",
@@ -284,8 +283,8 @@ def _lanes(chunks: str) -> str:
     return lanes
 
 
-def _derivative(text: _Text, deterministic: bool) -> Any:
-    """The derivative: which op or ops it is depends on the device."""
+def _derivative(text: _Text, deterministic: bool) -> tuple[Any, list[ferrule.Op]]:
+    """The derivative, and the ops that it calls: which of them depends on the device."""
     rule = (
         f"{text.inputs}, cotangent[{text.samples}]:T"
         f" -> x_grad[{text.image}]:T, grid_grad[{text.coordinates}]:G"
@@ -294,7 +293,8 @@ def _derivative(text: _Text, deterministic: bool) -> Any:
         "init_value": 0, "batch": "B", "partial_sums": f"C {text.points}",
     }  # fmt: skip
     points = text.points.replace(" ", " * ")
-    units = f"ceildiv(C, {texts.OWNED}) + ceildiv({points}, {texts.SLAB * texts.PACK})"
+    behind = f"ceildiv({points}, {texts.SLAB * texts.PACK})"
+    units = f"ceildiv(C, {texts.OWNED}) + ({behind} if C > {texts.OWNED} or B < 4 else 0)"
     owning = text.op(
         "grid_sample_owning_vjp",
         rule,
@@ -305,7 +305,7 @@ def _derivative(text: _Text, deterministic: bool) -> Any:
         **declared,
     )
     if deterministic:
-        others = _gathering(text)
+        others, called = _gathering(text)
     else:
         others = text.op(
             "grid_sample_vjp",
@@ -318,11 +318,12 @@ def _derivative(text: _Text, deterministic: bool) -> Any:
         second = _second(text)
         others.def_vjp(second)
         owning.def_vjp(second)
+        called = [others]
 
     def backward(primals: Any, cotangents: Any, outputs: Any) -> Any:
         return (owning if on_cpu(primals[0]) else others)(*primals, *cotangents)
 
-    return backward
+    return backward, [owning, *called]
 
 
 def _second(text: _Text) -> ferrule.Op:
@@ -338,8 +339,8 @@ def _second(text: _Text) -> ferrule.Op:
     )
 
 
-def _gathering(text: _Text) -> Any:
-    """The derivative that sorts, and adds in order. It has no derivative itself."""
+def _gathering(text: _Text) -> tuple[Any, list[ferrule.Op]]:
+    """The derivative that sorts, and adds in order, and its ops. It has no derivative itself."""
     entries = text.op(
         "grid_sample_entries",
         f"{text.inputs}, cotangent[{text.samples}]:T"
@@ -363,7 +364,7 @@ def _gathering(text: _Text) -> Any:
         found, grid_grad = entries(x, grid, cotangent)
         return gather(x, grid, cotangent, _sorted(found)), grid_grad
 
-    return backward
+    return backward, [entries, gather]
 
 
 def _sorted(entries: Any) -> Any:

@@ -111,13 +111,15 @@ FEW_CHANNELS = (
 template <int K, class A, class T>
 inline void sample_few(const thread Places<A>& from, const device T* plane, device T* to, int count,
                        long across, long up, long out_across, long out_up) {
+  const bool at_once = K == 1 && metal::is_same_v<T, A>;  // read, and added up
   Pack<A> values[ALL * K], sums;
-  gather_few<K, A, T>(from, plane, values, across, up);
+  if (!at_once) gather_few<K, A, T>(from, plane, values, across, up);
   for (int k = 0; k < K; ++k) {
     for (int l = 0; l < PACK; ++l) {
       A sum = 0;
       for (int t = 0; t < ALL; ++t) {
-        const A value = from.inside[t][l] != 0 ? values[t * K + k].of[l] : A(0);
+        const A read = at_once ? A(plane[from.at[t][l] * across]) : values[t * K + k].of[l];
+        const A value = from.inside[t][l] != 0 ? read : A(0);
         sum = metal::fma(from.weight[t][l], value, sum);
       }
       sums.of[l] = sum;
@@ -209,8 +211,9 @@ template <int K, class A, class T>
 inline void add_few(const thread Places<A>& from, thread Pack<A>* dots, const device T* plane,
                     const device T* cot, int count, long across, long up, long out_across,
                     long out_up) {
+  const bool at_once = K == 1 && metal::is_same_v<T, A>;
   Pack<A> values[ALL * K], by;
-  gather_few<K, A, T>(from, plane, values, across, up);
+  if (!at_once) gather_few<K, A, T>(from, plane, values, across, up);
   for (int k = 0; k < K; ++k) {
     const device T* of_channel = cot + k * out_up;
     if (count == PACK) {
@@ -220,7 +223,8 @@ inline void add_few(const thread Places<A>& from, thread Pack<A>* dots, const de
     }
     for (int t = 0; t < ALL; ++t) {
       for (int l = 0; l < PACK; ++l) {
-        dots[t].of[l] = metal::fma(by.of[l], values[t * K + k].of[l], dots[t].of[l]);
+        const A read = at_once ? A(plane[from.at[t][l] * across]) : values[t * K + k].of[l];
+        dots[t].of[l] = metal::fma(by.of[l], read, dots[t].of[l]);
       }
     }
   }
@@ -321,21 +325,25 @@ inline void scatter_few(const thread Places<A>& from, device T* plane, const dev
 """
 # For few and fast threads, as processors have: some of them own OWNED channels of an image each,
 # and add what all its points give, in order, so that there are no atomics. The others, behind them
-# along y, have SLAB packs each, and the derivative by the grid.
+# along y, have SLAB packs each, and the derivative by the grid. Of several images of few channels
+# there are none: their owners do that, too, and find no point twice.
 OWNING = (
     STRIDES
     + """
 const long b = thread_at.z;
-const int owners = (C + OWNED - 1) / OWNED;
+const int owners = (C + OWNED - 1) / OWNED, first = int(thread_at.y) * OWNED;
+const bool owns = int(thread_at.y) < owners, alone = int(threads_per_grid.y) == owners;
 const device T* image = x + b * pixels * C;
-if (int(thread_at.y) < owners) {
-  const int first = int(thread_at.y) * OWNED, width = metal::min(OWNED, C - first);
-  device T* image_grad = x_grad + b * pixels * C + first * up;
-  for (long p = 0; p < points; p += PACK) {
+const long begin = owns ? 0 : long(int(thread_at.y) - owners) * SLAB * PACK;
+const long end = owns ? points : metal::min(points, begin + SLAB * PACK);
+for (long p = begin; p < end; p += PACK) {
 """
     + PLACES
     + """
+  if (owns) {
+    const int width = metal::min(OWNED, C - first);
     const device T* cot = cotangent + b * points * C + p * out_across + first * out_up;
+    device T* image_grad = x_grad + b * pixels * C + first * up;
     if (LAST && C >= 8) {
       for (int l = 0; l < count; ++l) {
         const device T* of_point = cot + long(l) * C;
@@ -355,14 +363,9 @@ if (int(thread_at.y) < owners) {
     + _few("scatter_few(from", "width")
     + """
     }
+    if (!alone) continue;
   }
-  return;
-}
-const long begin = long(int(thread_at.y) - owners) * SLAB * PACK;
-const long end = metal::min(points, begin + SLAB * PACK);
-for (long p = begin; p < end; p += PACK) {
 """
-    + PLACES
     + GRID_GRAD
     + "}\n"
 )

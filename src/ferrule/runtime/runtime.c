@@ -17,6 +17,7 @@ enum {
   WAKE_FANOUT = 4,        /* each thread wakes so many others */
   SPIN_NANOSECONDS = 50000,
   LONG_SPIN_NANOSECONDS = 1000000, /* asleep, a thread takes 100 microseconds to begin */
+  LONG_NANOSECONDS = 100000, /* of a job for which sleepers are woken at once */
   ALONE_NANOSECONDS = 5000, /* what a caller does alone before it wakes sleepers, which costs more */
   FIBER_SETS = 4,         /* shapes of fiber stacks that a thread keeps */
   MAX_SPLIT_GUARDS = 8192 /* Linux allows 65530 mappings; mprotect makes two of each guarded one */
@@ -479,6 +480,12 @@ typedef struct {
   state* self;
 } caller;
 
+/* Whether a job like this one took long the last time; a guess, as others may share its place. */
+static uint8_t* took_long(const job* j) {
+  static uint8_t places[256];
+  return &places[((uint64_t)(uintptr_t)j->entry + j->units) * 0x9e3779b97f4a7c15u >> 56];
+}
+
 static void caller_share(void* argument) {
   caller* c = (caller*)argument;
   job* j = c->j;
@@ -487,10 +494,11 @@ static void caller_share(void* argument) {
   if (j->threads > 1) {
     int64_t start = nanoseconds();
     uint64_t chunk = j->chunk / 16 ? j->chunk / 16 : 1;
-    bool called = false, pooled = false;
+    bool called = LOAD(took_long(j)), pooled = false;
     pace p = {0, 0};
     do {
-      /* Spinning workers are called at once, sleeping ones when the job proves not to be small. */
+      /* Spinning workers are called at once, sleeping ones when the job proves not to be small, or
+       * did so before: its first unit may be long. */
       if (!called)
         called = LOAD(&pool.slots[1].signal.value) == IDLE ||
                  nanoseconds() - start >= ALONE_NANOSECONDS;
@@ -498,6 +506,7 @@ static void caller_share(void* argument) {
       chunk = called || chunk > j->chunk / 2 ? j->chunk : chunk * 2;
     } while (run_chunk(j, c->self, &part, paced(j, &p, chunk)));
     if (pooled) leave_pool(j);
+    STORE(took_long(j), (uint8_t)(nanoseconds() - start >= LONG_NANOSECONDS));
   } else {
     /* All at once, or in pieces that a limit can stop between. */
     pace p = {0, 0};
