@@ -89,6 +89,7 @@ def _rows(bench: Bench, host: Any, work: Work, op: Any, size: tuple[int, ...], d
     one = host.call(partial(work.ours, op), arrays, work)
     moved = sum(array.nbytes for array in [*arrays, *_results(one())])
     count = clocks.copies(moved) if bench.device == "cuda" and host.name == "torch" else 1
+    count = min(count, 2) if bench.quick else count  # of small arrays many thousands
     sets = [arrays, *([a.clone() for a in arrays] for _ in range(count - 1))]
 
     def turns(function: Callable[..., Any], sets: Sequence[Sequence[Any]]) -> Call:
