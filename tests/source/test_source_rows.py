@@ -250,9 +250,10 @@ COLUMNS = """
     float sum = 0;
     for (int k = 0; k < R; k++) sum += x[begin + k * C + column];
     {between}
-    for (uint k = R / 3; k < uint(R); k += 2) {{
-        const float v = x[begin + k * C + column];
-        if (v > 0) y[begin + k * C + column] += sum - v;
+    {guard} for (uint k = R / 3; k < uint(R); k += 2) {{
+        const size_t at = begin + k * C + column;
+        const float v = x[at];
+        if (v > 0) y[at] += sum - v;
         else y[begin + (R - 1 - k) * C + column] = y[begin + column] + 2;
     }}
 """
@@ -266,10 +267,12 @@ OF_GRID = "const int C = x_shape[2], begin = thread_position_in_grid.y * R * C; 
     st.sampled_from(
         ["", "sum += simd_max(0.0f);", "threadgroup_barrier(mem_flags::mem_threadgroup);"]
     ),
+    st.booleans(),
 )  # fmt: skip
-def test_columns(shape: tuple[int, int, int], of_grid: bool, between: str) -> None:
+def test_columns(shape: tuple[int, int, int], of_grid: bool, between: str, guarded: bool) -> None:
     x = values(shape)  # type: ignore[arg-type]
-    source = COLUMNS.format(place=OF_GRID if of_grid else BY_ROW, between=between)
+    guard = "if (column % 3 != 1)" if guarded else ""
+    source = COLUMNS.format(place=OF_GRID if of_grid else BY_ROW, between=between, guard=guard)
     batches, rows, columns = shape
     grid = (columns, batches, 1) if of_grid else (columns * batches, 1, 1)
     y = both(source, x, n=1, grid=grid, output_shapes=[shape])
@@ -279,21 +282,27 @@ def test_columns(shape: tuple[int, int, int], of_grid: bool, between: str) -> No
         first = expected[:, 0] + 2
         expected[:, k] += np.where(larger, sums - x[:, k], 0)
         mirrored[...] = np.where(larger, mirrored, first)
+    if guarded:
+        expected[..., 1::3] = 0
     np.testing.assert_array_equal(y, expected)
 
 
 def test_lanes_go_down_columns_side_by_side() -> None:
     for place in (OF_GRID, BY_ROW):
-        written = text(COLUMNS.format(place=place, between=""), "float32[2,9,64]")
+        written = text(COLUMNS.format(place=place, between="", guard=""), "float32[2,9,64]")
         inside = written[written.index("static void fr_in_row") :]
         inside = inside[: inside.index("static void fr_kernel")]
         assert inside.index("k < R;") < inside.index("sum +=") < inside.index("k < uint(R)")
         assert inside.count("for (unsigned fr_i = 0;") >= 3
     for between in ("sum += simd_max(0.0f);", "threadgroup_barrier(mem_flags::mem_none);"):
-        inside = text(COLUMNS.format(place=OF_GRID, between=between), "float32[2,9,64]")
+        inside = text(COLUMNS.format(place=OF_GRID, between=between, guard=""), "float32[2,9,64]")
         inside = inside[inside.index("static void fr_kernel") :]
         assert inside.index("k < R;") < inside.index("fr_i < fr_n", inside.index("k < R;"))
         assert inside.index("fr_i < fr_n", inside.index("k < R;")) < inside.index("sum +=")
+    only = COLUMNS[: COLUMNS.index("float sum")] + COLUMNS[COLUMNS.index("{guard}") :]
+    for guard in ("", "if (e % 3 == 0)", "if (e > 5) y[e] = 0; else"):
+        guarded = only.format(place=OF_GRID, guard=guard).replace("sum - v", "v")
+        assert "fr_in_row" in text(guarded, "float32[2,9,64]"), guard
     counted = "float v = 0; for (int k = 0; k < 3; k++) v += x[k * 64 + e]; y[e] = v;"
     head = "const uint e = thread_position_in_grid.x;"
     assert "fr_in_row" not in text(head + counted, "float32[3,64]")

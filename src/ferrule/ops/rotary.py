@@ -125,10 +125,9 @@ def _body(
         const float angle = float(long({offset}) + l) * scale * ({frequency});
         const A c = A(metal::cos(angle)), s = A({sign}metal::sin(angle));
         for (size_t h = head; h < end; h++) {{
-            const size_t first = AT(h) + {first}, second = AT(h) + {second};
-            const A u = A(x[first]), v = A(x[second]);
-            {turned}[first] = T(u * c - v * s);
-            {turned}[second] = T(u * s + v * c);
+            const A u = A(x[AT(h) + {first}]), v = A(x[AT(h) + {second}]);
+            {turned}[AT(h) + {first}] = T(u * c - v * s);
+            {turned}[AT(h) + {second}] = T(u * s + v * c);
         }}
     }}
     {f"else {rest}" if turned == "y" else ""}

@@ -11,6 +11,7 @@ side, round by round, where one after the other they would take elements that li
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from tree_sitter import Node
@@ -68,10 +69,18 @@ def find(body: Body, variables: Variables) -> Row | None:
                 needed = search.needs(right)
                 if needed is not None:
                     return Row(bare(body.tree.text(right)), tuple(needed))
-        loops = (s for s in body.tree.block.named_children if s.type == "for_statement")
-        if body.whole and any(map(search.uniformity.columns, loops)):
+        if body.whole and any(map(search.uniformity.columns, _outermost(body.tree.block))):
             return Row(_OF_GRID, ())
     return None
+
+
+def _outermost(node: Node) -> Iterator[Node]:
+    """The loops in a statement that are in no other, but perhaps in an `if`."""
+    for statement in node.named_children:
+        if statement.type == "for_statement":
+            yield statement
+        elif statement.type in ("if_statement", "else_clause", "compound_statement"):
+            yield from _outermost(statement)
 
 
 class _Search(NamedTuple):

@@ -7,13 +7,14 @@ variable uniform that is not would give wrong results, so whatever is not unders
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from tree_sitter import Node
 
 from .. import words
 from ..dialect import INTEGERS, LINEAR_TYPES, SYNC, UNIFORM_RESULTS, WIDE_INTEGERS
-from ..syntax import callee, declarators, field, kinds, operands, part
+from ..syntax import callee, declarators, declared_name, field, kinds, operands, part
 from .assignments import WRITES_ARGUMENTS
 from .body import Scopes
 from .statements import LOOPS, branches, changed, expression, initial_value, jumps_out
@@ -369,9 +370,19 @@ class Uniformity:
         counted = any(True for _ in kinds(condition, "number_literal"))
         if counted or any(True for _ in kinds(body, *LOOPS)) or ordered(self.body, statement):
             return False
-        elements = list(kinds(body, "subscript_expression"))
-        found = [self.value(part(e, "indices").named_children[0]) for e in elements]
+        # An index may have a name in the loop, of which nothing is known before it is split.
+        named = ((declared_name(d), initial_value(d)) for d in declared(body))
+        own = {self.tree.text(name): value for name, value in named if name is not None}
+        indices = [
+            part(e, "indices").named_children[0] for e in kinds(body, "subscript_expression")
+        ]
+        found = [self.value(own.get(self.tree.text(index)) or index) for index in indices]
         return any(v.linear for v in found) and all(v.linear or v.uniform for v in found)
+
+
+def declared(node: Node) -> Iterator[Node]:
+    """The declarators of all declarations in a statement."""
+    return (d for declaration in kinds(node, "declaration") for d in declarators(declaration))
 
 
 def _is_number(spec: str) -> bool:
