@@ -65,6 +65,26 @@ def test_is_torchs(case: Any, channels: int, dtype: Any, deterministic: bool) ->
         torch.testing.assert_close(mine.cpu().double(), theirs, rtol=bound, atol=bound * largest)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("mode", ["bilinear", "nearest", "bicubic"])
+@pytest.mark.parametrize(("channels", "height", "skipped"), [(1, 5, 0), (3, 5, 0), (6, 8, 3)])
+def test_planes_that_no_words_divide(
+    channels: int, height: int, skipped: int, mode: str, dtype: Any
+) -> None:
+    """Planes of an odd number of pixels, and such as begin at no multiple of 16 bytes."""
+    case = mode, "border", False, "NCHW"
+    x = torch.rand(2 * channels * height * 7 + skipped, device="cuda").to(dtype)
+    x = x[skipped:].view(2, channels, height, 7).requires_grad_()
+    grid = (torch.rand(2, 9, 8, 2, device="cuda") * 3 - 1.5).requires_grad_()
+    y = grid_sample(x, grid, *case)
+    cotangent = torch.rand(y.shape, device="cuda").to(dtype)
+    got = [y, *torch.autograd.grad(y, (x, grid), cotangent)]
+    bound = 1e-4 if dtype == torch.float32 else 3e-2
+    for mine, theirs in zip(got, expected(x, grid, cotangent, case), strict=True):
+        largest = max(1.0, theirs.abs().max().item())
+        torch.testing.assert_close(mine.cpu().double(), theirs, rtol=bound, atol=bound * largest)
+
+
 @pytest.mark.parametrize("case", CASES[:1], ids=str)
 def test_bodies_agree(case: Any) -> None:
     """Vectors that do not begin at a multiple of 16 bytes, and the Metal body."""

@@ -9,41 +9,6 @@ from typing import Any
 from .rows_cuda import body
 
 _HEADER = """
-// Where this thread's packs of its next row arrive, behind each other's in shared memory, while it
-// is at work on a row; or rows are read where they lie.
-template <typename T, int V, int E, bool ON>
-struct Ahead {
-    Pack<T, V>* to;
-
-    __device__ void ask(const T* from, int N) {
-        if constexpr (ON) {
-#pragma unroll
-            for (int p = 0; p < E / V; ++p) {
-                const int i = min(int(threadIdx.x + p * blockDim.x), N / V - 1);
-                auto* const pack = to + p * blockDim.x + threadIdx.x;
-                const auto* const source = reinterpret_cast<const Pack<T, V>*>(from) + i;
-#if __CUDA_ARCH__ >= 800
-                asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::
-                             "r"(uint32_t(__cvta_generic_to_shared(pack))), "l"(source) : "memory");
-#else
-                *pack = *source;
-#endif
-            }
-        }
-    }
-
-    __device__ Row<T, V, E> taken(const T* from, int N) {
-        if constexpr (!ON) return {from, N};
-#if __CUDA_ARCH__ >= 800
-        asm volatile("cp.async.wait_all;" ::: "memory");
-#endif
-        Row<T, V, E> row{N};
-#pragma unroll
-        for (int p = 0; p < E / V; ++p) row.held[p] = to[p * blockDim.x + threadIdx.x];
-        return row;
-    }
-};
-
 template <int V_, int E_>
 struct Shape {
     static constexpr int V = V_, E = E_;

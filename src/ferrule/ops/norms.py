@@ -78,12 +78,14 @@ def _rms_norm(behind: int, weighted: bool, added: bool, wide: bool) -> ferrule.O
     packed = bodies(
         f"""
         const auto values = {values};
+        {"auto of_weight = ahead(weight, 0);" * weighted}
         const float squares = sum_of([](float v) {{ return v * v; }}, values);
         const float scale = rsqrt(squares / N + eps);
         write(y + begin, [=](float v{", float w" * weighted}) {{
             return v * scale{" * w" * weighted};
-        }}, values{", every(weight)" * weighted});""",
+        }}, values{", of_weight.arrived(weight, N)" * weighted});""",
         ["x", "y", *["residual", "total"] * added, *["weight"] * weighted],
+        shared=int(weighted),
     )
     op = ferrule.op(
         "add_rms_norm" if added else "rms_norm",
@@ -163,6 +165,7 @@ def _layer_norm(behind: int, weighted: bool, biased: bool, wide: bool) -> ferrul
     packed = bodies(
         f"""
         const auto values = row(x);
+        {" ".join(f"auto of_{name} = ahead({name}, {n});" for n, name in enumerate(shared))}
         const float mean = sum_of([](float v) {{ return v; }}, values) / N;
         const float squares = sum_of<1>([=](float v) {{
             return (v - mean) * (v - mean);
@@ -170,8 +173,9 @@ def _layer_norm(behind: int, weighted: bool, biased: bool, wide: bool) -> ferrul
         const float scale = rsqrt(squares / N + eps);
         write(y + begin, [=](float v{", float w" * weighted}{", float b" * biased}) {{
             return (v - mean) * scale{" * w" * weighted}{" + b" * biased};
-        }}, values{"".join(f", every({name})" for name in shared)});""",
+        }}, values{"".join(f", of_{name}.arrived({name}, N)" for name in shared)});""",
         ["x", "y", *shared],
+        shared=len(shared),
     )
     op = ferrule.op(
         "layer_norm",

@@ -45,6 +45,51 @@ struct Row {
     }
 };
 
+// Where packs of a row that threads need later arrive, in its order in shared memory, while those are
+// at work: each has its own ones only. Or rows are read where they lie.
+template <typename T, int V, int E, bool ON>
+struct Ahead {
+    Pack<T, V>* to;
+
+    __device__ void ask(const T* from, int N) {
+        if constexpr (ON) {
+#pragma unroll
+            for (int p = 0; p < E / V; ++p) {
+                const int i = min(int(threadIdx.x + p * blockDim.x), N / V - 1);
+                auto* const pack = to + p * blockDim.x + threadIdx.x;
+                const auto* const source = reinterpret_cast<const Pack<T, V>*>(from) + i;
+#if __CUDA_ARCH__ >= 800
+                asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::
+                             "r"(uint32_t(__cvta_generic_to_shared(pack))), "l"(source) : "memory");
+#else
+                *pack = *source;
+#endif
+            }
+        }
+    }
+
+    __device__ void wait() {
+#if __CUDA_ARCH__ >= 800
+        if constexpr (ON) asm volatile("cp.async.wait_all;" ::: "memory");
+#endif
+    }
+
+    // The row, read as it is needed.
+    __device__ Row<T, V, 0> arrived(const T* from, int N) {
+        wait();
+        return {ON ? reinterpret_cast<const T*>(to) : from, N};
+    }
+
+    __device__ Row<T, V, E> taken(const T* from, int N) {
+        if constexpr (!ON) return {from, N};
+        wait();
+        Row<T, V, E> row{N};
+#pragma unroll
+        for (int p = 0; p < E / V; ++p) row.held[p] = to[p * blockDim.x + threadIdx.x];
+        return row;
+    }
+};
+
 // Calls `f` with the number of each pack of this thread, in its own and in the row's count, and
 // whether there is such a pack: else the second is another's, which can be read as well. Loads do
 // not wait for that question, nor for each other.
@@ -195,26 +240,51 @@ __device__ float2 largest_and_sum(const R& row) {
 
 # How many elements of a row a thread holds, of float32 and of 16 bits, for rows of so many bytes.
 HELD = ((4, 16, 2048), (8, 16, 16384), (16, 32, 65536))
+# Which of these ask ahead for what rows share: it is in shared memory by the time it is needed.
+_AHEAD = {16384: "T != float32", 65536: "T != float32 and N <= 16384 and capability >= 80"}
 
 
-def bodies(text: str, arrays: Sequence[str], many: str = "") -> Any:
+def bodies(text: str, arrays: Sequence[str], many: str = "", shared: int = 0) -> Any:
     """CUDA bodies of an op over rows, for rows of several lengths.
 
     Args:
         text: statements for one row, in which ``row(x)`` is this row of an array, ``every(w)`` the
-            whole of one that all rows share, and ``begin`` where the row begins. Sums are float32:
-            CUDA bodies take no float64.
+            whole of one that all rows share, and ``begin`` where the row begins. ``ahead(w, n)``
+            asks for the ``n``th of those that are shared, of which ``.arrived(w, N)`` then is the
+            whole. Sums are float32: CUDA bodies take no float64.
         arrays: the names of all that have rows, the first an input, and of what rows share.
         many: how many rows there are, where those that are empty count, too.
+        shared: how many arrays are asked for ahead.
     """
     many = many or f"{arrays[0]}.size // max(N, 1)"
-    begin = """const size_t begin = size_t(blockIdx.x) * N;
-        auto row = [&](const auto* from) { return row_at(from, begin); };"""
 
-    return [
-        body(begin + text, arrays, many, held, f"N * (4 if T == float32 else 2) <= {most_bytes}")
-        for *held, most_bytes in HELD
-    ] + [body(begin + text, arrays, many)]
+    def made(held: Sequence[int], when: str | None, asks: bool) -> ferrule.CudaBody:
+        begin = f"""const size_t begin = size_t(blockIdx.x) * N;
+        auto row = [&](const auto* from) {{ return row_at(from, begin); }};
+        auto ahead = [&](const auto* from, int n) {{
+            using W = cuda::std::remove_cvref_t<decltype(*from)>;
+            constexpr bool on = {int(asks)} && E > 0 && sizeof(W) == sizeof(T);
+            auto* const packs = reinterpret_cast<Pack<W, V>*>(shared);
+            Ahead<W, V, E, on> asked{{packs + n * E / V * blockDim.x}};
+            asked.ask(from, N);
+            return asked;
+        }};"""
+        memory = f"{shared * 4 * held[0]} * {_threads(held)}" if asks else 0
+        return body(begin + text, arrays, many, held, when, memory)
+
+    every: list[ferrule.CudaBody] = []
+    for *held, most_bytes in HELD:
+        size = f"N * (4 if T == float32 else 2) <= {most_bytes}"
+        if shared and most_bytes in _AHEAD:
+            every.append(made(held, f"{size} and {_AHEAD[most_bytes]}", True))
+        every.append(made(held, size, False))
+    return [*every, made((0, 0), None, False)]
+
+
+def _threads(held: Sequence[int]) -> str:
+    """How many threads a block has, where each holds so many elements of float32 and of 16 bits."""
+    elements = "({} if T == float32 else {})".format(*held) if held[0] != held[1] else f"{held[0]}"
+    return f"max(ceildiv(N, 32 * {elements}) * 32, 32)" if held[0] else "1024"
 
 
 def body(
@@ -223,7 +293,7 @@ def body(
     blocks: str,
     held: Sequence[int] = (0, 0),
     when: str | None = None,
-    shared: int = 0,
+    shared: int | str = 0,
     header: str = "",
 ) -> ferrule.CudaBody:
     """One body over rows.
@@ -239,8 +309,7 @@ def body(
         shared: how many bytes of shared memory, ``shared``, a block has.
         header: further functions.
     """
-    elements = "({} if T == float32 else {})".format(*held) if held[0] != held[1] else f"{held[0]}"
-    threads = f"max(ceildiv(N, 32 * {elements}) * 32, 32)" if held[0] else "1024"
+    threads = _threads(held)
     return ferrule.cuda_body(
         f"""
     extern __shared__ __align__(16) float shared[];

@@ -199,24 +199,33 @@ class _Text:
                 offset="int" if last and own > 1 else "long",  # converted once, where it is a place
                 V=vector,
                 OWN=own,
+                LAST=last or own == 1,
             )
-            for own, vector, when in (on_cuda.CHUNKS if last else (on_cuda.FIRST,))
+            for own, vector, when in (on_cuda.CHUNKS if last else on_cuda.PLANES)
         ]
 
     def cuda_backward(self) -> list[Any]:
         """The same of the derivative, by how many channels are a vector."""
         last = self._constants["LAST"]
-        return [
-            self._cuda(
-                on_cuda.BACKWARD,
-                _lanes(f"C // {vector}") if last else "1",
-                when,
-                functions=on_cuda.ADD,
-                init_value=0,
-                V=vector,
+        chunks = on_cuda.CHUNKS if last else (on_cuda.SPLIT, *on_cuda.PLANES)
+        bodies = []
+        for own, vector, when in chunks:
+            split = (own, vector, when) == on_cuda.SPLIT
+            of_planes = f"(ceildiv(C, {own}) + 1)" if split else "1"
+            bodies.append(
+                self._cuda(
+                    on_cuda.BACKWARD,
+                    _lanes(f"C // {vector}") if last else of_planes,
+                    when,
+                    functions=on_cuda.ADD + on_cuda.ADD_PIXELS,
+                    init_value=0,
+                    V=vector,
+                    OWN=own,
+                    LAST=last or (own == 1 and not split),
+                    SPLIT=split,
+                )
             )
-            for _, vector, when in (on_cuda.CHUNKS if last else (on_cuda.FIRST,))
-        ]
+        return bodies
 
     def _cuda(
         self,
@@ -236,7 +245,7 @@ class _Text:
             threadgroup=256,
             when=f"{when} and G != float64 and {count} < 2147483648",
             init_value=init_value,
-            header=self.header("", offset, PACK=1, **constants) + functions,
+            header=self.header("", offset, PACK=1, **constants) + on_cuda.NEIGHBOURS + functions,
         )
 
     def op(
