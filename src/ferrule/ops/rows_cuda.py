@@ -45,8 +45,8 @@ struct Row {
     }
 };
 
-// Where packs of a row that threads need later arrive, in its order in shared memory, while those are
-// at work: each has its own ones only. Or rows are read where they lie.
+// Where packs of a row that threads need later arrive, in its order in shared memory, while they do
+// other work: each has its own ones only. Or rows are read where they lie.
 template <typename T, int V, int E, bool ON>
 struct Ahead {
     Pack<T, V>* to;
