@@ -240,8 +240,12 @@ __device__ float2 largest_and_sum(const R& row) {
 
 # How many elements of a row a thread holds, of float32 and of 16 bits, for rows of so many bytes.
 HELD = ((4, 16, 2048), (8, 16, 16384), (16, 32, 65536))
-# Which of these ask ahead for what rows share: it is in shared memory by the time it is needed.
-_AHEAD = {16384: "T != float32", 65536: "T != float32 and N <= 16384 and capability >= 80"}
+# Which of these ask ahead for what rows share, of how many arrays at most, and for which calls: it
+# is in shared memory by the time that it is needed.
+_AHEAD = {
+    16384: (1, "T != float32"),
+    65536: (2, "T != float32 and N <= 16384 and capability >= 80"),
+}
 
 
 def bodies(text: str, arrays: Sequence[str], many: str = "", shared: int = 0) -> Any:
@@ -275,8 +279,9 @@ def bodies(text: str, arrays: Sequence[str], many: str = "", shared: int = 0) ->
     every: list[ferrule.CudaBody] = []
     for *held, most_bytes in HELD:
         size = f"N * (4 if T == float32 else 2) <= {most_bytes}"
-        if shared and most_bytes in _AHEAD:
-            every.append(made(held, f"{size} and {_AHEAD[most_bytes]}", True))
+        most_arrays, when = _AHEAD.get(most_bytes, (0, ""))
+        if 0 < shared <= most_arrays:
+            every.append(made(held, f"{size} and {when}", True))
         every.append(made(held, size, False))
     return [*every, made((0, 0), None, False)]
 

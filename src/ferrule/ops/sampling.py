@@ -207,7 +207,7 @@ class _Text:
     def cuda_backward(self) -> list[Any]:
         """The same of the derivative, by how many channels are a vector."""
         last = self._constants["LAST"]
-        chunks = on_cuda.CHUNKS if last else (on_cuda.SPLIT, *on_cuda.PLANES)
+        chunks = on_cuda.CHUNKS if last else on_cuda.PLANES_BACKWARD
         bodies = []
         for own, vector, when in chunks:
             split = (own, vector, when) == on_cuda.SPLIT
@@ -239,6 +239,7 @@ class _Text:
     ) -> ferrule.CudaBody:
         """A body with so many threads for each point."""
         count = f"B * {self.points.replace(' ', ' * ')} * ({threads})"
+        when = when.replace("PIXELS", "H * W" if self.dims == 2 else "D * H * W")
         return ferrule.cuda_body(
             body,
             grid=count,

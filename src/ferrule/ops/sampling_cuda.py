@@ -22,12 +22,13 @@ CHUNKS = (
 # image that threads have at one time.
 PLANES = (
     (1, 1, "T != float64 and C == 1"),
-    (4, 1, "T != float64 and H * W >= 65536"),
+    (4, 1, "T != float64 and PIXELS >= 65536"),
     (8, 1, "T != float64"),
 )
 # Of their derivative, where some threads add to so many channels and others find the gradient of
 # the grid, with all of them.
 SPLIT = (2, 1, "T != float64 and C > 4")
+PLANES_BACKWARD = (SPLIT, PLANES[0], PLANES[2])
 
 POINT = """
 const uint32_t thread = blockIdx.x * blockDim.x + threadIdx.x;
