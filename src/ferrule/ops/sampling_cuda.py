@@ -179,7 +179,7 @@ auto planes = [&](auto word) {
     out[(b * C + c) * points + p] = T(sum);
   }
 };
-using Word = cuda::std::conditional_t<OWN == 1, Bits<T>, uint64_t>;
+using Word = cuda::std::conditional_t<OWN == 1 || DIMS == 3, Bits<T>, uint64_t>;
 if (SIDE_BY_SIDE && TAPS == 2 && Words<T, Word>::fit(x, pixels)) {
   planes(Word());
 } else if (LAST && (V == 1 || (is_aligned<V>(x) && is_aligned<V>(out)))) {
