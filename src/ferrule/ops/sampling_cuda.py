@@ -179,6 +179,7 @@ auto planes = [&](auto word) {
     out[(b * C + c) * points + p] = T(sum);
   }
 };
+// Words pay where the L2 is what is waited for: not for one channel, nor for volumes.
 using Word = cuda::std::conditional_t<OWN == 1 || DIMS == 3, Bits<T>, uint64_t>;
 if (SIDE_BY_SIDE && TAPS == 2 && Words<T, Word>::fit(x, pixels)) {
   planes(Word());
