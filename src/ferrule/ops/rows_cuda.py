@@ -240,11 +240,12 @@ __device__ float2 largest_and_sum(const R& row) {
 
 # How many elements of a row a thread holds, of float32 and of 16 bits, for rows of so many bytes.
 HELD = ((4, 16, 2048), (8, 16, 16384), (16, 32, 65536))
-# Which of these ask ahead for what rows share, of how many arrays at most, and for which calls: it
-# is in shared memory by the time that it is needed.
+# Of these, rows of so many bytes that ask ahead for what all share, of how many arrays at most, and
+# for which calls: it is in shared memory by the time that it is needed. A block has as much of that
+# as the longest of them: were it counted in a launch, the launch would go through Python.
 _AHEAD = {
-    16384: (1, "T != float32"),
-    65536: (2, "T != float32 and N <= 16384 and capability >= 80"),
+    16384: ((4096, 8192, 16384), 1, "T != float32"),
+    65536: ((32768,), 2, "T != float32 and capability >= 80"),
 }
 
 
@@ -262,28 +263,27 @@ def bodies(text: str, arrays: Sequence[str], many: str = "", shared: int = 0) ->
     """
     many = many or f"{arrays[0]}.size // max(N, 1)"
 
-    def made(held: Sequence[int], when: str | None, asks: bool) -> ferrule.CudaBody:
+    def made(held: Sequence[int], when: str | None, most_asked: int = 0) -> ferrule.CudaBody:
         begin = f"""const size_t begin = size_t(blockIdx.x) * N;
         auto row = [&](const auto* from) {{ return row_at(from, begin); }};
         auto ahead = [&](const auto* from, int n) {{
             using W = cuda::std::remove_cvref_t<decltype(*from)>;
-            constexpr bool on = {int(asks)} && E > 0 && sizeof(W) == sizeof(T);
+            constexpr bool on = {int(most_asked > 0)} && E > 0 && sizeof(W) == sizeof(T);
             auto* const packs = reinterpret_cast<Pack<W, V>*>(shared);
             Ahead<W, V, E, on> asked{{packs + n * E / V * blockDim.x}};
             asked.ask(from, N);
             return asked;
         }};"""
-        memory = f"{shared * 4 * held[0]} * {_threads(held)}" if asks else 0
-        return body(begin + text, arrays, many, held, when, memory)
+        return body(begin + text, arrays, many, held, when, shared * most_asked)
 
     every: list[ferrule.CudaBody] = []
-    for *held, most_bytes in HELD:
-        size = f"N * (4 if T == float32 else 2) <= {most_bytes}"
-        most_arrays, when = _AHEAD.get(most_bytes, (0, ""))
+    for *held, most in HELD:
+        size = "N * (4 if T == float32 else 2) <= {}"
+        asked, most_arrays, when = _AHEAD.get(most, ((), 0, ""))
         if 0 < shared <= most_arrays:
-            every.append(made(held, f"{size} and {when}", True))
-        every.append(made(held, size, False))
-    return [*every, made((0, 0), None, False)]
+            every += [made(held, f"{size.format(m)} and {when}", m) for m in asked]
+        every.append(made(held, size.format(most)))
+    return [*every, made((0, 0), None)]
 
 
 def _threads(held: Sequence[int]) -> str:
@@ -298,7 +298,7 @@ def body(
     blocks: str,
     held: Sequence[int] = (0, 0),
     when: str | None = None,
-    shared: int | str = 0,
+    shared: int = 0,
     header: str = "",
 ) -> ferrule.CudaBody:
     """One body over rows.
