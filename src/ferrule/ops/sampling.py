@@ -304,7 +304,7 @@ def _derivative(text: _Text, deterministic: bool) -> tuple[Any, list[ferrule.Op]
     }  # fmt: skip
     points = text.points.replace(" ", " * ")
     behind = f"ceildiv({points}, {texts.SLAB * texts.PACK})"
-    units = f"ceildiv(C, {texts.OWNED}) + ({behind} if C > {texts.OWNED} or B < 4 else 0)"
+    units = f"ceildiv(C, {texts.OWNED}) + ({behind} if C >= 8 or B < 8 else 0)"
     owning = text.op(
         "grid_sample_owning_vjp",
         rule,

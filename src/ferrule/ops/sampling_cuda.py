@@ -3,9 +3,9 @@
 They are preceded by the constants and the text of `sampling_place`, where ``PACK`` is 1: a thread
 has one point, and ``OWN`` of its channels. Where channels are the last axis it reads and writes
 vectors of ``V`` of them, of 16 bytes where their number allows. Else pixels that are neighbours in
-a row are read, and added to, by the word. All pixels that a thread reads (of many, four at a time)
-are asked for before the first is needed. Points and chunks of channels are counted in 32 bits,
-elements in 64.
+a row are added to by the word, and of images whose samples are bilinear read so, too. All pixels
+that a thread reads (of many, four at a time) are asked for before the first is needed. Points and
+chunks of channels are counted in 32 bits, elements in 64.
 """
 
 from __future__ import annotations
