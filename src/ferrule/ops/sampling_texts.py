@@ -325,8 +325,8 @@ inline void scatter_few(const thread Places<A>& from, device T* plane, const dev
 """
 # For few and fast threads, as processors have: some of them own OWNED channels of an image each,
 # and add what all its points give, in order, so that there are no atomics. The others, behind them
-# along y, have SLAB packs each, and the derivative by the grid. Of many images of few channels there
-# are none: their owners do that, too, and find no point twice.
+# along y, have SLAB packs each, and the derivative by the grid. Many images of few channels have no
+# others: their owners do that, too, and find no point twice.
 OWNING = (
     STRIDES
     + """
