@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from .rows_cuda import body
+from .rows_cuda import body, having
 
 _HEADER = """
 template <int V_, int E_>
@@ -96,18 +96,6 @@ HELD = (
 )
 
 
-def _having(shared: int) -> list[str]:
-    """The condition that a block of a GPU can have so many bytes of shared memory, 1 KB aside, by
-    the table of compute capabilities in the CUDA programming guide."""
-    if shared <= 48 << 10:
-        return []
-    if shared <= 98 << 10:
-        return ["capability >= 80"]
-    large = "capability == 90 or capability == 100 or capability == 103"
-    middle = "capability == 80 or capability == 87 or " * (shared <= 162 << 10)
-    return [f"({middle}{large})"]
-
-
 def bodies(count_parts: str, text: str, sums: Sequence[str], blocks: str) -> Any:
     """CUDA bodies that go through rows of ``x`` and ``cotangent``, part by part.
 
@@ -133,7 +121,7 @@ def bodies(count_parts: str, text: str, sums: Sequence[str], blocks: str) -> Any
         # Two rows and two sums of more than 8192 float32 are more than any block can have.
         of_rows = (4 if floats * held[0] > 16 else 8) * ahead
         shared = (4 * floats + of_rows) * most
-        when = " and ".join([f"N <= {most}", *_having(shared)]) if most else None
+        when = " and ".join([f"N <= {most}", *having(shared)]) if most else None
         return body(
             f"""
         {count_parts}

@@ -85,7 +85,7 @@ def _rms_norm(behind: int, weighted: bool, added: bool, wide: bool) -> ferrule.O
             return v * scale{" * w" * weighted};
         }}, values{", of_weight.arrived(weight, N)" * weighted});""",
         ["x", "y", *["residual", "total"] * added, *["weight"] * weighted],
-        shared=int(weighted),
+        ahead=int(weighted),
     )
     op = ferrule.op(
         "add_rms_norm" if added else "rms_norm",
@@ -175,7 +175,7 @@ def _layer_norm(behind: int, weighted: bool, biased: bool, wide: bool) -> ferrul
             return (v - mean) * scale{" * w" * weighted}{" + b" * biased};
         }}, values{"".join(f", of_{name}.arrived({name}, N)" for name in shared)});""",
         ["x", "y", *shared],
-        shared=len(shared),
+        ahead=len(shared),
     )
     op = ferrule.op(
         "layer_norm",

@@ -240,16 +240,25 @@ __device__ float2 largest_and_sum(const R& row) {
 
 # How many elements of a row a thread holds, of float32 and of 16 bits, for rows of so many bytes.
 HELD = ((4, 16, 2048), (8, 16, 16384), (16, 32, 65536))
-# Of these, rows of so many bytes that ask ahead for what all share, of how many arrays at most, and
-# for which calls: it is in shared memory by the time that it is needed. A block has as much of that
+# Of these, rows of 16-bit elements of so many bytes that ask ahead for what all share, of how many
+# arrays at most: it is in shared memory by the time that it is needed. A block has as much of that
 # as the longest of them: were it counted in a launch, the launch would go through Python.
-_AHEAD = {
-    16384: ((4096, 8192, 16384), 1, "T != float32"),
-    65536: ((32768,), 2, "T != float32 and capability >= 80"),
-}
+_AHEAD = {16384: ((4096, 8192, 16384), 1), 65536: ((32768,), 2)}
 
 
-def bodies(text: str, arrays: Sequence[str], many: str = "", shared: int = 0) -> Any:
+def having(shared: int) -> list[str]:
+    """The condition that a block of a GPU can have so many bytes of shared memory, 1 KB aside, by
+    the table of compute capabilities in the CUDA programming guide."""
+    if shared <= 48 << 10:
+        return []
+    if shared <= 98 << 10:
+        return ["capability >= 80"]
+    large = "capability == 90 or capability == 100 or capability == 103"
+    middle = "capability == 80 or capability == 87 or " * (shared <= 162 << 10)
+    return [f"({middle}{large})"]
+
+
+def bodies(text: str, arrays: Sequence[str], many: str = "", ahead: int = 0) -> Any:
     """CUDA bodies of an op over rows, for rows of several lengths.
 
     Args:
@@ -259,7 +268,7 @@ def bodies(text: str, arrays: Sequence[str], many: str = "", shared: int = 0) ->
             whole. Sums are float32: CUDA bodies take no float64.
         arrays: the names of all that have rows, the first an input, and of what rows share.
         many: how many rows there are, where those that are empty count, too.
-        shared: how many arrays are asked for ahead.
+        ahead: how many arrays are asked for ahead.
     """
     many = many or f"{arrays[0]}.size // max(N, 1)"
 
@@ -274,22 +283,17 @@ def bodies(text: str, arrays: Sequence[str], many: str = "", shared: int = 0) ->
             asked.ask(from, N);
             return asked;
         }};"""
-        return body(begin + text, arrays, many, held, when, shared * most_asked)
+        return body(begin + text, arrays, many, held, when, ahead * most_asked)
 
     every: list[ferrule.CudaBody] = []
     for *held, most in HELD:
         size = "N * (4 if T == float32 else 2) <= {}"
-        asked, most_arrays, when = _AHEAD.get(most, ((), 0, ""))
-        if 0 < shared <= most_arrays:
-            every += [made(held, f"{size.format(m)} and {when}", m) for m in asked]
+        asked, most_arrays = _AHEAD.get(most, ((), 0))
+        for m in asked if 0 < ahead <= most_arrays else ():
+            when = [size.format(m), "T != float32", *having(most_arrays * m)]
+            every.append(made(held, " and ".join(when), m))
         every.append(made(held, size.format(most)))
     return [*every, made((0, 0), None)]
-
-
-def _threads(held: Sequence[int]) -> str:
-    """How many threads a block has, where each holds so many elements of float32 and of 16 bits."""
-    elements = "({} if T == float32 else {})".format(*held) if held[0] != held[1] else f"{held[0]}"
-    return f"max(ceildiv(N, 32 * {elements}) * 32, 32)" if held[0] else "1024"
 
 
 def body(
@@ -314,7 +318,8 @@ def body(
         shared: how many bytes of shared memory, ``shared``, a block has.
         header: further functions.
     """
-    threads = _threads(held)
+    elements = "({} if T == float32 else {})".format(*held) if held[0] != held[1] else f"{held[0]}"
+    threads = f"max(ceildiv(N, 32 * {elements}) * 32, 32)" if held[0] else "1024"
     return ferrule.cuda_body(
         f"""
     extern __shared__ __align__(16) float shared[];

@@ -221,7 +221,7 @@ class _Text:
                     init_value=0,
                     V=vector,
                     OWN=own,
-                    LAST=last or (own == 1 and not split),
+                    LAST=last or own == 1,
                     SPLIT=split,
                 )
             )

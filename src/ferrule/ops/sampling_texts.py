@@ -331,7 +331,7 @@ OWNING = (
     STRIDES
     + """
 const long b = thread_at.z;
-const int owners = (C + OWNED - 1) / OWNED, first = int(thread_at.y) * OWNED;
+const int owners = (C + OWNED - 1) / OWNED;
 const bool owns = int(thread_at.y) < owners, alone = int(threads_per_grid.y) == owners;
 const device T* image = x + b * pixels * C;
 const long begin = owns ? 0 : long(int(thread_at.y) - owners) * SLAB * PACK;
@@ -341,7 +341,7 @@ for (long p = begin; p < end; p += PACK) {
     + PLACES
     + """
   if (owns) {
-    const int width = metal::min(OWNED, C - first);
+    const int first = int(thread_at.y) * OWNED, width = metal::min(OWNED, C - first);
     const device T* cot = cotangent + b * points * C + p * out_across + first * out_up;
     device T* image_grad = x_grad + b * pixels * C + first * up;
     if (LAST && C >= 8) {

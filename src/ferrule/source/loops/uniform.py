@@ -7,7 +7,6 @@ variable uniform that is not would give wrong results, so whatever is not unders
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import NamedTuple
 
 from tree_sitter import Node
@@ -371,18 +370,14 @@ class Uniformity:
         if counted or any(True for _ in kinds(body, *LOOPS)) or ordered(self.body, statement):
             return False
         # An index may have a name in the loop, of which nothing is known before it is split.
-        named = ((declared_name(d), initial_value(d)) for d in declared(body))
+        local = (d for n in kinds(body, "declaration") for d in declarators(n))
+        named = ((declared_name(d), initial_value(d)) for d in local)
         own = {self.tree.text(name): value for name, value in named if name is not None}
         indices = [
             part(e, "indices").named_children[0] for e in kinds(body, "subscript_expression")
         ]
         found = [self.value(own.get(self.tree.text(index)) or index) for index in indices]
         return any(v.linear for v in found) and all(v.linear or v.uniform for v in found)
-
-
-def declared(node: Node) -> Iterator[Node]:
-    """The declarators of all declarations in a statement."""
-    return (d for declaration in kinds(node, "declaration") for d in declarators(declaration))
 
 
 def _is_number(spec: str) -> bool:
