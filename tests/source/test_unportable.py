@@ -139,6 +139,23 @@ def test_arrays_whose_size_is_a_constant(text: str) -> None:
     assert told(text, HEAD, types=("T",)) == []
 
 
+@pytest.mark.parametrize(
+    ("text", "lines"),
+    [
+        ("ferrule::prefetch(x, 8);", [1]),
+        ("#ifdef FERRULE\nferrule::prefetch(x, 8);\nfloat* p = y;\n#endif\nfloat* q = y;", [5]),
+        ("#  ifdef FERRULE\n#if 1\nfloat* p = y;\n#else\nfloat* p = y;\n#endif\ndouble d;\n#else\n"
+         "float* q = y;\n#endif\nfloat* r = y;", [9, 11]),
+        ("#ifdef OTHER\nferrule::prefetch(x, 8);\n#elif FERRULE\n#endif", [2]),
+        ("float ferrule = 0; y[0] = ferrule ? 1 : 2;", []),
+    ],
+)  # fmt: skip
+def test_what_only_this_library_reads_is_not_told(text: str, lines: list[int]) -> None:
+    for where in ("source", "header"):
+        notes = told(text if where == "source" else "", text if where == "header" else "")
+        assert [(place, line) for place, line, _ in notes] == [(where, line) for line in lines]
+
+
 def test_what_mlx_compiles_with_apples_compiler_is_not_told() -> None:
     mlx = pytest.importorskip("mlx.core")
     folder = Path(mlx.__file__).parent / "include/mlx/backend/metal/kernels"

@@ -166,6 +166,25 @@ CASES = [
         want=lambda t: t.sum(t.l),
     ),
     solid(
+        "if_of_what_is_read_here_alone",
+        """
+        int acc = int(l);
+        #ifdef FERRULE
+        ferrule::prefetch(x + l, l);
+        if (l & 1) ferrule::prefetch(y + i, 1);
+        acc += 1;
+        #else
+        error
+        #endif
+        #ifndef FERRULE
+        error
+        #elif FERRULE
+        y[i] = simd_sum(acc);
+        #endif
+        """,
+        want=lambda t: t.sum(t.l + 1),
+    ),
+    solid(
         "if_of_the_preprocessor_that_macros_decide",
         """
         #define TWO 2 // and no more

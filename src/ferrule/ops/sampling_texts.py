@@ -34,6 +34,9 @@ PLACES = """
 const int count = int(metal::min(points - p, long(PACK)));
 const device G* g = grid + (b * points + p) * DIMS;
 Places<A> from;
+#ifdef FERRULE
+if (PACK > 1) ferrule::prefetch(g + 4 * PACK * DIMS, PACK * DIMS);
+#endif
 if (count == PACK) {
   for (int l = 0; l < PACK; ++l) from.x.g[l] = A(g[l * DIMS]), from.y.g[l] = A(g[l * DIMS + 1]);
   if (DIMS == 3) {
@@ -90,8 +93,8 @@ template <int K, class A, class T>
 inline void gather_few(const thread Places<A>& from, const device T* plane, thread Pack<A>* values,
                        long across, long up) {
   Pack<T> read[ALL * K];
-  for (int t = 0; t < ALL; ++t) {
-    for (int l = 0; l < PACK; ++l) {
+  for (int l = 0; l < PACK; ++l) {
+    for (int t = 0; t < ALL; ++t) {
       const device T* of_pixel = plane + from.at[t][l] * across;
       for (int k = 0; k < K; ++k) {
         if (metal::is_same_v<T, A>) values[t * K + k].of[l] = A(of_pixel[k * up]);
@@ -190,6 +193,11 @@ const int first = int(thread_at.z / B) * CHANNELS, end = metal::min(C, first + C
 device T* sample = out + b * points * C + p * out_across;
 const device T* plane = image + first * up;
 device T* values = sample + first * out_up;
+#ifdef FERRULE
+if (PACK > 1 && !LAST && C > 1) {
+  for (int k = 0; k < end - first; ++k) ferrule::prefetch(values + k * out_up + 64, PACK);
+}
+#endif
 if (LAST && (C >= 8 || (C > 1 && metal::is_same_v<T, A>))) {
   if (C == 2) sample_points<2, A, T>(from, plane, values, count, 2, C);
   else if (C == 3) sample_points<3, A, T>(from, plane, values, count, 3, C);
@@ -359,6 +367,9 @@ for (long p = begin; p < end; p += PACK) {
     } else {
       device T* plane = image_grad;
       const device T* values = cot;
+#ifdef FERRULE
+      for (int k = 0; k < width; ++k) ferrule::prefetch(values + k * out_up + 64, PACK);
+#endif
 """
     + _few("scatter_few(from", "width")
     + """

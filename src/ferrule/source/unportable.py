@@ -35,7 +35,7 @@ def notes(kernel: Kernel, wide: Iterable[str] = (), types: Iterable[str] = ()) -
             ``atomic_min_explicit`` and ``atomic_max_explicit`` alone, in device memory.
     """
     code_of = {
-        where: [t for t in solid(code) if t.kind != "directive" and not t.macro]
+        where: list(_for_apple(solid(code)))
         for where, code in zip(("header", "source"), header_and_source(kernel), strict=True)
     }
     declared = _declared_types([*code_of["header"], *code_of["source"]], types)
@@ -50,11 +50,27 @@ def notes(kernel: Kernel, wide: Iterable[str] = (), types: Iterable[str] = ()) -
                 _pointer_note(code, i, declared)
                 or ("" if body else _memory_note(code, i))
                 or _atomic_note(code, i)
+                or _own_note(code, i)
                 or _wide_atomic_note(code, i, wide_names)
             )
             if problem:
                 text_notes[Note(where, token.line, problem)] = None
         yield from text_notes
+
+
+def _for_apple(code: list[Token]) -> Iterator[Token]:
+    """The tokens of no directive, without those that stand behind an ``#ifdef FERRULE``."""
+    depth = 0  # of the #if there
+    for token in code:
+        word = "".join(token.text.split())
+        if depth:
+            depth += word.startswith("#if") - word.startswith("#endif")
+            if depth == 1 and word.startswith("#el"):
+                depth = 0
+        elif word == "#ifdefFERRULE":
+            depth = 1
+        elif token.kind != "directive" and not token.macro:
+            yield token
 
 
 def _declared_types(code: list[Token], types: Iterable[str]) -> set[str]:
@@ -192,6 +208,12 @@ def _atomic_note(code: list[Token], i: int) -> str:
         if _TYPE.fullmatch(value_type) and value_type not in _ATOMIC:
             return f"atomics on {value_type}"
     return ""
+
+
+def _own_note(code: list[Token], i: int) -> str:
+    """The note on a function of the dialect that Metal lacks, or ``""``."""
+    ours = code[i].text == "ferrule" and text_at(code, i + 1) == "::"
+    return f"ferrule::{text_at(code, i + 2)} outside of an `#ifdef FERRULE`" if ours else ""
 
 
 def _wide_atomic_note(code: list[Token], i: int, wide_names: dict[str, str]) -> str:
