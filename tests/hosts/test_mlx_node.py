@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -571,6 +572,15 @@ def test_nodes_go_when_nobody_wants_them() -> None:
     assert used() <= before
 
 
+@pytest.fixture
+def no_stock_kernels() -> Iterator[None]:
+    """Kernels that others made are not used, nor are those that a test makes used by others."""
+    mlx_gpu._stock_kernel.cache_clear()
+    yield
+    mlx_gpu._stock_kernel.cache_clear()
+
+
+@pytest.mark.usefixtures("no_stock_kernels")
 def test_what_mlx_is_asked_for_on_metal(monkeypatch: pytest.MonkeyPatch) -> None:
     """The call of MLX's own function, which another carries out here: it was never run on a Mac."""
     asked = []
@@ -595,6 +605,7 @@ def test_what_mlx_is_asked_for_on_metal(monkeypatch: pytest.MonkeyPatch) -> None
     assert len(asked) == 5  # one per op
 
 
+@pytest.mark.usefixtures("no_stock_kernels")
 def test_what_mlx_is_asked_for_by_kernels_on_metal(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
 

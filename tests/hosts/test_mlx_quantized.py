@@ -647,8 +647,11 @@ def test_streams_and_threads() -> None:
         made = make.shapeless(gradient)(mx.stack([expected] * 2), *arrays)
         return made.sum().tolist()  # type: ignore[no-any-return]
 
+    # Once alone: MLX's CUDA backend (0.32.4) marks a fused kernel as ready before it knows its
+    # block's size, and another thread divides by 0.
+    first = work(0)
     with ThreadPoolExecutor(4) as pool:
-        assert len(set(pool.map(work, range(8)))) == 1
+        assert set(pool.map(work, range(8))) == {first}
 
 
 def test_nothing_is_kept() -> None:
