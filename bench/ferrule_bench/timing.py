@@ -226,11 +226,14 @@ class Bench:
         )  # fmt: skip
 
     def wall(self, function: Call) -> float:
-        """Seconds per call, of calls that last 20 ms together (or of one), after 5 ms of others.
+        """Seconds per call, of calls that last 20 ms together (or of one), after a pause and 5 ms of
+        others, which are not timed.
 
-        Those others are not timed: both sides keep threads that wait for work, and for a while
-        take the CPU from those of the other.
+        Both sides keep threads that wait for work, and for a while take the CPU from those of the
+        other: those of OpenMP for 300,000 rounds of a loop, which may be 8 ms.
         """
+        if not self.quick:
+            time.sleep(0.02)
         done, start = 0, time.perf_counter()
         while done == 0 or (time.perf_counter() - start < 0.005 and not self.quick):
             function()
