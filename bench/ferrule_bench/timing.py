@@ -226,11 +226,11 @@ class Bench:
         )  # fmt: skip
 
     def wall(self, function: Call) -> float:
-        """Seconds per call, of calls that last 20 ms together (or of one), after a pause and 5 ms of
-        others, which are not timed.
+        """Seconds per call, of calls that last 20 ms together (or of one).
 
-        Both sides keep threads that wait for work, and for a while take the CPU from those of the
-        other: those of OpenMP for 300,000 rounds of a loop, which may be 8 ms.
+        Before those there are a pause and 5 ms of others, which are not timed: both sides
+        keep threads that wait for work, and for a while take the CPU from those of the other. Those
+        of OpenMP do for 300,000 rounds of a loop, which may be 8 ms.
         """
         if not self.quick:
             time.sleep(0.02)

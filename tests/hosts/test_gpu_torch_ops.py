@@ -525,7 +525,7 @@ def test_memory_returns_after_gradients(case: Case, device: str) -> None:
     for _ in range(200):
         step()
     gc.collect()
-    for _ in range(100):  # autograd's own thread may hold the last ones for a moment, then and before
+    for _ in range(100):  # autograd's own thread may hold the last ones for a moment
         if torch.cuda.memory_allocated() <= before:
             break
         time.sleep(0.01)

@@ -505,8 +505,8 @@ def test_calls_with_constants_alone_stand_in_the_file() -> None:
 
 
 def test_one_thread_exports_while_others_run() -> None:
-    # On the CPU from the first: MLX's CUDA backend (0.32.4) lets several threads that read what a GPU
-    # wrote move it at once.
+    # On the CPU from the first: MLX's CUDA backend (0.32.4) moves what a GPU wrote when it is read
+    # there, and several threads do so at once.
     with mx.stream(mx.cpu):
         x, w = values((3, 4)), mx.ones(4)
         wanted = SCALE(x, w, 1.0)
