@@ -15,6 +15,7 @@ ask(x + i);
 ferrule::prefetch(y + i, 1);
 ferrule::prefetch(x + (long(i) << 40), 3);   // not mapped
 ferrule::prefetch(x, 0);
+ferrule::prefetch(x, -1 - int(i));
 #endif
 threadgroup float tile[48];
 tile[thread_position_in_threadgroup.x] = x[i];

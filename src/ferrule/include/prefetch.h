@@ -4,7 +4,7 @@
 namespace fr {
 namespace ferrule {
 
-template <class T> FR_FN void prefetch_line(T* p, uint64_t byte) {
+template <class T> FR_FN void prefetch_line(T* p, int64_t byte) {
   const char* at = reinterpret_cast<const char*>(p) + byte;
 #if FR_CUDA
   asm volatile("prefetch.L2 [%0];" ::"l"(at));
@@ -15,11 +15,11 @@ template <class T> FR_FN void prefetch_line(T* p, uint64_t byte) {
 
 // Ask for the memory of n elements at p, to read it, or to write it where they are not const. Any
 // address will do: what is not mapped is not asked for.
-template <class T> FR_FN void prefetch(T* p, uint64_t n) {
-  constexpr uint64_t line = FR_CUDA ? 32 : 64;  // on a GPU a sector, of which the L2 reads one at least
-  const uint64_t bytes = n * sizeof(T);
-  for (uint64_t byte = 0; byte < bytes; byte += line) prefetch_line(p, byte);
-  if (bytes) prefetch_line(p, bytes - 1);  // in one more where p is not the first of its line
+template <class T> FR_FN void prefetch(T* p, int64_t n) {
+  constexpr int64_t line = FR_CUDA ? 32 : 64;  // on a GPU a sector, of which the L2 reads one at least
+  const int64_t bytes = n * int64_t(sizeof(T));
+  for (int64_t byte = 0; byte < bytes; byte += line) prefetch_line(p, byte);
+  if (bytes > 0) prefetch_line(p, bytes - 1);  // in one more where p is not the first of its line
 }
 
 }  // namespace ferrule
