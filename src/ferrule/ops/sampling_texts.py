@@ -18,9 +18,8 @@ PLANES = 16  # and where they are not: caches hold some of an image's planes, bu
 FEW = 8  # the same on a GPU
 OWNED = 16  # channels of an image that belong to a thread
 
-# From a pixel of x to the next it is `across` elements, from a channel to the next `up`; those of
-# samples are `out_across` and `out_up`. Coordinates and sums are floats, or doubles where an array
-# is of doubles.
+# From a pixel of x to the next it is `across` elements, from a channel to the next `up`, of samples
+# `out_across` and `out_up`. Coordinates and sums are doubles where an array is, and floats else.
 STRIDES = """
 using A = decltype((T(0) + 0.0f) + (G(0) + 0.0f));
 const uint3 thread_at = thread_position_in_grid;
@@ -34,7 +33,7 @@ PLACES = """
 const int count = int(metal::min(points - p, long(PACK)));
 const device G* g = grid + (b * points + p) * DIMS;
 Places<A> from;
-#ifdef FERRULE
+#ifdef FERRULE  // what is read here and there makes processors forget what is read in order
 if (PACK > 1) ferrule::prefetch(g + 4 * PACK * DIMS, PACK * DIMS);
 #endif
 if (count == PACK) {
@@ -86,8 +85,8 @@ def _few(call: str, number: str) -> str:
 """
 
 
-# K channels of all pixels that count for a pack. Those of 2 bytes are read and then converted:
-# a loop that reads here and there does not become vectors, and a loop that converts does.
+# K channels of all pixels that count for a pack, a point's at once, for they share lines of memory.
+# Those of 2 bytes are read and then converted: a loop of loads here and there becomes no vectors.
 GATHER_FEW = """
 template <int K, class A, class T>
 inline void gather_few(const thread Places<A>& from, const device T* plane, thread Pack<A>* values,
@@ -138,9 +137,8 @@ inline void sample_few(const thread Places<A>& from, const device T* plane, devi
 """
 )
 
-# The same of channels that lie together: a point's channels are a vector. There are K of them, or
-# ``width`` where K is 0. A few are stored when all are there, for g++ makes no vector of them else;
-# nor does it of the conversions of a few.
+# The same of channels that lie together, K of them, or ``width`` where K is 0: a point's are a
+# vector. A few are stored when all are there: g++ makes no vectors else, nor of their conversions.
 OF_POINTS = """
 template <int K, class A, class T>
 inline void sample_points(const thread Places<A>& from, const device T* plane, device T* to,
@@ -194,9 +192,8 @@ device T* sample = out + b * points * C + p * out_across;
 const device T* plane = image + first * up;
 device T* values = sample + first * out_up;
 #ifdef FERRULE
-if (PACK > 1 && !LAST && C > 1) {
-  for (int k = 0; k < end - first; ++k) ferrule::prefetch(values + k * out_up + 64, PACK);
-}
+const int asked = PACK == 1 || LAST || C == 1 ? 0 : end - first;
+for (int k = 0; k < asked; ++k) ferrule::prefetch(values + k * out_up + 64, PACK);
 #endif
 if (LAST && (C >= 8 || (C > 1 && metal::is_same_v<T, A>))) {
   if (C == 2) sample_points<2, A, T>(from, plane, values, count, 2, C);
@@ -273,8 +270,7 @@ if (LAST && C >= 8) {
     }
   }
 } else {
-  const device T* plane = image;
-  const device T* values = cot;
+  const device T *plane = image, *values = cot;
 """
     + _few("add_few(from, dots", "C")
     + """}
@@ -414,8 +410,7 @@ device T* of_pixel = x_grad + b * pixels * C + pixel * across;
 const device T* cot = cotangent + b * points * C;
 for (int first = 0; first < C; first += 16) {
   const int width = metal::min(16, C - first);
-  A sum[16];
-  for (int k = 0; k < 16; ++k) sum[k] = 0;
+  A sum[16] = {};
   for (long i = begin; i < all && (sorted[i] >> 32) == pixel; ++i) {
     const long entry = sorted[i] & 0xffffffffl, p = entry / ALL;
     const int t = int(entry % ALL);
