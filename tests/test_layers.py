@@ -142,6 +142,9 @@ def violations(module: str, text: str, known: set[str] | None = None) -> list[st
         name = ""
         if isinstance(node, ast.Attribute):
             name = node.attr
+            door = isinstance(node.value, ast.Name) and node.value.id == "ferrule"
+            if room == "ops" and door and name not in ferrule.__all__:
+                found.append(f"{module}:{node.lineno} uses ferrule.{name}, which is not public")
         elif isinstance(node, ast.alias):
             name = node.name
         if name in SHELLS:
@@ -242,6 +245,7 @@ def test_circles_are_seen(module: str, line: str) -> None:
         ("cache", "x = eval(text)", "calls eval"),
         ("cache", "exec(text)", "calls exec"),
         ("cache", "__import__('torch')", "calls __import__"),
+        ("ops.norms", "import ferrule\ndef f() -> ferrule.CudaBody: ...", "is not public"),
         ("tools.toolchain", "subprocess.run(c, shell=True)", "runs a shell"),
         ("tools.toolchain", "subprocess.run(c, shell=chosen)", "runs a shell"),
         ("tools.toolchain", "os.system(c)", "uses system"),

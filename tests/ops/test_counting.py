@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -56,7 +57,12 @@ def test_both_bodies_count_the_same() -> None:
     assert str(directly.when) == "None" and str(in_groups.when).startswith("not device == cpu")
 
 
-def test_graphs() -> None:
+class Counts(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> Any:
+        return histogram(x, 4, 0.0, 1.0)
+
+
+def test_graphs(tmp_path: Path) -> None:
     compiled = torch.compile(histogram, fullgraph=True, dynamic=True, backend="aot_eager")
     for size, bins in ((9, 4), (50, 7), (12, 5)):
         x = torch.rand(size)
@@ -69,8 +75,18 @@ def test_graphs() -> None:
         assert torch.equal(ends(x), torch.histc(x, 4, 0, size).int())
     torch.library.opcheck(counting._histogram.torch_op, (torch.rand(5, 2), 3, 0.0, 1.0))
     shapeless = mx.compile(lambda x: histogram(x, 4, 0, 1), shapeless=True)
+    path = str(tmp_path / "counts.mlxfn")
+    mx.export_function(path, lambda x: histogram(x, 4, 0, 1), mx.zeros(3), shapeless=True)
+    imported = ferrule.import_function(path)
     for size in (5, 9):
-        assert int(shapeless(mx.random.uniform(shape=(size,))).sum()) == size
+        x = mx.random.uniform(shape=(size,))
+        assert int(shapeless(x).sum()) == size
+        assert mx.array_equal(imported(x)[0], histogram(x, 4, 0, 1))
+    program = torch.export.export(
+        Counts(), (torch.rand(5),), dynamic_shapes=({0: torch.export.Dim("n")},)
+    )
+    x = torch.rand(11)
+    assert torch.equal(program.module()(x), torch.histc(x, 4, 0, 1).int())
 
 
 @pytest.mark.parametrize(

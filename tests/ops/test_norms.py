@@ -247,6 +247,7 @@ def test_opcheck_and_check_grad() -> None:
     )
     assert ferrule.check_grad(layer, x, w, b, 1e-5).ok
     rms = ops.norms._rms_norm(0, True, True, False)
+    torch.library.opcheck(rms.torch_op, (x.clone().requires_grad_(), x.sin(), w, 1e-5))
     assert ferrule.check_grad(rms, x, x.sin(), w, 1e-5).ok
 
 

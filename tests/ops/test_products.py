@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 import ferrule
 from ferrule import KernelError, ops
 from ferrule.ops.products import _product
+from ready_ops import ways_in_mlx, ways_in_torch
 
 pytestmark = pytest.mark.together("products")
 
@@ -79,6 +80,13 @@ def test_second_and_forward_derivatives() -> None:
     ):
         mine, right = (of(lambda a: loss(a, b, p))(a) for p in (ops.matmul, torch.matmul))  # noqa: B023
         torch.testing.assert_close(mine, right, rtol=1e-4, atol=1e-4)
+
+
+def test_ways() -> None:
+    rng = np.random.default_rng(0)
+    a, b = (rng.normal(size=shape).astype(np.float32) for shape in ((2, 9), (9, 5)))
+    ways_in_torch(ops.matmul, [torch.tensor(a), torch.tensor(b)], {0: torch.export.Dim("rows")})
+    ways_in_mlx(ops.matmul, [a, b])
 
 
 def test_opcheck() -> None:

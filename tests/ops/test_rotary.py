@@ -160,6 +160,20 @@ def test_ways_in_mlx() -> None:
     ways_in_mlx(lambda x, offset: ops.rope(x, 20, offset=offset), [x, np.array(4, np.int32)])
 
 
+def test_in_place_in_exported_programs_and_batches() -> None:
+    class Turned(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return ops.rope_(x.clone(), 20, offset=3)
+
+    x = torch.randn(2, 3, 5, 24)
+    dynamic = ({0: torch.export.Dim("batch")},)
+    program = torch.export.export(Turned(), (x,), dynamic_shapes=dynamic)
+    longer = torch.randn(7, 3, 5, 24)
+    torch.testing.assert_close(program.module()(longer), ops.rope(longer, 20, offset=3))
+    found = torch.func.vmap(lambda x: ops.rope_(x.clone(), 20, offset=3))(longer)
+    torch.testing.assert_close(found, ops.rope(longer, 20, offset=3))
+
+
 def test_opcheck() -> None:
     x = torch.randn(2, 3, 5, 24, requires_grad=True)
     op = ops.rotary._rope(20, False, "one", False, False)

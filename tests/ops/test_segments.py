@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import ferrule
 from ferrule.ops import segment_sum, segments
+from ready_ops import ways_in_mlx, ways_in_torch
 
 # Torch's own: its compiler uses what it deprecates.
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
@@ -90,6 +91,16 @@ def test_derivatives_of_derivatives() -> None:
     (grad,) = torch.autograd.grad(energy(own), own, create_graph=True)
     (again,) = torch.autograd.grad(grad.sum(), own)
     assert again.tolist() == [4, 2, 4]
+
+
+def test_ways() -> None:
+    x, ids = np.random.default_rng(0).normal(size=(2, 7)).astype(np.float32), np.arange(7) % 3
+
+    def by_columns(x: Any, ids: Any) -> Any:
+        return segment_sum(x.T, ids, 4)
+
+    ways_in_torch(by_columns, [torch.tensor(x), torch.tensor(ids)], {0: torch.export.Dim("D")})
+    ways_in_mlx(by_columns, [x, ids])
 
 
 def test_graphs() -> None:

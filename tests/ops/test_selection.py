@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import ferrule
 from ferrule.ops import selection, topk
+from ready_ops import ways_in_mlx
 
 # Torch's own: its compiler uses what it deprecates.
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
@@ -97,6 +98,7 @@ def test_derivatives() -> None:
     ferrule.check_grad(selection._topk, torch.linspace(0, 1, 9)[torch.randperm(9)], 3)
     grad = mx.grad(lambda x: topk(x, 1)[0].sum())(mx.array([1.0, 3.0, 2.0]))
     assert grad.tolist() == [0, 1, 0]
+    ways_in_mlx(lambda x: topk(x, 3)[0], [np.random.default_rng(0).random((2, 9), np.float32)])
 
 
 @pytest.mark.parametrize(

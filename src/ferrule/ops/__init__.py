@@ -1,7 +1,7 @@
 """Ops that are ready to use, each written as any user of ferrule would write it.
 
 Nothing here is special: the modules import nothing of ferrule but its public names, and each is a
-model to copy: a rule, bodies, derivatives, a reference.
+model to copy: a rule, bodies, derivatives. The tests compare each with torch's own.
 """
 
 from __future__ import annotations

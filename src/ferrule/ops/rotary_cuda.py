@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import ferrule
 
 HEADS = 4  # that share an angle: the same thread turns the pair in each of them
@@ -95,7 +97,7 @@ def groups(offsets: str) -> str:
 
 def body(
     dims: int, traditional: bool, offsets: str, by_freqs: bool, turned: str, sign: str = ""
-) -> ferrule.CudaBody:
+) -> Any:
     """The body for constants as of the Metal body's."""
     half = dims // 2
     offset = {"number": "offset", "one": "offset[0]", "each": "offset[example]"}[offsets]

@@ -272,7 +272,7 @@ def bodies(text: str, arrays: Sequence[str], many: str = "", ahead: int = 0) -> 
     """
     many = many or f"{arrays[0]}.size // max(N, 1)"
 
-    def made(held: Sequence[int], when: str | None, most_asked: int = 0) -> ferrule.CudaBody:
+    def made(held: Sequence[int], when: str | None, most_asked: int = 0) -> Any:
         begin = f"""const size_t begin = size_t(blockIdx.x) * N;
         auto row = [&](const auto* from) {{ return row_at(from, begin); }};
         auto ahead = [&](const auto* from, int n) {{
@@ -285,7 +285,7 @@ def bodies(text: str, arrays: Sequence[str], many: str = "", ahead: int = 0) -> 
         }};"""
         return body(begin + text, arrays, many, held, when, ahead * most_asked)
 
-    every: list[ferrule.CudaBody] = []
+    every: list[Any] = []
     for *held, most in HELD:
         size = "N * (4 if T == float32 else 2) <= {}"
         asked, most_arrays = _AHEAD.get(most, ((), 0))
@@ -304,7 +304,7 @@ def body(
     when: str | None = None,
     shared: int = 0,
     header: str = "",
-) -> ferrule.CudaBody:
+) -> Any:
     """One body over rows.
 
     Args:

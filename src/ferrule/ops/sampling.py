@@ -236,7 +236,7 @@ class _Text:
         init_value: int | None = None,
         offset: str = "int",
         **constants: int,
-    ) -> ferrule.CudaBody:
+    ) -> Any:
         """A body with so many threads for each point."""
         count = f"B * {self.points.replace(' ', ' * ')} * ({threads})"
         when = when.replace("PIXELS", "H * W" if self.dims == 2 else "D * H * W")
