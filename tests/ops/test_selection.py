@@ -98,6 +98,21 @@ def test_derivatives() -> None:
     ferrule.check_grad(selection._topk, torch.linspace(0, 1, 9)[torch.randperm(9)], 3)
     grad = mx.grad(lambda x: topk(x, 1)[0].sum())(mx.array([1.0, 3.0, 2.0]))
     assert grad.tolist() == [0, 1, 0]
+    x = torch.randn(2, 9, dtype=torch.float32)
+    for of in (
+        torch.func.jacfwd,
+        torch.func.hessian,
+        lambda f: torch.func.jacfwd(torch.func.grad(f)),
+    ):
+        mine, right = (
+            of(lambda x: (f(x, 3)[0] ** 3).sum())(x)  # noqa: B023
+            for f in (topk, torch.topk)
+        )
+        torch.testing.assert_close(mine, right)
+    _, (tangent,) = mx.jvp(
+        lambda x: topk(x, 2)[0], [mx.array([1.0, 3.0, 2.0])], [mx.array([4.0, 5, 6])]
+    )
+    assert tangent.tolist() == [5, 6]
     ways_in_mlx(lambda x: topk(x, 3)[0], [np.random.default_rng(0).random((2, 9), np.float32)])
 
 

@@ -196,3 +196,42 @@ _topk_vjp = ferrule.op(
     init_value=0,
 )
 _topk.def_vjp(_topk_vjp)
+
+# What stands at the places: the values, of a tangent.
+_picked = ferrule.op(
+    "topk_picked",
+    "x[*S,N]:T, indices[*S,k]:int64 -> values[*S,k]:T",
+    metal="""
+        const ulong i = thread_position_in_grid.y * ulong(k) + thread_position_in_grid.x;
+        values[i] = x[thread_position_in_grid.y * ulong(N) + indices[i]];
+    """,
+    grid=("k", "indices.size // max(k, 1)"),
+    threadgroup="min(k, 256)",
+)
+
+
+@_topk.def_jvp
+def _(primals: Any, tangents: Any, outputs: Any) -> Any:
+    return _picked(tangents[0], outputs[1]), None, None
+
+
+@_topk_vjp.def_vjp
+def _(primals: Any, cotangents: Any, outputs: Any) -> Any:
+    return None, None, None, _picked(cotangents[0], primals[2])
+
+
+@_topk_vjp.def_jvp
+def _(primals: Any, tangents: Any, outputs: Any) -> Any:
+    by = primals[3] * 0 if tangents[3] is None else tangents[3]
+    return (_topk_vjp(*primals[:3], by),)
+
+
+@_picked.def_vjp
+def _(primals: Any, cotangents: Any, outputs: Any) -> Any:
+    x, indices = primals
+    return _topk_vjp(x, indices.shape[-1], indices, cotangents[0]), None
+
+
+@_picked.def_jvp
+def _(primals: Any, tangents: Any, outputs: Any) -> Any:
+    return (_picked(tangents[0], primals[1]),)
