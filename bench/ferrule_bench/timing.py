@@ -228,9 +228,9 @@ class Bench:
     def wall(self, function: Call) -> float:
         """Seconds per call, of calls that last 20 ms together (or of one).
 
-        Before those there are a pause and 5 ms of others, which are not timed: both sides
-        keep threads that wait for work, and for a while take the CPU from those of the other. Those
-        of OpenMP do for 300,000 rounds of a loop, which may be 8 ms.
+        Before those there is a pause, then 5 ms of calls that are not timed: both sides keep
+        threads that wait for work, and for a while take the CPU from those of the other. Those of
+        OpenMP do for 300,000 rounds of a loop, which may be 8 ms; the pause is longer.
         """
         if not self.quick:
             time.sleep(0.02)

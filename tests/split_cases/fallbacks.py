@@ -176,10 +176,12 @@ CASES = [
         #else
         error
         #endif
-        #ifndef FERRULE
-        error
-        #elif FERRULE
+        #if !defined(FERRULE)
+        error; texture2d asm(
+        #else
+        #if FERRULE  // and this
         y[i] = simd_sum(acc);
+        #endif
         #endif
         """,
         want=lambda t: t.sum(t.l + 1),

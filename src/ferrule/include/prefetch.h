@@ -13,11 +13,12 @@ template <class T> FR_FN void prefetch_line(T* p, int64_t byte) {
 #endif
 }
 
-// Ask for the memory of n elements at p, to read it, or to write it where they are not const. Any
-// address will do: what is not mapped is not asked for.
+// Ask for the memory of n elements at p, a megabyte at most, to read it, or to write it where they
+// are not const. Any address will do: what is not mapped is not asked for.
 template <class T> FR_FN void prefetch(T* p, int64_t n) {
   constexpr int64_t line = FR_CUDA ? 32 : 64;  // on a GPU a sector, of which the L2 reads one at least
-  const int64_t bytes = n * int64_t(sizeof(T));
+  constexpr int64_t most = (1 << 20) / sizeof(T);
+  const int64_t bytes = (n < most ? n : most) * int64_t(sizeof(T));
   for (int64_t byte = 0; byte < bytes; byte += line) prefetch_line(p, byte);
   if (bytes > 0) prefetch_line(p, bytes - 1);  // in one more where p is not the first of its line
 }

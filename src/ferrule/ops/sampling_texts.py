@@ -5,8 +5,7 @@ They are preceded by the constants and the text of `sampling_place`, and by
 * ``LAST``: whether channels are the last axis of ``x``, or the second;
 * of images, the depth ``D`` and the number of slices ``L``, which are 1.
 
-Pixels of an image are counted in 32 bits, so that vectors hold many of their numbers; elements are
-counted in 64.
+Pixels of an image are counted in 32 bits, of which vectors hold many, and elements in 64.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ PLACES = """
 const int count = int(metal::min(points - p, long(PACK)));
 const device G* g = grid + (b * points + p) * DIMS;
 Places<A> from;
-#ifdef FERRULE  // what is read here and there makes processors forget what is read in order
+#ifdef FERRULE  // 1 KB on: reads here and there make processors forget what is read in order
 if (PACK > 1) ferrule::prefetch(g + 4 * PACK * DIMS, PACK * DIMS);
 #endif
 if (count == PACK) {
@@ -364,7 +363,8 @@ for (long p = begin; p < end; p += PACK) {
       device T* plane = image_grad;
       const device T* values = cot;
 #ifdef FERRULE
-      for (int k = 0; k < width; ++k) ferrule::prefetch(values + k * out_up + 64, PACK);
+      for (int k = LAST && C > 1 ? width : 0; k < width; ++k)
+        ferrule::prefetch(values + k * out_up + 64, PACK);
 #endif
 """
     + _few("scatter_few(from", "width")

@@ -104,9 +104,7 @@ class _Conditions:
         kind, negated, defined, name = asks.groups()
         macro = self._macros.get(name)
         value: bool | None = macro is not None
-        if name == "FERRULE":
-            value = True
-        elif macro is None and not name.isdecimal():
+        if macro is None and not name.isdecimal():
             # Compilers define names that begin with an underscore, or of small letters.
             elsewhere = not name[0].isupper() or name.startswith("FR_") or name in _of_headers()
             value = None if elsewhere else False

@@ -27,6 +27,7 @@ from typing import NamedTuple
 
 from ..kernel import Kernel
 from . import Note
+from .branches import compiled, lines_for_apple
 from .dialect import (
     ADDRESS_SPACES,
     CUDA_WORDS,
@@ -36,7 +37,7 @@ from .dialect import (
     REFUSED_PREFIXES,
     SPECIFIERS,
 )
-from .lexer import Token, defined, header_and_source, join, partner, solid, text_at
+from .lexer import Token, defined, join, partner, solid, text_at
 from .macros import expand_expressions, expand_spaces
 from .refusals import DEFINE, NO_TYPES, Checked, hidden_memory, redefined_cuda_words
 
@@ -113,7 +114,8 @@ def rewrite(kernel: Kernel) -> Rewritten:
     Raises:
         DialectError: the text uses something that ferrule refuses; names it and its line.
     """
-    header, source = header_and_source(kernel)
+    header, source = compiled(kernel, ours=True)
+    for_apple = lines_for_apple(kernel)
     sizes = len(join(header)), len(join(source))
     header, source = expand_expressions(*expand_spaces(header, source))
     _rename_macros(header + source)
@@ -133,7 +135,7 @@ def rewrite(kernel: Kernel) -> Rewritten:
         rewriter.refuse_hidden_memory(hidden)
         rewriter.run(body=where == "source")
         marks.append(sorted(rewriter.marks))
-        notes += rewriter.notes
+        notes += [n for n in rewriter.notes if not for_apple or (where, n.line) in for_apple]
     return Rewritten(
         join(header), join(source), header_words, source_words, sizes, (marks[0], marks[1]), notes
     )

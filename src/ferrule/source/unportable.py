@@ -8,8 +8,9 @@ from collections.abc import Iterable, Iterator
 
 from ..kernel import ATTRIBUTES, Kernel
 from . import Note, words
+from .branches import compiled
 from .dialect import ADDRESS_SPACES
-from .lexer import Token, header_and_source, solid, text_at
+from .lexer import Token, solid, text_at
 
 _TYPE = re.compile(
     r"(packed_)?(u?(char|short|int|long)|half|float|bfloat|bool)[234]?|size_t|u?int\d+_t|void"
@@ -35,8 +36,8 @@ def notes(kernel: Kernel, wide: Iterable[str] = (), types: Iterable[str] = ()) -
             ``atomic_min_explicit`` and ``atomic_max_explicit`` alone, in device memory.
     """
     code_of = {
-        where: list(_for_apple(solid(code)))
-        for where, code in zip(("header", "source"), header_and_source(kernel), strict=True)
+        where: [t for t in solid(code) if t.kind != "directive" and not t.macro]
+        for where, code in zip(("header", "source"), compiled(kernel, ours=False), strict=True)
     }
     declared = _declared_types([*code_of["header"], *code_of["source"]], types)
     for where, code in code_of.items():
@@ -56,21 +57,6 @@ def notes(kernel: Kernel, wide: Iterable[str] = (), types: Iterable[str] = ()) -
             if problem:
                 text_notes[Note(where, token.line, problem)] = None
         yield from text_notes
-
-
-def _for_apple(code: list[Token]) -> Iterator[Token]:
-    """The tokens of no directive, without those that stand behind an ``#ifdef FERRULE``."""
-    depth = 0  # of the #if there
-    for token in code:
-        word = "".join(token.text.split())
-        if depth:
-            depth += word.startswith("#if") - word.startswith("#endif")
-            if depth == 1 and word.startswith("#el"):
-                depth = 0
-        elif word == "#ifdefFERRULE":
-            depth = 1
-        elif token.kind != "directive" and not token.macro:
-            yield token
 
 
 def _declared_types(code: list[Token], types: Iterable[str]) -> set[str]:
@@ -212,8 +198,10 @@ def _atomic_note(code: list[Token], i: int) -> str:
 
 def _own_note(code: list[Token], i: int) -> str:
     """The note on a function of the dialect that Metal lacks, or ``""``."""
-    ours = code[i].text == "ferrule" and text_at(code, i + 1) == "::"
-    return f"ferrule::{text_at(code, i + 2)} outside of an `#ifdef FERRULE`" if ours else ""
+    used = text_at(code, i + 1) == "::" and text_at(code, i + 2) == "prefetch"
+    opened = text_at(code, i - 1) == "namespace" and text_at(code, i - 2) == "using"
+    ours = code[i].text == "ferrule" and (used or opened)
+    return "a function of `ferrule::` outside of an `#ifdef FERRULE`" if ours else ""
 
 
 def _wide_atomic_note(code: list[Token], i: int, wide_names: dict[str, str]) -> str:
