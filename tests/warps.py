@@ -47,6 +47,7 @@ _PRODUCT = re.compile(
     r'"r"\(a\), "r"\(0u\), "r"\(b\), "f"\(x\), "f"\(y\), "f"\(0.0f\)\);'
 )
 _FERRULE = """
+#define FERRULE 1
 #define __METAL__ 1
 #define __METAL_VERSION__ 320
 #include "types.h"
@@ -56,6 +57,7 @@ _FERRULE = """
 #include "atomic.h"
 #include "mlx.h"
 #include "barrier.h"
+#include "prefetch.h"
 #define FR_FIBERS 1
 #include "matrix.h"
 #include "cuda_grid.h"
