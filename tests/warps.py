@@ -46,18 +46,10 @@ _PRODUCT = re.compile(
     r'\{%4,%5\}, \{%6\}, \{%7,%8,%9,%9\};"\s*: "=f"\(x\), "=f"\(y\), "=f"\(p\), "=f"\(q\) : '
     r'"r"\(a\), "r"\(0u\), "r"\(b\), "f"\(x\), "f"\(y\), "f"\(0.0f\)\);'
 )
-_FERRULE = """
-#define FERRULE 1
-#define __METAL__ 1
-#define __METAL_VERSION__ 320
-#include "types.h"
-#include "math.h"
-#include "functions.h"
-#include "arithmetic.h"
-#include "atomic.h"
-#include "mlx.h"
-#include "barrier.h"
-#include "prefetch.h"
+_FOR_BOTH, _, _ = (INCLUDE / "ferrule.h").read_text().partition("#if FR_CUDA")
+_FERRULE = (
+    _FOR_BOTH
+    + """
 #define FR_FIBERS 1
 #include "matrix.h"
 #include "cuda_grid.h"
@@ -65,6 +57,7 @@ _FERRULE = """
 using emu_memory = void;
 namespace fr { inline void memcpy(void* t, const void* f, unsigned long n) { emu_copy(t, f, n); } }
 """
+)
 _BODY = "\n#define FR_BODY\n"  # after what all kernels have
 _FLAGS = ("-O0", "-w", "-std=c++17", f"-I{INCLUDE}", "-ffp-contract=off")
 _APPLE = sys.platform == "darwin"

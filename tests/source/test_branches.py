@@ -16,6 +16,10 @@ from ferrule.source.lexer import join
 X = np.arange(64, dtype=np.float32)
 SUM = np.repeat(X.reshape(2, 32).sum(1), 32)
 I = "uint i = thread_position_in_grid.x;\n"  # noqa: E741
+CALL: Any = {
+    "inputs": [X], "output_shapes": [(64,)], "output_dtypes": [np.float32],
+    "grid": (64, 1, 1), "threadgroup": (64, 1, 1),
+}  # fmt: skip
 BOTH = "#ifdef FERRULE\n{}\n#else\n{}\n#endif\n"
 
 CASES: dict[str, tuple[str, str, Any]] = {  # header, body, what comes out
@@ -46,14 +50,10 @@ CASES: dict[str, tuple[str, str, Any]] = {  # header, body, what comes out
 def test_every_way(name: str) -> None:
     header, body, want = CASES[name]
     kernel = ferrule.metal_kernel("branches", ["x"], ["y"], body, header)
-    call: Any = {
-        "inputs": [X], "output_shapes": [(64,)], "output_dtypes": [np.float32],
-        "grid": (64, 1, 1), "threadgroup": (64, 1, 1),
-    }  # fmt: skip
-    np.testing.assert_array_equal(kernel(**call)[0], want)
+    np.testing.assert_array_equal(kernel(**CALL)[0], want)
     with cpu.running("fibers"):
-        np.testing.assert_array_equal(kernel(**call)[0], want)
-    assert kernel.compile("cuda", **call).payload.startswith(b"\x7fELF")
+        np.testing.assert_array_equal(kernel(**CALL)[0], want)
+    assert kernel.compile("cuda", **CALL).payload.startswith(b"\x7fELF")
 
 
 @pytest.mark.parametrize("name", [n for n in CASES if n not in ("undefined", "made 0")])
@@ -73,11 +73,7 @@ def test_lines_stay(name: str) -> None:
 def test_nothing_is_said_of_it() -> None:
     """Not with ``portable=True`` either; of what both compile it is."""
     body = I + "#ifdef FERRULE\ndouble d = x[i];\nferrule::prefetch(x, 1);\ny[i] = d;\n#endif"
-    call: Any = {
-        "inputs": [X], "output_shapes": [(64,)], "output_dtypes": [np.float32],
-        "grid": (64, 1, 1), "threadgroup": (64, 1, 1),
-    }  # fmt: skip
     kernel = ferrule.metal_kernel("here", ["x"], ["y"], body, portable=True)
-    np.testing.assert_array_equal(kernel(**call)[0], X)
+    np.testing.assert_array_equal(kernel(**CALL)[0], X)
     with pytest.raises(ferrule.DialectError, match=r"line 7: .*double"):
-        ferrule.metal_kernel("both", ["x"], ["y"], body + "\ndouble e = 1;", portable=True)(**call)
+        ferrule.metal_kernel("both", ["x"], ["y"], body + "\ndouble e = 1;", portable=True)(**CALL)

@@ -135,8 +135,7 @@ FR_FN rounds rounds_of(T value, unsigned lane, unsigned n, B bound, S step) {
 // Ask for what is a page behind n elements. Processors do so by themselves, but not over the end of a
 // page; often a row ends there, and the next unit's begins.
 template <class T> FR_FN void fetch_ahead(T* p, unsigned n) {
-  const char* at = reinterpret_cast<const char*>(p) + 4096;
-  for (unsigned i = 0; i < n * sizeof(T); i += 64) __builtin_prefetch(at + i, !metal::is_const_v<T>);
+  for (unsigned i = 0; i < n * sizeof(T); i += 64) ::fr::detail::prefetch_line(p, 4096 + i);
 }
 
 // The active lanes of the simdgroup that starts at lane `s`, as bits.

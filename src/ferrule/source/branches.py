@@ -5,11 +5,9 @@ from __future__ import annotations
 import re
 
 from ..kernel import Kernel
-from .lexer import Token, header_and_source
+from .lexer import Token, directive_at, header_and_source
+from .macros import ASKS
 
-_CONDITION = re.compile(
-    r"#\s*(?:(ifn?def)\s+|if\b\s*(!?)\s*(?:defined\b)?\s*\(?\s*)FERRULE\s*\)?\s*", re.DOTALL
-)
 _DEFINED = re.compile(r"#\s*(?:define|undef)\s+FERRULE\b")
 
 
@@ -46,14 +44,14 @@ def _compiled(code: list[Token], ours: bool) -> list[Token]:
     branches: list[bool | None] = []  # of each #if around: whether this one is compiled, if known
     i = 0
     while i < len(code):
-        begin, i = i, i + 1
-        word = _directive(code[begin])
-        while word and i < len(code) and code[i].macro and code[i].kind != "newline":
-            i += 1
+        line = directive_at(code, i)
+        part = line or code[i : i + 1]
+        i += len(part)
+        word = _name(line)
         decided = False
         if word.startswith("if"):
-            asks = _CONDITION.fullmatch("".join(t.text for t in code[begin:i]))
-            decided = asks is not None and not _has_elif(code, i)
+            asks = ASKS.fullmatch("".join(t.text for t in line))
+            decided = asks is not None and asks[4] == "FERRULE" and not _has_elif(code, i)
             negated = asks is not None and (asks[1] == "ifndef" or asks[2] == "!")
             branches.append(ours != negated if decided else None)
         elif word in ("else", "endif") and branches:
@@ -62,7 +60,7 @@ def _compiled(code: list[Token], ours: bool) -> list[Token]:
             if word == "else":
                 branches.append(None if branch is None else not branch)
         dead = decided or False in branches
-        for token in code[begin:i]:
+        for token in part:
             lines = token.text.count("\n")
             if not dead or token.kind == "newline":
                 kept.append(token)
@@ -71,18 +69,17 @@ def _compiled(code: list[Token], ours: bool) -> list[Token]:
     return kept
 
 
-def _directive(token: Token) -> str:
-    """The name of the directive that begins here, or ``""``."""
-    begins = token.kind == "directive" or (token.macro and token.kind == "op")
-    found = re.match(r"#\s*(\w+)", token.text) if begins else None
+def _name(line: list[Token]) -> str:
+    """The name of a directive, or ``""``."""
+    found = re.match(r"#\s*(\w+)", line[0].text) if line else None
     return found[1] if found else ""
 
 
 def _has_elif(code: list[Token], i: int) -> bool:
     """Whether the #if whose line ends before i has an #elif."""
     depth = 0
-    for token in code[i:]:
-        word = _directive(token)
+    for j in range(i, len(code)):
+        word = _name(directive_at(code, j))
         if depth == 0 and word in ("elif", "endif"):
             return word == "elif"
         depth += word.startswith("if") - (word == "endif")

@@ -132,6 +132,16 @@ def solid(code: Iterable[Token]) -> list[Token]:
     return [token for token in code if not token.blank]
 
 
+def directive_at(code: list[Token], i: int) -> list[Token]:
+    """The tokens of the directive that begins here, to its line's end; none where none begins."""
+    if not (code[i].kind == "directive" or (code[i].kind == "op" and code[i].text[0] == "#")):
+        return []
+    end = i + 1
+    while end < len(code) and code[end].kind != "newline" and code[end].macro:
+        end += 1
+    return code[i:end]
+
+
 def text_at(code: Sequence[Token], i: int) -> str:
     """The text of a token; none outside of the code."""
     return code[i].text if 0 <= i < len(code) else ""

@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from . import NotSplittable
-from .lexer import CLOSE, OPEN, Token, defined, join, tokens
+from .lexer import CLOSE, OPEN, Token, defined, directive_at, join, tokens
 
 _OPERATORS = frozenset({"*", "+", "-", "<<", ">>"})
 _CONDITIONALS = ("#if", "#ifdef", "#ifndef", "#elif", "#else", "#endif")
-# What is decided: `#ifdef M`, `#if !defined(M)`, `#elif M`, `#if 0`.
-_ASKS = re.compile(r"#\s*(?:(ifn?def)\s+|(?:el)?if\b\s*(!?)\s*(defined\b)?\s*)\(?\s*(\w+)\s*\)?\s*")
+# What can be decided, and the macro's name: `#ifdef M`, `#if !defined(M)`, `#elif M`, `#if 0`.
+ASKS = re.compile(r"#\s*(?:(ifn?def)\s+|(?:el)?if\b\s*(!?)\s*(defined\b)?\s*)\(?\s*(\w+)\s*\)?\s*")
 
 
 @dataclass
@@ -98,7 +98,7 @@ class _Conditions:
             raise NotSplittable("the body has an #if without an #endif")
 
     def _holds(self, line: str) -> bool | None:
-        asks = _ASKS.fullmatch(line)
+        asks = ASKS.fullmatch(line)
         if asks is None:
             return None
         kind, negated, defined, name = asks.groups()
@@ -205,12 +205,9 @@ class _Expansion:
         i = 0
         while i < len(code):
             token = code[i]
-            word = token.text.replace(" ", "").replace("\t", "")
-            if token.kind == "directive" or (token.kind == "op" and word.startswith("#")):
-                begin, i = i, i + 1
-                while i < len(code) and code[i].kind != "newline" and code[i].macro:
-                    i += 1
-                line = code[begin:i]
+            if line := directive_at(code, i):
+                i += len(line)
+                word = token.text.replace(" ", "").replace("\t", "")
                 if word.startswith(_CONDITIONALS):
                     depth += word.startswith("#if") - word.startswith("#endif")
                     if self.only is None:  # else the text stays for the compiler
