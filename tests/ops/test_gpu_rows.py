@@ -22,7 +22,7 @@ pytestmark = [
 ]
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
-LENGTHS = (1, 3, 33, 1000, 1024, 4097, 16384, 20000, 40000)
+LENGTHS = (1, 3, 33, 1000, 1024, 4097, 5000, 16384, 20000, 40000)
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
@@ -97,9 +97,35 @@ def test_extremes(length: int) -> None:
     inf, nan = float("inf"), float("nan")
     rows = [[-inf, 1, 2], [-inf] * 3, [inf, 1, 2], [nan, -inf, 2], [3e38] * 3, [-3e38] * 3]
     x = torch.tensor(rows, device="cuda").repeat_interleave(-(-length // 3), 1)[:, :length]
-    for given in (x.contiguous(), x.double()):
+    for given in (x.contiguous(), x.double(), x.bfloat16()):
         torch.testing.assert_close(ops.softmax(given), given.softmax(-1), equal_nan=True)
         torch.testing.assert_close(ops.log_softmax(given), given.log_softmax(-1), equal_nan=True)
+
+
+@pytest.mark.parametrize("first", [0.0, 3e3])
+@pytest.mark.parametrize("mean", [0.0, 1e3])
+@pytest.mark.parametrize("length", [24, 1024, 3000, 16384, 20000])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_layer_norm_far_from_zero(dtype: Any, length: int, mean: float, first: float) -> None:
+    """Rows far from zero, whose first elements are far from all others: no worse than torch's."""
+    x = torch.randn(9, length, device="cuda") + mean
+    x[:, ::64] += first  # what some threads see first
+    x, (w, c) = x.to(dtype), torch.randn(2, length, device="cuda").to(dtype)
+
+    def results(norm: Any, *given: Any) -> Any:
+        x, w = (array.detach().requires_grad_() for array in given)
+        y = norm(x, w)
+        return (y, *torch.autograd.grad(y, (x, w), c.to(y.dtype).expand_as(y)))
+
+    def torch_norm(x: Any, w: Any) -> Any:
+        return F.layer_norm(x, (length,), w)
+
+    exact = results(torch_norm, x.double(), w.double())
+    for found, other, y in zip(
+        results(ops.layer_norm, x, w), results(torch_norm, x, w), exact, strict=True
+    ):
+        allowed = 4 * (other.double() - y).abs().max() + 1e-5 * y.abs().max()
+        assert (found.double() - y).abs().max() <= allowed
 
 
 def test_gradients_other_axes_and_empty_rows() -> None:

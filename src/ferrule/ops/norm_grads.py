@@ -7,7 +7,7 @@ from typing import Any
 import ferrule
 
 from .rows import FLOATS, along, rows
-from .rows_cuda import bodies
+from .rows_cuda import HELD_OF_TWO, bodies
 
 
 @ferrule.family
@@ -28,6 +28,7 @@ def rms_norm_x_grad(behind: int, weighted: bool, wide: bool) -> ferrule.Op:
         }}, values, by{all_w});
         if (threadIdx.x == 0) scale[blockIdx.x] = r;""",
         ["x", "cotangent", "x_grad", *["weight"] * weighted],
+        HELD_OF_TWO,
         "scale.size",
     )
     op = ferrule.op(
@@ -66,14 +67,9 @@ def layer_norm_x_grad(behind: int, weighted: bool, wide: bool) -> ferrule.Op:
     packed = bodies(
         f"""
         const auto values = row(x), by = row(cotangent);
-        const float2 sums = two_sums_of([](float v, float c{w}) {{
-            return float2{{v, c{by_w}}};
-        }}, values, by{all_w});
-        const float m = sums.x / N, shift = sums.y / N;
-        const float2 around = two_sums_of<1>([=](float v, float c{w}) {{
-            return float2{{(v - m) * (v - m), (v - m) * (c{by_w})}};
-        }}, values, by{all_w});
-        const float r = rsqrt(around.x / N + eps), drawn = around.y / N * r * r;
+        const float4 found = moments([](float c{w}) {{ return c{by_w}; }}, values, by{all_w});
+        const float m = found.x, shift = found.y;
+        const float r = rsqrt(found.z / N + eps), drawn = found.w / N * r * r;
         write(x_grad + begin, [=](float v, float c{w}) {{
             return (c{by_w} - shift - (v - m) * drawn) * r;
         }}, values, by{all_w});
@@ -82,6 +78,7 @@ def layer_norm_x_grad(behind: int, weighted: bool, wide: bool) -> ferrule.Op:
             scale[blockIdx.x] = r;
         }}""",
         ["x", "cotangent", "x_grad", *["weight"] * weighted],
+        HELD_OF_TWO,
         "scale.size",
     )
     op = ferrule.op(

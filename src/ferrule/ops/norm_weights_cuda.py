@@ -19,6 +19,7 @@ struct Shape {
 // an order of its own, or, where it holds no elements, in what they are written to.
 template <int V, int E, bool REGISTERS>
 struct Totals {
+    using Four = Pack<float, 4>;
     float held[REGISTERS && E ? E : 1] = {};
     float *at, *to;
     Shape<V, E> shape;
@@ -30,20 +31,34 @@ struct Totals {
             });
     }
 
+    // Four are side by side: what lanes have is in banks of their own.
+    __device__ Four& four(int p, int j) {
+        return reinterpret_cast<Four*>(at)[(p * V + j) / 4 * blockDim.x + threadIdx.x];
+    }
+
     __device__ float& sum(int p, int i, int j) {
         if constexpr (E == 0) return at[i * V + j];
         else if constexpr (REGISTERS) return held[p * V + j];
-        else return at[(p * V + j) * blockDim.x + threadIdx.x];  // no two lanes in one bank
+        else return four(p, j).v[j % 4];
     }
 
-    // Adds what `f` makes of the elements of rows that lie side by side.
+    // Adds what `f` makes of the elements of rows that lie side by side: or of others, if there
+    // are none, to what is not stored.
     template <typename F, typename... Rs>
     __device__ void add(F f, const Rs&... rows) {
         each_pack(shape, [&](int p, int i, bool there) {
             auto elements = [&](const auto&... packs) {
-                if (!there) return;
+                constexpr int n = REGISTERS || E == 0 ? 1 : 4;
 #pragma unroll
-                for (int j = 0; j < V; ++j) sum(p, i, j) += f(float(packs.v[j])...);
+                for (int j = 0; j < V; j += n) {
+                    if constexpr (n == 1) sum(p, i, j) += f(packs.at(j)...);
+                    else {
+                        Four sums = four(p, j);
+#pragma unroll
+                        for (int k = 0; k < 4; ++k) sums.v[k] += f(packs.at(j + k)...);
+                        four(p, j) = sums;
+                    }
+                }
             };
             elements(rows.pack(p, i)...);
         });
@@ -62,23 +77,18 @@ RMS_NORM = """
         const float2 sums = two_sums_of([](float v, float c, float w) {
             return float2{v * v, v * (c * w)};
         }, values, by, every(weight));
-        ask();
         const float r = rsqrt(sums.x / N + eps), drawn = sums.y / N * r * r;
         write(to, [=](float v, float c, float w) {
             return (c * w - v * drawn) * r;
         }, values, by, every(weight));
         of_weight.add([=](float v, float c) { return c * (v * r); }, values, by);
+        __syncthreads();  // before others write what this row's sums are read from
 """
 LAYER_NORM = """
-        const float2 sums = two_sums_of([](float v, float c, float w) {
-            return float2{v, c * w};
-        }, values, by, every(weight));
-        ask();
-        const float m = sums.x / N, shift = sums.y / N;
-        const float2 around = two_sums_of<1>([=](float v, float c, float w) {
-            return float2{(v - m) * (v - m), (v - m) * (c * w)};
-        }, values, by, every(weight));
-        const float r = rsqrt(around.x / N + eps), drawn = around.y / N * r * r;
+        const float4 found = moments([](float c, float w) { return c * w; }, values, by,
+                                     every(weight));
+        const float m = found.x, shift = found.y;
+        const float r = rsqrt(found.z / N + eps), drawn = found.w / N * r * r;
         write(to, [=](float v, float c, float w) {
             return (c * w - shift - (v - m) * drawn) * r;
         }, values, by, every(weight));
@@ -90,8 +100,7 @@ LAYER_NORM = """
 # How many elements of a row a thread holds, of float32 and of 16 bits, for rows of so many: steps
 # by 2, as a body has as much shared memory as its longest row needs.
 HELD = (
-    *((8, 8, most) for most in (512, 1024, 2048)),
-    *((8, 16, most) for most in (4096, 8192)),
+    *((8, 16, most) for most in (512, 1024, 2048, 4096, 8192)),
     (16, 32, 16384),
 )
 
@@ -102,8 +111,7 @@ def bodies(count_parts: str, text: str, sums: Sequence[str], blocks: str) -> Any
     Args:
         count_parts: says into how many ``parts`` the ``R`` rows are divided; a block has one.
         text: statements for a row, of which ``values`` and ``by`` are those of ``x`` and of
-            ``cotangent`` and ``to`` is where its gradient begins; they call ``ask()`` for the next
-            row when all threads have used the elements of this one.
+            ``cotangent`` and ``to`` is where its gradient begins.
         sums: the names of what is added up: `of_weight` in the text, the output ``weight_parts``.
         blocks: how many there are.
     """
@@ -142,8 +150,8 @@ def bodies(count_parts: str, text: str, sums: Sequence[str], blocks: str) -> Any
             T* const to = x_grad + begin;
             n += parts;
             begin += size_t(parts) * N;
+            ask();
             {text}
-            __syncthreads();  // before others write what this row's sums are read from
         }}
         {"".join(f"of_{name}.store();" for name in sums)}
 """,

@@ -8,7 +8,7 @@ import ferrule
 
 from .norm_weights import norm_gradients
 from .rows import FLOATS, axes_behind, is_wide, rows
-from .rows_cuda import bodies
+from .rows_cuda import HELD, HELD_OF_TWO, bodies
 
 
 def rms_norm(
@@ -51,8 +51,8 @@ def layer_norm(
         axis: what is normed.
 
     Returns:
-        An array like ``x``. The variance is the mean of squared differences from the mean, found
-        in a second pass; both are taken in float32, of float64 in float64.
+        An array like ``x``. The variance is the mean of squared differences from the mean, not a
+        difference of means; both are taken in float32, of float64 in float64.
 
     Raises:
         KernelError: ``x`` has no such axis, or shapes or dtypes do not fit.
@@ -78,14 +78,13 @@ def _rms_norm(behind: int, weighted: bool, added: bool, wide: bool) -> ferrule.O
     packed = bodies(
         f"""
         const auto values = {values};
-        {"auto of_weight = ahead(weight, 0);" * weighted}
         const float squares = sum_of([](float v) {{ return v * v; }}, values);
         const float scale = rsqrt(squares / N + eps);
         write(y + begin, [=](float v{", float w" * weighted}) {{
             return v * scale{" * w" * weighted};
-        }}, values{", of_weight.arrived(weight, N)" * weighted});""",
+        }}, values{", every(weight)" * weighted});""",
         ["x", "y", *["residual", "total"] * added, *["weight"] * weighted],
-        ahead=int(weighted),
+        HELD_OF_TWO if added else HELD,
     )
     op = ferrule.op(
         "add_rms_norm" if added else "rms_norm",
@@ -165,17 +164,12 @@ def _layer_norm(behind: int, weighted: bool, biased: bool, wide: bool) -> ferrul
     packed = bodies(
         f"""
         const auto values = row(x);
-        {" ".join(f"auto of_{name} = ahead({name}, {n});" for n, name in enumerate(shared))}
-        const float mean = sum_of([](float v) {{ return v; }}, values) / N;
-        const float squares = sum_of<1>([=](float v) {{
-            return (v - mean) * (v - mean);
-        }}, values);
-        const float scale = rsqrt(squares / N + eps);
+        const float2 found = mean_and_squares(values);
+        const float mean = found.x, scale = rsqrt(found.y / N + eps);
         write(y + begin, [=](float v{", float w" * weighted}{", float b" * biased}) {{
             return (v - mean) * scale{" * w" * weighted}{" + b" * biased};
-        }}, values{"".join(f", of_{name}.arrived({name}, N)" for name in shared)});""",
+        }}, values{"".join(f", every({name})" for name in shared)});""",
         ["x", "y", *shared],
-        ahead=len(shared),
     )
     op = ferrule.op(
         "layer_norm",

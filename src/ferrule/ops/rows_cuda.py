@@ -17,6 +17,16 @@ _HEADER = """
 template <typename T, int V>
 struct alignas(sizeof(T) * V) Pack {
     T v[V];
+
+    // A bfloat16 is half of a float: of two in a word, each takes one instruction.
+    __device__ float at(int j) const {
+        if constexpr (cuda::std::is_same_v<T, __nv_bfloat16> && V > 1) {
+            const uint32_t word = reinterpret_cast<const uint32_t*>(v)[j / 2];
+            return __uint_as_float(j % 2 ? word & 0xffff0000u : word << 16);
+        } else {
+            return float(v[j]);
+        }
+    }
 };
 
 // What a thread has of a row, in packs: it holds `E` elements, or 0 and then reads them again.
@@ -74,12 +84,6 @@ struct Ahead {
 #endif
     }
 
-    // The row, read as it is needed.
-    __device__ Row<T, V, 0> arrived(const T* from, int N) {
-        wait();
-        return {ON ? reinterpret_cast<const T*>(to) : from, N};
-    }
-
     __device__ Row<T, V, E> taken(const T* from, int N) {
         if constexpr (!ON) return {from, N};
         wait();
@@ -108,17 +112,27 @@ __device__ void each_pack(const R& row, F f) {
     }
 }
 
-// Calls `f` with the elements of rows that lie side by side.
-template <typename F, typename R, typename... Rs>
-__device__ void each(F f, const R& row, const Rs&... rows) {
+__device__ float plus(float a, float b) { return a + b; }
+__device__ float2 plus(float2 a, float2 b) { return {a.x + b.x, a.y + b.y}; }
+__device__ float4 plus(float4 a, float4 b) {
+    return {a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w};
+}
+
+// The thread's part of the sum of what `f` makes of the elements of rows that lie side by side:
+// floats, one to four. Whether there is a pack is asked of its sum.
+template <typename S, typename F, typename R, typename... Rs>
+__device__ S sum_of_thread(F f, const R& row, const Rs&... rows) {
+    S sum{};
     each_pack(row, [&](int p, int i, bool there) {
         auto elements = [&](const auto&... packs) {
-            if (!there) return;
+            S part = f(packs.at(0)...);
 #pragma unroll
-            for (int j = 0; j < R::V; ++j) f(float(packs.v[j])...);
+            for (int j = 1; j < R::V; ++j) part = plus(part, f(packs.at(j)...));
+            sum = plus(sum, there ? part : S{});
         };
         elements(row.pack(p, i), rows.pack(p, i)...);
     });
+    return sum;
 }
 
 // Writes what `f` makes of the elements of rows that lie side by side.
@@ -128,7 +142,7 @@ __device__ void write(T* to, F f, const R& row, const Rs&... rows) {
         Pack<T, R::V> made;
         auto elements = [&](const auto&... packs) {
 #pragma unroll
-            for (int j = 0; j < R::V; ++j) made.v[j] = T(f(float(packs.v[j])...));
+            for (int j = 0; j < R::V; ++j) made.v[j] = T(f(packs.at(j)...));
         };
         elements(row.pack(p, i), rows.pack(p, i)...);
         if (there) reinterpret_cast<Pack<T, R::V>*>(to)[i] = made;
@@ -145,7 +159,7 @@ __device__ R sum_of_rows(typename R::T* to, const R& row, const R& other) {
         auto& made = sum.held[p];
 #pragma unroll
         for (int j = 0; j < R::V; ++j)
-            made.v[j] = typename R::T(float(a.v[j]) + float(b.v[j]));
+            made.v[j] = typename R::T(a.at(j) + b.at(j));
         if (there) reinterpret_cast<Pack<typename R::T, R::V>*>(to)[i] = made;
     });
     return sum;
@@ -163,17 +177,19 @@ __device__ float2 sum_of_warp(float2 value) {
 // exp, of 16-bit elements as the hardware has it: a few units in the last place of a float.
 template <typename T>
 __device__ float exp_for(float value) {
-    if constexpr (sizeof(T) == 2) return __expf(value);
-    else return expf(value);
+    if constexpr (sizeof(T) == 2) {
+        asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(value) : "f"(value * 1.44269504f));
+        return value;
+    } else {
+        return expf(value);
+    }
 }
 
 // The largest of all, and the sum of what was scaled by exp(-largest).
 __device__ float2 largest_and_sum_of_warp(float2 value) {
     float largest = value.x;
-    for (int i = 16; i; i /= 2) {
-        const float other = __shfl_xor_sync(~0u, largest, i);
-        largest = other > largest ? other : largest;
-    }
+    for (int i = 16; i; i /= 2)
+        largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, i));
     return {largest, sum_of_warp(value.y * expf(value.x - largest))};
 }
 
@@ -190,60 +206,156 @@ __device__ S over_block(S value, S none, F over_warp) {
     return over_warp(lane < blockDim.x / 32 ? shared[lane] : none);
 }
 
+template <int slot, typename S>
+__device__ S sum_over_block(S value) {
+    return over_block<slot>(value, S{}, [](S v) { return sum_of_warp(v); });
+}
+
 // The sum of what `f` makes of the elements of rows, over the block: a float, or a float2.
 template <int slot = 0, typename F, typename... Rs>
 __device__ float sum_of(F f, const Rs&... rows) {
-    float sum = 0;
-    each([&](auto... values) { sum += f(values...); }, rows...);
-    return over_block<slot>(sum, 0.0f, [](float value) { return sum_of_warp(value); });
+    return sum_over_block<slot>(sum_of_thread<float>(f, rows...));
 }
 
-template <int slot = 0, typename F, typename... Rs>
+template <typename F, typename... Rs>
 __device__ float2 two_sums_of(F f, const Rs&... rows) {
-    float2 sum = {0, 0};
-    each([&](auto... values) {
-        const float2 value = f(values...);
-        sum.x += value.x;
-        sum.y += value.y;
-    }, rows...);
-    return over_block<slot>(sum, float2{0, 0}, [](float2 value) { return sum_of_warp(value); });
+    return sum_over_block<0>(sum_of_thread<float2>(f, rows...));
 }
 
-// The largest element of a row, and the sum of exp(x - largest).
-template <typename R>
-__device__ float2 largest_and_sum(const R& row) {
-    // Not -infinity: its difference from itself would be NaN.
-    constexpr float lowest = -3.4028234663852886e38f;
-    float2 mine = {lowest, 0};
-    auto larger = [](float a, float b) { return a > b ? a : b; };
-    if constexpr (R::E > 0) {
-        each([&](float v) { mine.x = larger(v, mine.x); }, row);
-        each([&](float v) { mine.y += exp_for<typename R::T>(v - mine.x); }, row);
-    } else {
-        // One pass, in which a thread's sum is scaled down when it meets something larger.
-        each_pack(row, [&](int p, int i, bool) {
-            const auto pack = row.pack(p, i);
-            float top = mine.x;
-            for (int j = 0; j < R::V; ++j) top = larger(float(pack.v[j]), top);
-            mine.y *= exp_for<typename R::T>(mine.x - top);
-            mine.x = top;
-            for (int j = 0; j < R::V; ++j)
-                mine.y += exp_for<typename R::T>(float(pack.v[j]) - top);
-        });
-    }
-    return over_block<0>(mine, float2{lowest, 0}, [](float2 value) {
-        return largest_and_sum_of_warp(value);
-    });
+// The mean and the sum of squared differences from it, of 32 such, each of `n` elements, of `all`
+// together: around `near`, so that what all share is not lost (Chan, Golub and LeVeque 1983,
+// "Algorithms for computing the sample variance").
+__device__ float2 merged(float2 value, float n, float all, float near) {
+    const float mean = near + __fdividef(sum_of_warp(n * (value.x - near)), all);
+    const float off = value.x - mean;
+    return {mean, sum_of_warp(value.y + n * off * off)};
 }
+
+// The mean of a row, and the sum of squared differences from it. Threads that hold much find theirs
+// in one go, around their first element: as that is one of them, little is lost where it is far
+// off. The others read their row twice, which takes fewer registers and less merging.
+template <typename R>
+__device__ float2 mean_and_squares(const R& row) {
+    constexpr int V = R::V, E = R::E;
+    if constexpr (E * sizeof(typename R::T) < 128) {
+        const float mean = sum_of<0>([](float v) { return v; }, row) / row.N;
+        return {mean, sum_of<1>([=](float v) { return (v - mean) * (v - mean); }, row)};
+    } else {
+        const int packs = row.N / V, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+        const bool full = packs == E / V * int(blockDim.x);
+        // How many elements so many threads have, of which this is the first.
+        auto count = [&](int first, int threads) -> float {
+            if (full) return threads * E;
+            int n = 0;
+            for (int p = 0; p < E / V; ++p)
+                n += max(min(packs - p * int(blockDim.x) - first, threads), 0);
+            return n * V;
+        };
+        const float pivot = row.held[0].at(0), n = count(threadIdx.x, 1);
+        const float2 sums = sum_of_thread<float2>([=](float v) {
+            return float2{v - pivot, (v - pivot) * (v - pivot)};
+        }, row);
+        const float off = __fdividef(sums.x, fmaxf(n, 1)), mean = pivot + off;
+        const float2 mine = merged({mean, sums.y - sums.x * off}, n,
+                                   fmaxf(count(warp * 32, 32), 1), __shfl_sync(~0u, mean, 0));
+        if (blockDim.x == 32) return mine;
+        __shared__ float2 shared[32];
+        if (lane == 0) shared[warp] = mine;
+        __syncthreads();
+        const bool there = lane < blockDim.x / 32;
+        return merged(there ? shared[lane] : float2{}, there ? count(lane * 32, 32) : 0, row.N,
+                      shared[0].x);
+    }
+}
+
+// The first element that a thread has of a row, and how many it has. Sums of differences from it
+// can be moved to the row's mean: as it is one of the elements, little is lost even if it is far
+// from all others.
+template <typename R>
+__device__ float2 first_and_count(const R& row) {
+    float n = 0;
+    each_pack(row, [&](int, int, bool there) { n += there ? R::V : 0; });
+    return {row.pack(0, min(int(threadIdx.x), row.N / R::V - 1)).at(0), n};
+}
+
+// Of a row, and of what `f` makes of others beside it: the two means, the sum of squared
+// differences from the first, and of those differences times the others.
+template <typename F, typename R, typename... Rs>
+__device__ float4 moments(F f, const R& row, const Rs&... rows) {
+    const float2 own = first_and_count(row);
+    const float4 sums = sum_of_thread<float4>([=](float v, auto... others) {
+        const float d = v - own.x, g = f(others...);
+        return float4{d, d * d, g, d * g};
+    }, row, rows...);
+    const float2 all = sum_over_block<0>(float2{own.x * own.y + sums.x, sums.z});
+    const float mean = all.x / row.N, off = own.x - mean;
+    const float2 around = sum_over_block<1>(
+        float2{sums.y + off * (2 * sums.x + own.y * off), sums.w + off * sums.z});
+    return {mean, all.y / row.N, around.x, around.y};
+}
+
+// exp(x - largest) of a row's elements, and their sum. A row that threads hold is that of
+// exp(x - the thread's largest), so that exp is found once: `scale` is between the two.
+template <typename R>
+struct Exps {
+    using T = typename R::T;
+    static constexpr int V = R::V, E = R::E;
+    R row;
+    int N;
+    float largest, sum, scale;
+    Pack<float, V> held[E ? E / V : 1];
+
+    __device__ explicit Exps(const R& row) : row(row), N(row.N), scale(1) {
+        // Not -infinity: its difference from itself would be NaN.
+        constexpr float lowest = -3.4028234663852886e38f;
+        float2 mine = {lowest, 0};
+        if constexpr (E > 0) {
+            each_pack(row, [&](int p, int i, bool) {
+#pragma unroll
+                for (int j = 0; j < V; ++j) mine.x = fmaxf(mine.x, row.held[p].at(j));
+            });
+            each_pack(row, [&](int p, int i, bool) {
+#pragma unroll
+                for (int j = 0; j < V; ++j) held[p].v[j] = exp_for<T>(row.held[p].at(j) - mine.x);
+            });
+            mine.y = sum_of_thread<float>([](float e) { return e; }, *this);
+        } else {
+            // One pass, in which a thread's sum is scaled down when it meets something larger.
+            each_pack(row, [&](int p, int i, bool) {
+                const auto pack = row.pack(p, i);
+                float top = mine.x;
+                for (int j = 0; j < V; ++j) top = fmaxf(top, pack.at(j));
+                mine.y *= exp_for<T>(mine.x - top);
+                mine.x = top;
+                for (int j = 0; j < V; ++j) mine.y += exp_for<T>(pack.at(j) - top);
+            });
+        }
+        const float2 found = over_block<0>(mine, float2{lowest, 0}, [](float2 value) {
+            return largest_and_sum_of_warp(value);
+        });
+        largest = found.x;
+        sum = found.y;
+        if constexpr (E > 0) scale = expf(mine.x - largest);
+    }
+
+    __device__ Pack<float, V> pack(int p, int i) const {
+        if constexpr (E > 0) return held[p];
+        const auto values = row.pack(p, i);
+        Pack<float, V> exps;
+#pragma unroll
+        for (int j = 0; j < V; ++j) exps.v[j] = exp_for<T>(values.at(j) - largest);
+        return exps;
+    }
+};
 """
 
 
-# How many elements of a row a thread holds, of float32 and of 16 bits, for rows of so many bytes.
-HELD = ((4, 16, 2048), (8, 16, 16384), (16, 32, 65536))
-# Of these, rows of 16-bit elements of so many bytes that ask ahead for what all share, of how many
-# arrays at most: it is in shared memory by the time that it is needed. A block has as much of that
-# as the longest of them: were it counted in a launch, the launch would go through Python.
-_AHEAD = {16384: ((4096, 8192, 16384), 1), 65536: ((32768,), 2)}
+# How many elements of a row a thread holds, of float32 and of 16 bits, for rows of so many bytes:
+# many, as long as there are warps, for what a warp has to do besides is shared by more of them.
+HELD = ((4, 8, 512), (8, 16, 1024), (16, 32, 4096), (32, 64, 65536))
+# Where it makes floats of them, and where it holds two rows.
+HELD_AS_FLOATS = (*HELD[:-1], (32, 32, 65536))
+HELD_OF_TWO = (*HELD[:-1], (16, 32, 65536))
 
 
 def having(shared: int) -> list[str]:
@@ -258,42 +370,28 @@ def having(shared: int) -> list[str]:
     return [f"({middle}{large})"]
 
 
-def bodies(text: str, arrays: Sequence[str], many: str = "", ahead: int = 0) -> Any:
+def bodies(
+    text: str, arrays: Sequence[str], held: Sequence[Sequence[int]] = HELD, many: str = ""
+) -> Any:
     """CUDA bodies of an op over rows, for rows of several lengths.
 
     Args:
         text: statements for one row, in which ``row(x)`` is this row of an array, ``every(w)`` the
-            whole of one that all rows share, and ``begin`` where the row begins. ``ahead(w, n)``
-            asks for the ``n``th of those that are shared, of which ``.arrived(w, N)`` then is the
-            whole. Sums are float32: CUDA bodies take no float64.
+            whole of one that all rows share, and ``begin`` where the row begins. Sums are float32:
+            CUDA bodies take no float64.
         arrays: the names of all that have rows, the first an input, and of what rows share.
+        held: as `HELD`.
         many: how many rows there are, where those that are empty count, too.
-        ahead: how many arrays are asked for ahead.
     """
     many = many or f"{arrays[0]}.size // max(N, 1)"
-
-    def made(held: Sequence[int], when: str | None, most_asked: int = 0) -> Any:
-        begin = f"""const size_t begin = size_t(blockIdx.x) * N;
+    text = f"""const size_t begin = size_t(blockIdx.x) * N;
         auto row = [&](const auto* from) {{ return row_at(from, begin); }};
-        auto ahead = [&](const auto* from, int n) {{
-            using W = cuda::std::remove_cvref_t<decltype(*from)>;
-            constexpr bool on = {int(most_asked > 0)} && E > 0 && sizeof(W) == sizeof(T);
-            auto* const packs = reinterpret_cast<Pack<W, V>*>(shared);
-            Ahead<W, V, E, on> asked{{packs + n * E / V * blockDim.x}};
-            asked.ask(from, N);
-            return asked;
-        }};"""
-        return body(begin + text, arrays, many, held, when, ahead * most_asked)
-
-    every: list[Any] = []
-    for *held, most in HELD:
-        size = "N * (4 if T == float32 else 2) <= {}"
-        asked, most_arrays = _AHEAD.get(most, ((), 0))
-        for m in asked if 0 < ahead <= most_arrays else ():
-            when = [size.format(m), "T != float32", *having(most_arrays * m)]
-            every.append(made(held, " and ".join(when), m))
-        every.append(made(held, size.format(most)))
-    return [*every, made((0, 0), None)]
+        {text}"""
+    size = "N * (4 if T == float32 else 2)"
+    return [
+        *(body(text, arrays, many, of, f"{size} <= {most}") for *of, most in held),
+        body(text, arrays, many),
+    ]
 
 
 def body(

@@ -7,7 +7,7 @@ from typing import Any
 import ferrule
 
 from .rows import FLOATS, axes_behind, is_wide, rows
-from .rows_cuda import bodies
+from .rows_cuda import HELD_AS_FLOATS, HELD_OF_TWO, bodies
 
 
 def softmax(x: Any, axis: int = -1) -> Any:
@@ -59,11 +59,11 @@ def _softmax(behind: int, wide: bool) -> ferrule.Op:
     row = rows("x", behind, wide)
     packed = bodies(
         """
-        const auto values = row(x);
-        const float2 found = largest_and_sum(values);
-        const float largest = found.x, share = 1 / found.y;
-        write(y + begin, [=](float v) { return exp_for<T>(v - largest) * share; }, values);""",
+        const Exps exps(row(x));
+        const float share = exps.scale / exps.sum;
+        write(y + begin, [=](float e) { return e * share; }, exps);""",
         ("x", "y"),
+        HELD_AS_FLOATS,
     )
     op = ferrule.op(
         "softmax",
@@ -98,6 +98,7 @@ def _softmax_vjp(behind: int, wide: bool) -> ferrule.Op:
         const float sum = sum_of([](float v, float c) { return v * c; }, values, by);
         write(x_grad + begin, [=](float v, float c) { return v * (c - sum); }, values, by);""",
         ("y", "cotangent", "x_grad"),
+        HELD_OF_TWO,
     )
     op = ferrule.op(
         "softmax_vjp",
@@ -138,10 +139,11 @@ def _log_softmax(behind: int, wide: bool) -> ferrule.Op:
     packed = bodies(
         """
         const auto values = row(x);
-        const float2 found = largest_and_sum(values);
-        const float largest = found.x, shift = log(found.y);
+        const Exps exps(values);
+        const float largest = exps.largest, shift = log(exps.sum);
         write(y + begin, [=](float v) { return v - largest - shift; }, values);""",
         ("x", "y"),
+        HELD_AS_FLOATS,
     )
     op = ferrule.op(
         "log_softmax",
@@ -176,6 +178,7 @@ def _log_softmax_vjp(behind: int, wide: bool) -> ferrule.Op:
             return c - exp_for<T>(v) * sum;
         }, values, by);""",
         ("y", "cotangent", "x_grad"),
+        HELD_OF_TWO,
     )
     op = ferrule.op(
         "log_softmax_vjp",
