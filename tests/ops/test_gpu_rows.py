@@ -176,3 +176,36 @@ def test_histogram() -> None:
         x = torch.randn(size + 1, device="cuda")[1:]
         expected = torch.histc(x, 50, -2, 2).int() if size else torch.zeros(50, device="cuda").int()
         assert torch.equal(ops.histogram(x, 50, -2, 2), expected)
+
+
+@pytest.mark.parametrize("k", [1, 31, 32, 33, 200, 1000])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_topk(dtype: Any, k: int) -> None:
+    x = torch.randn(70, 1000).to(dtype)
+    x[3] = x[3].round()  # equals
+    x[4, 5:8] = torch.tensor([float("inf"), float("nan"), -float("inf")])
+    values, indices = (found.cpu() for found in ops.topk(x.cuda(), k))
+    expected = x.sort(descending=True, stable=True)
+    exactly = {"rtol": 0, "atol": 0, "equal_nan": True}
+    torch.testing.assert_close(values, expected.values[:, :k], **exactly)
+    assert torch.equal(indices, expected.indices[:, :k])
+
+
+def test_gradients_of_topk_segments_and_matmul() -> None:
+    x = torch.randn(70, 1000, device="cuda", requires_grad=True)
+    c = torch.randn(70, 40, device="cuda")
+    ids = torch.randint(0, 9, (70,), device="cuda")
+    a, b = (torch.randn(shape, device="cuda", requires_grad=True) for shape in [(70, 50), (50, 40)])
+    summed = torch.zeros(9, 1000, device="cuda")
+    for found, expected, inputs, cotangent in (
+        (ops.topk(x, 40)[0], x.topk(40).values, (x,), c),
+        (ops.segment_sum(x, ids, 9), summed.index_add(0, ids, x), (x,), torch.ones(9, 1000).cuda()),
+        (ops.matmul(a, b), a @ b, (a, b), c),
+    ):
+        torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+        for one, other in zip(
+            torch.autograd.grad(found, inputs, cotangent),
+            torch.autograd.grad(expected, inputs, cotangent),
+            strict=True,
+        ):
+            torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
