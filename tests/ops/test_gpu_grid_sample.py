@@ -65,6 +65,22 @@ def test_is_torchs(case: Any, channels: int, dtype: Any, deterministic: bool) ->
         torch.testing.assert_close(mine.cpu().double(), theirs, rtol=bound, atol=bound * largest)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_is_what_the_bench_has_by_hand(dtype: Any) -> None:
+    by_hand = pytest.importorskip("ferrule_bench.ready.by_hand")
+    x = torch.rand(2, 9, 8, 64, device="cuda").to(dtype).requires_grad_()
+    grid = (torch.rand(2, 8, 16, 2, device="cuda") * 3 - 1.5).to(dtype).requires_grad_()
+    if not by_hand.fits([x, grid]):
+        pytest.skip("this GPU adds no 16 bytes at once")
+    cotangent = torch.rand(2, 8, 16, 64, device="cuda").to(dtype)
+    found, expected = (
+        [y, *torch.autograd.grad(y, (x, grid), cotangent)]
+        for y in (by_hand.sample(x, grid), grid_sample(x, grid))
+    )
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-2, atol=1e-2 * float(other.abs().max()))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("mode", ["bilinear", "nearest", "bicubic"])
 @pytest.mark.parametrize(("channels", "height", "skipped"), [(1, 5, 0), (3, 5, 0), (6, 8, 3)])

@@ -112,6 +112,8 @@ def _rows(bench: Bench, host: Any, work: Work, op: Any, size: tuple[int, ...], d
     )  # fmt: skip
     with bench.timed(*host.timers(bench, work)):
         for other in host.peers(work):
+            if other.fits is not None and not other.fits(arrays):
+                continue
             if other.compiled and not compiled_too(bench, host, other):
                 continue
             try:

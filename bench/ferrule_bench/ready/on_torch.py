@@ -12,11 +12,13 @@ from torch import Tensor
 
 from .. import by_ops, clocks
 from ..timing import Bench, Call, Timer
+from . import by_hand
 from .on_numpy import rope_tables
 from .works import BINS, EPS, HIGH, LOW, SEGMENTS, TOP, Array, Other, Work
 
 COMPILED = "torch.compile"
-FASTER, AS_COPY, AS_COMPILED = 1.0, 1 / 1.05, 0.99  # runs of one kernel differ by a hundredth
+FASTER, AS_COPY, AS_BY_HAND = 1.0, 1 / 1.05, 1 / 1.02
+AS_COMPILED = 0.99  # runs of one kernel differ by a hundredth
 
 
 class Torch:
@@ -202,6 +204,9 @@ PEERS: dict[str, Sequence[Other]] = {
         _compiled(_index_add),
     ],
     "matmul": [Other("torch.matmul", torch.matmul, 0.5, "cpu")],
-    "grid_sample": _samples(_images, by_ops.sample, {"NHWC": None, "NCHW": _channels_first}),
+    "grid_sample": [
+        *_samples(_images, by_ops.sample, {"NHWC": None, "NCHW": _channels_first}),
+        Other("CUDA by hand", by_hand.sample, AS_BY_HAND, fits=by_hand.fits),
+    ],
     "grid_sample NCHW": _samples(_planes, _planes_by_ops, {"NHWC": _channels_last, "NCHW": None}),
 }  # fmt: skip

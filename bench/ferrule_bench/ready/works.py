@@ -73,6 +73,7 @@ class Other(NamedTuple):
         compiled: whether torch.compile makes it of `function`.
         compared: whether its results must be ours.
         coarse: whether its derivatives in 16 bits are not: they are too coarse.
+        fits: says whether it can do it with such inputs; None where it always can.
     """
 
     name: str
@@ -83,6 +84,7 @@ class Other(NamedTuple):
     compiled: bool = False
     compared: bool = True
     coarse: bool = False
+    fits: Callable[[Sequence[Any]], bool] | None = None
 
 
 FLOATS = {"cpu": ("float32",), "cuda": ("float32", "float16", "bfloat16")}
