@@ -42,7 +42,7 @@ def test_halves(kind: Any) -> None:
 
 
 def test_both_bodies_count_the_same() -> None:
-    (in_groups, directly) = counting._histogram.implementations
+    in_groups, directly, _ = counting._histogram.implementations
     rule, x = str(counting._histogram.rule), torch.randn(20_000)
     body = in_groups.to_json()
     everywhere = ferrule.op(

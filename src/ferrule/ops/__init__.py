@@ -1,7 +1,9 @@
 """Ops that are ready to use, each written as any user of ferrule would write it.
 
 Nothing here is special: the modules import nothing of ferrule but its public names, and each is a
-model to copy: a rule, bodies, derivatives. The tests compare each with torch's own.
+model to copy: a rule, bodies, derivatives, and a reference, the same in ordinary array code (of
+`grid_sample` the Metal body is it), with which `ferrule.compare` compares the bodies on any host.
+The tests compare each with torch's own.
 """
 
 from __future__ import annotations

@@ -6,6 +6,8 @@ from typing import Any
 
 import ferrule
 
+from .arrays import cast, count, library, sums_at, widened
+
 
 def histogram(x: Any, bins: int, low: float, high: float) -> Any:
     """How many elements of ``x`` lie in each of ``bins`` intervals between ``low`` and ``high``.
@@ -79,6 +81,17 @@ _IN_GROUPS = """
     }
 """
 
+
+def _reference(x: Any, bins: int, low: float, high: float) -> Any:
+    """The same in ordinary array code."""
+    of, values = library(x), widened(x).reshape(-1)
+    inside = (values >= low) & (values <= high)
+    width = cast(count(1, x), "float32") + high - low  # of float32, as the edges are
+    at = of.where(inside, (values - low) * bins / width, 0)
+    at = cast(of.where(at < bins, at, bins - 1), "int64")
+    return sums_at(cast(inside, "int32"), at, bins)
+
+
 _LAUNCH: dict[str, Any] = {"header": _INTERVAL, "init_value": 0, "atomic_outputs": True}
 _histogram = ferrule.op(
     "histogram",
@@ -95,4 +108,5 @@ _histogram = ferrule.op(
         ),
         ferrule.metal_body(_DIRECTLY, grid="x.size", threadgroup=256, **_LAUNCH),
     ],
+    reference=_reference,
 )

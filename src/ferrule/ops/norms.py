@@ -6,6 +6,7 @@ from typing import Any
 
 import ferrule
 
+from .arrays import cast, widened
 from .norm_weights import norm_gradients
 from .rows import FLOATS, axes_behind, is_wide, rows
 from .rows_cuda import HELD, HELD_OF_TWO, bodies
@@ -68,6 +69,19 @@ def weight_floats(wide: bool) -> str:
     return f", W in {FLOATS if wide else '(float32, float16, bfloat16)'}"
 
 
+def _normed(x: Any, weight: Any, bias: Any, eps: float, behind: int) -> Any:
+    """``x / sqrt(mean(x * x) + eps) * weight + bias``, in ordinary array code."""
+    y = x * (_mean(x * x, behind) + eps) ** -0.5
+    along = (..., *[None] * behind)
+    y = y if weight is None else y * widened(weight)[along]
+    return y if bias is None else y + widened(bias)[along]
+
+
+def _mean(x: Any, behind: int) -> Any:
+    axis = -1 - behind
+    return x.sum(axis=axis, keepdims=True) / x.shape[axis] if 0 not in x.shape else 0
+
+
 @ferrule.family
 def _rms_norm(behind: int, weighted: bool, added: bool, wide: bool) -> ferrule.Op:
     """``x, residual, weight, eps -> y, total``, without what is not there."""
@@ -86,6 +100,14 @@ def _rms_norm(behind: int, weighted: bool, added: bool, wide: bool) -> ferrule.O
         ["x", "y", *["residual", "total"] * added, *["weight"] * weighted],
         HELD_OF_TWO if added else HELD,
     )
+
+    def reference(x: Any, *others: Any) -> Any:
+        *arrays, eps = others
+        total = x + arrays[0] if added else x
+        weight = arrays[-1] if weighted else None
+        normed = cast(_normed(widened(total), weight, None, eps, behind), x.dtype)
+        return (normed, total) if added else normed
+
     op = ferrule.op(
         "add_rms_norm" if added else "rms_norm",
         f"x[{row.dims}]:T,{f' residual[{row.dims}]:T,' * added}{' weight[N]:W,' * weighted}"
@@ -103,6 +125,7 @@ def _rms_norm(behind: int, weighted: bool, added: bool, wide: bool) -> ferrule.O
         y[AT(k)] = T(A({normed}[AT(k)]) * scale{weight});
 """,
         cuda=None if behind or wide else packed,
+        reference=reference,
         **row.launch,
     )
 
@@ -171,6 +194,14 @@ def _layer_norm(behind: int, weighted: bool, biased: bool, wide: bool) -> ferrul
         }}, values{"".join(f", every({name})" for name in shared)});""",
         ["x", "y", *shared],
     )
+
+    def reference(x: Any, *others: Any) -> Any:
+        *arrays, eps = others
+        weight, bias = arrays[0] if weighted else None, arrays[-1] if biased else None
+        values = widened(x)
+        values = values - _mean(values, behind)
+        return cast(_normed(values, weight, bias, eps, behind), x.dtype)
+
     op = ferrule.op(
         "layer_norm",
         f"x[{row.dims}]:T,{' weight[N]:W,' * weighted}{' bias[N]:W,' * biased}"
@@ -191,6 +222,7 @@ def _layer_norm(behind: int, weighted: bool, biased: bool, wide: bool) -> ferrul
         y[AT(k)] = T((A(x[AT(k)]) - mean) * scale{weight}{bias});
 """,
         cuda=None if behind or wide else packed,
+        reference=reference,
         **row.launch,
     )
 

@@ -6,6 +6,8 @@ from typing import Any
 
 import ferrule
 
+from .arrays import cast, widened
+
 
 def matmul(a: Any, b: Any) -> Any:
     """``a @ b``, of matrices or of batches of them.
@@ -125,11 +127,18 @@ def _product(stored: str, shared: bool) -> ferrule.Op:
         shared: the matrix b is the same for all of the batch.
     """
     of_a, of_b = _STORED[stored]
+
+    def reference(a: Any, b: Any) -> Any:
+        left = widened(a).swapaxes(-1, -2) if stored == "tn" else widened(a)
+        right = widened(b).swapaxes(-1, -2) if stored == "nt" else widened(b)
+        return cast(left @ right, a.dtype)
+
     op = ferrule.op(
         f"matmul_{stored}",
         f"a[*S,{of_a}]:T, b[{'' if shared else '*S,'}{of_b}]:T -> y[*S,M,N]:T"
         " where T in (float32, float16, bfloat16)",
         metal=_BODY,
+        reference=reference,
         header=_HEADER,
         grid="32 * ceildiv(M, 32) * ceildiv(N, 32) * (y.size // max(M * N, 1))",
         threadgroup=32,

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from numbers import Integral
 from typing import Any
 
 import ferrule
 
+from .arrays import cast, copy, count, library, widened
 from .rotary_cuda import HEADS, body, groups
 from .rows import FLOATS, as_int
 
@@ -134,6 +136,27 @@ def _body(
 """
 
 
+def _turn(
+    x: Any, dims: int, traditional: bool, sign: int, offset: Any, others: tuple[Any, ...]
+) -> Any:
+    """Turn the pairs of an array in place, in ordinary array code."""
+    *freqs, base, scale = others
+    of, half = library(x), dims // 2
+    if hasattr(offset, "shape"):
+        index = (..., *[None] * (x.ndim - 1))
+        offset = offset[index]
+    position = cast(offset + count(x.shape[-2], x)[:, None], "float32")
+    j = cast(count(half, x), "float32")
+    angle = position * scale * (1 / freqs[0] if freqs else 2.0 ** (-math.log2(base) * j / half))
+    c, s = of.cos(angle), of.sin(angle) * sign
+    first, second = slice(half), slice(half, dims)
+    if traditional:
+        first, second = slice(0, dims, 2), slice(1, dims, 2)
+    u, v = widened(x[..., first]), widened(x[..., second])
+    x[..., first], x[..., second] = cast(u * c - v * s, x.dtype), cast(u * s + v * c, x.dtype)
+    return x
+
+
 _HEADER = "#define AT(h) (((example * S_size + (h)) * L + l) * D)"
 
 
@@ -148,6 +171,9 @@ def _rope(
         metal=_body(dims, traditional, offsets, by_freqs, "y", "-" * backwards),
         header=_HEADER,
         cuda=body(dims, traditional, offsets, by_freqs, "y", "-" * backwards),
+        reference=lambda x, offset, *others: _turn(
+            copy(x), dims, traditional, -1 if backwards else 1, offset, others
+        ),
         grid=(f"D - {dims // 2}", "L", groups(offsets)),
         threadgroup=(f"min(D - {dims // 2}, 64)", f"max(256 // max(D - {dims // 2}, 4), 1)", 1),
         template={"A": "float64 if T == float64 else float32"},
@@ -175,6 +201,7 @@ def _rope_in_place(dims: int, traditional: bool, offsets: str, by_freqs: bool) -
         metal=_body(dims, traditional, offsets, by_freqs, "x"),
         header=_HEADER,
         cuda=body(dims, traditional, offsets, by_freqs, "x"),
+        reference=lambda x, offset, *others: _turn(x, dims, traditional, 1, offset, others),
         grid=(dims // 2, "L", groups(offsets)),
         threadgroup=(min(dims // 2, 64), max(256 // max(dims // 2, 4), 1), 1),
         template={"A": "float64 if T == float64 else float32"},

@@ -6,6 +6,7 @@ from typing import Any
 
 import ferrule
 
+from .arrays import cast, library, sums_at, widened
 from .sampling_cuda import ADD
 
 
@@ -80,6 +81,12 @@ _BY_COLUMNS = (
 )
 
 
+def _reference(x: Any, ids: Any, n: int) -> Any:
+    """The same in ordinary array code: rows that belong nowhere go to one segment more."""
+    places = library(x).where((ids >= 0) & (ids < n), ids, n)
+    return sums_at(widened(x), places, n + 1)[:n]
+
+
 @ferrule.family
 def _segment_sum(sums: str) -> ferrule.Op:
     kinds = "(float32, int32)" if sums == "T" else "(float16, bfloat16)"
@@ -116,6 +123,7 @@ def _segment_sum(sums: str) -> ferrule.Op:
                 init_value=0,
             )
         ],
+        reference=_reference,
     )
 
     @op.def_vjp
@@ -163,6 +171,7 @@ _rounded = ferrule.op(
     "rounded",
     "x[n,*D]:float32, like[M,*D]:T -> y[n,*D]:T",
     metal="y[thread_position_in_grid.x] = T(x[thread_position_in_grid.x]);",
+    reference=lambda x, like: cast(x, like.dtype),
     grid="x.size",
     threadgroup=256,
 )

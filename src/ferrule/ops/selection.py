@@ -6,6 +6,8 @@ from typing import Any
 
 import ferrule
 
+from .arrays import cast, descending, taken, widened
+
 
 def topk(x: Any, k: int) -> tuple[Any, Any]:
     """The ``k`` largest elements along the last axis.
@@ -158,13 +160,24 @@ _MANY = """
         values[ulong(row) * k + before] = values_of_row[collected[j]];
         indices[ulong(row) * k + before] = collected[j];
     }
+    threadgroup_barrier(mem_flags::mem_device);
+    for (uint j = t; j < uint(k); j += 256) collected[j] = int(indices[ulong(row) * k + j]);
 """
+
+
+def _reference(x: Any, k: int) -> Any:
+    """The same in ordinary array code."""
+    # Integers in int64, for torch sorts none without a sign.
+    values = widened(x) if "float" in str(x.dtype) else cast(x, "int64")
+    places = descending(values)[..., :k]
+    return cast(taken(values, places), x.dtype), places, cast(places, "int32")
+
 
 _DTYPES = "(float32, float16, bfloat16, int32, uint32, int16, uint16, int8, uint8, bool)"
 
 _topk = ferrule.op(
     "topk",
-    # `picked` is memory for the second body.
+    # `picked` is memory for the second body, and then what `indices` is.
     "x[*S,N]:T, k:int32 -> values[*S,k]:T, indices[*S,k]:int64~, "
     f"picked[*S,k]:int32~ where 0 <= k, k <= N, T in {_DTYPES}",
     metal=[
@@ -182,6 +195,7 @@ _topk = ferrule.op(
             threadgroup=256,
         ),
     ],
+    reference=_reference,
 )
 
 _topk_vjp = ferrule.op(

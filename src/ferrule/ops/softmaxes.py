@@ -6,6 +6,7 @@ from typing import Any
 
 import ferrule
 
+from .arrays import cast, largest, library, widened
 from .rows import FLOATS, axes_behind, is_wide, rows
 from .rows_cuda import HELD_AS_FLOATS, HELD_OF_TWO, bodies
 
@@ -54,6 +55,16 @@ _LARGEST_AND_SUM = """
 """
 
 
+def _reference(x: Any, axis: int, logarithm: bool) -> Any:
+    """Both, in ordinary array code."""
+    if 0 in x.shape:
+        return x  # no row has a maximum
+    of, values = library(x), widened(x)
+    values = values - largest(values, axis)
+    total = of.exp(values).sum(axis=axis, keepdims=True)
+    return cast(values - of.log(total) if logarithm else of.exp(values) / total, x.dtype)
+
+
 @ferrule.family
 def _softmax(behind: int, wide: bool) -> ferrule.Op:
     row = rows("x", behind, wide)
@@ -76,6 +87,7 @@ def _softmax(behind: int, wide: bool) -> ferrule.Op:
         y[AT(k)] = T(metal::exp(A(x[AT(k)]) - largest) * share);
 """,
         cuda=None if behind or wide else packed,
+        reference=lambda x: _reference(x, -1 - behind, False),
         **row.launch,
     )
     gradient = _softmax_vjp(behind, wide)
@@ -155,6 +167,7 @@ def _log_softmax(behind: int, wide: bool) -> ferrule.Op:
     for (uint k = first; k < N; k += step) y[AT(k)] = T(A(x[AT(k)]) - largest - sum);
 """,
         cuda=None if behind or wide else packed,
+        reference=lambda x: _reference(x, axis, True),
         **row.launch,
     )
     op.def_vjp(_log_softmax_vjp(behind, wide))
