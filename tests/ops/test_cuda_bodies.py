@@ -1,7 +1,8 @@
-"""The CUDA bodies of ferrule.ops compile, and spill no registers: no GPU is needed to know it."""
+"""The CUDA bodies of ferrule.ops compile, and hardly spill: no GPU is needed to know it."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,25 +13,35 @@ from ferrule import ops
 from ferrule.operators import text
 from ferrule.tools import nvrtc
 
-X, WEIGHT = (3, 4096), (4096,)
-NORM = {"x": X, "weight": WEIGHT, "bias": WEIGHT, "eps": 1e-5}
-ROWS = {"x": (1, *X), "weight": WEIGHT, "eps": 1e-5, "cotangent": (1, *X)}
+
+def norm(n: int) -> dict[str, Any]:
+    """The inputs of norms of rows of so many elements."""
+    return {"x": (3, n), "residual": (3, n), "weight": (n,), "bias": (n,), "eps": 1e-5}
+
+
+def rows(n: int) -> dict[str, Any]:
+    """The inputs of their gradients."""
+    return {"x": (1, 3, n), "weight": (n,), "eps": 1e-5, "cotangent": (1, 3, n)}
+
+
 GRID = {"x": (2, 9, 9, 16), "grid": (2, 5, 5, 2)}
 
 
 @pytest.mark.parametrize(
     ("op", "inputs"),
     [
-        (ops.norms._layer_norm(0, True, True, False), NORM),
-        (ops.norms._rms_norm(0, True, True, False), {**NORM, "residual": X}),
-        (ops.norm_weights._gradients(True, False, False), ROWS),
-        (ops.softmaxes._softmax(0, False), {"x": X}),
+        (ops.norms._layer_norm(0, True, True, False), norm(4096)),
+        (ops.norms._layer_norm(0, True, True, False), norm(40000)),
+        (ops.norms._rms_norm(0, True, True, False), norm(16384)),
+        (ops.norm_weights._gradients(True, False, False), rows(1024)),
+        (ops.norm_weights._gradients(True, False, False), rows(16384)),
+        (ops.softmaxes._softmax(0, False), {"x": (3, 16384)}),
         (ops.sampling.sampler("bilinear", "zeros", False, "NHWC", False), GRID),
     ],
     ids=lambda value: value.name if isinstance(value, ferrule.Op) else "",
 )
-@pytest.mark.parametrize("dtype", [ferrule.float32, ferrule.bfloat16], ids=str)
-def test_compiles_without_spills(
+@pytest.mark.parametrize("dtype", [ferrule.float32, ferrule.float16, ferrule.bfloat16], ids=str)
+def test_compiles_and_hardly_spills(
     library: nvrtc.Nvrtc, dtype: Any, op: ferrule.Op, inputs: Mapping[str, Any]
 ) -> None:
     names = [argument.name for argument in op.rule.inputs]
@@ -44,4 +55,5 @@ def test_compiles_without_spills(
     bodies = [body for body in op.implementations if body.kind == "cuda"]
     calls = [call for body in bodies if (call := text.described(op, body, given, "cuda"))]
     kernel, call = calls[0]
-    assert "0 bytes spill stores" in kernel.compile("sm_90", **call).log
+    spilled = re.findall(r"(\d+) bytes spill", kernel.compile("sm_90", **call).log)
+    assert spilled and max(map(int, spilled)) <= 48  # 1024 threads leave each 64 registers

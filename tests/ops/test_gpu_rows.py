@@ -128,6 +128,25 @@ def test_layer_norm_far_from_zero(dtype: Any, length: int, mean: float, first: f
         assert (found.double() - y).abs().max() <= allowed
 
 
+@pytest.mark.parametrize("length", [1000, 2048, 4096, 16384, 20000])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_layer_norm_of_one_large_element(dtype: Any, length: int) -> None:
+    """A sum of squares that is finite is found, and one that is not gives zeros as in torch."""
+    w, c = torch.randn(2, length, device="cuda").to(dtype)
+    for largest in (1e18, 6e18, 1.5e19, 1e25):
+        x = torch.randn(3, length, device="cuda").to(dtype)
+        x[:, 0] = x[:, length // 2] = largest
+        x, w = x.requires_grad_(), w.detach().requires_grad_()
+        y = ops.layer_norm(x, w)
+        assert all(
+            a.isfinite().all() for a in (y, *torch.autograd.grad(y, (x, w), c.expand(x.shape)))
+        )
+        if largest < 1e19:
+            expected = F.layer_norm(x.double(), (length,), w.double())
+            error = (y.double() - expected).abs().max()
+            assert error <= TOLERANCE[dtype] * expected.abs().max()
+
+
 def test_gradients_other_axes_and_empty_rows() -> None:
     x = torch.randn(40, 70, 9, device="cuda", requires_grad=True)
     w = torch.randn(70, device="cuda", requires_grad=True)

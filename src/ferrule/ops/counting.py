@@ -109,4 +109,5 @@ _histogram = ferrule.op(
         ferrule.metal_body(_DIRECTLY, grid="x.size", threadgroup=256, **_LAUNCH),
     ],
     reference=_reference,
+    version=1,
 )

@@ -126,6 +126,7 @@ def _rms_norm(behind: int, weighted: bool, added: bool, wide: bool) -> ferrule.O
 """,
         cuda=None if behind or wide else packed,
         reference=reference,
+        version=1,
         **row.launch,
     )
 
@@ -223,6 +224,7 @@ def _layer_norm(behind: int, weighted: bool, biased: bool, wide: bool) -> ferrul
 """,
         cuda=None if behind or wide else packed,
         reference=reference,
+        version=1,
         **row.launch,
     )
 

@@ -139,6 +139,7 @@ def _product(stored: str, shared: bool) -> ferrule.Op:
         " where T in (float32, float16, bfloat16)",
         metal=_BODY,
         reference=reference,
+        version=1,
         header=_HEADER,
         grid="32 * ceildiv(M, 32) * ceildiv(N, 32) * (y.size // max(M * N, 1))",
         threadgroup=32,

@@ -174,6 +174,7 @@ def _rope(
         reference=lambda x, offset, *others: _turn(
             copy(x), dims, traditional, -1 if backwards else 1, offset, others
         ),
+        version=1,
         grid=(f"D - {dims // 2}", "L", groups(offsets)),
         threadgroup=(f"min(D - {dims // 2}, 64)", f"max(256 // max(D - {dims // 2}, 4), 1)", 1),
         template={"A": "float64 if T == float64 else float32"},
@@ -202,6 +203,7 @@ def _rope_in_place(dims: int, traditional: bool, offsets: str, by_freqs: bool) -
         header=_HEADER,
         cuda=body(dims, traditional, offsets, by_freqs, "x"),
         reference=lambda x, offset, *others: _turn(x, dims, traditional, 1, offset, others),
+        version=1,
         grid=(dims // 2, "L", groups(offsets)),
         threadgroup=(min(dims // 2, 64), max(256 // max(dims // 2, 4), 1), 1),
         template={"A": "float64 if T == float64 else float32"},

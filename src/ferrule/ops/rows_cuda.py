@@ -174,7 +174,7 @@ __device__ float2 sum_of_warp(float2 value) {
     return {sum_of_warp(value.x), sum_of_warp(value.y)};
 }
 
-// exp, of 16-bit elements as the hardware has it: a few units in the last place of a float.
+// exp, of 16-bit elements as the hardware has it, whose error is far below theirs.
 template <typename T>
 __device__ float exp_for(float value) {
     if constexpr (sizeof(T) == 2) {
@@ -222,6 +222,18 @@ __device__ float2 two_sums_of(F f, const Rs&... rows) {
     return sum_over_block<0>(sum_of_thread<float2>(f, rows...));
 }
 
+// What differences are taken from before the mean is known: the first element that a thread has.
+// As it is one of them, little is lost where it is far from the others; but if it is huge, squares
+// of many differences from it overflow where those from the mean do not.
+__device__ float pivot_of(float first) {
+    return fabsf(first) < 1e15f ? first : 0;
+}
+
+// A sum of squares that overflowed is infinite, which makes zeros of the elements.
+__device__ float or_infinite(float squares) {
+    return squares == squares ? squares : 1 / 0.0f;
+}
+
 // The mean and the sum of squared differences from it, of 32 such, each of `n` elements, of `all`
 // together: around `near`, so that what all share is not lost (Chan, Golub and LeVeque 1983,
 // "Algorithms for computing the sample variance").
@@ -232,8 +244,8 @@ __device__ float2 merged(float2 value, float n, float all, float near) {
 }
 
 // The mean of a row, and the sum of squared differences from it. Threads that hold much find theirs
-// in one go, around their first element: as that is one of them, little is lost where it is far
-// off. The others read their row twice, which takes fewer registers and less merging.
+// in one go, around their pivots. The others read their row twice, which takes fewer registers and
+// less merging.
 template <typename R>
 __device__ float2 mean_and_squares(const R& row) {
     constexpr int V = R::V, E = R::E;
@@ -251,38 +263,38 @@ __device__ float2 mean_and_squares(const R& row) {
                 n += max(min(packs - p * int(blockDim.x) - first, threads), 0);
             return n * V;
         };
-        const float pivot = row.held[0].at(0), n = count(threadIdx.x, 1);
+        const float pivot = pivot_of(row.held[0].at(0)), n = count(threadIdx.x, 1);
         const float2 sums = sum_of_thread<float2>([=](float v) {
             return float2{v - pivot, (v - pivot) * (v - pivot)};
         }, row);
         const float off = __fdividef(sums.x, fmaxf(n, 1)), mean = pivot + off;
         const float2 mine = merged({mean, sums.y - sums.x * off}, n,
                                    fmaxf(count(warp * 32, 32), 1), __shfl_sync(~0u, mean, 0));
-        if (blockDim.x == 32) return mine;
+        if (blockDim.x == 32) return {mine.x, or_infinite(mine.y)};
         __shared__ float2 shared[32];
         if (lane == 0) shared[warp] = mine;
         __syncthreads();
         const bool there = lane < blockDim.x / 32;
-        return merged(there ? shared[lane] : float2{}, there ? count(lane * 32, 32) : 0, row.N,
-                      shared[0].x);
+        const float2 all = merged(there ? shared[lane] : float2{},
+                                  there ? count(lane * 32, 32) : 0, row.N, shared[0].x);
+        return {all.x, or_infinite(all.y)};
     }
 }
 
-// The first element that a thread has of a row, and how many it has. Sums of differences from it
-// can be moved to the row's mean: as it is one of the elements, little is lost even if it is far
-// from all others.
+// The pivot of a thread, and how many elements it has of a row. Sums of differences from the pivot
+// can be moved to the row's mean.
 template <typename R>
-__device__ float2 first_and_count(const R& row) {
+__device__ float2 pivot_and_count(const R& row) {
     float n = 0;
     each_pack(row, [&](int, int, bool there) { n += there ? R::V : 0; });
-    return {row.pack(0, min(int(threadIdx.x), row.N / R::V - 1)).at(0), n};
+    return {pivot_of(row.pack(0, min(int(threadIdx.x), row.N / R::V - 1)).at(0)), n};
 }
 
 // Of a row, and of what `f` makes of others beside it: the two means, the sum of squared
 // differences from the first, and of those differences times the others.
 template <typename F, typename R, typename... Rs>
 __device__ float4 moments(F f, const R& row, const Rs&... rows) {
-    const float2 own = first_and_count(row);
+    const float2 own = pivot_and_count(row);
     const float4 sums = sum_of_thread<float4>([=](float v, auto... others) {
         const float d = v - own.x, g = f(others...);
         return float4{d, d * d, g, d * g};
@@ -291,7 +303,7 @@ __device__ float4 moments(F f, const R& row, const Rs&... rows) {
     const float mean = all.x / row.N, off = own.x - mean;
     const float2 around = sum_over_block<1>(
         float2{sums.y + off * (2 * sums.x + own.y * off), sums.w + off * sums.z});
-    return {mean, all.y / row.N, around.x, around.y};
+    return {mean, all.y / row.N, or_infinite(around.x), around.y};
 }
 
 // exp(x - largest) of a row's elements, and their sum. A row that threads hold is that of

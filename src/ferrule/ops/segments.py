@@ -124,6 +124,7 @@ def _segment_sum(sums: str) -> ferrule.Op:
             )
         ],
         reference=_reference,
+        version=1,
     )
 
     @op.def_vjp
@@ -172,6 +173,7 @@ _rounded = ferrule.op(
     "x[n,*D]:float32, like[M,*D]:T -> y[n,*D]:T",
     metal="y[thread_position_in_grid.x] = T(x[thread_position_in_grid.x]);",
     reference=lambda x, like: cast(x, like.dtype),
+    version=1,
     grid="x.size",
     threadgroup=256,
 )

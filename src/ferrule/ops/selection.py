@@ -196,6 +196,7 @@ _topk = ferrule.op(
         ),
     ],
     reference=_reference,
+    version=1,
 )
 
 _topk_vjp = ferrule.op(

@@ -46,12 +46,26 @@ def log_softmax(x: Any, axis: int = -1) -> Any:
     return _log_softmax(axes_behind("log_softmax", x, axis), is_wide(x))(x)
 
 
-_LARGEST_AND_SUM = """
+_LARGEST = """
     A largest = -INFINITY;
     for (uint k = first; k < N; k += step) largest = metal::max(largest, A(x[AT(k)]));
     largest = MAX(largest);
     A sum = 0;
+"""
+_LARGEST_AND_SUM = f"""{_LARGEST}
     for (uint k = first; k < N; k += step) sum += metal::exp(A(x[AT(k)]) - largest);
+"""
+
+
+# Processors have the row in their caches, and exp takes longer than to write it twice.
+_EXP_ONCE = f"""{_LARGEST}
+    for (uint k = first; k < N; k += step) {{
+        const A e = metal::exp(A(x[AT(k)]) - largest);
+        y[AT(k)] = T(e);
+        sum += e;
+    }}
+    const A share = 1 / SUM(sum);
+    for (uint k = first; k < N; k += step) y[AT(k)] = T(A(y[AT(k)]) * share);
 """
 
 
@@ -79,16 +93,24 @@ def _softmax(behind: int, wide: bool) -> ferrule.Op:
     op = ferrule.op(
         "softmax",
         f"x[{row.dims}]:T -> y[{row.dims}]:T where T in {FLOATS}",
-        metal=row.begin
-        + _LARGEST_AND_SUM
-        + """
+        metal=[
+            ferrule.metal_body(
+                row.begin + _EXP_ONCE,
+                when="device == cpu and (T == float32 or T == float64)",
+                **row.launch,
+            ),
+            ferrule.metal_body(
+                f"""{row.begin}{_LARGEST_AND_SUM}
     const A share = 1 / SUM(sum);
     for (uint k = first; k < N; k += step)
         y[AT(k)] = T(metal::exp(A(x[AT(k)]) - largest) * share);
 """,
+                **row.launch,
+            ),
+        ],
         cuda=None if behind or wide else packed,
         reference=lambda x: _reference(x, -1 - behind, False),
-        **row.launch,
+        version=1,
     )
     gradient = _softmax_vjp(behind, wide)
     op.def_vjp(gradient)
@@ -168,6 +190,7 @@ def _log_softmax(behind: int, wide: bool) -> ferrule.Op:
 """,
         cuda=None if behind or wide else packed,
         reference=lambda x: _reference(x, axis, True),
+        version=1,
         **row.launch,
     )
     op.def_vjp(_log_softmax_vjp(behind, wide))
