@@ -4,8 +4,8 @@ They are preceded by the constants and the text of `sampling_place`, where ``PAC
 has one point, and ``OWN`` of its channels. Where channels are the last axis it reads and writes
 vectors of ``V`` of them, of 16 bytes where their number allows. Else pixels that are neighbours in
 a row are added to by the word, and of images whose samples are bilinear read so, too. All pixels
-that a thread reads (of many, four at a time) are asked for before the first is needed. Points and
-chunks of channels are counted in 32 bits, elements in 64.
+that a thread reads (of many four at a time, of a derivative's vectors two) are asked for before the
+first is needed. Points and chunks of channels are counted in 32 bits, elements in 64.
 """
 
 from __future__ import annotations
@@ -352,16 +352,17 @@ if (SIDE_BY_SIDE) {
     float by[V];
     const auto of_point = load_vector<V>(cot + c, 0);
     for (int v = 0; v < V; ++v) by[v] = float(of_point[v]);
+    // Two pixels at a time: four take registers from other threads.
 #pragma unroll
-    for (int first = 0; first < ALL; first += 4) {
-      AlignedVector<T, V> values[4];
+    for (int first = 0; first < ALL; first += 2) {
+      AlignedVector<T, V> values[2];
 #pragma unroll
-      for (int t = first; t < min(first + 4, ALL); ++t) {
+      for (int t = first; t < min(first + 2, ALL); ++t) {
         if (from.inside[t][0])
           values[t - first] = load_vector<V>(image + from.at[t][0] * long(C) + c, 0);
       }
 #pragma unroll
-      for (int t = first; t < min(first + 4, ALL); ++t) {
+      for (int t = first; t < min(first + 2, ALL); ++t) {
         if (!from.inside[t][0]) continue;
         float terms[V];
         for (int v = 0; v < V; ++v) {
