@@ -21,7 +21,8 @@ struct alignas(sizeof(T) * V) Pack {
     // A bfloat16 is half of a float: of two in a word, each takes one instruction.
     __device__ float at(int j) const {
         if constexpr (cuda::std::is_same_v<T, __nv_bfloat16> && V > 1) {
-            const uint32_t word = reinterpret_cast<const uint32_t*>(v)[j / 2];
+            uint32_t word;
+            memcpy(&word, v + j / 2 * 2, sizeof(word));
             return __uint_as_float(j % 2 ? word & 0xffff0000u : word << 16);
         } else {
             return float(v[j]);
