@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import twins
+from .. import cuda
 
 _THREADS = 256
 _PLACE = """
@@ -125,11 +125,8 @@ class _Samples(torch.autograd.Function):  # type: ignore[misc]
 def _launch(text: str, x: Tensor, grid: Tensor, *others: Tensor) -> None:
     n = grid.numel() // 2 * x.shape[3] * x.element_size() // 16
     sizes = [*x.shape[1:], grid.shape[1] * grid.shape[2], n]
-    kernel = _compiled(text, x.dtype == torch.float16)
+    kernel = _compiled(text, half=x.dtype == torch.float16)
     kernel([x, grid, *others, *sizes], (-(-n // _THREADS), 1, 1), (_THREADS, 1, 1))
 
 
-@lru_cache
-def _compiled(text: str, half: bool) -> twins.Twin:
-    major, minor = torch.cuda.get_device_capability()
-    return twins.Twin(text, f"sm_{major}{minor}", half=half)
+_compiled = lru_cache(cuda.by_hand)

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .. import by_ops, clocks
+from ..cuda import BY_HAND
 from ..timing import Bench, Call, Timer
 from . import by_hand
 from .on_numpy import rope_tables
@@ -206,7 +207,7 @@ PEERS: dict[str, Sequence[Other]] = {
     "matmul": [Other("torch.matmul", torch.matmul, 0.5, "cpu")],
     "grid_sample": [
         *_samples(_images, by_ops.sample, {"NHWC": None, "NCHW": _channels_first}),
-        Other("CUDA by hand", by_hand.sample, AS_BY_HAND, fits=by_hand.fits),
+        Other(BY_HAND, by_hand.sample, AS_BY_HAND, fits=by_hand.fits),
     ],
     "grid_sample NCHW": _samples(_planes, _planes_by_ops, {"NHWC": _channels_last, "NCHW": None}),
 }  # fmt: skip

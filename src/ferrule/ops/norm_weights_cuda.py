@@ -150,7 +150,7 @@ def bodies(count_parts: str, text: str, sums: Sequence[str], blocks: str) -> Any
             T* const to = x_grad + begin;
             n += parts;
             begin += size_t(parts) * N;
-            ask();
+            ask();  // for what no other thread reads, and this one has in registers
             {text}
         }}
         {"".join(f"of_{name}.store();" for name in sums)}
