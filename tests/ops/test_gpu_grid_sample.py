@@ -101,6 +101,27 @@ def test_planes_that_no_words_divide(
         torch.testing.assert_close(mine.cpu().double(), theirs, rtol=bound, atol=bound * largest)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("channels", [8, 320])  # a lane's share once, and several times
+def test_derivative_of_vectors_that_begin_anywhere(channels: int, dtype: Any) -> None:
+    case = "bilinear", "border", False, "NHWC"
+    size = 2 * 5 * 4 * channels
+    aligned = torch.rand(size, device="cuda").to(dtype).view(2, 5, 4, channels)
+    moved = torch.empty(size + 1, dtype=dtype, device="cuda")[1:].view(aligned.shape)
+    moved.copy_(aligned)
+    grid = torch.rand(2, 7, 6, 2, device="cuda") * 3 - 1.5
+    cotangent = torch.rand(2, 7, 6, channels, device="cuda").to(dtype)
+    of = []
+    for x in (aligned, moved):
+        x, points = x.requires_grad_(), grid.clone().requires_grad_()
+        y = grid_sample(x, points, *case)
+        of.append(torch.autograd.grad(y, (x, points), cotangent))
+    rounding = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}[dtype]
+    for one, other in zip(*of, strict=True):  # terms are added in any order
+        atol = rounding * max(1.0, one.abs().max().item())
+        torch.testing.assert_close(one, other, rtol=rounding, atol=atol)
+
+
 @pytest.mark.parametrize("case", CASES[:1], ids=str)
 def test_bodies_agree(case: Any) -> None:
     """Vectors that do not begin at a multiple of 16 bytes, and the Metal body."""

@@ -212,19 +212,21 @@ class _Text:
         for own, vector, when in chunks:
             split = (own, vector, when) == on_cuda.SPLIT
             of_planes = f"(ceildiv(C, {own}) + 1)" if split else "1"
-            bodies.append(
-                self._cuda(
-                    on_cuda.BACKWARD,
-                    _lanes(f"C // {vector}") if last else of_planes,
-                    when,
-                    functions=on_cuda.ADD + on_cuda.ADD_PIXELS,
-                    init_value=0,
-                    V=vector,
-                    OWN=own,
-                    LAST=last or own == 1,
-                    SPLIT=split,
+            for once in (True, False) if vector > 1 else (False,):
+                bodies.append(
+                    self._cuda(
+                        on_cuda.BACKWARD,
+                        _lanes(f"C // {vector}") if last else of_planes,
+                        f"{when} and C <= {32 * vector}" if once else when,
+                        functions=on_cuda.ADD + on_cuda.ADD_PIXELS,
+                        init_value=0,
+                        V=vector,
+                        OWN=own,
+                        LAST=last or own == 1,
+                        SPLIT=split,
+                        ONCE=once,
+                    )
                 )
-            )
         return bodies
 
     def _cuda(

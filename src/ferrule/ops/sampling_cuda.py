@@ -41,7 +41,6 @@ const T* image = x + b * pixels * C;
 const G* g = grid + (b * points + p) * DIMS;
 Places<float> from;
 from.x.g[0] = float(g[0]), from.y.g[0] = float(g[1]), from.z.g[0] = float(g[DIMS - 1]);
-from.find(D, H, W);
 """
 
 # Pixels of one channel that are neighbours in memory, in aligned words of several, or of one, which
@@ -126,6 +125,7 @@ const int begin = (LAST ? place : row % chunks) * OWN;
 """
     + PLACES
     + """
+from.find(D, H, W);
 // So many channels, and so many of them at once.
 auto sample = [&](int c, auto channels, auto vector) {
   constexpr int K = decltype(channels)::value, S = decltype(vector)::value;
@@ -229,11 +229,9 @@ __device__ inline void add(T* to, const float* values, const T* end) {{
 #if __CUDA_ARCH__ >= 900
   constexpr int WORDS = V * sizeof(T) / 4;
   if constexpr (WORDS > 0) {{
-    if (size_t(to) % (4 * WORDS) == 0) {{
-      alignas(16) T rounded[V];
-      for (int v = 0; v < V; ++v) rounded[v] = T(values[v]);
-      return add_words<WORDS>(to, reinterpret_cast<const uint32_t*>(rounded));
-    }}
+    alignas(16) T rounded[V];
+    for (int v = 0; v < V; ++v) rounded[v] = T(values[v]);
+    return add_words<WORDS>(to, reinterpret_cast<const uint32_t*>(rounded));
   }} else {{
     const bool second = size_t(to) % 4;
     if (second || to + 1 < end) {{
@@ -294,19 +292,19 @@ __device__ inline void add_pixels(T* channel, const Places<float>& from, int fir
 }
 """
 
-# As many lanes as there are chunks of channels, 32 at most and a power of 2, share a point. Where
-# channels come first a thread has a point, with all of them; or, where they are `SPLIT`, some
-# threads have ``OWN`` channels, to which they add, and behind those of an image are as many as it
-# has points that find the gradient of the grid. Neighbours read the cotangent beside it.
+# As many lanes as there are chunks of channels, 32 at most and a power of 2, share a point, each
+# with one chunk at most where it is ``ONCE``. Where channels come first a thread has a point, with
+# all of them; or, where they are `SPLIT`, some threads have ``OWN`` channels, to which they add,
+# and behind those of an image are as many as it has points that find the gradient of the grid.
+# Neighbours read the cotangent beside it.
 BACKWARD = (
     POINT
     + """
 const int chunks = LAST ? C / V : 1;
-int lanes = 1;
-while (lanes < chunks && lanes < 32) lanes *= 2;
+const int bits = chunks > 1 ? min(32 - __clz(chunks - 1), 5) : 0, lanes = 1 << bits;
 const int parts = SPLIT ? (C + OWN - 1) / OWN + 1 : 1;
-const int lane = thread % lanes;
-const uint32_t every = thread / lanes;
+const int lane = thread & (lanes - 1);
+const uint32_t every = thread >> bits;
 if (B * points == 0) return;
 const bool there = every < B * points * parts;
 const uint32_t row = there ? every / points : 0;
@@ -317,11 +315,13 @@ const int end = !there ? 0 : SPLIT && of_x ? min(C, begin + OWN) : C;
 """
     + PLACES
     + """
+if (SIDE_BY_SIDE) from.find(D, H, W);
+else from.find_axes(D, H, W);
 const long out_up = LAST ? 1 : points;
 const T* cot = cotangent + b * points * C + p * (LAST ? C : 1);
 T* const to = x_grad + b * pixels * C;
 const T* const last = x_grad + B * pixels * C;
-float dots[ALL] = {};
+for (int t = 0; t < ALL; ++t) from.dots[t][0] = 0;
 auto planes = [&](auto word) {
 #pragma unroll 1
   for (int c = begin; c < end; ++c) {
@@ -335,10 +335,40 @@ auto planes = [&](auto word) {
           if (from.inside[t][0]) values[t - first] = image[c * pixels + from.at[t][0]];
 #pragma unroll
         for (int t = first; t < min(first + 4, ALL); ++t)
-          if (from.inside[t][0]) dots[t] += by * float(values[t - first]);
+          if (from.inside[t][0]) from.dots[t][0] += by * float(values[t - first]);
       }
       if (of_x) add_pixels<T, decltype(word)>(to + c * pixels, from, first, by, last);
     }
+  }
+};
+// Two pixels at a time, and found when they are asked for: to hold more, be it for a next turn,
+// takes registers from other threads.
+auto vectors = [&](auto vector) {
+  constexpr int S = decltype(vector)::value;
+  for (int c = lane * S; c < end; c += lanes * S) {
+    const auto of_point = unsafe_load_vector<S>(cot + c, 0);
+#pragma unroll
+    for (int first = 0; first < ALL; first += 2) {
+      AlignedVector<T, S> values[2];
+#pragma unroll
+      for (int t = first; t < min(first + 2, ALL); ++t) {
+        if (from.is_inside(t, 0))
+          values[t - first] = unsafe_load_vector<S>(image + from.place(t, 0) * long(C) + c, 0);
+      }
+#pragma unroll
+      for (int t = first; t < min(first + 2, ALL); ++t) {
+        if (!from.is_inside(t, 0)) continue;
+        const float weight = from.derived(t, 0, 0, 0, 0);
+        float terms[S];
+        for (int v = 0; v < S; ++v) {
+          const float by = float(of_point[v]);
+          from.dots[t][0] += by * float(values[t - first][v]);
+          terms[v] = weight * by;
+        }
+        add<S>(to + from.place(t, 0) * long(C) + c, terms, last);
+      }
+    }
+    if (ONCE && S == V) break;
   }
 };
 if (SIDE_BY_SIDE) {
@@ -347,36 +377,14 @@ if (SIDE_BY_SIDE) {
   else
 #endif
     planes(Bits<T>());
+} else if (V == 1 || (is_aligned<V>(x) && is_aligned<V>(cotangent) && is_aligned<V>(x_grad))) {
+  vectors(cuda::std::integral_constant<int, V>());
 } else {
-  for (int c = lane * V; c < end; c += lanes * V) {
-    float by[V];
-    const auto of_point = load_vector<V>(cot + c, 0);
-    for (int v = 0; v < V; ++v) by[v] = float(of_point[v]);
-    // Two pixels at a time: four take registers from other threads.
-#pragma unroll
-    for (int first = 0; first < ALL; first += 2) {
-      AlignedVector<T, V> values[2];
-#pragma unroll
-      for (int t = first; t < min(first + 2, ALL); ++t) {
-        if (from.inside[t][0])
-          values[t - first] = load_vector<V>(image + from.at[t][0] * long(C) + c, 0);
-      }
-#pragma unroll
-      for (int t = first; t < min(first + 2, ALL); ++t) {
-        if (!from.inside[t][0]) continue;
-        float terms[V];
-        for (int v = 0; v < V; ++v) {
-          dots[t] += by[v] * float(values[t - first][v]);
-          terms[v] = from.weight[t][0] * by[v];
-        }
-        add<V>(to + from.at[t][0] * long(C) + c, terms, last);
-      }
-    }
-  }
+  vectors(cuda::std::integral_constant<int, 1>());
 }
+from.derive();
 for (int d = 0; d < DIMS; ++d) {
-  float sum = 0;
-  for (int t = 0; t < ALL; ++t) sum += from.slope(t, 0, d) * dots[t];
+  float sum = from.by_place[d][0];
   for (int i = lanes / 2; i; i /= 2) sum += __shfl_xor_sync(0xffffffff, sum, i);
   if (there && of_grid && lane == 0) grid_grad[(b * points + p) * DIMS + d] = G(sum);
 }

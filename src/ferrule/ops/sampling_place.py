@@ -15,7 +15,6 @@ from __future__ import annotations
 
 PLACE = """
 template <class A> struct Moved { A at, slope; };
-template <class A> struct Pack { A of[PACK]; };
 
 // How much a point's pixel t counts, and the first and second derivative of that by the point's
 // place. Where the mode is cubic that is cubic convolution with a = -3/4.
@@ -68,36 +67,43 @@ template <class A> inline Moved<A> padded(A at, int size) {
   return {at, slope};
 }
 
-// Along one axis, for each point of a pack, from its coordinate ``g``: the pixels that count, -1
-// for what lies outside; how far the point is behind the first of them (the second, where the mode
-// is cubic); and how many pixels it moves where its coordinate grows by 1. ``step`` is how many
-// pixels of the image lie before (0 for what lies outside).
+// Along one axis, for each point of a pack, from its coordinate ``g``: whether a pixel that counts
+// is ``there``, -1, or outside, 0, and how many pixels of the image lie before it (0 for what lies
+// outside); how far the point is behind the first of them (the second, where the mode is cubic);
+// and how many pixels it moves where its coordinate grows by 1.
 template <class A> struct Axis {
   A g[PACK];
-  int at[TAPS][PACK];
+  int there[TAPS][PACK];
   Offset step[TAPS][PACK];
   A behind[PACK], speed[PACK];
-  void find(int size, Offset stride) {
+  A weight[TAPS][PACK];  // where the mode is cubic
+  A slope[TAPS][PACK];   // for derivatives
+  void find(int l, int size, Offset stride) {
     const A scale = (CORNERS ? A(size - 1) : A(size)) / 2;
-    for (int l = 0; l < PACK; ++l) {
-      const A pixels = to_pixels(g[l], size);
-      const Moved<A> moved = CUBIC ? Moved<A>{pixels, A(1)} : padded(pixels, size);
-      const A first = NEAREST ? rint(moved.at) : floor(moved.at);
-      behind[l] = moved.at - first;
-      speed[l] = scale * moved.slope;
-      for (int t = 0; t < TAPS; ++t) {
-        const A place = CUBIC ? padded(first + A(t - 1), size).at : first + A(t);
-        at[t][l] = place >= 0 && place < A(size) ? int(place) : -1;
-      }
-    }
+    const A pixels = to_pixels(g[l], size);
+    const Moved<A> moved = CUBIC ? Moved<A>{pixels, A(1)} : padded(pixels, size);
+    const A first = NEAREST ? rint(moved.at) : floor(moved.at);
+    const A rest = moved.at - first;
+    const bool is_number = CUBIC || NEAREST || BORDER || REFLECTION || rest >= 0;
+    behind[l] = is_number ? rest : A(0);  // of what lies outside, whose products are 0 then
+    speed[l] = scale * moved.slope;
     for (int t = 0; t < TAPS; ++t) {
-      for (int l = 0; l < PACK; ++l) step[t][l] = Offset(max(at[t][l], 0)) * stride;
+      const A place = CUBIC ? padded(first + A(t - 1), size).at : first + A(t);
+      const bool inside = place >= 0 && place < A(size);
+      there[t][l] = inside ? -1 : 0;
+      step[t][l] = (inside ? Offset(place) : Offset(0)) * stride;
+    }
+  }
+  void find_slopes() {
+    for (int t = 0; t < TAPS; ++t) {
+      for (int l = 0; l < PACK; ++l) slope[t][l] = counts(t, l, 1);
     }
   }
   // How much pixel t counts for point l, or the first or second derivative of that.
   A counts(int t, int l, int order) const {
     const A v = behind[l], s = speed[l];
-    return order == 0 ? weight_of(t, v) : order == 1 ? s * slope_of(t, v) : s * s * bend_of(t, v);
+    if (order == 0) return CUBIC ? weight[t][l] : weight_of(t, v);
+    return order == 1 ? s * slope_of(t, v) : s * s * bend_of(t, v);
   }
 };
 
@@ -108,22 +114,47 @@ template <class A> struct Places {
   Axis<A> x, y, z;
   Offset at[ALL][PACK];
   A weight[ALL][PACK];
-  int inside[ALL][PACK];  // 0 or 1
+  int inside[ALL][PACK];  // -1 or 0
+  A dots[ALL][PACK], by_place[DIMS][PACK];  // for derivatives
+  // A point of few pixels at once, for what is found on the way stays in registers. Of many the
+  // points of each pixel: on the CPU a loop becomes vectors where those in it are unrolled.
   void find(int depth, int height, int width) {
-    x.find(width, 1);
-    y.find(height, width);
-    if (DIMS == 3) z.find(depth, Offset(height) * width);
-    for (int t = 0; t < ALL; ++t) {
-      const int i = t % TAPS, j = t / TAPS % TAPS, k = t / (TAPS * TAPS);
+    if (ALL <= 4) {
       for (int l = 0; l < PACK; ++l) {
-        int least = min(x.at[i][l], y.at[j][l]);
-        if (DIMS == 3) least = min(least, z.at[k][l]);
-        const A product = weight_of(i, x.behind[l]) * weight_of(j, y.behind[l]) * deep(k, l);
-        inside[t][l] = least >= 0;
-        at[t][l] = x.step[i][l] + y.step[j][l] + (DIMS == 2 ? 0 : z.step[k][l]);
-        weight[t][l] = CUBIC || least >= 0 ? product : A(0);
+        x.find(l, width, 1), y.find(l, height, width);
+        if (DIMS == 3) z.find(l, depth, Offset(height) * width);
+        for (int t = 0; t < ALL; ++t) find_pixel(t, l);
+      }
+      return;
+    }
+    find_axes(depth, height, width);
+    for (int t = 0; t < ALL; ++t) {
+      for (int l = 0; l < PACK; ++l) find_pixel(t, l);
+    }
+  }
+  void find_pixel(int t, int l) {
+    inside[t][l] = is_inside(t, l);
+    at[t][l] = place(t, l);
+    weight[t][l] = derived(t, l, 0, 0, 0);
+  }
+  void find_axes(int depth, int height, int width) {
+    for (int l = 0; l < PACK; ++l) x.find(l, width, 1);
+    for (int l = 0; l < PACK; ++l) y.find(l, height, width);
+    for (int l = 0; l < PACK && DIMS == 3; ++l) z.find(l, depth, Offset(height) * width);
+    if (!CUBIC) return;
+    for (int t = 0; t < TAPS; ++t) {
+      for (int l = 0; l < PACK; ++l) {
+        x.weight[t][l] = weight_of(t, x.behind[l]), y.weight[t][l] = weight_of(t, y.behind[l]);
       }
     }
+  }
+  int is_inside(int t, int l) const {
+    const int i = t % TAPS, j = t / TAPS % TAPS, k = t / (TAPS * TAPS);
+    return x.there[i][l] & y.there[j][l] & (DIMS == 2 ? -1 : z.there[k][l]);
+  }
+  Offset place(int t, int l) const {
+    const int i = t % TAPS, j = t / TAPS % TAPS, k = t / (TAPS * TAPS);
+    return x.step[i][l] + y.step[j][l] + (DIMS == 2 ? 0 : z.step[k][l]);
   }
   // The derivative of a weight along x (0), y (1) or z (2).
   A slope(int t, int l, int along) const {
@@ -138,8 +169,40 @@ template <class A> struct Places {
     const int i = t % TAPS, j = t / TAPS % TAPS, k = t / (TAPS * TAPS);
     const A product =
         x.counts(i, l, by_x) * y.counts(j, l, by_y) * (DIMS == 2 ? A(1) : z.counts(k, l, by_z));
-    return CUBIC || inside[t][l] ? product : A(0);
+    return CUBIC || is_inside(t, l) ? product : A(0);
   }
-  A deep(int k, int l) const { return DIMS == 2 ? A(1) : weight_of(k, z.behind[l]); }
+  // The derivative by the points' places, of the sum of each pixel's weight times its ``dots``: a
+  // row of pixels after the other, in the order of `find`.
+  void derive() {
+    x.find_slopes();
+    y.find_slopes();
+    if (DIMS == 3) z.find_slopes();
+    for (int d = 0; d < DIMS; ++d) {
+      for (int l = 0; l < PACK; ++l) by_place[d][l] = 0;
+    }
+    if (ALL <= 4) {
+      for (int l = 0; l < PACK; ++l) {
+        for (int row = 0; row < ALL / TAPS; ++row) derive_row<0>(row, l), derive_row<1>(row, l);
+      }
+      return;
+    }
+    for (int row = 0; row < ALL / TAPS; ++row) {
+      for (int l = 0; l < PACK; ++l) derive_row<0>(row, l);
+      for (int l = 0; l < PACK; ++l) derive_row<1>(row, l);
+      for (int l = 0; l < PACK && DIMS == 3; ++l) derive_row<DIMS - 1>(row, l);
+    }
+  }
+  template <int along> void derive_row(int row, int l) {
+    const int j = row % TAPS, k = row / TAPS;
+    A sum = 0;
+    for (int i = 0; i < TAPS; ++i) {
+      const int t = row * TAPS + i;
+      const A dot = is_inside(t, l) ? dots[t][l] : A(0);
+      sum = fma(along == 0 ? x.slope[i][l] : x.counts(i, l, 0), dot, sum);
+    }
+    A by = along == 1 ? y.slope[j][l] : y.counts(j, l, 0);
+    if (DIMS == 3) by *= along == 2 ? z.slope[k][l] : z.counts(k, l, 0);
+    by_place[along][l] = fma(by, sum, by_place[along][l]);
+  }
 };
 """

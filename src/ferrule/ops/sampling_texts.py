@@ -87,6 +87,8 @@ def _few(call: str, number: str) -> str:
 # K channels of all pixels that count for a pack, a point's at once, for they share lines of memory.
 # Those of 2 bytes are read and then converted: a loop of loads here and there becomes no vectors.
 GATHER_FEW = """
+template <class A> struct Pack { A of[PACK]; };
+
 template <int K, class A, class T>
 inline void gather_few(const thread Places<A>& from, const device T* plane, thread Pack<A>* values,
                        long across, long up) {
@@ -207,14 +209,13 @@ if (LAST && (C >= 8 || (C > 1 && metal::is_same_v<T, A>))) {
 
 # The derivative by the grid. For each pixel that counts, cotangents times values are added up over
 # the channels; of many that lie together, 8 at a time, each with a sum of its own, so that they can
-# be a vector.
+# be a vector. Where the mode is nearest it is 0, which is there before.
 DOTS = (
     GATHER_FEW
     + """
 template <int K, class A, class T>
-inline void add_few(const thread Places<A>& from, thread Pack<A>* dots, const device T* plane,
-                    const device T* cot, int count, long across, long up, long out_across,
-                    long out_up) {
+inline void add_few(thread Places<A>& from, const device T* plane, const device T* cot, int count,
+                    long across, long up, long out_across, long out_up) {
   const bool at_once = K == 1 && metal::is_same_v<T, A>;
   Pack<A> values[ALL * K], by;
   if (!at_once) gather_few<K, A, T>(from, plane, values, across, up);
@@ -228,7 +229,7 @@ inline void add_few(const thread Places<A>& from, thread Pack<A>* dots, const de
     for (int t = 0; t < ALL; ++t) {
       for (int l = 0; l < PACK; ++l) {
         const A read = at_once ? A(plane[from.at[t][l] * across]) : values[t * K + k].of[l];
-        dots[t].of[l] = metal::fma(by.of[l], read, dots[t].of[l]);
+        from.dots[t][l] = metal::fma(by.of[l], read, from.dots[t][l]);
       }
     }
   }
@@ -237,52 +238,47 @@ inline void add_few(const thread Places<A>& from, thread Pack<A>* dots, const de
 )
 GRID_GRAD = (
     """
+device G* grads = grid_grad + (b * points + p) * DIMS;
 const device T* cot = cotangent + b * points * C + p * out_across;
-Pack<A> dots[ALL];
-for (int t = 0; t < ALL; ++t) {
-  for (int l = 0; l < PACK; ++l) dots[t].of[l] = 0;
-}
-if (LAST && C >= 8) {
-  for (int l = 0; l < count; ++l) {
-    const device T* of_point = cot + long(l) * C;
-    long at[ALL];
-    A sum[ALL][8];
-    for (int t = 0; t < ALL; ++t) {
-      at[t] = long(from.at[t][l]) * C;
-      for (int v = 0; v < 8; ++v) sum[t][v] = 0;
-    }
-    int c = 0;
-    for (; c + 8 <= C; c += 8) {
+if (!NEAREST) {
+  for (int t = 0; t < ALL; ++t) {
+    for (int l = 0; l < PACK; ++l) from.dots[t][l] = 0;
+  }
+  if (LAST && C >= 8) {
+    for (int l = 0; l < count; ++l) {
+      const device T* of_point = cot + long(l) * C;
+      long at[ALL];
+      A sum[ALL][8];
       for (int t = 0; t < ALL; ++t) {
-        for (int v = 0; v < 8; ++v) {
-          sum[t][v] = metal::fma(A(of_point[c + v]), A(image[at[t] + c + v]), sum[t][v]);
+        at[t] = long(from.at[t][l]) * C;
+        for (int v = 0; v < 8; ++v) sum[t][v] = 0;
+      }
+      int c = 0;
+      for (; c + 8 <= C; c += 8) {
+        for (int t = 0; t < ALL; ++t) {
+          for (int v = 0; v < 8; ++v) {
+            sum[t][v] = metal::fma(A(of_point[c + v]), A(image[at[t] + c + v]), sum[t][v]);
+          }
         }
       }
-    }
-    for (; c < C; ++c) {
+      for (; c < C; ++c) {
+        for (int t = 0; t < ALL; ++t) {
+          sum[t][0] = metal::fma(A(of_point[c]), A(image[at[t] + c]), sum[t][0]);
+        }
+      }
       for (int t = 0; t < ALL; ++t) {
-        sum[t][0] = metal::fma(A(of_point[c]), A(image[at[t] + c]), sum[t][0]);
+        for (int v = 0; v < 8; ++v) from.dots[t][l] += sum[t][v];
       }
     }
-    for (int t = 0; t < ALL; ++t) {
-      for (int v = 0; v < 8; ++v) dots[t].of[l] += sum[t][v];
-    }
-  }
-} else {
-  const device T *plane = image, *values = cot;
+  } else {
+    const device T *plane = image, *values = cot;
 """
-    + _few("add_few(from, dots", "C")
-    + """}
-for (int d = 0; d < DIMS; ++d) {
-  Pack<A> sum;
-  for (int l = 0; l < PACK; ++l) sum.of[l] = 0;
-  for (int t = 0; t < ALL; ++t) {
-    for (int l = 0; l < PACK; ++l) {
-      const A dot = from.inside[t][l] != 0 ? dots[t].of[l] : A(0);
-      sum.of[l] = metal::fma(from.slope(t, l, d), dot, sum.of[l]);
-    }
+    + _few("add_few(from", "C")
+    + """  }
+  from.derive();
+  for (int l = 0; l < count; ++l) {
+    for (int d = 0; d < DIMS; ++d) grads[l * DIMS + d] = G(from.by_place[d][l]);
   }
-  for (int l = 0; l < count; ++l) grid_grad[(b * points + p + l) * DIMS + d] = G(sum.of[l]);
 }
 """
 )
@@ -384,6 +380,7 @@ ENTRIES = (
     + GRID_GRAD
     + """
 for (int l = 0; l < count; ++l) {
+  for (int d = 0; d < DIMS && NEAREST; ++d) grads[l * DIMS + d] = 0;
   for (int t = 0; t < ALL; ++t) {
     const long entry = (p + l) * ALL + t, pixel = from.inside[t][l] ? from.at[t][l] : pixels;
     entries[b * points * ALL + entry] = (pixel << 32) | entry;
