@@ -133,12 +133,12 @@ def _scatter_add(x: Tensor, ids: Tensor) -> Tensor:
     return out.scatter_add_(0, ids.expand(x.shape), x)
 
 
-def _planes(x: Tensor, grid: Tensor) -> Tensor:
-    return F.grid_sample(x, grid, align_corners=False)
+def _planes(x: Tensor, grid: Tensor, mode: str = "bilinear") -> Tensor:
+    return F.grid_sample(x, grid, mode, align_corners=False)
 
 
-def _images(x: Tensor, grid: Tensor) -> Tensor:
-    return _planes(x.permute(0, 3, 1, 2), grid).permute(0, 2, 3, 1)
+def _images(x: Tensor, grid: Tensor, mode: str = "bilinear") -> Tensor:
+    return _planes(x.movedim(-1, 1), grid, mode).movedim(1, -1)
 
 
 def _planes_by_ops(x: Tensor, grid: Tensor) -> Tensor:
@@ -147,7 +147,7 @@ def _planes_by_ops(x: Tensor, grid: Tensor) -> Tensor:
 
 def _channels_first(x: Tensor, grid: Tensor) -> list[Tensor]:
     """Images of the same shape, whose memory is that of NCHW."""
-    return [x.permute(0, 3, 1, 2).contiguous().permute(0, 2, 3, 1), grid]
+    return [x.movedim(-1, 1).contiguous().movedim(1, -1), grid]
 
 
 def _channels_last(x: Tensor, grid: Tensor) -> list[Tensor]:
@@ -172,19 +172,20 @@ def _softmax(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _samples(
-    function: Callable[..., Any], formula: Callable[..., Any], layouts: dict[str, Any]
+    function: Callable[..., Any],
+    layouts: dict[str, Any],
+    formula: Callable[..., Any] | None = None,
 ) -> list[Other]:
     # torch's backward pass places points in float16 and bfloat16 themselves, which is too coarse
     # for images of 1024 pixels; its forward pass does not.
-    return [
-        *(
-            Other(f"F.grid_sample, {name} memory", function, FASTER, given=given, coarse=True)
-            for name, given in layouts.items()
-        ),
-        Other(COMPILED, formula, FASTER, compiled=True),
+    peers = [
+        Other(f"F.grid_sample, {name} memory", function, FASTER, given=given, coarse=True)
+        for name, given in layouts.items()
     ]
+    return [*peers, *(Other(COMPILED, f, FASTER, compiled=True) for f in (formula,) if f)]
 
 
+_LAYOUTS = {"NHWC": None, "NCHW": _channels_first}
 PEERS: dict[str, Sequence[Other]] = {
     "rms_norm": _by_rows("F.rms_norm", _of_rows(F.rms_norm), _rms_norm),
     "rms_norm of a sum": _by_rows(
@@ -206,8 +207,11 @@ PEERS: dict[str, Sequence[Other]] = {
     ],
     "matmul": [Other("torch.matmul", torch.matmul, 0.5, "cpu")],
     "grid_sample": [
-        *_samples(_images, by_ops.sample, {"NHWC": None, "NCHW": _channels_first}),
+        *_samples(_images, _LAYOUTS, by_ops.sample),
         Other(BY_HAND, by_hand.sample, AS_BY_HAND, fits=by_hand.fits),
     ],
-    "grid_sample NCHW": _samples(_planes, _planes_by_ops, {"NHWC": _channels_last, "NCHW": None}),
+    "grid_sample NCHW": _samples(_planes, {"NHWC": _channels_last, "NCHW": None}, _planes_by_ops),
+    "grid_sample bicubic": _samples(partial(_images, mode="bicubic"), _LAYOUTS),
+    "grid_sample nearest": _samples(partial(_images, mode="nearest"), _LAYOUTS),
+    "grid_sample of volumes": _samples(_images, {"NDHWC": None, "NCDHW": _channels_first}),
 }  # fmt: skip

@@ -98,9 +98,19 @@ _ROWS = {
     "quick": [(8, 96)],
 }
 _SAMPLES = {  # images, their height and width, channels, and height and width of the points
-    "cpu": [(4, 64, 64, 128), (4, 256, 64, 128), (4, 256, 3, 256)],
+    "cpu": [(4, 64, 64, 128), (4, 256, 64, 128), (4, 256, 3, 256), (4, 256, 1, 256)],
     "cuda": [(8, 1024, 64, 256)],
     "quick": [(2, 8, 4, 5)],
+}
+_OTHER_SAMPLES = {
+    "cpu": [(4, 256, 3, 256), (4, 256, 1, 256)],
+    "cuda": [(8, 1024, 64, 256), (8, 1024, 3, 1024)],
+    "quick": [(1, 6, 3, 7)],
+}
+_VOLUMES = {
+    "cpu": [(2, 48, 3, 40), (2, 48, 1, 40)],
+    "cuda": [(2, 128, 64, 64), (2, 128, 3, 128)],
+    "quick": [(1, 6, 3, 5)],
 }
 _FEW_CHANNELS, _MANY_POINTS = [(8, 1024, c, 1024) for c in (1, 3, 4)], [(8, 256, 64, 1024)]
 
@@ -123,6 +133,11 @@ def _images(batch: int, side: int, channels: int, points: int) -> list[Array]:
 
 def _planes(batch: int, side: int, channels: int, points: int) -> list[Array]:
     return [_normal(batch, channels, side, side), Array("uniform", (batch, points, points, 2))]
+
+
+def _volumes(batch: int, side: int, channels: int, points: int) -> list[Array]:
+    grid = (batch, points, points, points, 3)
+    return [_normal(batch, side, side, side, channels), Array("uniform", grid)]
 
 
 def _one(
@@ -166,6 +181,21 @@ _SMOOTH = (  # those whose derivatives are measured, too
         lambda op, x, grid: op(x, grid),
         {"cpu": [], "cuda": [*_FEW_CHANNELS, *_MANY_POINTS], "quick": [(1, 6, 3, 7)]},
         wanted=("forward", "backward"),
+    ),
+    Work(
+        "grid_sample", "grid_sample bicubic, ({0}, {1}, {1}, {2}) at {3}²", _images,
+        lambda op, x, grid: op(x, grid, mode="bicubic"),
+        _OTHER_SAMPLES, _ONE, "grid_sample bicubic", wanted=("forward", "backward"),
+    ),
+    Work(
+        "grid_sample", "grid_sample nearest, ({0}, {1}, {1}, {2}) at {3}²", _images,
+        lambda op, x, grid: op(x, grid, mode="nearest"),
+        _OTHER_SAMPLES, _ONE, "grid_sample nearest", wanted=("forward", "backward"),
+    ),
+    Work(
+        "grid_sample", "grid_sample of volumes, ({0}, {1}, {1}, {1}, {2}) at {3}³", _volumes,
+        lambda op, x, grid: op(x, grid, layout="NDHWC"),
+        _VOLUMES, _ONE, "grid_sample of volumes", wanted=("forward", "backward"),
     ),
 )  # fmt: skip
 

@@ -97,6 +97,7 @@ _LAYER_NORM = """
         for (uint k = first; k < N; k += step) {
             sum += A(x[begin + k]);
             shift += A(cotangent[begin + k]) * A(weight[k]);
+            of_bias[k] += A(cotangent[begin + k]);
         }
         const A m = SUM(sum) / N;
         shift = SUM(shift) / N;
@@ -112,7 +113,6 @@ _LAYER_NORM = """
             const A c = A(cotangent[begin + k]), v = A(x[begin + k]) - m;
             x_grad[begin + k] = T((c * A(weight[k]) - shift - v * drawn) * r);
             of_weight[k] += c * (v * r);
-            of_bias[k] += c;
         }
 """
 
