@@ -101,6 +101,19 @@ def test_planes_that_no_words_divide(
         torch.testing.assert_close(mine.cpu().double(), theirs, rtol=bound, atol=bound * largest)
 
 
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("layout", ["NHWC", "NCHW"])
+def test_grids_have_no_gradient_by_the_nearest_pixel(layout: str, deterministic: bool) -> None:
+    """Also where pixels and cotangents are infinite, and where memory was not zero before."""
+    x = torch.full((1, 2, 2, 8), float("inf"), device="cuda").requires_grad_()
+    grid = torch.zeros(1, 40, 50, 2, device="cuda").requires_grad_()
+    y = grid_sample(x, grid, "nearest", layout=layout, deterministic=deterministic)
+    dirty = torch.full((1 << 16,), 7.0, device="cuda")
+    del dirty
+    gradient = torch.autograd.grad(y, grid, torch.full_like(y, float("inf")))[0]
+    assert not gradient.any()
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("channels", [8, 320])  # a lane's share once, and several times
 def test_derivative_of_vectors_that_begin_anywhere(channels: int, dtype: Any) -> None:

@@ -187,6 +187,29 @@ def test_values_outside_do_not_count() -> None:
     )
 
 
+@pytest.mark.parametrize("mode", sampling.TAPS)
+@pytest.mark.parametrize("layout", ["NHWC", "NCHW"])
+def test_derivatives_of_numbers_that_are_none(mode: str, layout: str) -> None:
+    """Pixels and cotangents that are none count where torch lets them; none does for a grid by the
+    nearest pixel."""
+    case: Case = (mode, "zeros", False, layout)
+    x = torch.rand(1, 4, 5, 8)
+    x[0, 1, 1], x[0, 3, 4] = math.inf, math.nan
+    cotangent = torch.rand(1, 1, 4, 8)
+    cotangent[0, 0, 2] = math.nan
+    if layout == "NCHW":
+        x, cotangent = (a.movedim(-1, 1).contiguous() for a in (x, cotangent))
+    grid = torch.tensor([[[[-0.5, -0.4], [0.9, 0.8], [-0.9, 0.9], [0.95, -0.8]]]])
+    of = []
+    for sample in (grid_sample, by_torch):
+        leaves = x.clone().requires_grad_(), grid.clone().requires_grad_()
+        of.append(torch.autograd.grad(sample(*leaves, *case), leaves, cotangent))
+    for mine, theirs in zip(*of, strict=True):
+        assert torch.equal(mine.isfinite(), theirs.isfinite())
+        torch.testing.assert_close(mine.nan_to_num(0, 0, 0), theirs.nan_to_num(0, 0, 0))
+    assert mode != "nearest" or not of[0][1].any()
+
+
 def documented(x: Any, grid: Any) -> Any:
     """The formula of MLX's documentation of custom kernels, in NumPy."""
     b, height, width, _ = x.shape

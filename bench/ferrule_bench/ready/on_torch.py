@@ -182,7 +182,7 @@ def _samples(
         Other(f"F.grid_sample, {name} memory", function, FASTER, given=given, coarse=True)
         for name, given in layouts.items()
     ]
-    return [*peers, *(Other(COMPILED, f, FASTER, compiled=True) for f in (formula,) if f)]
+    return [*peers, Other(COMPILED, formula, FASTER, compiled=True)] if formula else peers
 
 
 _LAYOUTS = {"NHWC": None, "NCHW": _channels_first}

@@ -115,9 +115,10 @@ def side_by_side(groups: str) -> dict[str, Any]:
 
     A body begins with `SIDE_BY_SIDE`.
     """
-    # 32 elements each, until that would be too many threads. A processor has one simdgroup at a
-    # time: sums of more threads than that would be kept in memory.
-    threads = "32 if device == cpu else max(min(ceildiv(N, 1024) * 32, 1024), 32)"
+    # 32 elements each, until that would be too many threads. A processor keeps sums of more than
+    # one simdgroup in memory; of long rows, too: sums of very many elements are coarse.
+    few = "device == cpu and N <= 8192"
+    threads = f"32 if {few} else max(min(ceildiv(N, 1024) * 32, 1024), 32)"
     return {"header": _SIDE_BY_SIDE, "grid": (threads, groups), "threadgroup": (threads, 1)}
 
 

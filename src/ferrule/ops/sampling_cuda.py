@@ -214,9 +214,9 @@ def _reductions() -> str:
     return "".join(cases)
 
 
-# Additions of V elements at once, where the GPU has them, to an array that begins at a multiple of
-# 4 bytes and ends at ``end``. An element of 16 bits alone comes with a neighbour that stays as it
-# is: GPUs do not add it alone.
+# Additions of V elements at once, where the GPU has them, to a multiple of their bytes, in an array
+# that begins at a multiple of 4 bytes and ends at ``end``. An element of 16 bits alone comes with a
+# neighbour that stays as it is: GPUs do not add it alone.
 ADD = f"""
 // A loop, where there is no such instruction: called, so as not to take registers from others.
 template <class T> __device__ __noinline__ void add_one(T* to, float value) {{

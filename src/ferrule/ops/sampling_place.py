@@ -76,8 +76,8 @@ template <class A> struct Axis {
   int there[TAPS][PACK];
   Offset step[TAPS][PACK];
   A behind[PACK], speed[PACK];
-  A weight[TAPS][PACK];  // where the mode is cubic
-  A slope[TAPS][PACK];   // for derivatives
+  A weight[TAPS][PACK];  // where the mode is cubic, by `Places::find_axes`
+  A slope[TAPS][PACK];   // by `find_slopes`
   void find(int l, int size, Offset stride) {
     const A scale = (CORNERS ? A(size - 1) : A(size)) / 2;
     const A pixels = to_pixels(g[l], size);
@@ -172,14 +172,15 @@ template <class A> struct Places {
     return CUBIC || is_inside(t, l) ? product : A(0);
   }
   // The derivative by the points' places, of the sum of each pixel's weight times its ``dots``: a
-  // row of pixels after the other, in the order of `find`.
+  // row of pixels after the other, in the order of `find`. It is 0 where the mode is nearest.
   void derive() {
-    x.find_slopes();
-    y.find_slopes();
-    if (DIMS == 3) z.find_slopes();
     for (int d = 0; d < DIMS; ++d) {
       for (int l = 0; l < PACK; ++l) by_place[d][l] = 0;
     }
+    if (NEAREST) return;
+    x.find_slopes();
+    y.find_slopes();
+    if (DIMS == 3) z.find_slopes();
     if (ALL <= 4) {
       for (int l = 0; l < PACK; ++l) {
         for (int row = 0; row < ALL / TAPS; ++row) derive_row<0>(row, l), derive_row<1>(row, l);

@@ -196,7 +196,7 @@ device T* values = sample + first * out_up;
 const int asked = PACK == 1 || LAST || C == 1 ? 0 : end - first;
 for (int k = 0; k < asked; ++k) ferrule::prefetch(values + k * out_up + 64, PACK);
 #endif
-if (LAST && (C >= 8 || (C > 1 && !CUBIC && metal::is_same_v<T, A>))) {
+if (LAST && (C >= 8 || (C > 1 && (PACK == 1 || !CUBIC) && metal::is_same_v<T, A>))) {
   if (C == 2) sample_points<2, A, T>(from, plane, values, count, 2, C);
   else if (C == 3) sample_points<3, A, T>(from, plane, values, count, 3, C);
   else if (C == 4) sample_points<4, A, T>(from, plane, values, count, 4, C);
@@ -209,7 +209,7 @@ if (LAST && (C >= 8 || (C > 1 && !CUBIC && metal::is_same_v<T, A>))) {
 
 # The derivative by the grid. For each pixel that counts, cotangents times values are added up over
 # the channels; of many that lie together, 8 at a time, each with a sum of its own, so that they can
-# be a vector. Where the mode is nearest it is 0, which is there before.
+# be a vector. Where the mode is nearest it is 0, and nothing is written.
 DOTS = (
     GATHER_FEW
     + """
