@@ -56,4 +56,6 @@ def test_compiles_and_hardly_spills(
     calls = [call for body in bodies if (call := text.described(op, body, given, "cuda"))]
     kernel, call = calls[0]
     spilled = re.findall(r"(\d+) bytes spill", kernel.compile("sm_90", **call).log)
-    assert spilled and max(map(int, spilled)) <= 48  # 1024 threads leave each 64 registers
+    # 1024 threads leave each 64 registers, of which these need a few more.
+    many = op.name == "layer_norm_gradients" and inputs == rows(16384) and dtype == ferrule.float32
+    assert spilled and max(map(int, spilled)) <= (48 if many else 0)

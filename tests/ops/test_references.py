@@ -210,13 +210,15 @@ def test_references_are_as_torch(op: Any, inputs: Any, expected: Any) -> None:
 
 
 @pytest.mark.parametrize("host", HOSTS)
-@pytest.mark.parametrize("family", [softmaxes._softmax, softmaxes._log_softmax])
-def test_rows_of_infinities_and_nan(family: Any, host: str) -> None:
+@pytest.mark.parametrize(
+    ("family", "bodies"), [(softmaxes._softmax, 2), (softmaxes._log_softmax, 1)]
+)
+def test_rows_of_infinities_and_nan(family: Any, bodies: int, host: str) -> None:
     inf, nan = float("inf"), float("nan")
     rows = [[1e30, -1e30, 0], [-inf, 1, 2], [-inf] * 3, [inf, 1, 2], [nan, 1, 2], [3e38] * 3]
     with np.errstate(all="ignore"):
         found = ferrule.compare(family(0, False), on(host, torch.tensor(rows))).check()
-    assert found.differences
+    assert len(found.differences) == bodies
 
 
 def test_a_wrong_body_is_found() -> None:

@@ -182,15 +182,13 @@ _SMOOTH = (  # those whose derivatives are measured, too
         {"cpu": [], "cuda": [*_FEW_CHANNELS, *_MANY_POINTS], "quick": [(1, 6, 3, 7)]},
         wanted=("forward", "backward"),
     ),
-    Work(
-        "grid_sample", "grid_sample bicubic, ({0}, {1}, {1}, {2}) at {3}²", _images,
-        lambda op, x, grid: op(x, grid, mode="bicubic"),
-        _OTHER_SAMPLES, _ONE, "grid_sample bicubic", wanted=("forward", "backward"),
-    ),
-    Work(
-        "grid_sample", "grid_sample nearest, ({0}, {1}, {1}, {2}) at {3}²", _images,
-        lambda op, x, grid: op(x, grid, mode="nearest"),
-        _OTHER_SAMPLES, _ONE, "grid_sample nearest", wanted=("forward", "backward"),
+    *(
+        Work(
+            "grid_sample", f"grid_sample {mode}, ({{0}}, {{1}}, {{1}}, {{2}}) at {{3}}²", _images,
+            lambda op, x, grid, mode=mode: op(x, grid, mode=mode),
+            _OTHER_SAMPLES, _ONE, f"grid_sample {mode}", wanted=("forward", "backward"),
+        )
+        for mode in ("bicubic", "nearest")
     ),
     Work(
         "grid_sample", "grid_sample of volumes, ({0}, {1}, {1}, {1}, {2}) at {3}³", _volumes,

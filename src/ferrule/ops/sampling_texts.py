@@ -209,7 +209,8 @@ if (LAST && (C >= 8 || (C > 1 && (PACK == 1 || !CUBIC) && metal::is_same_v<T, A>
 
 # The derivative by the grid. For each pixel that counts, cotangents times values are added up over
 # the channels; of many that lie together, 8 at a time, each with a sum of its own, so that they can
-# be a vector. Where the mode is nearest it is 0, and nothing is written.
+# be a vector. Where the mode is nearest it is 0, which is not written once more: that takes a sixth
+# of the derivative's time.
 DOTS = (
     GATHER_FEW
     + """
