@@ -9,8 +9,11 @@ The tests compare each with torch's own.
 from __future__ import annotations
 
 from .counting import histogram
+from .gathered import gather_mm
 from .norms import layer_norm, rms_norm
 from .products import matmul
+from .quantized import gather_qmm, quantized_matmul
+from .quantizing import dequantize, quantize
 from .rotary import rope, rope_
 from .sampling import grid_sample
 from .segments import segment_sum
@@ -18,11 +21,16 @@ from .selection import topk
 from .softmaxes import log_softmax, softmax
 
 __all__ = [
+    "dequantize",
+    "gather_mm",
+    "gather_qmm",
     "grid_sample",
     "histogram",
     "layer_norm",
     "log_softmax",
     "matmul",
+    "quantize",
+    "quantized_matmul",
     "rms_norm",
     "rope",
     "rope_",

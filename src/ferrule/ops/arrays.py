@@ -75,3 +75,23 @@ def taken(x: Any, places: Any) -> Any:
     if hasattr(x, "to"):
         return of.take_along_dim(x, places, dim=-1)
     return of.take_along_axis(x, places, axis=-1)
+
+
+def filled(value: float, like: Any) -> Any:
+    """One number in float32, as an array of one axis, where the array ``like`` is."""
+    if hasattr(like, "new_full"):
+        return like.new_full((1,), value, dtype=library(like).float32)
+    return cast(library(like).ones(1) * value, "float32")
+
+
+def dtype_name(x: Any) -> str:
+    """The name of an array's dtype, as NumPy has it: ``"float32"``."""
+    return str(getattr(x, "dtype", "")).rpartition(".")[2]
+
+
+def promoted(a: Any, b: Any) -> tuple[Any, Any]:
+    """Two arrays of floats in the dtype that both promote to."""
+    names = {dtype_name(a), dtype_name(b)}
+    if len(names) == 1 or not names <= {"float32", "float16", "bfloat16"}:
+        return a, b  # of others an op says what is wrong
+    return cast(a, "float32"), cast(b, "float32")  # the two that are narrow have no other

@@ -1,0 +1,228 @@
+"""Which matrices are multiplied with which: what products that gather have in common.
+
+A product has a batch of matrices on its left and one on its right, of any shapes. Which of them
+each result is of is said by an array of indices, counted over the whole batch, or, where that is
+omitted, by the place in the batch. What says it on both sides broadcasts, and is the batch of the
+results. A kind of product is two letters: ``x`` or ``l`` for the left side, ``w`` or ``r`` for the
+right one; ``l`` and ``r`` are indices.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ferrule
+
+from .arrays import library
+
+INDICES = "(int32, uint32, int64)"
+
+# The place `at` of what two shapes broadcast to, in each of them.
+HEADER = """
+struct Places {
+  ulong left, right;
+};
+template <typename A, typename B>
+inline Places places_of(ulong at, A a, int a_dims, B b, int b_dims) {
+  Places found = {0, 0};
+  ulong a_step = 1, b_step = 1;
+  for (int back = 1; back <= a_dims || back <= b_dims; back++) {
+    const ulong a_size = back <= a_dims ? ulong(a[a_dims - back]) : 1;
+    const ulong b_size = back <= b_dims ? ulong(b[b_dims - back]) : 1;
+    const ulong size = a_size == 1 ? b_size : a_size, digit = at % size;
+    at /= size;
+    if (a_size != 1) found.left += digit * a_step;
+    if (b_size != 1) found.right += digit * b_step;
+    a_step *= a_size;
+    b_step *= b_size;
+  }
+  return found;
+}
+
+// How many places there are.
+template <typename A, typename B>
+inline ulong count_of(A a, int a_dims, B b, int b_dims) {
+  ulong count = 1;
+  for (int back = 1; back <= a_dims || back <= b_dims; back++) {
+    const ulong a_size = back <= a_dims ? ulong(a[a_dims - back]) : 1;
+    count *= a_size == 1 && back <= b_dims ? ulong(b[b_dims - back]) : a_size;
+  }
+  return count;
+}
+"""
+
+
+class Kind:
+    """The rule's and the body's words for a kind of product."""
+
+    def __init__(self, letters: str) -> None:
+        self.letters = letters
+        self.indexed = letters[0] == "l", letters[1] == "r"
+        stars = "I" if self.indexed[0] else "X", "R" if self.indexed[1] else "W"
+        self.batch = f"*broadcast({stars[0]},{stars[1]})"
+        self.inputs = ", lhs[*I]:L" * self.indexed[0] + ", rhs[*R]:J" * self.indexed[1]
+        self.where = [f"L in {INDICES}"] * self.indexed[0] + [f"J in {INDICES}"] * self.indexed[1]
+
+    def shapes(self, left: str = "x", right: str = "w") -> str:
+        """The shapes that broadcast, and how many axes each has."""
+        return ", ".join(
+            f"{index}_shape, {index}_ndim" if indexed else f"{name}_shape, {name}_ndim - 2"
+            for name, index, indexed in zip(
+                (left, right), ("lhs", "rhs"), self.indexed, strict=True
+            )
+        )
+
+    def find(self, left: str = "x", right: str = "w") -> str:
+        """Statements that find the matrices of the result ``batch``: ``from_left``, ``from_right``,
+        and whether there are such, ``inside``."""
+        at = [
+            f"long({index}[found.{side}])" if indexed else f"long(found.{side})"
+            for index, side, indexed in zip(
+                ("lhs", "rhs"), ("left", "right"), self.indexed, strict=True
+            )
+        ]
+        return f"""
+      const Places found = places_of(batch, {self.shapes(left, right)});
+      const long from_left = {at[0]}, from_right = {at[1]};
+      const bool inside = from_left >= 0 && from_left < long(X_size)
+          && from_right >= 0 && from_right < long(W_size);
+"""
+
+    def split(self, arrays: Any) -> tuple[list[Any], Any, Any]:
+        """The arrays before the indices, and both indices, None where they are omitted."""
+        arrays = list(arrays)
+        rhs = arrays.pop() if self.indexed[1] else None
+        lhs = arrays.pop() if self.indexed[0] else None
+        return arrays, lhs, rhs
+
+
+def indices(function: str, lhs: Any, rhs: Any) -> tuple[Any, Any, bool]:
+    """Indices that have axes, and whether an axis was added to all there are.
+
+    Raises:
+        KernelError: an index is no array of integers.
+    """
+    for name, index in (("lhs_indices", lhs), ("rhs_indices", rhs)):
+        if index is not None and "int" not in str(getattr(index, "dtype", "")):
+            given = getattr(index, "dtype", type(index).__name__)
+            raise ferrule.KernelError(
+                f"[{function}] {name} is of {given}; expected an array of {INDICES[1:-1]}."
+            )
+    single = [index is not None and index.ndim == 0 for index in (lhs, rhs)]
+    lhs, rhs = (
+        index[None] if alone else index for index, alone in zip((lhs, rhs), single, strict=True)
+    )
+    return lhs, rhs, any(single)
+
+
+def no_axes(left: Any, right: Any, lhs: Any, rhs: Any) -> bool:
+    """Whether products of matrices, which indices choose where there are any, have no batch."""
+    ranks = [
+        matrices.ndim - 2 if index is None else index.ndim
+        for matrices, index in ((left, lhs), (right, rhs))
+    ]
+    return not any(ranks)
+
+
+def vmap_of(op: ferrule.Op, letters: str, batched: Any) -> Any:
+    """The rule of `vmap` for products of x and the parts of w, by one call.
+
+    Args:
+        op: the product.
+        letters: its kind; or empty, where x is rows and w one matrix.
+        batched: gives the product of another kind.
+    """
+
+    def rule(size: int, axes: Any, values: Any) -> Any:
+        kind = Kind(letters or "xw")
+        (x, *parts), lhs, rhs = kind.split(values)
+        (x_axis, *part_axes), lhs_axis, rhs_axis = kind.split(axes)
+        x = _first(x, x_axis)
+        if not letters and all(axis is None for axis in part_axes):
+            return op(x, *parts), 0
+        row = not letters and x.ndim == 1 + (x_axis is not None)
+        x = x[..., None, :] if row else x
+        like = next(
+            _first(value, axis)
+            for value, axis in zip(values, axes, strict=True)
+            if axis is not None
+        )
+        of_w = any(axis is not None for axis in part_axes)
+        if of_w:
+            parts = [
+                part
+                if axis is None and part.ndim == 1 and part.shape[0] == 1  # a global scale
+                else repeated(_first(part, axis), None if axis is not None else like)
+                for part, axis in zip(parts, part_axes, strict=True)
+            ]
+        lhs, left = _index(lhs, lhs_axis, x if x_axis is not None else None, like)
+        rhs, right = _index(rhs, rhs_axis, parts[0] if of_w else None, like)
+        # What chooses has the batch in front, and as many axes behind it as the other side's.
+        x_batch, w_batch = x_axis is not None, of_w
+        rank = max(
+            (x.ndim - 2 - x_batch) if lhs is None else lhs.ndim - left,
+            (parts[0].ndim - 2 - w_batch) if rhs is None else rhs.ndim - right,
+        )
+        if lhs is None and x_batch:
+            x = _deepened(x, rank + 3)
+        if lhs is not None and left:
+            lhs = _deepened(lhs, rank + 1)
+        if rhs is None and w_batch:
+            parts = [_deepened(part, rank + 3) if part.ndim > 2 else part for part in parts]
+        if rhs is not None and right:
+            rhs = _deepened(rhs, rank + 1)
+        chosen = [index for index in (lhs, rhs) if index is not None]
+        y = batched(letters or "xw")(x, *parts, *chosen)
+        return (y[..., 0, :] if row else y), 0
+
+    return rule
+
+
+def _index(index: Any, axis: int | None, batch: Any, like: Any) -> tuple[Any, bool]:
+    """An index with the axis of a batch in front, into a batch of what it chose from; and whether
+    it has that axis."""
+    if index is None or (axis is None and batch is None):
+        return index, False
+    index = repeated(_first(index, axis), None if axis is not None else like)
+    return index if batch is None else _shifted(index, batch), True
+
+
+def _first(array: Any, axis: int | None) -> Any:
+    return array if axis in (None, 0) else library(array).moveaxis(array, axis, 0)
+
+
+def _deepened(array: Any, rank: int) -> Any:
+    """An array with axes of size 1 behind its first, up to a rank."""
+    while array.ndim < rank:
+        array = array[:, None]
+    return array
+
+
+def repeated(array: Any, like: Any) -> Any:
+    """An array, once for each place on the first axis of another; as it is where that is None."""
+    return array if like is None else _repeated(array, like)
+
+
+_repeated = ferrule.op(
+    "repeated",
+    "array[*D]:T, like[B,*E]:U -> copies[B,*D]:T",
+    metal="copies[thread_position_in_grid.x] = array[thread_position_in_grid.x % uint(D_size)];",
+    grid="array.size * B",
+    threadgroup=256,
+    version=1,
+)
+
+# Indices that count over matrices of one of many batches, counted over all of them.
+_shifted = ferrule.op(
+    "shifted",
+    f"index[B,*I]:L, like[B,*X,M,K]:T -> all[B,*I]:int64 where L in {INDICES}",
+    metal="""
+    const uint i = thread_position_in_grid.x;
+    const long to = long(index[i]);
+    const bool inside = to >= 0 && to < long(X_size);
+    all[i] = inside ? to + long(i / uint(I_size)) * long(X_size) : -1;
+    """,
+    grid="index.size",
+    threadgroup=256,
+    version=1,
+)

@@ -1,0 +1,342 @@
+"""`quantized_matmul` and `gather_qmm`: products with matrices in MLX's formats."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ferrule
+
+from . import formats, gathers
+from . import quantized_texts as texts
+from .arrays import cast, dtype_name, library, promoted
+from .formats import Format
+from .gathers import Kind
+from .gathers_grads import outer, sum_of_left
+
+
+def quantized_matmul(
+    x: Any,
+    w: Any,
+    scales: Any,
+    biases: Any = None,
+    transpose: bool = True,
+    group_size: int | None = None,
+    bits: int | None = None,
+    mode: str = "affine",
+    *,
+    global_scale: Any = None,
+) -> Any:
+    """``x @ w.T``, or ``x @ w``, of a matrix w that is quantized, as MLX's `quantized_matmul`.
+
+    Args:
+        x: ``[*S, K]`` of float32, float16 or bfloat16; where w is a batch, ``[*X, M, K]`` or
+            ``[K]``.
+        w: ``[N, K * bits / 32]`` of uint32, as `quantize` packs it, or the same bytes as uint8 or
+            int32. With axes before these it is a batch, which broadcasts with X.
+        scales: ``[N, K / group_size]``, with w's batch: of uint8 (or torch's 8-bit floats), of mode
+            "affine" of x's dtype or another float.
+        biases: of mode "affine": as scales are.
+        transpose: whether rows of w are multiplied with rows of x. If not, w is ``[K, N * bits /
+            32]``, with groups along N.
+        group_size, bits, mode: as in `quantize`.
+        global_scale: of mode "nvfp4": what `quantize` was given; a number, or one per matrix.
+
+    Returns:
+        ``[*S, N]``, or ``[*broadcast(X, W), M, N]``, of x's dtype; of mode "affine" of that which x
+        and scales promote to. Sums are in float32, of elements as `dequantize` gives them in that
+        dtype; a global scale is multiplied with the sum. So rows of the identity give exactly what
+        `dequantize` does.
+
+    Raises:
+        KernelError: the mode has no such group or bits, or no global scale; biases are missing, or
+            not of this mode; ``K`` is no multiple of the group; shapes do not fit, or a dtype is
+            another. There is a derivative with respect to x, and in mode "affine" to scales and
+            biases: others raise.
+        KernelTypeError: an argument is no array.
+
+    Example:
+        >>> import numpy as np, ferrule.ops
+        >>> w = ferrule.ops.quantize(np.eye(32, dtype=np.float32), mode="mxfp4")
+        >>> ferrule.ops.quantized_matmul(np.ones(32, np.float32), *w, mode="mxfp4")[:3]
+        array([1., 1., 1.], dtype=float32)
+    """
+    form = formats.find("quantized_matmul", mode, group_size, bits)
+    x, parts = _operands("quantized_matmul", form, transpose, x, w, scales, biases, global_scale)
+    batched = getattr(w, "ndim", 2) > 2
+    single = batched and x.ndim == 1
+    kind = "xw" if batched else ""
+    y = _product(*form, transpose, kind, global_scale is not None)(x[None] if single else x, *parts)
+    return y[..., 0, :] if single else y
+
+
+def gather_qmm(
+    x: Any,
+    w: Any,
+    scales: Any,
+    biases: Any = None,
+    lhs_indices: Any = None,
+    rhs_indices: Any = None,
+    transpose: bool = True,
+    group_size: int | None = None,
+    bits: int | None = None,
+    mode: str = "affine",
+    global_scale: Any = None,
+    *,
+    sorted_indices: bool = False,
+) -> Any:
+    """Products of matrices of x with quantized ones, chosen by indices, as MLX's `gather_qmm`.
+
+    Args:
+        x: ``[*X, M, K]`` of float32, float16 or bfloat16.
+        w, scales, biases: as in `quantized_matmul`, with a batch ``W`` (the experts).
+        lhs_indices: ``[*I]`` of int32, uint32 or int64: which matrices of x, counted over all of X.
+            None is each at its place: 0, 1, ... in the shape X.
+        rhs_indices: ``[*R]``, the same for w. What chooses on both sides broadcasts.
+        transpose, group_size, bits, mode: as in `quantized_matmul`.
+        global_scale: of mode "nvfp4": one for all, or one per matrix, ``[*W]``.
+        sorted_indices: that indices ascend. Results are the same without.
+
+    Returns:
+        ``[*broadcast(I, R), M, N]``, as `quantized_matmul` has it. An index that names no matrix
+        gives NaN.
+
+    Raises:
+        KernelError, KernelTypeError: as `quantized_matmul` says; or an index is not of integers.
+    """
+    form = formats.find("gather_qmm", mode, group_size, bits)
+    x, parts = _operands("gather_qmm", form, transpose, x, w, scales, biases, global_scale)
+    lhs, rhs, single = gathers.indices("gather_qmm", lhs_indices, rhs_indices)
+    kind = ("x" if lhs is None else "l") + ("w" if rhs is None else "r")
+    chosen = [index for index in (lhs, rhs) if index is not None]
+    y = _product(*form, transpose, kind, global_scale is not None)(x, *parts, *chosen)
+    return y[0] if single and gathers.no_axes(x, w, lhs_indices, rhs_indices) else y
+
+
+def _operands(
+    function: str,
+    form: Format,
+    transpose: bool,
+    x: Any,
+    w: Any,
+    scales: Any,
+    biases: Any,
+    global_scale: Any,
+) -> tuple[Any, list[Any]]:
+    """x and the parts of w as the ops take them: of one dtype where the mode is affine."""
+    w, scales = formats.packed(function, form, w, scales, biases)
+    if transpose:
+        formats.check_groups(function, form, "x", x, 1)
+    whole = formats.whole_scale(function, form, global_scale, x)
+    if form.affine and dtype_name(x) != dtype_name(scales):
+        x, scales = promoted(x, scales)
+        biases = cast(biases, scales.dtype)
+    return x, [part for part in (w, scales, biases, whole) if part is not None]
+
+
+@ferrule.family
+def _product(
+    mode: str, group: int, bits: int, transpose: bool, letters: str, scaled: bool
+) -> ferrule.Op:
+    """``x, w, scales, biases?, global_scale?, lhs?, rhs? -> y``."""
+    form = Format(mode, group, bits)
+    rule = Rule(form, transpose, letters, scaled)
+    op = ferrule.op(
+        f"quantized_matmul_{mode}" if not letters else f"gather_qmm_{mode}",
+        rule.text,
+        metal=rule.bodies(),
+        version=1,
+    )
+    kind = rule.kind
+
+    def turned() -> ferrule.Op:
+        of_rows = "" if kind is None else f"x{letters[1]}"
+        return _product(mode, group, bits, not transpose, of_rows, scaled)
+
+    def vjp(primals: Any, cotangents: Any, outputs: Any, wanted: Any) -> Any:
+        arrays, lhs, rhs = kind.split(primals) if kind else ([*primals], None, None)
+        (x, *matrix), (c,) = arrays, cotangents
+        gradients: list[Any] = [None] * len(primals)
+        if wanted[0]:
+            chosen = [rhs] if rhs is not None else []
+            gradients[0] = turned()(c, *matrix, *chosen)
+            if kind:
+                gradients[0] = sum_of_left(gradients[0], lhs, x)
+        if form.affine and (wanted[2] or wanted[3]):
+            gradients[2:4] = _of_groups(form, transpose, letters, x, matrix, lhs, rhs, c)
+        elif wanted[2]:
+            raise _no_gradient(op.name, "scales", mode)
+        return gradients
+
+    def jvp(primals: Any, tangents: Any, outputs: Any) -> Any:
+        x, w = primals[:2]
+        terms = [] if tangents[0] is None else [op(tangents[0], *primals[1:])]
+        if form.affine and not (tangents[2] is None and tangents[3] is None):
+            parts = [
+                primal * 0 if tangent is None else tangent
+                for primal, tangent in zip(primals[2:4], tangents[2:4], strict=True)
+            ]
+            terms.append(op(x, w, *parts, *primals[4:]))
+        elif tangents[2] is not None:
+            raise _no_gradient(op.name, "scales", mode)
+        return (sum(terms[1:], terms[0]) if terms else op(x * 0, *primals[1:]),)
+
+    op.def_vjp(vjp, version=1)
+    op.def_jvp(jvp, version=1)
+
+    def batched(letters: str) -> ferrule.Op:
+        return _product(mode, group, bits, transpose, letters, scaled)
+
+    op.def_vmap(gathers.vmap_of(op, letters, batched), version=1)
+    return op
+
+
+def _no_gradient(op: str, name: str, mode: str) -> ferrule.KernelError:
+    return ferrule.KernelError(
+        f"[op] op {op!r} has no derivative with respect to {name!r}, which are bytes in mode "
+        f"{mode!r}. Differentiate with respect to x, or use mode 'affine'."
+    )
+
+
+def _of_groups(
+    form: Format,
+    transpose: bool,
+    letters: str,
+    x: Any,
+    matrix: list[Any],
+    lhs: Any,
+    rhs: Any,
+    c: Any,
+) -> Any:
+    """The gradients of scales and biases: of each group, the sums of what its elements have."""
+    indices = [index for index in (lhs, rhs) if index is not None]
+    if not letters:
+        of_w = outer("")(*((c, x) if transpose else (x, c)))
+    else:
+        of_w = outer(letters)(x, c, *indices, matrix[0])
+        of_w = library(of_w).swapaxes(of_w, -1, -2) if transpose else of_w
+    return _group_sums(*form)(of_w, *matrix[:2])
+
+
+@ferrule.family
+def _group_sums(mode: str, group: int, bits: int) -> ferrule.Op:
+    """``of_w, w, scales -> of_scales, of_biases``."""
+    form = Format(mode, group, bits)
+    of_groups = f"[*W,N,K // {group}]"
+    return ferrule.op(
+        "group_sums",
+        f"of_w[*W,N,K]:float32, w[*W,N,{form.packs}]:uint32, scales{of_groups}:T "
+        f"-> of_scales{of_groups}:T, of_biases{of_groups}:T",
+        metal="""
+    const ulong at = thread_position_in_grid.x;
+    float products = 0, sum = 0;
+    for (int i = 0; i < GROUP; i += 8) {
+      uint q[8];
+      read8((const device uchar*)w + (at * GROUP + i) / 8 * BITS, q);
+      for (int j = 0; j < 8; j++) {
+        const float v = of_w[at * GROUP + i + j];
+        products += v * float(int(q[j]));
+        sum += v;
+      }
+    }
+    of_scales[at] = T(products);
+    of_biases[at] = T(sum);
+""",
+        header=form.header,
+        grid="scales.size",
+        threadgroup=64,
+        version=1,
+    )
+
+
+class Rule:
+    """The rule and bodies of a product."""
+
+    def __init__(self, form: Format, transpose: bool, letters: str, scaled: bool) -> None:
+        self.form, self.transpose, self.scaled = form, transpose, scaled
+        self.kind = Kind(letters) if letters else None
+        self.packs = f"K * {form.bits} // 32" if transpose else "P"
+        self.width = "N" if transpose else f"P * 32 // {form.bits}"
+        self.rows = "N" if transpose else "K"
+        self.along = "K" if transpose else self.width  # the axis that is packed
+
+    @property
+    def matrix(self) -> str:
+        """The inputs that are parts of w."""
+        star = "*W," if self.kind else ""
+        of_groups = f"[{star}{self.rows},({self.along}) // {self.form.group}]"
+        biases = f", biases{of_groups}:T" if self.form.affine else ""
+        whole = ", global_scale[*G]:float32" if self.scaled else ""
+        return (
+            f"w[{star}{self.rows},{self.packs}]:uint32, scales{of_groups}:{self.form.scales}"
+            f"{biases}{whole}"
+        )
+
+    @property
+    def where(self) -> list[str]:
+        """What must hold."""
+        conditions = [f"({self.along}) % {self.form.group} == 0"]
+        if self.scaled:
+            conditions.append("G_size == 1 or G_size == W_size" if self.kind else "G_size == 1")
+        return [*conditions, *(self.kind.where if self.kind else [])]
+
+    @property
+    def text(self) -> str:
+        """The rule."""
+        where = ", ".join([*self.where, "T in (float32, float16, bfloat16)"])
+        if self.kind is None:
+            return f"x[*S,K]:T, {self.matrix} -> y[*S,{self.width}]:T where {where}"
+        return (
+            f"x[*X,M,K]:T, {self.matrix}{self.kind.inputs} "
+            f"-> y[{self.kind.batch},M,{self.width}]:T where {where}"
+        )
+
+    def body(self, text: str) -> str:
+        """A text of `quantized_texts`, with its words."""
+        dense = "const long from_left = 0, from_right = 0; const bool inside = true;"
+        each = "global_scale[G_size == 1 ? 0 : matrix]" if self.kind else "global_scale[0]"
+        width = "uint(N)" if self.transpose else f"(uint(P) * 32 / {self.form.bits})"
+        words = {
+            "READ(size)": texts.READ.replace("COUNT", "size"),
+            "READ(columns)": texts.READ.replace("COUNT", "columns"),
+            "CHOOSE": self.kind.find() if self.kind else dense,
+            "ROW_COUNT": f"M * count_of({self.kind.shapes()})" if self.kind else "S_size",
+            "LEFT": "uint(M)" if self.kind else "uint(S_size)",
+            "DEPTH": "uint(K)",
+            "WIDTH": width,
+            "SCALES": "scales + at / GROUP, BIASES + at / GROUP",
+            "BIASES": "biases" if self.form.affine else "scales",
+            "BIAS": "float(biases[group])" if self.form.affine else "0",
+            "WHOLE": f"{each} / {formats.NVFP4_RANGE}f" if self.scaled else "1",
+        }
+        for name, value in words.items():
+            text = text.replace(name, value)
+        return text
+
+    def bodies(self) -> list[Any]:
+        """The Metal bodies, for processors and for GPUs."""
+        width = f"({self.width})"
+        rows = f"(y.size // max({width}, 1))"
+        header = self.form.header + (gathers.HEADER if self.kind else "")
+        across = f"ceildiv({width}, {64 if self.transpose else 256})"
+        text = texts.PROCESSOR_TRANSPOSED if self.transpose else texts.PROCESSOR_STRAIGHT
+        left = "M" if self.kind else "S_size"
+        batches = f"(y.size // max({left} * {width}, 1))"
+        if self.transpose:
+            on_gpu = texts.SIMDGROUP
+            grid: tuple[str, ...] = (f"32 * {width}", f"ceildiv({left}, 4) * {batches}")
+            threadgroup: tuple[int, ...] = (128, 1)
+        else:
+            on_gpu = texts.EIGHT
+            grid, threadgroup = (f"{width} // 8", left, batches), (64, 1, 1)
+        return [
+            ferrule.metal_body(
+                self.body(text),
+                header=header + texts.PROCESSOR + texts.UNITS,
+                grid=(across, f"ceildiv({rows}, 16)"),
+                threadgroup=1,
+                when="device == cpu",
+            ),
+            ferrule.metal_body(
+                self.body(on_gpu), header=header, grid=grid, threadgroup=threadgroup
+            ),
+        ]
