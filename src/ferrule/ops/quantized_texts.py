@@ -28,18 +28,23 @@ UNITS = """
 // makes vectors of that.
 template <typename T, typename P, typename S>
 inline void read_units(P words, S scales, S biases, int units, thread float* to) {
-  float scale[UNITS], bias[UNITS];
+  float scale[UNITS], bias[UNITS], of_group[2 * PART / GROUP];
+  const int groups = units * UNIT / GROUP;
+  for (int g = 0; g < groups; g++) {
+    of_group[g] = scale_of(scales[g]) * (E2M1_ELEMENTS ? 0.5f : 1.0f);
+    of_group[PART / GROUP + g] = AFFINE ? scale_of(biases[g]) : 0.0f;
+  }
   for (int u = 0; u < units; u++) {
-    scale[u] = scale_of(scales[u * UNIT / GROUP]) * (E2M1_ELEMENTS ? 0.5f : 1.0f);
-    bias[u] = AFFINE ? scale_of(biases[u * UNIT / GROUP]) : 0;
+    scale[u] = of_group[u * UNIT / GROUP];
+    bias[u] = of_group[PART / GROUP + u * UNIT / GROUP];
   }
   for (int i = 0; i < UNIT; i++) {
     const int word = i * BITS / 32, shift = i * BITS % 32;
-    const bool two = shift + BITS > 32;
-    const int more = two ? 32 - shift : 0;
+    const int two = shift + BITS > 32;  // words that it lies in, less one
+    const uint keep = two ? ~0u : 0u;
     for (int u = 0; u < units; u++) {
       uint v = words[u * UNIT_WORDS + word] >> shift;
-      if (32 % BITS != 0) v |= two ? words[u * UNIT_WORDS + word + two] << more : 0u;
+      if (32 % BITS != 0) v |= words[u * UNIT_WORDS + word + two] << ((32 - shift) & 31) & keep;
       v &= (1u << BITS) - 1;
       to[i * UNITS + u] =
           E2M1_ELEMENTS ? twice_e2m1(v) * scale[u] : value_of<T>(v, scale[u], bias[u]);

@@ -1,0 +1,198 @@
+"""``ferrule bench quantized``: products with quantized matrices against who else has them.
+
+Bytes are those of the packed elements and their scales: where few rows are multiplied, reading them
+is the work. On a GPU each call of a row has another copy of the matrix, so that none lies in the L2
+cache; peers that are no products of quantized matrices (cuBLAS, a copy) are what they are for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from importlib.metadata import version
+from typing import Any
+
+import ferrule.ops
+
+from . import clocks
+from .timing import Bench, Call, Peer, Timer, said
+
+# mode, group, bits
+FORMATS = {
+    "nvfp4": ("nvfp4", 16, 4),
+    "mxfp4": ("mxfp4", 32, 4),
+    "affine 4": ("affine", 64, 4),
+    "mxfp8": ("mxfp8", 32, 8),
+    "affine 8": ("affine", 64, 8),
+    "affine 3": ("affine", 32, 3),
+    "affine 6": ("affine", 64, 6),
+}
+_FEW = (1, 8, 16, 32, 64, 128)
+SIZES = {  # rows of x, rows of w, and what is summed over
+    "cpu": [(m, 2048, 2048) for m in (1, 8, 64)],
+    "cuda": [
+        (m, n, k)
+        for n, k in ((4096, 4096), (14336, 4096), (4096, 14336), (28672, 8192))
+        for m in (*_FEW, 1024, 2048, 8192)
+    ],
+    "quick": [(2, 64, 128)],
+}
+TOKENS = {"cpu": (1, 32), "cuda": (1, 8, 32, 128, 1024), "quick": (2,)}
+# Experts, how many a token has, their rows, and what is summed over.
+EXPERTS = {"cpu": (16, 4, 512, 512), "cuda": (128, 8, 1536, 2048), "quick": (3, 2, 64, 128)}
+# What MLX 0.32.4's `gather_qmm` of nvfp4 takes on an H200, in microseconds.
+MLX_ON_H200 = {1: 24.9, 8: 87, 32: 308, 128: 1161, 1024: 9110}
+
+
+def products(name: str, device: str, bench: Bench) -> None:
+    """Rows of one format, by how many rows x has and how large the matrix is."""
+    which = "quick" if bench.quick else device
+    for sizes in SIZES[which]:
+        for dtype in ("float32", "bfloat16") if device == "cpu" else ("bfloat16",):
+            _guarded(bench, partial(_product, bench, name, sizes, dtype))
+
+
+def experts(name: str, device: str, bench: Bench) -> None:
+    """Rows of one format of experts, by how many tokens there are."""
+    which = "quick" if bench.quick else device
+    for tokens in TOKENS[which]:
+        _guarded(bench, partial(_experts, bench, name, tokens, EXPERTS[which]))
+
+
+def _guarded(bench: Bench, rows: Callable[[], None]) -> None:
+    try:
+        rows()
+    except Exception as error:
+        bench.fail(f"{bench.group}: {said(error)}")
+
+
+def _product(bench: Bench, name: str, sizes: tuple[int, int, int], dtype: str) -> None:
+    import torch
+
+    (mode, group, bits), (m, n, k) = FORMATS[name], sizes
+    random = torch.Generator(bench.device).manual_seed(0)
+    given: dict[str, Any] = {"generator": random, "device": bench.device}
+    x = torch.randn(m, k, **given).to(getattr(torch, dtype))
+    dense = torch.randn(n, k, **given).to(x.dtype) / k**0.5
+    parts = ferrule.ops.quantize(dense, group, bits, mode)
+    moved = sum(part.nbytes for part in parts)
+    form: dict[str, Any] = {"group_size": group, "bits": bits, "mode": mode}
+    exact: dict[str, Any] = {} if mode == "affine" else {"dtype": dtype}
+    dense = ferrule.ops.dequantize(*parts, **form, **exact)
+    count = 1 if bench.device == "cpu" or bench.quick else clocks.copies(moved)
+
+    def turns(call: Callable[..., Any], arrays: Sequence[Any]) -> Call:
+        sets = [arrays, *([a.clone() for a in arrays] for _ in range(count - 1))]
+        calls = [partial(call, *each) for each in sets]
+        return clocks.Turns(calls) if bench.device == "cuda" else calls[0]
+
+    def ours(x: Any, *parts: Any) -> Any:
+        return ferrule.ops.quantized_matmul(x, *parts, **form)
+
+    title = f"{m}x{k} by {n} rows of {name} {dtype}"
+    peers = [_dense_peer(m, moved, turns(torch.nn.functional.linear, [x, dense]))]
+    timers: tuple[Timer, ...] = (bench.by_wall,)
+    if bench.device == "cuda":
+        timers = clocks.timers(bench, "cold-graph")
+        if m <= 16:
+            source = torch.zeros(moved // 2, dtype=torch.uint8, device="cuda")
+            wanted = 0.8 if moved >= 100e6 else 0.7 if moved >= 30e6 and bits == 4 else None
+            copies = turns(lambda s: torch.empty_like(s).copy_(s), [source])
+            peers.append(Peer("copy_ of as many bytes", copies, wanted, compared=False))
+    else:
+        peers += _of_mlx(bench, "quantized_matmul", [x, *parts], form)
+    with bench.timed(*timers):
+        bench.compare(title, turns(ours, [x, *parts]), peers, _apart(dtype), moved)
+
+
+def _apart(dtype: str) -> float:
+    return 1e-3 if dtype == "float32" else 2e-2
+
+
+def _dense_peer(m: int, moved: int, call: Call) -> Peer:
+    """The product with the matrix as floats."""
+    wanted = 2.5 if m <= 16 and moved >= 30e6 else 1.0 if 32 <= m <= 128 else None
+    wanted = 0.95 if m >= 8192 else wanted
+    return Peer("F.linear of floats", call, wanted, compared=True)
+
+
+def _experts(bench: Bench, name: str, tokens: int, sizes: tuple[int, int, int, int]) -> None:
+    import torch
+
+    (mode, group, bits), (count, top, n, k) = FORMATS[name], sizes
+    random = torch.Generator(bench.device).manual_seed(0)
+    given: dict[str, Any] = {"generator": random, "device": bench.device}
+    x = torch.randn(tokens, 1, 1, k, **given).bfloat16()
+    parts = ferrule.ops.quantize(
+        torch.randn(count, n, k, **given).bfloat16() / k**0.5, group, bits, mode
+    )
+    chosen = torch.rand(tokens, count, **given).topk(top, -1).indices.to(torch.int32)
+    form: dict[str, Any] = {"group_size": group, "bits": bits, "mode": mode}
+
+    def ours(x: Any, chosen: Any, *parts: Any) -> Any:
+        return ferrule.ops.gather_qmm(x, *parts, rhs_indices=chosen, **form)
+
+    call = partial(ours, x, chosen, *parts)
+    title = f"{tokens} tokens, {top} of {count} experts of {n}x{k} {name} bfloat16"
+    per_expert = sum(part.nbytes for part in parts) // count
+    moved = per_expert * len(chosen.unique())
+    peers = []
+    timers: tuple[Timer, ...] = (bench.by_wall,)
+    if bench.device == "cuda":
+        timers = clocks.timers(bench, "cold-graph")
+        dense = ferrule.ops.dequantize(*parts, **form)
+        picked = dense[chosen.long().flatten()] if tokens * top <= 64 else None
+        if picked is not None:
+            rows = x.expand(tokens, top, 1, k).reshape(-1, 1, k).contiguous()
+            by_bmm = partial(torch.bmm, rows, picked.mT)
+            peers.append(Peer("bmm of gathered floats", by_bmm, 3.0, compared=False))
+        source = torch.zeros(moved // 2, dtype=torch.uint8, device="cuda")
+        copied = partial(torch.empty_like(source).copy_, source)
+        peers.append(Peer("copy_ of the experts' bytes", copied, None, compared=False))
+    else:
+        peers += _of_mlx(bench, "gather_qmm", [x, *parts], form, rhs_indices=chosen)
+    with bench.timed(*timers):
+        bench.compare(title, call, peers, _apart("bfloat16"), moved)
+
+
+def _of_mlx(
+    bench: Bench, name: str, arrays: Sequence[Any], form: dict[str, Any], **more: Any
+) -> list[Peer]:
+    """MLX's own function on its CPU, which has one thread for it."""
+    if not bench.installed("mlx"):
+        return []
+    import mlx.core as mx
+
+    mx_version = version("mlx")
+
+    def given(array: Any) -> Any:
+        if str(array.dtype) == "torch.bfloat16":
+            return mx.array(array.float().numpy()).astype(mx.bfloat16)
+        return mx.array(array.numpy())
+
+    function = getattr(mx, name)
+    inputs, named = [given(a) for a in arrays], {key: given(a) for key, a in more.items()}
+
+    def call() -> Any:
+        with mx.stream(mx.cpu):
+            result = function(*inputs, **named, **form)
+            mx.eval(result)
+            return result
+
+    # MLX adds half floats up in half floats.
+    compared = str(arrays[0].dtype) == "torch.float32"
+    return [Peer(f"MLX {mx_version}", call, 1.0, compared)]
+
+
+def groups(device: str) -> dict[str, Callable[[Bench], None]]:
+    """A group per format: ``"quantized nvfp4"``, and one of experts."""
+    if device == "cuda":
+        names = ["nvfp4", "mxfp4", "affine 4", "affine 8", "mxfp8"]
+    else:
+        names = list(FORMATS)
+    found: dict[str, Callable[[Bench], None]] = {}
+    for name in names:
+        found[f"quantized {name}"] = partial(products, name, device)
+        if name in ("nvfp4", "affine 4"):
+            found[f"quantized {name} experts"] = partial(experts, name, device)
+    return found
