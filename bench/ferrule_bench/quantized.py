@@ -17,6 +17,8 @@ import ferrule.ops
 from . import clocks
 from .timing import Bench, Call, Peer, Timer, said
 
+_OPS: Any = ferrule.ops
+
 # mode, group, bits
 FORMATS = {
     "nvfp4": ("nvfp4", 16, 4),
@@ -74,11 +76,11 @@ def _product(bench: Bench, name: str, sizes: tuple[int, int, int], dtype: str) -
     given: dict[str, Any] = {"generator": random, "device": bench.device}
     x = torch.randn(m, k, **given).to(getattr(torch, dtype))
     dense = torch.randn(n, k, **given).to(x.dtype) / k**0.5
-    parts = ferrule.ops.quantize(dense, group, bits, mode)
+    parts = _OPS.quantize(dense, group, bits, mode)
     moved = sum(part.nbytes for part in parts)
     form: dict[str, Any] = {"group_size": group, "bits": bits, "mode": mode}
     exact: dict[str, Any] = {} if mode == "affine" else {"dtype": dtype}
-    dense = ferrule.ops.dequantize(*parts, **form, **exact)
+    dense = _OPS.dequantize(*parts, **form, **exact)
     count = 1 if bench.device == "cpu" or bench.quick else clocks.copies(moved)
 
     def turns(call: Callable[..., Any], arrays: Sequence[Any]) -> Call:
@@ -87,7 +89,7 @@ def _product(bench: Bench, name: str, sizes: tuple[int, int, int], dtype: str) -
         return clocks.Turns(calls) if bench.device == "cuda" else calls[0]
 
     def ours(x: Any, *parts: Any) -> Any:
-        return ferrule.ops.quantized_matmul(x, *parts, **form)
+        return _OPS.quantized_matmul(x, *parts, **form)
 
     title = f"{m}x{k} by {n} rows of {name} {dtype}"
     peers = [_dense_peer(m, moved, turns(torch.nn.functional.linear, [x, dense]))]
@@ -123,14 +125,12 @@ def _experts(bench: Bench, name: str, tokens: int, sizes: tuple[int, int, int, i
     random = torch.Generator(bench.device).manual_seed(0)
     given: dict[str, Any] = {"generator": random, "device": bench.device}
     x = torch.randn(tokens, 1, 1, k, **given).bfloat16()
-    parts = ferrule.ops.quantize(
-        torch.randn(count, n, k, **given).bfloat16() / k**0.5, group, bits, mode
-    )
+    parts = _OPS.quantize(torch.randn(count, n, k, **given).bfloat16() / k**0.5, group, bits, mode)
     chosen = torch.rand(tokens, count, **given).topk(top, -1).indices.to(torch.int32)
     form: dict[str, Any] = {"group_size": group, "bits": bits, "mode": mode}
 
     def ours(x: Any, chosen: Any, *parts: Any) -> Any:
-        return ferrule.ops.gather_qmm(x, *parts, rhs_indices=chosen, **form)
+        return _OPS.gather_qmm(x, *parts, rhs_indices=chosen, **form)
 
     call = partial(ours, x, chosen, *parts)
     title = f"{tokens} tokens, {top} of {count} experts of {n}x{k} {name} bfloat16"
@@ -140,7 +140,7 @@ def _experts(bench: Bench, name: str, tokens: int, sizes: tuple[int, int, int, i
     timers: tuple[Timer, ...] = (bench.by_wall,)
     if bench.device == "cuda":
         timers = clocks.timers(bench, "cold-graph")
-        dense = ferrule.ops.dequantize(*parts, **form)
+        dense = _OPS.dequantize(*parts, **form)
         picked = dense[chosen.long().flatten()] if tokens * top <= 64 else None
         if picked is not None:
             rows = x.expand(tokens, top, 1, k).reshape(-1, 1, k).contiguous()

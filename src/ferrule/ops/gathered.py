@@ -26,7 +26,7 @@ def gather_mm(
     Args:
         a: ``[*A, M, K]`` of float32, float16 or bfloat16; or a row ``[K]``.
         b: ``[*B, K, N]``; or a column ``[K]``.
-        lhs_indices: ``[*I]`` of int32, uint32 or int64: which matrices of a, counted over all of A.
+        lhs_indices: ``[*I]`` of integers: which matrices of a, counted over all of A.
             None is each at its place: 0, 1, ... in the shape A.
         rhs_indices: ``[*R]``, the same for b. What chooses on both sides broadcasts.
         sorted_indices: that indices ascend. Results are the same without.

@@ -15,7 +15,7 @@ import ferrule
 
 from .arrays import library
 
-INDICES = "(int32, uint32, int64)"
+INDICES = "(int32, uint32, int64, uint8, int8, int16, uint16, uint64)"
 
 # The place `at` of what two shapes broadcast to, in each of them.
 HEADER = """

@@ -89,7 +89,7 @@ def gather_qmm(
     Args:
         x: ``[*X, M, K]`` of float32, float16 or bfloat16.
         w, scales, biases: as in `quantized_matmul`, with a batch ``W`` (the experts).
-        lhs_indices: ``[*I]`` of int32, uint32 or int64: which matrices of x, counted over all of X.
+        lhs_indices: ``[*I]`` of integers: which matrices of x, counted over all of X.
             None is each at its place: 0, 1, ... in the shape X.
         rhs_indices: ``[*R]``, the same for w. What chooses on both sides broadcasts.
         transpose, group_size, bits, mode: as in `quantized_matmul`.
