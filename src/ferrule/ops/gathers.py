@@ -4,7 +4,8 @@ A product has a batch of matrices on its left and one on its right, of any shape
 each result is of is said by an array of indices, counted over the whole batch, or, where that is
 omitted, by the place in the batch. What says it on both sides broadcasts, and is the batch of the
 results. A kind of product is two letters: ``x`` or ``l`` for the left side, ``w`` or ``r`` for the
-right one; ``l`` and ``r`` are indices.
+right one; ``l`` and ``r`` are indices. A kind ``tr`` has an axis of size 1 behind the left side's
+batch, along which that of the indices is longer: the tokens, and the experts of each.
 """
 
 from __future__ import annotations
@@ -58,10 +59,19 @@ class Kind:
     def __init__(self, letters: str) -> None:
         self.letters = letters
         self.indexed = letters[0] == "l", letters[1] == "r"
+        self.tokens = letters[0] == "t"
         stars = "I" if self.indexed[0] else "X", "R" if self.indexed[1] else "W"
         self.batch = f"*broadcast({stars[0]},{stars[1]})"
+        self.left = "*X,1" if self.tokens else "*X"
         self.inputs = ", lhs[*I]:L" * self.indexed[0] + ", rhs[*R]:J" * self.indexed[1]
+        if self.tokens:
+            self.batch, self.inputs = "*X,E", ", rhs[*X,E]:J"
         self.where = [f"L in {INDICES}"] * self.indexed[0] + [f"J in {INDICES}"] * self.indexed[1]
+
+    @property
+    def count(self) -> str:
+        """How many results there are, in the body."""
+        return "ulong(X_size) * uint(E)" if self.tokens else f"count_of({self.shapes()})"
 
     def shapes(self, left: str = "x", right: str = "w") -> str:
         """The shapes that broadcast, and how many axes each has."""
@@ -81,9 +91,13 @@ class Kind:
                 ("lhs", "rhs"), ("left", "right"), self.indexed, strict=True
             )
         ]
+        if self.tokens:
+            places = "const long from_left = long(batch / uint(E)), from_right = long(rhs[batch]);"
+        else:
+            places = f"""const Places found = places_of(batch, {self.shapes(left, right)});
+      const long from_left = {at[0]}, from_right = {at[1]};"""
         return f"""
-      const Places found = places_of(batch, {self.shapes(left, right)});
-      const long from_left = {at[0]}, from_right = {at[1]};
+      {places}
       const bool inside = from_left >= 0 && from_left < long(X_size)
           && from_right >= 0 && from_right < long(W_size);
 """
@@ -115,6 +129,39 @@ def indices(function: str, lhs: Any, rhs: Any) -> tuple[Any, Any, bool]:
     return lhs, rhs, any(single)
 
 
+def for_gpu(letters: str, x: Any, w: Any, lhs: Any, rhs: Any) -> tuple[str, Any, Any]:
+    """The kind of a product, and its indices, as CUDA's kernels take them: of tokens and their
+    experts as they are, else an index of each side for every result."""
+    batch = tuple(x.shape[:-2])
+    if letters == "xr" and batch[-1:] == (1,) and tuple(rhs.shape[:-1]) == batch[:-1]:
+        return "tr", None, rhs
+    if letters == "lr" and tuple(lhs.shape) == tuple(rhs.shape):
+        return "lr", lhs, rhs
+    chosen = [index for index in (lhs, rhs) if index is not None]
+    return ("lr", *_all_places(letters)(x, w, *chosen))
+
+
+@ferrule.family
+def _all_places(letters: str) -> ferrule.Op:
+    """``x, w, lhs?, rhs? -> lhs, rhs``: where the matrices of each result are, -1 of none."""
+    kind = Kind(letters)
+    return ferrule.op(
+        "places_of_matrices",
+        f"x[*X,M,K]:T, w[*W,A,B]:uint32{kind.inputs} -> left[{kind.batch}]:int32, "
+        f"right[{kind.batch}]:int32" + f" where {', '.join(kind.where)}" * bool(kind.where),
+        metal=f"""
+    const uint batch = thread_position_in_grid.x;
+    {kind.find()}
+    left[batch] = inside ? int(from_left) : -1;
+    right[batch] = inside ? int(from_right) : -1;
+""",
+        header=HEADER,
+        grid="left.size",
+        threadgroup=64,
+        version=1,
+    )
+
+
 def no_axes(left: Any, right: Any, lhs: Any, rhs: Any) -> bool:
     """Whether products of matrices, which indices choose where there are any, have no batch."""
     ranks = [
@@ -134,7 +181,8 @@ def vmap_of(op: ferrule.Op, letters: str, batched: Any) -> Any:
     """
 
     def rule(size: int, axes: Any, values: Any) -> Any:
-        kind = Kind(letters or "xw")
+        general = letters.replace("t", "x") or "xw"
+        kind = Kind(general)
         (x, *parts), lhs, rhs = kind.split(values)
         (x_axis, *part_axes), lhs_axis, rhs_axis = kind.split(axes)
         x = _first(x, x_axis)
@@ -172,7 +220,7 @@ def vmap_of(op: ferrule.Op, letters: str, batched: Any) -> Any:
         if rhs is not None and right:
             rhs = _deepened(rhs, rank + 1)
         chosen = [index for index in (lhs, rhs) if index is not None]
-        y = batched(letters or "xw")(x, *parts, *chosen)
+        y = batched(general)(x, *parts, *chosen)
         return (y[..., 0, :] if row else y), 0
 
     return rule

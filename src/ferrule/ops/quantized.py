@@ -7,11 +7,13 @@ from typing import Any
 import ferrule
 
 from . import formats, gathers
+from . import quantized_cuda as on_cuda
 from . import quantized_texts as texts
 from .arrays import cast, dtype_name, library, promoted
 from .formats import Format
 from .gathers import Kind
 from .gathers_grads import outer, sum_of_left
+from .rows import on_cpu
 
 
 def quantized_matmul(
@@ -107,6 +109,8 @@ def gather_qmm(
     x, parts = _operands("gather_qmm", form, transpose, x, w, scales, biases, global_scale)
     lhs, rhs, single = gathers.indices("gather_qmm", lhs_indices, rhs_indices)
     kind = ("x" if lhs is None else "l") + ("w" if rhs is None else "r")
+    if transpose and form.bits in (4, 8) and dtype_name(x) != "float32" and not on_cpu(x):
+        kind, lhs, rhs = gathers.for_gpu(kind, x, parts[0], lhs, rhs)
     chosen = [index for index in (lhs, rhs) if index is not None]
     y = _product(*form, transpose, kind, global_scale is not None)(x, *parts, *chosen)
     return y[0] if single and gathers.no_axes(x, w, lhs_indices, rhs_indices) else y
@@ -143,13 +147,14 @@ def _product(
     op = ferrule.op(
         f"quantized_matmul_{mode}" if not letters else f"gather_qmm_{mode}",
         rule.text,
+        cuda=rule.units(),
         metal=rule.bodies(),
         version=1,
     )
     kind = rule.kind
 
     def turned() -> ferrule.Op:
-        of_rows = "" if kind is None else f"x{letters[1]}"
+        of_rows = f"x{letters[1]}" if kind else ""
         return _product(mode, group, bits, not transpose, of_rows, scaled)
 
     def vjp(primals: Any, cotangents: Any, outputs: Any, wanted: Any) -> Any:
@@ -162,7 +167,9 @@ def _product(
             if kind:
                 gradients[0] = sum_of_left(gradients[0], lhs, x)
         if form.affine and (wanted[2] or wanted[3]):
-            gradients[2:4] = _of_groups(form, transpose, letters, x, matrix, lhs, rhs, c)
+            gradients[2:4] = _of_groups(
+                form, transpose, letters.replace("t", "x"), x, matrix, lhs, rhs, c
+            )
         elif wanted[2]:
             raise _no_gradient(op.name, "scales", mode)
         return gradients
@@ -286,7 +293,7 @@ class Rule:
         if self.kind is None:
             return f"x[*S,K]:T, {self.matrix} -> y[*S,{self.width}]:T where {where}"
         return (
-            f"x[*X,M,K]:T, {self.matrix}{self.kind.inputs} "
+            f"x[{self.kind.left},M,K]:T, {self.matrix}{self.kind.inputs} "
             f"-> y[{self.kind.batch},M,{self.width}]:T where {where}"
         )
 
@@ -299,7 +306,7 @@ class Rule:
             "READ(size)": texts.READ.replace("COUNT", "size"),
             "READ(columns)": texts.READ.replace("COUNT", "columns"),
             "CHOOSE": self.kind.find() if self.kind else dense,
-            "ROW_COUNT": f"M * count_of({self.kind.shapes()})" if self.kind else "S_size",
+            "ROW_COUNT": f"M * {self.kind.count}" if self.kind else "S_size",
             "LEFT": "uint(M)" if self.kind else "uint(S_size)",
             "DEPTH": "uint(K)",
             "WIDTH": width,
@@ -311,6 +318,19 @@ class Rule:
         for name, value in words.items():
             text = text.replace(name, value)
         return text
+
+    def units(self) -> list[Any] | None:
+        """What NVIDIA's GPUs run in 16 bits, of the formats whose elements lie in one byte."""
+        mode, group, bits = self.form
+        if bits not in (4, 8):
+            return None
+        if self.kind is None:
+            few = on_cuda.few(mode, bits, group, self.scaled) if self.transpose else []
+            return [*few, on_cuda.many(mode, bits, group, self.transpose, self.scaled)]
+        if self.transpose and (self.kind.tokens or all(self.kind.indexed)):
+            each = "E" if self.kind.tokens else ""
+            return on_cuda.gathered(mode, bits, group, self.scaled, each)
+        return None
 
     def bodies(self) -> list[Any]:
         """The Metal bodies, for processors and for GPUs."""

@@ -171,11 +171,12 @@ def is_wide(x: Any) -> bool:
 
 
 def on_cpu(x: Any) -> bool:
-    """Whether an array of torch or MLX is on the CPU, for which there are other derivatives."""
+    """Whether an array is on the CPU, for which there are other bodies."""
     if type(x).__module__.startswith("mlx"):
         mlx = sys.modules["mlx.core"]
         return bool(mlx.default_device().type == mlx.DeviceType.cpu)
-    return bool(x.device.type == "cpu")
+    device = getattr(x, "device", "cpu")
+    return str(getattr(device, "type", device)) == "cpu"
 
 
 def along(x: Any, behind: int) -> Any:

@@ -1,0 +1,252 @@
+"""Products with quantized matrices on NVIDIA GPUs: how the kernels are launched.
+
+Up to `MOST` rows of x go to a kernel that reads the packed weights once; of more, the weights are
+dequantized to scratch, and cuBLAS multiplies. Rows that indices send to different matrices are put
+into tiles of the same one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import ferrule
+
+from .quantized_cuda_texts import DENSE, FEW, GROUPED, WEIGHTS
+from .quantized_decode_cuda import DECODE, MACHINE
+
+MODES = {"affine": 0, "mxfp4": 1, "mxfp8": 2, "nvfp4": 3}
+
+WARPS, R = 8, 2  # warps of a block, and tiles of 16 rows of w of each
+# That both indices name a matrix for each result, so that neither is broadcast.
+ALL = "lhs.size * M * N == y.size and rhs.size == lhs.size"
+WHERE = "device == cuda and capability >= 80 and T != float32 and K > 0"
+# GPUs whose blocks may have more shared memory than 99 KB.
+LARGE = "capability != 86 and capability != 89 and capability < 120"
+
+
+class Tile(NamedTuple):
+    """How a block divides a product.
+
+    Attributes:
+        tokens: rows of x, at most.
+        rows: of w.
+        stages: parts of both that are there, or on their way.
+        when: a condition.
+    """
+
+    tokens: int
+    rows: int
+    stages: int
+    when: str = "K > 0"
+
+    @property
+    def template(self) -> dict[str, int]:
+        """Constants of the text: WM warps divide the rows, WK of them K."""
+        wm = self.rows // (16 * R)
+        wk = WARPS // wm
+        return {"TOK": self.tokens, "R": R, "WM": wm, "WK": wk, "STAGES": self.stages}
+
+    def shared_memory(self, mode: str, bits: int, group: int) -> int:
+        """How many bytes of shared memory a block has."""
+        block, wk = 512 // bits, self.template["WK"]
+        scales = 4 * block // group * (4 if mode == "affine" else 1)
+        stage = wk * 2 * block * self.tokens + WARPS * 1024 * R
+        sums = wk * 4 * (self.rows + 4) * self.tokens
+        return max(self.stages * stage + WARPS * 32 * R * scales, sums)
+
+    def split(self, bits: int) -> str:
+        """How many blocks of a cluster divide K: as many as multiprocessors would be idle else."""
+        tiles, split = f"ceildiv(N, {self.rows})", "1"
+        most = "sm_count" if self.tokens <= 32 else "sm_count // 2"
+        for size in (2, 4, 8):
+            least = size * 512 // bits * self.template["WK"]
+            split = f"{size} if {tiles} * {size} <= {most} and K >= {least} else {split}"
+        return f"({split}) if capability >= 90 else 1"
+
+
+# The first that has a place for all rows of x, and whose condition holds. Measured on an H100.
+TILES = (
+    Tile(8, 64, 3, f"N >= 64 * sm_count and {LARGE}"),
+    Tile(8, 32, 4, LARGE),
+    Tile(16, 64, 3, f"N >= 64 * sm_count and {LARGE}"),
+    Tile(16, 64, 4, LARGE),
+    Tile(16, 64, 2),
+    Tile(32, 64, 3, f"N < 64 * sm_count and {LARGE}"),
+    Tile(32, 128, 2),
+    Tile(64, 128, 2, LARGE),
+)
+TILES_OF_EXPERTS = (
+    Tile(8, 64, 3, LARGE),
+    Tile(16, 64, 3, LARGE),
+    Tile(16, 64, 2),
+    Tile(32, 128, 2),
+    Tile(64, 128, 2, LARGE),
+)
+
+
+def few(
+    mode: str, bits: int, group: int, scaled: bool = False, tiles: Sequence[Tile] = TILES
+) -> list[Any]:
+    """The units for up to 64 rows of x.
+
+    Args:
+        mode, bits, group: of the quantized matrix.
+        scaled: the rule has ``global_scale``.
+        tiles: those to choose from.
+    """
+    count = "(x.size // max(K, 1))"
+    arguments = [*_operands(mode, scaled), "y", "int64 N", "int64 K", count]
+    units = []
+    for tile in tiles:
+        split = tile.split(bits)
+        step: dict[str, Any] = {
+            "blocks": (f"ceildiv(N, {tile.rows})", split),
+            "block": 32 * WARPS,
+            "shared_memory": tile.shared_memory(mode, bits, group),
+            "pdl": True,
+        }
+        units.append(
+            ferrule.cuda_unit(
+                _text(mode, scaled, FEW + DENSE),
+                template={"MODE": MODES[mode], "BITS": bits, "GROUP": group, **tile.template},
+                when=f"{WHERE} and {count} <= {tile.tokens} and {tile.when}",
+                steps=[
+                    ferrule.cuda_step("dense", arguments, when=f"({split}) == 1", **step),
+                    ferrule.cuda_step(
+                        "dense", arguments, when=f"({split}) > 1", cluster=(1, split, 1), **step
+                    ),
+                ],
+            )
+        )
+    return units
+
+
+def gathered(
+    mode: str,
+    bits: int,
+    group: int,
+    scaled: bool = False,
+    each: str = "",
+    tiles: Sequence[Tile] = TILES_OF_EXPERTS,
+) -> list[Any]:
+    """The units for products with matrices that indices choose, whatever the number of rows.
+
+    Args:
+        mode, bits, group: of the quantized matrices.
+        scaled: the rule has ``global_scale``, one or one of each matrix.
+        each: how many results have the same matrix of x, where no ``lhs`` says which.
+        tiles: those to choose from.
+    """
+    experts, rows = f"(scales.size // max(N * (K // {group}), 1))", "(rhs.size * M)"
+    matrices = "int64 x.size // max(M * K, 1)"
+    # Rows of a tile: twice the mean of an expert, and all of a matrix of x, which has one.
+    tok = (
+        f"max(8 if {rows} <= 2 * {experts} else 16 if {rows} <= 6 * {experts}"
+        f" else 32 if {rows} <= 16 * {experts} else 64, bucket(M, 8, 16, 32, 64))"
+    )
+    names = f"using LEFTS = {'int64_t' if each else 'const L*'};\nusing RHS = J;\n"
+    lhs, where = (f"int64 {each}", WHERE) if each else ("lhs", f"{WHERE} and {ALL}")
+    operands = [*_operands(mode, scaled), "global_scale.size - 1" if scaled else 0]
+    indices = ["M", matrices, experts]
+    units = []
+    for tile in tiles:
+        step: dict[str, Any] = {
+            "block": 32 * WARPS,
+            "shared_memory": tile.shared_memory(mode, bits, group),
+            "pdl": True,
+        }
+        # So many parts there may be: of an expert with few rows, and full ones.
+        parts = f"min({rows}, {rows} // {tile.tokens} + {experts} + 1)"
+        units.append(
+            ferrule.cuda_unit(
+                _text(mode, scaled, names + FEW + GROUPED),
+                template={"MODE": MODES[mode], "BITS": bits, "GROUP": group, **tile.template},
+                when=f"{where} and {experts} < 12000 and {tok} <= {tile.tokens} and {tile.when}",
+                scratch={"order": f"int32[{rows}]", "tiles": f"int32[3 * ({parts}) + 1]"},
+                steps=[
+                    ferrule.cuda_step(
+                        "gathered",
+                        [*operands, lhs, "rhs", "y", "int64 N", "int64 K", *indices, rows],
+                        when=f"{rows} <= 64",
+                        blocks=(rows, 1, f"ceildiv(N, {tile.rows})"),
+                        **step,
+                    ),
+                    ferrule.cuda_step(
+                        "sorted",
+                        [lhs, "rhs", "order", "tiles", *indices, rows],
+                        when=f"{rows} > 64",
+                        blocks=1,
+                        block=1024,
+                        shared_memory=f"4 * ({experts} + 1)",
+                        pdl=True,
+                    ),
+                    ferrule.cuda_step(
+                        "gathered_sorted",
+                        [
+                            *operands,
+                            *(lhs, "rhs", "order", "tiles", "y", "int64 N", "int64 K"),
+                            *indices,
+                        ],
+                        when=f"{rows} > 64",
+                        blocks=(parts, 1, f"ceildiv(N, {tile.rows})"),
+                        **step,
+                    ),
+                ],
+            )
+        )
+    return units
+
+
+def many(mode: str, bits: int, group: int, transpose: bool, scaled: bool) -> Any:
+    """The unit for many rows of x: w is dequantized to scratch, for cuBLAS.
+
+    Args:
+        mode, bits, group: of the quantized matrix.
+        transpose: rows of w are multiplied with rows of x.
+        scaled: the rule has ``global_scale``.
+    """
+    words = f"N * (K * {bits} // 32)" if transpose else "K * P"
+    columns = "N" if transpose else f"P * 32 // {bits}"
+    biases = "biases" if mode == "affine" else "int64 0"
+    scratch = {"dequantized": "T[N,K]" if transpose else f"T[K,{columns}]"}
+    steps: list[Any] = [
+        ferrule.cuda_step(
+            "weights",
+            ["w", "scales", biases, "dequantized", f"int64 {words}"],
+            blocks=f"ceildiv({words}, 1024)",
+            block=256,
+            pdl=True,
+        ),
+        ferrule.cuda_matmul("sums" if scaled else "y", "x", "dequantized", transpose_b=transpose),
+    ]
+    if scaled:
+        scratch["sums"] = f"float32[x.size // max(K, 1), {columns}]"
+        steps.append(
+            ferrule.cuda_step(
+                "scaled",
+                ["sums", "global_scale", "y", "int64 y.size"],
+                blocks="ceildiv(y.size, 256)",
+                block=256,
+                pdl=True,
+            )
+        )
+    return ferrule.cuda_unit(
+        _text(mode, True, WEIGHTS),
+        template={"MODE": MODES[mode], "BITS": bits, "GROUP": group},
+        when=WHERE,
+        scratch=scratch,
+        steps=steps,
+    )
+
+
+def _operands(mode: str, scaled: bool) -> list[str | int]:
+    biases = "biases" if mode == "affine" else "int64 0"
+    return ["x", "w", "scales", biases, "global_scale" if scaled else "int64 0"]
+
+
+def _text(mode: str, scaled: bool, functions: str) -> str:
+    """A whole text with such functions. What a mode has not are arguments that are 0."""
+    biases = "const void*" if mode == "affine" else "int64_t"
+    whole = "const float*" if scaled else "int64_t"
+    return f"using BIASES = {biases};\nusing WHOLE = {whole};\n{MACHINE}{DECODE}{functions}"

@@ -1,0 +1,542 @@
+"""CUDA of products with quantized matrices: the kernels that `quantized_cuda` launches.
+
+Of few rows of x, tensor cores get the weights as they lie in the checkpoint: rows of ``w`` are the
+m of ``mma.m16n8k16``, rows of x (tokens) its n. A sum over k has no order, so each lane takes 16
+contiguous bytes of a row and the elements of x that belong to them.
+
+A block has ``ROWS`` rows of w. Its warps divide these and K (``WM`` and ``WK`` of them), and where
+there are few rows, blocks of a cluster divide K as well; sums are added in a fixed order. What
+warps read comes by ``cp.async``, ``STAGES`` blocks of 64 bytes of a row at a time; scales come for
+four blocks at once, so that sectors of 32 bytes are read once. Warps wait only for those that
+share their part of x.
+"""
+
+from __future__ import annotations
+
+FEW = """
+constexpr int NT = (TOK + 7) / 8;           // tiles of 8 tokens
+constexpr int WARPS = WM * WK;
+constexpr int ROWS = WM * R * 16;           // of w, of a block
+constexpr int PITCH = ROWS + 4;             // of sums in shared memory
+constexpr int CHUNKS = 4 * OWN / 8;         // pieces of 16 bytes of a token's x in a block
+constexpr int X_STAGE = TOK * CHUNKS * 16, W_STAGE = R * 1024, S_STAGE = R * 16 * SCALES * ARRAYS;
+constexpr int X_BYTES = WK * STAGES * X_STAGE, W_BYTES = WARPS * STAGES * W_STAGE;
+constexpr bool ROOM = NT < 4;                // registers for more than sums
+constexpr int RESIDENT = TOK == 64 ? 1 : 2;  // blocks that share a processor's registers
+static_assert(STAGES >= 2 && STAGES <= AT_ONCE + 1, "two parts of scales are there at a time");
+
+// Where piece c of a token's x lies in its block: lanes of a quad that read at once are neighbours,
+// and two tokens are in other banks.
+__device__ inline int place(int c, int token) {
+  return (c % (OWN / 8) * 4 + c / (OWN / 8)) ^ ((token & 1) << 2);
+}
+
+template <int BYTES_> struct Unit { static constexpr int BYTES = BYTES_; };
+
+// Pieces of `UNIT` bytes of rows of scales, from byte `begin` of each on: zeros behind its `size`.
+template <int UNIT>
+__device__ inline void copy_scales(uint32_t to, const char* from, int begin, int size, int rows,
+                                   int lane) {
+  constexpr int PIECES = SCALES / UNIT;
+#pragma unroll 4
+  for (int i = lane; i < R * 16 * PIECES; i += 32) {
+    const int row = i / PIECES, at = i % PIECES * UNIT;
+    const bool in = begin + at < size;
+    const char* const piece = from + (min(row, rows - 1) * size + (in ? begin + at : 0));
+    const uint32_t place = to + i * UNIT;
+    if constexpr (UNIT == 16) copy_16_again(place, piece, in ? 16 : 0);
+    else if constexpr (UNIT == 4) copy_4(place, piece, in ? 4 : 0);
+    else if constexpr (UNIT == 2)
+      write_2(place, in ? *reinterpret_cast<const uint16_t*>(piece) : 0);
+    else write_1(place, in ? *reinterpret_cast<const uint8_t*>(piece) : 0);
+  }
+}
+
+// Blocks of 64 bytes of a row are divided among groups of warps: where those of group `wk` begin.
+__device__ inline uint32_t first_of_part(int wk, int64_t K) {
+  const uint32_t blocks = (uint32_t(K) + BLOCK - 1) / BLOCK;
+  return uint64_t(blocks) * (blockIdx.y * WK + wk) / (gridDim.y * WK);
+}
+
+// Has what warps read first come to the L2: that may be before the kernel ahead has ended, for what
+// it writes is in the L2, too.
+__device__ inline void ask_ahead(const uint32_t* w, const void* scales, int64_t n0, int64_t N,
+                                 int64_t K) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int64_t row_bytes = K / (32 / BITS) * 4, scale_bytes = K / GROUP * SCALE;
+  const int64_t begin = first_of_part(warp / WM, K), first = n0 + warp % WM * R * 16;
+#pragma unroll
+  for (int i = lane; i < R * 16 * 2; i += 32) {
+    const int64_t row = first + i % (R * 16), at = begin * 64 + i / (R * 16) * 128;
+    if (row < N && at < row_bytes)
+      prefetch(reinterpret_cast<const char*>(w) + row * row_bytes + at);
+  }
+  const int64_t row = first + lane, at = begin / AT_ONCE * SCALES;
+  if (lane < R * 16 && row < N && at < scale_bytes)
+    prefetch(static_cast<const char*>(scales) + row * scale_bytes + at);
+}
+
+// Products of one tile of tokens and ROWS rows of w from `n` on. `tokens` says how many there are
+// (`count`), which rows of `x` they are (`row`), and where their y lies (`to`).
+template <class Tokens>
+__device__ inline void product(const Tokens& tokens, const uint32_t* w, const char* scales,
+                               const char* biases, float by, int64_t n0, int64_t N, int64_t K) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
+  const int wm = warp % WM, wk = warp / WM;
+  const int row_bytes = int(K) / (32 / BITS) * 4, scale_bytes = int(K) / GROUP * SCALE;
+  const int64_t first = min(n0 + wm * R * 16, N - 1);  // row of this warp
+  const int rows = int(min(N - first, int64_t(R * 16)));
+  const char* const w_from = reinterpret_cast<const char*>(w) + first * row_bytes;
+  const char* const s_from = scales + first * scale_bytes;
+  const char* const b_from = ARRAYS == 2 ? biases + first * scale_bytes : nullptr;
+
+  const uint32_t begin_x = shared_address(shared) + wk * STAGES * X_STAGE;
+  uint32_t begin_w = shared_address(shared) + X_BYTES + warp * STAGES * W_STAGE + lane * 16;
+  const uint32_t begin_s = shared_address(shared) + X_BYTES + W_BYTES + warp * 2 * S_STAGE;
+
+  // 16 bytes at once, where all begins at multiples of that.
+  int aligned = tokens.aligned() && (size_t(w_from) | row_bytes) % 16 == 0;
+  int s_alignment = (int(size_t(s_from)) | scale_bytes | SCALES |
+                     (ARRAYS == 2 ? int(size_t(b_from)) : 0)) & 15;
+  keep(aligned), keep(s_alignment);
+
+  uint32_t begin = first_of_part(wk, K), end = first_of_part(wk + 1, K);
+  keep(begin), keep(end);
+
+  // Of x, the threads of a group of warps copy so many pieces each, whose tokens are even numbers
+  // apart.
+  constexpr int GROUP_THREADS = WM * 32;
+  constexpr int ROUNDS = (TOK * CHUNKS + GROUP_THREADS - 1) / GROUP_THREADS;
+  const int piece = wm * 32 + lane, x_k = piece % CHUNKS * 8;
+  uint32_t x_to =
+      begin_x + (piece / CHUNKS * CHUNKS + place(piece % CHUNKS, piece / CHUNKS)) * 16;
+  uint32_t x_from[ROUNDS];  // counted in 16 bytes
+  int x_rounds = 0;
+#pragma unroll
+  for (int i = 0; i < ROUNDS; ++i) {
+    const int token = (piece + i * GROUP_THREADS) / CHUNKS;
+    x_rounds += token < tokens.count;
+    x_from[i] = uint32_t(tokens.row(min(token, tokens.count - 1)) * K / 8) + x_k / 8;
+    if constexpr (ROOM) keep(x_from[i]);
+  }
+  keep(x_rounds);
+  int off[R][2];
+#pragma unroll
+  for (int r = 0; r < R; ++r) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      off[r][h] = min(r * 16 + h * 8 + g, rows - 1) * row_bytes;
+      if constexpr (ROOM) keep(off[r][h]);
+    }
+  }
+
+  // Where the next block comes from and goes to: of what lies behind a row, nothing is read.
+  const char* w_next = w_from + t * 16 + int64_t(begin) * 64;
+  int w_left = row_bytes - t * 16 - int(begin * 64), x_left = int(K) - x_k - int(begin * BLOCK);
+  uint32_t next = begin, to_slot = 0;
+  keep(x_to), keep(begin_w), keep(w_left), keep(x_left);
+  auto issue = [&] {
+    if (next < end) {
+      const uint32_t w_slot = begin_w + to_slot * W_STAGE, x_slot = x_to + to_slot * X_STAGE;
+      const uint32_t x_at = next * BLOCK;
+      if (aligned) {
+#pragma unroll
+        for (int r = 0; r < R; ++r) {
+#pragma unroll
+          for (int h = 0; h < 2; ++h)
+            copy_16(w_slot + (r * 2 + h) * 512, w_next + off[r][h], w_left > 0 ? 16 : 0);
+        }
+#pragma unroll
+        for (int i = 0; i < ROUNDS; ++i) {
+          if (i < x_rounds)
+            copy_16_again(x_slot + i * GROUP_THREADS * 16,
+                          reinterpret_cast<const uint4*>(tokens.x) + (x_from[i] + x_at / 8),
+                          x_left > 0 ? 16 : 0);
+        }
+      } else {
+#pragma unroll 1
+        for (int i = 0; i < R * 2 * 4; ++i) {
+          const int row = min(i / 4 * 8 + g, rows - 1), at = i % 4 * 4;
+          copy_4(w_slot + i / 4 * 512 + at, w_next + row * row_bytes + at, w_left > at ? 4 : 0);
+        }
+#pragma unroll 1
+        for (int i = 0; i < ROUNDS * 8; ++i) {
+          const int token = (piece + i / 8 * GROUP_THREADS) / CHUNKS, k = int(x_at) + x_k + i % 8;
+          if (i / 8 < x_rounds)
+            write_2(x_slot + i / 8 * GROUP_THREADS * 16 + i % 8 * 2,
+                    k < K ? reinterpret_cast<const uint16_t*>(tokens.x)[tokens.row(token) * K + k]
+                          : 0);
+        }
+      }
+      if (next % AT_ONCE == 0 || next == begin) {
+        const int part = next / AT_ONCE;
+#pragma unroll 1
+        for (int a = 0; a < ARRAYS; ++a) {
+          const char* const from = a ? b_from : s_from;
+          const uint32_t to = begin_s + part % 2 * S_STAGE + a * (R * 16 * SCALES);
+          auto copy = [&](auto unit) {
+            copy_scales<decltype(unit)::BYTES>(to, from, part * SCALES, scale_bytes, rows, lane);
+          };
+          if (SCALES % 16 == 0 && s_alignment == 0) copy(Unit<SCALES % 16 == 0 ? 16 : 4>());
+          else if (s_alignment % 4 == 0) copy(Unit<4>());
+          else if (s_alignment % 2 == 0) copy(Unit<2>());
+          else copy(Unit<SCALE>());
+        }
+      }
+      w_next += 64, w_left -= 64, x_left -= BLOCK;
+      ++next;
+      to_slot = to_slot + 1 == STAGES ? 0 : to_slot + 1;
+    }
+    commit();
+  };
+
+  uint32_t s_read = begin_s + g * SCALES + (BLOCK % GROUP ? 0 : t * OWN / GROUP * SCALE);
+  // Of a tile with fewer than 8 tokens, lanes without one have another's: none reads it.
+  const int x_token = TOK < 8 ? g % TOK : g;
+  uint32_t x_read = begin_x + (x_token * CHUNKS + t) * 16, x_flip = (x_token & 1) * 64;
+  keep(s_read), keep(x_read), keep(x_flip);
+  float sum[R][NT][4] = {};
+  uint32_t nan[R] = {}, nan_of_row[R][2] = {};
+#pragma unroll
+  for (int s = 0; s < STAGES - 1; ++s) issue();
+  uint32_t slot = 0;
+#pragma unroll 1
+  for (uint32_t block = begin; block < end; ++block) {
+    wait<STAGES - 2>();
+    barrier<GROUP_THREADS>(1 + wk);
+    issue();
+
+    Scales of[R];
+    uint32_t words[R][2][4];
+    const uint32_t s_at = s_read + block / AT_ONCE % 2 * S_STAGE +
+                          (BLOCK % GROUP ? (block % AT_ONCE * BLOCK + t * OWN) / GROUP * SCALE
+                                         : block % AT_ONCE * (BLOCK / GROUP * SCALE));
+    const uint32_t w_at = begin_w + slot * W_STAGE, x_slot = x_read + slot * X_STAGE;
+    const uint32_t x_at[2] = {x_slot + x_flip, x_slot - x_flip};  // of even pieces, of odd ones
+#pragma unroll
+    for (int r = 0; r < R; ++r) {
+      uint32_t bytes[ARRAYS][2];
+#pragma unroll
+      for (int a = 0; a < ARRAYS; ++a) {
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          const uint32_t from = s_at + (a * R * 16 + r * 16 + h * 8) * SCALES;
+          bytes[a][h] = MODE == AFFINE || MODE == NVFP4 ? read_2(from) : read_1(from);
+        }
+      }
+      of[r].set(bytes[0][0], bytes[0][1], bytes[ARRAYS - 1][0], bytes[ARRAYS - 1][1], nan[r]);
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const uint4 v = read_16(w_at + (r * 2 + h) * 512);
+        words[r][h][0] = v.x, words[r][h][1] = v.y, words[r][h][2] = v.z, words[r][h][3] = v.w;
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      uint32_t pair[R][2][PAIRS];
+#pragma unroll
+      for (int r = 0; r < R; ++r) {
+#pragma unroll
+        for (int h = 0; h < 2; ++h)
+          of[r].decode(words[r][h][i], i, h, pair[r][h], nan_of_row[r][h]);
+      }
+#pragma unroll
+      for (int n = 0; n < NT; ++n) {
+        uint32_t b[PAIRS];
+        if constexpr (BITS == 4) {
+          const uint4 v = read_16(x_at[i % 2] + (n * 8 * CHUNKS + i * 4) * 16);
+          b[0] = permute(v.x, v.z, 0x5410), b[1] = permute(v.x, v.z, 0x7632);
+          b[2] = permute(v.y, v.w, 0x5410), b[3] = permute(v.y, v.w, 0x7632);
+        } else {
+          const uint2 v = read_8(x_at[i / 2] + (n * 8 * CHUNKS + i / 2 * 4) * 16 + i % 2 * 8);
+          b[0] = permute(v.x, v.y, 0x5410), b[1] = permute(v.x, v.y, 0x7632);
+        }
+#pragma unroll
+        for (int j = 0; j < PAIRS; j += 2) {
+#pragma unroll
+          for (int r = 0; r < R; ++r)
+            mma(sum[r][n], pair[r][0][j], pair[r][1][j], pair[r][0][j + 1], pair[r][1][j + 1], b[j],
+                b[j + 1]);
+        }
+      }
+    }
+    slot = slot + 1 == STAGES ? 0 : slot + 1;
+  }
+
+  // A row with a NaN among its scales or codes is NaN, whatever x is.
+#pragma unroll
+  for (int r = 0; r < R; ++r) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      uint32_t bits = nan[r] & NAN_OF[h];
+      if constexpr (MODE == MXFP8) bits |= nan_of_row[r][h] & 0x80808080;
+      if (MODE != AFFINE && any_of_quad(bits))
+        for (int n = 0; n < NT; ++n) sum[r][n][h * 2] = sum[r][n][h * 2 + 1] = __int_as_float(~0);
+    }
+  }
+
+  // Sums of warps, then of blocks, in their order.
+  wait<0>();
+  __syncthreads();
+  float* const sums = reinterpret_cast<float*>(shared);
+#pragma unroll
+  for (int r = 0; r < R; ++r) {
+#pragma unroll
+    for (int n = 0; n < NT; ++n) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int token = n * 8 + t * 2 + i % 2, row = wm * R * 16 + r * 16 + i / 2 * 8 + g;
+        if (token < TOK) sums[(wk * TOK + token) * PITCH + row] = sum[r][n][i];
+      }
+    }
+  }
+  __syncthreads();
+  auto store = [&](int token, int row, float value) {
+    if (n0 + row < N) tokens.to(token)[n0 + row] = T(value * LAST * by);
+  };
+  for (int i = threadIdx.x; i < tokens.count * ROWS; i += WARPS * 32) {
+    const int token = i / ROWS, row = i % ROWS;
+    float* const at = sums + token * PITCH + row;
+    float all = at[0];
+#pragma unroll
+    for (int k = 1; k < WK; ++k) all += at[k * TOK * PITCH];
+    if (gridDim.y == 1) store(token, row, all);
+    else at[0] = all;
+  }
+  if (gridDim.y > 1) {
+    cluster_barrier();
+    for (int i = blockIdx.y * WARPS * 32 + threadIdx.x; i < tokens.count * ROWS;
+         i += gridDim.y * WARPS * 32) {
+      const int token = i / ROWS, row = i % ROWS;
+      float all = 0;
+#pragma unroll
+      for (int block = 0; block < int(gridDim.y); ++block)
+        all += read_of(block, sums + token * PITCH + row);
+      store(token, row, all);
+    }
+    cluster_barrier();  // none ends while another reads its sums
+  }
+}
+"""
+
+DENSE = """
+struct Dense {
+  const T* x;
+  T* y;
+  int64_t K, N;
+  int count;
+  __device__ int64_t row(int token) const { return token; }
+  __device__ T* to(int token) const { return y + token * N; }
+  __device__ bool aligned() const { return (size_t(x) | K * sizeof(T)) % 16 == 0; }
+};
+
+extern "C" __global__ void __launch_bounds__(WARPS * 32, RESIDENT)
+dense(const T* x, const uint32_t* w, const void* scales, BIASES biases,
+      WHOLE global_scale, T* y, int64_t N, int64_t K, int count) {
+  ask_ahead(w, scales, blockIdx.x * int64_t(ROWS), N, K);
+  cudaGridDependencySynchronize();
+  cudaTriggerProgrammaticLaunchCompletion();
+  product(Dense{x, y, K, N, count}, w, static_cast<const char*>(scales),
+          bytes_of(biases), whole(global_scale, 0),
+          blockIdx.x * int64_t(ROWS), N, K);
+}
+"""
+
+# Rows of a batch by expert, which is the matrix that each is multiplied with. A tile is up to TOK
+# rows of one expert; those whose indices lie outside have an expert of their own, `experts`.
+GROUPED = """
+// Which matrix of x result b has: by an index, or one for `each` results.
+template <class I> __device__ inline int64_t left_of(const I* lhs, int b) { return lhs[b]; }
+__device__ inline int64_t left_of(int64_t each, int b) { return b / int(each); }
+
+struct Experts {
+  LEFTS lhs;
+  const RHS* rhs;
+  int M;
+  int64_t matrices;  // of x
+  int experts;
+  // The x row of row r of y, and which expert it has.
+  __device__ int64_t from(int r) const { return left_of(lhs, r / M) * M + r % M; }
+  __device__ int expert(int r) const {
+    const int64_t left = left_of(lhs, r / M), right = rhs[r / M];
+    return left >= 0 && left < matrices && right >= 0 && right < experts ? int(right) : experts;
+  }
+};
+
+// Rows that stand in a list, which is in shared memory.
+struct Listed {
+  const T* x;
+  T* y;
+  int64_t K, N;
+  int count;
+  const int64_t* rows_of_x;
+  const int* rows;
+  __device__ int64_t row(int token) const { return rows_of_x[token]; }
+  __device__ T* to(int token) const { return y + rows[token] * N; }
+  __device__ bool aligned() const { return (size_t(x) | K * sizeof(T)) % 16 == 0; }
+};
+
+// One tile, whose first rows `list` has.
+__device__ inline void product_of_tile(
+    const T* x, const uint32_t* w, const void* scales, BIASES biases,
+    WHOLE global_scale, int each, T* y, int64_t N, int64_t K, const Experts& experts,
+    int expert, int count, const int* list) {
+  __shared__ int64_t rows_of_x[TOK];
+  const int64_t n = blockIdx.z * int64_t(ROWS);
+  if (expert == experts.experts) {
+    if (blockIdx.y == 0)
+      for (int i = threadIdx.x; i < count * ROWS; i += WARPS * 32) {
+        const int64_t column = n + i % ROWS;
+        if (column < N) y[list[i / ROWS] * N + column] = T(__int_as_float(~0));
+      }
+    return;
+  }
+  if (threadIdx.x < count) rows_of_x[threadIdx.x] = experts.from(list[threadIdx.x]);
+  __syncthreads();
+  const int64_t in_w = N * (K * BITS / 32) * expert, in_scales = N * (K / GROUP) * SCALE * expert;
+  product(Listed{x, y, K, N, count, rows_of_x, list}, w + in_w,
+          static_cast<const char*>(scales) + in_scales,
+          bytes_of(biases) + in_scales,
+          whole(global_scale, each ? expert : 0), n, N, K);
+}
+
+// Of few rows, each block finds its tile: that of row blockIdx.x and those after it which have its
+// expert, where a multiple of TOK rows before have it.
+extern "C" __global__ void __launch_bounds__(WARPS * 32, RESIDENT)
+gathered(const T* x, const uint32_t* w, const void* scales, BIASES biases,
+         WHOLE global_scale, int each, LEFTS lhs, const RHS* rhs, T* y, int64_t N,
+         int64_t K, int M, int64_t matrices, int experts, int rows) {
+  __shared__ int list[TOK];
+  cudaGridDependencySynchronize();
+  cudaTriggerProgrammaticLaunchCompletion();
+  const Experts all{lhs, rhs, M, matrices, experts};
+  const int lane = threadIdx.x % 32, first = blockIdx.x;
+  const int low = lane < rows ? all.expert(lane) : -1;
+  const int high = lane + 32 < rows ? all.expert(lane + 32) : -1;
+  const int expert = __shfl_sync(~0u, first < 32 ? low : high, first % 32);
+  const uint64_t same = __ballot_sync(~0u, low == expert) |
+                        uint64_t(__ballot_sync(~0u, high == expert)) << 32;
+  auto rank_of = [&](int r) { return __popcll(same & ((uint64_t(1) << r) - 1)); };
+  const int before = rank_of(first), count = min(__popcll(same) - before, TOK);
+  if (before % TOK) return;
+  for (int r = threadIdx.x; r < rows; r += WARPS * 32)
+    if (same >> r & 1 && rank_of(r) >= before && rank_of(r) < before + TOK)
+      list[rank_of(r) - before] = r;
+  __syncthreads();
+  product_of_tile(x, w, scales, biases, global_scale, each, y, N, K, all, expert, count, list);
+}
+
+// Of many rows, one block sorts them before: `order` gets the rows by expert, `tiles` the number of
+// tiles and then of each expert, first place in the order, and rows.
+extern "C" __global__ void __launch_bounds__(1024)
+sorted(LEFTS lhs, const RHS* rhs, int* order, int* tiles, int M, int64_t matrices,
+       int experts, int rows) {
+  int* const counts = reinterpret_cast<int*>(shared);  // then where the next row goes
+  __shared__ int rows_to[1024], tiles_to[1024];
+  cudaGridDependencySynchronize();
+  cudaTriggerProgrammaticLaunchCompletion();
+  const Experts all{lhs, rhs, M, matrices, experts};
+  const int thread = threadIdx.x;
+  for (int e = thread; e <= experts; e += 1024) counts[e] = 0;
+  __syncthreads();
+  for (int r = thread; r < rows; r += 1024) atomicAdd(&counts[all.expert(r)], 1);
+  __syncthreads();
+  int rows_before = 0, tiles_before = 0;
+  for (int begin = 0; begin <= experts; begin += 1024) {
+    const int e = begin + thread, count = e <= experts ? counts[e] : 0;
+    const int of_expert = (count + TOK - 1) / TOK;
+    rows_to[thread] = count, tiles_to[thread] = of_expert;
+    __syncthreads();
+    for (int back = 1; back < 1024; back *= 2) {
+      const int more = thread >= back ? rows_to[thread - back] : 0;
+      const int more_tiles = thread >= back ? tiles_to[thread - back] : 0;
+      __syncthreads();
+      rows_to[thread] += more, tiles_to[thread] += more_tiles;
+      __syncthreads();
+    }
+    int at = rows_before + rows_to[thread] - count;
+    if (e <= experts) counts[e] = at;
+    int* tile = tiles + 1 + 3 * (tiles_before + tiles_to[thread] - of_expert);
+    for (int left = count; left > 0; left -= TOK, at += TOK, tile += 3)
+      tile[0] = e, tile[1] = at, tile[2] = min(left, TOK);
+    rows_before += rows_to[1023], tiles_before += tiles_to[1023];
+    __syncthreads();
+  }
+  if (thread == 0) tiles[0] = tiles_before;
+  for (int r = thread; r < rows; r += 1024) order[atomicAdd(&counts[all.expert(r)], 1)] = r;
+}
+
+extern "C" __global__ void __launch_bounds__(WARPS * 32, RESIDENT)
+gathered_sorted(const T* x, const uint32_t* w, const void* scales, BIASES biases,
+                WHOLE global_scale, int each, LEFTS lhs, const RHS* rhs,
+                const int* order, const int* tiles, T* y, int64_t N, int64_t K, int M,
+                int64_t matrices, int experts) {
+  __shared__ int list[TOK];
+  cudaGridDependencySynchronize();
+  cudaTriggerProgrammaticLaunchCompletion();
+  if (int(blockIdx.x) >= tiles[0]) return;
+  const int* const tile = tiles + 1 + 3 * int(blockIdx.x);
+  const int count = tile[2];
+  if (threadIdx.x < count) list[threadIdx.x] = order[tile[1] + threadIdx.x];
+  __syncthreads();
+  product_of_tile(x, w, scales, biases, global_scale, each, y, N, K,
+                  Experts{lhs, rhs, M, matrices, experts}, tile[0], count, list);
+}
+"""
+
+# All weights, a word of each thread at a time: lanes that are neighbours read and write neighbours.
+WEIGHTS = """
+constexpr int WORDS = 4;  // of a thread
+
+extern "C" __global__ void __launch_bounds__(256)
+weights(const uint32_t* w, const void* scales, BIASES biases, T* out, int64_t words) {
+  cudaGridDependencySynchronize();
+  cudaTriggerProgrammaticLaunchCompletion();
+  const int64_t first = blockIdx.x * int64_t(256 * WORDS) + threadIdx.x;
+  uint32_t word[WORDS], scale[WORDS], bias[WORDS] = {};
+#pragma unroll
+  for (int i = 0; i < WORDS; ++i) {
+    const int64_t at = min(first + i * 256, words - 1), group = at / (GROUP / PER_WORD);
+    word[i] = w[at];
+    if constexpr (MODE == AFFINE) {
+      scale[i] = static_cast<const uint16_t*>(scales)[group];
+      bias[i] = reinterpret_cast<const uint16_t*>(bytes_of(biases))[group];
+    } else {
+      scale[i] = static_cast<const uint8_t*>(scales)[group];
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < WORDS; ++i) {
+    const int64_t at = first + i * 256;
+    uint32_t nan = 0, nan_of_row = 0, pair[PAIRS], out_pair[PAIRS];
+    Scales of;
+    of.set(MODE == NVFP4 ? scale[i] * 0x0101 : scale[i], 0, bias[i], 0, nan);
+    of.decode(word[i], 0, 0, pair, nan_of_row);
+    bool is_nan = nan & NAN_OF[0];
+    if constexpr (MODE == MXFP8) is_nan |= (nan_of_row & 0x80808080) != 0;
+#pragma unroll
+    for (int j = 0; j < PAIRS; ++j) {
+      if constexpr (MODE == NVFP4) pair[j] = times(pair[j], power(BF16 ? 8 : 7));
+      if (is_nan) pair[j] = ~0u;  // and the others of the word: their row is NaN in any product
+    }
+#pragma unroll
+    for (int j = 0; j < PAIRS / 2; ++j) {
+      out_pair[j] = permute(pair[2 * j], pair[2 * j + 1], 0x5410);
+      out_pair[PAIRS / 2 + j] = permute(pair[2 * j], pair[2 * j + 1], 0x7632);
+    }
+    if (at < words) {
+      if constexpr (BITS == 4)
+        reinterpret_cast<uint4*>(out)[at] = {out_pair[0], out_pair[1], out_pair[2], out_pair[3]};
+      else reinterpret_cast<uint2*>(out)[at] = {out_pair[0], out_pair[1]};
+    }
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(256)
+scaled(const float* sums, const float* global_scale, T* y, int64_t size) {
+  cudaGridDependencySynchronize();
+  cudaTriggerProgrammaticLaunchCompletion();
+  const int64_t i = blockIdx.x * int64_t(256) + threadIdx.x;
+  if (i < size) y[i] = T(sums[i] * (*global_scale / 2688));
+}
+"""

@@ -1,0 +1,309 @@
+"""CUDA that makes numbers of codes: pairs of T in registers, as exact as `dequantize` has them.
+
+`MACHINE` has what the hardware does in an instruction or a few, `DECODE` the formats. Products of
+nvfp4 lack a power of two, `LAST`, which sums get at the end.
+"""
+
+from __future__ import annotations
+
+# What the hardware does, each in one instruction or a few.
+MACHINE = """
+template <class A, class B> constexpr bool is_same = false;
+template <class A> constexpr bool is_same<A, A> = true;
+constexpr bool BF16 = is_same<T, __nv_bfloat16>;
+
+extern __shared__ __align__(16) char shared[];
+
+__device__ inline uint32_t shared_address(const void* p) { return __cvta_generic_to_shared(p); }
+
+// Copies 16 or 4 bytes to shared memory, of which those behind the first `size` are zeros.
+__device__ inline void copy_16(uint32_t to, const void* from, int size) {
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;"
+               ::"r"(to), "l"(from), "r"(size) : "memory");
+}
+// For what others read again: by way of L1.
+__device__ inline void copy_16_again(uint32_t to, const void* from, int size) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 16, %2;"
+               ::"r"(to), "l"(from), "r"(size) : "memory");
+}
+__device__ inline void copy_4(uint32_t to, const void* from, int size) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;"
+               ::"r"(to), "l"(from), "r"(size) : "memory");
+}
+__device__ inline void prefetch(const void* p) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
+}
+__device__ inline void commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int LEFT> __device__ inline void wait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
+}
+template <int THREADS> __device__ inline void barrier(int id) {
+  if constexpr (THREADS == 32) __syncwarp();
+  else asm volatile("bar.sync %0, %1;" ::"r"(id), "n"(THREADS) : "memory");
+}
+
+__device__ inline uint32_t read_1(uint32_t from) {
+  uint16_t v;
+  asm volatile("ld.shared.u8 %0, [%1];" : "=h"(v) : "r"(from) : "memory");
+  return v;
+}
+__device__ inline uint32_t read_2(uint32_t from) {
+  uint16_t v;
+  asm volatile("ld.shared.u16 %0, [%1];" : "=h"(v) : "r"(from) : "memory");
+  return v;
+}
+__device__ inline uint2 read_8(uint32_t from) {
+  uint2 v;
+  asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(from) : "memory");
+  return v;
+}
+__device__ inline uint4 read_16(uint32_t from) {
+  uint4 v;
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(from) : "memory");
+  return v;
+}
+__device__ inline void write_1(uint32_t to, uint32_t v) {
+  asm volatile("st.shared.u8 [%0], %1;" ::"r"(to), "h"(uint16_t(v)) : "memory");
+}
+__device__ inline void write_2(uint32_t to, uint32_t v) {
+  asm volatile("st.shared.u16 [%0], %1;" ::"r"(to), "h"(uint16_t(v)) : "memory");
+}
+
+// Bits of a where the mask has ones, else of b.
+__device__ inline uint32_t choose(uint32_t mask, uint32_t a, uint32_t b) {
+  uint32_t v;
+  asm("lop3.b32 %0, %1, %2, %3, 0xe4;" : "=r"(v) : "r"(a), "r"(b), "r"(mask));
+  return v;
+}
+// An `and` that is shared: compilers would rather make one of each use.
+__device__ inline uint32_t masked(uint32_t a, uint32_t mask) {
+  uint32_t v;
+  asm("and.b32 %0, %1, %2;" : "=r"(v) : "r"(a), "r"(mask));
+  return v;
+}
+// Has a value stay in its register: compilers would rather find it again each time.
+__device__ inline void keep(uint32_t& v) { asm volatile("" : "+r"(v)); }
+__device__ inline void keep(int& v) { asm volatile("" : "+r"(v)); }
+__device__ inline uint32_t permute(uint32_t a, uint32_t b, uint32_t selector) {
+  return __byte_perm(a, b, selector);
+}
+// a * b + c of two T, rounded once: what there is before compute capability 9.0, too.
+__device__ inline uint32_t fma_2(uint32_t a, uint32_t b, uint32_t c) {
+  uint32_t d;
+  if constexpr (BF16) asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+  else asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+  return d;
+}
+__device__ inline void mma(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
+                           uint32_t b0, uint32_t b1) {
+  if constexpr (BF16)
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, "
+                 "{%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+  else
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, "
+                 "{%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+__device__ inline uint32_t any_of_quad(uint32_t v) {
+  v |= __shfl_xor_sync(~0u, v, 1);
+  return v | __shfl_xor_sync(~0u, v, 2);
+}
+
+// Blocks of a cluster, one beside the other along y.
+#if __CUDA_ARCH__ >= 900
+__device__ inline void cluster_barrier() {
+  asm volatile("barrier.cluster.arrive.release; barrier.cluster.wait.acquire;" ::: "memory");
+}
+__device__ inline float read_of(int block, const float* p) {
+  uint32_t from;
+  float v;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
+               : "=r"(from) : "r"(shared_address(p)), "r"(block));
+  asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(v) : "r"(from) : "memory");
+  return v;
+}
+#else
+__device__ inline void cluster_barrier() {}
+__device__ inline float read_of(int, const float* p) { return *p; }
+#endif
+"""
+
+# Codes to pairs of T: a word's elements j and j + PER_WORD / 2 are pair j. Shifts to the left are
+# for the FMA pipe to do, as products; of the integer pipe a weight takes about one instruction.
+DECODE = """
+constexpr int AFFINE = 0, MXFP4 = 1, MXFP8 = 2, NVFP4 = 3;
+constexpr int PER_WORD = 32 / BITS, PAIRS = PER_WORD / 2;
+constexpr int OWN = 128 / BITS;    // elements in a lane's 16 bytes of a row
+constexpr int BLOCK = 4 * OWN;     // in 64 bytes
+constexpr int AT_ONCE = 4;         // blocks whose scales are copied at once
+constexpr int SCALE = MODE == AFFINE ? 2 : 1;                       // bytes of a scale
+constexpr int ARRAYS = MODE == AFFINE ? 2 : 1;                      // scales, biases
+constexpr int SCALES = AT_ONCE * BLOCK / GROUP * SCALE;             // bytes of a row's, at once
+
+constexpr uint32_t NONE = 0x80008000;  // -0.0, which added changes nothing
+constexpr uint32_t two(uint32_t bits) { return bits << 16 | bits; }
+// 2^n, a normal number.
+constexpr uint32_t power(int n) {
+  return two(BF16 ? uint32_t(n + 127) << 7 : uint32_t(n + 15) << 10);
+}
+
+__device__ inline uint32_t times(uint32_t a, uint32_t b) { return fma_2(a, b, NONE); }
+// e2m1, times 2^-126 or in float16 2^-14: exponents below the least are subnormals in both.
+__device__ inline void e2m1(uint32_t w, uint32_t* pair) {
+  constexpr int UP = BF16 ? 6 : 9;
+  constexpr uint32_t VALUE = two(7 << UP), SIGN = two(0x8000);
+  const uint32_t at[4] = {w << UP, w << (UP - 4), UP < 8 ? w >> (8 - UP) : w << 1, w >> (12 - UP)};
+  if constexpr (BF16) {
+    // Bit 7 of each half is another's sign, and within the mask.
+    const uint32_t odd = masked(w, 0x80808080), even = masked(w << 4, 0x80808080);
+    pair[0] = choose(VALUE, at[0], even << 8);
+    pair[1] = choose(VALUE, at[1], odd << 8);
+    pair[2] = choose(VALUE, at[2], even);
+    pair[3] = choose(VALUE, at[3], odd);
+  } else {
+    const uint32_t sign[4] = {w << 12, w << 8, w << 4, w};
+#pragma unroll
+    for (int j = 0; j < 4; ++j) pair[j] = (sign[j] & SIGN) | (at[j] & VALUE);
+  }
+}
+
+// e4m3, times 2^-120 or in float16 2^-8, of bytes 0 and 2 and of bytes 1 and 3.
+__device__ inline void e4m3(uint32_t w, uint32_t* pair) {
+  constexpr int UP = BF16 ? 4 : 7;
+  constexpr uint32_t VALUE = two(0x7f << UP), SIGN = two(0x8000);
+  pair[0] = ((w << UP) & VALUE) | ((w << 8) & SIGN);
+  pair[1] = ((w >> (8 - UP)) & VALUE) | (w & SIGN);
+}
+
+__device__ inline uint32_t copies(uint32_t w, int half) {
+  return permute(w, w, half ? 0x3232 : 0x1010);
+}
+
+// What two rows of a tile, one 8 below the other, have for a lane's elements of a block.
+struct Scales {
+  uint32_t factor[2][MODE == NVFP4 ? 2 : 1];
+  uint32_t first[2], second[2];  // what codes get before it
+
+  // From the bytes of both rows' scales and biases. `nan` gets bits for those that are NaN.
+  __device__ void set(uint32_t row, uint32_t below, uint32_t bias, uint32_t bias_below,
+                      uint32_t& nan) {
+    if constexpr (MODE == NVFP4) {
+      const uint32_t bytes = permute(row, below, 0x5410);
+      nan |= (bytes & 0x7f7f7f7f) + 0x01010101;
+      uint32_t pair[2];
+      e4m3(bytes, pair);
+      constexpr uint32_t up = power(BF16 ? 119 : 15);
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        pair[i] = times(pair[i], up);
+        if constexpr (BF16) pair[i] = times(pair[i], up);
+        factor[0][i] = copies(pair[i], 0);
+        factor[1][i] = copies(pair[i], 1);
+      }
+    } else if constexpr (MODE == AFFINE) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        factor[h][0] = copies(h ? below : row, 0);
+        if constexpr (BITS == 4 && BF16) first[h] = times(factor[h][0], two(0xc180));  // -16
+        second[h] = copies(h ? bias_below : bias, 0);
+      }
+    } else {
+      const uint32_t bytes = permute(row, below, 0x5410);
+      nan |= bytes + 0x00010001;  // bits 8 and 24
+      if constexpr (BF16) {
+        // 2^-127 is subnormal.
+        const uint32_t normal = (bytes + 0x00ff00ff) & 0x01000100;
+        const uint32_t powers = (bytes << 7) + (0x00400040 - (normal >> 2));
+        factor[0][0] = copies(powers, 0);
+        factor[1][0] = copies(powers, 1);
+      } else {
+        // What float16 has not is a product of three, of which only the last rounds.
+        constexpr int LEAST = BITS == 4 ? -14 : -26, MOST = BITS == 4 ? 31 : 33;
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          const int n = int(bytes >> (16 * h) & 255) - 127 + (BITS == 4 ? 14 : 8);
+          const int in = min(max(n, LEAST), MOST), last = min(max(in, -24), 15);
+          const int half = (in - last) >> 1;
+          first[h] = two(half + 15) << 10;
+          second[h] = two(in - last - half + 15) << 10;
+          factor[h][0] = last < -14 ? two(1u << ((last + 24) & 15)) : two((last + 15) << 10);
+        }
+      }
+    }
+  }
+
+  // Word i of a lane's four, of the upper or the lower row. `nan` gets bits for elements.
+  __device__ void decode(uint32_t w, int i, int h, uint32_t (&pair)[PAIRS], uint32_t& nan) const {
+    if constexpr (MODE == AFFINE) {
+      if constexpr (BITS == 4 && BF16) {
+        // 16 + q; then (16 + q) s - 16 s is rounded once, as q s is.
+        const uint32_t high = w >> 8;
+        const uint32_t at[4] = {w << 3, w >> 1, high << 3, high >> 1};
+#pragma unroll
+        for (int j = 0; j < 4; ++j)
+          pair[j] = fma_2((at[j] & two(0x0078)) | two(0x4180), factor[h][0], first[h]);
+      } else if constexpr (BITS == 4) {
+        const uint32_t high = w >> 8;  // 1024 + q, 1024 + 16 q
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          const uint32_t at = j < 2 ? w : high;
+          const uint32_t t = (at & (j % 2 ? two(0x00f0) : two(0x000f))) | two(0x6400);
+          const uint32_t q = j % 2 ? fma_2(t, power(-4), two(0xd400))   // -64
+                                   : fma_2(t, power(0), two(0xe400));   // -1024
+          pair[j] = times(q, factor[h][0]);
+        }
+      } else {
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+          const uint32_t at = j ? w >> 8 : w;
+          uint32_t q;
+          if constexpr (BF16) {
+            // bfloat16 has 128 + the lower seven bits; the eighth comes as 2 or 0, times 64.
+            q = fma_2((at & two(0x007f)) | two(0x4300), power(0), two(0xc300));
+            q = fma_2((j ? w >> 1 : w << 7) & two(0x4000), power(6), q);
+          } else {
+            q = fma_2((at & two(0x00ff)) | two(0x6400), power(0), two(0xe400));
+          }
+          pair[j] = times(q, factor[h][0]);
+        }
+      }
+#pragma unroll
+      for (int j = 0; j < PAIRS; ++j) pair[j] = fma_2(pair[j], power(0), second[h]);
+    } else {
+      if constexpr (MODE == MXFP8) {
+        nan |= (w & 0x7f7f7f7f) + 0x01010101;
+        e4m3(w, pair);
+      } else {
+        e2m1(w, pair);
+      }
+#pragma unroll
+      for (int j = 0; j < PAIRS; ++j) {
+        if constexpr (MODE != NVFP4) {
+          if constexpr (BF16) {
+            pair[j] = times(pair[j], power(BITS == 4 ? 126 : 120));
+          } else {
+            pair[j] = times(times(pair[j], first[h]), second[h]);
+          }
+        }
+        pair[j] = times(pair[j], factor[h][MODE == NVFP4 ? i / 2 : 0]);
+      }
+    }
+  }
+};
+
+// What some modes have, where others have 0.
+__device__ inline const char* bytes_of(const void* p) { return static_cast<const char*>(p); }
+__device__ inline const char* bytes_of(int64_t) { return nullptr; }
+__device__ inline float whole(const float* p, int i) { return p[i] / 2688; }
+__device__ inline float whole(int64_t, int) { return 1; }
+
+// What sums get at the end: what exact products of codes and scales have not.
+constexpr float LAST = MODE != NVFP4 ? 1 : BF16 ? 256 : 128;
+// The bits of the two rows in what `read` says of NaN.
+constexpr uint32_t NAN_OF[2] = {MODE == NVFP4 ? 0x00008080u : MODE == AFFINE ? 0u : 0x00000100u,
+                                MODE == NVFP4 ? 0x80800000u : MODE == AFFINE ? 0u : 0x01000000u};
+"""
