@@ -320,14 +320,14 @@ class Rule:
         return text
 
     def units(self) -> list[Any] | None:
-        """What NVIDIA's GPUs run in 16 bits, of the formats whose elements lie in one byte."""
+        """What NVIDIA's GPUs run, where it is not a Metal body."""
         mode, group, bits = self.form
-        if bits not in (4, 8):
-            return None
+        in_bytes = bits in (4, 8)  # of elements that lie across bytes there are no kernels
         if self.kind is None:
-            few = on_cuda.few(mode, bits, group, self.scaled) if self.transpose else []
-            return [*few, on_cuda.many(mode, bits, group, self.transpose, self.scaled)]
-        if self.transpose and (self.kind.tokens or all(self.kind.indexed)):
+            many = on_cuda.many(mode, bits, group, self.transpose, self.scaled)
+            few = on_cuda.few(mode, bits, group, self.scaled) if in_bytes and self.transpose else []
+            return [*few, *many]
+        if in_bytes and self.transpose and (self.kind.tokens or all(self.kind.indexed)):
             each = "E" if self.kind.tokens else ""
             return on_cuda.gathered(mode, bits, group, self.scaled, each)
         return None

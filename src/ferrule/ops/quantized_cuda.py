@@ -12,12 +12,21 @@ from typing import Any, NamedTuple
 
 import ferrule
 
-from .quantized_cuda_texts import DENSE, FEW, GROUPED, WEIGHTS
+from .quantized_cuda_texts import (
+    ANY_WEIGHTS,
+    DENSE,
+    FEW,
+    FLOATS_OF_BYTES,
+    GROUPED,
+    SCALED,
+    WEIGHTS,
+)
 from .quantized_decode_cuda import DECODE, MACHINE
 
 MODES = {"affine": 0, "mxfp4": 1, "mxfp8": 2, "nvfp4": 3}
 
 WARPS, R = 8, 2  # warps of a block, and tiles of 16 rows of w of each
+FEWEST = 8  # rows of x, of which a Metal body is as fast where nothing else is there
 # That both indices name a matrix for each result, so that neither is broadcast.
 ALL = "lhs.size * M * N == y.size and rhs.size == lhs.size"
 WHERE = "device == cuda and capability >= 80 and T != float32 and K > 0"
@@ -198,8 +207,11 @@ def gathered(
     return units
 
 
-def many(mode: str, bits: int, group: int, transpose: bool, scaled: bool) -> Any:
-    """The unit for many rows of x: w is dequantized to scratch, for cuBLAS.
+def many(mode: str, bits: int, group: int, transpose: bool, scaled: bool) -> list[Any]:
+    """The units for many rows of x: w is dequantized to scratch, for cuBLAS.
+
+    The first is for 16 bits and elements that lie in one byte, the second for all others. Sums that
+    get a global scale are float32 until then.
 
     Args:
         mode, bits, group: of the quantized matrix.
@@ -207,37 +219,47 @@ def many(mode: str, bits: int, group: int, transpose: bool, scaled: bool) -> Any
         scaled: the rule has ``global_scale``.
     """
     words = f"N * (K * {bits} // 32)" if transpose else "K * P"
+    runs = f"{words} * 4 // {bits}"
+    few_rows = f"x.size > {FEWEST} * K" if transpose else "K > 0"
     columns = "N" if transpose else f"P * 32 // {bits}"
-    biases = "biases" if mode == "affine" else "int64 0"
-    scratch = {"dequantized": "T[N,K]" if transpose else f"T[K,{columns}]"}
-    steps: list[Any] = [
-        ferrule.cuda_step(
+    product = ferrule.cuda_matmul(
+        "sums" if scaled else "y", "x", "dequantized", transpose_b=transpose
+    )
+    epilogue = ferrule.cuda_step(
+        "scaled",
+        ["sums", "global_scale", "y", "int64 y.size"],
+        blocks="ceildiv(y.size, 256)",
+        block=256,
+        pdl=True,
+    )
+    biases = "const void*" if mode == "affine" else "int64_t"
+    by_byte = f"using BIASES = {biases};\n{FLOATS_OF_BYTES}{ANY_WEIGHTS}"
+    units = []
+    for text, count, each, when in (
+        (_text(mode, True, WEIGHTS), words, 1024, WHERE),
+        (by_byte, runs, 256, f"device == cuda and {few_rows}"),
+    ):
+        if bits not in (4, 8) and count == words:
+            continue
+        operands = ["w", "scales", "biases" if mode == "affine" else "int64 0", "dequantized"]
+        weights = ferrule.cuda_step(
             "weights",
-            ["w", "scales", biases, "dequantized", f"int64 {words}"],
-            blocks=f"ceildiv({words}, 1024)",
+            [*operands, f"int64 {count}"],
+            blocks=f"ceildiv({count}, {each})",
             block=256,
             pdl=True,
-        ),
-        ferrule.cuda_matmul("sums" if scaled else "y", "x", "dequantized", transpose_b=transpose),
-    ]
-    if scaled:
-        scratch["sums"] = f"float32[x.size // max(K, 1), {columns}]"
-        steps.append(
-            ferrule.cuda_step(
-                "scaled",
-                ["sums", "global_scale", "y", "int64 y.size"],
-                blocks="ceildiv(y.size, 256)",
-                block=256,
-                pdl=True,
+        )
+        units.append(
+            ferrule.cuda_unit(
+                text + SCALED * scaled,
+                template={"MODE": MODES[mode], "BITS": bits, "GROUP": group},
+                when=when,
+                scratch={"dequantized": "T[N,K]" if transpose else f"T[K,{columns}]"}
+                | ({"sums": f"float32[x.size // max(K, 1), {columns}]"} if scaled else {}),
+                steps=[weights, product, *[epilogue] * scaled],
             )
         )
-    return ferrule.cuda_unit(
-        _text(mode, True, WEIGHTS),
-        template={"MODE": MODES[mode], "BITS": bits, "GROUP": group},
-        when=WHERE,
-        scratch=scratch,
-        steps=steps,
-    )
+    return units
 
 
 def _operands(mode: str, scaled: bool) -> list[str | int]:

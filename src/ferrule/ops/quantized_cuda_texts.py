@@ -531,12 +531,58 @@ weights(const uint32_t* w, const void* scales, BIASES biases, T* out, int64_t wo
     }
   }
 }
+"""
 
+SCALED = """
 extern "C" __global__ void __launch_bounds__(256)
 scaled(const float* sums, const float* global_scale, T* y, int64_t size) {
   cudaGridDependencySynchronize();
   cudaTriggerProgrammaticLaunchCompletion();
   const int64_t i = blockIdx.x * int64_t(256) + threadIdx.x;
   if (i < size) y[i] = T(sums[i] * (*global_scale / 2688));
+}
+"""
+
+# The same of any format and to any T, by what `dequantize` says: a thread takes 8 elements.
+ANY_WEIGHTS = """
+__device__ inline float value_of(uint32_t q, float scale, float bias) {
+  if constexpr (MODE == 0) return float(T(__fadd_rn(float(T(__fmul_rn(float(q), scale))), bias)));
+  if constexpr (MODE == 2) return e4m3(q) * scale;
+  const float twice = float(0xC8643210u >> (4 * (q & 7)) & 15);
+  return (q & 8 ? -twice : twice) * (scale * 0.5f);
+}
+
+extern "C" __global__ void __launch_bounds__(256)
+weights(const uint8_t* w, const void* scales, BIASES biases, T* out, int64_t runs) {
+  cudaGridDependencySynchronize();
+  cudaTriggerProgrammaticLaunchCompletion();
+  const int64_t run = blockIdx.x * int64_t(256) + threadIdx.x, group = run * 8 / GROUP;
+  if (run >= runs) return;
+  uint64_t bits = 0;
+#pragma unroll
+  for (int i = 0; i < BITS; ++i) bits |= uint64_t(w[run * BITS + i]) << (8 * i);
+  float scale, bias = 0;
+  if constexpr (MODE == 0) {
+    scale = float(static_cast<const T*>(scales)[group]);
+    bias = float(reinterpret_cast<const T*>(biases)[group]);
+  } else {
+    const uint32_t code = static_cast<const uint8_t*>(scales)[group];
+    scale = MODE == 3 ? e4m3(code) : e8m0(code);
+  }
+#pragma unroll
+  for (int i = 0; i < 8; ++i)
+    out[run * 8 + i] = T(value_of(uint32_t(bits >> (i * BITS)) & ((1u << BITS) - 1), scale, bias));
+}
+"""
+
+# E4M3 without infinities, and powers of two, 2^-127 among them, as floats.
+FLOATS_OF_BYTES = """
+__device__ inline float e4m3(uint32_t code) {
+  if ((code & 127) == 127) return __int_as_float(~0);
+  const float magnitude = __int_as_float((code & 127) << 20) * 0x1p120f;
+  return code & 128 ? -magnitude : magnitude;
+}
+__device__ inline float e8m0(uint32_t code) {
+  return __int_as_float(code == 255 ? ~0u : code == 0 ? 0x00400000u : code << 23);
 }
 """
