@@ -42,8 +42,6 @@ SIZES = {  # rows of x, rows of w, and what is summed over
 TOKENS = {"cpu": (1, 32), "cuda": (1, 8, 32, 128, 1024), "quick": (2,)}
 # Experts, how many a token has, their rows, and what is summed over.
 EXPERTS = {"cpu": (16, 4, 512, 512), "cuda": (128, 8, 1536, 2048), "quick": (3, 2, 64, 128)}
-# What MLX 0.32.4's `gather_qmm` of nvfp4 takes on an H200, in microseconds.
-MLX_ON_H200 = {1: 24.9, 8: 87, 32: 308, 128: 1161, 1024: 9110}
 
 
 def products(name: str, device: str, bench: Bench) -> None:
@@ -126,33 +124,40 @@ def _experts(bench: Bench, name: str, tokens: int, sizes: tuple[int, int, int, i
     given: dict[str, Any] = {"generator": random, "device": bench.device}
     x = torch.randn(tokens, 1, 1, k, **given).bfloat16()
     parts = _OPS.quantize(torch.randn(count, n, k, **given).bfloat16() / k**0.5, group, bits, mode)
-    chosen = torch.rand(tokens, count, **given).topk(top, -1).indices.to(torch.int32)
+    # Other experts in each call, so that they are not in the L2 cache.
+    routings = [
+        torch.rand(tokens, count, **given).topk(top, -1).indices.to(torch.int32)
+        for _ in range(16 if bench.device == "cuda" and not bench.quick else 1)
+    ]
     form: dict[str, Any] = {"group_size": group, "bits": bits, "mode": mode}
 
-    def ours(x: Any, chosen: Any, *parts: Any) -> Any:
+    def ours(chosen: Any) -> Any:
         return _OPS.gather_qmm(x, *parts, rhs_indices=chosen, **form)
 
-    call = partial(ours, x, chosen, *parts)
+    def turns(call: Callable[..., Any], each: Sequence[Any]) -> Call:
+        calls = [partial(call, one) for one in each]
+        return clocks.Turns(calls) if bench.device == "cuda" else calls[0]
+
     title = f"{tokens} tokens, {top} of {count} experts of {n}x{k} {name} bfloat16"
     per_expert = sum(part.nbytes for part in parts) // count
-    moved = per_expert * len(chosen.unique())
+    moved = per_expert * sum(len(chosen.unique()) for chosen in routings) // len(routings)
     peers = []
     timers: tuple[Timer, ...] = (bench.by_wall,)
     if bench.device == "cuda":
         timers = clocks.timers(bench, "cold-graph")
-        dense = _OPS.dequantize(*parts, **form)
-        picked = dense[chosen.long().flatten()] if tokens * top <= 64 else None
-        if picked is not None:
+        sources = [torch.zeros(moved // 2, dtype=torch.uint8, device="cuda") for _ in routings]
+        copies = turns(lambda s: torch.empty_like(s).copy_(s), sources)
+        peers.append(Peer("copy_ of the experts' bytes", copies, None, compared=False))
+        if tokens * top <= 64:
+            dense = _OPS.dequantize(*parts, **form)
+            picked = [dense[chosen.long().flatten()].mT for chosen in routings]
             rows = x.expand(tokens, top, 1, k).reshape(-1, 1, k).contiguous()
-            by_bmm = partial(torch.bmm, rows, picked.mT)
-            peers.append(Peer("bmm of gathered floats", by_bmm, 3.0, compared=False))
-        source = torch.zeros(moved // 2, dtype=torch.uint8, device="cuda")
-        copied = partial(torch.empty_like(source).copy_, source)
-        peers.append(Peer("copy_ of the experts' bytes", copied, None, compared=False))
+            by_bmm = turns(lambda w: torch.bmm(rows, w).view(tokens, top, 1, n), picked)
+            peers.append(Peer("bmm of gathered floats", by_bmm, None, compared=True))
     else:
-        peers += _of_mlx(bench, "gather_qmm", [x, *parts], form, rhs_indices=chosen)
+        peers += _of_mlx(bench, "gather_qmm", [x, *parts], form, rhs_indices=routings[0])
     with bench.timed(*timers):
-        bench.compare(title, call, peers, _apart("bfloat16"), moved)
+        bench.compare(title, turns(ours, routings), peers, _apart("bfloat16"), moved)
 
 
 def _of_mlx(

@@ -133,6 +133,7 @@ def test_a_global_scale() -> None:
             close(y, x, w.mT, scale / 2688)
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method`:DeprecationWarning")
 def test_in_a_graph() -> None:
     """A CUDA graph, and torch.compile with sizes that change."""
     names, parts, dense = quantized(FORMATS[0], torch.bfloat16, 8, 192, 384)
