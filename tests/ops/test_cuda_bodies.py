@@ -59,3 +59,38 @@ def test_compiles_and_hardly_spills(
     # 1024 threads leave each 64 registers, of which these need a few more.
     many = op.name == "layer_norm_gradients" and inputs == rows(16384) and dtype == ferrule.float32
     assert spilled and max(map(int, spilled)) <= (48 if many else 0)
+
+
+@pytest.mark.parametrize(
+    ("form", "letters", "rows"),
+    [
+        (("nvfp4", 16, 4), "", 1), (("affine", 64, 4), "", 16), (("mxfp8", 32, 8), "", 32),
+        (("mxfp4", 32, 4), "", 64), (("affine", 32, 3), "", 70), (("nvfp4", 16, 4), "", 70),
+        (("nvfp4", 16, 4), "tr", 2), (("affine", 128, 8), "lr", 100),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_units_of_quantized_matrices_do_not_spill(
+    library: nvrtc.Nvrtc, form: tuple[str, int, int], letters: str, rows: int
+) -> None:
+    (mode, group, bits), dtype = form, ferrule.bfloat16
+    op = ops.quantized._product(mode, group, bits, True, letters, False)
+    batch = (4,) if letters else ()
+    scales = (*batch, 64, 512 // group), dtype if mode == "affine" else ferrule.uint8
+    given: dict[str, Any] = {
+        "x": ({"": (rows, 512), "tr": (rows, 1, 1, 512), "lr": (rows, 1, 512)}[letters], dtype),
+        "w": ((*batch, 64, 512 * bits // 32), ferrule.uint32),
+        "scales": scales,
+        "biases": scales,
+        "lhs": ((rows, 2), ferrule.int32),
+        "rhs": ((rows, 2), ferrule.int64),
+    }
+    names = [argument.name for argument in op.rule.inputs]
+    inputs = {name: given[name] for name in names}
+    units = [
+        unit
+        for body in op.implementations
+        if body.kind == "cuda" and (unit := text.described_unit(op, body, inputs))
+    ]
+    log = units[0].compile("sm_90").log
+    assert set(re.findall(r"(\d+) bytes spill", log)) == {"0"}

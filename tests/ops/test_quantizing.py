@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import runpy
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -482,3 +484,9 @@ def test_what_dequantize_refuses(arguments: Any, names: list[str]) -> None:
     with pytest.raises((KernelError, KernelTypeError)) as error:
         ops.dequantize(**given)
     assert all(name in str(error.value) for name in names), str(error.value)
+
+
+def test_the_picture_is_what_is_packed() -> None:
+    script = Path(__file__).parents[2] / "docs/pictures/packed_bits.py"
+    picture: str = runpy.run_path(str(script))["picture"]()
+    assert script.with_suffix(".svg").read_text("utf-8") == picture
