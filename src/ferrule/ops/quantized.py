@@ -10,8 +10,10 @@ from . import formats, gathers
 from . import quantized_texts as texts
 from .arrays import cast, dtype_name, library, promoted
 from .formats import Format
+from .gathered import outer, outer_of_rows
 from .gathers import Kind
-from .gathers_grads import outer, sum_of_left
+from .gathers_grads import sum_of_left
+from .quantizing import group_sums
 
 
 def quantized_matmul(
@@ -66,7 +68,7 @@ def quantized_matmul(
     single = batched and x.ndim == 1
     kind = "xw" if batched else ""
     y = _product(*form, transpose, kind, global_scale is not None)(x[None] if single else x, *parts)
-    return y[..., 0, :] if single else y
+    return gathers.squeezed(y, [-2] * single)
 
 
 def gather_qmm(
@@ -109,7 +111,8 @@ def gather_qmm(
     kind = ("x" if lhs is None else "l") + ("w" if rhs is None else "r")
     chosen = [index for index in (lhs, rhs) if index is not None]
     y = _product(*form, transpose, kind, global_scale is not None)(x, *parts, *chosen)
-    return y[0] if single and gathers.no_axes(x, w, lhs_indices, rhs_indices) else y
+    alone = single and gathers.no_axes(x, w, lhs_indices, rhs_indices)
+    return gathers.squeezed(y, [0] * alone)
 
 
 def _operands(
@@ -210,42 +213,11 @@ def _of_groups(
     """The gradients of scales and biases: of each group, the sums of what its elements have."""
     indices = [index for index in (lhs, rhs) if index is not None]
     if not letters:
-        of_w = outer("")(*((c, x) if transpose else (x, c)))
+        of_w = outer_of_rows(False)(*((c, x) if transpose else (x, c)))
     else:
         of_w = outer(letters)(x, c, *indices, matrix[0])
         of_w = library(of_w).swapaxes(of_w, -1, -2) if transpose else of_w
-    return _group_sums(*form)(of_w, *matrix[:2])
-
-
-@ferrule.family
-def _group_sums(mode: str, group: int, bits: int) -> ferrule.Op:
-    """``of_w, w, scales -> of_scales, of_biases``."""
-    form = Format(mode, group, bits)
-    of_groups = f"[*W,N,K // {group}]"
-    return ferrule.op(
-        "group_sums",
-        f"of_w[*W,N,K]:float32, w[*W,N,{form.packs}]:uint32, scales{of_groups}:T "
-        f"-> of_scales{of_groups}:T, of_biases{of_groups}:T",
-        metal="""
-    const ulong at = thread_position_in_grid.x;
-    float products = 0, sum = 0;
-    for (int i = 0; i < GROUP; i += 8) {
-      uint q[8];
-      read8((const device uchar*)w + (at * GROUP + i) / 8 * BITS, q);
-      for (int j = 0; j < 8; j++) {
-        const float v = of_w[at * GROUP + i + j];
-        products += v * float(int(q[j]));
-        sum += v;
-      }
-    }
-    of_scales[at] = T(products);
-    of_biases[at] = T(sum);
-""",
-        header=form.header,
-        grid="scales.size",
-        threadgroup=64,
-        version=1,
-    )
+    return group_sums(*form)(of_w, *matrix[:2])
 
 
 class Rule:

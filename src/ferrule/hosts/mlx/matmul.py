@@ -13,6 +13,7 @@ from typing import Any
 import mlx.core as mx
 
 from ...errors import KernelError
+from .. import protocol
 from . import build as mlx_build
 from . import node as mlx_node
 from .build import shapeless
@@ -71,25 +72,15 @@ def quantized_matmul(
             a shapeless trace, where sizes must be counted, with an MLX older than 0.32.3 (any
             product that gathers, with one older than 0.32.0).
     """
-    kind = transpose, group_size, bits, mode
-    broadcast = w.ndim > 2 and (x.ndim < w.ndim or shapeless())
-    if broadcast or (mode == "affine" and transpose and one_group(x, w, group_size, stream)):
-        # MLX multiplies a lower x with the first matrix alone, and its gradients of what was
-        # broadcast have the sizes of the trace
-        with stream_context(stream):
-            rows = x if x.ndim > 1 else x[None]
-            which = positions(w) if w.ndim > 2 else zeros(positions(rows))
-            each = positions(rows)
-            result = gather_qmm(rows, w, scales, biases, each, which, *kind, stream=stream)
-            return result if x.ndim > 1 else mx.squeeze(result, -2)
-    if x.ndim == 1:  # MLX's CUDA kernels want rows
-        with stream_context(stream):
-            result = quantized_matmul(x[None], w, scales, biases, *kind, stream=stream)
-            return mx.squeeze(result, -2)
-    stock = _quantized_matmul(x, w, scales, biases, *kind, stream=stream)
-    if not has_nodes(x, w, scales, biases):
-        return stock
-    return mlx_node.ruled(stock, stock, _quantized(*kind))
+    if not _by_ferrule():
+        return quantized_matmul_by_mlx(
+            x, w, scales, biases, transpose, group_size, bits, mode, stream=stream
+        )
+    with stream_context(stream):
+        result: mx.array = protocol.ready_ops().quantized_matmul(
+            x, w, scales, biases, transpose, group_size, bits, mode
+        )
+    return result
 
 
 def gather_qmm(
@@ -128,22 +119,17 @@ def gather_qmm(
     Raises:
         ValueError, KernelError: as `quantized_matmul` says.
     """
-    kind = transpose, group_size, bits, mode
-
-    def call(lhs: mx.array | None, rhs: mx.array | None, ascending: bool) -> mx.array:
-        return _gather_qmm(
-            x, w, scales, biases, lhs, rhs, *kind, sorted_indices=ascending, stream=stream
-        )
-
-    if lhs_indices is None and rhs_indices is None:
-        result = quantized_matmul(x, w, scales, biases, *kind, stream=stream)
-    else:
-        rules = functools.partial(_gathered_quantized, *kind)
-        result = _gathered(call, x, w, lhs_indices, rhs_indices, sorted_indices, stream, rules)
-    if global_scale is None:
-        return result
+    indices = lhs_indices, rhs_indices
+    if not _by_ferrule():
+        return gather_qmm_by_mlx(
+            x, w, scales, biases, *indices, transpose, group_size, bits, mode, global_scale,
+            sorted_indices=sorted_indices, stream=stream,
+        )  # fmt: skip
     with stream_context(stream):
-        return _scaled(result, w, global_scale, lhs_indices, rhs_indices, mode)
+        result: mx.array = protocol.ready_ops().gather_qmm(
+            x, w, scales, biases, *indices, transpose, group_size, bits, mode, global_scale
+        )
+    return result
 
 
 def gather_mm(
@@ -176,6 +162,88 @@ def gather_mm(
     Raises:
         ValueError, KernelError: as `quantized_matmul` says.
     """
+    if not _by_ferrule():
+        return gather_mm_by_mlx(
+            a, b, lhs_indices, rhs_indices, sorted_indices=sorted_indices, stream=stream
+        )
+    with stream_context(stream):
+        result: mx.array = protocol.ready_ops().gather_mm(a, b, lhs_indices, rhs_indices)
+    return result
+
+
+def _by_ferrule() -> bool:
+    """Whether `ferrule.ops` multiplies: where it has nodes, and no file is written.
+
+    On a CPU it is faster in all formats, and adds half floats up in float32, as MLX does not; files
+    have MLX's own records, which MLX runs without ferrule.
+    """
+    return mlx_build.library() is not None and not mlx_node.exporting()
+
+
+def quantized_matmul_by_mlx(
+    x: mx.array, w: mx.array, /, scales: mx.array, biases: mx.array | None = None,
+    transpose: bool = True, group_size: int | None = None, bits: int | None = None,
+    mode: str = "affine", *, stream: Any = None,
+) -> mx.array:  # fmt: skip
+    """`quantized_matmul` by MLX's kernels."""
+    kind = transpose, group_size, bits, mode
+    broadcast = w.ndim > 2 and (x.ndim < w.ndim or shapeless())
+    if broadcast or (mode == "affine" and transpose and one_group(x, w, group_size, stream)):
+        # MLX multiplies a lower x with the first matrix alone, and its gradients of what was
+        # broadcast have the sizes of the trace
+        with stream_context(stream):
+            rows = x if x.ndim > 1 else x[None]
+            which = positions(w) if w.ndim > 2 else zeros(positions(rows))
+            each = positions(rows)
+            result = gather_qmm_by_mlx(rows, w, scales, biases, each, which, *kind, stream=stream)
+            return result if x.ndim > 1 else mx.squeeze(result, -2)
+    if x.ndim == 1:  # MLX's CUDA kernels want rows
+        with stream_context(stream):
+            result = quantized_matmul_by_mlx(x[None], w, scales, biases, *kind, stream=stream)
+            return mx.squeeze(result, -2)
+    stock = _quantized_matmul(x, w, scales, biases, *kind, stream=stream)
+    if not has_nodes(x, w, scales, biases):
+        return stock
+    return mlx_node.ruled(stock, stock, _quantized(*kind))
+
+
+def gather_qmm_by_mlx(
+    x: mx.array, w: mx.array, /, scales: mx.array, biases: mx.array | None = None,
+    lhs_indices: mx.array | None = None, rhs_indices: mx.array | None = None,
+    transpose: bool = True, group_size: int | None = None, bits: int | None = None,
+    mode: str = "affine", global_scale: mx.array | None = None, *, sorted_indices: bool = False,
+    stream: Any = None,
+) -> mx.array:  # fmt: skip
+    """`gather_qmm` by MLX's kernels."""
+    kind = transpose, group_size, bits, mode
+
+    def call(lhs: mx.array | None, rhs: mx.array | None, ascending: bool) -> mx.array:
+        return _gather_qmm(
+            x, w, scales, biases, lhs, rhs, *kind, sorted_indices=ascending, stream=stream
+        )
+
+    if lhs_indices is None and rhs_indices is None:
+        result = quantized_matmul_by_mlx(x, w, scales, biases, *kind, stream=stream)
+    else:
+        rules = functools.partial(_gathered_quantized, *kind)
+        result = _gathered(call, x, w, lhs_indices, rhs_indices, sorted_indices, stream, rules)
+    if global_scale is None:
+        return result
+    with stream_context(stream):
+        return _scaled(result, w, global_scale, lhs_indices, rhs_indices, mode)
+
+
+def gather_mm_by_mlx(
+    a: mx.array,
+    b: mx.array,
+    /,
+    lhs_indices: mx.array | None = None,
+    rhs_indices: mx.array | None = None,
+    *,
+    sorted_indices: bool = False,
+    stream: Any = None,
+) -> mx.array:
+    """`gather_mm` by MLX's kernels."""
     if lhs_indices is None and rhs_indices is None:
         return mx.matmul(a, b, stream=stream)
     single = a.ndim == 1, b.ndim == 1
@@ -291,8 +359,8 @@ def _check_tangents(name: str, tangents: Arrays, argnums: Numbers, most: int) ->
 @functools.cache
 def _quantized(transpose: bool, group_size: int | None, bits: int | None, mode: str) -> Any:
     kind: dict[str, Any] = {"group_size": group_size, "bits": bits, "mode": mode}
-    product: Callable[..., mx.array] = functools.partial(quantized_matmul, **kind)
-    gather: Callable[..., mx.array] = functools.partial(gather_qmm, **kind)
+    product: Callable[..., mx.array] = functools.partial(quantized_matmul_by_mlx, **kind)
+    gather: Callable[..., mx.array] = functools.partial(gather_qmm_by_mlx, **kind)
 
     def vjp(primals: Arrays, cotangent: mx.array, argnums: Numbers) -> list[mx.array]:
         x, w, *parts = primals
@@ -371,7 +439,9 @@ def _gathered_quantized(
     ) -> mx.array:
         *biases, lhs, rhs = biases_and_indices
         matrix = w, scales, biases[0] if biases else None
-        return gather_qmm(x, *matrix, lhs, rhs, transpose, sorted_indices=sorted_indices, **kind)
+        return gather_qmm_by_mlx(
+            x, *matrix, lhs, rhs, transpose, sorted_indices=sorted_indices, **kind
+        )
 
     def vjp(primals: Arrays, cotangent: mx.array, argnums: Numbers) -> list[mx.array]:
         x, w, *parts, lhs, rhs = primals
@@ -399,7 +469,7 @@ def _gathered_floats(omitted: str, ascending: bool) -> Any:
         gradients = []
         for k in argnums:
             if k == 0:
-                rows = gather_mm(
+                rows = gather_mm_by_mlx(
                     cotangent, mx.swapaxes(b, -1, -2), None, rhs, sorted_indices=ascending
                 )
                 gradients.append(added_at(rows, lhs, a, omitted == "lhs"))
@@ -422,10 +492,10 @@ def _gathered_floats(omitted: str, ascending: bool) -> Any:
                 return _gather_mm(rows, b, None, which, sorted_indices=True)
 
             return mx.vjp(call, [b], [mx.flatten(cotangent, 0, -3)])[1][0]
-        each = gather_mm(mx.swapaxes(a, -1, -2), cotangent[None], lhs, None)
+        each = gather_mm_by_mlx(mx.swapaxes(a, -1, -2), cotangent[None], lhs, None)
         return added_at(mx.squeeze(each, 0), rhs, b, omitted == "rhs")
 
-    return _rules_of_gather(gather_mm, vjp, 1, "gather_mm")
+    return _rules_of_gather(gather_mm_by_mlx, vjp, 1, "gather_mm")
 
 
 # -- in place of MLX's own ------------------------------------------------------------------------
