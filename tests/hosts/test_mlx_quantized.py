@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import subprocess
 import sys
 import tempfile
@@ -22,7 +23,7 @@ import mlx_products as make
 import on_cuda
 from ferrule.errors import KernelError
 from ferrule.hosts.mlx import build as mlx_build
-from ferrule.hosts.mlx import matmul as mlx_matmul
+from ferrule.hosts.mlx import products as mlx_products
 from ferrule.hosts.mlx import sizes as mlx_sizes
 from mlx_products import MODES, Product
 from mlx_versions import needs_mlx
@@ -221,17 +222,19 @@ def test_vmap_of_vmap(data: st.DataObject) -> None:
         close(shapeless(*arrays), expected)
 
 
+def pushed(function: Callable[..., mx.array]) -> Callable[..., mx.array]:
+    """The tangent that one of x makes, which is given first."""
+
+    def tangent(one: mx.array, x: mx.array, *rest: mx.array) -> mx.array:
+        return mx.jvp(lambda x: function(x, *rest), [x], [one])[1][0]  # type: ignore[no-any-return]
+
+    return tangent
+
+
 @SOME
 @given(DATA)
 def test_tangents(data: st.DataObject) -> None:
     product, calls = drawn(data)
-
-    def pushed(function: Callable[..., mx.array]) -> Callable[..., mx.array]:
-        def tangent(one: mx.array, x: mx.array, *rest: mx.array) -> mx.array:
-            return mx.jvp(lambda x: function(x, *rest), [x], [one])[1][0]  # type: ignore[no-any-return]
-
-        return tangent
-
     shapeless = Traced(pushed(product.call))
     for arrays in calls:
         arrays = [make.normal(arrays[0].shape, 5), *arrays]
@@ -284,13 +287,16 @@ def exported(
 @SOME
 @given(DATA)
 def test_export(data: st.DataObject) -> None:
-    """MLX alone runs what is exported: products, their gradients, and batches of them."""
+    """MLX alone runs what is exported: products, their derivatives, and batches of them."""
     product, calls = drawn(data)
-    what = data.draw(st.sampled_from(["product", "gradient", "batch"]))
+    what = data.draw(st.sampled_from(["product", "gradient", "tangent", "batch"]))
     function: Callable[..., mx.array] = product.call
     if what == "gradient":
         function = pulled(product.call)
         calls = [[make.normal(product.call(*call).shape, 5), *call] for call in calls]
+    if what == "tangent":
+        function = pushed(product.call)
+        calls = [[make.normal(call[0].shape, 5), *call] for call in calls]
     if what == "batch":
         axes = data.draw(make.batches(calls[0]))
         function = mx.vmap(product.call, tuple(axes))
@@ -439,19 +445,20 @@ def test_ranks(kind: tuple[str, int, int], x_shape: make.Shape, w_batch: make.Sh
 def test_rows_of_one_group(
     x_shape: make.Shape, w_batch: make.Shape, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They gather where MLX's kernel gives garbage, as on an H200: here everywhere."""
-    monkeypatch.setattr(mlx_matmul, "one_group", lambda x, *_: x.shape[-1] <= 64)
+    """In files they gather where MLX's kernel gives garbage, as on an H200: here everywhere."""
+    monkeypatch.setattr(mlx_products, "one_group", lambda x, *_: x.shape[-1] <= 64)
     product = Product("affine", 64, 4, gathers=False)
-    shapeless = Traced(lambda x, *w: product.call(x, *w))
+    call = functools.partial(product.call, of=mlx_products)
+    shapeless = Traced(call)
     for more in (0, 1):
         x, w = make.normal(x_shape, more), product.matrices(w_batch, 64, 32, 2)
         if len(x_shape) == 3 and not w_batch:
             x = make.normal((3 + more, 2 + more, 64), more)
         expected = product.expected(x, *w)
-        close(product.call(x, *w), expected)
+        close(call(x, *w), expected)
         close(shapeless(x, *w), expected)
-        close(pulled(product.call)(expected, x, *w), pulled(product.expected)(expected, x, *w))
-        several = mx.vmap(product.call, (0, *[None] * len(w)))(mx.stack([x, 2 * x]), *w)
+        close(pulled(call)(expected, x, *w), pulled(product.expected)(expected, x, *w))
+        several = mx.vmap(call, (0, *[None] * len(w)))(mx.stack([x, 2 * x]), *w)
         close(several[1], 2 * expected)
 
 
@@ -529,6 +536,20 @@ def test_global_scale() -> None:
     close(mx.vmap(call)(mx.stack([x, x]), mx.stack([rhs, rhs]))[1], expected)
     close(call(x[:3], None), x[:3] @ mx.swapaxes(values, -1, -2))
     close(call(x, None, rhs[:3]), x[rhs[:3]] @ mx.swapaxes(values, -1, -2))
+
+    def sines(maxima: mx.array) -> mx.array:
+        y = fm.gather_qmm(x, w, scales, None, None, rhs, mode="nvfp4", global_scale=maxima)
+        return mx.sin(y).sum()
+
+    def by_hand(maxima: mx.array) -> mx.array:
+        y = fm.gather_qmm(x, w, scales, None, None, rhs, mode="nvfp4")
+        return mx.sin(y * (maxima[rhs] if maxima.ndim else maxima)[..., None, None] / 2688).sum()
+
+    for scale in (maxima, maxima[1]):
+        expected = mx.grad(by_hand)(scale)
+        close(mx.grad(sines)(scale), expected)
+        close(make.shapeless(mx.grad(sines))(scale), expected)
+        close(mx.jvp(sines, [scale], [expected])[1][0], (expected * expected).sum())
     with pytest.raises(ValueError, match=r"mode 'mxfp4' does not have"):
         fm.gather_qmm(x, w, scales[..., ::2], mode="mxfp4", rhs_indices=rhs, global_scale=maxima)
     with pytest.raises(ValueError, match=r"G_size == 1 or G_size == W_size.*\(2,\)"):
@@ -681,7 +702,7 @@ def test_an_old_mlx(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     close(mx.compile(omitted, shapeless=True)(a, b, index), a[index] @ b)
     with pytest.raises(KernelError, match=TOO_OLD):
         exported(omitted, a, b, index)
-    monkeypatch.setattr(mlx_matmul, "GATHERS", False)
+    monkeypatch.setattr(mlx_products, "GATHERS", False)
     close(make.shapeless(fm.gather_mm)(a, b, index, index), (a @ b)[index])
     with pytest.raises(KernelError, match="products that gather inside functions.*" + TOO_OLD):
         exported(lambda *x: fm.gather_mm(*x), a, b, index, index)

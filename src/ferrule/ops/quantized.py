@@ -15,6 +15,8 @@ from .gathers import Kind
 from .gathers_grads import sum_of_left
 from .quantizing import group_sums
 
+_FLOATS = "T in (float32, float16, bfloat16)"
+
 
 def quantized_matmul(
     x: Any,
@@ -52,8 +54,8 @@ def quantized_matmul(
     Raises:
         KernelError: the mode has no such group or bits, or no global scale; biases are missing, or
             not of this mode; ``K`` is no multiple of the group; shapes do not fit, or a dtype is
-            another. There is a derivative with respect to x, and in mode "affine" to scales and
-            biases: others raise.
+            another. There is a derivative with respect to x, in mode "affine" to scales and
+            biases, and to a global scale: scales that are bytes have none.
         KernelTypeError: an argument is no array.
 
     Example:
@@ -168,6 +170,12 @@ def _product(
             gradients[2:4] = _of_groups(form, transpose, letters, x, matrix, lhs, rhs, c)
         elif wanted[2]:
             raise _no_gradient(op.name, "scales", mode)
+        if scaled and wanted[3]:
+            w, scales, whole = matrix
+            indices = primals[4:]
+            plain = _product(mode, group, bits, transpose, letters, False)(x, w, scales, *indices)
+            of_kind = [*([] if rhs is None else [rhs]), w] if kind else []
+            gradients[3] = _of_whole(letters[1:])(plain, c, *of_kind, whole)
         return gradients
 
     def jvp(primals: Any, tangents: Any, outputs: Any) -> Any:
@@ -181,6 +189,8 @@ def _product(
             terms.append(op(x, w, *parts, *primals[4:]))
         elif tangents[2] is not None:
             raise _no_gradient(op.name, "scales", mode)
+        if scaled and tangents[3] is not None:
+            terms.append(op(*primals[:3], tangents[3], *primals[4:]))
         return (sum(terms[1:], terms[0]) if terms else op(x * 0, *primals[1:]),)
 
     op.def_vjp(vjp, version=1)
@@ -220,6 +230,50 @@ def _of_groups(
     return group_sums(*form)(of_w, *matrix[:2])
 
 
+@ferrule.family
+def _of_whole(letter: str) -> ferrule.Op:
+    """The gradient of a global scale, ``products, c, rhs?, w?, global_scale -> sums``: of what a
+    matrix gave without it, times cotangents. ``letter`` is the right side's; empty of one matrix.
+    """
+    kind = Kind(f"x{letter}") if letter else None
+    choose, count = (kind.find("c", "w"), "X_size") if kind else ("", "1")
+    others = "G_size != 1 && (!inside || from_right != at)" if kind else "false"
+    arrays = "products[*X,M,N]:T, c[*X,M,N]:T" if kind else "products[*S,N]:T, c[*S,N]:T"
+    arrays += f"{kind.inputs}, w[*W,A,B]:uint32" if kind else ""
+    where = ", ".join([*(kind.where if kind else []), _FLOATS])
+    op = ferrule.op(
+        "global_scale_sums",
+        f"{arrays}, global_scale[*G]:float32 -> sums[*G]:float32 where {where}",
+        metal=f"""
+    const long at = thread_position_in_grid.x;
+    const ulong size = {"uint(M) * ulong(N)" if kind else "uint(S_size) * ulong(N)"};
+    float sum = 0;
+    for (ulong batch = 0; batch < uint({count}); batch++) {{
+      {choose}
+      if ({others}) continue;
+      float part = 0;
+      for (ulong i = batch * size; i < (batch + 1) * size; i++)
+        part += float(products[i]) * float(c[i]);
+      sum += part;
+    }}
+    sums[at] = sum / {formats.NVFP4_RANGE}f;
+""",
+        header=gathers.HEADER,
+        grid="global_scale.size",
+        threadgroup=64,
+        version=1,
+    )
+
+    def jvp(primals: Any, tangents: Any, outputs: Any) -> Any:
+        products, c, *rest = primals
+        terms = [op(tangents[0], c, *rest)] if tangents[0] is not None else []
+        terms += [op(products, tangents[1], *rest)] if tangents[1] is not None else []
+        return (sum(terms[1:], terms[0]) if terms else op(products * 0, c, *rest),)
+
+    op.def_jvp(jvp, version=1)
+    return op
+
+
 class Rule:
     """The rule and bodies of a product."""
 
@@ -254,7 +308,7 @@ class Rule:
     @property
     def text(self) -> str:
         """The rule."""
-        where = ", ".join([*self.where, "T in (float32, float16, bfloat16)"])
+        where = ", ".join([*self.where, _FLOATS])
         if self.kind is None:
             return f"x[*S,K]:T, {self.matrix} -> y[*S,{self.width}]:T where {where}"
         return (
