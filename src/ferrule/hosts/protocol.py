@@ -7,7 +7,6 @@ dictionary of names, so that no library is imported unless the caller has import
 from __future__ import annotations
 
 import ctypes
-import importlib
 import math
 from collections.abc import Callable, Iterable, Sequence
 from types import ModuleType
@@ -152,12 +151,8 @@ dtype_types: dict[tuple[str, str], str] = {}
 # library's name in messages; what makes an operator of the library out of an op.
 graphs: dict[str, Callable[[], ModuleType]] = {}
 registrars: dict[str, Callable[[Any], Any]] = {}
-
-
-def ready_ops() -> ModuleType:
-    """`ferrule.ops`, which is above all rooms: for a host that has names of its own for some."""
-    return importlib.import_module("ferrule.ops")
-
+# What loads `ferrule.ops`, which hosts may have names of their own for.
+ops: list[Callable[[], ModuleType]] = []
 
 known: dict[type, Host] = {}  # array types seen so far
 
