@@ -202,17 +202,13 @@ def outer(letters: str) -> ferrule.Op:
         {"COUNT": "uint(C_size)", "HEIGHT": "uint(M)", "CHOOSE": kind.find("left", "like")},
     )
 
-    def vjp(primals: Any, cotangents: Any, outputs: Any, wanted: Any) -> Any:
+    def vjp(primals: Any, cotangents: Any, outputs: Any) -> Any:
         (left, right), lhs, rhs = kind.split(primals[:-1])
         of_sums = cast(cotangents[0], left.dtype)
-        gradients: list[Any] = [None] * len(primals)
-        if wanted[0]:
-            chosen = [rhs] if rhs is not None else []
-            rows = _gathered(f"x{letters[1]}", True)(right, of_sums, *chosen)
-            gradients[0] = sum_of_left(rows, lhs, left)
-        if wanted[1]:
-            gradients[1] = _gathered(letters, False)(left, of_sums, *primals[2:-1])
-        return gradients
+        chosen = [rhs] if rhs is not None else []
+        rows = _gathered(f"x{letters[1]}", True)(right, of_sums, *chosen)
+        of_right = _gathered(letters, False)(left, of_sums, *primals[2:-1])
+        return sum_of_left(rows, lhs, left), of_right, *[None] * (len(primals) - 2)
 
     def vmap(size: int, axes: Any, values: Any) -> Any:
         *arrays, like = gathers.all_first(axes, values)
