@@ -193,6 +193,60 @@ def test_vmap_of_gradient(data: st.DataObject) -> None:
         close(shapeless(*arrays), expected)
 
 
+def with_respect_to(
+    places: Sequence[int], function: Callable[..., Any], count: int
+) -> Callable[..., list[mx.array]]:
+    """The gradients with respect to arrays at places, for ``count`` cotangents given first."""
+
+    def gradients(*given: mx.array) -> list[mx.array]:
+        cotangents, arrays = list(given[:count]), list(given[count:])
+
+        def of(*varied: mx.array) -> Any:
+            changed = dict(zip(places, varied, strict=True))
+            return function(*[changed.get(i, array) for i, array in enumerate(arrays)])
+
+        return mx.vjp(of, [arrays[i] for i in places], cotangents)[1]  # type: ignore[no-any-return]
+
+    return gradients
+
+
+@SOME
+@given(DATA)
+def test_all_gradients(data: st.DataObject) -> None:
+    """With respect to matrices, or scales and biases, too; of these gradients; and batches."""
+    product, calls = drawn(data)
+    floats = [i for i, array in enumerate(calls[0]) if array.dtype == mx.float32]
+    second, batch = data.draw(st.booleans()), data.draw(st.booleans())
+
+    def gradients(function: Callable[..., mx.array]) -> Callable[..., list[mx.array]]:
+        first = with_respect_to(floats, function, 1)
+        if not second:
+            return first
+        return with_respect_to([0, *(i + 1 for i in floats)], first, len(floats))
+
+    for call in calls:
+        like = [*([call[i] for i in floats] if second else []), product.call(*call)]
+        call[:0] = [make.normal(array.shape, 5 + i) for i, array in enumerate(like)]
+    function, expected = gradients(product.call), gradients(product.expected)
+    axes: list[int | None] = [None] * len(calls[0])
+    if batch:  # MLX adds floats without one to those with one by the sizes of the trace
+        axes = data.draw(make.batches(calls[0]))
+        axes = [
+            axis or 0 if array.dtype == mx.float32 else axis
+            for axis, array in zip(axes, calls[0], strict=True)
+        ]
+        function = mx.vmap(function, tuple(axes))
+    shapeless = for_all_shapes(function)
+    for arrays in calls:
+        if batch:
+            arrays = make.batched(product, arrays, axes, data.draw(make.SMALL))
+        for k, one in enumerate(function(*arrays)):
+            right = lambda *given: expected(*given)[k]  # noqa: E731, B023
+            right = make.stacked(right, axes) if batch else right
+            close(one, right(*arrays))
+            close(shapeless(*arrays)[k], right(*arrays))
+
+
 @SOME
 @given(DATA)
 def test_gradient_of_vmap(data: st.DataObject) -> None:
