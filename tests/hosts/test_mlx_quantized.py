@@ -210,6 +210,7 @@ def with_respect_to(
     return gradients
 
 
+@needs_mlx(0, 32)  # older ones gather matrices that are turned wrongly, in what is expected
 @SOME
 @given(DATA)
 def test_all_gradients(data: st.DataObject) -> None:
