@@ -223,7 +223,9 @@ def test_all_gradients(data: st.DataObject) -> None:
         first = with_respect_to(floats, function, 1)
         if not second:
             return first
-        return with_respect_to([0, *(i + 1 for i in floats)], first, len(floats))
+        # Of x alone it is linear, and MLX gives zeros without a batch.
+        places = [0, *(i + 1 for i in floats)] if len(floats) > 1 else [0]
+        return with_respect_to(places, first, len(floats))
 
     for call in calls:
         like = [*([call[i] for i in floats] if second else []), product.call(*call)]
