@@ -69,10 +69,8 @@ _ONE = """
 """
 
 
-@ferrule.family
-def _gathered(letters: str, transpose: bool) -> ferrule.Op:
-    """``x, w, lhs?, rhs? -> y``, by matrices w or by their transposes."""
-    kind = Kind(letters)
+def _bodies(kind: Kind, transpose: bool) -> list[Any]:
+    """The Metal bodies, for processors and for GPUs."""
     read = "for (int i = 0; i < COUNT; i++) ws[i] = float(w[at + i]);"
     words = {
         "READ(size)": read.replace("COUNT", "size"),
@@ -91,29 +89,36 @@ def _gathered(letters: str, transpose: bool) -> ferrule.Op:
             text = text.replace(name, value)
         return text
 
+    return [
+        ferrule.metal_body(
+            body(texts.PROCESSOR_TRANSPOSED if transpose else texts.PROCESSOR_STRAIGHT),
+            header=gathers.HEADER + texts.PROCESSOR + "#define PLACE(i) (i)\n",
+            grid=(
+                f"ceildiv(N, {64 if transpose else 256})",
+                "ceildiv(y.size // max(N, 1), 16)",
+            ),
+            threadgroup=1,
+            when="device == cpu",
+        ),
+        ferrule.metal_body(
+            body(_ONE),
+            header=gathers.HEADER,
+            grid=("N", "M", "y.size // max(M * N, 1)"),
+            threadgroup=(64, 1, 1),
+        ),
+    ]
+
+
+@ferrule.family
+def _gathered(letters: str, transpose: bool) -> ferrule.Op:
+    """``x, w, lhs?, rhs? -> y``, by matrices w or by their transposes."""
+    kind = Kind(letters)
     where = ", ".join([*kind.where, "T in (float32, float16, bfloat16)"])
     op = ferrule.op(
         "gather_mm",
         f"x[*X,M,K]:T, w[*W,{'N,K' if transpose else 'K,N'}]:T{kind.inputs} "
         f"-> y[{kind.batch},M,N]:T where {where}",
-        metal=[
-            ferrule.metal_body(
-                body(texts.PROCESSOR_TRANSPOSED if transpose else texts.PROCESSOR_STRAIGHT),
-                header=gathers.HEADER + texts.PROCESSOR + "#define PLACE(i) (i)\n",
-                grid=(
-                    f"ceildiv(N, {64 if transpose else 256})",
-                    "ceildiv(y.size // max(N, 1), 16)",
-                ),
-                threadgroup=1,
-                when="device == cpu",
-            ),
-            ferrule.metal_body(
-                body(_ONE),
-                header=gathers.HEADER,
-                grid=("N", "M", "y.size // max(M * N, 1)"),
-                threadgroup=(64, 1, 1),
-            ),
-        ],
+        metal=_bodies(kind, transpose),
         version=1,
     )
 

@@ -171,11 +171,9 @@ def _product(
         elif wanted[2]:
             raise _no_gradient(op.name, "scales", mode)
         if scaled and wanted[3]:
-            w, scales, whole = matrix
-            indices = primals[4:]
-            plain = _product(mode, group, bits, transpose, letters, False)(x, w, scales, *indices)
-            of_kind = [*([] if rhs is None else [rhs]), w] if kind else []
-            gradients[3] = _of_whole(letters[1:])(plain, c, *of_kind, whole)
+            plain = _product(mode, group, bits, transpose, letters, False)
+            products = plain(*primals[:3], *primals[4:])
+            gradients[3] = _of_global_scale(letters, products, matrix, rhs, c)
         return gradients
 
     def jvp(primals: Any, tangents: Any, outputs: Any) -> Any:
@@ -228,6 +226,13 @@ def _of_groups(
         of_w = outer(letters)(x, c, *indices, matrix[0])
         of_w = library(of_w).swapaxes(of_w, -1, -2) if transpose else of_w
     return group_sums(*form)(of_w, *matrix[:2])
+
+
+def _of_global_scale(letters: str, products: Any, matrix: list[Any], rhs: Any, c: Any) -> Any:
+    """The gradient of a global scale, by the products without it."""
+    w, _, whole = matrix
+    chosen = [w] if rhs is None else [rhs, w]
+    return _of_whole(letters[1:])(products, c, *(chosen if letters else []), whole)
 
 
 @ferrule.family
