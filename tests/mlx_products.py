@@ -12,7 +12,6 @@ import numpy as np
 from hypothesis import strategies as st
 
 import ferrule.mlx as fm
-from ferrule.hosts.mlx import build as mlx_build
 
 Shape = tuple[int, ...]
 
@@ -91,21 +90,6 @@ class Product:
 
 def counted(array: mx.array) -> mx.array:
     return mx.arange(math.prod(array.shape[:-2])).reshape(array.shape[:-2])
-
-
-def shapeless(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compiled with shapeless=True. An MLX too old for it is named in an error, and not asked."""
-    compiled: Callable[..., Any] = mx.compile(function, shapeless=True)
-
-    def call(*arrays: mx.array) -> Any:
-        try:
-            return compiled(*arrays)
-        except ValueError as error:
-            if mlx_build.at_least(0, 32, 3) or "need MLX 0.32.3" not in str(error):
-                raise
-            return function(*arrays)
-
-    return call
 
 
 def normal(shape: Shape, seed: int) -> mx.array:

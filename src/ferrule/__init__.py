@@ -50,7 +50,7 @@ from .kernels.cuda import CudaKernel, cuda_kernel
 from .kernels.dictionary import DictionaryKernel
 from .kernels.metal import metal_kernel
 
-_registry.register()
+_registry.register(lambda: importlib.import_module(".ops", __name__))
 _moved.stand_in()
 
 if TYPE_CHECKING:

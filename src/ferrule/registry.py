@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 from types import ModuleType
 from typing import Any
@@ -71,8 +72,8 @@ def _architecture(name: str) -> devices.Device | None:
     return device(name) if name.startswith(("sm_", "compute_")) else None
 
 
-def register() -> None:
-    """Offer them; `ferrule` does so when it is imported."""
+def register(load_ops: Callable[[], ModuleType]) -> None:
+    """Offer them, and `ferrule.ops` to hosts; `ferrule` does so when it is imported."""
     hosts.offered.update(numpy=_numpy, torch=_torch, mlx=_mlx, cupy=_cupy, dlpack=_dlpack)
     hosts.arrays.update(
         {
@@ -85,4 +86,5 @@ def register() -> None:
     hosts.dtype_types.update({("torch", "dtype"): "torch", ("mlx.core", "Dtype"): "mlx"})
     hosts.graphs["MLX"] = _mlx_nodes
     hosts.registrars["torch"] = _torch_op
+    hosts.ops[:] = [load_ops]
     devices.offered.update(cpu=_cpu, cuda=_cuda, sm=_architecture, compute=_architecture)

@@ -8,6 +8,7 @@ from ops of ferrule, and from `ferrule.mlx`. Sizes of weights are numbers; those
 from __future__ import annotations
 
 import itertools
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import pytest
 from mlx_lm.models import qwen3_next
-from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
+from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchGLU, SwitchLinear
 
 import ferrule
 import ferrule.mlx as fm
@@ -320,3 +321,44 @@ def test_generation() -> None:
             theirs = mx.argmax(model(theirs, their_cache)[:, -1:], axis=-1)
             assert tokens.tolist() == theirs.tolist()
     assert hybrid.traces == 1
+
+
+@pytest.mark.skipif(mx.is_available(mx.gpu), reason="install_mlx is for machines without a GPU")
+@pytest.mark.parametrize(
+    "kind",
+    [
+        {"group_size": 64, "bits": 4},
+        {"group_size": 32, "bits": 4, "mode": "mxfp4"},
+        {"group_size": 16, "bits": 4, "mode": "nvfp4"},
+        {"group_size": 16, "bits": 4, "mode": "nvfp4", "global_scale": True},
+    ],
+    ids=str,
+)
+def test_experts_of_mlx_lm_as_they_are(kind: dict[str, Any]) -> None:
+    """One trace of mlx-lm's own layer, for every number of tokens and batches."""
+    mx.random.seed(0)
+    layer = SwitchGLU(128, 64, 8)
+    for name in ("gate_proj", "up_proj", "down_proj"):
+        layer[name] = layer[name].to_quantized(**kind)
+    mx.eval(layer.parameters())
+    traces: list[tuple[int, ...]] = []
+
+    def called(x: mx.array, chosen: mx.array) -> mx.array:
+        traces.append(x.shape)
+        return layer(x, chosen)  # type: ignore[no-any-return]
+
+    step = mx.compile(called, shapeless=True)
+    slope = mx.compile(mx.grad(lambda x, i: called(x, i).square().sum()), shapeless=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ferrule.FerruleWarning)  # of other tests' modules
+        ferrule.install_mlx()
+    try:
+        # The last has so many that the layer sorts them, which the trace did not
+        for batch, tokens in ((2, 3), (1, 1), (3, 1), (1, 7), (4, 30)):
+            x = mx.random.normal((batch, tokens, 128))
+            chosen = mx.random.randint(0, 8, (batch, tokens, 2))
+            close(step(x, chosen), layer(x, chosen))
+            close(slope(x, chosen), mx.grad(lambda x, i: layer(x, i).square().sum())(x, chosen))
+    finally:
+        ferrule.uninstall_mlx()
+    assert len(traces) == 2

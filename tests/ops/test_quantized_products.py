@@ -408,6 +408,55 @@ def test_derivatives_in_mlx(form: Form, gathers: bool) -> None:
     assert np.allclose(found, right, rtol=1e-4, atol=1e-3)
 
 
+@pytest.mark.parametrize("gathers", [False, True], ids=["all", "gathered"])
+@pytest.mark.parametrize("form", [*WITH_DERIVATIVES[:2], FLOATS[0]], ids=str)
+def test_derivatives_of_derivatives_in_torch(form: Form, gathers: bool) -> None:
+    """With respect to all that is varied, of the gradients of all; and batches of gradients."""
+    if form.mode == "float" and not gathers:
+        pytest.skip("that is matmul")
+    ours, theirs, varied = both_ways(form, to_torch, gathers)
+    every = tuple(range(len(varied)))
+
+    def gradients(f: Any) -> Any:
+        return torch.func.grad(lambda *given: (f(*given) / 8).sin().sum(), every)
+
+    def again(f: Any) -> Any:
+        return torch.func.grad(
+            lambda *given: sum(g.sin().sum() for g in gradients(f)(*given)), every
+        )
+
+    tangents = tuple(array.cos() for array in varied)
+    pairs = [torch.stack([array, array / 2]) for array in varied]
+    for found, right in (
+        [again(f)(*varied) for f in (ours, theirs)],
+        [torch.func.jvp(gradients(f), tuple(varied), tangents)[1] for f in (ours, theirs)],
+        [torch.func.vmap(gradients(f))(*pairs) for f in (ours, theirs)],
+    ):
+        for one, other in zip(found, right, strict=True):
+            assert (one - other).abs().max() <= 1e-4 * other.abs().max()
+
+
+def test_derivatives_of_global_scales() -> None:
+    form, given, _ = scaled(F32)
+    x, order = to_torch(normal((4, 5, 64), F32)), torch.tensor([2, 0, 1, 2])
+    amax = torch.from_numpy(AMAX.copy()).requires_grad_()
+    plain = form.call(x, given, None, order) / 2688
+    y = form.call(x, given, None, order, global_scale=amax)
+    cotangent = torch.randn_like(y)
+    (found,) = torch.autograd.grad(y, amax, cotangent)
+    each = (cotangent * plain).sum((1, 2))
+    torch.testing.assert_close(found, torch.zeros(3).index_add(0, order, each))
+    _, found = torch.func.jvp(
+        lambda scale: form.call(x, given, None, order, global_scale=scale),
+        (amax.detach(),), (torch.tensor([1.0, 2.0, 3.0]),),
+    )  # fmt: skip
+    torch.testing.assert_close(found, plain * (order + 1)[:, None, None])
+    one = torch.tensor(3.0, requires_grad=True)
+    y = form.call(x, [array[1] for array in given], global_scale=one)
+    (found,) = torch.autograd.grad(y.sum(), one)
+    torch.testing.assert_close(found, y.detach().sum() / 3, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("form", [BITS6, NVFP4], ids=str)
 def test_derivatives_of_16_bits(form: Form) -> None:
     matrices = form.matrices((3,), 64, 64)

@@ -402,6 +402,30 @@ def test_hosts_and_layouts(form: Any, dtype: Any) -> None:
     assert_same(ops.dequantize(*turned, **format_), values)
 
 
+@pytest.mark.parametrize("form", [("affine", 32, 3), ("affine", 64, 8)], ids=str)
+def test_derivatives_of_dequantize(form: Any) -> None:
+    """It is linear in scales and biases, whatever floats these are."""
+    mode, group, bits = form
+    for dtype in DTYPES:
+        w = np.random.default_rng(0).normal(size=(2, 3, 2 * group)).astype(dtype)
+        packed, *parts = map(to_torch, mlx_quantize(w, group, bits, mode))
+        scales, biases = (part.requires_grad_() for part in parts)
+        codes = to_torch(codes_of(to_numpy(packed), bits).astype(np.float32))
+        y = ops.dequantize(packed, scales, biases, group, bits, dtype="float32")
+        cotangent = torch.randn_like(y)
+        found = torch.autograd.grad(y, (scales, biases), cotangent)
+        groups = [(cotangent * codes), cotangent]
+        for one, sums in zip(found, groups, strict=True):
+            expected = sums.reshape(*scales.shape, group).sum(-1).to(one.dtype)
+            torch.testing.assert_close(one, expected, rtol=1e-2, atol=1e-2)
+        tangents = (torch.ones_like(scales), torch.ones_like(biases))
+        _, along = torch.func.jvp(
+            lambda *parts: ops.dequantize(packed, *parts, group, bits, dtype="float32"),  # noqa: B023
+            (scales.detach(), biases.detach()), tangents,
+        )  # fmt: skip
+        torch.testing.assert_close(along, codes + 1)
+
+
 def test_scales_of_float8() -> None:
     w = torch.randn(2, 3, 64)
     for mode, kind in (("nvfp4", torch.float8_e4m3fn), ("mxfp4", torch.float8_e8m0fnu)):

@@ -151,6 +151,8 @@ dtype_types: dict[tuple[str, str], str] = {}
 # library's name in messages; what makes an operator of the library out of an op.
 graphs: dict[str, Callable[[], ModuleType]] = {}
 registrars: dict[str, Callable[[Any], Any]] = {}
+# What loads `ferrule.ops`, which hosts may have names of their own for.
+ops: list[Callable[[], ModuleType]] = []
 
 known: dict[type, Host] = {}  # array types seen so far
 

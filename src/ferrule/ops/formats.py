@@ -69,7 +69,7 @@ def find(function: str, mode: Any, group: Any, bits: Any) -> Format:
     Raises:
         KernelError: there is none: says which there are.
     """
-    if mode not in _GROUPS:
+    if not isinstance(mode, str) or mode not in _GROUPS:
         raise ferrule.KernelError(
             f"[{function}] mode={mode!r}; expected one of {', '.join(map(repr, _GROUPS))}."
         )
@@ -84,6 +84,20 @@ def find(function: str, mode: Any, group: Any, bits: Any) -> Format:
     return Format(mode, int(group), int(bits))
 
 
+def check_arrays(function: str, **arrays: Any) -> None:
+    """That all but those that are None are arrays.
+
+    Raises:
+        KernelTypeError: one is not: says which.
+    """
+    for name, array in arrays.items():
+        if array is not None and not (hasattr(array, "dtype") and hasattr(array, "shape")):
+            raise ferrule.KernelTypeError(
+                f"[{function}] {name} is a {type(array).__name__}; expected an array of NumPy, "
+                "torch or MLX."
+            )
+
+
 def packed(function: str, form: Format, w: Any, scales: Any, biases: Any) -> tuple[Any, Any]:
     """The packed elements as words, and scales of one byte as such, whichever views were given.
 
@@ -95,10 +109,12 @@ def packed(function: str, form: Format, w: Any, scales: Any, biases: Any) -> tup
             f"[{function}] biases={'None' if biases is None else 'an array'}; mode {form.mode!r} "
             + ("has biases: give what quantize returned." if form.affine else "has none.")
         )
+    check_arrays(function, w=w, scales=scales, biases=biases)
     if dtype_name(w) in ("uint8", "int32", "float4_e2m1fn_x2"):
-        w = _view(w if dtype_name(w) != "float4_e2m1fn_x2" else _view(w, "uint8"), "uint32")
-    if not form.affine and dtype_name(scales).startswith("float8"):
-        scales = _view(scales, "uint8")
+        w = w if dtype_name(w) != "float4_e2m1fn_x2" else _view(function, "w", w, "uint8")
+        w = _view(function, "w", w, "uint32")
+    if dtype_name(scales) == _FLOAT8.get(form.mode):
+        scales = _view(function, "scales", scales, "uint8")
     return w, scales
 
 
@@ -106,11 +122,11 @@ def check_groups(function: str, form: Format, name: str, array: Any, axes: int =
     """That the rows of an array are whole groups.
 
     Raises:
-        KernelError: they are not, or there are none.
+        KernelError: they are not, or the array has fewer axes.
+        KernelTypeError: it is no array.
     """
-    shape = getattr(array, "shape", None)
-    if shape is None:
-        return  # the op says what it is
+    check_arrays(function, **{name: array})
+    shape = array.shape
     if len(shape) < axes:
         raise ferrule.KernelError(
             f"[{function}] {name} has the shape {tuple(shape)}; expected {axes} axes or more."
@@ -128,9 +144,24 @@ def name_of_dtype(dtype: Any) -> str:
     return str(name).rpartition(".")[2]
 
 
-def _view(array: Any, dtype: str) -> Any:
-    """The same bytes in another dtype."""
-    return array.view(getattr(library(array), dtype))
+# The dtype of torch that scales of a mode may have, where they are not bytes.
+_FLOAT8 = {"nvfp4": "float8_e4m3fn", "mxfp4": "float8_e8m0fnu", "mxfp8": "float8_e8m0fnu"}
+
+
+def _view(function: str, name: str, array: Any, dtype: str) -> Any:
+    """The same bytes in another dtype.
+
+    Raises:
+        KernelError: the array lies in memory so that there is no such view.
+    """
+    try:
+        return array.view(getattr(library(array), dtype))
+    except (ValueError, RuntimeError) as error:
+        raise ferrule.KernelError(
+            f"[{function}] {name} of {dtype_name(array)} cannot be read as {dtype} without a copy: "
+            f"{error} Its rows must lie without gaps, and begin at multiples of 4 bytes: give a "
+            "contiguous copy."
+        ) from None
 
 
 def whole_scale(function: str, form: Format, scale: Any, like: Any) -> Any:
@@ -138,6 +169,7 @@ def whole_scale(function: str, form: Format, scale: Any, like: Any) -> Any:
 
     Raises:
         KernelError: the format has none.
+        KernelTypeError: it is neither a number nor an array.
     """
     if scale is None:
         return None
@@ -146,8 +178,11 @@ def whole_scale(function: str, form: Format, scale: Any, like: Any) -> Any:
             f"[{function}] global_scale was given, which mode {form.mode!r} does not have; mode "
             "'nvfp4' has."
         )
-    if not hasattr(scale, "dtype"):
+    if isinstance(scale, (int, float)):
+        return filled(scale, like)
+    if getattr(scale, "ndim", None) == 0 and type(scale).__module__ == "numpy":
         return filled(float(scale), like)
+    check_arrays(function, global_scale=scale)
     scale = cast(scale, "float32")
     return scale[None] if scale.ndim == 0 else scale
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import ferrule
 
-from .arrays import library
+from .arrays import dtype_name, library
 
 INDICES = "(int32, uint32, int64, uint8, int8, int16, uint16, uint64)"
 
@@ -132,34 +132,76 @@ def indices(function: str, lhs: Any, rhs: Any) -> tuple[Any, Any, bool]:
 def for_gpu(letters: str, x: Any, w: Any, lhs: Any, rhs: Any) -> tuple[str, Any, Any]:
     """The kind of a product, and its indices, as CUDA's kernels take them: of tokens and their
     experts as they are, else an index of each side for every result."""
-    batch = tuple(x.shape[:-2])
-    if letters == "xr" and batch[-1:] == (1,) and tuple(rhs.shape[:-1]) == batch[:-1]:
-        return "tr", None, rhs
-    if letters == "lr" and tuple(lhs.shape) == tuple(rhs.shape):
-        return "lr", lhs, rhs
+    # In a graph of MLX shapes are those of the trace alone.
+    if library(x).__name__ != "mlx.core":
+        batch = tuple(x.shape[:-2])
+        if letters == "xr" and batch[-1:] == (1,) and tuple(rhs.shape[:-1]) == batch[:-1]:
+            return "tr", None, rhs
+        if letters == "lr" and tuple(lhs.shape) == tuple(rhs.shape):
+            return "lr", lhs, rhs
     chosen = [index for index in (lhs, rhs) if index is not None]
-    return ("lr", *_all_places(letters)(x, w, *chosen))
+    return ("lr", *_all_places(letters, 0, 0)(x, w, *chosen))
 
 
 @ferrule.family
-def _all_places(letters: str) -> ferrule.Op:
-    """``x, w, lhs?, rhs? -> lhs, rhs``: where the matrices of each result are, -1 of none."""
+def _all_places(letters: str, x_depth: int, w_depth: int) -> ferrule.Op:
+    """``x, w, lhs?, rhs? -> lhs, rhs``: where the matrices of each result are, -1 of none. x and w,
+    of which only sizes are read, have as many axes more in front."""
     kind = Kind(letters)
-    return ferrule.op(
+    choose = kind.find()
+    for name, depth in (("x", x_depth), ("w", w_depth)):
+        deep = f"{name}_shape + {depth}, {name}_ndim - {2 + depth}"
+        choose = choose.replace(f"{name}_shape, {name}_ndim - 2", deep)
+    of_x, of_w = (
+        "".join(f"{n}{i}," for i in range(d)) for n, d in (("U", x_depth), ("V", w_depth))
+    )
+    op = ferrule.op(
         "places_of_matrices",
-        f"x[*X,M,K]:T, w[*W,A,B]:uint32{kind.inputs} -> left[{kind.batch}]:int32, "
-        f"right[{kind.batch}]:int32" + f" where {', '.join(kind.where)}" * bool(kind.where),
+        f"x[{of_x}*X,M,K]:T, w[{of_w}*W,A,B]:uint32{kind.inputs} "
+        f"-> lhs_of_each[{kind.batch}]:int32, rhs_of_each[{kind.batch}]:int32"
+        + f" where {', '.join(kind.where)}"
+        * bool(kind.where),
         metal=f"""
     const uint batch = thread_position_in_grid.x;
-    {kind.find()}
-    left[batch] = inside ? int(from_left) : -1;
-    right[batch] = inside ? int(from_right) : -1;
+    {choose}
+    lhs_of_each[batch] = inside ? int(from_left) : -1;
+    rhs_of_each[batch] = inside ? int(from_right) : -1;
 """,
         header=HEADER,
-        grid="left.size",
+        grid="lhs_of_each.size",
         threadgroup=64,
         version=1,
     )
+
+    def vjp(primals: Any, cotangents: Any, outputs: Any) -> Any:
+        return (None,) * len(primals)
+
+    def jvp(primals: Any, tangents: Any, outputs: Any) -> Any:
+        return None, None
+
+    def vmap(size: int, axes: Any, values: Any) -> Any:
+        (x, w), lhs, rhs = kind.split(values)
+        (x_axis, w_axis), lhs_axis, rhs_axis = kind.split(axes)
+        deeper = _all_places(
+            letters, x_depth + (x_axis is not None), w_depth + (w_axis is not None)
+        )
+        ranks = (
+            x.ndim - 2 - x_depth - (x_axis is not None) if lhs is None else lhs.ndim,
+            w.ndim - 2 - w_depth - (w_axis is not None) if rhs is None else rhs.ndim,
+        )
+        chosen = [
+            index if axis is None else deepened(_first(index, axis), max(ranks) + 1)
+            for index, axis in ((lhs, lhs_axis), (rhs, rhs_axis))
+            if index is not None
+        ]
+        places = deeper(_first(x, x_axis), _first(w, w_axis), *chosen)
+        batched = lhs_axis is not None or rhs_axis is not None
+        return places, (0, 0) if batched else (None, None)
+
+    op.def_vjp(vjp, version=1)
+    op.def_jvp(jvp, version=1)
+    op.def_vmap(vmap, version=1)
+    return op
 
 
 def no_axes(left: Any, right: Any, lhs: Any, rhs: Any) -> bool:
@@ -212,13 +254,13 @@ def vmap_of(op: ferrule.Op, letters: str, batched: Any) -> Any:
             (parts[0].ndim - 2 - w_batch) if rhs is None else rhs.ndim - right,
         )
         if lhs is None and x_batch:
-            x = _deepened(x, rank + 3)
+            x = deepened(x, rank + 3)
         if lhs is not None and left:
-            lhs = _deepened(lhs, rank + 1)
+            lhs = deepened(lhs, rank + 1)
         if rhs is None and w_batch:
-            parts = [_deepened(part, rank + 3) if part.ndim > 2 else part for part in parts]
+            parts = [deepened(part, rank + 3) if part.ndim > 2 else part for part in parts]
         if rhs is not None and right:
-            rhs = _deepened(rhs, rank + 1)
+            rhs = deepened(rhs, rank + 1)
         chosen = [index for index in (lhs, rhs) if index is not None]
         y = batched(general)(x, *parts, *chosen)
         return (y[..., 0, :] if row else y), 0
@@ -232,45 +274,145 @@ def _index(index: Any, axis: int | None, batch: Any, like: Any) -> tuple[Any, bo
     if index is None or (axis is None and batch is None):
         return index, False
     index = repeated(_first(index, axis), None if axis is not None else like)
-    return index if batch is None else _shifted(index, batch), True
+    return index if batch is None else shifted(index, batch), True
 
 
 def _first(array: Any, axis: int | None) -> Any:
     return array if axis in (None, 0) else library(array).moveaxis(array, axis, 0)
 
 
-def _deepened(array: Any, rank: int) -> Any:
+def deepened(array: Any, rank: int) -> Any:
     """An array with axes of size 1 behind its first, up to a rank."""
     while array.ndim < rank:
         array = array[:, None]
     return array
 
 
+def squeezed(array: Any, axes: Any) -> Any:
+    """An array without axes of size 1; by an index MLX would keep the sizes of a trace."""
+    axes = tuple(axes)
+    return library(array).squeeze(array, axes) if axes else array
+
+
+def all_first(axes: Any, values: Any) -> list[Any]:
+    """Arrays with the axis of a batch in front; those without one are repeated."""
+    like = next(
+        _first(value, axis) for value, axis in zip(values, axes, strict=True) if axis is not None
+    )
+    return [
+        repeated(_first(value, axis), None if axis is not None else like)
+        for value, axis in zip(values, axes, strict=True)
+    ]
+
+
 def repeated(array: Any, like: Any) -> Any:
     """An array, once for each place on the first axis of another; as it is where that is None."""
-    return array if like is None else _repeated(array, like)
+    return array if like is None else _repeated()(array, like)
 
 
-_repeated = ferrule.op(
-    "repeated",
-    "array[*D]:T, like[B,*E]:U -> copies[B,*D]:T",
-    metal="copies[thread_position_in_grid.x] = array[thread_position_in_grid.x % uint(D_size)];",
-    grid="array.size * B",
-    threadgroup=256,
-    version=1,
-)
-
-# Indices that count over matrices of one of many batches, counted over all of them.
-_shifted = ferrule.op(
-    "shifted",
-    f"index[B,*I]:L, like[B,*X,M,K]:T -> all[B,*I]:int64 where L in {INDICES}",
-    metal="""
+@ferrule.family
+def _repeated() -> ferrule.Op:
+    op = ferrule.op(
+        "repeated",
+        "array[*D]:T, like[B,*E]:U -> copies[B,*D]:T",
+        metal="""
     const uint i = thread_position_in_grid.x;
-    const long to = long(index[i]);
+    copies[i] = array[i % uint(D_size)];
+""",
+        grid="array.size * B",
+        threadgroup=256,
+        version=1,
+    )
+
+    @op.def_vjp
+    def _(primals: Any, cotangents: Any, outputs: Any) -> Any:
+        floats = "float" in dtype_name(primals[0])
+        return _sum_of_copies()(cotangents[0]) if floats else None, None
+
+    @op.def_jvp
+    def _(primals: Any, tangents: Any, outputs: Any) -> Any:
+        array = primals[0] * 0 if tangents[0] is None else tangents[0]
+        return (_repeated()(array, primals[1]),)
+
+    @op.def_vmap
+    def _(size: int, axes: Any, values: Any) -> Any:
+        (array, like), (axis, like_axis) = values, axes
+        if like_axis is not None:  # only its first axis counts
+            like = library(like).moveaxis(like, like_axis, -1)
+        return _repeated()(_first(array, axis), like), None if axis is None else 1
+
+    return op
+
+
+@ferrule.family
+def _sum_of_copies() -> ferrule.Op:
+    op = ferrule.op(
+        "sum_of_copies",
+        "copies[B,*D]:T -> sums[*D]:T where T in (float32, float16, bfloat16)",
+        metal="""
+    const uint i = thread_position_in_grid.x;
+    float sum = 0;
+    for (ulong b = 0; b < uint(B); b++) sum += float(copies[b * uint(D_size) + i]);
+    sums[i] = T(sum);
+""",
+        grid="sums.size",
+        threadgroup=256,
+        version=1,
+    )
+
+    @op.def_vjp
+    def _(primals: Any, cotangents: Any, outputs: Any) -> Any:
+        return _repeated()(cotangents[0], primals[0])
+
+    @op.def_jvp
+    def _(primals: Any, tangents: Any, outputs: Any) -> Any:
+        return (_sum_of_copies()(tangents[0]),)
+
+    @op.def_vmap
+    def _(size: int, axes: Any, values: Any) -> Any:
+        return _sum_of_copies()(library(values[0]).moveaxis(values[0], axes[0], 1)), 0
+
+    return op
+
+
+def shifted(index: Any, like: Any) -> Any:
+    """Indices that count over matrices of one of many batches, counted over all of them:
+    ``index[B,*I], like[B,*X,M,K] -> [B,*I]``. Those that name no matrix become -1."""
+    return _shifted(0, 0)(index, like)
+
+
+@ferrule.family
+def _shifted(index_depth: int, like_depth: int) -> ferrule.Op:
+    """With as many axes more in front of the index, and of what only its sizes are read of."""
+    of_index = "".join(f"U{i}," for i in range(index_depth))
+    of_like = "".join(f"V{i}," for i in range(like_depth))
+    op = ferrule.op(
+        "shifted",
+        f"index[{of_index}B,*I]:L, like[{of_like}B,*X,M,K]:T -> all[{of_index}B,*I]:int64 "
+        f"where L in {INDICES}",
+        metal="""
+    const uint i = thread_position_in_grid.x;
+    const long to = long(index[i]), batch = i / uint(I_size) % uint(B);
     const bool inside = to >= 0 && to < long(X_size);
-    all[i] = inside ? to + long(i / uint(I_size)) * long(X_size) : -1;
+    all[i] = inside ? to + batch * long(X_size) : -1;
     """,
-    grid="index.size",
-    threadgroup=256,
-    version=1,
-)
+        grid="index.size",
+        threadgroup=256,
+        version=2,
+    )
+
+    @op.def_vjp
+    def _(primals: Any, cotangents: Any, outputs: Any) -> Any:
+        return None, None
+
+    @op.def_jvp
+    def _(primals: Any, tangents: Any, outputs: Any) -> Any:
+        return (None,)
+
+    @op.def_vmap
+    def _(size: int, axes: Any, values: Any) -> Any:
+        (index, like), (axis, like_axis) = values, axes
+        deeper = _shifted(index_depth + (axis is not None), like_depth + (like_axis is not None))
+        return deeper(_first(index, axis), _first(like, like_axis)), None if axis is None else 0
+
+    return op

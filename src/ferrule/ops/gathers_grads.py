@@ -12,9 +12,10 @@ import ferrule
 
 from . import gathers
 from .arrays import cast, library
-from .gathers import Kind
 
 _FLOATS = "T in (float32, float16, bfloat16)"
+# In a shapeless graph MLX (0.32.4) broadcasts 1 and 0 to 1, so that of no rows one may come back.
+_AS_MANY = "R == M or M == 0"
 
 
 def sum_of_left(rows: Any, lhs: Any, like: Any) -> Any:
@@ -33,14 +34,33 @@ def sum_of_left(rows: Any, lhs: Any, like: Any) -> Any:
     return _sum_of_places()(rows, like)
 
 
+# The place in the shape C of number `n` of those that broadcasting makes of the place `at` of X.
+_PLACE_MADE = """
+template <typename X, typename C>
+inline ulong place_made(ulong at, ulong n, X x, int x_dims, C c, int c_dims) {
+  ulong place = 0, step = 1;
+  for (int back = 1; back <= c_dims; back++) {
+    const ulong size = ulong(c[c_dims - back]);
+    const bool repeated = back > x_dims || x[x_dims - back] == 1;
+    place += (repeated ? n : at) % size * step;
+    if (repeated) n /= size;
+    else at /= size;
+    step *= size;
+  }
+  return place;
+}
+"""
+
 # A thread adds up all that was made of one element.
 _SUM_OF_PLACES = """
     const uint column = thread_position_in_grid.x;
     const ulong at = thread_position_in_grid.y, m = at % uint(M), matrix = at / uint(M);
+    const ulong count = uint(C_size) / uint(X_size);
     float sum = 0;
-    for (ulong j = 0; j < uint(C_size); j++) {
-      const Places found = places_of(j, like_shape, like_ndim - 2, rows_shape, rows_ndim - 2);
-      if (found.left == matrix) sum += float(rows[(j * uint(M) + m) * uint(K) + column]);
+    for (ulong n = 0; n < count; n++) {
+      const ulong place = place_made(
+          matrix, n, like_shape, like_ndim - 2, rows_shape, rows_ndim - 2);
+      sum += float(rows[(place * uint(M) + m) * uint(K) + column]);
     }
     sums[at * uint(K) + column] = T(sum);
 """
@@ -50,9 +70,9 @@ _SUM_OF_PLACES = """
 def _sum_of_places() -> ferrule.Op:
     op = ferrule.op(
         "sum_of_places",
-        f"rows[*C,M,K]:T, like[*X,M,K]:T -> sums[*X,M,K]:T where {_FLOATS}",
+        f"rows[*C,R,K]:T, like[*X,M,K]:T -> sums[*X,M,K]:T where {_AS_MANY}, {_FLOATS}",
         metal=_SUM_OF_PLACES,
-        header=gathers.HEADER,
+        header=_PLACE_MADE,
         grid=("K", "X_size * M"),
         threadgroup=(64, 1),
         version=1,
@@ -66,6 +86,13 @@ def _sum_of_places() -> ferrule.Op:
     def _(primals: Any, tangents: Any, outputs: Any) -> Any:
         rows = primals[0] * 0 if tangents[0] is None else tangents[0]
         return (_sum_of_places()(rows, primals[1]),)
+
+    @op.def_vmap
+    def _(size: int, axes: Any, values: Any) -> Any:
+        rows, like = gathers.all_first(axes, values)
+        added = rows.ndim - like.ndim
+        sums = _sum_of_places()(rows, gathers.deepened(like, rows.ndim))
+        return gathers.squeezed(sums, range(1, 1 + added)), 0
 
     return op
 
@@ -97,6 +124,11 @@ def _spread() -> ferrule.Op:
         values = primals[0] * 0 if tangents[0] is None else tangents[0]
         return (_spread()(values, primals[1]),)
 
+    @op.def_vmap
+    def _(size: int, axes: Any, arrays: Any) -> Any:
+        values, like = gathers.all_first(axes, arrays)
+        return _spread()(gathers.deepened(values, like.ndim), like), 0
+
     return op
 
 
@@ -111,8 +143,8 @@ _CHOOSE_AT = """
 def _sum_at() -> ferrule.Op:
     op = ferrule.op(
         "sum_at",
-        "rows[*C,M,K]:T, lhs[*I]:L, like[*X,M,K]:T -> sums[*X,M,K]:float32 "
-        f"where {_FLOATS}, L in {gathers.INDICES}",
+        "rows[*C,R,K]:T, lhs[*I]:L, like[*X,M,K]:T -> sums[*X,M,K]:float32 "
+        f"where {_AS_MANY}, {_FLOATS}, L in {gathers.INDICES}",
         metal=[
             ferrule.metal_body(
                 f"""
@@ -161,6 +193,11 @@ def _sum_at() -> ferrule.Op:
         rows = primals[0] * 0 if tangents[0] is None else tangents[0]
         return (_sum_at()(rows, *primals[1:]),)
 
+    @op.def_vmap
+    def _(size: int, axes: Any, values: Any) -> Any:
+        rows, lhs, like = gathers.all_first(axes, values)
+        return _sum_at()(rows, gathers.deepened(gathers.shifted(lhs, like), rows.ndim - 2), like), 0
+
     return op
 
 
@@ -189,86 +226,15 @@ def _spread_at() -> ferrule.Op:
     def _(primals: Any, cotangents: Any, outputs: Any) -> Any:
         return _sum_at()(cotangents[0], primals[1], primals[0]), None, None
 
+    @op.def_jvp
+    def _(primals: Any, tangents: Any, outputs: Any) -> Any:
+        values = primals[0] * 0 if tangents[0] is None else tangents[0]
+        return (_spread_at()(values, *primals[1:]),)
+
+    @op.def_vmap
+    def _(size: int, axes: Any, arrays: Any) -> Any:
+        values, lhs, like = gathers.all_first(axes, arrays)
+        lhs = gathers.deepened(gathers.shifted(lhs, values), like.ndim - 2)
+        return _spread_at()(values, lhs, like), 0
+
     return op
-
-
-# A thread makes a part of some rows of a matrix.
-_OUTER_ON_CPU = """
-    const int first = int(thread_position_in_grid.x) * 256, columns = metal::min(V - first, 256);
-    const int top = int(thread_position_in_grid.y) * 8, height = metal::min(H - top, 8);
-    const long matrix = thread_position_in_grid.z;
-    float parts[8][256];
-    for (int h = 0; h < 8; h++)
-      for (int c = 0; c < 256; c++) parts[h][c] = 0;
-    for (ulong batch = 0; batch < COUNT; batch++) {
-      CHOOSE
-      if (!inside || from_right != matrix) continue;
-      for (uint m = 0; m < HEIGHT; m++) {
-        const device T* a = left + (ulong(from_left) * HEIGHT + m) * uint(H) + top;
-        const device T* b = right + (batch * HEIGHT + m) * uint(V) + first;
-        for (int h = 0; h < height; h++) {
-          const float v = float(a[h]);
-          for (int c = 0; c < columns; c++) parts[h][c] = metal::fma(v, float(b[c]), parts[h][c]);
-        }
-      }
-    }
-    for (int h = 0; h < height; h++)
-      for (int c = 0; c < columns; c++)
-        sums[(ulong(matrix) * uint(H) + top + h) * uint(V) + first + c] = parts[h][c];
-"""
-_OUTER = """
-    const uint v = thread_position_in_grid.x, h = thread_position_in_grid.y;
-    const long matrix = thread_position_in_grid.z;
-    float sum = 0;
-    for (ulong batch = 0; batch < COUNT; batch++) {
-      CHOOSE
-      if (!inside || from_right != matrix) continue;
-      for (uint m = 0; m < HEIGHT; m++)
-        sum += float(left[(ulong(from_left) * HEIGHT + m) * uint(H) + h])
-            * float(right[(batch * HEIGHT + m) * uint(V) + v]);
-    }
-    sums[(ulong(matrix) * uint(H) + h) * uint(V) + v] = sum;
-"""
-
-
-@ferrule.family
-def outer(letters: str) -> ferrule.Op:
-    """For each matrix on the right, the sum of ``left.T @ right`` over the results made of it.
-
-    ``left, right, lhs?, rhs?, like -> sums[*W,H,V]``, in float32: ``left[*X,M,H]`` is chosen as in
-    the product, ``right[*C,M,V]`` are results, and ``like[*W,A,B]`` has the batch of the right
-    side. Without a kind: ``left[*S,H], right[*S,V] -> sums[H,V]``.
-    """
-    kind = Kind(letters) if letters else None
-    if kind is None:
-        rule = f"left[*S,H]:T, right[*S,V]:T -> sums[H,V]:float32 where {_FLOATS}"
-        choose = "const long from_left = 0, from_right = 0; const bool inside = true;"
-        words = {"COUNT": "1", "HEIGHT": "uint(S_size)", "CHOOSE": choose}
-        matrices = "1"
-    else:
-        where = ", ".join([*kind.where, _FLOATS])
-        rule = (
-            f"left[*X,M,H]:T, right[*C,M,V]:T{kind.inputs}, like[*W,A,B]:U "
-            f"-> sums[*W,H,V]:float32 where {where}"
-        )
-        words = {"COUNT": "uint(C_size)", "HEIGHT": "uint(M)"}
-        words["CHOOSE"] = kind.find("left", "like")
-        matrices = "W_size"
-    on_cpu, on_gpu = _OUTER_ON_CPU, _OUTER
-    for name, value in words.items():
-        on_cpu, on_gpu = on_cpu.replace(name, value), on_gpu.replace(name, value)
-    header = gathers.HEADER
-    return ferrule.op(
-        "outer_sums",
-        rule,
-        metal=[
-            ferrule.metal_body(
-                on_cpu, header=header, when="device == cpu", threadgroup=1,
-                grid=("ceildiv(V, 256)", "ceildiv(H, 8)", matrices),
-            ),
-            ferrule.metal_body(
-                on_gpu, header=header, grid=("V", "H", matrices), threadgroup=(64, 1, 1)
-            ),
-        ],
-        version=1,
-    )  # fmt: skip

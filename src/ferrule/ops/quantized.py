@@ -11,9 +11,13 @@ from . import quantized_cuda as on_cuda
 from . import quantized_texts as texts
 from .arrays import cast, dtype_name, library, promoted
 from .formats import Format
+from .gathered import outer, outer_of_rows
 from .gathers import Kind
-from .gathers_grads import outer, sum_of_left
+from .gathers_grads import sum_of_left
+from .quantizing import group_sums
 from .rows import on_cpu
+
+_FLOATS = "T in (float32, float16, bfloat16)"
 
 
 def quantized_matmul(
@@ -52,8 +56,8 @@ def quantized_matmul(
     Raises:
         KernelError: the mode has no such group or bits, or no global scale; biases are missing, or
             not of this mode; ``K`` is no multiple of the group; shapes do not fit, or a dtype is
-            another. There is a derivative with respect to x, and in mode "affine" to scales and
-            biases: others raise.
+            another. There is a derivative with respect to x, in mode "affine" to scales and
+            biases, and to a global scale: scales that are bytes have none.
         KernelTypeError: an argument is no array.
 
     Example:
@@ -68,7 +72,7 @@ def quantized_matmul(
     single = batched and x.ndim == 1
     kind = "xw" if batched else ""
     y = _product(*form, transpose, kind, global_scale is not None)(x[None] if single else x, *parts)
-    return y[..., 0, :] if single else y
+    return gathers.squeezed(y, [-2] * single)
 
 
 def gather_qmm(
@@ -113,7 +117,8 @@ def gather_qmm(
         kind, lhs, rhs = gathers.for_gpu(kind, x, parts[0], lhs, rhs)
     chosen = [index for index in (lhs, rhs) if index is not None]
     y = _product(*form, transpose, kind, global_scale is not None)(x, *parts, *chosen)
-    return y[0] if single and gathers.no_axes(x, w, lhs_indices, rhs_indices) else y
+    alone = single and gathers.no_axes(x, w, lhs_indices, rhs_indices)
+    return gathers.squeezed(y, [0] * alone)
 
 
 def _operands(
@@ -127,6 +132,7 @@ def _operands(
     global_scale: Any,
 ) -> tuple[Any, list[Any]]:
     """x and the parts of w as the ops take them: of one dtype where the mode is affine."""
+    formats.check_arrays(function, x=x)
     w, scales = formats.packed(function, form, w, scales, biases)
     if transpose:
         formats.check_groups(function, form, "x", x, 1)
@@ -172,6 +178,10 @@ def _product(
             )
         elif wanted[2]:
             raise _no_gradient(op.name, "scales", mode)
+        if scaled and wanted[3]:
+            plain = _product(mode, group, bits, transpose, letters, False)
+            products = plain(*primals[:3], *primals[4:])
+            gradients[3] = _of_global_scale(letters, products, matrix, rhs, c)
         return gradients
 
     def jvp(primals: Any, tangents: Any, outputs: Any) -> Any:
@@ -185,6 +195,8 @@ def _product(
             terms.append(op(x, w, *parts, *primals[4:]))
         elif tangents[2] is not None:
             raise _no_gradient(op.name, "scales", mode)
+        if scaled and tangents[3] is not None:
+            terms.append(op(*primals[:3], tangents[3], *primals[4:]))
         return (sum(terms[1:], terms[0]) if terms else op(x * 0, *primals[1:]),)
 
     op.def_vjp(vjp, version=1)
@@ -217,42 +229,62 @@ def _of_groups(
     """The gradients of scales and biases: of each group, the sums of what its elements have."""
     indices = [index for index in (lhs, rhs) if index is not None]
     if not letters:
-        of_w = outer("")(*((c, x) if transpose else (x, c)))
+        of_w = outer_of_rows(False)(*((c, x) if transpose else (x, c)))
     else:
         of_w = outer(letters)(x, c, *indices, matrix[0])
         of_w = library(of_w).swapaxes(of_w, -1, -2) if transpose else of_w
-    return _group_sums(*form)(of_w, *matrix[:2])
+    return group_sums(*form)(of_w, *matrix[:2])
+
+
+def _of_global_scale(letters: str, products: Any, matrix: list[Any], rhs: Any, c: Any) -> Any:
+    """The gradient of a global scale, by the products without it."""
+    w, _, whole = matrix
+    chosen = [w] if rhs is None else [rhs, w]
+    return _of_whole(letters[1:])(products, c, *(chosen if letters else []), whole)
 
 
 @ferrule.family
-def _group_sums(mode: str, group: int, bits: int) -> ferrule.Op:
-    """``of_w, w, scales -> of_scales, of_biases``."""
-    form = Format(mode, group, bits)
-    of_groups = f"[*W,N,K // {group}]"
-    return ferrule.op(
-        "group_sums",
-        f"of_w[*W,N,K]:float32, w[*W,N,{form.packs}]:uint32, scales{of_groups}:T "
-        f"-> of_scales{of_groups}:T, of_biases{of_groups}:T",
-        metal="""
-    const ulong at = thread_position_in_grid.x;
-    float products = 0, sum = 0;
-    for (int i = 0; i < GROUP; i += 8) {
-      uint q[8];
-      read8((const device uchar*)w + (at * GROUP + i) / 8 * BITS, q);
-      for (int j = 0; j < 8; j++) {
-        const float v = of_w[at * GROUP + i + j];
-        products += v * float(int(q[j]));
-        sum += v;
-      }
-    }
-    of_scales[at] = T(products);
-    of_biases[at] = T(sum);
+def _of_whole(letter: str) -> ferrule.Op:
+    """The gradient of a global scale, ``products, c, rhs?, w?, global_scale -> sums``: of what a
+    matrix gave without it, times cotangents. ``letter`` is the right side's; empty of one matrix.
+    """
+    kind = Kind(f"x{letter}") if letter else None
+    choose, count = (kind.find("c", "w"), "X_size") if kind else ("", "1")
+    others = "G_size != 1 && (!inside || from_right != at)" if kind else "false"
+    arrays = "products[*X,M,N]:T, c[*X,M,N]:T" if kind else "products[*S,N]:T, c[*S,N]:T"
+    arrays += f"{kind.inputs}, w[*W,A,B]:uint32" if kind else ""
+    where = ", ".join([*(kind.where if kind else []), _FLOATS])
+    op = ferrule.op(
+        "global_scale_sums",
+        f"{arrays}, global_scale[*G]:float32 -> sums[*G]:float32 where {where}",
+        metal=f"""
+    const long at = thread_position_in_grid.x;
+    const ulong size = {"uint(M) * ulong(N)" if kind else "uint(S_size) * ulong(N)"};
+    float sum = 0;
+    for (ulong batch = 0; batch < uint({count}); batch++) {{
+      {choose}
+      if ({others}) continue;
+      float part = 0;
+      for (ulong i = batch * size; i < (batch + 1) * size; i++)
+        part += float(products[i]) * float(c[i]);
+      sum += part;
+    }}
+    sums[at] = sum / {formats.NVFP4_RANGE}f;
 """,
-        header=form.header,
-        grid="scales.size",
+        header=gathers.HEADER,
+        grid="global_scale.size",
         threadgroup=64,
         version=1,
     )
+
+    def jvp(primals: Any, tangents: Any, outputs: Any) -> Any:
+        products, c, *rest = primals
+        terms = [op(tangents[0], c, *rest)] if tangents[0] is not None else []
+        terms += [op(products, tangents[1], *rest)] if tangents[1] is not None else []
+        return (sum(terms[1:], terms[0]) if terms else op(products * 0, c, *rest),)
+
+    op.def_jvp(jvp, version=1)
+    return op
 
 
 class Rule:
@@ -289,7 +321,7 @@ class Rule:
     @property
     def text(self) -> str:
         """The rule."""
-        where = ", ".join([*self.where, "T in (float32, float16, bfloat16)"])
+        where = ", ".join([*self.where, _FLOATS])
         if self.kind is None:
             return f"x[*S,K]:T, {self.matrix} -> y[*S,{self.width}]:T where {where}"
         return (
@@ -337,7 +369,7 @@ class Rule:
         width = f"({self.width})"
         rows = f"(y.size // max({width}, 1))"
         header = self.form.header + (gathers.HEADER if self.kind else "")
-        across = f"ceildiv({width}, {64 if self.transpose else 256})"
+        across = f"ceildiv({width}, {texts.COLUMNS if self.transpose else texts.PART})"
         text = texts.PROCESSOR_TRANSPOSED if self.transpose else texts.PROCESSOR_STRAIGHT
         left = "M" if self.kind else "S_size"
         batches = f"(y.size // max({left} * {width}, 1))"

@@ -1,6 +1,6 @@
 """Products with quantized matrices on NVIDIA GPUs: how the kernels are launched.
 
-Up to `MOST` rows of x go to a kernel that reads the packed weights once; of more, the weights are
+Up to 64 rows of x go to a kernel that reads the packed weights once; of more, the weights are
 dequantized to scratch, and cuBLAS multiplies. Rows that indices send to different matrices are put
 into tiles of the same one.
 """

@@ -303,7 +303,7 @@ __device__ inline float whole(int64_t, int) { return 1; }
 
 // What sums get at the end: what exact products of codes and scales have not.
 constexpr float LAST = MODE != NVFP4 ? 1 : BF16 ? 256 : 128;
-// The bits of the two rows in what `read` says of NaN.
+// The bits of the two rows in what `set` says of NaN.
 constexpr uint32_t NAN_OF[2] = {MODE == NVFP4 ? 0x00008080u : MODE == AFFINE ? 0u : 0x00000100u,
                                 MODE == NVFP4 ? 0x80800000u : MODE == AFFINE ? 0u : 0x01000000u};
 """

@@ -1,7 +1,7 @@
 """The Metal bodies of products with quantized matrices.
 
 Each serves all formats (`formats`), and all ways in which matrices are chosen (`gathers`). The
-words in capitals that are no constants are put in by `quantized.body`:
+words in capitals that are no constants are put in by `quantized.Rule.body`:
 
 * ``LEFT`` rows of a result; ``DEPTH``, what is summed over; ``WIDTH`` columns;
 * ``CHOOSE`` finds the matrices of the result ``batch``;
@@ -84,10 +84,16 @@ _NOTHING = """
       } else {
 """
 
-PROCESSOR = """
-#define ROWS 16
-#define COLUMNS 64
-#define PART 512
+# Rows of x, columns (rows of w) and elements of these that a thread has at once.
+ROWS, COLUMNS, PART = 16, 64, 512
+
+PROCESSOR = (
+    f"""
+#define ROWS {ROWS}
+#define COLUMNS {COLUMNS}
+#define PART {PART}
+"""
+    + """
 
 template <int N>
 inline float folded(thread float* v) {
@@ -110,6 +116,7 @@ inline void add_dots(const thread float* x, const thread float* w, int size, thr
   for (int r = 0; r < R; r++) sums[r * COLUMNS] += folded<LANES>(lanes[r]);
 }
 """
+)
 
 # Columns of the result are rows of w.
 PROCESSOR_TRANSPOSED = """

@@ -7,7 +7,7 @@ from typing import Any
 import ferrule
 
 from . import formats
-from .arrays import dtype_name
+from .arrays import cast, dtype_name
 from .formats import Format
 
 ROUNDINGS = ("even", "mlx_cpu")
@@ -268,7 +268,7 @@ def _dequantize(mode: str, group: int, bits: int, dtype: str, scaled: bool) -> f
     if scaled:
         each = f"group / (uint(N) * (uint(P) * 32 / {bits} / GROUP))"
         by = f"global_scale[G_size == 1 ? 0 : {each}] / {formats.NVFP4_RANGE}f"
-    return ferrule.op(
+    op = ferrule.op(
         f"dequantize_{mode}",
         f"packed[*W,N,P]:uint32, {of_scales}{of_biases}{whole} -> w[*W,N,{columns}]:{dtype} "
         f"where {', '.join(where)}",
@@ -278,3 +278,69 @@ def _dequantize(mode: str, group: int, bits: int, dtype: str, scaled: bool) -> f
         threadgroup=256,
         template={"T": getattr(ferrule, dtype)} | ({} if form.affine else {"S": ferrule.float32}),
     )
+    if form.affine:
+        op.def_vjp(_dequantize_vjp(form), version=1)
+        op.def_jvp(_dequantize_jvp(op), version=1)
+    return op
+
+
+def _dequantize_vjp(form: Format) -> Any:
+    def vjp(primals: Any, cotangents: Any, outputs: Any) -> Any:
+        packed, scales, _ = primals
+        return None, *group_sums(*form)(cast(cotangents[0], "float32"), packed, scales)
+
+    return vjp
+
+
+def _dequantize_jvp(op: ferrule.Op) -> Any:
+    def jvp(primals: Any, tangents: Any, outputs: Any) -> Any:
+        parts = [
+            primal * 0 if tangent is None else tangent
+            for primal, tangent in zip(primals[1:], tangents[1:], strict=True)
+        ]
+        return (op(primals[0], *parts),)
+
+    return jvp
+
+
+@ferrule.family
+def group_sums(mode: str, group: int, bits: int) -> ferrule.Op:
+    """``of_w, w, scales -> of_scales, of_biases``: mode "affine" of `dequantize` backwards."""
+    form = Format(mode, group, bits)
+    of_groups = f"[*W,N,K // {group}]"
+    op = ferrule.op(
+        "group_sums",
+        f"of_w[*W,N,K]:float32, w[*W,N,{form.packs}]:uint32, scales{of_groups}:T "
+        f"-> of_scales{of_groups}:T, of_biases{of_groups}:T",
+        metal="""
+    const ulong at = thread_position_in_grid.x;
+    float products = 0, sum = 0;
+    for (int i = 0; i < GROUP; i += 8) {
+      uint q[8];
+      read8((const device uchar*)w + (at * GROUP + i) / 8 * BITS, q);
+      for (int j = 0; j < 8; j++) {
+        const float v = of_w[at * GROUP + i + j];
+        products += v * float(int(q[j]));
+        sum += v;
+      }
+    }
+    of_scales[at] = T(products);
+    of_biases[at] = T(sum);
+""",
+        header=form.header,
+        grid="scales.size",
+        threadgroup=64,
+        version=1,
+    )
+
+    def vjp(primals: Any, cotangents: Any, outputs: Any) -> Any:
+        parts = [cast(cotangent, "float32") for cotangent in cotangents]
+        return _dequantize(*form, "float32", False)(primals[1], *parts), None, None
+
+    def jvp(primals: Any, tangents: Any, outputs: Any) -> Any:
+        of_w = primals[0] * 0 if tangents[0] is None else tangents[0]
+        return op(of_w, *primals[1:])
+
+    op.def_vjp(vjp, version=1)
+    op.def_jvp(jvp, version=1)
+    return op

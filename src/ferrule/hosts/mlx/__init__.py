@@ -20,9 +20,10 @@ that MLX imports, and makes the kernels again (`hosts.mlx.file_kernels`): ops fr
 all others from their text. Where a call is traced, those of MLX's operations that its files say too
 little of for derivatives and batches are made anew, too (`fr_mlx_mended`).
 
-`ferrule.mlx` has MLX's products that gather or dequantize (`hosts.mlx.matmul`). MLX's primitives
-run them; nodes of ferrule stand for them (`runtime/mlx_matmul.cpp`, a template over MLX's class),
-which keep MLX's record in exported files and ask Python for derivatives and batches. In a shapeless
-trace no size is written down (`hosts.mlx.sizes`): matrices are counted by `cumsum`, and broadcasts
-are nodes of this kind, too, for MLX batches its own with the sizes of the trace.
+`ferrule.mlx` has MLX's names for `ferrule.ops`' products that gather or dequantize
+(`hosts.mlx.matmul`). While a function is exported MLX's primitives run them (`hosts.mlx.products`),
+so that files have MLX's records; nodes of ferrule stand for them (`runtime/mlx_matmul.cpp`, a
+template over MLX's class), which ask Python for derivatives and batches. In a file for every shape
+no size is written down (`hosts.mlx.sizes`): matrices are counted by `cumsum`, and broadcasts are
+nodes of this kind, too, for MLX batches its own with the sizes of the trace.
 """
