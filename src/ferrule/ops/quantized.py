@@ -325,7 +325,8 @@ class Rule:
         if bits not in (4, 8):
             return None
         if self.kind is None:
-            few = on_cuda.few(mode, bits, group, self.scaled) if self.transpose else []
+            few = on_cuda.wide(mode, bits, group, self.scaled) if self.transpose else []
+            few += on_cuda.few(mode, bits, group, self.scaled) if self.transpose else []
             return [*few, on_cuda.many(mode, bits, group, self.transpose, self.scaled)]
         if self.transpose and (self.kind.tokens or all(self.kind.indexed)):
             each = "E" if self.kind.tokens else ""
