@@ -1,7 +1,7 @@
 """Products with quantized matrices on NVIDIA GPUs: how the kernels are launched.
 
 Up to 64 rows of x go to a kernel that reads the packed weights once, on GPUs of compute capability
-9.0 up to 256; of more, the weights are dequantized to scratch, and cuBLAS multiplies. Rows that
+9.0 up to 512; of more, the weights are dequantized to scratch, and cuBLAS multiplies. Rows that
 indices send to different matrices are put into tiles of the same one.
 """
 
@@ -95,6 +95,7 @@ class Wide(NamedTuple):
         stages, x_stages: parts of w and of x that are there, or on their way.
         each: tiles of 64 rows of a warp group.
         resident: blocks that share a multiprocessor.
+        times: so many tiles of rows of x there are, at most.
         when: a condition.
     """
 
@@ -104,6 +105,7 @@ class Wide(NamedTuple):
     x_stages: int
     each: int = 1
     resident: int = 1
+    times: int = 1
     when: str = "K > 0"
 
     @property
@@ -128,7 +130,8 @@ class Wide(NamedTuple):
 
     def split(self, bits: int) -> str:
         """How many blocks of a cluster divide K."""
-        tiles, split, block = f"ceildiv(N, {self.rows})", "1", 512 // bits
+        tokens = f"ceildiv(x.size // max(K, 1), {self.tokens})"
+        tiles, split, block = f"ceildiv(N, {self.rows}) * {tokens}", "1", 512 // bits
         for size in (2, 4, 8):
             most = f"{tiles} * {size} <= {self.resident} * sm_count"
             split = f"{size} if {most} and K >= {4 * size * block} else {split}"
@@ -146,14 +149,14 @@ WIDE = (
     Wide(128, 256, 4, 3, each=2, when="N >= 192 * sm_count"),
     Wide(128, 128, 6, 4),
     Wide(192, 128, 4, 3),
-    Wide(256, 128, 4, 2),
+    Wide(256, 128, 4, 2, times=2),
 )
 
 
 def wide(
     mode: str, bits: int, group: int, scaled: bool = False, tiles: Sequence[Wide] = WIDE
 ) -> list[Any]:
-    """The units for 17 to 256 rows of x, on GPUs of compute capability 9.0.
+    """The units for 17 to 512 rows of x, on GPUs of compute capability 9.0.
 
     Args:
         mode, bits, group: of the quantized matrix.
@@ -166,7 +169,7 @@ def wide(
     for tile in tiles:
         split = tile.split(bits)
         step: dict[str, Any] = {
-            "blocks": (f"ceildiv(N, {tile.rows})", split),
+            "blocks": (f"ceildiv({count}, {tile.tokens})", split, f"ceildiv(N, {tile.rows})"),
             "block": 32 * tile.warps + 32,
             "shared_memory": tile.shared_memory(mode, bits, group),
             "pdl": True,
@@ -178,7 +181,7 @@ def wide(
                 _text(mode, scaled, AHEAD + wide_texts.wide(tile.tokens)),
                 template={"MODE": MODES[mode], "BITS": bits, "GROUP": group, **tile.template},
                 when=f"{WHERE} and capability == 90 and {count} >= {LEAST_WIDE}"
-                f" and {count} <= {tile.tokens} and {tile.when}",
+                f" and {count} <= {tile.tokens * tile.times} and {tile.when}",
                 scratch={"ordered": f"T[ceildiv({count}, 8) * 8, ceildiv(K, {block}) * {block}]"},
                 specific=True,
                 options=[f"--maxrregcount={registers}"],

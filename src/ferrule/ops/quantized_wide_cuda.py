@@ -1,4 +1,4 @@
-"""CUDA of products of 17 to 256 rows of x with quantized matrices, for compute capability 9.0.
+"""CUDA of products of 17 to 512 rows of x with quantized matrices, for compute capability 9.0.
 
 A warp group multiplies 64 rows of ``w``, whose numbers it makes in registers, with all rows of x
 (tokens) by ``wgmma``, which reads x from shared memory. As in `quantized_cuda_texts`, each lane has
@@ -165,7 +165,8 @@ extern "C" __global__ void
 wide(const T* x, const uint32_t* w, const void* scales, BIASES biases, WHOLE global_scale, T* y,
      int64_t N, int64_t K, int count) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
-  const int64_t n0 = blockIdx.x * int64_t(ROWS);
+  const int64_t n0 = blockIdx.z * int64_t(ROWS);
+  const int token = blockIdx.x * TOK, here = min(count - token, TOK);
   const uint32_t start = (shared_address(shared) + 1023) / 1024 * 1024;
   const uint32_t full = start, empty = start + X_STAGES * 8;  // barriers
   const uint32_t begin_x = start + 1024;
@@ -184,15 +185,16 @@ wide(const T* x, const uint32_t* w, const void* scales, BIASES biases, WHOLE glo
   if (warp == WARPS) {
     if (lane == 0) {
       fence_of_copies();
-      const uint32_t bytes = (count + 7) / 8 * 1024;  // of a tile
-      const char* from = reinterpret_cast<const char*>(x) + int64_t(begin) * TILES * bytes;
+      const uint32_t bytes = (here + 7) / 8 * 1024, pitch = (count + 7) / 8 * 1024;  // of a tile
+      const char* from =
+          reinterpret_cast<const char*>(x) + int64_t(begin) * TILES * pitch + token * 128;
       uint32_t slot = 0, parity = 1;
 #pragma unroll 1
       for (uint32_t block = begin; block < end; ++block) {
         wait_for(empty + slot * 8, parity);
         expect(full + slot * 8, TILES * bytes);
 #pragma unroll
-        for (int tile = 0; tile < TILES; ++tile, from += bytes)
+        for (int tile = 0; tile < TILES; ++tile, from += pitch)
           copy_many(begin_x + slot * X_STAGE + tile * TOK * 128, from, bytes, full + slot * 8);
         if (++slot == X_STAGES) slot = 0, parity ^= 1;
       }
@@ -371,16 +373,23 @@ wide(const T* x, const uint32_t* w, const void* scales, BIASES biases, WHOLE glo
   // Sums of blocks, in their order.
   __syncthreads();
   const float by = whole(global_scale, 0);
+  T* const to = y + token * N;
   if (gridDim.y == 1) {
-    add_parts<1>(sums, count, y, n0, N, by);
+    add_parts<1>(sums, here, to, n0, N, by);
   } else {
     cluster_barrier();
-    if (gridDim.y == 2) add_parts<2>(sums, count, y, n0, N, by);
-    else if (gridDim.y == 4) add_parts<4>(sums, count, y, n0, N, by);
-    else add_parts<8>(sums, count, y, n0, N, by);
+    if (gridDim.y == 2) add_parts<2>(sums, here, to, n0, N, by);
+    else if (gridDim.y == 4) add_parts<4>(sums, here, to, n0, N, by);
+    else add_parts<8>(sums, here, to, n0, N, by);
     cluster_barrier();  // none ends while another reads its sums
   }
 }
+"""
+
+# What packages for other GPUs have, which never start it.
+_ELSEWHERE = """
+extern "C" __global__ void wide(const T*, const uint32_t*, const void*, BIASES, WHOLE, T*, int64_t,
+                                int64_t, int) {}
 """
 
 
@@ -402,4 +411,4 @@ def wide(tokens: int) -> str:
     """The functions for so many tokens, at most."""
     machine = _MACHINE.replace("PRODUCT_BF16", _product(tokens, "bf16"))
     machine = machine.replace("PRODUCT_F16", _product(tokens, "f16"))
-    return ORDERED + machine + _WIDE
+    return f"{ORDERED}\n#ifdef __CUDA_ARCH_FEAT_SM90_ALL{machine}{_WIDE}#else{_ELSEWHERE}#endif\n"
