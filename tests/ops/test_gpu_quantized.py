@@ -56,7 +56,7 @@ def test_products(form: Any, dtype: Any) -> None:
         n = n if transpose else 256
         names, parts, dense = quantized(form, dtype, *((n, k) if transpose else (k, n)))
         dense = dense.mT if transpose else dense
-        for m in (1, 5, 8, 16, 17, 33, 64, 65, 300):
+        for m in (1, 5, 8, 16, 17, 33, 64, 65, 130, 300, 600):
             x = torch.randn(m, k, device="cuda").to(dtype)
             y = ops.quantized_matmul(x, *parts, transpose=transpose, **names)
             close(y, x, dense)
@@ -118,6 +118,41 @@ def test_experts(form: Any, count: int) -> None:
     assert found[wrong].isnan().all() and found[~wrong].isfinite().all()
 
 
+@pytest.mark.parametrize("form", FORMATS[:6], ids=str)
+def test_rows_that_are_not_aligned(form: Any) -> None:
+    """Of a few groups, and x that begins anywhere."""
+    for k, m in itertools.product((form[1], 3 * form[1], 1024 + form[1]), (1, 7, 40, 100)):
+        names, parts, dense = quantized(form, torch.bfloat16, 33, k)
+        memory = torch.randn(m * k + 1, device="cuda").bfloat16()
+        for x in (memory[:-1].view(m, k), memory[1:].view(m, k)):
+            close(ops.quantized_matmul(x, *parts, **names), x, dense.mT)
+
+
+@pytest.mark.parametrize("shape", [(3, 1, 1, 64), (3, 2, 64)], ids=str)
+def test_transformations_of_gathers(shape: Any) -> None:
+    names, parts, dense = quantized(FORMATS[4], torch.bfloat16, 5, 128, 64)
+    x = torch.randn(4, *shape, device="cuda").bfloat16()
+    chosen = torch.randint(0, 5, (3, 2) if len(shape) == 4 else (3,), device="cuda")
+
+    def call(x: Any, chosen: Any = chosen) -> Any:
+        return ops.gather_qmm(x, *parts, rhs_indices=chosen, **names)
+
+    close(torch.vmap(call)(x), x, dense[chosen].mT)
+    batch = torch.stack([chosen, 4 - chosen])
+    for y, one in zip(torch.vmap(call, (None, 0))(x[0], batch), batch, strict=True):
+        close(y, x[0], dense[one].mT)
+    y, tangent = torch.func.jvp(call, (x[0],), (x[1],))
+    close(y, x[0], dense[chosen].mT)
+    close(tangent, x[1], dense[chosen].mT)
+    leaf = x[0].clone().requires_grad_()
+    y = call(leaf)
+    c = torch.randn_like(y)
+    found = torch.autograd.grad(y, leaf, c)[0]
+    expected = (c.double() @ dense[chosen].double()).sum(-3, keepdim=len(shape) == 4)
+    expected = expected if len(shape) == 4 else c.double() @ dense[chosen].double()
+    assert (found.double() - expected).abs().max() < 0.05 * expected.abs().max()
+
+
 def test_a_global_scale() -> None:
     names, parts, dense = quantized(FORMATS[0], torch.bfloat16, 4, 192, 384)
     amax = torch.tensor([0.5, 3.0, 700.0, 2688.0], device="cuda")
@@ -133,7 +168,7 @@ def test_a_global_scale() -> None:
             close(y, x, w.mT, scale / 2688)
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit.script_method`:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")
 def test_in_a_graph() -> None:
     """A CUDA graph, and torch.compile with sizes that change."""
     names, parts, dense = quantized(FORMATS[0], torch.bfloat16, 8, 192, 384)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import mlx.core as mx
@@ -666,3 +667,42 @@ def test_indices_that_are_refused(form: Form) -> None:
     if form.mode != "float":  # the scales of other matrices
         with pytest.raises((KernelError, KernelTypeError), match=r"\(2, 64, "):
             form.call(x, [matrices[0][0], *matrices[1:]], np.zeros(2, np.int32), None)
+
+
+@pytest.mark.parametrize("kind", ["tokens", "right", "left", "both"])
+def test_transformations_by_the_way_of_gpus(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On GPUs indices become one for each result and side before the product."""
+    monkeypatch.setattr(ops.quantized, "on_cpu", lambda x: False)
+    parts = ops.quantize(torch.randn(5, 128, 64).bfloat16(), 32, 4)
+    dense = ops.dequantize(*parts, 32, 4).float().mT
+    x = torch.randn(4, 3, 1, 1, 64).bfloat16()
+    x = x if kind == "tokens" else x[:, :, 0]
+    rhs = torch.tensor([[3, 0], [1, 1], [4, 2]]) if kind == "tokens" else torch.tensor([3, 0, 4])
+    lhs = torch.tensor([[2], [0]])
+    names = {"rhs_indices": rhs} if kind != "left" else {}
+    names |= {"lhs_indices": lhs} if kind in ("left", "both") else {}
+
+    def call(x: Any, **more: Any) -> Any:
+        return ops.gather_qmm(x, *parts, group_size=32, **(names | more))
+
+    def expected(x: Any, lhs: Any = lhs, rhs: Any = rhs) -> Any:
+        left = x if kind in ("tokens", "right") else x[lhs]
+        return left.float() @ (dense if kind == "left" else dense[rhs])
+
+    close = partial(torch.testing.assert_close, rtol=2e-2, atol=0.1)
+    found = torch.vmap(call)(x)
+    close(found.float(), torch.stack([expected(one) for one in x]))
+    y, tangent = torch.func.jvp(call, (x[0],), (x[1],))
+    close(y.float(), expected(x[0]))
+    close(tangent.float(), expected(x[1]))
+    leaf, wide = x[0].clone().requires_grad_(), x[0].float().requires_grad_()
+    c = torch.randn_like(y)
+    close(
+        torch.autograd.grad(call(leaf), leaf, c)[0].float(),
+        torch.autograd.grad(expected(wide), wide, c.float())[0],
+    )
+    for name, index in names.items():
+        batch = torch.stack([index, 2 - index.clamp(max=2)])
+        found = torch.vmap(lambda one, name=name: call(x[0], **{name: one}))(batch)
+        for y, one in zip(found, batch, strict=True):
+            close(y.float(), expected(x[0], **{name[:3]: one}))

@@ -133,7 +133,7 @@ def for_gpu(letters: str, x: Any, w: Any, lhs: Any, rhs: Any) -> tuple[str, Any,
     """The kind of a product, and its indices, as CUDA's kernels take them: of tokens and their
     experts as they are, else an index of each side for every result."""
     # In a graph of MLX shapes are those of the trace alone.
-    if library(x).__name__ != "mlx.core":
+    if not type(x).__module__.startswith("mlx"):
         batch = tuple(x.shape[:-2])
         if letters == "xr" and batch[-1:] == (1,) and tuple(rhs.shape[:-1]) == batch[:-1]:
             return "tr", None, rhs
@@ -186,8 +186,12 @@ def _all_places(letters: str, x_depth: int, w_depth: int) -> ferrule.Op:
             letters, x_depth + (x_axis is not None), w_depth + (w_axis is not None)
         )
         ranks = (
-            x.ndim - 2 - x_depth - (x_axis is not None) if lhs is None else lhs.ndim,
-            w.ndim - 2 - w_depth - (w_axis is not None) if rhs is None else rhs.ndim,
+            x.ndim - 2 - x_depth - (x_axis is not None)
+            if lhs is None
+            else lhs.ndim - (lhs_axis is not None),
+            w.ndim - 2 - w_depth - (w_axis is not None)
+            if rhs is None
+            else rhs.ndim - (rhs_axis is not None),
         )
         chosen = [
             index if axis is None else deepened(_first(index, axis), max(ranks) + 1)

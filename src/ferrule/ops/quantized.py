@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import ferrule
@@ -357,8 +358,10 @@ class Rule:
         in_bytes = bits in (4, 8)  # of elements that lie across bytes there are no kernels
         if self.kind is None:
             many = on_cuda.many(mode, bits, group, self.transpose, self.scaled)
-            few = on_cuda.few(mode, bits, group, self.scaled) if in_bytes and self.transpose else []
-            return [*few, *many]
+            if not (in_bytes and self.transpose):
+                return many
+            few = (make(mode, bits, group, self.scaled) for make in (on_cuda.wide, on_cuda.few))
+            return [*itertools.chain(*few), *many]
         if in_bytes and self.transpose and (self.kind.tokens or all(self.kind.indexed)):
             each = "E" if self.kind.tokens else ""
             return on_cuda.gathered(mode, bits, group, self.scaled, each)

@@ -1,8 +1,8 @@
 """Products with quantized matrices on NVIDIA GPUs: how the kernels are launched.
 
-Up to 64 rows of x go to a kernel that reads the packed weights once; of more, the weights are
-dequantized to scratch, and cuBLAS multiplies. Rows that indices send to different matrices are put
-into tiles of the same one.
+Up to 64 rows of x go to a kernel that reads the packed weights once, on GPUs of compute capability
+9.0 up to 512; of more, the weights are dequantized to scratch, and cuBLAS multiplies. Rows that
+indices send to different matrices are put into tiles of the same one.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import ferrule
 
+from . import quantized_wide_cuda as wide_texts
 from .quantized_cuda_texts import (
     ANY_WEIGHTS,
     DENSE,
@@ -21,7 +22,7 @@ from .quantized_cuda_texts import (
     SCALED,
     WEIGHTS,
 )
-from .quantized_decode_cuda import DECODE, MACHINE
+from .quantized_decode_cuda import AHEAD, DECODE, MACHINE
 
 MODES = {"affine": 0, "mxfp4": 1, "mxfp8": 2, "nvfp4": 3}
 
@@ -94,6 +95,124 @@ TILES_OF_EXPERTS = (
 )
 
 
+class Wide(NamedTuple):
+    """How a block divides a product by `wgmma`.
+
+    Attributes:
+        tokens: rows of x, at most: a multiple of 8.
+        rows: of w: 64 for each of its warp groups, or `each` times as many.
+        stages, x_stages: parts of w and of x that are there, or on their way.
+        each: tiles of 64 rows of a warp group.
+        resident: blocks that share a multiprocessor.
+        times: so many tiles of rows of x there are, at most.
+        when: a condition.
+    """
+
+    tokens: int
+    rows: int
+    stages: int
+    x_stages: int
+    each: int = 1
+    resident: int = 1
+    times: int = 1
+    when: str = "K > 0"
+
+    @property
+    def warps(self) -> int:
+        """Those that multiply; one more copies x."""
+        return self.rows // (16 * self.each)
+
+    @property
+    def template(self) -> dict[str, int]:
+        """Constants of the text."""
+        divided = {"TOK": self.tokens, "R": self.each, "WM": self.warps, "WK": 1}
+        return {**divided, "STAGES": self.stages, "X_STAGES": self.x_stages}
+
+    def shared_memory(self, mode: str, bits: int, group: int) -> int:
+        """How many bytes of shared memory a block has."""
+        block = 512 // bits
+        scales = 4 * block // group * (4 if mode == "affine" else 1)
+        parts = 2 if self.stages <= 5 else 4
+        of_w = self.rows * (self.stages * 64 + parts * scales)
+        sums = 4 * (self.rows + 4) * self.tokens
+        return 2048 + max(self.x_stages * 2 * block * self.tokens + of_w, sums)
+
+    def split(self, bits: int) -> str:
+        """How many blocks of a cluster divide K. A GPU has fewer places for large clusters."""
+        tokens = f"ceildiv(x.size // max(K, 1), {self.tokens})"
+        tiles, split, block = f"ceildiv(N, {self.rows}) * {tokens}", "1", 512 // bits
+        for size, places in ((2, "sm_count"), (4, "sm_count * 3 // 4"), (8, "sm_count // 2")):
+            most = f"{tiles} * {size} <= {self.resident} * ({places})"
+            split = f"{size} if {most} and K >= {4 * size * block} else {split}"
+        return f"({split})"
+
+
+# For compute capability 9.0, from `LEAST_WIDE` rows of x on: the first that has a place for all.
+LEAST_WIDE = 17
+WIDE = (
+    Wide(32, 64, 8, 4, when="N < 64 * sm_count"),
+    Wide(32, 256, 5, 4, each=2, when="N >= 192 * sm_count"),
+    Wide(32, 128, 8, 4),
+    Wide(64, 64, 8, 4, when="N < 64 * sm_count"),
+    Wide(64, 256, 4, 4, each=2, when="N >= 192 * sm_count"),
+    Wide(64, 128, 8, 4),
+    Wide(128, 64, 8, 4, when="N < 64 * sm_count"),
+    Wide(128, 128, 6, 4, times=4),
+)
+
+
+def wide(
+    mode: str, bits: int, group: int, scaled: bool = False, tiles: Sequence[Wide] = WIDE
+) -> list[Any]:
+    """The units for 17 to 512 rows of x, on GPUs of compute capability 9.0.
+
+    Args:
+        mode, bits, group: of the quantized matrix.
+        scaled: the rule has ``global_scale``.
+        tiles: those to choose from.
+    """
+    count, block = "(x.size // max(K, 1))", 512 // bits
+    operands = ["ordered", *_operands(mode, scaled)[1:]]
+    units = []
+    for tile in tiles:
+        split = tile.split(bits)
+        step: dict[str, Any] = {
+            "blocks": (f"ceildiv({count}, {tile.tokens})", split, f"ceildiv(N, {tile.rows})"),
+            "block": 32 * tile.warps + 32,
+            "shared_memory": tile.shared_memory(mode, bits, group),
+            "pdl": True,
+        }
+        arguments = [*operands, "y", "int64 N", "int64 K", count]
+        # A quarter of a multiprocessor has 16384 registers, and every fourth warp.
+        of_quarter = -(-step["block"] // 128) * tile.resident
+        registers = min(512 // of_quarter // 8 * 8, 248)
+        units.append(
+            ferrule.cuda_unit(
+                _text(mode, scaled, AHEAD + wide_texts.wide(tile.tokens)),
+                template={"MODE": MODES[mode], "BITS": bits, "GROUP": group, **tile.template},
+                when=f"{WHERE} and capability == 90 and {count} >= {LEAST_WIDE}"
+                f" and {count} <= {tile.tokens * tile.times} and {tile.when}",
+                scratch={"ordered": f"T[ceildiv({count}, 8) * 8, ceildiv(K, {block}) * {block}]"},
+                specific=True,
+                options=[f"--maxrregcount={registers}"],
+                steps=[
+                    ferrule.cuda_step(
+                        "ordered",
+                        ["x", "ordered", "int64 K", count],
+                        blocks=f"ceildiv({count} * ceildiv(K, {block}) * {block // 8}, 256)",
+                        block=256,
+                        pdl=True,
+                    ),
+                    ferrule.cuda_step("wide", arguments, when=f"{split} == 1", **step),
+                    ferrule.cuda_step(
+                        "wide", arguments, when=f"{split} > 1", cluster=(1, split, 1), **step
+                    ),
+                ],
+            )
+        )
+    return units
+
+
 def few(
     mode: str, bits: int, group: int, scaled: bool = False, tiles: Sequence[Tile] = TILES
 ) -> list[Any]:
@@ -117,7 +236,7 @@ def few(
         }
         units.append(
             ferrule.cuda_unit(
-                _text(mode, scaled, FEW + DENSE),
+                _text(mode, scaled, AHEAD + FEW + DENSE),
                 template={"MODE": MODES[mode], "BITS": bits, "GROUP": group, **tile.template},
                 when=f"{WHERE} and {count} <= {tile.tokens} and {tile.when}",
                 steps=[
@@ -169,7 +288,7 @@ def gathered(
         parts = f"min({rows}, {rows} // {tile.tokens} + {experts} + 1)"
         units.append(
             ferrule.cuda_unit(
-                _text(mode, scaled, names + FEW + GROUPED),
+                _text(mode, scaled, names + AHEAD + FEW + GROUPED),
                 template={"MODE": MODES[mode], "BITS": bits, "GROUP": group, **tile.template},
                 when=f"{where} and {experts} < 12000 and {tok} <= {tile.tokens} and {tile.when}",
                 scratch={"order": f"int32[{rows}]", "tiles": f"int32[3 * ({parts}) + 1]"},

@@ -31,51 +31,6 @@ __device__ inline int place(int c, int token) {
   return (c % (OWN / 8) * 4 + c / (OWN / 8)) ^ ((token & 1) << 2);
 }
 
-template <int BYTES_> struct Unit { static constexpr int BYTES = BYTES_; };
-
-// Pieces of `UNIT` bytes of rows of scales, from byte `begin` of each on: zeros behind its `size`.
-template <int UNIT>
-__device__ inline void copy_scales(uint32_t to, const char* from, int begin, int size, int rows,
-                                   int lane) {
-  constexpr int PIECES = SCALES / UNIT;
-#pragma unroll 4
-  for (int i = lane; i < R * 16 * PIECES; i += 32) {
-    const int row = i / PIECES, at = i % PIECES * UNIT;
-    const bool in = begin + at < size;
-    const char* const piece = from + (min(row, rows - 1) * size + (in ? begin + at : 0));
-    const uint32_t place = to + i * UNIT;
-    if constexpr (UNIT == 16) copy_16_again(place, piece, in ? 16 : 0);
-    else if constexpr (UNIT == 4) copy_4(place, piece, in ? 4 : 0);
-    else if constexpr (UNIT == 2)
-      write_2(place, in ? *reinterpret_cast<const uint16_t*>(piece) : 0);
-    else write_1(place, in ? *reinterpret_cast<const uint8_t*>(piece) : 0);
-  }
-}
-
-// Blocks of 64 bytes of a row are divided among groups of warps: where those of group `wk` begin.
-__device__ inline uint32_t first_of_part(int wk, int64_t K) {
-  const uint32_t blocks = (uint32_t(K) + BLOCK - 1) / BLOCK;
-  return uint64_t(blocks) * (blockIdx.y * WK + wk) / (gridDim.y * WK);
-}
-
-// Has what warps read first come to the L2: that may be before the kernel ahead has ended, for what
-// it writes is in the L2, too.
-__device__ inline void ask_ahead(const uint32_t* w, const void* scales, int64_t n0, int64_t N,
-                                 int64_t K) {
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const int64_t row_bytes = K / (32 / BITS) * 4, scale_bytes = K / GROUP * SCALE;
-  const int64_t begin = first_of_part(warp / WM, K), first = n0 + warp % WM * R * 16;
-#pragma unroll
-  for (int i = lane; i < R * 16 * 2; i += 32) {
-    const int64_t row = first + i % (R * 16), at = begin * 64 + i / (R * 16) * 128;
-    if (row < N && at < row_bytes)
-      prefetch(reinterpret_cast<const char*>(w) + row * row_bytes + at);
-  }
-  const int64_t row = first + lane, at = begin / AT_ONCE * SCALES;
-  if (lane < R * 16 && row < N && at < scale_bytes)
-    prefetch(static_cast<const char*>(scales) + row * scale_bytes + at);
-}
-
 // Products of one tile of tokens and ROWS rows of w from `n` on. `tokens` says how many there are
 // (`count`), which rows of `x` they are (`row`), and where their y lies (`to`).
 template <class Tokens>
