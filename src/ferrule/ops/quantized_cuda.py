@@ -18,11 +18,11 @@ from .quantized_cuda_texts import (
     DENSE,
     FEW,
     FLOATS_OF_BYTES,
-    GROUPED,
     SCALED,
     WEIGHTS,
 )
 from .quantized_decode_cuda import AHEAD, DECODE, MACHINE
+from .quantized_experts_cuda import GROUPED
 
 MODES = {"affine": 0, "mxfp4": 1, "mxfp8": 2, "nvfp4": 3}
 

@@ -1,0 +1,145 @@
+"""CUDA of products with quantized matrices that indices choose: rows by expert."""
+
+from __future__ import annotations
+
+# Rows of a batch by expert, which is the matrix that each is multiplied with. A tile is up to TOK
+# rows of one expert; those whose indices lie outside have an expert of their own, `experts`.
+GROUPED = """
+// Which matrix of x result b has: by an index, or one for `each` results.
+template <class I> __device__ inline int64_t left_of(const I* lhs, int b) { return lhs[b]; }
+__device__ inline int64_t left_of(int64_t each, int b) { return b / int(each); }
+
+struct Experts {
+  LEFTS lhs;
+  const RHS* rhs;
+  int M;
+  int64_t matrices;  // of x
+  int experts;
+  // The x row of row r of y, and which expert it has.
+  __device__ int64_t from(int r) const { return left_of(lhs, r / M) * M + r % M; }
+  __device__ int expert(int r) const {
+    const int64_t left = left_of(lhs, r / M), right = rhs[r / M];
+    return left >= 0 && left < matrices && right >= 0 && right < experts ? int(right) : experts;
+  }
+};
+
+// Rows that stand in a list, which is in shared memory.
+struct Listed {
+  const T* x;
+  T* y;
+  int64_t K, N;
+  int count;
+  const int64_t* rows_of_x;
+  const int* rows;
+  __device__ int64_t row(int token) const { return rows_of_x[token]; }
+  __device__ T* to(int token) const { return y + rows[token] * N; }
+  __device__ bool aligned() const { return (size_t(x) | K * sizeof(T)) % 16 == 0; }
+};
+
+// One tile, whose first rows `list` has.
+__device__ inline void product_of_tile(
+    const T* x, const uint32_t* w, const void* scales, BIASES biases,
+    WHOLE global_scale, int each, T* y, int64_t N, int64_t K, const Experts& experts,
+    int expert, int count, const int* list) {
+  __shared__ int64_t rows_of_x[TOK];
+  const int64_t n = blockIdx.z * int64_t(ROWS);
+  if (expert == experts.experts) {
+    if (blockIdx.y == 0)
+      for (int i = threadIdx.x; i < count * ROWS; i += WARPS * 32) {
+        const int64_t column = n + i % ROWS;
+        if (column < N) y[list[i / ROWS] * N + column] = T(__int_as_float(~0));
+      }
+    return;
+  }
+  if (threadIdx.x < count) rows_of_x[threadIdx.x] = experts.from(list[threadIdx.x]);
+  __syncthreads();
+  const int64_t in_w = N * (K * BITS / 32) * expert, in_scales = N * (K / GROUP) * SCALE * expert;
+  product(Listed{x, y, K, N, count, rows_of_x, list}, w + in_w,
+          static_cast<const char*>(scales) + in_scales,
+          bytes_of(biases) + in_scales,
+          whole(global_scale, each ? expert : 0), n, N, K);
+}
+
+// Of few rows, each block finds its tile: that of row blockIdx.x and those after it which have its
+// expert, where a multiple of TOK rows before have it.
+extern "C" __global__ void __launch_bounds__(WARPS * 32, RESIDENT)
+gathered(const T* x, const uint32_t* w, const void* scales, BIASES biases,
+         WHOLE global_scale, int each, LEFTS lhs, const RHS* rhs, T* y, int64_t N,
+         int64_t K, int M, int64_t matrices, int experts, int rows) {
+  __shared__ int list[TOK];
+  cudaGridDependencySynchronize();
+  cudaTriggerProgrammaticLaunchCompletion();
+  const Experts all{lhs, rhs, M, matrices, experts};
+  const int lane = threadIdx.x % 32, first = blockIdx.x;
+  const int low = lane < rows ? all.expert(lane) : -1;
+  const int high = lane + 32 < rows ? all.expert(lane + 32) : -1;
+  const int expert = __shfl_sync(~0u, first < 32 ? low : high, first % 32);
+  const uint64_t same = __ballot_sync(~0u, low == expert) |
+                        uint64_t(__ballot_sync(~0u, high == expert)) << 32;
+  auto rank_of = [&](int r) { return __popcll(same & ((uint64_t(1) << r) - 1)); };
+  const int before = rank_of(first), count = min(__popcll(same) - before, TOK);
+  if (before % TOK) return;
+  for (int r = threadIdx.x; r < rows; r += WARPS * 32)
+    if (same >> r & 1 && rank_of(r) >= before && rank_of(r) < before + TOK)
+      list[rank_of(r) - before] = r;
+  __syncthreads();
+  product_of_tile(x, w, scales, biases, global_scale, each, y, N, K, all, expert, count, list);
+}
+
+// Of many rows, one block sorts them before: `order` gets the rows by expert, `tiles` the number of
+// tiles and then of each expert, first place in the order, and rows.
+extern "C" __global__ void __launch_bounds__(1024)
+sorted(LEFTS lhs, const RHS* rhs, int* order, int* tiles, int M, int64_t matrices,
+       int experts, int rows) {
+  int* const counts = reinterpret_cast<int*>(shared);  // then where the next row goes
+  __shared__ int rows_to[1024], tiles_to[1024];
+  cudaGridDependencySynchronize();
+  cudaTriggerProgrammaticLaunchCompletion();
+  const Experts all{lhs, rhs, M, matrices, experts};
+  const int thread = threadIdx.x;
+  for (int e = thread; e <= experts; e += 1024) counts[e] = 0;
+  __syncthreads();
+  for (int r = thread; r < rows; r += 1024) atomicAdd(&counts[all.expert(r)], 1);
+  __syncthreads();
+  int rows_before = 0, tiles_before = 0;
+  for (int begin = 0; begin <= experts; begin += 1024) {
+    const int e = begin + thread, count = e <= experts ? counts[e] : 0;
+    const int of_expert = (count + TOK - 1) / TOK;
+    rows_to[thread] = count, tiles_to[thread] = of_expert;
+    __syncthreads();
+    for (int back = 1; back < 1024; back *= 2) {
+      const int more = thread >= back ? rows_to[thread - back] : 0;
+      const int more_tiles = thread >= back ? tiles_to[thread - back] : 0;
+      __syncthreads();
+      rows_to[thread] += more, tiles_to[thread] += more_tiles;
+      __syncthreads();
+    }
+    int at = rows_before + rows_to[thread] - count;
+    if (e <= experts) counts[e] = at;
+    int* tile = tiles + 1 + 3 * (tiles_before + tiles_to[thread] - of_expert);
+    for (int left = count; left > 0; left -= TOK, at += TOK, tile += 3)
+      tile[0] = e, tile[1] = at, tile[2] = min(left, TOK);
+    rows_before += rows_to[1023], tiles_before += tiles_to[1023];
+    __syncthreads();
+  }
+  if (thread == 0) tiles[0] = tiles_before;
+  for (int r = thread; r < rows; r += 1024) order[atomicAdd(&counts[all.expert(r)], 1)] = r;
+}
+
+extern "C" __global__ void __launch_bounds__(WARPS * 32, RESIDENT)
+gathered_sorted(const T* x, const uint32_t* w, const void* scales, BIASES biases,
+                WHOLE global_scale, int each, LEFTS lhs, const RHS* rhs,
+                const int* order, const int* tiles, T* y, int64_t N, int64_t K, int M,
+                int64_t matrices, int experts) {
+  __shared__ int list[TOK];
+  cudaGridDependencySynchronize();
+  cudaTriggerProgrammaticLaunchCompletion();
+  if (int(blockIdx.x) >= tiles[0]) return;
+  const int* const tile = tiles + 1 + 3 * int(blockIdx.x);
+  const int count = tile[2];
+  if (threadIdx.x < count) list[threadIdx.x] = order[tile[1] + threadIdx.x];
+  __syncthreads();
+  product_of_tile(x, w, scales, biases, global_scale, each, y, N, K,
+                  Experts{lhs, rhs, M, matrices, experts}, tile[0], count, list);
+}
+"""
