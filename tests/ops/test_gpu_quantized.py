@@ -17,6 +17,7 @@ pytestmark = [
     pytest.mark.skipif(
         not (on_cuda.available() and torch.cuda.is_available()), reason="there is no GPU for torch"
     ),
+    pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning"),
 ]
 
 FORMATS = [
@@ -168,7 +169,6 @@ def test_a_global_scale() -> None:
             close(y, x, w.mT, scale / 2688)
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")
 def test_in_a_graph() -> None:
     """A CUDA graph, and torch.compile with sizes that change."""
     names, parts, dense = quantized(FORMATS[0], torch.bfloat16, 8, 192, 384)

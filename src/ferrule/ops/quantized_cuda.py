@@ -149,15 +149,15 @@ class Wide(NamedTuple):
 
 # For compute capability 9.0, from `LEAST_WIDE` rows of x on: the first that has a place for all.
 LEAST_WIDE = 17
+_HIGH, _LOW = "N >= 64 * sm_count", "N < 64 * sm_count and x.size > 32 * K"  # as rows of w go
 WIDE = (
-    Wide(32, 64, 8, 4, when="N < 64 * sm_count"),
     Wide(32, 256, 5, 4, each=2, when="N >= 192 * sm_count"),
-    Wide(32, 128, 8, 4),
-    Wide(64, 64, 8, 4, when="N < 64 * sm_count"),
+    Wide(32, 128, 8, 4, when=_HIGH),
+    Wide(64, 64, 8, 4, when=_LOW),
     Wide(64, 256, 4, 4, each=2, when="N >= 192 * sm_count"),
-    Wide(64, 128, 8, 4),
-    Wide(128, 64, 8, 4, when="N < 64 * sm_count"),
-    Wide(128, 128, 6, 4, times=4),
+    Wide(64, 128, 8, 4, when=_HIGH),
+    Wide(128, 64, 8, 4, when=_LOW),
+    Wide(128, 128, 6, 4, times=4, when=f"{_HIGH} or x.size > 128 * K"),
 )
 
 
@@ -191,7 +191,7 @@ def wide(
                 _text(mode, scaled, AHEAD + wide_texts.wide(tile.tokens)),
                 template={"MODE": MODES[mode], "BITS": bits, "GROUP": group, **tile.template},
                 when=f"{WHERE} and capability == 90 and {count} >= {LEAST_WIDE}"
-                f" and {count} <= {tile.tokens * tile.times} and {tile.when}",
+                f" and {count} <= {tile.tokens * tile.times} and ({tile.when})",
                 scratch={"ordered": f"T[ceildiv({count}, 8) * 8, ceildiv(K, {block}) * {block}]"},
                 specific=True,
                 options=[f"--maxrregcount={registers}"],
