@@ -94,6 +94,16 @@ def test_old_names_are_imported_in_a_new_process() -> None:
     assert (done.stdout, done.returncode) == ("ok\n", 0), done.stderr
 
 
+def test_whoever_looks_through_all_modules_needs_no_library() -> None:
+    """As pickle does for what says no module of its own, in torch's compiler for one."""
+    code = (
+        "import sys; sys.modules['mlx'] = sys.modules['mlx.core'] = None; import ferrule\n"
+        "print([n for n, m in list(sys.modules.items()) if hasattr(m, 'no_such_name')])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.returncode) == ("[]\n", 0), done.stderr
+
+
 def test_other_names_in_pickles_are_read() -> None:
     for module, name in (("devices", "Binary"), ("rule", "Rule"), ("rule", "Argument")):
         found = pickle.loads(f"cferrule.{module}\n{name}\n.".encode())  # noqa: S301

@@ -190,7 +190,7 @@ def _of_mlx(
 
 
 def groups(device: str) -> dict[str, Callable[[Bench], None]]:
-    """A group per format: ``"quantized nvfp4"``, and one of experts."""
+    """A group per format: ``"quantized nvfp4"``, and one of experts that are gathered."""
     if device == "cuda":
         names = ["nvfp4", "mxfp4", "affine 4", "affine 8", "mxfp8"]
     else:
@@ -199,5 +199,5 @@ def groups(device: str) -> dict[str, Callable[[Bench], None]]:
     for name in names:
         found[f"quantized {name}"] = partial(products, name, device)
         if name in ("nvfp4", "affine 4"):
-            found[f"quantized {name} experts"] = partial(experts, name, device)
+            found[f"quantized {name} gathers"] = partial(experts, name, device)
     return found

@@ -48,7 +48,10 @@ class _Moved(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if not name.startswith("__"):  # which what goes through all modules asks for
             for now in _NOW[self.__name__.removeprefix("ferrule.")].split():
-                module = importlib.import_module(f"ferrule.{now}")
+                try:
+                    module = importlib.import_module(f"ferrule.{now}")
+                except ImportError as error:  # MLX or torch is not here; pickle goes on looking
+                    raise AttributeError(f"{self.__name__}.{name}: {error}") from error
                 if hasattr(module, name):
                     return getattr(module, name)
         raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")

@@ -13,6 +13,8 @@ from typing import Any
 
 import mlx.core as mx
 
+from ...errors import ToolchainError
+from ...tools.toolchain import find_compiler
 from .. import protocol
 from . import build as mlx_build
 from . import node as mlx_node
@@ -137,13 +139,25 @@ def _ops() -> ModuleType:
 
 
 def _by_ferrule() -> bool:
-    """Whether `ferrule.ops` multiplies: where it has nodes, on a CPU, and no file is written.
+    """Whether `ferrule.ops` multiplies: where it has nodes and a compiler, on a CPU, and no file is
+    written.
 
     On a CPU it is faster in all formats, and adds half floats up in float32, as MLX does not. An
     MLX for CUDA has its own kernels, with which ferrule's were not compared yet; files have MLX's
     own records, which MLX runs without ferrule.
     """
-    return mlx_build.library() is not None and not has_cuda() and not mlx_node.exporting()
+    nodes = mlx_build.library() is not None and not has_cuda() and not mlx_node.exporting()
+    return nodes and _compiles()
+
+
+@functools.cache
+def _compiles() -> bool:
+    """Whether there is a C++ compiler; a wheel may have brought nodes to where there is none."""
+    try:
+        find_compiler()
+    except ToolchainError:
+        return False
+    return True
 
 
 # -- in place of MLX's own ------------------------------------------------------------------------
