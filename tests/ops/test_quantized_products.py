@@ -706,3 +706,25 @@ def test_transformations_by_the_way_of_gpus(kind: str, monkeypatch: pytest.Monke
         found = torch.vmap(lambda one, name=name: call(x[0], **{name: one}))(batch)
         for y, one in zip(found, batch, strict=True):
             close(y.float(), expected(x[0], **{name[:3]: one}))
+
+
+def test_what_is_no_array_or_no_view() -> None:
+    w, scales = ops.quantize(torch.randn(8, 64), mode="nvfp4")
+    x, kind = torch.randn(2, 64), {"mode": "nvfp4"}
+    for call, words in (
+        (lambda: ops.quantized_matmul([[1.0]], w, scales, **kind), "x is a list; expected an arr"),
+        (lambda: ops.quantized_matmul(x, w, None, **kind), "scales is a NoneType; expected an arr"),
+        (lambda: ops.gather_mm(None, x), "a is a NoneType; expected an array of NumPy, torch or"),
+        (lambda: ops.quantize([1.0]), "w is a list; expected an array"),
+        (
+            lambda: ops.dequantize(w, scales, global_scale=[1], **kind),
+            "global_scale is a list; exp",
+        ),
+    ):
+        with pytest.raises(KernelTypeError, match=words):
+            call()
+    gaps = w.view(torch.uint8).repeat_interleave(2, -1)[:, ::2]
+    with pytest.raises(KernelError, match="w of uint8 cannot be read as uint32 without a copy"):
+        ops.quantized_matmul(x, gaps, scales, **kind)
+    with pytest.raises(KernelError, match=r"'scales'.*got float8_e5m2, expected .*uint8"):
+        ops.quantized_matmul(x, w, scales.view(torch.float8_e5m2), **kind)

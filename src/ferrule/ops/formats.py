@@ -85,13 +85,13 @@ def find(function: str, mode: Any, group: Any, bits: Any) -> Format:
 
 
 def check_arrays(function: str, **arrays: Any) -> None:
-    """That all but those that are None are arrays.
+    """That these are arrays.
 
     Raises:
         KernelTypeError: one is not: says which.
     """
     for name, array in arrays.items():
-        if array is not None and not (hasattr(array, "dtype") and hasattr(array, "shape")):
+        if not (hasattr(array, "dtype") and hasattr(array, "shape")):
             raise ferrule.KernelTypeError(
                 f"[{function}] {name} is a {type(array).__name__}; expected an array of NumPy, "
                 "torch or MLX."
@@ -109,7 +109,7 @@ def packed(function: str, form: Format, w: Any, scales: Any, biases: Any) -> tup
             f"[{function}] biases={'None' if biases is None else 'an array'}; mode {form.mode!r} "
             + ("has biases: give what quantize returned." if form.affine else "has none.")
         )
-    check_arrays(function, w=w, scales=scales, biases=biases)
+    check_arrays(function, w=w, scales=scales, **({"biases": biases} if form.affine else {}))
     if dtype_name(w) in ("uint8", "int32", "float4_e2m1fn_x2"):
         w = w if dtype_name(w) != "float4_e2m1fn_x2" else _view(function, "w", w, "uint8")
         w = _view(function, "w", w, "uint32")
@@ -159,7 +159,7 @@ def _view(function: str, name: str, array: Any, dtype: str) -> Any:
     except (ValueError, RuntimeError) as error:
         raise ferrule.KernelError(
             f"[{function}] {name} of {dtype_name(array)} cannot be read as {dtype} without a copy: "
-            f"{error} Its rows must lie without gaps, and begin at multiples of 4 bytes: give a "
+            f"{error}. Its rows must lie without gaps, and begin at multiples of 4 bytes: give a "
             "contiguous copy."
         ) from None
 
