@@ -10,6 +10,8 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+FLOATS = ("float32", "float16", "bfloat16")
+
 
 def library(x: Any) -> Any:
     """The module with the functions of an array: ``numpy``, ``torch``, ``mlx.core`` or ``cupy``."""
@@ -84,6 +86,11 @@ def filled(value: float, like: Any) -> Any:
     return cast(library(like).ones(1) * value, "float32")
 
 
+def is_mlx(x: Any) -> bool:
+    """Whether an array is MLX's: in its graphs shapes are those of the trace alone."""
+    return type(x).__module__.startswith("mlx")
+
+
 def dtype_name(x: Any) -> str:
     """The name of an array's dtype, as NumPy has it: ``"float32"``."""
     return str(getattr(x, "dtype", "")).rpartition(".")[2]
@@ -92,6 +99,6 @@ def dtype_name(x: Any) -> str:
 def promoted(a: Any, b: Any) -> tuple[Any, Any]:
     """Two arrays of floats in the dtype that both promote to."""
     names = {dtype_name(a), dtype_name(b)}
-    if len(names) == 1 or not names <= {"float32", "float16", "bfloat16"}:
+    if len(names) == 1 or not names <= set(FLOATS):
         return a, b  # of others an op says what is wrong
     return cast(a, "float32"), cast(b, "float32")  # the two that are narrow have no other

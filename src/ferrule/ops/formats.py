@@ -19,7 +19,11 @@ from typing import Any, NamedTuple
 
 import ferrule
 
+from . import arrays
 from .arrays import cast, dtype_name, filled, library
+
+FLOATS = f"({', '.join(arrays.FLOATS)})"  # in a rule
+T_IN_FLOATS = f"T in {FLOATS}"
 
 # The largest element of nvfp4 by the largest of its scales: what a global scale is over.
 NVFP4_RANGE = 6.0 * 448.0

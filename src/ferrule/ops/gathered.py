@@ -8,7 +8,7 @@ import ferrule
 
 from . import formats, gathers
 from . import quantized_texts as texts
-from .arrays import cast, dtype_name, library, promoted
+from .arrays import FLOATS, cast, dtype_name, library, promoted
 from .gathers import Kind
 from .gathers_grads import sum_of_left
 
@@ -56,7 +56,7 @@ def gather_mm(
 
 def _is_matmul(a: Any, b: Any) -> bool:
     """Whether these are matrices for a library's own product, with sums in float32."""
-    summed = ("float32", "float16", "bfloat16") if hasattr(a, "new_full") else ("float32",)
+    summed = FLOATS if hasattr(a, "new_full") else ("float32",)
     matrices = a.ndim > 1 and b.ndim > 1 and a.shape[-1] == b.shape[-2]
     return matrices and dtype_name(a) == dtype_name(b) and dtype_name(a) in summed
 
@@ -91,15 +91,11 @@ def _bodies(kind: Kind, transpose: bool) -> list[Any]:
         "WIDTH": "uint(N)",
         "WHOLE": "1",
     }
-
-    def body(text: str) -> str:
-        for name, value in words.items():
-            text = text.replace(name, value)
-        return text
-
     return [
         ferrule.metal_body(
-            body(texts.PROCESSOR_TRANSPOSED if transpose else texts.PROCESSOR_STRAIGHT),
+            gathers.put(
+                texts.PROCESSOR_TRANSPOSED if transpose else texts.PROCESSOR_STRAIGHT, words
+            ),
             header=gathers.HEADER + texts.PROCESSOR + "#define PLACE(i) (i)\n",
             grid=(
                 f"ceildiv(N, {texts.COLUMNS if transpose else texts.PART})",
@@ -109,7 +105,7 @@ def _bodies(kind: Kind, transpose: bool) -> list[Any]:
             when="device == cpu",
         ),
         ferrule.metal_body(
-            body(_ONE),
+            gathers.put(_ONE, words),
             header=gathers.HEADER,
             grid=("N", "M", "y.size // max(M * N, 1)"),
             threadgroup=(64, 1, 1),
@@ -121,7 +117,7 @@ def _bodies(kind: Kind, transpose: bool) -> list[Any]:
 def _gathered(letters: str, transpose: bool) -> ferrule.Op:
     """``x, w, lhs?, rhs? -> y``, by matrices w or by their transposes."""
     kind = Kind(letters)
-    where = ", ".join([*kind.where, "T in (float32, float16, bfloat16)"])
+    where = ", ".join([*kind.where, formats.T_IN_FLOATS])
     op = ferrule.op(
         "gather_mm",
         f"x[*X,M,K]:T, w[*W,{'N,K' if transpose else 'K,N'}]:T{kind.inputs} "
@@ -145,17 +141,11 @@ def _gathered(letters: str, transpose: bool) -> ferrule.Op:
             gradients[1] = cast(gradients[1], w.dtype)
         return gradients
 
-    def jvp(primals: Any, tangents: Any, outputs: Any) -> Any:
-        x, w, *rest = primals
-        terms = [op(tangents[0], w, *rest)] if tangents[0] is not None else []
-        terms += [op(x, tangents[1], *rest)] if tangents[1] is not None else []
-        return (sum(terms[1:], terms[0]) if terms else op(x * 0, w, *rest),)
-
     def batched(letters: str) -> ferrule.Op:
         return _gathered(letters, transpose)
 
     op.def_vjp(vjp, version=1)
-    op.def_jvp(jvp, version=1)
+    op.def_jvp(gathers.bilinear_jvp(op), version=1)
     op.def_vmap(gathers.vmap_of(op, letters, batched), version=1)
     return op
 
@@ -239,7 +229,7 @@ def outer(letters: str) -> ferrule.Op:
         return gathers.squeezed(op(left, right, *indices, like), added), 0
 
     op.def_vjp(vjp, version=1)
-    op.def_jvp(_outer_jvp(op), version=1)
+    op.def_jvp(gathers.bilinear_jvp(op), version=1)
     op.def_vmap(vmap, version=1)
     return op
 
@@ -273,30 +263,18 @@ def outer_of_rows(batched: bool) -> ferrule.Op:
         )
 
     op.def_vjp(vjp, version=1)
-    op.def_jvp(_outer_jvp(op), version=1)
+    op.def_jvp(gathers.bilinear_jvp(op), version=1)
     if not batched:
         op.def_vmap(outer_of_rows(True))
     return op
-
-
-def _outer_jvp(op: ferrule.Op) -> Any:
-    def jvp(primals: Any, tangents: Any, outputs: Any) -> Any:
-        left, right, *rest = primals
-        terms = [op(tangents[0], right, *rest)] if tangents[0] is not None else []
-        terms += [op(left, tangents[1], *rest)] if tangents[1] is not None else []
-        return (sum(terms[1:], terms[0]) if terms else op(left * 0, right, *rest),)
-
-    return jvp
 
 
 def _outer_op(
     rule: str, matrices: str, where: list[str], words: dict[str, str], **more: Any
 ) -> ferrule.Op:
     """The op of a rule, whose words in capitals are put into its bodies."""
-    on_cpu, on_gpu = _OUTER_ON_CPU, _OUTER
-    for name, value in words.items():
-        on_cpu, on_gpu = on_cpu.replace(name, value), on_gpu.replace(name, value)
-    conditions = ", ".join([*where, "T in (float32, float16, bfloat16)"])
+    on_cpu, on_gpu = (gathers.put(text, words) for text in (_OUTER_ON_CPU, _OUTER))
+    conditions = ", ".join([*where, formats.T_IN_FLOATS])
     header = gathers.HEADER
     return ferrule.op(
         "outer_sums",

@@ -14,7 +14,7 @@ from typing import Any
 
 import ferrule
 
-from .arrays import dtype_name, library
+from .arrays import dtype_name, is_mlx, library
 
 INDICES = "(int32, uint32, int64, uint8, int8, int16, uint16, uint64)"
 
@@ -132,8 +132,7 @@ def indices(function: str, lhs: Any, rhs: Any) -> tuple[Any, Any, bool]:
 def for_gpu(letters: str, x: Any, w: Any, lhs: Any, rhs: Any) -> tuple[str, Any, Any]:
     """The kind of a product, and its indices, as CUDA's kernels take them: of tokens and their
     experts as they are, else an index of each side for every result."""
-    # In a graph of MLX shapes are those of the trace alone.
-    if not type(x).__module__.startswith("mlx"):
+    if not is_mlx(x):
         batch = tuple(x.shape[:-2])
         if letters == "xr" and batch[-1:] == (1,) and tuple(rhs.shape[:-1]) == batch[:-1]:
             return "tr", None, rhs
@@ -217,6 +216,25 @@ def no_axes(left: Any, right: Any, lhs: Any, rhs: Any) -> bool:
     return not any(ranks)
 
 
+def put(text: str, words: dict[str, str]) -> str:
+    """A text with something in place of words, one by one: in what was put in, the later ones."""
+    for name, value in words.items():
+        text = text.replace(name, value)
+    return text
+
+
+def bilinear_jvp(op: ferrule.Op) -> Any:
+    """The forward derivative of what is linear in each of its first two inputs."""
+
+    def jvp(primals: Any, tangents: Any, outputs: Any) -> Any:
+        a, b, *rest = primals
+        terms = [op(tangents[0], b, *rest)] if tangents[0] is not None else []
+        terms += [op(a, tangents[1], *rest)] if tangents[1] is not None else []
+        return (sum(terms[1:], terms[0]) if terms else op(a * 0, b, *rest),)
+
+    return jvp
+
+
 def vmap_of(op: ferrule.Op, letters: str, batched: Any) -> Any:
     """The rule of `vmap` for products of x and the parts of w, by one call.
 
@@ -236,11 +254,7 @@ def vmap_of(op: ferrule.Op, letters: str, batched: Any) -> Any:
             return op(x, *parts), 0
         row = not letters and x.ndim == 1 + (x_axis is not None)
         x = x[..., None, :] if row else x
-        like = next(
-            _first(value, axis)
-            for value, axis in zip(values, axes, strict=True)
-            if axis is not None
-        )
+        like = _batched(axes, values)
         of_w = any(axis is not None for axis in part_axes)
         if of_w:
             parts = [
@@ -281,6 +295,13 @@ def _index(index: Any, axis: int | None, batch: Any, like: Any) -> tuple[Any, bo
     return index if batch is None else shifted(index, batch), True
 
 
+def _batched(axes: Any, values: Any) -> Any:
+    """The first array that has the axis of a batch, with that in front."""
+    return next(
+        _first(value, axis) for value, axis in zip(values, axes, strict=True) if axis is not None
+    )
+
+
 def _first(array: Any, axis: int | None) -> Any:
     return array if axis in (None, 0) else library(array).moveaxis(array, axis, 0)
 
@@ -300,9 +321,7 @@ def squeezed(array: Any, axes: Any) -> Any:
 
 def all_first(axes: Any, values: Any) -> list[Any]:
     """Arrays with the axis of a batch in front; those without one are repeated."""
-    like = next(
-        _first(value, axis) for value, axis in zip(values, axes, strict=True) if axis is not None
-    )
+    like = _batched(axes, values)
     return [
         repeated(_first(value, axis), None if axis is not None else like)
         for value, axis in zip(values, axes, strict=True)

@@ -10,10 +10,9 @@ from typing import Any
 
 import ferrule
 
-from . import gathers
-from .arrays import cast, library
+from . import formats, gathers
+from .arrays import cast, is_mlx
 
-_FLOATS = "T in (float32, float16, bfloat16)"
 # In a shapeless graph MLX (0.32.4) broadcasts 1 and 0 to 1, so that of no rows one may come back.
 _AS_MANY = "R == M or M == 0"
 
@@ -28,8 +27,7 @@ def sum_of_left(rows: Any, lhs: Any, like: Any) -> Any:
     """
     if lhs is not None:
         return cast(_sum_at()(rows, lhs, like), like.dtype)
-    # In a graph of MLX shapes are those of the trace alone.
-    if library(rows).__name__ != "mlx.core" and tuple(rows.shape) == tuple(like.shape):
+    if not is_mlx(rows) and tuple(rows.shape) == tuple(like.shape):
         return rows
     return _sum_of_places()(rows, like)
 
@@ -70,7 +68,7 @@ _SUM_OF_PLACES = """
 def _sum_of_places() -> ferrule.Op:
     op = ferrule.op(
         "sum_of_places",
-        f"rows[*C,R,K]:T, like[*X,M,K]:T -> sums[*X,M,K]:T where {_AS_MANY}, {_FLOATS}",
+        f"rows[*C,R,K]:T, like[*X,M,K]:T -> sums[*X,M,K]:T where {_AS_MANY}, {formats.T_IN_FLOATS}",
         metal=_SUM_OF_PLACES,
         header=_PLACE_MADE,
         grid=("K", "X_size * M"),
@@ -101,7 +99,7 @@ def _sum_of_places() -> ferrule.Op:
 def _spread() -> ferrule.Op:
     op = ferrule.op(
         "spread_to_places",
-        f"values[*X,M,K]:T, like[*C,M,K]:T -> rows[*C,M,K]:T where {_FLOATS}",
+        f"values[*X,M,K]:T, like[*C,M,K]:T -> rows[*C,M,K]:T where {formats.T_IN_FLOATS}",
         metal="""
     const uint column = thread_position_in_grid.x;
     const ulong at = thread_position_in_grid.y, m = at % uint(M);
@@ -144,7 +142,7 @@ def _sum_at() -> ferrule.Op:
     op = ferrule.op(
         "sum_at",
         "rows[*C,R,K]:T, lhs[*I]:L, like[*X,M,K]:T -> sums[*X,M,K]:float32 "
-        f"where {_AS_MANY}, {_FLOATS}, L in {gathers.INDICES}",
+        f"where {_AS_MANY}, {formats.T_IN_FLOATS}, L in {gathers.INDICES}",
         metal=[
             ferrule.metal_body(
                 f"""
@@ -206,7 +204,7 @@ def _spread_at() -> ferrule.Op:
     op = ferrule.op(
         "spread_at",
         "values[*X,M,K]:float32, lhs[*I]:L, like[*C,M,K]:T -> rows[*C,M,K]:T "
-        f"where {_FLOATS}, L in {gathers.INDICES}",
+        f"where {formats.T_IN_FLOATS}, L in {gathers.INDICES}",
         metal="""
     const uint column = thread_position_in_grid.x;
     const ulong at = thread_position_in_grid.y, m = at % uint(M), batch = at / uint(M);

@@ -18,8 +18,6 @@ from .gathers_grads import sum_of_left
 from .quantizing import group_sums
 from .rows import on_cpu
 
-_FLOATS = "T in (float32, float16, bfloat16)"
-
 
 def quantized_matmul(
     x: Any,
@@ -133,10 +131,11 @@ def _operands(
     global_scale: Any,
 ) -> tuple[Any, list[Any]]:
     """x and the parts of w as the ops take them: of one dtype where the mode is affine."""
-    formats.check_arrays(function, x=x)
     w, scales = formats.packed(function, form, w, scales, biases)
     if transpose:
         formats.check_groups(function, form, "x", x, 1)
+    else:
+        formats.check_arrays(function, x=x)
     whole = formats.whole_scale(function, form, global_scale, x)
     if form.affine and dtype_name(x) != dtype_name(scales):
         x, scales = promoted(x, scales)
@@ -254,7 +253,7 @@ def _of_whole(letter: str) -> ferrule.Op:
     others = "G_size != 1 && (!inside || from_right != at)" if kind else "false"
     arrays = "products[*X,M,N]:T, c[*X,M,N]:T" if kind else "products[*S,N]:T, c[*S,N]:T"
     arrays += f"{kind.inputs}, w[*W,A,B]:uint32" if kind else ""
-    where = ", ".join([*(kind.where if kind else []), _FLOATS])
+    where = ", ".join([*(kind.where if kind else []), formats.T_IN_FLOATS])
     op = ferrule.op(
         "global_scale_sums",
         f"{arrays}, global_scale[*G]:float32 -> sums[*G]:float32 where {where}",
@@ -277,14 +276,7 @@ def _of_whole(letter: str) -> ferrule.Op:
         threadgroup=64,
         version=1,
     )
-
-    def jvp(primals: Any, tangents: Any, outputs: Any) -> Any:
-        products, c, *rest = primals
-        terms = [op(tangents[0], c, *rest)] if tangents[0] is not None else []
-        terms += [op(products, tangents[1], *rest)] if tangents[1] is not None else []
-        return (sum(terms[1:], terms[0]) if terms else op(products * 0, c, *rest),)
-
-    op.def_jvp(jvp, version=1)
+    op.def_jvp(gathers.bilinear_jvp(op), version=1)
     return op
 
 
@@ -322,7 +314,7 @@ class Rule:
     @property
     def text(self) -> str:
         """The rule."""
-        where = ", ".join([*self.where, _FLOATS])
+        where = ", ".join([*self.where, formats.T_IN_FLOATS])
         if self.kind is None:
             return f"x[*S,K]:T, {self.matrix} -> y[*S,{self.width}]:T where {where}"
         return (
@@ -348,9 +340,7 @@ class Rule:
             "BIAS": "float(biases[group])" if self.form.affine else "0",
             "WHOLE": f"{each} / {formats.NVFP4_RANGE}f" if self.scaled else "1",
         }
-        for name, value in words.items():
-            text = text.replace(name, value)
-        return text
+        return gathers.put(text, words)
 
     def units(self) -> list[Any] | None:
         """What NVIDIA's GPUs run, where it is not a Metal body."""

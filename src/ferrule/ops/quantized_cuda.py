@@ -360,10 +360,9 @@ def many(mode: str, bits: int, group: int, transpose: bool, scaled: bool) -> lis
     ):
         if bits not in (4, 8) and count == words:
             continue
-        operands = ["w", "scales", "biases" if mode == "affine" else "int64 0", "dequantized"]
         weights = ferrule.cuda_step(
             "weights",
-            [*operands, f"int64 {count}"],
+            [*_operands(mode, False)[1:4], "dequantized", f"int64 {count}"],
             blocks=f"ceildiv({count}, {each})",
             block=256,
             pdl=True,

@@ -13,8 +13,10 @@ share their part of x.
 
 from __future__ import annotations
 
+from .quantized_decode_cuda import COPY_SCALES, READ_BLOCK
+
 FEW = """
-constexpr int NT = (TOK + 7) / 8;           // tiles of 8 tokens
+constexpr int NT = TOK / 8;                 // tiles of 8 tokens
 constexpr int WARPS = WM * WK;
 constexpr int ROWS = WM * R * 16;           // of w, of a block
 constexpr int PITCH = ROWS + 4;             // of sums in shared memory
@@ -22,6 +24,7 @@ constexpr int CHUNKS = 4 * OWN / 8;         // pieces of 16 bytes of a token's x
 constexpr int X_STAGE = TOK * CHUNKS * 16, W_STAGE = R * 1024, S_STAGE = R * 16 * SCALES * ARRAYS;
 constexpr int X_BYTES = WK * STAGES * X_STAGE, W_BYTES = WARPS * STAGES * W_STAGE;
 constexpr bool ROOM = NT < 4;                // registers for more than sums
+constexpr int PARTS = 2;                    // of scales, that are there at a time
 constexpr int RESIDENT = TOK == 64 ? 1 : 2;  // blocks that share a processor's registers
 static_assert(STAGES >= 2 && STAGES <= AT_ONCE + 1, "two parts of scales are there at a time");
 
@@ -123,21 +126,7 @@ __device__ inline void product(const Tokens& tokens, const uint32_t* w, const ch
                           : 0);
         }
       }
-      if (next % AT_ONCE == 0 || next == begin) {
-        const int part = next / AT_ONCE;
-#pragma unroll 1
-        for (int a = 0; a < ARRAYS; ++a) {
-          const char* const from = a ? b_from : s_from;
-          const uint32_t to = begin_s + part % 2 * S_STAGE + a * (R * 16 * SCALES);
-          auto copy = [&](auto unit) {
-            copy_scales<decltype(unit)::BYTES>(to, from, part * SCALES, scale_bytes, rows, lane);
-          };
-          if (SCALES % 16 == 0 && s_alignment == 0) copy(Unit<SCALES % 16 == 0 ? 16 : 4>());
-          else if (s_alignment % 4 == 0) copy(Unit<4>());
-          else if (s_alignment % 2 == 0) copy(Unit<2>());
-          else copy(Unit<SCALE>());
-        }
-      }
+      COPY_SCALES
       w_next += 64, w_left -= 64, x_left -= BLOCK;
       ++next;
       to_slot = to_slot + 1 == STAGES ? 0 : to_slot + 1;
@@ -146,9 +135,7 @@ __device__ inline void product(const Tokens& tokens, const uint32_t* w, const ch
   };
 
   uint32_t s_read = begin_s + g * SCALES + (BLOCK % GROUP ? 0 : t * OWN / GROUP * SCALE);
-  // Of a tile with fewer than 8 tokens, lanes without one have another's: none reads it.
-  const int x_token = TOK < 8 ? g % TOK : g;
-  uint32_t x_read = begin_x + (x_token * CHUNKS + t) * 16, x_flip = (x_token & 1) * 64;
+  uint32_t x_read = begin_x + (g * CHUNKS + t) * 16, x_flip = (g & 1) * 64;
   keep(s_read), keep(x_read), keep(x_flip);
   float sum[R][NT][4] = {};
   uint32_t nan[R] = {}, nan_of_row[R][2] = {};
@@ -161,31 +148,9 @@ __device__ inline void product(const Tokens& tokens, const uint32_t* w, const ch
     barrier<GROUP_THREADS>(1 + wk);
     issue();
 
-    Scales of[R];
-    uint32_t words[R][2][4];
-    const uint32_t s_at = s_read + block / AT_ONCE % 2 * S_STAGE +
-                          (BLOCK % GROUP ? (block % AT_ONCE * BLOCK + t * OWN) / GROUP * SCALE
-                                         : block % AT_ONCE * (BLOCK / GROUP * SCALE));
-    const uint32_t w_at = begin_w + slot * W_STAGE, x_slot = x_read + slot * X_STAGE;
+    const uint32_t x_slot = x_read + slot * X_STAGE;
     const uint32_t x_at[2] = {x_slot + x_flip, x_slot - x_flip};  // of even pieces, of odd ones
-#pragma unroll
-    for (int r = 0; r < R; ++r) {
-      uint32_t bytes[ARRAYS][2];
-#pragma unroll
-      for (int a = 0; a < ARRAYS; ++a) {
-#pragma unroll
-        for (int h = 0; h < 2; ++h) {
-          const uint32_t from = s_at + (a * R * 16 + r * 16 + h * 8) * SCALES;
-          bytes[a][h] = MODE == AFFINE || MODE == NVFP4 ? read_2(from) : read_1(from);
-        }
-      }
-      of[r].set(bytes[0][0], bytes[0][1], bytes[ARRAYS - 1][0], bytes[ARRAYS - 1][1], nan[r]);
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        const uint4 v = read_16(w_at + (r * 2 + h) * 512);
-        words[r][h][0] = v.x, words[r][h][1] = v.y, words[r][h][2] = v.z, words[r][h][3] = v.w;
-      }
-    }
+    READ_BLOCK
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       uint32_t pair[R][2][PAIRS];
@@ -272,7 +237,7 @@ __device__ inline void product(const Tokens& tokens, const uint32_t* w, const ch
     cluster_barrier();  // none ends while another reads its sums
   }
 }
-"""
+""".replace("COPY_SCALES", COPY_SCALES).replace("READ_BLOCK", READ_BLOCK)
 
 DENSE = """
 struct Dense {

@@ -355,3 +355,45 @@ __device__ inline void ask_ahead(const uint32_t* w, const void* scales, int64_t 
     prefetch(static_cast<const char*>(scales) + row * scale_bytes + at);
 }
 """
+
+# In both kernels: asks for the scales of a block and some behind it, of which ``PARTS`` are there;
+COPY_SCALES = """if (next % AT_ONCE == 0 || next == begin) {
+  const int part = next / AT_ONCE;
+#pragma unroll 1
+  for (int a = 0; a < ARRAYS; ++a) {
+    const char* const from = a ? b_from : s_from;
+    const uint32_t to = begin_s + part % PARTS * S_STAGE + a * (R * 16 * SCALES);
+    auto copy = [&](auto unit) {
+      copy_scales<decltype(unit)::BYTES>(to, from, part * SCALES, scale_bytes, rows, lane);
+    };
+    if (SCALES % 16 == 0 && s_alignment == 0) copy(Unit<SCALES % 16 == 0 ? 16 : 4>());
+    else if (s_alignment % 4 == 0) copy(Unit<4>());
+    else if (s_alignment % 2 == 0) copy(Unit<2>());
+    else copy(Unit<SCALE>());
+  }
+}"""
+# and reads what a lane has of a block.
+READ_BLOCK = """Scales of[R];
+uint32_t words[R][2][4];
+const uint32_t s_at = s_read + block / AT_ONCE % PARTS * S_STAGE +
+                      (BLOCK % GROUP ? (block % AT_ONCE * BLOCK + t * OWN) / GROUP * SCALE
+                                     : block % AT_ONCE * (BLOCK / GROUP * SCALE));
+const uint32_t w_at = begin_w + slot * W_STAGE;
+#pragma unroll
+for (int r = 0; r < R; ++r) {
+  uint32_t bytes[ARRAYS][2];
+#pragma unroll
+  for (int a = 0; a < ARRAYS; ++a) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const uint32_t from = s_at + (a * R * 16 + r * 16 + h * 8) * SCALES;
+      bytes[a][h] = MODE == AFFINE || MODE == NVFP4 ? read_2(from) : read_1(from);
+    }
+  }
+  of[r].set(bytes[0][0], bytes[0][1], bytes[ARRAYS - 1][0], bytes[ARRAYS - 1][1], nan[r]);
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const uint4 v = read_16(w_at + (r * 2 + h) * 512);
+    words[r][h][0] = v.x, words[r][h][1] = v.y, words[r][h][2] = v.z, words[r][h][3] = v.w;
+  }
+}"""

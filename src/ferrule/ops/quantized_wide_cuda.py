@@ -9,6 +9,8 @@ copies to shared memory. The other warps copy what they decode themselves.
 
 from __future__ import annotations
 
+from .quantized_decode_cuda import COPY_SCALES, READ_BLOCK
+
 ORDERED = """
 // Word i of a lane t has elements of k from t * OWN + i * PER_WORD on, and step p of it multiplies
 // pairs 2p and 2p + 1: the k of `wgmma` with t / 2 = 0, .. 3 are pair 2p of each t, then those of
@@ -246,21 +248,7 @@ wide(const T* x, const uint32_t* w, const void* scales, BIASES biases, WHOLE glo
             copy_4(w_slot + i / 4 * 512 + at, w_next + row * row_bytes + at, w_left > at ? 4 : 0);
           }
         }
-        if (next % AT_ONCE == 0 || next == begin) {
-          const int part = next / AT_ONCE;
-#pragma unroll 1
-          for (int a = 0; a < ARRAYS; ++a) {
-            const char* const from = a ? b_from : s_from;
-            const uint32_t to = begin_s + part % PARTS * S_STAGE + a * (R * 16 * SCALES);
-            auto copy = [&](auto unit) {
-              copy_scales<decltype(unit)::BYTES>(to, from, part * SCALES, scale_bytes, rows, lane);
-            };
-            if (SCALES % 16 == 0 && s_alignment == 0) copy(Unit<SCALES % 16 == 0 ? 16 : 4>());
-            else if (s_alignment % 4 == 0) copy(Unit<4>());
-            else if (s_alignment % 2 == 0) copy(Unit<2>());
-            else copy(Unit<SCALE>());
-          }
-        }
+        COPY_SCALES
         w_next += 64, w_left -= 64;
         ++next;
         to_slot = to_slot + 1 == STAGES ? 0 : to_slot + 1;
@@ -280,30 +268,7 @@ wide(const T* x, const uint32_t* w, const void* scales, BIASES biases, WHOLE glo
       __syncwarp();
       issue();
 
-      Scales of[R];
-      uint32_t words[R][2][4];
-      const uint32_t s_at = s_read + block / AT_ONCE % PARTS * S_STAGE +
-                            (BLOCK % GROUP ? (block % AT_ONCE * BLOCK + t * OWN) / GROUP * SCALE
-                                           : block % AT_ONCE * (BLOCK / GROUP * SCALE));
-      const uint32_t w_at = begin_w + slot * W_STAGE;
-#pragma unroll
-      for (int r = 0; r < R; ++r) {
-        uint32_t bytes[ARRAYS][2];
-#pragma unroll
-        for (int a = 0; a < ARRAYS; ++a) {
-#pragma unroll
-          for (int h = 0; h < 2; ++h) {
-            const uint32_t from = s_at + (a * R * 16 + r * 16 + h * 8) * SCALES;
-            bytes[a][h] = MODE == AFFINE || MODE == NVFP4 ? read_2(from) : read_1(from);
-          }
-        }
-        of[r].set(bytes[0][0], bytes[0][1], bytes[ARRAYS - 1][0], bytes[ARRAYS - 1][1], nan[r]);
-#pragma unroll
-        for (int h = 0; h < 2; ++h) {
-          const uint4 v = read_16(w_at + (r * 2 + h) * 512);
-          words[r][h][0] = v.x, words[r][h][1] = v.y, words[r][h][2] = v.z, words[r][h][3] = v.w;
-        }
-      }
+      READ_BLOCK
       const uint32_t x_at = (begin_x + x_slot * X_STAGE) / 16;
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
@@ -384,7 +349,7 @@ wide(const T* x, const uint32_t* w, const void* scales, BIASES biases, WHOLE glo
     cluster_barrier();  // none ends while another reads its sums
   }
 }
-"""
+""".replace("COPY_SCALES", COPY_SCALES).replace("READ_BLOCK", READ_BLOCK)
 
 # What packages for other GPUs have, which never start it.
 _ELSEWHERE = """

@@ -7,11 +7,10 @@ from typing import Any
 import ferrule
 
 from . import formats
-from .arrays import cast, dtype_name
+from .arrays import FLOATS, cast, dtype_name
 from .formats import Format
 
 ROUNDINGS = ("even", "mlx_cpu")
-_FLOATS = "(float32, float16, bfloat16)"
 
 
 def quantize(
@@ -105,8 +104,10 @@ def dequantize(
         to = dtype_name(scales) if form.affine else "bfloat16"
     else:
         to = dtype if isinstance(dtype, str) else formats.name_of_dtype(dtype)
-    if to not in _FLOATS.strip("()").split(", "):
-        raise ferrule.KernelError(f"[dequantize] dtype={to!r}; expected one of {_FLOATS[1:-1]}.")
+    if to not in FLOATS:
+        raise ferrule.KernelError(
+            f"[dequantize] dtype={to!r}; expected one of {', '.join(FLOATS)}."
+        )
     arrays = [array for array in (w, scales, biases, scale) if array is not None]
     return _dequantize(*form, to, scale is not None)(*arrays)
 
@@ -228,7 +229,7 @@ def _quantize(mode: str, group: int, bits: int, even: bool, scaled: bool) -> fer
     return ferrule.op(
         f"quantize_{mode}",
         f"w[*W,N,K]:T{whole} -> packed[*W,N,{form.packs}]:uint32, {of_scales}{of_biases} "
-        f"where K % {group} == 0, T in {_FLOATS}" + f", {_ONE_OR_EACH}" * scaled,
+        f"where K % {group} == 0, {formats.T_IN_FLOATS}" + f", {_ONE_OR_EACH}" * scaled,
         metal=text,
         header=form.header
         + "".join(f"#define {name} {value}\n" for name, value in words.items())
@@ -262,7 +263,7 @@ def _dequantize(mode: str, group: int, bits: int, dtype: str, scaled: bool) -> f
     of_biases = f", biases[*W,N,{columns} // {group}]:S" if form.affine else ""
     whole = ", global_scale[*G]:float32" if scaled else ""
     where = [f"{columns} % {group} == 0"]
-    where += [f"S in {_FLOATS}"] * form.affine + [_ONE_OR_EACH] * scaled
+    where += [f"S in {formats.FLOATS}"] * form.affine + [_ONE_OR_EACH] * scaled
     text = _DEQUANTIZE.replace("BIAS", "float(biases[group])" if form.affine else "0")
     by = "1"
     if scaled:

@@ -23,6 +23,8 @@ from typing import Any, NamedTuple
 
 import ferrule
 
+from .arrays import is_mlx
+
 FLOATS = "(float32, float16, bfloat16, float64)"
 
 # Each simdgroup reduces its own lanes, and then every simdgroup the results of all. The first
@@ -172,7 +174,7 @@ def is_wide(x: Any) -> bool:
 
 def on_cpu(x: Any) -> bool:
     """Whether an array is on the CPU, for which there are other bodies."""
-    if type(x).__module__.startswith("mlx"):
+    if is_mlx(x):
         mlx = sys.modules["mlx.core"]
         return bool(mlx.default_device().type == mlx.DeviceType.cpu)
     device = getattr(x, "device", "cpu")
