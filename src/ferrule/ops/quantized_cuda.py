@@ -26,13 +26,20 @@ from .quantized_experts_cuda import GROUPED
 
 MODES = {"affine": 0, "mxfp4": 1, "mxfp8": 2, "nvfp4": 3}
 
-WARPS, R = 8, 2  # warps of a block, and tiles of 16 rows of w of each
+R = 2  # tiles of 16 rows of w of each warp
 FEWEST = 8  # rows of x, of which a Metal body is as fast where nothing else is there
 # That both indices name a matrix for each result, so that neither is broadcast.
 ALL = "lhs.size * M * N == y.size and rhs.size == lhs.size"
 WHERE = "device == cuda and capability >= 80 and T != float32 and K > 0"
-# GPUs whose blocks may have more shared memory than 99 KB.
+# GPUs whose blocks may have more shared memory than 99 KB, and more than 163 KB.
 LARGE = "capability != 86 and capability != 89 and capability < 120"
+LARGER = "capability >= 90 and capability < 120"
+
+
+def _shared(size: int, blocks: str) -> str:
+    """An expression for the shared memory of a block: more than half of what a multiprocessor has
+    where each block can have one for itself. Two would share one, and leave another idle."""
+    return f"max({size}, {116 * 1024} if {blocks} <= sm_count and {LARGER} else 0)"
 
 
 class Tile(NamedTuple):
@@ -43,27 +50,29 @@ class Tile(NamedTuple):
         rows: of w.
         stages: parts of both that are there, or on their way.
         when: a condition.
+        warps: of a block.
     """
 
     tokens: int
     rows: int
     stages: int
     when: str = "K > 0"
+    warps: int = 8
 
     @property
     def template(self) -> dict[str, int]:
         """Constants of the text: WM warps divide the rows, WK of them K."""
         wm = self.rows // (16 * R)
-        wk = WARPS // wm
+        wk = self.warps // wm
         return {"TOK": self.tokens, "R": R, "WM": wm, "WK": wk, "STAGES": self.stages}
 
     def shared_memory(self, mode: str, bits: int, group: int) -> int:
         """How many bytes of shared memory a block has."""
         block, wk = 512 // bits, self.template["WK"]
         scales = 4 * block // group * (4 if mode == "affine" else 1)
-        stage = wk * 2 * block * self.tokens + WARPS * 1024 * R
+        stage = wk * 2 * block * self.tokens + self.warps * 1024 * R
         sums = wk * 4 * (self.rows + 4) * self.tokens
-        return max(self.stages * stage + WARPS * 32 * R * scales, sums)
+        return max(self.stages * stage + self.warps * 32 * R * scales, sums)
 
     def split(self, bits: int) -> str:
         """How many blocks of a cluster divide K: as many as multiprocessors would be idle else."""
@@ -79,7 +88,9 @@ class Tile(NamedTuple):
 TILES = (
     Tile(8, 64, 3, f"N >= 64 * sm_count and {LARGE}"),
     Tile(8, 32, 4, LARGE),
-    Tile(16, 64, 3, f"N >= 64 * sm_count and {LARGE}"),
+    Tile(16, 256, 3, f"N >= 192 * sm_count and {LARGER}", warps=16),
+    Tile(16, 128, 3, f"N >= 64 * sm_count and {LARGER}", warps=16),
+    Tile(16, 32, 4, f"K <= 8192 and {LARGER}"),
     Tile(16, 64, 4, LARGE),
     Tile(16, 64, 2),
     Tile(32, 64, 3, f"N < 64 * sm_count and {LARGE}"),
@@ -103,7 +114,6 @@ class Wide(NamedTuple):
         rows: of w: 64 for each of its warp groups, or `each` times as many.
         stages, x_stages: parts of w and of x that are there, or on their way.
         each: tiles of 64 rows of a warp group.
-        resident: blocks that share a multiprocessor.
         times: so many tiles of rows of x there are, at most.
         when: a condition.
     """
@@ -113,7 +123,6 @@ class Wide(NamedTuple):
     stages: int
     x_stages: int
     each: int = 1
-    resident: int = 1
     times: int = 1
     when: str = "K > 0"
 
@@ -137,12 +146,16 @@ class Wide(NamedTuple):
         sums = 4 * (self.rows + 4) * self.tokens
         return 2048 + max(self.x_stages * 2 * block * self.tokens + of_w, sums)
 
+    @property
+    def tiles(self) -> str:
+        """How many there are."""
+        return f"ceildiv(N, {self.rows}) * ceildiv(x.size // max(K, 1), {self.tokens})"
+
     def split(self, bits: int) -> str:
         """How many blocks of a cluster divide K. A GPU has fewer places for large clusters."""
-        tokens = f"ceildiv(x.size // max(K, 1), {self.tokens})"
-        tiles, split, block = f"ceildiv(N, {self.rows}) * {tokens}", "1", 512 // bits
+        split, block = "1", 512 // bits
         for size, places in ((2, "sm_count"), (4, "sm_count * 3 // 4"), (8, "sm_count // 2")):
-            most = f"{tiles} * {size} <= {self.resident} * ({places})"
+            most = f"{self.tiles} * {size} <= {places}"
             split = f"{size} if {most} and K >= {4 * size * block} else {split}"
         return f"({split})"
 
@@ -153,7 +166,7 @@ _HIGH, _LOW = "N >= 64 * sm_count", "N < 64 * sm_count and x.size > 32 * K"  # a
 WIDE = (
     Wide(32, 256, 5, 4, each=2, when="N >= 192 * sm_count"),
     Wide(32, 128, 8, 4, when=_HIGH),
-    Wide(64, 64, 8, 4, when=_LOW),
+    Wide(64, 64, 8, 8, when=_LOW),
     Wide(64, 256, 4, 4, each=2, when="N >= 192 * sm_count"),
     Wide(64, 128, 8, 4, when=_HIGH),
     Wide(128, 64, 8, 4, when=_LOW),
@@ -179,13 +192,14 @@ def wide(
         step: dict[str, Any] = {
             "blocks": (f"ceildiv({count}, {tile.tokens})", split, f"ceildiv(N, {tile.rows})"),
             "block": 32 * tile.warps + 32,
-            "shared_memory": tile.shared_memory(mode, bits, group),
+            "shared_memory": _shared(
+                tile.shared_memory(mode, bits, group), f"{tile.tiles} * {split}"
+            ),
             "pdl": True,
         }
         arguments = [*operands, "y", "int64 N", "int64 K", count]
         # A quarter of a multiprocessor has 16384 registers, and every fourth warp.
-        of_quarter = -(-step["block"] // 128) * tile.resident
-        registers = min(512 // of_quarter // 8 * 8, 248)
+        registers = min(512 // -(-step["block"] // 128) // 8 * 8, 248)
         units.append(
             ferrule.cuda_unit(
                 _text(mode, scaled, AHEAD + wide_texts.wide(tile.tokens)),
@@ -230,8 +244,10 @@ def few(
         split = tile.split(bits)
         step: dict[str, Any] = {
             "blocks": (f"ceildiv(N, {tile.rows})", split),
-            "block": 32 * WARPS,
-            "shared_memory": tile.shared_memory(mode, bits, group),
+            "block": 32 * tile.warps,
+            "shared_memory": _shared(
+                tile.shared_memory(mode, bits, group), f"ceildiv(N, {tile.rows}) * ({split})"
+            ),
             "pdl": True,
         }
         units.append(
@@ -280,7 +296,7 @@ def gathered(
     units = []
     for tile in tiles:
         step: dict[str, Any] = {
-            "block": 32 * WARPS,
+            "block": 32 * tile.warps,
             "shared_memory": tile.shared_memory(mode, bits, group),
             "pdl": True,
         }

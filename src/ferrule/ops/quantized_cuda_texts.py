@@ -25,7 +25,8 @@ constexpr int X_STAGE = TOK * CHUNKS * 16, W_STAGE = R * 1024, S_STAGE = R * 16 
 constexpr int X_BYTES = WK * STAGES * X_STAGE, W_BYTES = WARPS * STAGES * W_STAGE;
 constexpr bool ROOM = NT < 4;                // registers for more than sums
 constexpr int PARTS = 2;                    // of scales, that are there at a time
-constexpr int RESIDENT = TOK == 64 ? 1 : 2;  // blocks that share a processor's registers
+// Blocks that share a multiprocessor's registers.
+constexpr int RESIDENT = TOK == 64 || WARPS > 8 ? 1 : 2;
 static_assert(STAGES >= 2 && STAGES <= AT_ONCE + 1, "two parts of scales are there at a time");
 
 // Where piece c of a token's x lies in its block: lanes of a quad that read at once are neighbours,
