@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from importlib.metadata import version
 from typing import Any
 
 import ferrule.ops
 
-from . import clocks
+from . import clocks, quantized_peers
 from .timing import Bench, Call, Peer, Timer, said
 
 _OPS: Any = ferrule.ops
@@ -100,8 +99,7 @@ def _product(bench: Bench, name: str, sizes: tuple[int, int, int], dtype: str) -
             wanted = 0.8 if moved >= 100e6 else 0.7 if moved >= 30e6 and bits == 4 else None
             copies = turns(lambda s: torch.empty_like(s).copy_(s), [source])
             peers.append(Peer("copy_ of as many bytes", copies, wanted, compared=False))
-    else:
-        peers += _of_mlx(bench, "quantized_matmul", [x, *parts], form)
+    peers += quantized_peers.dense(bench, x, parts, form, count)
     with bench.timed(*timers):
         bench.compare(title, turns(ours, [x, *parts]), peers, _apart(dtype), moved)
 
@@ -155,39 +153,9 @@ def _experts(bench: Bench, name: str, tokens: int, sizes: tuple[int, int, int, i
             rows = x.expand(tokens, top, 1, k).reshape(-1, 1, k).contiguous()
             by_bmm = turns(lambda w: torch.bmm(rows, w).view(tokens, top, 1, n), picked)
             peers.append(Peer("bmm of gathered floats", by_bmm, None, compared=True))
-    else:
-        peers += _of_mlx(bench, "gather_qmm", [x, *parts], form, rhs_indices=routings[0])
+    peers += quantized_peers.gathers(bench, x, parts, form, routings)
     with bench.timed(*timers):
         bench.compare(title, turns(ours, routings), peers, _apart("bfloat16"), moved)
-
-
-def _of_mlx(
-    bench: Bench, name: str, arrays: Sequence[Any], form: dict[str, Any], **more: Any
-) -> list[Peer]:
-    """MLX's own function on its CPU, which has one thread for it."""
-    if not bench.installed("mlx"):
-        return []
-    import mlx.core as mx
-
-    mx_version = version("mlx")
-
-    def given(array: Any) -> Any:
-        if str(array.dtype) == "torch.bfloat16":
-            return mx.array(array.float().numpy()).astype(mx.bfloat16)
-        return mx.array(array.numpy())
-
-    function = getattr(mx, name)
-    inputs, named = [given(a) for a in arrays], {key: given(a) for key, a in more.items()}
-
-    def call() -> Any:
-        with mx.stream(mx.cpu):
-            result = function(*inputs, **named, **form)
-            mx.eval(result)
-            return result
-
-    # MLX adds half floats up in half floats.
-    compared = str(arrays[0].dtype) == "torch.float32"
-    return [Peer(f"MLX {mx_version}", call, 1.0, compared)]
 
 
 def groups(device: str) -> dict[str, Callable[[Bench], None]]:

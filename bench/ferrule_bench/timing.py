@@ -85,12 +85,14 @@ class Peer(NamedTuple):
         call: does it once.
         target: the ratio that the project wants.
         compared: whether its results must be ferrule's.
+        timer: how its calls are timed, where they cannot be timed as ferrule's are.
     """
 
     name: str
     call: Call
     target: float | None = None
     compared: bool = True
+    timer: Timer | None = None
 
 
 class Bench:
@@ -190,7 +192,7 @@ class Bench:
                     other = peer.call()
                     error = difference(result, other) if peer.compared else None
                     del result, other  # on a GPU they may be gigabytes
-                    theirs = timer.ready(peer.call)
+                    theirs = (peer.timer or timer).ready(peer.call)
                     for _ in range(0 if self.quick else max(1, self.rounds // 3)):
                         ours(), peer.call()
                     pairs = [(mine(), theirs()) for _ in range(self.rounds)]
