@@ -26,7 +26,6 @@ from .quantized_experts_cuda import GROUPED
 
 MODES = {"affine": 0, "mxfp4": 1, "mxfp8": 2, "nvfp4": 3}
 
-R = 2  # tiles of 16 rows of w of each warp
 FEWEST = 8  # rows of x, of which a Metal body is as fast where nothing else is there
 # That both indices name a matrix for each result, so that neither is broadcast.
 ALL = "lhs.size * M * N == y.size and rhs.size == lhs.size"
@@ -51,6 +50,7 @@ class Tile(NamedTuple):
         stages: parts of both that are there, or on their way.
         when: a condition.
         warps: of a block.
+        each: tiles of 16 rows of w of a warp.
     """
 
     tokens: int
@@ -58,21 +58,22 @@ class Tile(NamedTuple):
     stages: int
     when: str = "K > 0"
     warps: int = 8
+    each: int = 2
 
     @property
     def template(self) -> dict[str, int]:
         """Constants of the text: WM warps divide the rows, WK of them K."""
-        wm = self.rows // (16 * R)
-        wk = self.warps // wm
-        return {"TOK": self.tokens, "R": R, "WM": wm, "WK": wk, "STAGES": self.stages}
+        wm = -(-self.rows // (16 * self.each))
+        divided = {"TILES": self.rows // 16, "R": self.each, "WM": wm, "WK": self.warps // wm}
+        return {"TOK": self.tokens, **divided, "STAGES": self.stages}
 
     def shared_memory(self, mode: str, bits: int, group: int) -> int:
         """How many bytes of shared memory a block has."""
         block, wk = 512 // bits, self.template["WK"]
         scales = 4 * block // group * (4 if mode == "affine" else 1)
-        stage = wk * 2 * block * self.tokens + self.warps * 1024 * R
+        stage = wk * 2 * block * self.tokens + self.warps * 1024 * self.each
         sums = wk * 4 * (self.rows + 4) * self.tokens
-        return max(self.stages * stage + self.warps * 32 * R * scales, sums)
+        return max(self.stages * stage + self.warps * 32 * self.each * scales, sums)
 
     def split(self, bits: int) -> str:
         """How many blocks of a cluster divide K: as many as multiprocessors would be idle else."""
@@ -84,25 +85,40 @@ class Tile(NamedTuple):
         return f"({split}) if capability >= 90 else 1"
 
 
-# The first that has a place for all rows of x, and whose condition holds. Measured on an H100.
+_HEIGHTS = (64, 80, 96, 112, 128, 144)
+
+
+def _high(tokens: int, height: int) -> Tile:
+    """A tile for matrices that are high: that of the height of which multiprocessors, which have
+    one at a time, are idle least."""
+    busy = "ceildiv(ceildiv(N, {0}), sm_count) * {0}"
+    least = [f"{busy.format(height)} <= {busy.format(other)}" for other in _HEIGHTS]
+    wm = -(-height // 32)
+    when = " and ".join([f"N >= 64 * sm_count and {LARGER}", *least])
+    return Tile(tokens, height, 4, when, warps=12 // wm * wm)
+
+
+# The first that has a place for all rows of x, and whose condition holds. Measured on an H100 and
+# an H200.
 TILES = (
+    *(_high(8, height) for height in _HEIGHTS),
     Tile(8, 64, 3, f"N >= 64 * sm_count and {LARGE}"),
     Tile(8, 32, 4, LARGE),
-    Tile(16, 256, 3, f"N >= 192 * sm_count and {LARGER}", warps=16),
-    Tile(16, 128, 3, f"N >= 64 * sm_count and {LARGER}", warps=16),
+    *(_high(16, height) for height in _HEIGHTS),
+    Tile(16, 64, 3, f"N >= 64 * sm_count and {LARGE}"),
     Tile(16, 32, 4, f"K <= 8192 and {LARGER}"),
     Tile(16, 64, 4, LARGE),
-    Tile(16, 64, 2),
+    Tile(16, 64, 3),
     Tile(32, 64, 3, f"N < 64 * sm_count and {LARGE}"),
-    Tile(32, 128, 2),
-    Tile(64, 128, 2, LARGE),
+    Tile(32, 128, 3),
+    Tile(64, 128, 3, LARGE),
 )
 TILES_OF_EXPERTS = (
     Tile(8, 64, 3, LARGE),
     Tile(16, 64, 3, LARGE),
-    Tile(16, 64, 2),
-    Tile(32, 128, 2),
-    Tile(64, 128, 2, LARGE),
+    Tile(16, 64, 3),
+    Tile(32, 128, 3),
+    Tile(64, 128, 3, LARGE),
 )
 
 

@@ -18,16 +18,17 @@ from .quantized_decode_cuda import COPY_SCALES, READ_BLOCK
 FEW = """
 constexpr int NT = TOK / 8;                 // tiles of 8 tokens
 constexpr int WARPS = WM * WK;
-constexpr int ROWS = WM * R * 16;           // of w, of a block
+constexpr int ROWS = TILES * 16;            // of w, of a block: WM warps have R tiles each, or less
 constexpr int PITCH = ROWS + 4;             // of sums in shared memory
 constexpr int CHUNKS = 4 * OWN / 8;         // pieces of 16 bytes of a token's x in a block
+constexpr int ROWS_OF_WARP = R * 16;
 constexpr int X_STAGE = TOK * CHUNKS * 16, W_STAGE = R * 1024, S_STAGE = R * 16 * SCALES * ARRAYS;
 constexpr int X_BYTES = WK * STAGES * X_STAGE, W_BYTES = WARPS * STAGES * W_STAGE;
 constexpr bool ROOM = NT < 4;                // registers for more than sums
 constexpr int PARTS = 2;                    // of scales, that are there at a time
 // Blocks that share a multiprocessor's registers.
 constexpr int RESIDENT = TOK == 64 || WARPS > 8 ? 1 : 2;
-static_assert(STAGES >= 2 && STAGES <= AT_ONCE + 1, "two parts of scales are there at a time");
+static_assert(STAGES >= 3 && STAGES <= AT_ONCE + 1, "two parts of scales are there at a time");
 
 // Where piece c of a token's x lies in its block: lanes of a quad that read at once are neighbours,
 // and two tokens are in other banks.
@@ -35,15 +36,14 @@ __device__ inline int place(int c, int token) {
   return (c % (OWN / 8) * 4 + c / (OWN / 8)) ^ ((token & 1) << 2);
 }
 
-// Products of one tile of tokens and ROWS rows of w from `n` on. `tokens` says how many there are
-// (`count`), which rows of `x` they are (`row`), and where their y lies (`to`).
-template <class Tokens>
-__device__ inline void product(const Tokens& tokens, const uint32_t* w, const char* scales,
-                               const char* biases, float by, int64_t n0, int64_t N, int64_t K) {
+// What a warp adds up to `shared`: of a tile of tokens, and of R tiles of rows of w.
+template <int R, class Tokens>
+__device__ inline void sums_of_warp(const Tokens& tokens, const uint32_t* w, const char* scales,
+                                    const char* biases, int64_t n0, int64_t N, int64_t K) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
-  const int wm = warp % WM, wk = warp / WM;
+  const int wm = warp / WK, wk = warp % WK;
   const int row_bytes = int(K) / (32 / BITS) * 4, scale_bytes = int(K) / GROUP * SCALE;
-  const int64_t first = min(n0 + wm * R * 16, N - 1);  // row of this warp
+  const int64_t first = min(n0 + wm * ROWS_OF_WARP, N - 1);  // row of this warp
   const int rows = int(min(N - first, int64_t(R * 16)));
   const char* const w_from = reinterpret_cast<const char*>(w) + first * row_bytes;
   const char* const s_from = scales + first * scale_bytes;
@@ -142,16 +142,37 @@ __device__ inline void product(const Tokens& tokens, const uint32_t* w, const ch
   uint32_t nan[R] = {}, nan_of_row[R][2] = {};
 #pragma unroll
   for (int s = 0; s < STAGES - 1; ++s) issue();
+  uint32_t words[R][2][4], bytes[R][ARRAYS][2];
+  auto read = [&](uint32_t block, uint32_t slot) {
+    READ_BLOCK
+  };
+  wait<STAGES - 2>();
+  barrier<GROUP_THREADS>(1 + wk);
+  read(begin, 0);
   uint32_t slot = 0;
 #pragma unroll 1
   for (uint32_t block = begin; block < end; ++block) {
-    wait<STAGES - 2>();
+    wait<STAGES - 3>();
     barrier<GROUP_THREADS>(1 + wk);
     issue();
-
     const uint32_t x_slot = x_read + slot * X_STAGE;
     const uint32_t x_at[2] = {x_slot + x_flip, x_slot - x_flip};  // of even pieces, of odd ones
-    READ_BLOCK
+    slot = slot + 1 == STAGES ? 0 : slot + 1;
+    Scales of[R];
+#pragma unroll
+    for (int r = 0; r < R; ++r)
+      of[r].set(bytes[r][0][0], bytes[r][0][1], bytes[r][ARRAYS - 1][0], bytes[r][ARRAYS - 1][1],
+                nan[r]);
+    uint32_t now[R][2][4];
+#pragma unroll
+    for (int r = 0; r < R; ++r) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) now[r][h][i] = words[r][h][i];
+      }
+    }
+    read(block + 1, slot);  // while this one is multiplied; behind the last it is not used
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       uint32_t pair[R][2][PAIRS];
@@ -159,7 +180,7 @@ __device__ inline void product(const Tokens& tokens, const uint32_t* w, const ch
       for (int r = 0; r < R; ++r) {
 #pragma unroll
         for (int h = 0; h < 2; ++h)
-          of[r].decode(words[r][h][i], i, h, pair[r][h], nan_of_row[r][h]);
+          of[r].decode(now[r][h][i], i, h, pair[r][h], nan_of_row[r][h]);
       }
 #pragma unroll
       for (int n = 0; n < NT; ++n) {
@@ -181,7 +202,6 @@ __device__ inline void product(const Tokens& tokens, const uint32_t* w, const ch
         }
       }
     }
-    slot = slot + 1 == STAGES ? 0 : slot + 1;
   }
 
   // A row with a NaN among its scales or codes is NaN, whatever x is.
@@ -196,9 +216,8 @@ __device__ inline void product(const Tokens& tokens, const uint32_t* w, const ch
     }
   }
 
-  // Sums of warps, then of blocks, in their order.
   wait<0>();
-  __syncthreads();
+  barrier<WARPS * 32>(0);  // what is in shared memory has been read
   float* const sums = reinterpret_cast<float*>(shared);
 #pragma unroll
   for (int r = 0; r < R; ++r) {
@@ -206,12 +225,27 @@ __device__ inline void product(const Tokens& tokens, const uint32_t* w, const ch
     for (int n = 0; n < NT; ++n) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const int token = n * 8 + t * 2 + i % 2, row = wm * R * 16 + r * 16 + i / 2 * 8 + g;
+        const int token = n * 8 + t * 2 + i % 2, row = wm * ROWS_OF_WARP + r * 16 + i / 2 * 8 + g;
         if (token < TOK) sums[(wk * TOK + token) * PITCH + row] = sum[r][n][i];
       }
     }
   }
+}
+
+// Products of one tile of tokens and ROWS rows of w from `n0` on. `tokens` says how many there are
+// (`count`), which rows of `x` they are (`row`), and where their y lies (`to`).
+template <class Tokens>
+__device__ inline void product(const Tokens& tokens, const uint32_t* w, const char* scales,
+                               const char* biases, float by, int64_t n0, int64_t N, int64_t K) {
+  constexpr int LEFT = TILES - (WM - 1) * R;  // of the last warps
+  if (LEFT == R || threadIdx.x < (WM - 1) * WK * 32)
+    sums_of_warp<R>(tokens, w, scales, biases, n0, N, K);
+  else
+    sums_of_warp<LEFT>(tokens, w, scales, biases, n0, N, K);
+
+  // Sums of warps, then of blocks, in their order.
   __syncthreads();
+  float* const sums = reinterpret_cast<float*>(shared);
   auto store = [&](int token, int row, float value) {
     if (n0 + row < N) tokens.to(token)[n0 + row] = T(value * LAST * by);
   };

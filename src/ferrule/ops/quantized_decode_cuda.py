@@ -313,7 +313,7 @@ AHEAD = """
 template <int BYTES_> struct Unit { static constexpr int BYTES = BYTES_; };
 
 // Pieces of `UNIT` bytes of rows of scales, from byte `begin` of each on: zeros behind its `size`.
-template <int UNIT>
+template <int R, int UNIT>
 __device__ inline void copy_scales(uint32_t to, const char* from, int begin, int size, int rows,
                                    int lane) {
   constexpr int PIECES = SCALES / UNIT;
@@ -343,7 +343,7 @@ __device__ inline void ask_ahead(const uint32_t* w, const void* scales, int64_t 
                                  int64_t K) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int64_t row_bytes = K / (32 / BITS) * 4, scale_bytes = K / GROUP * SCALE;
-  const int64_t begin = first_of_part(warp / WM, K), first = n0 + warp % WM * R * 16;
+  const int64_t begin = first_of_part(warp % WK, K), first = n0 + warp / WK * R * 16;
 #pragma unroll
   for (int i = lane; i < R * 16 * 2; i += 32) {
     const int64_t row = first + i % (R * 16), at = begin * 64 + i / (R * 16) * 128;
@@ -364,7 +364,7 @@ COPY_SCALES = """if (next % AT_ONCE == 0 || next == begin) {
     const char* const from = a ? b_from : s_from;
     const uint32_t to = begin_s + part % PARTS * S_STAGE + a * (R * 16 * SCALES);
     auto copy = [&](auto unit) {
-      copy_scales<decltype(unit)::BYTES>(to, from, part * SCALES, scale_bytes, rows, lane);
+      copy_scales<R, decltype(unit)::BYTES>(to, from, part * SCALES, scale_bytes, rows, lane);
     };
     if (SCALES % 16 == 0 && s_alignment == 0) copy(Unit<SCALES % 16 == 0 ? 16 : 4>());
     else if (s_alignment % 4 == 0) copy(Unit<4>());
@@ -373,24 +373,20 @@ COPY_SCALES = """if (next % AT_ONCE == 0 || next == begin) {
   }
 }"""
 # and reads what a lane has of a block.
-READ_BLOCK = """Scales of[R];
-uint32_t words[R][2][4];
-const uint32_t s_at = s_read + block / AT_ONCE % PARTS * S_STAGE +
+READ_BLOCK = """const uint32_t s_at = s_read + block / AT_ONCE % PARTS * S_STAGE +
                       (BLOCK % GROUP ? (block % AT_ONCE * BLOCK + t * OWN) / GROUP * SCALE
                                      : block % AT_ONCE * (BLOCK / GROUP * SCALE));
 const uint32_t w_at = begin_w + slot * W_STAGE;
 #pragma unroll
 for (int r = 0; r < R; ++r) {
-  uint32_t bytes[ARRAYS][2];
 #pragma unroll
   for (int a = 0; a < ARRAYS; ++a) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const uint32_t from = s_at + (a * R * 16 + r * 16 + h * 8) * SCALES;
-      bytes[a][h] = MODE == AFFINE || MODE == NVFP4 ? read_2(from) : read_1(from);
+      bytes[r][a][h] = MODE == AFFINE || MODE == NVFP4 ? read_2(from) : read_1(from);
     }
   }
-  of[r].set(bytes[0][0], bytes[0][1], bytes[ARRAYS - 1][0], bytes[ARRAYS - 1][1], nan[r]);
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     const uint4 v = read_16(w_at + (r * 2 + h) * 512);

@@ -268,7 +268,13 @@ wide(const T* x, const uint32_t* w, const void* scales, BIASES biases, WHOLE glo
       __syncwarp();
       issue();
 
+      uint32_t words[R][2][4], bytes[R][ARRAYS][2];
+      Scales of[R];
       READ_BLOCK
+#pragma unroll
+    for (int r = 0; r < R; ++r)
+      of[r].set(bytes[r][0][0], bytes[r][0][1], bytes[r][ARRAYS - 1][0], bytes[r][ARRAYS - 1][1],
+                nan[r]);
       const uint32_t x_at = (begin_x + x_slot * X_STAGE) / 16;
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
