@@ -121,6 +121,32 @@ def test_products_with_an_index_left_out(installed: None) -> None:
     )  # fmt: skip
 
 
+@pytest.mark.parametrize("mode", ["affine", "mxfp4"])
+@pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16], ids=str)
+def test_half_floats_are_added_up_in_float32(dtype: Any, mode: str, installed: None) -> None:
+    """MLX's kernels for CPUs add them up in half floats; unmodified layers have ferrule's."""
+    mx.random.seed(0)
+    kind = {"group_size": 32, "bits": 4, "mode": mode}
+    layer = mlx.nn.Linear(512, 64, bias=False)
+    layer.set_dtype(dtype)
+    layer = layer.to_quantized(**kind)
+    parts = layer.weight, layer.scales, layer.get("biases")
+    w = np.array(mx.dequantize(*parts, **kind, dtype=dtype).astype(mx.float32), np.float64)
+    compiled = mx.compile(layer), mx.compile(layer, shapeless=True)
+    for rows in (1, 3, 32):
+        x = mx.random.normal((rows, 512)).astype(dtype)
+        exact = np.array(x.astype(mx.float32), np.float64)
+        bound = 2.0**-8 * np.abs(exact @ w.T) + 512 * 2.0**-24 * (np.abs(exact) @ np.abs(w.T))
+        for call in (layer, *compiled):
+            y = call(x)
+            assert y.dtype == dtype
+            error = np.abs(np.array(y.astype(mx.float32), np.float64) - exact @ w.T)
+            assert (error <= bound).all()
+        gradient = mx.grad(lambda x: layer(x).astype(mx.float32).sum())(x)
+        wanted = np.broadcast_to(w.sum(axis=0), x.shape)
+        assert np.allclose(np.array(gradient.astype(mx.float32)), wanted, rtol=2**-7, atol=1e-2)
+
+
 def test_without_mlx() -> None:
     """One line that says what to install, wherever MLX is asked for."""
     code = (
