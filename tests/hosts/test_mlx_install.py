@@ -165,25 +165,6 @@ def test_without_mlx() -> None:
     ), done.stderr
 
 
-@needs_mlx(0, 32)
-def test_whole_models_of_mlx_lm_are_not_shapeless(installed: None) -> None:
-    """MLX's limit: they slice, or split, with numbers. Where one is, docs/mlx.md is to say so."""
-    base: dict[str, Any] = {
-        "vocab_size": 64, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1,
-        "num_attention_heads": 2, "num_key_value_heads": 2, "rms_norm_eps": 1e-5,
-        "num_local_experts": 4, "num_experts_per_tok": 2, "n_ctx": 64, "n_embd": 64, "n_head": 2,
-        "n_layer": 1, "n_positions": 64, "layer_norm_epsilon": 1e-5,
-    }  # fmt: skip
-    for name in ("llama", "mixtral", "gpt2"):
-        module = pytest.importorskip(f"mlx_lm.models.{name}")
-        model = module.Model(module.ModelArgs.from_dict({**base, "model_type": name}))
-        mx.eval(model.parameters())
-        compiled = mx.compile(lambda tokens, model=model: model(tokens), shapeless=True)
-        with pytest.raises(ValueError, match=r"(Slice|Split) cannot infer output shapes"):
-            for count in (3, 5):
-                mx.eval(compiled(mx.zeros((1, count), mx.int32)))
-
-
 def test_importing_ferrule_changes_nothing() -> None:
     code = (
         "import mlx.core as mx; a, b = dict(vars(mx)), dict(vars(mx.fast))\n"
