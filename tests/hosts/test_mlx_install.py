@@ -121,6 +121,32 @@ def test_products_with_an_index_left_out(installed: None) -> None:
     )  # fmt: skip
 
 
+@pytest.mark.parametrize("mode", ["affine", "mxfp4"])
+@pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16], ids=str)
+def test_half_floats_are_added_up_in_float32(dtype: Any, mode: str, installed: None) -> None:
+    """MLX's kernels for CPUs add them up in half floats; unmodified layers have ferrule's."""
+    mx.random.seed(0)
+    kind = {"group_size": 32, "bits": 4, "mode": mode}
+    layer = mlx.nn.Linear(512, 64, bias=False)
+    layer.set_dtype(dtype)
+    layer = layer.to_quantized(**kind)
+    parts = layer.weight, layer.scales, layer.get("biases")
+    w = np.array(mx.dequantize(*parts, **kind, dtype=dtype).astype(mx.float32), np.float64)
+    compiled = mx.compile(layer), mx.compile(layer, shapeless=True)
+    for rows in (1, 3, 32):
+        x = mx.random.normal((rows, 512)).astype(dtype)
+        exact = np.array(x.astype(mx.float32), np.float64)
+        bound = 2.0**-8 * np.abs(exact @ w.T) + 512 * 2.0**-24 * (np.abs(exact) @ np.abs(w.T))
+        for call in (layer, *compiled):
+            y = call(x)
+            assert y.dtype == dtype
+            error = np.abs(np.array(y.astype(mx.float32), np.float64) - exact @ w.T)
+            assert (error <= bound).all()
+        gradient = mx.grad(lambda x: layer(x).astype(mx.float32).sum())(x)
+        wanted = np.broadcast_to(w.sum(axis=0), x.shape)
+        assert np.allclose(np.array(gradient.astype(mx.float32)), wanted, rtol=2**-7, atol=1e-2)
+
+
 def test_without_mlx() -> None:
     """One line that says what to install, wherever MLX is asked for."""
     code = (
@@ -137,25 +163,6 @@ def test_without_mlx() -> None:
         "or 'mlx[cuda13]' for NVIDIA GPUs; mlx on a Mac. True\n"
         for name in names
     ), done.stderr
-
-
-@needs_mlx(0, 32)
-def test_whole_models_of_mlx_lm_are_not_shapeless(installed: None) -> None:
-    """MLX's limit: they slice, or split, with numbers. Where one is, docs/mlx.md is to say so."""
-    base: dict[str, Any] = {
-        "vocab_size": 64, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1,
-        "num_attention_heads": 2, "num_key_value_heads": 2, "rms_norm_eps": 1e-5,
-        "num_local_experts": 4, "num_experts_per_tok": 2, "n_ctx": 64, "n_embd": 64, "n_head": 2,
-        "n_layer": 1, "n_positions": 64, "layer_norm_epsilon": 1e-5,
-    }  # fmt: skip
-    for name in ("llama", "mixtral", "gpt2"):
-        module = pytest.importorskip(f"mlx_lm.models.{name}")
-        model = module.Model(module.ModelArgs.from_dict({**base, "model_type": name}))
-        mx.eval(model.parameters())
-        compiled = mx.compile(lambda tokens, model=model: model(tokens), shapeless=True)
-        with pytest.raises(ValueError, match=r"(Slice|Split) cannot infer output shapes"):
-            for count in (3, 5):
-                mx.eval(compiled(mx.zeros((1, count), mx.int32)))
 
 
 def test_importing_ferrule_changes_nothing() -> None:

@@ -44,7 +44,8 @@ def install_mlx() -> None:
     `mx.set_default_device` or `mx.stream`. The functions that take a device take `mx.gpu`, and give
     a stream of the CPU. But not on a Mac, `mx.import_function` is `ferrule.import_function`, and
     `mx.gather_mm`, `mx.gather_qmm` and `mx.quantized_matmul` are those of `ferrule.mlx` where MLX's
-    are wrong in some transformation. All else of MLX computes as before.
+    are wrong in some transformation, and for half floats, which MLX's kernels for CPUs do not add
+    up in float32, where there is a compiler. All else of MLX computes as before.
 
     Call it before the packages are imported: many make their kernels, or decide against them, when
     they are. A second call changes nothing. `uninstall_mlx` puts everything back.
