@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import mmap
 import pickle
+import sys
 import threading
 import weakref
 from pathlib import Path
@@ -268,6 +269,64 @@ def test_two_threads_prepare_once() -> None:
     for thread in threads:
         thread.join()
     assert op.counts["prepare"] == 1
+
+
+def test_ops_with_the_same_function_share_what_it_made() -> None:
+    """As an op and its derivative do."""
+    op, x, w = linear(), torch.randn(2, 3), torch.randn(4, 3)
+    turned = ferrule.adopt(
+        "prepared_turned", "c[*S,N]:T, v[N,K]:T, scale[N]:T? -> x[*S,K]:T",
+        run=lambda c, v, scale, packed: c @ packed.T, prepared={"packed": (pack, "v", "scale")},
+    )  # fmt: skip
+    for count in (1, 2):
+        torch.testing.assert_close(op(x, w, None), x @ w.T)
+        torch.testing.assert_close(turned(x @ w.T, w, None), x @ w.T @ w)
+        assert op.counts["prepare"] + turned.counts["prepare"] == count
+        w.neg_()
+    w.data.neg_()
+    turned.refresh()
+    torch.testing.assert_close(op(x, w, None), x @ w.T)
+
+
+class Unhashable:
+    """A function that others cannot share, for it is no key."""
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __call__(self, w: Any, scale: Any) -> Any:
+        return pack(w, scale)
+
+
+def test_functions_that_are_no_keys() -> None:
+    op, x = linear(prepared={"packed": (Unhashable(), "w", "scale")}, version=3), torch.randn(2, 3)
+    w = torch.randn(4, 3)
+    for _ in range(2):
+        torch.testing.assert_close(op(x, w, None), x @ w.T)
+    assert op.counts["prepare"] == 1
+
+
+def test_copies_outside_of_the_pools_of_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is made on another stream than the default one, by another thread."""
+
+    class Stream:
+        def synchronize(self) -> None:
+            waited.append(threading.get_ident())
+
+    waited: list[int] = []
+    default, other, w = Stream(), Stream(), torch.randn(4, 3)
+    value = (w, (w.T, 3))
+    monkeypatch.setattr(torch.cuda, "default_stream", lambda device: default)
+    for stream in (default, other):
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda device, stream=stream: stream)
+        with monkeypatch.context() as patch:
+            patch.delitem(sys.modules, "torch._inductor.cudagraph_trees", raising=False)
+            assert torch_host.outside_pools(value, "cuda:0") is value
+        monkeypatch.setitem(sys.modules, "torch._inductor.cudagraph_trees", torch)
+        found = torch_host.outside_pools(value, "cuda:0")
+        if stream is default:
+            assert found is value and not waited
+    assert torch.equal(found[0], w) and torch.equal(found[1][0], w.T) and found[1][1] == 3
+    assert found[0].data_ptr() != w.data_ptr() and len(waited) == 2
 
 
 def test_inference_tensors_have_no_version() -> None:

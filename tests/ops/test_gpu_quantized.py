@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import on_cuda
-from ferrule import ops
+from ferrule import KernelError, ops
 
 torch = pytest.importorskip("torch")
 
@@ -190,3 +190,73 @@ def test_in_a_graph() -> None:
         x = torch.randn(count, 1, 1, 384, device="cuda").bfloat16()
         chosen = torch.randint(0, 8, (count, 2), device="cuda")
         close(compiled(x, chosen), x, dense[chosen].mT)
+
+
+# -- what is kept ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)
+@pytest.mark.parametrize("form", FORMATS, ids=str)
+def test_products_with_a_matrix_that_is_kept(form: Any, dtype: Any) -> None:
+    names, parts, dense = quantized(form, dtype, 192, 384)
+    for m in (1, 8, 16, 64, 65, 512, 513, 2000):
+        x = torch.randn(m, 384, device="cuda", dtype=dtype, requires_grad=True)
+        y = ops.quantized_matmul(x, *parts, **names, keep_bf16=True)
+        close(y.detach(), x.detach(), dense.mT)
+        c = torch.randn_like(y)
+        close(torch.autograd.grad(y, x, c)[0], c, dense)
+    eye = torch.eye(384, device="cuda", dtype=dtype).repeat(2, 1)
+    y = ops.quantized_matmul(eye, *parts, **names, keep_bf16=True)
+    assert torch.equal(y, dense.mT.repeat(2, 1))
+    del x, y, c, eye
+    before = torch.cuda.memory_allocated()
+    parts.clear()
+    assert before - torch.cuda.memory_allocated() >= dense.numel() * 2
+
+
+@pytest.mark.parametrize("m", [8, 513, 2000])
+def test_a_global_scale_and_a_matrix_that_is_kept(m: int) -> None:
+    names, parts, dense = quantized(FORMATS[0], torch.bfloat16, 192, 384)
+    for scale in (3.0, torch.tensor(700.0, device="cuda")):
+        x = torch.randn(2, m, 384, device="cuda").bfloat16()
+        y = ops.quantized_matmul(x, *parts, global_scale=scale, **names, keep_bf16=True)
+        close(y, x, dense.mT, float(scale) / 2688)
+
+
+@pytest.mark.parametrize("mode", ["graph", "reduce-overhead"])
+def test_graphs_and_a_matrix_that_is_kept(mode: str) -> None:
+    """It is no memory of a graph's: written anew, a graph reads it after the next eager call."""
+    names, parts, dense = quantized(FORMATS[0], torch.bfloat16, 192, 384)
+    module = torch.nn.Module()  # a graph copies tensors that are no module's
+    for i, part in enumerate(parts):
+        module.register_buffer(f"part_{i}", part)
+    module.forward = lambda x: ops.quantized_matmul(
+        x, module.part_0, module.part_1, **names, keep_bf16=True
+    )
+    x = torch.randn(600, 384, device="cuda").bfloat16()
+    if mode == "graph":
+        refused = pytest.raises(KernelError, match="Call the op once with them before the capture")
+        with refused, torch.cuda.graph(torch.cuda.CUDAGraph()):
+            module(x)
+        torch.cuda.synchronize()
+        module(x)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            y = module(x)
+
+        def run() -> Any:
+            graph.replay()
+            return y
+    else:
+        compiled = torch.compile(module, mode="reduce-overhead", fullgraph=True)
+
+        def run() -> Any:  # the first calls, one of which warms up, make the matrix
+            torch.compiler.cudagraph_mark_step_begin()
+            return compiled(x).clone()
+
+    for _ in range(4):
+        close(run(), x, dense.mT)
+    parts[0].copy_(parts[0].view(torch.int32).flip(0).view(torch.uint32))
+    parts[1].copy_(parts[1].flip(0))
+    close(module(x), x, dense.flip(0).mT)
+    close(run(), x, dense.flip(0).mT)

@@ -64,8 +64,9 @@ class Host(Protocol):
     """The interface of a host. Messages of its errors name no argument: the caller adds it.
 
     A host may also have ``identity(array)``, an `Identity`, or None of an array that may change and
-    does not say so, and then ``wait(device)``, which waits for the current stream of a GPU. Without
-    them nothing that is prepared of arrays is kept.
+    does not say so, and then ``wait(device)``, which waits for the current stream of a GPU, and
+    ``outside_pools(value, device)``, which gives what was made there in memory that may be kept.
+    Without them nothing that is prepared of arrays is kept.
     """
 
     @property

@@ -47,6 +47,24 @@ class _Kept(NamedTuple):
     owners: list[weakref.ref[Any]]
 
 
+class _Entries(NamedTuple):
+    """What one function made, by the weights it was made of. Ops that have the function share it:
+    a product and its derivative, for one."""
+
+    kept: dict[object, _Kept]
+    lock: threading.RLock
+
+
+_of_functions: weakref.WeakKeyDictionary[Any, _Entries] = weakref.WeakKeyDictionary()
+
+
+def _entries_of(function: Any) -> _Entries:
+    try:
+        return _of_functions.setdefault(function, _Entries({}, threading.RLock()))
+    except TypeError:  # it has no hash, or there are no weak references to it
+        return _Entries({}, threading.RLock())
+
+
 class Prepared:
     """One thing that is made of weights, once for each of their versions.
 
@@ -89,8 +107,7 @@ class Prepared:
         self.version = version
         self.digest = identity.of_callable(where, self.function, version)
         self.content = identity.content_of(where, self.function, version, self.digest)
-        self._kept: dict[object, _Kept] = {}
-        self._lock = threading.RLock()
+        self._kept, self._lock = _entries_of(self.function)
 
     def _check_parameters(self, label: str) -> None:
         """Refuse a function that cannot be called with the inputs.
@@ -188,6 +205,8 @@ class Prepared:
         before = entries.get(key)
         if before is not None:  # graphs that were captured go on reading there
             value = _renewed(before.value, value)
+        elif device != "cpu":
+            value = host.outside_pools(value, device)
         if device != "cpu":  # the next call may be on another stream
             host.wait(device)
         owners = [weakref.ref(each.owner, lambda _: entries.pop(key, None)) for each in known]

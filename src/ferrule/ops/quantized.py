@@ -9,6 +9,7 @@ import ferrule
 
 from . import formats, gathers
 from . import quantized_cuda as on_cuda
+from . import quantized_kept as kept
 from . import quantized_texts as texts
 from .arrays import cast, dtype_name, library, promoted
 from .formats import Format
@@ -30,6 +31,7 @@ def quantized_matmul(
     mode: str = "affine",
     *,
     global_scale: Any = None,
+    keep_bf16: bool = False,
 ) -> Any:
     """``x @ w.T``, or ``x @ w``, of a matrix w that is quantized, as MLX's `quantized_matmul`.
 
@@ -45,6 +47,11 @@ def quantized_matmul(
             32]``, with groups along N.
         group_size, bits, mode: as in `quantize`.
         global_scale: of mode "nvfp4": what `quantize` was given; a number, or one per matrix.
+        keep_bf16: products of many rows (on a GPU those for which w is dequantized otherwise each
+            time) have the dequantized matrix, in x's dtype, made once and kept as long as w, scales
+            and biases live and are not written to: N * K * 2 bytes besides w, and as many again
+            while it is made anew after a write. Few rows have the packed weights. Of torch's
+            tensors; of others, of a batch and in exported programs it changes nothing.
 
     Returns:
         ``[*S, N]``, or ``[*broadcast(X, W), M, N]``, of x's dtype; of mode "affine" of that which x
@@ -55,8 +62,8 @@ def quantized_matmul(
     Raises:
         KernelError: the mode has no such group or bits, or no global scale; biases are missing, or
             not of this mode; ``K`` is no multiple of the group; shapes do not fit, or a dtype is
-            another. There is a derivative with respect to x, in mode "affine" to scales and
-            biases, and to a global scale: scales that are bytes have none.
+            another, float32 with ``keep_bf16``. There is a derivative with respect to x, in mode
+            "affine" to scales and biases, and to a global scale: scales that are bytes have none.
         KernelTypeError: an argument is no array.
 
     Example:
@@ -70,7 +77,9 @@ def quantized_matmul(
     batched = getattr(w, "ndim", 2) > 2
     single = batched and x.ndim == 1
     kind = "xw" if batched else ""
-    y = _product(*form, transpose, kind, global_scale is not None)(x[None] if single else x, *parts)
+    keep = kept.dtype_to_keep(x, w) if keep_bf16 else ""
+    op = _product(*form, transpose, kind, global_scale is not None, keep)
+    y = op(x[None] if single else x, *parts)
     return gathers.squeezed(y, [-2] * single)
 
 
@@ -145,23 +154,38 @@ def _operands(
 
 @ferrule.family
 def _product(
-    mode: str, group: int, bits: int, transpose: bool, letters: str, scaled: bool
+    mode: str,
+    group: int,
+    bits: int,
+    transpose: bool,
+    letters: str,
+    scaled: bool,
+    keep: str = "",
 ) -> ferrule.Op:
-    """``x, w, scales, biases?, global_scale?, lhs?, rhs? -> y``."""
+    """``x, w, scales, biases?, global_scale?, lhs?, rhs? -> y``.
+
+    ``keep`` is the dtype in which the dequantized matrix is kept for many rows of x; empty: none.
+    """
     form = Format(mode, group, bits)
-    rule = Rule(form, transpose, letters, scaled)
+    rule = Rule(form, transpose, letters, scaled, keep)
+
+    def packed(letters: str = letters, scaled: bool = scaled) -> ferrule.Op:
+        return _product(mode, group, bits, transpose, letters, scaled)
+
     op = ferrule.op(
         f"quantized_matmul_{mode}" if not letters else f"gather_qmm_{mode}",
         rule.text,
         cuda=rule.units(),
         metal=rule.bodies(),
+        run=kept.run(form, transpose, scaled, keep, packed) if keep else None,
+        prefer="run" if keep else (),
         version=1,
     )
     kind = rule.kind
 
     def turned() -> ferrule.Op:
         of_rows = f"x{letters[1]}" if kind else ""
-        return _product(mode, group, bits, not transpose, of_rows, scaled)
+        return _product(mode, group, bits, not transpose, of_rows, scaled, keep)
 
     def vjp(primals: Any, cotangents: Any, outputs: Any, wanted: Any) -> Any:
         arrays, lhs, rhs = kind.split(primals) if kind else ([*primals], None, None)
@@ -179,7 +203,7 @@ def _product(
         elif wanted[2]:
             raise _no_gradient(op.name, "scales", mode)
         if scaled and wanted[3]:
-            plain = _product(mode, group, bits, transpose, letters, False)
+            plain = _product(mode, group, bits, transpose, letters, False, keep)
             products = plain(*primals[:3], *primals[4:])
             gradients[3] = _of_global_scale(letters, products, matrix, rhs, c)
         return gradients
@@ -192,7 +216,7 @@ def _product(
                 primal * 0 if tangent is None else tangent
                 for primal, tangent in zip(primals[2:4], tangents[2:4], strict=True)
             ]
-            terms.append(op(x, w, *parts, *primals[4:]))
+            terms.append(packed()(x, w, *parts, *primals[4:]))  # tangents are not kept
         elif tangents[2] is not None:
             raise _no_gradient(op.name, "scales", mode)
         if scaled and tangents[3] is not None:
@@ -201,11 +225,7 @@ def _product(
 
     op.def_vjp(vjp, version=1)
     op.def_jvp(jvp, version=1)
-
-    def batched(letters: str) -> ferrule.Op:
-        return _product(mode, group, bits, transpose, letters, scaled)
-
-    op.def_vmap(gathers.vmap_of(op, letters, batched), version=1)
+    op.def_vmap(gathers.vmap_of(op, letters, packed), version=1)
     return op
 
 
@@ -283,8 +303,11 @@ def _of_whole(letter: str) -> ferrule.Op:
 class Rule:
     """The rule and bodies of a product."""
 
-    def __init__(self, form: Format, transpose: bool, letters: str, scaled: bool) -> None:
+    def __init__(
+        self, form: Format, transpose: bool, letters: str, scaled: bool, dtype: str = ""
+    ) -> None:
         self.form, self.transpose, self.scaled = form, transpose, scaled
+        self.dtypes = f"T == {dtype}" if dtype else formats.T_IN_FLOATS
         self.kind = Kind(letters) if letters else None
         self.packs = f"K * {form.bits} // 32" if transpose else "P"
         self.width = "N" if transpose else f"P * 32 // {form.bits}"
@@ -314,7 +337,7 @@ class Rule:
     @property
     def text(self) -> str:
         """The rule."""
-        where = ", ".join([*self.where, formats.T_IN_FLOATS])
+        where = ", ".join([*self.where, self.dtypes])
         if self.kind is None:
             return f"x[*S,K]:T, {self.matrix} -> y[*S,{self.width}]:T where {where}"
         return (

@@ -358,6 +358,19 @@ def gathered(
     return units
 
 
+def most_packed(bits: int, transpose: bool) -> str:
+    """An expression for the most rows of x that the packed weights are for: of more, and with
+    ``transpose`` unset of any, `many` is chosen."""
+    if not transpose:
+        return "0"
+    if bits not in (4, 8):
+        return str(FEWEST)
+    most = max(tile.tokens * tile.times for tile in WIDE)
+    any_gpu = max(tile.tokens for tile in TILES if tile.when == "K > 0")
+    of_tiles = f"({TILES[-1].tokens} if {LARGE} else {any_gpu}) if capability >= 80 else {FEWEST}"
+    return f"{most} if capability == 90 else {of_tiles}"
+
+
 def many(mode: str, bits: int, group: int, transpose: bool, scaled: bool) -> list[Any]:
     """The units for many rows of x: w is dequantized to scratch, for cuBLAS.
 

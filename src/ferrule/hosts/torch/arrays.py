@@ -5,7 +5,9 @@ from __future__ import annotations
 import ctypes
 import math
 import os
+import sys
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from types import CodeType
 from typing import Any, cast
@@ -161,6 +163,31 @@ def wait(device: str) -> None:
     """Wait for what is on the current stream of a GPU."""
     if _on_cuda(device):
         torch.cuda.current_stream(device).synchronize()
+
+
+def outside_pools(value: Any, device: str) -> Any:
+    """What was made on a GPU, in memory that is no pool's of CUDA graphs.
+
+    While graphs of compiled code warm up, which they do on a stream of their own, what their thread
+    allocates is their pool's, of which nobody else may keep anything. So what was made on any
+    stream but the default one is copied there, by another thread.
+    """
+    if "torch._inductor.cudagraph_trees" not in sys.modules:
+        return value
+    stream, default = torch.cuda.current_stream(device), torch.cuda.default_stream(device)
+    if stream == default:
+        return value
+    stream.synchronize()
+    with ThreadPoolExecutor(1) as thread:
+        copies = thread.submit(_copies, value).result()
+    default.synchronize()
+    return copies
+
+
+def _copies(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return tuple(map(_copies, value))
+    return value.clone() if isinstance(value, torch.Tensor) else value
 
 
 # Beyond this the C library gives freed memory back to the system. Then NumPy asks for huge pages,
