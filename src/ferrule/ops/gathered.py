@@ -198,8 +198,8 @@ def outer(letters: str) -> ferrule.Op:
     """For each matrix on the right, the sum of ``left.T @ right`` over the results made of it.
 
     ``left, right, lhs?, rhs?, like -> sums[*W,H,V]``, in float32: ``left[*X,M,H]`` is chosen as in
-    the product (of tokens it is ``[*X,1,M,H]``), ``right[*C,M,V]`` are results, and ``like[*W,A,B]`` has the batch of the right
-    side.
+    the product (of tokens it is ``[*X,1,M,H]``), ``right[*C,M,V]`` are results, and
+    ``like[*W,A,B]`` has the batch of the right side.
     """
     kind = Kind(letters)
     op = _outer_op(
@@ -252,7 +252,9 @@ def outer_of_rows(batched: bool) -> ferrule.Op:
         [],
         {"COUNT": "uint(B)" if batched else "1", "HEIGHT": "uint(S_size)", "CHOOSE": choose},
         batch="B" if batched else (),
-        cuda=gathered_cuda.outer("", *(("B", f"({rows} // max(B, 1))") if batched else ("1", rows))),
+        cuda=gathered_cuda.outer(
+            "", *(("B", f"({rows} // max(B, 1))") if batched else ("1", rows))
+        ),
     )
 
     def vjp(primals: Any, cotangents: Any, outputs: Any, wanted: Any) -> Any:

@@ -304,8 +304,12 @@ template <class W> struct Weights {
     for (int u = 0; u < UNITS; ++u) {
       const bool there = in && at + u * UNIT < width;
       const int64_t group = (unit + u) * UNIT / GROUP;
-      if constexpr (SCALE == 1) of.scale[u] = there ? uint8_t(scales[group]) : 0;
-      else of.scale[u] = there ? bits_of(scales, group) : 0, of.bias = there ? bits_of(biases, group) : 0;
+      if constexpr (SCALE == 1) {
+        of.scale[u] = there ? uint8_t(scales[group]) : 0;
+      } else {
+        of.scale[u] = there ? bits_of(scales, group) : 0;
+        of.bias = there ? bits_of(biases, group) : 0;
+      }
     }
   }
   static __device__ uint32_t bits_of(const char* from, int64_t i) {
@@ -536,14 +540,15 @@ def packed(
         letters: the kind of product.
         scaled: the rule has ``global_scale``, one or one of each matrix.
     """
-    affine, units = mode == "affine", []
+    affine = mode == "affine"
+    units: list[Any] = []
     types = f"using BIASES = {'const void*' if affine else 'int64_t'};\n"
     types += f"using WHOLE = {'const float*' if scaled else 'int64_t'};\n"
-    operands = ["x", "w", "scales", "biases" if affine else "int64 0"]
+    operands: list[Any] = ["x", "w", "scales", "biases" if affine else "int64 0"]
     operands += ["global_scale", "global_scale.size - 1"] if scaled else ["int64 0", 0]
     for wide in (False, True):
         if wide:
-            decode = f"constexpr int SCALE = MODE == 0 ? 4 : 1;\nconstexpr float LAST = 1;\n"
+            decode = "constexpr int SCALE = MODE == 0 ? 4 : 1;\nconstexpr float LAST = 1;\n"
             decode += FLOATS_OF_BYTES + VALUE_OF
         else:
             decode = DECODE + ELEMENTS

@@ -1,8 +1,8 @@
 """CUDA that makes numbers of codes: pairs of T in registers, as exact as `dequantize` has them.
 
-`MACHINE` has what the hardware does in an instruction or a few, `GIVEN` what may be absent, `DECODE`
-the formats, `AHEAD` what products read ahead. Products of nvfp4 lack a power of two, `LAST`, which
-sums get at the end.
+`MACHINE` has what the hardware does in an instruction or a few, `GIVEN` what may be absent,
+`DECODE` the formats, `AHEAD` what products read ahead. Products of nvfp4 lack a power of two,
+`LAST`, which sums get at the end.
 """
 
 from __future__ import annotations
