@@ -406,8 +406,8 @@ __device__ inline void product(const Tokens& tokens, const uint32_t* w, const ch
   };
   const int blocks = int((K + BK - 1) / BK);
   Sums sum = {};
-  if (sizeof(T) == 2 && MT > 2 && tokens.count <= TOK / 2)
-    multiply<X, W, MT / 2 + MT % 2>(blocks, copy_x, weights, sum);
+  constexpr int HALF = sizeof(T) == 2 && MT > 2 ? MT / 2 : MT;
+  if (HALF < MT && tokens.count <= TOK / 2) multiply<X, W, HALF>(blocks, copy_x, weights, sum);
   else multiply<X, W, MT>(blocks, copy_x, weights, sum);
   each_pair<X, W>(sum, [&](int row, int column, float a, float b) {
     if (row < tokens.count)
