@@ -60,14 +60,32 @@ template <int SIZE, bool ALONG_> struct Side {
   static constexpr bool ALONG = ALONG_;
   static constexpr int HEIGHT = ALONG ? SIZE : BK, CHUNKS = (ALONG ? BK : SIZE) / CHUNK;
   static constexpr int BYTES = SIZE * 128;
+  static constexpr int STEP = THREADS / CHUNKS, ROUNDS = (HEIGHT + STEP - 1) / STEP;  // of copies
   static __device__ uint32_t place(int row, int chunk) {
-    return (row * CHUNKS + (chunk ^ (sizeof(T) == 2 ? row & 7 : row >> 1 & 7))) * 16;
+    return (row * CHUNKS + (chunk ^ (ALONG && sizeof(T) == 4 ? row >> 1 & 7 : row & 7))) * 16;
   }
+  // What this thread copies: of row() and each STEP rows after it, 16 bytes.
+  static __device__ int row() { return threadIdx.x / CHUNKS; }
+  static __device__ int chunk() { return threadIdx.x % CHUNKS; }
   // So many times 16 columns or rows, and 16 of what is summed over, from a place on.
   static __device__ uint32_t after(uint32_t place, int columns, int k) {
     return ALONG ? (place ^ k * 32) + columns * 2048 : (place ^ columns * 32) + k * 256 * CHUNKS;
   }
 };
+
+// Copies a tile of a matrix whose rows begin at multiples of 16 bytes: `at(i, chunk)` finds which of
+// its pieces this thread has of row i, and whether that is there.
+template <class S, class At>
+__device__ inline void copy_chunks(uint32_t to, const T* from, At at) {
+  if (S::HEIGHT < S::STEP && S::row() >= S::HEIGHT) return;
+#pragma unroll
+  for (int i = 0; i < S::ROUNDS; ++i) {
+    uint32_t chunk;
+    const bool in = at(i, chunk);
+    copy_16_again(to + S::place(S::row(), S::chunk()) + i * THREADS * 16,
+                  reinterpret_cast<const uint4*>(from) + chunk, in ? 16 : 0);
+  }
+}
 
 // Copies a tile of a matrix with rows of `width`, from `first` of each on. `row` says which row
 // each of the tile's is; one below 0 is zeros, as what lies behind a row is.
@@ -256,9 +274,19 @@ template <class W> struct Weights {
   const char *scales, *biases;
   int n0, height, width;  // rows and columns of the matrix, as it lies in memory
   __device__ void copy(uint32_t to, int block) const {
-    const int k0 = block * BK, top = W::ALONG ? n0 : k0;
-    copy_tile<W>(to, reinterpret_cast<const T*>(w), W::ALONG ? k0 : n0, width,
-                 [&](int r) { return top + r < height ? int64_t(top + r) : -1; });
+    const T* const from = reinterpret_cast<const T*>(w);
+    const int top = W::ALONG ? n0 : block * BK, first = W::ALONG ? block * BK : n0;
+    if ((size_t(from) | width * sizeof(T)) % 16 == 0) {
+      const int row = top + W::row(), column = first + W::chunk() * CHUNK;
+      const uint32_t pitch = width / CHUNK, begin = row * pitch + column / CHUNK;
+      copy_chunks<W>(to, from, [&](int i, uint32_t& chunk) {
+        chunk = begin + i * W::STEP * pitch;
+        return column < width && row + i * W::STEP < height;
+      });
+    } else {
+      copy_tile<W>(to, from, first, width,
+                   [&](int r) { return top + r < height ? int64_t(top + r) : -1; });
+    }
   }
 };
 """
@@ -400,9 +428,22 @@ __device__ inline void product(const Tokens& tokens, const uint32_t* w, const ch
   using X = Side<TOK, true>;
   using W = Side<ROWS, TRANSPOSE>;
   Weights<W> weights{w, scales, biases, int(n0), int(TRANSPOSE ? N : K), int(TRANSPOSE ? K : N)};
+  const bool aligned = tokens.aligned();
+  uint32_t begin[X::ROUNDS];  // of rows, counted in 16 bytes
+#pragma unroll
+  for (int i = 0; i < X::ROUNDS; ++i) {
+    const int row = min(X::row() + i * X::STEP, tokens.count - 1);
+    begin[i] = uint32_t(tokens.row(row) * K / CHUNK) + X::chunk();
+  }
   auto copy_x = [&](uint32_t to, int block) {
-    copy_tile<X>(to, tokens.x, block * BK, int(K),
-                 [&](int r) { return r < tokens.count ? tokens.row(r) : -1; });
+    if (aligned)
+      copy_chunks<X>(to, tokens.x, [&](int i, uint32_t& chunk) {
+        chunk = begin[i] + block * (BK / CHUNK);
+        return block * BK + X::chunk() * CHUNK < K && X::row() + i * X::STEP < tokens.count;
+      });
+    else
+      copy_tile<X>(to, tokens.x, block * BK, int(K),
+                   [&](int r) { return r < tokens.count ? tokens.row(r) : -1; });
   };
   const int blocks = int((K + BK - 1) / BK);
   Sums sum = {};
