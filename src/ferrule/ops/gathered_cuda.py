@@ -194,28 +194,35 @@ __device__ inline void add_products(uint32_t x, uint32_t w, Sums& sum) {
   }
 }
 
-// The sums, two neighbours at a time: `store(row, column, first, second)`.
-template <class X, class W, class Store>
-__device__ inline void each_pair(const Sums& sum, Store store) {
-  const int lane = threadIdx.x % 32, wm = threadIdx.x / 32 / WN, wn = threadIdx.x / 32 % WN;
-#pragma unroll
-  for (int i = 0; i < 2 * QUADS; ++i) {
-    const float a = sum[i / 2][i % 2 * 2], b = sum[i / 2][i % 2 * 2 + 1];
-    if constexpr (sizeof(T) == 2) {
-      const int m = i / 2 / NT, n = i / 2 % NT;
-      store((m * WM + wm) * 16 + i % 2 * 8 + lane / 4, (wn * NT + n) * 8 + lane % 4 * 2, a, b);
-    } else {
-      store(row_of<X>(i / 4), column_of<W>(i % 4 * 2), a, b);
-    }
-  }
-}
 template <class U> struct alignas(2 * sizeof(U)) Two { U first, second; };
-template <class U> __device__ inline void store_two(U* to, float a, float b, int64_t left) {
-  if (left > 1 && size_t(to) % sizeof(Two<U>) == 0) {
+template <class U>
+__device__ inline void store_two(U* to, float a, float b, int64_t left, bool aligned) {
+  if (left > 1 && aligned) {
     *reinterpret_cast<Two<U>*>(to) = Two<U>{U(a), U(b)};
   } else {
     if (left > 0) to[0] = U(a);
     if (left > 1) to[1] = U(b);
+  }
+}
+// Stores the sums, times `by`, two neighbours at a time: `to(row)` is where the first of so many
+// columns goes, null where there is no such row.
+template <class X, class W, class To>
+__device__ inline void store(const Sums& sum, float by, int64_t columns, To to) {
+  const int lane = threadIdx.x % 32, wm = threadIdx.x / 32 / WN, wn = threadIdx.x / 32 % WN;
+  constexpr bool NARROW = sizeof(T) == 2;
+  constexpr int LINES = NARROW ? 2 * MT : TOK / 16, PAIRS_ = 2 * QUADS / LINES;
+#pragma unroll
+  for (int i = 0; i < LINES; ++i) {
+    auto* const p = to(NARROW ? (i / 2 * WM + wm) * 16 + i % 2 * 8 + lane / 4 : row_of<X>(i));
+    if (!p) continue;
+    const bool aligned = size_t(p) % (2 * sizeof(*p)) == 0;
+#pragma unroll
+    for (int j = 0; j < PAIRS_; ++j) {
+      const int column = NARROW ? (wn * NT + j) * 8 + lane % 4 * 2 : column_of<W>(2 * j);
+      const int quad = NARROW ? i / 2 * NT + j : i * 2 + j / 2, half = NARROW ? i % 2 : j % 2;
+      const float* const two = sum[quad] + 2 * half;
+      store_two(p + column, two[0] * by, two[1] * by, columns - column, aligned);
+    }
   }
 }
 
@@ -450,10 +457,8 @@ __device__ inline void product(const Tokens& tokens, const uint32_t* w, const ch
   constexpr int HALF = sizeof(T) == 2 && MT > 2 ? MT / 2 : MT;
   if (HALF < MT && tokens.count <= TOK / 2) multiply<X, W, HALF>(blocks, copy_x, weights, sum);
   else multiply<X, W, MT>(blocks, copy_x, weights, sum);
-  each_pair<X, W>(sum, [&](int row, int column, float a, float b) {
-    if (row < tokens.count)
-      store_two(tokens.to(row) + n0 + column, a * LAST * by, b * LAST * by, N - n0 - column);
-  });
+  store<X, W>(sum, LAST * by, N - n0,
+              [&](int row) { return row < tokens.count ? tokens.to(row) + n0 : nullptr; });
 }
 """
 DIRECT = """
@@ -547,9 +552,8 @@ outer(const T* left, const T* right, ROWS_OF_LEFT lefts, ORDER order, BEGINS beg
   };
   Sums sum = {};
   multiply<X, W, MT>((count + BK - 1) / BK, copy_left, rows, sum);
-  each_pair<X, W>(sum, [&](int row, int column, float a, float b) {
-    if (h0 + row < H)
-      store_two(sums + (matrix * H + h0 + row) * V + v0 + column, a, b, V - v0 - column);
+  store<X, W>(sum, 1, V - v0, [&](int row) {
+    return h0 + row < H ? sums + (matrix * H + h0 + row) * V + v0 : nullptr;
   });
 }
 """
