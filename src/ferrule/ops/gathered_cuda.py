@@ -73,8 +73,8 @@ template <int SIZE, bool ALONG_> struct Side {
   }
 };
 
-// Copies a tile of a matrix whose rows begin at multiples of 16 bytes: `at(i, chunk)` finds which of
-// its pieces this thread has of row i, and whether that is there.
+// Copies a tile of a matrix whose rows begin at multiples of 16 bytes: `at(i, chunk)` finds which
+// of its pieces this thread has of row i, and whether that is there.
 template <class S, class At>
 __device__ inline void copy_chunks(uint32_t to, const T* from, At at) {
   if (S::HEIGHT < S::STEP && S::row() >= S::HEIGHT) return;
