@@ -7,10 +7,12 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
+import torch
 
 import ferrule
 from ferrule import ops
 from ferrule.operators import text
+from ferrule.operators.unit_steps import CudaUnit
 from ferrule.tools import nvrtc
 
 
@@ -61,6 +63,50 @@ def test_compiles_and_hardly_spills(
     assert spilled and max(map(int, spilled)) <= (48 if many else 0)
 
 
+def chosen_log(op: ferrule.Op, inputs: Mapping[str, Any]) -> str | None:
+    """What the compiler says of the unit that a GPU takes for such inputs; None where none is."""
+    for body in op.implementations:
+        if isinstance(body, CudaUnit) and (unit := text.described_unit(op, body, inputs)):
+            return unit.compile("sm_90").log
+    return None
+
+
+@pytest.mark.parametrize(
+    ("form", "transpose", "dtype", "rows"),
+    [
+        (("nvfp4", 16, 4), False, ferrule.bfloat16, 8),
+        (("affine", 64, 4), False, ferrule.bfloat16, 400),
+        (("affine", 32, 3), True, ferrule.float16, 100),
+        (("affine", 32, 5), True, ferrule.float32, 400),
+        (None, True, ferrule.bfloat16, 100),
+        (None, False, ferrule.float32, 8),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_units_of_gathers_do_not_spill(
+    library: nvrtc.Nvrtc, form: Any, transpose: bool, dtype: Any, rows: int
+) -> None:
+    height, width = (64, 512) if transpose else (512, 64)
+    given: dict[str, Any] = {
+        "x": ((rows, 1, 512), dtype), "w": ((4, height, width), dtype),
+        "lhs": ((rows,), ferrule.int32), "rhs": ((rows,), ferrule.int64),
+    }  # fmt: skip
+    if form is None:
+        op = ops.gathered._gathered("lr", transpose)
+    else:
+        mode, group, bits = form
+        op = ops.quantized._product(mode, group, bits, transpose, "lr", False)
+        scales = (4, height, width // group), dtype if mode == "affine" else ferrule.uint8
+        words = (4, height, width * bits // 32), ferrule.uint32
+        given |= {"w": words, "scales": scales, "biases": scales}
+    names = [argument.name for argument in op.rule.inputs]
+    log = chosen_log(op, {name: given[name] for name in names})
+    assert log and set(re.findall(r"(\d+) bytes spill", log)) == {"0"}
+    sums = {"left": given["x"], "right": ((rows, 1, 64), dtype), "like": ((4, 1, 1), dtype)}
+    log = chosen_log(ops.gathered.outer("lr"), {**sums, "lhs": given["lhs"], "rhs": given["rhs"]})
+    assert log and set(re.findall(r"(\d+) bytes spill", log)) == {"0"}
+
+
 @pytest.mark.parametrize(
     ("form", "letters", "rows"),
     [
@@ -94,3 +140,81 @@ def test_units_of_quantized_matrices_do_not_spill(
     ]
     log = units[0].compile("sm_90").log
     assert set(re.findall(r"(\d+) bytes spill", log)) == {"0"}
+
+
+DTYPES = {
+    torch.bfloat16: ferrule.bfloat16, torch.float32: ferrule.float32, torch.uint32: ferrule.uint32,
+    torch.int32: ferrule.int32, torch.int64: ferrule.int64,
+}  # fmt: skip
+
+
+@pytest.fixture
+def products(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[bool]]:
+    """Arrays go the ways of a GPU; of products and their gradients, whether each call has a CUDA
+    unit."""
+    for module in (ops.quantized, ops.gathered, ops.gathers):
+        monkeypatch.setattr(module, "on_cpu", lambda x: False)
+    found: dict[str, list[bool]] = {}
+    call = ferrule.Op.__call__
+
+    def spied(op: ferrule.Op, *arrays: Any) -> Any:
+        if op.name.startswith(("gather_", "outer_")):
+            names = [argument.name for argument in op.rule.inputs]
+            given = {
+                name: (tuple(array.shape), DTYPES[array.dtype])
+                for name, array in zip(names, arrays, strict=True)
+            }
+            units = [body for body in op.implementations if isinstance(body, CudaUnit)]
+            has = any(text.described_unit(op, unit, given) for unit in units)
+            found.setdefault(op.name, []).append(has)
+        return call(op, *arrays)
+
+    monkeypatch.setattr(ferrule.Op, "__call__", spied)
+    return found
+
+
+@pytest.mark.parametrize("form", [(64, 4), (32, 3), None], ids=str)
+def test_products_of_gathers_have_units(form: Any, products: dict[str, list[bool]]) -> None:
+    """Those that derivatives and batches are made of, too; the results are right."""
+    torch.manual_seed(0)
+    w = torch.randn(4, 64, 128)
+    packed, *rest = ops.quantize(w, *form) if form else (w.mT.contiguous(),)
+    names = {"group_size": form[0], "bits": form[1]} if form else {}
+
+    def call(x: Any, lhs: Any, rhs: Any, *parts: Any) -> Any:
+        if form:
+            parts = (packed, *parts) if len(parts) == 2 else parts
+            chosen = {"lhs_indices": lhs, "rhs_indices": rhs}
+            return ops.gather_qmm(x, *parts, **chosen, **names)
+        return ops.gather_mm(x, *parts, lhs, rhs)
+
+    leaves = [part.requires_grad_() for part in rest or (packed,)]
+    dense = ops.dequantize(packed, *rest, **names).mT if form else packed
+    some = torch.randint(0, 4, (2, 5))
+    for x, lhs, rhs in (
+        (torch.randn(5, 1, 1, 128), None, some.mT),
+        (torch.randn(5, 1, 128), None, some[0]),
+        (torch.randn(5, 2, 128), some, some[0]),
+        (torch.randn(4, 2, 128), some[:, :4], None),
+    ):
+        given = [x.requires_grad_(), *leaves]
+        left = x.view(-1, *x.shape[-2:])[lhs] if lhs is not None else x
+        right = dense if rhs is None else dense[rhs]
+        y, expected = call(x, lhs, rhs, *leaves), left @ right
+        torch.testing.assert_close(y, expected)
+        c = torch.randn_like(y)
+        found = torch.autograd.grad(y, given, c)
+        torch.testing.assert_close(found[0], torch.autograd.grad(expected, x, c)[0])
+        if not form:
+            torch.testing.assert_close(
+                found[1], torch.autograd.grad(left.detach() @ right, packed, c)[0]
+            )
+        batches = torch.randn(3, *x.shape)
+        made = torch.vmap(lambda x, lhs=lhs, rhs=rhs: call(x, lhs, rhs, *leaves))(batches)
+        for one, batch in zip(made, batches, strict=True):
+            torch.testing.assert_close(one, call(batch, lhs, rhs, *leaves))
+    many = [torch.stack([part.detach()] * 3) for part in (packed, *rest)]
+    made = torch.vmap(lambda *parts: call(x.detach(), lhs, rhs, *parts))(*many)
+    torch.testing.assert_close(made[1], call(x, lhs, rhs, *leaves))
+    assert set(products) == {"gather_qmm_affine" if form else "gather_mm", "outer_sums"}
+    assert all(all(of_op) for of_op in products.values())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from typing import Any
 
 import pytest
@@ -260,3 +261,148 @@ def test_graphs_and_a_matrix_that_is_kept(mode: str) -> None:
     parts[1].copy_(parts[1].flip(0))
     close(module(x), x, dense.flip(0).mT)
     close(run(), x, dense.flip(0).mT)
+
+
+# -- of any format, either way round ---------------------------------------------------------------
+
+KINDS = ["tokens", "each", "both", "broadcast", "left", "none", "outside"]
+
+
+def indices(kind: str, experts: int, count: int) -> tuple[Any, Any, tuple[int, ...]]:
+    """Both indices, of which some name nothing or are omitted, and the batch of x."""
+
+    def some(n: int, *shape: int) -> Any:
+        return torch.randint(0, n, shape, device="cuda")
+
+    if kind == "tokens":
+        return None, some(experts, count, 3).int(), (count, 1)
+    if kind == "each":
+        return None, some(experts, count), (count,)
+    if kind == "both":
+        return some(7, count), some(max(experts - 2, 1), count), (7,)  # some have no rows
+    if kind == "broadcast":
+        return some(7, 2, count), some(experts, count).int(), (7,)
+    if kind == "left":
+        return some(7, 2, experts), None, (7,)
+    if kind == "none":
+        return None, None, (experts,)
+    lhs, rhs = some(7, count), some(experts, count)
+    lhs[count // 2], rhs[0], rhs[-1] = 7, -1, experts
+    return lhs, rhs, (7,)
+
+
+def places(lhs: Any, rhs: Any, batch: tuple[int, ...], experts: int) -> tuple[Any, Any]:
+    """The same as matrices of each result."""
+    left = torch.arange(math.prod(batch), device="cuda").view(batch) if lhs is None else lhs.long()
+    right = torch.arange(experts, device="cuda") if rhs is None else rhs.long()
+    return torch.broadcast_tensors(left, right)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("form", [None, *FORMATS], ids=str)
+def test_gathers(form: Any, dtype: Any, kind: str) -> None:
+    """M rows and more, tails of all sizes; rows of the identity are exact, and no bit changes."""
+    turns = (True, False) if form else (False,)
+    for (count, m), transpose in itertools.product(((3, 1), (40, 1), (700, 1), (5, 130)), turns):
+        group = form[1] if form else 1
+        rows, columns = (136, 72) if count > 9 else (130, 70)
+        call, dense = product_of(form, dtype, transpose, 5, rows, 3 * group if form else columns)
+        lhs, rhs, batch = indices(kind, 5, count)
+        left, right = places(lhs, rhs, batch, 5)
+        k = dense.shape[-2]
+        memory = torch.randn(math.prod(batch) * m * k + 1, device="cuda").to(dtype)
+        eye = torch.eye(k, device="cuda", dtype=dtype)[torch.randint(0, k, (*batch, m))]
+        aligned, moved = memory[:-1].view(*batch, m, k), memory[1:].view(*batch, m, k)
+        inside = (left < math.prod(batch)) & (right >= 0) & (right < 5)
+        for x in (aligned, moved, eye):
+            found = call(x, lhs, rhs)
+            assert torch.equal(found[inside], call(x, lhs, rhs)[inside])
+            assert found[~inside].isnan().all()
+            chosen, matrices = x.reshape(-1, m, k)[left[inside]], dense[right[inside]]
+            if x is eye:
+                assert torch.equal(found[inside].double(), chosen.double() @ matrices.double())
+            else:
+                close(found[inside], chosen, matrices)
+
+
+def product_of(form: Any, dtype: Any, transpose: bool, *shape: int) -> tuple[Any, Any]:
+    """``call(x, lhs, rhs, *parts)`` and its matrices, ``[E, K, N]``; the parts stand in it."""
+    if form is None:
+        w = torch.randn(shape, device="cuda").to(dtype)
+
+        def plain(x: Any, lhs: Any, rhs: Any, *parts: Any) -> Any:
+            return ops.gather_mm(x, *(parts or (w,)), lhs, rhs)
+
+        plain.parts = [w]  # type: ignore[attr-defined]
+        return plain, w
+    names, stored, dense = quantized(form, dtype, *shape)
+
+    def call(x: Any, lhs: Any, rhs: Any, *parts: Any) -> Any:
+        chosen = {"lhs_indices": lhs, "rhs_indices": rhs}
+        return ops.gather_qmm(x, *(parts or stored), transpose=transpose, **chosen, **names)
+
+    call.parts = stored  # type: ignore[attr-defined]
+    return call, dense.mT if transpose else dense
+
+
+@pytest.mark.parametrize("kind", KINDS[:-1])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("form", [None, FORMATS[0], FORMATS[4], FORMATS[7]], ids=str)
+def test_gradients_of_gathers(form: Any, dtype: Any, kind: str) -> None:
+    if form is None and kind == "none":
+        return  # that is torch's product
+    for (count, m), transpose in itertools.product(((40, 1), (5, 70)), (True, False)):
+        call, dense = product_of(form, dtype, transpose, 5, 192, 128)
+        lhs, rhs, batch = indices(kind, 5, count)
+        x = torch.randn(*batch, m, dense.shape[-2], device="cuda").to(dtype).requires_grad_()
+        parts = [part.requires_grad_(part.is_floating_point()) for part in call.parts]
+        leaves = [x, *[part for part in parts if part.requires_grad]]
+        y = call(x, lhs, rhs, *parts)
+        c = torch.randn_like(y)
+        found = torch.autograd.grad(y, leaves, c)
+        with torch.no_grad():
+            left, right = (at.reshape(-1) for at in places(lhs, rhs, batch, 5))
+            rows, of_y = (v.reshape(-1, *v.shape[-2:]).double() for v in (x, c))
+            of_x, of_w = torch.zeros_like(rows), torch.zeros_like(dense, dtype=torch.float64)
+            for i, (at, e) in enumerate(zip(left.tolist(), right.tolist(), strict=True)):
+                of_x[at] += of_y[i] @ dense[e].double().mT
+                of_w[e] += rows[at].mT @ of_y[i]
+            expected = [of_x]
+            if form is None:
+                expected.append(of_w)
+            elif form[0] == "affine":
+                numbers = (torch.ones_like(parts[1]).float(), torch.zeros_like(parts[1]).float())
+                q = ops.dequantize(parts[0], *numbers, *form[1:]).double()
+                of_w = of_w.mT if transpose else of_w
+                for of_part in (of_w * q, of_w):
+                    groups = of_part.reshape(*of_part.shape[:-1], -1, form[1])
+                    expected.append(groups.sum(-1))
+            for gradient, right_one in zip(found, expected, strict=True):
+                error = (gradient.double().reshape(right_one.shape) - right_one).abs().max()
+                assert error <= 4 * ROUNDING[dtype] * right_one.abs().max() + 2e-5
+
+
+@pytest.mark.parametrize("transpose", [True, False])
+@pytest.mark.parametrize("form", [None, FORMATS[0], FORMATS[7]], ids=str)
+def test_batches_of_gathers(form: Any, transpose: bool) -> None:
+    call, dense = product_of(form, torch.bfloat16, transpose, 5, 96, 128)
+    x = torch.randn(3, 6, 1, 1, dense.shape[-2], device="cuda").bfloat16()
+    rhs = torch.randint(0, 5, (3, 6, 2), device="cuda")
+    close(torch.vmap(lambda x: call(x, None, rhs[0]))(x), x, dense[rhs[0]])
+    close(torch.vmap(lambda x, rhs: call(x, None, rhs))(x, rhs), x, dense[rhs])
+    parts = [torch.stack([part, part.flip(0)]) for part in call.parts]
+    found = torch.vmap(lambda *parts: call(x[0], None, rhs[0], *parts))(*parts)
+    close(found, x[0], torch.stack([dense, dense.flip(0)])[:, rhs[0]])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("form", FORMATS, ids=str)
+def test_batches_of_matrices(form: Any, dtype: Any) -> None:
+    """Of w without indices, as many as of x, and fewer."""
+    for transpose in (True, False):
+        names, parts, dense = quantized(form, dtype, 3, 192, 256)
+        dense = dense.mT if transpose else dense
+        for batch, m in (((3,), 1), ((3,), 140), ((2, 3), 5), ((), 4)):
+            x = torch.randn(*batch, m, dense.shape[-2], device="cuda").to(dtype)
+            close(ops.quantized_matmul(x, *parts, transpose=transpose, **names), x, dense)

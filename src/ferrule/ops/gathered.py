@@ -6,11 +6,12 @@ from typing import Any
 
 import ferrule
 
-from . import formats, gathers
+from . import formats, gathered_cuda, gathers
 from . import quantized_texts as texts
-from .arrays import FLOATS, cast, dtype_name, library, promoted
+from .arrays import FLOATS, cast, dtype_name, is_mlx, library, promoted
 from .gathers import Kind
 from .gathers_grads import sum_of_left
+from .rows import on_cpu
 
 
 def gather_mm(
@@ -48,9 +49,11 @@ def gather_mm(
     a = a[None] if row else a
     b = b[:, None] if column else b
     kind = ("x" if lhs is None else "l") + ("w" if rhs is None else "r")
+    axes = [0] * (single and gathers.no_axes(a, b, lhs_indices, rhs_indices))
+    if not on_cpu(a) and not is_mlx(a):
+        kind, lhs, rhs = gathers.for_gpu(kind, a, b, lhs, rhs)
     chosen = [index for index in (lhs, rhs) if index is not None]
     y = _gathered(kind, False)(a, b, *chosen)
-    axes = [0] * (single and gathers.no_axes(a, b, lhs_indices, rhs_indices))
     return gathers.squeezed(y, axes + [-2] * row + [-1] * column)
 
 
@@ -85,7 +88,7 @@ def _bodies(kind: Kind, transpose: bool) -> list[Any]:
         "READ(columns)": read.replace("COUNT", "columns"),
         "AT": "ulong(column) * DEPTH + k" if transpose else "ulong(k) * WIDTH + column",
         "CHOOSE": kind.find(),
-        "ROW_COUNT": f"M * count_of({kind.shapes()})",
+        "ROW_COUNT": f"M * {kind.count}",
         "LEFT": "uint(M)",
         "DEPTH": "uint(K)",
         "WIDTH": "uint(N)",
@@ -120,8 +123,9 @@ def _gathered(letters: str, transpose: bool) -> ferrule.Op:
     where = ", ".join([*kind.where, formats.T_IN_FLOATS])
     op = ferrule.op(
         "gather_mm",
-        f"x[*X,M,K]:T, w[*W,{'N,K' if transpose else 'K,N'}]:T{kind.inputs} "
+        f"x[{kind.left},M,K]:T, w[*W,{'N,K' if transpose else 'K,N'}]:T{kind.inputs} "
         f"-> y[{kind.batch},M,N]:T where {where}",
+        cuda=gathered_cuda.floats(letters, transpose),
         metal=_bodies(kind, transpose),
         version=1,
     )
@@ -194,15 +198,17 @@ def outer(letters: str) -> ferrule.Op:
     """For each matrix on the right, the sum of ``left.T @ right`` over the results made of it.
 
     ``left, right, lhs?, rhs?, like -> sums[*W,H,V]``, in float32: ``left[*X,M,H]`` is chosen as in
-    the product, ``right[*C,M,V]`` are results, and ``like[*W,A,B]`` has the batch of the right
-    side.
+    the product (of tokens it is ``[*X,1,M,H]``), ``right[*C,M,V]`` are results, and
+    ``like[*W,A,B]`` has the batch of the right side.
     """
     kind = Kind(letters)
     op = _outer_op(
-        f"left[*X,M,H]:T, right[*C,M,V]:T{kind.inputs}, like[*W,A,B]:U -> sums[*W,H,V]:float32",
+        f"left[{kind.left},M,H]:T, right[*C,M,V]:T{kind.inputs}, like[*W,A,B]:U "
+        "-> sums[*W,H,V]:float32",
         "W_size",
         kind.where,
         {"COUNT": "uint(C_size)", "HEIGHT": "uint(M)", "CHOOSE": kind.find("left", "like")},
+        cuda=gathered_cuda.outer(letters, "(sums.size // max(H * V, 1))", "M"),
     )
 
     def vjp(primals: Any, cotangents: Any, outputs: Any) -> Any:
@@ -238,6 +244,7 @@ def outer(letters: str) -> ferrule.Op:
 def outer_of_rows(batched: bool) -> ferrule.Op:
     """``left[*S,H], right[*S,V] -> sums[H,V]``, in float32; of a batch, with B in front of each."""
     batch = "B," * batched
+    rows = "(left.size // max(H, 1))"
     choose = "const long from_left = batch, from_right = batch; const bool inside = true;"
     op = _outer_op(
         f"left[{batch}*S,H]:T, right[{batch}*S,V]:T -> sums[{batch}H,V]:float32",
@@ -245,6 +252,9 @@ def outer_of_rows(batched: bool) -> ferrule.Op:
         [],
         {"COUNT": "uint(B)" if batched else "1", "HEIGHT": "uint(S_size)", "CHOOSE": choose},
         batch="B" if batched else (),
+        cuda=gathered_cuda.outer(
+            "", *(("B", f"({rows} // max(B, 1))") if batched else ("1", rows))
+        ),
     )
 
     def vjp(primals: Any, cotangents: Any, outputs: Any, wanted: Any) -> Any:

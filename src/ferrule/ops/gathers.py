@@ -15,6 +15,7 @@ from typing import Any
 import ferrule
 
 from .arrays import dtype_name, is_mlx, library
+from .rows import on_cpu
 
 INDICES = "(int32, uint32, int64, uint8, int8, int16, uint16, uint64)"
 
@@ -131,9 +132,12 @@ def indices(function: str, lhs: Any, rhs: Any) -> tuple[Any, Any, bool]:
 
 def for_gpu(letters: str, x: Any, w: Any, lhs: Any, rhs: Any) -> tuple[str, Any, Any]:
     """The kind of a product, and its indices, as CUDA's kernels take them: of tokens and their
-    experts as they are, else an index of each side for every result."""
+    experts, and where nothing is broadcast, as they are, else an index of each side for every
+    result."""
     if not is_mlx(x):
         batch = tuple(x.shape[:-2])
+        if letters[0] == "x" and batch == tuple(w.shape[:-2] if rhs is None else rhs.shape):
+            return letters, lhs, rhs
         if letters == "xr" and batch[-1:] == (1,) and tuple(rhs.shape[:-1]) == batch[:-1]:
             return "tr", None, rhs
         if letters == "lr" and tuple(lhs.shape) == tuple(rhs.shape):
@@ -156,7 +160,7 @@ def _all_places(letters: str, x_depth: int, w_depth: int) -> ferrule.Op:
     )
     op = ferrule.op(
         "places_of_matrices",
-        f"x[{of_x}*X,M,K]:T, w[{of_w}*W,A,B]:uint32{kind.inputs} "
+        f"x[{of_x}*X,M,K]:T, w[{of_w}*W,A,B]:Q{kind.inputs} "
         f"-> lhs_of_each[{kind.batch}]:int32, rhs_of_each[{kind.batch}]:int32"
         + f" where {', '.join(kind.where)}"
         * bool(kind.where),
@@ -279,6 +283,8 @@ def vmap_of(op: ferrule.Op, letters: str, batched: Any) -> Any:
             parts = [deepened(part, rank + 3) if part.ndim > 2 else part for part in parts]
         if rhs is not None and right:
             rhs = deepened(rhs, rank + 1)
+        if not on_cpu(x) and not is_mlx(x):
+            general, lhs, rhs = for_gpu(general, x, parts[0], lhs, rhs)
         chosen = [index for index in (lhs, rhs) if index is not None]
         y = batched(general)(x, *parts, *chosen)
         return (y[..., 0, :] if row else y), 0

@@ -7,11 +7,11 @@ from typing import Any
 
 import ferrule
 
-from . import formats, gathers
+from . import formats, gathered_cuda, gathers
 from . import quantized_cuda as on_cuda
 from . import quantized_kept as kept
 from . import quantized_texts as texts
-from .arrays import cast, dtype_name, library, promoted
+from .arrays import cast, dtype_name, is_mlx, library, promoted
 from .formats import Format
 from .gathered import outer, outer_of_rows
 from .gathers import Kind
@@ -76,10 +76,13 @@ def quantized_matmul(
     x, parts = _operands("quantized_matmul", form, transpose, x, w, scales, biases, global_scale)
     batched = getattr(w, "ndim", 2) > 2
     single = batched and x.ndim == 1
-    kind = "xw" if batched else ""
+    x = x[None] if single else x
+    kind, lhs, rhs = "xw" if batched else "", None, None
+    if batched and not on_cpu(x) and not is_mlx(x):
+        kind, lhs, rhs = gathers.for_gpu(kind, x, parts[0], lhs, rhs)
+    chosen = [index for index in (lhs, rhs) if index is not None]
     keep = kept.dtype_to_keep(x, w) if keep_bf16 else ""
-    op = _product(*form, transpose, kind, global_scale is not None, keep)
-    y = op(x[None] if single else x, *parts)
+    y = _product(*form, transpose, kind, global_scale is not None, keep)(x, *parts, *chosen)
     return gathers.squeezed(y, [-2] * single)
 
 
@@ -121,7 +124,8 @@ def gather_qmm(
     x, parts = _operands("gather_qmm", form, transpose, x, w, scales, biases, global_scale)
     lhs, rhs, single = gathers.indices("gather_qmm", lhs_indices, rhs_indices)
     kind = ("x" if lhs is None else "l") + ("w" if rhs is None else "r")
-    if transpose and form.bits in (4, 8) and dtype_name(x) != "float32" and not on_cpu(x):
+    fast = transpose and form.bits in (4, 8) and dtype_name(x) != "float32"
+    if not on_cpu(x) and (fast or not is_mlx(x)):
         kind, lhs, rhs = gathers.for_gpu(kind, x, parts[0], lhs, rhs)
     chosen = [index for index in (lhs, rhs) if index is not None]
     y = _product(*form, transpose, kind, global_scale is not None)(x, *parts, *chosen)
@@ -197,9 +201,7 @@ def _product(
             if kind:
                 gradients[0] = sum_of_left(gradients[0], lhs, x)
         if form.affine and (wanted[2] or wanted[3]):
-            gradients[2:4] = _of_groups(
-                form, transpose, letters.replace("t", "x"), x, matrix, lhs, rhs, c
-            )
+            gradients[2:4] = _of_groups(form, transpose, letters, x, matrix, lhs, rhs, c)
         elif wanted[2]:
             raise _no_gradient(op.name, "scales", mode)
         if scaled and wanted[3]:
@@ -365,7 +367,7 @@ class Rule:
         }
         return gathers.put(text, words)
 
-    def units(self) -> list[Any] | None:
+    def units(self) -> list[Any]:
         """What NVIDIA's GPUs run, where it is not a Metal body."""
         mode, group, bits = self.form
         in_bytes = bits in (4, 8)  # of elements that lie across bytes there are no kernels
@@ -375,10 +377,12 @@ class Rule:
                 return many
             few = (make(mode, bits, group, self.scaled) for make in (on_cuda.wide, on_cuda.few))
             return [*itertools.chain(*few), *many]
-        if in_bytes and self.transpose and (self.kind.tokens or all(self.kind.indexed)):
-            each = "E" if self.kind.tokens else ""
-            return on_cuda.gathered(mode, bits, group, self.scaled, each)
-        return None
+        letters = self.kind.letters
+        fast = in_bytes and self.transpose
+        return [
+            *(on_cuda.gathered(mode, bits, group, letters, self.scaled) if fast else []),
+            *gathered_cuda.packed(mode, bits, group, self.transpose, letters, self.scaled),
+        ]
 
     def bodies(self) -> list[Any]:
         """The Metal bodies, for processors and for GPUs."""

@@ -19,16 +19,15 @@ from .quantized_cuda_texts import (
     FEW,
     FLOATS_OF_BYTES,
     SCALED,
+    VALUE_OF,
     WEIGHTS,
 )
-from .quantized_decode_cuda import AHEAD, DECODE, MACHINE
-from .quantized_experts_cuda import GROUPED
+from .quantized_decode_cuda import AHEAD, DECODE, ELEMENTS, GIVEN, MACHINE
+from .quantized_experts_cuda import EXPERTS, GROUPED, sides
 
 MODES = {"affine": 0, "mxfp4": 1, "mxfp8": 2, "nvfp4": 3}
 
 FEWEST = 8  # rows of x, of which a Metal body is as fast where nothing else is there
-# That both indices name a matrix for each result, so that neither is broadcast.
-ALL = "lhs.size * M * N == y.size and rhs.size == lhs.size"
 WHERE = "device == cuda and capability >= 80 and T != float32 and K > 0"
 # GPUs whose blocks may have more shared memory than 99 KB, and more than 163 KB.
 LARGE = "capability != 86 and capability != 89 and capability < 120"
@@ -286,29 +285,28 @@ def gathered(
     mode: str,
     bits: int,
     group: int,
+    letters: str,
     scaled: bool = False,
-    each: str = "",
     tiles: Sequence[Tile] = TILES_OF_EXPERTS,
 ) -> list[Any]:
     """The units for products with matrices that indices choose, whatever the number of rows.
 
     Args:
         mode, bits, group: of the quantized matrices.
+        letters: the kind of product.
         scaled: the rule has ``global_scale``, one or one of each matrix.
-        each: how many results have the same matrix of x, where no ``lhs`` says which.
         tiles: those to choose from.
     """
-    experts, rows = f"(scales.size // max(N * (K // {group}), 1))", "(rhs.size * M)"
-    matrices = "int64 x.size // max(M * K, 1)"
+    experts, rows = f"(scales.size // max(N * (K // {group}), 1))", "(y.size // max(N, 1))"
+    matrices = "(x.size // max(M * K, 1))"
+    types, lhs, rhs, where = sides(letters, "(y.size // max(M * N, 1))", matrices, experts)
     # Rows of a tile: twice the mean of an expert, and all of a matrix of x, which has one.
     tok = (
         f"max(8 if {rows} <= 2 * {experts} else 16 if {rows} <= 6 * {experts}"
         f" else 32 if {rows} <= 16 * {experts} else 64, bucket(M, 8, 16, 32, 64))"
     )
-    names = f"using LEFTS = {'int64_t' if each else 'const L*'};\nusing RHS = J;\n"
-    lhs, where = (f"int64 {each}", WHERE) if each else ("lhs", f"{WHERE} and {ALL}")
     operands = [*_operands(mode, scaled), "global_scale.size - 1" if scaled else 0]
-    indices = ["M", matrices, experts]
+    indices = ["M", f"int64 {matrices}", experts]
     units = []
     for tile in tiles:
         step: dict[str, Any] = {
@@ -320,21 +318,22 @@ def gathered(
         parts = f"min({rows}, {rows} // {tile.tokens} + {experts} + 1)"
         units.append(
             ferrule.cuda_unit(
-                _text(mode, scaled, names + AHEAD + FEW + GROUPED),
+                _text(mode, scaled, types + AHEAD + FEW + EXPERTS + GROUPED),
                 template={"MODE": MODES[mode], "BITS": bits, "GROUP": group, **tile.template},
-                when=f"{where} and {experts} < 12000 and {tok} <= {tile.tokens} and {tile.when}",
+                when=f"{WHERE} and {where} and {experts} < 12000 and {tok} <= {tile.tokens}"
+                f" and {tile.when}",
                 scratch={"order": f"int32[{rows}]", "tiles": f"int32[3 * ({parts}) + 1]"},
                 steps=[
                     ferrule.cuda_step(
                         "gathered",
-                        [*operands, lhs, "rhs", "y", "int64 N", "int64 K", *indices, rows],
+                        [*operands, lhs, rhs, "y", "int64 N", "int64 K", *indices, rows],
                         when=f"{rows} <= 64",
                         blocks=(rows, 1, f"ceildiv(N, {tile.rows})"),
                         **step,
                     ),
                     ferrule.cuda_step(
                         "sorted",
-                        [lhs, "rhs", "order", "tiles", *indices, rows],
+                        [lhs, rhs, "order", "tiles", *indices, rows],
                         when=f"{rows} > 64",
                         blocks=1,
                         block=1024,
@@ -345,7 +344,7 @@ def gathered(
                         "gathered_sorted",
                         [
                             *operands,
-                            *(lhs, "rhs", "order", "tiles", "y", "int64 N", "int64 K"),
+                            *(lhs, rhs, "order", "tiles", "y", "int64 N", "int64 K"),
                             *indices,
                         ],
                         when=f"{rows} > 64",
@@ -397,10 +396,10 @@ def many(mode: str, bits: int, group: int, transpose: bool, scaled: bool) -> lis
         pdl=True,
     )
     biases = "const void*" if mode == "affine" else "int64_t"
-    by_byte = f"using BIASES = {biases};\n{FLOATS_OF_BYTES}{ANY_WEIGHTS}"
+    by_byte = f"using BIASES = {biases};\n{FLOATS_OF_BYTES}{VALUE_OF}{ANY_WEIGHTS}"
     units = []
     for text, count, each, when in (
-        (_text(mode, True, WEIGHTS), words, 1024, WHERE),
+        (_text(mode, True, ELEMENTS + WEIGHTS), words, 1024, WHERE),
         (by_byte, runs, 256, f"device == cuda and {few_rows}"),
     ):
         if bits not in (4, 8) and count == words:
@@ -434,4 +433,4 @@ def _text(mode: str, scaled: bool, functions: str) -> str:
     """A whole text with such functions. What a mode has not are arguments that are 0."""
     biases = "const void*" if mode == "affine" else "int64_t"
     whole = "const float*" if scaled else "int64_t"
-    return f"using BIASES = {biases};\nusing WHOLE = {whole};\n{MACHINE}{DECODE}{functions}"
+    return f"using BIASES = {biases};\nusing WHOLE = {whole};\n{MACHINE}{GIVEN}{DECODE}{functions}"

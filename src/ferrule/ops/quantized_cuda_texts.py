@@ -321,26 +321,17 @@ weights(const uint32_t* w, const void* scales, BIASES biases, T* out, int64_t wo
 #pragma unroll
   for (int i = 0; i < WORDS; ++i) {
     const int64_t at = first + i * 256;
-    uint32_t nan = 0, nan_of_row = 0, pair[PAIRS], out_pair[PAIRS];
+    uint32_t nan = 0, pair[PAIRS];
     Scales of;
-    of.set(MODE == NVFP4 ? scale[i] * 0x0101 : scale[i], 0, bias[i], 0, nan);
-    of.decode(word[i], 0, 0, pair, nan_of_row);
-    bool is_nan = nan & NAN_OF[0];
-    if constexpr (MODE == MXFP8) is_nan |= (nan_of_row & 0x80808080) != 0;
+    of.set(scale[i], 0, bias[i], 0, nan);
+    elements(of, word[i], 0, nan, pair);
 #pragma unroll
-    for (int j = 0; j < PAIRS; ++j) {
+    for (int j = 0; j < PAIRS; ++j)
       if constexpr (MODE == NVFP4) pair[j] = times(pair[j], power(BF16 ? 8 : 7));
-      if (is_nan) pair[j] = ~0u;  // and the others of the word: their row is NaN in any product
-    }
-#pragma unroll
-    for (int j = 0; j < PAIRS / 2; ++j) {
-      out_pair[j] = permute(pair[2 * j], pair[2 * j + 1], 0x5410);
-      out_pair[PAIRS / 2 + j] = permute(pair[2 * j], pair[2 * j + 1], 0x7632);
-    }
     if (at < words) {
       if constexpr (BITS == 4)
-        reinterpret_cast<uint4*>(out)[at] = {out_pair[0], out_pair[1], out_pair[2], out_pair[3]};
-      else reinterpret_cast<uint2*>(out)[at] = {out_pair[0], out_pair[1]};
+        reinterpret_cast<uint4*>(out)[at] = {pair[0], pair[1], pair[2], pair[3]};
+      else reinterpret_cast<uint2*>(out)[at] = {pair[0], pair[1]};
     }
   }
 }
@@ -356,15 +347,18 @@ scaled(const float* sums, const float* global_scale, T* y, int64_t size) {
 }
 """
 
-# The same of any format and to any T, by what `dequantize` says: a thread takes 8 elements.
-ANY_WEIGHTS = """
+# The same of any format and to any T, by what `dequantize` says.
+VALUE_OF = """
 __device__ inline float value_of(uint32_t q, float scale, float bias) {
   if constexpr (MODE == 0) return float(T(__fadd_rn(float(T(__fmul_rn(float(q), scale))), bias)));
   if constexpr (MODE == 2) return e4m3(q) * scale;
   const float twice = float(0xC8643210u >> (4 * (q & 7)) & 15);
   return (q & 8 ? -twice : twice) * (scale * 0.5f);
 }
+"""
 
+# A thread takes 8 elements.
+ANY_WEIGHTS = """
 extern "C" __global__ void __launch_bounds__(256)
 weights(const uint8_t* w, const void* scales, BIASES biases, T* out, int64_t runs) {
   cudaGridDependencySynchronize();

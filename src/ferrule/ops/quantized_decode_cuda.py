@@ -1,7 +1,8 @@
 """CUDA that makes numbers of codes: pairs of T in registers, as exact as `dequantize` has them.
 
-`MACHINE` has what the hardware does in an instruction or a few, `DECODE` the formats, `AHEAD` what
-products read ahead. Products of nvfp4 lack a power of two, `LAST`, which sums get at the end.
+`MACHINE` has what the hardware does in an instruction or a few, `GIVEN` what may be absent,
+`DECODE` the formats, `AHEAD` what products read ahead. Products of nvfp4 lack a power of two,
+`LAST`, which sums get at the end.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 MACHINE = """
 template <class A, class B> constexpr bool is_same = false;
 template <class A> constexpr bool is_same<A, A> = true;
+struct __nv_bfloat16;  // whose header is there where T is
 constexpr bool BF16 = is_same<T, __nv_bfloat16>;
 
 extern __shared__ __align__(16) char shared[];
@@ -62,6 +64,10 @@ __device__ inline uint4 read_16(uint32_t from) {
   asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
                : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(from) : "memory");
   return v;
+}
+__device__ inline void write_16(uint32_t to, uint4 v) {
+  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};"
+               ::"r"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
 }
 __device__ inline void write_1(uint32_t to, uint32_t v) {
   asm volatile("st.shared.u8 [%0], %1;" ::"r"(to), "h"(uint16_t(v)) : "memory");
@@ -130,6 +136,14 @@ __device__ inline float read_of(int block, const float* p) {
 __device__ inline void cluster_barrier() {}
 __device__ inline float read_of(int, const float* p) { return *p; }
 #endif
+"""
+
+# What some modes have, where others have 0.
+GIVEN = """
+__device__ inline const char* bytes_of(const void* p) { return static_cast<const char*>(p); }
+__device__ inline const char* bytes_of(int64_t) { return nullptr; }
+__device__ inline float whole(const float* p, int i) { return p[i] / 2688; }
+__device__ inline float whole(int64_t, int) { return 1; }
 """
 
 # Codes to pairs of T: a word's elements j and j + PER_WORD / 2 are pair j. Shifts to the left are
@@ -295,17 +309,33 @@ struct Scales {
   }
 };
 
-// What some modes have, where others have 0.
-__device__ inline const char* bytes_of(const void* p) { return static_cast<const char*>(p); }
-__device__ inline const char* bytes_of(int64_t) { return nullptr; }
-__device__ inline float whole(const float* p, int i) { return p[i] / 2688; }
-__device__ inline float whole(int64_t, int) { return 1; }
-
 // What sums get at the end: what exact products of codes and scales have not.
 constexpr float LAST = MODE != NVFP4 ? 1 : BF16 ? 256 : 128;
 // The bits of the two rows in what `set` says of NaN.
 constexpr uint32_t NAN_OF[2] = {MODE == NVFP4 ? 0x00008080u : MODE == AFFINE ? 0u : 0x00000100u,
                                 MODE == NVFP4 ? 0x80800000u : MODE == AFFINE ? 0u : 0x01000000u};
+"""
+
+# Word i of four, of the upper row, as elements in their order; NaN where they or their scale are.
+ELEMENTS = """
+__device__ inline void elements(const Scales& of, uint32_t w, int i, uint32_t nan,
+                                uint32_t (&out)[PAIRS]) {
+  uint32_t pair[PAIRS], nan_of_word = 0;
+  of.decode(w, i, 0, pair, nan_of_word);
+  if (MODE == MXFP8 && nan_of_word & 0x80808080) {
+#pragma unroll
+    for (int j = 0; j < PAIRS; ++j) pair[j] |= (nan_of_word >> (8 * j + 7) & 0x00010001) * 0xffff;
+  }
+  if (nan & (MODE == NVFP4 && i < 2 ? 0x80 : MODE == NVFP4 ? 0x8000 : NAN_OF[0])) {
+#pragma unroll
+    for (int j = 0; j < PAIRS; ++j) pair[j] = ~0u;
+  }
+#pragma unroll
+  for (int j = 0; j < PAIRS / 2; ++j) {
+    out[j] = permute(pair[2 * j], pair[2 * j + 1], 0x5410);
+    out[PAIRS / 2 + j] = permute(pair[2 * j], pair[2 * j + 1], 0x7632);
+  }
+}
 """
 
 # What a product reads before it multiplies: WM warps divide the rows, R tiles of 16 each.

@@ -1,28 +1,66 @@
-"""CUDA of products with quantized matrices that indices choose: rows by expert."""
+"""CUDA of products with matrices that indices choose: rows by expert."""
 
 from __future__ import annotations
 
-# Rows of a batch by expert, which is the matrix that each is multiplied with. A tile is up to TOK
-# rows of one expert; those whose indices lie outside have an expert of their own, `experts`.
-GROUPED = """
-// Which matrix of x result b has: by an index, or one for `each` results.
-template <class I> __device__ inline int64_t left_of(const I* lhs, int b) { return lhs[b]; }
-__device__ inline int64_t left_of(int64_t each, int b) { return b / int(each); }
+from typing import NamedTuple
+
+
+class Sides(NamedTuple):
+    """How kernels find the matrices of each result.
+
+    Attributes:
+        names: of the types, in the text.
+        lhs, rhs: arguments: an array of indices, or for how many results there is one matrix.
+        where: a condition: that nothing else is broadcast.
+    """
+
+    names: str
+    lhs: str
+    rhs: str
+    where: str
+
+
+def sides(letters: str, count: str, left: str, right: str) -> Sides:
+    """Of a kind of product (`gathers`) with so many results, and matrices on both sides."""
+    found = []
+    for letter, index, size in zip(letters, ("lhs", "rhs"), (left, right), strict=True):
+        if letter in "lr":
+            dtype = {"l": "L", "r": "J"}[letter]
+            found.append((f"const {dtype}*", index, f"{index}.size == {count}"))
+        elif letter == "t":
+            found.append(("int64_t", "int64 E", "E > 0"))
+        else:
+            each = f"int64 {count} // max({size}, 1)"
+            found.append(("int64_t", each, f"({size} == {count} or {size} == 1)"))
+    (lefts, lhs, one), (rights, rhs, other) = found
+    names = f"using LEFTS = {lefts};\nusing RIGHTS = {rights};\n"
+    return Sides(names, lhs, rhs, f"{one} and {other}")
+
+
+# Rows of a batch by expert, which is the matrix that each is multiplied with. Those whose indices
+# lie outside have an expert of their own, `experts`.
+EXPERTS = """
+// Which matrix result b has: by an index, or one for `each` results.
+template <class I> __device__ inline int64_t matrix_of(const I* index, int b) { return index[b]; }
+__device__ inline int64_t matrix_of(int64_t each, int b) { return b / int(each); }
 
 struct Experts {
   LEFTS lhs;
-  const RHS* rhs;
+  RIGHTS rhs;
   int M;
   int64_t matrices;  // of x
   int experts;
   // The x row of row r of y, and which expert it has.
-  __device__ int64_t from(int r) const { return left_of(lhs, r / M) * M + r % M; }
+  __device__ int64_t from(int r) const { return matrix_of(lhs, r / M) * M + r % M; }
   __device__ int expert(int r) const {
-    const int64_t left = left_of(lhs, r / M), right = rhs[r / M];
+    const int64_t left = matrix_of(lhs, r / M), right = matrix_of(rhs, r / M);
     return left >= 0 && left < matrices && right >= 0 && right < experts ? int(right) : experts;
   }
 };
+"""
 
+# A tile is up to TOK rows of one expert, of which `product` makes ROWS columns.
+GROUPED = """
 // Rows that stand in a list, which is in shared memory.
 struct Listed {
   const T* x;
@@ -53,8 +91,9 @@ __device__ inline void product_of_tile(
   }
   if (threadIdx.x < count) rows_of_x[threadIdx.x] = experts.from(list[threadIdx.x]);
   __syncthreads();
-  const int64_t in_w = N * (K * BITS / 32) * expert, in_scales = N * (K / GROUP) * SCALE * expert;
-  product(Listed{x, y, K, N, count, rows_of_x, list}, w + in_w,
+  const int64_t in_w = N * K * BITS / 8 * expert, in_scales = N * K / GROUP * SCALE * expert;
+  product(Listed{x, y, K, N, count, rows_of_x, list},
+          reinterpret_cast<const uint32_t*>(reinterpret_cast<const char*>(w) + in_w),
           static_cast<const char*>(scales) + in_scales,
           bytes_of(biases) + in_scales,
           whole(global_scale, each ? expert : 0), n, N, K);
@@ -64,7 +103,7 @@ __device__ inline void product_of_tile(
 // expert, where a multiple of TOK rows before have it.
 extern "C" __global__ void __launch_bounds__(WARPS * 32, RESIDENT)
 gathered(const T* x, const uint32_t* w, const void* scales, BIASES biases,
-         WHOLE global_scale, int each, LEFTS lhs, const RHS* rhs, T* y, int64_t N,
+         WHOLE global_scale, int each, LEFTS lhs, RIGHTS rhs, T* y, int64_t N,
          int64_t K, int M, int64_t matrices, int experts, int rows) {
   __shared__ int list[TOK];
   cudaGridDependencySynchronize();
@@ -89,7 +128,7 @@ gathered(const T* x, const uint32_t* w, const void* scales, BIASES biases,
 // Of many rows, one block sorts them before: `order` gets the rows by expert, `tiles` the number of
 // tiles and then of each expert, first place in the order, and rows.
 extern "C" __global__ void __launch_bounds__(1024)
-sorted(LEFTS lhs, const RHS* rhs, int* order, int* tiles, int M, int64_t matrices,
+sorted(LEFTS lhs, RIGHTS rhs, int* order, int* tiles, int M, int64_t matrices,
        int experts, int rows) {
   int* const counts = reinterpret_cast<int*>(shared);  // then where the next row goes
   __shared__ int rows_to[1024], tiles_to[1024];
@@ -128,7 +167,7 @@ sorted(LEFTS lhs, const RHS* rhs, int* order, int* tiles, int M, int64_t matrice
 
 extern "C" __global__ void __launch_bounds__(WARPS * 32, RESIDENT)
 gathered_sorted(const T* x, const uint32_t* w, const void* scales, BIASES biases,
-                WHOLE global_scale, int each, LEFTS lhs, const RHS* rhs,
+                WHOLE global_scale, int each, LEFTS lhs, RIGHTS rhs,
                 const int* order, const int* tiles, T* y, int64_t N, int64_t K, int M,
                 int64_t matrices, int experts) {
   __shared__ int list[TOK];

@@ -304,6 +304,34 @@ def _dequantize_jvp(op: ferrule.Op) -> Any:
     return jvp
 
 
+# Of CUDA: a thread has 8 elements, and lanes that are neighbours have a group.
+_GROUP_SUMS = """
+    const int64_t i = blockIdx.x * int64_t(blockDim.x) + threadIdx.x, all = int64_t(W_size) * N * K;
+    float products = 0, sum = 0;
+    if (i * 8 < all) {
+      uint64_t codes = 0;
+#pragma unroll
+      for (int b = 0; b < BITS; ++b)
+        codes |= uint64_t(reinterpret_cast<const uint8_t*>(w)[i * BITS + b]) << (8 * b);
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        const float v = of_w[i * 8 + j];
+        products += v * float(int(codes >> (j * BITS)) & ((1 << BITS) - 1));
+        sum += v;
+      }
+    }
+#pragma unroll
+    for (int back = GROUP / 16; back; back /= 2) {
+      products += __shfl_down_sync(0xffffffff, products, back);
+      sum += __shfl_down_sync(0xffffffff, sum, back);
+    }
+    if (i * 8 < all && i % (GROUP / 8) == 0) {
+      of_scales[i / (GROUP / 8)] = T(products);
+      of_biases[i / (GROUP / 8)] = T(sum);
+    }
+"""
+
+
 @ferrule.family
 def group_sums(mode: str, group: int, bits: int) -> ferrule.Op:
     """``of_w, w, scales -> of_scales, of_biases``: mode "affine" of `dequantize` backwards."""
@@ -313,6 +341,13 @@ def group_sums(mode: str, group: int, bits: int) -> ferrule.Op:
         "group_sums",
         f"of_w[*W,N,K]:float32, w[*W,N,{form.packs}]:uint32, scales{of_groups}:T "
         f"-> of_scales{of_groups}:T, of_biases{of_groups}:T",
+        cuda=ferrule.cuda_body(
+            _GROUP_SUMS,
+            grid="of_w.size // 8",
+            threadgroup=256,
+            template={"GROUP": group, "BITS": bits},
+            when="device == cuda",
+        ),
         metal="""
     const ulong at = thread_position_in_grid.x;
     float products = 0, sum = 0;
