@@ -11,10 +11,15 @@ import mlx.core as mx
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 import ferrule
 from ferrule import KernelError, Op, RuleError
 from ferrule.devices import protocol as devices
+from ferrule.dtypes import BY_NAME
+from ferrule.operators import call as op_call
+from ferrule.spec import Facts
 
 # Torch's own: its compiler uses what it deprecates.
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
@@ -151,3 +156,32 @@ def test_a_dim_of_that_name_is_a_dim() -> None:
     )  # fmt: skip
     for make in HOSTS:
         assert np.asarray(op(make(np.ones(7, np.float32)))).tolist() == [7]
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["cpu", "cuda:0", "cuda:1"]), st.integers(0, 3),
+            st.sampled_from([np.float32, np.float16]), st.integers(0, 2),
+        ),
+        min_size=1, max_size=20,
+    )
+)  # fmt: skip
+def test_what_is_chosen_is_kept_for_a_device_and_sizes(calls: Any) -> None:
+    conditions = ["device == cuda and sm_count > 100", "N > k", "T == float16", None]
+    op = ferrule.op(
+        "kept_choice",
+        "x[N]:T, k:int32 -> y[N]:T",
+        metal=[ferrule.metal_body("", grid=1, threadgroup=1, when=when) for when in conditions],
+    )
+    for device, n, dtype, k in calls:
+        fact = Facts(BY_NAME[np.dtype(dtype).name], (n,), (1,), 0, device)
+        call = op_call.bound(op, device, {"x": fact, "k": k})
+        kind = device.partition(":")[0]
+        call.binding.device = lambda kind=kind, device=device: {
+            ":device": kind, "sm_count": 132 if device == "cuda:0" else 10,
+        }  # fmt: skip
+        holds = [device == "cuda:0", n > k, dtype == np.float16, True]
+        for _ in range(2):
+            assert op_call.choose(call) is op.implementations[holds.index(True)]
+    assert len(op.choices) == len(set(calls))

@@ -13,6 +13,8 @@ from ferrule import KernelError, ops
 
 torch = pytest.importorskip("torch")
 
+from torch_cuda import captured  # noqa: E402
+
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(
@@ -193,6 +195,17 @@ def test_in_a_graph() -> None:
         close(compiled(x, chosen), x, dense[chosen].mT)
 
 
+@pytest.mark.parametrize("form", FORMATS[:6], ids=str)
+def test_high_matrices(form: Any) -> None:
+    """Rows of w for every multiprocessor: tiles of each height, of which the last is not full."""
+    count = torch.cuda.get_device_properties(0).multi_processor_count
+    for height, dtype in itertools.product((64, 80, 96, 112, 128, 144, 200), DTYPES[:2]):
+        names, parts, dense = quantized(form, dtype, count * height - 5, 512 + form[1])
+        for m in (1, 8, 11, 16, 24, 50):
+            x = torch.randn(m, 512 + form[1], device="cuda").to(dtype)
+            close(ops.quantized_matmul(x, *parts, **names), x, dense.mT)
+
+
 # -- what is kept ----------------------------------------------------------------------------------
 
 
@@ -236,14 +249,11 @@ def test_graphs_and_a_matrix_that_is_kept(mode: str) -> None:
     )
     x = torch.randn(600, 384, device="cuda").bfloat16()
     if mode == "graph":
-        refused = pytest.raises(KernelError, match="Call the op once with them before the capture")
-        with refused, torch.cuda.graph(torch.cuda.CUDAGraph()):
-            module(x)
+        with pytest.raises(KernelError, match="Call the op once with them before the capture"):
+            captured(lambda: module(x))
         torch.cuda.synchronize()
         module(x)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            y = module(x)
+        graph, y = captured(lambda: module(x))
 
         def run() -> Any:
             graph.replay()

@@ -105,6 +105,10 @@ def choose(call: BoundCall) -> Implementation:
     Raises:
         DeviceError: there is none.
     """
+    return cast(Implementation, call.once(call.op.choices, lambda: _first_that_holds(call)))
+
+
+def _first_that_holds(call: BoundCall) -> Implementation:
     op, device = call.op, call.device
     cuda = device.startswith("cuda")
     for body in op.implementations:

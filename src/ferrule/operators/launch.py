@@ -4,7 +4,7 @@ every array library."""
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -53,6 +53,29 @@ class BoundCall(NamedTuple):
     arguments: Arguments
     binding: Binding
     results: list[tuple[Shape, Dtype]]
+
+    def once(self, memo: dict[object, Any], make: Callable[[], Any]) -> Any:
+        """What depends on the device, sizes and dtypes alone: made once, and kept in ``memo``.
+
+        An op with many implementations evaluates hundreds of expressions for a call.
+        """
+        binding = self.binding
+        key = (
+            self.device,
+            *binding.shapes.values(),
+            *binding.dtypes.values(),
+            *binding.numbers.values(),
+        )
+        found = memo.get(key)
+        if found is None:
+            found = make()
+            if len(memo) >= _MOST_SIZES:
+                memo.clear()
+            memo[key] = found
+        return found
+
+
+_MOST_SIZES = 1000
 
 
 def check_empty(op: str, rule: Rule, body_launch: BodyLaunch, outputs: Sequence[Facts]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -25,6 +25,11 @@ if TYPE_CHECKING:
 Places = Mapping[str, tuple[int, Dtype, int]]  # address, dtype and elements of each array
 
 
+def launch_of(call: BoundCall, unit: CudaUnit) -> UnitLaunch:
+    """A unit's steps and scratch for a call; raises as `CudaUnit.launch_for`."""
+    return cast(UnitLaunch, call.once(unit.launches, lambda: unit.launch_for(call.binding)))
+
+
 def run_unit(
     call: BoundCall, unit: CudaUnit, host: Host, facts: Callable[[Any], Facts], queue: int
 ) -> list[Any]:
@@ -39,7 +44,7 @@ def run_unit(
         KernelError: a size is out of range, an array cannot be filled or copied.
         CompileError, ToolchainError, DeviceError: as `devices.cuda.unit.CudaUnitProgram.launch`.
     """
-    launch = unit.launch_for(call.binding)
+    launch = launch_of(call, unit)
     rule, device = call.op.rule, call.device
     outputs = [host.empty(shape, kind, device) for shape, kind in call.results]
     arrays = dict(zip((output.name for output in rule.outputs), map(facts, outputs), strict=True))

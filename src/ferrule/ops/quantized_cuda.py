@@ -94,7 +94,7 @@ def _high(tokens: int, height: int) -> Tile:
     least = [f"{busy.format(height)} <= {busy.format(other)}" for other in _HEIGHTS]
     wm = -(-height // 32)
     when = " and ".join([f"N >= 64 * sm_count and {LARGER}", *least])
-    return Tile(tokens, height, 4, when, warps=12 // wm * wm)
+    return Tile(tokens, height, 4, when, warps=min(12 // wm, 64 // tokens) * wm)
 
 
 # The first that has a place for all rows of x, and whose condition holds. Measured on an H100 and
@@ -107,17 +107,21 @@ TILES = (
     Tile(16, 64, 3, f"N >= 64 * sm_count and {LARGE}"),
     Tile(16, 32, 4, f"K <= 8192 and {LARGER}"),
     Tile(16, 64, 4, LARGE),
-    Tile(16, 64, 3),
-    Tile(32, 64, 3, f"N < 64 * sm_count and {LARGE}"),
-    Tile(32, 128, 3),
-    Tile(64, 128, 3, LARGE),
+    Tile(16, 64, 3, warps=4),
+    Tile(32, 64, 3, f"N < 64 * sm_count and {LARGER}"),
+    Tile(32, 128, 3, LARGE),
+    Tile(32, 128, 3, warps=4),
+    Tile(64, 128, 3, LARGER),
+    Tile(64, 128, 3, warps=4),
 )
 TILES_OF_EXPERTS = (
     Tile(8, 64, 3, LARGE),
     Tile(16, 64, 3, LARGE),
-    Tile(16, 64, 3),
-    Tile(32, 128, 3),
-    Tile(64, 128, 3, LARGE),
+    Tile(16, 64, 3, warps=4),
+    Tile(32, 128, 3, LARGE),
+    Tile(32, 128, 3, warps=4),
+    Tile(64, 128, 3, LARGER),
+    Tile(64, 128, 3, warps=4),
 )
 
 

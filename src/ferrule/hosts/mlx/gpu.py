@@ -24,7 +24,7 @@ from ...operators import launch as op_launch
 from ...operators.bodies import BodyLaunch, KernelBody
 from ...operators.launch import BoundCall
 from ...operators.runners import Runner
-from ...operators.unit_call import memset_pattern
+from ...operators.unit_call import launch_of, memset_pattern
 from ...operators.unit_steps import CudaUnit
 from ...spec import Facts, Shape, row_contiguous_strides
 from ...tools.driver import driver
@@ -66,7 +66,7 @@ def captured(
     maker = _CapturedArrays(op, output_pointers, scratch, queue, ordinal)
     op_call.run_body(call, body, maker, lambda y: y, queue)
     if isinstance(body, CudaUnit):
-        unit_launch = body.launch_for(call.binding)
+        unit_launch = launch_of(call, body)
         steps: list[Any] = [
             (type(step).__name__, (run.cluster, run.pdl) if isinstance(run, Run) else run)
             for step, run in unit_launch.steps
