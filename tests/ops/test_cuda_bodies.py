@@ -8,11 +8,14 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import ferrule
 from ferrule import ops
 from ferrule.operators import text
 from ferrule.operators.unit_steps import CudaUnit
+from ferrule.ops import quantized_cuda
 from ferrule.tools import nvrtc
 
 
@@ -108,24 +111,27 @@ def test_units_of_gathers_do_not_spill(
 
 
 @pytest.mark.parametrize(
-    ("form", "letters", "rows"),
+    ("form", "letters", "rows", "high"),
     [
-        (("nvfp4", 16, 4), "", 1), (("affine", 64, 4), "", 16), (("mxfp8", 32, 8), "", 32),
-        (("mxfp4", 32, 4), "", 64), (("affine", 32, 3), "", 70), (("nvfp4", 16, 4), "", 70),
-        (("nvfp4", 16, 4), "tr", 2), (("affine", 128, 8), "lr", 100),
+        (("nvfp4", 16, 4), "", 1, 64), (("affine", 64, 4), "", 16, 64),
+        (("mxfp8", 32, 8), "", 32, 64), (("mxfp4", 32, 4), "", 64, 64),
+        (("affine", 32, 3), "", 70, 64), (("nvfp4", 16, 4), "", 70, 64),
+        (("nvfp4", 16, 4), "tr", 2, 64), (("affine", 128, 8), "lr", 100, 64),
+        (("nvfp4", 16, 4), "", 8, 64 * 132), (("affine", 32, 4), "", 16, 80 * 132),
+        (("mxfp4", 32, 4), "", 2, 112 * 132), (("affine", 64, 8), "", 9, 144 * 132),
     ],
     ids=str,
 )  # fmt: skip
 def test_units_of_quantized_matrices_do_not_spill(
-    library: nvrtc.Nvrtc, form: tuple[str, int, int], letters: str, rows: int
+    library: nvrtc.Nvrtc, form: tuple[str, int, int], letters: str, rows: int, high: int
 ) -> None:
     (mode, group, bits), dtype = form, ferrule.bfloat16
     op = ops.quantized._product(mode, group, bits, True, letters, False)
     batch = (4,) if letters else ()
-    scales = (*batch, 64, 512 // group), dtype if mode == "affine" else ferrule.uint8
+    scales = (*batch, high, 512 // group), dtype if mode == "affine" else ferrule.uint8
     given: dict[str, Any] = {
         "x": ({"": (rows, 512), "tr": (rows, 1, 1, 512), "lr": (rows, 1, 512)}[letters], dtype),
-        "w": ((*batch, 64, 512 * bits // 32), ferrule.uint32),
+        "w": ((*batch, high, 512 * bits // 32), ferrule.uint32),
         "scales": scales,
         "biases": scales,
         "lhs": ((rows, 2), ferrule.int32),
@@ -140,6 +146,59 @@ def test_units_of_quantized_matrices_do_not_spill(
     ]
     log = units[0].compile("sm_90").log
     assert set(re.findall(r"(\d+) bytes spill", log)) == {"0"}
+
+
+FORMATS = [
+    ("nvfp4", 16, 4), ("mxfp4", 32, 4), ("mxfp8", 32, 8), ("affine", 32, 4), ("affine", 64, 4),
+    ("affine", 32, 8), ("affine", 128, 8), ("affine", 32, 3),
+]  # fmt: skip
+# Capability, multiprocessors, and KB of shared memory that a block may have.
+GPUS = [
+    (80, 108, 163), (86, 84, 99), (87, 16, 163), (89, 128, 99), (90, 132, 227), (90, 78, 227),
+    (100, 148, 227), (120, 170, 99), (121, 48, 99),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("form", FORMATS, ids=str)
+@given(
+    gpu=st.sampled_from(GPUS),
+    letters=st.sampled_from(["", "tr", "lr"]),
+    transpose=st.booleans(),
+    dtype=st.sampled_from([ferrule.bfloat16, ferrule.float16, ferrule.float32]),
+    high=st.sampled_from([1, 8, 32, 64, 70, 80, 96, 110, 144, 250]),
+    off=st.integers(-8, 8),
+    k=st.sampled_from([1, 3, 16, 64, 200]),
+    rows=st.integers(1, 70) | st.sampled_from([128, 500, 2000]),
+)
+@settings(max_examples=60, deadline=None)
+def test_units_of_quantized_matrices_fit_every_gpu(
+    form: tuple[str, int, int], gpu: tuple[int, int, int], letters: str, transpose: bool,
+    dtype: Any, high: int, off: int, k: int, rows: int,
+) -> None:  # fmt: skip
+    """What is chosen has no more shared memory than there is, and each GPU has something."""
+    (mode, group, bits), (capability, count, room) = form, gpu
+    op = ops.quantized._product(mode, group, bits, transpose, letters, False)
+    n, width = max(high * count + off, 1) if high > 1 else 32 * group, group * k
+    n = n if transpose else -(-n // group) * group
+    shape = (n, width) if transpose else (width, n)
+    batch = (5,) if letters else ()
+    scales = (*batch, shape[0], shape[1] // group), dtype if mode == "affine" else ferrule.uint8
+    array: dict[str, Any] = {
+        "x": ((rows, *{"": (), "tr": (1, 1), "lr": (1,)}[letters], width), dtype),
+        "w": ((*batch, shape[0], shape[1] * bits // 32), ferrule.uint32),
+        "scales": scales,
+        "biases": scales,
+        "lhs": ((rows, 2), ferrule.int32),
+        "rhs": ((rows, 2), ferrule.int64),
+    }
+    binding = text._bind(op, {a.name: array[a.name] for a in op.rule.inputs}).binding
+    binding.device = lambda: {":device": "cuda", "sm_count": count, "capability": capability}
+    chosen = next(body for body in op.implementations if body.holds(binding))
+    if isinstance(chosen, CudaUnit):
+        for _, step in chosen.launch_for(binding).steps:
+            assert getattr(step, "shared", 0) <= (room - 1) * 1024
+    else:  # rows so few that a Metal body is as fast
+        assert rows <= quantized_cuda.FEWEST and not letters
 
 
 DTYPES = {

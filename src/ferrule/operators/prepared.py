@@ -7,7 +7,7 @@ import inspect
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ..errors import KernelError, KernelTypeError
@@ -203,11 +203,14 @@ class Prepared:
         entries = self._kept
         value = _apart(host, value, {each.key for each in known})
         before = entries.get(key)
-        if before is not None:  # graphs that were captured go on reading there
-            value = _renewed(before.value, value)
-        elif device != "cpu":
-            value = host.outside_pools(value, device)
-        if device != "cpu":  # the next call may be on another stream
+        on_gpu = device != "cpu"
+
+        def lasting(new: Any) -> Any:
+            return host.outside_pools(new, device) if on_gpu else new
+
+        # Graphs that were captured go on reading where it was before.
+        value = _renewed(None if before is None else before.value, value, lasting)
+        if on_gpu:  # the next call may be on another stream
             host.wait(device)
         owners = [weakref.ref(each.owner, lambda _: entries.pop(key, None)) for each in known]
         entries[key] = kept = _Kept(versions, value, owners)
@@ -226,11 +229,12 @@ def _apart(host: Any, value: Any, weights: set[int]) -> Any:
     return value
 
 
-def _renewed(before: Any, value: Any) -> Any:
-    """A new value in the memory of the one before, where it is a tensor of the same kind."""
+def _renewed(before: Any, value: Any, lasting: Callable[[Any], Any]) -> Any:
+    """A new value in the memory of the one before, where it is a tensor of the same kind; else in
+    memory that lasts."""
     if isinstance(value, tuple) and isinstance(before, tuple) and len(value) == len(before):
-        return tuple(map(_renewed, before, value))
+        return tuple([_renewed(*pair, lasting) for pair in zip(before, value, strict=True)])
     if not hasattr(before, "copy_") or type(before) is not type(value):
-        return value
+        return lasting(value)
     same = (before.shape, before.dtype, before.device) == (value.shape, value.dtype, value.device)
-    return before.copy_(value) if same else value
+    return before.copy_(value) if same else lasting(value)

@@ -51,7 +51,7 @@ def gather_mm(
     kind = ("x" if lhs is None else "l") + ("w" if rhs is None else "r")
     axes = [0] * (single and gathers.no_axes(a, b, lhs_indices, rhs_indices))
     if not on_cpu(a) and not is_mlx(a):
-        kind, lhs, rhs = gathers.for_gpu(kind, a, b, lhs, rhs)
+        kind, lhs, rhs = gathers.for_gpu("gather_mm", kind, a, b, lhs, rhs)
     chosen = [index for index in (lhs, rhs) if index is not None]
     y = _gathered(kind, False)(a, b, *chosen)
     return gathers.squeezed(y, axes + [-2] * row + [-1] * column)

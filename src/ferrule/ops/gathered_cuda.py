@@ -20,10 +20,9 @@ from .gathered_cuda_texts import (
     PRODUCTS,
 )
 from .quantized_cuda_texts import FLOATS_OF_BYTES, VALUE_OF
-from .quantized_decode_cuda import DECODE, ELEMENTS, GIVEN, MACHINE
+from .quantized_decode_cuda import DECODE, ELEMENTS, GIVEN, MACHINE, MODES
 from .quantized_experts_cuda import EXPERTS, GROUPED, sides
 
-MODES = {"affine": 0, "mxfp4": 1, "mxfp8": 2, "nvfp4": 3}
 ROWS = 128  # columns of y that a block makes
 LINE = 128  # bytes of a block of K
 

@@ -130,7 +130,9 @@ def indices(function: str, lhs: Any, rhs: Any) -> tuple[Any, Any, bool]:
     return lhs, rhs, any(single)
 
 
-def for_gpu(letters: str, x: Any, w: Any, lhs: Any, rhs: Any) -> tuple[str, Any, Any]:
+def for_gpu(
+    function: str, letters: str, x: Any, w: Any, lhs: Any, rhs: Any
+) -> tuple[str, Any, Any]:
     """The kind of a product, and its indices, as CUDA's kernels take them: of tokens and their
     experts, and where nothing is broadcast, as they are, else an index of each side for every
     result."""
@@ -143,11 +145,11 @@ def for_gpu(letters: str, x: Any, w: Any, lhs: Any, rhs: Any) -> tuple[str, Any,
         if letters == "lr" and tuple(lhs.shape) == tuple(rhs.shape):
             return "lr", lhs, rhs
     chosen = [index for index in (lhs, rhs) if index is not None]
-    return ("lr", *_all_places(letters, 0, 0)(x, w, *chosen))
+    return ("lr", *_all_places(function, letters, 0, 0)(x, w, *chosen))
 
 
 @ferrule.family
-def _all_places(letters: str, x_depth: int, w_depth: int) -> ferrule.Op:
+def _all_places(function: str, letters: str, x_depth: int, w_depth: int) -> ferrule.Op:
     """``x, w, lhs?, rhs? -> lhs, rhs``: where the matrices of each result are, -1 of none. x and w,
     of which only sizes are read, have as many axes more in front."""
     kind = Kind(letters)
@@ -159,7 +161,7 @@ def _all_places(letters: str, x_depth: int, w_depth: int) -> ferrule.Op:
         "".join(f"{n}{i}," for i in range(d)) for n, d in (("U", x_depth), ("V", w_depth))
     )
     op = ferrule.op(
-        "places_of_matrices",
+        function,  # which errors name
         f"x[{of_x}*X,M,K]:T, w[{of_w}*W,A,B]:Q{kind.inputs} "
         f"-> lhs_of_each[{kind.batch}]:int32, rhs_of_each[{kind.batch}]:int32"
         + f" where {', '.join(kind.where)}"
@@ -186,7 +188,7 @@ def _all_places(letters: str, x_depth: int, w_depth: int) -> ferrule.Op:
         (x, w), lhs, rhs = kind.split(values)
         (x_axis, w_axis), lhs_axis, rhs_axis = kind.split(axes)
         deeper = _all_places(
-            letters, x_depth + (x_axis is not None), w_depth + (w_axis is not None)
+            function, letters, x_depth + (x_axis is not None), w_depth + (w_axis is not None)
         )
         ranks = (
             x.ndim - 2 - x_depth - (x_axis is not None)
@@ -284,7 +286,7 @@ def vmap_of(op: ferrule.Op, letters: str, batched: Any) -> Any:
         if rhs is not None and right:
             rhs = deepened(rhs, rank + 1)
         if not on_cpu(x) and not is_mlx(x):
-            general, lhs, rhs = for_gpu(general, x, parts[0], lhs, rhs)
+            general, lhs, rhs = for_gpu(op.name, general, x, parts[0], lhs, rhs)
         chosen = [index for index in (lhs, rhs) if index is not None]
         y = batched(general)(x, *parts, *chosen)
         return (y[..., 0, :] if row else y), 0

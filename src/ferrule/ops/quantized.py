@@ -51,7 +51,8 @@ def quantized_matmul(
             time) have the dequantized matrix, in x's dtype, made once and kept as long as w, scales
             and biases live and are not written to: N * K * 2 bytes besides w, and as many again
             while it is made anew after a write. Few rows have the packed weights. Of torch's
-            tensors; of others, of a batch and in exported programs it changes nothing.
+            tensors; of others, of a batch and in exported programs it changes nothing, but that
+            float32 is refused there, too.
 
     Returns:
         ``[*S, N]``, or ``[*broadcast(X, W), M, N]``, of x's dtype; of mode "affine" of that which x
@@ -79,7 +80,7 @@ def quantized_matmul(
     x = x[None] if single else x
     kind, lhs, rhs = "xw" if batched else "", None, None
     if batched and not on_cpu(x) and not is_mlx(x):
-        kind, lhs, rhs = gathers.for_gpu(kind, x, parts[0], lhs, rhs)
+        kind, lhs, rhs = gathers.for_gpu("quantized_matmul", kind, x, parts[0], lhs, rhs)
     chosen = [index for index in (lhs, rhs) if index is not None]
     keep = kept.dtype_to_keep(x, w) if keep_bf16 else ""
     y = _product(*form, transpose, kind, global_scale is not None, keep)(x, *parts, *chosen)
@@ -126,7 +127,7 @@ def gather_qmm(
     kind = ("x" if lhs is None else "l") + ("w" if rhs is None else "r")
     fast = transpose and form.bits in (4, 8) and dtype_name(x) != "float32"
     if not on_cpu(x) and (fast or not is_mlx(x)):
-        kind, lhs, rhs = gathers.for_gpu(kind, x, parts[0], lhs, rhs)
+        kind, lhs, rhs = gathers.for_gpu("gather_qmm", kind, x, parts[0], lhs, rhs)
     chosen = [index for index in (lhs, rhs) if index is not None]
     y = _product(*form, transpose, kind, global_scale is not None)(x, *parts, *chosen)
     alone = single and gathers.no_axes(x, w, lhs_indices, rhs_indices)
@@ -370,7 +371,10 @@ class Rule:
     def units(self) -> list[Any]:
         """What NVIDIA's GPUs run, where it is not a Metal body."""
         mode, group, bits = self.form
-        in_bytes = bits in (4, 8)  # of elements that lie across bytes there are no kernels
+        in_bytes = bits in (
+            4,
+            8,
+        )  # elements that lie across bytes no tensor core gets as they are stored
         if self.kind is None:
             many = on_cuda.many(mode, bits, group, self.transpose, self.scaled)
             if not (in_bytes and self.transpose):

@@ -22,22 +22,26 @@ from .quantized_cuda_texts import (
     VALUE_OF,
     WEIGHTS,
 )
-from .quantized_decode_cuda import AHEAD, DECODE, ELEMENTS, GIVEN, MACHINE
+from .quantized_decode_cuda import AHEAD, DECODE, ELEMENTS, GIVEN, MACHINE, MODES
 from .quantized_experts_cuda import EXPERTS, GROUPED, sides
-
-MODES = {"affine": 0, "mxfp4": 1, "mxfp8": 2, "nvfp4": 3}
 
 FEWEST = 8  # rows of x, of which a Metal body is as fast where nothing else is there
 WHERE = "device == cuda and capability >= 80 and T != float32 and K > 0"
 # GPUs whose blocks may have more shared memory than 99 KB, and more than 163 KB.
-LARGE = "capability != 86 and capability != 89 and capability < 120"
-LARGER = "capability >= 90 and capability < 120"
+_LARGE = "capability != 86 and capability != 89 and capability < 120"
+_LARGER = "capability >= 90 and capability < 120"
+
+
+def _room(size: int) -> str:
+    """A condition: blocks may have so many bytes of shared memory, beside a kernel's own arrays."""
+    rooms = ((97, "capability >= 80"), (161, _LARGE), (225, _LARGER))
+    return next(condition for most, condition in rooms if size <= most * 1024)
 
 
 def _shared(size: int, blocks: str) -> str:
     """An expression for the shared memory of a block: more than half of what a multiprocessor has
     where each block can have one for itself. Two would share one, and leave another idle."""
-    return f"max({size}, {116 * 1024} if {blocks} <= sm_count and {LARGER} else 0)"
+    return f"max({size}, {116 * 1024} if {blocks} <= sm_count and {_LARGER} else 0)"
 
 
 class Tile(NamedTuple):
@@ -84,7 +88,7 @@ class Tile(NamedTuple):
         return f"({split}) if capability >= 90 else 1"
 
 
-_HEIGHTS = (64, 80, 96, 112, 128, 144)
+_HEIGHTS = (64, 80, 96, 112, 144)
 
 
 def _high(tokens: int, height: int) -> Tile:
@@ -93,34 +97,34 @@ def _high(tokens: int, height: int) -> Tile:
     busy = "ceildiv(ceildiv(N, {0}), sm_count) * {0}"
     least = [f"{busy.format(height)} <= {busy.format(other)}" for other in _HEIGHTS]
     wm = -(-height // 32)
-    when = " and ".join([f"N >= 64 * sm_count and {LARGER}", *least])
+    when = " and ".join(["N >= 64 * sm_count and capability >= 90", *least])
     return Tile(tokens, height, 4, when, warps=min(12 // wm, 64 // tokens) * wm)
 
 
-# The first that has a place for all rows of x, and whose condition holds. Measured on an H100 and
-# an H200.
+# The first that has a place for all rows of x, whose condition holds, and for whose shared memory
+# there is room. Measured on an H100 and an H200.
 TILES = (
     *(_high(8, height) for height in _HEIGHTS),
-    Tile(8, 64, 3, f"N >= 64 * sm_count and {LARGE}"),
-    Tile(8, 32, 4, LARGE),
+    Tile(8, 64, 3, "N >= 64 * sm_count"),
+    Tile(8, 32, 4),
     *(_high(16, height) for height in _HEIGHTS),
-    Tile(16, 64, 3, f"N >= 64 * sm_count and {LARGE}"),
-    Tile(16, 32, 4, f"K <= 8192 and {LARGER}"),
-    Tile(16, 64, 4, LARGE),
+    Tile(16, 64, 3, "N >= 64 * sm_count"),
+    Tile(16, 32, 4, "K <= 8192 and capability >= 90"),
+    Tile(16, 64, 4),
     Tile(16, 64, 3, warps=4),
-    Tile(32, 64, 3, f"N < 64 * sm_count and {LARGER}"),
-    Tile(32, 128, 3, LARGE),
+    Tile(32, 64, 3, "N < 64 * sm_count"),
+    Tile(32, 128, 3),
     Tile(32, 128, 3, warps=4),
-    Tile(64, 128, 3, LARGER),
+    Tile(64, 128, 3),
     Tile(64, 128, 3, warps=4),
 )
 TILES_OF_EXPERTS = (
-    Tile(8, 64, 3, LARGE),
-    Tile(16, 64, 3, LARGE),
+    Tile(8, 64, 3),
+    Tile(16, 64, 3),
     Tile(16, 64, 3, warps=4),
-    Tile(32, 128, 3, LARGE),
+    Tile(32, 128, 3),
     Tile(32, 128, 3, warps=4),
-    Tile(64, 128, 3, LARGER),
+    Tile(64, 128, 3),
     Tile(64, 128, 3, warps=4),
 )
 
@@ -260,20 +264,18 @@ def few(
     arguments = [*_operands(mode, scaled), "y", "int64 N", "int64 K", count]
     units = []
     for tile in tiles:
-        split = tile.split(bits)
+        split, size = tile.split(bits), tile.shared_memory(mode, bits, group)
         step: dict[str, Any] = {
             "blocks": (f"ceildiv(N, {tile.rows})", split),
             "block": 32 * tile.warps,
-            "shared_memory": _shared(
-                tile.shared_memory(mode, bits, group), f"ceildiv(N, {tile.rows}) * ({split})"
-            ),
+            "shared_memory": _shared(size, f"ceildiv(N, {tile.rows}) * ({split})"),
             "pdl": True,
         }
         units.append(
             ferrule.cuda_unit(
                 _text(mode, scaled, AHEAD + FEW + DENSE),
                 template={"MODE": MODES[mode], "BITS": bits, "GROUP": group, **tile.template},
-                when=f"{WHERE} and {count} <= {tile.tokens} and {tile.when}",
+                when=f"{WHERE} and {count} <= {tile.tokens} and {tile.when} and {_room(size)}",
                 steps=[
                     ferrule.cuda_step("dense", arguments, when=f"({split}) == 1", **step),
                     ferrule.cuda_step(
@@ -313,9 +315,10 @@ def gathered(
     indices = ["M", f"int64 {matrices}", experts]
     units = []
     for tile in tiles:
+        size = tile.shared_memory(mode, bits, group)
         step: dict[str, Any] = {
             "block": 32 * tile.warps,
-            "shared_memory": tile.shared_memory(mode, bits, group),
+            "shared_memory": size,
             "pdl": True,
         }
         # So many parts there may be: of an expert with few rows, and full ones.
@@ -325,7 +328,7 @@ def gathered(
                 _text(mode, scaled, types + AHEAD + FEW + EXPERTS + GROUPED),
                 template={"MODE": MODES[mode], "BITS": bits, "GROUP": group, **tile.template},
                 when=f"{WHERE} and {where} and {experts} < 12000 and {tok} <= {tile.tokens}"
-                f" and {tile.when}",
+                f" and {tile.when} and {_room(size)}",
                 scratch={"order": f"int32[{rows}]", "tiles": f"int32[3 * ({parts}) + 1]"},
                 steps=[
                     ferrule.cuda_step(
@@ -369,9 +372,8 @@ def most_packed(bits: int, transpose: bool) -> str:
     if bits not in (4, 8):
         return str(FEWEST)
     most = max(tile.tokens * tile.times for tile in WIDE)
-    any_gpu = max(tile.tokens for tile in TILES if tile.when == "K > 0")
-    of_tiles = f"({TILES[-1].tokens} if {LARGE} else {any_gpu}) if capability >= 80 else {FEWEST}"
-    return f"{most} if capability == 90 else {of_tiles}"
+    others = f"{TILES[-1].tokens} if capability >= 80 else {FEWEST}"
+    return f"{most} if capability == 90 else {others}"
 
 
 def many(mode: str, bits: int, group: int, transpose: bool, scaled: bool) -> list[Any]:

@@ -13,9 +13,9 @@ share their part of x.
 
 from __future__ import annotations
 
-from .quantized_decode_cuda import COPY_SCALES, READ_BLOCK
+from .quantized_decode_cuda import with_steps
 
-FEW = """
+FEW = with_steps("""
 constexpr int NT = TOK / 8;                 // tiles of 8 tokens
 constexpr int WARPS = WM * WK;
 constexpr int ROWS = TILES * 16;            // of w, of a block: WM warps have R tiles each, or less
@@ -28,7 +28,8 @@ constexpr bool ROOM = NT < 4;                // registers for more than sums
 constexpr int PARTS = 2;                    // of scales, that are there at a time
 // Blocks that share a multiprocessor's registers.
 constexpr int RESIDENT = TOK == 64 || WARPS > 8 ? 1 : 2;
-static_assert(STAGES >= 3 && STAGES <= AT_ONCE + 1, "two parts of scales are there at a time");
+static_assert(STAGES >= 3, "a block is read while the one before is multiplied");
+static_assert(STAGES <= AT_ONCE + 1, "two parts of scales are there at a time");
 
 // Where piece c of a token's x lies in its block: lanes of a quad that read at once are neighbours,
 // and two tokens are in other banks.
@@ -158,11 +159,7 @@ __device__ inline void sums_of_warp(const Tokens& tokens, const uint32_t* w, con
     const uint32_t x_slot = x_read + slot * X_STAGE;
     const uint32_t x_at[2] = {x_slot + x_flip, x_slot - x_flip};  // of even pieces, of odd ones
     slot = slot + 1 == STAGES ? 0 : slot + 1;
-    Scales of[R];
-#pragma unroll
-    for (int r = 0; r < R; ++r)
-      of[r].set(bytes[r][0][0], bytes[r][0][1], bytes[r][ARRAYS - 1][0], bytes[r][ARRAYS - 1][1],
-                nan[r]);
+    SET_SCALES
     uint32_t now[R][2][4];
 #pragma unroll
     for (int r = 0; r < R; ++r) {
@@ -272,7 +269,7 @@ __device__ inline void product(const Tokens& tokens, const uint32_t* w, const ch
     cluster_barrier();  // none ends while another reads its sums
   }
 }
-""".replace("COPY_SCALES", COPY_SCALES).replace("READ_BLOCK", READ_BLOCK)
+""")
 
 DENSE = """
 struct Dense {

@@ -7,6 +7,8 @@
 
 from __future__ import annotations
 
+MODES = {"affine": 0, "mxfp4": 1, "mxfp8": 2, "nvfp4": 3}
+
 # What the hardware does, each in one instruction or a few.
 MACHINE = """
 template <class A, class B> constexpr bool is_same = false;
@@ -387,7 +389,7 @@ __device__ inline void ask_ahead(const uint32_t* w, const void* scales, int64_t 
 """
 
 # In both kernels: asks for the scales of a block and some behind it, of which ``PARTS`` are there;
-COPY_SCALES = """if (next % AT_ONCE == 0 || next == begin) {
+_COPY_SCALES = """if (next % AT_ONCE == 0 || next == begin) {
   const int part = next / AT_ONCE;
 #pragma unroll 1
   for (int a = 0; a < ARRAYS; ++a) {
@@ -403,7 +405,7 @@ COPY_SCALES = """if (next % AT_ONCE == 0 || next == begin) {
   }
 }"""
 # and reads what a lane has of a block.
-READ_BLOCK = """const uint32_t s_at = s_read + block / AT_ONCE % PARTS * S_STAGE +
+_READ_BLOCK = """const uint32_t s_at = s_read + block / AT_ONCE % PARTS * S_STAGE +
                       (BLOCK % GROUP ? (block % AT_ONCE * BLOCK + t * OWN) / GROUP * SCALE
                                      : block % AT_ONCE * (BLOCK / GROUP * SCALE));
 const uint32_t w_at = begin_w + slot * W_STAGE;
@@ -423,3 +425,17 @@ for (int r = 0; r < R; ++r) {
     words[r][h][0] = v.x, words[r][h][1] = v.y, words[r][h][2] = v.z, words[r][h][3] = v.w;
   }
 }"""
+# Then its scales are numbers.
+_SET_SCALES = """Scales of[R];
+#pragma unroll
+for (int r = 0; r < R; ++r)
+  of[r].set(bytes[r][0][0], bytes[r][0][1], bytes[r][ARRAYS - 1][0], bytes[r][ARRAYS - 1][1],
+            nan[r]);"""
+
+
+def with_steps(text: str) -> str:
+    """A kernel's text with these three in place of their names."""
+    steps = {"COPY_SCALES": _COPY_SCALES, "READ_BLOCK": _READ_BLOCK, "SET_SCALES": _SET_SCALES}
+    for name, step in steps.items():
+        text = text.replace(name, step)
+    return text

@@ -9,7 +9,7 @@ copies to shared memory. The other warps copy what they decode themselves.
 
 from __future__ import annotations
 
-from .quantized_decode_cuda import COPY_SCALES, READ_BLOCK
+from .quantized_decode_cuda import with_steps
 
 ORDERED = """
 // Word i of a lane t has elements of k from t * OWN + i * PER_WORD on, and step p of it multiplies
@@ -108,7 +108,7 @@ __device__ inline void product_16(float (&c)[TOK / 2], uint32_t a0, uint32_t a1,
 }
 """
 
-_WIDE = """
+_WIDE = with_steps("""
 constexpr int WARPS = WM;                    // and one that copies x
 constexpr int THREADS = WARPS * 32 + 32;
 constexpr int ROWS = WARPS * R * 16;         // of w, of a block
@@ -269,12 +269,8 @@ wide(const T* x, const uint32_t* w, const void* scales, BIASES biases, WHOLE glo
       issue();
 
       uint32_t words[R][2][4], bytes[R][ARRAYS][2];
-      Scales of[R];
       READ_BLOCK
-#pragma unroll
-    for (int r = 0; r < R; ++r)
-      of[r].set(bytes[r][0][0], bytes[r][0][1], bytes[r][ARRAYS - 1][0], bytes[r][ARRAYS - 1][1],
-                nan[r]);
+      SET_SCALES
       const uint32_t x_at = (begin_x + x_slot * X_STAGE) / 16;
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
@@ -355,7 +351,7 @@ wide(const T* x, const uint32_t* w, const void* scales, BIASES biases, WHOLE glo
     cluster_barrier();  // none ends while another reads its sums
   }
 }
-""".replace("COPY_SCALES", COPY_SCALES).replace("READ_BLOCK", READ_BLOCK)
+""")
 
 # What packages for other GPUs have, which never start it.
 _ELSEWHERE = """

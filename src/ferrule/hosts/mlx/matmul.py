@@ -180,11 +180,11 @@ def _instead(
 def _wrong_quantized(x: mx.array, w: mx.array) -> bool:
     """Whether MLX is wrong: of a single matrix it is right, and sooner made, but for short rows.
 
-    And but for half floats on a CPU, whose sums its kernel rounds to their dtype at every term.
+    Also wrong: half floats on a CPU, whose sums its kernel rounds to their dtype at every term.
     """
-    if x.dtype in (mx.float16, mx.bfloat16) and _by_ferrule():
+    if w.ndim > 2 or not x.ndim or x.shape[-1] <= 128 or shapeless():
         return True
-    return w.ndim > 2 or not x.ndim or x.shape[-1] <= 128 or shapeless()
+    return x.dtype in (mx.float16, mx.bfloat16) and _by_ferrule()
 
 
 # By the names of MLX's products: what makes the functions that `install_mlx` has in their place.

@@ -170,7 +170,8 @@ def outside_pools(value: Any, device: str) -> Any:
 
     While graphs of compiled code warm up, which they do on a stream of their own, what their thread
     allocates is their pool's, of which nobody else may keep anything. So what was made on any
-    stream but the default one is copied there, by another thread.
+    stream but the default one is copied there, by another thread. Of pools that the user has chosen
+    (`torch.cuda.use_mem_pool`) nothing is known.
     """
     if "torch._inductor.cudagraph_trees" not in sys.modules:
         return value
