@@ -105,19 +105,15 @@ def choose(call: BoundCall) -> Implementation:
     Raises:
         DeviceError: there is none.
     """
-    return cast(Implementation, call.once(call.op.choices, lambda: _first_that_holds(call)))
+    op, device, bodies = call.op, call.device, call.op.implementations
 
+    def first() -> Implementation | None:
+        fit = (body for body in bodies if device.startswith("cuda") or body.kind != "cuda")
+        return next((body for body in fit if body.holds(call.binding)), None)
 
-def _first_that_holds(call: BoundCall) -> Implementation:
-    op, device = call.op, call.device
-    cuda = device.startswith("cuda")
-    for body in op.implementations:
-        if (cuda or body.kind != "cuda") and body.holds(call.binding):
-            return body
-    kinds = ", ".join(
-        repr(body.kind) + (f" when {body.when}" if body.when is not None else "")
-        for body in op.implementations
-    )
+    if (chosen := call.once(op.choices, first)) is not None:
+        return cast(Implementation, chosen)
+    kinds = ", ".join(repr(b.kind) + f" when {b.when}" * (b.when is not None) for b in bodies)
     raise DeviceError(
         f"[op] op {op.name!r} has nothing that runs on {device!r} for these sizes: it has {kinds}. "
         "A `metal` body runs on every device."

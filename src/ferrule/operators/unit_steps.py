@@ -120,10 +120,9 @@ class CudaUnit(SizedImplementation):
         self.specific = text.specific
         self.template = self._template(text.template)
         self.when = self._condition(text.when)
-        state = self._memory("state", text.state)
+        state, scratch = (self._memory(at, getattr(text, at)) for at in ("state", "scratch"))
         self.state = tuple([array.name for array in state])
         self.kept = StreamState(op)
-        scratch = self._memory("scratch", text.scratch)
         self.scratch = (*scratch, *state)
         names = [*dtype_variables(rule), *(name for name, _ in self.template)]
         names += [f"has_{parameter.name}" for parameter in rule.inputs if parameter.optional]
@@ -154,7 +153,7 @@ class CudaUnit(SizedImplementation):
         self._arrays = frozenset([*arrays, *scratch_names])
         mutable = [parameter.name for parameter in rule.inputs if parameter.mutable]
         outputs = [output.name for output in rule.outputs]
-        self._written = frozenset([*outputs, *mutable, *scratch_names])
+        self._written = frozenset(outputs + mutable + scratch_names)
         steps = [*(FillStep(name, 0, None) for name in self.state), *text.steps]
         first = 1 - len(state)
         self.steps = tuple(self._step(i, step) for i, step in enumerate(steps, first))
@@ -170,7 +169,7 @@ class CudaUnit(SizedImplementation):
             self.scratch = (*self.scratch[:kept], workspace, *self.scratch[kept:])
         self._check_written(outputs)
         self.programs: dict[tuple[object, ...], UnitProgram] = {}
-        self.launches: dict[object, Any] = {}  # `launch_for` each device and sizes
+        self.launches: dict[object, Any] = {}  # of each device and sizes
 
     def _check_written(self, outputs: Sequence[str]) -> None:
         written = {name for step in self.steps for name in touched(step)}

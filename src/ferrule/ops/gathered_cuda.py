@@ -11,14 +11,13 @@ from .gathered_cuda_texts import (
     CODE,
     DIRECT,
     FLOATS,
-    LISTED,
     OF_16,
     OF_32,
-    OUTER,
     PACKED,
     PRODUCT,
     PRODUCTS,
 )
+from .outer_cuda_texts import LISTED, OUTER
 from .quantized_cuda_texts import FLOATS_OF_BYTES, VALUE_OF
 from .quantized_decode_cuda import DECODE, ELEMENTS, GIVEN, MACHINE, MODES
 from .quantized_experts_cuda import EXPERTS, GROUPED, sides
