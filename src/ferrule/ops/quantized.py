@@ -371,10 +371,8 @@ class Rule:
     def units(self) -> list[Any]:
         """What NVIDIA's GPUs run, where it is not a Metal body."""
         mode, group, bits = self.form
-        in_bytes = bits in (
-            4,
-            8,
-        )  # elements that lie across bytes no tensor core gets as they are stored
+        # Elements that lie across bytes no tensor core gets as they are stored.
+        in_bytes = bits in (4, 8)
         if self.kind is None:
             many = on_cuda.many(mode, bits, group, self.transpose, self.scaled)
             if not (in_bytes and self.transpose):
