@@ -53,6 +53,11 @@ class Turns:
             call()
 
 
+def turns(bench: Bench, calls: Sequence[Call]) -> Call:
+    """On a GPU calls by turns, on a CPU the first of them."""
+    return Turns(calls) if bench.device == "cuda" else calls[0]
+
+
 class Graph:
     """Calls that are captured in a CUDA graph; called itself, it replays them.
 

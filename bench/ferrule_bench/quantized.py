@@ -83,7 +83,7 @@ def _product(bench: Bench, name: str, sizes: tuple[int, int, int], dtype: str) -
     def turns(call: Callable[..., Any], arrays: Sequence[Any]) -> Call:
         sets = [arrays, *([a.clone() for a in arrays] for _ in range(count - 1))]
         calls = [partial(call, *each) for each in sets]
-        return clocks.Turns(calls) if bench.device == "cuda" else calls[0]
+        return clocks.turns(bench, calls)
 
     def ours(x: Any, *parts: Any) -> Any:
         return _OPS.quantized_matmul(x, *parts, **form)
@@ -135,7 +135,7 @@ def _experts(bench: Bench, name: str, tokens: int, sizes: tuple[int, int, int, i
 
     def turns(call: Callable[..., Any], each: Sequence[Any]) -> Call:
         calls = [partial(call, one) for one in each]
-        return clocks.Turns(calls) if bench.device == "cuda" else calls[0]
+        return clocks.turns(bench, calls)
 
     title = f"{tokens} tokens, {top} of {count} experts of {n}x{k} {name} bfloat16"
     per_expert = sum(part.nbytes for part in parts) // count

@@ -62,10 +62,6 @@ def _those_that_can(bench: Bench, makers: Sequence[Callable[[], list[Peer]]]) ->
     return peers
 
 
-def _turns(bench: Bench, calls: Sequence[Call]) -> Call:
-    return clocks.Turns(calls) if bench.device == "cuda" else calls[0]
-
-
 # -- MLX -------------------------------------------------------------------------------------------
 
 
@@ -245,7 +241,7 @@ def _humming_dense(
         return []
     tuned = json.dumps(_tiling(layers[0], len(x), "dense"))
     calls = [partial(layer, x, tuning_config=tuned) for layer in layers]
-    return [Peer(_humming_name(), _turns(bench, calls))]
+    return [Peer(_humming_name(), clocks.turns(bench, calls))]
 
 
 def _humming_gathers(
@@ -267,7 +263,7 @@ def _humming_gathers(
     for chosen in routings:
         ids, experts, size = by_experts(chosen, len(parts[0]), tiling["block_shape"][0])
         calls.append(partial(call, sorted_ids=ids, expert_ids=experts, num_tokens_padded=size))
-    return [Peer(f"{_humming_name()}, rows sorted before", _turns(bench, calls))]
+    return [Peer(f"{_humming_name()}, rows sorted before", clocks.turns(bench, calls))]
 
 
 def by_experts(chosen: Any, count: int, block: int) -> tuple[Any, Any, Any]:
@@ -316,4 +312,4 @@ def _int4(bench: Bench, x: Any, parts: Sequence[Any], form: Form, count: int) ->
     calls = [
         partial(product, x, packed.clone(), form["group_size"], both.clone()) for _ in range(count)
     ]
-    return [Peer("torch's _weight_int4pack_mm", _turns(bench, calls))]
+    return [Peer("torch's _weight_int4pack_mm", clocks.turns(bench, calls))]

@@ -211,8 +211,7 @@ DTYPES = {
 def products(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[bool]]:
     """Arrays go the ways of a GPU; of products and their gradients, whether each call has a CUDA
     unit."""
-    for module in (ops.quantized, ops.gathered, ops.gathers):
-        monkeypatch.setattr(module, "on_cpu", lambda x: False)
+    monkeypatch.setattr(ops.gathers, "on_cpu", lambda x: False)
     found: dict[str, list[bool]] = {}
     call = ferrule.Op.__call__
 

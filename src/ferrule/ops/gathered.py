@@ -8,10 +8,9 @@ import ferrule
 
 from . import formats, gathered_cuda, gathers
 from . import quantized_texts as texts
-from .arrays import FLOATS, cast, dtype_name, is_mlx, library, promoted
+from .arrays import FLOATS, cast, dtype_name, library, promoted
 from .gathers import Kind
 from .gathers_grads import sum_of_left
-from .rows import on_cpu
 
 
 def gather_mm(
@@ -50,9 +49,7 @@ def gather_mm(
     b = b[:, None] if column else b
     kind = ("x" if lhs is None else "l") + ("w" if rhs is None else "r")
     axes = [0] * (single and gathers.no_axes(a, b, lhs_indices, rhs_indices))
-    if not on_cpu(a) and not is_mlx(a):
-        kind, lhs, rhs = gathers.for_gpu("gather_mm", kind, a, b, lhs, rhs)
-    chosen = [index for index in (lhs, rhs) if index is not None]
+    kind, chosen = gathers.for_kernels("gather_mm", kind, a, b, lhs, rhs)
     y = _gathered(kind, False)(a, b, *chosen)
     return gathers.squeezed(y, axes + [-2] * row + [-1] * column)
 

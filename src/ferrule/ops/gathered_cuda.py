@@ -20,7 +20,7 @@ from .gathered_cuda_texts import (
 from .outer_cuda_texts import LISTED, OUTER
 from .quantized_cuda_texts import FLOATS_OF_BYTES, VALUE_OF
 from .quantized_decode_cuda import DECODE, ELEMENTS, GIVEN, MACHINE, MODES
-from .quantized_experts_cuda import EXPERTS, GROUPED, sides
+from .quantized_experts_cuda import EXPERTS, GROUPED, by_expert, sides
 
 ROWS = 128  # columns of y that a block makes
 LINE = 128  # bytes of a block of K
@@ -111,9 +111,8 @@ def _units(
     """The units of a text, of float32 or of 16-bit floats: one for each tile."""
     rows, experts = f"(y.size // max({columns}, 1))", f"({experts})"
     matrices, count = "(x.size // max(M * K, 1))", f"(y.size // max(M * {columns}, 1))"
-    types, lhs, rhs, where = sides(letters, count, matrices, experts)
-    indices: list[Any] = ["M", f"int64 {matrices}", experts]
-    sizes = [f"int64 {columns}", "int64 K", *indices]
+    of = sides(letters, count, matrices, experts)
+    sizes = [f"int64 {columns}", "int64 K", "M", f"int64 {matrices}", experts]
     across = f"ceildiv({columns}, {ROWS})"
     units = []
     for tile in TILES:
@@ -124,48 +123,24 @@ def _units(
         }
         # A matrix of x fills a tile; or there are too many matrices to count rows of each.
         alone = f"(M >= {1 if letters[1] == 'w' else tile.tokens} or {experts} >= 12000)"
-        parts = f"min({rows}, {rows} // {tile.tokens} + {experts} + 1)"
         most = f"{rows} <= {tile.most} * {experts} and M <= {tile.most}" if tile.most else "K > 0"
         dims = {"TRANSPOSE": int(transpose), "TOK": tile.tokens, "ROWS": ROWS}
         dims |= {"STAGES": tile.stages, "DEPTH": tile.depth, "RESIDENT": tile.resident[wide]}
+        direct = ferrule.cuda_step(
+            "direct",
+            [*operands, of.lhs, of.rhs, "y", *sizes],
+            when=alone,
+            blocks=(f"{rows} // max(M, 1) * ceildiv(M, {tile.tokens})", 1, across),
+            **step,
+        )
+        rest = by_expert(operands, of, sizes, rows, tile.tokens, across, step, f" and not {alone}")
         units.append(
             ferrule.cuda_unit(
-                f"{types}{text}{PRODUCT}{EXPERTS}{GROUPED}{DIRECT}",
+                f"{of.names}{text}{PRODUCT}{EXPERTS}{GROUPED}{DIRECT}",
                 template=(names or {}) | dims,
-                when=f"{WHERE} and {_IS_FLOAT32[wide]} and K > 0 and {where} and {most}",
-                scratch={"order": f"int32[{rows}]", "tiles": f"int32[3 * ({parts}) + 1]"},
-                steps=[
-                    ferrule.cuda_step(
-                        "direct",
-                        [*operands, lhs, rhs, "y", *sizes],
-                        when=alone,
-                        blocks=(f"{rows} // max(M, 1) * ceildiv(M, {tile.tokens})", 1, across),
-                        **step,
-                    ),
-                    ferrule.cuda_step(
-                        "gathered",
-                        [*operands, lhs, rhs, "y", *sizes, rows],
-                        when=f"{rows} <= 64 and not {alone}",
-                        blocks=(rows, 1, across),
-                        **step,
-                    ),
-                    ferrule.cuda_step(
-                        "sorted",
-                        [lhs, rhs, "order", "tiles", *indices, rows],
-                        when=f"{rows} > 64 and not {alone}",
-                        blocks=1,
-                        block=1024,
-                        shared_memory=f"4 * ({experts} + 1)",
-                        pdl=True,
-                    ),
-                    ferrule.cuda_step(
-                        "gathered_sorted",
-                        [*operands, lhs, rhs, "order", "tiles", "y", *sizes],
-                        when=f"{rows} > 64 and not {alone}",
-                        blocks=(parts, 1, across),
-                        **step,
-                    ),
-                ],
+                when=f"{WHERE} and {_IS_FLOAT32[wide]} and K > 0 and {of.where} and {most}",
+                scratch=rest["scratch"],
+                steps=[direct, *rest["steps"]],
             )
         )
     return units

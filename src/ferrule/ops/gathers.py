@@ -130,12 +130,24 @@ def indices(function: str, lhs: Any, rhs: Any) -> tuple[Any, Any, bool]:
     return lhs, rhs, any(single)
 
 
-def for_gpu(
+def for_kernels(
+    function: str, letters: str, x: Any, w: Any, lhs: Any, rhs: Any, mlx: bool = False
+) -> tuple[str, list[Any]]:
+    """The kind of a product, and the indices that it has, as kernels take them.
+
+    On a CPU, and of MLX's arrays but with ``mlx``, that is as they are; so is a product without a
+    kind. ``function`` is what errors name.
+    """
+    if letters and not on_cpu(x) and (mlx or not is_mlx(x)):
+        letters, lhs, rhs = _for_cuda(function, letters, x, w, lhs, rhs)
+    return letters, [index for index in (lhs, rhs) if index is not None]
+
+
+def _for_cuda(
     function: str, letters: str, x: Any, w: Any, lhs: Any, rhs: Any
 ) -> tuple[str, Any, Any]:
-    """The kind of a product, and its indices, as CUDA's kernels take them: of tokens and their
-    experts, and where nothing is broadcast, as they are, else an index of each side for every
-    result."""
+    """Tokens and their experts, and what broadcasts nothing, as they are; else an index of each
+    side for every result."""
     if not is_mlx(x):
         batch = tuple(x.shape[:-2])
         if letters[0] == "x" and batch == tuple(w.shape[:-2] if rhs is None else rhs.shape):
@@ -285,9 +297,7 @@ def vmap_of(op: ferrule.Op, letters: str, batched: Any) -> Any:
             parts = [deepened(part, rank + 3) if part.ndim > 2 else part for part in parts]
         if rhs is not None and right:
             rhs = deepened(rhs, rank + 1)
-        if not on_cpu(x) and not is_mlx(x):
-            general, lhs, rhs = for_gpu(op.name, general, x, parts[0], lhs, rhs)
-        chosen = [index for index in (lhs, rhs) if index is not None]
+        general, chosen = for_kernels(op.name, general, x, parts[0], lhs, rhs)
         y = batched(general)(x, *parts, *chosen)
         return (y[..., 0, :] if row else y), 0
 

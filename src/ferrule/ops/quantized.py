@@ -11,13 +11,12 @@ from . import formats, gathered_cuda, gathers
 from . import quantized_cuda as on_cuda
 from . import quantized_kept as kept
 from . import quantized_texts as texts
-from .arrays import cast, dtype_name, is_mlx, library, promoted
+from .arrays import cast, dtype_name, library, promoted
 from .formats import Format
 from .gathered import outer, outer_of_rows
 from .gathers import Kind
 from .gathers_grads import sum_of_left
 from .quantizing import group_sums
-from .rows import on_cpu
 
 
 def quantized_matmul(
@@ -78,10 +77,8 @@ def quantized_matmul(
     batched = getattr(w, "ndim", 2) > 2
     single = batched and x.ndim == 1
     x = x[None] if single else x
-    kind, lhs, rhs = "xw" if batched else "", None, None
-    if batched and not on_cpu(x) and not is_mlx(x):
-        kind, lhs, rhs = gathers.for_gpu("quantized_matmul", kind, x, parts[0], lhs, rhs)
-    chosen = [index for index in (lhs, rhs) if index is not None]
+    kind = "xw" if batched else ""
+    kind, chosen = gathers.for_kernels("quantized_matmul", kind, x, parts[0], None, None)
     keep = kept.dtype_to_keep(x, w) if keep_bf16 else ""
     y = _product(*form, transpose, kind, global_scale is not None, keep)(x, *parts, *chosen)
     return gathers.squeezed(y, [-2] * single)
@@ -126,9 +123,7 @@ def gather_qmm(
     lhs, rhs, single = gathers.indices("gather_qmm", lhs_indices, rhs_indices)
     kind = ("x" if lhs is None else "l") + ("w" if rhs is None else "r")
     fast = transpose and form.bits in (4, 8) and dtype_name(x) != "float32"
-    if not on_cpu(x) and (fast or not is_mlx(x)):
-        kind, lhs, rhs = gathers.for_gpu("gather_qmm", kind, x, parts[0], lhs, rhs)
-    chosen = [index for index in (lhs, rhs) if index is not None]
+    kind, chosen = gathers.for_kernels("gather_qmm", kind, x, parts[0], lhs, rhs, mlx=fast)
     y = _product(*form, transpose, kind, global_scale is not None)(x, *parts, *chosen)
     alone = single and gathers.no_axes(x, w, lhs_indices, rhs_indices)
     return gathers.squeezed(y, [0] * alone)

@@ -23,8 +23,9 @@ from .quantized_cuda_texts import (
     WEIGHTS,
 )
 from .quantized_decode_cuda import AHEAD, DECODE, ELEMENTS, GIVEN, MACHINE, MODES
-from .quantized_experts_cuda import EXPERTS, GROUPED, sides
+from .quantized_experts_cuda import EXPERTS, GROUPED, by_expert, sides
 
+R = 2  # tiles of 16 rows of w of a warp
 FEWEST = 8  # rows of x, of which a Metal body is as fast where nothing else is there
 WHERE = "device == cuda and capability >= 80 and T != float32 and K > 0"
 # GPUs whose blocks may have more shared memory than 99 KB, and more than 163 KB.
@@ -44,6 +45,14 @@ def _shared(size: int, blocks: str) -> str:
     return f"max({size}, {116 * 1024} if {blocks} <= sm_count and {_LARGER} else 0)"
 
 
+def _split(function: str, arguments: list[Any], split: str, step: dict[str, Any]) -> list[Any]:
+    """The steps of a kernel whose blocks divide K: in a cluster, where there is more than one."""
+    return [
+        ferrule.cuda_step(function, arguments, when=f"{split} == 1", **step),
+        ferrule.cuda_step(function, arguments, when=f"{split} > 1", cluster=(1, split, 1), **step),
+    ]
+
+
 class Tile(NamedTuple):
     """How a block divides a product.
 
@@ -53,7 +62,6 @@ class Tile(NamedTuple):
         stages: parts of both that are there, or on their way.
         when: a condition.
         warps: of a block.
-        each: tiles of 16 rows of w of a warp.
     """
 
     tokens: int
@@ -61,22 +69,21 @@ class Tile(NamedTuple):
     stages: int
     when: str = "K > 0"
     warps: int = 8
-    each: int = 2
 
     @property
     def template(self) -> dict[str, int]:
         """Constants of the text: WM warps divide the rows, WK of them K."""
-        wm = -(-self.rows // (16 * self.each))
-        divided = {"TILES": self.rows // 16, "R": self.each, "WM": wm, "WK": self.warps // wm}
+        wm = -(-self.rows // (16 * R))
+        divided = {"TILES": self.rows // 16, "R": R, "WM": wm, "WK": self.warps // wm}
         return {"TOK": self.tokens, **divided, "STAGES": self.stages}
 
     def shared_memory(self, mode: str, bits: int, group: int) -> int:
         """How many bytes of shared memory a block has."""
         block, wk = 512 // bits, self.template["WK"]
         scales = 4 * block // group * (4 if mode == "affine" else 1)
-        stage = wk * 2 * block * self.tokens + self.warps * 1024 * self.each
+        stage = wk * 2 * block * self.tokens + self.warps * 1024 * R
         sums = wk * 4 * (self.rows + 4) * self.tokens
-        return max(self.stages * stage + self.warps * 32 * self.each * scales, sums)
+        return max(self.stages * stage + self.warps * 32 * R * scales, sums)
 
     def split(self, bits: int) -> str:
         """How many blocks of a cluster divide K: as many as multiprocessors would be idle else."""
@@ -85,7 +92,7 @@ class Tile(NamedTuple):
         for size in (2, 4, 8):
             least = size * 512 // bits * self.template["WK"]
             split = f"{size} if {tiles} * {size} <= {most} and K >= {least} else {split}"
-        return f"({split}) if capability >= 90 else 1"
+        return f"(({split}) if capability >= 90 else 1)"
 
 
 _HEIGHTS = (64, 80, 96, 112, 144)
@@ -96,7 +103,7 @@ def _high(tokens: int, height: int) -> Tile:
     one at a time, are idle least."""
     busy = "ceildiv(ceildiv(N, {0}), sm_count) * {0}"
     least = [f"{busy.format(height)} <= {busy.format(other)}" for other in _HEIGHTS]
-    wm = -(-height // 32)
+    wm = -(-height // (16 * R))
     when = " and ".join(["N >= 64 * sm_count and capability >= 90", *least])
     return Tile(tokens, height, 4, when, warps=min(12 // wm, 64 // tokens) * wm)
 
@@ -240,10 +247,7 @@ def wide(
                         block=256,
                         pdl=True,
                     ),
-                    ferrule.cuda_step("wide", arguments, when=f"{split} == 1", **step),
-                    ferrule.cuda_step(
-                        "wide", arguments, when=f"{split} > 1", cluster=(1, split, 1), **step
-                    ),
+                    *_split("wide", arguments, split, step),
                 ],
             )
         )
@@ -268,7 +272,7 @@ def few(
         step: dict[str, Any] = {
             "blocks": (f"ceildiv(N, {tile.rows})", split),
             "block": 32 * tile.warps,
-            "shared_memory": _shared(size, f"ceildiv(N, {tile.rows}) * ({split})"),
+            "shared_memory": _shared(size, f"ceildiv(N, {tile.rows}) * {split}"),
             "pdl": True,
         }
         units.append(
@@ -276,12 +280,7 @@ def few(
                 _text(mode, scaled, AHEAD + FEW + DENSE),
                 template={"MODE": MODES[mode], "BITS": bits, "GROUP": group, **tile.template},
                 when=f"{WHERE} and {count} <= {tile.tokens} and {tile.when} and {_room(size)}",
-                steps=[
-                    ferrule.cuda_step("dense", arguments, when=f"({split}) == 1", **step),
-                    ferrule.cuda_step(
-                        "dense", arguments, when=f"({split}) > 1", cluster=(1, split, 1), **step
-                    ),
-                ],
+                steps=_split("dense", arguments, split, step),
             )
         )
     return units
@@ -305,60 +304,26 @@ def gathered(
     """
     experts, rows = f"(scales.size // max(N * (K // {group}), 1))", "(y.size // max(N, 1))"
     matrices = "(x.size // max(M * K, 1))"
-    types, lhs, rhs, where = sides(letters, "(y.size // max(M * N, 1))", matrices, experts)
+    of = sides(letters, "(y.size // max(M * N, 1))", matrices, experts)
     # Rows of a tile: twice the mean of an expert, and all of a matrix of x, which has one.
     tok = (
         f"max(8 if {rows} <= 2 * {experts} else 16 if {rows} <= 6 * {experts}"
         f" else 32 if {rows} <= 16 * {experts} else 64, bucket(M, 8, 16, 32, 64))"
     )
     operands = [*_operands(mode, scaled), "global_scale.size - 1" if scaled else 0]
-    indices = ["M", f"int64 {matrices}", experts]
+    sizes = ["int64 N", "int64 K", "M", f"int64 {matrices}", experts]
     units = []
     for tile in tiles:
         size = tile.shared_memory(mode, bits, group)
-        step: dict[str, Any] = {
-            "block": 32 * tile.warps,
-            "shared_memory": size,
-            "pdl": True,
-        }
-        # So many parts there may be: of an expert with few rows, and full ones.
-        parts = f"min({rows}, {rows} // {tile.tokens} + {experts} + 1)"
+        step = {"block": 32 * tile.warps, "shared_memory": size, "pdl": True}
+        across = f"ceildiv(N, {tile.rows})"
         units.append(
             ferrule.cuda_unit(
-                _text(mode, scaled, types + AHEAD + FEW + EXPERTS + GROUPED),
+                _text(mode, scaled, of.names + AHEAD + FEW + EXPERTS + GROUPED),
                 template={"MODE": MODES[mode], "BITS": bits, "GROUP": group, **tile.template},
-                when=f"{WHERE} and {where} and {experts} < 12000 and {tok} <= {tile.tokens}"
+                when=f"{WHERE} and {of.where} and {experts} < 12000 and {tok} <= {tile.tokens}"
                 f" and {tile.when} and {_room(size)}",
-                scratch={"order": f"int32[{rows}]", "tiles": f"int32[3 * ({parts}) + 1]"},
-                steps=[
-                    ferrule.cuda_step(
-                        "gathered",
-                        [*operands, lhs, rhs, "y", "int64 N", "int64 K", *indices, rows],
-                        when=f"{rows} <= 64",
-                        blocks=(rows, 1, f"ceildiv(N, {tile.rows})"),
-                        **step,
-                    ),
-                    ferrule.cuda_step(
-                        "sorted",
-                        [lhs, rhs, "order", "tiles", *indices, rows],
-                        when=f"{rows} > 64",
-                        blocks=1,
-                        block=1024,
-                        shared_memory=f"4 * ({experts} + 1)",
-                        pdl=True,
-                    ),
-                    ferrule.cuda_step(
-                        "gathered_sorted",
-                        [
-                            *operands,
-                            *(lhs, rhs, "order", "tiles", "y", "int64 N", "int64 K"),
-                            *indices,
-                        ],
-                        when=f"{rows} > 64",
-                        blocks=(parts, 1, f"ceildiv(N, {tile.rows})"),
-                        **step,
-                    ),
-                ],
+                **by_expert(operands, of, sizes, rows, tile.tokens, across, step),
             )
         )
     return units

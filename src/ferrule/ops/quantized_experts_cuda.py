@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import ferrule
 
 
 class Sides(NamedTuple):
@@ -35,6 +37,61 @@ def sides(letters: str, count: str, left: str, right: str) -> Sides:
     (lefts, lhs, one), (rights, rhs, other) = found
     names = f"using LEFTS = {lefts};\nusing RIGHTS = {rights};\n"
     return Sides(names, lhs, rhs, f"{one} and {other}")
+
+
+def by_expert(
+    operands: list[Any],
+    of: Sides,
+    sizes: list[Any],
+    rows: str,
+    tokens: int,
+    across: str,
+    step: dict[str, Any],
+    also: str = "",
+) -> dict[str, Any]:
+    """The scratch and the steps of `GROUPED`: up to 64 rows find their tiles, more are sorted.
+
+    Args:
+        operands, of, sizes: arguments of the kernels; of the sizes the last is how many experts
+            there are, and those before it, but for the first two, are of the indices.
+        rows: how many there are.
+        tokens: rows of a tile, at most.
+        across: how many tiles columns have.
+        step: what launches of products have in common.
+        also: what must hold besides, after `` and ``.
+    """
+    indices, experts = sizes[2:], sizes[-1]
+    # So many parts there may be: of an expert with few rows, and full ones.
+    parts = f"min({rows}, {rows} // {tokens} + {experts} + 1)"
+    few, many = f"{rows} <= 64{also}", f"{rows} > 64{also}"
+    return {
+        "scratch": {"order": f"int32[{rows}]", "tiles": f"int32[3 * ({parts}) + 1]"},
+        "steps": [
+            ferrule.cuda_step(
+                "gathered",
+                [*operands, of.lhs, of.rhs, "y", *sizes, rows],
+                when=few,
+                blocks=(rows, 1, across),
+                **step,
+            ),
+            ferrule.cuda_step(
+                "sorted",
+                [of.lhs, of.rhs, "order", "tiles", *indices, rows],
+                when=many,
+                blocks=1,
+                block=1024,
+                shared_memory=f"4 * ({experts} + 1)",
+                pdl=True,
+            ),
+            ferrule.cuda_step(
+                "gathered_sorted",
+                [*operands, of.lhs, of.rhs, "order", "tiles", "y", *sizes],
+                when=many,
+                blocks=(parts, 1, across),
+                **step,
+            ),
+        ],
+    }
 
 
 # Rows of a batch by expert, which is the matrix that each is multiplied with. Those whose indices
