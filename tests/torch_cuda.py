@@ -14,11 +14,14 @@ import torch
 
 import on_cuda
 
-MARKS = [
+ON_GPU = [
     pytest.mark.gpu,
     pytest.mark.skipif(
         not (on_cuda.available() and torch.cuda.is_available()), reason="there is no GPU for torch"
     ),
+]
+MARKS = [
+    *ON_GPU,
     pytest.mark.filterwarnings(
         "ignore", "error::ferrule.FerruleWarning", "ignore::ferrule.PortabilityWarning",
         "ignore:op '.*' is called . times by vmap",

@@ -17,17 +17,14 @@ import numpy as np
 import pytest
 
 import ferrule
-import on_cuda
 from ferrule.devices.cuda import device as cuda
 from ferrule.tools import fastcall
 
 torch = pytest.importorskip("torch")
+from torch_cuda import ON_GPU  # noqa: E402
 
 pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(
-        not (on_cuda.available() and torch.cuda.is_available()), reason="there is no GPU for torch"
-    ),
+    *ON_GPU,
     pytest.mark.filterwarnings("ignore::ferrule.PortabilityWarning"),
 ]
 

@@ -15,12 +15,10 @@ import on_cuda
 torch = pytest.importorskip("torch")
 from package_library import Library  # noqa: E402
 from test_readme import blocks  # noqa: E402
+from torch_cuda import ON_GPU  # noqa: E402
 
 pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(
-        not (on_cuda.available() and torch.cuda.is_available()), reason="there is no GPU for torch"
-    ),
+    *ON_GPU,
     pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::UserWarning"),  # what torch warns of is its own
 ]

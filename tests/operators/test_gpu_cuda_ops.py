@@ -11,17 +11,14 @@ import numpy as np
 import pytest
 
 import cuda_ops
-import on_cuda
 from ferrule import DeviceError, KernelError, Op
 from test_readme import blocks
 
 torch = pytest.importorskip("torch")
+from torch_cuda import ON_GPU  # noqa: E402
 
 pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(
-        not (on_cuda.available() and torch.cuda.is_available()), reason="there is no GPU for torch"
-    ),
+    *ON_GPU,
     # Of torch's own: inductor's imports, and the first graph of a pool, which is empty.
     pytest.mark.filterwarnings("ignore:`torch.jit.script_method`:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:The CUDA Graph is empty"),

@@ -8,16 +8,13 @@ from typing import Any
 import pytest
 
 import ferrule
-import on_cuda
 from ferrule import Op
 
 torch = pytest.importorskip("torch")
+from torch_cuda import ON_GPU  # noqa: E402
 
 pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(
-        not (on_cuda.available() and torch.cuda.is_available()), reason="there is no GPU for torch"
-    ),
+    *ON_GPU,
     pytest.mark.filterwarnings("ignore::ferrule.PortabilityWarning"),
     # Of torch's own: inductor's imports, and the first graph of a pool, which is empty.
     pytest.mark.filterwarnings("ignore:`torch.jit.script_method`:DeprecationWarning"),

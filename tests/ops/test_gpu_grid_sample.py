@@ -10,16 +10,13 @@ from typing import Any
 
 import pytest
 
-import on_cuda
 from ferrule.ops import grid_sample, sampling
 
 torch = pytest.importorskip("torch")
+from torch_cuda import ON_GPU  # noqa: E402
 
 pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(
-        not (on_cuda.available() and torch.cuda.is_available()), reason="there is no GPU for torch"
-    ),
+    *ON_GPU,
     pytest.mark.filterwarnings("ignore::ferrule.PortabilityWarning"),
 ]
 CASES = [

@@ -8,18 +8,14 @@ from typing import Any
 
 import pytest
 
-import on_cuda
 from ferrule import KernelError, ops
 
 torch = pytest.importorskip("torch")
 
-from torch_cuda import captured  # noqa: E402
+from torch_cuda import ON_GPU, captured  # noqa: E402
 
 pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(
-        not (on_cuda.available() and torch.cuda.is_available()), reason="there is no GPU for torch"
-    ),
+    *ON_GPU,
     pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:The CUDA Graph is empty"),
 ]

@@ -7,17 +7,15 @@ from typing import Any
 
 import pytest
 
-import on_cuda
 from ferrule import ops
 
 torch = pytest.importorskip("torch")
+from torch_cuda import ON_GPU  # noqa: E402
+
 F = torch.nn.functional
 
 pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(
-        not (on_cuda.available() and torch.cuda.is_available()), reason="there is no GPU for torch"
-    ),
+    *ON_GPU,
     pytest.mark.filterwarnings("ignore::ferrule.PortabilityWarning"),  # float64
 ]
 

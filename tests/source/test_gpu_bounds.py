@@ -17,12 +17,10 @@ import ferrule
 import on_cuda
 
 torch = pytest.importorskip("torch")
+from torch_cuda import ON_GPU  # noqa: E402
 
 pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(
-        not (on_cuda.available() and torch.cuda.is_available()), reason="there is no GPU for torch"
-    ),
+    *ON_GPU,
     pytest.mark.filterwarnings("ignore:`torch.jit.script_method`:DeprecationWarning"),
 ]
 
