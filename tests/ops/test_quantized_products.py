@@ -672,7 +672,7 @@ def test_indices_that_are_refused(form: Form) -> None:
 @pytest.mark.parametrize("kind", ["tokens", "right", "left", "both"])
 def test_transformations_by_the_way_of_gpus(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """On GPUs indices become one for each result and side before the product."""
-    monkeypatch.setattr(ops.quantized, "on_cpu", lambda x: False)
+    monkeypatch.setattr(ops.gathers, "on_cpu", lambda x: False)
     parts = ops.quantize(torch.randn(5, 128, 64).bfloat16(), 32, 4)
     dense = ops.dequantize(*parts, 32, 4).float().mT
     x = torch.randn(4, 3, 1, 1, 64).bfloat16()
