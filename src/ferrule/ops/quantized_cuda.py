@@ -22,7 +22,7 @@ from .quantized_cuda_texts import (
     VALUE_OF,
     WEIGHTS,
 )
-from .quantized_decode_cuda import AHEAD, DECODE, ELEMENTS, GIVEN, MACHINE, MODES
+from .quantized_decode_cuda import AHEAD, DECODE, ELEMENTS, GIVEN, MACHINE, MODES, TABLES
 from .quantized_experts_cuda import EXPERTS, GROUPED, by_expert, sides
 
 R = 2  # tiles of 16 rows of w of a warp
@@ -33,10 +33,13 @@ _LARGE = "capability != 86 and capability != 89 and capability < 120"
 _LARGER = "capability >= 90 and capability < 120"
 
 
+_MOST = 225 * 1024  # bytes of shared memory of a block
+
+
 def _room(size: int) -> str:
     """A condition: blocks may have so many bytes of shared memory, beside a kernel's own arrays."""
-    rooms = ((97, "capability >= 80"), (161, _LARGE), (225, _LARGER))
-    return next(condition for most, condition in rooms if size <= most * 1024)
+    rooms = ((97 * 1024, "capability >= 80"), (161 * 1024, _LARGE), (_MOST, _LARGER))
+    return next(condition for most, condition in rooms if size <= most)
 
 
 def _shared(size: int, blocks: str) -> str:
@@ -62,6 +65,7 @@ class Tile(NamedTuple):
         stages: parts of both that are there, or on their way.
         when: a condition.
         warps: of a block.
+        tables: there may be tables of codes and scales in shared memory.
     """
 
     tokens: int
@@ -69,13 +73,15 @@ class Tile(NamedTuple):
     stages: int
     when: str = "K > 0"
     warps: int = 8
+    tables: bool = False
 
     @property
     def template(self) -> dict[str, int]:
         """Constants of the text: WM warps divide the rows, WK of them K."""
         wm = -(-self.rows // (16 * R))
         divided = {"TILES": self.rows // 16, "R": R, "WM": wm, "WK": self.warps // wm}
-        return {"TOK": self.tokens, **divided, "STAGES": self.stages}
+        own = {"TOK": self.tokens, "STAGES": self.stages, "TABLES_MAY_BE": int(self.tables)}
+        return {**divided, **own}
 
     def shared_memory(self, mode: str, bits: int, group: int) -> int:
         """How many bytes of shared memory a block has."""
@@ -83,7 +89,15 @@ class Tile(NamedTuple):
         scales = 4 * block // group * (4 if mode == "affine" else 1)
         stage = wk * 2 * block * self.tokens + self.warps * 1024 * R
         sums = wk * 4 * (self.rows + 4) * self.tokens
-        return max(self.stages * stage + self.warps * 32 * R * scales, sums)
+        tables = 64 * 1024 * self.tables
+        return max(self.stages * stage + self.warps * 32 * R * scales + tables, sums)
+
+    def of(self, mode: str, bits: int, group: int) -> Tile:
+        """The tile for a format: one has tables, or not, and they take the place of stages."""
+        tile = self._replace(tables=self.tables and mode in ("mxfp4", "nvfp4"))
+        if tile.shared_memory(mode, bits, group) <= _MOST:
+            return tile
+        return tile._replace(stages=tile.stages - 1).of(mode, bits, group)
 
     def split(self, bits: int) -> str:
         """How many blocks of a cluster divide K: as many as multiprocessors would be idle else."""
@@ -105,7 +119,7 @@ def _high(tokens: int, height: int) -> Tile:
     least = [f"{busy.format(height)} <= {busy.format(other)}" for other in _HEIGHTS]
     wm = -(-height // (16 * R))
     when = " and ".join(["N >= 64 * sm_count and capability >= 90", *least])
-    return Tile(tokens, height, 4, when, warps=min(12 // wm, 64 // tokens) * wm)
+    return Tile(tokens, height, 4, when, min(12 // wm, 64 // tokens) * wm, tables=True)
 
 
 # The first that has a place for all rows of x, whose condition holds, and for whose shared memory
@@ -113,6 +127,7 @@ def _high(tokens: int, height: int) -> Tile:
 TILES = (
     *(_high(8, height) for height in _HEIGHTS),
     Tile(8, 64, 3, "N >= 64 * sm_count"),
+    Tile(8, 32, 4, "K <= 8192 and capability >= 90", tables=True),
     Tile(8, 32, 4),
     *(_high(16, height) for height in _HEIGHTS),
     Tile(16, 64, 3, "N >= 64 * sm_count"),
@@ -267,7 +282,7 @@ def few(
     count = "(x.size // max(K, 1))"
     arguments = [*_operands(mode, scaled), "y", "int64 N", "int64 K", count]
     units = []
-    for tile in tiles:
+    for tile in (tile.of(mode, bits, group) for tile in tiles):
         split, size = tile.split(bits), tile.shared_memory(mode, bits, group)
         step: dict[str, Any] = {
             "blocks": (f"ceildiv(N, {tile.rows})", split),
@@ -277,7 +292,7 @@ def few(
         }
         units.append(
             ferrule.cuda_unit(
-                _text(mode, scaled, AHEAD + FEW + DENSE),
+                _text(mode, scaled, TABLES + AHEAD + FEW + DENSE),
                 template={"MODE": MODES[mode], "BITS": bits, "GROUP": group, **tile.template},
                 when=f"{WHERE} and {count} <= {tile.tokens} and {tile.when} and {_room(size)}",
                 steps=_split("dense", arguments, split, step),
@@ -319,7 +334,7 @@ def gathered(
         across = f"ceildiv(N, {tile.rows})"
         units.append(
             ferrule.cuda_unit(
-                _text(mode, scaled, of.names + AHEAD + FEW + EXPERTS + GROUPED),
+                _text(mode, scaled, of.names + TABLES + AHEAD + FEW + EXPERTS + GROUPED),
                 template={"MODE": MODES[mode], "BITS": bits, "GROUP": group, **tile.template},
                 when=f"{WHERE} and {of.where} and {experts} < 12000 and {tok} <= {tile.tokens}"
                 f" and {tile.when} and {_room(size)}",

@@ -24,6 +24,7 @@ constexpr int CHUNKS = 4 * OWN / 8;         // pieces of 16 bytes of a token's x
 constexpr int ROWS_OF_WARP = R * 16;
 constexpr int X_STAGE = TOK * CHUNKS * 16, W_STAGE = R * 1024, S_STAGE = R * 16 * SCALES * ARRAYS;
 constexpr int X_BYTES = WK * STAGES * X_STAGE, W_BYTES = WARPS * STAGES * W_STAGE;
+constexpr int TABLES_AT = X_BYTES + W_BYTES + WARPS * 2 * S_STAGE;
 constexpr bool ROOM = NT < 4;                // registers for more than sums
 constexpr int PARTS = 2;                    // of scales, that are there at a time
 // Blocks that share a multiprocessor's registers.
@@ -76,7 +77,8 @@ __device__ inline void sums_of_warp(const Tokens& tokens, const uint32_t* w, con
   for (int i = 0; i < ROUNDS; ++i) {
     const int token = (piece + i * GROUP_THREADS) / CHUNKS;
     x_rounds += token < tokens.count;
-    x_from[i] = uint32_t(tokens.row(min(token, tokens.count - 1)) * K / 8) + x_k / 8;
+    x_from[i] = uint32_t(tokens.row(min(token, tokens.count - 1)) * K / 8) + x_k / 8 +
+                begin * (BLOCK / 8);
     if constexpr (ROOM) keep(x_from[i]);
   }
   keep(x_rounds);
@@ -98,7 +100,6 @@ __device__ inline void sums_of_warp(const Tokens& tokens, const uint32_t* w, con
   auto issue = [&] {
     if (next < end) {
       const uint32_t w_slot = begin_w + to_slot * W_STAGE, x_slot = x_to + to_slot * X_STAGE;
-      const uint32_t x_at = next * BLOCK;
       if (aligned) {
 #pragma unroll
         for (int r = 0; r < R; ++r) {
@@ -108,10 +109,8 @@ __device__ inline void sums_of_warp(const Tokens& tokens, const uint32_t* w, con
         }
 #pragma unroll
         for (int i = 0; i < ROUNDS; ++i) {
-          if (i < x_rounds)
-            copy_16_again(x_slot + i * GROUP_THREADS * 16,
-                          reinterpret_cast<const uint4*>(tokens.x) + (x_from[i] + x_at / 8),
-                          x_left > 0 ? 16 : 0);
+          copy_16_if(i < x_rounds, x_slot + i * GROUP_THREADS * 16,
+                     reinterpret_cast<const uint4*>(tokens.x) + x_from[i], x_left > 0 ? 16 : 0);
         }
       } else {
 #pragma unroll 1
@@ -121,7 +120,8 @@ __device__ inline void sums_of_warp(const Tokens& tokens, const uint32_t* w, con
         }
 #pragma unroll 1
         for (int i = 0; i < ROUNDS * 8; ++i) {
-          const int token = (piece + i / 8 * GROUP_THREADS) / CHUNKS, k = int(x_at) + x_k + i % 8;
+          const int token = (piece + i / 8 * GROUP_THREADS) / CHUNKS;
+          const int k = int(next) * BLOCK + x_k + i % 8;
           if (i / 8 < x_rounds)
             write_2(x_slot + i / 8 * GROUP_THREADS * 16 + i % 8 * 2,
                     k < K ? reinterpret_cast<const uint16_t*>(tokens.x)[tokens.row(token) * K + k]
@@ -130,12 +130,17 @@ __device__ inline void sums_of_warp(const Tokens& tokens, const uint32_t* w, con
       }
       COPY_SCALES
       w_next += 64, w_left -= 64, x_left -= BLOCK;
+#pragma unroll
+      for (int i = 0; i < ROUNDS; ++i) x_from[i] += BLOCK / 8;
       ++next;
       to_slot = to_slot + 1 == STAGES ? 0 : to_slot + 1;
     }
     commit();
   };
 
+  const uint32_t tables = shared_address(shared) + TABLES_AT, column = lane * 4;
+  int group = 1 + wk;
+  keep(group);
   uint32_t s_read = begin_s + g * SCALES + (BLOCK % GROUP ? 0 : t * OWN / GROUP * SCALE);
   uint32_t x_read = begin_x + (g * CHUNKS + t) * 16, x_flip = (g & 1) * 64;
   keep(s_read), keep(x_read), keep(x_flip);
@@ -148,18 +153,31 @@ __device__ inline void sums_of_warp(const Tokens& tokens, const uint32_t* w, con
     READ_BLOCK
   };
   wait<STAGES - 2>();
-  barrier<GROUP_THREADS>(1 + wk);
+  barrier<GROUP_THREADS>(group);
   read(begin, 0);
   uint32_t slot = 0;
 #pragma unroll 1
   for (uint32_t block = begin; block < end; ++block) {
     wait<STAGES - 3>();
-    barrier<GROUP_THREADS>(1 + wk);
+    barrier<GROUP_THREADS>(group);
     issue();
     const uint32_t x_slot = x_read + slot * X_STAGE;
     const uint32_t x_at[2] = {x_slot + x_flip, x_slot - x_flip};  // of even pieces, of odd ones
     slot = slot + 1 == STAGES ? 0 : slot + 1;
-    SET_SCALES
+    Scales of[R];
+    if constexpr (TABLES) {
+#pragma unroll
+      for (int r = 0; r < R; ++r) {
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          of[r].factor[h][0] = look_up(bytes[r][0][h], 0, column, tables + 128);
+          if constexpr (MODE == NVFP4)
+            of[r].factor[h][1] = look_up(bytes[r][0][h], 1, column, tables + 128);
+        }
+      }
+    } else {
+      SET_SCALES
+    }
     uint32_t now[R][2][4];
 #pragma unroll
     for (int r = 0; r < R; ++r) {
@@ -176,16 +194,29 @@ __device__ inline void sums_of_warp(const Tokens& tokens, const uint32_t* w, con
 #pragma unroll
       for (int r = 0; r < R; ++r) {
 #pragma unroll
-        for (int h = 0; h < 2; ++h)
-          of[r].decode(now[r][h][i], i, h, pair[r][h], nan_of_row[r][h]);
+        for (int h = 0; h < 2; ++h) {
+          if (i < LOOKED_UP) {
+            of[r].decode(now[r][h][i], i, h, pair[r][h], nan_of_row[r][h]);
+          } else {
+#pragma unroll
+            for (int j = 0; j < PAIRS; ++j) {
+              const uint32_t codes = look_up(now[r][h][i], j, column, tables);
+              pair[r][h][j] = times(codes, of[r].factor_of(i, h));
+            }
+          }
+        }
       }
 #pragma unroll
       for (int n = 0; n < NT; ++n) {
         uint32_t b[PAIRS];
         if constexpr (BITS == 4) {
           const uint4 v = read_16(x_at[i % 2] + (n * 8 * CHUNKS + i * 4) * 16);
-          b[0] = permute(v.x, v.z, 0x5410), b[1] = permute(v.x, v.z, 0x7632);
-          b[2] = permute(v.y, v.w, 0x5410), b[3] = permute(v.y, v.w, 0x7632);
+          if (i < LOOKED_UP) {
+            b[0] = permute(v.x, v.z, 0x5410), b[1] = permute(v.x, v.z, 0x7632);
+            b[2] = permute(v.y, v.w, 0x5410), b[3] = permute(v.y, v.w, 0x7632);
+          } else {
+            b[0] = v.x, b[1] = v.y, b[2] = v.z, b[3] = v.w;
+          }
         } else {
           const uint2 v = read_8(x_at[i / 2] + (n * 8 * CHUNKS + i / 2 * 4) * 16 + i % 2 * 8);
           b[0] = permute(v.x, v.y, 0x5410), b[1] = permute(v.x, v.y, 0x7632);
@@ -208,7 +239,7 @@ __device__ inline void sums_of_warp(const Tokens& tokens, const uint32_t* w, con
     for (int h = 0; h < 2; ++h) {
       uint32_t bits = nan[r] & NAN_OF[h];
       if constexpr (MODE == MXFP8) bits |= nan_of_row[r][h] & 0x80808080;
-      if (MODE != AFFINE && any_of_quad(bits))
+      if (!TABLES && MODE != AFFINE && any_of_quad(bits))
         for (int n = 0; n < NT; ++n) sum[r][n][h * 2] = sum[r][n][h * 2 + 1] = __int_as_float(~0);
     }
   }
@@ -286,6 +317,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, RESIDENT)
 dense(const T* x, const uint32_t* w, const void* scales, BIASES biases,
       WHOLE global_scale, T* y, int64_t N, int64_t K, int count) {
   ask_ahead(w, scales, blockIdx.x * int64_t(ROWS), N, K);
+  fill_tables(shared_address(shared) + TABLES_AT);
   cudaGridDependencySynchronize();
   cudaTriggerProgrammaticLaunchCompletion();
   product(Dense{x, y, K, N, count}, w, static_cast<const char*>(scales),

@@ -1,8 +1,8 @@
 """CUDA that makes numbers of codes: pairs of T in registers, as exact as `dequantize` has them.
 
 `MACHINE` has what the hardware does in an instruction or a few, `GIVEN` what may be absent,
-`DECODE` the formats, `AHEAD` what products read ahead. Products of nvfp4 lack a power of two,
-`LAST`, which sums get at the end.
+`DECODE` the formats, `TABLES` what is looked up instead, `AHEAD` what products read ahead. Products
+of nvfp4 lack a power of two, `LAST`, which sums get at the end.
 """
 
 from __future__ import annotations
@@ -30,6 +30,12 @@ __device__ inline void copy_16_again(uint32_t to, const void* from, int size) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 16, %2;"
                ::"r"(to), "l"(from), "r"(size) : "memory");
 }
+// The same where the condition holds, without a branch.
+__device__ inline void copy_16_if(bool condition, uint32_t to, const void* from, int size) {
+  asm volatile("{ .reg .pred p; setp.ne.b32 p, %3, 0;"
+               " @p cp.async.ca.shared.global [%0], [%1], 16, %2; }"
+               ::"r"(to), "l"(from), "r"(size), "r"(int(condition)) : "memory");
+}
 __device__ inline void copy_4(uint32_t to, const void* from, int size) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;"
                ::"r"(to), "l"(from), "r"(size) : "memory");
@@ -46,14 +52,20 @@ template <int THREADS> __device__ inline void barrier(int id) {
   else asm volatile("bar.sync %0, %1;" ::"r"(id), "n"(THREADS) : "memory");
 }
 
+// A register takes less, too: with zeros above it.
 __device__ inline uint32_t read_1(uint32_t from) {
-  uint16_t v;
-  asm volatile("ld.shared.u8 %0, [%1];" : "=h"(v) : "r"(from) : "memory");
+  uint32_t v;
+  asm volatile("ld.shared.u8 %0, [%1];" : "=r"(v) : "r"(from) : "memory");
   return v;
 }
 __device__ inline uint32_t read_2(uint32_t from) {
-  uint16_t v;
-  asm volatile("ld.shared.u16 %0, [%1];" : "=h"(v) : "r"(from) : "memory");
+  uint32_t v;
+  asm volatile("ld.shared.u16 %0, [%1];" : "=r"(v) : "r"(from) : "memory");
+  return v;
+}
+__device__ inline uint32_t read_4(uint32_t from) {
+  uint32_t v;
+  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(from) : "memory");
   return v;
 }
 __device__ inline uint2 read_8(uint32_t from) {
@@ -252,6 +264,11 @@ struct Scales {
     }
   }
 
+  // Of word i of a lane's four.
+  __device__ uint32_t factor_of(int i, int h) const {
+    return factor[h][MODE == NVFP4 ? i / 2 : 0];
+  }
+
   // Word i of a lane's four, of the upper or the lower row. `nan` gets bits for elements.
   __device__ void decode(uint32_t w, int i, int h, uint32_t (&pair)[PAIRS], uint32_t& nan) const {
     if constexpr (MODE == AFFINE) {
@@ -305,7 +322,7 @@ struct Scales {
             pair[j] = times(times(pair[j], first[h]), second[h]);
           }
         }
-        pair[j] = times(pair[j], factor[h][MODE == NVFP4 ? i / 2 : 0]);
+        pair[j] = times(pair[j], factor_of(i, h));
       }
     }
   }
@@ -337,6 +354,44 @@ __device__ inline void elements(const Scales& of, uint32_t w, int i, uint32_t na
     out[j] = permute(pair[2 * j], pair[2 * j + 1], 0x5410);
     out[PAIRS / 2 + j] = permute(pair[2 * j], pair[2 * j + 1], 0x7632);
   }
+}
+"""
+
+# What two codes of a byte are, and a scale, in shared memory: a load takes the place of many
+# instructions. Each lane has its own column, so that no two read from one bank.
+TABLES = """
+// Of a byte 128 bytes for codes and 128 for a scale: float16 has not all scales of mxfp4.
+constexpr bool TABLES = TABLES_MAY_BE && (MODE == NVFP4 || MODE == MXFP4 && BF16);
+// Of a lane's four words those from this one on are looked up: loads have a limit, too.
+constexpr int LOOKED_UP = !TABLES ? 4 : MODE == NVFP4 ? 3 : 2;
+
+__device__ inline uint32_t codes_of(uint32_t byte) {
+  constexpr int UP = BF16 ? 6 : 9;
+  const uint32_t pair = (byte & 7) << UP | (byte & 8) << 12 | (byte & 0x70) << (UP + 12) |
+                        (byte & 128) << 24;
+  return MODE == NVFP4 ? pair : times(pair, power(BF16 ? 126 : 14));
+}
+__device__ inline uint32_t scale_of(uint32_t byte) {
+  if (MODE == MXFP4) return byte == 255 ? ~0u : byte == 0 ? two(0x0040) : two(byte << 7);
+  if ((byte & 127) == 127) return ~0u;
+  const float value = __int_as_float((byte & 127) << 20 | byte >> 7 << 31);  // times 2^-120
+  const T by_power = T(value * 0x1p120f * (BF16 ? 0x1p118f : 128.0f));
+  return two(*reinterpret_cast<const uint16_t*>(&by_power));
+}
+__device__ inline void fill_tables(uint32_t at) {
+  if constexpr (TABLES) {
+    for (uint32_t i = threadIdx.x; i < 512; i += WM * WK * 32) {
+      const uint32_t v = i < 256 ? codes_of(i) : scale_of(i - 256);
+#pragma unroll
+      for (int piece = 0; piece < 8; ++piece)
+        write_16(at + i % 256 * 256 + i / 256 * 128 + (piece + i) % 8 * 16, {v, v, v, v});
+    }
+    __syncthreads();
+  }
+}
+// What byte j of a word is, in a lane's column.
+__device__ inline uint32_t look_up(uint32_t w, int j, uint32_t column, uint32_t at) {
+  return read_4(permute(w, column, 0x5504 | j << 4) + at);
 }
 """
 
@@ -426,8 +481,7 @@ for (int r = 0; r < R; ++r) {
   }
 }"""
 # Then its scales are numbers.
-_SET_SCALES = """Scales of[R];
-#pragma unroll
+_SET_SCALES = """#pragma unroll
 for (int r = 0; r < R; ++r)
   of[r].set(bytes[r][0][0], bytes[r][0][1], bytes[r][ARRAYS - 1][0], bytes[r][ARRAYS - 1][1],
             nan[r]);"""

@@ -270,6 +270,7 @@ wide(const T* x, const uint32_t* w, const void* scales, BIASES biases, WHOLE glo
 
       uint32_t words[R][2][4], bytes[R][ARRAYS][2];
       READ_BLOCK
+      Scales of[R];
       SET_SCALES
       const uint32_t x_at = (begin_x + x_slot * X_STAGE) / 16;
 #pragma unroll
