@@ -390,7 +390,8 @@ def test_gradients_of_gathers(form: Any, dtype: Any, kind: str) -> None:
                     expected.append(groups.sum(-1))
             for gradient, right_one in zip(found, expected, strict=True):
                 error = (gradient.double().reshape(right_one.shape) - right_one).abs().max()
-                assert error <= 4 * ROUNDING[dtype] * right_one.abs().max() + 2e-5
+                # in float32 sums of a thousand products round more than their result
+                assert error <= 4 * ROUNDING[dtype] * right_one.abs().max() + 1e-4
 
 
 @pytest.mark.parametrize("transpose", [True, False])

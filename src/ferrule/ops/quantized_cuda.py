@@ -33,6 +33,7 @@ _LARGE = "capability != 86 and capability != 89 and capability < 120"
 _LARGER = "capability >= 90 and capability < 120"
 
 
+_ROWS = "(y.size // max(N, 1))"  # of a result
 _MOST = 225 * 1024  # bytes of shared memory of a block
 
 
@@ -93,8 +94,9 @@ class Tile(NamedTuple):
         return max(self.stages * stage + self.warps * 32 * R * scales + tables, sums)
 
     def of(self, mode: str, bits: int, group: int) -> Tile:
-        """The tile for a format: one has tables, or not, and they take the place of stages."""
-        tile = self._replace(tables=self.tables and mode in ("mxfp4", "nvfp4"))
+        """The tile for a format: tables are for some of them, and may take a stage's place."""
+        gains = mode == "mxfp4" or (mode == "nvfp4" and self.tokens == 8)
+        tile = self._replace(tables=self.tables and gains)
         if tile.shared_memory(mode, bits, group) <= _MOST:
             return tile
         return tile._replace(stages=tile.stages - 1).of(mode, bits, group)
@@ -109,16 +111,16 @@ class Tile(NamedTuple):
         return f"(({split}) if capability >= 90 else 1)"
 
 
-_HEIGHTS = (64, 80, 96, 112, 144)
+_HEIGHTS = (48, 64, 80, 96, 112, 144)
 
 
 def _high(tokens: int, height: int) -> Tile:
-    """A tile for matrices that are high: that of the height of which multiprocessors, which have
-    one at a time, are idle least."""
+    """A tile for matrices of more than 32 rows for each multiprocessor: that of the height of which
+    these, which have one at a time, are idle least."""
     busy = "ceildiv(ceildiv(N, {0}), sm_count) * {0}"
     least = [f"{busy.format(height)} <= {busy.format(other)}" for other in _HEIGHTS]
     wm = -(-height // (16 * R))
-    when = " and ".join(["N >= 64 * sm_count and capability >= 90", *least])
+    when = " and ".join(["N > 32 * sm_count and capability >= 90", *least])
     return Tile(tokens, height, 4, when, min(12 // wm, 64 // tokens) * wm, tables=True)
 
 
@@ -127,11 +129,11 @@ def _high(tokens: int, height: int) -> Tile:
 TILES = (
     *(_high(8, height) for height in _HEIGHTS),
     Tile(8, 64, 3, "N >= 64 * sm_count"),
-    Tile(8, 32, 4, "K <= 8192 and capability >= 90", tables=True),
+    Tile(8, 32, 4, "K <= 8192 and capability >= 90", warps=4),
     Tile(8, 32, 4),
     *(_high(16, height) for height in _HEIGHTS),
     Tile(16, 64, 3, "N >= 64 * sm_count"),
-    Tile(16, 32, 4, "K <= 8192 and capability >= 90"),
+    Tile(16, 32, 4, "capability >= 90", warps=4),
     Tile(16, 64, 4),
     Tile(16, 64, 3, warps=4),
     Tile(32, 64, 3, "N < 64 * sm_count"),
@@ -140,13 +142,13 @@ TILES = (
     Tile(64, 128, 3),
     Tile(64, 128, 3, warps=4),
 )
+# Small blocks, of which four share a multiprocessor: while one finds its rows others multiply.
 TILES_OF_EXPERTS = (
-    Tile(8, 64, 3),
-    Tile(16, 64, 3),
-    Tile(16, 64, 3, warps=4),
-    Tile(32, 128, 3),
+    Tile(8, 32, 3, f"{_ROWS} <= 16 and K >= 2048", warps=4),
+    Tile(8, 64, 4, f"{_ROWS} <= 64 and K >= 1024", warps=4),
+    Tile(8, 128, 4, warps=4),
+    Tile(16, 128, 4, warps=4),
     Tile(32, 128, 3, warps=4),
-    Tile(64, 128, 3),
     Tile(64, 128, 3, warps=4),
 )
 
@@ -317,13 +319,13 @@ def gathered(
         scaled: the rule has ``global_scale``, one or one of each matrix.
         tiles: those to choose from.
     """
-    experts, rows = f"(scales.size // max(N * (K // {group}), 1))", "(y.size // max(N, 1))"
+    experts, rows = f"(scales.size // max(N * (K // {group}), 1))", _ROWS
     matrices = "(x.size // max(M * K, 1))"
     of = sides(letters, "(y.size // max(M * N, 1))", matrices, experts)
-    # Rows of a tile: twice the mean of an expert, and all of a matrix of x, which has one.
+    # Rows of a tile: the mean of an expert or twice it, and all of a matrix of x, which has one.
     tok = (
-        f"max(8 if {rows} <= 2 * {experts} else 16 if {rows} <= 6 * {experts}"
-        f" else 32 if {rows} <= 16 * {experts} else 64, bucket(M, 8, 16, 32, 64))"
+        f"max(8 if {rows} <= 4 * {experts} else 16 if {rows} <= 16 * {experts}"
+        f" else 32 if {rows} <= 32 * {experts} else 64, bucket(M, 8, 16, 32, 64))"
     )
     operands = [*_operands(mode, scaled), "global_scale.size - 1" if scaled else 0]
     sizes = ["int64 N", "int64 K", "M", f"int64 {matrices}", experts]

@@ -28,7 +28,7 @@ constexpr int TABLES_AT = X_BYTES + W_BYTES + WARPS * 2 * S_STAGE;
 constexpr bool ROOM = NT < 4;                // registers for more than sums
 constexpr int PARTS = 2;                    // of scales, that are there at a time
 // Blocks that share a multiprocessor's registers.
-constexpr int RESIDENT = TOK == 64 || WARPS > 8 ? 1 : 2;
+constexpr int RESIDENT = TOK == 64 || WARPS > 8 ? 1 : WARPS > 4 ? 2 : 4;
 static_assert(STAGES >= 3, "a block is read while the one before is multiplied");
 static_assert(STAGES <= AT_ONCE + 1, "two parts of scales are there at a time");
 
@@ -38,10 +38,11 @@ __device__ inline int place(int c, int token) {
   return (c % (OWN / 8) * 4 + c / (OWN / 8)) ^ ((token & 1) << 2);
 }
 
-// What a warp adds up to `shared`: of a tile of tokens, and of R tiles of rows of w.
-template <int R, class Tokens>
+// What a warp adds up: of a tile of tokens, and of R tiles of rows of w.
+template <int R, class Tokens, class Sums>
 __device__ inline void sums_of_warp(const Tokens& tokens, const uint32_t* w, const char* scales,
-                                    const char* biases, int64_t n0, int64_t N, int64_t K) {
+                                    const char* biases, int64_t n0, int64_t N, int64_t K,
+                                    Sums& sum) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
   const int wm = warp / WK, wk = warp % WK;
   const int row_bytes = int(K) / (32 / BITS) * 4, scale_bytes = int(K) / GROUP * SCALE;
@@ -144,7 +145,6 @@ __device__ inline void sums_of_warp(const Tokens& tokens, const uint32_t* w, con
   uint32_t s_read = begin_s + g * SCALES + (BLOCK % GROUP ? 0 : t * OWN / GROUP * SCALE);
   uint32_t x_read = begin_x + (g * CHUNKS + t) * 16, x_flip = (g & 1) * 64;
   keep(s_read), keep(x_read), keep(x_flip);
-  float sum[R][NT][4] = {};
   uint32_t nan[R] = {}, nan_of_row[R][2] = {};
 #pragma unroll
   for (int s = 0; s < STAGES - 1; ++s) issue();
@@ -243,21 +243,6 @@ __device__ inline void sums_of_warp(const Tokens& tokens, const uint32_t* w, con
         for (int n = 0; n < NT; ++n) sum[r][n][h * 2] = sum[r][n][h * 2 + 1] = __int_as_float(~0);
     }
   }
-
-  wait<0>();
-  barrier<WARPS * 32>(0);  // what is in shared memory has been read
-  float* const sums = reinterpret_cast<float*>(shared);
-#pragma unroll
-  for (int r = 0; r < R; ++r) {
-#pragma unroll
-    for (int n = 0; n < NT; ++n) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int token = n * 8 + t * 2 + i % 2, row = wm * ROWS_OF_WARP + r * 16 + i / 2 * 8 + g;
-        if (token < TOK) sums[(wk * TOK + token) * PITCH + row] = sum[r][n][i];
-      }
-    }
-  }
 }
 
 // Products of one tile of tokens and ROWS rows of w from `n0` on. `tokens` says how many there are
@@ -266,14 +251,29 @@ template <class Tokens>
 __device__ inline void product(const Tokens& tokens, const uint32_t* w, const char* scales,
                                const char* biases, float by, int64_t n0, int64_t N, int64_t K) {
   constexpr int LEFT = TILES - (WM - 1) * R;  // of the last warps
-  if (LEFT == R || threadIdx.x < (WM - 1) * WK * 32)
-    sums_of_warp<R>(tokens, w, scales, biases, n0, N, K);
-  else
-    sums_of_warp<LEFT>(tokens, w, scales, biases, n0, N, K);
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, wm = warp / WK, wk = warp % WK;
+  const bool all = LEFT == R || wm < WM - 1;
+  float sum[R][NT][4] = {};
+  if (all) sums_of_warp<R>(tokens, w, scales, biases, n0, N, K, sum);
+  else sums_of_warp<LEFT>(tokens, w, scales, biases, n0, N, K, sum);
 
-  // Sums of warps, then of blocks, in their order.
-  __syncthreads();
+  wait<0>();
+  __syncthreads();  // what is in shared memory has been read
   float* const sums = reinterpret_cast<float*>(shared);
+#pragma unroll
+  for (int r = 0; r < R; ++r) {
+#pragma unroll
+    for (int n = 0; n < NT; ++n) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int token = n * 8 + lane % 4 * 2 + i % 2;
+        const int row = wm * ROWS_OF_WARP + r * 16 + i / 2 * 8 + lane / 4;
+        if (r < LEFT || all) sums[(wk * TOK + token) * PITCH + row] = sum[r][n][i];
+      }
+    }
+  }
+  __syncthreads();
+  // Sums of warps, then of blocks, in their order.
   auto store = [&](int token, int row, float value) {
     if (n0 + row < N) tokens.to(token)[n0 + row] = T(value * LAST * by);
   };

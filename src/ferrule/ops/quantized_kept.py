@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -30,7 +31,9 @@ def dtype_to_keep(x: Any, w: Any) -> str:
             "[quantized_matmul] keep_bf16=True, but x or the scales are of float32; a matrix of 16 "
             "bits is kept. Cast both to bfloat16 or float16, or leave keep_bf16 out."
         )
-    if not hasattr(x, "to") or getattr(w, "ndim", 2) > 2 or library(x).compiler.is_exporting():
+    if not hasattr(x, "to") or getattr(w, "ndim", 2) > 2:
+        return ""
+    if sys.modules["torch"].compiler.is_exporting():  # Dynamo of torch 2.11 knows no `library`
         return ""
     return name if name in ("float16", "bfloat16") else ""  # of others the op says what is wrong
 
