@@ -19,6 +19,7 @@ FEW = with_steps("""
 constexpr int NT = TOK / 8;                 // tiles of 8 tokens
 constexpr int WARPS = WM * WK;
 constexpr int ROWS = TILES * 16;            // of w, of a block: WM warps have R tiles each, or less
+constexpr int LEFT = TILES - (WM - 1) * R;  // tiles of the last warps
 constexpr int PITCH = ROWS + 4;             // of sums in shared memory
 constexpr int CHUNKS = 4 * OWN / 8;         // pieces of 16 bytes of a token's x in a block
 constexpr int ROWS_OF_WARP = R * 16;
@@ -38,16 +39,16 @@ __device__ inline int place(int c, int token) {
   return (c % (OWN / 8) * 4 + c / (OWN / 8)) ^ ((token & 1) << 2);
 }
 
-// What a warp adds up: of a tile of tokens, and of R tiles of rows of w.
-template <int R, class Tokens, class Sums>
+// What a warp adds up: of a tile of tokens, and of R tiles of rows of w, or LEFT.
+template <class Tokens>
 __device__ inline void sums_of_warp(const Tokens& tokens, const uint32_t* w, const char* scales,
-                                    const char* biases, int64_t n0, int64_t N, int64_t K,
-                                    Sums& sum) {
+                                    const char* biases, int64_t n0, int64_t N, int64_t K, bool all,
+                                    float (&sum)[R][NT][4]) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
   const int wm = warp / WK, wk = warp % WK;
   const int row_bytes = int(K) / (32 / BITS) * 4, scale_bytes = int(K) / GROUP * SCALE;
   const int64_t first = min(n0 + wm * ROWS_OF_WARP, N - 1);  // row of this warp
-  const int rows = int(min(N - first, int64_t(R * 16)));
+  const int rows = int(min(N - first, int64_t(all ? R * 16 : LEFT * 16)));
   const char* const w_from = reinterpret_cast<const char*>(w) + first * row_bytes;
   const char* const s_from = scales + first * scale_bytes;
   const char* const b_from = ARRAYS == 2 ? biases + first * scale_bytes : nullptr;
@@ -106,7 +107,8 @@ __device__ inline void sums_of_warp(const Tokens& tokens, const uint32_t* w, con
         for (int r = 0; r < R; ++r) {
 #pragma unroll
           for (int h = 0; h < 2; ++h)
-            copy_16(w_slot + (r * 2 + h) * 512, w_next + off[r][h], w_left > 0 ? 16 : 0);
+            if (r < LEFT || all)
+              copy_16(w_slot + (r * 2 + h) * 512, w_next + off[r][h], w_left > 0 ? 16 : 0);
         }
 #pragma unroll
         for (int i = 0; i < ROUNDS; ++i) {
@@ -149,18 +151,14 @@ __device__ inline void sums_of_warp(const Tokens& tokens, const uint32_t* w, con
 #pragma unroll
   for (int s = 0; s < STAGES - 1; ++s) issue();
   uint32_t words[R][2][4], bytes[R][ARRAYS][2];
-  auto read = [&](uint32_t block, uint32_t slot) {
+  auto read = [&](auto tiles, uint32_t block, uint32_t slot) {
+    constexpr int R = decltype(tiles)::N;
     READ_BLOCK
   };
-  wait<STAGES - 2>();
-  barrier<GROUP_THREADS>(group);
-  read(begin, 0);
+  // Multiplies the block that was read, and reads the next one.
   uint32_t slot = 0;
-#pragma unroll 1
-  for (uint32_t block = begin; block < end; ++block) {
-    wait<STAGES - 3>();
-    barrier<GROUP_THREADS>(group);
-    issue();
+  auto multiply = [&](auto tiles, uint32_t block) {
+    constexpr int R = decltype(tiles)::N;
     const uint32_t x_slot = x_read + slot * X_STAGE;
     const uint32_t x_at[2] = {x_slot + x_flip, x_slot - x_flip};  // of even pieces, of odd ones
     slot = slot + 1 == STAGES ? 0 : slot + 1;
@@ -187,7 +185,7 @@ __device__ inline void sums_of_warp(const Tokens& tokens, const uint32_t* w, con
         for (int i = 0; i < 4; ++i) now[r][h][i] = words[r][h][i];
       }
     }
-    read(block + 1, slot);  // while this one is multiplied; behind the last it is not used
+    read(tiles, block + 1, slot);  // while this one is multiplied; behind the last it is not used
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       uint32_t pair[R][2][PAIRS];
@@ -230,6 +228,17 @@ __device__ inline void sums_of_warp(const Tokens& tokens, const uint32_t* w, con
         }
       }
     }
+  };
+  wait<STAGES - 2>();
+  barrier<GROUP_THREADS>(group);
+  read(Number<R>(), begin, 0);
+#pragma unroll 1
+  for (uint32_t block = begin; block < end; ++block) {
+    wait<STAGES - 3>();
+    barrier<GROUP_THREADS>(group);
+    issue();
+    if (all) multiply(Number<R>(), block);
+    else multiply(Number<LEFT>(), block);
   }
 
   // A row with a NaN among its scales or codes is NaN, whatever x is.
@@ -250,13 +259,10 @@ __device__ inline void sums_of_warp(const Tokens& tokens, const uint32_t* w, con
 template <class Tokens>
 __device__ inline void product(const Tokens& tokens, const uint32_t* w, const char* scales,
                                const char* biases, float by, int64_t n0, int64_t N, int64_t K) {
-  constexpr int LEFT = TILES - (WM - 1) * R;  // of the last warps
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, wm = warp / WK, wk = warp % WK;
   const bool all = LEFT == R || wm < WM - 1;
   float sum[R][NT][4] = {};
-  if (all) sums_of_warp<R>(tokens, w, scales, biases, n0, N, K, sum);
-  else sums_of_warp<LEFT>(tokens, w, scales, biases, n0, N, K, sum);
-
+  sums_of_warp(tokens, w, scales, biases, n0, N, K, all, sum);
   wait<0>();
   __syncthreads();  // what is in shared memory has been read
   float* const sums = reinterpret_cast<float*>(shared);

@@ -397,7 +397,7 @@ __device__ inline uint32_t look_up(uint32_t w, int j, uint32_t column, uint32_t 
 
 # What a product reads before it multiplies: WM warps divide the rows, R tiles of 16 each.
 AHEAD = """
-template <int BYTES_> struct Unit { static constexpr int BYTES = BYTES_; };
+template <int N_> struct Number { static constexpr int N = N_; };
 
 // Pieces of `UNIT` bytes of rows of scales, from byte `begin` of each on: zeros behind its `size`.
 template <int R, int UNIT>
@@ -451,12 +451,12 @@ _COPY_SCALES = """if (next % AT_ONCE == 0 || next == begin) {
     const char* const from = a ? b_from : s_from;
     const uint32_t to = begin_s + part % PARTS * S_STAGE + a * (R * 16 * SCALES);
     auto copy = [&](auto unit) {
-      copy_scales<R, decltype(unit)::BYTES>(to, from, part * SCALES, scale_bytes, rows, lane);
+      copy_scales<R, decltype(unit)::N>(to, from, part * SCALES, scale_bytes, rows, lane);
     };
-    if (SCALES % 16 == 0 && s_alignment == 0) copy(Unit<SCALES % 16 == 0 ? 16 : 4>());
-    else if (s_alignment % 4 == 0) copy(Unit<4>());
-    else if (s_alignment % 2 == 0) copy(Unit<2>());
-    else copy(Unit<SCALE>());
+    if (SCALES % 16 == 0 && s_alignment == 0) copy(Number<SCALES % 16 == 0 ? 16 : 4>());
+    else if (s_alignment % 4 == 0) copy(Number<4>());
+    else if (s_alignment % 2 == 0) copy(Number<2>());
+    else copy(Number<SCALE>());
   }
 }"""
 # and reads what a lane has of a block.
