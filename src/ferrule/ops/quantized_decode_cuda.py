@@ -449,7 +449,7 @@ _COPY_SCALES = """if (next % AT_ONCE == 0 || next == begin) {
 #pragma unroll 1
   for (int a = 0; a < ARRAYS; ++a) {
     const char* const from = a ? b_from : s_from;
-    const uint32_t to = begin_s + part % PARTS * S_STAGE + a * (R * 16 * SCALES);
+    const uint32_t to = begin_s + part % PARTS * S_STAGE + a * (S_STAGE / ARRAYS);
     auto copy = [&](auto unit) {
       copy_scales<R, decltype(unit)::N>(to, from, part * SCALES, scale_bytes, rows, lane);
     };
@@ -470,7 +470,7 @@ for (int r = 0; r < R; ++r) {
   for (int a = 0; a < ARRAYS; ++a) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const uint32_t from = s_at + (a * R * 16 + r * 16 + h * 8) * SCALES;
+      const uint32_t from = s_at + a * (S_STAGE / ARRAYS) + (r * 16 + h * 8) * SCALES;
       bytes[r][a][h] = MODE == AFFINE || MODE == NVFP4 ? read_2(from) : read_1(from);
     }
   }
