@@ -1,0 +1,144 @@
+"""The CUDA text of products of few rows, run on the CPU (tests/native/products.h): each tile, warps
+with fewer of 16 rows, clusters, tails of K, bases that are not aligned."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import itertools
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ferrule
+from ferrule.ops import quantized_cuda
+from ferrule.ops.quantized_cuda import TILES, TILES_OF_EXPERTS, Tile
+from ferrule.ops.quantized_cuda_texts import DENSE, FEW
+from ferrule.ops.quantized_decode_cuda import AHEAD, MACHINE, MODES, TABLES
+from ferrule.tools import toolchain
+
+ml_dtypes = pytest.importorskip("ml_dtypes")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="fibers are those of Linux")
+
+HEADER = Path(__file__).parent.parent / "native" / "products.h"
+MAIN = """
+extern "C" void run(const T* x, const uint32_t* w, const void* scales, const void* biases, T* y,
+                    int64_t N, int64_t K, int count, int64_t* bytes, int split, int shared_bytes) {
+  const void* const begins[] = {x, w, scales, biases};
+  arrays.clear();
+  for (int i = 0; i < 4; ++i)
+    arrays.push_back({(const char*)begins[i], (const char*)begins[i] + bytes[i]});
+  kernel = [=] { dense(x, w, scales, (BIASES)biases, 0, y, N, K, count); };
+  launch((N + ROWS - 1) / ROWS, split, WARPS * 32, shared_bytes);
+}
+"""
+FORMATS = [
+    ("nvfp4", 4, 16), ("mxfp4", 4, 32), ("affine", 4, 32), ("affine", 4, 128), ("affine", 8, 64),
+    ("mxfp8", 8, 32),
+]  # fmt: skip
+DTYPES = {"bfloat16": ml_dtypes.bfloat16, "float16": np.dtype(np.float16)}
+EVERY = list(dict.fromkeys((*TILES, *TILES_OF_EXPERTS)))
+# Of few rows of x a tile whose last warps have fewer of 16 rows of w, and which may have tables.
+SOME = [next(tile for tile in TILES if tile.tokens == n and tile.rows == 80) for n in (8, 16)]
+
+
+@functools.cache
+def compiled(form: tuple[str, int, int], tile: Tile, bf16: bool, folder: Path) -> Any:
+    """The kernel of a tile, as it is launched."""
+    mode, bits, group = form
+    constants = {"MODE": MODES[mode], "BITS": bits, "GROUP": group, **tile.template}
+    given = "".join(f"constexpr int {name} = {value};\n" for name, value in constants.items())
+    text = quantized_cuda._text(mode, False, TABLES + AHEAD + FEW + DENSE).replace(MACHINE, "")
+    source = folder / "kernel.cpp"
+    begin = f"constexpr bool BF16 = {str(bf16).lower()};\n#include <cstdint>\n"
+    source.write_text(f'{begin}#include "{HEADER}"\n{given}{text}{MAIN}')
+    library = folder / "kernel.so"
+    command = [*toolchain.find_compiler().argv, "-O1", "-w", "-std=c++20", "-shared", "-fPIC"]
+    subprocess.run([*command, str(source), "-o", str(library)], check=True)
+    return ctypes.CDLL(str(library)).run
+
+
+def shifted(array: Any, by: int) -> Any:
+    """A copy whose first byte is so many behind a multiple of 16."""
+    memory = np.zeros(array.nbytes + 32, np.uint8)
+    begin = -memory.ctypes.data % 16 + by
+    copy = memory[begin : begin + array.nbytes].view(array.dtype).reshape(array.shape)
+    copy[...] = array
+    return copy
+
+
+def check(
+    form: tuple[str, int, int], tile: Tile, dtype: str, sizes: tuple[int, int, int], split: int,
+    by: int, folder: Path,
+) -> None:  # fmt: skip
+    mode, bits, group = form
+    tile = tile.of(*form)
+    (m, n, k), kind = sizes, DTYPES[dtype]
+    random = np.random.default_rng(n + k)
+    dense = random.standard_normal((n, k)).astype(np.float32).astype(kind)
+    names: dict[str, Any] = {"group_size": group, "bits": bits, "mode": mode}
+    parts = list(ferrule.ops.quantize(dense, **names))
+    if mode == "nvfp4":  # all scales, negative ones and subnormals too
+        parts[1] = random.permutation(np.arange(n * k // group) % 255).reshape(n, -1) % 127
+        parts[1] = (parts[1] + 128 * random.integers(0, 2, parts[1].shape)).astype(np.uint8)
+    exact: dict[str, Any] = {} if mode == "affine" else {"dtype": "float32"}
+    w = np.asarray(ferrule.ops.dequantize(*parts, **names, **exact)).astype(kind).astype(np.float64)
+    x = random.standard_normal((m, k)).astype(kind)
+    x[0] = 0
+    x[0, random.integers(k)] = 1  # gives elements themselves
+    nan = mode == "nvfp4" or mode == "mxfp4"
+    if nan:
+        parts[1][n - 1, -1] = 0x7F if mode == "nvfp4" else 255
+    arrays = [shifted(np.asarray(a), by * np.asarray(a).itemsize) for a in (x, *parts)]
+    arrays += [np.zeros(0, np.uint8)] * (4 - len(arrays))
+    y = np.zeros((m, n), kind)
+    sizes_of = (ctypes.c_int64 * 4)(*(a.nbytes for a in arrays))
+    pointers = [ctypes.c_void_p(a.ctypes.data if a.nbytes else None) for a in (*arrays, y)]
+    counts = ctypes.c_int64(n), ctypes.c_int64(k), ctypes.c_int(m)
+    shared = ctypes.c_int(tile.shared_memory(*form))
+    compiled(form, tile, dtype == "bfloat16", folder)(
+        *pointers, *counts, sizes_of, ctypes.c_int(split), shared
+    )
+    found, rows = y.astype(np.float64), slice(0, n - 1 if nan else n)
+    assert np.isnan(found[:, rows.stop :]).all()
+    expected, terms = x.astype(np.float64) @ w.T, np.abs(x.astype(np.float64)) @ np.abs(w).T
+    rounding, least = (2.0**-8, 0) if dtype == "bfloat16" else (2.0**-11, 2.0**-24)
+    bound = rounding * np.abs(expected) + k * 2.0**-24 * terms + least
+    assert (np.abs(found - expected) <= bound)[:, rows].all()
+    assert (found[0] == expected[0])[rows].all()
+
+
+def name_of(case: Any) -> str:
+    form, tile, dtype, sizes, split, by = case
+    shape = [tile.tokens, tile.rows, tile.stages, tile.warps]
+    return "-".join(map(str, (*form, "tile", *shape, dtype, *sizes, "split", split, "by", by)))
+
+
+def cases(pairs: Iterable[tuple[Tile, tuple[str, int, int]]]) -> list[Any]:
+    """Tiles with formats, by turns with the dtypes, sizes, clusters and bases."""
+    found = []
+    for i, (tile, form) in enumerate(pairs):
+        m = tile.tokens - (0, 3, 7)[i % 3]
+        n = tile.rows + (1, tile.rows // 2, tile.rows - 3)[i % 3]
+        k = (9 * form[2], 1024 + form[2], 2560)[i // 2 % 3]
+        dtype = list(DTYPES)[i % 2]
+        found.append((form, tile, dtype, (m, n, k), 1 + i // 3 % 2, int(i % 5 == 4)))
+    return found
+
+
+@pytest.mark.parametrize("case", cases(itertools.product(SOME, FORMATS)), ids=name_of)
+def test_some_tiles(case: Any, tmp_path: Path) -> None:
+    check(*case, folder=tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "case", cases(zip(EVERY, itertools.cycle(FORMATS), strict=False)), ids=name_of
+)
+def test_every_tile(case: Any, tmp_path: Path) -> None:
+    check(*case, folder=tmp_path)
