@@ -81,13 +81,17 @@ def test_rows_of_one(form: Any, dtype: Any) -> None:
 
 
 def test_each_code_and_scale() -> None:
-    """Of all bytes of scales, those that are NaN too."""
+    """Of all bytes of scales, those that are NaN too; and in a matrix that is high, which has other
+    tiles, and tables."""
+    repeats = torch.cuda.get_device_properties(0).multi_processor_count * 48 // 256 + 1
     codes = torch.arange(256, dtype=torch.uint8).repeat(1, 1).view(torch.int32).view(torch.uint32)
-    for form, count in itertools.product(FORMATS[:3], (1, 64, 300)):
+    cases = itertools.product(FORMATS[:3], (1, 64, 300), (1,))
+    high = itertools.product(FORMATS[:3], (1, 8, 16), (repeats,))
+    for form, count, times in (*cases, *high):
         mode, group, bits = form
         width = 256 * 8 // bits  # elements of all codes
-        scales = torch.arange(256, dtype=torch.uint8)[:, None].repeat(1, width // group)
-        parts = [codes.repeat(256, 1).cuda(), scales.cuda()]
+        scales = torch.arange(256, dtype=torch.uint8)[:, None].repeat(times, width // group)
+        parts = [codes.repeat(256 * times, 1).cuda(), scales.cuda()]
         for dtype in DTYPES[:2]:
             kept = {"mode": mode, "dtype": str(dtype).removeprefix("torch.")}
             dense = ops.dequantize(*[part.cpu() for part in parts], **kept).cuda()
@@ -196,7 +200,7 @@ def test_in_a_graph() -> None:
 def test_high_matrices(form: Any) -> None:
     """Rows of w for every multiprocessor: tiles of each height, of which the last is not full."""
     count = torch.cuda.get_device_properties(0).multi_processor_count
-    for height, dtype in itertools.product((64, 80, 96, 112, 128, 144, 200), DTYPES[:2]):
+    for height, dtype in itertools.product((48, 64, 80, 96, 112, 128, 144, 200), DTYPES[:2]):
         names, parts, dense = quantized(form, dtype, count * height - 5, 512 + form[1])
         for m in (1, 8, 11, 16, 24, 50):
             x = torch.randn(m, 512 + form[1], device="cuda").to(dtype)

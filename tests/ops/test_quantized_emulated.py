@@ -86,6 +86,8 @@ def check(
     if mode == "nvfp4":  # all scales, negative ones and subnormals too
         parts[1] = random.permutation(np.arange(n * k // group) % 255).reshape(n, -1) % 127
         parts[1] = (parts[1] + 128 * random.integers(0, 2, parts[1].shape)).astype(np.uint8)
+    if mode == "mxfp4":
+        parts[1] = random.choice([0, *range(110, 128)], parts[1].shape).astype(np.uint8)
     exact: dict[str, Any] = {} if mode == "affine" else {"dtype": "float32"}
     w = np.asarray(ferrule.ops.dequantize(*parts, **names, **exact)).astype(kind).astype(np.float64)
     x = random.standard_normal((m, k)).astype(kind)

@@ -30,20 +30,24 @@ def chosen(tokens: int, **sizes: Any) -> Tile:
 
 @pytest.mark.parametrize("form", FORMATS, ids=str)
 def test_tiles_fit(form: tuple[str, int, int]) -> None:
-    for tile in (tile.of(*form) for tile in TILES + TILES_OF_EXPERTS):
+    for tile in (*(tile.of(*form) for tile in TILES), *TILES_OF_EXPERTS):
         assert tile.stages >= 3  # or the text does not compile
         assert tile.shared_memory(*form) <= quantized_cuda._MOST
-        rows = tile.template["TILES"]
-        assert (tile.template["WM"] - 1) * quantized_cuda.R < rows  # each warp has some
+        of_16_rows = tile.template["TILES"]
+        assert (tile.template["WM"] - 1) * quantized_cuda.R < of_16_rows  # each warp has some
         assert tile.warps % tile.template["WM"] == 0
         assert not tile.tables or form[0] in ("nvfp4", "mxfp4")
+
+
+def test_experts_have_no_tables() -> None:
+    assert not any(tile.tables for tile in TILES_OF_EXPERTS)  # nobody fills them
 
 
 @pytest.mark.parametrize("form", FORMATS, ids=str)
 @pytest.mark.parametrize("tokens", [1, 8, 9, 16, 17, 32, 33, 64])
 def test_every_gpu_has_a_tile(form: tuple[str, int, int], tokens: int) -> None:
-    for tiles in (TILES, TILES_OF_EXPERTS):
-        fitting = [tile.of(*form) for tile in tiles if tokens <= tile.tokens]
+    for tiles in ([tile.of(*form) for tile in TILES], TILES_OF_EXPERTS):
+        fitting = [tile for tile in tiles if tokens <= tile.tokens]
         assert any(
             tile.when == "K > 0" and tile.shared_memory(*form) <= FEWEST_BYTES for tile in fitting
         )
@@ -64,3 +68,9 @@ def test_multiprocessors_are_idle_least(tokens: int, rows: int, sm_count: int) -
         assert tile.rows == 32
     else:
         assert busy(tile.rows) == min(busy(height) for height in quantized_cuda._HEIGHTS)
+
+
+def test_each_height_is_chosen() -> None:
+    sizes = {"K": 4096, "sm_count": 132}
+    found = {chosen(8, N=rows, **sizes).rows for rows in range(16, 1 << 15, 16)}
+    assert found == {32, *quantized_cuda._HEIGHTS}

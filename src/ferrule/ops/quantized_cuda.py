@@ -94,7 +94,8 @@ class Tile(NamedTuple):
         return max(self.stages * stage + self.warps * 32 * R * scales + tables, sums)
 
     def of(self, mode: str, bits: int, group: int) -> Tile:
-        """The tile for a format: tables are for some of them, and may take a stage's place."""
+        """The tile for a format: tables are for some of them, and may take a stage's place (of mxfp4
+        with float16, which has none, too)."""
         gains = mode == "mxfp4" or (mode == "nvfp4" and self.tokens == 8)
         tile = self._replace(tables=self.tables and gains)
         if tile.shared_memory(mode, bits, group) <= _MOST:
@@ -111,7 +112,7 @@ class Tile(NamedTuple):
         return f"(({split}) if capability >= 90 else 1)"
 
 
-_HEIGHTS = (48, 64, 80, 96, 112, 144)
+_HEIGHTS = (144, 112, 96, 80, 64, 48)  # the first of those that leave least idle
 
 
 def _high(tokens: int, height: int) -> Tile:
@@ -142,7 +143,8 @@ TILES = (
     Tile(64, 128, 3),
     Tile(64, 128, 3, warps=4),
 )
-# Small blocks, of which four share a multiprocessor: while one finds its rows others multiply.
+# Small blocks, of which three or four share a multiprocessor (those of 64 tokens: two): while one
+# finds its rows others multiply.
 TILES_OF_EXPERTS = (
     Tile(8, 32, 3, f"{_ROWS} <= 16 and K >= 2048", warps=4),
     Tile(8, 64, 4, f"{_ROWS} <= 64 and K >= 1024", warps=4),

@@ -42,13 +42,13 @@ __device__ inline int place(int c, int token) {
 // What a warp adds up: of a tile of tokens, and of R tiles of rows of w, or LEFT.
 template <class Tokens>
 __device__ inline void sums_of_warp(const Tokens& tokens, const uint32_t* w, const char* scales,
-                                    const char* biases, int64_t n0, int64_t N, int64_t K, bool all,
+                                    const char* biases, int64_t n0, int64_t N, int64_t K, bool full,
                                     float (&sum)[R][NT][4]) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
   const int wm = warp / WK, wk = warp % WK;
   const int row_bytes = int(K) / (32 / BITS) * 4, scale_bytes = int(K) / GROUP * SCALE;
   const int64_t first = min(n0 + wm * ROWS_OF_WARP, N - 1);  // row of this warp
-  const int rows = int(min(N - first, int64_t(all ? R * 16 : LEFT * 16)));
+  const int rows = int(min(N - first, int64_t(full ? R * 16 : LEFT * 16)));
   const char* const w_from = reinterpret_cast<const char*>(w) + first * row_bytes;
   const char* const s_from = scales + first * scale_bytes;
   const char* const b_from = ARRAYS == 2 ? biases + first * scale_bytes : nullptr;
@@ -107,7 +107,7 @@ __device__ inline void sums_of_warp(const Tokens& tokens, const uint32_t* w, con
         for (int r = 0; r < R; ++r) {
 #pragma unroll
           for (int h = 0; h < 2; ++h)
-            if (r < LEFT || all)
+            if (r < LEFT || full)
               copy_16(w_slot + (r * 2 + h) * 512, w_next + off[r][h], w_left > 0 ? 16 : 0);
         }
 #pragma unroll
@@ -142,8 +142,8 @@ __device__ inline void sums_of_warp(const Tokens& tokens, const uint32_t* w, con
   };
 
   const uint32_t tables = shared_address(shared) + TABLES_AT, column = lane * 4;
-  int group = 1 + wk;
-  keep(group);
+  int barrier_id = 1 + wk;
+  keep(barrier_id);
   uint32_t s_read = begin_s + g * SCALES + (BLOCK % GROUP ? 0 : t * OWN / GROUP * SCALE);
   uint32_t x_read = begin_x + (g * CHUNKS + t) * 16, x_flip = (g & 1) * 64;
   keep(s_read), keep(x_read), keep(x_flip);
@@ -193,7 +193,7 @@ __device__ inline void sums_of_warp(const Tokens& tokens, const uint32_t* w, con
       for (int r = 0; r < R; ++r) {
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-          if (i < LOOKED_UP) {
+          if (i < FIRST_LOOKED_UP) {
             of[r].decode(now[r][h][i], i, h, pair[r][h], nan_of_row[r][h]);
           } else {
 #pragma unroll
@@ -209,7 +209,7 @@ __device__ inline void sums_of_warp(const Tokens& tokens, const uint32_t* w, con
         uint32_t b[PAIRS];
         if constexpr (BITS == 4) {
           const uint4 v = read_16(x_at[i % 2] + (n * 8 * CHUNKS + i * 4) * 16);
-          if (i < LOOKED_UP) {
+          if (i < FIRST_LOOKED_UP) {
             b[0] = permute(v.x, v.z, 0x5410), b[1] = permute(v.x, v.z, 0x7632);
             b[2] = permute(v.y, v.w, 0x5410), b[3] = permute(v.y, v.w, 0x7632);
           } else {
@@ -230,14 +230,14 @@ __device__ inline void sums_of_warp(const Tokens& tokens, const uint32_t* w, con
     }
   };
   wait<STAGES - 2>();
-  barrier<GROUP_THREADS>(group);
+  barrier<GROUP_THREADS>(barrier_id);
   read(Number<R>(), begin, 0);
 #pragma unroll 1
   for (uint32_t block = begin; block < end; ++block) {
     wait<STAGES - 3>();
-    barrier<GROUP_THREADS>(group);
+    barrier<GROUP_THREADS>(barrier_id);
     issue();
-    if (all) multiply(Number<R>(), block);
+    if (full) multiply(Number<R>(), block);
     else multiply(Number<LEFT>(), block);
   }
 
@@ -260,9 +260,9 @@ template <class Tokens>
 __device__ inline void product(const Tokens& tokens, const uint32_t* w, const char* scales,
                                const char* biases, float by, int64_t n0, int64_t N, int64_t K) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, wm = warp / WK, wk = warp % WK;
-  const bool all = LEFT == R || wm < WM - 1;
+  const bool full = LEFT == R || wm < WM - 1;  // the warp has R tiles
   float sum[R][NT][4] = {};
-  sums_of_warp(tokens, w, scales, biases, n0, N, K, all, sum);
+  sums_of_warp(tokens, w, scales, biases, n0, N, K, full, sum);
   wait<0>();
   __syncthreads();  // what is in shared memory has been read
   float* const sums = reinterpret_cast<float*>(shared);
@@ -274,7 +274,7 @@ __device__ inline void product(const Tokens& tokens, const uint32_t* w, const ch
       for (int i = 0; i < 4; ++i) {
         const int token = n * 8 + lane % 4 * 2 + i % 2;
         const int row = wm * ROWS_OF_WARP + r * 16 + i / 2 * 8 + lane / 4;
-        if (r < LEFT || all) sums[(wk * TOK + token) * PITCH + row] = sum[r][n][i];
+        if (r < LEFT || full) sums[(wk * TOK + token) * PITCH + row] = sum[r][n][i];
       }
     }
   }

@@ -363,7 +363,7 @@ TABLES = """
 // Of a byte 128 bytes for codes and 128 for a scale: float16 has not all scales of mxfp4.
 constexpr bool TABLES = TABLES_MAY_BE && (MODE == NVFP4 || MODE == MXFP4 && BF16);
 // Of a lane's four words those from this one on are looked up: loads have a limit, too.
-constexpr int LOOKED_UP = !TABLES ? 4 : MODE == NVFP4 ? 3 : 2;
+constexpr int FIRST_LOOKED_UP = !TABLES ? 4 : MODE == NVFP4 ? 3 : 2;
 
 __device__ inline uint32_t codes_of(uint32_t byte) {
   constexpr int UP = BF16 ? 6 : 9;
