@@ -94,8 +94,8 @@ class Tile(NamedTuple):
         return max(self.stages * stage + self.warps * 32 * R * scales + tables, sums)
 
     def of(self, mode: str, bits: int, group: int) -> Tile:
-        """The tile for a format: tables are for some of them, and may take a stage's place (of mxfp4
-        with float16, which has none, too)."""
+        """The tile for a format: tables are for some, and may take a stage's place (also of mxfp4 with
+        float16, which has none)."""
         gains = mode == "mxfp4" or (mode == "nvfp4" and self.tokens == 8)
         tile = self._replace(tables=self.tables and gains)
         if tile.shared_memory(mode, bits, group) <= _MOST:
