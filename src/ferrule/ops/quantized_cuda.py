@@ -31,8 +31,6 @@ WHERE = "device == cuda and capability >= 80 and T != float32 and K > 0"
 # GPUs whose blocks may have more shared memory than 99 KB, and more than 163 KB.
 _LARGE = "capability != 86 and capability != 89 and capability < 120"
 _LARGER = "capability >= 90 and capability < 120"
-
-
 _ROWS = "(y.size // max(N, 1))"  # of a result
 _MOST = 225 * 1024  # bytes of shared memory of a block
 
@@ -94,8 +92,8 @@ class Tile(NamedTuple):
         return max(self.stages * stage + self.warps * 32 * R * scales + tables, sums)
 
     def of(self, mode: str, bits: int, group: int) -> Tile:
-        """The tile for a format: tables are for some, and may take a stage's place (also of mxfp4 with
-        float16, which has none)."""
+        """The tile for a format: tables are for some, and may take a stage's place. (Of mxfp4 with
+        float16, too, which has none.)"""
         gains = mode == "mxfp4" or (mode == "nvfp4" and self.tokens == 8)
         tile = self._replace(tables=self.tables and gains)
         if tile.shared_memory(mode, bits, group) <= _MOST:
