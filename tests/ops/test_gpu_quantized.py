@@ -395,7 +395,8 @@ def test_gradients_of_gathers(form: Any, dtype: Any, kind: str) -> None:
             for gradient, right_one in zip(found, expected, strict=True):
                 error = (gradient.double().reshape(right_one.shape) - right_one).abs().max()
                 # in float32 sums of a thousand products round more than their result
-                assert error <= 4 * ROUNDING[dtype] * right_one.abs().max() + 1e-4
+                of_sums = 1e-4 if dtype == torch.float32 else 2e-5
+                assert error <= 4 * ROUNDING[dtype] * right_one.abs().max() + of_sums
 
 
 @pytest.mark.parametrize("transpose", [True, False])
