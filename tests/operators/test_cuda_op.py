@@ -8,6 +8,7 @@ import json
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -300,6 +301,97 @@ def test_a_sum_in_two_steps(gpu: FakeCuda, n: int, scale: float, half: bool) -> 
         assert (one.stream, one.context, one.shared, one.cluster) == (STREAM, 0xC0, 0, None)
         assert one.arguments["partial"] % 256 == 0
     assert len({one.arguments["partial"] for one in gpu.launches}) == 1
+
+
+AGAIN = """
+extern "C" __global__ void one(
+    const float* x, const float* b, float* part, float scale, long long add, bool flip, int n) {}
+extern "C" __global__ void two(const float* part, float* y, long long add, long long twice) {}
+"""
+
+
+@lru_cache(maxsize=1)
+def again_op(gpu: FakeCuda) -> Op:
+    steps = [
+        fe.cuda_step("one", ["x", "b", "part", "scale", "add", "flip", "int32 N"], blocks="N",
+                     block=32, shared_memory="60000 * N", when="N < 3"),
+        fe.cuda_step("two", ["part", "y", "add", "int64 2 * N"], blocks=(2, "N"), block=(32, 2),
+                     cluster=2),
+    ]  # fmt: skip
+    return fe.op(
+        "again",
+        "x[N]:float32, b[N]:float32?, scale:float32, add:int64, flip:bool -> y[N]:float32",
+        cuda=fe.cuda_unit(AGAIN, scratch={"part": "float32[N + 7]"}, steps=steps),
+    )
+
+
+INT64 = st.integers(-(2**63), 2**63 - 1)
+
+
+@settings(
+    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(1, 3), st.booleans(), st.floats(-8, 8, width=32), INT64, st.booleans(),
+            st.sampled_from(["", "one", "two"]),
+        ),
+        min_size=1, max_size=8,
+    )
+)  # fmt: skip
+def test_each_call_gives_its_own_arrays_and_numbers(gpu: FakeCuda, calls: Any) -> None:
+    """What sizes decide is kept; all else is of the call, also behind one that failed."""
+    op = again_op(gpu)
+    gpu.texts.update(one=AGAIN, two=AGAIN)
+    for n, has_b, scale, add, flip, fails in calls:
+        gpu.launches.clear()
+
+        def run(one: Launched, fails: str = fails) -> None:
+            gpu.status = 912 * (one.symbol == fails)
+
+        gpu.on_launch = run
+        x, b = np.ones(n, F32), np.ones(n, F32) if has_b else None
+        if fails == "two" or (fails == "one" and n < 3):
+            with pytest.raises(DeviceError, match=rf"step '{fails}' of unit 'again'.*cuda:0"):
+                op(x, b, scale, add, flip)
+        else:
+            y = op(x, b, scale, add, flip)
+            assert gpu.launches[-1].arguments["y"] == y.ctypes.data
+        gpu.status = 0
+        assert [launch.symbol for launch in gpu.launches] == [
+            *["one"] * (n < 3), *["two"] * (n == 3 or fails != "one"),
+        ]  # fmt: skip
+        for launch in gpu.launches:
+            passed = launch.arguments
+            assert number(passed["add"], np.int64) == add and launch.stream == STREAM
+            assert passed["part"] % 256 == 0
+            assert passed["part"] == gpu.launches[0].arguments["part"]
+            if launch.symbol == "two":
+                assert (launch.blocks, launch.threads) == ((2, n, 1), (32, 2, 1))
+                assert (launch.shared, launch.cluster) == (0, (2, 1, 1))
+                assert number(passed["twice"], np.int64) == 2 * n
+                continue
+            assert (launch.blocks, launch.threads) == ((n, 1, 1), (32, 1, 1))
+            assert (launch.shared, launch.cluster) == (60000 * n, None)
+            assert gpu.dynamic["one"] >= 60000 * n
+            assert (passed["x"], passed["b"]) == (x.ctypes.data, 0 if b is None else b.ctypes.data)
+            assert number(passed["scale"][:4], F32) == scale
+            assert passed["flip"][0] == flip and number(passed["n"][:4], np.int32) == n
+
+
+def test_kernels_of_many_arguments(gpu: FakeCuda) -> None:
+    names = [f"a{i}" for i in range(70)]
+    parameters = ", ".join(f"int {name}" for name in names)
+    text = f'extern "C" __global__ void many({parameters}, int* y) {{}}'
+    gpu.texts["many"] = text
+    steps = [fe.cuda_step("many", [*(f"int32 N + {i}" for i in range(70)), "y"], blocks=1, block=1)]
+    op = fe.op("many", "x[N]:int32 -> y[N]:int32", cuda=fe.cuda_unit(text, steps=steps))
+    for _ in range(2):
+        y = op(np.zeros(5, np.int32))
+        passed = gpu.launches[-1].arguments
+        assert [number(passed[name][:4], np.int32) for name in names] == list(range(5, 75))
+        assert passed["y"] == y.ctypes.data
 
 
 def test_state_is_zeroed_once_and_kept(gpu: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -184,4 +184,4 @@ def test_what_is_chosen_is_kept_for_a_device_and_sizes(calls: Any) -> None:
         holds = [device == "cuda:0", n > k, dtype == np.float16, True]
         for _ in range(2):
             assert op_call.choose(call) is op.implementations[holds.index(True)]
-    assert len(op.choices) == len(set(calls))
+    assert len(op.bound) == len(set(calls))

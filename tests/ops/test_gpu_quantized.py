@@ -210,12 +210,23 @@ def test_high_matrices(form: Any) -> None:
 # -- what is kept ----------------------------------------------------------------------------------
 
 
+@pytest.fixture
+def sums_of_float32() -> Any:
+    """Torch's products add up in float32 all the way."""
+    matmul = torch.backends.cuda.matmul
+    names = [f"allow_{name}_reduced_precision_reduction" for name in ("bf16", "fp16")]
+    before = [getattr(matmul, name) for name in names]
+    for name in names:
+        setattr(matmul, name, False)
+    yield
+    for name, value in zip(names, before, strict=True):
+        setattr(matmul, name, value)
+
+
+@pytest.mark.usefixtures("sums_of_float32")
 @pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)
 @pytest.mark.parametrize("form", FORMATS, ids=str)
-def test_products_with_a_matrix_that_is_kept(form: Any, dtype: Any, monkeypatch: Any) -> None:
-    for name in ("bf16", "fp16"):
-        setting = f"allow_{name}_reduced_precision_reduction"
-        monkeypatch.setattr(torch.backends.cuda.matmul, setting, False)
+def test_products_with_a_matrix_that_is_kept(form: Any, dtype: Any) -> None:
     names, parts, dense = quantized(form, dtype, 192, 384)
     for m in (1, 8, 16, 64, 65, 512, 513, 2000):
         x = torch.randn(m, 384, device="cuda", dtype=dtype, requires_grad=True)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 from .. import cache
 from ..errors import DeviceError, KernelTypeError
 from ..spec import Facts, Launch, Spec
-from ..unit import Step, UnitSpec
+from ..unit import Run, Step, UnitSpec
 
 
 class Binary(NamedTuple):
@@ -162,11 +162,23 @@ class Device(Protocol):
         ...
 
 
+class UnitKernels(Protocol):
+    """Kernels of a unit's calls that differ in words alone: addresses, and numbers."""
+
+    def start(self, words: Sequence[int], stream: int) -> None:
+        """Start them, one after the other; waits for nothing."""
+        ...
+
+
 class UnitProgram(Protocol):
     """A CUDA unit on one GPU; compiled and loaded when it is first launched."""
 
     def launch(self, steps: Sequence[Step], stream: int) -> None:
         """Start the steps, one after the other; waits for nothing."""
+        ...
+
+    def kernels(self, runs: Sequence[Run], words: Sequence[Sequence[int]]) -> UnitKernels | None:
+        """What starts these kernels again and again; None where they take too much."""
         ...
 
 

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from ..hosts.protocol import Host
     from .declared import Declared
 
+_MOST_BOUND = 1000  # sizes, of which an op keeps what they decide
+
 
 def call(op: Declared, values: Sequence[Any]) -> Any:
     """The outputs of an op for arrays of NumPy, MLX, CuPy and others alike.
@@ -81,7 +83,10 @@ def packed(outputs: Sequence[Any]) -> Any:
 
 
 def bound(op: Declared, device: str, arguments: Arguments, on: type[Ints] = Ints) -> BoundCall:
-    """A call with these inputs on a device; ``on`` compares sizes. Raises as `Rule.bind` does."""
+    """A call with these inputs on a device; ``on`` compares sizes. Raises as `Rule.bind` does.
+
+    What sizes and dtypes decide is found once, where they are numbers.
+    """
     shapes: list[Shape | None] = []
     kinds: list[str | None] = []
     for parameter in op.rule.inputs:
@@ -92,11 +97,19 @@ def bound(op: Declared, device: str, arguments: Arguments, on: type[Ints] = Ints
         else:
             shapes.append(() if parameter.dims is None else None)
             kinds.append(None)
-    binding = op.rule.bind(op.name, shapes, kinds, on, arguments)
-    binding.device = partial(devices.described, device)
-    results = [(s, dtypes.BY_NAME[k]) for s, k in op.rule.results(op.name, binding, on)]
-    check_countable(op, results)
-    return BoundCall(op, device, arguments, binding, results)
+    key = (device, *shapes, *kinds, *[arguments[name] for name in op.rule.numbers])
+    known = op.bound.get(key) if on is Ints else None
+    if known is None:
+        binding = op.rule.bind(op.name, shapes, kinds, on, arguments)
+        binding.device = partial(devices.described, device)
+        results = [(s, dtypes.BY_NAME[k]) for s, k in op.rule.results(op.name, binding, on)]
+        check_countable(op, results)
+        known = binding, results, {}
+        if on is Ints:
+            if len(op.bound) >= _MOST_BOUND:
+                op.bound.clear()
+            op.bound[key] = known
+    return BoundCall(op, device, arguments, *known)
 
 
 def choose(call: BoundCall) -> Implementation:
@@ -111,7 +124,7 @@ def choose(call: BoundCall) -> Implementation:
         fit = (body for body in bodies if device.startswith("cuda") or body.kind != "cuda")
         return next((body for body in fit if body.holds(call.binding)), None)
 
-    if (chosen := call.once(op.choices, first)) is not None:
+    if (chosen := call.once("implementation", first)) is not None:
         return cast(Implementation, chosen)
     kinds = ", ".join(repr(b.kind) + f" when {b.when}" * (b.when is not None) for b in bodies)
     raise DeviceError(

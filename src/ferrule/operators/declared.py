@@ -50,7 +50,7 @@ class Declared:
         self.name, self.rule, self.tags = name, rule, tags
         self.in_place = tuple(argument for argument in rule.inputs if argument.mutable)
         self.implementations = tuple(implementations)
-        self.choices: dict[object, Any] = {}  # the implementation for each device and sizes
+        self.bound: dict[object, Any] = {}  # what calls of a device and sizes share: see call.py
         self.batch, self.autocast, self.partial_sums = batch, autocast, partial_sums
         self.rules: dict[str, Derived] = {}
         self.counts: Counter[str] = Counter()
@@ -143,7 +143,7 @@ class Declared:
         if not other.partial:
             if self.partial:
                 self.implementations = other.implementations
-                self.choices = {}
+                self.bound = {}
             # Their ops may be complete, too. Of functions of one version the first stays.
             kept = {kind: rule for kind, rule in self.rules.items() if rule.version is not None}
             self.rules = {**other.rules, **kept}

@@ -46,6 +46,7 @@ class BoundCall(NamedTuple):
         arguments: per input its facts, the number, or None where it is absent.
         binding: the sizes and dtypes.
         results: the shape and dtype of each output.
+        made: what has been made for calls on this device with these sizes and dtypes.
     """
 
     op: Declared
@@ -53,29 +54,18 @@ class BoundCall(NamedTuple):
     arguments: Arguments
     binding: Binding
     results: list[tuple[Shape, Dtype]]
+    made: dict[object, Any]
 
-    def once(self, memo: dict[object, Any], make: Callable[[], Any]) -> Any:
-        """What depends on the device, sizes and dtypes alone: made once, and kept in ``memo``.
+    def once(self, what: object, make: Callable[[], Any]) -> Any:
+        """What depends on the device, sizes and dtypes alone: it is made once, and kept as
+        ``what``.
 
         An op with many implementations evaluates hundreds of expressions for a call.
         """
-        binding = self.binding
-        key = (
-            self.device,
-            *binding.shapes.values(),
-            *binding.dtypes.values(),
-            *binding.numbers.values(),
-        )
-        found = memo.get(key)
+        found = self.made.get(what)
         if found is None:
-            found = make()
-            if len(memo) >= _MOST_SIZES:
-                memo.clear()
-            memo[key] = found
+            found = self.made[what] = make()
         return found
-
-
-_MOST_SIZES = 1000
 
 
 def check_empty(op: str, rule: Rule, body_launch: BodyLaunch, outputs: Sequence[Facts]) -> None:

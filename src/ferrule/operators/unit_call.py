@@ -4,7 +4,7 @@ call that is the same for every array library."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -20,14 +20,16 @@ from .unit_parts import CopyStep, FillStep, MatmulStep, RunStep
 from .unit_steps import ALIGNMENT, CudaUnit, UnitLaunch
 
 if TYPE_CHECKING:
+    from ..devices.protocol import UnitKernels, UnitProgram
     from ..hosts.protocol import Host
+    from ..rules.argument import Argument
 
 Places = Mapping[str, tuple[int, Dtype, int]]  # address, dtype and elements of each array
 
 
 def launch_of(call: BoundCall, unit: CudaUnit) -> UnitLaunch:
     """A unit's steps and scratch for a call; raises as `CudaUnit.launch_for`."""
-    return cast(UnitLaunch, call.once(unit.launches, lambda: unit.launch_for(call.binding)))
+    return cast(UnitLaunch, call.once(unit, lambda: unit.launch_for(call.binding)))
 
 
 def run_unit(
@@ -47,14 +49,19 @@ def run_unit(
     launch = launch_of(call, unit)
     rule, device = call.op.rule, call.device
     outputs = [host.empty(shape, kind, device) for shape, kind in call.results]
+    kernels = call.once((unit, "kernels"), lambda: _kernels(call, unit, launch) or False)
+    if kernels:
+        words, owner = _words(call, launch, outputs, host, facts)
+        kernels.start(words, queue)
+        del owner  # it had to live until here
+        return outputs
     arrays = dict(zip((output.name for output in rule.outputs), map(facts, outputs), strict=True))
     arrays |= {name: fact for name, fact in call.arguments.items() if isinstance(fact, Facts)}
     places = {name: (fact.pointer, fact.dtype, fact.size) for name, fact in arrays.items()}
     values: dict[str, bytes] = {}
     for parameter in rule.inputs:
         if parameter.dims is None:
-            kind = dtypes.BY_NAME[parameter.dtype].numpy
-            values[parameter.name] = np.array(call.arguments[parameter.name], kind).tobytes()
+            values[parameter.name] = _number_bytes(parameter, call.arguments[parameter.name])
         else:
             places.setdefault(parameter.name, (0, dtypes.uint8, 0))  # absent: a null pointer
     owners, steps_for_state = _place_memory(call, unit, launch, places, host, facts, queue)
@@ -63,17 +70,81 @@ def run_unit(
     launch = launch._replace(steps=launch.steps[steps_for_state:])
     steps = _steps(call.op.name, launch, places, values)
     if steps:
-        constants = [(type(value), value) for _, value in launch.template]  # True == 1 in Python
-        key = (device, *constants)
-        program = unit.programs.get(key)
-        if program is None:
-            from ..devices import protocol as devices
-
-            program = devices.unit_program(device, unit.spec(launch.template))
-            program = unit.programs.setdefault(key, program)
-        program.launch(steps, queue)
+        _program(device, unit, launch).launch(steps, queue)
     del owners  # they had to live until here
     return outputs
+
+
+def _program(device: str, unit: CudaUnit, launch: UnitLaunch) -> UnitProgram:
+    constants = [(type(value), value) for _, value in launch.template]  # True == 1 in Python
+    key = (device, *constants)
+    program = unit.programs.get(key)
+    if program is None:
+        from ..devices import protocol as devices
+
+        program = devices.unit_program(device, unit.spec(launch.template))
+        program = unit.programs.setdefault(key, program)
+    return program
+
+
+def _kernels(call: BoundCall, unit: CudaUnit, launch: UnitLaunch) -> UnitKernels | None:
+    """What starts a call's steps where all are kernels that take addresses and numbers alone; they
+    are the words of `_words`, in its order."""
+    rule = call.op.rule
+    names = [a.name for a in (*rule.inputs, *rule.outputs)]
+    places = {name: i for i, name in enumerate([*names, *launch.scratch])}
+    runs: list[Run] = []
+    words: list[list[int]] = []
+    for step, run in launch.steps:
+        if not isinstance(step, RunStep) or not isinstance(run, Run):
+            return None
+        if any(isinstance(own, TensorMap) for own in run.arguments):
+            return None
+        pairs = zip(step.arguments, run.arguments, strict=True)
+        runs.append(run)
+        words.append([-1 if own else places[str(argument.value)] for argument, own in pairs])
+    if unit.state or not runs:
+        return None
+    return _program(call.device, unit, launch).kernels(runs, words)
+
+
+def _words(
+    call: BoundCall,
+    launch: UnitLaunch,
+    outputs: Sequence[Any],
+    host: Host,
+    facts: Callable[[Any], Facts],
+) -> tuple[list[int], list[Any]]:
+    """What a call gives its kernels: of each input, output and scratch array the address, or the
+    bits of a number; and what owns the scratch."""
+    words: list[int] = []
+    for parameter in call.op.rule.inputs:
+        value = call.arguments[parameter.name]
+        if isinstance(value, Facts):
+            words.append(value.pointer)
+        elif parameter.dims is not None:
+            words.append(0)  # absent: a null pointer
+        else:
+            words.append(int.from_bytes(_number_bytes(parameter, value), "little"))
+    words += [facts(output).pointer for output in outputs]
+    base, owners = _scratch(launch.memory, host, facts, call.device)
+    words += [base + at for at, _, _ in launch.scratch.values()]
+    return words, owners
+
+
+def _number_bytes(parameter: Argument, value: object) -> bytes:
+    return np.array(value, dtypes.BY_NAME[parameter.dtype].numpy).tobytes()
+
+
+def _scratch(
+    size: int, host: Host, facts: Callable[[Any], Facts], device: str
+) -> tuple[int, list[Any]]:
+    """Where scratch of so many bytes begins, and what owns it. It goes back to the library's pool
+    when the call is over, from where what comes later on this stream may have it."""
+    if not size:
+        return 0, []
+    owner = host.empty((size + ALIGNMENT - 1,), dtypes.uint8, device)
+    return -(-facts(owner).pointer // ALIGNMENT) * ALIGNMENT, [owner]
 
 
 def _place_memory(
@@ -91,12 +162,7 @@ def _place_memory(
         What owns them, and how many steps are left out: those that zero state which is kept.
     """
     keeps = bool(unit.state) and state.keeps(host, call.device)
-    size, base, owners = launch.own if keeps else launch.memory, 0, []
-    if size:
-        # One array for all. It goes back to the library's pool when the call is over, from where
-        # what comes later on this stream may have it.
-        owners = [host.empty((size + ALIGNMENT - 1,), dtypes.uint8, call.device)]
-        base = -(-facts(owners[0]).pointer // ALIGNMENT) * ALIGNMENT
+    base, owners = _scratch(launch.own if keeps else launch.memory, host, facts, call.device)
     for name, (at, dtype, count) in launch.scratch.items():  # null pointers where all are empty
         if keeps and name in unit.state:
             owners.append(unit.kept.array(name, (count,), dtype, host, call.device, queue))

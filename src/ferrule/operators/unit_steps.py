@@ -169,7 +169,6 @@ class CudaUnit(SizedImplementation):
             self.scratch = (*self.scratch[:kept], workspace, *self.scratch[kept:])
         self._check_written(outputs)
         self.programs: dict[tuple[object, ...], UnitProgram] = {}
-        self.launches: dict[object, Any] = {}  # of each device and sizes
 
     def _check_written(self, outputs: Sequence[str]) -> None:
         written = {name for step in self.steps for name in touched(step)}

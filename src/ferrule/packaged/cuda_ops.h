@@ -330,22 +330,11 @@ static bool fr_programmatic(int device) {
   return !fr_cuda.attribute(&major, FR_CAPABILITY_MAJOR, device) && major >= 9;
 }
 
-/* Launches blocks and threads along three axes each; clusters where there are any. */
+/* Launches blocks and threads along three axes each, `n`; clusters where there are any. */
 static int fr_launch_with(const fr_loaded* loaded, const uint32_t* n, const uint32_t* cluster, bool pdl,
                           uint32_t shared, fr_stream stream, void** arguments) {
-  fr_launch_attribute attributes[2];
-  fr_launch_config config = {{n[0], n[1], n[2]}, {n[3], n[4], n[5]}, shared, stream, attributes, 0};
-  memset(attributes, 0, sizeof attributes);
-  if (cluster) {
-    attributes[config.count].id = FR_CLUSTER_DIMENSION;
-    memcpy(attributes[config.count++].value, cluster, 3 * sizeof *cluster);
-  }
-  if (pdl) {
-    attributes[config.count].id = FR_PROGRAMMATIC;
-    attributes[config.count++].value[0] = 1;
-  }
-  if (config.count) return fr_cuda.launch_config(&config, loaded->function, arguments, NULL);
-  return fr_cuda.launch(loaded->function, n[0], n[1], n[2], n[3], n[4], n[5], shared, stream, arguments, NULL);
+  return cuda_launch_with(fr_cuda.launch, fr_cuda.launch_config, loaded->function, n, n + 3, cluster, pdl, shared,
+                          stream, arguments);
 }
 
 static bool fr_launch(fr_packaged_call* c, int b, fr_special* special, fr_stream stream) {

@@ -5,6 +5,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 
 typedef int (*cuda_launcher)(void* function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
                              unsigned shared, void* stream, void** arguments, void** extra);
@@ -22,10 +23,12 @@ typedef struct {
 } fr_launch_config;
 enum { FR_CLUSTER_DIMENSION = 4, FR_PROGRAMMATIC = 6 }; /* CUlaunchAttributeID */
 
+typedef int (*cuda_config_launcher)(const fr_launch_config*, void* function, void** arguments, void** extra);
+
 /* `State` of ferrule/tools/libcuda.py. */
 typedef struct {
   cuda_launcher launch;
-  int (*launch_config)(const fr_launch_config*, void* function, void** arguments, void** extra);
+  cuda_config_launcher launch_config;
   int (*set_bytes)(uint64_t address, unsigned char value, size_t bytes, void* stream);
   int (*get_current)(void**);
   int (*push)(void*);
@@ -49,6 +52,27 @@ enum {
   FR_PASS_LAUNCH = 5, FR_PASS_EXTENT = 6
 };
 
+/* Launches blocks and threads along three axes each; clusters where there are any. Returns a CUresult. */
+static inline int cuda_launch_with(cuda_launcher launch, cuda_config_launcher launch_config, void* function,
+                                   const uint32_t* blocks, const uint32_t* threads, const uint32_t* cluster, bool pdl,
+                                   uint32_t shared, void* stream, void** arguments) {
+  fr_launch_attribute attributes[2];
+  fr_launch_config config = {{blocks[0], blocks[1], blocks[2]}, {threads[0], threads[1], threads[2]},
+                             shared, stream, attributes, 0};
+  memset(attributes, 0, sizeof attributes);
+  if (cluster) {
+    attributes[config.count].id = FR_CLUSTER_DIMENSION;
+    memcpy(attributes[config.count++].value, cluster, 3 * sizeof *cluster);
+  }
+  if (pdl) {
+    attributes[config.count].id = FR_PROGRAMMATIC;
+    attributes[config.count++].value[0] = 1;
+  }
+  if (config.count) return launch_config(&config, function, arguments, NULL);
+  return launch(function, blocks[0], blocks[1], blocks[2], threads[0], threads[1], threads[2], shared, stream,
+                arguments, NULL);
+}
+
 /* Fills `zeroed[i]` bytes of each array with zeros and starts a kernel, if there is one, both on
  * `stream`. Returns a CUresult. */
 static inline int cuda_start(cuda_state* cuda, const cuda_call* c, void* stream, int arrays,
@@ -61,14 +85,41 @@ static inline int cuda_start(cuda_state* cuda, const cuda_call* c, void* stream,
   if (status) return status;
   for (int i = 0; !status && i < arrays; i++)
     if (zeroed[i]) status = cuda->set_bytes((uintptr_t)array[i], 0, (size_t)zeroed[i], stream);
-  if (!status && c->function && c->pdl) {
-    fr_launch_attribute programmatic = {FR_PROGRAMMATIC, 0, {1}};
-    fr_launch_config config = {{c->blocks[0], c->blocks[1], c->blocks[2]}, {c->threads[0], c->threads[1], c->threads[2]},
-                               c->shared, stream, &programmatic, 1};
-    status = cuda->launch_config(&config, c->function, arguments, NULL);
-  } else if (!status && c->function)
-    status = cuda->launch(c->function, c->blocks[0], c->blocks[1], c->blocks[2], c->threads[0],
-                          c->threads[1], c->threads[2], c->shared, stream, arguments, NULL);
+  if (!status && c->function)
+    status = cuda_launch_with(cuda->launch, cuda->launch_config, c->function, c->blocks, c->threads, NULL, c->pdl,
+                              c->shared, stream, arguments);
+  if (other) cuda->pop(&found);
+  return status;
+}
+
+/* A kernel of a unit's call, of which all is known but the words that each call has: addresses and numbers. */
+typedef struct {
+  void* function;
+  uint32_t blocks[3], threads[3], cluster[3]; /* cluster[0] is 0 where there is none */
+  uint32_t shared, number, pdl, arguments;
+  const int32_t* word;     /* which word an argument is, or -1 */
+  const uint64_t* given;   /* arguments that are the same in each call */
+} cuda_unit_step;
+
+enum { FR_MOST_STEP_ARGUMENTS = 64 };
+
+/* Starts the kernels of a call one after the other. Returns a CUresult; `*begun` is how many were tried. */
+static inline int cuda_start_unit(cuda_state* cuda, void* context, const cuda_unit_step* step, int steps,
+                                  uint64_t* word, void* stream, int* begun) {
+  void* found = NULL;
+  int status = cuda->get_current(&found);
+  bool other = found != context;
+  *begun = 0;
+  if (!status && other) status = cuda->push(context);
+  if (status) return status;
+  for (; !status && *begun < steps; step++, ++*begun) {
+    void* arguments[FR_MOST_STEP_ARGUMENTS];
+    for (uint32_t i = 0; i < step->arguments; i++)
+      arguments[i] = step->word[i] < 0 ? (void*)&step->given[i] : (void*)&word[step->word[i]];
+    cuda->last[cuda->count++ % 8] = step->number;
+    status = cuda_launch_with(cuda->launch, cuda->launch_config, step->function, step->blocks, step->threads,
+                              step->cluster[0] ? step->cluster : NULL, step->pdl, step->shared, stream, arguments);
+  }
   if (other) cuda->pop(&found);
   return status;
 }

@@ -5,6 +5,7 @@
 #include "platform.h"
 #include "runtime.h"
 #include "cublas.h"
+#include "cuda_launch.h"
 #include "faults.h"
 
 #ifndef FR_DIGEST
@@ -642,6 +643,10 @@ const char* fr_find_cublas(void* library, void* cublas) { return fr_cublas_find(
 
 int fr_start_product(const void* cublas, void* handle, const void* product, void* stream) {
   return fr_cublas_start((const fr_cublas*)cublas, handle, (const fr_product*)product, stream);
+}
+
+int fr_start_unit(void* cuda, void* context, const void* step, int steps, uint64_t* word, void* stream, int* begun) {
+  return cuda_start_unit((cuda_state*)cuda, context, (const cuda_unit_step*)step, steps, word, stream, begun);
 }
 
 const char* fr_digest(void) { return FR_DIGEST; }

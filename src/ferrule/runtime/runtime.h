@@ -119,6 +119,10 @@ FR_API int fr_version(void); /* FR_VERSION */
 FR_API const char* fr_find_cublas(void* library, void* cublas);
 FR_API int fr_start_product(const void* cublas, void* handle, const void* product, void* stream);
 
+/* The kernels of a unit's call: cuda_launch.h, whose structures `cuda` and `step` point to. */
+FR_API int fr_start_unit(void* cuda, void* context, const void* step, int steps, uint64_t* word, void* stream,
+                         int* begun);
+
 /* Digest of the source text this library was built from, "" if the build did not say. */
 FR_API const char* fr_digest(void);
 

@@ -27,7 +27,7 @@ MAX_PARTS = 32  # FR_MAX_PARTS
 FEW = 3  # threads: locked additions cost three times what plain ones do, or more
 Progress = ctypes.c_uint64 * (1 + MAX_PARTS * 16)  # fr_progress
 FOLDER = Path(__file__).resolve().parents[1]
-SOURCES = ("cublas.h", "faults.h", "platform.h", "runtime.c", "runtime.h")
+SOURCES = ("cublas.h", "cuda_launch.h", "faults.h", "platform.h", "runtime.c", "runtime.h")
 
 _FLAGS = ("-O2", "-fvisibility=hidden", "-fno-exceptions", "-fno-rtti", "-pthread")
 
@@ -39,6 +39,10 @@ _PROTOTYPES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "fr_digest": (ctypes.c_char_p, ()),
     "fr_find_cublas": (ctypes.c_char_p, (ctypes.c_void_p,) * 2),
     "fr_start_product": (ctypes.c_int, (ctypes.c_void_p,) * 4),
+    "fr_start_unit": (
+        ctypes.c_int,
+        (*(ctypes.c_void_p,) * 3, ctypes.c_int, *(ctypes.c_void_p,) * 3),
+    ),
     "fr_fault_address": (ctypes.c_void_p, ()),
     **dict.fromkeys(
         ("fr_abandoned", "fr_threads", "fr_cpu_count", "fr_version"), (ctypes.c_int, ())

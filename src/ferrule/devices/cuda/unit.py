@@ -11,7 +11,8 @@ from ... import cache
 from ...errors import DeviceError, ToolchainError
 from ...source.cuda import unit as cuda_unit
 from ...tools import cublas, nvrtc
-from ...tools.driver import LoadedFunction, driver
+from ...tools.binding import runtime
+from ...tools.driver import Driver, LoadedFunction, driver
 from ...unit import Fill, Product, Run, Step, TensorMap, UnitSpec
 from ..digests import generator_digest, header_digest, packed, unpacked
 from ..protocol import UnitBinary
@@ -20,6 +21,7 @@ from .program import packed_arguments
 SCHEMA = "1"  # raised when the same text, options and compiler would run differently
 _FIRST_SPECIFIC = 90  # the first sm_ that has one with an "a"
 _CLUSTERS = (9, 0)  # the first compute capability that has them
+_MOST_ARGUMENTS = 64  # FR_MOST_STEP_ARGUMENTS of runtime/cuda_launch.h
 
 
 def built(spec: UnitSpec, architecture: str) -> UnitBinary:
@@ -71,6 +73,48 @@ def _binary(data: bytes, architecture: str, text: str) -> UnitBinary:
     return UnitBinary(payload, architecture, text, *known)
 
 
+class _Step(ctypes.Structure):
+    """`cuda_unit_step` of runtime/cuda_launch.h."""
+
+    _fields_ = (
+        ("function", ctypes.c_void_p), ("blocks", ctypes.c_uint32 * 3),
+        ("threads", ctypes.c_uint32 * 3), ("cluster", ctypes.c_uint32 * 3),
+        ("shared", ctypes.c_uint32), ("number", ctypes.c_uint32), ("pdl", ctypes.c_uint32),
+        ("arguments", ctypes.c_uint32), ("word", ctypes.POINTER(ctypes.c_int32)),
+        ("given", ctypes.POINTER(ctypes.c_uint64)),
+    )  # fmt: skip
+
+
+class CudaUnitKernels:
+    """Kernels of a unit's calls that differ in words alone: addresses, and numbers."""
+
+    def __init__(
+        self, of: Driver, ordinal: int, context: int, labels: list[str], steps: list[_Step]
+    ) -> None:
+        self._driver, self._ordinal, self._context, self._labels = of, ordinal, context, labels
+        self._steps, self._kept = (_Step * len(steps))(*steps), steps  # to which these point
+        self._start = runtime().fr_start_unit
+
+    def start(self, words: Sequence[int], stream: int) -> None:
+        """Start them on a stream, one after the other; waits for nothing.
+
+        Args:
+            words: the bits of each address and number.
+            stream: a CUstream as an integer; 0 is the GPU's default stream.
+
+        Raises:
+            DeviceError: the GPU refused one, or an earlier kernel broke the process's CUDA.
+        """
+        self._driver.check_ordinal(self._ordinal)
+        given, tried = (ctypes.c_uint64 * len(words))(*words), ctypes.c_int()
+        status = self._start(
+            ctypes.byref(self._driver.state), self._context, self._steps, len(self._steps), given,
+            stream, ctypes.byref(tried),
+        )  # fmt: skip
+        if status:
+            raise self._driver.failure(status, self._labels[max(tried.value - 1, 0)])
+
+
 class CudaUnitProgram:
     """A unit on one GPU; compiled and loaded when it is first launched."""
 
@@ -111,6 +155,42 @@ class CudaUnitProgram:
                 self._multiply(step, stream)
             else:
                 self._driver.copy(self._ordinal, step.to, step.source, step.size, stream)
+
+    def kernels(
+        self, runs: Sequence[Run], words: Sequence[Sequence[int]]
+    ) -> CudaUnitKernels | None:
+        """What starts these kernels again and again; raises as `launch` does.
+
+        Args:
+            runs: their launches.
+            words: for each argument of each the number of the word that it is, or -1 where it is
+                the same in all calls.
+
+        Returns:
+            None where a kernel has more arguments than that takes.
+        """
+        self._driver.check_ordinal(self._ordinal)
+        if max(map(len, words)) > _MOST_ARGUMENTS:
+            return None
+        functions = self._loaded()
+        for run in runs:
+            self._check(run, functions[run.function])
+        steps = []
+        for run, of in zip(runs, words, strict=True):
+            function = functions[run.function]
+            given = [a if isinstance(a, bytes) else b"" for a in run.arguments]
+            steps.append(
+                _Step(
+                    function.handle, run.blocks, run.block, run.cluster or (0, 0, 0), run.shared,
+                    self._numbers[run.function],
+                    run.pdl and self._driver.programmatic(self._ordinal), len(of),
+                    (ctypes.c_int32 * len(of))(*of),
+                    (ctypes.c_uint64 * len(of))(*[int.from_bytes(a, "little") for a in given]),
+                )
+            )  # fmt: skip
+        labels = [self._label(run) for run in runs]
+        context = functions[runs[0].function].context
+        return CudaUnitKernels(self._driver, self._ordinal, context, labels, steps)
 
     def _encoded(self, step: Step) -> Step:
         """A step whose arguments are bytes all."""
