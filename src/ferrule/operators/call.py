@@ -106,10 +106,15 @@ def bound(op: Declared, device: str, arguments: Arguments, on: type[Ints] = Ints
         check_countable(op, results)
         known = binding, results, {}
         if on is Ints:
-            if len(op.bound) >= _MOST_BOUND:
-                op.bound.clear()
-            op.bound[key] = known
+            keep(op, key, known)
     return BoundCall(op, device, arguments, *known)
+
+
+def keep(op: Declared, key: object, known: object) -> None:
+    """Keep what calls of an op share."""
+    if len(op.bound) >= _MOST_BOUND:
+        op.bound.clear()
+    op.bound[key] = known
 
 
 def choose(call: BoundCall) -> Implementation:

@@ -4,8 +4,8 @@ call that is the same for every array library."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
@@ -49,11 +49,10 @@ def run_unit(
     launch = launch_of(call, unit)
     rule, device = call.op.rule, call.device
     outputs = [host.empty(shape, kind, device) for shape, kind in call.results]
-    kernels = call.once((unit, "kernels"), lambda: _kernels(call, unit, launch) or False)
-    if kernels:
-        words, owner = _words(call, launch, outputs, host, facts)
-        kernels.start(words, queue)
-        del owner  # it had to live until here
+    if kernels := kernels_of(call, unit):
+        words = input_words(call)
+        words += [facts(output).pointer for output in outputs]
+        kernels.start(words, host, facts, queue)
         return outputs
     arrays = dict(zip((output.name for output in rule.outputs), map(facts, outputs), strict=True))
     arrays |= {name: fact for name, fact in call.arguments.items() if isinstance(fact, Facts)}
@@ -87,9 +86,38 @@ def _program(device: str, unit: CudaUnit, launch: UnitLaunch) -> UnitProgram:
     return program
 
 
-def _kernels(call: BoundCall, unit: CudaUnit, launch: UnitLaunch) -> UnitKernels | None:
-    """What starts a call's steps where all are kernels that take addresses and numbers alone; they
-    are the words of `_words`, in its order."""
+class Kernels(NamedTuple):
+    """A unit's steps for a device and sizes, where all are kernels that take addresses and numbers
+    alone: their words are those of the inputs, the outputs and the scratch arrays, in this order.
+
+    Attributes:
+        started: the kernels.
+        device: where they run.
+        memory, scratch: bytes of scratch, and where in it each array begins.
+    """
+
+    started: UnitKernels
+    device: str
+    memory: int
+    scratch: tuple[int, ...]
+
+    def start(
+        self, words: list[int], host: Host, facts: Callable[[Any], Facts], queue: int
+    ) -> None:
+        """Start them on a stream, given the words of inputs and outputs."""
+        base, owner = _scratch(self.memory, host, facts, self.device)
+        self.started.start([*words, *[base + at for at in self.scratch]], queue)
+        del owner  # it had to live until here
+
+
+def kernels_of(call: BoundCall, unit: CudaUnit) -> Kernels | None:
+    """A call's steps as `Kernels`; None where they are more than that."""
+    found = call.once((unit, "kernels"), lambda: (_kernels(call, unit),))
+    return cast("tuple[Kernels | None]", found)[0]
+
+
+def _kernels(call: BoundCall, unit: CudaUnit) -> Kernels | None:
+    launch = launch_of(call, unit)
     rule = call.op.rule
     names = [a.name for a in (*rule.inputs, *rule.outputs)]
     places = {name: i for i, name in enumerate([*names, *launch.scratch])}
@@ -105,18 +133,15 @@ def _kernels(call: BoundCall, unit: CudaUnit, launch: UnitLaunch) -> UnitKernels
         words.append([-1 if own else places[str(argument.value)] for argument, own in pairs])
     if unit.state or not runs:
         return None
-    return _program(call.device, unit, launch).kernels(runs, words)
+    started = _program(call.device, unit, launch).kernels(runs, words)
+    places_of_scratch = tuple([at for at, _, _ in launch.scratch.values()])
+    return (
+        None if started is None else Kernels(started, call.device, launch.memory, places_of_scratch)
+    )
 
 
-def _words(
-    call: BoundCall,
-    launch: UnitLaunch,
-    outputs: Sequence[Any],
-    host: Host,
-    facts: Callable[[Any], Facts],
-) -> tuple[list[int], list[Any]]:
-    """What a call gives its kernels: of each input, output and scratch array the address, or the
-    bits of a number; and what owns the scratch."""
+def input_words(call: BoundCall) -> list[int]:
+    """The address of each input, or the bits of a number."""
     words: list[int] = []
     for parameter in call.op.rule.inputs:
         value = call.arguments[parameter.name]
@@ -126,10 +151,7 @@ def _words(
             words.append(0)  # absent: a null pointer
         else:
             words.append(int.from_bytes(_number_bytes(parameter, value), "little"))
-    words += [facts(output).pointer for output in outputs]
-    base, owners = _scratch(launch.memory, host, facts, call.device)
-    words += [base + at for at, _, _ in launch.scratch.values()]
-    return words, owners
+    return words
 
 
 def _number_bytes(parameter: Argument, value: object) -> bytes:

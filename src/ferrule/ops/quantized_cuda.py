@@ -47,6 +47,11 @@ def _shared(size: int, blocks: str) -> str:
     return f"max({size}, {116 * 1024} if {blocks} <= sm_count and {_LARGER} else 0)"
 
 
+def _for(tiles: Sequence[Any], mode: str, bits: int) -> list[Any]:
+    """Those of some tiles that are for a format."""
+    return [tile for tile in tiles if not tile.only or f"{mode} {bits}" in tile.only]
+
+
 def _split(function: str, arguments: list[Any], split: str, step: dict[str, Any]) -> list[Any]:
     """The steps of a kernel whose blocks divide K: in a cluster, where there is more than one."""
     return [
@@ -65,6 +70,7 @@ class Tile(NamedTuple):
         when: a condition.
         warps: of a block.
         tables: there may be tables of codes and scales in shared memory.
+        only: the formats for which it is, as "nvfp4 4"; all if it is empty.
     """
 
     tokens: int
@@ -73,6 +79,7 @@ class Tile(NamedTuple):
     when: str = "K > 0"
     warps: int = 8
     tables: bool = False
+    only: tuple[str, ...] = ()
 
     @property
     def template(self) -> dict[str, int]:
@@ -110,27 +117,48 @@ class Tile(NamedTuple):
         return f"(({split}) if capability >= 90 else 1)"
 
 
-_HEIGHTS = (144, 112, 96, 80, 64, 48)  # the first of those that leave least idle
+_HEIGHTS = (48, 64, 80, 96, 112, 144)  # of blocks that have a multiprocessor each
+# Of blocks of which two share one: their warps, and stages for up to 8 and up to 16 rows of x.
+_SHARED_HEIGHTS = {128: (8, 3, 3), 112: (8, 4, 3), 96: (6, 4, 4), 80: (6, 4, 4), 64: (6, 3, 3)}
 
 
-def _high(tokens: int, height: int) -> Tile:
-    """A tile for matrices of more than 32 rows for each multiprocessor: that of the height of which
-    these, which have one at a time, are idle least."""
-    busy = "ceildiv(ceildiv(N, {0}), sm_count) * {0}"
-    least = [f"{busy.format(height)} <= {busy.format(other)}" for other in _HEIGHTS]
-    wm = -(-height // (16 * R))
-    when = " and ".join(["N > 32 * sm_count and capability >= 90", *least])
-    return Tile(tokens, height, 4, when, min(12 // wm, 64 // tokens) * wm, tables=True)
+def _high(tokens: int) -> list[Tile]:
+    """Tiles for matrices of more than 32 rows for each multiprocessor. They have a block each, of
+    the least height of which that is enough; of more rows two share one, of the height of which
+    they are idle least: while one block begins or ends, the other multiplies."""
+    tiles = []
+    for height in _HEIGHTS:
+        wm = -(-height // (16 * R))
+        when = f"N > 32 * sm_count and N <= {height} * sm_count and capability >= 90"
+        warps = min(12 // wm, 64 // tokens) * wm
+        tiles.append(Tile(tokens, height, 4, when, warps, tables=True))
+    busy = {h: f"ceildiv(ceildiv(N, {h}), 2 * sm_count) * {2 * h}" for h in _SHARED_HEIGHTS}
+    if tokens == 8:  # what tables save of long rows is more than what sharing does
+        for height in (144, 112, 96):
+            alone = f"ceildiv(ceildiv(N, {height}), sm_count) * {height}"
+            least = [f"{alone} <= {other}" for other in busy.values()]
+            when = " and ".join([f"K >= 8192 and N > 144 * sm_count and {_LARGER}", *least])
+            tile = next(tile for tile in tiles if tile.rows == height)
+            tiles.append(tile._replace(when=when, only=("mxfp4 4",)))
+    for height, (warps, *stages) in _SHARED_HEIGHTS.items():
+        least = [f"{busy[height]} <= {other}" for other in busy.values()]
+        when = " and ".join(["N > 32 * sm_count", _LARGER, *least])
+        tiles.append(Tile(tokens, height, stages[tokens > 8], when, warps))
+    # Two of 64 rows are fewer than one of 144.
+    tiles.insert(
+        5, tiles[-1]._replace(when=f"N > 112 * sm_count and N <= 128 * sm_count and {_LARGER}")
+    )
+    return tiles
 
 
 # The first that has a place for all rows of x, whose condition holds, and for whose shared memory
 # there is room. Measured on an H100 and an H200.
 TILES = (
-    *(_high(8, height) for height in _HEIGHTS),
+    *_high(8),
     Tile(8, 64, 3, "N >= 64 * sm_count"),
     Tile(8, 32, 4, "K <= 8192 and capability >= 90", warps=4),
     Tile(8, 32, 4),
-    *(_high(16, height) for height in _HEIGHTS),
+    *_high(16),
     Tile(16, 64, 3, "N >= 64 * sm_count"),
     Tile(16, 32, 4, "capability >= 90", warps=4),
     Tile(16, 64, 4),
@@ -163,6 +191,7 @@ class Wide(NamedTuple):
         each: tiles of 64 rows of a warp group.
         times: so many tiles of rows of x there are, at most.
         when: a condition.
+        only: the formats for which it is, as "nvfp4 4"; all if it is empty.
     """
 
     tokens: int
@@ -172,6 +201,7 @@ class Wide(NamedTuple):
     each: int = 1
     times: int = 1
     when: str = "K > 0"
+    only: tuple[str, ...] = ()
 
     @property
     def warps(self) -> int:
@@ -209,14 +239,16 @@ class Wide(NamedTuple):
 
 # For compute capability 9.0, from `LEAST_WIDE` rows of x on: the first that has a place for all.
 LEAST_WIDE = 17
-_HIGH, _LOW = "N >= 64 * sm_count", "N < 64 * sm_count and x.size > 32 * K"  # as rows of w go
+_HIGH, _LOW = "N >= 64 * sm_count", "N < 64 * sm_count"  # as rows of w go
+_MORE = "x.size > 32 * K"
 WIDE = (
+    Wide(32, 64, 8, 4, when=f"{_LOW} and K <= 8192", only=("nvfp4 4", "mxfp4 4", "affine 4")),
     Wide(32, 256, 5, 4, each=2, when="N >= 192 * sm_count"),
     Wide(32, 128, 8, 4, when=_HIGH),
-    Wide(64, 64, 8, 8, when=_LOW),
+    Wide(64, 64, 8, 8, when=f"{_LOW} and {_MORE}"),
     Wide(64, 256, 4, 4, each=2, when="N >= 192 * sm_count"),
     Wide(64, 128, 8, 4, when=_HIGH),
-    Wide(128, 64, 8, 4, when=_LOW),
+    Wide(128, 64, 8, 4, when=f"{_LOW} and {_MORE}"),
     Wide(128, 128, 6, 4, times=4, when=f"{_HIGH} or x.size > 128 * K"),
 )
 
@@ -234,7 +266,7 @@ def wide(
     count, block = "(x.size // max(K, 1))", 512 // bits
     operands = ["ordered", *_operands(mode, scaled)[1:]]
     units = []
-    for tile in tiles:
+    for tile in _for(tiles, mode, bits):
         split = tile.split(bits)
         step: dict[str, Any] = {
             "blocks": (f"ceildiv({count}, {tile.tokens})", split, f"ceildiv(N, {tile.rows})"),
@@ -284,7 +316,7 @@ def few(
     count = "(x.size // max(K, 1))"
     arguments = [*_operands(mode, scaled), "y", "int64 N", "int64 K", count]
     units = []
-    for tile in (tile.of(mode, bits, group) for tile in tiles):
+    for tile in (tile.of(mode, bits, group) for tile in _for(tiles, mode, bits)):
         split, size = tile.split(bits), tile.shared_memory(mode, bits, group)
         step: dict[str, Any] = {
             "blocks": (f"ceildiv(N, {tile.rows})", split),

@@ -33,6 +33,9 @@ TORCH: dict[str, torch.dtype] = {
 KNOWN: dict[torch.dtype, Dtype] = {kind: BY_NAME[name] for name, kind in TORCH.items()}
 _PLAIN = torch.Tensor.__torch_dispatch__
 _fast = fastcall.library()
+# What inductor's programs ask; `torch.cuda.current_stream` takes several times as long. None where
+# torch has no CUDA.
+_raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 _names: dict[torch.device, str] = {}
 _TRACERS = ("ProxyTorchDispatchMode", "FakeTensorMode", "FunctionalTensorMode")
 
@@ -364,6 +367,8 @@ def stream(requested: object, device: str) -> int:
         from ...tools.driver import FORKED
 
         raise DeviceError(f"cannot be found: {FORKED}")
+    if requested is None and _raw_stream is not None and _on_cuda(device):
+        return int(_raw_stream(int(device.partition(":")[2] or 0)))
     current = torch.cuda.current_stream(device) if _on_cuda(device) else None
     if requested is not None and requested != current:
         if current is not None and isinstance(requested, torch.cuda.Stream):
