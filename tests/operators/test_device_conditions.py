@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 import numpy as np
@@ -19,6 +19,8 @@ from ferrule import KernelError, Op, RuleError
 from ferrule.devices import protocol as devices
 from ferrule.dtypes import BY_NAME
 from ferrule.operators import call as op_call
+from ferrule.operators.launch import bound
+from ferrule.operators.text import described
 from ferrule.spec import Facts
 
 # Torch's own: its compiler uses what it deprecates.
@@ -176,12 +178,30 @@ def test_what_is_chosen_is_kept_for_a_device_and_sizes(calls: Any) -> None:
     )
     for device, n, dtype, k in calls:
         fact = Facts(BY_NAME[np.dtype(dtype).name], (n,), (1,), 0, device)
-        call = op_call.bound(op, device, {"x": fact, "k": k})
+        call = bound(op, device, {"x": fact, "k": k})
         kind = device.partition(":")[0]
-        call.binding.device = lambda kind=kind, device=device: {
-            ":device": kind, "sm_count": 132 if device == "cuda:0" else 10,
-        }  # fmt: skip
+        known = {":device": kind, "sm_count": 132 if device == "cuda:0" else 10}
+        call = call._replace(binding=call.binding.on(partial(dict, known)))
         holds = [device == "cuda:0", n > k, dtype == np.float16, True]
         for _ in range(2):
             assert op_call.choose(call) is op.implementations[holds.index(True)]
     assert len(op.bound) == len(set(calls))
+
+
+def test_what_is_asked_of_other_devices_leaves_calls_as_they_are(tmp_path: Any) -> None:
+    """Texts for a GPU, and files of MLX, are of the same sizes as calls on the CPU."""
+    bodies = [
+        ferrule.metal_body(f"y[thread_position_in_grid.x] = {n};", grid="N", threadgroup=1, when=w)
+        for n, w in ((1, "device == cuda"), (2, "device == metal"), (3, None))
+    ]
+    op = ferrule.op("of_devices", "x[N]:float32 -> y[N]:float32", metal=bodies)
+    x = np.ones(5, np.float32)
+    given = {"x": ((5,), ferrule.float32)}
+    wanted = [("cpu", 2), ("cuda", 0), ("metal", 1)]
+    for device, number in wanted:
+        bodies_of_op = [cast(Any, body) for body in op.implementations]
+        fitting = [described(op, body, given, device) is not None for body in bodies_of_op]
+        assert fitting.index(True) == number
+    mx.export_function(str(tmp_path / "of.mlxfn"), op, mx.array(x))
+    for make in HOSTS:
+        assert np.asarray(op(make(x))).tolist() == [3] * 5

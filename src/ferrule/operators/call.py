@@ -5,21 +5,17 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from .. import dtypes
-from ..devices import protocol as devices
 from ..errors import DeviceError, FerruleError, KernelError
 from ..hosts import protocol as hosts
 from ..kernels.arguments import fill_value, renamed, shown, wrong_type
 from ..rules.argument import Argument, as_declared, listed
-from ..rules.expression import Ints
-from ..spec import Facts, Shape, extent
+from ..spec import Facts, extent
 from .bodies import BodyLaunch, KernelBody
-from .launch import Arguments, BoundCall, check_countable, check_empty, number, prepare
+from .launch import Arguments, BoundCall, bound, check_empty, number, prepare
 from .runners import Runner
 from .unit_call import run_unit
 from .unit_steps import CudaUnit, Implementation
@@ -27,8 +23,6 @@ from .unit_steps import CudaUnit, Implementation
 if TYPE_CHECKING:
     from ..hosts.protocol import Host
     from .declared import Declared
-
-_MOST_BOUND = 1000  # sizes, of which an op keeps what they decide
 
 
 def call(op: Declared, values: Sequence[Any]) -> Any:
@@ -80,41 +74,6 @@ def packed(outputs: Sequence[Any]) -> Any:
     if len(outputs) == 1:
         return outputs[0]
     return tuple(outputs) if outputs else None
-
-
-def bound(op: Declared, device: str, arguments: Arguments, on: type[Ints] = Ints) -> BoundCall:
-    """A call with these inputs on a device; ``on`` compares sizes. Raises as `Rule.bind` does.
-
-    What sizes and dtypes decide is found once, where they are numbers.
-    """
-    shapes: list[Shape | None] = []
-    kinds: list[str | None] = []
-    for parameter in op.rule.inputs:
-        fact = arguments[parameter.name]
-        if isinstance(fact, Facts):
-            shapes.append(fact.shape)
-            kinds.append(fact.dtype.name)
-        else:
-            shapes.append(() if parameter.dims is None else None)
-            kinds.append(None)
-    key = (device, *shapes, *kinds, *[arguments[name] for name in op.rule.numbers])
-    known = op.bound.get(key) if on is Ints else None
-    if known is None:
-        binding = op.rule.bind(op.name, shapes, kinds, on, arguments)
-        binding.device = partial(devices.described, device)
-        results = [(s, dtypes.BY_NAME[k]) for s, k in op.rule.results(op.name, binding, on)]
-        check_countable(op, results)
-        known = binding, results, {}
-        if on is Ints:
-            keep(op, key, known)
-    return BoundCall(op, device, arguments, *known)
-
-
-def keep(op: Declared, key: object, known: object) -> None:
-    """Keep what calls of an op share."""
-    if len(op.bound) >= _MOST_BOUND:
-        op.bound.clear()
-    op.bound[key] = known
 
 
 def choose(call: BoundCall) -> Implementation:

@@ -33,7 +33,7 @@ from ..spec import Facts, row_contiguous_strides
 from ..tools import fastcall
 from . import call as op_call
 from .bodies import KernelBody
-from .launch import Arguments, check_empty, prepare
+from .launch import Arguments, bound, check_empty, prepare
 from .runners import Runner
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class BoundOp(Bound):
         op = self.op
         device = device_of(request)
         arguments = self.arguments(request, device)
-        call = op_call.bound(op, device, arguments)
+        call = bound(op, device, arguments)
         results = call.results
         if request.status == tables.SHARED:
             op_call.check_apart(op, arguments)

@@ -6,15 +6,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
 from .. import dtypes
+from ..devices import protocol as devices
 from ..dtypes import Dtype
 from ..errors import KernelError, KernelTypeError
 from ..rules.argument import Argument, as_declared
-from ..rules.expression import MOST
+from ..rules.expression import MOST, Ints
 from ..rules.rule import Binding, Rule
 from ..spec import Facts, Input, Launch, Shape, Spec, clamped, row_contiguous_strides
 from .bodies import BodyLaunch, KernelBody
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 
 
 Arguments = dict[str, Facts | float | None]  # of inputs: facts, numbers, None of what is absent
+_MOST_BOUND = 1000  # sizes, of which an op keeps what they decide
 _SAFE = 400.0  # what fits into every float that a number may be declared as
 _PYTHON_TYPES: dict[str, tuple[type, ...]] = {
     "b": (bool,),
@@ -68,6 +71,41 @@ class BoundCall(NamedTuple):
         return found
 
 
+def bound(op: Declared, device: str, arguments: Arguments, on: type[Ints] = Ints) -> BoundCall:
+    """A call with these inputs on a device; ``on`` compares sizes. Raises as `Rule.bind` does.
+
+    What sizes and dtypes decide is found once, where they are numbers.
+    """
+    shapes: list[Shape | None] = []
+    kinds: list[str | None] = []
+    for parameter in op.rule.inputs:
+        fact = arguments[parameter.name]
+        if isinstance(fact, Facts):
+            shapes.append(fact.shape)
+            kinds.append(fact.dtype.name)
+        else:
+            shapes.append(() if parameter.dims is None else None)
+            kinds.append(None)
+    key = (device, *shapes, *kinds, *[arguments[name] for name in op.rule.numbers])
+    known = op.bound.get(key) if on is Ints else None
+    if known is None:
+        binding = op.rule.bind(op.name, shapes, kinds, on, arguments)
+        binding.device = partial(devices.described, device)
+        results = [(s, dtypes.BY_NAME[k]) for s, k in op.rule.results(op.name, binding, on)]
+        check_countable(op, results)
+        known = binding, results, {}
+        if on is Ints:
+            keep(op, key, known)
+    return BoundCall(op, device, arguments, *known)
+
+
+def keep(op: Declared, key: object, known: object) -> None:
+    """Keep what calls of an op share."""
+    if len(op.bound) >= _MOST_BOUND:
+        op.bound.clear()
+    op.bound[key] = known
+
+
 def check_empty(op: str, rule: Rule, body_launch: BodyLaunch, outputs: Sequence[Facts]) -> None:
     """Refuse a grid without threads where an output has elements that nothing would write.
 
@@ -101,8 +139,6 @@ def prepare(
     key = (call.device, inputs, kinds, *values, body_launch.shared)
     program = body.programs.get(key)
     if program is None:
-        from ..devices import protocol as devices
-
         shared = body_launch.shared
         kernel = replace(body.kernel, shared_memory=shared) if shared else body.kernel
         spec = Spec(kernel, inputs, kinds, body_launch.template)

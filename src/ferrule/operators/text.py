@@ -19,8 +19,8 @@ from ..source.cuda import unit as cuda_unit
 from ..spec import Facts, Shape, row_contiguous_strides
 from ..unit import UnitSpec
 from .bodies import KernelBody
-from .call import bound, gathered
-from .launch import BoundCall, kernel_facts, read_dims
+from .call import gathered
+from .launch import BoundCall, bound, kernel_facts, read_dims
 from .op import Op
 from .unit_steps import CudaUnit
 
@@ -69,7 +69,8 @@ def described(
     call = _bind(op, inputs)
     anywhere = ("cpu", "cuda", "metal") if body.kind == "metal" else ("cuda",)
     for name in anywhere if device is None else (device,):
-        call.binding.device = _hopper if name == "cuda" else partial(devices.described, name)
+        of_device = _hopper if name == "cuda" else partial(devices.described, name)
+        call = call._replace(binding=call.binding.on(of_device))
         if body.holds(call.binding):
             break
     else:
@@ -107,8 +108,7 @@ def described_unit(
     Raises:
         KernelError, KernelTypeError: as `described` does.
     """
-    binding = _bind(op, inputs).binding
-    binding.device = _hopper
+    binding = _bind(op, inputs).binding.on(_hopper)
     if not unit.holds(binding):
         return None
     return DescribedUnit(unit.spec(unit.launch_for(binding).template))

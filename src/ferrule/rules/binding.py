@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from copy import copy
 from math import prod
 from typing import Any
 
@@ -32,6 +33,12 @@ class Binding:
         self.dtypes: dict[str, str] = {}
         self.shapes = shapes
         self.device: Callable[[], Mapping[str, Any]] = dict
+
+    def on(self, device: Callable[[], Mapping[str, Any]]) -> Binding:
+        """The same for another device; calls share theirs."""
+        other = copy(self)
+        other.device = device
+        return other
 
     def values(self, on: Expression) -> dict[str, Any]:
         """The values of all that an expression may name: dims and numbers, ``"S_size"`` of ``*S``,

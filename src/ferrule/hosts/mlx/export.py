@@ -27,6 +27,7 @@ from ...kernels import arguments
 from ...operators import call as op_call
 from ...operators import file as op_file
 from ...operators import identity
+from ...operators import launch as op_launch
 from ...operators.bodies import BodyLaunch, KernelBody
 from ...source.cuda import mlx as mlx_cuda
 from ...source.metal import text as metal
@@ -173,8 +174,9 @@ def op_record(op: Op, facts: dict[str, Facts | float | None]) -> tuple[Record, S
     Raises:
         KernelError: the inputs contradict the rule, or MLX's files cannot hold the call.
     """
-    bound = op_call.bound(op, "cpu", facts)
-    call = mlx_gpu.stock_call(bound, exported_body(op, bound.binding))
+    bound = op_launch.bound(op, "cpu", facts)
+    body, binding = exported_body(op, bound.binding)
+    call = mlx_gpu.stock_call(bound._replace(binding=binding), body)
     record = kernel_record(call)
     scalars = OpInputs(op, facts).scalars
     comment = {
@@ -187,8 +189,9 @@ def op_record(op: Op, facts: dict[str, Facts | float | None]) -> tuple[Record, S
     return record._replace(text=text), call
 
 
-def exported_body(op: Op, binding: Binding) -> KernelBody:
-    """The body that stands in files for such a call: Metal's where there is one.
+def exported_body(op: Op, binding: Binding) -> tuple[KernelBody, Binding]:
+    """The body that stands in files for such a call, Metal's where there is one; and the binding
+    for where it runs.
 
     Raises:
         KernelError: there is none; says what the op has.
@@ -196,10 +199,10 @@ def exported_body(op: Op, binding: Binding) -> KernelBody:
     bodies = [body for body in op.implementations if isinstance(body, KernelBody)]
     for kind in ("metal", "cuda"):
         # Not the device of this call, but the one that the file is for.
-        binding.device = functools.partial(dict, {":device": kind})
+        there = binding.on(functools.partial(dict, {":device": kind}))
         for body in bodies:
-            if body.kind == kind and body.holds(binding):
-                return body
+            if body.kind == kind and body.holds(there):
+                return body, there
     if bodies:
         raise KernelError(
             f"[op] op {op.name!r} cannot be exported for these sizes: its kernels are for others."

@@ -199,7 +199,7 @@ def _bound(op: Op, values: Sequence[Any], device: str, pointers: Sequence[int]) 
         argument.name: pointer for argument, pointer in zip(op.rule.inputs, pointers, strict=True)
     }
     arguments = op_call.gathered(op, values, lambda a, v: mlx.described(v, device, at[a.name]))
-    return op_call.bound(op, device, arguments)
+    return op_launch.bound(op, device, arguments)
 
 
 def on_metal(stream: object) -> bool:

@@ -12,7 +12,7 @@ import contextlib
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
 from torch.autograd import forward_ad
@@ -26,19 +26,19 @@ from ...operators import call as op_call
 from ...operators import entries as op_entries
 from ...operators.bodies import KernelBody
 from ...operators.declared import checked_tags
-from ...operators.launch import Arguments, BoundCall, check_empty, number
+from ...operators.launch import Arguments, bound, check_empty, number
 from ...operators.op import Op
 from ...operators.runners import Runner
-from ...operators.unit_call import Kernels, input_words, kernels_of
 from ...operators.unit_steps import CudaUnit
 from ...rules.argument import Argument
 from ...rules.expression import DEVICE_NUMBERS
-from ...spec import Facts, Shape
+from ...spec import Facts
 from ...tools import fastcall
 from .. import imported
 from ..protocol import find
 from . import arrays as host
 from . import calls as torch_calls
+from . import unit_calls
 from .autograd import alert_not_deterministic, autograd_kernel, is_atomic
 from .functions import run_function
 from .kernels import TorchArrays, autocast_kernel, random_kernel, traced_call, version_kernel
@@ -267,7 +267,7 @@ class TorchOp:
         device = self._device(values)
         alert_not_deterministic(op, device)
         try:
-            call = op_call.bound(op, "", arguments, SymInts)
+            call = bound(op, "", arguments, SymInts)
             outputs = [
                 torch.empty(shape, dtype=_TORCH[dtype.name], device=device)
                 for shape, dtype in call.results
@@ -280,13 +280,12 @@ class TorchOp:
                     if isinstance(fact, Facts)
                     else _hint(fact)
                 )
-            op_call.bound(op, "", arguments, SymInts)
+            bound(op, "", arguments, SymInts)
             raise
         if torch.compiler.is_exporting():
             kind = "metal" if device.type == "mps" else device.type
             known = {":device": kind, **dict.fromkeys(DEVICE_NUMBERS, 1)}  # which do not matter
-            call.binding.device = lambda: known
-            refuse_dynamic_templates(op, call.binding)
+            refuse_dynamic_templates(op, call.binding.on(lambda: known))
         if _packaging() and all(isinstance(body, Runner) for body in op.implementations):
             raise KernelError(
                 f"[op] op {op.name!r} has nothing but Python functions, which a package of "
@@ -298,14 +297,9 @@ class TorchOp:
     def run(self, *values: Any) -> Any:
         """Run the op on tensors in memory, and return its outputs."""
         op = self.op
-        alike = tuple([
-            (value.dtype, value.shape, value.stride(), value.device)
-            if isinstance(value, torch.Tensor)
-            else (type(value), value)
-            for value in values
-        ])  # fmt: skip
-        if (known := op.bound.get(alike)) is not None:
-            return self._run_again(known, values)
+        key = unit_calls.key(values)
+        if (known := op.bound.get(key)) is not None:
+            return known.run(op, values)
         tensors: dict[str, torch.Tensor] = {}
 
         def facts_of(parameter: Argument, value: torch.Tensor) -> Facts:
@@ -315,7 +309,7 @@ class TorchOp:
         self._device(values)
         arguments = op_call.gathered(op, values, facts_of)
         device = host.device_name(next(iter(tensors.values())))
-        call = op_call.bound(op, device, arguments)
+        call = bound(op, device, arguments)
         if op.in_place:
             shared = op_call.check_apart(op, call.arguments)
             op_call.replace_by_copies(call, shared, tensors, torch.clone, _facts)
@@ -340,29 +334,9 @@ class TorchOp:
         else:
             outputs = op_call.run_body(call, body, host, _facts, queue, host)
             if isinstance(body, CudaUnit) and not strided and not op.in_place:
-                self._remember(alike, call, body)
+                unit_calls.remember(key, call, body)
         for value, copy in op_call.copies_of_written(op, values, tensors):
             value.copy_(copy)
-        return op_call.packed(outputs)
-
-    def _remember(self, alike: tuple[Any, ...], call: BoundCall, unit: CudaUnit) -> None:
-        """Keep what calls with tensors that lie alike share, where it is all but addresses."""
-        if (kernels := kernels_of(call, unit)) is None:
-            return
-        arrays = [isinstance(value, Facts) for value in call.arguments.values()]
-        words = [None if a else w for a, w in zip(arrays, input_words(call), strict=True)]
-        op_call.keep(self.op, alike, _Known(kernels, words, call.results))
-
-    def _run_again(self, known: _Known, values: Sequence[Any]) -> Any:
-        """The outputs of a call that lies as one before."""
-        self.op.counts["Python path"] += 1
-        device = known.kernels.device
-        queue = host.stream(None, device)
-        outputs = [host.empty(shape, kind, device) for shape, kind in known.results]
-        pairs = zip(values, known.words, strict=True)
-        words = [value.data_ptr() if word is None else word for value, word in pairs]
-        words += [output.data_ptr() for output in outputs]
-        known.kernels.start(words, host, _facts, queue)
         return op_call.packed(outputs)
 
     def _refuse_lazy(self, *values: Any) -> Any:
@@ -390,20 +364,6 @@ class TorchOp:
     def vmap(self, info: Any, axes: Sequence[int | None], *values: Any) -> tuple[Any, Any]:
         """The op for a batch of calls, as torch.vmap wants it."""
         return batching.batched(self.op, info.batch_size, axes, values, self.overload, TorchArrays)
-
-
-class _Known(NamedTuple):
-    """What calls of a unit share whose tensors lie alike.
-
-    Attributes:
-        kernels: what is started.
-        words: of each input that is no array the bits; None of arrays.
-        results: the shape and dtype of each output.
-    """
-
-    kernels: Kernels
-    words: list[int | None]
-    results: list[tuple[Shape, Dtype]]
 
 
 def _dtensor_finder(op: Op, overload: Any) -> Callable[[], None]:
