@@ -328,6 +328,11 @@ def again_op(gpu: FakeCuda) -> Op:
 INT64 = st.integers(-(2**63), 2**63 - 1)
 
 
+def address(array: Any) -> int:
+    return int(array.ctypes.data if isinstance(array, np.ndarray) else array.data_ptr())
+
+
+@pytest.mark.parametrize("make", [np.asarray, torch.asarray], ids=["numpy", "torch"])
 @settings(
     max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
@@ -340,24 +345,25 @@ INT64 = st.integers(-(2**63), 2**63 - 1)
         min_size=1, max_size=8,
     )
 )  # fmt: skip
-def test_each_call_gives_its_own_arrays_and_numbers(gpu: FakeCuda, calls: Any) -> None:
+def test_each_call_gives_its_own_arrays_and_numbers(gpu: FakeCuda, make: Any, calls: Any) -> None:
     """What sizes decide is kept; all else is of the call, also behind one that failed."""
     op = again_op(gpu)
     gpu.texts.update(one=AGAIN, two=AGAIN)
-    for n, has_b, scale, add, flip, fails in calls:
+    for i, (n, has_b, size, add, flip, fails) in enumerate(call for c in calls for call in [c] * 4):
+        scale = -size if i % 2 else size  # 0.0 and -0.0 after each other
         gpu.launches.clear()
 
         def run(one: Launched, fails: str = fails) -> None:
             gpu.status = 912 * (one.symbol == fails)
 
         gpu.on_launch = run
-        x, b = np.ones(n, F32), np.ones(n, F32) if has_b else None
+        x, b = make(np.ones(n, F32)), make(np.ones(n, F32)) if has_b else None
         if fails == "two" or (fails == "one" and n < 3):
             with pytest.raises(DeviceError, match=rf"step '{fails}' of unit 'again'.*cuda:0"):
                 op(x, b, scale, add, flip)
         else:
             y = op(x, b, scale, add, flip)
-            assert gpu.launches[-1].arguments["y"] == y.ctypes.data
+            assert gpu.launches[-1].arguments["y"] == address(y)
         gpu.status = 0
         assert [launch.symbol for launch in gpu.launches] == [
             *["one"] * (n < 3), *["two"] * (n == 3 or fails != "one"),
@@ -375,9 +381,20 @@ def test_each_call_gives_its_own_arrays_and_numbers(gpu: FakeCuda, calls: Any) -
             assert (launch.blocks, launch.threads) == ((n, 1, 1), (32, 1, 1))
             assert (launch.shared, launch.cluster) == (60000 * n, None)
             assert gpu.dynamic["one"] >= 60000 * n
-            assert (passed["x"], passed["b"]) == (x.ctypes.data, 0 if b is None else b.ctypes.data)
-            assert number(passed["scale"][:4], F32) == scale
+            assert (passed["x"], passed["b"]) == (address(x), 0 if b is None else address(b))
+            assert passed["scale"][:4] == np.float32(scale).tobytes()
             assert passed["flip"][0] == flip and number(passed["n"][:4], np.int32) == n
+
+
+@pytest.mark.parametrize("make", [np.asarray, torch.asarray], ids=["numpy", "torch"])
+def test_numbers_that_do_not_fit_are_refused_in_each_call(gpu: FakeCuda, make: Any) -> None:
+    op, x = again_op(gpu), make(np.ones(2, F32))
+    gpu.texts.update(one=AGAIN, two=AGAIN)
+    for _ in range(4):
+        op(x, None, 1.5, 3, True)
+    for _ in range(2):
+        with pytest.raises(KernelError, match="1e\\+300, which does not fit"):
+            op(x, None, 1e300, 3, True)
 
 
 def test_kernels_of_many_arguments(gpu: FakeCuda) -> None:

@@ -50,7 +50,7 @@ class Declared:
         self.name, self.rule, self.tags = name, rule, tags
         self.in_place = tuple(argument for argument in rule.inputs if argument.mutable)
         self.implementations = tuple(implementations)
-        self.bound: dict[object, Any] = {}  # what calls of a device and sizes share: see call.py
+        self.bound: dict[object, Any] = {}  # what calls of a device and sizes share: see launch.py
         self.batch, self.autocast, self.partial_sums = batch, autocast, partial_sums
         self.rules: dict[str, Derived] = {}
         self.counts: Counter[str] = Counter()

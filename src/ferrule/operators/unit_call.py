@@ -111,9 +111,19 @@ class Kernels(NamedTuple):
 
 
 def kernels_of(call: BoundCall, unit: CudaUnit) -> Kernels | None:
-    """A call's steps as `Kernels`; None where they are more than that."""
-    found = call.once((unit, "kernels"), lambda: (_kernels(call, unit),))
-    return cast("tuple[Kernels | None]", found)[0]
+    """A call's steps as `Kernels`; None where they are more than that, and at the first call of its
+    sizes: the numbers among these may be others in each."""
+    if "called" not in call.made:
+        call.made["called"] = True
+        return None
+    call.once((unit, "kernels"), lambda: (_kernels(call, unit),))
+    return known_kernels(call, unit)
+
+
+def known_kernels(call: BoundCall, unit: CudaUnit) -> Kernels | None:
+    """What `kernels_of` gave an earlier call."""
+    found: tuple[Kernels | None] = call.made.get((unit, "kernels"), (None,))
+    return found[0]
 
 
 def _kernels(call: BoundCall, unit: CudaUnit) -> Kernels | None:
@@ -150,8 +160,13 @@ def input_words(call: BoundCall) -> list[int]:
         elif parameter.dims is not None:
             words.append(0)  # absent: a null pointer
         else:
-            words.append(int.from_bytes(_number_bytes(parameter, value), "little"))
+            words.append(bits(parameter, value))
     return words
+
+
+def bits(parameter: Argument, value: object) -> int:
+    """The bits of a number, as the rule declares it."""
+    return int.from_bytes(_number_bytes(parameter, value), "little")
 
 
 def _number_bytes(parameter: Argument, value: object) -> bytes:

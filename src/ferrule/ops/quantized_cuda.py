@@ -134,9 +134,10 @@ def _high(tokens: int) -> list[Tile]:
         tiles.append(Tile(tokens, height, 4, when, warps, tables=True))
     busy = {h: f"ceildiv(ceildiv(N, {h}), 2 * sm_count) * {2 * h}" for h in _SHARED_HEIGHTS}
     if tokens == 8:  # what tables save of long rows is more than what sharing does
-        for height in (144, 112, 96):
-            alone = f"ceildiv(ceildiv(N, {height}), sm_count) * {height}"
-            least = [f"{alone} <= {other}" for other in busy.values()]
+        alone = {h: f"ceildiv(ceildiv(N, {h}), sm_count) * {h}" for h in (144, 112, 96)}
+        for height in alone:
+            others = (*alone.values(), *busy.values())
+            least = [f"{alone[height]} <= {other}" for other in others]
             when = " and ".join([f"K >= 8192 and N > 144 * sm_count and {_LARGER}", *least])
             tile = next(tile for tile in tiles if tile.rows == height)
             tiles.append(tile._replace(when=when, only=("mxfp4 4",)))
