@@ -144,10 +144,10 @@ def _kernels(call: BoundCall, unit: CudaUnit) -> Kernels | None:
     if unit.state or not runs:
         return None
     started = _program(call.device, unit, launch).kernels(runs, words)
-    places_of_scratch = tuple([at for at, _, _ in launch.scratch.values()])
-    return (
-        None if started is None else Kernels(started, call.device, launch.memory, places_of_scratch)
-    )
+    if started is None:
+        return None
+    scratch = tuple([at for at, _, _ in launch.scratch.values()])
+    return Kernels(started, call.device, launch.memory, scratch)
 
 
 def input_words(call: BoundCall) -> list[int]:

@@ -126,30 +126,30 @@ def _high(tokens: int) -> list[Tile]:
     """Tiles for matrices of more than 32 rows for each multiprocessor. They have a block each, of
     the least height of which that is enough; of more rows two share one, of the height of which
     they are idle least: while one block begins or ends, the other multiplies."""
-    tiles = []
+    more = "N > 32 * sm_count"
+    alone = {}
     for height in _HEIGHTS:
         wm = -(-height // (16 * R))
-        when = f"N > 32 * sm_count and N <= {height} * sm_count and capability >= 90"
+        when = f"{more} and N <= {height} * sm_count and capability >= 90"
         warps = min(12 // wm, 64 // tokens) * wm
-        tiles.append(Tile(tokens, height, 4, when, warps, tables=True))
+        alone[height] = Tile(tokens, height, 4, when, warps, tables=True)
     busy = {h: f"ceildiv(ceildiv(N, {h}), 2 * sm_count) * {2 * h}" for h in _SHARED_HEIGHTS}
-    if tokens == 8:  # what tables save of long rows is more than what sharing does
-        alone = {h: f"ceildiv(ceildiv(N, {h}), sm_count) * {h}" for h in (144, 112, 96)}
-        for height in alone:
-            others = (*alone.values(), *busy.values())
-            least = [f"{alone[height]} <= {other}" for other in others]
-            when = " and ".join([f"K >= 8192 and N > 144 * sm_count and {_LARGER}", *least])
-            tile = next(tile for tile in tiles if tile.rows == height)
-            tiles.append(tile._replace(when=when, only=("mxfp4 4",)))
+    shared = {}
     for height, (warps, *stages) in _SHARED_HEIGHTS.items():
         least = [f"{busy[height]} <= {other}" for other in busy.values()]
-        when = " and ".join(["N > 32 * sm_count", _LARGER, *least])
-        tiles.append(Tile(tokens, height, stages[tokens > 8], when, warps))
+        when = " and ".join([more, _LARGER, *least])
+        shared[height] = Tile(tokens, height, stages[tokens > 8], when, warps)
     # Two of 64 rows are fewer than one of 144.
-    tiles.insert(
-        5, tiles[-1]._replace(when=f"N > 112 * sm_count and N <= 128 * sm_count and {_LARGER}")
-    )
-    return tiles
+    when = f"N > 112 * sm_count and N <= 128 * sm_count and {_LARGER}"
+    highest = [shared[64]._replace(when=when), alone[144]]
+    if tokens == 8:  # what tables save of long rows is more than what sharing does
+        rows = {h: f"ceildiv(ceildiv(N, {h}), sm_count) * {h}" for h in (144, 112, 96)}
+        for height in rows:
+            others = (*rows.values(), *busy.values())
+            least = [f"{rows[height]} <= {other}" for other in others]
+            when = " and ".join([f"K >= 8192 and N > 144 * sm_count and {_LARGER}", *least])
+            highest.append(alone[height]._replace(when=when, only=("mxfp4 4",)))
+    return [*(alone[height] for height in _HEIGHTS[:-1]), *highest, *shared.values()]
 
 
 # The first that has a place for all rows of x, whose condition holds, and for whose shared memory
