@@ -141,7 +141,8 @@ class Product(NamedTuple):
         dtype, out_dtype: of what is multiplied, and of the product.
         tf32: float32 is rounded to 10 bits of mantissa before it is multiplied.
         factors: ``alpha`` and ``beta``.
-        addresses: of a, b, out, and of the memory that cuBLAS may use.
+        addresses: of a, b, out, of the memory that cuBLAS may use, and of factors that the GPU
+            reads in place of these; 0: of none.
     """
 
     label: str

@@ -12,7 +12,7 @@ typedef struct {
   int64_t leading, step;
 } layout;
 typedef struct {
-  int compute, scale, transpose[2];
+  int compute, scale, pointers, transpose[2]; /* pointers: alpha and beta are the GPU's */
 } operation;
 typedef struct {
   uint64_t workspace;
@@ -49,8 +49,9 @@ API int cublasLtMatmulDescCreate(void** at, int compute, int scale) {
   return 0;
 }
 API int cublasLtMatmulDescSetAttribute(void* at, int which, const void* value, size_t size) {
-  if (which < 3 || which > 4 || size != 4) return INVALID;
-  memcpy(&((operation*)at)->transpose[which - 3], value, size);
+  if (which < 2 || which > 4 || size != 4) return INVALID;
+  operation* const of = at;
+  memcpy(which == 2 ? &of->pointers : &of->transpose[which - 3], value, size);
   return 0;
 }
 API int cublasLtMatmulDescDestroy(void* at) { return gone(at); }
@@ -104,5 +105,6 @@ API int cublasLtMatmul(void* handle, void* o, const float* alpha, const char* a,
                           l->leading, l->step};
     memcpy(&words[6 + 7 * i], of, sizeof of);
   }
+  words[27] = op->pointers;
   return on_product(words, *alpha, *beta);
 }

@@ -1,4 +1,4 @@
-// What ops/quantized_decode_cuda.py's MACHINE has, on the CPU: threads are fibers, in the order of
+// What ops/quantized_machine_cuda.py's MACHINE has, on the CPU: threads are fibers, in the order of
 // their numbers, and what cp.async brings is there when it is waited for, and until then NaN. Reads
 // outside of arrays and of shared memory end the process. It has a scheduler of its own, for warps.cpp
 // has one block at a time, whose barriers have no numbers.

@@ -91,7 +91,13 @@ def test_parts_make_up_the_whole(rule: str, star: list[int], sizes: list[int], d
         ("x[B,D]:T -> y[B,D]:T, z[B*D]:T", {"batch": "B D"}, []),
         ("x[B,B]:T -> y[B]:T", {"batch": "B"}, []),
         ("x[B,D]:T, w[2*B]:T -> y[B,D]:T", {"batch": "B D"}, ["D"]),
-        ("x[B,D]:T -> y[B,D]:T where B % 4 == 0", {"batch": "B D"}, ["D"]),
+        ("x[B,D]:T -> y[B,D]:T where B % 4 == 0", {"batch": "B D"}, ["B", "D"]),
+        ("x[B,D]:T -> y[B,D]:T where B % D == 0", {"batch": "B D"}, []),
+        ("x[B,D]:T -> y[B,D]:T where B % 4 == 1", {"batch": "B D"}, ["D"]),
+        ("x[B,D]:T, w[B//4]:T -> y[B,D]:T", {"batch": "B D"}, ["D"]),  # may leave a rest
+        ("x[B,D]:T, w[B//4]:T -> y[B,D]:T where B % 2 == 0", {"batch": "B D"}, ["D"]),
+        ("x[B,D]:T, w[(B+3)//4]:T -> y[B,D]:T where B % 4 == 0", {"batch": "B D"}, ["D"]),
+        ("x[B,D]:T -> y[B//4,D]:T where B % 4 == 0", {"batch": "B D"}, ["D"]),
         ("x[B,D]:T, w[D]:T -> y[B,D]:T where x.size % 4 == 0", {"batch": "B D"}, []),
         ("x[B,D]:T, w[D]:T -> y[B,D]:T, z[w.size + 1]:T", {"batch": "B D"}, []),
         ("c[B,L,D]:T!, x[B,D]:T ->", {"batch": "B L D"}, ["B", "L", "D"]),
@@ -103,6 +109,26 @@ def test_what_is_split(rule: str, declared: dict[str, str], dims: list[str]) -> 
     ranks = [None if a.dims is None or a.optional else 3 if "*S" in str(a) else len(a.dims)
              for a in one.rule.inputs]  # fmt: skip
     assert [split.dim for split in splits(one, ranks)] == dims
+
+
+@given(st.integers(1, 3), st.integers(1, 3), st.integers(1, 3), st.integers(1, 3))
+@settings(max_examples=20, deadline=None)
+def test_dims_that_some_have_divided(b: int, n: int, left: int, right: int) -> None:
+    """As of matrices whose elements are packed, and whose groups have scales."""
+    rule = "x[B,K]:T, w[N,K//2]:U, s[N,K//6]:T -> y[B,N]:T where K % 6 == 0, K % 4 == 0"
+    one = op(rule, batch="B N", partial_sums="K")
+    found = {split.dim: split for split in splits(one, [2, 2, 2])}
+    assert found["K"] == ("K", (1, 1, 1), (None,), 12, 0)
+    assert found["N"] == ("N", (None, 0, 0), (1,), 1, 1)
+
+    def compute(x: Any, w: Any, s: Any) -> Any:
+        return x @ (w.repeat(2, 1) * s.repeat(6, 1)).T
+
+    k, at = 12 * (left + right), 12 * left
+    x, w, s = (np.arange(h * v).reshape(h, v) % 5 for h, v in ((b, k), (n, k // 2), (n, k // 6)))
+    parts = compute(x[:, :at], w[:, : at // 2], s[:, : at // 6])
+    parts = parts + compute(x[:, at:], w[:, at // 2 :], s[:, at // 6 :])
+    np.testing.assert_array_equal(parts, compute(x, w, s))
 
 
 @pytest.mark.parametrize(

@@ -16,24 +16,30 @@ import pytest
 
 import ferrule
 from ferrule.ops import quantized_cuda
-from ferrule.ops.quantized_cuda import TILES, TILES_OF_EXPERTS, Tile
+from ferrule.ops.quantized_cuda import Names
 from ferrule.ops.quantized_cuda_texts import DENSE, FEW
-from ferrule.ops.quantized_decode_cuda import AHEAD, MACHINE, MODES, TABLES
+from ferrule.ops.quantized_decode_cuda import AHEAD, MODES, TABLES
+from ferrule.ops.quantized_machine_cuda import MACHINE
+from ferrule.ops.quantized_tiles import TILES, TILES_OF_EXPERTS, Tile
 from ferrule.tools import toolchain
 
 ml_dtypes = pytest.importorskip("ml_dtypes")
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="fibers are those of Linux")
 
+MLX = quantized_cuda.named(False)
 HEADER = Path(__file__).parent.parent / "native" / "products.h"
 MAIN = """
-extern "C" void run(const T* x, const uint32_t* w, const void* scales, const void* biases, T* y,
-                    int64_t N, int64_t K, int count, int64_t* bytes, int split, int shared_bytes) {
-  const void* const begins[] = {x, w, scales, biases};
+extern "C" void run(const T* x, const uint32_t* w, const void* scales, const void* biases,
+                    const float* factor, const T* added, T* y, int64_t N, int64_t K, int count,
+                    int64_t* bytes, int split, int shared_bytes) {
+  const void* const begins[] = {x, w, scales, biases, factor, added};
   arrays.clear();
-  for (int i = 0; i < 4; ++i)
+  for (int i = 0; i < 6; ++i)
     arrays.push_back({(const char*)begins[i], (const char*)begins[i] + bytes[i]});
-  kernel = [=] { dense(x, w, scales, (BIASES)biases, 0, y, N, K, count); };
-  launch((N + ROWS - 1) / ROWS, split, WARPS * 32, shared_bytes);
+  kernel = [=] {
+    dense(x, w, scales, (BIASES)biases, (WHOLE)factor, bytes[4] / 4, (OFFSET)added, y, N, K, count);
+  };
+  launch((N + ROWS - 1) / ROWS, split, WARPS * 32, shared_bytes + ROWS * 4);
 }
 """
 FORMATS = [
@@ -46,12 +52,18 @@ EVERY = list(dict.fromkeys((*TILES, *TILES_OF_EXPERTS)))
 SOME = [next(tile for tile in TILES if tile.tokens == n and tile.rows == 80) for n in (8, 16)]
 
 
-def compiled(form: tuple[str, int, int], tile: Tile, bf16: bool, folder: Path) -> Any:
+# Memory of a block that is not counted at a launch, where the one of this emulation ends.
+OF_ROWS = "__shared__ float of_row[ROWS];"
+EMULATED = "float* const of_row = (float*)(shared + block_of_me().memory.size() - ROWS * 4);"
+
+
+def compiled(form: tuple[str, int, int], tile: Tile, bf16: bool, names: Names, folder: Path) -> Any:
     """The kernel of a tile, as it is launched."""
     mode, bits, group = form
     constants = {"MODE": MODES[mode], "BITS": bits, "GROUP": group, **tile.template}
     given = "".join(f"constexpr int {name} = {value};\n" for name, value in constants.items())
-    text = quantized_cuda._text(mode, False, TABLES + AHEAD + FEW + DENSE).replace(MACHINE, "")
+    text = quantized_cuda._text(mode, names, TABLES + AHEAD + FEW + DENSE).replace(MACHINE, "")
+    text = text.replace(OF_ROWS, EMULATED)
     source = folder / "kernel.cpp"
     begin = f"constexpr bool BF16 = {str(bf16).lower()};\n#include <cstdint>\n"
     source.write_text(f'{begin}#include "{HEADER}"\n{given}{text}{MAIN}')
@@ -72,22 +84,22 @@ def shifted(array: Any, by: int) -> Any:
 
 def check(
     form: tuple[str, int, int], tile: Tile, dtype: str, sizes: tuple[int, int, int], split: int,
-    by: int, folder: Path,
+    by: int, folder: Path, names: Names = MLX, factors: int = 0, bytes_by: int = 0,
 ) -> None:  # fmt: skip
     mode, bits, group = form
     tile = tile.of(*form)
     (m, n, k), kind = sizes, DTYPES[dtype]
     random = np.random.default_rng(n + k)
     dense = random.standard_normal((n, k)).astype(np.float32).astype(kind)
-    names: dict[str, Any] = {"group_size": group, "bits": bits, "mode": mode}
-    parts = list(ferrule.ops.quantize(dense, **names))
+    how: dict[str, Any] = {"group_size": group, "bits": bits, "mode": mode}
+    parts = list(ferrule.ops.quantize(dense, **how))
     if mode == "nvfp4":  # all scales, negative ones and subnormals too
         parts[1] = random.permutation(np.arange(n * k // group) % 255).reshape(n, -1) % 127
         parts[1] = (parts[1] + 128 * random.integers(0, 2, parts[1].shape)).astype(np.uint8)
     if mode == "mxfp4":
         parts[1] = random.choice([0, *range(110, 128)], parts[1].shape).astype(np.uint8)
     exact: dict[str, Any] = {} if mode == "affine" else {"dtype": "float32"}
-    w = np.asarray(ferrule.ops.dequantize(*parts, **names, **exact)).astype(kind).astype(np.float64)
+    w = np.asarray(ferrule.ops.dequantize(*parts, **how, **exact)).astype(kind).astype(np.float64)
     x = random.standard_normal((m, k)).astype(kind)
     x[0] = 0
     x[0, random.integers(k)] = 1  # gives elements themselves
@@ -95,22 +107,35 @@ def check(
     if nan:
         parts[1][n - 1, -1] = 0x7F if mode == "nvfp4" else 255
     arrays = [shifted(np.asarray(a), by * np.asarray(a).itemsize) for a in (x, *parts)]
+    if bytes_by:
+        arrays[1] = shifted(arrays[1].view(np.uint8), bytes_by)
     arrays += [np.zeros(0, np.uint8)] * (4 - len(arrays))
+    factor = random.uniform(0.5, 2, factors).astype(np.float32)
+    added = random.standard_normal(n if names.added else 0).astype(kind)
+    arrays += [factor, added]
     y = np.zeros((m, n), kind)
-    sizes_of = (ctypes.c_int64 * 4)(*(a.nbytes for a in arrays))
+    sizes_of = (ctypes.c_int64 * 6)(*(a.nbytes for a in arrays))
     pointers = [ctypes.c_void_p(a.ctypes.data if a.nbytes else None) for a in (*arrays, y)]
     counts = ctypes.c_int64(n), ctypes.c_int64(k), ctypes.c_int(m)
     shared = ctypes.c_int(tile.shared_memory(*form))
-    compiled(form, tile, dtype == "bfloat16", folder)(
+    compiled(form, tile, dtype == "bfloat16", names, folder)(
         *pointers, *counts, sizes_of, ctypes.c_int(split), shared
     )
     found, rows = y.astype(np.float64), slice(0, n - 1 if nan else n)
     assert np.isnan(found[:, rows.stop :]).all()
     expected, terms = x.astype(np.float64) @ w.T, np.abs(x.astype(np.float64)) @ np.abs(w).T
+    exactly = expected[0].copy()  # elements, in float32 where they are multiplied
+    if factors:
+        expected, terms = expected * factor.astype(np.float64), terms * factor
+        exactly = exactly.astype(np.float32) * factor
+    if names.added:
+        expected = expected + added.astype(np.float64)
+        exactly = exactly.astype(np.float32) + added.astype(np.float32)
     rounding, least = (2.0**-8, 0) if dtype == "bfloat16" else (2.0**-11, 2.0**-24)
     bound = rounding * np.abs(expected) + k * 2.0**-24 * terms + least
     assert (np.abs(found - expected) <= bound)[:, rows].all()
-    assert (found[0] == expected[0])[rows].all()
+    exactly = exactly.astype(np.float32).astype(kind)
+    assert (found[0] == exactly.astype(np.float64))[rows].all()
 
 
 def name_of(case: Any) -> str:
@@ -134,6 +159,22 @@ def cases(pairs: Iterable[tuple[Tile, tuple[str, int, int]]]) -> list[Any]:
 @pytest.mark.parametrize("case", cases(itertools.product(SOME, FORMATS)), ids=name_of)
 def test_some_tiles(case: Any, tmp_path: Path) -> None:
     check(*case, folder=tmp_path)
+
+
+@pytest.mark.parametrize("mode", ["nvfp4", "mxfp4"])
+@pytest.mark.parametrize("factors", [1, 0])
+@pytest.mark.parametrize("added", ["", "bias"])
+@pytest.mark.parametrize("bytes_by", [0, 3])
+def test_factors_of_rows_and_what_is_added(
+    mode: str, factors: int, added: str, bytes_by: int, tmp_path: Path
+) -> None:
+    """One factor or one for each row, or of mxfp4 none; the matrix begins at any byte."""
+    tile, n = SOME[0], SOME[0].rows + 13
+    names = Names(factor="f" * (mode == "nvfp4"), by_row=True, added=added)
+    form = next(form for form in FORMATS if form[0] == mode)
+    count = (factors or n) * (mode == "nvfp4")
+    case = form, tile, "bfloat16", (5, n, 1024 + form[2]), 1 + factors, 0
+    check(*case, tmp_path, names, count, bytes_by)
 
 
 @pytest.mark.slow

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ferrule.ops import quantized_cuda
-from ferrule.ops.quantized_cuda import TILES, TILES_OF_EXPERTS, Tile
+from ferrule.ops import quantized_tiles
+from ferrule.ops.quantized_tiles import TILES, TILES_OF_EXPERTS, Tile
 
 FORMATS = [
     ("nvfp4", 4, 16),
@@ -30,16 +30,16 @@ def chosen(tokens: int, **sizes: Any) -> Tile:
 
 def is_shared(tile: Tile) -> bool:
     """Whether a tile is for blocks of which two have a multiprocessor."""
-    return tile in quantized_cuda._high(tile.tokens) and not tile.tables
+    return tile in quantized_tiles._high(tile.tokens) and not tile.tables
 
 
 @pytest.mark.parametrize("form", FORMATS, ids=str)
 def test_tiles_fit(form: tuple[str, int, int]) -> None:
     for tile in (*(tile.of(*form) for tile in TILES), *TILES_OF_EXPERTS):
         assert tile.stages >= 3  # or the text does not compile
-        assert tile.shared_memory(*form) <= quantized_cuda._MOST
+        assert tile.shared_memory(*form) <= quantized_tiles.MOST
         of_16_rows = tile.template["TILES"]
-        assert (tile.template["WM"] - 1) * quantized_cuda.R < of_16_rows  # each warp has some
+        assert (tile.template["WM"] - 1) * quantized_tiles.R < of_16_rows  # each warp has some
         assert tile.warps % tile.template["WM"] == 0
         assert not tile.tables or form[0] in ("nvfp4", "mxfp4")
 
@@ -77,8 +77,8 @@ def test_multiprocessors_are_idle_least(tokens: int, rows: int, sm_count: int) -
     def busy(height: int, shared: int) -> int:  # rows of the multiprocessor that has most
         return math.ceil(math.ceil(rows / height) / (shared * sm_count)) * shared * height
 
-    two = min(busy(height, 2) for height in quantized_cuda._SHARED_HEIGHTS)
-    one = min(busy(height, 1) for height in quantized_cuda._HEIGHTS)
+    two = min(busy(height, 2) for height in quantized_tiles._SHARED_HEIGHTS)
+    one = min(busy(height, 1) for height in quantized_tiles._HEIGHTS)
     if rows <= 32 * sm_count:
         assert tile.rows == 32
     elif rows <= 144 * sm_count:
@@ -91,5 +91,5 @@ def test_multiprocessors_are_idle_least(tokens: int, rows: int, sm_count: int) -
 def test_each_height_is_chosen() -> None:
     sizes = {"K": 4096, "sm_count": 132}
     found = [chosen(8, N=rows, **sizes) for rows in range(16, 1 << 15, 16)]
-    assert {tile.rows for tile in found if is_shared(tile)} == {*quantized_cuda._SHARED_HEIGHTS}
-    assert {tile.rows for tile in found if not is_shared(tile)} == {32, *quantized_cuda._HEIGHTS}
+    assert {tile.rows for tile in found if is_shared(tile)} == {*quantized_tiles._SHARED_HEIGHTS}
+    assert {tile.rows for tile in found if not is_shared(tile)} == {32, *quantized_tiles._HEIGHTS}

@@ -353,6 +353,7 @@ class _OpTables:
         row = [
             places[step.b],
             places[""],
+            -1 if step.factors is None else places[step.factors],
             *map(_c, (step.transpose_a, step.transpose_b, step.tf32)),
         ]
         content = ", ".join(map(str, [*row, *numbers, *values]))

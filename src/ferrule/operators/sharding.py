@@ -7,6 +7,7 @@ that their outputs add up (``partial_sums=``), and never because the shapes woul
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -27,11 +28,15 @@ class Split(NamedTuple):
         inputs: of each input the axis that is split; None where every part gets all of it.
         outputs: of each output the axis along which the parts' outputs are concatenated; None where
             they are added up.
+        multiple: parts of the dim must be multiples of that, for some inputs have it divided.
+        whole: which input has the dim as it is.
     """
 
     dim: str
     inputs: tuple[int | None, ...]
     outputs: tuple[int | None, ...]
+    multiple: int = 1
+    whole: int = 0
 
 
 def splits(op: Declared, ranks: Sequence[int | None]) -> list[Split]:
@@ -58,7 +63,13 @@ def splits(op: Declared, ranks: Sequence[int | None]) -> list[Split]:
             if all(axis is None for axis in inputs):  # those that have it are absent
                 continue
             outputs = [_axis(a, name, _rank(rule, a, ranks), i) for a in rule.outputs]
-            ways.append(Split(dim, tuple(inputs), tuple(outputs)))
+            multiple = 1 if dim in stars else _multiple(rule, name)
+            whole = next(
+                i
+                for i, (argument, axis) in enumerate(zip(rule.inputs, inputs, strict=True))
+                if axis is not None and place(argument, name) is not None
+            )
+            ways.append(Split(dim, tuple(inputs), tuple(outputs), multiple, whole))
     return ways
 
 
@@ -119,14 +130,16 @@ def stated(rule: Rule) -> Iterator[Expression]:
     yield from rule.conditions
 
 
-def stands_alone(rule: Rule, name: str, broadcast: bool = False) -> bool:
+def stands_alone(rule: Rule, name: str, broadcast: bool = False, divided: bool = False) -> bool:
     """Whether a rule uses a dim, or ``*name``, only as a dim of arrays, at most once in each. Then
     what holds for the whole holds for parts of it, too.
 
     What is broadcast is alone only where ``broadcast`` says that this was thought of: parts of what
-    has the size 1 may belong to all parts of the others.
+    has the size 1 may belong to all parts of the others. So it is with ``divided``, dims such as
+    ``name // 16`` where a condition is that 16 divides it: parts must be multiples of that.
     """
     having = set()
+    multiple = _multiple(rule, name) if divided else 1
     size = next((size for size, star in rule.star_sizes.items() if star == name), None)
     for argument in (*rule.inputs, *rule.outputs):
         if not broadcast and any(_is_broadcast(dim, name) for dim in argument.dims or ()):
@@ -137,13 +150,41 @@ def stands_alone(rule: Rule, name: str, broadcast: bool = False) -> bool:
         if count:
             having.add(argument.name)
     for expression in stated(rule):
-        if name in expression.names and expression.node != ("name", name):
+        by = _divisor(expression, name) or _divides(expression, name)
+        if name in expression.names and not (by and multiple % by == 0):
             return False
         if size in expression.names:
             return False
         if any(f"{array}.size" in expression.attributes for array in having):
             return False
     return True
+
+
+def _divisor(dim: Dim, name: str) -> int:
+    """By what a dim is divided that is ``name // c``, or ``name`` itself; 0 of others."""
+    if not isinstance(dim, Expression):
+        return 0
+    kind, *operands = dim.node
+    if dim.node == ("name", name):
+        return 1
+    if kind == "//" and operands[0] == ("name", name) and operands[1][0] == "int":
+        return int(operands[1][1])
+    return 0
+
+
+def _divides(condition: Expression, name: str) -> int:
+    """What divides a dim where a condition ``name % c == 0`` holds; 0 of others."""
+    kind, *operands = condition.node
+    if kind == "==" and operands[1] == ("int", 0) and operands[0][:2] == ("%", ("name", name)):
+        by = operands[0][2]
+        return int(by[1]) if by[0] == "int" else 0
+    return 0
+
+
+def _multiple(rule: Rule, name: str) -> int:
+    """The least number that all conditions ``name % c == 0`` have as a divisor of the dim."""
+    found = (_divides(condition, name) for condition in rule.conditions)
+    return math.lcm(*(by for by in found if by))
 
 
 def _is_broadcast(dim: Dim, name: str) -> bool:
@@ -168,7 +209,8 @@ def _can_split(op: Declared, dim: str) -> bool:
     written = [a for a in rule.inputs if a.mutable]
     if dim not in op.partial_sums:
         written += rule.outputs
-    return stands_alone(rule, name, True) and all(place(a, name) is not None for a in written)
+    alone = stands_alone(rule, name, True, divided=True)
+    return alone and all(place(a, name) is not None for a in written)
 
 
 def _leads(rule: Rule, name: str, ranks: Sequence[int | None], i: int) -> bool:
@@ -203,10 +245,12 @@ def _rank(rule: Rule, argument: Argument, ranks: Sequence[int | None]) -> int:
 
 def _axis(argument: Argument, name: str, rank: int, i: int) -> int | None:
     """The axis of an array of this rank that is a dim, or the ``i``-th of ``*name``."""
+    dims = argument.dims or ()
     at = place(argument, name)
+    if at is None:  # it may have the dim divided
+        at = next((i for i, dim in enumerate(dims) if _divisor(dim, name)), None)
     if at is None:
         return None
-    dims = argument.dims or ()
     if not isinstance(dims[at], Expression):
         return at + i
     after_star = any(not isinstance(dim, Expression) for dim in dims[:at])

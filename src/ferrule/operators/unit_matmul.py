@@ -66,6 +66,11 @@ def check(where: str, step: MatmulStep, numbers: Mapping[str, str]) -> None:
             raise KernelTypeError(f"{where}: `{name}` is {value!r}; expected a float.")
         elif not abs(value) <= float(np.finfo(np.float32).max):
             raise KernelError(f"{where}: `{name}` is {value!r}, which float32 does not hold.")
+    if step.factors is not None and (step.alpha, step.beta) != (1, 0):
+        raise KernelError(
+            f"{where}: got alpha={step.alpha!r}, beta={step.beta!r} and "
+            f"factors={step.factors!r}; expected one of both ways to say them."
+        )
     for name in ("transpose_a", "transpose_b", "tf32"):
         if not isinstance(getattr(step, name), bool):
             raise KernelTypeError(f"{where}: `{name}` is {getattr(step, name)!r}; expected a bool.")
@@ -104,6 +109,13 @@ def check_fits(
         for kind in KINDS
     ):
         raise _not_multiplied(op, step, kinds)
+    if step.factors is not None:
+        kind, shape = arrays[step.factors]
+        if kind != "float32" or _count(shape, 0) not in (2, None):
+            raise KernelError(
+                f"[op] op {op!r}: `factors` of a product is {step.factors!r} of {kind}, "
+                f"({', '.join(map(str, shape))}); expected float32 and two elements."
+            )
     a, b, out = (_last(dims[name]) for name in names)
     m, k = reversed(a) if step.transpose_a else a
     inner, n = reversed(b) if step.transpose_b else b
@@ -265,7 +277,8 @@ def multiplied(
     )
     if product.k:
         places = (address[name] for name in (step.a, step.b, step.out, ""))
-        return [product._replace(factors=(alpha, beta), addresses=(*places,))]
+        read = 0 if step.factors is None else address[step.factors]
+        return [product._replace(factors=(alpha, beta), addresses=(*places, read))]
     if beta == 1:
         return []
     if beta != 0:

@@ -96,6 +96,7 @@ class MatmulStep:
     beta: float | str
     tf32: bool
     when: Value | None
+    factors: str | None = None
 
 
 UnitStep = RunStep | FillStep | CopyStep | MatmulStep
@@ -122,7 +123,10 @@ def step_to_json(step: UnitStep) -> Any:
     if isinstance(step, CopyStep):
         return {"copy": step.source, "to": step.to, "when": when}
     if isinstance(step, MatmulStep):
-        return {"matmul": asdict(replace(step, when=None)), "when": when}
+        declared = asdict(replace(step, when=None))
+        if step.factors is None:
+            del declared["factors"]  # digests are older
+        return {"matmul": declared, "when": when}
     arguments = [
         [kind, map_to_json(value) if isinstance(value, MapArgument) else to_json(value)]
         for kind, value in step.arguments
@@ -320,6 +324,7 @@ def cuda_matmul(
     transpose_b: bool = False,
     alpha: float | str = 1.0,
     beta: float | str = 0.0,
+    factors: str | None = None,
     tf32: bool = False,
     when: str | None = None,
 ) -> MatmulStep:
@@ -338,6 +343,8 @@ def cuda_matmul(
         transpose_a, transpose_b: it lies the other way round: ``a[…,k,m]``, ``b[…,n,k]``.
         alpha, beta: factors: floats, or the names of float32 numbers of the rule. With a ``beta``
             that is not 0, ``out`` must have been written before.
+        factors: in their place an array of two float32 that is always there: alpha and beta, which
+            the GPU reads when it multiplies.
         tf32: multiply float32 by tensor cores, rounded to 10 bits of mantissa; without effect on
             other dtypes.
         when: a condition, without which the step is left out.
@@ -347,7 +354,7 @@ def cuda_matmul(
             before anything is started.
         ToolchainError: from a call: there is no cuBLAS; says what installs it.
     """
-    return MatmulStep(out, a, b, transpose_a, transpose_b, alpha, beta, tf32, when)
+    return MatmulStep(out, a, b, transpose_a, transpose_b, alpha, beta, tf32, when, factors)
 
 
 def cuda_unit(

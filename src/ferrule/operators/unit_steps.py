@@ -341,7 +341,7 @@ class CudaUnit(SizedImplementation):
             return replace(step, when=when)
         if isinstance(step, MatmulStep):
             self._check_array(where, "write a product to", step.out, written=True)
-            for factor in (step.a, step.b):
+            for factor in (step.a, step.b, *[step.factors] * (step.factors is not None)):
                 self._check_array(where, "multiply", factor, written=False)
             unit_matmul.check(where, step, self._numbers)
             unit_matmul.check_fits(self._op, step, self._mapped, self._rule.choices)

@@ -11,6 +11,8 @@ from __future__ import annotations
 from .counting import histogram
 from .gathered import gather_mm
 from .norms import layer_norm, rms_norm
+from .nvfp4.linear import mxfp4_linear, nvfp4_linear
+from .nvfp4.moe import mxfp4_moe, nvfp4_moe, nvfp4_moe_batched
 from .products import matmul
 from .quantized import gather_qmm, quantized_matmul
 from .quantizing import dequantize, quantize
@@ -29,6 +31,11 @@ __all__ = [
     "layer_norm",
     "log_softmax",
     "matmul",
+    "mxfp4_linear",
+    "mxfp4_moe",
+    "nvfp4_linear",
+    "nvfp4_moe",
+    "nvfp4_moe_batched",
     "quantize",
     "quantized_matmul",
     "rms_norm",

@@ -161,6 +161,8 @@ def _view(function: str, name: str, array: Any, dtype: str) -> Any:
     try:
         return array.view(getattr(library(array), dtype))
     except (ValueError, RuntimeError) as error:
+        if hasattr(array, "new_empty") and 0 in array.shape:  # it has other strides than torch's
+            return _view(function, name, array.new_empty(array.shape), dtype)
         raise ferrule.KernelError(
             f"[{function}] {name} of {dtype_name(array)} cannot be read as {dtype} without a copy: "
             f"{error}. Its rows must lie without gaps, and begin at multiples of 4 bytes: give a "

@@ -96,7 +96,7 @@ def _bodies(kind: Kind, transpose: bool) -> list[Any]:
             gathers.put(
                 texts.PROCESSOR_TRANSPOSED if transpose else texts.PROCESSOR_STRAIGHT, words
             ),
-            header=gathers.HEADER + texts.PROCESSOR + "#define PLACE(i) (i)\n",
+            header=gathers.HEADER + texts.FINISH + texts.PROCESSOR + "#define PLACE(i) (i)\n",
             grid=(
                 f"ceildiv(N, {texts.COLUMNS if transpose else texts.PART})",
                 "ceildiv(y.size // max(N, 1), 16)",

@@ -19,8 +19,9 @@ from .gathered_cuda_texts import (
 )
 from .outer_cuda_texts import LISTED, OUTER
 from .quantized_cuda_texts import FLOATS_OF_BYTES, VALUE_OF
-from .quantized_decode_cuda import DECODE, ELEMENTS, GIVEN, MACHINE, MODES
+from .quantized_decode_cuda import DECODE, ELEMENTS, GIVEN, MODES
 from .quantized_experts_cuda import EXPERTS, GROUPED, by_expert, sides
+from .quantized_machine_cuda import MACHINE
 
 ROWS = 128  # columns of y that a block makes
 LINE = 128  # bytes of a block of K

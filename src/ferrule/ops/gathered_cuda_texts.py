@@ -159,18 +159,18 @@ __device__ inline void add_products(uint32_t x, uint32_t w, Sums& sum) {
 
 template <class U> struct alignas(2 * sizeof(U)) Two { U first, second; };
 template <class U>
-__device__ inline void store_two(U* to, float a, float b, int64_t left, bool aligned) {
+__device__ inline void store_two(U* to, U a, U b, int64_t left, bool aligned) {
   if (left > 1 && aligned) {
-    *reinterpret_cast<Two<U>*>(to) = Two<U>{U(a), U(b)};
+    *reinterpret_cast<Two<U>*>(to) = Two<U>{a, b};
   } else {
-    if (left > 0) to[0] = U(a);
-    if (left > 1) to[1] = U(b);
+    if (left > 0) to[0] = a;
+    if (left > 1) to[1] = b;
   }
 }
-// Stores the sums, times `by`, two neighbours at a time: `to(row)` is where the first of so many
-// columns goes, null where there is no such row.
-template <class X, class W, class To>
-__device__ inline void store(const Sums& sum, float by, int64_t columns, To to) {
+// Stores what `end` makes of the sums, two neighbours at a time: `to(row)` is where the first of so
+// many columns goes, null where there is no such row.
+template <class X, class W, class To, class Ends>
+__device__ inline void store(const Sums& sum, const Ends& end, int64_t columns, To to) {
   const int lane = threadIdx.x % 32, wm = threadIdx.x / 32 / WN, wn = threadIdx.x / 32 % WN;
   constexpr bool NARROW = sizeof(T) == 2;
   constexpr int LINES = NARROW ? 2 * MT : TOK / 16, PAIRS_ = 2 * QUADS / LINES;
@@ -184,7 +184,8 @@ __device__ inline void store(const Sums& sum, float by, int64_t columns, To to) 
       const int column = NARROW ? (wn * NT + j) * 8 + lane % 4 * 2 : column_of<W>(2 * j);
       const int quad = NARROW ? i / 2 * NT + j : i * 2 + j / 2, half = NARROW ? i % 2 : j % 2;
       const float* const two = sum[quad] + 2 * half;
-      store_two(p + column, two[0] * by, two[1] * by, columns - column, aligned);
+      store_two(p + column, end(two[0], column), end(two[1], column + 1), columns - column,
+                aligned);
     }
   }
 }
@@ -296,7 +297,7 @@ template <class W> struct Weights {
     } else {
 #pragma unroll
       for (int i = 0; i < BITS; ++i)
-        of.word[i] = in && at + i / (BITS / UNITS) * UNIT < width ? from[i] : 0;
+        of.word[i] = in && at + i / (BITS / UNITS) * UNIT < width ? word_of(from, i) : 0;
     }
 #pragma unroll
     for (int u = 0; u < UNITS; ++u) {
@@ -392,9 +393,10 @@ template <int BITS_> __device__ inline uint32_t code(const uint32_t* word, int i
 
 # A product, as `GROUPED` wants it; and tiles of one matrix of x each, which need no order.
 PRODUCT = """
-template <class Tokens>
+template <class Tokens, class Ends>
 __device__ inline void product(const Tokens& tokens, const uint32_t* w, const char* scales,
-                               const char* biases, float by, int64_t n0, int64_t N, int64_t K) {
+                               const char* biases, const Ends& end, int64_t n0, int64_t N,
+                               int64_t K) {
   using X = Side<TOK, true>;
   using W = Side<ROWS, TRANSPOSE>;
   Weights<W> weights{w, scales, biases, int(n0), int(TRANSPOSE ? N : K), int(TRANSPOSE ? K : N)};
@@ -420,7 +422,7 @@ __device__ inline void product(const Tokens& tokens, const uint32_t* w, const ch
   constexpr int HALF = sizeof(T) == 2 && MT > 2 ? MT / 2 : MT;
   if (HALF < MT && tokens.count <= TOK / 2) multiply<X, W, HALF>(blocks, copy_x, weights, sum);
   else multiply<X, W, MT>(blocks, copy_x, weights, sum);
-  store<X, W>(sum, LAST * by, N - n0,
+  store<X, W>(sum, [&](float v, int column) { return end(v * LAST, column); }, N - n0,
               [&](int row) { return row < tokens.count ? tokens.to(row) + n0 : nullptr; });
 }
 """

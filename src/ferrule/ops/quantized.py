@@ -311,6 +311,7 @@ class Rule:
         self.width = "N" if transpose else f"P * 32 // {form.bits}"
         self.rows = "N" if transpose else "K"
         self.along = "K" if transpose else self.width  # the axis that is packed
+        self.finish = texts.FINISH
 
     @property
     def matrix(self) -> str:
@@ -345,10 +346,14 @@ class Rule:
 
     def body(self, text: str) -> str:
         """A text of `quantized_texts`, with its words."""
+        return gathers.put(text, self.words)
+
+    @property
+    def words(self) -> dict[str, str]:
         dense = "const long from_left = 0, from_right = 0; const bool inside = true;"
         each = "global_scale[G_size == 1 ? 0 : matrix]" if self.kind else "global_scale[0]"
         width = "uint(N)" if self.transpose else f"(uint(P) * 32 / {self.form.bits})"
-        words = {
+        return {
             "READ(size)": texts.READ.replace("COUNT", "size"),
             "READ(columns)": texts.READ.replace("COUNT", "columns"),
             "CHOOSE": self.kind.find() if self.kind else dense,
@@ -360,8 +365,8 @@ class Rule:
             "BIASES": "biases" if self.form.affine else "scales",
             "BIAS": "float(biases[group])" if self.form.affine else "0",
             "WHOLE": f"{each} / {formats.NVFP4_RANGE}f" if self.scaled else "1",
+            "PACKED": "w",
         }
-        return gathers.put(text, words)
 
     def units(self) -> list[Any]:
         """What NVIDIA's GPUs run, where it is not a Metal body."""
@@ -369,10 +374,11 @@ class Rule:
         # Elements that lie across bytes no tensor core gets as they are stored.
         in_bytes = bits in (4, 8)
         if self.kind is None:
-            many = on_cuda.many(mode, bits, group, self.transpose, self.scaled)
+            names = on_cuda.named(self.scaled)
+            many = on_cuda.many(mode, bits, group, self.transpose, names)
             if not (in_bytes and self.transpose):
                 return many
-            few = (make(mode, bits, group, self.scaled) for make in (on_cuda.wide, on_cuda.few))
+            few = (make(mode, bits, group, names) for make in (on_cuda.wide, on_cuda.few))
             return [*itertools.chain(*few), *many]
         letters = self.kind.letters
         fast = in_bytes and self.transpose
@@ -385,7 +391,7 @@ class Rule:
         """The Metal bodies, for processors and for GPUs."""
         width = f"({self.width})"
         rows = f"(y.size // max({width}, 1))"
-        header = self.form.header + (gathers.HEADER if self.kind else "")
+        header = self.form.header + self.finish + (gathers.HEADER if self.kind else "")
         across = f"ceildiv({width}, {texts.COLUMNS if self.transpose else texts.PART})"
         text = texts.PROCESSOR_TRANSPOSED if self.transpose else texts.PROCESSOR_STRAIGHT
         left = "M" if self.kind else "S_size"

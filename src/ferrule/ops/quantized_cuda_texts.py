@@ -23,6 +23,7 @@ constexpr int LEFT = TILES - (WM - 1) * R;  // tiles of the last warps
 constexpr int PITCH = ROWS + 4;             // of sums in shared memory
 constexpr int CHUNKS = 4 * OWN / 8;         // pieces of 16 bytes of a token's x in a block
 constexpr int ROWS_OF_WARP = R * 16;
+static_assert(!PAIRED || (R == 2 && LEFT == R), "warps have 16 rows of each half");
 constexpr int X_STAGE = TOK * CHUNKS * 16, W_STAGE = R * 1024, S_STAGE = R * 16 * SCALES * ARRAYS;
 constexpr int X_BYTES = WK * STAGES * X_STAGE, W_BYTES = WARPS * STAGES * W_STAGE;
 constexpr int TABLES_AT = X_BYTES + W_BYTES + WARPS * 2 * S_STAGE;
@@ -39,7 +40,8 @@ __device__ inline int place(int c, int token) {
   return (c % (OWN / 8) * 4 + c / (OWN / 8)) ^ ((token & 1) << 2);
 }
 
-// What a warp adds up: of a tile of tokens, and of R tiles of rows of w, or LEFT.
+// What a warp adds up: of a tile of tokens, and of R tiles of rows of w, or LEFT. Where rows are
+// PAIRED, its second tile is of rows of the second half of w.
 template <class Tokens>
 __device__ inline void sums_of_warp(const Tokens& tokens, const uint32_t* w, const char* scales,
                                     const char* biases, int64_t n0, int64_t N, int64_t K, bool full,
@@ -47,8 +49,12 @@ __device__ inline void sums_of_warp(const Tokens& tokens, const uint32_t* w, con
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
   const int wm = warp / WK, wk = warp % WK;
   const int row_bytes = int(K) / (32 / BITS) * 4, scale_bytes = int(K) / GROUP * SCALE;
-  const int64_t first = min(n0 + wm * ROWS_OF_WARP, N - 1);  // row of this warp
-  const int rows = int(min(N - first, int64_t(full ? R * 16 : LEFT * 16)));
+  const int64_t half = N / 2, end_of_rows = PAIRED ? half : N;
+  const int64_t first = min(PAIRED ? n0 / 2 + wm * 16 : n0 + wm * ROWS_OF_WARP, end_of_rows - 1);
+  const int rows = int(min(end_of_rows - first, int64_t(PAIRED ? 16 : full ? R * 16 : LEFT * 16)));
+  auto row_of = [&](int row) {  // of this warp, counted from the first one
+    return PAIRED ? min(row % 16, rows - 1) + row / 16 * int(half) : min(row, rows - 1);
+  };
   const char* const w_from = reinterpret_cast<const char*>(w) + first * row_bytes;
   const char* const s_from = scales + first * scale_bytes;
   const char* const b_from = ARRAYS == 2 ? biases + first * scale_bytes : nullptr;
@@ -89,7 +95,7 @@ __device__ inline void sums_of_warp(const Tokens& tokens, const uint32_t* w, con
   for (int r = 0; r < R; ++r) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      off[r][h] = min(r * 16 + h * 8 + g, rows - 1) * row_bytes;
+      off[r][h] = row_of(r * 16 + h * 8 + g) * row_bytes;
       if constexpr (ROOM) keep(off[r][h]);
     }
   }
@@ -118,8 +124,8 @@ __device__ inline void sums_of_warp(const Tokens& tokens, const uint32_t* w, con
       } else {
 #pragma unroll 1
         for (int i = 0; i < R * 2 * 4; ++i) {
-          const int row = min(i / 4 * 8 + g, rows - 1), at = i % 4 * 4;
-          copy_4(w_slot + i / 4 * 512 + at, w_next + row * row_bytes + at, w_left > at ? 4 : 0);
+          const int row = row_of(i / 4 * 8 + g), at = i % 4 * 4;
+          copy_word(w_slot + i / 4 * 512 + at, w_next + row * row_bytes + at, w_left > at ? 4 : 0);
         }
 #pragma unroll 1
         for (int i = 0; i < ROUNDS * 8; ++i) {
@@ -255,10 +261,12 @@ __device__ inline void sums_of_warp(const Tokens& tokens, const uint32_t* w, con
 }
 
 // Products of one tile of tokens and ROWS rows of w from `n0` on. `tokens` says how many there are
-// (`count`), which rows of `x` they are (`row`), and where their y lies (`to`).
-template <class Tokens>
+// (`count`), which rows of `x` they are (`row`), and where their y lies (`to`); `end` makes
+// elements of y of sums, and counts rows from `n0`.
+template <class Tokens, class Ends>
 __device__ inline void product(const Tokens& tokens, const uint32_t* w, const char* scales,
-                               const char* biases, float by, int64_t n0, int64_t N, int64_t K) {
+                               const char* biases, const Ends& end, int64_t n0, int64_t N,
+                               int64_t K) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, wm = warp / WK, wk = warp % WK;
   const bool full = LEFT == R || wm < WM - 1;  // the warp has R tiles
   float sum[R][NT][4] = {};
@@ -279,31 +287,43 @@ __device__ inline void product(const Tokens& tokens, const uint32_t* w, const ch
     }
   }
   __syncthreads();
-  // Sums of warps, then of blocks, in their order.
-  auto store = [&](int token, int row, float value) {
-    if (n0 + row < N) tokens.to(token)[n0 + row] = T(value * LAST * by);
-  };
-  for (int i = threadIdx.x; i < tokens.count * ROWS; i += WARPS * 32) {
-    const int token = i / ROWS, row = i % ROWS;
-    float* const at = sums + token * PITCH + row;
-    float all = at[0];
+  if constexpr (PAIRED) {
+    for (int i = threadIdx.x; i < tokens.count * ROWS / 2; i += WARPS * 32) {
+      const int token = i / (ROWS / 2), column = i % (ROWS / 2);
+      const float* const at = sums + token * PITCH + column / 16 * 32 + column % 16;
+      float one = at[0], other = at[16];
 #pragma unroll
-    for (int k = 1; k < WK; ++k) all += at[k * TOK * PITCH];
-    if (gridDim.y == 1) store(token, row, all);
-    else at[0] = all;
-  }
-  if (gridDim.y > 1) {
-    cluster_barrier();
-    for (int i = blockIdx.y * WARPS * 32 + threadIdx.x; i < tokens.count * ROWS;
-         i += gridDim.y * WARPS * 32) {
-      const int token = i / ROWS, row = i % ROWS;
-      float all = 0;
-#pragma unroll
-      for (int block = 0; block < int(gridDim.y); ++block)
-        all += read_of(block, sums + token * PITCH + row);
-      store(token, row, all);
+      for (int k = 1; k < WK; ++k) one += at[k * TOK * PITCH], other += at[k * TOK * PITCH + 16];
+      if (n0 / 2 + column < N / 2)
+        tokens.to(token)[n0 / 2 + column] = end(one * LAST, other * LAST, token);
     }
-    cluster_barrier();  // none ends while another reads its sums
+  } else {
+    // Sums of warps, then of blocks, in their order.
+    auto store = [&](int token, int row, float value) {
+      if (n0 + row < N) tokens.to(token)[n0 + row] = end(value * LAST, row);
+    };
+    for (int i = threadIdx.x; i < tokens.count * ROWS; i += WARPS * 32) {
+      const int token = i / ROWS, row = i % ROWS;
+      float* const at = sums + token * PITCH + row;
+      float all = at[0];
+#pragma unroll
+      for (int k = 1; k < WK; ++k) all += at[k * TOK * PITCH];
+      if (gridDim.y == 1) store(token, row, all);
+      else at[0] = all;
+    }
+    if (gridDim.y > 1) {
+      cluster_barrier();
+      for (int i = blockIdx.y * WARPS * 32 + threadIdx.x; i < tokens.count * ROWS;
+           i += gridDim.y * WARPS * 32) {
+        const int token = i / ROWS, row = i % ROWS;
+        float all = 0;
+#pragma unroll
+        for (int block = 0; block < int(gridDim.y); ++block)
+          all += read_of(block, sums + token * PITCH + row);
+        store(token, row, all);
+      }
+      cluster_barrier();  // none ends while another reads its sums
+    }
   }
 }
 """)
@@ -320,15 +340,16 @@ struct Dense {
 };
 
 extern "C" __global__ void __launch_bounds__(WARPS * 32, RESIDENT)
-dense(const T* x, const uint32_t* w, const void* scales, BIASES biases,
-      WHOLE global_scale, T* y, int64_t N, int64_t K, int count) {
-  ask_ahead(w, scales, blockIdx.x * int64_t(ROWS), N, K);
+dense(const T* x, const uint32_t* w, const void* scales, BIASES biases, WHOLE global_scale,
+      int64_t global_scales, OFFSET offset, T* y, int64_t N, int64_t K, int count) {
+  const int64_t n0 = blockIdx.x * int64_t(ROWS);
+  ask_ahead(w, scales, n0, N, K);
   fill_tables(shared_address(shared) + TABLES_AT);
   cudaGridDependencySynchronize();
   cudaTriggerProgrammaticLaunchCompletion();
-  product(Dense{x, y, K, N, count}, w, static_cast<const char*>(scales),
-          bytes_of(biases), whole(global_scale, 0),
-          blockIdx.x * int64_t(ROWS), N, K);
+  const auto end = ends<ROWS, WARPS * 32>(global_scale, global_scales, offset, n0, N);
+  product(Dense{x, y, K, N, count}, w, static_cast<const char*>(scales), bytes_of(biases), end, n0,
+          N, K);
 }
 """
 
@@ -345,7 +366,7 @@ weights(const uint32_t* w, const void* scales, BIASES biases, T* out, int64_t wo
 #pragma unroll
   for (int i = 0; i < WORDS; ++i) {
     const int64_t at = min(first + i * 256, words - 1), group = at / (GROUP / PER_WORD);
-    word[i] = w[at];
+    word[i] = word_of(w, at);
     if constexpr (MODE == AFFINE) {
       scale[i] = static_cast<const uint16_t*>(scales)[group];
       bias[i] = reinterpret_cast<const uint16_t*>(bytes_of(biases))[group];
@@ -372,13 +393,28 @@ weights(const uint32_t* w, const void* scales, BIASES biases, T* out, int64_t wo
 }
 """
 
-SCALED = """
-extern "C" __global__ void __launch_bounds__(256)
-scaled(const float* sums, const float* global_scale, T* y, int64_t size) {
+# What cuBLAS multiplies its sums by, and what was in y before.
+FACTORS = """
+extern "C" __global__ void factors(const float* factor, float* two) {
   cudaGridDependencySynchronize();
   cudaTriggerProgrammaticLaunchCompletion();
-  const int64_t i = blockIdx.x * int64_t(256) + threadIdx.x;
-  if (i < size) y[i] = T(sums[i] * (*global_scale / 2688));
+  two[0] = *factor / RANGE;
+  two[1] = 0;
+}
+"""
+
+SCALED = """
+extern "C" __global__ void __launch_bounds__(256)
+scaled(const float* sums, WHOLE factor, int64_t factors, OFFSET added, T* y, int64_t N,
+       int64_t size) {
+  cudaGridDependencySynchronize();
+  cudaTriggerProgrammaticLaunchCompletion();
+  const int64_t i = blockIdx.x * int64_t(256) + threadIdx.x, row = i % N;
+  if (i >= size) return;
+  const float* const by = or_null<float>(factor);
+  const T* const bias = or_null<T>(added);
+  const float sum = by ? sums[i] * by[factors == 1 ? 0 : row] : sums[i];
+  y[i] = T(bias ? sum + float(bias[row]) : sum);
 }
 """
 

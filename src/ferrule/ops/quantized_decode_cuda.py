@@ -1,156 +1,13 @@
 """CUDA that makes numbers of codes: pairs of T in registers, as exact as `dequantize` has them.
 
-`MACHINE` has what the hardware does in an instruction or a few, `GIVEN` what may be absent,
-`DECODE` the formats, `TABLES` what is looked up instead, `AHEAD` what products read ahead. Products
-of nvfp4 lack a power of two, `LAST`, which sums get at the end.
+`GIVEN` has what may be absent, `ENDS`, `ENDS_OF_ROWS` what is made of sums, `DECODE` the formats,
+`TABLES` what is looked up instead, `AHEAD` what products read ahead. Products of nvfp4 lack a power
+of two, `LAST`, which sums get at the end.
 """
 
 from __future__ import annotations
 
 MODES = {"affine": 0, "mxfp4": 1, "mxfp8": 2, "nvfp4": 3}
-
-# What the hardware does, each in one instruction or a few.
-MACHINE = """
-template <class A, class B> constexpr bool is_same = false;
-template <class A> constexpr bool is_same<A, A> = true;
-struct __nv_bfloat16;  // whose header is there where T is
-constexpr bool BF16 = is_same<T, __nv_bfloat16>;
-
-extern __shared__ __align__(16) char shared[];
-
-__device__ inline uint32_t shared_address(const void* p) { return __cvta_generic_to_shared(p); }
-
-// Copies 16 or 4 bytes to shared memory, of which those behind the first `size` are zeros.
-__device__ inline void copy_16(uint32_t to, const void* from, int size) {
-  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;"
-               ::"r"(to), "l"(from), "r"(size) : "memory");
-}
-// For what others read again: by way of L1.
-__device__ inline void copy_16_again(uint32_t to, const void* from, int size) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 16, %2;"
-               ::"r"(to), "l"(from), "r"(size) : "memory");
-}
-// The same where the condition holds, without a branch.
-__device__ inline void copy_16_if(bool condition, uint32_t to, const void* from, int size) {
-  asm volatile("{ .reg .pred p; setp.ne.b32 p, %3, 0;"
-               " @p cp.async.ca.shared.global [%0], [%1], 16, %2; }"
-               ::"r"(to), "l"(from), "r"(size), "r"(int(condition)) : "memory");
-}
-__device__ inline void copy_4(uint32_t to, const void* from, int size) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;"
-               ::"r"(to), "l"(from), "r"(size) : "memory");
-}
-__device__ inline void prefetch(const void* p) {
-  asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
-}
-__device__ inline void commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int LEFT> __device__ inline void wait() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
-}
-template <int THREADS> __device__ inline void barrier(int id) {
-  if constexpr (THREADS == 32) __syncwarp();
-  else asm volatile("bar.sync %0, %1;" ::"r"(id), "n"(THREADS) : "memory");
-}
-
-// A register takes less, too: with zeros above it.
-__device__ inline uint32_t read_1(uint32_t from) {
-  uint32_t v;
-  asm volatile("ld.shared.u8 %0, [%1];" : "=r"(v) : "r"(from) : "memory");
-  return v;
-}
-__device__ inline uint32_t read_2(uint32_t from) {
-  uint32_t v;
-  asm volatile("ld.shared.u16 %0, [%1];" : "=r"(v) : "r"(from) : "memory");
-  return v;
-}
-__device__ inline uint32_t read_4(uint32_t from) {
-  uint32_t v;
-  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(from) : "memory");
-  return v;
-}
-__device__ inline uint2 read_8(uint32_t from) {
-  uint2 v;
-  asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(from) : "memory");
-  return v;
-}
-__device__ inline uint4 read_16(uint32_t from) {
-  uint4 v;
-  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(from) : "memory");
-  return v;
-}
-__device__ inline void write_16(uint32_t to, uint4 v) {
-  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};"
-               ::"r"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
-}
-__device__ inline void write_1(uint32_t to, uint32_t v) {
-  asm volatile("st.shared.u8 [%0], %1;" ::"r"(to), "h"(uint16_t(v)) : "memory");
-}
-__device__ inline void write_2(uint32_t to, uint32_t v) {
-  asm volatile("st.shared.u16 [%0], %1;" ::"r"(to), "h"(uint16_t(v)) : "memory");
-}
-
-// Bits of a where the mask has ones, else of b.
-__device__ inline uint32_t choose(uint32_t mask, uint32_t a, uint32_t b) {
-  uint32_t v;
-  asm("lop3.b32 %0, %1, %2, %3, 0xe4;" : "=r"(v) : "r"(a), "r"(b), "r"(mask));
-  return v;
-}
-// An `and` that is shared: compilers would rather make one of each use.
-__device__ inline uint32_t masked(uint32_t a, uint32_t mask) {
-  uint32_t v;
-  asm("and.b32 %0, %1, %2;" : "=r"(v) : "r"(a), "r"(mask));
-  return v;
-}
-// Has a value stay in its register: compilers would rather find it again each time.
-__device__ inline void keep(uint32_t& v) { asm volatile("" : "+r"(v)); }
-__device__ inline void keep(int& v) { asm volatile("" : "+r"(v)); }
-__device__ inline uint32_t permute(uint32_t a, uint32_t b, uint32_t selector) {
-  return __byte_perm(a, b, selector);
-}
-// a * b + c of two T, rounded once: what there is before compute capability 9.0, too.
-__device__ inline uint32_t fma_2(uint32_t a, uint32_t b, uint32_t c) {
-  uint32_t d;
-  if constexpr (BF16) asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
-  else asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
-  return d;
-}
-__device__ inline void mma(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
-                           uint32_t b0, uint32_t b1) {
-  if constexpr (BF16)
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, "
-                 "{%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-                 : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-  else
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, "
-                 "{%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-                 : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-}
-__device__ inline uint32_t any_of_quad(uint32_t v) {
-  v |= __shfl_xor_sync(~0u, v, 1);
-  return v | __shfl_xor_sync(~0u, v, 2);
-}
-
-// Blocks of a cluster, one beside the other along y.
-#if __CUDA_ARCH__ >= 900
-__device__ inline void cluster_barrier() {
-  asm volatile("barrier.cluster.arrive.release; barrier.cluster.wait.acquire;" ::: "memory");
-}
-__device__ inline float read_of(int block, const float* p) {
-  uint32_t from;
-  float v;
-  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
-               : "=r"(from) : "r"(shared_address(p)), "r"(block));
-  asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(v) : "r"(from) : "memory");
-  return v;
-}
-#else
-__device__ inline void cluster_barrier() {}
-__device__ inline float read_of(int, const float* p) { return *p; }
-#endif
-"""
 
 # What some modes have, where others have 0.
 GIVEN = """
@@ -158,7 +15,66 @@ __device__ inline const char* bytes_of(const void* p) { return static_cast<const
 __device__ inline const char* bytes_of(int64_t) { return nullptr; }
 __device__ inline float whole(const float* p, int i) { return p[i] / 2688; }
 __device__ inline float whole(int64_t, int) { return 1; }
+
+// What is made of a sum.
+struct Scaled {
+  float by;
+  __device__ T operator()(float sum, int) const { return T(sum * by); }
+};
+// A word, wherever it begins: matrices of bytes may begin anywhere.
+__device__ inline uint32_t word_of(const uint32_t* w, int64_t i) {
+  if (size_t(w) % 4 == 0) return w[i];
+  const uint8_t* const at = reinterpret_cast<const uint8_t*>(w + i);
+  return at[0] | at[1] << 8 | at[2] << 16 | uint32_t(at[3]) << 24;
+}
+// Copies one to shared memory; `size` is 4 or 0.
+__device__ inline void copy_word(uint32_t to, const char* from, int size) {
+  if (size_t(from) % 4 == 0) {
+    copy_4(to, from, size);
+  } else {
+    for (int i = 0; i < 4; ++i) write_1(to + i, size ? uint8_t(from[i]) : 0);
+  }
+}
 """
+
+# What is made of sums with rows of one matrix, from row n0 on: they are multiplied by its scale,
+ENDS = """
+template <int ROWS, int THREADS>
+__device__ inline Scaled ends(WHOLE global_scale, int64_t, OFFSET, int64_t, int64_t) {
+  return {whole(global_scale, 0)};
+}
+"""
+# or by one scale for each row, where there are scales, and something is added. Scales come to
+# shared memory on the way.
+OR_NULL = """
+template <class P> __device__ inline const P* or_null(const P* p) { return p; }
+template <class P> __device__ inline const P* or_null(int64_t) { return nullptr; }
+"""
+ENDS_OF_ROWS = (
+    OR_NULL
+    + """
+struct OfRows {
+  const float* scale;
+  const T* bias;
+  __device__ T operator()(float sum, int row) const {
+    const float scaled = scale ? sum * scale[row] : sum;
+    return T(bias ? scaled + float(bias[row]) : scaled);
+  }
+};
+template <int ROWS, int THREADS>
+__device__ inline OfRows ends(WHOLE factor, int64_t factors, OFFSET added, int64_t n0, int64_t N) {
+  __shared__ float of_row[ROWS];
+  const float* const scale = or_null<float>(factor);
+  const T* const bias = or_null<T>(added);
+  if (threadIdx.x < THREADS)
+    for (int i = threadIdx.x; i < ROWS && n0 + i < N; i += THREADS) {
+      if (scale) copy_4(shared_address(of_row + i), scale + (factors == 1 ? 0 : n0 + i), 4);
+      if (bias && i % 16 == 0) prefetch(bias + n0 + i);
+    }
+  return {scale ? of_row : nullptr, bias ? bias + n0 : nullptr};
+}
+"""
+)
 
 # Codes to pairs of T: a word's elements j and j + PER_WORD / 2 are pair j. Shifts to the left are
 # for the FMA pipe to do, as products; of the integer pipe a weight takes about one instruction.
@@ -400,15 +316,15 @@ AHEAD = """
 template <int N_> struct Number { static constexpr int N = N_; };
 
 // Pieces of `UNIT` bytes of rows of scales, from byte `begin` of each on: zeros behind its `size`.
-template <int R, int UNIT>
-__device__ inline void copy_scales(uint32_t to, const char* from, int begin, int size, int rows,
-                                   int lane) {
+template <int R, int UNIT, class Row>
+__device__ inline void copy_scales(uint32_t to, const char* from, int begin, int size,
+                                   const Row& row_of, int lane) {
   constexpr int PIECES = SCALES / UNIT;
 #pragma unroll 4
   for (int i = lane; i < R * 16 * PIECES; i += 32) {
     const int row = i / PIECES, at = i % PIECES * UNIT;
     const bool in = begin + at < size;
-    const char* const piece = from + (min(row, rows - 1) * size + (in ? begin + at : 0));
+    const char* const piece = from + (row_of(row) * size + (in ? begin + at : 0));
     const uint32_t place = to + i * UNIT;
     if constexpr (UNIT == 16) copy_16_again(place, piece, in ? 16 : 0);
     else if constexpr (UNIT == 4) copy_4(place, piece, in ? 4 : 0);
@@ -451,7 +367,7 @@ _COPY_SCALES = """if (next % AT_ONCE == 0 || next == begin) {
     const char* const from = a ? b_from : s_from;
     const uint32_t to = begin_s + part % PARTS * S_STAGE + a * (S_STAGE / ARRAYS);
     auto copy = [&](auto unit) {
-      copy_scales<R, decltype(unit)::N>(to, from, part * SCALES, scale_bytes, rows, lane);
+      copy_scales<R, decltype(unit)::N>(to, from, part * SCALES, scale_bytes, row_of, lane);
     };
     if (SCALES % 16 == 0 && s_alignment == 0) copy(Number<SCALES % 16 == 0 ? 16 : 4>());
     else if (s_alignment % 4 == 0) copy(Number<4>());

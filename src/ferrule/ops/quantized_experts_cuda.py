@@ -153,7 +153,7 @@ __device__ inline void product_of_tile(
           reinterpret_cast<const uint32_t*>(reinterpret_cast<const char*>(w) + in_w),
           static_cast<const char*>(scales) + in_scales,
           bytes_of(biases) + in_scales,
-          whole(global_scale, each ? expert : 0), n, N, K);
+          Scaled{whole(global_scale, each ? expert : 0)}, n, N, K);
 }
 
 // Of few rows, each block finds its tile: that of row blockIdx.x and those after it which have its

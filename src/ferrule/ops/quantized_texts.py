@@ -5,7 +5,8 @@ words in capitals that are no constants are put in by `quantized.Rule.body`:
 
 * ``LEFT`` rows of a result; ``DEPTH``, what is summed over; ``WIDTH`` columns;
 * ``CHOOSE`` finds the matrices of the result ``batch``;
-* ``READ(n)`` makes floats of elements; ``WHOLE`` is what sums are multiplied by.
+* ``READ(n)`` makes floats of elements, which are in ``PACKED``; ``WHOLE`` is what sums are
+  multiplied by, as `FINISH` says.
 """
 
 from __future__ import annotations
@@ -13,10 +14,12 @@ from __future__ import annotations
 # Elements from ``at`` on become the floats ``ws``, in an order in which PLACE(i) is that of i.
 READ = """{
               const int units = COUNT / UNIT;
-              const device uint* words = w + at / UNIT * UNIT_WORDS;
+              const device uint* words = PACKED + at / UNIT * UNIT_WORDS;
               if (units == UNITS) read_units<T>(words, SCALES, UNITS, ws);
               else read_units<T>(words, SCALES, units, ws);
             }"""
+# What is made of the sum of a column.
+FINISH = "#define FINISH(sum, column) ((sum) * by)\n"
 UNITS = """
 // Whole elements begin and end with UNIT of them, which are UNIT_WORDS words.
 #define UNIT_WORDS (32 % BITS == 0 ? 1 : BITS)
@@ -150,7 +153,8 @@ PROCESSOR_TRANSPOSED = """
         const float by = WHOLE;
         for (int r = 0; r < count; r++)
           for (int c = 0; c < columns; c++)
-            y[(row + r) * WIDTH + first + c] = T(sums[r * COLUMNS + c] * by);
+            y[(row + r) * WIDTH + first + c] =
+                T(FINISH(sums[r * COLUMNS + c], first + c));
       }
 """,
 )
@@ -187,7 +191,8 @@ PROCESSOR_STRAIGHT = """
         const float by = WHOLE;
         for (int r = 0; r < count; r++)
           for (int c = 0; c < columns; c++)
-            y[(row + r) * WIDTH + first + c] = T(sums[r * PART + PLACE(c)] * by);
+            y[(row + r) * WIDTH + first + c] =
+                T(FINISH(sums[r * PART + PLACE(c)], first + c));
       }
 """,
 )
@@ -210,7 +215,7 @@ SIMDGROUP = """
       const device T* rows = x + (ulong(from_left) * LEFT + top) * DEPTH;
       for (uint k = lane * 8; k < uint(DEPTH); k += 256) {
         uint q[8];
-        read8((const device uchar*)w + (at + k) / 8 * BITS, q);
+        read8((const device uchar*)PACKED + (at + k) / 8 * BITS, q);
         const ulong group = (at + k) / GROUP;
         const float scale = scale_of(scales[group]), bias = BIAS;
         for (int i = 0; i < 8; i++) {
@@ -222,7 +227,8 @@ SIMDGROUP = """
     }
     for (uint r = 0; r < 4; r++) {
       const float sum = simd_sum(sums[r]);
-      if (r < count && lane == 0) y[(batch * LEFT + top + r) * WIDTH + column] = T(sum * by);
+      if (r < count && lane == 0)
+        y[(batch * LEFT + top + r) * WIDTH + column] = T(FINISH(sum, column));
     }
 """
 
@@ -240,10 +246,11 @@ EIGHT = """
       for (uint k = 0; k < uint(DEPTH); k++) {
         const ulong at = (ulong(matrix) * DEPTH + k) * WIDTH + column, group = at / GROUP;
         uint q[8];
-        read8((const device uchar*)w + at / 8 * BITS, q);
+        read8((const device uchar*)PACKED + at / 8 * BITS, q);
         const float scale = scale_of(scales[group]), bias = BIAS, v = float(row[k]);
         for (int i = 0; i < 8; i++) sums[i] += v * value_of<T>(q[i], scale, bias);
       }
     }
-    for (int i = 0; i < 8; i++) y[(batch * LEFT + m) * WIDTH + column + i] = T(sums[i] * by);
+    for (int i = 0; i < 8; i++)
+      y[(batch * LEFT + m) * WIDTH + column + i] = T(FINISH(sums[i], column + i));
 """

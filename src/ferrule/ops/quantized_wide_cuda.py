@@ -119,9 +119,9 @@ constexpr int X_STAGE = TILES * TOK * 128, W_STAGE = R * 1024, S_STAGE = R * 16 
 constexpr int PARTS = STAGES <= AT_ONCE + 1 ? 2 : 4;  // of scales, that are there at a time
 static_assert(STAGES >= 2 && STAGES <= 3 * AT_ONCE + 1 && TOK % 8 == 0 && X_STAGES <= 8);
 
-template <int BLOCKS>
+template <int BLOCKS, class Ends>
 __device__ inline void add_parts(const float* sums, int count, T* y, int64_t n0, int64_t N,
-                                 float by) {
+                                 const Ends& end) {
   constexpr int QUADS = ROWS / 4, AT_A_TIME = BLOCKS <= 4 ? 2 : 1;
   const bool aligned = N % 4 == 0 && size_t(y) % 8 == 0;
   const int quads = count * QUADS;
@@ -147,15 +147,19 @@ __device__ inline void add_parts(const float* sums, int count, T* y, int64_t n0,
         const float4 v = part[u][block];
         all.x += v.x, all.y += v.y, all.z += v.z, all.w += v.w;
       }
-      const int64_t column = n0 + i % QUADS * 4;
+      const int row = i % QUADS * 4;
+      const int64_t column = n0 + row;
       T* const to = y + i / QUADS * N + column;
-      alignas(8) T of[4] = {T(all.x * LAST * by), T(all.y * LAST * by), T(all.z * LAST * by),
-                            T(all.w * LAST * by)};
-      if (i < quads && column < N) {
-        if (aligned) *reinterpret_cast<uint2*>(to) = *reinterpret_cast<const uint2*>(of);
-        else
-          for (int j = 0; j < 4; ++j)
-            if (column + j < N) to[j] = of[j];
+      const float four[4] = {all.x * LAST, all.y * LAST, all.z * LAST, all.w * LAST};
+      if (i >= quads || column >= N) continue;
+      if (aligned) {
+        alignas(8) T of[4] = {end(four[0], row), end(four[1], row + 1), end(four[2], row + 2),
+                              end(four[3], row + 3)};
+        *reinterpret_cast<uint2*>(to) = *reinterpret_cast<const uint2*>(of);
+      } else {
+#pragma unroll
+        for (int j = 0; j < 4; ++j)
+          if (column + j < N) to[j] = end(four[j], row + j);
       }
     }
   }
@@ -164,8 +168,8 @@ __device__ inline void add_parts(const float* sums, int count, T* y, int64_t n0,
 // Without launch bounds: ptxas counts whole warp groups, and would leave registers for three more
 // warps. `--maxrregcount` says how many a thread may have.
 extern "C" __global__ void
-wide(const T* x, const uint32_t* w, const void* scales, BIASES biases, WHOLE global_scale, T* y,
-     int64_t N, int64_t K, int count) {
+wide(const T* x, const uint32_t* w, const void* scales, BIASES biases, WHOLE global_scale,
+     int64_t global_scales, OFFSET offset, T* y, int64_t N, int64_t K, int count) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
   const int64_t n0 = blockIdx.z * int64_t(ROWS);
   const int token = blockIdx.x * TOK, here = min(count - token, TOK);
@@ -183,6 +187,7 @@ wide(const T* x, const uint32_t* w, const void* scales, BIASES biases, WHOLE glo
   cudaGridDependencySynchronize();
   cudaTriggerProgrammaticLaunchCompletion();
   float* const sums = reinterpret_cast<float*>(shared + (begin_x - shared_address(shared)));
+  const auto end_of = ends<ROWS, WARPS * 32>(global_scale, global_scales, offset, n0, N);
 
   if (warp == WARPS) {
     if (lane == 0) {
@@ -207,6 +212,7 @@ wide(const T* x, const uint32_t* w, const void* scales, BIASES biases, WHOLE glo
     const int row_bytes = int(K) / (32 / BITS) * 4, scale_bytes = int(K) / GROUP * SCALE;
     const int64_t first = min(n0 + warp * R * 16, N - 1);  // row of this warp
     const int rows = int(min(N - first, int64_t(R * 16)));
+    auto row_of = [&](int row) { return min(row, rows - 1); };
     const char* const w_from = reinterpret_cast<const char*>(w) + first * row_bytes;
     const char* const s_from = s_all + first * scale_bytes;
     const char* const b_from = ARRAYS == 2 ? b_all + first * scale_bytes : nullptr;
@@ -224,7 +230,7 @@ wide(const T* x, const uint32_t* w, const void* scales, BIASES biases, WHOLE glo
 #pragma unroll
     for (int r = 0; r < R; ++r) {
 #pragma unroll
-      for (int h = 0; h < 2; ++h) off[r][h] = min(r * 16 + h * 8 + g, rows - 1) * row_bytes;
+      for (int h = 0; h < 2; ++h) off[r][h] = row_of(r * 16 + h * 8 + g) * row_bytes;
     }
 
     // Where the next block comes from and goes to: of what lies behind a row, nothing is read.
@@ -244,8 +250,9 @@ wide(const T* x, const uint32_t* w, const void* scales, BIASES biases, WHOLE glo
         } else {
 #pragma unroll 1
           for (int i = 0; i < R * 2 * 4; ++i) {
-            const int row = min(i / 4 * 8 + g, rows - 1), at = i % 4 * 4;
-            copy_4(w_slot + i / 4 * 512 + at, w_next + row * row_bytes + at, w_left > at ? 4 : 0);
+            const int row = row_of(i / 4 * 8 + g), at = i % 4 * 4;
+            copy_word(w_slot + i / 4 * 512 + at, w_next + row * row_bytes + at,
+                      w_left > at ? 4 : 0);
           }
         }
         COPY_SCALES
@@ -340,15 +347,14 @@ wide(const T* x, const uint32_t* w, const void* scales, BIASES biases, WHOLE glo
 
   // Sums of blocks, in their order.
   __syncthreads();
-  const float by = whole(global_scale, 0);
   T* const to = y + token * N;
   if (gridDim.y == 1) {
-    add_parts<1>(sums, here, to, n0, N, by);
+    add_parts<1>(sums, here, to, n0, N, end_of);
   } else {
     cluster_barrier();
-    if (gridDim.y == 2) add_parts<2>(sums, here, to, n0, N, by);
-    else if (gridDim.y == 4) add_parts<4>(sums, here, to, n0, N, by);
-    else add_parts<8>(sums, here, to, n0, N, by);
+    if (gridDim.y == 2) add_parts<2>(sums, here, to, n0, N, end_of);
+    else if (gridDim.y == 4) add_parts<4>(sums, here, to, n0, N, end_of);
+    else add_parts<8>(sums, here, to, n0, N, end_of);
     cluster_barrier();  // none ends while another reads its sums
   }
 }
@@ -356,8 +362,8 @@ wide(const T* x, const uint32_t* w, const void* scales, BIASES biases, WHOLE glo
 
 # What packages for other GPUs have, which never start it.
 _ELSEWHERE = """
-extern "C" __global__ void wide(const T*, const uint32_t*, const void*, BIASES, WHOLE, T*, int64_t,
-                                int64_t, int) {}
+extern "C" __global__ void wide(const T*, const uint32_t*, const void*, BIASES, WHOLE, int64_t,
+                                OFFSET, T*, int64_t, int64_t, int) {}
 """
 
 

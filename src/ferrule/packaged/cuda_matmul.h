@@ -73,6 +73,7 @@ static bool fr_work_out_product(fr_packaged_call* c, const fr_step* step, const 
   p->b = b.address;
   p->out = out.address;
   p->workspace = places[of->workspace].address;
+  p->factors = of->factors < 0 ? 0 : places[of->factors].address;
   p->step_a = a.matrices > 1 ? a.rows * a.columns : 0;
   p->step_b = b.matrices > 1 ? b.rows * b.columns : 0;
   p->transpose_a = of->transpose_a;

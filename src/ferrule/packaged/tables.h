@@ -95,6 +95,7 @@ enum { FR_BLOCKS = 0, FR_BLOCK = 3, FR_CLUSTER = 6, FR_SHARED_BYTES = 9, FR_LAUN
 /* A matrix product, of the step's `source` by another array. */
 typedef struct {
   int16_t by, workspace;     /* arrays */
+  int16_t factors;           /* an array of alpha and beta; -1: what follows */
   bool transpose_a, transpose_b, tf32;
   int16_t alpha_of, beta_of; /* inputs that are float32 numbers; -1: what follows */
   float alpha, beta;

@@ -29,7 +29,7 @@ typedef struct {
 
 enum { FR_CUDA_FLOAT32 = 0, FR_CUDA_FLOAT16 = 2, FR_CUDA_BFLOAT16 = 14 }; /* cudaDataType */
 enum { FR_COMPUTE_FLOAT32 = 68, FR_COMPUTE_TF32 = 77 };                  /* cublasComputeType_t */
-enum { FR_TRANSPOSE_FIRST = 3, FR_TRANSPOSE_SECOND = 4 };                /* attributes of an operation, */
+enum { FR_FACTORS_FROM = 2, FR_TRANSPOSE_FIRST = 3, FR_TRANSPOSE_SECOND = 4 }; /* attributes of an operation, */
 enum { FR_BATCH_COUNT = 5, FR_BATCH_STEP = 6 };                          /* of a layout, */
 enum { FR_MOST_WORKSPACE = 1, FR_ALIGNMENT_FIRST = 5 };                  /* and of a preference */
 enum { FR_CUBLAS_WORKSPACE = 32 << 20 }; /* bytes; what NVIDIA advises for Hopper */
@@ -38,6 +38,7 @@ enum { FR_CUBLAS_UNSUPPORTED = 15 };
 /* `Product` of ferrule/tools/cublas.py: out[m,n] = alpha * a[m,k] @ b[k,n] + beta * out, `batch` times. */
 typedef struct {
   uint64_t a, b, out, workspace;        /* addresses; the last of FR_CUBLAS_WORKSPACE bytes */
+  uint64_t factors;                     /* alpha and beta in the GPU's memory; 0: those below */
   int64_t m, n, k, batch, step_a, step_b; /* elements from one matrix to the next; 0: one for all */
   int32_t transpose_a, transpose_b;     /* it lies as a[k,m], as b[n,k] */
   int32_t type, out_type, compute;
@@ -107,12 +108,14 @@ static int fr_cublas_choose(const fr_cublas* cublas, void* handle, const fr_prod
 /* Starts a product on a stream, with the handle of the current GPU; waits for nothing. */
 static int fr_cublas_start(const fr_cublas* cublas, void* handle, const fr_product* p, void* stream) {
   const int32_t first = p->transpose_b, second = p->transpose_a; /* CUBLAS_OP_T is 1 */
+  const int32_t device = 1; /* CUBLASLT_POINTER_MODE_DEVICE */
   void *operation = NULL, *layouts[3] = {NULL, NULL, NULL};
   fr_cublas_choice choice;
   memset(&choice, 0, sizeof choice);
   int status = cublas->operation(&operation, p->compute, FR_CUDA_FLOAT32);
   if (!status) status = cublas->set_operation(operation, FR_TRANSPOSE_FIRST, &first, sizeof first);
   if (!status) status = cublas->set_operation(operation, FR_TRANSPOSE_SECOND, &second, sizeof second);
+  if (!status && p->factors) status = cublas->set_operation(operation, FR_FACTORS_FROM, &device, sizeof device);
   if (!status)
     status = fr_cublas_layout(cublas, &layouts[0], p->type, first ? p->n : p->k, first ? p->k : p->n, p->batch,
                               p->step_b);
@@ -123,8 +126,10 @@ static int fr_cublas_start(const fr_cublas* cublas, void* handle, const fr_produ
   if (!status) status = fr_cublas_choose(cublas, handle, p, operation, layouts, &choice);
   if (!status) {
     void *a = (void*)(uintptr_t)p->a, *b = (void*)(uintptr_t)p->b, *out = (void*)(uintptr_t)p->out;
-    status = cublas->start(handle, operation, &p->alpha, b, layouts[0], a, layouts[1], &p->beta, out, layouts[2], out,
-                           layouts[2], choice.algorithm, (void*)(uintptr_t)p->workspace, FR_CUBLAS_WORKSPACE, stream);
+    const float* factors = (const float*)(uintptr_t)p->factors;
+    status = cublas->start(handle, operation, factors ? factors : &p->alpha, b, layouts[0], a, layouts[1],
+                           factors ? factors + 1 : &p->beta, out, layouts[2], out, layouts[2], choice.algorithm,
+                           (void*)(uintptr_t)p->workspace, FR_CUBLAS_WORKSPACE, stream);
   }
   for (int i = 0; i < 3; i++)
     if (layouts[i]) cublas->end_layout(layouts[i]);

@@ -25,7 +25,7 @@ class Product(ctypes.Structure):
     """`fr_product` of runtime/cublas.h."""
 
     _fields_ = (
-        *[(name, ctypes.c_uint64) for name in ("a", "b", "out", "workspace")],
+        *[(name, ctypes.c_uint64) for name in ("a", "b", "out", "workspace", "factors")],
         *[(name, ctypes.c_int64) for name in ("m", "n", "k", "batch", "step_a", "step_b")],
         *[(name, ctypes.c_int32) for name in ("transpose_a", "transpose_b")],
         *[(name, ctypes.c_int32) for name in ("type", "out_type", "compute")],

@@ -28,6 +28,10 @@ def register(op: Op, overload: Any) -> None:
         whole = [None if rank is None else Replicate() for rank in ranks]
         strategies = [([Replicate() for _ in op.rule.outputs], whole)]
         for split in splits(op, ranks):
+            one = args_schema[split.whole]
+            size = one.shape[split.inputs[split.whole]]
+            if split.multiple > 1 and size % (split.multiple * one.mesh.size()):
+                continue  # parts would begin within what belongs together
             outputs = [Partial() if axis is None else Shard(axis) for axis in split.outputs]
             inputs = [
                 unsplit if axis is None else Shard(axis)

@@ -1,0 +1,233 @@
+"""`nvfp4_linear` and `mxfp4_linear`: products with matrices as checkpoints have them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ferrule
+
+from .. import formats
+from .. import quantized_cuda as on_cuda
+from ..arrays import cast, dtype_name, filled, library
+from ..formats import Format
+from ..quantized import Rule, quantized_matmul
+from ..quantizing import dequantize
+
+FORMATS = {"nvfp4": Format("nvfp4", 16, 4), "mxfp4": Format("mxfp4", 32, 4)}
+SCALES = {"nvfp4": "(float8_e4m3fn, uint8)", "mxfp4": "(float8_e8m0fnu, uint8)"}
+BACKENDS = ("reference",)
+
+
+def nvfp4_linear(
+    x: Any, w_packed: Any, w_scale: Any, w_scale_2: Any, bias: Any = None, *, backend: Any = None
+) -> Any:
+    """``x @ w.T + bias``, of a matrix w in NVFP4 as ModelOpt's checkpoints have it (W4A16).
+
+    Args:
+        x: ``[*S, K]`` of bfloat16, float16 or float32; K is a multiple of 16.
+        w_packed: ``[N, K // 2]`` of uint8, or of torch's ``float4_e2m1fn_x2``: two codes of E2M1 a
+            byte, that of the even k in the lower bits.
+        w_scale: ``[N, K // 16]`` of float8_e4m3fn, or its bytes as uint8: the scales of 16
+            elements.
+        w_scale_2: float32, ``[]`` or ``[1]``, or ``[N]``: one for each row, as of matrices that
+            were put together.
+        bias: ``[N]`` of x's dtype, or None.
+        backend: None chooses by device and sizes. "reference" dequantizes to float32, and has the
+            array library multiply.
+
+    Returns:
+        ``[*S, N]`` of x's dtype: ``round(sum * w_scale_2 + bias)``, where products of elements and
+        block scales are exact, and sums, factor and bias in float32. Elements or scales that are
+        NaN make the rows NaN that have them.
+
+    Raises:
+        KernelError: shapes or dtypes do not fit; a derivative with respect to scales is asked for:
+            there is one with respect to x and bias.
+        KernelTypeError: an argument is no array.
+
+    Sources: NVIDIA's ModelOpt 0.47 (``weight``, ``weight_scale``, ``weight_scale_2``); OCP
+    Microscaling Formats Specification 1.0 (E2M1).
+
+    Example:
+        >>> import numpy as np, ferrule.ops
+        >>> w, scale = np.full((2, 8), 0x22, np.uint8), np.full((2, 1), 0x38, np.uint8)  # ones
+        >>> ferrule.ops.nvfp4_linear(np.ones(16, np.float32), w, scale, np.float32(0.5))
+        array([8., 8.], dtype=float32)
+    """
+    return _linear("nvfp4", x, w_packed, w_scale, w_scale_2, bias, backend)
+
+
+def mxfp4_linear(
+    x: Any, w_packed: Any, w_scale: Any, bias: Any = None, *, backend: Any = None
+) -> Any:
+    """``x @ w.T + bias``, of a matrix w in MXFP4: as `nvfp4_linear`, but for scales.
+
+    Args:
+        x, w_packed, bias, backend: as of `nvfp4_linear`; K is a multiple of 32.
+        w_scale: ``[N, K // 32]`` of float8_e8m0fnu, or its bytes as uint8: powers of two, the
+            scales of 32 elements.
+
+    Returns, Raises: as `nvfp4_linear` says.
+
+    Source: OCP Microscaling Formats Specification 1.0.
+    """
+    return _linear("mxfp4", x, w_packed, w_scale, None, bias, backend)
+
+
+def _linear(
+    mode: str, x: Any, w_packed: Any, w_scale: Any, scale_2: Any, bias: Any, backend: Any
+) -> Any:
+    function = f"{mode}_linear"
+    checked_backend(function, backend)
+    w_packed = as_bytes(function, "w_packed", w_packed)
+    formats.check_arrays(function, x=x, w_scale=w_scale, **({} if bias is None else {"bias": bias}))
+    by_row = False
+    if mode == "nvfp4":
+        scale_2 = as_factor(function, "w_scale_2", scale_2, x)
+        by_row = scale_2.ndim > 0 and scale_2.shape[0] != 1
+    arrays = [array for array in (x, w_packed, w_scale, scale_2) if array is not None]
+    if bias is not None and hasattr(x, "placements"):  # parts of a DTensor would each add the bias
+        return linear_op(mode, by_row, False)(*arrays) + bias
+    op = linear_op(mode, by_row, bias is not None)
+    op = op.using(backend) if backend else op
+    return op(*arrays, *[bias] * (bias is not None))
+
+
+def checked_backend(function: str, backend: Any) -> None:
+    """That there is such a backend.
+
+    Raises:
+        KernelError: there is none: says which there are.
+    """
+    if backend is not None and backend not in BACKENDS:
+        raise ferrule.KernelError(
+            f"[{function}] backend={backend!r}; expected None or one of "
+            f"{', '.join(map(repr, BACKENDS))}."
+        )
+
+
+def as_bytes(function: str, name: str, array: Any) -> Any:
+    """Codes of E2M1 as bytes, where they are given in torch's dtype for two of them."""
+    formats.check_arrays(function, **{name: array})
+    if dtype_name(array) == "float4_e2m1fn_x2":
+        return array.view(library(array).uint8)
+    return array
+
+
+def as_factor(function: str, name: str, scale: Any, like: Any) -> Any:
+    """A second scale as an array where the array ``like`` is.
+
+    Raises:
+        KernelTypeError: it is neither a number nor an array.
+    """
+    if type(scale) in (int, float) or (type(scale).__module__ == "numpy" and scale.ndim == 0):
+        return filled(float(scale), like)
+    formats.check_arrays(function, **{name: scale})
+    return scale
+
+
+class _LinearRule(Rule):
+    """The rule and bodies of a product with a matrix as checkpoints have it."""
+
+    def __init__(self, mode: str, by_row: bool, biased: bool) -> None:
+        super().__init__(FORMATS[mode], True, "", False)
+        self.by_row, self.biased, self.has_factor = by_row, biased, mode == "nvfp4"
+        factor = f" * w_scale_2[{'column' if by_row else '0'}]" * self.has_factor
+        added = " + float(bias[column])" * biased
+        self.finish = f"#define FINISH(sum, column) ((sum){factor}{added})\n"
+
+    @property
+    def text(self) -> str:
+        """The rule."""
+        group, mode = self.form.group, self.form.mode
+        factor = f", w_scale_2[{'N' if self.by_row else '*C'}]:float32" * self.has_factor
+        one = ", C_size == 1" * (self.has_factor and not self.by_row)
+        return (
+            f"x[*S,K]:T, w_packed[N,K//2]:uint8, w_scale[N,K//{group}]:Q{factor}"
+            f"{', bias[N]:T' * self.biased} -> y[*S,N]:T "
+            f"where K % {group} == 0{one}, {formats.T_IN_FLOATS}, Q in {SCALES[mode]}"
+        )
+
+    @property
+    def words(self) -> dict[str, str]:
+        scales = "w_scale + at / GROUP"
+        return super().words | {
+            "scales": "w_scale",
+            "SCALES": f"{scales}, {scales}",
+            "PACKED": "((const device uint*)w_packed)",
+        }
+
+    @property
+    def names(self) -> on_cuda.Names:
+        return on_cuda.Names(
+            w="w_packed",
+            scales="w_scale",
+            factor="w_scale_2" * self.has_factor,
+            by_row=True,
+            added="bias" * self.biased,
+        )
+
+    def units(self) -> list[Any]:
+        """What NVIDIA's GPUs run, where it is not a Metal body."""
+        mode, group, bits = self.form
+        few = [*on_cuda.wide(mode, bits, group, self.names)]
+        few += on_cuda.few(mode, bits, group, self.names)
+        return [*few, *on_cuda.many(mode, bits, group, True, self.names)]
+
+
+@ferrule.family
+def linear_op(mode: str, by_row: bool, biased: bool) -> ferrule.Op:
+    """``x, w_packed, w_scale, w_scale_2?, bias? -> y``; ``w_scale_2`` has a scale for each row, or
+    one for all."""
+    rule = _LinearRule(mode, by_row, biased)
+    op = ferrule.op(
+        f"{mode}_linear",
+        rule.text,
+        cuda=rule.units(),
+        metal=rule.bodies(),
+        reference=_reference(mode),
+        batch="N",
+        partial_sums=() if biased else "K",
+        version=1,
+    )
+
+    def vjp(primals: Any, cotangents: Any, outputs: Any, wanted: Any) -> Any:
+        gradients: list[Any] = [None] * len(primals)
+        (c,) = cotangents
+        if mode == "nvfp4" and wanted[3]:
+            raise ferrule.KernelError(
+                f"[op] op {op.name!r} has no derivative with respect to 'w_scale_2'. Differentiate "
+                "with respect to x and bias, and give w_scale_2 as a buffer, not a parameter."
+            )
+        if wanted[0]:
+            gradients[0] = _turned(mode, by_row, c, *primals[1 : 3 + rule.has_factor])
+        if biased and wanted[-1]:
+            gradients[-1] = c.reshape(-1, c.shape[-1]).sum(0)
+        return gradients
+
+    op.def_vjp(vjp, version=1)
+    return op
+
+
+def _turned(
+    mode: str, by_row: bool, c: Any, w_packed: Any, w_scale: Any, scale_2: Any = None
+) -> Any:
+    """``c @ w``, of c's dtype."""
+    if by_row:
+        c = cast(cast(c, "float32") * scale_2, c.dtype)
+        scale_2 = None
+    whole = None if scale_2 is None else scale_2 * formats.NVFP4_RANGE
+    return quantized_matmul(c, w_packed, w_scale, transpose=False, mode=mode, global_scale=whole)
+
+
+def _reference(mode: str) -> Any:
+    """The product in ordinary array code, by elements in float32."""
+
+    def product(x: Any, w_packed: Any, w_scale: Any, *last: Any) -> Any:
+        w = dequantize(w_packed, w_scale, mode=mode, dtype="float32")
+        y = cast(x, "float32") @ w.swapaxes(-1, -2)
+        if mode == "nvfp4":
+            y, last = y * last[0], last[1:]
+        return cast(y + cast(last[0], "float32") if last else y, x.dtype)
+
+    return product
