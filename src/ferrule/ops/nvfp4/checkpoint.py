@@ -97,6 +97,12 @@ class Checkpoint:
         bits = re.search(r"\d+", tensor.dtype)
         return size * (int(bits[0]) if bits else 8) // 8
 
+    def group_sizes(self) -> list[int]:
+        """How many elements share a scale, by the configuration; empty where it does not say."""
+        groups = (self.quantization.get("config_groups") or {}).values()
+        places = [self.quantization, *((group.get("weights") or {}) for group in groups)]
+        return [place["group_size"] for place in places if place.get("group_size")]
+
     def ignores(self, layer: str) -> bool:
         """Whether the configuration says that a layer is not quantized: by its name, by a pattern
         with ``*`` (ModelOpt), or after ``re:`` by a regular expression (compressed-tensors)."""
@@ -125,7 +131,8 @@ def _files(path: Path) -> list[Path]:
         return [path]
     if not path.is_dir():
         raise ferrule.KernelError(
-            f"[load] {path} does not exist; expected a folder with safetensors."
+            f"[load] {path} does not exist; expected a folder with safetensors. Models on a hub "
+            "are downloaded first: huggingface_hub.snapshot_download."
         )
     index = path / INDEX
     if index.is_file():

@@ -65,6 +65,8 @@ class Floats:
             sources.sort(key=lambda source: (source.expert or 0, source.order))
             self._check(target, sources)
         self._check_missing()
+        # What is replaced goes when it is, one by one.
+        self.own = {name: own for name, own in self.own.items() if not self._is_replaced(name)}
         return unknown
 
     def _place(self, name: str) -> bool:
@@ -207,13 +209,7 @@ class Floats:
     def _read(self, source: _Source, device: Any) -> Any:
         value = self.checkpoint.read(source.name, device)
         if source.name in self.of_fp8:
-            scale_name = self.of_fp8[source.name]
-            scale = self.checkpoint.read(scale_name, device).float()
-            if scale.numel() not in (1, value.shape[0]) or scale.shape[1:].numel() > 1:
-                raise ferrule.KernelError(
-                    f"[load] tensor {scale_name!r} has the shape {tuple(scale.shape)}; of FP8 one "
-                    f"scale, or one for each of {value.shape[0]} rows, is read."
-                )
+            scale = self.checkpoint.read(self.of_fp8[source.name], device).float()
             value = value.float() * scale.reshape(-1, 1)
         return value if source.rows is None else value[source.rows]
 

@@ -19,7 +19,7 @@ from torch import nn
 import ferrule
 
 from . import floats
-from .checkpoint import Checkpoint, some
+from .checkpoint import DTYPES, Checkpoint, some
 from .modules import ACTIVATIONS, NVFP4Experts, NVFP4Linear
 from .naming import Layer, find_layers
 from .places import Place, Places, check_linear, sizes_of_experts
@@ -164,10 +164,9 @@ class _Plan:
 
         self.jobs.append(_Job(sum(map(self.checkpoint.size, names)), run))
 
-    def _linear(self, module: Any, parts: list[dict[str, Any]]) -> NVFP4Linear:
-        joined = _joined(parts)
-        made = NVFP4Linear.from_tensors(**joined)
-        made.bias = module.bias
+    def _linear(self, name: str, parts: list[dict[str, Any]]) -> NVFP4Linear:
+        made = NVFP4Linear.from_tensors(**_joined(parts))
+        made.bias = self.places.modules[name].bias
         return made
 
     def _plan_linear(self, name: str, parts: dict[int, Layer], count: int) -> None:
@@ -185,7 +184,7 @@ class _Plan:
 
         def make(device: Any) -> Any:
             read = [layer.read(self.checkpoint, device, self.inputs) for layer in layers]
-            return self._linear(module, read)
+            return self._linear(name, read)
 
         self._add(name, layers, make)
 
@@ -215,12 +214,12 @@ class _Plan:
             some_rows = slice(start, start + module.out_features)
             start = some_rows.stop
 
-            def make(device: Any, module: Any = module, some_rows: slice = some_rows) -> Any:
+            def make(device: Any, name: str = name, some_rows: slice = some_rows) -> Any:
                 tensors = layer.read(self.checkpoint, device, self.inputs)
                 for part, tensor in tensors.items():
                     if tensor.ndim:
                         tensors[part] = tensor[some_rows].clone()
-                return self._linear(module, [tensors])
+                return self._linear(name, [tensors])
 
             self._add(name, [layer], make)
 
@@ -259,17 +258,20 @@ class _Plan:
 
     def _plan_stacked(self, plain: list[str]) -> list[str]:
         """Experts as `NVFP4Experts.state_dict` has them; returns the other tensors."""
-        prefixes = [name.removesuffix(".w13_packed") for name in plain if "w13_packed" in name]
+        ending = ".w13_packed"
+        prefixes = [name.removesuffix(ending) for name in plain if name.endswith(ending)]
         for prefix in prefixes:
             name = self.places.rename(f"{prefix}.w13_packed").rpartition(".")[0]
             if name not in self.places.modules:
                 continue
-            *_, activation = sizes_of_experts(name, self.places.modules[name])
+            e, h, i, activation = sizes_of_experts(name, self.places.modules[name])
             own = {
                 each.rpartition(".")[2]: each for each in plain if each.startswith(f"{prefix}.w")
             }
             if not self.inputs:
                 own = {part: each for part, each in own.items() if "input" not in part}
+
+            self._check_stacked(prefix, own, NVFP4Experts(e, h, i, device="meta"))
 
             def make(device: Any, own: Any = own, activation: str = activation) -> Any:
                 tensors = {part: self.checkpoint.read(each, device) for part, each in own.items()}
@@ -278,6 +280,19 @@ class _Plan:
             self._add(name, [Layer(prefix, own, False, (0, 0))], make)
             plain = [each for each in plain if not each.startswith(f"{prefix}.w")]
         return plain
+
+    def _check_stacked(self, prefix: str, own: dict[str, str], like: NVFP4Experts) -> None:
+        for part in like.state_dict():
+            if part not in own:
+                raise ferrule.KernelError(
+                    f"[load] experts {prefix!r} lack tensor '{prefix}.{part}', and have "
+                    f"{some(sorted(own), 6)}. The checkpoint is not whole."
+                )
+            tensor = self.checkpoint.tensors[own[part]]
+            dtype = DTYPES.get(tensor.dtype)
+            like.check_buffer(
+                f"{prefix}.", part, torch.empty(tensor.shape, dtype=dtype, device="meta")
+            )
 
     def _say_unknown(self) -> None:
         """Warn, once, of tensors that the model has no place for, but of scales not needed."""

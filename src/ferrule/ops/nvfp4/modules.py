@@ -79,7 +79,7 @@ class _Quantized(nn.Module):  # type: ignore[misc]
             if taken[key].dtype == torch.uint8 and own.dtype == torch.float8_e4m3fn:
                 taken[key] = taken[key].view(torch.float8_e4m3fn)
             try:
-                self._check(prefix, name, taken[key])
+                self.check_buffer(prefix, name, taken[key])
             except ferrule.KernelError as error:
                 error_msgs.append(str(error))
                 refused.append(key)
@@ -92,7 +92,7 @@ class _Quantized(nn.Module):  # type: ignore[misc]
         )
         missing_keys[:] = [key for key in missing_keys if key not in refused]
 
-    def _check(self, prefix: str, name: str, given: Any) -> None:
+    def check_buffer(self, prefix: str, name: str, given: Any) -> None:
         """That a buffer may be this tensor.
 
         Raises:
@@ -114,7 +114,7 @@ class _Quantized(nn.Module):  # type: ignore[misc]
         for name, tensor in tensors.items():
             if tensor.dtype == torch.uint8 and name.endswith("_scale"):
                 tensor = tensor.view(torch.float8_e4m3fn)
-            self._check("", name, tensor)
+            self.check_buffer("", name, tensor)
             self._buffers[name] = tensor
 
 

@@ -110,7 +110,6 @@ def find_layers(checkpoint: Checkpoint) -> tuple[dict[str, Layer], dict[str, str
         KernelError: a layer lacks a tensor, a tensor has another shape or dtype, groups are of
             another size, or a layer is quantized in another format.
     """
-    size = checkpoint.quantization.get("group_size", GROUP)
     layers, of_fp8, plain = {}, {}, []
     grouped: dict[str, dict[str, str]] = defaultdict(dict)
     for name in checkpoint.tensors:
@@ -121,16 +120,17 @@ def find_layers(checkpoint: Checkpoint) -> tuple[dict[str, Layer], dict[str, str
         if kind in SCHEMES:
             layers[prefix] = _layer(checkpoint, prefix, names, kind)
         elif kind == "FP8":
-            of_fp8[f"{prefix}.weight"] = names["weight_scale"]
+            of_fp8[names["weight"]] = _checked_fp8(checkpoint, names)
             plain += [name for suffix, name in names.items() if suffix in ("weight", "bias")]
             continue
         used = set(layers[prefix].parts.values()) if kind in SCHEMES else set()
         plain += [name for name in names.values() if name not in used]
-    if layers and size not in (GROUP, None):
+    sizes = checkpoint.group_sizes()
+    if layers and sizes and GROUP not in sizes:
         first = next(iter(layers.values())).parts["w_scale"]
         raise ferrule.KernelError(
-            f"[load] the configuration says group_size={size}; NVFP4 has {GROUP}, and so has "
-            f"tensor {first!r}. Correct the configuration, or take another checkpoint."
+            f"[load] the configuration says group_size={some(sizes)}; NVFP4 has {GROUP}, and so "
+            f"has tensor {first!r}. Correct the configuration, or take another checkpoint."
         )
     return layers, of_fp8, plain
 
@@ -165,6 +165,19 @@ def _kind(checkpoint: Checkpoint, prefix: str, names: Mapping[str, str]) -> str:
             f"(compressed-tensors), and found {some(sorted(names))}. Download the checkpoint again."
         )
     return kind
+
+
+def _checked_fp8(checkpoint: Checkpoint, names: Mapping[str, str]) -> str:
+    """The name of the scale of a weight in FP8, which is one, or one for each row."""
+    weight, scale = (checkpoint.tensors[names[suffix]] for suffix in ("weight", "weight_scale"))
+    rows = weight.shape[:1]
+    if scale.dtype not in FLOATS or scale.shape not in ((), (1,), rows, (*rows, 1)):
+        raise ferrule.KernelError(
+            f"[load] tensor {names['weight_scale']!r} is of {scale.dtype} and has the shape "
+            f"{scale.shape}; of a weight of {weight.dtype} and {weight.shape} one scale, or one "
+            "for each row, is read. Dequantize the layer first, or leave it unquantized."
+        )
+    return names["weight_scale"]
 
 
 def _layer(checkpoint: Checkpoint, prefix: str, names: Mapping[str, str], scheme: str) -> Layer:

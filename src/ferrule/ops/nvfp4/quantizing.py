@@ -87,6 +87,7 @@ def dequantize_nvfp4(w_packed: Any, w_scale: Any, w_scale_2: Any = 1.0, dtype: A
 
     Returns:
         ``[*W, N, K]``: the product of the scales, in float32, times the element, rounded to dtype.
+        Code 8 is -0; ModelOpt reads it as 0.
     """
     if isinstance(w_scale_2, torch.Tensor):
         per_row = w_scale_2.ndim == w_packed.ndim - 1
