@@ -188,28 +188,35 @@ def _fault(file: Path, error: Exception) -> str:
     that is not whole."""
     size = file.stat().st_size
     with file.open("rb") as stream:
-        start = stream.read(8)
-        if start.startswith((b"\x80", b"PK")):
+        length, brace = int.from_bytes(stream.read(8), "little"), stream.read(1)
+        if size <= 8 or (brace == b"{" and length > size - 8):
+            return f"truncated in its header, at {size} bytes. Download it again."
+        if brace == b"{":  # asked first: a length may begin as a pickle does
+            name, end = _first_cut(brace + stream.read(length - 1), size)
+            if name:
+                return (
+                    f"truncated: tensor {name!r} ends at byte {end}, and the file has {size}. "
+                    "Download it again."
+                )
+        stream.seek(0)
+        if stream.read(2).startswith((b"\x80", b"PK")):
             return (
                 "is a pickle of torch.save, whatever its name says, and is not read: pickles run "
                 "code. Convert it to safetensors where you trust it."
             )
-        length = int.from_bytes(start, "little")
-        if len(start) == 8 and length <= size - 8:
-            try:
-                header = json.loads(stream.read(length))
-                for name, entry in header.items():
-                    end = 8 + length + entry["data_offsets"][1] if name != "__metadata__" else 0
-                    if end > size:
-                        return (
-                            f"truncated: tensor {name!r} ends at byte {end}, and the file has "
-                            f"{size}. Download it again."
-                        )
-            except (ValueError, KeyError, TypeError, AttributeError):
-                pass
-        elif size < 8 or (start[:1] != b"{" and length < 2**40):
-            return f"truncated in its header, at {size} bytes. Download it again."
     return f"is no file of safetensors: {error}."
+
+
+def _first_cut(header: bytes, size: int) -> tuple[str, int]:
+    """The tensor that ends behind the file, and where; of several the first."""
+    try:
+        entries = json.loads(header)
+        entries.pop("__metadata__", None)
+        ends = {name: 8 + len(header) + entry["data_offsets"][1] for name, entry in entries.items()}
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return "", 0
+    cut = [(end, name) for name, end in ends.items() if end > size]
+    return (min(cut)[1], min(cut)[0]) if cut else ("", 0)
 
 
 def some(names: Any, most: int = 3) -> str:

@@ -359,6 +359,8 @@ def _bar(total: int, progress: bool | None) -> Iterator[Callable[[int], None]]:
     from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
 
     columns = "loading", BarColumn(), DownloadColumn(), TimeRemainingColumn()
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    with Progress(
+        *columns, console=Console(stderr=True, force_terminal=progress), transient=True
+    ) as bar:
         task = bar.add_task("loading", total=total)
         yield lambda size: bar.advance(task, size)
