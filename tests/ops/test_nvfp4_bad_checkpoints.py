@@ -81,6 +81,8 @@ Change = Callable[[dict[str, Any]], Any]
          ["'attention.q_proj.weight_scale'", "F8_E4M3 and (32, 32) one scale, or one for"]),
         (lambda t: t.update({f"{Q}.weight_scale_inv": torch.ones(1, 1)}),
          ["'attention.q_proj'", "weight_scale_inv (FP8 in blocks)"]),
+        (lambda t: t.update({"experts.gate_up_proj_weight_scale": torch.zeros(2, 4, 2).to(FP8)}),
+         ["layer 'experts' is quantized in a format", "gate_up_proj_weight_scale"]),
         (lambda t: t.pop("norm.weight"), ["no tensor for norm.weight of the model"]),
         (lambda t: t.pop(f"{Q}.bias"), ["no tensor for attention.q_proj.bias of the model"]),
         (lambda t: [t.pop(f"{Q}.{part}") for part in files.MODELOPT],
@@ -206,6 +208,9 @@ def test_layers_that_cannot_be_replaced(tmp_path: Path) -> None:
     model.attention.q_proj = nn.Linear(32, 48)
     refused(model, tmp_path, "'attention.q_proj.weight' is of a layer of 32 rows and 32 columns",
             "has 48 and 32", "config.json")  # fmt: skip
+    alone = {part: tensors()[f"{Q}.{part}"] for part in files.MODELOPT}
+    files.write(tmp_path, alone)
+    refused(nn.Linear(32, 32, False), tmp_path, "the model is a Linear itself", "Sequential(model)")
     with pytest.raises(ferrule.KernelTypeError, match=r"a dict; expected a torch\.nn\.Module"):
         load({}, tmp_path)
     with pytest.raises(ferrule.KernelError, match="activations='fp8'; expected None"):

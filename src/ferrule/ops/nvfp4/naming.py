@@ -73,7 +73,9 @@ class Layer(NamedTuple):
         Raises:
             KernelError: a scale is NaN; ``inputs``, and there is no scale of activations.
         """
-        tensors = {part: checkpoint.read(name, device) for part, name in self.parts.items()}
+        tensors = {
+            part: checkpoint.read(name) for part, name in self.parts.items() if "scale" in part
+        }
         scale = tensors["w_scale"] = tensors["w_scale"].view(torch.float8_e4m3fn)
         nan = has_nan(scale)
         if nan.any():
@@ -99,7 +101,8 @@ class Layer(NamedTuple):
                 "'input_global_scale'), which activations='nvfp4' needs. Leave activations out, or "
                 "take a checkpoint whose activations were calibrated."
             )
-        return tensors
+        tensors = {part: tensor.to(device) for part, tensor in tensors.items()}
+        return {"w_packed": checkpoint.read(self.parts["w_packed"], device), **tensors}
 
 
 def find_layers(checkpoint: Checkpoint) -> tuple[dict[str, Layer], dict[str, str], list[str]]:

@@ -59,6 +59,8 @@ class Places:
     def rename(self, name: str) -> str:
         """What a tensor of the checkpoint is called in this model: as there, as transformers
         renames it for this kind of model, or with the prefix of its base more or less."""
+        if self._find(name.rpartition(".")[0]) is not None:
+            return name
         renamed = name
         for renaming in self._renamings:
             renamed = renaming.rename_source_key(renamed)[0]
@@ -160,6 +162,11 @@ def check_linear(name: str, module: Any, layer: str) -> None:
     """
     if isinstance(module, NVFP4Linear):
         return
+    if not name:
+        raise ferrule.KernelError(
+            f"[load] the model is a {type(module).__name__} itself, in whose place nothing can be "
+            "put. Wrap it: torch.nn.Sequential(model), and names begin with '0.'."
+        )
     if type(module).__name__ == "Embedding" or not (
         hasattr(module, "in_features") and hasattr(module, "out_features")
     ):
