@@ -48,6 +48,17 @@ def compressed_tensors_dequantize(tensors: dict[str, Any]) -> Any:
     return NVFP4PackedCompressor.decompress(tensors, scheme)["weight"]
 
 
+def compressed_tensors_activations(x: Any, global_scale: Any) -> tuple[Any, Any]:
+    """Activations, quantised and dequantised again, and the scales of groups."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from compressed_tensors.quantization import fake_quantize, preset_name_to_scheme
+        from compressed_tensors.quantization.utils import compute_dynamic_scales_and_zp
+    args = preset_name_to_scheme("NVFP4", targets=["Linear"]).input_activations
+    scale, zero = compute_dynamic_scales_and_zp(x, args, None, global_scale=global_scale)
+    return fake_quantize(x, scale, zero, args, global_scale=global_scale), scale
+
+
 def modelopt_model(model: Any, folder: Path) -> None:
     """Quantize a model of transformers and write it, all by ModelOpt."""
     with warnings.catch_warnings():

@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 torch = pytest.importorskip("torch")
-from torch_cuda import ON_GPU  # noqa: E402
-
 import nvfp4_files as files  # noqa: E402
 from ferrule.ops import NVFP4Linear, dequantize_nvfp4, nvfp4, quantize_nvfp4  # noqa: E402
+from torch_cuda import ON_GPU  # noqa: E402
 
 pytestmark = ON_GPU
 

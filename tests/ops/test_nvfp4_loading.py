@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import gc
+import re
+import tempfile
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
@@ -12,12 +14,15 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
 
 import ferrule
 import nvfp4_files as files
 import nvfp4_oracles as oracles
 from ferrule.ops import NVFP4Experts, NVFP4Linear, nvfp4, quantize_nvfp4
+from ferrule.ops.nvfp4.checkpoint import Checkpoint
 
 load = nvfp4.load
 NAMES = {"ModelOpt": files.MODELOPT, "compressed-tensors": files.COMPRESSED_TENSORS}
@@ -308,6 +313,27 @@ def test_a_quantised_layer_that_the_configuration_ignores_is_said(tmp_path: Path
     ):
         model = load(Plain(), tmp_path)
     assert isinstance(model.attention.q_proj, NVFP4Linear)
+
+
+NAMES_OF_LAYERS = st.from_regex(r"[a-c](\.[a-c0-2]){0,3}", fullmatch=True)
+
+
+def ignoring(folder: Path, *patterns: str, **config: Any) -> Checkpoint:
+    files.write(folder, {"a": torch.zeros(1)}, config={"exclude_modules": patterns, **config})
+    return Checkpoint(folder)
+
+
+@settings(max_examples=50, deadline=None)
+@given(NAMES_OF_LAYERS, NAMES_OF_LAYERS, st.integers(0, 8))
+def test_patterns_of_what_is_ignored(name: str, other: str, cut: int) -> None:
+    """Names; beginnings with a star, which ModelOpt writes; regular expressions from the start."""
+    with tempfile.TemporaryDirectory() as folder:
+        assert ignoring(Path(folder), name).ignores(other) == (name == other)
+        prefix = name[:cut]
+        assert ignoring(Path(folder), f"{prefix}*").ignores(other) == other.startswith(prefix)
+        regular = ignoring(Path(folder), "re:.*" + re.escape(other) + "$")
+        assert regular.ignores(name) == name.endswith(other)
+        assert not ignoring(Path(folder)).ignores(name)
 
 
 def test_base_models_names(tmp_path: Path) -> None:

@@ -169,6 +169,26 @@ def test_activations() -> None:
     assert scale.float().isnan().tolist() == [[True, False, False]]
 
 
+@pytest.mark.skipif(
+    find_spec("compressed_tensors") is None, reason="needs compressed-tensors, which is large"
+)
+@settings(max_examples=50, deadline=None)
+@given(st.integers(0, 2**31), st.integers(-14, 0))
+def test_activations_are_compressed_tensors(seed: int, exponent: int) -> None:
+    """With powers of two, of which one over it is exact; but for scales that are 0 here, and there
+    0.125."""
+    generator = torch.Generator().manual_seed(seed)
+    spread = 10 ** torch.randint(-2, 2, (4, 1), generator=generator).float()
+    x = torch.randn((4, 64), generator=generator) * spread
+    theirs, scale = oracles.compressed_tensors_activations(x, torch.tensor([2.0**-exponent]))
+    packed, ours = nvfp4.quantize_activations_nvfp4(x, 2.0**exponent)
+    left = dequantize_nvfp4(packed, ours, 2.0**exponent, torch.float32)
+    known = ours.float() != 0
+    assert torch.equal(ours.float()[known], scale.float()[known])
+    same = known.repeat_interleave(16, -1)
+    assert torch.equal(left[same] + 0.0, theirs[same] + 0.0)
+
+
 def test_w4a4_is_what_its_words_say() -> None:
     """Element by element, in float64, of what the parts are."""
     x, w = torch.randn(3, 32), torch.randn(5, 32)
