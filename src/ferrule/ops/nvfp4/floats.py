@@ -53,6 +53,7 @@ class Floats:
             **dict(self.model.named_buffers(remove_duplicate=False)),
         }
         self.sources: dict[str, list[_Source]] = defaultdict(list)
+        self.names_of: dict[int, list[str]] = {}
 
     def plan(self, names: list[str]) -> list[str]:
         """Find what each tensor fills; returns those that have no place.
@@ -67,6 +68,7 @@ class Floats:
         self._check_missing()
         # What is replaced goes when it is, one by one.
         self.own = {name: own for name, own in self.own.items() if not self._is_replaced(name)}
+        self.names_of = self._aliases()
         return unknown
 
     def _place(self, name: str) -> bool:
@@ -93,6 +95,13 @@ class Floats:
             split = len(place.modules) > 1
             self.sources[target].append(
                 _Source(name, int(place.part), None, rows if split else None)
+            )
+        shape = self.checkpoint.tensors[name].shape
+        if len(place.modules) > 1 and shape[:1] != (start,):
+            raise ferrule.KernelError(
+                f"[load] tensor {name!r} has the shape {shape}; the model's "
+                f"{', '.join(place.modules)} have {start} rows together. Make the model of the "
+                "checkpoint's own config.json."
             )
         return True
 
@@ -218,7 +227,7 @@ class Floats:
         made = torch.empty_like(meta, device=self.device)
         if isinstance(meta, nn.Parameter):
             made = nn.Parameter(made, meta.requires_grad)
-        for name in self._aliases()[id(meta)]:
+        for name in self.names_of[id(meta)]:
             module, _, leaf = name.rpartition(".")
             owner = self.places.modules[module]
             if leaf in owner._parameters:

@@ -228,7 +228,8 @@ class _Plan:
         experts, hidden, inner, activation = sizes_of_experts(name, module)
         order = [(e, part) for e in range(experts) for part in ("gate", "up", "down")]
         lacking = [f"{e}.{part}" for e, part in order if (e, part) not in found]
-        extra = [layer.name for key, layer in found.items() if key not in set(order)]
+        wanted = set(order)
+        extra = [layer.name for key, layer in found.items() if key not in wanted]
         if lacking or extra:
             raise ferrule.KernelError(
                 f"[load] the model's {name!r} has {experts} experts; of the checkpoint "

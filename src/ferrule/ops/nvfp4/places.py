@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections import defaultdict
 from typing import Any, NamedTuple
 
 import ferrule
@@ -53,32 +54,34 @@ class Places:
         self.model = model
         self.modules = dict(model.named_modules(remove_duplicate=False))
         self.names = {*model.state_dict(keep_vars=True)}
+        self._paths: dict[int, list[str]] = defaultdict(list)
+        for path, module in self.modules.items():
+            self._paths[id(module)].append(path)
         self._renamings = _renamings(model)
         self._base = getattr(model, "base_model_prefix", "")
 
     def rename(self, name: str) -> str:
         """What a tensor of the checkpoint is called in this model: as there, as transformers
         renames it for this kind of model, or with the prefix of its base more or less."""
-        if self._find(name.rpartition(".")[0]) is not None:
+        if name in self.names:
             return name
         renamed = name
         for renaming in self._renamings:
             renamed = renaming.rename_source_key(renamed)[0]
-        for candidate in (name, renamed):
-            if self._base and self._find(candidate.rpartition(".")[0]) is None:
-                more, less = f"{self._base}.{candidate}", candidate.removeprefix(f"{self._base}.")
-                for other in (more, less):
-                    if other != candidate and self._find(other.rpartition(".")[0]) is not None:
-                        return other
-            elif self._find(candidate.rpartition(".")[0]) is not None:
-                return candidate
+        candidates = [name, renamed]
+        if self._base:
+            candidates += [f"{self._base}.{each}" for each in (name, renamed)]
+            candidates += [each.removeprefix(f"{self._base}.") for each in (name, renamed)]
+        for each in candidates:
+            if each in self.names:
+                return each
+        for each in candidates:
+            if self.find(each.rpartition(".")[0]) is not None:
+                return each
         return name
 
     def find(self, layer: str) -> Place | None:
         """The place of a layer, by the name that it has in the model; None where there is none."""
-        return self._find(layer)
-
-    def _find(self, layer: str) -> Place | None:
         if layer in self.modules:
             return Place((layer,))
         parent, _, leaf = layer.rpartition(".")
@@ -97,7 +100,9 @@ class Places:
         """Put a module in the place of another, wherever the model has that."""
         old = self.modules[name]
         module.train(old.training)
-        for path in [path for path, each in self.modules.items() if each is old]:
+        paths = self._paths.pop(id(old))
+        self._paths[id(module)] = paths
+        for path in paths:
             parent, _, leaf = path.rpartition(".")
             self.modules[parent]._modules[leaf] = module
             self.modules[path] = module
