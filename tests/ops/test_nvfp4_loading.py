@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import json
 import re
 import tempfile
 import warnings
@@ -255,16 +256,44 @@ def test_a_model_saved_here_is_loaded_here(tmp_path: Path) -> None:
                                b.view(torch.uint8) if b.ndim else b), name  # fmt: skip
 
 
-@pytest.mark.parametrize("write", [nvfp4.to_modelopt, nvfp4.to_compressed_tensors])
-def test_a_model_quantised_here_is_written_for_others(
-    write: Callable[[Any], dict[str, Any]], tmp_path: Path
-) -> None:
+def quantised_here() -> Any:
+    """A model whose linear layers, but for lm_head, were put into NVFP4 by hand."""
     model = files.tiny("llama")
     for layer in model.model.layers:
         for block in (layer.self_attn, layer.mlp):
             for name, module in [*block.named_children()]:
                 if isinstance(module, nn.Linear):
                     setattr(block, name, NVFP4Linear.from_linear(module))
+    return model
+
+
+def test_transformers_reads_what_is_written_here(tmp_path: Path) -> None:
+    """By compressed-tensors, with the configuration that the documentation gives."""
+    pytest.importorskip("compressed_tensors")
+    from safetensors.torch import save_file
+
+    model = quantised_here()
+    state = nvfp4.to_compressed_tensors(model.state_dict())
+    tensors = {name: tensor.clone() for name, tensor in state.items()}
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    page = (Path(__file__).parents[2] / "docs" / "ops.md").read_text("utf-8")
+    written = re.search(r"```json\n(.*?)```", page, re.DOTALL)
+    assert written is not None
+    model.config.quantization_config = json.loads(written[1])["quantization_config"]
+    model.config.save_pretrained(tmp_path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        other = type(model).from_pretrained(tmp_path, dtype=torch.bfloat16)
+        assert hasattr(other.model.layers[0].mlp.up_proj, "weight_packed")
+        files.same_tokens(other, model)
+    files.same_tokens(load(fresh(model), tmp_path), model, 1e-6)
+
+
+@pytest.mark.parametrize("write", [nvfp4.to_modelopt, nvfp4.to_compressed_tensors])
+def test_a_model_quantised_here_is_written_for_others(
+    write: Callable[[Any], dict[str, Any]], tmp_path: Path
+) -> None:
+    model = quantised_here()
     tensors = write(model.state_dict())
     files.write(tmp_path, {name: tensor.clone() for name, tensor in tensors.items()})
     other = load(fresh(model), tmp_path)
