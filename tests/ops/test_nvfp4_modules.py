@@ -80,6 +80,14 @@ def test_casts_leave_what_is_packed(move: Any, make: Any) -> None:
         assert torch.equal(as_bytes(buffer), as_bytes(before[name]))
 
 
+def test_buffers_that_users_add_are_cast_as_ever() -> None:
+    layer = linear()
+    layer.register_buffer("smooth", torch.ones(32))
+    assert layer.half().smooth.dtype == torch.float16
+    layer.load_state_dict({**layer.state_dict(), "smooth": torch.zeros(32)})
+    assert not layer.smooth.any()
+
+
 def test_type_which_casts_all_is_refused() -> None:
     layer = linear()
     with pytest.raises(ferrule.KernelError, match=r"w_packed of torch.uint8 cannot be cast"):

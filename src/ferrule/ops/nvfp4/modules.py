@@ -28,13 +28,16 @@ class _Quantized(nn.Module):  # type: ignore[misc]
 
     Attributes:
         activations: what is done to inputs: None (W4A16), or "nvfp4" (W4A4, the reference).
+        packed: the names of these buffers; users may add others.
     """
 
     activations: str | None
+    packed: tuple[str, ...] = ()
 
     def _add(self, name: str, shape: tuple[int, ...], dtype: Any, device: Any) -> None:
         make = torch.ones if dtype == torch.float32 else torch.zeros
         self.register_buffer(name, make(shape, dtype=dtype, device=device))
+        self.packed = (*self.packed, name)
 
     def _shapes_of(self, name: str) -> list[tuple[int, ...]]:
         """The shapes that a buffer may have."""
@@ -43,7 +46,7 @@ class _Quantized(nn.Module):  # type: ignore[misc]
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         """What `.to`, `.half`, `.cuda` and others call: they cast floats, so these are not shown as
         such."""
-        kept = {name: buffer for name, buffer in self._buffers.items() if buffer is not None}
+        kept = {name: self._buffers[name] for name in self.packed}
         for name, buffer in kept.items():
             self._buffers[name] = buffer.view(_INTEGERS[buffer.dtype])
         try:
@@ -72,8 +75,8 @@ class _Quantized(nn.Module):  # type: ignore[misc]
     ) -> None:
         """Takes what has the bytes of this layer: a copy from another dtype would change them."""
         taken, refused = dict(state_dict), []
-        for name, own in self._buffers.items():
-            key = prefix + name
+        for name in self.packed:
+            own, key = self._buffers[name], prefix + name
             if key not in taken:
                 continue
             if taken[key].dtype == torch.uint8 and own.dtype == torch.float8_e4m3fn:
