@@ -42,6 +42,8 @@ MAY_IMPORT = {
     "hosts.mlx": "nouns tools rules source.metal source.cuda devices devices.cuda hosts kernels "
     "operators numpy mlx",
     "ops": "door",  # the public names alone
+    "ops.nvfp4": "door ops numpy torch mlx safetensors rich",  # these when used
+    "ops.door": "ops ops.nvfp4",
     "compat": "nouns hosts hosts.torch torch",
     "door": "nouns tools devices devices.cpu devices.cuda hosts kernels operators hosts.torch "
     "hosts.mlx",
@@ -54,6 +56,7 @@ ROOM_OF = {
     "__main__": "cli",
     "_fastcall": "tools",
     "registry": "door",
+    "ops": "ops.door",
 }
 
 BUILTINS = {"eval", "exec", "compile", "__import__"}
@@ -143,7 +146,7 @@ def violations(module: str, text: str, known: set[str] | None = None) -> list[st
         if isinstance(node, ast.Attribute):
             name = node.attr
             door = isinstance(node.value, ast.Name) and node.value.id == "ferrule"
-            if room == "ops" and door and name not in ferrule.__all__:
+            if room.startswith("ops") and door and name not in ferrule.__all__:
                 found.append(f"{module}:{node.lineno} uses ferrule.{name}, which is not public")
         elif isinstance(node, ast.alias):
             name = node.name

@@ -30,7 +30,7 @@ _TEXT = (REPOSITORY / "pyproject.toml").read_text("utf-8")
 PROJECT: dict[str, Any] = tomllib.loads(_TEXT)["project"]
 
 # Module: the distribution that brings it, where the names differ.
-DISTRIBUTIONS = {"PIL": "matplotlib", "tomli": "pytest"}
+DISTRIBUTIONS = {"PIL": "matplotlib", "tomli": "pytest", "transformers": "mlx-lm"}
 
 
 def build(folder: Path, compiler: str | None, **more: str) -> tuple[Path, str]:
@@ -173,6 +173,7 @@ def names_of(requirements: list[str]) -> set[str]:
 
 ALWAYS = names_of(PROJECT["dependencies"])
 DEMO = names_of(PROJECT["optional-dependencies"]["demo"])
+NVFP4 = names_of(PROJECT["optional-dependencies"]["nvfp4"])
 TEST = names_of(PROJECT["optional-dependencies"]["test"])
 
 
@@ -193,10 +194,10 @@ def imports(folder: Path) -> dict[str, set[str]]:
 def test_what_is_imported_is_required() -> None:
     # Theirs, never installed by us.
     users = {"torch", "mlx", "ferrule", "ferrule-bench", "-ferrule-mlx", "cupy"}
-    pictures = {"cli/demo.py"}
+    of_extras = {"cli/demo.py": DEMO, "ops/nvfp4/checkpoint.py": NVFP4}
     for name, where in imports(PACKAGE).items():
         if name not in users | ALWAYS:
-            assert name in DEMO and where <= pictures, (name, where)
+            assert all(name in of_extras.get(file, ()) for file in where), (name, where)
 
 
 def test_what_is_required_is_imported() -> None:
@@ -207,7 +208,11 @@ def test_what_tests_import_is_required() -> None:
     tests = Path(__file__).parent
     own = {path.stem.replace("_", "-") for path in tests.rglob("*")} | {"ferrule-bench"}
     for name, where in imports(tests).items():
-        on_gpus: set[str] = set()  # by files that GPU tests import
-        for file, packages in (("triton_ops.py", {"triton"}), ("cute_ops.py", {"cuda", "cutlass"})):
-            on_gpus |= packages if where == {file} else set()
-        assert name in own | ALWAYS | TEST | {"ferrule"} | on_gpus, (name, where)
+        by_some: set[str] = set()  # by files that GPU tests import, or tests skip without
+        for file, packages in (
+            ("triton_ops.py", {"triton"}),
+            ("cute_ops.py", {"cuda", "cutlass"}),
+            ("ops/nvfp4_oracles.py", {"modelopt", "compressed-tensors"}),
+        ):
+            by_some |= packages if where == {file} else set()
+        assert name in own | ALWAYS | TEST | {"ferrule"} | by_some, (name, where)

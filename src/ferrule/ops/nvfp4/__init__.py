@@ -1,0 +1,59 @@
+"""NVFP4: matrices of 4-bit floats with a scale for 16, as ModelOpt, compressed-tensors and MLX
+write them; products with them, and models that are made of such.
+
+* `quantizing`: `quantize_nvfp4` and `dequantize_nvfp4`, and the reference of activations in NVFP4;
+* `linear`, `moe`: the ops, `nvfp4_linear` and `nvfp4_moe`;
+* `modules`: `NVFP4Linear` and `NVFP4Experts`, layers of torch;
+* `loading`: `load`, which puts them into a model, with what a folder of safetensors has:
+  `checkpoint` reads the files, `naming` knows what tools call the tensors, `places` finds the
+  model's modules for them, `floats` fills what is not quantized;
+* `mlx_layout`: `from_mlx` and `to_mlx`.
+
+Torch is imported by whoever uses a name, not by this package.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .loading import load as load
+    from .mlx_layout import from_mlx as from_mlx
+    from .mlx_layout import to_mlx as to_mlx
+    from .modules import NVFP4Experts as NVFP4Experts
+    from .modules import NVFP4Linear as NVFP4Linear
+    from .naming import to_compressed_tensors as to_compressed_tensors
+    from .naming import to_modelopt as to_modelopt
+    from .quantizing import dequantize_nvfp4 as dequantize_nvfp4
+    from .quantizing import linear_w4a4 as linear_w4a4
+    from .quantizing import quantize_activations_nvfp4 as quantize_activations_nvfp4
+    from .quantizing import quantize_nvfp4 as quantize_nvfp4
+
+__all__ = [
+    "NVFP4Experts",
+    "NVFP4Linear",
+    "dequantize_nvfp4",
+    "from_mlx",
+    "linear_w4a4",
+    "load",
+    "quantize_activations_nvfp4",
+    "quantize_nvfp4",
+    "to_compressed_tensors",
+    "to_mlx",
+    "to_modelopt",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from . import loading, mlx_layout, modules, naming, quantizing
+
+    for module in (loading, mlx_layout, modules, naming, quantizing):
+        if name in vars(module):
+            return vars(module)[name]
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

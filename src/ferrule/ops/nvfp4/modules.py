@@ -1,0 +1,389 @@
+"""`NVFP4Linear` and `NVFP4Experts`: layers of torch whose weights are NVFP4.
+
+The packed weights and their scales are buffers, not parameters. They are not trained, so no
+optimiser, no count of parameters and no gradient clipping is to see them; FSDP casts parameters of
+floats, E4M3 among them, to its dtype of computing, and leaves buffers as they are. A state_dict has
+both alike, and transformers' own NVFP4 layer decides the same. The bias is a parameter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+import ferrule
+
+from .linear import nvfp4_linear
+from .moe import nvfp4_moe
+from .quantizing import GROUP, linear_w4a4, quantize_nvfp4
+
+ACTIVATIONS = (None, "nvfp4")
+
+
+class _Quantized(nn.Module):  # type: ignore[misc]
+    """A layer with buffers of NVFP4, each of which keeps its dtype whatever the layer is cast to.
+
+    Attributes:
+        activations: what is done to inputs: None (W4A16), or "nvfp4" (W4A4, the reference).
+        packed: the names of these buffers; users may add others.
+    """
+
+    activations: str | None
+    packed: tuple[str, ...] = ()
+
+    def _add(self, name: str, shape: tuple[int, ...], dtype: Any, device: Any) -> None:
+        make = torch.ones if dtype == torch.float32 else torch.zeros
+        self.register_buffer(name, make(shape, dtype=dtype, device=device))
+        self.packed = (*self.packed, name)
+
+    def _shapes_of(self, name: str) -> list[tuple[int, ...]]:
+        """The shapes that a buffer may have."""
+        raise NotImplementedError
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        """What `.to`, `.half`, `.cuda` and others call: they cast floats, so these are not shown as
+        such."""
+        kept = {name: self._buffers[name] for name in self.packed}
+        for name, buffer in kept.items():
+            self._buffers[name] = buffer.view(_INTEGERS[buffer.dtype])
+        try:
+            super()._apply(fn, recurse)
+        finally:
+            for name, buffer in kept.items():
+                moved = self._buffers[name]
+                if moved.dtype != _INTEGERS[buffer.dtype]:  # by .type(), which casts all
+                    self._buffers.update(kept)
+                    raise ferrule.KernelError(
+                        f"[{type(self).__name__}] {name} of {buffer.dtype} cannot be cast to "
+                        f"{moved.dtype}. Use .to(dtype), which casts the bias alone."
+                    )
+                self._buffers[name] = moved.view(buffer.dtype)
+        return self
+
+    def _load_from_state_dict(
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        local_metadata: Any,
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        """Takes what has the bytes of this layer: a copy from another dtype would change them."""
+        taken, refused = dict(state_dict), []
+        for name in self.packed:
+            own, key = self._buffers[name], prefix + name
+            if key not in taken:
+                continue
+            if taken[key].dtype == torch.uint8 and own.dtype == torch.float8_e4m3fn:
+                taken[key] = taken[key].view(torch.float8_e4m3fn)
+            try:
+                self.check_buffer(prefix, name, taken[key])
+            except ferrule.KernelError as error:
+                error_msgs.append(str(error))
+                refused.append(key)
+                del taken[key]
+                continue
+            if own.shape != taken[key].shape:  # one scale of all rows, or one of each
+                self._buffers[name] = own.new_empty(taken[key].shape)
+        super()._load_from_state_dict(
+            taken, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+        )
+        missing_keys[:] = [key for key in missing_keys if key not in refused]
+
+    def check_buffer(self, prefix: str, name: str, given: Any) -> None:
+        """That a buffer may be this tensor.
+
+        Raises:
+            KernelError: it has another dtype or shape.
+        """
+        own, shapes = self._buffers[name], self._shapes_of(name)
+        if given.dtype == own.dtype and tuple(given.shape) in shapes:
+            return
+        expected = " or ".join(map(str, shapes))
+        raise ferrule.KernelError(
+            f"[{type(self).__name__}] {prefix}{name} is of {given.dtype} and has the shape "
+            f"{tuple(given.shape)}; expected {own.dtype} and {expected}. Is it of a layer of "
+            f"another size, or packed by another rule? This is {self._get_name()}"
+            f"({self.extra_repr()})."
+        )
+
+    def _fill(self, tensors: Mapping[str, Any]) -> None:
+        """Take tensors as buffers, without a copy."""
+        for name, tensor in tensors.items():
+            if tensor.dtype == torch.uint8 and name.endswith("_scale"):
+                tensor = tensor.view(torch.float8_e4m3fn)
+            self.check_buffer("", name, tensor)
+            self._buffers[name] = tensor
+
+
+# A dtype that no cast of floats changes, of the same size.
+_INTEGERS = {
+    torch.uint8: torch.uint8,
+    torch.float8_e4m3fn: torch.uint8,
+    torch.float32: torch.int32,
+}
+
+
+class NVFP4Linear(_Quantized):
+    """``x @ w.T + bias`` with a weight in NVFP4, in the place of `torch.nn.Linear`.
+
+    Args:
+        in_features: K, a multiple of 16.
+        out_features: N.
+        bias: whether there is one, a parameter.
+        activations: None: inputs stay what they are (W4A16). ``"nvfp4"``: they are quantised as
+            kernels for Blackwell do it, by `quantize_activations_nvfp4`, in plain torch: to check
+            models that are made for it. The layer has an ``input_scale`` then.
+        device, dtype: of the bias, and where the rest is.
+
+    Buffers: ``w_packed`` ``[N, K / 2]`` of uint8, ``w_scale`` ``[N, K / 16]`` of float8_e4m3fn,
+    ``w_scale_2`` of float32: ``[]``, or ``[N]`` where rows have their own, as those of q, k and v
+    in one layer do. They begin as a matrix of zeros, and keep their dtypes in `.to(torch.half)`.
+
+    Raises:
+        KernelError: in_features is no multiple of 16, or activations is something else.
+
+    Example:
+        >>> layer = NVFP4Linear.from_linear(nn.Linear(32, 8))
+        >>> layer(torch.zeros(2, 32)).shape
+        torch.Size([2, 8])
+    """
+
+    w_packed: Any
+    w_scale: Any
+    w_scale_2: Any
+    input_scale: Any
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        *,
+        activations: str | None = None,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        super().__init__()
+        _check_sizes("NVFP4Linear", activations, in_features=in_features)
+        self.in_features, self.out_features = in_features, out_features
+        self.activations = activations
+        self._add("w_packed", (out_features, in_features // 2), torch.uint8, device)
+        self._add("w_scale", (out_features, in_features // GROUP), torch.float8_e4m3fn, device)
+        self._add("w_scale_2", (), torch.float32, device)
+        if activations is not None:
+            self._add("input_scale", (), torch.float32, device)
+        if bias:
+            self.bias = nn.Parameter(torch.zeros(out_features, device=device, dtype=dtype))
+        else:
+            self.register_parameter("bias", None)
+
+    @classmethod
+    def from_tensors(
+        cls, w_packed: Any, w_scale: Any, w_scale_2: Any, bias: Any = None, input_scale: Any = None
+    ) -> NVFP4Linear:
+        """The layer of what `quantize_nvfp4` returned, and of a bias; with an input_scale W4A4."""
+        rows, half = w_packed.shape
+        activations = None if input_scale is None else "nvfp4"
+        layer = cls(half * 2, rows, bias=False, activations=activations, device="meta")
+        tensors = {"w_packed": w_packed, "w_scale": w_scale, "w_scale_2": w_scale_2}
+        layer._fill(tensors if input_scale is None else {**tensors, "input_scale": input_scale})
+        layer.bias = None if bias is None else nn.Parameter(bias.detach(), bias.requires_grad)
+        return layer
+
+    @classmethod
+    def from_linear(cls, linear: Any) -> NVFP4Linear:
+        """The layer with a `torch.nn.Linear`'s weight, quantised, and its bias, which is shared."""
+        layer = cls.from_tensors(*quantize_nvfp4(linear.weight.detach()))
+        layer.bias = linear.bias
+        return layer.train(linear.training)  # type: ignore[no-any-return]
+
+    def _shapes_of(self, name: str) -> list[tuple[int, ...]]:
+        n, k = self.out_features, self.in_features
+        shapes: dict[str, list[tuple[int, ...]]] = {
+            "w_packed": [(n, k // 2)],
+            "w_scale": [(n, k // GROUP)],
+            "w_scale_2": [(), (1,), (n,)],
+            "input_scale": [()],
+        }
+        return shapes[name]
+
+    def forward(self, x: Any) -> Any:
+        """``[*S, K] -> [*S, N]``, of x's dtype."""
+        w = self.w_packed, self.w_scale, self.w_scale_2
+        if self.activations is None:
+            return nvfp4_linear(x, *w, self.bias)
+        return linear_w4a4(x, self.input_scale, *w, self.bias)
+
+    def extra_repr(self) -> str:
+        text = f"in_features={self.in_features}, out_features={self.out_features}"
+        text += f", bias={self.bias is not None}"
+        return text if self.activations is None else f"{text}, activations={self.activations!r}"
+
+
+class NVFP4Experts(_Quantized):
+    """The experts of a mixture, each a gated MLP, with weights in NVFP4.
+
+    It is called as the stacked experts of transformers 5 are (`Qwen3MoeExperts`, `MixtralExperts`
+    and others), in whose place it is put.
+
+    Args:
+        num_experts: E.
+        hidden_size: H, a multiple of 16.
+        intermediate_size: I, of one expert, a multiple of 16.
+        activation: of the gate, as `nvfp4_moe` has it.
+        activations: as of `NVFP4Linear`.
+        device: where the buffers are.
+
+    Buffers: ``w13_packed`` ``[E, 2 * I, H / 2]`` (rows of the gate, then of up), ``w13_scale``
+    ``[E, 2 * I, H / 16]``, ``w13_scale_2`` ``[E, 2]`` (of gate and up) or ``[E]``; ``w2_packed``
+    ``[E, H, I / 2]``, ``w2_scale`` ``[E, H, I / 16]``, ``w2_scale_2`` ``[E]``.
+
+    Raises:
+        KernelError: a size is no multiple of 16, or activations is something else.
+    """
+
+    w13_packed: Any
+    w13_scale: Any
+    w13_scale_2: Any
+    w2_packed: Any
+    w2_scale: Any
+    w2_scale_2: Any
+    w13_input_scale: Any
+    w2_input_scale: Any
+
+    def __init__(
+        self,
+        num_experts: int,
+        hidden_size: int,
+        intermediate_size: int,
+        activation: str = "silu",
+        *,
+        activations: str | None = None,
+        device: Any = None,
+    ) -> None:
+        super().__init__()
+        _check_sizes(
+            "NVFP4Experts",
+            activations,
+            hidden_size=hidden_size,
+            intermediate_size=intermediate_size,
+        )
+        self.num_experts, self.hidden_size = num_experts, hidden_size
+        self.intermediate_size, self.activation = intermediate_size, activation
+        self.activations = activations
+        for name in _BUFFERS_OF_EXPERTS[: 6 if activations is None else 8]:
+            dtype = torch.uint8 if name.endswith("packed") else torch.float8_e4m3fn
+            dtype = torch.float32 if name.endswith(("scale_2", "input_scale")) else dtype
+            self._add(name, self._shapes_of(name)[0], dtype, device)
+
+    @classmethod
+    def from_tensors(cls, activation: str = "silu", **tensors: Any) -> NVFP4Experts:
+        """The experts of these buffers, by their names; with input scales W4A4."""
+        experts, rows, half = tensors["w13_packed"].shape
+        activations = "nvfp4" if "w13_input_scale" in tensors else None
+        sizes = experts, half * 2, rows // 2
+        layer = cls(*sizes, activation=activation, activations=activations, device="meta")
+        layer._fill(tensors)
+        return layer
+
+    def _shapes_of(self, name: str) -> list[tuple[int, ...]]:
+        e, h, i = self.num_experts, self.hidden_size, self.intermediate_size
+        shapes: dict[str, list[tuple[int, ...]]] = {
+            "w13_packed": [(e, 2 * i, h // 2)],
+            "w13_scale": [(e, 2 * i, h // GROUP)],
+            "w13_scale_2": [(e, 2), (e,)],
+            "w2_packed": [(e, h, i // 2)],
+            "w2_scale": [(e, h, i // GROUP)],
+            "w2_scale_2": [(e,)],
+            "w13_input_scale": [(e,)],
+            "w2_input_scale": [(e,)],
+        }
+        return shapes[name]
+
+    def forward(self, hidden_states: Any, top_k_index: Any, top_k_weights: Any) -> Any:
+        """The weighted sum of what each token's experts give.
+
+        Args:
+            hidden_states: ``[M, H]``.
+            top_k_index: ``[M, k]`` of integers: the experts of each token.
+            top_k_weights: ``[M, k]``.
+
+        Returns:
+            ``[M, H]``, of hidden_states' dtype.
+        """
+        if self.activations is not None:
+            return self._w4a4(hidden_states, top_k_index, top_k_weights)
+        w13 = self.w13_packed, self.w13_scale, self.w13_scale_2
+        w2 = self.w2_packed, self.w2_scale, self.w2_scale_2
+        return nvfp4_moe(
+            hidden_states, top_k_weights, top_k_index, *w13, *w2, None, self.activation
+        )
+
+    def _w4a4(self, hidden_states: Any, ids: Any, weights: Any) -> Any:
+        y = torch.zeros_like(hidden_states, dtype=torch.float32)
+        scale_2 = self.w13_scale_2 if self.w13_scale_2.ndim == 2 else self.w13_scale_2[:, None]
+        for e in range(self.num_experts):
+            tokens, places = torch.where(ids == e)
+            rows = scale_2[e].repeat_interleave(2 * self.intermediate_size // scale_2.shape[1])
+            both = linear_w4a4(
+                hidden_states[tokens],
+                self.w13_input_scale[e],
+                self.w13_packed[e],
+                self.w13_scale[e],
+                rows,
+            )
+            gate, up = both.chunk(2, -1)
+            inner = gated(self.activation, gate, up)
+            w2 = self.w2_packed[e], self.w2_scale[e], self.w2_scale_2[e]
+            out = linear_w4a4(inner, self.w2_input_scale[e], *w2)
+            y.index_add_(0, tokens, out.float() * weights[tokens, places, None].float())
+        return y.to(hidden_states.dtype)
+
+    def extra_repr(self) -> str:
+        text = f"num_experts={self.num_experts}, hidden_size={self.hidden_size}"
+        text += f", intermediate_size={self.intermediate_size}, activation={self.activation!r}"
+        return text if self.activations is None else f"{text}, activations={self.activations!r}"
+
+
+_BUFFERS_OF_EXPERTS = (
+    "w13_packed",
+    "w13_scale",
+    "w13_scale_2",
+    "w2_packed",
+    "w2_scale",
+    "w2_scale_2",
+    "w13_input_scale",
+    "w2_input_scale",
+)
+
+
+def gated(activation: str, gate: Any, up: Any) -> Any:
+    """``activation(gate) * up``, of the reference of W4A4.
+
+    Raises:
+        KernelError: another activation than "silu".
+    """
+    if activation != "silu":
+        raise ferrule.KernelError(
+            f"[NVFP4Experts] activation={activation!r}; activations='nvfp4' has 'silu' alone."
+        )
+    return nn.functional.silu(gate) * up
+
+
+def _check_sizes(module: str, activations: str | None, **sizes: int) -> None:
+    for name, size in sizes.items():
+        if size <= 0 or size % GROUP:
+            raise ferrule.KernelError(
+                f"[{module}] {name}={size}; expected a positive multiple of {GROUP}, since {GROUP} "
+                "neighbours share a scale. Leave this layer as it is, or pad it with zeros."
+            )
+    if activations not in ACTIVATIONS:
+        raise ferrule.KernelError(
+            f"[{module}] activations={activations!r}; expected None (W4A16) or 'nvfp4' (W4A4)."
+        )
