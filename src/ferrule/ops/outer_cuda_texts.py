@@ -75,7 +75,7 @@ outer(const T* left, const T* right, ROWS_OF_LEFT lefts, ORDER order, BEGINS beg
   };
   Sums sum = {};
   multiply<X, W, MT>((count + BK - 1) / BK, copy_left, rows, sum);
-  store<X, W>(sum, 1, V - v0, [&](int row) {
+  store<X, W>(sum, [](float v, int) { return v; }, V - v0, [&](int row) {
     return h0 + row < H ? sums + (matrix * H + h0 + row) * V + v0 : nullptr;
   });
 }

@@ -40,12 +40,12 @@ __device__ inline int place(int c, int token) {
   return (c % (OWN / 8) * 4 + c / (OWN / 8)) ^ ((token & 1) << 2);
 }
 
-// What a warp adds up: of a tile of tokens, and of R tiles of rows of w, or LEFT. Where rows are
-// PAIRED, its second tile is of rows of the second half of w.
+// What a warp adds up: of a tile of tokens, of R tiles of rows of w, or LEFT, and of `part` of K.
+// Where rows are PAIRED, its second tile is of rows of the second half of w.
 template <class Tokens>
 __device__ inline void sums_of_warp(const Tokens& tokens, const uint32_t* w, const char* scales,
-                                    const char* biases, int64_t n0, int64_t N, int64_t K, bool full,
-                                    float (&sum)[R][NT][4]) {
+                                    const char* biases, int64_t n0, int64_t N, int64_t K,
+                                    uint2 part, bool full, float (&sum)[R][NT][4]) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
   const int wm = warp / WK, wk = warp % WK;
   const int row_bytes = int(K) / (32 / BITS) * 4, scale_bytes = int(K) / GROUP * SCALE;
@@ -69,7 +69,7 @@ __device__ inline void sums_of_warp(const Tokens& tokens, const uint32_t* w, con
                      (ARRAYS == 2 ? int(size_t(b_from)) : 0)) & 15;
   keep(aligned), keep(s_alignment);
 
-  uint32_t begin = first_of_part(wk, K), end = first_of_part(wk + 1, K);
+  uint32_t begin = part.x, end = part.y;
   keep(begin), keep(end);
 
   // Of x, the threads of a group of warps copy so many pieces each, whose tokens are even numbers
@@ -270,7 +270,8 @@ __device__ inline void product(const Tokens& tokens, const uint32_t* w, const ch
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, wm = warp / WK, wk = warp % WK;
   const bool full = LEFT == R || wm < WM - 1;  // the warp has R tiles
   float sum[R][NT][4] = {};
-  sums_of_warp(tokens, w, scales, biases, n0, N, K, full, sum);
+  const uint2 part = {first_of_part(wk, K), first_of_part(wk + 1, K)};
+  sums_of_warp(tokens, w, scales, biases, n0, N, K, part, full, sum);
   wait<0>();
   __syncthreads();  // what is in shared memory has been read
   float* const sums = reinterpret_cast<float*>(shared);

@@ -30,6 +30,7 @@ class Tile(NamedTuple):
         warps: of a block.
         tables: there may be tables of codes and scales in shared memory.
         only: the formats for which it is, as "nvfp4 4"; all if it is empty.
+        each: tiles of 16 rows of w of a warp.
     """
 
     tokens: int
@@ -39,12 +40,13 @@ class Tile(NamedTuple):
     warps: int = 8
     tables: bool = False
     only: tuple[str, ...] = ()
+    each: int = R
 
     @property
     def template(self) -> dict[str, int]:
         """Constants of the text: WM warps divide the rows, WK of them K."""
-        wm = -(-self.rows // (16 * R))
-        divided = {"TILES": self.rows // 16, "R": R, "WM": wm, "WK": self.warps // wm}
+        wm = -(-self.rows // (16 * self.each))
+        divided = {"TILES": self.rows // 16, "R": self.each, "WM": wm, "WK": self.warps // wm}
         own = {"TOK": self.tokens, "STAGES": self.stages, "TABLES_MAY_BE": int(self.tables)}
         return {**divided, **own, "PAIRED": 0}
 
@@ -52,10 +54,11 @@ class Tile(NamedTuple):
         """How many bytes of shared memory a block has."""
         block, wk = 512 // bits, self.template["WK"]
         scales = 4 * block // group * (4 if mode == "affine" else 1)
-        stage = wk * 2 * block * self.tokens + self.warps * 1024 * R
+        stage = wk * 2 * block * self.tokens + self.warps * 1024 * self.each
         sums = wk * 4 * (self.rows + 4) * self.tokens
         tables = 64 * 1024 * self.tables
-        return max(self.stages * stage + self.warps * 32 * R * scales + tables, sums)
+        scales *= self.warps * 32 * self.each
+        return max(self.stages * stage + scales + tables, sums)
 
     def of(self, mode: str, bits: int, group: int) -> Tile:
         """The tile for a format: tables are for some, and may take a stage's place. (Of mxfp4 with
@@ -132,9 +135,11 @@ TILES = (
 # Small blocks, of which three or four share a multiprocessor (those of 64 tokens: two): while one
 # finds its rows others multiply.
 TILES_OF_EXPERTS = (
-    Tile(8, 32, 3, f"{ROWS_OF_Y} <= 16 and K >= 2048", warps=4),
+    Tile(8, 128, 3, "K >= 8192"),
+    Tile(8, 64, 3, f"{ROWS_OF_Y} <= 16 and K >= 1024", warps=4),
     Tile(8, 64, 4, f"{ROWS_OF_Y} <= 64 and K >= 1024", warps=4),
     Tile(8, 128, 4, warps=4),
+    Tile(16, 128, 3, "K >= 8192"),
     Tile(16, 128, 4, warps=4),
     Tile(32, 128, 3, warps=4),
     Tile(64, 128, 3, warps=4),

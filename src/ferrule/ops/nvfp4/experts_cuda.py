@@ -9,7 +9,8 @@ makes of both; the second multiplies by w2, and the last adds up the slots of ea
 from __future__ import annotations
 
 import itertools
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import ferrule
 
@@ -186,6 +187,91 @@ struct Ends {
 };
 """
 
+# Of few tokens each slot is a tile of its own. A block makes ROWS columns of one, or half as many
+# where rows are in pairs;
+_SLOT = """
+struct OneSlot {
+  const T* x;
+  Out* y;
+  int64_t K;
+  int count = 1;
+  __device__ int64_t row(int) const { return 0; }
+  __device__ Out* to(int) const { return y; }
+  __device__ bool aligned() const { return (size_t(x) | K * sizeof(T)) % 16 == 0; }
+};
+"""
+_GATE_UP_FEW = """
+extern "C" __global__ void __launch_bounds__(WARPS * 32, RESIDENT)
+gate_up_few(const T* x, const uint8_t* w, const uint8_t* scales, SCALE_2 scale_2, const J* ids,
+            MAP map, int64_t map_size, const V* weights, T* y, int64_t N, int64_t K, int top_k,
+            int experts) {
+  __shared__ int slots[1];
+  cudaGridDependencySynchronize();
+  cudaTriggerProgrammaticLaunchCompletion();
+  const Routing all{ids, map, map_size, experts};
+  const int64_t slot = blockIdx.x;
+  const int expert = all.expert(slot);
+  if (expert == experts) return;
+  if (threadIdx.x == 0) slots[0] = slot;
+  product(OneSlot{x + slot / top_k * K, y + slot * (N / 2), K},
+          reinterpret_cast<const uint32_t*>(w + N * K / 2 * expert),
+          reinterpret_cast<const char*>(scales) + N * K / GROUP * expert, nullptr,
+          Ends(scale_2, weights, slots, expert), blockIdx.z * int64_t(ROWS), N, K);
+}
+"""
+# or of all slots of a token, which its groups of warps divide, or K of each, and adds them up.
+_DOWN_FEW = """
+using Out = T;
+SLOT
+extern "C" __global__ void __launch_bounds__(WARPS * 32, RESIDENT)
+down_few(const T* x, const uint8_t* w, const uint8_t* scales, SCALE_2 scale_2, const J* ids,
+         MAP map, int64_t map_size, const V* weights, T* y, int64_t N, int64_t K, int top_k,
+         int experts) {
+  cudaGridDependencySynchronize();
+  cudaTriggerProgrammaticLaunchCompletion();
+  const Routing all{ids, map, map_size, experts};
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, wm = warp / WK, wk = warp % WK;
+  const int64_t token = blockIdx.x, n0 = blockIdx.z * int64_t(ROWS);
+  const int parts = max(WK / top_k, 1), groups = WK / parts;  // of K, and of slots at a time
+  const uint32_t blocks = (uint32_t(K) + BLOCK - 1) / BLOCK, at = wk % parts;
+  const uint2 part = {blocks * at / parts, blocks * (at + 1) / parts};
+  float sum[R][NT][4] = {};
+  for (int k = wk / parts; k < top_k && wk / parts < groups; k += groups) {
+    const int64_t slot = token * top_k + k;
+    const int expert = all.expert(slot);
+    if (expert == experts) continue;
+    float one[R][NT][4] = {};
+    sums_of_warp(OneSlot{x + slot * K, nullptr, K},
+                 reinterpret_cast<const uint32_t*>(w + N * K / 2 * expert),
+                 reinterpret_cast<const char*>(scales) + N * K / GROUP * expert, nullptr, n0, N, K,
+                 part, LEFT == R || wm < WM - 1, one);
+    const float by = scale_of_expert(scale_2, expert) * (ON_INPUT ? 1 : float(weights[slot]));
+#pragma unroll
+    for (int r = 0; r < R; ++r) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) sum[r][0][i] += by * (one[r][0][i] * LAST);
+    }
+    wait<0>();
+    barrier<WM * 32>(1 + wk);  // what is in shared memory has been read
+  }
+  __syncthreads();
+  float* const sums = reinterpret_cast<float*>(shared);
+#pragma unroll
+  for (int r = 0; r < R; ++r) {
+#pragma unroll
+    for (int i = 0; i < 4; i += 2)
+      if (lane % 4 == 0) sums[wk * PITCH + (wm * R + r) * 16 + i / 2 * 8 + lane / 4] = sum[r][0][i];
+  }
+  __syncthreads();
+  for (int row = threadIdx.x; row < ROWS; row += WARPS * 32) {
+    float total = sums[row];
+#pragma unroll
+    for (int k = 1; k < WK; ++k) total += sums[k * PITCH + row];
+    if (n0 + row < N) y[token * N + n0 + row] = T(total);
+  }
+}
+""".replace("SLOT\n", _SLOT)
+
 # The sum of each token's slots; a thread has four columns.
 _ADDED = """
 extern "C" __global__ void __launch_bounds__(256)
@@ -211,14 +297,9 @@ added(const float* parts, const J* ids, MAP map, int64_t map_size, const V* weig
 """
 
 
-def _of_tile(name: str, tile: Tile, paired: bool) -> str:
-    """The functions of one of both products, with its tile."""
-    constants = {**tile.template, "PAIRED": int(paired)}
-    del constants["TOK"]  # which both have
-    given = "".join(f"constexpr int {key} = {value};\n" for key, value in constants.items())
-    text = f"{TABLES}{AHEAD}{FEW}{_ENDS_OF_PAIRS if paired else _ENDS}{_PRODUCT}"
-    names = "".join(f"using {name}_of_tile::{name}{end};\n" for end in ("", "_sorted"))
-    return f"namespace {name}_of_tile {{\n{given}{text.replace('NAME', name)}}}\n{names}"
+# So many tokens have kernels of their own, with these tiles.
+FEW_TOKENS = 2
+_OF_FEW = Tile(8, 64, 3, warps=4), Tile(8, 16, 3, warps=8, each=1)
 
 
 def units(form: Format, activation: str, on_input: bool, scales: bool, mapped: bool) -> list[Any]:
@@ -231,95 +312,172 @@ def units(form: Format, activation: str, on_input: bool, scales: bool, mapped: b
         scales: there are second scales.
         mapped: there is an ``expert_map``.
     """
+    layer = Layer(form, activation, on_input, scales, mapped)
     tokens = sorted({tile.tokens for tile in TILES_OF_EXPERTS})
     tiles = {n: [tile for tile in TILES_OF_EXPERTS if tile.tokens == n] for n in tokens}
-    pairs = [pair for n in tokens for pair in itertools.product(_paired(tiles[n]), tiles[n])]
-    return [_unit(form, *pair, activation, on_input, scales, mapped) for pair in pairs]
+    few = [layer.of_few(*_OF_FEW)]
+    pairs = [pair for n in tokens for pair in itertools.product(tiles[n], tiles[n])]
+    return [*few, *(layer.of_many(*pair) for pair in pairs)]
 
 
-def _paired(tiles: list[Tile]) -> list[Tile]:
-    """Those of which each warp has 16 rows of either half."""
-    return [tile for tile in tiles if tile.rows % 32 == 0]
+class Layer(NamedTuple):
+    """What the units of an op have in common: see `units`."""
 
+    form: Format
+    activation: str
+    on_input: bool
+    scales: bool
+    mapped: bool
 
-def _unit(
-    form: Format,
-    first: Tile,
-    second: Tile,
-    activation: str,
-    on_input: bool,
-    scales: bool,
-    mapped: bool,
-) -> Any:
-    """The unit with a tile for each product."""
-    mode, group, bits = form
-    slots, tokens = "(M * Q)", first.tokens
-    rows = "".join(f"{n} if {slots} <= {of} * E else " for n, of in ((8, 4), (16, 16), (32, 32)))
-    sizes = [tile.shared_memory(mode, bits, group) for tile in (first, second)]
-    conditions = [
-        WHERE.replace("K > 0", "E > 0"), "H > 0 and I > 0 and Q > 0", "E < 12000",
-        f"({rows}64) <= {tokens}", _when(first, "H"), _when(second, "I"), *map(room, sizes),
-    ]  # fmt: skip
-    types = {
-        "MAP": "const G*" if mapped else "int64_t",
-        "SCALE_2": "const float*" if scales else "int64_t",
-    }
-    text = "".join(f"using {name} = {type_};\n" for name, type_ in types.items())
-    text += f"constexpr bool ON_INPUT = {str(on_input).lower()};\n{MACHINE}{GIVEN}{DECODE}"
-    text += _ROUTING.replace("ACTIVATION", ACTIVATIONS[activation]) + _SORTED
-    text += _of_tile("gate_up", first, True) + _of_tile("down", second, False) + _ADDED
-    parts = f"min({slots}, {slots} // {tokens} + E + 1)"  # tiles, at most
-    routing = ["ids", "expert_map" if mapped else "int64 0"]
-    routing += ["int64 expert_map.size" if mapped else "int64 0"]
-    few, many = f"{slots} <= 64", f"{slots} > 64"
+    def of_few(self, first: Tile, second: Tile) -> Any:
+        """The unit of up to `FEW_TOKENS`, with a tile for each product."""
+        kernels = _SLOT + _GATE_UP_FEW
+        text = self._functions("gate_up_few", first, _ENDS_OF_PAIRS, kernels, ("",))
+        text += self._functions("down_few", second, "", _DOWN_FEW, ("",))
+        gate_up = ferrule.cuda_step(
+            "gate_up_few",
+            self._of_few("x", "w13", "hidden", "2 * I", "H"),
+            blocks=(_SLOTS, 1, f"ceildiv(2 * I, {first.rows})"),
+            **self._launch(first),
+        )
+        down = ferrule.cuda_step(
+            "down_few",
+            self._of_few("hidden", "w2", "y", "H", "I"),
+            blocks=("M", 1, f"ceildiv(H, {second.rows})"),
+            **self._launch(second),
+        )
+        return self._unit(first, second, [f"M <= {FEW_TOKENS}"], text, [gate_up, down], {})
 
-    def product(name: str, tile: Tile, x: str, w: str, y: str, n: str, k: str, each: str) -> Any:
-        matrix = [x, f"{w}_packed", f"{w}_scale", f"{w}_scale_2" if scales else "int64 0"]
-        step: dict[str, Any] = {
-            "block": 32 * tile.warps, "pdl": True,
-            "shared_memory": tile.shared_memory(mode, bits, group),
-        }  # fmt: skip
-        across = f"ceildiv({n}, {tile.rows})"
-        tail = ["weights", y, f"int64 {n}", f"int64 {k}", each]
-        return [
-            ferrule.cuda_step(
-                name, [*matrix, *routing, *tail, "E", slots], when=few,
-                blocks=(slots, 1, across), **step,
-            ),
-            ferrule.cuda_step(
-                f"{name}_sorted", [*matrix, "order", "tiles", *tail], when=many,
-                blocks=(parts, 1, across), **step,
-            ),
-        ]  # fmt: skip
+    def _of_few(self, x: str, w: str, y: str, rows: str, depth: str) -> list[str]:
+        """The arguments of one of its kernels."""
+        given = [*self._matrix(x, w), *self._routing, "weights", y]
+        return [*given, *_sizes(rows, depth), "Q", "E"]
 
-    sort = ferrule.cuda_step(
-        "sorted", [*routing, "order", "tiles", "E", slots], when=many, blocks=1, block=1024,
-        shared_memory="4 * (E + 1)", pdl=True,
-    )  # fmt: skip
-    last = ferrule.cuda_step(
-        "added", ["parts", *routing, "weights", "y", "int64 H", "E", "Q", "int64 M * H // 4"],
-        blocks="ceildiv(M * H // 4, 256)", block=256, pdl=True,
-    )  # fmt: skip
-    return ferrule.cuda_unit(
-        text,
-        template={"MODE": MODES[mode], "BITS": bits, "GROUP": group, "TOK": tokens}
-        | ({"EACH": "A"} if scales else {"EACH": 1}),
-        when=" and ".join(conditions),
-        scratch={
-            "order": f"int32[{slots}]",
-            "tiles": f"int32[3 * ({parts}) + 1]",
-            "hidden": "T[M,Q,I]",
+    def of_many(self, first: Tile, second: Tile) -> Any:
+        """The unit of any number, with a tile for each product."""
+        text = _SORTED + self._gate_up(first)
+        text += self._functions("down", second, _ENDS, _PRODUCT, ("", "_sorted")) + _ADDED
+        sort = ferrule.cuda_step(
+            "sorted",
+            [*self._routing, "order", "tiles", "E", _SLOTS],
+            when=f"{_SLOTS} > 64",
+            blocks=1,
+            block=1024,
+            shared_memory="4 * (E + 1)",
+            pdl=True,
+        )
+        last = ferrule.cuda_step(
+            "added",
+            ["parts", *self._routing, "weights", "y", "int64 H", "E", "Q", "int64 M * H // 4"],
+            blocks="ceildiv(M * H // 4, 256)",
+            block=256,
+            pdl=True,
+        )
+        scratch = {
+            "order": f"int32[{_SLOTS}]",
+            "tiles": f"int32[3 * ({_tiles(first)}) + 1]",
             "parts": "float32[M,Q,H]",
-        },
-        steps=[
-            sort,
-            *product("gate_up", first, "x", "w13", "hidden", "2 * I", "H", "Q"),
-            *product("down", second, "hidden", "w2", "parts", "H", "I", "1"),
-            last,
-        ],
-    )
+        }
+        steps = [sort, *self._product("gate_up", first), *self._product("down", second), last]
+        return self._unit(first, second, [_when(second, "I")], text, steps, scratch)
+
+    def _unit(
+        self, first: Tile, second: Tile, when: list[str], text: str, steps: Any, scratch: Any
+    ) -> Any:
+        mode, group, bits = self.form
+        rows = "".join(
+            f"{n} if {_SLOTS} <= {of} * E else " for n, of in ((8, 4), (16, 16), (32, 32))
+        )
+        conditions = [
+            WHERE.replace("K > 0", "E > 0"),
+            "H > 0 and I > 0 and Q > 0 and E < 12000",
+            f"({rows}64) <= {first.tokens}",
+            _when(first, "H"),
+            *when,
+            *(room(tile.shared_memory(mode, bits, group)) for tile in (first, second)),
+        ]
+        types = {
+            "MAP": "const G*" if self.mapped else "int64_t",
+            "SCALE_2": "const float*" if self.scales else "int64_t",
+        }
+        given = "".join(f"using {name} = {type_};\n" for name, type_ in types.items())
+        given += f"constexpr bool ON_INPUT = {str(self.on_input).lower()};\n"
+        routing = _ROUTING.replace("ACTIVATION", ACTIVATIONS[self.activation])
+        return ferrule.cuda_unit(
+            f"{given}{MACHINE}{GIVEN}{DECODE}{routing}{text}",
+            template={"MODE": MODES[mode], "BITS": bits, "GROUP": group, "TOK": first.tokens}
+            | {"EACH": "A" if self.scales else 1},
+            when=" and ".join(conditions),
+            scratch={"hidden": "T[M,Q,I]", **scratch},
+            steps=steps,
+        )
+
+    @property
+    def _routing(self) -> list[str]:
+        if self.mapped:
+            return ["ids", "expert_map", "int64 expert_map.size"]
+        return ["ids", "int64 0", "int64 0"]
+
+    def _matrix(self, x: str, w: str) -> list[str]:
+        return [x, f"{w}_packed", f"{w}_scale", f"{w}_scale_2" if self.scales else "int64 0"]
+
+    def _launch(self, tile: Tile) -> dict[str, Any]:
+        mode, group, bits = self.form
+        size = tile.shared_memory(mode, bits, group)
+        return {"block": 32 * tile.warps, "shared_memory": size, "pdl": True}
+
+    def _gate_up(self, tile: Tile) -> str:
+        return self._functions("gate_up", tile, _ENDS_OF_PAIRS, _PRODUCT, ("", "_sorted"))
+
+    def _functions(
+        self, name: str, tile: Tile, ends: str, kernels: str, endings: Sequence[str]
+    ) -> str:
+        """The kernels of a product, with its tile."""
+        constants = {**tile.template, "PAIRED": int(ends is _ENDS_OF_PAIRS)}
+        del constants["TOK"]  # which both products have
+        given = "".join(f"constexpr int {key} = {value};\n" for key, value in constants.items())
+        text = f"{TABLES}{AHEAD}{FEW}{ends}{kernels.replace('NAME', name)}"
+        names = "".join(f"using {name}_of_tile::{name}{ending};\n" for ending in endings)
+        return f"namespace {name}_of_tile {{\n{given}{text}}}\n{names}"
+
+    def _product(self, name: str, tile: Tile) -> list[Any]:
+        """The steps of a product: of few slots, and of those that are sorted."""
+        x, w, y, rows, depth, each = {
+            "gate_up": ("x", "w13", "hidden", "2 * I", "H", "Q"),
+            "down": ("hidden", "w2", "parts", "H", "I", "1"),
+        }[name]
+        matrix, launch = self._matrix(x, w), self._launch(tile)
+        across = f"ceildiv({rows}, {tile.rows})"
+        tail = ["weights", y, *_sizes(rows, depth), each]
+        few = ferrule.cuda_step(
+            name,
+            [*matrix, *self._routing, *tail, "E", _SLOTS],
+            when=f"{_SLOTS} <= 64",
+            blocks=(_SLOTS, 1, across),
+            **launch,
+        )
+        many = ferrule.cuda_step(
+            f"{name}_sorted",
+            [*matrix, "order", "tiles", *tail],
+            when=f"{_SLOTS} > 64",
+            blocks=(_tiles(tile), 1, across),
+            **launch,
+        )
+        return [few, many]
+
+
+_SLOTS = "(M * Q)"
+
+
+def _tiles(tile: Tile) -> str:
+    """How many tiles of slots there are, at most."""
+    return f"min({_SLOTS}, {_SLOTS} // {tile.tokens} + E + 1)"
+
+
+def _sizes(rows: str, depth: str) -> list[str]:
+    return [f"int64 {rows}", f"int64 {depth}"]
 
 
 def _when(tile: Tile, depth: str) -> str:
     """A tile's condition, with other names for rows and for what is summed over."""
-    return f"({tile.when.replace(ROWS_OF_Y, '(M * Q)').replace('K', depth)})"
+    return f"({tile.when.replace(ROWS_OF_Y, _SLOTS).replace('K', depth)})"
