@@ -17,13 +17,23 @@ from ferrule import DeviceError, FerruleError
 from ferrule.cli.faults import Fault
 from ferrule.tools import binding, driver
 
-from . import clocks, cpu, cuda, quantized, ready, report, timing
+from . import clocks, cpu, cuda, nvfp4, quantized, ready, report, timing
 
 Work = list[tuple[str, str, Callable[[timing.Bench], None]]]  # device, group, what it measures
 
-_ON_GPU = {**cuda.GROUPS, **ready.groups("cuda"), **quantized.groups("cuda")}
+_ON_GPU = {
+    **cuda.GROUPS,
+    **ready.groups("cuda"),
+    **quantized.groups("cuda"),
+    **nvfp4.groups("cuda"),
+}
 _GROUPS = {
-    "cpu": {**cpu.GROUPS, **ready.groups("cpu"), **quantized.groups("cpu")},
+    "cpu": {
+        **cpu.GROUPS,
+        **ready.groups("cpu"),
+        **quantized.groups("cpu"),
+        **nvfp4.groups("cpu"),
+    },
     "cuda": {**_ON_GPU, **cuda.WITHOUT_GPU},
 }
 _NAMES = ", ".join(dict.fromkeys(name for groups in _GROUPS.values() for name in groups))

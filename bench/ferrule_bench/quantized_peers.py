@@ -190,7 +190,7 @@ HUMMING = {
 }
 
 
-def _humming(bench: Bench, parts: Sequence[Any], form: Form, count: int) -> list[Any]:
+def humming_layers(bench: Bench, parts: Sequence[Any], form: Form, count: int) -> list[Any]:
     """Its layers of a matrix, or of experts; none where it is not there, or has no such format."""
     if form["mode"] not in HUMMING or not bench.installed("humming"):
         return []
@@ -218,13 +218,13 @@ def _humming(bench: Bench, parts: Sequence[Any], form: Form, count: int) -> list
     return layers
 
 
-def _humming_name() -> str:
+def humming_name() -> str:
     import humming
 
     return f"humming {humming.__version__}"
 
 
-def _tiling(layer: Any, rows: int, kind: str) -> dict[str, Any]:
+def tiling(layer: Any, rows: int, kind: str) -> dict[str, Any]:
     """What humming chooses for so many rows; by itself it would compile kernels for all numbers."""
     from humming.tune import get_heuristics_config
 
@@ -236,34 +236,34 @@ def _tiling(layer: Any, rows: int, kind: str) -> dict[str, Any]:
 def _humming_dense(
     bench: Bench, x: Any, parts: Sequence[Any], form: Form, count: int
 ) -> list[Peer]:
-    layers = _humming(bench, parts, form, count)
+    layers = humming_layers(bench, parts, form, count)
     if not layers:
         return []
-    tuned = json.dumps(_tiling(layers[0], len(x), "dense"))
+    tuned = json.dumps(tiling(layers[0], len(x), "dense"))
     calls = [partial(layer, x, tuning_config=tuned) for layer in layers]
-    return [Peer(_humming_name(), clocks.turns(bench, calls))]
+    return [Peer(humming_name(), clocks.turns(bench, calls))]
 
 
 def _humming_gathers(
     bench: Bench, x: Any, parts: Sequence[Any], form: Form, routings: Sequence[Any]
 ) -> list[Peer]:
-    layers = _humming(bench, parts, form, 1)
+    layers = humming_layers(bench, parts, form, 1)
     if not layers:
         return []
     tokens, top = routings[0].shape
-    tiling = _tiling(layers[0], tokens * top, "indexed")
+    tuned = tiling(layers[0], tokens * top, "indexed")
     call = partial(
         layers[0],
         x.view(tokens, -1),
         top_k=top,
         compute_config=json.dumps({"gemm_type": "indexed"}),
-        tuning_config=json.dumps(tiling),
+        tuning_config=json.dumps(tuned),
     )
     calls = []
     for chosen in routings:
-        ids, experts, size = by_experts(chosen, len(parts[0]), tiling["block_shape"][0])
+        ids, experts, size = by_experts(chosen, len(parts[0]), tuned["block_shape"][0])
         calls.append(partial(call, sorted_ids=ids, expert_ids=experts, num_tokens_padded=size))
-    return [Peer(f"{_humming_name()}, rows sorted before", clocks.turns(bench, calls))]
+    return [Peer(f"{humming_name()}, rows sorted before", clocks.turns(bench, calls))]
 
 
 def by_experts(chosen: Any, count: int, block: int) -> tuple[Any, Any, Any]:

@@ -106,6 +106,7 @@ class Bench:
         failed: what went wrong with ferrule's own side; each a line.
         group, device: of the rows that come next.
         autotune: whether torch.compile tries out kernels, where a group lets it.
+        say: called with a line for the reader.
         timers: how calls are timed: each row comes once for each of them.
         modes: how the command line asks that calls on a GPU be timed; empty where it does not.
     """
@@ -128,7 +129,7 @@ class Bench:
         self.modes: tuple[str, ...] = ()
         self.autotune = False
         self._show = show
-        self._say = say
+        self.say = say
 
     @property
     def by_wall(self) -> Timer:
@@ -155,12 +156,12 @@ class Bench:
         """Note who is not measured, once."""
         if why not in self.left_out:
             self.left_out.append(why)
-            self._say(why)
+            self.say(why)
 
     def fail(self, what: str) -> None:
         """Note that ferrule's own side went wrong."""
         self.failed.append(what)
-        self._say(f"FAILED: {what}")
+        self.say(f"FAILED: {what}")
 
     def add(self, row: Row) -> None:
         """Note a row and show it."""
