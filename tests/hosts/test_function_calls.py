@@ -70,6 +70,12 @@ def test_a_repeated_call_runs_no_python_but_the_function() -> None:
     assert len(frames(lambda: op(torch.ones(4)))) > 5  # another layout
 
 
+def test_a_torch_without_what_c_calls_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert len(function_calls._excluding()) == 5
+    monkeypatch.setattr(function_calls, "_EXCLUDE", "no_such_function")
+    assert function_calls._excluding() == []
+
+
 @given(st.lists(
     st.tuples(
         st.sampled_from([(3,), (2, 3), (0,), (1, 3), ()]),
@@ -477,3 +483,17 @@ def test_autocast_casts_what_is_recorded() -> None:
             y = op(x)
         assert y.dtype == torch.bfloat16
         assert torch.autograd.grad(y.sum(), x)[0].dtype == torch.float32
+
+
+def test_many_inputs_are_recorded() -> None:
+    names = [f"x{i}" for i in range(64)]
+    rule = ", ".join(f"{name}[N]:T" for name in names) + " -> y[N]:T"
+    op = ferrule.adopt("many_inputs", rule, run=lambda *xs: sum(xs), version=1)
+    op.def_vjp(
+        lambda primals, cotangents, outputs: tuple(cotangents[0] for _ in primals), version=1
+    )
+    xs = [torch.ones(2, requires_grad=i == 63) for i in range(64)]
+    for _ in range(TIMES):
+        y = op(*xs)
+        assert y.tolist() == [64, 64]
+        assert torch.autograd.grad(y.sum(), xs[63])[0].tolist() == [1, 1]

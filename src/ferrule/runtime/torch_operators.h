@@ -43,6 +43,7 @@ static int way_of(const char* kinds, PyObject* args) {
 /* ----------------------------------------------------------------------------------------- recording */
 
 /* What records calls of an operator: members of a tuple. */
+enum { MOST_PICKED = 256 };
 enum { OPERATOR, KINDS, KNOWN, SAVED_INPUTS, SAVED_OUTPUTS, CONSTANT_OUTPUTS };
 
 /* Sets an attribute. Steals. */
@@ -58,7 +59,7 @@ static PyObject* output_at(PyObject* outputs, Py_ssize_t i) {
 
 /* The tuple of the tensors that stand at some places among inputs (NULL: none), and then at some among outputs. */
 static PyObject* picked(PyObject* values, PyObject* inputs, PyObject* outputs, PyObject* places) {
-  PyObject* all[2 * FR_MAX_ARGUMENTS];
+  PyObject* all[MOST_PICKED];
   Py_ssize_t count = 0;
   for (Py_ssize_t i = 0; inputs && i < PyTuple_Size(inputs); i++) {
     PyObject* value = PyTuple_GetItem(values, PyLong_AsSsize_t(PyTuple_GetItem(inputs, i)));
@@ -128,7 +129,8 @@ static PyObject* recorded_forward(PyObject* module, PyObject* args) {
   if (!PyArg_ParseTuple(args, "OSOO!O!O!", &function, &kinds, &known, &PyTuple_Type, &inputs, &PyTuple_Type, &outputs,
                         &PyTuple_Type, &constants))
     return NULL;
-  if (functions.exclude) return PyCFunction_New(&forward_function, args);
+  bool fits = PyTuple_Size(inputs) + PyTuple_Size(outputs) + PyTuple_Size(constants) <= MOST_PICKED;
+  if (functions.exclude && fits) return PyCFunction_New(&forward_function, args);
   Py_RETURN_NONE;
 }
 
