@@ -238,7 +238,7 @@ static bool torch_is_unwatched(uint64_t keys) {
   const uint64_t* differs = (const uint64_t*)(uintptr_t)guard[0];
   bool usual = !(differs[0] & ~functions.inference) && !(differs[1] & keys);
   functions.restore(guard);
-  return usual && truth(PyObject_CallNoArgs(functions.profiler)) == 0;
+  return usual;
 }
 
 /* ---------------------------------------------------------------------------------------- for Python */
