@@ -193,27 +193,35 @@ def run(
         named.update({output.name: None for output in op.rule.declared})
         named.update(zip(names, written, strict=True))
         result = function(*inputs, **named)
-        _check_written(op, runner, result, written)
+        check_written(op, runner, result, written)
         if device == "cpu" and host.name == "NumPy":  # the function may give torch's other memory
             label = f"{runner.name} of op {op.name!r}"
             hosts.check_written(label, host, names, written)
         return written, True
-    result = function(*inputs, **named)
-    if not outputs:
-        return [], True
+    return returned(op, runner, function(*inputs, **named)), False
+
+
+def returned(op: Declared, runner: Runner, result: Any) -> list[Any]:
+    """The outputs that a function gave which had to make them.
+
+    Raises:
+        KernelError: it is other than one array per output.
+    """
+    if not op.rule.outputs:
+        return []
     declared, many = op.rule.declared, isinstance(result, (tuple, list))
-    returned = list(result) if len(declared) > 1 and many else [result]
-    if len(returned) != len(declared):
+    values = list(result) if len(declared) > 1 and many else [result]
+    if len(values) != len(declared):
         counted = f"{len(result)} values" if many else f"a {type(result).__name__}"
         raise KernelError(
             f"[op] {runner.name} of op {op.name!r} returned {counted}; expected {len(declared)} "
             f"arrays {listed(declared)}."
         )
-    pairs = zip(declared, returned, strict=True)
-    return [value for output, value in pairs if output.present is not False], False
+    pairs = zip(declared, values, strict=True)
+    return [value for output, value in pairs if output.present is not False]
 
 
-def _check_written(op: Declared, runner: Runner, result: object, written: Sequence[Any]) -> None:
+def check_written(op: Declared, runner: Runner, result: object, written: Sequence[Any]) -> None:
     """Refuse new arrays of a function that was to write to others, so that no result is lost.
 
     Many return what they wrote to, which is right, or a state, which is none of an op's business.

@@ -1,5 +1,5 @@
-/* Calls with arrays of NumPy and torch without Python code: of kernels (kernel_calls.h) and ops (numpy_ops.h); and what
- * knows whether torch's autograd is to see a call.
+/* Calls with arrays of NumPy and torch without Python code: of kernels (kernel_calls.h), of ops (numpy_ops.h,
+ * torch_operators.h) and of Python functions that carry ops out (torch_functions.h).
  */
 #define _GNU_SOURCE
 #define PY_SSIZE_T_CLEAN
@@ -22,70 +22,7 @@ static long bypass; /* how many want calls to go the long way */
 
 #include "kernel_calls.h"
 #include "numpy_ops.h"
-
-/* -------------------------------------------------------------------------------------- operators */
-
-static bool is_torch(PyObject* value) {
-  PyTypeObject* type = Py_TYPE(value);
-  for (int i = 0; i < types_known; i++)
-    if (types[i].type == type) return types[i].host == TORCH;
-  return false;
-}
-
-/* Whether a number is one of its kind: torch takes a tensor for a number, too, and then its derivative
- * is lost. */
-static bool is_number(char kind, PyObject* value) {
-  if (kind == 'b') return PyBool_Check(value);
-  return PyLong_CheckExact(value) || (kind == 'f' && PyFloat_CheckExact(value));
-}
-
-/* Whether a call has plain tensors and numbers as they are declared, and autograd records nothing of
- * it. -1 with an exception set. */
-static int is_plain(const char* kinds, PyObject* args) {
-  if (PyTuple_Size(args) != (Py_ssize_t)strlen(kinds)) return 0;
-  bool wants = false;
-  for (int i = 0; kinds[i]; i++) {
-    PyObject* value = PyTuple_GetItem(args, i);
-    if (kinds[i] != 'a' && kinds[i] != 'o') {
-      if (!is_number(kinds[i], value)) return 0;
-    } else if (value != Py_None || kinds[i] == 'a') { /* torch takes None for any tensor */
-      if (!is_torch(value)) return 0;
-      int grad = wants ? 1 : truth(PyObject_GetAttr(value, text_requires_grad));
-      if (grad < 0) return -1;
-      wants = grad;
-    }
-  }
-  int recorded = wants ? truth(PyObject_CallNoArgs(torch_recording)) : 0;
-  if (recorded) return recorded < 0 ? -1 : 0;
-  return !torch_is_forward() && gives_zero(torch_overrides);
-}
-
-/* NotImplemented where a call is out of the ordinary; else what the operator gives. */
-static PyObject* operator_call(PyObject* self, PyObject* args, PyObject* keywords) {
-  int plain = keywords ? 0 : is_plain(PyBytes_AsString(PyTuple_GetItem(self, 1)), args);
-  PyObject* refused = PyTuple_GetItem(self, 2);
-  if (plain > 0 && refused != Py_None) {
-    int now = truth(PyObject_CallNoArgs(refused));
-    plain = now < 0 ? -1 : !now;
-  }
-  if (plain > 0) return PyObject_Call(PyTuple_GetItem(self, 0), args, NULL);
-  if (PyErr_Occurred()) return NULL;
-  Py_INCREF(Py_NotImplemented);
-  return Py_NotImplemented;
-}
-
-static PyMethodDef operator_function = {"operator", (PyCFunction)(void (*)(void))operator_call,
-                                        METH_VARARGS | METH_KEYWORDS, "What it gives, or NotImplemented."};
-
-/* An operator of torch without an Autograd kernel, for calls of which no derivative is wanted. */
-static PyObject* operator(PyObject* module, PyObject* args) {
-  PyObject *function, *kinds, *refused; /* of each argument: array, optional array, float, int, uint, bool */
-  (void)module;
-  if (!PyArg_ParseTuple(args, "OSO", &function, &kinds, &refused)) return NULL;
-  if (torch_api) return PyCFunction_New(&operator_function, args);
-  PyErr_SetString(PyExc_ValueError, "operator: torch is not registered");
-  return NULL;
-}
+#include "torch_operators.h"
 
 /* ----------------------------------------------------------------------------------------- module */
 
@@ -185,10 +122,23 @@ static PyMethodDef module_methods[] = {
      "register_torch(types, size, exchange_api, tracing_state, dispatch_modes, function_modes,\n"
      "grad_enabled, forward_ad)\n\n"
      "Take tensors of these very types, while torch does nothing but compute."},
+    {"register_functions", register_functions, METH_VARARGS,
+     "register_functions(exclude, restore, keys, autograd, inference, tensor, no_overrides, profiler, device, use_count, alone)\n\n"
+     "Call Python functions that carry out ops below autograd and autocast: the addresses of\nwhat excludes dispatch"
+     " keys, what ends that, and the keys."},
+    {"layout", layout_of, METH_VARARGS,
+     "layout(kinds, values)\n\nWhat tells calls of functions apart, given a letter for each input. None of an unusual"
+     " one."},
+    {"known_calls", known_calls, METH_VARARGS,
+     "known_calls(kinds, known)\n\nWhat makes calls whose layouts are keys of a dictionary: the function, whether"
+     " outputs\nare its own, what makes outputs of unusual results, and the layout of each output."},
+    {"recorded_forward", recorded_forward, METH_VARARGS,
+     "recorded_forward(function, kinds, known, inputs, outputs, constants)\n\n`forward` of an autograd.Function that"
+     " calls an operator: the places of what its\nderivative reads, and of outputs without one."},
     {"operator", operator, METH_VARARGS,
-     "operator(function, kinds, refused)\n\nWhat calls an operator of torch, and gives NotImplemented where autograd is"
-     " to see\nthe call, what is given is not what the letter of each argument says, or `refused`\nis a function that"
-     " says True."},
+     "operator(function, kinds, refused, known, apply)\n\nWhat calls an operator of torch, or what is known of such"
+     " a call, or `apply` where\nautograd records it; gives NotImplemented where autograd is to see the call all the"
+     " same, what\nis given is not what the letter of each argument says, or `refused` is a function that says True."},
     {"register_cuda", register_cuda, METH_O,
      "Take torch's tensors on NVIDIA's GPUs, too, given the address of a driver's state."},
     {"bypass", change_bypass, METH_O,
@@ -205,7 +155,7 @@ PyMODINIT_FUNC PyInit__fastcall(void) {
   text_requires_grad = PyUnicode_InternFromString("requires_grad");
   text_is_neg = PyUnicode_InternFromString("is_neg");
   text_level = PyUnicode_InternFromString("_current_level");
-  if (!text_requires_grad || !text_is_neg || !text_level ||
+  if (!text_requires_grad || !text_is_neg || !text_level || !learn_names() ||
       PyModule_AddStringConstant(module, "DIGEST", FR_DIGEST)) {
     Py_DECREF(module);
     return NULL;

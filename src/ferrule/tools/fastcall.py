@@ -21,7 +21,9 @@ FOLDER = Path(__file__).resolve().parents[1] / "runtime"
 # What carries out calls, with whatever arrays.
 _ENGINE = "op_calls arithmetic arrays canary cpu_launch cuda_launch numbers rule runtime"
 ENGINE = tuple(f"{name}.h" for name in _ENGINE.split())
-_SOURCES = "host_calls kernel_calls numpy_arrays numpy_ops torch_arrays"
+_SOURCES = (
+    "host_calls kernel_calls numpy_arrays numpy_ops torch_arrays torch_functions torch_operators"
+)
 SOURCES = ("fastcall.c", *[f"{name}.h" for name in _SOURCES.split()], *ENGINE)
 TORCH_SOURCES = ("torch_calls.c", "torch_abi.h", "torch_stack.h", *ENGINE)
 
@@ -42,7 +44,11 @@ def library() -> ModuleType | None:
 
 
 def operator(
-    function: object, kinds: str, refused: Callable[[], bool] | None = None
+    function: object,
+    kinds: str,
+    refused: Callable[[], bool] | None = None,
+    known: dict[bytes, Any] | None = None,
+    apply: object = None,
 ) -> Callable[..., Any] | None:
     """What calls an operator of torch that has no Autograd kernel, where no derivative is wanted,
     and else gives NotImplemented; None where it cannot be had.
@@ -52,12 +58,19 @@ def operator(
         kinds: a letter per argument: ``a`` for an array, ``o`` for one that may be None; a
             number's is that of its dtype.
         refused: says whether it gives NotImplemented now.
+        known: calls of Python functions that can be made in its place.
+        apply: what records calls where a derivative is wanted.
     """
-    module = library()
+    module: Any = library()
+    if module is None:
+        return None
     try:
-        return None if module is None else module.operator(function, kinds.encode(), refused)
+        called: Callable[..., Any] = module.operator(
+            function, kinds.encode(), refused, known, apply
+        )
     except ValueError:  # this torch lacks what that takes
         return None
+    return called
 
 
 @contextmanager

@@ -22,7 +22,9 @@ from torch.autograd.function import _SingleLevelFunction
 from ...errors import KernelError
 from ...operators import derivatives
 from ...operators.op import Op
+from ...tools import fastcall
 from . import arrays as host
+from .function_calls import in_c
 
 _PLAIN = (torch.Tensor, FakeTensor, FunctionalTensor)  # beside them, plain zeros can stand
 _thread_local = threading.local()
@@ -31,17 +33,16 @@ _after_autograd = torch._C._after_autograd_keyset
 _transformed = torch._C._are_functorch_transforms_active
 
 
-def autograd_kernel(op: Op, overload: Any) -> Callable[..., Any]:
-    """The kernel on the Autograd key: the op with its derivative, or with one that raises.
+def autograd_kernel(op: Op, overload: Any, function: Any) -> Callable[..., Any]:
+    """The kernel on the Autograd key: the op with its derivative, by `autograd_function`, or with
+    one that raises.
 
     Raises:
         KernelError: there is a gradient or a tangent, and the op writes in place; or a derivative
             is missing, in compiled code.
     """
-    function = _function(op, overload)
     below = torch._C._AutoDispatchBelowAutograd
-    differentiable = len(op.rule.outputs) > 0 and not op.in_place
-
+    differentiable = _differentiable(op)
     atomic = is_atomic(op)
 
     def kernel(keyset: Any, *values: Any) -> Any:
@@ -118,7 +119,11 @@ def _check_traced(op: Op, values: Sequence[Any]) -> None:
         )
 
 
-def _function(op: Op, overload: Any) -> Any:
+def _differentiable(op: Op) -> bool:
+    return len(op.rule.outputs) > 0 and not op.in_place
+
+
+def autograd_function(op: Op, overload: Any) -> Any:
     """The autograd.Function of an op, at one level of torch.func."""
     kept = _kept(op)
 
@@ -127,11 +132,39 @@ def _function(op: Op, overload: Any) -> Any:
 
     members = {
         "forward": staticmethod(_forward(op, overload, kept)),
-        "backward": staticmethod(_backward(op, kept)),
+        "backward": staticmethod(_backward(op, kept, 1)),
         "jvp": staticmethod(_jvp(op, kept)),
         "_compiled_autograd_key": staticmethod(key),
     }
-    return type(f"Ferrule_{op.name}", (_SingleLevelFunction,), members)
+    return type(f"Ferrule_{op.name}", (_SingleLevelFunction,), {**members, "op": op, "kept": kept})
+
+
+def recorder(function: Any, raw: Any, kinds: str, known: dict[bytes, Any] | None) -> Any:
+    """`apply` of what records the calls of an op that nothing transforms, whose `forward` is C's;
+    None where there is none.
+
+    Args:
+        function: its `autograd_function`.
+        raw: the operator without an Autograd kernel.
+        kinds, known: as of `tools.fastcall.operator`.
+    """
+    op, kept, library = function.op, function.kept, fastcall.library()
+    if not _differentiable(op) or not in_c() or library is None:
+        return None
+    outputs = op.rule.outputs
+    constants = tuple([i for i, output in enumerate(outputs) if output.constant])
+    saved = tuple(sorted(kept.inputs)), tuple(sorted(kept.outputs))
+    forward = library.recorded_forward(raw, kinds.encode(), known, *saved, constants)
+    if forward is None:
+        return None
+    members = {"forward": forward, "backward": staticmethod(_backward(op, kept, 0))}
+    recording: Any = type(function.__name__, (function,), members)
+    # What `_forward` says of each call is here what calls have in common: torch's own tensors, for
+    # which torch makes zeros of cotangents.
+    context, count = recording._backward_cls, len(op.rule.inputs)
+    context.in_graph, context.own, context.like = False, frozenset(), (None,) * len(outputs)
+    context.plain, context.is_tensor = (None,) * count, (True,) * count
+    return recording.apply
 
 
 def _forward(op: Op, overload: Any, kept: _Kept) -> Callable[..., Any]:
@@ -188,8 +221,9 @@ def _restored(op: Op, ctx: Any, kept: _Kept) -> tuple[tuple[Any, ...], tuple[Any
     return tuple(values), tuple(results)
 
 
-def _backward(op: Op, kept: _Kept) -> Callable[..., Any]:
-    """A function that computes gradients of the inputs by the op's `vjp`."""
+def _backward(op: Op, kept: _Kept, first: int) -> Callable[..., Any]:
+    """A function that computes gradients of the inputs by the op's `vjp`, given which of the
+    Function's is the ``first``."""
 
     def backward(ctx: Any, *cotangents: Any) -> Any:
         values, results = _restored(op, ctx, kept)
@@ -203,7 +237,7 @@ def _backward(op: Op, kept: _Kept) -> Callable[..., Any]:
         )
         # What a rule calls stands where the op does.
         with in_graph(ctx.in_graph):
-            grads = derivatives.vjp(op, values, cotangents, results, ctx.needs_input_grad[1:])
+            grads = derivatives.vjp(op, values, cotangents, results, ctx.needs_input_grad[first:])
         for parameter, is_tensor, grad in zip(op.rule.inputs, ctx.is_tensor, grads, strict=True):
             if is_tensor and grad is not None and not isinstance(grad, torch.Tensor):
                 name = f"the gradient of input {parameter.name!r}"
@@ -212,7 +246,7 @@ def _backward(op: Op, kept: _Kept) -> Callable[..., Any]:
             grad if is_tensor else None
             for grad, is_tensor in zip(grads, ctx.is_tensor, strict=True)
         ]
-        return (None, *input_grads)
+        return (*[None] * first, *input_grads)
 
     return backward
 

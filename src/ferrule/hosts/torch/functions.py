@@ -17,7 +17,7 @@ from ...operators.launch import BoundCall
 from ...operators.runners import Runner
 from . import arrays as host
 
-_AUTOCAST_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU) | (
+AUTOCAST_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU) | (
     torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCUDA)
 )
 
@@ -73,7 +73,7 @@ def as_kernel(function: Callable[..., Any], *args: Any) -> Any:
     below autograd, views included, autocast, and all that takes the place of torch's functions."""
     with (
         torch._C.DisableTorchFunction(),
-        torch._C._ExcludeDispatchKeyGuard(_AUTOCAST_KEYS),
+        torch._C._ExcludeDispatchKeyGuard(AUTOCAST_KEYS),
         torch._C._AutoDispatchBelowADInplaceOrView(),
     ):
         return function(*args)
@@ -121,7 +121,7 @@ def new_output(returned: list[Any], i: int) -> tuple[torch.Tensor, bool]:
     Returns:
         The tensor, and whether it had to be copied.
     """
-    shared = any(map(gt, _holders(returned, i), _alone()))
+    shared = any(map(gt, holders(returned, i), _alone()))
     # Memory that is not torch's may be anyone's: NumPy's, another framework's.
     shared = shared or not returned[i].untyped_storage().resizable()
     with torch._C.DisableTorchFunction():
@@ -132,20 +132,20 @@ def new_output(returned: list[Any], i: int) -> tuple[torch.Tensor, bool]:
     return value, False
 
 
-def _holders(tensors: list[Any], i: int) -> tuple[int, int]:
+def holders(tensors: list[Any], i: int) -> tuple[int, int]:
     """The number of references to a tensor, and to its memory."""
     memory = tensors[i].untyped_storage()._cdata
-    return sys.getrefcount(tensors[i]), 0 if _use_count is None else int(_use_count(memory))
+    return sys.getrefcount(tensors[i]), 0 if USE_COUNT is None else int(USE_COUNT(memory))
 
 
-_use_count = getattr(torch._C, "_storage_Use_Count", None)
+USE_COUNT = getattr(torch._C, "_storage_Use_Count", None)
 
 
 @functools.cache
 def _alone() -> tuple[int, int]:
-    """`_holders` of a tensor that only a list holds. Called inside a kernel, where a new tensor is
+    """`holders` of a tensor that only a list holds. Called inside a kernel, where a new tensor is
     plain, whatever transforms the call is in."""
-    return _holders([torch.empty(1, device="cpu")], 0)
+    return holders([torch.empty(1, device="cpu")], 0)
 
 
 def _readable(value: torch.Tensor) -> bool:

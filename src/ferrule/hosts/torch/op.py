@@ -39,7 +39,14 @@ from ..protocol import find
 from . import arrays as host
 from . import calls as torch_calls
 from . import unit_calls
-from .autograd import alert_not_deterministic, autograd_kernel, is_atomic
+from .autograd import (
+    alert_not_deterministic,
+    autograd_function,
+    autograd_kernel,
+    is_atomic,
+    recorder,
+)
+from .function_calls import FunctionCalls, function_calls, letters
 from .functions import run_function
 from .kernels import TorchArrays, autocast_kernel, random_kernel, traced_call, version_kernel
 from .schema import schema
@@ -73,12 +80,16 @@ class TorchOp:
         arguments: the inputs, their places, and of those that are numbers the Python type.
         traced, reads_when_traced: see `kernels.traced_call`.
         atomic: its results may depend on the order of threads.
+        functions: what is known of calls of Python functions.
+        function: the autograd.Function that records calls.
     """
 
     def __init__(self, op: Op) -> None:
         self.op = self.caller = op
         self.overload: Any
         self.raw: Any
+        self.functions: FunctionCalls | None = None
+        self.function: Any = None
         python_types = {"b": bool, "f": float, "i": int, "u": int}
         self.arguments = [
             (i, p, None if p.dims is not None else python_types.get(dtypes.BY_NAME[p.dtype].kind))
@@ -99,6 +110,7 @@ class TorchOp:
         if existing is not self:
             _warn_of_stale(existing.op, op)
             self.op, self.overload, self.raw = existing.op, existing.overload, existing.raw
+            self.functions, self.function = existing.functions, existing.function
             if op.counts is not existing.op.counts:
                 existing.op.counts.update(op.counts)
             op.counts = existing.op.counts  # it is the other that runs calls
@@ -146,13 +158,7 @@ class TorchOp:
             return (self.traced if self.reads_when_traced() else self.overload)(*values)
         if torch.Tensor not in self.caller.callers:
             imported.watch()
-            letters = "".join(
-                p.dtype[0] if p.dims is None else "o" if p.optional else "a"
-                for _, p, _ in self.arguments
-            )
-            refused = torch.are_deterministic_algorithms_enabled if self.atomic else None
-            plain = fastcall.operator(self.raw._op, letters, refused)
-            self.caller.callers |= dict.fromkeys(_PLAIN, plain or op_entries.not_in_c)
+            self.caller.callers |= dict.fromkeys(_PLAIN, self._plain_caller())
         call = self.raw
         if (
             forward_ad._current_level >= 0
@@ -169,6 +175,16 @@ class TorchOp:
         except RuntimeError as by_torch:
             self.reraise(by_torch, values)
             raise
+
+    def _plain_caller(self) -> Callable[..., Any]:
+        """What makes calls in C that nothing watches or transforms."""
+        refused = torch.are_deterministic_algorithms_enabled if self.atomic else None
+        kinds, raw = letters(self.op), self.raw._op
+        if self.op.autocast is not None:  # the dispatcher sees to that
+            return fastcall.operator(raw, kinds, refused) or op_entries.not_in_c
+        known = None if self.functions is None else self.functions.known
+        apply = recorder(self.function, raw, kinds, known)
+        return fastcall.operator(raw, kinds, refused, known, apply) or op_entries.not_in_c
 
     def reraise(self, by_torch: RuntimeError, values: Sequence[Any]) -> None:
         """Raise the error that torch wrapped in a RuntimeError, or say torch's own more plainly."""
@@ -243,7 +259,9 @@ class TorchOp:
                 _library.impl(operator_name, self.run, key)
         for key in _WATCHERS:
             _library.impl(f"{name}_raw", lambda *values: self.overload(*values), key)
-        kernel = autograd_kernel(op, self.overload)
+        self.functions = function_calls(op)
+        self.function = autograd_function(op, self.overload)
+        kernel = autograd_kernel(op, self.overload, self.function)
         host.skip_in_dynamo([kernel.__code__])
         _library.impl(name, kernel, "Autograd", with_keyset=True)
         torch.library.register_vmap(f"{NAMESPACE}::{name}", self.vmap, lib=_library)
@@ -297,6 +315,10 @@ class TorchOp:
     def run(self, *values: Any) -> Any:
         """Run the op on tensors in memory, and return its outputs."""
         op = self.op
+        if self.functions is not None:
+            outputs = self.functions.again(*values)
+            if outputs is not NotImplemented:
+                return outputs
         key = unit_calls.key(values)
         if (known := op.bound.get(key)) is not None:
             return known.run(op, values)
@@ -317,7 +339,10 @@ class TorchOp:
         queue = host.stream(None, device)
         if isinstance(body, Runner):
             inputs = [tensors.get(name, value) for name, value in call.arguments.items()]
-            return op_call.packed(run_function(call, body, inputs, queue))
+            outputs = run_function(call, body, inputs, queue)
+            if self.functions is not None:
+                self.functions.remember(call, body, values, outputs)
+            return op_call.packed(outputs)
         op.counts["Python path"] += 1  # kernels are launched in C, where it can
         strided = op_call.strided(call, body.contiguous)
         op_call.replace_by_copies(call, strided, tensors, host.contiguous, _facts)

@@ -1,0 +1,300 @@
+/* Calls, with torch's tensors, of Python functions that carry out ops. Included by fastcall.c alone.
+ *
+ * What sizes, dtypes and devices decide of such a call is found once, in Python, and kept under its `layout`: which
+ * function is called, and the layout of each output. A later call of the same layout is read, made and checked here.
+ * What is not known, or out of the ordinary, is answered with NotImplemented.
+ */
+#ifndef FERRULE_TORCH_FUNCTIONS_H
+#define FERRULE_TORCH_FUNCTIONS_H
+
+#include "torch_arrays.h"
+
+enum { MOST_WORDS = 256, CONTIGUOUS = 1 << 16 };
+#define SAFE 400.0 /* what fits into every float that a number may be declared as; _SAFE of operators/launch.py */
+
+static struct {
+  void (*exclude)(void* guard, uint64_t keys); /* c10::impl::ExcludeDispatchKeyGuard, and its end */
+  void (*restore)(void* guard);
+  uint64_t keys, autograd, inference; /* of autograd and autocast; of autograd; what inference mode changes */
+  PyTypeObject* tensor;               /* torch.Tensor */
+  PyObject* no_overrides;             /* torch._C.DisableTorchFunction */
+  PyObject *profiler, *device, *use_count; /* functions; `device` is None without CUDA */
+  long alone;                         /* how often memory is in use that one tensor alone has */
+} functions;
+static PyObject *text_detach, *text_storage, *text_resizable, *text_address, *text_enter, *text_exit;
+
+static bool is_torch(PyObject* value) {
+  PyTypeObject* type = Py_TYPE(value);
+  for (int i = 0; i < types_known; i++)
+    if (types[i].type == type) return types[i].host == TORCH;
+  return false;
+}
+
+/* ------------------------------------------------------------------------------------------ layouts */
+
+typedef struct {
+  int n;
+  int64_t word[MOST_WORDS];
+  bool detached; /* an input is to be detached: it is a Parameter, or requires grad */
+} layout;
+
+static bool put(layout* l, int64_t value) {
+  if (l->n == MOST_WORDS) return false;
+  l->word[l->n++] = value;
+  return true;
+}
+
+static bool is_dense_and_on_current_device(PyObject* tensor, const dl_tensor* t) {
+  if (!t->data || t->code == DL_COMPLEX) return false; /* a complex one may be a lazy conjugate */
+  if (truth(PyObject_CallMethodObjArgs(tensor, text_is_neg, NULL)) != 0) return false;
+  if (t->device_type == DL_CPU) return true;
+  if (t->device_type != DL_CUDA || functions.device == Py_None) return false;
+  PyObject* current = PyObject_CallNoArgs(functions.device);
+  bool same = current && PyLong_AsLong(current) == t->device_id;
+  Py_XDECREF(current);
+  return same;
+}
+
+/* The layout of a tensor. False where it is unusual, perhaps with an exception set. */
+static bool put_tensor(layout* l, PyObject* tensor) {
+  dl_tensor t;
+  if (!torch_facts(tensor, &t) || !is_dense_and_on_current_device(tensor, &t)) return false;
+  int64_t dtype = (int64_t)t.code << 24 | t.bits << 16 | t.lanes;
+  int64_t lies = fr_row_contiguous(t.ndim, t.shape, t.strides) ? CONTIGUOUS : 0;
+  if (!put(l, dtype << 32 | t.ndim | lies) || !put(l, (int64_t)t.device_type << 32 | t.device_id)) return false;
+  for (int d = 0; d < t.ndim; d++)
+    if (!put(l, t.shape[d])) return false;
+  return true;
+}
+
+/* The layout of a number: its value, but of a float, on which nothing depends that is kept. */
+static bool put_number(layout* l, char kind, PyObject* value) {
+  if (kind == 'f') {
+    double number = PyFloat_CheckExact(value) ? PyFloat_AsDouble(value) : 2 * SAFE;
+    return number >= -SAFE && number <= SAFE && put(l, kind);
+  }
+  if (kind == 'b' ? !PyBool_Check(value) : !PyLong_CheckExact(value)) return false;
+  long long number = PyLong_AsLongLong(value);
+  return (number != -1 || !PyErr_Occurred()) && put(l, kind) && put(l, number);
+}
+
+/* The layout of a call's inputs, given a letter for each. False where one is unusual, perhaps with an exception set. */
+static bool put_inputs(layout* l, const char* kinds, PyObject* args) {
+  l->n = 0;
+  l->detached = false;
+  for (int i = 0; kinds[i]; i++) {
+    PyObject* value = PyTuple_GetItem(args, i);
+    if (!value) return false;
+    if (kinds[i] != 'a' && kinds[i] != 'o') {
+      if (!put_number(l, kinds[i], value)) return false;
+    } else if (value == Py_None) {
+      if (!put(l, -1)) return false;
+    } else {
+      if (!is_torch(value) || !put_tensor(l, value)) return false;
+      int grad = truth(PyObject_GetAttr(value, text_requires_grad));
+      if (grad < 0) return false;
+      l->detached = l->detached || grad || Py_TYPE(value) != functions.tensor;
+    }
+  }
+  return true;
+}
+
+static PyObject* layout_bytes(const layout* l) {
+  return PyBytes_FromStringAndSize((const char*)l->word, (Py_ssize_t)sizeof *l->word * l->n);
+}
+
+/* ------------------------------------------------------------------------------------------ outputs */
+
+/* Whether a tensor's memory is torch's, and no other tensor's. */
+static bool has_memory_alone(PyObject* tensor) {
+  PyObject* storage = PyObject_CallMethodObjArgs(tensor, text_storage, NULL);
+  PyObject* address = storage ? PyObject_GetAttr(storage, text_address) : NULL;
+  PyObject* count = address ? PyObject_CallFunctionObjArgs(functions.use_count, address, NULL) : NULL;
+  bool alone = count && PyLong_AsLong(count) <= functions.alone &&
+               truth(PyObject_CallMethodObjArgs(storage, text_resizable, NULL)) == 1;
+  Py_XDECREF(count);
+  Py_XDECREF(address);
+  Py_XDECREF(storage);
+  return alone;
+}
+
+/* Whether nobody else has an object. (From Python 3.14 on the count is the lower half of the word.) */
+static bool is_held_once(PyObject* object) { return (uint32_t)Py_REFCNT(object) == 1; }
+
+/* Whether an output of a function is what its layout says, row by row, and new. */
+static bool is_new_output(PyObject* output, PyObject* expected, bool own) {
+  layout l = {0};
+  if (Py_TYPE(output) != functions.tensor || !put_tensor(&l, output)) return false;
+  size_t bytes = sizeof *l.word * (size_t)l.n;
+  if ((size_t)PyBytes_Size(expected) != bytes || memcmp(PyBytes_AsString(expected), l.word, bytes)) return false;
+  if (truth(PyObject_GetAttr(output, text_requires_grad)) != 0) return false;
+  return own || (is_held_once(output) && has_memory_alone(output));
+}
+
+static bool are_new_outputs(PyObject* result, PyObject* expected, bool own) {
+  Py_ssize_t count = PyTuple_Size(expected);
+  if (count == 1) return is_new_output(result, PyTuple_GetItem(expected, 0), own);
+  if (!PyTuple_CheckExact(result) || PyTuple_Size(result) != count || !is_held_once(result)) return false;
+  for (Py_ssize_t i = 0; i < count; i++)
+    if (!is_new_output(PyTuple_GetItem(result, i), PyTuple_GetItem(expected, i), own)) return false;
+  return true;
+}
+
+/* What a function gave, checked; `finish` of Python makes outputs of what is unusual. Steals. */
+static PyObject* finished(PyObject* result, PyObject* finish, PyObject* expected, bool own) {
+  if (!result || are_new_outputs(result, expected, own)) return result;
+  PyErr_Clear();
+  PyObject* held = PyList_New(1); /* nothing else has it */
+  if (!held) {
+    Py_DECREF(result);
+    return NULL;
+  }
+  PyList_SetItem(held, 0, result);
+  PyObject* outputs = PyObject_CallFunctionObjArgs(finish, held, NULL);
+  Py_DECREF(held);
+  return outputs;
+}
+
+/* ------------------------------------------------------------------------------------------- a call */
+
+/* The inputs as functions get them: plain tensors. */
+static PyObject* plain_inputs(PyObject* args) {
+  Py_ssize_t count = PyTuple_Size(args);
+  PyObject* plain = PyTuple_New(count);
+  for (Py_ssize_t i = 0; plain && i < count; i++) {
+    PyObject* value = PyTuple_GetItem(args, i);
+    bool detached = is_torch(value) && (Py_TYPE(value) != functions.tensor ||
+                                        truth(PyObject_GetAttr(value, text_requires_grad)) != 0);
+    if (detached) value = PyObject_CallMethodObjArgs(value, text_detach, NULL);
+    else Py_INCREF(value);
+    if (!value) Py_CLEAR(plain);
+    else PyTuple_SetItem(plain, i, value); /* steals it */
+  }
+  return plain;
+}
+
+/* Ends a block of Python's. What it says must not change the exception. */
+static void leave(PyObject* manager) {
+  PyObject *type, *value, *traceback;
+  PyErr_Fetch(&type, &value, &traceback);
+  PyObject* left = PyObject_CallMethodObjArgs(manager, text_exit, Py_None, Py_None, Py_None, NULL);
+  Py_XDECREF(left);
+  Py_DECREF(manager);
+  if (type) PyErr_Restore(type, value, traceback);
+}
+
+/* Calls a function below autograd, autocast and all that takes the place of torch's functions. */
+static PyObject* call_below(PyObject* function, PyObject* args, bool detached) {
+  uint64_t guard[8]; /* of which torch uses two */
+  PyObject* manager = PyObject_CallNoArgs(functions.no_overrides);
+  PyObject* entered = manager ? PyObject_CallMethodObjArgs(manager, text_enter, NULL) : NULL;
+  if (!entered) {
+    Py_XDECREF(manager);
+    return NULL;
+  }
+  Py_DECREF(entered);
+  PyObject* result = NULL;
+  PyObject* inputs = args;
+  if (detached) inputs = plain_inputs(args); /* above autograd: with the versions of what they are of */
+  if (inputs) {
+    functions.exclude(guard, functions.keys);
+    result = PyObject_Call(function, inputs, NULL);
+    functions.restore(guard);
+    if (detached) Py_DECREF(inputs);
+  }
+  leave(manager);
+  return result;
+}
+
+static PyObject* not_implemented(void) {
+  Py_INCREF(Py_NotImplemented);
+  return Py_NotImplemented;
+}
+
+/* The outputs of a call whose layout is known; else NotImplemented. */
+static PyObject* call_known(PyObject* known, const char* kinds, PyObject* args) {
+  layout l;
+  PyObject *function, *finish, *expected;
+  int own;
+  PyObject* key = !bypass && put_inputs(&l, kinds, args) ? layout_bytes(&l) : NULL;
+  PyObject* entry = key ? PyDict_GetItemWithError(known, key) : NULL; /* borrowed */
+  Py_XDECREF(key);
+  if (!entry) {
+    PyErr_Clear();
+    return not_implemented();
+  }
+  if (!PyArg_ParseTuple(entry, "OpOO!", &function, &own, &finish, &PyTuple_Type, &expected)) return NULL;
+  Py_INCREF(entry); /* the call may have it forgotten */
+  PyObject* outputs = finished(call_below(function, args, l.detached), finish, expected, own);
+  Py_DECREF(entry);
+  return outputs;
+}
+
+/* Whether nothing else watches or transforms what torch does, and none of these dispatch keys are excluded: then it makes
+ * no difference that the dispatcher is left out. Modes, traces and transforms of torch.func include keys. */
+static bool torch_is_unwatched(uint64_t keys) {
+  uint64_t guard[8];
+  functions.exclude(guard, 0); /* the first word is the address of this thread's keys, as they differ from the usual */
+  const uint64_t* differs = (const uint64_t*)(uintptr_t)guard[0];
+  bool usual = !(differs[0] & ~functions.inference) && !(differs[1] & keys);
+  functions.restore(guard);
+  return usual;
+}
+
+/* ---------------------------------------------------------------------------------------- for Python */
+
+static PyObject* known_call(PyObject* self, PyObject* args) {
+  const char* kinds = PyBytes_AsString(PyTuple_GetItem(self, 0));
+  if (PyTuple_Size(args) != (Py_ssize_t)strlen(kinds)) return not_implemented();
+  return call_known(PyTuple_GetItem(self, 1), kinds, args);
+}
+
+static PyMethodDef known_function = {"known", known_call, METH_VARARGS, "The outputs, or NotImplemented."};
+
+static PyObject* known_calls(PyObject* module, PyObject* args) {
+  PyObject *kinds, *known;
+  (void)module;
+  if (!PyArg_ParseTuple(args, "SO!", &kinds, &PyDict_Type, &known)) return NULL;
+  if (functions.exclude) return PyCFunction_New(&known_function, args);
+  Py_RETURN_NONE;
+}
+
+static PyObject* layout_of(PyObject* module, PyObject* args) {
+  layout l;
+  const char* kinds;
+  PyObject* values;
+  (void)module;
+  if (!PyArg_ParseTuple(args, "yO!", &kinds, &PyTuple_Type, &values)) return NULL;
+  if (PyTuple_Size(values) == (Py_ssize_t)strlen(kinds) && put_inputs(&l, kinds, values)) return layout_bytes(&l);
+  PyErr_Clear();
+  Py_RETURN_NONE;
+}
+
+static PyObject* register_functions(PyObject* module, PyObject* args) {
+  unsigned long long exclude, restore, keys, autograd, inference;
+  PyObject* tensor;
+  (void)module;
+  if (functions.exclude) Py_RETURN_TRUE;
+  if (!PyArg_ParseTuple(args, "KKKKKO!OOOOl", &exclude, &restore, &keys, &autograd, &inference, &PyType_Type, &tensor,
+                        &functions.no_overrides, &functions.profiler, &functions.device, &functions.use_count,
+                        &functions.alone))
+    return NULL;
+  if (!torch_api) Py_RETURN_FALSE;
+  Py_INCREF(args); /* for as long as the process lives */
+  text_detach = PyUnicode_InternFromString("detach");
+  text_storage = PyUnicode_InternFromString("untyped_storage");
+  text_resizable = PyUnicode_InternFromString("resizable");
+  text_address = PyUnicode_InternFromString("_cdata");
+  text_enter = PyUnicode_InternFromString("__enter__");
+  text_exit = PyUnicode_InternFromString("__exit__");
+  if (!text_detach || !text_storage || !text_resizable || !text_address || !text_enter || !text_exit) return NULL;
+  functions.tensor = (PyTypeObject*)tensor;
+  functions.keys = keys;
+  functions.autograd = autograd;
+  functions.inference = inference;
+  functions.restore = (void (*)(void*))(uintptr_t)restore;
+  functions.exclude = (void (*)(void*, uint64_t))(uintptr_t)exclude;
+  Py_RETURN_TRUE;
+}
+
+#endif
