@@ -6,6 +6,7 @@ in C: each is to give and to say what the first does.
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -497,3 +498,18 @@ def test_many_inputs_are_recorded() -> None:
         y = op(*xs)
         assert y.tolist() == [64, 64]
         assert torch.autograd.grad(y.sum(), xs[63])[0].tolist() == [1, 1]
+
+
+def test_first_calls_within_a_transform() -> None:
+    """What is found out about torch at the first call is not what a transform makes of it."""
+    script = """
+import torch, ferrule
+op = ferrule.op("f", "x[N]:float32 -> y[N]:float32", run=lambda x: x * 2, version=1)
+op.def_vjp(lambda primals, cotangents, outputs: (cotangents[0] * 2,), version=1)
+x = torch.ones(3)
+print(torch.func.grad(lambda x: op(x).sum())(x), op(x))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=True
+    )
+    assert done.stdout == "tensor([2., 2., 2.]) tensor([2., 2., 2.])\n"

@@ -122,18 +122,24 @@ def in_c() -> bool:
     profiler = getattr(torch.autograd, "_profiler_enabled", None)
     if library is None or USE_COUNT is None or profiler is None:
         return False
-    found: list[int] = []  # by a thread of its own, in which nothing is excluded yet
-    thread = Thread(target=lambda: found.extend(_excluding()))
+    found: list[int] = []
+
+    def look() -> None:
+        found.extend(_excluding())
+        found.append(holders([torch.empty(1, device="cpu")], 0)[1])
+
+    thread = Thread(target=look)  # in which nothing is excluded or transformed yet
     thread.start()
     thread.join()
-    return bool(found) and library.register_functions(
-        *found,
+    *addresses, held = found
+    return bool(addresses) and library.register_functions(
+        *addresses,
         torch.Tensor,
         torch._C.DisableTorchFunction,
         profiler,
         getattr(torch._C, "_cuda_getDevice", None),
         USE_COUNT,
-        holders([torch.empty(1, device="cpu")], 0)[1],
+        held,
     )
 
 
