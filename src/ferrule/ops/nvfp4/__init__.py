@@ -7,7 +7,8 @@ write them; products with them, and models that are made of such.
 * `loading`: `load`, which puts them into a model, with what a folder of safetensors has:
   `checkpoint` reads the files, `naming` knows what tools call the tensors, `places` finds the
   model's modules for them, `floats` fills what is not quantized;
-* `mlx_layout`: `from_mlx` and `to_mlx`.
+* `mlx_layout`: `from_mlx` and `to_mlx`;
+* `tensor_parallel`: styles for `parallelize_module`; `shards` is what their layers do.
 
 Torch is imported by whoever uses a name, not by this package.
 """
@@ -28,10 +29,16 @@ if TYPE_CHECKING:
     from .quantizing import linear_w4a4 as linear_w4a4
     from .quantizing import quantize_activations_nvfp4 as quantize_activations_nvfp4
     from .quantizing import quantize_nvfp4 as quantize_nvfp4
+    from .tensor_parallel import NVFP4ColwiseParallel as NVFP4ColwiseParallel
+    from .tensor_parallel import NVFP4ExpertsParallel as NVFP4ExpertsParallel
+    from .tensor_parallel import NVFP4RowwiseParallel as NVFP4RowwiseParallel
 
 __all__ = [
+    "NVFP4ColwiseParallel",
     "NVFP4Experts",
+    "NVFP4ExpertsParallel",
     "NVFP4Linear",
+    "NVFP4RowwiseParallel",
     "dequantize_nvfp4",
     "from_mlx",
     "linear_w4a4",
@@ -50,6 +57,11 @@ def __getattr__(name: str) -> Any:
     from . import loading, mlx_layout, modules, naming, quantizing
 
     for module in (loading, mlx_layout, modules, naming, quantizing):
+        if name in vars(module):
+            return vars(module)[name]
+    from . import tensor_parallel  # which imports DTensor
+
+    for module in (tensor_parallel,):
         if name in vars(module):
             return vars(module)[name]
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
