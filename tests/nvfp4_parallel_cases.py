@@ -274,6 +274,9 @@ def experts_that_cannot_be_shared_out() -> None:
     raises("has no NVFP4Experts", lambda: parted(nn.Sequential(nn.Linear(2, 2))))
     x, by, ids = routed(5, 6, 3, world)
     raises("6 tokens, of capacity=5", lambda: parted(experts(3, world), 5)(x, ids, by))
+    for layer in (parted(experts(3, world)), parted(experts(3, world), 6)):
+        raises("expected [M, H], [M, k] and [M, k]", lambda layer=layer: layer(x[None], ids, by))
+        raises("shapes (6, 32), (6, 2)", lambda layer=layer: layer(x, ids, by[:, :2]))
     square = init_device_mesh(DEVICE, (1, world), mesh_dim_names=("dp", "ep"))
     raises('mesh["ep"]', lambda: nvfp4.expert_parallel(experts(3, world), square))
     assert parted(experts(3, world)).num_experts == 1

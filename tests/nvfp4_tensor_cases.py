@@ -172,6 +172,12 @@ def experts_in_parts_of_their_inner_size() -> None:
     layer = parallelize_module(experts(3, e, h, i), mesh(), shards)
     y = layer(*(v.chunk(world)[rank] for v in (x, ids, by)))
     close(y, expected.chunk(world)[rank], world)
+    shards = nvfp4.NVFP4ExpertsParallel(use_local_output=False)
+    layer = parallelize_module(experts(3, e, h, i), mesh(), shards)
+    parts = (DTensor.from_local(v.chunk(world)[rank], mesh(), [Shard(0)]) for v in (x, ids, by))
+    y = layer(*parts)
+    assert y.placements == (Replicate(),)
+    close(y.to_local(), expected, world)
 
 
 @case
@@ -190,6 +196,10 @@ def what_cannot_be_sharded() -> None:
     raises(
         "expected NVFP4Experts", lambda: parallelize_module(linear(1, 8, 16), mesh(), of_experts)
     )
+    layer = parallelize_module(linear(1, 8, 32), mesh(), nvfp4.NVFP4ColwiseParallel())
+    raises("twice", lambda: parallelize_module(layer, mesh(), nvfp4.NVFP4ColwiseParallel()))
+    parted = nvfp4.expert_parallel(experts(1, 2 * world, 32, 16 * world), mesh())
+    raises("is NVFP4ParallelExperts", lambda: parallelize_module(parted, mesh(), of_experts))
     layer = linear(1, 8, 32)
     layer.activations = "nvfp4"
     raises(

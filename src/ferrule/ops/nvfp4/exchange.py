@@ -65,13 +65,14 @@ def nvfp4_moe_all_to_all(
         KernelError, KernelTypeError: as `nvfp4_moe` says; the mesh has several dims. There are
             derivatives with respect to hidden_states and topk_weights, in all processes or none.
     """
+    _check("nvfp4_moe_all_to_all", hidden_states, topk_weights, topk_ids)
     group = group_of("nvfp4_moe_all_to_all", group)
     experts, size = w13_packed.shape[0], hidden_states.shape[0]
     ids = _mapped(topk_ids, expert_map)
     processes = torch.arange(group.size(), device=ids.device)
     goes = (_process_of(ids, experts, group.size()) == processes[:, None, None]).any(-1)
     sent, received = _counts(goes, group)
-    order = torch.argsort(goes.reshape(-1), descending=True, stable=True)[: sum(sent)]
+    order = torch.argsort(goes.reshape(-1).byte(), descending=True, stable=True)[: sum(sent)]
     process, tokens = order // max(size, 1), order % max(size, 1)
     rows = (_Rows.apply(part, tokens, sent) for part in (hidden_states, topk_weights))
     theirs = _local(ids[tokens], process[:, None] * experts, experts)
@@ -121,6 +122,7 @@ def nvfp4_moe_all_gather(
 
     Returns, Raises: as `nvfp4_moe_all_to_all` says; KernelError, too, where M is above capacity.
     """
+    _check("nvfp4_moe_all_gather", hidden_states, topk_weights, topk_ids)
     group = group_of("nvfp4_moe_all_gather", group)
     experts, size = w13_packed.shape[0], hidden_states.shape[0]
     capacity = size if capacity is None else capacity
@@ -156,6 +158,20 @@ def group_of(function: str, group: Any) -> Any:
             'parallelism: mesh["ep"].'
         )
     return group.get_group()
+
+
+def _check(function: str, x: Any, weights: Any, ids: Any) -> None:
+    """That rows can be sent; what else must fit `nvfp4_moe` says, in all processes.
+
+    Raises:
+        KernelError: these are no matrices with as many rows each.
+    """
+    if x.ndim != 2 or ids.ndim != 2 or weights.shape != ids.shape or len(ids) != len(x):
+        shapes = ", ".join(str(tuple(array.shape)) for array in (x, weights, ids))
+        raise ferrule.KernelError(
+            f"[{function}] hidden_states, topk_weights and topk_ids have the shapes {shapes}; "
+            "expected [M, H], [M, k] and [M, k]. Flatten what leads: hidden_states.flatten(0, -2)."
+        )
 
 
 # -- ids ------------------------------------------------------------------------------------------

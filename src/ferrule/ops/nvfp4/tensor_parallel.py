@@ -31,7 +31,7 @@ class NVFP4ColwiseParallel(ColwiseParallel):  # type: ignore[misc]
         use_local_output: whether the output is the tensor that this process has, not a DTensor.
 
     Raises (as it is applied):
-        KernelError: the layer is W4A4, or the mesh has several dims.
+        KernelError: the layer is W4A4, or sharded already; the mesh has several dims.
     """
 
     def _apply(self, module: Any, device_mesh: Any) -> Any:
@@ -64,8 +64,8 @@ class NVFP4RowwiseParallel(RowwiseParallel):  # type: ignore[misc]
         use_local_output: whether the output is the tensor that this process has, not a DTensor.
 
     Raises (as it is applied):
-        KernelError: K is no multiple of 16 times the processes; the layer is W4A4, or the mesh has
-            several dims.
+        KernelError: K is no multiple of 16 times the processes; the layer is W4A4, or sharded
+            already; the mesh has several dims.
     """
 
     def _apply(self, module: Any, device_mesh: Any) -> Any:
@@ -95,8 +95,8 @@ class NVFP4ExpertsParallel(ParallelStyle):  # type: ignore[misc]
         use_local_output: whether the output is the tensor that this process has, not a DTensor.
 
     Raises (as it is applied):
-        KernelError: I is no multiple of 16 times the processes; the experts are W4A4, or the mesh
-            has several dims; the module is no `NVFP4Experts`.
+        KernelError: I is no multiple of 16 times the processes; the experts are W4A4, or sharded
+            already; the mesh has several dims; the module is no `NVFP4Experts`.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class NVFP4ExpertsParallel(ParallelStyle):  # type: ignore[misc]
         self.use_local_output = use_local_output
 
     def _apply(self, module: Any, device_mesh: Any) -> Any:
-        if not isinstance(module, NVFP4Experts):
+        if type(module) is not NVFP4Experts:  # what is one, too, calls something else
             raise ferrule.KernelError(
                 f"[NVFP4ExpertsParallel] the module is {type(module).__name__}; expected "
                 "NVFP4Experts. Give the name of the experts in the plan, not of their block."
@@ -120,8 +120,6 @@ class NVFP4ExpertsParallel(ParallelStyle):  # type: ignore[misc]
         _check(
             "NVFP4ExpertsParallel", module, device_mesh, intermediate_size=module.intermediate_size
         )
-        if module.sharded:
-            raise ferrule.KernelError("[NVFP4ExpertsParallel] these experts are sharded already.")
         module.register_forward_pre_hook(
             partial(_place_inputs, self.input_layouts, device_mesh), with_kwargs=True
         )
@@ -144,6 +142,11 @@ def _check(style: str, module: Any, mesh: Any, **sizes: int) -> None:
         raise ferrule.KernelError(
             f"[{style}] the mesh has {mesh.ndim} dims; expected one. Give that of tensor "
             'parallelism: mesh["tp"].'
+        )
+    if module.sharded:
+        raise ferrule.KernelError(
+            f"[{style}] the buffers of this {type(module).__name__} are DTensors; expected whole "
+            "ones. Does a plan name the layer twice?"
         )
     if module.activations is not None:
         raise ferrule.KernelError(
