@@ -29,10 +29,12 @@ class _Quantized(nn.Module):  # type: ignore[misc]
     Attributes:
         activations: what is done to inputs: None (W4A16), or "nvfp4" (W4A4, the reference).
         packed: the names of these buffers; users may add others.
+        sharded: whether they are DTensors, as `tensor_parallel` makes them.
     """
 
     activations: str | None
     packed: tuple[str, ...] = ()
+    sharded: bool = False
 
     def _add(self, name: str, shape: tuple[int, ...], dtype: Any, device: Any) -> None:
         make = torch.ones if dtype == torch.float32 else torch.zeros
@@ -216,6 +218,10 @@ class NVFP4Linear(_Quantized):
     def forward(self, x: Any) -> Any:
         """``[*S, K] -> [*S, N]``, of x's dtype."""
         w = self.w_packed, self.w_scale, self.w_scale_2
+        if self.sharded:
+            from . import shards  # which imports DTensor
+
+            return shards.linear(x, *w, self.bias)
         if self.activations is None:
             return nvfp4_linear(x, *w, self.bias)
         return linear_w4a4(x, self.input_scale, *w, self.bias)
@@ -294,9 +300,10 @@ class NVFP4Experts(_Quantized):
 
     def _shapes_of(self, name: str) -> list[tuple[int, ...]]:
         e, h, i = self.num_experts, self.hidden_size, self.intermediate_size
+        both = (2, i) if self.sharded else (2 * i,)  # that a part of I is of gate and up alike
         shapes: dict[str, list[tuple[int, ...]]] = {
-            "w13_packed": [(e, 2 * i, h // 2)],
-            "w13_scale": [(e, 2 * i, h // GROUP)],
+            "w13_packed": [(e, *both, h // 2)],
+            "w13_scale": [(e, *both, h // GROUP)],
             "w13_scale_2": [(e, 2), (e,)],
             "w2_packed": [(e, h, i // 2)],
             "w2_scale": [(e, h, i // GROUP)],
@@ -321,6 +328,11 @@ class NVFP4Experts(_Quantized):
             return self._w4a4(hidden_states, top_k_index, top_k_weights)
         w13 = self.w13_packed, self.w13_scale, self.w13_scale_2
         w2 = self.w2_packed, self.w2_scale, self.w2_scale_2
+        if self.sharded:
+            from . import shards  # which imports DTensor
+
+            ids = top_k_index
+            return shards.moe(hidden_states, top_k_weights, ids, (*w13, *w2), self.activation)
         return nvfp4_moe(
             hidden_states, top_k_weights, top_k_index, *w13, *w2, None, self.activation
         )

@@ -1,0 +1,208 @@
+"""Cases of tensor parallelism in NVFP4, which `nvfp4_parallel_cases` runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.debug import CommDebugMode
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+from ferrule.ops import nvfp4
+from nvfp4_parallel_tools import (
+    DEVICE,
+    DTYPE,
+    case,
+    close,
+    experts,
+    here,
+    linear,
+    mesh,
+    numbers,
+    raises,
+    routed,
+)
+
+
+class Mlp(nn.Module):  # type: ignore[misc]
+    def __init__(self, seed: int, inner: int, by_row: bool = False) -> None:
+        super().__init__()
+        self.up = linear(seed, inner, 32, by_row=by_row)
+        self.down = linear(seed + 10, 48, inner, by_row=by_row)
+
+    def forward(self, x: Any) -> Any:
+        return self.down(torch.nn.functional.silu(self.up(x)))
+
+
+PLAN = {"up": nvfp4.NVFP4ColwiseParallel(), "down": nvfp4.NVFP4RowwiseParallel()}
+
+
+@case
+def columns_then_rows_are_one_all_reduce() -> None:
+    _, world = here()
+    x = numbers(3, 5, 32)
+    for by_row in (False, True):
+        whole = Mlp(7, 32 * world, by_row)
+        layer = parallelize_module(Mlp(7, 32 * world, by_row), mesh(), PLAN)
+        with CommDebugMode() as comm:
+            y = layer(x)
+        assert comm.get_total_counts() == 1, comm.get_comm_counts()
+        assert type(y) is torch.Tensor
+        close(y, whole(x))
+        assert all(isinstance(v, DTensor) for v in layer.state_dict().values())
+        assert layer.up.w_packed.placements == layer.up.bias.placements == (Shard(0),)
+        assert layer.down.w_scale.placements == (Shard(1),)
+        assert layer.up.w_packed.to_local().shape == (32, 16)
+        assert layer.up.w_packed.to_local().untyped_storage().nbytes() == 32 * 16
+
+
+@case
+def derivatives_of_layers_in_parts() -> None:
+    _, world = here()
+    whole, layer = Mlp(7, 32 * world), parallelize_module(Mlp(7, 32 * world), mesh(), PLAN)
+    xs = [numbers(3, 5, 32).requires_grad_() for _ in range(2)]
+    for x, module in zip(xs, (whole, layer), strict=True):
+        module(x).float().square().sum().backward()
+    close(xs[1].grad, xs[0].grad, 4)
+    for name in ("up", "down"):
+        expected, found = whole.get_submodule(name).bias.grad, layer.get_submodule(name).bias.grad
+        close(found.full_tensor(), expected, 4)
+
+
+@case
+def layers_in_parts_are_compiled() -> None:
+    _, world = here()
+    torch._dynamo.reset()
+    whole, layer = Mlp(7, 32 * world), parallelize_module(Mlp(7, 32 * world), mesh(), PLAN)
+    call = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    x = numbers(3, 5, 32)
+    close(call(x), whole(x))
+    trained = x.clone().requires_grad_()
+    call(trained).float().sum().backward()
+    expected = x.clone().requires_grad_()
+    whole(expected).float().sum().backward()
+    close(trained.grad, expected.grad, 4)
+
+
+@case
+def layouts_are_those_of_torchs_styles() -> None:
+    rank, world = here()
+    x = numbers(3, 4 * world, 64)
+    gathered = nvfp4.NVFP4ColwiseParallel(
+        input_layouts=Shard(0), output_layouts=Replicate(), use_local_output=False
+    )
+    layer = parallelize_module(linear(1, 32 * world, 64), mesh(), gathered)
+    y = layer(x.chunk(world)[rank])
+    assert y.placements == (Replicate(),)
+    close(y.to_local(), linear(1, 32 * world, 64)(x))
+    scattered = nvfp4.NVFP4RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(0))
+    layer = parallelize_module(linear(1, 32, 16 * world), mesh(), scattered)
+    x = numbers(4, 4 * world, 16 * world)
+    with CommDebugMode() as comm:
+        y = layer(x)
+    assert comm.get_total_counts() == 1, comm.get_comm_counts()
+    close(y, linear(1, 32, 16 * world)(x).chunk(world)[rank])
+
+
+@case
+def rows_need_not_divide() -> None:
+    _, world = here()
+    style = nvfp4.NVFP4ColwiseParallel(output_layouts=Replicate())
+    for n in (2 * world + 1, 1):
+        layer = parallelize_module(linear(1, n, 32), mesh(), style)
+        close(layer(numbers(2, 3, 32)), linear(1, n, 32)(numbers(2, 3, 32)))
+
+
+@case
+def a_plan_has_layers_of_torch_too() -> None:
+    _, world = here()
+    torch.manual_seed(5)
+    whole = nn.Sequential(nn.Linear(32, 16 * world), linear(1, 8, 16 * world)).to(DEVICE, DTYPE)
+    whole[0].requires_grad_(False)
+    layer = nn.Sequential(nn.Linear(32, 16 * world), linear(1, 8, 16 * world)).to(DEVICE, DTYPE)
+    layer.load_state_dict(whole.state_dict())
+    parallelize_module(
+        layer, mesh(), {"0": nvfp4.NVFP4ColwiseParallel(), "1": nvfp4.NVFP4RowwiseParallel()}
+    )
+    close(layer(numbers(2, 3, 32)), whole(numbers(2, 3, 32)))
+    other = nn.Sequential(nn.Linear(32, 16 * world), linear(1, 8, 16 * world)).to(DEVICE, DTYPE)
+    other.load_state_dict(whole.state_dict())
+    parallelize_module(other, mesh(), {"0": ColwiseParallel(), "1": nvfp4.NVFP4RowwiseParallel()})
+    close(other(numbers(2, 3, 32)), whole(numbers(2, 3, 32)))
+    assert RowwiseParallel in nvfp4.NVFP4RowwiseParallel.__mro__
+
+
+@case
+def layers_in_parts_are_cast_saved_and_loaded() -> None:
+    _, world = here()
+    layer = parallelize_module(Mlp(7, 32 * world), mesh(), PLAN).to(torch.bfloat16)
+    assert layer.up.w_scale.dtype == torch.float8_e4m3fn and layer.up.bias.dtype == torch.bfloat16
+    assert layer.up.w_scale_2.dtype == torch.float32
+    other = parallelize_module(Mlp(8, 32 * world), mesh(), PLAN).to(torch.bfloat16)
+    other.load_state_dict(layer.state_dict())
+    x = numbers(3, 5, 32, dtype=torch.bfloat16)
+    assert torch.equal(other(x), layer(x))
+
+
+@case
+def experts_in_parts_of_their_inner_size() -> None:
+    rank, world = here()
+    e, h, i, tokens = 4, 32, 16 * world, 2 * world
+    whole = experts(3, e, h, i)
+    x, by, ids = routed(5, tokens, 3, e, h)
+    layer = parallelize_module(experts(3, e, h, i), mesh(), nvfp4.NVFP4ExpertsParallel())
+    with CommDebugMode() as comm:
+        y = layer(x, ids, top_k_weights=by)
+    assert comm.get_total_counts() == 1, comm.get_comm_counts()
+    expected = whole(x, ids, by)
+    close(y, expected, world)
+    trained, wanted = ([v.clone().requires_grad_() for v in (x, by)] for _ in range(2))
+    layer(trained[0], ids, trained[1]).float().square().sum().backward()
+    whole(wanted[0], ids, wanted[1]).float().square().sum().backward()
+    close(trained[0].grad, wanted[0].grad, 2 * world)
+    close(trained[1].grad, wanted[1].grad, 2 * world)
+    torch._dynamo.reset()
+    close(torch.compile(layer, fullgraph=True, backend="aot_eager")(x, ids, by), expected, world)
+    other = parallelize_module(experts(4, e, h, i), mesh(), nvfp4.NVFP4ExpertsParallel())
+    other.to(torch.float16).load_state_dict(layer.state_dict())
+    close(other(x, ids, by), expected, world)
+    shards = nvfp4.NVFP4ExpertsParallel(input_layouts=Shard(0), output_layouts=Shard(0))
+    layer = parallelize_module(experts(3, e, h, i), mesh(), shards)
+    y = layer(*(v.chunk(world)[rank] for v in (x, ids, by)))
+    close(y, expected.chunk(world)[rank], world)
+    shards = nvfp4.NVFP4ExpertsParallel(use_local_output=False)
+    layer = parallelize_module(experts(3, e, h, i), mesh(), shards)
+    parts = (DTensor.from_local(v.chunk(world)[rank], mesh(), [Shard(0)]) for v in (x, ids, by))
+    y = layer(*parts)
+    assert y.placements == (Replicate(),)
+    close(y.to_local(), expected, world)
+
+
+@case
+def what_cannot_be_sharded() -> None:
+    _, world = here()
+    rows = nvfp4.NVFP4RowwiseParallel()
+    raises(
+        f"in_features=16, of {world} processes; expected a multiple of 16 for each",
+        lambda: parallelize_module(linear(1, 8, 16), mesh(), rows),
+    )
+    of_experts = nvfp4.NVFP4ExpertsParallel()
+    raises(
+        f"intermediate_size=16, of {world} processes",
+        lambda: parallelize_module(experts(1, 2, 32, 16), mesh(), of_experts),
+    )
+    raises(
+        "expected NVFP4Experts", lambda: parallelize_module(linear(1, 8, 16), mesh(), of_experts)
+    )
+    layer = parallelize_module(linear(1, 8, 32), mesh(), nvfp4.NVFP4ColwiseParallel())
+    raises("twice", lambda: parallelize_module(layer, mesh(), nvfp4.NVFP4ColwiseParallel()))
+    parted = nvfp4.expert_parallel(experts(1, 2 * world, 32, 16 * world), mesh())
+    raises("is NVFP4ParallelExperts", lambda: parallelize_module(parted, mesh(), of_experts))
+    layer = linear(1, 8, 32)
+    layer.activations = "nvfp4"
+    raises(
+        "W4A16",
+        lambda: parallelize_module(layer, mesh(), nvfp4.NVFP4ColwiseParallel()),
+    )
