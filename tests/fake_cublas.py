@@ -32,6 +32,7 @@ class Multiplied(NamedTuple):
         workspace: the address of its memory.
         layouts: of three matrices address, cudaDataType, batch, rows, columns, leading dim, step.
         alpha, beta: the factors.
+        on_gpu: whether it is the GPU that reads these.
     """
 
     stream: int
@@ -41,6 +42,7 @@ class Multiplied(NamedTuple):
     layouts: tuple[tuple[int, ...], ...]
     alpha: float
     beta: float
+    on_gpu: bool
 
 
 def build(folder: Path) -> Path:
@@ -80,8 +82,9 @@ class FakeCublas:
     def _multiplied(self, words: Any, alpha: float, beta: float) -> int:
         layouts = [tuple(words[6 + 7 * i : 13 + 7 * i]) for i in range(3)]
         one = Multiplied(
-            words[1], words[2], (words[3], words[4]), words[5], tuple(layouts), alpha, beta
-        )
+            words[1], words[2], (words[3], words[4]), words[5], tuple(layouts), alpha, beta,
+            bool(words[27]),
+        )  # fmt: skip
         self.products.append(one)
         self.events.append(one)
         if self.status:

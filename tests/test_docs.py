@@ -15,7 +15,8 @@ from processes import COMPILING, forked
 from test_readme import Block, blocks, same
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
-PAGES = ["mlx_packages.md", "mlx.md", pytest.param("pytorch.md", marks=pytest.mark.slow)]
+PAGES = ["mlx_packages.md", "mlx.md"]
+PAGES += [pytest.param(name, marks=pytest.mark.slow) for name in ("pytorch.md", "nvfp4.md")]
 ALONE = [
     pytest.param(block, id=f"{path.stem}-{block.line}")
     for path in sorted(DOCS.glob("*.md"))
@@ -28,7 +29,7 @@ _MARK = "\x00"  # between what the blocks of a page print
 
 @pytest.mark.parametrize("page", PAGES)
 def test_programs(page: str, tmp_path: Path) -> None:
-    if page != "pytorch.md":
+    if "mlx" in page:
         pytest.importorskip("mlx.core")
     everything = blocks((DOCS / page).read_text("utf-8"))
     programs = [b for b in everything if b.language == "python"]

@@ -95,6 +95,25 @@ def test_products_are_those_of_numpy(
         assert one.stream == STREAM and one.workspace % 256 == 0 and one.compute == 68
 
 
+def test_factors_that_the_gpu_reads(blas: FakeCublas) -> None:
+    """Not the numbers of another call; the memory is looked at when a product runs."""
+    op = one_product(
+        "a[M,K]:float32, b[K,N]:float32, f[two]:float32 -> y[M,N]:float32 where two == 2",
+        factors="f",
+    )
+    a, b = np.ones((2, 3), np.float32), np.ones((3, 4), np.float32)
+    for alpha in (2.0, -1.5):
+        factors = np.array([alpha, 0], np.float32)
+        np.testing.assert_array_equal(op(a, b, factors), np.full((2, 4), 3 * alpha))
+        assert blas.products[-1].on_gpu and blas.products[-1].alpha == alpha
+    one_product("a[M,K]:float32, b[K,N]:float32 -> y[M,N]:float32")(a, b)
+    assert not blas.products[-1].on_gpu
+    unit: Any = op.implementations[0]
+    read = type(unit).from_json(op.name, op.rule, json.loads(json.dumps(unit.to_json())))
+    assert read.steps == unit.steps
+    np.testing.assert_array_equal(op(a[:, :0], b[:0], factors), np.zeros((2, 4)))
+
+
 def test_sums_of_nothing(blas: FakeCublas) -> None:
     a, b = np.ones((2, 0), np.float32), np.ones((0, 3), np.float32)
     rule = "a[M,K]:float32, b[K,N]:float32, beta:float32 -> y[M,N]:float32"
@@ -293,11 +312,14 @@ def test_products_that_may_fit(how: Any, dims: Any) -> None:
         (fe.cuda_matmul("y", "a", "b", beta=float("nan")), "`beta` is nan, which float32 does"),
         (fe.cuda_matmul("y", "a", "b", alpha=1e39), "`alpha` is 1e[+]39, which float32 does not"),
         (fe.cuda_matmul("y", "a", "b", alpha=True), "`alpha` is True; expected a float"),
+        (fe.cuda_matmul("y", "a", "b", factors="k"), "cannot multiply 'k'; expected one of the ar"),
+        (fe.cuda_matmul("y", "a", "b", factors="a"), "`factors` of a product is 'a' of T, .*two e"),
+        (fe.cuda_matmul("y", "a", "b", factors="f", alpha=2), "got alpha=2, beta=0.0 and factors="),
         (fe.cuda_matmul("y", "a", "b", tf32=1), "`tf32` is 1; expected a bool"),  # type: ignore[arg-type]
     ],
 )
 def test_what_is_refused_when_it_is_declared(step: Any, message: str) -> None:
-    rule = "a[M,K]:T, b[K,N]:T, c[K,N]:T?, s:float32, k:int32 -> y[M,N]:T"
+    rule = "a[M,K]:T, b[K,N]:T, c[K,N]:T?, f[2]:float32, s:float32, k:int32 -> y[M,N]:T"
     unit = fe.cuda_unit("", steps=[step, fe.cuda_fill("y")])
     with pytest.raises((KernelError, KernelTypeError), match=message):
         fe.op("wrong", rule, cuda=unit)
@@ -329,6 +351,9 @@ SUMS = one_product(
     before=[fe.cuda_fill("y", 4)], name="sums",
 )  # fmt: skip
 ANY = one_product("a[M,K]:float32, b[L,N]:float32 -> y[M,N]:float32", name="any")
+SCALED = one_product(
+    "a[M,K]:float32, b[K,N]:float32, f[2]:float32 -> y[M,N]:float32", factors="f", name="scaled"
+)
 
 
 @pytest.fixture(scope="module")
@@ -342,6 +367,7 @@ def packaged(fake_path: Path, fake_cublas_path: Path, library: nvrtc.Nvrtc) -> L
     calls[LAYER] = (torch.ones(6, 2, 3), torch.ones(4, 3), torch.ones(4, 5), 1.0)
     calls[SUMS] = (torch.ones(6, 3), torch.ones(3, 4), 1.0)
     calls[ANY] = (torch.ones(6, 3), torch.ones(3, 4))
+    calls[SCALED] = (torch.ones(6, 3), torch.ones(3, 4), torch.ones(2))
     return Library(calls, fake_path, fake_cublas_path)
 
 
@@ -378,6 +404,7 @@ def test_packages_multiply_what_calls_do(
         (OPS[which], (x, y, s)),
         (LAYER, (torch.randn(b, m, k), torch.randn(n, k), torch.randn(n, m), s)),
         (SUMS, (torch.randn(m, k), torch.randn(k, n), float(s > 0))),
+        (SCALED, (torch.randn(m, k), torch.randn(k, n), torch.tensor([s, 0.0]))),
     ):
         op.torch_op  # noqa: B018
         eager, expected = sent(fake_blas, op, values)

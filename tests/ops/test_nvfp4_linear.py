@@ -62,7 +62,7 @@ def test_rows_of_the_identity_give_the_elements(
 @given(
     st.sampled_from(["nvfp4", "mxfp4"]), st.sampled_from(DTYPES), st.integers(0, 70),
     st.integers(0, 40), st.integers(1, 12), st.sampled_from(["", "one", "row"]), st.booleans(),
-    st.sampled_from([None, "reference"]), st.integers(0, 2**32),
+    st.sampled_from([None, "packed", "reference"]), st.integers(0, 2**32),
 )  # fmt: skip
 @settings(max_examples=60, deadline=None)
 def test_any_size(
@@ -253,9 +253,10 @@ def wrong(**more: Any) -> dict[str, Any]:
         ({"w_scale_2": "1"}, r"\[nvfp4_linear\] w_scale_2 is a str"),
         ({"bias": torch.ones(5)}, "bias"),
         ({"bias": torch.ones(6, dtype=torch.bfloat16)}, "bias.*bfloat16"),
-        ({"backend": "cuda"}, r"\[nvfp4_linear\] backend='cuda'; expected None or one of"),
+        ({"backend": "cuda"}, r"\[nvfp4_linear\] backend='cuda'; expected None or one of 'packed'"),
+        ({"backend": "dequantize"}, "cuBLAS's, but x is on a processor"),
     ],
-    ids=range(13),
+    ids=range(14),
 )  # fmt: skip
 def test_what_does_not_fit(more: dict[str, Any], message: str) -> None:
     with pytest.raises((KernelError, KernelTypeError), match=message):

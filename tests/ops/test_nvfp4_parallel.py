@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -61,16 +60,6 @@ def run_cases(folder: Path, world: int, *more: str) -> None:
     ]
     assert not failed, "\n".join(failed)
     assert len(found[0]["ran"]) >= 21
-
-
-@needs_gloo
-def test_the_page_about_it() -> None:
-    """The blocks of both sections run, in one process."""
-    page = Path(__file__).parents[2].joinpath("docs", "nvfp4_parallel.md")
-    text = page.read_text(encoding="utf-8")
-    blocks = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
-    assert len(blocks) >= 2
-    subprocess.run([sys.executable, "-c", "\n".join(blocks)], check=True)
 
 
 def test_layers_import_no_distributed_torch() -> None:

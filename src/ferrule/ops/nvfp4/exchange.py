@@ -302,4 +302,7 @@ def _added(rows: Any, tokens: Any, sent: list[int], size: int) -> Any:
 
 def _summed(rows: Any, processes: int) -> Any:
     """The sum of as many rows of each process, in float32."""
-    return rows.unflatten(0, (processes, -1)).float().sum(0).to(rows.dtype)
+    parts = rows.reshape(
+        processes, -1, rows.shape[-1]
+    )  # Dynamo of torch 2.11 knows no unflatten here
+    return parts.float().sum(0).to(rows.dtype)

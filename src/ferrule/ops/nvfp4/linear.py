@@ -12,10 +12,11 @@ from ..arrays import cast, dtype_name, filled, library
 from ..formats import Format
 from ..quantized import Rule, quantized_matmul
 from ..quantizing import dequantize
+from ..rows import on_cpu
 
 FORMATS = {"nvfp4": Format("nvfp4", 16, 4), "mxfp4": Format("mxfp4", 32, 4)}
 SCALES = {"nvfp4": "(float8_e4m3fn, uint8)", "mxfp4": "(float8_e8m0fnu, uint8)"}
-BACKENDS = ("reference",)
+BACKENDS = ("packed", "dequantize", "reference")
 
 
 def nvfp4_linear(
@@ -32,8 +33,10 @@ def nvfp4_linear(
         w_scale_2: float32, ``[]`` or ``[1]``, or ``[N]``: one for each row, as of matrices that
             were put together.
         bias: ``[N]`` of x's dtype, or None.
-        backend: None chooses by device and sizes. "reference" dequantizes to float32, and has the
-            array library multiply.
+        backend: None chooses by device and sizes. "packed" reads the packed weights: on a GPU up to
+            64 rows of x, on those of compute capability 9.0 up to 512; "dequantize", on a GPU,
+            makes w in x's dtype, which cuBLAS multiplies; "reference", anywhere, makes it in
+            float32, and has the array library multiply.
 
     Returns:
         ``[*S, N]`` of x's dtype: ``round(sum * w_scale_2 + bias)``, where products of elements and
@@ -78,9 +81,14 @@ def _linear(
     mode: str, x: Any, w_packed: Any, w_scale: Any, scale_2: Any, bias: Any, backend: Any
 ) -> Any:
     function = f"{mode}_linear"
-    checked_backend(function, backend)
+    checked_backend(function, backend, BACKENDS)
     w_packed = as_bytes(function, "w_packed", w_packed)
     formats.check_arrays(function, x=x, w_scale=w_scale, **({} if bias is None else {"bias": bias}))
+    if backend == "dequantize" and on_cpu(x):
+        raise ferrule.KernelError(
+            f"[{function}] backend='dequantize', whose product is cuBLAS's, but x is on a processor; "
+            "expected arrays on an NVIDIA GPU. Leave backend out."
+        )
     by_row = False
     if mode == "nvfp4":
         scale_2 = as_factor(function, "w_scale_2", scale_2, x)
@@ -88,21 +96,23 @@ def _linear(
     arrays = [array for array in (x, w_packed, w_scale, scale_2) if array is not None]
     if bias is not None and hasattr(x, "placements"):  # parts of a DTensor would each add the bias
         return linear_op(mode, by_row, False)(*arrays) + bias
-    op = linear_op(mode, by_row, bias is not None)
-    op = op.using(backend) if backend else op
+    if backend == "reference":
+        op = linear_op(mode, by_row, bias is not None).using(backend)
+    else:
+        op = linear_op(mode, by_row, bias is not None, backend or "")
     return op(*arrays, *[bias] * (bias is not None))
 
 
-def checked_backend(function: str, backend: Any) -> None:
+def checked_backend(function: str, backend: Any, backends: tuple[str, ...]) -> None:
     """That there is such a backend.
 
     Raises:
         KernelError: there is none: says which there are.
     """
-    if backend is not None and backend not in BACKENDS:
+    if backend is not None and backend not in backends:
         raise ferrule.KernelError(
             f"[{function}] backend={backend!r}; expected None or one of "
-            f"{', '.join(map(repr, BACKENDS))}."
+            f"{', '.join(map(repr, backends))}."
         )
 
 
@@ -167,25 +177,26 @@ class _LinearRule(Rule):
             added="bias" * self.biased,
         )
 
-    def units(self) -> list[Any]:
-        """What NVIDIA's GPUs run, where it is not a Metal body."""
+    def units(self, backend: str = "") -> list[Any]:
+        """What NVIDIA's GPUs run, where it is not a Metal body: all, or those of a backend."""
         mode, group, bits = self.form
         few = [*on_cuda.wide(mode, bits, group, self.names)]
         few += on_cuda.few(mode, bits, group, self.names)
-        return [*few, *on_cuda.many(mode, bits, group, True, self.names)]
+        many = on_cuda.many(mode, bits, group, True, self.names)
+        return {"packed": few, "dequantize": many}.get(backend, [*few, *many])
 
 
 @ferrule.family
-def linear_op(mode: str, by_row: bool, biased: bool) -> ferrule.Op:
+def linear_op(mode: str, by_row: bool, biased: bool, backend: str = "") -> ferrule.Op:
     """``x, w_packed, w_scale, w_scale_2?, bias? -> y``; ``w_scale_2`` has a scale for each row, or
-    one for all."""
+    one for all. A backend has its own implementations alone."""
     rule = _LinearRule(mode, by_row, biased)
     op = ferrule.op(
         f"{mode}_linear",
         rule.text,
-        cuda=rule.units(),
-        metal=rule.bodies(),
-        reference=_reference(mode),
+        cuda=rule.units(backend),
+        metal=rule.bodies() if backend != "dequantize" else None,
+        reference=_reference(mode) if not backend else None,
         batch="N",
         partial_sums=() if biased else "K",
         version=1,

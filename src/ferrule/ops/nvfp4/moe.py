@@ -158,7 +158,7 @@ def _moe(
     backend: Any,
 ) -> Any:
     function = f"{mode}_moe"
-    checked_backend(function, backend)
+    checked_backend(function, backend, ("reference",))
     if activation not in _ACTIVATIONS:
         raise ferrule.KernelError(
             f"[{function}] activation={activation!r}; expected one of "
