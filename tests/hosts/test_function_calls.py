@@ -344,6 +344,18 @@ def test_made_functions_and_conditions_by_layout() -> None:
         assert got == [1, 11, 2, 12]
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+def test_numbers_of_every_float_dtype(dtype: str) -> None:
+    rule = f"x[N]:T, k:{dtype} -> y[N]:T"
+    op = ferrule.adopt("by_number", rule, run=lambda x, k: x * k, version=dtype)
+    x = torch.ones(2)
+    for _ in range(TIMES):
+        assert op(x, 1.5).tolist() == [1.5, 1.5]
+        with pytest.raises(ferrule.KernelTypeError, match="got True of type bool"):
+            op(x, True)
+    assert frames(lambda: op(x, 2.5)) == ["Op.__call__"]
+
+
 def test_layouts_are_forgotten_when_there_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(function_calls, "_MOST_KNOWN", 4)
     op = ferrule.adopt("many", RULE, run=double, version="many")

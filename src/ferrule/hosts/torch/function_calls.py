@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from ... import dtypes
 from ...operators import call as op_call
 from ...operators.launch import BoundCall
 from ...operators.op import Op
@@ -29,8 +30,10 @@ _RESTORE = "_ZN3c104impl23ExcludeDispatchKeyGuardD1Ev"
 
 def letters(op: Op) -> str:
     """What `tools.fastcall.operator` must know of an op's inputs."""
-    kinds = (p.dtype[0] if p.dims is None else "o" if p.optional else "a" for p in op.rule.inputs)
-    return "".join(kinds)
+    return "".join([
+        dtypes.BY_NAME[p.dtype].kind if p.dims is None else "o" if p.optional else "a"
+        for p in op.rule.inputs
+    ])  # fmt: skip
 
 
 class FunctionCalls:
