@@ -289,6 +289,9 @@ def test_what_sees_torchs_operators_sees_repeated_calls() -> None:
     with torch.profiler.profile() as profile:
         op(x)
     assert any(name in event.key for event in profile.key_averages())
+    with torch.profiler.profile() as profile:
+        op(torch.ones(3, requires_grad=True))
+    assert any(name in event.key for event in profile.key_averages())
     assert torch.jit.trace(op, (x,))(torch.ones(3) * 3).tolist() == [6, 6, 6]
     for transform in (torch.vmap, torch.func.functionalize):
         torch.testing.assert_close(transform(op)(torch.ones(2, 3)), torch.full((2, 3), 2.0))

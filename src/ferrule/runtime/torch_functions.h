@@ -241,6 +241,9 @@ static bool torch_is_unwatched(uint64_t keys) {
   return usual;
 }
 
+/* Whether no profiler wants to see torch's operators. */
+static bool is_unprofiled(void) { return truth(PyObject_CallNoArgs(functions.profiler)) == 0; }
+
 /* ---------------------------------------------------------------------------------------- for Python */
 
 static PyObject* known_call(PyObject* self, PyObject* args) {

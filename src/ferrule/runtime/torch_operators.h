@@ -110,8 +110,9 @@ static PyObject* forward_call(PyObject* self, PyObject* args) {
   if (!values) return NULL;
   PyObject* known = PyTuple_GetItem(self, KNOWN);
   PyObject* outputs = NULL;
-  if (known != Py_None) outputs = call_known(known, PyBytes_AsString(PyTuple_GetItem(self, KINDS)), values);
-  if (known == Py_None || outputs == Py_NotImplemented) {
+  bool direct = known != Py_None && is_unprofiled();
+  if (direct) outputs = call_known(known, PyBytes_AsString(PyTuple_GetItem(self, KINDS)), values);
+  if (!direct || outputs == Py_NotImplemented) {
     Py_XDECREF(outputs);
     outputs = PyObject_Call(PyTuple_GetItem(self, OPERATOR), values, NULL);
   }
@@ -161,7 +162,7 @@ static PyObject* operator_call(PyObject* self, PyObject* args, PyObject* keyword
   if (way == RAISES) return NULL;
   if (way == RECORDED && apply != Py_None) return record(apply, kinds, args);
   if (way != COMPUTED) return not_implemented();
-  if (known != Py_None && torch_is_unwatched(0) && truth(PyObject_CallNoArgs(functions.profiler)) == 0) {
+  if (known != Py_None && torch_is_unwatched(0) && is_unprofiled()) {
     PyObject* outputs = call_known(known, kinds, args);
     if (outputs != Py_NotImplemented) return outputs;
     Py_DECREF(outputs);
