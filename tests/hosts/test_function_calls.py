@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -194,6 +195,22 @@ def test_outputs_are_new(what: str, late: bool) -> None:
     assert x.sum() == 3 and KEPT.sum() == 6 and ROWS[0].sum() == 3 and NUMPY.sum() == 3
     copies = 0 if what == "a Parameter" else 2 * TIMES - late * (TIMES - 1)
     assert op.counts["output copy"] == copies
+
+
+def test_outputs_are_out_of_reach_of_weak_references() -> None:
+    made: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
+
+    def run(x: Any) -> Any:
+        y = made.get("y")
+        if y is None:
+            y = made["y"] = x * 2
+        return y
+
+    op, x = ferrule.adopt("weak", RULE, run=run, version=1), torch.ones(3)
+    for _ in range(2 * TIMES):
+        y = op(x)
+        assert y.tolist() == [2, 2, 2]
+        y.zero_()
 
 
 def test_several_outputs_are_new() -> None:

@@ -21,7 +21,7 @@ static struct {
   PyObject *profiler, *device, *use_count; /* functions; `device` is None without CUDA */
   long alone;                         /* how often memory is in use that one tensor alone has */
 } functions;
-static PyObject *text_detach, *text_storage, *text_resizable, *text_address, *text_enter, *text_exit;
+static PyObject *text_detach, *text_storage, *text_resizable, *text_address, *text_enter, *text_exit, *text_weakref;
 
 static bool is_torch(PyObject* value) {
   PyTypeObject* type = Py_TYPE(value);
@@ -121,6 +121,13 @@ static bool has_memory_alone(PyObject* tensor) {
 /* Whether nobody else has an object. (From Python 3.14 on the count is the lower half of the word.) */
 static bool is_held_once(PyObject* object) { return (uint32_t)Py_REFCNT(object) == 1; }
 
+/* Whether nobody can get a tensor by a weak reference. */
+static bool is_out_of_reach(PyObject* tensor) {
+  PyObject* reference = PyObject_GetAttr(tensor, text_weakref);
+  Py_XDECREF(reference);
+  return reference == Py_None;
+}
+
 /* Whether an output of a function is what its layout says, row by row, and new. */
 static bool is_new_output(PyObject* output, PyObject* expected, bool own) {
   layout l = {0};
@@ -128,7 +135,7 @@ static bool is_new_output(PyObject* output, PyObject* expected, bool own) {
   size_t bytes = sizeof *l.word * (size_t)l.n;
   if ((size_t)PyBytes_Size(expected) != bytes || memcmp(PyBytes_AsString(expected), l.word, bytes)) return false;
   if (truth(PyObject_GetAttr(output, text_requires_grad)) != 0) return false;
-  return own || (is_held_once(output) && has_memory_alone(output));
+  return own || (is_held_once(output) && is_out_of_reach(output) && has_memory_alone(output));
 }
 
 static bool are_new_outputs(PyObject* result, PyObject* expected, bool own) {
@@ -290,7 +297,9 @@ static PyObject* register_functions(PyObject* module, PyObject* args) {
   text_address = PyUnicode_InternFromString("_cdata");
   text_enter = PyUnicode_InternFromString("__enter__");
   text_exit = PyUnicode_InternFromString("__exit__");
-  if (!text_detach || !text_storage || !text_resizable || !text_address || !text_enter || !text_exit) return NULL;
+  text_weakref = PyUnicode_InternFromString("__weakref__");
+  if (!text_detach || !text_storage || !text_resizable || !text_address || !text_enter || !text_exit || !text_weakref)
+    return NULL;
   functions.tensor = (PyTypeObject*)tensor;
   functions.keys = keys;
   functions.autograd = autograd;
