@@ -22,6 +22,7 @@ enum { RAISES = -1, LONG, COMPUTED, RECORDED };
 /* Whether a call has plain tensors and numbers as they are declared; and whether autograd records it. */
 static int way_of(const char* kinds, PyObject* args) {
   if (PyTuple_Size(args) != (Py_ssize_t)strlen(kinds)) return LONG;
+  if (torch_is_forward() || !gives_zero(torch_overrides)) return LONG; /* a mode would see what tensors are asked */
   bool wants = false;
   for (int i = 0; kinds[i]; i++) {
     PyObject* value = PyTuple_GetItem(args, i);
@@ -36,7 +37,6 @@ static int way_of(const char* kinds, PyObject* args) {
   }
   int recorded = wants ? truth(PyObject_CallNoArgs(torch_recording)) : 0;
   if (recorded < 0) return RAISES;
-  if (torch_is_forward() || !gives_zero(torch_overrides)) return LONG;
   return recorded ? RECORDED : COMPUTED;
 }
 
