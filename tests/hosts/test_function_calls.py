@@ -164,12 +164,14 @@ def test_what_is_excluded_ends_with_an_exception() -> None:
 KEPT = torch.ones(6)
 ROWS = (torch.ones(3), torch.ones(3))
 NUMPY = np.ones(3, np.float32)
+STORAGE = torch.ones(3).untyped_storage()
 NOT_NEW: dict[str, Callable[[Any], Any]] = {
     "the input": lambda x: x,
     "a view of it": lambda x: x.view(3),
     "its detached self": lambda x: x.detach(),
     "what is kept": lambda x: KEPT[:3],
     "what was kept itself": lambda x: ROWS[0],
+    "what is kept as storage": lambda x: torch.empty(0).set_(STORAGE, 0, (3,)),
     "NumPy's": lambda x: torch.from_numpy(NUMPY),
     "strided": lambda x: torch.ones(6)[::2],
     "negative": lambda x: torch._neg_view(torch.full((3,), -1.0)),
@@ -193,6 +195,7 @@ def test_outputs_are_new(what: str, late: bool) -> None:
         assert type(y) is torch.Tensor and y.is_contiguous() and not y.requires_grad
         y.zero_()
     assert x.sum() == 3 and KEPT.sum() == 6 and ROWS[0].sum() == 3 and NUMPY.sum() == 3
+    assert torch.empty(0).set_(STORAGE, 0, (3,)).sum() == 3
     copies = 0 if what == "a Parameter" else 2 * TIMES - late * (TIMES - 1)
     assert op.counts["output copy"] == copies
 

@@ -19,7 +19,7 @@ static struct {
   PyTypeObject* tensor;               /* torch.Tensor */
   PyObject* no_overrides;             /* torch._C.DisableTorchFunction */
   PyObject *profiler, *device, *use_count; /* functions; `device` is None without CUDA */
-  long alone;                         /* how often memory is in use that one tensor alone has */
+  long uses, references;              /* of memory that one tensor alone has: in C++, and in Python */
 } functions;
 static PyObject *text_detach, *text_storage, *text_resizable, *text_address, *text_enter, *text_exit, *text_weakref;
 
@@ -105,15 +105,24 @@ static PyObject* layout_bytes(const layout* l) {
 
 /* ------------------------------------------------------------------------------------------ outputs */
 
-/* Whether a tensor's memory is torch's, and no other tensor's. */
-static bool has_memory_alone(PyObject* tensor) {
-  PyObject* storage = PyObject_CallMethodObjArgs(tensor, text_storage, NULL);
+/* How often a tensor's storage is in use in C++, and held in Python. False with an exception set. */
+static bool count_holders(PyObject* storage, long* uses, long* references) {
   PyObject* address = storage ? PyObject_GetAttr(storage, text_address) : NULL;
   PyObject* count = address ? PyObject_CallFunctionObjArgs(functions.use_count, address, NULL) : NULL;
-  bool alone = count && PyLong_AsLong(count) <= functions.alone &&
-               truth(PyObject_CallMethodObjArgs(storage, text_resizable, NULL)) == 1;
+  *uses = count ? PyLong_AsLong(count) : -1;
+  *references = storage ? (long)(uint32_t)Py_REFCNT(storage) : 0;
   Py_XDECREF(count);
   Py_XDECREF(address);
+  return *uses >= 0;
+}
+
+/* Whether a tensor's memory is torch's, and nobody else's. */
+static bool has_memory_alone(PyObject* tensor) {
+  long uses, references;
+  PyObject* storage = PyObject_CallMethodObjArgs(tensor, text_storage, NULL);
+  bool alone = count_holders(storage, &uses, &references) && uses <= functions.uses &&
+               references <= functions.references &&
+               truth(PyObject_CallMethodObjArgs(storage, text_resizable, NULL)) == 1;
   Py_XDECREF(storage);
   return alone;
 }
@@ -282,12 +291,12 @@ static PyObject* layout_of(PyObject* module, PyObject* args) {
 
 static PyObject* register_functions(PyObject* module, PyObject* args) {
   unsigned long long exclude, restore, keys, autograd, inference;
-  PyObject* tensor;
+  PyObject *tensor, *alone;
   (void)module;
   if (functions.exclude) Py_RETURN_TRUE;
-  if (!PyArg_ParseTuple(args, "KKKKKO!OOOOl", &exclude, &restore, &keys, &autograd, &inference, &PyType_Type, &tensor,
+  if (!PyArg_ParseTuple(args, "KKKKKO!OOOOO", &exclude, &restore, &keys, &autograd, &inference, &PyType_Type, &tensor,
                         &functions.no_overrides, &functions.profiler, &functions.device, &functions.use_count,
-                        &functions.alone))
+                        &alone))
     return NULL;
   if (!torch_api) Py_RETURN_FALSE;
   Py_INCREF(args); /* for as long as the process lives */
@@ -300,6 +309,10 @@ static PyObject* register_functions(PyObject* module, PyObject* args) {
   text_weakref = PyUnicode_InternFromString("__weakref__");
   if (!text_detach || !text_storage || !text_resizable || !text_address || !text_enter || !text_exit || !text_weakref)
     return NULL;
+  PyObject* storage = PyObject_CallMethodObjArgs(alone, text_storage, NULL);
+  bool counted = count_holders(storage, &functions.uses, &functions.references);
+  Py_XDECREF(storage);
+  if (!counted) return NULL;
   functions.tensor = (PyTypeObject*)tensor;
   functions.keys = keys;
   functions.autograd = autograd;
