@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -163,12 +164,14 @@ def test_what_is_excluded_ends_with_an_exception() -> None:
 KEPT = torch.ones(6)
 ROWS = (torch.ones(3), torch.ones(3))
 NUMPY = np.ones(3, np.float32)
+STORAGE = torch.ones(3).untyped_storage()
 NOT_NEW: dict[str, Callable[[Any], Any]] = {
     "the input": lambda x: x,
     "a view of it": lambda x: x.view(3),
     "its detached self": lambda x: x.detach(),
     "what is kept": lambda x: KEPT[:3],
     "what was kept itself": lambda x: ROWS[0],
+    "what is kept as storage": lambda x: torch.empty(0).set_(STORAGE, 0, (3,)),
     "NumPy's": lambda x: torch.from_numpy(NUMPY),
     "strided": lambda x: torch.ones(6)[::2],
     "negative": lambda x: torch._neg_view(torch.full((3,), -1.0)),
@@ -192,8 +195,25 @@ def test_outputs_are_new(what: str, late: bool) -> None:
         assert type(y) is torch.Tensor and y.is_contiguous() and not y.requires_grad
         y.zero_()
     assert x.sum() == 3 and KEPT.sum() == 6 and ROWS[0].sum() == 3 and NUMPY.sum() == 3
+    assert torch.empty(0).set_(STORAGE, 0, (3,)).sum() == 3
     copies = 0 if what == "a Parameter" else 2 * TIMES - late * (TIMES - 1)
     assert op.counts["output copy"] == copies
+
+
+def test_outputs_are_out_of_reach_of_weak_references() -> None:
+    made: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
+
+    def run(x: Any) -> Any:
+        y = made.get("y")
+        if y is None:
+            y = made["y"] = x * 2
+        return y
+
+    op, x = ferrule.adopt("weak", RULE, run=run, version=1), torch.ones(3)
+    for _ in range(2 * TIMES):
+        y = op(x)
+        assert y.tolist() == [2, 2, 2]
+        y.zero_()
 
 
 def test_several_outputs_are_new() -> None:
@@ -283,11 +303,14 @@ def test_what_sees_torchs_operators_sees_repeated_calls() -> None:
     assert seen.pop() == f"ferrule::{name}" and not seen
     with Functions():
         op(x)
-    assert f"ferrule.{name}.default" in seen
+    assert seen == [f"ferrule.{name}.default"]
     with FakeTensorMode(allow_non_fake_inputs=True):
         assert type(op(x)) is not torch.Tensor
     with torch.profiler.profile() as profile:
         op(x)
+    assert any(name in event.key for event in profile.key_averages())
+    with torch.profiler.profile() as profile:
+        op(torch.ones(3, requires_grad=True))
     assert any(name in event.key for event in profile.key_averages())
     assert torch.jit.trace(op, (x,))(torch.ones(3) * 3).tolist() == [6, 6, 6]
     for transform in (torch.vmap, torch.func.functionalize):
@@ -342,6 +365,18 @@ def test_made_functions_and_conditions_by_layout() -> None:
             op(torch.zeros(n, dtype=t))[0] for n in (2, 3) for t in (torch.float32, torch.float64)
         ]
         assert got == [1, 11, 2, 12]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+def test_numbers_of_every_float_dtype(dtype: str) -> None:
+    rule = f"x[N]:T, k:{dtype} -> y[N]:T"
+    op = ferrule.adopt("by_number", rule, run=lambda x, k: x * k, version=dtype)
+    x = torch.ones(2)
+    for _ in range(TIMES):
+        assert op(x, 1.5).tolist() == [1.5, 1.5]
+        with pytest.raises(ferrule.KernelTypeError, match="got True of type bool"):
+            op(x, True)
+    assert frames(lambda: op(x, 2.5)) == ["Op.__call__"]
 
 
 def test_layouts_are_forgotten_when_there_are_many(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -125,7 +125,7 @@ static PyMethodDef module_methods[] = {
     {"register_functions", register_functions, METH_VARARGS,
      "register_functions(exclude, restore, keys, autograd, inference, tensor, no_overrides, profiler, device, use_count, alone)\n\n"
      "Call Python functions that carry out ops below autograd and autocast: the addresses of\nwhat excludes dispatch"
-     " keys, what ends that, and the keys."},
+     " keys, what ends that, and the keys; and a tensor whose memory nobody else has."},
     {"layout", layout_of, METH_VARARGS,
      "layout(kinds, values)\n\nWhat tells calls of functions apart, given a letter for each input. None of an unusual"
      " one."},

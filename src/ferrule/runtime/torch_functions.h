@@ -19,9 +19,9 @@ static struct {
   PyTypeObject* tensor;               /* torch.Tensor */
   PyObject* no_overrides;             /* torch._C.DisableTorchFunction */
   PyObject *profiler, *device, *use_count; /* functions; `device` is None without CUDA */
-  long alone;                         /* how often memory is in use that one tensor alone has */
+  long uses, references;              /* of memory that one tensor alone has: in C++, and in Python */
 } functions;
-static PyObject *text_detach, *text_storage, *text_resizable, *text_address, *text_enter, *text_exit;
+static PyObject *text_detach, *text_storage, *text_resizable, *text_address, *text_enter, *text_exit, *text_weakref;
 
 static bool is_torch(PyObject* value) {
   PyTypeObject* type = Py_TYPE(value);
@@ -105,21 +105,37 @@ static PyObject* layout_bytes(const layout* l) {
 
 /* ------------------------------------------------------------------------------------------ outputs */
 
-/* Whether a tensor's memory is torch's, and no other tensor's. */
-static bool has_memory_alone(PyObject* tensor) {
-  PyObject* storage = PyObject_CallMethodObjArgs(tensor, text_storage, NULL);
+/* How often a tensor's storage is in use in C++, and held in Python. False with an exception set. */
+static bool count_holders(PyObject* storage, long* uses, long* references) {
   PyObject* address = storage ? PyObject_GetAttr(storage, text_address) : NULL;
   PyObject* count = address ? PyObject_CallFunctionObjArgs(functions.use_count, address, NULL) : NULL;
-  bool alone = count && PyLong_AsLong(count) <= functions.alone &&
-               truth(PyObject_CallMethodObjArgs(storage, text_resizable, NULL)) == 1;
+  *uses = count ? PyLong_AsLong(count) : -1;
+  *references = storage ? (long)(uint32_t)Py_REFCNT(storage) : 0;
   Py_XDECREF(count);
   Py_XDECREF(address);
+  return *uses >= 0;
+}
+
+/* Whether a tensor's memory is torch's, and nobody else's. */
+static bool has_memory_alone(PyObject* tensor) {
+  long uses, references;
+  PyObject* storage = PyObject_CallMethodObjArgs(tensor, text_storage, NULL);
+  bool alone = count_holders(storage, &uses, &references) && uses <= functions.uses &&
+               references <= functions.references &&
+               truth(PyObject_CallMethodObjArgs(storage, text_resizable, NULL)) == 1;
   Py_XDECREF(storage);
   return alone;
 }
 
 /* Whether nobody else has an object. (From Python 3.14 on the count is the lower half of the word.) */
 static bool is_held_once(PyObject* object) { return (uint32_t)Py_REFCNT(object) == 1; }
+
+/* Whether nobody can get a tensor by a weak reference. */
+static bool is_out_of_reach(PyObject* tensor) {
+  PyObject* reference = PyObject_GetAttr(tensor, text_weakref);
+  Py_XDECREF(reference);
+  return reference == Py_None;
+}
 
 /* Whether an output of a function is what its layout says, row by row, and new. */
 static bool is_new_output(PyObject* output, PyObject* expected, bool own) {
@@ -128,7 +144,7 @@ static bool is_new_output(PyObject* output, PyObject* expected, bool own) {
   size_t bytes = sizeof *l.word * (size_t)l.n;
   if ((size_t)PyBytes_Size(expected) != bytes || memcmp(PyBytes_AsString(expected), l.word, bytes)) return false;
   if (truth(PyObject_GetAttr(output, text_requires_grad)) != 0) return false;
-  return own || (is_held_once(output) && has_memory_alone(output));
+  return own || (is_held_once(output) && is_out_of_reach(output) && has_memory_alone(output));
 }
 
 static bool are_new_outputs(PyObject* result, PyObject* expected, bool own) {
@@ -241,6 +257,9 @@ static bool torch_is_unwatched(uint64_t keys) {
   return usual;
 }
 
+/* Whether no profiler wants to see torch's operators. */
+static bool is_unprofiled(void) { return truth(PyObject_CallNoArgs(functions.profiler)) == 0; }
+
 /* ---------------------------------------------------------------------------------------- for Python */
 
 static PyObject* known_call(PyObject* self, PyObject* args) {
@@ -272,12 +291,12 @@ static PyObject* layout_of(PyObject* module, PyObject* args) {
 
 static PyObject* register_functions(PyObject* module, PyObject* args) {
   unsigned long long exclude, restore, keys, autograd, inference;
-  PyObject* tensor;
+  PyObject *tensor, *alone;
   (void)module;
   if (functions.exclude) Py_RETURN_TRUE;
-  if (!PyArg_ParseTuple(args, "KKKKKO!OOOOl", &exclude, &restore, &keys, &autograd, &inference, &PyType_Type, &tensor,
+  if (!PyArg_ParseTuple(args, "KKKKKO!OOOOO", &exclude, &restore, &keys, &autograd, &inference, &PyType_Type, &tensor,
                         &functions.no_overrides, &functions.profiler, &functions.device, &functions.use_count,
-                        &functions.alone))
+                        &alone))
     return NULL;
   if (!torch_api) Py_RETURN_FALSE;
   Py_INCREF(args); /* for as long as the process lives */
@@ -287,7 +306,13 @@ static PyObject* register_functions(PyObject* module, PyObject* args) {
   text_address = PyUnicode_InternFromString("_cdata");
   text_enter = PyUnicode_InternFromString("__enter__");
   text_exit = PyUnicode_InternFromString("__exit__");
-  if (!text_detach || !text_storage || !text_resizable || !text_address || !text_enter || !text_exit) return NULL;
+  text_weakref = PyUnicode_InternFromString("__weakref__");
+  if (!text_detach || !text_storage || !text_resizable || !text_address || !text_enter || !text_exit || !text_weakref)
+    return NULL;
+  PyObject* storage = PyObject_CallMethodObjArgs(alone, text_storage, NULL);
+  bool counted = count_holders(storage, &functions.uses, &functions.references);
+  Py_XDECREF(storage);
+  if (!counted) return NULL;
   functions.tensor = (PyTypeObject*)tensor;
   functions.keys = keys;
   functions.autograd = autograd;

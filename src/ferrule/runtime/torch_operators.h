@@ -22,6 +22,7 @@ enum { RAISES = -1, LONG, COMPUTED, RECORDED };
 /* Whether a call has plain tensors and numbers as they are declared; and whether autograd records it. */
 static int way_of(const char* kinds, PyObject* args) {
   if (PyTuple_Size(args) != (Py_ssize_t)strlen(kinds)) return LONG;
+  if (torch_is_forward() || !gives_zero(torch_overrides)) return LONG; /* a mode would see what tensors are asked */
   bool wants = false;
   for (int i = 0; kinds[i]; i++) {
     PyObject* value = PyTuple_GetItem(args, i);
@@ -36,7 +37,6 @@ static int way_of(const char* kinds, PyObject* args) {
   }
   int recorded = wants ? truth(PyObject_CallNoArgs(torch_recording)) : 0;
   if (recorded < 0) return RAISES;
-  if (torch_is_forward() || !gives_zero(torch_overrides)) return LONG;
   return recorded ? RECORDED : COMPUTED;
 }
 
@@ -110,8 +110,9 @@ static PyObject* forward_call(PyObject* self, PyObject* args) {
   if (!values) return NULL;
   PyObject* known = PyTuple_GetItem(self, KNOWN);
   PyObject* outputs = NULL;
-  if (known != Py_None) outputs = call_known(known, PyBytes_AsString(PyTuple_GetItem(self, KINDS)), values);
-  if (known == Py_None || outputs == Py_NotImplemented) {
+  bool direct = known != Py_None && is_unprofiled();
+  if (direct) outputs = call_known(known, PyBytes_AsString(PyTuple_GetItem(self, KINDS)), values);
+  if (!direct || outputs == Py_NotImplemented) {
     Py_XDECREF(outputs);
     outputs = PyObject_Call(PyTuple_GetItem(self, OPERATOR), values, NULL);
   }
@@ -161,7 +162,7 @@ static PyObject* operator_call(PyObject* self, PyObject* args, PyObject* keyword
   if (way == RAISES) return NULL;
   if (way == RECORDED && apply != Py_None) return record(apply, kinds, args);
   if (way != COMPUTED) return not_implemented();
-  if (known != Py_None && torch_is_unwatched(0) && truth(PyObject_CallNoArgs(functions.profiler)) == 0) {
+  if (known != Py_None && torch_is_unwatched(0) && is_unprofiled()) {
     PyObject* outputs = call_known(known, kinds, args);
     if (outputs != Py_NotImplemented) return outputs;
     Py_DECREF(outputs);

@@ -56,7 +56,7 @@ def operator(
     Args:
         function: the operator, which takes positional arguments.
         kinds: a letter per argument: ``a`` for an array, ``o`` for one that may be None; a
-            number's is that of its dtype.
+            number's is the kind of its dtype.
         refused: says whether it gives NotImplemented now.
         known: calls of Python functions that can be made in its place.
         apply: what records calls where a derivative is wanted.

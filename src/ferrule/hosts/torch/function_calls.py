@@ -13,13 +13,14 @@ from typing import Any
 
 import torch
 
+from ... import dtypes
 from ...operators import call as op_call
 from ...operators.launch import BoundCall
 from ...operators.op import Op
 from ...operators.runners import Runner
 from ...tools import fastcall
 from . import arrays as host
-from .functions import AUTOCAST_KEYS, USE_COUNT, checked_output, holders
+from .functions import AUTOCAST_KEYS, USE_COUNT, checked_output
 
 _MOST_KNOWN = 1000  # layouts of an op's calls
 # c10::impl::ExcludeDispatchKeyGuard, which `torch._C._ExcludeDispatchKeyGuard` wraps.
@@ -29,8 +30,10 @@ _RESTORE = "_ZN3c104impl23ExcludeDispatchKeyGuardD1Ev"
 
 def letters(op: Op) -> str:
     """What `tools.fastcall.operator` must know of an op's inputs."""
-    kinds = (p.dtype[0] if p.dims is None else "o" if p.optional else "a" for p in op.rule.inputs)
-    return "".join(kinds)
+    return "".join([
+        dtypes.BY_NAME[p.dtype].kind if p.dims is None else "o" if p.optional else "a"
+        for p in op.rule.inputs
+    ])  # fmt: skip
 
 
 class FunctionCalls:
@@ -122,25 +125,26 @@ def in_c() -> bool:
     profiler = getattr(torch.autograd, "_profiler_enabled", None)
     if library is None or USE_COUNT is None or profiler is None:
         return False
-    found: list[int] = []
+    registered: list[bool] = []
 
-    def look() -> None:
-        found.extend(_excluding())
-        found.append(holders([torch.empty(1, device="cpu")], 0)[1])
+    def register() -> None:
+        if addresses := _excluding():
+            registered.append(
+                library.register_functions(
+                    *addresses,
+                    torch.Tensor,
+                    torch._C.DisableTorchFunction,
+                    profiler,
+                    getattr(torch._C, "_cuda_getDevice", None),
+                    USE_COUNT,
+                    torch.empty(1, device="cpu"),
+                )
+            )
 
-    thread = Thread(target=look)  # in which nothing is excluded or transformed yet
+    thread = Thread(target=register)  # in which nothing is excluded or transformed yet
     thread.start()
     thread.join()
-    *addresses, held = found
-    return bool(addresses) and library.register_functions(
-        *addresses,
-        torch.Tensor,
-        torch._C.DisableTorchFunction,
-        profiler,
-        getattr(torch._C, "_cuda_getDevice", None),
-        USE_COUNT,
-        held,
-    )
+    return registered == [True]
 
 
 def _excluding() -> list[int]:

@@ -132,17 +132,18 @@ def new_output(returned: list[Any], i: int) -> tuple[torch.Tensor, bool]:
     return value, False
 
 
-def holders(tensors: list[Any], i: int) -> tuple[int, int]:
-    """The number of references to a tensor, and to its memory."""
-    memory = tensors[i].untyped_storage()._cdata
-    return sys.getrefcount(tensors[i]), 0 if USE_COUNT is None else int(USE_COUNT(memory))
+def holders(tensors: list[Any], i: int) -> tuple[int, int, int]:
+    """The number of references to a tensor, to its memory in C++, and to that in Python."""
+    memory = tensors[i].untyped_storage()
+    uses = 0 if USE_COUNT is None else int(USE_COUNT(memory._cdata))
+    return sys.getrefcount(tensors[i]), uses, sys.getrefcount(memory)
 
 
 USE_COUNT = getattr(torch._C, "_storage_Use_Count", None)
 
 
 @functools.cache
-def _alone() -> tuple[int, int]:
+def _alone() -> tuple[int, int, int]:
     """`holders` of a tensor that only a list holds. Called inside a kernel, where a new tensor is
     plain, whatever transforms the call is in."""
     return holders([torch.empty(1, device="cpu")], 0)
