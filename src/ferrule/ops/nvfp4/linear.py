@@ -86,8 +86,8 @@ def _linear(
     formats.check_arrays(function, x=x, w_scale=w_scale, **({} if bias is None else {"bias": bias}))
     if backend == "dequantize" and on_cpu(x):
         raise ferrule.KernelError(
-            f"[{function}] backend='dequantize', whose product is cuBLAS's, but x is on a processor; "
-            "expected arrays on an NVIDIA GPU. Leave backend out."
+            f"[{function}] backend='dequantize', whose product is cuBLAS's, but x is on a "
+            "processor; expected arrays on an NVIDIA GPU. Leave backend out."
         )
     by_row = False
     if mode == "nvfp4":
