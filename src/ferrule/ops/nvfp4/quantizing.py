@@ -32,9 +32,9 @@ def quantize_nvfp4(w: Any, w_scale_2: Any = None) -> tuple[Any, Any, Any]:
 
     Args:
         w: ``[*W, N, K]`` of float32, float16 or bfloat16; K is a multiple of 16.
-        w_scale_2: ``[*W]`` of float32, where it is not to be found: layers that are run as one
-            (q, k and v; gate and up) want the same in some tools. None is the largest magnitude of
-            each matrix, by 6 * 448.
+        w_scale_2: ``[*W]`` of float32, or one number, where it is not to be found: layers that are
+            run as one (q, k and v; gate and up) want the same in some tools. None is the largest
+            magnitude of each matrix, by 6 * 448.
 
     Returns:
         w_packed ``[*W, N, K / 2]`` of uint8, w_scale ``[*W, N, K / 16]`` of float8_e4m3fn,
@@ -43,7 +43,8 @@ def quantize_nvfp4(w: Any, w_scale_2: Any = None) -> tuple[Any, Any, Any]:
         ModelOpt divides by 0 there, and gives NaN.
 
     Raises:
-        KernelError: w has another dtype or shape, or an element that is NaN or infinite.
+        KernelError: w has another dtype or shape, or an element that is NaN or infinite; w_scale_2
+            has another shape, or is not positive.
         KernelTypeError: w is no tensor of torch.
 
     Example:
@@ -56,16 +57,18 @@ def quantize_nvfp4(w: Any, w_scale_2: Any = None) -> tuple[Any, Any, Any]:
         raise ferrule.KernelError(
             f"[quantize_nvfp4] w has the shape {tuple(w.shape)}; expected two axes or more."
         )
+    w = w.detach()
+    most = w.abs().amax((-2, -1)).float() if w.numel() else w.new_ones(w.shape[:-2]).float()
+    if not torch.isfinite(most).all():
+        raise ferrule.KernelError(
+            "[quantize_nvfp4] w has elements that are NaN or infinite, which NVFP4 cannot "
+            "hold. Look where they come from: torch.isfinite(w)."
+        )
     if w_scale_2 is None:
-        most = w.abs().amax((-2, -1)).float() if w.numel() else w.new_ones(w.shape[:-2]).float()
-        if not torch.isfinite(most).all():
-            raise ferrule.KernelError(
-                "[quantize_nvfp4] w has elements that are NaN or infinite, which NVFP4 cannot "
-                "hold. Look where they come from: torch.isfinite(w)."
-            )
         w_scale_2 = most / (E2M1_MAX * E4M3_MAX)
         w_scale_2 = torch.where(w_scale_2 == 0, 1.0, w_scale_2)
-    w_scale_2 = torch.as_tensor(w_scale_2, dtype=torch.float32, device=w.device)
+    else:
+        w_scale_2 = _given_scale_2(w, w_scale_2)
     whole = w_scale_2[..., None, None]
     groups = w.unflatten(-1, (-1, GROUP)) if w.shape[-1] else w.reshape(*w.shape[:-1], 0, GROUP)
     scale = groups.abs().amax(-1).float() / (E2M1_MAX * whole)
@@ -134,6 +137,24 @@ def check_scale_2(function: str, name: str, value: float) -> None:
     """
     if not (math.isfinite(value) and value > 0):
         raise ferrule.KernelError(f"[{function}] {name} is {value}; expected a positive number.")
+
+
+def _given_scale_2(w: Any, w_scale_2: Any) -> Any:
+    """Second scales of matrices, as users give them.
+
+    Raises:
+        KernelError: they have another shape, or are no numbers to divide by.
+    """
+    scale_2 = torch.as_tensor(w_scale_2, dtype=torch.float32, device=w.device).detach()
+    if scale_2.ndim and scale_2.shape != w.shape[:-2]:
+        raise ferrule.KernelError(
+            f"[quantize_nvfp4] w_scale_2 has the shape {tuple(scale_2.shape)}, w "
+            f"{tuple(w.shape)}; expected {tuple(w.shape[:-2])}, one for each matrix, or a number."
+        )
+    if scale_2.numel():
+        for one in (scale_2.amin(), scale_2.amax()):
+            check_scale_2("quantize_nvfp4", "w_scale_2", float(one))
+    return scale_2.expand(w.shape[:-2]).clone()
 
 
 def _check_floats(function: str, name: str, array: Any) -> None:
