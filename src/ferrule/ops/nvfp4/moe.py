@@ -167,10 +167,10 @@ def _moe(
 ) -> Any:
     function = f"{mode}_moe"
     checked_backend(function, backend)
-    if activation not in (*_ACTIVATIONS,):
+    if activation not in (*ACTIVATIONS,):
         raise ferrule.KernelError(
             f"[{function}] activation={activation!r}; expected one of "
-            f"{', '.join(map(repr, _ACTIVATIONS))}."
+            f"{', '.join(map(repr, ACTIVATIONS))}."
         )
     formats.check_arrays(function, hidden_states=x, topk_weights=weights, topk_ids=ids)
     w13, scale13, second13, w2, scale2, second2 = matrices
@@ -316,7 +316,7 @@ class _Parts(NamedTuple):
         """What the second product is of, rounded, in float32."""
         if self.on_input:
             gate, up = gate * weight, up * weight
-        value, _ = _ACTIVATIONS[self.activation](library(gate), gate)
+        value, _ = ACTIVATIONS[self.activation](library(gate), gate)
         return cast(cast(value * up, dtype), "float32")
 
     def layer(self, *primals: Any) -> Any:
@@ -347,7 +347,7 @@ class _Parts(NamedTuple):
         if second2 is not None:
             of_hidden = of_hidden * slots.scale(second2)
         by = weight if self.on_input else weight * 0 + 1
-        value, slope = _ACTIVATIONS[self.activation](library(gate), gate * by)
+        value, slope = ACTIVATIONS[self.activation](library(gate), gate * by)
         of_weight = of_hidden * self._hidden(gate, up, weight, x.dtype)
         of_hidden = of_hidden if self.on_input else of_hidden * weight
         of_gate, of_up = of_hidden * slope * up * by, of_hidden * value
@@ -382,4 +382,4 @@ def _gelu_tanh(of: Any, v: Any) -> tuple[Any, Any]:
     return 0.5 * v * (1 + tanh), 0.5 * (1 + tanh) + slope
 
 
-_ACTIVATIONS = {"silu": _silu, "gelu_tanh": _gelu_tanh}
+ACTIVATIONS = {"silu": _silu, "gelu_tanh": _gelu_tanh}
