@@ -11,6 +11,7 @@ with, byte for byte.
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -83,7 +84,7 @@ def dequantize_nvfp4(w_packed: Any, w_scale: Any, w_scale_2: Any = 1.0, dtype: A
 
     Args:
         w_packed: ``[*W, N, K / 2]`` of uint8.
-        w_scale: ``[*W, N, K / 16]`` of float8_e4m3fn.
+        w_scale: ``[*W, N, K / 16]`` of float8_e4m3fn, or its bytes as uint8.
         w_scale_2: a number; ``[*W]`` of float32, one of each matrix; or ``[*W, N]`` (of one matrix
             also ``[1]``), one of each row.
         dtype: of the result; None is bfloat16.
@@ -91,13 +92,40 @@ def dequantize_nvfp4(w_packed: Any, w_scale: Any, w_scale_2: Any = 1.0, dtype: A
     Returns:
         ``[*W, N, K]``: the product of the scales, in float32, times the element, rounded to dtype.
         Code 8 is -0; ModelOpt reads it as 0.
+
+    Raises:
+        KernelError: w_packed or w_scale has another dtype, or they do not fit each other.
     """
+    w_scale = _as_scales(w_packed, w_scale)
     if isinstance(w_scale_2, torch.Tensor):
         per_row = w_scale_2.ndim == w_packed.ndim - 1
         w_scale_2 = w_scale_2[..., None] if per_row else w_scale_2[..., None, None]
     scale = (w_scale.float() * w_scale_2)[..., None]
     values = e2m1_values(unpack(w_packed)).unflatten(-1, (w_scale.shape[-1], GROUP))
     return (values * scale).flatten(-2).to(dtype or torch.bfloat16)
+
+
+def _as_scales(w_packed: Any, w_scale: Any) -> Any:
+    """Scales in E4M3 that fit the elements, of what may be their bytes.
+
+    Raises:
+        KernelError: they do not fit, or something is of another dtype.
+    """
+    scales = (torch.float8_e4m3fn, torch.uint8)
+    for name, array, dtypes in (("w_packed", w_packed, scales[1:]), ("w_scale", w_scale, scales)):
+        if array.dtype not in dtypes:
+            raise ferrule.KernelError(
+                f"[dequantize_nvfp4] {name} is of {array.dtype}; expected "
+                f"{' or '.join(map(str, dtypes))}."
+            )
+    groups = (*w_packed.shape[:-1], w_packed.shape[-1] * 2 // GROUP)
+    if tuple(w_scale.shape) != groups or w_packed.shape[-1] * 2 % GROUP:
+        raise ferrule.KernelError(
+            f"[dequantize_nvfp4] w_packed has the shape {tuple(w_packed.shape)}, w_scale "
+            f"{tuple(w_scale.shape)}; expected [*W, N, K / 2] and [*W, N, K / {GROUP}], without "
+            "what kernels pad or swizzle."
+        )
+    return w_scale.view(torch.float8_e4m3fn)
 
 
 def e2m1_codes(values: Any) -> Any:
@@ -217,6 +245,10 @@ def linear_w4a4(
     """
     packed, scale = quantize_activations_nvfp4(x, input_scale)
     left = dequantize_nvfp4(packed, scale, dtype=torch.float32)
-    y = left @ dequantize_nvfp4(w_packed, w_scale, dtype=torch.float32).T
+    w = dequantize_nvfp4(w_packed, w_scale, dtype=torch.float32)
+    kind = x.device.type
+    cast = kind != "meta" and torch.is_autocast_enabled(kind)
+    with torch.autocast(kind, enabled=False) if cast else nullcontext():
+        y = left @ w.T
     y = y * (input_scale * w_scale_2)
     return (y if bias is None else y + bias).to(x.dtype)
