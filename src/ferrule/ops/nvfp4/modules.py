@@ -235,9 +235,9 @@ class NVFP4Linear(_Quantized):
     def forward(self, x: Any) -> Any:
         """``[*S, K] -> [*S, N]``, of x's dtype, or that of `torch.autocast`."""
         w = self.w_packed, self.w_scale, self.w_scale_2
-        x, bias = _autocast(x), self.bias
-        if bias is not None and bias.dtype != x.dtype:  # which no autocast leaves so
-            bias = _autocast(bias)
+        bias = self.bias
+        if torch._C._is_any_autocast_enabled():
+            x, bias = _autocast(x), None if bias is None else _autocast(bias)
         if self.sharded:
             from . import shards  # which imports DTensor
 
@@ -349,6 +349,8 @@ class NVFP4Experts(_Quantized):
         Returns:
             ``[M, H]``, of hidden_states' dtype; with `torch.autocast` it is made in autocast's.
         """
+        if not torch._C._is_any_autocast_enabled():
+            return self._forward(hidden_states, top_k_index, top_k_weights)
         y = self._forward(_autocast(hidden_states), top_k_index, top_k_weights)
         return y.to(hidden_states.dtype)
 
