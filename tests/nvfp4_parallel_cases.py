@@ -14,6 +14,7 @@ import tempfile
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +113,37 @@ def tokens_without_experts() -> None:
     _, world = here()
     each_process(4, [4, 6], 2, experts(3, 2 * world), lambda ids: ids * 0 - 1)
     each_process(4, [4, 6], 2, experts(3, 2 * world), lambda ids: (ids + 2 * world).int())
+    each_process(4, [4, 6], 2, experts(3, 2 * world), lambda ids: ids + 2**32)
+    each_process(4, [4, 6], 0, experts(3, 2 * world))
+
+
+@case
+def maps_without_experts_and_other_ids() -> None:
+    _, world = here()
+    own = weights_of(parted(experts(3, 2 * world)))
+    x, by, ids = routed(5, 6, 3, 2 * world)
+    for form in FORMS:
+        call = call_of(form, [6])
+        assert not call(x, by, ids, *own, ids.new_empty(0)).any()
+        wrong = partial(call, x, by, ids.float(), *own)
+        raises("topk_ids is of torch.float32; expected int32 or int64", wrong)
+
+
+@case
+def second_derivatives_are_refused() -> None:
+    _, world = here()
+    own = weights_of(parted(experts(3, 2 * world)))
+    x, by, ids = routed(5, 6, 3, 2 * world)
+    for form in FORMS:
+        given = x.clone().requires_grad_()
+        y = call_of(form, [6])(given, by, ids, *own)
+        (c,) = torch.autograd.grad(y.float().square().sum(), given, create_graph=True)
+        try:
+            (c.float().square().sum() + given.float().sum()).backward()
+        except RuntimeError as error:
+            assert "differentiate twice" in str(error), error
+        else:
+            raise AssertionError("a part of a second derivative was given as all of it")
 
 
 @case

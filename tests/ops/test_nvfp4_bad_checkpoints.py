@@ -8,6 +8,7 @@ import json
 import pickle
 import re
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -91,6 +92,9 @@ Change = Callable[[dict[str, Any]], Any]
          ["tensor norm.weight has the shape (31,); the model's 'norm.weight' has (32,)"]),
         (lambda t: t.update({"norm.weight": torch.ones(32, dtype=torch.int32)}),
          ["layer 'norm' is quantized in a format that is not read: it has a weight of I32"]),
+        (lambda t: t.update({f"{Q}.bias": torch.zeros(32, dtype=torch.uint8)}),
+         ["tensor 'attention.q_proj.bias' is of U8; the model's 'attention.q_proj.bias' is of"]),
+        (lambda t: t.update({f"{Q}.bias": torch.zeros(32).to(FP8)}), ["bias' is of F8_E4M3"]),
     ],
 )  # fmt: skip
 def test_tensors_that_do_not_fit(change: Change, words: list[str], tmp_path: Path) -> None:
@@ -179,6 +183,9 @@ def test_index(tmp_path: Path) -> None:
     refused(Plain(), tmp_path, "names the file model-1.safetensors, which is missing", "attention.")
     (tmp_path / files.INDEX).write_text("{", "utf-8")
     refused(Plain(), tmp_path, "cannot be read as JSON")
+    for index in ("{}", '{"weight_map": {"a": 1}}', '{"weight_map": ["a"]}'):
+        (tmp_path / files.INDEX).write_text(index, "utf-8")
+        refused(Plain(), tmp_path, "has no weight_map of names to files", "Download it again")
     (tmp_path / files.INDEX).unlink()
     files.write(tmp_path, tensors())
     refused(Plain(), tmp_path, "is in two files", "model-0.safetensors", "Keep one of them")
@@ -233,6 +240,25 @@ def test_a_part_of_a_fused_layer_in_floats(tmp_path: Path) -> None:
     model = Plain()
     model.attention.k_proj = nn.Linear(32, 32)
     refused(model, tmp_path, "'attention.qkv_proj.weight' is of a layer of (64, 32)", "80 rows")
+    model.attention.k_proj = nn.Linear(48, 16)
+    refused(model, tmp_path, "'attention.qkv_proj.weight' is of a layer of (64, 32)", "32 or 48")
+
+
+def test_parts_of_a_fused_layer_with_other_columns(tmp_path: Path) -> None:
+    altered = apart(fused=False)
+    altered["attention.k_proj.weight"] = torch.zeros(16, 48)
+    files.write(tmp_path, files.quantized(altered))
+    refused(Plain(fused=True), tmp_path, "'attention.k_proj.weight' is of a layer of", "48 columns")
+
+
+def test_patterns_of_the_configuration_that_are_none(tmp_path: Path) -> None:
+    config = {"ignore": ["re:*x"]}
+    files.write(tmp_path, tensors(), config=config)
+    refused(Plain(), tmp_path, "'re:*x'", "is no regular expression", "Correct")
+    files.write(tmp_path, tensors(), config={"ignore": "lm_head"})  # one, not a list
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        load(Plain(), tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -294,3 +320,4 @@ def test_names_that_other_tools_do_not_have(write: Any) -> None:
     assert str(error.value).startswith(f"[{write.__name__}] 'a.w_scale_2' has the shape (8,)")
     with pytest.raises(ferrule.KernelError, match="each expert"):
         write(nvfp4.NVFP4Experts(2, 16, 16).state_dict())
+    assert write({"w2_lora": torch.ones(1)}) == {"w2_lora": torch.ones(1)}  # a user's

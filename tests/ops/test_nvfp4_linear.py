@@ -268,3 +268,25 @@ def test_tables_are_those_of_the_formats() -> None:
     assert CODES[7] == 6 and CODES[9] == -0.5 and SCALES["nvfp4"][0x7E] == 448
     assert SCALES["mxfp4"][127] == 1 and np.isnan(SCALES["nvfp4"][0xFF])
     assert isinstance(linear_op("nvfp4", False, False), ferrule.Op)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_gradients_of_rows_with_small_scales(dtype: torch.dtype) -> None:
+    """A cotangent by a row's second scale may be less than float16 has."""
+    w = torch.randn(24, 64)
+    packed, scale, scale_2 = ops.quantize_nvfp4(w * 1e-2)
+    x = torch.zeros(3, 64, dtype=dtype, requires_grad=True)
+    c = (torch.randn(3, 24) * 1e-3).to(dtype)
+    of_rows = scale_2 * torch.linspace(0.5, 1, 24)
+    (found,) = torch.autograd.grad(ops.nvfp4_linear(x, packed, scale, of_rows), x, c)
+    exact_w = ops.dequantize_nvfp4(packed, scale, of_rows, torch.float32)
+    expected = c.float() @ exact_w
+    error = (found.float() - expected).norm() / expected.norm()
+    assert error <= (2**-7 if dtype == torch.bfloat16 else 2**-8)
+
+
+def test_gradients_of_rows_whose_scales_are_zero() -> None:
+    packed, scale, _ = ops.quantize_nvfp4(torch.randn(4, 16))
+    x = torch.randn(2, 16, requires_grad=True)
+    (found,) = torch.autograd.grad(ops.nvfp4_linear(x, packed, scale, torch.zeros(4)).sum(), x)
+    assert not found.any()

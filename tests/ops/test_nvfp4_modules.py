@@ -28,6 +28,10 @@ def linear(k: int = 32, n: int = 8, **options: Any) -> NVFP4Linear:
     return NVFP4Linear.from_linear(nn.Linear(k, n, **options))
 
 
+def from_tensors(**changed: Any) -> NVFP4Linear:
+    return NVFP4Linear.from_tensors(**{**dict(linear().named_buffers()), **changed})
+
+
 def experts(e: int = 4, h: int = 32, i: int = 16) -> NVFP4Experts:
     w13, w2 = torch.randn(e, 2 * i, h), torch.randn(e, h, i)
     names = "packed", "scale", "scale_2"
@@ -189,6 +193,10 @@ def test_repr() -> None:
         (lambda: NVFP4Linear(0, 8), "in_features=0"),
         (lambda: NVFP4Linear(16, 8, activations="fp8"), "activations='fp8'; expected None (W4A16)"),
         (lambda: NVFP4Experts(2, 16, 24), "[NVFP4Experts] intermediate_size=24"),
+        (lambda: NVFP4Experts(2, 16, 16, "relu"), "[NVFP4Experts] activation='relu'; expected one"),
+        (lambda: from_tensors(w_scale_2=1.0), "w_scale_2 is a float; expected a tensor of torch"),
+        (lambda: from_tensors(bias=torch.zeros(3)), "bias has the shape (3,); expected (8,)"),
+        (lambda: from_tensors(w_packed=torch.zeros(4)), "w_packed has the shape (4,); expected"),
     ],
 )  # fmt: skip
 def test_sizes_are_checked(make: Any, words: str) -> None:
@@ -238,3 +246,19 @@ def test_w4a4() -> None:
     found, near = quantised(x, ids, weights), module(x, ids, weights)
     assert not torch.equal(found, near)
     assert (found - near).norm() < 0.3 * near.norm()
+
+
+def test_autocast() -> None:
+    """Layers do what those of torch do that they are in the place of."""
+    layer, x = linear(), torch.randn(3, 32, requires_grad=True)
+    expected = copy.deepcopy(layer).bfloat16()(x.bfloat16())
+    with torch.autocast("cpu", torch.bfloat16):
+        for given_x in (x, x.bfloat16()):
+            assert torch.equal(layer(given_x), expected)
+        assert torch.equal(torch.compile(layer, backend="aot_eager", fullgraph=True)(x), expected)
+    expected.sum().backward()
+    assert x.grad.dtype == layer.bias.dtype == torch.float32
+    module, ids, weights = experts(), torch.tensor([[0, 1], [2, 3], [1, 0]]), torch.rand(3, 2)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = module(x, ids, weights)
+    assert torch.equal(found, module(x.bfloat16(), ids, weights).float())

@@ -203,3 +203,37 @@ def test_what_does_not_fit(place: int, value: Any, message: str) -> None:
     given[place] = value
     with pytest.raises((KernelError, KernelTypeError), match=message):
         ops.nvfp4_moe(*given)
+
+
+def test_no_experts_and_an_empty_map() -> None:
+    """As processes have it that no expert is in."""
+    _, given = arrays()
+    none = [a[:0] for a in given[3:]]
+    places = torch.full((5,), -1)
+    for expert_map in (None, places):
+        assert not moe("nvfp4", *given[:3], *none, expert_map).any()
+    assert not moe("nvfp4", *given, places[:0]).any()
+
+
+def test_weights_in_float64() -> None:
+    _, given = arrays()
+    expected = moe("nvfp4", *given)
+    x, weights = given[0].requires_grad_(), given[1].double().requires_grad_()
+    y = moe("nvfp4", x, weights, *given[2:])
+    assert torch.equal(y, expected)
+    assert torch.autograd.grad(y.sum(), weights)[0].dtype == torch.float64
+
+
+@pytest.mark.parametrize(("rows", "counts"), [(5, 4), (4, 4), (6, 6)])
+def test_experts_that_are_not_as_many(rows: int, counts: int) -> None:
+    _, given = arrays()
+    x, sizes = torch.zeros(rows, 2, 64), torch.ones(counts, dtype=torch.int32)
+    with pytest.raises(KernelError, match=rf"are of {rows}, {counts}, 5 experts; expected"):
+        ops.nvfp4_moe_batched(x, sizes, *given[3:])
+
+
+def test_only_hidden_states_and_weights_have_derivatives() -> None:
+    _, given = arrays()
+    given[5] = given[5].requires_grad_()
+    with pytest.raises(KernelError, match="no derivative with respect to matrices"):
+        moe("nvfp4", *given).sum().backward()

@@ -272,3 +272,58 @@ def test_names_are_public_and_dear_libraries_are_not_imported() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+def test_of_a_parameter_come_buffers() -> None:
+    """What is quantised has no derivative, and ops would ask for one."""
+    w = torch.nn.Parameter(torch.randn(4, 16))
+    for scale_2 in (None, torch.tensor(0.01, requires_grad=True)):
+        assert not any(part.requires_grad for part in quantize_nvfp4(w, scale_2))
+
+
+@pytest.mark.parametrize(
+    ("w", "scale_2", "words"),
+    [
+        (torch.ones(2, 16), torch.ones(3), r"w_scale_2 has the shape \(3,\)"),
+        (torch.ones(2, 16), 0.0, "w_scale_2 is 0.0; expected a positive number"),
+        (torch.ones(2, 16), -1.0, "w_scale_2 is -1.0"),
+        (torch.ones(2, 16), float("nan"), "w_scale_2 is nan"),
+        (torch.full((2, 16), torch.nan), 1.0, "NaN or infinite"),
+    ],
+)
+def test_given_scales_of_all_are_checked(w: Any, scale_2: Any, words: str) -> None:
+    with pytest.raises(ferrule.KernelError, match=words):
+        quantize_nvfp4(w, scale_2)
+
+
+def test_one_given_scale_is_that_of_each_matrix() -> None:
+    w = torch.randn(3, 2, 16)
+    assert quantize_nvfp4(w, 0.01)[2].tolist() == [torch.tensor(0.01)] * 3
+
+
+def test_scales_as_bytes() -> None:
+    """Ops take them so, too."""
+    w_packed, w_scale, w_scale_2 = quantize_nvfp4(torch.randn(4, 32))
+    as_bytes, x = w_scale.view(torch.uint8), torch.randn(3, 32)
+    expected = dequantize_nvfp4(w_packed, w_scale, w_scale_2)
+    assert torch.equal(dequantize_nvfp4(w_packed, as_bytes, w_scale_2), expected)
+    expected = nvfp4.linear_w4a4(x, 0.01, w_packed, w_scale, w_scale_2)
+    assert torch.equal(nvfp4.linear_w4a4(x, 0.01, w_packed, as_bytes, w_scale_2), expected)
+    meta = [part.to("meta") for part in (x, w_packed, w_scale, w_scale_2)]
+    assert nvfp4.linear_w4a4(meta[0], 0.01, *meta[1:]).shape == (3, 4)
+    with torch.autocast("cpu", torch.bfloat16):  # a reference is float32
+        assert torch.equal(nvfp4.linear_w4a4(x, 0.01, w_packed, w_scale, w_scale_2), expected)
+
+
+@pytest.mark.parametrize(
+    ("packed", "scale", "words"),
+    [
+        (torch.zeros(4, 8, dtype=torch.uint8), torch.ones(3, 1), r"w_scale is of torch.float32"),
+        (torch.zeros(4, 8), torch.ones(4, 1), "w_packed is of torch.float32"),
+        (torch.zeros(4, 8, dtype=torch.uint8), torch.zeros(3, 1, dtype=torch.uint8), r"\(3, 1\)"),
+        (torch.zeros(4, 16, dtype=torch.uint8), torch.zeros(4, 1, dtype=torch.uint8), "K / 16"),
+    ],
+)
+def test_what_is_not_dequantized(packed: Any, scale: Any, words: str) -> None:
+    with pytest.raises(ferrule.KernelError, match=words):
+        dequantize_nvfp4(packed, scale)

@@ -49,10 +49,7 @@ class Checkpoint:
         self.tensors: dict[str, Tensor] = {}
         folder = self.path if self.path.is_dir() else self.path.parent
         self.quantization = _quantization(folder) if self.path.is_dir() else {}
-        self.ignored = [
-            *(self.quantization.get("exclude_modules") or ()),
-            *(self.quantization.get("ignore") or ()),
-        ]
+        self.ignored = _patterns(self.quantization)
         try:
             for file in _files(self.path):
                 self._open(file)
@@ -136,12 +133,19 @@ def _files(path: Path) -> list[Path]:
         )
     index = path / INDEX
     if index.is_file():
-        named = sorted(set(_json(index).get("weight_map", {}).values()))
+        weight_map = _json(index).get("weight_map")
+        if not (isinstance(weight_map, dict) and weight_map) or not all(
+            isinstance(file, str) for file in weight_map.values()
+        ):
+            raise ferrule.KernelError(
+                f"[load] {index} has no weight_map of names to files. Download it again."
+            )
+        named = sorted(set(weight_map.values()))
         for file in named:
             if not (path / file).is_file():
                 raise ferrule.KernelError(
                     f"[load] {index} names the file {file}, which is missing, with the tensors "
-                    f"{some(n for n, f in _json(index)['weight_map'].items() if f == file)}. "
+                    f"{some(n for n, f in weight_map.items() if f == file)}. "
                     "Download it again."
                 )
         return [path / file for file in named]
@@ -171,6 +175,28 @@ def _quantization(folder: Path) -> dict[str, Any]:
                     found = where[key]
                     return {**found, **(found.get("quantization") or {})}
     return {}
+
+
+def _patterns(quantization: dict[str, Any]) -> list[str]:
+    """Names and patterns of layers that are not quantized.
+
+    Raises:
+        KernelError: one is no regular expression.
+    """
+    found = []
+    for key in ("exclude_modules", "ignore"):
+        given = quantization.get(key) or ()
+        found += [given] if isinstance(given, str) else [str(each) for each in given]
+    for pattern in found:
+        if pattern.startswith("re:"):
+            try:
+                re.compile(pattern[3:])
+            except re.error as error:
+                raise ferrule.KernelError(
+                    f"[load] the configuration ignores {pattern!r}, which is no regular "
+                    f"expression: {error}. Correct the configuration."
+                ) from None
+    return found
 
 
 def _json(file: Path) -> dict[str, Any]:
@@ -226,6 +252,7 @@ def some(names: Any, most: int = 3) -> str:
     return ", ".join(map(str, names[:most])) + more
 
 
+FLOATS = ("F32", "F16", "BF16", "F64")
 DTYPES = {
     "U8": torch.uint8,
     "F8_E4M3": torch.float8_e4m3fn,

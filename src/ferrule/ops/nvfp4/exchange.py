@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as collectives
+from torch.autograd.function import once_differentiable
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.functional import pad
 
@@ -63,7 +64,8 @@ def nvfp4_moe_all_to_all(
 
     Raises:
         KernelError, KernelTypeError: as `nvfp4_moe` says; the mesh has several dims. There are
-            derivatives with respect to hidden_states and topk_weights, in all processes or none.
+            first derivatives with respect to hidden_states and topk_weights, in all processes or
+            in none.
     """
     _check("nvfp4_moe_all_to_all", hidden_states, topk_weights, topk_ids)
     group = group_of("nvfp4_moe_all_to_all", group)
@@ -164,13 +166,18 @@ def _check(function: str, x: Any, weights: Any, ids: Any) -> None:
     """That rows can be sent; what else must fit `nvfp4_moe` says, in all processes.
 
     Raises:
-        KernelError: these are no matrices with as many rows each.
+        KernelError: these are no matrices with as many rows each, or ids are no ids.
     """
     if x.ndim != 2 or ids.ndim != 2 or weights.shape != ids.shape or len(ids) != len(x):
         shapes = ", ".join(str(tuple(array.shape)) for array in (x, weights, ids))
         raise ferrule.KernelError(
             f"[{function}] hidden_states, topk_weights and topk_ids have the shapes {shapes}; "
             "expected [M, H], [M, k] and [M, k]. Flatten what leads: hidden_states.flatten(0, -2)."
+        )
+    if ids.dtype not in (torch.int32, torch.int64):
+        raise ferrule.KernelError(
+            f"[{function}] topk_ids is of {ids.dtype}; expected int32 or int64. Give "
+            "topk_ids.long()."
         )
 
 
@@ -179,9 +186,13 @@ def _check(function: str, x: Any, weights: Any, ids: Any) -> None:
 
 def _mapped(ids: Any, expert_map: Any) -> Any:
     """Places among all experts, as int32; -1 of none."""
-    if expert_map is not None:
+    if expert_map is not None and not expert_map.shape[0]:
+        ids = torch.full_like(ids, -1)
+    elif expert_map is not None:
         known = (ids >= 0) & (ids < expert_map.shape[0])
         ids = torch.where(known, expert_map[torch.where(known, ids, 0).long()], -1)
+    if ids.dtype == torch.int64:  # of which int32 has not all
+        ids = torch.where((ids >= 0) & (ids < 2**31), ids, -1)
     return ids.to(torch.int32)
 
 
@@ -218,6 +229,7 @@ class _Rows(torch.autograd.Function):  # type: ignore[misc]
         return x[tokens]
 
     @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, c: Any) -> Any:
         (tokens,) = ctx.saved_tensors
         return _added(c, tokens, ctx.sent, ctx.size), None, None
@@ -232,6 +244,7 @@ class _Added(torch.autograd.Function):  # type: ignore[misc]
         return _added(rows, tokens, sent, size)
 
     @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, c: Any) -> Any:
         return c[ctx.saved_tensors[0]], None, None, None
 
@@ -246,6 +259,7 @@ class _Exchanged(torch.autograd.Function):  # type: ignore[misc]
         return _apart(collectives.wait_tensor(rows), matrices)
 
     @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, *cotangents: Any) -> Any:
         floats = [c for c in cotangents if c.dtype.is_floating_point]
         rows = collectives.all_to_all_single(_together(floats), ctx.sent, ctx.received, ctx.group)
@@ -264,6 +278,7 @@ class _Gathered(torch.autograd.Function):  # type: ignore[misc]
         return _apart(collectives.wait_tensor(rows), (x, weights, ids))
 
     @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, of_x: Any, of_weights: Any, of_ids: Any) -> Any:
         given = of_x, of_weights
         rows = collectives.all_to_all_single(_together(given), None, None, ctx.group)
@@ -288,7 +303,12 @@ def _apart(rows: Any, like: Any) -> tuple[Any, ...]:
     widths = [matrix.shape[1] * matrix.element_size() for matrix in like]
     parts = zip(rows.split(widths, 1), like, strict=True)
     new = torch.contiguous_format
-    return tuple(part.clone(memory_format=new).view(matrix.dtype) for part, matrix in parts)
+    return tuple(
+        part.clone(memory_format=new).view(matrix.dtype)
+        if matrix.shape[1]
+        else matrix.new_empty((rows.shape[0], 0))
+        for part, matrix in parts
+    )
 
 
 def _added(rows: Any, tokens: Any, sent: list[int], size: int) -> Any:

@@ -12,7 +12,7 @@ from torch import nn
 
 import ferrule
 
-from .checkpoint import DTYPES, Checkpoint, some
+from .checkpoint import FLOATS, Checkpoint, some
 from .places import Place, Places
 
 
@@ -130,7 +130,8 @@ class Floats:
         shapes = [self._shape(source) for source in sources]
         for source in sources:
             tensor = self.checkpoint.tensors[source.name]
-            if own.is_floating_point() and tensor.dtype not in DTYPES:
+            read = tensor.dtype in FLOATS or source.name in self.of_fp8
+            if own.is_floating_point() and not read:
                 raise ferrule.KernelError(
                     f"[load] tensor {source.name!r} is of {tensor.dtype}; the model's {target!r} "
                     f"is of {own.dtype}. It is quantized in a format that is not read."

@@ -224,9 +224,12 @@ def _turned(
     mode: str, by_row: bool, c: Any, w_packed: Any, w_scale: Any, scale_2: Any = None
 ) -> Any:
     """``c @ w``, of c's dtype."""
-    if by_row:
-        c = cast(cast(c, "float32") * scale_2, c.dtype)
-        scale_2 = None
+    if by_row:  # by the largest, too: of c times what is small float16 has few bits or none
+        of = library(scale_2)
+        most = of.abs(scale_2).max() if scale_2.shape[0] else filled(1.0, c)
+        most = of.where(most == 0, most * 0 + 1, most)
+        c = cast(cast(c, "float32") * (scale_2 / most), c.dtype)
+        scale_2 = most
     whole = None if scale_2 is None else scale_2 * formats.NVFP4_RANGE
     return quantized_matmul(c, w_packed, w_scale, transpose=False, mode=mode, global_scale=whole)
 

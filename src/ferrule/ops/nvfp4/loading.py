@@ -180,7 +180,8 @@ class _Plan:
                 "a model that has them apart, or quantize all or none."
             )
         rows = sum(layer.shape[0] for layer in layers)
-        self._check_size(name, layers[0], (rows, layers[0].shape[1]), module)
+        for layer in layers:
+            self._check_size(name, layer, (rows, layer.shape[1]), module)
 
         def make(device: Any) -> Any:
             read = [layer.read(self.checkpoint, device, self.inputs) for layer in layers]
@@ -203,11 +204,13 @@ class _Plan:
         for name, module in zip(place.modules, modules, strict=True):
             check_linear(name, module, layer.name)
         rows = sum(module.out_features for module in modules)
-        if (rows, modules[0].in_features) != layer.shape:
+        widths = dict.fromkeys(module.in_features for module in modules)
+        if layer.shape != (rows, *widths):
             raise ferrule.KernelError(
                 f"[load] tensor {layer.parts['w_packed']!r} is of a layer of {layer.shape}; the "
-                f"model's {', '.join(place.modules)} have {rows} rows of {modules[0].in_features} "
-                "together. Make the model of the checkpoint's own config.json."
+                f"model's {', '.join(place.modules)} have {rows} rows of "
+                f"{' or '.join(map(str, widths))} together. Make the model of the checkpoint's own "
+                "config.json."
             )
         start = 0
         for name, module in zip(place.modules, modules, strict=True):

@@ -17,6 +17,7 @@ from torch import nn
 import ferrule
 
 from .linear import nvfp4_linear
+from .moe import ACTIVATIONS as GATES
 from .moe import nvfp4_moe
 from .quantizing import GROUP, linear_w4a4, quantize_nvfp4
 
@@ -81,7 +82,8 @@ class _Quantized(nn.Module):  # type: ignore[misc]
             own, key = self._buffers[name], prefix + name
             if key not in taken:
                 continue
-            if taken[key].dtype == torch.uint8 and own.dtype == torch.float8_e4m3fn:
+            given = getattr(taken[key], "dtype", None)
+            if given == torch.uint8 and own.dtype == torch.float8_e4m3fn:
                 taken[key] = taken[key].view(torch.float8_e4m3fn)
             try:
                 self.check_buffer(prefix, name, taken[key])
@@ -104,6 +106,11 @@ class _Quantized(nn.Module):  # type: ignore[misc]
             KernelError: it has another dtype or shape.
         """
         own, shapes = self._buffers[name], self._shapes_of(name)
+        if not isinstance(given, torch.Tensor):
+            raise ferrule.KernelError(
+                f"[{type(self).__name__}] {prefix}{name} is a {type(given).__name__}; expected a "
+                "tensor of torch. Give torch.tensor(…), or torch.from_numpy(…)."
+            )
         if given.dtype == own.dtype and tuple(given.shape) in shapes:
             return
         expected = " or ".join(map(str, shapes))
@@ -117,7 +124,7 @@ class _Quantized(nn.Module):  # type: ignore[misc]
     def _fill(self, tensors: Mapping[str, Any]) -> None:
         """Take tensors as buffers, without a copy."""
         for name, tensor in tensors.items():
-            if tensor.dtype == torch.uint8 and name.endswith("_scale"):
+            if name.endswith("_scale") and getattr(tensor, "dtype", None) == torch.uint8:
                 tensor = tensor.view(torch.float8_e4m3fn)
             self.check_buffer("", name, tensor)
             self._buffers[name] = tensor
@@ -190,11 +197,21 @@ class NVFP4Linear(_Quantized):
         cls, w_packed: Any, w_scale: Any, w_scale_2: Any, bias: Any = None, input_scale: Any = None
     ) -> NVFP4Linear:
         """The layer of what `quantize_nvfp4` returned, and of a bias; with an input_scale W4A4."""
+        if getattr(w_packed, "ndim", 0) != 2:
+            raise ferrule.KernelError(
+                f"[NVFP4Linear] w_packed has the shape {tuple(getattr(w_packed, 'shape', ()))}; "
+                "expected [N, K / 2], of one matrix."
+            )
         rows, half = w_packed.shape
         activations = None if input_scale is None else "nvfp4"
         layer = cls(half * 2, rows, bias=False, activations=activations, device="meta")
         tensors = {"w_packed": w_packed, "w_scale": w_scale, "w_scale_2": w_scale_2}
         layer._fill(tensors if input_scale is None else {**tensors, "input_scale": input_scale})
+        if bias is not None and tuple(bias.shape) != (rows,):
+            raise ferrule.KernelError(
+                f"[NVFP4Linear] bias has the shape {tuple(bias.shape)}; expected {(rows,)}, as "
+                "w_packed has rows."
+            )
         layer.bias = None if bias is None else nn.Parameter(bias.detach(), bias.requires_grad)
         return layer
 
@@ -216,15 +233,18 @@ class NVFP4Linear(_Quantized):
         return shapes[name]
 
     def forward(self, x: Any) -> Any:
-        """``[*S, K] -> [*S, N]``, of x's dtype."""
+        """``[*S, K] -> [*S, N]``, of x's dtype, or that of `torch.autocast`."""
         w = self.w_packed, self.w_scale, self.w_scale_2
+        bias = self.bias
+        if torch._C._is_any_autocast_enabled():
+            x, bias = _autocast(x), None if bias is None else _autocast(bias)
         if self.sharded:
             from . import shards  # which imports DTensor
 
-            return shards.linear(x, *w, self.bias)
+            return shards.linear(x, *w, bias)
         if self.activations is None:
-            return nvfp4_linear(x, *w, self.bias)
-        return linear_w4a4(x, self.input_scale, *w, self.bias)
+            return nvfp4_linear(x, *w, bias)
+        return linear_w4a4(x, self.input_scale, *w, bias)
 
     def extra_repr(self) -> str:
         text = f"in_features={self.in_features}, out_features={self.out_features}"
@@ -251,7 +271,7 @@ class NVFP4Experts(_Quantized):
     ``[E, H, I / 2]``, ``w2_scale`` ``[E, H, I / 16]``, ``w2_scale_2`` ``[E]``.
 
     Raises:
-        KernelError: a size is no multiple of 16, or activations is something else.
+        KernelError: a size is no multiple of 16, or activation or activations is something else.
     """
 
     w13_packed: Any
@@ -280,6 +300,11 @@ class NVFP4Experts(_Quantized):
             hidden_size=hidden_size,
             intermediate_size=intermediate_size,
         )
+        if activation not in (*GATES,):
+            raise ferrule.KernelError(
+                f"[NVFP4Experts] activation={activation!r}; expected one of "
+                f"{', '.join(map(repr, GATES))}."
+            )
         self.num_experts, self.hidden_size = num_experts, hidden_size
         self.intermediate_size, self.activation = intermediate_size, activation
         self.activations = activations
@@ -322,8 +347,14 @@ class NVFP4Experts(_Quantized):
             top_k_weights: ``[M, k]``.
 
         Returns:
-            ``[M, H]``, of hidden_states' dtype.
+            ``[M, H]``, of hidden_states' dtype; with `torch.autocast` it is made in autocast's.
         """
+        if not torch._C._is_any_autocast_enabled():
+            return self._forward(hidden_states, top_k_index, top_k_weights)
+        y = self._forward(_autocast(hidden_states), top_k_index, top_k_weights)
+        return y.to(hidden_states.dtype)
+
+    def _forward(self, hidden_states: Any, top_k_index: Any, top_k_weights: Any) -> Any:
         if self.activations is not None:
             return self._w4a4(hidden_states, top_k_index, top_k_weights)
         w13 = self.w13_packed, self.w13_scale, self.w13_scale_2
@@ -386,6 +417,14 @@ def gated(activation: str, gate: Any, up: Any) -> Any:
             f"[NVFP4Experts] activation={activation!r}; activations='nvfp4' has 'silu' alone."
         )
     return nn.functional.silu(gate) * up
+
+
+def _autocast(x: Any) -> Any:
+    """Floats as layers of torch get them: of autocast's dtype, where that is on."""
+    kind = x.device.type
+    if kind == "meta" or x.dtype == torch.float64 or not torch.is_autocast_enabled(kind):
+        return x
+    return x.to(torch.get_autocast_dtype(kind))
 
 
 def _check_sizes(module: str, activations: str | None, **sizes: int) -> None:

@@ -133,6 +133,14 @@ def nvfp4_moe_batched(
             f"[nvfp4_moe_batched] hidden_states has the shape {tuple(hidden_states.shape)}, counts "
             f"{tuple(counts.shape)}; expected [E, C, H] and [E]."
         )
+    formats.check_arrays("nvfp4_moe_batched", w13_packed=w13_packed)
+    sizes = [array.shape[0] for array in (hidden_states, counts, w13_packed)]
+    if len({*sizes}) > 1:
+        raise ferrule.KernelError(
+            "[nvfp4_moe_batched] hidden_states, counts and w13_packed are of "
+            f"{', '.join(map(str, sizes))} experts; expected as many. Give each expert here its "
+            "rows and its count, which may be 0."
+        )
     of = library(hidden_states)
     experts, capacity, width = hidden_states.shape
     place = count(capacity, hidden_states)[None]
@@ -159,10 +167,10 @@ def _moe(
 ) -> Any:
     function = f"{mode}_moe"
     checked_backend(function, backend, ("reference",))
-    if activation not in _ACTIVATIONS:
+    if activation not in (*ACTIVATIONS,):
         raise ferrule.KernelError(
             f"[{function}] activation={activation!r}; expected one of "
-            f"{', '.join(map(repr, _ACTIVATIONS))}."
+            f"{', '.join(map(repr, ACTIVATIONS))}."
         )
     formats.check_arrays(function, hidden_states=x, topk_weights=weights, topk_ids=ids)
     w13, scale13, second13, w2, scale2, second2 = matrices
@@ -211,7 +219,8 @@ def moe_op(mode: str, activation: str, on_input: bool, mapped: bool) -> ferrule.
         + ", expert_map[N]:G" * mapped
         + f" -> y[M,H]:T where H % {group} == 0, I % {group} == 0"
         + ", A == 1 or A == 2" * scaled
-        + f", {formats.T_IN_FLOATS}, V in {formats.FLOATS}, J in (int32, int64)"
+        + f", {formats.T_IN_FLOATS}, V in (float32, float16, bfloat16, float64)"
+        + ", J in (int32, int64)"
         + ", G in (int32, int64)" * mapped
         + f", S in {SCALES[mode]}"
     )
@@ -241,7 +250,9 @@ class _Slots:
     def __init__(self, mode: str, ids: Any, expert_map: Any, experts: int) -> None:
         of = library(ids)
         ids = cast(ids, "int64")
-        if expert_map is not None:
+        if expert_map is not None and expert_map.shape[0] == 0:  # it has no place to look at
+            ids = of.where(ids < 0, ids, -1)
+        elif expert_map is not None:
             known = (ids >= 0) & (ids < expert_map.shape[0])
             place = of.where(known, ids, 0)
             ids = of.where(known, cast(expert_map, "int64")[place], -1)
@@ -254,7 +265,10 @@ class _Slots:
 
     def product(self, rows: Any, w: Any, scale: Any, transpose: bool = True) -> Any:
         """``rows @ w[e].T``, or ``rows @ w[e]``, of each slot's expert; NaN of none."""
-        w, scale = (array.reshape(array.shape[0], -1, array.shape[-1]) for array in (w, scale))
+        w, scale = (
+            array.reshape(array.shape[0], math.prod(array.shape[1:-1]), array.shape[-1])
+            for array in (w, scale)
+        )
         y = gather_qmm(
             rows[:, None], w, scale, rhs_indices=self.ids, transpose=transpose, mode=self._mode,
             sorted_indices=True,
@@ -264,6 +278,8 @@ class _Slots:
     def scale(self, second: Any) -> Any:
         """The second scales of each slot's expert, ``[M * k, 1]`` or ``[M * k, 2]``."""
         of = library(second)
+        if not second.shape[0]:  # no experts
+            return cast(self.ids * 0 + 1, "float32")[:, None]
         chosen = second[of.where(self.ids < 0, 0, self.ids)]
         return chosen[:, None] if chosen.ndim == 1 else chosen
 
@@ -300,7 +316,7 @@ class _Parts(NamedTuple):
         """What the second product is of, rounded, in float32."""
         if self.on_input:
             gate, up = gate * weight, up * weight
-        value, _ = _ACTIVATIONS[self.activation](library(gate), gate)
+        value, _ = ACTIVATIONS[self.activation](library(gate), gate)
         return cast(cast(value * up, dtype), "float32")
 
     def layer(self, *primals: Any) -> Any:
@@ -312,7 +328,17 @@ class _Parts(NamedTuple):
         return cast(slots.by_token(rows if self.on_input else rows * weight).sum(1), dtype)
 
     def vjp(self, primals: Any, cotangents: Any, outputs: Any, wanted: Any) -> Any:
-        """The derivative with respect to hidden states and weights."""
+        """The derivative with respect to hidden states and weights.
+
+        Raises:
+            KernelError: another is asked for.
+        """
+        if any(wanted[2:]):
+            raise ferrule.KernelError(
+                f"[op] op '{self.mode}_moe' has no derivative with respect to matrices and their "
+                "scales. Differentiate with respect to hidden_states and topk_weights, and give "
+                "the others as buffers, not parameters."
+            )
         x, weights = primals[:2]
         slots, matrices, weight, gate, up = self._first(primals)
         w13, scale13, second13, w2, scale2, second2 = matrices
@@ -321,7 +347,7 @@ class _Parts(NamedTuple):
         if second2 is not None:
             of_hidden = of_hidden * slots.scale(second2)
         by = weight if self.on_input else weight * 0 + 1
-        value, slope = _ACTIVATIONS[self.activation](library(gate), gate * by)
+        value, slope = ACTIVATIONS[self.activation](library(gate), gate * by)
         of_weight = of_hidden * self._hidden(gate, up, weight, x.dtype)
         of_hidden = of_hidden if self.on_input else of_hidden * weight
         of_gate, of_up = of_hidden * slope * up * by, of_hidden * value
@@ -356,4 +382,4 @@ def _gelu_tanh(of: Any, v: Any) -> tuple[Any, Any]:
     return 0.5 * v * (1 + tanh), 0.5 * (1 + tanh) + slope
 
 
-_ACTIVATIONS = {"silu": _silu, "gelu_tanh": _gelu_tanh}
+ACTIVATIONS = {"silu": _silu, "gelu_tanh": _gelu_tanh}

@@ -24,7 +24,7 @@ import torch
 
 import ferrule
 
-from .checkpoint import Checkpoint, some
+from .checkpoint import FLOATS, Checkpoint, some
 from .quantizing import GROUP, check_scale_2, has_nan
 
 PARTS = ("w_packed", "w_scale", "w_scale_2", "input_scale")
@@ -38,7 +38,6 @@ SCHEMES = {
     ),
     "ferrule": PARTS,
 }
-FLOATS = ("F32", "F16", "BF16", "F64")
 
 # What layers have that another rule than NVFP4's alone reads.
 _OTHERS = {
@@ -250,9 +249,8 @@ def _renamed(state_dict: Mapping[str, Any], scheme: str) -> dict[str, Any]:
     for name, tensor in state_dict.items():
         prefix, dot, part = name.rpartition(".")
         ours = part in PARTS and f"{prefix}{dot}w_packed" in state_dict
-        if part.startswith(("w13_", "w2_")) or (
-            ours and part == "w_scale_2" and tensor.numel() != 1
-        ):
+        stacked = part.startswith(("w13_", "w2_")) and f"{prefix}{dot}w13_packed" in state_dict
+        if stacked or (ours and part == "w_scale_2" and tensor.numel() != 1):
             raise ferrule.KernelError(
                 f"[to_{scheme.lower().replace('-', '_')}] {name!r} has the shape "
                 f"{tuple(tensor.shape)}; {scheme} has one scale for a layer, and each expert and "

@@ -30,8 +30,7 @@ class NVFP4ParallelExperts(NVFP4Experts):
     group: Any = None
     capacity: int | None = None
 
-    def forward(self, hidden_states: Any, top_k_index: Any, top_k_weights: Any) -> Any:
-        """``[M, H], [M, k], [M, k] -> [M, H]``, as of `NVFP4Experts`."""
+    def _forward(self, hidden_states: Any, top_k_index: Any, top_k_weights: Any) -> Any:
         call = hidden_states, top_k_weights, top_k_index
         w13 = self.w13_packed, self.w13_scale, self.w13_scale_2
         w2 = self.w2_packed, self.w2_scale, self.w2_scale_2

@@ -11,6 +11,7 @@ with, byte for byte.
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -32,9 +33,9 @@ def quantize_nvfp4(w: Any, w_scale_2: Any = None) -> tuple[Any, Any, Any]:
 
     Args:
         w: ``[*W, N, K]`` of float32, float16 or bfloat16; K is a multiple of 16.
-        w_scale_2: ``[*W]`` of float32, where it is not to be found: layers that are run as one
-            (q, k and v; gate and up) want the same in some tools. None is the largest magnitude of
-            each matrix, by 6 * 448.
+        w_scale_2: ``[*W]`` of float32, or one number, where it is not to be found: layers that are
+            run as one (q, k and v; gate and up) want the same in some tools. None is the largest
+            magnitude of each matrix, by 6 * 448.
 
     Returns:
         w_packed ``[*W, N, K / 2]`` of uint8, w_scale ``[*W, N, K / 16]`` of float8_e4m3fn,
@@ -43,7 +44,8 @@ def quantize_nvfp4(w: Any, w_scale_2: Any = None) -> tuple[Any, Any, Any]:
         ModelOpt divides by 0 there, and gives NaN.
 
     Raises:
-        KernelError: w has another dtype or shape, or an element that is NaN or infinite.
+        KernelError: w has another dtype or shape, or an element that is NaN or infinite; w_scale_2
+            has another shape, or is not positive.
         KernelTypeError: w is no tensor of torch.
 
     Example:
@@ -56,16 +58,18 @@ def quantize_nvfp4(w: Any, w_scale_2: Any = None) -> tuple[Any, Any, Any]:
         raise ferrule.KernelError(
             f"[quantize_nvfp4] w has the shape {tuple(w.shape)}; expected two axes or more."
         )
+    w = w.detach()
+    most = w.abs().amax((-2, -1)).float() if w.numel() else w.new_ones(w.shape[:-2]).float()
+    if not torch.isfinite(most).all():
+        raise ferrule.KernelError(
+            "[quantize_nvfp4] w has elements that are NaN or infinite, which NVFP4 cannot "
+            "hold. Look where they come from: torch.isfinite(w)."
+        )
     if w_scale_2 is None:
-        most = w.abs().amax((-2, -1)).float() if w.numel() else w.new_ones(w.shape[:-2]).float()
-        if not torch.isfinite(most).all():
-            raise ferrule.KernelError(
-                "[quantize_nvfp4] w has elements that are NaN or infinite, which NVFP4 cannot "
-                "hold. Look where they come from: torch.isfinite(w)."
-            )
         w_scale_2 = most / (E2M1_MAX * E4M3_MAX)
         w_scale_2 = torch.where(w_scale_2 == 0, 1.0, w_scale_2)
-    w_scale_2 = torch.as_tensor(w_scale_2, dtype=torch.float32, device=w.device)
+    else:
+        w_scale_2 = _given_scale_2(w, w_scale_2)
     whole = w_scale_2[..., None, None]
     groups = w.unflatten(-1, (-1, GROUP)) if w.shape[-1] else w.reshape(*w.shape[:-1], 0, GROUP)
     scale = groups.abs().amax(-1).float() / (E2M1_MAX * whole)
@@ -80,7 +84,7 @@ def dequantize_nvfp4(w_packed: Any, w_scale: Any, w_scale_2: Any = 1.0, dtype: A
 
     Args:
         w_packed: ``[*W, N, K / 2]`` of uint8.
-        w_scale: ``[*W, N, K / 16]`` of float8_e4m3fn.
+        w_scale: ``[*W, N, K / 16]`` of float8_e4m3fn, or its bytes as uint8.
         w_scale_2: a number; ``[*W]`` of float32, one of each matrix; or ``[*W, N]`` (of one matrix
             also ``[1]``), one of each row.
         dtype: of the result; None is bfloat16.
@@ -88,13 +92,40 @@ def dequantize_nvfp4(w_packed: Any, w_scale: Any, w_scale_2: Any = 1.0, dtype: A
     Returns:
         ``[*W, N, K]``: the product of the scales, in float32, times the element, rounded to dtype.
         Code 8 is -0; ModelOpt reads it as 0.
+
+    Raises:
+        KernelError: w_packed or w_scale has another dtype, or they do not fit each other.
     """
+    w_scale = _as_scales(w_packed, w_scale)
     if isinstance(w_scale_2, torch.Tensor):
         per_row = w_scale_2.ndim == w_packed.ndim - 1
         w_scale_2 = w_scale_2[..., None] if per_row else w_scale_2[..., None, None]
     scale = (w_scale.float() * w_scale_2)[..., None]
     values = e2m1_values(unpack(w_packed)).unflatten(-1, (w_scale.shape[-1], GROUP))
     return (values * scale).flatten(-2).to(dtype or torch.bfloat16)
+
+
+def _as_scales(w_packed: Any, w_scale: Any) -> Any:
+    """Scales in E4M3 that fit the elements, of what may be their bytes.
+
+    Raises:
+        KernelError: they do not fit, or something is of another dtype.
+    """
+    scales = (torch.float8_e4m3fn, torch.uint8)
+    for name, array, dtypes in (("w_packed", w_packed, scales[1:]), ("w_scale", w_scale, scales)):
+        if array.dtype not in dtypes:
+            raise ferrule.KernelError(
+                f"[dequantize_nvfp4] {name} is of {array.dtype}; expected "
+                f"{' or '.join(map(str, dtypes))}."
+            )
+    groups = (*w_packed.shape[:-1], w_packed.shape[-1] * 2 // GROUP)
+    if tuple(w_scale.shape) != groups or w_packed.shape[-1] * 2 % GROUP:
+        raise ferrule.KernelError(
+            f"[dequantize_nvfp4] w_packed has the shape {tuple(w_packed.shape)}, w_scale "
+            f"{tuple(w_scale.shape)}; expected [*W, N, K / 2] and [*W, N, K / {GROUP}], without "
+            "what kernels pad or swizzle."
+        )
+    return w_scale.view(torch.float8_e4m3fn)
 
 
 def e2m1_codes(values: Any) -> Any:
@@ -134,6 +165,24 @@ def check_scale_2(function: str, name: str, value: float) -> None:
     """
     if not (math.isfinite(value) and value > 0):
         raise ferrule.KernelError(f"[{function}] {name} is {value}; expected a positive number.")
+
+
+def _given_scale_2(w: Any, w_scale_2: Any) -> Any:
+    """Second scales of matrices, as users give them.
+
+    Raises:
+        KernelError: they have another shape, or are no numbers to divide by.
+    """
+    scale_2 = torch.as_tensor(w_scale_2, dtype=torch.float32, device=w.device).detach()
+    if scale_2.ndim and scale_2.shape != w.shape[:-2]:
+        raise ferrule.KernelError(
+            f"[quantize_nvfp4] w_scale_2 has the shape {tuple(scale_2.shape)}, w "
+            f"{tuple(w.shape)}; expected {tuple(w.shape[:-2])}, one for each matrix, or a number."
+        )
+    if scale_2.numel():
+        for one in (scale_2.amin(), scale_2.amax()):
+            check_scale_2("quantize_nvfp4", "w_scale_2", float(one))
+    return scale_2.expand(w.shape[:-2]).clone()
 
 
 def _check_floats(function: str, name: str, array: Any) -> None:
@@ -196,6 +245,10 @@ def linear_w4a4(
     """
     packed, scale = quantize_activations_nvfp4(x, input_scale)
     left = dequantize_nvfp4(packed, scale, dtype=torch.float32)
-    y = left @ dequantize_nvfp4(w_packed, w_scale, dtype=torch.float32).T
+    w = dequantize_nvfp4(w_packed, w_scale, dtype=torch.float32)
+    kind = x.device.type
+    cast = kind != "meta" and torch.is_autocast_enabled(kind)
+    with torch.autocast(kind, enabled=False) if cast else nullcontext():
+        y = left @ w.T
     y = y * (input_scale * w_scale_2)
     return (y if bias is None else y + bias).to(x.dtype)
