@@ -322,7 +322,6 @@ def _added(rows: Any, tokens: Any, sent: list[int], size: int) -> Any:
 
 def _summed(rows: Any, processes: int) -> Any:
     """The sum of as many rows of each process, in float32."""
-    parts = rows.reshape(
-        processes, -1, rows.shape[-1]
-    )  # Dynamo of torch 2.11 knows no unflatten here
+    # Dynamo of torch 2.11 knows no `unflatten`.
+    parts = rows.reshape(processes, rows.shape[0] // processes, rows.shape[-1])
     return parts.float().sum(0).to(rows.dtype)
