@@ -116,21 +116,97 @@ struct Experts {
 };
 """
 
-# A tile is up to TOK rows of one expert, of which `product` makes ROWS columns.
-GROUPED = """
-// Rows that stand in a list, which is in shared memory.
-struct Listed {
+# Tiles: up to TOK rows of one expert, which `all.expert(row)` says; of rows without one that is
+# `all.experts`.
+TILES = """
+// Rows that stand in a list, which is in shared memory; y has rows of `width`.
+template <class Out> struct Listed {
   const T* x;
-  T* y;
-  int64_t K, N;
+  Out* y;
+  int64_t K, width;
   int count;
   const int64_t* rows_of_x;
   const int* rows;
   __device__ int64_t row(int token) const { return rows_of_x[token]; }
-  __device__ T* to(int token) const { return y + rows[token] * N; }
+  __device__ Out* to(int token) const { return y + rows[token] * width; }
   __device__ bool aligned() const { return (size_t(x) | K * sizeof(T)) % 16 == 0; }
 };
 
+struct Tile {
+  int expert, count;
+};
+
+// Of up to 64 rows, each block finds its tile: that of row blockIdx.x and those after it which have
+// its expert, where a multiple of TOK rows before have it; else `count` is 0.
+template <int THREADS, class All>
+__device__ inline Tile tile_of(const All& all, int rows, int* list) {
+  const int lane = threadIdx.x % 32, first = blockIdx.x;
+  const int low = lane < rows ? all.expert(lane) : -1;
+  const int high = lane + 32 < rows ? all.expert(lane + 32) : -1;
+  const int expert = __shfl_sync(~0u, first < 32 ? low : high, first % 32);
+  const uint64_t same = __ballot_sync(~0u, low == expert) |
+                        uint64_t(__ballot_sync(~0u, high == expert)) << 32;
+  auto rank_of = [&](int r) { return __popcll(same & ((uint64_t(1) << r) - 1)); };
+  const int before = rank_of(first), count = min(__popcll(same) - before, TOK);
+  if (before % TOK) return {expert, 0};
+  for (int r = threadIdx.x; r < rows; r += THREADS)
+    if (same >> r & 1 && rank_of(r) >= before && rank_of(r) < before + TOK)
+      list[rank_of(r) - before] = r;
+  return {expert, count};
+}
+
+// Of many rows, one block of 1024 threads sorts them before: `order` gets them by expert, `tiles`
+// the number of tiles and then of each expert, first place in the order, and rows. Those without an
+// expert have tiles, too, if ALL.
+template <bool ALL, class All>
+__device__ inline void sort_rows(const All& all, int* order, int* tiles, int rows) {
+  int* const counts = reinterpret_cast<int*>(shared);  // then where the next row goes
+  __shared__ int rows_to[1024], tiles_to[1024];
+  const int thread = threadIdx.x, experts = all.experts;
+  for (int e = thread; e <= experts; e += 1024) counts[e] = 0;
+  __syncthreads();
+  for (int r = thread; r < rows; r += 1024) atomicAdd(&counts[all.expert(r)], 1);
+  __syncthreads();
+  int rows_before = 0, tiles_before = 0;
+  for (int begin = 0; begin <= experts; begin += 1024) {
+    const int e = begin + thread, count = e <= experts ? counts[e] : 0;
+    const int in_tiles = ALL || e < experts ? count : 0;
+    const int of_expert = (in_tiles + TOK - 1) / TOK;
+    rows_to[thread] = count, tiles_to[thread] = of_expert;
+    __syncthreads();
+    for (int back = 1; back < 1024; back *= 2) {
+      const int more = thread >= back ? rows_to[thread - back] : 0;
+      const int more_tiles = thread >= back ? tiles_to[thread - back] : 0;
+      __syncthreads();
+      rows_to[thread] += more, tiles_to[thread] += more_tiles;
+      __syncthreads();
+    }
+    int at = rows_before + rows_to[thread] - count;
+    if (e <= experts) counts[e] = at;
+    int* tile = tiles + 1 + 3 * (tiles_before + tiles_to[thread] - of_expert);
+    for (int left = in_tiles; left > 0; left -= TOK, at += TOK, tile += 3)
+      tile[0] = e, tile[1] = at, tile[2] = min(left, TOK);
+    rows_before += rows_to[1023], tiles_before += tiles_to[1023];
+    __syncthreads();
+  }
+  if (thread == 0) tiles[0] = tiles_before;
+  for (int r = thread; r < rows; r += 1024) order[atomicAdd(&counts[all.expert(r)], 1)] = r;
+}
+
+// A tile of sorted rows: that of this block; `count` is 0 behind the last.
+__device__ inline Tile tile_of_sorted(const int* order, const int* tiles, int* list) {
+  if (int(blockIdx.x) >= tiles[0]) return {0, 0};
+  const int* const tile = tiles + 1 + 3 * int(blockIdx.x);
+  const int count = tile[2];
+  if (threadIdx.x < count) list[threadIdx.x] = order[tile[1] + threadIdx.x];
+  return {tile[0], count};
+}
+"""
+
+# Of each tile `product` makes ROWS columns.
+GROUPED = (
+    TILES
+    + """
 // One tile, whose first rows `list` has.
 __device__ inline void product_of_tile(
     const T* x, const uint32_t* w, const void* scales, BIASES biases,
@@ -149,15 +225,13 @@ __device__ inline void product_of_tile(
   if (threadIdx.x < count) rows_of_x[threadIdx.x] = experts.from(list[threadIdx.x]);
   __syncthreads();
   const int64_t in_w = N * K * BITS / 8 * expert, in_scales = N * K / GROUP * SCALE * expert;
-  product(Listed{x, y, K, N, count, rows_of_x, list},
+  product(Listed<T>{x, y, K, N, count, rows_of_x, list},
           reinterpret_cast<const uint32_t*>(reinterpret_cast<const char*>(w) + in_w),
           static_cast<const char*>(scales) + in_scales,
           bytes_of(biases) + in_scales,
           Scaled{whole(global_scale, each ? expert : 0)}, n, N, K);
 }
 
-// Of few rows, each block finds its tile: that of row blockIdx.x and those after it which have its
-// expert, where a multiple of TOK rows before have it.
 extern "C" __global__ void __launch_bounds__(WARPS * 32, RESIDENT)
 gathered(const T* x, const uint32_t* w, const void* scales, BIASES biases,
          WHOLE global_scale, int each, LEFTS lhs, RIGHTS rhs, T* y, int64_t N,
@@ -166,60 +240,19 @@ gathered(const T* x, const uint32_t* w, const void* scales, BIASES biases,
   cudaGridDependencySynchronize();
   cudaTriggerProgrammaticLaunchCompletion();
   const Experts all{lhs, rhs, M, matrices, experts};
-  const int lane = threadIdx.x % 32, first = blockIdx.x;
-  const int low = lane < rows ? all.expert(lane) : -1;
-  const int high = lane + 32 < rows ? all.expert(lane + 32) : -1;
-  const int expert = __shfl_sync(~0u, first < 32 ? low : high, first % 32);
-  const uint64_t same = __ballot_sync(~0u, low == expert) |
-                        uint64_t(__ballot_sync(~0u, high == expert)) << 32;
-  auto rank_of = [&](int r) { return __popcll(same & ((uint64_t(1) << r) - 1)); };
-  const int before = rank_of(first), count = min(__popcll(same) - before, TOK);
-  if (before % TOK) return;
-  for (int r = threadIdx.x; r < rows; r += WARPS * 32)
-    if (same >> r & 1 && rank_of(r) >= before && rank_of(r) < before + TOK)
-      list[rank_of(r) - before] = r;
+  const Tile tile = tile_of<WARPS * 32>(all, rows, list);
+  if (!tile.count) return;
   __syncthreads();
-  product_of_tile(x, w, scales, biases, global_scale, each, y, N, K, all, expert, count, list);
+  product_of_tile(x, w, scales, biases, global_scale, each, y, N, K, all, tile.expert, tile.count,
+                  list);
 }
 
-// Of many rows, one block sorts them before: `order` gets the rows by expert, `tiles` the number of
-// tiles and then of each expert, first place in the order, and rows.
 extern "C" __global__ void __launch_bounds__(1024)
 sorted(LEFTS lhs, RIGHTS rhs, int* order, int* tiles, int M, int64_t matrices,
        int experts, int rows) {
-  int* const counts = reinterpret_cast<int*>(shared);  // then where the next row goes
-  __shared__ int rows_to[1024], tiles_to[1024];
   cudaGridDependencySynchronize();
   cudaTriggerProgrammaticLaunchCompletion();
-  const Experts all{lhs, rhs, M, matrices, experts};
-  const int thread = threadIdx.x;
-  for (int e = thread; e <= experts; e += 1024) counts[e] = 0;
-  __syncthreads();
-  for (int r = thread; r < rows; r += 1024) atomicAdd(&counts[all.expert(r)], 1);
-  __syncthreads();
-  int rows_before = 0, tiles_before = 0;
-  for (int begin = 0; begin <= experts; begin += 1024) {
-    const int e = begin + thread, count = e <= experts ? counts[e] : 0;
-    const int of_expert = (count + TOK - 1) / TOK;
-    rows_to[thread] = count, tiles_to[thread] = of_expert;
-    __syncthreads();
-    for (int back = 1; back < 1024; back *= 2) {
-      const int more = thread >= back ? rows_to[thread - back] : 0;
-      const int more_tiles = thread >= back ? tiles_to[thread - back] : 0;
-      __syncthreads();
-      rows_to[thread] += more, tiles_to[thread] += more_tiles;
-      __syncthreads();
-    }
-    int at = rows_before + rows_to[thread] - count;
-    if (e <= experts) counts[e] = at;
-    int* tile = tiles + 1 + 3 * (tiles_before + tiles_to[thread] - of_expert);
-    for (int left = count; left > 0; left -= TOK, at += TOK, tile += 3)
-      tile[0] = e, tile[1] = at, tile[2] = min(left, TOK);
-    rows_before += rows_to[1023], tiles_before += tiles_to[1023];
-    __syncthreads();
-  }
-  if (thread == 0) tiles[0] = tiles_before;
-  for (int r = thread; r < rows; r += 1024) order[atomicAdd(&counts[all.expert(r)], 1)] = r;
+  sort_rows<true>(Experts{lhs, rhs, M, matrices, experts}, order, tiles, rows);
 }
 
 extern "C" __global__ void __launch_bounds__(WARPS * 32, RESIDENT)
@@ -230,12 +263,11 @@ gathered_sorted(const T* x, const uint32_t* w, const void* scales, BIASES biases
   __shared__ int list[TOK];
   cudaGridDependencySynchronize();
   cudaTriggerProgrammaticLaunchCompletion();
-  if (int(blockIdx.x) >= tiles[0]) return;
-  const int* const tile = tiles + 1 + 3 * int(blockIdx.x);
-  const int count = tile[2];
-  if (threadIdx.x < count) list[threadIdx.x] = order[tile[1] + threadIdx.x];
+  const Tile tile = tile_of_sorted(order, tiles, list);
+  if (!tile.count) return;
   __syncthreads();
   product_of_tile(x, w, scales, biases, global_scale, each, y, N, K,
-                  Experts{lhs, rhs, M, matrices, experts}, tile[0], count, list);
+                  Experts{lhs, rhs, M, matrices, experts}, tile.expert, tile.count, list);
 }
 """
+)

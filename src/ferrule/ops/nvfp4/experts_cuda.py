@@ -18,6 +18,7 @@ from ..formats import Format
 from ..quantized_cuda import WHERE
 from ..quantized_cuda_texts import FEW
 from ..quantized_decode_cuda import AHEAD, DECODE, GIVEN, MODES, TABLES
+from ..quantized_experts_cuda import TILES
 from ..quantized_machine_cuda import MACHINE
 from ..quantized_tiles import ROWS_OF_Y, TILES_OF_EXPERTS, Tile, room
 
@@ -52,77 +53,31 @@ __device__ inline float scale_of_expert(const float* scale, int64_t i) { return 
 __device__ inline float scale_of_expert(int64_t, int64_t) { return 1; }
 """
 
-# Many slots are sorted: `order` gets them by expert, `tiles` the number of tiles and then of each
-# its expert, first place in the order, and how many slots it has. Those without an expert have no
-# tiles.
+# Many slots are sorted; those without an expert have no tiles.
 _SORTED = """
 extern "C" __global__ void __launch_bounds__(1024)
 sorted(const J* ids, MAP map, int64_t map_size, int* order, int* tiles, int experts, int slots) {
-  int* const counts = reinterpret_cast<int*>(shared);  // then where the next slot goes
-  __shared__ int slots_to[1024], tiles_to[1024];
   cudaGridDependencySynchronize();
   cudaTriggerProgrammaticLaunchCompletion();
-  const Routing all{ids, map, map_size, experts};
-  const int thread = threadIdx.x;
-  for (int e = thread; e <= experts; e += 1024) counts[e] = 0;
-  __syncthreads();
-  for (int r = thread; r < slots; r += 1024) atomicAdd(&counts[all.expert(r)], 1);
-  __syncthreads();
-  int slots_before = 0, tiles_before = 0;
-  for (int begin = 0; begin <= experts; begin += 1024) {
-    const int e = begin + thread, count = e <= experts ? counts[e] : 0;
-    const int of_expert = e < experts ? (count + TOK - 1) / TOK : 0;
-    slots_to[thread] = count, tiles_to[thread] = of_expert;
-    __syncthreads();
-    for (int back = 1; back < 1024; back *= 2) {
-      const int more = thread >= back ? slots_to[thread - back] : 0;
-      const int more_tiles = thread >= back ? tiles_to[thread - back] : 0;
-      __syncthreads();
-      slots_to[thread] += more, tiles_to[thread] += more_tiles;
-      __syncthreads();
-    }
-    int at = slots_before + slots_to[thread] - count;
-    if (e <= experts) counts[e] = at;
-    int* tile = tiles + 1 + 3 * (tiles_before + tiles_to[thread] - of_expert);
-    for (int i = 0; i < of_expert; ++i, at += TOK, tile += 3)
-      tile[0] = e, tile[1] = at, tile[2] = min(count - i * TOK, TOK);
-    slots_before += slots_to[1023], tiles_before += tiles_to[1023];
-    __syncthreads();
-  }
-  if (thread == 0) tiles[0] = tiles_before;
-  for (int r = thread; r < slots; r += 1024) order[atomicAdd(&counts[all.expert(r)], 1)] = r;
+  sort_rows<false>(Routing{ids, map, map_size, experts}, order, tiles, slots);
 }
 """
 
 # Both products: a tile is up to TOK slots of one expert, of which a block makes ROWS columns, or
 # half as many where rows are in pairs. `NAME`, `Out` and what is made of sums differ.
 _PRODUCT = """
-struct Listed {
-  const T* x;
-  Out* y;
-  int64_t K, width;
-  int count;
-  const int64_t* rows_of_x;
-  const int* slots;
-  __device__ int64_t row(int token) const { return rows_of_x[token]; }
-  __device__ Out* to(int token) const { return y + slots[token] * width; }
-  __device__ bool aligned() const { return (size_t(x) | K * sizeof(T)) % 16 == 0; }
-};
-
 __device__ inline void product_of_tile(
     const T* x, const uint8_t* w, const uint8_t* scales, SCALE_2 scale_2, const V* weights, Out* y,
     int64_t N, int64_t K, int slots_of_row, int expert, int count, const int* list) {
   __shared__ int64_t rows_of_x[TOK];
   if (threadIdx.x < count) rows_of_x[threadIdx.x] = list[threadIdx.x] / slots_of_row;
   __syncthreads();
-  product(Listed{x, y, K, PAIRED ? N / 2 : N, count, rows_of_x, list},
+  product(Listed<Out>{x, y, K, PAIRED ? N / 2 : N, count, rows_of_x, list},
           reinterpret_cast<const uint32_t*>(w + N * K / 2 * expert),
           reinterpret_cast<const char*>(scales) + N * K / GROUP * expert, nullptr,
           Ends(scale_2, weights, list, expert), blockIdx.z * int64_t(ROWS), N, K);
 }
 
-// Of few slots, each block finds its tile: that of slot blockIdx.x and those after it which have
-// its expert, where a multiple of TOK slots before have it.
 extern "C" __global__ void __launch_bounds__(WARPS * 32, RESIDENT)
 NAME(const T* x, const uint8_t* w, const uint8_t* scales, SCALE_2 scale_2, const J* ids, MAP map,
      int64_t map_size, const V* weights, Out* y, int64_t N, int64_t K, int slots_of_row,
@@ -131,20 +86,11 @@ NAME(const T* x, const uint8_t* w, const uint8_t* scales, SCALE_2 scale_2, const
   cudaGridDependencySynchronize();
   cudaTriggerProgrammaticLaunchCompletion();
   const Routing all{ids, map, map_size, experts};
-  const int lane = threadIdx.x % 32, first = blockIdx.x;
-  const int low = lane < slots ? all.expert(lane) : -1;
-  const int high = lane + 32 < slots ? all.expert(lane + 32) : -1;
-  const int expert = __shfl_sync(~0u, first < 32 ? low : high, first % 32);
-  const uint64_t same = __ballot_sync(~0u, low == expert) |
-                        uint64_t(__ballot_sync(~0u, high == expert)) << 32;
-  auto rank_of = [&](int r) { return __popcll(same & ((uint64_t(1) << r) - 1)); };
-  const int before = rank_of(first), count = min(__popcll(same) - before, TOK);
-  if (before % TOK || expert == experts) return;
-  for (int r = threadIdx.x; r < slots; r += WARPS * 32)
-    if (same >> r & 1 && rank_of(r) >= before && rank_of(r) < before + TOK)
-      list[rank_of(r) - before] = r;
+  const Tile tile = tile_of<WARPS * 32>(all, slots, list);
+  if (!tile.count || tile.expert == experts) return;
   __syncthreads();
-  product_of_tile(x, w, scales, scale_2, weights, y, N, K, slots_of_row, expert, count, list);
+  product_of_tile(x, w, scales, scale_2, weights, y, N, K, slots_of_row, tile.expert, tile.count,
+                  list);
 }
 
 extern "C" __global__ void __launch_bounds__(WARPS * 32, RESIDENT)
@@ -153,12 +99,11 @@ NAME_sorted(const T* x, const uint8_t* w, const uint8_t* scales, SCALE_2 scale_2
   __shared__ int list[TOK];
   cudaGridDependencySynchronize();
   cudaTriggerProgrammaticLaunchCompletion();
-  if (int(blockIdx.x) >= tiles[0]) return;
-  const int* const tile = tiles + 1 + 3 * int(blockIdx.x);
-  const int count = tile[2];
-  if (threadIdx.x < count) list[threadIdx.x] = order[tile[1] + threadIdx.x];
+  const Tile tile = tile_of_sorted(order, tiles, list);
+  if (!tile.count) return;
   __syncthreads();
-  product_of_tile(x, w, scales, scale_2, weights, y, N, K, slots_of_row, tile[0], count, list);
+  product_of_tile(x, w, scales, scale_2, weights, y, N, K, slots_of_row, tile.expert, tile.count,
+                  list);
 }
 """
 
@@ -355,7 +300,7 @@ class Layer(NamedTuple):
 
     def of_many(self, first: Tile, second: Tile) -> Any:
         """The unit of any number, with a tile for each product."""
-        text = _SORTED + self._gate_up(first)
+        text = TILES + _SORTED + self._gate_up(first)
         text += self._functions("down", second, _ENDS, _PRODUCT, ("", "_sorted")) + _ADDED
         sort = ferrule.cuda_step(
             "sorted",
