@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import ferrule.ops
 
 from . import clocks, quantized_peers
+from .quantized import dense_peer
 from .timing import Bench, Call, Peer, Timer, said
 
 _OPS: Any = ferrule.ops
@@ -67,33 +68,26 @@ MIXTURES = {
 def linear(device: str, bench: Bench) -> None:
     """Rows of `nvfp4_linear`."""
     for sizes in LINEAR["quick" if bench.quick else device]:
-        _guarded(bench, partial(_linear, bench, sizes))
+        bench.guarded(partial(_linear, bench, sizes))
 
 
 def moe(device: str, bench: Bench) -> None:
     """Rows of `nvfp4_moe`."""
     for mixture in MIXTURES["quick" if bench.quick else device]:
         for tokens in mixture.tokens:
-            _guarded(bench, partial(_moe, bench, mixture, tokens))
+            bench.guarded(partial(_moe, bench, mixture, tokens))
 
 
 def stack(device: str, bench: Bench) -> None:
     """Rows of a stack of decoder layers, a token at a time for each of some sequences."""
     for batch in (1, 8, 32) if device == "cuda" and not bench.quick else (2,):
-        _guarded(bench, partial(_stack, bench, batch))
+        bench.guarded(partial(_stack, bench, batch))
 
 
 def groups(device: str) -> dict[str, Callable[[Bench], None]]:
     """``"nvfp4 linear"``, ``"nvfp4 moe"`` and ``"nvfp4 stack"``."""
     kinds = {"linear": linear, "moe": moe, "stack": stack}
     return {f"nvfp4 {name}": partial(rows, device) for name, rows in kinds.items()}
-
-
-def _guarded(bench: Bench, rows: Callable[[], None]) -> None:
-    try:
-        rows()
-    except Exception as error:
-        bench.fail(f"{bench.group}: {said(error)}")
 
 
 def _timers(bench: Bench) -> tuple[Timer, ...]:
@@ -133,9 +127,7 @@ def _linear(bench: Bench, sizes: tuple[int, int, int]) -> None:
         return clocks.turns(bench, [partial(call, *each) for each in sets])
 
     by_floats = turns(partial(torch.nn.functional.linear, x), [_floats(packed, scale, factor)])
-    wanted = 2.5 if m <= 16 and moved >= 30e6 else 1.0 if 32 <= m <= 128 else None
-    wanted = 0.95 if m >= 8192 else wanted
-    peers = [Peer("F.linear of floats", by_floats, wanted if bench.device == "cuda" else None)]
+    peers = [dense_peer(m, moved, by_floats, bench.device == "cuda")]
     form = {"group_size": 16, "bits": 4, "mode": "nvfp4"}
     parts = [packed.view(torch.uint32), scale.view(torch.uint8)]
     # Of the matrix without its factor.

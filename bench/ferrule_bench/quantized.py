@@ -14,7 +14,7 @@ from typing import Any
 import ferrule.ops
 
 from . import clocks, quantized_peers
-from .timing import Bench, Call, Peer, Timer, said
+from .timing import Bench, Call, Peer, Timer
 
 _OPS: Any = ferrule.ops
 
@@ -48,21 +48,14 @@ def products(name: str, device: str, bench: Bench) -> None:
     which = "quick" if bench.quick else device
     for sizes in SIZES[which]:
         for dtype in ("float32", "bfloat16") if device == "cpu" else ("bfloat16",):
-            _guarded(bench, partial(_product, bench, name, sizes, dtype))
+            bench.guarded(partial(_product, bench, name, sizes, dtype))
 
 
 def experts(name: str, device: str, bench: Bench) -> None:
     """Rows of one format of experts, by how many tokens there are."""
     which = "quick" if bench.quick else device
     for tokens in TOKENS[which]:
-        _guarded(bench, partial(_experts, bench, name, tokens, EXPERTS[which]))
-
-
-def _guarded(bench: Bench, rows: Callable[[], None]) -> None:
-    try:
-        rows()
-    except Exception as error:
-        bench.fail(f"{bench.group}: {said(error)}")
+        bench.guarded(partial(_experts, bench, name, tokens, EXPERTS[which]))
 
 
 def _product(bench: Bench, name: str, sizes: tuple[int, int, int], dtype: str) -> None:
@@ -90,7 +83,7 @@ def _product(bench: Bench, name: str, sizes: tuple[int, int, int], dtype: str) -
 
     title = f"{m}x{k} by {n} rows of {name} {dtype}"
     by_floats = turns(torch.nn.functional.linear, [x, dense])
-    peers = [_dense_peer(m, moved, by_floats, bench.device == "cuda")]
+    peers = [dense_peer(m, moved, by_floats, bench.device == "cuda")]
     timers: tuple[Timer, ...] = (bench.by_wall,)
     if bench.device == "cuda":
         timers = clocks.timers(bench, "cold-graph")
@@ -108,7 +101,7 @@ def _apart(dtype: str) -> float:
     return 1e-3 if dtype == "float32" else 2e-2
 
 
-def _dense_peer(m: int, moved: int, call: Call, on_gpu: bool) -> Peer:
+def dense_peer(m: int, moved: int, call: Call, on_gpu: bool) -> Peer:
     """The product with the matrix as floats."""
     wanted = 2.5 if m <= 16 and moved >= 30e6 else 1.0 if 32 <= m <= 128 else None
     wanted = 0.95 if m >= 8192 else wanted

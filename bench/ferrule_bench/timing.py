@@ -163,6 +163,13 @@ class Bench:
         self.failed.append(what)
         self.say(f"FAILED: {what}")
 
+    def guarded(self, rows: Callable[[], None]) -> None:
+        """Measure some rows; what they raise is noted, and others go on."""
+        try:
+            rows()
+        except Exception as error:
+            self.fail(f"{self.group}: {said(error)}")
+
     def add(self, row: Row) -> None:
         """Note a row and show it."""
         self.rows.append(row)

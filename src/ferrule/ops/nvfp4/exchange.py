@@ -17,7 +17,7 @@ from torch.nn.functional import pad
 
 import ferrule
 
-from .moe import nvfp4_moe
+from .moe import mapped_ids, nvfp4_moe
 
 if hasattr(collectives, "all_gather_single"):
     _all_gather = collectives.all_gather_single
@@ -186,11 +186,7 @@ def _check(function: str, x: Any, weights: Any, ids: Any) -> None:
 
 def _mapped(ids: Any, expert_map: Any) -> Any:
     """Places among all experts, as int32; -1 of none."""
-    if expert_map is not None and not expert_map.shape[0]:
-        ids = torch.full_like(ids, -1)
-    elif expert_map is not None:
-        known = (ids >= 0) & (ids < expert_map.shape[0])
-        ids = torch.where(known, expert_map[torch.where(known, ids, 0).long()], -1)
+    ids = mapped_ids(ids, expert_map)
     if ids.dtype == torch.int64:  # of which int32 has not all
         ids = torch.where((ids >= 0) & (ids < 2**31), ids, -1)
     return ids.to(torch.int32)

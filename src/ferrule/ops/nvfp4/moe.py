@@ -238,6 +238,18 @@ def moe_op(mode: str, activation: str, on_input: bool, mapped: bool) -> ferrule.
     return op
 
 
+def mapped_ids(ids: Any, expert_map: Any) -> Any:
+    """What ids are by a map, if there is one; -1 of those that it does not have."""
+    if expert_map is None:
+        return ids
+    of = library(ids)
+    if expert_map.shape[0] == 0:  # it has no place to look at
+        return of.where(ids < 0, ids, -1)
+    known = (ids >= 0) & (ids < expert_map.shape[0])
+    place = cast(of.where(known, ids, 0), "int64")
+    return of.where(known, expert_map[place], -1)
+
+
 class _Slots:
     """The slots of a call, by expert, and what each matrix makes of them, in float32.
 
@@ -249,13 +261,7 @@ class _Slots:
 
     def __init__(self, mode: str, ids: Any, expert_map: Any, experts: int) -> None:
         of = library(ids)
-        ids = cast(ids, "int64")
-        if expert_map is not None and expert_map.shape[0] == 0:  # it has no place to look at
-            ids = of.where(ids < 0, ids, -1)
-        elif expert_map is not None:
-            known = (ids >= 0) & (ids < expert_map.shape[0])
-            place = of.where(known, ids, 0)
-            ids = of.where(known, cast(expert_map, "int64")[place], -1)
+        ids = cast(mapped_ids(ids, expert_map), "int64")
         self.inside = (ids >= 0) & (ids < experts)
         flat = of.where(self.inside, ids, -1).reshape(-1)
         order = of.argsort(flat)
