@@ -11,6 +11,7 @@ MODES = {"affine": 0, "mxfp4": 1, "mxfp8": 2, "nvfp4": 3}
 
 # What some modes have, where others have 0.
 GIVEN = """
+template <int N_> struct Number { static constexpr int N = N_; };
 __device__ inline const char* bytes_of(const void* p) { return static_cast<const char*>(p); }
 __device__ inline const char* bytes_of(int64_t) { return nullptr; }
 __device__ inline float whole(const float* p, int i) { return p[i] / 2688; }
@@ -43,6 +44,14 @@ template <int ROWS, int THREADS>
 __device__ inline Scaled ends(WHOLE global_scale, int64_t, OFFSET, int64_t, int64_t) {
   return {whole(global_scale, 0)};
 }
+// The same of one row.
+struct Row {
+  float by;
+  __device__ T operator()(float sum) const { return T(sum * by); }
+};
+__device__ inline Row row_of_ends(WHOLE global_scale, int64_t, OFFSET, int64_t) {
+  return {whole(global_scale, 0)};
+}
 """
 # or by one scale for each row, where there are scales, and something is added. Scales come to
 # shared memory on the way.
@@ -72,6 +81,16 @@ __device__ inline OfRows ends(WHOLE factor, int64_t factors, OFFSET added, int64
       if (bias && i % 16 == 0) prefetch(bias + n0 + i);
     }
   return {scale ? of_row : nullptr, bias ? bias + n0 : nullptr};
+}
+struct Row {
+  float by, plus;
+  bool biased;
+  __device__ T operator()(float sum) const { return T(biased ? sum * by + plus : sum * by); }
+};
+__device__ inline Row row_of_ends(WHOLE factor, int64_t factors, OFFSET added, int64_t row) {
+  const float* const scale = or_null<float>(factor);
+  const T* const bias = or_null<T>(added);
+  return {scale ? scale[factors == 1 ? 0 : row] : 1, bias ? float(bias[row]) : 0, bias != nullptr};
 }
 """
 )

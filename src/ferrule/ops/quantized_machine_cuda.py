@@ -6,7 +6,6 @@ from __future__ import annotations
 MACHINE = """
 template <class A, class B> constexpr bool is_same = false;
 template <class A> constexpr bool is_same<A, A> = true;
-template <int N_> struct Number { static constexpr int N = N_; };
 struct __nv_bfloat16;  // whose header is there where T is
 constexpr bool BF16 = is_same<T, __nv_bfloat16>;
 

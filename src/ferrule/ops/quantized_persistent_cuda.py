@@ -11,35 +11,57 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from .quantized_decode_cuda import AHEAD, with_steps
+from .quantized_wide_cuda import ORDERED
 from .quantized_wide_cuda import machine as wide_machine
 
-# Of all kernels that share `tiles`.
-WORKS = """
-// Tiles of up to TOK rows of x, by matrix: their number, and of each the matrix, the place of its
-// first row among all, and rows. A tile and ROWS rows of its matrix are a work. Neighbours are as
-// many tiles as can stay in the L2, with the same rows.
+# What a block does next, for `SORTED` and `DENSE`.
+WORK = """
+// Up to TOK rows of x, from the `at`th on, and ROWS rows of their matrix, the `panel`th ones. The
+// count is 0 behind the last.
 struct Work {
   int panel, matrix, at, count;
 };
+// Bytes of 64 k of a tile of x: where the first are, how many, and how far the next are.
+struct TileOfX {
+  int64_t begin;
+  uint32_t bytes, pitch;
+};
+// Which panel and which tile the i-th work has: neighbours are NEAR tiles with the same rows of w,
+// and both stay in the L2. The tile is -1 behind the last.
+__device__ inline int2 place_of_work(int i, int tiles, int panels) {
+  const int before = i / (NEAR * panels) * NEAR, rest = i - before * panels;
+  const int near = min(NEAR, tiles - before);
+  if (i >= tiles * panels) return {0, -1};
+  return {rest / near, before + rest % near};
+}
+__device__ inline int64_t padded(int64_t K) { return (K + BLOCK - 1) / BLOCK * BLOCK; }
+"""
+
+PLACES = """
+// Tiles by matrix: their number, and of each the matrix, the place of its first row among all, and
+// rows.
 struct Works {
   const int* tiles;
   int panels;
   __device__ Work of(int i) const {
-    const int all = __ldg(tiles), before = i / (NEAR * panels) * NEAR;
-    if (i >= all * panels) return {0, 0, 0, 0};
-    const int near = min(NEAR, all - before), rest = i - before * panels;
-    const int* const tile = tiles + 1 + 3 * (before + rest % near);
-    return {rest / near, __ldg(tile), __ldg(tile + 1), __ldg(tile + 2)};
+    const int2 place = place_of_work(i, __ldg(tiles), panels);
+    if (place.y < 0) return {0, 0, 0, 0};
+    const int* const tile = tiles + 1 + 3 * place.y;
+    return {place.x, __ldg(tile), __ldg(tile + 1), __ldg(tile + 2)};
   }
+  __device__ TileOfX x(const Work& work, int64_t K) const;
 };
 
 // Tiles of x lie one behind the other, as products read them: 64 k after 64 k of all tokens, with
 // 8 fours of each, swizzled. A four has words of elements n and n + 4 of 8 elements of each lane of
 // a quad; lanes have OWN of each BLOCK, as in `ordered`. K is padded.
-__device__ inline int64_t padded(int64_t K) { return (K + BLOCK - 1) / BLOCK * BLOCK; }
 // Where a tile begins, counted in rows: at a multiple of 8, behind all before it.
 __device__ inline int64_t first_row(const Work& work) {
   return (work.at + 7 * work.matrix + 7) / 8 * 8;
+}
+__device__ inline TileOfX Works::x(const Work& work, int64_t K) const {
+  const uint32_t bytes = (work.count + 7) / 8 * 1024;
+  return {first_row(work) * padded(K) * 2, bytes, bytes};
 }
 // Where the four n of the elements from k on is, counted in words.
 __device__ inline int64_t place(const Work& work, int64_t K, int token, int64_t k, int n) {
@@ -48,7 +70,9 @@ __device__ inline int64_t place(const Work& work, int64_t K, int token, int64_t 
   return first_row(work) * padded(K) / 2 + (four / 8 * tokens + token) * 32 +
          (four % 8 ^ token % 8) * 4;
 }
+"""
 
+_ARRANGED = """
 // Rows of x in the order of `order`, a warp each. Two lanes have 8 elements of each lane of a quad:
 // each reads those of two, and writes two fours.
 extern "C" __global__ void __launch_bounds__(256)
@@ -112,16 +136,36 @@ arranged(const T* x, T* out, const int* order, const int* tiles, int64_t K, int 
   }
 }
 """
+SORTED = WORK + PLACES + _ARRANGED
+
+# One matrix, and x as `ordered` leaves it.
+DENSE = (
+    WORK
+    + """
+struct Works {
+  int count, panels;
+  __device__ Work of(int i) const {
+    const int2 place = place_of_work(i, (count + TOK - 1) / TOK, panels);
+    if (place.y < 0) return {0, 0, 0, 0};
+    return {place.x, 0, place.y * TOK, min(count - place.y * TOK, TOK)};
+  }
+  __device__ TileOfX x(const Work& work, int64_t) const {
+    const uint32_t bytes = (work.count + 7) / 8 * 1024, pitch = (count + 7) / 8 * 1024;
+    return {work.at * int64_t(128), bytes, pitch};
+  }
+};
+"""
+)
 
 _PRODUCTS = """
 constexpr int WARPS = WM, THREADS = WARPS * 32 + 128;  // a warp group more copies x
 constexpr int ROWS = WARPS * R * 16;
 constexpr int COLUMNS = PAIRED ? ROWS / 2 : ROWS;      // of y
 constexpr int ACROSS = WARPS / 4;                      // warps whose columns have the same 8 of OWN
-constexpr int X_STAGE = TOK * 128, W_STAGE = R * 1024, S_STAGE = R * 16 * SCALES;
+constexpr int X_STAGE = TOK * 128, W_STAGE = R * 1024, S_STAGE = R * 16 * SCALES * ARRAYS;
 constexpr int PARTS = 4;                               // of scales, that are there at a time
 constexpr int WORDS = 4 / (BLOCK / 64);                // of a lane's four, in a stage of x
-static_assert(STAGES >= 2 && STAGES <= 4 && BITS == 4 && TOK % 8 == 0 && WARPS % 4 == 0);
+static_assert(STAGES >= 2 && STAGES <= PARTS && TOK % 8 == 0 && WARPS % 4 == 0);
 
 // Copies of x, of which a stage has 64 k of a tile.
 __device__ inline void copy_tiles(const char* x, const Works& works, int64_t K, uint32_t full,
@@ -132,26 +176,22 @@ __device__ inline void copy_tiles(const char* x, const Works& works, int64_t K, 
   for (int i = blockIdx.x;; i += gridDim.x) {
     const Work work = works.of(i);
     if (!work.count) break;
-    const uint32_t bytes = (work.count + 7) / 8 * 1024;
-    const char* from = x + first_row(work) * padded(K) * 2;
+    const TileOfX tile = works.x(work, K);
+    const char* from = x + tile.begin;
 #pragma unroll 1
-    for (int left = padded(K) / 64; left > 0; --left, from += bytes) {
+    for (int left = padded(K) / 64; left > 0; --left, from += tile.pitch) {
       wait_for(empty + slot * 8, parity);
-      expect(full + slot * 8, bytes);
-      copy_many(to + slot * X_STAGE, from, bytes, full + slot * 8);
+      expect(full + slot * 8, tile.bytes);
+      copy_many(to + slot * X_STAGE, from, tile.bytes, full + slot * 8);
       if (++slot == X_STAGES) slot = 0, parity ^= 1;
     }
   }
 }
-// What a warp multiplies: 16 R rows of each work's matrix, and where they come from.
+// What a warp multiplies: 16 R rows of each work's matrix.
 struct Rows {
-  const uint8_t *w, *scales;
-  int64_t N, K;
   int64_t first, half;  // the first one, and how far those for up are from those of the gate
   int many;
-  __device__ Rows(const uint8_t* w, const uint8_t* scales, int64_t N, int64_t K, const Work& work)
-      : w(w + N * K / 2 * work.matrix), scales(scales + N * K / GROUP * work.matrix), N(N), K(K),
-        half(N / 2) {
+  __device__ Rows(int64_t N, const Work& work) : half(N / 2) {
     const int warp = threadIdx.x / 32;
     const int64_t end = PAIRED ? half : N;
     first = int64_t(work.panel) * COLUMNS +
@@ -169,7 +209,7 @@ struct Rows {
 
 // All works of a block, whose sums `write` gets.
 template <class Write>
-__device__ inline void products(const T* x, const uint8_t* w, const uint8_t* scales,
+__device__ inline void products(const T* x, const char* w, const char* scales, const char* biases,
                                 const Works& works, int64_t N, int64_t K, const Write& write) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
   const uint32_t start = (shared_address(shared) + 1023) / 1024 * 1024;
@@ -193,25 +233,27 @@ __device__ inline void products(const T* x, const uint8_t* w, const uint8_t* sca
   const uint32_t begin_w = begin_of_w + warp * STAGES * W_STAGE + lane * 16;
   const uint32_t begin_s = begin_of_w + WARPS * STAGES * W_STAGE + warp * PARTS * S_STAGE;
   const uint32_t blocks = (uint32_t(K) + BLOCK - 1) / BLOCK;
-  const int row_bytes = int(K) / 2, scale_bytes = int(K) / GROUP;
-  const char *w_next, *s_from;
-  const char* const b_from = nullptr;
+  const int row_bytes = int(K) / (32 / BITS) * 4, scale_bytes = int(K) / GROUP * SCALE;
+  const char *w_next, *s_from, *b_from = nullptr;
   int aligned, s_alignment, off[R][2], w_left;
   constexpr uint32_t begin = 0;
   uint32_t next = 0, to_slot = 0, to_part = 0;
   int coming = blockIdx.x;  // the work whose rows are copied; -1 behind the last
-  Rows row_of(w, scales, N, K, works.of(coming));
+  Rows row_of(N, works.of(coming));
   auto come = [&] {
     const Work work = works.of(coming);
     if (!work.count) {
       coming = -1;
       return;
     }
-    row_of = Rows(w, scales, N, K, work);
-    const char* const from = reinterpret_cast<const char*>(row_of.w) + row_of.first * row_bytes;
-    s_from = reinterpret_cast<const char*>(row_of.scales) + row_of.first * scale_bytes;
+    row_of = Rows(N, work);
+    const int64_t first = N * work.matrix + row_of.first;
+    const char* const from = w + first * row_bytes;
+    s_from = scales + first * scale_bytes;
+    if constexpr (ARRAYS == 2) b_from = biases + first * scale_bytes;
     aligned = (size_t(from) | row_bytes) % 16 == 0;
-    s_alignment = (int(size_t(s_from)) | scale_bytes | SCALES) & 15;
+    s_alignment = (int(size_t(s_from)) | scale_bytes | SCALES |
+                   (ARRAYS == 2 ? int(size_t(b_from)) : 0)) & 15;
 #pragma unroll
     for (int r = 0; r < R; ++r) {
 #pragma unroll
@@ -247,7 +289,7 @@ __device__ inline void products(const T* x, const uint8_t* w, const uint8_t* sca
   };
   come();
 
-  const uint32_t s_read = begin_s + g * SCALES + (BLOCK % GROUP ? 0 : t * OWN / GROUP);
+  const uint32_t s_read = begin_s + g * SCALES + (BLOCK % GROUP ? 0 : t * OWN / GROUP * SCALE);
 #pragma unroll 1
   for (int s = 0; s < STAGES - 1; ++s) issue();
   uint32_t slot = 0, part = 0, x_slot = 0, parity = 0;
@@ -261,43 +303,43 @@ __device__ inline void products(const T* x, const uint8_t* w, const uint8_t* sca
     // With products of so many tokens.
     auto multiply = [&](auto tokens) {
 #pragma unroll 1
-    for (uint32_t block = 0; block < blocks; ++block) {
-      wait<STAGES - 2>();
-      __syncwarp();
-      issue();
-      if (block % AT_ONCE == 0) part = (part + 1) % PARTS;
-      uint32_t words[R][2][4], bytes[R][ARRAYS][2];
-      READ_BLOCK
-      Scales of[R];
-      SET_SCALES
+      for (uint32_t block = 0; block < blocks; ++block) {
+        wait<STAGES - 2>();
+        __syncwarp();
+        issue();
+        if (block % AT_ONCE == 0) part = (part + 1) % PARTS;
+        uint32_t words[R][2][4], bytes[R][ARRAYS][2];
+        READ_BLOCK
+        Scales of[R];
+        SET_SCALES
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
+        for (int i = 0; i < 4; ++i) {
 #pragma unroll
-        for (int r = 0; r < R; ++r) {
-          uint32_t pair[2][PAIRS];
+          for (int r = 0; r < R; ++r) {
+            uint32_t pair[2][PAIRS];
 #pragma unroll
-          for (int h = 0; h < 2; ++h) {
-            of[r].decode(words[r][h][i], i, h, pair[h], nan_of_row[r][h]);
+            for (int h = 0; h < 2; ++h) {
+              of[r].decode(words[r][h][i], i, h, pair[h], nan_of_row[r][h]);
 #pragma unroll
-            for (int j = 0; j < PAIRS; ++j) keep(pair[h][j]);
+              for (int j = 0; j < PAIRS; ++j) keep(pair[h][j]);
+            }
+            if (i % WORDS == 0 && r == 0) wait_for(full + x_slot * 8, parity);
+            begin_products();
+#pragma unroll
+            for (int j = 0; j < PAIRS; j += 2)
+              product_16(tokens, sum[r], pair[0][j], pair[1][j], pair[0][j + 1], pair[1][j + 1],
+                         (begin_x + x_slot * X_STAGE) / 16 + (i % WORDS * PAIRS + j) / 2 * 2);
+            end_products();
+            wait_products<1>();  // those before these
+            if (i % WORDS == 0 && r == 0) {
+              if ((block > 0 || i > 0) && lane == 0) arrive(empty + x_before * 8);
+              x_before = x_slot;
+            }
           }
-          if (i % WORDS == 0 && r == 0) wait_for(full + x_slot * 8, parity);
-          begin_products();
-#pragma unroll
-          for (int j = 0; j < PAIRS; j += 2)
-            product_16(tokens, sum[r], pair[0][j], pair[1][j], pair[0][j + 1], pair[1][j + 1],
-                       (begin_x + x_slot * X_STAGE) / 16 + (i % WORDS * PAIRS + j) / 2 * 2);
-          end_products();
-          wait_products<1>();  // those before these
-          if (i % WORDS == 0 && r == 0) {
-            if ((block > 0 || i > 0) && lane == 0) arrive(empty + x_before * 8);
-            x_before = x_slot;
-          }
+          if (i % WORDS == WORDS - 1 && ++x_slot == X_STAGES) x_slot = 0, parity ^= 1;
         }
-        if (i % WORDS == WORDS - 1 && ++x_slot == X_STAGES) x_slot = 0, parity ^= 1;
+        slot = slot + 1 == STAGES ? 0 : slot + 1;
       }
-      slot = slot + 1 == STAGES ? 0 : slot + 1;
-    }
     };
     MULTIPLY
     wait_products<0>();
@@ -307,12 +349,14 @@ __device__ inline void products(const T* x, const uint8_t* w, const uint8_t* sca
 #pragma unroll
       for (int i = 0; i < TOK / 2; ++i) keep(sum[r][i]);
     }
-    // A row with a NaN among its scales is NaN, whatever x is.
+    // A row with a NaN among its scales or codes is NaN, whatever x is.
 #pragma unroll
     for (int r = 0; r < R; ++r) {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        if (any_of_quad(nan[r] & NAN_OF[h])) {
+        uint32_t bits = nan[r] & NAN_OF[h];
+        if constexpr (MODE == MXFP8) bits |= nan_of_row[r][h] & 0x80808080;
+        if (MODE != AFFINE && any_of_quad(bits)) {
 #pragma unroll
           for (int n = 0; n < TOK / 8; ++n)
             sum[r][n * 4 + h * 2] = sum[r][n * 4 + h * 2 + 1] = __int_as_float(~0);
@@ -325,6 +369,49 @@ __device__ inline void products(const T* x, const uint8_t* w, const uint8_t* sca
 }
 """
 
+# Rows of y, of one matrix.
+PERSISTENT = """
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+persistent(const T* x, const void* w, const void* scales, BIASES biases, WHOLE factor,
+           int64_t factors, OFFSET added, T* y, int64_t N, int64_t K, int count) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
+  const Works works{count, int((N + ROWS - 1) / ROWS)};
+  products(x, bytes_of(w), bytes_of(scales), bytes_of(biases), works, N, K,
+           [&](const Work& work, auto& sum) {
+    constexpr int OWN_ROWS = R * 2;  // neighbours
+    const int64_t first = int64_t(work.panel) * ROWS + warp * R * 16 + g * OWN_ROWS;
+    const bool whole = R == 2 && N % 4 == 0 && size_t(y) % 8 == 0 && first < N;
+    Row of[OWN_ROWS];
+#pragma unroll
+    for (int j = 0; j < OWN_ROWS; ++j)
+      of[j] = row_of_ends(factor, factors, added, min(first + j, N - 1));
+#pragma unroll
+    for (int i = 0; i < TOK / 4; ++i) {
+      const int token = i / 2 * 8 + t * 2 + i % 2;
+      if (token >= work.count) break;
+      alignas(8) T v[4];
+#pragma unroll
+      for (int j = 0; j < OWN_ROWS; ++j)
+        v[j] = of[j](sum[j / 2][i / 2 * 4 + j % 2 * 2 + i % 2] * LAST);
+      T* const to = y + (work.at + token) * N + first;
+      if (whole) {
+        *reinterpret_cast<uint2*>(to) = *reinterpret_cast<const uint2*>(v);
+      } else {
+#pragma unroll
+        for (int j = 0; j < OWN_ROWS; ++j)
+          if (first + j < N) to[j] = v[j];
+      }
+    }
+  });
+}
+"""
+
+# What packages for other GPUs have, which never start it.
+ELSEWHERE = """
+extern "C" __global__ void persistent(const T*, const void*, const void*, BIASES, WHOLE, int64_t,
+                                      OFFSET, T*, int64_t, int64_t, int) {}
+"""
+
 _REGISTERS = """
 template <int COUNT> __device__ inline void fewer_registers() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
@@ -333,6 +420,14 @@ template <int COUNT> __device__ inline void more_registers() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
 }
 """
+
+
+def dense(widths: Sequence[int], near: int) -> str:
+    """The kernel of products with one matrix."""
+    text = f"{machine(widths)}{DENSE}{products(widths)}{PERSISTENT}"
+    given = f"constexpr int NEAR = {near};\n{ORDERED}"
+    return f"{given}\n#ifdef __CUDA_ARCH_FEAT_SM90_ALL{text}#else{ELSEWHERE}#endif\n"
+
 
 def products(widths: Sequence[int]) -> str:
     """The functions for tiles whose products have so many tokens, upwards: the first that is

@@ -1,9 +1,10 @@
-"""CUDA of a mixture of experts in NVFP4 or MXFP4: how its kernels are launched, and their text.
+"""CUDA of a mixture of experts in NVFP4 or MXFP4: how its kernels are launched, and what is common.
 
-Rows are slots: row r of the first product is token ``r / top_k`` with its expert. Up to 64 slots
-find others of their expert by themselves; more are sorted by one block before. The first kernel
+Rows are slots: row r of the first product is token ``r / top_k`` with its expert. The first kernel
 multiplies by rows of w13 in pairs, the gate's and the one for up, and writes what the activation
 makes of both; the second multiplies by w2, and the last adds up the slots of each token in float32.
+Very few tokens have `few_tokens_cuda`, many of an expert `many_tokens_cuda`; of others up to 64
+slots find those of their expert by themselves, and more are sorted by one block before.
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ from ..quantized_cuda_texts import FEW
 from ..quantized_decode_cuda import AHEAD, DECODE, GIVEN, MODES, TABLES
 from ..quantized_experts_cuda import TILES
 from ..quantized_machine_cuda import MACHINE
-from ..quantized_persistent_cuda import WORKS, machine, products
-from ..quantized_tiles import PERSISTENT, ROWS_OF_Y, TILES_OF_EXPERTS, Persistent, Tile, room
-from .many_tokens_cuda import DOWN, ELSEWHERE, GATE_UP, SORTED
+from ..quantized_persistent_cuda import SORTED, machine, products
+from ..quantized_tiles import MANY_OF_EXPERTS, ROWS_OF_Y, TILES_OF_EXPERTS, Persistent, Tile, room
+from .few_tokens_cuda import DOWN_FEW, GATE_UP_FEW
+from .many_tokens_cuda import DOWN, ELSEWHERE, GATE_UP, SORTED_BY_CLUSTER
 
 # What the activation makes of a gate's sum.
 ACTIVATIONS = {
@@ -134,91 +136,6 @@ struct Ends {
 };
 """
 
-# Of few tokens each slot is a tile of its own. A block makes ROWS columns of one, or half as many
-# where rows are in pairs;
-_SLOT = """
-struct OneSlot {
-  const T* x;
-  Out* y;
-  int64_t K;
-  int count = 1;
-  __device__ int64_t row(int) const { return 0; }
-  __device__ Out* to(int) const { return y; }
-  __device__ bool aligned() const { return (size_t(x) | K * sizeof(T)) % 16 == 0; }
-};
-"""
-_GATE_UP_FEW = """
-extern "C" __global__ void __launch_bounds__(WARPS * 32, RESIDENT)
-gate_up_few(const T* x, const uint8_t* w, const uint8_t* scales, SCALE_2 scale_2, const J* ids,
-            MAP map, int64_t map_size, const V* weights, T* y, int64_t N, int64_t K, int top_k,
-            int experts) {
-  __shared__ int slots[1];
-  cudaGridDependencySynchronize();
-  cudaTriggerProgrammaticLaunchCompletion();
-  const Routing all{ids, map, map_size, experts};
-  const int64_t slot = blockIdx.x;
-  const int expert = all.expert(slot);
-  if (expert == experts) return;
-  if (threadIdx.x == 0) slots[0] = slot;
-  product(OneSlot{x + slot / top_k * K, y + slot * (N / 2), K},
-          reinterpret_cast<const uint32_t*>(w + N * K / 2 * expert),
-          reinterpret_cast<const char*>(scales) + N * K / GROUP * expert, nullptr,
-          Ends(scale_2, weights, slots, expert), blockIdx.z * int64_t(ROWS), N, K);
-}
-"""
-# or of all slots of a token, which its groups of warps divide, or K of each, and adds them up.
-_DOWN_FEW = """
-using Out = T;
-SLOT
-extern "C" __global__ void __launch_bounds__(WARPS * 32, RESIDENT)
-down_few(const T* x, const uint8_t* w, const uint8_t* scales, SCALE_2 scale_2, const J* ids,
-         MAP map, int64_t map_size, const V* weights, T* y, int64_t N, int64_t K, int top_k,
-         int experts) {
-  cudaGridDependencySynchronize();
-  cudaTriggerProgrammaticLaunchCompletion();
-  const Routing all{ids, map, map_size, experts};
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, wm = warp / WK, wk = warp % WK;
-  const int64_t token = blockIdx.x, n0 = blockIdx.z * int64_t(ROWS);
-  const int parts = max(WK / top_k, 1), groups = WK / parts;  // of K, and of slots at a time
-  const uint32_t blocks = (uint32_t(K) + BLOCK - 1) / BLOCK, at = wk % parts;
-  const uint2 part = {blocks * at / parts, blocks * (at + 1) / parts};
-  float sum[R][NT][4] = {};
-  for (int k = wk / parts; k < top_k && wk / parts < groups; k += groups) {
-    const int64_t slot = token * top_k + k;
-    const int expert = all.expert(slot);
-    if (expert == experts) continue;
-    float one[R][NT][4] = {};
-    sums_of_warp(OneSlot{x + slot * K, nullptr, K},
-                 reinterpret_cast<const uint32_t*>(w + N * K / 2 * expert),
-                 reinterpret_cast<const char*>(scales) + N * K / GROUP * expert, nullptr, n0, N, K,
-                 part, LEFT == R || wm < WM - 1, one);
-    const float by = scale_of_expert(scale_2, expert) * (ON_INPUT ? 1 : float(weights[slot]));
-#pragma unroll
-    for (int r = 0; r < R; ++r) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) sum[r][0][i] += by * (one[r][0][i] * LAST);
-    }
-    wait<0>();
-    barrier<WM * 32>(1 + wk);  // what is in shared memory has been read
-  }
-  __syncthreads();
-  float* const sums = reinterpret_cast<float*>(shared);
-#pragma unroll
-  for (int r = 0; r < R; ++r) {
-#pragma unroll
-    for (int i = 0; i < 4; i += 2)
-      if (lane % 4 == 0) sums[wk * PITCH + (wm * R + r) * 16 + i / 2 * 8 + lane / 4] = sum[r][0][i];
-  }
-  __syncthreads();
-  for (int row = threadIdx.x; row < ROWS; row += WARPS * 32) {
-    float total = sums[row];
-#pragma unroll
-    for (int k = 1; k < WK; ++k) total += sums[k * PITCH + row];
-    if (n0 + row < N) y[token * N + n0 + row] = T(total);
-  }
-}
-""".replace("SLOT\n", _SLOT)
-
 # The sum of each token's slots; a thread has four columns.
 _ADDED = """
 extern "C" __global__ void __launch_bounds__(256)
@@ -244,8 +161,8 @@ added(const float* parts, const J* ids, MAP map, int64_t map_size, const V* weig
 """
 
 
-# So many tokens have kernels of their own, with these tiles.
-FEW_TOKENS = 2
+# So few tokens have kernels of their own, with these tiles. Measured on an H100.
+FEW_TOKENS = "(M <= 2 or M <= 4 and I <= 1024)"
 _OF_FEW = Tile(8, 64, 3, warps=4), Tile(8, 16, 3, warps=8, each=1)
 
 
@@ -264,7 +181,7 @@ def units(form: Format, activation: str, on_input: bool, scales: bool, mapped: b
     tiles = {n: [tile for tile in TILES_OF_EXPERTS if tile.tokens == n] for n in tokens}
     few = [layer.of_few(*_OF_FEW)]
     pairs = [pair for n in tokens for pair in itertools.product(tiles[n], tiles[n])]
-    most = [layer.of_most(tile, tile) for tile in PERSISTENT]
+    most = [layer.of_most(tile, tile) for tile in MANY_OF_EXPERTS]
     return [*few, *most, *(layer.of_many(*pair) for pair in pairs)]
 
 
@@ -279,9 +196,8 @@ class Layer(NamedTuple):
 
     def of_few(self, first: Tile, second: Tile) -> Any:
         """The unit of up to `FEW_TOKENS`, with a tile for each product."""
-        kernels = _SLOT + _GATE_UP_FEW
-        text = self._functions("gate_up_few", first, _ENDS_OF_PAIRS, kernels, ("",))
-        text += self._functions("down_few", second, "", _DOWN_FEW, ("",))
+        text = self._functions("gate_up_few", first, _ENDS_OF_PAIRS, GATE_UP_FEW, ("",))
+        text += self._functions("down_few", second, "", DOWN_FEW, ("",))
         gate_up = ferrule.cuda_step(
             "gate_up_few",
             self._of_few("x", "w13", "hidden", "2 * I", "H"),
@@ -294,7 +210,7 @@ class Layer(NamedTuple):
             blocks=("M", 1, f"ceildiv(H, {second.rows})"),
             **self._launch(second),
         )
-        when, scratch = [f"M <= {FEW_TOKENS}"], {"hidden": "T[M,Q,I]"}
+        when, scratch = [FEW_TOKENS], {"hidden": "T[M,Q,I]"}
         return self._unit(text, (first, second), when, [gate_up, down], scratch)
 
     def _of_few(self, x: str, w: str, y: str, rows: str, depth: str) -> list[str]:
@@ -326,7 +242,7 @@ class Layer(NamedTuple):
             kernel = products(tile.widths) + ends + kernel
             on_hopper += self._inside(name, tile, ends, kernel, [name])
             elsewhere += ELSEWHERE.replace("NAME", name).replace("OUT", of)
-        text = f"{TILES}constexpr int NEAR = {first.near};\n{WORKS}{SORTED}"
+        text = f"{TILES}constexpr int NEAR = {first.near};\n{SORTED}{SORTED_BY_CLUSTER}"
         text += f"\n#ifdef __CUDA_ARCH_FEAT_SM90_ALL{on_hopper}#else{elsewhere}#endif\n{_ADDED}"
         sort = ferrule.cuda_step(
             "sorted_by_cluster",

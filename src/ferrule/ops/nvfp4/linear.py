@@ -11,6 +11,7 @@ from .. import quantized_cuda as on_cuda
 from ..arrays import cast, dtype_name, filled, library
 from ..formats import Format
 from ..quantized import Rule, quantized_matmul
+from ..quantized_tiles import PERSISTENT
 from ..quantizing import dequantize
 from ..rows import on_cpu
 
@@ -33,10 +34,10 @@ def nvfp4_linear(
         w_scale_2: float32, ``[]`` or ``[1]``, or ``[N]``: one for each row, as of matrices that
             were put together.
         bias: ``[N]`` of x's dtype, or None.
-        backend: None chooses by device and sizes. "packed" reads the packed weights: on a GPU up to
-            64 rows of x, on those of compute capability 9.0 up to 512; "dequantize", on a GPU,
-            makes w in x's dtype, which cuBLAS multiplies; "reference", anywhere, makes it in
-            float32, and has the array library multiply.
+        backend: None chooses by device and sizes. "packed" reads the packed weights, which an
+            NVIDIA GPU's tensor cores multiply, up to 64 rows of x, and of compute capability 9.0
+            any number; "dequantize", on a GPU, makes w in x's dtype, which cuBLAS multiplies;
+            "reference", anywhere, makes it in float32, and has the array library multiply.
 
     Returns:
         ``[*S, N]`` of x's dtype: ``round(sum * w_scale_2 + bias)``, where products of elements and
@@ -180,10 +181,12 @@ class _LinearRule(Rule):
     def units(self, backend: str = "") -> list[Any]:
         """What NVIDIA's GPUs run, where it is not a Metal body: all, or those of a backend."""
         mode, group, bits = self.form
-        few = [*on_cuda.wide(mode, bits, group, self.names)]
-        few += on_cuda.few(mode, bits, group, self.names)
+        packed = on_cuda.packed(mode, bits, group, self.names)
         many = on_cuda.many(mode, bits, group, True, self.names)
-        return {"packed": few, "dequantize": many}.get(backend, [*few, *many])
+        if backend == "packed":
+            any_rows = PERSISTENT._replace(when="K > 0")
+            return [*packed, on_cuda.persistent(mode, bits, group, self.names, any_rows)]
+        return many if backend == "dequantize" else [*packed, *many]
 
 
 @ferrule.family

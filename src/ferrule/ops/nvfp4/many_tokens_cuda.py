@@ -7,7 +7,7 @@ writes what the activation makes of its sums as the second one reads it.
 from __future__ import annotations
 
 # The blocks of a cluster sort slots.
-SORTED = """
+SORTED_BY_CLUSTER = """
 extern "C" __global__ void __launch_bounds__(1024)
 sorted_by_cluster(const J* ids, MAP map, int64_t map_size, int* order, int* tiles, int experts,
                   int slots) {
@@ -24,7 +24,8 @@ gate_up_of_many(const T* x, const uint8_t* w, const uint8_t* scales, SCALE_2 sca
                 const int* order, const int* tiles, const V* weights, T* y, int64_t N, int64_t K) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
   const Works works{tiles, int(padded(N / 2) / COLUMNS)};
-  products(x, w, scales, works, N, K, [&](const Work& work, auto& sum) {
+  products(x, bytes_of(w), bytes_of(scales), nullptr, works, N, K,
+           [&](const Work& work, auto& sum) {
     const Ends end(scale_2, weights, order + work.at, work.matrix);
     const int64_t first = int64_t(work.panel) * COLUMNS + warp % ACROSS * R * OWN;
     const int in_own = warp / ACROSS * 8;  // this warp's columns: 8 of each OWN
@@ -62,7 +63,8 @@ down_of_many(const T* x, const uint8_t* w, const uint8_t* scales, SCALE_2 scale_
              const int* tiles, const V* weights, float* y, int64_t N, int64_t K) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
   const Works works{tiles, int((N + ROWS - 1) / ROWS)};
-  products(x, w, scales, works, N, K, [&](const Work& work, auto& sum) {
+  products(x, bytes_of(w), bytes_of(scales), nullptr, works, N, K,
+           [&](const Work& work, auto& sum) {
     const Ends end(scale_2, weights, order + work.at, work.matrix);
     const int64_t first = int64_t(work.panel) * ROWS + warp * R * 16 + g * R * 2;
     const bool whole = N % 4 == 0 && first + R * 2 <= N;
