@@ -122,7 +122,7 @@ class Humming:
             return
         assert config["gemm_type"] == "grouped_contiguous" and layout.is_contiguous()
         assert layout.dtype in (torch.int32, torch.int64) and layout.shape == (experts + 1,)
-        assert layout[0] == 0
+        assert layout[0] >= 0 and layout[-1] <= a.shape[0] and (layout.diff() >= 0).all()
         c.fill_(float("nan"))  # of rows behind the last expert's
         for e in range(experts):
             rows = slice(int(layout[e]), int(layout[e + 1]))

@@ -171,7 +171,11 @@ def test_table_names_what_exists() -> None:
     assert set(MAY_IMPORT) == rooms
     assert len(MAY_IMPORT) <= 25
     named = {name for line in MAY_IMPORT.values() for name in line.split()}
-    assert {name for name in named - rooms if find_spec(name) is None} <= {"cupy", "humming", "triton"}
+    assert {name for name in named - rooms if find_spec(name) is None} <= {
+        "cupy",
+        "humming",
+        "triton",
+    }
 
 
 def circle(graph: Mapping[str, Iterable[str]]) -> list[str]:

@@ -2,14 +2,13 @@
 
 Ops have a checkpoint's tensors as inputs, as those of the other backends. What the kernels read is
 made of these once (`prepared=`), and a kernel is compiled for each power of two of rows, when it is
-called for the first time (`make=`). The package is imported then.
+called for the first time. The package is imported then.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import ferrule
@@ -28,7 +27,7 @@ def check(function: str, name: str, x: Any, w_packed: Any) -> None:
     Raises:
         KernelError: x is no tensor on a GPU, or has another dtype; or rows of w are too odd.
     """
-    if library(x).__name__ != "torch" or on_cpu(x):
+    if not hasattr(x, "to") or on_cpu(x):
         where = "on a processor" if on_cpu(x) else f"an array of {library(x).__name__}"
         raise ferrule.KernelError(
             f"[{function}] backend='humming', but {name} is {where}; expected torch's tensors on "
@@ -70,39 +69,63 @@ def linear(name: str, rule: str, partial_sums: Any, invariant: bool) -> ferrule.
         name, rule, partial_sums: as of `ferrule.adopt`.
         invariant: rows are the same, bit by bit, each time and in each batch.
     """
+
+    def run(
+        x: Any, w_packed: Any, w_scale: Any, w_scale_2: Any, bias: Any = None,
+        *, y: Any, weight: Any, locks: Any,
+    ) -> None:  # fmt: skip
+        if not y.numel():
+            return
+        if not x.numel():
+            y.zero_()
+        else:
+            factor = w_scale_2 if w_scale_2.ndim else w_scale_2.reshape(1)
+            rows, sums = x, y
+            if x.ndim != 2:
+                rows, sums = x.reshape(-1, x.shape[-1]), y.view(-1, y.shape[-1])
+            matrix = *weight, _aligned(factor)
+            _launch("nvfp4_linear", rows, matrix, sums, None, locks, invariant)
+        if bias is not None:
+            y += bias
+
     return ferrule.adopt(
         name,
         rule,
-        make=_make_linear,
-        constants={
-            "rows": _bucket("x.size // max(K, 1)"),
-            "n": "N",
-            "k": "K",
-            "invariant": invariant,
-        },
+        run=run,
         prepared={"weight": (_repacked_matrix, "w_packed", "w_scale")},
         state=STATE,
         batch="N",
         partial_sums=partial_sums,
-        version=1,
+        version=f"1, invariant: {invariant}",
     )
 
 
 def experts(name: str, rule: str, activation: str, on_input: bool, invariant: bool) -> ferrule.Op:
     """The op of a mixture, without derivatives; arguments as of `linear` and `moe_op`."""
+    gelu = activation == "gelu_tanh"
+
+    def run(
+        x: Any, weights: Any, ids: Any, *matrices: Any, w13: Any, w2: Any, locks: Any
+    ) -> Any:  # fmt: skip
+        e, width = matrices[0].shape[0], matrices[0].shape[2]
+        if not (ids.numel() and x.numel() and e and width):
+            return x.new_zeros(x.shape)
+        ids = mapped_ids(ids, matrices[6] if len(matrices) > 6 else None)
+        slots, order = ids.reshape(-1).sort()  # those of no expert are first, or last
+        layout = _layout(slots, e)
+        weights = weights.float()
+        rows, places = _rows(_aligned(x), order)
+        both = x.new_empty(len(order), 2, width)
+        _launch("nvfp4_moe", rows, w13, both.flatten(1), layout, locks, invariant)
+        hidden = _hidden(both, weights.reshape(-1)[order] if on_input else None, gelu)
+        made = x.new_empty(rows.shape)
+        _launch("nvfp4_moe", hidden, w2, made, layout, locks, invariant)
+        return _sums(made, places, ids, None if on_input else weights, e)
+
     return ferrule.adopt(
         name,
         rule,
-        make=_make_experts,
-        constants={
-            "rows": _bucket("ids.size"),
-            "e": "E",
-            "h": "H",
-            "i": "I",
-            "gelu": activation == "gelu_tanh",
-            "on_input": on_input,
-            "invariant": invariant,
-        },
+        run=run,
         prepared={
             "w13": (_repacked_w13, "w13_packed", "w13_scale", "w13_scale_2"),
             "w2": (_repacked_w2, "w2_packed", "w2_scale", "w2_scale_2"),
@@ -110,13 +133,8 @@ def experts(name: str, rule: str, activation: str, on_input: bool, invariant: bo
         state=STATE,
         batch="M",
         partial_sums="I",
-        version=1,
+        version=f"1, {activation}, on input: {on_input}, invariant: {invariant}",
     )
-
-
-def _bucket(rows: str) -> str:
-    """The rows that a kernel is compiled for: the next power of two."""
-    return f"next_pow2(max(min({rows}, {MOST_ROWS}), 1))"
 
 
 # -- what is made once ----------------------------------------------------------------------------
@@ -167,16 +185,38 @@ def _layer(dtype: Any, n: int, k: int, experts: int, device: Any) -> Any:
     )
 
 
-def _kernel(layer: Any, rows: int, gemm: str, invariant: bool, device: Any) -> Any:
-    """What the launch takes for a kernel: compiled for so many rows, and taken for all others."""
+_kernels: dict[Any, Any] = {}
+
+
+def _kernel(function: str, x: Any, n: int, experts: int, invariant: bool) -> Any:
+    """What the launch takes for a kernel: compiled for the next power of two of rows.
+
+    Raises:
+        KernelError: it would have to be compiled while a CUDA graph is captured.
+    """
+    m, k = x.shape
+    rows = 1 << (min(m, MOST_ROWS) - 1).bit_length()
+    key = rows, n, k, experts, x.dtype, invariant, x.get_device()
+    known = _kernels.get(key)
+    if known is not None:
+        return known
+    _require(function, x.device)
+    if x.is_cuda and library(x).cuda.is_current_stream_capturing():
+        raise ferrule.KernelError(
+            f"[{function}] backend='humming' is called with {m} rows for the first time, while a "
+            "CUDA graph is captured, which does not allow to compile. Call it once with as many "
+            "before the capture."
+        )
     from humming.kernel.humming import HummingKernel
     from humming.tune import get_heuristics_config
 
+    layer = _layer(x.dtype, n, k, experts, x.device)
+    gemm = "grouped_contiguous" if experts else "dense"
     options = {"gemm_type": gemm, "use_batch_invariant": invariant}
-    tuning = get_heuristics_config(layer, shape_m=rows, device=device, **options)
-    return HummingKernel.prepare_kernels(
-        layer.to_str(), json.dumps(options), json.dumps(tuning), device
-    )
+    tuning = get_heuristics_config(layer, shape_m=rows, device=x.device, **options)
+    texts = layer.to_str(), json.dumps(options), json.dumps(tuning)
+    _kernels[key] = HummingKernel.prepare_kernels(*texts, x.device)
+    return _kernels[key]
 
 
 def _repacked(function: str, w: Any, scale: Any, scale_2: Any) -> tuple[Any, ...]:
@@ -203,7 +243,7 @@ def _repacked(function: str, w: Any, scale: Any, scale_2: Any) -> tuple[Any, ...
 
 def _aligned(x: Any) -> Any:
     """A tensor that is contiguous and begins at a multiple of 16 bytes."""
-    x = x.contiguous()
+    x = x if x.is_contiguous() else x.contiguous()
     return x.clone() if x.data_ptr() % 16 else x
 
 
@@ -237,121 +277,92 @@ def _repacked_w2(w_packed: Any, w_scale: Any, w_scale_2: Any) -> tuple[Any, ...]
 # -- what each call runs --------------------------------------------------------------------------
 
 
-def _make_linear(
-    *, device: str, T: str, rows: int, n: int, k: int, invariant: bool, **_: Any
-) -> Callable[..., None]:
-    """A product's function for a dtype, a matrix' sizes and a bucket of rows."""
-    import torch
-
-    _require("nvfp4_linear", device)
-    at = torch.device(device)
-    kernel = launch = None
-    if n and k:
-        kernel = _kernel(_layer(getattr(torch, T), n, k, 0, at), rows, "dense", invariant, at)
-        launch = torch.ops.humming.launch_kernel.out  # which is there now
-
-    def run(
-        x: Any, w_packed: Any, w_scale: Any, w_scale_2: Any, bias: Any = None,
-        *, y: Any, weight: Any, locks: Any,
-    ) -> None:  # fmt: skip
-        if not y.numel():
-            return
-        if launch is None:
-            y.zero_()
-        else:
-            matrix = *weight, _aligned(w_scale_2.reshape(1))
-            _launch(launch, kernel, x.reshape(-1, k), matrix, y.view(-1, n), None, locks)
-        if bias is not None:
-            y += bias
-
-    return run
-
-
-def _launch(launch: Any, kernel: Any, x: Any, weight: Any, y: Any, layout: Any, locks: Any) -> None:
+def _launch(
+    function: str, x: Any, weight: Any, y: Any, layout: Any, locks: Any, invariant: bool
+) -> None:
     """``y = x @ w.T``; ``layout`` has the row where each expert's begin, and where the last end."""
+    experts = 0 if layout is None else len(layout) - 1
+    kernel = _kernel(function, x, y.shape[1], experts, invariant)
     if x.data_ptr() % 16:
         x = x.clone()
     none = None, None, None
+    launch = sys.modules["torch"].ops.humming.launch_kernel.out
     launch(kernel, x, *weight, *none, None, y, *none, layout, locks, 1, 0)
 
 
-def _make_experts(
-    *, device: str, T: str, rows: int, e: int, h: int, i: int, gelu: bool, on_input: bool,
-    invariant: bool, **_: Any,
-) -> Callable[..., None]:  # fmt: skip
-    """A mixture's function for a dtype, matrices' sizes and a bucket of slots."""
-    import torch
-
-    _require("nvfp4_moe", device)
-    at, dtype = torch.device(device), getattr(torch, T)
-    kernels: list[Any] = []
-    launch: Any = None
-    if e and h and i:
-        layers = _layer(dtype, 2 * i, h, e, at), _layer(dtype, h, i, e, at)
-        kernels = [_kernel(each, rows, "grouped_contiguous", invariant, at) for each in layers]
-        launch = torch.ops.humming.launch_kernel.out
-    count = torch.arange(e + 1, dtype=torch.int32, device=at)
-
-    def run(
-        x: Any, weights: Any, ids: Any, *matrices: Any, y: Any, w13: Any, w2: Any, locks: Any
-    ) -> None:
-        if launch is None or not ids.numel():
-            y.zero_()
-            return
-        slots = _Slots(ids, matrices[6] if len(matrices) > 6 else None, e, count)
-        both = x.new_empty(ids.numel(), 2 * i)
-        _launch(launch, kernels[0], x[slots.tokens], w13, both, slots.layout, locks)
-        by = weights.float().reshape(-1)[slots.order, None] if on_input else None
-        rows = x.new_empty(ids.numel(), h)
-        _launch(launch, kernels[1], _hidden(both, by, gelu), w2, rows, slots.layout, locks)
-        slots.add_up(rows, None if on_input else weights, y)
-
-    return run
+def _layout(slots: Any, experts: int) -> Any:
+    """``[E + 1]`` of int32: where slots of each expert begin, and where the last end."""
+    torch = library(slots)
+    each = torch.arange(experts + 1, dtype=slots.dtype, device=slots.device)
+    return torch.searchsorted(slots, each, out_int32=True)
 
 
-class _Slots:
-    """The slots of a call, by expert: those of none come last, and nothing is made of them.
+# What a launch reads and writes, four elements a thread.
+_FOUR = """
+    const long width = {width} / 4, row = thread_position_in_grid.x / width;
+    const long at = 4 * (thread_position_in_grid.x % width);
+    typedef metal::vec<T, 4> four;
+"""
 
-    Attributes:
-        inside: ``[M, k]``: which of them have an expert.
-        order: ``[M * k]``: the slots, sorted.
-        tokens: ``[M * k]``: the token of each of these.
-        layout: ``[E + 1]`` of int32: where the slots of each expert begin, and where the last end.
-    """
+# Rows of tokens, one for each slot in order, and the place of each slot.
+_rows = ferrule.op(
+    "humming_rows",
+    "x[M,H]:T, order[R]:int64 -> rows[R,H]:T, places[R]:int32 where H % 4 == 0",
+    metal=_FOUR.format(width="H")
+    + """
+    const long slot = order[row];
+    if (at == 0) places[slot] = int(row);
+    *(device four*)(rows + row * H + at) =
+        *(device const four*)(x + slot / (R / M) * H + at);
+    """,
+    grid="R * H // 4",
+    threadgroup=256,
+    version=1,
+)
 
-    def __init__(self, ids: Any, expert_map: Any, experts: int, count: Any) -> None:
-        import torch
+# activation(gate) * up in float32, rounded; a slot's weight multiplies both before.
+_hidden = ferrule.op(
+    "humming_hidden",
+    "rows[R,2,I]:T, by[R]:float32?, gelu:bool -> hidden[R,I]:T where I % 4 == 0",
+    metal=_FOUR.format(width="I")
+    + """
+    const four gates = *(device const four*)(rows + 2 * row * I + at);
+    const four ups = *(device const four*)(rows + (2 * row + 1) * I + at);
+    four made;
+    const float weight = has_by ? by[row] : 1.0f;
+    for (int j = 0; j < 4; j++) {
+        const float gate = float(gates[j]) * weight, up = float(ups[j]) * weight;
+        const float cubic = 0.79788456f * (gate + 0.044715f * gate * gate * gate);
+        const float value = gelu ? 0.5f * gate * (1.0f + metal::precise::tanh(cubic))
+                                 : gate / (1.0f + metal::precise::exp(-gate));
+        made[j] = T(value * up);
+    }
+    *(device four*)(hidden + row * I + at) = made;
+    """,
+    grid="R * I // 4",
+    threadgroup=256,
+    version=1,
+)
 
-        ids = mapped_ids(ids, expert_map)
-        self.inside = (ids >= 0) & (ids < experts)
-        flat = torch.where(self.inside, ids, experts).to(torch.int32).reshape(-1)
-        flat, self.order = flat.sort(stable=True)
-        self.tokens = self.order // ids.shape[1]
-        self.layout = torch.searchsorted(flat, count, out_int32=True)
-
-    def add_up(self, rows: Any, weights: Any, y: Any) -> None:
-        """Write the weighted sum of each token's rows to y."""
-        import torch
-
-        order = self.order
-        places = torch.empty_like(order)
-        places[order] = torch.arange(len(order), device=order.device)
-        rows = rows[places].view(*self.inside.shape, -1).float()
-        if weights is not None:
-            rows *= weights[..., None]
-        y.copy_(torch.where(self.inside[..., None], rows, 0).sum(1))
-
-
-def _hidden(both: Any, by: Any, gelu: bool) -> Any:
-    """``activation(gate) * up``, in float32, rounded; a slot's weight multiplies both before."""
-    from torch.nn import functional
-
-    gate, up = both.chunk(2, 1)
-    gate = gate.float()
-    if by is not None:
-        gate *= by
-    gate = functional.gelu(gate, approximate="tanh") if gelu else functional.silu(gate)
-    gate *= up
-    if by is not None:
-        gate *= by
-    return gate.to(both.dtype)
+# The weighted sum of each token's rows, of slots that have an expert.
+_sums = ferrule.op(
+    "humming_sums",
+    "rows[R,H]:T, places[R]:int32, ids[M,Q]:J, weights[M,Q]:float32?, experts:int32 -> y[M,H]:T "
+    "where H % 4 == 0",
+    metal=_FOUR.format(width="H")
+    + """
+    float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+    for (long slot = row * Q; slot < (row + 1) * Q; slot++) {
+        if (ids[slot] < 0 || ids[slot] >= experts) continue;
+        const four made = *(device const four*)(rows + long(places[slot]) * H + at);
+        const float weight = has_weights ? weights[slot] : 1.0f;
+        for (int j = 0; j < 4; j++) sum[j] += weight * float(made[j]);
+    }
+    four total;
+    for (int j = 0; j < 4; j++) total[j] = T(sum[j]);
+    *(device four*)(y + row * H + at) = total;
+    """,
+    grid="M * H // 4",
+    threadgroup=256,
+    version=1,
+)
