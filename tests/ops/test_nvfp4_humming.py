@@ -203,6 +203,20 @@ def test_any_routing(package: Humming, dtype: torch.dtype, sizes: Any) -> None:
     assert len(package.launches) == 12
 
 
+def test_tokens_anywhere(package: Humming) -> None:
+    """Strided, and at any address; weights of other dtypes; ids behind all experts."""
+    random = np.random.default_rng(14)
+    of = mixture(random, 3, 32, 16)
+    x, weights = normal(random, torch.half, 4, 32), torch.rand(4, 2).half()
+    ids = torch.tensor([[0, 2], [2, 2**31 - 1], [-5, 1], [1, 1]])
+    expected = moe(x, weights, ids, *of.given)
+    memory = torch.zeros(129).half()
+    memory[1:] = x.flatten()
+    for other in (x.T.contiguous().T, memory[1:].view(4, 32)):
+        assert torch.equal(moe(other, weights.double(), ids.int(), *of.given), expected)
+    assert torch.equal(moe(x, weights.T.contiguous().T, ids, *of.given), expected)
+
+
 def test_no_slots(package: Humming) -> None:
     """No tokens, no experts for them, or none at all; what names no expert adds nothing."""
     random = np.random.default_rng(7)
