@@ -44,9 +44,9 @@ def nvfp4_linear(
             "reference", anywhere, makes it in float32, and has the array library multiply.
             "humming" is the package ``humming-kernels`` (``pip install 'ferrule[humming]'``): for
             torch's tensors of bfloat16 and float16 on GPUs of compute capability 9.0, one second
-            scale, and N a multiple of 8. It has a copy of w in an order of its own, and compiles a kernel at the
-            first call of each power of two of rows. Up to 128 rows, where it adds up parts of sums
-            in x's dtype, results differ from call to call, unless
+            scale, and N a multiple of 8. It has a copy of w in an order of its own, and compiles a
+            kernel at the first call of each power of two of rows. Up to 128 rows, where it adds up
+            parts of sums in x's dtype, results differ from call to call, unless
             ``torch.use_deterministic_algorithms(True)`` has it take slower kernels; the bias is
             added in x's dtype.
 
