@@ -16,6 +16,8 @@ from ferrule import ops
 from ferrule.operators import text
 from ferrule.operators.unit_steps import CudaUnit
 from ferrule.ops import quantized_cuda
+from ferrule.ops.nvfp4.linear import linear_op
+from ferrule.ops.nvfp4.moe import moe_op
 from ferrule.tools import nvrtc
 
 
@@ -119,6 +121,7 @@ def test_units_of_gathers_do_not_spill(
         (("nvfp4", 16, 4), "tr", 2, 64), (("affine", 128, 8), "lr", 100, 64),
         (("nvfp4", 16, 4), "", 8, 64 * 132), (("affine", 32, 4), "", 16, 80 * 132),
         (("mxfp4", 32, 4), "", 2, 112 * 132), (("affine", 64, 8), "", 9, 144 * 132),
+        (("nvfp4", 16, 4), "", 128, 256 * 132), (("affine", 32, 8), "", 100, 256 * 132),
     ],
     ids=str,
 )  # fmt: skip
@@ -168,7 +171,7 @@ GPUS = [
     high=st.sampled_from([1, 8, 32, 64, 70, 80, 96, 110, 144, 250]),
     off=st.integers(-8, 8),
     k=st.sampled_from([1, 3, 16, 64, 200]),
-    rows=st.integers(1, 70) | st.sampled_from([128, 500, 2000]),
+    rows=st.integers(1, 70) | st.sampled_from([128, 500, 1000, 2000]),
 )
 @settings(max_examples=60, deadline=None)
 def test_units_of_quantized_matrices_fit_every_gpu(
@@ -199,6 +202,91 @@ def test_units_of_quantized_matrices_fit_every_gpu(
             assert getattr(step, "shared", 0) <= (room - 1) * 1024
     else:  # rows so few that a Metal body is as fast
         assert rows <= quantized_cuda.FEWEST and not letters
+
+
+# Of an H100: where one matrix or many have products by blocks that stay, and what is there else.
+@pytest.mark.parametrize(
+    ("rows", "n", "function"),
+    [
+        (16, 28672, "dense"), (64, 28672, "wide"), (65, 4096, "wide"), (128, 28672, "persistent"),
+        (512, 4096, "wide"), (513, 1024, "weights"), (1024, 28672, "persistent"),
+        (1025, 28672, "weights"),
+    ],
+)  # fmt: skip
+def test_products_of_one_matrix(rows: int, n: int, function: str) -> None:
+    given = {
+        "x": ((rows, 4096), ferrule.bfloat16),
+        "w_packed": ((n, 2048), ferrule.uint8),
+        "w_scale": ((n, 256), ferrule.uint8),
+        "w_scale_2": ((), ferrule.float32),
+    }
+    for backend in ("", "packed"):
+        op = linear_op("nvfp4", False, False, backend)
+        binding = text._bind(op, given).binding.on(text._hopper)
+        chosen = next(body for body in op.implementations if body.holds(binding))
+        steps = [step for step, _ in chosen.launch_for(binding).steps]
+        assert function in [step.function for step in steps if hasattr(step, "function")]
+        function = "persistent" if function == "weights" else function
+
+
+def mixture(tokens: int, experts: int, wide: int) -> tuple[ferrule.Op, dict[str, Any]]:
+    """An op, and inputs for it: 8 experts of each token, matrices of 2048 by so many."""
+    op, e = moe_op("nvfp4", "silu", False, True), experts
+    given: dict[str, Any] = {
+        "x": ((tokens, 2048), ferrule.float16),
+        "weights": ((tokens, 8), ferrule.bfloat16),
+        "ids": ((tokens, 8), ferrule.int32),
+        "w13_packed": ((e, 2, wide, 1024), ferrule.uint8),
+        "w13_scale": ((e, 2, wide, 128), ferrule.uint8),
+        "w13_scale_2": ((e, 2), ferrule.float32),
+        "w2_packed": ((e, 2048, wide // 2), ferrule.uint8),
+        "w2_scale": ((e, 2048, wide // 16), ferrule.uint8),
+        "w2_scale_2": ((e,), ferrule.float32),
+        "expert_map": ((2 * e,), ferrule.int64),
+    }
+    return op, given
+
+
+@pytest.mark.parametrize("tokens", [400, 4000])
+def test_mixtures_of_many_tokens_compile_for_all(library: nvrtc.Nvrtc, tokens: int) -> None:
+    """Packages have them for other GPUs, too, which never start them."""
+    op, given = mixture(tokens, 128, 768)
+    units = [text.described_unit(op, body, given) for body in op.implementations[:-1]]
+    unit = next(unit for unit in units if unit)
+    for architecture in ("sm_80", "sm_90", "sm_120"):
+        log = unit.compile(architecture).log
+        spilled = [int(count) for count in re.findall(r"(\d+) bytes spill", log)]
+        assert spilled and max(spilled) <= 40
+        # Warp groups that multiply get registers of the one that copies, if all begin with these.
+        assert architecture != "sm_90" or log.count("Used 168 registers") == 2
+
+
+@given(
+    gpu=st.sampled_from(GPUS),
+    tokens=st.integers(1, 9) | st.sampled_from([32, 100, 193, 641, 5000, 100_000]),
+    experts=st.sampled_from([1, 3, 8, 128, 1100, 11_999]),
+    wide=st.sampled_from([16, 112, 768, 14336]),
+)
+@settings(deadline=None)
+def test_mixtures_fit_every_gpu(
+    gpu: tuple[int, int, int], tokens: int, experts: int, wide: int
+) -> None:
+    """As products do; and there is room for all tiles, however slots are spread."""
+    op, given = mixture(tokens, experts, wide)
+    capability, count, room = gpu
+    binding = text._bind(op, given).binding
+    binding.device = lambda: {":device": "cuda", "sm_count": count, "capability": capability}
+    chosen = next(body for body in op.implementations if body.holds(binding))
+    assert isinstance(chosen, CudaUnit)
+    launch, slots = chosen.launch_for(binding), 8 * tokens
+    for _, step in launch.steps:
+        assert getattr(step, "shared", 0) <= (room - 1) * 1024
+    arranged = [step for of, step in launch.steps if of.function == "arranged"]
+    if arranged:
+        most = slots // (8 * arranged[0].blocks[1])  # of full tiles
+        fullest = most + min(experts, slots - most)
+        assert min(fullest, slots) <= arranged[0].blocks[0]
+        assert 3 * min(fullest, slots) < launch.scratch["tiles"][2]
 
 
 DTYPES = {

@@ -287,8 +287,8 @@ def gathered(
 
 
 def most_packed(bits: int, transpose: bool) -> str:
-    """An expression for the most rows of x that the packed weights are for: of more, and with
-    ``transpose`` unset of any, `many` is chosen."""
+    """An expression for the most rows of x with which no dequantized matrix is kept: those of
+    `wide`, or of `few`. With ``transpose`` unset a matrix is kept for any."""
     if not transpose:
         return "0"
     if bits not in (4, 8):

@@ -21,10 +21,10 @@ WORK = """
 struct Work {
   int panel, matrix, at, count;
 };
-// Bytes of 64 k of a tile of x: where the first are, how many, and how far the next are.
+// Bytes of 64 k of a tile of x: where the first are, how far the next are, and how many.
 struct TileOfX {
-  int64_t begin;
-  uint32_t bytes, pitch;
+  int64_t begin, pitch;
+  uint32_t bytes;
 };
 // Which panel and which tile the i-th work has: neighbours are NEAR tiles with the same rows of w,
 // and both stay in the L2. The tile is -1 behind the last.
@@ -150,8 +150,8 @@ struct Works {
     return {place.x, 0, place.y * TOK, min(count - place.y * TOK, TOK)};
   }
   __device__ TileOfX x(const Work& work, int64_t) const {
-    const uint32_t bytes = (work.count + 7) / 8 * 1024, pitch = (count + 7) / 8 * 1024;
-    return {work.at * int64_t(128), bytes, pitch};
+    const uint32_t bytes = (work.count + 7) / 8 * 1024;
+    return {work.at * int64_t(128), (count + 7) / 8 * int64_t(1024), bytes};
   }
 };
 """

@@ -293,7 +293,8 @@ class Layer(NamedTuple):
         sizes = [tile.shared_memory(mode, bits, group) for tile in tiles]
         conditions = [
             WHERE.replace("K > 0", "E > 0"),
-            "H > 0 and I > 0 and Q > 0 and E < 12000 and I * H < 4294967296",
+            "H > 0 and I > 0 and Q > 0 and E < 12000",
+            "(I + 128) * (H + 128) < 4294967296",  # where rows of a block begin is an int
             *when,
             *map(room, sizes),
         ]

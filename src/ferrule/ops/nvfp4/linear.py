@@ -202,7 +202,9 @@ class _LinearRule(Rule):
         packed = on_cuda.packed(mode, bits, group, self.names)
         many = on_cuda.many(mode, bits, group, True, self.names)
         if backend == "packed":
-            any_rows = PERSISTENT._replace(when="K > 0")
+            # The threads that put x in order are counted in 32 bits, and have 8 elements each.
+            most = "x.size + 128 * (x.size // max(K, 1)) < 34359738368"
+            any_rows = PERSISTENT._replace(when=most)
             return [*packed, on_cuda.persistent(mode, bits, group, self.names, any_rows)]
         return many if backend == "dequantize" else [*packed, *many]
 

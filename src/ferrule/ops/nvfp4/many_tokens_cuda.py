@@ -94,6 +94,6 @@ down_of_many(const T* x, const uint8_t* w, const uint8_t* scales, SCALE_2 scale_
 
 # What packages for other GPUs have, which never start it.
 ELSEWHERE = """
-extern "C" __global__ void NAME_of_many(const T*, const uint8_t*, const uint8_t*, SCALE_2,
-                                        const int*, const int*, const V*, OUT*, int64_t, int64_t) {}
+extern "C" __global__ void NAME(const T*, const uint8_t*, const uint8_t*, SCALE_2, const int*,
+                                const int*, const V*, OUT*, int64_t, int64_t) {}
 """
