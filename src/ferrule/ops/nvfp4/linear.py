@@ -13,6 +13,7 @@ from ..formats import Format
 from ..quantized import Rule, quantized_matmul
 from ..quantizing import dequantize
 from ..rows import on_cpu
+from . import arguments
 
 FORMATS = {"nvfp4": Format("nvfp4", 16, 4), "mxfp4": Format("mxfp4", 32, 4)}
 SCALES = {"nvfp4": "(float8_e4m3fn, uint8)", "mxfp4": "(float8_e8m0fnu, uint8)"}
@@ -57,7 +58,11 @@ def nvfp4_linear(
         >>> ferrule.ops.nvfp4_linear(np.ones(16, np.float32), w, scale, np.float32(0.5))
         array([8., 8.], dtype=float32)
     """
-    return _linear("nvfp4", x, w_packed, w_scale, w_scale_2, bias, backend)
+    try:
+        return _linear("nvfp4", x, w_packed, w_scale, w_scale_2, bias, backend)
+    except arguments.REFUSED as error:
+        given = {"x": x, "w_packed": w_packed, "w_scale": w_scale, "w_scale_2": w_scale_2}
+        raise arguments.explained(error, "nvfp4_linear", given | {"bias": bias}) from None
 
 
 def mxfp4_linear(
@@ -74,7 +79,11 @@ def mxfp4_linear(
 
     Source: OCP Microscaling Formats Specification 1.0.
     """
-    return _linear("mxfp4", x, w_packed, w_scale, None, bias, backend)
+    try:
+        return _linear("mxfp4", x, w_packed, w_scale, None, bias, backend)
+    except arguments.REFUSED as error:
+        given = {"x": x, "w_packed": w_packed, "w_scale": w_scale, "bias": bias}
+        raise arguments.explained(error, "mxfp4_linear", given) from None
 
 
 def _linear(

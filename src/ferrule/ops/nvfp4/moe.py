@@ -10,7 +10,7 @@ import ferrule
 from .. import formats
 from ..arrays import cast, count, filled, library
 from ..quantized import gather_qmm
-from . import experts_cuda
+from . import arguments, experts_cuda
 from .linear import FORMATS, SCALES, as_bytes, checked_backend
 
 
@@ -64,11 +64,15 @@ def nvfp4_moe(
             with respect to hidden_states and topk_weights.
         KernelTypeError: an argument is no array.
     """
-    return _moe(
-        "nvfp4", hidden_states, topk_weights, topk_ids,
-        [w13_packed, w13_scale, w13_scale_2, w2_packed, w2_scale, w2_scale_2],
-        expert_map, activation, apply_router_weight_on_input, backend,
-    )  # fmt: skip
+    matrices = [w13_packed, w13_scale, w13_scale_2, w2_packed, w2_scale, w2_scale_2]
+    try:
+        return _moe(
+            "nvfp4", hidden_states, topk_weights, topk_ids, matrices,
+            expert_map, activation, apply_router_weight_on_input, backend,
+        )  # fmt: skip
+    except arguments.REFUSED as error:
+        given = _named(hidden_states, topk_weights, topk_ids, expert_map, *matrices)
+        raise arguments.explained(error, "nvfp4_moe", given) from None
 
 
 def mxfp4_moe(
@@ -93,11 +97,15 @@ def mxfp4_moe(
 
     Returns, Raises: as `nvfp4_moe` says.
     """
-    return _moe(
-        "mxfp4", hidden_states, topk_weights, topk_ids,
-        [w13_packed, w13_scale, None, w2_packed, w2_scale, None],
-        expert_map, activation, apply_router_weight_on_input, backend,
-    )  # fmt: skip
+    matrices = [w13_packed, w13_scale, None, w2_packed, w2_scale, None]
+    try:
+        return _moe(
+            "mxfp4", hidden_states, topk_weights, topk_ids, matrices,
+            expert_map, activation, apply_router_weight_on_input, backend,
+        )  # fmt: skip
+    except arguments.REFUSED as error:
+        given = _named(hidden_states, topk_weights, topk_ids, expert_map, *matrices)
+        raise arguments.explained(error, "mxfp4_moe", given) from None
 
 
 def nvfp4_moe_batched(
@@ -127,31 +135,27 @@ def nvfp4_moe_batched(
     Raises:
         KernelError, KernelTypeError: as `nvfp4_moe` says.
     """
-    formats.check_arrays("nvfp4_moe_batched", hidden_states=hidden_states, counts=counts)
-    if hidden_states.ndim != 3 or counts.ndim != 1:
-        raise ferrule.KernelError(
-            f"[nvfp4_moe_batched] hidden_states has the shape {tuple(hidden_states.shape)}, counts "
-            f"{tuple(counts.shape)}; expected [E, C, H] and [E]."
-        )
-    formats.check_arrays("nvfp4_moe_batched", w13_packed=w13_packed)
-    sizes = [array.shape[0] for array in (hidden_states, counts, w13_packed)]
-    if len({*sizes}) > 1:
-        raise ferrule.KernelError(
-            "[nvfp4_moe_batched] hidden_states, counts and w13_packed are of "
-            f"{', '.join(map(str, sizes))} experts; expected as many. Give each expert here its "
-            "rows and its count, which may be 0."
-        )
+    matrices = [w13_packed, w13_scale, w13_scale_2, w2_packed, w2_scale, w2_scale_2]
+    given = _named(hidden_states, None, None, None, *matrices) | {"counts": counts}
+    arguments.check("nvfp4_moe_batched", given)
     of = library(hidden_states)
     experts, capacity, width = hidden_states.shape
     place = count(capacity, hidden_states)[None]
     ids = of.where(place < counts[:, None], count(experts, hidden_states)[:, None], -1)
     ones = filled(1.0, hidden_states)[None] + cast(ids * 0, "float32").reshape(-1, 1)
-    y = _moe(
-        "nvfp4", hidden_states.reshape(-1, width), ones, ids.reshape(-1, 1),
-        [w13_packed, w13_scale, w13_scale_2, w2_packed, w2_scale, w2_scale_2],
-        None, activation, False, backend,
-    )  # fmt: skip
+    rows, ids = hidden_states.reshape(-1, width), ids.reshape(-1, 1)
+    try:
+        y = _moe("nvfp4", rows, ones, ids, matrices, None, activation, False, backend)
+    except arguments.REFUSED as error:
+        raise arguments.explained(error, "nvfp4_moe_batched", given) from None
     return y.reshape(experts, capacity, width)
+
+
+def _named(*given: Any) -> dict[str, Any]:
+    """The arguments of a call by their names."""
+    matrices = (f"w{w}_{part}" for w in (13, 2) for part in ("packed", "scale", "scale_2"))
+    names = "hidden_states", "topk_weights", "topk_ids", "expert_map", *matrices
+    return dict(zip(names, given, strict=True))
 
 
 def _moe(
