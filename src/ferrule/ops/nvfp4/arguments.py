@@ -15,7 +15,6 @@ import ferrule
 
 from ..arrays import FLOATS, dtype_name, library
 
-REFUSED = (ferrule.KernelError, ferrule.KernelTypeError)
 IDS = ("int32", "int64")
 COUNTS = (*IDS, "int8", "int16", "uint8", "uint16", "uint32", "uint64")
 _FACTOR = "w_scale_2"  # of one matrix, which may be a number
@@ -149,12 +148,18 @@ SIGNATURES = {
 }
 
 
-def explained(error: Exception, function: str, given: Mapping[str, Any]) -> Exception:
-    """The error of a call that was refused, in the words of its function where a shape, dtype,
-    library or device does not fit; else what was said, with the function's name."""
-    other = "nvfp4_moe"  # by which `nvfp4_moe_batched` does its work
-    said = str(error).replace(f"[{other}]", f"[{function}]", 1)
-    return _fault(function, given) or (error if said == str(error) else type(error)(said))
+def explain(error: Exception, function: str, given: Mapping[str, Any]) -> None:
+    """Say why a call failed in the words of its function, if that is for its arguments.
+
+    Raises:
+        KernelError, KernelTypeError: an argument does not fit, as `check` says; or ``error`` with
+            the name of this function, where it has that of `nvfp4_moe`, which does the work.
+    """
+    if (fault := _fault(function, given)) is not None:
+        raise fault from None
+    said = str(error).replace("[nvfp4_moe]", f"[{function}]", 1)
+    if isinstance(error, ferrule.FerruleError) and said != str(error):
+        raise type(error)(said) from None
 
 
 def check(function: str, given: Mapping[str, Any]) -> None:

@@ -60,9 +60,10 @@ def nvfp4_linear(
     """
     try:
         return _linear("nvfp4", x, w_packed, w_scale, w_scale_2, bias, backend)
-    except arguments.REFUSED as error:
+    except Exception as error:
         given = {"x": x, "w_packed": w_packed, "w_scale": w_scale, "w_scale_2": w_scale_2}
-        raise arguments.explained(error, "nvfp4_linear", given | {"bias": bias}) from None
+        arguments.explain(error, "nvfp4_linear", given | {"bias": bias})
+        raise
 
 
 def mxfp4_linear(
@@ -81,9 +82,10 @@ def mxfp4_linear(
     """
     try:
         return _linear("mxfp4", x, w_packed, w_scale, None, bias, backend)
-    except arguments.REFUSED as error:
+    except Exception as error:
         given = {"x": x, "w_packed": w_packed, "w_scale": w_scale, "bias": bias}
-        raise arguments.explained(error, "mxfp4_linear", given) from None
+        arguments.explain(error, "mxfp4_linear", given)
+        raise
 
 
 def _linear(
@@ -91,8 +93,7 @@ def _linear(
 ) -> Any:
     function = f"{mode}_linear"
     checked_backend(function, backend, BACKENDS)
-    w_packed = as_bytes(function, "w_packed", w_packed)
-    formats.check_arrays(function, x=x, w_scale=w_scale, **({} if bias is None else {"bias": bias}))
+    w_packed = as_bytes(w_packed)
     if backend == "dequantize" and on_cpu(x):
         raise ferrule.KernelError(
             f"[{function}] backend='dequantize', whose product is cuBLAS's, but x is on a "
@@ -100,7 +101,7 @@ def _linear(
         )
     by_row = False
     if mode == "nvfp4":
-        scale_2 = as_factor(function, "w_scale_2", scale_2, x)
+        scale_2 = as_factor(scale_2, x)
         by_row = scale_2.ndim > 0 and scale_2.shape[0] != 1
     arrays = [array for array in (x, w_packed, w_scale, scale_2) if array is not None]
     if bias is not None and hasattr(x, "placements"):  # parts of a DTensor would each add the bias
@@ -125,23 +126,17 @@ def checked_backend(function: str, backend: Any, backends: tuple[str, ...]) -> N
         )
 
 
-def as_bytes(function: str, name: str, array: Any) -> Any:
+def as_bytes(array: Any) -> Any:
     """Codes of E2M1 as bytes, where they are given in torch's dtype for two of them."""
-    formats.check_arrays(function, **{name: array})
     if dtype_name(array) == "float4_e2m1fn_x2":
         return array.view(library(array).uint8)
     return array
 
 
-def as_factor(function: str, name: str, scale: Any, like: Any) -> Any:
-    """A second scale as an array where the array ``like`` is.
-
-    Raises:
-        KernelTypeError: it is neither a number nor an array.
-    """
+def as_factor(scale: Any, like: Any) -> Any:
+    """A second scale as an array where the array ``like`` is."""
     if type(scale) in (int, float) or (type(scale).__module__ == "numpy" and scale.ndim == 0):
         return filled(float(scale), like)
-    formats.check_arrays(function, **{name: scale})
     return scale
 
 

@@ -70,9 +70,10 @@ def nvfp4_moe(
             "nvfp4", hidden_states, topk_weights, topk_ids, matrices,
             expert_map, activation, apply_router_weight_on_input, backend,
         )  # fmt: skip
-    except arguments.REFUSED as error:
+    except Exception as error:
         given = _named(hidden_states, topk_weights, topk_ids, expert_map, *matrices)
-        raise arguments.explained(error, "nvfp4_moe", given) from None
+        arguments.explain(error, "nvfp4_moe", given)
+        raise
 
 
 def mxfp4_moe(
@@ -103,9 +104,10 @@ def mxfp4_moe(
             "mxfp4", hidden_states, topk_weights, topk_ids, matrices,
             expert_map, activation, apply_router_weight_on_input, backend,
         )  # fmt: skip
-    except arguments.REFUSED as error:
+    except Exception as error:
         given = _named(hidden_states, topk_weights, topk_ids, expert_map, *matrices)
-        raise arguments.explained(error, "mxfp4_moe", given) from None
+        arguments.explain(error, "mxfp4_moe", given)
+        raise
 
 
 def nvfp4_moe_batched(
@@ -146,8 +148,9 @@ def nvfp4_moe_batched(
     rows, ids = hidden_states.reshape(-1, width), ids.reshape(-1, 1)
     try:
         y = _moe("nvfp4", rows, ones, ids, matrices, None, activation, False, backend)
-    except arguments.REFUSED as error:
-        raise arguments.explained(error, "nvfp4_moe_batched", given) from None
+    except Exception as error:
+        arguments.explain(error, "nvfp4_moe_batched", given)
+        raise
     return y.reshape(experts, capacity, width)
 
 
@@ -176,34 +179,20 @@ def _moe(
             f"[{function}] activation={activation!r}; expected one of "
             f"{', '.join(map(repr, ACTIVATIONS))}."
         )
-    formats.check_arrays(function, hidden_states=x, topk_weights=weights, topk_ids=ids)
     w13, scale13, second13, w2, scale2, second2 = matrices
-    w13 = _halves(function, "w13_packed", as_bytes(function, "w13_packed", w13))
-    scale13 = _halves(function, "w13_scale", scale13)
-    given = [x, weights, ids, w13, scale13]
+    given = [x, weights, ids, _halves(as_bytes(w13)), _halves(scale13)]
     if mode == "nvfp4":
-        formats.check_arrays(function, w13_scale_2=second13, w2_scale_2=second2)
         given.append(second13[:, None] if second13.ndim == 1 else second13)
-    given += [as_bytes(function, "w2_packed", w2), scale2]
+    given += [as_bytes(w2), scale2]
     given += [second2] * (mode == "nvfp4") + [expert_map] * (expert_map is not None)
     op = moe_op(mode, activation, bool(on_input), expert_map is not None)
     return (op.using(backend) if backend else op)(*given)
 
 
-def _halves(function: str, name: str, array: Any) -> Any:
-    """An array of both halves, ``[E, 2 * I, *]``, as ``[E, 2, I, *]``.
-
-    Raises:
-        KernelError: it has no such shape.
-    """
-    formats.check_arrays(function, **{name: array})
+def _halves(array: Any) -> Any:
+    """An array of both halves, ``[E, 2 * I, *]``, as ``[E, 2, I, *]``."""
     if array.ndim == 4:
         return array
-    if array.ndim != 3 or array.shape[1] % 2:
-        raise ferrule.KernelError(
-            f"[{function}] {name} has the shape {tuple(array.shape)}; expected [E, 2 * I, …]: rows "
-            "of the gate, then as many for up."
-        )
     experts, rows, width = array.shape
     return array.reshape(experts, 2, rows // 2, width)
 
