@@ -210,18 +210,33 @@ def linear_op(mode: str, by_row: bool, biased: bool, backend: str = "") -> ferru
         gradients: list[Any] = [None] * len(primals)
         (c,) = cotangents
         if mode == "nvfp4" and wanted[3]:
-            raise ferrule.KernelError(
-                f"[op] op {op.name!r} has no derivative with respect to 'w_scale_2'. Differentiate "
-                "with respect to x and bias, and give w_scale_2 as a buffer, not a parameter."
-            )
+            raise _no_derivative(op.name)
         if wanted[0]:
             gradients[0] = _turned(mode, by_row, c, *primals[1 : 3 + rule.has_factor])
         if biased and wanted[-1]:
             gradients[-1] = c.reshape(-1, c.shape[-1]).sum(0)
         return gradients
 
+    def jvp(primals: Any, tangents: Any, outputs: Any) -> Any:
+        if mode == "nvfp4" and tangents[3] is not None:
+            raise _no_derivative(op.name)
+        if tangents[0] is None:
+            tangent = library(outputs[0]).zeros_like(outputs[0])
+        else:
+            matrix = primals[1 : 3 + rule.has_factor]
+            tangent = linear_op(mode, by_row, False)(tangents[0], *matrix)
+        return (tangent + tangents[-1] if biased and tangents[-1] is not None else tangent,)
+
     op.def_vjp(vjp, version=1)
+    op.def_jvp(jvp, version=1)
     return op
+
+
+def _no_derivative(op: str) -> ferrule.KernelError:
+    return ferrule.KernelError(
+        f"[op] op {op!r} has no derivative with respect to 'w_scale_2'. Differentiate with respect "
+        "to x and bias, and give w_scale_2 as a buffer, not a parameter."
+    )
 
 
 def _turned(

@@ -228,6 +228,7 @@ def moe_op(mode: str, activation: str, on_input: bool, mapped: bool) -> ferrule.
         version=1,
     )
     op.def_vjp(parts.vjp, version=1)
+    op.def_jvp(parts.jvp, version=1)
     return op
 
 
@@ -282,6 +283,10 @@ class _Slots:
         chosen = second[of.where(self.ids < 0, 0, self.ids)]
         return chosen[:, None] if chosen.ndim == 1 else chosen
 
+    def of_slots(self, weights: Any) -> Any:
+        """The weight of each slot, ``[M * k, 1]``."""
+        return cast(weights, "float32").reshape(-1)[self.order][:, None]
+
     def by_token(self, rows: Any) -> Any:
         """``[M, k, *]`` of what each slot has, zeros where it has no expert."""
         of, placed = library(rows), rows[self._back].reshape(*self._shape, rows.shape[1])
@@ -301,15 +306,25 @@ class _Parts(NamedTuple):
         scaled = self.mode == "nvfp4"
         expert_map = rest.pop() if len(rest) > (6 if scaled else 4) else None
         matrices = rest if scaled else [*rest[:2], None, *rest[2:], None]
+        slots = _Slots(self.mode, ids, expert_map, matrices[0].shape[0])
+        weight = slots.of_slots(weights)
+        return slots, matrices, weight, *self._halves(slots, matrices, x)
+
+    def _halves(self, slots: _Slots, matrices: list[Any], x: Any) -> tuple[Any, Any]:
+        """What both halves of w13 give of tokens, by slot."""
         w13, scale13, second13 = matrices[:3]
-        slots = _Slots(self.mode, ids, expert_map, w13.shape[0])
-        weight = cast(weights, "float32").reshape(-1)[slots.order][:, None]
         both = slots.product(cast(x, "float32")[slots.tokens], w13, scale13)
         gate, up = both[:, : w13.shape[2]], both[:, w13.shape[2] :]
-        if scaled:
+        if second13 is not None:
             second = slots.scale(second13)
             gate, up = gate * second[:, :1], up * second[:, -1:]
-        return slots, matrices, weight, gate, up
+        return gate, up
+
+    def _down(self, slots: _Slots, matrices: list[Any], hidden: Any) -> Any:
+        """What w2 gives of what it is multiplied with."""
+        w2, scale2, second2 = matrices[3:]
+        rows = slots.product(hidden, w2, scale2)
+        return rows if second2 is None else rows * slots.scale(second2)
 
     def _hidden(self, gate: Any, up: Any, weight: Any, dtype: Any) -> Any:
         """What the second product is of, rounded, in float32."""
@@ -321,9 +336,8 @@ class _Parts(NamedTuple):
     def layer(self, *primals: Any) -> Any:
         """The reference."""
         dtype = primals[0].dtype
-        slots, (_, _, _, w2, scale2, second2), weight, gate, up = self._first(primals)
-        rows = slots.product(self._hidden(gate, up, weight, dtype), w2, scale2)
-        rows = rows if second2 is None else rows * slots.scale(second2)
+        slots, matrices, weight, gate, up = self._first(primals)
+        rows = self._down(slots, matrices, self._hidden(gate, up, weight, dtype))
         return cast(slots.by_token(rows if self.on_input else rows * weight).sum(1), dtype)
 
     def vjp(self, primals: Any, cotangents: Any, outputs: Any, wanted: Any) -> Any:
@@ -333,11 +347,7 @@ class _Parts(NamedTuple):
             KernelError: another is asked for.
         """
         if any(wanted[2:]):
-            raise ferrule.KernelError(
-                f"[op] op '{self.mode}_moe' has no derivative with respect to matrices and their "
-                "scales. Differentiate with respect to hidden_states and topk_weights, and give "
-                "the others as buffers, not parameters."
-            )
+            raise self._no_derivative
         x, weights = primals[:2]
         slots, matrices, weight, gate, up = self._first(primals)
         w13, scale13, second13, w2, scale2, second2 = matrices
@@ -364,6 +374,40 @@ class _Parts(NamedTuple):
             rows = slots.product(both, w13, scale13, transpose=False)
             gradients[0] = cast(slots.by_token(rows).sum(1), x.dtype)
         return gradients
+
+    def jvp(self, primals: Any, tangents: Any, outputs: Any) -> Any:
+        """The tangent of the layer, by those of hidden states and weights.
+
+        Raises:
+            KernelError: another input has one.
+        """
+        if any(tangent is not None for tangent in tangents[2:]):
+            raise self._no_derivative
+        slots, matrices, weight, gate, up = self._first(primals)
+        of_weight = weight * 0 if tangents[1] is None else slots.of_slots(tangents[1])
+        if tangents[0] is None:
+            of_gate, of_up = gate * 0, up * 0
+        else:
+            of_gate, of_up = self._halves(slots, matrices, tangents[0])
+        hidden = self._hidden(gate, up, weight, primals[0].dtype)
+        if self.on_input:
+            of_gate, of_up = of_gate * weight + gate * of_weight, of_up * weight + up * of_weight
+            gate, up = gate * weight, up * weight
+        value, slope = ACTIVATIONS[self.activation](library(gate), gate)
+        rows = self._down(slots, matrices, slope * of_gate * up + value * of_up)
+        if not self.on_input:
+            rows = rows * weight
+            if tangents[1] is not None:
+                rows = rows + self._down(slots, matrices, hidden) * of_weight
+        return (cast(slots.by_token(rows).sum(1), primals[0].dtype),)
+
+    @property
+    def _no_derivative(self) -> ferrule.KernelError:
+        return ferrule.KernelError(
+            f"[op] op '{self.mode}_moe' has no derivative with respect to matrices and their "
+            "scales. Differentiate with respect to hidden_states and topk_weights, and give the "
+            "others as buffers, not parameters."
+        )
 
 
 def _silu(of: Any, v: Any) -> tuple[Any, Any]:
