@@ -30,7 +30,12 @@ _TEXT = (REPOSITORY / "pyproject.toml").read_text("utf-8")
 PROJECT: dict[str, Any] = tomllib.loads(_TEXT)["project"]
 
 # Module: the distribution that brings it, where the names differ.
-DISTRIBUTIONS = {"PIL": "matplotlib", "tomli": "pytest", "transformers": "mlx-lm"}
+DISTRIBUTIONS = {
+    "PIL": "matplotlib",
+    "humming": "humming-kernels",
+    "tomli": "pytest",
+    "transformers": "mlx-lm",
+}
 
 
 def build(folder: Path, compiler: str | None, **more: str) -> tuple[Path, str]:
@@ -174,6 +179,7 @@ def names_of(requirements: list[str]) -> set[str]:
 ALWAYS = names_of(PROJECT["dependencies"])
 DEMO = names_of(PROJECT["optional-dependencies"]["demo"])
 NVFP4 = names_of(PROJECT["optional-dependencies"]["nvfp4"])
+HUMMING = names_of(PROJECT["optional-dependencies"]["humming"])
 TEST = names_of(PROJECT["optional-dependencies"]["test"])
 
 
@@ -194,7 +200,11 @@ def imports(folder: Path) -> dict[str, set[str]]:
 def test_what_is_imported_is_required() -> None:
     # Theirs, never installed by us.
     users = {"torch", "mlx", "ferrule", "ferrule-bench", "-ferrule-mlx", "cupy"}
-    of_extras = {"cli/demo.py": DEMO, "ops/nvfp4/checkpoint.py": NVFP4}
+    of_extras = {
+        "cli/demo.py": DEMO,
+        "ops/nvfp4/checkpoint.py": NVFP4,
+        "ops/nvfp4/humming.py": HUMMING,
+    }
     for name, where in imports(PACKAGE).items():
         if name not in users | ALWAYS:
             assert all(name in of_extras.get(file, ()) for file in where), (name, where)

@@ -196,6 +196,20 @@ def test_in_a_graph() -> None:
         close(compiled(x, chosen), x, dense[chosen].mT)
 
 
+@pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)
+@pytest.mark.parametrize("form", FORMATS[:6], ids=str)
+def test_many_rows_of_high_matrices(form: Any, dtype: Any) -> None:
+    """Blocks make one tile after another; the last ones have fewer rows of x and of w."""
+    half = torch.cuda.get_device_properties(0).multi_processor_count * 64
+    for n, k, rows in ((2 * half - 120, 256, (129, 256, 250)), (4 * half - 3, 384, (512, 1000))):
+        names, parts, dense = quantized(form, dtype, n, k)
+        for m in rows:
+            x = torch.randn(m, k, device="cuda").to(dtype)
+            y = ops.quantized_matmul(x, *parts, **names)
+            close(y, x, dense.mT)
+            assert torch.equal(y, ops.quantized_matmul(x, *parts, **names))
+
+
 @pytest.mark.parametrize("form", FORMATS[:6], ids=str)
 def test_high_matrices(form: Any) -> None:
     """Rows of w for every multiprocessor: tiles of each height, of which the last is not full."""

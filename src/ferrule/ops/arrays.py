@@ -79,6 +79,18 @@ def taken(x: Any, places: Any) -> Any:
     return of.take_along_axis(x, places, axis=-1)
 
 
+def mapped_ids(ids: Any, expert_map: Any) -> Any:
+    """What ids of experts are by a map, if there is one; -1 of those that it does not have."""
+    if expert_map is None:
+        return ids
+    of = library(ids)
+    if expert_map.shape[0] == 0:  # it has no place to look at
+        return of.where(ids < 0, ids, -1)
+    known = (ids >= 0) & (ids < expert_map.shape[0])
+    place = cast(of.where(known, ids, 0), "int64")
+    return of.where(known, expert_map[place], -1)
+
+
 def filled(value: float, like: Any) -> Any:
     """One number in float32, as an array of one axis, where the array ``like`` is."""
     if hasattr(like, "new_full"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import ferrule
@@ -378,8 +377,7 @@ class Rule:
             many = on_cuda.many(mode, bits, group, self.transpose, names)
             if not (in_bytes and self.transpose):
                 return many
-            few = (make(mode, bits, group, names) for make in (on_cuda.wide, on_cuda.few))
-            return [*itertools.chain(*few), *many]
+            return [*on_cuda.packed(mode, bits, group, names), *many]
         letters = self.kind.letters
         fast = in_bytes and self.transpose
         return [

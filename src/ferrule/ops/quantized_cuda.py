@@ -1,7 +1,7 @@
 """Products with quantized matrices on NVIDIA GPUs: how the kernels are launched.
 
 Up to 64 rows of x go to a kernel that reads the packed weights once, on GPUs of compute capability
-9.0 up to 512; of more, the weights are dequantized to scratch, and cuBLAS multiplies. Rows that
+9.0 up to 1024; of more, the weights are dequantized to scratch, and cuBLAS multiplies. Rows that
 indices send to different matrices are put into tiles of the same one.
 """
 
@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import ferrule
 
+from . import quantized_persistent_cuda as persistent_texts
 from . import quantized_wide_cuda as wide_texts
 from .quantized_cuda_texts import (
     ANY_WEIGHTS,
@@ -39,10 +40,12 @@ from .quantized_machine_cuda import MACHINE
 from .quantized_tiles import (
     LARGER,
     LEAST_WIDE,
+    PERSISTENT,
     ROWS_OF_Y,
     TILES,
     TILES_OF_EXPERTS,
     WIDE,
+    Persistent,
     Tile,
     Wide,
     room,
@@ -105,6 +108,27 @@ def named(scaled: bool) -> Names:
     return Names(factor="global_scale" if scaled else "")
 
 
+_COUNT = "(x.size // max(K, 1))"  # of rows of x
+
+
+def _ordered(bits: int) -> dict[str, str]:
+    """Memory for x in the order in which lanes have k."""
+    block = 512 // bits
+    return {"ordered": f"T[ceildiv({_COUNT}, 8) * 8, ceildiv(K, {block}) * {block}]"}
+
+
+def _order(bits: int) -> Any:
+    """The step that puts x there."""
+    block = 512 // bits
+    return ferrule.cuda_step(
+        "ordered",
+        ["x", "ordered", "int64 K", _COUNT],
+        blocks=f"ceildiv({_COUNT} * ceildiv(K, {block}) * {block // 8}, 256)",
+        block=256,
+        pdl=True,
+    )
+
+
 def wide(mode: str, bits: int, group: int, names: Names, tiles: Sequence[Wide] = WIDE) -> list[Any]:
     """The units for 17 to 512 rows of x, on GPUs of compute capability 9.0.
 
@@ -113,7 +137,7 @@ def wide(mode: str, bits: int, group: int, names: Names, tiles: Sequence[Wide] =
         names: in the rule.
         tiles: those to choose from.
     """
-    count, block = "(x.size // max(K, 1))", 512 // bits
+    count = _COUNT
     operands = ["ordered", *names.parts(mode), *names.at_last]
     units = []
     for tile in _for(tiles, mode, bits):
@@ -135,22 +159,56 @@ def wide(mode: str, bits: int, group: int, names: Names, tiles: Sequence[Wide] =
                 template={"MODE": MODES[mode], "BITS": bits, "GROUP": group, **tile.template},
                 when=f"{WHERE} and capability == 90 and {count} >= {LEAST_WIDE}"
                 f" and {count} <= {tile.tokens * tile.times} and ({tile.when})",
-                scratch={"ordered": f"T[ceildiv({count}, 8) * 8, ceildiv(K, {block}) * {block}]"},
+                scratch=_ordered(bits),
                 specific=True,
                 options=[f"--maxrregcount={registers}"],
                 steps=[
-                    ferrule.cuda_step(
-                        "ordered",
-                        ["x", "ordered", "int64 K", count],
-                        blocks=f"ceildiv({count} * ceildiv(K, {block}) * {block // 8}, 256)",
-                        block=256,
-                        pdl=True,
-                    ),
+                    _order(bits),
                     *_split("wide", arguments, split, step),
                 ],
             )
         )
     return units
+
+
+def persistent(mode: str, bits: int, group: int, names: Names, tile: Persistent) -> Any:
+    """The unit for more rows of x than `wide` is for, on the same GPUs.
+
+    Args:
+        mode, bits, group: of the quantized matrix.
+        names: in the rule.
+        tile: what blocks make one after another.
+    """
+    tile = tile.of(mode, bits, group)
+    size = tile.shared_memory(mode, bits, group)
+    operands = ["ordered", *names.parts(mode), *names.at_last]
+    step = ferrule.cuda_step(
+        "persistent",
+        [*operands, "y", "int64 N", "int64 K", _COUNT],
+        blocks="sm_count",
+        block=32 * tile.warps + 128,
+        shared_memory=size,
+        pdl=True,
+    )
+    return ferrule.cuda_unit(
+        _text(mode, names, persistent_texts.dense(tile.widths, tile.near)),
+        template={"MODE": MODES[mode], "BITS": bits, "GROUP": group, "TOK": tile.tokens}
+        | tile.template,
+        when=f"{WHERE} and capability == 90 and ({tile.when}) and {room(size)}",
+        scratch=_ordered(bits),
+        specific=True,
+        steps=[_order(bits), step],
+    )
+
+
+def packed(mode: str, bits: int, group: int, names: Names) -> list[Any]:
+    """The units that read the packed weights, the fastest first: on GPUs of compute capability 9.0
+    up to 1024 rows of x, on others up to 64."""
+    return [
+        persistent(mode, bits, group, names, PERSISTENT),
+        *wide(mode, bits, group, names),
+        *few(mode, bits, group, names),
+    ]
 
 
 def few(mode: str, bits: int, group: int, names: Names, tiles: Sequence[Tile] = TILES) -> list[Any]:

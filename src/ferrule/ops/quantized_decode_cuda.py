@@ -11,6 +11,7 @@ MODES = {"affine": 0, "mxfp4": 1, "mxfp8": 2, "nvfp4": 3}
 
 # What some modes have, where others have 0.
 GIVEN = """
+template <int N_> struct Number { static constexpr int N = N_; };
 __device__ inline const char* bytes_of(const void* p) { return static_cast<const char*>(p); }
 __device__ inline const char* bytes_of(int64_t) { return nullptr; }
 __device__ inline float whole(const float* p, int i) { return p[i] / 2688; }
@@ -43,6 +44,14 @@ template <int ROWS, int THREADS>
 __device__ inline Scaled ends(WHOLE global_scale, int64_t, OFFSET, int64_t, int64_t) {
   return {whole(global_scale, 0)};
 }
+// The same of one row.
+struct Row {
+  float by;
+  __device__ T operator()(float sum) const { return T(sum * by); }
+};
+__device__ inline Row row_of_ends(WHOLE global_scale, int64_t, OFFSET, int64_t) {
+  return {whole(global_scale, 0)};
+}
 """
 # or by one scale for each row, where there are scales, and something is added. Scales come to
 # shared memory on the way.
@@ -72,6 +81,16 @@ __device__ inline OfRows ends(WHOLE factor, int64_t factors, OFFSET added, int64
       if (bias && i % 16 == 0) prefetch(bias + n0 + i);
     }
   return {scale ? of_row : nullptr, bias ? bias + n0 : nullptr};
+}
+struct Row {
+  float by, plus;
+  bool biased;
+  __device__ T operator()(float sum) const { return T(biased ? sum * by + plus : sum * by); }
+};
+__device__ inline Row row_of_ends(WHOLE factor, int64_t factors, OFFSET added, int64_t row) {
+  const float* const scale = or_null<float>(factor);
+  const T* const bias = or_null<T>(added);
+  return {scale ? scale[factors == 1 ? 0 : row] : 1, bias ? float(bias[row]) : 0, bias != nullptr};
 }
 """
 )
@@ -313,8 +332,6 @@ __device__ inline uint32_t look_up(uint32_t w, int j, uint32_t column, uint32_t 
 
 # What a product reads before it multiplies: WM warps divide the rows, R tiles of 16 each.
 AHEAD = """
-template <int N_> struct Number { static constexpr int N = N_; };
-
 // Pieces of `UNIT` bytes of rows of scales, from byte `begin` of each on: zeros behind its `size`.
 template <int R, int UNIT, class Row>
 __device__ inline void copy_scales(uint32_t to, const char* from, int begin, int size,
@@ -365,7 +382,7 @@ _COPY_SCALES = """if (next % AT_ONCE == 0 || next == begin) {
 #pragma unroll 1
   for (int a = 0; a < ARRAYS; ++a) {
     const char* const from = a ? b_from : s_from;
-    const uint32_t to = begin_s + part % PARTS * S_STAGE + a * (S_STAGE / ARRAYS);
+    const uint32_t to = begin_s + PLACE_TO_COPY * S_STAGE + a * (S_STAGE / ARRAYS);
     auto copy = [&](auto unit) {
       copy_scales<R, decltype(unit)::N>(to, from, part * SCALES, scale_bytes, row_of, lane);
     };
@@ -376,7 +393,7 @@ _COPY_SCALES = """if (next % AT_ONCE == 0 || next == begin) {
   }
 }"""
 # and reads what a lane has of a block.
-_READ_BLOCK = """const uint32_t s_at = s_read + block / AT_ONCE % PARTS * S_STAGE +
+_READ_BLOCK = """const uint32_t s_at = s_read + PLACE_TO_READ * S_STAGE +
                       (BLOCK % GROUP ? (block % AT_ONCE * BLOCK + t * OWN) / GROUP * SCALE
                                      : block % AT_ONCE * (BLOCK / GROUP * SCALE));
 const uint32_t w_at = begin_w + slot * W_STAGE;
@@ -403,9 +420,16 @@ for (int r = 0; r < R; ++r)
             nan[r]);"""
 
 
-def with_steps(text: str) -> str:
-    """A kernel's text with these three in place of their names."""
+def with_steps(
+    text: str, copied: str = "part % PARTS", read: str = "block / AT_ONCE % PARTS"
+) -> str:
+    """A kernel's text with these three in place of their names.
+
+    Args:
+        text: of a kernel.
+        copied, read: which of the `PARTS` places scales are copied to and read from.
+    """
     steps = {"COPY_SCALES": _COPY_SCALES, "READ_BLOCK": _READ_BLOCK, "SET_SCALES": _SET_SCALES}
-    for name, step in steps.items():
+    for name, step in (*steps.items(), ("PLACE_TO_COPY", copied), ("PLACE_TO_READ", read)):
         text = text.replace(name, step)
     return text

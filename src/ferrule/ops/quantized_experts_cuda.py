@@ -155,21 +155,35 @@ __device__ inline Tile tile_of(const All& all, int rows, int* list) {
   return {expert, count};
 }
 
-// Of many rows, one block of 1024 threads sorts them before: `order` gets them by expert, `tiles`
-// the number of tiles and then of each expert, first place in the order, and rows. Those without an
-// expert have tiles, too, if ALL.
-template <bool ALL, class All>
+// Of many rows, one block of 1024 threads sorts them before, or BLOCKS blocks of a cluster: `order`
+// gets them by expert, `tiles` the number of tiles and then of each expert, first place in the
+// order, and rows. Those without an expert have tiles, too, if ALL.
+template <bool ALL, int BLOCKS = 1, class All>
 __device__ inline void sort_rows(const All& all, int* order, int* tiles, int rows) {
-  int* const counts = reinterpret_cast<int*>(shared);  // then where the next row goes
   __shared__ int rows_to[1024], tiles_to[1024];
   const int thread = threadIdx.x, experts = all.experts;
+  const int block = BLOCKS == 1 ? 0 : blockIdx.x;
+  int* const counts = reinterpret_cast<int*>(shared);             // of this block
+  int* const next = BLOCKS == 1 ? counts : counts + experts + 1;  // where an expert's next row goes
   for (int e = thread; e <= experts; e += 1024) counts[e] = 0;
   __syncthreads();
-  for (int r = thread; r < rows; r += 1024) atomicAdd(&counts[all.expert(r)], 1);
-  __syncthreads();
+  auto each = [&](auto then) {
+    for (int r = block * 1024 + thread; r < rows; r += BLOCKS * 1024) then(r, all.expert(r));
+  };
+  each([&](int, int expert) { atomicAdd(&counts[expert], 1); });
+  if (BLOCKS == 1) __syncthreads();
+  else cluster_barrier();
   int rows_before = 0, tiles_before = 0;
   for (int begin = 0; begin <= experts; begin += 1024) {
-    const int e = begin + thread, count = e <= experts ? counts[e] : 0;
+    const int e = begin + thread;
+    int count = 0, of_blocks_before = 0;
+    if (e <= experts) {
+#pragma unroll
+      for (int b = 0; b < BLOCKS; ++b) {
+        if (b == block) of_blocks_before = count;
+        count += BLOCKS == 1 ? counts[e] : read_of(b, counts + e);
+      }
+    }
     const int in_tiles = ALL || e < experts ? count : 0;
     const int of_expert = (in_tiles + TOK - 1) / TOK;
     rows_to[thread] = count, tiles_to[thread] = of_expert;
@@ -182,15 +196,16 @@ __device__ inline void sort_rows(const All& all, int* order, int* tiles, int row
       __syncthreads();
     }
     int at = rows_before + rows_to[thread] - count;
-    if (e <= experts) counts[e] = at;
+    if (e <= experts) next[e] = at + of_blocks_before;
     int* tile = tiles + 1 + 3 * (tiles_before + tiles_to[thread] - of_expert);
-    for (int left = in_tiles; left > 0; left -= TOK, at += TOK, tile += 3)
+    for (int left = block ? 0 : in_tiles; left > 0; left -= TOK, at += TOK, tile += 3)
       tile[0] = e, tile[1] = at, tile[2] = min(left, TOK);
     rows_before += rows_to[1023], tiles_before += tiles_to[1023];
     __syncthreads();
   }
-  if (thread == 0) tiles[0] = tiles_before;
-  for (int r = thread; r < rows; r += 1024) order[atomicAdd(&counts[all.expert(r)], 1)] = r;
+  if (block == 0 && thread == 0) tiles[0] = tiles_before;
+  each([&](int r, int expert) { order[atomicAdd(&next[expert], 1)] = r; });
+  if (BLOCKS > 1) cluster_barrier();  // none ends while another reads its counts
 }
 
 // A tile of sorted rows: that of this block; `count` is 0 behind the last.

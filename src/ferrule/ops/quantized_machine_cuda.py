@@ -131,16 +131,16 @@ __device__ inline uint32_t any_of_quad(uint32_t v) {
 __device__ inline void cluster_barrier() {
   asm volatile("barrier.cluster.arrive.release; barrier.cluster.wait.acquire;" ::: "memory");
 }
-__device__ inline float read_of(int block, const float* p) {
-  uint32_t from;
-  float v;
+template <class V> __device__ inline V read_of(int block, const V* p) {
+  static_assert(sizeof(V) == 4, "a word");
+  uint32_t from, v;
   asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
                : "=r"(from) : "r"(shared_address(p)), "r"(block));
-  asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(v) : "r"(from) : "memory");
-  return v;
+  asm volatile("ld.shared::cluster.u32 %0, [%1];" : "=r"(v) : "r"(from) : "memory");
+  return reinterpret_cast<const V&>(v);
 }
 #else
 __device__ inline void cluster_barrier() {}
-__device__ inline float read_of(int, const float* p) { return *p; }
+template <class V> __device__ inline V read_of(int, const V* p) { return *p; }
 #endif
 """

@@ -216,3 +216,81 @@ WIDE = (
     Wide(128, 64, 8, 4, when=f"{_LOW} and {_MORE}"),
     Wide(128, 128, 6, 4, times=4, when=f"{_HIGH} or x.size > 128 * K"),
 )
+
+
+class Persistent(NamedTuple):
+    """How blocks that stay divide a product by `wgmma`.
+
+    Attributes:
+        widths: tokens of its products, multiples of 8, upwards: the first that is enough.
+        each: tiles of 64 rows of w of a warp group, of which a block has two.
+        stages, x_stages: parts of w and of x that are there, or on their way: of 128 and of 64 k.
+        near: tiles whose products with the same rows of w follow each other.
+        when: a condition: on rows of x, or on slots of experts.
+    """
+
+    widths: tuple[int, ...]
+    each: int = 2
+    stages: int = 3
+    x_stages: int = 7
+    near: int = 8
+    when: str = "device == cuda"
+
+    @property
+    def tokens(self) -> int:
+        """Rows of x of a tile, at most."""
+        return self.widths[-1]
+
+    @property
+    def warps(self) -> int:
+        """Those that multiply; four more copy x."""
+        return 8
+
+    @property
+    def rows(self) -> int:
+        """Rows of w."""
+        return self.warps * 16 * self.each
+
+    @property
+    def template(self) -> dict[str, int]:
+        """Constants of the text."""
+        stages = {"STAGES": self.stages, "X_STAGES": self.x_stages}
+        return {"R": self.each, "WM": self.warps, "WK": 1, "PAIRED": 0, **stages}
+
+    def of(self, mode: str, bits: int, group: int) -> Persistent:
+        """The tile for a format, for which there is room."""
+        if self.shared_memory(mode, bits, group) <= MOST:
+            return self
+        return self._replace(x_stages=self.x_stages - 1).of(mode, bits, group)
+
+    def shared_memory(self, mode: str, bits: int, group: int) -> int:
+        """How many bytes of shared memory a block has."""
+        block = 512 // bits
+        scales = 4 * block // group * (4 if mode == "affine" else 1)
+        of_w = self.rows * (self.stages * 64 + 4 * scales)
+        return 2048 + self.x_stages * self.tokens * 128 + of_w
+
+
+# For so many slots of an expert, in the mean. Measured on an H100.
+MANY_OF_EXPERTS = (
+    Persistent((32, 64), x_stages=12, when="M * Q > 12 * E and M * Q <= 40 * E"),
+    Persistent((64, 128), when="M * Q > 40 * E"),
+)
+
+_ROWS_OF_X = "(x.size // max(K, 1))"
+
+
+def _rounds(rows: int) -> str:
+    """How many tiles of 128 rows of x and so many of w a block makes one after another."""
+    return f"ceildiv(ceildiv({_ROWS_OF_X}, 128) * ceildiv(N, {rows}), sm_count)"
+
+
+# For one matrix, where that is faster: a round of tiles of 256 rows of w takes 1.68 times as long
+# as one of `WIDE` of 128, and K * 12.1 ns, where dequantizing for cuBLAS takes N * K / 1150 ns, and
+# that M * N * K / 390e3. Measured on an H100.
+PERSISTENT = Persistent(
+    (128,),
+    when=f"{_ROWS_OF_X} > 64 and ({_rounds(256)} * 168 < {_rounds(128)} * 100"
+    f" if {_ROWS_OF_X} <= 512 else"
+    f" {_ROWS_OF_X} <= 1024 and {_rounds(256)} * 4719000 < N * ({_ROWS_OF_X} + 339))",
+)

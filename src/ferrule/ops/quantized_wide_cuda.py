@@ -98,10 +98,14 @@ template <int LEFT> __device__ inline void wait_products() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory");
 }
 __device__ inline void keep(float& v) { asm volatile("" : "+f"(v)); }
-// Adds the products of 16 k. `at` is where in shared memory their part of x begins, in 16 bytes:
-// rows of 128 bytes, swizzled, and 1024 for 8 rows.
-__device__ inline void product_16(float (&c)[TOK / 2], uint32_t a0, uint32_t a1, uint32_t a2,
-                                  uint32_t a3, uint32_t at) {
+"""
+
+# Adds the products of 16 k with so many tokens. `at` is where in shared memory their part of x
+# begins, in 16 bytes: rows of 128 bytes, swizzled, and 1024 for 8 rows.
+_PRODUCT = """
+template <int S>
+__device__ inline void product_16(Number<TOKENS>, float (&c)[S], uint32_t a0, uint32_t a1,
+                                  uint32_t a2, uint32_t a3, uint32_t at) {
   const uint64_t b = uint64_t(0x40000040) << 32 | (1 << 16 | at);
   if constexpr (BF16) PRODUCT_BF16
   else PRODUCT_F16
@@ -296,8 +300,8 @@ wide(const T* x, const uint32_t* w, const void* scales, BIASES biases, WHOLE glo
 #pragma unroll
           for (int j = 0; j < PAIRS; j += 2) {
             const int step = (i * PAIRS + j) / 2;
-            product_16(sum[r], pair[0][j], pair[1][j], pair[0][j + 1], pair[1][j + 1],
-                       x_at + (step / 4 * (TOK * 128) + step % 4 * 32) / 16);
+            product_16(Number<TOK>(), sum[r], pair[0][j], pair[1][j], pair[0][j + 1],
+                       pair[1][j + 1], x_at + (step / 4 * (TOK * 128) + step % 4 * 32) / 16);
           }
           end_products();
           wait_products<1>();  // those before these
@@ -381,8 +385,17 @@ def _product(tokens: int, dtype: str) -> str:
     )
 
 
+def machine(*tokens: int) -> str:
+    """What the hardware does, and products with so many tokens."""
+    text = _MACHINE
+    for count in tokens:
+        product = _PRODUCT.replace("TOKENS", str(count))
+        product = product.replace("PRODUCT_BF16", _product(count, "bf16"))
+        text += product.replace("PRODUCT_F16", _product(count, "f16"))
+    return text
+
+
 def wide(tokens: int) -> str:
     """The functions for so many tokens, at most."""
-    machine = _MACHINE.replace("PRODUCT_BF16", _product(tokens, "bf16"))
-    machine = machine.replace("PRODUCT_F16", _product(tokens, "f16"))
-    return f"{ORDERED}\n#ifdef __CUDA_ARCH_FEAT_SM90_ALL{machine}{_WIDE}#else{_ELSEWHERE}#endif\n"
+    text = f"{machine(tokens)}{_WIDE}"
+    return f"{ORDERED}\n#ifdef __CUDA_ARCH_FEAT_SM90_ALL{text}#else{_ELSEWHERE}#endif\n"

@@ -17,7 +17,8 @@ from torch.nn.functional import pad
 
 import ferrule
 
-from .moe import mapped_ids, nvfp4_moe
+from ..arrays import mapped_ids
+from .moe import nvfp4_moe
 
 if hasattr(collectives, "all_gather_single"):
     _all_gather = collectives.all_gather_single

@@ -1,9 +1,10 @@
-"""CUDA of a mixture of experts in NVFP4 or MXFP4: how its kernels are launched, and their text.
+"""CUDA of a mixture of experts in NVFP4 or MXFP4: how its kernels are launched, and what is common.
 
-Rows are slots: row r of the first product is token ``r / top_k`` with its expert. Up to 64 slots
-find others of their expert by themselves; more are sorted by one block before. The first kernel
+Rows are slots: row r of the first product is token ``r / top_k`` with its expert. The first kernel
 multiplies by rows of w13 in pairs, the gate's and the one for up, and writes what the activation
 makes of both; the second multiplies by w2, and the last adds up the slots of each token in float32.
+Very few tokens have `few_tokens_cuda`, many of an expert `many_tokens_cuda`; of others up to 64
+slots find those of their expert by themselves, and more are sorted by one block before.
 """
 
 from __future__ import annotations
@@ -20,11 +21,14 @@ from ..quantized_cuda_texts import FEW
 from ..quantized_decode_cuda import AHEAD, DECODE, GIVEN, MODES, TABLES
 from ..quantized_experts_cuda import TILES
 from ..quantized_machine_cuda import MACHINE
-from ..quantized_tiles import ROWS_OF_Y, TILES_OF_EXPERTS, Tile, room
+from ..quantized_persistent_cuda import SORTED, machine, products
+from ..quantized_tiles import MANY_OF_EXPERTS, ROWS_OF_Y, TILES_OF_EXPERTS, Persistent, Tile, room
+from .few_tokens_cuda import DOWN_FEW, GATE_UP_FEW
+from .many_tokens_cuda import DOWN, ELSEWHERE, GATE_UP, SORTED_BY_CLUSTER
 
 # What the activation makes of a gate's sum.
 ACTIVATIONS = {
-    "silu": "v / (1 + __expf(-v))",
+    "silu": "__fdividef(v, 1 + __expf(-v))",
     "gelu_tanh": "0.5f * v * (1 + tanhf(0.79788456080286536f * (v + 0.044715f * v * v * v)))",
 }
 
@@ -132,91 +136,6 @@ struct Ends {
 };
 """
 
-# Of few tokens each slot is a tile of its own. A block makes ROWS columns of one, or half as many
-# where rows are in pairs;
-_SLOT = """
-struct OneSlot {
-  const T* x;
-  Out* y;
-  int64_t K;
-  int count = 1;
-  __device__ int64_t row(int) const { return 0; }
-  __device__ Out* to(int) const { return y; }
-  __device__ bool aligned() const { return (size_t(x) | K * sizeof(T)) % 16 == 0; }
-};
-"""
-_GATE_UP_FEW = """
-extern "C" __global__ void __launch_bounds__(WARPS * 32, RESIDENT)
-gate_up_few(const T* x, const uint8_t* w, const uint8_t* scales, SCALE_2 scale_2, const J* ids,
-            MAP map, int64_t map_size, const V* weights, T* y, int64_t N, int64_t K, int top_k,
-            int experts) {
-  __shared__ int slots[1];
-  cudaGridDependencySynchronize();
-  cudaTriggerProgrammaticLaunchCompletion();
-  const Routing all{ids, map, map_size, experts};
-  const int64_t slot = blockIdx.x;
-  const int expert = all.expert(slot);
-  if (expert == experts) return;
-  if (threadIdx.x == 0) slots[0] = slot;
-  product(OneSlot{x + slot / top_k * K, y + slot * (N / 2), K},
-          reinterpret_cast<const uint32_t*>(w + N * K / 2 * expert),
-          reinterpret_cast<const char*>(scales) + N * K / GROUP * expert, nullptr,
-          Ends(scale_2, weights, slots, expert), blockIdx.z * int64_t(ROWS), N, K);
-}
-"""
-# or of all slots of a token, which its groups of warps divide, or K of each, and adds them up.
-_DOWN_FEW = """
-using Out = T;
-SLOT
-extern "C" __global__ void __launch_bounds__(WARPS * 32, RESIDENT)
-down_few(const T* x, const uint8_t* w, const uint8_t* scales, SCALE_2 scale_2, const J* ids,
-         MAP map, int64_t map_size, const V* weights, T* y, int64_t N, int64_t K, int top_k,
-         int experts) {
-  cudaGridDependencySynchronize();
-  cudaTriggerProgrammaticLaunchCompletion();
-  const Routing all{ids, map, map_size, experts};
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, wm = warp / WK, wk = warp % WK;
-  const int64_t token = blockIdx.x, n0 = blockIdx.z * int64_t(ROWS);
-  const int parts = max(WK / top_k, 1), groups = WK / parts;  // of K, and of slots at a time
-  const uint32_t blocks = (uint32_t(K) + BLOCK - 1) / BLOCK, at = wk % parts;
-  const uint2 part = {blocks * at / parts, blocks * (at + 1) / parts};
-  float sum[R][NT][4] = {};
-  for (int k = wk / parts; k < top_k && wk / parts < groups; k += groups) {
-    const int64_t slot = token * top_k + k;
-    const int expert = all.expert(slot);
-    if (expert == experts) continue;
-    float one[R][NT][4] = {};
-    sums_of_warp(OneSlot{x + slot * K, nullptr, K},
-                 reinterpret_cast<const uint32_t*>(w + N * K / 2 * expert),
-                 reinterpret_cast<const char*>(scales) + N * K / GROUP * expert, nullptr, n0, N, K,
-                 part, LEFT == R || wm < WM - 1, one);
-    const float by = scale_of_expert(scale_2, expert) * (ON_INPUT ? 1 : float(weights[slot]));
-#pragma unroll
-    for (int r = 0; r < R; ++r) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) sum[r][0][i] += by * (one[r][0][i] * LAST);
-    }
-    wait<0>();
-    barrier<WM * 32>(1 + wk);  // what is in shared memory has been read
-  }
-  __syncthreads();
-  float* const sums = reinterpret_cast<float*>(shared);
-#pragma unroll
-  for (int r = 0; r < R; ++r) {
-#pragma unroll
-    for (int i = 0; i < 4; i += 2)
-      if (lane % 4 == 0) sums[wk * PITCH + (wm * R + r) * 16 + i / 2 * 8 + lane / 4] = sum[r][0][i];
-  }
-  __syncthreads();
-  for (int row = threadIdx.x; row < ROWS; row += WARPS * 32) {
-    float total = sums[row];
-#pragma unroll
-    for (int k = 1; k < WK; ++k) total += sums[k * PITCH + row];
-    if (n0 + row < N) y[token * N + n0 + row] = T(total);
-  }
-}
-""".replace("SLOT\n", _SLOT)
-
 # The sum of each token's slots; a thread has four columns.
 _ADDED = """
 extern "C" __global__ void __launch_bounds__(256)
@@ -242,8 +161,8 @@ added(const float* parts, const J* ids, MAP map, int64_t map_size, const V* weig
 """
 
 
-# So many tokens have kernels of their own, with these tiles.
-FEW_TOKENS = 2
+# So few tokens have kernels of their own, with these tiles. Measured on an H100.
+FEW_TOKENS = "(M <= 2 or M <= 4 and I <= 1024)"
 _OF_FEW = Tile(8, 64, 3, warps=4), Tile(8, 16, 3, warps=8, each=1)
 
 
@@ -262,7 +181,8 @@ def units(form: Format, activation: str, on_input: bool, scales: bool, mapped: b
     tiles = {n: [tile for tile in TILES_OF_EXPERTS if tile.tokens == n] for n in tokens}
     few = [layer.of_few(*_OF_FEW)]
     pairs = [pair for n in tokens for pair in itertools.product(tiles[n], tiles[n])]
-    return [*few, *(layer.of_many(*pair) for pair in pairs)]
+    most = [layer.of_most(tile, tile) for tile in MANY_OF_EXPERTS]
+    return [*few, *most, *(layer.of_many(*pair) for pair in pairs)]
 
 
 class Layer(NamedTuple):
@@ -276,9 +196,8 @@ class Layer(NamedTuple):
 
     def of_few(self, first: Tile, second: Tile) -> Any:
         """The unit of up to `FEW_TOKENS`, with a tile for each product."""
-        kernels = _SLOT + _GATE_UP_FEW
-        text = self._functions("gate_up_few", first, _ENDS_OF_PAIRS, kernels, ("",))
-        text += self._functions("down_few", second, "", _DOWN_FEW, ("",))
+        text = self._functions("gate_up_few", first, _ENDS_OF_PAIRS, GATE_UP_FEW, ("",))
+        text += self._functions("down_few", second, "", DOWN_FEW, ("",))
         gate_up = ferrule.cuda_step(
             "gate_up_few",
             self._of_few("x", "w13", "hidden", "2 * I", "H"),
@@ -291,7 +210,8 @@ class Layer(NamedTuple):
             blocks=("M", 1, f"ceildiv(H, {second.rows})"),
             **self._launch(second),
         )
-        return self._unit(first, second, [f"M <= {FEW_TOKENS}"], text, [gate_up, down], {})
+        when, scratch = [FEW_TOKENS], {"hidden": "T[M,Q,I]"}
+        return self._unit(text, (first, second), when, [gate_up, down], scratch)
 
     def _of_few(self, x: str, w: str, y: str, rows: str, depth: str) -> list[str]:
         """The arguments of one of its kernels."""
@@ -300,46 +220,82 @@ class Layer(NamedTuple):
 
     def of_many(self, first: Tile, second: Tile) -> Any:
         """The unit of any number, with a tile for each product."""
-        text = TILES + _SORTED + self._gate_up(first)
+        text = TILES + _SORTED
+        text += self._functions("gate_up", first, _ENDS_OF_PAIRS, _PRODUCT, ("", "_sorted"))
         text += self._functions("down", second, _ENDS, _PRODUCT, ("", "_sorted")) + _ADDED
-        sort = ferrule.cuda_step(
-            "sorted",
-            [*self._routing, "order", "tiles", "E", _SLOTS],
-            when=f"{_SLOTS} > 64",
-            blocks=1,
-            block=1024,
-            shared_memory="4 * (E + 1)",
-            pdl=True,
-        )
-        last = ferrule.cuda_step(
-            "added",
-            ["parts", *self._routing, "weights", "y", "int64 H", "E", "Q", "int64 M * H // 4"],
-            blocks="ceildiv(M * H // 4, 256)",
-            block=256,
-            pdl=True,
-        )
-        scratch = {
-            "order": f"int32[{_SLOTS}]",
-            "tiles": f"int32[3 * ({_tiles(first)}) + 1]",
-            "parts": "float32[M,Q,H]",
-        }
-        steps = [sort, *self._product("gate_up", first), *self._product("down", second), last]
-        return self._unit(first, second, [_when(second, "I")], text, steps, scratch)
-
-    def _unit(
-        self, first: Tile, second: Tile, when: list[str], text: str, steps: Any, scratch: Any
-    ) -> Any:
-        mode, group, bits = self.form
+        products = [*self._product("gate_up", first), *self._product("down", second)]
         rows = "".join(
             f"{n} if {_SLOTS} <= {of} * E else " for n, of in ((8, 4), (16, 16), (32, 32))
         )
+        when = [f"({rows}64) <= {first.tokens}", _when(first, "H"), _when(second, "I")]
+        scratch = {**_scratch(first), "hidden": "T[M,Q,I]"}
+        steps = [self._sort(f"{_SLOTS} > 64"), *products, self._sum()]
+        return self._unit(text, (first, second), when, steps, scratch)
+
+    def of_most(self, first: Persistent, second: Persistent) -> Any:
+        """The unit of very many, with a tile for each product."""
+        on_hopper, elsewhere = machine(first.widths), ""
+        for name, tile, ends, kernel, of in (
+            ("gate_up_of_many", first, _ENDS_OF_PAIRS, GATE_UP, "T"),
+            ("down_of_many", second, _ENDS, DOWN, "float"),
+        ):
+            kernel = products(tile.widths) + ends + kernel
+            on_hopper += self._inside(name, tile, ends, kernel, [name])
+            elsewhere += ELSEWHERE.replace("NAME", name).replace("OUT", of)
+        text = f"{TILES}constexpr int NEAR = {first.near};\n{SORTED}{SORTED_BY_CLUSTER}"
+        text += f"\n#ifdef __CUDA_ARCH_FEAT_SM90_ALL{on_hopper}#else{elsewhere}#endif\n{_ADDED}"
+        sort = ferrule.cuda_step(
+            "sorted_by_cluster",
+            [*self._routing, "order", "tiles", "E", _SLOTS],
+            blocks=8,
+            block=1024,
+            shared_memory="8 * (E + 1)",
+            cluster=(8, 1, 1),
+            pdl=True,
+        )
+        arranged = ferrule.cuda_step(
+            "arranged",
+            ["x", "rows", "order", "tiles", "int64 H", "Q"],
+            blocks=(_tiles(first), first.tokens // 8),
+            block=256,
+            pdl=True,
+        )
+        places = f"((({_SLOTS} + 7 * E + 15) // 8) * 8)"
+        scratch = {
+            **_scratch(first),
+            "rows": f"T[{places},ceildiv(H, 128) * 128]",
+            "hidden": f"T[{places},ceildiv(I, 128) * 128]",
+        }
+        steps, (mode, group, bits) = [sort, arranged], self.form
+        for name, tile, matrix, y, sizes in (
+            ("gate_up_of_many", first, ("rows", "w13"), "hidden", _sizes("2 * I", "H")),
+            ("down_of_many", second, ("hidden", "w2"), "parts", _sizes("H", "I")),
+        ):
+            given = [*self._matrix(*matrix), "order", "tiles", "weights", y, *sizes]
+            step = ferrule.cuda_step(
+                name,
+                given,
+                blocks="sm_count",
+                block=32 * tile.warps + 128,
+                shared_memory=tile.shared_memory(mode, bits, group),
+                pdl=True,
+            )
+            steps.append(step)
+        when = ["capability == 90", first.when]
+        steps.append(self._sum())
+        return self._unit(text, (first, second), when, steps, scratch, specific=True)
+
+    def _unit(
+        self, text: str, tiles: Any, when: list[str], steps: Any, scratch: Any, **how: Any
+    ) -> Any:
+        """A unit with some functions, of which all tiles have as many tokens."""
+        mode, group, bits = self.form
+        sizes = [tile.shared_memory(mode, bits, group) for tile in tiles]
         conditions = [
             WHERE.replace("K > 0", "E > 0"),
-            "H > 0 and I > 0 and Q > 0 and E < 12000",
-            f"({rows}64) <= {first.tokens}",
-            _when(first, "H"),
+            "H > 0 and I > 0 and Q > 0 and E < 12000 and I * H < 4294967296",
             *when,
-            *(room(tile.shared_memory(mode, bits, group)) for tile in (first, second)),
+            *map(room, sizes),
         ]
         types = {
             "MAP": "const G*" if self.mapped else "int64_t",
@@ -350,11 +306,34 @@ class Layer(NamedTuple):
         routing = _ROUTING.replace("ACTIVATION", ACTIVATIONS[self.activation])
         return ferrule.cuda_unit(
             f"{given}{MACHINE}{GIVEN}{DECODE}{routing}{text}",
-            template={"MODE": MODES[mode], "BITS": bits, "GROUP": group, "TOK": first.tokens}
+            template={"MODE": MODES[mode], "BITS": bits, "GROUP": group, "TOK": tiles[0].tokens}
             | {"EACH": "A" if self.scales else 1},
             when=" and ".join(conditions),
-            scratch={"hidden": "T[M,Q,I]", **scratch},
+            scratch=scratch,
             steps=steps,
+            **how,
+        )
+
+    def _sort(self, when: str | None = None) -> Any:
+        """The step that sorts slots."""
+        return ferrule.cuda_step(
+            "sorted",
+            [*self._routing, "order", "tiles", "E", _SLOTS],
+            when=when,
+            blocks=1,
+            block=1024,
+            shared_memory="4 * (E + 1)",
+            pdl=True,
+        )
+
+    def _sum(self) -> Any:
+        """The step that adds up the slots of each token."""
+        return ferrule.cuda_step(
+            "added",
+            ["parts", *self._routing, "weights", "y", "int64 H", "E", "Q", "int64 M * H // 4"],
+            blocks="ceildiv(M * H // 4, 256)",
+            block=256,
+            pdl=True,
         )
 
     @property
@@ -371,19 +350,21 @@ class Layer(NamedTuple):
         size = tile.shared_memory(mode, bits, group)
         return {"block": 32 * tile.warps, "shared_memory": size, "pdl": True}
 
-    def _gate_up(self, tile: Tile) -> str:
-        return self._functions("gate_up", tile, _ENDS_OF_PAIRS, _PRODUCT, ("", "_sorted"))
-
     def _functions(
         self, name: str, tile: Tile, ends: str, kernels: str, endings: Sequence[str]
     ) -> str:
-        """The kernels of a product, with its tile."""
-        constants = {**tile.template, "PAIRED": int(ends is _ENDS_OF_PAIRS)}
-        del constants["TOK"]  # which both products have
-        given = "".join(f"constexpr int {key} = {value};\n" for key, value in constants.items())
+        """The kernels of a product by `FEW`, with its tile."""
+        names = [f"{name}{ending}" for ending in endings]
         text = f"{TABLES}{AHEAD}{FEW}{ends}{kernels.replace('NAME', name)}"
-        names = "".join(f"using {name}_of_tile::{name}{ending};\n" for ending in endings)
-        return f"namespace {name}_of_tile {{\n{given}{text}}}\n{names}"
+        return self._inside(name, tile, ends, text, names)
+
+    def _inside(self, name: str, tile: Any, ends: str, text: str, kernels: Sequence[str]) -> str:
+        """A text that is a tile's own."""
+        constants = {**tile.template, "PAIRED": int(ends is _ENDS_OF_PAIRS)}
+        constants.pop("TOK", None)  # which both products have
+        given = "".join(f"constexpr int {key} = {value};\n" for key, value in constants.items())
+        names = "".join(f"using {name}_of_tile::{kernel};\n" for kernel in kernels)
+        return f"\nnamespace {name}_of_tile {{\n{given}{text}}}\n{names}"
 
     def _product(self, name: str, tile: Tile) -> list[Any]:
         """The steps of a product: of few slots, and of those that are sorted."""
@@ -414,9 +395,18 @@ class Layer(NamedTuple):
 _SLOTS = "(M * Q)"
 
 
-def _tiles(tile: Tile) -> str:
+def _tiles(tile: Tile | Persistent) -> str:
     """How many tiles of slots there are, at most."""
     return f"min({_SLOTS}, {_SLOTS} // {tile.tokens} + E + 1)"
+
+
+def _scratch(tile: Tile | Persistent) -> dict[str, str]:
+    """Memory for sorted slots, and for what each adds to its token."""
+    return {
+        "order": f"int32[{_SLOTS}]",
+        "tiles": f"int32[3 * ({_tiles(tile)}) + 1]",
+        "parts": "float32[M,Q,H]",
+    }
 
 
 def _sizes(rows: str, depth: str) -> list[str]:

@@ -11,13 +11,17 @@ from .. import quantized_cuda as on_cuda
 from ..arrays import cast, dtype_name, filled, library
 from ..formats import Format
 from ..quantized import Rule, quantized_matmul
+from ..quantized_tiles import PERSISTENT
 from ..quantizing import dequantize
 from ..rows import on_cpu
-from . import arguments
+from . import arguments, humming
 
 FORMATS = {"nvfp4": Format("nvfp4", 16, 4), "mxfp4": Format("mxfp4", 32, 4)}
 SCALES = {"nvfp4": "(float8_e4m3fn, uint8)", "mxfp4": "(float8_e8m0fnu, uint8)"}
-BACKENDS = ("packed", "dequantize", "reference")
+BACKENDS = {
+    "nvfp4": ("packed", "dequantize", "humming", "reference"),
+    "mxfp4": ("packed", "dequantize", "reference"),
+}
 
 
 def nvfp4_linear(
@@ -34,10 +38,17 @@ def nvfp4_linear(
         w_scale_2: float32, ``[]`` or ``[1]``, or ``[N]``: one for each row, as of matrices that
             were put together.
         bias: ``[N]`` of x's dtype, or None.
-        backend: None chooses by device and sizes. "packed" reads the packed weights: on a GPU up to
-            64 rows of x, on those of compute capability 9.0 up to 512; "dequantize", on a GPU,
-            makes w in x's dtype, which cuBLAS multiplies; "reference", anywhere, makes it in
-            float32, and has the array library multiply.
+        backend: None chooses by device and sizes. "packed" reads the packed weights, which an
+            NVIDIA GPU's tensor cores multiply, up to 64 rows of x, and of compute capability 9.0
+            any number; "dequantize", on a GPU, makes w in x's dtype, which cuBLAS multiplies;
+            "reference", anywhere, makes it in float32, and has the array library multiply.
+            "humming" is the package ``humming-kernels`` (``pip install 'ferrule[humming]'``): for
+            torch's tensors of bfloat16 and float16 on GPUs of compute capability 9.0, one second
+            scale, and N a multiple of 8. It has a copy of w in an order of its own, and compiles a
+            kernel at the first call of each power of two of rows. Up to 128 rows, where it adds up
+            parts of sums in x's dtype, results differ from call to call, unless
+            ``torch.use_deterministic_algorithms(True)`` has it take slower kernels; the bias is
+            added in x's dtype.
 
     Returns:
         ``[*S, N]`` of x's dtype: ``round(sum * w_scale_2 + bias)``, where products of elements and
@@ -72,7 +83,8 @@ def mxfp4_linear(
     """``x @ w.T + bias``, of a matrix w in MXFP4: as `nvfp4_linear`, but for scales.
 
     Args:
-        x, w_packed, bias, backend: as of `nvfp4_linear`; K is a multiple of 32.
+        x, w_packed, bias, backend: as of `nvfp4_linear`; K is a multiple of 32, and there is no
+            "humming".
         w_scale: ``[N, K // 32]`` of float8_e8m0fnu, or its bytes as uint8: powers of two, the
             scales of 32 elements.
 
@@ -92,7 +104,7 @@ def _linear(
     mode: str, x: Any, w_packed: Any, w_scale: Any, scale_2: Any, bias: Any, backend: Any
 ) -> Any:
     function = f"{mode}_linear"
-    checked_backend(function, backend, BACKENDS)
+    checked_backend(function, backend, BACKENDS[mode])
     w_packed = as_bytes(w_packed)
     if backend == "dequantize" and on_cpu(x):
         raise ferrule.KernelError(
@@ -104,12 +116,18 @@ def _linear(
         scale_2 = as_factor(scale_2, x)
         by_row = scale_2.ndim > 0 and scale_2.shape[0] != 1
     arrays = [array for array in (x, w_packed, w_scale, scale_2) if array is not None]
+    invariant = False
+    if backend == "humming":
+        humming.check(function, "x", x, w_packed)
+        if by_row:
+            humming.refuse_factors(function)
+        invariant = humming.deterministic()
     if bias is not None and hasattr(x, "placements"):  # parts of a DTensor would each add the bias
         return linear_op(mode, by_row, False)(*arrays) + bias
     if backend == "reference":
         op = linear_op(mode, by_row, bias is not None).using(backend)
     else:
-        op = linear_op(mode, by_row, bias is not None, backend or "")
+        op = linear_op(mode, by_row, bias is not None, backend or "", invariant)
     return op(*arrays, *[bias] * (bias is not None))
 
 
@@ -184,27 +202,35 @@ class _LinearRule(Rule):
     def units(self, backend: str = "") -> list[Any]:
         """What NVIDIA's GPUs run, where it is not a Metal body: all, or those of a backend."""
         mode, group, bits = self.form
-        few = [*on_cuda.wide(mode, bits, group, self.names)]
-        few += on_cuda.few(mode, bits, group, self.names)
+        packed = on_cuda.packed(mode, bits, group, self.names)
         many = on_cuda.many(mode, bits, group, True, self.names)
-        return {"packed": few, "dequantize": many}.get(backend, [*few, *many])
+        if backend == "packed":
+            any_rows = PERSISTENT._replace(when="K > 0")
+            return [*packed, on_cuda.persistent(mode, bits, group, self.names, any_rows)]
+        return many if backend == "dequantize" else [*packed, *many]
 
 
 @ferrule.family
-def linear_op(mode: str, by_row: bool, biased: bool, backend: str = "") -> ferrule.Op:
+def linear_op(
+    mode: str, by_row: bool, biased: bool, backend: str = "", invariant: bool = False
+) -> ferrule.Op:
     """``x, w_packed, w_scale, w_scale_2?, bias? -> y``; ``w_scale_2`` has a scale for each row, or
-    one for all. A backend has its own implementations alone."""
+    one for all. A backend has its own implementations alone; of "humming" some are invariant."""
     rule = _LinearRule(mode, by_row, biased)
-    op = ferrule.op(
-        f"{mode}_linear",
-        rule.text,
-        cuda=rule.units(backend),
-        metal=rule.bodies() if backend != "dequantize" else None,
-        reference=_reference(mode) if not backend else None,
-        batch="N",
-        partial_sums=() if biased else "K",
-        version=1,
-    )
+    parts = () if biased else "K"
+    if backend == "humming":
+        op = humming.linear("nvfp4_linear_humming", rule.text, parts, invariant)
+    else:
+        op = ferrule.op(
+            f"{mode}_linear",
+            rule.text,
+            cuda=rule.units(backend),
+            metal=rule.bodies() if backend != "dequantize" else None,
+            reference=_reference(mode) if not backend else None,
+            batch="N",
+            partial_sums=parts,
+            version=1,
+        )
 
     def vjp(primals: Any, cotangents: Any, outputs: Any, wanted: Any) -> Any:
         gradients: list[Any] = [None] * len(primals)

@@ -31,11 +31,13 @@ class _Quantized(nn.Module):  # type: ignore[misc]
         activations: what is done to inputs: None (W4A16), or "nvfp4" (W4A4, the reference).
         packed: the names of these buffers; users may add others.
         sharded: whether they are DTensors, as `tensor_parallel` makes them.
+        backend: that of the op, `nvfp4_linear` or `nvfp4_moe`, where neither of both holds; set it.
     """
 
     activations: str | None
     packed: tuple[str, ...] = ()
     sharded: bool = False
+    backend: str | None = None
 
     def _add(self, name: str, shape: tuple[int, ...], dtype: Any, device: Any) -> None:
         make = torch.ones if dtype == torch.float32 else torch.zeros
@@ -255,7 +257,7 @@ class NVFP4Linear(_Quantized):
 
             return shards.linear(x, *w, bias)
         if self.activations is None:
-            return nvfp4_linear(x, *w, bias)
+            return nvfp4_linear(x, *w, bias, backend=self.backend)
         return linear_w4a4(x, self.input_scale, *w, bias)
 
     def extra_repr(self) -> str:
@@ -381,9 +383,8 @@ class NVFP4Experts(_Quantized):
 
             ids = top_k_index
             return shards.moe(hidden_states, top_k_weights, ids, (*w13, *w2), self.activation)
-        return nvfp4_moe(
-            hidden_states, top_k_weights, top_k_index, *w13, *w2, None, self.activation
-        )
+        given = hidden_states, top_k_weights, top_k_index, *w13, *w2, None, self.activation
+        return nvfp4_moe(*given, backend=self.backend)
 
     def _w4a4(self, hidden_states: Any, ids: Any, weights: Any) -> Any:
         y = torch.zeros_like(hidden_states, dtype=torch.float32)

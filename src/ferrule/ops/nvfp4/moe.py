@@ -8,10 +8,12 @@ from typing import Any, NamedTuple
 import ferrule
 
 from .. import formats
-from ..arrays import cast, count, filled, library
+from ..arrays import cast, count, filled, library, mapped_ids
 from ..quantized import gather_qmm
-from . import arguments, experts_cuda
+from . import arguments, experts_cuda, humming
 from .linear import FORMATS, SCALES, as_bytes, checked_backend
+
+BACKENDS = {"nvfp4": ("humming", "reference"), "mxfp4": ("reference",)}
 
 
 def nvfp4_moe(
@@ -52,7 +54,10 @@ def nvfp4_moe(
         activation: "silu" or "gelu_tanh".
         apply_router_weight_on_input: a token's weight multiplies it before the experts, not what
             they make of it.
-        backend: None chooses by device and sizes; "reference" is array code and `gather_qmm`.
+        backend: None chooses by device and sizes; "reference" is array code and `gather_qmm`;
+            "humming" is the package that `nvfp4_linear` says, with the same conditions, for experts
+            whose gate and up have one second scale. What both halves of ``w13[e] @ x`` are, and
+            what an expert makes, is then rounded to hidden_states' dtype, too.
 
     Returns:
         ``[M, H]`` of hidden_states' dtype. Products are of exact elements and block scales; sums,
@@ -173,7 +178,7 @@ def _moe(
     backend: Any,
 ) -> Any:
     function = f"{mode}_moe"
-    checked_backend(function, backend, ("reference",))
+    checked_backend(function, backend, BACKENDS[mode])
     if activation not in (*ACTIVATIONS,):
         raise ferrule.KernelError(
             f"[{function}] activation={activation!r}; expected one of "
@@ -185,7 +190,11 @@ def _moe(
         given.append(second13[:, None] if second13.ndim == 1 else second13)
     given += [as_bytes(w2), scale2]
     given += [second2] * (mode == "nvfp4") + [expert_map] * (expert_map is not None)
-    op = moe_op(mode, activation, bool(on_input), expert_map is not None)
+    options = mode, activation, bool(on_input), expert_map is not None
+    if backend == "humming":
+        humming.check(function, "hidden_states", x, w13)
+        return moe_op(*options, backend, humming.deterministic())(*given)
+    op = moe_op(*options)
     return (op.using(backend) if backend else op)(*given)
 
 
@@ -198,9 +207,16 @@ def _halves(array: Any) -> Any:
 
 
 @ferrule.family
-def moe_op(mode: str, activation: str, on_input: bool, mapped: bool) -> ferrule.Op:
+def moe_op(
+    mode: str,
+    activation: str,
+    on_input: bool,
+    mapped: bool,
+    backend: str = "",
+    invariant: bool = False,
+) -> ferrule.Op:
     """``x, weights, ids, w13_packed, w13_scale, w13_scale_2?, w2_packed, w2_scale, w2_scale_2?,
-    expert_map? -> y``."""
+    expert_map? -> y``; backend and invariant as of `linear_op`."""
     form, scaled = FORMATS[mode], mode == "nvfp4"
     group = form.group
     rule = (
@@ -218,30 +234,21 @@ def moe_op(mode: str, activation: str, on_input: bool, mapped: bool) -> ferrule.
         + f", S in {SCALES[mode]}"
     )
     parts = _Parts(mode, activation, on_input)
-    op = ferrule.op(
-        f"{mode}_moe",
-        rule,
-        cuda=experts_cuda.units(form, activation, on_input, scaled, mapped),
-        reference=parts.layer,
-        batch="M",
-        partial_sums="I",
-        version=1,
-    )
+    if backend == "humming":
+        op = humming.experts("nvfp4_moe_humming", rule, activation, on_input, invariant)
+    else:
+        op = ferrule.op(
+            f"{mode}_moe",
+            rule,
+            cuda=experts_cuda.units(form, activation, on_input, scaled, mapped),
+            reference=parts.layer,
+            batch="M",
+            partial_sums="I",
+            version=1,
+        )
     op.def_vjp(parts.vjp, version=1)
     op.def_jvp(parts.jvp, version=1)
     return op
-
-
-def mapped_ids(ids: Any, expert_map: Any) -> Any:
-    """What ids are by a map, if there is one; -1 of those that it does not have."""
-    if expert_map is None:
-        return ids
-    of = library(ids)
-    if expert_map.shape[0] == 0:  # it has no place to look at
-        return of.where(ids < 0, ids, -1)
-    known = (ids >= 0) & (ids < expert_map.shape[0])
-    place = cast(of.where(known, ids, 0), "int64")
-    return of.where(known, expert_map[place], -1)
 
 
 class _Slots:

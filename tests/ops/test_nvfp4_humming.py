@@ -1,0 +1,324 @@
+"""`backend="humming"`: with a stand-in for the package, on the CPU."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from ferrule import KernelError, ops
+from ferrule.ops import nvfp4
+from ferrule.ops.nvfp4 import humming
+from ferrule.ops.nvfp4.linear import linear_op
+from humming_stand_in import Humming
+from nvfp4_arrays import exact, experts_of, layer_of, matrix, normal
+
+pytestmark = [pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")]
+DTYPES = [torch.bfloat16, torch.float16]
+PACKAGE = Humming()  # one, as ops keep what it compiled
+
+
+@pytest.fixture
+def package(monkeypatch: pytest.MonkeyPatch) -> Humming:
+    """The stand-in, in the package's place, on a CPU that is taken for a GPU."""
+    PACKAGE.launches.clear()
+    PACKAGE.repacked = 0
+    for name, module in PACKAGE.modules.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setattr(torch.ops, "humming", PACKAGE.ops, raising=False)
+    monkeypatch.setattr(humming, "on_cpu", lambda x: False)
+    monkeypatch.setattr(humming, "_capability", lambda device: (9, 0))
+    return PACKAGE
+
+
+def linear(x: Any, w: Any, scale_2: Any = 0.5, bias: Any = None, **more: Any) -> Any:
+    return ops.nvfp4_linear(x, w.packed, w.scale, scale_2, bias, backend="humming", **more)
+
+
+def moe(*given: Any) -> Any:
+    return ops.nvfp4_moe(*given, backend="humming")
+
+
+def close(y: Any, expected: Any, steps: int = 1) -> None:
+    near = steps * (2.0**-7 if y.dtype == torch.bfloat16 else 2.0**-10)
+    limit = near * (float(expected.abs().max()) if expected.numel() else 0.0)
+    torch.testing.assert_close(y, expected.to(y.dtype), rtol=near, atol=limit)
+
+
+# -- products -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("sizes", [(136, 48), (128, 32), (8, 16), (256, 352)], ids=str)
+def test_products(package: Humming, dtype: torch.dtype, sizes: Any) -> None:
+    """Of matrices that are padded, or not; a second scale may be another array in each call."""
+    random = np.random.default_rng(0)
+    w, bias = matrix(random, *sizes), normal(random, dtype, sizes[0])
+    for lead in ((), (1,), (3,), (2, 5), (0,), (2, 0)):
+        x = normal(random, dtype, *lead, sizes[1])
+        expected = torch.tensor(exact(x) @ w.values.T / 2)
+        for scale_2 in (0.5, torch.tensor(0.5), torch.tensor([9, 0.5])[1:]):
+            y = linear(x, w, scale_2)
+            assert y.dtype == dtype and y.shape == (*lead, sizes[0])
+            close(y, expected)
+            close(linear(x, w, scale_2, bias), expected + bias.double(), 2)
+    assert package.repacked == 1
+
+
+def test_products_of_nothing(package: Humming) -> None:
+    random = np.random.default_rng(1)
+    x, bias = torch.ones(3, 0).bfloat16(), normal(random, torch.bfloat16, 8)
+    assert not linear(x, matrix(random, 8, 0)).any()
+    assert torch.equal(linear(x, matrix(random, 8, 0), 0.5, bias), bias.expand(3, 8))
+    assert linear(torch.ones(3, 32).half(), matrix(random, 0, 32)).shape == (3, 0)
+    assert not package.launches
+
+
+def test_a_kernel_for_each_power_of_two(package: Humming) -> None:
+    random = np.random.default_rng(2)
+    w, before = matrix(random, 24, 64), len(package.compiled)
+    asked: list[int] = []
+    tune = package.tune
+    with pytest.MonkeyPatch.context() as patch:
+        module = sys.modules["humming.tune"]
+        patch.setattr(
+            module, "get_heuristics_config",
+            lambda layer, shape_m, **more: asked.append(shape_m) or tune(layer, shape_m, **more),
+        )  # fmt: skip
+        for m in (1, 3, 4, 5, 128, 100, 129, 256, 2, 1, 0):
+            linear(normal(random, torch.bfloat16, m, 64), w)
+    assert asked == [1, 4, 8, 128, 256, 2]
+    assert len(package.compiled) == before + 1  # they are alike here
+    assert [rows for _, rows in package.launches] == [1, 3, 4, 5, 128, 100, 129, 256, 2, 1]
+
+
+def test_rows_anywhere(package: Humming) -> None:
+    """Strided, and at any address; matrices, too."""
+    random = np.random.default_rng(3)
+    w, x = matrix(random, 16, 64), normal(random, torch.bfloat16, 4, 64)
+    expected = linear(x, w)
+    wide = torch.zeros(4, 70).bfloat16()
+    wide[:, 3:67] = x
+    assert torch.equal(linear(wide[:, 3:67], w), expected)
+    assert torch.equal(linear(x.T.contiguous().T, w), expected)
+    memory = torch.zeros(x.numel() + 1).bfloat16()
+    memory[1:] = x.flatten()
+    assert torch.equal(linear(memory[1:].view(4, 64), w), expected)
+    bytes_of = torch.zeros(w.packed.numel() + 3, dtype=torch.uint8)
+    bytes_of[3:] = w.packed.flatten()
+    other = w._replace(packed=bytes_of[3:].view(16, 32), scale=w.scale.view(torch.uint8))
+    assert torch.equal(linear(x, other), expected)
+
+
+def test_prepared_once_and_anew(package: Humming) -> None:
+    """As long as weights stay as they are, in graphs, too; both dtypes share what is made."""
+    random = np.random.default_rng(4)
+    w, x = matrix(random, 32, 32), normal(random, torch.bfloat16, 2, 32)
+    linear(x, w)
+    compiled = torch.compile(lambda x: linear(x, w), fullgraph=True, backend="aot_eager")
+    y = compiled(x)
+    linear(x.half(), w)
+    assert package.repacked == 1
+    assert torch.equal(y, linear(x, w))
+    w.packed.copy_(w.packed.flip(0))
+    w.scale.view(torch.uint8).copy_(w.scale.view(torch.uint8).flip(0))
+    assert torch.equal(compiled(x), y.flip(-1))
+    assert package.repacked == 2
+
+
+def test_what_torch_wants_deterministic(package: Humming) -> None:
+    random = np.random.default_rng(5)
+    w, x = matrix(random, 40, 32), normal(random, torch.bfloat16, 2, 32)
+    linear(x, w)
+    torch.use_deterministic_algorithms(True)
+    try:
+        linear(x, w)
+        torch.compile(lambda x: linear(x, w), fullgraph=True, backend="aot_eager")(x)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    invariant = [config["use_batch_invariant"] for config, _ in package.launches]
+    assert invariant == [False, True, True]
+    assert not package.launches[1][0]["use_stream_k"] and package.repacked == 1
+
+
+def test_gradients(package: Humming) -> None:
+    """They are those of the other backends."""
+    random = np.random.default_rng(6)
+    w = matrix(random, 16, 32)
+    given = [normal(random, torch.bfloat16, *s).requires_grad_() for s in ((3, 32), (16,))]
+    c = normal(random, torch.bfloat16, 3, 16)
+    scale = torch.tensor(0.25)
+    found = torch.autograd.grad(linear(given[0], w, scale, given[1]), given, c)
+    y = ops.nvfp4_linear(given[0], w.packed, w.scale, scale, given[1])
+    for a, b in zip(found, torch.autograd.grad(y, given, c), strict=True):
+        assert torch.equal(a, b)
+    with pytest.raises(KernelError, match="no derivative with respect to 'w_scale_2'"):
+        torch.autograd.grad(linear(given[0], w, scale.requires_grad_()).sum(), scale)
+
+
+def test_layers(package: Humming) -> None:
+    layer = nvfp4.NVFP4Linear.from_linear(torch.nn.Linear(32, 16).bfloat16())
+    x = torch.randn(3, 32).bfloat16()
+    y = layer(x).detach()
+    layer.backend = "humming"
+    close(layer(x).detach(), y, 2)
+    assert len(package.launches) == 1 and "backend" not in "".join(layer.state_dict())
+
+
+# -- mixtures -------------------------------------------------------------------------------------
+
+
+def mixture(random: Any, e: int, h: int, i: int) -> Any:
+    of = experts_of(random, "nvfp4", e, h, i)
+    return of._replace(second13=of.second13[:, :1].repeat(1, 2))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    "sizes", [(1, 64, 48, 5, 2), (7, 32, 16, 3, 3), (40, 48, 32, 9, 4), (5, 32, 32, 1, 1)], ids=str
+)
+def test_any_routing(package: Humming, dtype: torch.dtype, sizes: Any) -> None:
+    m, h, i, e, k = sizes
+    random = np.random.default_rng(m)
+    of = mixture(random, e, h, i)
+    ids = torch.tensor(random.integers(-1, e + 1, (m, k)))
+    ids[: m // 3] = 0  # one that is busy, and twice for a token
+    x, weights = normal(random, dtype, m, h), torch.tensor(random.random((m, k))).float()
+    for mapped, on_input, activation, second in (
+        (False, False, "silu", of.second13), (True, False, "gelu_tanh", of.second13[:, :1]),
+        (False, True, "silu", of.second13[:, 0]),
+    ):  # fmt: skip
+        places = torch.tensor(random.integers(-1, e, e + 2), dtype=torch.int32) if mapped else None
+        matrices = [*of.given[:2], second, *of.given[3:]]
+        y = moe(x, weights, ids, *matrices, places, activation, on_input)
+        assert y.dtype == dtype
+        expected, _ = layer_of(of, x, weights, ids, places, activation, on_input)
+        close(y, torch.tensor(expected), 4)
+        y32 = moe(x, weights.to(dtype), ids.int(), *matrices, places, activation, on_input)
+        close(y32, y, 4)
+    assert package.repacked == 3  # w13 of each shape of its second scale
+    assert len(package.launches) == 12
+
+
+def test_tokens_anywhere(package: Humming) -> None:
+    """Strided, and at any address; weights of other dtypes; ids behind all experts."""
+    random = np.random.default_rng(14)
+    of = mixture(random, 3, 32, 16)
+    x, weights = normal(random, torch.half, 4, 32), torch.rand(4, 2).half()
+    ids = torch.tensor([[0, 2], [2, 2**31 - 1], [-5, 1], [1, 1]])
+    expected = moe(x, weights, ids, *of.given)
+    memory = torch.zeros(129).half()
+    memory[1:] = x.flatten()
+    for other in (x.T.contiguous().T, memory[1:].view(4, 32)):
+        assert torch.equal(moe(other, weights.double(), ids.int(), *of.given), expected)
+    assert torch.equal(moe(x, weights.T.contiguous().T, ids, *of.given), expected)
+
+
+def test_no_slots(package: Humming) -> None:
+    """No tokens, no experts for them, or none at all; what names no expert adds nothing."""
+    random = np.random.default_rng(7)
+    given = mixture(random, 3, 32, 16).given
+    x, weights, ids = torch.ones(4, 32).half(), torch.ones(4, 2), torch.full((4, 2), -1)
+    assert moe(x[:0], weights[:0], ids[:0], *given).shape == (0, 32)
+    assert not moe(x, weights[:, :0], ids[:, :0], *given).any()
+    assert not package.launches
+    assert not moe(x, weights, ids, *given).any()
+    ids[1, 1] = 2
+    y = moe(x, weights, ids, *given)
+    assert y[1].any() and not y[[0, 2, 3]].any()
+    none = [a[:0] for a in given]
+    assert not moe(x, weights, ids, *none).any()
+
+
+def test_mixtures_in_graphs_and_gradients(package: Humming) -> None:
+    random = np.random.default_rng(8)
+    of = mixture(random, 4, 32, 16)
+    ids = torch.tensor(random.integers(-1, 4, (5, 2)))
+    x = normal(random, torch.bfloat16, 5, 32).requires_grad_()
+    weights = torch.rand(5, 2, requires_grad=True)
+    y = moe(x, weights, ids, *of.given)
+    compiled = torch.compile(moe, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(x, weights, ids, *of.given), y)
+    assert package.repacked == 2
+    c = torch.randn_like(y)
+    found = torch.autograd.grad(y, (x, weights), c)
+    other = ops.nvfp4_moe(x, weights, ids, *of.given)
+    for a, b in zip(found, torch.autograd.grad(other, (x, weights), c), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_layers_of_experts(package: Humming) -> None:
+    of = mixture(np.random.default_rng(9), 4, 32, 16)
+    names = "w13_packed", "w13_scale", "w13_scale_2", "w2_packed", "w2_scale", "w2_scale_2"
+    layer = nvfp4.NVFP4Experts.from_tensors(**dict(zip(names, of.given, strict=True)))
+    given = torch.randn(3, 32).bfloat16(), torch.tensor([[0, 1]] * 3), torch.rand(3, 2)
+    y = layer(*given)
+    layer.backend = "humming"
+    close(layer(*given), y, 4)
+    assert len(package.launches) == 2
+
+
+# -- what is refused ------------------------------------------------------------------------------
+
+
+def test_second_scales_that_differ(package: Humming) -> None:
+    random = np.random.default_rng(10)
+    of = mixture(random, 3, 32, 16)
+    of.second13[2, 1] *= 2
+    given = torch.ones(1, 32).half(), torch.ones(1, 1), torch.zeros(1, 1).long(), *of.given
+    with pytest.raises(KernelError, match=r"expert 2 have different second scales in w13_scale_2"):
+        moe(*given)
+    with pytest.raises(KernelError, match=r"w_scale_2 has a scale for each row; expected one"):
+        linear(torch.ones(1, 32).half(), matrix(random, 16, 32), torch.ones(16))
+
+
+def test_arrays_that_do_not_fit(package: Humming) -> None:
+    random = np.random.default_rng(11)
+    w, of = matrix(random, 16, 32), mixture(random, 3, 32, 16)
+    with pytest.raises(KernelError, match=r"x is of float32; expected bfloat16 or float16\. Cast"):
+        linear(torch.ones(1, 32), w)
+    given = torch.ones(1, 32), torch.ones(1, 1), torch.zeros(1, 1).long(), *of.given
+    with pytest.raises(KernelError, match=r"^\[nvfp4_moe\] .* hidden_states is of float32"):
+        moe(*given)
+    with pytest.raises(KernelError, match=r"the matrix has 12 rows; expected a multiple of 8"):
+        linear(torch.ones(1, 32).half(), matrix(random, 12, 32))
+    with pytest.raises(KernelError, match=r"x is an array of numpy; expected torch's tensors"):
+        linear(np.ones((1, 32), np.float16), w)
+    with pytest.raises(KernelError, match="whose dim 1 is 16, but K // 2 is 8"):
+        linear(torch.ones(1, 16).half(), w)
+    with pytest.raises(KernelError, match="expected None or one of 'packed', 'dequantize', 'refer"):
+        ops.mxfp4_linear(torch.ones(1, 32), w.packed, w.scale, backend="humming")
+    with pytest.raises(KernelError, match=r"\[mxfp4_moe\] backend='humming'; expected None or one"):
+        ops.mxfp4_moe(*given[:3], *[given[n] for n in (3, 4, 6, 7)], backend="humming")
+
+
+def test_other_devices_and_no_package(monkeypatch: pytest.MonkeyPatch, package: Humming) -> None:
+    random = np.random.default_rng(12)
+    w, x = matrix(random, 48, 32), torch.ones(1, 32).half()
+    given = x, torch.ones(1, 1), torch.zeros(1, 1).long(), *mixture(random, 3, 32, 16).given
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "humming", None)
+        patch.setitem(sys.modules, "humming.transform", None)
+        for call in (lambda: linear(x, w), lambda: moe(*given)):
+            with pytest.raises(KernelError, match=r"pip install 'ferrule\[humming\]', or leave"):
+                call()
+    with monkeypatch.context() as patch:
+        patch.setattr(humming, "_capability", lambda device: (8, 0))
+        for call in (lambda: linear(x, w), lambda: moe(*given)):
+            with pytest.raises(KernelError, match=r"the compute capability 8\.0; expected 9\.0"):
+                call()
+    monkeypatch.undo()
+    with pytest.raises(KernelError, match="x is on a processor; expected torch's tensors on an NV"):
+        linear(x, w)
+    assert not package.repacked and not package.launches
+
+
+def test_the_ops_are_checked_by_torch(package: Humming) -> None:
+    random = np.random.default_rng(13)
+    w = matrix(random, 56, 32)
+    x = normal(random, torch.bfloat16, 3, 32).requires_grad_()
+    op = linear_op("nvfp4", False, False, "humming", False)
+    torch.library.opcheck(op.torch_op, (x, w.packed, w.scale.view(torch.uint8), torch.ones(1)))
