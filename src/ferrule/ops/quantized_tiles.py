@@ -290,7 +290,7 @@ def _rounds(rows: int) -> str:
 # that M * N * K / 390e3. Measured on an H100.
 PERSISTENT = Persistent(
     (128,),
-    when=f"{_ROWS_OF_X} > 64 and ({_rounds(256)} * 168 < {_rounds(128)} * 100"
-    f" if {_ROWS_OF_X} <= 512 else"
-    f" {_ROWS_OF_X} <= 1024 and {_rounds(256)} * 4719000 < N * ({_ROWS_OF_X} + 339))",
+    when=f"{_ROWS_OF_X} > 64 and {_ROWS_OF_X} <= 1024 and ("
+    f"{_ROWS_OF_X} <= 512 and {_rounds(256)} * 168 < {_rounds(128)} * 100"
+    f" or {_ROWS_OF_X} > 512 and {_rounds(256)} * 4719000 < N * ({_ROWS_OF_X} + 339))",
 )
