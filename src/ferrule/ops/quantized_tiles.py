@@ -288,9 +288,10 @@ def _rounds(rows: int) -> str:
 # For one matrix, where that is faster: a round of tiles of 256 rows of w takes 1.68 times as long
 # as one of `WIDE` of 128, and K * 12.1 ns, where dequantizing for cuBLAS takes N * K / 1150 ns, and
 # that M * N * K / 390e3. Measured on an H100.
+_FEWER_ROUNDS = f"{_rounds(256)} * 168 < {_rounds(128)} * 100"
+_SOONER = f"{_rounds(256)} * 4719000 < N * ({_ROWS_OF_X} + 339)"
 PERSISTENT = Persistent(
     (128,),
-    when=f"{_ROWS_OF_X} > 64 and {_ROWS_OF_X} <= 1024 and ("
-    f"{_ROWS_OF_X} <= 512 and {_rounds(256)} * 168 < {_rounds(128)} * 100"
-    f" or {_ROWS_OF_X} > 512 and {_rounds(256)} * 4719000 < N * ({_ROWS_OF_X} + 339))",
+    when=f"{_ROWS_OF_X} > 64 and {_ROWS_OF_X} <= 512 and {_FEWER_ROUNDS}"
+    f" or {_ROWS_OF_X} > 512 and {_ROWS_OF_X} <= 1024 and {_SOONER}",
 )
