@@ -152,14 +152,17 @@ def explain(error: Exception, function: str, given: Mapping[str, Any]) -> None:
     """Say why a call failed in the words of its function, if that is for its arguments.
 
     Raises:
-        KernelError, KernelTypeError: an argument does not fit, as `check` says; or ``error`` with
-            the name of this function, where it has that of `nvfp4_moe`, which does the work.
+        KernelError, KernelTypeError: an argument does not fit, as `check` says. What the function
+            said itself, of a backend or an activation, stays; what `nvfp4_moe` said which does the
+            work of ``function`` is raised with this one's name.
     """
+    said = str(error)
+    if said.startswith(f"[{function}]"):
+        return
+    if said.startswith("[nvfp4_moe]") and isinstance(error, ferrule.FerruleError):
+        raise type(error)(said.replace("[nvfp4_moe]", f"[{function}]", 1)) from None
     if (fault := _fault(function, given)) is not None:
         raise fault from None
-    said = str(error).replace("[nvfp4_moe]", f"[{function}]", 1)
-    if isinstance(error, ferrule.FerruleError) and said != str(error):
-        raise type(error)(said) from None
 
 
 def check(function: str, given: Mapping[str, Any]) -> None:
