@@ -17,11 +17,12 @@ import pytest
 import ferrule
 import precompiled
 from ferrule.ops import quantized_cuda
+from ferrule.ops import quantized_persistent_cuda as persistent
 from ferrule.ops.quantized_cuda import Names
 from ferrule.ops.quantized_cuda_texts import DENSE, FEW
 from ferrule.ops.quantized_decode_cuda import AHEAD, MODES, TABLES
 from ferrule.ops.quantized_machine_cuda import MACHINE
-from ferrule.ops.quantized_tiles import TILES, TILES_OF_EXPERTS, Tile
+from ferrule.ops.quantized_tiles import TILES, TILES_OF_EXPERTS, Persistent, Tile
 from ferrule.tools import toolchain
 
 ml_dtypes = pytest.importorskip("ml_dtypes")
@@ -29,6 +30,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="fibers are thos
 
 MLX = quantized_cuda.named(False)
 HEADER = Path(__file__).parent.parent / "native" / "products.h"
+WARP_GROUPS = HEADER.with_name("warp_groups.h")
 MAIN = """
 extern "C" void run(const T* x, const uint32_t* w, const void* scales, const void* biases,
                     const float* factor, const T* added, T* y, int64_t N, int64_t K, int count,
@@ -41,6 +43,27 @@ extern "C" void run(const T* x, const uint32_t* w, const void* scales, const voi
     dense(x, w, scales, (BIASES)biases, (WHOLE)factor, bytes[4] / 4, (OFFSET)added, y, N, K, count);
   };
   launch((N + ROWS - 1) / ROWS, split, WARPS * 32, shared_bytes + ROWS * 4);
+}
+"""
+# Of blocks that stay: x in their order comes behind what is added, and there are `split` of them.
+MAIN_OF_PERSISTENT = """
+extern "C" void run(const T* x, const uint32_t* w, const void* scales, const void* biases,
+                    const float* factor, const T* added, T* y, int64_t N, int64_t K, int count,
+                    int64_t* bytes, int split, int shared_bytes) {
+  std::vector<uint4> room((count + 7) / 8 * (padded(K) / BLOCK) * BLOCK * 8 * 2 / 16);
+  T* const in_order = (T*)room.data();
+  const void* const begins[] = {x, w, scales, biases, factor, added};
+  arrays.clear();
+  for (int i = 0; i < 6; ++i)
+    arrays.push_back({(const char*)begins[i], (const char*)begins[i] + bytes[i]});
+  arrays.push_back({(const char*)in_order, (const char*)(room.data() + room.size())});
+  kernel = [=] { ordered(x, in_order, K, count); };
+  launch((count * (padded(K) / 8) + 255) / 256, 1, 256, 1024);
+  kernel = [=] {
+    persistent(in_order, w, scales, (BIASES)biases, (WHOLE)factor, bytes[4] / 4, (OFFSET)added, y,
+               N, K, count);
+  };
+  launch(split, 1, THREADS, shared_bytes);
 }
 """
 FORMATS = [
@@ -65,21 +88,31 @@ def folders(tmp_path: Path, precompiled_headers: Path) -> tuple[Path, Path]:
 
 
 def compiled(
-    form: tuple[str, int, int], tile: Tile, bf16: bool, names: Names, folder: Path, headers: Path
+    form: tuple[str, int, int],
+    tile: Tile | Persistent,
+    bf16: bool,
+    names: Names,
+    folder: Path,
+    headers: Path,
 ) -> Any:
     """The kernel of a tile, as it is launched."""
     mode, bits, group = form
     constants = {"MODE": MODES[mode], "BITS": bits, "GROUP": group, **tile.template}
     given = "".join(f"constexpr int {name} = {value};\n" for name, value in constants.items())
-    text = quantized_cuda._text(mode, names, TABLES + AHEAD + FEW + DENSE).replace(MACHINE, "")
-    text = text.replace(OF_ROWS, EMULATED)
+    text, main = TABLES + AHEAD + FEW + DENSE, MAIN
+    if isinstance(tile, Persistent):
+        given += f"constexpr int TOK = {tile.tokens};\n"
+        begun = f'#include "{WARP_GROUPS}"\nconstexpr int NEAR = {tile.near};\n'
+        text, main = f"{begun}{persistent.ORDERED}{persistent.DENSE}", MAIN_OF_PERSISTENT
+        text += persistent.products(tile.widths) + persistent.PERSISTENT
+    text = quantized_cuda._text(mode, names, text).replace(MACHINE, "").replace(OF_ROWS, EMULATED)
     source = folder / "kernel.cpp"
     begin = f"constexpr bool BF16 = {str(bf16).lower()};\n#include <cstdint>\n"
     begin += f'#include "{HEADER}"\n'
     library, compiler = folder / "kernel.so", toolchain.find_compiler()
     flags = ["-Og", "-w", "-std=c++20", "-shared", "-fPIC"]
     flags = [f"-I{precompiled.header(headers, compiler, flags, begin)}", *flags]
-    source.write_text(f'#include "begin.h"\n{given}{text}{MAIN}')
+    source.write_text(f'#include "begin.h"\n{given}{text}{main}')
     subprocess.run([*compiler.argv, *flags, str(source), "-o", str(library)], check=True)
     return ctypes.CDLL(str(library)).run
 
@@ -94,8 +127,9 @@ def shifted(array: Any, by: int) -> Any:
 
 
 def check(
-    form: tuple[str, int, int], tile: Tile, dtype: str, sizes: tuple[int, int, int], split: int,
-    by: int, folders: tuple[Path, Path], names: Names = MLX, factors: int = 0, bytes_by: int = 0,
+    form: tuple[str, int, int], tile: Tile | Persistent, dtype: str, sizes: tuple[int, int, int],
+    split: int, by: int, folders: tuple[Path, Path], names: Names = MLX, factors: int = 0,
+    bytes_by: int = 0,
 ) -> None:  # fmt: skip
     mode, bits, group = form
     tile = tile.of(*form)
@@ -186,6 +220,35 @@ def test_factors_of_rows_and_what_is_added(
     count = (factors or n) * (mode == "nvfp4")
     case = form, tile, "bfloat16", (5, n, 1024 + form[2]), 1 + factors, 0
     check(*case, folders, names, count, bytes_by)
+
+
+def persistent_cases() -> list[Any]:
+    """Few blocks with several tiles each; the last of them have few rows of x and of w."""
+    found = []
+    for i, form in enumerate(FORMATS):
+        tile = Persistent(
+            ((8, 16), (16,))[i % 2], each=1 + i % 2, stages=2 + i % 3, x_stages=4, near=2
+        )
+        k = (9 * form[2], 1024 + form[2], 3 * form[2])[i % 3]
+        sizes = 3 * tile.tokens + 5, tile.rows + (1, 130, 7)[i % 3], k
+        found.append((form, tile, list(DTYPES)[i // 2 % 2], sizes, 3 - i % 2, i % 2))
+    return found
+
+
+@pytest.mark.parametrize("case", persistent_cases(), ids=lambda case: "-".join(map(str, case[0])))
+def test_blocks_that_stay(case: Any, folders: tuple[Path, Path]) -> None:
+    check(*case, folders)
+
+
+@pytest.mark.parametrize("mode", ["nvfp4", "mxfp4"])
+def test_blocks_that_stay_and_factors(mode: str, folders: tuple[Path, Path]) -> None:
+    """A factor for each row of nvfp4, none of mxfp4; a bias; the matrix begins at any byte."""
+    tile = Persistent((16,), each=2, x_stages=4, near=2)
+    names = Names(factor="f" * (mode == "nvfp4"), by_row=True, added="bias")
+    form = next(form for form in FORMATS if form[0] == mode)
+    sizes = 19, tile.rows + 13, 160
+    count = sizes[1] * (mode == "nvfp4")
+    check(form, tile, "bfloat16", sizes, 2, 0, folders, names, count, bytes_by=3)
 
 
 @pytest.mark.slow

@@ -203,9 +203,10 @@ def persistent(mode: str, bits: int, group: int, names: Names, tile: Persistent)
 
 def packed(mode: str, bits: int, group: int, names: Names) -> list[Any]:
     """The units that read the packed weights, the fastest first: on GPUs of compute capability 9.0
-    up to 1024 rows of x, on others up to 64."""
+    up to 512 rows of x, or of E2M1 up to 1024, on others up to 64."""
+    measured = mode in ("nvfp4", "mxfp4")
     return [
-        persistent(mode, bits, group, names, PERSISTENT),
+        *([persistent(mode, bits, group, names, PERSISTENT)] if measured else []),
         *wide(mode, bits, group, names),
         *few(mode, bits, group, names),
     ]
